@@ -1,0 +1,148 @@
+// The contract of a backend: the operations from which engine/decoder.cc builds a forward pass.
+//
+// One Backend serves one process. Every call is made from the engine thread; a backend may use
+// threads inside a call, never after it returns (the CPU) or orders work on its own stream (CUDA).
+// Tensors are views; Buffers own. Memory comes from the backend, because only it knows the device.
+//
+// Batch invariance. A row of a result depends on that row's inputs alone: not on how many other
+// rows are in the call, nor on the number of threads, nor on how a prompt was cut into chunks. So
+// a request yields the same tokens alone and among others. Each operation fixes its order of
+// summation (said in its own header, X.h) and keeps it for every row count.
+//
+// Shapes: m tokens in the batch, H query heads, Hkv KV heads, d head dimension.
+#ifndef WINNOW_KERNELS_BACKEND_H_
+#define WINNOW_KERNELS_BACKEND_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/dtype.h"
+#include "kernels/kv_layout.h"
+
+namespace winnow::kernels {
+
+// A row-major matrix that somebody else owns. `stride` is the distance of rows in elements.
+struct Tensor {
+  void* data = nullptr;
+  DType dtype = DType::kF32;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  int64_t stride = 0;
+
+  float* f32(int64_t row = 0) const { return static_cast<float*>(data) + row * stride; }
+  Tensor RowRange(int64_t first, int64_t count) const {
+    return {static_cast<std::byte*>(data) + first * stride * DTypeBytes(dtype), dtype, count, cols, stride};
+  }
+  Tensor ColRange(int64_t first, int64_t count) const {
+    return {static_cast<std::byte*>(data) + first * DTypeBytes(dtype), dtype, rows, count, stride};
+  }
+};
+
+// Owns device memory; move-only.
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(void* data, size_t size_bytes, std::function<void(void*)> release)
+      : data_(data, std::move(release)), size_bytes_(size_bytes) {}
+  void* data() const { return data_.get(); }
+  size_t size_bytes() const { return size_bytes_; }
+
+ private:
+  std::unique_ptr<void, std::function<void(void*)>> data_{nullptr, [](void*) {}};
+  size_t size_bytes_ = 0;
+};
+
+// A weight matrix W [out_features][in_features] in the backend's own order.
+class PackedMatrix {
+ public:
+  virtual ~PackedMatrix() = default;
+  virtual int64_t out_features() const = 0;
+  virtual int64_t in_features() const = 0;
+  virtual size_t size_bytes() const = 0;  // what one product reads of it
+};
+
+// The weights as they lie in the file (host memory, row-major), to be packed or looked up.
+struct HostMatrix {
+  const void* data = nullptr;
+  DType dtype = DType::kF32;
+  int64_t rows = 0;
+  int64_t cols = 0;
+};
+
+// What a matrix product does after the sum: y = x Wᵀ (+ bias) (+ y).
+struct MatmulEpilogue {
+  const float* bias = nullptr;  // [out_features], device memory; null for none
+  bool accumulate = false;      // add to what y holds (the residual)
+};
+
+// One sequence's share of an attention call: `num_tokens` queries at positions position,
+// position+1, ...; query i attends to keys 0..position+i, which lie in block_table's blocks.
+struct AttentionChunk {
+  int32_t first_row = 0;   // row of the first query in q and out
+  int32_t num_tokens = 0;
+  int32_t position = 0;
+  std::span<const int32_t> block_table;  // logical block -> block of the layer's pool
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  virtual std::string name() const = 0;  // "cpu (avx512_bf16, 2 threads)"
+
+  // Zeroed memory, aligned to 64 bytes at least; null data() if it cannot be had.
+  virtual Buffer Allocate(size_t size_bytes) = 0;
+  virtual void CopyToHost(const void* device, void* host, size_t size_bytes) = 0;
+  virtual void CopyToDevice(const void* host, void* device, size_t size_bytes) = 0;
+
+  // Stacks `parts` (equal cols) along the rows and packs them for Matmul. `compute` is kF32 (weights
+  // widened, exact) or kBF16 (activations rounded to bf16, f32 sums) or kF16 (f16 weights, f32
+  // activations). The sources may be unmapped afterwards.
+  virtual std::unique_ptr<PackedMatrix> Pack(std::span<const HostMatrix> parts, DType compute) = 0;
+
+  // y[m][out] = x[m][in] Wᵀ, then the epilogue.
+  virtual void Matmul(const Tensor& x, const PackedMatrix& w, const Tensor& y, const MatmulEpilogue& epilogue) = 0;
+
+  // out[i] = table[ids[i]] widened to f32. REQUIRES: 0 <= ids[i] < table.rows.
+  virtual void EmbedRows(const HostMatrix& table, std::span<const int32_t> ids, const Tensor& out) = 0;
+
+  // out[i] = x[i] / sqrt(mean(x[i]^2) + eps) * weight. out may be x.
+  virtual void RmsNorm(const Tensor& x, const float* weight, float eps, const Tensor& out) = 0;
+
+  // The same per head, in place: x [m][heads*d], weight [d] (Qwen3's QK norm).
+  virtual void RmsNormHeads(const Tensor& x, int32_t head_dim, const float* weight, float eps) = 0;
+
+  // cos_sin[i] = (cos(positions[i]*inv_freq[j]) ..., sin(...) ...) * scale, j < d/2: rows of d values.
+  // The angle is rounded to f32 before cos and sin, as the reference implementation does.
+  virtual void RopeTable(std::span<const int32_t> positions, std::span<const float> inv_freq, float scale,
+                         const Tensor& cos_sin) = 0;
+
+  // Rotates each head of x [m][heads*d] in place, halves convention: (x[j], x[j+d/2]) is a pair.
+  virtual void Rope(const Tensor& x, int32_t head_dim, const Tensor& cos_sin) = 0;
+
+  // Writes row i of k and v [m][Hkv*d] into the chunks' blocks at their positions, rounded to
+  // layout.dtype. `pool` is the layer's pool.
+  virtual void WriteKv(const Tensor& k, const Tensor& v, std::span<const AttentionChunk> chunks, void* pool,
+                       const KvLayout& layout) = 0;
+
+  // Exact causal attention: out[m][H*d] = softmax(scale * q Kᵀ) V per head, over the chunks' blocks,
+  // whose rows of this step have been written. Query head h reads KV head h / (H/Hkv).
+  virtual void Attend(const Tensor& q, std::span<const AttentionChunk> chunks, const void* pool,
+                      const KvLayout& layout, float scale, const Tensor& out) = 0;
+
+  // out[m][n] = silu(gate) * up, where gate_up [m][2n] holds gate, then up.
+  virtual void SiluMul(const Tensor& gate_up, const Tensor& out) = 0;
+};
+
+// The best CPU backend for this processor. `isa`: "auto", "avx512", "avx2", "scalar"; null if the
+// processor lacks what was asked for. `num_threads` 0: as many as the processors this process may use.
+std::unique_ptr<Backend> MakeCpuBackend(const std::string& isa, int num_threads);
+
+}  // namespace winnow::kernels
+
+#endif  // WINNOW_KERNELS_BACKEND_H_

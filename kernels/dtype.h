@@ -1,0 +1,49 @@
+// Element types of weights, activations and KV, and the scalar conversions between them.
+#ifndef WINNOW_KERNELS_DTYPE_H_
+#define WINNOW_KERNELS_DTYPE_H_
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+namespace winnow::kernels {
+
+enum class DType : uint8_t { kF32, kF16, kBF16 };
+
+constexpr size_t DTypeBytes(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
+constexpr const char* DTypeName(DType dtype) {
+  return dtype == DType::kF32 ? "float32" : dtype == DType::kF16 ? "float16" : "bfloat16";
+}
+
+// A bfloat16 is the upper half of a float32.
+struct BF16 {
+  uint16_t bits;
+};
+struct F16 {
+  uint16_t bits;
+};
+
+inline float ToFloat(BF16 x) { return std::bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
+
+// Round to nearest even; NaN stays a (quiet) NaN.
+inline BF16 ToBF16(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return {static_cast<uint16_t>((bits >> 16) | 0x40)};
+  return {static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16)};
+}
+
+inline float ToFloat(F16 x) {
+  const uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000u) << 16;
+  const uint32_t exponent = (x.bits >> 10) & 0x1f;
+  const uint32_t mantissa = x.bits & 0x3ffu;
+  if (exponent == 31) return std::bit_cast<float>(sign | 0x7f800000u | (mantissa << 13));
+  if (exponent == 0) {  // zero or subnormal: mantissa * 2^-24, exact in float32
+    const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;
+    return sign ? -magnitude : magnitude;
+  }
+  return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (mantissa << 13));
+}
+
+}  // namespace winnow::kernels
+
+#endif  // WINNOW_KERNELS_DTYPE_H_
