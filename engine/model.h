@@ -17,30 +17,43 @@ namespace winnow::engine {
 struct SequenceChunk {
   std::span<const int32_t> tokens;       // at least one
   int32_t position = 0;                  // of tokens[0]
-  std::span<const int32_t> block_table;  // logical block -> block of the KV pool; covers every position up to the last token's
-  int32_t num_logits = 0;                // rows of logits wanted, for the last num_logits tokens: 0 inside a prompt, 1 to sample
+  std::span<const int32_t> block_table;  // logical block -> block of the KV pool; covers every
+                                         // position up to the last token's
+  int32_t num_logits =
+      0;  // rows of logits wanted, for the last num_logits tokens: 0 inside a prompt, 1 to sample
   const AttentionPolicy* policy = nullptr;  // never null
 };
 
 struct Batch {
   std::vector<SequenceChunk> chunks;
-  int64_t num_tokens() const;
-  int64_t num_logits() const;
+
+  int64_t num_tokens() const {
+    int64_t sum = 0;
+    for (const SequenceChunk& chunk : chunks) sum += static_cast<int64_t>(chunk.tokens.size());
+    return sum;
+  }
+  int64_t num_logits() const {
+    int64_t sum = 0;
+    for (const SequenceChunk& chunk : chunks) sum += chunk.num_logits;
+    return sum;
+  }
 };
 
 class Model {
  public:
   virtual ~Model() = default;
 
-  virtual int32_t vocab_size() const = 0;    // width of a logits row
-  virtual int32_t max_context() const = 0;   // tokens a sequence may hold
-  virtual int32_t block_tokens() const = 0;  // tokens of a KV block
-  virtual int32_t num_blocks() const = 0;    // KV blocks in the pool, shared by all sequences
-  virtual int32_t max_batch_tokens() const = 0;  // tokens of one Forward, fixed at start
-  virtual int32_t max_batch_logits() const = 0;  // logits rows of one Forward, fixed at start
+  virtual int32_t vocab_size() const = 0;         // width of a logits row
+  virtual int32_t max_context() const = 0;        // tokens a sequence may hold
+  virtual int32_t block_tokens() const = 0;       // tokens of a KV block
+  virtual int32_t num_blocks() const = 0;         // KV blocks in the pool, shared by all sequences
+  virtual int32_t max_batch_tokens() const = 0;   // tokens of one Forward, fixed at start
+  virtual int32_t max_batch_logits() const = 0;   // logits rows of one Forward, fixed at start
+  virtual int64_t kv_rows_per_token() const = 0;  // layers x KV heads
+  virtual int64_t kv_row_bytes() const = 0;       // K and V of one token for one layer and KV head
 
-  // Writes the KV of the batch's tokens into their blocks and logits [batch.num_logits()][vocab_size]
-  // (float32, host memory, chunk after chunk). Engine thread only.
+  // Writes the KV of the batch's tokens into their blocks and logits
+  // [batch.num_logits()][vocab_size] (float32, host memory, chunk after chunk). Engine thread only.
   // Returns Internal when the device failed: nothing of the batch can be trusted then.
   virtual absl::Status Forward(const Batch& batch, std::span<float> logits) = 0;
 };

@@ -1,0 +1,65 @@
+// What the engine tells about itself: a snapshot to pull and a sink of observations to be pushed
+// to. The engine knows no metrics library; server/metrics maps both to its series.
+#ifndef WINNOW_ENGINE_ENGINE_STATS_H_
+#define WINNOW_ENGINE_ENGINE_STATS_H_
+
+#include <array>
+#include <cstdint>
+
+#include "engine/clock.h"
+#include "engine/request.h"
+
+namespace winnow::engine {
+
+inline constexpr int kNumFinishReasons = static_cast<int>(FinishReason::kError) + 1;
+
+// State at the end of a Step, and totals since the start. Taken as a whole: the numbers of one
+// snapshot belong to the same moment.
+struct EngineStats {
+  // Now.
+  int32_t running = 0;  // sequences that hold KV blocks or were promised them, paused ones included
+  int32_t paused = 0;   // sequences whose reader is slow: not planned
+  int32_t waiting = 0;  // requests accepted that do not run, preempted ones included
+  int32_t preempted = 0;       // of the waiting: ran before and lost their blocks
+  int64_t waiting_tokens = 0;  // prompt tokens of the waiting
+  int32_t blocks_used = 0;     // KV blocks
+  int32_t blocks_total = 0;
+  bool draining = false;
+  bool failed = false;    // the model failed: nothing is accepted any more, the process should go
+  TimePoint heartbeat{};  // when the engine thread last began a Step; an idle engine beats too
+
+  // Totals.
+  uint64_t steps = 0;
+  uint64_t accepted = 0;                                  // requests
+  uint64_t rejected = 0;                                  // requests that Submit refused
+  std::array<uint64_t, kNumFinishReasons> finished = {};  // requests, by FinishReason
+  uint64_t prompt_tokens = 0;                             // of accepted requests
+  uint64_t computed_tokens =
+      0;  // that went through Forward: prompts, decoding, and again after preemption
+  uint64_t generated_tokens = 0;
+  uint64_t preemptions = 0;
+  uint64_t kv_read_bytes_fast = 0;  // as in Usage
+  uint64_t kv_dense_bytes = 0;
+  uint64_t selected_rows = 0;
+};
+
+// One Step that ran the model.
+struct StepObservation {
+  int32_t sequences = 0;
+  int32_t tokens = 0;   // computed
+  Duration duration{};  // of the whole Step
+};
+
+// Called on the engine thread, inside Step: return quickly, never call the engine back.
+class EngineObserver {
+ public:
+  virtual ~EngineObserver() = default;
+  virtual void OnFirstToken(const Request& request, Duration since_arrival) {}
+  virtual void OnNextToken(const Request& request, Duration since_previous_token) {}
+  virtual void OnFinished(const Request& request, FinishReason reason, const Usage& usage) {}
+  virtual void OnStep(const StepObservation& step) {}
+};
+
+}  // namespace winnow::engine
+
+#endif  // WINNOW_ENGINE_ENGINE_STATS_H_
