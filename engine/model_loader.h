@@ -1,0 +1,57 @@
+// Opens a model directory whole: configuration, weights, tokenizer, chat template, backend, decoder.
+// `serve`, `eval` and `bench` all start here, so that they agree on what a flag means.
+#ifndef WINNOW_ENGINE_MODEL_LOADER_H_
+#define WINNOW_ENGINE_MODEL_LOADER_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "engine/chat_template.h"
+#include "engine/decoder.h"
+#include "engine/model_config.h"
+#include "engine/tokenizer.h"
+#include "engine/weights.h"
+#include "kernels/backend.h"
+
+namespace winnow::engine {
+
+struct ModelOptions {
+  std::string dtype = "auto";     // of matrix products: "auto" (as config.json says), "bf16", "f16", "f32" (exact)
+  std::string kv_dtype = "auto";  // "auto" (f32 if matrix products are, else bf16), "bf16", "f32"
+  std::string isa = "auto";       // "auto", "avx512", "avx2", "scalar"
+  int num_threads = 0;            // 0: as many as the processors this process may use
+  int64_t kv_bytes = 0;           // 0: enough for one sequence of max_context tokens
+  int32_t block_tokens = 64;
+  int32_t max_batch_tokens = 512;
+  int32_t max_batch_logits = 64;
+  int32_t max_context = 0;  // 0: the model's max_position_embeddings
+};
+
+// Everything of one model. Members are destroyed last to first, so the decoder goes before the
+// backend that its memory comes from and before the files that its embedding is looked up in.
+struct LoadedModel {
+  std::string model_dir;
+  ModelConfig config;
+  Weights weights;
+  std::unique_ptr<Tokenizer> tokenizer;
+  ChatTemplate chat_template;
+  std::unique_ptr<kernels::Backend> backend;
+  DecoderOptions decoder_options;  // as they were resolved: no "auto" and no 0 left
+  std::unique_ptr<Decoder> decoder;
+};
+
+// Errors are those of the parts, in the order in which nothing large is allocated before everything
+// small has been checked: InvalidArgument (an option, by its flag's name), NotFound, Unimplemented,
+// ResourceExhausted (with bytes asked for, and what for).
+absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& model_dir, const ModelOptions& options);
+
+// The parts of LoadModel that do not need a directory; `bench --like` uses them for random weights.
+absl::StatusOr<DecoderOptions> ResolveDecoderOptions(const ModelConfig& config, const ModelOptions& options);
+absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeBackend(const ModelOptions& options);
+
+}  // namespace winnow::engine
+
+#endif  // WINNOW_ENGINE_MODEL_LOADER_H_
