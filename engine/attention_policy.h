@@ -1,12 +1,13 @@
-// How mid tokens are chosen and what is done about the rest (DESIGN: "Policy"). The same text in the
-// API, on the command line and in results:
+// How mid tokens are chosen and what is done about the rest (DESIGN: "Policy"). The same text in
+// the API, on the command line and in results:
 //
 //   policy  := name [":" option {"," option}]
 //   name    := dense | window | oracle | quest | lsh | hata | spotlight | hashattention
 //   option  := "k=" (count | share "%") | "p=" number | "completion=" ("on"|"off") | "sink=" count
 //            | "window=" count | "dense_layers=" count
 //
-// This version runs `dense`. The other names parse, so that they are refused by name and not as typos.
+// This version runs `dense`. The other names parse, so that they are refused by name and not as
+// typos.
 #ifndef WINNOW_ENGINE_ATTENTION_POLICY_H_
 #define WINNOW_ENGINE_ATTENTION_POLICY_H_
 

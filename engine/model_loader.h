@@ -1,5 +1,5 @@
-// Opens a model directory whole: configuration, weights, tokenizer, chat template, backend, decoder.
-// `serve`, `eval` and `bench` all start here, so that they agree on what a flag means.
+// Opens a model directory whole: configuration, weights, tokenizer, chat template, backend,
+// decoder. `serve`, `eval` and `bench` all start here, so that they agree on what a flag means.
 #ifndef WINNOW_ENGINE_MODEL_LOADER_H_
 #define WINNOW_ENGINE_MODEL_LOADER_H_
 
@@ -19,7 +19,8 @@
 namespace winnow::engine {
 
 struct ModelOptions {
-  std::string dtype = "auto";     // of matrix products: "auto" (as config.json says), "bf16", "f16", "f32" (exact)
+  std::string dtype =
+      "auto";  // of matrix products: "auto" (as config.json says), "bf16", "f16", "f32" (exact)
   std::string kv_dtype = "auto";  // "auto" (f32 if matrix products are, else bf16), "bf16", "f32"
   std::string isa = "auto";       // "auto", "avx512", "avx2", "scalar"
   int num_threads = 0;            // 0: as many as the processors this process may use
@@ -46,10 +47,12 @@ struct LoadedModel {
 // Errors are those of the parts, in the order in which nothing large is allocated before everything
 // small has been checked: InvalidArgument (an option, by its flag's name), NotFound, Unimplemented,
 // ResourceExhausted (with bytes asked for, and what for).
-absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& model_dir, const ModelOptions& options);
+absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& model_dir,
+                                                       const ModelOptions& options);
 
 // The parts of LoadModel that do not need a directory; `bench --like` uses them for random weights.
-absl::StatusOr<DecoderOptions> ResolveDecoderOptions(const ModelConfig& config, const ModelOptions& options);
+absl::StatusOr<DecoderOptions> ResolveDecoderOptions(const ModelConfig& config,
+                                                     const ModelOptions& options);
 absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeBackend(const ModelOptions& options);
 
 }  // namespace winnow::engine
