@@ -1,66 +1,69 @@
 // config.json and generation_config.json of a Hugging Face model directory, checked.
+//
+// Keys are read as transformers 4 and 5 write them (rope_scaling or rope_parameters, torch_dtype or
+// dtype, ...), with its defaults where a key is absent. What winnow does not compute is refused by
+// name: an option is honoured or it is an error.
+//
+// Sliding windows. winnow attends to every earlier token, so a window must be off:
+//   - "sliding_window" is null, or at least max_position_embeddings (it can never bite);
+//   - Qwen: "use_sliding_window" is false (the default), or max_window_layers >= num_hidden_layers;
+//   - "layer_types", if there, says "full_attention" for every layer.
+// An absent "sliding_window" means 4096 for Mistral, as in transformers.
 #ifndef WINNOW_ENGINE_MODEL_CONFIG_H_
 #define WINNOW_ENGINE_MODEL_CONFIG_H_
 
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/rope.h"
 #include "kernels/dtype.h"
 
 namespace winnow::engine {
 
-struct RopeScaling {
-  enum class Kind { kNone, kLinear, kLlama3, kYarn };
-  Kind kind = Kind::kNone;
-  double factor = 1.0;
-  // llama3
-  double low_freq_factor = 1.0, high_freq_factor = 4.0;
-  // llama3 and yarn: length the model was first trained at
-  double original_max_position_embeddings = 0;
-  // yarn
-  double beta_fast = 32, beta_slow = 1;
-  std::optional<double> attention_factor, mscale, mscale_all_dim;
-  bool truncate = true;
-};
-
 struct ModelConfig {
   enum class Family { kLlama, kMistral, kQwen2, kQwen3 };
   Family family = Family::kLlama;
-  std::string architecture;          // "LlamaForCausalLM"
+  std::string architecture;  // "LlamaForCausalLM"
   int32_t hidden_size = 0;
   int32_t intermediate_size = 0;
   int32_t num_layers = 0;
-  int32_t num_heads = 0;             // H
-  int32_t num_kv_heads = 0;          // Hkv, divides H
-  int32_t head_dim = 0;              // d: 64, 80, 96 or 128
+  int32_t num_heads = 0;     // H
+  int32_t num_kv_heads = 0;  // Hkv, divides H
+  int32_t head_dim = 0;      // d: 64, 80, 96 or 128; H*d need not be hidden_size
   int32_t vocab_size = 0;
   int32_t max_position_embeddings = 0;
   float rms_norm_eps = 0;
   double rope_theta = 0;
   RopeScaling rope_scaling;
-  bool qkv_bias = false;             // Qwen2; Llama with attention_bias has o_bias too
+  bool qkv_bias = false;  // Qwen2; Llama and Qwen3 with attention_bias, which have o_bias too
   bool o_bias = false;
   bool mlp_bias = false;
-  bool qk_norm = false;              // Qwen3
+  bool qk_norm = false;  // Qwen3
   bool tie_word_embeddings = false;
-  kernels::DType dtype = kernels::DType::kBF16;  // torch_dtype / dtype
-  std::vector<int32_t> eos_token_ids;            // config.json and generation_config.json
-  std::optional<int32_t> bos_token_id;
+  kernels::DType dtype =
+      kernels::DType::kF32;             // torch_dtype / dtype; a tensor's own type may differ
+  std::vector<int32_t> eos_token_ids;   // of config.json and generation_config.json, ascending
+  std::optional<int32_t> bos_token_id;  // generation_config.json's, else config.json's
 };
 
-// Errors name the file and the key. Unimplemented: an architecture, activation, RoPE kind, sliding
-// window or quantisation that winnow lacks, with the list of what it has. InvalidArgument: values
-// that contradict each other or the limits.
+// Reads DIR/config.json and, if it is there, DIR/generation_config.json.
+// Errors name the file and the key. NotFound: no config.json. Unimplemented: an architecture,
+// activation, RoPE kind, head dimension, sliding window or quantisation that winnow lacks, with the
+// list of what it has. InvalidArgument: not JSON, a missing key, values of a wrong type, that
+// contradict each other or that pass the limits.
 absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& model_dir);
 
-// inv_freq [head_dim/2] and the factor on cos and sin, as transformers computes them (float32).
-struct RopeParameters {
-  std::vector<float> inv_freq;
-  float attention_factor = 1.0f;
-};
+// The same from texts; the names stand for the files in errors. An empty `generation_json` is an
+// absent file.
+absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view config_json,
+                                             std::string_view config_name,
+                                             std::string_view generation_json,
+                                             std::string_view generation_name);
+
 RopeParameters ComputeRope(const ModelConfig& config);
 
 }  // namespace winnow::engine

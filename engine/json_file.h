@@ -1,0 +1,33 @@
+// Small JSON files of a model directory, read with bounds and with errors that name the file.
+//
+// Everything here is a pure function; nothing is kept.
+#ifndef WINNOW_ENGINE_JSON_FILE_H_
+#define WINNOW_ENGINE_JSON_FILE_H_
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "nlohmann/json.hpp"
+
+namespace winnow::engine {
+
+// The whole of a regular file of at most `max_bytes`.
+// NotFound, PermissionDenied: as the system says. InvalidArgument: not a regular file, too large.
+absl::StatusOr<std::string> ReadSmallFile(const std::string& path, size_t max_bytes);
+
+// `text` as a JSON object; `name` stands for it in errors. InvalidArgument: not JSON (with the byte
+// where it breaks), nested deeper than 64, or not an object. Costs at most about 40 bytes of memory
+// per byte of text: callers bound the text.
+absl::StatusOr<nlohmann::json> ParseJsonObject(std::string_view text, std::string_view name);
+
+// Both of the above, with the path as the name.
+absl::StatusOr<nlohmann::json> ReadJsonObject(const std::string& path, size_t max_bytes);
+
+// `value` as it stands in the file, cut short for a message.
+std::string ShortDump(const nlohmann::json& value);
+
+}  // namespace winnow::engine
+
+#endif  // WINNOW_ENGINE_JSON_FILE_H_
