@@ -10,18 +10,32 @@
 #ifndef WINNOW_ENGINE_ENGINE_H_
 #define WINNOW_ENGINE_ENGINE_H_
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <stop_token>
+#include <string>
+#include <utility>
+#include <vector>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "engine/block_pool.h"
 #include "engine/clock.h"
 #include "engine/engine_stats.h"
 #include "engine/model.h"
 #include "engine/output_queue.h"
 #include "engine/request.h"
+#include "engine/request_queue.h"
+#include "engine/sampler.h"
+#include "engine/scheduler.h"
+#include "engine/sequence.h"
+#include "engine/tenant_shares.h"
 #include "engine/tokenizer.h"
 
 namespace winnow::engine {
@@ -84,9 +98,67 @@ class Engine {
   bool Step();
 
  private:
-  class Impl;
-  explicit Engine(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  Engine(const EngineOptions& options, Model& model, const Tokenizer& tokenizer, const Clock& clock,
+         EngineObserver* observer);
+
+  // The parts of Step, in its order.
+  void TakeOver();                 // requests and cancellations out of the queue
+  void EndOverdue(TimePoint now);  // deadlines and slow readers
+  PlanInput View(TimePoint now);
+  void Apply(const StepPlan& plan, TimePoint now);  // sequences change phase; batch_ is filled
+  void Sample(TimePoint now);
+  void Fail(const absl::Status& status);
+  void Emit();
+  void Observe(Duration duration);
+
+  void SampleOne(Sequence& sequence, std::span<float> logits, TimePoint now);
+  void CountDecode(Sequence& sequence);
+  void ChangeWaiting(int32_t requests, const Sequence& sequence);
+  void Publish();
+  void TellQueue();
+  void End(Sequence& sequence, FinishReason reason, std::string error = {},
+           absl::StatusCode code = absl::StatusCode::kOk);
+  void EndAll(FinishReason reason, const std::string& error, absl::StatusCode code);
+  void Shutdown();
+  absl::Status CheckRequest(const Request& request) const;
+
+  const EngineOptions options_;
+  Model& model_;
+  const Tokenizer& tokenizer_;
+  const Clock& clock_;
+  EngineObserver silent_;
+  EngineObserver& observer_;
+
+  // Shared with other threads. The queue's lock is where they meet; the lock of the snapshot is
+  // held for a copy of it.
+  RequestQueue queue_;
+  std::atomic<bool> draining_ = false;
+  std::atomic<Duration::rep> heartbeat_;
+  std::atomic<double> tokens_per_second_ = 0;  // computed; recent
+  mutable absl::Mutex stats_mutex_;
+  EngineStats published_ ABSL_GUARDED_BY(stats_mutex_);
+
+  // Engine thread only.
+  BlockPool pool_;
+  Scheduler scheduler_;
+  Sampler sampler_;
+  TenantShares tenants_;
+  std::vector<std::unique_ptr<Sequence>> sequences_;  // by phase, then order
+  absl::flat_hash_map<RequestId, Sequence*> by_id_;
+  uint64_t next_order_ = 0;
+  bool failed_ = false;
+  EngineStats stats_;
+  int32_t waiting_change_ = 0;  // not yet told to the queue
+  int64_t waiting_tokens_change_ = 0;
+
+  // Scratch of a step; kept, so that steps do not allocate it again.
+  std::vector<Submission> submissions_;
+  std::vector<RequestId> cancellations_;
+  std::vector<SequenceView> views_;
+  Batch batch_;
+  std::vector<Sequence*> batch_sequences_;  // of batch_.chunks
+  std::vector<float> logits_;
+  std::vector<std::pair<std::shared_ptr<OutputQueue>, OutputEvent>> last_events_;
 };
 
 }  // namespace winnow::engine

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 
+#include "absl/status/status.h"
 #include "engine/clock.h"
 #include "engine/request.h"
 
@@ -58,6 +59,8 @@ class EngineObserver {
   virtual void OnNextToken(const Request& request, Duration since_previous_token) {}
   virtual void OnFinished(const Request& request, FinishReason reason, const Usage& usage) {}
   virtual void OnStep(const StepObservation& step) {}
+  // The model failed; the engine serves no more. Once.
+  virtual void OnFailure(const absl::Status& status) {}
 };
 
 }  // namespace winnow::engine

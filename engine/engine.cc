@@ -1,0 +1,451 @@
+#include "engine/engine.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "engine/kv_cache.h"
+#include "engine/status_macros.h"
+#include "kernels/check.h"
+
+namespace winnow::engine {
+namespace {
+
+// An idle engine looks around and beats this often.
+constexpr Duration kIdleWait = std::chrono::milliseconds(100);
+
+absl::Status CheckOption(bool good, const char* name, auto value, const std::string& rule) {
+  if (good) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(name, " is ", value, ": ", rule));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options, Model& model,
+                                                       const Tokenizer& tokenizer,
+                                                       const Clock& clock,
+                                                       EngineObserver* observer) {
+  WINNOW_RETURN_IF_ERROR(CheckOption(
+      options.step_tokens >= 1 && options.step_tokens <= model.max_batch_tokens(), "step_tokens",
+      options.step_tokens,
+      absl::StrCat("must be 1 to ", model.max_batch_tokens(), ", the largest batch of the model")));
+  WINNOW_RETURN_IF_ERROR(CheckOption(
+      options.max_running >= 1 &&
+          options.max_running <= std::min(model.max_batch_logits(), options.step_tokens),
+      "max_running", options.max_running,
+      absl::StrCat("must be 1 to ", std::min(model.max_batch_logits(), options.step_tokens),
+                   ", the smaller of the model's rows of logits and step_tokens")));
+  WINNOW_RETURN_IF_ERROR(CheckOption(options.queue_requests >= 1, "queue_requests",
+                                     options.queue_requests, "must be at least 1"));
+  WINNOW_RETURN_IF_ERROR(CheckOption(options.queue_tokens >= 1, "queue_tokens",
+                                     options.queue_tokens, "must be at least 1"));
+  WINNOW_RETURN_IF_ERROR(CheckOption(options.pause_grace >= Duration::zero(), "pause_grace",
+                                     absl::FormatDuration(absl::FromChrono(options.pause_grace)),
+                                     "must not be negative"));
+  WINNOW_RETURN_IF_ERROR(CheckOption(
+      options.slow_reader_timeout > Duration::zero(), "slow_reader_timeout",
+      absl::FormatDuration(absl::FromChrono(options.slow_reader_timeout)), "must be positive"));
+  return std::unique_ptr<Engine>(new Engine(options, model, tokenizer, clock, observer));
+}
+
+Engine::Engine(const EngineOptions& options, Model& model, const Tokenizer& tokenizer,
+               const Clock& clock, EngineObserver* observer)
+    : options_(options),
+      model_(model),
+      tokenizer_(tokenizer),
+      clock_(clock),
+      observer_(observer != nullptr ? *observer : silent_),
+      queue_(options.queue_requests, options.queue_tokens),
+      heartbeat_(clock.Now().time_since_epoch().count()),
+      pool_(model.num_blocks()),
+      sampler_(model.vocab_size()) {
+  logits_.resize(static_cast<size_t>(options.max_running) * model.vocab_size());
+  batch_.chunks.reserve(options.max_running);
+  batch_sequences_.reserve(options.max_running);
+  Publish();
+}
+
+Engine::~Engine() { Shutdown(); }
+
+// ---- any thread ----
+
+absl::Status Engine::Submit(Request request, std::shared_ptr<OutputQueue> output) {
+  WINNOW_RETURN_IF_ERROR(CheckRequest(request));
+  return queue_.Push({.request = std::move(request), .output = std::move(output)});
+}
+
+absl::Status Engine::CheckRequest(const Request& request) const {
+  const auto prompt = static_cast<int64_t>(request.prompt.size());
+  const int64_t most = request.stopping.max_tokens;
+  if (prompt < 1) return absl::InvalidArgumentError("the prompt holds no tokens");
+  if (most < 1) return absl::InvalidArgumentError(absl::StrCat("max_tokens is ", most));
+  if (prompt + most > model_.max_context()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("can never fit: a prompt of ", prompt, " tokens and max_tokens ", most,
+                     " make ", prompt + most, ", the context holds ", model_.max_context()));
+  }
+  // The KV of the last token is never needed.
+  const int32_t blocks = BlocksFor(prompt + most - 1, model_.block_tokens());
+  if (blocks > model_.num_blocks()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "can never fit: a prompt of ", prompt, " tokens and max_tokens ", most, " need ", blocks,
+        " KV blocks of ", model_.block_tokens(), " tokens, the pool holds ", model_.num_blocks()));
+  }
+  // Ids index the model's tables and the row of logits: never past its width.
+  const auto known = [this](int32_t id) { return id >= 0 && id < model_.vocab_size(); };
+  for (const int32_t id : request.prompt) {
+    if (!known(id)) return absl::InvalidArgumentError(absl::StrCat("prompt: no token ", id));
+  }
+  for (const auto& [id, bias] : request.sampling.logit_bias) {
+    if (!known(id)) return absl::InvalidArgumentError(absl::StrCat("logit_bias: no token ", id));
+  }
+  for (const int32_t id : request.stopping.stop_token_ids) {
+    if (!known(id))
+      return absl::InvalidArgumentError(absl::StrCat("stop_token_ids: no token ", id));
+  }
+  for (const std::string& text : request.stopping.stop_strings) {
+    if (text.empty()) return absl::InvalidArgumentError("stop_strings: an empty string");
+  }
+  return absl::OkStatus();
+}
+
+void Engine::Cancel(RequestId id) { queue_.Cancel(id); }
+
+void Engine::BeginDrain() {
+  draining_ = true;
+  queue_.Close("the server is draining");
+}
+
+void Engine::Wake() { queue_.Wake(); }
+
+Duration Engine::RetryAfter() const {
+  const double pace = tokens_per_second_.load(std::memory_order_relaxed);
+  const auto tokens = static_cast<double>(queue_.counts().waiting_tokens);
+  const double seconds = std::clamp(pace > 0 ? tokens / pace : 1.0, 0.1, 60.0);
+  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
+}
+
+EngineStats Engine::stats() const {
+  // The queue first: who leaves it was published as running before, so nobody is ever missing.
+  const RequestQueue::Counts counts = queue_.counts();
+  EngineStats stats;
+  {
+    absl::MutexLock lock(&stats_mutex_);
+    stats = published_;
+  }
+  stats.waiting = counts.waiting_requests;
+  stats.waiting_tokens = counts.waiting_tokens;
+  stats.accepted = counts.accepted;
+  stats.prompt_tokens = counts.accepted_tokens;
+  stats.rejected = counts.rejected;
+  stats.draining = draining_;
+  stats.heartbeat = TimePoint(Duration(heartbeat_.load(std::memory_order_relaxed)));
+  return stats;
+}
+
+// ---- engine thread ----
+
+void Engine::Run(std::stop_token stop) {
+  const std::stop_callback wake(stop, [this] { queue_.Wake(); });
+  while (!stop.stop_requested()) {
+    if (Step()) continue;
+    if (draining_ && sequences_.empty() && queue_.counts().waiting_requests == 0) break;
+    queue_.Wait(kIdleWait);
+  }
+  Shutdown();
+}
+
+bool Engine::Step() {
+  const TimePoint now = clock_.Now();
+  heartbeat_.store(now.time_since_epoch().count(), std::memory_order_relaxed);
+  TakeOver();
+  EndOverdue(now);
+  Apply(scheduler_.Plan(View(now)), now);
+  const bool computes = !batch_.chunks.empty();
+  if (computes) {
+    const absl::Status status = model_.Forward(batch_, logits_);
+    if (status.ok()) {
+      Sample(clock_.Now());
+    } else {
+      Fail(status);
+    }
+  }
+  Emit();
+  if (computes) Observe(clock_.Now() - now);
+  return computes;
+}
+
+void Engine::TakeOver() {
+  queue_.Drain(&submissions_, &cancellations_);
+  for (Submission& submission : submissions_) {
+    auto sequence =
+        std::make_unique<Sequence>(std::move(submission), tokenizer_, pool_, model_.block_tokens());
+    sequence->order = next_order_++;
+    sequence->tenant = tenants_.Join(sequence->request.tenant);
+    const bool is_new = by_id_.emplace(sequence->request.id, sequence.get()).second;
+    WINNOW_CHECK(is_new);
+    sequences_.push_back(std::move(sequence));
+  }
+  for (const RequestId id : cancellations_) {
+    if (const auto found = by_id_.find(id); found != by_id_.end()) {
+      End(*found->second, FinishReason::kCancelled);
+    }
+  }
+  submissions_.clear();
+  cancellations_.clear();
+  if (failed_) EndAll(FinishReason::kError, "the model failed", absl::StatusCode::kUnavailable);
+}
+
+void Engine::EndOverdue(TimePoint now) {
+  for (const std::unique_ptr<Sequence>& sequence : sequences_) {
+    if (sequence->ended) continue;
+    if (sequence->request.deadline.has_value() && *sequence->request.deadline <= now) {
+      End(*sequence, FinishReason::kDeadline);
+    } else if (sequence->output->HasRoom()) {
+      sequence->paused_since.reset();
+    } else if (!sequence->paused_since.has_value()) {
+      sequence->paused_since = now;
+    } else if (now - *sequence->paused_since >= options_.slow_reader_timeout) {
+      End(*sequence, FinishReason::kCancelled,
+          absl::StrCat("the output was not read for ",
+                       absl::FormatDuration(absl::FromChrono(options_.slow_reader_timeout))),
+          absl::StatusCode::kCancelled);
+    }
+  }
+  std::erase_if(sequences_, [](const auto& sequence) { return sequence->ended; });
+}
+
+PlanInput Engine::View(TimePoint now) {
+  views_.clear();
+  for (const std::unique_ptr<Sequence>& sequence : sequences_) {
+    const std::optional<TimePoint>& paused = sequence->paused_since;
+    views_.push_back({.phase = sequence->phase,
+                      .known_tokens = sequence->num_known_tokens(),
+                      .computed_tokens = sequence->cache.num_tokens(),
+                      .blocks = sequence->cache.num_blocks(),
+                      .tenant = sequence->tenant,
+                      .paused = paused.has_value(),
+                      .yields = paused.has_value() && now - *paused >= options_.pause_grace});
+  }
+  return {.step_tokens = options_.step_tokens,
+          .max_running = options_.max_running,
+          .block_tokens = model_.block_tokens(),
+          .num_blocks = pool_.num_blocks(),
+          .free_blocks = pool_.num_free(),
+          .sequences = views_,
+          .served = tenants_.served()};
+}
+
+void Engine::Apply(const StepPlan& plan, TimePoint now) {
+  for (const int32_t index : plan.preempt) {
+    Sequence& sequence = *sequences_[index];
+    sequence.cache.Release();
+    sequence.phase = Phase::kPreempted;
+    ++sequence.usage.preemptions;
+    ++stats_.preemptions;
+    ChangeWaiting(+1, sequence);
+  }
+  for (const int32_t index : plan.admit) {
+    Sequence& sequence = *sequences_[index];
+    if (!sequence.first_planned.has_value()) {
+      sequence.first_planned = now;
+      sequence.order = next_order_++;
+      tenants_.SetLevel(sequence.tenant);
+      tenants_.Charge(sequence.tenant, sequence.num_known_tokens());
+    }
+    sequence.phase = Phase::kRunning;
+    ChangeWaiting(-1, sequence);
+  }
+  batch_.chunks.clear();
+  batch_sequences_.clear();
+  for (const PlannedChunk& chunk : plan.chunks) {
+    Sequence& sequence = *sequences_[chunk.sequence];
+    sequence.cache.Grow(chunk.new_blocks);
+    const int32_t position = sequence.cache.num_tokens();
+    const bool to_end = position + chunk.tokens == sequence.num_known_tokens();
+    batch_.chunks.push_back({.tokens = std::span(sequence.tokens).subspan(position, chunk.tokens),
+                             .position = position,
+                             .block_table = sequence.cache.block_table(),
+                             .num_logits = to_end ? 1 : 0,
+                             .policy = &sequence.request.policy});
+    batch_sequences_.push_back(&sequence);
+  }
+  if (!plan.preempt.empty() || !plan.admit.empty()) {
+    std::sort(sequences_.begin(), sequences_.end(), [](const auto& a, const auto& b) {
+      return a->phase != b->phase ? a->phase < b->phase : a->order < b->order;
+    });
+  }
+}
+
+void Engine::Sample(TimePoint now) {
+  const auto width = static_cast<size_t>(model_.vocab_size());
+  size_t row = 0;
+  for (size_t i = 0; i < batch_.chunks.size(); ++i) {
+    const SequenceChunk& chunk = batch_.chunks[i];
+    Sequence& sequence = *batch_sequences_[i];
+    sequence.cache.Append(static_cast<int32_t>(chunk.tokens.size()));
+    stats_.computed_tokens += chunk.tokens.size();
+    if (chunk.num_logits == 0) continue;
+    SampleOne(sequence, std::span(logits_).subspan(row * width, width), now);
+    ++row;
+  }
+}
+
+void Engine::SampleOne(Sequence& sequence, std::span<float> logits, TimePoint now) {
+  const Request& request = sequence.request;
+  const int32_t index = sequence.answer.num_tokens();
+  const bool may_stop = index >= request.stopping.min_tokens;
+  absl::StatusOr<OutputToken> token = sampler_.Sample(
+      {.options = &request.sampling,
+       .history = &sequence.history,
+       .masked_tokens = may_stop ? std::span<const int32_t>() : request.stopping.stop_token_ids,
+       .index = static_cast<uint64_t>(index),
+       .top_logprobs = request.top_logprobs},
+      logits);
+  if (!token.ok()) {
+    End(sequence, FinishReason::kError, std::string(token.status().message()),
+        absl::StatusCode::kInternal);
+    return;
+  }
+  if (index == 0) {
+    sequence.usage.time_to_first_token = now - request.arrival;
+    observer_.OnFirstToken(request, sequence.usage.time_to_first_token);
+  } else {
+    observer_.OnNextToken(request, now - *sequence.last_token);
+    CountDecode(sequence);
+  }
+  sequence.last_token = now;
+  sequence.tokens.push_back(token->token);
+  sequence.history.AddGenerated(token->token);
+  tenants_.Charge(sequence.tenant, 1);
+  ++stats_.generated_tokens;
+  if (const FinishReason reason = sequence.answer.Add(*std::move(token));
+      reason != FinishReason::kNone) {
+    End(sequence, reason);
+  }
+}
+
+void Engine::CountDecode(Sequence& sequence) {
+  // Dense attention of the step's one token reads every row up to its own.
+  const uint64_t rows =
+      static_cast<uint64_t>(sequence.num_known_tokens()) * model_.kv_rows_per_token();
+  const uint64_t bytes = rows * model_.kv_row_bytes();
+  sequence.usage.selected_rows += rows;
+  sequence.usage.kv_read_bytes_fast += bytes;
+  sequence.usage.kv_dense_bytes += bytes;
+  stats_.selected_rows += rows;
+  stats_.kv_read_bytes_fast += bytes;
+  stats_.kv_dense_bytes += bytes;
+}
+
+void Engine::Fail(const absl::Status& status) {
+  // Nothing of the batch can be trusted, nor can the device: it would fail those that wait, too.
+  failed_ = true;
+  stats_.failed = true;
+  queue_.Close("the model failed");
+  EndAll(FinishReason::kError, "the model failed", absl::StatusCode::kUnavailable);
+  observer_.OnFailure(status);
+}
+
+void Engine::End(Sequence& sequence, FinishReason reason, std::string error,
+                 absl::StatusCode code) {
+  if (sequence.ended) return;
+  sequence.ended = true;
+  sequence.cache.Release();
+  tenants_.Leave(sequence.tenant);
+  by_id_.erase(sequence.request.id);
+  if (sequence.phase != Phase::kRunning) ChangeWaiting(-1, sequence);
+
+  const TimePoint now = clock_.Now();
+  sequence.answer.Cut();
+  Usage& usage = sequence.usage;
+  usage.generated_tokens = sequence.answer.num_tokens();
+  usage.queue_time = sequence.first_planned.value_or(now) - sequence.request.arrival;
+  usage.total_time = now - sequence.request.arrival;
+  OutputEvent event;
+  sequence.answer.TakeInto(&event);
+  event.finish = reason;
+  event.error = std::move(error);
+  event.error_code = code;
+  event.usage = usage;
+  ++stats_.finished[static_cast<int>(reason)];
+  observer_.OnFinished(sequence.request, reason, usage);
+  last_events_.emplace_back(sequence.output, std::move(event));
+}
+
+void Engine::EndAll(FinishReason reason, const std::string& error, absl::StatusCode code) {
+  for (const std::unique_ptr<Sequence>& sequence : sequences_) End(*sequence, reason, error, code);
+}
+
+void Engine::Emit() {
+  for (Sequence* sequence : batch_sequences_) {
+    if (sequence->ended || !sequence->answer.has_news()) continue;
+    OutputEvent event;
+    sequence->answer.TakeInto(&event);
+    sequence->output->Push(std::move(event));
+  }
+  std::erase_if(sequences_, [](const auto& sequence) { return sequence->ended; });
+  // Whoever sees the last event of a request finds its blocks free in the statistics.
+  Publish();
+  for (auto& [output, event] : last_events_) output->Push(std::move(event));
+  last_events_.clear();
+}
+
+void Engine::Publish() {
+  stats_.running = 0;
+  stats_.paused = 0;
+  stats_.preempted = 0;
+  for (const std::unique_ptr<Sequence>& sequence : sequences_) {
+    stats_.running += sequence->phase == Phase::kRunning;
+    stats_.paused += sequence->paused_since.has_value();
+    stats_.preempted += sequence->phase == Phase::kPreempted;
+  }
+  stats_.blocks_used = pool_.num_used();
+  stats_.blocks_total = pool_.num_blocks();
+  // In this order, so that a reader never misses a request that moves between both counts.
+  if (waiting_change_ > 0) TellQueue();
+  {
+    absl::MutexLock lock(&stats_mutex_);
+    published_ = stats_;
+  }
+  TellQueue();
+}
+
+void Engine::TellQueue() {
+  if (waiting_change_ == 0 && waiting_tokens_change_ == 0) return;
+  queue_.AdjustWaiting(waiting_change_, waiting_tokens_change_);
+  waiting_change_ = 0;
+  waiting_tokens_change_ = 0;
+}
+
+void Engine::ChangeWaiting(int32_t requests, const Sequence& sequence) {
+  waiting_change_ += requests;
+  waiting_tokens_change_ += int64_t{requests} * sequence.num_prompt_tokens();
+}
+
+void Engine::Observe(Duration duration) {
+  ++stats_.steps;
+  const int64_t tokens = batch_.num_tokens();
+  observer_.OnStep({.sequences = static_cast<int32_t>(batch_.chunks.size()),
+                    .tokens = static_cast<int32_t>(tokens),
+                    .duration = duration});
+  const double seconds = std::chrono::duration<double>(duration).count();
+  if (seconds <= 0) return;
+  constexpr double kRecent = 0.1;  // weight of the newest step
+  const double pace = tokens_per_second_.load(std::memory_order_relaxed);
+  const double now = static_cast<double>(tokens) / seconds;
+  tokens_per_second_.store(pace == 0 ? now : pace + kRecent * (now - pace),
+                           std::memory_order_relaxed);
+}
+
+void Engine::Shutdown() {
+  queue_.Close("the server has stopped");
+  TakeOver();
+  EndAll(FinishReason::kCancelled, "the server is stopping", absl::StatusCode::kUnavailable);
+  batch_.chunks.clear();
+  batch_sequences_.clear();
+  Emit();
+}
+
+}  // namespace winnow::engine

@@ -1,0 +1,22 @@
+#include "engine/kv_cache.h"
+
+#include "kernels/check.h"
+
+namespace winnow::engine {
+
+void KvCache::Grow(int32_t blocks) {
+  for (int32_t i = 0; i < blocks; ++i) block_table_.push_back(pool_.Take());
+}
+
+void KvCache::Append(int32_t tokens) {
+  num_tokens_ += tokens;
+  WINNOW_CHECK(int64_t{num_tokens_} <= int64_t{num_blocks()} * block_tokens_);
+}
+
+void KvCache::Release() {
+  for (const int32_t block : block_table_) pool_.Give(block);
+  block_table_.clear();
+  num_tokens_ = 0;
+}
+
+}  // namespace winnow::engine

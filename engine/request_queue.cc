@@ -1,0 +1,92 @@
+#include "engine/request_queue.h"
+
+#include <iterator>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "kernels/check.h"
+
+namespace winnow::engine {
+
+RequestQueue::RequestQueue(int32_t capacity_requests, int64_t capacity_tokens)
+    : capacity_requests_(capacity_requests), capacity_tokens_(capacity_tokens) {
+  WINNOW_CHECK(capacity_requests_ >= 1);
+  WINNOW_CHECK(capacity_tokens_ >= 1);
+  submissions_.reserve(capacity_requests_);
+}
+
+absl::Status RequestQueue::Push(Submission submission) {
+  const auto tokens = static_cast<int64_t>(submission.request.prompt.size());
+  absl::MutexLock lock(&mutex_);
+  absl::Status refusal;
+  if (closed_) {
+    refusal = absl::UnavailableError(closed_reason_);
+  } else if (counts_.waiting_requests >= capacity_requests_) {
+    refusal = absl::ResourceExhaustedError(
+        absl::StrCat("the queue is full: ", counts_.waiting_requests, " requests wait of at most ",
+                     capacity_requests_));
+  } else if (counts_.waiting_requests > 0 && counts_.waiting_tokens + tokens > capacity_tokens_) {
+    refusal = absl::ResourceExhaustedError(
+        absl::StrCat("the queue is full: ", counts_.waiting_tokens, " prompt tokens wait, ", tokens,
+                     " more would exceed ", capacity_tokens_));
+  }
+  if (!refusal.ok()) {
+    ++counts_.rejected;
+    return refusal;
+  }
+  ++counts_.waiting_requests;
+  counts_.waiting_tokens += tokens;
+  ++counts_.accepted;
+  counts_.accepted_tokens += tokens;
+  submissions_.push_back(std::move(submission));
+  return absl::OkStatus();
+}
+
+void RequestQueue::Cancel(RequestId id) {
+  absl::MutexLock lock(&mutex_);
+  cancellations_.push_back(id);
+}
+
+void RequestQueue::Wake() {
+  absl::MutexLock lock(&mutex_);
+  woken_ = true;
+}
+
+void RequestQueue::Close(std::string reason) {
+  absl::MutexLock lock(&mutex_);
+  woken_ = true;
+  if (closed_) return;
+  closed_ = true;
+  closed_reason_ = std::move(reason);
+}
+
+RequestQueue::Counts RequestQueue::counts() const {
+  absl::MutexLock lock(&mutex_);
+  return counts_;
+}
+
+void RequestQueue::Drain(std::vector<Submission>* submissions,
+                         std::vector<RequestId>* cancellations) {
+  absl::MutexLock lock(&mutex_);
+  std::move(submissions_.begin(), submissions_.end(), std::back_inserter(*submissions));
+  cancellations->insert(cancellations->end(), cancellations_.begin(), cancellations_.end());
+  submissions_.clear();
+  cancellations_.clear();
+}
+
+void RequestQueue::Wait(Duration max) {
+  absl::MutexLock lock(&mutex_);
+  mutex_.AwaitWithTimeout(absl::Condition(this, &RequestQueue::HasNews), absl::FromChrono(max));
+  woken_ = false;
+}
+
+void RequestQueue::AdjustWaiting(int32_t requests, int64_t tokens) {
+  absl::MutexLock lock(&mutex_);
+  counts_.waiting_requests += requests;
+  counts_.waiting_tokens += tokens;
+  WINNOW_CHECK(counts_.waiting_requests >= 0);
+  WINNOW_CHECK(counts_.waiting_tokens >= 0);
+}
+
+}  // namespace winnow::engine

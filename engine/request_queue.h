@@ -1,0 +1,79 @@
+// The bounded hand-over from the service's threads to the engine thread, and the one place where
+// both meet: requests and cancellations in, the engine woken.
+//
+// Bounded are the requests that wait, wherever they wait: here, or taken over by the engine and not
+// yet admitted, or preempted. The engine says when that number changes.
+#ifndef WINNOW_ENGINE_REQUEST_QUEUE_H_
+#define WINNOW_ENGINE_REQUEST_QUEUE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "engine/output_queue.h"
+#include "engine/request.h"
+
+namespace winnow::engine {
+
+struct Submission {
+  Request request;
+  std::shared_ptr<OutputQueue> output;
+};
+
+class RequestQueue {
+ public:
+  // REQUIRES: both at least 1.
+  RequestQueue(int32_t capacity_requests, int64_t capacity_tokens);
+
+  // ---- any thread ----
+
+  // ResourceExhausted: with the numbers. Unavailable: closed, with the reason given to Close.
+  // A prompt larger than capacity_tokens is taken when no other waits: the bound is of what piles
+  // up.
+  absl::Status Push(Submission submission);
+  void Cancel(RequestId id);  // at most once per accepted request, which bounds the list
+  void Wake();
+  void Close(std::string reason);  // the first reason stays
+
+  struct Counts {
+    int32_t waiting_requests = 0;
+    int64_t waiting_tokens = 0;
+    uint64_t accepted = 0;
+    uint64_t accepted_tokens = 0;
+    uint64_t rejected = 0;
+  };
+  Counts counts() const;
+
+  // ---- engine thread ----
+
+  // Moves out everything that came since the last call, in order. A cancellation never comes before
+  // the request it means. Both vectors are appended to.
+  void Drain(std::vector<Submission>* submissions, std::vector<RequestId>* cancellations);
+  // Until there is something to drain, Wake was called since the last Wait, or `max` has passed.
+  void Wait(Duration max);
+  // Requests that no longer wait (negative) or wait again (positive), with their prompt tokens.
+  void AdjustWaiting(int32_t requests, int64_t tokens);
+
+ private:
+  bool HasNews() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    return woken_ || !submissions_.empty() || !cancellations_.empty();
+  }
+
+  const int32_t capacity_requests_;
+  const int64_t capacity_tokens_;
+  mutable absl::Mutex mutex_;
+  std::vector<Submission> submissions_ ABSL_GUARDED_BY(mutex_);
+  std::vector<RequestId> cancellations_ ABSL_GUARDED_BY(mutex_);
+  bool woken_ ABSL_GUARDED_BY(mutex_) = false;
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+  std::string closed_reason_ ABSL_GUARDED_BY(mutex_);
+  Counts counts_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace winnow::engine
+
+#endif  // WINNOW_ENGINE_REQUEST_QUEUE_H_

@@ -1,0 +1,59 @@
+// One accepted request inside the engine: plain state, owned and changed by the engine thread only.
+// What is derived from tokens alone (answer, history) survives preemption; the KV cache does not.
+#ifndef WINNOW_ENGINE_SEQUENCE_H_
+#define WINNOW_ENGINE_SEQUENCE_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "engine/answer.h"
+#include "engine/clock.h"
+#include "engine/kv_cache.h"
+#include "engine/output_queue.h"
+#include "engine/request.h"
+#include "engine/request_queue.h"
+#include "engine/sampler.h"
+#include "engine/scheduler.h"
+
+namespace winnow::engine {
+
+struct Sequence {
+  Sequence(Submission submission, const Tokenizer& tokenizer, BlockPool& pool, int32_t block_tokens)
+      : request(std::move(submission.request)),
+        output(std::move(submission.output)),
+        tokens(request.prompt),
+        cache(pool, block_tokens),
+        answer(request, tokenizer),
+        history(request.sampling, request.prompt) {
+    usage.prompt_tokens = num_prompt_tokens();
+  }
+  Sequence(const Sequence&) = delete;  // answer refers to request
+  Sequence& operator=(const Sequence&) = delete;
+
+  int32_t num_prompt_tokens() const { return static_cast<int32_t>(request.prompt.size()); }
+  int32_t num_known_tokens() const { return static_cast<int32_t>(tokens.size()); }
+
+  const Request request;
+  const std::shared_ptr<OutputQueue> output;
+  std::vector<int32_t> tokens;  // prompt and generated
+  KvCache cache;                // of a prefix of tokens
+  Answer answer;
+  TokenHistory history;
+  Usage usage;
+
+  Phase phase = Phase::kWaiting;
+  uint64_t order = 0;  // by arrival while waiting, by first admission afterwards
+  int32_t tenant = 0;  // index in TenantShares
+  bool ended = false;  // its last event is made; to be removed
+
+  std::optional<TimePoint> paused_since;  // its output queue is full
+  std::optional<TimePoint> first_planned;
+  std::optional<TimePoint> last_token;
+};
+
+}  // namespace winnow::engine
+
+#endif  // WINNOW_ENGINE_SEQUENCE_H_
