@@ -44,8 +44,7 @@ struct ModelConfig {
   bool mlp_bias = false;
   bool qk_norm = false;  // Qwen3
   bool tie_word_embeddings = false;
-  kernels::DType dtype =
-      kernels::DType::kF32;             // torch_dtype / dtype; a tensor's own type may differ
+  kernels::DType dtype = kernels::DType::kBF16;  // torch_dtype or dtype, float32 where absent
   std::vector<int32_t> eos_token_ids;   // of config.json and generation_config.json, ascending
   std::optional<int32_t> bos_token_id;  // generation_config.json's, else config.json's
 };
