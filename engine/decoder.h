@@ -1,8 +1,16 @@
-// The Llama family's forward pass over paged KV: norm, project, rope, write KV, attend, project, mlp.
-// Reads top to bottom in decoder.cc; every operation is a call of kernels::Backend.
+// The Llama family's forward pass over paged KV: norm, project, rope, write KV, attend, project,
+// mlp. Reads top to bottom in decoder.cc; every operation is a call of kernels::Backend.
+//
+// Life cycle: Create packs the weights and allocates the KV pool and all scratch; Forward allocates
+// nothing. Threads: one at a time (the engine thread); the backend may use its own inside a call.
+//
+// Logits are a function of a sequence's own tokens and positions, bit for bit: not of what else is
+// in the batch, nor of how the sequence was cut into chunks (the promise of kernels/backend.h).
 #ifndef WINNOW_ENGINE_DECODER_H_
 #define WINNOW_ENGINE_DECODER_H_
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <vector>
@@ -12,6 +20,7 @@
 #include "engine/model_config.h"
 #include "engine/weights.h"
 #include "kernels/backend.h"
+#include "kernels/kv_layout.h"
 
 namespace winnow::engine {
 
@@ -19,19 +28,115 @@ struct DecoderOptions {
   kernels::DType compute = kernels::DType::kBF16;   // of matrix products; kF32 is exact
   kernels::DType kv_dtype = kernels::DType::kBF16;  // kBF16 or kF32
   int32_t block_tokens = 64;
-  int64_t kv_bytes = 0;             // size of the KV pool; REQUIRES: at least one block of every layer
-  int32_t max_batch_tokens = 512;   // tokens of one Forward
-  int32_t max_batch_logits = 64;    // logits rows of one Forward
-  int32_t max_context = 0;          // 0: the model's max_position_embeddings
+  int64_t kv_bytes = 0;  // size of the KV pool; REQUIRES: at least one block of every layer
+  int32_t max_batch_tokens = 512;  // tokens of one Forward
+  int32_t max_batch_logits = 64;   // logits rows of one Forward, at most max_batch_tokens
+  int32_t max_context = 0;         // 0: the model's max_position_embeddings
 };
 
 class Decoder final : public Model {
  public:
-  // Packs the weights and allocates every pool; nothing is allocated later.
-  // ResourceExhausted: with bytes asked for and what for.
-  static absl::StatusOr<std::unique_ptr<Decoder>> Create(const ModelConfig& config, const Weights& weights,
-                                                         kernels::Backend& backend, const DecoderOptions& options);
-  // (overrides of Model, and size_bytes of weights and KV for bench and metrics)
+  // `backend` must outlive the decoder, and so must the memory behind weights.embedding, whose rows
+  // are looked up where they lie. Every other weight is copied: its pages may be released
+  // afterwards. InvalidArgument: an option out of range. ResourceExhausted: with bytes asked for
+  // and what for.
+  static absl::StatusOr<std::unique_ptr<Decoder>> Create(const ModelConfig& config,
+                                                         const Weights& weights,
+                                                         kernels::Backend& backend,
+                                                         const DecoderOptions& options);
+  ~Decoder() override;
+
+  int32_t vocab_size() const override { return config_.vocab_size; }
+  int32_t max_context() const override { return options_.max_context; }
+  int32_t block_tokens() const override { return options_.block_tokens; }
+  int32_t num_blocks() const override { return num_blocks_; }
+  int64_t kv_rows_per_token() const override {
+    return int64_t{config_.num_layers} * config_.num_kv_heads;
+  }
+  int64_t kv_row_bytes() const override { return static_cast<int64_t>(kv_layout_.RowBytes()); }
+  int32_t max_batch_tokens() const override { return options_.max_batch_tokens; }
+  int32_t max_batch_logits() const override { return options_.max_batch_logits; }
+
+  // REQUIRES (all checked): a batch within max_batch_tokens and max_batch_logits, token ids within
+  // the vocabulary, positions within max_context, blocks within the pool, and no block written by
+  // two chunks. Always OK on the CPU.
+  absl::Status Forward(const Batch& batch, std::span<float> logits) override;
+
+  // Sizes, for the log, metrics and bench.
+  size_t weight_bytes() const {
+    return weight_bytes_;
+  }  // packed weights: what a step reads of them
+  size_t kv_pool_bytes() const { return kv_pool_bytes_; }  // of all layers
+  size_t scratch_bytes() const { return scratch_bytes_; }  // everything else that Create allocated
+  const ModelConfig& config() const { return config_; }
+  const DecoderOptions& options() const { return options_; }  // max_context resolved
+  const kernels::KvLayout& kv_layout() const { return kv_layout_; }
+
+  // Fills the whole KV pool with noise drawn from `seed`, so that bench can time a step at a long
+  // context without computing that context. What sequences held before is lost.
+  void FillKvWithNoise(uint64_t seed);
+
+ private:
+  struct Layer;
+  // Rows [first, first + count) of the batch, all of whose logits are wanted.
+  struct RowRun {
+    int32_t first = 0;
+    int32_t count = 0;
+  };
+
+  Decoder(const ModelConfig& config, kernels::Backend& backend, const DecoderOptions& options);
+
+  absl::Status PackWeights(const Weights& weights);
+  absl::Status AllocatePools();
+  absl::StatusOr<std::unique_ptr<kernels::PackedMatrix>> Pack(
+      std::span<const kernels::HostMatrix> parts, const char* what);
+  absl::StatusOr<kernels::Buffer> Widen(std::span<const kernels::HostMatrix> parts,
+                                        const char* what);
+  absl::StatusOr<kernels::Tensor> AllocateScratch(int64_t rows, int64_t cols, const char* what);
+
+  // The steps of Forward; shapes are in decoder.cc.
+  void PlanRows(const Batch& batch);
+  void CheckBlocks(const SequenceChunk& chunk);
+  void ProjectAndWriteKv(const Layer& layer);
+  void Attend(const Layer& layer, std::span<const kernels::AttentionChunk> chunks);
+  void FinishRows(const Layer& layer, RowRun rows);
+
+  const ModelConfig config_;
+  kernels::Backend& backend_;
+  DecoderOptions options_;
+  const RopeParameters rope_;
+  const kernels::KvLayout kv_layout_;
+  int32_t num_blocks_ = 0;
+  size_t weight_bytes_ = 0;
+  size_t kv_pool_bytes_ = 0;
+  size_t scratch_bytes_ = 0;
+
+  // Weights.
+  kernels::HostMatrix embedding_;  // [vocab][hidden], where it lies in the file
+  std::vector<Layer> layers_;
+  kernels::Buffer final_norm_;                      // [hidden]
+  std::unique_ptr<kernels::PackedMatrix> lm_head_;  // [vocab][hidden]
+
+  // Scratch, for up to T = max_batch_tokens rows.
+  std::vector<kernels::Buffer> scratch_;
+  kernels::Tensor hidden_;     // [T][hidden] the residual stream
+  kernels::Tensor normed_;     // [T][hidden]
+  kernels::Tensor qkv_;        // [T][(H + 2*Hkv)*d]
+  kernels::Tensor cos_sin_;    // [T][d]
+  kernels::Tensor attended_;   // [T][H*d]
+  kernels::Tensor gate_up_;    // [T][2*intermediate]
+  kernels::Tensor activated_;  // [T][intermediate]
+  kernels::Tensor last_;       // [max_batch_logits][hidden]
+  kernels::Tensor logits_;     // [max_batch_logits][vocab]
+
+  // The batch being run, flattened. Reserved at Create for the largest batch.
+  std::vector<int32_t> ids_;                           // [m]
+  std::vector<int32_t> positions_;                     // [m]
+  std::vector<kernels::AttentionChunk> chunks_;        // all rows
+  std::vector<kernels::AttentionChunk> logit_chunks_;  // the rows whose logits are wanted
+  std::vector<RowRun> logit_runs_;                     // the same rows, neighbours joined
+  std::vector<uint64_t> block_written_in_;  // [num_blocks] the last Forward that wrote it
+  uint64_t forward_count_ = 0;
 };
 
 }  // namespace winnow::engine

@@ -51,4 +51,9 @@ std::span<const std::byte> SafetensorsFile::Data(const SafetensorsEntry& entry) 
   return {map_ + header_.data_offset() + entry.begin, entry.end - entry.begin};
 }
 
+void SafetensorsFile::ReleasePages() const {
+  // The mapping is private and never written, so nothing can be lost; a refusal costs memory only.
+  (void)madvise(const_cast<std::byte*>(map_), size_bytes_, MADV_DONTNEED);
+}
+
 }  // namespace winnow::engine

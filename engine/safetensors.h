@@ -80,6 +80,10 @@ class SafetensorsFile {
   // The bytes of one of this file's entries. Aligned as the file has them, possibly not at all.
   std::span<const std::byte> Data(const SafetensorsEntry& entry) const;
 
+  // Gives the pages that were read back to the system; what is read again comes from the file
+  // again. For when the tensors have been copied: a process need not hold its weights twice.
+  void ReleasePages() const;
+
  private:
   SafetensorsFile(std::string path, SafetensorsHeader header, const std::byte* map,
                   uint64_t size_bytes);

@@ -1,0 +1,409 @@
+#include "engine/decoder.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "engine/status_macros.h"
+#include "fmt/format.h"
+#include "kernels/check.h"
+#include "kernels/dtype.h"
+#include "kernels/host_matrix.h"
+
+namespace winnow::engine {
+
+using kernels::AttentionChunk;
+using kernels::Buffer;
+using kernels::DType;
+using kernels::HostMatrix;
+using kernels::PackedMatrix;
+using kernels::Tensor;
+
+// What one layer owns. Matrices that read the same input are stacked: one product, one pass.
+struct Decoder::Layer {
+  Buffer attention_norm;                  // [hidden]
+  std::unique_ptr<PackedMatrix> qkv;      // [(H + 2*Hkv)*d][hidden]: Q, then K, then V
+  Buffer qkv_bias;                        // [(H + 2*Hkv)*d], or empty
+  Buffer q_norm, k_norm;                  // [d], or empty
+  std::unique_ptr<PackedMatrix> o;        // [hidden][H*d]
+  Buffer o_bias;                          // [hidden], or empty
+  Buffer mlp_norm;                        // [hidden]
+  std::unique_ptr<PackedMatrix> gate_up;  // [2*intermediate][hidden]: gate, then up
+  Buffer gate_up_bias;                    // [2*intermediate], or empty
+  std::unique_ptr<PackedMatrix> down;     // [hidden][intermediate]
+  Buffer down_bias;                       // [hidden], or empty
+  Buffer kv;                              // [num_blocks] blocks (kernels/kv_layout.h)
+};
+
+namespace {
+
+const float* Floats(const Buffer& buffer) { return static_cast<const float*>(buffer.data()); }
+
+Tensor FirstRows(const Tensor& tensor, int64_t rows) { return tensor.RowRange(0, rows); }
+
+}  // namespace
+
+// ---- one forward pass ----
+
+absl::Status Decoder::Forward(const Batch& batch, std::span<float> logits) {
+  const int64_t m = batch.num_tokens();
+  const int64_t num_logits = batch.num_logits();
+  WINNOW_CHECK(m >= 1 && m <= options_.max_batch_tokens);
+  WINNOW_CHECK(num_logits <= options_.max_batch_logits);
+  WINNOW_CHECK(static_cast<int64_t>(logits.size()) >= num_logits * config_.vocab_size);
+  PlanRows(batch);
+
+  // hidden [m][hidden] = embedding[ids]
+  backend_.EmbedRows(embedding_, ids_, FirstRows(hidden_, m));
+
+  // cos_sin [m][d], the same for every layer
+  backend_.RopeTable(positions_, rope_.inv_freq, rope_.attention_factor, FirstRows(cos_sin_, m));
+
+  for (const Layer& layer : layers_) {
+    ProjectAndWriteKv(layer);
+    if (&layer != &layers_.back()) {
+      Attend(layer, chunks_);
+      FinishRows(layer, {0, static_cast<int32_t>(m)});
+    } else {
+      // Nothing reads the last layer's output but the logits: other rows need their KV written, no
+      // more.
+      Attend(layer, logit_chunks_);
+      for (const RowRun& run : logit_runs_) FinishRows(layer, run);
+    }
+  }
+  if (num_logits == 0) return absl::OkStatus();
+
+  // last [num_logits][hidden] = norm(hidden), of the rows whose logits are wanted
+  int64_t row = 0;
+  for (const RowRun& run : logit_runs_) {
+    backend_.RmsNorm(hidden_.RowRange(run.first, run.count), Floats(final_norm_),
+                     config_.rms_norm_eps, last_.RowRange(row, run.count));
+    row += run.count;
+  }
+  WINNOW_CHECK(row == num_logits);
+
+  // logits [num_logits][vocab] = last · lm_headᵀ
+  backend_.Matmul(FirstRows(last_, num_logits), *lm_head_, FirstRows(logits_, num_logits), {});
+  backend_.CopyToHost(logits_.data, logits.data(),
+                      static_cast<size_t>(num_logits) * config_.vocab_size * sizeof(float));
+  return absl::OkStatus();
+}
+
+// Flattens the batch: chunk after chunk, token after token, each its own row.
+void Decoder::PlanRows(const Batch& batch) {
+  ids_.clear();
+  positions_.clear();
+  chunks_.clear();
+  logit_chunks_.clear();
+  logit_runs_.clear();
+  ++forward_count_;
+  for (const SequenceChunk& chunk : batch.chunks) {
+    const int32_t first_row = static_cast<int32_t>(ids_.size());
+    const int32_t num_tokens = static_cast<int32_t>(chunk.tokens.size());
+    WINNOW_CHECK(num_tokens >= 1);
+    WINNOW_CHECK(chunk.num_logits >= 0 && chunk.num_logits <= num_tokens);
+    WINNOW_CHECK(chunk.position >= 0 && chunk.position <= options_.max_context - num_tokens);
+    WINNOW_CHECK(chunk.policy != nullptr && chunk.policy->kind == AttentionPolicy::Kind::kDense);
+    CheckBlocks(chunk);
+    for (int32_t i = 0; i < num_tokens; ++i) {
+      const int32_t id = chunk.tokens[i];
+      WINNOW_CHECK(id >= 0 && id < config_.vocab_size);
+      ids_.push_back(id);
+      positions_.push_back(chunk.position + i);
+    }
+    chunks_.push_back({first_row, num_tokens, chunk.position, chunk.block_table});
+    if (chunk.num_logits == 0) continue;
+    const int32_t skipped = num_tokens - chunk.num_logits;
+    logit_chunks_.push_back(
+        {first_row + skipped, chunk.num_logits, chunk.position + skipped, chunk.block_table});
+    if (!logit_runs_.empty() &&
+        logit_runs_.back().first + logit_runs_.back().count == first_row + skipped) {
+      logit_runs_.back().count += chunk.num_logits;
+    } else {
+      logit_runs_.push_back({first_row + skipped, chunk.num_logits});
+    }
+  }
+}
+
+// The blocks that a chunk reads are in the pool, and those that it writes are its own in this
+// batch.
+void Decoder::CheckBlocks(const SequenceChunk& chunk) {
+  const int32_t last_position = chunk.position + static_cast<int32_t>(chunk.tokens.size()) - 1;
+  const int32_t last_block = last_position / options_.block_tokens;
+  WINNOW_CHECK(static_cast<size_t>(last_block) < chunk.block_table.size());
+  for (int32_t i = 0; i <= last_block; ++i) {
+    const int32_t block = chunk.block_table[i];
+    WINNOW_CHECK(block >= 0 && block < num_blocks_);
+    if (i < chunk.position / options_.block_tokens) continue;
+    WINNOW_CHECK(block_written_in_[block] != forward_count_);
+    block_written_in_[block] = forward_count_;
+  }
+}
+
+// hidden → normed → q, k, v of every row; k and v into the KV blocks.
+void Decoder::ProjectAndWriteKv(const Layer& layer) {
+  const int64_t m = static_cast<int64_t>(ids_.size());
+  const int64_t q_width = int64_t{config_.num_heads} * config_.head_dim;
+  const int64_t kv_width = int64_t{config_.num_kv_heads} * config_.head_dim;
+  const Tensor hidden = FirstRows(hidden_, m);
+  const Tensor normed = FirstRows(normed_, m);
+  const Tensor qkv = FirstRows(qkv_, m);
+  const Tensor q = qkv.ColRange(0, q_width);
+  const Tensor k = qkv.ColRange(q_width, kv_width);
+  const Tensor v = qkv.ColRange(q_width + kv_width, kv_width);
+
+  // normed [m][hidden] = norm(hidden)
+  backend_.RmsNorm(hidden, Floats(layer.attention_norm), config_.rms_norm_eps, normed);
+
+  // qkv [m][(H + 2*Hkv)*d] = normed · Wᵀ + bias
+  backend_.Matmul(normed, *layer.qkv, qkv, {.bias = Floats(layer.qkv_bias)});
+
+  // q and k, per head: norm (Qwen3)
+  if (config_.qk_norm) {
+    backend_.RmsNormHeads(q, config_.head_dim, Floats(layer.q_norm), config_.rms_norm_eps);
+    backend_.RmsNormHeads(k, config_.head_dim, Floats(layer.k_norm), config_.rms_norm_eps);
+  }
+
+  // q and k, per head: rotate by position
+  const Tensor cos_sin = FirstRows(cos_sin_, m);
+  backend_.Rope(q, config_.head_dim, cos_sin);
+  backend_.Rope(k, config_.head_dim, cos_sin);
+
+  // k, v → the layer's blocks
+  backend_.WriteKv(k, v, chunks_, layer.kv.data(), kv_layout_);
+}
+
+// attended [rows of `chunks`][H*d]: what each query takes from the keys before it. Dense attention
+// is the only policy of this version; a policy that selects does so here, and nothing outside
+// changes: SELECT (score the codes), FETCH (rows that are not in fast memory), ATTEND (anchors and
+// chosen rows), then complete and merge.
+void Decoder::Attend(const Layer& layer, std::span<const AttentionChunk> chunks) {
+  if (chunks.empty()) return;
+  const int64_t q_width = int64_t{config_.num_heads} * config_.head_dim;
+  const float scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim));
+  backend_.Attend(qkv_.ColRange(0, q_width), chunks, layer.kv.data(), kv_layout_, scale, attended_);
+}
+
+// attended → hidden, then the mlp, for a run of rows.
+void Decoder::FinishRows(const Layer& layer, RowRun rows) {
+  const Tensor hidden = hidden_.RowRange(rows.first, rows.count);
+  const Tensor normed = normed_.RowRange(rows.first, rows.count);
+  const Tensor attended = attended_.RowRange(rows.first, rows.count);
+  const Tensor gate_up = gate_up_.RowRange(rows.first, rows.count);
+  const Tensor activated = activated_.RowRange(rows.first, rows.count);
+
+  // hidden += attended · Woᵀ + bias
+  backend_.Matmul(attended, *layer.o, hidden, {.bias = Floats(layer.o_bias), .accumulate = true});
+
+  // normed [rows][hidden] = norm(hidden)
+  backend_.RmsNorm(hidden, Floats(layer.mlp_norm), config_.rms_norm_eps, normed);
+
+  // gate_up [rows][2*intermediate] = normed · Wᵀ + bias
+  backend_.Matmul(normed, *layer.gate_up, gate_up, {.bias = Floats(layer.gate_up_bias)});
+
+  // activated [rows][intermediate] = silu(gate) * up
+  backend_.SiluMul(gate_up, activated);
+
+  // hidden += activated · Wdownᵀ + bias
+  backend_.Matmul(activated, *layer.down, hidden,
+                  {.bias = Floats(layer.down_bias), .accumulate = true});
+}
+
+// ---- set-up ----
+
+Decoder::Decoder(const ModelConfig& config, kernels::Backend& backend,
+                 const DecoderOptions& options)
+    : config_(config),
+      backend_(backend),
+      options_(options),
+      rope_(ComputeRope(config)),
+      kv_layout_{.kv_heads = config.num_kv_heads,
+                 .head_dim = config.head_dim,
+                 .block_tokens = options.block_tokens,
+                 .dtype = options.kv_dtype} {}
+
+Decoder::~Decoder() = default;
+
+absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(const ModelConfig& config,
+                                                         const Weights& weights,
+                                                         kernels::Backend& backend,
+                                                         const DecoderOptions& options) {
+  const auto refuse = [](std::string_view option, int64_t value, std::string_view wanted) {
+    return absl::InvalidArgumentError(fmt::format("{} is {}: must be {}", option, value, wanted));
+  };
+  if (options.block_tokens < 16 || options.block_tokens > 1024 || options.block_tokens % 16 != 0) {
+    return refuse("block_tokens", options.block_tokens, "a multiple of 16 from 16 to 1024");
+  }
+  if (options.kv_dtype == DType::kF16) {
+    return absl::InvalidArgumentError("kv_dtype is float16: must be bfloat16 or float32");
+  }
+  if (options.max_batch_tokens < 1 || options.max_batch_tokens > 65536) {
+    return refuse("max_batch_tokens", options.max_batch_tokens, "from 1 to 65536");
+  }
+  if (options.max_batch_logits < 1 || options.max_batch_logits > options.max_batch_tokens) {
+    return refuse("max_batch_logits", options.max_batch_logits, "from 1 to max_batch_tokens");
+  }
+  if (options.max_context < 0 || options.max_context > config.max_position_embeddings) {
+    return refuse("max_context", options.max_context,
+                  fmt::format("at most the model's max_position_embeddings, {}",
+                              config.max_position_embeddings));
+  }
+  DecoderOptions resolved = options;
+  if (resolved.max_context == 0) resolved.max_context = config.max_position_embeddings;
+
+  std::unique_ptr<Decoder> decoder(new Decoder(config, backend, resolved));
+  const int64_t block_bytes =
+      static_cast<int64_t>(decoder->kv_layout_.BlockBytes()) * config.num_layers;
+  if (options.kv_bytes < block_bytes) {
+    return refuse("kv_bytes", options.kv_bytes,
+                  fmt::format("at least {}, a block of {} tokens in every layer", block_bytes,
+                              options.block_tokens));
+  }
+  // Block numbers are int32; a larger pool than that could address is never asked for in earnest.
+  decoder->num_blocks_ =
+      static_cast<int32_t>(std::min<int64_t>(options.kv_bytes / block_bytes, INT32_MAX));
+  WINNOW_RETURN_IF_ERROR(decoder->PackWeights(weights));
+  WINNOW_RETURN_IF_ERROR(decoder->AllocatePools());
+  return decoder;
+}
+
+absl::StatusOr<std::unique_ptr<PackedMatrix>> Decoder::Pack(std::span<const HostMatrix> parts,
+                                                            const char* what) {
+  std::unique_ptr<PackedMatrix> packed = backend_.Pack(parts, options_.compute);
+  if (packed == nullptr) {
+    int64_t values = 0;
+    for (const HostMatrix& part : parts) values += part.rows * part.cols;
+    return absl::ResourceExhaustedError(
+        fmt::format("no memory for {}: {} bytes", what,
+                    values * static_cast<int64_t>(kernels::DTypeBytes(options_.compute))));
+  }
+  weight_bytes_ += packed->size_bytes();
+  return packed;
+}
+
+// One float32 vector on the device of the parts in turn; empty if the parts are absent.
+absl::StatusOr<Buffer> Decoder::Widen(std::span<const HostMatrix> parts, const char* what) {
+  std::vector<float> values;
+  for (const HostMatrix& part : parts) {
+    if (part.data == nullptr) continue;
+    for (int64_t i = 0; i < part.rows * part.cols; ++i) {
+      values.push_back(kernels::ElementAt(part.data, part.dtype, i));
+    }
+  }
+  if (values.empty()) return Buffer();
+  const size_t size_bytes = values.size() * sizeof(float);
+  Buffer buffer = backend_.Allocate(size_bytes);
+  if (buffer.data() == nullptr) {
+    return absl::ResourceExhaustedError(
+        fmt::format("no memory for {}: {} bytes", what, size_bytes));
+  }
+  backend_.CopyToDevice(values.data(), buffer.data(), size_bytes);
+  weight_bytes_ += size_bytes;
+  return buffer;
+}
+
+absl::Status Decoder::PackWeights(const Weights& weights) {
+  WINNOW_CHECK(static_cast<int32_t>(weights.layers.size()) == config_.num_layers);
+  embedding_ = weights.embedding;
+  layers_.resize(weights.layers.size());
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    const LayerWeights& from = weights.layers[i];
+    Layer& to = layers_[i];
+    WINNOW_ASSIGN_OR_RETURN(to.attention_norm, Widen({{from.attention_norm}}, "a norm"));
+    WINNOW_ASSIGN_OR_RETURN(to.qkv, Pack({{from.q, from.k, from.v}}, "the Q, K and V projections"));
+    WINNOW_ASSIGN_OR_RETURN(to.qkv_bias,
+                            Widen({{from.q_bias, from.k_bias, from.v_bias}}, "biases"));
+    WINNOW_ASSIGN_OR_RETURN(to.q_norm, Widen({{from.q_norm}}, "a norm"));
+    WINNOW_ASSIGN_OR_RETURN(to.k_norm, Widen({{from.k_norm}}, "a norm"));
+    WINNOW_ASSIGN_OR_RETURN(to.o, Pack({{from.o}}, "the output projection"));
+    WINNOW_ASSIGN_OR_RETURN(to.o_bias, Widen({{from.o_bias}}, "biases"));
+    WINNOW_ASSIGN_OR_RETURN(to.mlp_norm, Widen({{from.mlp_norm}}, "a norm"));
+    WINNOW_ASSIGN_OR_RETURN(to.gate_up,
+                            Pack({{from.gate, from.up}}, "the gate and up projections"));
+    WINNOW_ASSIGN_OR_RETURN(to.gate_up_bias, Widen({{from.gate_bias, from.up_bias}}, "biases"));
+    WINNOW_ASSIGN_OR_RETURN(to.down, Pack({{from.down}}, "the down projection"));
+    WINNOW_ASSIGN_OR_RETURN(to.down_bias, Widen({{from.down_bias}}, "biases"));
+  }
+  WINNOW_ASSIGN_OR_RETURN(final_norm_, Widen({{weights.final_norm}}, "a norm"));
+  WINNOW_ASSIGN_OR_RETURN(lm_head_, Pack({{weights.lm_head}}, "the output embedding"));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Tensor> Decoder::AllocateScratch(int64_t rows, int64_t cols, const char* what) {
+  const size_t size_bytes = static_cast<size_t>(rows) * cols * sizeof(float);
+  Buffer buffer = backend_.Allocate(size_bytes);
+  if (buffer.data() == nullptr) {
+    return absl::ResourceExhaustedError(
+        fmt::format("no memory for {}: {} bytes", what, size_bytes));
+  }
+  scratch_bytes_ += size_bytes;
+  scratch_.push_back(std::move(buffer));
+  return Tensor{scratch_.back().data(), DType::kF32, rows, cols, cols};
+}
+
+absl::Status Decoder::AllocatePools() {
+  const size_t layer_bytes = kv_layout_.BlockBytes() * num_blocks_;
+  for (Layer& layer : layers_) {
+    layer.kv = backend_.Allocate(layer_bytes);
+    if (layer.kv.data() == nullptr) {
+      return absl::ResourceExhaustedError(
+          fmt::format("no memory for the KV pool: {} bytes in {} layers",
+                      layer_bytes * layers_.size(), layers_.size()));
+    }
+    kv_pool_bytes_ += layer_bytes;
+  }
+
+  const int64_t tokens = options_.max_batch_tokens;
+  const int64_t d = config_.head_dim;
+  const int64_t heads = config_.num_heads;
+  const int64_t kv_heads = config_.num_kv_heads;
+  const int64_t hidden = config_.hidden_size;
+  const int64_t intermediate = config_.intermediate_size;
+  WINNOW_ASSIGN_OR_RETURN(hidden_, AllocateScratch(tokens, hidden, "hidden states"));
+  WINNOW_ASSIGN_OR_RETURN(normed_, AllocateScratch(tokens, hidden, "normed states"));
+  WINNOW_ASSIGN_OR_RETURN(qkv_, AllocateScratch(tokens, (heads + 2 * kv_heads) * d, "q, k and v"));
+  WINNOW_ASSIGN_OR_RETURN(cos_sin_, AllocateScratch(tokens, d, "the rotation table"));
+  WINNOW_ASSIGN_OR_RETURN(attended_, AllocateScratch(tokens, heads * d, "attention's output"));
+  WINNOW_ASSIGN_OR_RETURN(gate_up_, AllocateScratch(tokens, 2 * intermediate, "gate and up"));
+  WINNOW_ASSIGN_OR_RETURN(activated_, AllocateScratch(tokens, intermediate, "activations"));
+  WINNOW_ASSIGN_OR_RETURN(last_, AllocateScratch(options_.max_batch_logits, hidden, "last states"));
+  WINNOW_ASSIGN_OR_RETURN(logits_,
+                          AllocateScratch(options_.max_batch_logits, config_.vocab_size, "logits"));
+
+  ids_.reserve(tokens);
+  positions_.reserve(tokens);
+  chunks_.reserve(tokens);
+  logit_chunks_.reserve(tokens);
+  logit_runs_.reserve(tokens);
+  block_written_in_.assign(num_blocks_, 0);
+  return absl::OkStatus();
+}
+
+void Decoder::FillKvWithNoise(uint64_t seed) {
+  // Values in [-1, 1): finite and not denormal, like what a model writes. 64 KiB of them, repeated.
+  constexpr size_t kValues = 16384;
+  const size_t value_bytes = kernels::DTypeBytes(kv_layout_.dtype);
+  std::vector<std::byte> noise(kValues * value_bytes);
+  uint64_t state = seed * 2862933555777941757u + 3037000493u;
+  for (size_t i = 0; i < kValues; ++i) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    const float value = static_cast<float>(static_cast<int32_t>(state >> 32)) * 0x1p-31f;
+    if (kv_layout_.dtype == DType::kF32) {
+      std::memcpy(&noise[i * value_bytes], &value, value_bytes);
+    } else {
+      const kernels::BF16 rounded = kernels::ToBF16(value);
+      std::memcpy(&noise[i * value_bytes], &rounded.bits, value_bytes);
+    }
+  }
+  for (const Layer& layer : layers_) {
+    for (size_t offset = 0; offset < layer.kv.size_bytes(); offset += noise.size()) {
+      backend_.CopyToDevice(noise.data(), static_cast<std::byte*>(layer.kv.data()) + offset,
+                            std::min(noise.size(), layer.kv.size_bytes() - offset));
+    }
+  }
+}
+
+}  // namespace winnow::engine
