@@ -1,0 +1,306 @@
+"""Makes tiny random models of every family and option, and what the reference computes from them.
+
+README.md in this folder says what is written. The script also proves that the goldens can fail: it
+takes each option away in turn (a bias, a norm, the RoPE scaling, ...) and insists that the logits move
+by far more than the tolerance of the test that reads them.
+"""
+
+import argparse
+import json
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaConfig, LlamaRotaryEmbedding
+from transformers.utils import logging
+
+HERE = Path(__file__).resolve().parent
+
+VOCAB = 96
+MAX_POSITIONS = 512
+LENGTHS = (2, 70, 380)
+GREEDY_TOKENS = 16
+GREEDY_MARGIN = 1e-2  # the best logit's lead over the second at each greedy step
+LOGIT_CHANGE_MIN = 2e-2  # what leaving an option out must change; the tests' tolerance is 1e-3
+
+
+@dataclass
+class Case:
+    name: str
+    what: str
+    family: str  # model_type
+    dtype: str = "bfloat16"
+    config: dict = field(default_factory=dict)
+    rope: dict | None = None
+    keys: str = "5"  # as which major version of transformers writes config.json
+    shard_bytes: int | None = None
+    drop: tuple = ()  # keys to leave out of config.json: the reader must know the default
+
+
+def shape(hidden, heads, kv_heads, head_dim=None, intermediate=40, **more):
+    config = dict(
+        hidden_size=hidden,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        intermediate_size=intermediate,
+        **more,
+    )
+    if head_dim is not None:
+        config["head_dim"] = head_dim
+    return config
+
+
+def yarn(**more):
+    return dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=64, **more)
+
+
+CASES = [
+    Case("llama2_mha", "Llama 2: as many KV heads as query heads, derived head_dim 64, float16, transformers 4 keys",
+         "llama", "float16", shape(128, 2, 2, intermediate=32, rms_norm_eps=1e-5), keys="4",
+         drop=("head_dim", "num_key_value_heads", "rope_scaling", "attention_bias", "mlp_bias", "tie_word_embeddings")),
+    Case("llama_gqa", "Llama: 4 query heads on 2 KV heads, explicit head_dim 64, theta 500000, transformers 4 keys",
+         "llama", config=shape(64, 4, 2, 64, rms_norm_eps=1e-5), rope=dict(rope_type="default", rope_theta=500000.0), keys="4"),
+    Case("llama3_rope", "Llama 3.1/3.2: RoPE scaling llama3, tied embeddings, transformers 4 keys",
+         "llama", config=shape(64, 2, 1, 64, rms_norm_eps=1e-5, tie_word_embeddings=True),
+         rope=dict(rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                   original_max_position_embeddings=64), keys="4"),
+    Case("llama3_rope_v5", "the same as transformers 5 writes it (rope_parameters, dtype), untied",
+         "llama", config=shape(64, 2, 1, 64, rms_norm_eps=1e-5),
+         rope=dict(rope_type="llama3", rope_theta=500000.0, factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                   original_max_position_embeddings=128)),
+    Case("llama_linear", "Llama: RoPE scaling linear (the older key \"type\"), head_dim 80, transformers 4 keys",
+         "llama", config=shape(64, 2, 1, 80), rope=dict(rope_type="linear", rope_theta=10000.0, factor=4.0), keys="4-type"),
+    Case("llama_yarn", "Llama: RoPE scaling yarn with defaults", "llama", config=shape(64, 2, 1, 64), rope=yarn()),
+    Case("llama_yarn_mscale", "Llama: yarn with mscale, mscale_all_dim and truncate false",
+         "llama", config=shape(64, 2, 1, 64), rope=yarn(mscale=1.3, mscale_all_dim=0.6, truncate=False)),
+    Case("llama_yarn_attention_factor", "Llama: yarn with attention_factor, beta_fast and beta_slow; head_dim 128",
+         "llama", config=shape(64, 2, 1, 128, intermediate=32), rope=yarn(attention_factor=0.9, beta_fast=16.0, beta_slow=2.0)),
+    Case("llama_attention_bias", "Llama with attention_bias: q, k, v and o; head_dim 96",
+         "llama", config=shape(64, 2, 1, 96, attention_bias=True)),
+    Case("llama_mlp_bias", "Llama with mlp_bias; float32 weights", "llama", "float32",
+         shape(32, 2, 1, 64, intermediate=40, mlp_bias=True)),
+    Case("llama_sharded", "Llama in shards with an index", "llama", config=shape(64, 2, 1, 64), shard_bytes=60_000),
+    Case("mistral", "Mistral: head_dim 128 where hidden_size / heads is 40, sliding_window null, transformers 4 keys",
+         "mistral", config=shape(80, 2, 1, 128, intermediate=32, rms_norm_eps=1e-5, sliding_window=None),
+         rope=dict(rope_type="default", rope_theta=1000000.0), keys="4"),
+    Case("mistral_yarn", "Mistral with yarn; a sliding window that cannot bite",
+         "mistral", config=shape(64, 2, 1, 64, sliding_window=MAX_POSITIONS), rope=yarn()),
+    Case("qwen2_tied", "Qwen2: QKV bias without o bias, tied embeddings, use_sliding_window false, transformers 4 keys",
+         "qwen2", config=shape(128, 2, 1, intermediate=32, tie_word_embeddings=True, sliding_window=64, max_window_layers=1),
+         rope=dict(rope_type="default", rope_theta=1000000.0), keys="4"),
+    Case("qwen2_5_yarn", "Qwen2.5: QKV bias, yarn (the older key \"type\"), untied, float16, transformers 4 keys",
+         "qwen2", "float16", shape(128, 2, 1, intermediate=32),
+         rope=dict(rope_type="yarn", rope_theta=1000000.0, factor=4.0, original_max_position_embeddings=64), keys="4-type"),
+    Case("qwen3", "Qwen3: QK norm, head_dim 128 by the family's default, tied embeddings",
+         "qwen3", config=shape(64, 2, 1, 128, intermediate=32, tie_word_embeddings=True),
+         rope=dict(rope_type="default", rope_theta=1000000.0), keys="4", drop=("head_dim",)),
+    Case("qwen3_bias", "Qwen3 with attention_bias (q, k, v and o), QK norm, head_dim 64, linear scaling, untied, float16",
+         "qwen3", "float16", shape(64, 4, 2, 64, intermediate=32, attention_bias=True),
+         rope=dict(rope_type="linear", rope_theta=1000000.0, factor=2.0)),
+]
+
+
+def randomise(model, seed):
+    """Every tensor random; scaled so that logits spread over a few units and attention is selective."""
+    generator = torch.Generator().manual_seed(seed)
+    normal = lambda tensor, std, mean=0.0: tensor.copy_(torch.randn(tensor.shape, generator=generator) * std + mean)
+    tied = model.config.tie_word_embeddings
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            if name.endswith("norm.weight"):
+                normal(tensor, 0.25, 1.0)
+            elif name.endswith(".bias"):
+                normal(tensor, 0.3)
+            elif "embed_tokens" in name:
+                normal(tensor, 0.3 if tied else 1.0)
+            elif "lm_head" in name:
+                normal(tensor, 2.0 * tensor.shape[1] ** -0.5)
+            else:
+                gain = 1.4 if ("q_proj" in name or "k_proj" in name) else 1.0
+                normal(tensor, gain * tensor.shape[1] ** -0.5)
+
+
+def older_keys(config, style):
+    """config.json as transformers 4 wrote it."""
+    rope = config.pop("rope_parameters")
+    config["rope_theta"] = rope.pop("rope_theta")
+    kind = rope.pop("rope_type")
+    if kind == "default":
+        config["rope_scaling"] = None
+    else:
+        config["rope_scaling"] = {"type" if style == "4-type" else "rope_type": kind, **rope}
+    config["torch_dtype"] = config.pop("dtype")
+    config["transformers_version"] = "4.46.0"
+    if config["model_type"] in ("qwen2", "qwen3"):
+        config.pop("layer_types")
+        if config["model_type"] == "qwen2" or not config["use_sliding_window"]:
+            config["use_sliding_window"] = False
+            config["sliding_window"] = 64
+    return config
+
+
+def write_model(case, seed, folder):
+    rope = dict(case.rope or dict(rope_type="default", rope_theta=10000.0))
+    config = AutoConfig.for_model(
+        case.family, vocab_size=VOCAB, num_hidden_layers=2, max_position_embeddings=MAX_POSITIONS, rope_parameters=rope,
+        bos_token_id=1, eos_token_id=2, **case.config)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    randomise(model, seed)
+    model = model.to(getattr(torch, case.dtype))
+    model.generation_config.eos_token_id = [2, 3]
+    more = {"max_shard_size": case.shard_bytes} if case.shard_bytes else {}
+    model.save_pretrained(folder, **more)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    if case.keys != "5":
+        config = older_keys(config, case.keys)
+    for key in case.drop:
+        config.pop(key, None)
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def load(folder):
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+@torch.no_grad()
+def logits_of(model, ids):
+    return model(torch.tensor([ids]), use_cache=False).logits[0]
+
+
+def run_sequence(model, ids):
+    """The golden of one sequence, or None where greedy decoding would hang on rounding."""
+    logits = logits_of(model, ids)
+    nll = torch.nn.functional.cross_entropy(logits[:-1].double(), torch.tensor(ids[1:])).item()
+    last = logits[-1].tolist()
+    greedy = []
+    for _ in range(GREEDY_TOKENS):
+        best = torch.topk(logits_of(model, ids + greedy)[-1], 2)
+        if best.values[0] - best.values[1] < GREEDY_MARGIN:
+            return None
+        greedy.append(best.indices[0].item())
+    return {"input_ids": ids, "last_logits": last, "mean_nll": nll, "greedy_ids": greedy}
+
+
+def knockouts(model):
+    """Names of what the model has, each with a function that takes it away."""
+    parameters = dict(model.named_parameters())
+    kinds = sorted({name.split(".", 3)[-1] if ".layers." in name else name for name in parameters})
+    for kind in kinds:
+        members = [tensor for name, tensor in parameters.items() if name.endswith(kind)]
+        if kind.endswith(".bias"):
+            yield kind, lambda members=members: [tensor.zero_() for tensor in members]
+        elif "norm" in kind:
+            yield kind, lambda members=members: [tensor.fill_(1.0) for tensor in members]
+    rotary = model.model.rotary_emb
+    if rotary.rope_type != "default":
+        def plain():
+            inv_freq, _ = rotary.compute_default_rope_parameters(model.config)
+            rotary.inv_freq.copy_(inv_freq)
+        yield "rope frequencies", plain
+    if rotary.attention_scaling != 1.0:
+        yield "rope attention factor", lambda: setattr(rotary, "attention_scaling", 1.0)
+
+
+def prove_sensitivity(folder, ids, expected):
+    for name in [name for name, _ in knockouts(load(folder))]:
+        model = load(folder)
+        with torch.no_grad():
+            dict(knockouts(model))[name]()
+        change = (logits_of(model, ids)[-1] - torch.tensor(expected)).abs().max().item()
+        print(f"    without {name}: logits move by {change:.3f}")
+        assert change > LOGIT_CHANGE_MIN, (folder.name, name, change)
+
+
+def make_case(case, seed):
+    print(f"{case.name}: {case.what}", flush=True)
+    folder = HERE / case.name
+    if folder.exists():
+        shutil.rmtree(folder)
+    write_model(case, seed, folder)
+    model = load(folder)
+    generator = torch.Generator().manual_seed(seed + 1)
+    sequences = []
+    for length in LENGTHS:
+        sequence = None
+        while sequence is None:
+            sequence = run_sequence(model, torch.randint(0, VOCAB, (length,), generator=generator).tolist())
+        sequences.append(sequence)
+    prove_sensitivity(folder, sequences[-1]["input_ids"], sequences[-1]["last_logits"])
+    rotary = model.model.rotary_emb
+    golden = {
+        "name": case.name,
+        "what": case.what,
+        "rope": {"inv_freq": rotary.inv_freq.tolist(), "attention_factor": rotary.attention_scaling},
+        "sequences": sequences,
+    }
+    (folder / "golden.json").write_text(json.dumps(golden) + "\n")
+
+
+# ---- RoPE frequencies alone, at the shapes of public models and at odd ones ----
+
+ROPE_TABLE = [
+    # head_dim, max_position_embeddings, rope parameters
+    (64, 2048, dict(rope_type="default", rope_theta=10000.0)),
+    (80, 4096, dict(rope_type="default", rope_theta=10000.0)),
+    (96, 4096, dict(rope_type="default", rope_theta=25000.5)),
+    (128, 8192, dict(rope_type="default", rope_theta=500000.0)),
+    (128, 32768, dict(rope_type="default", rope_theta=1000000.0)),
+    (128, 1010000, dict(rope_type="default", rope_theta=10000000.0)),
+    (128, 4096, dict(rope_type="linear", rope_theta=10000.0, factor=2.5)),
+    (80, 16384, dict(rope_type="linear", rope_theta=10000.0, factor=8)),
+    (128, 131072, dict(rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                       original_max_position_embeddings=8192)),
+    (64, 131072, dict(rope_type="llama3", rope_theta=500000.0, factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                      original_max_position_embeddings=8192)),
+    (96, 65536, dict(rope_type="llama3", rope_theta=123456.7, factor=3.3, low_freq_factor=0.7, high_freq_factor=9.1,
+                     original_max_position_embeddings=3000)),
+    (128, 131072, dict(rope_type="yarn", rope_theta=1000000.0, factor=4.0, original_max_position_embeddings=32768)),
+    (64, 131072, dict(rope_type="yarn", rope_theta=10000.0, factor=32.0, original_max_position_embeddings=4096,
+                      beta_fast=32, beta_slow=1, truncate=False)),
+    (64, 163840, dict(rope_type="yarn", rope_theta=10000.0, factor=40, original_max_position_embeddings=4096, beta_fast=32,
+                      beta_slow=1, mscale=1.0, mscale_all_dim=1.0)),
+    (96, 8192, dict(rope_type="yarn", rope_theta=10000.0, factor=1.7, original_max_position_embeddings=2048, mscale=0.707,
+                    mscale_all_dim=0.3)),
+    (80, 8192, dict(rope_type="yarn", rope_theta=50000.0, factor=16.0, original_max_position_embeddings=512,
+                    attention_factor=1.25, beta_fast=20.5, beta_slow=0.5)),
+    (128, 65536, dict(rope_type="yarn", rope_theta=10000.0, factor=16.0, original_max_position_embeddings=4096, mscale=0.8)),
+    (128, 1024, dict(rope_type="yarn", rope_theta=10000.0, factor=2.0, original_max_position_embeddings=4, beta_fast=32,
+                     beta_slow=1)),
+    (128, 1024, dict(rope_type="yarn", rope_theta=10000.0, factor=1.0, original_max_position_embeddings=1024)),
+]
+
+
+def make_rope_table():
+    table = []
+    for head_dim, max_positions, rope in ROPE_TABLE:
+        config = LlamaConfig(hidden_size=2 * head_dim, num_attention_heads=2, head_dim=head_dim,
+                             max_position_embeddings=max_positions, rope_parameters=dict(rope))
+        compute = ROPE_INIT_FUNCTIONS.get(rope["rope_type"], LlamaRotaryEmbedding.compute_default_rope_parameters)
+        inv_freq, attention_factor = compute(config)
+        table.append({"head_dim": head_dim, "max_position_embeddings": max_positions, "rope_parameters": rope,
+                      "inv_freq": inv_freq.tolist(), "attention_factor": attention_factor})
+    (HERE / "rope.json").write_text("[\n" + ",\n".join(json.dumps(row) for row in table) + "\n]\n")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", help="make one case")
+    arguments = parser.parse_args()
+    logging.disable_progress_bar()
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    make_rope_table()
+    for index, case in enumerate(CASES):
+        if arguments.only in (None, case.name):
+            make_case(case, 1000 + 10 * index)
+    (HERE / "cases.json").write_text(json.dumps({"cases": [case.name for case in CASES]}, indent=1) + "\n")
+    size = sum(path.stat().st_size for path in HERE.rglob("*") if path.is_file())
+    print(f"{len(CASES)} cases, {size / 1e6:.2f} MB")
+
+
+if __name__ == "__main__":
+    main()
