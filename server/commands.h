@@ -1,0 +1,31 @@
+// The subcommands of the one program. Each Add function declares its flags on `app` and what to do
+// when it is chosen; the chosen one writes what the process should exit with.
+#ifndef WINNOW_SERVER_COMMANDS_H_
+#define WINNOW_SERVER_COMMANDS_H_
+
+namespace CLI {
+class App;
+}
+
+namespace winnow::server {
+
+// What `winnow` exits with, whichever the command.
+inline constexpr int kExitOk = 0;
+inline constexpr int kExitFailure = 1;      // the work was tried and failed
+inline constexpr int kExitUsage = 2;        // flags, environment, configuration file or input files
+inline constexpr int kExitUnreachable = 3;  // clients: no server answered (UNAVAILABLE)
+inline constexpr int kExitDeadline = 4;     // clients: DEADLINE_EXCEEDED
+inline constexpr int kExitSoftware = 70;    // serve: the engine failed while it served
+inline constexpr int kExitModel = 78;       // the model directory cannot be used (EX_CONFIG)
+
+void AddServeCommand(CLI::App& app, int* exit_code);
+void AddGenerateCommand(CLI::App& app, int* exit_code);
+void AddHealthcheckCommand(CLI::App& app, int* exit_code);
+void AddTokenizeCommand(CLI::App& app, int* exit_code);
+void AddEvalCommand(CLI::App& app, int* exit_code);
+void AddBenchCommand(CLI::App& app, int* exit_code);
+void AddMakeModelCommand(CLI::App& app, int* exit_code);
+
+}  // namespace winnow::server
+
+#endif  // WINNOW_SERVER_COMMANDS_H_

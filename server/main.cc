@@ -1,0 +1,83 @@
+// One program, many commands. This file only chooses; `serve` is wired together in
+// server/serve_command.cc.
+#include <cstdio>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "server/commands.h"
+#include "server/suggest.h"
+#include "server/version.h"
+
+namespace {
+
+// What CLI11 says about an argument that it does not know is only that there is one: name it, and
+// the flag that was probably meant.
+std::string ExplainExtras(const CLI::App& app) {
+  const CLI::App* command = &app;
+  while (!command->get_subcommands().empty()) command = command->get_subcommands().front();
+  std::vector<std::string> known;
+  for (const CLI::Option* option : command->get_options()) {
+    for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
+  }
+  if (command == &app) {
+    for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; })) {
+      known.push_back(sub->get_name());
+    }
+  }
+  for (const std::string& argument : command->remaining()) {
+    const std::string name = argument.substr(0, argument.find('='));
+    return "unknown argument " + name + winnow::server::DidYouMean(name, known);
+  }
+  return "unknown argument";
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("winnow: serves language models with long contexts over gRPC", "winnow");
+  app.require_subcommand(1);
+  app.set_version_flag("--version", winnow::server::kVersion);
+
+  int exit_code = winnow::server::kExitOk;
+#if __has_include("server/serve_command.cc")
+  winnow::server::AddServeCommand(app, &exit_code);
+#endif
+#if __has_include("server/generate_command.cc")
+  winnow::server::AddGenerateCommand(app, &exit_code);
+#endif
+#if __has_include("server/healthcheck_command.cc")
+  winnow::server::AddHealthcheckCommand(app, &exit_code);
+#endif
+#if __has_include("server/tokenize_command.cc")
+  winnow::server::AddTokenizeCommand(app, &exit_code);
+#endif
+#if __has_include("server/eval_command.cc")
+  winnow::server::AddEvalCommand(app, &exit_code);
+#endif
+#if __has_include("server/bench_command.cc")
+  winnow::server::AddBenchCommand(app, &exit_code);
+#endif
+#if __has_include("server/make_model_command.cc")
+  winnow::server::AddMakeModelCommand(app, &exit_code);
+#endif
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    const bool extras = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr;
+    std::fprintf(stderr, "winnow: %s\nTry: winnow %s--help\n",
+                 extras ? ExplainExtras(app).c_str() : error.what(),
+                 app.get_subcommands().empty()
+                     ? ""
+                     : (app.get_subcommands().front()->get_name() + " ").c_str());
+    return winnow::server::kExitUsage;
+  } catch (const std::exception& error) {
+    // Libraries below throw only where they cannot allocate or were misused.
+    std::fprintf(stderr, "winnow: %s\n", error.what());
+    return winnow::server::kExitFailure;
+  }
+  return exit_code;
+}
