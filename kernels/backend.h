@@ -36,7 +36,8 @@ struct Tensor {
 
   float* f32(int64_t row = 0) const { return static_cast<float*>(data) + row * stride; }
   Tensor RowRange(int64_t first, int64_t count) const {
-    return {static_cast<std::byte*>(data) + first * stride * DTypeBytes(dtype), dtype, count, cols, stride};
+    return {static_cast<std::byte*>(data) + first * stride * DTypeBytes(dtype), dtype, count, cols,
+            stride};
   }
   Tensor ColRange(int64_t first, int64_t count) const {
     return {static_cast<std::byte*>(data) + first * DTypeBytes(dtype), dtype, rows, count, stride};
@@ -83,7 +84,7 @@ struct MatmulEpilogue {
 // One sequence's share of an attention call: `num_tokens` queries at positions position,
 // position+1, ...; query i attends to keys 0..position+i, which lie in block_table's blocks.
 struct AttentionChunk {
-  int32_t first_row = 0;   // row of the first query in q and out
+  int32_t first_row = 0;  // row of the first query in q and out
   int32_t num_tokens = 0;
   int32_t position = 0;
   std::span<const int32_t> block_table;  // logical block -> block of the layer's pool
@@ -100,16 +101,18 @@ class Backend {
   virtual void CopyToHost(const void* device, void* host, size_t size_bytes) = 0;
   virtual void CopyToDevice(const void* host, void* device, size_t size_bytes) = 0;
 
-  // Stacks `parts` (equal cols) along the rows and packs them for Matmul. `compute` is kF32 (weights
-  // widened, exact) or kBF16 (activations rounded to bf16, f32 sums) or kF16 (f16 weights, f32
-  // activations). The sources may be unmapped afterwards.
+  // Stacks `parts` (equal cols) along the rows and packs them for Matmul. `compute` is kF32
+  // (weights widened, exact) or kBF16 (activations rounded to bf16, f32 sums) or kF16 (f16 weights,
+  // f32 activations). The sources may be unmapped afterwards.
   virtual std::unique_ptr<PackedMatrix> Pack(std::span<const HostMatrix> parts, DType compute) = 0;
 
   // y[m][out] = x[m][in] Wᵀ, then the epilogue.
-  virtual void Matmul(const Tensor& x, const PackedMatrix& w, const Tensor& y, const MatmulEpilogue& epilogue) = 0;
+  virtual void Matmul(const Tensor& x, const PackedMatrix& w, const Tensor& y,
+                      const MatmulEpilogue& epilogue) = 0;
 
   // out[i] = table[ids[i]] widened to f32. REQUIRES: 0 <= ids[i] < table.rows.
-  virtual void EmbedRows(const HostMatrix& table, std::span<const int32_t> ids, const Tensor& out) = 0;
+  virtual void EmbedRows(const HostMatrix& table, std::span<const int32_t> ids,
+                         const Tensor& out) = 0;
 
   // out[i] = x[i] / sqrt(mean(x[i]^2) + eps) * weight. out may be x.
   virtual void RmsNorm(const Tensor& x, const float* weight, float eps, const Tensor& out) = 0;
@@ -117,21 +120,21 @@ class Backend {
   // The same per head, in place: x [m][heads*d], weight [d] (Qwen3's QK norm).
   virtual void RmsNormHeads(const Tensor& x, int32_t head_dim, const float* weight, float eps) = 0;
 
-  // cos_sin[i] = (cos(positions[i]*inv_freq[j]) ..., sin(...) ...) * scale, j < d/2: rows of d values.
-  // The angle is rounded to f32 before cos and sin, as the reference implementation does.
-  virtual void RopeTable(std::span<const int32_t> positions, std::span<const float> inv_freq, float scale,
-                         const Tensor& cos_sin) = 0;
+  // cos_sin[i] = (cos(positions[i]*inv_freq[j]) ..., sin(...) ...) * scale, j < d/2: rows of d
+  // values. The angle is rounded to f32 before cos and sin, as the reference implementation does.
+  virtual void RopeTable(std::span<const int32_t> positions, std::span<const float> inv_freq,
+                         float scale, const Tensor& cos_sin) = 0;
 
   // Rotates each head of x [m][heads*d] in place, halves convention: (x[j], x[j+d/2]) is a pair.
   virtual void Rope(const Tensor& x, int32_t head_dim, const Tensor& cos_sin) = 0;
 
   // Writes row i of k and v [m][Hkv*d] into the chunks' blocks at their positions, rounded to
   // layout.dtype. `pool` is the layer's pool.
-  virtual void WriteKv(const Tensor& k, const Tensor& v, std::span<const AttentionChunk> chunks, void* pool,
-                       const KvLayout& layout) = 0;
+  virtual void WriteKv(const Tensor& k, const Tensor& v, std::span<const AttentionChunk> chunks,
+                       void* pool, const KvLayout& layout) = 0;
 
-  // Exact causal attention: out[m][H*d] = softmax(scale * q Kᵀ) V per head, over the chunks' blocks,
-  // whose rows of this step have been written. Query head h reads KV head h / (H/Hkv).
+  // Exact causal attention: out[m][H*d] = softmax(scale * q Kᵀ) V per head, over the chunks'
+  // blocks, whose rows of this step have been written. Query head h reads KV head h / (H/Hkv).
   virtual void Attend(const Tensor& q, std::span<const AttentionChunk> chunks, const void* pool,
                       const KvLayout& layout, float scale, const Tensor& out) = 0;
 
@@ -140,7 +143,8 @@ class Backend {
 };
 
 // The best CPU backend for this processor. `isa`: "auto", "avx512", "avx2", "scalar"; null if the
-// processor lacks what was asked for. `num_threads` 0: as many as the processors this process may use.
+// processor lacks what was asked for. `num_threads` 0: as many as the processors this process may
+// use.
 std::unique_ptr<Backend> MakeCpuBackend(const std::string& isa, int num_threads);
 
 }  // namespace winnow::kernels

@@ -7,9 +7,9 @@ namespace winnow::kernels {
 [[noreturn]] void CheckFailed(const char* condition, const char* file, int line);
 }  // namespace winnow::kernels
 
-#define WINNOW_CHECK(condition)                                                         \
-  do {                                                                                  \
-    if (!(condition)) ::winnow::kernels::CheckFailed(#condition, __FILE__, __LINE__);   \
+#define WINNOW_CHECK(condition)                                                       \
+  do {                                                                                \
+    if (!(condition)) ::winnow::kernels::CheckFailed(#condition, __FILE__, __LINE__); \
   } while (false)
 
 #endif  // WINNOW_KERNELS_CHECK_H_

@@ -23,7 +23,9 @@ struct KvLayout {
   DType dtype = DType::kBF16;
 
   constexpr size_t RowBytes() const { return size_t{2} * head_dim * DTypeBytes(dtype); }
-  constexpr size_t HeadBytes() const { return RowBytes() * block_tokens; }  // one head's rows of a block
+  constexpr size_t HeadBytes() const {
+    return RowBytes() * block_tokens;
+  }  // one head's rows of a block
   constexpr size_t BlockBytes() const { return HeadBytes() * kv_heads; }
   // Offset of the row of `token` (0..block_tokens-1) of `head`, from the start of its layer's pool.
   constexpr size_t RowOffset(int32_t block, int32_t head, int32_t token) const {

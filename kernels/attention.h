@@ -1,0 +1,60 @@
+// Exact causal attention over paged KV: out = softmax(scale * q Kᵀ) V, for decode and prefill
+// alike.
+//
+//   q, out [m][H*d] f32; keys and values in the blocks of each chunk's table (kv_layout.h)
+//   d 64, 80, 96 or 128 (any multiple of 16 up to 128 works); block_tokens a multiple of 16;
+//   G = H/Hkv query heads read one KV head. Query i of a chunk sees keys 0..position+i.
+//
+// Order, fixed by a query's position and the layout alone:
+//   unit    up to 64 tokens of a block. A score is one chain over d in ascending order (pairs for
+//           bf16); the unit's largest score updates the running maximum; weights 2^(score - max)
+//           are summed per lane; o adds weight * value in ascending order of tokens.
+//   split   AttentionSplitTokens(layout) tokens, from position 0 on: a fresh state
+//   (attention_state.h).
+//           States of splits are merged from left to right.
+// A unit is always taken whole: keys past the query have weight zero. So one query's result is the
+// same bits in decode and prefill, however the prompt was cut and however splits went to threads.
+//
+// Precision: kBF16 KV on AVX-512 rounds q and the weights to bf16 (the rounded weights are what is
+// summed, so that they add up to one); everything else is f32. kF32 KV is f32 throughout.
+//
+// Decode reads 2*n*Hkv*d values per sequence and does 4*H*n*d FLOPs: G FLOP/B in bf16, bound by
+// memory. Prefill of T tokens reads each block once per tile of queries: bound by arithmetic.
+#ifndef WINNOW_KERNELS_ATTENTION_H_
+#define WINNOW_KERNELS_ATTENTION_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+
+#include "kernels/backend.h"
+
+namespace winnow::kernels {
+
+inline constexpr int32_t kAttentionUnitTokens = 64;
+
+// The whole blocks that fit in 512 tokens, or one block.
+constexpr int32_t AttentionSplitTokens(const KvLayout& layout) {
+  return std::max(1, 512 / layout.block_tokens) * layout.block_tokens;
+}
+
+// Of one chunk: query i sees position + i + 1 keys.
+constexpr double AttentionFlops(int64_t num_tokens, int64_t position, int64_t heads, int64_t d) {
+  const double seen = static_cast<double>(num_tokens) * static_cast<double>(position) +
+                      0.5 * static_cast<double>(num_tokens) * static_cast<double>(num_tokens + 1);
+  return 4.0 * static_cast<double>(heads) * static_cast<double>(d) * seen;
+}
+// The chunk's keys and values once, q and out once.
+constexpr double AttentionBytes(int64_t num_tokens, int64_t position, int64_t heads,
+                                const KvLayout& layout) {
+  return static_cast<double>(position + num_tokens) * layout.kv_heads *
+             static_cast<double>(layout.RowBytes()) +
+         8.0 * static_cast<double>(num_tokens) * static_cast<double>(heads) * layout.head_dim;
+}
+
+void AttendRef(const Tensor& q, std::span<const AttentionChunk> chunks, const void* pool,
+               const KvLayout& layout, float scale, const Tensor& out);
+
+}  // namespace winnow::kernels
+
+#endif  // WINNOW_KERNELS_ATTENTION_H_

@@ -1,0 +1,143 @@
+// Attend of the CPU backend: cuts chunks into tiles of queries and, where one tile alone would keep
+// the threads waiting, tiles into splits of keys. kernels/attention.h fixes what a split is, and
+// states are merged from left to right either way, so neither cut shows in the result.
+#include "kernels/attention.h"
+
+#include <algorithm>
+
+#include "kernels/attention_state.h"
+#include "kernels/check.h"
+#include "kernels/cpu/attention_scratch.h"
+#include "kernels/cpu/cpu_backend.h"
+
+namespace winnow::kernels {
+namespace {
+
+// Rows (queries x heads of a group) of a tile. More rows share the packing of a unit (which costs
+// as much as 20 rows) and fewer stay in the L2 cache with their outputs.
+constexpr int32_t kTileQueryRows = 192;
+
+constexpr double kLog2E = 1.4426950408889634;
+
+constexpr size_t RoundUp64(size_t size_bytes) { return (size_bytes + 63) / 64 * 64; }
+
+}  // namespace
+
+void CpuBackend::PlanAttention(const Tensor& q, std::span<const AttentionChunk> chunks,
+                               const KvLayout& layout, int32_t group, const Tensor& out) {
+  attention_work_.clear();
+  attention_items_.clear();
+  const int32_t split_tokens = AttentionSplitTokens(layout);
+  double total_cost = 0;
+  for (const AttentionChunk& chunk : chunks) {
+    const int64_t end = int64_t{chunk.position} + chunk.num_tokens;
+    WINNOW_CHECK(chunk.first_row + chunk.num_tokens <= q.rows &&
+                 chunk.first_row + chunk.num_tokens <= out.rows);
+    WINNOW_CHECK(end <= static_cast<int64_t>(chunk.block_table.size()) * layout.block_tokens);
+    const int32_t tile_tokens = std::max(1, kTileQueryRows / group);
+    // Tiles of one KV head follow each other: they read the same blocks.
+    for (int32_t head = 0; head < layout.kv_heads; ++head) {
+      for (int32_t first = 0; first < chunk.num_tokens; first += tile_tokens) {
+        AttentionWork work;
+        const int64_t column = int64_t{head} * group * layout.head_dim;
+        work.tile.q = q.f32(chunk.first_row + first) + column;
+        work.tile.q_stride = q.stride;
+        work.tile.block_table = chunk.block_table.data();
+        work.tile.kv_head = head;
+        work.tile.position = chunk.position + first;
+        work.tile.num_tokens = std::min(tile_tokens, chunk.num_tokens - first);
+        work.out = out.f32(chunk.first_row + first) + column;
+        work.num_splits =
+            (work.tile.position + work.tile.num_tokens + split_tokens - 1) / split_tokens;
+        total_cost += Cost(work);
+        attention_work_.push_back(work);
+      }
+    }
+  }
+  // A tile that is more than a quarter of one thread's share is run split by split.
+  const double large = total_cost / num_threads() / 4;
+  for (size_t i = 0; i < attention_work_.size(); ++i) {
+    AttentionWork& work = attention_work_[i];
+    work.split = num_threads() > 1 && work.num_splits > 1 && Cost(work) > large;
+    for (int32_t split = 0; split < (work.split ? work.num_splits : 1); ++split) {
+      attention_items_.push_back({static_cast<int32_t>(i), split});
+    }
+  }
+}
+
+// Packing a unit costs as much as kPackRows rows.
+double CpuBackend::Cost(const AttentionWork& work) {
+  constexpr double kPackRows = 4;
+  return static_cast<double>(work.num_splits) * (work.tile.num_tokens + kPackRows);
+}
+
+void CpuBackend::Attend(const Tensor& q, std::span<const AttentionChunk> chunks, const void* pool,
+                        const KvLayout& layout, float scale, const Tensor& out) {
+  const int32_t d = layout.head_dim;
+  WINNOW_CHECK(layout.dtype == DType::kBF16 || layout.dtype == DType::kF32);
+  WINNOW_CHECK(d > 0 && d % 16 == 0 && d <= AttentionScratch::kMaxHeadDim);
+  WINNOW_CHECK(layout.block_tokens > 0 && layout.block_tokens % 16 == 0);
+  WINNOW_CHECK(q.cols % (int64_t{layout.kv_heads} * d) == 0 && out.cols == q.cols);
+  AttentionCall call;
+  call.layout = layout;
+  call.pool = static_cast<const std::byte*>(pool);
+  call.group = static_cast<int32_t>(q.cols / d / layout.kv_heads);
+  call.scale_log2 = static_cast<float>(scale * kLog2E);
+  PlanAttention(q, chunks, layout, call.group, out);
+
+  const size_t state_floats = static_cast<size_t>(AttentionStateFloats(d));
+  size_t max_rows = 0;
+  size_t split_state_floats = 0;
+  for (AttentionWork& work : attention_work_) {
+    const size_t rows = static_cast<size_t>(work.tile.num_tokens) * call.group;
+    max_rows = std::max(max_rows, rows);
+    work.states_offset = split_state_floats;
+    if (work.split) split_state_floats += rows * work.num_splits * state_floats;
+  }
+  // Of a thread: the leaf's scratch, then the states of a tile that is run whole.
+  const size_t leaf_bytes =
+      RoundUp64(AttentionScratch(nullptr, d, static_cast<int64_t>(max_rows)).size_bytes);
+  const size_t thread_bytes = leaf_bytes + RoundUp64(max_rows * state_floats * sizeof(float));
+  std::byte* thread_scratch = attention_scratch_.Get(thread_bytes * num_threads());
+  float* split_states =
+      reinterpret_cast<float*>(states_scratch_.Get(split_state_floats * sizeof(float)));
+
+  auto finish = [&](const AttentionWork& work, const float* states) {
+    for (int32_t row = 0; row < work.tile.num_tokens * call.group; ++row) {
+      FinishAttentionState(
+          states + row * state_floats, d,
+          work.out + row / call.group * out.stride + row % call.group * int64_t{d});
+    }
+  };
+  threads_.ParallelFor(static_cast<int64_t>(attention_items_.size()), [&](int64_t item,
+                                                                          int thread) {
+    const AttentionWork& work = attention_work_[attention_items_[item].work];
+    std::byte* scratch = thread_scratch + thread * thread_bytes;
+    if (work.split) {
+      const int32_t split = attention_items_[item].split;
+      const size_t rows = static_cast<size_t>(work.tile.num_tokens) * call.group;
+      ops_.attend_splits(call, work.tile, split, split + 1, false,
+                         split_states + work.states_offset + split * rows * state_floats, scratch);
+    } else {
+      float* states = reinterpret_cast<float*>(scratch + leaf_bytes);
+      ops_.attend_splits(call, work.tile, 0, work.num_splits, true, states, scratch);
+      finish(work, states);
+    }
+  });
+  if (split_state_floats == 0) return;
+  threads_.ParallelFor(static_cast<int64_t>(attention_work_.size()), [&](int64_t item, int) {
+    const AttentionWork& work = attention_work_[item];
+    if (!work.split) return;
+    const size_t rows = static_cast<size_t>(work.tile.num_tokens) * call.group;
+    float* states = split_states + work.states_offset;
+    for (int32_t split = 1; split < work.num_splits; ++split) {
+      for (size_t row = 0; row < rows; ++row) {
+        MergeAttentionState(states + row * state_floats,
+                            states + (split * rows + row) * state_floats, d);
+      }
+    }
+    finish(work, states);
+  });
+}
+
+}  // namespace winnow::kernels

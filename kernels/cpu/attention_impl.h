@@ -1,0 +1,257 @@
+// See kernels/attention.h for the order of summation. Compiled by
+// attention_{scalar,avx2,avx512}.cc.
+//
+// A unit's keys and values are packed into panels (panel.h) in L1, once for all rows of the tile:
+// keys with tokens as outputs, values with d as outputs. Scores and outputs then are the tile
+// products of matmul, of at most kTileRows rows at a time.
+#include "kernels/attention.h"
+#include "kernels/attention_state.h"
+#include "kernels/cpu/attention_pack_impl.h"
+#include "kernels/cpu/attention_scratch.h"
+#include "kernels/cpu/exp2_impl.h"
+#include "kernels/cpu/ops.h"
+#include "kernels/cpu/tile_impl.h"
+
+namespace winnow::kernels::WINNOW_ISA {
+namespace {
+
+// One tile of queries at work on one split.
+template <typename Panels>
+struct Worker {
+  using Row = typename Panels::Row;
+  static constexpr int kLanes = Vec::kLanes;
+  static constexpr bool kRoundWeights = Panels::kDType == DType::kBF16;
+
+  const AttentionCall& call;
+  const AttentionTile& tile;
+  const AttentionScratch scratch;
+  const int64_t d;
+  const int32_t num_rows;
+  // Row values of a query, and of a row of weights.
+  const int64_t query_stride;
+  static constexpr int64_t kWeightStride =
+      kAttentionUnitTokens / PanelStep(Panels::kDType) * Panels::kRowPerStep;
+
+  Worker(const AttentionCall& call, const AttentionTile& tile, std::byte* memory)
+      : call(call),
+        tile(tile),
+        scratch(memory, call.layout.head_dim, call.group * tile.num_tokens),
+        d(call.layout.head_dim),
+        num_rows(call.group * tile.num_tokens),
+        query_stride(d / PanelStep(Panels::kDType) * Panels::kRowPerStep) {}
+
+  const Row* Query(int32_t row) const {
+    return static_cast<const Row*>(scratch.queries) + row * query_stride;
+  }
+  float* Output(int32_t row) const { return scratch.outputs + row * d; }
+  float* Sums(int32_t row) const { return scratch.sums + row * kPanelOutputs; }
+
+  void PrepareQueries() const {
+    for (int32_t row = 0; row < num_rows; ++row) {
+      const float* from = tile.q + (row / call.group) * tile.q_stride + (row % call.group) * d;
+      Row* to = static_cast<Row*>(scratch.queries) + row * query_stride;
+      if constexpr (Panels::kDType == DType::kBF16) {
+        for (int64_t i = 0; i < d; i += kLanes)
+          Vec::StoreBF16(reinterpret_cast<uint16_t*>(to) + i, Vec::Load(from + i));
+      } else {
+        __builtin_memcpy(to, from, static_cast<size_t>(d) * sizeof(float));
+      }
+    }
+  }
+
+  // The first row that sees `position`. REQUIRES: some row does.
+  int32_t FirstRowSeeing(int32_t position) const {
+    return position <= tile.position ? 0 : (position - tile.position) * call.group;
+  }
+
+  // Leaves the split's state of rows [first_row, num_rows) in outputs, maxima and sums.
+  void RunSplit(int32_t first_position, int32_t last_position, int32_t first_row) const {
+    for (int32_t row = first_row; row < num_rows; ++row) {
+      for (int64_t i = 0; i < d; i += kLanes) Vec::Store(Output(row) + i, Vec::Zero());
+      for (int64_t i = 0; i < kPanelOutputs; i += kLanes) Vec::Store(Sums(row) + i, Vec::Zero());
+      scratch.maxima[row] = -__builtin_inff();
+    }
+    const int32_t block_tokens = call.layout.block_tokens;
+    for (int32_t start = first_position; start < last_position;) {
+      const int32_t in_block = start % block_tokens;
+      const int32_t tokens = Min(kAttentionUnitTokens, block_tokens - in_block);
+      RunUnit(start, tokens, Min(tokens, last_position - start));
+      start += tokens;
+    }
+  }
+
+  // `tokens` keys from position `start`, of which the first `valid` have been written.
+  void RunUnit(int32_t start, int32_t tokens, int32_t valid) const {
+    const KvLayout& layout = call.layout;
+    const std::byte* keys =
+        call.pool + layout.RowOffset(tile.block_table[start / layout.block_tokens], tile.kv_head,
+                                     start % layout.block_tokens);
+    PackKeys<Panels>(keys, layout.RowBytes(), layout.dtype, tokens, valid, d, scratch.key_panels);
+    PackValues<Panels>(keys + layout.ValueOffsetInRow(), layout.RowBytes(), layout.dtype, tokens,
+                       valid, d, scratch.value_panels);
+    RunRows<kTileRows>(FirstRowSeeing(start), start, tokens);
+  }
+
+  template <int kRows>
+  void RunRows(int32_t row, int32_t start, int32_t tokens) const {
+    for (; row + kRows <= num_rows; row += kRows) {
+      Scores<kRows>(row, tokens);
+      Weigh<kRows>(row, start, tokens);
+      AddValues<kRows>(row, tokens);
+    }
+    if constexpr (kRows > 1) {
+      if (row < num_rows) RunRows<kRows - 1>(row, start, tokens);
+    }
+  }
+
+  template <int kRows, int kPanels = kTilePanels>
+  void Scores(int32_t row, int32_t tokens, int32_t panel = 0) const {
+    const size_t panel_bytes = PanelBytes(Panels::kDType, d);
+    const int32_t panels = tokens / static_cast<int32_t>(kPanelOutputs);
+    for (; panel + kPanels <= panels; panel += kPanels) {
+      TileSums<kRows, kPanels> sums;
+      for (auto& of_row : sums.reg) {
+        for (Vec::Reg& sum : of_row) sum = Vec::Zero();
+      }
+      AccumulateTile<Panels, kRows, kPanels>(Query(row), query_stride,
+                                             scratch.key_panels + panel * panel_bytes, panel_bytes,
+                                             PanelSteps(Panels::kDType, d), sums);
+      for (int r = 0; r < kRows; ++r) {
+        for (int i = 0; i < kPanels * kRegsPerPanel; ++i) {
+          Vec::Store(scratch.scores + r * kAttentionUnitTokens + panel * kPanelOutputs + i * kLanes,
+                     sums.reg[r][i]);
+        }
+      }
+    }
+    if constexpr (kPanels > 1) {
+      if (panel < panels) Scores<kRows, kPanels / 2>(row, tokens, panel);
+    }
+  }
+
+  // Scores become weights 2^(score - max); rescale gets what the former outputs are to be
+  // multiplied by.
+  template <int kRows>
+  void Weigh(int32_t row, int32_t start, int32_t tokens) const {
+    const Vec::Reg scale = Vec::Set1(call.scale_log2);
+    for (int r = 0; r < kRows; ++r) {
+      const int32_t seen =
+          tile.position + (row + r) / call.group - start + 1;  // of the unit's tokens
+      float* scores = scratch.scores + r * kAttentionUnitTokens;
+      Vec::Reg max = Vec::Set1(-__builtin_inff());
+      for (int32_t t = 0; t < tokens; t += kLanes) {
+        Vec::Reg score = Vec::Mul(Vec::Load(scores + t), scale);
+        if (seen < t + kLanes) score = Vec::KeepFirst(score, seen - t);
+        Vec::Store(scores + t, score);
+        max = Vec::Max(max, score);
+      }
+      const float old_max = scratch.maxima[row + r];
+      const float unit_max = Vec::ReduceMax(max);
+      const float new_max = unit_max > old_max ? unit_max : old_max;
+      const Vec::Reg rescale = Exp2<kRoundWeights>(Vec::Set1(old_max - new_max));
+      Vec::Store(scratch.rescale + r * kPanelOutputs, rescale);
+      Vec::Reg sum = Vec::Mul(Vec::Load(Sums(row + r)), rescale);
+      std::byte* weights =
+          static_cast<std::byte*>(scratch.weights) + r * kWeightStride * sizeof(Row);
+      for (int32_t t = 0; t < tokens; t += kLanes) {
+        const Vec::Reg weight =
+            Exp2<kRoundWeights>(Vec::Sub(Vec::Load(scores + t), Vec::Set1(new_max)));
+        sum = Vec::Add(sum, StoreWeights(weights, t, weight));
+      }
+      Vec::Store(Sums(row + r), sum);
+      scratch.maxima[row + r] = new_max;
+    }
+  }
+
+  // Stores weights as the panels want their rows; returns them as stored.
+  static Vec::Reg StoreWeights(std::byte* row, int32_t t, Vec::Reg weight) {
+    if constexpr (kRoundWeights) {
+      return Vec::StoreBF16(reinterpret_cast<uint16_t*>(row) + t, weight);
+    } else {
+      Vec::Store(reinterpret_cast<float*>(row) + t, weight);
+      return weight;
+    }
+  }
+
+  template <int kRows, int kPanels = kTilePanels>
+  void AddValues(int32_t row, int32_t tokens, int64_t panel = 0) const {
+    const size_t panel_bytes = PanelBytes(Panels::kDType, tokens);
+    const int64_t panels = d / kPanelOutputs;
+    for (; panel + kPanels <= panels; panel += kPanels) {
+      TileSums<kRows, kPanels> sums;
+      for (int r = 0; r < kRows; ++r) {
+        const Vec::Reg rescale = Vec::Load(scratch.rescale + r * kPanelOutputs);
+        for (int i = 0; i < kPanels * kRegsPerPanel; ++i) {
+          sums.reg[r][i] =
+              Vec::Mul(Vec::Load(Output(row + r) + panel * kPanelOutputs + i * kLanes), rescale);
+        }
+      }
+      AccumulateTile<Panels, kRows, kPanels>(
+          static_cast<const Row*>(scratch.weights), kWeightStride,
+          scratch.value_panels + static_cast<size_t>(panel) * panel_bytes, panel_bytes,
+          PanelSteps(Panels::kDType, tokens), sums);
+      for (int r = 0; r < kRows; ++r) {
+        for (int i = 0; i < kPanels * kRegsPerPanel; ++i) {
+          Vec::Store(Output(row + r) + panel * kPanelOutputs + i * kLanes, sums.reg[r][i]);
+        }
+      }
+    }
+    if constexpr (kPanels > 1) {
+      if (panel < panels) AddValues<kRows, kPanels / 2>(row, tokens, panel);
+    }
+  }
+
+  // Row `row`'s state of the split that was just run.
+  void ReadState(int32_t row, float* state) const {
+    __builtin_memcpy(state, Output(row), static_cast<size_t>(d) * sizeof(float));
+    state[d] = scratch.maxima[row];
+    state[d + 1] = Vec::ReduceAdd(Vec::Load(Sums(row)));
+  }
+};
+
+template <typename Panels>
+void Attend(const AttentionCall& call, const AttentionTile& tile, int32_t first_split,
+            int32_t last_split, bool merge, float* states, std::byte* memory) {
+  const Worker<Panels> worker(call, tile, memory);
+  const int64_t d = worker.d;
+  const int64_t state_floats = AttentionStateFloats(d);
+  const int64_t split_tokens = AttentionSplitTokens(call.layout);
+  const int64_t end = int64_t{tile.position} + tile.num_tokens;
+  worker.PrepareQueries();
+  if (merge) {
+    for (int32_t row = 0; row < worker.num_rows; ++row)
+      ResetAttentionState(states + row * state_floats, d);
+  }
+  for (int32_t split = first_split; split < last_split; ++split) {
+    const int64_t start = split * split_tokens;
+    const int32_t first_row = worker.FirstRowSeeing(static_cast<int32_t>(start));
+    worker.RunSplit(static_cast<int32_t>(start),
+                    static_cast<int32_t>(Min(start + split_tokens, end)), first_row);
+    if (merge) {
+      for (int32_t row = first_row; row < worker.num_rows; ++row) {
+        worker.ReadState(row, worker.scratch.part);
+        MergeAttentionState(states + row * state_floats, worker.scratch.part, d);
+      }
+    } else {
+      float* of_split = states + (split - first_split) * worker.num_rows * state_floats;
+      for (int32_t row = 0; row < first_row; ++row)
+        ResetAttentionState(of_split + row * state_floats, d);
+      for (int32_t row = first_row; row < worker.num_rows; ++row) {
+        worker.ReadState(row, of_split + row * state_floats);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void AttendSplits(const AttentionCall& call, const AttentionTile& tile, int32_t first_split,
+                  int32_t last_split, bool merge, float* states, std::byte* scratch) {
+#if defined(__AVX512BF16__)
+  if (call.layout.dtype == DType::kBF16) {
+    return Attend<BF16Panels>(call, tile, first_split, last_split, merge, states, scratch);
+  }
+#endif
+  Attend<F32Panels>(call, tile, first_split, last_split, merge, states, scratch);
+}
+
+}  // namespace winnow::kernels::WINNOW_ISA

@@ -1,0 +1,101 @@
+// The CPU backend: splits every operation of kernels::Backend over a ThreadPool, into leaf calls of
+// one instruction set (ops.h). One object, used from one thread at a time.
+//
+// Scratch memory grows to what the largest call so far needed and then stays.
+#ifndef WINNOW_KERNELS_CPU_CPU_BACKEND_H_
+#define WINNOW_KERNELS_CPU_CPU_BACKEND_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "kernels/cpu/ops.h"
+#include "kernels/thread_pool.h"
+
+namespace winnow::kernels {
+
+// Zeroed memory aligned to 64 bytes at least, in huge pages where the system has them and the size
+// is worth it: a product at m = 1 walks weights at 4 KiB pages' TLB misses otherwise. Null data()
+// if it cannot be had.
+Buffer AllocateHostMemory(size_t size_bytes);
+
+class CpuBackend final : public Backend {
+ public:
+  CpuBackend(const CpuOps& ops, int num_threads);
+
+  std::string name() const override;
+  Buffer Allocate(size_t size_bytes) override;
+  void CopyToHost(const void* device, void* host, size_t size_bytes) override;
+  void CopyToDevice(const void* host, void* device, size_t size_bytes) override;
+  std::unique_ptr<PackedMatrix> Pack(std::span<const HostMatrix> parts, DType compute) override;
+  void Matmul(const Tensor& x, const PackedMatrix& w, const Tensor& y,
+              const MatmulEpilogue& epilogue) override;
+  void EmbedRows(const HostMatrix& table, std::span<const int32_t> ids, const Tensor& out) override;
+  void RmsNorm(const Tensor& x, const float* weight, float eps, const Tensor& out) override;
+  void RmsNormHeads(const Tensor& x, int32_t head_dim, const float* weight, float eps) override;
+  void RopeTable(std::span<const int32_t> positions, std::span<const float> inv_freq, float scale,
+                 const Tensor& cos_sin) override;
+  void Rope(const Tensor& x, int32_t head_dim, const Tensor& cos_sin) override;
+  void WriteKv(const Tensor& k, const Tensor& v, std::span<const AttentionChunk> chunks, void* pool,
+               const KvLayout& layout) override;
+  void Attend(const Tensor& q, std::span<const AttentionChunk> chunks, const void* pool,
+              const KvLayout& layout, float scale, const Tensor& out) override;
+  void SiluMul(const Tensor& gate_up, const Tensor& out) override;
+
+  int num_threads() const { return threads_.num_threads(); }
+
+ private:
+  // Memory that is reused from call to call; its contents are not kept when it grows.
+  class Scratch {
+   public:
+    std::byte* Get(size_t size_bytes);
+
+   private:
+    Buffer buffer_;
+  };
+
+  // Calls body(row) for each row, in pieces worth a thread's while; `row_values` is what a row
+  // costs.
+  template <typename Body>
+  void ForEachRow(int64_t rows, int64_t row_values, Body body) {
+    constexpr int64_t kValuesPerItem = 16384;  // less is not worth handing to another thread
+    const int64_t per_item =
+        std::max<int64_t>(1, kValuesPerItem / std::max<int64_t>(1, row_values));
+    threads_.ParallelFor((rows + per_item - 1) / per_item, [&](int64_t item, int) {
+      const int64_t last = std::min(rows, (item + 1) * per_item);
+      for (int64_t row = item * per_item; row < last; ++row) body(row);
+    });
+  }
+
+  // One tile of queries of an attention call.
+  struct AttentionWork {
+    AttentionTile tile;
+    float* out = nullptr;      // of the tile's first token and query head
+    int32_t num_splits = 0;    // of the keys that its last query sees
+    bool split = false;        // run split by split, on whichever threads are free
+    size_t states_offset = 0;  // of a tile run so: its states in states_scratch_, in floats
+  };
+  struct AttentionItem {
+    int32_t work;
+    int32_t split;
+  };
+  static double Cost(const AttentionWork& work);
+  void PlanAttention(const Tensor& q, std::span<const AttentionChunk> chunks,
+                     const KvLayout& layout, int32_t group, const Tensor& out);
+
+  const CpuOps& ops_;
+  ThreadPool threads_;
+  std::vector<AttentionWork> attention_work_;   // of the current call; kept for its memory
+  std::vector<AttentionItem> attention_items_;  // the same
+  Scratch rows_scratch_;                        // matmul: prepared rows
+  Scratch attention_scratch_;                   // attention: a part for each thread
+  Scratch states_scratch_;                      // attention: states of splits
+};
+
+}  // namespace winnow::kernels
+
+#endif  // WINNOW_KERNELS_CPU_CPU_BACKEND_H_

@@ -1,0 +1,146 @@
+// The product of a few rows with a few panels, held in registers: the inner loop of matmul and of
+// attention. Included after one vec_*.h; see there for why this is in an anonymous namespace.
+//
+// Each element of the result is one chain of multiply-adds over the inner dimension in ascending
+// order, whatever the tile's shape: that is what makes products batch invariant.
+//
+// The types below say how panels of one dtype meet prepared rows:
+//   Row           what a prepared row is made of
+//   kRowPerStep   values of a prepared row in one step
+//   Weights       one register's worth of outputs of one step; LoadWeights(step, i) reads the i-th
+//   Input         one row's values of one step, in every lane
+#ifndef WINNOW_KERNELS_CPU_TILE_IMPL_H_
+#define WINNOW_KERNELS_CPU_TILE_IMPL_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cpu/panel.h"
+
+namespace winnow::kernels {
+namespace {
+
+constexpr int kRegsPerPanel = static_cast<int>(kPanelOutputs) / Vec::kLanes;
+
+struct F32Panels {
+  static constexpr DType kDType = DType::kF32;
+  using Row = float;
+  static constexpr int kRowPerStep = 1;
+  using Weights = Vec::Reg;
+  using Input = Vec::Reg;
+  static Weights LoadWeights(const std::byte* step, int i) {
+    return Vec::Load(reinterpret_cast<const float*>(step) + i * Vec::kLanes);
+  }
+  static Input LoadInput(const Row* row) { return Vec::Set1(*row); }
+  static Vec::Reg MulAdd(Input x, Weights w, Vec::Reg sum) { return Vec::MulAdd(x, w, sum); }
+};
+
+struct F16Panels : F32Panels {
+  static constexpr DType kDType = DType::kF16;
+  static Weights LoadWeights(const std::byte* step, int i) {
+    return Vec::LoadF16(reinterpret_cast<const uint16_t*>(step) + i * Vec::kLanes);
+  }
+};
+
+#if defined(__AVX512BF16__)
+struct BF16Panels {
+  static constexpr DType kDType = DType::kBF16;
+  using Row = uint32_t;  // two bf16
+  static constexpr int kRowPerStep = 1;
+  using Weights = __m512bh;
+  using Input = __m512bh;
+  static Weights LoadWeights(const std::byte* step, int) {
+    return (__m512bh)_mm512_loadu_si512(step);
+  }
+  static Input LoadInput(const Row* row) {
+    return (__m512bh)_mm512_set1_epi32(static_cast<int>(*row));
+  }
+  static Vec::Reg MulAdd(Input x, Weights w, Vec::Reg sum) { return _mm512_dpbf16_ps(sum, x, w); }
+};
+#else
+// Without a bf16 dot product: rows are float32 values that bf16 can hold, pairs of weights are
+// taken apart by a shift and a mask.
+struct BF16Panels {
+  static constexpr DType kDType = DType::kBF16;
+  using Row = float;
+  static constexpr int kRowPerStep = 2;
+  struct Weights {
+    Vec::Reg first, second;
+  };
+  struct Input {
+    Vec::Reg first, second;
+  };
+  static Weights LoadWeights(const std::byte* step, int i) {
+#if defined(__AVX2__)
+    const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(step) + i);
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)),
+            _mm256_castsi256_ps(
+                _mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000u))))};
+#else
+    const uint16_t* pair = reinterpret_cast<const uint16_t*>(step) + 2 * i;
+    return {ToFloat(BF16{pair[0]}), ToFloat(BF16{pair[1]})};
+#endif
+  }
+  static Input LoadInput(const Row* row) { return {Vec::Set1(row[0]), Vec::Set1(row[1])}; }
+  static Vec::Reg MulAdd(Input x, Weights w, Vec::Reg sum) {
+    return Vec::MulAdd(x.second, w.second, Vec::MulAdd(x.first, w.first, sum));
+  }
+};
+#endif
+
+// The largest tile whose sums stay in registers: 24 of 32 for AVX-512, 12 of 16 for AVX2.
+#if defined(__AVX512F__)
+constexpr int kTileRows = 6, kTilePanels = 4, kOneRowPanels = 8;
+#elif defined(__AVX2__)
+constexpr int kTileRows = 6, kTilePanels = 1, kOneRowPanels = 4;
+#else
+constexpr int kTileRows = 4, kTilePanels = 1, kOneRowPanels = 1;
+#endif
+
+template <int kRows, int kPanels>
+struct TileSums {
+  static constexpr int kRegs = kPanels * kRegsPerPanel;
+  Vec::Reg reg[kRows][kRegs];
+};
+
+// sums += rows x panels. `rows` are `row_stride` Row values apart, panels `panel_bytes`.
+template <typename Panels, int kRows, int kPanels>
+inline __attribute__((always_inline)) void AccumulateTile(const typename Panels::Row* rows,
+                                                          int64_t row_stride,
+                                                          const std::byte* panels,
+                                                          size_t panel_bytes, int64_t steps,
+                                                          TileSums<kRows, kPanels>& sums) {
+  constexpr int kRegs = kPanels * kRegsPerPanel;
+  constexpr size_t kStepBytes = PanelStepBytes(Panels::kDType);
+  Vec::Reg sum[kRows][kRegs];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kRegs; ++i) sum[r][i] = sums.reg[r][i];
+  }
+  for (int64_t s = 0; s < steps; ++s) {
+    typename Panels::Weights w[kRegs];
+#pragma GCC unroll 16
+    for (int i = 0; i < kRegs; ++i) {
+      w[i] = Panels::LoadWeights(panels + (i / kRegsPerPanel) * panel_bytes + s * kStepBytes,
+                                 i % kRegsPerPanel);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const typename Panels::Input x =
+          Panels::LoadInput(rows + r * row_stride + s * Panels::kRowPerStep);
+#pragma GCC unroll 16
+      for (int i = 0; i < kRegs; ++i) sum[r][i] = Panels::MulAdd(x, w[i], sum[r][i]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kRegs; ++i) sums.reg[r][i] = sum[r][i];
+  }
+}
+
+}  // namespace
+}  // namespace winnow::kernels
+
+#endif  // WINNOW_KERNELS_CPU_TILE_IMPL_H_

@@ -1,0 +1,17 @@
+#include <cmath>
+
+#include "kernels/silu_mul.h"
+
+namespace winnow::kernels {
+
+void SiluMulRef(const Tensor& gate_up, const Tensor& out) {
+  for (int64_t i = 0; i < out.rows; ++i) {
+    for (int64_t j = 0; j < out.cols; ++j) {
+      const double gate = gate_up.f32(i)[j];
+      const double up = gate_up.f32(i)[out.cols + j];
+      out.f32(i)[j] = static_cast<float>(gate / (1.0 + std::exp(-gate)) * up);
+    }
+  }
+}
+
+}  // namespace winnow::kernels

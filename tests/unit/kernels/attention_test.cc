@@ -1,0 +1,253 @@
+#include "kernels/attention.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "kernels/write_kv.h"
+#include "tests/unit/kernels/kernel_testing.h"
+
+namespace winnow::kernels {
+namespace {
+
+// A pool whose free blocks hold NaN, and sequences over it with their keys and values written.
+class PagedSequences {
+ public:
+  PagedSequences(Random& random, const KvLayout& layout, std::vector<int32_t> lengths,
+                 float key_deviation = 1.0f)
+      : layout_(layout), lengths_(std::move(lengths)) {
+    const int32_t bt = layout.block_tokens;
+    int32_t num_blocks = 3;  // some that nobody owns
+    for (const int32_t length : lengths_) num_blocks += (length + bt - 1) / bt;
+    pool_.assign(num_blocks * layout.BlockBytes(), std::byte{0xff});  // NaN in bf16 and f32
+    std::vector<int32_t> free(num_blocks);
+    std::iota(free.begin(), free.end(), 0);
+    random.Shuffle(free);
+    for (const int32_t length : lengths_) {
+      auto& table = tables_.emplace_back();
+      for (int32_t block = 0; block < (length + bt - 1) / bt; ++block) {
+        table.push_back(free.back());
+        free.pop_back();
+      }
+      const int64_t width = int64_t{layout.kv_heads} * layout.head_dim;
+      Matrix k = Matrix::Normal(random, length, width, key_deviation);
+      Matrix v = Matrix::Normal(random, length, width);
+      const std::vector<AttentionChunk> chunk = {{0, length, 0, table}};
+      WriteKvRef(k.tensor(), v.tensor(), chunk, pool_.data(), layout);
+    }
+  }
+  const KvLayout& layout() const { return layout_; }
+  const void* pool() const { return pool_.data(); }
+  // `num_tokens` queries of a sequence from `position`, at rows first_row...
+  AttentionChunk Chunk(int sequence, int32_t first_row, int32_t num_tokens,
+                       int32_t position) const {
+    return {first_row, num_tokens, position, tables_[sequence]};
+  }
+
+ private:
+  KvLayout layout_;
+  std::vector<int32_t> lengths_;
+  std::vector<std::vector<int32_t>> tables_;
+  std::vector<std::byte> pool_;
+};
+
+class AttentionTest : public EachIsa {
+ protected:
+  Matrix Attend(Backend& backend, const PagedSequences& kv, Matrix& q,
+                const std::vector<AttentionChunk>& chunks, float scale) {
+    Matrix out(q.rows(), q.cols());
+    backend.Attend(q.tensor(), chunks, kv.pool(), kv.layout(), scale, out.tensor());
+    EXPECT_TRUE(out.GuardsIntact());
+    return out;
+  }
+  Matrix Reference(const PagedSequences& kv, Matrix& q, const std::vector<AttentionChunk>& chunks,
+                   float scale) {
+    Matrix out(q.rows(), q.cols());
+    AttendRef(q.tensor(), chunks, kv.pool(), kv.layout(), scale, out.tensor());
+    return out;
+  }
+  // f32 KV must be f32 throughout. With bf16 KV, queries and weights may be bf16 too: a score of
+  // size s is wrong by up to s * 2^-9, and so is the weight's logarithm.
+  static double Tolerance(DType kv) { return kv == DType::kF32 ? 1e-5 : 2e-2; }
+};
+WINNOW_FOR_EACH_ISA(AttentionTest);
+
+TEST_P(AttentionTest, EqualsTheReferenceForEveryHeadDimensionGroupAndBlockSize) {
+  SCOPED_TRACE(Seed());
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    for (const int32_t d : {64, 80, 96, 128}) {
+      for (int32_t group = 1; group <= 8; ++group) {
+        const int32_t block_tokens = static_cast<int32_t>(16 * random_.Int(1, 16));
+        const int32_t heads = static_cast<int32_t>(random_.Int(1, 2));
+        const int32_t length = static_cast<int32_t>(random_.Int(1, 150));
+        const int32_t tokens = static_cast<int32_t>(random_.Int(1, std::min(length, 20)));
+        SCOPED_TRACE(testing::Message()
+                     << DTypeName(dtype) << " d " << d << " G " << group << " Hkv " << heads
+                     << " block " << block_tokens << " length " << length << " tokens " << tokens);
+        const PagedSequences kv(random_, {heads, d, block_tokens, dtype}, {length});
+        Matrix q = Matrix::Normal(random_, tokens, int64_t{heads} * group * d);
+        const std::vector<AttentionChunk> chunks = {kv.Chunk(0, 0, tokens, length - tokens)};
+        const float scale = 1.0f / std::sqrt(static_cast<float>(d));
+        const auto backend = Make(static_cast<int>(random_.Int(1, 3)));
+        ExpectNear(Attend(*backend, kv, q, chunks, scale), Reference(kv, q, chunks, scale),
+                   Tolerance(dtype), 0);
+      }
+    }
+  }
+}
+
+TEST_P(AttentionTest, EqualsTheReferenceAroundTheBordersOfBlocksAndSplits) {
+  SCOPED_TRACE(Seed());
+  for (const int32_t block_tokens : {16, 48, 64, 128, 256}) {
+    const KvLayout layout{1, 64, block_tokens, random_.Int(0, 1) == 0 ? DType::kBF16 : DType::kF32};
+    const int32_t split = AttentionSplitTokens(layout);
+    const PagedSequences kv(random_, layout, {2 * split + 2});
+    const auto backend = Make(2);
+    for (const int32_t border : {block_tokens, split, 2 * split}) {
+      for (int32_t length = border - 1; length <= border + 2; ++length) {
+        for (const int32_t tokens : {1, 2, std::min(length, 35)}) {
+          SCOPED_TRACE(testing::Message()
+                       << "block " << block_tokens << " length " << length << " tokens " << tokens);
+          Matrix q = Matrix::Normal(random_, tokens, 2 * 64);
+          const std::vector<AttentionChunk> chunks = {kv.Chunk(0, 0, tokens, length - tokens)};
+          ExpectNear(Attend(*backend, kv, q, chunks, 0.125f), Reference(kv, q, chunks, 0.125f),
+                     Tolerance(layout.dtype), 0);
+        }
+      }
+    }
+  }
+}
+
+// The tokens of a request do not depend on its neighbours, on how its prompt was cut, on whether a
+// position came as prompt or as decode, nor on the number of threads.
+TEST_P(AttentionTest, AQueryIsTheSameBitsInDecodeInAnyChunkAndAmongOthers) {
+  SCOPED_TRACE(Seed());
+  for (int round = 0; round < 6; ++round) {
+    const DType dtype = round % 2 == 0 ? DType::kBF16 : DType::kF32;
+    const int32_t d = std::vector<int32_t>{64, 80, 96, 128}[random_.Int(0, 3)];
+    const int32_t group = static_cast<int32_t>(random_.Int(1, 8));
+    const int32_t block_tokens = static_cast<int32_t>(16 * random_.Int(1, 8));
+    const KvLayout layout{2, d, block_tokens, dtype};
+    const int32_t split = AttentionSplitTokens(layout);
+    const int32_t length = static_cast<int32_t>(random_.Int(split, split + 150));
+    SCOPED_TRACE(testing::Message() << DTypeName(dtype) << " d " << d << " G " << group << " block "
+                                    << block_tokens << " length " << length);
+    const PagedSequences kv(random_, layout, {length, 700, 3});
+    const float scale = 1.0f / std::sqrt(static_cast<float>(d));
+    Matrix q = Matrix::Normal(random_, length, int64_t{2} * group * d);
+    const auto one = Make(1);
+    const Matrix whole = Attend(*one, kv, q, {kv.Chunk(0, 0, length, 0)}, scale);
+
+    for (int threads = 1; threads <= 3; ++threads) {  // the prompt in chunks of random sizes
+      const auto backend = Make(threads);
+      for (int32_t position = 0; position < length;) {
+        const int32_t tokens =
+            std::min(static_cast<int32_t>(random_.Int(1, 200)), length - position);
+        Matrix out(tokens, q.cols());
+        const std::vector<AttentionChunk> chunks = {kv.Chunk(0, 0, tokens, position)};
+        backend->Attend(q.tensor().RowRange(position, tokens), chunks, kv.pool(), layout, scale,
+                        out.tensor());
+        for (int32_t i = 0; i < tokens; ++i) {
+          ASSERT_TRUE(SameBits(out, i, whole, position + i))
+              << threads << " threads, chunk at " << position;
+        }
+        position += tokens;
+      }
+    }
+    for (int threads = 1; threads <= 3; ++threads) {  // decode, alone and between two others
+      const auto backend = Make(threads);
+      for (const int32_t position :
+           {0, block_tokens - 1, block_tokens, split - 1, split, length - 1}) {
+        if (position >= length) continue;
+        Matrix alone_q(1, q.cols()), batch_q = Matrix::Normal(random_, 8, q.cols());
+        std::copy_n(q.row(position), q.cols(), alone_q.row(0));
+        std::copy_n(q.row(position), q.cols(), batch_q.row(5));
+        const Matrix alone = Attend(*backend, kv, alone_q, {kv.Chunk(0, 0, 1, position)}, scale);
+        const Matrix among = Attend(
+            *backend, kv, batch_q,
+            {kv.Chunk(1, 0, 5, 690), kv.Chunk(0, 5, 1, position), kv.Chunk(2, 6, 2, 1)}, scale);
+        ASSERT_TRUE(SameBits(alone, 0, whole, position))
+            << threads << " threads, position " << position;
+        ASSERT_TRUE(SameBits(among, 5, whole, position))
+            << threads << " threads, position " << position;
+      }
+    }
+  }
+}
+
+TEST_P(AttentionTest, ExtremeScoresNeitherOverflowNorVanish) {
+  SCOPED_TRACE(Seed());
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    const KvLayout layout{1, 64, 32, dtype};
+    // Scores of both signs up to about 1e4: the softmax is nearly a choice of one key.
+    const PagedSequences kv(random_, layout, {600}, 400.0f);
+    Matrix q = Matrix::Normal(random_, 4, 64, 1.0f);
+    const std::vector<AttentionChunk> chunks = {kv.Chunk(0, 0, 4, 596)};
+    const auto backend = Make(2);
+    const Matrix out = Attend(*backend, kv, q, chunks, 1.0f);
+    if (dtype == DType::kF32) {
+      ExpectNear(out, Reference(kv, q, chunks, 1.0f), 5e-2, 0);
+    } else {
+      // Which key wins may hang on q's rounding; the result must still be an average of values.
+      for (int64_t i = 0; i < out.rows(); ++i) {
+        for (int64_t j = 0; j < out.cols(); ++j) ASSERT_LT(std::abs(out.row(i)[j]), 6.0f);
+      }
+    }
+  }
+}
+
+TEST_P(AttentionTest, EqualKeysGiveTheMeanOfTheValuesHoweverLargeTheScore) {
+  const KvLayout layout{1, 64, 64, DType::kBF16};
+  std::vector<std::byte> pool(20 * layout.BlockBytes());
+  std::vector<int32_t> table(20);
+  std::iota(table.begin(), table.end(), 0);
+  const int32_t length = 1237;
+  Matrix k(length, 64), v(length, 64);
+  for (int32_t t = 0; t < length; ++t) {
+    for (int32_t j = 0; j < 64; ++j) {
+      k.row(t)[j] = 12.5f;
+      v.row(t)[j] = static_cast<float>(t % 2);
+    }
+  }
+  const std::vector<AttentionChunk> chunk = {{0, length, 0, table}};
+  WriteKvRef(k.tensor(), v.tensor(), chunk, pool.data(), layout);
+  for (const float sign : {1.0f, -1.0f}) {
+    Matrix q(1, 64), out(1, 64);
+    for (int32_t j = 0; j < 64; ++j) q.row(0)[j] = sign * 12.5f;  // score 1e4
+    const std::vector<AttentionChunk> last = {{0, 1, length - 1, table}};
+    Make(2)->Attend(q.tensor(), last, pool.data(), layout, 1.0f, out.tensor());
+    for (int32_t j = 0; j < 64; ++j) EXPECT_NEAR(out.row(0)[j], 618.0 / 1237.0, 1e-4);
+  }
+}
+
+TEST_P(AttentionTest, LongContextsKeepTheirPrecision) {
+  SCOPED_TRACE(Seed());
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    const PagedSequences kv(random_, {1, 64, 64, dtype}, {20000});
+    Matrix q = Matrix::Normal(random_, 1, 4 * 64);
+    const std::vector<AttentionChunk> chunks = {kv.Chunk(0, 0, 1, 19999)};
+    const auto backend = Make(3);
+    ExpectNear(Attend(*backend, kv, q, chunks, 0.125f), Reference(kv, q, chunks, 0.125f),
+               dtype == DType::kF32 ? 1e-6 : 1e-3, 0);
+  }
+}
+
+TEST_P(AttentionTest, NotANumberInOneSequenceDisturbsNoOther) {
+  SCOPED_TRACE(Seed());
+  const PagedSequences kv(random_, {1, 64, 64, DType::kBF16}, {100, 90});
+  const auto backend = Make(2);
+  Matrix q = Matrix::Normal(random_, 8, 128);
+  const std::vector<AttentionChunk> chunks = {kv.Chunk(0, 0, 4, 96), kv.Chunk(1, 4, 4, 86)};
+  const Matrix clean = Attend(*backend, kv, q, chunks, 0.125f);
+  q.row(2)[3] = NAN;
+  const Matrix dirty = Attend(*backend, kv, q, chunks, 0.125f);
+  for (int64_t i = 0; i < 8; ++i) {
+    if (i == 2) {
+      EXPECT_TRUE(std::isnan(dirty.row(i)[0]));
+    } else {
+      EXPECT_TRUE(SameBits(dirty, i, clean, i));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace winnow::kernels
