@@ -1,0 +1,60 @@
+// Measurements: every kernel at model shapes, and the two baselines that speeds are shares of.
+// The only file that sees oneDNN; `winnow bench` links it, nothing that serves does.
+//
+// Every figure is the best of several repetitions: other work on the machine only adds time.
+#ifndef WINNOW_KERNELS_BENCH_H_
+#define WINNOW_KERNELS_BENCH_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "kernels/dtype.h"
+
+namespace winnow::kernels {
+
+struct BenchOptions {
+  std::string isa = "auto";       // as MakeCpuBackend takes it
+  int num_threads = 0;            // 0: as many as the processors this process may use
+  double seconds_per_case = 0.5;  // repetitions go on for this long, and are three at least
+  std::string filter;             // only kernels whose name contains it
+};
+
+struct BenchResult {
+  std::string name;      // "matmul bf16"
+  std::string shape;     // "m 512, out 8192, in 2048"
+  double seconds = 0;    // of one call, the best
+  double bytes = 0;      // XBytes of the kernel's header
+  double flops = 0;      // XFlops
+  std::string baseline;  // "read loop, 16 MiB" or "oneDNN 2.6.3 bf16"; empty for none
+  double share = 0;      // of the baseline's speed in the same run; 0 for none
+
+  double BytesPerSecond() const { return bytes / seconds; }
+  double FlopsPerSecond() const { return flops / seconds; }
+};
+
+// Runs the kernels of the CPU backend at the shapes of Llama-3.2-1B and of the test model.
+// `progress` (may be empty) gets each result as it is made. Empty if the isa is not available.
+std::vector<BenchResult> BenchKernels(const BenchOptions& options,
+                                      const std::function<void(const BenchResult&)>& progress);
+
+// Bytes per second at which `num_threads` threads (0: all) read a buffer of `size_bytes` from end
+// to end, adding nothing but an exclusive-or per load, in huge pages where the system has them: the
+// bound of what a kernel can reach that reads as many bytes. 0 if the memory cannot be had.
+double MeasureReadBytesPerSecond(size_t size_bytes, int num_threads);
+
+// FLOP per second of oneDNN's matmul [m][in] x [in][out] on `num_threads` (0: all) OpenMP threads.
+// The weights are in the order that oneDNN prefers; kBF16 takes x as bf16 already and yields f32;
+// kF32 is f32 throughout. 0 if oneDNN has no such product on this processor, or is built without
+// OpenMP so that its threads cannot be set.
+double MeasureOneDnnFlopsPerSecond(int64_t m, int64_t out, int64_t in, DType dtype,
+                                   int num_threads);
+
+// "oneDNN 2.6.3"
+std::string OneDnnVersion();
+
+}  // namespace winnow::kernels
+
+#endif  // WINNOW_KERNELS_BENCH_H_
