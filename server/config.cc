@@ -1,0 +1,238 @@
+#include "server/config.h"
+
+#include <arpa/inet.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "engine/status_macros.h"
+#include "server/suggest.h"
+#include "yaml-cpp/yaml.h"
+
+namespace winnow::server {
+namespace {
+
+struct FileValue {
+  std::string text;
+  int line = 0;
+};
+
+// The file as option name -> value. Everything in it must be known and a scalar.
+absl::StatusOr<std::map<std::string, FileValue>> ReadConfigFile(const std::string& path) {
+  const auto fail = [&](const YAML::Mark& mark, std::string_view what) {
+    return absl::InvalidArgumentError(mark.is_null()
+                                          ? absl::StrCat(path, ": ", what)
+                                          : absl::StrCat(path, ":", mark.line + 1, ": ", what));
+  };
+  YAML::Node root;
+  try {
+    root = YAML::LoadFile(path);
+  } catch (const YAML::BadFile&) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": cannot be read"));
+  } catch (const YAML::Exception& error) {
+    return fail(error.mark, error.msg);
+  }
+  std::map<std::string, FileValue> values;
+  if (root.IsNull()) return values;  // an empty file
+  if (!root.IsMap()) return fail(root.Mark(), "must be a map of options");
+
+  std::map<std::string, std::string> names;  // key in the file -> option name
+  std::vector<std::string> keys;
+  for (const ServeOption& option : ServeOptions()) {
+    names[option.yaml()] = option.name;
+    keys.push_back(option.yaml());
+  }
+  for (const auto& entry : root) {
+    if (!entry.first.IsScalar()) return fail(entry.first.Mark(), "a key must be a name");
+    const std::string key = entry.first.Scalar();
+    const auto name = names.find(key);
+    if (name == names.end()) {
+      return fail(entry.first.Mark(), absl::StrCat("unknown option ", key, DidYouMean(key, keys)));
+    }
+    if (!entry.second.IsScalar()) {
+      return fail(entry.second.Mark(), absl::StrCat(key, ": must be a single value"));
+    }
+    const FileValue value{entry.second.Scalar(), entry.first.Mark().line + 1};
+    if (!values.emplace(name->second, value).second) {
+      return fail(entry.first.Mark(), absl::StrCat(key, ": is there twice"));
+    }
+  }
+  return values;
+}
+
+bool IsLoopback(const std::string& host) {
+  if (host == "localhost") return true;
+  in_addr v4;
+  if (inet_pton(AF_INET, host.c_str(), &v4) == 1) return (ntohl(v4.s_addr) >> 24) == 127;
+  in6_addr v6;
+  return inet_pton(AF_INET6, host.c_str(), &v6) == 1 && IN6_IS_ADDR_LOOPBACK(&v6);
+}
+
+}  // namespace
+
+absl::StatusOr<HostPort> ParseHostPort(std::string_view text) {
+  const absl::Status bad =
+      absl::InvalidArgumentError("must be HOST:PORT, like 127.0.0.1:50051 or [::1]:0");
+  const size_t colon = text.rfind(':');
+  if (colon == text.npos || colon == 0) return bad;
+  std::string_view host = text.substr(0, colon);
+  const std::string_view port = text.substr(colon + 1);
+  HostPort result;
+  // SimpleAtoi takes signs and spaces; a port has neither.
+  if (port.empty() || port.find_first_not_of("0123456789") != port.npos ||
+      !absl::SimpleAtoi(port, &result.port) || result.port > 65535) {
+    return bad;
+  }
+  if (host.front() == '[') {
+    if (host.size() < 3 || host.back() != ']') return bad;
+    host = host.substr(1, host.size() - 2);
+    in6_addr v6;
+    if (inet_pton(AF_INET6, std::string(host).c_str(), &v6) != 1) return bad;
+  } else if (host.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                                    "0123456789.-") != host.npos) {
+    return bad;
+  }
+  result.host = std::string(host);
+  result.loopback = IsLoopback(result.host);
+  return result;
+}
+
+absl::StatusOr<int64_t> ParseBytes(std::string_view text) {
+  static constexpr std::pair<std::string_view, double> kUnits[] = {
+      {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}};
+  double scale = 1;
+  for (const auto& [unit, factor] : kUnits) {
+    if (absl::EndsWith(text, unit)) {
+      scale = factor;
+      text.remove_suffix(unit.size());
+      break;
+    }
+  }
+  double value = 0;
+  // Digits only: no sign, exponent, "inf" or "nan".
+  if (text.empty() || text.find_first_not_of("0123456789.") != text.npos ||
+      !absl::SimpleAtod(text, &value) || value * scale > 0x1p60 ||
+      std::floor(value * scale) != value * scale) {
+    return absl::InvalidArgumentError("not a number of bytes");
+  }
+  return static_cast<int64_t>(value * scale);
+}
+
+absl::StatusOr<ResolvedConfig> ResolveConfig(const std::map<std::string, std::string>& flags,
+                                             const Environment& environment,
+                                             const std::string& config_file) {
+  std::map<std::string, FileValue> file;
+  if (!config_file.empty()) {
+    WINNOW_ASSIGN_OR_RETURN(file, ReadConfigFile(config_file));
+  }
+  ResolvedConfig resolved;
+  for (const ServeOption& option : ServeOptions()) {
+    std::string& origin = resolved.origin[option.name];
+    std::string value;
+    const std::optional<std::string> from_environment = environment(option.env());
+    if (const auto flag = flags.find(option.name); flag != flags.end()) {
+      origin = absl::StrCat("flag --", option.name);
+      value = flag->second;
+    } else if (from_environment.has_value() && !from_environment->empty()) {
+      origin = absl::StrCat("environment ", option.env());
+      value = *from_environment;
+    } else if (const auto in_file = file.find(option.name); in_file != file.end()) {
+      origin = absl::StrCat(config_file, ":", in_file->second.line);
+      value = in_file->second.text;
+    } else {
+      origin = "default";
+      continue;
+    }
+    if (absl::Status set = option.set(resolved.config, value); !set.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(origin, ": \"", absl::CHexEscape(value), "\": ", set.message()));
+    }
+  }
+  return resolved;
+}
+
+absl::Status CheckConfig(const ServeConfig& config) {
+  const auto fail = [](auto&&... parts) {
+    return absl::InvalidArgumentError(absl::StrCat(parts...));
+  };
+  if (config.model.empty()) return fail("--model is required");
+  if (config.tls_cert.empty() != config.tls_key.empty()) {
+    return fail("--tls-cert and --tls-key come together; only --",
+                config.tls_cert.empty() ? "tls-key" : "tls-cert", " is set");
+  }
+  const bool tls = !config.tls_cert.empty();
+  if (!config.tls_client_ca.empty() && !tls) {
+    return fail("--tls-client-ca needs --tls-cert and --tls-key");
+  }
+  WINNOW_ASSIGN_OR_RETURN(const HostPort listen, ParseHostPort(config.listen));
+  if (!listen.loopback && !tls && !config.insecure) {
+    return fail("--listen ", config.listen,
+                " can be reached from the network and would not be encrypted: set --tls-cert and "
+                "--tls-key, or --insecure if something in front of winnow protects it");
+  }
+  if (config.metrics != "off") {
+    WINNOW_ASSIGN_OR_RETURN(const HostPort metrics, ParseHostPort(config.metrics));
+    if (!metrics.loopback && !config.insecure) {
+      return fail("--metrics ", config.metrics,
+                  " can be reached from the network and is never encrypted: set --insecure if that "
+                  "is meant");
+    }
+    if (metrics.port != 0 && metrics.port == listen.port && metrics.host == listen.host) {
+      return fail("--metrics and --listen are both ", config.listen);
+    }
+  }
+  if (config.max_running > config.step_tokens) {
+    return fail("--max-running ", config.max_running, " exceeds --step-tokens ", config.step_tokens,
+                ": a step must hold one token of each running sequence");
+  }
+  if ((config.block_tokens & (config.block_tokens - 1)) != 0) {
+    return fail("--block-tokens ", config.block_tokens, " is not a power of two");
+  }
+  if (config.max_metadata_bytes < 1024) {
+    return fail("--max-metadata-bytes ", config.max_metadata_bytes,
+                " is less than the 1024 that gRPC itself needs");
+  }
+  return absl::OkStatus();
+}
+
+namespace {
+
+// A double-quoted YAML scalar. Bytes past ASCII stay as they are: the file is UTF-8.
+std::string QuoteYaml(std::string_view text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      absl::StrAppend(&out, "\\", std::string_view(&c, 1));
+    } else if (byte < 0x20 || byte == 0x7f) {
+      absl::StrAppend(&out, absl::StrFormat("\\x%02x", byte));
+    } else {
+      out += c;
+    }
+  }
+  return out + "\"";
+}
+
+}  // namespace
+
+std::string PrintConfig(const ResolvedConfig& resolved) {
+  std::string out;
+  for (const ServeOption& option : ServeOptions()) {
+    std::string value = option.get(resolved.config);
+    if (value.empty() ||
+        value.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+                                "./_-") != value.npos) {
+      value = QuoteYaml(value);
+    }
+    absl::StrAppend(&out, absl::StrFormat("%-44s # %s\n", absl::StrCat(option.yaml(), ": ", value),
+                                          resolved.origin.at(option.name)));
+  }
+  return out;
+}
+
+}  // namespace winnow::server

@@ -1,0 +1,127 @@
+// What `winnow serve` is told: one plain struct, filled from four places.
+//
+// Precedence: flag, then environment (WINNOW_ and the flag's name in capitals), then the YAML file
+// of
+// --config (the flag's name with underscores), then the default. An unknown key of the file is an
+// error; an empty environment variable counts as not set. Other WINNOW_ variables are none of our
+// business: Kubernetes itself makes up names like WINNOW_SERVICE_HOST.
+#ifndef WINNOW_SERVER_CONFIG_H_
+#define WINNOW_SERVER_CONFIG_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace winnow::server {
+
+struct ServeConfig {
+  // Model.
+  std::string model;
+  std::string model_name;  // "": the directory's name
+  std::string device = "cpu";
+  std::string dtype = "auto";
+  std::string kv_dtype = "auto";
+  std::string isa = "auto";
+  int64_t threads = 0;      // 0: all processors
+  int64_t kv_bytes = 0;     // 0: one sequence of max_context
+  int64_t max_context = 0;  // 0: the model's
+  int64_t block_tokens = 64;
+
+  // Engine.
+  int64_t max_running = 64;
+  int64_t step_tokens = 512;
+  int64_t queue_requests = 256;
+  int64_t queue_tokens = 4 << 20;
+  absl::Duration pause_grace = absl::Seconds(1);
+  absl::Duration slow_reader_timeout = absl::Seconds(30);
+
+  // Requests.
+  std::string policy = "dense";
+  int64_t default_max_tokens = 512;
+  int64_t max_prompt_bytes = 0;   // 0: 16 bytes for each token of the context, at least 64 KiB
+  int64_t max_message_bytes = 0;  // 0: the largest valid request and 1 MiB
+  int64_t tokenize_threads = 2;
+
+  // Endpoints.
+  std::string listen = "127.0.0.1:50051";
+  std::string metrics = "127.0.0.1:9464";  // "off": none
+  std::string port_file;                   // "": none
+  bool insecure = false;
+  std::string tls_cert;
+  std::string tls_key;
+  std::string tls_client_ca;
+  bool reflection = false;
+  int64_t max_streams = 256;
+  int64_t max_metadata_bytes = 8192;
+  absl::Duration keepalive_time = absl::Minutes(2);
+  absl::Duration keepalive_timeout = absl::Seconds(20);
+  absl::Duration min_ping_interval = absl::Seconds(30);
+
+  // Process.
+  absl::Duration drain_grace = absl::Seconds(30);
+  absl::Duration heartbeat_timeout = absl::Seconds(30);
+  std::string log_level = "info";
+  std::string log_format = "text";
+};
+
+// One option of ServeConfig. The table of them makes flags, environment, file keys, --help,
+// --print-config and their checks, so that none can be forgotten.
+struct ServeOption {
+  std::string name;   // of the flag, without dashes: "kv-bytes"
+  std::string value;  // what stands for its value in --help: "BYTES"; "" for a switch
+  std::string help;
+  std::function<absl::Status(ServeConfig&, std::string_view)>
+      set;                                             // InvalidArgument: what it takes
+  std::function<std::string(const ServeConfig&)> get;  // as `set` takes it
+
+  bool is_switch() const { return value.empty(); }
+  std::string env() const;   // "WINNOW_KV_BYTES"
+  std::string yaml() const;  // "kv_bytes"
+};
+
+const std::vector<ServeOption>& ServeOptions();
+
+struct ResolvedConfig {
+  ServeConfig config;
+  std::map<std::string, std::string>
+      origin;  // option name -> "flag --x", "environment X", "FILE:LINE", "default"
+};
+
+using Environment = std::function<std::optional<std::string>(const std::string& name)>;
+
+// `flags` holds the flags that were given, by name. `config_file` may be empty.
+// InvalidArgument says where the value came from, what is wrong, and what was probably meant.
+absl::StatusOr<ResolvedConfig> ResolveConfig(const std::map<std::string, std::string>& flags,
+                                             const Environment& environment,
+                                             const std::string& config_file);
+
+// What single values cannot show: half-configured TLS, a plaintext port that the network can reach,
+// bounds that contradict each other. InvalidArgument names the flags. Touches no file.
+absl::Status CheckConfig(const ServeConfig& config);
+
+// The lines of --print-config: a YAML file that gives the same configuration, with origins as
+// comments.
+std::string PrintConfig(const ResolvedConfig& resolved);
+
+// "HOST:PORT", "[V6]:PORT", "localhost:PORT", PORT 0 to 65535.
+struct HostPort {
+  std::string host;  // without brackets
+  int port = 0;
+  bool loopback = false;  // nothing but this machine can reach it
+};
+absl::StatusOr<HostPort> ParseHostPort(std::string_view text);
+
+// "4096", "64KiB", "1.5GiB"; KiB, MiB, GiB, TiB.
+absl::StatusOr<int64_t> ParseBytes(std::string_view text);
+
+}  // namespace winnow::server
+
+#endif  // WINNOW_SERVER_CONFIG_H_

@@ -1,0 +1,231 @@
+// The table of `serve`'s options.
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+#include "engine/attention_policy.h"
+#include "server/config.h"
+
+namespace winnow::server {
+namespace {
+
+constexpr int64_t kInt32Max = std::numeric_limits<int32_t>::max();
+constexpr int64_t kBytesMax = int64_t{1} << 50;
+
+ServeOption Integer(std::string name, int64_t ServeConfig::*field, int64_t low, int64_t high,
+                    std::string help) {
+  return {std::move(name), "N", std::move(help),
+          [=](ServeConfig& config, std::string_view text) -> absl::Status {
+            int64_t value = 0;
+            if (!absl::SimpleAtoi(text, &value) || value < low || value > high) {
+              return absl::InvalidArgumentError(
+                  absl::StrCat("must be an integer in [", low, ", ", high, "]"));
+            }
+            config.*field = value;
+            return absl::OkStatus();
+          },
+          [=](const ServeConfig& config) { return absl::StrCat(config.*field); }};
+}
+
+ServeOption Bytes(std::string name, int64_t ServeConfig::*field, int64_t high, std::string help) {
+  return {std::move(name), "BYTES", std::move(help),
+          [=](ServeConfig& config, std::string_view text) -> absl::Status {
+            absl::StatusOr<int64_t> value = ParseBytes(text);
+            if (!value.ok() || *value > high) {
+              return absl::InvalidArgumentError(absl::StrCat("must be a number of bytes up to ",
+                                                             high, ", like 4096, 64KiB or 1.5GiB"));
+            }
+            config.*field = *value;
+            return absl::OkStatus();
+          },
+          [=](const ServeConfig& config) { return absl::StrCat(config.*field); }};
+}
+
+ServeOption Time(std::string name, absl::Duration ServeConfig::*field, absl::Duration low,
+                 absl::Duration high, std::string help) {
+  return {std::move(name), "TIME", std::move(help),
+          [=](ServeConfig& config, std::string_view text) -> absl::Status {
+            absl::Duration value;
+            if (!absl::ParseDuration(text, &value) || value < low || value > high) {
+              return absl::InvalidArgumentError(
+                  absl::StrCat("must be a time in [", absl::FormatDuration(low), ", ",
+                               absl::FormatDuration(high), "], like 500ms, 30s or 2m"));
+            }
+            config.*field = value;
+            return absl::OkStatus();
+          },
+          [=](const ServeConfig& config) { return absl::FormatDuration(config.*field); }};
+}
+
+ServeOption Text(std::string name, std::string value, std::string ServeConfig::*field,
+                 std::string help) {
+  return {std::move(name), std::move(value), std::move(help),
+          [=](ServeConfig& config, std::string_view text) -> absl::Status {
+            if (text.find('\0') != text.npos) {
+              return absl::InvalidArgumentError("must not hold a NUL");
+            }
+            config.*field = std::string(text);
+            return absl::OkStatus();
+          },
+          [=](const ServeConfig& config) { return config.*field; }};
+}
+
+ServeOption Choice(std::string name, std::string ServeConfig::*field,
+                   std::vector<std::string> choices, std::string help) {
+  std::string value = absl::StrJoin(choices, "|");
+  return {std::move(name), value, std::move(help),
+          [=](ServeConfig& config, std::string_view text) -> absl::Status {
+            if (std::find(choices.begin(), choices.end(), text) == choices.end()) {
+              return absl::InvalidArgumentError(absl::StrCat("must be one of ", value));
+            }
+            config.*field = std::string(text);
+            return absl::OkStatus();
+          },
+          [=](const ServeConfig& config) { return config.*field; }};
+}
+
+ServeOption Switch(std::string name, bool ServeConfig::*field, std::string help) {
+  return {std::move(name), "", std::move(help),
+          [=](ServeConfig& config, std::string_view text) -> absl::Status {
+            if (text == "true" || text == "1") {
+              config.*field = true;
+            } else if (text == "false" || text == "0") {
+              config.*field = false;
+            } else {
+              return absl::InvalidArgumentError("must be true or false");
+            }
+            return absl::OkStatus();
+          },
+          [=](const ServeConfig& config) { return config.*field ? "true" : "false"; }};
+}
+
+ServeOption Endpoint(std::string name, std::string ServeConfig::*field, bool may_be_off,
+                     std::string help) {
+  return {std::move(name), "HOST:PORT", std::move(help),
+          [=](ServeConfig& config, std::string_view text) -> absl::Status {
+            if (!(may_be_off && text == "off")) {
+              if (absl::StatusOr<HostPort> parsed = ParseHostPort(text); !parsed.ok()) {
+                return absl::InvalidArgumentError(
+                    absl::StrCat(parsed.status().message(), may_be_off ? ", or off" : ""));
+              }
+            }
+            config.*field = std::string(text);
+            return absl::OkStatus();
+          },
+          [=](const ServeConfig& config) { return config.*field; }};
+}
+
+ServeOption Policy() {
+  ServeOption option = Text("policy", "POLICY", &ServeConfig::policy,
+                            "the attention policy of requests that name none");
+  option.set = [](ServeConfig& config, std::string_view text) -> absl::Status {
+    absl::StatusOr<engine::AttentionPolicy> policy = engine::ParseAttentionPolicy(text);
+    if (!policy.ok()) return absl::InvalidArgumentError(policy.status().message());
+    config.policy = engine::ToString(*policy);
+    return absl::OkStatus();
+  };
+  return option;
+}
+
+ServeOption Device() {
+  ServeOption option = Choice("device", &ServeConfig::device, {"cpu"}, "where the model runs");
+  option.set = [set = option.set](ServeConfig& config, std::string_view text) -> absl::Status {
+    if (text == "cuda") {
+      return absl::InvalidArgumentError("cuda: this version has no CUDA backend; there is cpu");
+    }
+    return set(config, text);
+  };
+  return option;
+}
+
+std::vector<ServeOption> MakeServeOptions() {
+  using C = ServeConfig;
+  return {
+      Text("model", "DIR", &C::model, "Hugging Face model directory (required)"),
+      Text("model-name", "NAME", &C::model_name,
+           "what clients see as the model's name; empty: the directory's name"),
+      Device(),
+      Choice("dtype", &C::dtype, {"auto", "bf16", "f16", "f32"},
+             "of matrix products; auto: as config.json says"),
+      Choice("kv-dtype", &C::kv_dtype, {"auto", "bf16", "f32"},
+             "of the KV cache; auto: f32 with --dtype f32, else bf16"),
+      Choice("isa", &C::isa, {"auto", "avx512", "avx2", "scalar"},
+             "instruction set; auto: the best that the processor has"),
+      Integer("threads", &C::threads, 0, 1024, "compute threads; 0: as many as processors"),
+      Bytes("kv-bytes", &C::kv_bytes, kBytesMax,
+            "size of the KV pool, taken at start; 0: one sequence of the whole context"),
+      Integer("max-context", &C::max_context, 0, kInt32Max,
+              "tokens of prompt and answer together; 0: the model's own limit"),
+      Integer("block-tokens", &C::block_tokens, 16, 1024, "tokens of a KV block, a power of two"),
+
+      Integer("max-running", &C::max_running, 1, 4096, "sequences that run at once"),
+      Integer("step-tokens", &C::step_tokens, 1, 65536, "tokens that one step computes, at most"),
+      Integer("queue-requests", &C::queue_requests, 1, 1 << 20, "requests that wait, at most"),
+      Integer("queue-tokens", &C::queue_tokens, 1, int64_t{1} << 40,
+              "prompt tokens that wait, at most"),
+      Time("pause-grace", &C::pause_grace, absl::ZeroDuration(), absl::Hours(1),
+           "how long a paused request of a slow reader keeps its KV while others wait"),
+      Time("slow-reader-timeout", &C::slow_reader_timeout, absl::Milliseconds(100), absl::Hours(24),
+           "a request whose reader takes nothing for this long is cancelled"),
+
+      Policy(),
+      Integer("default-max-tokens", &C::default_max_tokens, 1, kInt32Max,
+              "max_tokens of requests that set none, as far as the context has room"),
+      Bytes("max-prompt-bytes", &C::max_prompt_bytes, 1 << 30,
+            "longest prompt as text; 0: 16 for each token of the context, at least 64KiB"),
+      Bytes("max-message-bytes", &C::max_message_bytes, 1 << 30,
+            "largest gRPC message; 0: the largest valid request and 1MiB"),
+      Integer("tokenize-threads", &C::tokenize_threads, 1, 64,
+              "threads that turn text into tokens"),
+
+      Endpoint("listen", &C::listen, false, "gRPC; port 0: any free one"),
+      Endpoint("metrics", &C::metrics, true,
+               "Prometheus metrics under /metrics; port 0: any free one; off: none"),
+      Text("port-file", "FILE", &C::port_file, "write the gRPC port here once it listens"),
+      Switch("insecure", &C::insecure,
+             "allow gRPC without TLS, and metrics, on addresses that the network can reach"),
+      Text("tls-cert", "FILE", &C::tls_cert, "certificate chain, PEM; with --tls-key"),
+      Text("tls-key", "FILE", &C::tls_key, "private key, PEM; with --tls-cert"),
+      Text("tls-client-ca", "FILE", &C::tls_client_ca,
+           "ask clients for a certificate signed by one of these, PEM"),
+      Switch("reflection", &C::reflection,
+             "tell clients the API's schema (gRPC server reflection)"),
+      Integer("max-streams", &C::max_streams, 1, kInt32Max, "concurrent calls of one connection"),
+      Bytes("max-metadata-bytes", &C::max_metadata_bytes, 1 << 20, "metadata of one call"),
+      Time("keepalive-time", &C::keepalive_time, absl::Seconds(1), absl::Hours(24),
+           "ping a client that has been silent for this long"),
+      Time("keepalive-timeout", &C::keepalive_timeout, absl::Milliseconds(100), absl::Hours(1),
+           "and close its connection if it does not answer for this long"),
+      Time("min-ping-interval", &C::min_ping_interval, absl::Milliseconds(100), absl::Hours(1),
+           "clients that ping more often than this are sent away"),
+
+      Time("drain-grace", &C::drain_grace, absl::ZeroDuration(), absl::Hours(24),
+           "how long running requests may go on after SIGTERM"),
+      Time("heartbeat-timeout", &C::heartbeat_timeout, absl::Milliseconds(100), absl::Hours(24),
+           "the health service says NOT_SERVING when a step takes longer than this"),
+      Choice("log-level", &C::log_level, {"debug", "info", "warn", "error"}, "what is logged"),
+      Choice("log-format", &C::log_format, {"text", "json"},
+             "lines of key=value, or lines of JSON; to standard error"),
+  };
+}
+
+}  // namespace
+
+std::string ServeOption::env() const {
+  return absl::StrCat("WINNOW_", absl::AsciiStrToUpper(yaml()));
+}
+
+std::string ServeOption::yaml() const { return absl::StrReplaceAll(name, {{"-", "_"}}); }
+
+const std::vector<ServeOption>& ServeOptions() {
+  static const std::vector<ServeOption>& options =
+      *new std::vector<ServeOption>(MakeServeOptions());
+  return options;
+}
+
+}  // namespace winnow::server
