@@ -14,7 +14,8 @@ constexpr CpuOps kScalar = {"scalar",
                             scalar::PrepareBF16Row,
                             4,
                             scalar::MatmulTiles,
-                            scalar::AttendSplits};
+                            scalar::AttendSplits,
+                            scalar::ReadLoop};
 constexpr CpuOps kAvx2 = {"avx2",
                           avx2::RmsNormRow,
                           avx2::RopeRow,
@@ -24,11 +25,12 @@ constexpr CpuOps kAvx2 = {"avx2",
                           avx2::PrepareBF16Row,
                           4,
                           avx2::MatmulTiles,
-                          avx2::AttendSplits};
+                          avx2::AttendSplits,
+                          avx2::ReadLoop};
 constexpr CpuOps kAvx512 = {
-    "avx512_bf16",       avx512::RmsNormRow,  avx512::RopeRow,        avx512::SiluMulRow,
-    avx512::WidenRow,    avx512::NarrowRow,   avx512::PrepareBF16Row, 2,
-    avx512::MatmulTiles, avx512::AttendSplits};
+    "avx512_bf16",       avx512::RmsNormRow,   avx512::RopeRow,        avx512::SiluMulRow,
+    avx512::WidenRow,    avx512::NarrowRow,    avx512::PrepareBF16Row, 2,
+    avx512::MatmulTiles, avx512::AttendSplits, avx512::ReadLoop};
 
 // __builtin_cpu_supports also asks whether the system saves the registers (XCR0).
 bool HasAvx2() {

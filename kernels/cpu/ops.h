@@ -68,6 +68,10 @@ using AttendSplitsFn = void(const AttentionCall& call, const AttentionTile& tile
                             int32_t first_split, int32_t last_split, bool merge, float* states,
                             std::byte* scratch);
 
+// ---- bench ----
+// The exclusive-or of all 8-byte words. REQUIRES: data aligned to 64, whole cache lines.
+using ReadLoopFn = uint64_t(const void* data, size_t size_bytes);
+
 struct CpuOps {
   const char* name;  // "avx512_bf16"
   RmsNormRowFn* rmsnorm_row;
@@ -79,6 +83,7 @@ struct CpuOps {
   size_t prepared_bf16_value_bytes;  // of a value in a prepared row
   MatmulTilesFn* matmul_tiles;
   AttendSplitsFn* attend_splits;
+  ReadLoopFn* read_loop;
 };
 
 #define WINNOW_DECLARE_CPU_OPS(isa) \
@@ -91,6 +96,7 @@ struct CpuOps {
   PrepareBF16RowFn PrepareBF16Row;  \
   MatmulTilesFn MatmulTiles;        \
   AttendSplitsFn AttendSplits;      \
+  ReadLoopFn ReadLoop;              \
   }
 WINNOW_DECLARE_CPU_OPS(scalar)
 WINNOW_DECLARE_CPU_OPS(avx2)

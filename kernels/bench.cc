@@ -1,0 +1,337 @@
+#include "kernels/bench.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <thread>
+#include <utility>
+
+#include "kernels/attention.h"
+#include "kernels/backend.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/ops.h"
+#include "kernels/embed_rows.h"
+#include "kernels/matmul.h"
+#include "kernels/rmsnorm.h"
+#include "kernels/rope.h"
+#include "kernels/silu_mul.h"
+#include "kernels/thread_pool.h"
+#include "kernels/write_kv.h"
+#include "oneapi/dnnl/dnnl.hpp"
+
+namespace winnow::kernels {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double SecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// The best of repetitions over `budget` seconds, three at least; the first, cold one does not
+// count.
+template <typename Body>
+double BestSeconds(double budget, Body body) {
+  body();
+  double best = 1e9;
+  const Clock::time_point begin = Clock::now();
+  for (int i = 0; i < 3 || SecondsSince(begin) < budget; ++i) {
+    const Clock::time_point start = Clock::now();
+    body();
+    best = std::min(best, SecondsSince(start));
+  }
+  return best;
+}
+
+int Threads(int num_threads) { return num_threads == 0 ? UsableProcessors() : num_threads; }
+
+// Sets OpenMP's threads in the library that oneDNN has loaded; false if there is none.
+bool SetOpenMpThreads(int num_threads) {
+  using SetFn = void (*)(int);
+  void* symbol = dlsym(RTLD_DEFAULT, "omp_set_num_threads");
+  if (symbol == nullptr) return false;
+  reinterpret_cast<SetFn>(symbol)(num_threads);
+  return true;
+}
+
+std::string SizeText(double bytes) {
+  char text[32];
+  if (bytes >= 1 << 20) {
+    std::snprintf(text, sizeof(text), "%.0f MiB", bytes / (1 << 20));
+  } else {
+    std::snprintf(text, sizeof(text), "%.0f KiB", bytes / (1 << 10));
+  }
+  return text;
+}
+
+// Float32 memory of the backend, filled with values of a fixed seed around zero.
+struct Floats {
+  Floats(Backend& backend, int64_t rows, int64_t cols, float deviation = 1.0f)
+      : buffer(backend.Allocate(static_cast<size_t>(rows * cols) * 4)),
+        tensor{buffer.data(), DType::kF32, rows, cols, cols} {
+    std::minstd_rand random(1);
+    float* values = tensor.f32();
+    for (int64_t i = 0; i < rows * cols; ++i) {
+      values[i] = deviation * (static_cast<float>(random() % 4096) / 1024.0f - 2.0f);
+    }
+  }
+  Buffer buffer;
+  Tensor tensor;
+};
+
+// One run of BenchKernels.
+class Bench {
+ public:
+  Bench(const BenchOptions& options, const std::function<void(const BenchResult&)>& progress)
+      : options_(options),
+        progress_(progress),
+        threads_(Threads(options.num_threads)),
+        backend_(MakeCpuBackend(options.isa, threads_)) {}
+
+  std::vector<BenchResult> Run() {
+    if (backend_ == nullptr) return {};
+    for (const DType dtype : {DType::kBF16, DType::kF32}) {
+      // Llama-3.2-1B: hidden 2048, inter 8192, 32 query and 8 KV heads of 64.
+      for (const int64_t m : {1, 8, 64, 512}) {
+        Matmul(m, 3072, 2048, dtype);   // q, k and v
+        Matmul(m, 2048, 2048, dtype);   // o
+        Matmul(m, 16384, 2048, dtype);  // gate and up
+        Matmul(m, 2048, 8192, dtype);   // down
+      }
+      Matmul(1, 128256, 2048, dtype);  // logits
+    }
+    Matmul(1, 16384, 2048, DType::kF16);
+    Matmul(512, 16384, 2048, DType::kF16);
+    for (const DType dtype : {DType::kBF16, DType::kF32}) {
+      for (const int32_t context : {1024, 32768}) Attention(32, {8, 64, 64, dtype}, 1, context);
+      Attention(32, {8, 64, 64, dtype}, 512, 2048);
+    }
+    Attention(32, {8, 64, 64, DType::kBF16}, 1, 131072);
+    Attention(32, {8, 64, 64, DType::kBF16}, 512, 32768);
+    Attention(32, {8, 128, 64, DType::kBF16}, 1, 32768);  // Llama-3.1-8B
+    Attention(32, {8, 128, 64, DType::kBF16}, 512, 32768);
+    Rows();
+    return std::move(results_);
+  }
+
+ private:
+  bool Wanted(const std::string& name) const {
+    return options_.filter.empty() || name.find(options_.filter) != std::string::npos;
+  }
+
+  template <typename Body>
+  double Time(Body body) const {
+    return BestSeconds(options_.seconds_per_case, body);
+  }
+
+  void Add(BenchResult result) {
+    if (progress_) progress_(result);
+    results_.push_back(std::move(result));
+  }
+
+  // Beside a read loop over as many bytes, for kernels that memory should bound.
+  void AddBesideRead(BenchResult result) {
+    const size_t size_bytes = std::max<size_t>(4096, static_cast<size_t>(result.bytes)) / 64 * 64;
+    result.baseline = "read loop, " + SizeText(static_cast<double>(size_bytes));
+    const double baseline = MeasureReadBytesPerSecond(size_bytes, threads_);
+    if (baseline > 0) result.share = result.BytesPerSecond() / baseline;
+    Add(std::move(result));
+  }
+
+  void Matmul(int64_t m, int64_t out, int64_t in, DType dtype) {
+    BenchResult result;
+    result.name = std::string("matmul ") + DTypeName(dtype);
+    result.shape =
+        "m " + std::to_string(m) + ", out " + std::to_string(out) + ", in " + std::to_string(in);
+    if (!Wanted(result.name)) return;
+    result.bytes = MatmulBytes(m, out, in, dtype);
+    result.flops = MatmulFlops(m, out, in);
+    {
+      // Zeros would do for the speed of the product, but not for pages: they must be there.
+      const std::vector<uint16_t> weights(static_cast<size_t>(out * in) * DTypeBytes(dtype) / 2,
+                                          0x3c01);
+      const HostMatrix host{weights.data(), dtype, out, in};
+      const auto packed = backend_->Pack({&host, 1}, dtype);
+      const Floats x(*backend_, m, in), y(*backend_, m, out);
+      result.seconds = Time([&] { backend_->Matmul(x.tensor, *packed, y.tensor, {}); });
+    }
+    if (m <= 4) return AddBesideRead(std::move(result));
+    const double baseline =
+        dtype == DType::kF16 ? 0 : MeasureOneDnnFlopsPerSecond(m, out, in, dtype, threads_);
+    if (baseline > 0) {
+      result.baseline = OneDnnVersion() + " " + DTypeName(dtype);
+      result.share = result.FlopsPerSecond() / baseline;
+    }
+    Add(std::move(result));
+  }
+
+  void Attention(int32_t heads, const KvLayout& layout, int32_t tokens, int32_t context) {
+    BenchResult result;
+    result.name = std::string("attention ") + DTypeName(layout.dtype);
+    result.shape = "tokens " + std::to_string(tokens) + ", context " + std::to_string(context) +
+                   ", H " + std::to_string(heads) + ", Hkv " + std::to_string(layout.kv_heads) +
+                   ", d " + std::to_string(layout.head_dim) + ", block " +
+                   std::to_string(layout.block_tokens);
+    if (!Wanted(result.name)) return;
+    result.bytes = AttentionBytes(tokens, context - tokens, heads, layout);
+    result.flops = AttentionFlops(tokens, context - tokens, heads, layout.head_dim);
+    {
+      const int32_t num_blocks = (context + layout.block_tokens - 1) / layout.block_tokens;
+      const Buffer pool = backend_->Allocate(num_blocks * layout.BlockBytes());
+      if (pool.data() == nullptr) return;
+      // Blocks lie anywhere in the pool.
+      std::vector<int32_t> table(num_blocks);
+      std::iota(table.begin(), table.end(), 0);
+      std::shuffle(table.begin(), table.end(), std::minstd_rand(1));
+      const int64_t width = int64_t{layout.kv_heads} * layout.head_dim;
+      const Floats kv(*backend_, layout.block_tokens, width);
+      for (int32_t block = 0; block < num_blocks; ++block) {
+        const AttentionChunk chunk{0, layout.block_tokens, block * layout.block_tokens, table};
+        backend_->WriteKv(kv.tensor, kv.tensor, {&chunk, 1}, pool.data(), layout);
+      }
+      const int64_t columns = int64_t{heads} * layout.head_dim;
+      const Floats q(*backend_, tokens, columns), out(*backend_, tokens, columns);
+      const AttentionChunk chunk{0, tokens, context - tokens, table};
+      result.seconds = Time([&] {
+        backend_->Attend(q.tensor, {&chunk, 1}, pool.data(), layout, 0.125f, out.tensor);
+      });
+    }
+    if (tokens == 1) {
+      AddBesideRead(std::move(result));
+    } else {
+      Add(std::move(result));
+    }
+  }
+
+  // The kernels that go row by row; what bounds them is memory.
+  void Rows() {
+    constexpr int32_t kHeads = 32, kHeadDim = 64, kHidden = 2048, kInter = 8192;
+    for (const int64_t m : {1, 512}) {
+      const std::string rows = "m " + std::to_string(m);
+      if (Wanted("rmsnorm")) {
+        const Floats x(*backend_, m, kHidden), weight(*backend_, 1, kHidden),
+            out(*backend_, m, kHidden);
+        const double seconds =
+            Time([&] { backend_->RmsNorm(x.tensor, weight.tensor.f32(), 1e-5f, out.tensor); });
+        AddBesideRead({"rmsnorm", rows + ", n 2048", seconds, RmsNormBytes(m, kHidden),
+                       RmsNormFlops(m, kHidden), "", 0});
+      }
+      if (Wanted("rope")) {
+        const Floats x(*backend_, m, kHeads * kHeadDim), table(*backend_, m, kHeadDim, 0.5f);
+        const double seconds = Time([&] { backend_->Rope(x.tensor, kHeadDim, table.tensor); });
+        AddBesideRead({"rope", rows + ", H 32, d 64", seconds, RopeBytes(m, kHeads, kHeadDim),
+                       RopeFlops(m, kHeads, kHeadDim), "", 0});
+      }
+      if (Wanted("silu_mul")) {
+        const Floats gate_up(*backend_, m, 2 * kInter), out(*backend_, m, kInter);
+        const double seconds = Time([&] { backend_->SiluMul(gate_up.tensor, out.tensor); });
+        AddBesideRead({"silu_mul", rows + ", n 8192", seconds, SiluMulBytes(m, kInter),
+                       SiluMulFlops(m, kInter), "", 0});
+      }
+      if (Wanted("embed_rows")) {
+        const std::vector<uint16_t> values(static_cast<size_t>(4096) * kHidden, 0x3c01);
+        const HostMatrix table{values.data(), DType::kBF16, 4096, kHidden};
+        std::vector<int32_t> ids(m);
+        for (int64_t i = 0; i < m; ++i) ids[i] = static_cast<int32_t>(i * 7919 % 4096);
+        const Floats out(*backend_, m, kHidden);
+        const double seconds = Time([&] { backend_->EmbedRows(table, ids, out.tensor); });
+        AddBesideRead({"embed_rows", rows + ", n 2048", seconds,
+                       EmbedRowsBytes(m, kHidden, DType::kBF16), EmbedRowsFlops(m, kHidden), "",
+                       0});
+      }
+      if (Wanted("write_kv")) {
+        const KvLayout layout{8, kHeadDim, 64, DType::kBF16};
+        std::vector<int32_t> blocks(8);
+        std::iota(blocks.begin(), blocks.end(), 0);
+        const Buffer pool = backend_->Allocate(blocks.size() * layout.BlockBytes());
+        const Floats k(*backend_, m, 8 * kHeadDim);
+        const AttentionChunk chunk{0, static_cast<int32_t>(m), 0, blocks};
+        const double seconds = Time([&] {
+          backend_->WriteKv(k.tensor, k.tensor, {&chunk, 1}, pool.data(), layout);
+        });
+        AddBesideRead({"write_kv", rows + ", Hkv 8, d 64, bfloat16", seconds,
+                       WriteKvBytes(m, layout), WriteKvFlops(m, layout), "", 0});
+      }
+    }
+  }
+
+  const BenchOptions options_;
+  const std::function<void(const BenchResult&)>& progress_;
+  const int threads_;
+  const std::unique_ptr<Backend> backend_;
+  std::vector<BenchResult> results_;
+};
+
+}  // namespace
+
+std::vector<BenchResult> BenchKernels(const BenchOptions& options,
+                                      const std::function<void(const BenchResult&)>& progress) {
+  return Bench(options, progress).Run();
+}
+
+double MeasureReadBytesPerSecond(size_t size_bytes, int num_threads) {
+  const size_t bytes = std::max<size_t>(4096, size_bytes) / 64 * 64;
+  const Buffer buffer = AllocateHostMemory(bytes);
+  if (buffer.data() == nullptr) return 0;
+  std::memset(buffer.data(), 1, bytes);  // pages that were never written are all one zero page
+  const CpuOps& ops = *FindCpuOps("auto");
+  ThreadPool pool(Threads(num_threads));
+  // Pieces as kernels take them: small enough to share evenly, large enough to stream.
+  const size_t piece =
+      std::clamp<size_t>(bytes / pool.num_threads() / 8 / 4096 * 4096, 4096, size_t{512} << 10);
+  const int64_t pieces = static_cast<int64_t>((bytes + piece - 1) / piece);
+  std::atomic<uint64_t> sum{0};
+  auto read = [&] {
+    pool.ParallelFor(pieces, [&](int64_t item, int) {
+      const size_t first = static_cast<size_t>(item) * piece;
+      sum.fetch_xor(ops.read_loop(static_cast<const std::byte*>(buffer.data()) + first,
+                                  std::min(piece, bytes - first)),
+                    std::memory_order_relaxed);
+    });
+  };
+  const double budget = std::clamp(static_cast<double>(bytes) * 5e-9, 0.05, 1.0);
+  return static_cast<double>(bytes) / BestSeconds(budget, read);
+}
+
+double MeasureOneDnnFlopsPerSecond(int64_t m, int64_t out, int64_t in, DType dtype,
+                                   int num_threads) {
+  using dnnl::memory;
+  if (dtype == DType::kF16 || !SetOpenMpThreads(Threads(num_threads))) return 0;
+  try {
+    const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
+    dnnl::stream stream(engine);
+    const auto type = dtype == DType::kBF16 ? memory::data_type::bf16 : memory::data_type::f32;
+    const memory::desc x_desc({m, in}, type, memory::format_tag::ab);
+    const memory::desc any_weights({in, out}, type, memory::format_tag::any);
+    const memory::desc y_desc({m, out}, memory::data_type::f32, memory::format_tag::ab);
+    const dnnl::matmul::primitive_desc primitive(dnnl::matmul::desc(x_desc, any_weights, y_desc),
+                                                 engine);
+    const dnnl::matmul product(primitive);
+    memory x(x_desc, engine), weights(primitive.weights_desc(), engine), y(y_desc, engine);
+    std::memset(x.get_data_handle(), 0x3c, x_desc.get_size());
+    std::memset(weights.get_data_handle(), 0x3c, primitive.weights_desc().get_size());
+    const double seconds = BestSeconds(0.5, [&] {
+      product.execute(stream, {{DNNL_ARG_SRC, x}, {DNNL_ARG_WEIGHTS, weights}, {DNNL_ARG_DST, y}});
+      stream.wait();
+    });
+    // OpenMP's threads go on spinning for a moment; what is measured next shall not share with
+    // them.
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    return MatmulFlops(m, out, in) / seconds;
+  } catch (const dnnl::error&) {
+    return 0;  // no such product on this processor
+  }
+}
+
+std::string OneDnnVersion() {
+  const dnnl_version_t* version = dnnl_version();
+  return "oneDNN " + std::to_string(version->major) + "." + std::to_string(version->minor) + "." +
+         std::to_string(version->patch);
+}
+
+}  // namespace winnow::kernels
