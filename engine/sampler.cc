@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -98,12 +99,12 @@ absl::StatusOr<OutputToken> Sampler::Sample(const SampleInput& input, std::span<
   if (absl::Status status = CheckRow(facts); !status.ok()) return status;
 
   OutputToken out;
-  double log_sum = 0;
+  Normalizer raw;
   if (input.top_logprobs >= 0) {
     double sum = 0;
     for (const float logit : logits) sum += std::exp(logit - facts.max);
-    log_sum = facts.max + std::log(sum);
-    AddTopLogprobs(logits, input.top_logprobs, log_sum, &out);
+    raw = {.max = facts.max, .log_sum = std::log(sum)};
+    AddTopLogprobs(logits, input.top_logprobs, raw, &out);
   }
 
   edits_.clear();
@@ -121,21 +122,19 @@ absl::StatusOr<OutputToken> Sampler::Sample(const SampleInput& input, std::span<
   if (input.top_logprobs >= 0) {
     const auto edit = std::find_if(edits_.begin(), edits_.end(),
                                    [&out](const auto& e) { return e.first == out.token; });
-    const float raw = edit == edits_.end() ? logits[out.token] : edit->second;
-    out.logprob = static_cast<float>(raw - log_sum);
+    out.logprob = raw.Logprob(edit == edits_.end() ? logits[out.token] : edit->second);
   }
   return out;
 }
 
-void Sampler::AddTopLogprobs(std::span<const float> logits, int32_t count, double log_sum,
+void Sampler::AddTopLogprobs(std::span<const float> logits, int32_t count, const Normalizer& raw,
                              OutputToken* out) {
   count = std::min(count, vocab_size_);
   if (count == 0) return;
   SortTop(logits, count);
   out->top.reserve(count);
   for (int32_t i = 0; i < count; ++i) {
-    out->top.push_back(
-        {.token = order_[i], .logprob = static_cast<float>(logits[order_[i]] - log_sum)});
+    out->top.push_back({.token = order_[i], .logprob = raw.Logprob(logits[order_[i]])});
   }
 }
 
@@ -181,65 +180,82 @@ void Sampler::SortTop(std::span<const float> logits, int32_t count) {
   std::sort(order_.begin(), end, before);
 }
 
-double Sampler::Weigh(std::span<const int32_t> tokens, std::span<const float> logits, float max,
-                      float temperature) {
+void Sampler::Weigh(std::span<const int32_t> tokens, std::span<const float> logits, float max,
+                    float temperature) {
   drawn_.assign(tokens.begin(), tokens.end());
   weights_.resize(tokens.size());
-  double sum = 0;
   for (size_t i = 0; i < tokens.size(); ++i) {
     weights_[i] = std::exp((logits[tokens[i]] - max) / temperature);
-    sum += weights_[i];
   }
-  return sum;
 }
 
-int32_t Sampler::Draw(const SamplingOptions& options, std::span<const float> logits, float max,
-                      double random) {
-  const bool top_k = options.top_k > 0 && options.top_k < vocab_size_;
-  const bool top_p = options.top_p < 1.0f;
-  // In the order of ids unless a filter needs the order of likelihood.
-  int32_t sorted = top_k ? options.top_k : vocab_size_;
-  if (top_k) {
-    SortTop(logits, sorted);
-  } else {
-    std::iota(order_.begin(), order_.end(), 0);
-  }
-  double sum = Weigh(std::span(order_).first(sorted), logits, max, options.temperature);
+void Sampler::CutTopP(std::span<const float> logits, float top_p) {
+  // The smallest set of the most likely whose weight reaches p; never empty. Weights are gathered
+  // in buckets by their leading bits (exponent and four bits of mantissa, which order positive
+  // floats); only the bucket in which p is reached needs sorting, however large the set is.
+  constexpr int kShift = 19;
+  const auto bucket_of = [](double weight) {
+    return std::bit_cast<uint32_t>(static_cast<float>(weight)) >> kShift;
+  };
+  constexpr uint32_t kTop = std::bit_cast<uint32_t>(1.0f) >> kShift;
+  buckets_.assign(kTop + 1, 0.0);
+  for (const double weight : weights_) buckets_[bucket_of(weight)] += weight;
+  const double enough = top_p * std::accumulate(buckets_.begin(), buckets_.end(), 0.0);
+  uint32_t edge = kTop;
+  double reached = 0;
+  while (edge > 0 && reached + buckets_[edge] < enough) reached += buckets_[edge--];
 
-  if (top_p) {
-    // The smallest set of the most likely whose weight reaches p; never empty. The set is mostly
-    // small: sort as much as is needed.
-    const double enough = options.top_p * sum;
-    double reached = 0;
-    int32_t kept = 0;
-    if (!top_k) sorted = 0;
-    while (true) {
-      while (kept < sorted && (kept == 0 || reached < enough)) reached += weights_[kept++];
-      if (reached >= enough || sorted == vocab_size_ || top_k) break;
-      sorted = std::min(vocab_size_, std::max(64, sorted * 8));
-      SortTop(logits, sorted);
-      Weigh(std::span(order_).first(sorted), logits, max, options.temperature);
-    }
-    drawn_.resize(kept);
-    weights_.resize(kept);
-  }
-
-  // What min-p cuts, and what is masked or has vanished, which no rounding may draw.
-  const double least = std::max<double>(options.min_p, std::numeric_limits<double>::min());
-  size_t kept = 0;
-  sum = 0;
+  const auto before = [logits](int32_t a, int32_t b) {
+    return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
+  };
+  edge_.clear();
   for (size_t i = 0; i < drawn_.size(); ++i) {
-    if (weights_[i] < least) continue;
-    sum += weights_[i];
+    if (bucket_of(weights_[i]) == edge) edge_.emplace_back(drawn_[i], weights_[i]);
+  }
+  std::sort(edge_.begin(), edge_.end(),
+            [before](const auto& a, const auto& b) { return before(a.first, b.first); });
+  size_t last = 0;
+  for (; last + 1 < edge_.size(); ++last) {
+    reached += edge_[last].second;
+    if (reached >= enough) break;
+  }
+  Keep([&](size_t i) {
+    const uint32_t bucket = bucket_of(weights_[i]);
+    return bucket > edge || (bucket == edge && !before(edge_[last].first, drawn_[i]));
+  });
+}
+
+void Sampler::Keep(auto condition) {
+  size_t kept = 0;
+  for (size_t i = 0; i < drawn_.size(); ++i) {
+    if (!condition(i)) continue;
     weights_[kept] = weights_[i];
     drawn_[kept++] = drawn_[i];
   }
   drawn_.resize(kept);
   weights_.resize(kept);
+}
 
+int32_t Sampler::Draw(const SamplingOptions& options, std::span<const float> logits, float max,
+                      double random) {
+  // In the order of likelihood with top-k, in the order of ids without.
+  int32_t count = vocab_size_;
+  if (options.top_k > 0 && options.top_k < vocab_size_) {
+    count = options.top_k;
+    SortTop(logits, count);
+  } else {
+    std::iota(order_.begin(), order_.end(), 0);
+  }
+  Weigh(std::span(order_).first(count), logits, max, options.temperature);
+  if (options.top_p < 1.0f) CutTopP(logits, options.top_p);
+  // What min-p cuts, and what is masked or has vanished, which no rounding may draw.
+  const double least = std::max<double>(options.min_p, std::numeric_limits<double>::min());
+  Keep([this, least](size_t i) { return weights_[i] >= least; });
+
+  const double sum = std::accumulate(weights_.begin(), weights_.end(), 0.0);
   const double target = random * sum;
   double passed = 0;
-  for (size_t i = 0; i + 1 < kept; ++i) {
+  for (size_t i = 0; i + 1 < drawn_.size(); ++i) {
     passed += weights_[i];
     if (passed > target) return drawn_[i];
   }

@@ -74,19 +74,32 @@ class Sampler {
  private:
   void Edit(std::span<float> logits, int32_t token, float value);
   void ApplyProcessors(const SampleInput& input, std::span<float> logits);
-  void AddTopLogprobs(std::span<const float> logits, int32_t count, double log_sum,
+  // Log-softmax of a row. The maximum is taken off first: beside a large one the sum would vanish.
+  struct Normalizer {
+    float max = 0;
+    double log_sum = 0;  // of exp(logit - max)
+    float Logprob(float logit) const {
+      return static_cast<float>(double{logit} - double{max} - log_sum);
+    }
+  };
+  void AddTopLogprobs(std::span<const float> logits, int32_t count, const Normalizer& raw,
                       OutputToken* out);
   int32_t Draw(const SamplingOptions& options, std::span<const float> logits, float max,
                double random);
-  // drawn_ becomes `tokens`, weights_ theirs. Returns the sum of weights.
-  double Weigh(std::span<const int32_t> tokens, std::span<const float> logits, float max,
-               float temperature);
+  // drawn_ becomes `tokens`, weights_ theirs.
+  void Weigh(std::span<const int32_t> tokens, std::span<const float> logits, float max,
+             float temperature);
+  void CutTopP(std::span<const float> logits, float top_p);
+  // Drops from drawn_ and weights_ where condition(index) is false.
+  void Keep(auto condition);
   void SortTop(std::span<const float> logits, int32_t count);
 
   const int32_t vocab_size_;
-  std::vector<int32_t> order_;                    // token ids; SortTop sorts a prefix
-  std::vector<int32_t> drawn_;                    // candidates of the last draw
-  std::vector<double> weights_;                   // theirs, the most likely token's is 1
+  std::vector<int32_t> order_;   // token ids; SortTop sorts a prefix
+  std::vector<int32_t> drawn_;   // candidates of the last draw
+  std::vector<double> weights_;  // theirs, the most likely token's is 1
+  std::vector<double> buckets_;  // of CutTopP
+  std::vector<std::pair<int32_t, double>> edge_;
   std::vector<std::pair<int32_t, float>> edits_;  // (token, logit before), oldest first
 };
 

@@ -1,0 +1,155 @@
+#include "engine/request_queue.h"
+
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+namespace winnow::engine {
+namespace {
+
+constexpr Duration kLong = std::chrono::seconds(60);
+
+Submission Of(RequestId id, int32_t tokens) {
+  Submission submission;
+  submission.request.id = id;
+  submission.request.prompt.resize(tokens, 1);
+  return submission;
+}
+
+std::vector<RequestId> DrainIds(RequestQueue& queue) {
+  std::vector<Submission> submissions;
+  std::vector<RequestId> cancellations;
+  queue.Drain(&submissions, &cancellations);
+  std::vector<RequestId> ids;
+  for (const Submission& submission : submissions) ids.push_back(submission.request.id);
+  return ids;
+}
+
+TEST(RequestQueueTest, RequestsComeOutInOrder) {
+  RequestQueue queue(4, 100);
+  for (RequestId id = 1; id <= 3; ++id) ASSERT_TRUE(queue.Push(Of(id, 1)).ok());
+  EXPECT_EQ(DrainIds(queue), (std::vector<RequestId>{1, 2, 3}));
+  EXPECT_TRUE(DrainIds(queue).empty());
+}
+
+TEST(RequestQueueTest, IsBoundedByRequests) {
+  RequestQueue queue(2, 100);
+  ASSERT_TRUE(queue.Push(Of(1, 1)).ok());
+  ASSERT_TRUE(queue.Push(Of(2, 1)).ok());
+  EXPECT_EQ(queue.Push(Of(3, 1)).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(queue.counts().rejected, 1u);
+}
+
+TEST(RequestQueueTest, IsBoundedByTokens) {
+  RequestQueue queue(10, 100);
+  ASSERT_TRUE(queue.Push(Of(1, 60)).ok());
+  EXPECT_EQ(queue.Push(Of(2, 41)).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(queue.Push(Of(3, 40)).ok());
+}
+
+TEST(RequestQueueTest, APromptBeyondTheBoundIsTakenWhenNobodyWaits) {
+  RequestQueue queue(10, 100);
+  EXPECT_TRUE(queue.Push(Of(1, 500)).ok());
+  EXPECT_FALSE(queue.Push(Of(2, 1)).ok());
+}
+
+TEST(RequestQueueTest, WhatTheEngineTookOverStillWaitsUntilItSaysSo) {
+  RequestQueue queue(1, 100);
+  ASSERT_TRUE(queue.Push(Of(1, 7)).ok());
+  DrainIds(queue);
+  EXPECT_FALSE(queue.Push(Of(2, 1)).ok());
+  EXPECT_EQ(queue.counts().waiting_tokens, 7);
+  queue.AdjustWaiting(-1, -7);
+  EXPECT_TRUE(queue.Push(Of(3, 1)).ok());
+}
+
+TEST(RequestQueueTest, RefusesWithTheReasonOnceClosed) {
+  RequestQueue queue(4, 100);
+  queue.Close("draining");
+  queue.Close("a later reason");
+  const absl::Status status = queue.Push(Of(1, 1));
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(status.message(), "draining");
+}
+
+TEST(RequestQueueTest, ACancellationNeverComesBeforeItsRequest) {
+  RequestQueue queue(1000, 1000);
+  std::thread client([&queue] {
+    for (RequestId id = 0; id < 500; ++id) {
+      ASSERT_TRUE(queue.Push(Of(id, 1)).ok());
+      queue.Cancel(id);
+    }
+  });
+  std::vector<Submission> submissions;
+  std::vector<RequestId> cancellations;
+  while (cancellations.size() < 500) {
+    queue.Drain(&submissions, &cancellations);
+    ASSERT_GE(submissions.size(), cancellations.size());
+  }
+  client.join();
+}
+
+TEST(RequestQueueTest, EveryKindOfNewsEndsAWait) {
+  const std::vector<void (*)(RequestQueue&)> news = {
+      [](RequestQueue& queue) { ASSERT_TRUE(queue.Push(Of(1, 1)).ok()); },
+      [](RequestQueue& queue) { queue.Cancel(1); },
+      [](RequestQueue& queue) { queue.Wake(); },
+      [](RequestQueue& queue) { queue.Close("closed"); },
+  };
+  for (const auto& tell : news) {
+    RequestQueue queue(4, 100);
+    const auto begin = std::chrono::steady_clock::now();
+    std::thread other([&] { tell(queue); });
+    queue.Wait(kLong);
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, kLong / 2);
+    other.join();
+  }
+}
+
+TEST(RequestQueueTest, AWakeBeforeTheWaitIsNotLost) {
+  RequestQueue queue(4, 100);
+  queue.Wake();
+  const auto begin = std::chrono::steady_clock::now();
+  queue.Wait(kLong);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, kLong / 2);
+}
+
+TEST(RequestQueueTest, ManyThreadsLoseNothing) {
+  constexpr int kThreads = 4;
+  constexpr int kEach = 500;
+  RequestQueue queue(64, 1'000'000);
+
+  std::vector<std::thread> clients;
+  for (int t = 0; t < kThreads; ++t) {
+    clients.emplace_back([&queue, t] {
+      for (int i = 0; i < kEach;) {
+        if (queue.Push(Of(t * kEach + i, 2)).ok()) {
+          ++i;
+        } else {
+          std::this_thread::yield();
+        }
+      }
+    });
+  }
+  std::vector<bool> seen(kThreads * kEach, false);
+  int total = 0;
+  while (total < kThreads * kEach) {
+    const std::vector<RequestId> ids = DrainIds(queue);
+    for (const RequestId id : ids) {
+      EXPECT_FALSE(seen[id]);
+      seen[id] = true;
+    }
+    total += static_cast<int>(ids.size());
+    const auto count = static_cast<int32_t>(ids.size());
+    if (count > 0) queue.AdjustWaiting(-count, -2 * count);
+  }
+  for (std::thread& client : clients) client.join();
+  EXPECT_EQ(queue.counts().waiting_requests, 0);
+  EXPECT_EQ(queue.counts().waiting_tokens, 0);
+  EXPECT_EQ(queue.counts().accepted, static_cast<uint64_t>(kThreads * kEach));
+}
+
+}  // namespace
+}  // namespace winnow::engine
