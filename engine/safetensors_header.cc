@@ -80,8 +80,9 @@ absl::StatusOr<Extent> Survey(std::string_view text) {
     const char c = text[i];
     if (c == '\0') return absl::InvalidArgumentError(Concat("header: a NUL at byte ", i + 8));
     if (i - token_begin > kTokenBytesMax) {
-      return absl::InvalidArgumentError(Concat("header: a JSON token of more than ", kTokenBytesMax,
-                                               " bytes at byte ", token_begin + 8));
+      return absl::InvalidArgumentError(
+          Concat("header: a JSON token or a run of blanks of more than ", kTokenBytesMax,
+                 " bytes at byte ", token_begin + 8));
     }
     if (in_string) {
       if (c == '\\') {
@@ -274,7 +275,8 @@ class Handler {
       return true;
     }
     if (state_ == State::kMetadataString) {
-      rep_.metadata.emplace(std::move(metadata_key_), std::move(value));
+      rep_.metadata.emplace(std::move(metadata_key_),
+                            std::string(value));  // its buffer may be twice as long
       state_ = State::kMetadata;
       return true;
     }

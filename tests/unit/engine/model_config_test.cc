@@ -1,0 +1,378 @@
+#include "engine/model_config.h"
+
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/unit/engine/model_files.h"
+
+namespace winnow::engine {
+namespace {
+
+using nlohmann::json;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::StartsWith;
+using Family = ModelConfig::Family;
+
+// TinyConfig with some keys replaced; a discarded value removes its key.
+json With(const json& changes) {
+  json config = TinyConfig();
+  config.update(changes);
+  return config;
+}
+json Without(std::string_view key) {
+  json config = TinyConfig();
+  config.erase(std::string(key));
+  return config;
+}
+json OfFamily(std::string_view architecture, std::string_view model_type) {
+  return With({{"architectures", {architecture}}, {"model_type", model_type}});
+}
+
+absl::StatusOr<ModelConfig> Parse(const json& config, std::string_view generation = "") {
+  return ParseModelConfig(config.dump(), "dir/config.json", generation,
+                          "dir/generation_config.json");
+}
+ModelConfig ParseGood(const json& config, std::string_view generation = "") {
+  const auto parsed = Parse(config, generation);
+  EXPECT_TRUE(parsed.ok()) << parsed.status() << "\n" << config.dump();
+  return parsed.value_or(ModelConfig());
+}
+
+TEST(ModelConfigTest, KeysOfATrainedModelAreRead) {
+  const auto config = LoadModelConfig(SourcePath("models/needle-5m"));
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->family, Family::kLlama);
+  EXPECT_EQ(config->architecture, "LlamaForCausalLM");
+  EXPECT_EQ(config->hidden_size, 256);
+  EXPECT_EQ(config->intermediate_size, 704);
+  EXPECT_EQ(config->num_layers, 6);
+  EXPECT_EQ(config->num_heads, 4);
+  EXPECT_EQ(config->num_kv_heads, 2);
+  EXPECT_EQ(config->head_dim, 64);
+  EXPECT_EQ(config->vocab_size, 4096);
+  EXPECT_EQ(config->max_position_embeddings, 32768);
+  EXPECT_EQ(config->rms_norm_eps, 1e-5f);
+  EXPECT_EQ(config->rope_theta, 500000.0);
+  EXPECT_EQ(config->rope_scaling, RopeScaling());
+  EXPECT_FALSE(config->qkv_bias || config->o_bias || config->mlp_bias || config->qk_norm);
+  EXPECT_TRUE(config->tie_word_embeddings);
+  EXPECT_EQ(config->dtype, kernels::DType::kBF16);
+  EXPECT_THAT(config->eos_token_ids, ElementsAre(1, 2));
+  EXPECT_EQ(config->bos_token_id, 0);
+}
+
+TEST(ModelConfigTest, ShapesForMeasurementAreSupported) {
+  for (const char* name : {"llama-3.2-1b", "llama-3.1-8b", "qwen3-0.6b"}) {
+    const auto config = ParseModelConfig(
+        ReadText(SourcePath(std::string("loadtest/shapes/") + name + ".json")), name, "", "");
+    EXPECT_TRUE(config.ok()) << config.status();
+  }
+}
+
+TEST(ModelConfigTest, FamiliesDifferInBiasesNormsAndDefaults) {
+  const ModelConfig llama = ParseGood(With({{"attention_bias", true}, {"mlp_bias", true}}));
+  EXPECT_TRUE(llama.qkv_bias && llama.o_bias && llama.mlp_bias && !llama.qk_norm);
+
+  json mistral_json = OfFamily("MistralForCausalLM", "mistral");
+  mistral_json["sliding_window"] = nullptr;
+  const ModelConfig mistral = ParseGood(mistral_json);
+  EXPECT_EQ(mistral.family, Family::kMistral);
+  EXPECT_FALSE(mistral.qkv_bias || mistral.o_bias || mistral.mlp_bias || mistral.qk_norm);
+
+  const ModelConfig qwen2 = ParseGood(OfFamily("Qwen2ForCausalLM", "qwen2"));
+  EXPECT_EQ(qwen2.family, Family::kQwen2);
+  EXPECT_TRUE(qwen2.qkv_bias && !qwen2.o_bias && !qwen2.mlp_bias && !qwen2.qk_norm);
+
+  json qwen3_json = OfFamily("Qwen3ForCausalLM", "qwen3");
+  const ModelConfig qwen3 = ParseGood(qwen3_json);
+  EXPECT_TRUE(!qwen3.qkv_bias && !qwen3.o_bias && qwen3.qk_norm);
+  qwen3_json["attention_bias"] = true;
+  const ModelConfig qwen3_bias = ParseGood(qwen3_json);
+  EXPECT_TRUE(qwen3_bias.qkv_bias && qwen3_bias.o_bias && qwen3_bias.qk_norm);
+  qwen3_json.erase("head_dim");
+  EXPECT_EQ(ParseGood(qwen3_json).head_dim, 128);
+}
+
+TEST(ModelConfigTest, AbsentKeysHaveTheReferencesDefaults) {
+  json config = TinyConfig();
+  config["hidden_size"] = 128;
+  for (const char* key :
+       {"head_dim", "num_key_value_heads", "rms_norm_eps", "rope_theta", "tie_word_embeddings",
+        "torch_dtype", "bos_token_id", "eos_token_id", "architectures"}) {
+    config.erase(key);
+  }
+  const ModelConfig parsed = ParseGood(config);
+  EXPECT_EQ(parsed.architecture, "LlamaForCausalLM");
+  EXPECT_EQ(parsed.head_dim, 64);
+  EXPECT_EQ(parsed.num_kv_heads, 2);
+  EXPECT_EQ(parsed.rms_norm_eps, 1e-6f);
+  EXPECT_EQ(parsed.rope_theta, 10000.0);
+  EXPECT_FALSE(parsed.tie_word_embeddings);
+  EXPECT_EQ(parsed.dtype, kernels::DType::kF32);
+  EXPECT_THAT(parsed.eos_token_ids, IsEmpty());
+  EXPECT_FALSE(parsed.bos_token_id.has_value());
+}
+
+TEST(ModelConfigTest, NullsCountAsAbsentAndKvHeadsAsQueryHeads) {
+  json config = OfFamily("Qwen2ForCausalLM", "qwen2");
+  config["hidden_size"] = 128;
+  config["num_key_value_heads"] = nullptr;
+  config["head_dim"] = nullptr;
+  config["rope_scaling"] = nullptr;
+  config["quantization_config"] = nullptr;
+  const ModelConfig parsed = ParseGood(config);
+  EXPECT_EQ(parsed.num_kv_heads, 2);
+  EXPECT_EQ(parsed.head_dim, 64);
+}
+
+TEST(ModelConfigTest, TypesComeFromEitherKey) {
+  EXPECT_EQ(ParseGood(With({{"torch_dtype", "float16"}})).dtype, kernels::DType::kF16);
+  EXPECT_EQ(ParseGood(With({{"dtype", "float32"}})).dtype,
+            kernels::DType::kF32);  // the newer key wins
+}
+
+TEST(ModelConfigTest, EndTokensOfBothFilesCount) {
+  const ModelConfig config =
+      ParseGood(TinyConfig(), R"({"eos_token_id": [7, 2, 3], "bos_token_id": 5})");
+  EXPECT_THAT(config.eos_token_ids, ElementsAre(2, 3, 7));
+  EXPECT_EQ(config.bos_token_id, 5);
+  EXPECT_THAT(ParseGood(TinyConfig(), "{}").eos_token_ids, ElementsAre(2));
+}
+
+TEST(ModelConfigTest, RopeScalingIsReadInBothSpellings) {
+  const json llama3 = {{"rope_type", "llama3"},
+                       {"factor", 8.0},
+                       {"low_freq_factor", 1.0},
+                       {"high_freq_factor", 4.0},
+                       {"original_max_position_embeddings", 64}};
+  const ModelConfig old_style =
+      ParseGood(With({{"rope_scaling", llama3}, {"rope_theta", 500000.0}}));
+  EXPECT_EQ(old_style.rope_scaling.kind, RopeScaling::Kind::kLlama3);
+  EXPECT_EQ(old_style.rope_scaling.factor, 8.0);
+  EXPECT_EQ(old_style.rope_scaling.original_max_position_embeddings, 64);
+  EXPECT_EQ(old_style.rope_theta, 500000.0);
+
+  json inner = llama3;
+  inner["rope_theta"] = 500000.0;
+  const ModelConfig new_style = ParseGood(With({{"rope_parameters", inner}, {"rope_theta", 3.0}}));
+  EXPECT_EQ(new_style.rope_scaling, old_style.rope_scaling);
+  EXPECT_EQ(new_style.rope_theta, 500000.0);  // the inner one
+}
+
+TEST(ModelConfigTest, YarnTakesItsLengthsFromTheModelWhereItHasNone) {
+  const ModelConfig config = ParseGood(
+      With({{"rope_scaling", {{"type", "yarn"}, {"original_max_position_embeddings", 64}}}}));
+  EXPECT_EQ(config.rope_scaling.factor, 4.0);  // 256 / 64
+  const ModelConfig plain =
+      ParseGood(With({{"rope_scaling", {{"type", "yarn"}, {"factor", 2.0}}}}));
+  EXPECT_EQ(plain.rope_scaling.original_max_position_embeddings, 256);
+  const ModelConfig top = ParseGood(
+      With({{"original_max_position_embeddings", 128},
+            {"rope_scaling", {{"type", "yarn"}, {"original_max_position_embeddings", 64}}}}));
+  EXPECT_EQ(top.rope_scaling.original_max_position_embeddings, 128);
+}
+
+TEST(ModelConfigTest, WindowsThatCannotBiteAreOff) {
+  json mistral = OfFamily("MistralForCausalLM", "mistral");
+  for (const json& window : {json(nullptr), json(256), json(4096)}) {
+    mistral["sliding_window"] = window;
+    ParseGood(mistral);
+  }
+  mistral.erase("sliding_window");  // 4096 by default, and the model has 256 positions
+  ParseGood(mistral);
+  json qwen = OfFamily("Qwen2ForCausalLM", "qwen2");
+  qwen["sliding_window"] = 64;
+  ParseGood(qwen);  // use_sliding_window is false by default
+  qwen["use_sliding_window"] = true;
+  qwen["max_window_layers"] = 2;  // the first two layers attend fully, and there are two
+  ParseGood(qwen);
+  qwen["layer_types"] = {"full_attention", "full_attention"};
+  ParseGood(qwen);
+}
+
+struct Refusal {
+  std::string key;  // what the message names, after the file
+  json config;
+  absl::StatusCode code;
+  std::string says;
+};
+
+std::vector<Refusal> Refusals() {
+  constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+  constexpr auto kUnimplemented = absl::StatusCode::kUnimplemented;
+  json mistral = OfFamily("MistralForCausalLM", "mistral");
+  json mistral_window = mistral, mistral_long = mistral, mistral_bias = mistral;
+  mistral_window["sliding_window"] = 255;
+  mistral_long["max_position_embeddings"] = 8192;
+  mistral_bias["sliding_window"] = nullptr;
+  mistral_bias["attention_bias"] = true;
+  json mistral_misled = mistral_window;
+  mistral_misled["use_sliding_window"] =
+      false;  // a key that Mistral does not have: the window is on
+  json qwen = OfFamily("Qwen2ForCausalLM", "qwen2");
+  json qwen_window = qwen, qwen_types = qwen, qwen_mlp_bias = qwen, qwen_kv = qwen,
+       qwen_chunks = qwen;
+  qwen_window.update(
+      {{"use_sliding_window", true}, {"sliding_window", 64}, {"max_window_layers", 1}});
+  qwen_types["layer_types"] = {"full_attention", "sliding_attention"};
+  qwen_mlp_bias["mlp_bias"] = true;
+  qwen_kv.erase("num_key_value_heads");  // 32 by default, for 2 query heads
+  qwen_chunks["dual_chunk_attention_config"] = {{"chunk_size", 64}};
+  const auto rope = [](const json& scaling) { return With({{"rope_scaling", scaling}}); };
+
+  std::vector<Refusal> table = {
+      {"architectures",
+       With({{"architectures", {"MixtralForCausalLM"}}, {"model_type", "mixtral"}}), kUnimplemented,
+       "\"MixtralForCausalLM\" is not supported; winnow runs LlamaForCausalLM, MistralForCausalLM, "
+       "Qwen2ForCausalLM, "
+       "Qwen3ForCausalLM"},
+      {"architectures", With({{"architectures", {"Qwen3MoeForCausalLM"}}}), kUnimplemented,
+       "winnow runs"},
+      {"architectures", With({{"architectures", "LlamaForCausalLM"}}), kInvalid,
+       "list of one string"},
+      {"architectures", With({{"architectures", {"A", "B"}}}), kInvalid, "list of one string"},
+      {"architectures", With({{"architectures", {1}}}), kInvalid, "list of one string"},
+      {"architectures", With({{"architectures", nullptr}, {"model_type", nullptr}}), kInvalid,
+       "missing"},
+      {"model_type", With({{"architectures", nullptr}, {"model_type", "gpt2"}}), kUnimplemented,
+       "\"gpt2\" is not supported"},
+      {"model_type", With({{"model_type", "mistral"}}), kInvalid, "does not belong to"},
+      {"model_type", With({{"model_type", 1}}), kInvalid, "must be a string"},
+      {"num_key_value_heads", With({{"num_attention_heads", 4}, {"num_key_value_heads", 3}}),
+       kInvalid, "does not divide"},
+      {"num_key_value_heads", qwen_kv, kInvalid, "32 does not divide"},
+      {"head_dim", With({{"head_dim", 72}}), kUnimplemented,
+       "72 is not supported; winnow has 64, 80, 96, 128"},
+      {"head_dim", With({{"head_dim", nullptr}}), kUnimplemented, "16 is not supported"},
+      {"num_attention_heads", With({{"head_dim", nullptr}, {"hidden_size", 33}}), kInvalid,
+       "does not divide hidden_size"},
+      {"hidden_act", With({{"hidden_act", "gelu"}}), kUnimplemented, "\"gelu\" is not supported"},
+      {"quantization_config", With({{"quantization_config", {{"quant_method", "awq"}}}}),
+       kUnimplemented, "\"awq\""},
+      {"compression_config", With({{"compression_config", {{"format", "x"}}}}), kUnimplemented,
+       "not supported"},
+      {"partial_rotary_factor", With({{"partial_rotary_factor", 0.5}}), kUnimplemented, "only 1"},
+      {"torch_dtype", With({{"torch_dtype", "float8_e4m3fn"}}), kUnimplemented,
+       "bfloat16, float16 and float32"},
+      {"dtype", With({{"dtype", "int8"}}), kUnimplemented, "bfloat16, float16 and float32"},
+      {"sliding_window", mistral_window, kUnimplemented, "255: sliding windows are not supported"},
+      {"sliding_window", mistral_long, kUnimplemented, "absent, which means 4096"},
+      {"sliding_window", mistral_misled, kUnimplemented, "sliding windows are not supported"},
+      {"sliding_window", With({{"sliding_window", 100}}), kUnimplemented,
+       "sliding windows are not supported"},
+      {"sliding_window", qwen_window, kUnimplemented, "sliding windows are not supported"},
+      {"layer_types", qwen_types, kUnimplemented, "\"sliding_attention\" is not supported"},
+      {"dual_chunk_attention_config", qwen_chunks, kUnimplemented, "not supported"},
+      {"attention_bias", mistral_bias, kUnimplemented, "Mistral"},
+      {"mlp_bias", qwen_mlp_bias, kUnimplemented, "only Llama"},
+      {"rope_theta", With({{"rope_theta", 0.5}}), kInvalid, "must be a number from"},
+      {"rope_scaling", rope("yarn"), kInvalid, "must be an object"},
+      {"rope_scaling.type", rope({{"type", "dynamic"}, {"factor", 2.0}}), kUnimplemented,
+       "\"dynamic\" is not supported; winnow has default, linear, llama3, yarn"},
+      {"rope_scaling.rope_type", rope({{"rope_type", "longrope"}}), kUnimplemented,
+       "\"longrope\" is not supported"},
+      {"rope_scaling.rope_type", rope({{"rope_type", 3}}), kInvalid, "must be a string"},
+      {"rope_scaling.factor", rope({{"rope_type", "linear"}}), kInvalid, "missing"},
+      {"rope_scaling.factor", rope({{"rope_type", "linear"}, {"factor", 0.0}}), kInvalid,
+       "must be a number from 1"},
+      {"rope_scaling.factor", rope({{"rope_type", "linear"}, {"factor", "2"}}), kInvalid,
+       "must be a number from 1"},
+      {"rope_scaling.low_freq_factor", rope({{"rope_type", "llama3"}, {"factor", 8}}), kInvalid,
+       "missing"},
+      {"rope_scaling.high_freq_factor",
+       rope({{"rope_type", "llama3"},
+             {"factor", 8},
+             {"low_freq_factor", 4.0},
+             {"high_freq_factor", 4.0}}),
+       kInvalid, "must be above low_freq_factor"},
+      {"rope_scaling.truncate", rope({{"rope_type", "yarn"}, {"truncate", 1}}), kInvalid,
+       "true or false"},
+      {"rope_scaling.partial_rotary_factor",
+       rope({{"rope_type", "default"}, {"partial_rotary_factor", 0.25}}), kUnimplemented, "only 1"},
+      {"rope_scaling.\"mrope_section\"",
+       rope({{"rope_type", "default"}, {"mrope_section", {1, 2}}}), kUnimplemented,
+       "does not know"},
+      {"rope_parameters.factor", With({{"rope_parameters", {{"rope_type", "linear"}}}}), kInvalid,
+       "missing"},
+      {"eos_token_id", With({{"eos_token_id", 40}}), kInvalid, "from 0 to 39"},
+      {"eos_token_id", With({{"eos_token_id", {1, -1}}}), kInvalid, "from 0 to 39"},
+      {"eos_token_id", With({{"eos_token_id", "</s>"}}), kInvalid, "from 0 to 39"},
+      {"bos_token_id", With({{"bos_token_id", {1, 2}}}), kInvalid, "list of at most 1"},
+      {"rms_norm_eps", With({{"rms_norm_eps", -1.0}}), kInvalid, "from 0 to 1"},
+      {"tie_word_embeddings", With({{"tie_word_embeddings", 1}}), kInvalid, "true or false"},
+  };
+  for (const char* key : {"hidden_size", "intermediate_size", "num_hidden_layers",
+                          "num_attention_heads", "vocab_size", "max_position_embeddings"}) {
+    table.push_back({key, Without(key), kInvalid, "missing"});
+    for (const json& bad : {json(0), json(-4), json(4.0), json("64"), json(true), json({64}),
+                            json(int64_t{1} << 40), json(UINT64_MAX), json(1e300)}) {
+      table.push_back({key, With({{key, bad}}), kInvalid, "must be an integer from 1 to"});
+    }
+  }
+  return table;
+}
+
+TEST(ModelConfigTest, EachRefusalNamesFileAndKey) {
+  for (const Refusal& refusal : Refusals()) {
+    const auto config = Parse(refusal.config);
+    ASSERT_FALSE(config.ok()) << refusal.key << " " << refusal.config.dump();
+    const std::string message(config.status().message());
+    EXPECT_EQ(config.status().code(), refusal.code) << message;
+    EXPECT_THAT(message, StartsWith("dir/config.json: " + refusal.key + ": "));
+    EXPECT_THAT(message, HasSubstr(refusal.says));
+  }
+}
+
+TEST(ModelConfigTest, RefusalsOfTheGenerationConfigNameItsFile) {
+  const auto config = Parse(TinyConfig(), R"({"eos_token_id": 99})");
+  EXPECT_EQ(config.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(config.status().message()),
+              StartsWith("dir/generation_config.json: eos_token_id: "));
+  EXPECT_THAT(std::string(Parse(TinyConfig(), "[").status().message()),
+              StartsWith("dir/generation_config.json: "));
+}
+
+TEST(ModelConfigTest, FilesThatAreMissingOrNoJsonAreNamed) {
+  const TempDir dir;
+  EXPECT_TRUE(absl::IsNotFound(LoadModelConfig(dir.path()).status()));
+  WriteText(dir.File("config.json"), "{\"hidden_size\": ");
+  const absl::Status status = LoadModelConfig(dir.path()).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), StartsWith(dir.File("config.json") + ": "));
+
+  WriteText(dir.File("config.json"), TinyConfig().dump());
+  EXPECT_TRUE(LoadModelConfig(dir.path()).ok());  // generation_config.json is optional
+  WriteText(dir.File("generation_config.json"), "");
+  EXPECT_THAT(std::string(LoadModelConfig(dir.path()).status().message()),
+              HasSubstr("generation_config.json: empty"));
+}
+
+TEST(ModelConfigTest, NeitherTruncationNorAWrongTypeAnywhereCrashes) {
+  json rich =
+      json::parse(ReadText(SourcePath("tests/golden/families/llama_yarn_mscale/config.json")));
+  const std::string text = rich.dump();
+  for (size_t size = 0; size < text.size(); ++size) {
+    EXPECT_FALSE(ParseModelConfig(text.substr(0, size), "c", "", "").ok()) << size;
+  }
+  const std::vector<json> values = {nullptr,        true,      -1,         0,   1,
+                                    1e308,          -1e-308,   UINT64_MAX, "x", json::array(),
+                                    json::object(), {{"a", 1}}};
+  const auto try_all = [&values, &rich](json& slot) {
+    const json saved = slot;
+    for (const json& value : values) {
+      slot = value;
+      const auto config = ParseModelConfig(rich.dump(), "c", rich.dump(), "g");
+      if (config.ok()) ComputeRope(*config);
+    }
+    slot = saved;
+  };
+  for (auto& [key, value] : rich.items()) try_all(value);
+  for (auto& [key, value] : rich["rope_parameters"].items()) try_all(value);
+}
+
+}  // namespace
+}  // namespace winnow::engine
