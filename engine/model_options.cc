@@ -1,0 +1,98 @@
+// What the flags of a model mean: the part of model_loader.h that opens no file.
+#include <algorithm>
+#include <cstdint>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "engine/model_loader.h"
+#include "engine/status_macros.h"
+#include "engine/weights.h"
+#include "fmt/format.h"
+#include "kernels/dtype.h"
+#include "kernels/kv_layout.h"
+
+namespace winnow::engine {
+namespace {
+
+using kernels::DType;
+
+absl::StatusOr<DType> ResolveWeights(const ModelConfig& config, const std::string& text) {
+  if (text == "auto") return config.dtype;
+  if (text == "f32") return DType::kF32;
+  if (text == "bf16") return DType::kBF16;
+  if (text == "f16") {
+    if (config.dtype == DType::kF16) return DType::kF16;
+    return absl::InvalidArgumentError(
+        fmt::format("dtype: f16 is for float16 weights; this model's are {}: use auto, bf16 or f32",
+                    kernels::DTypeName(config.dtype)));
+  }
+  return absl::InvalidArgumentError(
+      fmt::format("dtype: '{}' is not one of auto, bf16, f16, f32", text));
+}
+
+absl::StatusOr<DType> ResolveKv(DType weights, const std::string& text) {
+  if (text == "auto") return weights == DType::kF32 ? DType::kF32 : DType::kBF16;
+  if (text == "bf16") return DType::kBF16;
+  if (text == "f32") return DType::kF32;
+  return absl::InvalidArgumentError(
+      fmt::format("kv_dtype: '{}' is not one of auto, bf16, f32", text));
+}
+
+}  // namespace
+
+int64_t WeightBytes(const ModelConfig& config, DType dtype) {
+  int64_t values = 0;
+  for (const TensorSpec& tensor : ModelTensors(config, nullptr)) {
+    values += std::max<int64_t>(tensor.rows, 1) * tensor.cols;
+  }
+  return values * static_cast<int64_t>(kernels::DTypeBytes(dtype));
+}
+
+absl::StatusOr<DecoderOptions> ResolveDecoderOptions(const ModelConfig& config,
+                                                     const ModelOptions& options) {
+  DecoderOptions resolved;
+  WINNOW_ASSIGN_OR_RETURN(const DType weights, ResolveWeights(config, options.dtype));
+  WINNOW_ASSIGN_OR_RETURN(resolved.kv_dtype, ResolveKv(weights, options.kv_dtype));
+  resolved.compute = weights;
+  if (weights == DType::kBF16 && config.dtype == DType::kBF16 &&
+      WeightBytes(config, DType::kF32) <= kExactModelBytes) {
+    resolved.compute = DType::kF32;  // the weights are bf16 all the same: widening is exact
+  }
+  resolved.block_tokens = options.block_tokens;
+  resolved.max_batch_tokens = options.max_batch_tokens;
+  resolved.max_batch_logits = std::min(options.max_batch_logits, options.max_batch_tokens);
+  resolved.max_context =
+      options.max_context != 0 ? options.max_context : config.max_position_embeddings;
+  resolved.kv_bytes = options.kv_bytes;
+  if (resolved.kv_bytes == 0 && resolved.block_tokens > 0) {
+    const kernels::KvLayout layout{config.num_kv_heads, config.head_dim, resolved.block_tokens,
+                                   resolved.kv_dtype};
+    const int64_t blocks =
+        (int64_t{resolved.max_context} + resolved.block_tokens - 1) / resolved.block_tokens;
+    resolved.kv_bytes = blocks * static_cast<int64_t>(layout.BlockBytes()) * config.num_layers;
+  }
+  return resolved;
+}
+
+absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeBackend(const ModelOptions& options) {
+  if (options.num_threads < 0 || options.num_threads > 1024) {
+    return absl::InvalidArgumentError(
+        fmt::format("threads: {} is not from 0 to 1024", options.num_threads));
+  }
+  constexpr std::string_view kIsas[] = {"auto", "avx512", "avx2", "scalar"};
+  if (std::find(std::begin(kIsas), std::end(kIsas), options.isa) == std::end(kIsas)) {
+    return absl::InvalidArgumentError(
+        fmt::format("isa: '{}' is not one of auto, avx512, avx2, scalar", options.isa));
+  }
+  std::unique_ptr<kernels::Backend> backend =
+      kernels::MakeCpuBackend(options.isa, options.num_threads);
+  if (backend == nullptr) {
+    return absl::InvalidArgumentError(fmt::format("isa: this processor lacks {}", options.isa));
+  }
+  return backend;
+}
+
+}  // namespace winnow::engine

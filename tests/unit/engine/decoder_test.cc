@@ -1,0 +1,353 @@
+#include "engine/decoder.h"
+
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "engine/model_config.h"
+#include "engine/model_loader.h"
+#include "engine/synthetic_weights.h"
+#include "engine/weights.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "tests/unit/engine/sequence_runner.h"
+
+namespace winnow::engine {
+namespace {
+
+using kernels::DType;
+using nlohmann::json;
+using ::testing::HasSubstr;
+
+// ---- the trained models against what the reference implementation computed from them ----
+
+struct TrainedModel {
+  std::string name;
+  std::string dir;
+  std::string golden;
+};
+void PrintTo(const TrainedModel& model, std::ostream* out) { *out << model.name; }
+
+std::vector<TrainedModel> TrainedModels() {
+  const std::string source = WINNOW_SOURCE_DIR;
+  const char* from_environment = std::getenv("WINNOW_SHARED");
+  const std::string shared = from_environment != nullptr ? from_environment : source + "/../shared";
+  std::vector<TrainedModel> models = {
+      {"needle_5m", source + "/models/needle-5m", source + "/tests/golden/needle-5m_golden.json"}};
+  const TrainedModel larger = {"needle_26m", shared + "/models/needle-26m",
+                               shared + "/golden/needle-26m_golden.json"};
+  if (std::filesystem::exists(larger.golden)) models.push_back(larger);
+  return models;
+}
+
+class TrainedModelGolden
+    : public ::testing::TestWithParam<std::tuple<TrainedModel, std::string, std::string>> {};
+
+TEST_P(TrainedModelGolden, LogitsLossAndGreedyTokensEqualTheReference) {
+  const auto& [model, isa, mode] = GetParam();
+  const uint64_t seed = testing::TestSeed();
+  SCOPED_TRACE("WINNOW_TEST_SEED=" + std::to_string(seed));
+  std::mt19937_64 random(seed);
+
+  const absl::StatusOr<ModelConfig> config = LoadModelConfig(model.dir);
+  ASSERT_TRUE(config.ok()) << config.status();
+  const absl::StatusOr<Weights> weights = LoadWeights(model.dir, *config);
+  ASSERT_TRUE(weights.ok()) << weights.status();
+  const auto backend = kernels::MakeCpuBackend(isa, 2);
+  // What `--dtype f32` and `--dtype bf16` mean, and what bf16 is for a model too large to be exact.
+  ModelOptions flags;
+  flags.dtype = mode == "f32" ? "f32" : "bf16";
+  flags.kv_bytes = 64 << 20;
+  flags.max_batch_tokens = flags.max_batch_logits = 256;
+  DecoderOptions options = *ResolveDecoderOptions(*config, flags);
+  if (mode == "rounded") options.compute = DType::kBF16;
+  EXPECT_EQ(options.kv_dtype, mode == "f32" ? DType::kF32 : DType::kBF16);
+  absl::StatusOr<std::unique_ptr<Decoder>> decoder =
+      Decoder::Create(*config, *weights, *backend, options);
+  ASSERT_TRUE(decoder.ok()) << decoder.status();
+
+  std::ifstream file(model.golden);
+  const json golden = json::parse(file);
+  int compared = 0;
+  for (const json& item : golden.at("cases")) {
+    const std::vector<int32_t> ids = item.at("input_ids");
+    const std::vector<int32_t> greedy = item.at("greedy");
+    const int32_t length = static_cast<int32_t>(ids.size());
+    // The portable code is an order of magnitude slower; the short cases show what it computes.
+    if (isa == "scalar" && length > 100) continue;
+    SCOPED_TRACE(std::to_string(length) + " tokens");
+    ++compared;
+    const std::vector<int32_t> blocks = testing::ShuffledBlocks(**decoder, random);
+    const int32_t chunk_tokens = std::uniform_int_distribution<int32_t>(100, 256)(random);
+    const std::vector<float> logits = testing::Run(**decoder, ids, 0, blocks, length, chunk_tokens);
+    const std::span<const float> last = std::span(logits).last(config->vocab_size);
+    const float logit_tolerance = mode == "f32" ? 1e-3f : 0.2f;
+    for (const json& pair : item.at("last_logits_top10")) {
+      EXPECT_NEAR(last[pair[0].get<int32_t>()], pair[1].get<float>(), logit_tolerance);
+    }
+    EXPECT_NEAR(testing::MeanNll(logits, ids, config->vocab_size),
+                item.at("mean_nll").get<double>(), mode == "f32" ? 1e-4 : 1e-2);
+    if (mode == "rounded")
+      continue;  // the reference's best two are as close as 0.004: rounding decides
+    EXPECT_EQ(testing::Greedy(**decoder, testing::ArgMax(last), length, blocks, greedy.size()),
+              greedy);
+  }
+  EXPECT_GE(compared, 4);
+}
+
+INSTANTIATE_TEST_SUITE_P(Needle, TrainedModelGolden,
+                         ::testing::Combine(::testing::ValuesIn(TrainedModels()),
+                                            ::testing::ValuesIn(testing::Isas()),
+                                            ::testing::Values("f32", "bf16", "rounded")),
+                         [](const auto& info) {
+                           return std::get<0>(info.param).name + "_" + std::get<1>(info.param) +
+                                  "_" + std::get<2>(info.param);
+                         });
+
+// ---- a random model ----
+
+ModelConfig SmallConfig(DType dtype) {
+  ModelConfig config;
+  config.hidden_size = 96;
+  config.intermediate_size = 160;
+  config.num_layers = 3;
+  config.num_heads = 4;
+  config.num_kv_heads = 2;
+  config.head_dim = 64;
+  config.vocab_size = 301;
+  config.max_position_embeddings = 512;
+  config.rms_norm_eps = 1e-5f;
+  config.rope_theta = 10000;
+  config.qkv_bias = config.qk_norm = true;
+  config.dtype = dtype;
+  return config;
+}
+
+struct SmallModel {
+  ModelConfig config;
+  SyntheticWeights weights;
+  std::unique_ptr<kernels::Backend> backend;
+  std::unique_ptr<Decoder> decoder;
+};
+
+SmallModel MakeSmallModel(const std::string& isa, int threads, DType compute) {
+  SmallModel model;
+  model.config = SmallConfig(compute);
+  model.weights = *MakeSyntheticWeights(model.config, 7);
+  model.backend = kernels::MakeCpuBackend(isa, threads);
+  absl::StatusOr<std::unique_ptr<Decoder>> decoder =
+      Decoder::Create(model.config, model.weights.weights, *model.backend,
+                      {.compute = compute,
+                       .kv_dtype = compute == DType::kF32 ? DType::kF32 : DType::kBF16,
+                       .block_tokens = 16,
+                       .kv_bytes = 4 << 20,
+                       .max_batch_tokens = 96,
+                       .max_batch_logits = 96});
+  WINNOW_CHECK(decoder.ok());
+  model.decoder = *std::move(decoder);
+  return model;
+}
+
+std::vector<int32_t> RandomTokens(std::mt19937_64& random, int32_t count, int32_t vocab_size) {
+  std::vector<int32_t> tokens(count);
+  for (int32_t& token : tokens) token = static_cast<int32_t>(random() % vocab_size);
+  return tokens;
+}
+
+// A sequence on its way through batches.
+struct Pending {
+  std::vector<int32_t> tokens;
+  std::vector<int32_t> blocks;
+  std::vector<float> expected;  // [tokens][vocab], computed alone
+  int32_t done = 0;
+};
+
+class BatchInvariance : public ::testing::TestWithParam<std::tuple<std::string, DType>> {};
+
+TEST_P(BatchInvariance, RandomInterleavingsAndChunksGiveTheSameBits) {
+  const auto& [isa, compute] = GetParam();
+  const uint64_t seed = testing::TestSeed();
+  SCOPED_TRACE("WINNOW_TEST_SEED=" + std::to_string(seed));
+  std::mt19937_64 random(seed);
+  SmallModel alone = MakeSmallModel(isa, 1, compute);
+  SmallModel mixed = MakeSmallModel(isa, 3, compute);
+  const int32_t vocab_size = alone.config.vocab_size;
+
+  for (int round = 0; round < 4; ++round) {
+    const std::vector<int32_t> blocks = testing::ShuffledBlocks(*mixed.decoder, random);
+    size_t next_block = 0;
+    std::vector<Pending> sequences(5);
+    for (Pending& sequence : sequences) {
+      const int32_t length = 1 + static_cast<int32_t>(random() % 90);
+      sequence.tokens = RandomTokens(random, length, vocab_size);
+      for (int32_t i = 0; i < length; i += 16) sequence.blocks.push_back(blocks.at(next_block++));
+      const std::vector<int32_t> own = testing::ShuffledBlocks(*alone.decoder, random);
+      sequence.expected = testing::Run(*alone.decoder, sequence.tokens, 0, own, length, length);
+    }
+    for (bool left = true; left;) {
+      left = false;
+      // Each step takes some of the sequences, in any order, with chunks and logits of any size.
+      std::shuffle(sequences.begin(), sequences.end(), random);
+      Batch batch;
+      std::vector<const float*> expected_rows;
+      for (Pending& sequence : sequences) {
+        const int32_t rest = static_cast<int32_t>(sequence.tokens.size()) - sequence.done;
+        left = left || rest > 0;
+        const int32_t room = 96 - static_cast<int32_t>(batch.num_tokens());
+        if (std::min(rest, room) == 0 || random() % 3 == 0) continue;
+        const int32_t size = 1 + static_cast<int32_t>(random() % std::min(rest, room));
+        const int32_t wanted = static_cast<int32_t>(random() % (size + 1));
+        batch.chunks.push_back({std::span(sequence.tokens).subspan(sequence.done, size),
+                                sequence.done, sequence.blocks, wanted, &testing::kDense});
+        sequence.done += size;
+        for (int32_t i = sequence.done - wanted; i < sequence.done; ++i) {
+          expected_rows.push_back(&sequence.expected[size_t{1} * i * vocab_size]);
+        }
+      }
+      if (batch.chunks.empty()) continue;
+      std::vector<float> logits(expected_rows.size() * vocab_size);
+      ASSERT_TRUE(mixed.decoder->Forward(batch, logits).ok());
+      for (size_t row = 0; row < expected_rows.size(); ++row) {
+        ASSERT_EQ(0, std::memcmp(&logits[row * vocab_size], expected_rows[row],
+                                 vocab_size * sizeof(float)))
+            << "round " << round << " row " << row;
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Isas, BatchInvariance,
+                         ::testing::Combine(::testing::ValuesIn(testing::Isas()),
+                                            ::testing::Values(DType::kF32, DType::kBF16,
+                                                              DType::kF16)),
+                         [](const auto& info) {
+                           return std::get<0>(info.param) + "_" +
+                                  kernels::DTypeName(std::get<1>(info.param));
+                         });
+
+TEST(Decoder, LogitsDependOnEveryEarlierToken) {
+  SmallModel model = MakeSmallModel("auto", 2, DType::kF32);
+  std::mt19937_64 random(5);
+  std::vector<int32_t> tokens = RandomTokens(random, 40, model.config.vocab_size);
+  const std::vector<int32_t> blocks = testing::ShuffledBlocks(*model.decoder, random);
+  const std::vector<float> before = testing::Run(*model.decoder, tokens, 0, blocks, 1, 40);
+  for (int32_t i = 0; i < 40; ++i) {
+    std::vector<int32_t> changed = tokens;
+    changed[i] = (changed[i] + 1) % model.config.vocab_size;
+    EXPECT_NE(before, testing::Run(*model.decoder, changed, 0, blocks, 1, 40)) << i;
+  }
+}
+
+TEST(Decoder, NoiseInTheKvPoolIsFiniteAndReachesTheLogits) {
+  SmallModel model = MakeSmallModel("auto", 2, DType::kBF16);
+  std::mt19937_64 random(5);
+  const std::vector<int32_t> blocks = testing::ShuffledBlocks(*model.decoder, random);
+  const int32_t token = 3;
+  model.decoder->FillKvWithNoise(1);
+  const std::vector<float> first = testing::Run(*model.decoder, {&token, 1}, 300, blocks, 1, 1);
+  model.decoder->FillKvWithNoise(2);
+  const std::vector<float> second = testing::Run(*model.decoder, {&token, 1}, 300, blocks, 1, 1);
+  EXPECT_NE(first, second);
+  for (const float logit : first) EXPECT_TRUE(std::isfinite(logit));
+}
+
+// ---- what Create refuses ----
+
+absl::Status CreateError(const DecoderOptions& options) {
+  const ModelConfig config = SmallConfig(DType::kF32);
+  const SyntheticWeights weights = *MakeSyntheticWeights(config, 7);
+  const auto backend = kernels::MakeCpuBackend("scalar", 1);
+  return Decoder::Create(config, weights.weights, *backend, options).status();
+}
+
+TEST(Decoder, OptionsOutOfRangeAreRefusedByName) {
+  const DecoderOptions good = {.compute = DType::kF32, .kv_bytes = 1 << 20};
+  ASSERT_TRUE(CreateError(good).ok()) << CreateError(good);
+  const auto expect_refused = [&](auto change, const std::string& message_part) {
+    DecoderOptions options = good;
+    change(options);
+    const absl::Status status = CreateError(options);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(message_part));
+  };
+  // A block: 64 tokens x 3 layers x 2 heads x 2 x 64 values of 2 bytes.
+  expect_refused([](DecoderOptions& o) { o.kv_bytes = 98303; },
+                 "kv_bytes is 98303: must be at least 98304");
+  expect_refused([](DecoderOptions& o) { o.kv_bytes = 0; }, "kv_bytes is 0");
+  expect_refused([](DecoderOptions& o) { o.block_tokens = 24; }, "block_tokens is 24");
+  expect_refused([](DecoderOptions& o) { o.block_tokens = 0; }, "block_tokens is 0");
+  expect_refused([](DecoderOptions& o) { o.max_batch_tokens = 0; }, "max_batch_tokens is 0");
+  expect_refused([](DecoderOptions& o) { o.max_batch_logits = 513; }, "max_batch_logits is 513");
+  expect_refused([](DecoderOptions& o) { o.max_context = 513; }, "max_position_embeddings, 512");
+  expect_refused([](DecoderOptions& o) { o.kv_dtype = DType::kF16; }, "kv_dtype is float16");
+}
+
+TEST(Decoder, MemoryThatCannotBeHadIsAnErrorWithItsSize) {
+  const absl::Status status = CreateError({.compute = DType::kF32, .kv_bytes = int64_t{1} << 47});
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("no memory for the KV pool: 1407374883"));
+}
+
+TEST(Decoder, TheKvPoolHasTheBlocksThatItsBytesHold) {
+  const ModelConfig config = SmallConfig(DType::kF32);
+  const SyntheticWeights weights = *MakeSyntheticWeights(config, 7);
+  const auto backend = kernels::MakeCpuBackend("scalar", 1);
+  const auto decoder = *Decoder::Create(config, weights.weights, *backend,
+                                        {.compute = DType::kF32, .kv_bytes = 10 * 98304 + 98303});
+  EXPECT_EQ(decoder->num_blocks(), 10);
+  EXPECT_EQ(decoder->kv_pool_bytes(), 10u * 98304);
+  EXPECT_EQ(decoder->max_context(), 512);
+}
+
+// ---- batches that only a bug of ours could plan ----
+
+class DecoderDeathTest : public ::testing::Test {
+ protected:
+  DecoderDeathTest() : model_(MakeSmallModel("scalar", 1, DType::kF32)) {
+    GTEST_FLAG_SET(death_test_style, "threadsafe");
+  }
+  void Forward(std::vector<SequenceChunk> chunks) {
+    Batch batch{std::move(chunks)};
+    std::vector<float> logits(batch.num_logits() * model_.config.vocab_size);
+    (void)model_.decoder->Forward(batch, logits);
+  }
+  SmallModel model_;
+  const std::vector<int32_t> tokens_ = std::vector<int32_t>(20, 1);
+  const std::vector<int32_t> blocks_ = {0, 1, 2};
+};
+
+TEST_F(DecoderDeathTest, BatchesOutOfBoundsAreCaught) {
+  const AttentionPolicy* dense = &testing::kDense;
+  const std::vector<int32_t> bad_token = {301};
+  const std::vector<int32_t> bad_block = {0, model_.decoder->num_blocks()};
+  const std::vector<int32_t> many(97, 1);
+  const std::vector<int32_t> all_blocks(40, 0);
+  EXPECT_DEATH(Forward({}), "CHECK failed");
+  EXPECT_DEATH(Forward({{many, 0, all_blocks, 0, dense}}), "CHECK failed");
+  EXPECT_DEATH(Forward({{bad_token, 0, blocks_, 1, dense}}), "CHECK failed");
+  EXPECT_DEATH(Forward({{tokens_, 0, bad_block, 1, dense}}), "CHECK failed");
+  EXPECT_DEATH(Forward({{tokens_, 30, blocks_, 1, dense}}), "CHECK failed");
+  EXPECT_DEATH(Forward({{tokens_, 500, all_blocks, 1, dense}}), "CHECK failed");
+  EXPECT_DEATH(Forward({{tokens_, 0, blocks_, 21, dense}}), "CHECK failed");
+  EXPECT_DEATH(Forward({{tokens_, 0, blocks_, 1, nullptr}}), "CHECK failed");
+}
+
+TEST_F(DecoderDeathTest, TwoChunksThatWriteOneBlockAreCaught) {
+  const std::vector<int32_t> shared_first = {0, 2};
+  EXPECT_DEATH(Forward({{tokens_, 0, blocks_, 1, &testing::kDense},
+                        {tokens_, 0, shared_first, 1, &testing::kDense}}),
+               "block_written_in_");
+  // Reading a block that another chunk reads too is what shared prefixes are.
+  const std::vector<int32_t> one = {1};
+  Forward({{one, 16, std::vector<int32_t>{0, 1}, 1, &testing::kDense},
+           {one, 16, std::vector<int32_t>{0, 2}, 1, &testing::kDense}});
+}
+
+}  // namespace
+}  // namespace winnow::engine
