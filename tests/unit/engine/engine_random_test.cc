@@ -1,0 +1,265 @@
+// Random workloads on tiny pools: every request that ends by itself has exactly what it has alone,
+// whatever else ran, was cancelled, expired, was preempted or was not read; and no block is left
+// over.
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "gtest/gtest.h"
+#include "tests/unit/engine/engine_testing.h"
+
+namespace winnow::engine {
+namespace {
+
+using std::chrono::milliseconds;
+
+class Dice {
+ public:
+  explicit Dice(uint32_t seed) : random_(seed) {}
+  int32_t Pick(int32_t low, int32_t high) {
+    return std::uniform_int_distribution<int32_t>(low, high)(random_);
+  }
+  bool OneIn(int32_t n) { return Pick(1, n) == 1; }
+
+ private:
+  std::mt19937 random_;
+};
+
+Request RandomRequest(Dice& dice, RequestId id, int32_t most_tokens) {
+  const int32_t max_tokens = dice.Pick(1, std::min(30, most_tokens - 1));
+  std::vector<int32_t> prompt(dice.Pick(1, std::min(60, most_tokens - max_tokens)));
+  for (int32_t& token : prompt) token = dice.Pick(0, 299);
+  Request request = MakeRequest(id, std::move(prompt), max_tokens);
+  request.tenant = std::string(dice.Pick(0, 2), 't');
+  SamplingOptions& sampling = request.sampling;
+  if (!dice.OneIn(3)) {
+    sampling.temperature = static_cast<float>(dice.Pick(1, 20)) / 10;
+    sampling.seed = dice.Pick(0, 1 << 30);
+    if (dice.OneIn(3)) sampling.top_k = dice.Pick(1, 50);
+    if (dice.OneIn(3)) sampling.top_p = static_cast<float>(dice.Pick(1, 99)) / 100;
+    if (dice.OneIn(3)) sampling.min_p = static_cast<float>(dice.Pick(0, 50)) / 100;
+  }
+  if (dice.OneIn(3)) sampling.repetition_penalty = 1.3f;
+  if (dice.OneIn(3)) sampling.presence_penalty = 0.5f;
+  if (dice.OneIn(3)) sampling.frequency_penalty = 0.25f;
+  if (dice.OneIn(4)) sampling.logit_bias = {{dice.Pick(0, 299), 5.0f}};
+  if (dice.OneIn(3)) request.top_logprobs = dice.Pick(0, 3);
+  StoppingOptions& stopping = request.stopping;
+  if (dice.OneIn(3)) stopping.stop_token_ids = {dice.Pick(8, 24), dice.Pick(0, 299)};
+  if (dice.OneIn(3)) stopping.min_tokens = dice.Pick(0, max_tokens);
+  for (int32_t i = dice.Pick(0, 2); i > 0; --i) {
+    std::string text;
+    for (int32_t n = dice.Pick(1, 3); n > 0; --n) text += static_cast<char>('!' + dice.Pick(0, 15));
+    stopping.stop_strings.push_back(text);
+  }
+  stopping.include_stop = dice.OneIn(2);
+  request.skip_special_tokens = dice.OneIn(2);
+  return request;
+}
+
+bool EndedByItself(FinishReason reason) {
+  return reason == FinishReason::kStopToken || reason == FinishReason::kStopString ||
+         reason == FinishReason::kMaxTokens;
+}
+
+void ExpectSame(const Reply& got, const Reply& alone) {
+  EXPECT_EQ(got.tokens, alone.tokens);
+  EXPECT_EQ(got.text, alone.text);
+  EXPECT_EQ(got.last.finish, alone.last.finish);
+  EXPECT_EQ(got.last.stop_match, alone.last.stop_match);
+  EXPECT_EQ(got.last.usage.kv_read_bytes_fast, alone.last.usage.kv_read_bytes_fast);
+  ASSERT_EQ(got.details.size(), alone.details.size());
+  for (size_t i = 0; i < got.details.size(); ++i) {
+    EXPECT_EQ(got.details[i].logprob, alone.details[i].logprob);
+    ASSERT_EQ(got.details[i].top.size(), alone.details[i].top.size());
+    for (size_t j = 0; j < got.details[i].top.size(); ++j) {
+      EXPECT_EQ(got.details[i].top[j].token, alone.details[i].top[j].token);
+    }
+  }
+}
+
+struct Totals {
+  std::map<FinishReason, int> finished;
+  int64_t preemptions = 0;
+  int64_t steps_with_paused = 0;
+};
+
+void RunWorkload(uint32_t seed, Totals& totals) {
+  Dice dice(seed);
+  FakeModelShape shape;
+  shape.num_blocks = dice.OneIn(4) ? 200 : dice.Pick(6, 40);
+  shape.max_batch_tokens = dice.Pick(8, 40);
+  FakeModel model(shape);
+  EngineOptions options;
+  options.max_running = dice.Pick(1, 8);
+  options.step_tokens = dice.Pick(options.max_running, shape.max_batch_tokens);
+  options.pause_grace = milliseconds(dice.Pick(0, 60));
+  options.slow_reader_timeout = milliseconds(dice.Pick(200, 2000));
+  FakeClock clock;
+  const std::unique_ptr<Engine> engine = MakeEngine(options, model, clock);
+
+  struct Entry {
+    Request request;
+    std::unique_ptr<Client> client;
+    int32_t arrives_at_step;
+    int32_t cancelled_at_step;  // -1: never
+    int32_t read_one_in;
+  };
+  std::vector<Entry> entries;
+  const int32_t most_tokens = std::min(90, shape.num_blocks * shape.block_tokens);
+  for (int32_t i = dice.Pick(1, 12); i > 0; --i) {
+    Entry entry;
+    entry.request = RandomRequest(dice, i, most_tokens);
+    entry.arrives_at_step = dice.OneIn(3) ? 0 : dice.Pick(0, 60);
+    entry.cancelled_at_step = dice.OneIn(6) ? entry.arrives_at_step + dice.Pick(0, 40) : -1;
+    const bool slow = dice.OneIn(4);
+    entry.client = std::make_unique<Client>(slow ? dice.Pick(1, 3) : 1000);
+    entry.read_one_in = slow ? dice.Pick(2, 40) : 1;
+    entries.push_back(std::move(entry));
+  }
+
+  size_t ended = 0;
+  for (int32_t step = 0; ended < entries.size(); ++step) {
+    ASSERT_LT(step, 20'000) << "the workload does not end";
+    for (Entry& entry : entries) {
+      if (step == entry.arrives_at_step) {
+        entry.request.arrival = clock.Now();
+        if (dice.OneIn(6)) entry.request.deadline = clock.Now() + milliseconds(dice.Pick(0, 400));
+        ASSERT_TRUE(engine->Submit(entry.request, entry.client->output).ok());
+      }
+      if (step == entry.cancelled_at_step) engine->Cancel(entry.request.id);
+    }
+    engine->Step();
+    totals.steps_with_paused += engine->stats().paused > 0;
+    clock.Advance(milliseconds(dice.Pick(1, 20)));
+    ended = 0;
+    for (Entry& entry : entries) {
+      if (dice.OneIn(entry.read_one_in)) entry.client->Read();
+      ended += entry.client->reply.ended();
+    }
+  }
+
+  const EngineStats stats = engine->stats();
+  EXPECT_EQ(stats.blocks_used, 0);
+  EXPECT_EQ(stats.running, 0);
+  EXPECT_EQ(stats.waiting, 0);
+  EXPECT_EQ(stats.waiting_tokens, 0);
+  EXPECT_EQ(stats.preempted, 0);
+  totals.preemptions += static_cast<int64_t>(stats.preemptions);
+  for (const Entry& entry : entries) {
+    SCOPED_TRACE(testing::Message() << "request " << entry.request.id);
+    const Reply& reply = entry.client->reply;
+    ++totals.finished[reply.last.finish];
+    EXPECT_EQ(static_cast<int32_t>(reply.tokens.size()), reply.last.usage.generated_tokens);
+    const Reply alone = RunAlone(entry.request);
+    if (EndedByItself(reply.last.finish)) {
+      ExpectSame(reply, alone);
+    } else {
+      // What came is the beginning of what would have come.
+      ASSERT_LE(reply.tokens.size(), alone.tokens.size());
+      EXPECT_TRUE(std::equal(reply.tokens.begin(), reply.tokens.end(), alone.tokens.begin()));
+    }
+  }
+}
+
+TEST(EngineRandomTest, EveryRequestHasTheTokensThatItHasAlone) {
+  Totals totals;
+  for (uint32_t seed = 0; seed < 1000; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    RunWorkload(seed, totals);
+    if (HasFailure()) return;
+  }
+  // The workloads are only worth something if they meet everything.
+  EXPECT_GT(totals.preemptions, 1000);
+  EXPECT_GT(totals.steps_with_paused, 1000);
+  for (const FinishReason reason :
+       {FinishReason::kStopToken, FinishReason::kStopString, FinishReason::kMaxTokens,
+        FinishReason::kCancelled, FinishReason::kDeadline}) {
+    EXPECT_GT(totals.finished[reason], 100) << static_cast<int>(reason);
+  }
+  EXPECT_EQ(totals.finished[FinishReason::kError], 0);
+}
+
+class Bell {
+ public:
+  void Ring() {
+    absl::MutexLock lock(&mutex_);
+    rung_ = true;
+  }
+  void Await() {
+    absl::MutexLock lock(&mutex_);
+    mutex_.Await(absl::Condition(&rung_));
+    rung_ = false;
+  }
+
+ private:
+  absl::Mutex mutex_;
+  bool rung_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+TEST(EngineRandomTest, ThreadsSubmitCancelAndReadWhileTheEngineRuns) {
+  constexpr int kThreads = 4;
+  constexpr int kEach = 40;
+  FakeModelShape shape;
+  shape.num_blocks = 60;
+  FakeModel model(shape);
+  const SteadyClock clock;
+  EngineOptions options;
+  options.max_running = 8;
+  options.step_tokens = 32;
+  options.queue_requests = 16;
+  const std::unique_ptr<Engine> engine = MakeEngine(options, model, clock);
+  std::jthread runner([&engine](std::stop_token stop) { engine->Run(stop); });
+
+  std::vector<std::jthread> clients;
+  for (int t = 0; t < kThreads; ++t) {
+    clients.emplace_back([&engine, t] {
+      Dice dice(t);
+      for (int i = 0; i < kEach; ++i) {
+        const Request request = RandomRequest(dice, t * kEach + i, 90);
+        // Shared: the callback may run after the reader has seen the last event.
+        const auto bell = std::make_shared<Bell>();
+        const auto output = std::make_shared<OutputQueue>(
+            2, [bell] { bell->Ring(); }, [&engine] { engine->Wake(); });
+        absl::Status status;
+        do {
+          status = engine->Submit(request, output);
+          if (!status.ok()) std::this_thread::yield();
+        } while (status.code() == absl::StatusCode::kResourceExhausted);
+        ASSERT_TRUE(status.ok()) << status;
+        const bool cancel = dice.OneIn(5);
+        if (cancel) engine->Cancel(request.id);
+        std::vector<int32_t> tokens;
+        OutputEvent last;
+        while (last.finish == FinishReason::kNone) {
+          bell->Await();
+          while (std::optional<OutputEvent> event = output->Pop()) {
+            for (const OutputToken& token : event->tokens) tokens.push_back(token.token);
+            last = *std::move(event);
+          }
+        }
+        if (EndedByItself(last.finish)) {
+          EXPECT_EQ(tokens, RunAlone(request).tokens);
+        } else {
+          EXPECT_TRUE(cancel);
+        }
+      }
+    });
+  }
+  clients.clear();  // joins
+  engine->BeginDrain();
+  runner.join();
+  const EngineStats stats = engine->stats();
+  EXPECT_EQ(stats.blocks_used, 0);
+  EXPECT_EQ(stats.waiting, 0);
+  EXPECT_EQ(stats.accepted, static_cast<uint64_t>(kThreads * kEach));
+}
+
+}  // namespace
+}  // namespace winnow::engine

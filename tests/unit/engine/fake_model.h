@@ -1,0 +1,128 @@
+// A model that shows every mistake with the KV cache in its text.
+//
+// Its KV of a token is a number made of the token, its position and the KV of the token before,
+// read back through the block table. Its logits are made of all numbers read back from position 0
+// on. So a block that is lost, stale, misplaced or shared by two sequences changes every token
+// after it; and nothing else does: not the batch, not the sizes of chunks, not which blocks are
+// used.
+#ifndef WINNOW_TESTS_UNIT_ENGINE_FAKE_MODEL_H_
+#define WINNOW_TESTS_UNIT_ENGINE_FAKE_MODEL_H_
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <set>
+#include <span>
+#include <vector>
+
+#include "engine/model.h"
+#include "gtest/gtest.h"
+
+namespace winnow::engine {
+
+struct FakeModelShape {
+  int32_t vocab_size = 300;
+  int32_t max_context = 400;
+  int32_t block_tokens = 4;
+  int32_t num_blocks = 200;
+  int32_t max_batch_tokens = 512;
+  int32_t max_batch_logits = 64;
+};
+
+class FakeModel final : public Model {
+ public:
+  explicit FakeModel(const FakeModelShape& shape = {})
+      : shape_(shape),
+        kv_(static_cast<size_t>(shape.num_blocks) * shape.block_tokens, 0xDEADBEEF) {}
+
+  int32_t vocab_size() const override { return shape_.vocab_size; }
+  int32_t max_context() const override { return shape_.max_context; }
+  int32_t block_tokens() const override { return shape_.block_tokens; }
+  int32_t num_blocks() const override { return shape_.num_blocks; }
+  int32_t max_batch_tokens() const override { return shape_.max_batch_tokens; }
+  int32_t max_batch_logits() const override { return shape_.max_batch_logits; }
+  int64_t kv_rows_per_token() const override { return 6; }  // 3 layers x 2 KV heads
+  int64_t kv_row_bytes() const override { return 256; }
+
+  absl::Status Forward(const Batch& batch, std::span<float> logits) override {
+    ++num_forwards;
+    if (fail_at_forward.has_value() && num_forwards >= *fail_at_forward) {
+      return absl::InternalError("the device fell off the bus");
+    }
+    CheckBatch(batch, logits);
+    size_t row = 0;
+    for (const SequenceChunk& chunk : batch.chunks) {
+      const auto count = static_cast<int32_t>(chunk.tokens.size());
+      for (int32_t i = 0; i < count; ++i) {
+        const int32_t position = chunk.position + i;
+        const uint64_t before = position == 0 ? 1 : Kv(chunk, position - 1);
+        Kv(chunk, position) = Mix(before ^ Mix(chunk.tokens[i]) ^ Mix(position + 1'000'000));
+        if (i >= count - chunk.num_logits) {
+          Fill(chunk, position, logits.subspan(row++ * shape_.vocab_size, shape_.vocab_size));
+        }
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  // From this Forward on (the first is 1), every one fails.
+  std::optional<int64_t> fail_at_forward;
+  // A row of logits after this token is NaN.
+  std::optional<int32_t> nan_after_token;
+  int64_t num_forwards = 0;
+
+ private:
+  static uint64_t Mix(uint64_t x) {
+    x += 0x9E3779B97F4A7C15;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB;
+    return x ^ (x >> 31);
+  }
+
+  uint64_t& Kv(const SequenceChunk& chunk, int32_t position) {
+    const int32_t block = chunk.block_table[position / shape_.block_tokens];
+    return kv_[static_cast<size_t>(block) * shape_.block_tokens + position % shape_.block_tokens];
+  }
+
+  void Fill(const SequenceChunk& chunk, int32_t position, std::span<float> row) {
+    uint64_t all = 0;
+    for (int32_t p = 0; p <= position; ++p) all = Mix(all ^ Kv(chunk, p));
+    for (int32_t token = 0; token < shape_.vocab_size; ++token) {
+      const uint64_t bits = Mix(all ^ static_cast<uint64_t>(token) << 40);
+      row[token] = static_cast<float>(bits >> 40) * 0x1p-22f;  // 0 to 4
+      // Mostly a few printable characters, so that stop strings and penalties meet something.
+      if (token >= 8 && token < 24) row[token] += 3;
+    }
+    if (nan_after_token == chunk.tokens[position - chunk.position]) {
+      row[static_cast<size_t>(all % row.size())] = std::numeric_limits<float>::quiet_NaN();
+    }
+  }
+
+  // What the engine promises of a batch.
+  void CheckBatch(const Batch& batch, std::span<const float> logits) {
+    EXPECT_LE(batch.num_tokens(), shape_.max_batch_tokens);
+    EXPECT_LE(batch.num_logits(), shape_.max_batch_logits);
+    EXPECT_GE(logits.size(), static_cast<size_t>(batch.num_logits() * shape_.vocab_size));
+    std::set<int32_t> blocks;
+    for (const SequenceChunk& chunk : batch.chunks) {
+      EXPECT_FALSE(chunk.tokens.empty());
+      EXPECT_NE(chunk.policy, nullptr);
+      const int64_t end = chunk.position + static_cast<int64_t>(chunk.tokens.size());
+      EXPECT_GE(static_cast<int64_t>(chunk.block_table.size()) * shape_.block_tokens, end);
+      EXPECT_LE(end, shape_.max_context);
+      for (const int32_t block : chunk.block_table) {
+        EXPECT_TRUE(blocks.insert(block).second) << "block " << block << " in two tables";
+        EXPECT_GE(block, 0);
+        EXPECT_LT(block, shape_.num_blocks);
+      }
+    }
+  }
+
+  const FakeModelShape shape_;
+  std::vector<uint64_t> kv_;
+};
+
+}  // namespace winnow::engine
+
+#endif  // WINNOW_TESTS_UNIT_ENGINE_FAKE_MODEL_H_
