@@ -164,6 +164,7 @@ bool Engine::Step() {
   Apply(scheduler_.Plan(View(now)), now);
   const bool computes = !batch_.chunks.empty();
   if (computes) {
+    ++stats_.steps;
     const absl::Status status = model_.Forward(batch_, logits_);
     if (status.ok()) {
       Sample(clock_.Now());
@@ -425,7 +426,6 @@ void Engine::ChangeWaiting(int32_t requests, const Sequence& sequence) {
 }
 
 void Engine::Observe(Duration duration) {
-  ++stats_.steps;
   const int64_t tokens = batch_.num_tokens();
   observer_.OnStep({.sequences = static_cast<int32_t>(batch_.chunks.size()),
                     .tokens = static_cast<int32_t>(tokens),
