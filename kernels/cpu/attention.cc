@@ -28,22 +28,35 @@ void CpuBackend::PlanAttention(const Tensor& q, std::span<const AttentionChunk> 
   attention_work_.clear();
   attention_items_.clear();
   const int32_t split_tokens = AttentionSplitTokens(layout);
+  // Tiles take all KV heads of a token, unless there are then too few pieces to go round.
+  int64_t num_splits = 0;
+  for (const AttentionChunk& chunk : chunks) {
+    num_splits += (int64_t{chunk.position} + chunk.num_tokens + split_tokens - 1) / split_tokens;
+  }
+  const int64_t pieces_per_split = (4 * num_threads() + num_splits) / (num_splits + 1);
+  const int32_t heads_per_tile_max = std::max<int32_t>(
+      1, num_threads() == 1 ? layout.kv_heads
+                            : static_cast<int32_t>(layout.kv_heads / pieces_per_split));
   double total_cost = 0;
   for (const AttentionChunk& chunk : chunks) {
     const int64_t end = int64_t{chunk.position} + chunk.num_tokens;
     WINNOW_CHECK(chunk.first_row + chunk.num_tokens <= q.rows &&
                  chunk.first_row + chunk.num_tokens <= out.rows);
     WINNOW_CHECK(end <= static_cast<int64_t>(chunk.block_table.size()) * layout.block_tokens);
-    const int32_t tile_tokens = std::max(1, kTileQueryRows / group);
-    // Tiles of one KV head follow each other: they read the same blocks.
-    for (int32_t head = 0; head < layout.kv_heads; ++head) {
+    if (chunk.num_tokens == 0) continue;
+    const int32_t tile_tokens = std::clamp(kTileQueryRows / group, 1, chunk.num_tokens);
+    const int32_t tile_heads =
+        std::clamp(kTileQueryRows / (tile_tokens * group), 1, heads_per_tile_max);
+    // Tiles of the same KV heads follow each other: they read the same blocks.
+    for (int32_t head = 0; head < layout.kv_heads; head += tile_heads) {
       for (int32_t first = 0; first < chunk.num_tokens; first += tile_tokens) {
         AttentionWork work;
         const int64_t column = int64_t{head} * group * layout.head_dim;
         work.tile.q = q.f32(chunk.first_row + first) + column;
         work.tile.q_stride = q.stride;
         work.tile.block_table = chunk.block_table.data();
-        work.tile.kv_head = head;
+        work.tile.first_kv_head = head;
+        work.tile.num_kv_heads = std::min(tile_heads, layout.kv_heads - head);
         work.tile.position = chunk.position + first;
         work.tile.num_tokens = std::min(tile_tokens, chunk.num_tokens - first);
         work.out = out.f32(chunk.first_row + first) + column;
@@ -65,10 +78,11 @@ void CpuBackend::PlanAttention(const Tensor& q, std::span<const AttentionChunk> 
   }
 }
 
-// Packing a unit costs as much as kPackRows rows.
+// Packing a unit costs about as much as the rows of a few tokens.
 double CpuBackend::Cost(const AttentionWork& work) {
-  constexpr double kPackRows = 4;
-  return static_cast<double>(work.num_splits) * (work.tile.num_tokens + kPackRows);
+  constexpr double kPackTokens = 4;
+  return static_cast<double>(work.num_splits) * work.tile.num_kv_heads *
+         (work.tile.num_tokens + kPackTokens);
 }
 
 void CpuBackend::Attend(const Tensor& q, std::span<const AttentionChunk> chunks, const void* pool,
@@ -86,10 +100,13 @@ void CpuBackend::Attend(const Tensor& q, std::span<const AttentionChunk> chunks,
   PlanAttention(q, chunks, layout, call.group, out);
 
   const size_t state_floats = static_cast<size_t>(AttentionStateFloats(d));
+  auto rows_of = [&](const AttentionWork& work) {
+    return static_cast<size_t>(work.tile.num_tokens) * call.group * work.tile.num_kv_heads;
+  };
   size_t max_rows = 0;
   size_t split_state_floats = 0;
   for (AttentionWork& work : attention_work_) {
-    const size_t rows = static_cast<size_t>(work.tile.num_tokens) * call.group;
+    const size_t rows = rows_of(work);
     max_rows = std::max(max_rows, rows);
     work.states_offset = split_state_floats;
     if (work.split) split_state_floats += rows * work.num_splits * state_floats;
@@ -103,10 +120,14 @@ void CpuBackend::Attend(const Tensor& q, std::span<const AttentionChunk> chunks,
       reinterpret_cast<float*>(states_scratch_.Get(split_state_floats * sizeof(float)));
 
   auto finish = [&](const AttentionWork& work, const float* states) {
-    for (int32_t row = 0; row < work.tile.num_tokens * call.group; ++row) {
-      FinishAttentionState(
-          states + row * state_floats, d,
-          work.out + row / call.group * out.stride + row % call.group * int64_t{d});
+    const int64_t columns = int64_t{call.group} * d;  // of a KV head
+    for (int32_t head = 0; head < work.tile.num_kv_heads; ++head) {
+      for (int32_t token = 0; token < work.tile.num_tokens; ++token) {
+        for (int32_t g = 0; g < call.group; ++g, states += state_floats) {
+          FinishAttentionState(states, d,
+                               work.out + token * out.stride + head * columns + int64_t{g} * d);
+        }
+      }
     }
   };
   threads_.ParallelFor(static_cast<int64_t>(attention_items_.size()), [&](int64_t item,
@@ -115,7 +136,7 @@ void CpuBackend::Attend(const Tensor& q, std::span<const AttentionChunk> chunks,
     std::byte* scratch = thread_scratch + thread * thread_bytes;
     if (work.split) {
       const int32_t split = attention_items_[item].split;
-      const size_t rows = static_cast<size_t>(work.tile.num_tokens) * call.group;
+      const size_t rows = rows_of(work);
       ops_.attend_splits(call, work.tile, split, split + 1, false,
                          split_states + work.states_offset + split * rows * state_floats, scratch);
     } else {
@@ -128,7 +149,7 @@ void CpuBackend::Attend(const Tensor& q, std::span<const AttentionChunk> chunks,
   threads_.ParallelFor(static_cast<int64_t>(attention_work_.size()), [&](int64_t item, int) {
     const AttentionWork& work = attention_work_[item];
     if (!work.split) return;
-    const size_t rows = static_cast<size_t>(work.tile.num_tokens) * call.group;
+    const size_t rows = rows_of(work);
     float* states = split_states + work.states_offset;
     for (int32_t split = 1; split < work.num_splits; ++split) {
       for (size_t row = 0; row < rows; ++row) {

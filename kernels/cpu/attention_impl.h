@@ -6,6 +6,7 @@
 // products of matmul, of at most kTileRows rows at a time.
 #include "kernels/attention.h"
 #include "kernels/attention_state.h"
+#include "kernels/cpu/attention_direct_impl.h"
 #include "kernels/cpu/attention_pack_impl.h"
 #include "kernels/cpu/attention_scratch.h"
 #include "kernels/cpu/exp2_impl.h"
@@ -24,9 +25,10 @@ struct Worker {
 
   const AttentionCall& call;
   const AttentionTile& tile;
-  const AttentionScratch scratch;
   const int64_t d;
+  const int32_t head_rows;  // rows of one KV head
   const int32_t num_rows;
+  const AttentionScratch scratch;
   // Row values of a query, and of a row of weights.
   const int64_t query_stride;
   static constexpr int64_t kWeightStride =
@@ -35,9 +37,10 @@ struct Worker {
   Worker(const AttentionCall& call, const AttentionTile& tile, std::byte* memory)
       : call(call),
         tile(tile),
-        scratch(memory, call.layout.head_dim, call.group * tile.num_tokens),
         d(call.layout.head_dim),
-        num_rows(call.group * tile.num_tokens),
+        head_rows(call.group * tile.num_tokens),
+        num_rows(head_rows * tile.num_kv_heads),
+        scratch(memory, d, num_rows),
         query_stride(d / PanelStep(Panels::kDType) * Panels::kRowPerStep) {}
 
   const Row* Query(int32_t row) const {
@@ -45,10 +48,13 @@ struct Worker {
   }
   float* Output(int32_t row) const { return scratch.outputs + row * d; }
   float* Sums(int32_t row) const { return scratch.sums + row * kPanelOutputs; }
+  // How many tokens after the tile's first one the token of a head's row is.
+  int32_t TokenOf(int32_t row) const { return row % head_rows / call.group; }
 
   void PrepareQueries() const {
     for (int32_t row = 0; row < num_rows; ++row) {
-      const float* from = tile.q + (row / call.group) * tile.q_stride + (row % call.group) * d;
+      const int64_t query_head = row / head_rows * call.group + row % call.group;
+      const float* from = tile.q + TokenOf(row) * tile.q_stride + query_head * d;
       Row* to = static_cast<Row*>(scratch.queries) + row * query_stride;
       if constexpr (Panels::kDType == DType::kBF16) {
         for (int64_t i = 0; i < d; i += kLanes)
@@ -59,48 +65,88 @@ struct Worker {
     }
   }
 
-  // The first row that sees `position`. REQUIRES: some row does.
+  // The first of a head's rows that sees `position`. REQUIRES: one of them does.
   int32_t FirstRowSeeing(int32_t position) const {
     return position <= tile.position ? 0 : (position - tile.position) * call.group;
   }
 
-  // Leaves the split's state of rows [first_row, num_rows) in outputs, maxima and sums.
-  void RunSplit(int32_t first_position, int32_t last_position, int32_t first_row) const {
-    for (int32_t row = first_row; row < num_rows; ++row) {
+  // Leaves the state of the split's keys in outputs, maxima and sums.
+  void RunSplit(int32_t first_position, int32_t last_position) const {
+    for (int32_t row = 0; row < num_rows; ++row) {
       for (int64_t i = 0; i < d; i += kLanes) Vec::Store(Output(row) + i, Vec::Zero());
       for (int64_t i = 0; i < kPanelOutputs; i += kLanes) Vec::Store(Sums(row) + i, Vec::Zero());
       scratch.maxima[row] = -__builtin_inff();
     }
-    const int32_t block_tokens = call.layout.block_tokens;
     for (int32_t start = first_position; start < last_position;) {
-      const int32_t in_block = start % block_tokens;
-      const int32_t tokens = Min(kAttentionUnitTokens, block_tokens - in_block);
-      RunUnit(start, tokens, Min(tokens, last_position - start));
+      const int32_t tokens = UnitTokens(start);
+      for (int32_t head = 0; head < tile.num_kv_heads; ++head) {
+        const bool last_head = head + 1 == tile.num_kv_heads;
+        RunUnit(head, start, tokens, Min(tokens, last_position - start),
+                last_head ? UnitAhead(0, start + tokens) : UnitAhead(head + 1, start));
+      }
       start += tokens;
     }
   }
 
-  // `tokens` keys from position `start`, of which the first `valid` have been written.
-  void RunUnit(int32_t start, int32_t tokens, int32_t valid) const {
+  int32_t UnitTokens(int32_t start) const {
+    return Min(kAttentionUnitTokens, call.layout.block_tokens - start % call.layout.block_tokens);
+  }
+  const std::byte* UnitData(int32_t head, int32_t start) const {
     const KvLayout& layout = call.layout;
-    const std::byte* keys =
-        call.pool + layout.RowOffset(tile.block_table[start / layout.block_tokens], tile.kv_head,
-                                     start % layout.block_tokens);
-    PackKeys<Panels>(keys, layout.RowBytes(), layout.dtype, tokens, valid, d, scratch.key_panels);
-    PackValues<Panels>(keys + layout.ValueOffsetInRow(), layout.RowBytes(), layout.dtype, tokens,
-                       valid, d, scratch.value_panels);
-    RunRows<kTileRows>(FirstRowSeeing(start), start, tokens);
+    return call.pool + layout.RowOffset(tile.block_table[start / layout.block_tokens],
+                                        tile.first_kv_head + head, start % layout.block_tokens);
+  }
+  Prefetcher UnitAhead(int32_t head, int32_t start) const {
+    if (start >= tile.position + tile.num_tokens) return {nullptr, nullptr};
+    const std::byte* data = UnitData(head, start);
+    return {data, data + static_cast<size_t>(UnitTokens(start)) * call.layout.RowBytes()};
   }
 
+  // `tokens` keys of a head from position `start`, of which the first `valid` have been written.
+  void RunUnit(int32_t head, int32_t start, int32_t tokens, int32_t valid, Prefetcher ahead) const {
+    const std::byte* rows = UnitData(head, start);
+    const UnitRows keys = {rows, call.layout.RowBytes(), call.layout.dtype};
+    const UnitRows values = {rows + call.layout.ValueOffsetInRow(), call.layout.RowBytes(),
+                             call.layout.dtype};
+    const int32_t first_row = head * head_rows + FirstRowSeeing(start);
+    const int32_t last_row = (head + 1) * head_rows;
+#if defined(__AVX512BF16__)
+    if constexpr (Panels::kDType == DType::kBF16) {
+      if (last_row - first_row <= kDirectRows && valid == tokens) {
+        return RunDirect<kDirectRows>(first_row, last_row, start, tokens, keys, values, ahead);
+      }
+    }
+#endif
+    while (ahead.next < ahead.end) ahead.Lines(4);
+    PackKeys<Panels>(keys, tokens, d, scratch.key_panels);
+    PackValues<Panels>(values, tokens, valid, d, scratch.value_panels);
+    RunRows<kTileRows>(first_row, last_row, start, tokens);
+  }
+
+#if defined(__AVX512BF16__)
   template <int kRows>
-  void RunRows(int32_t row, int32_t start, int32_t tokens) const {
-    for (; row + kRows <= num_rows; row += kRows) {
+  void RunDirect(int32_t row, int32_t last_row, int32_t start, int32_t tokens, const UnitRows& keys,
+                 const UnitRows& values, Prefetcher& ahead) const {
+    if (last_row - row == kRows) {
+      DirectScores<kRows>(Query(row), query_stride, keys, tokens, d, scratch.scores, ahead);
+      Weigh<kRows>(row, start, tokens);
+      DirectValues<kRows>(static_cast<const Row*>(scratch.weights), kWeightStride, scratch.rescale,
+                          values, tokens, d, Output(row), ahead);
+    } else if constexpr (kRows > 1) {
+      RunDirect<kRows - 1>(row, last_row, start, tokens, keys, values, ahead);
+    }
+  }
+#endif
+
+  template <int kRows>
+  void RunRows(int32_t row, int32_t last_row, int32_t start, int32_t tokens) const {
+    for (; row + kRows <= last_row; row += kRows) {
       Scores<kRows>(row, tokens);
       Weigh<kRows>(row, start, tokens);
       AddValues<kRows>(row, tokens);
     }
     if constexpr (kRows > 1) {
-      if (row < num_rows) RunRows<kRows - 1>(row, start, tokens);
+      if (row < last_row) RunRows<kRows - 1>(row, last_row, start, tokens);
     }
   }
 
@@ -134,8 +180,7 @@ struct Worker {
   void Weigh(int32_t row, int32_t start, int32_t tokens) const {
     const Vec::Reg scale = Vec::Set1(call.scale_log2);
     for (int r = 0; r < kRows; ++r) {
-      const int32_t seen =
-          tile.position + (row + r) / call.group - start + 1;  // of the unit's tokens
+      const int32_t seen = tile.position + TokenOf(row + r) - start + 1;  // of the unit's tokens
       float* scores = scratch.scores + r * kAttentionUnitTokens;
       Vec::Reg max = Vec::Set1(-__builtin_inff());
       for (int32_t t = 0; t < tokens; t += kLanes) {
@@ -223,21 +268,18 @@ void Attend(const AttentionCall& call, const AttentionTile& tile, int32_t first_
   }
   for (int32_t split = first_split; split < last_split; ++split) {
     const int64_t start = split * split_tokens;
-    const int32_t first_row = worker.FirstRowSeeing(static_cast<int32_t>(start));
     worker.RunSplit(static_cast<int32_t>(start),
-                    static_cast<int32_t>(Min(start + split_tokens, end)), first_row);
+                    static_cast<int32_t>(Min(start + split_tokens, end)));
+    // A row whose query comes before the split has seen none of its keys: its state is empty.
     if (merge) {
-      for (int32_t row = first_row; row < worker.num_rows; ++row) {
+      for (int32_t row = 0; row < worker.num_rows; ++row) {
         worker.ReadState(row, worker.scratch.part);
         MergeAttentionState(states + row * state_floats, worker.scratch.part, d);
       }
     } else {
       float* of_split = states + (split - first_split) * worker.num_rows * state_floats;
-      for (int32_t row = 0; row < first_row; ++row)
-        ResetAttentionState(of_split + row * state_floats, d);
-      for (int32_t row = first_row; row < worker.num_rows; ++row) {
+      for (int32_t row = 0; row < worker.num_rows; ++row)
         worker.ReadState(row, of_split + row * state_floats);
-      }
     }
   }
 }

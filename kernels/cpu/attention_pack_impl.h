@@ -1,7 +1,12 @@
 // How a unit's keys and values become panels. Included by attention_impl.h.
 //
-// Rows past `valid` have not been written: they are packed as zeros, because a weight of zero times
-// whatever lies there may be NaN.
+// Only moves data, so each instruction set may do it in its own way without a change of results.
+//
+//   keys    outputs are tokens, the inner dimension is d: a transposition
+//   values  outputs are d, the inner dimension is tokens: for bf16, tokens are interleaved in pairs
+//
+// Value rows past `valid` are packed as zeros: nobody has written them, and a weight of zero times
+// what may lie there is NaN. Keys need no such care, their scores are replaced before use.
 #ifndef WINNOW_KERNELS_CPU_ATTENTION_PACK_IMPL_H_
 #define WINNOW_KERNELS_CPU_ATTENTION_PACK_IMPL_H_
 
@@ -18,57 +23,164 @@ inline T Min(T a, T b) {
   return a < b ? a : b;
 }
 
-inline float KvElement(const std::byte* row, DType dtype, int64_t i) {
-  if (dtype == DType::kF32) return reinterpret_cast<const float*>(row)[i];
-  const uint32_t bits = reinterpret_cast<const uint16_t*>(row)[i];
-  return __builtin_bit_cast(float, bits << 16);
+// Where the unit's keys or values lie: rows of d values of `dtype`, row_bytes apart.
+struct UnitRows {
+  const std::byte* data;
+  size_t row_bytes;
+  DType dtype;
+  const std::byte* row(int64_t t) const { return data + static_cast<size_t>(t) * row_bytes; }
+};
+
+#if defined(__AVX512F__)
+
+// Four 32-bit columns of 16 rows, transposed: 16 loads of 16 bytes and 8 shuffles inside lanes.
+// (With whole rows loaded instead, a 16 x 16 transposition takes 64 shuffles, twice as many.)
+inline __attribute__((always_inline)) void TransposeColumns4(const std::byte* rows,
+                                                             size_t row_bytes,
+                                                             __m512i (&columns)[4]) {
+  __m512i quad[4];  // lane b of quad[r]: row 4b + r
+#pragma GCC unroll 4
+  for (int r = 0; r < 4; ++r) {
+    const std::byte* row = rows + static_cast<size_t>(r) * row_bytes;
+    auto load = [&](int b) __attribute__((always_inline)) {
+      return _mm_loadu_si128(
+          reinterpret_cast<const __m128i*>(row + static_cast<size_t>(4 * b) * row_bytes));
+    };
+    quad[r] = _mm512_castsi128_si512(load(0));
+    quad[r] = _mm512_mask_broadcast_i32x4(quad[r], 0x00f0, load(1));
+    quad[r] = _mm512_mask_broadcast_i32x4(quad[r], 0x0f00, load(2));
+    quad[r] = _mm512_mask_broadcast_i32x4(quad[r], 0xf000, load(3));
+  }
+  const __m512i low01 = _mm512_unpacklo_epi32(quad[0], quad[1]),
+                high01 = _mm512_unpackhi_epi32(quad[0], quad[1]);
+  const __m512i low23 = _mm512_unpacklo_epi32(quad[2], quad[3]),
+                high23 = _mm512_unpackhi_epi32(quad[2], quad[3]);
+  columns[0] = _mm512_unpacklo_epi64(low01, low23);
+  columns[1] = _mm512_unpackhi_epi64(low01, low23);
+  columns[2] = _mm512_unpacklo_epi64(high01, high23);
+  columns[3] = _mm512_unpackhi_epi64(high01, high23);
 }
 
-// Keys: [tokens/16][d/step][16][step].
+// A step of a key panel is 32 bits of each of 16 tokens, whether that is one f32 or two bf16.
 template <typename Panels>
-inline void PackKeys(const std::byte* rows, size_t row_bytes, DType dtype, int32_t tokens,
-                     int32_t valid, int64_t d, std::byte* panels) {
-  const size_t panel_bytes = PanelBytes(Panels::kDType, d);
-  for (int32_t t = 0; t < tokens; ++t) {
-    std::byte* lane = panels + static_cast<size_t>(t / kPanelOutputs) * panel_bytes +
-                      static_cast<size_t>(t % kPanelOutputs) * PanelStep(Panels::kDType) *
-                          DTypeBytes(Panels::kDType);
-    const std::byte* row = rows + static_cast<size_t>(t) * row_bytes;
-    if constexpr (Panels::kDType == DType::kBF16) {
-      for (int64_t s = 0; s < d / 2; ++s) {
-        const uint32_t pair = t < valid ? reinterpret_cast<const uint32_t*>(row)[s] : 0;
-        *reinterpret_cast<uint32_t*>(lane + s * 64) = pair;
-      }
-    } else {
-      for (int64_t s = 0; s < d; ++s) {
-        *reinterpret_cast<float*>(lane + s * 64) = t < valid ? KvElement(row, dtype, s) : 0.0f;
-      }
+inline void PackKeys(const UnitRows& keys, int32_t tokens, int64_t d, std::byte* panels) {
+  const int64_t row_words = d * static_cast<int64_t>(DTypeBytes(Panels::kDType)) / 4;
+  for (int32_t t = 0; t < tokens; t += 16) {
+    for (int64_t word = 0; word < row_words; word += 4, panels += 256) {
+      __m512i columns[4];
+      TransposeColumns4(keys.row(t) + word * 4, keys.row_bytes, columns);
+      for (int i = 0; i < 4; ++i) _mm512_storeu_si512(panels + 64 * i, columns[i]);
     }
   }
 }
 
-// Values: [d/16][tokens/step][16][step].
+// Of two rows of 32 bf16: the pairs (even[i], odd[i]) of the first 16 columns, or of the last 16.
+struct PairInterleaver {
+  __m512i first, last;
+  inline __attribute__((always_inline)) PairInterleaver() {
+    const __m512i column = _mm512_cvtepu16_epi32(
+        _mm256_setr_epi16(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+    first = _mm512_or_si512(column,
+                            _mm512_slli_epi32(_mm512_add_epi32(column, _mm512_set1_epi32(32)), 16));
+    last = _mm512_add_epi16(first, _mm512_set1_epi16(16));
+  }
+  __m512i First16(__m512i even, __m512i odd) const {
+    return _mm512_permutex2var_epi16(even, first, odd);
+  }
+  __m512i Last16(__m512i even, __m512i odd) const {
+    return _mm512_permutex2var_epi16(even, last, odd);
+  }
+};
+
 template <typename Panels>
-inline void PackValues(const std::byte* rows, size_t row_bytes, DType dtype, int32_t tokens,
-                       int32_t valid, int64_t d, std::byte* panels) {
+inline void PackValues(const UnitRows& values, int32_t tokens, int32_t valid, int64_t d,
+                       std::byte* panels) {
   const size_t panel_bytes = PanelBytes(Panels::kDType, tokens);
-  for (int64_t panel = 0; panel < d / kPanelOutputs; ++panel) {
-    std::byte* to = panels + static_cast<size_t>(panel) * panel_bytes;
+  if constexpr (Panels::kDType == DType::kF32) {
     for (int32_t t = 0; t < tokens; ++t) {
-      const std::byte* row = rows + static_cast<size_t>(t) * row_bytes;
-      for (int64_t i = 0; i < kPanelOutputs; ++i) {
-        const int64_t column = panel * kPanelOutputs + i;
-        if constexpr (Panels::kDType == DType::kBF16) {
-          const uint16_t value = t < valid ? reinterpret_cast<const uint16_t*>(row)[column] : 0;
-          reinterpret_cast<uint16_t*>(to)[(t / 2 * kPanelOutputs + i) * 2 + t % 2] = value;
-        } else {
-          reinterpret_cast<float*>(to)[t * kPanelOutputs + i] =
-              t < valid ? KvElement(row, dtype, column) : 0.0f;
-        }
+      for (int64_t panel = 0; panel < d / 16; ++panel) {
+        const Vec::Reg row =
+            t < valid ? Vec::Load(reinterpret_cast<const float*>(values.row(t)) + panel * 16)
+                      : Vec::Zero();
+        Vec::Store(
+            reinterpret_cast<float*>(panels + static_cast<size_t>(panel) * panel_bytes) + t * 16,
+            row);
+      }
+    }
+  } else {
+    const PairInterleaver interleave;
+    for (int32_t t = 0; t < tokens; t += 2) {
+      for (int64_t i = 0; i < d; i += 32) {  // two panels, or the last one
+        const __mmask32 there = i + 32 <= d ? 0xffffffffu : 0xffffu;
+        const __m512i even = _mm512_maskz_loadu_epi16(t < valid ? there : 0, values.row(t) + 2 * i);
+        const __m512i odd =
+            _mm512_maskz_loadu_epi16(t + 1 < valid ? there : 0, values.row(t + 1) + 2 * i);
+        std::byte* to =
+            panels + static_cast<size_t>(i / 16) * panel_bytes + static_cast<size_t>(t / 2) * 64;
+        _mm512_storeu_si512(to, interleave.First16(even, odd));
+        if (i + 32 <= d) _mm512_storeu_si512(to + panel_bytes, interleave.Last16(even, odd));
       }
     }
   }
 }
+
+#else
+
+// Without a bf16 dot product panels are f32, whatever the KV is.
+inline Vec::Reg LoadWidened(const UnitRows& rows, int64_t t, int64_t column) {
+  if (rows.dtype == DType::kF32)
+    return Vec::Load(reinterpret_cast<const float*>(rows.row(t)) + column);
+  return Vec::LoadBF16(reinterpret_cast<const uint16_t*>(rows.row(t)) + column);
+}
+
+#if defined(__AVX2__)
+inline void Transpose8x8(__m256 (&r)[8]) {
+  __m256 a[8], b[8];
+  for (int i = 0; i < 8; i += 2) {
+    a[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+    a[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+  }
+  for (int i = 0; i < 8; i += 4) {
+    b[i] = _mm256_shuffle_ps(a[i], a[i + 2], 0x44);
+    b[i + 1] = _mm256_shuffle_ps(a[i], a[i + 2], 0xee);
+    b[i + 2] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0x44);
+    b[i + 3] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0xee);
+  }
+  for (int i = 0; i < 4; ++i) {
+    r[i] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x20);
+    r[i + 4] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x31);
+  }
+}
+#else
+inline void Transpose8x8(Vec::Reg (&)[1]) {}  // one lane: nothing to transpose
+#endif
+
+template <typename Panels>
+inline void PackKeys(const UnitRows& keys, int32_t tokens, int64_t d, std::byte* panels) {
+  constexpr int kLanes = Vec::kLanes;
+  for (int32_t t = 0; t < tokens; t += kLanes) {
+    float* to = reinterpret_cast<float*>(panels) + t / 16 * 16 * d + t % 16;
+    for (int64_t column = 0; column < d; column += kLanes) {
+      Vec::Reg square[kLanes];
+      for (int i = 0; i < kLanes; ++i) square[i] = LoadWidened(keys, t + i, column);
+      Transpose8x8(square);
+      for (int i = 0; i < kLanes; ++i) Vec::Store(to + (column + i) * 16, square[i]);
+    }
+  }
+}
+
+template <typename Panels>
+inline void PackValues(const UnitRows& values, int32_t tokens, int32_t valid, int64_t d,
+                       std::byte* panels) {
+  for (int32_t t = 0; t < tokens; ++t) {
+    for (int64_t column = 0; column < d; column += Vec::kLanes) {
+      float* to = reinterpret_cast<float*>(panels) + (column / 16 * tokens + t) * 16 + column % 16;
+      Vec::Store(to, t < valid ? LoadWidened(values, t, column) : Vec::Zero());
+    }
+  }
+}
+
+#endif
 
 }  // namespace
 }  // namespace winnow::kernels

@@ -74,7 +74,7 @@ class CpuBackend final : public Backend {
   // One tile of queries of an attention call.
   struct AttentionWork {
     AttentionTile tile;
-    float* out = nullptr;      // of the tile's first token and query head
+    float* out = nullptr;      // as tile.q, in the output
     int32_t num_splits = 0;    // of the keys that its last query sees
     bool split = false;        // run split by split, on whichever threads are free
     size_t states_offset = 0;  // of a tile run so: its states in states_scratch_, in floats

@@ -49,13 +49,15 @@ struct AttentionCall {
   int32_t group = 0;     // G
   float scale_log2 = 0;  // scale * log2 e
 };
-// The queries of a few adjacent tokens of a chunk, for one KV head. Its rows are in the order of
-// (token, query head of the group), so that rows see ever more keys.
+// The queries of a few adjacent tokens of a chunk, for a few adjacent KV heads. Its rows are in the
+// order of (KV head, token, query head of the group), so that the rows of a head see ever more
+// keys.
 struct AttentionTile {
-  const float* q = nullptr;  // the first token's first query head
+  const float* q = nullptr;  // the first token's, for the first KV head
   int64_t q_stride = 0;      // distance of tokens
   const int32_t* block_table = nullptr;
-  int32_t kv_head = 0;
+  int32_t first_kv_head = 0;
+  int32_t num_kv_heads = 0;
   int32_t position = 0;  // of the first token
   int32_t num_tokens = 0;
 };
