@@ -131,7 +131,7 @@ EngineStats Engine::stats() const {
   const RequestQueue::Counts counts = queue_.counts();
   EngineStats stats;
   {
-    absl::MutexLock lock(&stats_mutex_);
+    const MutexLock lock(stats_mutex_);
     stats = published_;
   }
   stats.waiting = counts.waiting_requests;
@@ -407,7 +407,7 @@ void Engine::Publish() {
   // In this order, so that a reader never misses a request that moves between both counts.
   if (waiting_change_ > 0) TellQueue();
   {
-    absl::MutexLock lock(&stats_mutex_);
+    const MutexLock lock(stats_mutex_);
     published_ = stats_;
   }
   TellQueue();

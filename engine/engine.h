@@ -24,11 +24,11 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "engine/block_pool.h"
 #include "engine/clock.h"
 #include "engine/engine_stats.h"
 #include "engine/model.h"
+#include "engine/mutex.h"
 #include "engine/output_queue.h"
 #include "engine/request.h"
 #include "engine/request_queue.h"
@@ -135,7 +135,7 @@ class Engine {
   std::atomic<bool> draining_ = false;
   std::atomic<Duration::rep> heartbeat_;
   std::atomic<double> tokens_per_second_ = 0;  // computed; recent
-  mutable absl::Mutex stats_mutex_;
+  mutable Mutex stats_mutex_;
   EngineStats published_ ABSL_GUARDED_BY(stats_mutex_);
 
   // Engine thread only.

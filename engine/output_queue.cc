@@ -18,7 +18,7 @@ void OutputQueue::Push(OutputEvent event) {
   const bool last = event.finish != FinishReason::kNone;
   std::function<void()> dropped_on_room;  // destroyed without the lock: it may own the reader
   {
-    absl::MutexLock lock(&mutex_);
+    const MutexLock lock(mutex_);
     WINNOW_CHECK(!ended_);
     WINNOW_CHECK(last || events_.size() < capacity_events_);
     events_.push_back(std::move(event));
@@ -35,7 +35,7 @@ void OutputQueue::Push(OutputEvent event) {
 }
 
 bool OutputQueue::HasRoom() const {
-  absl::MutexLock lock(&mutex_);
+  const MutexLock lock(mutex_);
   return events_.size() < capacity_events_;
 }
 
@@ -43,7 +43,7 @@ std::optional<OutputEvent> OutputQueue::Pop() {
   std::optional<OutputEvent> event;
   std::function<void()> on_room;
   {
-    absl::MutexLock lock(&mutex_);
+    const MutexLock lock(mutex_);
     if (events_.empty()) return std::nullopt;
     if (events_.size() == capacity_events_) on_room = on_room_;
     event = std::move(events_.front());

@@ -14,7 +14,7 @@
 #include <optional>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
+#include "engine/mutex.h"
 #include "engine/request.h"
 
 namespace winnow::engine {
@@ -39,7 +39,7 @@ class OutputQueue {
 
  private:
   const size_t capacity_events_;
-  mutable absl::Mutex mutex_;
+  mutable Mutex mutex_;
   std::deque<OutputEvent> events_ ABSL_GUARDED_BY(mutex_);
   std::function<void()> on_event_;  // engine thread only
   std::function<void()> on_room_ ABSL_GUARDED_BY(mutex_);

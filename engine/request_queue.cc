@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
 #include "kernels/check.h"
 
 namespace winnow::engine {
@@ -18,7 +17,7 @@ RequestQueue::RequestQueue(int32_t capacity_requests, int64_t capacity_tokens)
 
 absl::Status RequestQueue::Push(Submission submission) {
   const auto tokens = static_cast<int64_t>(submission.request.prompt.size());
-  absl::MutexLock lock(&mutex_);
+  const MutexLock lock(mutex_);
   absl::Status refusal;
   if (closed_) {
     refusal = absl::UnavailableError(closed_reason_);
@@ -40,35 +39,39 @@ absl::Status RequestQueue::Push(Submission submission) {
   ++counts_.accepted;
   counts_.accepted_tokens += tokens;
   submissions_.push_back(std::move(submission));
+  news_.NotifyOne();
   return absl::OkStatus();
 }
 
 void RequestQueue::Cancel(RequestId id) {
-  absl::MutexLock lock(&mutex_);
+  const MutexLock lock(mutex_);
   cancellations_.push_back(id);
+  news_.NotifyOne();
 }
 
 void RequestQueue::Wake() {
-  absl::MutexLock lock(&mutex_);
+  const MutexLock lock(mutex_);
   woken_ = true;
+  news_.NotifyOne();
 }
 
 void RequestQueue::Close(std::string reason) {
-  absl::MutexLock lock(&mutex_);
+  const MutexLock lock(mutex_);
   woken_ = true;
+  news_.NotifyOne();
   if (closed_) return;
   closed_ = true;
   closed_reason_ = std::move(reason);
 }
 
 RequestQueue::Counts RequestQueue::counts() const {
-  absl::MutexLock lock(&mutex_);
+  const MutexLock lock(mutex_);
   return counts_;
 }
 
 void RequestQueue::Drain(std::vector<Submission>* submissions,
                          std::vector<RequestId>* cancellations) {
-  absl::MutexLock lock(&mutex_);
+  const MutexLock lock(mutex_);
   std::move(submissions_.begin(), submissions_.end(), std::back_inserter(*submissions));
   cancellations->insert(cancellations->end(), cancellations_.begin(), cancellations_.end());
   submissions_.clear();
@@ -76,13 +79,15 @@ void RequestQueue::Drain(std::vector<Submission>* submissions,
 }
 
 void RequestQueue::Wait(Duration max) {
-  absl::MutexLock lock(&mutex_);
-  mutex_.AwaitWithTimeout(absl::Condition(this, &RequestQueue::HasNews), absl::FromChrono(max));
+  const TimePoint deadline = std::chrono::steady_clock::now() + max;
+  const MutexLock lock(mutex_);
+  while (!HasNews() && news_.WaitUntil(mutex_, deadline)) {
+  }
   woken_ = false;
 }
 
 void RequestQueue::AdjustWaiting(int32_t requests, int64_t tokens) {
-  absl::MutexLock lock(&mutex_);
+  const MutexLock lock(mutex_);
   counts_.waiting_requests += requests;
   counts_.waiting_tokens += tokens;
   WINNOW_CHECK(counts_.waiting_requests >= 0);

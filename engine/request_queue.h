@@ -13,7 +13,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "absl/synchronization/mutex.h"
+#include "engine/mutex.h"
 #include "engine/output_queue.h"
 #include "engine/request.h"
 
@@ -59,13 +59,14 @@ class RequestQueue {
   void AdjustWaiting(int32_t requests, int64_t tokens);
 
  private:
-  bool HasNews() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+  bool HasNews() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return woken_ || !submissions_.empty() || !cancellations_.empty();
   }
 
   const int32_t capacity_requests_;
   const int64_t capacity_tokens_;
-  mutable absl::Mutex mutex_;
+  mutable Mutex mutex_;
+  CondVar news_;  // the engine thread waits
   std::vector<Submission> submissions_ ABSL_GUARDED_BY(mutex_);
   std::vector<RequestId> cancellations_ ABSL_GUARDED_BY(mutex_);
   bool woken_ ABSL_GUARDED_BY(mutex_) = false;

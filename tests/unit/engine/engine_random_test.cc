@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
+#include "engine/mutex.h"
 #include "gtest/gtest.h"
 #include "tests/unit/engine/engine_testing.h"
 
@@ -189,17 +189,19 @@ TEST(EngineRandomTest, EveryRequestHasTheTokensThatItHasAlone) {
 class Bell {
  public:
   void Ring() {
-    absl::MutexLock lock(&mutex_);
+    const MutexLock lock(mutex_);
     rung_ = true;
+    ringing_.NotifyOne();
   }
   void Await() {
-    absl::MutexLock lock(&mutex_);
-    mutex_.Await(absl::Condition(&rung_));
+    const MutexLock lock(mutex_);
+    while (!rung_) ringing_.Wait(mutex_);
     rung_ = false;
   }
 
  private:
-  absl::Mutex mutex_;
+  Mutex mutex_;
+  CondVar ringing_;
   bool rung_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
