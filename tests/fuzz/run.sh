@@ -1,0 +1,36 @@
+#!/bin/sh
+# Builds and runs one fuzz target: run.sh NAME SECONDS. With 0 seconds, merges what earlier runs
+# found into the committed corpus instead.
+set -eu
+name=$1
+seconds=$2
+cd "$(dirname "$0")/../.."
+work=${WINNOW_FUZZ_DIR:-build/fuzz}/$name
+compiler=
+for candidate in clang++-19 clang++-18 clang++-17 clang++-16 clang++; do
+  if command -v "$candidate" > /dev/null; then compiler=$candidate; break; fi
+done
+[ -n "$compiler" ] || { echo "run.sh: no clang++ found" >&2; exit 1; }
+
+mkdir -p "$work/found"
+packages="absl_status absl_statusor absl_strings absl_flat_hash_set absl_flat_hash_map absl_synchronization absl_time fmt spdlog libpcre2-8 libutf8proc"
+flags="-std=c++20 -O1 -g -I. -DFMT_SHARED -DSPDLOG_COMPILED_LIB -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all $(pkg-config --cflags $packages)"
+# Only what the target says that it reaches, so that a run starts within a minute.
+sources="tests/fuzz/${name}_fuzz.cc $(sed -n 's|^// Sources: ||p' "tests/fuzz/${name}_fuzz.cc" | tr '\n' ' ')"
+objects=
+for source in $sources; do
+  object=$work/$(echo "$source" | tr / _).o
+  if [ ! -e "$object" ] || [ -n "$(find engine kernels tests/fuzz -newer "$object" \( -name '*.h' -o -path "$source" \) | head -1)" ]; then
+    echo "$source"
+    "$compiler" $flags -fsanitize=fuzzer-no-link -c "$source" -o "$object"
+  fi
+  objects="$objects $object"
+done
+"$compiler" $flags -fsanitize=fuzzer $objects $(pkg-config --libs $packages) -o "$work/fuzz"
+
+if [ "$seconds" = 0 ]; then
+  "$work/fuzz" -merge=1 -max_len=4096 "tests/fuzz/corpus/$name" "$work/found"
+else
+  "$work/fuzz" -max_total_time="$seconds" -max_len=4096 -rss_limit_mb=2048 -timeout=5 \
+    -artifact_prefix="$work/" -print_final_stats=1 "$work/found" "tests/fuzz/corpus/$name"
+fi

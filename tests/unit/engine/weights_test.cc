@@ -1,0 +1,379 @@
+#include "engine/weights.h"
+
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <random>
+#include <set>
+#include <string>
+
+#include "engine/random_model.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/unit/engine/model_files.h"
+
+namespace winnow::engine {
+namespace {
+
+using kernels::DType;
+using kernels::HostMatrix;
+using nlohmann::json;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+absl::StatusOr<Weights> Load(const std::string& dir) {
+  const auto config = LoadModelConfig(dir);
+  EXPECT_TRUE(config.ok()) << config.status();
+  return LoadWeights(dir, *config);
+}
+
+// A random model of `config` in a folder of its own.
+class TinyModel {
+ public:
+  explicit TinyModel(const json& config = TinyConfig(), int64_t shard_bytes = 1 << 30) {
+    WriteText(source_.File("config.json"), config.dump());
+    RandomModelOptions options;
+    options.config_path = source_.File("config.json");
+    options.out_dir = dir();
+    options.seed = 5;
+    options.shard_bytes = shard_bytes;
+    const auto report = WriteRandomModel(options);
+    EXPECT_TRUE(report.ok()) << report.status();
+  }
+  std::string dir() const { return source_.File("model"); }
+  std::string File(std::string_view name) const { return dir() + "/" + std::string(name); }
+
+  // Rewrites a weight file's header and, if told, its data.
+  void Edit(std::string_view name, const std::function<void(json&, std::string&)>& edit) const {
+    const std::string bytes = ReadText(File(name));
+    uint64_t length = 0;
+    std::memcpy(&length, bytes.data(), sizeof(length));
+    json header = json::parse(bytes.substr(8, length));
+    std::string data = bytes.substr(8 + length);
+    edit(header, data);
+    WriteText(File(name), SafetensorsBytes(header.dump(), 0) + data);
+  }
+  void EditIndex(const std::function<void(json&)>& edit) const {
+    json index = json::parse(ReadText(File("model.safetensors.index.json")));
+    edit(index);
+    WriteText(File("model.safetensors.index.json"), index.dump());
+  }
+
+ private:
+  TempDir source_;
+};
+
+std::string LoadError(const TinyModel& model,
+                      absl::StatusCode code = absl::StatusCode::kInvalidArgument) {
+  const auto weights = Load(model.dir());
+  EXPECT_EQ(weights.status().code(), code) << weights.status();
+  return std::string(weights.status().message());
+}
+
+// Appends a tensor of `bytes` U8 values to a file.
+void Append(json& header, std::string& data, const std::string& name, size_t bytes) {
+  header[name] = {
+      {"dtype", "U8"}, {"shape", {bytes}}, {"data_offsets", {data.size(), data.size() + bytes}}};
+  data += std::string(bytes, 'x');
+}
+
+TEST(WeightsTest, TensorsOfATrainedModelHaveTheirShapes) {
+  const auto weights = Load(SourcePath("models/needle-5m"));
+  ASSERT_TRUE(weights.ok()) << weights.status();
+  const auto expect = [](const HostMatrix& matrix, int64_t rows, int64_t cols) {
+    EXPECT_NE(matrix.data, nullptr);
+    EXPECT_EQ(matrix.rows, rows);
+    EXPECT_EQ(matrix.cols, cols);
+    EXPECT_EQ(matrix.dtype, DType::kBF16);
+  };
+  expect(weights->embedding, 4096, 256);
+  EXPECT_EQ(weights->lm_head.data, weights->embedding.data);  // tied
+  expect(weights->final_norm, 1, 256);
+  ASSERT_EQ(weights->layers.size(), 6u);
+  for (const LayerWeights& layer : weights->layers) {
+    expect(layer.attention_norm, 1, 256);
+    expect(layer.q, 256, 256);
+    expect(layer.k, 128, 256);
+    expect(layer.v, 128, 256);
+    expect(layer.o, 256, 256);
+    expect(layer.mlp_norm, 1, 256);
+    expect(layer.gate, 704, 256);
+    expect(layer.up, 704, 256);
+    expect(layer.down, 256, 704);
+    for (const HostMatrix* absent :
+         {&layer.q_bias, &layer.k_bias, &layer.v_bias, &layer.o_bias, &layer.gate_bias,
+          &layer.up_bias, &layer.down_bias, &layer.q_norm, &layer.k_norm}) {
+      EXPECT_EQ(absent->data, nullptr);
+    }
+  }
+}
+
+TEST(WeightsTest, ShardsOfATrainedModelLoad) {
+  if (SharedDir().empty()) GTEST_SKIP() << "no shared models here (WINNOW_SHARED)";
+  const auto weights = Load(SharedDir() + "/models/needle-26m");
+  ASSERT_TRUE(weights.ok()) << weights.status();
+  EXPECT_EQ(weights->files.size(), 4u);
+  EXPECT_EQ(weights->layers.size(), 8u);
+}
+
+TEST(WeightsTest, EveryFamilyGoldenLoadsWithItsOptionalTensors) {
+  const json cases = json::parse(ReadText(SourcePath("tests/golden/families/cases.json")));
+  for (const std::string name : cases["cases"]) {
+    SCOPED_TRACE(name);
+    const std::string dir = SourcePath("tests/golden/families/" + name);
+    const auto config = LoadModelConfig(dir);
+    ASSERT_TRUE(config.ok()) << config.status();
+    const auto weights = LoadWeights(dir, *config);
+    ASSERT_TRUE(weights.ok()) << weights.status();
+    const LayerWeights& layer = weights->layers[1];
+    EXPECT_EQ(layer.q_bias.data != nullptr, config->qkv_bias);
+    EXPECT_EQ(layer.v_bias.data != nullptr, config->qkv_bias);
+    EXPECT_EQ(layer.o_bias.data != nullptr, config->o_bias);
+    EXPECT_EQ(layer.down_bias.data != nullptr, config->mlp_bias);
+    EXPECT_EQ(layer.k_norm.data != nullptr, config->qk_norm);
+    EXPECT_EQ(layer.q.dtype, config->dtype);
+    EXPECT_EQ(weights->lm_head.data == weights->embedding.data, config->tie_word_embeddings);
+  }
+}
+
+TEST(WeightsTest, ViewsShowTheBytesOfTheirOwnTensor) {
+  json config_json = TinyConfig();
+  config_json.update({{"attention_bias", true}, {"mlp_bias", true}, {"torch_dtype", "float32"}});
+  const TinyModel model(config_json, 20'000);
+  const auto config = LoadModelConfig(model.dir());
+  auto weights = LoadWeights(model.dir(), *config);
+  ASSERT_TRUE(weights.ok()) << weights.status();
+  EXPECT_GT(weights->files.size(), 1u);
+  Weights where;  // only to learn which view belongs to which name
+  const std::vector<TensorSpec> specs = ModelTensors(*config, &where);
+  const std::vector<TensorSpec> loaded = ModelTensors(*config, &*weights);
+  ASSERT_EQ(specs.size(), loaded.size());
+  std::set<const void*> seen;
+  for (const TensorSpec& spec : loaded) {
+    const HostMatrix& matrix = *spec.matrix;
+    std::vector<std::byte> expected(matrix.rows * matrix.cols * sizeof(float));
+    FillRandomTensor(spec, *config, 5, DType::kF32, 0, expected);
+    EXPECT_EQ(std::memcmp(matrix.data, expected.data(), expected.size()), 0) << spec.name;
+    EXPECT_TRUE(seen.insert(matrix.data).second) << spec.name;
+  }
+}
+
+TEST(WeightsTest, WeightsMayBeMoved) {
+  const TinyModel model;
+  auto weights = Load(model.dir());
+  ASSERT_TRUE(weights.ok());
+  const void* data = weights->layers[0].q.data;
+  const Weights moved = *std::move(weights);
+  EXPECT_EQ(moved.layers[0].q.data, data);
+  EXPECT_EQ(static_cast<const char*>(moved.lm_head.data)[0],
+            static_cast<const char*>(moved.lm_head.data)[0]);
+}
+
+TEST(WeightsTest, LeftoversOfOldCheckpointsAreIgnored) {
+  const TinyModel model;
+  model.Edit("model.safetensors", [](json& header, std::string& data) {
+    Append(header, data, "model.layers.0.self_attn.rotary_emb.inv_freq", 32);
+  });
+  EXPECT_TRUE(Load(model.dir()).ok());
+
+  json tied = TinyConfig();
+  tied["tie_word_embeddings"] = true;
+  const TinyModel tied_model(tied);
+  tied_model.Edit("model.safetensors", [](json& header, std::string& data) {
+    Append(header, data, "lm_head.weight", 3);
+  });
+  const auto weights = Load(tied_model.dir());
+  ASSERT_TRUE(weights.ok()) << weights.status();
+  EXPECT_EQ(weights->lm_head.data, weights->embedding.data);
+}
+
+TEST(WeightsTest, UnalignedTensorsLoad) {
+  json config = TinyConfig();
+  config["torch_dtype"] = "float32";
+  const TinyModel model(config);
+  const std::string aligned = ReadText(model.File("model.safetensors"));
+  uint64_t length = 0;
+  std::memcpy(&length, aligned.data(), sizeof(length));
+  WriteText(model.File("model.safetensors"),
+            SafetensorsBytes(aligned.substr(8, length) + " ", 0) + aligned.substr(8 + length));
+  const auto weights = Load(model.dir());
+  ASSERT_TRUE(weights.ok()) << weights.status();
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(weights->embedding.data) % 2, 1u);
+  float first = 0, expected = 0;
+  std::memcpy(&first, weights->embedding.data, sizeof(first));
+  std::memcpy(&expected, aligned.data() + 8 + length, sizeof(expected));
+  EXPECT_EQ(first, expected);
+}
+
+TEST(WeightsTest, AMissingTensorIsNamed) {
+  const TinyModel model;
+  model.Edit("model.safetensors", [](json& header, std::string& data) {
+    header["model.layers.1.self_attn.rotary_emb.inv_freq"] =
+        header["model.layers.1.mlp.up_proj.weight"];  // same bytes
+    header.erase("model.layers.1.mlp.up_proj.weight");
+  });
+  EXPECT_THAT(LoadError(model, absl::StatusCode::kNotFound),
+              AllOf(HasSubstr(
+                  "model.safetensors: tensor \"model.layers.1.mlp.up_proj.weight\" is missing")));
+}
+
+TEST(WeightsTest, AWrongShapeIsPrintedBesideTheExpectedOne) {
+  const TinyModel model;
+  model.Edit("model.safetensors", [](json& header, std::string& data) {
+    header["model.layers.0.self_attn.k_proj.weight"]["shape"] = {32, 64};
+  });
+  EXPECT_THAT(
+      LoadError(model),
+      AllOf(HasSubstr(
+                "model.safetensors: tensor \"model.layers.0.self_attn.k_proj.weight\" at byte "),
+            HasSubstr("shape [32, 64], expected [64, 32]")));
+  // A vector is no matrix of one row.
+  const TinyModel other;
+  other.Edit("model.safetensors", [](json& header, std::string& data) {
+    header["model.norm.weight"]["shape"] = {1, 32};
+  });
+  EXPECT_THAT(LoadError(other), HasSubstr("shape [1, 32], expected [32]"));
+}
+
+TEST(WeightsTest, AWrongTypeIsPrintedBesideTheExpectedOnes) {
+  const TinyModel model;
+  model.Edit("model.safetensors",
+             [](json& header, std::string& data) { header["model.norm.weight"]["dtype"] = "I16"; });
+  EXPECT_THAT(LoadError(model, absl::StatusCode::kUnimplemented),
+              AllOf(HasSubstr("tensor \"model.norm.weight\" at byte "),
+                    HasSubstr("dtype I16, expected BF16, F16 or F32")));
+}
+
+TEST(WeightsTest, TypesMayBeMixed) {
+  const TinyModel model;
+  model.Edit("model.safetensors",
+             [](json& header, std::string& data) { header["model.norm.weight"]["dtype"] = "F16"; });
+  const auto weights = Load(model.dir());
+  ASSERT_TRUE(weights.ok());
+  EXPECT_EQ(weights->final_norm.dtype, DType::kF16);
+  EXPECT_EQ(weights->embedding.dtype, DType::kBF16);
+}
+
+TEST(WeightsTest, TensorsThatTheConfigurationDoesNotKnowAreRefused) {
+  const TinyModel model;
+  model.Edit("model.safetensors", [](json& header, std::string& data) {
+    Append(header, data, "model.layers.0.self_attn.q_proj.bias", 256);
+  });
+  EXPECT_THAT(LoadError(model),
+              AllOf(HasSubstr("tensor \"model.layers.0.self_attn.q_proj.bias\" at byte "),
+                    HasSubstr("no part of a LlamaForCausalLM with 2 layers")));
+}
+
+TEST(WeightsTest, AFileTruncatedAnywhereIsRefusedByName) {
+  const TinyModel model;
+  const std::string bytes = ReadText(model.File("model.safetensors"));
+  const auto config = LoadModelConfig(model.dir());
+  const uint64_t seed = std::random_device()();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937_64 random(seed);
+  for (int i = 0; i < 1000; ++i) {
+    const size_t size = random() % bytes.size();
+    std::filesystem::resize_file(model.File("model.safetensors"), 0);
+    WriteText(model.File("model.safetensors"), std::string_view(bytes).substr(0, size));
+    const auto weights = LoadWeights(model.dir(), *config);
+    ASSERT_EQ(weights.status().code(), absl::StatusCode::kInvalidArgument) << size;
+    ASSERT_THAT(std::string(weights.status().message()),
+                StartsWith(model.File("model.safetensors") + ": "))
+        << size;
+  }
+  uint64_t length = 0;
+  std::memcpy(&length, bytes.data(), sizeof(length));
+  WriteText(model.File("model.safetensors"), std::string_view(bytes).substr(0, 8 + length + 100));
+  EXPECT_THAT(LoadError(model),
+              AllOf(HasSubstr("tensor \"model.embed_tokens.weight\": truncated"),
+                    HasSubstr("ends at byte " + std::to_string(8 + length + 100))));
+}
+
+TEST(WeightsTest, NoWeightsAndPicklesAreNotFound) {
+  const TinyModel model;
+  std::filesystem::remove(model.File("model.safetensors"));
+  EXPECT_THAT(LoadError(model, absl::StatusCode::kNotFound),
+              HasSubstr("no model.safetensors and no model.safetensors.index.json"));
+  WriteText(model.File("pytorch_model.bin"), "x");
+  EXPECT_THAT(LoadError(model, absl::StatusCode::kNotFound), HasSubstr("pickle"));
+}
+
+// ---- shards ----
+
+constexpr int64_t kShardBytes = 20'000;
+
+std::string FirstShard(const TinyModel& model) {
+  const json index = json::parse(ReadText(model.File("model.safetensors.index.json")));
+  return index["weight_map"]["model.embed_tokens.weight"];
+}
+
+TEST(WeightsTest, AMissingShardIsNamedWithWhatItHeld) {
+  const TinyModel model(TinyConfig(), kShardBytes);
+  std::filesystem::remove(model.File(FirstShard(model)));
+  EXPECT_THAT(
+      LoadError(model, absl::StatusCode::kNotFound),
+      AllOf(HasSubstr(model.File(FirstShard(model))), HasSubstr("\"model.embed_tokens.weight\"")));
+}
+
+TEST(WeightsTest, ATensorThatTheIndexPlacesWhereItIsNotIsNamed) {
+  const TinyModel model(TinyConfig(), kShardBytes);
+  model.EditIndex(
+      [&model](json& index) { index["weight_map"]["model.norm.weight"] = FirstShard(model); });
+  EXPECT_THAT(LoadError(model, absl::StatusCode::kNotFound),
+              AllOf(StartsWith(model.File(FirstShard(model))),
+                    HasSubstr("tensor \"model.norm.weight\" is missing")));
+}
+
+TEST(WeightsTest, ATensorInTwoShardsIsRefused) {
+  const TinyModel model(TinyConfig(), kShardBytes);
+  model.Edit(FirstShard(model), [](json& header, std::string& data) {
+    Append(header, data, "model.norm.weight", 64);
+  });
+  EXPECT_THAT(LoadError(model), AllOf(StartsWith(model.File(FirstShard(model))),
+                                      HasSubstr("tensor \"model.norm.weight\" at byte "),
+                                      HasSubstr("is not placed here")));
+}
+
+TEST(WeightsTest, ATruncatedShardIsNamed) {
+  const TinyModel model(TinyConfig(), kShardBytes);
+  const std::string path = model.File(FirstShard(model));
+  std::filesystem::resize_file(path, std::filesystem::file_size(path) - 1);
+  EXPECT_THAT(LoadError(model),
+              AllOf(StartsWith(path), HasSubstr("tensor \""), HasSubstr("truncated")));
+}
+
+TEST(WeightsTest, AnIndexMayOnlyNameFilesBesideIt) {
+  const TinyModel model(TinyConfig(), kShardBytes);
+  const json shards[] = {"../x.safetensors",
+                         "/etc/passwd",
+                         "a/b.safetensors",
+                         "..safetensors",
+                         "",
+                         ".safetensors",
+                         "x.bin",
+                         std::string("x\0.safetensors", 14),
+                         "a..b.safetensors",
+                         7,
+                         nullptr,
+                         json::array()};
+  for (const json& shard : shards) {
+    model.EditIndex([&shard](json& index) { index["weight_map"]["model.norm.weight"] = shard; });
+    EXPECT_THAT(
+        LoadError(model),
+        AllOf(HasSubstr("model.safetensors.index.json: weight_map: tensor \"model.norm.weight\""),
+              HasSubstr("not the name of a .safetensors file")))
+        << shard;
+  }
+}
+
+TEST(WeightsTest, AnIndexWithoutAMapIsRefused) {
+  const TinyModel model(TinyConfig(), kShardBytes);
+  for (const char* text : {"{}", R"({"weight_map": {}})", R"({"weight_map": []})", "[", ""}) {
+    WriteText(model.File("model.safetensors.index.json"), text);
+    EXPECT_THAT(LoadError(model), HasSubstr("model.safetensors.index.json: ")) << text;
+  }
+}
+
+}  // namespace
+}  // namespace winnow::engine
