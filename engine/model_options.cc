@@ -3,10 +3,12 @@
 #include <cstdint>
 #include <iterator>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "engine/host_memory.h"
 #include "engine/model_loader.h"
 #include "engine/status_macros.h"
 #include "engine/weights.h"
@@ -49,6 +51,16 @@ int64_t WeightBytes(const ModelConfig& config, DType dtype) {
     values += std::max<int64_t>(tensor.rows, 1) * tensor.cols;
   }
   return values * static_cast<int64_t>(kernels::DTypeBytes(dtype));
+}
+
+absl::Status CheckMemory(const ModelConfig& config, const DecoderOptions& options) {
+  const std::optional<int64_t> available = AvailableMemoryBytes();
+  if (!available) return absl::OkStatus();
+  const int64_t weight_bytes = WeightBytes(config, options.compute);
+  if (weight_bytes + options.kv_bytes <= *available) return absl::OkStatus();
+  return absl::ResourceExhaustedError(fmt::format(
+      "{} bytes of memory are available; the weights take {} and the KV pool (kv_bytes) {}",
+      *available, weight_bytes, options.kv_bytes));
 }
 
 absl::StatusOr<DecoderOptions> ResolveDecoderOptions(const ModelConfig& config,

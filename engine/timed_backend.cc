@@ -1,0 +1,127 @@
+#include "engine/timed_backend.h"
+
+#include <algorithm>
+
+#include "kernels/attention.h"
+#include "kernels/matmul.h"
+
+namespace winnow::engine {
+namespace {
+
+using kernels::AttentionChunk;
+using kernels::HostMatrix;
+using kernels::KvLayout;
+using kernels::MatmulEpilogue;
+using kernels::PackedMatrix;
+using kernels::Tensor;
+
+// Adds the time from its making to its end.
+class Timer {
+ public:
+  explicit Timer(OpTotals& totals) : totals_(totals) {}
+  ~Timer() {
+    totals_.seconds +=
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+  Timer(const Timer&) = delete;
+  Timer& operator=(const Timer&) = delete;
+
+ private:
+  OpTotals& totals_;
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+}  // namespace
+
+void TimedBackend::Reset() {
+  matmul_ = attention_ = other_ = OpTotals();
+  shapes_.clear();
+}
+
+void TimedBackend::Matmul(const Tensor& x, const PackedMatrix& w, const Tensor& y,
+                          const MatmulEpilogue& epilogue) {
+  const int64_t m = x.rows, out = w.out_features(), in = w.in_features();
+  {
+    const Timer timer(matmul_);
+    inner_.Matmul(x, w, y, epilogue);
+  }
+  matmul_.bytes += kernels::MatmulBytes(m, out, in, compute_);
+  matmul_.flops += kernels::MatmulFlops(m, out, in);
+  const auto shape = std::find_if(shapes_.begin(), shapes_.end(), [&](const MatmulShape& s) {
+    return s.m == m && s.out == out && s.in == in;
+  });
+  if (shape != shapes_.end()) {
+    ++shape->calls;
+  } else {
+    shapes_.push_back({m, out, in, 1});
+  }
+}
+
+void TimedBackend::Attend(const Tensor& q, std::span<const AttentionChunk> chunks, const void* pool,
+                          const KvLayout& layout, float scale, const Tensor& out) {
+  {
+    const Timer timer(attention_);
+    inner_.Attend(q, chunks, pool, layout, scale, out);
+  }
+  const int64_t heads = q.cols / layout.head_dim;
+  for (const AttentionChunk& chunk : chunks) {
+    attention_.bytes += kernels::AttentionBytes(chunk.num_tokens, chunk.position, heads, layout);
+    attention_.flops +=
+        kernels::AttentionFlops(chunk.num_tokens, chunk.position, heads, layout.head_dim);
+  }
+}
+
+void TimedBackend::CopyToHost(const void* device, void* host, size_t size_bytes) {
+  const Timer timer(other_);
+  inner_.CopyToHost(device, host, size_bytes);
+}
+
+void TimedBackend::CopyToDevice(const void* host, void* device, size_t size_bytes) {
+  const Timer timer(other_);
+  inner_.CopyToDevice(host, device, size_bytes);
+}
+
+std::unique_ptr<PackedMatrix> TimedBackend::Pack(std::span<const HostMatrix> parts,
+                                                 kernels::DType compute) {
+  return inner_.Pack(parts, compute);
+}
+
+void TimedBackend::EmbedRows(const HostMatrix& table, std::span<const int32_t> ids,
+                             const Tensor& out) {
+  const Timer timer(other_);
+  inner_.EmbedRows(table, ids, out);
+}
+
+void TimedBackend::RmsNorm(const Tensor& x, const float* weight, float eps, const Tensor& out) {
+  const Timer timer(other_);
+  inner_.RmsNorm(x, weight, eps, out);
+}
+
+void TimedBackend::RmsNormHeads(const Tensor& x, int32_t head_dim, const float* weight, float eps) {
+  const Timer timer(other_);
+  inner_.RmsNormHeads(x, head_dim, weight, eps);
+}
+
+void TimedBackend::RopeTable(std::span<const int32_t> positions, std::span<const float> inv_freq,
+                             float scale, const Tensor& cos_sin) {
+  const Timer timer(other_);
+  inner_.RopeTable(positions, inv_freq, scale, cos_sin);
+}
+
+void TimedBackend::Rope(const Tensor& x, int32_t head_dim, const Tensor& cos_sin) {
+  const Timer timer(other_);
+  inner_.Rope(x, head_dim, cos_sin);
+}
+
+void TimedBackend::WriteKv(const Tensor& k, const Tensor& v, std::span<const AttentionChunk> chunks,
+                           void* pool, const KvLayout& layout) {
+  const Timer timer(other_);
+  inner_.WriteKv(k, v, chunks, pool, layout);
+}
+
+void TimedBackend::SiluMul(const Tensor& gate_up, const Tensor& out) {
+  const Timer timer(other_);
+  inner_.SiluMul(gate_up, out);
+}
+
+}  // namespace winnow::engine

@@ -1,0 +1,75 @@
+// A backend that measures another: where the time of a forward pass goes, with the bytes and FLOPs
+// that the kernels' headers give for the same calls. For bench; serving does without.
+#ifndef WINNOW_ENGINE_TIMED_BACKEND_H_
+#define WINNOW_ENGINE_TIMED_BACKEND_H_
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/backend.h"
+
+namespace winnow::engine {
+
+struct OpTotals {
+  double seconds = 0;
+  double bytes = 0;
+  double flops = 0;
+};
+
+// Products of one shape.
+struct MatmulShape {
+  int64_t m = 0, out = 0, in = 0;
+  int64_t calls = 0;
+};
+
+class TimedBackend final : public kernels::Backend {
+ public:
+  // `inner` must outlive this. `compute` is the type that weights are packed in.
+  TimedBackend(kernels::Backend& inner, kernels::DType compute)
+      : inner_(inner), compute_(compute) {}
+
+  void Reset();
+  const OpTotals& matmul() const { return matmul_; }
+  const OpTotals& attention() const { return attention_; }
+  const OpTotals& other() const { return other_; }  // seconds only
+  const std::vector<MatmulShape>& matmul_shapes() const { return shapes_; }
+
+  std::string name() const override { return inner_.name(); }
+  kernels::Buffer Allocate(size_t size_bytes) override { return inner_.Allocate(size_bytes); }
+  void CopyToHost(const void* device, void* host, size_t size_bytes) override;
+  void CopyToDevice(const void* host, void* device, size_t size_bytes) override;
+  std::unique_ptr<kernels::PackedMatrix> Pack(std::span<const kernels::HostMatrix> parts,
+                                              kernels::DType compute) override;
+  void Matmul(const kernels::Tensor& x, const kernels::PackedMatrix& w, const kernels::Tensor& y,
+              const kernels::MatmulEpilogue& epilogue) override;
+  void EmbedRows(const kernels::HostMatrix& table, std::span<const int32_t> ids,
+                 const kernels::Tensor& out) override;
+  void RmsNorm(const kernels::Tensor& x, const float* weight, float eps,
+               const kernels::Tensor& out) override;
+  void RmsNormHeads(const kernels::Tensor& x, int32_t head_dim, const float* weight,
+                    float eps) override;
+  void RopeTable(std::span<const int32_t> positions, std::span<const float> inv_freq, float scale,
+                 const kernels::Tensor& cos_sin) override;
+  void Rope(const kernels::Tensor& x, int32_t head_dim, const kernels::Tensor& cos_sin) override;
+  void WriteKv(const kernels::Tensor& k, const kernels::Tensor& v,
+               std::span<const kernels::AttentionChunk> chunks, void* pool,
+               const kernels::KvLayout& layout) override;
+  void Attend(const kernels::Tensor& q, std::span<const kernels::AttentionChunk> chunks,
+              const void* pool, const kernels::KvLayout& layout, float scale,
+              const kernels::Tensor& out) override;
+  void SiluMul(const kernels::Tensor& gate_up, const kernels::Tensor& out) override;
+
+ private:
+  kernels::Backend& inner_;
+  const kernels::DType compute_;
+  OpTotals matmul_, attention_, other_;
+  std::vector<MatmulShape> shapes_;
+};
+
+}  // namespace winnow::engine
+
+#endif  // WINNOW_ENGINE_TIMED_BACKEND_H_

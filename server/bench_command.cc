@@ -1,0 +1,296 @@
+// `winnow bench`: flags, tables and JSON around server/bench_runs.h and kernels/bench.h.
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "fmt/format.h"
+#include "kernels/bench.h"
+#include "nlohmann/json.hpp"
+#include "server/bench_runs.h"
+#include "server/commands.h"
+#include "server/model_flags.h"
+
+namespace winnow::server {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr double kGiga = 1e9;
+constexpr double kMilli = 1e-3;
+
+struct BenchFlags {
+  BenchModelFlags model;
+  std::string json_path;
+  std::vector<int64_t> contexts = {1024, 32768, 131072};
+  int32_t batch = 1;
+  int32_t steps = 20;
+  std::vector<int64_t> tokens = {512, 2048};
+  int32_t repetitions = 5;
+  kernels::BenchOptions kernels;
+};
+
+double Round(double value) { return std::stod(fmt::format("{:.6g}", value)); }
+
+// Prints what was asked for as JSON too. The table has gone to stdout, or to stderr when stdout is
+// where the JSON goes.
+int Finish(const BenchFlags& flags, const Json& json) {
+  if (flags.json_path.empty()) return kExitOk;
+  const absl::Status status = WriteTextFile(flags.json_path, json.dump(1) + "\n");
+  return status.ok() ? kExitOk : ReportFailure("bench", status);
+}
+
+FILE* TableFile(const BenchFlags& flags) { return flags.json_path == "-" ? stderr : stdout; }
+
+Json RunInfo(const BenchFlags& flags, const BenchModel& model) {
+  const bool random = flags.model.model_dir.empty();
+  return {{"model", random ? flags.model.like : flags.model.model_dir},
+          {"random_weights", random},
+          {"backend", model.backend->name()},
+          {"products", kernels::DTypeName(model.decoder->options().compute)},
+          {"kv", kernels::DTypeName(model.decoder->options().kv_dtype)},
+          {"weight_bytes", model.decoder->weight_bytes()},
+          {"kv_pool_bytes", model.decoder->kv_pool_bytes()}};
+}
+
+void PrintHeader(FILE* table, const BenchModel& model) {
+  std::fprintf(table, "%s; products in %s, KV in %s; weights %.2f GB, KV pool %.2f GB\n",
+               model.backend->name().c_str(), kernels::DTypeName(model.decoder->options().compute),
+               kernels::DTypeName(model.decoder->options().kv_dtype),
+               static_cast<double>(model.decoder->weight_bytes()) / kGiga,
+               static_cast<double>(model.decoder->kv_pool_bytes()) / kGiga);
+}
+
+int ModelError(const BenchFlags& flags, const absl::Status& status) {
+  if (absl::IsResourceExhausted(status)) return ReportFailure("bench", status);
+  return flags.model.model_dir.empty() ? ReportInputError("bench", status)
+                                       : ReportModelError("bench", status);
+}
+
+// Nothing to do with the model's own limits is checked by the flags, so here.
+absl::Status CheckLengths(const BenchModel& model, const std::vector<int64_t>& lengths,
+                          const char* flag) {
+  for (const int64_t length : lengths) {
+    if (length <= model.decoder->max_context()) continue;
+    return absl::InvalidArgumentError(fmt::format("{}: {} is more than the model's context of {}",
+                                                  flag, length, model.decoder->max_context()));
+  }
+  return absl::OkStatus();
+}
+
+int BenchDecode(BenchFlags flags) {
+  engine::ModelOptions& options = flags.model.model;
+  options.max_batch_tokens = std::max(options.max_batch_tokens, flags.batch);
+  options.max_batch_logits = flags.batch;
+  // Every sequence's own blocks, each rounded up.
+  const int64_t longest = *std::max_element(flags.contexts.begin(), flags.contexts.end());
+  const int64_t kv_tokens = (longest + options.block_tokens - 1) / options.block_tokens *
+                            options.block_tokens * flags.batch;
+  const auto made = MakeBenchModel(flags.model, kv_tokens);
+  if (!made.ok()) return ModelError(flags, made.status());
+  BenchModel& model = **made;
+  if (absl::Status status = CheckLengths(model, flags.contexts, "--contexts"); !status.ok()) {
+    return ReportInputError("bench", status);
+  }
+
+  FILE* const table = TableFile(flags);
+  PrintHeader(table, model);
+  std::fprintf(table, "%9s %6s %9s %9s %9s %10s %7s %22s %22s %9s\n", "context", "batch", "ms/step",
+               "median", "GB/s", "read loop", "share", "matmul ms, GB/s", "attention ms, GB/s",
+               "other ms");
+  Json json = {{"decode", Json::array()}, {"run", RunInfo(flags, model)}};
+  for (const int64_t context : flags.contexts) {
+    const absl::StatusOr<DecodeResult> result =
+        RunDecode(model, context, flags.batch, flags.steps, options.num_threads);
+    if (!result.ok()) return ReportFailure("bench", result.status());
+    const DecodeResult& r = *result;
+    const double matmul_rate = r.matmul.bytes / r.matmul.seconds;
+    const double attention_rate = r.attention.bytes / r.attention.seconds;
+    std::fprintf(
+        table, "%9lld %6d %9.3f %9.3f %9.2f %10.2f %6.1f%% %12.3f, %8.2f %12.3f, %8.2f %9.3f\n",
+        static_cast<long long>(r.context), r.batch, r.seconds / kMilli, r.seconds_median / kMilli,
+        r.BytesPerSecond() / kGiga, r.read_loop_bytes_per_s / kGiga, 100 * r.Share(),
+        r.matmul.seconds / kMilli, matmul_rate / kGiga, r.attention.seconds / kMilli,
+        attention_rate / kGiga, r.other.seconds / kMilli);
+    std::fflush(table);
+    json["decode"].push_back({{"context", r.context},
+                              {"batch", r.batch},
+                              {"ms_per_step", Round(r.seconds / kMilli)},
+                              {"ms_per_step_median", Round(r.seconds_median / kMilli)},
+                              {"bytes_per_step", r.bytes},
+                              {"gb_per_s", Round(r.BytesPerSecond() / kGiga)},
+                              {"read_loop_gb_per_s", Round(r.read_loop_bytes_per_s / kGiga)},
+                              {"share_of_read_loop", Round(r.Share())},
+                              {"matmul_ms", Round(r.matmul.seconds / kMilli)},
+                              {"matmul_gb_per_s", Round(matmul_rate / kGiga)},
+                              {"attention_ms", Round(r.attention.seconds / kMilli)},
+                              {"attention_gb_per_s", Round(attention_rate / kGiga)},
+                              {"other_ms", Round(r.other.seconds / kMilli)}});
+  }
+  return Finish(flags, json);
+}
+
+int BenchPrefill(BenchFlags flags) {
+  const int64_t longest = *std::max_element(flags.tokens.begin(), flags.tokens.end());
+  flags.model.model.max_batch_logits = 1;
+  const auto made = MakeBenchModel(flags.model, longest);
+  if (!made.ok()) return ModelError(flags, made.status());
+  BenchModel& model = **made;
+  if (absl::Status status = CheckLengths(model, flags.tokens, "--tokens"); !status.ok()) {
+    return ReportInputError("bench", status);
+  }
+
+  FILE* const table = TableFile(flags);
+  PrintHeader(table, model);
+  std::fprintf(table, "GFLOP/s; shares are of %s alone on the same products\n",
+               kernels::OneDnnVersion().c_str());
+  std::fprintf(table, "%8s %10s %10s %9s %10s %18s %18s %12s %9s\n", "tokens", "ms", "median",
+               "tokens/s", "oneDNN", "whole, share", "matmul, share", "attention", "other ms");
+  Json json = {{"prefill", Json::array()}, {"run", RunInfo(flags, model)}};
+  json["run"]["chunk_tokens"] = flags.model.model.max_batch_tokens;
+  json["run"]["baseline"] = kernels::OneDnnVersion();
+  for (const int64_t tokens : flags.tokens) {
+    const absl::StatusOr<PrefillResult> result =
+        RunPrefill(model, tokens, flags.repetitions, flags.model.model.num_threads);
+    if (!result.ok()) return ReportFailure("bench", result.status());
+    const PrefillResult& r = *result;
+    const bool has_baseline = r.onednn_flops_per_s > 0;
+    const auto share = [&](double flops_per_s) {
+      return has_baseline ? fmt::format("{:.1f}%", 100 * flops_per_s / r.onednn_flops_per_s) : "-";
+    };
+    const double attention_rate = r.attention.flops / r.attention.seconds;
+    std::fprintf(table, "%8lld %10.2f %10.2f %9.1f %10.1f %10.1f, %6s %10.1f, %6s %12.1f %9.2f\n",
+                 static_cast<long long>(r.tokens), r.seconds / kMilli, r.seconds_median / kMilli,
+                 static_cast<double>(r.tokens) / r.seconds, r.onednn_flops_per_s / kGiga,
+                 r.FlopsPerSecond() / kGiga, share(r.FlopsPerSecond()).c_str(),
+                 r.MatmulFlopsPerSecond() / kGiga, share(r.MatmulFlopsPerSecond()).c_str(),
+                 attention_rate / kGiga, r.other.seconds / kMilli);
+    std::fflush(table);
+    const auto json_share = [&](double flops_per_s) {
+      return has_baseline ? Json(Round(flops_per_s / r.onednn_flops_per_s)) : Json();
+    };
+    json["prefill"].push_back(
+        {{"tokens", r.tokens},
+         {"ms", Round(r.seconds / kMilli)},
+         {"ms_median", Round(r.seconds_median / kMilli)},
+         {"tokens_per_s", Round(static_cast<double>(r.tokens) / r.seconds)},
+         {"gflop_per_s", Round(r.FlopsPerSecond() / kGiga)},
+         {"share_of_onednn", json_share(r.FlopsPerSecond())},
+         {"matmul_gflop_per_s", Round(r.MatmulFlopsPerSecond() / kGiga)},
+         {"matmul_share_of_onednn", json_share(r.MatmulFlopsPerSecond())},
+         {"matmul_ms", Round(r.matmul.seconds / kMilli)},
+         {"attention_gflop_per_s", Round(attention_rate / kGiga)},
+         {"attention_ms", Round(r.attention.seconds / kMilli)},
+         {"other_ms", Round(r.other.seconds / kMilli)},
+         {"onednn_gflop_per_s",
+          has_baseline ? Json(Round(r.onednn_flops_per_s / kGiga)) : Json()}});
+  }
+  return Finish(flags, json);
+}
+
+int BenchKernels(BenchFlags flags) {
+  FILE* const table = TableFile(flags);
+  std::fprintf(table, "%-22s %-44s %10s %9s %10s  %s\n", "kernel", "shape", "us", "GB/s", "GFLOP/s",
+               "share of baseline");
+  Json json = {{"kernels", Json::array()},
+               {"run", {{"isa", flags.kernels.isa}, {"threads", flags.kernels.num_threads}}}};
+  const auto print = [&](const kernels::BenchResult& r) {
+    const std::string share =
+        r.baseline.empty() ? "" : fmt::format("{:.1f}% of {}", 100 * r.share, r.baseline);
+    std::fprintf(table, "%-22s %-44s %10.2f %9.2f %10.1f  %s\n", r.name.c_str(), r.shape.c_str(),
+                 r.seconds * 1e6, r.BytesPerSecond() / kGiga, r.FlopsPerSecond() / kGiga,
+                 share.c_str());
+    std::fflush(table);
+    json["kernels"].push_back({{"name", r.name},
+                               {"shape", r.shape},
+                               {"us", Round(r.seconds * 1e6)},
+                               {"gb_per_s", Round(r.BytesPerSecond() / kGiga)},
+                               {"gflop_per_s", Round(r.FlopsPerSecond() / kGiga)},
+                               {"baseline", r.baseline.empty() ? Json() : Json(r.baseline)},
+                               {"share", r.baseline.empty() ? Json() : Json(Round(r.share))}});
+  };
+  if (kernels::BenchKernels(flags.kernels, print).empty()) {
+    return ReportInputError(
+        "bench", absl::InvalidArgumentError(
+                     "nothing to run: no kernel's name contains --filter, or this processor lacks "
+                     "--isa"));
+  }
+  return Finish(flags, json);
+}
+
+// What decode and prefill have in common.
+void AddBenchModelFlags(CLI::App& command, BenchFlags& flags) {
+  CLI::Option_group* model = command.add_option_group("model", "What to run: one of");
+  model->add_option("--like", flags.model.like, "A config.json; random weights of its shape")
+      ->type_name("CONFIG.json");
+  model->add_option("--model", flags.model.model_dir, "A model directory")->type_name("DIR");
+  model->require_option(1);
+  AddModelFlags(command, flags.model.model);
+}
+
+void AddJsonFlag(CLI::App& command, BenchFlags& flags) {
+  command.add_option("--json", flags.json_path, "Also write the results here; - is stdout")
+      ->type_name("OUT");
+}
+
+}  // namespace
+
+void AddBenchCommand(CLI::App& app, int* exit_code) {
+  auto flags = std::make_shared<BenchFlags>();
+  CLI::App* bench = app.add_subcommand("bench", "Measure speed beside a baseline in the same run");
+  bench->require_subcommand(1);
+
+  CLI::App* decode = bench->add_subcommand(
+      "decode", "A decode step at long contexts (of noise), as a share of a plain read loop");
+  AddBenchModelFlags(*decode, *flags);
+  decode->add_option("--contexts,--context", flags->contexts, "Keys that each sequence attends to")
+      ->delimiter(',')
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
+      ->capture_default_str();
+  decode->add_option("--batch", flags->batch, "Sequences in a step")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  decode->add_option("--steps", flags->steps, "Steps that are timed")
+      ->check(CLI::Range(1, 1000000))
+      ->capture_default_str();
+  AddJsonFlag(*decode, *flags);
+  decode->callback([flags, exit_code] { *exit_code = BenchDecode(*flags); });
+
+  CLI::App* prefill =
+      bench->add_subcommand("prefill", "A prompt, as a share of oneDNN alone on its products");
+  AddBenchModelFlags(*prefill, *flags);
+  prefill->add_option("--tokens", flags->tokens, "Lengths of the prompt")
+      ->delimiter(',')
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
+      ->capture_default_str();
+  prefill
+      ->add_option("--chunk-tokens", flags->model.model.max_batch_tokens,
+                   "The prompt is cut into chunks of this size")
+      ->check(CLI::Range(1, 65536))
+      ->capture_default_str();
+  prefill->add_option("--repetitions", flags->repetitions, "Runs that are timed")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  AddJsonFlag(*prefill, *flags);
+  prefill->callback([flags, exit_code] { *exit_code = BenchPrefill(*flags); });
+
+  CLI::App* kernels = bench->add_subcommand("kernels", "Every kernel at model shapes");
+  kernels->add_option("--filter", flags->kernels.filter, "Only kernels whose name contains this");
+  kernels->add_option("--isa", flags->kernels.isa, "Instruction set")
+      ->check(CLI::IsMember({"auto", "avx512", "avx2", "scalar"}))
+      ->capture_default_str();
+  kernels->add_option("--threads", flags->kernels.num_threads, "0: as many as there are processors")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+  kernels
+      ->add_option("--seconds", flags->kernels.seconds_per_case, "Time for each kernel and shape")
+      ->check(CLI::Range(0.01, 3600.0))
+      ->capture_default_str();
+  AddJsonFlag(*kernels, *flags);
+  kernels->callback([flags, exit_code] { *exit_code = BenchKernels(*flags); });
+}
+
+}  // namespace winnow::server

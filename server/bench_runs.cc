@@ -1,0 +1,167 @@
+#include "server/bench_runs.h"
+
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+#include <random>
+#include <span>
+
+#include "absl/status/status.h"
+#include "engine/attention_policy.h"
+#include "engine/json_file.h"
+#include "engine/status_macros.h"
+#include "kernels/bench.h"
+
+namespace winnow::server {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t kConfigBytesMax = 16 << 20;
+// A read loop over more than this is no slower, and its buffer would be no use.
+constexpr double kReadLoopBytesMax = double{1 << 30};
+
+struct Timed {
+  double seconds = 0;
+  engine::OpTotals matmul, attention, other;
+};
+
+// Runs `body` once to warm up and `count` times more.
+template <typename Body>
+absl::StatusOr<std::vector<Timed>> Repeat(engine::TimedBackend& timed, int32_t count, Body body) {
+  std::vector<Timed> runs;
+  for (int32_t i = 0; i <= count; ++i) {
+    timed.Reset();
+    const Clock::time_point start = Clock::now();
+    WINNOW_RETURN_IF_ERROR(body());
+    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    if (i > 0) runs.push_back({seconds, timed.matmul(), timed.attention(), timed.other()});
+  }
+  std::sort(runs.begin(), runs.end(),
+            [](const Timed& a, const Timed& b) { return a.seconds < b.seconds; });
+  return runs;
+}
+
+std::vector<int32_t> RandomTokens(int64_t count, int32_t vocab_size) {
+  std::mt19937 random(1);
+  std::vector<int32_t> tokens(count);
+  for (int32_t& token : tokens) token = static_cast<int32_t>(random() % vocab_size);
+  return tokens;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<BenchModel>> MakeBenchModel(const BenchModelFlags& flags,
+                                                           int64_t kv_tokens) {
+  auto made = std::make_unique<BenchModel>();
+  const engine::Weights* weights = &made->weights;
+  if (!flags.model_dir.empty()) {
+    WINNOW_ASSIGN_OR_RETURN(made->config, engine::LoadModelConfig(flags.model_dir));
+    WINNOW_ASSIGN_OR_RETURN(made->weights, engine::LoadWeights(flags.model_dir, made->config));
+  } else {
+    WINNOW_ASSIGN_OR_RETURN(const std::string text,
+                            engine::ReadSmallFile(flags.like, kConfigBytesMax));
+    WINNOW_ASSIGN_OR_RETURN(made->config, engine::ParseModelConfig(text, flags.like, "", ""));
+  }
+  WINNOW_ASSIGN_OR_RETURN(engine::DecoderOptions options,
+                          engine::ResolveDecoderOptions(made->config, flags.model));
+  const kernels::KvLayout layout{made->config.num_kv_heads, made->config.head_dim,
+                                 options.block_tokens, options.kv_dtype};
+  options.kv_bytes = (kv_tokens + options.block_tokens - 1) / options.block_tokens *
+                     static_cast<int64_t>(layout.BlockBytes()) * made->config.num_layers;
+  WINNOW_RETURN_IF_ERROR(engine::CheckMemory(made->config, options));
+  if (flags.model_dir.empty()) {
+    WINNOW_ASSIGN_OR_RETURN(made->synthetic, engine::MakeSyntheticWeights(made->config, 1));
+    weights = &made->synthetic.weights;
+  }
+  WINNOW_ASSIGN_OR_RETURN(made->backend, engine::MakeBackend(flags.model));
+  made->timed = std::make_unique<engine::TimedBackend>(*made->backend, options.compute);
+  WINNOW_ASSIGN_OR_RETURN(made->decoder,
+                          engine::Decoder::Create(made->config, *weights, *made->timed, options));
+  made->decoder->FillKvWithNoise(1);
+  return made;
+}
+
+absl::StatusOr<DecodeResult> RunDecode(BenchModel& model, int64_t context, int32_t batch,
+                                       int32_t steps, int num_threads) {
+  engine::Decoder& decoder = *model.decoder;
+  const engine::AttentionPolicy dense;
+  const int64_t blocks = (context + decoder.block_tokens() - 1) / decoder.block_tokens();
+  std::vector<int32_t> all_blocks(blocks * batch);
+  std::iota(all_blocks.begin(), all_blocks.end(), 0);
+  const std::vector<int32_t> tokens = RandomTokens(batch, decoder.vocab_size());
+  std::vector<float> logits(static_cast<size_t>(batch) * decoder.vocab_size());
+  engine::Batch step;
+  for (int32_t i = 0; i < batch; ++i) {
+    step.chunks.push_back({std::span(tokens).subspan(i, 1), static_cast<int32_t>(context - 1),
+                           std::span(all_blocks).subspan(i * blocks, blocks), 1, &dense});
+  }
+  // The read loop runs before and after, so that a busy spell of the machine meets both.
+  DecodeResult result;
+  result.context = context;
+  result.batch = batch;
+  const auto read_loop = [&](double bytes) {
+    return kernels::MeasureReadBytesPerSecond(
+        static_cast<size_t>(std::clamp(bytes, double{1 << 20}, kReadLoopBytesMax)), num_threads);
+  };
+  model.timed->Reset();
+  WINNOW_RETURN_IF_ERROR(decoder.Forward(step, logits));
+  result.bytes = model.timed->matmul().bytes + model.timed->attention().bytes;
+  result.read_loop_bytes_per_s = read_loop(result.bytes);
+  WINNOW_ASSIGN_OR_RETURN(const std::vector<Timed> runs, Repeat(*model.timed, steps, [&] {
+                            return decoder.Forward(step, logits);
+                          }));
+  result.read_loop_bytes_per_s = std::max(result.read_loop_bytes_per_s, read_loop(result.bytes));
+  if (result.read_loop_bytes_per_s == 0) {
+    return absl::ResourceExhaustedError("no memory for the read loop");
+  }
+  result.seconds = runs.front().seconds;
+  result.seconds_median = runs[runs.size() / 2].seconds;
+  result.matmul = runs.front().matmul;
+  result.attention = runs.front().attention;
+  result.other = runs.front().other;
+  return result;
+}
+
+absl::StatusOr<PrefillResult> RunPrefill(BenchModel& model, int64_t tokens, int32_t repetitions,
+                                         int num_threads) {
+  engine::Decoder& decoder = *model.decoder;
+  const engine::AttentionPolicy dense;
+  std::vector<int32_t> blocks((tokens + decoder.block_tokens() - 1) / decoder.block_tokens());
+  std::iota(blocks.begin(), blocks.end(), 0);
+  const std::vector<int32_t> prompt = RandomTokens(tokens, decoder.vocab_size());
+  std::vector<float> logits(decoder.vocab_size());
+  const auto prefill = [&]() -> absl::Status {
+    for (int64_t position = 0; position < tokens;) {
+      const int64_t count = std::min<int64_t>(decoder.max_batch_tokens(), tokens - position);
+      const engine::Batch chunk{
+          {{std::span(prompt).subspan(position, count), static_cast<int32_t>(position), blocks,
+            position + count == tokens ? 1 : 0, &dense}}};
+      WINNOW_RETURN_IF_ERROR(decoder.Forward(chunk, logits));
+      position += count;
+    }
+    return absl::OkStatus();
+  };
+  WINNOW_ASSIGN_OR_RETURN(const std::vector<Timed> runs,
+                          Repeat(*model.timed, repetitions, prefill));
+  PrefillResult result;
+  result.tokens = tokens;
+  result.seconds = runs.front().seconds;
+  result.seconds_median = runs[runs.size() / 2].seconds;
+  result.matmul = runs.front().matmul;
+  result.attention = runs.front().attention;
+  result.other = runs.front().other;
+
+  double onednn_seconds = 0;
+  for (const engine::MatmulShape& shape : model.timed->matmul_shapes()) {
+    const double flops_per_s = kernels::MeasureOneDnnFlopsPerSecond(
+        shape.m, shape.out, shape.in, decoder.options().compute, num_threads);
+    if (flops_per_s == 0) return result;
+    onednn_seconds += static_cast<double>(shape.calls) * 2.0 * static_cast<double>(shape.m) *
+                      static_cast<double>(shape.out) * static_cast<double>(shape.in) / flops_per_s;
+  }
+  result.onednn_flops_per_s = result.matmul.flops / onednn_seconds;
+  return result;
+}
+
+}  // namespace winnow::server

@@ -1,0 +1,77 @@
+// What `winnow bench decode` and `winnow bench prefill` measure; the flags and tables are
+// bench_command's.
+//
+// A speed is a share of a baseline measured in the same run: decoding reads memory, so a plain read
+// loop over as many bytes; prefill computes, so oneDNN alone on the same products. Times are the
+// best of the repetitions, because other work on the machine only adds to them; the median stands
+// beside.
+#ifndef WINNOW_SERVER_BENCH_RUNS_H_
+#define WINNOW_SERVER_BENCH_RUNS_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/decoder.h"
+#include "engine/model_loader.h"
+#include "engine/synthetic_weights.h"
+#include "engine/timed_backend.h"
+
+namespace winnow::server {
+
+struct BenchModelFlags {
+  std::string like;       // a config.json, for random weights of its shape; or
+  std::string model_dir;  // a model directory
+  engine::ModelOptions model;
+};
+
+// A decoder whose every call is timed. Members are destroyed last to first.
+struct BenchModel {
+  engine::ModelConfig config;
+  engine::Weights weights;
+  engine::SyntheticWeights synthetic;
+  std::unique_ptr<kernels::Backend> backend;
+  std::unique_ptr<engine::TimedBackend> timed;
+  std::unique_ptr<engine::Decoder> decoder;
+};
+
+// With a KV pool of `kv_tokens` tokens.
+absl::StatusOr<std::unique_ptr<BenchModel>> MakeBenchModel(const BenchModelFlags& flags,
+                                                           int64_t kv_tokens);
+
+struct DecodeResult {
+  int64_t context = 0;                     // keys that each sequence attends to
+  int32_t batch = 0;                       // sequences
+  double seconds = 0, seconds_median = 0;  // of one step
+  double bytes = 0;                        // weights and KV that a step reads
+  double read_loop_bytes_per_s = 0;
+  engine::OpTotals matmul, attention, other;  // of the best step
+  double BytesPerSecond() const { return bytes / seconds; }
+  double Share() const { return BytesPerSecond() / read_loop_bytes_per_s; }
+};
+
+// One token for each of `batch` sequences, whose caches hold noise up to `context`.
+// REQUIRES: a model with a KV pool of context*batch tokens, rounded up to blocks for each sequence.
+absl::StatusOr<DecodeResult> RunDecode(BenchModel& model, int64_t context, int32_t batch,
+                                       int32_t steps, int num_threads);
+
+struct PrefillResult {
+  int64_t tokens = 0;
+  double seconds = 0, seconds_median = 0;     // of the whole prompt
+  engine::OpTotals matmul, attention, other;  // of the best run
+  double onednn_flops_per_s = 0;  // on the same products, weighted by their FLOPs; 0: it has none
+  double FlopsPerSecond() const { return (matmul.flops + attention.flops) / seconds; }
+  double MatmulFlopsPerSecond() const { return matmul.flops / matmul.seconds; }
+};
+
+// A prompt of `tokens` random tokens, in chunks of the model's max_batch_tokens; logits of its
+// last.
+absl::StatusOr<PrefillResult> RunPrefill(BenchModel& model, int64_t tokens, int32_t repetitions,
+                                         int num_threads);
+
+}  // namespace winnow::server
+
+#endif  // WINNOW_SERVER_BENCH_RUNS_H_

@@ -1,0 +1,62 @@
+#include "server/model_flags.h"
+
+#include <cerrno>
+#include <cstdio>
+#include <string>
+
+#include "CLI/CLI.hpp"
+#include "server/commands.h"
+#include "server/strings.h"
+
+namespace winnow::server {
+namespace {
+
+int Report(const char* command, const absl::Status& status, int exit_code) {
+  std::fprintf(stderr, "winnow %s: %s\n", command, std::string(status.message()).c_str());
+  return exit_code;
+}
+
+}  // namespace
+
+void AddModelFlags(CLI::App& command, engine::ModelOptions& options) {
+  command
+      .add_option("--dtype", options.dtype, "Type of the weights in matrix products; f32 is exact")
+      ->check(CLI::IsMember({"auto", "bf16", "f16", "f32"}))
+      ->capture_default_str();
+  command.add_option("--kv-dtype", options.kv_dtype, "Type of the KV cache")
+      ->check(CLI::IsMember({"auto", "bf16", "f32"}))
+      ->capture_default_str();
+  command.add_option("--isa", options.isa, "Instruction set")
+      ->check(CLI::IsMember({"auto", "avx512", "avx2", "scalar"}))
+      ->capture_default_str();
+  command.add_option("--threads", options.num_threads, "0: as many as there are processors")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+}
+
+int ReportModelError(const char* command, const absl::Status& status) {
+  return Report(command, status, kExitModel);
+}
+
+int ReportInputError(const char* command, const absl::Status& status) {
+  return Report(command, status, kExitUsage);
+}
+
+int ReportFailure(const char* command, const absl::Status& status) {
+  return Report(command, status, kExitFailure);
+}
+
+absl::Status WriteTextFile(const std::string& path, const std::string& text) {
+  if (path == "-") {
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    return absl::OkStatus();
+  }
+  FILE* file = std::fopen(path.c_str(), "wb");
+  if (file == nullptr) return absl::ErrnoToStatus(errno, path);
+  const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  const int error = errno;
+  if (std::fclose(file) != 0 || !written) return absl::ErrnoToStatus(written ? errno : error, path);
+  return absl::OkStatus();
+}
+
+}  // namespace winnow::server

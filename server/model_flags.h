@@ -1,0 +1,29 @@
+// The flags of commands that run a model without serving it: eval and bench.
+#ifndef WINNOW_SERVER_MODEL_FLAGS_H_
+#define WINNOW_SERVER_MODEL_FLAGS_H_
+
+#include "absl/status/status.h"
+#include "engine/model_loader.h"
+
+namespace CLI {
+class App;
+}
+
+namespace winnow::server {
+
+// --dtype, --kv-dtype, --isa, --threads into `options`, which must outlive the parsing.
+void AddModelFlags(CLI::App& command, engine::ModelOptions& options);
+
+// Prints "winnow COMMAND: message" to stderr and gives the exit code that fits: kExitModel for a
+// directory that cannot be used.
+int ReportModelError(const char* command, const absl::Status& status);
+// The same for input files and flags (kExitUsage), and for work that failed (kExitFailure).
+int ReportInputError(const char* command, const absl::Status& status);
+int ReportFailure(const char* command, const absl::Status& status);
+
+// Writes `text` to the file; "-" is stdout. The status names the path.
+absl::Status WriteTextFile(const std::string& path, const std::string& text);
+
+}  // namespace winnow::server
+
+#endif  // WINNOW_SERVER_MODEL_FLAGS_H_
