@@ -117,10 +117,11 @@ struct Worker {
       }
     }
 #endif
-    while (ahead.next < ahead.end) ahead.Lines(4);
     PackKeys<Panels>(keys, tokens, d, scratch.key_panels);
     PackValues<Panels>(values, tokens, valid, d, scratch.value_panels);
-    RunRows<kTileRows>(first_row, last_row, start, tokens);
+    const int64_t row_tiles = (last_row - first_row + kTileRows - 1) / kTileRows;
+    RunRows<kTileRows>(first_row, last_row, start, tokens, ahead,
+                       (ahead.LinesLeft() + row_tiles - 1) / row_tiles);
   }
 
 #if defined(__AVX512BF16__)
@@ -139,14 +140,16 @@ struct Worker {
 #endif
 
   template <int kRows>
-  void RunRows(int32_t row, int32_t last_row, int32_t start, int32_t tokens) const {
+  void RunRows(int32_t row, int32_t last_row, int32_t start, int32_t tokens, Prefetcher& ahead,
+               int64_t lines_per_tile) const {
     for (; row + kRows <= last_row; row += kRows) {
+      for (int64_t i = 0; i < lines_per_tile; ++i) ahead.Lines(1);
       Scores<kRows>(row, tokens);
       Weigh<kRows>(row, start, tokens);
       AddValues<kRows>(row, tokens);
     }
     if constexpr (kRows > 1) {
-      if (row < last_row) RunRows<kRows - 1>(row, last_row, start, tokens);
+      if (row < last_row) RunRows<kRows - 1>(row, last_row, start, tokens, ahead, lines_per_tile);
     }
   }
 
@@ -174,47 +177,63 @@ struct Worker {
     }
   }
 
-  // Scores become weights 2^(score - max); rescale gets what the former outputs are to be
-  // multiplied by.
+  // Scores become weights 2^(scale * score - max); rescale gets what the former outputs are to be
+  // multiplied by. REQUIRES: scale > 0.
   template <int kRows>
   void Weigh(int32_t row, int32_t start, int32_t tokens) const {
-    const Vec::Reg scale = Vec::Set1(call.scale_log2);
+    const bool causal_border =
+        start + tokens > tile.position + 1;  // some row does not see the whole unit
     for (int r = 0; r < kRows; ++r) {
-      const int32_t seen = tile.position + TokenOf(row + r) - start + 1;  // of the unit's tokens
       float* scores = scratch.scores + r * kAttentionUnitTokens;
-      Vec::Reg max = Vec::Set1(-__builtin_inff());
-      for (int32_t t = 0; t < tokens; t += kLanes) {
-        Vec::Reg score = Vec::Mul(Vec::Load(scores + t), scale);
-        if (seen < t + kLanes) score = Vec::KeepFirst(score, seen - t);
-        Vec::Store(scores + t, score);
-        max = Vec::Max(max, score);
-      }
+      if (causal_border) HideFuture(scores, tile.position + TokenOf(row + r) - start + 1, tokens);
+      Vec::Reg max = Vec::Load(scores);
+      for (int32_t t = kLanes; t < tokens; t += kLanes) max = Vec::Max(max, Vec::Load(scores + t));
       const float old_max = scratch.maxima[row + r];
-      const float unit_max = Vec::ReduceMax(max);
+      const float unit_max = Vec::ReduceMax(max) * call.scale_log2;
       const float new_max = unit_max > old_max ? unit_max : old_max;
       const Vec::Reg rescale = Exp2<kRoundWeights>(Vec::Set1(old_max - new_max));
+      const Vec::Reg sum = Vec::Mul(Vec::Load(Sums(row + r)), rescale);
+      Row* weights = static_cast<Row*>(scratch.weights) + r * kWeightStride;
       Vec::Store(scratch.rescale + r * kPanelOutputs, rescale);
-      Vec::Reg sum = Vec::Mul(Vec::Load(Sums(row + r)), rescale);
-      std::byte* weights =
-          static_cast<std::byte*>(scratch.weights) + r * kWeightStride * sizeof(Row);
-      for (int32_t t = 0; t < tokens; t += kLanes) {
-        const Vec::Reg weight =
-            Exp2<kRoundWeights>(Vec::Sub(Vec::Load(scores + t), Vec::Set1(new_max)));
-        sum = Vec::Add(sum, StoreWeights(weights, t, weight));
-      }
-      Vec::Store(Sums(row + r), sum);
+      Vec::Store(Sums(row + r), StoreWeights(scores, tokens, new_max, sum, weights));
       scratch.maxima[row + r] = new_max;
     }
   }
 
-  // Stores weights as the panels want their rows; returns them as stored.
-  static Vec::Reg StoreWeights(std::byte* row, int32_t t, Vec::Reg weight) {
-    if constexpr (kRoundWeights) {
-      return Vec::StoreBF16(reinterpret_cast<uint16_t*>(row) + t, weight);
-    } else {
-      Vec::Store(reinterpret_cast<float*>(row) + t, weight);
-      return weight;
+  // Scores of tokens from the `seen`-th become minus infinity.
+  static void HideFuture(float* scores, int32_t seen, int32_t tokens) {
+    for (int32_t t = 0; t < tokens; t += kLanes) {
+      Vec::Store(scores + t, Vec::KeepFirst(Vec::Load(scores + t), seen - t));
     }
+  }
+
+  // Stores a row's weights as panels want their rows; returns `sum` with them added as they were
+  // stored.
+  Vec::Reg StoreWeights(const float* scores, int32_t tokens, float max, Vec::Reg sum,
+                        Row* weights) const {
+    const Vec::Reg scale = Vec::Set1(call.scale_log2);
+    const Vec::Reg minus_max = Vec::Set1(-max);
+    auto weight = [&](int32_t t) __attribute__((always_inline)) {
+      return Exp2<kRoundWeights>(Vec::MulAdd(Vec::Load(scores + t), scale, minus_max));
+    };
+#if defined(__AVX512BF16__)
+    if constexpr (kRoundWeights) {
+      const __m512bh ones = (__m512bh)_mm512_set1_epi32(0x3f803f80);
+      for (int32_t t = 0; t < tokens; t += 2 * kLanes) {
+        const Vec::Reg second = t + kLanes < tokens ? weight(t + kLanes) : Vec::Zero();
+        const __m512bh rounded = _mm512_cvtne2ps_pbh(second, weight(t));
+        _mm512_storeu_si512(weights + t / 2, (__m512i)rounded);
+        sum = _mm512_dpbf16_ps(sum, rounded, ones);
+      }
+      return sum;
+    }
+#endif
+    for (int32_t t = 0; t < tokens; t += kLanes) {
+      const Vec::Reg exact = weight(t);
+      Vec::Store(reinterpret_cast<float*>(weights) + t, exact);
+      sum = Vec::Add(sum, exact);
+    }
+    return sum;
   }
 
   template <int kRows, int kPanels = kTilePanels>

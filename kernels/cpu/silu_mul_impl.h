@@ -5,8 +5,8 @@
 namespace winnow::kernels::WINNOW_ISA {
 namespace {
 
-// For gate below -88 the exponential saturates at 2^127: the result is then below 1e-36 in size,
-// not 0.
+// For a gate below -88 the exponential is 2^127 or infinite: the result is then below 1e-36 in
+// size, or zero.
 inline Vec::Reg SiluMul(Vec::Reg gate, Vec::Reg up) {
   const Vec::Reg exponential = Exp2(Vec::Mul(gate, Vec::Set1(-kLog2E)));
   return Vec::Mul(Vec::Div(gate, Vec::Add(Vec::Set1(1.0f), exponential)), up);

@@ -1,5 +1,6 @@
-// Sixteen lanes of float32: AVX-512 F, BW, VL, DQ and BF16. The same functions as vec_scalar.h,
-// which explains them. Included only by *_avx512.cc.
+// Sixteen lanes of float32: AVX-512 F, BW, VL, DQ and BF16. The functions of vec_scalar.h,
+// which explains them (but those for 2^x, which has instructions of its own here). Included only by
+// *_avx512.cc.
 #ifndef WINNOW_KERNELS_CPU_VEC_AVX512_H_
 #define WINNOW_KERNELS_CPU_VEC_AVX512_H_
 
@@ -73,13 +74,6 @@ struct Vec {
 
   static Reg KeepFirst(Reg x, int n) {
     return _mm512_mask_blend_ps(FirstLanes(n), Set1(-INFINITY), x);
-  }
-  static Reg RoundToNearest(Reg x) {
-    return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  }
-  static Reg ScaleByPowerOf2(Reg x, Reg n) { return _mm512_scalef_ps(x, n); }
-  static Reg ZeroWhereLess(Reg x, Reg a, Reg limit) {
-    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, limit, _CMP_NLT_UQ), x);
   }
 };
 
