@@ -6,11 +6,10 @@
 #include <cmath>
 
 #include "absl/strings/escaping.h"
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "engine/status_macros.h"
+#include "server/strings.h"
 #include "server/suggest.h"
 #include "yaml-cpp/yaml.h"
 
@@ -25,15 +24,14 @@ struct FileValue {
 // The file as option name -> value. Everything in it must be known and a scalar.
 absl::StatusOr<std::map<std::string, FileValue>> ReadConfigFile(const std::string& path) {
   const auto fail = [&](const YAML::Mark& mark, std::string_view what) {
-    return absl::InvalidArgumentError(mark.is_null()
-                                          ? absl::StrCat(path, ": ", what)
-                                          : absl::StrCat(path, ":", mark.line + 1, ": ", what));
+    return absl::InvalidArgumentError(
+        mark.is_null() ? Concat(path, ": ", what) : Concat(path, ":", mark.line + 1, ": ", what));
   };
   YAML::Node root;
   try {
     root = YAML::LoadFile(path);
   } catch (const YAML::BadFile&) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": cannot be read"));
+    return absl::InvalidArgumentError(Concat(path, ": cannot be read"));
   } catch (const YAML::Exception& error) {
     return fail(error.mark, error.msg);
   }
@@ -52,14 +50,14 @@ absl::StatusOr<std::map<std::string, FileValue>> ReadConfigFile(const std::strin
     const std::string key = entry.first.Scalar();
     const auto name = names.find(key);
     if (name == names.end()) {
-      return fail(entry.first.Mark(), absl::StrCat("unknown option ", key, DidYouMean(key, keys)));
+      return fail(entry.first.Mark(), Concat("unknown option ", key, DidYouMean(key, keys)));
     }
     if (!entry.second.IsScalar()) {
-      return fail(entry.second.Mark(), absl::StrCat(key, ": must be a single value"));
+      return fail(entry.second.Mark(), Concat(key, ": must be a single value"));
     }
     const FileValue value{entry.second.Scalar(), entry.first.Mark().line + 1};
     if (!values.emplace(name->second, value).second) {
-      return fail(entry.first.Mark(), absl::StrCat(key, ": is there twice"));
+      return fail(entry.first.Mark(), Concat(key, ": is there twice"));
     }
   }
   return values;
@@ -85,7 +83,7 @@ absl::StatusOr<HostPort> ParseHostPort(std::string_view text) {
   HostPort result;
   // SimpleAtoi takes signs and spaces; a port has neither.
   if (port.empty() || port.find_first_not_of("0123456789") != port.npos ||
-      !absl::SimpleAtoi(port, &result.port) || result.port > 65535) {
+      !absl::SimpleAtoi(ToAbsl(port), &result.port) || result.port > 65535) {
     return bad;
   }
   if (host.front() == '[') {
@@ -107,7 +105,7 @@ absl::StatusOr<int64_t> ParseBytes(std::string_view text) {
       {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}};
   double scale = 1;
   for (const auto& [unit, factor] : kUnits) {
-    if (absl::EndsWith(text, unit)) {
+    if (text.ends_with(unit)) {
       scale = factor;
       text.remove_suffix(unit.size());
       break;
@@ -116,7 +114,7 @@ absl::StatusOr<int64_t> ParseBytes(std::string_view text) {
   double value = 0;
   // Digits only: no sign, exponent, "inf" or "nan".
   if (text.empty() || text.find_first_not_of("0123456789.") != text.npos ||
-      !absl::SimpleAtod(text, &value) || value * scale > 0x1p60 ||
+      !absl::SimpleAtod(ToAbsl(text), &value) || value * scale > 0x1p60 ||
       std::floor(value * scale) != value * scale) {
     return absl::InvalidArgumentError("not a number of bytes");
   }
@@ -136,13 +134,13 @@ absl::StatusOr<ResolvedConfig> ResolveConfig(const std::map<std::string, std::st
     std::string value;
     const std::optional<std::string> from_environment = environment(option.env());
     if (const auto flag = flags.find(option.name); flag != flags.end()) {
-      origin = absl::StrCat("flag --", option.name);
+      origin = Concat("flag --", option.name);
       value = flag->second;
     } else if (from_environment.has_value() && !from_environment->empty()) {
-      origin = absl::StrCat("environment ", option.env());
+      origin = Concat("environment ", option.env());
       value = *from_environment;
     } else if (const auto in_file = file.find(option.name); in_file != file.end()) {
-      origin = absl::StrCat(config_file, ":", in_file->second.line);
+      origin = Concat(config_file, ":", in_file->second.line);
       value = in_file->second.text;
     } else {
       origin = "default";
@@ -150,16 +148,14 @@ absl::StatusOr<ResolvedConfig> ResolveConfig(const std::map<std::string, std::st
     }
     if (absl::Status set = option.set(resolved.config, value); !set.ok()) {
       return absl::InvalidArgumentError(
-          absl::StrCat(origin, ": \"", absl::CHexEscape(value), "\": ", set.message()));
+          Concat(origin, ": \"", absl::CHexEscape(value), "\": ", set.message()));
     }
   }
   return resolved;
 }
 
 absl::Status CheckConfig(const ServeConfig& config) {
-  const auto fail = [](auto&&... parts) {
-    return absl::InvalidArgumentError(absl::StrCat(parts...));
-  };
+  const auto fail = [](auto&&... parts) { return absl::InvalidArgumentError(Concat(parts...)); };
   if (config.model.empty()) return fail("--model is required");
   if (config.tls_cert.empty() != config.tls_key.empty()) {
     return fail("--tls-cert and --tls-key come together; only --",
@@ -208,9 +204,9 @@ std::string QuoteYaml(std::string_view text) {
   for (const char c : text) {
     const auto byte = static_cast<unsigned char>(c);
     if (c == '"' || c == '\\') {
-      absl::StrAppend(&out, "\\", std::string_view(&c, 1));
+      Append(out, "\\", std::string_view(&c, 1));
     } else if (byte < 0x20 || byte == 0x7f) {
-      absl::StrAppend(&out, absl::StrFormat("\\x%02x", byte));
+      Append(out, absl::StrFormat("\\x%02x", byte));
     } else {
       out += c;
     }
@@ -229,8 +225,8 @@ std::string PrintConfig(const ResolvedConfig& resolved) {
                                 "./_-") != value.npos) {
       value = QuoteYaml(value);
     }
-    absl::StrAppend(&out, absl::StrFormat("%-44s # %s\n", absl::StrCat(option.yaml(), ": ", value),
-                                          resolved.origin.at(option.name)));
+    Append(out, absl::StrFormat("%-44s # %s\n", Concat(option.yaml(), ": ", value),
+                                resolved.origin.at(option.name)));
   }
   return out;
 }

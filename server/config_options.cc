@@ -5,11 +5,11 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "engine/attention_policy.h"
 #include "server/config.h"
+#include "server/strings.h"
 
 namespace winnow::server {
 namespace {
@@ -22,14 +22,14 @@ ServeOption Integer(std::string name, int64_t ServeConfig::*field, int64_t low, 
   return {std::move(name), "N", std::move(help),
           [=](ServeConfig& config, std::string_view text) -> absl::Status {
             int64_t value = 0;
-            if (!absl::SimpleAtoi(text, &value) || value < low || value > high) {
+            if (!absl::SimpleAtoi(ToAbsl(text), &value) || value < low || value > high) {
               return absl::InvalidArgumentError(
-                  absl::StrCat("must be an integer in [", low, ", ", high, "]"));
+                  Concat("must be an integer in [", low, ", ", high, "]"));
             }
             config.*field = value;
             return absl::OkStatus();
           },
-          [=](const ServeConfig& config) { return absl::StrCat(config.*field); }};
+          [=](const ServeConfig& config) { return Concat(config.*field); }};
 }
 
 ServeOption Bytes(std::string name, int64_t ServeConfig::*field, int64_t high, std::string help) {
@@ -37,13 +37,13 @@ ServeOption Bytes(std::string name, int64_t ServeConfig::*field, int64_t high, s
           [=](ServeConfig& config, std::string_view text) -> absl::Status {
             absl::StatusOr<int64_t> value = ParseBytes(text);
             if (!value.ok() || *value > high) {
-              return absl::InvalidArgumentError(absl::StrCat("must be a number of bytes up to ",
-                                                             high, ", like 4096, 64KiB or 1.5GiB"));
+              return absl::InvalidArgumentError(
+                  Concat("must be a number of bytes up to ", high, ", like 4096, 64KiB or 1.5GiB"));
             }
             config.*field = *value;
             return absl::OkStatus();
           },
-          [=](const ServeConfig& config) { return absl::StrCat(config.*field); }};
+          [=](const ServeConfig& config) { return Concat(config.*field); }};
 }
 
 ServeOption Time(std::string name, absl::Duration ServeConfig::*field, absl::Duration low,
@@ -51,10 +51,10 @@ ServeOption Time(std::string name, absl::Duration ServeConfig::*field, absl::Dur
   return {std::move(name), "TIME", std::move(help),
           [=](ServeConfig& config, std::string_view text) -> absl::Status {
             absl::Duration value;
-            if (!absl::ParseDuration(text, &value) || value < low || value > high) {
+            if (!absl::ParseDuration(ToAbsl(text), &value) || value < low || value > high) {
               return absl::InvalidArgumentError(
-                  absl::StrCat("must be a time in [", absl::FormatDuration(low), ", ",
-                               absl::FormatDuration(high), "], like 500ms, 30s or 2m"));
+                  Concat("must be a time in [", absl::FormatDuration(low), ", ",
+                         absl::FormatDuration(high), "], like 500ms, 30s or 2m"));
             }
             config.*field = value;
             return absl::OkStatus();
@@ -81,7 +81,7 @@ ServeOption Choice(std::string name, std::string ServeConfig::*field,
   return {std::move(name), value, std::move(help),
           [=](ServeConfig& config, std::string_view text) -> absl::Status {
             if (std::find(choices.begin(), choices.end(), text) == choices.end()) {
-              return absl::InvalidArgumentError(absl::StrCat("must be one of ", value));
+              return absl::InvalidArgumentError(Concat("must be one of ", value));
             }
             config.*field = std::string(text);
             return absl::OkStatus();
@@ -111,7 +111,7 @@ ServeOption Endpoint(std::string name, std::string ServeConfig::*field, bool may
             if (!(may_be_off && text == "off")) {
               if (absl::StatusOr<HostPort> parsed = ParseHostPort(text); !parsed.ok()) {
                 return absl::InvalidArgumentError(
-                    absl::StrCat(parsed.status().message(), may_be_off ? ", or off" : ""));
+                    Concat(parsed.status().message(), may_be_off ? ", or off" : ""));
               }
             }
             config.*field = std::string(text);
@@ -216,9 +216,7 @@ std::vector<ServeOption> MakeServeOptions() {
 
 }  // namespace
 
-std::string ServeOption::env() const {
-  return absl::StrCat("WINNOW_", absl::AsciiStrToUpper(yaml()));
-}
+std::string ServeOption::env() const { return Concat("WINNOW_", absl::AsciiStrToUpper(yaml())); }
 
 std::string ServeOption::yaml() const { return absl::StrReplaceAll(name, {{"-", "_"}}); }
 

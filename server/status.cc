@@ -3,11 +3,11 @@
 #include <grpcpp/support/status.h>
 
 #include "absl/strings/cord.h"
-#include "absl/strings/str_cat.h"
 #include "google/protobuf/util/time_util.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
 #include "kernels/check.h"
+#include "server/strings.h"
 #include "server/utf8.h"
 
 namespace winnow::server {
@@ -21,14 +21,13 @@ constexpr char kTypePrefix[] = "type.googleapis.com/";
 
 template <typename Message>
 void SetDetail(absl::Status& status, const Message& message) {
-  status.SetPayload(absl::StrCat(kTypePrefix, Message::descriptor()->full_name()),
+  status.SetPayload(Concat(kTypePrefix, Message::descriptor()->full_name()),
                     absl::Cord(message.SerializeAsString()));
 }
 
 template <typename Message>
 bool GetDetail(const absl::Status& status, Message& message) {
-  const auto payload =
-      status.GetPayload(absl::StrCat(kTypePrefix, Message::descriptor()->full_name()));
+  const auto payload = status.GetPayload(Concat(kTypePrefix, Message::descriptor()->full_name()));
   return payload.has_value() && message.ParseFromString(std::string(*payload));
 }
 
@@ -49,8 +48,6 @@ const char* DefaultReason(absl::StatusCode code) {
       return "DEADLINE";
     case absl::StatusCode::kCancelled:
       return "CANCELLED";
-    case absl::StatusCode::kAborted:
-      return "SLOW_READER";
     default:
       return "INTERNAL";
   }
@@ -67,8 +64,8 @@ void Violations::Add(std::string_view field, std::string_view description) {
 
 absl::Status Violations::ToStatus() const {
   if (empty()) return absl::OkStatus();
-  std::string text = absl::StrCat(kept_[0].field, ": ", kept_[0].description);
-  if (total_ > 1) absl::StrAppend(&text, " (and ", total_ - 1, " more)");
+  std::string text = Concat(kept_[0].field, ": ", kept_[0].description);
+  if (total_ > 1) Append(text, " (and ", total_ - 1, " more)");
   absl::Status status = ErrorWithReason(absl::StatusCode::kInvalidArgument, "INVALID_FIELD", text);
   google::rpc::BadRequest details;
   size_t bytes = 0;
@@ -92,7 +89,7 @@ absl::Status InvalidField(std::string_view field, std::string_view description) 
 absl::Status ErrorWithReason(absl::StatusCode code, std::string_view reason,
                              std::string_view message) {
   WINNOW_CHECK(code != absl::StatusCode::kOk);
-  absl::Status status(code, message);
+  absl::Status status(code, ToAbsl(message));
   google::rpc::ErrorInfo info;
   info.set_reason(std::string(reason));
   info.set_domain("winnow");
@@ -109,6 +106,7 @@ absl::Status WithRetryAfter(absl::Status status, absl::Duration delay) {
 }
 
 std::string ReasonOf(const absl::Status& status) {
+  if (status.ok()) return "";
   google::rpc::ErrorInfo info;
   return GetDetail(status, info) ? info.reason() : DefaultReason(status.code());
 }
@@ -117,7 +115,7 @@ google::rpc::Status ToRpcStatus(const absl::Status& status) {
   WINNOW_CHECK(!status.ok());
   google::rpc::Status out;
   out.set_code(static_cast<int>(status.code()));
-  out.set_message(CleanUtf8(status.message(), kMaxMessageBytes));
+  out.set_message(CleanUtf8(ToStd(status.message()), kMaxMessageBytes));
   google::rpc::ErrorInfo info;
   if (!GetDetail(status, info)) {
     info.set_reason(DefaultReason(status.code()));
@@ -137,8 +135,8 @@ grpc::Status ToGrpcStatus(const absl::Status& status) {
 }
 
 std::string DescribeGrpcStatus(const grpc::Status& status) {
-  std::string out = absl::StrCat(StatusCodeName(static_cast<absl::StatusCode>(status.error_code())),
-                                 ": ", status.error_message());
+  std::string out = Concat(StatusCodeName(static_cast<absl::StatusCode>(status.error_code())), ": ",
+                           status.error_message());
   google::rpc::Status rpc;
   if (!rpc.ParseFromString(status.error_details())) return out;
   for (const auto& any : rpc.details()) {
@@ -146,14 +144,14 @@ std::string DescribeGrpcStatus(const grpc::Status& status) {
     google::rpc::BadRequest bad;
     google::rpc::RetryInfo retry;
     if (any.UnpackTo(&info)) {
-      absl::StrAppend(&out, "\n  reason: ", info.reason());
+      Append(out, "\n  reason: ", info.reason());
     } else if (any.UnpackTo(&bad)) {
       for (const auto& violation : bad.field_violations()) {
-        absl::StrAppend(&out, "\n  ", violation.field(), ": ", violation.description());
+        Append(out, "\n  ", violation.field(), ": ", violation.description());
       }
     } else if (any.UnpackTo(&retry)) {
-      absl::StrAppend(&out, "\n  retry after ",
-                      google::protobuf::util::TimeUtil::ToString(retry.retry_delay()));
+      Append(out, "\n  retry after ",
+             google::protobuf::util::TimeUtil::ToString(retry.retry_delay()));
     }
   }
   return out;

@@ -55,7 +55,7 @@ absl::Status WithRetryAfter(absl::Status status, absl::Duration delay);
 // header; details complete. REQUIRES: not OK.
 google::rpc::Status ToRpcStatus(const absl::Status& status);
 
-// The reason in the status's ErrorInfo, or the one that fits its code.
+// The reason in the status's ErrorInfo, or the one that fits its code; "" if OK.
 std::string ReasonOf(const absl::Status& status);
 
 // OK turns into OK.

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "absl/strings/str_cat.h"
 #include "engine/status_macros.h"
 #include "kernels/check.h"
 #include "server/status.h"
+#include "server/strings.h"
 #include "server/utf8.h"
 #include "winnow/v1/inference.pb.h"
 
@@ -17,13 +17,13 @@ namespace {
 template <typename T>
 void CheckRange(Violations& violations, std::string_view field, T value, T low, T high) {
   if (!(value >= low && value <= high)) {
-    violations.Add(field, absl::StrCat("must be in [", low, ", ", high, "], is ", value));
+    violations.Add(field, Concat("must be in [", low, ", ", high, "], is ", value));
   }
 }
 
 void CheckUtf8(Violations& violations, std::string_view field, std::string_view text) {
   if (const auto offset = InvalidUtf8At(text)) {
-    violations.Add(field, absl::StrCat("is not UTF-8 at byte ", *offset));
+    violations.Add(field, Concat("is not UTF-8 at byte ", *offset));
   }
 }
 
@@ -32,8 +32,8 @@ template <typename Ids>
 void CheckIds(Violations& violations, std::string_view field, const Ids& ids, int32_t vocab_size) {
   for (int i = 0; i < ids.size(); ++i) {
     if (ids.Get(i) < 0 || ids.Get(i) >= vocab_size) {
-      violations.Add(absl::StrCat(field, "[", i, "]"),
-                     absl::StrCat("token id ", ids.Get(i), " is not in [0, ", vocab_size, ")"));
+      violations.Add(Concat(field, "[", i, "]"),
+                     Concat("token id ", ids.Get(i), " is not in [0, ", vocab_size, ")"));
       return;
     }
   }
@@ -44,8 +44,8 @@ void CheckText(Violations& violations, const v1::TextPrompt& text, const Request
   if (size == 0) {
     violations.Add("text.text", "must not be empty");
   } else if (size > limits.max_prompt_bytes) {
-    violations.Add("text.text", absl::StrCat("has ", size, " bytes, may have at most ",
-                                             limits.max_prompt_bytes));
+    violations.Add("text.text",
+                   Concat("has ", size, " bytes, may have at most ", limits.max_prompt_bytes));
   } else {
     CheckUtf8(violations, "text.text", text.text());
   }
@@ -56,9 +56,8 @@ void CheckTokens(Violations& violations, const v1::TokenPrompt& tokens,
   if (tokens.ids_size() == 0) {
     violations.Add("tokens.ids", "must not be empty");
   } else if (tokens.ids_size() >= limits.max_context) {
-    violations.Add("tokens.ids",
-                   absl::StrCat("has ", tokens.ids_size(), " tokens; the context holds ",
-                                limits.max_context, " with at least one of the answer"));
+    violations.Add("tokens.ids", Concat("has ", tokens.ids_size(), " tokens; the context holds ",
+                                        limits.max_context, " with at least one of the answer"));
   } else {
     CheckIds(violations, "tokens.ids", tokens.ids(), limits.vocab_size);
   }
@@ -70,8 +69,8 @@ void CheckChat(Violations& violations, const v1::ChatPrompt& chat, const Request
     return;
   }
   if (chat.messages_size() > kMaxMessages) {
-    violations.Add("chat.messages", absl::StrCat("has ", chat.messages_size(),
-                                                 " messages, may have at most ", kMaxMessages));
+    violations.Add("chat.messages", Concat("has ", chat.messages_size(),
+                                           " messages, may have at most ", kMaxMessages));
     return;
   }
   int64_t bytes = 0;
@@ -79,16 +78,16 @@ void CheckChat(Violations& violations, const v1::ChatPrompt& chat, const Request
     bytes += static_cast<int64_t>(message.content().size());
   }
   if (bytes > limits.max_prompt_bytes) {
-    violations.Add("chat.messages", absl::StrCat("have ", bytes, " bytes, may have at most ",
-                                                 limits.max_prompt_bytes));
+    violations.Add("chat.messages",
+                   Concat("have ", bytes, " bytes, may have at most ", limits.max_prompt_bytes));
     return;
   }
   for (int i = 0; i < chat.messages_size(); ++i) {
     const v1::ChatMessage& message = chat.messages(i);
-    const std::string path = absl::StrCat("chat.messages[", i, "]");
+    const std::string path = Concat("chat.messages[", i, "]");
     if (message.role() != "system" && message.role() != "user" && message.role() != "assistant") {
-      violations.Add(path + ".role", absl::StrCat("must be system, user or assistant, is \"",
-                                                  CleanUtf8(message.role(), kMaxRoleBytes), "\""));
+      violations.Add(path + ".role", Concat("must be system, user or assistant, is \"",
+                                            CleanUtf8(message.role(), kMaxRoleBytes), "\""));
     }
     CheckUtf8(violations, path + ".content", message.content());
   }
@@ -106,7 +105,7 @@ void CheckSampling(Violations& violations, const v1::SamplingOptions& in,
   CheckRange(violations, "sampling.temperature", out.temperature, 0.0f, kMaxTemperature);
   CheckRange(violations, "sampling.top_k", out.top_k, 0, kMaxTopK);
   if (!(out.top_p > 0 && out.top_p <= 1)) {
-    violations.Add("sampling.top_p", absl::StrCat("must be in (0, 1], is ", out.top_p));
+    violations.Add("sampling.top_p", Concat("must be in (0, 1], is ", out.top_p));
   }
   CheckRange(violations, "sampling.min_p", out.min_p, 0.0f, 1.0f);
   CheckRange(violations, "sampling.repetition_penalty", out.repetition_penalty,
@@ -116,15 +115,14 @@ void CheckSampling(Violations& violations, const v1::SamplingOptions& in,
   CheckRange(violations, "sampling.frequency_penalty", out.frequency_penalty, -kMaxPenalty,
              kMaxPenalty);
   if (in.logit_bias_size() > kMaxLogitBias) {
-    violations.Add(
-        "sampling.logit_bias",
-        absl::StrCat("has ", in.logit_bias_size(), " entries, may have at most ", kMaxLogitBias));
+    violations.Add("sampling.logit_bias", Concat("has ", in.logit_bias_size(),
+                                                 " entries, may have at most ", kMaxLogitBias));
     return;
   }
   for (const auto& [id, bias] : in.logit_bias()) {
-    const std::string path = absl::StrCat("sampling.logit_bias[", id, "]");
+    const std::string path = Concat("sampling.logit_bias[", id, "]");
     if (id < 0 || id >= limits.vocab_size) {
-      violations.Add(path, absl::StrCat("token id is not in [0, ", limits.vocab_size, ")"));
+      violations.Add(path, Concat("token id is not in [0, ", limits.vocab_size, ")"));
     }
     CheckRange(violations, path, bias, -kMaxLogitBiasValue, kMaxLogitBiasValue);
     out.logit_bias.emplace_back(id, bias);
@@ -147,16 +145,15 @@ void CheckStopping(Violations& violations, const v1::StoppingOptions& in,
     out.min_tokens = in.min_tokens();
   }
   if (in.stop_strings_size() > kMaxStopStrings) {
-    violations.Add("stopping.stop_strings",
-                   absl::StrCat("has ", in.stop_strings_size(), " strings, may have at most ",
-                                kMaxStopStrings));
+    violations.Add("stopping.stop_strings", Concat("has ", in.stop_strings_size(),
+                                                   " strings, may have at most ", kMaxStopStrings));
   } else {
     for (int i = 0; i < in.stop_strings_size(); ++i) {
-      const std::string path = absl::StrCat("stopping.stop_strings[", i, "]");
+      const std::string path = Concat("stopping.stop_strings[", i, "]");
       const std::string& text = in.stop_strings(i);
       if (text.empty() || text.size() > kMaxStopStringBytes) {
-        violations.Add(path, absl::StrCat("must have 1 to ", kMaxStopStringBytes, " bytes, has ",
-                                          text.size()));
+        violations.Add(path,
+                       Concat("must have 1 to ", kMaxStopStringBytes, " bytes, has ", text.size()));
       } else {
         CheckUtf8(violations, path, text);
       }
@@ -164,9 +161,8 @@ void CheckStopping(Violations& violations, const v1::StoppingOptions& in,
     }
   }
   if (in.stop_token_ids_size() > kMaxStopTokenIds) {
-    violations.Add("stopping.stop_token_ids",
-                   absl::StrCat("has ", in.stop_token_ids_size(), " ids, may have at most ",
-                                kMaxStopTokenIds));
+    violations.Add("stopping.stop_token_ids", Concat("has ", in.stop_token_ids_size(),
+                                                     " ids, may have at most ", kMaxStopTokenIds));
   } else {
     CheckIds(violations, "stopping.stop_token_ids", in.stop_token_ids(), limits.vocab_size);
     out.stop_token_ids.assign(in.stop_token_ids().begin(), in.stop_token_ids().end());
@@ -219,6 +215,7 @@ absl::StatusOr<CheckedGenerate> Validator::CheckGenerate(const v1::GenerateReque
   checked.request.sampling = limits_.default_sampling;
   CheckSampling(violations, message.sampling(), limits_, checked.request.sampling);
   CheckStopping(violations, message.stopping(), limits_, checked.request.stopping);
+  checked.seed_unset = !message.sampling().has_seed();
   checked.max_tokens_unset = !message.stopping().has_max_tokens();
   if (message.has_n()) {
     CheckRange(violations, "n", message.n(), 1, kMaxChoices);
@@ -231,14 +228,14 @@ absl::StatusOr<CheckedGenerate> Validator::CheckGenerate(const v1::GenerateReque
   }
   checked.request.policy = limits_.default_policy;
   if (message.policy().size() > kMaxPolicyBytes) {
-    violations.Add("policy", absl::StrCat("has ", message.policy().size(),
-                                          " bytes, may have at most ", kMaxPolicyBytes));
+    violations.Add("policy", Concat("has ", message.policy().size(), " bytes, may have at most ",
+                                    kMaxPolicyBytes));
   } else if (!message.policy().empty()) {
     absl::StatusOr<engine::AttentionPolicy> policy = engine::ParseAttentionPolicy(message.policy());
     if (policy.ok()) {
       checked.request.policy = *policy;
     } else {
-      violations.Add("policy", policy.status().message());
+      violations.Add("policy", ToStd(policy.status().message()));
     }
   }
   checked.request.skip_special_tokens = !message.show_special_tokens();
@@ -266,8 +263,7 @@ absl::Status Validator::CheckDetokenize(const v1::DetokenizeRequest& message) co
   Violations violations;
   const int64_t most = int64_t{4} * limits_.max_context;
   if (message.ids_size() > most) {
-    violations.Add("ids",
-                   absl::StrCat("has ", message.ids_size(), " ids, may have at most ", most));
+    violations.Add("ids", Concat("has ", message.ids_size(), " ids, may have at most ", most));
   } else {
     CheckIds(violations, "ids", message.ids(), limits_.vocab_size);
   }
@@ -298,15 +294,13 @@ absl::Status Validator::TokenizePrompt(const v1::GenerateRequest& message,
   // A tokenizer may know tokens that the model has no row for.
   for (const int32_t id : prompt) {
     if (id < 0 || id >= limits_.vocab_size) {
-      return InvalidField(field,
-                          absl::StrCat("makes token ", id, ", which the model does not have"));
+      return InvalidField(field, Concat("makes token ", id, ", which the model does not have"));
     }
   }
   const int64_t room = limits_.max_context - tokens;
   if (room < 1) {
-    return InvalidField(
-        field, absl::StrCat("makes ", tokens, " tokens; the context holds ", limits_.max_context,
-                            " with at least one of the answer"));
+    return InvalidField(field, Concat("makes ", tokens, " tokens; the context holds ",
+                                      limits_.max_context, " with at least one of the answer"));
   }
   engine::StoppingOptions& stopping = checked.request.stopping;
   if (checked.max_tokens_unset) {
@@ -318,13 +312,13 @@ absl::Status Validator::TokenizePrompt(const v1::GenerateRequest& message,
   if (stopping.max_tokens > room) {
     return InvalidField(
         "stopping.max_tokens",
-        absl::StrCat("is ", stopping.max_tokens, "; the prompt has ", tokens, " tokens and leaves ",
-                     room, " of the context's ", limits_.max_context));
+        Concat("is ", stopping.max_tokens, "; the prompt has ", tokens, " tokens and leaves ", room,
+               " of the context's ", limits_.max_context));
   }
   if (stopping.min_tokens > stopping.max_tokens) {
     return InvalidField("stopping.min_tokens",
-                        absl::StrCat("is ", stopping.min_tokens, "; at most ", stopping.max_tokens,
-                                     " tokens will be generated"));
+                        Concat("is ", stopping.min_tokens, "; at most ", stopping.max_tokens,
+                               " tokens will be generated"));
   }
   return absl::OkStatus();
 }
@@ -337,7 +331,7 @@ absl::StatusOr<std::vector<int32_t>> Validator::TokenizePrompt(
 absl::StatusOr<std::vector<int32_t>> Validator::TokenizeText(const v1::TextPrompt& text) const {
   const bool add_special = !text.has_add_special_tokens() || text.add_special_tokens();
   auto ids = tokenizer_.Encode(text.text(), add_special, /*parse_special=*/false);
-  if (!ids.ok()) return InvalidField("text.text", ids.status().message());
+  if (!ids.ok()) return InvalidField("text.text", ToStd(ids.status().message()));
   return ids;
 }
 
@@ -350,17 +344,17 @@ absl::StatusOr<std::vector<int32_t>> Validator::TokenizeChat(const v1::ChatPromp
   const bool open_turn = !chat.has_add_generation_prompt() || chat.add_generation_prompt();
   auto rendered = chat_template_.Render(messages, open_turn);
   if (absl::IsInvalidArgument(rendered.status())) {
-    return InvalidField("chat.messages", rendered.status().message());
+    return InvalidField("chat.messages", ToStd(rendered.status().message()));
   }
   if (absl::IsFailedPrecondition(rendered.status())) {
     return ErrorWithReason(absl::StatusCode::kFailedPrecondition, "NO_CHAT_TEMPLATE",
-                           rendered.status().message());
+                           ToStd(rendered.status().message()));
   }
   WINNOW_RETURN_IF_ERROR(rendered.status());
   const std::vector<engine::TextSegment> segments = rendered->Segments();
   // The template has written the beginning-of-sequence token itself, if it wants one.
   auto ids = tokenizer_.Encode(segments, /*add_special_tokens=*/false);
-  if (!ids.ok()) return InvalidField("chat.messages", ids.status().message());
+  if (!ids.ok()) return InvalidField("chat.messages", ToStd(ids.status().message()));
   return ids;
 }
 
@@ -372,7 +366,7 @@ absl::Status Validator::CheckTenant(std::string_view tenant) {
   if (good) return absl::OkStatus();
   return ErrorWithReason(
       absl::StatusCode::kInvalidArgument, "INVALID_METADATA",
-      absl::StrCat("x-winnow-tenant must be 1 to ", kMaxTenantBytes, " of [A-Za-z0-9._-]"));
+      Concat("x-winnow-tenant must be 1 to ", kMaxTenantBytes, " of [A-Za-z0-9._-]"));
 }
 
 uint64_t SeedOfChoice(uint64_t seed, int32_t choice) {

@@ -67,11 +67,12 @@ int64_t DefaultMaxPromptBytes(int32_t max_context);
 int64_t DefaultMaxMessageBytes(const RequestLimits& limits);
 
 // A generation that passed. `request` lacks the prompt's tokens, max_tokens if `max_tokens_unset`,
-// and what the service gives it: id, tenant, arrival, deadline.
+// the seed if `seed_unset`, and what the service gives it: id, tenant, arrival, deadline.
 struct CheckedGenerate {
   engine::Request request;
   int32_t n = 1;
   bool max_tokens_unset = false;
+  bool seed_unset = false;
 };
 
 class Validator {

@@ -1,0 +1,36 @@
+// TLS for the gRPC port. The files are checked at start, so that a server never comes up plaintext,
+// or with a certificate that every client will refuse.
+#ifndef WINNOW_SERVER_CREDENTIALS_H_
+#define WINNOW_SERVER_CREDENTIALS_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "server/config.h"
+
+namespace grpc {
+class ChannelCredentials;
+class ServerCredentials;
+}  // namespace grpc
+
+namespace winnow::server {
+
+// Plaintext if the configuration has no certificate (CheckConfig decides whether it may). The files
+// are read again every minute: a renewed certificate needs no restart.
+// InvalidArgument names the file: cannot be read, not PEM, key and certificate do not belong
+// together, expired, not valid yet.
+absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeServerCredentials(
+    const ServeConfig& config);
+
+// A client's side. All empty: plaintext. `ca`: whom to trust; `cert` and `key`: who we are.
+struct ClientTls {
+  bool tls = false;  // without `ca`: the system's authorities
+  std::string ca, cert, key;
+};
+absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> MakeChannelCredentials(
+    const ClientTls& tls);
+
+}  // namespace winnow::server
+
+#endif  // WINNOW_SERVER_CREDENTIALS_H_

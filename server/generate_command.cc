@@ -1,0 +1,311 @@
+// `winnow generate`: one request to a running server, for people and scripts.
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <sstream>
+
+#include "CLI/CLI.hpp"
+#include "engine/status_macros.h"
+#include "nlohmann/json.hpp"
+#include "server/client.h"
+#include "server/commands.h"
+#include "server/strings.h"
+
+namespace winnow::server {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// CLI11 sets what was given; the rest stays unset in the request, so that the server's defaults
+// hold.
+struct Flags {
+  ClientOptions client;
+  std::optional<std::string> prompt, prompt_file, chat_file, tokens;
+  bool raw = false;
+  std::optional<float> temperature, top_p, min_p, repetition_penalty, presence_penalty,
+      frequency_penalty;
+  std::optional<int32_t> top_k, max_tokens, min_tokens, n, top_logprobs;
+  std::optional<uint64_t> seed;
+  std::vector<std::string> logit_bias, stop;
+  std::vector<int32_t> stop_ids;
+  bool ignore_eos = false, include_stop = false, show_special = false, json = false;
+  std::string policy;
+};
+
+absl::StatusOr<std::string> ReadFile(const std::string& path) {
+  if (path == "-") {
+    return std::string(std::istreambuf_iterator<char>(std::cin), {});
+  }
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  if (!file) return absl::NotFoundError(Concat(path, ": cannot be read"));
+  return std::move(text).str();
+}
+
+absl::Status ReadChat(const std::string& path, v1::ChatPrompt& chat) {
+  WINNOW_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const Json& messages = json.is_object() && json.contains("messages") ? json.at("messages") : json;
+  const absl::Status bad = absl::InvalidArgumentError(Concat(
+      path,
+      ": must be JSON: a list of {\"role\": ..., \"content\": ...}, or an object with such a "
+      "list as \"messages\""));
+  if (!messages.is_array()) return bad;
+  for (const Json& message : messages) {
+    if (!message.is_object()) return bad;
+    for (const auto& [key, value] : message.items()) {
+      if ((key != "role" && key != "content") || !value.is_string()) return bad;
+    }
+    if (!message.contains("role") || !message.contains("content")) return bad;
+    v1::ChatMessage& out = *chat.add_messages();
+    out.set_role(message.at("role").get<std::string>());
+    out.set_content(message.at("content").get<std::string>());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadTokens(const std::string& text, v1::TokenPrompt& tokens) {
+  std::istringstream in(text);
+  std::string word;
+  while (std::getline(in, word, ',')) {
+    size_t end = 0;
+    try {
+      tokens.add_ids(std::stoi(word, &end));
+    } catch (const std::exception&) {
+      end = 0;
+    }
+    if (end == 0 || end != word.size()) {
+      return absl::InvalidArgumentError("--tokens: must be token ids with commas between");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadLogitBias(const std::string& text, v1::SamplingOptions& sampling) {
+  const size_t colon = text.find(':');
+  try {
+    if (colon != text.npos) {
+      size_t id_end = 0, bias_end = 0;
+      const std::string id = text.substr(0, colon), bias = text.substr(colon + 1);
+      const int32_t key = std::stoi(id, &id_end);
+      const float value = std::stof(bias, &bias_end);
+      if (id_end == id.size() && bias_end == bias.size()) {
+        (*sampling.mutable_logit_bias())[key] = value;
+        return absl::OkStatus();
+      }
+    }
+  } catch (const std::exception&) {
+  }
+  return absl::InvalidArgumentError(Concat("--logit-bias ", text, ": must be ID:BIAS"));
+}
+
+absl::StatusOr<v1::GenerateRequest> MakeRequest(const Flags& flags) {
+  v1::GenerateRequest request;
+  if (flags.prompt.has_value()) {
+    request.mutable_text()->set_text(*flags.prompt);
+  } else if (flags.prompt_file.has_value()) {
+    WINNOW_ASSIGN_OR_RETURN(*request.mutable_text()->mutable_text(), ReadFile(*flags.prompt_file));
+  } else if (flags.chat_file.has_value()) {
+    WINNOW_RETURN_IF_ERROR(ReadChat(*flags.chat_file, *request.mutable_chat()));
+  } else {
+    WINNOW_RETURN_IF_ERROR(ReadTokens(flags.tokens.value_or(""), *request.mutable_tokens()));
+  }
+  if (flags.raw) {
+    if (!request.has_text()) {
+      return absl::InvalidArgumentError("--raw is for --prompt and --prompt-file");
+    }
+    request.mutable_text()->set_add_special_tokens(false);
+  }
+  v1::SamplingOptions& sampling = *request.mutable_sampling();
+  if (flags.temperature) sampling.set_temperature(*flags.temperature);
+  if (flags.top_k) sampling.set_top_k(*flags.top_k);
+  if (flags.top_p) sampling.set_top_p(*flags.top_p);
+  if (flags.min_p) sampling.set_min_p(*flags.min_p);
+  if (flags.repetition_penalty) sampling.set_repetition_penalty(*flags.repetition_penalty);
+  if (flags.presence_penalty) sampling.set_presence_penalty(*flags.presence_penalty);
+  if (flags.frequency_penalty) sampling.set_frequency_penalty(*flags.frequency_penalty);
+  if (flags.seed) sampling.set_seed(*flags.seed);
+  for (const std::string& bias : flags.logit_bias) {
+    WINNOW_RETURN_IF_ERROR(ReadLogitBias(bias, sampling));
+  }
+  v1::StoppingOptions& stopping = *request.mutable_stopping();
+  if (flags.max_tokens) stopping.set_max_tokens(*flags.max_tokens);
+  if (flags.min_tokens) stopping.set_min_tokens(*flags.min_tokens);
+  for (const std::string& stop : flags.stop) stopping.add_stop_strings(stop);
+  stopping.mutable_stop_token_ids()->Assign(flags.stop_ids.begin(), flags.stop_ids.end());
+  stopping.set_ignore_eos(flags.ignore_eos);
+  stopping.set_include_stop(flags.include_stop);
+  if (flags.n) request.set_n(*flags.n);
+  if (flags.top_logprobs) request.set_top_logprobs(*flags.top_logprobs);
+  request.set_policy(flags.policy);
+  request.set_show_special_tokens(flags.show_special);
+  return request;
+}
+
+Json UsageJson(const v1::Usage& usage) {
+  return {{"prompt_tokens", usage.prompt_tokens()},
+          {"cached_tokens", usage.cached_tokens()},
+          {"generated_tokens", usage.generated_tokens()},
+          {"preemptions", usage.preemptions()},
+          {"kv_read_bytes",
+           {{"fast", usage.kv_read_bytes().fast()},
+            {"host", usage.kv_read_bytes().host()},
+            {"disk", usage.kv_read_bytes().disk()}}},
+          {"kv_dense_bytes", usage.kv_dense_bytes()},
+          {"selected_rows", usage.selected_rows()},
+          {"queue_seconds", usage.queue_seconds()},
+          {"time_to_first_token_seconds", usage.time_to_first_token_seconds()},
+          {"total_seconds", usage.total_seconds()}};
+}
+
+std::string_view ReasonName(v1::FinishReason reason) {
+  switch (reason) {
+    case v1::FINISH_REASON_STOP_TOKEN:
+      return "stop_token";
+    case v1::FINISH_REASON_STOP_STRING:
+      return "stop_string";
+    case v1::FINISH_REASON_MAX_TOKENS:
+      return "max_tokens";
+    default:
+      return "unknown";
+  }
+}
+
+// One choice as --json prints it, put together from its messages.
+class ChoiceJson {
+ public:
+  void Add(const v1::GenerateResponse& message, bool logprobs) {
+    text_ += message.text();
+    for (const v1::Token& token : message.tokens()) {
+      ids_.push_back(token.id());
+      if (!logprobs) continue;
+      Json top = Json::array();
+      for (const v1::TokenLogprob& likely : token.top()) {
+        top.push_back(
+            {{"id", likely.id()}, {"logprob", likely.logprob()}, {"text", likely.text()}});
+      }
+      logprobs_.push_back({{"id", token.id()}, {"logprob", token.logprob()}, {"top", top}});
+    }
+    if (message.has_finish()) finish_ = message.finish();
+  }
+
+  Json Print(bool logprobs) const {
+    Json out = {{"text", text_}, {"finish_reason", ReasonName(finish_.reason())}};
+    if (!finish_.stop_string().empty()) out["stop_string"] = finish_.stop_string();
+    if (finish_.has_stop_token_id()) out["stop_token_id"] = finish_.stop_token_id();
+    out["token_ids"] = ids_;
+    if (logprobs) out["logprobs"] = logprobs_;
+    out["usage"] = UsageJson(finish_.usage());
+    return out;
+  }
+
+ private:
+  std::string text_;
+  std::vector<int32_t> ids_;
+  Json logprobs_ = Json::array();
+  v1::Finish finish_;
+};
+
+int Generate(const Flags& flags) {
+  const auto usage_error = [](const absl::Status& status) {
+    std::cerr << "winnow generate: " << status.message() << std::endl;
+    return kExitUsage;
+  };
+  const auto request = MakeRequest(flags);
+  if (!request.ok()) return usage_error(request.status());
+  const auto client = Client::Create(flags.client);
+  if (!client.ok()) return usage_error(client.status());
+
+  const bool logprobs = request->has_top_logprobs();
+  const size_t n = request->has_n() ? std::max(request->n(), 1) : 1;
+  std::vector<ChoiceJson> choices(n);
+  bool output_broken = false;
+  const CallResult result = (*client)->Generate(*request, [&](const v1::GenerateResponse& message) {
+    const auto choice = static_cast<size_t>(message.choice());
+    if (flags.json || n > 1) {
+      if (choice < choices.size()) choices[choice].Add(message, logprobs);
+    } else {
+      std::cout << message.text() << std::flush;
+      output_broken = !std::cout;  // nobody reads: stop the server's work, too
+    }
+    return !output_broken;
+  });
+  if (!result.ok() && !output_broken) {
+    if (!flags.json && n == 1) std::cout << std::endl;
+    std::cerr << "winnow generate: " << result.description << std::endl;
+    return result.exit_code();
+  }
+  if (flags.json) {
+    // One choice is printed flat; more are a list, with what they all share written in each.
+    if (n == 1) {
+      std::cout << choices[0].Print(logprobs).dump() << std::endl;
+    } else {
+      Json all = Json::array();
+      for (const ChoiceJson& choice : choices) all.push_back(choice.Print(logprobs));
+      std::cout << Json({{"choices", all}}).dump() << std::endl;
+    }
+  } else if (n > 1) {
+    for (size_t i = 0; i < n; ++i) {
+      std::cout << "[" << i << "] " << choices[i].Print(false).at("text").get<std::string>()
+                << "\n";
+    }
+    std::cout << std::flush;
+  } else {
+    std::cout << std::endl;
+  }
+  return std::cout ? kExitOk : kExitFailure;
+}
+
+}  // namespace
+
+void AddGenerateCommand(CLI::App& app, int* exit_code) {
+  CLI::App* command = app.add_subcommand("generate", "Ask a running server to continue a prompt");
+  auto flags = std::make_shared<Flags>();
+  AddClientFlags(*command, &flags->client);
+  CLI::Option_group* prompt = command->add_option_group("prompt");
+  prompt->add_option("--prompt", flags->prompt, "text to continue");
+  prompt->add_option("--prompt-file", flags->prompt_file, "text to continue; - is standard input")
+      ->type_name("FILE");
+  prompt
+      ->add_option("--chat-file", flags->chat_file,
+                   "JSON list of {\"role\", \"content\"}; - is standard input")
+      ->type_name("FILE");
+  prompt->add_option("--tokens", flags->tokens, "token ids to continue, with commas between")
+      ->type_name("IDS");
+  prompt->require_option(1);
+  command->add_flag("--raw", flags->raw, "put no beginning-of-sequence token before the text");
+
+  command->add_option("--temperature", flags->temperature, "0: greedy");
+  command->add_option("--top-k", flags->top_k, "0: off");
+  command->add_option("--top-p", flags->top_p, "in (0, 1]");
+  command->add_option("--min-p", flags->min_p, "in [0, 1]");
+  command->add_option("--repetition-penalty", flags->repetition_penalty, "1: off");
+  command->add_option("--presence-penalty", flags->presence_penalty, "0: off");
+  command->add_option("--frequency-penalty", flags->frequency_penalty, "0: off");
+  command
+      ->add_option("--logit-bias", flags->logit_bias, "added to a token's logit; may be repeated")
+      ->type_name("ID:BIAS");
+  command->add_option("--seed", flags->seed, "the same seed repeats the answer");
+  command->add_option("--n", flags->n, "how many answers");
+  command->add_option("--max-tokens", flags->max_tokens, "tokens of the answer, at most");
+  command->add_option("--min-tokens", flags->min_tokens, "no stop counts before this many");
+  command->add_option("--stop", flags->stop, "stop string; may be repeated");
+  command->add_option("--stop-id", flags->stop_ids, "stop token; may be repeated");
+  command->add_flag("--ignore-eos", flags->ignore_eos, "go on after the model's end tokens");
+  command->add_flag("--include-stop", flags->include_stop, "print the stop, too");
+  command->add_flag("--show-special", flags->show_special, "print control tokens");
+  command->add_option("--top-logprobs", flags->top_logprobs,
+                      "with --json: log-probabilities, with this many of the likeliest tokens");
+  command->add_option("--policy", flags->policy, "attention policy; empty: the server's");
+  command->add_flag("--json", flags->json,
+                    "print one object: text, finish_reason, token_ids, usage");
+  command->footer(
+      "What is not set has the server's default. Exit codes: 0 answered; 1 the server refused or "
+      "failed; 2 flags or files; 3 no server answered; 4 the deadline passed.");
+  command->callback([flags, exit_code] { *exit_code = Generate(*flags); });
+}
+
+}  // namespace winnow::server

@@ -1,0 +1,370 @@
+#include "server/generator.h"
+
+#include <algorithm>
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "kernels/check.h"
+#include "server/status.h"
+#include "server/strings.h"
+
+namespace winnow::server {
+namespace {
+
+double Seconds(engine::Duration duration) {
+  return std::chrono::duration<double>(duration).count();
+}
+
+v1::FinishReason ToProto(engine::FinishReason reason) {
+  switch (reason) {
+    case engine::FinishReason::kStopToken:
+      return v1::FINISH_REASON_STOP_TOKEN;
+    case engine::FinishReason::kStopString:
+      return v1::FINISH_REASON_STOP_STRING;
+    case engine::FinishReason::kMaxTokens:
+      return v1::FINISH_REASON_MAX_TOKENS;
+    default:
+      return v1::FINISH_REASON_UNSPECIFIED;
+  }
+}
+
+void ToProto(const engine::Usage& usage, v1::Usage& out) {
+  out.set_prompt_tokens(usage.prompt_tokens);
+  out.set_cached_tokens(usage.cached_tokens);
+  out.set_generated_tokens(usage.generated_tokens);
+  out.set_preemptions(usage.preemptions);
+  out.mutable_kv_read_bytes()->set_fast(usage.kv_read_bytes_fast);
+  out.set_kv_dense_bytes(usage.kv_dense_bytes);
+  out.set_selected_rows(usage.selected_rows);
+  out.set_queue_seconds(Seconds(usage.queue_time));
+  out.set_time_to_first_token_seconds(Seconds(usage.time_to_first_token));
+  out.set_total_seconds(Seconds(usage.total_time));
+}
+
+void AddUsage(const engine::Usage& usage, engine::Usage& sum) {
+  sum.prompt_tokens += usage.prompt_tokens;
+  sum.cached_tokens += usage.cached_tokens;
+  sum.generated_tokens += usage.generated_tokens;
+  sum.preemptions += usage.preemptions;
+  sum.queue_time = std::max(sum.queue_time, usage.queue_time);
+  sum.time_to_first_token = std::max(sum.time_to_first_token, usage.time_to_first_token);
+  sum.total_time = std::max(sum.total_time, usage.total_time);
+}
+
+// The status of an end that is not an answer.
+absl::Status StatusOfEnd(const engine::OutputEvent& event) {
+  switch (event.finish) {
+    case engine::FinishReason::kDeadline:
+      return ErrorWithReason(absl::StatusCode::kDeadlineExceeded, "DEADLINE",
+                             "the call's deadline passed");
+    case engine::FinishReason::kCancelled:
+      if (event.error_code == absl::StatusCode::kOk) {
+        return ErrorWithReason(absl::StatusCode::kCancelled, "CANCELLED", "cancelled");
+      }
+      if (event.error_code == absl::StatusCode::kUnavailable) {
+        return ErrorWithReason(absl::StatusCode::kUnavailable, "DRAINING", event.error);
+      }
+      return ErrorWithReason(event.error_code, "SLOW_READER", event.error);
+    default:
+      if (event.error_code == absl::StatusCode::kUnavailable) {
+        return ErrorWithReason(absl::StatusCode::kUnavailable, "ENGINE_FAILED", event.error);
+      }
+      return ErrorWithReason(event.error_code == absl::StatusCode::kOk ? absl::StatusCode::kInternal
+                                                                       : event.error_code,
+                             "INTERNAL", event.error);
+  }
+}
+
+std::string RandomPrefix() {
+  std::random_device random;
+  return absl::StrFormat("%08x", random());
+}
+
+}  // namespace
+
+Generation::Generation(Generator& owner, CallInfo info, std::function<void()> on_ready)
+    : owner_(owner),
+      info_(std::move(info)),
+      arrival_(owner.clock_.Now()),
+      name_(Concat(owner.name_prefix_, "-", owner.next_name_.fetch_add(1))),
+      on_ready_(std::move(on_ready)) {}
+
+void Generation::Schedule() {
+  if (scheduled_.exchange(true)) return;
+  const bool posted = owner_.deliver_.Post([self = shared_from_this()] {
+    // Before the call: an event that comes while on_ready takes the last one schedules anew.
+    self->scheduled_.store(false);
+    self->on_ready_();
+  });
+  // Each open generation is posted at most once, and their number is bounded.
+  WINNOW_CHECK(posted);
+}
+
+void Generation::Submit(const v1::GenerateRequest& message, CheckedGenerate checked) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!failure_.ok()) return;  // cancelled while it waited for this thread
+  }
+  absl::Status status;
+  if (info_.deadline.has_value() && *info_.deadline <= owner_.clock_.Now()) {
+    status = ErrorWithReason(absl::StatusCode::kDeadlineExceeded, "DEADLINE",
+                             "the call's deadline passed");
+  } else {
+    status = owner_.validator_.TokenizePrompt(message, checked);
+  }
+  absl::MutexLock lock(&mutex_);
+  if (!failure_.ok()) return;
+  // Under the lock, so that Cancel sees either no choice or all of them. The engine never calls
+  // back from inside Submit.
+  if (status.ok()) status = SubmitChoices(std::move(checked));
+  if (!status.ok()) Fail(std::move(status));
+}
+
+absl::Status Generation::SubmitChoices(CheckedGenerate checked) {
+  n_ = checked.n;
+  with_logprobs_ = checked.request.top_logprobs >= 0;
+  for (int32_t i = 0; i < checked.n; ++i) {
+    engine::Request request = i + 1 == checked.n ? std::move(checked.request) : checked.request;
+    const uint64_t seed = request.sampling.seed;
+    request.id = owner_.next_request_.fetch_add(1);
+    request.tenant = info_.tenant;
+    request.arrival = arrival_;
+    request.deadline = info_.deadline;
+    request.sampling.seed = SeedOfChoice(seed, i);
+    Choice choice;
+    choice.id = request.id;
+    choice.events = std::make_shared<engine::OutputQueue>(
+        owner_.options_.queue_events, [self = shared_from_this()] { self->Schedule(); },
+        [&engine = owner_.engine_] { engine.Wake(); });
+    if (absl::Status status = owner_.engine_.Submit(std::move(request), choice.events);
+        !status.ok()) {
+      return owner_.FromEngine(status);  // Fail cancels the choices before this one
+    }
+    choices_.push_back(std::move(choice));
+    ++open_choices_;
+  }
+  submitted_ = true;
+  return absl::OkStatus();
+}
+
+void Generation::Fail(absl::Status status) {
+  if (!failure_.ok()) return;
+  failure_ = std::move(status);
+  for (const Choice& choice : choices_) {
+    if (!choice.ended) owner_.engine_.Cancel(choice.id);
+  }
+  Schedule();
+}
+
+void Generation::Cancel() {
+  absl::MutexLock lock(&mutex_);
+  if (reported_) return;
+  // gRPC cancels a call whose deadline passed before the engine gets to say so.
+  if (info_.deadline.has_value() && *info_.deadline <= owner_.clock_.Now()) {
+    Fail(ErrorWithReason(absl::StatusCode::kDeadlineExceeded, "DEADLINE",
+                         "the call's deadline passed"));
+  } else {
+    Fail(ErrorWithReason(absl::StatusCode::kCancelled, "CANCELLED", "cancelled by the client"));
+  }
+}
+
+Generation::Item Generation::Take() {
+  absl::MutexLock lock(&mutex_);
+  if (reported_) return Nothing{};
+  // In turns, so that no choice starves the others of a slow reader.
+  for (size_t i = 0; failure_.ok() && i < choices_.size(); ++i) {
+    const size_t index = (next_choice_ + i) % choices_.size();
+    std::optional<v1::GenerateResponse> response = TakeFrom(static_cast<int32_t>(index));
+    if (!failure_.ok() || !response.has_value()) continue;
+    next_choice_ = index + 1;
+    return *std::move(response);
+  }
+  if (!failure_.ok()) {
+    Report(failure_);
+    return End{failure_};
+  }
+  if (submitted_ && open_choices_ == 0) {
+    Report(absl::OkStatus());
+    return End{absl::OkStatus()};
+  }
+  return Nothing{};
+}
+
+std::optional<v1::GenerateResponse> Generation::TakeFrom(int32_t index) {
+  Choice& choice = choices_[index];
+  if (choice.ended) return std::nullopt;
+  std::optional<v1::GenerateResponse> response;
+  while (std::optional<engine::OutputEvent> event = choice.events->Pop()) {
+    if (event->finish != engine::FinishReason::kNone) {
+      choice.ended = true;
+      --open_choices_;
+      AddUsage(event->usage, usage_);
+      const v1::FinishReason reason = ToProto(event->finish);
+      Append(finish_, finish_.empty() ? "" : ",", v1::FinishReason_Name(reason).substr(14));
+      if (reason == v1::FINISH_REASON_UNSPECIFIED) {
+        Fail(StatusOfEnd(*event));
+        return std::nullopt;
+      }
+    }
+    if (!response.has_value()) {
+      response.emplace();
+      response->set_choice(index);
+    }
+    AddEvent(*std::move(event), *response);
+    if (choice.ended) break;
+  }
+  return response;
+}
+
+void Generation::AddEvent(engine::OutputEvent event, v1::GenerateResponse& response) {
+  response.mutable_text()->append(event.text);
+  for (const engine::OutputToken& token : event.tokens) {
+    v1::Token& out = *response.add_tokens();
+    out.set_id(token.token);
+    if (!with_logprobs_) continue;
+    out.set_logprob(token.logprob);
+    for (const engine::TokenLogprob& likely : token.top) {
+      v1::TokenLogprob& top = *out.add_top();
+      top.set_id(likely.token);
+      top.set_logprob(likely.logprob);
+      top.set_text(owner_.tokenizer_.Decode({&likely.token, 1}, /*skip_special_tokens=*/false));
+    }
+  }
+  if (event.finish == engine::FinishReason::kNone) return;
+  v1::Finish& finish = *response.mutable_finish();
+  finish.set_reason(ToProto(event.finish));
+  finish.set_stop_string(event.stop_match);
+  if (event.finish == engine::FinishReason::kStopToken && !event.tokens.empty()) {
+    finish.set_stop_token_id(event.tokens.back().token);
+  }
+  ToProto(event.usage, *finish.mutable_usage());
+}
+
+void Generation::Report(const absl::Status& status) {
+  reported_ = true;
+  owner_.metrics_.CountRequest(status);
+  const LogLevel level =
+      status.code() == absl::StatusCode::kInternal ? LogLevel::kError : LogLevel::kInfo;
+  // Not the status's message: it may quote what the client sent.
+  owner_.log_.Event(level, "request",
+                    {{"id", name_},
+                     {"transport", info_.transport},
+                     {"tenant", info_.tenant},
+                     {"status", StatusCodeName(status.code())},
+                     {"reason", ReasonOf(status)},
+                     {"n", int64_t{n_}},
+                     {"finish", finish_},
+                     {"prompt_tokens", int64_t{usage_.prompt_tokens}},
+                     {"cached_tokens", int64_t{usage_.cached_tokens}},
+                     {"generated_tokens", int64_t{usage_.generated_tokens}},
+                     {"preemptions", int64_t{usage_.preemptions}},
+                     {"queue_seconds", Seconds(usage_.queue_time)},
+                     {"first_token_seconds", Seconds(usage_.time_to_first_token)},
+                     {"total_seconds", Seconds(owner_.clock_.Now() - arrival_)}});
+}
+
+void Generation::Close() {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!reported_) {
+      // The transport gave up without taking the end: nobody reads any more.
+      if (failure_.ok()) {
+        Fail(ErrorWithReason(absl::StatusCode::kCancelled, "CANCELLED", "the client went away"));
+      }
+      Report(failure_);
+    }
+  }
+  absl::MutexLock lock(&owner_.mutex_);
+  --owner_.calls_;
+}
+
+Generator::Generator(const Options& options, engine::Engine& engine, const Validator& validator,
+                     const engine::Tokenizer& tokenizer, Metrics& metrics, Log& log,
+                     const engine::Clock& clock)
+    : options_(options),
+      engine_(engine),
+      validator_(validator),
+      tokenizer_(tokenizer),
+      metrics_(metrics),
+      log_(log),
+      clock_(clock),
+      name_prefix_(RandomPrefix()),
+      // A closed generation may be posted once more while the engine ends its choices, so twice the
+      // calls would do; what is refused at the door is posted too.
+      deliver_(1, size_t{1} << 24),
+      tokenize_(options.tokenize_threads, options.max_tokenizing) {}
+
+Generator::~Generator() = default;
+
+std::shared_ptr<Generation> Generator::Start(v1::GenerateRequest message, CallInfo info,
+                                             std::function<void()> on_ready) {
+  std::shared_ptr<Generation> generation(
+      new Generation(*this, std::move(info), std::move(on_ready)));
+  bool too_many = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    ++calls_;
+    too_many = calls_ > options_.max_calls;
+  }
+  absl::Status status = generation->info_.refused;
+  if (status.ok()) {
+    absl::StatusOr<CheckedGenerate> checked = validator_.CheckGenerate(message);
+    status = checked.status();
+    if (status.ok() && too_many) status = Busy();
+    if (status.ok()) {
+      if (checked->seed_unset) {
+        std::random_device random;
+        checked->request.sampling.seed = (uint64_t{random()} << 32) | random();
+      }
+      // std::function must be copyable, so the message travels behind a pointer.
+      auto work = std::make_shared<std::pair<v1::GenerateRequest, CheckedGenerate>>(
+          std::move(message), *std::move(checked));
+      if (!tokenize_.Post(
+              [generation, work] { generation->Submit(work->first, std::move(work->second)); })) {
+        status = Busy();
+      }
+    }
+  }
+  if (!status.ok()) {
+    absl::MutexLock lock(&generation->mutex_);
+    generation->Fail(std::move(status));
+  }
+  return generation;
+}
+
+absl::Status Generator::FromEngine(const absl::Status& status) const {
+  if (absl::IsResourceExhausted(status)) {
+    return WithRetryAfter(ErrorWithReason(status.code(), "QUEUE_FULL", ToStd(status.message())),
+                          absl::FromChrono(engine_.RetryAfter()));
+  }
+  if (absl::IsUnavailable(status)) {
+    return ErrorWithReason(status.code(), engine_.stats().failed ? "ENGINE_FAILED" : "DRAINING",
+                           ToStd(status.message()));
+  }
+  if (absl::IsInvalidArgument(status)) return InvalidField("prompt", ToStd(status.message()));
+  return status;
+}
+
+absl::Status Generator::Busy() const {
+  return WithRetryAfter(ErrorWithReason(absl::StatusCode::kResourceExhausted, "QUEUE_FULL",
+                                        "too many calls are waiting"),
+                        absl::FromChrono(engine_.RetryAfter()));
+}
+
+size_t Generator::calls() const {
+  absl::MutexLock lock(&mutex_);
+  return calls_;
+}
+
+bool Generator::WaitIdle(absl::Duration timeout) {
+  absl::MutexLock lock(&mutex_);
+  return mutex_.AwaitWithTimeout(absl::Condition(this, &Generator::Idle), timeout);
+}
+
+bool Generator::PostTokenizing(std::function<void()> task) {
+  return tokenize_.Post(std::move(task));
+}
+
+}  // namespace winnow::server

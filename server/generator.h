@@ -1,0 +1,175 @@
+// Generation without a transport: what gRPC's Generate and the HTTP endpoint have in common.
+//
+// Life of a generation:
+//   1. Start checks the message (cheap, on the caller's thread) and posts the tokenising.
+//   2. A tokenising thread turns the prompt into ids and submits one engine request for each
+//   choice.
+//   3. The engine pushes events to each choice's OutputQueue. The delivering thread calls
+//   `on_ready`.
+//   4. The transport calls Take until there is nothing: messages, and once the end. What came since
+//      the last Take is one message: a slow reader gets fewer, longer ones.
+//   5. A transport that stops taking fills the queues; the engine pauses those sequences and in the
+//      end cancels them. That is all the back-pressure there is.
+//   6. The transport calls Close when the client has everything, or is gone. A drain waits for it.
+//
+// Whatever goes wrong comes out of Take as the end, exactly once. Cancel makes it come soon.
+#ifndef WINNOW_SERVER_GENERATOR_H_
+#define WINNOW_SERVER_GENERATOR_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "engine/clock.h"
+#include "engine/engine.h"
+#include "engine/output_queue.h"
+#include "engine/tokenizer.h"
+#include "server/executor.h"
+#include "server/log.h"
+#include "server/metrics.h"
+#include "server/validate.h"
+#include "winnow/v1/inference.pb.h"
+
+namespace winnow::server {
+
+// What a transport knows about a call beside its message.
+struct CallInfo {
+  std::string_view transport;  // "grpc" or "http", for the log
+  std::string tenant;
+  std::optional<engine::TimePoint> deadline;
+  // The transport's own verdict: not OK ends the generation before it starts, but counted and
+  // logged like every other.
+  absl::Status refused;
+};
+
+class Generator;
+
+class Generation : public std::enable_shared_from_this<Generation> {
+ public:
+  struct Nothing {};
+  struct End {
+    absl::Status status;
+  };
+  using Item = std::variant<Nothing, v1::GenerateResponse, End>;
+
+  // One thread at a time. After End it must not be called again.
+  Item Take();
+
+  // Any thread, any time. The engine forgets the choices; Take gives the end.
+  void Cancel();
+
+  // Once, by the transport.
+  void Close();
+
+  // For the client and the log.
+  const std::string& name() const { return name_; }
+
+ private:
+  friend class Generator;
+  struct Choice {
+    engine::RequestId id = 0;
+    std::shared_ptr<engine::OutputQueue> events;
+    bool ended = false;
+  };
+
+  Generation(Generator& owner, CallInfo info, std::function<void()> on_ready);
+
+  void Submit(const v1::GenerateRequest& message, CheckedGenerate checked);
+  absl::Status SubmitChoices(CheckedGenerate checked) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Fail(absl::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::optional<v1::GenerateResponse> TakeFrom(int32_t index) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AddEvent(engine::OutputEvent event, v1::GenerateResponse& response)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Report(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Schedule();
+
+  Generator& owner_;
+  const CallInfo info_;
+  const engine::TimePoint arrival_;
+  const std::string name_;
+  const std::function<void()> on_ready_;
+  std::atomic<bool> scheduled_ = false;  // on_ready is posted and has not begun
+
+  absl::Mutex mutex_;
+  std::vector<Choice> choices_ ABSL_GUARDED_BY(mutex_);
+  size_t next_choice_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t open_choices_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool with_logprobs_ ABSL_GUARDED_BY(mutex_) = false;
+  bool submitted_ ABSL_GUARDED_BY(mutex_) = false;
+  bool reported_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status failure_ ABSL_GUARDED_BY(mutex_);
+  engine::Usage usage_ ABSL_GUARDED_BY(mutex_);  // sums over choices; times of the slowest
+  int32_t n_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::string finish_ ABSL_GUARDED_BY(mutex_);  // reasons, for the log
+};
+
+class Generator {
+ public:
+  struct Options {
+    int tokenize_threads = 2;
+    size_t max_tokenizing = 256;  // generations that wait for a tokenising thread
+    size_t max_calls = 1024;      // generations that are not closed yet
+    size_t queue_events = 256;    // of one choice, before the engine pauses it
+  };
+
+  // All references must outlive the generator. It must outlive every generation: destroy it after
+  // the transports, and after the engine ended what it had.
+  Generator(const Options& options, engine::Engine& engine, const Validator& validator,
+            const engine::Tokenizer& tokenizer, Metrics& metrics, Log& log,
+            const engine::Clock& clock);
+  ~Generator();
+
+  // `on_ready` is called on the delivering thread whenever Take may have something, and never on
+  // the caller's stack. It should keep the transport's side alive by what it captured; it is kept
+  // until the engine has ended every choice.
+  std::shared_ptr<Generation> Start(v1::GenerateRequest message, CallInfo info,
+                                    std::function<void()> on_ready);
+
+  // Generations that are not closed.
+  size_t calls() const;
+  // Waits until there is none, or until `timeout` has passed; true if there is none.
+  bool WaitIdle(absl::Duration timeout);
+
+  // Other work for the tokenising threads; false when they are too busy.
+  [[nodiscard]] bool PostTokenizing(std::function<void()> task);
+  absl::Status Busy() const;  // what to answer then
+
+  const Validator& validator() const { return validator_; }
+  const engine::Tokenizer& tokenizer() const { return tokenizer_; }
+  const engine::Clock& clock() const { return clock_; }
+
+ private:
+  friend class Generation;
+  bool Idle() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return calls_ == 0; }
+  absl::Status FromEngine(const absl::Status& status) const;
+
+  const Options options_;
+  engine::Engine& engine_;
+  const Validator& validator_;
+  const engine::Tokenizer& tokenizer_;
+  Metrics& metrics_;
+  Log& log_;
+  const engine::Clock& clock_;
+  const std::string name_prefix_;  // tells processes apart in logs
+  std::atomic<uint64_t> next_name_ = 1;
+  std::atomic<engine::RequestId> next_request_ = 1;
+
+  mutable absl::Mutex mutex_;
+  size_t calls_ ABSL_GUARDED_BY(mutex_) = 0;
+
+  // Last: joined first, while everything that tasks use is there.
+  Executor deliver_;
+  Executor tokenize_;
+};
+
+}  // namespace winnow::server
+
+#endif  // WINNOW_SERVER_GENERATOR_H_

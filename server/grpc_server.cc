@@ -1,0 +1,95 @@
+#include "server/grpc_server.h"
+
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/resource_quota.h>
+#include <grpcpp/server.h>
+#include <grpcpp/server_builder.h>
+
+#include "server/credentials.h"
+#include "server/strings.h"
+
+namespace winnow::server {
+namespace {
+
+// Reflection for one server. InitProtoReflectionServerBuilderPlugin would turn it on for every
+// server that the process builds later.
+class ReflectionOption final : public grpc::ServerBuilderOption {
+ public:
+  void UpdateArguments(grpc::ChannelArguments*) override {}
+  void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
+    plugins->push_back(std::make_unique<grpc::reflection::ProtoServerReflectionPlugin>());
+  }
+};
+
+int Milliseconds(absl::Duration duration) {
+  return static_cast<int>(absl::ToInt64Milliseconds(duration));
+}
+
+}  // namespace
+
+class GrpcServer::Impl {
+ public:
+  std::unique_ptr<grpc::Server> server;
+};
+
+GrpcServer::GrpcServer(std::unique_ptr<Impl> impl, int port)
+    : impl_(std::move(impl)), port_(port) {}
+
+GrpcServer::~GrpcServer() { Shutdown(absl::ZeroDuration()); }
+
+absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const ServeConfig& config,
+                                                              int64_t max_message_bytes,
+                                                              InferenceService& inference) {
+  absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> credentials =
+      MakeServerCredentials(config);
+  if (!credentials.ok()) return credentials.status();
+
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::ServerBuilder builder;
+  int port = 0;
+  builder.AddListeningPort(config.listen, *credentials, &port);
+  builder.RegisterService(&inference.service());
+  if (config.reflection) builder.SetOption(std::make_unique<ReflectionOption>());
+
+  builder.SetMaxReceiveMessageSize(static_cast<int>(max_message_bytes));
+  builder.SetMaxSendMessageSize(-1);  // we bound what we send
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, static_cast<int>(config.max_streams));
+  builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE,
+                             static_cast<int>(config.max_metadata_bytes));
+  // Otherwise a second server on the same port starts, and the system splits the clients.
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, Milliseconds(config.keepalive_time));
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, Milliseconds(config.keepalive_timeout));
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
+                             Milliseconds(config.min_ping_interval));
+  // What requests in transit may take: gRPC slows down reading from clients that pass it.
+  grpc::ResourceQuota quota("winnow");
+  quota.Resize(static_cast<size_t>(max_message_bytes) * 16 + (size_t{256} << 20));
+  builder.SetResourceQuota(quota);
+
+  auto impl = std::make_unique<Impl>();
+  impl->server = builder.BuildAndStart();
+  if (impl->server == nullptr || port == 0) {
+    return absl::UnavailableError(Concat("cannot listen on ", config.listen));
+  }
+  std::unique_ptr<GrpcServer> server(new GrpcServer(std::move(impl), port));
+  server->SetServing(true);
+  return server;
+}
+
+void GrpcServer::SetServing(bool serving) {
+  grpc::HealthCheckServiceInterface* health = impl_->server->GetHealthCheckService();
+  health->SetServingStatus("", serving);
+  health->SetServingStatus(kInferenceServiceName, serving);
+}
+
+void GrpcServer::BeginDrain() { impl_->server->GetHealthCheckService()->Shutdown(); }
+
+void GrpcServer::Shutdown(absl::Duration grace) {
+  impl_->server->Shutdown(absl::ToChronoTime(absl::Now() + grace));
+  impl_->server->Wait();
+}
+
+}  // namespace winnow::server

@@ -1,0 +1,46 @@
+// The gRPC server around the services: address, credentials, limits, health, reflection.
+#ifndef WINNOW_SERVER_GRPC_SERVER_H_
+#define WINNOW_SERVER_GRPC_SERVER_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/config.h"
+#include "server/inference_service.h"
+
+namespace winnow::server {
+
+inline constexpr char kInferenceServiceName[] = "winnow.v1.InferenceService";
+
+class GrpcServer {
+ public:
+  // Listens and serves from now on; health says SERVING. `inference` must outlive the server.
+  // InvalidArgument: the TLS files. Unavailable: the address is taken or cannot be bound.
+  static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(const ServeConfig& config,
+                                                           int64_t max_message_bytes,
+                                                           InferenceService& inference);
+  // Cuts what is still running.
+  ~GrpcServer();
+
+  int port() const { return port_; }
+
+  // What the health service says for "" and the inference service; after BeginDrain always
+  // NOT_SERVING.
+  void SetServing(bool serving);
+  void BeginDrain();
+
+  // Takes no new calls, lets running ones end until `grace` has passed, and cuts the rest. Blocks.
+  void Shutdown(absl::Duration grace);
+
+ private:
+  class Impl;
+  explicit GrpcServer(std::unique_ptr<Impl> impl, int port);
+  std::unique_ptr<Impl> impl_;
+  int port_ = 0;
+};
+
+}  // namespace winnow::server
+
+#endif  // WINNOW_SERVER_GRPC_SERVER_H_

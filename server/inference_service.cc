@@ -1,0 +1,267 @@
+#include "server/inference_service.h"
+
+#include <grpc/support/time.h>
+#include <grpcpp/security/auth_context.h>
+#include <grpcpp/server_context.h>
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/server_callback.h>
+
+#include <utility>
+
+#include "absl/strings/cord.h"
+#include "server/status.h"
+#include "server/strings.h"
+#include "server/wire.h"
+#include "winnow/v1/inference.grpc.pb.h"
+
+namespace winnow::server {
+namespace {
+
+constexpr char kTenantKey[] = "x-winnow-tenant";
+constexpr char kRequestIdKey[] = "x-winnow-request-id";
+
+absl::Status Parse(const grpc::ByteBuffer& bytes, google::protobuf::Message& message) {
+  // DumpToSingleSlice leaves its argument alone, but is not const in this version.
+  grpc::ByteBuffer copy(bytes);
+  grpc::Slice slice;
+  if (!copy.DumpToSingleSlice(&slice).ok()) {
+    return ErrorWithReason(absl::StatusCode::kInvalidArgument, "INVALID_ENCODING",
+                           "the message cannot be read");
+  }
+  return ParseMessage({reinterpret_cast<const char*>(slice.begin()), slice.size()}, message);
+}
+
+grpc::ByteBuffer Serialize(const google::protobuf::Message& message) {
+  grpc::Slice slice(message.SerializeAsString());
+  return grpc::ByteBuffer(&slice, 1);
+}
+
+// Whom the call counts for. A verified certificate is an identity; the metadata key is only a
+// fairness key, and may not claim another tenant than the certificate.
+absl::StatusOr<std::string> TenantOf(const grpc::CallbackServerContext& context) {
+  std::string claimed;
+  const auto range = context.client_metadata().equal_range(kTenantKey);
+  for (auto it = range.first; it != range.second; ++it) {
+    const std::string_view value(it->second.data(), it->second.size());
+    if (absl::Status status = Validator::CheckTenant(value); !status.ok()) return status;
+    if (it != range.first && value != claimed) {
+      return ErrorWithReason(absl::StatusCode::kInvalidArgument, "INVALID_METADATA",
+                             "x-winnow-tenant is there twice");
+    }
+    claimed = std::string(value);
+  }
+  const std::shared_ptr<const grpc::AuthContext> auth = context.auth_context();
+  if (auth == nullptr || !auth->IsPeerAuthenticated()) return claimed;
+  std::vector<grpc::string_ref> names = auth->FindPropertyValues("x509_common_name");
+  if (names.empty()) names = auth->GetPeerIdentity();
+  if (names.empty()) return claimed;
+  const std::string identity(names.front().data(), names.front().size());
+  if (!claimed.empty() && claimed != identity) {
+    return ErrorWithReason(absl::StatusCode::kPermissionDenied, "TENANT_MISMATCH",
+                           "x-winnow-tenant is not the certificate's common name");
+  }
+  return identity;
+}
+
+// gRPC's deadline is on its own clock; what is left of it counts, and the wall clock does not.
+std::optional<engine::TimePoint> DeadlineOf(grpc::CallbackServerContext& context,
+                                            const engine::Clock& clock) {
+  const gpr_timespec deadline = gpr_convert_clock_type(context.raw_deadline(), GPR_CLOCK_MONOTONIC);
+  if (gpr_time_cmp(deadline, gpr_inf_future(GPR_CLOCK_MONOTONIC)) == 0) return std::nullopt;
+  const gpr_timespec left = gpr_time_sub(deadline, gpr_now(GPR_CLOCK_MONOTONIC));
+  // Far deadlines would overflow the sum, and mean none.
+  if (left.tv_sec > int64_t{10} * 365 * 24 * 3600) return std::nullopt;
+  return clock.Now() + std::chrono::seconds(left.tv_sec) + std::chrono::nanoseconds(left.tv_nsec);
+}
+
+class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
+                              public std::enable_shared_from_this<GenerateReactor> {
+ public:
+  static GenerateReactor* Start(Generator& generator, grpc::CallbackServerContext& context,
+                                const grpc::ByteBuffer& request) {
+    auto reactor = std::make_shared<GenerateReactor>();
+    reactor->self_ = reactor;
+    CallInfo info;
+    info.transport = "grpc";
+    info.deadline = DeadlineOf(context, generator.clock());
+    v1::GenerateRequest message;
+    info.refused = Parse(request, message);
+    if (info.refused.ok()) {
+      absl::StatusOr<std::string> tenant = TenantOf(context);
+      info.refused = tenant.status();
+      if (tenant.ok()) info.tenant = *std::move(tenant);
+    }
+    std::shared_ptr<Generation> generation =
+        generator.Start(std::move(message), std::move(info), [reactor] { reactor->Pump(); });
+    context.AddInitialMetadata(kRequestIdKey, generation->name());
+    {
+      absl::MutexLock lock(&reactor->mutex_);
+      reactor->generation_ = std::move(generation);
+    }
+    // on_ready may have come before there was something to take from.
+    reactor->Pump();
+    return reactor.get();
+  }
+
+  void OnWriteDone(bool ok) override {
+    {
+      absl::MutexLock lock(&mutex_);
+      writing_ = false;
+      // The stream is broken: OnCancel says so too, but perhaps later.
+      if (!ok) generation_->Cancel();
+    }
+    Pump();
+  }
+
+  void OnCancel() override {
+    std::shared_ptr<Generation> generation;
+    {
+      absl::MutexLock lock(&mutex_);
+      generation = generation_;
+    }
+    generation->Cancel();
+  }
+
+  void OnDone() override {
+    std::shared_ptr<GenerateReactor> self;
+    std::shared_ptr<Generation> generation;
+    {
+      absl::MutexLock lock(&mutex_);
+      self = std::move(self_);
+      // The generation's on_ready holds the reactor: let go, or neither would ever be freed.
+      generation = std::move(generation_);
+    }
+    generation->Close();
+  }
+
+ private:
+  void Pump() {
+    Generation::Item item;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (writing_ || finished_ || generation_ == nullptr) return;
+      item = generation_->Take();
+      if (auto* message = std::get_if<v1::GenerateResponse>(&item)) {
+        bytes_ = Serialize(*message);
+        writing_ = true;
+      } else if (std::holds_alternative<Generation::End>(item)) {
+        finished_ = true;
+      }
+    }
+    // Without the lock: gRPC may answer before these return. Nobody else gets here meanwhile.
+    if (auto* end = std::get_if<Generation::End>(&item)) {
+      Finish(ToGrpcStatus(end->status));
+    } else if (std::holds_alternative<v1::GenerateResponse>(item)) {
+      StartWrite(&bytes_);
+    }
+  }
+
+  absl::Mutex mutex_;
+  std::shared_ptr<GenerateReactor> self_ ABSL_GUARDED_BY(mutex_);  // until OnDone
+  std::shared_ptr<Generation> generation_ ABSL_GUARDED_BY(mutex_);
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+  grpc::ByteBuffer bytes_;  // of the write in flight
+};
+
+using V1 = v1::InferenceService;
+using RawService = V1::WithRawCallbackMethod_Generate<V1::WithRawCallbackMethod_Tokenize<
+    V1::WithRawCallbackMethod_Detokenize<V1::WithRawCallbackMethod_GetModel<V1::Service>>>>;
+
+}  // namespace
+
+class InferenceService::Impl final : public RawService {
+ public:
+  Impl(Generator& generator, v1::GetModelResponse model)
+      : generator_(generator), model_(std::move(model)) {}
+
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* Generate(grpc::CallbackServerContext* context,
+                                                       const grpc::ByteBuffer* request) override {
+    return GenerateReactor::Start(generator_, *context, *request);
+  }
+
+  grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext* context,
+                                     const grpc::ByteBuffer* request,
+                                     grpc::ByteBuffer* response) override {
+    return Answer<v1::TokenizeRequest>(
+        context, *request, response,
+        [this](const v1::TokenizeRequest& message) {
+          return generator_.validator().CheckTokenize(message);
+        },
+        [this](const v1::TokenizeRequest& message) -> absl::StatusOr<v1::TokenizeResponse> {
+          absl::StatusOr<std::vector<int32_t>> ids = generator_.validator().TokenizePrompt(message);
+          if (!ids.ok()) return ids.status();
+          v1::TokenizeResponse answer;
+          answer.mutable_ids()->Assign(ids->begin(), ids->end());
+          return answer;
+        });
+  }
+
+  grpc::ServerUnaryReactor* Detokenize(grpc::CallbackServerContext* context,
+                                       const grpc::ByteBuffer* request,
+                                       grpc::ByteBuffer* response) override {
+    return Answer<v1::DetokenizeRequest>(
+        context, *request, response,
+        [this](const v1::DetokenizeRequest& message) {
+          return generator_.validator().CheckDetokenize(message);
+        },
+        [this](const v1::DetokenizeRequest& message) -> absl::StatusOr<v1::DetokenizeResponse> {
+          v1::DetokenizeResponse answer;
+          answer.set_text(generator_.tokenizer().Decode(
+              {message.ids().data(), static_cast<size_t>(message.ids_size())},
+              !message.show_special_tokens()));
+          return answer;
+        });
+  }
+
+  grpc::ServerUnaryReactor* GetModel(grpc::CallbackServerContext* context,
+                                     const grpc::ByteBuffer* request,
+                                     grpc::ByteBuffer* response) override {
+    v1::GetModelRequest message;
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    const absl::Status status = Parse(*request, message);
+    if (status.ok()) *response = Serialize(model_);
+    reactor->Finish(ToGrpcStatus(status));
+    return reactor;
+  }
+
+ private:
+  // A unary call: parsed and checked here, worked on by a tokenising thread. gRPC keeps context and
+  // response until Finish.
+  template <typename Request, typename Check, typename Work>
+  grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context,
+                                   const grpc::ByteBuffer& bytes, grpc::ByteBuffer* response,
+                                   const Check& check, Work work) {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    auto request = std::make_shared<Request>();
+    absl::Status status = Parse(bytes, *request);
+    if (status.ok()) status = check(*request);
+    if (status.ok()) {
+      const bool posted =
+          generator_.PostTokenizing([reactor, context, response, request, work = std::move(work)] {
+            if (context->IsCancelled()) {
+              reactor->Finish(grpc::Status::CANCELLED);
+              return;
+            }
+            auto answer = work(*request);
+            if (answer.ok()) *response = Serialize(*answer);
+            reactor->Finish(ToGrpcStatus(answer.status()));
+          });
+      if (posted) return reactor;
+      status = generator_.Busy();
+    }
+    reactor->Finish(ToGrpcStatus(status));
+    return reactor;
+  }
+
+  Generator& generator_;
+  const v1::GetModelResponse model_;
+};
+
+InferenceService::InferenceService(Generator& generator, v1::GetModelResponse model)
+    : impl_(std::make_unique<Impl>(generator, std::move(model))) {}
+InferenceService::~InferenceService() = default;
+
+grpc::Service& InferenceService::service() { return *impl_; }
+
+}  // namespace winnow::server

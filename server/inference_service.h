@@ -1,0 +1,46 @@
+// winnow.v1.InferenceService over gRPC: bytes in and out, everything else is the generator's.
+//
+// Life of a Generate stream (GenerateReactor in the .cc):
+//   1. gRPC calls Generate with the request's bytes. They are parsed here, not by gRPC, so that a
+//   bad
+//      string is INVALID_ARGUMENT with its path (server/wire.h). A reactor starts a generation.
+//   2. The generation calls on_ready on its delivering thread. Pump takes one item: a message is
+//      written, the end finishes the stream. At most one write is in flight: while it is, nothing
+//      is taken, the generation's bounded queues fill, and the engine pauses the sequence.
+//   3. OnWriteDone pumps again.
+//   4. OnCancel (the client went, the deadline passed, the server was shut down) cancels the
+//      generation, whose end then finishes the stream.
+//   5. OnDone closes the generation. The reactor lives until the engine has let go of it, too.
+//
+// Threads: gRPC's polling threads parse, check and write; tokenising, which takes milliseconds for
+// a long prompt, runs on the generator's tokenising threads, for Tokenize and Detokenize as well.
+#ifndef WINNOW_SERVER_INFERENCE_SERVICE_H_
+#define WINNOW_SERVER_INFERENCE_SERVICE_H_
+
+#include <memory>
+
+#include "server/generator.h"
+
+namespace grpc {
+class Service;
+}
+
+namespace winnow::server {
+
+class InferenceService {
+ public:
+  // `generator` must outlive the service; `model` is what GetModel answers.
+  InferenceService(Generator& generator, v1::GetModelResponse model);
+  ~InferenceService();
+
+  // To be registered with one server, which must be shut down before the service is destroyed.
+  grpc::Service& service();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace winnow::server
+
+#endif  // WINNOW_SERVER_INFERENCE_SERVICE_H_

@@ -1,0 +1,331 @@
+#include "server/metrics.h"
+
+#include <prometheus/counter.h>
+#include <prometheus/exposer.h>
+#include <prometheus/gauge.h>
+#include <prometheus/histogram.h>
+#include <prometheus/registry.h>
+#include <prometheus/text_serializer.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdio>
+#include <filesystem>
+#include <sstream>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "server/status.h"
+#include "server/strings.h"
+
+namespace winnow::server {
+namespace {
+
+using prometheus::ClientMetric;
+using prometheus::Histogram;
+using prometheus::MetricFamily;
+using prometheus::MetricType;
+
+double Seconds(engine::Duration duration) {
+  return std::chrono::duration<double>(duration).count();
+}
+
+// Small models decode in fractions of a millisecond, so the buckets begin there; above, they keep
+// OpenTelemetry's bounds so that its dashboards' quantiles agree.
+const Histogram::BucketBoundaries kInterTokenBuckets = {
+    .0001, .00025, .0005, .001, .002, .003, .004, .006, .008, .01, .015, .025,
+    .05,   .075,   .1,    .15,  .2,   .3,   .4,   .5,   .75,  1,   2.5,  5};
+const Histogram::BucketBoundaries kFirstTokenBuckets = {.001, .002, .005, .01, .02, .04, .06,
+                                                        .08,  .1,   .25,  .5,  .75, 1,   2.5,
+                                                        5,    7.5,  10,   20,  40,  80,  160};
+const Histogram::BucketBoundaries kRequestBuckets = {.005,  .01,   .02,   .04,    .08,   .16,
+                                                     .32,   .64,   1.28,  2.56,   5.12,  10.24,
+                                                     20.48, 40.96, 81.92, 163.84, 327.68};
+const Histogram::BucketBoundaries kQueueBuckets = {
+    .0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60};
+const Histogram::BucketBoundaries kStepTokenBuckets = {1,   2,   4,   8,    16,   32,  64,
+                                                       128, 256, 512, 1024, 2048, 4096};
+
+constexpr std::array<const char*, engine::kNumFinishReasons> kFinishNames = {
+    "none", "stop_token", "stop_string", "max_tokens", "cancelled", "deadline", "error"};
+
+// The outcomes of requests: what an operator treats alike.
+constexpr std::array<const char*, 8> kOutcomes = {
+    "ok", "invalid", "rejected", "cancelled", "deadline", "unavailable", "slow_reader", "error"};
+
+size_t OutcomeOf(const absl::Status& status) {
+  if (ReasonOf(status) == "SLOW_READER") return 6;
+  switch (status.code()) {
+    case absl::StatusCode::kOk:
+      return 0;
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kFailedPrecondition:
+    case absl::StatusCode::kPermissionDenied:
+    case absl::StatusCode::kUnimplemented:
+      return 1;
+    case absl::StatusCode::kResourceExhausted:
+      return 2;
+    case absl::StatusCode::kCancelled:
+      return 3;
+    case absl::StatusCode::kDeadlineExceeded:
+      return 4;
+    case absl::StatusCode::kUnavailable:
+      return 5;
+    default:
+      return 7;
+  }
+}
+
+ClientMetric Value(MetricType type, double value, std::vector<ClientMetric::Label> labels = {}) {
+  ClientMetric metric;
+  metric.label = std::move(labels);
+  if (type == MetricType::Counter) {
+    metric.counter.value = value;
+  } else {
+    metric.gauge.value = value;
+  }
+  return metric;
+}
+
+MetricFamily Single(MetricType type, std::string name, std::string help, double value) {
+  MetricFamily family;
+  family.name = std::move(name);
+  family.help = std::move(help);
+  family.type = type;
+  family.metric.push_back(Value(type, value));
+  return family;
+}
+
+double ResidentBytes() {
+  long total = 0, resident = 0;
+  std::FILE* file = std::fopen("/proc/self/statm", "re");
+  if (file == nullptr) return 0;
+  if (std::fscanf(file, "%ld %ld", &total, &resident) != 2) resident = 0;
+  std::fclose(file);
+  return static_cast<double>(resident) * static_cast<double>(sysconf(_SC_PAGESIZE));
+}
+
+double OpenFds() {
+  std::error_code error;
+  std::filesystem::directory_iterator entries("/proc/self/fd", error);
+  if (error) return 0;
+  return static_cast<double>(std::distance(begin(entries), end(entries)) - 1);  // less this one
+}
+
+// Maps one snapshot of the engine's stats to families, so that all of a scrape's numbers belong
+// to one moment.
+std::vector<MetricFamily> EngineFamilies(const engine::EngineStats& stats,
+                                         const engine::Clock& clock, int64_t kv_block_bytes) {
+  constexpr MetricType kC = MetricType::Counter, kG = MetricType::Gauge;
+  std::vector<MetricFamily> out;
+  const auto add = [&](MetricType type, const char* name, const char* help, auto value) {
+    out.push_back(Single(type, name, help, static_cast<double>(value)));
+  };
+  add(kG, "winnow_requests_running", "Sequences that hold KV blocks, paused ones included.",
+      stats.running);
+  add(kG, "winnow_requests_paused", "Running sequences whose reader is slow.", stats.paused);
+  add(kG, "winnow_requests_waiting", "Accepted sequences that do not run.", stats.waiting);
+  add(kG, "winnow_requests_preempted", "Waiting sequences that ran before.", stats.preempted);
+  add(kG, "winnow_waiting_tokens", "Prompt tokens of waiting sequences.", stats.waiting_tokens);
+  add(kG, "winnow_kv_blocks_used", "KV blocks in use.", stats.blocks_used);
+  add(kG, "winnow_kv_blocks_total", "KV blocks of the pool.", stats.blocks_total);
+  add(kG, "winnow_kv_block_bytes", "Bytes of a KV block, all layers.", kv_block_bytes);
+  add(kG, "winnow_engine_draining", "1 while the server accepts nothing any more.",
+      stats.draining ? 1 : 0);
+  add(kG, "winnow_engine_failed", "1 after the model failed.", stats.failed ? 1 : 0);
+  const double age =
+      stats.heartbeat == engine::TimePoint{} ? 0 : Seconds(clock.Now() - stats.heartbeat);
+  add(kG, "winnow_engine_heartbeat_age_seconds", "Since the engine last began a step.", age);
+  add(kC, "winnow_engine_steps_total", "Steps.", stats.steps);
+  add(kC, "winnow_sequences_accepted_total", "Sequences accepted; a request has n.",
+      stats.accepted);
+  add(kC, "winnow_sequences_rejected_total", "Sequences that the queue refused.", stats.rejected);
+  add(kC, "winnow_prompt_tokens_total", "Prompt tokens of accepted sequences.",
+      stats.prompt_tokens);
+  add(kC, "winnow_cached_tokens_total", "Prompt tokens taken from a cache.", 0);
+  add(kC, "winnow_generated_tokens_total", "Tokens generated.", stats.generated_tokens);
+  add(kC, "winnow_computed_tokens_total",
+      "Tokens that went through the model: prompts, decoding, and again after preemption.",
+      stats.computed_tokens);
+  add(kC, "winnow_preemptions_total", "Sequences that lost their KV blocks to others.",
+      stats.preemptions);
+  add(kC, "winnow_kv_dense_bytes_total",
+      "KV bytes that dense attention would have read while decoding.", stats.kv_dense_bytes);
+  add(kC, "winnow_kv_selected_rows_total", "KV rows attended while decoding.", stats.selected_rows);
+
+  MetricFamily read{"winnow_kv_read_bytes_total", "KV bytes read while decoding, by tier.", kC, {}};
+  read.metric = {Value(kC, static_cast<double>(stats.kv_read_bytes_fast), {{"tier", "fast"}}),
+                 Value(kC, 0, {{"tier", "host"}}), Value(kC, 0, {{"tier", "disk"}})};
+  out.push_back(std::move(read));
+
+  MetricFamily finished{
+      "winnow_sequences_finished_total", "Sequences that ended, by reason.", kC, {}};
+  for (int i = 1; i < engine::kNumFinishReasons; ++i) {
+    finished.metric.push_back(
+        Value(kC, static_cast<double>(stats.finished[i]), {{"reason", kFinishNames[i]}}));
+  }
+  out.push_back(std::move(finished));
+  return out;
+}
+
+}  // namespace
+
+class Metrics::Impl final : public prometheus::Collectable {
+ public:
+  Impl(const MetricsInfo& info, const engine::Clock& clock)
+      : clock_(clock), kv_block_bytes_(info.kv_block_bytes) {
+    prometheus::BuildGauge()
+        .Name("winnow_build_info")
+        .Help("What runs; the value is 1.")
+        .Register(registry_)
+        .Add({{"version", info.version},
+              {"model", info.model},
+              {"dtype", info.dtype},
+              {"kv_dtype", info.kv_dtype},
+              {"backend", info.backend}})
+        .Set(1);
+    auto& requests = prometheus::BuildCounter()
+                         .Name("winnow_requests_total")
+                         .Help("Generate calls that ended, by outcome.")
+                         .Register(registry_);
+    for (size_t i = 0; i < kOutcomes.size(); ++i) {
+      requests_[i] = &requests.Add({{"outcome", kOutcomes[i]}});
+    }
+    serving_ = &prometheus::BuildGauge()
+                    .Name("winnow_serving")
+                    .Help("1 while the health service says SERVING.")
+                    .Register(registry_)
+                    .Add({});
+    first_token_ = Add("winnow_time_to_first_token_seconds", "From arrival to the first token.",
+                       kFirstTokenBuckets);
+    inter_token_ =
+        Add("winnow_inter_token_seconds", "Between tokens of a sequence.", kInterTokenBuckets);
+    request_ = Add("winnow_request_duration_seconds",
+                   "From arrival to the end of sequences that were finished.", kRequestBuckets);
+    queue_ = Add("winnow_queue_seconds", "From arrival until the engine first worked on it.",
+                 kQueueBuckets);
+    step_ = Add("winnow_step_seconds", "Of one engine step.", kInterTokenBuckets);
+    step_tokens_ = Add("winnow_step_tokens", "Tokens that one step computed.", kStepTokenBuckets);
+    const prometheus::Labels gen_ai = {{"gen_ai_operation_name", "text_completion"},
+                                       {"gen_ai_provider_name", "winnow"},
+                                       {"gen_ai_request_model", info.model}};
+    gen_ai_first_token_ = Add("gen_ai_server_time_to_first_token_seconds",
+                              "From arrival to the first token.", kFirstTokenBuckets, gen_ai);
+    gen_ai_per_token_ =
+        Add("gen_ai_server_time_per_output_token_seconds",
+            "Of each token after the first, mean of a sequence.", kInterTokenBuckets, gen_ai);
+    gen_ai_request_ =
+        Add("gen_ai_server_request_duration_seconds",
+            "From arrival to the end of sequences that were finished.", kRequestBuckets, gen_ai);
+  }
+
+  std::vector<MetricFamily> Collect() const override {
+    engine::EngineStats stats;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (engine_ != nullptr) stats = engine_->stats();
+    }
+    std::vector<MetricFamily> out = EngineFamilies(stats, clock_, kv_block_bytes_);
+    out.push_back(Single(MetricType::Gauge, "process_resident_memory_bytes",
+                         "Resident memory size in bytes.", ResidentBytes()));
+    out.push_back(Single(MetricType::Gauge, "process_open_fds", "Number of open file descriptors.",
+                         OpenFds()));
+    return out;
+  }
+
+  Histogram* Add(const char* name, const char* help, const Histogram::BucketBoundaries& buckets,
+                 const prometheus::Labels& labels = {}) {
+    return &prometheus::BuildHistogram().Name(name).Help(help).Register(registry_).Add(labels,
+                                                                                       buckets);
+  }
+
+  const engine::Clock& clock_;
+  const int64_t kv_block_bytes_;
+  prometheus::Registry registry_;
+  std::array<prometheus::Counter*, kOutcomes.size()> requests_ = {};
+  prometheus::Gauge* serving_ = nullptr;
+  Histogram *first_token_ = nullptr, *inter_token_ = nullptr, *request_ = nullptr,
+            *queue_ = nullptr, *step_ = nullptr, *step_tokens_ = nullptr;
+  Histogram *gen_ai_first_token_ = nullptr, *gen_ai_per_token_ = nullptr,
+            *gen_ai_request_ = nullptr;
+
+  mutable absl::Mutex mutex_;
+  const engine::Engine* engine_ ABSL_GUARDED_BY(mutex_) = nullptr;
+
+  // Last: destroyed first, so that no scrape sees the rest half gone. The exposer holds weak
+  // pointers, so these alias the Impl without owning it.
+  std::shared_ptr<prometheus::Collectable> registry_view_{std::shared_ptr<void>(), &registry_};
+  std::shared_ptr<prometheus::Collectable> engine_view_{std::shared_ptr<void>(), this};
+  std::unique_ptr<prometheus::Exposer> exposer_;
+};
+
+Metrics::Metrics(const MetricsInfo& info, const engine::Clock& clock)
+    : impl_(std::make_unique<Impl>(info, clock)) {}
+Metrics::~Metrics() = default;
+
+void Metrics::Attach(const engine::Engine& engine) {
+  absl::MutexLock lock(&impl_->mutex_);
+  impl_->engine_ = &engine;
+}
+
+void Metrics::Detach() {
+  absl::MutexLock lock(&impl_->mutex_);
+  impl_->engine_ = nullptr;
+}
+
+void Metrics::CountRequest(const absl::Status& status) {
+  impl_->requests_[OutcomeOf(status)]->Increment();
+}
+
+void Metrics::SetServing(bool serving) { impl_->serving_->Set(serving ? 1 : 0); }
+
+void Metrics::OnFirstToken(const engine::Request&, engine::Duration since_arrival) {
+  impl_->first_token_->Observe(Seconds(since_arrival));
+  impl_->gen_ai_first_token_->Observe(Seconds(since_arrival));
+}
+
+void Metrics::OnNextToken(const engine::Request&, engine::Duration since_previous_token) {
+  impl_->inter_token_->Observe(Seconds(since_previous_token));
+}
+
+void Metrics::OnFinished(const engine::Request&, engine::FinishReason reason,
+                         const engine::Usage& usage) {
+  impl_->queue_->Observe(Seconds(usage.queue_time));
+  const bool complete = reason == engine::FinishReason::kStopToken ||
+                        reason == engine::FinishReason::kStopString ||
+                        reason == engine::FinishReason::kMaxTokens;
+  // A request that was cut off has no duration worth comparing.
+  if (!complete) return;
+  const double total = Seconds(usage.total_time);
+  impl_->request_->Observe(total);
+  impl_->gen_ai_request_->Observe(total);
+  if (usage.generated_tokens > 1) {
+    impl_->gen_ai_per_token_->Observe((total - Seconds(usage.time_to_first_token)) /
+                                      (usage.generated_tokens - 1));
+  }
+}
+
+void Metrics::OnStep(const engine::StepObservation& step) {
+  impl_->step_->Observe(Seconds(step.duration));
+  impl_->step_tokens_->Observe(step.tokens);
+}
+
+absl::StatusOr<int> Metrics::Listen(const std::string& address) {
+  try {
+    impl_->exposer_ = std::make_unique<prometheus::Exposer>(address, 2);
+  } catch (const std::exception& error) {
+    return absl::UnavailableError(
+        Concat("metrics: cannot listen on ", address, ": ", error.what()));
+  }
+  impl_->exposer_->RegisterCollectable(impl_->registry_view_);
+  impl_->exposer_->RegisterCollectable(impl_->engine_view_);
+  return impl_->exposer_->GetListeningPorts().front();
+}
+
+std::string Metrics::Text() const {
+  std::vector<MetricFamily> families = impl_->registry_.Collect();
+  for (MetricFamily& family : impl_->Collect()) families.push_back(std::move(family));
+  return prometheus::TextSerializer().Serialize(families);
+}
+
+}  // namespace winnow::server

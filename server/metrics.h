@@ -1,0 +1,62 @@
+// /metrics: the engine's counters, pulled at each scrape, and histograms of what it reports.
+//
+// Names have the prefix winnow_, base units, and few labels with values that are known at the
+// start, so that every series is there at zero before the first request. The gen_ai_server_*
+// histograms are the OpenTelemetry conventions' names for the same observations.
+//
+// Life: made before the engine, which reports to it as its observer; Attach when there is an
+// engine, Detach before it is destroyed. Threads: any.
+#ifndef WINNOW_SERVER_METRICS_H_
+#define WINNOW_SERVER_METRICS_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/clock.h"
+#include "engine/engine.h"
+#include "engine/engine_stats.h"
+
+namespace winnow::server {
+
+struct MetricsInfo {
+  std::string version, model, dtype, kv_dtype, backend;
+  int64_t kv_block_bytes = 0;
+};
+
+class Metrics : public engine::EngineObserver {
+ public:
+  // `clock` must outlive the metrics.
+  Metrics(const MetricsInfo& info, const engine::Clock& clock);
+  ~Metrics() override;
+
+  void Attach(const engine::Engine& engine);
+  void Detach();
+
+  // A generation ended with this, whichever entry point it came through.
+  void CountRequest(const absl::Status& status);
+  // What the health service says.
+  void SetServing(bool serving);
+
+  void OnFirstToken(const engine::Request& request, engine::Duration since_arrival) override;
+  void OnNextToken(const engine::Request& request, engine::Duration since_previous_token) override;
+  void OnFinished(const engine::Request& request, engine::FinishReason reason,
+                  const engine::Usage& usage) override;
+  void OnStep(const engine::StepObservation& step) override;
+
+  // Serves /metrics on HOST:PORT until destruction; returns the port. Unavailable: cannot listen.
+  absl::StatusOr<int> Listen(const std::string& address);
+
+  // What /metrics answers, in Prometheus' text format.
+  std::string Text() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace winnow::server
+
+#endif  // WINNOW_SERVER_METRICS_H_

@@ -1,0 +1,359 @@
+// `winnow serve`. RunServer is the wiring diagram: each part is built once, in the order in which
+// it is needed, and handed to those that use it; they are taken down in reverse.
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <stop_token>
+#include <string>
+#include <thread>
+
+#include "CLI/CLI.hpp"
+#include "engine/model_loader.h"
+#include "engine/status_macros.h"
+#include "server/commands.h"
+#include "server/config.h"
+#include "server/generation_defaults.h"
+#include "server/generator.h"
+#include "server/grpc_server.h"
+#include "server/health_monitor.h"
+#include "server/inference_service.h"
+#include "server/log.h"
+#include "server/metrics.h"
+#include "server/signals.h"
+#include "server/status.h"
+#include "server/strings.h"
+#include "server/version.h"
+
+namespace winnow::server {
+namespace {
+
+// Metrics, and the end of the process when the model fails: nothing can be served any more, and a
+// supervisor should start a new one.
+class Observer final : public Metrics {
+ public:
+  Observer(const MetricsInfo& info, const engine::Clock& clock, Log& log, Signals& signals)
+      : Metrics(info, clock), log_(log), signals_(signals) {}
+
+  void OnFailure(const absl::Status& status) override {
+    log_.Event(LogLevel::kError, "engine_failed",
+               {{"status", StatusCodeName(status.code())}, {"message", ToStd(status.message())}});
+    signals_.Notify();
+  }
+
+ private:
+  Log& log_;
+  Signals& signals_;
+};
+
+engine::ModelOptions ModelOptionsOf(const ServeConfig& config) {
+  engine::ModelOptions options;
+  options.dtype = config.dtype;
+  options.kv_dtype = config.kv_dtype;
+  options.isa = config.isa;
+  options.num_threads = static_cast<int>(config.threads);
+  options.kv_bytes = config.kv_bytes;
+  options.block_tokens = static_cast<int32_t>(config.block_tokens);
+  options.max_batch_tokens = static_cast<int32_t>(config.step_tokens);
+  options.max_batch_logits = static_cast<int32_t>(config.max_running);
+  options.max_context = static_cast<int32_t>(config.max_context);
+  return options;
+}
+
+engine::EngineOptions EngineOptionsOf(const ServeConfig& config) {
+  engine::EngineOptions options;
+  options.max_running = static_cast<int32_t>(config.max_running);
+  options.step_tokens = static_cast<int32_t>(config.step_tokens);
+  options.queue_requests = static_cast<int32_t>(config.queue_requests);
+  options.queue_tokens = config.queue_tokens;
+  options.pause_grace = absl::ToChronoNanoseconds(config.pause_grace);
+  options.slow_reader_timeout = absl::ToChronoNanoseconds(config.slow_reader_timeout);
+  return options;
+}
+
+std::string ModelName(const ServeConfig& config) {
+  if (!config.model_name.empty()) return config.model_name;
+  const std::filesystem::path path = std::filesystem::absolute(config.model).lexically_normal();
+  return (path.has_filename() ? path : path.parent_path()).filename().string();
+}
+
+absl::StatusOr<RequestLimits> LimitsOf(const ServeConfig& config,
+                                       const engine::LoadedModel& model) {
+  RequestLimits limits;
+  limits.vocab_size = model.decoder->vocab_size();
+  // A pool smaller than the context bounds a sequence, too.
+  limits.max_context = static_cast<int32_t>(
+      std::min<int64_t>(model.decoder->max_context(),
+                        int64_t{model.decoder->num_blocks()} * model.decoder->block_tokens()));
+  limits.max_prompt_bytes = config.max_prompt_bytes > 0 ? config.max_prompt_bytes
+                                                        : DefaultMaxPromptBytes(limits.max_context);
+  limits.default_max_tokens = static_cast<int32_t>(config.default_max_tokens);
+  limits.eos_token_ids = model.config.eos_token_ids;
+  WINNOW_ASSIGN_OR_RETURN(limits.default_policy, engine::ParseAttentionPolicy(config.policy));
+  WINNOW_ASSIGN_OR_RETURN(limits.default_sampling, LoadGenerationDefaults(config.model));
+  return limits;
+}
+
+v1::GetModelResponse DescribeModel(const std::string& name, const engine::LoadedModel& model,
+                                   const RequestLimits& limits) {
+  v1::GetModelResponse out;
+  out.set_name(name);
+  out.set_architecture(model.config.architecture);
+  out.set_vocab_size(limits.vocab_size);
+  out.set_max_context(limits.max_context);
+  out.set_dtype(kernels::DTypeName(model.decoder_options.compute));
+  out.set_kv_dtype(kernels::DTypeName(model.decoder_options.kv_dtype));
+  out.mutable_eos_token_ids()->Assign(limits.eos_token_ids.begin(), limits.eos_token_ids.end());
+  out.set_chat_template(std::string(model.chat_template.name()));
+  out.add_policies("dense");
+  out.set_default_policy(engine::ToString(limits.default_policy));
+  v1::SamplingOptions& sampling = *out.mutable_default_sampling();
+  sampling.set_temperature(limits.default_sampling.temperature);
+  sampling.set_top_k(limits.default_sampling.top_k);
+  sampling.set_top_p(limits.default_sampling.top_p);
+  sampling.set_min_p(limits.default_sampling.min_p);
+  sampling.set_repetition_penalty(limits.default_sampling.repetition_penalty);
+  sampling.set_presence_penalty(limits.default_sampling.presence_penalty);
+  sampling.set_frequency_penalty(limits.default_sampling.frequency_penalty);
+  out.set_default_max_tokens(limits.default_max_tokens);
+  out.set_max_prompt_bytes(limits.max_prompt_bytes);
+  out.set_version(kVersion);
+  return out;
+}
+
+// Written whole and then put in place, so that who waits for the file never reads half of it.
+absl::Status WritePortFile(const std::string& path, int port) {
+  const std::string temporary = Concat(path, ".", getpid());
+  {
+    std::ofstream file(temporary);
+    file << port << "\n";
+    if (!file.flush()) return absl::UnavailableError(Concat("--port-file: cannot write ", path));
+  }
+  std::error_code error;
+  std::filesystem::rename(temporary, path, error);
+  if (error) return absl::UnavailableError(Concat("--port-file: ", path, ": ", error.message()));
+  return absl::OkStatus();
+}
+
+int Fail(Log& log, std::string_view event, const absl::Status& status, int exit_code) {
+  log.Event(LogLevel::kError, event,
+            {{"status", StatusCodeName(status.code())}, {"message", ToStd(status.message())}});
+  return exit_code;
+}
+
+// Waits for a signal or the engine's failure, then drains: health says NOT_SERVING at once, new
+// calls are refused, what runs may end within the grace, the rest is cut. A second signal exits
+// without ceremony.
+int WaitAndDrain(const ServeConfig& config, Log& log, Signals& signals, engine::Engine& engine,
+                 std::jthread& engine_thread, Generator& generator, GrpcServer& server) {
+  for (;;) {
+    const Signals::Event event = signals.Wait();
+    if (event.signal == SIGHUP) {
+      log.Event(LogLevel::kInfo, "sighup",
+                {{"text", "nothing to do: certificates are read again every minute"}});
+    } else if (event.signal != 0) {
+      log.Event(LogLevel::kInfo, "drain_begins",
+                {{"signal", int64_t{event.signal}},
+                 {"calls", static_cast<uint64_t>(generator.calls())},
+                 {"grace_seconds", absl::ToDoubleSeconds(config.drain_grace)}});
+      break;
+    } else if (event.notified && engine.stats().failed) {
+      break;
+    }
+  }
+  server.BeginDrain();
+  engine.BeginDrain();
+  const bool failed = engine.stats().failed;
+
+  std::thread idle([&] {
+    if (!generator.WaitIdle(failed ? absl::Seconds(2) : config.drain_grace)) {
+      engine_thread.request_stop();
+      engine.Wake();
+      generator.WaitIdle(absl::Seconds(2));
+    }
+    signals.Notify();
+  });
+  for (;;) {
+    const Signals::Event event = signals.Wait();
+    if (event.signal == SIGTERM || event.signal == SIGINT) {
+      log.Event(LogLevel::kWarn, "exits_at_once", {{"signal", int64_t{event.signal}}});
+      _exit(128 + event.signal);
+    }
+    if (event.notified) break;
+  }
+  idle.join();
+  engine_thread.request_stop();
+  engine.Wake();
+  engine_thread.join();
+  server.Shutdown(absl::Milliseconds(500));
+  log.Event(LogLevel::kInfo, "drained", {{"calls_cut", static_cast<uint64_t>(generator.calls())}});
+  return failed ? kExitSoftware : kExitOk;
+}
+
+int RunServer(const ServeConfig& config) {
+  Signals signals;
+  Log log(config.log_level, config.log_format);
+  log.TakeOverLibraries();
+  const engine::SteadyClock clock;
+  const engine::TimePoint start = clock.Now();
+  log.Event(LogLevel::kInfo, "starting",
+            {{"version", kVersion}, {"model", config.model}, {"pid", int64_t{getpid()}}});
+
+  // A port that is taken or a bad certificate should not cost the loading of a model, but clients
+  // must not be let in before there is one: so the configuration is all that is checked here.
+  auto model_or = engine::LoadModel(config.model, ModelOptionsOf(config));
+  if (!model_or.ok()) return Fail(log, "model_error", model_or.status(), kExitModel);
+  engine::LoadedModel& model = **model_or;
+  auto limits = LimitsOf(config, model);
+  if (!limits.ok()) return Fail(log, "model_error", limits.status(), kExitModel);
+  const engine::Decoder& decoder = *model.decoder;
+  const std::string name = ModelName(config);
+  const std::string dtype = kernels::DTypeName(model.decoder_options.compute);
+  const std::string kv_dtype = kernels::DTypeName(model.decoder_options.kv_dtype);
+  const std::string backend = model.backend->name();
+  const int64_t kv_block_bytes =
+      decoder.kv_rows_per_token() * decoder.kv_row_bytes() * decoder.block_tokens();
+
+  Observer metrics({kVersion, name, dtype, kv_dtype, backend, kv_block_bytes}, clock, log, signals);
+  auto engine_or = engine::Engine::Create(EngineOptionsOf(config), *model.decoder, *model.tokenizer,
+                                          clock, &metrics);
+  if (!engine_or.ok()) return Fail(log, "config_error", engine_or.status(), kExitUsage);
+  engine::Engine& engine = **engine_or;
+  metrics.Attach(engine);
+
+  const Validator validator(*limits, *model.tokenizer, model.chat_template);
+  Generator::Options generator_options;
+  generator_options.tokenize_threads = static_cast<int>(config.tokenize_threads);
+  generator_options.max_tokenizing = static_cast<size_t>(config.queue_requests);
+  generator_options.max_calls = static_cast<size_t>(config.queue_requests + config.max_running) * 2;
+  Generator generator(generator_options, engine, validator, *model.tokenizer, metrics, log, clock);
+  InferenceService inference(generator, DescribeModel(name, model, *limits));
+  std::jthread engine_thread([&engine](std::stop_token stop) { engine.Run(stop); });
+
+  const int64_t max_message_bytes =
+      config.max_message_bytes > 0 ? config.max_message_bytes : DefaultMaxMessageBytes(*limits);
+  auto server_or = GrpcServer::Start(config, max_message_bytes, inference);
+  if (!server_or.ok()) {
+    return Fail(log, "listen_error", server_or.status(),
+                absl::IsInvalidArgument(server_or.status()) ? kExitUsage : kExitFailure);
+  }
+  GrpcServer& server = **server_or;
+  int metrics_port = 0;
+  if (config.metrics != "off") {
+    auto port = metrics.Listen(config.metrics);
+    if (!port.ok()) return Fail(log, "listen_error", port.status(), kExitFailure);
+    metrics_port = *port;
+  }
+  HealthMonitor health(
+      [&engine] { return engine.stats(); }, clock,
+      absl::ToChronoNanoseconds(config.heartbeat_timeout),
+      [&](bool serving) {
+        server.SetServing(serving);
+        metrics.SetServing(serving);
+        log.Event(serving ? LogLevel::kInfo : LogLevel::kWarn, "health", {{"serving", serving}});
+      });
+
+  log.Event(LogLevel::kInfo, "sizes",
+            {{"architecture", model.config.architecture},
+             {"dtype", dtype},
+             {"kv_dtype", kv_dtype},
+             {"backend", backend},
+             {"weight_bytes", uint64_t{decoder.weight_bytes()}},
+             {"scratch_bytes", uint64_t{decoder.scratch_bytes()}},
+             {"kv_pool_bytes", uint64_t{decoder.kv_pool_bytes()}},
+             {"kv_blocks", int64_t{decoder.num_blocks()}},
+             {"kv_block_bytes", kv_block_bytes},
+             {"max_context", int64_t{limits->max_context}},
+             {"max_running", config.max_running},
+             {"step_tokens", config.step_tokens},
+             {"queue_requests", config.queue_requests},
+             {"queue_tokens", config.queue_tokens},
+             {"max_prompt_bytes", limits->max_prompt_bytes},
+             {"max_message_bytes", max_message_bytes},
+             {"chat_template", model.chat_template.name()}});
+  log.Event(LogLevel::kInfo, "listening",
+            {{"grpc", config.listen},
+             {"port", int64_t{server.port()}},
+             {"tls", !config.tls_cert.empty()},
+             {"metrics", config.metrics},
+             {"metrics_port", int64_t{metrics_port}},
+             {"start_seconds", std::chrono::duration<double>(clock.Now() - start).count()}});
+  if (!config.port_file.empty()) {
+    if (absl::Status written = WritePortFile(config.port_file, server.port()); !written.ok()) {
+      return Fail(log, "config_error", written, kExitUsage);
+    }
+  }
+  return WaitAndDrain(config, log, signals, engine, engine_thread, generator, server);
+}
+
+struct Flags {
+  std::map<std::string, std::string> values;
+  std::string config_file;
+  bool check = false;
+  bool print = false;
+};
+
+int Serve(const Flags& flags) {
+  const auto environment = [](const std::string& name) -> std::optional<std::string> {
+    const char* value = std::getenv(name.c_str());
+    return value == nullptr ? std::nullopt : std::optional<std::string>(value);
+  };
+  std::string config_file = flags.config_file;
+  if (config_file.empty()) config_file = environment("WINNOW_CONFIG").value_or("");
+  const auto resolved = ResolveConfig(flags.values, environment, config_file);
+  absl::Status status = resolved.status();
+  if (status.ok() && flags.print) std::cout << PrintConfig(*resolved) << std::flush;
+  if (status.ok() && (flags.check || !flags.print)) status = CheckConfig(resolved->config);
+  if (!status.ok()) {
+    std::cerr << "winnow serve: " << status.message() << std::endl;
+    return kExitUsage;
+  }
+  if (flags.check) std::cerr << "The configuration is good." << std::endl;
+  if (flags.check || flags.print) return kExitOk;
+  return RunServer(resolved->config);
+}
+
+}  // namespace
+
+void AddServeCommand(CLI::App& app, int* exit_code) {
+  CLI::App* serve = app.add_subcommand("serve", "Serve a model over gRPC");
+  auto flags = std::make_shared<Flags>();
+  serve->add_option("--config", flags->config_file,
+                    "YAML file with options, by their names with underscores [WINNOW_CONFIG]");
+  serve->add_flag("--check-config", flags->check, "check the configuration and exit: 0 or 2");
+  serve->add_flag("--print-config", flags->print,
+                  "print every option with its value and where it came from, and exit");
+  const ServeConfig defaults;
+  for (const ServeOption& option : ServeOptions()) {
+    const auto store = [flags, name = option.name](const std::string& value) {
+      flags->values[name] = value;
+    };
+    std::string help = Concat(option.help, " [", option.env(), "]");
+    if (!option.is_switch() && !option.get(defaults).empty()) {
+      Append(help, " [default: ", option.get(defaults), "]");
+    }
+    if (option.is_switch()) {
+      serve->add_flag_function(
+          "--" + option.name, [store](int64_t count) { store(count > 0 ? "true" : "false"); },
+          help);
+    } else {
+      serve->add_option_function<std::string>("--" + option.name, store, help)
+          ->type_name(option.value)
+          ->take_last();
+    }
+  }
+  serve->footer(
+      "An option is taken from its flag, else from the environment, else from the file, else it "
+      "has its default.\nExit codes: 0 drained after SIGTERM or SIGINT; 1 cannot listen; 2 "
+      "configuration; 70 the model failed while serving; 78 the model directory cannot be used; "
+      "130, 143 second signal.");
+  serve->callback([flags, exit_code] { *exit_code = Serve(*flags); });
+}
+
+}  // namespace winnow::server

@@ -1,0 +1,72 @@
+#include "server/signals.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+
+#include "absl/time/clock.h"
+#include "kernels/check.h"
+
+namespace winnow::server {
+
+Signals::Signals() {
+  signal(SIGPIPE, SIG_IGN);
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int number : {SIGTERM, SIGINT, SIGHUP}) sigaddset(&set, number);
+  WINNOW_CHECK(pthread_sigmask(SIG_BLOCK, &set, nullptr) == 0);
+  signal_fd_ = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+  event_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  WINNOW_CHECK(signal_fd_ >= 0 && event_fd_ >= 0);
+}
+
+Signals::~Signals() {
+  close(signal_fd_);
+  close(event_fd_);
+}
+
+Signals::Event Signals::Wait(std::optional<absl::Duration> timeout) {
+  const absl::Time until = timeout.has_value() ? absl::Now() + *timeout : absl::InfiniteFuture();
+  for (;;) {
+    pollfd fds[] = {{signal_fd_, POLLIN, 0}, {event_fd_, POLLIN, 0}};
+    int wait_ms = -1;
+    if (timeout.has_value()) {
+      const absl::Duration left = std::clamp(until - absl::Now(), absl::ZeroDuration(), *timeout);
+      wait_ms = static_cast<int>(
+          std::min<int64_t>(absl::ToInt64Milliseconds(left + absl::Microseconds(999)), 1 << 30));
+    }
+    const int ready = poll(fds, 2, wait_ms);
+    if (ready < 0) {
+      WINNOW_CHECK(errno == EINTR);
+      continue;
+    }
+    Event event;
+    if (fds[0].revents != 0) {
+      signalfd_siginfo info;
+      if (read(signal_fd_, &info, sizeof info) == sizeof info) {
+        event.signal = static_cast<int>(info.ssi_signo);
+      }
+    }
+    if (fds[1].revents != 0) {
+      uint64_t count = 0;
+      event.notified = read(event_fd_, &count, sizeof count) == sizeof count;
+    }
+    if (event.signal != 0 || event.notified) return event;
+    if (timeout.has_value() && absl::Now() >= until) return event;
+  }
+}
+
+void Signals::Notify() {
+  const uint64_t one = 1;
+  // Full only after 2^64 notifications that nobody waited for.
+  WINNOW_CHECK(write(event_fd_, &one, sizeof one) == sizeof one);
+}
+
+}  // namespace winnow::server
