@@ -104,6 +104,7 @@ class Backend {
   // Stacks `parts` (equal cols) along the rows and packs them for Matmul. `compute` is kF32
   // (weights widened, exact) or kBF16 (activations rounded to bf16, f32 sums) or kF16 (f16 weights,
   // f32 activations). The sources may be unmapped afterwards.
+  // Null if the memory cannot be had. REQUIRES: for kF16, f16 sources.
   virtual std::unique_ptr<PackedMatrix> Pack(std::span<const HostMatrix> parts, DType compute) = 0;
 
   // y[m][out] = x[m][in] Wᵀ, then the epilogue.

@@ -1,0 +1,81 @@
+#include "kernels/cpu/cpu_backend.h"
+
+#include "tests/unit/kernels/kernel_testing.h"
+
+namespace winnow::kernels {
+namespace {
+
+TEST(CpuBackendTest, AnUnknownInstructionSetIsRefused) {
+  for (const char* isa : {"", "AVX2", "avx", "avx1024", "neon", "auto "}) {
+    EXPECT_EQ(MakeCpuBackend(isa, 1), nullptr) << isa;
+  }
+}
+
+TEST(CpuBackendTest, AutoIsTheBestThatTheProcessorHas) {
+  const std::string best = AvailableIsas().back();
+  EXPECT_EQ(MakeCpuBackend("auto", 2)->name(), MakeCpuBackend(best, 2)->name());
+  EXPECT_NE(MakeCpuBackend("scalar", 1), nullptr);
+}
+
+TEST(CpuBackendTest, TheInstructionSetsAreThoseOfTheProcessor) {
+  EXPECT_EQ(MakeCpuBackend("avx2", 1) != nullptr,
+            __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"));
+  EXPECT_EQ(MakeCpuBackend("avx512", 1) != nullptr, __builtin_cpu_supports("avx512bf16") != 0);
+}
+
+TEST(CpuBackendTest, ItsNameSaysInstructionSetAndThreads) {
+  EXPECT_EQ(MakeCpuBackend("scalar", 1)->name(), "cpu (scalar, 1 thread)");
+  EXPECT_EQ(MakeCpuBackend("scalar", 3)->name(), "cpu (scalar, 3 threads)");
+  EXPECT_EQ(MakeCpuBackend("scalar", 0)->name(),
+            MakeCpuBackend("scalar", UsableProcessors())->name());
+}
+
+TEST(CpuBackendTest, MemoryIsZeroedAlignedAndOfItsSize) {
+  const auto backend = MakeCpuBackend("auto", 1);
+  for (const size_t size_bytes : {size_t{0}, size_t{1}, size_t{100}, size_t{1} << 20,
+                                  (size_t{2} << 20) - 1, size_t{2} << 20, size_t{5000001}}) {
+    const Buffer buffer = backend->Allocate(size_bytes);
+    ASSERT_NE(buffer.data(), nullptr) << size_bytes;
+    EXPECT_EQ(buffer.size_bytes(), size_bytes);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer.data()) % 64, 0u);
+    std::byte* bytes = static_cast<std::byte*>(buffer.data());
+    for (size_t i = 0; i < size_bytes; i += 997) ASSERT_EQ(bytes[i], std::byte{0});
+    if (size_bytes > 0) {
+      ASSERT_EQ(bytes[size_bytes - 1], std::byte{0});
+      std::memset(bytes, 0x5a, size_bytes);
+    }
+  }
+}
+
+TEST(CpuBackendTest, MemoryThatCannotBeHadIsNull) {
+  const auto backend = MakeCpuBackend("auto", 1);
+  EXPECT_EQ(backend->Allocate(size_t{1} << 60).data(), nullptr);
+  EXPECT_EQ(backend->Allocate(SIZE_MAX).data(), nullptr);
+}
+
+TEST(CpuBackendTest, CopiesGoBothWays) {
+  const auto backend = MakeCpuBackend("auto", 1);
+  const Buffer buffer = backend->Allocate(300);
+  std::vector<uint8_t> from(300), to(300);
+  for (size_t i = 0; i < 300; ++i) from[i] = static_cast<uint8_t>(i * 7);
+  backend->CopyToDevice(from.data(), buffer.data(), 300);
+  backend->CopyToHost(buffer.data(), to.data(), 300);
+  EXPECT_EQ(from, to);
+}
+
+TEST(CpuBackendDeathTest, OurOwnBugsStopTheProcess) {
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  const auto backend = MakeCpuBackend("scalar", 1);
+  Random random;
+  const FileMatrix w(random, 4, 8, DType::kF32);
+  Matrix x(1, 7), y(1, 4);
+  const HostMatrix host = w.host();
+  const auto packed = backend->Pack({&host, 1}, DType::kF32);
+  EXPECT_DEATH(backend->Matmul(x.tensor(), *packed, y.tensor(), {}), "CHECK failed");
+  const std::vector<int32_t> ids = {4};
+  Matrix out(1, 8);
+  EXPECT_DEATH(backend->EmbedRows(host, ids, out.tensor()), "CHECK failed");
+}
+
+}  // namespace
+}  // namespace winnow::kernels

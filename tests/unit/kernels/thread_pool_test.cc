@@ -1,0 +1,69 @@
+#include "kernels/thread_pool.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <vector>
+
+namespace winnow::kernels {
+namespace {
+
+TEST(ThreadPoolTest, RunsEachItemOnceWithAThreadOfThePool) {
+  for (const int threads : {1, 2, 3, 8}) {
+    ThreadPool pool(threads);
+    for (const int64_t count : {0, 1, 2, 7, 1000}) {
+      std::vector<std::atomic<int>> runs(count);
+      std::atomic<int> strangers{0};
+      pool.ParallelFor(count, [&](int64_t item, int thread) {
+        ++runs[item];
+        if (thread < 0 || thread >= threads) ++strangers;
+      });
+      for (int64_t i = 0; i < count; ++i) ASSERT_EQ(runs[i], 1) << i << " of " << count;
+      EXPECT_EQ(strangers, 0);
+    }
+  }
+}
+
+TEST(ThreadPoolTest, WritesOfWorkersAreSeenWhenTheLoopReturns) {
+  ThreadPool pool(3);
+  std::vector<int64_t> values(64);  // plain memory: ThreadSanitizer sees a missing hand-over
+  for (int64_t round = 0; round < 2000; ++round) {
+    pool.ParallelFor(64, [&](int64_t item, int) { values[item] += item; });
+  }
+  for (int64_t i = 0; i < 64; ++i) EXPECT_EQ(values[i], 2000 * i);
+}
+
+TEST(ThreadPoolTest, OneThreadAtATimeUsesAThreadsScratch) {
+  constexpr int kThreads = 4;
+  ThreadPool pool(kThreads);
+  std::atomic<int> users[kThreads] = {};
+  std::atomic<int> clashes{0};
+  for (int round = 0; round < 200; ++round) {
+    pool.ParallelFor(50, [&](int64_t, int thread) {
+      if (users[thread].fetch_add(1) != 0) ++clashes;
+      users[thread].fetch_sub(1);
+    });
+  }
+  EXPECT_EQ(clashes, 0);
+}
+
+TEST(ThreadPoolTest, StartsAndStopsWithoutALoop) {
+  for (int round = 0; round < 50; ++round) ThreadPool pool(4);
+}
+
+TEST(ThreadPoolTest, LoopsAfterTheWorkersWentToSleep) {
+  ThreadPool pool(3);
+  std::atomic<int64_t> sum{0};
+  for (int round = 0; round < 5; ++round) {
+    // Longer than the workers spin: one of them is inside, the others give up waiting for a loop.
+    std::atomic<int64_t> work{0};
+    while (work < 200000) ++work;
+    pool.ParallelFor(100, [&](int64_t item, int) { sum += item; });
+  }
+  EXPECT_EQ(sum, 5 * 4950);
+}
+
+TEST(ThreadPoolTest, AtLeastOneProcessorIsUsable) { EXPECT_GE(UsableProcessors(), 1); }
+
+}  // namespace
+}  // namespace winnow::kernels
