@@ -25,6 +25,7 @@ struct IndexValue {
   uint64_t offset;
   uint64_t sequence;
   uint64_t expires_at_s;
+  uint64_t written_at_s;
   uint64_t place_sum;
   uint64_t header_sum;
   uint64_t payload_sum_low;
@@ -35,7 +36,17 @@ struct IndexValue {
   uint8_t pinned;
   uint8_t zero[6];
 };
-static_assert(sizeof(IndexValue) == 96);
+static_assert(sizeof(IndexValue) == 104);
+
+struct MetaValue {
+  uint32_t version;
+  uint32_t boot_id_bytes;
+  uint64_t store_s;
+  int64_t clock_ns;
+  char boot_id[40];
+  uint64_t checksum;
+};
+static_assert(sizeof(MetaValue) == 72);
 
 uint64_t Sum64(std::span<const std::byte> bytes, uint64_t seed = 0) {
   return XXH3_64bits_withSeed(bytes.data(), bytes.size(), seed);
@@ -181,6 +192,7 @@ BlockRecord EncodeBlock(const BlockId& id, const BlockPlace& place, size_t paylo
   header.payload_bytes = static_cast<uint32_t>(payload_bytes);
   header.token_block = id.token_block;
   header.expires_at_s = place.expires_at_s;
+  header.written_at_s = place.written_at_s;
   header.priority = place.priority;
   header.pinned = place.pinned ? 1 : 0;
 
@@ -189,6 +201,7 @@ BlockRecord EncodeBlock(const BlockId& id, const BlockPlace& place, size_t paylo
   record.offset = place.offset;
   record.sequence = place.sequence;
   record.expires_at_s = place.expires_at_s;
+  record.written_at_s = place.written_at_s;
   record.payload_bytes = header.payload_bytes;
   record.priority = place.priority;
   record.pinned = place.pinned;
@@ -238,6 +251,7 @@ std::optional<DecodedHeader> DecodeBlockHeader(std::span<const std::byte> header
   record.offset = header.offset;
   record.sequence = header.sequence;
   record.expires_at_s = header.expires_at_s;
+  record.written_at_s = header.written_at_s;
   record.payload_bytes = header.payload_bytes;
   record.priority = header.priority;
   record.pinned = header.pinned != 0;
@@ -272,6 +286,7 @@ std::string EncodeIndexValue(const BlockKey& key, const BlockRecord& record) {
   fixed.offset = record.offset;
   fixed.sequence = record.sequence;
   fixed.expires_at_s = record.expires_at_s;
+  fixed.written_at_s = record.written_at_s;
   fixed.place_sum = record.place_sum;
   fixed.header_sum = record.header_sum;
   fixed.payload_sum_low = record.payload_sum.low;
@@ -309,6 +324,7 @@ std::optional<BlockRecord> DecodeIndexValue(const BlockKey& key, std::string_vie
   record.offset = fixed.offset;
   record.sequence = fixed.sequence;
   record.expires_at_s = fixed.expires_at_s;
+  record.written_at_s = fixed.written_at_s;
   record.payload_bytes = fixed.payload_bytes;
   record.priority = fixed.priority;
   record.pinned = fixed.pinned != 0;
@@ -319,6 +335,28 @@ std::optional<BlockRecord> DecodeIndexValue(const BlockKey& key, std::string_vie
   record.page_sums.resize(sums_bytes / sizeof(uint64_t));
   std::memcpy(record.page_sums.data(), value.data() + sizeof fixed, sums_bytes);
   return record;
+}
+
+std::string EncodeStoreMeta(const StoreMeta& meta) {
+  MetaValue value = {};
+  value.version = kFormatVersion;
+  value.boot_id_bytes = static_cast<uint32_t>(std::min(meta.boot_id.size(), sizeof value.boot_id));
+  value.store_s = meta.store_s;
+  value.clock_ns = meta.clock_ns;
+  std::memcpy(value.boot_id, meta.boot_id.data(), value.boot_id_bytes);
+  value.checksum = Sum64(BytesOf(value).first(offsetof(MetaValue, checksum)));
+  return std::string(reinterpret_cast<const char*>(&value), sizeof value);
+}
+
+std::optional<StoreMeta> DecodeStoreMeta(std::string_view text) {
+  const auto bytes = std::as_bytes(std::span(text));
+  if (bytes.size() != sizeof(MetaValue)) return std::nullopt;
+  const auto value = Load<MetaValue>(bytes);
+  if (value.version != kFormatVersion || value.boot_id_bytes > sizeof value.boot_id ||
+      value.checksum != Sum64(bytes.first(offsetof(MetaValue, checksum)))) {
+    return std::nullopt;
+  }
+  return StoreMeta{value.store_s, value.clock_ns, std::string(value.boot_id, value.boot_id_bytes)};
 }
 
 }  // namespace winnow::storage

@@ -75,18 +75,19 @@ struct BlockHeader {  // the first 256 bytes of a block; the page sums follow it
   uint32_t payload_bytes;
   uint64_t token_block;
   uint64_t expires_at_s;  // in the store's own time; 0: never
+  uint64_t written_at_s;  // so that a rebuilt index knows how far that time had come
   uint8_t priority;
   uint8_t pinned;
   uint8_t zero1[6];
   // ---- everything above is the prefix that seeds the sums of the payload ----
   uint64_t payload_sum_low;   // XXH3-128 of prefix and payload, padding included
   uint64_t payload_sum_high;  //
-  uint8_t zero2[56];
+  uint8_t zero2[48];
   uint64_t header_sum;  // XXH3-64 of all header pages, this field as zero
 };
 static_assert(sizeof(BlockHeader) == 256);
 inline constexpr size_t kBlockPrefixBytes = offsetof(BlockHeader, payload_sum_low);
-static_assert(kBlockPrefixBytes == 176);
+static_assert(kBlockPrefixBytes == 184);
 
 // The payload's page sums stand behind the fixed header; most blocks need one page for both.
 constexpr size_t HeaderPagesFor(size_t payload_bytes) {
@@ -104,6 +105,7 @@ struct BlockRecord {
   uint64_t offset = 0;  // of the header page
   uint64_t sequence = 0;
   uint64_t expires_at_s = 0;
+  uint64_t written_at_s = 0;
   uint32_t payload_bytes = 0;
   uint8_t priority = 0;
   bool pinned = false;
@@ -148,6 +150,7 @@ struct BlockPlace {
   uint64_t offset = 0;
   uint64_t sequence = 0;
   uint64_t expires_at_s = 0;
+  uint64_t written_at_s = 0;
   uint8_t priority = 0;
   bool pinned = false;
 };
@@ -172,6 +175,16 @@ std::optional<DecodedHeader> DecodeBlock(std::span<const std::byte> block);
 // An index value; its checksum covers the key too, so a value under another's key is refused.
 std::string EncodeIndexValue(const BlockKey& key, const BlockRecord& record);
 std::optional<BlockRecord> DecodeIndexValue(const BlockKey& key, std::string_view value);
+
+// The store's own record: how far its time has come, and what that was on the machine's clock, so
+// that a restart within one boot also counts the time between.
+struct StoreMeta {
+  uint64_t store_s = 0;
+  int64_t clock_ns = 0;
+  std::string boot_id;  // at most 40 bytes are kept
+};
+std::string EncodeStoreMeta(const StoreMeta& meta);
+std::optional<StoreMeta> DecodeStoreMeta(std::string_view value);
 
 }  // namespace winnow::storage
 

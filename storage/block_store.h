@@ -1,0 +1,151 @@
+// BlockStore: where KV blocks live when fast memory does not hold them. The only header that code
+// above a store needs; HostStore, DiskStore and TieredStore implement it and pass one suite of
+// tests.
+//
+// A store is a cache of content-addressed blocks. Any doubt is a miss: a caller that gets kOk holds
+// exactly the bytes that were put under this identity, and a caller that gets anything else
+// computes them again. No call fails a request.
+//
+// Life cycle   Submit calls (Put, Get, GetPages, Erase) start an operation and return; Poll hands
+//              out one Completion for each, in any order. Destruction drops what is in flight: the
+//              buffers of operations without completion are free when the destructor returns.
+// Threads      One thread at a time, and every call is short: what blocks (disk, RocksDB) happens
+//              elsewhere. The store calls nobody back from a thread of its own.
+// Ownership    Put has copied the payload when it returns. `into` of a Get belongs to the store
+// until
+//              its completion, and is written only with verified bytes, only before an outcome of
+//              kOk: a late or damaged read never touches it. That is one copy per read, on purpose.
+// Rows         A block's payload is cut into pages of 4 KiB, each with a checksum of its own, so
+// that
+//              a decode step reads just the pages that its rows are on. Callers group rows by page.
+#ifndef WINNOW_STORAGE_BLOCK_STORE_H_
+#define WINNOW_STORAGE_BLOCK_STORE_H_
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "storage/block_id.h"
+
+namespace winnow::storage {
+
+enum class Operation : uint8_t { kPut, kGet, kGetPages, kErase };
+
+enum class Outcome : uint8_t {
+  kOk,    // stored (on disk: durably), read and verified, or erased
+  kMiss,  // Put: not stored. Get: no bytes. Erase: there was nothing, or it may come back
+          // (kIoError)
+};
+
+// Why an operation missed.
+enum class Reason : uint8_t {
+  kNone,      // it did not
+  kAbsent,    // no such block, or it has expired
+  kIdentity,  // the block found belongs to another model, tenant, layer, place or length
+  kCorrupt,   // a checksum did not hold, twice; the block is gone now
+  kIoError,   // the device or the index failed
+  kLate,      // the deadline passed first
+  kOff,       // the tier is degraded (Put) or off (any)
+  kBusy,      // too much in flight
+  kFull,      // no room: what is there is pinned, or the block is larger than the store takes
+};
+inline constexpr size_t kReasons = 9;
+std::string_view ReasonName(Reason reason);
+
+inline constexpr uint8_t kPriorityMax = 3;  // 0 is evicted first
+
+struct PutOptions {
+  uint8_t priority = 1;  // 0 to kPriorityMax
+  bool pinned = false;   // never evicted, only erased or expired
+  uint32_t ttl_s = 0;    // 0: no expiry
+};
+
+struct Completion {
+  uint64_t tag = 0;
+  Operation operation = Operation::kGet;
+  Outcome outcome = Outcome::kMiss;
+  Reason reason = Reason::kNone;
+};
+
+struct BlockInfo {
+  uint32_t payload_bytes = 0;
+  uint8_t priority = 0;
+  bool pinned = false;
+};
+
+enum class TierState : uint8_t {
+  kOk,
+  kDegraded,  // reads only
+  kOff,       // neither
+};
+std::string_view TierStateName(TierState state);
+
+// Counters since the store was made, and levels. Pulled by whoever exports metrics.
+struct StoreStats {
+  TierState state = TierState::kOk;
+  uint64_t blocks = 0;
+  uint64_t used_bytes = 0;  // host: pages taken; disk: exactly the segment files' lengths
+  uint64_t capacity_bytes = 0;
+  uint64_t pinned_bytes = 0;
+  uint64_t puts = 0;
+  uint64_t puts_stored = 0;
+  uint64_t gets = 0;  // Get and GetPages
+  uint64_t hits = 0;
+  std::array<uint64_t, kReasons> misses = {};  // of gets, by Reason
+  uint64_t payload_bytes_read = 0;             // handed to callers
+  uint64_t device_bytes_read = 0;              // read from the medium for them
+  uint64_t device_bytes_written = 0;
+  uint64_t evicted_blocks = 0;
+  uint64_t expired_blocks = 0;
+  uint64_t corrupt_blocks = 0;
+  uint64_t io_errors = 0;
+  uint64_t moved_blocks = 0;  // by compaction, promotion or demotion
+};
+
+class BlockStore {
+ public:
+  virtual ~BlockStore() = default;
+
+  // Stores a payload. A block that is there already keeps its bytes (keys name content) and takes
+  // the larger priority, the pin and the new expiry; one in flight is joined.
+  // Misses: kOff, kBusy, kFull, kIoError. REQUIRES: payload not empty.
+  virtual void Put(uint64_t tag, const BlockId& id, std::span<const std::byte> payload,
+                   const PutOptions& options) = 0;
+
+  // Reads the whole payload, whose length must be into.size().
+  // `deadline_ns`: on the store's clock; 0 takes the store's default.
+  // Misses: kAbsent, kIdentity, kCorrupt, kIoError, kLate, kOff, kBusy.
+  virtual void Get(uint64_t tag, const BlockId& id, std::span<std::byte> into,
+                   int64_t deadline_ns) = 0;
+
+  // Reads pages of the payload, all or none; page i of `pages` to into[i * 4096]. The last page of
+  // a payload is padded with zeros. Misses as Get; kIdentity also for a page past the end.
+  // REQUIRES: pages ascend strictly, into.size() == pages.size() * 4096.
+  virtual void GetPages(uint64_t tag, const BlockId& id, std::span<const uint32_t> pages,
+                        std::span<std::byte> into, int64_t deadline_ns) = 0;
+
+  // Forgets a block. A Get in flight may still be answered. Misses: kAbsent; kIoError: gone for
+  // this process, but it may be found again after a restart.
+  virtual void Erase(uint64_t tag, const BlockKey& key) = 0;
+
+  // Moves work along and appends completions; waits for the first of them for at most `wait`.
+  virtual void Poll(std::chrono::nanoseconds wait, std::vector<Completion>* completions) = 0;
+
+  // What is known without I/O, from memory. A block that is found may still turn out a miss.
+  virtual std::optional<BlockInfo> Find(const BlockId& id) const = 0;
+
+  // False: no such block, or pins would take more than half of the store.
+  virtual bool SetPinned(const BlockKey& key, bool pinned) = 0;
+
+  virtual size_t in_flight() const = 0;  // operations without completion
+  virtual StoreStats stats() const = 0;
+};
+
+}  // namespace winnow::storage
+
+#endif  // WINNOW_STORAGE_BLOCK_STORE_H_

@@ -1,0 +1,67 @@
+// One segment file of a DiskStore, while the store is open.
+#ifndef WINNOW_STORAGE_SEGMENT_H_
+#define WINNOW_STORAGE_SEGMENT_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "storage/file_system.h"
+#include "storage/page_memory.h"
+
+namespace winnow::storage {
+
+// What an I/O of a segment itself (not of one operation) was for; the top byte of its tag.
+enum class SegmentIo : uint8_t {
+  kNone,  // an operation's
+  kAllocate,
+  kHeader,
+  kCreateSync,
+  kDirectorySync,
+  kCommitSync,
+  kFooter,
+  kFooterSync,
+  kReadSync,  // a read that its caller waits for
+};
+
+// Life: kCreating -> kOpen -> kSealing -> kSealed -> file deleted. A write or sync that fails on
+// the way makes it `broken`: no more writes and no more syncs, for an fsync that failed once may
+// lie the next time; what was committed before stays readable, and every read is checked anyway.
+struct Segment {
+  enum class State : uint8_t { kCreating, kOpen, kSealing, kSealed };
+
+  uint64_t id = 0;
+  std::string path;
+  File file;
+  State state = State::kCreating;
+  bool broken = false;
+  uint64_t file_bytes = 0;  // the file's length
+  uint64_t end_offset = 0;  // where the next block goes
+  uint64_t live_bytes = 0;  // of indexed blocks
+  uint64_t live_blocks = 0;
+  uint32_t block_count = 0;  // placed, for the footer
+  uint64_t blocks_sum = 0;   //
+  uint32_t users = 0;        // operations that read from or write to it
+  uint32_t outstanding = 0;  // its own I/O: the kernel may have `page`
+  uint32_t unsynced = 0;     // placed blocks that are neither published nor failed
+  bool syncing = false;
+  bool footer_started = false;
+  bool busy = false;              // on the store's list of segments that need attention
+  std::vector<uint32_t> written;  // operations: written, not covered by a sync yet
+  std::vector<uint32_t> covered;  // operations: the sync in flight covers them
+  PageMemory page;                // header, then footer
+};
+
+// seg-<16 hex digits>.wseg
+std::string SegmentName(uint64_t id);
+std::optional<uint64_t> ParseSegmentName(std::string_view name);
+
+constexpr uint64_t SegmentTag(SegmentIo purpose, uint64_t id) {
+  return static_cast<uint64_t>(purpose) << 56 | id;
+}
+
+}  // namespace winnow::storage
+
+#endif  // WINNOW_STORAGE_SEGMENT_H_

@@ -1,0 +1,246 @@
+// One suite for every BlockStore: host, disk over io_uring, disk over threads, tiered.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+
+#include "storage/block_store.h"
+#include "storage/disk_store.h"
+#include "storage/host_store.h"
+#include "tests/unit/storage/store_client.h"
+
+namespace winnow::storage {
+namespace {
+
+enum class Kind { kHost, kDiskUring, kDiskThreads };
+
+class BlockStoreSuite : public testing::TestWithParam<Kind> {
+ protected:
+  void SetUp() override {
+    if (GetParam() == Kind::kDiskUring && !MakeUringEngine(8).ok()) {
+      GTEST_SKIP() << "io_uring is refused here";
+    }
+    store_ = Make(uint64_t{8} << 20);
+    client_ = std::make_unique<StoreClient>(store_.get());
+  }
+
+  std::unique_ptr<BlockStore> Make(uint64_t capacity_bytes) {
+    if (GetParam() == Kind::kHost) {
+      HostStoreOptions options;
+      options.capacity_bytes = capacity_bytes;
+      options.chunk_bytes = uint64_t{1} << 20;
+      return std::make_unique<HostStore>(options, &clock_);
+    }
+    DiskStoreOptions options;
+    options.directory = dir_.path() + "/store";
+    options.capacity_bytes = capacity_bytes;
+    options.segment_bytes = uint64_t{1} << 20;
+    options.staging_bytes = uint64_t{4} << 20;
+    options.io.kind =
+        GetParam() == Kind::kDiskUring ? IoEngineKind::kUring : IoEngineKind::kThreads;
+    auto store = DiskStore::Open(options, &clock_);
+    EXPECT_TRUE(store.ok()) << store.status();
+    return *std::move(store);
+  }
+
+  TempDir dir_;
+  FakeClock clock_;
+  std::unique_ptr<BlockStore> store_;
+  std::unique_ptr<StoreClient> client_;
+};
+
+TEST_P(BlockStoreSuite, WhatWasPutIsReadBackInAllSizes) {
+  for (size_t bytes : {1, 100, 4095, 4096, 4097, 65536, 262144, 300001}) {
+    const BlockId id = IdOf(bytes);
+    ASSERT_EQ(client_->Put(id, bytes), Reason::kNone) << bytes;
+    EXPECT_EQ(client_->GetAndCheck(id, bytes), Reason::kNone) << bytes;
+    const auto info = store_->Find(id);
+    ASSERT_TRUE(info.has_value());
+    EXPECT_EQ(info->payload_bytes, bytes);
+  }
+}
+
+TEST_P(BlockStoreSuite, ChosenPagesAreReadAlone) {
+  const size_t bytes = 20 * kPageBytes - 100;
+  ASSERT_EQ(client_->Put(IdOf(1), bytes), Reason::kNone);
+  for (const std::vector<uint32_t>& pages :
+       {std::vector<uint32_t>{0}, {19}, {0, 1, 2, 3}, {0, 2, 4, 5, 6, 19}, {7, 9}, {}}) {
+    EXPECT_EQ(client_->GetPagesAndCheck(IdOf(1), bytes, pages), Reason::kNone);
+  }
+  EXPECT_EQ(client_->GetPagesAndCheck(IdOf(1), bytes, {3, 20}), Reason::kIdentity);
+  EXPECT_EQ(client_->GetPagesAndCheck(IdOf(2), bytes, {3}), Reason::kAbsent);
+}
+
+TEST_P(BlockStoreSuite, AnotherIdentityUnderTheSameKeyIsAMiss) {
+  const BlockId id = IdOf(1);
+  ASSERT_EQ(client_->Put(id, 5000), Reason::kNone);
+  std::vector<BlockId> others(4, id);
+  others[0].model[5] ^= 1;
+  others[1].tenant[5] ^= 1;
+  others[2].layer ^= 1;
+  others[3].token_block ^= 1;
+  for (const BlockId& other : others) {
+    EXPECT_EQ(client_->GetAndCheck(other, 5000), Reason::kIdentity);
+    EXPECT_EQ(client_->GetPagesAndCheck(other, 5000, {0}), Reason::kIdentity);
+    EXPECT_FALSE(store_->Find(other).has_value());
+  }
+  EXPECT_EQ(client_->GetAndCheck(id, 5001), Reason::kIdentity) << "another length";
+  EXPECT_EQ(client_->GetAndCheck(id, 5000), Reason::kNone);
+}
+
+TEST_P(BlockStoreSuite, ErasedBlockIsAMissAndItsRoomIsGivenBack) {
+  ASSERT_EQ(client_->Put(IdOf(1), 5000), Reason::kNone);
+  EXPECT_EQ(client_->Erase(IdOf(1).key), Reason::kNone);
+  EXPECT_EQ(client_->GetAndCheck(IdOf(1), 5000), Reason::kAbsent);
+  EXPECT_EQ(client_->Erase(IdOf(1).key), Reason::kAbsent);
+  EXPECT_EQ(store_->stats().blocks, 0u);
+  ASSERT_EQ(client_->Put(IdOf(1), 5000), Reason::kNone);
+  EXPECT_EQ(client_->GetAndCheck(IdOf(1), 5000), Reason::kNone);
+}
+
+TEST_P(BlockStoreSuite, ManyAtOnceAreAllAnsweredOnce) {
+  const int count = 64;
+  std::vector<std::vector<std::byte>> into(count, std::vector<std::byte>(32768));
+  for (int i = 0; i < count; ++i) {
+    store_->Put(i, IdOf(i), BytesOf(IdOf(i), 32768), {});
+  }
+  for (const auto& [tag, completion] : client_->Finish()) {
+    EXPECT_EQ(completion.reason, Reason::kNone);
+    EXPECT_EQ(completion.operation, Operation::kPut);
+  }
+  for (int i = 0; i < count; ++i) store_->Get(100 + i, IdOf(i), into[i], 0);
+  EXPECT_EQ(client_->Finish().size(), static_cast<size_t>(count));
+  for (int i = 0; i < count; ++i) EXPECT_TRUE(into[i] == BytesOf(IdOf(i), 32768));
+  const StoreStats stats = store_->stats();
+  EXPECT_EQ(stats.puts_stored, static_cast<uint64_t>(count));
+  EXPECT_EQ(stats.hits, static_cast<uint64_t>(count));
+  EXPECT_EQ(stats.blocks, static_cast<uint64_t>(count));
+}
+
+TEST_P(BlockStoreSuite, OneBlockPutTwiceAtOnceIsOneBlock) {
+  store_->Put(1, IdOf(1), BytesOf(IdOf(1), 9000), {});
+  store_->Put(2, IdOf(1), BytesOf(IdOf(1), 9000), {});
+  const auto answers = client_->Finish();
+  EXPECT_EQ(answers.at(1).reason, Reason::kNone);
+  EXPECT_EQ(answers.at(2).reason, Reason::kNone);
+  EXPECT_EQ(store_->stats().blocks, 1u);
+}
+
+TEST_P(BlockStoreSuite, NeverHoldsMoreThanItsCapacityAndKeepsWhatIsUsed) {
+  // Four times what fits; block 0 is read all the time, block 1 is pinned.
+  ASSERT_EQ(client_->Put(IdOf(0), 65536), Reason::kNone);
+  ASSERT_EQ(client_->Put(IdOf(1), 65536, {.pinned = true}), Reason::kNone);
+  for (int i = 2; i < 500; ++i) {
+    ASSERT_EQ(client_->Put(IdOf(i), 65536), Reason::kNone) << i;
+    EXPECT_LE(store_->stats().used_bytes, store_->stats().capacity_bytes);
+    if (i % 10 == 0) {
+      ASSERT_EQ(client_->GetAndCheck(IdOf(0), 65536), Reason::kNone) << i;
+    }
+  }
+  EXPECT_GT(store_->stats().evicted_blocks, 300u);
+  EXPECT_EQ(client_->GetAndCheck(IdOf(1), 65536), Reason::kNone);
+  EXPECT_EQ(client_->GetAndCheck(IdOf(499), 65536), Reason::kNone);
+  EXPECT_EQ(client_->GetAndCheck(IdOf(2), 65536), Reason::kAbsent);
+}
+
+TEST_P(BlockStoreSuite, LowPriorityLeavesFirst) {
+  for (int i = 0; i < 20; ++i) {
+    ASSERT_EQ(client_->Put(IdOf(i), 65536, {.priority = 3}), Reason::kNone);
+  }
+  for (int i = 20; i < 300; ++i) {
+    ASSERT_EQ(client_->Put(IdOf(i), 65536, {.priority = 0}), Reason::kNone);
+  }
+  int kept = 0;
+  for (int i = 0; i < 20; ++i) kept += client_->GetAndCheck(IdOf(i), 65536) == Reason::kNone;
+  EXPECT_EQ(kept, 20);
+}
+
+TEST_P(BlockStoreSuite, PinsTakeAtMostHalfAndCanBeGivenBack) {
+  int pinned = 0;
+  for (int i = 0; i < 200; ++i) {
+    ASSERT_EQ(client_->Put(IdOf(i), 65536), Reason::kNone);
+    pinned += store_->SetPinned(IdOf(i).key, true);
+  }
+  EXPECT_LE(store_->stats().pinned_bytes, store_->stats().capacity_bytes / 2);
+  EXPECT_GT(pinned, 40);
+  for (int i = 0; i < pinned; ++i) {
+    ASSERT_EQ(client_->GetAndCheck(IdOf(i), 65536), Reason::kNone) << i;
+  }
+  for (int i = 0; i < pinned; ++i) EXPECT_TRUE(store_->SetPinned(IdOf(i).key, false));
+  EXPECT_EQ(store_->stats().pinned_bytes, 0u);
+  EXPECT_FALSE(store_->SetPinned(IdOf(1000).key, true));
+}
+
+TEST_P(BlockStoreSuite, ExpiredBlockIsAMiss) {
+  ASSERT_EQ(client_->Put(IdOf(1), 5000, {.ttl_s = 10}), Reason::kNone);
+  ASSERT_EQ(client_->Put(IdOf(2), 5000), Reason::kNone);
+  clock_.AdvanceSeconds(9);
+  EXPECT_EQ(client_->GetAndCheck(IdOf(1), 5000), Reason::kNone);
+  clock_.AdvanceSeconds(2);
+  EXPECT_FALSE(store_->Find(IdOf(1)).has_value());
+  EXPECT_EQ(client_->GetAndCheck(IdOf(1), 5000), Reason::kAbsent);
+  EXPECT_EQ(client_->GetAndCheck(IdOf(2), 5000), Reason::kNone);
+  EXPECT_EQ(store_->stats().expired_blocks, 1u);
+}
+
+TEST_P(BlockStoreSuite, BlockThatCannotFitIsRefused) {
+  const std::vector<std::byte> payload(2 << 20);
+  EXPECT_EQ(client_->Put(IdOf(1), payload), Reason::kFull);
+}
+
+// Random operations against a map. The model allows a miss where the store may have evicted, never
+// wrong bytes and never a block that was erased.
+TEST_P(BlockStoreSuite, AgreesWithAModelOverRandomOperations) {
+  const uint32_t seed = TestSeed(42);
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  std::mt19937 random(seed);
+  std::map<uint64_t, size_t> model;  // what may be there
+  for (int round = 0; round < 1500; ++round) {
+    const uint64_t number = random() % 150;
+    const BlockId id = IdOf(number);
+    const size_t bytes = 1 + number * 997 % 120000;
+    switch (random() % 8) {
+      case 0:
+      case 1:
+      case 2:
+        ASSERT_EQ(client_->Put(id, bytes, {.priority = static_cast<uint8_t>(random() % 4)}),
+                  Reason::kNone);
+        model[number] = bytes;
+        ASSERT_EQ(client_->GetAndCheck(id, bytes), Reason::kNone) << "just put";
+        break;
+      case 3:
+        client_->Erase(id.key);
+        model.erase(number);
+        break;
+      case 4: {
+        const auto page = static_cast<uint32_t>(random() % PagesFor(bytes));
+        const Reason reason = client_->GetPagesAndCheck(id, bytes, {page});
+        ASSERT_TRUE(reason == Reason::kAbsent || (reason == Reason::kNone && model.count(number)));
+        break;
+      }
+      default: {
+        const Reason reason = client_->GetAndCheck(id, bytes);
+        ASSERT_TRUE(reason == Reason::kAbsent || (reason == Reason::kNone && model.count(number)));
+      }
+    }
+    ASSERT_LE(store_->stats().used_bytes, store_->stats().capacity_bytes);
+    ASSERT_LE(store_->stats().blocks, model.size());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Stores, BlockStoreSuite,
+                         testing::Values(Kind::kHost, Kind::kDiskUring, Kind::kDiskThreads),
+                         [](const auto& info) {
+                           switch (info.param) {
+                             case Kind::kHost:
+                               return "Host";
+                             case Kind::kDiskUring:
+                               return "DiskUring";
+                             case Kind::kDiskThreads:
+                               return "DiskThreads";
+                           }
+                           return "";
+                         });
+
+}  // namespace
+}  // namespace winnow::storage
