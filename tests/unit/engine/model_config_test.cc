@@ -186,6 +186,7 @@ TEST(ModelConfigTest, WindowsThatCannotBiteAreOff) {
   ParseGood(mistral);
   json qwen = OfFamily("Qwen2ForCausalLM", "qwen2");
   qwen["sliding_window"] = 64;
+  qwen["max_window_layers"] = 0;
   ParseGood(qwen);  // use_sliding_window is false by default
   qwen["use_sliding_window"] = true;
   qwen["max_window_layers"] = 2;  // the first two layers attend fully, and there are two

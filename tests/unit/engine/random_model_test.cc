@@ -1,7 +1,10 @@
 #include "engine/random_model.h"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <cstring>
 #include <filesystem>
 #include <map>
@@ -207,6 +210,24 @@ TEST_F(RandomModelTest, AnErrorLeavesNothingBehind) {
   const absl::Status status = WriteRandomModel(Options("m")).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("bytes, "));
+  EXPECT_FALSE(std::filesystem::exists(Out("m")));
+}
+
+TEST_F(RandomModelTest, AFullDiskIsReportedAndTheFilesSoFarAreRemoved) {
+  // A limit on the size of files stands for the disk: the third shard or so passes it.
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto old_handler = signal(SIGXFSZ, SIG_IGN);
+  rlimit limit = before;
+  limit.rlim_cur = 8000;
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+  RandomModelOptions options = Options("m");
+  options.shard_bytes = 4000;  // one tensor per file; the largest takes 8192
+  const absl::Status status = WriteRandomModel(options).status();
+  setrlimit(RLIMIT_FSIZE, &before);
+  signal(SIGXFSZ, old_handler);
+  EXPECT_FALSE(status.ok());
+  EXPECT_THAT(std::string(status.message()), HasSubstr(Out("m") + "/model-"));
   EXPECT_FALSE(std::filesystem::exists(Out("m")));
 }
 
