@@ -1,0 +1,1 @@
+"""Learns the functions by which winnow finds and summarises keys; writes one artifact per model."""

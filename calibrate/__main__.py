@@ -1,0 +1,168 @@
+"""python -m calibrate: learns a model's hash functions and feature maps, and writes the artifact."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from . import report as reporting
+from .artifact import Artifact, Features, Functions, fingerprint, write
+from .capture import CaptureSettings, Model, capture, load_shard
+from .documents import Text
+from .encoders import DEFAULT_BITS
+from .region import Region
+from .training import (Corpus, EncoderSettings, FeatureSettings, default_hidden, export_encoder, train_encoder,
+                       train_features)
+
+KINDS = ("hata", "spotlight", "hashattention", "features")
+
+
+def parse_bits(text: str, kinds) -> dict[str, int]:
+    """"128" for all kinds, or "hata=128,hashattention=32"; kinds not named keep their defaults."""
+    bits = dict(DEFAULT_BITS)
+    for part in text.split(",") if text else ():
+        kind, sep, value = part.rpartition("=")
+        if sep and kind not in bits:
+            raise argparse.ArgumentTypeError(f"--bits: {kind!r} is not a kind that has bits")
+        if not value.isdigit() or int(value) not in (32, 64, 128, 256):
+            raise argparse.ArgumentTypeError(f"--bits: {value!r} is not 32, 64, 128 or 256")
+        for name in [kind] if sep else list(bits):
+            bits[name] = int(value)
+    return {kind: bits[kind] for kind in kinds if kind in bits}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m calibrate", description=__doc__)
+    parser.add_argument("--model", required=True, help="Hugging Face model directory")
+    parser.add_argument("--text", required=True, help="text to calibrate on, plain or gzip")
+    parser.add_argument("--out", required=True, help="artifact to write (.safetensors)")
+    parser.add_argument("--kinds", default=",".join(KINDS), help="comma-separated: %(default)s")
+    parser.add_argument("--bits", default="", help="of a code: 128, or hata=128,hashattention=32")
+    parser.add_argument("--layers", help="layers to learn for, as 2-5 or 2,3,4 (default: all after --dense-layers)")
+    parser.add_argument("--dense-layers", type=int, default=2)
+    parser.add_argument("--lengths", default="8192,12288", help="document lengths in tokens (default %(default)s)")
+    parser.add_argument("--documents", type=int, default=24)
+    parser.add_argument("--validation-documents", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=1500, help="training steps of each encoder")
+    parser.add_argument("--feature-steps", type=int, default=1000)
+    parser.add_argument("--features", type=int, default=64, help="features of the summary (F)")
+    parser.add_argument("--queries", type=int, default=64, help="queries per step")
+    parser.add_argument("--candidates", type=int, default=3072, help="keys ranked per step")
+    parser.add_argument("--share", type=float, default=0.02, help="share of the context that training aims at")
+    parser.add_argument("--hidden", type=int, help="hidden units of spotlight and hashattention")
+    parser.add_argument("--recipe", choices=("winnow", "paper"), default="winnow")
+    parser.add_argument("--heads-per-pass", type=int, default=32, help="KV heads trained at once: bounds memory")
+    parser.add_argument("--resume", help="directory that keeps the capture and training state; an interrupted "
+                                         "run given the same directory continues")
+    parser.add_argument("--report", help="directory for report.txt, report.json and report.png")
+    parser.add_argument("--sink", type=int, default=16)
+    parser.add_argument("--window", type=int, default=128)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--seed", type=int, default=0)
+    return parser
+
+
+def parse_layers(text: str | None, dense_layers: int, total: int) -> tuple[int, ...]:
+    if text is None:
+        return tuple(range(dense_layers, total))
+    layers = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        layers += range(int(first), int(last or first) + 1)
+    if not layers or min(layers) < 0 or max(layers) >= total:
+        raise ValueError(f"--layers {text}: the model has layers 0 to {total - 1}")
+    return tuple(sorted(set(layers)))
+
+
+def main(argv=None) -> int:
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    kinds = [k for k in args.kinds.split(",") if k]
+    unknown = [k for k in kinds if k not in KINDS]
+    if unknown or not kinds:
+        parser.error(f"--kinds: {unknown or 'none given'}; choose from {', '.join(KINDS)}")
+    try:
+        bits = parse_bits(args.bits, kinds)
+    except argparse.ArgumentTypeError as error:
+        parser.error(str(error))
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: no CUDA device is available")
+    if args.resume is None:
+        with tempfile.TemporaryDirectory(prefix="winnow-calibrate-") as directory:
+            run(args, kinds, bits, Path(directory))
+    else:
+        run(args, kinds, bits, Path(args.resume))
+    return 0
+
+
+def run(args, kinds: list[str], bits: dict[str, int], state: Path) -> None:
+    text = Text(args.text)
+    model = Model(args.model, args.device)
+    layers = parse_layers(args.layers, args.dense_layers, model.layers)
+    settings = CaptureSettings(lengths=tuple(int(x) for x in args.lengths.split(",")), documents=args.documents,
+                               validation_documents=args.validation_documents, layers=layers, sink=args.sink,
+                               window=args.window, seed=args.seed)
+    paths = capture(model, text, settings, state / "capture")
+    training = [p for p in paths if p.name.startswith("train-")]
+    validation = [p for p in paths if p.name.startswith("validation-")]
+    region = Region(args.sink, args.window)
+    shape = {"layers": model.layers, "query_heads": model.query_heads, "kv_heads": model.kv_heads,
+             "head_dim": model.head_dim}
+    kv_heads, group, head_dim, scaling = model.kv_heads, model.group, model.head_dim, model.scaling
+    del model
+
+    common = {"recipe": args.recipe, "documents": args.documents, "lengths": list(settings.lengths),
+              "sink": args.sink, "window": args.window, "seed": args.seed}
+    artifact = Artifact(fingerprint(args.model), shape, args.dense_layers,
+                        provenance={"tool": "calibrate", "text": Path(args.text).name})
+    encoder_settings = {kind: EncoderSettings(kind=kind, bits=bits[kind],
+                                              hidden=args.hidden or default_hidden(kind, head_dim),
+                                              recipe=args.recipe, steps=args.steps, queries=args.queries,
+                                              candidates=args.candidates, share=args.share, seed=args.seed)
+                        for kind in kinds if kind != "features"}
+    feature_settings = FeatureSettings(features=args.features, inner=head_dim, steps=args.feature_steps,
+                                       queries=max(8, args.queries // 2), seed=args.seed)
+    for kind, s in encoder_settings.items():
+        artifact.functions[kind] = Functions(kind, s.bits, training={**common, "steps": s.steps, "hidden": s.hidden,
+                                                                     "share": s.share})
+    if "features" in kinds:
+        artifact.features = Features(args.features, training={**common, "steps": feature_settings.steps})
+
+    per_pass = max(1, args.heads_per_pass // kv_heads)
+    passes = [layers[i:i + per_pass] for i in range(0, len(layers), per_pass)]
+    for some in passes:
+        tag = f"layers {some[0]}-{some[-1]}"
+        corpus = Corpus(training, some, group, head_dim, region, args.device)
+        for kind, s in encoder_settings.items():
+            encoder, _ = train_encoder(corpus, s, group, tag, state / f"{kind}-{some[0]}-{some[-1]}.pt")
+            export_encoder(encoder, some, kv_heads, artifact.functions[kind])
+        if artifact.features is not None:
+            maps, _ = train_features(corpus, feature_settings, tag, state / f"features-{some[0]}-{some[-1]}.pt")
+            folded = {"key": maps.key.folded(), "query": maps.query.folded()}
+            for i, layer in enumerate(some):
+                heads = slice(i * kv_heads, (i + 1) * kv_heads)
+                artifact.features.layers[layer] = {
+                    side: {role: (w[heads].contiguous(), b[heads].contiguous()) for role, (w, b) in roles.items()}
+                    for side, roles in folded.items()}
+        del corpus
+
+    if validation:
+        shards = [load_shard(p, layers, group, args.device) for p in validation]
+        measured = reporting.build(artifact, shards, layers, kv_heads, region, scaling)
+        for kind in encoder_settings:
+            artifact.functions[kind].measured = reporting.measured_of(kind, measured)
+        if args.report:
+            print(reporting.write(measured, Path(args.report)))
+        else:
+            print(reporting.table(measured))
+    write(args.out, artifact)
+    print(f"wrote {args.out}: {Path(args.out).stat().st_size:,} bytes, {', '.join(kinds)} for layers "
+          f"{layers[0]} to {layers[-1]}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,203 @@
+"""The learned hash functions: chains of affine stages with SiLU between them, and a sign at the end.
+
+    hata           one stage
+    spotlight      two stages
+    hashattention  three stages
+
+Keys and queries have their own chains; the queries of a group share one (one per query head was no
+better, and is G times the bytes). Heads of all layers are trained at once, stacked in the first
+dimension: N = layers * KV heads.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+STAGES = {"hata": 1, "spotlight": 2, "hashattention": 3}
+DEFAULT_BITS = {"hata": 128, "spotlight": 128, "hashattention": 32}
+
+
+@dataclass(frozen=True)
+class Balance:
+    """Linear maps under which keys and queries have equal, diagonal second moments.
+
+    With k' = Tk (k - mean) and q' = Tq q the dot product is kept up to a constant per query:
+    q'.k' = q.k - q.mean. Directions in which dot products vary most get the largest moments, so
+    random hyperplanes in this space spend the bits where they tell keys apart.
+    """
+
+    mean: torch.Tensor       # [N, d]
+    key_map: torch.Tensor    # [N, d, d]
+    query_map: torch.Tensor  # [N, d, d]
+
+    @staticmethod
+    def identity(keys: torch.Tensor) -> "Balance":
+        n, _, d = keys.shape
+        eye = torch.eye(d, device=keys.device).expand(n, d, d).clone()
+        return Balance(torch.zeros(n, d, device=keys.device), eye, eye.clone())
+
+    @staticmethod
+    def fit(keys: torch.Tensor, queries: torch.Tensor) -> "Balance":
+        """keys [N, t, d], queries [N, u, d]."""
+        keys, queries = keys.double(), queries.double()
+        d = keys.shape[-1]
+        eye = torch.eye(d, dtype=torch.float64, device=keys.device)
+        mean = keys.mean(1)
+        centred = keys - mean.unsqueeze(1)
+        moment = lambda x: x.transpose(1, 2) @ x / x.shape[1]
+        regular = lambda c: c + eye * (1e-4 * c.diagonal(dim1=1, dim2=2).mean(-1) + 1e-12).view(-1, 1, 1)
+        lk = torch.linalg.cholesky(regular(moment(centred)))
+        lq = torch.linalg.cholesky(regular(moment(queries)))
+        u, s, vt = torch.linalg.svd(lq.transpose(1, 2) @ lk)
+        root = s.sqrt().unsqueeze(-1)
+        key_map = root * (vt @ torch.linalg.inv(lk))
+        query_map = root * (u.transpose(1, 2) @ torch.linalg.inv(lq))
+        return Balance(mean.float(), key_map.float(), query_map.float())
+
+
+class Chain(nn.Module):
+    """One side's functions for all heads. Input [B, t, d] -> pre-activations [B, t, bits]."""
+
+    def __init__(self, weights: list[torch.Tensor], biases: list[torch.Tensor]):
+        super().__init__()
+        self.weights = nn.ParameterList([nn.Parameter(w.clone()) for w in weights])
+        self.biases = nn.ParameterList([nn.Parameter(b.clone()) for b in biases])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        last = len(self.weights) - 1
+        for i, (w, b) in enumerate(zip(self.weights, self.biases)):
+            x = torch.baddbmm(b.unsqueeze(1), x, w.transpose(1, 2))
+            if i < last:
+                x = F.silu(x)
+        return x
+
+
+def _unit_rows(w: torch.Tensor, moment: torch.Tensor) -> torch.Tensor:
+    """Scales rows so that w.x has mean square 1 when x has the given diagonal second moment [B, d]."""
+    power = (w * w * moment.unsqueeze(1)).sum(-1, keepdim=True)
+    return w / power.clamp(min=1e-12).sqrt()
+
+
+def initial_chains(kind: str, bits: int, hidden: int, balance: Balance,
+                   generator: torch.Generator) -> tuple[Chain, Chain]:
+    """Chains in balanced coordinates: random hyperplanes, and for deeper chains near-linear stages.
+
+    silu(a) - silu(-a) = a, so a stage of mirrored pairs starts as a linear map and learns its
+    curvature, instead of having to learn the dot product first.
+    """
+    n, d = balance.mean.shape
+    device = balance.mean.device
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator).to(device)
+
+    ones = torch.ones(n, d, device=device)
+    stages = STAGES[kind]
+    # Rows of random rotations: planes at right angles repeat each other less than independent ones.
+    planes = torch.cat([torch.linalg.qr(normal(n, d, d))[0] for _ in range(-(-bits // d))], 1)[:, :bits]
+    zeros = lambda size: torch.zeros(n, size, device=device)
+    if stages == 1:
+        weights, biases = [planes], [zeros(bits)]
+    else:
+        if hidden >= 2 * d:
+            half = normal(n, d, d)
+            basis = torch.linalg.qr(half)[0]
+            extra = _unit_rows(normal(n, hidden - 2 * d, d), ones)
+            first = torch.cat([basis, -basis, extra], 1)
+            back = torch.cat([basis, -basis, torch.zeros_like(extra)], 1).transpose(1, 2)  # [n, d, hidden]
+        else:
+            basis = torch.linalg.qr(normal(n, d, d))[0][:, : hidden // 2]
+            first = torch.cat([basis, -basis], 1)
+            back = first.transpose(1, 2)
+            if first.shape[1] < hidden:
+                raise ValueError("an odd number of hidden units cannot be paired")
+        weights, biases = [first], [zeros(hidden)]
+        for _ in range(stages - 2):
+            # x -> back x is (nearly) the input again; then mirror it once more.
+            weights.append(first @ back)
+            biases.append(zeros(hidden))
+        weights.append(planes @ back)
+        biases.append(zeros(bits))
+    return Chain(weights, biases), Chain(weights, biases)
+
+
+class Encoder(nn.Module):
+    """Both chains, trained in balanced coordinates; `folded` gives them in the model's own.
+
+    `shared`: one chain for keys and queries, as the papers' hata and spotlight have it.
+    """
+
+    def __init__(self, kind: str, bits: int, hidden: int, balance: Balance, group: int, shared: bool, alpha: float,
+                 seed: int):
+        super().__init__()
+        self.kind, self.bits, self.group = kind, bits, group
+        generator = torch.Generator().manual_seed(seed)
+        self.key, self.query = initial_chains(kind, bits, hidden, balance, generator)
+        if shared:
+            self.query = self.key
+        n = balance.mean.shape[0]
+        device = balance.mean.device
+        self.register_buffer("mean", balance.mean)
+        self.register_buffer("key_map", balance.key_map)
+        self.register_buffer("query_map", balance.query_map)
+        self.register_buffer("scale", torch.ones(n, 1, 1, device=device))
+        # How much one agreeing bit is worth in logits, and a threshold: of the losses, not stored.
+        self.log_alpha = nn.Parameter(torch.full((n,), math.log(alpha), device=device))
+        self.offset = nn.Parameter(torch.zeros(n, device=device))
+
+    @torch.no_grad()
+    def set_scale(self, keys: torch.Tensor) -> None:
+        """One scale per head, so that the first stage sees keys of mean square 1 per dimension."""
+        x = self.balanced_keys(keys)
+        self.scale.copy_(self.scale / x.pow(2).mean((1, 2)).sqrt().clamp(min=1e-6).view(-1, 1, 1))
+
+    def balanced_keys(self, k: torch.Tensor) -> torch.Tensor:
+        return (k - self.mean.unsqueeze(1)) @ self.key_map.transpose(1, 2) * self.scale
+
+    def key_activations(self, k: torch.Tensor) -> torch.Tensor:
+        """[N, t, d] -> [N, t, bits]"""
+        return self.key(self.balanced_keys(k))
+
+    def query_activations(self, q: torch.Tensor) -> torch.Tensor:
+        """[N, G, m, d] -> [N, G, m, bits]"""
+        n, g, m, d = q.shape
+        x = q.reshape(n, g * m, d) @ self.query_map.transpose(1, 2) * self.scale
+        return self.query(x).view(n, g, m, self.bits)
+
+    def clip_gradients(self, limit: float) -> None:
+        """Per head, so that one head's outliers do not slow the others."""
+        gradients = [p.grad for p in self.parameters() if p.grad is not None]
+        norm = torch.stack([g.flatten(1).pow(2).sum(1) if g.dim() > 1 else g.pow(2) for g in gradients]).sum(0).sqrt()
+        factor = (limit / norm.clamp(min=1e-12)).clamp(max=1.0)
+        for g in gradients:
+            g.mul_(factor.view(-1, *[1] * (g.dim() - 1)))
+
+    @torch.no_grad()
+    def folded(self) -> dict[str, tuple[list[torch.Tensor], list[torch.Tensor]]]:
+        """{"key" | "query": (weights [N, out, in], biases [N, out])} in the coordinates of the KV cache."""
+        out = {}
+        for side, chain, linear in (("key", self.key, self.key_map), ("query", self.query, self.query_map)):
+            weights = [w.detach().clone() for w in chain.weights]
+            biases = [b.detach().clone() for b in chain.biases]
+            weights[0] = weights[0] @ (linear * self.scale)
+            if side == "key":
+                biases[0] = biases[0] - (weights[0] @ self.mean.unsqueeze(-1)).squeeze(-1)
+            out[side] = (weights, biases)
+        return out
+
+
+def soft_sign(x: torch.Tensor, sharpness: float) -> torch.Tensor:
+    y = x * sharpness
+    return y / (1.0 + y.abs())
+
+
+def straight_through(x: torch.Tensor, sharpness: float) -> torch.Tensor:
+    """Hard sign forward, the slope of a soft sign backward."""
+    soft = soft_sign(x, sharpness)
+    hard = torch.where(x >= 0, 1.0, -1.0)
+    return hard.detach() + soft - soft.detach()

@@ -1,0 +1,193 @@
+"""The server's policies, simulated with whole tensors: slow, exact, and short enough to be checked by eye.
+
+A policy is written as on the server's command line: `dense`, `window`, `oracle:k=2%`,
+`hata:k=2%,completion=on`, `lsh:k=2%,bits=1024`, .. (`bits` only here, and only for lsh).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from .artifact import Artifact
+from .features import apply_folded, kernel
+from .region import Region, budget, group_importance, select_top
+
+NAMES = ("dense", "window", "oracle", "quest", "lsh", "hata", "spotlight", "hashattention")
+QUEST_PAGE = 16
+
+
+@dataclass(frozen=True)
+class Policy:
+    name: str
+    share: float = 0.0
+    count: int = 0
+    completion: bool = False
+    bits: int = 128
+
+    @staticmethod
+    def parse(text: str) -> "Policy":
+        name, _, rest = text.partition(":")
+        if name not in NAMES:
+            raise ValueError(f"policy {text!r}: unknown name {name!r}; one of {', '.join(NAMES)}")
+        values = {}
+        for option in filter(None, rest.split(",")):
+            key, _, value = option.partition("=")
+            if key == "k" and value.endswith("%"):
+                values["share"] = float(value[:-1]) / 100.0
+            elif key == "k":
+                values["count"] = int(value)
+            elif key == "completion" and value in ("on", "off"):
+                values["completion"] = value == "on"
+            elif key == "bits" and name == "lsh":
+                values["bits"] = int(value)
+            else:
+                raise ValueError(f"policy {text!r}: unknown option {option!r}")
+        policy = Policy(name, **values)
+        if name not in ("dense", "window") and not (0.0 < policy.share <= 1.0 or policy.count > 0):
+            raise ValueError(f"policy {text!r}: k is missing or not positive")
+        return policy
+
+    def budget(self, positions: torch.Tensor) -> torch.Tensor:
+        if self.count:
+            return torch.full_like(positions, self.count)
+        return budget(self.share, positions)
+
+
+def fast_codes(x: torch.Tensor, stages) -> torch.Tensor:
+    """Signs as +-1 [N, t, bits], by matrix products: codes.torch_activations but for the order of sums."""
+    x = x.to(torch.bfloat16).float()
+    for i, (weight, bias) in enumerate(stages):
+        x = torch.baddbmm(bias.unsqueeze(1), x, weight.float().transpose(1, 2))
+        if i + 1 < len(stages):
+            x = F.silu(x.to(torch.bfloat16).float()).to(torch.bfloat16).float()
+    return torch.where(x >= 0, 1.0, -1.0)
+
+
+def random_planes(bits: int, head_dim: int, heads: int, seed: int = 0) -> torch.Tensor:
+    """[heads, bits, d]: rows of as many random rotations as `bits` need."""
+    generator = torch.Generator().manual_seed(seed)
+    rotations = [torch.linalg.qr(torch.randn(heads, head_dim, head_dim, generator=generator))[0]
+                 for _ in range(-(-bits // head_dim))]
+    return torch.cat(rotations, 1)[:, :bits]
+
+
+class Selector:
+    """Scores keys for the queries of a group, for the KV heads of one layer (or of several, stacked)."""
+
+    def __init__(self, policy: Policy, scaling: float, functions=None, seed: int = 0):
+        """functions: {"key": stages, "query": stages} of the heads at hand, for a learned policy."""
+        self.policy, self._scaling, self._functions, self._seed = policy, scaling, functions, seed
+
+    def scores(self, q: torch.Tensor, k: torch.Tensor, lse: torch.Tensor, mid: torch.Tensor) -> torch.Tensor:
+        """q [N, G, m, d], k [N, n, d], lse [N, G, m] (of all visible tokens), mid [m, n] -> [N, m, n]."""
+        n, g, m, d = q.shape
+        name = self.policy.name
+        if name == "oracle":
+            logits = torch.einsum("ngmd,nld->ngml", q, k) * self._scaling
+            return group_importance(logits, lse)
+        if name == "quest":
+            return self._quest(q, k, mid)
+        if name == "lsh":
+            planes = random_planes(self.policy.bits, d, n, self._seed).to(k.device)
+            sign = lambda x: torch.where(x @ planes.transpose(1, 2) >= 0, 1.0, -1.0)
+            keys, queries = sign(k), sign(q.reshape(n, g * m, d))
+        else:
+            keys = fast_codes(k, self._functions["key"])
+            queries = fast_codes(q.reshape(n, g * m, d), self._functions["query"])
+        # Agreement less a constant; sums of +-1 are exact in float32.
+        return queries.view(n, g, m, -1).sum(1) @ keys.transpose(1, 2)
+
+    def _quest(self, q, k, mid):
+        n, length, d = k.shape
+        pages = -(-length // QUEST_PAGE)
+        padded = F.pad(k, (0, 0, 0, pages * QUEST_PAGE - length), mode="constant", value=0.0)
+        blocks = padded.view(n, pages, QUEST_PAGE, d)
+        blocks[:, -1, length - (pages - 1) * QUEST_PAGE:] = k[:, -1:].clone()
+        high, low = blocks.amax(2), blocks.amin(2)
+        bound = torch.relu(q).flatten(1, 2) @ high.transpose(1, 2) + torch.clamp(q, max=0).flatten(1, 2) @ low.transpose(1, 2)
+        bound = bound.view(n, q.shape[1], q.shape[2], pages).sum(1)
+        return bound.repeat_interleave(QUEST_PAGE, -1)[..., :length]
+
+
+@dataclass
+class Outcome:
+    """What attention under a policy gave, and how it compares with dense attention. Heads as in q."""
+
+    output: torch.Tensor       # [N, G, m, d]
+    chosen: torch.Tensor       # [N, m, n] bool
+    wanted: torch.Tensor       # [N, m, n] bool, the oracle's set of equal size
+    covered: torch.Tensor      # [N, G, m] share of the attention mass that anchors and chosen tokens hold
+    mid_covered: torch.Tensor  # [N, G, m] share of the mid tokens' mass that the chosen hold
+
+
+def attend(policy: Policy, selector: Selector, q, k, v, anchor, anchor_lse, lse, positions, region: Region,
+           scaling: float, features=None) -> Outcome:
+    """One layer's (or several layers') attention. Shapes as in capture.Shard, all float32.
+
+    features: {"key": roles, "query": roles} of the heads at hand; needed for completion.
+    """
+    n, g, m, d = q.shape
+    mid = region.mid_mask(positions, k.shape[1])
+    logits = torch.einsum("ngmd,nld->ngml", q, k) * scaling
+    p = torch.exp(logits - lse.unsqueeze(-1)) * mid
+    importance = p.sum(1)
+    if policy.name == "dense":
+        chosen = mid.unsqueeze(0).expand(n, -1, -1)
+        wanted = chosen
+    elif policy.name == "window":
+        chosen = torch.zeros_like(importance, dtype=torch.bool)
+        wanted = chosen
+    else:
+        amount = policy.budget(positions)
+        wanted = select_top(importance, amount, mid)
+        chosen = wanted if policy.name == "oracle" else \
+            select_top(selector.scores(q, k, lse, mid), amount, mid)
+    picked = p * chosen.unsqueeze(1)
+    anchor_mass = torch.exp(anchor_lse - lse)
+    mass = anchor_mass + picked.sum(-1)
+    numerator = anchor_mass.unsqueeze(-1) * anchor + picked @ v.unsqueeze(1)
+    covered = mass.clone()
+    if policy.completion and policy.name != "dense":
+        live = mid & ~chosen
+        members = mid.any(0)
+        if bool(members.any()):
+            a = apply_folded(features["key"], k)
+            b = apply_folded(features["query"], q.reshape(n, g * m, d)).view(n, g, m, -1)
+            w, shift = kernel(a, b, members)
+            w = w * live.unsqueeze(1) * torch.exp((shift - lse).clamp(max=60.0)).unsqueeze(-1)
+            mass = mass + w.sum(-1)
+            numerator = numerator + w @ v.unsqueeze(1)
+    mid_mass = p.sum(-1)
+    return Outcome(numerator / mass.unsqueeze(-1), chosen, wanted, covered,
+                   picked.sum(-1) / mid_mass.clamp(min=1e-20))
+
+
+def stacked_functions(artifact: Artifact, kind: str, layers, device="cpu"):
+    """The stages of several layers as one: {"key": [(weight [N, out, in], bias)], "query": ..}."""
+    functions = artifact.functions.get(kind)
+    if functions is None:
+        raise ValueError(f"the artifact holds no {kind!r}; it has {sorted(artifact.functions)}")
+    missing = [l for l in layers if l not in functions.layers]
+    if missing:
+        raise ValueError(f"the artifact holds no {kind!r} for layers {missing}")
+    out = {}
+    for side in ("key", "query"):
+        per_layer = [functions.layers[l][side] for l in layers]
+        out[side] = [(torch.cat([s[i][0] for s in per_layer]).to(device), torch.cat([s[i][1] for s in per_layer]).to(device))
+                     for i in range(len(per_layer[0]))]
+    return out
+
+
+def stacked_features(artifact: Artifact, layers, device="cpu"):
+    if artifact.features is None:
+        raise ValueError("the artifact holds no feature maps: completion is not possible")
+    out = {}
+    for side in ("key", "query"):
+        per_layer = [artifact.features.layers[l][side] for l in layers]
+        out[side] = {role: (torch.cat([s[role][0] for s in per_layer]).to(device),
+                            torch.cat([s[role][1] for s in per_layer]).to(device)) for role in per_layer[0]}
+    return out
