@@ -86,6 +86,7 @@ struct FaultPlan {
   double corrupt_share = 0;  // of reads: one bit differs
   bool reorder = false;
   bool hold_reads = false;  // reads do not start until this is false again
+  bool hold_writes = false;
   bool track_writes = false;
 
   struct Range {
@@ -138,7 +139,7 @@ class FaultyRing final : public IoEngine {
       ready_.push_back({request.slot, -error});
       return;
     }
-    if (request.kind == IoKind::kRead && plan_->hold_reads) {
+    if (Held(request)) {
       held_.push_back(request);
       return;
     }
@@ -153,10 +154,15 @@ class FaultyRing final : public IoEngine {
   }
 
   int Flush() override {
-    if (!plan_->hold_reads) {
-      for (const IoRequest& request : held_) inner_->Push(request);
-      held_.clear();
+    std::vector<IoRequest> still;
+    for (const IoRequest& request : held_) {
+      if (Held(request)) {
+        still.push_back(request);
+      } else {
+        inner_->Push(request);
+      }
     }
+    held_ = std::move(still);
     return inner_->Flush();
   }
 
@@ -176,6 +182,11 @@ class FaultyRing final : public IoEngine {
     std::string path;
     size_t synced = 0;
   };
+
+  bool Held(const IoRequest& request) const {
+    return (request.kind == IoKind::kRead && plan_->hold_reads) ||
+           (request.kind == IoKind::kWrite && plan_->hold_writes);
+  }
 
   std::string PathOf(int fd) const {
     if (!plan_->track_writes) return "";

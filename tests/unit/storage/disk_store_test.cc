@@ -1,0 +1,386 @@
+#include "storage/disk_store.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/unit/storage/disk_store_testing.h"
+
+namespace winnow::storage {
+namespace {
+
+TEST_F(DiskStoreTest, BlocksOutliveTheProcess) {
+  Open();
+  for (int i = 0; i < 30; ++i) ASSERT_EQ(client_->Put(IdOf(i), kSmall), Reason::kNone);
+  client_->Erase(IdOf(7).key);
+  store_->SetPinned(IdOf(8).key, true);
+  Open();
+  EXPECT_FALSE(store_->recovery().index_rebuilt);
+  EXPECT_EQ(store_->recovery().dropped_entries, 0u);
+  for (int i = 0; i < 30; ++i) {
+    EXPECT_EQ(client_->GetAndCheck(IdOf(i), kSmall), i == 7 ? Reason::kAbsent : Reason::kNone);
+  }
+  EXPECT_TRUE(store_->Find(IdOf(8))->pinned);
+  EXPECT_FALSE(store_->Find(IdOf(9))->pinned);
+}
+
+TEST_F(DiskStoreTest, UsedBytesAreTheFilesBytes) {
+  Open();
+  std::mt19937 random(TestSeed(31));
+  for (int i = 0; i < 400; ++i) {
+    const int number = static_cast<int>(random() % 150);
+    if (random() % 5 == 0) {
+      client_->Erase(IdOf(number).key);
+    } else {
+      ASSERT_EQ(client_->Put(IdOf(number), 1 + number * 311), Reason::kNone);
+    }
+    if (i % 20 != 0) continue;
+    Settle();
+    ASSERT_EQ(store_->stats().used_bytes, SegmentFileBytes()) << i;
+    ASSERT_LE(store_->stats().used_bytes, Options().capacity_bytes);
+  }
+  EXPECT_GT(store_->stats().evicted_blocks, 0u);
+  Open();
+  EXPECT_EQ(store_->stats().used_bytes, SegmentFileBytes());
+}
+
+TEST_F(DiskStoreTest, SecondOwnerIsRefusedWithTheFirstOnesName) {
+  Open();
+  FakeClock clock;
+  const auto second = DiskStore::Open(Options(), &clock);
+  ASSERT_FALSE(second.ok());
+  EXPECT_EQ(second.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_NE(second.status().message().find("pid " + std::to_string(::getpid())), std::string::npos);
+  Close();
+  Open();
+}
+
+TEST_F(DiskStoreTest, OptionsThatCannotHoldAreRefusedByName) {
+  const auto refused = [&](auto change, const std::string& name) {
+    DiskStoreOptions options = Options();
+    change(&options);
+    const absl::Status status = options.Validate();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_NE(status.message().find(name), std::string::npos) << status;
+    EXPECT_FALSE(DiskStore::Open(options, &clock_).ok());
+  };
+  refused([](auto* o) { o->directory = ""; }, "directory");
+  refused([](auto* o) { o->capacity_bytes = 3 * o->segment_bytes; }, "capacity");
+  refused([](auto* o) { o->segment_bytes = 100000; }, "segment_bytes");
+  refused([](auto* o) { o->staging_bytes = 4096; }, "staging_bytes");
+  refused([](auto* o) { o->operations_max = 0; }, "operations_max");
+  refused([](auto* o) { o->read_deadline_ns = 0; }, "deadline");
+  refused([](auto* o) { o->io.depth = 0; }, "depth");
+  refused([](auto* o) { o->io.threads = 0; }, "threads");
+  EXPECT_TRUE(Options().Validate().ok());
+}
+
+TEST_F(DiskStoreTest, NeighbouringPagesAreOneReadAndOnlyThoseAreRead) {
+  Open();
+  ASSERT_EQ(client_->Put(IdOf(1), 40 * kPageBytes), Reason::kNone);
+  const uint64_t reads = store_->io_counters().reads;
+  const uint64_t bytes = store_->io_counters().read_bytes;
+  EXPECT_EQ(client_->GetPagesAndCheck(IdOf(1), 40 * kPageBytes, {1, 2, 3, 10, 30, 31}),
+            Reason::kNone);
+  EXPECT_EQ(store_->io_counters().reads - reads, 3u);
+  EXPECT_EQ(store_->io_counters().read_bytes - bytes, 6 * kPageBytes);
+}
+
+// ---- time ----
+
+TEST_F(DiskStoreTest, TimeToLiveCountsWithinABootAndStandsStillBetweenBoots) {
+  Open();
+  ASSERT_EQ(client_->Put(IdOf(1), kSmall, {.ttl_s = 100}), Reason::kNone);
+  ASSERT_EQ(client_->Put(IdOf(2), kSmall, {.ttl_s = 1000}), Reason::kNone);
+  clock_.AdvanceSeconds(50);
+  Close();
+  clock_.AdvanceSeconds(60);  // closed, same boot
+  Open();
+  EXPECT_EQ(client_->GetAndCheck(IdOf(1), kSmall), Reason::kAbsent);
+  EXPECT_EQ(client_->GetAndCheck(IdOf(2), kSmall), Reason::kNone);
+  Close();
+  clock_.boot_id = "boot-2";  // whatever the new clock says, nothing has expired
+  clock_.now_ns = 5'000'000'000'000'000;
+  Open();
+  EXPECT_EQ(client_->GetAndCheck(IdOf(2), kSmall), Reason::kNone);
+  clock_.AdvanceSeconds(889);
+  EXPECT_EQ(client_->GetAndCheck(IdOf(2), kSmall), Reason::kNone);
+  clock_.AdvanceSeconds(2);
+  EXPECT_EQ(client_->GetAndCheck(IdOf(2), kSmall), Reason::kAbsent);
+}
+
+// ---- reads that fail ----
+
+TEST_F(DiskStoreTest, ReadErrorIsAMissAndTheBlockStays) {
+  Open();
+  ASSERT_EQ(client_->Put(IdOf(1), kSmall), Reason::kNone);
+  plan_->FailAll(Call::kRead, EIO);
+  EXPECT_EQ(client_->GetAndCheck(IdOf(1), kSmall), Reason::kIoError);
+  EXPECT_EQ(client_->GetPagesAndCheck(IdOf(1), kSmall, {0, 4}), Reason::kIoError);
+  plan_->Heal();
+  EXPECT_EQ(client_->GetAndCheck(IdOf(1), kSmall), Reason::kNone);
+  EXPECT_EQ(store_->stats().io_errors, 2u);
+}
+
+TEST_F(DiskStoreTest, ManyReadErrorsTurnTheTierOffAndItComesBack) {
+  Open();
+  ASSERT_EQ(client_->Put(IdOf(1), kSmall), Reason::kNone);
+  plan_->FailAll(Call::kRead, EIO);
+  for (int i = 0; i < 20; ++i) client_->GetAndCheck(IdOf(1), kSmall);
+  EXPECT_EQ(store_->stats().state, TierState::kOff);
+  const int64_t calls = plan_->calls;
+  EXPECT_EQ(client_->GetAndCheck(IdOf(1), kSmall), Reason::kOff);
+  EXPECT_EQ(client_->Put(IdOf(2), kSmall), Reason::kOff);
+  EXPECT_EQ(plan_->calls, calls) << "a disk that is off is left alone";
+  plan_->Heal();
+  clock_.AdvanceSeconds(10);
+  EXPECT_EQ(client_->GetAndCheck(IdOf(1), kSmall), Reason::kNone);
+  EXPECT_EQ(client_->Put(IdOf(2), kSmall), Reason::kNone);
+  EXPECT_EQ(store_->stats().state, TierState::kOk);
+}
+
+TEST_F(DiskStoreTest, BitFlippedOnceOnTheWayIsReadAgain) {
+  Open();
+  ASSERT_EQ(client_->Put(IdOf(1), kSmall), Reason::kNone);
+  int hits = 0;
+  plan_->corrupt_share = 0.5;
+  for (int i = 0; i < 40; ++i) {
+    const Reason reason = client_->GetAndCheck(IdOf(1), kSmall);
+    if (reason == Reason::kNone) ++hits;
+    if (reason != Reason::kCorrupt) continue;
+    ASSERT_EQ(client_->Put(IdOf(1), kSmall), Reason::kNone);
+  }
+  EXPECT_GT(hits, 20);
+  EXPECT_GT(store_->stats().corrupt_blocks, 0u);
+}
+
+TEST_F(DiskStoreTest, LateReadIsAMissAndItsBufferIsKeptFromOthers) {
+  Open();
+  for (int i = 0; i < 4; ++i) ASSERT_EQ(client_->Put(IdOf(i), kSmall), Reason::kNone);
+  plan_->hold_reads = true;
+  std::vector<std::byte> into(kSmall, std::byte{0xee});
+  store_->Get(1, IdOf(1), into, clock_.now_ns + 1'000'000);
+  std::vector<Completion> done;
+  store_->Poll(std::chrono::milliseconds(0), &done);
+  EXPECT_TRUE(done.empty());
+  clock_.now_ns += 2'000'000;
+  store_->Poll(std::chrono::milliseconds(0), &done);
+  ASSERT_EQ(done.size(), 1u);
+  EXPECT_EQ(done[0].reason, Reason::kLate);
+  EXPECT_EQ(store_->in_flight(), 0u);
+  EXPECT_FALSE(store_->idle()) << "the kernel still has a buffer";
+  // Others are served meanwhile, and the late bytes go nowhere.
+  EXPECT_EQ(client_->Put(IdOf(9), kSmall), Reason::kNone);
+  plan_->hold_reads = false;
+  EXPECT_EQ(client_->GetAndCheck(IdOf(2), kSmall), Reason::kNone);
+  Settle();
+  EXPECT_TRUE(into == std::vector<std::byte>(kSmall, std::byte{0xee}));
+  EXPECT_EQ(client_->GetAndCheck(IdOf(1), kSmall), Reason::kNone);
+}
+
+TEST_F(DiskStoreTest, ReadsThatWaitForBuffersAreServedOrLateInTurn) {
+  Open();
+  const size_t bytes = 200 * 1024;  // five fill the staging of 1 MiB
+  for (int i = 0; i < 4; ++i) ASSERT_EQ(client_->Put(IdOf(i), bytes), Reason::kNone);
+  std::vector<std::vector<std::byte>> into(40, std::vector<std::byte>(bytes));
+  for (int i = 0; i < 40; ++i) store_->Get(i, IdOf(i % 4), into[i], 0);
+  for (const auto& [tag, completion] : client_->Finish()) {
+    EXPECT_EQ(completion.reason, Reason::kNone);
+  }
+  plan_->hold_reads = true;
+  for (int i = 0; i < 40; ++i) {
+    store_->Get(i, IdOf(i % 4), into[i], clock_.now_ns + 1'000'000);
+  }
+  std::vector<Completion> done;
+  store_->Poll(std::chrono::milliseconds(0), &done);
+  clock_.now_ns += 2'000'000;
+  for (int i = 0; i < 3; ++i) store_->Poll(std::chrono::milliseconds(0), &done);
+  EXPECT_EQ(done.size(), 40u);
+  for (const Completion& completion : done) EXPECT_EQ(completion.reason, Reason::kLate);
+  plan_->hold_reads = false;
+  Settle();
+}
+
+// ---- writes that fail ----
+
+TEST_F(DiskStoreTest, FailedWriteFailsThatPutAndTheNextOneIsStoredElsewhere) {
+  Open();
+  ASSERT_EQ(client_->Put(IdOf(0), kSmall), Reason::kNone);
+  plan_->FailAll(Call::kWrite, EIO);
+  EXPECT_EQ(client_->Put(IdOf(1), kSmall), Reason::kIoError);
+  plan_->Heal();
+  EXPECT_EQ(client_->GetAndCheck(IdOf(1), kSmall), Reason::kAbsent);
+  EXPECT_EQ(client_->Put(IdOf(2), kSmall), Reason::kNone);
+  EXPECT_EQ(client_->GetAndCheck(IdOf(0), kSmall), Reason::kNone);
+  EXPECT_EQ(store_->segments(), 2u);
+  Settle();
+  EXPECT_EQ(store_->stats().used_bytes, SegmentFileBytes());
+}
+
+TEST_F(DiskStoreTest, FailedSyncPoisonsTheSegmentAndIsNotRepeated) {
+  Open();
+  ASSERT_EQ(client_->Put(IdOf(0), kSmall), Reason::kNone);
+  plan_->FailAll(Call::kDatasync, EIO);
+  EXPECT_EQ(client_->Put(IdOf(1), kSmall), Reason::kIoError);
+  plan_->Heal();
+  Settle();
+  const uint64_t syncs = store_->io_counters().syncs;
+  EXPECT_EQ(client_->Put(IdOf(2), kSmall), Reason::kNone);
+  EXPECT_EQ(store_->segments(), 2u) << "the next block goes to another segment";
+  EXPECT_EQ(store_->io_counters().syncs, syncs + 3) << "two to make the segment, one to commit";
+  Open();
+  EXPECT_EQ(client_->GetAndCheck(IdOf(0), kSmall), Reason::kNone);
+  EXPECT_EQ(client_->GetAndCheck(IdOf(1), kSmall), Reason::kAbsent);
+  EXPECT_EQ(client_->GetAndCheck(IdOf(2), kSmall), Reason::kNone);
+}
+
+TEST_F(DiskStoreTest, NoSpaceMakesTheTierReadOnlyThenItMakesRoomAndGoesOn) {
+  Open();
+  for (int i = 0; i < 40; ++i) ASSERT_EQ(client_->Put(IdOf(i), kSmall), Reason::kNone);
+  plan_->FailAll(Call::kAllocate, ENOSPC);
+  int i = 40;
+  while (client_->Put(IdOf(i), kSmall) == Reason::kNone) ++i;
+  EXPECT_EQ(store_->stats().state, TierState::kDegraded);
+  EXPECT_EQ(client_->Put(IdOf(i), kSmall), Reason::kOff);
+  EXPECT_EQ(client_->GetAndCheck(IdOf(20), kSmall), Reason::kNone);
+  Settle();
+  const uint64_t full_bytes = SegmentFileBytes();
+  EXPECT_EQ(store_->stats().used_bytes, full_bytes);
+  plan_->Heal();
+  clock_.AdvanceSeconds(10);
+  EXPECT_EQ(client_->Put(IdOf(i), kSmall), Reason::kNone);
+  EXPECT_EQ(store_->stats().state, TierState::kOk);
+  EXPECT_GT(store_->stats().evicted_blocks, 0u) << "the first new segment replaced an old one";
+  EXPECT_EQ(client_->GetAndCheck(IdOf(i), kSmall), Reason::kNone);
+}
+
+TEST_F(DiskStoreTest, FailingIndexStopsWritesNotReads) {
+  Open();
+  ASSERT_EQ(client_->Put(IdOf(0), kSmall), Reason::kNone);
+  *index_fails_ = true;
+  EXPECT_EQ(client_->Put(IdOf(1), kSmall), Reason::kIoError);
+  EXPECT_EQ(client_->GetAndCheck(IdOf(1), kSmall), Reason::kAbsent);
+  for (int i = 2; i < 20; ++i) client_->Put(IdOf(i), kSmall);
+  EXPECT_EQ(store_->stats().state, TierState::kDegraded);
+  EXPECT_EQ(client_->GetAndCheck(IdOf(0), kSmall), Reason::kNone);
+  EXPECT_EQ(client_->Erase(IdOf(0).key), Reason::kIoError) << "it may come back";
+  EXPECT_EQ(client_->GetAndCheck(IdOf(0), kSmall), Reason::kAbsent);
+  *index_fails_ = false;
+  clock_.AdvanceSeconds(10);
+  EXPECT_EQ(client_->Put(IdOf(1), kSmall), Reason::kNone);
+  EXPECT_EQ(client_->GetAndCheck(IdOf(1), kSmall), Reason::kNone);
+}
+
+TEST_F(DiskStoreTest, LateWriteFailsItsPutAndNothingElse) {
+  DiskStoreOptions options = Options();
+  Open(options);
+  ASSERT_EQ(client_->Put(IdOf(0), kSmall), Reason::kNone);
+  plan_->hold_writes = true;
+  store_->Put(50, IdOf(1), BytesOf(IdOf(1), kSmall), {});
+  std::vector<Completion> done;
+  store_->Poll(std::chrono::milliseconds(0), &done);
+  clock_.AdvanceSeconds(31);
+  for (int i = 0; i < 5; ++i) store_->Poll(std::chrono::milliseconds(1), &done);
+  ASSERT_EQ(done.size(), 1u);
+  EXPECT_EQ(done[0].reason, Reason::kLate);
+  plan_->hold_writes = false;
+  Settle();
+  EXPECT_EQ(client_->GetAndCheck(IdOf(1), kSmall), Reason::kAbsent);
+  EXPECT_EQ(client_->Put(IdOf(1), kSmall), Reason::kNone);
+  Settle();
+  EXPECT_EQ(store_->stats().used_bytes, SegmentFileBytes()) << "the late write landed inside";
+}
+
+TEST_F(DiskStoreTest, EraseDuringAPutWins) {
+  Open();
+  for (int polls = 0; polls < 12; ++polls) {
+    store_->Put(1, IdOf(1), BytesOf(IdOf(1), kSmall), {});
+    std::vector<Completion> done;
+    for (int i = 0; i < polls; ++i) store_->Poll(std::chrono::microseconds(200), &done);
+    store_->Erase(2, IdOf(1).key);
+    client_->Finish();
+    ASSERT_FALSE(store_->Find(IdOf(1)).has_value()) << polls;
+    if (polls % 4 == 0) Open();
+    ASSERT_FALSE(store_->Find(IdOf(1)).has_value()) << polls;
+  }
+}
+
+TEST_F(DiskStoreTest, ShortTransfersRepeatsAndReorderingChangeNothing) {
+  plan_->short_share = 0.4;
+  plan_->repeat_share = 0.1;
+  plan_->reorder = true;
+  Open();
+  for (int i = 0; i < 60; ++i) ASSERT_EQ(client_->Put(IdOf(i), kSmall), Reason::kNone);
+  for (int i = 0; i < 60; ++i) ASSERT_EQ(client_->GetAndCheck(IdOf(i), kSmall), Reason::kNone);
+  Open();
+  for (int i = 0; i < 60; ++i) ASSERT_EQ(client_->GetAndCheck(IdOf(i), kSmall), Reason::kNone);
+}
+
+TEST_F(DiskStoreTest, TooMuchAtOnceIsBusyNotAHang) {
+  DiskStoreOptions options = Options();
+  options.operations_max = 8;
+  Open(options);
+  for (int i = 0; i < 100; ++i) store_->Put(i, IdOf(i), BytesOf(IdOf(i), kSmall), {});
+  int busy = 0;
+  for (const auto& [tag, completion] : client_->Finish()) {
+    busy += completion.reason == Reason::kBusy;
+  }
+  EXPECT_EQ(busy, 92);
+}
+
+// ---- maintenance ----
+
+TEST_F(DiskStoreTest, VerifyFindsWhatRepairRemoves) {
+  Open();
+  for (int i = 0; i < 20; ++i) ASSERT_EQ(client_->Put(IdOf(i), kSmall), Reason::kNone);
+  Close();
+  std::string bytes = ReadFile(SegmentFiles()[0]);
+  bytes[3 * kPageBytes + 5] ^= 1;  // the payload of the first block
+  WriteFile(SegmentFiles()[0], bytes);
+  Open();
+  VerifyReport report = store_->VerifyAll(/*repair=*/false);
+  EXPECT_EQ(report.blocks, 20u);
+  EXPECT_EQ(report.corrupt_blocks, 1u);
+  EXPECT_EQ(report.removed_blocks, 0u);
+  EXPECT_EQ(store_->VerifyAll(/*repair=*/true).removed_blocks, 1u);
+  report = store_->VerifyAll(/*repair=*/false);
+  EXPECT_EQ(report.blocks, 19u);
+  EXPECT_EQ(report.corrupt_blocks, 0u);
+  EXPECT_EQ(client_->GetAndCheck(IdOf(0), kSmall), Reason::kAbsent);
+}
+
+TEST_F(DiskStoreTest, GarbageCollectionFreesDeadBytesAndKeepsEveryBlock) {
+  Open();
+  for (int i = 0; i < 50; ++i) {
+    ASSERT_EQ(client_->Put(IdOf(i), kSmall, {.ttl_s = i % 5 == 1 ? 10u : 0u}), Reason::kNone);
+  }
+  for (int i = 0; i < 50; ++i) {
+    if (i % 5 > 1) client_->Erase(IdOf(i).key);
+  }
+  clock_.AdvanceSeconds(20);
+  const uint64_t before_bytes = SegmentFileBytes();
+  const GcReport report = store_->CollectGarbage();
+  EXPECT_EQ(report.expired_blocks, 10u);
+  EXPECT_GT(report.freed_bytes, before_bytes / 3);
+  EXPECT_EQ(store_->stats().used_bytes, SegmentFileBytes());
+  for (int i = 0; i < 50; i += 5) {
+    EXPECT_EQ(client_->GetAndCheck(IdOf(i), kSmall), Reason::kNone);
+  }
+  Open();
+  for (int i = 0; i < 50; i += 5) {
+    EXPECT_EQ(client_->GetAndCheck(IdOf(i), kSmall), Reason::kNone);
+  }
+}
+
+TEST_F(DiskStoreTest, LoweredCapacityIsKeptFromTheStart) {
+  Open();
+  for (int i = 0; i < 60; ++i) ASSERT_EQ(client_->Put(IdOf(i), kSmall), Reason::kNone);
+  DiskStoreOptions options = Options();
+  options.capacity_bytes = 4 * options.segment_bytes;
+  Open(options);
+  EXPECT_LE(SegmentFileBytes(), options.capacity_bytes);
+  EXPECT_EQ(store_->stats().used_bytes, SegmentFileBytes());
+  EXPECT_GT(store_->stats().blocks, 10u);
+  EXPECT_EQ(client_->Put(IdOf(100), kSmall), Reason::kNone);
+}
+
+}  // namespace
+}  // namespace winnow::storage

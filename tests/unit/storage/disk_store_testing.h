@@ -1,0 +1,130 @@
+// A DiskStore over a temporary directory, small enough that every path is taken, with faults.
+#ifndef WINNOW_TESTS_UNIT_STORAGE_DISK_STORE_TESTING_H_
+#define WINNOW_TESTS_UNIT_STORAGE_DISK_STORE_TESTING_H_
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "storage/disk_store.h"
+#include "tests/fault/faulty_ring.h"
+#include "tests/unit/storage/store_client.h"
+
+namespace winnow::storage {
+
+// Lets the next write fail or all of them, and a real index below.
+class FaultyIndex final : public IndexDb {
+ public:
+  FaultyIndex(std::unique_ptr<IndexDb> inner, std::shared_ptr<std::atomic<bool>> failing)
+      : inner_(std::move(inner)), failing_(std::move(failing)) {}
+  absl::Status Load(const std::function<void(const BlockKey&, std::string_view)>& entry,
+                    std::string* meta) override {
+    return inner_->Load(entry, meta);
+  }
+  absl::Status Write(const IndexBatch& batch) override {
+    if (*failing_) return absl::UnavailableError("index: injected");
+    return inner_->Write(batch);
+  }
+
+ private:
+  std::unique_ptr<IndexDb> inner_;
+  std::shared_ptr<std::atomic<bool>> failing_;
+};
+
+class DiskStoreTest : public testing::Test {
+ protected:
+  static constexpr size_t kSmall = 20000;  // a payload of five pages
+
+  DiskStoreOptions Options() {
+    DiskStoreOptions options;
+    options.directory = dir_.path() + "/store";
+    options.capacity_bytes = 8 * 256 * 1024;
+    options.segment_bytes = 256 * 1024;
+    options.staging_bytes = 1 << 20;
+    options.io.kind = IoEngineKind::kThreads;
+    options.io.threads = 2;
+    options.io.depth = 32;
+    options.log = [this](const std::string& line) { log_.push_back(line); };
+    options.seams.files = &files_;
+    options.seams.decorate_engine = [this](std::unique_ptr<IoEngine> engine) {
+      return std::make_unique<FaultyRing>(std::move(engine), plan_);
+    };
+    options.seams.open_index =
+        [this](const std::string& path) -> absl::StatusOr<std::unique_ptr<IndexDb>> {
+      auto index = OpenRocksIndex(path);
+      if (!index.ok()) return index.status();
+      return std::make_unique<FaultyIndex>(*std::move(index), index_fails_);
+    };
+    return options;
+  }
+
+  absl::Status OpenStatus(const DiskStoreOptions& options) {
+    client_.reset();
+    store_.reset();
+    auto store = DiskStore::Open(options, &clock_);
+    if (!store.ok()) return store.status();
+    store_ = *std::move(store);
+    client_ = std::make_unique<StoreClient>(store_.get());
+    return absl::OkStatus();
+  }
+  void Open(const DiskStoreOptions& options) {
+    const absl::Status status = OpenStatus(options);
+    ASSERT_TRUE(status.ok()) << status;
+  }
+  void Open() { Open(Options()); }
+  void Close() {
+    client_.reset();
+    store_.reset();
+  }
+  // Until nothing moves inside.
+  void Settle() {
+    std::vector<Completion> none;
+    for (int i = 0; i < 2000; ++i) {
+      store_->Poll(std::chrono::milliseconds(5), &none);
+      if (store_->idle()) return;
+    }
+    ADD_FAILURE() << "does not settle";
+  }
+
+  std::string StoreDir() const { return dir_.path() + "/store"; }
+  std::vector<std::string> SegmentFiles() const {
+    std::vector<std::string> paths;
+    for (const auto& entry : std::filesystem::directory_iterator(StoreDir())) {
+      if (ParseSegmentName(entry.path().filename().string())) paths.push_back(entry.path());
+    }
+    std::sort(paths.begin(), paths.end());
+    return paths;
+  }
+  uint64_t SegmentFileBytes() const {
+    uint64_t bytes = 0;
+    for (const std::string& path : SegmentFiles()) bytes += std::filesystem::file_size(path);
+    return bytes;
+  }
+  static std::string ReadFile(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  }
+  static void WriteFile(const std::string& path, const std::string& bytes) {
+    std::ofstream file(path, std::ios::binary | std::ios::trunc);
+    file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  }
+
+  TempDir dir_;
+  FakeClock clock_;
+  std::shared_ptr<FaultPlan> plan_ = std::make_shared<FaultPlan>(TestSeed(21));
+  std::shared_ptr<std::atomic<bool>> index_fails_ = std::make_shared<std::atomic<bool>>(false);
+  FaultyFileSystem files_{plan_};
+  std::vector<std::string> log_;
+  std::unique_ptr<DiskStore> store_;
+  std::unique_ptr<StoreClient> client_;
+};
+
+}  // namespace winnow::storage
+
+#endif  // WINNOW_TESTS_UNIT_STORAGE_DISK_STORE_TESTING_H_
