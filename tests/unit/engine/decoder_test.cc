@@ -93,18 +93,42 @@ TEST_P(TrainedModelGolden, LogitsLossAndGreedyTokensEqualTheReference) {
     }
     EXPECT_NEAR(testing::MeanNll(logits, ids, config->vocab_size),
                 item.at("mean_nll").get<double>(), mode == "f32" ? 1e-4 : 1e-2);
-    if (mode == "rounded")
-      continue;  // the reference's best two are as close as 0.004: rounding decides
-    EXPECT_EQ(testing::Greedy(**decoder, testing::ArgMax(last), length, blocks, greedy.size()),
-              greedy);
+    // The reference's best two logits come as close as 0.004. Rounding the KV cache to bf16 moves
+    // them by 0.01, so every token has to be the best or that near to it; with the instructions
+    // that the model is served with, all are the best.
+    if (mode == "bf16" && isa != "avx512") {
+      std::vector<int32_t> forced = ids;
+      forced.insert(forced.end(), greedy.begin(), greedy.end() - 1);
+      const int32_t steps = static_cast<int32_t>(greedy.size());
+      const std::vector<float> rows =
+          testing::Run(**decoder, forced, 0, blocks, steps, chunk_tokens);
+      for (int32_t i = 0; i < steps; ++i) {
+        const auto row =
+            std::span(rows).subspan(size_t{1} * i * config->vocab_size, config->vocab_size);
+        EXPECT_LE(row[testing::ArgMax(row)] - row[greedy[i]], 0.02f) << "step " << i;
+      }
+    } else if (mode != "rounded") {
+      EXPECT_EQ(testing::Greedy(**decoder, testing::ArgMax(last), length, blocks, greedy.size()),
+                greedy);
+    }
   }
   EXPECT_GE(compared, 4);
 }
 
-INSTANTIATE_TEST_SUITE_P(Needle, TrainedModelGolden,
-                         ::testing::Combine(::testing::ValuesIn(TrainedModels()),
-                                            ::testing::ValuesIn(testing::Isas()),
-                                            ::testing::Values("f32", "bf16", "rounded")),
+// The larger model takes its time: it runs with what it is served with alone.
+std::vector<std::tuple<TrainedModel, std::string, std::string>> TrainedModelRuns() {
+  std::vector<std::tuple<TrainedModel, std::string, std::string>> runs;
+  for (const TrainedModel& model : TrainedModels()) {
+    std::vector<std::string> isas = testing::Isas();
+    if (model.name != "needle_5m") isas = {isas.back()};
+    for (const std::string& isa : isas) {
+      for (const char* mode : {"f32", "bf16", "rounded"}) runs.emplace_back(model, isa, mode);
+    }
+  }
+  return runs;
+}
+
+INSTANTIATE_TEST_SUITE_P(Needle, TrainedModelGolden, ::testing::ValuesIn(TrainedModelRuns()),
                          [](const auto& info) {
                            return std::get<0>(info.param).name + "_" + std::get<1>(info.param) +
                                   "_" + std::get<2>(info.param);
