@@ -1,0 +1,162 @@
+// `winnow tokenize`: JSON lines in, JSON lines out. A line is one of
+//   {"text":…, "add_special_tokens":true, "parse_special":true}   -> {"ids":[…]}
+//   {"ids":[…], "skip_special_tokens":false}                      -> {"text":…}
+//   {"messages":[{"role":…,"content":…}…], "add_generation_prompt":true, "date":"26 Jul 2024"}
+//                                                                 -> {"text":…, "ids":[…]}
+// with the defaults shown (no date: the template's own). A line that cannot be answered gives
+// {"error":…} in its place and makes the exit code 1; the others are answered all the same.
+#include <cstdio>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "engine/chat_template.h"
+#include "engine/status_macros.h"
+#include "engine/tokenizer.h"
+#include "server/commands.h"
+#include "server/strings.h"
+
+namespace winnow::server {
+namespace {
+
+using nlohmann::json;
+
+absl::Status CheckKeys(const json& line, std::initializer_list<std::string_view> known) {
+  for (const auto& [key, value] : line.items()) {
+    if (std::find(known.begin(), known.end(), key) == known.end()) {
+      return absl::InvalidArgumentError(Concat("unknown key \"", key, "\""));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> BoolOr(const json& line, const char* key, bool fallback) {
+  auto it = line.find(key);
+  if (it == line.end()) return fallback;
+  if (it->is_boolean()) return it->get<bool>();
+  return absl::InvalidArgumentError(Concat("\"", key, "\" must be true or false"));
+}
+
+absl::StatusOr<std::string> StringOf(const json& object, const char* key) {
+  auto it = object.find(key);
+  if (it != object.end() && it->is_string()) return it->get<std::string>();
+  return absl::InvalidArgumentError(Concat("\"", key, "\" must be a string"));
+}
+
+class Answerer {
+ public:
+  Answerer(const engine::Tokenizer& tokenizer, const engine::ChatTemplate& chat)
+      : tokenizer_(tokenizer), chat_(chat) {}
+
+  absl::StatusOr<json> Answer(const std::string& text) const {
+    const json line = json::parse(text, nullptr, /*allow_exceptions=*/false);
+    if (line.is_discarded()) return absl::InvalidArgumentError("not JSON in UTF-8");
+    if (!line.is_object()) return absl::InvalidArgumentError("not a JSON object");
+    if (line.contains("text")) return Encode(line);
+    if (line.contains("ids")) return Decode(line);
+    if (line.contains("messages")) return Chat(line);
+    return absl::InvalidArgumentError("needs \"text\", \"ids\" or \"messages\"");
+  }
+
+ private:
+  absl::StatusOr<json> Encode(const json& line) const {
+    WINNOW_RETURN_IF_ERROR(CheckKeys(line, {"text", "add_special_tokens", "parse_special"}));
+    WINNOW_ASSIGN_OR_RETURN(const std::string text, StringOf(line, "text"));
+    WINNOW_ASSIGN_OR_RETURN(const bool add_special, BoolOr(line, "add_special_tokens", true));
+    WINNOW_ASSIGN_OR_RETURN(const bool parse_special, BoolOr(line, "parse_special", true));
+    WINNOW_ASSIGN_OR_RETURN(const std::vector<int32_t> ids,
+                            tokenizer_.Encode(text, add_special, parse_special));
+    return json{{"ids", ids}};
+  }
+
+  absl::StatusOr<json> Decode(const json& line) const {
+    WINNOW_RETURN_IF_ERROR(CheckKeys(line, {"ids", "skip_special_tokens"}));
+    WINNOW_ASSIGN_OR_RETURN(const bool skip, BoolOr(line, "skip_special_tokens", false));
+    const json& list = line["ids"];
+    if (!list.is_array()) return absl::InvalidArgumentError("\"ids\" must be an array");
+    std::vector<int32_t> ids;
+    ids.reserve(list.size());
+    for (const json& id : list) {
+      if (!id.is_number_unsigned() || id.get<uint64_t>() > INT32_MAX) {
+        return absl::InvalidArgumentError(
+            Concat("ids[", ids.size(), "] must be an integer from 0 to ", INT32_MAX));
+      }
+      ids.push_back(id.get<int32_t>());
+    }
+    return json{{"text", tokenizer_.Decode(ids, skip)}};
+  }
+
+  absl::StatusOr<json> Chat(const json& line) const {
+    WINNOW_RETURN_IF_ERROR(CheckKeys(line, {"messages", "add_generation_prompt", "date"}));
+    WINNOW_ASSIGN_OR_RETURN(const bool prompt, BoolOr(line, "add_generation_prompt", true));
+    std::string date;
+    if (line.contains("date")) {
+      WINNOW_ASSIGN_OR_RETURN(date, StringOf(line, "date"));
+    }
+    const json& list = line["messages"];
+    if (!list.is_array()) return absl::InvalidArgumentError("\"messages\" must be an array");
+    std::vector<engine::ChatMessage> messages;
+    for (const json& entry : list) {
+      if (!entry.is_object()) return absl::InvalidArgumentError("a message must be an object");
+      WINNOW_RETURN_IF_ERROR(CheckKeys(entry, {"role", "content"}));
+      WINNOW_ASSIGN_OR_RETURN(std::string role, StringOf(entry, "role"));
+      WINNOW_ASSIGN_OR_RETURN(std::string content, StringOf(entry, "content"));
+      messages.push_back({std::move(role), std::move(content)});
+    }
+    WINNOW_ASSIGN_OR_RETURN(const engine::ChatTemplate::Rendered rendered,
+                            chat_.Render(messages, prompt, date));
+    WINNOW_ASSIGN_OR_RETURN(const std::vector<int32_t> ids,
+                            tokenizer_.Encode(rendered.Segments(), /*add_special_tokens=*/false));
+    return json{{"text", rendered.text}, {"ids", ids}};
+  }
+
+  const engine::Tokenizer& tokenizer_;
+  const engine::ChatTemplate& chat_;
+};
+
+int Tokenize(const std::string& model_dir) {
+  const auto tokenizer = engine::Tokenizer::Load(model_dir);
+  const auto chat = engine::ChatTemplate::Load(model_dir);
+  for (const absl::Status& status : {tokenizer.status(), chat.status()}) {
+    if (status.ok()) continue;
+    std::fprintf(stderr, "winnow tokenize: %s\n", std::string(status.message()).c_str());
+    return kExitModel;
+  }
+  std::ios::sync_with_stdio(false);
+  const Answerer answerer(**tokenizer, *chat);
+  int exit_code = kExitOk;
+  for (std::string line; std::getline(std::cin, line);) {
+    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+    const absl::StatusOr<json> answer = answerer.Answer(line);
+    if (answer.ok()) {
+      std::cout << *answer << '\n';
+    } else {
+      std::cout << json{{"error", std::string(answer.status().message())}} << '\n';
+      exit_code = kExitFailure;
+    }
+    // Someone may be talking to us line by line.
+    if (std::cin.rdbuf()->in_avail() <= 0) std::cout.flush();
+  }
+  std::cout.flush();
+  if (!std::cout) {
+    std::fprintf(stderr, "winnow tokenize: the answers cannot be written\n");
+    return kExitFailure;
+  }
+  return exit_code;
+}
+
+}  // namespace
+
+void AddTokenizeCommand(CLI::App& app, int* exit_code) {
+  auto model_dir = std::make_shared<std::string>();
+  CLI::App* command = app.add_subcommand(
+      "tokenize", "Turn text into token ids and back, as JSON lines on stdin and stdout");
+  command->add_option("--model", *model_dir, "Model directory (its tokenizer.json is used)")
+      ->required();
+  command->callback([model_dir, exit_code] { *exit_code = Tokenize(*model_dir); });
+}
+
+}  // namespace winnow::server
