@@ -352,8 +352,7 @@ void Engine::Fail(const absl::Status& status) {
 void Engine::End(Sequence& sequence, FinishReason reason, std::string error,
                  absl::StatusCode code) {
   if (sequence.ended) return;
-  sequence.ended = true;
-  sequence.cache.Release();
+  sequence.ended = true;  // removed in this Step, and its blocks with it
   tenants_.Leave(sequence.tenant);
   by_id_.erase(sequence.request.id);
   if (sequence.phase != Phase::kRunning) ChangeWaiting(-1, sequence);

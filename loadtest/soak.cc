@@ -130,7 +130,14 @@ class Soak {
     for (int i = 0; i < options_.distinct; ++i) {
       requests_.push_back(RandomRequest(dice, options_, model_.config.vocab_size));
     }
-    for (const Request& request : requests_) alone_.push_back(RunAlone(request));
+    for (Request& request : requests_) {
+      alone_.push_back(RunAlone(request));
+      // Ends that random stop tokens would hardly ever meet.
+      if (!dice.OneIn(3) || alone_.back().tokens.empty()) continue;
+      request.stopping.stop_token_ids.push_back(
+          alone_.back().tokens[dice.Pick(0, static_cast<int>(alone_.back().tokens.size()) - 1)]);
+      alone_.back() = RunAlone(request);
+    }
     std::printf("%d distinct requests ran alone\n", options_.distinct);
 
     engine::EngineOptions engine_options;

@@ -103,6 +103,64 @@ TEST_F(EngineTest, APreemptedRequestHasTheSameTokens) {
   EXPECT_EQ(engine_->stats().blocks_used, 0);
 }
 
+// Two that need more than the pool while a third one's blocks are taken away and given back.
+TEST_F(EngineTest, WhoWasAdmittedLastIsPreemptedNotWhoCameLast) {
+  EngineOptions options;
+  options.max_running = 2;
+  options.step_tokens = 64;
+  FakeModelShape shape;
+  shape.num_blocks = 20;
+  Make(options, shape);
+  // Tenant "a" is served first, so that "b", which comes last, is admitted before a's second.
+  Client a0, a1, b;
+  Request request = MakeRequest(1, Prompt(30), 3);
+  request.tenant = "a";
+  Submit(request, a0);
+  request = MakeRequest(2, Prompt(30, 1), 40);
+  request.tenant = "a";
+  Submit(request, a1);
+  request = MakeRequest(3, Prompt(30, 2), 40);
+  request.tenant = "b";
+  Submit(request, b);
+  StepUntilIdle(*engine_);
+  EXPECT_EQ(b.Read().last.usage.queue_time, Duration::zero());
+  EXPECT_EQ(b.reply.last.usage.preemptions, 0);
+  EXPECT_GE(a1.Read().last.usage.preemptions, 1);
+}
+
+TEST_F(EngineTest, AnOlderOneThatComesBackIsStillTheOlder) {
+  FakeModelShape shape;
+  shape.num_blocks = 20;
+  EngineOptions options;
+  options.pause_grace = seconds(1);
+  options.max_running = 2;
+  options.step_tokens = 64;
+  Make(options, shape);
+  Client older(4), younger, third;
+  Submit(MakeRequest(1, Prompt(30), 45), older);
+  Submit(MakeRequest(2, Prompt(20, 1), 55), younger);
+  Submit(MakeRequest(3, Prompt(4, 2), 2), third);
+  Steps(5);
+  clock_.Advance(seconds(2));
+  engine_->Step();  // the third takes the slot of the older, which is not read
+  EXPECT_EQ(engine_->stats().preempted, 1);
+  while (!older.Read().ended()) engine_->Step();
+  StepUntilIdle(*engine_);
+  EXPECT_EQ(older.reply.last.usage.preemptions, 1);
+  EXPECT_GE(younger.Read().last.usage.preemptions, 1);
+}
+
+TEST_F(EngineTest, PenaltiesSeeWhatWasGenerated) {
+  Request request = MakeRequest(1, Prompt(10), 60);
+  std::vector<int32_t> tokens = RunAlone(request).tokens;
+  std::sort(tokens.begin(), tokens.end());
+  EXPECT_NE(std::adjacent_find(tokens.begin(), tokens.end()), tokens.end());
+  request.sampling.presence_penalty = 100;
+  tokens = RunAlone(request).tokens;
+  std::sort(tokens.begin(), tokens.end());
+  EXPECT_EQ(std::adjacent_find(tokens.begin(), tokens.end()), tokens.end());
+}
+
 TEST_F(EngineTest, ASeedRepeatsWhateverElseRuns) {
   Request request = MakeRequest(1, Prompt(10), 25);
   request.sampling.temperature = 1.5f;
@@ -506,6 +564,33 @@ TEST_F(EngineTest, TenantsShareByTokensNotByRequests) {
   EXPECT_GE(ended(small), 7);
   StepUntilIdle(*engine_);
   EXPECT_EQ(ended(large) + ended(small), 30);
+}
+
+TEST_F(EngineTest, ATenantIsNotOwedForTheTimeItWasAway) {
+  EngineOptions options;
+  options.max_running = 1;
+  Make(options);
+  RequestId id = 0;
+  std::vector<std::unique_ptr<Client>> busy, returning;
+  const auto submit = [&](const char* tenant, auto& clients) {
+    Request request = MakeRequest(++id, Prompt(20), 2);
+    request.tenant = tenant;
+    clients.push_back(std::make_unique<Client>());
+    Submit(request, *clients.back());
+  };
+  const auto ended = [](const auto& clients) {
+    return std::count_if(clients.begin(), clients.end(),
+                         [](const auto& client) { return client->Read().ended(); });
+  };
+  for (int i = 0; i < 20; ++i) submit("busy", busy);
+  submit("returning", returning);
+  while (ended(busy) < 10) engine_->Step();
+  ASSERT_EQ(ended(returning), 1);
+  for (int i = 0; i < 10; ++i) submit("returning", returning);
+  while (ended(busy) < 14) engine_->Step();
+  // Turn by turn; owed for ten requests, it would have had all of its own first.
+  EXPECT_LE(ended(returning), 6);
+  EXPECT_GE(ended(returning), 4);
 }
 
 TEST_F(EngineTest, ALongPromptEndsUnderAStreamOfShortOnes) {

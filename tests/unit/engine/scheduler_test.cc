@@ -270,6 +270,9 @@ void CheckPlan(const Scene& scene, const StepPlan& plan) {
       EXPECT_LT(i, first_active_victim) << "an older one lost its blocks, a younger kept them";
     }
   }
+  if (first_active_victim < count) {
+    EXPECT_TRUE(plan.admit.empty()) << "took blocks from one that runs for a newcomer";
+  }
   bool fresh_seen = false;
   for (const int32_t i : plan.admit) {
     ASSERT_NE(scene.sequences[i].phase, Phase::kRunning);
