@@ -95,10 +95,11 @@ struct FaultPlan {
   };
   std::map<std::string, std::vector<Range>> unsynced;  // by path; written, not yet synced
 
-  // What a power cut does to the files: of every write that no fdatasync covered, each sector is
-  // there or is not.
-  void LosePower() {
-    for (const auto& [path, ranges] : unsynced) {
+  // What a power cut does to the files (or to copies of them in `to`): of every write that no
+  // fdatasync covered, each sector is there or is not.
+  void LosePower(const std::string& to) {
+    for (const auto& [file, ranges] : unsynced) {
+      const std::string path = to + file.substr(file.rfind('/'));
       const int fd = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
       if (fd < 0) continue;
       const char zeros[512] = {};
