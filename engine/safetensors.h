@@ -2,14 +2,16 @@
 //
 //   file    := length header data
 //   length  := N, 8 bytes little-endian, at most 100,000,000
-//   header  := N bytes of JSON that begin with '{': {"name": tensor, ..., "__metadata__": {"k":
-//   "v", ...}} tensor  := {"dtype": "BF16", "shape": [2, 3], "data_offsets": [begin, end]} data :=
-//   the tensors' bytes, without hole or overlap, up to the end of the file
+//   header  := N bytes of JSON that begin with '{':
+//              {"name": tensor, ..., "__metadata__": {"key": "value", ...}}
+//   tensor  := {"dtype": "BF16", "shape": [2, 3], "data_offsets": [begin, end]}
+//   data    := the tensors' bytes, without hole or overlap, up to the end of the file
 //
-// The file is untrusted. What the reference lets pass and winnow refuses: a name or a field twice,
-// fields besides the three, a null "__metadata__", more than 8 dimensions, a JSON string, number or
-// run of blanks beyond 1 MiB, more than 65,536 metadata entries. They bound what a hostile header
-// costs: at most 2 bytes of heap per byte of header (plus 16 MiB), and below 1 s for the longest.
+// The file is untrusted. What the reference lets pass and winnow refuses: blanks before the '{', a
+// name or a field twice, fields besides the three, a null "__metadata__", more than 8 dimensions, a
+// JSON string, number or run of blanks beyond 1 MiB, more than 65,536 metadata entries. They bound
+// what a hostile header costs: at most 2 bytes of heap per byte of header (plus 16 MiB), and less
+// than 1 s for the longest.
 #ifndef WINNOW_ENGINE_SAFETENSORS_H_
 #define WINNOW_ENGINE_SAFETENSORS_H_
 

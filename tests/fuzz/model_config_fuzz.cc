@@ -12,8 +12,12 @@
 #include "engine/weights.h"
 #include "kernels/check.h"
 
+using winnow::engine::ModelTensors;
+using winnow::engine::ParseModelConfig;
+using winnow::engine::RopeParameters;
+using winnow::engine::TensorSpec;
+
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace winnow::engine;
   const std::string_view text(reinterpret_cast<const char*>(data), size);
   const size_t nul = text.find('\0');
   const auto config =

@@ -29,7 +29,7 @@ done
 "$compiler" $flags -fsanitize=fuzzer $objects $(pkg-config --libs $packages) -o "$work/fuzz"
 
 if [ "$seconds" = 0 ]; then
-  "$work/fuzz" -merge=1 -max_len=4096 "tests/fuzz/corpus/$name" "$work/found"
+  "$work/fuzz" -set_cover_merge=1 -use_counters=0 -max_len=1200 "tests/fuzz/corpus/$name" "$work/found"
 else
   "$work/fuzz" -max_total_time="$seconds" -max_len=4096 -rss_limit_mb=2048 -timeout=5 \
     -artifact_prefix="$work/" -print_final_stats=1 "$work/found" "tests/fuzz/corpus/$name"

@@ -8,8 +8,10 @@
 #include "engine/safetensors.h"
 #include "kernels/check.h"
 
+using winnow::engine::SafetensorsEntry;
+using winnow::engine::SafetensorsHeader;
+
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace winnow::engine;
   const auto header = SafetensorsHeader::Parse(std::as_bytes(std::span(data, size)), size);
   if (!header.ok()) {
     WINNOW_CHECK(header.status().code() == absl::StatusCode::kInvalidArgument);
