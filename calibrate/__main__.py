@@ -55,6 +55,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--share", type=float, default=0.02, help="share of the context that training aims at")
     parser.add_argument("--hidden", type=int, help="hidden units of spotlight and hashattention")
     parser.add_argument("--recipe", choices=("winnow", "paper"), default="winnow")
+    parser.add_argument("--query", choices=("group", "head", "shared"),
+                        help="query functions: of a group's queries together, of each, or the keys' own "
+                             "(default group; with --recipe paper as the papers have it)")
     parser.add_argument("--heads-per-pass", type=int, default=32, help="KV heads trained at once: bounds memory")
     parser.add_argument("--resume", help="directory that keeps the capture and training state; an interrupted "
                                          "run given the same directory continues")
@@ -64,6 +67,14 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--seed", type=int, default=0)
     return parser
+
+
+def query_kind(asked: str | None, recipe: str, kind: str) -> str:
+    if asked:
+        return asked
+    if recipe == "winnow":
+        return "group"
+    return "head" if kind == "hashattention" else "shared"
 
 
 def parse_layers(text: str | None, dense_layers: int, total: int) -> tuple[int, ...]:
@@ -121,13 +132,14 @@ def run(args, kinds: list[str], bits: dict[str, int], state: Path) -> None:
                         provenance={"tool": "calibrate", "text": Path(args.text).name})
     encoder_settings = {kind: EncoderSettings(kind=kind, bits=bits[kind],
                                               hidden=args.hidden or default_hidden(kind, head_dim),
-                                              recipe=args.recipe, steps=args.steps, queries=args.queries,
+                                              recipe=args.recipe, query=query_kind(args.query, args.recipe, kind),
+                                              steps=args.steps, queries=args.queries,
                                               candidates=args.candidates, share=args.share, seed=args.seed)
                         for kind in kinds if kind != "features"}
     feature_settings = FeatureSettings(features=args.features, inner=head_dim, steps=args.feature_steps,
                                        queries=max(8, args.queries // 2), seed=args.seed)
     for kind, s in encoder_settings.items():
-        artifact.functions[kind] = Functions(kind, s.bits, training={**common, "steps": s.steps, "hidden": s.hidden,
+        artifact.functions[kind] = Functions(kind, s.bits, "group" if s.query == "group" else "head", training={**common, "steps": s.steps, "hidden": s.hidden,
                                                                      "share": s.share})
     if "features" in kinds:
         artifact.features = Features(args.features, training={**common, "steps": feature_settings.steps})

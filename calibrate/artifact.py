@@ -93,6 +93,7 @@ class Functions:
 
     kind: str
     bits: int
+    query: str = "head"  # or "group": one function of the group's G queries, side by side, gives G codes
     layers: dict[int, dict[str, list[tuple[torch.Tensor, torch.Tensor]]]] = field(default_factory=dict)
     training: dict = field(default_factory=dict)
     measured: dict = field(default_factory=dict)
@@ -133,7 +134,7 @@ def write(path: str | Path, artifact: Artifact) -> None:
                 for i, (weight, bias) in enumerate(stages):
                     tensors[f"layers.{layer}.{kind}.{side}.{i}.weight"] = weight.contiguous()
                     tensors[f"layers.{layer}.{kind}.{side}.{i}.bias"] = bias.contiguous()
-        kinds[kind] = {"bits": functions.bits, "stages": STAGES[kind], "layers": sorted(functions.layers),
+        kinds[kind] = {"bits": functions.bits, "query": functions.query, "stages": STAGES[kind], "layers": sorted(functions.layers),
                        "training": functions.training, "measured": functions.measured}
     metadata = {"format": FORMAT, "model": {"fingerprint": artifact.fingerprint, **artifact.shape},
                 "dense_layers": artifact.dense_layers, "kinds": kinds, "provenance": artifact.provenance}
@@ -194,21 +195,25 @@ def read(path: str | Path, model_directory: str | Path | None = None) -> Artifac
         for kind, info in metadata["kinds"].items():
             _need(kind in STAGES, f"{path}: unknown kind {kind!r}")
             _need(info["bits"] in (32, 64, 128, 256), f"{path}: {kind} has {info['bits']} bits")
+            _need(info["query"] in ("head", "group"), f"{path}: {kind} has query functions of kind {info['query']!r}")
             layers = {}
             for layer in info["layers"]:
                 _need(0 <= layer < shape["layers"], f"{path}: {kind} names layer {layer}")
                 sides = {}
                 for side in ("key", "query"):
-                    stages, width = [], shape["head_dim"]
+                    # A query function that reads the whole group at once is G times as wide at both ends.
+                    group = shape["query_heads"] // shape["kv_heads"]
+                    joint = side == "query" and info["query"] == "group"
+                    stages, width = [], shape["head_dim"] * (group if joint else 1)
                     for i in range(STAGES[kind]):
                         prefix = f"layers.{layer}.{kind}.{side}.{i}"
-                        out = info["bits"] if i + 1 == STAGES[kind] else None
+                        out = info["bits"] * (group if joint else 1) if i + 1 == STAGES[kind] else None
                         weight = get(prefix + ".weight", (heads, out, width), bf16)
                         width = weight.shape[1]
                         stages.append((weight, get(prefix + ".bias", (heads, width), f32)))
                     sides[side] = stages
                 layers[layer] = sides
-            functions[kind] = Functions(kind, info["bits"], layers, info["training"], info["measured"])
+            functions[kind] = Functions(kind, info["bits"], info["query"], layers, info["training"], info["measured"])
         features = None
         if "features" in metadata:
             info = metadata["features"]

@@ -4,9 +4,9 @@
     spotlight      two stages
     hashattention  three stages
 
-Keys and queries have their own chains; the queries of a group share one (one per query head was no
-better, and is G times the bytes). Heads of all layers are trained at once, stacked in the first
-dimension: N = layers * KV heads.
+Keys and queries have their own chains. A query chain of kind `head` maps each query of a group on its
+own to one code; one of kind `group` maps all G queries, side by side, to G codes. Heads of all layers
+are trained at once, stacked in the first dimension: N = layers * KV heads.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ class Balance:
 class Chain(nn.Module):
     """One side's functions for all heads. Input [B, t, d] -> pre-activations [B, t, bits]."""
 
-    def __init__(self, weights: list[torch.Tensor], biases: list[torch.Tensor]):
+    def __init__(self, weights: list[torch.Tensor]):
         super().__init__()
         self.weights = nn.ParameterList([nn.Parameter(w.clone()) for w in weights])
-        self.biases = nn.ParameterList([nn.Parameter(b.clone()) for b in biases])
+        self.biases = nn.ParameterList([nn.Parameter(torch.zeros_like(w[:, :, 0])) for w in weights])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         last = len(self.weights) - 1
@@ -83,9 +83,9 @@ def _unit_rows(w: torch.Tensor, moment: torch.Tensor) -> torch.Tensor:
     return w / power.clamp(min=1e-12).sqrt()
 
 
-def initial_chains(kind: str, bits: int, hidden: int, balance: Balance,
-                   generator: torch.Generator) -> tuple[Chain, Chain]:
-    """Chains in balanced coordinates: random hyperplanes, and for deeper chains near-linear stages.
+def initial_weights(kind: str, bits: int, hidden: int, balance: Balance,
+                    generator: torch.Generator) -> list[torch.Tensor]:
+    """Weights [N, out, in] in balanced coordinates: random hyperplanes, and for deeper chains near-linear stages.
 
     silu(a) - silu(-a) = a, so a stage of mirrored pairs starts as a linear map and learns its
     curvature, instead of having to learn the dot product first.
@@ -100,46 +100,57 @@ def initial_chains(kind: str, bits: int, hidden: int, balance: Balance,
     stages = STAGES[kind]
     # Rows of random rotations: planes at right angles repeat each other less than independent ones.
     planes = torch.cat([torch.linalg.qr(normal(n, d, d))[0] for _ in range(-(-bits // d))], 1)[:, :bits]
-    zeros = lambda size: torch.zeros(n, size, device=device)
     if stages == 1:
-        weights, biases = [planes], [zeros(bits)]
+        return [planes]
+    if hidden >= 2 * d:
+        half = normal(n, d, d)
+        basis = torch.linalg.qr(half)[0]
+        extra = _unit_rows(normal(n, hidden - 2 * d, d), ones)
+        first = torch.cat([basis, -basis, extra], 1)
+        back = torch.cat([basis, -basis, torch.zeros_like(extra)], 1).transpose(1, 2)  # [n, d, hidden]
     else:
-        if hidden >= 2 * d:
-            half = normal(n, d, d)
-            basis = torch.linalg.qr(half)[0]
-            extra = _unit_rows(normal(n, hidden - 2 * d, d), ones)
-            first = torch.cat([basis, -basis, extra], 1)
-            back = torch.cat([basis, -basis, torch.zeros_like(extra)], 1).transpose(1, 2)  # [n, d, hidden]
-        else:
-            basis = torch.linalg.qr(normal(n, d, d))[0][:, : hidden // 2]
-            first = torch.cat([basis, -basis], 1)
-            back = first.transpose(1, 2)
-            if first.shape[1] < hidden:
-                raise ValueError("an odd number of hidden units cannot be paired")
-        weights, biases = [first], [zeros(hidden)]
-        for _ in range(stages - 2):
-            # x -> back x is (nearly) the input again; then mirror it once more.
-            weights.append(first @ back)
-            biases.append(zeros(hidden))
-        weights.append(planes @ back)
-        biases.append(zeros(bits))
-    return Chain(weights, biases), Chain(weights, biases)
+        basis = torch.linalg.qr(normal(n, d, d))[0][:, : hidden // 2]
+        first = torch.cat([basis, -basis], 1)
+        back = first.transpose(1, 2)
+        if first.shape[1] < hidden:
+            raise ValueError("an odd number of hidden units cannot be paired")
+    weights = [first]
+    for _ in range(stages - 2):
+        # x -> back x is (nearly) the input again; then mirror it once more.
+        weights.append(first @ back)
+    weights.append(planes @ back)
+    return weights
+
+
+def block_diagonal(w: torch.Tensor, copies: int) -> torch.Tensor:
+    """[N, out, in] -> [N, copies * out, copies * in]: every copy sees its own part of the input."""
+    n, out, width = w.shape
+    eye = torch.eye(copies, device=w.device)
+    return torch.einsum("noi,gh->ngohi", w, eye).reshape(n, copies * out, copies * width)
 
 
 class Encoder(nn.Module):
     """Both chains, trained in balanced coordinates; `folded` gives them in the model's own.
 
-    `shared`: one chain for keys and queries, as the papers' hata and spotlight have it.
+    query: "shared", one chain for keys and queries, as the papers' hata and spotlight have it; "head";
+    or "group" (see the top of this file).
     """
 
-    def __init__(self, kind: str, bits: int, hidden: int, balance: Balance, group: int, shared: bool, alpha: float,
+    def __init__(self, kind: str, bits: int, hidden: int, balance: Balance, group: int, query: str, alpha: float,
                  seed: int):
         super().__init__()
-        self.kind, self.bits, self.group = kind, bits, group
+        self.kind, self.bits, self.group, self.joint = kind, bits, group, query == "group"
         generator = torch.Generator().manual_seed(seed)
-        self.key, self.query = initial_chains(kind, bits, hidden, balance, generator)
-        if shared:
+        weights = initial_weights(kind, bits, hidden, balance, generator)
+        self.key = Chain(weights)
+        if query == "shared":
             self.query = self.key
+        elif query == "group":
+            self.query = Chain([block_diagonal(w, group) for w in weights])
+        elif query == "head":
+            self.query = Chain(weights)
+        else:
+            raise ValueError(f"query functions are of kind shared, head or group, not {query!r}")
         n = balance.mean.shape[0]
         device = balance.mean.device
         self.register_buffer("mean", balance.mean)
@@ -167,7 +178,10 @@ class Encoder(nn.Module):
         """[N, G, m, d] -> [N, G, m, bits]"""
         n, g, m, d = q.shape
         x = q.reshape(n, g * m, d) @ self.query_map.transpose(1, 2) * self.scale
-        return self.query(x).view(n, g, m, self.bits)
+        if not self.joint:
+            return self.query(x).view(n, g, m, self.bits)
+        x = self.query(x.view(n, g, m, d).transpose(1, 2).reshape(n, m, g * d))
+        return x.view(n, m, g, self.bits).transpose(1, 2)
 
     def clip_gradients(self, limit: float) -> None:
         """Per head, so that one head's outliers do not slow the others."""
@@ -181,7 +195,8 @@ class Encoder(nn.Module):
     def folded(self) -> dict[str, tuple[list[torch.Tensor], list[torch.Tensor]]]:
         """{"key" | "query": (weights [N, out, in], biases [N, out])} in the coordinates of the KV cache."""
         out = {}
-        for side, chain, linear in (("key", self.key, self.key_map), ("query", self.query, self.query_map)):
+        query_map = block_diagonal(self.query_map, self.group) if self.joint else self.query_map
+        for side, chain, linear in (("key", self.key, self.key_map), ("query", self.query, query_map)):
             weights = [w.detach().clone() for w in chain.weights]
             biases = [b.detach().clone() for b in chain.biases]
             weights[0] = weights[0] @ (linear * self.scale)

@@ -192,14 +192,16 @@ def run_tasks(model: Model, path: str, policies: list[Policy], artifact, dense_l
 @torch.no_grad()
 def run_text(model: Model, path: str, policies: list[Policy], artifact, dense_layers: int, region: Region,
              length: int = 8192, windows: int = 4, skip: int = 1024) -> list[dict]:
-    """Perplexity of tokens skip.. of `windows` stretches; every one of these positions retrieves."""
+    """Perplexity of tokens skip.. of `windows` stretches, spread over the text; these positions retrieve."""
     with _open(path) as file:
         ids = model.tokenizer(file.read(), add_special_tokens=False)["input_ids"]
     bos = [model.tokenizer.bos_token_id] if model.tokenizer.bos_token_id is not None else []
-    stretches = [bos + ids[i * (length - 1):(i + 1) * (length - 1)] for i in range(windows)]
-    stretches = [s for s in stretches if len(s) == length]
-    if not stretches:
+    body = length - len(bos)
+    windows = min(windows, len(ids) // body)
+    if windows == 0:
         raise ValueError(f"{path} has {len(ids)} tokens, fewer than one stretch of {length}")
+    step = (len(ids) - body) // max(1, windows - 1)
+    stretches = [bos + ids[i * step:i * step + body] for i in range(windows)]
     rows = []
     for policy in tqdm(policies, desc="text", unit="policy"):
         attention = PolicyAttention(model, policy, artifact, dense_layers, region)

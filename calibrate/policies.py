@@ -97,7 +97,11 @@ class Selector:
             keys, queries = sign(k), sign(q.reshape(n, g * m, d))
         else:
             keys = fast_codes(k, self._functions["key"])
-            queries = fast_codes(q.reshape(n, g * m, d), self._functions["query"])
+            if self._functions["query"][0][0].shape[2] == d:
+                queries = fast_codes(q.reshape(n, g * m, d), self._functions["query"])
+            else:  # one function of the whole group: G codes side by side
+                queries = fast_codes(q.transpose(1, 2).reshape(n, m, g * d), self._functions["query"])
+                return queries.view(n, m, g, -1).sum(2) @ keys.transpose(1, 2)
         # Agreement less a constant; sums of +-1 are exact in float32.
         return queries.view(n, g, m, -1).sum(1) @ keys.transpose(1, 2)
 

@@ -46,7 +46,7 @@ def soft_top_k(scores: torch.Tensor, alpha: torch.Tensor, batch: Batch) -> torch
         high = masked.amax(-1, keepdim=True) + 20.0
         low = z.amin(-1, keepdim=True) - 40.0
         k = batch.k.view(1, -1, 1)
-        for _ in range(26):
+        for _ in range(18):
             middle = (high + low) / 2
             too_many = (torch.sigmoid(masked - middle) * counts).sum(-1, keepdim=True) > k
             low, high = torch.where(too_many, middle, low), torch.where(too_many, high, middle)

@@ -33,6 +33,7 @@ class EncoderSettings:
     bits: int
     hidden: int
     recipe: str = "winnow"       # or "paper"
+    query: str = "group"         # functions of queries: "group", "head" or "shared" (encoders.py)
     steps: int = 1500
     queries: int = 64            # per step
     candidates: int = 3072       # keys ranked per step and head; the rest is represented by a sample
@@ -146,8 +147,7 @@ def build_encoder(corpus: Corpus, settings: EncoderSettings, group: int) -> Enco
         balance = Balance.identity(keys)
     else:
         balance = Balance.fit(keys, queries.flatten(1, 2))
-    shared = settings.recipe == "paper" and settings.kind != "hashattention"
-    encoder = Encoder(settings.kind, settings.bits, settings.hidden, balance, group, shared, settings.alpha,
+    encoder = Encoder(settings.kind, settings.bits, settings.hidden, balance, group, settings.query, settings.alpha,
                       settings.seed)
     encoder.set_scale(keys)
     return encoder.to(keys.device)
@@ -253,7 +253,8 @@ def train_features(corpus: Corpus, settings: FeatureSettings, tag: str,
 
 
 def default_hidden(kind: str, head_dim: int) -> int:
-    return {"hata": 0, "spotlight": 128, "hashattention": head_dim}[kind]
+    # spotlight: pairs of mirrored units for every input, so that it starts as an exact linear map.
+    return {"hata": 0, "spotlight": 2 * head_dim, "hashattention": head_dim}[kind]
 
 
 def default_bits(kind: str) -> int:

@@ -13,11 +13,11 @@ from calibrate.artifact import (METADATA_KEY, Artifact, ArtifactError, Features,
 def random_artifact(model):
     torch.manual_seed(1)
     bf16 = lambda *shape: torch.randn(*shape).to(torch.bfloat16)
-    hata, spotlight, features = Functions("hata", 64), Functions("spotlight", 128), Features(8)
+    hata, spotlight, features = Functions("hata", 64), Functions("spotlight", 128, "group"), Features(8)
     for layer in (1, 2):
         hata.layers[layer] = {side: [(bf16(2, 64, 16), torch.randn(2, 64))] for side in ("key", "query")}
-        spotlight.layers[layer] = {side: [(bf16(2, 24, 16), torch.randn(2, 24)), (bf16(2, 128, 24), torch.randn(2, 128))]
-                                   for side in ("key", "query")}
+        spotlight.layers[layer] = {"key": [(bf16(2, 24, 16), torch.randn(2, 24)), (bf16(2, 128, 24), torch.randn(2, 128))],
+                                   "query": [(bf16(2, 20, 32), torch.randn(2, 20)), (bf16(2, 256, 20), torch.randn(2, 256))]}
         dims = {"stem": (16, 16), "gate": (12, 16), "up": (12, 16), "down": (16, 12), "out": (8, 16)}
         features.layers[layer] = {side: {role: (bf16(2, *d), torch.randn(2, d[0])) for role, d in dims.items()}
                                   for side in ("key", "query")}
@@ -50,7 +50,7 @@ def test_header_is_one_json_string(tiny_model, tmp_path):
     assert list(metadata) == [METADATA_KEY]
     header = json.loads(metadata[METADATA_KEY])
     assert header["format"] == 1 and header["kinds"]["hata"] == {
-        "bits": 64, "stages": 1, "layers": [1, 2], "training": {}, "measured": {"2%": {"iou": [0.5, 0.25]}}}
+        "bits": 64, "query": "head", "stages": 1, "layers": [1, 2], "training": {}, "measured": {"2%": {"iou": [0.5, 0.25]}}}
 
 
 def damaged(path, change_tensors=None, change_header=None):
@@ -76,6 +76,8 @@ def damaged(path, change_tensors=None, change_header=None):
     (None, lambda h: h.update(format=2), "format 2"),
     (None, lambda h: h["kinds"]["hata"].update(bits=100), "100 bits"),
     (None, lambda h: h["kinds"]["hata"].update(layers=[1, 9]), "layer 9"),
+    (None, lambda h: h["kinds"]["spotlight"].update(query="head"), "shape"),
+    (None, lambda h: h["kinds"]["spotlight"].update(query="both"), "of kind 'both'"),
     (None, lambda h: h["model"].update(kv_heads=4), "kv_heads"),
     (None, lambda h: h["model"].update(fingerprint="00"), "another model"),
 ])

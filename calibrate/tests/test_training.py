@@ -13,6 +13,7 @@ from calibrate import codes
 from calibrate.artifact import Functions
 from calibrate.training import export_encoder
 
+JOINT = "group"
 SMALL = dict(bits=32, hidden=32, steps=60, queries=24, candidates=400)
 
 
@@ -33,7 +34,7 @@ def test_balance_keeps_dot_products_and_equalises_moments():
 
 
 def test_folded_encoder_equals_the_trained_one(corpus):
-    settings = EncoderSettings(kind="spotlight", **SMALL)
+    settings = EncoderSettings(kind="spotlight", query="head", **SMALL)
     encoder = build_encoder(corpus, settings, 2)
     keys, queries = corpus.sample()
     folded = encoder.folded()
