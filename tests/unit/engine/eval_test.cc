@@ -1,0 +1,392 @@
+#include "engine/eval.h"
+
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/eval_tasks.h"
+#include "engine/model_loader.h"
+#include "engine/sequence_kv.h"
+#include "engine/synthetic_weights.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "tests/unit/engine/sequence_runner.h"
+
+namespace winnow::engine {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
+
+// ---- task files ----
+
+TEST(EvalTasks, LinesBecomeTasksAndEmptyLinesAreSkipped) {
+  const auto tasks = ParseEvalTasks(
+      R"({"id":"a-1","task":"a","target_tokens":2048,"intro":"I\n","document":"D","questions":[)"
+      R"({"question":"Q?","answer":"A.","must_contain":["x","y"]},{"question":"R?","answer":"B."}]})"
+      "\n \r\n"
+      R"({"id":"b-1","task":"b","target_tokens":8,"intro":"","document":"","questions":[{"question":"","answer":"A","must_contain":[]}]})",
+      "file");
+  ASSERT_TRUE(tasks.ok()) << tasks.status();
+  ASSERT_THAT(*tasks, SizeIs(2));
+  const EvalTask& first = (*tasks)[0];
+  EXPECT_EQ(first.id, "a-1");
+  EXPECT_EQ(first.target_tokens, 2048);
+  EXPECT_EQ(first.intro, "I\n");
+  ASSERT_THAT(first.questions, SizeIs(2));
+  EXPECT_THAT(first.questions[0].must_contain, ElementsAre("x", "y"));
+  EXPECT_TRUE(first.questions[1].must_contain.empty());
+  EXPECT_EQ((*tasks)[1].task, "b");
+}
+
+TEST(EvalTasks, ErrorsNameFileLineAndKey) {
+  const auto expect_error = [](const std::string& text, const std::string& message_part) {
+    const absl::Status status = ParseEvalTasks(text, "file.jsonl").status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << text;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(message_part)) << text;
+  };
+  const std::string head = R"({"id":"a","task":"t","target_tokens":1,"intro":"","document":"")";
+  expect_error("", "file.jsonl: no task");
+  expect_error("\n\n{", "file.jsonl:3");
+  expect_error("[]", "file.jsonl:1");
+  expect_error("{}", "file.jsonl:1: \"id\" must be a string");
+  expect_error(head + "}", "file.jsonl:1: \"questions\" must be an array that is not empty");
+  expect_error(head + R"(,"questions":[]})", "\"questions\" must be an array that is not empty");
+  expect_error(head + R"(,"questions":[3]})", "file.jsonl:1: questions[0]: must be an object");
+  expect_error(head + R"(,"questions":[{"question":"q","answer":""}]})",
+               "questions[0]: \"answer\" must not be empty");
+  expect_error(head + R"(,"questions":[{"question":"q","answer":"a","must_contain":"x"}]})",
+               "\"must_contain\" must be an array");
+  expect_error(head + R"(,"questions":[{"question":"q","answer":"a","must_contain":[""]}]})",
+               "\"must_contain\" must hold strings");
+  expect_error(
+      R"({"id":"a","task":"t","target_tokens":-1,"intro":"","document":"","questions":[]})",
+      "\"target_tokens\" must be a count");
+}
+
+// ---- one sequence ----
+
+class SequenceKvTest : public ::testing::Test {
+ protected:
+  SequenceKvTest() {
+    config_.hidden_size = 64;
+    config_.intermediate_size = 96;
+    config_.num_layers = 2;
+    config_.num_heads = 2;
+    config_.num_kv_heads = 1;
+    config_.head_dim = 64;
+    config_.vocab_size = 99;
+    config_.max_position_embeddings = 256;
+    config_.rms_norm_eps = 1e-5f;
+    config_.rope_theta = 10000;
+    config_.dtype = kernels::DType::kF32;
+    weights_ = *MakeSyntheticWeights(config_, 3);
+    backend_ = kernels::MakeCpuBackend("auto", 2);
+  }
+  std::unique_ptr<Decoder> MakeDecoder(int32_t max_batch_tokens, int32_t max_batch_logits) {
+    return *Decoder::Create(config_, weights_.weights, *backend_,
+                            {.compute = kernels::DType::kF32,
+                             .kv_dtype = kernels::DType::kF32,
+                             .block_tokens = 16,
+                             .kv_bytes = 1 << 20,
+                             .max_batch_tokens = max_batch_tokens,
+                             .max_batch_logits = max_batch_logits});
+  }
+  std::vector<int32_t> RandomTokens(size_t count) {
+    std::vector<int32_t> tokens(count);
+    for (int32_t& token : tokens) token = static_cast<int32_t>(random_() % 99);
+    return tokens;
+  }
+  // Rows in the order of their numbers, each exactly once.
+  static std::vector<float> Logits(SequenceKv& sequence, std::span<const int32_t> tokens,
+                                   int32_t num_logits) {
+    std::vector<float> all;
+    int32_t next = 0;
+    const absl::Status status = sequence.Run(tokens, num_logits, testing::kDense,
+                                             [&](int32_t row, std::span<const float> logits) {
+                                               EXPECT_EQ(row, next++);
+                                               all.insert(all.end(), logits.begin(), logits.end());
+                                             });
+    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_EQ(next, num_logits);
+    return all;
+  }
+
+  ModelConfig config_;
+  SyntheticWeights weights_;
+  std::unique_ptr<kernels::Backend> backend_;
+  std::mt19937_64 random_{11};
+};
+
+TEST_F(SequenceKvTest, WhatIsReusedIsBitForBitWhatWouldBeComputed) {
+  const auto shared_decoder = MakeDecoder(16, 3);
+  SequenceKv shared(*shared_decoder);
+  const uint64_t seed = testing::TestSeed();
+  SCOPED_TRACE("WINNOW_TEST_SEED=" + std::to_string(seed));
+  random_.seed(seed);
+  std::vector<int32_t> tokens = RandomTokens(120);
+  for (int i = 0; i < 12; ++i) {
+    // The same beginning, then something else, longer or shorter.
+    const size_t kept = random_() % tokens.size();
+    tokens.resize(kept);
+    const std::vector<int32_t> rest = RandomTokens(1 + random_() % (200 - kept));
+    tokens.insert(tokens.end(), rest.begin(), rest.end());
+    const int32_t num_logits =
+        1 + static_cast<int32_t>(random_() % std::min<size_t>(tokens.size(), 40));
+    const auto fresh_decoder = MakeDecoder(64, 64);
+    SequenceKv fresh(*fresh_decoder);
+    EXPECT_EQ(Logits(shared, tokens, num_logits), Logits(fresh, tokens, num_logits));
+  }
+}
+
+TEST_F(SequenceKvTest, CommonBeginningsAreComputedOnce) {
+  const auto decoder = MakeDecoder(32, 32);
+  SequenceKv sequence(*decoder);
+  std::vector<int32_t> tokens = RandomTokens(100);
+  Logits(sequence, tokens, 5);
+  EXPECT_EQ(sequence.computed_tokens(), 100);
+  tokens.push_back(7);
+  Logits(sequence, tokens, 1);
+  EXPECT_EQ(sequence.computed_tokens(), 101);
+  Logits(sequence, tokens, 10);  // rows whose logits are wanted are computed again
+  EXPECT_EQ(sequence.computed_tokens(), 111);
+  tokens[50] = (tokens[50] + 1) % 99;
+  Logits(sequence, tokens, 1);
+  EXPECT_EQ(sequence.computed_tokens(), 111 + 51);
+}
+
+// ---- the trained model ----
+
+class EvaluatorTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    ModelOptions options;
+    options.max_batch_tokens = options.max_batch_logits = 128;
+    options.max_context = 4096;
+    auto loaded = LoadModel(std::string(WINNOW_SOURCE_DIR) + "/models/needle-5m", options);
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    model_ = std::move(*loaded).release();
+  }
+  static void TearDownTestSuite() {
+    delete model_;
+    model_ = nullptr;
+  }
+
+  static Evaluator MakeEvaluator(EvalOptions options) {
+    return Evaluator(*model_->decoder, *model_->tokenizer, model_->chat_template,
+                     model_->config.eos_token_ids, std::move(options));
+  }
+
+  // A document with two facts, and a question that the model cannot answer as expected.
+  static EvalTask Task(const std::string& name, int32_t target_tokens) {
+    EvalTask task;
+    task.id = name + "-0";
+    task.task = name;
+    task.target_tokens = target_tokens;
+    task.intro = "Read the document below and answer the questions that follow.\n";
+    for (int i = 0; i < 12; ++i) {
+      task.document += "The file system is mounted when the kernel starts. ";
+      if (i == 3) task.document += "The secret code for river-stone is 7319942. ";
+      if (i == 8) task.document += "The secret code for oak-lantern is 5520816. ";
+    }
+    task.questions = {
+        {"What is the secret code for river-stone?",
+         "The secret code for river-stone is 7319942.",
+         {"7319942"}},
+        {"What is the secret code for oak-lantern?",
+         "The secret code for oak-lantern is 5520816.",
+         {"5520816"}},
+        {"What is the secret code for river-stone?",
+         "Wombats, as everybody knows, dig.",
+         {"7319942", "wombat"}},
+    };
+    return task;
+  }
+
+  static LoadedModel* model_;
+};
+LoadedModel* EvaluatorTest::model_ = nullptr;
+
+TEST_F(EvaluatorTest, CellsEqualWhatStepByStepDecodingGives) {
+  const EvalTask task = Task("facts", 512);
+  const auto cells = MakeEvaluator({}).RunTasks({&task, 1}, {&testing::kDense, 1}, nullptr);
+  ASSERT_TRUE(cells.ok()) << cells.status();
+  ASSERT_THAT(*cells, SizeIs(1));
+
+  // The same by hand: nothing shared, one token at a time.
+  Decoder& decoder = *model_->decoder;
+  std::mt19937_64 random(1);
+  const std::vector<int32_t> blocks = testing::ShuffledBlocks(decoder, random);
+  double exact = 0, right = 0, total = 0, contains = 0, prompt_tokens = 0;
+  for (const EvalQuestion& question : task.questions) {
+    const std::vector<int32_t> prompt =
+        *model_->tokenizer->Encode("<|begin_of_text|><|user|>\n" + task.intro + task.document +
+                                       "\n\n" + question.question + "<|end|>\n<|assistant|>\n",
+                                   /*add_special_tokens=*/false, /*parse_special=*/true);
+    const std::vector<int32_t> answer = *model_->tokenizer->Encode(question.answer, false, false);
+    const int32_t length = static_cast<int32_t>(prompt.size());
+    const std::vector<float> after_prompt = testing::Run(decoder, prompt, 0, blocks, 1, 100);
+    int32_t predicted = testing::ArgMax(after_prompt);
+    size_t agreed = 0;
+    for (size_t i = 0; i < answer.size(); ++i) {
+      agreed += predicted == answer[i] ? 1 : 0;
+      predicted = testing::ArgMax(
+          testing::Run(decoder, {&answer[i], 1}, length + static_cast<int32_t>(i), blocks, 1, 1));
+    }
+    right += static_cast<double>(agreed);
+    total += static_cast<double>(answer.size());
+    exact += agreed == answer.size() ? 1 : 0;
+    prompt_tokens += length;
+    std::vector<int32_t> free = testing::Greedy(decoder, testing::ArgMax(after_prompt), length,
+                                                blocks, answer.size() + kFreeRunExtraTokens);
+    for (size_t i = 0; i < free.size(); ++i) {
+      if (free[i] == 1 || free[i] == 2) free.resize(i);  // its end tokens
+    }
+    const std::string text = model_->tokenizer->Decode(free, true);
+    double found = 0;
+    for (const std::string& word : question.must_contain)
+      found += text.find(word) != text.npos ? 1 : 0;
+    contains += found / static_cast<double>(question.must_contain.size());
+  }
+  const EvalCell& cell = cells->front();
+  EXPECT_EQ(cell.policy, "dense");
+  EXPECT_EQ(cell.task, "facts");
+  EXPECT_EQ(cell.length, 512);
+  EXPECT_EQ(cell.n, 3);
+  EXPECT_DOUBLE_EQ(cell.exact, exact / 3);
+  EXPECT_DOUBLE_EQ(cell.token_acc, right / total);
+  ASSERT_TRUE(cell.contains.has_value());
+  EXPECT_DOUBLE_EQ(*cell.contains, contains / 3);
+  EXPECT_DOUBLE_EQ(cell.prompt_tokens, prompt_tokens / 3);
+  EXPECT_EQ(cell.kept, 1);
+  EXPECT_EQ(cell.coverage, 1);
+  EXPECT_EQ(cell.iou, 1);
+  // The test is about something: the facts are found, the nonsense is not said.
+  EXPECT_GE(exact, 1);
+  EXPECT_LT(exact, 3);
+  EXPECT_GT(contains, 1);
+  EXPECT_LT(contains, 3);
+}
+
+TEST_F(EvaluatorTest, LengthsLimitAndOrder) {
+  const std::vector<EvalTask> tasks = {Task("b", 1024), Task("a", 512), Task("b", 512),
+                                       Task("a", 2048)};
+  EvalOptions options;
+  options.lengths = {512, 1024};
+  options.limit = 2;
+  options.free_run = false;
+  double last_done = 0, last_total = 0;
+  const auto cells = MakeEvaluator(options).RunTasks(
+      tasks, {&testing::kDense, 1}, [&](double done, double total, const std::string&) {
+        EXPECT_GT(done, last_done);
+        last_done = done;
+        last_total = total;
+      });
+  ASSERT_TRUE(cells.ok()) << cells.status();
+  EXPECT_DOUBLE_EQ(last_done, last_total);
+  std::vector<std::string> order;
+  for (const EvalCell& cell : *cells) {
+    order.push_back(cell.task + std::to_string(cell.length));
+    EXPECT_EQ(cell.n, 2);
+    EXPECT_FALSE(cell.contains.has_value());
+  }
+  EXPECT_THAT(order, ElementsAre("b512", "b1024", "a512"));
+
+  options.lengths = {7};
+  const auto none = MakeEvaluator(options).RunTasks(tasks, {&testing::kDense, 1}, nullptr);
+  EXPECT_EQ(none.status().code(), absl::StatusCode::kInvalidArgument) << none.status();
+}
+
+TEST_F(EvaluatorTest, DocumentsBeyondTheContextAreSkippedAndCounted) {
+  EvalTask task = Task("long", 512);
+  while (task.document.size() < 40000) task.document += task.document;
+  const auto cells = MakeEvaluator({}).RunTasks({&task, 1}, {&testing::kDense, 1}, nullptr);
+  ASSERT_TRUE(cells.ok()) << cells.status();
+  EXPECT_EQ(cells->front().n, 0);
+  EXPECT_EQ(cells->front().skipped, 3);
+  const nlohmann::json json = nlohmann::json::parse(EvalJson(*cells, {}, "{}"));
+  EXPECT_TRUE(json["results"][0]["token_acc"].is_null());
+  EXPECT_THAT(EvalTable(*cells, {}), HasSubstr("3 questions do not fit into the context"));
+}
+
+TEST_F(EvaluatorTest, PerplexityIsThatOfTheWindowsOneByOne) {
+  std::string text;
+  for (int i = 0; i < 40; ++i)
+    text += "The mount point of volume " + std::to_string(i) + " is a directory. ";
+  EvalOptions options;
+  options.window_tokens = 100;
+  const auto results = MakeEvaluator(options).RunText(text, {&testing::kDense, 1}, nullptr);
+  ASSERT_TRUE(results.ok()) << results.status();
+
+  const std::vector<int32_t> ids = *model_->tokenizer->Encode(text, false, false);
+  const std::vector<int32_t> before = *model_->tokenizer->Encode("", true, false);
+  const size_t stride = 100 - before.size();
+  double loss = 0;
+  int64_t tokens = 0;
+  std::mt19937_64 random(1);
+  const std::vector<int32_t> blocks = testing::ShuffledBlocks(*model_->decoder, random);
+  for (size_t begin = 0; begin < ids.size(); begin += stride) {
+    std::vector<int32_t> window = before;
+    window.insert(window.end(), ids.begin() + begin,
+                  ids.begin() + std::min(ids.size(), begin + stride));
+    const std::vector<float> logits =
+        testing::Run(*model_->decoder, window, 0, blocks, static_cast<int32_t>(window.size()), 128);
+    const size_t predicted = before.empty() ? window.size() - 1 : window.size() - before.size();
+    for (size_t i = window.size() - predicted; i < window.size(); ++i) {
+      loss += testing::NegativeLogLikelihood(std::span(logits).subspan((i - 1) * 4096, 4096),
+                                             window[i]);
+    }
+    tokens += static_cast<int64_t>(predicted);
+  }
+  EXPECT_EQ(results->front().tokens, tokens);
+  EXPECT_NEAR(results->front().perplexity, std::exp(loss / static_cast<double>(tokens)), 1e-4);
+  EXPECT_GT(tokens, 300);
+}
+
+TEST_F(EvaluatorTest, TextErrorsAreNamed) {
+  EvalOptions options;
+  options.window_tokens = 1 << 20;
+  const auto wide = MakeEvaluator(options).RunText("a b c", {&testing::kDense, 1}, nullptr);
+  EXPECT_EQ(wide.status().code(), absl::StatusCode::kInvalidArgument);
+  const auto empty = MakeEvaluator({}).RunText("", {&testing::kDense, 1}, nullptr);
+  EXPECT_EQ(empty.status().code(), absl::StatusCode::kInvalidArgument);
+  const auto invalid = MakeEvaluator({}).RunText("a\xff", {&testing::kDense, 1}, nullptr);
+  EXPECT_EQ(invalid.status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+// ---- reports ----
+
+TEST(EvalReport, JsonHasTheSchemaOfTheCommand) {
+  EvalCell cell;
+  cell.policy = "dense";
+  cell.task = "niah";
+  cell.length = 2048;
+  cell.n = 16;
+  cell.exact = 0.9375;
+  cell.token_acc = 2.0 / 3;
+  cell.kept = cell.coverage = cell.iou = 1;
+  const nlohmann::json json = nlohmann::json::parse(
+      EvalJson({&cell, 1}, std::vector<TextResult>{{"dense", 5.5, 1000}}, R"({"model":"m"})"));
+  const nlohmann::json& result = json["results"][0];
+  for (const char* key : {"policy", "task", "length", "n", "exact", "token_acc", "contains", "kept",
+                          "coverage", "iou"}) {
+    EXPECT_TRUE(result.contains(key)) << key;
+  }
+  EXPECT_EQ(result["token_acc"], 0.666667);
+  EXPECT_TRUE(result["contains"].is_null());
+  EXPECT_EQ(json["text"][0],
+            nlohmann::json({{"policy", "dense"}, {"perplexity", 5.5}, {"tokens", 1000}}));
+  EXPECT_EQ(json["run"]["model"], "m");
+  const std::string table = EvalTable({&cell, 1}, {});
+  EXPECT_THAT(
+      table,
+      HasSubstr(
+          "dense   niah     2048    16   0.938     0.6667         -   1.000     1.000   1.000"));
+}
+
+}  // namespace
+}  // namespace winnow::engine
