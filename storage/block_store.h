@@ -76,6 +76,7 @@ struct BlockInfo {
   uint32_t payload_bytes = 0;
   uint8_t priority = 0;
   bool pinned = false;
+  uint32_t ttl_s = 0;  // what is left of it, rounded up; 0: no expiry
 };
 
 enum class TierState : uint8_t {

@@ -294,7 +294,9 @@ std::optional<BlockInfo> DiskStore::Find(const BlockId& id) const {
   if (it == entries_.end() || Expired(it->second)) return std::nullopt;
   const Entry& entry = it->second;
   if (entry.record->identity_sum != IdentitySum(id)) return std::nullopt;
-  return BlockInfo{entry.record->payload_bytes, entry.priority, entry.pinned};
+  const uint64_t left_s = entry.expires_at_s == 0 ? 0 : entry.expires_at_s - StoreSeconds();
+  return BlockInfo{entry.record->payload_bytes, entry.priority, entry.pinned,
+                   static_cast<uint32_t>(left_s)};
 }
 
 bool DiskStore::SetPinned(const BlockKey& key, bool pinned) {

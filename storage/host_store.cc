@@ -265,7 +265,9 @@ std::optional<BlockInfo> HostStore::Find(const BlockId& id) const {
   const Entry& entry = *it->second;
   if (!(entry.id == id)) return std::nullopt;
   if (entry.expires_at_ns != 0 && clock_->NowNs() >= entry.expires_at_ns) return std::nullopt;
-  return BlockInfo{entry.payload_bytes, entry.priority, entry.pinned};
+  const int64_t left_ns = entry.expires_at_ns == 0 ? 0 : entry.expires_at_ns - clock_->NowNs();
+  return BlockInfo{entry.payload_bytes, entry.priority, entry.pinned,
+                   static_cast<uint32_t>((left_ns + 999'999'999) / 1'000'000'000)};
 }
 
 bool HostStore::SetPinned(const BlockKey& key, bool pinned) {
@@ -283,6 +285,10 @@ bool HostStore::SetPinned(const BlockKey& key, bool pinned) {
 }
 
 StoreStats HostStore::stats() const { return stats_; }
+
+void HostStore::Visit(const std::function<void(const BlockId&)>& visitor) const {
+  for (const auto& [key, entry] : entries_) visitor(entry->id);
+}
 
 HostStore::Lease HostStore::Acquire(const BlockId& id) {
   Reason reason;

@@ -75,6 +75,8 @@ class HostStore final : public BlockStore {
 
   // Empty if the block is absent or its bytes no longer match. Counts as a use.
   Lease Acquire(const BlockId& id);
+  // Every block's identity, in no order.
+  void Visit(const std::function<void(const BlockId&)>& visitor) const;
 
  private:
   using List = std::list<Entry*>;

@@ -7,12 +7,13 @@
 #include "storage/block_store.h"
 #include "storage/disk_store.h"
 #include "storage/host_store.h"
+#include "storage/tiered_store.h"
 #include "tests/unit/storage/store_client.h"
 
 namespace winnow::storage {
 namespace {
 
-enum class Kind { kHost, kDiskUring, kDiskThreads };
+enum class Kind { kHost, kDiskUring, kDiskThreads, kTiered };
 
 class BlockStoreSuite : public testing::TestWithParam<Kind> {
  protected:
@@ -40,7 +41,11 @@ class BlockStoreSuite : public testing::TestWithParam<Kind> {
         GetParam() == Kind::kDiskUring ? IoEngineKind::kUring : IoEngineKind::kThreads;
     auto store = DiskStore::Open(options, &clock_);
     EXPECT_TRUE(store.ok()) << store.status();
-    return *std::move(store);
+    if (GetParam() != Kind::kTiered) return *std::move(store);
+    TieredStoreOptions tiered;
+    tiered.host.capacity_bytes = uint64_t{2} << 20;
+    tiered.host.chunk_bytes = uint64_t{1} << 20;
+    return std::make_unique<TieredStore>(tiered, *std::move(store), &clock_);
   }
 
   TempDir dir_;
@@ -229,7 +234,8 @@ TEST_P(BlockStoreSuite, AgreesWithAModelOverRandomOperations) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Stores, BlockStoreSuite,
-                         testing::Values(Kind::kHost, Kind::kDiskUring, Kind::kDiskThreads),
+                         testing::Values(Kind::kHost, Kind::kDiskUring, Kind::kDiskThreads,
+                                         Kind::kTiered),
                          [](const auto& info) {
                            switch (info.param) {
                              case Kind::kHost:
@@ -238,6 +244,8 @@ INSTANTIATE_TEST_SUITE_P(Stores, BlockStoreSuite,
                                return "DiskUring";
                              case Kind::kDiskThreads:
                                return "DiskThreads";
+                             case Kind::kTiered:
+                               return "Tiered";
                            }
                            return "";
                          });

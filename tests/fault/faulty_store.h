@@ -1,0 +1,122 @@
+// A BlockStore that fails, delays and reorders, by a seed: what the engine's tests put under it to
+// show that no fault of storage changes a token. It keeps the contract: a miss leaves `into` alone,
+// and kOk means right bytes.
+#ifndef WINNOW_TESTS_FAULT_FAULTY_STORE_H_
+#define WINNOW_TESTS_FAULT_FAULTY_STORE_H_
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "storage/block_store.h"
+
+namespace winnow::storage {
+
+class FaultyStore final : public BlockStore {
+ public:
+  struct Faults {
+    double miss_share = 0;  // of operations: answered with a random reason, never passed on
+    double lose_share = 0;  // of Puts: answered kOk and forgotten, as after an eviction
+    int polls_max = 0;      // completions are held for up to this many Polls
+    bool hold = false;      // operations do not start until this is false again
+    bool reorder = false;
+  };
+
+  FaultyStore(std::unique_ptr<BlockStore> inner, uint32_t seed)
+      : inner_(std::move(inner)), random_(seed) {}
+
+  Faults faults;
+  uint64_t started = 0;  // operations that reached the store below
+  BlockStore& inner() { return *inner_; }
+
+  void Put(uint64_t tag, const BlockId& id, std::span<const std::byte> payload,
+           const PutOptions& options) override {
+    if (Missed(tag, Operation::kPut)) return;
+    if (Chance(faults.lose_share)) return Answer({tag, Operation::kPut, Outcome::kOk});
+    std::vector<std::byte> copy(payload.begin(), payload.end());
+    Start(
+        [this, tag, id, copy = std::move(copy), options] { inner_->Put(tag, id, copy, options); });
+  }
+  void Get(uint64_t tag, const BlockId& id, std::span<std::byte> into,
+           int64_t deadline_ns) override {
+    if (Missed(tag, Operation::kGet)) return;
+    Start([this, tag, id, into, deadline_ns] { inner_->Get(tag, id, into, deadline_ns); });
+  }
+  void GetPages(uint64_t tag, const BlockId& id, std::span<const uint32_t> pages,
+                std::span<std::byte> into, int64_t deadline_ns) override {
+    if (Missed(tag, Operation::kGetPages)) return;
+    std::vector<uint32_t> copy(pages.begin(), pages.end());
+    Start([this, tag, id, copy = std::move(copy), into, deadline_ns] {
+      inner_->GetPages(tag, id, copy, into, deadline_ns);
+    });
+  }
+  void Erase(uint64_t tag, const BlockKey& key) override {
+    Start([this, tag, key] { inner_->Erase(tag, key); });
+  }
+
+  void Poll(std::chrono::nanoseconds wait, std::vector<Completion>* completions) override {
+    if (!faults.hold) {
+      for (const auto& start : std::exchange(waiting_, {})) start();
+    }
+    std::vector<Completion> done;
+    inner_->Poll(held_.empty() ? wait : std::chrono::nanoseconds(0), &done);
+    for (const Completion& completion : done) Answer(completion);
+    const size_t before = completions->size();
+    for (auto it = held_.begin(); it != held_.end();) {
+      if (it->second-- > 0) {
+        ++it;
+        continue;
+      }
+      completions->push_back(it->first);
+      it = held_.erase(it);
+    }
+    if (faults.reorder) {
+      std::shuffle(completions->begin() + static_cast<ptrdiff_t>(before), completions->end(),
+                   random_);
+    }
+  }
+
+  std::optional<BlockInfo> Find(const BlockId& id) const override { return inner_->Find(id); }
+  bool SetPinned(const BlockKey& key, bool pinned) override {
+    return inner_->SetPinned(key, pinned);
+  }
+  size_t in_flight() const override { return inner_->in_flight() + held_.size() + waiting_.size(); }
+  StoreStats stats() const override { return inner_->stats(); }
+
+ private:
+  bool Chance(double share) {
+    return share > 0 && std::uniform_real_distribution<double>(0, 1)(random_) < share;
+  }
+  bool Missed(uint64_t tag, Operation operation) {
+    if (!Chance(faults.miss_share)) return false;
+    static constexpr Reason kReasonsToMiss[] = {Reason::kCorrupt, Reason::kIoError, Reason::kLate,
+                                                Reason::kOff, Reason::kBusy};
+    Answer({tag, operation, Outcome::kMiss, kReasonsToMiss[random_() % 5]});
+    return true;
+  }
+  void Start(std::function<void()> start) {
+    if (faults.hold) {
+      waiting_.push_back(std::move(start));
+    } else {
+      start();
+    }
+    ++started;
+  }
+  void Answer(const Completion& completion) {
+    const int polls =
+        faults.polls_max == 0 ? 0 : static_cast<int>(random_() % (faults.polls_max + 1));
+    held_.emplace_back(completion, polls);
+  }
+
+  std::unique_ptr<BlockStore> inner_;
+  std::mt19937 random_;
+  std::vector<std::pair<Completion, int>> held_;
+  std::vector<std::function<void()>> waiting_;
+};
+
+}  // namespace winnow::storage
+
+#endif  // WINNOW_TESTS_FAULT_FAULTY_STORE_H_
