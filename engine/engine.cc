@@ -232,7 +232,6 @@ PlanInput Engine::View(TimePoint now) {
   return {.step_tokens = options_.step_tokens,
           .max_running = options_.max_running,
           .block_tokens = model_.block_tokens(),
-          .num_blocks = pool_.num_blocks(),
           .free_blocks = pool_.num_free(),
           .sequences = views_,
           .served = tenants_.served()};

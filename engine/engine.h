@@ -80,7 +80,8 @@ class Engine {
   // From now on Submit refuses; what was accepted is finished. Run returns when nothing is left.
   void BeginDrain();
 
-  // Makes an idle engine look again: an OutputQueue got room.
+  // Makes an idle engine look again: an OutputQueue got room. Queues whose on_room calls this must
+  // not be popped any more when the engine goes.
   void Wake();
 
   // How long a refused client should wait: the time that the waiting prompts take at the recent

@@ -14,8 +14,9 @@ namespace winnow::engine {
 
 inline constexpr int kNumFinishReasons = static_cast<int>(FinishReason::kError) + 1;
 
-// State at the end of a Step, and totals since the start. Taken as a whole: the numbers of one
-// snapshot belong to the same moment.
+// State at the end of a Step, and totals since the start. What the engine thread counts belongs to
+// one moment; what the queue counts (waiting, accepted, rejected) is of now. A request that moves
+// between both is never missed: nothing waits and nothing runs only if nothing is there.
 struct EngineStats {
   // Now.
   int32_t running = 0;  // sequences that hold KV blocks or were promised them, paused ones included

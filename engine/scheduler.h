@@ -39,7 +39,6 @@ struct PlanInput {
   int32_t step_tokens = 0;  // budget. REQUIRES: >= max_running
   int32_t max_running = 0;
   int32_t block_tokens = 0;
-  int32_t num_blocks = 0;  // of the pool
   int32_t free_blocks = 0;
   // Running ones by admission, then preempted ones by admission, then waiting ones by arrival.
   std::span<const SequenceView> sequences;

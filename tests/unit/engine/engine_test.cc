@@ -501,6 +501,36 @@ TEST_F(EngineTest, AFullQueueRefusesAndSaysWhenToComeBack) {
   Submit(MakeRequest(10, Prompt(10), 10), refused);
 }
 
+TEST_F(EngineTest, TheTimeToComeBackIsWhatTheWaitingTakeAtTheRecentPace) {
+  EngineOptions options;
+  options.max_running = 1;
+  options.step_tokens = 50;
+  Make(options);
+  model_->on_forward = [this] { clock_.Advance(milliseconds(500)); };  // 100 tokens per second
+  Client runs, waits;
+  Submit(MakeRequest(1, Prompt(50), 300), runs);
+  engine_->Step();
+  Submit(MakeRequest(2, Prompt(200), 1), waits);
+  EXPECT_EQ(engine_->RetryAfter(), seconds(2));
+  engine_->Cancel(2);
+  engine_->Step();
+  EXPECT_EQ(engine_->RetryAfter(), milliseconds(100));  // never less
+}
+
+TEST_F(EngineTest, ADeadlineThatPassesDuringAStepEndsTheRequestInTheNext) {
+  Make();
+  model_->on_forward = [this] { clock_.Advance(milliseconds(10)); };
+  Client client;
+  Request request = MakeRequest(1, Prompt(5), 50);
+  request.deadline = clock_.Now() + milliseconds(15);
+  Submit(request, client);
+  Steps(2);
+  EXPECT_FALSE(client.Read().ended());
+  EXPECT_FALSE(engine_->Step());
+  EXPECT_EQ(client.Read().last.finish, FinishReason::kDeadline);
+  EXPECT_EQ(engine_->stats().blocks_used, 0);
+}
+
 TEST_F(EngineTest, OptionsThatTheModelCannotHonourAreRefused) {
   FakeModel model;  // 64 rows of logits, 512 tokens
   const auto message = [&](auto change) {

@@ -8,8 +8,8 @@
 #ifndef WINNOW_TESTS_UNIT_ENGINE_FAKE_MODEL_H_
 #define WINNOW_TESTS_UNIT_ENGINE_FAKE_MODEL_H_
 
-#include <cmath>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <set>
@@ -47,6 +47,7 @@ class FakeModel final : public Model {
 
   absl::Status Forward(const Batch& batch, std::span<float> logits) override {
     ++num_forwards;
+    if (on_forward) on_forward();
     if (fail_at_forward.has_value() && num_forwards >= *fail_at_forward) {
       return absl::InternalError("the device fell off the bus");
     }
@@ -70,6 +71,8 @@ class FakeModel final : public Model {
   std::optional<int64_t> fail_at_forward;
   // A row of logits after this token is NaN.
   std::optional<int32_t> nan_after_token;
+  // What happens while the model computes: time passes, say.
+  std::function<void()> on_forward;
   int64_t num_forwards = 0;
 
  private:

@@ -45,7 +45,6 @@ struct Scene {
     return scheduler.Plan({.step_tokens = step_tokens,
                            .max_running = max_running,
                            .block_tokens = kBlockTokens,
-                           .num_blocks = num_blocks,
                            .free_blocks = free_blocks(),
                            .sequences = sequences,
                            .served = served});
