@@ -1,11 +1,9 @@
-// `winnow tokenize`: JSON lines in, JSON lines out. A line is one of
-//   {"text":…, "add_special_tokens":true, "parse_special":true}   -> {"ids":[…]}
-//   {"ids":[…], "skip_special_tokens":false}                      -> {"text":…}
-//   {"messages":[{"role":…,"content":…}…], "add_generation_prompt":true, "date":"26 Jul 2024"}
-//                                                                 -> {"text":…, "ids":[…]}
-// with the defaults shown (no date: the template's own). A line that cannot be answered gives
-// {"error":…} in its place and makes the exit code 1; the others are answered all the same.
+// `winnow tokenize`: what its lines mean stands in the header.
+#include "server/tokenize_command.h"
+
+#include <algorithm>
 #include <cstdio>
+#include <initializer_list>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -126,29 +124,35 @@ int Tokenize(const std::string& model_dir) {
     return kExitModel;
   }
   std::ios::sync_with_stdio(false);
-  const Answerer answerer(**tokenizer, *chat);
-  int exit_code = kExitOk;
-  for (std::string line; std::getline(std::cin, line);) {
-    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
-    const absl::StatusOr<json> answer = answerer.Answer(line);
-    if (answer.ok()) {
-      std::cout << *answer << '\n';
-    } else {
-      std::cout << json{{"error", std::string(answer.status().message())}} << '\n';
-      exit_code = kExitFailure;
-    }
-    // Someone may be talking to us line by line.
-    if (std::cin.rdbuf()->in_avail() <= 0) std::cout.flush();
-  }
-  std::cout.flush();
+  const bool all_answered = TokenizeLines(**tokenizer, *chat, std::cin, std::cout);
   if (!std::cout) {
     std::fprintf(stderr, "winnow tokenize: the answers cannot be written\n");
     return kExitFailure;
   }
-  return exit_code;
+  return all_answered ? kExitOk : kExitFailure;
 }
 
 }  // namespace
+
+bool TokenizeLines(const engine::Tokenizer& tokenizer, const engine::ChatTemplate& chat,
+                   std::istream& in, std::ostream& out) {
+  const Answerer answerer(tokenizer, chat);
+  bool all_answered = true;
+  for (std::string line; std::getline(in, line);) {
+    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+    const absl::StatusOr<json> answer = answerer.Answer(line);
+    if (answer.ok()) {
+      out << *answer << '\n';
+    } else {
+      out << json{{"error", std::string(answer.status().message())}} << '\n';
+      all_answered = false;
+    }
+    // Someone may be talking to us line by line.
+    if (in.rdbuf()->in_avail() <= 0) out.flush();
+  }
+  out.flush();
+  return all_answered;
+}
 
 void AddTokenizeCommand(CLI::App& app, int* exit_code) {
   auto model_dir = std::make_shared<std::string>();

@@ -1,0 +1,25 @@
+// The work of `winnow tokenize`: JSON lines in, JSON lines out. A line is one of
+//   {"text":…, "add_special_tokens":true, "parse_special":true}   -> {"ids":[…]}
+//   {"ids":[…], "skip_special_tokens":false}                      -> {"text":…}
+//   {"messages":[{"role":…,"content":…}…], "add_generation_prompt":true, "date":"26 Jul 2024"}
+//                                                                 -> {"text":…, "ids":[…]}
+// with the defaults shown (no date: the template's own). Empty lines are passed over.
+#ifndef WINNOW_SERVER_TOKENIZE_COMMAND_H_
+#define WINNOW_SERVER_TOKENIZE_COMMAND_H_
+
+#include <istream>
+#include <ostream>
+
+#include "engine/chat_template.h"
+#include "engine/tokenizer.h"
+
+namespace winnow::server {
+
+// Answers every line of `in`. One that cannot be answered gives {"error":…} in its place and makes
+// the result false; the others are answered all the same.
+bool TokenizeLines(const engine::Tokenizer& tokenizer, const engine::ChatTemplate& chat,
+                   std::istream& in, std::ostream& out);
+
+}  // namespace winnow::server
+
+#endif  // WINNOW_SERVER_TOKENIZE_COMMAND_H_

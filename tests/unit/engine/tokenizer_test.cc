@@ -1,0 +1,174 @@
+#include "engine/tokenizer.h"
+
+#include <chrono>
+
+#include "tests/unit/engine/tokenizer_testing.h"
+
+namespace winnow::engine {
+namespace {
+
+using nlohmann::json;
+using testing::Test;
+
+const json kControl =
+    json::array({AddedTokenJson(259, "<|end|>"), AddedTokenJson(260, "<think>", false)});
+
+bool Contains(const std::vector<int32_t>& ids, int32_t id) {
+  return std::find(ids.begin(), ids.end(), id) != ids.end();
+}
+
+TEST(Tokenizer, EncodesByMergesInOrderOfRank) {
+  const auto tokenizer = MakeTokenizer(ByteLevelJson());
+  EXPECT_EQ(Ids(tokenizer->Encode("hello", false, false)),
+            (std::vector<int32_t>{258, 'o' - 0x21 + 0x21}));
+  EXPECT_EQ(tokenizer->vocab_size(), 259);
+  EXPECT_EQ(tokenizer->TokenToId("hell"), 258);
+  EXPECT_EQ(tokenizer->TokenToId("nothing"), std::nullopt);
+  EXPECT_EQ(tokenizer->IdToToken(257), "ll");
+  EXPECT_EQ(tokenizer->IdToToken(-1), "");
+  EXPECT_EQ(tokenizer->IdToToken(259), "");
+}
+
+TEST(Tokenizer, AnyTextComesBackFromByteLevelTokens) {
+  const auto tokenizer = MakeTokenizer(ByteLevelJson(kControl));
+  const uint64_t seed = std::random_device()();
+  SCOPED_TRACE(seed);
+  std::mt19937_64 random(seed);
+  for (int i = 0; i < 500; ++i) {
+    const std::string text = RandomText(random, 40);
+    EXPECT_EQ(tokenizer->Decode(Ids(tokenizer->Encode(text, false, false)), false), text);
+  }
+}
+
+TEST(Tokenizer, UserTextNeverBecomesAControlToken) {
+  const auto tokenizer = MakeTokenizer(ByteLevelJson(kControl));
+  EXPECT_TRUE(Contains(Ids(tokenizer->Encode("a<|end|>b", false, true)), 259));
+  EXPECT_FALSE(Contains(Ids(tokenizer->Encode("a<|end|>b", false, false)), 259));
+  // What is not a control token is recognised for everyone, as in the reference.
+  EXPECT_TRUE(Contains(Ids(tokenizer->Encode("<think>", false, false)), 260));
+  EXPECT_TRUE(tokenizer->IsSpecial(259));
+  EXPECT_FALSE(tokenizer->IsSpecial(260));
+  EXPECT_FALSE(tokenizer->IsSpecial(12345));
+}
+
+TEST(Tokenizer, ControlTokensAreNotPutTogetherAcrossSegments) {
+  const auto tokenizer = MakeTokenizer(ByteLevelJson(kControl));
+  for (size_t cut = 1; cut < 7; ++cut) {
+    const std::string token = "<|end|>";
+    for (const bool first_trusted : {false, true}) {
+      const TextSegment segments[] = {{std::string_view(token).substr(0, cut), first_trusted},
+                                      {std::string_view(token).substr(cut), !first_trusted}};
+      EXPECT_FALSE(Contains(Ids(tokenizer->Encode(segments, false)), 259)) << cut;
+    }
+    // Two segments of the server's own text are one text.
+    const TextSegment own[] = {{std::string_view(token).substr(0, cut), true},
+                               {std::string_view(token).substr(cut), true}};
+    EXPECT_EQ(Ids(tokenizer->Encode(own, false)), std::vector<int32_t>{259});
+  }
+}
+
+TEST(Tokenizer, UserTextCannotHideTheTemplatesControlTokens) {
+  const auto tokenizer = MakeTokenizer(
+      ByteLevelJson(json::array({AddedTokenJson(259, "<|end|>"), AddedTokenJson(260, "x<|end|>y"),
+                                 AddedTokenJson(261, "x<|")})));
+  const TextSegment segments[] = {{"x", false}, {"<|end|>", true}, {"y", false}};
+  EXPECT_TRUE(Contains(Ids(tokenizer->Encode(segments, false)), 259));
+}
+
+TEST(Tokenizer, SegmentsGiveTheIdsOfTheWholeText) {
+  const auto tokenizer = MakeTokenizer(ByteLevelJson(kControl));
+  const std::string whole = "<|end|>hello world<|end|>";
+  // The cuts are inside words: text is joined before it is split.
+  const TextSegment segments[] = {
+      {"<|end|>", true}, {"hel", false}, {"", true}, {"lo wor", false}, {"ld<|end|>", true}};
+  EXPECT_EQ(Ids(tokenizer->Encode(segments, false)), Ids(tokenizer->Encode(whole, false, true)));
+}
+
+TEST(Tokenizer, InvalidUtf8IsRefusedWithItsOffset) {
+  const auto tokenizer = MakeTokenizer(ByteLevelJson());
+  const std::string bad[] = {
+      "ab\xFF", "ab\xC3",    "ab\xC0\x80", "ab\xED\xA0\x80", "ab\xF4\x90\x80\x80",
+      "ab\x80", "ab\xE2\x82"};
+  for (const std::string& text : bad) {
+    const auto ids = tokenizer->Encode(text, false, false);
+    EXPECT_EQ(ids.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_NE(ids.status().ToString().find("byte 2"), std::string::npos) << ids.status();
+  }
+  // A character that is cut between two segments is in neither.
+  const TextSegment cut[] = {{"\xC3", true}, {"\xA9", true}};
+  EXPECT_EQ(tokenizer->Encode(cut, false).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(Tokenizer, EmptyTextHasOnlyTheTemplatesTokens) {
+  json config = ByteLevelJson(kControl);
+  config["post_processor"] = {
+      {"type", "TemplateProcessing"},
+      {"single",
+       {{{"SpecialToken", {{"id", "<|end|>"}, {"type_id", 0}}}},
+        {{"Sequence", {{"id", "A"}, {"type_id", 0}}}}}},
+      {"pair", json::array()},
+      {"special_tokens",
+       {{"<|end|>", {{"id", "<|end|>"}, {"ids", {259}}, {"tokens", {"<|end|>"}}}}}}};
+  const auto tokenizer = MakeTokenizer(config);
+  EXPECT_EQ(Ids(tokenizer->Encode("", true, true)), std::vector<int32_t>{259});
+  EXPECT_TRUE(Ids(tokenizer->Encode("", false, true)).empty());
+  EXPECT_EQ(Ids(tokenizer->Encode("h", true, true)).size(), 2u);
+}
+
+TEST(Tokenizer, IdsWithoutATokenAreSkippedWhenDecoding) {
+  const auto tokenizer = MakeTokenizer(ByteLevelJson(kControl));
+  EXPECT_EQ(tokenizer->Decode(std::vector<int32_t>{258, 9999, -5, 259}, false), "hell<|end|>");
+  EXPECT_EQ(tokenizer->Decode(std::vector<int32_t>{258, 9999, -5, 259}, true), "hell");
+}
+
+TEST(Tokenizer, NormalizedControlTokensNeedTrustedTextToo) {
+  json token = AddedTokenJson(259, "<|end|>");
+  token["normalized"] = true;
+  for (const char* form : {"NFC", "NFKC"}) {
+    json config = ByteLevelJson(json::array({token}));
+    config["normalizer"] = {{"type", form}};
+    const auto tokenizer = MakeTokenizer(config);
+    const TextSegment segments[] = {
+        {"e\xCC\x81<|end|>", false}, {"\xC3\xA9<|end|>", true}, {"<|end", false}, {"|>", true}};
+    const std::vector<int32_t> ids = Ids(tokenizer->Encode(segments, false));
+    EXPECT_EQ(std::count(ids.begin(), ids.end(), 259), 1) << form;
+  }
+}
+
+// One word of a megabyte: n log n, not n squared.
+TEST(Tokenizer, AMegabyteWithoutASpaceIsNotQuadratic) {
+  const auto tokenizer = MakeTokenizer(ByteLevelJson());
+  std::string text;
+  while (text.size() < (1 << 20)) text += "hell";
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(Ids(tokenizer->Encode(text, false, false)).size(), text.size() / 4);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
+}
+
+TEST(Tokenizer, AMegabyteOfSpacesIsNotQuadratic) {
+  auto tokenizer = Tokenizer::Load(SourcePath("models/needle-5m"));
+  ASSERT_TRUE(tokenizer.ok());
+  for (const std::string_view end : {"", "x", "\n"}) {
+    const std::string text = std::string(1 << 20, ' ') + std::string(end);
+    const auto ids = (*tokenizer)->Encode(text, false, false);
+    ASSERT_TRUE(ids.ok()) << ids.status();
+    EXPECT_EQ((*tokenizer)->Decode(*ids, false), text);
+  }
+}
+
+TEST(Tokenizer, ARegexThatBacktracksForeverIsAnErrorNotAHang) {
+  const auto tokenizer = MakeTokenizer(ByteLevelJson(
+      json::array(),
+      {{"type", "Sequence"},
+       {"pretokenizers",
+        {{{"type", "Split"},
+          {"pattern", {{"Regex", "(a+)+\\d"}}},
+          {"behavior", "Isolated"},
+          {"invert", false}},
+         {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}}}}}));
+  const auto ids = tokenizer->Encode(std::string(5000, 'a') + "c", false, false);
+  EXPECT_EQ(ids.status().code(), absl::StatusCode::kResourceExhausted) << ids.status();
+}
+
+}  // namespace
+}  // namespace winnow::engine
