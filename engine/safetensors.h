@@ -9,9 +9,9 @@
 //
 // The file is untrusted. What the reference lets pass and winnow refuses: blanks before the '{', a
 // name or a field twice, fields besides the three, a null "__metadata__", more than 8 dimensions, a
-// JSON string, number or run of blanks beyond 1 MiB, more than 65,536 metadata entries. They bound
-// what a hostile header costs: at most 2 bytes of heap per byte of header (plus 16 MiB), and less
-// than 1 s for the longest.
+// JSON string, number or run of blanks beyond 1 MiB, more than 65,536 metadata entries or 262,144
+// tensors. They bound what a hostile header costs: at most 2 bytes of heap per byte of header (plus
+// 16 MiB), and less than 1 s for the longest (0.5 s was measured).
 #ifndef WINNOW_ENGINE_SAFETENSORS_H_
 #define WINNOW_ENGINE_SAFETENSORS_H_
 

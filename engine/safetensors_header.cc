@@ -21,6 +21,9 @@ using Json = nlohmann::json;
 constexpr size_t kRankMax = 8;
 constexpr size_t kTokenBytesMax = 1 << 20;
 constexpr size_t kMetadataEntriesMax = 1 << 16;
+// Twice the tensors of the largest public models in all their shards together. Sorting and indexing
+// the two million that fit into the longest header would take longer than parsing them.
+constexpr size_t kTensorsMax = 1 << 18;
 // {"":{"dtype":"U8","shape":[],"data_offsets":[0,0]}}
 constexpr size_t kTensorTextBytesMin = 49;
 
@@ -123,7 +126,7 @@ absl::StatusOr<Extent> Survey(std::string_view text) {
     }
   }
   Extent extent;
-  extent.tensors = std::min(objects, text.size() / kTensorTextBytesMin + 1);
+  extent.tensors = std::min({objects, text.size() / kTensorTextBytesMin + 1, kTensorsMax});
   // A tensor of rank r >= 1 and its neighbour hold r + 3 commas.
   extent.dimensions =
       std::min(commas > 3 * objects ? commas - 3 * objects : 0, kRankMax * extent.tensors) +
@@ -202,7 +205,8 @@ class Handler {
         if (rep_.metadata.size() >= kMetadataEntriesMax) {
           return Fail(Concat("header: more than ", kMetadataEntriesMax, " metadata entries"));
         }
-        metadata_key_ = std::move(name);
+        // Copied, not moved, here and below: the parser's buffer is as large as its longest token.
+        metadata_key_ = name;
         if (rep_.metadata.contains(metadata_key_)) {
           return Fail(Concat("header: __metadata__ has ", Shown(metadata_key_), " twice"));
         }
@@ -275,8 +279,7 @@ class Handler {
       return true;
     }
     if (state_ == State::kMetadataString) {
-      rep_.metadata.emplace(std::move(metadata_key_),
-                            std::string(value));  // its buffer may be twice as long
+      rep_.metadata.emplace(std::move(metadata_key_), std::string(value));
       state_ = State::kMetadata;
       return true;
     }
@@ -351,6 +354,9 @@ class Handler {
       has_metadata_ = true;
       state_ = State::kMetadataValue;
       return true;
+    }
+    if (rep_.records.size() >= kTensorsMax) {
+      return Fail(Concat("header: more than ", kTensorsMax, " tensors"));
     }
     record_ = Record{.name_offset = static_cast<uint32_t>(rep_.names.size()),
                      .name_size = static_cast<uint32_t>(name.size()),

@@ -1,5 +1,6 @@
 #include "engine/safetensors.h"
 
+#include <malloc.h>
 #include <sys/stat.h>
 
 #include <ctime>
@@ -327,6 +328,54 @@ TEST(SafetensorsTest, LongHostileHeadersCostLittle) {
     const std::clock_t begin = std::clock();
     EXPECT_EQ(ParseBytes(bytes).ok(), good) << header.substr(0, 80);
     EXPECT_LT(std::clock() - begin, CLOCKS_PER_SEC) << header.substr(0, 80);
+  }
+}
+
+TEST(SafetensorsTest, TheNumberOfTensorsIsBounded) {
+  const auto header_of = [](size_t num_tensors) {
+    std::string header = "{";
+    for (size_t i = 0; i < num_tensors; ++i) {
+      header += (i == 0 ? "" : ",") + Tensor(std::to_string(i), "\"U8\"", "[]", "[0,0]");
+      header.replace(header.size() - 6, 5,
+                     "[" + std::to_string(i) + "," + std::to_string(i + 1) + "]");
+    }
+    return header + "}";
+  };
+  constexpr size_t kMax = 262'144;
+  const std::string longest = header_of(kMax);
+  const std::string most = SafetensorsBytes(longest, 0);
+  const auto good = SafetensorsHeader::Parse(std::as_bytes(std::span(most)), most.size() + kMax);
+  ASSERT_TRUE(good.ok()) << good.status();
+  EXPECT_EQ(good->num_tensors(), kMax);
+  EXPECT_EQ(good->Find("262143")->begin, kMax - 1);
+  const std::string more = SafetensorsBytes(header_of(kMax + 1), 0);
+  const auto refused =
+      SafetensorsHeader::Parse(std::as_bytes(std::span(more)), more.size() + kMax + 1);
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("more than 262144 tensors"));
+}
+
+// Under a sanitizer, whose allocator does not count here, this only runs the parser.
+TEST(SafetensorsTest, AHeaderKeepsAtMostTwiceItsText) {
+  const auto heap_bytes = [] {
+    const struct mallinfo2 info = mallinfo2();
+    return info.uordblks + info.hblkhd;
+  };
+  std::string tensors = "{", metadata = R"({"__metadata__":{"":"")";
+  for (int i = 0; i < 10'000; ++i) {
+    const std::string name = std::to_string(i);
+    tensors += (i == 0 ? "" : ",") + Tensor(name, "\"U8\"", "[0,0,0,0,0,0,0,0]", "[0,0]");
+  }
+  tensors += "}";
+  for (int i = 0; i < 20; ++i) {
+    metadata += ",\"" + std::to_string(i) + "\":\"" + std::string(100'000, 'x') + "\"";
+  }
+  metadata += "}}";
+  for (const std::string& text : {tensors, metadata}) {
+    const std::string bytes = SafetensorsBytes(text, 0);
+    const size_t before = heap_bytes();
+    const auto header = ParseBytes(bytes);
+    ASSERT_TRUE(header.ok()) << header.status();
+    EXPECT_LT(heap_bytes(), before + 2 * text.size());
   }
 }
 
