@@ -12,14 +12,20 @@
 namespace winnow::server {
 namespace {
 
-// Reflection for one server. InitProtoReflectionServerBuilderPlugin would turn it on for every
-// server that the process builds later.
+// Reflection as the configuration says. Linking gRPC's reflection library is enough to turn it on
+// for every server of the process, so off has to be said, too.
 class ReflectionOption final : public grpc::ServerBuilderOption {
  public:
+  explicit ReflectionOption(bool on) : on_(on) {}
   void UpdateArguments(grpc::ChannelArguments*) override {}
   void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
-    plugins->push_back(std::make_unique<grpc::reflection::ProtoServerReflectionPlugin>());
+    const std::string name = grpc::reflection::ProtoServerReflectionPlugin().name();
+    std::erase_if(*plugins, [&](const auto& plugin) { return plugin->name() == name; });
+    if (on_) plugins->push_back(std::make_unique<grpc::reflection::ProtoServerReflectionPlugin>());
   }
+
+ private:
+  const bool on_;
 };
 
 int Milliseconds(absl::Duration duration) {
@@ -50,7 +56,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const ServeConfig&
   int port = 0;
   builder.AddListeningPort(config.listen, *credentials, &port);
   builder.RegisterService(&inference.service());
-  if (config.reflection) builder.SetOption(std::make_unique<ReflectionOption>());
+  builder.SetOption(std::make_unique<ReflectionOption>(config.reflection));
 
   builder.SetMaxReceiveMessageSize(static_cast<int>(max_message_bytes));
   builder.SetMaxSendMessageSize(-1);  // we bound what we send

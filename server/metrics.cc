@@ -128,7 +128,7 @@ std::vector<MetricFamily> EngineFamilies(const engine::EngineStats& stats,
   add(kG, "winnow_requests_preempted", "Waiting sequences that ran before.", stats.preempted);
   add(kG, "winnow_waiting_tokens", "Prompt tokens of waiting sequences.", stats.waiting_tokens);
   add(kG, "winnow_kv_blocks_used", "KV blocks in use.", stats.blocks_used);
-  add(kG, "winnow_kv_blocks_total", "KV blocks of the pool.", stats.blocks_total);
+  add(kG, "winnow_kv_blocks_capacity", "KV blocks of the pool.", stats.blocks_total);
   add(kG, "winnow_kv_block_bytes", "Bytes of a KV block, all layers.", kv_block_bytes);
   add(kG, "winnow_engine_draining", "1 while the server accepts nothing any more.",
       stats.draining ? 1 : 0);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "engine/status_macros.h"
 #include "kernels/check.h"
 #include "server/status.h"
@@ -342,7 +344,11 @@ absl::StatusOr<std::vector<int32_t>> Validator::TokenizeChat(const v1::ChatPromp
     messages.push_back({message.role(), message.content()});
   }
   const bool open_turn = !chat.has_add_generation_prompt() || chat.add_generation_prompt();
-  auto rendered = chat_template_.Render(messages, open_turn);
+  std::string date;
+  if (chat_template_.wants_date()) {
+    date = absl::FormatTime("%d %b %Y", absl::Now(), absl::UTCTimeZone());
+  }
+  auto rendered = chat_template_.Render(messages, open_turn, date);
   if (absl::IsInvalidArgument(rendered.status())) {
     return InvalidField("chat.messages", ToStd(rendered.status().message()));
   }

@@ -1,0 +1,236 @@
+#include "server/config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+namespace winnow::server {
+namespace {
+
+using ::testing::HasSubstr;
+
+class ConfigTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    path_ = ::testing::TempDir() + "/winnow_config_" +
+            ::testing::UnitTest::GetInstance()->current_test_info()->name() + ".yaml";
+  }
+  void TearDown() override { std::filesystem::remove(path_); }
+
+  const std::string& File(const std::string& text) {
+    std::ofstream(path_) << text;
+    return path_;
+  }
+
+  static absl::StatusOr<ResolvedConfig> Resolve(std::map<std::string, std::string> flags,
+                                                std::map<std::string, std::string> environment,
+                                                const std::string& file = "") {
+    return ResolveConfig(
+        flags,
+        [&](const std::string& name) -> std::optional<std::string> {
+          const auto it = environment.find(name);
+          return it == environment.end() ? std::nullopt : std::optional(it->second);
+        },
+        file);
+  }
+
+  static std::string Error(const absl::StatusOr<ResolvedConfig>& resolved) {
+    EXPECT_EQ(resolved.status().code(), absl::StatusCode::kInvalidArgument);
+    return std::string(resolved.status().message());
+  }
+
+  std::string path_;
+};
+
+TEST_F(ConfigTest, FlagBeatsEnvironmentBeatsFileBeatsDefault) {
+  const std::string file = File("step_tokens: 100\nmax_running: 10\nqueue_requests: 7\n");
+  const auto resolved =
+      Resolve({{"step-tokens", "300"}},
+              {{"WINNOW_STEP_TOKENS", "200"}, {"WINNOW_MAX_RUNNING", "20"}}, file);
+  ASSERT_TRUE(resolved.ok()) << resolved.status();
+  EXPECT_EQ(resolved->config.step_tokens, 300);
+  EXPECT_EQ(resolved->config.max_running, 20);
+  EXPECT_EQ(resolved->config.queue_requests, 7);
+  EXPECT_EQ(resolved->config.tokenize_threads, ServeConfig().tokenize_threads);
+  EXPECT_EQ(resolved->origin.at("step-tokens"), "flag --step-tokens");
+  EXPECT_EQ(resolved->origin.at("max-running"), "environment WINNOW_MAX_RUNNING");
+  EXPECT_EQ(resolved->origin.at("queue-requests"), file + ":3");
+  EXPECT_EQ(resolved->origin.at("tokenize-threads"), "default");
+}
+
+TEST_F(ConfigTest, EveryDefaultPassesItsOwnCheck) {
+  ServeConfig config;
+  for (const ServeOption& option : ServeOptions()) {
+    const std::string value = option.get(ServeConfig());
+    EXPECT_TRUE(option.set(config, value).ok()) << option.name << " " << value;
+    EXPECT_EQ(option.get(config), value) << option.name;
+    EXPECT_FALSE(option.help.empty()) << option.name;
+  }
+}
+
+TEST_F(ConfigTest, UnknownKeyIsAnErrorThatSuggests) {
+  EXPECT_THAT(Error(Resolve({}, {}, File("model: x\nmax_runing: 3\n"))),
+              HasSubstr(":2: unknown option max_runing: did you mean max_running?"));
+  EXPECT_THAT(Error(Resolve({}, {}, File("zzzzzzzz: 3\n"))), HasSubstr("unknown option zzzzzzzz"));
+}
+
+TEST_F(ConfigTest, FileThatIsNotAFlatMapIsAnError) {
+  EXPECT_THAT(Error(Resolve({}, {}, File("- a\n- b\n"))), HasSubstr("must be a map"));
+  EXPECT_THAT(Error(Resolve({}, {}, File("listen: [a, b]\n"))), HasSubstr("single value"));
+  EXPECT_THAT(Error(Resolve({}, {}, File("listen: {a: b}\n"))), HasSubstr("single value"));
+  EXPECT_THAT(Error(Resolve({}, {}, File("threads: 1\nthreads: 2\n"))), HasSubstr("twice"));
+  EXPECT_THAT(Error(Resolve({}, {}, File("threads: 'x\n"))), HasSubstr("yaml:"));
+  EXPECT_THAT(Error(Resolve({}, {}, path_ + ".missing")), HasSubstr("cannot be read"));
+}
+
+TEST_F(ConfigTest, EmptyFileSaysNothing) {
+  EXPECT_TRUE(Resolve({}, {}, File("")).ok());
+  EXPECT_TRUE(Resolve({}, {}, File("# only a comment\n")).ok());
+}
+
+TEST_F(ConfigTest, EmptyEnvironmentVariableCountsAsNotSet) {
+  const auto resolved = Resolve({}, {{"WINNOW_THREADS", ""}});
+  ASSERT_TRUE(resolved.ok());
+  EXPECT_EQ(resolved->origin.at("threads"), "default");
+}
+
+TEST_F(ConfigTest, WrongValueSaysWhereItCameFromAndWhatIsTaken) {
+  EXPECT_THAT(Error(Resolve({{"threads", "many"}}, {})),
+              HasSubstr("flag --threads: \"many\": must be an integer in [0, 1024]"));
+  EXPECT_THAT(Error(Resolve({}, {{"WINNOW_THREADS", "-1"}})),
+              HasSubstr("environment WINNOW_THREADS"));
+  EXPECT_THAT(Error(Resolve({}, {}, File("log_level: loud\n"))),
+              HasSubstr(":1: \"loud\": must be one of debug|info|warn|error"));
+}
+
+TEST_F(ConfigTest, BadValuesOfEachKindAreRefused) {
+  const std::pair<const char*, const char*> bad[] = {
+      {"threads", ""},
+      {"threads", "1.5"},
+      {"threads", "1025"},
+      {"threads", "99999999999999999999"},
+      {"kv-bytes", "-1"},
+      {"kv-bytes", "nan"},
+      {"kv-bytes", "inf"},
+      {"kv-bytes", "1e9"},
+      {"kv-bytes", "1KB"},
+      {"kv-bytes", "GiB"},
+      {"kv-bytes", "0.3"},
+      {"kv-bytes", "99999999TiB"},
+      {"drain-grace", "30"},
+      {"drain-grace", "-1s"},
+      {"drain-grace", "inf"},
+      {"drain-grace", "25h"},
+      {"listen", "50051"},
+      {"listen", ":50051"},
+      {"listen", "127.0.0.1:"},
+      {"listen", "127.0.0.1:65536"},
+      {"listen", "127.0.0.1:+1"},
+      {"listen", "127.0.0.1: 1"},
+      {"listen", "unix:/tmp/socket"},
+      {"listen", "[::1:50051"},
+      {"listen", "[nonsense]:1"},
+      {"listen", "off"},
+      {"insecure", "yes"},
+      {"policy", "sparse"},
+      {"policy", "quest:k=256"},
+      {"device", "cuda"},
+      {"device", "tpu"},
+      {"dtype", "int8"},
+  };
+  for (const auto& [name, value] : bad) {
+    EXPECT_FALSE(Resolve({{name, value}}, {}).ok()) << name << "=" << value;
+  }
+}
+
+TEST_F(ConfigTest, GoodValuesOfEachKindAreTaken) {
+  const auto resolved = Resolve({{"kv-bytes", "1.5GiB"},
+                                 {"drain-grace", "1m30s"},
+                                 {"listen", "[::1]:0"},
+                                 {"metrics", "off"},
+                                 {"insecure", "true"}},
+                                {});
+  ASSERT_TRUE(resolved.ok()) << resolved.status();
+  EXPECT_EQ(resolved->config.kv_bytes, int64_t{3} << 29);
+  EXPECT_EQ(resolved->config.drain_grace, absl::Seconds(90));
+  EXPECT_TRUE(resolved->config.insecure);
+}
+
+TEST_F(ConfigTest, PrintedConfigurationIsAFileThatGivesTheSame) {
+  const auto first = Resolve({{"model", "/models/it's \"mine\": \\ #1"},
+                              {"threads", "3"},
+                              {"listen", "[::1]:1234"},
+                              {"reflection", "true"}},
+                             {});
+  ASSERT_TRUE(first.ok()) << first.status();
+  const auto second = Resolve({}, {}, File(PrintConfig(*first)));
+  ASSERT_TRUE(second.ok()) << second.status();
+  for (const ServeOption& option : ServeOptions()) {
+    EXPECT_EQ(option.get(first->config), option.get(second->config)) << option.name;
+  }
+}
+
+TEST_F(ConfigTest, LoopbackIsRecognised) {
+  for (const char* local : {"127.0.0.1:1", "127.8.9.10:1", "[::1]:1", "localhost:1"}) {
+    EXPECT_TRUE(ParseHostPort(local)->loopback) << local;
+  }
+  for (const char* open : {"0.0.0.0:1", "[::]:1", "10.0.0.1:1", "example.org:1", "128.0.0.1:1"}) {
+    EXPECT_FALSE(ParseHostPort(open)->loopback) << open;
+  }
+}
+
+class CheckConfigTest : public ::testing::Test {
+ protected:
+  CheckConfigTest() { config_.model = "somewhere"; }
+  std::string Error() const { return std::string(CheckConfig(config_).message()); }
+  ServeConfig config_;
+};
+
+TEST_F(CheckConfigTest, DefaultsAndAModelAreEnough) { EXPECT_TRUE(CheckConfig(config_).ok()); }
+
+TEST_F(CheckConfigTest, ModelIsRequired) {
+  config_.model.clear();
+  EXPECT_THAT(Error(), HasSubstr("--model"));
+}
+
+TEST_F(CheckConfigTest, HalfConfiguredTlsIsRefused) {
+  config_.tls_cert = "cert.pem";
+  EXPECT_THAT(Error(), HasSubstr("only --tls-cert"));
+  config_.tls_cert.clear();
+  config_.tls_key = "key.pem";
+  EXPECT_THAT(Error(), HasSubstr("only --tls-key"));
+  config_.tls_key.clear();
+  config_.tls_client_ca = "ca.pem";
+  EXPECT_THAT(Error(), HasSubstr("--tls-client-ca needs"));
+}
+
+TEST_F(CheckConfigTest, PlaintextOnTheNetworkNeedsInsecure) {
+  config_.listen = "0.0.0.0:50051";
+  EXPECT_THAT(Error(), HasSubstr("--insecure"));
+  config_.insecure = true;
+  EXPECT_TRUE(CheckConfig(config_).ok());
+  config_.insecure = false;
+  config_.tls_cert = "cert.pem";
+  config_.tls_key = "key.pem";
+  EXPECT_TRUE(CheckConfig(config_).ok());
+  config_.metrics = "0.0.0.0:9464";
+  EXPECT_THAT(Error(), HasSubstr("--metrics"));
+}
+
+TEST_F(CheckConfigTest, BoundsThatContradictEachOtherAreRefused) {
+  config_.max_running = 100;
+  config_.step_tokens = 99;
+  EXPECT_THAT(Error(), HasSubstr("--max-running 100 exceeds --step-tokens 99"));
+  config_.step_tokens = 100;
+  EXPECT_TRUE(CheckConfig(config_).ok());
+  config_.block_tokens = 48;
+  EXPECT_THAT(Error(), HasSubstr("power of two"));
+  config_.block_tokens = 64;
+  config_.metrics = config_.listen;
+  EXPECT_THAT(Error(), HasSubstr("--metrics and --listen"));
+}
+
+}  // namespace
+}  // namespace winnow::server

@@ -1,0 +1,523 @@
+#include "server/inference_service.h"
+
+#include <gmock/gmock.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <functional>
+#include <future>
+#include <random>
+
+#include "tests/unit/server/test_server.h"
+
+namespace winnow::server {
+namespace {
+
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// Waits, bounded, for something that other threads do; no fixed sleep decides a test's result.
+bool Eventually(const std::function<bool()>& condition) {
+  for (int i = 0; i < 3000; ++i) {
+    if (condition()) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return false;
+}
+
+TEST(InferenceService, StreamsTextAndTokensThatBelongTogether) {
+  TestServer server;
+  const Answer answer = Generate(*server.Stub(), CountingRequest("The capital of", 40));
+  ASSERT_TRUE(answer.status.ok()) << answer.status.error_message();
+  EXPECT_EQ(answer.ids[0].size(), 40u);
+  EXPECT_GT(answer.messages, 1);
+  ASSERT_EQ(answer.finish.size(), 1u);
+  EXPECT_EQ(answer.finish[0].reason(), v1::FINISH_REASON_MAX_TOKENS);
+  EXPECT_EQ(answer.text[0], Needle().tokenizer->Decode(answer.ids[0], true));
+  const v1::Usage& usage = answer.finish[0].usage();
+  EXPECT_EQ(usage.generated_tokens(), 40);
+  EXPECT_GT(usage.prompt_tokens(), 0);
+  EXPECT_EQ(usage.cached_tokens(), 0);
+  EXPECT_GT(usage.kv_dense_bytes(), 0u);
+  EXPECT_EQ(usage.kv_read_bytes().fast(), usage.kv_dense_bytes());  // dense attention
+  EXPECT_GT(usage.time_to_first_token_seconds(), 0);
+  EXPECT_GE(usage.total_seconds(), usage.time_to_first_token_seconds());
+  EXPECT_THAT(answer.request_id, ::testing::MatchesRegex("[0-9a-f]{8}-[0-9]+"));
+}
+
+TEST(InferenceService, ChoicesComeWithTheirIndexAndTheFirstIsTheOneAlone) {
+  TestServer server;
+  const auto stub = server.Stub();
+  v1::GenerateRequest request = CountingRequest("Once upon a time", 24);
+  request.mutable_sampling()->set_temperature(1);
+  request.mutable_sampling()->set_seed(7);
+  const Answer alone = Generate(*stub, request);
+  request.set_n(4);
+  const Answer four = Generate(*stub, request);
+  ASSERT_TRUE(alone.status.ok() && four.status.ok());
+  EXPECT_EQ(four.finish.size(), 4u);
+  EXPECT_EQ(four.ids[0], alone.ids[0]);
+  EXPECT_NE(four.ids[1], four.ids[0]);
+  for (const auto& ids : four.ids) EXPECT_EQ(ids.size(), 24u);
+}
+
+TEST(InferenceService, TheSameTokensAloneAndAmongOthers) {
+  TestServer server;
+  const auto stub = server.Stub();
+  std::vector<v1::GenerateRequest> requests;
+  std::vector<std::vector<int32_t>> alone;
+  for (int i = 0; i < 8; ++i) {
+    requests.push_back(CountingRequest("Number " + std::to_string(i * 37), 20 + i));
+    if (i % 2 == 1) {
+      requests.back().mutable_sampling()->set_temperature(0.8f);
+      requests.back().mutable_sampling()->set_seed(i);
+    }
+    alone.push_back(Generate(*stub, requests.back()).ids[0]);
+  }
+  std::vector<std::future<Answer>> together;
+  for (const auto& request : requests) {
+    together.push_back(
+        std::async(std::launch::async, [&stub, &request] { return Generate(*stub, request); }));
+  }
+  for (size_t i = 0; i < together.size(); ++i) EXPECT_EQ(together[i].get().ids[0], alone[i]) << i;
+}
+
+TEST(InferenceService, LogProbabilitiesComeWhenAskedFor) {
+  TestServer server;
+  v1::GenerateRequest request = CountingRequest("The", 5);
+  request.set_top_logprobs(3);
+  grpc::ClientContext context;
+  const auto stub = server.Stub();
+  auto reader = stub->Generate(&context, request);
+  v1::GenerateResponse response;
+  int tokens = 0;
+  while (reader->Read(&response)) {
+    for (const v1::Token& token : response.tokens()) {
+      ++tokens;
+      ASSERT_TRUE(token.has_logprob());
+      EXPECT_LE(token.logprob(), 0);
+      ASSERT_EQ(token.top_size(), 3);
+      EXPECT_EQ(token.top(0).id(), token.id());  // greedy
+      EXPECT_EQ(token.top(0).logprob(), token.logprob());
+      EXPECT_GE(token.top(0).logprob(), token.top(1).logprob());
+      EXPECT_GE(token.top(1).logprob(), token.top(2).logprob());
+    }
+  }
+  EXPECT_TRUE(reader->Finish().ok());
+  EXPECT_EQ(tokens, 5);
+  request.clear_top_logprobs();
+  grpc::ClientContext plain;
+  auto without = stub->Generate(&plain, request);
+  ASSERT_TRUE(without->Read(&response));
+  EXPECT_FALSE(response.tokens(0).has_logprob());
+  EXPECT_EQ(response.tokens(0).top_size(), 0);
+}
+
+TEST(InferenceService, StopStringEndsTheTextBeforeItself) {
+  TestServer server;
+  const auto stub = server.Stub();
+  const Answer whole = Generate(*stub, CountingRequest("The capital of", 40));
+  ASSERT_GT(whole.text[0].size(), 12u);
+  const std::string stop = whole.text[0].substr(8, 3);
+  v1::GenerateRequest request = CountingRequest("The capital of", 40);
+  request.mutable_stopping()->add_stop_strings(stop);
+  const Answer cut = Generate(*stub, request);
+  ASSERT_TRUE(cut.status.ok()) << cut.status.error_message();
+  EXPECT_EQ(cut.finish[0].reason(), v1::FINISH_REASON_STOP_STRING);
+  EXPECT_EQ(cut.finish[0].stop_string(), stop);
+  EXPECT_EQ(cut.text[0], whole.text[0].substr(0, whole.text[0].find(stop)));
+}
+
+TEST(InferenceService, StopTokenIsNamed) {
+  TestServer server;
+  const auto stub = server.Stub();
+  const Answer whole = Generate(*stub, CountingRequest("The capital of", 10));
+  v1::GenerateRequest request = CountingRequest("The capital of", 10);
+  request.mutable_stopping()->add_stop_token_ids(whole.ids[0][4]);
+  const Answer cut = Generate(*stub, request);
+  EXPECT_EQ(cut.finish[0].reason(), v1::FINISH_REASON_STOP_TOKEN);
+  EXPECT_TRUE(cut.finish[0].has_stop_token_id());
+  EXPECT_EQ(cut.finish[0].stop_token_id(), whole.ids[0][4]);
+  EXPECT_LE(cut.ids[0].size(), 5u);
+}
+
+TEST(InferenceService, BadFieldIsInvalidArgumentBeforeTheQueue) {
+  TestServer server;
+  v1::GenerateRequest request = CountingRequest("x", 1);
+  request.mutable_sampling()->set_top_p(-1);
+  const Answer answer = Generate(*server.Stub(), request);
+  EXPECT_EQ(answer.status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(answer.reason(), "INVALID_FIELD");
+  EXPECT_THAT(answer.status.error_message(), HasSubstr("sampling.top_p"));
+  EXPECT_EQ(server.engine().stats().accepted + server.engine().stats().rejected, 0u);
+  EXPECT_EQ(server.Metric("winnow_requests_total{outcome=\"invalid\"}"), 1);
+}
+
+TEST(InferenceService, InvalidUtf8IsInvalidArgumentWithItsPath) {
+  TestServer server;
+  // Bytes that a proper client library would not send: {chat {messages {role "user", content ff}}}.
+  const std::string bytes("\x1a\x0b\x0a\x09\x0a\x04user\x12\x01\xff", 13);
+  grpc::GenericStub stub(server.Channel());
+  grpc::ClientContext context;
+  grpc::CompletionQueue queue;
+  grpc::Slice slice(bytes);
+  const grpc::ByteBuffer buffer(&slice, 1);
+  auto call =
+      stub.PrepareUnaryCall(&context, "/winnow.v1.InferenceService/Generate", buffer, &queue);
+  call->StartCall();
+  grpc::ByteBuffer response;
+  grpc::Status status;
+  call->Finish(&response, &status, nullptr);
+  void* tag = nullptr;
+  bool ok = false;
+  ASSERT_TRUE(queue.Next(&tag, &ok));
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << status.error_message();
+  EXPECT_THAT(status.error_message(),
+              HasSubstr("chat.messages[0].content: is not UTF-8 at byte 0"));
+  queue.Shutdown();
+}
+
+TEST(InferenceService, TokenizeAndDetokenizeAreInverse) {
+  TestServer server;
+  const auto stub = server.Stub();
+  v1::TokenizeRequest request;
+  request.mutable_text()->set_text("Hello w\xc3\xb6rld");
+  request.mutable_text()->set_add_special_tokens(false);
+  v1::TokenizeResponse tokens;
+  grpc::ClientContext first;
+  ASSERT_TRUE(stub->Tokenize(&first, request, &tokens).ok());
+  v1::DetokenizeRequest back;
+  *back.mutable_ids() = tokens.ids();
+  v1::DetokenizeResponse text;
+  grpc::ClientContext second;
+  ASSERT_TRUE(stub->Detokenize(&second, back, &text).ok());
+  EXPECT_EQ(text.text(), "Hello w\xc3\xb6rld");
+
+  back.add_ids(1 << 20);
+  grpc::ClientContext third;
+  const grpc::Status bad = stub->Detokenize(&third, back, &text);
+  EXPECT_EQ(bad.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(bad.error_message(), HasSubstr("ids["));
+}
+
+TEST(InferenceService, GetModelAnswers) {
+  TestServer server;
+  grpc::ClientContext context;
+  v1::GetModelResponse model;
+  ASSERT_TRUE(server.Stub()->GetModel(&context, {}, &model).ok());
+  EXPECT_EQ(model.name(), "needle");
+}
+
+TEST(InferenceService, CancelledStreamFreesItsBlocks) {
+  TestServer server;
+  const auto stub = server.Stub();
+  grpc::ClientContext context;
+  auto reader = stub->Generate(&context, CountingRequest("A long story", 900));
+  v1::GenerateResponse response;
+  ASSERT_TRUE(reader->Read(&response));
+  EXPECT_TRUE(Eventually([&] { return server.engine().stats().blocks_used > 0; }));
+  context.TryCancel();
+  while (reader->Read(&response)) {
+  }
+  EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  EXPECT_TRUE(Eventually([&] { return server.engine().stats().blocks_used == 0; }));
+  EXPECT_TRUE(server.generator().WaitIdle(absl::Seconds(10)));
+  EXPECT_EQ(server.Metric("winnow_requests_total{outcome=\"cancelled\"}"), 1);
+}
+
+TEST(InferenceService, DeadlineEndsARunningStream) {
+  TestServer server;
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(150));
+  v1::GenerateRequest request = CountingRequest("A long story", 900);
+  request.set_n(8);  // long enough on any machine
+  const Answer answer = Generate(*server.Stub(), request, context);
+  EXPECT_EQ(answer.status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
+  EXPECT_TRUE(Eventually([&] { return server.engine().stats().blocks_used == 0; }));
+  EXPECT_TRUE(server.generator().WaitIdle(absl::Seconds(10)));
+  EXPECT_EQ(server.Metric("winnow_requests_total{outcome=\"deadline\"}"), 1);
+}
+
+TEST(InferenceService, FullQueueIsResourceExhaustedWithRetryInfo) {
+  TestServerOptions options;
+  options.engine.max_running = 1;
+  options.engine.queue_requests = 2;
+  TestServer server(options);
+  const auto stub = server.Stub();
+  // One runs, two wait, and the rest must be refused while the first is far from its end.
+  std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
+  std::vector<std::unique_ptr<grpc::ClientReader<v1::GenerateResponse>>> readers;
+  const auto start = [&] {
+    contexts.push_back(std::make_unique<grpc::ClientContext>());
+    readers.push_back(stub->Generate(contexts.back().get(), CountingRequest("A story", 1000)));
+  };
+  start();
+  v1::GenerateResponse response;
+  ASSERT_TRUE(readers[0]->Read(&response));
+  // The first counts as waiting until the step that admitted it is over.
+  ASSERT_TRUE(Eventually([&] { return server.engine().stats().waiting == 0; }));
+  start();
+  start();
+  ASSERT_TRUE(Eventually([&] { return server.engine().stats().waiting == 2; }))
+      << server.log_text();
+  const Answer answer = Generate(*stub, CountingRequest("One too many", 5));
+  EXPECT_EQ(answer.status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(answer.reason(), "QUEUE_FULL");
+  google::rpc::RetryInfo retry;
+  bool found = false;
+  const google::rpc::Status details = answer.details();
+  for (const auto& any : details.details()) found |= any.UnpackTo(&retry);
+  EXPECT_TRUE(found);
+  EXPECT_GT(retry.retry_delay().seconds() * 1000000000 + retry.retry_delay().nanos(), 0);
+  for (auto& context : contexts) context->TryCancel();
+  for (auto& reader : readers) reader->Finish();
+  EXPECT_TRUE(Eventually([&] { return server.engine().stats().blocks_used == 0; }));
+  EXPECT_EQ(server.Metric("winnow_requests_total{outcome=\"rejected\"}"), 1);
+}
+
+TEST(InferenceService, ChoicesAreTakenAllOrNone) {
+  TestServerOptions options;
+  options.engine.max_running = 1;
+  options.engine.queue_requests = 3;
+  TestServer server(options);
+  v1::GenerateRequest request = CountingRequest("A story", 5);
+  request.set_n(8);
+  const Answer answer = Generate(*server.Stub(), request);
+  EXPECT_EQ(answer.status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_TRUE(Eventually([&] {
+    const engine::EngineStats stats = server.engine().stats();
+    return stats.blocks_used == 0 && stats.running == 0 && stats.waiting == 0;
+  }));
+}
+
+TEST(InferenceService, SlowReaderLosesItsRequestAndOthersGoOn) {
+  TestServerOptions options;
+  options.engine.slow_reader_timeout = std::chrono::milliseconds(500);
+  options.engine.pause_grace = std::chrono::milliseconds(100);
+  options.generator.queue_events = 4;
+  TestServer server(options);
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 1024);
+  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  const auto slow_stub = v1::InferenceService::NewStub(server.Channel(arguments));
+  grpc::ClientContext context;
+  // Log-probabilities make messages of some kilobytes, so that the stream's window fills.
+  v1::GenerateRequest request = CountingRequest("A story", 1000);
+  request.set_top_logprobs(20);
+  auto slow = slow_stub->Generate(&context, request);
+  v1::GenerateResponse response;
+  ASSERT_TRUE(slow->Read(&response));  // and nothing more
+
+  EXPECT_TRUE(Generate(*server.Stub(), CountingRequest("Another", 50)).status.ok());
+  EXPECT_TRUE(Eventually([&] { return server.engine().stats().blocks_used == 0; }));
+  while (slow->Read(&response)) {
+  }
+  const grpc::Status status = slow->Finish();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::CANCELLED);
+  EXPECT_THAT(status.error_details(), HasSubstr("SLOW_READER"));
+  EXPECT_TRUE(server.generator().WaitIdle(absl::Seconds(10)));
+  EXPECT_EQ(server.Metric("winnow_requests_total{outcome=\"slow_reader\"}"), 1);
+}
+
+TEST(InferenceService, DrainRefusesNewCallsAndFinishesRunningOnes) {
+  TestServer server;
+  const auto stub = server.Stub();
+  grpc::ClientContext context;
+  auto reader = stub->Generate(&context, CountingRequest("A long story", 300));
+  v1::GenerateResponse response;
+  ASSERT_TRUE(reader->Read(&response));
+  server.server().BeginDrain();
+  server.engine().BeginDrain();
+  const auto health = grpc::health::v1::Health::NewStub(server.Channel());
+  grpc::ClientContext check;
+  grpc::health::v1::HealthCheckResponse serving;
+  ASSERT_TRUE(health->Check(&check, {}, &serving).ok());
+  EXPECT_EQ(serving.status(), grpc::health::v1::HealthCheckResponse::NOT_SERVING);
+  const Answer refused = Generate(*stub, CountingRequest("Too late", 5));
+  EXPECT_EQ(refused.status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(refused.reason(), "DRAINING");
+  int tokens = response.tokens_size();
+  while (reader->Read(&response)) tokens += response.tokens_size();
+  EXPECT_TRUE(reader->Finish().ok());
+  EXPECT_EQ(tokens, 300);
+}
+
+TEST(InferenceService, StreamsThatOutliveTheGraceEndUnavailable) {
+  TestServer server;
+  const auto stub = server.Stub();
+  grpc::ClientContext context;
+  v1::GenerateRequest request = CountingRequest("A long story", 1000);
+  request.set_n(8);
+  auto reader = stub->Generate(&context, request);
+  v1::GenerateResponse response;
+  ASSERT_TRUE(reader->Read(&response));
+  server.engine().BeginDrain();
+  server.StopEngine();
+  while (reader->Read(&response)) {
+  }
+  const grpc::Status status = reader->Finish();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE) << status.error_message();
+  EXPECT_TRUE(server.generator().WaitIdle(absl::Seconds(10)));
+}
+
+TEST(InferenceService, MessageLargerThanTheLimitIsRefusedByGrpc) {
+  TestServerOptions options;
+  options.max_message_bytes = 4096;
+  TestServer server(options);
+  const Answer answer = Generate(*server.Stub(), CountingRequest(std::string(8192, 'a'), 5));
+  EXPECT_EQ(answer.status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+}
+
+TEST(InferenceService, TenantMetadataIsCheckedAndLogged) {
+  TestServer server;
+  const auto stub = server.Stub();
+  {
+    grpc::ClientContext context;
+    context.AddMetadata("x-winnow-tenant", "team-7");
+    EXPECT_TRUE(Generate(*stub, CountingRequest("x", 1), context).status.ok());
+  }
+  for (const auto& bad : {std::string("no spaces"), std::string(65, 'x')}) {
+    grpc::ClientContext context;
+    context.AddMetadata("x-winnow-tenant", bad);
+    const Answer answer = Generate(*stub, CountingRequest("x", 1), context);
+    EXPECT_EQ(answer.status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+    EXPECT_EQ(answer.reason(), "INVALID_METADATA");
+  }
+  grpc::ClientContext twice;
+  twice.AddMetadata("x-winnow-tenant", "a");
+  twice.AddMetadata("x-winnow-tenant", "b");
+  EXPECT_EQ(Generate(*stub, CountingRequest("x", 1), twice).reason(), "INVALID_METADATA");
+  ASSERT_TRUE(server.generator().WaitIdle(absl::Seconds(10)));
+  EXPECT_THAT(server.log_text(), HasSubstr("\"tenant\":\"team-7\""));
+}
+
+TEST(InferenceService, RequestLineHasCountsButNeverPromptOrAnswer) {
+  TestServer server;
+  v1::GenerateRequest request = CountingRequest("my secret prompt", 12);
+  request.mutable_stopping()->add_stop_strings("secretstop");
+  const Answer answer = Generate(*server.Stub(), request);
+  v1::GenerateRequest bad = request;
+  bad.set_policy("secretpolicy");
+  Generate(*server.Stub(), bad);
+  ASSERT_TRUE(server.generator().WaitIdle(absl::Seconds(10)));
+  const std::string log = server.log_text();
+  EXPECT_THAT(log, HasSubstr("\"event\":\"request\""));
+  EXPECT_THAT(log, HasSubstr("\"id\":\"" + answer.request_id + "\""));
+  EXPECT_THAT(log, HasSubstr("\"generated_tokens\":12"));
+  EXPECT_THAT(log, HasSubstr("\"finish\":\"MAX_TOKENS\""));
+  EXPECT_THAT(log, Not(HasSubstr("secret")));
+  EXPECT_THAT(log, Not(HasSubstr(answer.text[0])));
+}
+
+// Names of services, read from the reflection service as a client would.
+std::string ReflectedServices(TestServer& server, grpc::Status* status) {
+  grpc::GenericStub stub(server.Channel());
+  grpc::ClientContext context;
+  grpc::CompletionQueue queue;
+  // ServerReflectionRequest{list_services: "*"}
+  grpc::Slice slice(std::string("\x3a\x01*", 3));
+  auto stream = stub.PrepareCall(
+      &context, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", &queue);
+  void* tag = nullptr;
+  bool ok = false;
+  stream->StartCall(nullptr);
+  queue.Next(&tag, &ok);
+  stream->WriteLast(grpc::ByteBuffer(&slice, 1), {}, nullptr);
+  queue.Next(&tag, &ok);
+  grpc::ByteBuffer bytes;
+  stream->Read(&bytes, nullptr);
+  queue.Next(&tag, &ok);
+  std::string text;
+  grpc::Slice answer;
+  if (ok && bytes.DumpToSingleSlice(&answer).ok()) {
+    text.assign(reinterpret_cast<const char*>(answer.begin()), answer.size());
+  }
+  stream->Finish(status, nullptr);
+  queue.Next(&tag, &ok);
+  queue.Shutdown();
+  return text;
+}
+
+TEST(InferenceService, ReflectionIsOffUnlessAskedFor) {
+  grpc::Status status;
+  {
+    TestServerOptions options;
+    options.config.reflection = true;
+    TestServer server(options);
+    const std::string services = ReflectedServices(server, &status);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    EXPECT_THAT(services, HasSubstr("winnow.v1.InferenceService"));
+    EXPECT_THAT(services, HasSubstr("grpc.health.v1.Health"));
+    EXPECT_THAT(services, Not(HasSubstr("channelz")));
+  }
+  TestServer server;
+  ReflectedServices(server, &status);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED);
+}
+
+TEST(InferenceService, SecondServerOnThePortIsRefused) {
+  TestServer first;
+  TestServer other;
+  InferenceService service(other.generator(), {});
+  ServeConfig config;
+  config.listen = first.address();
+  EXPECT_EQ(GrpcServer::Start(config, 1 << 20, service).status().code(),
+            absl::StatusCode::kUnavailable);
+}
+
+// Cancels, deadlines and disconnects at random; afterwards nothing is left and whoever finished has
+// the tokens that he has alone.
+TEST(InferenceService, RandomCancelsLeaveNothingBehind) {
+  TestServer server;
+  const auto stub = server.Stub();
+  std::vector<v1::GenerateRequest> requests;
+  std::vector<std::vector<int32_t>> alone;
+  for (int i = 0; i < 4; ++i) {
+    requests.push_back(CountingRequest("Story " + std::to_string(i), 10 + 10 * i));
+    alone.push_back(Generate(*stub, requests.back()).ids[0]);
+  }
+  const char* fixed = std::getenv("WINNOW_TEST_SEED");
+  const uint32_t seed = fixed ? std::strtoul(fixed, nullptr, 10) : std::random_device()();
+  SCOPED_TRACE("WINNOW_TEST_SEED=" + std::to_string(seed));
+  std::atomic<int> finished = 0;
+  std::vector<std::thread> clients;
+  for (int c = 0; c < 8; ++c) {
+    clients.emplace_back([&, c] {
+      std::mt19937 random(seed + c);
+      for (int i = 0; i < 12; ++i) {
+        const size_t which = random() % requests.size();
+        grpc::ClientContext context;
+        if (random() % 4 == 0) {
+          context.set_deadline(std::chrono::system_clock::now() +
+                               std::chrono::milliseconds(random() % 60));
+        }
+        const int cancel_after = random() % 2 ? static_cast<int>(random() % 10) : -1;
+        auto reader = stub->Generate(&context, requests[which]);
+        v1::GenerateResponse response;
+        std::vector<int32_t> ids;
+        for (int messages = 0; reader->Read(&response); ++messages) {
+          for (const v1::Token& token : response.tokens()) ids.push_back(token.id());
+          if (messages == cancel_after) context.TryCancel();
+        }
+        if (reader->Finish().ok()) {
+          EXPECT_EQ(ids, alone[which]);
+          ++finished;
+        }
+      }
+    });
+  }
+  for (std::thread& client : clients) client.join();
+  EXPECT_GT(finished.load(), 0);
+  EXPECT_TRUE(server.generator().WaitIdle(absl::Seconds(20)));
+  EXPECT_TRUE(Eventually([&] { return server.engine().stats().blocks_used == 0; }));
+  const engine::EngineStats stats = server.engine().stats();
+  EXPECT_EQ(stats.running, 0);
+  EXPECT_EQ(stats.waiting, 0);
+  EXPECT_EQ(server.Metric("winnow_kv_blocks_used"), 0);
+}
+
+}  // namespace
+}  // namespace winnow::server

@@ -1,0 +1,141 @@
+#include "server/metrics.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <regex>
+#include <set>
+#include <sstream>
+
+#include "server/status.h"
+
+namespace winnow::server {
+namespace {
+
+using ::testing::HasSubstr;
+
+class MetricsTest : public ::testing::Test {
+ protected:
+  engine::SteadyClock clock_;
+  Metrics metrics_{{"1.2.3", "needle", "bf16", "f32", "cpu (avx2)", 4096}, clock_};
+};
+
+TEST_F(MetricsTest, EverySeriesIsThereAtZeroFromTheStart) {
+  const std::string text = metrics_.Text();
+  for (const char* line : {"winnow_requests_total{outcome=\"ok\"} 0",
+                           "winnow_requests_total{outcome=\"invalid\"} 0",
+                           "winnow_requests_total{outcome=\"rejected\"} 0",
+                           "winnow_requests_total{outcome=\"cancelled\"} 0",
+                           "winnow_requests_total{outcome=\"deadline\"} 0",
+                           "winnow_requests_total{outcome=\"unavailable\"} 0",
+                           "winnow_requests_total{outcome=\"slow_reader\"} 0",
+                           "winnow_requests_total{outcome=\"error\"} 0",
+                           "winnow_requests_running 0",
+                           "winnow_requests_waiting 0",
+                           "winnow_requests_preempted 0",
+                           "winnow_preemptions_total 0",
+                           "winnow_prompt_tokens_total 0",
+                           "winnow_cached_tokens_total 0",
+                           "winnow_generated_tokens_total 0",
+                           "winnow_kv_read_bytes_total{tier=\"fast\"} 0",
+                           "winnow_kv_read_bytes_total{tier=\"host\"} 0",
+                           "winnow_kv_read_bytes_total{tier=\"disk\"} 0",
+                           "winnow_kv_dense_bytes_total 0",
+                           "winnow_kv_blocks_used 0",
+                           "winnow_kv_blocks_capacity 0",
+                           "winnow_sequences_finished_total{reason=\"stop_string\"} 0",
+                           "winnow_time_to_first_token_seconds_count 0",
+                           "winnow_inter_token_seconds_count 0",
+                           "winnow_request_duration_seconds_count 0",
+                           "winnow_queue_seconds_count 0",
+                           "winnow_engine_heartbeat_age_seconds 0",
+                           "winnow_serving 0"}) {
+    EXPECT_THAT(text, HasSubstr(std::string("\n") + line)) << line;
+  }
+  EXPECT_THAT(text, HasSubstr("gen_ai_server_time_to_first_token_seconds_count{"));
+  EXPECT_THAT(text, HasSubstr("gen_ai_server_time_per_output_token_seconds_count{"));
+  EXPECT_THAT(text, HasSubstr("gen_ai_server_request_duration_seconds_count{"));
+  EXPECT_THAT(text, HasSubstr("winnow_build_info{"));
+  EXPECT_THAT(text, HasSubstr("backend=\"cpu (avx2)\""));
+}
+
+// The text format, line by line, and Prometheus' rules for names.
+TEST_F(MetricsTest, TextIsWellFormed) {
+  metrics_.OnFirstToken({}, std::chrono::milliseconds(3));
+  std::istringstream lines(metrics_.Text());
+  const std::regex comment(R"(# (HELP|TYPE) [a-z_:][a-z0-9_:]* .+)");
+  const std::regex sample(
+      R"re([a-z_:][a-z0-9_:]*(\{([a-z_][a-z0-9_]*="[^"\n]*",?)*\})? [-+0-9.eE]+(Inf|Nan)?)re");
+  std::set<std::string> families;
+  std::string line, type;
+  while (std::getline(lines, line)) {
+    if (line.empty()) continue;
+    if (line[0] == '#') {
+      EXPECT_TRUE(std::regex_match(line, comment)) << line;
+      std::istringstream words(line);
+      std::string hash, kind, name;
+      words >> hash >> kind >> name;
+      if (kind == "TYPE") {
+        words >> type;
+        EXPECT_TRUE(families.insert(name).second) << name << " is there twice";
+        EXPECT_EQ(type == "counter", name.ends_with("_total")) << name;
+      }
+    } else {
+      EXPECT_TRUE(std::regex_match(line, sample)) << line;
+    }
+  }
+  EXPECT_GT(families.size(), 25u);
+}
+
+TEST_F(MetricsTest, BucketsAreFineBelowTenMilliseconds) {
+  metrics_.OnNextToken({}, std::chrono::microseconds(400));
+  const std::string text = metrics_.Text();
+  EXPECT_THAT(text, HasSubstr("winnow_inter_token_seconds_bucket{le=\"0.00025\"} 0"));
+  EXPECT_THAT(text, HasSubstr("winnow_inter_token_seconds_bucket{le=\"0.0005\"} 1"));
+  for (const char* bound : {"0.001", "0.002", "0.004", "0.006", "0.008", "0.01"}) {
+    EXPECT_THAT(text, HasSubstr(std::string("winnow_inter_token_seconds_bucket{le=\"") + bound));
+  }
+}
+
+TEST_F(MetricsTest, OutcomesAreCountedByWhatAnOperatorTreatsAlike) {
+  metrics_.CountRequest(absl::OkStatus());
+  metrics_.CountRequest(InvalidField("n", "bad"));
+  metrics_.CountRequest(
+      ErrorWithReason(absl::StatusCode::kFailedPrecondition, "NO_CHAT_TEMPLATE", ""));
+  metrics_.CountRequest(ErrorWithReason(absl::StatusCode::kCancelled, "SLOW_READER", ""));
+  metrics_.CountRequest(ErrorWithReason(absl::StatusCode::kCancelled, "CANCELLED", ""));
+  metrics_.CountRequest(absl::InternalError("x"));
+  const std::string text = metrics_.Text();
+  for (const auto& [outcome, count] :
+       {std::pair{"ok", 1}, {"invalid", 2}, {"slow_reader", 1}, {"cancelled", 1}, {"error", 1}}) {
+    EXPECT_THAT(text, HasSubstr(std::string("winnow_requests_total{outcome=\"") + outcome + "\"} " +
+                                std::to_string(count)));
+  }
+}
+
+TEST_F(MetricsTest, OnlyCompleteSequencesHaveADuration) {
+  engine::Usage usage;
+  usage.generated_tokens = 11;
+  usage.time_to_first_token = std::chrono::milliseconds(100);
+  usage.total_time = std::chrono::milliseconds(200);
+  metrics_.OnFinished({}, engine::FinishReason::kCancelled, usage);
+  EXPECT_THAT(metrics_.Text(), HasSubstr("\nwinnow_request_duration_seconds_count 0"));
+  metrics_.OnFinished({}, engine::FinishReason::kStopToken, usage);
+  const std::string text = metrics_.Text();
+  EXPECT_THAT(text, HasSubstr("\nwinnow_request_duration_seconds_count 1"));
+  EXPECT_THAT(text, HasSubstr("\nwinnow_queue_seconds_count 2"));
+  EXPECT_THAT(text, ::testing::ContainsRegex(
+                        "gen_ai_server_time_per_output_token_seconds_sum\\{[^}]*\\} 0\\.01"));
+}
+
+TEST_F(MetricsTest, ListensOnAFreePortAndRefusesATakenOne) {
+  const auto port = metrics_.Listen("127.0.0.1:0");
+  ASSERT_TRUE(port.ok()) << port.status();
+  EXPECT_GT(*port, 0);
+  Metrics other({}, clock_);
+  EXPECT_EQ(other.Listen("127.0.0.1:" + std::to_string(*port)).status().code(),
+            absl::StatusCode::kUnavailable);
+}
+
+}  // namespace
+}  // namespace winnow::server
