@@ -2,6 +2,7 @@
 // whatever else ran, was cancelled, expired, was preempted or was not read; and no block is left
 // over.
 #include <algorithm>
+#include <array>
 #include <map>
 #include <memory>
 #include <random>
@@ -184,6 +185,58 @@ TEST(EngineRandomTest, EveryRequestHasTheTokensThatItHasAlone) {
     EXPECT_GT(totals.finished[reason], 100) << static_cast<int>(reason);
   }
   EXPECT_EQ(totals.finished[FinishReason::kError], 0);
+}
+
+TEST(EngineRandomTest, TenThousandCancelsAndDeadlinesLeakNothing) {
+  constexpr int kEnds = 10'000;
+  Dice dice(1);
+  FakeModelShape shape;
+  shape.num_blocks = 26;
+  FakeModel model(shape);
+  FakeClock clock;
+  EngineOptions options;
+  options.max_running = 12;
+  options.step_tokens = 48;
+  const std::unique_ptr<Engine> engine = MakeEngine(options, model, clock);
+  struct Open {
+    RequestId id;
+    std::unique_ptr<Client> client;
+  };
+  std::vector<Open> open;
+  RequestId next_id = 0;
+  int cut_short = 0;
+  std::array<uint64_t, kNumFinishReasons> seen = {};
+  while (cut_short < kEnds || !open.empty()) {
+    while (cut_short < kEnds && open.size() < 24) {
+      Request request =
+          MakeRequest(++next_id, Prompt(dice.Pick(1, 60), dice.Pick(0, 50)), dice.Pick(1, 40));
+      request.arrival = clock.Now();
+      request.tenant = std::string(dice.Pick(0, 4), 't');
+      if (dice.OneIn(2)) request.deadline = clock.Now() + milliseconds(dice.Pick(0, 200));
+      open.push_back({request.id, std::make_unique<Client>(dice.OneIn(5) ? 2 : 100)});
+      ASSERT_TRUE(engine->Submit(request, open.back().client->output).ok());
+    }
+    for (const Open& each : open) {
+      if (dice.OneIn(40)) engine->Cancel(each.id);  // some twice, some after the end
+    }
+    engine->Step();
+    clock.Advance(milliseconds(dice.Pick(0, 5)));
+    std::erase_if(open, [&](const Open& each) {
+      if (dice.OneIn(3) || !each.client->Read().ended()) return false;
+      const FinishReason reason = each.client->reply.last.finish;
+      ++seen[static_cast<int>(reason)];
+      cut_short += !EndedByItself(reason);
+      return true;
+    });
+  }
+  const EngineStats stats = engine->stats();
+  EXPECT_EQ(stats.blocks_used, 0);
+  EXPECT_EQ(stats.running, 0);
+  EXPECT_EQ(stats.waiting, 0);
+  EXPECT_EQ(stats.waiting_tokens, 0);
+  EXPECT_EQ(stats.finished, seen);
+  EXPECT_EQ(stats.accepted, next_id);
+  EXPECT_GT(stats.preemptions, 100u);
 }
 
 class Bell {
