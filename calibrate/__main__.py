@@ -136,7 +136,7 @@ def run(args, kinds: list[str], bits: dict[str, int], state: Path) -> None:
                                               steps=args.steps, queries=args.queries,
                                               candidates=args.candidates, share=args.share, seed=args.seed)
                         for kind in kinds if kind != "features"}
-    feature_settings = FeatureSettings(features=args.features, inner=head_dim, steps=args.feature_steps,
+    feature_settings = FeatureSettings(features=args.features, inner=head_dim // 2, steps=args.feature_steps,
                                        queries=max(8, args.queries // 2), seed=args.seed)
     for kind, s in encoder_settings.items():
         artifact.functions[kind] = Functions(kind, s.bits, "group" if s.query == "group" else "head", training={**common, "steps": s.steps, "hidden": s.hidden,

@@ -13,7 +13,6 @@ from calibrate import codes
 from calibrate.artifact import Functions
 from calibrate.training import export_encoder
 
-JOINT = "group"
 SMALL = dict(bits=32, hidden=32, steps=60, queries=24, candidates=400)
 
 
