@@ -1,0 +1,181 @@
+"""Starts the real program, and talks to it as its users do. Shared by the end-to-end tests.
+
+WINNOW_BIN is the program, WINNOW_SOURCE_DIR the project's root; CTest sets both. Everything listens on loopback, on
+ports that the system chooses.
+"""
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import unittest
+import urllib.request
+
+import grpc
+
+SOURCE = pathlib.Path(os.environ.get("WINNOW_SOURCE_DIR", pathlib.Path(__file__).resolve().parents[2]))
+BIN = os.environ.get("WINNOW_BIN", str(SOURCE / "build/release/winnow"))
+MODEL = str(SOURCE / "models/needle-5m")
+# A sanitizer makes everything slower; no test's verdict should hang on that.
+PATIENCE = 120
+
+
+def load_protos():
+    """The API's Python messages, made by protoc in a temporary directory."""
+    with tempfile.TemporaryDirectory() as out:
+        protos = ["winnow/v1/inference.proto", "google/rpc/status.proto", "google/rpc/error_details.proto",
+                  "grpc/health/v1/health.proto"]
+        subprocess.run(["protoc", "-I", SOURCE / "proto", f"--python_out={out}", *protos], check=True)
+        # Under names of their own: `grpc` and `google` are packages of libraries.
+        pool_modules = {}
+        for proto in protos:
+            path = pathlib.Path(out, proto.replace(".proto", "_pb2.py"))
+            namespace = {"__name__": "winnow_e2e_" + path.stem}
+            exec(compile(path.read_text(), str(path), "exec"), namespace)  # our own protoc's output
+            pool_modules[path.stem] = type("Messages", (), {k: v for k, v in namespace.items() if k[0] != "_"})
+    return (pool_modules["inference_pb2"], pool_modules["status_pb2"], pool_modules["error_details_pb2"],
+            pool_modules["health_pb2"])
+
+
+inference, rpc_status, error_details, health = load_protos()
+
+
+class Api:
+    """A channel and the methods."""
+
+    def __init__(self, address, credentials=None, options=()):
+        self.channel = (grpc.secure_channel(address, credentials, options) if credentials else
+                        grpc.insecure_channel(address, options))
+        service = "/winnow.v1.InferenceService/"
+        serialize = lambda message: message.SerializeToString()
+        self.generate = self.channel.unary_stream(service + "Generate", serialize,
+                                                  inference.GenerateResponse.FromString)
+        self.tokenize = self.channel.unary_unary(service + "Tokenize", serialize,
+                                                 inference.TokenizeResponse.FromString)
+        self.get_model = self.channel.unary_unary(service + "GetModel", serialize,
+                                                  inference.GetModelResponse.FromString)
+        self.check = self.channel.unary_unary("/grpc.health.v1.Health/Check", serialize,
+                                              health.HealthCheckResponse.FromString)
+        self.watch = self.channel.unary_stream("/grpc.health.v1.Health/Watch", serialize,
+                                               health.HealthCheckResponse.FromString)
+
+    def serving(self, service=""):
+        return self.check(health.HealthCheckRequest(service=service), timeout=PATIENCE).status == 1
+
+
+def counting_request(text, tokens, **fields):
+    """A request that generates exactly `tokens` tokens."""
+    return inference.GenerateRequest(
+        text=inference.TextPrompt(text=text),
+        stopping=inference.StoppingOptions(max_tokens=tokens, ignore_eos=True), **fields)
+
+
+def token_ids(responses):
+    return [token.id for response in responses for token in response.tokens]
+
+
+def details_of(error):
+    """The google.rpc details of a grpc.RpcError, by message name."""
+    trailers = dict(error.trailing_metadata() or ())
+    status = rpc_status.Status.FromString(trailers["grpc-status-details-bin"])
+    found = {"status": status}
+    for any_message in status.details:
+        for kind in (error_details.ErrorInfo, error_details.BadRequest, error_details.RetryInfo):
+            message = kind()
+            if any_message.Unpack(message):
+                found[kind.DESCRIPTOR.name] = message
+    return found
+
+
+def run(*args, **kwargs):
+    kwargs.setdefault("timeout", PATIENCE)
+    return subprocess.run([BIN, *map(str, args)], capture_output=True, text=True, **kwargs)
+
+
+class Server:
+    """`winnow serve` with the small model. Use as a context manager: whatever happens, it is stopped."""
+
+    def __init__(self, *flags, model=MODEL, env=None):
+        self.directory = tempfile.mkdtemp(prefix="winnow-e2e-")
+        self.log_path = os.path.join(self.directory, "log")
+        port_file = os.path.join(self.directory, "port")
+        self.command = [BIN, "serve", "--model", model, "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0",
+                        "--port-file", port_file, "--log-format", "json", *map(str, flags)]
+        environment = {**os.environ, **(env or {})}
+        with open(self.log_path, "w") as log:
+            self.process = subprocess.Popen(self.command, stderr=log, stdout=log, env=environment)
+        end = time.monotonic() + PATIENCE
+        while not os.path.exists(port_file):
+            if self.process.poll() is not None or time.monotonic() > end:
+                log_text = self.log()
+                self.close()
+                raise RuntimeError(f"the server did not start ({self.process.returncode}):\n{log_text}")
+            time.sleep(0.01)
+        self.port = int(pathlib.Path(port_file).read_text())
+        self.address = f"127.0.0.1:{self.port}"
+        self.metrics_port = next(e["metrics_port"] for e in self.events() if e["event"] == "listening")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def close(self):
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def log(self):
+        return pathlib.Path(self.log_path).read_text()
+
+    def events(self):
+        """The log's lines. One that is not JSON is a failure (or a sanitizer's report)."""
+        return [json.loads(line) for line in self.log().splitlines()]
+
+    def metrics_text(self):
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=PATIENCE) as page:
+            return page.read().decode()
+
+    def metric(self, series):
+        for line in self.metrics_text().splitlines():
+            if line.rpartition(" ")[0] == series:
+                return float(line.rpartition(" ")[2])
+        raise KeyError(series)
+
+    def signal(self, number):
+        self.process.send_signal(number)
+
+    def wait(self):
+        return self.process.wait(timeout=PATIENCE)
+
+    def terminate(self):
+        self.signal(signal.SIGTERM)
+        return self.wait()
+
+
+def eventually(condition, what):
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError(f"never happened: {what}")
+        time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def temporary_directory():
+    with tempfile.TemporaryDirectory(prefix="winnow-e2e-") as path:
+        yield pathlib.Path(path)
+
+
+def main():
+    print("seed", SEED, flush=True)
+    unittest.main(verbosity=2)
+
+
+SEED = int(os.environ.get("WINNOW_TEST_SEED", int.from_bytes(os.urandom(4), "little")))

@@ -1,0 +1,217 @@
+#!/usr/bin/python3
+"""What the program says to wrong flags, files, environments, certificates and models."""
+import json
+import os
+import pathlib
+import shutil
+import struct
+import subprocess
+import unittest
+
+from harness import MODEL, PATIENCE, Api, Server, counting_request, main, run, temporary_directory
+
+
+class Configuration(unittest.TestCase):
+    def assert_usage_error(self, result, *texts):
+        self.assertEqual(result.returncode, 2, result.stderr)
+        for text in texts:
+            self.assertIn(text, result.stderr)
+
+    def test_unknown_flag_and_command_suggest(self):
+        self.assert_usage_error(run("serve", "--modle", "x"), "unknown argument --modle", "did you mean --model?")
+        self.assert_usage_error(run("serv"), "did you mean serve?")
+        self.assert_usage_error(run())
+
+    def test_bad_values_say_where_they_come_from(self):
+        self.assert_usage_error(run("serve", "--model", MODEL, "--threads", "many"), "flag --threads", "integer")
+        self.assert_usage_error(run("serve", "--model", MODEL, env={**os.environ, "WINNOW_LISTEN": "here"}),
+                                "environment WINNOW_LISTEN", "HOST:PORT")
+        with temporary_directory() as directory:
+            path = directory / "winnow.yaml"
+            path.write_text("model: x\nlisten_adress: 127.0.0.1:1\n")
+            self.assert_usage_error(run("serve", "--config", path), ":2: unknown option listen_adress")
+            path.write_text("queue_request: 1\n")
+            self.assert_usage_error(run("serve", "--config", path), "did you mean queue_requests?")
+
+    def test_print_config_shows_values_and_origins(self):
+        with temporary_directory() as directory:
+            path = directory / "winnow.yaml"
+            path.write_text("queue_requests: 7\nthreads: 3\n")
+            result = run("serve", "--model", MODEL, "--config", path, "--print-config", "--threads", "1",
+                         env={**os.environ, "WINNOW_MAX_RUNNING": "5", "WINNOW_THREADS": "2"})
+            self.assertEqual(result.returncode, 0, result.stderr)
+            lines = {line.split(":")[0]: line for line in result.stdout.splitlines()}
+            self.assertRegex(lines["threads"], r"threads: 1 +# flag --threads")
+            self.assertRegex(lines["max_running"], r"max_running: 5 +# environment WINNOW_MAX_RUNNING")
+            self.assertRegex(lines["queue_requests"], r"queue_requests: 7 +# .*winnow.yaml:1")
+            self.assertRegex(lines["step_tokens"], r"step_tokens: 512 +# default")
+
+    def test_check_config(self):
+        self.assertEqual(run("serve", "--model", MODEL, "--check-config").returncode, 0)
+        self.assert_usage_error(run("serve", "--check-config"), "--model is required")
+        self.assert_usage_error(run("serve", "--model", MODEL, "--check-config", "--listen", "0.0.0.0:1"), "--insecure")
+        self.assert_usage_error(run("serve", "--model", MODEL, "--check-config", "--tls-cert", "x"), "--tls-key")
+        self.assert_usage_error(run("serve", "--model", MODEL, "--check-config", "--device", "cuda"), "cuda")
+
+    def test_help_shows_environment_and_default_of_every_option(self):
+        text = run("serve", "--help").stdout
+        for name in ("WINNOW_MODEL", "WINNOW_KV_BYTES", "WINNOW_DRAIN_GRACE", "[default: 30s]", "[default: 512]"):
+            self.assertIn(name, text)
+
+    def test_taken_port_is_an_error(self):
+        with Server() as server:
+            result = run("serve", "--model", MODEL, "--listen", server.address, "--metrics", "off")
+            self.assertEqual(result.returncode, 1)
+            self.assertIn(f"cannot listen on {server.address}", result.stderr)
+            result = run("serve", "--model", MODEL, "--listen", "127.0.0.1:0", "--metrics",
+                         f"127.0.0.1:{server.metrics_port}")
+            self.assertEqual(result.returncode, 1)
+            self.assertIn("metrics", result.stderr)
+
+
+class Models(unittest.TestCase):
+    """A model directory that cannot be used: exit 78, and the log names the file and what is wrong with it."""
+
+    def setUp(self):
+        context = temporary_directory()
+        self.directory = context.__enter__() / "model"
+        self.addCleanup(context.__exit__, None, None, None)
+        shutil.copytree(MODEL, self.directory)
+
+    def assert_model_error(self, *texts):
+        result = run("serve", "--model", self.directory, "--listen", "127.0.0.1:0", "--metrics", "off")
+        self.assertEqual(result.returncode, 78, result.stderr)
+        for text in texts:
+            self.assertIn(text, result.stderr)
+
+    def test_missing_directory_and_files(self):
+        (self.directory / "tokenizer.json").unlink()
+        self.assert_model_error("tokenizer.json")
+        (self.directory / "config.json").unlink()
+        self.assert_model_error("config.json")
+        shutil.rmtree(self.directory)
+        self.assert_model_error("config.json")
+
+    def test_truncated_weights_name_file_tensor_and_offset(self):
+        path = self.directory / "model.safetensors"
+        size = path.stat().st_size
+        os.truncate(path, size - 1000)
+        self.assert_model_error("model.safetensors", "model.", str(size - 1000))
+
+    def test_hostile_header_is_refused(self):
+        path = self.directory / "model.safetensors"
+        path.write_bytes(struct.pack("<Q", 1 << 63) + path.read_bytes()[8:])
+        self.assert_model_error("model.safetensors")
+
+    def test_unknown_architecture_is_refused_by_name(self):
+        config = json.loads((self.directory / "config.json").read_text())
+        config["architectures"] = ["MambaForCausalLM"]
+        (self.directory / "config.json").write_text(json.dumps(config))
+        self.assert_model_error("MambaForCausalLM", "LlamaForCausalLM")
+
+    def test_bad_generation_defaults_are_refused(self):
+        (self.directory / "generation_config.json").write_text('{"do_sample": true, "top_p": 3}')
+        self.assert_model_error("generation_config.json", "top_p")
+
+    def test_generation_defaults_are_honoured(self):
+        (self.directory / "generation_config.json").write_text('{"do_sample": true, "temperature": 2.0, "top_k": 0}')
+        with Server(model=str(self.directory)) as server:
+            api = Api(server.address)
+            request = counting_request("Once", 30)
+            texts = {"".join(r.text for r in api.generate(request, timeout=PATIENCE)) for _ in range(4)}
+            self.assertGreater(len(texts), 1)
+            self.assertEqual(server.terminate(), 0)
+
+    def test_unknown_chat_template_is_an_error_only_for_chat(self):
+        path = self.directory / "tokenizer_config.json"
+        config = json.loads(path.read_text())
+        config["chat_template"] = "{{ something else }}"
+        path.write_text(json.dumps(config))
+        with Server(model=str(self.directory)) as server:
+            self.assertEqual(run("generate", "--server", server.address, "--prompt", "x", "--max-tokens", 2).returncode, 0)
+            chat = run("generate", "--server", server.address, "--chat-file", "-",
+                       input='[{"role": "user", "content": "x"}]')
+            self.assertEqual(chat.returncode, 1)
+            self.assertIn("NO_CHAT_TEMPLATE", chat.stderr)
+
+
+class Tls(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        context = temporary_directory()
+        cls.directory = context.__enter__()
+        cls.addClassCleanup(context.__exit__, None, None, None)
+        cls.make_ca("ca")
+        cls.make_ca("other_ca")
+        cls.sign("server", "ca", "127.0.0.1", days=30)
+        cls.sign("client", "ca", "team-7", days=30)
+        cls.sign("stranger", "other_ca", "team-7", days=30)
+        cls.sign("expired", "ca", "127.0.0.1", days=-1)
+
+    @classmethod
+    def openssl(cls, *args):
+        subprocess.run(["openssl", *args], cwd=cls.directory, check=True, capture_output=True)
+
+    @classmethod
+    def make_ca(cls, name):
+        cls.openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout",
+                    f"{name}.key", "-out", f"{name}.pem", "-subj", f"/CN={name}", "-days", "30")
+
+    @classmethod
+    def sign(cls, name, ca, common_name, days):
+        cls.openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", f"{name}.key",
+                    "-out", f"{name}.csr", "-subj", f"/CN={common_name}")
+        pathlib.Path(cls.directory, "ext").write_text("subjectAltName=IP:127.0.0.1\n")
+        cls.openssl("x509", "-req", "-in", f"{name}.csr", "-CA", f"{ca}.pem", "-CAkey", f"{ca}.key", "-CAcreateserial",
+                    "-out", f"{name}.pem", "-days", str(days), "-extfile", "ext")
+
+    def path(self, name):
+        return str(self.directory / name)
+
+    def server_flags(self, name="server", key=None):
+        return ["--tls-cert", self.path(f"{name}.pem"), "--tls-key", self.path(f"{key or name}.key")]
+
+    def assert_refused(self, *flags, text):
+        result = run("serve", "--model", MODEL, "--listen", "127.0.0.1:0", "--metrics", "off", *flags)
+        self.assertEqual(result.returncode, 2, result.stderr)
+        self.assertIn(text, result.stderr)
+
+    def test_bad_files_do_not_start(self):
+        self.assert_refused(*self.server_flags("expired"), text="has expired")
+        self.assert_refused(*self.server_flags("server", key="client"), text="not the private key")
+        self.assert_refused("--tls-cert", self.path("nothing.pem"), "--tls-key", self.path("server.key"),
+                            text="nothing.pem")
+        self.assert_refused("--tls-cert", self.path("server.key"), "--tls-key", self.path("server.key"),
+                            text="no PEM certificate")
+        self.assert_refused(*self.server_flags(), "--tls-client-ca", self.path("ca.key"), text="no PEM certificate")
+
+    def test_encrypted_server_answers_those_who_trust_it_and_nobody_in_the_clear(self):
+        with Server(*self.server_flags()) as server:
+            ask = ["generate", "--server", server.address, "--prompt", "x", "--max-tokens", 2, "--timeout", "20s"]
+            good = run(*ask, "--tls-ca", self.path("ca.pem"))
+            self.assertEqual(good.returncode, 0, good.stderr)
+            self.assertNotEqual(run(*ask, "--tls-ca", self.path("other_ca.pem")).returncode, 0)
+            self.assertNotEqual(run(*ask).returncode, 0)
+            self.assertEqual(server.terminate(), 0)
+
+    def test_client_certificates_are_asked_for_and_name_the_tenant(self):
+        with Server(*self.server_flags(), "--tls-client-ca", self.path("ca.pem")) as server:
+            ask = ["generate", "--server", server.address, "--prompt", "x", "--max-tokens", 2, "--timeout", "20s",
+                   "--tls-ca", self.path("ca.pem")]
+            me = ["--tls-cert", self.path("client.pem"), "--tls-key", self.path("client.key")]
+            stranger = ["--tls-cert", self.path("stranger.pem"), "--tls-key", self.path("stranger.key")]
+            good = run(*ask, *me)
+            self.assertEqual(good.returncode, 0, good.stderr)
+            self.assertEqual(run(*ask, *me, "--tenant", "team-7").returncode, 0)
+            other = run(*ask, *me, "--tenant", "team-8")
+            self.assertEqual(other.returncode, 1)
+            self.assertIn("TENANT_MISMATCH", other.stderr)
+            self.assertNotEqual(run(*ask).returncode, 0)
+            self.assertNotEqual(run(*ask, *stranger).returncode, 0)
+            self.assertEqual(server.terminate(), 0)
+            tenants = [e["tenant"] for e in server.events() if e["event"] == "request" and e["status"] == "OK"]
+            self.assertEqual(tenants, ["team-7", "team-7"])
+
+
+if __name__ == "__main__":
+    main()

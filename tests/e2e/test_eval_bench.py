@@ -1,0 +1,110 @@
+#!/usr/bin/python3
+"""The commands that run a model without serving it: eval and bench."""
+import gzip
+import json
+import unittest
+
+from harness import MODEL, main, run, temporary_directory
+
+SHAPE = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256, "intermediate_size": 512,
+         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
+         "vocab_size": 512, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+         "hidden_act": "silu", "tie_word_embeddings": True, "torch_dtype": "bfloat16", "bos_token_id": 0,
+         "eos_token_id": 1}
+
+
+def task(length):
+    filler = "The file system is mounted when the kernel starts. " * 8
+    return {"id": f"fact-{length}", "task": "fact", "target_tokens": length,
+            "intro": "Read the document below and answer the questions that follow.\n",
+            "document": filler + "The secret code for river-stone is 7319942. " + filler,
+            "questions": [{"question": "What is the secret code for river-stone?",
+                           "answer": "The secret code for river-stone is 7319942.", "must_contain": ["7319942"]}]}
+
+
+class Eval(unittest.TestCase):
+    def test_tasks_give_a_table_and_json(self):
+        with temporary_directory() as directory:
+            tasks, out = directory / "tasks.jsonl.gz", directory / "out.json"
+            tasks.write_bytes(gzip.compress("\n".join(json.dumps(task(n)) for n in (512, 1024)).encode()))
+            result = run("eval", "--model", MODEL, "--tasks", tasks, "--policy", "dense", "--lengths", "512",
+                         "--json", out)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertRegex(result.stdout, r"dense +fact +512 +1 +1\.000 +1\.0000 +1\.000 +1\.000")
+            self.assertIn("100%", result.stderr)
+            written = json.loads(out.read_text())
+            self.assertEqual(len(written["results"]), 1)
+            cell = written["results"][0]
+            self.assertEqual([cell[key] for key in ("policy", "task", "length", "n", "exact", "token_acc", "contains",
+                                                    "kept", "coverage", "iou")],
+                             ["dense", "fact", 512, 1, 1, 1, 1, 1, 1, 1])
+
+    def test_text_gives_perplexity(self):
+        with temporary_directory() as directory:
+            text = directory / "text"
+            text.write_text("".join(f"The mount point of volume {i} is a directory. " for i in range(20)))
+            result = run("eval", "--model", MODEL, "--text", text, "--policy", "dense", "--window", "64", "--json", "-")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            perplexity = json.loads(result.stdout)["text"][0]
+            self.assertGreater(perplexity["tokens"], 100)
+            self.assertTrue(1 < perplexity["perplexity"] < 1000, perplexity)
+
+    def test_what_is_wrong_is_said(self):
+        with temporary_directory() as directory:
+            tasks = directory / "tasks.jsonl"
+            tasks.write_text(json.dumps(task(512)))
+            for code, text, *arguments in (
+                    (2, "only dense is", "--tasks", tasks, "--policy", "hata:k=2%"),
+                    (2, "did you mean 'dense'?", "--tasks", tasks, "--policy", "dence"),
+                    (2, "given twice", "--tasks", tasks, "--policy", "dense", "--policy", "dense"),
+                    (2, "No such file", "--tasks", directory / "none", "--policy", "dense"),
+                    (2, "no task of the lengths", "--tasks", tasks, "--policy", "dense", "--lengths", "7"),
+                    (2, "--tasks,--text", "--policy", "dense"),
+                    (2, "--policy", "--tasks", tasks),
+                    (2, "f16 is for float16", "--tasks", tasks, "--policy", "dense", "--dtype", "f16")):
+                result = run("eval", "--model", MODEL, *arguments)
+                self.assertEqual(result.returncode, code, result.stderr)
+                self.assertIn(text, result.stderr)
+            tasks.write_text(json.dumps(task(512)) + "\n{\n")
+            result = run("eval", "--model", MODEL, "--tasks", tasks, "--policy", "dense")
+            self.assertEqual(result.returncode, 2)
+            self.assertIn("tasks.jsonl:2", result.stderr)
+            result = run("eval", "--model", directory, "--tasks", tasks, "--policy", "dense")
+            self.assertNotEqual(result.returncode, 0)
+
+
+class Bench(unittest.TestCase):
+    def test_decode_gives_shares_of_a_read_loop(self):
+        with temporary_directory() as directory:
+            shape = directory / "config.json"
+            shape.write_text(json.dumps(SHAPE))
+            for source in (("--like", shape), ("--model", MODEL)):
+                result = run("bench", "decode", *source, "--context", "64,1000", "--batch", "2", "--steps", "2",
+                             "--json", "-")
+                self.assertEqual(result.returncode, 0, result.stderr)
+                rows = json.loads(result.stdout)["decode"]
+                self.assertEqual([row["context"] for row in rows], [64, 1000])
+                for row in rows:
+                    self.assertEqual(row["batch"], 2)
+                    self.assertAlmostEqual(row["share_of_read_loop"], row["gb_per_s"] / row["read_loop_gb_per_s"], 3)
+                    self.assertLess(row["matmul_ms"] + row["attention_ms"], row["ms_per_step"])
+                self.assertGreater(rows[1]["bytes_per_step"], rows[0]["bytes_per_step"])
+
+    def test_what_is_wrong_is_said(self):
+        with temporary_directory() as directory:
+            shape = directory / "config.json"
+            shape.write_text(json.dumps(SHAPE))
+            for text, *arguments in (
+                    ("--contexts: 5000 is more than the model's context of 4096", "decode", "--like", shape,
+                     "--contexts", "5000"),
+                    ("--tokens: 5000 is more than", "prefill", "--like", shape, "--tokens", "5000"),
+                    ("--like,--model", "decode"),
+                    ("No such file", "decode", "--like", directory / "none"),
+                    ("nothing to run", "kernels", "--filter", "no such kernel")):
+                result = run("bench", *arguments)
+                self.assertEqual(result.returncode, 2, result.stderr)
+                self.assertIn(text, result.stderr)
+
+
+if __name__ == "__main__":
+    main()
