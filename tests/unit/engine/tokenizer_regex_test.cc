@@ -24,7 +24,7 @@ std::vector<std::string> Matches(std::string_view pattern, const std::string& te
   return matches;
 }
 
-// How many code points a class has, and a digest of which. The counts are the reference's, of all
+// How many code points each class has. The counts are the reference's, of all
 // 0x110000.
 TEST(TokenizerRegex, ClassesAreTheReferencesForEveryCodePoint) {
   const struct {
