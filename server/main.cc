@@ -41,33 +41,21 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", winnow::server::kVersion);
 
   int exit_code = winnow::server::kExitOk;
-#if __has_include("server/serve_command.cc")
   winnow::server::AddServeCommand(app, &exit_code);
-#endif
-#if __has_include("server/generate_command.cc")
   winnow::server::AddGenerateCommand(app, &exit_code);
-#endif
-#if __has_include("server/healthcheck_command.cc")
   winnow::server::AddHealthcheckCommand(app, &exit_code);
-#endif
-#if __has_include("server/tokenize_command.cc")
   winnow::server::AddTokenizeCommand(app, &exit_code);
-#endif
-#if __has_include("server/eval_command.cc")
   winnow::server::AddEvalCommand(app, &exit_code);
-#endif
-#if __has_include("server/bench_command.cc")
   winnow::server::AddBenchCommand(app, &exit_code);
-#endif
-#if __has_include("server/make_model_command.cc")
   winnow::server::AddMakeModelCommand(app, &exit_code);
-#endif
 
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-    const bool extras = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr;
+    // A mistyped command is reported as a missing one.
+    const bool extras = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr ||
+                        (app.get_subcommands().empty() && !app.remaining().empty());
     std::fprintf(stderr, "winnow: %s\nTry: winnow %s--help\n",
                  extras ? ExplainExtras(app).c_str() : error.what(),
                  app.get_subcommands().empty()

@@ -253,9 +253,10 @@ class Metrics::Impl final : public prometheus::Collectable {
   const engine::Engine* engine_ ABSL_GUARDED_BY(mutex_) = nullptr;
 
   // Last: destroyed first, so that no scrape sees the rest half gone. The exposer holds weak
-  // pointers, so these alias the Impl without owning it.
-  std::shared_ptr<prometheus::Collectable> registry_view_{std::shared_ptr<void>(), &registry_};
-  std::shared_ptr<prometheus::Collectable> engine_view_{std::shared_ptr<void>(), this};
+  // pointers; these point into the Impl without owning it, and live as long as the token.
+  std::shared_ptr<char> token_ = std::make_shared<char>();
+  std::shared_ptr<prometheus::Collectable> registry_view_{token_, &registry_};
+  std::shared_ptr<prometheus::Collectable> engine_view_{token_, this};
   std::unique_ptr<prometheus::Exposer> exposer_;
 };
 
