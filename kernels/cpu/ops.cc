@@ -1,5 +1,7 @@
 #include "kernels/cpu/ops.h"
 
+#include <cpuid.h>
+
 #include <string_view>
 
 namespace winnow::kernels {
@@ -32,10 +34,20 @@ constexpr CpuOps kAvx512 = {
     avx512::WidenRow,    avx512::NarrowRow,    avx512::PrepareBF16Row, 2,
     avx512::MatmulTiles, avx512::AttendSplits, avx512::ReadLoop};
 
+// Clang 14 does not know the names of these two for __builtin_cpu_supports.
+bool HasF16C() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & (1u << 29)) != 0;
+}
+bool HasAvx512BF16() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax & (1u << 5)) != 0;
+}
+
 // __builtin_cpu_supports also asks whether the system saves the registers (XCR0).
 bool HasAvx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-         __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("f16c");
+         __builtin_cpu_supports("bmi2") && HasF16C();
 }
 
 // Every extension that the compiler may use in *_avx512.cc (CMakeLists.txt). Processors with
@@ -43,7 +55,7 @@ bool HasAvx2() {
 bool HasAvx512() {
   return HasAvx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni") &&
+         HasAvx512BF16() && __builtin_cpu_supports("avx512vnni") &&
          __builtin_cpu_supports("avx512vpopcntdq");
 }
 
