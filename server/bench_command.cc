@@ -27,7 +27,7 @@ struct BenchFlags {
   std::string json_path;
   std::vector<int64_t> contexts = {1024, 32768, 131072};
   int32_t batch = 1;
-  int32_t steps = 20;
+  int32_t steps = 30;
   std::vector<int64_t> tokens = {512, 2048};
   int32_t repetitions = 5;
   kernels::BenchOptions kernels;

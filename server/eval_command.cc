@@ -102,6 +102,12 @@ int Eval(EvalFlags flags) {
   }
 
   flags.model.max_batch_logits = flags.model.max_batch_tokens;
+  // Flags that do not fit the model are the flags' fault, not the directory's.
+  const auto config = engine::LoadModelConfig(flags.model_dir);
+  if (!config.ok()) return ReportModelError("eval", config.status());
+  if (auto resolved = engine::ResolveDecoderOptions(*config, flags.model); !resolved.ok()) {
+    return ReportInputError("eval", resolved.status());
+  }
   const auto model = engine::LoadModel(flags.model_dir, flags.model);
   if (!model.ok()) return ReportModelError("eval", model.status());
   engine::LoadedModel& loaded = **model;
