@@ -110,5 +110,25 @@ TEST(Detokenizer, ARunOfByteTokensIsJudgedAsAWhole) {
   EXPECT_EQ(tokenizer->Decode(bad, false), replaced);
 }
 
+TEST(Detokenizer, MetaspaceIsDroppedInTheFirstTokenOnly) {
+  json config = SentencePieceJson();
+  config["decoder"] = {
+      {"type", "Metaspace"}, {"replacement", "\u2581"}, {"prepend_scheme", "first"}};
+  const std::vector<int32_t> ids = {258, 258, 257, 259};
+  const auto tokenizer = MakeTokenizer(config);
+  EXPECT_EQ(tokenizer->Decode(ids, false), "Hi Hi there");
+  Detokenizer detokenizer(*tokenizer, false);
+  EXPECT_EQ(detokenizer.Add(258), "Hi");
+  EXPECT_EQ(detokenizer.Add(258), " Hi");
+  config["decoder"]["prepend_scheme"] = "never";
+  EXPECT_EQ(MakeTokenizer(config)->Decode(ids, false), " Hi Hi there");
+}
+
+TEST(Detokenizer, WithoutADecoderTokensAreJoinedBySpaces) {
+  json config = SentencePieceJson();
+  config["decoder"] = nullptr;
+  EXPECT_EQ(MakeTokenizer(config)->Decode(std::vector<int32_t>{259, 259}, false), "there there");
+}
+
 }  // namespace
 }  // namespace winnow::engine
