@@ -174,6 +174,24 @@ TEST_P(AttentionTest, AQueryIsTheSameBitsInDecodeInAnyChunkAndAmongOthers) {
   }
 }
 
+TEST_P(AttentionTest, ManySplitsAreMergedInOneOrder) {
+  SCOPED_TRACE(Seed());
+  const KvLayout layout{2, 64, 64, random_.Int(0, 1) == 0 ? DType::kBF16 : DType::kF32};
+  const int32_t length = static_cast<int32_t>(random_.Int(3000, 4000));
+  const PagedSequences kv(random_, layout, {length});
+  for (const int32_t tokens : {1, 3}) {
+    Matrix q = Matrix::Normal(random_, tokens, 4 * 64);
+    const std::vector<AttentionChunk> chunks = {kv.Chunk(0, 0, tokens, length - tokens)};
+    const auto one = Make(1);
+    const Matrix in_order = Attend(*one, kv, q, chunks, 0.125f);
+    for (int threads = 2; threads <= 4; ++threads) {  // splits go to whichever thread is free
+      const auto backend = Make(threads);
+      ASSERT_TRUE(SameBits(Attend(*backend, kv, q, chunks, 0.125f), in_order))
+          << threads << " threads";
+    }
+  }
+}
+
 TEST_P(AttentionTest, ExtremeScoresNeitherOverflowNorVanish) {
   SCOPED_TRACE(Seed());
   for (const DType dtype : {DType::kBF16, DType::kF32}) {
