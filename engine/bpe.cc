@@ -39,13 +39,14 @@ void BpeModel::SplitIntoSymbols(std::string_view word,
   // An unknown character waits here, to be fused with the next one. The reference does not let it
   // out before byte tokens, so they overtake it; equal ids need the same.
   uint32_t unknown_bytes = 0;
+  const int32_t unknown = unk_id_.value_or(-1);
   for (size_t at = 0; at < word.size();) {
     int length = 0;
     const char32_t c = DecodeCodePoint(word, at, &length);
     const uint32_t bytes = static_cast<uint32_t>(length);
     const int32_t id = IdOfCharacter(c);
     if (id >= 0) {
-      if (unknown_bytes > 0) add(*unk_id_, unknown_bytes);
+      if (unknown_bytes > 0) add(unknown, unknown_bytes);
       unknown_bytes = 0;
       add(id, bytes);
     } else if (byte_fallback_) {
@@ -53,16 +54,16 @@ void BpeModel::SplitIntoSymbols(std::string_view word,
       for (uint32_t i = 0; i < bytes; ++i) {
         add(byte_tokens_[static_cast<unsigned char>(word[at + i])], 1);
       }
-    } else if (unk_id_) {
+    } else if (unknown >= 0) {
       if (unknown_bytes > 0 && !fuse_unk_) {
-        add(*unk_id_, unknown_bytes);
+        add(unknown, unknown_bytes);
         unknown_bytes = 0;
       }
       unknown_bytes += bytes;
     }
     at += bytes;
   }
-  if (unknown_bytes > 0) add(*unk_id_, unknown_bytes);
+  if (unknown_bytes > 0) add(unknown, unknown_bytes);
 }
 
 void BpeModel::PushCandidate(const std::vector<Scratch::Symbol>& symbols, int32_t left,

@@ -156,16 +156,16 @@ absl::Status BpeModel::ReadMerges(const JsonNode& json) {
       left = line.substr(0, space);
       right = line.substr(space + 1);
     }
-    const std::optional<int32_t> left_id = IdOf(left);
-    const std::optional<int32_t> right_id = IdOf(right);
     product.assign(left).append(right);
-    const std::optional<int32_t> merged_id = IdOf(product);
-    for (const auto& [id, token] : {std::pair(left_id, left), std::pair(right_id, right),
-                                    std::pair(merged_id, std::string_view(product))}) {
-      if (!id) return list.At(i).Error(Concat(Quote(token), " is not in the vocabulary"));
+    const std::string_view tokens[] = {left, right, product};
+    int32_t ids[3];
+    for (int k = 0; k < 3; ++k) {
+      ids[k] = IdOf(tokens[k]).value_or(-1);
+      if (ids[k] < 0)
+        return list.At(i).Error(Concat(Quote(tokens[k]), " is not in the vocabulary"));
     }
     // Of a pair that is listed twice, the reference keeps the last.
-    merges_[PairKey(*left_id, *right_id)] = {rank++, *merged_id};
+    merges_[PairKey(ids[0], ids[1])] = {rank++, ids[2]};
   }
   return absl::OkStatus();
 }
