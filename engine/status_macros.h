@@ -8,8 +8,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-#define WINNOW_RETURN_IF_ERROR(expr)                            \
-  do {                                                          \
+#define WINNOW_RETURN_IF_ERROR(expr)                                                      \
+  do {                                                                                    \
     if (::absl::Status winnow_status = (expr); !winnow_status.ok()) return winnow_status; \
   } while (false)
 
@@ -19,8 +19,8 @@
 #define WINNOW_ASSIGN_OR_RETURN(lhs, expr) \
   WINNOW_ASSIGN_OR_RETURN_IMPL(WINNOW_CONCAT(winnow_statusor_, __LINE__), lhs, expr)
 
-#define WINNOW_ASSIGN_OR_RETURN_IMPL(statusor, lhs, expr) \
-  auto statusor = (expr);                                 \
+#define WINNOW_ASSIGN_OR_RETURN_IMPL(statusor, lhs, expr)  \
+  auto statusor = (expr);                                  \
   if (!statusor.ok()) return std::move(statusor).status(); \
   lhs = std::move(statusor).value()
 
