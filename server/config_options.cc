@@ -76,7 +76,7 @@ ServeOption Text(std::string name, std::string value, std::string ServeConfig::*
 }
 
 ServeOption Choice(std::string name, std::string ServeConfig::*field,
-                   std::vector<std::string> choices, std::string help) {
+                   const std::vector<std::string>& choices, std::string help) {
   std::string value = absl::StrJoin(choices, "|");
   return {std::move(name), value, std::move(help),
           [=](ServeConfig& config, std::string_view text) -> absl::Status {

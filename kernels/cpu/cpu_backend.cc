@@ -32,9 +32,8 @@ Buffer AllocateHostMemory(size_t size_bytes) {
   const size_t mapped = rounded + kHugePageBytes;
   void* base = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (base == MAP_FAILED) return {};
-  const uintptr_t address = reinterpret_cast<uintptr_t>(base);
-  void* data =
-      reinterpret_cast<void*>((address + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes);
+  const size_t past = reinterpret_cast<uintptr_t>(base) % kHugePageBytes;
+  std::byte* data = static_cast<std::byte*>(base) + (past == 0 ? 0 : kHugePageBytes - past);
   madvise(data, rounded,
           MADV_HUGEPAGE);  // advice: without it everything works, at the speed of small pages
   return Buffer(data, size_bytes, [base, mapped](void*) { munmap(base, mapped); });
