@@ -146,7 +146,7 @@ EngineStats Engine::stats() const {
 
 // ---- engine thread ----
 
-void Engine::Run(std::stop_token stop) {
+void Engine::Run(const std::stop_token& stop) {
   const std::stop_callback wake(stop, [this] { queue_.Wake(); });
   while (!stop.stop_requested()) {
     if (Step()) continue;

@@ -92,7 +92,7 @@ class Engine {
 
   // Engine thread: steps until `stop` is requested, or until draining and nothing is left. Then
   // refuses new requests and ends those left with kCancelled.
-  void Run(std::stop_token stop);
+  void Run(const std::stop_token& stop);
 
   // Engine thread: one step. True if it computed anything; false if there was nothing that could
   // run, so that the caller may wait.

@@ -64,7 +64,7 @@ void AddClientFlags(CLI::App& command, ClientOptions* options) {
 
 class Client::Impl {
  public:
-  Impl(const ClientOptions& options, std::shared_ptr<grpc::Channel> channel)
+  Impl(const ClientOptions& options, const std::shared_ptr<grpc::Channel>& channel)
       : options(options),
         inference(v1::InferenceService::NewStub(channel)),
         health(grpc::health::v1::Health::NewStub(channel)) {}
@@ -115,7 +115,7 @@ CallResult Client::CheckHealth(const std::string& service, bool* serving) {
   grpc::health::v1::HealthCheckRequest request;
   request.set_service(service);
   grpc::health::v1::HealthCheckResponse response;
-  const CallResult result = ToResult(impl_->health->Check(&context, request, &response));
+  CallResult result = ToResult(impl_->health->Check(&context, request, &response));
   *serving = result.ok() && response.status() == grpc::health::v1::HealthCheckResponse::SERVING;
   return result;
 }

@@ -49,7 +49,7 @@ absl::Status ReadChat(const std::string& path, v1::ChatPrompt& chat) {
   WINNOW_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
   const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   const Json& messages = json.is_object() && json.contains("messages") ? json.at("messages") : json;
-  const absl::Status bad = absl::InvalidArgumentError(Concat(
+  absl::Status bad = absl::InvalidArgumentError(Concat(
       path,
       ": must be JSON: a list of {\"role\": ..., \"content\": ...}, or an object with such a "
       "list as \"messages\""));

@@ -13,6 +13,9 @@
 namespace winnow::server {
 namespace {
 
+// A cancellation this shortly before the deadline is the deadline's, for the log and the metrics.
+constexpr engine::Duration kDeadlineSlack = std::chrono::milliseconds(50);
+
 double Seconds(engine::Duration duration) {
   return std::chrono::duration<double>(duration).count();
 }
@@ -161,13 +164,20 @@ void Generation::Fail(absl::Status status) {
 void Generation::Cancel() {
   absl::MutexLock lock(&mutex_);
   if (reported_) return;
-  // gRPC cancels a call whose deadline passed before the engine gets to say so.
-  if (info_.deadline.has_value() && *info_.deadline <= owner_.clock_.Now()) {
+  // A call whose deadline passes is cancelled before the engine gets to say so: by gRPC here, or by
+  // the client, whose timer began before its request was on the wire.
+  if (info_.deadline.has_value() && *info_.deadline <= owner_.clock_.Now() + kDeadlineSlack) {
     Fail(ErrorWithReason(absl::StatusCode::kDeadlineExceeded, "DEADLINE",
                          "the call's deadline passed"));
   } else {
     Fail(ErrorWithReason(absl::StatusCode::kCancelled, "CANCELLED", "cancelled by the client"));
   }
+}
+
+void Generation::GiveUpOnReader() {
+  absl::MutexLock lock(&mutex_);
+  if (reported_) return;
+  Fail(ErrorWithReason(absl::StatusCode::kCancelled, "SLOW_READER", "the stream was not read"));
 }
 
 Generation::Item Generation::Take() {

@@ -65,6 +65,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
 
   // Any thread, any time. The engine forgets the choices; Take gives the end.
   void Cancel();
+  // The same, because the transport could not get rid of a message for too long.
+  void GiveUpOnReader();
 
   // Once, by the transport.
   void Close();
@@ -118,6 +120,9 @@ class Generator {
     size_t max_tokenizing = 256;  // generations that wait for a tokenising thread
     size_t max_calls = 1024;      // generations that are not closed yet
     size_t queue_events = 256;    // of one choice, before the engine pauses it
+    // A transport whose client does not take a message for this long gives up. The engine's own
+    // timeout does not cover it: it has nothing to do any more with a sequence that is finished.
+    engine::Duration slow_reader_timeout = std::chrono::seconds(30);
   };
 
   // All references must outlive the generator. It must outlive every generation: destroy it after
@@ -142,6 +147,7 @@ class Generator {
   [[nodiscard]] bool PostTokenizing(std::function<void()> task);
   absl::Status Busy() const;  // what to answer then
 
+  const Options& options() const { return options_; }
   const Validator& validator() const { return validator_; }
   const engine::Tokenizer& tokenizer() const { return tokenizer_; }
   const engine::Clock& clock() const { return clock_; }

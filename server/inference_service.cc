@@ -6,6 +6,9 @@
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/server_callback.h>
 
+#include <algorithm>
+#include <set>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/cord.h"
@@ -74,13 +77,51 @@ std::optional<engine::TimePoint> DeadlineOf(grpc::CallbackServerContext& context
   return clock.Now() + std::chrono::seconds(left.tv_sec) + std::chrono::nanoseconds(left.tv_nsec);
 }
 
+class GenerateReactor;
+
+// Cancels streams whose write does not complete. One thread for all of them: a timer for each write
+// would cost more than the write.
+class StuckStreams {
+ public:
+  StuckStreams(const engine::Clock& clock, engine::Duration timeout)
+      : clock_(clock), timeout_(timeout), thread_([this] { Watch(); }) {}
+  ~StuckStreams() {
+    {
+      absl::MutexLock lock(&mutex_);
+      stopping_ = true;
+    }
+    thread_.join();
+  }
+
+  const engine::Clock& clock() const { return clock_; }
+  void Add(const std::shared_ptr<GenerateReactor>& stream) {
+    absl::MutexLock lock(&mutex_);
+    streams_.insert(stream);
+  }
+  void Remove(const std::shared_ptr<GenerateReactor>& stream) {
+    absl::MutexLock lock(&mutex_);
+    streams_.erase(stream);
+  }
+
+ private:
+  void Watch();
+
+  const engine::Clock& clock_;
+  const engine::Duration timeout_;
+  absl::Mutex mutex_;
+  std::set<std::shared_ptr<GenerateReactor>> streams_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_;
+};
+
 class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
                               public std::enable_shared_from_this<GenerateReactor> {
  public:
-  static GenerateReactor* Start(Generator& generator, grpc::CallbackServerContext& context,
+  static GenerateReactor* Start(Generator& generator, StuckStreams& stuck,
+                                grpc::CallbackServerContext& context,
                                 const grpc::ByteBuffer& request) {
-    auto reactor = std::make_shared<GenerateReactor>();
-    reactor->self_ = reactor;
+    auto reactor = std::make_shared<GenerateReactor>(stuck, context);
+    stuck.Add(reactor);
     CallInfo info;
     info.transport = "grpc";
     info.deadline = DeadlineOf(context, generator.clock());
@@ -103,6 +144,9 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
     return reactor.get();
   }
 
+  GenerateReactor(StuckStreams& stuck, grpc::CallbackServerContext& context)
+      : stuck_(stuck), context_(context) {}
+
   void OnWriteDone(bool ok) override {
     {
       absl::MutexLock lock(&mutex_);
@@ -123,15 +167,24 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
   }
 
   void OnDone() override {
-    std::shared_ptr<GenerateReactor> self;
+    const std::shared_ptr<GenerateReactor> self = shared_from_this();
+    stuck_.Remove(self);  // it was what kept the reactor
     std::shared_ptr<Generation> generation;
     {
       absl::MutexLock lock(&mutex_);
-      self = std::move(self_);
       // The generation's on_ready holds the reactor: let go, or neither would ever be freed.
       generation = std::move(generation_);
     }
     generation->Close();
+  }
+
+  void CancelIfStuck(engine::TimePoint now, engine::Duration timeout) {
+    absl::MutexLock lock(&mutex_);
+    if (!writing_ || generation_ == nullptr || now - write_began_ < timeout) return;
+    generation_->GiveUpOnReader();
+    // Makes the write fail, and the end is told then. Under the lock, because the context lives
+    // until OnDone has taken the generation; gRPC calls nothing of ours from inside.
+    context_.TryCancel();
   }
 
  private:
@@ -144,6 +197,7 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
       if (auto* message = std::get_if<v1::GenerateResponse>(&item)) {
         bytes_ = Serialize(*message);
         writing_ = true;
+        write_began_ = stuck_.clock().Now();
       } else if (std::holds_alternative<Generation::End>(item)) {
         finished_ = true;
       }
@@ -156,13 +210,28 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
     }
   }
 
+  StuckStreams& stuck_;
+  grpc::CallbackServerContext& context_;
   absl::Mutex mutex_;
-  std::shared_ptr<GenerateReactor> self_ ABSL_GUARDED_BY(mutex_);  // until OnDone
-  std::shared_ptr<Generation> generation_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<Generation> generation_ ABSL_GUARDED_BY(mutex_);  // until OnDone
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  engine::TimePoint write_began_ ABSL_GUARDED_BY(mutex_);
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
   grpc::ByteBuffer bytes_;  // of the write in flight
 };
+
+void StuckStreams::Watch() {
+  const absl::Duration pause =
+      std::clamp(absl::FromChrono(timeout_) / 4, absl::Milliseconds(10), absl::Seconds(1));
+  absl::MutexLock lock(&mutex_);
+  while (!stopping_) {
+    // OnDone of a stream waits for this lock, so none of them is gone.
+    for (const std::shared_ptr<GenerateReactor>& stream : streams_) {
+      stream->CancelIfStuck(clock_.Now(), timeout_);
+    }
+    mutex_.AwaitWithTimeout(absl::Condition(&stopping_), pause);
+  }
+}
 
 using V1 = v1::InferenceService;
 using RawService = V1::WithRawCallbackMethod_Generate<V1::WithRawCallbackMethod_Tokenize<
@@ -173,11 +242,13 @@ using RawService = V1::WithRawCallbackMethod_Generate<V1::WithRawCallbackMethod_
 class InferenceService::Impl final : public RawService {
  public:
   Impl(Generator& generator, v1::GetModelResponse model)
-      : generator_(generator), model_(std::move(model)) {}
+      : generator_(generator),
+        model_(std::move(model)),
+        stuck_(generator.clock(), generator.options().slow_reader_timeout) {}
 
   grpc::ServerWriteReactor<grpc::ByteBuffer>* Generate(grpc::CallbackServerContext* context,
                                                        const grpc::ByteBuffer* request) override {
-    return GenerateReactor::Start(generator_, *context, *request);
+    return GenerateReactor::Start(generator_, stuck_, *context, *request);
   }
 
   grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext* context,
@@ -256,6 +327,7 @@ class InferenceService::Impl final : public RawService {
 
   Generator& generator_;
   const v1::GetModelResponse model_;
+  StuckStreams stuck_;
 };
 
 InferenceService::InferenceService(Generator& generator, v1::GetModelResponse model)

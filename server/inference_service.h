@@ -10,6 +10,8 @@
 //   3. OnWriteDone pumps again.
 //   4. OnCancel (the client went, the deadline passed, the server was shut down) cancels the
 //      generation, whose end then finishes the stream.
+//      A write that does not complete within the slow reader's timeout cancels the stream, too: the
+//      engine has no say in one whose sequences are finished.
 //   5. OnDone closes the generation. The reactor lives until the engine has let go of it, too.
 //
 // Threads: gRPC's polling threads parse, check and write; tokenising, which takes milliseconds for

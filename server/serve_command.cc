@@ -232,6 +232,7 @@ int RunServer(const ServeConfig& config) {
   generator_options.tokenize_threads = static_cast<int>(config.tokenize_threads);
   generator_options.max_tokenizing = static_cast<size_t>(config.queue_requests);
   generator_options.max_calls = static_cast<size_t>(config.queue_requests + config.max_running) * 2;
+  generator_options.slow_reader_timeout = absl::ToChronoNanoseconds(config.slow_reader_timeout);
   Generator generator(generator_options, engine, validator, *model.tokenizer, metrics, log, clock);
   InferenceService inference(generator, DescribeModel(name, model, *limits));
   std::jthread engine_thread([&engine](std::stop_token stop) { engine.Run(stop); });

@@ -84,7 +84,7 @@ def main():
     print(f"seed {SEED}: {args.streams} streams for {args.seconds:g} s", flush=True)
 
     # A pool that holds a few of the longest requests, so that preemption is part of it.
-    with Server("--max-context", 2048, "--kv-bytes", "12MiB", "--max-running", 32, "--slow-reader-timeout", "20s") as server:
+    with Server("--max-context", 2048, "--kv-bytes", "6MiB", "--max-running", 32, "--slow-reader-timeout", "20s") as server:
         api = Api(server.address)
         requests = make_requests(args.requests, random.Random(SEED))
         expected = [token_ids(api.generate(request, timeout=PATIENCE)) for request in requests]

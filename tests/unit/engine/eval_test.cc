@@ -1,5 +1,6 @@
 #include "engine/eval.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <memory>
@@ -128,9 +129,10 @@ TEST_F(SequenceKvTest, WhatIsReusedIsBitForBitWhatWouldBeComputed) {
   const uint64_t seed = testing::TestSeed();
   SCOPED_TRACE("WINNOW_TEST_SEED=" + std::to_string(seed));
   random_.seed(seed);
-  std::vector<int32_t> tokens = RandomTokens(120);
+  std::vector<std::vector<int32_t>> earlier = {RandomTokens(120)};
   for (int i = 0; i < 12; ++i) {
-    // The same beginning, then something else, longer or shorter.
+    // Begins as any of the earlier ones, then something else, longer or shorter.
+    std::vector<int32_t> tokens = earlier[random_() % earlier.size()];
     const size_t kept = random_() % tokens.size();
     tokens.resize(kept);
     const std::vector<int32_t> rest = RandomTokens(1 + random_() % (200 - kept));
@@ -140,6 +142,7 @@ TEST_F(SequenceKvTest, WhatIsReusedIsBitForBitWhatWouldBeComputed) {
     const auto fresh_decoder = MakeDecoder(64, 64);
     SequenceKv fresh(*fresh_decoder);
     EXPECT_EQ(Logits(shared, tokens, num_logits), Logits(fresh, tokens, num_logits));
+    earlier.push_back(tokens);
   }
 }
 
@@ -270,6 +273,44 @@ TEST_F(EvaluatorTest, CellsEqualWhatStepByStepDecodingGives) {
   EXPECT_LT(exact, 3);
   EXPECT_GT(contains, 1);
   EXPECT_LT(contains, 3);
+}
+
+// The expected answer may be the beginning of what must be said.
+TEST_F(EvaluatorTest, FreeAnswersGoOnAfterTheWholeExpectedAnswer) {
+  EvalTask task = Task("facts", 512);
+  task.questions.resize(1);
+  task.questions[0].answer = "The secret code for";
+  const auto cells = MakeEvaluator({}).RunTasks({&task, 1}, {&testing::kDense, 1}, nullptr);
+  ASSERT_TRUE(cells.ok()) << cells.status();
+  EXPECT_EQ(cells->front().exact, 1);
+  EXPECT_EQ(cells->front().contains, 1);
+}
+
+TEST_F(EvaluatorTest, FreeAnswersEndAtAnEndToken) {
+  EvalTask task = Task("facts", 512);
+  task.questions.resize(1);
+  EvalQuestion& question = task.questions[0];
+  const std::vector<int32_t> prompt =
+      *model_->tokenizer->Encode("<|begin_of_text|><|user|>\n" + task.intro + task.document +
+                                     "\n\n" + question.question + "<|end|>\n<|assistant|>\n",
+                                 false, true);
+  std::mt19937_64 random(1);
+  const std::vector<int32_t> blocks = testing::ShuffledBlocks(*model_->decoder, random);
+  const std::vector<int32_t> free = testing::Greedy(
+      *model_->decoder, testing::ArgMax(testing::Run(*model_->decoder, prompt, 0, blocks, 1, 100)),
+      static_cast<int32_t>(prompt.size()), blocks, 40);
+  const auto end =
+      std::find_if(free.begin(), free.end(), [](int32_t t) { return t == 1 || t == 2; });
+  ASSERT_LT(end - free.begin(), 35);
+  const std::string before = model_->tokenizer->Decode({free.begin(), end}, true);
+  const std::string all = model_->tokenizer->Decode(free, true);
+  const std::string after = all.substr(before.size());
+  ASSERT_GE(after.size(), 8);
+  ASSERT_EQ(before.find(after), before.npos);
+  question.must_contain = {after};  // what the model would say if it were not stopped
+  const auto cells = MakeEvaluator({}).RunTasks({&task, 1}, {&testing::kDense, 1}, nullptr);
+  ASSERT_TRUE(cells.ok()) << cells.status();
+  EXPECT_EQ(cells->front().contains, 0);
 }
 
 TEST_F(EvaluatorTest, LengthsLimitAndOrder) {
