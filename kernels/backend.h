@@ -23,6 +23,7 @@
 
 #include "kernels/dtype.h"
 #include "kernels/kv_layout.h"
+#include "kernels/retrieval.h"
 
 namespace winnow::kernels {
 
@@ -141,6 +142,86 @@ class Backend {
 
   // out[m][n] = silu(gate) * up, where gate_up [m][2n] holds gate, then up.
   virtual void SiluMul(const Tensor& gate_up, const Tensor& out) = 0;
+
+  // ---- retrieval (kernels/retrieval.h) ----
+  // Pools are one layer's, with the same block numbers as its KV pool. `q` is [m][H*d] after RoPE.
+
+  // Null if the memory cannot be had. The sources may go afterwards.
+  virtual std::unique_ptr<PackedEncoder> PackEncoder(const EncoderWeights& weights) = 0;
+  virtual std::unique_ptr<PackedFeatureMap> PackFeatureMap(const FeatureMapWeights& weights) = 0;
+
+  // Codes of the spans' keys, bit for bit as docs/artifact-format.md says.
+  virtual void EncodeKeys(std::span<const KeySpan> spans, const void* pool, const KvLayout& layout,
+                          const PackedEncoder& encoder, void* codes,
+                          const CodeLayout& code_layout) = 0;
+
+  // Bounds of every page that the spans touch, over the page's tokens below the span's last: a span
+  // that begins inside a page reads the page from its beginning.
+  virtual void BoundKeys(std::span<const KeySpan> spans, const void* pool, const KvLayout& layout,
+                         void* bounds) = 0;
+
+  // The four-bit copies of the spans' keys.
+  virtual void QuantizeKeys(std::span<const KeySpan> spans, const void* pool,
+                            const KvLayout& layout, void* int4_keys) = 0;
+
+  // codes [queries][H][bits / 8] of the queries' rows of q.
+  virtual void EncodeQueries(const Tensor& q, std::span<const RetrievalQuery> queries,
+                             const PackedEncoder& encoder, void* codes) = 0;
+
+  // The k mid tokens with the largest agreement of codes, summed over the group; of equals the
+  // later.
+  virtual void SelectByCodes(std::span<const RetrievalQuery> queries, const void* query_codes,
+                             int32_t group, const void* codes, const CodeLayout& code_layout,
+                             const Selection& chosen) = 0;
+
+  // Quest: the k mid tokens whose pages have the largest bound of q.k, summed over the group; of
+  // equals, and so of the last page, the later (page_bounds.h). Whole pages where mid begins and
+  // ends at their borders and k is a multiple of 16; neither is required.
+  virtual void SelectByBounds(const Tensor& q, std::span<const RetrievalQuery> queries,
+                              const void* bounds, const KvLayout& layout, float scale,
+                              const Selection& chosen) = 0;
+
+  // The oracle: the k mid tokens that get the largest attention mass, summed over the group, where
+  // a query's mass is over all that it sees (docs/calibration.md); of equals the later. Reads all
+  // keys.
+  virtual void SelectByLogits(const Tensor& q, std::span<const RetrievalQuery> queries,
+                              const void* pool, const KvLayout& layout, float scale,
+                              const Selection& chosen) = 0;
+
+  // Twilight: of the candidates (tokens of mid, ascending; a query's k does not matter) keeps, for
+  // each query head, the fewest whose weight together with the anchors' reaches p of the weight of
+  // anchors and candidates, and the union over the group (top_p.h). Weights are estimated from
+  // four-bit keys, which anchors must have too. `kept` may be `candidates`.
+  virtual void PruneSelection(const Tensor& q, std::span<const RetrievalQuery> queries,
+                              const void* int4_keys, const KvLayout& layout, float scale, float p,
+                              const Selection& candidates, const Selection& kept) = 0;
+
+  // states [queries][H][AttentionStateFloats(d)] of exact attention over lists [queries][Hkv]; the
+  // state of no keys where a list is empty.
+  virtual void AttendRows(const Tensor& q, std::span<const RetrievalQuery> queries,
+                          std::span<const RowList> lists, const KvLayout& layout, float scale,
+                          float* states) = 0;
+
+  // Each summary takes in the tokens up to its extension's `last`.
+  virtual void ExtendSummaries(std::span<const SummaryExtension> extensions, const void* pool,
+                               const KvLayout& layout, const PackedFeatureMap& key_map) = 0;
+
+  // Adds to each state what the mid tokens that were not chosen are estimated to give. Advances
+  // each group's summary to every query's mid in turn (and leaves it at the last).
+  virtual void CompleteStates(const Tensor& q, std::span<const RetrievalQuery> queries,
+                              std::span<const CompletionGroup> groups,
+                              std::span<const RowList> lists, const void* pool,
+                              const KvLayout& layout, const PackedFeatureMap& key_map,
+                              const PackedFeatureMap& query_map, float* states) = 0;
+
+  // out row of each query [H*d] = the states' attention; zeros where a state is of no keys.
+  virtual void FinishStates(std::span<const RetrievalQuery> queries, const float* states,
+                            int32_t head_dim, const Tensor& out) = 0;
+
+  // quality [queries][Hkv] of tokens of mid, ascending. Reads all keys.
+  virtual void MeasureSelection(const Tensor& q, std::span<const RetrievalQuery> queries,
+                                const void* pool, const KvLayout& layout, float scale,
+                                const Selection& chosen, SelectionQuality* quality) = 0;
 };
 
 // The best CPU backend for this processor. `isa`: "auto", "avx512", "avx2", "scalar"; null if the

@@ -12,10 +12,14 @@
 #include <utility>
 
 #include "kernels/attention.h"
+#include "kernels/attention_state.h"
 #include "kernels/backend.h"
+#include "kernels/completion.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/ops.h"
 #include "kernels/embed_rows.h"
+#include "kernels/hamming_select.h"
+#include "kernels/hash_encode.h"
 #include "kernels/matmul.h"
 #include "kernels/rmsnorm.h"
 #include "kernels/rope.h"
@@ -115,7 +119,9 @@ class Bench {
     Attention(32, {8, 64, 64, DType::kBF16}, 512, 32768);
     Attention(32, {8, 128, 64, DType::kBF16}, 1, 32768);  // Llama-3.1-8B
     Attention(32, {8, 128, 64, DType::kBF16}, 512, 32768);
+    for (const int32_t d : {64, 128}) Completion({8, d, 64, DType::kBF16}, 4, 32768, 655);
     Rows();
+    for (const int32_t context : {8192, 131072, 524288}) Codes(context);
     return std::move(results_);
   }
 
@@ -208,6 +214,84 @@ class Bench {
     }
   }
 
+  // The summary of a context, and a decode step's completion after `chosen` of its tokens were
+  // read.
+  void Completion(const KvLayout& layout, int32_t group, int32_t context, int32_t chosen) {
+    const std::string shape = ", Hkv " + std::to_string(layout.kv_heads) + ", G " +
+                              std::to_string(group) + ", d " + std::to_string(layout.head_dim) +
+                              ", F 64";
+    BenchResult extend, complete;
+    extend.name = "extend summaries";
+    extend.shape = "tokens " + std::to_string(context) + shape;
+    complete.name = "complete states";
+    complete.shape = "chosen " + std::to_string(chosen) + shape;
+    if (!Wanted(extend.name) && !Wanted(complete.name)) return;
+    constexpr int32_t kFeatures = 64;
+    const int32_t d = layout.head_dim, inner = d;
+    const double heads = layout.kv_heads;
+    extend.flops = heads * CompletionFlops(context, 0, d, inner, kFeatures);
+    extend.bytes = heads * CompletionBytes(context, layout, inner, kFeatures);
+    complete.flops = heads * CompletionFlops(chosen, group, d, inner, kFeatures);
+    complete.bytes = heads * CompletionBytes(chosen, layout, inner, kFeatures);
+
+    const int32_t num_blocks = context / layout.block_tokens;
+    const Buffer pool = backend_->Allocate(num_blocks * layout.BlockBytes());
+    if (pool.data() == nullptr) return;
+    std::vector<int32_t> table(num_blocks);
+    std::iota(table.begin(), table.end(), 0);
+    std::shuffle(table.begin(), table.end(), std::minstd_rand(1));
+    const int64_t width = int64_t{layout.kv_heads} * d;
+    const Floats kv(*backend_, layout.block_tokens, width);
+    for (int32_t block = 0; block < num_blocks; ++block) {
+      const AttentionChunk chunk{0, layout.block_tokens, block * layout.block_tokens, table};
+      backend_->WriteKv(kv.tensor, kv.tensor, {&chunk, 1}, pool.data(), layout);
+    }
+    // Weights of one small value: what they are does not show in the time.
+    const std::vector<uint16_t> weight(size_t(width) * d, ToBF16(0.01f).bits);
+    const std::vector<float> bias(width, 0.5f);
+    const auto stage = [&](int32_t in, int32_t out) {
+      return AffineStage{{weight.data(), size_t(layout.kv_heads) * in * out},
+                         {bias.data(), size_t(layout.kv_heads) * out},
+                         in,
+                         out};
+    };
+    const auto map =
+        backend_->PackFeatureMap({layout.kv_heads, stage(d, d), stage(d, inner), stage(d, inner),
+                                  stage(inner, d), stage(d, kFeatures)});
+    std::vector<float> data(layout.kv_heads * SummaryFloats(kFeatures, d));
+    Summary summary{data.data(), {}};
+    extend.seconds = Time([&] {
+      summary.tokens = {};
+      const SummaryExtension extension{&summary, table, context};
+      backend_->ExtendSummaries({&extension, 1}, pool.data(), layout, *map);
+    });
+    if (Wanted(extend.name)) Add(std::move(extend));
+    if (!Wanted(complete.name)) return;
+
+    const Floats q(*backend_, 1, width * group);
+    const RetrievalQuery query{0, table, context, {0, context}, chosen};
+    std::vector<const std::byte*> rows;
+    std::vector<RowList> lists;
+    for (int32_t head = 0; head < layout.kv_heads; ++head) {
+      for (int32_t i = 0; i < chosen; ++i) {
+        const int32_t token = static_cast<int32_t>(int64_t{i} * context / chosen);
+        rows.push_back(static_cast<const std::byte*>(pool.data()) +
+                       layout.RowOffset(table[token / layout.block_tokens], head,
+                                        token % layout.block_tokens));
+      }
+    }
+    for (int32_t head = 0; head < layout.kv_heads; ++head) {
+      lists.push_back({rows.data() + int64_t{head} * chosen, chosen, 0, chosen});
+    }
+    std::vector<float> states(layout.kv_heads * group * AttentionStateFloats(d));
+    const CompletionGroup one{0, 1, &summary};
+    complete.seconds = Time([&] {
+      backend_->CompleteStates(q.tensor, {&query, 1}, {&one, 1}, lists, pool.data(), layout, *map,
+                               *map, states.data());
+    });
+    Add(std::move(complete));
+  }
+
   // The kernels that go row by row; what bounds them is memory.
   void Rows() {
     constexpr int32_t kHeads = 32, kHeadDim = 64, kHidden = 2048, kInter = 8192;
@@ -257,6 +341,92 @@ class Bench {
         AddBesideRead({"write_kv", rows + ", Hkv 8, d 64, bfloat16", seconds,
                        WriteKvBytes(m, layout), WriteKvFlops(m, layout), "", 0});
       }
+    }
+  }
+
+  // Encoding of a context and of one step's queries, the scan of its codes alone, and the whole
+  // selection of 2 %: H 32, Hkv 8, d 64, 128 bits.
+  void Codes(int32_t context) {
+    constexpr int32_t kGroup = 4, kBits = 128;
+    const KvLayout kv{8, 64, 64, DType::kBF16};
+    const CodeLayout layout{kv.kv_heads, kv.block_tokens, kBits};
+    const std::string shape =
+        "context " + std::to_string(context) + ", H 32, Hkv 8, d 64, bits 128, block 64";
+    if (!Wanted("encode keys") && !Wanted("encode queries") && !Wanted("scan codes") &&
+        !Wanted("select by codes")) {
+      return;
+    }
+    const int32_t num_blocks = context / kv.block_tokens;
+    const Buffer pool = backend_->Allocate(num_blocks * kv.BlockBytes());
+    const Buffer codes = backend_->Allocate(num_blocks * layout.BlockBytes());
+    if (pool.data() == nullptr || codes.data() == nullptr) return;
+    std::minstd_rand random(1);
+    uint16_t* values = static_cast<uint16_t*>(pool.data());
+    for (size_t i = 0; i < pool.size_bytes() / 2; ++i) {
+      values[i] = static_cast<uint16_t>(0x3f80 | (random() % 2 << 15) | (random() % 128));
+    }
+    std::vector<int32_t> table(num_blocks);
+    std::iota(table.begin(), table.end(), 0);
+    std::shuffle(table.begin(), table.end(), random);
+
+    std::vector<uint16_t> weight(size_t{8} * kBits * kv.head_dim);
+    for (uint16_t& value : weight) value = static_cast<uint16_t>(0x3e00 | (random() % 2 << 15));
+    const std::vector<float> bias(size_t{8} * kBits, 0.0f);
+    EncoderWeights weights;
+    weights.kv_heads = kv.kv_heads;
+    weights.stages.push_back({weight, bias, kv.head_dim, kBits});
+    const auto encoder = backend_->PackEncoder(weights);
+    const KeySpan span{table, {0, context}};
+    auto encode = [&] {
+      backend_->EncodeKeys({&span, 1}, pool.data(), kv, *encoder, codes.data(), layout);
+    };
+    encode();
+    if (Wanted("encode keys")) {
+      AddBesideRead({"encode keys", shape + ", 1 stage", Time(encode),
+                     EncodeBytes(context, 2.0 * kv.head_dim, weights),
+                     EncodeFlops(context, weights), "", 0});
+    }
+    const Floats q(*backend_, 1, int64_t{8} * kGroup * kv.head_dim);
+    RetrievalQuery query;
+    query.block_table = table;
+    query.position = context - 1;
+    query.mid = {16, context - 128};
+    query.k = context / 50;
+    const std::span<const RetrievalQuery> queries(&query, 1);
+    std::vector<std::byte> query_codes(size_t{8} * kGroup * kBits / 8);
+    const double encode_seconds =
+        Time([&] { backend_->EncodeQueries(q.tensor, queries, *encoder, query_codes.data()); });
+    if (Wanted("encode queries")) {
+      AddBesideRead({"encode queries", shape + ", 1 stage", encode_seconds,
+                     EncodeBytes(kGroup, 4.0 * kv.head_dim, weights), EncodeFlops(kGroup, weights),
+                     "", 0});
+    }
+    const double bytes = SelectByCodesBytes(queries, layout);
+    if (Wanted("scan codes")) {
+      const CpuOps& ops = *FindCpuOps(options_.isa.c_str());
+      ThreadPool threads(threads_);
+      std::vector<uint16_t> distances(size_t{8} * context);
+      CodePattern pattern;
+      MakeCodePattern(query_codes.data(), kGroup, kBits, &pattern);
+      constexpr int32_t kPiece = 4096;
+      const double seconds = Time([&] {
+        threads.ParallelFor(int64_t{8} * context / kPiece, [&](int64_t item, int) {
+          const int32_t head = static_cast<int32_t>(item * kPiece / context);
+          const int32_t first = static_cast<int32_t>(item * kPiece % context);
+          const ScanCall call{codes.data(), layout, CodePlanes(kGroup), head, table.data()};
+          ops.scan_codes(call, pattern, first, first + kPiece,
+                         distances.data() + int64_t{head} * context + first);
+        });
+      });
+      AddBesideRead({"scan codes", shape, seconds, bytes, 0, "", 0});
+    }
+    if (Wanted("select by codes")) {
+      std::vector<int32_t> counts(8), tokens(size_t{8} * query.k);
+      const Selection chosen{8, query.k, counts.data(), tokens.data()};
+      const double seconds = Time([&] {
+        backend_->SelectByCodes(queries, query_codes.data(), kGroup, codes.data(), layout, chosen);
+      });
+      AddBesideRead({"select by codes", shape + ", k 2 %", seconds, bytes, 0, "", 0});
     }
   }
 

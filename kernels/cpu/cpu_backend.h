@@ -10,6 +10,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/backend.h"
@@ -22,6 +23,12 @@ namespace winnow::kernels {
 // is worth it: a product at m = 1 walks weights at 4 KiB pages' TLB misses otherwise. Null data()
 // if it cannot be had.
 Buffer AllocateHostMemory(size_t size_bytes);
+
+// What retrieval calls have in common (rows.cc): checked, and as leaf functions take it.
+RowsCall MakeRowsCall(const Tensor& q, const KvLayout& layout, float scale);
+void CheckQuery(const Tensor& q, const RetrievalQuery& query, const KvLayout& layout);
+void CheckSelection(std::span<const RetrievalQuery> queries, const KvLayout& layout,
+                    const Selection& chosen);
 
 class CpuBackend final : public Backend {
  public:
@@ -45,6 +52,41 @@ class CpuBackend final : public Backend {
   void Attend(const Tensor& q, std::span<const AttentionChunk> chunks, const void* pool,
               const KvLayout& layout, float scale, const Tensor& out) override;
   void SiluMul(const Tensor& gate_up, const Tensor& out) override;
+  std::unique_ptr<PackedEncoder> PackEncoder(const EncoderWeights& weights) override;
+  std::unique_ptr<PackedFeatureMap> PackFeatureMap(const FeatureMapWeights& weights) override;
+  void EncodeKeys(std::span<const KeySpan> spans, const void* pool, const KvLayout& layout,
+                  const PackedEncoder& encoder, void* codes,
+                  const CodeLayout& code_layout) override;
+  void BoundKeys(std::span<const KeySpan> spans, const void* pool, const KvLayout& layout,
+                 void* bounds) override;
+  void QuantizeKeys(std::span<const KeySpan> spans, const void* pool, const KvLayout& layout,
+                    void* int4_keys) override;
+  void EncodeQueries(const Tensor& q, std::span<const RetrievalQuery> queries,
+                     const PackedEncoder& encoder, void* codes) override;
+  void SelectByCodes(std::span<const RetrievalQuery> queries, const void* query_codes,
+                     int32_t group, const void* codes, const CodeLayout& code_layout,
+                     const Selection& chosen) override;
+  void SelectByBounds(const Tensor& q, std::span<const RetrievalQuery> queries, const void* bounds,
+                      const KvLayout& layout, float scale, const Selection& chosen) override;
+  void SelectByLogits(const Tensor& q, std::span<const RetrievalQuery> queries, const void* pool,
+                      const KvLayout& layout, float scale, const Selection& chosen) override;
+  void PruneSelection(const Tensor& q, std::span<const RetrievalQuery> queries,
+                      const void* int4_keys, const KvLayout& layout, float scale, float p,
+                      const Selection& candidates, const Selection& kept) override;
+  void AttendRows(const Tensor& q, std::span<const RetrievalQuery> queries,
+                  std::span<const RowList> lists, const KvLayout& layout, float scale,
+                  float* states) override;
+  void ExtendSummaries(std::span<const SummaryExtension> extensions, const void* pool,
+                       const KvLayout& layout, const PackedFeatureMap& key_map) override;
+  void CompleteStates(const Tensor& q, std::span<const RetrievalQuery> queries,
+                      std::span<const CompletionGroup> groups, std::span<const RowList> lists,
+                      const void* pool, const KvLayout& layout, const PackedFeatureMap& key_map,
+                      const PackedFeatureMap& query_map, float* states) override;
+  void FinishStates(std::span<const RetrievalQuery> queries, const float* states, int32_t head_dim,
+                    const Tensor& out) override;
+  void MeasureSelection(const Tensor& q, std::span<const RetrievalQuery> queries, const void* pool,
+                        const KvLayout& layout, float scale, const Selection& chosen,
+                        SelectionQuality* quality) override;
 
   int num_threads() const { return threads_.num_threads(); }
 
@@ -87,13 +129,38 @@ class CpuBackend final : public Backend {
   void PlanAttention(const Tensor& q, std::span<const AttentionChunk> chunks,
                      const KvLayout& layout, int32_t group, const Tensor& out);
 
+  // Selects for the given queries and heads together; `wave_bytes` is what their state takes.
+  void SelectWave(std::span<const RetrievalQuery> queries,
+                  std::span<const std::pair<int64_t, int32_t>> wave, size_t wave_bytes,
+                  const void* query_codes, int32_t group, const void* codes,
+                  const CodeLayout& code_layout, const Selection& chosen);
+  // Retrieval: pieces [first, last) of the work of one unit (a query and KV head).
+  struct RetrievalItem {
+    int64_t unit;
+    int32_t first, last;
+    float* states;
+  };
+  // Where in states_scratch_ the scores of a unit begin, and its sums or how many scores it has.
+  struct ScoredUnit {
+    int64_t scores, sums;
+  };
+  // Calls use(query, KV head, scores of the tokens [0, position]) for each unit, on any thread
+  // (logits.cc).
+  template <typename Use>
+  void ForEachScored(const Tensor& q, std::span<const RetrievalQuery> queries, const void* pool,
+                     const KvLayout& layout, float scale, Use use);
+
   const CpuOps& ops_;
   ThreadPool threads_;
+  std::vector<RetrievalItem> retrieval_items_;  // of the current call; kept for its memory
+  std::vector<ScoredUnit> scored_units_;        // the same
   std::vector<AttentionWork> attention_work_;   // of the current call; kept for its memory
   std::vector<AttentionItem> attention_items_;  // the same
   Scratch rows_scratch_;                        // matmul: prepared rows
   Scratch attention_scratch_;                   // attention: a part for each thread
   Scratch states_scratch_;                      // attention: states of splits
+  Scratch completion_scratch_;                  // completion: a part for each thread
+  Scratch codes_scratch_;                       // encoding and selection by codes
 };
 
 }  // namespace winnow::kernels

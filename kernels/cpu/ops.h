@@ -70,6 +70,115 @@ using AttendSplitsFn = void(const AttentionCall& call, const AttentionTile& tile
                             int32_t first_split, int32_t last_split, bool merge, float* states,
                             std::byte* scratch);
 
+// ---- completion (kernels/completion.h) ----
+// out [n] = gelu(gate) * up, where gate_up [2n] holds gate, then up.
+using GeluMulRowFn = void(const float* gate_up, int64_t n, float* out);
+// Log-features [tokens][stride] of one KV head become weights exp(a - m), as tokens enter a summary
+// one after the other; where a token raises m, what the sums held is to be multiplied by a factor
+// first.
+struct SummaryWeightsCall {
+  float* features = nullptr;  // in: a; out: exp(a - m) with m as of that token
+  float* factors = nullptr;   // out, as features: of the tokens that `raising` names
+  int64_t stride = 0;
+  int32_t num_tokens = 0;  // at most 64
+  int32_t num_features = 0;
+  float* m = nullptr;            // [F], minus infinity for no tokens yet
+  float* sum = nullptr;          // [F], gets the weights
+  float* earlier_sum = nullptr;  // [F], is only multiplied
+};
+// Bit t of the result: token t raised m of a feature.
+using SummaryWeightsFn = uint64_t(const SummaryWeightsCall& call);
+// sums [rows][cols] += Σ_i of weights[i][row] * values[i][col], one chain for each in ascending i.
+struct AddOuterCall {
+  const float* weights = nullptr;  // [count][weights_stride]
+  int64_t weights_stride = 0;
+  const float* values = nullptr;  // [count][cols]
+  int64_t count = 0;
+  int64_t rows = 0;
+  int64_t cols = 0;  // a multiple of 16
+  float* sums = nullptr;
+};
+using AddOuterFn = void(const AddOuterCall& call);
+// ---- codes ----
+// One stage of an encoder, its outputs padded with zeros to a multiple of 32. Panels of 32 outputs:
+// weights [kv_heads][out / 32][in][16], a word of outputs o (lower half) and o + 16 (upper half).
+struct EncodeStage {
+  const uint32_t* weights = nullptr;
+  const float* bias = nullptr;  // [kv_heads][out]
+  int32_t in = 0, out = 0;
+};
+struct EncodeCall {
+  const EncodeStage* stages = nullptr;
+  int32_t num_stages = 0;
+  const uint16_t* silu = nullptr;  // SiluTable()
+  int32_t width = 0;               // the largest in or out of all stages
+};
+inline constexpr int32_t kEncodeTileRows = 24;
+// Codes of up to kEncodeTileRows inputs of one head. `scratch`: 2 * kEncodeTileRows * width floats.
+using EncodeRowsFn = void(const EncodeCall& call, int32_t head, const void* const* rows,
+                          DType dtype, int32_t num_rows, std::byte* const* codes, float* scratch);
+
+struct CodePattern;
+struct ScanCall {
+  const void* codes = nullptr;  // the layer's pool
+  CodeLayout layout;
+  int32_t planes = 0;  // CodePlanes(group)
+  int32_t head = 0;
+  const int32_t* block_table = nullptr;
+};
+// Distances of the tokens [first, last).
+using ScanCodesFn = void(const ScanCall& call, const CodePattern& pattern, int32_t first,
+                         int32_t last, uint16_t* distances);
+// Writes slot << 16 | distance of those of n distances that are at most `bound`, where slots count
+// from first_slot; returns how many they are. Reads up to 64 distances and writes up to 4
+// candidates more than there are.
+using FindCandidatesFn = int32_t(const uint16_t* distances, int32_t n, int32_t bound,
+                                 uint32_t first_slot, uint32_t* candidates);
+// ---- retrieval: rows that lie anywhere (row_attention.h, logit_select.h, page_bounds.h,
+// int4_keys.h)
+struct RowsCall {
+  int32_t dim = 0;      // values of a key and of a query, a multiple of 16
+  int32_t queries = 0;  // a group's, one after the other: [queries][dim]
+  DType dtype = DType::kBF16;
+  float scale_log2 = 0;  // scale * log2 e
+};
+// Puts queries in the order that RowScores and AttendParts read: [queries][dim].
+using SplitRowQueriesFn = void(const RowsCall& call, const float* queries, float* split);
+// scores[g * stride + i] = q_g . key_i (not scaled), where rows[i] begins with key_i.
+using RowScoresFn = void(const RowsCall& call, const float* split, const std::byte* const* rows,
+                         int32_t count, float* scores, int64_t stride);
+// The states of parts [first_part, last_part) of a list, for the queries of a group.
+//   merge   merged from left to right into states [queries][AttentionStateFloats(dim)], reset first
+//   else    one part after the other: [parts][queries][AttentionStateFloats(dim)]
+// `scratch`: AttendPartsFloats(call) floats.
+using AttendPartsFn = void(const RowsCall& call, const float* split, const RowList& list,
+                           int32_t first_part, int32_t last_part, bool merge, float* states,
+                           float* scratch);
+constexpr int64_t AttendPartsFloats(const RowsCall& call) {
+  return int64_t{call.queries} * (call.dim + 2 + kRowsPerPart) + call.dim;
+}
+// max_sum[0] = largest scale * score, max_sum[1] = sum of 2^(scale * score - max). REQUIRES: count
+// > 0.
+using ScoreMaxSumFn = void(const float* scores, int64_t count, float scale, float* max_sum);
+// Scores become 2^(scale * score - max).
+using WeighScoresFn = void(float* scores, int64_t count, float scale);
+// masses[i] = sum over g of 2^(scale * scores[g * stride + i] - max) * inverse, where max_inverse
+// [queries][2]. `masses` may be `scores`.
+using AddMassesFn = void(const float* scores, int64_t stride, int32_t queries, int64_t count,
+                         float scale, const float* max_inverse, float* masses);
+// The bounds of the keys of `count` rows, row_bytes apart. REQUIRES: count > 0.
+using BoundPageFn = void(const std::byte* rows, size_t row_bytes, int32_t count, int64_t d,
+                         DType dtype, std::byte* page);
+using QuantizeKeyFn = void(const std::byte* key, DType dtype, int64_t d, std::byte* out);
+// Puts queries in the order that Int4Scores reads: Int4QueryFloats(call) floats.
+using PrepareInt4QueriesFn = void(const RowsCall& call, const float* queries, float* prepared);
+constexpr int64_t Int4QueryFloats(const RowsCall& call) {
+  return int64_t{call.queries} * (call.dim + 16 + 1);  // whole registers, and the sum
+}
+// scores[g * stride + i] = the estimate of q_g . key_i (not scaled) from four-bit keys.
+using Int4ScoresFn = void(const RowsCall& call, const float* prepared, const std::byte* const* keys,
+                          int32_t count, float* scores, int64_t stride);
+
 // ---- bench ----
 // The exclusive-or of all 8-byte words. REQUIRES: data aligned to 64, whole cache lines.
 using ReadLoopFn = uint64_t(const void* data, size_t size_bytes);
@@ -85,20 +194,52 @@ struct CpuOps {
   size_t prepared_bf16_value_bytes;  // of a value in a prepared row
   MatmulTilesFn* matmul_tiles;
   AttendSplitsFn* attend_splits;
+  EncodeRowsFn* encode_rows;
+  ScanCodesFn* scan_codes;
+  FindCandidatesFn* find_candidates;
   ReadLoopFn* read_loop;
+  SplitRowQueriesFn* split_row_queries;
+  RowScoresFn* row_scores;
+  AttendPartsFn* attend_parts;
+  ScoreMaxSumFn* score_max_sum;
+  WeighScoresFn* weigh_scores;
+  AddMassesFn* add_masses;
+  BoundPageFn* bound_page;
+  QuantizeKeyFn* quantize_key;
+  PrepareInt4QueriesFn* prepare_int4_queries;
+  Int4ScoresFn* int4_scores;
+  GeluMulRowFn* gelu_mul_row;
+  SummaryWeightsFn* summary_weights;
+  AddOuterFn* add_outer;
 };
 
-#define WINNOW_DECLARE_CPU_OPS(isa) \
-  namespace isa {                   \
-  RmsNormRowFn RmsNormRow;          \
-  RopeRowFn RopeRow;                \
-  SiluMulRowFn SiluMulRow;          \
-  WidenRowFn WidenRow;              \
-  NarrowRowFn NarrowRow;            \
-  PrepareBF16RowFn PrepareBF16Row;  \
-  MatmulTilesFn MatmulTiles;        \
-  AttendSplitsFn AttendSplits;      \
-  ReadLoopFn ReadLoop;              \
+#define WINNOW_DECLARE_CPU_OPS(isa)        \
+  namespace isa {                          \
+  RmsNormRowFn RmsNormRow;                 \
+  RopeRowFn RopeRow;                       \
+  SiluMulRowFn SiluMulRow;                 \
+  WidenRowFn WidenRow;                     \
+  NarrowRowFn NarrowRow;                   \
+  PrepareBF16RowFn PrepareBF16Row;         \
+  MatmulTilesFn MatmulTiles;               \
+  AttendSplitsFn AttendSplits;             \
+  EncodeRowsFn EncodeRows;                 \
+  ScanCodesFn ScanCodes;                   \
+  FindCandidatesFn FindCandidates;         \
+  ReadLoopFn ReadLoop;                     \
+  SplitRowQueriesFn SplitRowQueries;       \
+  RowScoresFn RowScores;                   \
+  AttendPartsFn AttendParts;               \
+  ScoreMaxSumFn ScoreMaxSum;               \
+  WeighScoresFn WeighScores;               \
+  AddMassesFn AddMasses;                   \
+  BoundPageFn BoundPage;                   \
+  QuantizeKeyFn QuantizeKey;               \
+  PrepareInt4QueriesFn PrepareInt4Queries; \
+  Int4ScoresFn Int4Scores;                 \
+  GeluMulRowFn GeluMulRow;                 \
+  SummaryWeightsFn SummaryWeights;         \
+  AddOuterFn AddOuter;                     \
   }
 WINNOW_DECLARE_CPU_OPS(scalar)
 WINNOW_DECLARE_CPU_OPS(avx2)

@@ -1,0 +1,4 @@
+// clang-format off
+#include "kernels/cpu/vec_avx2.h"
+#include "kernels/cpu/bits_avx2.h"
+#include "kernels/cpu/hamming_select_impl.h"

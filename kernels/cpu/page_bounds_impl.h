@@ -1,0 +1,52 @@
+// See kernels/page_bounds.h. Compiled by page_bounds_{scalar,avx2,avx512}.cc.
+#include "kernels/cpu/ops.h"
+
+namespace winnow::kernels::WINNOW_ISA {
+namespace {
+
+// Upper halves of values whose lower halves are zero. (Not Vec::StoreBF16, which may take a
+// subnormal for zero: bounds are copies.)
+inline void StoreUpperHalves(uint16_t* to, Vec::Reg x) {
+#if defined(__AVX512F__)
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
+                      _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(x), 16)));
+#elif defined(__AVX2__)
+  const __m256i high = _mm256_srli_epi32(_mm256_castps_si256(x), 16);
+  const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(high, high), 0b1000);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_castsi256_si128(packed));
+#else
+  *to = static_cast<uint16_t>(__builtin_bit_cast(uint32_t, x) >> 16);
+#endif
+}
+
+}  // namespace
+
+void BoundPage(const std::byte* rows, size_t row_bytes, int32_t count, int64_t d, DType dtype,
+               std::byte* page) {
+  constexpr int kLanes = Vec::kLanes;
+  const size_t value_bytes = DTypeBytes(dtype);
+  for (int64_t c = 0; c < d; c += kLanes) {
+    const auto load = [&](int32_t t) {
+      const std::byte* at = rows + static_cast<size_t>(t) * row_bytes + c * value_bytes;
+      return dtype == DType::kF32 ? Vec::Load(reinterpret_cast<const float*>(at))
+                                  : Vec::LoadBF16(reinterpret_cast<const uint16_t*>(at));
+    };
+    Vec::Reg low = load(0), high = low;
+    for (int32_t t = 1; t < count; ++t) {
+      const Vec::Reg x = load(t);
+      low = Vec::Min(x, low);  // of a NaN and a number the second: one NaN is passed over
+      high = Vec::Max(x, high);
+    }
+    std::byte* min = page + c * value_bytes;
+    std::byte* max = page + (d + c) * value_bytes;
+    if (dtype == DType::kF32) {
+      Vec::Store(reinterpret_cast<float*>(min), low);
+      Vec::Store(reinterpret_cast<float*>(max), high);
+    } else {
+      StoreUpperHalves(reinterpret_cast<uint16_t*>(min), low);
+      StoreUpperHalves(reinterpret_cast<uint16_t*>(max), high);
+    }
+  }
+}
+
+}  // namespace winnow::kernels::WINNOW_ISA

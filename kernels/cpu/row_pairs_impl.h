@@ -1,0 +1,90 @@
+// Rows of K and V in registers, for kernels that read them where they lie. Included after one
+// vec_*.h; see there for why this is in an anonymous namespace.
+//
+// Two registers are loaded at a time. Of bf16 these are the even and the odd values of 2 * kLanes:
+// a shift and a mask of one load, where widening neighbours would take a shuffle each. What is
+// multiplied with them must be in the same order: SplitPairs puts it there, JoinPairs takes a
+// result back. f32 keeps its order. If d is an odd multiple of kLanes, the last register has the
+// natural order.
+#ifndef WINNOW_KERNELS_CPU_ROW_PAIRS_IMPL_H_
+#define WINNOW_KERNELS_CPU_ROW_PAIRS_IMPL_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/dtype.h"
+
+namespace winnow::kernels {
+namespace {
+
+constexpr int64_t kPairValues = 2 * Vec::kLanes;
+
+struct RegPair {
+  Vec::Reg first, second;
+};
+
+template <DType kDType>
+inline __attribute__((always_inline)) RegPair LoadPair(const std::byte* p) {
+  if constexpr (kDType == DType::kF32) {
+    const float* values = reinterpret_cast<const float*>(p);
+    return {Vec::Load(values), Vec::Load(values + Vec::kLanes)};
+  } else {
+#if defined(__AVX512F__)
+    const __m512i both = _mm512_loadu_si512(p);
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(both, 16)),
+            _mm512_castsi512_ps(
+                _mm512_and_si512(both, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
+#elif defined(__AVX2__)
+    const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(both, 16)),
+            _mm256_castsi256_ps(
+                _mm256_and_si256(both, _mm256_set1_epi32(static_cast<int>(0xffff0000u))))};
+#else
+    const uint16_t* values = reinterpret_cast<const uint16_t*>(p);
+    return {Vec::LoadBF16(values), Vec::LoadBF16(values + 1)};
+#endif
+  }
+}
+
+// One register in its natural order.
+template <DType kDType>
+inline __attribute__((always_inline)) Vec::Reg LoadOne(const std::byte* p) {
+  if constexpr (kDType == DType::kF32) {
+    return Vec::Load(reinterpret_cast<const float*>(p));
+  } else {
+    return Vec::LoadBF16(reinterpret_cast<const uint16_t*>(p));
+  }
+}
+
+// `to` and `from` are not the same memory.
+template <DType kDType>
+inline void SplitPairs(const float* from, int64_t d, float* to) {
+  int64_t i = 0;
+  if constexpr (kDType != DType::kF32) {
+    for (; i + kPairValues <= d; i += kPairValues) {
+      for (int64_t j = 0; j < Vec::kLanes; ++j) {
+        to[i + j] = from[i + 2 * j];
+        to[i + Vec::kLanes + j] = from[i + 2 * j + 1];
+      }
+    }
+  }
+  if (i < d) __builtin_memcpy(to + i, from + i, static_cast<size_t>(d - i) * sizeof(float));
+}
+template <DType kDType>
+inline void JoinPairs(const float* from, int64_t d, float* to) {
+  int64_t i = 0;
+  if constexpr (kDType != DType::kF32) {
+    for (; i + kPairValues <= d; i += kPairValues) {
+      for (int64_t j = 0; j < Vec::kLanes; ++j) {
+        to[i + 2 * j] = from[i + j];
+        to[i + 2 * j + 1] = from[i + Vec::kLanes + j];
+      }
+    }
+  }
+  if (i < d) __builtin_memcpy(to + i, from + i, static_cast<size_t>(d - i) * sizeof(float));
+}
+
+}  // namespace
+}  // namespace winnow::kernels
+
+#endif  // WINNOW_KERNELS_CPU_ROW_PAIRS_IMPL_H_

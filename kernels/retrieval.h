@@ -1,0 +1,186 @@
+// What the retrieval operations of Backend take and give. One layer of one step (DESIGN, section
+// 3):
+//
+//   index     EncodeKeys, BoundKeys, QuantizeKeys     what finds keys, made from rows of the KV
+//   pool SELECT    EncodeQueries + SelectByCodes | SelectByBounds | SelectByLogits; then
+//   PruneSelection FETCH     the caller's: tokens to addresses of rows ATTEND    AttendRows,
+//   CompleteStates, FinishStates
+//
+// An index is a function of the KV rows alone: made in one go or token by token, at the prompt or
+// later, it has the same bits.
+//
+// Shapes: H query heads, Hkv KV heads, G = H / Hkv, d head dimension. All sizes are in elements
+// unless a name says bytes. Positions count from 0 in the sequence.
+#ifndef WINNOW_KERNELS_RETRIEVAL_H_
+#define WINNOW_KERNELS_RETRIEVAL_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/kv_layout.h"
+
+namespace winnow::kernels {
+
+struct TokenRange {
+  int32_t first = 0, last = 0;  // [first, last)
+  constexpr int32_t size() const { return last - first; }
+  bool operator==(const TokenRange&) const = default;
+};
+
+// Tokens of one sequence whose rows lie in the pool.
+struct KeySpan {
+  std::span<const int32_t> block_table;  // logical block -> block of the layer's pool
+  TokenRange tokens;
+};
+
+// One query token that retrieves; all its heads.
+struct RetrievalQuery {
+  int32_t row = 0;  // of q and out
+  std::span<const int32_t> block_table;
+  int32_t position = 0;  // sees the tokens [0, position]
+  TokenRange mid;        // may be chosen; the rest of what it sees are anchors. May be empty
+  int32_t k = 0;         // how many to choose, 0 <= k <= mid.size()
+};
+
+// Chosen tokens of each query and KV head, in ascending order. A view; the caller owns the memory.
+struct Selection {
+  int32_t kv_heads = 0;
+  int32_t capacity = 0;       // tokens that fit, for each query and head
+  int32_t* counts = nullptr;  // [queries][Hkv]
+  int32_t* tokens = nullptr;  // [queries][Hkv][capacity]
+
+  int32_t& count(int64_t query, int32_t head) const { return counts[query * kv_heads + head]; }
+  int32_t* chosen(int64_t query, int32_t head) const {
+    return tokens + (query * kv_heads + head) * capacity;
+  }
+};
+
+// ---- indexes ----
+
+// Codes beside KV: [num_blocks][Hkv][block_tokens] codes of bits / 8 bytes
+// (docs/artifact-format.md).
+struct CodeLayout {
+  int32_t kv_heads = 0;
+  int32_t block_tokens = 64;
+  int32_t bits = 128;  // 32, 64, 128, 256, 512 or 1024
+  constexpr size_t CodeBytes() const { return static_cast<size_t>(bits) / 8; }
+  constexpr size_t HeadBytes() const { return CodeBytes() * block_tokens; }
+  constexpr size_t BlockBytes() const { return HeadBytes() * kv_heads; }
+};
+
+// One affine map of every KV head: weight [kv_heads][out][in] in bfloat16, bias [kv_heads][out].
+struct AffineStage {
+  std::span<const uint16_t> weight;
+  std::span<const float> bias;
+  int32_t in = 0, out = 0;
+};
+
+// Hash functions of one side of one layer: stages with SiLU between them and the sign after the
+// last.
+struct EncoderWeights {
+  int32_t kv_heads = 0;
+  // Queries that one evaluation reads and gives codes for: 1, or G side by side in the order of
+  // heads.
+  int32_t queries_per_input = 1;
+  std::vector<AffineStage>
+      stages;  // the first has in = queries_per_input * d, the last out = queries_per_input * bits
+};
+
+// The same in the backend's own order. Made by Backend::PackEncoder.
+class PackedEncoder {
+ public:
+  virtual ~PackedEncoder() = default;
+  virtual int32_t bits() const = 0;
+  virtual size_t size_bytes() const = 0;
+};
+
+// Quest's index: of each page of 16 tokens the smallest and the largest value of each channel of K.
+// [num_blocks][Hkv][block_tokens / 16] pages of min[d], then max[d], in the KV's dtype (exact).
+inline constexpr int32_t kBoundPageTokens = 16;
+constexpr size_t BoundPageBytes(const KvLayout& kv) { return kv.RowBytes(); }
+constexpr size_t BoundBlockBytes(const KvLayout& kv) {
+  return BoundPageBytes(kv) * (kv.block_tokens / kBoundPageTokens) * kv.kv_heads;
+}
+
+// K in four bits, asymmetric, for each token and head: d/2 bytes of codes, then scale and zero in
+// bfloat16: [num_blocks][Hkv][block_tokens]. Value = zero + scale * code; channel c is the low half
+// of byte c/2 where c is even.
+constexpr size_t Int4KeyBytes(int32_t head_dim) { return static_cast<size_t>(head_dim) / 2 + 4; }
+constexpr size_t Int4BlockBytes(const KvLayout& kv) {
+  return Int4KeyBytes(kv.head_dim) * kv.block_tokens * kv.kv_heads;
+}
+
+// ---- attention over rows ----
+
+// What one query and KV head attends to: addresses of rows in ascending order of position, as the
+// FETCH step found them (in the pool, in a cache, in pinned memory). Of them [chosen_first,
+// chosen_last) are of chosen mid tokens, those around them are anchors.
+struct RowList {
+  const std::byte* const* rows = nullptr;
+  int32_t count = 0;
+  int32_t chosen_first = 0, chosen_last = 0;
+};
+
+// Rows of a part: the state of a list is that of its parts of so many rows, merged from left to
+// right. Fixed, so that it does not show in the result which rows came first.
+inline constexpr int32_t kRowsPerPart = 64;
+
+// ---- completion ----
+
+// One side's log-feature map of one layer: h = stem(x); h += down(gelu(gate(h)) * up(h)); out(h).
+struct FeatureMapWeights {
+  int32_t kv_heads = 0;
+  AffineStage stem, gate, up, down, out;  // out.out = F
+};
+
+class PackedFeatureMap {
+ public:
+  virtual ~PackedFeatureMap() = default;
+  virtual int32_t features() const = 0;
+  virtual size_t size_bytes() const = 0;
+};
+
+// The summary of a set of keys of one layer and KV head (Linear-attention completion, DESIGN 3.7):
+// m[F] largest log-feature, S[F] sum of exp(a - m), Z[F][d] sum of exp(a - m) v. float32. The sums
+// are kept in two parts of the same m, first that of the tokens before the last border of
+// kSummaryBlockTokens, then that of the tokens since: added one by one to a single sum, a million
+// tokens would each lose what a float of that size cannot hold. Layout: m[F], S[F], Z[F][d], then S
+// and Z of the second part.
+inline constexpr int32_t kSummaryBlockTokens = 64;
+constexpr int64_t SummaryFloats(int32_t features, int32_t head_dim) {
+  return int64_t{features} * (2 * int64_t{head_dim} + 3);
+}
+// A sequence's summaries of one layer, of tokens [tokens.first, tokens.last). Tokens enter one
+// after the other in ascending order, so that the bits do not depend on how many entered at a time.
+// While `tokens` is empty, what `data` holds does not matter.
+struct Summary {
+  float* data = nullptr;  // [Hkv][SummaryFloats]
+  TokenRange tokens;
+};
+
+struct SummaryExtension {
+  Summary* summary = nullptr;
+  std::span<const int32_t> block_table;
+  int32_t last = 0;  // REQUIRES: >= summary->tokens.last
+};
+
+// The queries of one sequence, in ascending order of position, and its summary.
+struct CompletionGroup {
+  int32_t first_query = 0, num_queries = 0;  // of the call's queries
+  Summary* summary = nullptr;  // REQUIRES: tokens.first == mid.first and tokens.last <= mid.last of
+                               // its first query
+};
+
+// ---- quality ----
+
+struct SelectionQuality {
+  float coverage =
+      0;          // share of the attention mass on anchors and chosen tokens, mean over the group
+  float iou = 0;  // of the chosen tokens with as many of SelectByLogits; 1 where both are empty
+};
+
+}  // namespace winnow::kernels
+
+#endif  // WINNOW_KERNELS_RETRIEVAL_H_
