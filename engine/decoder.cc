@@ -55,6 +55,7 @@ absl::Status Decoder::Forward(const Batch& batch, std::span<float> logits) {
   WINNOW_CHECK(num_logits <= options_.max_batch_logits);
   WINNOW_CHECK(static_cast<int64_t>(logits.size()) >= num_logits * config_.vocab_size);
   PlanRows(batch);
+  retrieval_->Begin(batch.chunks);
 
   // hidden [m][hidden] = embedding[ids]
   backend_.EmbedRows(embedding_, ids_, FirstRows(hidden_, m));
@@ -62,18 +63,20 @@ absl::Status Decoder::Forward(const Batch& batch, std::span<float> logits) {
   // cos_sin [m][d], the same for every layer
   backend_.RopeTable(positions_, rope_.inv_freq, rope_.attention_factor, FirstRows(cos_sin_, m));
 
-  for (const Layer& layer : layers_) {
-    ProjectAndWriteKv(layer);
-    if (&layer != &layers_.back()) {
-      Attend(layer, chunks_);
-      FinishRows(layer, {0, static_cast<int32_t>(m)});
+  const int32_t last_layer = config_.num_layers - 1;
+  for (int32_t i = 0; i <= last_layer; ++i) {
+    ProjectAndWriteKv(i);
+    if (i != last_layer) {
+      Attend(i, chunks_, /*logits_only=*/false);
+      FinishRows(layers_[i], {0, static_cast<int32_t>(m)});
     } else {
       // Nothing reads the last layer's output but the logits: other rows need their KV written, no
       // more.
-      Attend(layer, logit_chunks_);
-      for (const RowRun& run : logit_runs_) FinishRows(layer, run);
+      Attend(i, logit_chunks_, /*logits_only=*/true);
+      for (const RowRun& run : logit_runs_) FinishRows(layers_[i], run);
     }
   }
+  retrieval_->End();
   if (num_logits == 0) return absl::OkStatus();
 
   // last [num_logits][hidden] = norm(hidden), of the rows whose logits are wanted
@@ -106,7 +109,6 @@ void Decoder::PlanRows(const Batch& batch) {
     WINNOW_CHECK(num_tokens >= 1);
     WINNOW_CHECK(chunk.num_logits >= 0 && chunk.num_logits <= num_tokens);
     WINNOW_CHECK(chunk.position >= 0 && chunk.position <= options_.max_context - num_tokens);
-    WINNOW_CHECK(chunk.policy != nullptr && chunk.policy->kind == AttentionPolicy::Kind::kDense);
     CheckBlocks(chunk);
     for (int32_t i = 0; i < num_tokens; ++i) {
       const int32_t id = chunk.tokens[i];
@@ -143,8 +145,9 @@ void Decoder::CheckBlocks(const SequenceChunk& chunk) {
   }
 }
 
-// hidden → normed → q, k, v of every row; k and v into the KV blocks.
-void Decoder::ProjectAndWriteKv(const Layer& layer) {
+// hidden → normed → q, k, v of every row; k and v into the KV blocks, and what finds them beside.
+void Decoder::ProjectAndWriteKv(int32_t index) {
+  const Layer& layer = layers_[index];
   const int64_t m = static_cast<int64_t>(ids_.size());
   const int64_t q_width = int64_t{config_.num_heads} * config_.head_dim;
   const int64_t kv_width = int64_t{config_.num_kv_heads} * config_.head_dim;
@@ -174,17 +177,20 @@ void Decoder::ProjectAndWriteKv(const Layer& layer) {
 
   // k, v → the layer's blocks
   backend_.WriteKv(k, v, chunks_, layer.kv.data(), kv_layout_);
+  retrieval_->Index(index, layer.kv.data());
 }
 
-// attended [rows of `chunks`][H*d]: what each query takes from the keys before it. Dense attention
-// is the only policy of this version; a policy that selects does so here, and nothing outside
-// changes: SELECT (score the codes), FETCH (rows that are not in fast memory), ATTEND (anchors and
-// chosen rows), then complete and merge.
-void Decoder::Attend(const Layer& layer, std::span<const AttentionChunk> chunks) {
+// attended [rows of `chunks`][H*d]: what each query takes from the keys before it. Rows that are
+// under no policy, or that it leaves dense, read all keys; the others read what they choose.
+void Decoder::Attend(int32_t index, std::span<const AttentionChunk> chunks, bool logits_only) {
   if (chunks.empty()) return;
-  const int64_t q_width = int64_t{config_.num_heads} * config_.head_dim;
+  const void* pool = layers_[index].kv.data();
+  const Tensor q = qkv_.ColRange(0, int64_t{config_.num_heads} * config_.head_dim);
   const float scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim));
-  backend_.Attend(qkv_.ColRange(0, q_width), chunks, layer.kv.data(), kv_layout_, scale, attended_);
+  const std::span<const AttentionChunk> dense =
+      retrieval_->any_retrieves() ? retrieval_->DenseChunks(index, chunks) : chunks;
+  if (!dense.empty()) backend_.Attend(q, dense, pool, kv_layout_, scale, attended_);
+  if (retrieval_->any_retrieves()) retrieval_->Attend(index, q, pool, logits_only, attended_);
 }
 
 // attended → hidden, then the mlp, for a run of rows.
@@ -355,6 +361,10 @@ absl::Status Decoder::AllocatePools() {
     }
     kv_pool_bytes_ += layer_bytes;
   }
+  WINNOW_ASSIGN_OR_RETURN(
+      retrieval_, RetrievalAttention::Create(config_, kv_layout_, num_blocks_, options_.max_context,
+                                             backend_, options_.retrieval));
+  scratch_bytes_ += retrieval_->scratch_bytes();
 
   const int64_t tokens = options_.max_batch_tokens;
   const int64_t d = config_.head_dim;

@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "engine/model.h"
 #include "engine/model_config.h"
+#include "engine/retrieval_attention.h"
 #include "engine/weights.h"
 #include "kernels/backend.h"
 #include "kernels/kv_layout.h"
@@ -32,6 +33,7 @@ struct DecoderOptions {
   int32_t max_batch_tokens = 512;  // tokens of one Forward
   int32_t max_batch_logits = 64;   // logits rows of one Forward, at most max_batch_tokens
   int32_t max_context = 0;         // 0: the model's max_position_embeddings
+  RetrievalOptions retrieval;      // indexes beside the KV pool, and the artifact
 };
 
 class Decoder final : public Model {
@@ -57,6 +59,14 @@ class Decoder final : public Model {
   int32_t max_batch_tokens() const override { return options_.max_batch_tokens; }
   int32_t max_batch_logits() const override { return options_.max_batch_logits; }
 
+  absl::Status CheckPolicy(const AttentionPolicy& policy) const override {
+    return retrieval_->CheckPolicy(policy);
+  }
+  absl::StatusOr<std::unique_ptr<RetrievalState>> NewRetrievalState(
+      const AttentionPolicy& policy) override {
+    return retrieval_->NewState(policy);
+  }
+
   // REQUIRES (all checked): a batch within max_batch_tokens and max_batch_logits, token ids within
   // the vocabulary, positions within max_context, blocks within the pool, and no block written by
   // two chunks. Always OK on the CPU.
@@ -66,7 +76,12 @@ class Decoder final : public Model {
   size_t weight_bytes() const {
     return weight_bytes_;
   }  // packed weights: what a step reads of them
-  size_t kv_pool_bytes() const { return kv_pool_bytes_; }  // of all layers
+  size_t kv_pool_bytes() const { return kv_pool_bytes_; }           // of all layers
+  size_t index_bytes() const { return retrieval_->index_bytes(); }  // beside it
+  // What choosing reads of a mid token's index, per layer and KV head.
+  double IndexRowBytes(const AttentionPolicy& policy) const {
+    return retrieval_->IndexRowBytes(policy);
+  }
   size_t scratch_bytes() const { return scratch_bytes_; }  // everything else that Create allocated
   const ModelConfig& config() const { return config_; }
   const DecoderOptions& options() const { return options_; }  // max_context resolved
@@ -97,8 +112,8 @@ class Decoder final : public Model {
   // The steps of Forward; shapes are in decoder.cc.
   void PlanRows(const Batch& batch);
   void CheckBlocks(const SequenceChunk& chunk);
-  void ProjectAndWriteKv(const Layer& layer);
-  void Attend(const Layer& layer, std::span<const kernels::AttentionChunk> chunks);
+  void ProjectAndWriteKv(int32_t index);
+  void Attend(int32_t index, std::span<const kernels::AttentionChunk> chunks, bool logits_only);
   void FinishRows(const Layer& layer, RowRun rows);
 
   const ModelConfig config_;
@@ -112,6 +127,7 @@ class Decoder final : public Model {
   size_t scratch_bytes_ = 0;
 
   // Weights.
+  std::unique_ptr<RetrievalAttention> retrieval_;
   kernels::HostMatrix embedding_;  // [vocab][hidden], where it lies in the file
   std::vector<Layer> layers_;
   kernels::Buffer final_norm_;                      // [hidden]

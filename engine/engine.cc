@@ -92,6 +92,7 @@ absl::Status Engine::CheckRequest(const Request& request) const {
         "can never fit: a prompt of ", prompt, " tokens and max_tokens ", most, " need ", blocks,
         " KV blocks of ", model_.block_tokens(), " tokens, the pool holds ", model_.num_blocks()));
   }
+  WINNOW_RETURN_IF_ERROR(model_.CheckPolicy(request.policy));
   // Ids index the model's tables and the row of logits: never past its width.
   const auto known = [this](int32_t id) { return id >= 0 && id < model_.vocab_size(); };
   for (const int32_t id : request.prompt) {
@@ -241,6 +242,7 @@ void Engine::Apply(const StepPlan& plan, TimePoint now) {
   for (const int32_t index : plan.preempt) {
     Sequence& sequence = *sequences_[index];
     sequence.cache.Release();
+    if (sequence.retrieval != nullptr) sequence.retrieval->Truncate(0);
     sequence.phase = Phase::kPreempted;
     ++sequence.usage.preemptions;
     ++stats_.preemptions;
@@ -256,11 +258,13 @@ void Engine::Apply(const StepPlan& plan, TimePoint now) {
     }
     sequence.phase = Phase::kRunning;
     ChangeWaiting(-1, sequence);
+    StartRetrieval(sequence);
   }
   batch_.chunks.clear();
   batch_sequences_.clear();
   for (const PlannedChunk& chunk : plan.chunks) {
     Sequence& sequence = *sequences_[chunk.sequence];
+    if (sequence.ended) continue;
     sequence.cache.Grow(chunk.new_blocks);
     const int32_t position = sequence.cache.num_tokens();
     const bool to_end = position + chunk.tokens == sequence.num_known_tokens();
@@ -268,13 +272,26 @@ void Engine::Apply(const StepPlan& plan, TimePoint now) {
                              .position = position,
                              .block_table = sequence.cache.block_table(),
                              .num_logits = to_end ? 1 : 0,
-                             .policy = &sequence.request.policy});
+                             .retrieval = sequence.retrieval.get(),
+                             .retrieve_from = sequence.retrieve_from()});
     batch_sequences_.push_back(&sequence);
   }
   if (!plan.preempt.empty() || !plan.admit.empty()) {
     std::sort(sequences_.begin(), sequences_.end(), [](const auto& a, const auto& b) {
       return a->phase != b->phase ? a->phase < b->phase : a->order < b->order;
     });
+  }
+}
+
+void Engine::StartRetrieval(Sequence& sequence) {
+  const AttentionPolicy& policy = sequence.request.policy;
+  if (policy.IsDense() || sequence.retrieval != nullptr) return;
+  absl::StatusOr<std::unique_ptr<RetrievalState>> state = model_.NewRetrievalState(policy);
+  if (state.ok()) {
+    sequence.retrieval = *std::move(state);
+  } else {
+    End(sequence, FinishReason::kError, std::string(state.status().message()),
+        state.status().code());
   }
 }
 
@@ -286,6 +303,7 @@ void Engine::Sample(TimePoint now) {
     Sequence& sequence = *batch_sequences_[i];
     sequence.cache.Append(static_cast<int32_t>(chunk.tokens.size()));
     stats_.computed_tokens += chunk.tokens.size();
+    if (sequence.retrieval != nullptr) CountRetrieval(sequence);
     if (chunk.num_logits == 0) continue;
     SampleOne(sequence, std::span(logits_).subspan(row * width, width), now);
     ++row;
@@ -313,7 +331,7 @@ void Engine::SampleOne(Sequence& sequence, std::span<float> logits, TimePoint no
     observer_.OnFirstToken(request, sequence.usage.time_to_first_token);
   } else {
     observer_.OnNextToken(request, now - *sequence.last_token);
-    CountDecode(sequence);
+    if (sequence.retrieval == nullptr) CountDenseDecode(sequence);
   }
   sequence.last_token = now;
   sequence.tokens.push_back(token->token);
@@ -326,17 +344,28 @@ void Engine::SampleOne(Sequence& sequence, std::span<float> logits, TimePoint no
   }
 }
 
-void Engine::CountDecode(Sequence& sequence) {
-  // Dense attention of the step's one token reads every row up to its own.
-  const uint64_t rows =
+void Engine::CountDenseDecode(Sequence& sequence) {
+  // The step's one token reads every row up to its own.
+  RetrievalCounts counts;
+  counts.rows_read = counts.rows_dense =
       static_cast<uint64_t>(sequence.num_known_tokens()) * model_.kv_rows_per_token();
-  const uint64_t bytes = rows * model_.kv_row_bytes();
-  sequence.usage.selected_rows += rows;
-  sequence.usage.kv_read_bytes_fast += bytes;
-  sequence.usage.kv_dense_bytes += bytes;
-  stats_.selected_rows += rows;
-  stats_.kv_read_bytes_fast += bytes;
-  stats_.kv_dense_bytes += bytes;
+  Count(sequence, counts);
+}
+
+void Engine::CountRetrieval(Sequence& sequence) {
+  Count(sequence, sequence.retrieval->TakeCounts());
+}
+
+void Engine::Count(Sequence& sequence, const RetrievalCounts& counts) {
+  const uint64_t row_bytes = model_.kv_row_bytes();
+  sequence.usage.selected_rows += counts.rows_read;
+  sequence.usage.kv_read_bytes_fast += counts.rows_read * row_bytes;
+  sequence.usage.kv_dense_bytes += counts.rows_dense * row_bytes;
+  sequence.usage.retrieval += counts;
+  stats_.selected_rows += counts.rows_read;
+  stats_.kv_read_bytes_fast += counts.rows_read * row_bytes;
+  stats_.kv_dense_bytes += counts.rows_dense * row_bytes;
+  stats_.retrieval += counts;
 }
 
 void Engine::Fail(const absl::Status& status) {
@@ -425,8 +454,11 @@ void Engine::ChangeWaiting(int32_t requests, const Sequence& sequence) {
 
 void Engine::Observe(Duration duration) {
   const int64_t tokens = batch_.num_tokens();
+  const uint64_t rows = stats_.selected_rows - observed_rows_;
+  observed_rows_ = stats_.selected_rows;
   observer_.OnStep({.sequences = static_cast<int32_t>(batch_.chunks.size()),
                     .tokens = static_cast<int32_t>(tokens),
+                    .selected_rows = rows,
                     .duration = duration});
   const double seconds = std::chrono::duration<double>(duration).count();
   if (seconds <= 0) return;

@@ -67,7 +67,8 @@ class Engine {
   // Takes the request into the queue. On OK the end will be told through `output`, exactly once; on
   // an error nothing is ever pushed. The request was validated by the service; what could break the
   // engine's memory or never fit is checked again here.
-  //   InvalidArgument     no tokens, ids past the vocabulary; can never fit: prompt and max_tokens
+  //   InvalidArgument     a policy that the model cannot honour; no tokens, ids past the
+  //   vocabulary; can never fit: prompt and max_tokens
   //                       exceed the context or the KV pool (with the numbers)
   //   ResourceExhausted   the queue is full, by requests or by tokens: retry after RetryAfter()
   //   Unavailable         draining, stopped, or the model failed
@@ -113,7 +114,10 @@ class Engine {
   void Observe(Duration duration);
 
   void SampleOne(Sequence& sequence, std::span<float> logits, TimePoint now);
-  void CountDecode(Sequence& sequence);
+  void StartRetrieval(Sequence& sequence);
+  void CountDenseDecode(Sequence& sequence);
+  void CountRetrieval(Sequence& sequence);
+  void Count(Sequence& sequence, const RetrievalCounts& counts);
   void ChangeWaiting(int32_t requests, const Sequence& sequence);
   void Publish();
   void TellQueue();
@@ -149,6 +153,7 @@ class Engine {
   uint64_t next_order_ = 0;
   bool failed_ = false;
   EngineStats stats_;
+  uint64_t observed_rows_ = 0;  // of stats_.selected_rows
   int32_t waiting_change_ = 0;  // not yet told to the queue
   int64_t waiting_tokens_change_ = 0;
 

@@ -43,12 +43,14 @@ struct EngineStats {
   uint64_t kv_read_bytes_fast = 0;  // as in Usage
   uint64_t kv_dense_bytes = 0;
   uint64_t selected_rows = 0;
+  RetrievalCounts retrieval;
 };
 
 // One Step that ran the model.
 struct StepObservation {
   int32_t sequences = 0;
   int32_t tokens = 0;   // computed
+  uint64_t selected_rows = 0;  // KV rows attended while decoding, as in Usage
   Duration duration{};  // of the whole Step
 };
 

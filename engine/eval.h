@@ -11,15 +11,24 @@
 //   ends
 //              at an end token, when all were found, or kFreeRunExtraTokens after the expected
 //              answer's length; averaged over the questions that have such strings
-//   kept       share of mid tokens that attention read: 1 for dense
-//   coverage   share of the attention mass that those carry: 1 for dense
-//   iou        of the tokens read and the equally many with the largest true scores: 1 for dense,
-//              where both are all tokens
+//   kept       share of mid tokens that attention read, in the layers and for the tokens that the
+//   policy
+//              covers: 1 for dense
+//   coverage   share of the attention mass that anchors and those carry, mean over queries, layers
+//   and
+//              heads that retrieved: 1 for dense
+//   iou        of the tokens chosen and the equally many with the largest true scores, the same
+//   mean: 1
+//              for dense, where both are all tokens
+// What retrieves: the answer's tokens and the prompt's last `suffix`, or as many as the policy
+// says. All before them is computed once for all policies.
 //
 // Text. Tokenised once as a whole, without special tokens; cut into windows that lie end to end,
 // each begun afresh with what the tokenizer puts before a text (a BOS, if any). Every token is
 // predicted from those before it in its window, but the first of a window that begins with nothing.
-// Perplexity is exp of the mean loss over all predicted tokens.
+// Perplexity is exp of the mean loss over all predicted tokens. Tokens from `retrieve_from` of a
+// window on retrieve; perplexity of those alone stands beside, since what comes before is the same
+// for all policies.
 #ifndef WINNOW_ENGINE_EVAL_H_
 #define WINNOW_ENGINE_EVAL_H_
 
@@ -51,7 +60,10 @@ struct EvalOptions {
   int32_t limit = 0;             // questions of each task and length, or windows of text; 0: all
   bool free_run = true;          // without it `contains` is absent
   PromptFormat prompt_format = PromptFormat::kChat;
+  int32_t suffix = 1;            // last tokens of a prompt that retrieve; its last gives the first
+                                 // token of the answer
   int32_t window_tokens = 4096;  // of text, with what is put before it
+  int32_t retrieve_from = 1024;  // of a window of text
 };
 
 // One line of the results: a policy, a task and a length.
@@ -70,13 +82,17 @@ struct EvalCell {
 struct TextResult {
   std::string policy;
   double perplexity = 0;
-  int64_t tokens = 0;  // predicted
+  int64_t tokens = 0;                // predicted
+  double retrieving_perplexity = 0;  // of the tokens that are predicted from retrieve_from on
+  int64_t retrieving_tokens = 0;
+  double kept = 1, coverage = 1, iou = 1;
 };
 
 // `done` of `total` in units of expected work; `what` says where it is.
 using EvalProgress = std::function<void(double done, double total, const std::string& what)>;
 
-// One at a time; uses `model` alone while it runs. All references must outlive it.
+// One at a time; uses `model` alone while it runs. All references must outlive it. Coverage and IoU
+// need a model that measures every query (RetrievalOptions::probe_interval 1).
 class Evaluator {
  public:
   Evaluator(Model& model, const Tokenizer& tokenizer, const ChatTemplate& chat_template,
@@ -98,12 +114,13 @@ class Evaluator {
 
  private:
   struct Tally;
+  struct TextTally;
   absl::StatusOr<std::vector<int32_t>> Prompt(const EvalTask& task, const EvalQuestion& question);
   absl::Status Ask(const EvalTask& task, const EvalQuestion& question,
                    const AttentionPolicy& policy, Tally& tally);
   absl::StatusOr<double> ContainedShare(const EvalQuestion& question, const AttentionPolicy& policy,
-                                        std::vector<int32_t> tokens, size_t prompt_tokens,
-                                        int32_t next, int32_t budget);
+                                        int32_t retrieve_from, std::vector<int32_t> tokens,
+                                        size_t prompt_tokens, int32_t next, int32_t budget);
 
   const Tokenizer& tokenizer_;
   const ChatTemplate& chat_template_;

@@ -35,7 +35,12 @@ std::string EvalJson(std::span<const EvalCell> cells, std::span<const TextResult
   for (const TextResult& text : texts) {
     json["text"].push_back({{"policy", text.policy},
                             {"perplexity", Rounded(text.perplexity)},
-                            {"tokens", text.tokens}});
+                            {"tokens", text.tokens},
+                            {"retrieving_perplexity", Rounded(text.retrieving_perplexity)},
+                            {"retrieving_tokens", text.retrieving_tokens},
+                            {"kept", Rounded(text.kept)},
+                            {"coverage", Rounded(text.coverage)},
+                            {"iou", Rounded(text.iou)}});
   }
   json["run"] = Json::parse(run);
   return json.dump(1) + "\n";
@@ -71,12 +76,15 @@ std::string EvalTable(std::span<const EvalCell> cells, std::span<const TextResul
     table += fmt::format("{} questions do not fit into the context and were left out\n", skipped);
   }
   if (!texts.empty()) {
-    table +=
-        fmt::format("{:<{}}  {:>10}  {:>10}\n", "policy", policy_width, "perplexity", "tokens");
+    table += fmt::format("{:<{}}  {:>10}  {:>8}  {:>11}  {:>8}  {:>6}  {:>8}  {:>6}\n", "policy",
+                         policy_width, "perplexity", "tokens", "retrieving", "tokens", "kept",
+                         "coverage", "iou");
   }
   for (const TextResult& text : texts) {
-    table += fmt::format("{:<{}}  {:>10.4f}  {:>10}\n", text.policy, policy_width, text.perplexity,
-                         text.tokens);
+    table += fmt::format(
+        "{:<{}}  {:>10.4f}  {:>8}  {:>11.4f}  {:>8}  {:>6.3f}  {:>8.3f}  {:>6.3f}\n", text.policy,
+        policy_width, text.perplexity, text.tokens, text.retrieving_perplexity,
+        text.retrieving_tokens, text.kept, text.coverage, text.iou);
   }
   return table;
 }

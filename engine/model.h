@@ -4,11 +4,15 @@
 #define WINNOW_ENGINE_MODEL_H_
 
 #include <cstdint>
+#include <limits>
+#include <memory>
 #include <span>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "engine/attention_policy.h"
+#include "engine/retrieval_state.h"
 
 namespace winnow::engine {
 
@@ -21,7 +25,10 @@ struct SequenceChunk {
                                          // position up to the last token's
   int32_t num_logits =
       0;  // rows of logits wanted, for the last num_logits tokens: 0 inside a prompt, 1 to sample
-  const AttentionPolicy* policy = nullptr;  // never null
+  // Of the sequence, if its policy is not dense: tokens at positions from retrieve_from on attend
+  // as the policy says, those before densely. Null: all do.
+  RetrievalState* retrieval = nullptr;
+  int32_t retrieve_from = std::numeric_limits<int32_t>::max();
 };
 
 struct Batch {
@@ -51,6 +58,14 @@ class Model {
   virtual int32_t max_batch_logits() const = 0;   // logits rows of one Forward, fixed at start
   virtual int64_t kv_rows_per_token() const = 0;  // layers x KV heads
   virtual int64_t kv_row_bytes() const = 0;       // K and V of one token for one layer and KV head
+
+  // Whether the model can attend so. InvalidArgument names the option that it cannot honour. Any
+  // thread.
+  virtual absl::Status CheckPolicy(const AttentionPolicy& policy) const = 0;
+  // For a sequence under a policy that is not dense. REQUIRES: CheckPolicy is OK.
+  // ResourceExhausted: no memory.
+  virtual absl::StatusOr<std::unique_ptr<RetrievalState>> NewRetrievalState(
+      const AttentionPolicy& policy) = 0;
 
   // Writes the KV of the batch's tokens into their blocks and logits
   // [batch.num_logits()][vocab_size] (float32, host memory, chunk after chunk). Engine thread only.

@@ -11,8 +11,7 @@ namespace winnow::engine {
 absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& model_dir,
                                                        const ModelOptions& options) {
   WINNOW_ASSIGN_OR_RETURN(ModelConfig config, LoadModelConfig(model_dir));
-  WINNOW_ASSIGN_OR_RETURN(const DecoderOptions decoder_options,
-                          ResolveDecoderOptions(config, options));
+  WINNOW_ASSIGN_OR_RETURN(DecoderOptions decoder_options, ResolveDecoderOptions(config, options));
   WINNOW_ASSIGN_OR_RETURN(Weights weights, LoadWeights(model_dir, config));
   WINNOW_ASSIGN_OR_RETURN(std::unique_ptr<Tokenizer> tokenizer, Tokenizer::Load(model_dir));
   if (tokenizer->vocab_size() > config.vocab_size) {
@@ -22,7 +21,12 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& model_
   }
   WINNOW_ASSIGN_OR_RETURN(ChatTemplate chat_template, ChatTemplate::Load(model_dir));
   WINNOW_ASSIGN_OR_RETURN(std::unique_ptr<kernels::Backend> backend, MakeBackend(options));
+  WINNOW_ASSIGN_OR_RETURN(decoder_options.retrieval,
+                          ResolveRetrieval(model_dir, config, weights, options.retrieval));
   WINNOW_RETURN_IF_ERROR(CheckMemory(config, decoder_options));
+  // Before the pools are made, because it needs some memory of its own and gives it back.
+  WINNOW_ASSIGN_OR_RETURN(CrossoverReport crossover,
+                          ResolveFrom(config, options.retrieval, *backend, decoder_options));
   WINNOW_ASSIGN_OR_RETURN(std::unique_ptr<Decoder> decoder,
                           Decoder::Create(config, weights, *backend, decoder_options));
   // The packed copy is what runs; the mapped one need not stay in memory beside it.
@@ -34,7 +38,8 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& model_
       .tokenizer = std::move(tokenizer),
       .chat_template = std::move(chat_template),
       .backend = std::move(backend),
-      .decoder_options = decoder_options,
+      .decoder_options = std::move(decoder_options),
+      .crossover = std::move(crossover),
       .decoder = std::move(decoder),
   });
 }

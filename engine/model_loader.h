@@ -12,6 +12,7 @@
 #include "engine/chat_template.h"
 #include "engine/decoder.h"
 #include "engine/model_config.h"
+#include "engine/model_retrieval.h"
 #include "engine/tokenizer.h"
 #include "engine/weights.h"
 #include "kernels/backend.h"
@@ -33,11 +34,13 @@ struct ModelOptions {
       "auto";                // "auto" (f32 if `dtype` comes out as f32, else bf16), "bf16", "f32"
   std::string isa = "auto";  // "auto", "avx512", "avx2", "scalar"
   int num_threads = 0;       // 0: as many as the processors this process may use
-  int64_t kv_bytes = 0;      // 0: enough for one sequence of max_context tokens
+  // Of KV alone, 0: enough for one sequence of max_context tokens. Indexes come on top.
+  int64_t kv_bytes = 0;
   int32_t block_tokens = 64;
   int32_t max_batch_tokens = 512;
   int32_t max_batch_logits = 64;
   int32_t max_context = 0;  // 0: the model's max_position_embeddings
+  RetrievalFlags retrieval;
 };
 
 // Everything of one model. Members are destroyed last to first, so the decoder goes before the
@@ -50,6 +53,7 @@ struct LoadedModel {
   ChatTemplate chat_template;
   std::unique_ptr<kernels::Backend> backend;
   DecoderOptions decoder_options;  // as they were resolved: no "auto" and no 0 left
+  CrossoverReport crossover;       // where decoder_options.retrieval.from comes from
   std::unique_ptr<Decoder> decoder;
 };
 
@@ -60,11 +64,13 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& model_
                                                        const ModelOptions& options);
 
 // The parts of LoadModel that do not need a directory; `bench --like` uses them for random weights.
+// Without a directory there is no retrieval: its options stay empty, though bad flags are refused.
 absl::StatusOr<DecoderOptions> ResolveDecoderOptions(const ModelConfig& config,
                                                      const ModelOptions& options);
 absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeBackend(const ModelOptions& options);
 
-// ResourceExhausted if the weights and the KV pool are more than the memory that is available.
+// ResourceExhausted if the weights, the KV pool and the indexes are more than the memory that is
+// available.
 // Memory is taken lazily by the system: without this check a pool that does not fit would end the
 // process in the middle of a request.
 absl::Status CheckMemory(const ModelConfig& config, const DecoderOptions& options);

@@ -57,15 +57,18 @@ absl::Status CheckMemory(const ModelConfig& config, const DecoderOptions& option
   const std::optional<int64_t> available = AvailableMemoryBytes();
   if (!available) return absl::OkStatus();
   const int64_t weight_bytes = WeightBytes(config, options.compute);
-  if (weight_bytes + options.kv_bytes <= *available) return absl::OkStatus();
+  const int64_t index_bytes = IndexBytes(config, options);
+  if (weight_bytes + options.kv_bytes + index_bytes <= *available) return absl::OkStatus();
   return absl::ResourceExhaustedError(fmt::format(
-      "{} bytes of memory are available; the weights take {} and the KV pool (kv_bytes) {}",
-      *available, weight_bytes, options.kv_bytes));
+      "{} bytes of memory are available; the weights take {}, the KV pool (kv_bytes) {} and the "
+      "indexes beside it (index) {}",
+      *available, weight_bytes, options.kv_bytes, index_bytes));
 }
 
 absl::StatusOr<DecoderOptions> ResolveDecoderOptions(const ModelConfig& config,
                                                      const ModelOptions& options) {
   DecoderOptions resolved;
+  WINNOW_RETURN_IF_ERROR(CheckRetrievalFlags(options.retrieval));
   WINNOW_ASSIGN_OR_RETURN(const DType weights, ResolveWeights(config, options.dtype));
   WINNOW_ASSIGN_OR_RETURN(resolved.kv_dtype, ResolveKv(weights, options.kv_dtype));
   resolved.compute = weights;

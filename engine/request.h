@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "engine/attention_policy.h"
 #include "engine/clock.h"
+#include "engine/retrieval_state.h"
 
 namespace winnow::engine {
 
@@ -81,11 +82,12 @@ struct Usage {
   int32_t generated_tokens = 0;
   int32_t preemptions = 0;
   // The KV counts below are of decode steps: every generated token but the first, which comes out
-  // of the prompt's prefill. They follow from lengths and the model's shape, so a preemption, which
-  // computes tokens again, does not change them.
+  // of the prompt's prefill; and of the prompt's last `suffix` tokens where a policy retrieves for
+  // them. Tokens that are computed again after a preemption count once.
   uint64_t kv_read_bytes_fast = 0;  // KV rows that attention read while decoding
   uint64_t kv_dense_bytes = 0;      // what dense attention would have read for the same steps
   uint64_t selected_rows = 0;       // rows that were attended, over layers and KV heads
+  RetrievalCounts retrieval;        // the same and more, in rows
   Duration queue_time{};            // arrival until first planned
   Duration time_to_first_token{};   // arrival until the first token was sampled
   Duration total_time{};            // arrival until the end

@@ -78,6 +78,7 @@ class SafetensorsFile {
   SafetensorsFile& operator=(const SafetensorsFile&) = delete;
 
   const std::string& path() const { return path_; }
+  uint64_t size_bytes() const { return size_bytes_; }
   const SafetensorsHeader& header() const { return header_; }
   // The bytes of one of this file's entries. Aligned as the file has them, possibly not at all.
   std::span<const std::byte> Data(const SafetensorsEntry& entry) const;

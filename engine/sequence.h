@@ -3,6 +3,7 @@
 #ifndef WINNOW_ENGINE_SEQUENCE_H_
 #define WINNOW_ENGINE_SEQUENCE_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -15,6 +16,7 @@
 #include "engine/output_queue.h"
 #include "engine/request.h"
 #include "engine/request_queue.h"
+#include "engine/retrieval_state.h"
 #include "engine/sampler.h"
 #include "engine/scheduler.h"
 
@@ -34,12 +36,16 @@ struct Sequence {
   Sequence& operator=(const Sequence&) = delete;
 
   int32_t num_prompt_tokens() const { return static_cast<int32_t>(request.prompt.size()); }
+  // The first token that attends as the policy says: the first generated one, or `suffix` before
+  // it.
+  int32_t retrieve_from() const { return std::max(0, num_prompt_tokens() - request.policy.suffix); }
   int32_t num_known_tokens() const { return static_cast<int32_t>(tokens.size()); }
 
   const Request request;
   const std::shared_ptr<OutputQueue> output;
-  std::vector<int32_t> tokens;  // prompt and generated
-  KvCache cache;                // of a prefix of tokens
+  std::vector<int32_t> tokens;                // prompt and generated
+  KvCache cache;                              // of a prefix of tokens
+  std::unique_ptr<RetrievalState> retrieval;  // from admission on; null if the policy is dense
   Answer answer;
   TokenHistory history;
   Usage usage;

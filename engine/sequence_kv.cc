@@ -1,7 +1,9 @@
 #include "engine/sequence_kv.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
+#include <utility>
 
 #include "engine/status_macros.h"
 #include "kernels/check.h"
@@ -27,20 +29,46 @@ int32_t SequenceKv::max_tokens() const {
       model_.max_context(), int64_t{model_.num_blocks()} * model_.block_tokens()));
 }
 
+absl::StatusOr<RetrievalState*> SequenceKv::StateOf(const AttentionPolicy& policy) {
+  if (policy.IsDense()) return nullptr;
+  for (const auto& state : states_) {
+    if (state->policy() == policy) return state.get();
+  }
+  WINNOW_RETURN_IF_ERROR(model_.CheckPolicy(policy));
+  WINNOW_ASSIGN_OR_RETURN(std::unique_ptr<RetrievalState> state, model_.NewRetrievalState(policy));
+  states_.push_back(std::move(state));
+  return states_.back().get();
+}
+
+// How many of `tokens` have the KV that they would be computed to have. What comes before any token
+// that retrieves is the same under every policy.
+int32_t SequenceKv::Reusable(std::span<const int32_t> tokens, const AttentionPolicy& policy,
+                             int32_t retrieve_from) const {
+  const auto [mismatch, unused] =
+      std::mismatch(tokens.begin(), tokens.end(), tokens_.begin(), tokens_.end());
+  const int32_t alike = static_cast<int32_t>(mismatch - tokens.begin());
+  if (policy == policy_ && (policy.IsDense() || retrieve_from == retrieve_from_)) return alike;
+  const auto dense_until = [](const AttentionPolicy& of, int32_t from) {
+    return of.IsDense() ? std::numeric_limits<int32_t>::max() : from;
+  };
+  return std::min(
+      {alike, dense_until(policy, retrieve_from), dense_until(policy_, retrieve_from_)});
+}
+
 absl::Status SequenceKv::Run(std::span<const int32_t> tokens, int32_t num_logits,
-                             const AttentionPolicy& policy, const OnLogits& on_logits) {
+                             const AttentionPolicy& policy, int32_t retrieve_from,
+                             const OnLogits& on_logits) {
   const int32_t size = static_cast<int32_t>(tokens.size());
   WINNOW_CHECK(num_logits >= 1 && num_logits <= size && size <= max_tokens());
   const int32_t first_logit = size - num_logits;
 
-  // KV depends on the policy it was computed under. Rows whose logits are wanted are always
-  // computed.
-  if (policy_ != policy) tokens_.clear();
+  WINNOW_ASSIGN_OR_RETURN(RetrievalState* const retrieval, StateOf(policy));
+  // Rows whose logits are wanted are always computed.
+  int32_t position = std::min(first_logit, Reusable(tokens, policy, retrieve_from));
   policy_ = policy;
-  const auto [mismatch, unused] =
-      std::mismatch(tokens.begin(), tokens.begin() + first_logit, tokens_.begin(), tokens_.end());
-  int32_t position = static_cast<int32_t>(mismatch - tokens.begin());
+  retrieve_from_ = retrieve_from;
   tokens_.resize(position);
+  for (const auto& state : states_) state->Rewind(position);
 
   while (position < size) {
     int32_t count = std::min(model_.max_batch_tokens(), size - position);
@@ -49,7 +77,8 @@ absl::Status SequenceKv::Run(std::span<const int32_t> tokens, int32_t num_logits
       count -= wanted - model_.max_batch_logits();
       wanted = model_.max_batch_logits();
     }
-    const Batch batch{{{tokens.subspan(position, count), position, blocks_, wanted, &policy}}};
+    const Batch batch{
+        {{tokens.subspan(position, count), position, blocks_, wanted, retrieval, retrieve_from}}};
     WINNOW_RETURN_IF_ERROR(model_.Forward(batch, logits_));
     for (int32_t i = 0; i < wanted; ++i) {
       on_logits(position + count - wanted + i - first_logit,
@@ -60,6 +89,7 @@ absl::Status SequenceKv::Run(std::span<const int32_t> tokens, int32_t num_logits
     computed_tokens_ += count;
     tokens_.insert(tokens_.end(), tokens.begin() + position - count, tokens.begin() + position);
   }
+  counts_ = retrieval != nullptr ? retrieval->TakeCounts() : RetrievalCounts();
   return absl::OkStatus();
 }
 

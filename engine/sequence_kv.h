@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -26,20 +27,37 @@ class SequenceKv {
   // The longest sequence that fits: the model's context, or its KV pool.
   int32_t max_tokens() const;
 
-  // Computes `tokens` and calls `on_logits(row, logits)` for each of the last `num_logits`, row 0
-  // first; the span lives until the callback returns.
-  // REQUIRES: 1 <= num_logits <= tokens.size() <= max_tokens().
+  // Computes `tokens`, those from `retrieve_from` on under `policy`, and calls `on_logits(row,
+  // logits)` for each of the last `num_logits`, row 0 first; the span lives until the callback
+  // returns. Errors: what the model's CheckPolicy, NewRetrievalState and Forward give. REQUIRES: 1
+  // <= num_logits <= tokens.size() <= max_tokens().
   using OnLogits = std::function<void(int32_t row, std::span<const float> logits)>;
   absl::Status Run(std::span<const int32_t> tokens, int32_t num_logits,
-                   const AttentionPolicy& policy, const OnLogits& on_logits);
+                   const AttentionPolicy& policy, int32_t retrieve_from, const OnLogits& on_logits);
 
+  // The next Run computes again from token `tokens` on: what it counts does not depend on what ran
+  // before.
+  void Forget(int32_t tokens) {
+    if (tokens < static_cast<int32_t>(tokens_.size())) tokens_.resize(tokens);
+  }
+  // Of the tokens that the last Run computed.
+  const RetrievalCounts& counts() const { return counts_; }
   int64_t computed_tokens() const { return computed_tokens_; }  // in all, without those reused
 
  private:
+  absl::StatusOr<RetrievalState*> StateOf(const AttentionPolicy& policy);
+  int32_t Reusable(std::span<const int32_t> tokens, const AttentionPolicy& policy,
+                   int32_t retrieve_from) const;
+
   Model& model_;
   const std::vector<int32_t> blocks_;
-  AttentionPolicy policy_;       // under which tokens_ were computed
+  // Of every policy that ran: their indexes go on from where they are, as the KV before it is the
+  // same.
+  std::vector<std::unique_ptr<RetrievalState>> states_;
   std::vector<int32_t> tokens_;  // whose KV is in the blocks
+  AttentionPolicy policy_;       // under which those from retrieve_from_ on were computed
+  int32_t retrieve_from_ = 0;
+  RetrievalCounts counts_;
   std::vector<float> logits_;
   int64_t computed_tokens_ = 0;
 };

@@ -34,7 +34,7 @@ class Timer {
 }  // namespace
 
 void TimedBackend::Reset() {
-  matmul_ = attention_ = other_ = OpTotals();
+  matmul_ = attention_ = index_ = select_ = complete_ = other_ = OpTotals();
   shapes_.clear();
 }
 
@@ -122,6 +122,117 @@ void TimedBackend::WriteKv(const Tensor& k, const Tensor& v, std::span<const Att
 void TimedBackend::SiluMul(const Tensor& gate_up, const Tensor& out) {
   const Timer timer(other_);
   inner_.SiluMul(gate_up, out);
+}
+
+std::unique_ptr<kernels::PackedEncoder> TimedBackend::PackEncoder(
+    const kernels::EncoderWeights& weights) {
+  return inner_.PackEncoder(weights);
+}
+
+std::unique_ptr<kernels::PackedFeatureMap> TimedBackend::PackFeatureMap(
+    const kernels::FeatureMapWeights& weights) {
+  return inner_.PackFeatureMap(weights);
+}
+
+void TimedBackend::EncodeKeys(std::span<const kernels::KeySpan> spans, const void* pool,
+                              const kernels::KvLayout& layout,
+                              const kernels::PackedEncoder& encoder, void* codes,
+                              const kernels::CodeLayout& code_layout) {
+  const Timer timer(index_);
+  inner_.EncodeKeys(spans, pool, layout, encoder, codes, code_layout);
+}
+
+void TimedBackend::BoundKeys(std::span<const kernels::KeySpan> spans, const void* pool,
+                             const kernels::KvLayout& layout, void* bounds) {
+  const Timer timer(index_);
+  inner_.BoundKeys(spans, pool, layout, bounds);
+}
+
+void TimedBackend::QuantizeKeys(std::span<const kernels::KeySpan> spans, const void* pool,
+                                const kernels::KvLayout& layout, void* int4_keys) {
+  const Timer timer(index_);
+  inner_.QuantizeKeys(spans, pool, layout, int4_keys);
+}
+
+void TimedBackend::EncodeQueries(const kernels::Tensor& q,
+                                 std::span<const kernels::RetrievalQuery> queries,
+                                 const kernels::PackedEncoder& encoder, void* codes) {
+  const Timer timer(select_);
+  inner_.EncodeQueries(q, queries, encoder, codes);
+}
+
+void TimedBackend::SelectByCodes(std::span<const kernels::RetrievalQuery> queries,
+                                 const void* query_codes, int32_t group, const void* codes,
+                                 const kernels::CodeLayout& code_layout,
+                                 const kernels::Selection& chosen) {
+  const Timer timer(select_);
+  inner_.SelectByCodes(queries, query_codes, group, codes, code_layout, chosen);
+}
+
+void TimedBackend::SelectByBounds(const kernels::Tensor& q,
+                                  std::span<const kernels::RetrievalQuery> queries,
+                                  const void* bounds, const kernels::KvLayout& layout, float scale,
+                                  const kernels::Selection& chosen) {
+  const Timer timer(select_);
+  inner_.SelectByBounds(q, queries, bounds, layout, scale, chosen);
+}
+
+void TimedBackend::SelectByLogits(const kernels::Tensor& q,
+                                  std::span<const kernels::RetrievalQuery> queries,
+                                  const void* pool, const kernels::KvLayout& layout, float scale,
+                                  const kernels::Selection& chosen) {
+  const Timer timer(select_);
+  inner_.SelectByLogits(q, queries, pool, layout, scale, chosen);
+}
+
+void TimedBackend::PruneSelection(const kernels::Tensor& q,
+                                  std::span<const kernels::RetrievalQuery> queries,
+                                  const void* int4_keys, const kernels::KvLayout& layout,
+                                  float scale, float p, const kernels::Selection& candidates,
+                                  const kernels::Selection& kept) {
+  const Timer timer(select_);
+  inner_.PruneSelection(q, queries, int4_keys, layout, scale, p, candidates, kept);
+}
+
+void TimedBackend::AttendRows(const kernels::Tensor& q,
+                              std::span<const kernels::RetrievalQuery> queries,
+                              std::span<const kernels::RowList> lists,
+                              const kernels::KvLayout& layout, float scale, float* states) {
+  const Timer timer(attention_);
+  inner_.AttendRows(q, queries, lists, layout, scale, states);
+}
+
+void TimedBackend::ExtendSummaries(std::span<const kernels::SummaryExtension> extensions,
+                                   const void* pool, const kernels::KvLayout& layout,
+                                   const kernels::PackedFeatureMap& key_map) {
+  const Timer timer(index_);
+  inner_.ExtendSummaries(extensions, pool, layout, key_map);
+}
+
+void TimedBackend::CompleteStates(const kernels::Tensor& q,
+                                  std::span<const kernels::RetrievalQuery> queries,
+                                  std::span<const kernels::CompletionGroup> groups,
+                                  std::span<const kernels::RowList> lists, const void* pool,
+                                  const kernels::KvLayout& layout,
+                                  const kernels::PackedFeatureMap& key_map,
+                                  const kernels::PackedFeatureMap& query_map, float* states) {
+  const Timer timer(complete_);
+  inner_.CompleteStates(q, queries, groups, lists, pool, layout, key_map, query_map, states);
+}
+
+void TimedBackend::FinishStates(std::span<const kernels::RetrievalQuery> queries,
+                                const float* states, int32_t head_dim, const kernels::Tensor& out) {
+  const Timer timer(attention_);
+  inner_.FinishStates(queries, states, head_dim, out);
+}
+
+void TimedBackend::MeasureSelection(const kernels::Tensor& q,
+                                    std::span<const kernels::RetrievalQuery> queries,
+                                    const void* pool, const kernels::KvLayout& layout, float scale,
+                                    const kernels::Selection& chosen,
+                                    kernels::SelectionQuality* quality) {
+  const Timer timer(other_);
+  inner_.MeasureSelection(q, queries, pool, layout, scale, chosen, quality);
 }
 
 }  // namespace winnow::engine

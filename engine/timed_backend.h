@@ -35,6 +35,11 @@ class TimedBackend final : public kernels::Backend {
   void Reset();
   const OpTotals& matmul() const { return matmul_; }
   const OpTotals& attention() const { return attention_; }
+  // Of retrieval, seconds only: making indexes; choosing tokens; completion. Attention over chosen
+  // rows is attention().
+  const OpTotals& index() const { return index_; }
+  const OpTotals& select() const { return select_; }
+  const OpTotals& complete() const { return complete_; }
   const OpTotals& other() const { return other_; }  // seconds only
   const std::vector<MatmulShape>& matmul_shapes() const { return shapes_; }
 
@@ -62,11 +67,54 @@ class TimedBackend final : public kernels::Backend {
               const void* pool, const kernels::KvLayout& layout, float scale,
               const kernels::Tensor& out) override;
   void SiluMul(const kernels::Tensor& gate_up, const kernels::Tensor& out) override;
+  std::unique_ptr<kernels::PackedEncoder> PackEncoder(
+      const kernels::EncoderWeights& weights) override;
+  std::unique_ptr<kernels::PackedFeatureMap> PackFeatureMap(
+      const kernels::FeatureMapWeights& weights) override;
+  void EncodeKeys(std::span<const kernels::KeySpan> spans, const void* pool,
+                  const kernels::KvLayout& layout, const kernels::PackedEncoder& encoder,
+                  void* codes, const kernels::CodeLayout& code_layout) override;
+  void BoundKeys(std::span<const kernels::KeySpan> spans, const void* pool,
+                 const kernels::KvLayout& layout, void* bounds) override;
+  void QuantizeKeys(std::span<const kernels::KeySpan> spans, const void* pool,
+                    const kernels::KvLayout& layout, void* int4_keys) override;
+  void EncodeQueries(const kernels::Tensor& q, std::span<const kernels::RetrievalQuery> queries,
+                     const kernels::PackedEncoder& encoder, void* codes) override;
+  void SelectByCodes(std::span<const kernels::RetrievalQuery> queries, const void* query_codes,
+                     int32_t group, const void* codes, const kernels::CodeLayout& code_layout,
+                     const kernels::Selection& chosen) override;
+  void SelectByBounds(const kernels::Tensor& q, std::span<const kernels::RetrievalQuery> queries,
+                      const void* bounds, const kernels::KvLayout& layout, float scale,
+                      const kernels::Selection& chosen) override;
+  void SelectByLogits(const kernels::Tensor& q, std::span<const kernels::RetrievalQuery> queries,
+                      const void* pool, const kernels::KvLayout& layout, float scale,
+                      const kernels::Selection& chosen) override;
+  void PruneSelection(const kernels::Tensor& q, std::span<const kernels::RetrievalQuery> queries,
+                      const void* int4_keys, const kernels::KvLayout& layout, float scale, float p,
+                      const kernels::Selection& candidates,
+                      const kernels::Selection& kept) override;
+  void AttendRows(const kernels::Tensor& q, std::span<const kernels::RetrievalQuery> queries,
+                  std::span<const kernels::RowList> lists, const kernels::KvLayout& layout,
+                  float scale, float* states) override;
+  void ExtendSummaries(std::span<const kernels::SummaryExtension> extensions, const void* pool,
+                       const kernels::KvLayout& layout,
+                       const kernels::PackedFeatureMap& key_map) override;
+  void CompleteStates(const kernels::Tensor& q, std::span<const kernels::RetrievalQuery> queries,
+                      std::span<const kernels::CompletionGroup> groups,
+                      std::span<const kernels::RowList> lists, const void* pool,
+                      const kernels::KvLayout& layout, const kernels::PackedFeatureMap& key_map,
+                      const kernels::PackedFeatureMap& query_map, float* states) override;
+  void FinishStates(std::span<const kernels::RetrievalQuery> queries, const float* states,
+                    int32_t head_dim, const kernels::Tensor& out) override;
+  void MeasureSelection(const kernels::Tensor& q, std::span<const kernels::RetrievalQuery> queries,
+                        const void* pool, const kernels::KvLayout& layout, float scale,
+                        const kernels::Selection& chosen,
+                        kernels::SelectionQuality* quality) override;
 
  private:
   kernels::Backend& inner_;
   const kernels::DType compute_;
-  OpTotals matmul_, attention_, other_;
+  OpTotals matmul_, attention_, index_, select_, complete_, other_;
   std::vector<MatmulShape> shapes_;
 };
 

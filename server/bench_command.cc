@@ -26,6 +26,7 @@ struct BenchFlags {
   BenchModelFlags model;
   std::string json_path;
   std::vector<int64_t> contexts = {1024, 32768, 131072};
+  std::vector<std::string> policies;  // of decode; none: dense
   int32_t batch = 1;
   int32_t steps = 30;
   std::vector<int64_t> tokens = {512, 2048};
@@ -89,7 +90,13 @@ int BenchDecode(BenchFlags flags) {
   const int64_t longest = *std::max_element(flags.contexts.begin(), flags.contexts.end());
   const int64_t kv_tokens = (longest + options.block_tokens - 1) / options.block_tokens *
                             options.block_tokens * flags.batch;
-  const auto made = MakeBenchModel(flags.model, kv_tokens);
+  std::vector<engine::AttentionPolicy> policies(1);
+  for (const std::string& text : flags.policies) {
+    const auto policy = engine::ParseAttentionPolicy(text);
+    if (!policy.ok()) return ReportInputError("bench", policy.status());
+    if (!policy->IsDense()) policies.push_back(*policy);
+  }
+  const auto made = MakeBenchModel(flags.model, kv_tokens, policies);
   if (!made.ok()) return ModelError(flags, made.status());
   BenchModel& model = **made;
   if (absl::Status status = CheckLengths(model, flags.contexts, "--contexts"); !status.ok()) {
@@ -98,37 +105,48 @@ int BenchDecode(BenchFlags flags) {
 
   FILE* const table = TableFile(flags);
   PrintHeader(table, model);
-  std::fprintf(table, "%9s %6s %9s %9s %9s %10s %7s %22s %22s %9s\n", "context", "batch", "ms/step",
-               "median", "GB/s", "read loop", "share", "matmul ms, GB/s", "attention ms, GB/s",
-               "other ms");
   Json json = {{"decode", Json::array()}, {"run", RunInfo(flags, model)}};
+  std::fprintf(table, "%9s %9s %9s %7s %10s %7s %8s %8s %8s %8s %8s %8s %9s  %s\n", "context",
+               "ms/step", "median", "GB/s", "read loop", "share", "matmul", "attend", "select",
+               "index", "complete", "other", "attn, x", "policy");
   for (const int64_t context : flags.contexts) {
-    const absl::StatusOr<DecodeResult> result =
-        RunDecode(model, context, flags.batch, flags.steps, options.num_threads);
-    if (!result.ok()) return ReportFailure("bench", result.status());
-    const DecodeResult& r = *result;
-    const double matmul_rate = r.matmul.bytes / r.matmul.seconds;
-    const double attention_rate = r.attention.bytes / r.attention.seconds;
-    std::fprintf(
-        table, "%9lld %6d %9.3f %9.3f %9.2f %10.2f %6.1f%% %12.3f, %8.2f %12.3f, %8.2f %9.3f\n",
-        static_cast<long long>(r.context), r.batch, r.seconds / kMilli, r.seconds_median / kMilli,
-        r.BytesPerSecond() / kGiga, r.read_loop_bytes_per_s / kGiga, 100 * r.Share(),
-        r.matmul.seconds / kMilli, matmul_rate / kGiga, r.attention.seconds / kMilli,
-        attention_rate / kGiga, r.other.seconds / kMilli);
-    std::fflush(table);
-    json["decode"].push_back({{"context", r.context},
-                              {"batch", r.batch},
-                              {"ms_per_step", Round(r.seconds / kMilli)},
-                              {"ms_per_step_median", Round(r.seconds_median / kMilli)},
-                              {"bytes_per_step", r.bytes},
-                              {"gb_per_s", Round(r.BytesPerSecond() / kGiga)},
-                              {"read_loop_gb_per_s", Round(r.read_loop_bytes_per_s / kGiga)},
-                              {"share_of_read_loop", Round(r.Share())},
-                              {"matmul_ms", Round(r.matmul.seconds / kMilli)},
-                              {"matmul_gb_per_s", Round(matmul_rate / kGiga)},
-                              {"attention_ms", Round(r.attention.seconds / kMilli)},
-                              {"attention_gb_per_s", Round(attention_rate / kGiga)},
-                              {"other_ms", Round(r.other.seconds / kMilli)}});
+    double dense_attention = 0;
+    for (const engine::AttentionPolicy& policy : policies) {
+      const absl::StatusOr<DecodeResult> result =
+          RunDecode(model, context, flags.batch, policy, flags.steps, options.num_threads);
+      if (!result.ok()) return ReportFailure("bench", result.status());
+      const DecodeResult& r = *result;
+      if (policy.IsDense()) dense_attention = r.AttentionSeconds();
+      const double times_faster = dense_attention / r.AttentionSeconds();
+      std::fprintf(table,
+                   "%9lld %9.3f %9.3f %7.2f %10.2f %6.1f%% %8.3f %8.3f %8.3f %8.3f %8.3f %8.3f "
+                   "%9.2f  %s\n",
+                   static_cast<long long>(r.context), r.seconds / kMilli, r.seconds_median / kMilli,
+                   r.BytesPerSecond() / kGiga, r.read_loop_bytes_per_s / kGiga, 100 * r.Share(),
+                   r.matmul.seconds / kMilli, r.attention.seconds / kMilli,
+                   r.select.seconds / kMilli, r.index.seconds / kMilli, r.complete.seconds / kMilli,
+                   r.other.seconds / kMilli, times_faster, r.policy.c_str());
+      std::fflush(table);
+      json["decode"].push_back({{"context", r.context},
+                                {"policy", r.policy},
+                                {"batch", r.batch},
+                                {"ms_per_step", Round(r.seconds / kMilli)},
+                                {"ms_per_step_median", Round(r.seconds_median / kMilli)},
+                                {"bytes_per_step", r.bytes},
+                                {"kv_bytes_per_step", r.kv_bytes},
+                                {"index_bytes_per_step", r.index_bytes},
+                                {"gb_per_s", Round(r.BytesPerSecond() / kGiga)},
+                                {"read_loop_gb_per_s", Round(r.read_loop_bytes_per_s / kGiga)},
+                                {"share_of_read_loop", Round(r.Share())},
+                                {"matmul_ms", Round(r.matmul.seconds / kMilli)},
+                                {"attention_ms", Round(r.AttentionSeconds() / kMilli)},
+                                {"attend_ms", Round(r.attention.seconds / kMilli)},
+                                {"select_ms", Round(r.select.seconds / kMilli)},
+                                {"index_ms", Round(r.index.seconds / kMilli)},
+                                {"complete_ms", Round(r.complete.seconds / kMilli)},
+                                {"other_ms", Round(r.other.seconds / kMilli)},
+                                {"attention_times_faster_than_dense", Round(times_faster)}});
+    }
   }
   return Finish(flags, json);
 }
@@ -136,7 +154,7 @@ int BenchDecode(BenchFlags flags) {
 int BenchPrefill(BenchFlags flags) {
   const int64_t longest = *std::max_element(flags.tokens.begin(), flags.tokens.end());
   flags.model.model.max_batch_logits = 1;
-  const auto made = MakeBenchModel(flags.model, longest);
+  const auto made = MakeBenchModel(flags.model, longest, {});
   if (!made.ok()) return ModelError(flags, made.status());
   BenchModel& model = **made;
   if (absl::Status status = CheckLengths(model, flags.tokens, "--tokens"); !status.ok()) {
@@ -250,6 +268,10 @@ void AddBenchCommand(CLI::App& app, int* exit_code) {
       ->delimiter(',')
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
       ->capture_default_str();
+  decode
+      ->add_option("--policy", flags->policies,
+                   "Attention policy, may be repeated; each beside dense")
+      ->type_name("POLICY");
   decode->add_option("--batch", flags->batch, "Sequences in a step")
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();

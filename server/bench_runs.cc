@@ -23,7 +23,7 @@ constexpr double kReadLoopBytesMax = double{1 << 30};
 
 struct Timed {
   double seconds = 0;
-  engine::OpTotals matmul, attention, other;
+  engine::OpTotals matmul, attention, index, select, complete, other;
 };
 
 // Runs `body` once to warm up and `count` times more.
@@ -35,7 +35,9 @@ absl::StatusOr<std::vector<Timed>> Repeat(engine::TimedBackend& timed, int32_t c
     const Clock::time_point start = Clock::now();
     WINNOW_RETURN_IF_ERROR(body());
     const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
-    if (i > 0) runs.push_back({seconds, timed.matmul(), timed.attention(), timed.other()});
+    if (i == 0) continue;
+    runs.push_back({seconds, timed.matmul(), timed.attention(), timed.index(), timed.select(),
+                    timed.complete(), timed.other()});
   }
   std::sort(runs.begin(), runs.end(),
             [](const Timed& a, const Timed& b) { return a.seconds < b.seconds; });
@@ -51,8 +53,9 @@ std::vector<int32_t> RandomTokens(int64_t count, int32_t vocab_size) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<BenchModel>> MakeBenchModel(const BenchModelFlags& flags,
-                                                           int64_t kv_tokens) {
+absl::StatusOr<std::unique_ptr<BenchModel>> MakeBenchModel(
+    const BenchModelFlags& flags, int64_t kv_tokens,
+    std::span<const engine::AttentionPolicy> policies) {
   auto made = std::make_unique<BenchModel>();
   const engine::Weights* weights = &made->weights;
   if (!flags.model_dir.empty()) {
@@ -69,6 +72,7 @@ absl::StatusOr<std::unique_ptr<BenchModel>> MakeBenchModel(const BenchModelFlags
                                  options.block_tokens, options.kv_dtype};
   options.kv_bytes = (kv_tokens + options.block_tokens - 1) / options.block_tokens *
                      static_cast<int64_t>(layout.BlockBytes()) * made->config.num_layers;
+  options.retrieval = engine::OptionsFor(policies, nullptr);
   WINNOW_RETURN_IF_ERROR(engine::CheckMemory(made->config, options));
   if (flags.model_dir.empty()) {
     WINNOW_ASSIGN_OR_RETURN(made->synthetic, engine::MakeSyntheticWeights(made->config, 1));
@@ -83,22 +87,29 @@ absl::StatusOr<std::unique_ptr<BenchModel>> MakeBenchModel(const BenchModelFlags
 }
 
 absl::StatusOr<DecodeResult> RunDecode(BenchModel& model, int64_t context, int32_t batch,
-                                       int32_t steps, int num_threads) {
+                                       const engine::AttentionPolicy& policy, int32_t steps,
+                                       int num_threads) {
   engine::Decoder& decoder = *model.decoder;
-  const engine::AttentionPolicy dense;
+  WINNOW_RETURN_IF_ERROR(decoder.CheckPolicy(policy));
   const int64_t blocks = (context + decoder.block_tokens() - 1) / decoder.block_tokens();
   std::vector<int32_t> all_blocks(blocks * batch);
   std::iota(all_blocks.begin(), all_blocks.end(), 0);
   const std::vector<int32_t> tokens = RandomTokens(batch, decoder.vocab_size());
   std::vector<float> logits(static_cast<size_t>(batch) * decoder.vocab_size());
   engine::Batch step;
+  std::vector<std::unique_ptr<engine::RetrievalState>> states(batch);
   for (int32_t i = 0; i < batch; ++i) {
+    if (!policy.IsDense()) {
+      WINNOW_ASSIGN_OR_RETURN(states[i], decoder.NewRetrievalState(policy));
+    }
     step.chunks.push_back({std::span(tokens).subspan(i, 1), static_cast<int32_t>(context - 1),
-                           std::span(all_blocks).subspan(i * blocks, blocks), 1, &dense});
+                           std::span(all_blocks).subspan(i * blocks, blocks), 1, states[i].get(),
+                           0});
   }
   // The read loop runs before and after, so that a busy spell of the machine meets both.
   DecodeResult result;
   result.context = context;
+  result.policy = engine::ToString(policy);
   result.batch = batch;
   const auto read_loop = [&](double bytes) {
     return kernels::MeasureReadBytesPerSecond(
@@ -106,7 +117,16 @@ absl::StatusOr<DecodeResult> RunDecode(BenchModel& model, int64_t context, int32
   };
   model.timed->Reset();
   WINNOW_RETURN_IF_ERROR(decoder.Forward(step, logits));
-  result.bytes = model.timed->matmul().bytes + model.timed->attention().bytes;
+  if (policy.IsDense()) {
+    result.kv_bytes = model.timed->attention().bytes;
+  } else {
+    for (const auto& state : states) {
+      const engine::RetrievalCounts counts = state->TakeCounts();
+      result.kv_bytes += static_cast<double>(counts.rows_read) * decoder.kv_row_bytes();
+      result.index_bytes += static_cast<double>(counts.mid_rows) * decoder.IndexRowBytes(policy);
+    }
+  }
+  result.bytes = model.timed->matmul().bytes + result.kv_bytes + result.index_bytes;
   result.read_loop_bytes_per_s = read_loop(result.bytes);
   WINNOW_ASSIGN_OR_RETURN(const std::vector<Timed> runs, Repeat(*model.timed, steps, [&] {
                             return decoder.Forward(step, logits);
@@ -119,6 +139,9 @@ absl::StatusOr<DecodeResult> RunDecode(BenchModel& model, int64_t context, int32
   result.seconds_median = runs[runs.size() / 2].seconds;
   result.matmul = runs.front().matmul;
   result.attention = runs.front().attention;
+  result.index = runs.front().index;
+  result.select = runs.front().select;
+  result.complete = runs.front().complete;
   result.other = runs.front().other;
   return result;
 }
@@ -126,7 +149,6 @@ absl::StatusOr<DecodeResult> RunDecode(BenchModel& model, int64_t context, int32
 absl::StatusOr<PrefillResult> RunPrefill(BenchModel& model, int64_t tokens, int32_t repetitions,
                                          int num_threads) {
   engine::Decoder& decoder = *model.decoder;
-  const engine::AttentionPolicy dense;
   std::vector<int32_t> blocks((tokens + decoder.block_tokens() - 1) / decoder.block_tokens());
   std::iota(blocks.begin(), blocks.end(), 0);
   const std::vector<int32_t> prompt = RandomTokens(tokens, decoder.vocab_size());
@@ -136,7 +158,7 @@ absl::StatusOr<PrefillResult> RunPrefill(BenchModel& model, int64_t tokens, int3
       const int64_t count = std::min<int64_t>(decoder.max_batch_tokens(), tokens - position);
       const engine::Batch chunk{
           {{std::span(prompt).subspan(position, count), static_cast<int32_t>(position), blocks,
-            position + count == tokens ? 1 : 0, &dense}}};
+            position + count == tokens ? 1 : 0}}};
       WINNOW_RETURN_IF_ERROR(decoder.Forward(chunk, logits));
       position += count;
     }

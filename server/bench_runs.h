@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -38,25 +39,35 @@ struct BenchModel {
   std::unique_ptr<engine::Decoder> decoder;
 };
 
-// With a KV pool of `kv_tokens` tokens.
-absl::StatusOr<std::unique_ptr<BenchModel>> MakeBenchModel(const BenchModelFlags& flags,
-                                                           int64_t kv_tokens);
+// With a KV pool of `kv_tokens` tokens, and the indexes that `policies` need.
+absl::StatusOr<std::unique_ptr<BenchModel>> MakeBenchModel(
+    const BenchModelFlags& flags, int64_t kv_tokens,
+    std::span<const engine::AttentionPolicy> policies);
 
 struct DecodeResult {
-  int64_t context = 0;                     // keys that each sequence attends to
+  int64_t context = 0;  // keys that each sequence sees
+  std::string policy;
   int32_t batch = 0;                       // sequences
   double seconds = 0, seconds_median = 0;  // of one step
-  double bytes = 0;                        // weights and KV that a step reads
+  double bytes = 0;                        // weights, KV and index that a step reads
+  double kv_bytes = 0, index_bytes = 0;    // of them
   double read_loop_bytes_per_s = 0;
-  engine::OpTotals matmul, attention, other;  // of the best step
+  // Of the best step. Index: this token's codes. Select: scores and choice. Complete: the summary's
+  // part.
+  engine::OpTotals matmul, attention, index, select, complete, other;
+  // Everything between a layer's products: all of the above but matmul and other, and finding the
+  // rows.
+  double AttentionSeconds() const { return seconds - matmul.seconds - other.seconds; }
   double BytesPerSecond() const { return bytes / seconds; }
   double Share() const { return BytesPerSecond() / read_loop_bytes_per_s; }
 };
 
-// One token for each of `batch` sequences, whose caches hold noise up to `context`.
-// REQUIRES: a model with a KV pool of context*batch tokens, rounded up to blocks for each sequence.
+// One token for each of `batch` sequences, whose caches hold noise up to `context`. The index over
+// the noise is made before anything is timed. REQUIRES: a model with a KV pool of context*batch
+// tokens, rounded up to blocks for each sequence.
 absl::StatusOr<DecodeResult> RunDecode(BenchModel& model, int64_t context, int32_t batch,
-                                       int32_t steps, int num_threads);
+                                       const engine::AttentionPolicy& policy, int32_t steps,
+                                       int num_threads);
 
 struct PrefillResult {
   int64_t tokens = 0;

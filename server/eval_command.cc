@@ -103,6 +103,9 @@ int Eval(EvalFlags flags) {
   }
 
   flags.model.max_batch_logits = flags.model.max_batch_tokens;
+  // Every query is measured, and a policy retrieves wherever its text lets it.
+  flags.model.retrieval.policies = *policies;
+  flags.model.retrieval.probe_interval = 1;
   // Flags that do not fit the model are the flags' fault, not the directory's.
   const auto config = engine::LoadModelConfig(flags.model_dir);
   if (!config.ok()) return ReportModelError("eval", config.status());
@@ -155,7 +158,12 @@ int Eval(EvalFlags flags) {
                                 {"free_run", flags.options.free_run},
                                 {"computed_tokens", evaluator.computed_tokens()},
                                 {"seconds", seconds}};
-  if (tasks.empty()) run["window_tokens"] = flags.options.window_tokens;
+  if (tasks.empty()) {
+    run["window_tokens"] = flags.options.window_tokens;
+    run["retrieve_from"] = flags.options.retrieve_from;
+  } else {
+    run["suffix"] = flags.options.suffix;
+  }
   const absl::Status written =
       WriteTextFile(flags.json_path, engine::EvalJson(cells, texts, run.dump()));
   return written.ok() ? kExitOk : ReportFailure("eval", written);
@@ -202,9 +210,22 @@ void AddEvalCommand(CLI::App& app, int* exit_code) {
       ->check(CLI::Range(2, 1 << 30))
       ->needs(command->get_option("--text"))
       ->capture_default_str();
+  command
+      ->add_option("--suffix", flags->options.suffix,
+                   "Last tokens of a prompt that retrieve, beside the answer's")
+      ->check(CLI::Range(0, 1 << 28))
+      ->needs(command->get_option("--tasks"))
+      ->capture_default_str();
+  command
+      ->add_option("--retrieve-from", flags->options.retrieve_from,
+                   "Token of a window of text from which on all retrieve")
+      ->check(CLI::Range(0, 1 << 28))
+      ->needs(command->get_option("--text"))
+      ->capture_default_str();
   command->add_option("--json", flags->json_path, "Also write the results here; - is stdout")
       ->type_name("OUT");
   AddModelFlags(*command, flags->model);
+  AddArtifactFlag(*command, flags->model);
   command->callback([flags, exit_code] { *exit_code = Eval(*flags); });
 }
 

@@ -228,7 +228,7 @@ TEST_P(BatchInvariance, RandomInterleavingsAndChunksGiveTheSameBits) {
         const int32_t size = 1 + static_cast<int32_t>(random() % std::min(rest, room));
         const int32_t wanted = static_cast<int32_t>(random() % (size + 1));
         batch.chunks.push_back({std::span(sequence.tokens).subspan(sequence.done, size),
-                                sequence.done, sequence.blocks, wanted, &testing::kDense});
+                                sequence.done, sequence.blocks, wanted});
         sequence.done += size;
         for (int32_t i = sequence.done - wanted; i < sequence.done; ++i) {
           expected_rows.push_back(&sequence.expected[size_t{1} * i * vocab_size]);
@@ -347,30 +347,26 @@ class DecoderDeathTest : public ::testing::Test {
 };
 
 TEST_F(DecoderDeathTest, BatchesOutOfBoundsAreCaught) {
-  const AttentionPolicy* dense = &testing::kDense;
   const std::vector<int32_t> bad_token = {301};
   const std::vector<int32_t> bad_block = {0, model_.decoder->num_blocks()};
   const std::vector<int32_t> many(97, 1);
   const std::vector<int32_t> all_blocks(40, 0);
   EXPECT_DEATH(Forward({}), "CHECK failed");
-  EXPECT_DEATH(Forward({{many, 0, all_blocks, 0, dense}}), "CHECK failed");
-  EXPECT_DEATH(Forward({{bad_token, 0, blocks_, 1, dense}}), "CHECK failed");
-  EXPECT_DEATH(Forward({{tokens_, 0, bad_block, 1, dense}}), "CHECK failed");
-  EXPECT_DEATH(Forward({{tokens_, 30, blocks_, 1, dense}}), "CHECK failed");
-  EXPECT_DEATH(Forward({{tokens_, 500, all_blocks, 1, dense}}), "CHECK failed");
-  EXPECT_DEATH(Forward({{tokens_, 0, blocks_, 21, dense}}), "CHECK failed");
-  EXPECT_DEATH(Forward({{tokens_, 0, blocks_, 1, nullptr}}), "CHECK failed");
+  EXPECT_DEATH(Forward({{many, 0, all_blocks, 0}}), "CHECK failed");
+  EXPECT_DEATH(Forward({{bad_token, 0, blocks_, 1}}), "CHECK failed");
+  EXPECT_DEATH(Forward({{tokens_, 0, bad_block, 1}}), "CHECK failed");
+  EXPECT_DEATH(Forward({{tokens_, 30, blocks_, 1}}), "CHECK failed");
+  EXPECT_DEATH(Forward({{tokens_, 500, all_blocks, 1}}), "CHECK failed");
+  EXPECT_DEATH(Forward({{tokens_, 0, blocks_, 21}}), "CHECK failed");
 }
 
 TEST_F(DecoderDeathTest, TwoChunksThatWriteOneBlockAreCaught) {
   const std::vector<int32_t> shared_first = {0, 2};
-  EXPECT_DEATH(Forward({{tokens_, 0, blocks_, 1, &testing::kDense},
-                        {tokens_, 0, shared_first, 1, &testing::kDense}}),
+  EXPECT_DEATH(Forward({{tokens_, 0, blocks_, 1}, {tokens_, 0, shared_first, 1}}),
                "block_written_in_");
   // Reading a block that another chunk reads too is what shared prefixes are.
   const std::vector<int32_t> one = {1};
-  Forward({{one, 16, std::vector<int32_t>{0, 1}, 1, &testing::kDense},
-           {one, 16, std::vector<int32_t>{0, 2}, 1, &testing::kDense}});
+  Forward({{one, 16, std::vector<int32_t>{0, 1}, 1}, {one, 16, std::vector<int32_t>{0, 2}, 1}});
 }
 
 }  // namespace

@@ -48,11 +48,9 @@ TEST_F(EngineTest, TokensEqualAPlainLoopOverTheModel) {
   std::vector<int32_t> table(plain.num_blocks());
   for (int32_t i = 0; i < plain.num_blocks(); ++i) table[i] = i;
   std::vector<float> logits(plain.vocab_size());
-  const AttentionPolicy policy;
   for (int i = 0; i < 20; ++i) {
     Batch batch;
-    batch.chunks.push_back(
-        {.tokens = all, .position = 0, .block_table = table, .num_logits = 1, .policy = &policy});
+    batch.chunks.push_back({.tokens = all, .position = 0, .block_table = table, .num_logits = 1});
     ASSERT_TRUE(plain.Forward(batch, logits).ok());
     all.push_back(
         static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin()));

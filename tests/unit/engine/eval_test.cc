@@ -107,7 +107,7 @@ class SequenceKvTest : public ::testing::Test {
                                    int32_t num_logits) {
     std::vector<float> all;
     int32_t next = 0;
-    const absl::Status status = sequence.Run(tokens, num_logits, testing::kDense,
+    const absl::Status status = sequence.Run(tokens, num_logits, testing::kDense, 0,
                                              [&](int32_t row, std::span<const float> logits) {
                                                EXPECT_EQ(row, next++);
                                                all.insert(all.end(), logits.begin(), logits.end());
@@ -170,6 +170,7 @@ class EvaluatorTest : public ::testing::Test {
     ModelOptions options;
     options.max_batch_tokens = options.max_batch_logits = 128;
     options.max_context = 4096;
+    options.retrieval.probe_interval = 1;
     auto loaded = LoadModel(std::string(WINNOW_SOURCE_DIR) + "/models/needle-5m", options);
     ASSERT_TRUE(loaded.ok()) << loaded.status();
     model_ = std::move(*loaded).release();
@@ -311,6 +312,43 @@ TEST_F(EvaluatorTest, FreeAnswersEndAtAnEndToken) {
   const auto cells = MakeEvaluator({}).RunTasks({&task, 1}, {&testing::kDense, 1}, nullptr);
   ASSERT_TRUE(cells.ok()) << cells.status();
   EXPECT_EQ(cells->front().contains, 0);
+// What is computed once for several policies is what each would compute alone.
+TEST_F(EvaluatorTest, PoliciesTogetherGiveWhatEachGivesAlone) {
+  const std::vector<EvalTask> tasks = {Task("facts", 1024), Task("facts", 2048)};
+  std::vector<AttentionPolicy> policies;
+  for (const char* text :
+       {"dense", "window:window=40", "oracle:k=30,window=40,suffix=9", "oracle:k=2%,window=40"}) {
+    policies.push_back(*ParseAttentionPolicy(text));
+  }
+  const auto together = MakeEvaluator({}).RunTasks(tasks, policies, nullptr);
+  ASSERT_TRUE(together.ok()) << together.status();
+  ASSERT_EQ(together->size(), 8u);
+  for (size_t i = 0; i < policies.size(); ++i) {
+    const auto alone = MakeEvaluator({}).RunTasks(tasks, {&policies[i], 1}, nullptr);
+    ASSERT_TRUE(alone.ok());
+    for (size_t length = 0; length < 2; ++length) {
+      const EvalCell& a = (*alone)[length];
+      const EvalCell& b = (*together)[i * 2 + length];
+      SCOPED_TRACE(b.policy);
+      EXPECT_EQ(a.policy, b.policy);
+      EXPECT_EQ(a.n, b.n);
+      EXPECT_EQ(a.exact, b.exact);
+      EXPECT_EQ(a.token_acc, b.token_acc);
+      EXPECT_EQ(a.contains, b.contains);
+      EXPECT_EQ(a.kept, b.kept);
+      EXPECT_EQ(a.coverage, b.coverage);
+      EXPECT_EQ(a.iou, b.iou);
+    }
+  }
+  const EvalCell& dense = (*together)[1];
+  const EvalCell& window = (*together)[3];
+  const EvalCell& oracle = (*together)[7];
+  EXPECT_EQ(dense.kept, 1);
+  EXPECT_EQ(window.kept, 0);
+  EXPECT_EQ(window.iou, 1);  // of nothing with nothing
+  EXPECT_LT(window.coverage, oracle.coverage);
+  EXPECT_EQ(oracle.iou, 1);
+  EXPECT_NEAR(oracle.kept, 0.025, 0.015);
 }
 
 TEST_F(EvaluatorTest, LengthsLimitAndOrder) {
@@ -340,6 +378,30 @@ TEST_F(EvaluatorTest, LengthsLimitAndOrder) {
   options.lengths = {7};
   const auto none = MakeEvaluator(options).RunTasks(tasks, {&testing::kDense, 1}, nullptr);
   EXPECT_EQ(none.status().code(), absl::StatusCode::kInvalidArgument) << none.status();
+}
+
+TEST_F(EvaluatorTest, TextRetrievesFromAPositionOn) {
+  std::string text;
+  for (int i = 0; i < 60; ++i) {
+    text += "The mount point of volume " + std::to_string(i) + " is a directory. ";
+  }
+  EvalOptions options;
+  options.window_tokens = 400;
+  options.retrieve_from = 150;
+  std::vector<AttentionPolicy> policies(1);
+  policies.push_back(*ParseAttentionPolicy("window:sink=2,window=20"));
+  const auto together = MakeEvaluator(options).RunText(text, policies, nullptr);
+  const auto alone = MakeEvaluator(options).RunText(text, {&policies[1], 1}, nullptr);
+  ASSERT_TRUE(together.ok() && alone.ok());
+  const TextResult &dense = (*together)[0], &window = (*together)[1];
+  EXPECT_NEAR(window.perplexity, alone->front().perplexity, 1e-9);
+  EXPECT_NEAR(window.retrieving_perplexity, alone->front().retrieving_perplexity, 1e-9);
+  EXPECT_EQ(window.tokens, dense.tokens);
+  EXPECT_GT(window.retrieving_tokens, 0);
+  EXPECT_LT(window.retrieving_tokens, window.tokens);
+  EXPECT_NE(window.retrieving_perplexity, dense.retrieving_perplexity);
+  EXPECT_EQ(window.kept, 0);
+  EXPECT_LT(window.coverage, 1);
 }
 
 TEST_F(EvaluatorTest, DocumentsBeyondTheContextAreSkippedAndCounted) {
@@ -419,8 +481,9 @@ TEST(EvalReport, JsonHasTheSchemaOfTheCommand) {
   }
   EXPECT_EQ(result["token_acc"], 0.666667);
   EXPECT_TRUE(result["contains"].is_null());
-  EXPECT_EQ(json["text"][0],
-            nlohmann::json({{"policy", "dense"}, {"perplexity", 5.5}, {"tokens", 1000}}));
+  EXPECT_EQ(json["text"][0]["policy"], "dense");
+  EXPECT_EQ(json["text"][0]["perplexity"], 5.5);
+  EXPECT_EQ(json["text"][0]["tokens"], 1000);
   EXPECT_EQ(json["run"]["model"], "m");
   const std::string table = EvalTable({&cell, 1}, {});
   EXPECT_THAT(

@@ -45,6 +45,15 @@ class FakeModel final : public Model {
   int64_t kv_rows_per_token() const override { return 6; }  // 3 layers x 2 KV heads
   int64_t kv_row_bytes() const override { return 256; }
 
+  absl::Status CheckPolicy(const AttentionPolicy& policy) const override {
+    return policy.completion ? absl::InvalidArgumentError("completion: no artifact")
+                             : absl::OkStatus();
+  }
+  absl::StatusOr<std::unique_ptr<RetrievalState>> NewRetrievalState(
+      const AttentionPolicy& policy) override {
+    return std::make_unique<RetrievalState>(policy, 3);
+  }
+
   absl::Status Forward(const Batch& batch, std::span<float> logits) override {
     ++num_forwards;
     if (on_forward) on_forward();
@@ -110,7 +119,6 @@ class FakeModel final : public Model {
     std::set<int32_t> blocks;
     for (const SequenceChunk& chunk : batch.chunks) {
       EXPECT_FALSE(chunk.tokens.empty());
-      EXPECT_NE(chunk.policy, nullptr);
       const int64_t end = chunk.position + static_cast<int64_t>(chunk.tokens.size());
       EXPECT_GE(static_cast<int64_t>(chunk.block_table.size()) * shape_.block_tokens, end);
       EXPECT_LE(end, shape_.max_context);

@@ -45,17 +45,19 @@ inline std::vector<int32_t> ShuffledBlocks(const Decoder& decoder, std::mt19937_
 }
 
 // Logits of the last `num_logits` of `tokens`, which start at `position`. Cut into chunks of at
-// most `chunk_tokens`.
+// most `chunk_tokens`. With a state, tokens from retrieve_from on retrieve.
 inline std::vector<float> Run(Decoder& decoder, std::span<const int32_t> tokens, int32_t position,
                               std::span<const int32_t> blocks, int32_t num_logits,
-                              int32_t chunk_tokens) {
+                              int32_t chunk_tokens, RetrievalState* retrieval = nullptr,
+                              int32_t retrieve_from = 0) {
   std::vector<float> all;
   const int32_t count = static_cast<int32_t>(tokens.size());
   for (int32_t done = 0; done < count;) {
     const int32_t size = std::min(chunk_tokens, count - done);
     const int32_t wanted = std::clamp(num_logits - (count - done - size), 0, size);
     Batch batch;
-    batch.chunks.push_back({tokens.subspan(done, size), position + done, blocks, wanted, &kDense});
+    batch.chunks.push_back(
+        {tokens.subspan(done, size), position + done, blocks, wanted, retrieval, retrieve_from});
     std::vector<float> logits(static_cast<size_t>(wanted) * decoder.vocab_size());
     WINNOW_CHECK(decoder.Forward(batch, logits).ok());
     all.insert(all.end(), logits.begin(), logits.end());

@@ -1,0 +1,52 @@
+// The JSON text of an artifact, checked (docs/artifact-format.md, "Header"): what the file says
+// that it holds. engine/artifact.h checks that it does.
+#ifndef WINNOW_ENGINE_ARTIFACT_HEADER_H_
+#define WINNOW_ENGINE_ARTIFACT_HEADER_H_
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/attention_policy.h"
+#include "engine/model_config.h"
+
+namespace winnow::engine {
+
+// The name of the metadata entry that holds the text.
+inline constexpr char kArtifactMetadataKey[] = "winnow_artifact";
+
+// Far above what any kind needs, low enough that products of widths are int64_t.
+inline constexpr int32_t kArtifactWidthMax = 1 << 16;
+
+struct ArtifactHeader {
+  struct Functions {
+    int32_t bits = 0;  // 32, 64, 128 or 256
+    int32_t stages = 0;
+    bool query_group = false;     // one query function gives the codes of a whole group's queries
+    std::vector<int32_t> layers;  // ascending, below the model's number
+    std::string recipe;           // of its training; "" if it does not say. For people
+  };
+  struct Features {
+    int32_t features = 0;  // 1 to kArtifactWidthMax
+    std::vector<int32_t> layers;
+    std::string recipe;
+  };
+
+  int32_t dense_layers = 0;  // layers assumed dense at calibration; information
+  std::map<AttentionPolicy::Kind, Functions> kinds;
+  std::optional<Features> features;
+};
+
+// InvalidArgument, with `name` and the key that is wrong: not JSON, another format, another model
+// than that of `config` and `model_fingerprint`, or a value that the page does not allow.
+absl::StatusOr<ArtifactHeader> ParseArtifactHeader(std::string_view text, std::string_view name,
+                                                   const ModelConfig& config,
+                                                   const std::string& model_fingerprint);
+
+}  // namespace winnow::engine
+
+#endif  // WINNOW_ENGINE_ARTIFACT_HEADER_H_

@@ -1,0 +1,24 @@
+// What ties an artifact to the model that it was made for (docs/artifact-format.md, "Fingerprint").
+#ifndef WINNOW_ENGINE_MODEL_FINGERPRINT_H_
+#define WINNOW_ENGINE_MODEL_FINGERPRINT_H_
+
+#include <memory>
+#include <span>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "engine/model_config.h"
+#include "engine/safetensors.h"
+
+namespace winnow::engine {
+
+// SHA-256, 64 lower-case hex digits, of the model's shape, of its rotary embedding and of at most
+// the first 64 KiB of every tensor of `files`, which are all the weight files of one model (no name
+// is in two). Reads those pages and keeps none. The same as `calibrate` computes, bit for bit.
+// Internal: the library refuses to digest.
+absl::StatusOr<std::string> ModelFingerprint(
+    const ModelConfig& config, std::span<const std::unique_ptr<SafetensorsFile>> files);
+
+}  // namespace winnow::engine
+
+#endif  // WINNOW_ENGINE_MODEL_FINGERPRINT_H_

@@ -1,0 +1,82 @@
+// What the flags of retrieval mean for one model: its artifact, the indexes beside the KV pool, and
+// the shortest context that retrieves. The part of model_loader.h that dense attention never needs.
+#ifndef WINNOW_ENGINE_MODEL_RETRIEVAL_H_
+#define WINNOW_ENGINE_MODEL_RETRIEVAL_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/artifact.h"
+#include "engine/attention_policy.h"
+#include "engine/crossover.h"
+#include "engine/decoder.h"
+#include "engine/model_config.h"
+#include "engine/retrieval_attention.h"
+#include "engine/weights.h"
+#include "kernels/backend.h"
+
+namespace winnow::engine {
+
+// Of a model's directory: taken if it is there and no other is named.
+inline constexpr char kArtifactFile[] = "winnow-artifact.safetensors";
+
+struct RetrievalFlags {
+  std::string artifact;        // "": kArtifactFile; "none"; or a path
+  std::string index = "auto";  // "auto", "none", or as in "lsh:128,quest,spotlight,int4"
+  // With `index` "auto": if there are any, only what they need is made. Else everything that can
+  // be.
+  std::vector<AttentionPolicy> policies;
+  // Shortest context that retrieves, for policies that leave it open: "auto" is measured
+  // (crossover.h), or a number of tokens. 0 by default, so that offline work never depends on the
+  // machine.
+  std::string from = "0";
+  int32_t probe_interval = 0;  // RetrievalOptions::probe_interval
+  // Where the measured crossover is remembered: "auto" (DefaultCrossoverPath), "none", or a file.
+  std::string crossover_cache = "auto";
+};
+
+// `index` as it is written. Bits of 0: the kind's own.
+struct IndexList {
+  bool automatic = false;
+  std::vector<IndexSpec> specs;
+  bool four_bit_keys = false;
+};
+// InvalidArgument names the entry that is wrong.
+absl::StatusOr<IndexList> ParseIndexList(std::string_view text);
+
+// The tokens, or -1 for "auto". InvalidArgument: it is neither.
+absl::StatusOr<int32_t> ParseRetrievalFrom(std::string_view text);
+
+// What can be said before a file is opened. InvalidArgument names the flag.
+absl::Status CheckRetrievalFlags(const RetrievalFlags& flags);
+
+// Opens the artifact, if there is one. Leaves `from` at 0 where it is to be measured.
+// NotFound, InvalidArgument: an artifact that is named and cannot be used, or one in the model's
+// directory that is damaged or of another model; an index whose functions it does not have.
+absl::StatusOr<RetrievalOptions> ResolveRetrieval(const std::string& model_dir,
+                                                  const ModelConfig& config, const Weights& weights,
+                                                  const RetrievalFlags& flags);
+
+// Measures or recalls `options.retrieval.from` where the flags say so; else reports what they say.
+absl::StatusOr<CrossoverReport> ResolveFrom(const ModelConfig& config, const RetrievalFlags& flags,
+                                            kernels::Backend& backend, DecoderOptions& options);
+
+// One index and what its pool takes beside the KV pool.
+struct IndexPool {
+  IndexSpec spec;
+  bool four_bit_keys = false;  // these and no `spec`
+  int64_t bytes = 0;
+  std::string name() const { return four_bit_keys ? "int4" : std::string(KindName(spec.kind)); }
+  std::string title() const { return four_bit_keys ? "int4" : ToString(spec); }  // with the bits
+};
+std::vector<IndexPool> IndexPools(const ModelConfig& config, const DecoderOptions& options);
+int64_t IndexBytes(const ModelConfig& config, const DecoderOptions& options);  // of all
+
+}  // namespace winnow::engine
+
+#endif  // WINNOW_ENGINE_MODEL_RETRIEVAL_H_

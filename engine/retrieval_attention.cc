@@ -1,0 +1,372 @@
+#include "engine/retrieval_attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "engine/status_macros.h"
+#include "fmt/format.h"
+#include "kernels/attention_state.h"
+#include "kernels/check.h"
+
+namespace winnow::engine {
+
+using kernels::AttentionChunk;
+using kernels::CompletionGroup;
+using kernels::RetrievalQuery;
+using kernels::RowList;
+using kernels::Selection;
+using kernels::SelectionQuality;
+using kernels::Tensor;
+
+namespace {
+
+using Kind = AttentionPolicy::Kind;
+
+}  // namespace
+
+// ---- one forward pass ----
+
+QueryPlan RetrievalAttention::Rows::Plan(int32_t row_in_chunk, int32_t from) const {
+  return PlanQuery(chunk->retrieval->policy(), chunk->position + row_in_chunk, from);
+}
+
+void RetrievalAttention::Begin(std::span<const SequenceChunk> chunks) {
+  rows_.clear();
+  for (Method& method : methods_) method.rows.clear();
+  any_retrieves_ = false;
+  int32_t first_row = 0;
+  for (const SequenceChunk& chunk : chunks) {
+    const int32_t size = static_cast<int32_t>(chunk.tokens.size());
+    if (chunk.retrieval != nullptr) {
+      Rows rows{&chunk, first_row, std::clamp(chunk.retrieve_from - chunk.position, 0, size), size};
+      while (rows.first_retrieving < size &&
+             rows.Plan(rows.first_retrieving, options_.from).dense) {
+        ++rows.first_retrieving;
+      }
+      rows.last_retrieving = static_cast<int32_t>(
+          std::clamp<int64_t>(int64_t{chunk.retrieval->dense_from_} - chunk.position, 0, size));
+      if (rows.first_retrieving >= rows.last_retrieving) {
+        rows.first_retrieving = rows.last_retrieving = size;
+      }
+      any_retrieves_ |= rows.first_retrieving < size;
+      rows_.push_back(rows);
+    }
+    first_row += size;
+  }
+  // Chunks of one method share calls. There are few methods, and their memory is kept.
+  for (size_t i = 0; i < rows_.size(); ++i) {
+    const AttentionPolicy& policy = rows_[i].chunk->retrieval->policy();
+    auto method = methods_.begin();
+    for (; method != methods_.end() && !method->rows.empty(); ++method) {
+      const AttentionPolicy& other = *method->policy;
+      if (policy.kind == other.kind && policy.bits == other.bits && policy.p == other.p &&
+          policy.completion == other.completion) {
+        break;
+      }
+    }
+    if (method == methods_.end()) method = methods_.emplace(method);
+    if (method->rows.empty()) method->policy = &policy;
+    method->rows.push_back(static_cast<int32_t>(i));
+  }
+}
+
+void RetrievalAttention::Index(int32_t layer, const void* pool) {
+  for (const Method& method : methods_) {
+    if (!method.rows.empty()) IndexMethod(layer, method, pool);
+  }
+}
+
+// Indexes are made as a prompt is read, and not when it first retrieves: 100,000 keys at once would
+// hold up every other sequence of the batch.
+void RetrievalAttention::IndexMethod(int32_t layer, const Method& method, const void* pool) {
+  spans_.clear();
+  extensions_.clear();
+  for (const int32_t i : method.rows) {
+    const Rows& rows = rows_[i];
+    const SequenceChunk& chunk = *rows.chunk;
+    RetrievalState& state = *chunk.retrieval;
+    if (layer < state.policy_.dense_layers) continue;
+    RetrievalState::Layer& of_layer = state.layers_[layer];
+    const int32_t end = chunk.position + static_cast<int32_t>(chunk.tokens.size());
+    // Rows of this chunk were just written: what an index said of them is of other tokens.
+    const int32_t begin = std::min(of_layer.indexed, chunk.position);
+    spans_.push_back({chunk.block_table, {begin, end}});
+    of_layer.indexed = end;
+    if (!state.policy_.completion) continue;
+    // As far as the next query to complete allows, be it in this chunk or after it.
+    const kernels::TokenRange mid = rows.Plan(rows.first_retrieving, options_.from).mid;
+    kernels::Summary& summary = of_layer.summary;
+    if (summary.tokens.size() == 0) summary.tokens = {mid.first, mid.first};
+    if (mid.last > summary.tokens.last) {
+      extensions_.push_back({&summary, chunk.block_table, mid.last});
+    }
+  }
+  if (spans_.empty()) return;
+  if (method.policy->kind == Kind::kQuest) {
+    backend_.BoundKeys(spans_, pool, layout_, bounds_[layer].data());
+  } else if (const CodeIndex* codes = FindCodes(*method.policy)) {
+    const CodeIndex::Layer& of_layer = codes->layers[layer];
+    backend_.EncodeKeys(spans_, pool, layout_, *of_layer.key, of_layer.pool.data(), codes->layout);
+  }
+  if (method.policy->p.has_value()) {
+    backend_.QuantizeKeys(spans_, pool, layout_, int4_keys_[layer].data());
+  }
+  if (!extensions_.empty()) {
+    backend_.ExtendSummaries(extensions_, pool, layout_, *feature_maps_[layer].key);
+  }
+}
+
+std::span<const AttentionChunk> RetrievalAttention::DenseChunks(
+    int32_t layer, std::span<const AttentionChunk> all) {
+  dense_chunks_.clear();
+  auto rows = rows_.begin();
+  // Rows [first, last) of q of one chunk.
+  const auto add = [&](AttentionChunk chunk, int32_t first, int32_t last) {
+    const int32_t end = std::min(chunk.first_row + chunk.num_tokens, last);
+    const int32_t skipped = std::max(0, first - chunk.first_row);
+    chunk.first_row += skipped;
+    chunk.position += skipped;
+    chunk.num_tokens = end - chunk.first_row;
+    if (chunk.num_tokens > 0) dense_chunks_.push_back(chunk);
+  };
+  for (const AttentionChunk& chunk : all) {
+    while (rows != rows_.end() && rows->first_row + rows->size() <= chunk.first_row) ++rows;
+    const bool covered = rows != rows_.end() && rows->first_row <= chunk.first_row &&
+                         layer >= rows->chunk->retrieval->policy_.dense_layers;
+    if (!covered) {
+      dense_chunks_.push_back(chunk);
+      continue;
+    }
+    add(chunk, chunk.first_row, rows->first_row + rows->first_retrieving);
+    add(chunk, rows->first_row + rows->last_retrieving, chunk.first_row + chunk.num_tokens);
+  }
+  return dense_chunks_;
+}
+
+void RetrievalAttention::Attend(int32_t layer, const Tensor& q, const void* pool, bool logits_only,
+                                const Tensor& out) {
+  for (const Method& method : methods_) {
+    queries_.clear();
+    candidates_.clear();
+    query_rows_.clear();
+    for (const int32_t i : method.rows) {
+      const Rows& rows = rows_[i];
+      if (layer < rows.chunk->retrieval->policy_.dense_layers) continue;
+      const int32_t skipped = logits_only ? rows.size() - rows.chunk->num_logits : 0;
+      for (int32_t row = std::max(rows.first_retrieving, skipped); row < rows.last_retrieving;
+           ++row) {
+        const QueryPlan plan = rows.Plan(row, options_.from);
+        queries_.push_back({rows.first_row + row, rows.chunk->block_table,
+                            rows.chunk->position + row, plan.mid, plan.k});
+        candidates_.push_back(plan.candidates);
+        query_rows_.push_back(&rows);
+      }
+    }
+    // As many at a time as fit into the scratch memory.
+    const int32_t num_queries = static_cast<int32_t>(queries_.size());
+    for (int32_t first = 0; first < num_queries;) {
+      int32_t count = 0;
+      int64_t widest = 0;
+      while (first + count < num_queries && count < kMaxQueries) {
+        const RetrievalQuery& query = queries_[first + count];
+        const int64_t attended = query.position + 1 - query.mid.size() + candidates_[first + count];
+        widest = std::max(widest, attended);
+        if (count > 0 && widest * (count + 1) * layout_.kv_heads > max_entries_) break;
+        ++count;
+      }
+      RunQueries(layer, method, first, count, q, pool, out);
+      first += count;
+    }
+  }
+}
+
+void RetrievalAttention::RunQueries(int32_t layer, const Method& method, int32_t first,
+                                    int32_t count, const Tensor& q, const void* pool,
+                                    const Tensor& out) {
+  const AttentionPolicy& policy = *method.policy;
+  const std::span<RetrievalQuery> queries = std::span(queries_).subspan(first, count);
+  int32_t capacity = 1;
+  for (int32_t i = 0; i < count; ++i) capacity = std::max(capacity, candidates_[first + i]);
+  const Selection chosen{layout_.kv_heads, capacity, static_cast<int32_t*>(counts_.data()),
+                         static_cast<int32_t*>(tokens_.data())};
+
+  // SELECT: wider first where the selection is pruned afterwards
+  for (int32_t i = 0; i < count; ++i) std::swap(queries[i].k, candidates_[first + i]);
+  Select(layer, policy, queries, q, pool, chosen);
+  if (policy.p.has_value()) {
+    backend_.PruneSelection(q, queries, int4_keys_[layer].data(), layout_, scale_,
+                            static_cast<float>(*policy.p), chosen, chosen);
+  }
+  Probe(layer, first, queries, chosen, q, pool);
+  Count(first, queries, chosen);
+
+  // FETCH: addresses of the rows of anchors and chosen tokens
+  Fetch(queries, chosen, pool);
+
+  // ATTEND: states [queries][H][d + 2]
+  float* states = static_cast<float*>(states_.data());
+  backend_.AttendRows(q, queries, lists_, layout_, scale_, states);
+  if (policy.completion) Complete(layer, first, queries, q, pool);
+  backend_.FinishStates(queries, states, layout_.head_dim, out);
+}
+
+void RetrievalAttention::Select(int32_t layer, const AttentionPolicy& policy,
+                                std::span<const RetrievalQuery> queries, const Tensor& q,
+                                const void* pool, const Selection& chosen) {
+  switch (policy.kind) {
+    case Kind::kDense:
+    case Kind::kWindow:
+      std::fill_n(chosen.counts, queries.size() * layout_.kv_heads, 0);
+      return;
+    case Kind::kOracle:
+      backend_.SelectByLogits(q, queries, pool, layout_, scale_, chosen);
+      return;
+    case Kind::kQuest:
+      backend_.SelectByBounds(q, queries, bounds_[layer].data(), layout_, scale_, chosen);
+      return;
+    case Kind::kLsh:
+    case Kind::kHata:
+    case Kind::kSpotlight:
+    case Kind::kHashAttention: {
+      const CodeIndex& codes = *FindCodes(policy);
+      backend_.EncodeQueries(q, queries, *codes.layers[layer].query, query_codes_.data());
+      backend_.SelectByCodes(queries, query_codes_.data(), group_, codes.layers[layer].pool.data(),
+                             codes.layout, chosen);
+      return;
+    }
+  }
+}
+
+// All KV is in the pool: rows are where the block table says. Tiers will find rows elsewhere, and
+// nothing after this step needs to know.
+void RetrievalAttention::Fetch(std::span<const RetrievalQuery> queries, const Selection& chosen,
+                               const void* pool) {
+  const std::byte** address = static_cast<const std::byte**>(addresses_.data());
+  lists_.clear();
+  for (size_t i = 0; i < queries.size(); ++i) {
+    const RetrievalQuery& query = queries[i];
+    for (int32_t head = 0; head < layout_.kv_heads; ++head) {
+      const std::byte** const first = address;
+      const auto add = [&](int32_t token) {
+        *address++ = static_cast<const std::byte*>(pool) +
+                     layout_.RowOffset(query.block_table[token / layout_.block_tokens], head,
+                                       token % layout_.block_tokens);
+      };
+      RowList list{.rows = first};
+      for (int32_t token = 0; token < std::min(query.mid.first, query.position + 1); ++token) {
+        add(token);
+      }
+      list.chosen_first = static_cast<int32_t>(address - first);
+      const int32_t* tokens = chosen.chosen(static_cast<int64_t>(i), head);
+      for (int32_t t = 0; t < chosen.count(static_cast<int64_t>(i), head); ++t) add(tokens[t]);
+      list.chosen_last = static_cast<int32_t>(address - first);
+      for (int32_t token = query.mid.last; token <= query.position; ++token) add(token);
+      list.count = static_cast<int32_t>(address - first);
+      lists_.push_back(list);
+    }
+  }
+}
+
+void RetrievalAttention::Complete(int32_t layer, int32_t first,
+                                  std::span<const RetrievalQuery> queries, const Tensor& q,
+                                  const void* pool) {
+  completion_groups_.clear();
+  for (size_t i = 0; i < queries.size(); ++i) {
+    kernels::Summary* summary = &query_rows_[first + i]->chunk->retrieval->layers_[layer].summary;
+    if (completion_groups_.empty() || completion_groups_.back().summary != summary) {
+      completion_groups_.push_back({static_cast<int32_t>(i), 0, summary});
+    }
+    ++completion_groups_.back().num_queries;
+  }
+  float* states = static_cast<float*>(states_.data());
+  const int64_t d = layout_.head_dim;
+  const int64_t state_floats = kernels::AttentionStateFloats(d);
+  const size_t num_states = queries.size() * config_.num_heads;
+  masses_.resize(num_states);
+  for (size_t i = 0; i < num_states; ++i) {
+    masses_[i] = kernels::AttentionStateLogSumExp(states + i * state_floats, d);
+  }
+  backend_.CompleteStates(q, queries, completion_groups_, lists_, pool, layout_,
+                          *feature_maps_[layer].key, *feature_maps_[layer].query, states);
+  for (size_t i = 0; i < num_states; ++i) {
+    RetrievalState& state = *query_rows_[first + i / config_.num_heads]->chunk->retrieval;
+    if (queries[i / config_.num_heads].position < state.counted_) continue;
+    const float mass = kernels::AttentionStateLogSumExp(states + i * state_floats, d);
+    ++state.counts_.completions;
+    state.counts_.completed += -std::expm1(masses_[i] - mass);
+  }
+}
+
+// Which queries are measured is a function of position and layer, so that a sequence that is
+// computed again is measured at the same places, and `floor` acts from the same position on.
+void RetrievalAttention::Probe(int32_t layer, int32_t first,
+                               std::span<const RetrievalQuery> queries, const Selection& chosen,
+                               const Tensor& q, const void* pool) {
+  if (options_.probe_interval == 0) return;
+  for (size_t i = 0; i < queries.size(); ++i) {
+    const int64_t place = int64_t{queries[i].position} * config_.num_layers + layer;
+    if (place % options_.probe_interval != 0) continue;
+    RetrievalState& state = *query_rows_[first + i]->chunk->retrieval;
+    const bool counted = queries[i].position < state.counted_;
+    if (counted && !state.policy_.floor.has_value()) continue;
+    const Selection of_query{layout_.kv_heads, chosen.capacity,
+                             &chosen.count(static_cast<int64_t>(i), 0),
+                             chosen.chosen(static_cast<int64_t>(i), 0)};
+    backend_.MeasureSelection(q, queries.subspan(i, 1), pool, layout_, scale_, of_query,
+                              quality_.data());
+    double coverage = 0;
+    for (const SelectionQuality& head : quality_) {
+      coverage += head.coverage;
+      if (counted) continue;
+      ++state.counts_.probes;
+      state.counts_.coverage += head.coverage;
+      state.counts_.iou += head.iou;
+    }
+    coverage /= layout_.kv_heads;
+    if (state.policy_.floor.has_value() && coverage < *state.policy_.floor) {
+      state.dense_from_ = std::min(state.dense_from_, queries[i].position + 1);
+    }
+  }
+}
+
+void RetrievalAttention::Count(int32_t first, std::span<const RetrievalQuery> queries,
+                               const Selection& chosen) {
+  for (size_t i = 0; i < queries.size(); ++i) {
+    RetrievalState& state = *query_rows_[first + i]->chunk->retrieval;
+    const RetrievalQuery& query = queries[i];
+    if (query.position < state.counted_) continue;
+    RetrievalCounts& counts = state.counts_;
+    uint64_t kept = 0;
+    for (int32_t head = 0; head < layout_.kv_heads; ++head) {
+      kept += chosen.count(static_cast<int64_t>(i), head);
+    }
+    const uint64_t heads = layout_.kv_heads;
+    counts.chosen_rows += kept;
+    counts.mid_rows += heads * query.mid.size();
+    // End() takes this row for a dense one first.
+    counts.rows_read -= heads * query.mid.size() - kept;
+  }
+}
+
+void RetrievalAttention::End() {
+  for (const Rows& rows : rows_) {
+    const SequenceChunk& chunk = *rows.chunk;
+    RetrievalState& state = *chunk.retrieval;
+    const int32_t end = chunk.position + rows.size();
+    for (int32_t position = std::max({chunk.position, chunk.retrieve_from, state.counted_});
+         position < end; ++position) {
+      // Nobody attends in the last layer but who wants logits.
+      const bool has_logits = position >= end - chunk.num_logits;
+      const uint64_t layers = static_cast<uint64_t>(config_.num_layers) - (has_logits ? 0 : 1);
+      const uint64_t visible = static_cast<uint64_t>(position) + 1;
+      const uint64_t heads = layout_.kv_heads;
+      state.counts_.rows_dense += visible * layers * heads;
+      state.counts_.rows_read += visible * layers * heads;
+    }
+    state.counted_ = std::max(state.counted_, end);
+  }
+}
+
+}  // namespace winnow::engine

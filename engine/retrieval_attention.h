@@ -1,0 +1,193 @@
+// Retrieval in a forward pass: the indexes beside the KV pool, and one layer's SELECT, FETCH,
+// ATTEND and completion for the rows that a policy covers (DESIGN, section 3). The decoder calls it
+// at three places:
+//
+//   Begin(chunks)            which rows retrieve at all
+//   Index(layer)             after the layer's KV is written: codes, bounds, summaries catch up
+//   with it Attend(layer, ...)       the rows that retrieve; the rows that do not are in
+//   dense_chunks(layer)
+//
+// Rows are attended one by one as far as results go: what a row chooses and computes depends on its
+// query and the KV before it alone, not on the batch. Pools and scratch are allocated at Create.
+//
+// Threads: one at a time (the engine thread); CheckPolicy from any thread.
+#ifndef WINNOW_ENGINE_RETRIEVAL_ATTENTION_H_
+#define WINNOW_ENGINE_RETRIEVAL_ATTENTION_H_
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/artifact.h"
+#include "engine/attention_policy.h"
+#include "engine/model.h"
+#include "engine/model_config.h"
+#include "engine/retrieval_state.h"
+#include "kernels/backend.h"
+
+namespace winnow::engine {
+
+// An index that policies of one kind need: its pools hold memory, so a server may leave some out.
+struct IndexSpec {
+  AttentionPolicy::Kind kind =
+      AttentionPolicy::Kind::kLsh;  // quest, lsh, hata, spotlight or hashattention
+  int32_t bits = 0;                 // of codes; 0 for quest
+  bool operator==(const IndexSpec&) const = default;
+};
+std::string ToString(const IndexSpec& spec);  // "lsh:128", "quest"
+
+struct RetrievalOptions {
+  std::shared_ptr<const Artifact> artifact;  // null: learned policies and completion are refused
+  std::vector<IndexSpec> indexes;
+  bool four_bit_keys = false;  // for policies with p
+  int32_t from = 0;            // shortest context that retrieves, for policies that leave it open
+  // One in so many (query, layer) is measured: its coverage and IoU with the oracle, which reads
+  // all keys. 0: none
+  int32_t probe_interval = 0;
+};
+
+// What the policies need, and no more.
+RetrievalOptions OptionsFor(std::span<const AttentionPolicy> policies,
+                            std::shared_ptr<const Artifact> artifact);
+// Every index that can be had: those that need no training, and the artifact's kinds.
+std::vector<IndexSpec> AllIndexes(const Artifact* artifact);
+// Bytes of the index pools beside one block of KV of every layer.
+int64_t IndexBlockBytes(const ModelConfig& config, const kernels::KvLayout& layout,
+                        const RetrievalOptions& options);
+
+class RetrievalAttention {
+ public:
+  // `backend` must outlive it. ResourceExhausted: with bytes asked for and what for.
+  static absl::StatusOr<std::unique_ptr<RetrievalAttention>> Create(
+      const ModelConfig& config, const kernels::KvLayout& layout, int32_t num_blocks,
+      int32_t max_context, kernels::Backend& backend, const RetrievalOptions& options);
+  ~RetrievalAttention();
+
+  // InvalidArgument names the option that cannot be honoured, and what would help.
+  absl::Status CheckPolicy(const AttentionPolicy& policy) const;
+  // REQUIRES: CheckPolicy is OK. ResourceExhausted: no memory for the summaries.
+  absl::StatusOr<std::unique_ptr<RetrievalState>> NewState(const AttentionPolicy& policy) const;
+
+  // The chunks of this pass, and where their rows begin. Null states are dense.
+  // REQUIRES: chunks and what they point to stay until the pass is over.
+  void Begin(std::span<const SequenceChunk> chunks);
+  // Whether any row of this pass retrieves.
+  bool any_retrieves() const { return any_retrieves_; }
+
+  void Index(int32_t layer, const void* pool);
+
+  // Of `all` (a chunk of every sequence, or its last rows), what attends densely in `layer`.
+  std::span<const kernels::AttentionChunk> DenseChunks(
+      int32_t layer, std::span<const kernels::AttentionChunk> all);
+  // out rows of every query that retrieves in `layer`; only those with logits if `logits_only`.
+  void Attend(int32_t layer, const kernels::Tensor& q, const void* pool, bool logits_only,
+              const kernels::Tensor& out);
+  // Counts the pass.
+  void End();
+
+  // What choosing reads of a mid token, per layer and KV head: its code, its share of a page's
+  // bounds, its key. Without four-bit keys, of which pruning reads those of candidates.
+  double IndexRowBytes(const AttentionPolicy& policy) const;
+  size_t index_bytes() const { return index_bytes_; }
+  size_t scratch_bytes() const { return scratch_bytes_; }
+  const RetrievalOptions& options() const { return options_; }
+
+ private:
+  // Learned or random functions and the pools of one kind, for every layer that has them.
+  struct CodeIndex {
+    struct Layer {
+      std::unique_ptr<kernels::PackedEncoder> key, query;  // null: the layer has none
+      kernels::Buffer pool;
+    };
+    IndexSpec spec;
+    kernels::CodeLayout layout;
+    std::vector<Layer> layers;
+  };
+  // A chunk of the pass that has a state.
+  struct Rows {
+    const SequenceChunk* chunk = nullptr;
+    int32_t first_row = 0;  // of the chunk, in q and out
+    // Rows [first, last) of the chunk retrieve; those around them are dense. Empty: first == last
+    // == size.
+    int32_t first_retrieving = 0, last_retrieving = 0;
+    int32_t size() const { return static_cast<int32_t>(chunk->tokens.size()); }
+    QueryPlan Plan(int32_t row_in_chunk, int32_t from) const;
+  };
+  // What one call of the backend can serve: chunks whose policies agree in all but sizes.
+  struct Method {
+    const AttentionPolicy* policy = nullptr;
+    std::vector<int32_t> rows;  // indexes into rows_
+  };
+
+  RetrievalAttention(const ModelConfig& config, const kernels::KvLayout& layout,
+                     int32_t max_context, kernels::Backend& backend,
+                     const RetrievalOptions& options);
+  absl::Status Allocate(int32_t num_blocks);
+  absl::StatusOr<kernels::Buffer> Pool(size_t size_bytes, const std::string& what);
+  absl::Status MakeCodeIndex(const IndexSpec& spec, int32_t num_blocks);
+  absl::Status MakeFeatureMaps();
+  const CodeIndex* FindCodes(const AttentionPolicy& policy) const;
+
+  void IndexMethod(int32_t layer, const Method& method, const void* pool);
+  void RunQueries(int32_t layer, const Method& method, int32_t first, int32_t count,
+                  const kernels::Tensor& q, const void* pool, const kernels::Tensor& out);
+  void Select(int32_t layer, const AttentionPolicy& policy,
+              std::span<const kernels::RetrievalQuery> queries, const kernels::Tensor& q,
+              const void* pool, const kernels::Selection& chosen);
+  void Fetch(std::span<const kernels::RetrievalQuery> queries, const kernels::Selection& chosen,
+             const void* pool);
+  void Complete(int32_t layer, int32_t first, std::span<const kernels::RetrievalQuery> queries,
+                const kernels::Tensor& q, const void* pool);
+  void Probe(int32_t layer, int32_t first, std::span<const kernels::RetrievalQuery> queries,
+             const kernels::Selection& chosen, const kernels::Tensor& q, const void* pool);
+  void Count(int32_t first, std::span<const kernels::RetrievalQuery> queries,
+             const kernels::Selection& chosen);
+
+  const ModelConfig config_;
+  const kernels::KvLayout layout_;
+  const int32_t max_context_;
+  const int32_t group_;
+  const float scale_;
+  kernels::Backend& backend_;
+  const RetrievalOptions options_;
+  size_t index_bytes_ = 0;
+  size_t scratch_bytes_ = 0;
+
+  std::vector<std::unique_ptr<CodeIndex>> code_indexes_;
+  std::vector<kernels::Buffer> bounds_;     // of quest, by layer; empty without
+  std::vector<kernels::Buffer> int4_keys_;  // by layer; empty without
+  struct FeatureMaps {
+    std::unique_ptr<kernels::PackedFeatureMap> key, query;  // null: the layer has none
+  };
+  std::vector<FeatureMaps> feature_maps_;  // by layer; empty without
+
+  // Of the pass.
+  std::vector<Rows> rows_;
+  std::vector<Method> methods_;
+  bool any_retrieves_ = false;
+
+  // Scratch of a call. Sized at Create for any one query, or many small ones.
+  // Queries of one call are enough to keep every thread busy; their states stay small.
+  static constexpr int32_t kMaxQueries = 64;
+  int64_t max_entries_ = 0;  // tokens chosen and rows attended, over queries and heads
+  std::vector<kernels::RetrievalQuery> queries_;  // of one method in one layer
+  std::vector<int32_t> candidates_;               // [queries_] to choose before pruning
+  std::vector<const Rows*> query_rows_;           // [queries_] whose they are
+  std::vector<kernels::KeySpan> spans_;
+  std::vector<kernels::SummaryExtension> extensions_;
+  std::vector<kernels::CompletionGroup> completion_groups_;
+  std::vector<kernels::AttentionChunk> dense_chunks_;
+  std::vector<kernels::RowList> lists_;  // [queries][Hkv]
+  std::vector<float> masses_;            // [queries][H] before completion: max, then sum
+  kernels::Buffer counts_, tokens_;      // of the selection
+  kernels::Buffer query_codes_, addresses_, states_;
+  std::vector<kernels::SelectionQuality> quality_;  // [Hkv]
+};
+
+}  // namespace winnow::engine
+
+#endif  // WINNOW_ENGINE_RETRIEVAL_ATTENTION_H_

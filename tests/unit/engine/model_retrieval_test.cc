@@ -1,0 +1,274 @@
+#include "engine/model_retrieval.h"
+
+#include <filesystem>
+#include <functional>
+#include <string>
+
+#include "engine/host_memory.h"
+#include "engine/model_loader.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/unit/engine/model_files.h"
+
+namespace winnow::engine {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using Kind = AttentionPolicy::Kind;
+
+const std::string kNeedle = std::string(WINNOW_SOURCE_DIR) + "/models/needle-5m";
+const std::string kArtifact = kNeedle + "/" + kArtifactFile;
+
+std::string Message(const absl::Status& status) { return std::string(status.message()); }
+
+IndexList Parse(std::string_view text) {
+  const auto list = ParseIndexList(text);
+  EXPECT_TRUE(list.ok()) << text << ": " << list.status();
+  return list.value_or(IndexList());
+}
+
+TEST(ParseIndexList, ReadsWordsAndLists) {
+  EXPECT_TRUE(Parse("auto").automatic);
+  EXPECT_FALSE(Parse("none").automatic);
+  EXPECT_TRUE(Parse("none").specs.empty());
+  EXPECT_FALSE(Parse("none").four_bit_keys);
+  const IndexList list = Parse("lsh:64,quest,int4,lsh,spotlight,hashattention:32");
+  EXPECT_FALSE(list.automatic);
+  EXPECT_TRUE(list.four_bit_keys);
+  EXPECT_THAT(list.specs, ElementsAre(IndexSpec{Kind::kLsh, 64}, IndexSpec{Kind::kQuest, 0},
+                                      IndexSpec{Kind::kLsh, 0}, IndexSpec{Kind::kSpotlight, 0},
+                                      IndexSpec{Kind::kHashAttention, 32}));
+  EXPECT_THAT(Parse("lsh:1024").specs, ElementsAre(IndexSpec{Kind::kLsh, 1024}));
+  EXPECT_TRUE(Parse("int4").specs.empty());
+}
+
+TEST(ParseIndexList, NamesTheEntryThatIsWrong) {
+  for (const char* text : {"",
+                           "lsh,",
+                           ",lsh",
+                           "lsh,,quest",
+                           "dense",
+                           "oracle",
+                           "window",
+                           "spotlite",
+                           "lsh:",
+                           "lsh:0",
+                           "lsh:127",
+                           "lsh:+128",
+                           "lsh:128x",
+                           "lsh:99999999999",
+                           "hata:512",
+                           "quest:16",
+                           "int4:4",
+                           "auto,lsh",
+                           "none,lsh",
+                           "lsh, quest",
+                           "quest,quest",
+                           "int4,int4",
+                           "lsh:64,lsh:64",
+                           "hata,hata:128"}) {
+    const absl::Status status = ParseIndexList(text).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << text;
+    EXPECT_THAT(Message(status), HasSubstr("index: '")) << text;
+  }
+  EXPECT_THAT(Message(ParseIndexList("lsh,spotlite").status()), HasSubstr("'spotlite'"));
+}
+
+TEST(ParseRetrievalFrom, IsAutoOrANumber) {
+  EXPECT_EQ(*ParseRetrievalFrom("auto"), -1);
+  EXPECT_EQ(*ParseRetrievalFrom("0"), 0);
+  EXPECT_EQ(*ParseRetrievalFrom("4096"), 4096);
+  for (const char* text : {"", "-1", "4k", "auto ", "1e3", "99999999999", "268435457"}) {
+    EXPECT_EQ(ParseRetrievalFrom(text).status().code(), absl::StatusCode::kInvalidArgument) << text;
+  }
+}
+
+TEST(ModelRetrieval, BadFlagsAreRefusedBeforeAFileIsOpened) {
+  ModelConfig config;
+  config.num_heads = 4;
+  for (const auto& [spoil, part] :
+       std::vector<std::pair<std::function<void(RetrievalFlags&)>, std::string>>{
+           {[](RetrievalFlags& f) { f.index = "nonsense"; }, "index: 'nonsense'"},
+           {[](RetrievalFlags& f) { f.from = "soon"; }, "retrieval_from: 'soon'"},
+           {[](RetrievalFlags& f) { f.probe_interval = -1; }, "probe_interval: -1"}}) {
+    ModelOptions options;
+    spoil(options.retrieval);
+    const absl::Status status = ResolveDecoderOptions(config, options).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(Message(status), HasSubstr(part));
+  }
+}
+
+// A copy of the small model without its artifact.
+class ModelDirectory {
+ public:
+  ModelDirectory() {
+    for (const char* file : {"config.json", "generation_config.json", "model.safetensors",
+                             "tokenizer.json", "tokenizer_config.json"}) {
+      std::filesystem::create_symlink(kNeedle + "/" + file, directory_.File(file));
+    }
+  }
+  const std::string& path() const { return directory_.path(); }
+  std::string artifact() const { return directory_.File(kArtifactFile); }
+
+ private:
+  TempDir directory_;
+};
+
+ModelOptions Small(const std::string& artifact, const std::string& index) {
+  ModelOptions options;
+  options.max_context = 256;
+  options.max_batch_tokens = 64;
+  options.num_threads = 1;
+  options.retrieval.artifact = artifact;
+  options.retrieval.index = index;
+  return options;
+}
+
+std::vector<std::string> Indexes(const LoadedModel& model) {
+  std::vector<std::string> names;
+  for (const IndexPool& pool : IndexPools(model.config, model.decoder_options)) {
+    names.push_back(pool.title());
+  }
+  return names;
+}
+
+TEST(ModelRetrieval, TheDirectorysArtifactIsTakenUnlessToldOtherwise) {
+  const ModelDirectory directory;
+  const auto without = LoadModel(directory.path(), Small("", "auto"));
+  ASSERT_TRUE(without.ok()) << without.status();
+  EXPECT_EQ((*without)->decoder_options.retrieval.artifact, nullptr);
+  EXPECT_THAT(Indexes(**without), ElementsAre("quest", "lsh:128", "int4"));
+
+  std::filesystem::create_symlink(kArtifact, directory.artifact());
+  const auto with = LoadModel(directory.path(), Small("", "auto"));
+  ASSERT_TRUE(with.ok()) << with.status();
+  ASSERT_NE((*with)->decoder_options.retrieval.artifact, nullptr);
+  EXPECT_THAT(Indexes(**with),
+              ::testing::IsSupersetOf({"quest", "lsh:128", "spotlight:128", "int4"}));
+
+  const auto declined = LoadModel(directory.path(), Small("none", "auto"));
+  ASSERT_TRUE(declined.ok()) << declined.status();
+  EXPECT_EQ((*declined)->decoder_options.retrieval.artifact, nullptr);
+}
+
+TEST(ModelRetrieval, AnArtifactThatCannotBeUsedIsRefusedByName) {
+  const ModelDirectory directory;
+  EXPECT_EQ(LoadModel(directory.path(), Small("/no/such/file", "auto")).status().code(),
+            absl::StatusCode::kNotFound);
+  // Damaged, and found by itself.
+  WriteText(directory.artifact(), "not safetensors");
+  const absl::Status damaged = LoadModel(directory.path(), Small("", "auto")).status();
+  EXPECT_FALSE(damaged.ok());
+  EXPECT_THAT(Message(damaged), HasSubstr(directory.artifact()));
+  EXPECT_TRUE(LoadModel(directory.path(), Small("none", "auto")).ok());
+  // Of another model: one weight is another.
+  std::filesystem::remove(directory.artifact());
+  std::filesystem::remove(directory.path() + "/model.safetensors");
+  std::string weights = ReadText(kNeedle + "/model.safetensors");
+  weights.back() ^= 1;
+  weights[weights.size() - 40000] ^= 1;
+  WriteText(directory.path() + "/model.safetensors", weights);
+  const absl::Status other = LoadModel(directory.path(), Small(kArtifact, "auto")).status();
+  EXPECT_EQ(other.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(Message(other), HasSubstr(kArtifact));
+  EXPECT_THAT(Message(other), HasSubstr("fingerprint"));
+}
+
+TEST(ModelRetrieval, IndexesAreWhatIsAskedFor) {
+  const auto listed = LoadModel(kNeedle, Small("", "lsh:64,lsh,spotlight"));
+  ASSERT_TRUE(listed.ok()) << listed.status();
+  EXPECT_THAT(Indexes(**listed), ElementsAre("lsh:64", "lsh:128", "spotlight:128"));
+  const auto none = LoadModel(kNeedle, Small("", "none"));
+  ASSERT_TRUE(none.ok()) << none.status();
+  EXPECT_THAT(Indexes(**none), ElementsAre());
+  EXPECT_EQ((*none)->decoder->index_bytes(), 0u);
+  EXPECT_THAT(Message(LoadModel(kNeedle, Small("none", "spotlight")).status()),
+              HasSubstr("index: spotlight is learned, and there is no artifact"));
+  EXPECT_THAT(Message(LoadModel(kNeedle, Small("", "spotlight:32")).status()),
+              HasSubstr("index: the artifact's spotlight has 128 bits, not 32"));
+}
+
+TEST(ModelRetrieval, PoliciesSayWhatIsNeeded) {
+  ModelOptions options = Small("", "auto");
+  options.retrieval.policies = {*ParseAttentionPolicy("quest:k=16"),
+                                *ParseAttentionPolicy("lsh:bits=64,p=0.9"),
+                                *ParseAttentionPolicy("dense")};
+  const auto model = LoadModel(kNeedle, options);
+  ASSERT_TRUE(model.ok()) << model.status();
+  EXPECT_THAT(Indexes(**model), ElementsAre("quest", "lsh:64", "int4"));
+}
+
+TEST(ModelRetrieval, PoolsAreCountedAsTheyAreTaken) {
+  for (const char* index : {"quest", "lsh", "lsh:64", "spotlight", "int4", "auto", "none"}) {
+    const auto model = LoadModel(kNeedle, Small("", index));
+    ASSERT_TRUE(model.ok()) << index << ": " << model.status();
+    EXPECT_EQ(IndexBytes((*model)->config, (*model)->decoder_options),
+              static_cast<int64_t>((*model)->decoder->index_bytes()))
+        << index;
+    // kv_bytes stays what it was: KV alone.
+    EXPECT_EQ((*model)->decoder->kv_pool_bytes(),
+              static_cast<size_t>((*model)->decoder_options.kv_bytes));
+  }
+}
+
+TEST(ModelRetrieval, IndexesThatDoNotFitAreRefusedWithTheirBytes) {
+  ModelConfig config;
+  config.hidden_size = 64;
+  config.intermediate_size = 64;
+  config.num_layers = 1;
+  config.num_heads = config.num_kv_heads = 1;
+  config.head_dim = 64;
+  config.vocab_size = 64;
+  DecoderOptions options;
+  const std::optional<int64_t> available = AvailableMemoryBytes();
+  ASSERT_TRUE(available.has_value());
+  // The KV alone fits; with lsh:1024, 128 bytes for each row of 256, it does not.
+  options.kv_bytes = *available - *available / 5;
+  EXPECT_TRUE(CheckMemory(config, options).ok());
+  options.retrieval.indexes = {{Kind::kLsh, 1024}};
+  const absl::Status status = CheckMemory(config, options);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(Message(status), HasSubstr("indexes beside it (index) " +
+                                         std::to_string(IndexBytes(config, options))));
+  EXPECT_NEAR(static_cast<double>(IndexBytes(config, options)),
+              static_cast<double>(options.kv_bytes) / 2, 1e6);
+}
+
+TEST(ModelRetrieval, FromIsConfiguredOrMeasuredAndRemembered) {
+  const TempDir cache;
+  ModelOptions options = Small("none", "lsh");
+  options.max_context = 2048;
+  options.retrieval.from = "777";
+  options.retrieval.crossover_cache = cache.File("crossover.json");
+  const auto configured = LoadModel(kNeedle, options);
+  ASSERT_TRUE(configured.ok()) << configured.status();
+  EXPECT_EQ((*configured)->decoder->options().retrieval.from, 777);
+  EXPECT_EQ((*configured)->crossover.index, "");
+  EXPECT_FALSE(std::filesystem::exists(cache.File("crossover.json")));
+
+  options.retrieval.from = "auto";
+  const auto measured = LoadModel(kNeedle, options);
+  ASSERT_TRUE(measured.ok()) << measured.status();
+  EXPECT_EQ((*measured)->crossover.index, "lsh:128");
+  EXPECT_FALSE((*measured)->crossover.cached);
+  EXPECT_EQ((*measured)->crossover.problem, "");
+  EXPECT_FALSE((*measured)->crossover.crossover.samples.empty());
+  EXPECT_EQ((*measured)->decoder->options().retrieval.from, (*measured)->crossover.crossover.from);
+
+  const auto cached = LoadModel(kNeedle, options);
+  ASSERT_TRUE(cached.ok()) << cached.status();
+  EXPECT_TRUE((*cached)->crossover.cached);
+  EXPECT_EQ((*cached)->crossover.crossover, (*measured)->crossover.crossover);
+
+  // Nothing to measure without an index.
+  options.retrieval.index = "none";
+  const auto bare = LoadModel(kNeedle, options);
+  ASSERT_TRUE(bare.ok()) << bare.status();
+  EXPECT_EQ((*bare)->decoder->options().retrieval.from, 0);
+  EXPECT_EQ((*bare)->crossover.index, "");
+}
+
+}  // namespace
+}  // namespace winnow::engine

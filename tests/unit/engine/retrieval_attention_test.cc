@@ -1,0 +1,386 @@
+// RetrievalAttention against plain arithmetic: for every query the set that its policy must read is
+// worked out here from keys and queries alone, and attention over it in double. An anchor too few,
+// a tie rule the wrong way round or a neighbour's head shows.
+#include "engine/retrieval_attention.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "engine/lsh.h"
+#include "kernels/dtype.h"
+#include "tests/unit/engine/sequence_runner.h"
+
+namespace winnow::engine {
+namespace {
+
+using ::testing::HasSubstr;
+
+AttentionPolicy Policy(const std::string& text) {
+  const auto policy = ParseAttentionPolicy(text);
+  EXPECT_TRUE(policy.ok()) << policy.status();
+  return *policy;
+}
+
+constexpr int32_t kLayers = 3, kHeads = 6, kKvHeads = 2, kGroup = 3, kDim = 64;
+constexpr int32_t kBlockTokens = 16, kTokens = 400, kBlocks = 30;
+
+class RetrievalAttentionTest : public ::testing::Test {
+ protected:
+  RetrievalAttentionTest() : seed_(testing::TestSeed()), random_(seed_) {
+    config_.num_layers = kLayers;
+    config_.num_heads = kHeads;
+    config_.num_kv_heads = kKvHeads;
+    config_.head_dim = kDim;
+    layout_ = {kKvHeads, kDim, kBlockTokens, kernels::DType::kF32};
+    backend_ = kernels::MakeCpuBackend("auto", 2);
+    blocks_.resize(kBlocks);
+    std::iota(blocks_.begin(), blocks_.end(), 0);
+    std::shuffle(blocks_.begin(), blocks_.end(), random_);
+    pool_.resize(layout_.BlockBytes() * kBlocks);
+    k_ = Normal(kTokens * kKvHeads * kDim);
+    v_ = Normal(kTokens * kKvHeads * kDim);
+    q_ = Normal(kTokens * kHeads * kDim);
+    const kernels::AttentionChunk all{0, kTokens, 0, blocks_};
+    backend_->WriteKv(Rows(k_, kKvHeads), Rows(v_, kKvHeads), {&all, 1}, pool_.data(), layout_);
+  }
+
+  std::vector<float> Normal(size_t count) {
+    std::normal_distribution<float> normal(0, 1.5f);
+    std::vector<float> values(count);
+    for (float& value : values) value = normal(random_);
+    return values;
+  }
+  static kernels::Tensor Rows(std::vector<float>& values, int64_t heads) {
+    return {values.data(), kernels::DType::kF32,
+            static_cast<int64_t>(values.size()) / (heads * kDim), heads * kDim, heads * kDim};
+  }
+
+  void Make(std::vector<IndexSpec> indexes, int32_t probe_interval = 0,
+            bool four_bit_keys = false) {
+    RetrievalOptions options;
+    options.indexes = std::move(indexes);
+    options.probe_interval = probe_interval;
+    options.four_bit_keys = four_bit_keys;
+    auto made = RetrievalAttention::Create(config_, layout_, kBlocks, kTokens, *backend_, options);
+    ASSERT_TRUE(made.ok()) << made.status();
+    retrieval_ = *std::move(made);
+  }
+  std::unique_ptr<RetrievalState> State(const AttentionPolicy& policy) {
+    EXPECT_TRUE(retrieval_->CheckPolicy(policy).ok()) << retrieval_->CheckPolicy(policy);
+    return *retrieval_->NewState(policy);
+  }
+
+  // Runs tokens [first, last) as one chunk and returns `out` of them, NaN where nothing was
+  // written. All KV is in the pool already; the engine would have written it in this pass.
+  std::vector<float> Pass(RetrievalState& state, int32_t first, int32_t last, int32_t retrieve_from,
+                          int32_t layer = kLayers - 1, int32_t num_logits = 1000) {
+    const std::vector<int32_t> tokens(last - first);
+    const SequenceChunk chunk{tokens, first,        blocks_, std::min(num_logits, last - first),
+                              &state, retrieve_from};
+    std::vector<float> q(q_.begin() + first * kHeads * kDim, q_.begin() + last * kHeads * kDim);
+    std::vector<float> out(q.size(), NAN);
+    retrieval_->Begin({&chunk, 1});
+    retrieval_->Index(layer, pool_.data());
+    if (retrieval_->any_retrieves()) {
+      retrieval_->Attend(layer, Rows(q, kHeads), pool_.data(), false, Rows(out, kHeads));
+    }
+    retrieval_->End();
+    return out;
+  }
+
+  double Logit(int32_t head, int32_t position, int32_t token) const {
+    const float* q = &q_[(position * kHeads + head) * kDim];
+    const float* k = &k_[(token * kKvHeads + head / kGroup) * kDim];
+    double sum = 0;
+    for (int32_t i = 0; i < kDim; ++i) sum += double{q[i]} * k[i];
+    return sum / std::sqrt(double{kDim});
+  }
+
+  // The best k of mid by score, of equals the later.
+  template <typename Score>
+  static std::vector<int32_t> Best(const QueryPlan& plan, Score score) {
+    std::vector<int32_t> tokens(plan.mid.size());
+    std::iota(tokens.begin(), tokens.end(), plan.mid.first);
+    std::vector<double> scores(plan.mid.last);
+    for (const int32_t token : tokens) scores[token] = score(token);
+    std::stable_sort(tokens.begin(), tokens.end(), [&](int32_t a, int32_t b) {
+      return scores[a] != scores[b] ? scores[a] > scores[b] : a > b;
+    });
+    tokens.resize(plan.k);
+    return tokens;
+  }
+  std::vector<int32_t> Oracle(const QueryPlan& plan, int32_t position, int32_t kv_head) const {
+    std::vector<double> mass(position + 1, 0.0);
+    for (int32_t g = 0; g < kGroup; ++g) {
+      double sum = 0;
+      for (int32_t t = 0; t <= position; ++t)
+        sum += std::exp(Logit(kv_head * kGroup + g, position, t));
+      for (int32_t t = 0; t <= position; ++t) {
+        mass[t] += std::exp(Logit(kv_head * kGroup + g, position, t)) / sum;
+      }
+    }
+    return Best(plan, [&](int32_t token) { return mass[token]; });
+  }
+  std::vector<int32_t> ByLsh(const QueryPlan& plan, int32_t position, int32_t kv_head,
+                             int32_t bits) const {
+    const LshEncoder lsh(kLayers - 1, kKvHeads, kDim, bits);
+    const kernels::EncoderWeights weights = lsh.weights();
+    const auto code = [&](const float* x) {
+      std::vector<bool> signs(bits);
+      for (int32_t o = 0; o < bits; ++o) {
+        float sum = weights.stages[0].bias[kv_head * bits + o];
+        for (int32_t j = 0; j < kDim; ++j) {
+          const kernels::BF16 w{weights.stages[0].weight[(kv_head * bits + o) * kDim + j]};
+          sum += kernels::ToFloat(kernels::ToBF16(x[j])) * kernels::ToFloat(w);
+        }
+        signs[o] = sum >= 0;
+      }
+      return signs;
+    };
+    std::vector<std::vector<bool>> of_queries;
+    for (int32_t g = 0; g < kGroup; ++g) {
+      of_queries.push_back(code(&q_[(position * kHeads + kv_head * kGroup + g) * kDim]));
+    }
+    return Best(plan, [&](int32_t token) {
+      const std::vector<bool> key = code(&k_[(token * kKvHeads + kv_head) * kDim]);
+      int32_t agreement = 0;
+      for (const auto& query : of_queries) {
+        for (int32_t o = 0; o < bits; ++o) agreement += query[o] == key[o] ? 1 : 0;
+      }
+      return agreement;
+    });
+  }
+
+  // What `out` of a query must be if each KV head reads anchors and chosen(kv_head).
+  template <typename Chosen>
+  void ExpectRow(const AttentionPolicy& policy, int32_t position, const float* out, Chosen chosen) {
+    const QueryPlan plan = PlanQuery(policy, position, 0);
+    ASSERT_FALSE(plan.dense);
+    for (int32_t head = 0; head < kHeads; ++head) {
+      std::vector<int32_t> read = chosen(plan, head / kGroup);
+      for (int32_t t = 0; t <= position; ++t) {
+        if (t < policy.sink || t > position - policy.window) read.push_back(t);
+      }
+      double sum = 0;
+      std::vector<double> expected(kDim, 0.0);
+      for (const int32_t t : read) {
+        const double weight = std::exp(Logit(head, position, t));
+        sum += weight;
+        for (int32_t i = 0; i < kDim; ++i) {
+          expected[i] += weight * v_[(t * kKvHeads + head / kGroup) * kDim + i];
+        }
+      }
+      for (int32_t i = 0; i < kDim; ++i) {
+        ASSERT_NEAR(out[head * kDim + i], expected[i] / sum, 2e-4)
+            << ToString(policy) << " position " << position << " head " << head << " channel " << i;
+      }
+    }
+  }
+
+  const uint64_t seed_;
+  std::mt19937_64 random_;
+  ModelConfig config_;
+  kernels::KvLayout layout_;
+  std::unique_ptr<kernels::Backend> backend_;
+  std::vector<int32_t> blocks_;
+  std::vector<std::byte> pool_;
+  std::vector<float> k_, v_, q_;
+  std::unique_ptr<RetrievalAttention> retrieval_;
+};
+
+constexpr int32_t kRow = kHeads * kDim;
+
+TEST_F(RetrievalAttentionTest, WindowReadsAnchorsAndNothingElse) {
+  SCOPED_TRACE("WINNOW_TEST_SEED=" + std::to_string(seed_));
+  Make({});
+  const AttentionPolicy policy = Policy("window:sink=5,window=9");
+  const auto state = State(policy);
+  const std::vector<float> out = Pass(*state, 100, 180, 0);
+  for (int32_t position = 100; position < 180; position += 7) {
+    ExpectRow(policy, position, &out[(position - 100) * kRow],
+              [](const QueryPlan&, int32_t) { return std::vector<int32_t>(); });
+  }
+}
+
+TEST_F(RetrievalAttentionTest, OracleReadsTheTokensWithTheMostMass) {
+  SCOPED_TRACE("WINNOW_TEST_SEED=" + std::to_string(seed_));
+  Make({});
+  const AttentionPolicy policy = Policy("oracle:k=13,sink=4,window=20");
+  const auto state = State(policy);
+  const std::vector<float> out = Pass(*state, 300, 340, 0);
+  for (int32_t position = 300; position < 340; position += 11) {
+    ExpectRow(
+        policy, position, &out[(position - 300) * kRow],
+        [&](const QueryPlan& plan, int32_t kv_head) { return Oracle(plan, position, kv_head); });
+  }
+}
+
+TEST_F(RetrievalAttentionTest, CodesChooseByAgreementSummedOverTheGroup) {
+  SCOPED_TRACE("WINNOW_TEST_SEED=" + std::to_string(seed_));
+  for (const int32_t bits : {32, 128}) {  // 32 bits: many ties
+    Make({{AttentionPolicy::Kind::kLsh, bits}});
+    const AttentionPolicy policy = Policy("lsh:k=25,sink=4,window=20,bits=" + std::to_string(bits));
+    const auto state = State(policy);
+    Pass(*state, 0, 250, kTokens);  // a prompt: indexed, attended densely
+    const std::vector<float> out = Pass(*state, 250, 300, 0);
+    for (int32_t position = 250; position < 300; position += 13) {
+      ExpectRow(policy, position, &out[(position - 250) * kRow],
+                [&](const QueryPlan& plan, int32_t kv_head) {
+                  return ByLsh(plan, position, kv_head, bits);
+                });
+    }
+  }
+}
+
+// One at a time, in chunks of any size, or all at once: the same bits.
+TEST_F(RetrievalAttentionTest, ChunksDoNotShow) {
+  SCOPED_TRACE("WINNOW_TEST_SEED=" + std::to_string(seed_));
+  Make({{AttentionPolicy::Kind::kLsh, 128}, {AttentionPolicy::Kind::kQuest, 0}}, 0, true);
+  for (const char* text :
+       {"window:sink=3,window=10", "oracle:k=9,window=10", "quest:k=30,window=10",
+        "lsh:k=5%,window=10", "lsh:k=8,p=0.8,window=10", "quest:k=16,p=0.9,window=10"}) {
+    SCOPED_TRACE(text);
+    const auto whole = State(Policy(text));
+    Pass(*whole, 0, 200, kTokens);
+    const std::vector<float> expected = Pass(*whole, 200, 330, 0);
+    const auto pieces = State(Policy(text));
+    std::vector<float> got;
+    for (int32_t position = 0; position < 330;) {
+      const int32_t end = std::min<int32_t>(330, position + 1 + random_() % 40);
+      const std::vector<float> part = Pass(*pieces, position, end, 200);
+      if (end > 200) {
+        got.insert(got.end(), part.begin() + std::max(0, 200 - position) * kRow, part.end());
+      }
+      position = end;
+    }
+    ASSERT_EQ(got.size(), expected.size());
+    for (size_t i = 0; i < got.size(); ++i) {
+      ASSERT_EQ(std::bit_cast<uint32_t>(got[i]), std::bit_cast<uint32_t>(expected[i])) << i;
+    }
+    EXPECT_EQ(whole->counts().rows_read, pieces->counts().rows_read);
+    EXPECT_EQ(whole->counts().chosen_rows, pieces->counts().chosen_rows);
+  }
+}
+
+TEST_F(RetrievalAttentionTest, WhatIsComputedAgainIsEqualAndCountsOnce) {
+  SCOPED_TRACE("WINNOW_TEST_SEED=" + std::to_string(seed_));
+  Make({{AttentionPolicy::Kind::kLsh, 128}}, 1);
+  const auto state = State(Policy("lsh:k=10,window=30"));
+  Pass(*state, 0, 250, 200);
+  const std::vector<float> first = Pass(*state, 250, 251, 200);
+  const RetrievalCounts counts = state->counts();
+  state->Truncate(0);
+  const std::vector<float> again = Pass(*state, 0, 251, 200);
+  EXPECT_TRUE(std::equal(first.begin(), first.end(), again.end() - kRow));
+  EXPECT_EQ(state->counts().rows_read, counts.rows_read);
+  EXPECT_EQ(state->counts().probes, counts.probes);
+  state->Rewind(0);
+  Pass(*state, 0, 251, 200);
+  EXPECT_EQ(state->counts().rows_read, 2 * counts.rows_read);
+}
+
+TEST_F(RetrievalAttentionTest, CountsAreWhatWasRead) {
+  Make({});
+  const auto state = State(Policy("oracle:k=10,sink=4,window=20,dense_layers=2"));
+  Pass(*state, 0, 200, 190, 2);
+  // Ten tokens under the policy; only the last layer of three retrieves, 34 rows a head.
+  uint64_t visible = 0;
+  for (int32_t position = 190; position < 200; ++position) visible += position + 1;
+  EXPECT_EQ(state->counts().rows_dense, visible * 3 * kKvHeads);
+  EXPECT_EQ(state->counts().rows_read, visible * 2 * kKvHeads + 10 * 34 * kKvHeads);
+  EXPECT_EQ(state->counts().chosen_rows, 10u * 10 * kKvHeads);
+  EXPECT_EQ(state->counts().mid_rows, (visible - 10 * 24) * kKvHeads);
+}
+
+TEST_F(RetrievalAttentionTest, DenseLayersAndTokensBeforeAreLeftToDenseAttention) {
+  Make({});
+  const auto state = State(Policy("window:dense_layers=1,sink=4,window=20"));
+  const std::vector<int32_t> tokens(60);
+  const SequenceChunk chunks[] = {{tokens, 0, blocks_, 1, nullptr, 0},
+                                  {tokens, 40, blocks_, 1, state.get(), 70}};
+  retrieval_->Begin(chunks);
+  const kernels::AttentionChunk all[] = {{0, 60, 0, blocks_}, {60, 60, 40, blocks_}};
+  const auto sizes = [&](int32_t layer) {
+    std::vector<std::pair<int32_t, int32_t>> rows;
+    for (const auto& chunk : retrieval_->DenseChunks(layer, all)) {
+      rows.emplace_back(chunk.first_row, chunk.num_tokens);
+    }
+    return rows;
+  };
+  using Rows = std::vector<std::pair<int32_t, int32_t>>;
+  EXPECT_EQ(sizes(0), (Rows{{0, 60}, {60, 60}}));
+  EXPECT_EQ(sizes(1), (Rows{{0, 60}, {60, 30}}));
+  const kernels::AttentionChunk last[] = {{59, 1, 59, blocks_}, {119, 1, 99, blocks_}};
+  EXPECT_EQ(retrieval_->DenseChunks(1, last).size(), 1u);
+}
+
+TEST_F(RetrievalAttentionTest, PruningKeepsFewerAndAlwaysSome) {
+  SCOPED_TRACE("WINNOW_TEST_SEED=" + std::to_string(seed_));
+  Make({{AttentionPolicy::Kind::kLsh, 128}}, 0, true);
+  const auto loose = State(Policy("lsh:k=20,p=0.99,sink=1,window=4"));
+  const auto tight = State(Policy("lsh:k=20,p=0.5,sink=1,window=4"));
+  Pass(*loose, 0, 300, 250);
+  Pass(*tight, 0, 300, 250);
+  EXPECT_LT(tight->counts().chosen_rows, loose->counts().chosen_rows);
+  EXPECT_LE(loose->counts().chosen_rows, 50u * 80 * kKvHeads);
+  EXPECT_GT(tight->counts().chosen_rows, 0u);
+}
+
+TEST_F(RetrievalAttentionTest, ProbesMeasureWhatTheSetCovers) {
+  SCOPED_TRACE("WINNOW_TEST_SEED=" + std::to_string(seed_));
+  Make({}, 1);
+  const auto oracle = State(Policy("oracle:k=30,window=20"));
+  const auto window = State(Policy("window:window=20"));
+  Pass(*oracle, 0, 300, 290);
+  Pass(*window, 0, 300, 290);
+  const RetrievalCounts of_oracle = oracle->counts(), of_window = window->counts();
+  EXPECT_EQ(of_oracle.probes, 10u * kKvHeads);
+  EXPECT_DOUBLE_EQ(of_oracle.iou / static_cast<double>(of_oracle.probes), 1.0);
+  EXPECT_GT(of_oracle.coverage, of_window.coverage);
+  EXPECT_LT(of_oracle.coverage, static_cast<double>(of_oracle.probes));
+}
+
+TEST_F(RetrievalAttentionTest, BelowTheFloorASequenceGoesDense) {
+  SCOPED_TRACE("WINNOW_TEST_SEED=" + std::to_string(seed_));
+  Make({}, 1);
+  const auto state = State(Policy("window:sink=1,window=4,floor=1"));
+  Pass(*state, 0, 290, 290);
+  EXPECT_FALSE(std::isnan(Pass(*state, 290, 291, 290)[0]));  // measured, and found wanting
+  EXPECT_TRUE(std::isnan(Pass(*state, 291, 292, 290)[0]));   // left to dense attention
+  // Computed again, the same rows retrieve and the same rows are dense.
+  state->Truncate(0);
+  const std::vector<float> again = Pass(*state, 280, 301, 290);
+  EXPECT_TRUE(std::isnan(again[9 * kRow]));
+  EXPECT_FALSE(std::isnan(again[10 * kRow]));
+  EXPECT_TRUE(std::isnan(again[11 * kRow]));
+}
+
+TEST_F(RetrievalAttentionTest, WhatCannotBeHonouredIsRefusedByName) {
+  Make({{AttentionPolicy::Kind::kLsh, 128}});
+  const auto message = [&](const char* text) {
+    const absl::Status status = retrieval_->CheckPolicy(Policy(text));
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << text;
+    return std::string(status.message());
+  };
+  EXPECT_THAT(message("hata:k=2%"), HasSubstr("artifact"));
+  EXPECT_THAT(message("window:completion=on"), HasSubstr("completion"));
+  EXPECT_THAT(message("lsh:bits=256"), HasSubstr("lsh:256"));
+  EXPECT_THAT(message("quest:k=64"), HasSubstr("quest"));
+  EXPECT_THAT(message("lsh:p=0.9"), HasSubstr("p:"));
+  EXPECT_THAT(message("lsh:floor=0.9"), HasSubstr("floor"));
+  for (const char* text : {"dense", "window", "oracle", "lsh", "lsh:bits=128"}) {
+    EXPECT_TRUE(retrieval_->CheckPolicy(Policy(text)).ok()) << text;
+  }
+}
+
+}  // namespace
+}  // namespace winnow::engine
