@@ -31,9 +31,16 @@ struct ServeConfig {
   std::string kv_dtype = "auto";
   std::string isa = "auto";
   int64_t threads = 0;      // 0: all processors
-  int64_t kv_bytes = 0;     // 0: one sequence of max_context
+  int64_t kv_bytes = 0;     // of KV alone; 0: one sequence of max_context
   int64_t max_context = 0;  // 0: the model's
   int64_t block_tokens = 64;
+
+  // Retrieval (engine/model_retrieval.h).
+  std::string artifact;                  // "": the model directory's, if there is one; "none"
+  std::string index = "auto";            // or "none", or a list
+  std::string retrieval_from = "auto";   // measured; or a number of tokens
+  int64_t probe_interval = 64;           // 0: off
+  std::string crossover_cache = "auto";  // or "none", or a file
 
   // Engine.
   int64_t max_running = 64;

@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "engine/attention_policy.h"
+#include "engine/model_retrieval.h"
 #include "server/config.h"
 #include "server/strings.h"
 
@@ -132,6 +133,30 @@ ServeOption Policy() {
   return option;
 }
 
+ServeOption Index() {
+  ServeOption option = Text(
+      "index", "LIST", &ServeConfig::index,
+      "indexes to keep beside the KV cache, as lsh:128,quest,spotlight,int4 (int4: for policies "
+      "with p); auto: all that can be had; none: dense, window and oracle only");
+  option.set = [set = option.set](ServeConfig& config, std::string_view text) -> absl::Status {
+    if (auto list = engine::ParseIndexList(text); !list.ok()) return list.status();
+    return set(config, text);
+  };
+  return option;
+}
+
+ServeOption RetrievalFrom() {
+  ServeOption option =
+      Text("retrieval-from", "TOKENS", &ServeConfig::retrieval_from,
+           "shortest context that retrieves, under policies that do not say from=; "
+           "auto: from where it is faster, measured at start and remembered");
+  option.set = [set = option.set](ServeConfig& config, std::string_view text) -> absl::Status {
+    if (auto tokens = engine::ParseRetrievalFrom(text); !tokens.ok()) return tokens.status();
+    return set(config, text);
+  };
+  return option;
+}
+
 ServeOption Device() {
   ServeOption option = Choice("device", &ServeConfig::device, {"cpu"}, "where the model runs");
   option.set = [set = option.set](ServeConfig& config, std::string_view text) -> absl::Status {
@@ -157,11 +182,26 @@ std::vector<ServeOption> MakeServeOptions() {
       Choice("isa", &C::isa, {"auto", "avx512", "avx2", "scalar"},
              "instruction set; auto: the best that the processor has"),
       Integer("threads", &C::threads, 0, 1024, "compute threads; 0: as many as processors"),
-      Bytes("kv-bytes", &C::kv_bytes, kBytesMax,
-            "size of the KV pool, taken at start; 0: one sequence of the whole context"),
+      Bytes(
+          "kv-bytes", &C::kv_bytes, kBytesMax,
+          "size of the KV pool, taken at start, indexes not counted; 0: one sequence of the whole "
+          "context"),
       Integer("max-context", &C::max_context, 0, kInt32Max,
               "tokens of prompt and answer together; 0: the model's own limit"),
       Integer("block-tokens", &C::block_tokens, 16, 1024, "tokens of a KV block, a power of two"),
+
+      Text("artifact", "FILE", &C::artifact,
+           "learned functions for retrieval; empty: winnow-artifact.safetensors in the model's "
+           "directory, if it is there; none: none"),
+      Index(),
+      RetrievalFrom(),
+      Integer(
+          "probe-interval", &C::probe_interval, 0, 1 << 30,
+          "measure the quality of one choice in so many (a probe reads all keys of a layer); 0: "
+          "none, and no policy may have a floor"),
+      Text("crossover-cache", "FILE", &C::crossover_cache,
+           "where --retrieval-from auto is remembered; auto: crossover.json in "
+           "$XDG_CACHE_HOME/winnow or ~/.cache/winnow; none: measure at every start"),
 
       Integer("max-running", &C::max_running, 1, 4096, "sequences that run at once"),
       Integer("step-tokens", &C::step_tokens, 1, 65536, "tokens that one step computes, at most"),

@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "CLI/CLI.hpp"
+#include "absl/strings/str_format.h"
 #include "engine/status_macros.h"
 #include "nlohmann/json.hpp"
 #include "server/client.h"
@@ -145,6 +146,18 @@ absl::StatusOr<v1::GenerateRequest> MakeRequest(const Flags& flags) {
   return request;
 }
 
+Json RetrievalJson(const v1::RetrievalUsage& usage) {
+  const auto optional = [](bool there, double value) { return there ? Json(value) : Json(); };
+  return {{"mid_rows", usage.mid_rows()},
+          {"chosen_rows", usage.chosen_rows()},
+          {"kept", optional(usage.has_kept(), usage.kept())},
+          {"probes", usage.probes()},
+          {"coverage", optional(usage.has_coverage(), usage.coverage())},
+          {"iou", optional(usage.has_iou(), usage.iou())},
+          {"completions", usage.completions()},
+          {"completed", optional(usage.has_completed(), usage.completed())}};
+}
+
 Json UsageJson(const v1::Usage& usage) {
   return {{"prompt_tokens", usage.prompt_tokens()},
           {"cached_tokens", usage.cached_tokens()},
@@ -156,9 +169,18 @@ Json UsageJson(const v1::Usage& usage) {
             {"disk", usage.kv_read_bytes().disk()}}},
           {"kv_dense_bytes", usage.kv_dense_bytes()},
           {"selected_rows", usage.selected_rows()},
+          {"dense_rows", usage.dense_rows()},
+          {"retrieval", RetrievalJson(usage.retrieval())},
           {"queue_seconds", usage.queue_seconds()},
           {"time_to_first_token_seconds", usage.time_to_first_token_seconds()},
           {"total_seconds", usage.total_seconds()}};
+}
+
+// "KV read: 2.3 % (1234 of 56789 bytes)"; nothing if no token was decoded.
+std::string ReadLine(uint64_t read, uint64_t dense) {
+  if (dense == 0) return "";
+  return absl::StrFormat("KV read: %.1f %% (%d of %d bytes)\n",
+                         100 * static_cast<double>(read) / static_cast<double>(dense), read, dense);
 }
 
 std::string_view ReasonName(v1::FinishReason reason) {
@@ -223,8 +245,15 @@ int Generate(const Flags& flags) {
   const size_t n = request->has_n() ? std::max(request->n(), 1) : 1;
   std::vector<ChoiceJson> choices(n);
   bool output_broken = false;
+  uint64_t read_bytes = 0, dense_bytes = 0;  // of all choices
   const CallResult result = (*client)->Generate(*request, [&](const v1::GenerateResponse& message) {
     const auto choice = static_cast<size_t>(message.choice());
+    if (message.has_finish()) {
+      const v1::Usage& usage = message.finish().usage();
+      read_bytes += usage.kv_read_bytes().fast() + usage.kv_read_bytes().host() +
+                    usage.kv_read_bytes().disk();
+      dense_bytes += usage.kv_dense_bytes();
+    }
     if (flags.json || n > 1) {
       if (choice < choices.size()) choices[choice].Add(message, logprobs);
     } else {
@@ -256,6 +285,8 @@ int Generate(const Flags& flags) {
   } else {
     std::cout << std::endl;
   }
+  // Beside the answer, not in it.
+  if (!flags.json) std::cerr << ReadLine(read_bytes, dense_bytes) << std::flush;
   return std::cout ? kExitOk : kExitFailure;
 }
 
@@ -299,7 +330,8 @@ void AddGenerateCommand(CLI::App& app, int* exit_code) {
   command->add_flag("--show-special", flags->show_special, "print control tokens");
   command->add_option("--top-logprobs", flags->top_logprobs,
                       "with --json: log-probabilities, with this many of the likeliest tokens");
-  command->add_option("--policy", flags->policy, "attention policy; empty: the server's");
+  command->add_option("--policy", flags->policy,
+                      "attention policy, as dense or quest:k=2%; empty: the server's");
   command->add_flag("--json", flags->json,
                     "print one object: text, finish_reason, token_ids, usage");
   command->footer(

@@ -33,6 +33,23 @@ v1::FinishReason ToProto(engine::FinishReason reason) {
   }
 }
 
+void ToProto(const engine::RetrievalCounts& counts, v1::RetrievalUsage& out) {
+  out.set_mid_rows(counts.mid_rows);
+  out.set_chosen_rows(counts.chosen_rows);
+  out.set_probes(counts.probes);
+  out.set_completions(counts.completions);
+  if (counts.mid_rows > 0) {
+    out.set_kept(static_cast<double>(counts.chosen_rows) / static_cast<double>(counts.mid_rows));
+  }
+  if (counts.probes > 0) {
+    out.set_coverage(counts.coverage / static_cast<double>(counts.probes));
+    out.set_iou(counts.iou / static_cast<double>(counts.probes));
+  }
+  if (counts.completions > 0) {
+    out.set_completed(counts.completed / static_cast<double>(counts.completions));
+  }
+}
+
 void ToProto(const engine::Usage& usage, v1::Usage& out) {
   out.set_prompt_tokens(usage.prompt_tokens);
   out.set_cached_tokens(usage.cached_tokens);
@@ -41,6 +58,8 @@ void ToProto(const engine::Usage& usage, v1::Usage& out) {
   out.mutable_kv_read_bytes()->set_fast(usage.kv_read_bytes_fast);
   out.set_kv_dense_bytes(usage.kv_dense_bytes);
   out.set_selected_rows(usage.selected_rows);
+  out.set_dense_rows(usage.retrieval.rows_dense);
+  ToProto(usage.retrieval, *out.mutable_retrieval());
   out.set_queue_seconds(Seconds(usage.queue_time));
   out.set_time_to_first_token_seconds(Seconds(usage.time_to_first_token));
   out.set_total_seconds(Seconds(usage.total_time));
@@ -51,6 +70,8 @@ void AddUsage(const engine::Usage& usage, engine::Usage& sum) {
   sum.cached_tokens += usage.cached_tokens;
   sum.generated_tokens += usage.generated_tokens;
   sum.preemptions += usage.preemptions;
+  sum.kv_read_bytes_fast += usage.kv_read_bytes_fast;
+  sum.kv_dense_bytes += usage.kv_dense_bytes;
   sum.queue_time = std::max(sum.queue_time, usage.queue_time);
   sum.time_to_first_token = std::max(sum.time_to_first_token, usage.time_to_first_token);
   sum.total_time = std::max(sum.total_time, usage.total_time);
@@ -128,6 +149,7 @@ void Generation::Submit(const v1::GenerateRequest& message, CheckedGenerate chec
 absl::Status Generation::SubmitChoices(CheckedGenerate checked) {
   n_ = checked.n;
   with_logprobs_ = checked.request.top_logprobs >= 0;
+  policy_ = engine::ToString(checked.request.policy);
   for (int32_t i = 0; i < checked.n; ++i) {
     engine::Request request = i + 1 == checked.n ? std::move(checked.request) : checked.request;
     const uint64_t seed = request.sampling.seed;
@@ -270,6 +292,9 @@ void Generation::Report(const absl::Status& status) {
                      {"cached_tokens", int64_t{usage_.cached_tokens}},
                      {"generated_tokens", int64_t{usage_.generated_tokens}},
                      {"preemptions", int64_t{usage_.preemptions}},
+                     {"policy", policy_},
+                     {"kv_read_bytes", usage_.kv_read_bytes_fast},
+                     {"kv_dense_bytes", usage_.kv_dense_bytes},
                      {"queue_seconds", Seconds(usage_.queue_time)},
                      {"first_token_seconds", Seconds(usage_.time_to_first_token)},
                      {"total_seconds", Seconds(owner_.clock_.Now() - arrival_)}});

@@ -43,6 +43,11 @@ const Histogram::BucketBoundaries kRequestBuckets = {.005,  .01,   .02,   .04,  
                                                      20.48, 40.96, 81.92, 163.84, 327.68};
 const Histogram::BucketBoundaries kQueueBuckets = {
     .0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60};
+// Over all layers and heads: from one short sequence of a small model to many long ones of a large.
+const Histogram::BucketBoundaries kStepRowBuckets = {1e3, 4e3, 1.6e4, 6.4e4, 2.5e5,
+                                                     1e6, 4e6, 1.6e7, 6.4e7, 2.5e8};
+const Histogram::BucketBoundaries kShareBuckets = {.005, .01, .02, .03, .05, .075, .1,
+                                                   .15,  .2,  .3,  .5,  .75, 1};
 const Histogram::BucketBoundaries kStepTokenBuckets = {1,   2,   4,   8,    16,   32,  64,
                                                        128, 256, 512, 1024, 2048, 4096};
 
@@ -93,6 +98,18 @@ MetricFamily Single(MetricType type, std::string name, std::string help, double 
   family.help = std::move(help);
   family.type = type;
   family.metric.push_back(Value(type, value));
+  return family;
+}
+
+// A sum and how many there were, without quantiles.
+MetricFamily Mean(std::string name, std::string help, double sum, uint64_t count) {
+  MetricFamily family;
+  family.name = std::move(name);
+  family.help = std::move(help);
+  family.type = MetricType::Summary;
+  family.metric.emplace_back();
+  family.metric.back().summary.sample_sum = sum;
+  family.metric.back().summary.sample_count = count;
   return family;
 }
 
@@ -153,6 +170,21 @@ std::vector<MetricFamily> EngineFamilies(const engine::EngineStats& stats,
       "KV bytes that dense attention would have read while decoding.", stats.kv_dense_bytes);
   add(kC, "winnow_kv_selected_rows_total", "KV rows attended while decoding.", stats.selected_rows);
 
+  const engine::RetrievalCounts& retrieval = stats.retrieval;
+  add(kC, "winnow_retrieval_mid_rows_total",
+      "KV rows that retrieving policies could choose from, while decoding.", retrieval.mid_rows);
+  add(kC, "winnow_retrieval_chosen_rows_total", "Of these, the rows that they chose.",
+      retrieval.chosen_rows);
+  out.push_back(Mean("winnow_retrieval_coverage_ratio",
+                     "Share of the attention's mass on what was read; sampled choices.",
+                     retrieval.coverage, retrieval.probes));
+  out.push_back(Mean("winnow_retrieval_iou_ratio",
+                     "Of the chosen set with the best one of its size; sampled choices.",
+                     retrieval.iou, retrieval.probes));
+  out.push_back(Mean("winnow_retrieval_completed_ratio",
+                     "Share of the attention's mass that completion stood for.",
+                     retrieval.completed, retrieval.completions));
+
   MetricFamily read{"winnow_kv_read_bytes_total", "KV bytes read while decoding, by tier.", kC, {}};
   read.metric = {Value(kC, static_cast<double>(stats.kv_read_bytes_fast), {{"tier", "fast"}}),
                  Value(kC, 0, {{"tier", "host"}}), Value(kC, 0, {{"tier", "disk"}})};
@@ -174,6 +206,19 @@ class Metrics::Impl final : public prometheus::Collectable {
  public:
   Impl(const MetricsInfo& info, const engine::Clock& clock)
       : clock_(clock), kv_block_bytes_(info.kv_block_bytes) {
+    auto& index_bytes = prometheus::BuildGauge()
+                            .Name("winnow_index_bytes")
+                            .Help("Bytes of an index beside the KV pool.")
+                            .Register(registry_);
+    for (const auto& [index, bytes] : info.index_bytes) {
+      index_bytes.Add({{"index", index}}).Set(static_cast<double>(bytes));
+    }
+    prometheus::BuildGauge()
+        .Name("winnow_retrieval_from_tokens")
+        .Help("Shortest context that retrieves, for policies that do not say.")
+        .Register(registry_)
+        .Add({})
+        .Set(static_cast<double>(info.retrieval_from));
     prometheus::BuildGauge()
         .Name("winnow_build_info")
         .Help("What runs; the value is 1.")
@@ -206,6 +251,11 @@ class Metrics::Impl final : public prometheus::Collectable {
                  kQueueBuckets);
     step_ = Add("winnow_step_seconds", "Of one engine step.", kInterTokenBuckets);
     step_tokens_ = Add("winnow_step_tokens", "Tokens that one step computed.", kStepTokenBuckets);
+    step_rows_ = Add("winnow_step_selected_rows",
+                     "KV rows attended in one engine step that decoded.", kStepRowBuckets);
+    kept_ = Add("winnow_retrieval_kept_ratio",
+                "Share of the rows to choose from that a policy chose; mean of a sequence.",
+                kShareBuckets);
     const prometheus::Labels gen_ai = {{"gen_ai_operation_name", "text_completion"},
                                        {"gen_ai_provider_name", "winnow"},
                                        {"gen_ai_request_model", info.model}};
@@ -245,7 +295,8 @@ class Metrics::Impl final : public prometheus::Collectable {
   std::array<prometheus::Counter*, kOutcomes.size()> requests_ = {};
   prometheus::Gauge* serving_ = nullptr;
   Histogram *first_token_ = nullptr, *inter_token_ = nullptr, *request_ = nullptr,
-            *queue_ = nullptr, *step_ = nullptr, *step_tokens_ = nullptr;
+            *queue_ = nullptr, *step_ = nullptr, *step_tokens_ = nullptr, *step_rows_ = nullptr,
+            *kept_ = nullptr;
   Histogram *gen_ai_first_token_ = nullptr, *gen_ai_per_token_ = nullptr,
             *gen_ai_request_ = nullptr;
 
@@ -292,6 +343,11 @@ void Metrics::OnNextToken(const engine::Request&, engine::Duration since_previou
 void Metrics::OnFinished(const engine::Request&, engine::FinishReason reason,
                          const engine::Usage& usage) {
   impl_->queue_->Observe(Seconds(usage.queue_time));
+  const engine::RetrievalCounts& retrieval = usage.retrieval;
+  if (retrieval.mid_rows > 0) {
+    impl_->kept_->Observe(static_cast<double>(retrieval.chosen_rows) /
+                          static_cast<double>(retrieval.mid_rows));
+  }
   const bool complete = reason == engine::FinishReason::kStopToken ||
                         reason == engine::FinishReason::kStopString ||
                         reason == engine::FinishReason::kMaxTokens;
@@ -309,6 +365,10 @@ void Metrics::OnFinished(const engine::Request&, engine::FinishReason reason,
 void Metrics::OnStep(const engine::StepObservation& step) {
   impl_->step_->Observe(Seconds(step.duration));
   impl_->step_tokens_->Observe(step.tokens);
+  // A step of prompts alone selects nothing.
+  if (step.selected_rows > 0) {
+    impl_->step_rows_->Observe(static_cast<double>(step.selected_rows));
+  }
 }
 
 absl::StatusOr<int> Metrics::Listen(const std::string& address) {

@@ -12,6 +12,8 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -24,6 +26,9 @@ namespace winnow::server {
 struct MetricsInfo {
   std::string version, model, dtype, kv_dtype, backend;
   int64_t kv_block_bytes = 0;
+  // Of each index beside the KV pool, by name ("lsh:128", "int4").
+  std::vector<std::pair<std::string, int64_t>> index_bytes;
+  int64_t retrieval_from = 0;  // tokens; past the context: retrieval never wins
 };
 
 class Metrics : public engine::EngineObserver {

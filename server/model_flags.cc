@@ -34,6 +34,15 @@ void AddModelFlags(CLI::App& command, engine::ModelOptions& options) {
       ->capture_default_str();
 }
 
+void AddArtifactFlag(CLI::App& command, engine::ModelOptions& options) {
+  command
+      .add_option(
+          "--artifact", options.retrieval.artifact,
+          "Learned functions for retrieval; where absent winnow-artifact.safetensors in the "
+          "model's directory, if it is there; none: none")
+      ->type_name("FILE");
+}
+
 int ReportModelError(const char* command, const absl::Status& status) {
   return Report(command, status, kExitModel);
 }

@@ -14,6 +14,9 @@ namespace winnow::server {
 // --dtype, --kv-dtype, --isa, --threads into `options`, which must outlive the parsing.
 void AddModelFlags(CLI::App& command, engine::ModelOptions& options);
 
+// --artifact, for commands that run policies (eval).
+void AddArtifactFlag(CLI::App& command, engine::ModelOptions& options);
+
 // Prints "winnow COMMAND: message" to stderr and gives the exit code that fits: kExitModel for a
 // directory that cannot be used.
 int ReportModelError(const char* command, const absl::Status& status);

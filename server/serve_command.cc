@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -15,6 +16,7 @@
 #include <thread>
 
 #include "CLI/CLI.hpp"
+#include "absl/strings/str_format.h"
 #include "engine/model_loader.h"
 #include "engine/status_macros.h"
 #include "server/commands.h"
@@ -63,6 +65,11 @@ engine::ModelOptions ModelOptionsOf(const ServeConfig& config) {
   options.max_batch_tokens = static_cast<int32_t>(config.step_tokens);
   options.max_batch_logits = static_cast<int32_t>(config.max_running);
   options.max_context = static_cast<int32_t>(config.max_context);
+  options.retrieval.artifact = config.artifact;
+  options.retrieval.index = config.index;
+  options.retrieval.from = config.retrieval_from;
+  options.retrieval.probe_interval = static_cast<int32_t>(config.probe_interval);
+  options.retrieval.crossover_cache = config.crossover_cache;
   return options;
 }
 
@@ -96,8 +103,57 @@ absl::StatusOr<RequestLimits> LimitsOf(const ServeConfig& config,
   limits.default_max_tokens = static_cast<int32_t>(config.default_max_tokens);
   limits.eos_token_ids = model.config.eos_token_ids;
   WINNOW_ASSIGN_OR_RETURN(limits.default_policy, engine::ParseAttentionPolicy(config.policy));
+  limits.check_policy = [&decoder = *model.decoder](const engine::AttentionPolicy& policy) {
+    return decoder.CheckPolicy(policy);
+  };
+  WINNOW_RETURN_IF_ERROR(limits.check_policy(limits.default_policy));
   WINNOW_ASSIGN_OR_RETURN(limits.default_sampling, LoadGenerationDefaults(config.model));
   return limits;
+}
+
+// The policies that can be honoured, with the bits of an index that is here.
+std::vector<std::string> AvailablePolicies(const engine::Decoder& decoder) {
+  using Kind = engine::AttentionPolicy::Kind;
+  std::vector<engine::IndexSpec> specs = {
+      {Kind::kDense, 0}, {Kind::kWindow, 0}, {Kind::kOracle, 0}};
+  const std::vector<engine::IndexSpec>& indexes = decoder.options().retrieval.indexes;
+  specs.insert(specs.end(), indexes.begin(), indexes.end());
+  std::vector<std::string> names;
+  for (const engine::IndexSpec& spec : specs) {
+    engine::AttentionPolicy policy;
+    policy.kind = spec.kind;
+    policy.bits = spec.bits == engine::AttentionPolicy::kLshBits ? 0 : spec.bits;
+    const std::string name(engine::KindName(spec.kind));
+    if (decoder.CheckPolicy(policy).ok() &&
+        std::find(names.begin(), names.end(), name) == names.end()) {
+      names.push_back(name);
+    }
+  }
+  return names;
+}
+
+// Whether completion can be honoured, by a policy that needs nothing else.
+bool CanComplete(const engine::Decoder& decoder) {
+  engine::AttentionPolicy policy;
+  policy.kind = engine::AttentionPolicy::Kind::kWindow;
+  policy.completion = true;
+  return decoder.CheckPolicy(policy).ok();
+}
+
+void DescribeRetrieval(const engine::LoadedModel& model, v1::RetrievalInfo& out) {
+  const engine::RetrievalOptions& options = model.decoder_options.retrieval;
+  for (const engine::IndexPool& pool : engine::IndexPools(model.config, model.decoder_options)) {
+    v1::RetrievalIndex& index = *out.add_indexes();
+    index.set_name(pool.name());
+    index.set_bits(pool.spec.bits);
+    index.set_learned(options.artifact != nullptr && options.artifact->HasKind(pool.spec.kind));
+    index.set_pool_bytes(pool.bytes);
+  }
+  out.set_completion(CanComplete(*model.decoder));
+  out.set_artifact(options.artifact == nullptr ? "" : options.artifact->Description());
+  out.set_retrieve_from(options.from);
+  out.set_retrieve_from_measured(!model.crossover.index.empty());
+  out.set_probe_interval(options.probe_interval);
 }
 
 v1::GetModelResponse DescribeModel(const std::string& name, const engine::LoadedModel& model,
@@ -111,7 +167,7 @@ v1::GetModelResponse DescribeModel(const std::string& name, const engine::Loaded
   out.set_kv_dtype(kernels::DTypeName(model.decoder_options.kv_dtype));
   out.mutable_eos_token_ids()->Assign(limits.eos_token_ids.begin(), limits.eos_token_ids.end());
   out.set_chat_template(std::string(model.chat_template.name()));
-  out.add_policies("dense");
+  for (const std::string& policy : AvailablePolicies(*model.decoder)) out.add_policies(policy);
   out.set_default_policy(engine::ToString(limits.default_policy));
   v1::SamplingOptions& sampling = *out.mutable_default_sampling();
   sampling.set_temperature(limits.default_sampling.temperature);
@@ -124,6 +180,7 @@ v1::GetModelResponse DescribeModel(const std::string& name, const engine::Loaded
   out.set_default_max_tokens(limits.default_max_tokens);
   out.set_max_prompt_bytes(limits.max_prompt_bytes);
   out.set_version(kVersion);
+  DescribeRetrieval(model, *out.mutable_retrieval());
   return out;
 }
 
@@ -139,6 +196,57 @@ absl::Status WritePortFile(const std::string& path, int port) {
   std::filesystem::rename(temporary, path, error);
   if (error) return absl::UnavailableError(Concat("--port-file: ", path, ": ", error.message()));
   return absl::OkStatus();
+}
+
+MetricsInfo MetricsInfoOf(const std::string& name, const engine::LoadedModel& model) {
+  const engine::Decoder& decoder = *model.decoder;
+  MetricsInfo info;
+  info.version = kVersion;
+  info.model = name;
+  info.dtype = kernels::DTypeName(model.decoder_options.compute);
+  info.kv_dtype = kernels::DTypeName(model.decoder_options.kv_dtype);
+  info.backend = model.backend->name();
+  info.kv_block_bytes =
+      decoder.kv_rows_per_token() * decoder.kv_row_bytes() * decoder.block_tokens();
+  for (const engine::IndexPool& pool : engine::IndexPools(model.config, model.decoder_options)) {
+    info.index_bytes.emplace_back(pool.title(), pool.bytes);
+  }
+  info.retrieval_from = model.decoder_options.retrieval.from;
+  return info;
+}
+
+// What retrieval there is, with the bytes of every index, and where it begins.
+void LogRetrieval(Log& log, const engine::LoadedModel& model) {
+  const engine::RetrievalOptions& options = model.decoder_options.retrieval;
+  std::string indexes;
+  for (const engine::IndexPool& pool : engine::IndexPools(model.config, model.decoder_options)) {
+    Append(indexes, indexes.empty() ? "" : ", ", pool.title(), " ", pool.bytes);
+  }
+  const std::string artifact = options.artifact == nullptr ? "" : options.artifact->Description();
+  log.Event(LogLevel::kInfo, "retrieval",
+            {{"artifact", artifact.empty() ? "none" : artifact},
+             {"indexes", indexes.empty() ? "none" : indexes},
+             {"index_bytes", uint64_t{model.decoder->index_bytes()}},
+             {"probe_interval", int64_t{options.probe_interval}}});
+  const engine::CrossoverReport& report = model.crossover;
+  std::string samples;
+  for (const engine::CrossoverSample& sample : report.crossover.samples) {
+    Append(
+        samples, samples.empty() ? "" : ", ", sample.tokens, ": ",
+        absl::StrFormat("%.1f/%.1f", sample.dense_seconds * 1e6, sample.retrieval_seconds * 1e6));
+  }
+  const char* const source = report.index.empty() ? "configured"
+                             : report.cached      ? "measured by an earlier start"
+                                                  : "measured now";
+  log.Event(LogLevel::kInfo, "retrieval_from",
+            {{"tokens", int64_t{options.from}},
+             {"wins", options.from != engine::kNeverRetrieve},
+             {"source", source},
+             {"index", report.index},
+             {"dense_and_retrieval_us", samples}});
+  if (!report.problem.empty()) {
+    log.Event(LogLevel::kWarn, "crossover_cache", {{"message", report.problem}});
+  }
 }
 
 int Fail(Log& log, std::string_view event, const absl::Status& status, int exit_code) {
@@ -214,13 +322,9 @@ int RunServer(const ServeConfig& config) {
   if (!limits.ok()) return Fail(log, "model_error", limits.status(), kExitModel);
   const engine::Decoder& decoder = *model.decoder;
   const std::string name = ModelName(config);
-  const std::string dtype = kernels::DTypeName(model.decoder_options.compute);
-  const std::string kv_dtype = kernels::DTypeName(model.decoder_options.kv_dtype);
-  const std::string backend = model.backend->name();
-  const int64_t kv_block_bytes =
-      decoder.kv_rows_per_token() * decoder.kv_row_bytes() * decoder.block_tokens();
+  const MetricsInfo info = MetricsInfoOf(name, model);
 
-  Observer metrics({kVersion, name, dtype, kv_dtype, backend, kv_block_bytes}, clock, log, signals);
+  Observer metrics(info, clock, log, signals);
   auto engine_or = engine::Engine::Create(EngineOptionsOf(config), *model.decoder, *model.tokenizer,
                                           clock, &metrics);
   if (!engine_or.ok()) return Fail(log, "config_error", engine_or.status(), kExitUsage);
@@ -262,14 +366,14 @@ int RunServer(const ServeConfig& config) {
 
   log.Event(LogLevel::kInfo, "sizes",
             {{"architecture", model.config.architecture},
-             {"dtype", dtype},
-             {"kv_dtype", kv_dtype},
-             {"backend", backend},
+             {"dtype", info.dtype},
+             {"kv_dtype", info.kv_dtype},
+             {"backend", info.backend},
              {"weight_bytes", uint64_t{decoder.weight_bytes()}},
              {"scratch_bytes", uint64_t{decoder.scratch_bytes()}},
              {"kv_pool_bytes", uint64_t{decoder.kv_pool_bytes()}},
              {"kv_blocks", int64_t{decoder.num_blocks()}},
-             {"kv_block_bytes", kv_block_bytes},
+             {"kv_block_bytes", info.kv_block_bytes},
              {"max_context", int64_t{limits->max_context}},
              {"max_running", config.max_running},
              {"step_tokens", config.step_tokens},
@@ -278,6 +382,7 @@ int RunServer(const ServeConfig& config) {
              {"max_prompt_bytes", limits->max_prompt_bytes},
              {"max_message_bytes", max_message_bytes},
              {"chat_template", model.chat_template.name()}});
+  LogRetrieval(log, model);
   log.Event(LogLevel::kInfo, "listening",
             {{"grpc", config.listen},
              {"port", int64_t{server.port()}},

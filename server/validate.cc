@@ -195,6 +195,7 @@ Validator::Validator(RequestLimits limits, const engine::Tokenizer& tokenizer,
   WINNOW_CHECK(limits_.max_context > 1);
   WINNOW_CHECK(limits_.max_prompt_bytes > 0);
   WINNOW_CHECK(limits_.default_max_tokens > 0);
+  WINNOW_CHECK(limits_.check_policy != nullptr);
 }
 
 absl::StatusOr<CheckedGenerate> Validator::CheckGenerate(const v1::GenerateRequest& message) const {
@@ -234,10 +235,12 @@ absl::StatusOr<CheckedGenerate> Validator::CheckGenerate(const v1::GenerateReque
                                     kMaxPolicyBytes));
   } else if (!message.policy().empty()) {
     absl::StatusOr<engine::AttentionPolicy> policy = engine::ParseAttentionPolicy(message.policy());
-    if (policy.ok()) {
+    absl::Status status = policy.status();
+    if (status.ok()) status = limits_.check_policy(*policy);
+    if (status.ok()) {
       checked.request.policy = *policy;
     } else {
-      violations.Add("policy", ToStd(policy.status().message()));
+      violations.Add("policy", ToStd(status.message()));
     }
   }
   checked.request.skip_special_tokens = !message.show_special_tokens();

@@ -12,6 +12,7 @@
 #define WINNOW_SERVER_VALIDATE_H_
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -58,6 +59,8 @@ struct RequestLimits {
   int64_t max_prompt_bytes = 0;
   int32_t default_max_tokens = 0;
   engine::AttentionPolicy default_policy;
+  // Whether the model can attend so: Model::CheckPolicy. Any thread. REQUIRES: set.
+  std::function<absl::Status(const engine::AttentionPolicy&)> check_policy;
   engine::SamplingOptions default_sampling;
   std::vector<int32_t> eos_token_ids;
 };

@@ -22,6 +22,8 @@ BIN = os.environ.get("WINNOW_BIN", str(SOURCE / "build/release/winnow"))
 MODEL = str(SOURCE / "models/needle-5m")
 # A sanitizer makes everything slower; no test's verdict should hang on that.
 PATIENCE = 120
+# Where servers remember what they measured at start: one for all of a test program, and gone with it.
+CACHE = tempfile.TemporaryDirectory(prefix="winnow-e2e-cache-")
 
 
 def load_protos():
@@ -105,7 +107,7 @@ class Server:
         port_file = os.path.join(self.directory, "port")
         self.command = [BIN, "serve", "--model", model, "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0",
                         "--port-file", port_file, "--log-format", "json", *map(str, flags)]
-        environment = {**os.environ, **(env or {})}
+        environment = {**os.environ, "XDG_CACHE_HOME": CACHE.name, **(env or {})}
         with open(self.log_path, "w") as log:
             self.process = subprocess.Popen(self.command, stderr=log, stdout=log, env=environment)
         end = time.monotonic() + PATIENCE

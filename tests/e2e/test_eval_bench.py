@@ -54,7 +54,7 @@ class Eval(unittest.TestCase):
             tasks = directory / "tasks.jsonl"
             tasks.write_text(json.dumps(task(512)))
             for code, text, *arguments in (
-                    (2, "only dense is", "--tasks", tasks, "--policy", "hata:k=2%"),
+                    (2, "no artifact", "--tasks", tasks, "--artifact", "none", "--policy", "hata:k=2%"),
                     (2, "did you mean 'dense'?", "--tasks", tasks, "--policy", "dence"),
                     (2, "given twice", "--tasks", tasks, "--policy", "dense", "--policy", "dense"),
                     (2, "No such file", "--tasks", directory / "none", "--policy", "dense"),

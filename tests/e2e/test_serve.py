@@ -43,6 +43,9 @@ class Answers(unittest.TestCase):
         self.assertEqual(usage["cached_tokens"], 0)
         self.assertEqual(usage["kv_read_bytes"], {"fast": usage["kv_dense_bytes"], "host": 0, "disk": 0})
         self.assertGreater(usage["selected_rows"], 0)
+        self.assertEqual(usage["selected_rows"], usage["dense_rows"])
+        self.assertEqual(usage["retrieval"], {"mid_rows": 0, "chosen_rows": 0, "kept": None, "probes": 0, "coverage": None,
+                                              "iou": None, "completions": 0, "completed": None})
         self.assertGreater(usage["time_to_first_token_seconds"], 0)
         self.assertGreaterEqual(usage["total_seconds"], usage["time_to_first_token_seconds"])
         self.assertGreaterEqual(usage["queue_seconds"], 0)
@@ -51,7 +54,10 @@ class Answers(unittest.TestCase):
         plain = self.generate("--prompt", "Once upon a time", "--max-tokens", 16, "--ignore-eos")
         reply = self.generate("--prompt", "Once upon a time", "--max-tokens", 16, "--ignore-eos", "--json")
         self.assertEqual(plain.returncode, 0, plain.stderr)
-        self.assertEqual(plain.stdout, json.loads(reply.stdout)["text"] + "\n")
+        reply = json.loads(reply.stdout)
+        self.assertEqual(plain.stdout, reply["text"] + "\n")
+        dense = reply["usage"]["kv_dense_bytes"]
+        self.assertEqual(plain.stderr, f"KV read: 100.0 % ({dense} of {dense} bytes)\n")
 
     def test_prompt_from_file_standard_input_and_tokens_are_the_same(self):
         with temporary_directory() as directory:
@@ -115,7 +121,7 @@ class Answers(unittest.TestCase):
             (counting_request("word " * 60000, 1), "text.text"),
             (counting_request("x", 40000), "stopping.max_tokens"),
             (counting_request("x", 1, n=99), "n"),
-            (counting_request("x", 1, policy="quest:k=64"), "policy"),
+            (counting_request("x", 1, policy="quest:pages=64"), "policy"),
             (counting_request("x", 1, sampling=inference.SamplingOptions(temperature=float("nan"))),
              "sampling.temperature"),
             (inference.GenerateRequest(tokens=inference.TokenPrompt(ids=[1, 4096])), "tokens.ids[1]"),
@@ -156,7 +162,8 @@ class Answers(unittest.TestCase):
     def test_get_model_describes_what_is_served(self):
         model = Api(self.server.address).get_model(inference.GetModelRequest())
         self.assertEqual((model.name, model.vocab_size, model.max_context), ("needle-5m", 4096, 32768))
-        self.assertEqual(list(model.policies), ["dense"])
+        self.assertEqual(list(model.policies)[:5], ["dense", "window", "oracle", "quest", "lsh"])
+        self.assertEqual(model.default_policy, "dense")
         self.assertEqual(model.default_sampling.temperature, 0)
         self.assertTrue(model.chat_template)
 
@@ -222,6 +229,10 @@ class Observed(unittest.TestCase):
         sizes = next(e for e in events if e["event"] == "sizes")
         for key in ("dtype", "backend", "kv_pool_bytes", "kv_blocks", "max_context", "queue_requests", "queue_tokens"):
             self.assertIn(key, sizes)
+        retrieval = next(e for e in events if e["event"] == "retrieval")
+        self.assertIn("lsh:128 ", retrieval["indexes"])
+        self.assertGreater(retrieval["index_bytes"], 0)
+        self.assertIn("tokens", next(e for e in events if e["event"] == "retrieval_from"))
 
     def test_health_watch_hears_of_the_drain_at_once(self):
         with Server() as server:

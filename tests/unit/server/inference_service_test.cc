@@ -48,6 +48,66 @@ TEST(InferenceService, StreamsTextAndTokensThatBelongTogether) {
   EXPECT_THAT(answer.request_id, ::testing::MatchesRegex("[0-9a-f]{8}-[0-9]+"));
 }
 
+TEST(InferenceService, UsageSaysWhatRetrievalReadAndAddsUp) {
+  TestServer server;
+  const auto stub = server.Stub();
+  std::string words = "A story";
+  while (words.size() < 1500) words += " about a tree";
+  v1::GenerateRequest request = CountingRequest(words, 20);
+  const v1::Usage dense = Generate(*stub, request).finish.at(0).usage();
+  EXPECT_EQ(dense.kv_read_bytes().fast(), dense.kv_dense_bytes());
+  EXPECT_EQ(dense.selected_rows(), dense.dense_rows());
+  EXPECT_EQ(dense.retrieval().mid_rows(), 0u);
+  EXPECT_FALSE(dense.retrieval().has_kept());
+  EXPECT_FALSE(dense.retrieval().has_coverage());
+  for (const char* policy :
+       {"window:sink=8,window=32,from=0", "oracle:k=16,sink=8,window=32,from=0",
+        "quest:k=16,sink=8,window=32,from=0", "lsh:k=16,sink=8,window=32,from=0"}) {
+    SCOPED_TRACE(policy);
+    request.set_policy(policy);
+    const Answer answer = Generate(*stub, request);
+    ASSERT_TRUE(answer.status.ok()) << answer.status.error_message();
+    const v1::Usage& usage = answer.finish.at(0).usage();
+    const v1::RetrievalUsage& retrieval = usage.retrieval();
+    // The same steps as the dense run's, of which less was read.
+    EXPECT_EQ(usage.kv_dense_bytes(), dense.kv_dense_bytes());
+    EXPECT_EQ(usage.dense_rows(), dense.dense_rows());
+    EXPECT_LT(usage.kv_read_bytes().fast(), usage.kv_dense_bytes());
+    EXPECT_EQ(usage.kv_read_bytes().fast() * usage.dense_rows(),
+              usage.kv_dense_bytes() * usage.selected_rows());
+    // Read is what dense reads, less the mid tokens that were not chosen.
+    EXPECT_EQ(usage.dense_rows() - usage.selected_rows(),
+              retrieval.mid_rows() - retrieval.chosen_rows());
+    EXPECT_NEAR(retrieval.kept() * retrieval.mid_rows(), retrieval.chosen_rows(), 0.5);
+    EXPECT_GT(retrieval.probes(), 0u);
+    EXPECT_GT(retrieval.coverage(), 0);
+    EXPECT_LE(retrieval.coverage(), 1.0001);
+    EXPECT_GE(retrieval.iou(), 0);
+    EXPECT_LE(retrieval.iou(), 1);
+    if (policy[0] == 'o') EXPECT_NEAR(retrieval.iou(), 1, 1e-3);
+    EXPECT_EQ(retrieval.completions(), 0u);
+  }
+  EXPECT_GT(server.Metric("winnow_retrieval_mid_rows_total"), 0);
+  EXPECT_EQ(server.Metric("winnow_retrieval_kept_ratio_count"), 4);
+  EXPECT_GT(server.Metric("winnow_retrieval_coverage_ratio_count"), 0);
+  EXPECT_GT(server.Metric("winnow_step_selected_rows_count"), 0);
+}
+
+TEST(InferenceService, AContextBelowFromIsDense) {
+  TestServer server;
+  const auto stub = server.Stub();
+  v1::GenerateRequest request = CountingRequest("A story about a tree and what became of it", 60);
+  const Answer dense = Generate(*stub, request);
+  request.set_policy("lsh:k=4,sink=2,window=8,from=900");
+  const Answer below = Generate(*stub, request);
+  EXPECT_EQ(below.ids, dense.ids);
+  EXPECT_EQ(below.finish.at(0).usage().kv_read_bytes().fast(),
+            dense.finish.at(0).usage().kv_dense_bytes());
+  request.set_policy("lsh:k=4,sink=2,window=8,from=0");
+  EXPECT_LT(Generate(*stub, request).finish.at(0).usage().kv_read_bytes().fast(),
+            dense.finish.at(0).usage().kv_dense_bytes());
+}
+
 TEST(InferenceService, ChoicesComeWithTheirIndexAndTheFirstIsTheOneAlone) {
   TestServer server;
   const auto stub = server.Stub();

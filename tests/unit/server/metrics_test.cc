@@ -17,7 +17,15 @@ using ::testing::HasSubstr;
 class MetricsTest : public ::testing::Test {
  protected:
   engine::SteadyClock clock_;
-  Metrics metrics_{{"1.2.3", "needle", "bf16", "f32", "cpu (avx2)", 4096}, clock_};
+  Metrics metrics_{{"1.2.3",
+                    "needle",
+                    "bf16",
+                    "f32",
+                    "cpu (avx2)",
+                    4096,
+                    {{"lsh:128", 640}, {"int4", 99}},
+                    2560},
+                   clock_};
 };
 
 TEST_F(MetricsTest, EverySeriesIsThereAtZeroFromTheStart) {
@@ -41,6 +49,18 @@ TEST_F(MetricsTest, EverySeriesIsThereAtZeroFromTheStart) {
                            "winnow_kv_read_bytes_total{tier=\"host\"} 0",
                            "winnow_kv_read_bytes_total{tier=\"disk\"} 0",
                            "winnow_kv_dense_bytes_total 0",
+                           "winnow_kv_selected_rows_total 0",
+                           "winnow_step_selected_rows_count 0",
+                           "winnow_retrieval_mid_rows_total 0",
+                           "winnow_retrieval_chosen_rows_total 0",
+                           "winnow_retrieval_kept_ratio_count 0",
+                           "winnow_retrieval_coverage_ratio_count 0",
+                           "winnow_retrieval_coverage_ratio_sum 0",
+                           "winnow_retrieval_iou_ratio_count 0",
+                           "winnow_retrieval_completed_ratio_count 0",
+                           "winnow_retrieval_from_tokens 2560",
+                           "winnow_index_bytes{index=\"lsh:128\"} 640",
+                           "winnow_index_bytes{index=\"int4\"} 99",
                            "winnow_kv_blocks_used 0",
                            "winnow_kv_blocks_capacity 0",
                            "winnow_sequences_finished_total{reason=\"stop_string\"} 0",
@@ -126,6 +146,21 @@ TEST_F(MetricsTest, OnlyCompleteSequencesHaveADuration) {
   EXPECT_THAT(text, HasSubstr("\nwinnow_queue_seconds_count 2"));
   EXPECT_THAT(text, ::testing::ContainsRegex(
                         "gen_ai_server_time_per_output_token_seconds_sum\\{[^}]*\\} 0\\.01"));
+}
+
+TEST_F(MetricsTest, SharesAreOfSequencesThatRetrievedAndRowsOfStepsThatDecoded) {
+  metrics_.OnFinished({}, engine::FinishReason::kMaxTokens, {});
+  metrics_.OnStep({.sequences = 1, .tokens = 512});
+  EXPECT_THAT(metrics_.Text(), HasSubstr("\nwinnow_retrieval_kept_ratio_count 0"));
+  EXPECT_THAT(metrics_.Text(), HasSubstr("\nwinnow_step_selected_rows_count 0"));
+  engine::Usage usage;
+  usage.retrieval.mid_rows = 1000;
+  usage.retrieval.chosen_rows = 25;
+  metrics_.OnFinished({}, engine::FinishReason::kMaxTokens, usage);
+  metrics_.OnStep({.sequences = 1, .tokens = 1, .selected_rows = 5000});
+  const std::string text = metrics_.Text();
+  EXPECT_THAT(text, HasSubstr("\nwinnow_retrieval_kept_ratio_sum 0.025"));
+  EXPECT_THAT(text, HasSubstr("\nwinnow_step_selected_rows_sum 5000"));
 }
 
 TEST_F(MetricsTest, ListensOnAFreePortAndRefusesATakenOne) {

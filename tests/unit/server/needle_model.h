@@ -23,6 +23,9 @@ inline engine::LoadedModel& Needle() {
     options.max_batch_tokens = 256;
     options.max_batch_logits = 32;
     options.kv_bytes = 24 << 20;
+    options.retrieval.artifact = "none";
+    options.retrieval.index = "quest,lsh";
+    options.retrieval.probe_interval = 4;
     auto loaded = engine::LoadModel(NeedleDir(), options);
     if (!loaded.ok()) {
       fprintf(stderr, "%s\n", std::string(loaded.status().message()).c_str());
@@ -39,6 +42,9 @@ inline RequestLimits NeedleLimits() {
   limits.max_context = kNeedleContext;
   limits.max_prompt_bytes = 16384;
   limits.default_max_tokens = 64;
+  limits.check_policy = [](const engine::AttentionPolicy& policy) {
+    return Needle().decoder->CheckPolicy(policy);
+  };
   limits.eos_token_ids = Needle().config.eos_token_ids;
   return limits;
 }

@@ -234,7 +234,10 @@ TEST_F(ValidateTest, EachBadFieldIsNamed) {
       {"top_logprobs", [](R& r) { r.set_top_logprobs(-1); }},
       {"top_logprobs", [](R& r) { r.set_top_logprobs(21); }},
       {"policy", [](R& r) { r.set_policy(std::string("nonsense")); }},
-      {"policy", [](R& r) { r.set_policy(std::string("quest:k=256")); }},
+      {"policy", [](R& r) { r.set_policy(std::string("quest:pages=3")); }},
+      // These parse, and the model cannot honour them.
+      {"policy", [](R& r) { r.set_policy(std::string("lsh:bits=64")); }},
+      {"policy", [](R& r) { r.set_policy(std::string("quest:p=0.9")); }},
       {"policy", [](R& r) { r.set_policy(std::string(257, 'd')); }},
   };
   for (size_t i = 0; i < cases.size(); ++i) {
@@ -243,6 +246,36 @@ TEST_F(ValidateTest, EachBadFieldIsNamed) {
     const absl::Status status = Check(message);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << i << " " << cases[i].field;
     EXPECT_THAT(Fields(status), ::testing::ElementsAre(cases[i].field)) << i;
+  }
+}
+
+TEST_F(ValidateTest, PoliciesThatTheModelCanHonourReachTheEngine) {
+  for (const char* text : {"dense", "window:window=64", "oracle:k=32", "quest:k=64,suffix=3",
+                           "lsh:k=5%,from=0,floor=0.5"}) {
+    text_.set_policy(std::string(text));
+    const auto checked = Validate(text_);
+    ASSERT_TRUE(checked.ok()) << text << ": " << checked.status();
+    EXPECT_EQ(checked->request.policy, *engine::ParseAttentionPolicy(text)) << text;
+  }
+}
+
+TEST_F(ValidateTest, ImpossiblePolicyNamesTheOption) {
+  for (const auto& [text, option] : {std::pair{"quest:p=0.9", "p: "},
+                                     {"lsh:bits=64", "lsh:64"},
+                                     {"spotlight:k=2%", "spotlight"},
+                                     {"window:completion=on", "completion"}}) {
+    text_.set_policy(std::string(text));
+    const google::rpc::Status rpc = ToRpcStatus(Check(text_));
+    google::rpc::BadRequest bad;
+    bool named = false;
+    for (const auto& any : rpc.details()) {
+      if (!any.UnpackTo(&bad)) continue;
+      ASSERT_EQ(bad.field_violations_size(), 1);
+      EXPECT_EQ(bad.field_violations(0).field(), "policy");
+      EXPECT_THAT(bad.field_violations(0).description(), HasSubstr(option)) << text;
+      named = true;
+    }
+    EXPECT_TRUE(named) << text;
   }
 }
 

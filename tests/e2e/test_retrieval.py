@@ -1,0 +1,210 @@
+#!/usr/bin/python3
+"""Attention policies as clients see them: answers, usage, refusals; and what a server is told about them."""
+import json
+import os
+import pathlib
+import random
+import shutil
+import unittest
+
+import grpc
+
+from harness import (MODEL, PATIENCE, SEED, Api, Server, counting_request, details_of, inference, main, run,
+                     temporary_directory, token_ids)
+
+ARTIFACT = os.path.join(MODEL, "winnow-artifact.safetensors")
+TRAINING_FREE = ["window", "oracle:k=2%", "quest:k=64", "lsh:k=5%", "lsh:k=2%,p=0.9", "quest:k=2%,p=0.8"]
+LEARNED = ["spotlight:k=2%", "spotlight:k=2%,completion=on", "window:completion=on", "hata:k=2%,p=0.95"]
+
+
+def document(tokens):
+    rng = random.Random(SEED)
+    words = "when the server reads a new row of the table it checks every value before the cache is closed".split()
+    return " ".join(rng.choice(words) for _ in range(tokens))
+
+
+class Policies(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.server = Server("--probe-interval", 8)
+        cls.addClassCleanup(cls.server.close)
+        cls.api = Api(cls.server.address)
+        cls.prompt = document(1500)
+        cls.dense = cls.ask("dense")[1]
+
+    @classmethod
+    def ask(cls, policy, tokens=24):
+        responses = list(cls.api.generate(counting_request(cls.prompt, tokens, policy=policy), timeout=PATIENCE))
+        return token_ids(responses), next(r.finish.usage for r in responses if r.HasField("finish"))
+
+    def check_usage(self, policy, usage, dense):
+        with self.subTest(policy=policy):
+            read = usage.kv_read_bytes
+            self.assertEqual((read.host, read.disk), (0, 0))
+            self.assertEqual(usage.kv_dense_bytes, dense.kv_dense_bytes)
+            self.assertEqual(usage.dense_rows, dense.dense_rows)
+            self.assertLess(read.fast, usage.kv_dense_bytes)
+            self.assertEqual(usage.dense_rows - usage.selected_rows,
+                             usage.retrieval.mid_rows - usage.retrieval.chosen_rows)
+            self.assertEqual(read.fast * usage.dense_rows, usage.kv_dense_bytes * usage.selected_rows)
+            self.assertAlmostEqual(usage.retrieval.kept, usage.retrieval.chosen_rows / usage.retrieval.mid_rows)
+            self.assertLess(usage.retrieval.kept, 0.2)
+            self.assertGreater(usage.retrieval.probes, 0)
+            self.assertTrue(0 < usage.retrieval.coverage < 1.0001, usage.retrieval.coverage)
+            self.assertTrue(0 <= usage.retrieval.iou <= 1, usage.retrieval.iou)
+            completes = "completion=on" in policy
+            self.assertEqual(usage.retrieval.completions > 0, completes)
+            self.assertEqual(usage.retrieval.HasField("completed"), completes)
+
+    def test_dense_reads_everything(self):
+        self.assertEqual(self.dense.kv_read_bytes.fast, self.dense.kv_dense_bytes)
+        self.assertEqual(self.dense.selected_rows, self.dense.dense_rows)
+        self.assertEqual(self.dense.retrieval, inference.RetrievalUsage())
+
+    def test_training_free_policies_answer_and_read_less(self):
+        for policy in TRAINING_FREE:
+            text = policy + ("," if ":" in policy else ":") + "from=0"
+            ids, usage = self.ask(text)
+            self.assertEqual(len(ids), 24)
+            self.assertEqual(ids, self.ask(text)[0])
+            self.check_usage(text, usage, self.dense)
+            if policy.startswith("oracle"):
+                self.assertAlmostEqual(usage.retrieval.iou, 1, places=4)
+
+    def test_learned_policies_of_the_models_artifact(self):
+        for policy in LEARNED:
+            text = policy + ",from=0"
+            self.check_usage(text, self.ask(text)[1], self.dense)
+
+    def test_a_suffix_retrieves_too(self):
+        with_suffix = self.ask("lsh:k=2%,suffix=32,from=0")[1]
+        without = self.ask("lsh:k=2%,from=0")[1]
+        self.assertGreater(with_suffix.retrieval.mid_rows, without.retrieval.mid_rows)
+        self.assertGreater(with_suffix.kv_dense_bytes, without.kv_dense_bytes)
+
+    def test_below_from_a_policy_is_dense(self):
+        ids, usage = self.ask("lsh:k=2%,from=30000")
+        self.assertEqual(ids, self.ask("dense")[0])
+        self.assertEqual(usage.kv_read_bytes.fast, self.dense.kv_dense_bytes)
+        self.assertEqual(usage.retrieval.mid_rows, 0)
+
+    def test_a_policy_that_chooses_everything_is_dense(self):
+        ids, usage = self.ask("lsh:k=100%,from=0")
+        self.assertEqual(ids, self.ask("dense")[0])
+        self.assertEqual(usage.selected_rows, usage.dense_rows)
+
+    def test_impossible_policies_name_the_option(self):
+        for policy, option in (("lsh:bits=64", "lsh:64"), ("spotlight:bits=32", "bits"), ("quest:k=0", "k"),
+                               ("hata:dense_layers=0", "dense_layers"), ("lsh:k=2%,k=3", "k"), ("dense:k=3", "k"),
+                               ("window:p=0.9", "p"), ("oracle:p=2", "p"), ("spotlite", "spotlight"),
+                               ("quest:completion=maybe", "completion")):
+            with self.subTest(policy=policy):
+                with self.assertRaises(grpc.RpcError) as caught:
+                    list(self.api.generate(counting_request("x", 1, policy=policy), timeout=PATIENCE))
+                self.assertEqual(caught.exception.code(), grpc.StatusCode.INVALID_ARGUMENT)
+                violations = details_of(caught.exception)["BadRequest"].field_violations
+                self.assertEqual([v.field for v in violations], ["policy"])
+                self.assertIn(option, violations[0].description)
+
+    def test_get_model_tells_what_there_is(self):
+        model = self.api.get_model(inference.GetModelRequest())
+        self.assertEqual(list(model.policies), ["dense", "window", "oracle", "quest", "lsh", "hata", "spotlight",
+                                                "hashattention"])
+        retrieval = model.retrieval
+        indexes = {index.name: index for index in retrieval.indexes}
+        self.assertEqual((indexes["lsh"].bits, indexes["lsh"].learned), (128, False))
+        self.assertTrue(indexes["spotlight"].learned)
+        self.assertGreater(indexes["spotlight"].bits, 0)
+        self.assertTrue(all(index.pool_bytes > 0 for index in indexes.values()))
+        self.assertTrue(retrieval.completion)
+        self.assertIn("spotlight:", retrieval.artifact)
+        self.assertTrue(retrieval.retrieve_from_measured)
+        self.assertEqual(retrieval.probe_interval, 8)
+        self.assertEqual(self.server.metric("winnow_retrieval_from_tokens"), retrieval.retrieve_from)
+        self.assertEqual(self.server.metric('winnow_index_bytes{index="lsh:128"}'), indexes["lsh"].pool_bytes)
+
+    def test_the_command_says_what_was_read(self):
+        result = run("generate", "--server", self.server.address, "--prompt-file", "-", "--max-tokens", 8, "--ignore-eos",
+                     "--policy", "lsh:k=2%,from=0", input=self.prompt)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertRegex(result.stderr, r"^KV read: \d+\.\d % \(\d+ of \d+ bytes\)\n$")
+        self.assertLess(float(result.stderr.split()[2]), 60)
+
+    def test_metrics_follow(self):
+        count = lambda: self.server.metric("winnow_retrieval_kept_ratio_count")
+        before, rows = count(), self.server.metric("winnow_retrieval_chosen_rows_total")
+        usage = self.ask("lsh:k=2%,from=0")[1]
+        self.assertEqual(count(), before + 1)
+        self.assertEqual(self.server.metric("winnow_retrieval_chosen_rows_total"), rows + usage.retrieval.chosen_rows)
+
+
+class Configuration(unittest.TestCase):
+    def test_server_without_artifact_and_with_one_index(self):
+        with Server("--artifact", "none", "--index", "lsh:64", "--retrieval-from", "0", "--probe-interval", "0",
+                    "--policy", "lsh:k=3%,bits=64") as server:
+            api = Api(server.address)
+            model = api.get_model(inference.GetModelRequest())
+            self.assertEqual([(i.name, i.bits) for i in model.retrieval.indexes], [("lsh", 64)])
+            self.assertEqual(list(model.policies), ["dense", "window", "oracle", "lsh"])
+            self.assertEqual((model.retrieval.artifact, model.retrieval.completion), ("", False))
+            self.assertEqual((model.retrieval.retrieve_from, model.retrieval.retrieve_from_measured), (0, False))
+            responses = list(api.generate(counting_request(document(800), 8), timeout=PATIENCE))
+            usage = responses[-1].finish.usage
+            self.assertLess(usage.selected_rows, usage.dense_rows)  # the server's policy
+            self.assertEqual(usage.retrieval.probes, 0)
+            for policy, option in (("spotlight", "artifact"), ("window:completion=on", "completion"),
+                                   ("lsh:bits=64,floor=0.5", "floor"), ("lsh:bits=64,p=0.9", "p"), ("quest", "quest")):
+                with self.assertRaises(grpc.RpcError) as caught:
+                    list(api.generate(counting_request("x", 1, policy=policy), timeout=PATIENCE))
+                self.assertIn(option, details_of(caught.exception)["BadRequest"].field_violations[0].description)
+
+    def serve(self, *flags, model=MODEL):
+        return run("serve", "--model", model, "--listen", "127.0.0.1:0", "--metrics", "off", *flags)
+
+    def test_flags_that_cannot_be_honoured_end_the_start(self):
+        with temporary_directory() as directory:
+            damaged = directory / "damaged.safetensors"
+            data = pathlib.Path(ARTIFACT).read_bytes()
+            data = data[:len(data) // 2]
+            damaged.write_bytes(data)
+            for flags, code, part in ((["--artifact", damaged], 78, str(damaged)),
+                                      (["--artifact", directory / "none"], 78, "none"),
+                                      (["--index", "spotlite"], 2, "spotlite"),
+                                      (["--artifact", "none", "--index", "spotlight"], 78, "spotlight"),
+                                      (["--retrieval-from", "4k"], 2, "4k"),
+                                      (["--artifact", "none", "--policy", "spotlight"], 78, "artifact")):
+                with self.subTest(flags=flags):
+                    result = self.serve(*flags)
+                    self.assertEqual(result.returncode, code, result.stderr)
+                    self.assertIn(part, result.stderr)
+
+    def test_an_artifact_of_another_model_is_refused(self):
+        with temporary_directory() as directory:
+            model = directory / "model"
+            shutil.copytree(MODEL, model)
+            data = bytearray((model / "model.safetensors").read_bytes())
+            data[-1000] ^= 1
+            (model / "model.safetensors").write_bytes(data)
+            result = self.serve(model=model)
+            self.assertEqual(result.returncode, 78, result.stderr)
+            self.assertIn("winnow-artifact.safetensors", result.stderr)
+
+    def test_the_crossover_is_measured_once_and_a_damaged_cache_is_told(self):
+        with temporary_directory() as directory:
+            cache = directory / "crossover.json"
+            said = []
+            for _ in range(2):
+                with Server("--crossover-cache", cache) as server:
+                    said.append(next(e for e in server.events() if e["event"] == "retrieval_from"))
+            self.assertEqual([e["source"] for e in said], ["measured now", "measured by an earlier start"])
+            self.assertEqual(said[0]["tokens"], said[1]["tokens"])
+            json.loads(cache.read_text())
+            cache.write_text("{")
+            with Server("--crossover-cache", cache) as server:
+                events = server.events()
+            self.assertIn(str(cache), next(e for e in events if e["event"] == "crossover_cache")["message"])
+            json.loads(cache.read_text())
+
+
+if __name__ == "__main__":
+    main()
