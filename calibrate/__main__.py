@@ -47,12 +47,20 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--lengths", default="8192,12288", help="document lengths in tokens (default %(default)s)")
     parser.add_argument("--documents", type=int, default=24)
     parser.add_argument("--validation-documents", type=int, default=4)
+    parser.add_argument("--text-queries", type=int, default=256, help="queries kept of each document of text")
+    parser.add_argument("--questions", type=int, default=8, help="questions asked about each document of facts")
     parser.add_argument("--steps", type=int, default=1500, help="training steps of each encoder")
     parser.add_argument("--feature-steps", type=int, default=1000)
     parser.add_argument("--features", type=int, default=64, help="features of the summary (F)")
     parser.add_argument("--queries", type=int, default=64, help="queries per step")
     parser.add_argument("--candidates", type=int, default=3072, help="keys ranked per step")
-    parser.add_argument("--share", type=float, default=0.02, help="share of the context that training aims at")
+    parser.add_argument("--share", default="0.02",
+                        help="shares of the context that training aims at, comma-separated: one for each step")
+    parser.add_argument("--moved", type=float, default=0.5,
+                        help="share of the steps that move their document to later positions")
+    parser.add_argument("--feature-noise", default="1",
+                        help="how far from the oracle's the sets are that feature maps complete, comma-separated")
+    parser.add_argument("--learning-rate", type=float, default=2e-3, help="of encoders, with --recipe winnow")
     parser.add_argument("--hidden", type=int, help="hidden units of spotlight and hashattention")
     parser.add_argument("--recipe", choices=("winnow", "paper"), default="winnow")
     parser.add_argument("--query", choices=("group", "head", "shared"),
@@ -115,7 +123,8 @@ def run(args, kinds: list[str], bits: dict[str, int], state: Path) -> None:
     model = Model(args.model, args.device)
     layers = parse_layers(args.layers, args.dense_layers, model.layers)
     settings = CaptureSettings(lengths=tuple(int(x) for x in args.lengths.split(",")), documents=args.documents,
-                               validation_documents=args.validation_documents, layers=layers, sink=args.sink,
+                               validation_documents=args.validation_documents, layers=layers,
+                               text_queries=args.text_queries, questions=args.questions, sink=args.sink,
                                window=args.window, seed=args.seed)
     paths = capture(model, text, settings, state / "capture")
     training = [p for p in paths if p.name.startswith("train-")]
@@ -123,6 +132,7 @@ def run(args, kinds: list[str], bits: dict[str, int], state: Path) -> None:
     region = Region(args.sink, args.window)
     shape = {"layers": model.layers, "query_heads": model.query_heads, "kv_heads": model.kv_heads,
              "head_dim": model.head_dim}
+    frequencies, positions = model.model.model.rotary_emb.inv_freq.float().cpu(), model.config.max_position_embeddings
     kv_heads, group, head_dim, scaling = model.kv_heads, model.group, model.head_dim, model.scaling
     del model
 
@@ -130,17 +140,21 @@ def run(args, kinds: list[str], bits: dict[str, int], state: Path) -> None:
               "sink": args.sink, "window": args.window, "seed": args.seed}
     artifact = Artifact(fingerprint(args.model), shape, args.dense_layers,
                         provenance={"tool": "calibrate", "text": Path(args.text).name})
+    shares = tuple(float(x) for x in args.share.split(","))
     encoder_settings = {kind: EncoderSettings(kind=kind, bits=bits[kind],
                                               hidden=args.hidden or default_hidden(kind, head_dim),
                                               recipe=args.recipe, query=query_kind(args.query, args.recipe, kind),
                                               steps=args.steps, queries=args.queries,
-                                              candidates=args.candidates, share=args.share, seed=args.seed)
+                                              candidates=args.candidates, shares=shares, moved=args.moved,
+                                              learning_rate=args.learning_rate, seed=args.seed)
                         for kind in kinds if kind != "features"}
     feature_settings = FeatureSettings(features=args.features, inner=head_dim // 2, steps=args.feature_steps,
-                                       queries=max(8, args.queries // 2), seed=args.seed)
+                                       queries=max(8, args.queries // 2), noise=tuple(float(x) for x in args.feature_noise.split(",")),
+                                       seed=args.seed)
     for kind, s in encoder_settings.items():
-        artifact.functions[kind] = Functions(kind, s.bits, "group" if s.query == "group" else "head", training={**common, "steps": s.steps, "hidden": s.hidden,
-                                                                     "share": s.share})
+        artifact.functions[kind] = Functions(kind, s.bits, "group" if s.query == "group" else "head",
+                                             training={**common, "steps": s.steps, "queries": s.queries,
+                                                       "hidden": s.hidden, "shares": list(s.shares), "moved": s.moved})
     if "features" in kinds:
         artifact.features = Features(args.features, training={**common, "steps": feature_settings.steps})
 
@@ -148,7 +162,7 @@ def run(args, kinds: list[str], bits: dict[str, int], state: Path) -> None:
     passes = [layers[i:i + per_pass] for i in range(0, len(layers), per_pass)]
     for some in passes:
         tag = f"layers {some[0]}-{some[-1]}"
-        corpus = Corpus(training, some, group, head_dim, region, args.device)
+        corpus = Corpus(training, some, group, head_dim, region, args.device, frequencies, positions)
         for kind, s in encoder_settings.items():
             encoder, _ = train_encoder(corpus, s, group, tag, state / f"{kind}-{some[0]}-{some[-1]}.pt")
             export_encoder(encoder, some, kv_heads, artifact.functions[kind])

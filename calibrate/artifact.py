@@ -40,20 +40,35 @@ def _safetensors_files(directory: Path) -> list[Path]:
     return [directory / name for name in sorted(set(index["weight_map"].values()))]
 
 
+# What the library takes where a family's config.json is silent, and so does the server.
+KV_HEADS_ABSENT = {"mistral": 8, "qwen2": 32, "qwen3": 32}
+HEAD_DIM_ABSENT = {"qwen3": 128}
+
+
 def _rope(config: dict) -> tuple[float, str, float]:
-    parameters = config.get("rope_parameters") or {}
-    scaling = config.get("rope_scaling") or parameters
-    theta = config.get("rope_theta") or parameters.get("rope_theta") or 10000.0
+    """Base, kind and factor of the rotary embedding, as the server resolves them (engine/model_config.cc)."""
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    theta = scaling.get("rope_theta") or config.get("rope_theta") or 10000.0
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
-    return float(theta), kind, float(scaling.get("factor") or 1.0)
+    if kind == "default":
+        factor = 1.0
+    elif scaling.get("factor") is not None:
+        factor = scaling["factor"]
+    else:  # yarn alone may leave it out: the ratio of the lengths
+        longest = config["max_position_embeddings"]
+        factor = longest / (config.get("original_max_position_embeddings")
+                            or scaling.get("original_max_position_embeddings") or longest)
+    return float(theta), kind, float(factor)
 
 
 def model_shape(directory: str | Path) -> dict[str, int]:
     config = json.loads((Path(directory) / "config.json").read_text())
+    family = config.get("model_type")
     heads = config["num_attention_heads"]
-    return {"layers": config["num_hidden_layers"], "query_heads": heads,
-            "kv_heads": config.get("num_key_value_heads") or heads,
-            "head_dim": config.get("head_dim") or config["hidden_size"] // heads}
+    kv_heads = config.get("num_key_value_heads", KV_HEADS_ABSENT.get(family))
+    head_dim = config.get("head_dim", HEAD_DIM_ABSENT.get(family))
+    return {"layers": config["num_hidden_layers"], "query_heads": heads, "kv_heads": kv_heads or heads,
+            "head_dim": head_dim or config["hidden_size"] // heads}
 
 
 def fingerprint(directory: str | Path) -> str:

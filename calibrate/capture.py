@@ -42,8 +42,11 @@ def dense_attention(query, key, value, scaling):
     mask = None
     if rows not in (1, n):
         mask = torch.ones(rows, n, dtype=torch.bool, device=query.device).tril(diagonal=n - rows)
+    group = query.shape[1] // key.shape[1]
+    if group > 1:  # with enable_gqa only the kernel that holds all n * n logits takes float32
+        key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
     out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=rows == n and n > 1,
-                                         scale=scaling, enable_gqa=True)
+                                         scale=scaling)
     return out.transpose(1, 2).contiguous()
 
 

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from .artifact import Artifact, read
 from .capture import Model, Shard, dense_attention, load_shard
-from .policies import Policy, Selector, attend, stacked_features, stacked_functions
+from .policies import Policy, Selector, attend, four_bit, stacked_features, stacked_functions
 from .region import Region, intersection_over_union
 
 LEARNED = ("hata", "spotlight", "hashattention")
@@ -124,8 +124,12 @@ class PolicyAttention:
             anchors = logits.masked_fill(self._region.mid_mask(positions, n), -math.inf)
             anchor_lse = torch.logsumexp(anchors, -1)
             anchor = torch.exp(anchors - anchor_lse.unsqueeze(-1)) @ v.unsqueeze(1)
+            estimated = None
+            if self._policy.p is not None:
+                estimated = torch.einsum("ngmd,nld->ngml", q, four_bit(k)) * scaling
+                estimated = torch.logsumexp(estimated.masked_fill(torch.isneginf(anchors), -math.inf), -1)
             got = attend(self._policy, selector, q, k, v, anchor, anchor_lse, lse, positions, self._region, scaling,
-                         features)
+                         features, estimated)
             out[0, r] = got.output.flatten(0, 1).transpose(0, 1)
             mid = self._region.mid_mask(positions, n).sum(-1)
             some = mid > 0
@@ -224,6 +228,7 @@ def describe(policy: Policy) -> str:
         return policy.name
     k = f"{policy.count}" if policy.count else f"{policy.share * 100:g}%"
     text = f"{policy.name}:k={k}" + (f",bits={policy.bits}" if policy.name == "lsh" else "")
+    text += f",p={policy.p:g}" if policy.p is not None else ""
     return text + (",completion=on" if policy.completion else "")
 
 

@@ -1,7 +1,7 @@
 """The server's policies, simulated with whole tensors: slow, exact, and short enough to be checked by eye.
 
 A policy is written as on the server's command line: `dense`, `window`, `oracle:k=2%`,
-`hata:k=2%,completion=on`, `lsh:k=2%,bits=1024`, .. (`bits` only here, and only for lsh).
+`hata:k=2%,p=0.95,completion=on`, `lsh:k=2%,bits=1024`, .. (`bits` only for lsh).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from .region import Region, budget, group_importance, select_top
 
 NAMES = ("dense", "window", "oracle", "quest", "lsh", "hata", "spotlight", "hashattention")
 QUEST_PAGE = 16
+CANDIDATES = 4  # times k, of which pruning keeps what p asks for
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Policy:
     count: int = 0
     completion: bool = False
     bits: int = 128
+    p: float | None = None
 
     @staticmethod
     def parse(text: str) -> "Policy":
@@ -42,6 +44,8 @@ class Policy:
                 values["count"] = int(value)
             elif key == "completion" and value in ("on", "off"):
                 values["completion"] = value == "on"
+            elif key == "p" and name not in ("dense", "window"):
+                values["p"] = float(value)
             elif key == "bits" and name == "lsh":
                 values["bits"] = int(value)
             else:
@@ -49,6 +53,8 @@ class Policy:
         policy = Policy(name, **values)
         if name not in ("dense", "window") and not (0.0 < policy.share <= 1.0 or policy.count > 0):
             raise ValueError(f"policy {text!r}: k is missing or not positive")
+        if policy.p is not None and not 0.0 < policy.p <= 1.0:
+            raise ValueError(f"policy {text!r}: p is not above 0 and at most 1")
         return policy
 
     def budget(self, positions: torch.Tensor) -> torch.Tensor:
@@ -117,6 +123,49 @@ class Selector:
         return bound.repeat_interleave(QUEST_PAGE, -1)[..., :length]
 
 
+def four_bit(k: torch.Tensor) -> torch.Tensor:
+    """What the server's four-bit keys stand for (kernels/int4_keys.h); k [..., d]."""
+    low, high = k.amin(-1, keepdim=True), k.amax(-1, keepdim=True)
+    towards = lambda x, limit: torch.nextafter(x, torch.full_like(x, limit))
+    zero = low.to(torch.bfloat16)
+    zero = torch.where(zero.float() > low, towards(zero, -math.inf), zero).float()
+    step = (high - zero) / 15.0
+    scale = step.to(torch.bfloat16)
+    scale = torch.where(scale.float() < step, towards(scale, math.inf), scale).float().clamp(min=2.0**-100)
+    code = torch.round((k - zero) * (1.0 / scale)).clamp(0.0, 15.0)
+    return torch.where(high > zero, zero + scale * code, zero.expand_as(k))
+
+
+def top_p(p: float, logits: torch.Tensor, candidates: torch.Tensor, anchor_lse: torch.Tensor) -> torch.Tensor:
+    """Twilight's pruning as kernels/top_p.h has it: which of `candidates` [N, m, n] a group keeps.
+
+    logits [N, G, m, n] are of four-bit keys, anchor_lse [N, G, m] the log-sum-exp of the anchors'. Each
+    query keeps the fewest candidates whose weight, together with the anchors', reaches p of the
+    weight of anchors and candidates; the group keeps what any of its queries does.
+    """
+    logits = logits.masked_fill(~candidates.unsqueeze(1), -math.inf)
+    top = torch.maximum(logits.amax(-1), anchor_lse).unsqueeze(-1)
+    weight = torch.exp(logits - top)
+    anchors = torch.exp(anchor_lse.unsqueeze(-1) - top).double()
+    needed = p * (anchors + weight.sum(-1, keepdim=True, dtype=torch.float64)) - anchors
+    kept = torch.zeros_like(candidates)
+    most = int(candidates.sum(-1).max())
+    if most == 0:
+        return kept
+    # The candidates' positions, the latest first: a stable sort then puts the later of equal weights first.
+    places = torch.arange(candidates.shape[-1], device=candidates.device).masked_fill(~candidates, -1).topk(most, -1).values
+    absent, places = places < 0, places.clamp(min=0)
+    for g in range(weight.shape[1]):
+        own = weight[:, g].gather(-1, places).masked_fill(absent, 0.0)
+        value, order = torch.sort(own, dim=-1, descending=True, stable=True)
+        before = torch.cumsum(value.double(), -1) - value.double()
+        keep = (value > 0) & ((before < needed[:, g]) if p < 1.0 else torch.ones_like(value, dtype=torch.bool))
+        chosen = places.gather(-1, order).masked_fill(~keep, candidates.shape[-1])  # of no token: a spare column
+        spare = torch.zeros(*kept.shape[:-1], kept.shape[-1] + 1, dtype=torch.bool, device=kept.device)
+        kept |= spare.scatter_(-1, chosen, True)[..., :-1]
+    return kept
+
+
 @dataclass
 class Outcome:
     """What attention under a policy gave, and how it compares with dense attention. Heads as in q."""
@@ -129,10 +178,12 @@ class Outcome:
 
 
 def attend(policy: Policy, selector: Selector, q, k, v, anchor, anchor_lse, lse, positions, region: Region,
-           scaling: float, features=None) -> Outcome:
+           scaling: float, features=None, estimated_anchor_lse=None) -> Outcome:
     """One layer's (or several layers') attention. Shapes as in capture.Shard, all float32.
 
     features: {"key": roles, "query": roles} of the heads at hand; needed for completion.
+    estimated_anchor_lse: anchor_lse of four-bit keys, for pruning; absent where the anchors' keys are
+    not at hand (captures do not keep a suffix's): then the exact one stands for it.
     """
     n, g, m, d = q.shape
     mid = region.mid_mask(positions, k.shape[1])
@@ -146,10 +197,14 @@ def attend(policy: Policy, selector: Selector, q, k, v, anchor, anchor_lse, lse,
         chosen = torch.zeros_like(importance, dtype=torch.bool)
         wanted = chosen
     else:
-        amount = policy.budget(positions)
-        wanted = select_top(importance, amount, mid)
-        chosen = wanted if policy.name == "oracle" else \
-            select_top(selector.scores(q, k, lse, mid), amount, mid)
+        amount = policy.budget(positions) * (1 if policy.p is None else CANDIDATES)
+        scores = importance if policy.name == "oracle" else selector.scores(q, k, lse, mid)
+        chosen = select_top(scores, amount, mid)
+        if policy.p is not None:
+            estimated = torch.einsum("ngmd,nld->ngml", q, four_bit(k)) * scaling
+            chosen = top_p(policy.p, estimated, chosen,
+                           anchor_lse if estimated_anchor_lse is None else estimated_anchor_lse)
+        wanted = select_top(importance, chosen.sum(-1), mid)
     picked = p * chosen.unsqueeze(1)
     anchor_mass = torch.exp(anchor_lse - lse)
     mass = anchor_mass + picked.sum(-1)

@@ -45,19 +45,18 @@ def group_importance(logits: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
 def select_top(scores: torch.Tensor, k: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
     """Boolean [.., m, n]: the k[i] largest valid scores of each row; ties go to the most recent token.
 
-    scores [.., m, n], k [m], valid [m, n]. Rows with fewer than k valid keys keep all of them.
+    scores [.., m, n], k [m] or [.., m], valid [m, n]. Rows with fewer than k valid keys keep all of them.
     """
-    n = scores.shape[-1]
-    top = int(min(int(k.max()), n))
     masked = scores.masked_fill(~valid, -math.inf)
-    # A stable descending sort of the reversed row puts the most recent of equal scores first; topk
-    # alone would leave the order of ties open.
-    order = torch.sort(masked.flip(-1), dim=-1, descending=True, stable=True).indices[..., :top]
-    order = n - 1 - order
-    keep = torch.arange(top, device=scores.device) < k.to(scores.device).unsqueeze(-1)
-    chosen = torch.zeros_like(masked, dtype=torch.bool)
-    chosen.scatter_(-1, order, keep.expand(order.shape))
-    return chosen & valid
+    k = k.to(scores.device).expand(masked.shape[:-1]).unsqueeze(-1)
+    most = int(k.max().clamp(max=masked.shape[-1]))
+    if most < 1:
+        return torch.zeros_like(masked, dtype=torch.bool)
+    cut = masked.topk(most, -1).values.gather(-1, (k - 1).clamp(0, most - 1)).masked_fill(k < 1, math.inf)
+    above, equal = masked > cut, masked == cut
+    left = k - above.sum(-1, keepdim=True)
+    at_or_after = equal.flip(-1).cumsum(-1).flip(-1)
+    return (above | (equal & (at_or_after <= left))) & valid
 
 
 def intersection_over_union(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

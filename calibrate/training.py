@@ -37,7 +37,8 @@ class EncoderSettings:
     steps: int = 1500
     queries: int = 64            # per step
     candidates: int = 3072       # keys ranked per step and head; the rest is represented by a sample
-    share: float = 0.02
+    shares: tuple[float, ...] = (0.02,)  # of the context that is to be found: one for each step
+    moved: float = 0.5           # share of steps that move their document along the positions
     learning_rate: float = 2e-3
     sharpness: float = 1.0
     alpha: float = 0.08
@@ -52,19 +53,40 @@ class FeatureSettings:
     queries: int = 32
     shares: tuple[float, ...] = (0.01, 0.02, 0.05)
     learning_rate: float = 2e-3
-    noise: float = 1.0
+    noise: tuple[float, ...] = (1.0,)  # of the log of what keys are chosen by: one for each step
     seed: int = 0
+
+
+def rotated(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+    """RoPE as the models have it: dimension i turns with i + d / 2. x [..., d], angles [d / 2]."""
+    a, b = x.chunk(2, -1)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
 
 class Corpus:
     """Training shards of some layers, in memory, and statistics of their keys and queries."""
 
     def __init__(self, paths: list[Path], layers: tuple[int, ...], group: int, head_dim: int, region: Region,
-                 device: str):
+                 device: str, frequencies: torch.Tensor | None = None, positions: int = 0):
+        """frequencies: RoPE's radians per token, [head_dim / 2], of a model of `positions` positions; for `moved`."""
         if not paths:
             raise ValueError("no training documents were captured")
         self.shards = [load_shard(p, layers, group, device) for p in paths]
         self.region, self.scaling = region, 1.0 / math.sqrt(head_dim)
+        self.frequencies = None if frequencies is None else frequencies.to(device)
+        self.positions = min(positions, 2 * max(s.length for s in self.shards))
+
+    def moved(self, rng: random.Random, share: float, length: int, *vectors: torch.Tensor):
+        """A `share` of the time, the vectors as they would be had the document begun some tokens later.
+
+        RoPE makes that a rotation: products of queries and keys stay as they are, codes do not.
+        """
+        room = self.positions - length
+        if self.frequencies is None or room <= 0 or rng.random() >= share:
+            return vectors
+        angles = rng.randrange(1, room + 1) * self.frequencies
+        return tuple(rotated(x, angles) for x in vectors)
 
     def sample(self, rows: int = 1500) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys [N, t, d] and queries [N, G, u, d] of all documents, for first and second moments."""
@@ -84,9 +106,9 @@ class Corpus:
 
     @torch.no_grad()
     def batch(self, rng: random.Random, generator: torch.Generator, queries: int, candidates: int,
-              share: float) -> Batch:
+              share: float, moved: float = 0.0) -> Batch:
         shard, rows = self.pick(rng, queries)
-        q, keys = shard.q[:, :, rows].float(), shard.k.float()
+        q, keys = self.moved(rng, moved, shard.length, shard.q[:, :, rows].float(), shard.k.float())
         positions = shard.positions[rows]
         n, length, d = keys.shape
         b = len(rows)
@@ -189,7 +211,8 @@ def train_encoder(corpus: Corpus, settings: EncoderSettings, group: int, tag: st
     for step in progress:
         rng = random.Random(f"{settings.seed}/{settings.kind}/{tag}/{step}")
         generator = torch.Generator().manual_seed(rng.getrandbits(60))
-        batch = corpus.batch(rng, generator, settings.queries, settings.candidates, settings.share)
+        share = settings.shares[step % len(settings.shares)]
+        batch = corpus.batch(rng, generator, settings.queries, settings.candidates, share, settings.moved)
         _schedule(optimizer, rate, step, settings.steps)
         per_head = encoder_loss(encoder, batch, settings, generator)
         optimizer.zero_grad()
@@ -235,7 +258,7 @@ def train_features(corpus: Corpus, settings: FeatureSettings, tag: str,
         shard, rows = corpus.pick(rng, settings.queries)
         _schedule(optimizer, settings.learning_rate, step, settings.steps)
         output, divergence, partition = losses(maps, shard, rows, rng.choice(settings.shares), corpus.region,
-                                               corpus.scaling, settings.noise)
+                                               corpus.scaling, settings.noise[step % len(settings.noise)])
         total = output + 0.1 * divergence + 0.1 * partition
         optimizer.zero_grad()
         total.sum().backward()

@@ -1,5 +1,7 @@
 import json
 import shutil
+import struct
+from pathlib import Path
 
 import pytest
 import torch
@@ -125,3 +127,14 @@ def test_fingerprint_is_the_same_for_shards(tiny_model, tmp_path):
 def test_tiny_weights_are_stored_as_zero():
     weight = storable_weight(torch.tensor([2.0 ** -31, -(2.0 ** -29), 1.0]))
     assert weight.tolist() == [0.0, -(2.0 ** -29), 1.0] and weight.dtype == torch.bfloat16
+
+
+GOLDEN = json.loads((Path(__file__).parents[2] / "tests/golden/fingerprint.json").read_text())
+
+
+@pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda c: c["what"])
+def test_fingerprint_is_that_of_the_server(case, tmp_path):
+    header = GOLDEN["header"].encode()
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(GOLDEN["data"]))
+    (tmp_path / "config.json").write_text(json.dumps(case["config"]))
+    assert fingerprint(tmp_path) == case["fingerprint"]

@@ -76,7 +76,8 @@ def test_bits_and_layers():
         parse_layers("5-6", 2, 6)
 
 
-@pytest.mark.parametrize("text", ["magic", "hata", "hata:k=0%", "oracle:k=2%,p=0.9", "hata:k=2%,bits=64"])
+@pytest.mark.parametrize("text", ["magic", "hata", "hata:k=0%", "oracle:k=2%,p=0", "hata:k=2%,p=1.5", "window:p=0.9", "hata:p=0.9",
+                                  "hata:k=2%,bits=64"])
 def test_impossible_policies_are_refused(text):
     with pytest.raises(ValueError):
         Policy.parse(text)

@@ -1,9 +1,13 @@
 """Completion: the summary of what was not read, and what subtraction leaves of it."""
 
 import math
+from pathlib import Path
 
+import numpy as np
 import torch
+from safetensors.numpy import load_file
 
+from calibrate import golden
 from calibrate.evaluate import make_selector
 from calibrate.features import FeatureMaps, apply_folded, complete, kernel, losses, summary
 from calibrate.policies import Policy, Selector, attend
@@ -106,6 +110,17 @@ def test_dense_and_oracle_of_everything_have_no_error(corpus):
     # bfloat16 anchors and float32 sums: mass adds up to one
     some = shard.positions[rows] > 200
     assert torch.allclose(dense.covered[:, :, some], torch.ones_like(dense.covered[:, :, some]), atol=1e-3)
+
+
+def test_golden_features():
+    stored = load_file(Path(__file__).resolve().parents[2] / "tests" / "golden" / "features" / "completion.safetensors")
+    made = golden.features_case()
+    assert stored.keys() == made.keys()
+    for name, x in made.items():
+        if x.dtype == np.float32:
+            assert np.allclose(stored[name], x, rtol=1e-5, atol=1e-4), name
+        else:
+            assert np.array_equal(stored[name], x), name
 
 
 def test_maps_learn(corpus):

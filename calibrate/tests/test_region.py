@@ -29,6 +29,16 @@ def test_ties_go_to_the_most_recent_token():
         assert torch.nonzero(chosen[0, 0])[:, 0].tolist() == sorted(order[:k]), f"seed {seed}"
 
 
+def test_every_row_may_have_its_own_k():
+    scores = torch.randn(3, 4, 20)
+    k = torch.randint(1, 6, (3, 4))
+    k[1, 2] = 0
+    chosen = select_top(scores, k, torch.ones(4, 20, dtype=torch.bool))
+    assert torch.equal(chosen.sum(-1), k)
+    worst = scores.masked_fill(~chosen, math.inf).amin(-1)
+    assert bool((worst > scores.masked_fill(chosen, -math.inf).amax(-1)).all())
+
+
 def test_importance_is_the_mass_summed_over_the_group():
     torch.manual_seed(2)
     logits = torch.randn(1, 2, 1, 5)

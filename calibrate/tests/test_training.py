@@ -120,6 +120,25 @@ def test_sampled_candidates_stand_for_all(corpus):
     assert torch.allclose(some.weights.sum(1), torch.full((4,), float(full.keys.shape[1])))
 
 
+def test_a_moved_document_keeps_its_attention(corpus, tiny_model):
+    """Products of queries and keys stay; keys become those that the model itself would have at later positions."""
+    from transformers import AutoModelForCausalLM
+    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+    rotary = AutoModelForCausalLM.from_pretrained(tiny_model).model.rotary_emb
+    shard = corpus.shards[0]
+    moving = Corpus(corpus.paths[:1], (1, 2), 2, 16, corpus.region, "cpu", rotary.inv_freq, shard.length + 1)
+    k, q = shard.k.float(), shard.q.float()
+    assert moving.moved(random.Random(1), 0.0, shard.length, q, k)[1] is k
+    q1, k1 = moving.moved(random.Random(1), 1.0, shard.length, q, k)
+    product = lambda a, b: torch.einsum("ngmd,nld->ngml", a, b)
+    assert torch.allclose(product(q1, k1), product(q, k), atol=1e-3) and not torch.allclose(k1, k, atol=0.1)
+    at = lambda t: rotary(k, torch.tensor([[t]]))
+    plain = torch.randn(1, 1, 1, 16)
+    here, there = (apply_rotary_pos_emb(plain, plain, *at(t))[1] for t in (700, 701))
+    assert torch.allclose(moving.moved(random.Random(1), 1.0, shard.length, here)[0], there, atol=1e-5)
+
+
 def test_heads_train_independently(corpus):
     """Half of the heads, trained alone, end with the same weights: no loss, clip or statistic is shared."""
     settings = EncoderSettings(kind="hata", bits=32, hidden=0, steps=10, queries=16, candidates=10_000)
