@@ -49,9 +49,9 @@ struct EngineStats {
 // One Step that ran the model.
 struct StepObservation {
   int32_t sequences = 0;
-  int32_t tokens = 0;   // computed
+  int32_t tokens = 0;          // computed
   uint64_t selected_rows = 0;  // KV rows attended while decoding, as in Usage
-  Duration duration{};  // of the whole Step
+  Duration duration{};         // of the whole Step
 };
 
 // Called on the engine thread, inside Step: return quickly, never call the engine back.

@@ -312,6 +312,8 @@ TEST_F(EvaluatorTest, FreeAnswersEndAtAnEndToken) {
   const auto cells = MakeEvaluator({}).RunTasks({&task, 1}, {&testing::kDense, 1}, nullptr);
   ASSERT_TRUE(cells.ok()) << cells.status();
   EXPECT_EQ(cells->front().contains, 0);
+}
+
 // What is computed once for several policies is what each would compute alone.
 TEST_F(EvaluatorTest, PoliciesTogetherGiveWhatEachGivesAlone) {
   const std::vector<EvalTask> tasks = {Task("facts", 1024), Task("facts", 2048)};

@@ -29,8 +29,7 @@ TEST(CpuBackendTest, TheInstructionSetsAreThoseThatTheSystemReports) {
   auto has = [&](const std::string& flag) {
     return line.find(" " + flag + " ") != std::string::npos;
   };
-  const bool avx2 = has("avx2") && has("fma") && has("f16c") && has("bmi1") &&
-                    has("bmi2");
+  const bool avx2 = has("avx2") && has("fma") && has("f16c") && has("bmi1") && has("bmi2");
   const bool avx512 = avx2 && has("avx512f") && has("avx512bw") && has("avx512vl") &&
                       has("avx512dq") && has("avx512_bf16") && has("avx512_vnni") &&
                       has("avx512_vpopcntdq");

@@ -40,8 +40,8 @@ TEST_P(PageBoundsTest, BoundsAreTheReferencesBitForBit) {
       std::vector<std::byte> expected = Memory(kv), actual = Memory(kv);
       BoundKeysRef(spans, kv.pool(), layout, expected.data());
       Make(2)->BoundKeys(spans, kv.pool(), layout, actual.data());
-      EXPECT_TRUE(actual == expected) << DTypeName(dtype) << " d " << d << " [" << first << ", " << last
-                                  << ")";
+      EXPECT_TRUE(actual == expected)
+          << DTypeName(dtype) << " d " << d << " [" << first << ", " << last << ")";
     }
   }
 }
