@@ -155,7 +155,7 @@ using AttendPartsFn = void(const RowsCall& call, const float* split, const RowLi
                            int32_t first_part, int32_t last_part, bool merge, float* states,
                            float* scratch);
 constexpr int64_t AttendPartsFloats(const RowsCall& call) {
-  return int64_t{call.queries} * (call.dim + 2 + kRowsPerPart) + call.dim;
+  return int64_t{call.queries} * (call.dim + 2 + kRowsPerPart);
 }
 // max_sum[0] = largest scale * score, max_sum[1] = sum of 2^(scale * score - max). REQUIRES: count
 // > 0.

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 
 #include "kernels/check.h"
 #include "kernels/cpu/cpu_backend.h"
@@ -20,22 +21,46 @@ struct TopP {
   int64_t of_equal = 0;
 };
 
-// REQUIRES: weights are not negative, 0 < needed. Whether all together reach it, is not required.
-TopP FindTopP(std::span<const float> weights, double needed) {
-  // The bits of floats that are not negative have their order. Digits of 10, 11 and 11 bits from
-  // the top; the sign is zero.
-  constexpr int kDigits = 1 << 11;
+constexpr int kDigits = 256;
+
+// sums[digit] = the weights of this digit of their bits, added. Four tables take turns, because
+// most weights have one of a few exponents, and an addition to the same place waits for the last
+// one.
+void AddByDigit(std::span<const float> weights, int shift, double (&sums)[kDigits]) {
+  double tables[4][kDigits] = {};
+  for (size_t i = 0; i < weights.size(); ++i) {
+    const uint32_t bits = std::bit_cast<uint32_t>(weights[i]);
+    tables[i % 4][bits >> shift & (kDigits - 1)] += static_cast<double>(weights[i]);
+  }
+  for (int digit = 0; digit < kDigits; ++digit) {
+    sums[digit] = tables[0][digit] + tables[1][digit] + tables[2][digit] + tables[3][digit];
+  }
+}
+
+// The bits of floats that are not negative have their order: the threshold is found from the top,
+// eight bits at a time, among the weights that have the bits found so far. `scratch` has room for
+// the weights.
+TopP FindTopP(std::span<const float> weights, double of_anchors, float p, float* scratch) {
+  double sums[kDigits];
+  AddByDigit(weights, 24, sums);
+  double needed = 0;
+  for (const double sum : sums) needed += sum;
+  needed = static_cast<double>(p) * (of_anchors + needed) - of_anchors;
+  if (p >= 1) return {0, 0};
+  if (needed <= 0) return {std::numeric_limits<float>::infinity(), 0};
   uint32_t prefix = 0;
-  for (const int shift : {22, 11, 0}) {
-    double sums[kDigits] = {};
-    const int known = shift + (shift == 22 ? 10 : 11);  // bits above are those of the prefix
-    for (const float weight : weights) {
-      const uint64_t bits = std::bit_cast<uint32_t>(weight);
-      if (bits >> known == uint64_t{prefix} >> known) {
-        sums[bits >> shift & (kDigits - 1)] += static_cast<double>(weight);
+  for (const int shift : {24, 16, 8, 0}) {
+    if (shift < 24) {
+      const int above = shift + 8;  // bits from there on are those of the prefix
+      size_t count = 0;
+      for (const float weight : weights) {
+        scratch[count] = weight;
+        count += std::bit_cast<uint32_t>(weight) >> above == prefix >> above ? 1 : 0;
       }
+      weights = {scratch, count};
+      AddByDigit(weights, shift, sums);
     }
-    int digit = shift == 22 ? 1023 : kDigits - 1;
+    int digit = kDigits - 1;
     for (; digit > 0 && sums[digit] < needed; --digit) needed -= sums[digit];
     prefix |= static_cast<uint32_t>(digit) << shift;
   }
@@ -107,7 +132,8 @@ void CpuBackend::PruneSelection(const Tensor& q, std::span<const RetrievalQuery>
   const int64_t query_floats = int64_t{call.queries} * call.dim;
   const size_t prepared_bytes =
       (static_cast<size_t>(Int4QueryFloats(call)) * sizeof(float) + 63) / 64 * 64;
-  const size_t thread_bytes = prepared_bytes + (static_cast<size_t>(most) + 63) / 64 * 64;
+  const size_t top_p_bytes = (static_cast<size_t>(most) * (sizeof(float) + 1) + 63) / 64 * 64;
+  const size_t thread_bytes = std::max(prepared_bytes, top_p_bytes);  // one after the other
   std::byte* scratch = attention_scratch_.Get(thread_bytes * num_threads());
   float* all_scores =
       reinterpret_cast<float*>(states_scratch_.Get(static_cast<size_t>(scores) * sizeof(float)));
@@ -139,25 +165,23 @@ void CpuBackend::PruneSelection(const Tensor& q, std::span<const RetrievalQuery>
     const int64_t i = unit / layout.kv_heads;
     const auto head = static_cast<int32_t>(unit % layout.kv_heads);
     const int32_t count = candidates.count(i, head), anchors = num_anchors(i);
-    auto* wanted = reinterpret_cast<uint8_t*>(scratch + thread * thread_bytes + prepared_bytes);
+    float* left = reinterpret_cast<float*>(scratch + thread * thread_bytes);
+    auto* wanted = reinterpret_cast<uint8_t*>(left + most);
     std::fill(wanted, wanted + count, uint8_t{0});
     for (int32_t g = 0; g < call.queries && count > 0; ++g) {
       float* weights = all_scores + scored_units_[unit].scores + g * scored_units_[unit].sums;
       ops_.weigh_scores(weights, scored_units_[unit].sums, call.scale_log2);
-      double of_anchors = 0, of_candidates = 0;
+      double of_anchors = 0;
       for (int32_t j = 0; j < anchors; ++j) of_anchors += static_cast<double>(weights[j]);
       const std::span<const float> of_mid(weights + anchors, static_cast<size_t>(count));
-      for (const float weight : of_mid) of_candidates += static_cast<double>(weight);
-      const double needed = static_cast<double>(p) * (of_anchors + of_candidates) - of_anchors;
-      TopP top;
-      if (p < 1) {
-        if (needed <= 0) continue;
-        top = FindTopP(of_mid, needed);
-      }
+      const TopP top = FindTopP(of_mid, of_anchors, p, left);
+      for (int32_t j = 0; j < count; ++j) wanted[j] |= of_mid[j] > top.threshold ? 1 : 0;
       int64_t equal = top.of_equal;
-      for (int32_t j = count - 1; j >= 0; --j) {
-        const float weight = of_mid[j];
-        if (weight > top.threshold || (weight == top.threshold && equal-- > 0)) wanted[j] = 1;
+      for (int32_t j = count - 1; j >= 0 && equal > 0; --j) {
+        if (of_mid[j] == top.threshold) {
+          wanted[j] = 1;
+          --equal;
+        }
       }
     }
     const int32_t* from = candidates.chosen(i, head);

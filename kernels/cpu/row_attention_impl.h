@@ -26,7 +26,6 @@ struct PartWorker {
   const RowList& list;
   const int32_t last_row;  // of the parts to run; nothing after it is asked for
   float* scores;           // [G][kPart], then weights
-  float* outputs;          // [d]
 
   // Weights of a part of `count` rows from scores; maximum and sum into the state.
   void Weigh(int32_t count, float* of_query, float* state) const {
@@ -78,9 +77,12 @@ struct PartWorker {
 #pragma GCC unroll 4
     for (int j = 0; j < kQueries; ++j) {
       float* to = states + (g + j) * AttentionStateFloats(d) + column;
-#pragma GCC unroll 8
-      for (int i = 0; i < 2 * kPairs; ++i) Vec::Store(outputs + i * Vec::kLanes, sums[j][i]);
-      JoinPairs<kDType>(outputs, kPairs * kPairValues, to);
+#pragma GCC unroll 4
+      for (int i = 0; i < kPairs; ++i) {
+        const RegPair joined = JoinPair<kDType>({sums[j][2 * i], sums[j][2 * i + 1]});
+        Vec::Store(to + i * kPairValues, joined.first);
+        Vec::Store(to + i * kPairValues + Vec::kLanes, joined.second);
+      }
     }
   }
 
@@ -167,9 +169,8 @@ void RunParts(const RowsCall& call, const float* queries, const RowList& list, i
   const int64_t state_floats = AttentionStateFloats(d);
   float* part_states = scratch;
   float* scores = part_states + call.queries * state_floats;
-  float* outputs = scores + int64_t{call.queries} * kPart;
   const int32_t last_row = list.count < int64_t{last_part} * kPart ? list.count : last_part * kPart;
-  const PartWorker<kDType> worker{call, queries, list, last_row, scores, outputs};
+  const PartWorker<kDType> worker{call, queries, list, last_row, scores};
   // Nobody has asked for the first part yet.
   for (int32_t row = first_part * kPart; row < last_row && row < (first_part + 1) * kPart; ++row) {
     Prefetch(list.rows[row], 2 * d * static_cast<int64_t>(DTypeBytes(kDType)));

@@ -70,18 +70,22 @@ inline void SplitPairs(const float* from, int64_t d, float* to) {
   }
   if (i < d) __builtin_memcpy(to + i, from + i, static_cast<size_t>(d - i) * sizeof(float));
 }
+// A pair back in the order of its 2 * kLanes columns.
 template <DType kDType>
-inline void JoinPairs(const float* from, int64_t d, float* to) {
-  int64_t i = 0;
-  if constexpr (kDType != DType::kF32) {
-    for (; i + kPairValues <= d; i += kPairValues) {
-      for (int64_t j = 0; j < Vec::kLanes; ++j) {
-        to[i + 2 * j] = from[i + j];
-        to[i + 2 * j + 1] = from[i + Vec::kLanes + j];
-      }
-    }
-  }
-  if (i < d) __builtin_memcpy(to + i, from + i, static_cast<size_t>(d - i) * sizeof(float));
+inline __attribute__((always_inline)) RegPair JoinPair(RegPair pair) {
+  if constexpr (kDType == DType::kF32) return pair;
+#if defined(__AVX512F__)
+  const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+  return {_mm512_permutex2var_ps(pair.first, low, pair.second),
+          _mm512_permutex2var_ps(pair.first, high, pair.second)};
+#elif defined(__AVX2__)
+  const __m256 low = _mm256_unpacklo_ps(pair.first, pair.second);
+  const __m256 high = _mm256_unpackhi_ps(pair.first, pair.second);
+  return {_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31)};
+#else
+  return pair;
+#endif
 }
 
 }  // namespace
