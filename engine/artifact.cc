@@ -104,7 +104,7 @@ class Artifact::Reader {
  private:
   static constexpr int64_t kFree = 0;  // a width that the file chooses
 
-  absl::Status ReadEncoder(Kind kind, const ArtifactHeader::Functions& functions, int32_t layer,
+  absl::Status ReadEncoder(Kind kind, const ArtifactFunctions& functions, int32_t layer,
                            Side side) {
     EncoderWeights encoder;
     encoder.kv_heads = config_.num_kv_heads;
@@ -122,7 +122,7 @@ class Artifact::Reader {
       in = stage.out;
       encoder.stages.push_back(stage);
     }
-    artifact_.encoders_.emplace(FunctionsOf{kind, layer, side}, std::move(encoder));
+    artifact_.encoders_.emplace(EncoderKey{kind, layer, side}, std::move(encoder));
     return absl::OkStatus();
   }
 
@@ -137,7 +137,7 @@ class Artifact::Reader {
     WINNOW_ASSIGN_OR_RETURN(map.up, affine("up", map.gate.out, map.stem.out));
     WINNOW_ASSIGN_OR_RETURN(map.down, affine("down", map.stem.out, map.gate.out));
     WINNOW_ASSIGN_OR_RETURN(map.out, affine("out", features, map.stem.out));
-    artifact_.feature_maps_.emplace(MapOf{layer, side}, map);
+    artifact_.feature_maps_.emplace(FeatureMapKey{layer, side}, map);
     return absl::OkStatus();
   }
 

@@ -8,7 +8,6 @@
 #ifndef WINNOW_ENGINE_ARTIFACT_H_
 #define WINNOW_ENGINE_ARTIFACT_H_
 
-#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -16,6 +15,8 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -71,21 +72,12 @@ class Artifact {
  private:
   Artifact() = default;
   class Reader;
-  struct FunctionsOf {
-    AttentionPolicy::Kind kind;
-    int32_t layer;
-    Side side;
-    auto operator<=>(const FunctionsOf&) const = default;
-  };
-  struct MapOf {
-    int32_t layer;
-    Side side;
-    auto operator<=>(const MapOf&) const = default;
-  };
+  using EncoderKey = std::tuple<AttentionPolicy::Kind, int32_t, Side>;  // kind, layer, side
+  using FeatureMapKey = std::pair<int32_t, Side>;
 
   ArtifactHeader header_;
-  std::map<FunctionsOf, kernels::EncoderWeights> encoders_;
-  std::map<MapOf, kernels::FeatureMapWeights> feature_maps_;
+  std::map<EncoderKey, kernels::EncoderWeights> encoders_;
+  std::map<FeatureMapKey, kernels::FeatureMapWeights> feature_maps_;
   uint64_t size_bytes_ = 0;
   std::unique_ptr<SafetensorsFile> file_;                // null if parsed from bytes
   std::vector<std::unique_ptr<std::byte[]>> realigned_;  // tensors that the file misaligns

@@ -97,9 +97,9 @@ void CheckModel(JsonKeys& keys, const ModelConfig& config, const std::string& mo
   }
 }
 
-ArtifactHeader::Functions ReadFunctions(JsonKeys& keys, const Json& json, int32_t stages,
-                                        int32_t num_layers) {
-  ArtifactHeader::Functions functions;
+ArtifactFunctions ReadFunctions(JsonKeys& keys, const Json& json, int32_t stages,
+                                int32_t num_layers) {
+  ArtifactFunctions functions;
   functions.bits = keys.Int("bits", {}, 0, INT32_MAX);
   if (keys.status().ok() && functions.bits != 32 && functions.bits != 64 && functions.bits != 128 &&
       functions.bits != 256) {
@@ -148,7 +148,8 @@ absl::StatusOr<ArtifactHeader> ParseArtifactHeader(std::string_view text, std::s
   const Json* kinds = Object(keys, "kinds");
   WINNOW_RETURN_IF_ERROR(keys.status());
   JsonKeys kinds_keys(*kinds, place, "kinds.");
-  for (const auto& [kind_name, unused] : kinds->items()) {
+  for (const auto& item : kinds->items()) {
+    const std::string& kind_name = item.key();
     const auto* rule =
         std::find_if(kLearnedKinds.begin(), kLearnedKinds.end(),
                      [&](const KindRule& r) { return KindName(r.kind) == kind_name; });
@@ -170,7 +171,7 @@ absl::StatusOr<ArtifactHeader> ParseArtifactHeader(std::string_view text, std::s
     const Json* features = Object(keys, "features");
     WINNOW_RETURN_IF_ERROR(keys.status());
     JsonKeys feature_keys(*features, place, "features.");
-    ArtifactHeader::Features& to = header.features.emplace();
+    ArtifactFeatures& to = header.features.emplace();
     to.features = feature_keys.Int("features", {}, 1, kArtifactWidthMax);
     to.layers = Layers(feature_keys, config.num_layers);
     to.recipe = Recipe(*features);

@@ -22,23 +22,24 @@ inline constexpr char kArtifactMetadataKey[] = "winnow_artifact";
 // Far above what any kind needs, low enough that products of widths are int64_t.
 inline constexpr int32_t kArtifactWidthMax = 1 << 16;
 
-struct ArtifactHeader {
-  struct Functions {
-    int32_t bits = 0;  // 32, 64, 128 or 256
-    int32_t stages = 0;
-    bool query_group = false;     // one query function gives the codes of a whole group's queries
-    std::vector<int32_t> layers;  // ascending, below the model's number
-    std::string recipe;           // of its training; "" if it does not say. For people
-  };
-  struct Features {
-    int32_t features = 0;  // 1 to kArtifactWidthMax
-    std::vector<int32_t> layers;
-    std::string recipe;
-  };
+struct ArtifactFunctions {
+  int32_t bits = 0;  // 32, 64, 128 or 256
+  int32_t stages = 0;
+  bool query_group = false;     // one query function gives the codes of a whole group's queries
+  std::vector<int32_t> layers;  // ascending, below the model's number
+  std::string recipe;           // of its training; "" if it does not say. For people
+};
 
+struct ArtifactFeatures {
+  int32_t features = 0;  // 1 to kArtifactWidthMax
+  std::vector<int32_t> layers;
+  std::string recipe;
+};
+
+struct ArtifactHeader {
   int32_t dense_layers = 0;  // layers assumed dense at calibration; information
-  std::map<AttentionPolicy::Kind, Functions> kinds;
-  std::optional<Features> features;
+  std::map<AttentionPolicy::Kind, ArtifactFunctions> kinds;
+  std::optional<ArtifactFeatures> features;
 };
 
 // InvalidArgument, with `name` and the key that is wrong: not JSON, another format, another model
