@@ -301,291 +301,292 @@ class Bench {
                                *map, states.data());
     });
     Add(std::move(complete));
-    static constexpr int32_t kContext = 131072, kHeads = 32;  // of the retrieval kernels
+  }
 
-    static std::string RetrievalShape(const KvLayout& layout) {
-      return "context 131072, H 32, Hkv 8, d " + std::to_string(layout.head_dim);
-    }
-    // A layer's pool of kContext tokens, in order: which rows are read is what scatters them.
-    Buffer FilledPool(const KvLayout& layout, std::vector<int32_t>& table) const {
-      table.resize(kContext / layout.block_tokens);
-      std::iota(table.begin(), table.end(), 0);
-      Buffer pool = backend_->Allocate(table.size() * layout.BlockBytes());
-      const Floats kv(*backend_, layout.block_tokens, int64_t{layout.kv_heads} * layout.head_dim);
-      for (size_t block = 0; block < table.size() && pool.data() != nullptr; ++block) {
-        const AttentionChunk chunk{0, layout.block_tokens,
-                                   static_cast<int32_t>(block) * layout.block_tokens, table};
-        backend_->WriteKv(kv.tensor, kv.tensor, {&chunk, 1}, pool.data(), layout);
-      }
-      return pool;
-    }
-    // Of every head `count` tokens at random, ascending.
-    static std::vector<int32_t> RandomTokens(int32_t count, int32_t seed) {
-      std::minstd_rand random(seed);
-      std::vector<int32_t> tokens(kContext), chosen;
-      std::iota(tokens.begin(), tokens.end(), 0);
-      std::sample(tokens.begin(), tokens.end(), std::back_inserter(chosen), count, random);
-      return chosen;
-    }
+  // The kernels that go row by row; what bounds them is memory.
+  static constexpr int32_t kContext = 131072, kHeads = 32;  // of the retrieval kernels
 
-    void RowAttention(const KvLayout& layout, int32_t rows) {
-      if (!Wanted("attend_rows")) return;
-      std::vector<int32_t> table;
-      const Buffer pool = FilledPool(layout, table);
-      if (pool.data() == nullptr) return;
-      std::vector<std::vector<const std::byte*>> addresses(layout.kv_heads);
-      std::vector<RowList> lists;
-      for (int32_t head = 0; head < layout.kv_heads; ++head) {
-        for (const int32_t t : RandomTokens(rows, head + 1)) {
-          addresses[head].push_back(
-              static_cast<const std::byte*>(pool.data()) +
-              layout.RowOffset(t / layout.block_tokens, head, t % layout.block_tokens));
-        }
-        lists.push_back({addresses[head].data(), rows, 0, rows});
+  static std::string RetrievalShape(const KvLayout& layout) {
+    return "context 131072, H 32, Hkv 8, d " + std::to_string(layout.head_dim);
+  }
+  // A layer's pool of kContext tokens, in order: which rows are read is what scatters them.
+  Buffer FilledPool(const KvLayout& layout, std::vector<int32_t>& table) const {
+    table.resize(kContext / layout.block_tokens);
+    std::iota(table.begin(), table.end(), 0);
+    Buffer pool = backend_->Allocate(table.size() * layout.BlockBytes());
+    const Floats kv(*backend_, layout.block_tokens, int64_t{layout.kv_heads} * layout.head_dim);
+    for (size_t block = 0; block < table.size() && pool.data() != nullptr; ++block) {
+      const AttentionChunk chunk{0, layout.block_tokens,
+                                 static_cast<int32_t>(block) * layout.block_tokens, table};
+      backend_->WriteKv(kv.tensor, kv.tensor, {&chunk, 1}, pool.data(), layout);
+    }
+    return pool;
+  }
+  // Of every head `count` tokens at random, ascending.
+  static std::vector<int32_t> RandomTokens(int32_t count, int32_t seed) {
+    std::minstd_rand random(seed);
+    std::vector<int32_t> tokens(kContext), chosen;
+    std::iota(tokens.begin(), tokens.end(), 0);
+    std::sample(tokens.begin(), tokens.end(), std::back_inserter(chosen), count, random);
+    return chosen;
+  }
+
+  void RowAttention(const KvLayout& layout, int32_t rows) {
+    if (!Wanted("attend_rows")) return;
+    std::vector<int32_t> table;
+    const Buffer pool = FilledPool(layout, table);
+    if (pool.data() == nullptr) return;
+    std::vector<std::vector<const std::byte*>> addresses(layout.kv_heads);
+    std::vector<RowList> lists;
+    for (int32_t head = 0; head < layout.kv_heads; ++head) {
+      for (const int32_t t : RandomTokens(rows, head + 1)) {
+        addresses[head].push_back(
+            static_cast<const std::byte*>(pool.data()) +
+            layout.RowOffset(t / layout.block_tokens, head, t % layout.block_tokens));
       }
-      const Floats q(*backend_, 1, int64_t{kHeads} * layout.head_dim),
-          states(*backend_, kHeads, layout.head_dim + 2);
-      const RetrievalQuery query{0, table, kContext - 1, {}, 0};
+      lists.push_back({addresses[head].data(), rows, 0, rows});
+    }
+    const Floats q(*backend_, 1, int64_t{kHeads} * layout.head_dim),
+        states(*backend_, kHeads, layout.head_dim + 2);
+    const RetrievalQuery query{0, table, kContext - 1, {}, 0};
+    const double seconds = Time([&] {
+      backend_->AttendRows(q.tensor, {&query, 1}, lists, layout, 0.125f, states.tensor.f32());
+    });
+    const int64_t all = int64_t{rows} * layout.kv_heads;
+    AddBesideRead({"attend_rows", "rows " + std::to_string(rows) + ", " + RetrievalShape(layout),
+                   seconds, AttendRowsBytes(all, kHeads, layout),
+                   AttendRowsFlops(all, kHeads / layout.kv_heads, layout.head_dim), "", 0});
+  }
+
+  // Of a chunk of a prompt.
+  void Indexes(const KvLayout& layout) {
+    constexpr int32_t kTokens = 2048;
+    const std::string shape = "tokens 2048, Hkv 8, d " + std::to_string(layout.head_dim);
+    if (!Wanted("bound_keys") && !Wanted("quantize_keys")) return;
+    std::vector<int32_t> table;
+    const Buffer pool = FilledPool(layout, table);
+    const Buffer index = backend_->Allocate(table.size() * Int4BlockBytes(layout));
+    if (pool.data() == nullptr || index.data() == nullptr) return;
+    const KeySpan span{table, {0, kTokens}};
+    if (Wanted("bound_keys")) {
       const double seconds = Time([&] {
-        backend_->AttendRows(q.tensor, {&query, 1}, lists, layout, 0.125f, states.tensor.f32());
+        backend_->BoundKeys({&span, 1}, pool.data(), layout, index.data());
       });
-      const int64_t all = int64_t{rows} * layout.kv_heads;
-      AddBesideRead({"attend_rows", "rows " + std::to_string(rows) + ", " + RetrievalShape(layout),
-                     seconds, AttendRowsBytes(all, kHeads, layout),
-                     AttendRowsFlops(all, kHeads / layout.kv_heads, layout.head_dim), "", 0});
+      AddBesideRead({"bound_keys", shape, seconds, BoundKeysBytes(kTokens, layout), 0, "", 0});
     }
-
-    // Of a chunk of a prompt.
-    void Indexes(const KvLayout& layout) {
-      constexpr int32_t kTokens = 2048;
-      const std::string shape = "tokens 2048, Hkv 8, d " + std::to_string(layout.head_dim);
-      if (!Wanted("bound_keys") && !Wanted("quantize_keys")) return;
-      std::vector<int32_t> table;
-      const Buffer pool = FilledPool(layout, table);
-      const Buffer index = backend_->Allocate(table.size() * Int4BlockBytes(layout));
-      if (pool.data() == nullptr || index.data() == nullptr) return;
-      const KeySpan span{table, {0, kTokens}};
-      if (Wanted("bound_keys")) {
-        const double seconds = Time([&] {
-          backend_->BoundKeys({&span, 1}, pool.data(), layout, index.data());
-        });
-        AddBesideRead({"bound_keys", shape, seconds, BoundKeysBytes(kTokens, layout), 0, "", 0});
-      }
-      if (Wanted("quantize_keys")) {
-        const double seconds = Time([&] {
-          backend_->QuantizeKeys({&span, 1}, pool.data(), layout, index.data());
-        });
-        AddBesideRead({"quantize_keys", shape, seconds, QuantizeKeysBytes(kTokens, layout),
-                       QuantizeKeysFlops(kTokens, layout), "", 0});
-      }
+    if (Wanted("quantize_keys")) {
+      const double seconds = Time([&] {
+        backend_->QuantizeKeys({&span, 1}, pool.data(), layout, index.data());
+      });
+      AddBesideRead({"quantize_keys", shape, seconds, QuantizeKeysBytes(kTokens, layout),
+                     QuantizeKeysFlops(kTokens, layout), "", 0});
     }
+  }
 
-    // One query: the oracle, Quest, and pruning of 8 % of the tokens.
-    void Selections(const KvLayout& layout) {
-      constexpr int32_t kChosen = kContext / 50, kCandidates = 4 * kChosen;
-      if (!Wanted("select_by_logits") && !Wanted("select_by_bounds") && !Wanted("prune_selection"))
-        return;
-      const int64_t group = kHeads / layout.kv_heads;
-      std::vector<int32_t> table;
-      const Buffer pool = FilledPool(layout, table);
-      const Buffer index = backend_->Allocate(table.size() * Int4BlockBytes(layout));
-      if (pool.data() == nullptr || index.data() == nullptr) return;
-      const Floats q(*backend_, 1, int64_t{kHeads} * layout.head_dim);
-      const RetrievalQuery query{0, table, kContext - 1, {16, kContext - 128}, kChosen};
-      std::vector<int32_t> counts(layout.kv_heads), tokens(layout.kv_heads * kCandidates);
-      const Selection chosen{layout.kv_heads, kCandidates, counts.data(), tokens.data()};
-      const KeySpan all{table, {0, kContext}};
-      if (Wanted("select_by_logits")) {
-        const double seconds = Time([&] {
-          backend_->SelectByLogits(q.tensor, {&query, 1}, pool.data(), layout, 0.125f, chosen);
-        });
-        AddBesideRead({"select_by_logits", RetrievalShape(layout), seconds,
-                       SelectByLogitsBytes(kContext, layout),
-                       SelectByLogitsFlops(kContext, kHeads, layout.head_dim), "", 0});
-      }
-      if (Wanted("select_by_bounds")) {
-        backend_->BoundKeys({&all, 1}, pool.data(), layout, index.data());
-        const double seconds = Time([&] {
-          backend_->SelectByBounds(q.tensor, {&query, 1}, index.data(), layout, 0.125f, chosen);
-        });
-        AddBesideRead({"select_by_bounds", RetrievalShape(layout), seconds,
-                       SelectByBoundsBytes(query.mid.size(), layout),
-                       SelectByBoundsFlops(query.mid.size(), layout), "", 0});
-      }
-      if (Wanted("prune_selection")) {
-        backend_->QuantizeKeys({&all, 1}, pool.data(), layout, index.data());
-        std::vector<int32_t> kept_counts(layout.kv_heads), kept_tokens(tokens.size());
-        const Selection kept{layout.kv_heads, kCandidates, kept_counts.data(), kept_tokens.data()};
-        for (int32_t head = 0; head < layout.kv_heads; ++head) {
-          const std::vector<int32_t> of_head = RandomTokens(kCandidates, head + 1);
-          counts[head] = 0;
-          for (const int32_t t : of_head) {
-            if (t >= query.mid.first && t < query.mid.last) {
-              chosen.chosen(0, head)[counts[head]++] = t;
-            }
+  // One query: the oracle, Quest, and pruning of 8 % of the tokens.
+  void Selections(const KvLayout& layout) {
+    constexpr int32_t kChosen = kContext / 50, kCandidates = 4 * kChosen;
+    if (!Wanted("select_by_logits") && !Wanted("select_by_bounds") && !Wanted("prune_selection"))
+      return;
+    const int64_t group = kHeads / layout.kv_heads;
+    std::vector<int32_t> table;
+    const Buffer pool = FilledPool(layout, table);
+    const Buffer index = backend_->Allocate(table.size() * Int4BlockBytes(layout));
+    if (pool.data() == nullptr || index.data() == nullptr) return;
+    const Floats q(*backend_, 1, int64_t{kHeads} * layout.head_dim);
+    const RetrievalQuery query{0, table, kContext - 1, {16, kContext - 128}, kChosen};
+    std::vector<int32_t> counts(layout.kv_heads), tokens(layout.kv_heads * kCandidates);
+    const Selection chosen{layout.kv_heads, kCandidates, counts.data(), tokens.data()};
+    const KeySpan all{table, {0, kContext}};
+    if (Wanted("select_by_logits")) {
+      const double seconds = Time([&] {
+        backend_->SelectByLogits(q.tensor, {&query, 1}, pool.data(), layout, 0.125f, chosen);
+      });
+      AddBesideRead({"select_by_logits", RetrievalShape(layout), seconds,
+                     SelectByLogitsBytes(kContext, layout),
+                     SelectByLogitsFlops(kContext, kHeads, layout.head_dim), "", 0});
+    }
+    if (Wanted("select_by_bounds")) {
+      backend_->BoundKeys({&all, 1}, pool.data(), layout, index.data());
+      const double seconds = Time([&] {
+        backend_->SelectByBounds(q.tensor, {&query, 1}, index.data(), layout, 0.125f, chosen);
+      });
+      AddBesideRead({"select_by_bounds", RetrievalShape(layout), seconds,
+                     SelectByBoundsBytes(query.mid.size(), layout),
+                     SelectByBoundsFlops(query.mid.size(), layout), "", 0});
+    }
+    if (Wanted("prune_selection")) {
+      backend_->QuantizeKeys({&all, 1}, pool.data(), layout, index.data());
+      std::vector<int32_t> kept_counts(layout.kv_heads), kept_tokens(tokens.size());
+      const Selection kept{layout.kv_heads, kCandidates, kept_counts.data(), kept_tokens.data()};
+      for (int32_t head = 0; head < layout.kv_heads; ++head) {
+        const std::vector<int32_t> of_head = RandomTokens(kCandidates, head + 1);
+        counts[head] = 0;
+        for (const int32_t t : of_head) {
+          if (t >= query.mid.first && t < query.mid.last) {
+            chosen.chosen(0, head)[counts[head]++] = t;
           }
         }
+      }
+      const double seconds = Time([&] {
+        backend_->PruneSelection(q.tensor, {&query, 1}, index.data(), layout, 0.125f, 0.9f, chosen,
+                                 kept);
+      });
+      const int64_t keys = int64_t{kCandidates} * layout.kv_heads;
+      AddBesideRead({"prune_selection", "candidates 10484, " + RetrievalShape(layout), seconds,
+                     PruneSelectionBytes(keys, layout),
+                     PruneSelectionFlops(keys, group, layout.head_dim), "", 0});
+    }
+  }
+
+  void Rows() {
+    constexpr int32_t kHeads = 32, kHeadDim = 64, kHidden = 2048, kInter = 8192;
+    for (const int64_t m : {1, 512}) {
+      const std::string rows = "m " + std::to_string(m);
+      if (Wanted("rmsnorm")) {
+        const Floats x(*backend_, m, kHidden), weight(*backend_, 1, kHidden),
+            out(*backend_, m, kHidden);
+        const double seconds =
+            Time([&] { backend_->RmsNorm(x.tensor, weight.tensor.f32(), 1e-5f, out.tensor); });
+        AddBesideRead({"rmsnorm", rows + ", n 2048", seconds, RmsNormBytes(m, kHidden),
+                       RmsNormFlops(m, kHidden), "", 0});
+      }
+      if (Wanted("rope")) {
+        const Floats x(*backend_, m, kHeads * kHeadDim), table(*backend_, m, kHeadDim, 0.5f);
+        const double seconds = Time([&] { backend_->Rope(x.tensor, kHeadDim, table.tensor); });
+        AddBesideRead({"rope", rows + ", H 32, d 64", seconds, RopeBytes(m, kHeads, kHeadDim),
+                       RopeFlops(m, kHeads, kHeadDim), "", 0});
+      }
+      if (Wanted("silu_mul")) {
+        const Floats gate_up(*backend_, m, 2 * kInter), out(*backend_, m, kInter);
+        const double seconds = Time([&] { backend_->SiluMul(gate_up.tensor, out.tensor); });
+        AddBesideRead({"silu_mul", rows + ", n 8192", seconds, SiluMulBytes(m, kInter),
+                       SiluMulFlops(m, kInter), "", 0});
+      }
+      if (Wanted("embed_rows")) {
+        const std::vector<uint16_t> values(static_cast<size_t>(4096) * kHidden, 0x3c01);
+        const HostMatrix table{values.data(), DType::kBF16, 4096, kHidden};
+        std::vector<int32_t> ids(m);
+        for (int64_t i = 0; i < m; ++i) ids[i] = static_cast<int32_t>(i * 7919 % 4096);
+        const Floats out(*backend_, m, kHidden);
+        const double seconds = Time([&] { backend_->EmbedRows(table, ids, out.tensor); });
+        AddBesideRead({"embed_rows", rows + ", n 2048", seconds,
+                       EmbedRowsBytes(m, kHidden, DType::kBF16), EmbedRowsFlops(m, kHidden), "",
+                       0});
+      }
+      if (Wanted("write_kv")) {
+        const KvLayout layout{8, kHeadDim, 64, DType::kBF16};
+        std::vector<int32_t> blocks(8);
+        std::iota(blocks.begin(), blocks.end(), 0);
+        const Buffer pool = backend_->Allocate(blocks.size() * layout.BlockBytes());
+        const Floats k(*backend_, m, 8 * kHeadDim);
+        const AttentionChunk chunk{0, static_cast<int32_t>(m), 0, blocks};
         const double seconds = Time([&] {
-          backend_->PruneSelection(q.tensor, {&query, 1}, index.data(), layout, 0.125f, 0.9f,
-                                   chosen, kept);
+          backend_->WriteKv(k.tensor, k.tensor, {&chunk, 1}, pool.data(), layout);
         });
-        const int64_t keys = int64_t{kCandidates} * layout.kv_heads;
-        AddBesideRead({"prune_selection", "candidates 10484, " + RetrievalShape(layout), seconds,
-                       PruneSelectionBytes(keys, layout),
-                       PruneSelectionFlops(keys, group, layout.head_dim), "", 0});
+        AddBesideRead({"write_kv", rows + ", Hkv 8, d 64, bfloat16", seconds,
+                       WriteKvBytes(m, layout), WriteKvFlops(m, layout), "", 0});
       }
     }
+  }
 
-    // The kernels that go row by row; what bounds them is memory.
-    void Rows() {
-      constexpr int32_t kHeadDim = 64, kHidden = 2048, kInter = 8192;
-      for (const int64_t m : {1, 512}) {
-        const std::string rows = "m " + std::to_string(m);
-        if (Wanted("rmsnorm")) {
-          const Floats x(*backend_, m, kHidden), weight(*backend_, 1, kHidden),
-              out(*backend_, m, kHidden);
-          const double seconds =
-              Time([&] { backend_->RmsNorm(x.tensor, weight.tensor.f32(), 1e-5f, out.tensor); });
-          AddBesideRead({"rmsnorm", rows + ", n 2048", seconds, RmsNormBytes(m, kHidden),
-                         RmsNormFlops(m, kHidden), "", 0});
-        }
-        if (Wanted("rope")) {
-          const Floats x(*backend_, m, kHeads * kHeadDim), table(*backend_, m, kHeadDim, 0.5f);
-          const double seconds = Time([&] { backend_->Rope(x.tensor, kHeadDim, table.tensor); });
-          AddBesideRead({"rope", rows + ", H 32, d 64", seconds, RopeBytes(m, kHeads, kHeadDim),
-                         RopeFlops(m, kHeads, kHeadDim), "", 0});
-        }
-        if (Wanted("silu_mul")) {
-          const Floats gate_up(*backend_, m, 2 * kInter), out(*backend_, m, kInter);
-          const double seconds = Time([&] { backend_->SiluMul(gate_up.tensor, out.tensor); });
-          AddBesideRead({"silu_mul", rows + ", n 8192", seconds, SiluMulBytes(m, kInter),
-                         SiluMulFlops(m, kInter), "", 0});
-        }
-        if (Wanted("embed_rows")) {
-          const std::vector<uint16_t> values(static_cast<size_t>(4096) * kHidden, 0x3c01);
-          const HostMatrix table{values.data(), DType::kBF16, 4096, kHidden};
-          std::vector<int32_t> ids(m);
-          for (int64_t i = 0; i < m; ++i) ids[i] = static_cast<int32_t>(i * 7919 % 4096);
-          const Floats out(*backend_, m, kHidden);
-          const double seconds = Time([&] { backend_->EmbedRows(table, ids, out.tensor); });
-          AddBesideRead({"embed_rows", rows + ", n 2048", seconds,
-                         EmbedRowsBytes(m, kHidden, DType::kBF16), EmbedRowsFlops(m, kHidden), "",
-                         0});
-        }
-        if (Wanted("write_kv")) {
-          const KvLayout layout{8, kHeadDim, 64, DType::kBF16};
-          std::vector<int32_t> blocks(8);
-          std::iota(blocks.begin(), blocks.end(), 0);
-          const Buffer pool = backend_->Allocate(blocks.size() * layout.BlockBytes());
-          const Floats k(*backend_, m, 8 * kHeadDim);
-          const AttentionChunk chunk{0, static_cast<int32_t>(m), 0, blocks};
-          const double seconds = Time([&] {
-            backend_->WriteKv(k.tensor, k.tensor, {&chunk, 1}, pool.data(), layout);
-          });
-          AddBesideRead({"write_kv", rows + ", Hkv 8, d 64, bfloat16", seconds,
-                         WriteKvBytes(m, layout), WriteKvFlops(m, layout), "", 0});
-        }
-      }
+  // Encoding of a context and of one step's queries, the scan of its codes alone, and the whole
+  // selection of 2 %: H 32, Hkv 8, d 64, 128 bits.
+  void Codes(int32_t context) {
+    constexpr int32_t kGroup = 4, kBits = 128;
+    const KvLayout kv{8, 64, 64, DType::kBF16};
+    const CodeLayout layout{kv.kv_heads, kv.block_tokens, kBits};
+    const std::string shape =
+        "context " + std::to_string(context) + ", H 32, Hkv 8, d 64, bits 128, block 64";
+    if (!Wanted("encode keys") && !Wanted("encode queries") && !Wanted("scan codes") &&
+        !Wanted("select by codes")) {
+      return;
     }
-
-    // Encoding of a context and of one step's queries, the scan of its codes alone, and the whole
-    // selection of 2 %: H 32, Hkv 8, d 64, 128 bits.
-    void Codes(int32_t context) {
-      constexpr int32_t kGroup = 4, kBits = 128;
-      const KvLayout kv{8, 64, 64, DType::kBF16};
-      const CodeLayout layout{kv.kv_heads, kv.block_tokens, kBits};
-      const std::string shape =
-          "context " + std::to_string(context) + ", H 32, Hkv 8, d 64, bits 128, block 64";
-      if (!Wanted("encode keys") && !Wanted("encode queries") && !Wanted("scan codes") &&
-          !Wanted("select by codes")) {
-        return;
-      }
-      const int32_t num_blocks = context / kv.block_tokens;
-      const Buffer pool = backend_->Allocate(num_blocks * kv.BlockBytes());
-      const Buffer codes = backend_->Allocate(num_blocks * layout.BlockBytes());
-      if (pool.data() == nullptr || codes.data() == nullptr) return;
-      std::minstd_rand random(1);
-      uint16_t* values = static_cast<uint16_t*>(pool.data());
-      for (size_t i = 0; i < pool.size_bytes() / 2; ++i) {
-        values[i] = static_cast<uint16_t>(0x3f80 | (random() % 2 << 15) | (random() % 128));
-      }
-      std::vector<int32_t> table(num_blocks);
-      std::iota(table.begin(), table.end(), 0);
-      std::shuffle(table.begin(), table.end(), random);
-
-      std::vector<uint16_t> weight(size_t{8} * kBits * kv.head_dim);
-      for (uint16_t& value : weight) value = static_cast<uint16_t>(0x3e00 | (random() % 2 << 15));
-      const std::vector<float> bias(size_t{8} * kBits, 0.0f);
-      EncoderWeights weights;
-      weights.kv_heads = kv.kv_heads;
-      weights.stages.push_back({weight, bias, kv.head_dim, kBits});
-      const auto encoder = backend_->PackEncoder(weights);
-      const KeySpan span{table, {0, context}};
-      auto encode = [&] {
-        backend_->EncodeKeys({&span, 1}, pool.data(), kv, *encoder, codes.data(), layout);
-      };
-      encode();
-      if (Wanted("encode keys")) {
-        AddBesideRead({"encode keys", shape + ", 1 stage", Time(encode),
-                       EncodeBytes(context, 2.0 * kv.head_dim, weights),
-                       EncodeFlops(context, weights), "", 0});
-      }
-      const Floats q(*backend_, 1, int64_t{8} * kGroup * kv.head_dim);
-      RetrievalQuery query;
-      query.block_table = table;
-      query.position = context - 1;
-      query.mid = {16, context - 128};
-      query.k = context / 50;
-      const std::span<const RetrievalQuery> queries(&query, 1);
-      std::vector<std::byte> query_codes(size_t{8} * kGroup * kBits / 8);
-      const double encode_seconds =
-          Time([&] { backend_->EncodeQueries(q.tensor, queries, *encoder, query_codes.data()); });
-      if (Wanted("encode queries")) {
-        AddBesideRead({"encode queries", shape + ", 1 stage", encode_seconds,
-                       EncodeBytes(kGroup, 4.0 * kv.head_dim, weights),
-                       EncodeFlops(kGroup, weights), "", 0});
-      }
-      const double bytes = SelectByCodesBytes(queries, layout);
-      if (Wanted("scan codes")) {
-        const CpuOps& ops = *FindCpuOps(options_.isa.c_str());
-        ThreadPool threads(threads_);
-        std::vector<uint16_t> distances(size_t{8} * context);
-        CodePattern pattern;
-        MakeCodePattern(query_codes.data(), kGroup, kBits, &pattern);
-        constexpr int32_t kPiece = 4096;
-        const double seconds = Time([&] {
-          threads.ParallelFor(int64_t{8} * context / kPiece, [&](int64_t item, int) {
-            const int32_t head = static_cast<int32_t>(item * kPiece / context);
-            const int32_t first = static_cast<int32_t>(item * kPiece % context);
-            const ScanCall call{codes.data(), layout, CodePlanes(kGroup), head, table.data()};
-            ops.scan_codes(call, pattern, first, first + kPiece,
-                           distances.data() + int64_t{head} * context + first);
-          });
-        });
-        AddBesideRead({"scan codes", shape, seconds, bytes, 0, "", 0});
-      }
-      if (Wanted("select by codes")) {
-        std::vector<int32_t> counts(8), tokens(size_t{8} * query.k);
-        const Selection chosen{8, query.k, counts.data(), tokens.data()};
-        const double seconds = Time([&] {
-          backend_->SelectByCodes(queries, query_codes.data(), kGroup, codes.data(), layout,
-                                  chosen);
-        });
-        AddBesideRead({"select by codes", shape + ", k 2 %", seconds, bytes, 0, "", 0});
-      }
+    const int32_t num_blocks = context / kv.block_tokens;
+    const Buffer pool = backend_->Allocate(num_blocks * kv.BlockBytes());
+    const Buffer codes = backend_->Allocate(num_blocks * layout.BlockBytes());
+    if (pool.data() == nullptr || codes.data() == nullptr) return;
+    std::minstd_rand random(1);
+    uint16_t* values = static_cast<uint16_t*>(pool.data());
+    for (size_t i = 0; i < pool.size_bytes() / 2; ++i) {
+      values[i] = static_cast<uint16_t>(0x3f80 | (random() % 2 << 15) | (random() % 128));
     }
+    std::vector<int32_t> table(num_blocks);
+    std::iota(table.begin(), table.end(), 0);
+    std::shuffle(table.begin(), table.end(), random);
 
-    const BenchOptions options_;
-    const std::function<void(const BenchResult&)>& progress_;
-    const int threads_;
-    const std::unique_ptr<Backend> backend_;
-    std::vector<BenchResult> results_;
-  };
+    std::vector<uint16_t> weight(size_t{8} * kBits * kv.head_dim);
+    for (uint16_t& value : weight) value = static_cast<uint16_t>(0x3e00 | (random() % 2 << 15));
+    const std::vector<float> bias(size_t{8} * kBits, 0.0f);
+    EncoderWeights weights;
+    weights.kv_heads = kv.kv_heads;
+    weights.stages.push_back({weight, bias, kv.head_dim, kBits});
+    const auto encoder = backend_->PackEncoder(weights);
+    const KeySpan span{table, {0, context}};
+    auto encode = [&] {
+      backend_->EncodeKeys({&span, 1}, pool.data(), kv, *encoder, codes.data(), layout);
+    };
+    encode();
+    if (Wanted("encode keys")) {
+      AddBesideRead({"encode keys", shape + ", 1 stage", Time(encode),
+                     EncodeBytes(context, 2.0 * kv.head_dim, weights),
+                     EncodeFlops(context, weights), "", 0});
+    }
+    const Floats q(*backend_, 1, int64_t{8} * kGroup * kv.head_dim);
+    RetrievalQuery query;
+    query.block_table = table;
+    query.position = context - 1;
+    query.mid = {16, context - 128};
+    query.k = context / 50;
+    const std::span<const RetrievalQuery> queries(&query, 1);
+    std::vector<std::byte> query_codes(size_t{8} * kGroup * kBits / 8);
+    const double encode_seconds =
+        Time([&] { backend_->EncodeQueries(q.tensor, queries, *encoder, query_codes.data()); });
+    if (Wanted("encode queries")) {
+      AddBesideRead({"encode queries", shape + ", 1 stage", encode_seconds,
+                     EncodeBytes(kGroup, 4.0 * kv.head_dim, weights), EncodeFlops(kGroup, weights),
+                     "", 0});
+    }
+    const double bytes = SelectByCodesBytes(queries, layout);
+    if (Wanted("scan codes")) {
+      const CpuOps& ops = *FindCpuOps(options_.isa.c_str());
+      ThreadPool threads(threads_);
+      std::vector<uint16_t> distances(size_t{8} * context);
+      CodePattern pattern;
+      MakeCodePattern(query_codes.data(), kGroup, kBits, &pattern);
+      constexpr int32_t kPiece = 4096;
+      const double seconds = Time([&] {
+        threads.ParallelFor(int64_t{8} * context / kPiece, [&](int64_t item, int) {
+          const int32_t head = static_cast<int32_t>(item * kPiece / context);
+          const int32_t first = static_cast<int32_t>(item * kPiece % context);
+          const ScanCall call{codes.data(), layout, CodePlanes(kGroup), head, table.data()};
+          ops.scan_codes(call, pattern, first, first + kPiece,
+                         distances.data() + int64_t{head} * context + first);
+        });
+      });
+      AddBesideRead({"scan codes", shape, seconds, bytes, 0, "", 0});
+    }
+    if (Wanted("select by codes")) {
+      std::vector<int32_t> counts(8), tokens(size_t{8} * query.k);
+      const Selection chosen{8, query.k, counts.data(), tokens.data()};
+      const double seconds = Time([&] {
+        backend_->SelectByCodes(queries, query_codes.data(), kGroup, codes.data(), layout, chosen);
+      });
+      AddBesideRead({"select by codes", shape + ", k 2 %", seconds, bytes, 0, "", 0});
+    }
+  }
+
+  const BenchOptions options_;
+  const std::function<void(const BenchResult&)>& progress_;
+  const int threads_;
+  const std::unique_ptr<Backend> backend_;
+  std::vector<BenchResult> results_;
+};
 
 }  // namespace
 
-std::vector<BenchResult>
-BenchKernels(const BenchOptions& options, const std::function<void(const BenchResult&)>& progress) {
+std::vector<BenchResult> BenchKernels(const BenchOptions& options,
+                                      const std::function<void(const BenchResult&)>& progress) {
   return Bench(options, progress).Run();
 }
 
