@@ -157,6 +157,21 @@ TEST_P(HammingSelectTest, LongContextsEqualTheReferenceAtAnyNumberOfThreads) {
   }
 }
 
+// The driver guesses a bound from tokens of every second block here; where those are all near and
+// the others far, fewer than k lie within it.
+TEST_P(HammingSelectTest, ASampleThatMisleadsDoesNotShow) {
+  SCOPED_TRACE(Seed());
+  CodePool pool(random_, {1, 64, 64}, 256, 2, 1, 128);
+  std::memcpy(&pool.query_codes[8], &pool.query_codes[0], 8);
+  for (int32_t token = 0; token < pool.tokens(); ++token) {
+    if (token / 64 % 2 != 0) continue;
+    std::memcpy(&pool.codes[pool.table[token / 64] * pool.layout.BlockBytes() + token % 64 * 8],
+                pool.query_codes.data(), 8);
+  }
+  const RetrievalQuery query{0, pool.table, pool.tokens() - 1, {0, pool.tokens()}, 9830};
+  ASSERT_EQ(Select(*Make(2), pool, {query}, 9830), Reference(pool, {query}, 9830));
+}
+
 TEST_P(HammingSelectTest, ManyQueriesInOneCallEqualOneAtATime) {
   SCOPED_TRACE(Seed());
   const auto backend = Make(3);
