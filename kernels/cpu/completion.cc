@@ -285,6 +285,24 @@ class HeadWorker {
   const Workspace& work_;
 };
 
+// Calls body(index, worker, workspace) for each of `count` summaries and each KV head, on any
+// thread; summary(index) is the memory of all of its heads. `scratch` gives as many bytes as are
+// asked for.
+template <typename SummaryOf, typename Scratch, typename Body>
+void ForEachHead(ThreadPool& threads, const CompletionCall& call, size_t count, SummaryOf summary,
+                 Scratch scratch, Body body) {
+  const int32_t kv_heads = call.layout.kv_heads;
+  const size_t thread_bytes = (Workspace(call, nullptr).size_bytes + 63) / 64 * 64;
+  std::byte* memory = scratch(thread_bytes * threads.num_threads());
+  const int64_t head_floats = SummaryFloats(call.features, call.layout.head_dim);
+  threads.ParallelFor(static_cast<int64_t>(count) * kv_heads, [&](int64_t item, int thread) {
+    const int64_t index = item / kv_heads;
+    const int32_t head = static_cast<int32_t>(item % kv_heads);
+    const Workspace work(call, memory + thread * thread_bytes);
+    body(index, HeadWorker(call, head, summary(index) + head * head_floats, work), work);
+  });
+}
+
 }  // namespace
 
 void CpuBackend::ExtendSummaries(std::span<const SummaryExtension> extensions, const void* pool,
@@ -304,17 +322,13 @@ void CpuBackend::ExtendSummaries(std::span<const SummaryExtension> extensions, c
       ops_,           no_queries, {},   {},      static_cast<const std::byte*>(pool),
       layout,         keys,       keys, nullptr, 1,
       keys.features()};
-  const size_t thread_bytes = (Workspace(call, nullptr).size_bytes + 63) / 64 * 64;
-  std::byte* scratch = completion_scratch_.Get(thread_bytes * num_threads());
-  const int64_t summary_floats = SummaryFloats(call.features, d);
-  threads_.ParallelFor(
-      static_cast<int64_t>(extensions.size()) * kv_heads, [&](int64_t item, int thread) {
-        const SummaryExtension& extension = extensions[item / kv_heads];
-        const int32_t head = static_cast<int32_t>(item % kv_heads);
-        const Workspace work(call, scratch + thread * thread_bytes);
-        const HeadWorker worker(call, head, extension.summary->data + head * summary_floats, work);
-        if (extension.summary->tokens.size() == 0) worker.Clear();
-        worker.Advance(extension.block_table, extension.summary->tokens.last, extension.last);
+  ForEachHead(
+      threads_, call, extensions.size(), [&](int64_t i) { return extensions[i].summary->data; },
+      [&](size_t size_bytes) { return completion_scratch_.Get(size_bytes); },
+      [&](int64_t i, const HeadWorker& worker, const Workspace&) {
+        const TokenRange held = extensions[i].summary->tokens;
+        if (held.size() == 0) worker.Clear();
+        worker.Advance(extensions[i].block_table, held.last, extensions[i].last);
       });
   for (const SummaryExtension& extension : extensions) {
     extension.summary->tokens.last = extension.last;
@@ -354,17 +368,12 @@ void CpuBackend::CompleteStates(const Tensor& q, std::span<const RetrievalQuery>
       held = query.mid;
     }
   }
-  const size_t thread_bytes = (Workspace(call, nullptr).size_bytes + 63) / 64 * 64;
-  std::byte* scratch = completion_scratch_.Get(thread_bytes * num_threads());
-  const int64_t summary_floats = SummaryFloats(call.features, d);
   const int32_t queries_per_tile = kTileRows / call.group;
-
-  threads_.ParallelFor(
-      static_cast<int64_t>(groups.size()) * kv_heads, [&](int64_t item, int thread) {
-        const CompletionGroup& group = groups[item / kv_heads];
-        const int32_t head = static_cast<int32_t>(item % kv_heads);
-        const Workspace work(call, scratch + thread * thread_bytes);
-        const HeadWorker worker(call, head, group.summary->data + head * summary_floats, work);
+  ForEachHead(
+      threads_, call, groups.size(), [&](int64_t i) { return groups[i].summary->data; },
+      [&](size_t size_bytes) { return completion_scratch_.Get(size_bytes); },
+      [&](int64_t index, const HeadWorker& worker, const Workspace& work) {
+        const CompletionGroup& group = groups[index];
         TokenRange held = group.summary->tokens;
         for (int32_t i = 0; i < group.num_queries; ++i) {
           const int32_t query = group.first_query + i;

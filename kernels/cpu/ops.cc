@@ -7,93 +7,26 @@
 namespace winnow::kernels {
 namespace {
 
-constexpr CpuOps kScalar = {
-    .name = "scalar",
-    .rmsnorm_row = scalar::RmsNormRow,
-    .rope_row = scalar::RopeRow,
-    .silu_mul_row = scalar::SiluMulRow,
-    .widen_row = scalar::WidenRow,
-    .narrow_row = scalar::NarrowRow,
-    .prepare_bf16_row = scalar::PrepareBF16Row,
-    .prepared_bf16_value_bytes = 4,
-    .matmul_tiles = scalar::MatmulTiles,
-    .attend_splits = scalar::AttendSplits,
-    .encode_rows = scalar::EncodeRows,
-    .scan_codes = scalar::ScanCodes,
-    .find_candidates = scalar::FindCandidates,
-    .read_loop = scalar::ReadLoop,
-    .split_row_queries = scalar::SplitRowQueries,
-    .row_scores = scalar::RowScores,
-    .attend_parts = scalar::AttendParts,
-    .score_max_sum = scalar::ScoreMaxSum,
-    .weigh_scores = scalar::WeighScores,
-    .add_masses = scalar::AddMasses,
-    .bound_page = scalar::BoundPage,
-    .quantize_key = scalar::QuantizeKey,
-    .prepare_int4_queries = scalar::PrepareInt4Queries,
-    .int4_scores = scalar::Int4Scores,
-    .gelu_mul_row = scalar::GeluMulRow,
-    .summary_weights = scalar::SummaryWeights,
-    .add_outer = scalar::AddOuter,
-};
-constexpr CpuOps kAvx2 = {
-    .name = "avx2",
-    .rmsnorm_row = avx2::RmsNormRow,
-    .rope_row = avx2::RopeRow,
-    .silu_mul_row = avx2::SiluMulRow,
-    .widen_row = avx2::WidenRow,
-    .narrow_row = avx2::NarrowRow,
-    .prepare_bf16_row = avx2::PrepareBF16Row,
-    .prepared_bf16_value_bytes = 4,
-    .matmul_tiles = avx2::MatmulTiles,
-    .attend_splits = avx2::AttendSplits,
-    .encode_rows = avx2::EncodeRows,
-    .scan_codes = avx2::ScanCodes,
-    .find_candidates = avx2::FindCandidates,
-    .read_loop = avx2::ReadLoop,
-    .split_row_queries = avx2::SplitRowQueries,
-    .row_scores = avx2::RowScores,
-    .attend_parts = avx2::AttendParts,
-    .score_max_sum = avx2::ScoreMaxSum,
-    .weigh_scores = avx2::WeighScores,
-    .add_masses = avx2::AddMasses,
-    .bound_page = avx2::BoundPage,
-    .quantize_key = avx2::QuantizeKey,
-    .prepare_int4_queries = avx2::PrepareInt4Queries,
-    .int4_scores = avx2::Int4Scores,
-    .gelu_mul_row = avx2::GeluMulRow,
-    .summary_weights = avx2::SummaryWeights,
-    .add_outer = avx2::AddOuter,
-};
-constexpr CpuOps kAvx512 = {
-    .name = "avx512_bf16",
-    .rmsnorm_row = avx512::RmsNormRow,
-    .rope_row = avx512::RopeRow,
-    .silu_mul_row = avx512::SiluMulRow,
-    .widen_row = avx512::WidenRow,
-    .narrow_row = avx512::NarrowRow,
-    .prepare_bf16_row = avx512::PrepareBF16Row,
-    .prepared_bf16_value_bytes = 2,
-    .matmul_tiles = avx512::MatmulTiles,
-    .attend_splits = avx512::AttendSplits,
-    .encode_rows = avx512::EncodeRows,
-    .scan_codes = avx512::ScanCodes,
-    .find_candidates = avx512::FindCandidates,
-    .read_loop = avx512::ReadLoop,
-    .split_row_queries = avx512::SplitRowQueries,
-    .row_scores = avx512::RowScores,
-    .attend_parts = avx512::AttendParts,
-    .score_max_sum = avx512::ScoreMaxSum,
-    .weigh_scores = avx512::WeighScores,
-    .add_masses = avx512::AddMasses,
-    .bound_page = avx512::BoundPage,
-    .quantize_key = avx512::QuantizeKey,
-    .prepare_int4_queries = avx512::PrepareInt4Queries,
-    .int4_scores = avx512::Int4Scores,
-    .gelu_mul_row = avx512::GeluMulRow,
-    .summary_weights = avx512::SummaryWeights,
-    .add_outer = avx512::AddOuter,
-};
+// The functions of one instruction set.
+#define WINNOW_CPU_OPS(isa, isa_name, bf16_value_bytes)                                           \
+  {                                                                                               \
+    .name = isa_name, .rmsnorm_row = isa::RmsNormRow, .rope_row = isa::RopeRow,                   \
+    .silu_mul_row = isa::SiluMulRow, .widen_row = isa::WidenRow, .narrow_row = isa::NarrowRow,    \
+    .prepare_bf16_row = isa::PrepareBF16Row, .prepared_bf16_value_bytes = bf16_value_bytes,       \
+    .matmul_tiles = isa::MatmulTiles, .attend_splits = isa::AttendSplits,                         \
+    .encode_rows = isa::EncodeRows, .scan_codes = isa::ScanCodes,                                 \
+    .find_candidates = isa::FindCandidates, .read_loop = isa::ReadLoop,                           \
+    .split_row_queries = isa::SplitRowQueries, .row_scores = isa::RowScores,                      \
+    .attend_parts = isa::AttendParts, .score_max_sum = isa::ScoreMaxSum,                          \
+    .weigh_scores = isa::WeighScores, .add_masses = isa::AddMasses, .bound_page = isa::BoundPage, \
+    .quantize_key = isa::QuantizeKey, .prepare_int4_queries = isa::PrepareInt4Queries,            \
+    .int4_scores = isa::Int4Scores, .gelu_mul_row = isa::GeluMulRow,                              \
+    .summary_weights = isa::SummaryWeights, .add_outer = isa::AddOuter,                           \
+  }
+constexpr CpuOps kScalar = WINNOW_CPU_OPS(scalar, "scalar", 4);
+constexpr CpuOps kAvx2 = WINNOW_CPU_OPS(avx2, "avx2", 4);
+constexpr CpuOps kAvx512 = WINNOW_CPU_OPS(avx512, "avx512_bf16", 2);
+#undef WINNOW_CPU_OPS
 
 // Clang 14 does not know the names of these two for __builtin_cpu_supports.
 bool HasF16C() {

@@ -3,63 +3,22 @@
 #include <algorithm>
 #include <numeric>
 
-#include "kernels/write_kv.h"
 #include "tests/unit/kernels/kernel_testing.h"
+#include "tests/unit/kernels/paged_kv.h"
 
 namespace winnow::kernels {
 namespace {
 
-// A pool whose free blocks hold NaN, and sequences over it with their keys and values written.
-class PagedSequences {
- public:
-  PagedSequences(Random& random, const KvLayout& layout, std::vector<int32_t> lengths,
-                 float key_deviation = 1.0f)
-      : layout_(layout), lengths_(std::move(lengths)) {
-    const int32_t bt = layout.block_tokens;
-    int32_t num_blocks = 3;  // some that nobody owns
-    for (const int32_t length : lengths_) num_blocks += (length + bt - 1) / bt;
-    pool_.assign(num_blocks * layout.BlockBytes(), std::byte{0xff});  // NaN in bf16 and f32
-    std::vector<int32_t> free(num_blocks);
-    std::iota(free.begin(), free.end(), 0);
-    random.Shuffle(free);
-    for (const int32_t length : lengths_) {
-      auto& table = tables_.emplace_back();
-      for (int32_t block = 0; block < (length + bt - 1) / bt; ++block) {
-        table.push_back(free.back());
-        free.pop_back();
-      }
-      const int64_t width = int64_t{layout.kv_heads} * layout.head_dim;
-      Matrix k = Matrix::Normal(random, length, width, key_deviation);
-      Matrix v = Matrix::Normal(random, length, width);
-      const std::vector<AttentionChunk> chunk = {{0, length, 0, table}};
-      WriteKvRef(k.tensor(), v.tensor(), chunk, pool_.data(), layout);
-    }
-  }
-  const KvLayout& layout() const { return layout_; }
-  const void* pool() const { return pool_.data(); }
-  // `num_tokens` queries of a sequence from `position`, at rows first_row...
-  AttentionChunk Chunk(int sequence, int32_t first_row, int32_t num_tokens,
-                       int32_t position) const {
-    return {first_row, num_tokens, position, tables_[sequence]};
-  }
-
- private:
-  KvLayout layout_;
-  std::vector<int32_t> lengths_;
-  std::vector<std::vector<int32_t>> tables_;
-  std::vector<std::byte> pool_;
-};
-
 class AttentionTest : public EachIsa {
  protected:
-  Matrix Attend(Backend& backend, const PagedSequences& kv, Matrix& q,
+  Matrix Attend(Backend& backend, const PagedKv& kv, Matrix& q,
                 const std::vector<AttentionChunk>& chunks, float scale) {
     Matrix out(q.rows(), q.cols());
     backend.Attend(q.tensor(), chunks, kv.pool(), kv.layout(), scale, out.tensor());
     EXPECT_TRUE(out.GuardsIntact());
     return out;
   }
-  Matrix Reference(const PagedSequences& kv, Matrix& q, const std::vector<AttentionChunk>& chunks,
+  Matrix Reference(const PagedKv& kv, Matrix& q, const std::vector<AttentionChunk>& chunks,
                    float scale) {
     Matrix out(q.rows(), q.cols());
     AttendRef(q.tensor(), chunks, kv.pool(), kv.layout(), scale, out.tensor());
@@ -83,7 +42,7 @@ TEST_P(AttentionTest, EqualsTheReferenceForEveryHeadDimensionGroupAndBlockSize) 
         SCOPED_TRACE(testing::Message()
                      << DTypeName(dtype) << " d " << d << " G " << group << " Hkv " << heads
                      << " block " << block_tokens << " length " << length << " tokens " << tokens);
-        const PagedSequences kv(random_, {heads, d, block_tokens, dtype}, {length});
+        const PagedKv kv(random_, {heads, d, block_tokens, dtype}, {length});
         Matrix q = Matrix::Normal(random_, tokens, int64_t{heads} * group * d);
         const std::vector<AttentionChunk> chunks = {kv.Chunk(0, 0, tokens, length - tokens)};
         const float scale = 1.0f / std::sqrt(static_cast<float>(d));
@@ -100,7 +59,7 @@ TEST_P(AttentionTest, EqualsTheReferenceAroundTheBordersOfBlocksAndSplits) {
   for (const int32_t block_tokens : {16, 48, 64, 128, 256}) {
     const KvLayout layout{1, 64, block_tokens, random_.Int(0, 1) == 0 ? DType::kBF16 : DType::kF32};
     const int32_t split = AttentionSplitTokens(layout);
-    const PagedSequences kv(random_, layout, {2 * split + 2});
+    const PagedKv kv(random_, layout, {2 * split + 2});
     const auto backend = Make(2);
     for (const int32_t border : {block_tokens, split, 2 * split}) {
       for (int32_t length = border - 1; length <= border + 2; ++length) {
@@ -131,7 +90,7 @@ TEST_P(AttentionTest, AQueryIsTheSameBitsInDecodeInAnyChunkAndAmongOthers) {
     const int32_t length = static_cast<int32_t>(random_.Int(split, split + 150));
     SCOPED_TRACE(testing::Message() << DTypeName(dtype) << " d " << d << " G " << group << " block "
                                     << block_tokens << " length " << length);
-    const PagedSequences kv(random_, layout, {length, 700, 3});
+    const PagedKv kv(random_, layout, {length, 700, 3});
     const float scale = 1.0f / std::sqrt(static_cast<float>(d));
     Matrix q = Matrix::Normal(random_, length, int64_t{2} * group * d);
     const auto one = Make(1);
@@ -178,7 +137,7 @@ TEST_P(AttentionTest, ManySplitsAreMergedInOneOrder) {
   SCOPED_TRACE(Seed());
   const KvLayout layout{2, 64, 64, random_.Int(0, 1) == 0 ? DType::kBF16 : DType::kF32};
   const int32_t length = static_cast<int32_t>(random_.Int(3000, 4000));
-  const PagedSequences kv(random_, layout, {length});
+  const PagedKv kv(random_, layout, {length});
   for (const int32_t tokens : {1, 3}) {
     Matrix q = Matrix::Normal(random_, tokens, 4 * 64);
     const std::vector<AttentionChunk> chunks = {kv.Chunk(0, 0, tokens, length - tokens)};
@@ -197,7 +156,7 @@ TEST_P(AttentionTest, ExtremeScoresNeitherOverflowNorVanish) {
   for (const DType dtype : {DType::kBF16, DType::kF32}) {
     const KvLayout layout{1, 64, 32, dtype};
     // Scores of both signs up to about 1e4: the softmax is nearly a choice of one key.
-    const PagedSequences kv(random_, layout, {600}, 400.0f);
+    const PagedKv kv(random_, layout, {600}, 400.0f);
     Matrix q = Matrix::Normal(random_, 4, 64, 1.0f);
     const std::vector<AttentionChunk> chunks = {kv.Chunk(0, 0, 4, 596)};
     const auto backend = Make(2);
@@ -240,7 +199,7 @@ TEST_P(AttentionTest, EqualKeysGiveTheMeanOfTheValuesHoweverLargeTheScore) {
 TEST_P(AttentionTest, LongContextsKeepTheirPrecision) {
   SCOPED_TRACE(Seed());
   for (const DType dtype : {DType::kBF16, DType::kF32}) {
-    const PagedSequences kv(random_, {1, 64, 64, dtype}, {20000});
+    const PagedKv kv(random_, {1, 64, 64, dtype}, {20000});
     Matrix q = Matrix::Normal(random_, 1, 4 * 64);
     const std::vector<AttentionChunk> chunks = {kv.Chunk(0, 0, 1, 19999)};
     const auto backend = Make(3);
@@ -251,7 +210,7 @@ TEST_P(AttentionTest, LongContextsKeepTheirPrecision) {
 
 TEST_P(AttentionTest, NotANumberInOneSequenceDisturbsNoOther) {
   SCOPED_TRACE(Seed());
-  const PagedSequences kv(random_, {1, 64, 64, DType::kBF16}, {100, 90});
+  const PagedKv kv(random_, {1, 64, 64, DType::kBF16}, {100, 90});
   const auto backend = Make(2);
   Matrix q = Matrix::Normal(random_, 8, 128);
   const std::vector<AttentionChunk> chunks = {kv.Chunk(0, 0, 4, 96), kv.Chunk(1, 4, 4, 86)};

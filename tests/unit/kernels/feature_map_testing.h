@@ -4,15 +4,12 @@
 
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <deque>
-#include <fstream>
-#include <iterator>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "kernels/retrieval.h"
+#include "tests/unit/kernels/golden_tensors.h"
 #include "tests/unit/kernels/kernel_testing.h"
 
 namespace winnow::kernels {
@@ -58,26 +55,10 @@ class RandomFeatureMap {
 };
 
 // tests/golden/features/completion.safetensors
-class RecordedCompletion {
+class RecordedCompletion : public GoldenTensors {
  public:
-  RecordedCompletion() {
-    std::ifstream stream(WINNOW_SOURCE_DIR "/tests/golden/features/completion.safetensors",
-                         std::ios::binary);
-    file_.assign(std::istreambuf_iterator<char>(stream), {});
-    uint64_t header_bytes = 0;
-    std::memcpy(&header_bytes, file_.data(), 8);
-    header_ = nlohmann::json::parse(file_.substr(8, header_bytes));
-    data_ = file_.data() + 8 + header_bytes;
-  }
+  RecordedCompletion() : GoldenTensors("features/completion.safetensors") {}
 
-  std::vector<int32_t> shape(const std::string& name) const { return header_[name]["shape"]; }
-  template <typename T>
-  std::vector<T> values(const std::string& name) const {
-    const size_t first = header_[name]["data_offsets"][0], last = header_[name]["data_offsets"][1];
-    std::vector<T> values((last - first) / sizeof(T));
-    std::memcpy(values.data(), data_ + first, last - first);
-    return values;
-  }
   // The map of `side`, "key" or "query"; a view into this object.
   FeatureMapWeights Map(const std::string& side) {
     FeatureMapWeights weights;
@@ -98,9 +79,6 @@ class RecordedCompletion {
   }
 
  private:
-  std::string file_;
-  nlohmann::json header_;
-  const char* data_ = nullptr;
   std::deque<std::vector<uint16_t>> weights_data_;
   std::deque<std::vector<float>> bias_data_;
 };

@@ -1,46 +1,15 @@
 #include "kernels/hash_encode.h"
 
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <string>
 
+#include "tests/unit/kernels/golden_tensors.h"
 #include "tests/unit/kernels/kernel_testing.h"
 #include "tests/unit/kernels/sha256.h"
 
 namespace winnow::kernels {
 namespace {
-
-std::string ReadFile(const std::string& name) {
-  std::ifstream file(WINNOW_SOURCE_DIR "/tests/golden/codes/" + name, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
-
-// A recorded file: header length, JSON header, data.
-class Golden {
- public:
-  explicit Golden(const std::string& kind) : file_(ReadFile(kind + ".safetensors")) {
-    uint64_t header_bytes = 0;
-    std::memcpy(&header_bytes, file_.data(), 8);
-    header_ = nlohmann::json::parse(file_.substr(8, header_bytes));
-    data_ = file_.data() + 8 + header_bytes;
-  }
-  int32_t rows(const std::string& name) const { return header_[name]["shape"][0]; }
-  int32_t cols(const std::string& name) const { return header_[name]["shape"][1]; }
-  bool has(const std::string& name) const { return header_.contains(name); }
-  template <typename T>
-  std::vector<T> values(const std::string& name) const {
-    const size_t first = header_[name]["data_offsets"][0], last = header_[name]["data_offsets"][1];
-    std::vector<T> values((last - first) / sizeof(T));
-    std::memcpy(values.data(), data_ + first, last - first);
-    return values;
-  }
-
- private:
-  std::string file_;
-  nlohmann::json header_;
-  const char* data_ = nullptr;
-};
 
 // Weights that own what EncoderWeights views.
 class Encoder {
@@ -106,7 +75,7 @@ uint8_t* CodeAt(std::vector<uint8_t>& codes, const CodeLayout& layout,
 }
 
 TEST(SiluTableTest, HasTheRecordedHash) {
-  const nlohmann::json recorded = nlohmann::json::parse(ReadFile("silu.json"));
+  const nlohmann::json recorded = nlohmann::json::parse(ReadGolden("codes/silu.json"));
   const std::string text = "abc";
   ASSERT_EQ(Sha256Hex(text.data(), 3),
             "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
@@ -127,12 +96,12 @@ WINNOW_FOR_EACH_ISA(HashEncodeTest);
 TEST_P(HashEncodeTest, ReproducesTheRecordedCodesOfEveryKind) {
   SCOPED_TRACE(Seed());
   for (const char* kind : {"hata", "spotlight", "hashattention"}) {
-    const Golden golden(kind);
+    const GoldenTensors golden("codes/" + std::string(kind) + ".safetensors");
     // The recorded head is the second of two; the first has other weights.
     Encoder encoder(2, 1);
     for (int i = 0; golden.has(std::to_string(i) + ".weight"); ++i) {
       const std::string name = std::to_string(i);
-      const int32_t out = golden.rows(name + ".weight"), in = golden.cols(name + ".weight");
+      const int32_t out = golden.shape(name + ".weight")[0], in = golden.shape(name + ".weight")[1];
       std::vector<uint16_t> weight(size_t{1} * out * in, 0x3f80);
       std::vector<float> bias(out, 1.0f);
       const auto recorded = golden.values<uint16_t>(name + ".weight");
@@ -141,10 +110,10 @@ TEST_P(HashEncodeTest, ReproducesTheRecordedCodesOfEveryKind) {
       bias.insert(bias.end(), recorded_bias.begin(), recorded_bias.end());
       encoder.AddStage(in, out, std::move(weight), std::move(bias));
     }
-    const int32_t rows = golden.rows("input"), d = golden.cols("input");
+    const int32_t rows = golden.shape("input")[0], d = golden.shape("input")[1];
     const std::vector<float> input = golden.values<float>("input");
     const std::vector<uint8_t> expected = golden.values<uint8_t>("codes");
-    const int32_t code_bytes = golden.cols("codes");
+    const int32_t code_bytes = golden.shape("codes")[1];
     const auto backend = Make(2);
     const auto packed = backend->PackEncoder(encoder.weights());
     ASSERT_EQ(packed->bits(), code_bytes * 8);

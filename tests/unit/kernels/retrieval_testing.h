@@ -1,82 +1,16 @@
-// What tests of retrieval share: sequences in a paged pool, and selections that own their memory.
+// What tests of retrieval share beside paged_kv.h: selections that own their memory, and what a
+// right one is.
 #ifndef WINNOW_TESTS_UNIT_KERNELS_RETRIEVAL_TESTING_H_
 #define WINNOW_TESTS_UNIT_KERNELS_RETRIEVAL_TESTING_H_
 
 #include <algorithm>
-#include <cstring>
-#include <numeric>
-#include <utility>
 #include <vector>
 
 #include "kernels/retrieval.h"
-#include "kernels/write_kv.h"
 #include "tests/unit/kernels/kernel_testing.h"
+#include "tests/unit/kernels/paged_kv.h"
 
 namespace winnow::kernels {
-
-// Sequences with random keys and values in the shuffled blocks of a pool that holds NaN elsewhere.
-class PagedKv {
- public:
-  PagedKv(Random& random, const KvLayout& layout, std::vector<int32_t> lengths,
-          float key_deviation = 1.0f)
-      : layout_(layout), lengths_(std::move(lengths)) {
-    const int32_t bt = layout.block_tokens;
-    int32_t num_blocks = 2;  // that nobody owns
-    for (const int32_t length : lengths_) num_blocks += (length + bt - 1) / bt;
-    pool_.assign(num_blocks * layout.BlockBytes(), std::byte{0xff});
-    std::vector<int32_t> free(num_blocks);
-    std::iota(free.begin(), free.end(), 0);
-    random.Shuffle(free);
-    for (const int32_t length : lengths_) {
-      std::vector<int32_t>& table = tables_.emplace_back();
-      for (int32_t block = 0; block < (length + bt - 1) / bt; ++block) {
-        table.push_back(free.back());
-        free.pop_back();
-      }
-      const int64_t width = int64_t{layout.kv_heads} * layout.head_dim;
-      Matrix k = Matrix::Normal(random, length, width, key_deviation);
-      Matrix v = Matrix::Normal(random, length, width);
-      const std::vector<AttentionChunk> chunk = {{0, length, 0, table}};
-      WriteKvRef(k.tensor(), v.tensor(), chunk, pool_.data(), layout);
-    }
-  }
-  const KvLayout& layout() const { return layout_; }
-  const void* pool() const { return pool_.data(); }
-  int32_t num_blocks() const { return static_cast<int32_t>(pool_.size() / layout_.BlockBytes()); }
-  int32_t length(int sequence) const { return lengths_[sequence]; }
-  std::span<const int32_t> table(int sequence) const { return tables_[sequence]; }
-  std::byte* Row(int sequence, int32_t head, int32_t token) {
-    return pool_.data() + layout_.RowOffset(tables_[sequence][token / layout_.block_tokens], head,
-                                            token % layout_.block_tokens);
-  }
-  void CopyKey(int sequence, int32_t head, int32_t from, int32_t to) {
-    std::memcpy(Row(sequence, head, to), Row(sequence, head, from), layout_.ValueOffsetInRow());
-  }
-  void SetKey(int sequence, int32_t head, int32_t token, int32_t channel, float value) {
-    std::byte* at = Row(sequence, head, token) + channel * DTypeBytes(layout_.dtype);
-    const BF16 rounded = ToBF16(value);
-    if (layout_.dtype == DType::kF32) {
-      std::memcpy(at, &value, 4);
-    } else {
-      std::memcpy(at, &rounded, 2);
-    }
-  }
-  // A query of a sequence's token at `position`, with the given sink and window. An empty mid may
-  // lie past the position.
-  RetrievalQuery Query(int sequence, int32_t row, int32_t position, int32_t sink, int32_t window,
-                       int32_t k) const {
-    RetrievalQuery query{
-        row, tables_[sequence], position, {sink, std::max(sink, position + 1 - window)}, k};
-    query.k = std::min(k, query.mid.size());
-    return query;
-  }
-
- private:
-  KvLayout layout_;
-  std::vector<int32_t> lengths_;
-  std::vector<std::vector<int32_t>> tables_;
-  std::vector<std::byte> pool_;
-};
 
 // Memory for a selection; what is not chosen keeps a guard value.
 class OwnedSelection {
