@@ -1,7 +1,8 @@
-// Soaks the engine with a real model: many streams at once, random prompts and sampling settings,
-// random cancels, deadlines and slow readers, a KV pool that is too small for them, for a while.
-// Then every answer that ended by itself must be the one that its request has alone, and every
-// block must be back. Meant for builds with sanitizers; exits with 1 if anything is wrong.
+// Soaks the engine with a real model: many streams at once, random prompts, sampling settings and
+// attention policies, random cancels, deadlines and slow readers, a KV pool that is too small for
+// them, for a while. Then every answer that ended by itself must be the one that its request has
+// alone, and every block must be back. Meant for builds with sanitizers; exits with 1 if anything
+// is wrong.
 //
 // Requests come from a fixed set, so that each is run alone only once, before the soak, in an
 // engine of its own over the same model.
@@ -59,7 +60,22 @@ class Dice {
   std::mt19937 random_;
 };
 
-Request RandomRequest(Dice& dice, const Options& options, int32_t vocab_size) {
+// Those that the model can run, with windows and budgets so small that prompts of a few dozen
+// tokens retrieve.
+std::vector<engine::AttentionPolicy> Policies(const engine::Decoder& decoder) {
+  std::vector<engine::AttentionPolicy> policies;
+  for (const char* text :
+       {"window:sink=2,window=9", "oracle:k=5,window=9", "quest:k=16,window=9",
+        "lsh:k=5,window=9,suffix=30", "lsh:k=4,p=0.9,window=9,floor=0.5", "hata:k=6,window=9",
+        "spotlight:k=5%,window=9,completion=on,suffix=50", "window:window=9,completion=on"}) {
+    const auto policy = engine::ParseAttentionPolicy(text);
+    if (policy.ok() && decoder.CheckPolicy(*policy).ok()) policies.push_back(*policy);
+  }
+  return policies;
+}
+
+Request RandomRequest(Dice& dice, const Options& options, int32_t vocab_size,
+                      const std::vector<engine::AttentionPolicy>& policies) {
   Request request;
   request.tenant = std::string(dice.Pick(0, 3), 't');
   request.prompt.resize(dice.PickLog(1, options.max_prompt));
@@ -83,6 +99,9 @@ Request RandomRequest(Dice& dice, const Options& options, int32_t vocab_size) {
   if (dice.OneIn(2)) stopping.stop_token_ids = {1, dice.Pick(0, vocab_size - 1)};
   if (dice.OneIn(3)) stopping.min_tokens = dice.Pick(0, stopping.max_tokens);
   stopping.include_stop = dice.OneIn(2);
+  if (!policies.empty() && dice.OneIn(2)) {
+    request.policy = policies[dice.Pick(0, static_cast<int>(policies.size()) - 1)];
+  }
   return request;
 }
 
@@ -127,8 +146,9 @@ class Soak {
 
   bool Run() {
     Dice dice(options_.seed);
+    const std::vector<engine::AttentionPolicy> policies = Policies(*model_.decoder);
     for (int i = 0; i < options_.distinct; ++i) {
-      requests_.push_back(RandomRequest(dice, options_, model_.config.vocab_size));
+      requests_.push_back(RandomRequest(dice, options_, model_.config.vocab_size, policies));
     }
     for (Request& request : requests_) {
       alone_.push_back(RunAlone(request));
@@ -138,7 +158,8 @@ class Soak {
           alone_.back().tokens[dice.Pick(0, static_cast<int>(alone_.back().tokens.size()) - 1)]);
       alone_.back() = RunAlone(request);
     }
-    std::printf("%d distinct requests ran alone\n", options_.distinct);
+    std::printf("%d distinct requests ran alone, under %zu policies and dense attention\n",
+                options_.distinct, policies.size());
 
     engine::EngineOptions engine_options;
     engine_options.max_running = std::max(1, options_.streams / 2);
@@ -311,6 +332,7 @@ int Main(const Options& options) {
   model_options.block_tokens = options.block_tokens;
   model_options.max_batch_tokens = 128;
   model_options.max_batch_logits = std::max(1, options.streams);
+  model_options.retrieval.probe_interval = 3;
   // Two values of two bytes for each dimension of each row.
   model_options.kv_bytes = int64_t{4} * config->head_dim * config->num_kv_heads *
                            config->num_layers * options.block_tokens * options.kv_blocks;

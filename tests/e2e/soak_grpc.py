@@ -19,6 +19,13 @@ import grpc
 from harness import PATIENCE, SEED, Api, Server, counting_request, eventually, inference, token_ids
 
 
+# Small windows and budgets, so that prompts of a few hundred tokens retrieve. What is computed again after a preemption
+# must choose the same rows.
+POLICIES = ["dense", "window:sink=2,window=16,from=0", "oracle:k=5%,window=16,from=0", "quest:k=32,window=16,from=0",
+            "lsh:k=8,window=16,suffix=40,from=0", "hata:k=6,p=0.9,window=16,from=0",
+            "spotlight:k=8,window=16,completion=on,suffix=20,from=0"]
+
+
 def make_requests(count, rng):
     requests = []
     for i in range(count):
@@ -27,7 +34,8 @@ def make_requests(count, rng):
         sampling = inference.SamplingOptions()
         if i % 2:
             sampling = inference.SamplingOptions(temperature=1.0, top_p=0.9, seed=i)
-        requests.append(counting_request(f"{i}: {words}", rng.choice([1, 8, 40, 120]), sampling=sampling))
+        requests.append(counting_request(f"{i}: {words}", rng.choice([1, 8, 40, 120]), sampling=sampling,
+                                         policy=POLICIES[i % len(POLICIES)]))
     return requests
 
 

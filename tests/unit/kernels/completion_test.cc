@@ -324,6 +324,29 @@ TEST_P(CompletionTest, SummariesExtendedWithoutAQueryAreTheSame) {
   EXPECT_NE(other.data, by_query.data);
 }
 
+// As a prompt is read, in pieces of any size, and on from where the last piece ended.
+TEST_P(CompletionTest, ExtendingFirstGivesTheSameBits) {
+  SCOPED_TRACE(Seed());
+  Shape shape;
+  shape.features = 37;
+  shape.spread = 10.0f;
+  const auto backend = Make(3);
+  Scene scene(random_, *backend, shape, 400);
+  Step step(random_, scene, {{16, 333}});
+  step.ChooseSome(random_, 0.05);
+  OwnedSummary at_once(shape), extended(shape);
+  const std::vector<float> expected = step.Run(*backend, at_once.summary, 0, 1);
+  extended.summary.tokens = {16, 16};
+  for (int32_t last = 16; last < 333;) {
+    last = std::min(333, last + static_cast<int32_t>(random_.Int(0, 90)));
+    const SummaryExtension extension{&extended.summary, scene.table(), last};
+    backend->ExtendSummaries({&extension, 1}, scene.pool(), scene.layout(), scene.packed_keys());
+    ASSERT_EQ(extended.summary.tokens, (TokenRange{16, last}));
+  }
+  EXPECT_EQ(extended.data, at_once.data);
+  EXPECT_EQ(step.Run(*backend, extended.summary, 0, 1), expected);
+}
+
 TEST_P(CompletionTest, AQueryYieldsTheSameBitsAloneAndAmongOthers) {
   SCOPED_TRACE(Seed());
   Shape shape;
