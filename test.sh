@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what is missing, builds, and runs every test: first as served, then under ASan and UBSan.
-# WINNOW_TEST_SANITIZERS=0 leaves the second part out. Ends with the runner's totals.
+# Installs what is missing, builds, and runs every test: first under ASan and UBSan, then as served.
+# WINNOW_TEST_SANITIZERS=0 leaves the first part out. Ends with the runner's totals.
 set -euo pipefail
 cd "$(dirname "$0")"
 
