@@ -67,6 +67,7 @@ class BackendTimer final : public AttentionTimer {
     RetrievalOptions retrieval;
     retrieval.artifact = options.retrieval.artifact;
     retrieval.indexes = {index};
+    retrieval.summaries = 0;
     WINNOW_ASSIGN_OR_RETURN(
         timer->retrieval_,
         RetrievalAttention::Create(layers, timer->layout_, blocks, tokens, backend, retrieval));

@@ -30,10 +30,10 @@ struct DecoderOptions {
   kernels::DType kv_dtype = kernels::DType::kBF16;  // kBF16 or kF32
   int32_t block_tokens = 64;
   int64_t kv_bytes = 0;  // size of the KV pool; REQUIRES: at least one block of every layer
-  int32_t max_batch_tokens = 512;  // tokens of one Forward
-  int32_t max_batch_logits = 64;   // logits rows of one Forward, at most max_batch_tokens
-  int32_t max_context = 0;         // 0: the model's max_position_embeddings
-  RetrievalOptions retrieval;      // indexes beside the KV pool, and the artifact
+  int32_t max_batch_tokens = 512;   // tokens of one Forward
+  int32_t max_batch_logits = 64;    // logits rows of one Forward, at most max_batch_tokens
+  int32_t max_context = 0;          // 0: the model's max_position_embeddings
+  RetrievalOptions retrieval = {};  // indexes beside the KV pool, and the artifact
 };
 
 class Decoder final : public Model {
@@ -66,6 +66,7 @@ class Decoder final : public Model {
       const AttentionPolicy& policy) override {
     return retrieval_->NewState(policy);
   }
+  absl::Status ResumeRetrieval(RetrievalState& state) override { return retrieval_->Resume(state); }
 
   // REQUIRES (all checked): a batch within max_batch_tokens and max_batch_logits, token ids within
   // the vocabulary, positions within max_context, blocks within the pool, and no block written by
@@ -78,6 +79,7 @@ class Decoder final : public Model {
   }  // packed weights: what a step reads of them
   size_t kv_pool_bytes() const { return kv_pool_bytes_; }           // of all layers
   size_t index_bytes() const { return retrieval_->index_bytes(); }  // beside it
+  size_t summary_bytes() const { return retrieval_->summary_bytes(); }
   // What choosing reads of a mid token's index, per layer and KV head.
   double IndexRowBytes(const AttentionPolicy& policy) const {
     return retrieval_->IndexRowBytes(policy);

@@ -242,7 +242,7 @@ void Engine::Apply(const StepPlan& plan, TimePoint now) {
   for (const int32_t index : plan.preempt) {
     Sequence& sequence = *sequences_[index];
     sequence.cache.Release();
-    if (sequence.retrieval != nullptr) sequence.retrieval->Truncate(0);
+    if (sequence.retrieval != nullptr) sequence.retrieval->Suspend();
     sequence.phase = Phase::kPreempted;
     ++sequence.usage.preemptions;
     ++stats_.preemptions;
@@ -285,13 +285,17 @@ void Engine::Apply(const StepPlan& plan, TimePoint now) {
 
 void Engine::StartRetrieval(Sequence& sequence) {
   const AttentionPolicy& policy = sequence.request.policy;
-  if (policy.IsDense() || sequence.retrieval != nullptr) return;
-  absl::StatusOr<std::unique_ptr<RetrievalState>> state = model_.NewRetrievalState(policy);
-  if (state.ok()) {
+  if (policy.IsDense()) return;
+  absl::Status status;
+  if (sequence.retrieval != nullptr) {
+    status = model_.ResumeRetrieval(*sequence.retrieval);
+  } else if (auto state = model_.NewRetrievalState(policy); state.ok()) {
     sequence.retrieval = *std::move(state);
   } else {
-    End(sequence, FinishReason::kError, std::string(state.status().message()),
-        state.status().code());
+    status = state.status();
+  }
+  if (!status.ok()) {
+    End(sequence, FinishReason::kError, std::string(status.message()), status.code());
   }
 }
 

@@ -62,10 +62,14 @@ class Model {
   // Whether the model can attend so. InvalidArgument names the option that it cannot honour. Any
   // thread.
   virtual absl::Status CheckPolicy(const AttentionPolicy& policy) const = 0;
-  // For a sequence under a policy that is not dense. REQUIRES: CheckPolicy is OK.
-  // ResourceExhausted: no memory.
+  // For a sequence under a policy that is not dense. REQUIRES: CheckPolicy is OK; the state goes
+  // before the model does. ResourceExhausted: as ResumeRetrieval. Engine thread only, as are all
+  // calls on the state.
   virtual absl::StatusOr<std::unique_ptr<RetrievalState>> NewRetrievalState(
       const AttentionPolicy& policy) = 0;
+  // After RetrievalState::Suspend. ResourceExhausted: as many sequences as there is room for have
+  // summaries already; max_running of them always fit in a server.
+  virtual absl::Status ResumeRetrieval(RetrievalState& state) = 0;
 
   // Writes the KV of the batch's tokens into their blocks and logits
   // [batch.num_logits()][vocab_size] (float32, host memory, chunk after chunk). Engine thread only.

@@ -69,10 +69,9 @@ absl::StatusOr<DecoderOptions> ResolveDecoderOptions(const ModelConfig& config,
                                                      const ModelOptions& options);
 absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeBackend(const ModelOptions& options);
 
-// ResourceExhausted if the weights, the KV pool and the indexes are more than the memory that is
-// available.
-// Memory is taken lazily by the system: without this check a pool that does not fit would end the
-// process in the middle of a request.
+// ResourceExhausted if the weights, the KV pool, the indexes and the summaries are more than the
+// memory that is available. Memory is taken lazily by the system: without this check a pool that
+// does not fit would end the process in the middle of a request.
 absl::Status CheckMemory(const ModelConfig& config, const DecoderOptions& options);
 
 // Of all tensors, in this type.

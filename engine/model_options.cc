@@ -58,11 +58,15 @@ absl::Status CheckMemory(const ModelConfig& config, const DecoderOptions& option
   if (!available) return absl::OkStatus();
   const int64_t weight_bytes = WeightBytes(config, options.compute);
   const int64_t index_bytes = IndexBytes(config, options);
-  if (weight_bytes + options.kv_bytes + index_bytes <= *available) return absl::OkStatus();
+  const int64_t summary_bytes =
+      SummaryBytes(config, options.retrieval) * options.retrieval.summaries;
+  if (weight_bytes + options.kv_bytes + index_bytes + summary_bytes <= *available) {
+    return absl::OkStatus();
+  }
   return absl::ResourceExhaustedError(fmt::format(
-      "{} bytes of memory are available; the weights take {}, the KV pool (kv_bytes) {} and the "
-      "indexes beside it (index) {}",
-      *available, weight_bytes, options.kv_bytes, index_bytes));
+      "{} bytes of memory are available; the weights take {}, the KV pool (kv_bytes) {}, the "
+      "indexes beside it (index) {} and the summaries of completion (max_running) {}",
+      *available, weight_bytes, options.kv_bytes, index_bytes, summary_bytes));
 }
 
 absl::StatusOr<DecoderOptions> ResolveDecoderOptions(const ModelConfig& config,

@@ -178,6 +178,7 @@ absl::StatusOr<RetrievalOptions> ResolveRetrieval(const std::string& model_dir,
   }
   options.from = std::max(from, 0);
   options.probe_interval = flags.probe_interval;
+  options.summaries = flags.summaries;
   return options;
 }
 

@@ -36,6 +36,7 @@ struct RetrievalFlags {
   // machine.
   std::string from = "0";
   int32_t probe_interval = 0;  // RetrievalOptions::probe_interval
+  int32_t summaries = 1;       // RetrievalOptions::summaries
   // Where the measured crossover is remembered: "auto" (DefaultCrossoverPath), "none", or a file.
   std::string crossover_cache = "auto";
 };
@@ -68,7 +69,7 @@ absl::StatusOr<CrossoverReport> ResolveFrom(const ModelConfig& config, const Ret
 
 // One index and what its pool takes beside the KV pool.
 struct IndexPool {
-  IndexSpec spec;
+  IndexSpec spec = {};
   bool four_bit_keys = false;  // these and no `spec`
   int64_t bytes = 0;
   std::string name() const { return four_bit_keys ? "int4" : std::string(KindName(spec.kind)); }

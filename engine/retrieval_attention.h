@@ -45,6 +45,8 @@ struct RetrievalOptions {
   std::vector<IndexSpec> indexes;
   bool four_bit_keys = false;  // for policies with p
   int32_t from = 0;            // shortest context that retrieves, for policies that leave it open
+  // Sequences that may complete at a time: each has a place for its summaries. 0: none may.
+  int32_t summaries = 1;
   // One in so many (query, layer) is measured: its coverage and IoU with the oracle, which reads
   // all keys. 0: none
   int32_t probe_interval = 0;
@@ -55,6 +57,8 @@ RetrievalOptions OptionsFor(std::span<const AttentionPolicy> policies,
                             std::shared_ptr<const Artifact> artifact);
 // Every index that can be had: those that need no training, and the artifact's kinds.
 std::vector<IndexSpec> AllIndexes(const Artifact* artifact);
+// Bytes of the summaries of one sequence; 0 without feature maps.
+int64_t SummaryBytes(const ModelConfig& config, const RetrievalOptions& options);
 // Bytes of the index pools beside one block of KV of every layer.
 int64_t IndexBlockBytes(const ModelConfig& config, const kernels::KvLayout& layout,
                         const RetrievalOptions& options);
@@ -69,8 +73,10 @@ class RetrievalAttention {
 
   // InvalidArgument names the option that cannot be honoured, and what would help.
   absl::Status CheckPolicy(const AttentionPolicy& policy) const;
-  // REQUIRES: CheckPolicy is OK. ResourceExhausted: no memory for the summaries.
-  absl::StatusOr<std::unique_ptr<RetrievalState>> NewState(const AttentionPolicy& policy) const;
+  // REQUIRES: CheckPolicy is OK; the state goes before this does. ResourceExhausted: as many states
+  // as options.summaries complete already.
+  absl::StatusOr<std::unique_ptr<RetrievalState>> NewState(const AttentionPolicy& policy);
+  absl::Status Resume(RetrievalState& state);  // after Suspend; else does nothing
 
   // The chunks of this pass, and where their rows begin. Null states are dense.
   // REQUIRES: chunks and what they point to stay until the pass is over.
@@ -93,6 +99,7 @@ class RetrievalAttention {
   // bounds, its key. Without four-bit keys, of which pruning reads those of candidates.
   double IndexRowBytes(const AttentionPolicy& policy) const;
   size_t index_bytes() const { return index_bytes_; }
+  size_t summary_bytes() const { return summary_pool_.size_bytes(); }  // of all sequences
   size_t scratch_bytes() const { return scratch_bytes_; }
   const RetrievalOptions& options() const { return options_; }
 
@@ -164,6 +171,8 @@ class RetrievalAttention {
     std::unique_ptr<kernels::PackedFeatureMap> key, query;  // null: the layer has none
   };
   std::vector<FeatureMaps> feature_maps_;  // by layer; empty without
+  kernels::Buffer summary_pool_;           // [summaries] places of SummaryBytes each
+  std::vector<std::byte*> free_summaries_;
 
   // Of the pass.
   std::vector<Rows> rows_;

@@ -67,6 +67,17 @@ RetrievalOptions OptionsFor(std::span<const AttentionPolicy> policies,
   return options;
 }
 
+int64_t SummaryBytes(const ModelConfig& config, const RetrievalOptions& options) {
+  if (options.artifact == nullptr) return 0;
+  int64_t floats = 0;
+  for (int32_t layer = 0; layer < config.num_layers; ++layer) {
+    if (!options.artifact->HasFeatures(layer)) continue;
+    const int32_t features = options.artifact->FeatureMap(layer, Artifact::Side::kKey).out.out;
+    floats += config.num_kv_heads * kernels::SummaryFloats(features, config.head_dim);
+  }
+  return floats * static_cast<int64_t>(sizeof(float));
+}
+
 int64_t IndexBlockBytes(const ModelConfig& config, const kernels::KvLayout& layout,
                         const RetrievalOptions& options) {
   int64_t bytes = 0;
@@ -142,6 +153,13 @@ absl::Status RetrievalAttention::Allocate(int32_t num_blocks) {
   }
   if (options_.artifact != nullptr && options_.artifact->has_features()) {
     WINNOW_RETURN_IF_ERROR(MakeFeatureMaps());
+    const size_t place_bytes = SummaryBytes(config_, options_);
+    if (options_.summaries > 0) {
+      WINNOW_ASSIGN_OR_RETURN(summary_pool_, Pool(place_bytes * options_.summaries, "summaries"));
+    }
+    for (int32_t i = 0; i < options_.summaries; ++i) {
+      free_summaries_.push_back(static_cast<std::byte*>(summary_pool_.data()) + i * place_bytes);
+    }
   }
 
   // A query may choose all but one of the tokens it sees.
@@ -284,6 +302,7 @@ absl::Status RetrievalAttention::CheckPolicy(const AttentionPolicy& policy) cons
     return refuse("p", "there are no four-bit keys here");
   }
   if (policy.completion) {
+    if (options_.summaries == 0) return refuse("completion", "there is no room for summaries here");
     for (int32_t layer = first; layer < config_.num_layers; ++layer) {
       if (!feature_maps_.empty() && feature_maps_[layer].key != nullptr) continue;
       return refuse("completion",
@@ -299,22 +318,31 @@ absl::Status RetrievalAttention::CheckPolicy(const AttentionPolicy& policy) cons
 }
 
 absl::StatusOr<std::unique_ptr<RetrievalState>> RetrievalAttention::NewState(
-    const AttentionPolicy& policy) const {
+    const AttentionPolicy& policy) {
   auto state = std::make_unique<RetrievalState>(policy, config_.num_layers);
-  if (!policy.completion) return state;
-  for (int32_t layer = policy.dense_layers; layer < config_.num_layers; ++layer) {
-    RetrievalState::Layer& of_layer = state->layers_[layer];
-    const size_t size_bytes =
-        sizeof(float) * layout_.kv_heads *
-        kernels::SummaryFloats(feature_maps_[layer].key->features(), config_.head_dim);
-    of_layer.summary_memory = backend_.Allocate(size_bytes);
-    if (of_layer.summary_memory.data() == nullptr) {
-      return absl::ResourceExhaustedError(
-          fmt::format("no memory for a summary: {} bytes", size_bytes));
-    }
-    of_layer.summary.data = static_cast<float*>(of_layer.summary_memory.data());
-  }
+  WINNOW_RETURN_IF_ERROR(Resume(*state));
   return state;
+}
+
+absl::Status RetrievalAttention::Resume(RetrievalState& state) {
+  if (!state.policy().completion || state.summaries_.data() != nullptr) return absl::OkStatus();
+  if (free_summaries_.empty()) {
+    return absl::ResourceExhaustedError(
+        fmt::format("{} sequences with completion run already", options_.summaries));
+  }
+  std::byte* place = free_summaries_.back();
+  free_summaries_.pop_back();
+  state.summaries_ = kernels::Buffer(
+      place, SummaryBytes(config_, options_),
+      [this](void* given_back) { free_summaries_.push_back(static_cast<std::byte*>(given_back)); });
+  auto* data = reinterpret_cast<float*>(place);
+  for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
+    if (feature_maps_[layer].key == nullptr) continue;
+    state.layers_[layer].summary.data = data;
+    data += layout_.kv_heads *
+            kernels::SummaryFloats(feature_maps_[layer].key->features(), config_.head_dim);
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace winnow::engine

@@ -67,6 +67,12 @@ void RetrievalState::Rewind(int32_t tokens) {
   if (dense_from_ > tokens) dense_from_ = std::numeric_limits<int32_t>::max();
 }
 
+void RetrievalState::Suspend() {
+  Truncate(0);
+  for (Layer& layer : layers_) layer.summary = {};
+  summaries_ = {};
+}
+
 RetrievalCounts RetrievalState::TakeCounts() { return std::exchange(counts_, {}); }
 
 }  // namespace winnow::engine

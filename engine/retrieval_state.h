@@ -58,18 +58,22 @@ class RetrievalState {
   void Truncate(int32_t tokens);
   // The same, but other tokens may follow: everything that comes is news.
   void Rewind(int32_t tokens);
+  // All of the KV is lost, and the summaries' place goes to others: before the next pass
+  // Model::ResumeRetrieval must find it one.
+  void Suspend();
   RetrievalCounts TakeCounts();
 
  private:
   friend class RetrievalAttention;
   struct Layer {
-    int32_t indexed = 0;  // tokens [0, indexed) are in the index of the policy
-    kernels::Summary summary;
-    kernels::Buffer summary_memory;
+    int32_t indexed = 0;       // tokens [0, indexed) are in the index of the policy
+    kernels::Summary summary;  // its data are in summaries_
   };
 
   const AttentionPolicy policy_;
   std::vector<Layer> layers_;
+  kernels::Buffer
+      summaries_;  // of all layers, a place in RetrievalAttention's pool; null: suspended
   // Queries from this position on are dense, because a probe before it fell below policy.floor.
   int32_t dense_from_ = std::numeric_limits<int32_t>::max();
   int32_t counted_ = 0;  // positions below this one have been counted

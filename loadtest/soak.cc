@@ -333,6 +333,7 @@ int Main(const Options& options) {
   model_options.max_batch_tokens = 128;
   model_options.max_batch_logits = std::max(1, options.streams);
   model_options.retrieval.probe_interval = 3;
+  model_options.retrieval.summaries = model_options.max_batch_logits;
   // Two values of two bytes for each dimension of each row.
   model_options.kv_bytes = int64_t{4} * config->head_dim * config->num_kv_heads *
                            config->num_layers * options.block_tokens * options.kv_blocks;

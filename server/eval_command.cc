@@ -106,6 +106,7 @@ int Eval(EvalFlags flags) {
   // Every query is measured, and a policy retrieves wherever its text lets it.
   flags.model.retrieval.policies = *policies;
   flags.model.retrieval.probe_interval = 1;
+  flags.model.retrieval.summaries = static_cast<int32_t>(policies->size());
   // Flags that do not fit the model are the flags' fault, not the directory's.
   const auto config = engine::LoadModelConfig(flags.model_dir);
   if (!config.ok()) return ReportModelError("eval", config.status());

@@ -27,7 +27,7 @@ struct MetricsInfo {
   std::string version, model, dtype, kv_dtype, backend;
   int64_t kv_block_bytes = 0;
   // Of each index beside the KV pool, by name ("lsh:128", "int4").
-  std::vector<std::pair<std::string, int64_t>> index_bytes;
+  std::vector<std::pair<std::string, int64_t>> index_bytes = {};
   int64_t retrieval_from = 0;  // tokens; past the context: retrieval never wins
 };
 

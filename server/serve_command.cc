@@ -69,6 +69,7 @@ engine::ModelOptions ModelOptionsOf(const ServeConfig& config) {
   options.retrieval.index = config.index;
   options.retrieval.from = config.retrieval_from;
   options.retrieval.probe_interval = static_cast<int32_t>(config.probe_interval);
+  options.retrieval.summaries = static_cast<int32_t>(config.max_running);
   options.retrieval.crossover_cache = config.crossover_cache;
   return options;
 }
@@ -227,6 +228,7 @@ void LogRetrieval(Log& log, const engine::LoadedModel& model) {
             {{"artifact", artifact.empty() ? "none" : artifact},
              {"indexes", indexes.empty() ? "none" : indexes},
              {"index_bytes", uint64_t{model.decoder->index_bytes()}},
+             {"summary_bytes", uint64_t{model.decoder->summary_bytes()}},
              {"probe_interval", int64_t{options.probe_interval}}});
   const engine::CrossoverReport& report = model.crossover;
   std::string samples;

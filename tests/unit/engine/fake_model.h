@@ -53,6 +53,7 @@ class FakeModel final : public Model {
       const AttentionPolicy& policy) override {
     return std::make_unique<RetrievalState>(policy, 3);
   }
+  absl::Status ResumeRetrieval(RetrievalState&) override { return absl::OkStatus(); }
 
   absl::Status Forward(const Batch& batch, std::span<float> logits) override {
     ++num_forwards;

@@ -213,6 +213,35 @@ TEST(ModelRetrieval, PoolsAreCountedAsTheyAreTaken) {
   }
 }
 
+TEST(ModelRetrieval, SummariesHaveAPlaceEachWhileTheyRun) {
+  ModelOptions options = Small("", "spotlight");
+  options.retrieval.summaries = 2;
+  const auto model = LoadModel(kNeedle, options);
+  ASSERT_TRUE(model.ok()) << model.status();
+  Decoder& decoder = *(*model)->decoder;
+  EXPECT_EQ(static_cast<int64_t>(decoder.summary_bytes()),
+            2 * SummaryBytes((*model)->config, (*model)->decoder_options.retrieval));
+  EXPECT_GT(decoder.summary_bytes(), 0u);
+
+  const AttentionPolicy completes = *ParseAttentionPolicy("spotlight:k=16,completion=on");
+  auto first = decoder.NewRetrievalState(completes);
+  auto second = decoder.NewRetrievalState(completes);
+  ASSERT_TRUE(first.ok() && second.ok());
+  EXPECT_EQ(decoder.NewRetrievalState(completes).status().code(),
+            absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(decoder.NewRetrievalState(*ParseAttentionPolicy("spotlight:k=16")).ok());
+
+  // A suspended one makes room, and waits for it in turn.
+  (*first)->Suspend();
+  auto third = decoder.NewRetrievalState(completes);
+  ASSERT_TRUE(third.ok());
+  EXPECT_EQ(decoder.ResumeRetrieval(**first).code(), absl::StatusCode::kResourceExhausted);
+  second->reset();
+  EXPECT_TRUE(decoder.ResumeRetrieval(**first).ok());
+  EXPECT_TRUE(decoder.ResumeRetrieval(**first).ok());  // has one: nothing to do
+  EXPECT_FALSE(decoder.NewRetrievalState(completes).ok());
+}
+
 TEST(ModelRetrieval, IndexesThatDoNotFitAreRefusedWithTheirBytes) {
   ModelConfig config;
   config.hidden_size = 64;

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "fmt/format.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/unit/engine/model_files.h"
@@ -335,9 +336,9 @@ TEST(SafetensorsTest, TheNumberOfTensorsIsBounded) {
   const auto header_of = [](size_t num_tensors) {
     std::string header = "{";
     for (size_t i = 0; i < num_tensors; ++i) {
-      header += (i == 0 ? "" : ",") + Tensor(std::to_string(i), "\"U8\"", "[]", "[0,0]");
-      header.replace(header.size() - 6, 5,
-                     "[" + std::to_string(i) + "," + std::to_string(i + 1) + "]");
+      if (i > 0) header += ",";
+      header += Tensor(std::to_string(i), "\"U8\"", "[]", "[0,0]");
+      header.replace(header.size() - 6, 5, fmt::format("[{},{}]", i, i + 1));
     }
     return header + "}";
   };
@@ -363,7 +364,8 @@ TEST(SafetensorsTest, AHeaderKeepsAtMostTwiceItsText) {
   std::string tensors = "{", metadata = R"({"__metadata__":{"":"")";
   for (int i = 0; i < 10'000; ++i) {
     const std::string name = std::to_string(i);
-    tensors += (i == 0 ? "" : ",") + Tensor(name, "\"U8\"", "[0,0,0,0,0,0,0,0]", "[0,0]");
+    if (i > 0) tensors += ",";
+    tensors += Tensor(name, "\"U8\"", "[0,0,0,0,0,0,0,0]", "[0,0]");
   }
   tensors += "}";
   for (int i = 0; i < 20; ++i) {

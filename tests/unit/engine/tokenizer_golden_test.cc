@@ -1,6 +1,7 @@
 // Tokenisation equals the reference's, on its recorded answers.
 #include <filesystem>
 
+#include "fmt/ranges.h"
 #include "tests/unit/engine/tokenizer_testing.h"
 
 namespace winnow::engine {
@@ -78,8 +79,8 @@ TEST_P(TokenizerGoldenKind, ThousandsOfStringsEqualTheReference) {
       }
       texts += text + "\n---\n";
       const std::vector<int32_t> ids = Ids(tokenizer->Encode(text, true, true));
-      for (size_t k = 0; k < ids.size(); ++k) record += (k > 0 ? "," : "") + std::to_string(ids[k]);
-      record += "|" + tokenizer->Decode(ids, false) + "|" + tokenizer->Decode(ids, true) + "\n";
+      record += fmt::format("{}|{}|{}\n", fmt::join(ids, ","), tokenizer->Decode(ids, false),
+                            tokenizer->Decode(ids, true));
     }
     char hex[17];
     std::snprintf(hex, sizeof(hex), "%016llx", static_cast<unsigned long long>(Fnv1a(record)));

@@ -84,7 +84,9 @@ TEST(InferenceService, UsageSaysWhatRetrievalReadAndAddsUp) {
     EXPECT_LE(retrieval.coverage(), 1.0001);
     EXPECT_GE(retrieval.iou(), 0);
     EXPECT_LE(retrieval.iou(), 1);
-    if (policy[0] == 'o') EXPECT_NEAR(retrieval.iou(), 1, 1e-3);
+    if (policy[0] == 'o') {
+      EXPECT_NEAR(retrieval.iou(), 1, 1e-3);
+    }
     EXPECT_EQ(retrieval.completions(), 0u);
   }
   EXPECT_GT(server.Metric("winnow_retrieval_mid_rows_total"), 0);
