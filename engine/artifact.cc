@@ -11,9 +11,11 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_join.h"
+#include "engine/block_name.h"
 #include "engine/concat.h"
 #include "engine/json_file.h"
 #include "engine/status_macros.h"
+#include "fmt/format.h"
 #include "kernels/check.h"
 
 namespace winnow::engine {
@@ -295,6 +297,30 @@ std::string Artifact::Description() const {
   if (const auto& features = header_.features)
     add("feature maps", features->features, features->layers, features->recipe);
   return Concat(text, size_bytes_, " bytes");
+}
+
+std::string Artifact::ContentId() const {
+  std::string digests;
+  const auto add = [&](const kernels::AffineStage& stage) {
+    for (const auto& bytes : {std::as_bytes(stage.weight), std::as_bytes(stage.bias)}) {
+      const Digest digest = Sha256({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+      digests.append(digest.begin(), digest.end());
+    }
+  };
+  for (const auto& [key, weights] : encoders_) {
+    const auto& [kind, layer, side] = key;
+    digests += fmt::format("encoder {} {} {};", KindName(kind), layer, static_cast<int>(side));
+    for (const kernels::AffineStage& stage : weights.stages) add(stage);
+  }
+  for (const auto& [key, weights] : feature_maps_) {
+    digests += fmt::format("features {} {};", key.first, static_cast<int>(key.second));
+    for (const auto* stage :
+         {&weights.stem, &weights.gate, &weights.up, &weights.down, &weights.out}) {
+      add(*stage);
+    }
+  }
+  const Digest all = Sha256(digests);
+  return std::string(all.begin(), all.end());
 }
 
 }  // namespace winnow::engine

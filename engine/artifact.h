@@ -68,6 +68,8 @@ class Artifact {
   // One line for logs and GetModel: "hata:128 in layers 2-5 (recipe winnow); feature maps:64 in
   // layers 2-5 (recipe winnow); 1907968 bytes".
   std::string Description() const;
+  // Digest of all functions: artifacts with one id choose and complete alike.
+  std::string ContentId() const;
 
  private:
   Artifact() = default;

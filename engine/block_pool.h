@@ -10,9 +10,12 @@
 
 namespace winnow::engine {
 
+class KvMemory;
+
 class BlockPool {
  public:
-  explicit BlockPool(int32_t num_blocks);  // REQUIRES: at least 1
+  // `memory` is told of each block that is given back; null: nobody. REQUIRES: at least 1.
+  explicit BlockPool(int32_t num_blocks, KvMemory* memory = nullptr);
   BlockPool(const BlockPool&) = delete;
   BlockPool& operator=(const BlockPool&) = delete;
 
@@ -24,6 +27,7 @@ class BlockPool {
   void Give(int32_t block);  // REQUIRES: taken
 
  private:
+  KvMemory* const memory_;
   std::vector<int32_t> free_;  // a stack: the block freed last is the warmest
   std::vector<bool> taken_;
 };

@@ -69,8 +69,14 @@ class BackendTimer final : public AttentionTimer {
     retrieval.indexes = {index};
     retrieval.summaries = 0;
     WINNOW_ASSIGN_OR_RETURN(
+        timer->memory_,
+        KvMemory::Create(backend, {.layout = timer->layout_,
+                                   .num_layers = layers.num_layers,
+                                   .num_blocks = blocks,
+                                   .num_frames = int64_t{layers.num_layers} * blocks}));
+    WINNOW_ASSIGN_OR_RETURN(
         timer->retrieval_,
-        RetrievalAttention::Create(layers, timer->layout_, blocks, tokens, backend, retrieval));
+        RetrievalAttention::Create(layers, *timer->memory_, tokens, backend, retrieval));
     WINNOW_RETURN_IF_ERROR(timer->retrieval_->CheckPolicy(policy));
     WINNOW_ASSIGN_OR_RETURN(timer->state_, timer->retrieval_->NewState(policy));
     WINNOW_RETURN_IF_ERROR(timer->Allocate(blocks));
@@ -89,9 +95,10 @@ class BackendTimer final : public AttentionTimer {
     const std::vector<kernels::AttentionChunk> dense = {
         {.first_row = 0, .num_tokens = 1, .position = tokens - 1, .block_table = block_table_}};
     const auto retrieve = [&] {
+      memory_->BeginPass(chunks.size());
       retrieval_->Begin(chunks);
-      retrieval_->Index(layer_, kv_.data());
-      retrieval_->Attend(layer_, q_, kv_.data(), /*logits_only=*/true, out_);
+      retrieval_->Index(layer_);
+      retrieval_->Attend(layer_, q_, /*logits_only=*/true, out_);
       retrieval_->End();
     };
     retrieve();  // the keys before the last are indexed here, and not in a step
@@ -99,7 +106,7 @@ class BackendTimer final : public AttentionTimer {
     Duration spent{};
     for (int run = 0; run < kRunsMin || spent < kTimeMin; ++run) {
       const TimePoint start = clock_.Now();
-      backend_.Attend(q_, dense, kv_.data(), layout_, scale_, out_);
+      backend_.Attend(q_, dense, kv_, layout_, scale_, out_);
       const TimePoint middle = clock_.Now();
       retrieve();
       const TimePoint end = clock_.Now();
@@ -126,13 +133,12 @@ class BackendTimer final : public AttentionTimer {
 
   absl::Status Allocate(int32_t blocks) {
     const size_t row_bytes = static_cast<size_t>(width_) * sizeof(float);
-    kv_ = backend_.Allocate(layout_.BlockBytes() * blocks);
+    kv_ = memory_->arena() + layer_ * layout_.BlockBytes() * blocks;
     q_memory_ = backend_.Allocate(row_bytes);
     out_memory_ = backend_.Allocate(row_bytes);
-    if (kv_.data() == nullptr || q_memory_.data() == nullptr || out_memory_.data() == nullptr) {
+    if (q_memory_.data() == nullptr || out_memory_.data() == nullptr) {
       return absl::ResourceExhaustedError(
-          fmt::format("no memory to measure attention with: {} bytes",
-                      layout_.BlockBytes() * blocks + 2 * row_bytes));
+          fmt::format("no memory to measure attention with: {} bytes", 2 * row_bytes));
     }
     q_ = {q_memory_.data(), DType::kF32, 1, width_, width_};
     out_ = {out_memory_.data(), DType::kF32, 1, width_, width_};
@@ -159,10 +165,8 @@ class BackendTimer final : public AttentionTimer {
 
   void FillKv(int32_t blocks) {
     for (; filled_blocks_ < blocks; ++filled_blocks_) {
-      backend_.CopyToDevice(
-          block_noise_.data(),
-          static_cast<std::byte*>(kv_.data()) + filled_blocks_ * block_noise_.size(),
-          block_noise_.size());
+      backend_.CopyToDevice(block_noise_.data(), kv_ + filled_blocks_ * block_noise_.size(),
+                            block_noise_.size());
     }
   }
 
@@ -171,10 +175,12 @@ class BackendTimer final : public AttentionTimer {
   const float scale_;
   kernels::Backend& backend_;
   const Clock& clock_;
-  int32_t layer_ = 0;  // that has functions
+  int32_t layer_ = 0;                 // that has functions
+  std::unique_ptr<KvMemory> memory_;  // only the pages of layer_ are ever touched
   std::unique_ptr<RetrievalAttention> retrieval_;
   std::unique_ptr<RetrievalState> state_;
-  Buffer kv_, q_memory_, out_memory_;
+  std::byte* kv_ = nullptr;  // of layer_
+  Buffer q_memory_, out_memory_;
   Tensor q_, out_;  // [1][H*d]
   std::vector<int32_t> block_table_;
   std::vector<std::byte> block_noise_;

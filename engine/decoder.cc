@@ -35,7 +35,6 @@ struct Decoder::Layer {
   Buffer gate_up_bias;                    // [2*intermediate], or empty
   std::unique_ptr<PackedMatrix> down;     // [hidden][intermediate]
   Buffer down_bias;                       // [hidden], or empty
-  Buffer kv;                              // [num_blocks] blocks (kernels/kv_layout.h)
 };
 
 namespace {
@@ -55,6 +54,7 @@ absl::Status Decoder::Forward(const Batch& batch, std::span<float> logits) {
   WINNOW_CHECK(num_logits <= options_.max_batch_logits);
   WINNOW_CHECK(static_cast<int64_t>(logits.size()) >= num_logits * config_.vocab_size);
   PlanRows(batch);
+  memory_->BeginPass(batch.chunks.size());
   retrieval_->Begin(batch.chunks);
 
   // hidden [m][hidden] = embedding[ids]
@@ -77,6 +77,7 @@ absl::Status Decoder::Forward(const Batch& batch, std::span<float> logits) {
     }
   }
   retrieval_->End();
+  memory_->EndPass();
   if (num_logits == 0) return absl::OkStatus();
 
   // last [num_logits][hidden] = norm(hidden), of the rows whose logits are wanted
@@ -102,6 +103,7 @@ void Decoder::PlanRows(const Batch& batch) {
   chunks_.clear();
   logit_chunks_.clear();
   logit_runs_.clear();
+  chunk_of_row_.clear();
   ++forward_count_;
   for (const SequenceChunk& chunk : batch.chunks) {
     const int32_t first_row = static_cast<int32_t>(ids_.size());
@@ -116,6 +118,7 @@ void Decoder::PlanRows(const Batch& batch) {
       ids_.push_back(id);
       positions_.push_back(chunk.position + i);
     }
+    chunk_of_row_.resize(first_row + num_tokens, static_cast<int32_t>(chunks_.size()));
     chunks_.push_back({first_row, num_tokens, chunk.position, chunk.block_table});
     if (chunk.num_logits == 0) continue;
     const int32_t skipped = num_tokens - chunk.num_logits;
@@ -175,22 +178,67 @@ void Decoder::ProjectAndWriteKv(int32_t index) {
   backend_.Rope(q, config_.head_dim, cos_sin);
   backend_.Rope(k, config_.head_dim, cos_sin);
 
-  // k, v → the layer's blocks
-  backend_.WriteKv(k, v, chunks_, layer.kv.data(), kv_layout_);
-  retrieval_->Index(index, layer.kv.data());
+  WriteKv(index, k, v);
+  retrieval_->Index(index);
+}
+
+// k, v → the layer's blocks, of all chunks but those that are lost.
+void Decoder::WriteKv(int32_t index, const Tensor& k, const Tensor& v) {
+  memory_->Unpin();
+  pinned_chunks_.clear();
+  void* pool = nullptr;
+  const auto flush = [&] {
+    if (!pinned_chunks_.empty()) backend_.WriteKv(k, v, pinned_chunks_, pool, kv_layout_);
+    pinned_chunks_.clear();
+  };
+  for (size_t i = 0; i < chunks_.size(); ++i) {
+    AttentionChunk chunk = chunks_[i];
+    const auto c = static_cast<int32_t>(i);
+    PinnedBlocks pinned;
+    if (!memory_->Pin(c, index, chunk.block_table, chunk.position / kv_layout_.block_tokens,
+                      (chunk.position + chunk.num_tokens - 1) / kv_layout_.block_tokens + 1,
+                      &tables_[i], &pinned, flush)) {
+      continue;
+    }
+    chunk.block_table = pinned.table;
+    pool = pinned.pool;
+    pinned_chunks_.push_back(chunk);
+  }
+  flush();
 }
 
 // attended [rows of `chunks`][H*d]: what each query takes from the keys before it. Rows that are
 // under no policy, or that it leaves dense, read all keys; the others read what they choose.
 void Decoder::Attend(int32_t index, std::span<const AttentionChunk> chunks, bool logits_only) {
   if (chunks.empty()) return;
-  const void* pool = layers_[index].kv.data();
   const Tensor q = qkv_.ColRange(0, int64_t{config_.num_heads} * config_.head_dim);
   const float scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim));
+  memory_->Unpin();
+  pinned_chunks_.clear();
+  const void* pool = nullptr;
+  const auto flush = [&] {
+    if (!pinned_chunks_.empty()) {
+      backend_.Attend(q, pinned_chunks_, pool, kv_layout_, scale, attended_);
+    }
+    pinned_chunks_.clear();
+  };
   const std::span<const AttentionChunk> dense =
       retrieval_->any_retrieves() ? retrieval_->DenseChunks(index, chunks) : chunks;
-  if (!dense.empty()) backend_.Attend(q, dense, pool, kv_layout_, scale, attended_);
-  if (retrieval_->any_retrieves()) retrieval_->Attend(index, q, pool, logits_only, attended_);
+  for (size_t i = 0; i < dense.size(); ++i) {
+    AttentionChunk chunk = dense[i];
+    const int32_t c = chunk_of_row_[chunk.first_row];
+    PinnedBlocks pinned;
+    if (!memory_->Pin(c, index, chunk.block_table, 0,
+                      (chunk.position + chunk.num_tokens - 1) / kv_layout_.block_tokens + 1,
+                      &tables_[i], &pinned, flush)) {
+      continue;
+    }
+    chunk.block_table = pinned.table;
+    pool = pinned.pool;
+    pinned_chunks_.push_back(chunk);
+  }
+  flush();
+  if (retrieval_->any_retrieves()) retrieval_->Attend(index, q, logits_only, attended_);
 }
 
 // attended → hidden, then the mlp, for a run of rows.
@@ -269,8 +317,25 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(const ModelConfig& conf
                               options.block_tokens));
   }
   // Block numbers are int32; a larger pool than that could address is never asked for in earnest.
-  decoder->num_blocks_ =
-      static_cast<int32_t>(std::min<int64_t>(options.kv_bytes / block_bytes, INT32_MAX));
+  const int64_t blocks =
+      std::min<int64_t>(options.kv_bytes / block_bytes, INT32_MAX - options.lower_blocks);
+  decoder->num_blocks_ = static_cast<int32_t>(blocks) + options.lower_blocks;
+  decoder->num_frames_ = blocks * config.num_layers;
+  if (options.store != nullptr) {
+    const int64_t least =
+        KvMemory::LeastFrames(config.num_layers, options.block_tokens, resolved.max_context,
+                              options.max_batch_tokens, options.max_batch_logits);
+    decoder->num_frames_ = std::min<int64_t>(
+        options.kv_bytes / static_cast<int64_t>(decoder->kv_layout_.BlockBytes()), INT32_MAX);
+    if (decoder->num_frames_ < least) {
+      return refuse(
+          "kv_bytes", options.kv_bytes,
+          fmt::format("at least {}: with slower tiers, what {} sequences write in a step "
+                      "of {} tokens and one layer of {} tokens stay in fast memory",
+                      least * static_cast<int64_t>(decoder->kv_layout_.BlockBytes()),
+                      options.max_batch_logits, options.max_batch_tokens, resolved.max_context));
+    }
+  }
   WINNOW_RETURN_IF_ERROR(decoder->PackWeights(weights));
   WINNOW_RETURN_IF_ERROR(decoder->AllocatePools());
   return decoder;
@@ -351,19 +416,16 @@ absl::StatusOr<Tensor> Decoder::AllocateScratch(int64_t rows, int64_t cols, cons
 }
 
 absl::Status Decoder::AllocatePools() {
-  const size_t layer_bytes = kv_layout_.BlockBytes() * num_blocks_;
-  for (Layer& layer : layers_) {
-    layer.kv = backend_.Allocate(layer_bytes);
-    if (layer.kv.data() == nullptr) {
-      return absl::ResourceExhaustedError(
-          fmt::format("no memory for the KV pool: {} bytes in {} layers",
-                      layer_bytes * layers_.size(), layers_.size()));
-    }
-    kv_pool_bytes_ += layer_bytes;
-  }
+  WINNOW_ASSIGN_OR_RETURN(memory_, KvMemory::Create(backend_, {.layout = kv_layout_,
+                                                               .num_layers = config_.num_layers,
+                                                               .num_blocks = num_blocks_,
+                                                               .num_frames = num_frames_,
+                                                               .store = options_.store,
+                                                               .names = options_.names}));
+  kv_pool_bytes_ = memory_->size_bytes();
   WINNOW_ASSIGN_OR_RETURN(
-      retrieval_, RetrievalAttention::Create(config_, kv_layout_, num_blocks_, options_.max_context,
-                                             backend_, options_.retrieval));
+      retrieval_, RetrievalAttention::Create(config_, *memory_, options_.max_context, backend_,
+                                             options_.retrieval, options_.rows));
   scratch_bytes_ += retrieval_->scratch_bytes();
 
   const int64_t tokens = options_.max_batch_tokens;
@@ -388,6 +450,9 @@ absl::Status Decoder::AllocatePools() {
   chunks_.reserve(tokens);
   logit_chunks_.reserve(tokens);
   logit_runs_.reserve(tokens);
+  chunk_of_row_.reserve(tokens);
+  pinned_chunks_.reserve(2 * tokens);
+  tables_.resize(2 * tokens);  // a chunk's dense rows are at most two runs
   block_written_in_.assign(num_blocks_, 0);
   return absl::OkStatus();
 }
@@ -408,11 +473,9 @@ void Decoder::FillKvWithNoise(uint64_t seed) {
       std::memcpy(&noise[i * value_bytes], &rounded.bits, value_bytes);
     }
   }
-  for (const Layer& layer : layers_) {
-    for (size_t offset = 0; offset < layer.kv.size_bytes(); offset += noise.size()) {
-      backend_.CopyToDevice(noise.data(), static_cast<std::byte*>(layer.kv.data()) + offset,
-                            std::min(noise.size(), layer.kv.size_bytes() - offset));
-    }
+  for (size_t offset = 0; offset < memory_->size_bytes(); offset += noise.size()) {
+    backend_.CopyToDevice(noise.data(), memory_->arena() + offset,
+                          std::min(noise.size(), memory_->size_bytes() - offset));
   }
 }
 

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/kv_memory.h"
 #include "engine/model.h"
 #include "engine/model_config.h"
 #include "engine/retrieval_attention.h"
@@ -29,11 +30,18 @@ struct DecoderOptions {
   kernels::DType compute = kernels::DType::kBF16;   // of matrix products; kF32 is exact
   kernels::DType kv_dtype = kernels::DType::kBF16;  // kBF16 or kF32
   int32_t block_tokens = 64;
-  int64_t kv_bytes = 0;  // size of the KV pool; REQUIRES: at least one block of every layer
-  int32_t max_batch_tokens = 512;   // tokens of one Forward
-  int32_t max_batch_logits = 64;    // logits rows of one Forward, at most max_batch_tokens
-  int32_t max_context = 0;          // 0: the model's max_position_embeddings
-  RetrievalOptions retrieval = {};  // indexes beside the KV pool, and the artifact
+  // Size of the KV pool: the frames of fast memory. REQUIRES: at least one block of every layer; with
+  // a store, KvMemory::LeastFrames.
+  int64_t kv_bytes = 0;
+  // Blocks beyond those that the frames hold, kept in `store`. REQUIRES: 0 without one.
+  int32_t lower_blocks = 0;
+  storage::BlockStore* store = nullptr;  // of slower tiers, outlives the decoder; null: none
+  StoreNames names = {};                 // with a store
+  RowFetcherOptions rows = {};           // the same
+  int32_t max_batch_tokens = 512;        // tokens of one Forward
+  int32_t max_batch_logits = 64;         // logits rows of one Forward, at most max_batch_tokens
+  int32_t max_context = 0;               // 0: the model's max_position_embeddings
+  RetrievalOptions retrieval = {};       // indexes beside the KV pool, and the artifact
 };
 
 class Decoder final : public Model {
@@ -67,6 +75,8 @@ class Decoder final : public Model {
     return retrieval_->NewState(policy);
   }
   absl::Status ResumeRetrieval(RetrievalState& state) override { return retrieval_->Resume(state); }
+  KvMemory* kv_memory() override { return memory_.get(); }
+  const RowFetcher& row_fetcher() const { return retrieval_->fetcher(); }
 
   // REQUIRES (all checked): a batch within max_batch_tokens and max_batch_logits, token ids within
   // the vocabulary, positions within max_context, blocks within the pool, and no block written by
@@ -115,6 +125,7 @@ class Decoder final : public Model {
   void PlanRows(const Batch& batch);
   void CheckBlocks(const SequenceChunk& chunk);
   void ProjectAndWriteKv(int32_t index);
+  void WriteKv(int32_t index, const kernels::Tensor& k, const kernels::Tensor& v);
   void Attend(int32_t index, std::span<const kernels::AttentionChunk> chunks, bool logits_only);
   void FinishRows(const Layer& layer, RowRun rows);
 
@@ -124,12 +135,15 @@ class Decoder final : public Model {
   const RopeParameters rope_;
   const kernels::KvLayout kv_layout_;
   int32_t num_blocks_ = 0;
+  int64_t num_frames_ = 0;
   size_t weight_bytes_ = 0;
   size_t kv_pool_bytes_ = 0;
   size_t scratch_bytes_ = 0;
 
-  // Weights.
+  std::unique_ptr<KvMemory> memory_;
   std::unique_ptr<RetrievalAttention> retrieval_;
+
+  // Weights.
   kernels::HostMatrix embedding_;  // [vocab][hidden], where it lies in the file
   std::vector<Layer> layers_;
   kernels::Buffer final_norm_;                      // [hidden]
@@ -148,11 +162,14 @@ class Decoder final : public Model {
   kernels::Tensor logits_;     // [max_batch_logits][vocab]
 
   // The batch being run, flattened. Reserved at Create for the largest batch.
-  std::vector<int32_t> ids_;                           // [m]
-  std::vector<int32_t> positions_;                     // [m]
-  std::vector<kernels::AttentionChunk> chunks_;        // all rows
-  std::vector<kernels::AttentionChunk> logit_chunks_;  // the rows whose logits are wanted
-  std::vector<RowRun> logit_runs_;                     // the same rows, neighbours joined
+  std::vector<int32_t> ids_;                            // [m]
+  std::vector<int32_t> positions_;                      // [m]
+  std::vector<kernels::AttentionChunk> chunks_;         // all rows
+  std::vector<kernels::AttentionChunk> logit_chunks_;   // the rows whose logits are wanted
+  std::vector<RowRun> logit_runs_;                      // the same rows, neighbours joined
+  std::vector<int32_t> chunk_of_row_;                   // index into chunks_
+  std::vector<kernels::AttentionChunk> pinned_chunks_;  // of a call, with tables of pinned blocks
+  std::vector<std::vector<int32_t>> tables_;
   std::vector<uint64_t> block_written_in_;  // [num_blocks] the last Forward that wrote it
   uint64_t forward_count_ = 0;
 };

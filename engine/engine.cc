@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "engine/kv_cache.h"
+#include "engine/kv_memory.h"
 #include "engine/status_macros.h"
 #include "kernels/check.h"
 
@@ -14,6 +15,8 @@ namespace {
 
 // An idle engine looks around and beats this often.
 constexpr Duration kIdleWait = std::chrono::milliseconds(100);
+// Times that a sequence is computed again for its next token before it is given up.
+constexpr int32_t kLossesMax = 8;
 
 absl::Status CheckOption(bool good, const char* name, auto value, const std::string& rule) {
   if (good) return absl::OkStatus();
@@ -58,7 +61,9 @@ Engine::Engine(const EngineOptions& options, Model& model, const Tokenizer& toke
       observer_(observer != nullptr ? *observer : silent_),
       queue_(options.queue_requests, options.queue_tokens),
       heartbeat_(clock.Now().time_since_epoch().count()),
-      pool_(model.num_blocks()),
+      memory_(model.kv_memory() != nullptr && model.kv_memory()->tiered() ? model.kv_memory()
+                                                                          : nullptr),
+      pool_(model.num_blocks(), memory_),
       sampler_(model.vocab_size()) {
   logits_.resize(static_cast<size_t>(options.max_running) * model.vocab_size());
   batch_.chunks.reserve(options.max_running);
@@ -233,20 +238,15 @@ PlanInput Engine::View(TimePoint now) {
   return {.step_tokens = options_.step_tokens,
           .max_running = options_.max_running,
           .block_tokens = model_.block_tokens(),
-          .free_blocks = pool_.num_free(),
+          .free_blocks = memory_ == nullptr ? pool_.num_free()
+                                            : std::min(pool_.num_free(), memory_->RoomForBlocks()),
           .sequences = views_,
           .served = tenants_.served()};
 }
 
 void Engine::Apply(const StepPlan& plan, TimePoint now) {
   for (const int32_t index : plan.preempt) {
-    Sequence& sequence = *sequences_[index];
-    sequence.cache.Release();
-    if (sequence.retrieval != nullptr) sequence.retrieval->Suspend();
-    sequence.phase = Phase::kPreempted;
-    ++sequence.usage.preemptions;
-    ++stats_.preemptions;
-    ChangeWaiting(+1, sequence);
+    Preempt(*sequences_[index]);
   }
   for (const int32_t index : plan.admit) {
     Sequence& sequence = *sequences_[index];
@@ -276,11 +276,57 @@ void Engine::Apply(const StepPlan& plan, TimePoint now) {
                              .retrieve_from = sequence.retrieve_from()});
     batch_sequences_.push_back(&sequence);
   }
-  if (!plan.preempt.empty() || !plan.admit.empty()) {
-    std::sort(sequences_.begin(), sequences_.end(), [](const auto& a, const auto& b) {
-      return a->phase != b->phase ? a->phase < b->phase : a->order < b->order;
-    });
+  if (!plan.preempt.empty() || !plan.admit.empty()) SortSequences();
+}
+
+void Engine::SortSequences() {
+  std::sort(sequences_.begin(), sequences_.end(), [](const auto& a, const auto& b) {
+    return a->phase != b->phase ? a->phase < b->phase : a->order < b->order;
+  });
+}
+
+// Its blocks go back; its tokens, its answer and what was counted stay.
+void Engine::Preempt(Sequence& sequence) {
+  sequence.cache.Release();
+  sequence.names.clear();
+  if (sequence.retrieval != nullptr) sequence.retrieval->Suspend();
+  sequence.phase = Phase::kPreempted;
+  ++sequence.usage.preemptions;
+  ++stats_.preemptions;
+  ChangeWaiting(+1, sequence);
+}
+
+// Blocks that became full can move from now on, under the name of their content.
+void Engine::NameBlocks(Sequence& sequence) {
+  const int32_t block_tokens = model_.block_tokens();
+  const int32_t full = sequence.cache.num_tokens() / block_tokens;
+  const StoreNames& names = memory_->names();
+  const Digest tenant = Sha256(sequence.request.tenant);
+  for (auto i = static_cast<int32_t>(sequence.names.size()); i < full; ++i) {
+    // Tokens before retrieve_from attended densely whatever the policy says.
+    how_.clear();
+    if (!sequence.request.policy.IsDense() && (i + 1) * block_tokens > sequence.retrieve_from()) {
+      how_ = absl::StrCat(ToString(sequence.request.policy), " from ", sequence.retrieve_from(),
+                          " ", names.retrieval);
+    }
+    const Digest parent = i == 0 ? ChainRoot(names.model, tenant) : sequence.names.back();
+    sequence.names.push_back(ChainNext(
+        parent, std::span(sequence.tokens).subspan(int64_t{i} * block_tokens, block_tokens), how_));
+    memory_->Seal(sequence.cache.block_table()[i],
+                  {.chain = sequence.names.back(), .tenant = tenant, .index = i});
   }
+}
+
+// The sequence's KV was lost in a slower tier. It is computed again, like one that was preempted;
+// a store that loses it time and again must not keep it here for ever.
+void Engine::Recompute(Sequence& sequence) {
+  ++stats_.kv_losses;
+  if (++sequence.losses > kLossesMax) {
+    End(sequence, FinishReason::kError, "the KV of this request was lost by its store repeatedly",
+        absl::StatusCode::kUnavailable);
+    return;
+  }
+  Preempt(sequence);
 }
 
 void Engine::StartRetrieval(Sequence& sequence) {
@@ -302,16 +348,33 @@ void Engine::StartRetrieval(Sequence& sequence) {
 void Engine::Sample(TimePoint now) {
   const auto width = static_cast<size_t>(model_.vocab_size());
   size_t row = 0;
+  bool lost = false;
   for (size_t i = 0; i < batch_.chunks.size(); ++i) {
     const SequenceChunk& chunk = batch_.chunks[i];
     Sequence& sequence = *batch_sequences_[i];
-    sequence.cache.Append(static_cast<int32_t>(chunk.tokens.size()));
     stats_.computed_tokens += chunk.tokens.size();
+    if (memory_ != nullptr && memory_->chunk_lost(static_cast<int32_t>(i))) {
+      if (sequence.retrieval != nullptr) CountRetrieval(sequence);
+      row += chunk.num_logits;
+      Recompute(sequence);
+      lost = true;
+      continue;
+    }
+    sequence.cache.Append(static_cast<int32_t>(chunk.tokens.size()));
+    if (memory_ != nullptr) NameBlocks(sequence);
     if (sequence.retrieval != nullptr) CountRetrieval(sequence);
+    if (memory_ != nullptr && chunk.position >= sequence.retrieve_from()) {
+      const TierBytes& bytes = memory_->chunk_bytes(static_cast<int32_t>(i));
+      sequence.usage.kv_read_bytes_host += bytes.host;
+      sequence.usage.kv_read_bytes_disk += bytes.disk;
+      stats_.kv_read_bytes_host += bytes.host;
+      stats_.kv_read_bytes_disk += bytes.disk;
+    }
     if (chunk.num_logits == 0) continue;
     SampleOne(sequence, std::span(logits_).subspan(row * width, width), now);
     ++row;
   }
+  if (lost) SortSequences();
 }
 
 void Engine::SampleOne(Sequence& sequence, std::span<float> logits, TimePoint now) {
@@ -338,6 +401,7 @@ void Engine::SampleOne(Sequence& sequence, std::span<float> logits, TimePoint no
     if (sequence.retrieval == nullptr) CountDenseDecode(sequence);
   }
   sequence.last_token = now;
+  sequence.losses = 0;
   sequence.tokens.push_back(token->token);
   sequence.history.AddGenerated(token->token);
   tenants_.Charge(sequence.tenant, 1);

@@ -114,6 +114,10 @@ class Engine {
   void Observe(Duration duration);
 
   void SampleOne(Sequence& sequence, std::span<float> logits, TimePoint now);
+  void SortSequences();
+  void Preempt(Sequence& sequence);
+  void NameBlocks(Sequence& sequence);
+  void Recompute(Sequence& sequence);
   void StartRetrieval(Sequence& sequence);
   void CountDenseDecode(Sequence& sequence);
   void CountRetrieval(Sequence& sequence);
@@ -144,6 +148,7 @@ class Engine {
   EngineStats published_ ABSL_GUARDED_BY(stats_mutex_);
 
   // Engine thread only.
+  KvMemory* const memory_;  // the model's; null: KV never moves
   BlockPool pool_;
   Scheduler scheduler_;
   Sampler sampler_;
@@ -160,6 +165,7 @@ class Engine {
   // Scratch of a step; kept, so that steps do not allocate it again.
   std::vector<Submission> submissions_;
   std::vector<RequestId> cancellations_;
+  std::string how_;  // how a block's tokens attended
   std::vector<SequenceView> views_;
   Batch batch_;
   std::vector<Sequence*> batch_sequences_;  // of batch_.chunks

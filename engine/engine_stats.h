@@ -40,7 +40,10 @@ struct EngineStats {
       0;  // that went through Forward: prompts, decoding, and again after preemption
   uint64_t generated_tokens = 0;
   uint64_t preemptions = 0;
+  uint64_t kv_losses = 0;  // times that a sequence's KV was lost in a slower tier, and made again
   uint64_t kv_read_bytes_fast = 0;  // as in Usage
+  uint64_t kv_read_bytes_host = 0;
+  uint64_t kv_read_bytes_disk = 0;
   uint64_t kv_dense_bytes = 0;
   uint64_t selected_rows = 0;
   RetrievalCounts retrieval;

@@ -46,6 +46,8 @@ struct Batch {
   }
 };
 
+class KvMemory;
+
 class Model {
  public:
   virtual ~Model() = default;
@@ -70,6 +72,10 @@ class Model {
   // After RetrievalState::Suspend. ResourceExhausted: as many sequences as there is room for have
   // summaries already; max_running of them always fit in a server.
   virtual absl::Status ResumeRetrieval(RetrievalState& state) = 0;
+
+  // Where KV lies, and which chunks of the last Forward lost what they need: their logits mean
+  // nothing, and their sequences must be computed again. Null: KV never moves and is never lost.
+  virtual KvMemory* kv_memory() { return nullptr; }
 
   // Writes the KV of the batch's tokens into their blocks and logits
   // [batch.num_logits()][vocab_size] (float32, host memory, chunk after chunk). Engine thread only.

@@ -3,10 +3,31 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "engine/model_fingerprint.h"
 #include "engine/status_macros.h"
 #include "fmt/format.h"
 
 namespace winnow::engine {
+
+namespace {
+
+// Whatever decides the bits of KV goes into its name: a store that was filled under other settings
+// has nothing for this process.
+absl::StatusOr<StoreNames> NamesOf(const ModelConfig& config, const Weights& weights,
+                                   const kernels::Backend& backend, const DecoderOptions& options) {
+  WINNOW_ASSIGN_OR_RETURN(const std::string fingerprint, ModelFingerprint(config, weights.files));
+  const RetrievalOptions& retrieval = options.retrieval;
+  StoreNames names;
+  names.model = Sha256(fmt::format(
+      "{} compute {} kv {} block {} on {}", fingerprint, kernels::DTypeName(options.compute),
+      kernels::DTypeName(options.kv_dtype), options.block_tokens, backend.arithmetic()));
+  names.retrieval =
+      fmt::format("from {} probes {} artifact {}", retrieval.from, retrieval.probe_interval,
+                  retrieval.artifact == nullptr ? "none" : retrieval.artifact->ContentId());
+  return names;
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& model_dir,
                                                        const ModelOptions& options) {
@@ -23,10 +44,19 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& model_
   WINNOW_ASSIGN_OR_RETURN(std::unique_ptr<kernels::Backend> backend, MakeBackend(options));
   WINNOW_ASSIGN_OR_RETURN(decoder_options.retrieval,
                           ResolveRetrieval(model_dir, config, weights, options.retrieval));
+  const kernels::KvLayout layout{config.num_kv_heads, config.head_dim, decoder_options.block_tokens,
+                                 decoder_options.kv_dtype};
   WINNOW_RETURN_IF_ERROR(CheckMemory(config, decoder_options));
   // Before the pools are made, because it needs some memory of its own and gives it back.
   WINNOW_ASSIGN_OR_RETURN(CrossoverReport crossover,
                           ResolveFrom(config, options.retrieval, *backend, decoder_options));
+  WINNOW_ASSIGN_OR_RETURN(KvStore store, OpenKvStore(options.tiers, layout));
+  if (store.store != nullptr) {
+    if (options.decorate_store) store.store = options.decorate_store(std::move(store.store));
+    decoder_options.store = store.store.get();
+    WINNOW_ASSIGN_OR_RETURN(decoder_options.names,
+                            NamesOf(config, weights, *backend, decoder_options));
+  }
   WINNOW_ASSIGN_OR_RETURN(std::unique_ptr<Decoder> decoder,
                           Decoder::Create(config, weights, *backend, decoder_options));
   // The packed copy is what runs; the mapped one need not stay in memory beside it.
@@ -40,6 +70,7 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& model_
       .backend = std::move(backend),
       .decoder_options = std::move(decoder_options),
       .crossover = std::move(crossover),
+      .store = std::move(store),
       .decoder = std::move(decoder),
   });
 }

@@ -4,6 +4,7 @@
 #define WINNOW_ENGINE_MODEL_LOADER_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -11,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "engine/chat_template.h"
 #include "engine/decoder.h"
+#include "engine/kv_store.h"
 #include "engine/model_config.h"
 #include "engine/model_retrieval.h"
 #include "engine/tokenizer.h"
@@ -41,6 +43,10 @@ struct ModelOptions {
   int32_t max_batch_logits = 64;
   int32_t max_context = 0;  // 0: the model's max_position_embeddings
   RetrievalFlags retrieval;
+  TierFlags tiers;
+  // For tests: what the store that `tiers` make is wrapped in.
+  std::function<std::unique_ptr<storage::BlockStore>(std::unique_ptr<storage::BlockStore>)>
+      decorate_store;
 };
 
 // Everything of one model. Members are destroyed last to first, so the decoder goes before the
@@ -54,6 +60,7 @@ struct LoadedModel {
   std::unique_ptr<kernels::Backend> backend;
   DecoderOptions decoder_options;  // as they were resolved: no "auto" and no 0 left
   CrossoverReport crossover;       // where decoder_options.retrieval.from comes from
+  KvStore store;                   // of slower tiers; empty without
   std::unique_ptr<Decoder> decoder;
 };
 

@@ -21,6 +21,10 @@ namespace {
 
 using kernels::DType;
 
+// Rows and pages on their way from a slower tier: half of it is 16,384 rows of 512 bytes, and the
+// pages of as many reads as a disk takes at a time.
+constexpr size_t kRowStagingBytes = size_t{16} << 20;
+
 absl::StatusOr<DType> ResolveWeights(const ModelConfig& config, const std::string& text) {
   if (text == "auto") return config.dtype;
   if (text == "f32") return DType::kF32;
@@ -73,6 +77,7 @@ absl::StatusOr<DecoderOptions> ResolveDecoderOptions(const ModelConfig& config,
                                                      const ModelOptions& options) {
   DecoderOptions resolved;
   WINNOW_RETURN_IF_ERROR(CheckRetrievalFlags(options.retrieval));
+  WINNOW_RETURN_IF_ERROR(CheckTierFlags(options.tiers));
   WINNOW_ASSIGN_OR_RETURN(const DType weights, ResolveWeights(config, options.dtype));
   WINNOW_ASSIGN_OR_RETURN(resolved.kv_dtype, ResolveKv(weights, options.kv_dtype));
   resolved.compute = weights;
@@ -92,6 +97,16 @@ absl::StatusOr<DecoderOptions> ResolveDecoderOptions(const ModelConfig& config,
     const int64_t blocks =
         (int64_t{resolved.max_context} + resolved.block_tokens - 1) / resolved.block_tokens;
     resolved.kv_bytes = blocks * static_cast<int64_t>(layout.BlockBytes()) * config.num_layers;
+  }
+  if (options.tiers.any() && resolved.block_tokens > 0) {
+    const kernels::KvLayout layout{config.num_kv_heads, config.head_dim, resolved.block_tokens,
+                                   resolved.kv_dtype};
+    resolved.lower_blocks = static_cast<int32_t>(
+        std::min<int64_t>(LowerBlocks(options.tiers, layout, config.num_layers), INT32_MAX / 2));
+    resolved.rows.cache_bytes = options.tiers.row_cache_bytes >= 0
+                                    ? static_cast<size_t>(options.tiers.row_cache_bytes)
+                                    : static_cast<size_t>(resolved.kv_bytes) / 8;
+    resolved.rows.staging_bytes = std::max(kRowStagingBytes, 4 * layout.BlockBytes());
   }
   return resolved;
 }

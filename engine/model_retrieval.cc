@@ -60,7 +60,7 @@ absl::StatusOr<IndexSpec> ParseIndex(std::string_view entry) {
 int64_t NumBlocks(const ModelConfig& config, const DecoderOptions& options,
                   const kernels::KvLayout& layout) {
   const int64_t block_bytes = static_cast<int64_t>(layout.BlockBytes()) * config.num_layers;
-  return block_bytes > 0 ? options.kv_bytes / block_bytes : 0;
+  return block_bytes > 0 ? options.kv_bytes / block_bytes + options.lower_blocks : 0;
 }
 
 // The path, or "" for none.

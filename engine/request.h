@@ -85,12 +85,16 @@ struct Usage {
   // of the prompt's prefill; and of the prompt's last `suffix` tokens where a policy retrieves for
   // them. Tokens that are computed again after a preemption count once.
   uint64_t kv_read_bytes_fast = 0;  // KV rows that attention read while decoding
-  uint64_t kv_dense_bytes = 0;      // what dense attention would have read for the same steps
-  uint64_t selected_rows = 0;       // rows that were attended, over layers and KV heads
-  RetrievalCounts retrieval;        // the same and more, in rows
-  Duration queue_time{};            // arrival until first planned
-  Duration time_to_first_token{};   // arrival until the first token was sampled
-  Duration total_time{};            // arrival until the end
+  // KV that was brought from slower tiers for the same steps: chosen rows, and whole blocks where
+  // attention was dense. What attention read of it is in kv_read_bytes_fast as well.
+  uint64_t kv_read_bytes_host = 0;
+  uint64_t kv_read_bytes_disk = 0;
+  uint64_t kv_dense_bytes = 0;     // what dense attention would have read for the same steps
+  uint64_t selected_rows = 0;      // rows that were attended, over layers and KV heads
+  RetrievalCounts retrieval;       // the same and more, in rows
+  Duration queue_time{};           // arrival until first planned
+  Duration time_to_first_token{};  // arrival until the first token was sampled
+  Duration total_time{};           // arrival until the end
 };
 
 // What the engine says about a request. Text and tokens are what is new since the last event.

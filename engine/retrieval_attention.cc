@@ -37,10 +37,12 @@ void RetrievalAttention::Begin(std::span<const SequenceChunk> chunks) {
   for (Method& method : methods_) method.rows.clear();
   any_retrieves_ = false;
   int32_t first_row = 0;
-  for (const SequenceChunk& chunk : chunks) {
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    const SequenceChunk& chunk = chunks[i];
     const int32_t size = static_cast<int32_t>(chunk.tokens.size());
     if (chunk.retrieval != nullptr) {
-      Rows rows{&chunk, first_row, std::clamp(chunk.retrieve_from - chunk.position, 0, size), size};
+      Rows rows{&chunk, static_cast<int32_t>(i), first_row,
+                std::clamp(chunk.retrieve_from - chunk.position, 0, size), size};
       while (rows.first_retrieving < size &&
              rows.Plan(rows.first_retrieving, options_.from).dense) {
         ++rows.first_retrieving;
@@ -72,50 +74,69 @@ void RetrievalAttention::Begin(std::span<const SequenceChunk> chunks) {
   }
 }
 
-void RetrievalAttention::Index(int32_t layer, const void* pool) {
+void RetrievalAttention::Index(int32_t layer) {
   for (const Method& method : methods_) {
-    if (!method.rows.empty()) IndexMethod(layer, method, pool);
+    if (!method.rows.empty()) IndexMethod(layer, method);
   }
 }
 
 // Indexes are made as a prompt is read, and not when it first retrieves: 100,000 keys at once would
 // hold up every other sequence of the batch.
-void RetrievalAttention::IndexMethod(int32_t layer, const Method& method, const void* pool) {
+void RetrievalAttention::IndexMethod(int32_t layer, const Method& method) {
+  memory_.Unpin();
   spans_.clear();
   extensions_.clear();
-  for (const int32_t i : method.rows) {
-    const Rows& rows = rows_[i];
+  tables_.resize(std::max(tables_.size(), method.rows.size()));
+  for (size_t at = 0; at < method.rows.size(); ++at) {
+    const Rows& rows = rows_[method.rows[at]];
     const SequenceChunk& chunk = *rows.chunk;
     RetrievalState& state = *chunk.retrieval;
-    if (layer < state.policy_.dense_layers) continue;
+    if (layer < state.policy_.dense_layers || memory_.chunk_lost(rows.index)) continue;
     RetrievalState::Layer& of_layer = state.layers_[layer];
     const int32_t end = chunk.position + static_cast<int32_t>(chunk.tokens.size());
     // Rows of this chunk were just written: what an index said of them is of other tokens.
     const int32_t begin = std::min(of_layer.indexed, chunk.position);
-    spans_.push_back({chunk.block_table, {begin, end}});
-    of_layer.indexed = end;
-    if (!state.policy_.completion) continue;
+    int32_t first = begin;
     // As far as the next query to complete allows, be it in this chunk or after it.
     const kernels::TokenRange mid = rows.Plan(rows.first_retrieving, options_.from).mid;
     kernels::Summary& summary = of_layer.summary;
-    if (summary.tokens.size() == 0) summary.tokens = {mid.first, mid.first};
-    if (mid.last > summary.tokens.last) {
-      extensions_.push_back({&summary, chunk.block_table, mid.last});
+    bool extends = false;
+    if (state.policy_.completion) {
+      if (summary.tokens.size() == 0) summary.tokens = {mid.first, mid.first};
+      extends = mid.last > summary.tokens.last;
+      if (extends) first = std::min(first, summary.tokens.last);
     }
+    PinnedBlocks pinned;
+    // A page of bounds is read from its beginning: blocks are whole pages.
+    if (!memory_.Pin(rows.index, layer, chunk.block_table, first / layout_.block_tokens,
+                     (end + layout_.block_tokens - 1) / layout_.block_tokens, &tables_[at], &pinned,
+                     [&] { IndexSpans(layer, method); })) {
+      continue;
+    }
+    spans_.push_back({pinned.table, {begin, end}, chunk.block_table});
+    of_layer.indexed = end;
+    if (extends) extensions_.push_back({&summary, pinned.table, mid.last});
+    pool_ = pinned.pool;
   }
+  IndexSpans(layer, method);
+}
+
+void RetrievalAttention::IndexSpans(int32_t layer, const Method& method) {
   if (spans_.empty()) return;
   if (method.policy->kind == Kind::kQuest) {
-    backend_.BoundKeys(spans_, pool, layout_, bounds_[layer].data());
+    backend_.BoundKeys(spans_, pool_, layout_, bounds_[layer].data());
   } else if (const CodeIndex* codes = FindCodes(*method.policy)) {
     const CodeIndex::Layer& of_layer = codes->layers[layer];
-    backend_.EncodeKeys(spans_, pool, layout_, *of_layer.key, of_layer.pool.data(), codes->layout);
+    backend_.EncodeKeys(spans_, pool_, layout_, *of_layer.key, of_layer.pool.data(), codes->layout);
   }
   if (method.policy->p.has_value()) {
-    backend_.QuantizeKeys(spans_, pool, layout_, int4_keys_[layer].data());
+    backend_.QuantizeKeys(spans_, pool_, layout_, int4_keys_[layer].data());
   }
   if (!extensions_.empty()) {
-    backend_.ExtendSummaries(extensions_, pool, layout_, *feature_maps_[layer].key);
+    backend_.ExtendSummaries(extensions_, pool_, layout_, *feature_maps_[layer].key);
   }
+  spans_.clear();
+  extensions_.clear();
 }
 
 std::span<const AttentionChunk> RetrievalAttention::DenseChunks(
@@ -145,7 +166,7 @@ std::span<const AttentionChunk> RetrievalAttention::DenseChunks(
   return dense_chunks_;
 }
 
-void RetrievalAttention::Attend(int32_t layer, const Tensor& q, const void* pool, bool logits_only,
+void RetrievalAttention::Attend(int32_t layer, const Tensor& q, bool logits_only,
                                 const Tensor& out) {
   for (const Method& method : methods_) {
     queries_.clear();
@@ -153,7 +174,9 @@ void RetrievalAttention::Attend(int32_t layer, const Tensor& q, const void* pool
     query_rows_.clear();
     for (const int32_t i : method.rows) {
       const Rows& rows = rows_[i];
-      if (layer < rows.chunk->retrieval->policy_.dense_layers) continue;
+      if (layer < rows.chunk->retrieval->policy_.dense_layers || memory_.chunk_lost(rows.index)) {
+        continue;
+      }
       const int32_t skipped = logits_only ? rows.size() - rows.chunk->num_logits : 0;
       for (int32_t row = std::max(rows.first_retrieving, skipped); row < rows.last_retrieving;
            ++row) {
@@ -176,15 +199,14 @@ void RetrievalAttention::Attend(int32_t layer, const Tensor& q, const void* pool
         if (count > 0 && widest * (count + 1) * layout_.kv_heads > max_entries_) break;
         ++count;
       }
-      RunQueries(layer, method, first, count, q, pool, out);
+      RunQueries(layer, method, first, count, q, out);
       first += count;
     }
   }
 }
 
 void RetrievalAttention::RunQueries(int32_t layer, const Method& method, int32_t first,
-                                    int32_t count, const Tensor& q, const void* pool,
-                                    const Tensor& out) {
+                                    int32_t count, const Tensor& q, const Tensor& out) {
   const AttentionPolicy& policy = *method.policy;
   const std::span<RetrievalQuery> queries = std::span(queries_).subspan(first, count);
   int32_t capacity = 1;
@@ -194,34 +216,73 @@ void RetrievalAttention::RunQueries(int32_t layer, const Method& method, int32_t
 
   // SELECT: wider first where the selection is pruned afterwards
   for (int32_t i = 0; i < count; ++i) std::swap(queries[i].k, candidates_[first + i]);
-  Select(layer, policy, queries, q, pool, chosen);
+  Select(layer, policy, first, queries, q, chosen);
+  for (int32_t i = 0; i < count; ++i) std::swap(queries[i].k, candidates_[first + i]);
   if (policy.p.has_value()) {
     backend_.PruneSelection(q, queries, int4_keys_[layer].data(), layout_, scale_,
                             static_cast<float>(*policy.p), chosen, chosen);
   }
-  Probe(layer, first, queries, chosen, q, pool);
-  Count(first, queries, chosen);
 
   // FETCH: addresses of the rows of anchors and chosen tokens
-  Fetch(queries, chosen, pool);
+  if (!Fetch(layer, first, queries, chosen)) {
+    // More rows are missing than can be on their way: fewer queries at a time choose again.
+    RunQueries(layer, method, first, count / 2, q, out);
+    RunQueries(layer, method, first + count / 2, count - count / 2, q, out);
+    return;
+  }
+  Count(first, queries, chosen);
 
   // ATTEND: states [queries][H][d + 2]
   float* states = static_cast<float*>(states_.data());
   backend_.AttendRows(q, queries, lists_, layout_, scale_, states);
-  if (policy.completion) Complete(layer, first, queries, q, pool);
+  if (policy.completion) Complete(layer, first, queries, q);
   backend_.FinishStates(queries, states, layout_.head_dim, out);
+  fetcher_->End();
+  Probe(layer, first, queries, chosen, q);
 }
 
-void RetrievalAttention::Select(int32_t layer, const AttentionPolicy& policy,
+template <typename Call>
+void RetrievalAttention::ForPinned(int32_t layer, int32_t first,
+                                   std::span<const RetrievalQuery> queries, Call call) {
+  memory_.Unpin();
+  pinned_queries_.assign(queries.begin(), queries.end());
+  tables_.resize(std::max(tables_.size(), queries.size()));
+  size_t begin = 0;
+  const void* pool = nullptr;
+  const auto flush = [&](size_t end) {
+    if (begin < end) call(begin, std::span(pinned_queries_).subspan(begin, end - begin), pool);
+    begin = end;
+  };
+  for (size_t i = 0; i < queries.size(); ++i) {
+    const int32_t chunk = query_rows_[first + i]->index;
+    PinnedBlocks pinned;
+    if (!memory_.Pin(chunk, layer, queries[i].block_table, 0,
+                     queries[i].position / layout_.block_tokens + 1, &tables_[i], &pinned,
+                     [&] { flush(i); })) {
+      flush(i);
+      begin = i + 1;
+      continue;
+    }
+    pinned_queries_[i].block_table = pinned.table;
+    pool = pinned.pool;
+  }
+  flush(queries.size());
+}
+
+void RetrievalAttention::Select(int32_t layer, const AttentionPolicy& policy, int32_t first,
                                 std::span<const RetrievalQuery> queries, const Tensor& q,
-                                const void* pool, const Selection& chosen) {
+                                const Selection& chosen) {
   switch (policy.kind) {
     case Kind::kDense:
     case Kind::kWindow:
       std::fill_n(chosen.counts, queries.size() * layout_.kv_heads, 0);
       return;
     case Kind::kOracle:
-      backend_.SelectByLogits(q, queries, pool, layout_, scale_, chosen);
+      std::fill_n(chosen.counts, queries.size() * layout_.kv_heads, 0);
+      ForPinned(layer, first, queries,
+                [&](size_t begin, std::span<const RetrievalQuery> pinned, const void* pool) {
+                  backend_.SelectByLogits(q, pinned, pool, layout_, scale_, chosen.From(begin));
+                });
       return;
     case Kind::kQuest:
       backend_.SelectByBounds(q, queries, bounds_[layer].data(), layout_, scale_, chosen);
@@ -239,47 +300,118 @@ void RetrievalAttention::Select(int32_t layer, const AttentionPolicy& policy,
   }
 }
 
-// All KV is in the pool: rows are where the block table says. Tiers will find rows elsewhere, and
-// nothing after this step needs to know.
-void RetrievalAttention::Fetch(std::span<const RetrievalQuery> queries, const Selection& chosen,
-                               const void* pool) {
+// Nothing after this step knows which tier a row came from. False: too many rows are missing for
+// this number of queries.
+bool RetrievalAttention::Fetch(int32_t layer, int32_t first,
+                               std::span<const RetrievalQuery> queries, const Selection& chosen) {
+  // What is pinned now stays until the states are complete: bringing it later could take the frames
+  // of rows whose addresses are known.
+  memory_.Unpin();
+  if (!PinForCompletion(layer, first, queries) && queries.size() > 1) return false;
+  fetcher_->Begin(layer);
+  if (!AddressRows(first, queries, chosen)) {
+    if (queries.size() > 1) return false;
+    // One query alone wants more than can be on its way: it gets all of its sequence's blocks.
+    PinnedBlocks pinned;
+    tables_.resize(std::max<size_t>(tables_.size(), 2));
+    if (memory_.TryPin(query_rows_[first]->index, layer, queries[0].block_table, 0,
+                       queries[0].position / layout_.block_tokens + 1, &tables_[1],
+                       &pinned) != KvMemory::PinResult::kOk) {
+      memory_.LoseChunk(query_rows_[first]->index);
+    }
+    fetcher_->Abandon();
+    if (!AddressRows(first, queries, chosen)) {
+      // Lost: its list is empty, and nobody reads what comes of it.
+      fetcher_->Abandon();
+      lists_.assign(layout_.kv_heads, RowList{});
+    }
+  }
+  if (fetcher_->Wait()) return true;
+  for (size_t i = 0; i < queries.size(); ++i) {
+    for (int32_t token = 0; token <= queries[i].position; token += layout_.block_tokens) {
+      if (memory_.lost(layer, queries[i].block_table[token / layout_.block_tokens])) {
+        memory_.LoseChunk(query_rows_[first + i]->index);
+        break;
+      }
+    }
+  }
+  return true;
+}
+
+// False: they do not fit.
+bool RetrievalAttention::AddressRows(int32_t first, std::span<const RetrievalQuery> queries,
+                                     const Selection& chosen) {
   const std::byte** address = static_cast<const std::byte**>(addresses_.data());
+  bool fits = true;
   lists_.clear();
+  tier_rows_.assign(queries.size(), {});
   for (size_t i = 0; i < queries.size(); ++i) {
     const RetrievalQuery& query = queries[i];
+    const int32_t chunk = query_rows_[first + i]->index;
+    const RowFetcherStats before = fetcher_->stats();
     for (int32_t head = 0; head < layout_.kv_heads; ++head) {
-      const std::byte** const first = address;
+      const std::byte** const rows = address;
       const auto add = [&](int32_t token) {
-        *address++ = static_cast<const std::byte*>(pool) +
-                     layout_.RowOffset(query.block_table[token / layout_.block_tokens], head,
-                                       token % layout_.block_tokens);
+        const std::byte* row =
+            fetcher_->Resolve(chunk, query.block_table[token / layout_.block_tokens], head,
+                              token % layout_.block_tokens);
+        fits &= row != nullptr;
+        *address++ = row;
       };
-      RowList list{.rows = first};
+      RowList list{.rows = rows};
       for (int32_t token = 0; token < std::min(query.mid.first, query.position + 1); ++token) {
         add(token);
       }
-      list.chosen_first = static_cast<int32_t>(address - first);
+      list.chosen_first = static_cast<int32_t>(address - rows);
       const int32_t* tokens = chosen.chosen(static_cast<int64_t>(i), head);
       for (int32_t t = 0; t < chosen.count(static_cast<int64_t>(i), head); ++t) add(tokens[t]);
-      list.chosen_last = static_cast<int32_t>(address - first);
+      list.chosen_last = static_cast<int32_t>(address - rows);
       for (int32_t token = query.mid.last; token <= query.position; ++token) add(token);
-      list.count = static_cast<int32_t>(address - first);
+      list.count = static_cast<int32_t>(address - rows);
       lists_.push_back(list);
+      if (!fits) return false;
     }
+    const RowFetcherStats& after = fetcher_->stats();
+    tier_rows_[i] = {after.cache_rows - before.cache_rows, after.store_rows - before.store_rows};
   }
+  return true;
 }
 
-void RetrievalAttention::Complete(int32_t layer, int32_t first,
-                                  std::span<const RetrievalQuery> queries, const Tensor& q,
-                                  const void* pool) {
+// One group for the queries of each sequence, with the blocks that its summary has yet to take in.
+// False: they do not fit, or one is lost.
+bool RetrievalAttention::PinForCompletion(int32_t layer, int32_t first,
+                                          std::span<const RetrievalQuery> queries) {
   completion_groups_.clear();
+  pinned_queries_.assign(queries.begin(), queries.end());
+  if (!query_rows_[first]->chunk->retrieval->policy_.completion) return true;
+  tables_.resize(std::max(tables_.size(), queries.size()));
+  bool good = true;
   for (size_t i = 0; i < queries.size(); ++i) {
-    kernels::Summary* summary = &query_rows_[first + i]->chunk->retrieval->layers_[layer].summary;
+    const Rows& rows = *query_rows_[first + i];
+    kernels::Summary* summary = &rows.chunk->retrieval->layers_[layer].summary;
     if (completion_groups_.empty() || completion_groups_.back().summary != summary) {
       completion_groups_.push_back({static_cast<int32_t>(i), 0, summary});
     }
     ++completion_groups_.back().num_queries;
+    const int32_t begin = summary->tokens.size() > 0 ? summary->tokens.last : queries[i].mid.first;
+    const int32_t end = std::max(begin, queries[i].mid.last);
+    PinnedBlocks pinned;
+    if (memory_.TryPin(rows.index, layer, queries[i].block_table, begin / layout_.block_tokens,
+                       (end + layout_.block_tokens - 1) / layout_.block_tokens, &tables_[i],
+                       &pinned) != KvMemory::PinResult::kOk) {
+      if (queries.size() == 1) memory_.LoseChunk(rows.index);
+      good = false;
+      continue;
+    }
+    pinned_queries_[i].block_table = pinned.table;
+    pool_ = pinned.pool;
   }
+  return good;
+}
+
+void RetrievalAttention::Complete(int32_t layer, int32_t first,
+                                  std::span<const RetrievalQuery> queries, const Tensor& q) {
+  if (memory_.chunk_lost(query_rows_[first]->index) && queries.size() == 1) return;
   float* states = static_cast<float*>(states_.data());
   const int64_t d = layout_.head_dim;
   const int64_t state_floats = kernels::AttentionStateFloats(d);
@@ -288,7 +420,7 @@ void RetrievalAttention::Complete(int32_t layer, int32_t first,
   for (size_t i = 0; i < num_states; ++i) {
     masses_[i] = kernels::AttentionStateLogSumExp(states + i * state_floats, d);
   }
-  backend_.CompleteStates(q, queries, completion_groups_, lists_, pool, layout_,
+  backend_.CompleteStates(q, pinned_queries_, completion_groups_, lists_, pool_, layout_,
                           *feature_maps_[layer].key, *feature_maps_[layer].query, states);
   for (size_t i = 0; i < num_states; ++i) {
     RetrievalState& state = *query_rows_[first + i / config_.num_heads]->chunk->retrieval;
@@ -303,7 +435,7 @@ void RetrievalAttention::Complete(int32_t layer, int32_t first,
 // computed again is measured at the same places, and `floor` acts from the same position on.
 void RetrievalAttention::Probe(int32_t layer, int32_t first,
                                std::span<const RetrievalQuery> queries, const Selection& chosen,
-                               const Tensor& q, const void* pool) {
+                               const Tensor& q) {
   if (options_.probe_interval == 0) return;
   for (size_t i = 0; i < queries.size(); ++i) {
     const int64_t place = int64_t{queries[i].position} * config_.num_layers + layer;
@@ -311,11 +443,14 @@ void RetrievalAttention::Probe(int32_t layer, int32_t first,
     RetrievalState& state = *query_rows_[first + i]->chunk->retrieval;
     const bool counted = queries[i].position < state.counted_;
     if (counted && !state.policy_.floor.has_value()) continue;
-    const Selection of_query{layout_.kv_heads, chosen.capacity,
-                             &chosen.count(static_cast<int64_t>(i), 0),
-                             chosen.chosen(static_cast<int64_t>(i), 0)};
-    backend_.MeasureSelection(q, queries.subspan(i, 1), pool, layout_, scale_, of_query,
-                              quality_.data());
+    bool measured = false;
+    ForPinned(layer, first + static_cast<int32_t>(i), queries.subspan(i, 1),
+              [&](size_t, std::span<const RetrievalQuery> pinned, const void* pool) {
+                backend_.MeasureSelection(q, pinned, pool, layout_, scale_, chosen.From(i),
+                                          quality_.data());
+                measured = true;
+              });
+    if (!measured) continue;  // its chunk is lost: it will be measured when it is computed again
     double coverage = 0;
     for (const SelectionQuality& head : quality_) {
       coverage += head.coverage;
@@ -344,6 +479,8 @@ void RetrievalAttention::Count(int32_t first, std::span<const RetrievalQuery> qu
     }
     const uint64_t heads = layout_.kv_heads;
     counts.chosen_rows += kept;
+    counts.rows_cached += tier_rows_[i].cached;
+    counts.rows_stored += tier_rows_[i].stored;
     counts.mid_rows += heads * query.mid.size();
     // End() takes this row for a dense one first.
     counts.rows_read -= heads * query.mid.size() - kept;

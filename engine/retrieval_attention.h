@@ -1,14 +1,14 @@
-// Retrieval in a forward pass: the indexes beside the KV pool, and one layer's SELECT, FETCH,
-// ATTEND and completion for the rows that a policy covers (DESIGN, section 3). The decoder calls it
-// at three places:
+// Retrieval in a forward pass: the indexes beside the KV, and one layer's SELECT, FETCH, ATTEND and
+// completion for the rows that a policy covers (DESIGN, section 3). The decoder calls it at three
+// places:
 //
-//   Begin(chunks)            which rows retrieve at all
-//   Index(layer)             after the layer's KV is written: codes, bounds, summaries catch up
-//   with it Attend(layer, ...)       the rows that retrieve; the rows that do not are in
-//   dense_chunks(layer)
+//   Begin(chunks)       which rows retrieve at all
+//   Index(layer)        after the layer's KV is written: codes, bounds, summaries catch up with it
+//   Attend(layer, ...)  the rows that retrieve; those that do not are in DenseChunks(layer)
 //
 // Rows are attended one by one as far as results go: what a row chooses and computes depends on its
-// query and the KV before it alone, not on the batch. Pools and scratch are allocated at Create.
+// query and the KV before it alone, not on the batch, nor on the tier that a KV row came from. Pools
+// and scratch are allocated at Create.
 //
 // Threads: one at a time (the engine thread); CheckPolicy from any thread.
 #ifndef WINNOW_ENGINE_RETRIEVAL_ATTENTION_H_
@@ -24,9 +24,11 @@
 #include "absl/status/statusor.h"
 #include "engine/artifact.h"
 #include "engine/attention_policy.h"
+#include "engine/kv_memory.h"
 #include "engine/model.h"
 #include "engine/model_config.h"
 #include "engine/retrieval_state.h"
+#include "engine/row_fetcher.h"
 #include "kernels/backend.h"
 
 namespace winnow::engine {
@@ -65,10 +67,10 @@ int64_t IndexBlockBytes(const ModelConfig& config, const kernels::KvLayout& layo
 
 class RetrievalAttention {
  public:
-  // `backend` must outlive it. ResourceExhausted: with bytes asked for and what for.
+  // `memory` and `backend` must outlive it. ResourceExhausted: with bytes asked for and what for.
   static absl::StatusOr<std::unique_ptr<RetrievalAttention>> Create(
-      const ModelConfig& config, const kernels::KvLayout& layout, int32_t num_blocks,
-      int32_t max_context, kernels::Backend& backend, const RetrievalOptions& options);
+      const ModelConfig& config, KvMemory& memory, int32_t max_context, kernels::Backend& backend,
+      const RetrievalOptions& options, const RowFetcherOptions& rows = {});
   ~RetrievalAttention();
 
   // InvalidArgument names the option that cannot be honoured, and what would help.
@@ -84,13 +86,13 @@ class RetrievalAttention {
   // Whether any row of this pass retrieves.
   bool any_retrieves() const { return any_retrieves_; }
 
-  void Index(int32_t layer, const void* pool);
+  void Index(int32_t layer);
 
   // Of `all` (a chunk of every sequence, or its last rows), what attends densely in `layer`.
   std::span<const kernels::AttentionChunk> DenseChunks(
       int32_t layer, std::span<const kernels::AttentionChunk> all);
   // out rows of every query that retrieves in `layer`; only those with logits if `logits_only`.
-  void Attend(int32_t layer, const kernels::Tensor& q, const void* pool, bool logits_only,
+  void Attend(int32_t layer, const kernels::Tensor& q, bool logits_only,
               const kernels::Tensor& out);
   // Counts the pass.
   void End();
@@ -101,6 +103,7 @@ class RetrievalAttention {
   size_t index_bytes() const { return index_bytes_; }
   size_t summary_bytes() const { return summary_pool_.size_bytes(); }  // of all sequences
   size_t scratch_bytes() const { return scratch_bytes_; }
+  const RowFetcher& fetcher() const { return *fetcher_; }
   const RetrievalOptions& options() const { return options_; }
 
  private:
@@ -117,6 +120,7 @@ class RetrievalAttention {
   // A chunk of the pass that has a state.
   struct Rows {
     const SequenceChunk* chunk = nullptr;
+    int32_t index = 0;      // of the chunk in the pass
     int32_t first_row = 0;  // of the chunk, in q and out
     // Rows [first, last) of the chunk retrieve; those around them are dense. Empty: first == last
     // == size.
@@ -130,31 +134,41 @@ class RetrievalAttention {
     std::vector<int32_t> rows;  // indexes into rows_
   };
 
-  RetrievalAttention(const ModelConfig& config, const kernels::KvLayout& layout,
-                     int32_t max_context, kernels::Backend& backend,
-                     const RetrievalOptions& options);
-  absl::Status Allocate(int32_t num_blocks);
+  RetrievalAttention(const ModelConfig& config, KvMemory& memory, int32_t max_context,
+                     kernels::Backend& backend, const RetrievalOptions& options);
+  absl::Status Allocate(const RowFetcherOptions& rows);
   absl::StatusOr<kernels::Buffer> Pool(size_t size_bytes, const std::string& what);
   absl::Status MakeCodeIndex(const IndexSpec& spec, int32_t num_blocks);
   absl::Status MakeFeatureMaps();
   const CodeIndex* FindCodes(const AttentionPolicy& policy) const;
 
-  void IndexMethod(int32_t layer, const Method& method, const void* pool);
+  void IndexMethod(int32_t layer, const Method& method);
+  void IndexSpans(int32_t layer, const Method& method);
   void RunQueries(int32_t layer, const Method& method, int32_t first, int32_t count,
-                  const kernels::Tensor& q, const void* pool, const kernels::Tensor& out);
-  void Select(int32_t layer, const AttentionPolicy& policy,
+                  const kernels::Tensor& q, const kernels::Tensor& out);
+  void Select(int32_t layer, const AttentionPolicy& policy, int32_t first,
               std::span<const kernels::RetrievalQuery> queries, const kernels::Tensor& q,
-              const void* pool, const kernels::Selection& chosen);
-  void Fetch(std::span<const kernels::RetrievalQuery> queries, const kernels::Selection& chosen,
-             const void* pool);
+              const kernels::Selection& chosen);
+  bool Fetch(int32_t layer, int32_t first, std::span<const kernels::RetrievalQuery> queries,
+             const kernels::Selection& chosen);
+  bool AddressRows(int32_t first, std::span<const kernels::RetrievalQuery> queries,
+                   const kernels::Selection& chosen);
+  bool PinForCompletion(int32_t layer, int32_t first,
+                        std::span<const kernels::RetrievalQuery> queries);
   void Complete(int32_t layer, int32_t first, std::span<const kernels::RetrievalQuery> queries,
-                const kernels::Tensor& q, const void* pool);
+                const kernels::Tensor& q);
   void Probe(int32_t layer, int32_t first, std::span<const kernels::RetrievalQuery> queries,
-             const kernels::Selection& chosen, const kernels::Tensor& q, const void* pool);
+             const kernels::Selection& chosen, const kernels::Tensor& q);
+  // Runs call(begin, queries, pool) over runs of `queries` whose whole KV is resident: all at once,
+  // or sequence by sequence where KV has to be brought. Queries of a lost chunk are left out.
+  template <typename Call>
+  void ForPinned(int32_t layer, int32_t first, std::span<const kernels::RetrievalQuery> queries,
+                 Call call);
   void Count(int32_t first, std::span<const kernels::RetrievalQuery> queries,
              const kernels::Selection& chosen);
 
   const ModelConfig config_;
+  KvMemory& memory_;
   const kernels::KvLayout layout_;
   const int32_t max_context_;
   const int32_t group_;
@@ -171,10 +185,12 @@ class RetrievalAttention {
     std::unique_ptr<kernels::PackedFeatureMap> key, query;  // null: the layer has none
   };
   std::vector<FeatureMaps> feature_maps_;  // by layer; empty without
-  kernels::Buffer summary_pool_;           // [summaries] places of SummaryBytes each
+  std::unique_ptr<RowFetcher> fetcher_;
+  kernels::Buffer summary_pool_;  // [summaries] places of SummaryBytes each
   std::vector<std::byte*> free_summaries_;
 
   // Of the pass.
+  void* pool_ = nullptr;  // that pinned tables are of
   std::vector<Rows> rows_;
   std::vector<Method> methods_;
   bool any_retrieves_ = false;
@@ -183,16 +199,23 @@ class RetrievalAttention {
   // Queries of one call are enough to keep every thread busy; their states stay small.
   static constexpr int32_t kMaxQueries = 64;
   int64_t max_entries_ = 0;  // tokens chosen and rows attended, over queries and heads
-  std::vector<kernels::RetrievalQuery> queries_;  // of one method in one layer
-  std::vector<int32_t> candidates_;               // [queries_] to choose before pruning
-  std::vector<const Rows*> query_rows_;           // [queries_] whose they are
+  std::vector<kernels::RetrievalQuery> queries_;         // of one method in one layer
+  std::vector<int32_t> candidates_;                      // [queries_] to choose before pruning
+  std::vector<const Rows*> query_rows_;                  // [queries_] whose they are
+  std::vector<kernels::RetrievalQuery> pinned_queries_;  // with the tables of pinned blocks
+  // Tables of pinned blocks: of the queries of a call, or of a method's chunks.
+  std::vector<std::vector<int32_t>> tables_;
   std::vector<kernels::KeySpan> spans_;
   std::vector<kernels::SummaryExtension> extensions_;
   std::vector<kernels::CompletionGroup> completion_groups_;
   std::vector<kernels::AttentionChunk> dense_chunks_;
   std::vector<kernels::RowList> lists_;  // [queries][Hkv]
-  std::vector<float> masses_;            // [queries][H] before completion: max, then sum
-  kernels::Buffer counts_, tokens_;      // of the selection
+  struct TierRows {
+    uint64_t cached = 0, stored = 0;
+  };
+  std::vector<TierRows> tier_rows_;  // [queries]
+  std::vector<float> masses_;        // [queries][H] before completion: max, then sum
+  kernels::Buffer counts_, tokens_;  // of the selection
   kernels::Buffer query_codes_, addresses_, states_;
   std::vector<kernels::SelectionQuality> quality_;  // [Hkv]
 };

@@ -98,11 +98,12 @@ int64_t IndexBlockBytes(const ModelConfig& config, const kernels::KvLayout& layo
   return bytes;
 }
 
-RetrievalAttention::RetrievalAttention(const ModelConfig& config, const kernels::KvLayout& layout,
+RetrievalAttention::RetrievalAttention(const ModelConfig& config, KvMemory& memory,
                                        int32_t max_context, kernels::Backend& backend,
                                        const RetrievalOptions& options)
     : config_(config),
-      layout_(layout),
+      memory_(memory),
+      layout_(memory.layout()),
       max_context_(max_context),
       group_(config.num_heads / config.num_kv_heads),
       scale_(1.0f / std::sqrt(static_cast<float>(config.head_dim))),
@@ -112,11 +113,11 @@ RetrievalAttention::RetrievalAttention(const ModelConfig& config, const kernels:
 RetrievalAttention::~RetrievalAttention() = default;
 
 absl::StatusOr<std::unique_ptr<RetrievalAttention>> RetrievalAttention::Create(
-    const ModelConfig& config, const kernels::KvLayout& layout, int32_t num_blocks,
-    int32_t max_context, kernels::Backend& backend, const RetrievalOptions& options) {
+    const ModelConfig& config, KvMemory& memory, int32_t max_context, kernels::Backend& backend,
+    const RetrievalOptions& options, const RowFetcherOptions& rows) {
   std::unique_ptr<RetrievalAttention> retrieval(
-      new RetrievalAttention(config, layout, max_context, backend, options));
-  WINNOW_RETURN_IF_ERROR(retrieval->Allocate(num_blocks));
+      new RetrievalAttention(config, memory, max_context, backend, options));
+  WINNOW_RETURN_IF_ERROR(retrieval->Allocate(rows));
   return retrieval;
 }
 
@@ -129,8 +130,11 @@ absl::StatusOr<Buffer> RetrievalAttention::Pool(size_t size_bytes, const std::st
   return buffer;
 }
 
-absl::Status RetrievalAttention::Allocate(int32_t num_blocks) {
+absl::Status RetrievalAttention::Allocate(const RowFetcherOptions& rows) {
+  const int32_t num_blocks = memory_.num_blocks();
   const size_t blocks = static_cast<size_t>(num_blocks);
+  WINNOW_ASSIGN_OR_RETURN(fetcher_,
+                          RowFetcher::Create(backend_, memory_, config_.num_layers, rows));
   const auto pools = [&](size_t block_bytes, const char* what,
                          std::vector<Buffer>* out) -> absl::Status {
     for (int32_t layer = 0; layer < config_.num_layers; ++layer) {

@@ -15,6 +15,8 @@ constexpr int32_t RoundUpToPage(int32_t tokens) { return (tokens + kPage - 1) / 
 RetrievalCounts& RetrievalCounts::operator+=(const RetrievalCounts& other) {
   rows_read += other.rows_read;
   rows_dense += other.rows_dense;
+  rows_cached += other.rows_cached;
+  rows_stored += other.rows_stored;
   mid_rows += other.mid_rows;
   chosen_rows += other.chosen_rows;
   probes += other.probes;

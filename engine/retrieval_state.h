@@ -22,6 +22,8 @@ namespace winnow::engine {
 struct RetrievalCounts {
   uint64_t rows_read = 0;    // KV rows that attention read, over layers and KV heads
   uint64_t rows_dense = 0;   // what dense attention would have read
+  uint64_t rows_cached = 0;  // of rows_read: lay in the row cache
+  uint64_t rows_stored = 0;  // of rows_read: came from a slower tier for it
   uint64_t mid_rows = 0;     // of layers under the policy: mid tokens, over KV heads
   uint64_t chosen_rows = 0;  // of those, read
   uint64_t probes = 0;       // (query, layer, KV head) whose selection was measured

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "engine/answer.h"
+#include "engine/block_name.h"
 #include "engine/clock.h"
 #include "engine/kv_cache.h"
 #include "engine/output_queue.h"
@@ -45,6 +46,8 @@ struct Sequence {
   const std::shared_ptr<OutputQueue> output;
   std::vector<int32_t> tokens;                // prompt and generated
   KvCache cache;                              // of a prefix of tokens
+  std::vector<Digest> names;                  // of the full blocks in cache, where KV can move
+  int32_t losses = 0;                         // of KV, since the last token came
   std::unique_ptr<RetrievalState> retrieval;  // from admission on; null if the policy is dense
   Answer answer;
   TokenHistory history;

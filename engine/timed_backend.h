@@ -44,6 +44,7 @@ class TimedBackend final : public kernels::Backend {
   const std::vector<MatmulShape>& matmul_shapes() const { return shapes_; }
 
   std::string name() const override { return inner_.name(); }
+  std::string arithmetic() const override { return inner_.arithmetic(); }
   kernels::Buffer Allocate(size_t size_bytes) override { return inner_.Allocate(size_bytes); }
   void CopyToHost(const void* device, void* host, size_t size_bytes) override;
   void CopyToDevice(const void* host, void* device, size_t size_bytes) override;

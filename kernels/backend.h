@@ -96,6 +96,8 @@ class Backend {
   virtual ~Backend() = default;
 
   virtual std::string name() const = 0;  // "cpu (avx512_bf16, 2 threads)"
+  // What its results' bits depend on beside the operands: backends that say the same round alike.
+  virtual std::string arithmetic() const = 0;  // "cpu avx512_bf16"
 
   // Zeroed memory, aligned to 64 bytes at least; null data() if it cannot be had.
   virtual Buffer Allocate(size_t size_bytes) = 0;

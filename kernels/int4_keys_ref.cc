@@ -56,7 +56,8 @@ void QuantizeKeysRef(std::span<const KeySpan> spans, const void* pool, const KvL
                            layout.RowOffset(block, head, t % layout.block_tokens),
                        layout.dtype, layout.head_dim,
                        static_cast<std::byte*>(int4_keys) +
-                           Int4KeyOffset(layout, block, head, t % layout.block_tokens));
+                           Int4KeyOffset(layout, span.IndexBlock(t / layout.block_tokens), head,
+                                         t % layout.block_tokens));
       }
     }
   }

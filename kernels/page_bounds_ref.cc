@@ -29,7 +29,8 @@ void BoundKeysRef(std::span<const KeySpan> spans, const void* pool, const KvLayo
       const int32_t block = span.block_table[first / layout.block_tokens];
       const int32_t in_block = first % layout.block_tokens;
       for (int32_t head = 0; head < layout.kv_heads; ++head) {
-        std::byte* page = PageOf(bounds, layout, block, head, in_block / kBoundPageTokens);
+        std::byte* page = PageOf(bounds, layout, span.IndexBlock(first / layout.block_tokens), head,
+                                 in_block / kBoundPageTokens);
         for (int32_t c = 0; c < layout.head_dim; ++c) {
           const std::byte *low = nullptr, *high = nullptr;
           for (int32_t t = 0; t < last - first; ++t) {

@@ -31,8 +31,15 @@ struct TokenRange {
 
 // Tokens of one sequence whose rows lie in the pool.
 struct KeySpan {
-  std::span<const int32_t> block_table;  // logical block -> block of the layer's pool
+  std::span<const int32_t> block_table;  // logical block -> block of the KV pool
   TokenRange tokens;
+  // Logical block -> block of the index; empty: as block_table. KV may lie in frames that are fewer
+  // than the blocks, while an index holds every block in its own place.
+  std::span<const int32_t> index_table = {};
+
+  int32_t IndexBlock(int32_t logical) const {
+    return index_table.empty() ? block_table[logical] : index_table[logical];
+  }
 };
 
 // One query token that retrieves; all its heads.
@@ -54,6 +61,10 @@ struct Selection {
   int32_t& count(int64_t query, int32_t head) const { return counts[query * kv_heads + head]; }
   int32_t* chosen(int64_t query, int32_t head) const {
     return tokens + (query * kv_heads + head) * capacity;
+  }
+  // The same without the queries before `query`.
+  Selection From(int64_t query) const {
+    return {kv_heads, capacity, &count(query, 0), chosen(query, 0)};
   }
 };
 

@@ -39,7 +39,8 @@ class Run:
         self.text = reply["text"].strip()
         self.right = fact in reply["text"]
         self.prompt_tokens = usage["prompt_tokens"]
-        self.read = sum(usage["kv_read_bytes"].values())
+        self.read = usage["kv_read_bytes"]["fast"]
+        self.below = usage["kv_read_bytes"]["host"] + usage["kv_read_bytes"]["disk"]
         self.dense = usage["kv_dense_bytes"]
         self.kept = usage["retrieval"]["kept"]
         self.first = usage["time_to_first_token_seconds"]
@@ -68,6 +69,8 @@ def main():
             run = Run(ask(args, f"{INTRO}{document}\n\n{question['question']}", policy), question["fact"])
             runs[policy].append(run)
             kept = "" if run.kept is None else f", {100 * run.kept:.1f} % of what it chose from"
+            if run.below > 0:
+                kept += f"; {size(run.below)} from slower tiers"
             print(f"   {policy}\n"
                   f"     {'right' if run.right else 'WRONG'}: {run.text}\n"
                   f"     KV read: {size(run.read)} of {size(run.dense)}, {run.share():.1f} %{kept}; first token after "

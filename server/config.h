@@ -30,9 +30,14 @@ struct ServeConfig {
   std::string dtype = "auto";
   std::string kv_dtype = "auto";
   std::string isa = "auto";
-  int64_t threads = 0;      // 0: all processors
-  int64_t kv_bytes = 0;     // of KV alone; 0: one sequence of max_context
-  int64_t max_context = 0;  // 0: the model's
+  int64_t threads = 0;     // 0: all processors
+  int64_t kv_bytes = 0;    // of KV alone; 0: one sequence of max_context
+  int64_t host_bytes = 0;  // of the tier below it; 0: none
+  int64_t disk_bytes = 0;  // of the tier below that; 0: none
+  std::string store_dir;   // of disk_bytes
+  std::string io = "auto";
+  int64_t row_cache_bytes = 0;  // 0: an eighth of the KV pool
+  int64_t max_context = 0;      // 0: the model's
   int64_t block_tokens = 64;
 
   // Retrieval (engine/model_retrieval.h).

@@ -186,6 +186,17 @@ std::vector<ServeOption> MakeServeOptions() {
           "kv-bytes", &C::kv_bytes, kBytesMax,
           "size of the KV pool, taken at start, indexes not counted; 0: one sequence of the whole "
           "context"),
+      Bytes("host-bytes", &C::host_bytes, kBytesMax,
+            "host memory that KV moves to when the pool is full; 0: none"),
+      Bytes(
+          "disk-bytes", &C::disk_bytes, kBytesMax,
+          "files in --store-dir that KV moves to, read row by row where a policy chooses; 0: none"),
+      Text("store-dir", "DIR", &C::store_dir,
+           "directory of the files of --disk-bytes, of one process at a time"),
+      Choice("io", &C::io, {"auto", "uring", "threads"},
+             "how files are read and written; auto: io_uring, else threads"),
+      Bytes("row-cache-bytes", &C::row_cache_bytes, kBytesMax,
+            "memory for rows that were read from slower tiers; 0: an eighth of the KV pool"),
       Integer("max-context", &C::max_context, 0, kInt32Max,
               "tokens of prompt and answer together; 0: the model's own limit"),
       Integer("block-tokens", &C::block_tokens, 16, 1024, "tokens of a KV block, a power of two"),

@@ -250,8 +250,7 @@ int Generate(const Flags& flags) {
     const auto choice = static_cast<size_t>(message.choice());
     if (message.has_finish()) {
       const v1::Usage& usage = message.finish().usage();
-      read_bytes += usage.kv_read_bytes().fast() + usage.kv_read_bytes().host() +
-                    usage.kv_read_bytes().disk();
+      read_bytes += usage.kv_read_bytes().fast();
       dense_bytes += usage.kv_dense_bytes();
     }
     if (flags.json || n > 1) {

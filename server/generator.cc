@@ -56,6 +56,8 @@ void ToProto(const engine::Usage& usage, v1::Usage& out) {
   out.set_generated_tokens(usage.generated_tokens);
   out.set_preemptions(usage.preemptions);
   out.mutable_kv_read_bytes()->set_fast(usage.kv_read_bytes_fast);
+  out.mutable_kv_read_bytes()->set_host(usage.kv_read_bytes_host);
+  out.mutable_kv_read_bytes()->set_disk(usage.kv_read_bytes_disk);
   out.set_kv_dense_bytes(usage.kv_dense_bytes);
   out.set_selected_rows(usage.selected_rows);
   out.set_dense_rows(usage.retrieval.rows_dense);
@@ -71,6 +73,8 @@ void AddUsage(const engine::Usage& usage, engine::Usage& sum) {
   sum.generated_tokens += usage.generated_tokens;
   sum.preemptions += usage.preemptions;
   sum.kv_read_bytes_fast += usage.kv_read_bytes_fast;
+  sum.kv_read_bytes_host += usage.kv_read_bytes_host;
+  sum.kv_read_bytes_disk += usage.kv_read_bytes_disk;
   sum.kv_dense_bytes += usage.kv_dense_bytes;
   sum.queue_time = std::max(sum.queue_time, usage.queue_time);
   sum.time_to_first_token = std::max(sum.time_to_first_token, usage.time_to_first_token);

@@ -166,6 +166,8 @@ std::vector<MetricFamily> EngineFamilies(const engine::EngineStats& stats,
       stats.computed_tokens);
   add(kC, "winnow_preemptions_total", "Sequences that lost their KV blocks to others.",
       stats.preemptions);
+  add(kC, "winnow_kv_losses_total",
+      "Times that a slower tier lost KV of a sequence, which was computed again.", stats.kv_losses);
   add(kC, "winnow_kv_dense_bytes_total",
       "KV bytes that dense attention would have read while decoding.", stats.kv_dense_bytes);
   add(kC, "winnow_kv_selected_rows_total", "KV rows attended while decoding.", stats.selected_rows);
@@ -187,7 +189,8 @@ std::vector<MetricFamily> EngineFamilies(const engine::EngineStats& stats,
 
   MetricFamily read{"winnow_kv_read_bytes_total", "KV bytes read while decoding, by tier.", kC, {}};
   read.metric = {Value(kC, static_cast<double>(stats.kv_read_bytes_fast), {{"tier", "fast"}}),
-                 Value(kC, 0, {{"tier", "host"}}), Value(kC, 0, {{"tier", "disk"}})};
+                 Value(kC, static_cast<double>(stats.kv_read_bytes_host), {{"tier", "host"}}),
+                 Value(kC, static_cast<double>(stats.kv_read_bytes_disk), {{"tier", "disk"}})};
   out.push_back(std::move(read));
 
   MetricFamily finished{

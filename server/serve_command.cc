@@ -54,7 +54,7 @@ class Observer final : public Metrics {
   Signals& signals_;
 };
 
-engine::ModelOptions ModelOptionsOf(const ServeConfig& config) {
+engine::ModelOptions ModelOptionsOf(const ServeConfig& config, Log& log) {
   engine::ModelOptions options;
   options.dtype = config.dtype;
   options.kv_dtype = config.kv_dtype;
@@ -65,6 +65,14 @@ engine::ModelOptions ModelOptionsOf(const ServeConfig& config) {
   options.max_batch_tokens = static_cast<int32_t>(config.step_tokens);
   options.max_batch_logits = static_cast<int32_t>(config.max_running);
   options.max_context = static_cast<int32_t>(config.max_context);
+  options.tiers.host_bytes = config.host_bytes;
+  options.tiers.disk_bytes = config.disk_bytes;
+  options.tiers.store_dir = config.store_dir;
+  options.tiers.io = config.io;
+  if (config.row_cache_bytes > 0) options.tiers.row_cache_bytes = config.row_cache_bytes;
+  options.tiers.log = [&log](const std::string& line) {
+    log.Event(LogLevel::kInfo, "store", {{"message", line}});
+  };
   options.retrieval.artifact = config.artifact;
   options.retrieval.index = config.index;
   options.retrieval.from = config.retrieval_from;
@@ -317,7 +325,7 @@ int RunServer(const ServeConfig& config) {
 
   // A port that is taken or a bad certificate should not cost the loading of a model, but clients
   // must not be let in before there is one: so the configuration is all that is checked here.
-  auto model_or = engine::LoadModel(config.model, ModelOptionsOf(config));
+  auto model_or = engine::LoadModel(config.model, ModelOptionsOf(config, log));
   if (!model_or.ok()) return Fail(log, "model_error", model_or.status(), kExitModel);
   engine::LoadedModel& model = **model_or;
   auto limits = LimitsOf(config, model);
@@ -375,6 +383,8 @@ int RunServer(const ServeConfig& config) {
              {"scratch_bytes", uint64_t{decoder.scratch_bytes()}},
              {"kv_pool_bytes", uint64_t{decoder.kv_pool_bytes()}},
              {"kv_blocks", int64_t{decoder.num_blocks()}},
+             {"tiers", model.store.store == nullptr ? "none" : model.store.description},
+             {"row_cache_bytes", uint64_t{decoder.row_fetcher().cache_bytes()}},
              {"kv_block_bytes", info.kv_block_bytes},
              {"max_context", int64_t{limits->max_context}},
              {"max_running", config.max_running},

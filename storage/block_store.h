@@ -70,6 +70,7 @@ struct Completion {
   Operation operation = Operation::kGet;
   Outcome outcome = Outcome::kMiss;
   Reason reason = Reason::kNone;
+  bool from_disk = false;  // Get, GetPages: a disk was asked for the bytes
 };
 
 struct BlockInfo {

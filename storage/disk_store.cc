@@ -117,7 +117,8 @@ void DiskStore::FreeOp(uint32_t index) {
 
 void DiskStore::Complete(uint64_t tag, Operation operation, Reason reason) {
   const Outcome outcome = reason == Reason::kNone ? Outcome::kOk : Outcome::kMiss;
-  done_.push_back({tag, operation, outcome, reason});
+  const bool read = operation == Operation::kGet || operation == Operation::kGetPages;
+  done_.push_back({tag, operation, outcome, reason, read});
   if (operation == Operation::kPut) {
     ++stats_.puts;
     if (outcome == Outcome::kOk) ++stats_.puts_stored;

@@ -40,9 +40,9 @@ Reason TieredStore::HostAnswer() {
   return scratch_[0].reason;
 }
 
-void TieredStore::Done(uint64_t tag, Operation operation, Reason reason) {
+void TieredStore::Done(uint64_t tag, Operation operation, Reason reason, bool from_disk) {
   const Outcome outcome = reason == Reason::kNone ? Outcome::kOk : Outcome::kMiss;
-  done_.push_back({tag, operation, outcome, reason});
+  done_.push_back({tag, operation, outcome, reason, from_disk});
   if (operation == Operation::kPut) {
     ++stats_.puts;
     if (outcome == Outcome::kOk) ++stats_.puts_stored;
@@ -88,7 +88,7 @@ void TieredStore::FinishPart(uint64_t number, Reason reason) {
     request.reason = Reason::kNone;
   }
   --in_flight_;
-  Done(request.tag, request.operation, request.reason);
+  Done(request.tag, request.operation, request.reason, read);
   requests_.erase(it);
 }
 

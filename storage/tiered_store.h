@@ -93,7 +93,7 @@ class TieredStore final : public BlockStore {
   };
 
   Reason HostAnswer();
-  void Done(uint64_t tag, Operation operation, Reason reason);
+  void Done(uint64_t tag, Operation operation, Reason reason, bool from_disk = false);
   uint64_t NewRequest(uint64_t tag, Operation operation, const BlockKey& key,
                       std::span<std::byte> into);
   void FinishPart(uint64_t request, Reason reason);

@@ -137,7 +137,8 @@ void CpuBackend::EncodeKeys(std::span<const KeySpan> spans, const void* pool,
     const int32_t offset = token % layout.block_tokens;
     return std::pair<const void*, std::byte*>(
         static_cast<const std::byte*>(pool) + layout.RowOffset(block, head, offset),
-        static_cast<std::byte*>(codes) + block * code_layout.BlockBytes() +
+        static_cast<std::byte*>(codes) +
+            span.IndexBlock(token / layout.block_tokens) * code_layout.BlockBytes() +
             head * code_layout.HeadBytes() + offset * code_layout.CodeBytes());
   });
 }

@@ -35,6 +35,7 @@ class CpuBackend final : public Backend {
   CpuBackend(const CpuOps& ops, int num_threads);
 
   std::string name() const override;
+  std::string arithmetic() const override { return std::string("cpu ") + ops_.name; }
   Buffer Allocate(size_t size_bytes) override;
   void CopyToHost(const void* device, void* host, size_t size_bytes) override;
   void CopyToDevice(const void* host, void* device, size_t size_bytes) override;

@@ -89,7 +89,9 @@ void CpuBackend::QuantizeKeys(std::span<const KeySpan> spans, const void* pool,
             ops_.quantize_key(
                 static_cast<const std::byte*>(pool) + layout.RowOffset(block, head, in_block),
                 layout.dtype, layout.head_dim,
-                static_cast<std::byte*>(int4_keys) + Int4KeyOffset(layout, block, head, in_block));
+                static_cast<std::byte*>(int4_keys) +
+                    Int4KeyOffset(layout, span.IndexBlock(token / layout.block_tokens), head,
+                                  in_block));
           }
         });
   }

@@ -12,10 +12,10 @@ namespace {
 constexpr int32_t kPage = kBoundPageTokens;
 constexpr int32_t kPagesPerItem = 256;
 
-size_t PageOffset(const KvLayout& layout, std::span<const int32_t> block_table, int32_t head,
-                  int32_t page) {
+// `block` of the index holds `page` of the sequence.
+size_t PageOffset(const KvLayout& layout, int32_t block, int32_t head, int32_t page) {
   const int32_t per_block = layout.block_tokens / kPage;
-  return block_table[page / per_block] * BoundBlockBytes(layout) +
+  return block * BoundBlockBytes(layout) +
          (static_cast<size_t>(head) * per_block + page % per_block) * BoundPageBytes(layout);
 }
 
@@ -43,7 +43,8 @@ void CpuBackend::BoundKeys(std::span<const KeySpan> spans, const void* pool, con
                                  first % layout.block_tokens),
             layout.RowBytes(), std::min(kPage, span.tokens.last - first), layout.head_dim,
             layout.dtype,
-            static_cast<std::byte*>(bounds) + PageOffset(layout, span.block_table, head, page));
+            static_cast<std::byte*>(bounds) +
+                PageOffset(layout, span.IndexBlock(first / layout.block_tokens), head, page));
       }
     });
   }
@@ -100,7 +101,8 @@ void CpuBackend::SelectByBounds(const Tensor& q, std::span<const RetrievalQuery>
     const std::byte* pages[kPagesPerItem];
     for (int32_t page = item.first; page < item.last; ++page) {
       pages[page - item.first] =
-          static_cast<const std::byte*>(bounds) + PageOffset(layout, query.block_table, head, page);
+          static_cast<const std::byte*>(bounds) +
+          PageOffset(layout, query.block_table[page * kPage / layout.block_tokens], head, page);
     }
     ops_.row_scores(
         call, factors + 2 * d, pages, item.last - item.first,

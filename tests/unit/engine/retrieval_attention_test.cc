@@ -45,14 +45,25 @@ class RetrievalAttentionTest : public ::testing::Test {
     blocks_.resize(kBlocks);
     std::iota(blocks_.begin(), blocks_.end(), 0);
     std::shuffle(blocks_.begin(), blocks_.end(), random_);
-    pool_.resize(layout_.BlockBytes() * kBlocks);
+    auto memory = KvMemory::Create(*backend_, {.layout = layout_,
+                                               .num_layers = kLayers,
+                                               .num_blocks = kBlocks,
+                                               .num_frames = kLayers * kBlocks});
+    memory_ = *std::move(memory);
     k_ = Normal(kTokens * kKvHeads * kDim);
     v_ = Normal(kTokens * kKvHeads * kDim);
     q_ = Normal(kTokens * kHeads * kDim);
     const kernels::AttentionChunk all{0, kTokens, 0, blocks_};
-    backend_->WriteKv(Rows(k_, kKvHeads), Rows(v_, kKvHeads), {&all, 1}, pool_.data(), layout_);
+    for (int32_t layer = 0; layer < kLayers; ++layer) {
+      backend_->WriteKv(Rows(k_, kKvHeads), Rows(v_, kKvHeads), {&all, 1}, LayerPool(layer),
+                        layout_);
+    }
   }
 
+  // The same keys and values are in every layer.
+  std::byte* LayerPool(int32_t layer) {
+    return memory_->arena() + layer * layout_.BlockBytes() * kBlocks;
+  }
   std::vector<float> Normal(size_t count) {
     std::normal_distribution<float> normal(0, 1.5f);
     std::vector<float> values(count);
@@ -70,7 +81,7 @@ class RetrievalAttentionTest : public ::testing::Test {
     options.indexes = std::move(indexes);
     options.probe_interval = probe_interval;
     options.four_bit_keys = four_bit_keys;
-    auto made = RetrievalAttention::Create(config_, layout_, kBlocks, kTokens, *backend_, options);
+    auto made = RetrievalAttention::Create(config_, *memory_, kTokens, *backend_, options);
     ASSERT_TRUE(made.ok()) << made.status();
     retrieval_ = *std::move(made);
   }
@@ -88,10 +99,11 @@ class RetrievalAttentionTest : public ::testing::Test {
                               &state, retrieve_from};
     std::vector<float> q(q_.begin() + first * kHeads * kDim, q_.begin() + last * kHeads * kDim);
     std::vector<float> out(q.size(), NAN);
+    memory_->BeginPass(1);
     retrieval_->Begin({&chunk, 1});
-    retrieval_->Index(layer, pool_.data());
+    retrieval_->Index(layer);
     if (retrieval_->any_retrieves()) {
-      retrieval_->Attend(layer, Rows(q, kHeads), pool_.data(), false, Rows(out, kHeads));
+      retrieval_->Attend(layer, Rows(q, kHeads), false, Rows(out, kHeads));
     }
     retrieval_->End();
     return out;
@@ -192,7 +204,7 @@ class RetrievalAttentionTest : public ::testing::Test {
   kernels::KvLayout layout_;
   std::unique_ptr<kernels::Backend> backend_;
   std::vector<int32_t> blocks_;
-  std::vector<std::byte> pool_;
+  std::unique_ptr<KvMemory> memory_;
   std::vector<float> k_, v_, q_;
   std::unique_ptr<RetrievalAttention> retrieval_;
 };

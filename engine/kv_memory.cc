@@ -1,0 +1,369 @@
+#include "engine/kv_memory.h"
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+
+#include "absl/status/status.h"
+#include "fmt/format.h"
+#include "kernels/check.h"
+
+namespace winnow::engine {
+
+using storage::Completion;
+using storage::Operation;
+using storage::Outcome;
+using storage::TierState;
+
+namespace {
+
+constexpr uint32_t kKindKv = 0;
+constexpr size_t kSavesInFlight = 256;  // pieces; the store has copied them, so this bounds memory
+constexpr size_t kSavesAtOnce = 64;     // when a pass must wait for them
+constexpr int32_t kFailuresInARow = 8;  // saves; then nothing more is tried in this pass
+// Running sequences come back to what they save: it is worth more than what nobody may ask for.
+constexpr storage::PutOptions kLivePut = {.priority = storage::kPriorityMax};
+
+}  // namespace
+
+KvMemory::KvMemory(kernels::Backend& backend, const KvMemoryOptions& options)
+    : backend_(backend), options_(options) {}
+
+absl::StatusOr<std::unique_ptr<KvMemory>> KvMemory::Create(kernels::Backend& backend,
+                                                           const KvMemoryOptions& options) {
+  std::unique_ptr<KvMemory> memory(new KvMemory(backend, options));
+  if (absl::Status status = memory->Allocate(); !status.ok()) return status;
+  return memory;
+}
+
+int64_t KvMemory::LeastFrames(int32_t num_layers, int32_t block_tokens, int32_t max_context,
+                              int32_t max_batch_tokens, int32_t max_sequences) {
+  // A chunk writes into the block that it finds begun, whole ones, and one that it leaves begun.
+  const int64_t written = max_batch_tokens / block_tokens + 2 * int64_t{max_sequences};
+  const int64_t attended = (int64_t{max_context} + block_tokens - 1) / block_tokens;
+  return num_layers * written + attended;
+}
+
+absl::Status KvMemory::Allocate() {
+  const int64_t pieces = int64_t{options_.num_layers} * options_.num_blocks;
+  WINNOW_CHECK(tiered() ? options_.num_frames <= std::numeric_limits<int32_t>::max()
+                        : options_.num_frames == pieces);
+  const size_t bytes = static_cast<size_t>(options_.num_frames) * options_.layout.BlockBytes();
+  arena_ = backend_.Allocate(bytes);
+  if (arena_.data() == nullptr) {
+    return absl::ResourceExhaustedError(fmt::format(
+        "no memory for the KV pool: {} bytes in {} layers", bytes, options_.num_layers));
+  }
+  if (!tiered()) return absl::OkStatus();
+  pieces_.resize(pieces);
+  blocks_.resize(options_.num_blocks);
+  frames_.resize(options_.num_frames);
+  for (auto frame = static_cast<int32_t>(options_.num_frames) - 1; frame >= 0; --frame) {
+    free_frames_.push_back(frame);
+  }
+  return absl::OkStatus();
+}
+
+int64_t KvMemory::NowNs() const {
+  return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+}
+
+bool KvMemory::AcceptsSaves() const {
+  return options_.store->stats().state == TierState::kOk &&
+         failed_saves_in_a_row_ < kFailuresInARow;
+}
+
+int32_t KvMemory::RoomForBlocks() const {
+  if (!tiered()) return std::numeric_limits<int32_t>::max();
+  const TierState state = options_.store->stats().state;
+  if (state == TierState::kOk) return std::numeric_limits<int32_t>::max();
+  int64_t frames = static_cast<int64_t>(free_frames_.size());
+  if (state == TierState::kDegraded) frames += clean_frames_;  // it still gives them back
+  return static_cast<int32_t>(frames / options_.num_layers);
+}
+
+// ---- a pass ----
+
+void KvMemory::BeginPass(size_t num_chunks) {
+  chunks_.assign(num_chunks, {});
+  if (!tiered()) return;
+  Unpin();
+  Poll(std::chrono::nanoseconds(0));
+}
+
+KvMemory::PinResult KvMemory::TryPin(int32_t chunk, int32_t layer, std::span<const int32_t> blocks,
+                                     int32_t first, int32_t last, std::vector<int32_t>* frames,
+                                     PinnedBlocks* pinned) {
+  if (!tiered()) {
+    const size_t layer_bytes = options_.layout.BlockBytes() * options_.num_blocks;
+    *pinned = {arena() + layer * layer_bytes, blocks};
+    return PinResult::kOk;
+  }
+  frames->resize(last, -1);
+  *pinned = {arena(), *frames};
+  int32_t missing = 0;
+  for (int32_t i = first; i < last; ++i) {
+    const Piece& piece = pieces_[PieceOf(layer, blocks[i])];
+    if (piece.lost) return PinResult::kLost;
+    (*frames)[i] = piece.frame;
+    if (piece.frame >= 0) {
+      frames_[piece.frame].pin_group = pin_group_;
+      frames_[piece.frame].used = true;
+    } else {
+      ++missing;
+    }
+  }
+  if (missing == 0) return PinResult::kOk;
+
+  bool full = false;
+  for (int32_t i = first; i < last && !full; ++i) {
+    const int64_t index = PieceOf(layer, blocks[i]);
+    if (pieces_[index].frame >= 0) continue;
+    const int32_t frame = TakeFrame();
+    if (frame < 0) {
+      full = true;
+      break;
+    }
+    Piece& piece = pieces_[index];
+    piece.frame = (*frames)[i] = frame;
+    frames_[frame] = {.piece = index, .pin_group = pin_group_, .used = true};
+    if (!piece.saved) continue;  // to be written for the first time
+    ++clean_frames_;
+    const uint64_t tag = next_tag_++;
+    loads_.emplace(tag, Load{index, chunk});
+    options_.store->Get(tag, StoreId(layer, blocks[i]),
+                        {FrameBytes(frame), options_.layout.BlockBytes()}, 0);
+  }
+  if (!loads_.empty()) {
+    Wait([this] { return loads_.empty(); }, [this](const Completion& c) { foreign_.push_back(c); });
+  }
+  if (full) return PinResult::kFull;
+  for (int32_t i = first; i < last; ++i) {
+    if (pieces_[PieceOf(layer, blocks[i])].lost) return PinResult::kLost;
+  }
+  return PinResult::kOk;
+}
+
+storage::BlockId KvMemory::StoreId(int32_t layer, int32_t block) const {
+  return options_.names.Id(blocks_[block].name, kKindKv, layer);
+}
+
+void KvMemory::DropFrame(Piece* piece) {
+  if (piece->frame < 0) return;
+  clean_frames_ -= piece->saved;
+  frames_[piece->frame] = {};
+  free_frames_.push_back(piece->frame);
+  piece->frame = -1;
+}
+
+void KvMemory::MarkLost(int32_t layer, int32_t block) {
+  Piece& piece = pieces_[PieceOf(layer, block)];
+  if (piece.lost) return;
+  DropFrame(&piece);
+  piece.saved = false;
+  piece.lost = true;
+  ++stats_.lost_pieces;
+}
+
+int32_t KvMemory::TakeFrame() {
+  while (free_frames_.empty()) {
+    if (clean_frames_ > 0) {
+      if (const int32_t frame = EvictFrame(); frame >= 0) return frame;
+    }
+    if (!SaveSome()) return -1;
+  }
+  const int32_t frame = free_frames_.back();
+  free_frames_.pop_back();
+  return frame;
+}
+
+// Second chance: a frame that was used since the hand came by last is passed over once.
+int32_t KvMemory::EvictFrame() {
+  for (int64_t step = 0; step < 2 * options_.num_frames; ++step) {
+    const auto index = static_cast<int32_t>(clock_hand_);
+    clock_hand_ = (clock_hand_ + 1) % options_.num_frames;
+    Frame& frame = frames_[index];
+    if (frame.piece < 0 || frame.pin_group == pin_group_) continue;
+    Piece& piece = pieces_[frame.piece];
+    if (!piece.saved) continue;
+    if (frame.used) {
+      frame.used = false;
+      continue;
+    }
+    piece.frame = -1;
+    frame = {};
+    --clean_frames_;
+    ++stats_.evicted_frames;
+    return index;
+  }
+  return -1;
+}
+
+// Makes more frames clean, waiting for it. False: nothing can be saved.
+bool KvMemory::SaveSome() {
+  while (saves_.size() < kSavesAtOnce && !unsaved_.empty() && AcceptsSaves()) {
+    const auto [piece, generation] = unsaved_.front();
+    unsaved_.pop_front();
+    if (blocks_[BlockOf(piece)].generation == generation) StartSave(piece);
+  }
+  if (saves_.empty()) return false;
+  const uint64_t saved = stats_.saved_pieces;
+  const size_t in_flight = saves_.size();
+  Wait([&] { return stats_.saved_pieces > saved || saves_.size() < in_flight; },
+       [this](const Completion& c) { foreign_.push_back(c); });
+  return true;
+}
+
+// ---- saving ----
+
+void KvMemory::StartSave(int64_t index) {
+  Piece& piece = pieces_[index];
+  if (piece.frame < 0 || piece.saved || piece.saving || piece.lost) return;
+  const Block& block = blocks_[BlockOf(index)];
+  const uint64_t tag = next_tag_++;
+  const storage::BlockId id = StoreId(LayerOf(index), BlockOf(index));
+  piece.saving = true;
+  saves_.emplace(tag, Saving{index, block.generation, id});
+  options_.store->Put(tag, id, {FrameBytes(piece.frame), options_.layout.BlockBytes()}, kLivePut);
+}
+
+void KvMemory::OnCompletion(const Completion& completion) {
+  if ((completion.tag & kForeignTag) != 0) {
+    foreign_.push_back(completion);
+    return;
+  }
+  if (const auto load = loads_.find(completion.tag); load != loads_.end()) {
+    const auto [piece, chunk] = load->second;
+    loads_.erase(load);
+    if (completion.outcome == Outcome::kOk) {
+      CountRead(chunk, options_.layout.BlockBytes(), completion.from_disk);
+      ++stats_.loaded_pieces;
+      stats_.loaded_bytes += options_.layout.BlockBytes();
+    } else {
+      MarkLost(LayerOf(piece), BlockOf(piece));
+    }
+    return;
+  }
+  const auto save = saves_.find(completion.tag);
+  if (save == saves_.end()) return;  // an erase: what it did not find is gone as well
+  const Saving saving = save->second;
+  saves_.erase(save);
+  const bool saved = completion.outcome == Outcome::kOk;
+  failed_saves_in_a_row_ = saved ? 0 : failed_saves_in_a_row_ + 1;
+  if (saved) {
+    ++stats_.saved_pieces;
+  } else {
+    ++stats_.save_failures;
+  }
+  const Block& block = blocks_[BlockOf(saving.piece)];
+  if (block.generation != saving.generation) {  // its block is gone
+    Digest chain;
+    std::copy_n(saving.id.key.bytes.begin(), chain.size(), chain.begin());
+    if (saved && !saving.keep && !names_.contains(chain)) {
+      options_.store->Erase(next_tag_++, saving.id.key);
+    }
+    return;
+  }
+  Piece& piece = pieces_[saving.piece];
+  piece.saving = false;
+  if (saved) {
+    piece.saved = true;
+    clean_frames_ += piece.frame >= 0;
+  } else {
+    unsaved_.emplace_back(saving.piece, saving.generation);
+  }
+}
+
+void KvMemory::Poll(std::chrono::nanoseconds wait) {
+  completions_.clear();
+  options_.store->Poll(wait, &completions_);
+  for (const Completion& completion : completions_) OnCompletion(completion);
+}
+
+void KvMemory::EndPass() {
+  if (!tiered()) return;
+  failed_saves_in_a_row_ = 0;
+  // Half of the frames: a pass that has to wait for the disk costs more than writing early.
+  const auto reserve = static_cast<size_t>(options_.num_frames / 2);
+  while (!unsaved_.empty() && saves_.size() < kSavesInFlight && AcceptsSaves() &&
+         free_frames_.size() + static_cast<size_t>(clean_frames_) + saves_.size() < reserve) {
+    const auto [piece, generation] = unsaved_.front();
+    unsaved_.pop_front();
+    if (blocks_[BlockOf(piece)].generation == generation) StartSave(piece);
+  }
+}
+
+void KvMemory::Save(int32_t block) {
+  WINNOW_CHECK(sealed(block));
+  for (int32_t layer = 0; layer < options_.num_layers; ++layer) StartSave(PieceOf(layer, block));
+}
+
+bool KvMemory::Saved(int32_t block) const {
+  for (int32_t layer = 0; layer < options_.num_layers; ++layer) {
+    if (!pieces_[PieceOf(layer, block)].saved) return false;
+  }
+  return true;
+}
+
+void KvMemory::Flush() {
+  if (!tiered() || saves_.empty()) return;
+  Wait([this] { return saves_.empty(); }, [this](const Completion& c) { foreign_.push_back(c); });
+}
+
+// ---- lives of blocks ----
+
+void KvMemory::Seal(int32_t index, const BlockName& name) {
+  if (!tiered()) return;
+  Block& block = blocks_[index];
+  WINNOW_CHECK(!block.sealed);
+  block.name = name;
+  block.sealed = true;
+  ++names_[name.chain];
+  for (int32_t layer = 0; layer < options_.num_layers; ++layer) {
+    unsaved_.emplace_back(PieceOf(layer, index), block.generation);
+  }
+}
+
+void KvMemory::Adopt(int32_t index, const BlockName& name) {
+  WINNOW_CHECK(tiered());
+  Block& block = blocks_[index];
+  WINNOW_CHECK(!block.sealed);
+  block.name = name;
+  block.sealed = true;
+  ++names_[name.chain];
+  for (int32_t layer = 0; layer < options_.num_layers; ++layer) {
+    Piece& piece = pieces_[PieceOf(layer, index)];
+    WINNOW_CHECK(piece.frame < 0);
+    piece.saved = true;
+  }
+}
+
+void KvMemory::Forget(int32_t index, bool keep) {
+  if (!tiered()) return;
+  Block& block = blocks_[index];
+  bool last_of_name = false;
+  if (block.sealed) {
+    const auto name = names_.find(block.name.chain);
+    WINNOW_CHECK(name != names_.end());
+    last_of_name = --name->second == 0;
+    if (last_of_name) names_.erase(name);
+  }
+  for (int32_t layer = 0; layer < options_.num_layers; ++layer) {
+    Piece& piece = pieces_[PieceOf(layer, index)];
+    if (piece.saved && last_of_name && !keep) {
+      options_.store->Erase(next_tag_++, StoreId(layer, index).key);
+    }
+    if (piece.saving && keep) {
+      for (auto& [tag, saving] : saves_) {
+        if (saving.piece == PieceOf(layer, index)) saving.keep = true;
+      }
+    }
+    DropFrame(&piece);
+    piece = {};
+  }
+  const uint32_t generation = block.generation + 1;
+  block = {};
+  block.generation = generation;
+}
+
+}  // namespace winnow::engine

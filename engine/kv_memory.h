@@ -1,0 +1,263 @@
+// Where the KV of every block lies: in frames of fast memory, or in a store of slower tiers
+// (DESIGN, section 4). The only part of the engine that moves KV.
+//
+//   block   block_tokens tokens of a sequence, in all layers; numbered by BlockPool
+//   piece   a block in one layer: what a frame holds and what the store knows by name
+//   frame   fast memory for one piece (kernels/kv_layout.h: one block)
+//
+//   written ─ full, named ─▶ saved to the store ─▶ frame taken for others ─▶ read back, or row by row
+//
+// Without a store there is a frame for every piece and nothing moves. With one, blocks may be more
+// than frames hold: pieces of full blocks are saved when frames get scarce, the least recently used
+// frame that is saved is taken, and a piece comes back whole (Pin) or by rows (RowFetcher).
+//
+// A piece that the store does not give back is lost, and so is the chunk that needed it: the pass
+// goes on for the others, and the engine computes the sequence again. Never wrong, only slower.
+//
+// Threads: the engine thread only, but for construction.
+#ifndef WINNOW_ENGINE_KV_MEMORY_H_
+#define WINNOW_ENGINE_KV_MEMORY_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "engine/block_name.h"
+#include "kernels/backend.h"
+#include "storage/block_store.h"
+
+namespace winnow::engine {
+
+struct KvMemoryOptions {
+  kernels::KvLayout layout;
+  int32_t num_layers = 0;
+  int32_t num_blocks = 0;
+  int64_t num_frames = 0;                // num_layers * num_blocks without a store
+  storage::BlockStore* store = nullptr;  // outlives the memory; nobody else calls it
+  StoreNames names = {};                 // with a store
+};
+
+// Since the start.
+struct KvMemoryStats {
+  uint64_t saved_pieces = 0;
+  uint64_t save_failures = 0;
+  uint64_t loaded_pieces = 0;  // whole
+  uint64_t loaded_bytes = 0;
+  uint64_t evicted_frames = 0;
+  uint64_t lost_pieces = 0;  // the store had them and gave them back no more
+  uint64_t waits = 0;        // times that a pass waited for the store to take or give pieces
+  uint64_t wait_ns = 0;
+};
+
+struct TierBytes {
+  uint64_t host = 0, disk = 0;
+};
+
+// What a kernel is to read: `table` has a block of `pool` for every logical block that was pinned.
+struct PinnedBlocks {
+  std::byte* pool = nullptr;
+  std::span<const int32_t> table;
+};
+
+class KvMemory {
+ public:
+  enum class PinResult : uint8_t {
+    kOk,
+    kFull,  // other pins hold the frames: unpin, and try again
+    kLost,  // the store has lost one; or there are too few frames for this chunk alone
+  };
+
+  // ResourceExhausted: no memory, with the bytes.
+  static absl::StatusOr<std::unique_ptr<KvMemory>> Create(kernels::Backend& backend,
+                                                          const KvMemoryOptions& options);
+  // Frames that a pass may need at one time: what is being written, in every layer, and all that
+  // one sequence attends to in one layer. Fewer cannot work.
+  static int64_t LeastFrames(int32_t num_layers, int32_t block_tokens, int32_t max_context,
+                             int32_t max_batch_tokens, int32_t max_sequences);
+
+  bool tiered() const { return options_.store != nullptr; }
+  const kernels::KvLayout& layout() const { return options_.layout; }
+  size_t size_bytes() const { return arena_.size_bytes(); }
+  std::byte* arena() const { return static_cast<std::byte*>(arena_.data()); }
+  int32_t num_blocks() const { return options_.num_blocks; }
+  int64_t num_frames() const { return options_.num_frames; }
+  const KvMemoryStats& stats() const { return stats_; }
+  const StoreNames& names() const { return options_.names; }
+  storage::BlockStore* store() const { return options_.store; }
+
+  // Blocks that can be begun now without losing anything; INT32_MAX while the store takes pieces.
+  int32_t RoomForBlocks() const;
+
+  // ---- a pass ----
+
+  // Takes in what the store has finished since.
+  void BeginPass(size_t num_chunks);
+  // A chunk that needed a lost piece, or more frames than there are: left out of what comes.
+  void LoseChunk(int32_t chunk) { chunks_[chunk].lost = true; }
+  bool chunk_lost(int32_t chunk) const { return chunks_[chunk].lost; }
+  // What was brought from slower tiers for the chunk: whole pieces, and rows.
+  const TierBytes& chunk_bytes(int32_t chunk) const { return chunks_[chunk].bytes; }
+  void CountRead(int32_t chunk, uint64_t bytes, bool from_disk) {
+    (from_disk ? chunks_[chunk].bytes.disk : chunks_[chunk].bytes.host) += bytes;
+  }
+  // Makes blocks [first, last) of the chunk's `blocks` resident in `layer`, for reading or, where
+  // nothing has been written yet, for writing. They stay until Unpin. `frames` is memory for the
+  // table. Where other pins are in the way, `flush` uses what they hold, and they go. False: the
+  // chunk is lost.
+  template <typename Flush>
+  bool Pin(int32_t chunk, int32_t layer, std::span<const int32_t> blocks, int32_t first,
+           int32_t last, std::vector<int32_t>* frames, PinnedBlocks* pinned, Flush flush) {
+    if (chunk_lost(chunk)) return false;
+    PinResult result = TryPin(chunk, layer, blocks, first, last, frames, pinned);
+    if (result == PinResult::kFull) {
+      flush();
+      Unpin();
+      result = TryPin(chunk, layer, blocks, first, last, frames, pinned);
+    }
+    if (result != PinResult::kOk) LoseChunk(chunk);
+    return result == PinResult::kOk;
+  }
+  // The same without that way out.
+  PinResult TryPin(int32_t chunk, int32_t layer, std::span<const int32_t> blocks, int32_t first,
+                   int32_t last, std::vector<int32_t>* frames, PinnedBlocks* pinned);
+  void Unpin() { ++pin_group_; }
+  // Address of the piece's frame, or null: not resident. Holds until the next Pin.
+  const std::byte* Resident(int32_t layer, int32_t block) {
+    if (!tiered()) return arena() + PieceOf(layer, block) * options_.layout.BlockBytes();
+    const int32_t frame = pieces_[PieceOf(layer, block)].frame;
+    if (frame < 0) return nullptr;
+    frames_[frame].used = true;
+    return arena() + static_cast<size_t>(frame) * options_.layout.BlockBytes();
+  }
+  bool lost(int32_t layer, int32_t block) const {
+    return tiered() && pieces_[PieceOf(layer, block)].lost;
+  }
+  // REQUIRES: the block is sealed.
+  storage::BlockId StoreId(int32_t layer, int32_t block) const;
+  // RowFetcher's reads share the store's one queue of completions: their tags have this bit, and
+  // whoever waits finds them through Wait's `foreign`.
+  static constexpr uint64_t kForeignTag = uint64_t{1} << 63;
+  // Waits until `done()`; hands foreign completions to `foreign`.
+  template <typename Done, typename Foreign>
+  void Wait(Done done, Foreign foreign);
+  void MarkLost(int32_t layer, int32_t block);
+
+  // ---- lives of blocks ----
+
+  // The block is full and will not be written again. From now on its pieces can be saved.
+  void Seal(int32_t block, const BlockName& name);
+  // The store has all pieces of the block, by this name: nothing is resident.
+  void Adopt(int32_t block, const BlockName& name);
+  // Moves on when a block is given to other content. 0 without a store.
+  uint32_t generation(int32_t block) const { return tiered() ? blocks_[block].generation : 0; }
+  bool sealed(int32_t block) const { return blocks_[block].sealed; }
+  // Nobody needs the block any more; `keep` leaves what the store has of it there.
+  void Forget(int32_t block, bool keep);
+  // Starts to save what is not saved of a sealed block.
+  void Save(int32_t block);
+  bool Saved(int32_t block) const;  // all pieces
+  // Saves ahead, so that frames are there when the next pass needs them.
+  void EndPass();
+  // Waits until no save is in flight.
+  void Flush();
+
+ private:
+  struct Piece {
+    int32_t frame = -1;
+    bool saved = false;
+    bool saving = false;
+    bool lost = false;
+  };
+  struct Block {
+    BlockName name;
+    uint32_t generation = 0;
+    bool sealed = false;
+  };
+  struct Frame {
+    int64_t piece = -1;
+    uint32_t pin_group = 0;
+    bool used = false;
+  };
+  struct Chunk {
+    bool lost = false;
+    TierBytes bytes;
+  };
+  struct Saving {
+    int64_t piece = 0;
+    uint32_t generation = 0;  // of its block, when it began
+    storage::BlockId id;
+    bool keep = false;
+  };
+
+  KvMemory(kernels::Backend& backend, const KvMemoryOptions& options);
+  absl::Status Allocate();
+  int64_t PieceOf(int32_t layer, int32_t block) const {
+    return int64_t{layer} * options_.num_blocks + block;
+  }
+  int32_t LayerOf(int64_t piece) const { return static_cast<int32_t>(piece / options_.num_blocks); }
+  int32_t BlockOf(int64_t piece) const { return static_cast<int32_t>(piece % options_.num_blocks); }
+  std::byte* FrameBytes(int32_t frame) const {
+    return arena() + static_cast<size_t>(frame) * options_.layout.BlockBytes();
+  }
+  // -1: none can be had while the pins hold.
+  int32_t TakeFrame();
+  int32_t EvictFrame();
+  bool SaveSome();
+  void StartSave(int64_t piece);
+  void OnCompletion(const storage::Completion& completion);
+  bool AcceptsSaves() const;
+  void DropFrame(Piece* piece);
+  void Poll(std::chrono::nanoseconds wait);
+  int64_t NowNs() const;
+
+  kernels::Backend& backend_;
+  const KvMemoryOptions options_;
+  kernels::Buffer arena_;
+  std::vector<Piece> pieces_;  // [layers][blocks]
+  std::vector<Block> blocks_;
+  std::vector<Frame> frames_;
+  std::vector<int32_t> free_frames_;
+  int64_t clock_hand_ = 0;
+  int64_t clean_frames_ = 0;  // resident and saved
+  uint32_t pin_group_ = 1;
+  std::deque<std::pair<int64_t, uint32_t>> unsaved_;  // pieces of sealed blocks, with generations
+  absl::flat_hash_map<uint64_t, Saving> saves_;
+  struct Load {
+    int64_t piece = 0;
+    int32_t chunk = 0;
+  };
+  absl::flat_hash_map<uint64_t, Load> loads_;
+  // Blocks with the same name in this memory: what the store has is theirs together.
+  absl::flat_hash_map<std::array<uint8_t, 32>, int32_t> names_;
+  uint64_t next_tag_ = 1;
+  int32_t failed_saves_in_a_row_ = 0;
+  std::vector<Chunk> chunks_;  // of the pass
+  std::vector<storage::Completion> completions_;
+  std::vector<storage::Completion> foreign_, handed_;
+  KvMemoryStats stats_;
+};
+
+template <typename Done, typename Foreign>
+void KvMemory::Wait(Done done, Foreign foreign) {
+  const int64_t begin = NowNs();
+  while (true) {
+    handed_.swap(foreign_);  // `foreign` may put some back
+    for (const storage::Completion& completion : handed_) foreign(completion);
+    handed_.clear();
+    if (done()) break;
+    // Reads and writes end by their deadlines, so this does.
+    Poll(std::chrono::milliseconds(100));
+  }
+  ++stats_.waits;
+  stats_.wait_ns += NowNs() - begin;
+}
+
+}  // namespace winnow::engine
+
+#endif  // WINNOW_ENGINE_KV_MEMORY_H_

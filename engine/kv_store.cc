@@ -1,0 +1,101 @@
+#include "engine/kv_store.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "engine/status_macros.h"
+#include "fmt/format.h"
+#include "storage/disk_store.h"
+#include "storage/format.h"
+#include "storage/host_store.h"
+#include "storage/tiered_store.h"
+
+namespace winnow::engine {
+namespace {
+
+constexpr int64_t kSegmentBytes = int64_t{64} << 20;
+constexpr int64_t kDiskBytesMin = 4 * (int64_t{1} << 20);
+constexpr int64_t kHostBytesMin = int64_t{1} << 20;
+// Of the disk's bytes, for blocks: the rest is for segments that are open, or half empty and waiting
+// to be compacted.
+constexpr double kUsableShare = 0.75;
+
+}  // namespace
+
+absl::Status CheckTierFlags(const TierFlags& flags) {
+  if (flags.disk_bytes != 0 && flags.store_dir.empty()) {
+    return absl::InvalidArgumentError("disk_bytes: needs store_dir, the directory of the store");
+  }
+  if (flags.disk_bytes == 0 && !flags.store_dir.empty()) {
+    return absl::InvalidArgumentError("store_dir: needs disk_bytes, the size of the store");
+  }
+  if (flags.disk_bytes != 0 && flags.disk_bytes < kDiskBytesMin) {
+    return absl::InvalidArgumentError(
+        fmt::format("disk_bytes is {}: must be 0 or at least {}", flags.disk_bytes, kDiskBytesMin));
+  }
+  if (flags.host_bytes != 0 && flags.host_bytes < kHostBytesMin) {
+    return absl::InvalidArgumentError(
+        fmt::format("host_bytes is {}: must be 0 or at least {}", flags.host_bytes, kHostBytesMin));
+  }
+  if (flags.io != "auto" && flags.io != "uring" && flags.io != "threads") {
+    return absl::InvalidArgumentError(
+        fmt::format("io: '{}' is not one of auto, uring, threads", flags.io));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<KvStore> OpenKvStore(const TierFlags& flags, const kernels::KvLayout& layout) {
+  WINNOW_RETURN_IF_ERROR(CheckTierFlags(flags));
+  KvStore kv;
+  if (!flags.any()) return kv;
+  kv.clock = std::make_unique<storage::SystemClock>();
+  storage::HostStoreOptions host;
+  host.capacity_bytes = static_cast<uint64_t>(flags.host_bytes);
+  host.chunk_bytes = std::min<uint64_t>(host.chunk_bytes, host.capacity_bytes);
+  if (flags.disk_bytes == 0) {
+    kv.store = std::make_unique<storage::HostStore>(host, kv.clock.get());
+    kv.description = fmt::format("host memory, {} bytes", flags.host_bytes);
+    return kv;
+  }
+  storage::DiskStoreOptions disk;
+  disk.directory = flags.store_dir;
+  disk.capacity_bytes = static_cast<uint64_t>(flags.disk_bytes);
+  // A store of few segments could not compact; a piece must fit into one.
+  disk.segment_bytes = static_cast<uint64_t>(
+      std::clamp(flags.disk_bytes / 16 / 4096 * 4096, int64_t{1} << 20, kSegmentBytes));
+  disk.log = flags.log;
+  disk.io.kind = flags.io == "uring"     ? storage::IoEngineKind::kUring
+                 : flags.io == "threads" ? storage::IoEngineKind::kThreads
+                                         : storage::IoEngineKind::kAuto;
+  WINNOW_ASSIGN_OR_RETURN(std::unique_ptr<storage::DiskStore> opened,
+                          storage::DiskStore::Open(disk, kv.clock.get()));
+  if (layout.BlockBytes() > opened->payload_bytes_max()) {
+    return absl::InvalidArgumentError(
+        fmt::format("disk_bytes is {}: a block of one layer, {} bytes, does not fit into a segment",
+                    flags.disk_bytes, layout.BlockBytes()));
+  }
+  kv.description = opened->Describe();
+  if (flags.host_bytes == 0) {
+    kv.store = std::move(opened);
+    return kv;
+  }
+  storage::TieredStoreOptions tiered;
+  tiered.host = host;
+  kv.description = fmt::format("host memory, {} bytes, over {}", flags.host_bytes, kv.description);
+  kv.store =
+      std::make_unique<storage::TieredStore>(std::move(tiered), std::move(opened), kv.clock.get());
+  return kv;
+}
+
+int64_t LowerBlocks(const TierFlags& flags, const kernels::KvLayout& layout, int32_t num_layers) {
+  // With both tiers every block is on disk, and host memory is the cache of it.
+  if (flags.disk_bytes != 0) {
+    return static_cast<int64_t>(
+        kUsableShare * static_cast<double>(flags.disk_bytes) /
+        static_cast<double>(storage::BlockBytesFor(layout.BlockBytes()) * num_layers));
+  }
+  return flags.host_bytes /
+         static_cast<int64_t>(storage::PageAlign(layout.BlockBytes()) * num_layers);
+}
+
+}  // namespace winnow::engine

@@ -1,0 +1,47 @@
+// The store of slower tiers that a model's KV moves to, made from flags: host memory, disk, or both
+// (storage/ has the parts; KvMemory uses them).
+#ifndef WINNOW_ENGINE_KV_STORE_H_
+#define WINNOW_ENGINE_KV_STORE_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/kv_layout.h"
+#include "storage/block_store.h"
+#include "storage/clock.h"
+
+namespace winnow::engine {
+
+struct TierFlags {
+  int64_t host_bytes = 0;        // of memory below the KV pool; 0: none
+  int64_t disk_bytes = 0;        // of files in store_dir; 0: none
+  std::string store_dir = {};    // created if missing; one process at a time
+  std::string io = "auto";       // "auto", "uring", "threads"
+  int64_t row_cache_bytes = -1;  // rows read from the store; -1: an eighth of kv_bytes
+  std::function<void(const std::string&)> log = {};  // one line per event of the store
+
+  bool any() const { return host_bytes != 0 || disk_bytes != 0; }
+};
+
+// InvalidArgument names the flag.
+absl::Status CheckTierFlags(const TierFlags& flags);
+
+struct KvStore {
+  std::unique_ptr<storage::SystemClock> clock;
+  std::unique_ptr<storage::BlockStore> store;
+  std::string description;  // one line for the log
+};
+
+// Null `store` without tiers. Errors: what opening the directory gives.
+absl::StatusOr<KvStore> OpenKvStore(const TierFlags& flags, const kernels::KvLayout& layout);
+
+// Blocks of `num_layers` layers that the tiers hold, beside those in fast memory.
+int64_t LowerBlocks(const TierFlags& flags, const kernels::KvLayout& layout, int32_t num_layers);
+
+}  // namespace winnow::engine
+
+#endif  // WINNOW_ENGINE_KV_STORE_H_

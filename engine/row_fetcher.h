@@ -1,0 +1,115 @@
+// The FETCH step: from tokens to addresses of their KV rows, wherever they lie (DESIGN, section 4).
+//
+//   frame   the row's block is resident: its place in the frame
+//   cache   the row was read before: its place in the row cache
+//   store   the rest: grouped by block and page, each page read once for all heads and queries that
+//           want rows of it, its rows copied to a staging area, and kept in the cache afterwards
+//
+// Reads are submitted as rows are resolved, and Wait ends when all have come. A row that the store
+// does not give marks its block lost; its address then points to zeros, and the caller drops whoever
+// wanted it.
+#ifndef WINNOW_ENGINE_ROW_FETCHER_H_
+#define WINNOW_ENGINE_ROW_FETCHER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "engine/kv_memory.h"
+#include "engine/row_cache.h"
+#include "kernels/backend.h"
+
+namespace winnow::engine {
+
+struct RowFetcherOptions {
+  size_t cache_bytes = 0;    // of the row cache
+  size_t staging_bytes = 0;  // rows and pages on their way; at least one page and one row
+};
+
+// Rows and pages since the start.
+struct RowFetcherStats {
+  uint64_t frame_rows = 0;
+  uint64_t cache_rows = 0;
+  uint64_t store_rows = 0;     // missing in both; a row wanted twice in a call counts once
+  uint64_t shared_rows = 0;    // wanted again in the same call
+  uint64_t payload_bytes = 0;  // of rows that were read
+  uint64_t pages = 0;
+  uint64_t page_bytes = 0;
+};
+
+class RowFetcher {
+ public:
+  static absl::StatusOr<std::unique_ptr<RowFetcher>> Create(kernels::Backend& backend,
+                                                            KvMemory& memory, int32_t num_layers,
+                                                            const RowFetcherOptions& options);
+
+  // Begins a call: addresses of the one before are void.
+  void Begin(int32_t layer);
+  // Address of the row of `token` (in the block) of `head`, for a chunk of the pass; its bytes are there after Wait. Null: the
+  // staging area is full, and the caller takes fewer queries at a time or pins what they need.
+  const std::byte* Resolve(int32_t chunk, int32_t block, int32_t head, int32_t token) {
+    if (const std::byte* frame = memory_.Resident(layer_, block)) {
+      ++stats_.frame_rows;
+      return frame + layout_.RowOffset(0, head, token);
+    }
+    return ResolveAway(chunk, block, head, token);
+  }
+  // Forgets what was resolved since Begin; nothing has been read for it.
+  void Abandon();
+  // Reads what is missing. False: blocks were lost (KvMemory::lost).
+  bool Wait();
+  // The call's rows were used: keeps what was read in the cache.
+  void End();
+
+  const RowFetcherStats& stats() const { return stats_; }
+  size_t cache_bytes() const { return cache_.size_bytes(); }
+  size_t staging_bytes() const { return rows_.size_bytes() + pages_.size_bytes(); }
+  int64_t staging_rows() const { return staging_rows_; }
+
+ private:
+  struct Miss {
+    int32_t block = 0;
+    int32_t row = 0;    // head * block_tokens + token
+    int32_t slot = 0;   // of staging
+    int32_t chunk = 0;  // that wanted it first
+  };
+  // Pages of one block on their way.
+  struct Read {
+    int32_t first_miss = 0, last_miss = 0;
+    size_t first_page = 0;  // in pages_
+    std::vector<uint32_t> pages;
+  };
+
+  RowFetcher(KvMemory& memory) : memory_(memory), layout_(memory.layout()) {}
+  std::byte* Slot(int32_t slot) const {
+    return static_cast<std::byte*>(rows_.data()) + slot * layout_.RowBytes();
+  }
+  const std::byte* ResolveAway(int32_t chunk, int32_t block, int32_t head, int32_t token);
+  void Submit(size_t first, size_t last);
+  void OnRead(const storage::Completion& completion);
+  void Collect();
+
+  KvMemory& memory_;
+  const kernels::KvLayout layout_;
+  RowCache cache_;
+  kernels::Buffer rows_;   // [staging_rows_]
+  kernels::Buffer pages_;  // [staging_pages_] of storage's pages
+  int64_t staging_rows_ = 0;
+  size_t staging_pages_ = 0;
+  int32_t layer_ = 0;
+  std::vector<Miss> misses_;
+  absl::flat_hash_map<int64_t, int32_t> slots_;  // of the call's misses, by block and row
+  std::vector<Read> reads_;                      // of the wave in flight
+  std::vector<uint32_t> scratch_pages_;
+  size_t pages_taken_ = 0;
+  size_t reads_left_ = 0;
+  bool lost_ = false;
+  RowFetcherStats stats_;
+};
+
+}  // namespace winnow::engine
+
+#endif  // WINNOW_ENGINE_ROW_FETCHER_H_

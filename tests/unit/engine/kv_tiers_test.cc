@@ -1,0 +1,243 @@
+// What the engine gives when its KV is in tiers: the tokens that it gives when all KV is in memory.
+#include <filesystem>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "engine/decoder.h"
+#include "engine/kv_memory.h"
+#include "engine/model_loader.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/fault/faulty_store.h"
+#include "tests/unit/engine/engine_testing.h"
+#include "tests/unit/engine/model_files.h"
+#include "tests/unit/engine/sequence_runner.h"
+
+namespace winnow::engine {
+namespace {
+
+using ::testing::HasSubstr;
+
+const std::string kNeedle = std::string(WINNOW_SOURCE_DIR) + "/models/needle-5m";
+constexpr int32_t kBlockTokens = 16;
+constexpr int32_t kContext = 640;
+constexpr int32_t kRunning = 4;
+constexpr int32_t kStepTokens = 64;
+
+std::vector<AttentionPolicy> Policies() {
+  std::vector<AttentionPolicy> policies;
+  for (const char* text :
+       {"dense", "window:sink=2,window=20", "oracle:k=5,window=9", "quest:k=16,window=9,suffix=40",
+        "lsh:k=5,window=9,suffix=30", "lsh:k=9,p=0.9,window=9,dense_layers=0", "hata:k=6,window=9",
+        "spotlight:k=5%,window=9,completion=on,suffix=50", "spotlight:k=90%,window=9,suffix=99",
+        "lsh:k=5,window=9,floor=0.5"}) {
+    auto policy = ParseAttentionPolicy(text);
+    EXPECT_TRUE(policy.ok()) << policy.status();
+    policies.push_back(*policy);
+  }
+  return policies;
+}
+
+ModelOptions Options() {
+  ModelOptions options;
+  options.num_threads = 2;
+  options.block_tokens = kBlockTokens;
+  options.max_context = kContext;
+  options.max_batch_tokens = kStepTokens;
+  options.max_batch_logits = kRunning;
+  options.retrieval.probe_interval = 5;
+  options.retrieval.summaries = kRunning;
+  return options;
+}
+
+std::unique_ptr<LoadedModel> Load(const ModelOptions& options) {
+  auto model = LoadModel(kNeedle, options);
+  EXPECT_TRUE(model.ok()) << model.status();
+  return *std::move(model);
+}
+
+int64_t FrameBytes(const ModelConfig& config) {
+  return int64_t{2} * 2 * config.head_dim * config.num_kv_heads * kBlockTokens;
+}
+
+class KvTiersTest : public ::testing::Test {
+ protected:
+  KvTiersTest() : seed_(testing::TestSeed()), random_(seed_) {
+    auto config = LoadModelConfig(kNeedle);
+    config_ = *std::move(config);
+    for (int i = 0; i < 20; ++i) {
+      const auto length =
+          static_cast<int32_t>(random_() % 3 == 0 ? 1 + random_() % 60 : 200 + random_() % 400);
+      std::vector<int32_t> prompt(length);
+      for (int32_t& token : prompt) token = static_cast<int32_t>(random_() % config_.vocab_size);
+      Request request = MakeRequest(i + 1, std::move(prompt), 1 + random_() % 30);
+      request.tenant = i % 3 == 0 ? "a" : "b";
+      request.policy = Policies()[i % Policies().size()];
+      requests_.push_back(std::move(request));
+    }
+  }
+
+  // As few frames as the options allow, and a store for everything else.
+  ModelOptions Tiered() const {
+    ModelOptions options = Options();
+    options.kv_dtype = "bf16";
+    options.kv_bytes = FrameBytes(config_) * KvMemory::LeastFrames(config_.num_layers, kBlockTokens,
+                                                                   kContext, kStepTokens, kRunning);
+    options.tiers.row_cache_bytes = 1 << 18;
+    return options;
+  }
+
+  std::vector<Reply> Answers(LoadedModel& model) {
+    FakeClock clock;
+    const auto engine =
+        MakeEngine({.max_running = kRunning, .step_tokens = kStepTokens}, *model.decoder, clock);
+    std::vector<Client> clients(requests_.size());
+    for (size_t i = 0; i < requests_.size(); ++i) {
+      const absl::Status status = engine->Submit(requests_[i], clients[i].output);
+      EXPECT_TRUE(status.ok()) << status;
+    }
+    StepUntilIdle(*engine);
+    losses_ = engine->stats().kv_losses;
+    EXPECT_EQ(engine->stats().blocks_used, 0);
+    std::vector<Reply> replies;
+    for (Client& client : clients) replies.push_back(client.Read());
+    return replies;
+  }
+
+  // Room for all KV in memory, one after the other: what every other way must give.
+  const std::vector<Reply>& Expected() {
+    if (!expected_.empty()) return expected_;
+    ModelOptions options = Options();
+    options.kv_dtype = "bf16";
+    options.kv_bytes = FrameBytes(config_) * config_.num_layers * 8 * (kContext / kBlockTokens);
+    expected_ = Answers(*Load(options));
+    return expected_;
+  }
+
+  void ExpectEqual(const std::vector<Reply>& replies) {
+    for (size_t i = 0; i < replies.size(); ++i) {
+      SCOPED_TRACE(ToString(requests_[i].policy) + ", prompt " +
+                   std::to_string(requests_[i].prompt.size()) + ", seed " + std::to_string(seed_));
+      EXPECT_EQ(replies[i].last.finish, Expected()[i].last.finish) << replies[i].last.error;
+      EXPECT_EQ(replies[i].tokens, Expected()[i].tokens);
+    }
+  }
+
+  const uint64_t seed_;
+  std::mt19937_64 random_;
+  ModelConfig config_;
+  std::vector<Request> requests_;
+  std::vector<Reply> expected_;
+  uint64_t losses_ = 0;
+  TempDir directory_;
+};
+
+TEST_F(KvTiersTest, TokensAreThoseOfKvInMemory) {
+  struct Case {
+    const char* name;
+    int64_t host_bytes, disk_bytes;
+    const char* io;
+    int64_t row_cache_bytes;
+  };
+  for (const Case& c : {Case{"host", 64 << 20, 0, "auto", 1 << 18},
+                        Case{"disk, threads", 0, 64 << 20, "threads", 1 << 18},
+                        Case{"disk, auto, without row cache", 0, 64 << 20, "auto", 0},
+                        Case{"host over disk", 1 << 20, 64 << 20, "auto", 1 << 18}}) {
+    SCOPED_TRACE(c.name);
+    ModelOptions options = Tiered();
+    options.tiers.host_bytes = c.host_bytes;
+    options.tiers.disk_bytes = c.disk_bytes;
+    if (c.disk_bytes > 0) options.tiers.store_dir = directory_.File(c.name);
+    options.tiers.io = c.io;
+    options.tiers.row_cache_bytes = c.row_cache_bytes;
+    const auto model = Load(options);
+    ASSERT_NE(model, nullptr);
+    const std::vector<Reply> replies = Answers(*model);
+    EXPECT_EQ(losses_, 0u);
+    ExpectEqual(replies);
+    const KvMemoryStats& stats = model->decoder->kv_memory()->stats();
+    EXPECT_GT(stats.evicted_frames, 0u);  // else the test shows nothing
+    EXPECT_GT(stats.loaded_pieces, 0u);
+    const RowFetcherStats& rows = model->decoder->row_fetcher().stats();
+    EXPECT_GT(rows.store_rows, 0u);
+    EXPECT_EQ(rows.cache_rows > 0, c.row_cache_bytes > 0);
+    EXPECT_EQ(rows.payload_bytes,
+              rows.store_rows * model->decoder->kv_memory()->layout().RowBytes());
+    // Nothing of requests that have ended is left behind.
+    std::vector<storage::Completion> done;
+    while (model->store.store->in_flight() > 0) {
+      model->store.store->Poll(std::chrono::milliseconds(10), &done);
+    }
+    EXPECT_EQ(model->store.store->stats().blocks, 0u);
+  }
+}
+
+TEST_F(KvTiersTest, FaultsOfTheStoreCostTimeAndNoToken) {
+  ModelOptions options = Tiered();
+  options.tiers.host_bytes = 64 << 20;
+  storage::FaultyStore* faulty = nullptr;
+  options.decorate_store = [&](std::unique_ptr<storage::BlockStore> store) {
+    auto made =
+        std::make_unique<storage::FaultyStore>(std::move(store), static_cast<uint32_t>(seed_));
+    faulty = made.get();
+    return made;
+  };
+  const auto model = Load(options);
+  faulty->faults = {.miss_share = 0.0003, .lose_share = 0.003, .polls_max = 3, .reorder = true};
+  const std::vector<Reply> replies = Answers(*model);
+  EXPECT_GT(losses_, 0u);
+  ExpectEqual(replies);
+  EXPECT_GT(model->decoder->kv_memory()->stats().lost_pieces, 0u);
+}
+
+TEST_F(KvTiersTest, AStoreThatTakesNothingLeavesWhatFastMemoryHolds) {
+  ModelOptions options = Tiered();
+  options.tiers.host_bytes = 64 << 20;
+  storage::FaultyStore* faulty = nullptr;
+  options.decorate_store = [&](std::unique_ptr<storage::BlockStore> store) {
+    auto made = std::make_unique<storage::FaultyStore>(std::move(store), 1);
+    faulty = made.get();
+    return made;
+  };
+  const auto model = Load(options);
+  faulty->faults = {.miss_share = 1};
+  for (size_t i = 0; const Reply& reply : Answers(*model)) {
+    // Whoever fits is answered, and rightly; who does not is told so.
+    if (reply.last.finish == FinishReason::kError) {
+      EXPECT_EQ(reply.last.error_code, absl::StatusCode::kUnavailable);
+    } else {
+      EXPECT_EQ(reply.tokens, Expected()[i].tokens) << ToString(requests_[i].policy);
+    }
+    ++i;
+  }
+}
+
+TEST_F(KvTiersTest, FramesThatCannotWorkAreRefusedWithTheBytes) {
+  ModelOptions options = Tiered();
+  options.tiers.host_bytes = 64 << 20;
+  const int64_t least = options.kv_bytes;
+  options.kv_bytes = least - 1;
+  const absl::Status status = LoadModel(kNeedle, options).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("kv_bytes"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr(std::to_string(least)));
+}
+
+TEST(TierFlagsTest, WhatCannotBeHonouredIsRefusedByName) {
+  const auto message = [](const TierFlags& flags) {
+    const absl::Status status = CheckTierFlags(flags);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    return std::string(status.message());
+  };
+  EXPECT_THAT(message({.disk_bytes = 1 << 30}), HasSubstr("store_dir"));
+  EXPECT_THAT(message({.store_dir = "x"}), HasSubstr("disk_bytes"));
+  EXPECT_THAT(message({.disk_bytes = 1000, .store_dir = "x"}), HasSubstr("disk_bytes"));
+  EXPECT_THAT(message({.host_bytes = 5}), HasSubstr("host_bytes"));
+  EXPECT_THAT(message({.host_bytes = 1 << 20, .io = "aio"}), HasSubstr("io"));
+  EXPECT_TRUE(CheckTierFlags({}).ok());
+}
+
+}  // namespace
+}  // namespace winnow::engine
