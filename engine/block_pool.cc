@@ -7,25 +7,84 @@ namespace winnow::engine {
 
 BlockPool::BlockPool(int32_t num_blocks, KvMemory* memory) : memory_(memory) {
   WINNOW_CHECK(num_blocks >= 1);
-  taken_.resize(num_blocks, false);
+  blocks_.resize(num_blocks);
   free_.reserve(num_blocks);
   for (int32_t block = num_blocks - 1; block >= 0; --block) free_.push_back(block);
 }
 
+BlockPool::~BlockPool() {
+  for (int32_t block = oldest_idle_; block >= 0; block = blocks_[block].after) {
+    if (memory_ != nullptr) memory_->Forget(block);
+  }
+}
+
 int32_t BlockPool::Take() {
-  WINNOW_CHECK(!free_.empty());
+  WINNOW_CHECK(num_free() > 0);
+  if (free_.empty()) {
+    const int32_t idle = oldest_idle_;
+    Unlink(idle);
+    Withdraw(idle);
+    if (memory_ != nullptr) memory_->Forget(idle);
+    free_.push_back(idle);
+  }
   const int32_t block = free_.back();
   free_.pop_back();
-  taken_[block] = true;
+  blocks_[block].holders = 1;
   return block;
 }
 
-void BlockPool::Give(int32_t block) {
-  WINNOW_CHECK(block >= 0 && block < num_blocks());
-  WINNOW_CHECK(taken_[block]);
-  taken_[block] = false;
-  if (memory_ != nullptr) memory_->Forget(block, /*keep=*/false);
-  free_.push_back(block);
+void BlockPool::Share(int32_t block) {
+  if (blocks_[block].holders == 0) {
+    WINNOW_CHECK(blocks_[block].published);
+    Unlink(block);
+  }
+  ++blocks_[block].holders;
+}
+
+void BlockPool::Give(int32_t index) {
+  WINNOW_CHECK(index >= 0 && index < num_blocks());
+  Block& block = blocks_[index];
+  WINNOW_CHECK(block.holders > 0);
+  if (--block.holders > 0) return;
+  if (block.published) {
+    block.before = newest_idle_;
+    block.after = -1;
+    (newest_idle_ < 0 ? oldest_idle_ : blocks_[newest_idle_].after) = index;
+    newest_idle_ = index;
+    ++num_idle_;
+    return;
+  }
+  if (memory_ != nullptr) memory_->Forget(index);
+  free_.push_back(index);
+}
+
+void BlockPool::Unlink(int32_t index) {
+  Block& block = blocks_[index];
+  (block.before < 0 ? oldest_idle_ : blocks_[block.before].after) = block.after;
+  (block.after < 0 ? newest_idle_ : blocks_[block.after].before) = block.before;
+  block.before = block.after = -1;
+  --num_idle_;
+}
+
+void BlockPool::Publish(int32_t index, const Digest& name) {
+  Block& block = blocks_[index];
+  WINNOW_CHECK(block.holders > 0);
+  if (block.published || !by_name_.emplace(name, index).second) return;
+  block.published = true;
+  block.name = name;
+}
+
+std::optional<int32_t> BlockPool::Find(const Digest& name) const {
+  const auto found = by_name_.find(name);
+  if (found == by_name_.end()) return std::nullopt;
+  return found->second;
+}
+
+void BlockPool::Withdraw(int32_t index) {
+  Block& block = blocks_[index];
+  if (!block.published) return;
+  by_name_.erase(block.name);
+  block.published = false;
 }
 
 }  // namespace winnow::engine

@@ -416,12 +416,14 @@ absl::StatusOr<Tensor> Decoder::AllocateScratch(int64_t rows, int64_t cols, cons
 }
 
 absl::Status Decoder::AllocatePools() {
-  WINNOW_ASSIGN_OR_RETURN(memory_, KvMemory::Create(backend_, {.layout = kv_layout_,
-                                                               .num_layers = config_.num_layers,
-                                                               .num_blocks = num_blocks_,
-                                                               .num_frames = num_frames_,
-                                                               .store = options_.store,
-                                                               .names = options_.names}));
+  WINNOW_ASSIGN_OR_RETURN(memory_,
+                          KvMemory::Create(backend_, {.layout = kv_layout_,
+                                                      .num_layers = config_.num_layers,
+                                                      .num_blocks = num_blocks_,
+                                                      .num_frames = num_frames_,
+                                                      .store = options_.store,
+                                                      .write_through = options_.write_through,
+                                                      .names = options_.names}));
   kv_pool_bytes_ = memory_->size_bytes();
   WINNOW_ASSIGN_OR_RETURN(
       retrieval_, RetrievalAttention::Create(config_, *memory_, options_.max_context, backend_,

@@ -36,12 +36,13 @@ struct DecoderOptions {
   // Blocks beyond those that the frames hold, kept in `store`. REQUIRES: 0 without one.
   int32_t lower_blocks = 0;
   storage::BlockStore* store = nullptr;  // of slower tiers, outlives the decoder; null: none
-  StoreNames names = {};                 // with a store
-  RowFetcherOptions rows = {};           // the same
-  int32_t max_batch_tokens = 512;        // tokens of one Forward
-  int32_t max_batch_logits = 64;         // logits rows of one Forward, at most max_batch_tokens
-  int32_t max_context = 0;               // 0: the model's max_position_embeddings
-  RetrievalOptions retrieval = {};       // indexes beside the KV pool, and the artifact
+  bool write_through = false;            // KvMemoryOptions::write_through
+  StoreNames names = {};
+  RowFetcherOptions rows = {};      // the same
+  int32_t max_batch_tokens = 512;   // tokens of one Forward
+  int32_t max_batch_logits = 64;    // logits rows of one Forward, at most max_batch_tokens
+  int32_t max_context = 0;          // 0: the model's max_position_embeddings
+  RetrievalOptions retrieval = {};  // indexes beside the KV pool, and the artifact
 };
 
 class Decoder final : public Model {
@@ -75,6 +76,16 @@ class Decoder final : public Model {
     return retrieval_->NewState(policy);
   }
   absl::Status ResumeRetrieval(RetrievalState& state) override { return retrieval_->Resume(state); }
+  void SaveIndex(int32_t block, const BlockName& name) override {
+    retrieval_->SaveIndex(block, name);
+  }
+  void SaveSummary(const RetrievalState& state, const BlockName& name) override {
+    retrieval_->SaveSummary(state, name);
+  }
+  void AdoptIndex(RetrievalState& state, std::span<const int32_t> blocks,
+                  std::span<const BlockName> names, int32_t retrieve_from) override {
+    retrieval_->AdoptIndex(state, blocks, names, retrieve_from);
+  }
   KvMemory* kv_memory() override { return memory_.get(); }
   const RowFetcher& row_fetcher() const { return retrieval_->fetcher(); }
 

@@ -15,6 +15,8 @@ namespace {
 
 // An idle engine looks around and beats this often.
 constexpr Duration kIdleWait = std::chrono::milliseconds(100);
+// At the end, for what is to be found after a restart.
+constexpr Duration kFlushTime = std::chrono::seconds(5);
 // Times that a sequence is computed again for its next token before it is given up.
 constexpr int32_t kLossesMax = 8;
 
@@ -61,8 +63,7 @@ Engine::Engine(const EngineOptions& options, Model& model, const Tokenizer& toke
       observer_(observer != nullptr ? *observer : silent_),
       queue_(options.queue_requests, options.queue_tokens),
       heartbeat_(clock.Now().time_since_epoch().count()),
-      memory_(model.kv_memory() != nullptr && model.kv_memory()->tiered() ? model.kv_memory()
-                                                                          : nullptr),
+      memory_(model.kv_memory()),
       pool_(model.num_blocks(), memory_),
       sampler_(model.vocab_size()) {
   logits_.resize(static_cast<size_t>(options.max_running) * model.vocab_size());
@@ -169,6 +170,7 @@ bool Engine::Step() {
   EndOverdue(now);
   Apply(scheduler_.Plan(View(now)), now);
   const bool computes = !batch_.chunks.empty();
+  const bool adopted = std::exchange(adopted_, false);
   if (computes) {
     ++stats_.steps;
     const absl::Status status = model_.Forward(batch_, logits_);
@@ -180,7 +182,8 @@ bool Engine::Step() {
   }
   Emit();
   if (computes) Observe(clock_.Now() - now);
-  return computes;
+  if (!computes && memory_ != nullptr && memory_->has_work()) memory_->Idle();
+  return computes || adopted;
 }
 
 void Engine::TakeOver() {
@@ -259,12 +262,15 @@ void Engine::Apply(const StepPlan& plan, TimePoint now) {
     sequence.phase = Phase::kRunning;
     ChangeWaiting(-1, sequence);
     StartRetrieval(sequence);
+    if (!sequence.ended) adopted_ |= AdoptPrefix(sequence);
   }
   batch_.chunks.clear();
   batch_sequences_.clear();
   for (const PlannedChunk& chunk : plan.chunks) {
     Sequence& sequence = *sequences_[chunk.sequence];
     if (sequence.ended) continue;
+    // It adopted a prefix after the plan was made: the next plan knows where it goes on.
+    if (sequence.cache.num_tokens() != views_[chunk.sequence].computed_tokens) continue;
     sequence.cache.Grow(chunk.new_blocks);
     const int32_t position = sequence.cache.num_tokens();
     const bool to_end = position + chunk.tokens == sequence.num_known_tokens();
@@ -287,6 +293,11 @@ void Engine::SortSequences() {
 
 // Its blocks go back; its tokens, its answer and what was counted stay.
 void Engine::Preempt(Sequence& sequence) {
+  if (memory_ != nullptr) {
+    for (const int32_t block : sequence.cache.block_table()) {
+      if (memory_->block_lost(block)) pool_.Withdraw(block);
+    }
+  }
   sequence.cache.Release();
   sequence.names.clear();
   if (sequence.retrieval != nullptr) sequence.retrieval->Suspend();
@@ -296,25 +307,89 @@ void Engine::Preempt(Sequence& sequence) {
   ChangeWaiting(+1, sequence);
 }
 
-// Blocks that became full can move from now on, under the name of their content.
-void Engine::NameBlocks(Sequence& sequence) {
+// Of the sequence's block `i`, when the blocks before it are named. Sets whether anyone may find it:
+// what a policy with a floor computed depends on more than its name says.
+Digest Engine::NameOf(const Sequence& sequence, int32_t i, bool* shareable) {
   const int32_t block_tokens = model_.block_tokens();
-  const int32_t full = sequence.cache.num_tokens() / block_tokens;
-  const StoreNames& names = memory_->names();
-  const Digest tenant = Sha256(sequence.request.tenant);
-  for (auto i = static_cast<int32_t>(sequence.names.size()); i < full; ++i) {
-    // Tokens before retrieve_from attended densely whatever the policy says.
-    how_.clear();
-    if (!sequence.request.policy.IsDense() && (i + 1) * block_tokens > sequence.retrieve_from()) {
-      how_ = absl::StrCat(ToString(sequence.request.policy), " from ", sequence.retrieve_from(),
-                          " ", names.retrieval);
-    }
-    const Digest parent = i == 0 ? ChainRoot(names.model, tenant) : sequence.names.back();
-    sequence.names.push_back(ChainNext(
-        parent, std::span(sequence.tokens).subspan(int64_t{i} * block_tokens, block_tokens), how_));
-    memory_->Seal(sequence.cache.block_table()[i],
-                  {.chain = sequence.names.back(), .tenant = tenant, .index = i});
+  const AttentionPolicy& policy = sequence.request.policy;
+  // Tokens before retrieve_from attended densely whatever the policy says.
+  const bool dense = policy.IsDense() || (i + 1) * block_tokens <= sequence.retrieve_from();
+  how_.clear();
+  if (!dense) {
+    how_ = absl::StrCat(ToString(policy), " from ", sequence.retrieve_from(), " ",
+                        memory_->names().retrieval);
   }
+  *shareable = dense || !policy.floor.has_value();
+  const Digest parent =
+      i == 0 ? ChainRoot(memory_->names().model, sequence.tenant_digest) : sequence.names.back();
+  return ChainNext(
+      parent, std::span(sequence.tokens).subspan(int64_t{i} * block_tokens, block_tokens), how_);
+}
+
+// Blocks that became full can move and be shared from now on, under the name of their content.
+void Engine::NameBlocks(Sequence& sequence) {
+  const int32_t full = sequence.cache.num_tokens() / model_.block_tokens();
+  for (auto i = static_cast<int32_t>(sequence.names.size()); i < full; ++i) {
+    bool shareable = false;
+    sequence.names.push_back(NameOf(sequence, i, &shareable));
+    const int32_t block = sequence.cache.block_table()[i];
+    // Prompts come again; what was generated, and under a policy, is for this process at most.
+    const bool keep = options_.prefix_cache && how_.empty();
+    const BlockName name{sequence.names.back(), sequence.tenant_digest, i};
+    memory_->Seal(block, name, keep);
+    if (options_.prefix_cache && shareable) pool_.Publish(block, name.chain);
+    if (keep) model_.SaveIndex(block, name);
+  }
+  if (sequence.retrieval == nullptr || !options_.prefix_cache) return;
+  // The summary as it is before the step in which the sequence begins to complete: from then on it
+  // is ahead of what another question about the same text begins with.
+  const int32_t left = sequence.retrieve_from() - sequence.cache.num_tokens();
+  if (!sequence.summary_saved && full > 0 && left >= 0 && left <= options_.step_tokens) {
+    sequence.summary_saved = true;
+    model_.SaveSummary(*sequence.retrieval,
+                       {sequence.names.back(), sequence.tenant_digest, full - 1});
+  }
+}
+
+// Takes over what is known of the sequence's tokens, from other sequences or from the store, as far
+// as it reaches from the first token on. The last token is always computed.
+bool Engine::AdoptPrefix(Sequence& sequence) {
+  if (memory_ == nullptr || !options_.prefix_cache) return false;
+  const int32_t most = (sequence.num_known_tokens() - 1) / model_.block_tokens();
+  for (int32_t i = 0; i < most; ++i) {
+    bool shareable = false;
+    const BlockName name{NameOf(sequence, i, &shareable), sequence.tenant_digest, i};
+    if (!shareable) break;
+    int32_t block = 0;
+    if (const std::optional<int32_t> found = pool_.Find(name.chain)) {
+      block = *found;
+      pool_.Share(block);
+    } else if (how_.empty() && pool_.num_free() > 0 && memory_->Stored(name)) {
+      block = pool_.Take();
+      memory_->Adopt(block, name);
+      pool_.Publish(block, name.chain);
+    } else {
+      break;
+    }
+    sequence.names.push_back(name.chain);
+    sequence.cache.Adopt(block);
+  }
+  const int32_t adopted = sequence.cache.num_tokens();
+  if (adopted == 0) return false;
+  if (sequence.retrieval != nullptr) {
+    adopted_names_.clear();
+    for (size_t i = 0; i < sequence.names.size(); ++i) {
+      adopted_names_.push_back(
+          {sequence.names[i], sequence.tenant_digest, static_cast<int32_t>(i)});
+    }
+    model_.AdoptIndex(*sequence.retrieval, sequence.cache.block_table(), adopted_names_,
+                      sequence.retrieve_from());
+  }
+  if (sequence.usage.preemptions == 0) {
+    sequence.usage.cached_tokens = adopted;
+    stats_.cached_tokens += adopted;
+  }
+  return true;
 }
 
 // The sequence's KV was lost in a slower tier. It is computed again, like one that was preempted;
@@ -544,6 +619,7 @@ void Engine::Shutdown() {
   batch_.chunks.clear();
   batch_sequences_.clear();
   Emit();
+  if (memory_ != nullptr) memory_->Flush(kFlushTime);
 }
 
 }  // namespace winnow::engine

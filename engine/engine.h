@@ -49,6 +49,8 @@ struct EngineOptions {
   // others that wait; after `slow_reader_timeout` it is cancelled.
   Duration pause_grace = std::chrono::seconds(1);
   Duration slow_reader_timeout = std::chrono::seconds(30);
+  // Requests of one tenant whose prompts begin alike share KV; with a store, after a restart too.
+  bool prefix_cache = true;
 };
 
 class Engine {
@@ -116,7 +118,9 @@ class Engine {
   void SampleOne(Sequence& sequence, std::span<float> logits, TimePoint now);
   void SortSequences();
   void Preempt(Sequence& sequence);
+  Digest NameOf(const Sequence& sequence, int32_t i, bool* shareable);
   void NameBlocks(Sequence& sequence);
+  bool AdoptPrefix(Sequence& sequence);
   void Recompute(Sequence& sequence);
   void StartRetrieval(Sequence& sequence);
   void CountDenseDecode(Sequence& sequence);
@@ -165,7 +169,9 @@ class Engine {
   // Scratch of a step; kept, so that steps do not allocate it again.
   std::vector<Submission> submissions_;
   std::vector<RequestId> cancellations_;
-  std::string how_;  // how a block's tokens attended
+  std::string how_;  // how a block's tokens attended; set by NameOf
+  std::vector<BlockName> adopted_names_;
+  bool adopted_ = false;  // a prefix, in this step
   std::vector<SequenceView> views_;
   Batch batch_;
   std::vector<Sequence*> batch_sequences_;  // of batch_.chunks

@@ -13,8 +13,17 @@ void KvCache::Append(int32_t tokens) {
   WINNOW_CHECK(int64_t{num_tokens_} <= int64_t{num_blocks()} * block_tokens_);
 }
 
+void KvCache::Adopt(int32_t block) {
+  WINNOW_CHECK(num_tokens_ == num_blocks() * block_tokens_);
+  block_table_.push_back(block);
+  num_tokens_ += block_tokens_;
+}
+
 void KvCache::Release() {
-  for (const int32_t block : block_table_) pool_.Give(block);
+  // The end first: what goes idle first is taken first, and a prefix is of use without its end.
+  for (auto block = block_table_.rbegin(); block != block_table_.rend(); ++block) {
+    pool_.Give(*block);
+  }
   block_table_.clear();
   num_tokens_ = 0;
 }

@@ -30,7 +30,9 @@ class KvCache {
 
   void Grow(int32_t blocks);    // REQUIRES: the pool has them
   void Append(int32_t tokens);  // their KV was written. REQUIRES: blocks for them
-  void Release();               // gives every block back; empty afterwards
+  // Takes over a full block that is held for it already. REQUIRES: all blocks before it are full.
+  void Adopt(int32_t block);
+  void Release();  // gives every block back; empty afterwards
 
  private:
   BlockPool& pool_;

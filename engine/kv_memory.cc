@@ -54,9 +54,9 @@ absl::Status KvMemory::Allocate() {
     return absl::ResourceExhaustedError(fmt::format(
         "no memory for the KV pool: {} bytes in {} layers", bytes, options_.num_layers));
   }
+  blocks_.resize(options_.num_blocks);
   if (!tiered()) return absl::OkStatus();
   pieces_.resize(pieces);
-  blocks_.resize(options_.num_blocks);
   frames_.resize(options_.num_frames);
   for (auto frame = static_cast<int32_t>(options_.num_frames) - 1; frame >= 0; --frame) {
     free_frames_.push_back(frame);
@@ -201,16 +201,23 @@ int32_t KvMemory::EvictFrame() {
 
 // Makes more frames clean, waiting for it. False: nothing can be saved.
 bool KvMemory::SaveSome() {
-  while (saves_.size() < kSavesAtOnce && !unsaved_.empty() && AcceptsSaves()) {
-    const auto [piece, generation] = unsaved_.front();
-    unsaved_.pop_front();
-    if (blocks_[BlockOf(piece)].generation == generation) StartSave(piece);
+  while (saves_.size() < kSavesAtOnce && AcceptsSaves() &&
+         (SaveNext(&wanted_) || SaveNext(&unsaved_))) {
   }
   if (saves_.empty()) return false;
   const uint64_t saved = stats_.saved_pieces;
   const size_t in_flight = saves_.size();
   Wait([&] { return stats_.saved_pieces > saved || saves_.size() < in_flight; },
        [this](const Completion& c) { foreign_.push_back(c); });
+  return true;
+}
+
+// False: the queue is empty.
+bool KvMemory::SaveNext(Queue* queue) {
+  if (queue->empty()) return false;
+  const auto [piece, generation] = queue->front();
+  queue->pop_front();
+  if (blocks_[BlockOf(piece)].generation == generation) StartSave(piece);
   return true;
 }
 
@@ -223,7 +230,7 @@ void KvMemory::StartSave(int64_t index) {
   const uint64_t tag = next_tag_++;
   const storage::BlockId id = StoreId(LayerOf(index), BlockOf(index));
   piece.saving = true;
-  saves_.emplace(tag, Saving{index, block.generation, id});
+  saves_.emplace(tag, Saving{index, block.generation, id, block.keep});
   options_.store->Put(tag, id, {FrameBytes(piece.frame), options_.layout.BlockBytes()}, kLivePut);
 }
 
@@ -244,8 +251,14 @@ void KvMemory::OnCompletion(const Completion& completion) {
     }
     return;
   }
+  if (completion.tag == aside_.tag) {
+    aside_.outcome = completion.outcome;
+    aside_.done = true;
+    return;
+  }
   const auto save = saves_.find(completion.tag);
-  if (save == saves_.end()) return;  // an erase: what it did not find is gone as well
+  // An erase: what it did not find is gone as well. Or something put aside.
+  if (save == saves_.end()) return;
   const Saving saving = save->second;
   saves_.erase(save);
   const bool saved = completion.outcome == Outcome::kOk;
@@ -270,7 +283,8 @@ void KvMemory::OnCompletion(const Completion& completion) {
     piece.saved = true;
     clean_frames_ += piece.frame >= 0;
   } else {
-    unsaved_.emplace_back(saving.piece, saving.generation);
+    (options_.write_through && block.keep ? wanted_ : unsaved_)
+        .emplace_back(saving.piece, saving.generation);
   }
 }
 
@@ -283,45 +297,66 @@ void KvMemory::Poll(std::chrono::nanoseconds wait) {
 void KvMemory::EndPass() {
   if (!tiered()) return;
   failed_saves_in_a_row_ = 0;
+  while (saves_.size() < kSavesInFlight && AcceptsSaves() && SaveNext(&wanted_)) {
+  }
   // Half of the frames: a pass that has to wait for the disk costs more than writing early.
   const auto reserve = static_cast<size_t>(options_.num_frames / 2);
-  while (!unsaved_.empty() && saves_.size() < kSavesInFlight && AcceptsSaves() &&
-         free_frames_.size() + static_cast<size_t>(clean_frames_) + saves_.size() < reserve) {
-    const auto [piece, generation] = unsaved_.front();
-    unsaved_.pop_front();
-    if (blocks_[BlockOf(piece)].generation == generation) StartSave(piece);
+  while (saves_.size() < kSavesInFlight && AcceptsSaves() &&
+         free_frames_.size() + static_cast<size_t>(clean_frames_) + saves_.size() < reserve &&
+         SaveNext(&unsaved_)) {
   }
 }
 
-void KvMemory::Save(int32_t block) {
-  WINNOW_CHECK(sealed(block));
-  for (int32_t layer = 0; layer < options_.num_layers; ++layer) StartSave(PieceOf(layer, block));
+void KvMemory::Idle() {
+  if (!tiered()) return;
+  EndPass();
+  Poll(std::chrono::nanoseconds(0));
 }
 
-bool KvMemory::Saved(int32_t block) const {
-  for (int32_t layer = 0; layer < options_.num_layers; ++layer) {
-    if (!pieces_[PieceOf(layer, block)].saved) return false;
+void KvMemory::Flush(std::chrono::nanoseconds most) {
+  if (!tiered()) return;
+  const int64_t end = NowNs() + most.count();
+  while (has_work() && NowNs() < end && options_.store->stats().state == TierState::kOk) {
+    EndPass();
+    Poll(std::chrono::milliseconds(10));
   }
-  return true;
 }
 
-void KvMemory::Flush() {
-  if (!tiered() || saves_.empty()) return;
-  Wait([this] { return saves_.empty(); }, [this](const Completion& c) { foreign_.push_back(c); });
+void KvMemory::PutAside(const storage::BlockId& id, std::span<const std::byte> bytes) {
+  if (!AcceptsSaves()) return;
+  options_.store->Put(next_tag_++, id, bytes, {});
+}
+
+bool KvMemory::GetAside(const storage::BlockId& id, std::span<std::byte> into) {
+  const uint64_t tag = next_tag_++;
+  aside_ = {tag, Outcome::kMiss, false};
+  options_.store->Get(tag, id, into, 0);
+  Wait([this] { return aside_.done; }, [this](const Completion& c) { foreign_.push_back(c); });
+  return aside_.outcome == Outcome::kOk;
 }
 
 // ---- lives of blocks ----
 
-void KvMemory::Seal(int32_t index, const BlockName& name) {
-  if (!tiered()) return;
+void KvMemory::Seal(int32_t index, const BlockName& name, bool keep) {
   Block& block = blocks_[index];
   WINNOW_CHECK(!block.sealed);
   block.name = name;
   block.sealed = true;
+  block.keep = keep;
+  if (!tiered()) return;
   ++names_[name.chain];
+  Queue& queue = options_.write_through && keep ? wanted_ : unsaved_;
   for (int32_t layer = 0; layer < options_.num_layers; ++layer) {
-    unsaved_.emplace_back(PieceOf(layer, index), block.generation);
+    queue.emplace_back(PieceOf(layer, index), block.generation);
   }
+}
+
+bool KvMemory::Stored(const BlockName& name) const {
+  if (!tiered()) return false;
+  for (int32_t layer = 0; layer < options_.num_layers; ++layer) {
+    if (!options_.store->Find(options_.names.Id(name, kKindKv, layer)).has_value()) return false;
+  }
+  return true;
 }
 
 void KvMemory::Adopt(int32_t index, const BlockName& name) {
@@ -330,6 +365,7 @@ void KvMemory::Adopt(int32_t index, const BlockName& name) {
   WINNOW_CHECK(!block.sealed);
   block.name = name;
   block.sealed = true;
+  block.keep = true;
   ++names_[name.chain];
   for (int32_t layer = 0; layer < options_.num_layers; ++layer) {
     Piece& piece = pieces_[PieceOf(layer, index)];
@@ -338,28 +374,32 @@ void KvMemory::Adopt(int32_t index, const BlockName& name) {
   }
 }
 
-void KvMemory::Forget(int32_t index, bool keep) {
-  if (!tiered()) return;
-  Block& block = blocks_[index];
-  bool last_of_name = false;
-  if (block.sealed) {
-    const auto name = names_.find(block.name.chain);
-    WINNOW_CHECK(name != names_.end());
-    last_of_name = --name->second == 0;
-    if (last_of_name) names_.erase(name);
-  }
+bool KvMemory::block_lost(int32_t block) const {
+  if (!tiered()) return false;
   for (int32_t layer = 0; layer < options_.num_layers; ++layer) {
-    Piece& piece = pieces_[PieceOf(layer, index)];
-    if (piece.saved && last_of_name && !keep) {
-      options_.store->Erase(next_tag_++, StoreId(layer, index).key);
+    if (pieces_[PieceOf(layer, block)].lost) return true;
+  }
+  return false;
+}
+
+void KvMemory::Forget(int32_t index) {
+  Block& block = blocks_[index];
+  if (tiered()) {
+    bool last_of_name = false;
+    if (block.sealed) {
+      const auto name = names_.find(block.name.chain);
+      WINNOW_CHECK(name != names_.end());
+      last_of_name = --name->second == 0;
+      if (last_of_name) names_.erase(name);
     }
-    if (piece.saving && keep) {
-      for (auto& [tag, saving] : saves_) {
-        if (saving.piece == PieceOf(layer, index)) saving.keep = true;
+    for (int32_t layer = 0; layer < options_.num_layers; ++layer) {
+      Piece& piece = pieces_[PieceOf(layer, index)];
+      if (piece.saved && last_of_name && !block.keep) {
+        options_.store->Erase(next_tag_++, StoreId(layer, index).key);
       }
+      DropFrame(&piece);
+      piece = {};
     }
-    DropFrame(&piece);
-    piece = {};
   }
   const uint32_t generation = block.generation + 1;
   block = {};

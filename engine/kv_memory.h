@@ -19,6 +19,7 @@
 #define WINNOW_ENGINE_KV_MEMORY_H_
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -40,7 +41,9 @@ struct KvMemoryOptions {
   int32_t num_blocks = 0;
   int64_t num_frames = 0;                // num_layers * num_blocks without a store
   storage::BlockStore* store = nullptr;  // outlives the memory; nobody else calls it
-  StoreNames names = {};                 // with a store
+  // Saves every block that is to be kept as soon as it is full, not only when frames get scarce.
+  bool write_through = false;
+  StoreNames names = {};
 };
 
 // Since the start.
@@ -150,22 +153,36 @@ class KvMemory {
 
   // ---- lives of blocks ----
 
-  // The block is full and will not be written again. From now on its pieces can be saved.
-  void Seal(int32_t block, const BlockName& name);
-  // The store has all pieces of the block, by this name: nothing is resident.
+  // The block is full and will not be written again. From now on its pieces can be saved; `keep`
+  // leaves what the store has of them there when the block is forgotten.
+  void Seal(int32_t block, const BlockName& name, bool keep);
+  // Whether the store seems to have all pieces of a block of this name: known without I/O.
+  bool Stored(const BlockName& name) const;
+  // Takes the block's content from the store, where it stays: nothing is resident.
   void Adopt(int32_t block, const BlockName& name);
-  // Moves on when a block is given to other content. 0 without a store.
-  uint32_t generation(int32_t block) const { return tiered() ? blocks_[block].generation : 0; }
+  // Moves on when a block is given to other content.
+  uint32_t generation(int32_t block) const { return blocks_[block].generation; }
   bool sealed(int32_t block) const { return blocks_[block].sealed; }
-  // Nobody needs the block any more; `keep` leaves what the store has of it there.
-  void Forget(int32_t block, bool keep);
-  // Starts to save what is not saved of a sealed block.
-  void Save(int32_t block);
-  bool Saved(int32_t block) const;  // all pieces
+  const BlockName& name(int32_t block) const { return blocks_[block].name; }
+  bool kept(int32_t block) const { return blocks_[block].keep; }
+  // Whether a piece of the block is lost.
+  bool block_lost(int32_t block) const;
+  // Nobody needs the block's content any more.
+  void Forget(int32_t block);
   // Saves ahead, so that frames are there when the next pass needs them.
   void EndPass();
-  // Waits until no save is in flight.
-  void Flush();
+  // Something is to be saved although no pass needs it: EndPass goes on with it.
+  bool has_work() const { return !wanted_.empty() || !saves_.empty(); }
+  // Between passes, when there is nothing else to do: goes on saving.
+  void Idle();
+  // Waits until everything that is to be kept is saved, at most so long.
+  void Flush(std::chrono::nanoseconds most);
+
+  // What belongs to a block beside its KV: `bytes` under an id of another kind than KV. A put that
+  // fails is forgotten; a get that fails gives false. REQUIRES: tiered().
+  void PutAside(const storage::BlockId& id, std::span<const std::byte> bytes);
+  bool GetAside(const storage::BlockId& id, std::span<std::byte> into);
+  bool HasAside(const storage::BlockId& id) const { return options_.store->Find(id).has_value(); }
 
  private:
   struct Piece {
@@ -178,12 +195,14 @@ class KvMemory {
     BlockName name;
     uint32_t generation = 0;
     bool sealed = false;
+    bool keep = false;
   };
   struct Frame {
     int64_t piece = -1;
     uint32_t pin_group = 0;
     bool used = false;
   };
+  using Queue = std::deque<std::pair<int64_t, uint32_t>>;  // pieces, generations of their blocks
   struct Chunk {
     bool lost = false;
     TierBytes bytes;
@@ -213,6 +232,7 @@ class KvMemory {
   void OnCompletion(const storage::Completion& completion);
   bool AcceptsSaves() const;
   void DropFrame(Piece* piece);
+  bool SaveNext(Queue* queue);
   void Poll(std::chrono::nanoseconds wait);
   int64_t NowNs() const;
 
@@ -226,7 +246,14 @@ class KvMemory {
   int64_t clock_hand_ = 0;
   int64_t clean_frames_ = 0;  // resident and saved
   uint32_t pin_group_ = 1;
-  std::deque<std::pair<int64_t, uint32_t>> unsaved_;  // pieces of sealed blocks, with generations
+  Queue unsaved_;  // of sealed blocks, to be saved when frames get scarce
+  Queue wanted_;   // to be saved in any case
+  struct Aside {
+    uint64_t tag = 0;
+    storage::Outcome outcome = storage::Outcome::kMiss;
+    bool done = false;
+  };
+  Aside aside_;  // the last that was asked for
   absl::flat_hash_map<uint64_t, Saving> saves_;
   struct Load {
     int64_t piece = 0;

@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "engine/attention_policy.h"
+#include "engine/block_name.h"
 #include "engine/retrieval_state.h"
 
 namespace winnow::engine {
@@ -76,6 +77,15 @@ class Model {
   // Where KV lies, and which chunks of the last Forward lost what they need: their logits mean
   // nothing, and their sequences must be computed again. Null: KV never moves and is never lost.
   virtual KvMemory* kv_memory() { return nullptr; }
+
+  // The block is full and sealed: what was made beside its KV may be kept for others.
+  virtual void SaveIndex(int32_t block, const BlockName& name) {}
+  // The same of the summaries of a sequence, when `name` is the last block that others can share.
+  virtual void SaveSummary(const RetrievalState& state, const BlockName& name) {}
+  // The sequence begins with these full blocks, which it did not compute: what there is beside their
+  // KV need not be made again.
+  virtual void AdoptIndex(RetrievalState& state, std::span<const int32_t> blocks,
+                          std::span<const BlockName> names, int32_t retrieve_from) {}
 
   // Writes the KV of the batch's tokens into their blocks and logits
   // [batch.num_logits()][vocab_size] (float32, host memory, chunk after chunk). Engine thread only.

@@ -54,9 +54,10 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& model_
   if (store.store != nullptr) {
     if (options.decorate_store) store.store = options.decorate_store(std::move(store.store));
     decoder_options.store = store.store.get();
-    WINNOW_ASSIGN_OR_RETURN(decoder_options.names,
-                            NamesOf(config, weights, *backend, decoder_options));
+    decoder_options.write_through = options.tiers.keep_prefixes;
   }
+  WINNOW_ASSIGN_OR_RETURN(decoder_options.names,
+                          NamesOf(config, weights, *backend, decoder_options));
   WINNOW_ASSIGN_OR_RETURN(std::unique_ptr<Decoder> decoder,
                           Decoder::Create(config, weights, *backend, decoder_options));
   // The packed copy is what runs; the mapped one need not stay in memory beside it.

@@ -88,7 +88,7 @@ void RetrievalAttention::IndexMethod(int32_t layer, const Method& method) {
   extensions_.clear();
   tables_.resize(std::max(tables_.size(), method.rows.size()));
   for (size_t at = 0; at < method.rows.size(); ++at) {
-    const Rows& rows = rows_[method.rows[at]];
+    Rows& rows = rows_[method.rows[at]];
     const SequenceChunk& chunk = *rows.chunk;
     RetrievalState& state = *chunk.retrieval;
     if (layer < state.policy_.dense_layers || memory_.chunk_lost(rows.index)) continue;
@@ -115,6 +115,7 @@ void RetrievalAttention::IndexMethod(int32_t layer, const Method& method) {
     }
     spans_.push_back({pinned.table, {begin, end}, chunk.block_table});
     of_layer.indexed = end;
+    rows.indexed_from = begin;
     if (extends) extensions_.push_back({&summary, pinned.table, mid.last});
     pool_ = pinned.pool;
   }
@@ -492,6 +493,9 @@ void RetrievalAttention::End() {
     const SequenceChunk& chunk = *rows.chunk;
     RetrievalState& state = *chunk.retrieval;
     const int32_t end = chunk.position + rows.size();
+    if (rows.indexed_from >= 0 && !memory_.chunk_lost(rows.index)) {
+      MarkIndexed(rows, rows.indexed_from, end);
+    }
     for (int32_t position = std::max({chunk.position, chunk.retrieve_from, state.counted_});
          position < end; ++position) {
       // Nobody attends in the last layer but who wants logits.

@@ -15,6 +15,7 @@
 #define WINNOW_ENGINE_RETRIEVAL_ATTENTION_H_
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -80,6 +81,20 @@ class RetrievalAttention {
   absl::StatusOr<std::unique_ptr<RetrievalState>> NewState(const AttentionPolicy& policy);
   absl::Status Resume(RetrievalState& state);  // after Suspend; else does nothing
 
+  // ---- what is kept beside KV (retrieval_keep.cc) ----
+
+  // Puts what the indexes say of a full block aside in the store, under the block's name. Nothing
+  // without a store, or where no index has the whole block.
+  void SaveIndex(int32_t block, const BlockName& name);
+  // The same of the state's summaries.
+  void SaveSummary(const RetrievalState& state, const BlockName& name);
+  // `blocks` hold the first tokens of a sequence that did not compute them: what the indexes have of
+  // them, or the store, need not be made again.
+  void AdoptIndex(RetrievalState& state, std::span<const int32_t> blocks,
+                  std::span<const BlockName> names, int32_t retrieve_from);
+
+  // ---- a pass ----
+
   // The chunks of this pass, and where their rows begin. Null states are dense.
   // REQUIRES: chunks and what they point to stay until the pass is over.
   void Begin(std::span<const SequenceChunk> chunks);
@@ -125,6 +140,8 @@ class RetrievalAttention {
     // Rows [first, last) of the chunk retrieve; those around them are dense. Empty: first == last
     // == size.
     int32_t first_retrieving = 0, last_retrieving = 0;
+    // The index of the last layer took in tokens from here on, as those before it did; -1: nothing.
+    int32_t indexed_from = -1;
     int32_t size() const { return static_cast<int32_t>(chunk->tokens.size()); }
     QueryPlan Plan(int32_t row_in_chunk, int32_t from) const;
   };
@@ -141,6 +158,30 @@ class RetrievalAttention {
   absl::Status MakeCodeIndex(const IndexSpec& spec, int32_t num_blocks);
   absl::Status MakeFeatureMaps();
   const CodeIndex* FindCodes(const AttentionPolicy& policy) const;
+
+  // One of the indexes, as what is kept of a block: `block_bytes` for each layer from `pool`.
+  struct Keepable {
+    std::string title;
+    size_t block_bytes = 0;
+    std::vector<std::byte*> pools;  // by layer; null: the layer has none
+    // Of each block: its generation then, and the first layer that has all of it, as have those
+    // after it.
+    struct Mark {
+      uint32_t generation = 0;
+      int32_t first_layer = std::numeric_limits<int32_t>::max();
+    };
+    std::vector<Mark> marks;
+    uint32_t kind = 0;  // of the store's keys
+    Digest digest = {};
+  };
+  void MakeKeepable();
+  std::vector<Keepable*> KeepableOf(const AttentionPolicy& policy);
+  void MarkIndexed(const Rows& rows, int32_t begin, int32_t end);
+  size_t KeptBytes(const Keepable& index) const;
+  bool HasIndex(const Keepable& index, int32_t block, int32_t first_layer) const;
+  bool LoadIndex(Keepable& index, int32_t block, const BlockName& name, int32_t first_layer);
+  bool LoadSummary(RetrievalState& state, std::span<const BlockName> names, int32_t retrieve_from);
+  uint32_t SummaryKind(const AttentionPolicy& policy, Digest* digest) const;
 
   void IndexMethod(int32_t layer, const Method& method);
   void IndexSpans(int32_t layer, const Method& method);
@@ -188,6 +229,10 @@ class RetrievalAttention {
   std::unique_ptr<RowFetcher> fetcher_;
   kernels::Buffer summary_pool_;  // [summaries] places of SummaryBytes each
   std::vector<std::byte*> free_summaries_;
+
+  std::vector<Keepable> keepable_;
+  std::string artifact_id_;
+  std::vector<std::byte> kept_;  // a payload on its way
 
   // Of the pass.
   void* pool_ = nullptr;  // that pinned tables are of

@@ -189,6 +189,7 @@ absl::Status RetrievalAttention::Allocate(const RowFetcherOptions& rows) {
                                  "codes of queries", &query_codes_));
   WINNOW_RETURN_IF_ERROR(scratch(states, "attention states", &states_));
   quality_.resize(heads);
+  MakeKeepable();
   return absl::OkStatus();
 }
 

@@ -30,7 +30,8 @@ struct Sequence {
         tokens(request.prompt),
         cache(pool, block_tokens),
         answer(request, tokenizer),
-        history(request.sampling, request.prompt) {
+        history(request.sampling, request.prompt),
+        tenant_digest(Sha256(request.tenant)) {
     usage.prompt_tokens = num_prompt_tokens();
   }
   Sequence(const Sequence&) = delete;  // answer refers to request
@@ -46,16 +47,18 @@ struct Sequence {
   const std::shared_ptr<OutputQueue> output;
   std::vector<int32_t> tokens;                // prompt and generated
   KvCache cache;                              // of a prefix of tokens
-  std::vector<Digest> names;                  // of the full blocks in cache, where KV can move
+  std::vector<Digest> names;                  // of the full blocks in cache
   int32_t losses = 0;                         // of KV, since the last token came
   std::unique_ptr<RetrievalState> retrieval;  // from admission on; null if the policy is dense
   Answer answer;
   TokenHistory history;
+  const Digest tenant_digest;
   Usage usage;
 
   Phase phase = Phase::kWaiting;
   uint64_t order = 0;  // by arrival while waiting, by first admission afterwards
   int32_t tenant = 0;  // index in TenantShares
+  bool summary_saved = false;
   bool ended = false;  // its last event is made; to be removed
 
   std::optional<TimePoint> paused_since;  // its output queue is full

@@ -197,6 +197,9 @@ std::vector<ServeOption> MakeServeOptions() {
              "how files are read and written; auto: io_uring, else threads"),
       Bytes("row-cache-bytes", &C::row_cache_bytes, kBytesMax,
             "memory for rows that were read from slower tiers; 0: an eighth of the KV pool"),
+      Choice(
+          "prefix-cache", &C::prefix_cache, {"on", "off"},
+          "requests of a tenant that begin alike share KV, with --disk-bytes after a restart too"),
       Integer("max-context", &C::max_context, 0, kInt32Max,
               "tokens of prompt and answer together; 0: the model's own limit"),
       Integer("block-tokens", &C::block_tokens, 16, 1024, "tokens of a KV block, a power of two"),

@@ -159,7 +159,7 @@ std::vector<MetricFamily> EngineFamilies(const engine::EngineStats& stats,
   add(kC, "winnow_sequences_rejected_total", "Sequences that the queue refused.", stats.rejected);
   add(kC, "winnow_prompt_tokens_total", "Prompt tokens of accepted sequences.",
       stats.prompt_tokens);
-  add(kC, "winnow_cached_tokens_total", "Prompt tokens taken from a cache.", 0);
+  add(kC, "winnow_cached_tokens_total", "Prompt tokens taken from a cache.", stats.cached_tokens);
   add(kC, "winnow_generated_tokens_total", "Tokens generated.", stats.generated_tokens);
   add(kC, "winnow_computed_tokens_total",
       "Tokens that went through the model: prompts, decoding, and again after preemption.",

@@ -69,6 +69,7 @@ engine::ModelOptions ModelOptionsOf(const ServeConfig& config, Log& log) {
   options.tiers.disk_bytes = config.disk_bytes;
   options.tiers.store_dir = config.store_dir;
   options.tiers.io = config.io;
+  options.tiers.keep_prefixes = config.prefix_cache == "on";
   if (config.row_cache_bytes > 0) options.tiers.row_cache_bytes = config.row_cache_bytes;
   options.tiers.log = [&log](const std::string& line) {
     log.Event(LogLevel::kInfo, "store", {{"message", line}});
@@ -86,6 +87,7 @@ engine::EngineOptions EngineOptionsOf(const ServeConfig& config) {
   engine::EngineOptions options;
   options.max_running = static_cast<int32_t>(config.max_running);
   options.step_tokens = static_cast<int32_t>(config.step_tokens);
+  options.prefix_cache = config.prefix_cache == "on";
   options.queue_requests = static_cast<int32_t>(config.queue_requests);
   options.queue_tokens = config.queue_tokens;
   options.pause_grace = absl::ToChronoNanoseconds(config.pause_grace);

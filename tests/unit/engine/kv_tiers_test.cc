@@ -67,7 +67,7 @@ class KvTiersTest : public ::testing::Test {
   KvTiersTest() : seed_(testing::TestSeed()), random_(seed_) {
     auto config = LoadModelConfig(kNeedle);
     config_ = *std::move(config);
-    for (int i = 0; i < 20; ++i) {
+    for (int i = 0; i < 14; ++i) {
       const auto length =
           static_cast<int32_t>(random_() % 3 == 0 ? 1 + random_() % 60 : 200 + random_() % 400);
       std::vector<int32_t> prompt(length);
@@ -89,10 +89,13 @@ class KvTiersTest : public ::testing::Test {
     return options;
   }
 
-  std::vector<Reply> Answers(LoadedModel& model) {
+  std::vector<Reply> Answers(LoadedModel& model, bool prefix_cache = false) {
     FakeClock clock;
-    const auto engine =
-        MakeEngine({.max_running = kRunning, .step_tokens = kStepTokens}, *model.decoder, clock);
+    EngineOptions options;
+    options.max_running = kRunning;
+    options.step_tokens = kStepTokens;
+    options.prefix_cache = prefix_cache;
+    const auto engine = MakeEngine(options, *model.decoder, clock);
     std::vector<Client> clients(requests_.size());
     for (size_t i = 0; i < requests_.size(); ++i) {
       const absl::Status status = engine->Submit(requests_[i], clients[i].output);
@@ -100,6 +103,7 @@ class KvTiersTest : public ::testing::Test {
     }
     StepUntilIdle(*engine);
     losses_ = engine->stats().kv_losses;
+    cached_tokens_ = engine->stats().cached_tokens;
     EXPECT_EQ(engine->stats().blocks_used, 0);
     std::vector<Reply> replies;
     for (Client& client : clients) replies.push_back(client.Read());
@@ -130,7 +134,7 @@ class KvTiersTest : public ::testing::Test {
   ModelConfig config_;
   std::vector<Request> requests_;
   std::vector<Reply> expected_;
-  uint64_t losses_ = 0;
+  uint64_t losses_ = 0, cached_tokens_ = 0;
   TempDir directory_;
 };
 
@@ -212,6 +216,106 @@ TEST_F(KvTiersTest, AStoreThatTakesNothingLeavesWhatFastMemoryHolds) {
     }
     ++i;
   }
+}
+
+// ---- prefixes ----
+
+// Questions about few texts, of two tenants.
+class PrefixTest : public KvTiersTest {
+ protected:
+  PrefixTest() {
+    requests_.clear();
+    std::vector<std::vector<int32_t>> texts(3);
+    for (auto& text : texts) {
+      text.resize(150 + random_() % 350);
+      for (int32_t& token : text) token = static_cast<int32_t>(random_() % config_.vocab_size);
+    }
+    const std::vector<AttentionPolicy> policies = Policies();
+    for (int i = 0; i < 30; ++i) {
+      std::vector<int32_t> prompt = texts[random_() % texts.size()];
+      for (int32_t left = 5 + random_() % 40; left > 0; --left) {
+        prompt.push_back(static_cast<int32_t>(random_() % config_.vocab_size));
+      }
+      Request request = MakeRequest(i + 1, std::move(prompt), 1 + random_() % 12);
+      request.tenant = random_() % 4 == 0 ? "a" : "b";
+      request.policy = policies[random_() % policies.size()];
+      requests_.push_back(std::move(request));
+    }
+  }
+};
+
+TEST_F(PrefixTest, SharedKvGivesTheTokensOfOnesOwn) {
+  ModelOptions options = Options();
+  options.kv_dtype = "bf16";
+  // Not even room for the running ones: some are preempted, and find their own blocks again.
+  for (const int64_t blocks : {3 * (kContext / kBlockTokens), 8 * (kContext / kBlockTokens)}) {
+    options.kv_bytes = FrameBytes(config_) * config_.num_layers * blocks;
+    const auto model = Load(options);
+    const std::vector<Reply> replies = Answers(*model, /*prefix_cache=*/true);
+    EXPECT_GT(cached_tokens_, 1000u);
+    ExpectEqual(replies);
+  }
+}
+
+TEST_F(PrefixTest, ATenantFindsNothingOfAnothers) {
+  requests_.resize(2);
+  requests_[1].prompt = requests_[0].prompt;
+  requests_[0].tenant = "a";
+  requests_[1].tenant = "b";
+  ModelOptions options = Options();
+  options.kv_bytes = FrameBytes(config_) * config_.num_layers * 8 * (kContext / kBlockTokens);
+  const auto model = Load(options);
+  Answers(*model, true);
+  EXPECT_EQ(cached_tokens_, 0u);
+}
+
+TEST_F(PrefixTest, APrefixOutlivesTheProcessAndGivesTheSameTokens) {
+  for (const char* io : {"threads", "auto"}) {
+    SCOPED_TRACE(io);
+    ModelOptions options = Tiered();
+    options.tiers.disk_bytes = 256 << 20;
+    options.tiers.store_dir = directory_.File(io);
+    options.tiers.io = io;
+    {
+      const auto model = Load(options);
+      const std::vector<Reply> replies = Answers(*model, true);
+      ExpectEqual(replies);
+      EXPECT_EQ(losses_, 0u);
+    }
+    const auto model = Load(options);
+    // One request: all it takes over comes from the directory.
+    const std::vector<Request> all = requests_;
+    for (size_t i = 0; i < all.size(); i += 7) {
+      requests_ = {all[i]};
+      const Reply expected = Expected()[i];
+      const std::vector<Reply> replies = Answers(*model, true);
+      EXPECT_GE(cached_tokens_ + kBlockTokens + 100, all[i].prompt.size())
+          << ToString(all[i].policy);
+      EXPECT_EQ(replies[0].tokens, expected.tokens) << ToString(all[i].policy) << " seed " << seed_;
+      EXPECT_EQ(losses_, 0u);
+    }
+    requests_ = all;
+  }
+}
+
+TEST_F(PrefixTest, ADamagedStoreCostsComputationAndNoToken) {
+  ModelOptions options = Tiered();
+  options.tiers.host_bytes = 128 << 20;
+  storage::FaultyStore* faulty = nullptr;
+  options.decorate_store = [&](std::unique_ptr<storage::BlockStore> store) {
+    auto made =
+        std::make_unique<storage::FaultyStore>(std::move(store), static_cast<uint32_t>(seed_));
+    faulty = made.get();
+    return made;
+  };
+  const auto model = Load(options);
+  for (int round = 0; round < 2; ++round) {
+    faulty->faults = {.miss_share = 0.001, .lose_share = 0.01, .polls_max = 2, .reorder = true};
+    const std::vector<Reply> replies = Answers(*model, true);
+    EXPECT_GT(cached_tokens_, 0u);
+    ExpectEqual(replies);
+  }
+  EXPECT_GT(model->decoder->kv_memory()->stats().lost_pieces, 0u);
 }
 
 TEST_F(KvTiersTest, FramesThatCannotWorkAreRefusedWithTheBytes) {
