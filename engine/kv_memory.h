@@ -138,6 +138,9 @@ class KvMemory {
     frames_[frame].used = true;
     return arena() + static_cast<size_t>(frame) * options_.layout.BlockBytes();
   }
+  bool IsResident(int32_t layer, int32_t block) const {
+    return !tiered() || pieces_[PieceOf(layer, block)].frame >= 0;
+  }
   bool lost(int32_t layer, int32_t block) const {
     return tiered() && pieces_[PieceOf(layer, block)].lost;
   }

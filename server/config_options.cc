@@ -197,6 +197,8 @@ std::vector<ServeOption> MakeServeOptions() {
              "how files are read and written; auto: io_uring, else threads"),
       Bytes("row-cache-bytes", &C::row_cache_bytes, kBytesMax,
             "memory for rows that were read from slower tiers; 0: an eighth of the KV pool"),
+      Choice("prefetch", &C::prefetch, {"on", "off"},
+             "read rows that the next layer may choose from slower tiers while this one computes"),
       Choice(
           "prefix-cache", &C::prefix_cache, {"on", "off"},
           "requests of a tenant that begin alike share KV, with --disk-bytes after a restart too"),
