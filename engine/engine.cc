@@ -376,6 +376,11 @@ bool Engine::AdoptPrefix(Sequence& sequence) {
   }
   const int32_t adopted = sequence.cache.num_tokens();
   if (adopted == 0) return false;
+  const double frames =
+      static_cast<double>(sequence.cache.num_blocks()) * static_cast<double>(memory_->num_layers());
+  if (frames <= options_.eager_share * static_cast<double>(memory_->num_frames())) {
+    memory_->Load(sequence.cache.block_table());
+  }
   if (sequence.retrieval != nullptr) {
     adopted_names_.clear();
     for (size_t i = 0; i < sequence.names.size(); ++i) {

@@ -95,6 +95,7 @@ class KvTiersTest : public ::testing::Test {
     options.max_running = kRunning;
     options.step_tokens = kStepTokens;
     options.prefix_cache = prefix_cache;
+    options.eager_share = eager_share_;
     const auto engine = MakeEngine(options, *model.decoder, clock);
     std::vector<Client> clients(requests_.size());
     for (size_t i = 0; i < requests_.size(); ++i) {
@@ -135,6 +136,7 @@ class KvTiersTest : public ::testing::Test {
   std::vector<Request> requests_;
   std::vector<Reply> expected_;
   uint64_t losses_ = 0, cached_tokens_ = 0;
+  double eager_share_ = 0;  // of EngineOptions
   TempDir directory_;
 };
 
@@ -276,6 +278,7 @@ TEST_F(PrefixTest, ATenantFindsNothingOfAnothers) {
 TEST_F(PrefixTest, APrefixOutlivesTheProcessAndGivesTheSameTokens) {
   for (const char* io : {"threads", "auto"}) {
     SCOPED_TRACE(io);
+    eager_share_ = io == std::string("auto") ? 1 : 0;
     ModelOptions options = Tiered();
     options.tiers.disk_bytes = 256 << 20;
     options.tiers.store_dir = directory_.File(io);
