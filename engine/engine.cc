@@ -579,6 +579,12 @@ void Engine::Publish() {
   }
   stats_.blocks_used = pool_.num_used();
   stats_.blocks_total = pool_.num_blocks();
+  stats_.blocks_idle = pool_.num_idle();
+  if (memory_ != nullptr && memory_->tiered()) {
+    stats_.tiered = true;
+    stats_.kv = memory_->stats();
+    stats_.store = memory_->store()->stats();
+  }
   // In this order, so that a reader never misses a request that moves between both counts.
   if (waiting_change_ > 0) TellQueue();
   {
