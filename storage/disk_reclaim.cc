@@ -40,6 +40,8 @@ bool DiskStore::StartReclaim() {
   if (victim_ != nullptr) return true;
   bool soon = false;
   for (const auto& [id, segment] : segments_) {
+    // Nobody knows when what hangs comes back: others make room meanwhile.
+    if (segment->stuck > 0) continue;
     if (segment->state == Segment::State::kSealing) soon = true;
     if (segment->state != Segment::State::kSealed || segment->live_blocks > 0) continue;
     // Dead, and not deleted yet: in use, or its deletion failed and is tried again.
@@ -82,6 +84,7 @@ bool DiskStore::StartReclaim() {
   uint64_t victim_gain = 0;
   for (const auto& [id, segment] : segments_) {
     if (segment->state != Segment::State::kSealed || segment->live_blocks == 0) continue;
+    if (segment->stuck > 0) continue;
     if (pinned_bytes[id] > std::min(keep_max, segment->file_bytes / 2)) continue;
     const uint64_t gain = segment->file_bytes - std::min(kept_bytes[id], segment->file_bytes);
     if (victim == nullptr || gain > victim_gain) {
@@ -161,8 +164,8 @@ void DiskStore::EndMove(uint32_t index, bool drop) {
     if (!unsound) ++stats_.evicted_blocks;
     Discard(op.id.key);
   }
+  if (!op.late) --moves_;
   FreeOp(index);
-  --moves_;
 }
 
 bool DiskStore::DeleteSegment(Segment* segment) {

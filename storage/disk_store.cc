@@ -200,6 +200,7 @@ void DiskStore::Put(uint64_t tag, const BlockId& id, std::span<const std::byte> 
   op.options = options;
   op.options.priority = priority;
   op.expires_at_s = expires_at_s;
+  op.deadline_ns = WriteDeadline();
   std::memcpy(Staged(op).data() + HeaderPagesFor(payload.size()) * kPageBytes, payload.data(),
               payload.size());
   ++in_flight_;
@@ -466,6 +467,8 @@ void DiskStore::OnOpIo(uint32_t index, const IoResult& result) {
     op.error = ETIMEDOUT;
     if (op.late) return;
     op.late = true;
+    ++op.segment->stuck;
+    if (op.kind == Op::Kind::kMove) --moves_;  // its victim does not wait for it
     ++stats_.io_errors;
     if (write) {
       NoteWriteError(ETIMEDOUT);
@@ -478,8 +481,10 @@ void DiskStore::OnOpIo(uint32_t index, const IoResult& result) {
     return;
   }
   --op.outstanding;
+  if (write) --op.segment->writing;
   if (op.error == 0) op.error = result.error;
   if (op.outstanding > 0) return;
+  if (op.late) --op.segment->stuck;
   if (!op.late) {
     if (write) {
       OnWritten(index);

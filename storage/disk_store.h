@@ -271,7 +271,7 @@ class DiskStore final : public BlockStore {
   Segment* creating_ = nullptr;     // will
   Segment* victim_ = nullptr;       // is being emptied
   std::deque<BlockKey> move_keys_;  // of its blocks that stay, not yet started
-  size_t moves_ = 0;                // started, not yet ended
+  size_t moves_ = 0;                // started, not yet ended or late
   std::vector<Segment*> busy_;      // creating, open, sealing, or waiting for deletion
 
   std::vector<Op> ops_;

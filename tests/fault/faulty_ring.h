@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <random>
@@ -55,6 +56,7 @@ struct FaultPlan {
     tripped = false;
     failing.clear();
     short_share = repeat_share = corrupt_share = 0;
+    hold = nullptr;
   }
 
   // 0, or the errno this call fails with.
@@ -87,6 +89,8 @@ struct FaultPlan {
   bool reorder = false;
   bool hold_reads = false;  // reads do not start until this is false again
   bool hold_writes = false;
+  // Requests it is true for do not start until it no longer is.
+  std::function<bool(const IoRequest&)> hold;
   bool track_writes = false;
 
   struct Range {
@@ -186,7 +190,8 @@ class FaultyRing final : public IoEngine {
 
   bool Held(const IoRequest& request) const {
     return (request.kind == IoKind::kRead && plan_->hold_reads) ||
-           (request.kind == IoKind::kWrite && plan_->hold_writes);
+           (request.kind == IoKind::kWrite && plan_->hold_writes) ||
+           (plan_->hold && plan_->hold(request));
   }
 
   std::string PathOf(int fd) const {
