@@ -58,6 +58,9 @@ absl::Status DiskStore::Start() {
   ring_->engine().RegisterBuffer(staging_.bytes());
 
   WINNOW_RETURN_IF_ERROR(LoadSegments());
+  auto erase_log = std::make_unique<EraseLog>(files(), directory);
+  // An id is never used twice, even where all files are gone.
+  next_segment_ = std::max(next_segment_, erase_log->hidden_below_segment());
   IndexEntries entries;
   std::string meta_text;
   absl::StatusOr<std::unique_ptr<IndexDb>> db = OpenIndex(&entries, &meta_text);
@@ -76,14 +79,21 @@ absl::Status DiskStore::Start() {
   }
   if (recovery_.index_rebuilt) {
     Log("store: rebuilding the index from " + absl::StrCat(segments_.size()) + " segments");
-    WINNOW_RETURN_IF_ERROR(Rebuild(db->get()));
+    WINNOW_RETURN_IF_ERROR(Rebuild(*erase_log, db->get()));
   }
-  writer_ = std::make_unique<IndexWriter>(*std::move(db));
-  if (!recovery_.index_rebuilt) {
-    IndexBatch batch;
-    AddEntries(entries, &batch);
-    if (!batch.erases.empty()) SubmitBatch(std::move(batch), {});
+  IndexBatch batch;
+  if (!recovery_.index_rebuilt) AddEntries(entries, *erase_log, &batch);
+  const uint64_t life = std::max(erase_log->life(), (next_sequence_ - 1) >> kLifeShift) + 1;
+  next_sequence_ = life << kLifeShift;
+  if (!segments_.empty() && erase_log->found() != EraseLog::Found::kSound) {
+    Log("store: the list of erased blocks is damaged or gone: a rebuilt index will do without what "
+        "is stored now");
   }
+  const absl::Status started = erase_log->Start(
+      life, segments_.empty() ? UINT64_MAX : segments_.begin()->first, next_segment_);
+  if (!started.ok()) Log("store: " + std::string(started.message()));
+  writer_ = std::make_unique<IndexWriter>(*std::move(db), std::move(erase_log));
+  if (!batch.erases.empty()) SubmitBatch(std::move(batch), {});
   TrimSegments();
   recovery_.blocks = entries_.size();
   // A capacity that was lowered.
@@ -224,7 +234,8 @@ void DiskStore::AddEntry(const BlockKey& key, BlockRecord record) {
   entries_[key] = std::move(entry);
 }
 
-void DiskStore::AddEntries(const IndexEntries& entries, IndexBatch* batch) {
+void DiskStore::AddEntries(const IndexEntries& entries, const EraseLog& erase_log,
+                           IndexBatch* batch) {
   for (const auto& [key, value] : entries) {
     auto record = DecodeIndexValue(key, value);
     bool sound = record.has_value();
@@ -235,6 +246,9 @@ void DiskStore::AddEntries(const IndexEntries& entries, IndexBatch* batch) {
               record->block_bytes() <= it->second->file_bytes - record->offset &&
               record->payload_bytes <= payload_bytes_max_;
     }
+    // Killed between list and index: an erasure that was begun is carried out, or what a later Put
+    // finds here would be hidden from a rebuilt index.
+    if (sound) sound = !erase_log.Lists(key, record->sequence);
     if (sound) {
       AddEntry(key, *std::move(record));
     } else {
@@ -300,7 +314,7 @@ void DiskStore::ScanSegment(Segment* segment, std::vector<DecodedHeader>* found)
   }
 }
 
-absl::Status DiskStore::Rebuild(IndexDb* db) {
+absl::Status DiskStore::Rebuild(const EraseLog& erase_log, IndexDb* db) {
   absl::flat_hash_map<BlockKey, BlockRecord> newest;
   for (const auto& [id, segment] : segments_) {
     if (!segment->file.is_open()) continue;
@@ -308,6 +322,10 @@ absl::Status DiskStore::Rebuild(IndexDb* db) {
     ScanSegment(segment.get(), &found);
     for (DecodedHeader& block : found) {
       base_s_ = std::max(base_s_, block.record.written_at_s);
+      if (erase_log.Hides(block.id.key, block.record.sequence, id)) {
+        ++recovery_.hidden_blocks;
+        continue;
+      }
       const auto [it, inserted] = newest.try_emplace(block.id.key, block.record);
       if (!inserted && it->second.sequence < block.record.sequence) it->second = block.record;
     }

@@ -278,16 +278,19 @@ void DiskStore::Erase(uint64_t tag, const BlockKey& key) {
   const bool in_flight = put != putting_.end() && !ops_[put->second].cancelled;
   if (in_flight) ops_[put->second].cancelled = true;
   IndexBatch batch;
+  const bool absent = !in_flight && !entries_.contains(key);
   if (entries_.contains(key)) {
     RemoveEntry(key, &batch);
-  } else if (!in_flight) {
-    return Complete(tag, Operation::kErase, Reason::kAbsent);
-  } else {
+  } else if (in_flight) {
     // A batch with this block may be on its way; this one is behind it.
     batch.erases.push_back(key);
   }
+  // Also where there is nothing to be found: a rebuilt index could find an evicted block again.
+  batch.erasures.push_back({key, next_sequence_++, next_segment_});
   ++in_flight_;
-  SubmitBatch(std::move(batch), {.puts = {}, .erases = {tag}});
+  SubmitBatch(std::move(batch),
+              {.puts = {}, .erases = {{tag, absent ? Reason::kAbsent : Reason::kNone}}});
+  Passed("erase.submitted");
 }
 
 std::optional<BlockInfo> DiskStore::Find(const BlockId& id) const {
@@ -534,9 +537,9 @@ void DiskStore::OnIndex(const IndexResult& result) {
     }
   }
   if (!commit.puts.empty()) Passed("put.published");
-  for (uint64_t tag : commit.erases) {
+  for (const auto& [tag, reason] : commit.erases) {
     --in_flight_;
-    Complete(tag, Operation::kErase, result.status.ok() ? Reason::kNone : Reason::kIoError);
+    Complete(tag, Operation::kErase, result.status.ok() ? reason : Reason::kIoError);
   }
 }
 

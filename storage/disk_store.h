@@ -63,6 +63,7 @@ struct RecoveryReport {
   bool index_rebuilt = false;
   std::string quarantined;  // where a damaged index was moved to
   uint64_t blocks = 0;
+  uint64_t hidden_blocks = 0;     // left out of a rebuilt index: erased, or in doubt
   uint64_t dropped_entries = 0;   // index entries without a sound place
   uint64_t removed_segments = 0;  // files without a sound header or without live blocks
   uint64_t truncated_bytes = 0;
@@ -163,7 +164,7 @@ class DiskStore final : public BlockStore {
   // What an index batch was for.
   struct Commit {
     std::vector<uint32_t> puts;
-    std::vector<uint64_t> erases;  // tags
+    std::vector<std::pair<uint64_t, Reason>> erases;  // tags, and what they are answered
   };
 
   DiskStore(DiskStoreOptions options, const Clock* clock);
@@ -176,8 +177,8 @@ class DiskStore final : public BlockStore {
   absl::StatusOr<std::unique_ptr<IndexDb>> LoadIndex(IndexEntries* entries, std::string* meta);
   absl::StatusOr<std::unique_ptr<IndexDb>> OpenIndex(IndexEntries* entries, std::string* meta);
   void AddEntry(const BlockKey& key, BlockRecord record);
-  void AddEntries(const IndexEntries& entries, IndexBatch* batch);
-  absl::Status Rebuild(IndexDb* db);
+  void AddEntries(const IndexEntries& entries, const EraseLog& erase_log, IndexBatch* batch);
+  absl::Status Rebuild(const EraseLog& erase_log, IndexDb* db);
   void ScanSegment(Segment* segment, std::vector<DecodedHeader>* found);
   bool HasFooter(const Segment& segment, FooterInfo* footer);
   void TrimSegments();

@@ -77,6 +77,14 @@ bool DiskStore::PlaceWrite(uint32_t index) {
     FailPut(index, Reason::kNone);
     return true;
   }
+  if (move) {
+    // Erased or replaced meanwhile: a copy with a later sequence would outlive the erasure.
+    const auto it = entries_.find(ops_[index].id.key);
+    if (it == entries_.end() || it->second.record != ops_[index].source) {
+      EndMove(index, /*drop=*/false);
+      return true;
+    }
+  }
   const size_t bytes = BlockBytesFor(ops_[index].payload_bytes);
   bool never = false;
   Segment* segment = SegmentFor(bytes, move, &never);

@@ -12,10 +12,11 @@
 namespace winnow::storage {
 namespace {
 
-// "WNWSEGM1", "WNWFOOT1", "WNWBLCK1" as they stand in the file.
+// "WNWSEGM1", "WNWFOOT1", "WNWBLCK1", "WNWERAS1" as they stand in the file.
 constexpr uint64_t kSegmentMagic = 0x314d474553574e57;
 constexpr uint64_t kFooterMagic = 0x31544f4f46574e57;
 constexpr uint64_t kBlockMagic = 0x314b434c42574e57;
+constexpr uint64_t kEraseLogMagic = 0x3153415245574e57;
 
 // The fixed part of an index value; the page sums and an XXH3-64 follow.
 struct IndexValue {
@@ -163,6 +164,45 @@ std::optional<FooterInfo> DecodeSegmentFooter(std::span<const std::byte> page) {
   if (!footer) return std::nullopt;
   return FooterInfo{footer->segment_id, footer->end_offset, footer->block_count,
                     footer->blocks_sum};
+}
+
+void EncodeEraseLogHeader(const EraseLogInfo& info, std::span<std::byte> page) {
+  EraseLogHeader header = {};
+  header.magic = kEraseLogMagic;
+  header.version = kFormatVersion;
+  header.record_bytes = kErasureBytes;
+  header.life = info.life;
+  header.hidden_below_segment = info.hidden_below_segment;
+  EncodePage(&header, page);
+}
+
+std::optional<EraseLogInfo> DecodeEraseLogHeader(std::span<const std::byte> page) {
+  const auto header = DecodePage<EraseLogHeader>(page, kEraseLogMagic);
+  if (!header || header->record_bytes != kErasureBytes || header->life >> (64 - kLifeShift) != 0) {
+    return std::nullopt;
+  }
+  return EraseLogInfo{header->life, header->hidden_below_segment};
+}
+
+void EncodeErasure(const Erasure& erasure, std::span<std::byte> record) {
+  WINNOW_CHECK(record.size() == kErasureBytes);
+  ErasureRecord out = {};
+  std::memcpy(out.key, erasure.key.bytes.data(), sizeof out.key);
+  out.sequence = erasure.sequence;
+  out.segment_id = erasure.segment_id;
+  out.checksum = Sum64(BytesOf(out).first(offsetof(ErasureRecord, checksum)));
+  std::memcpy(record.data(), &out, sizeof out);
+}
+
+std::optional<Erasure> DecodeErasure(std::span<const std::byte> record) {
+  if (record.size() != kErasureBytes) return std::nullopt;
+  const auto in = Load<ErasureRecord>(record);
+  if (in.checksum != Sum64(record.first(offsetof(ErasureRecord, checksum)))) return std::nullopt;
+  Erasure erasure;
+  std::memcpy(erasure.key.bytes.data(), in.key, sizeof in.key);
+  erasure.sequence = in.sequence;
+  erasure.segment_id = in.segment_id;
+  return erasure;
 }
 
 uint64_t AddToBlocksSum(uint64_t blocks_sum, uint64_t header_sum) {

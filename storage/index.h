@@ -23,6 +23,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "storage/block_id.h"
+#include "storage/erase_log.h"
 
 namespace winnow::storage {
 
@@ -31,7 +32,8 @@ struct IndexBatch {
   uint64_t tag = 0;  // returned with the result
   std::vector<std::pair<BlockKey, std::string>> puts;
   std::vector<BlockKey> erases;
-  std::string meta;  // replaces the store's own record, if not empty
+  std::vector<Erasure> erasures;  // must hold even if the index is lost: go to the EraseLog first
+  std::string meta;               // replaces the store's own record, if not empty
 };
 
 // A key-value log. One thread at a time; calls block. Values are opaque: format.h checks them.
@@ -58,7 +60,7 @@ struct IndexResult {
 // One thread that commits batches in order. Submit and Poll from one other thread.
 class IndexWriter {
  public:
-  explicit IndexWriter(std::unique_ptr<IndexDb> db);
+  IndexWriter(std::unique_ptr<IndexDb> db, std::unique_ptr<EraseLog> erase_log);
   // Commits what was submitted, then closes the index.
   ~IndexWriter();
 
@@ -74,6 +76,7 @@ class IndexWriter {
   bool HasResult() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return !results_.empty(); }
 
   std::unique_ptr<IndexDb> db_;
+  std::unique_ptr<EraseLog> erase_log_;
   absl::Mutex mutex_;
   std::deque<IndexBatch> queue_ ABSL_GUARDED_BY(mutex_);
   std::vector<IndexResult> results_ ABSL_GUARDED_BY(mutex_);

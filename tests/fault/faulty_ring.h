@@ -8,12 +8,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <random>
 #include <string>
 #include <utility>
@@ -44,14 +46,19 @@ struct FaultPlan {
 
   // The Nth call from now (from 1) fails with `error`; with `persistent`, all later ones too.
   void FailNth(int64_t n, int error_code, bool persist) {
+    const std::lock_guard lock(mutex);
     countdown = n;
     error = error_code;
     persistent = persist;
     tripped = false;
   }
   // Calls of this kind fail until called with 0.
-  void FailAll(Call call, int error_code) { failing[call] = error_code; }
+  void FailAll(Call call, int error_code) {
+    const std::lock_guard lock(mutex);
+    failing[call] = error_code;
+  }
   void Heal() {
+    const std::lock_guard lock(mutex);
     countdown = 0;
     tripped = false;
     failing.clear();
@@ -61,6 +68,7 @@ struct FaultPlan {
 
   // 0, or the errno this call fails with.
   int Next(Call call) {
+    const std::lock_guard lock(mutex);
     ++calls;
     if (const auto it = failing.find(call); it != failing.end() && it->second != 0) {
       return it->second;
@@ -76,12 +84,13 @@ struct FaultPlan {
     return share > 0 && std::uniform_real_distribution<double>(0, 1)(random) < share;
   }
 
+  std::mutex mutex;  // the index writer's thread makes calls, too
   std::mt19937 random;
-  int64_t calls = 0;
+  std::atomic<int64_t> calls = 0;
   int64_t countdown = 0;
   int error = EIO;
   bool persistent = false;
-  bool tripped = false;  // the Nth call was reached
+  std::atomic<bool> tripped = false;  // the Nth call was reached
   std::map<Call, int> failing;
   double short_share = 0;    // of reads and writes: less is moved
   double repeat_share = 0;   // EAGAIN or EINTR
@@ -237,6 +246,19 @@ class FaultyFileSystem final : public FileSystem {
   absl::Status Truncate(const File& file, uint64_t bytes) override {
     if (int e = plan_->Next(Call::kTruncate)) return ErrnoStatus(e, "ftruncate");
     return FileSystem::Truncate(file, bytes);
+  }
+  absl::Status ReadAt(const File& file, uint64_t offset, std::span<std::byte> into) override {
+    if (int e = plan_->Next(Call::kRead)) return ErrnoStatus(e, "pread");
+    return FileSystem::ReadAt(file, offset, into);
+  }
+  absl::Status WriteAt(const File& file, uint64_t offset,
+                       std::span<const std::byte> bytes) override {
+    if (int e = plan_->Next(Call::kWrite)) return ErrnoStatus(e, "pwrite");
+    return FileSystem::WriteAt(file, offset, bytes);
+  }
+  absl::Status Datasync(const File& file) override {
+    if (int e = plan_->Next(Call::kDatasync)) return ErrnoStatus(e, "fdatasync");
+    return FileSystem::Datasync(file);
   }
   absl::Status Rename(const std::string& from, const std::string& to) override {
     if (int e = plan_->Next(Call::kRename)) return ErrnoStatus(e, "rename");
