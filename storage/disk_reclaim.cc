@@ -7,6 +7,7 @@
 // most two. Tried on paper and not taken: holes punched for single blocks (lengths and extents of
 // files then depend on the file system, and used bytes could not be told exactly).
 #include <algorithm>
+#include <cerrno>
 
 #include "absl/strings/str_cat.h"
 #include "storage/check.h"
@@ -14,6 +15,9 @@
 
 namespace winnow::storage {
 namespace {
+
+// Each keeps a buffer that the kernel has.
+constexpr size_t kStuckReadsMax = 8;
 
 struct Candidate {
   bool expired;
@@ -201,11 +205,25 @@ VerifyReport DiskStore::VerifyAll(bool repair) {
     const auto it = entries_.find(key);
     if (it == entries_.end() || it->second.record != record) continue;
     ++report.blocks;
+    const Segment& segment = *segments_.at(record->segment_id);
+    // One read that hangs is enough to leave a segment, and a few segments to leave the disk.
+    if (segment.stuck > 0 || stuck_reads_.size() >= kStuckReadsMax) {
+      ++report.unchecked_blocks;
+      continue;
+    }
     report.bytes += record->payload_bytes;
     const std::span<std::byte> block = memory.bytes().first(record->block_bytes());
-    const Segment& segment = *segments_.at(record->segment_id);
     bool sound = false;
-    if (ReadSync(segment, record->offset, block) != 0) {
+    const int error = ReadSync(segment, record->offset, block, WriteDeadline());
+    if (segment.stuck > 0) {
+      stuck_reads_[segment.id] =
+          std::exchange(memory, PageMemory(BlockBytesFor(payload_bytes_max_)));
+    }
+    if (error == ETIMEDOUT) {
+      ++report.unchecked_blocks;
+      continue;
+    }
+    if (error != 0) {
       ++report.unreadable_blocks;
     } else {
       const auto decoded = DecodeBlock(block);

@@ -7,13 +7,17 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "storage/check.h"
 #include "storage/disk_store.h"
 
 namespace winnow::storage {
 namespace {
+
+using std::chrono::nanoseconds;
 
 constexpr size_t kMoveBytesMin = size_t{2} << 20;
 
@@ -22,9 +26,45 @@ constexpr size_t kMoveBytesMin = size_t{2} << 20;
 absl::StatusOr<std::unique_ptr<DiskStore>> DiskStore::Open(DiskStoreOptions options,
                                                            const Clock* clock) {
   WINNOW_RETURN_IF_ERROR(options.Validate());
-  std::unique_ptr<DiskStore> store(new DiskStore(std::move(options), clock));
-  WINNOW_RETURN_IF_ERROR(store->Start());
-  return store;
+  const std::string directory = options.directory;
+  const nanoseconds stall(options.open_stall_ns);
+  auto opening = std::make_shared<Opening>();
+  std::unique_ptr<DiskStore> fresh(new DiskStore(std::move(options), clock, opening));
+  std::thread thread([opening, store = std::move(fresh)]() mutable {
+    absl::Status status = store->Start();
+    if (!status.ok()) store.reset();
+    {
+      const absl::MutexLock lock(&opening->mutex);
+      if (!opening->abandoned) opening->store = std::move(store);
+      opening->status = std::move(status);
+      opening->done = true;
+    }
+    store.reset();  // abandoned
+  });
+  uint64_t steps = 0;
+  auto last_step = std::chrono::steady_clock::now();
+  {
+    const absl::MutexLock lock(&opening->mutex);
+    while (!opening->done) {
+      opening->mutex.AwaitWithTimeout(
+          absl::Condition(&opening->done),
+          absl::FromChrono(std::min<nanoseconds>(stall / 4, std::chrono::milliseconds(100))));
+      const auto now = std::chrono::steady_clock::now();
+      const uint64_t now_steps = opening->steps.load();
+      if (now_steps != steps) last_step = now;
+      steps = now_steps;
+      if (opening->done || now - last_step < stall) continue;
+      opening->abandoned = true;
+      thread.detach();
+      return absl::DeadlineExceededError(
+          absl::StrCat("store ", directory, ": the disk answered nothing for ",
+                       absl::FormatDuration(absl::FromChrono(stall)), " while it was opened"));
+    }
+  }
+  thread.join();
+  const absl::MutexLock lock(&opening->mutex);
+  WINNOW_RETURN_IF_ERROR(opening->status);
+  return std::move(opening->store);
 }
 
 absl::Status DiskStore::Start() {
@@ -96,11 +136,17 @@ absl::Status DiskStore::Start() {
   if (!batch.erases.empty()) SubmitBatch(std::move(batch), {});
   TrimSegments();
   recovery_.blocks = entries_.size();
-  // A capacity that was lowered.
+  // A capacity that was lowered. What stays is moved before files go, so for once there may be a
+  // segment more; a disk that cannot write stays as it is.
   std::vector<Completion> none;
-  while (used_bytes_ > options_.capacity_bytes && StartReclaim()) {
+  shrinking_ = true;
+  while (used_bytes_ > options_.capacity_bytes && health_.state() == TierState::kOk &&
+         StartReclaim()) {
     Poll(std::chrono::milliseconds(10), &none);
   }
+  shrinking_ = false;
+  // A ring changes threads only while nothing is in flight.
+  while (!idle()) Poll(std::chrono::milliseconds(10), &none);
   Log(Describe());
   return absl::OkStatus();
 }
@@ -126,12 +172,14 @@ absl::Status DiskStore::Lock() {
   return absl::OkStatus();
 }
 
-int DiskStore::ReadSync(const Segment& segment, uint64_t offset, std::span<std::byte> into) {
+int DiskStore::ReadSync(const Segment& segment, uint64_t offset, std::span<std::byte> into,
+                        int64_t deadline_ns) {
   sync_result_.reset();
   ring_->Submit({.kind = IoKind::kRead,
                  .fd = segment.file.fd(),
                  .offset = offset,
                  .data = into,
+                 .deadline_ns = deadline_ns,
                  .tag = SegmentTag(SegmentIo::kReadSync, segment.id)});
   std::vector<IoResult> results;
   while (!sync_result_) {
@@ -149,6 +197,7 @@ absl::Status DiskStore::LoadSegments() {
   for (const std::string& name : *names) {
     const auto id = ParseSegmentName(name);
     if (!id) continue;
+    opening_->steps.fetch_add(1, std::memory_order_relaxed);
     next_segment_ = std::max(next_segment_, *id + 1);  // an id is never used twice
     auto segment = std::make_unique<Segment>();
     segment->id = *id;
@@ -189,7 +238,8 @@ absl::StatusOr<std::unique_ptr<IndexDb>> DiskStore::LoadIndex(IndexEntries* entr
       options_.seams.open_index ? options_.seams.open_index(path) : OpenRocksIndex(path);
   WINNOW_RETURN_IF_ERROR(db.status());
   WINNOW_RETURN_IF_ERROR((*db)->Load(
-      [entries](const BlockKey& key, std::string_view value) {
+      [this, entries](const BlockKey& key, std::string_view value) {
+        opening_->steps.fetch_add(1, std::memory_order_relaxed);
         entries->emplace_back(key, std::string(value));
       },
       meta));

@@ -145,7 +145,7 @@ Segment* DiskStore::SegmentFor(size_t bytes, bool for_move, bool* never) {
   if (!for_move && used_bytes_ + 2 * need_bytes > room_bytes_) {
     if (victim_ != nullptr || StartReclaim()) return nullptr;
   }
-  if (used_bytes_ + need_bytes > room_bytes_) {
+  if (used_bytes_ + need_bytes > room_bytes_ && !shrinking_) {
     *never = true;
     return nullptr;
   }
@@ -474,7 +474,8 @@ void DiskStore::FailPut(uint32_t index, Reason reason) {
     if (op.outstanding == 0) EndMove(index, /*drop=*/false);
     return;
   }
-  if (!op.answered) putting_.erase(op.id.key);
+  const auto it = putting_.find(op.id.key);
+  if (it != putting_.end() && it->second == index) putting_.erase(it);
   Answer(&op, reason);
   if (op.outstanding == 0) FreeOp(index);
 }

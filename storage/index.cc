@@ -10,11 +10,14 @@ IndexWriter::IndexWriter(std::unique_ptr<IndexDb> db, std::unique_ptr<EraseLog> 
 }
 
 IndexWriter::~IndexWriter() {
-  {
-    absl::MutexLock lock(&mutex_);
-    stopping_ = true;
-  }
+  (void)Close(std::chrono::nanoseconds(0));
   thread_.join();
+}
+
+bool IndexWriter::Close(std::chrono::nanoseconds max) {
+  absl::MutexLock lock(&mutex_);
+  stopping_ = true;
+  return mutex_.AwaitWithTimeout(absl::Condition(&closed_), absl::FromChrono(max));
 }
 
 void IndexWriter::Submit(IndexBatch batch) {
@@ -42,7 +45,7 @@ void IndexWriter::Work() {
     {
       absl::MutexLock lock(&mutex_);
       mutex_.Await(absl::Condition(this, &IndexWriter::HasWork));
-      if (queue_.empty()) return;
+      if (queue_.empty()) break;
       batches.swap(queue_);
     }
     // One sync for all that were asked meanwhile. Ahead of its turn is no harm: nobody erases what
@@ -59,6 +62,11 @@ void IndexWriter::Work() {
       results_.push_back({batch.tag, std::move(status)});
     }
   }
+  // Closing an index waits for the disk, too.
+  db_.reset();
+  erase_log_.reset();
+  absl::MutexLock lock(&mutex_);
+  closed_ = true;
 }
 
 }  // namespace winnow::storage

@@ -61,8 +61,10 @@ struct IndexResult {
 class IndexWriter {
  public:
   IndexWriter(std::unique_ptr<IndexDb> db, std::unique_ptr<EraseLog> erase_log);
-  // Commits what was submitted, then closes the index.
+  // Commits what was submitted, then closes the index; as long as it takes.
   ~IndexWriter();
+  // The same, but false if it was not done in time: it goes on, and the object must stay.
+  bool Close(std::chrono::nanoseconds max);
 
   void Submit(IndexBatch batch);
   void Poll(std::vector<IndexResult>* results);
@@ -81,6 +83,7 @@ class IndexWriter {
   std::deque<IndexBatch> queue_ ABSL_GUARDED_BY(mutex_);
   std::vector<IndexResult> results_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
   size_t in_flight_ = 0;  // owner's side
   std::thread thread_;
 };

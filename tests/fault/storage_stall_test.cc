@@ -150,5 +150,139 @@ TEST_F(StorageStall, ASegmentThatAStuckReadHoldsDoesNotKeepOthersFromMakingRoom)
   EXPECT_EQ(store_->stats().used_bytes, SegmentFileBytes());
 }
 
+// ---- opening, maintenance, closing ----
+
+double SecondsSince(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+TEST_F(StorageStall, OpeningAHungDiskFailsInTimeAndWorksOnceTheDiskAnswers) {
+  Open();
+  ASSERT_EQ(client_->Put(IdOf(1), kSmall), Reason::kNone);
+  Close();
+  const auto hangs = std::make_shared<std::atomic<bool>>(true);
+  plan_->hold = [hangs](const IoRequest& request) { return hangs->load(); };
+  DiskStoreOptions options = Options();
+  options.open_stall_ns = 300'000'000;
+  options.seams.files = nullptr;  // the plan belongs to the thread that opens
+  log_.clear();
+  const auto start = std::chrono::steady_clock::now();
+  absl::Status status = OpenStatus(options);
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+  EXPECT_NE(status.message().find(options.directory), std::string::npos) << status;
+  EXPECT_LT(SecondsSince(start), 10);
+  EXPECT_EQ(OpenStatus(options).code(), absl::StatusCode::kFailedPrecondition)
+      << "the first opening still waits for the disk";
+  *hangs = false;
+  for (int i = 0; i < 1000; ++i) {
+    status = OpenStatus(options);
+    if (status.ok()) break;
+    ASSERT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_EQ(client_->GetAndCheck(IdOf(1), kSmall), Reason::kNone);
+  Close();
+  plan_->hold = nullptr;
+}
+
+// Slow is not hung: what counts is that the disk answers at all.
+TEST_F(StorageStall, OpeningASlowDiskTakesLongerThanTheLimitAndSucceeds) {
+  Open();
+  for (int i = 0; i < 60; ++i) ASSERT_EQ(client_->Put(IdOf(i), kSmall), Reason::kNone);
+  Close();
+  std::filesystem::remove_all(StoreDir() + "/index");
+  int reads = 0;
+  plan_->hold = [&reads](const IoRequest& request) {
+    if (++reads % 2 != 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    return false;
+  };
+  DiskStoreOptions options = Options();
+  options.open_stall_ns = 500'000'000;
+  const auto start = std::chrono::steady_clock::now();
+  Open(options);
+  EXPECT_GT(SecondsSince(start), 0.5);
+  EXPECT_TRUE(store_->recovery().index_rebuilt);
+  EXPECT_EQ(store_->stats().blocks, 60u);
+  plan_->hold = nullptr;
+}
+
+TEST_F(StorageStall, VerifyLeavesASegmentThatHangsAndChecksTheOthers) {
+  Open();
+  for (int i = 0; i < 30; ++i) ASSERT_EQ(client_->Put(IdOf(i), kSmall), Reason::kNone);
+  Settle();
+  ASSERT_EQ(store_->segments(), 3u);
+  int held = -1;
+  plan_->hold = [this, &held](const IoRequest& request) {
+    if (request.kind == IoKind::kRead && held < 0) {
+      held = request.fd;
+      clock_.AdvanceSeconds(31);
+    }
+    return request.kind == IoKind::kRead && request.fd == held;
+  };
+  VerifyReport report = store_->VerifyAll(/*repair=*/true);
+  EXPECT_EQ(report.blocks, 30u);
+  EXPECT_EQ(report.unchecked_blocks, 10u);
+  EXPECT_EQ(report.corrupt_blocks + report.unreadable_blocks + report.removed_blocks, 0u);
+  EXPECT_FALSE(store_->idle()) << "the kernel still has a buffer";
+  plan_->hold = nullptr;
+  Settle();
+  report = store_->VerifyAll(/*repair=*/false);
+  EXPECT_EQ(report.unchecked_blocks, 0u);
+  EXPECT_EQ(report.bytes, 30 * kSmall);
+}
+
+TEST_F(StorageStall, ClosingAHungStoreReturnsAndKeepsTheDirectoryFromOthers) {
+  DiskStoreOptions options = Options();
+  options.close_limit_ns = 300'000'000;
+  Open(options);
+  ASSERT_EQ(client_->Put(IdOf(1), kSmall), Reason::kNone);
+  plan_->hold_reads = true;
+  auto into = std::make_shared<std::vector<std::byte>>(kSmall, std::byte{0xee});
+  store_->Get(1, IdOf(1), *into, 0);
+  store_->Poll(std::chrono::milliseconds(0), &done_);
+  const auto start = std::chrono::steady_clock::now();
+  Close();
+  EXPECT_LT(SecondsSince(start), 5);
+  EXPECT_NE(log_.back().find("hangs"), std::string::npos);
+  EXPECT_EQ(OpenStatus(options).code(), absl::StatusCode::kFailedPrecondition)
+      << "a write may still land";
+}
+
+TEST_F(StorageStall, ClosingWhileTheIndexHangsReturns) {
+  DiskStoreOptions options = Options();
+  options.close_limit_ns = 300'000'000;
+  Open(options);
+  index_faults_->hang = true;
+  store_->Put(1, IdOf(1), BytesOf(IdOf(1), kSmall), {});
+  PollFor(20);
+  const auto start = std::chrono::steady_clock::now();
+  Close();
+  EXPECT_LT(SecondsSince(start), 5);
+  index_faults_->hang = false;
+}
+
+TEST_F(StorageStall, WhoWaitsForAHungIndexIsToldInTime) {
+  Open();
+  ASSERT_EQ(client_->Put(IdOf(1), kSmall), Reason::kNone);
+  index_faults_->hang = true;
+  store_->Put(2, IdOf(2), BytesOf(IdOf(2), kSmall), {});
+  PollFor(30);
+  store_->Erase(3, IdOf(1).key);
+  PollFor(5);
+  EXPECT_EQ(store_->in_flight(), 2u);
+  clock_.AdvanceSeconds(31);
+  PollFor(2);
+  ASSERT_EQ(done_.size(), 2u);
+  EXPECT_EQ(done_[0].reason, Reason::kLate);
+  EXPECT_EQ(done_[1].reason, Reason::kIoError) << "it may come back";
+  EXPECT_EQ(store_->in_flight(), 0u);
+  EXPECT_EQ(client_->Put(IdOf(2), kSmall), Reason::kBusy) << "still on its way";
+  index_faults_->hang = false;
+  Settle();
+  EXPECT_EQ(client_->GetAndCheck(IdOf(1), kSmall), Reason::kAbsent);
+  EXPECT_EQ(client_->GetAndCheck(IdOf(2), kSmall), Reason::kNone);
+}
+
 }  // namespace
 }  // namespace winnow::storage
