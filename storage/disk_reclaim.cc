@@ -19,6 +19,9 @@ namespace {
 // Each keeps a buffer that the kernel has.
 constexpr size_t kStuckReadsMax = 8;
 
+// Header and footer of a segment; a segment without footer has no dead block of one page.
+constexpr uint64_t kEmptyBytes = 2 * kPageBytes;
+
 struct Candidate {
   bool expired;
   uint8_t priority;
@@ -226,9 +229,7 @@ VerifyReport DiskStore::VerifyAll(bool repair) {
     if (error != 0) {
       ++report.unreadable_blocks;
     } else {
-      const auto decoded = DecodeBlock(block);
-      sound = decoded && decoded->record.header_sum == record->header_sum &&
-              decoded->record.payload_sum == record->payload_sum && decoded->id.key == key;
+      sound = BlockMatches(block, key, *record);
       if (!sound) ++report.corrupt_blocks;
     }
     if (sound || !repair) continue;
@@ -238,7 +239,7 @@ VerifyReport DiskStore::VerifyAll(bool repair) {
   return report;
 }
 
-GcReport DiskStore::CollectGarbage() {
+GcReport DiskStore::CollectGarbage(double live_min) {
   GcReport report;
   const uint64_t before_bytes = used_bytes_;
   IndexBatch batch;
@@ -258,11 +259,12 @@ GcReport DiskStore::CollectGarbage() {
     } while (!idle() && std::chrono::steady_clock::now() < limit);
   };
   settle();
-  // Sealed segments that are mostly dead: what lives in them moves, and the file goes.
+  // What lives in sparse segments moves, and the file goes.
   std::vector<uint64_t> sparse;
   for (const auto& [id, segment] : segments_) {
     if (segment->state == Segment::State::kSealed && segment->live_blocks > 0 &&
-        segment->live_bytes * 2 < segment->file_bytes) {
+        static_cast<double>(segment->live_bytes) <
+            live_min * static_cast<double>(segment->file_bytes - kEmptyBytes)) {
       sparse.push_back(id);
     }
   }

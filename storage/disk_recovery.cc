@@ -291,9 +291,8 @@ void DiskStore::AddEntries(const IndexEntries& entries, const EraseLog& erase_lo
     bool sound = record.has_value();
     if (sound) {
       const auto it = segments_.find(record->segment_id);
-      sound = it != segments_.end() && it->second->file.is_open() && record->offset >= kPageBytes &&
-              record->offset % kPageBytes == 0 && record->offset <= it->second->file_bytes &&
-              record->block_bytes() <= it->second->file_bytes - record->offset &&
+      sound = it != segments_.end() && it->second->file.is_open() &&
+              PlaceFits(*record, it->second->file_bytes) &&
               record->payload_bytes <= payload_bytes_max_;
     }
     // Killed between list and index: an erasure that was begun is carried out, or what a later Put

@@ -447,13 +447,7 @@ bool DiskStore::VerifyRead(const Op& op) const {
     }
     return true;
   }
-  const auto decoded = DecodeBlock(staged);
-  // Sound in itself is not enough: it must be the block that the index knows, in its place.
-  return decoded && decoded->record.header_sum == record.header_sum &&
-         decoded->record.payload_sum == record.payload_sum &&
-         decoded->record.segment_id == record.segment_id &&
-         decoded->record.offset == record.offset &&
-         decoded->record.identity_sum == record.identity_sum;
+  return BlockMatches(staged, op.id.key, record);
 }
 
 // All parts of a read are back.

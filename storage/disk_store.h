@@ -136,9 +136,9 @@ class DiskStore final : public BlockStore {
 
   // Reads and checks every block; with `repair`, forgets those that are not sound.
   VerifyReport VerifyAll(bool repair);
-  // Drops expired blocks, and deletes or compacts segments until no sealed one is less than half
-  // live.
-  GcReport CollectGarbage();
+  // Drops expired blocks, and deletes or compacts segments until no sealed one is less than
+  // `live_min` live.
+  GcReport CollectGarbage(double live_min = 0.5);
 
  private:
   struct Entry {

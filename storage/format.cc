@@ -317,6 +317,21 @@ std::optional<DecodedHeader> DecodeBlock(std::span<const std::byte> block) {
   return decoded;
 }
 
+bool BlockMatches(std::span<const std::byte> block, const BlockKey& key,
+                  const BlockRecord& record) {
+  const auto decoded = DecodeBlock(block);
+  return decoded && decoded->id.key == key && decoded->record.header_sum == record.header_sum &&
+         decoded->record.payload_sum == record.payload_sum &&
+         decoded->record.segment_id == record.segment_id &&
+         decoded->record.offset == record.offset &&
+         decoded->record.identity_sum == record.identity_sum;
+}
+
+bool PlaceFits(const BlockRecord& record, uint64_t file_bytes) {
+  return record.offset >= kPageBytes && record.offset % kPageBytes == 0 &&
+         record.offset <= file_bytes && record.block_bytes() <= file_bytes - record.offset;
+}
+
 std::string EncodeIndexValue(const BlockKey& key, const BlockRecord& record) {
   WINNOW_CHECK(record.page_sums.size() == record.payload_pages());
   IndexValue fixed = {};

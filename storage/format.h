@@ -213,6 +213,12 @@ std::optional<DecodedHeader> DecodeBlockHeader(std::span<const std::byte> header
 // From the whole block: header, payload and padding are exactly what EncodeBlock wrote.
 std::optional<DecodedHeader> DecodeBlock(std::span<const std::byte> block);
 
+// This is exactly the block that the index knows under this key, in its place: sound in itself is
+// not enough.
+bool BlockMatches(std::span<const std::byte> block, const BlockKey& key, const BlockRecord& record);
+// The record's place can be in a segment file of this length.
+bool PlaceFits(const BlockRecord& record, uint64_t file_bytes);
+
 // An index value; its checksum covers the key too, so a value under another's key is refused.
 std::string EncodeIndexValue(const BlockKey& key, const BlockRecord& record);
 std::optional<BlockRecord> DecodeIndexValue(const BlockKey& key, std::string_view value);

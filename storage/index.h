@@ -52,6 +52,9 @@ class IndexDb {
 // itself.
 absl::StatusOr<std::unique_ptr<IndexDb>> OpenRocksIndex(const std::string& path);
 
+// To look only: may be another process's index, as of now. Never writes, not even a log.
+absl::StatusOr<std::unique_ptr<IndexDb>> OpenRocksIndexReadOnly(const std::string& path);
+
 struct IndexResult {
   uint64_t tag = 0;
   absl::Status status;
