@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <set>
 #include <sstream>
+#include <thread>
 
 #include "tests/fault/memory_index.h"
 #include "tests/unit/storage/disk_store_testing.h"
@@ -64,8 +65,18 @@ TEST(StorageCrashChild, RunsOnlyWhenAskedTo) {
   options.seams.passed = [&](const char* passed) {
     if ((point == passed || point == "any") && --countdown == 0) ::kill(::getpid(), SIGKILL);
   };
+  // Wherever any thread is by then, RocksDB's included: while it opens, or later.
+  const auto kill_later = [](uint32_t microseconds) {
+    std::thread([microseconds] {
+      std::this_thread::sleep_for(std::chrono::microseconds(microseconds));
+      ::kill(::getpid(), SIGKILL);
+    }).detach();
+  };
+  const bool while_opening = point == "time" && random() % 4 == 0;
+  if (while_opening) kill_later(random() % 60'000);
   auto store = DiskStore::Open(options, &clock);
   ASSERT_TRUE(store.ok()) << store.status();
+  if (point == "time" && !while_opening) kill_later(random() % 120'000);
   std::map<uint64_t, std::pair<char, uint64_t>> running;
   std::vector<Completion> done;
   // Tags go on where the life before ended, so that the order of all lives is known.
@@ -206,8 +217,18 @@ TEST_F(StorageCrash, KilledAtEveryNamedPointTheStoreOpensAndHoldsNothingWrong) {
 
 TEST_F(StorageCrash, KilledAnywhereTheStoreOpensAndHoldsNothingWrong) {
   std::mt19937 random(TestSeed(900));
-  for (int round = 0; round < TestRounds(20); ++round) {
+  for (int round = 0; round < TestRounds(30); ++round) {
     Round("any", 1 + static_cast<int>(random() % 900), static_cast<uint32_t>(random()));
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(found_, 100);
+  EXPECT_GT(claims_, 100);
+}
+
+TEST_F(StorageCrash, KilledAtAnyTimeTheStoreOpensAndHoldsNothingWrong) {
+  std::mt19937 random(TestSeed(1700));
+  for (int round = 0; round < TestRounds(32); ++round) {
+    Round("time", 0, static_cast<uint32_t>(random()));
     if (HasFailure()) return;
   }
   EXPECT_GT(found_, 100);

@@ -150,6 +150,51 @@ TEST_F(StorageStall, ASegmentThatAStuckReadHoldsDoesNotKeepOthersFromMakingRoom)
   EXPECT_EQ(store_->stats().used_bytes, SegmentFileBytes());
 }
 
+// A disk that takes 10 s for every call: within the deadlines of writes, past those of reads.
+TEST_F(StorageStall, TenSecondsForEveryCallIsSlowPutsLateReadsAndNothingElse) {
+  Open();
+  for (int i = 0; i < 5; ++i) ASSERT_EQ(client_->Put(IdOf(i), kSmall), Reason::kNone);
+  // Each call is held until its 10 s have passed on the store's clock.
+  std::map<std::pair<int, const std::byte*>, int64_t> begun;
+  plan_->hold = [&](const IoRequest& request) {
+    const auto [it, first] =
+        begun.try_emplace({request.fd * 8 + static_cast<int>(request.kind), request.data},
+                          clock_.now_ns + 10'000'000'000);
+    if (clock_.now_ns < it->second) return true;
+    begun.erase(it);
+    return false;
+  };
+  for (int i = 10; i < 24; ++i) store_->Put(i, IdOf(i), BytesOf(IdOf(i), kSmall), {});
+  std::vector<std::byte> into(kSmall, std::byte{0xee});
+  store_->Get(1, IdOf(1), into, 0);
+  for (int second = 0; second < 400 && store_->in_flight() > 0; ++second) {
+    PollFor(2);
+    clock_.AdvanceSeconds(1);
+  }
+  EXPECT_EQ(store_->in_flight(), 0u);
+  std::map<uint64_t, Completion> by_tag;
+  for (const Completion& completion : done_) by_tag[completion.tag] = completion;
+  EXPECT_EQ(by_tag.at(1).reason, Reason::kLate);
+  EXPECT_TRUE(into == std::vector<std::byte>(kSmall, std::byte{0xee}));
+  int stored = 0;
+  for (int i = 10; i < 24; ++i) {
+    const Reason reason = by_tag.at(i).reason;
+    stored += reason == Reason::kNone;
+    EXPECT_TRUE(reason == Reason::kNone || reason == Reason::kLate) << ReasonName(reason);
+  }
+  EXPECT_GE(stored, 5) << "those that fit the open segment take two calls";
+  plan_->hold = nullptr;
+  Settle();
+  EXPECT_EQ(store_->stats().used_bytes, SegmentFileBytes());
+  Open();
+  for (int i = 10; i < 24; ++i) {
+    const Reason reason = client_->GetAndCheck(IdOf(i), kSmall);
+    if (by_tag.at(i).reason == Reason::kNone) {
+      EXPECT_EQ(reason, Reason::kNone);
+    }
+  }
+}
+
 // ---- opening, maintenance, closing ----
 
 double SecondsSince(std::chrono::steady_clock::time_point start) {
