@@ -19,6 +19,9 @@ constexpr Duration kIdleWait = std::chrono::milliseconds(100);
 constexpr Duration kFlushTime = std::chrono::seconds(5);
 // Times that a sequence is computed again for its next token before it is given up.
 constexpr int32_t kLossesMax = 8;
+// Losses of a sequence that what it shares may cost it. A store with many damaged blocks gives them
+// away one by one, each after a prompt that was computed in vain.
+constexpr int32_t kLossesShared = 2;
 
 absl::Status CheckOption(bool good, const char* name, auto value, const std::string& rule) {
   if (good) return absl::OkStatus();
@@ -295,7 +298,8 @@ void Engine::SortSequences() {
 void Engine::Preempt(Sequence& sequence) {
   if (memory_ != nullptr) {
     for (const int32_t block : sequence.cache.block_table()) {
-      if (memory_->block_lost(block)) pool_.Withdraw(block);
+      if (sequence.alone) memory_->Distrust(block);
+      if (sequence.alone || memory_->block_lost(block)) pool_.Withdraw(block);
     }
   }
   sequence.cache.Release();
@@ -319,7 +323,11 @@ Digest Engine::NameOf(const Sequence& sequence, int32_t i, bool* shareable) {
     how_ = absl::StrCat(ToString(policy), " from ", sequence.retrieve_from(), " ",
                         memory_->names().retrieval);
   }
-  *shareable = dense || !policy.floor.has_value();
+  *shareable = (dense || !policy.floor.has_value()) && !sequence.alone;
+  // Under a new name nothing meets what the store has of the old one.
+  if (sequence.alone) {
+    absl::StrAppend(&how_, " alone ", sequence.request.id, " ", sequence.losses_in_all);
+  }
   const Digest parent =
       i == 0 ? ChainRoot(memory_->names().model, sequence.tenant_digest) : sequence.names.back();
   return ChainNext(
@@ -340,7 +348,7 @@ void Engine::NameBlocks(Sequence& sequence) {
     if (options_.prefix_cache && shareable) pool_.Publish(block, name.chain);
     if (keep) model_.SaveIndex(block, name);
   }
-  if (sequence.retrieval == nullptr || !options_.prefix_cache) return;
+  if (sequence.retrieval == nullptr || !options_.prefix_cache || sequence.alone) return;
   // The summary as it is before the step in which the sequence begins to complete: from then on it
   // is ahead of what another question about the same text begins with.
   const int32_t left = sequence.retrieve_from() - sequence.cache.num_tokens();
@@ -406,6 +414,7 @@ void Engine::Recompute(Sequence& sequence) {
         absl::StatusCode::kUnavailable);
     return;
   }
+  if (++sequence.losses_in_all >= kLossesShared) sequence.alone = true;
   Preempt(sequence);
 }
 

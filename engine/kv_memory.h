@@ -173,6 +173,8 @@ class KvMemory {
   bool sealed(int32_t block) const { return blocks_[block].sealed; }
   const BlockName& name(int32_t block) const { return blocks_[block].name; }
   bool kept(int32_t block) const { return blocks_[block].keep; }
+  // What the store has of the block may be damaged: it goes when the block is forgotten.
+  void Distrust(int32_t block) { blocks_[block].keep = false; }
   // Whether a piece of the block is lost.
   bool block_lost(int32_t block) const;
   // Nobody needs the block's content any more.

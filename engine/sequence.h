@@ -49,6 +49,7 @@ struct Sequence {
   KvCache cache;                              // of a prefix of tokens
   std::vector<Digest> names;                  // of the full blocks in cache
   int32_t losses = 0;                         // of KV, since the last token came
+  int32_t losses_in_all = 0;
   std::unique_ptr<RetrievalState> retrieval;  // from admission on; null if the policy is dense
   Answer answer;
   TokenHistory history;
@@ -59,6 +60,7 @@ struct Sequence {
   uint64_t order = 0;  // by arrival while waiting, by first admission afterwards
   int32_t tenant = 0;  // index in TenantShares
   bool summary_saved = false;
+  bool alone = false;  // lost KV too often: takes over nothing any more, and shares nothing
   bool ended = false;  // its last event is made; to be removed
 
   std::optional<TimePoint> paused_since;  // its output queue is full

@@ -1,5 +1,6 @@
 // What the engine gives when its KV is in tiers: the tokens that it gives when all KV is in memory.
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <random>
 #include <string>
@@ -323,6 +324,33 @@ TEST_F(PrefixTest, ADamagedStoreCostsComputationAndNoToken) {
     ExpectEqual(replies);
   }
   EXPECT_GT(model->decoder->kv_memory()->stats().lost_pieces, 0u);
+}
+
+// Every block of a prefix damaged, and each found only when it is read.
+TEST_F(PrefixTest, ADirectoryDamagedAllOverCostsComputationAndNoToken) {
+  ModelOptions options = Tiered();
+  options.tiers.disk_bytes = 256 << 20;
+  options.tiers.store_dir = directory_.File("store");
+  Answers(*Load(options), true);
+  int damaged = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(options.tiers.store_dir)) {
+    if (entry.path().extension() != ".wseg") continue;
+    std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
+    const auto bytes = static_cast<int64_t>(std::filesystem::file_size(entry.path()));
+    // Not the segment's own header: without it all blocks are gone at once.
+    for (int64_t page = 2; page < bytes / 4096; page += 2) {
+      file.seekg(page * 4096 + 77);
+      const int byte = file.peek();
+      file.seekp(page * 4096 + 77);
+      file.put(static_cast<char>(byte ^ 4));
+      ++damaged;
+    }
+  }
+  EXPECT_GT(damaged, 100);
+  const auto model = Load(options);
+  const std::vector<Reply> replies = Answers(*model, true);
+  EXPECT_GT(losses_, 8u);
+  ExpectEqual(replies);
 }
 
 TEST_F(KvTiersTest, FramesThatCannotWorkAreRefusedWithTheBytes) {
