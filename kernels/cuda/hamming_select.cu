@@ -4,8 +4,9 @@
 // from the lengths.
 //
 // Scan: a thread reads units of 16 bytes (4 to 1 tokens; longer codes are several units), eight of
-// them before it uses the first. Block numbers of the chunk are fetched into shared memory first,
-// or each code would wait for its block number; the group's pattern is made while the first codes
+// them before it uses the first. Where each 16 tokens of the chunk begin is worked out first and
+// kept in shared memory, or each code would wait for its block number, and find its address with a
+// division; the group's pattern is made while the first codes
 // fly, and later codes fly in halves, so that memory never waits for arithmetic. Popcounts are the
 // scarce unit (16 a clock): words of equal weight go through full adders first, 5 popcounts instead
 // of 8 for G = 4 and 128 bits. Distances are counted in shared memory: adding one is a single
@@ -25,6 +26,7 @@
 // What was tried and lost:
 //   two launches, chunks of 2048 tokens, no more than three blocks on a multiprocessor: 16.9 us at
 //   128K, 44 us at 512K, 65 us at 1M (H200, 8 heads, G = 4, 128 bits);
+//   a division and bounds for each code: 130 instructions per 32 codes, which bind at 1.9 TB/s;
 //   one launch, all eight units read and then all used: all warps wait, then all compute; 3.1 TB/s.
 #include <algorithm>
 
@@ -79,7 +81,7 @@ Plan MakePlan(const HammingSelectShape& shape) {
   plan.chunk_tokens = chunk;
   plan.chunks = static_cast<int32_t>(CeilDiv(tokens, chunk));
   plan.row_tokens = int64_t{plan.chunks} * chunk;
-  plan.shared_bytes = size_t{4} * (plan.bins + chunk / shape.layout.block_tokens + 2);
+  plan.shared_bytes = size_t{4} * (plan.bins + chunk / kBaseAlignment);
   const size_t fused_bytes = AlignUp(plan.shared_bytes, 16) + size_t{2} * chunk;
   plan.fused = int64_t{plan.chunks} * plan.rows <= slots && chunk <= kMaxFusedChunkTokens &&
                fused_bytes <= kMaxFusedSharedBytes;
@@ -234,6 +236,41 @@ __device__ __forceinline__ uint32_t Distance(const uint32_t* words, const uint32
   }
 }
 
+// Counts and stores the distances of one unit of 16 bytes, or of the several of a longer code.
+// Unless all of its tokens are wanted: those of [low, high).
+template <int kCodeBytes, int kPlanes, bool kAll>
+__device__ __forceinline__ void UseUnit(const uint4 (&unit)[kCodeBytes < 16 ? 1 : kCodeBytes / 16],
+                                        const uint32_t* of_codes, uint32_t* counts, uint16_t* to,
+                                        int32_t low, int32_t high) {
+  constexpr int kUnitTokens = kCodeBytes < 16 ? 16 / kCodeBytes : 1;
+  constexpr int kUnitsPerCode = kCodeBytes < 16 ? 1 : kCodeBytes / 16;
+  constexpr int kWords = kCodeBytes < 16 ? 4 : kCodeBytes / 4;
+  constexpr int kWordsPerPart = kCodeBytes < 16 ? kCodeBytes / 4 : 4;
+  uint32_t of_token[kUnitTokens] = {};
+#pragma unroll
+  for (int i = 0; i < kUnitsPerCode; ++i) {
+    const uint32_t words[4] = {unit[i].x, unit[i].y, unit[i].z, unit[i].w};
+#pragma unroll
+    for (int t = 0; t < kUnitTokens; ++t) {
+      const int at = 4 * i + t * kWordsPerPart;
+      of_token[t] += Distance<kWordsPerPart, kPlanes>(words + t * kWordsPerPart, of_codes + at,
+                                                      of_codes + kWords + at, kWords);
+    }
+  }
+#pragma unroll
+  for (int t = 0; t < kUnitTokens; ++t) {
+    if (kAll || (t >= low && t < high)) atomicAdd(&counts[of_token[t]], 1u);
+  }
+  if constexpr (kUnitTokens == 1) {
+    *to = static_cast<uint16_t>(of_token[0]);
+  } else if constexpr (kUnitTokens == 2) {
+    *reinterpret_cast<uint32_t*>(to) = of_token[0] | of_token[1] << 16;
+  } else {
+    *reinterpret_cast<uint2*>(to) =
+        make_uint2(of_token[0] | of_token[1] << 16, of_token[2] | of_token[3] << 16);
+  }
+}
+
 // Where the k-th distance lies in a row's histogram.
 struct Cut {
   uint32_t threshold;  // T
@@ -337,7 +374,6 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   constexpr int kUnroll =  // codes, or units of several, in one half of what flies
       kUnitsInFlight / 2 / kUnitsPerCode > 0 ? kUnitsInFlight / 2 / kUnitsPerCode : 1;
   constexpr int kWords = kCodeBytes < 16 ? 4 : kCodeBytes / 4;
-  constexpr int kWordsPerPart = kCodeBytes < 16 ? kCodeBytes / 4 : 4;
   constexpr bool kPatternInRegisters = kWords <= 4;
 
   const int32_t row = blockIdx.y, head = row % args.kv_heads;
@@ -365,29 +401,47 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   } else {
     distances = args.distances + row * args.row_tokens + (first - base);
   }
-  uint32_t* counts = shared;              // [bins]
-  uint32_t* blocks = shared + args.bins;  // numbers of the chunk's blocks
-  const int32_t first_block = args.block_tokens.Divide(first);
-  const int32_t num_blocks = args.block_tokens.Divide(last - 1) - first_block + 1;
-  for (int i = threadIdx.x; i < num_blocks; i += kThreads) {
-    blocks[i] = static_cast<uint32_t>(query.block_table[first_block + i]);
+  uint32_t* counts = shared;                // [bins]
+  uint32_t* segments = shared + args.bins;  // where 16 tokens' codes begin, in 16 bytes
+  const uint8_t* head_codes = args.codes + head * args.head_bytes;
+  for (int i = threadIdx.x; i * kBaseAlignment < last - first; i += kThreads) {
+    const int32_t token = first + i * kBaseAlignment;
+    const int32_t block = args.block_tokens.Divide(token);
+    segments[i] =
+        static_cast<uint32_t>((query.block_table[block] * args.block_bytes +
+                               (token - block * args.block_tokens.divisor()) * kCodeBytes) /
+                              16);
   }
   for (int i = threadIdx.x; i < args.bins; i += kThreads) counts[i] = 0;
   __syncthreads();
 
-  const uint8_t* head_codes = args.codes + head * args.head_bytes;
   constexpr int32_t kPass = kThreads * kUnitTokens * kUnroll;
+  const int32_t my_token = static_cast<int32_t>(threadIdx.x) * kUnitTokens;  // of each 256 units
+  const uint8_t* my_codes = head_codes + my_token % kBaseAlignment * kCodeBytes;
+  const uint32_t* my_segments = segments + my_token / kBaseAlignment;
   uint4 units[2][kUnroll][kUnitsPerCode];
+  // A pass that lies wholly inside the chunk needs no conditions.
   const auto load = [&](uint4(&to)[kUnroll][kUnitsPerCode], int32_t pass) {
+    const uint32_t* of_pass = my_segments + (pass - first) / kBaseAlignment;
+    if (pass + kPass <= last) {
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const int32_t token = pass + (u * kThreads + static_cast<int32_t>(threadIdx.x)) * kUnitTokens;
-      if (token >= last) continue;
-      const int32_t block = args.block_tokens.Divide(token);
-      const uint8_t* code = head_codes + blocks[block - first_block] * args.block_bytes +
-                            (token - block * args.block_tokens.divisor()) * kCodeBytes;
+      for (int u = 0; u < kUnroll; ++u) {
+        const uint8_t* code =
+            my_codes +
+            uint64_t{of_pass[u * (kThreads * kUnitTokens / kBaseAlignment)]} * uint64_t{16};
 #pragma unroll
-      for (int i = 0; i < kUnitsPerCode; ++i) to[u][i] = LoadStreamed(code + 16 * i);
+        for (int i = 0; i < kUnitsPerCode; ++i) to[u][i] = LoadStreamed(code + 16 * i);
+      }
+    } else {
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        if (pass + u * (kThreads * kUnitTokens) + my_token >= last) continue;
+        const uint8_t* code =
+            my_codes +
+            uint64_t{of_pass[u * (kThreads * kUnitTokens / kBaseAlignment)]} * uint64_t{16};
+#pragma unroll
+        for (int i = 0; i < kUnitsPerCode; ++i) to[u][i] = LoadStreamed(code + 16 * i);
+      }
     }
   };
   load(units[0], first);
@@ -410,33 +464,20 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   const uint32_t* of_codes = kPatternInRegisters ? mine : pattern;
 
   const auto use = [&](const uint4(&from)[kUnroll][kUnitsPerCode], int32_t pass) {
+    const int32_t token = pass - first + my_token;
+    if (pass >= query.mid.first && pass + kPass <= last) {
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const int32_t token = pass + (u * kThreads + static_cast<int32_t>(threadIdx.x)) * kUnitTokens;
-      if (token >= last) continue;
-      uint32_t of_token[kUnitTokens] = {};
-#pragma unroll
-      for (int i = 0; i < kUnitsPerCode; ++i) {
-        const uint32_t words[4] = {from[u][i].x, from[u][i].y, from[u][i].z, from[u][i].w};
-#pragma unroll
-        for (int t = 0; t < kUnitTokens; ++t) {
-          const int at = 4 * i + t * kWordsPerPart;
-          of_token[t] += Distance<kWordsPerPart, kPlanes>(words + t * kWordsPerPart, of_codes + at,
-                                                          of_codes + kWords + at, kWords);
-        }
+      for (int u = 0; u < kUnroll; ++u) {
+        const int32_t here = token + u * (kThreads * kUnitTokens);
+        UseUnit<kCodeBytes, kPlanes, true>(from[u], of_codes, counts, distances + here, 0, 0);
       }
+    } else {
 #pragma unroll
-      for (int t = 0; t < kUnitTokens; ++t) {
-        if (token + t >= query.mid.first && token + t < last) atomicAdd(&counts[of_token[t]], 1u);
-      }
-      uint16_t* to = distances + (token - first);
-      if constexpr (kUnitTokens == 1) {
-        *to = static_cast<uint16_t>(of_token[0]);
-      } else if constexpr (kUnitTokens == 2) {
-        *reinterpret_cast<uint32_t*>(to) = of_token[0] | of_token[1] << 16;
-      } else {
-        *reinterpret_cast<uint2*>(to) =
-            make_uint2(of_token[0] | of_token[1] << 16, of_token[2] | of_token[3] << 16);
+      for (int u = 0; u < kUnroll; ++u) {
+        const int32_t here = token + u * (kThreads * kUnitTokens);
+        if (first + here >= last) continue;
+        UseUnit<kCodeBytes, kPlanes, false>(from[u], of_codes, counts, distances + here,
+                                            query.mid.first - first - here, last - first - here);
       }
     }
   };
