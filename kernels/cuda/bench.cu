@@ -19,6 +19,8 @@
 #include <string>
 #include <vector>
 
+#include "kernels/completion.h"
+#include "kernels/cuda/completion.h"
 #include "kernels/cuda/device_math.cuh"
 #include "kernels/cuda/hamming_select.h"
 #include "kernels/cuda/hash_encode.h"
@@ -611,6 +613,54 @@ void BenchTopP(Bench& bench) {
   }
 }
 
+void BenchCompletion(Bench& bench) {
+  if (!bench.Wants("completion")) return;
+  constexpr int32_t n = 131072, d = 128, kInner = 128, kFeatures = 64;
+  const KvLayout kv{kKvHeads, d, kBlock, DType::kBF16};
+  const Sequences sequences(1, n, 0);
+  const auto pool = RandomBf16(static_cast<int64_t>(sequences.num_blocks * kv.BlockBytes()), 1);
+  const auto gate_up = RandomFloats(int64_t{kKvHeads} * d * 2 * kInner, 0.05f);
+  const auto out = RandomFloats(int64_t{kKvHeads} * (d + kInner) * kFeatures, 0.05f);
+  const auto bias = RandomFloats(kKvHeads * 2 * kInner, 0.1f);
+  const DeviceFeatureMap map{gate_up.data(), bias.data(), out.data(), bias.data(),
+                             kKvHeads,       d,           kInner,     kFeatures};
+  Memory<float> summary(kKvHeads * SummaryFloats(kFeatures, d));
+  for (const int32_t tokens : {1, 8192}) {
+    const Memory<DeviceExtension> extension(std::vector<DeviceExtension>{
+        {sequences.table.data(), summary.data(), {16, 16 + tokens}, 1, 0}});
+    Memory<std::byte> workspace(
+        static_cast<int64_t>(ExtendSummariesWorkspaceBytes(1, tokens, map)));
+    const double seconds = bench.Seconds(1, 4, [&](int, cudaStream_t stream) {
+      return ExtendSummaries(extension.data(), 1, tokens, pool.data(), kv, map, workspace.data(),
+                             stream);
+    });
+    bench.Report("completion: enter", Text("%d tokens, d %d, F %d", tokens, d, kFeatures), seconds,
+                 kKvHeads * CompletionBytes(tokens, kv, kInner, kFeatures), false,
+                 kKvHeads * CompletionFlops(tokens, 0, d, kInner, kFeatures));
+  }
+  for (const int32_t chosen : {655, 2048}) {
+    const Lists lists(sequences, 1, n, chosen, kv, {pool.data()});
+    std::vector<RowList> host(kKvHeads);
+    CHECK_CUDA(cudaMemcpy(host.data(), lists.lists[0].data(), kKvHeads * sizeof(RowList),
+                          cudaMemcpyDefault));
+    for (RowList& list : host) list.chosen_last = list.count;
+    const Memory<RowList> all_chosen(host);
+    const auto q = RandomFloats(kKvHeads * kGroup * d);
+    const Memory<const float*> summaries(std::vector<const float*>{summary.data()});
+    const CompletionShape shape{1, kGroup, kv, chosen};
+    Memory<std::byte> workspace(static_cast<int64_t>(CompleteStatesWorkspaceBytes(shape, map)));
+    auto states = RandomFloats(kKvHeads * kGroup * (d + 2));
+    const double seconds = bench.Seconds(1, 8, [&](int, cudaStream_t stream) {
+      return CompleteStates(shape, q.data(), kKvHeads * kGroup * d, sequences.queries.data(),
+                            all_chosen.data(), summaries.data(), map, map, states.data(),
+                            workspace.data(), stream);
+    });
+    bench.Report("completion: step", Text("%d chosen a head, d %d, F %d", chosen, d, kFeatures),
+                 seconds, kKvHeads * CompletionBytes(chosen, kv, kInner, kFeatures), false,
+                 kKvHeads * CompletionFlops(chosen, kGroup, d, kInner, kFeatures));
+  }
+}
+
 }  // namespace
 
 int Main(int argc, char** argv) {
@@ -621,8 +671,10 @@ int Main(int argc, char** argv) {
     } else if (std::strcmp(argv[i], "--shape") == 0 && i + 1 < argc) {
       shape = argv[++i];
     } else {
-      std::fprintf(stderr, "usage: %s [--filter codes|encode|attend|gather|top-p] [--shape TEXT]\n",
-                   argv[0]);
+      std::fprintf(
+          stderr,
+          "usage: %s [--filter codes|encode|attend|gather|top-p|completion] [--shape TEXT]\n",
+          argv[0]);
       return 2;
     }
   }
@@ -634,6 +686,7 @@ int Main(int argc, char** argv) {
   BenchAttention(bench);
   BenchGather(bench);
   BenchTopP(bench);
+  BenchCompletion(bench);
   return 0;
 }
 
