@@ -5,8 +5,7 @@
 //   name    := dense | window | oracle | quest | lsh | hata | spotlight | hashattention
 //   option  := "k=" (count | share "%")      tokens to choose; 2% where absent
 //            | "p=" number                   choose 4k, keep the fewest that have this share of
-//            their
-//                                            attention (0 < p <= 1)
+//                                            their attention (0 < p <= 1)
 //            | "completion=" ("on" | "off")  the summary stands for what was not read; off
 //            | "sink=" count                 first tokens that are always read; 16
 //            | "window=" count               last tokens that are always read, at least 1; 128

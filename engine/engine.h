@@ -72,9 +72,9 @@ class Engine {
   // Takes the request into the queue. On OK the end will be told through `output`, exactly once; on
   // an error nothing is ever pushed. The request was validated by the service; what could break the
   // engine's memory or never fit is checked again here.
-  //   InvalidArgument     a policy that the model cannot honour; no tokens, ids past the
-  //   vocabulary; can never fit: prompt and max_tokens
-  //                       exceed the context or the KV pool (with the numbers)
+  //   InvalidArgument     a policy that the model cannot honour; no tokens, ids past the vocabulary;
+  //                       can never fit: prompt and max_tokens exceed the context or the KV pool
+  //                       (with the numbers)
   //   ResourceExhausted   the queue is full, by requests or by tokens: retry after RetryAfter()
   //   Unavailable         draining, stopped, or the model failed
   absl::Status Submit(Request request, std::shared_ptr<OutputQueue> output);

@@ -8,18 +8,14 @@
 //   exact      share of the questions all of whose answer tokens are: the greedy answer then begins
 //              with the expected one
 //   contains   share of the must_contain strings found in the free-running greedy answer, which
-//   ends
-//              at an end token, when all were found, or kFreeRunExtraTokens after the expected
+//              ends at an end token, when all were found, or kFreeRunExtraTokens after the expected
 //              answer's length; averaged over the questions that have such strings
 //   kept       share of mid tokens that attention read, in the layers and for the tokens that the
-//   policy
-//              covers: 1 for dense
+//              policy covers: 1 for dense
 //   coverage   share of the attention mass that anchors and those carry, mean over queries, layers
-//   and
-//              heads that retrieved: 1 for dense
+//              and heads that retrieved: 1 for dense
 //   iou        of the tokens chosen and the equally many with the largest true scores, the same
-//   mean: 1
-//              for dense, where both are all tokens
+//              mean: 1 for dense, where both are all tokens
 // What retrieves: the answer's tokens and the prompt's last `suffix`, or as many as the policy
 // says. All before them is computed once for all policies.
 //

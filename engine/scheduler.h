@@ -2,8 +2,7 @@
 // clock, no model, no blocks by name: the same input gives the same plan.
 //
 // The rules, in the order they are applied:
-//   1. Decoding first. Every running sequence that lacks one token gets it. When blocks run out,
-//   the
+//   1. Decoding first. Every running sequence that lacks one token gets it. When blocks run out, the
 //      sequence admitted last gives its blocks up (paused ones before all others), never an older
 //      one for a younger: so the oldest that can run always runs, and everything ends.
 //   2. Admission, while there are slots, blocks for all known tokens, and one spare block for each

@@ -1,10 +1,9 @@
-// What the retrieval operations of Backend take and give. One layer of one step (DESIGN, section
-// 3):
+// What the retrieval operations of Backend take and give. One layer of one step (DESIGN, section 3):
 //
-//   index     EncodeKeys, BoundKeys, QuantizeKeys     what finds keys, made from rows of the KV
-//   pool SELECT    EncodeQueries + SelectByCodes | SelectByBounds | SelectByLogits; then
-//   PruneSelection FETCH     the caller's: tokens to addresses of rows ATTEND    AttendRows,
-//   CompleteStates, FinishStates
+//   index   EncodeKeys, BoundKeys, QuantizeKeys: what finds keys, made from rows of the KV pool
+//   SELECT  EncodeQueries + SelectByCodes | SelectByBounds | SelectByLogits; then PruneSelection
+//   FETCH   the caller's: tokens to addresses of rows
+//   ATTEND  AttendRows, CompleteStates, FinishStates
 //
 // An index is a function of the KV rows alone: made in one go or token by token, at the prompt or
 // later, it has the same bits.

@@ -4,9 +4,8 @@
 //   weight   2^(s - max), s = scale * log2 e * estimate, max the largest s; zero below 2^-126
 //   needed   p * (weight of all) - (weight of the anchors), which are always kept
 //   kept     the fewest candidates whose weight is at least what is needed: none if nothing is;
-//   else
-//            those above a threshold, found by bisection over the bits of the weight, and of those
-//            at the threshold the later first
+//            else those above a threshold, found by bisection over the bits of the weight, and of
+//            those at the threshold the later first
 // A selection keeps what any head of the group keeps, in ascending order. A candidate of weight
 // zero is never kept; with p = 1 every other one is, whatever rounding says of the sums.
 //

@@ -1,7 +1,6 @@
 // What `winnow serve` is told: one plain struct, filled from four places.
 //
-// Precedence: flag, then environment (WINNOW_ and the flag's name in capitals), then the YAML file
-// of
+// Precedence: flag, then environment (WINNOW_ and the flag's name in capitals), then the YAML file of
 // --config (the flag's name with underscores), then the default. An unknown key of the file is an
 // error; an empty environment variable counts as not set. Other WINNOW_ variables are none of our
 // business: Kubernetes itself makes up names like WINNOW_SERVICE_HOST.

@@ -2,8 +2,7 @@
 //
 // Life of a Generate stream (GenerateReactor in the .cc):
 //   1. gRPC calls Generate with the request's bytes. They are parsed here, not by gRPC, so that a
-//   bad
-//      string is INVALID_ARGUMENT with its path (server/wire.h). A reactor starts a generation.
+//      bad string is INVALID_ARGUMENT with its path (server/wire.h). A reactor starts a generation.
 //   2. The generation calls on_ready on its delivering thread. Pump takes one item: a message is
 //      written, the end finishes the stream. At most one write is in flight: while it is, nothing
 //      is taken, the generation's bounded queues fill, and the engine pauses the sequence.

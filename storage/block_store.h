@@ -11,12 +11,10 @@
 //              buffers of operations without completion are free when the destructor returns.
 // Threads      One thread at a time, and every call is short: what blocks (disk, RocksDB) happens
 //              elsewhere. The store calls nobody back from a thread of its own.
-// Ownership    Put has copied the payload when it returns. `into` of a Get belongs to the store
-// until
+// Ownership    Put has copied the payload when it returns. `into` of a Get belongs to the store until
 //              its completion, and is written only with verified bytes, only before an outcome of
 //              kOk: a late or damaged read never touches it. That is one copy per read, on purpose.
-// Rows         A block's payload is cut into pages of 4 KiB, each with a checksum of its own, so
-// that
+// Rows         A block's payload is cut into pages of 4 KiB, each with a checksum of its own, so that
 //              a decode step reads just the pages that its rows are on. Callers group rows by page.
 #ifndef WINNOW_STORAGE_BLOCK_STORE_H_
 #define WINNOW_STORAGE_BLOCK_STORE_H_

@@ -4,8 +4,7 @@
 //             requests, returns raw results: short, EAGAIN, in any order. Tests decorate this, so
 //             that faults are injected below the loop that must handle them.
 //   Ring      the one completion loop over an engine: finishes short reads and writes, repeats
-//   EAGAIN
-//             and EINTR, enforces deadlines.
+//             EAGAIN and EINTR, enforces deadlines.
 //
 // One thread at a time uses a Ring; it may move to another thread while nothing is in flight.
 #ifndef WINNOW_STORAGE_RING_H_

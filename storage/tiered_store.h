@@ -2,8 +2,7 @@
 //
 //   Put      into host; to disk too with write_through, else when it leaves host (demotion)
 //   Get      host, else disk; a block that disk has given often enough is kept in host (promotion)
-//   GetPages host, else just those pages from disk; a page that is already on its way is waited
-//   for,
+//   GetPages host, else just those pages from disk; a page that is already on its way is waited for,
 //            not read again, whoever asks
 //   Erase    from both
 //

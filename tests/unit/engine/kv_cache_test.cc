@@ -1,6 +1,7 @@
 #include "engine/kv_cache.h"
 
 #include <memory>
+#include <optional>
 #include <random>
 #include <set>
 #include <vector>
@@ -39,6 +40,96 @@ TEST(BlockPoolDeathTest, TakingFromAnEmptyPoolIsABug) {
   BlockPool pool(1);
   pool.Take();
   EXPECT_DEATH(pool.Take(), "CHECK failed");
+}
+
+Digest Name(uint8_t text) {
+  Digest name = {};
+  name[0] = text;
+  return name;
+}
+
+TEST(BlockPoolTest, WhatIsPublishedIsFoundUntilItsBlockIsNeeded) {
+  BlockPool pool(2);
+  const int32_t first = pool.Take();
+  pool.Publish(first, Name(1));
+  EXPECT_EQ(pool.Find(Name(1)), first);
+  EXPECT_EQ(pool.Find(Name(2)), std::nullopt);
+  pool.Give(first);
+  EXPECT_EQ(pool.num_idle(), 1);
+  EXPECT_EQ(pool.num_used(), 0);
+  EXPECT_EQ(pool.num_free(), 2);
+  EXPECT_EQ(pool.Find(Name(1)), first);  // idle, but there
+
+  const int32_t second = pool.Take();  // the free one, not the idle one
+  EXPECT_NE(second, first);
+  EXPECT_EQ(pool.Find(Name(1)), first);
+  EXPECT_EQ(pool.Take(), first);
+  EXPECT_EQ(pool.Find(Name(1)), std::nullopt);
+  pool.Give(first);
+  pool.Give(second);
+  EXPECT_EQ(pool.num_idle(), 0);
+}
+
+TEST(BlockPoolTest, ABlockIsHeldUntilItsLastHolderGivesIt) {
+  BlockPool pool(1);
+  const int32_t block = pool.Take();
+  pool.Publish(block, Name(1));
+  pool.Share(block);
+  pool.Share(block);
+  pool.Give(block);
+  pool.Give(block);
+  EXPECT_EQ(pool.num_used(), 1);
+  pool.Give(block);
+  EXPECT_EQ(pool.num_used(), 0);
+  pool.Share(block);  // an idle one is held again
+  EXPECT_EQ(pool.num_idle(), 0);
+  EXPECT_EQ(pool.num_used(), 1);
+  pool.Withdraw(block);
+  EXPECT_EQ(pool.Find(Name(1)), std::nullopt);
+  pool.Give(block);
+  EXPECT_EQ(pool.num_idle(), 0);
+  EXPECT_EQ(pool.num_free(), 1);
+}
+
+TEST(BlockPoolTest, TheOldestIdleBlockGoesFirstAndAPrefixFromItsEnd) {
+  BlockPool pool(4);
+  std::vector<int32_t> blocks;
+  {
+    KvCache cache(pool, 4);
+    cache.Grow(4);
+    blocks.assign(cache.block_table().begin(), cache.block_table().end());
+    for (int i = 0; i < 4; ++i) pool.Publish(blocks[i], Name(static_cast<uint8_t>(i)));
+  }
+  EXPECT_EQ(pool.num_idle(), 4);
+  for (int i = 3; i >= 0; --i) EXPECT_EQ(pool.Take(), blocks[i]);
+  for (const int32_t block : blocks) pool.Give(block);
+}
+
+TEST(BlockPoolTest, TheFirstBlockOfANameStaysItsBlock) {
+  BlockPool pool(2);
+  const int32_t first = pool.Take(), second = pool.Take();
+  pool.Publish(first, Name(1));
+  pool.Publish(second, Name(1));
+  EXPECT_EQ(pool.Find(Name(1)), first);
+  pool.Give(second);
+  EXPECT_EQ(pool.num_idle(), 0);  // nobody could find it
+  pool.Give(first);
+  EXPECT_EQ(pool.num_idle(), 1);
+}
+
+TEST(KvCacheTest, AdoptedBlocksAreFullOnes) {
+  BlockPool pool(4);
+  const int32_t block = pool.Take();
+  {
+    KvCache cache(pool, 4);
+    cache.Adopt(block);
+    EXPECT_EQ(cache.num_tokens(), 4);
+    cache.Grow(1);
+    cache.Append(1);
+    EXPECT_EQ(cache.num_tokens(), 5);
+    EXPECT_EQ(cache.block_table()[0], block);
+  }
+  EXPECT_EQ(pool.num_used(), 0);
 }
 
 TEST(KvCacheTest, GivesItsBlocksBackWhenItGoes) {

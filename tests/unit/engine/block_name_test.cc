@@ -1,0 +1,53 @@
+#include "engine/block_name.h"
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+namespace winnow::engine {
+namespace {
+
+TEST(BlockNameTest, Sha256IsTheStandards) {
+  std::string hex;
+  for (const uint8_t byte : Sha256("abc")) {
+    hex += "0123456789abcdef"[byte >> 4];
+    hex += "0123456789abcdef"[byte & 15];
+  }
+  EXPECT_EQ(hex, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+}
+
+TEST(BlockNameTest, WhateverDecidesTheBytesDecidesTheName) {
+  const Digest model = Sha256("model"), tenant = Sha256("tenant"), other = Sha256("other");
+  const std::vector<int32_t> tokens = {1, 2, 3, 4}, changed = {1, 2, 3, 5}, shorter = {1, 2, 3};
+  const Digest root = ChainRoot(model, tenant);
+  const std::set<Digest> names = {
+      root,
+      ChainRoot(other, tenant),
+      ChainRoot(model, other),
+      ChainNext(root, tokens, ""),
+      ChainNext(root, changed, ""),
+      ChainNext(root, shorter, ""),
+      ChainNext(root, tokens, "window from 3"),
+      ChainNext(ChainRoot(other, tenant), tokens, ""),
+      ChainNext(ChainNext(root, tokens, ""), tokens, ""),
+  };
+  EXPECT_EQ(names.size(), 9u);
+  EXPECT_EQ(ChainNext(root, tokens, ""), ChainNext(ChainRoot(model, tenant), tokens, ""));
+}
+
+TEST(BlockNameTest, AnIdSaysWhatTheBlockIsOf) {
+  const StoreNames names{.model = Sha256("model"), .retrieval = ""};
+  const BlockName name{Sha256("chain"), Sha256("tenant"), 7};
+  const storage::BlockId id = names.Id(name, 0, 3);
+  EXPECT_EQ(id.model, names.model);
+  EXPECT_EQ(id.tenant, name.tenant);
+  EXPECT_EQ(id.layer, 3u);
+  EXPECT_EQ(id.token_block, 7u);
+  EXPECT_FALSE(id.key == names.Id(name, 0, 2).key);
+  EXPECT_FALSE(id.key == names.Id(name, 1, 3).key);
+}
+
+}  // namespace
+}  // namespace winnow::engine
