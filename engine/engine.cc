@@ -18,7 +18,7 @@ constexpr Duration kIdleWait = std::chrono::milliseconds(100);
 // At the end, for what is to be found after a restart.
 constexpr Duration kFlushTime = std::chrono::seconds(5);
 // Times that a sequence is computed again for its next token before it is given up.
-constexpr int32_t kLossesMax = 8;
+constexpr int32_t kLossesMax = 24;
 // Losses of a sequence that what it shares may cost it. A store with many damaged blocks gives them
 // away one by one, each after a prompt that was computed in vain.
 constexpr int32_t kLossesShared = 2;

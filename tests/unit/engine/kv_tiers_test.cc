@@ -196,7 +196,7 @@ TEST_F(KvTiersTest, FaultsOfTheStoreCostTimeAndNoToken) {
     return made;
   };
   const auto model = Load(options);
-  faulty->faults = {.miss_share = 0.0003, .lose_share = 0.003, .polls_max = 3, .reorder = true};
+  faulty->faults = {.miss_share = 0.0001, .lose_share = 0.002, .polls_max = 3, .reorder = true};
   const std::vector<Reply> replies = Answers(*model);
   EXPECT_GT(losses_, 0u);
   ExpectEqual(replies);
@@ -318,7 +318,7 @@ TEST_F(PrefixTest, ADamagedStoreCostsComputationAndNoToken) {
   };
   const auto model = Load(options);
   for (int round = 0; round < 2; ++round) {
-    faulty->faults = {.miss_share = 0.001, .lose_share = 0.01, .polls_max = 2, .reorder = true};
+    faulty->faults = {.miss_share = 0.0001, .lose_share = 0.003, .polls_max = 2, .reorder = true};
     const std::vector<Reply> replies = Answers(*model, true);
     EXPECT_GT(cached_tokens_, 0u);
     ExpectEqual(replies);
