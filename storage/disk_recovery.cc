@@ -62,9 +62,17 @@ absl::StatusOr<std::unique_ptr<DiskStore>> DiskStore::Open(DiskStoreOptions opti
     }
   }
   thread.join();
-  const absl::MutexLock lock(&opening->mutex);
-  WINNOW_RETURN_IF_ERROR(opening->status);
-  return std::move(opening->store);
+  std::unique_ptr<DiskStore> store;
+  {
+    const absl::MutexLock lock(&opening->mutex);
+    WINNOW_RETURN_IF_ERROR(opening->status);
+    store = std::move(opening->store);
+  }
+  // Here and not there: a ring that changes threads is made anew, and the kernel takes its time to
+  // give back the memory that the old one had locked.
+  store->ring_->engine().RegisterBuffer(store->staging_.bytes());
+  store->Log(store->Describe());
+  return store;
 }
 
 absl::Status DiskStore::Start() {
@@ -95,7 +103,6 @@ absl::Status DiskStore::Start() {
   staging_ = PageMemory(PageAlign(options_.staging_bytes) + PageAlign(move_bytes));
   stage_ = std::make_unique<PageAllocator>(PagesFor(options_.staging_bytes));
   move_stage_ = std::make_unique<PageAllocator>(PagesFor(move_bytes));
-  ring_->engine().RegisterBuffer(staging_.bytes());
 
   WINNOW_RETURN_IF_ERROR(LoadSegments());
   auto erase_log = std::make_unique<EraseLog>(files(), directory);
@@ -147,7 +154,6 @@ absl::Status DiskStore::Start() {
   shrinking_ = false;
   // A ring changes threads only while nothing is in flight.
   while (!idle()) Poll(std::chrono::milliseconds(10), &none);
-  Log(Describe());
   return absl::OkStatus();
 }
 

@@ -64,12 +64,12 @@ DiskStore::DiskStore(DiskStoreOptions options, const Clock* clock, std::shared_p
 
 DiskStore::~DiskStore() {
   // Real time: a disk that hangs must not keep the process, whatever the clock given to us says.
-  const auto limit = std::chrono::steady_clock::now() + nanoseconds(options_.close_limit_ns);
-  const auto left = [&] { return limit - std::chrono::steady_clock::now(); };
+  const nanoseconds limit(options_.close_limit_ns);
   if (writer_ != nullptr) {
+    const auto end = std::chrono::steady_clock::now() + limit;
     std::vector<Completion> ignored;
     const auto settle = [&] {
-      while ((in_flight() > 0 || !idle()) && std::chrono::steady_clock::now() < limit) {
+      while ((in_flight() > 0 || !idle()) && std::chrono::steady_clock::now() < end) {
         ignored.clear();
         Poll(std::chrono::milliseconds(10), &ignored);
       }
@@ -84,8 +84,8 @@ DiskStore::~DiskStore() {
     SubmitBatch(std::move(last), {});
   }
   // The kernel must give back every buffer before memory and files go.
-  const bool drained = ring_ == nullptr || ring_->Drain(left());
-  const bool closed = writer_ == nullptr || writer_->Close(left());
+  const bool drained = ring_ == nullptr || ring_->Drain(limit);
+  const bool closed = writer_ == nullptr || writer_->Close(limit);
   if (drained && closed) return;
   Log(absl::StrCat("store ", options_.directory, ": closed while the disk hangs; ",
                    drained ? 0 : ring_->in_flight(), " requests and their buffers are left to it"));

@@ -105,9 +105,10 @@ class DiskStore final : public BlockStore {
   // Otherwise `clock` outlives the store.
   static absl::StatusOr<std::unique_ptr<DiskStore>> Open(DiskStoreOptions options,
                                                          const Clock* clock);
-  // Finishes what is in flight, for at most close_limit_ns, and seals the open segment. What the
-  // kernel has not given back by then (buffers, files, the lock) is left to it and never freed. On
-  // the thread that used the store, unless it is idle.
+  // Finishes what is in flight and seals the open segment; then the ring, then the index are
+  // closed: each for at most close_limit_ns. What the kernel has not given back by then (buffers,
+  // files, the lock) is left to it and never freed. On the thread that used the store, unless it is
+  // idle.
   ~DiskStore() override;
 
   void Put(uint64_t tag, const BlockId& id, std::span<const std::byte> payload,

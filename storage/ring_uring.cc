@@ -135,6 +135,7 @@ class UringEngine final : public IoEngine {
   }
 
   void RegisterBuffer(std::span<std::byte> buffer) override {
+    EnterThread();
     for (size_t at = 0; at < buffer.size(); at += kRegisteredBufferBytesMax) {
       buffers_.push_back(
           buffer.subspan(at, std::min(kRegisteredBufferBytesMax, buffer.size() - at)));
