@@ -27,6 +27,7 @@ constexpr int kThreads = 128;
 constexpr int kTile = 32;
 constexpr int kMaxSplits = 16;
 constexpr int kFeaturesPerBlock = 4;
+constexpr int kAhead = 16;  // tokens that are loaded together before they enter
 
 __device__ __forceinline__ float Gelu(float x) { return 0.5f * x * erfcf(-x * 0.70710678f); }
 
@@ -152,37 +153,47 @@ __global__ void __launch_bounds__(kThreads)
   }
   const float* a = log_features + (int64_t{blockIdx.z} * kv_heads + head) * max_tokens * features +
                    first_feature;
-#pragma unroll 4
-  for (int32_t token = extension.tokens.first; token < extension.tokens.last; ++token) {
-    const float4 loaded = *reinterpret_cast<const float4*>(a);
-    a += features;
-    float value = 0.0f;
-    if (c < d) {
-      const auto* row =
-          reinterpret_cast<const uint16_t*>(pool.Row(extension.block_table, head, token));
-      value = WidenBf16(row[d + c]);
-    }
-    const float of_token[kFeaturesPerBlock] = {loaded.x, loaded.y, loaded.z, loaded.w};
+  // What several tokens bring is loaded before the first of them enters: loads do not wait for each
+  // other, only sums do.
+  for (int32_t first = extension.tokens.first; first < extension.tokens.last; first += kAhead) {
+    float4 loaded[kAhead];
+    float values[kAhead];
 #pragma unroll
-    for (int j = 0; j < kFeaturesPerBlock; ++j) {
-      if (of_token[j] > my_m[j]) {
-        const float factor = expf(my_m[j] - of_token[j]);
-        my_m[j] = of_token[j];
-        my_sum[j] *= factor;
-        my_open_sum[j] *= factor;
-        my_z[j] *= factor;
-        my_open_z[j] *= factor;
-      }
-      const float weight = expf(of_token[j] - my_m[j]);
-      my_open_sum[j] += weight;
-      my_open_z[j] = __fmaf_rn(weight, value, my_open_z[j]);
+    for (int t = 0; t < kAhead; ++t) {
+      const bool inside = first + t < extension.tokens.last;
+      loaded[t] = inside ? *reinterpret_cast<const float4*>(a + int64_t{t} * features)
+                         : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      values[t] = inside && c < d ? WidenBf16(reinterpret_cast<const uint16_t*>(
+                                        pool.Row(extension.block_table, head, first + t))[d + c])
+                                  : 0.0f;
     }
-    if ((token + 1) % kSummaryBlockTokens == 0) {
+    a += int64_t{kAhead} * features;
+#pragma unroll
+    for (int t = 0; t < kAhead; ++t) {
+      if (first + t >= extension.tokens.last) break;
+      const float of_token[kFeaturesPerBlock] = {loaded[t].x, loaded[t].y, loaded[t].z,
+                                                 loaded[t].w};
 #pragma unroll
       for (int j = 0; j < kFeaturesPerBlock; ++j) {
-        my_sum[j] += my_open_sum[j];
-        my_z[j] += my_open_z[j];
-        my_open_sum[j] = my_open_z[j] = 0.0f;
+        if (of_token[j] > my_m[j]) {
+          const float factor = expf(my_m[j] - of_token[j]);
+          my_m[j] = of_token[j];
+          my_sum[j] *= factor;
+          my_open_sum[j] *= factor;
+          my_z[j] *= factor;
+          my_open_z[j] *= factor;
+        }
+        const float weight = expf(of_token[j] - my_m[j]);
+        my_open_sum[j] += weight;
+        my_open_z[j] = __fmaf_rn(weight, values[t], my_open_z[j]);
+      }
+      if ((first + t + 1) % kSummaryBlockTokens == 0) {
+#pragma unroll
+        for (int j = 0; j < kFeaturesPerBlock; ++j) {
+          my_sum[j] += my_open_sum[j];
+          my_z[j] += my_open_z[j];
+          my_open_sum[j] = my_open_z[j] = 0.0f;
+        }
       }
     }
   }
