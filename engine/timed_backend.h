@@ -26,7 +26,7 @@ struct MatmulShape {
   int64_t calls = 0;
 };
 
-class TimedBackend final : public kernels::Backend {
+class TimedBackend : public kernels::Backend {
  public:
   // `inner` must outlive this. `compute` is the type that weights are packed in.
   TimedBackend(kernels::Backend& inner, kernels::DType compute)

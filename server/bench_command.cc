@@ -9,18 +9,13 @@
 #include "CLI/CLI.hpp"
 #include "fmt/format.h"
 #include "kernels/bench.h"
-#include "nlohmann/json.hpp"
+#include "server/bench_output.h"
 #include "server/bench_runs.h"
 #include "server/commands.h"
 #include "server/model_flags.h"
 
 namespace winnow::server {
 namespace {
-
-using Json = nlohmann::ordered_json;
-
-constexpr double kGiga = 1e9;
-constexpr double kMilli = 1e-3;
 
 struct BenchFlags {
   BenchModelFlags model;
@@ -33,18 +28,6 @@ struct BenchFlags {
   int32_t repetitions = 5;
   kernels::BenchOptions kernels;
 };
-
-double Round(double value) { return std::stod(fmt::format("{:.6g}", value)); }
-
-// Prints what was asked for as JSON too. The table has gone to stdout, or to stderr when stdout is
-// where the JSON goes.
-int Finish(const BenchFlags& flags, const Json& json) {
-  if (flags.json_path.empty()) return kExitOk;
-  const absl::Status status = WriteTextFile(flags.json_path, json.dump(1) + "\n");
-  return status.ok() ? kExitOk : ReportFailure("bench", status);
-}
-
-FILE* TableFile(const BenchFlags& flags) { return flags.json_path == "-" ? stderr : stdout; }
 
 Json RunInfo(const BenchFlags& flags, const BenchModel& model) {
   const bool random = flags.model.model_dir.empty();
@@ -103,7 +86,7 @@ int BenchDecode(BenchFlags flags) {
     return ReportInputError("bench", status);
   }
 
-  FILE* const table = TableFile(flags);
+  FILE* const table = TableFile(flags.json_path);
   PrintHeader(table, model);
   Json json = {{"decode", Json::array()}, {"run", RunInfo(flags, model)}};
   std::fprintf(table, "%9s %9s %9s %7s %10s %7s %8s %8s %8s %8s %8s %8s %9s  %s\n", "context",
@@ -148,7 +131,7 @@ int BenchDecode(BenchFlags flags) {
                                 {"attention_times_faster_than_dense", Round(times_faster)}});
     }
   }
-  return Finish(flags, json);
+  return FinishBench(flags.json_path, json);
 }
 
 int BenchPrefill(BenchFlags flags) {
@@ -161,7 +144,7 @@ int BenchPrefill(BenchFlags flags) {
     return ReportInputError("bench", status);
   }
 
-  FILE* const table = TableFile(flags);
+  FILE* const table = TableFile(flags.json_path);
   PrintHeader(table, model);
   std::fprintf(table, "GFLOP/s; shares are of %s alone on the same products\n",
                kernels::OneDnnVersion().c_str());
@@ -206,11 +189,11 @@ int BenchPrefill(BenchFlags flags) {
          {"onednn_gflop_per_s",
           has_baseline ? Json(Round(r.onednn_flops_per_s / kGiga)) : Json()}});
   }
-  return Finish(flags, json);
+  return FinishBench(flags.json_path, json);
 }
 
 int BenchKernels(BenchFlags flags) {
-  FILE* const table = TableFile(flags);
+  FILE* const table = TableFile(flags.json_path);
   std::fprintf(table, "%-22s %-44s %10s %9s %10s  %s\n", "kernel", "shape", "us", "GB/s", "GFLOP/s",
                "share of baseline");
   Json json = {{"kernels", Json::array()},
@@ -236,7 +219,7 @@ int BenchKernels(BenchFlags flags) {
                      "nothing to run: no kernel's name contains --filter, or this processor lacks "
                      "--isa"));
   }
-  return Finish(flags, json);
+  return FinishBench(flags.json_path, json);
 }
 
 // What decode and prefill have in common.
@@ -313,6 +296,8 @@ void AddBenchCommand(CLI::App& app, int* exit_code) {
       ->capture_default_str();
   AddJsonFlag(*kernels, *flags);
   kernels->callback([flags, exit_code] { *exit_code = BenchKernels(*flags); });
+
+  AddTierBenches(*bench, exit_code);
 }
 
 }  // namespace winnow::server
