@@ -39,6 +39,9 @@ struct Decoder::Layer {
 
 namespace {
 
+// Rows of a step for which the next layer's queries are predicted, at most.
+constexpr int64_t kPredictRows = 64;
+
 const float* Floats(const Buffer& buffer) { return static_cast<const float*>(buffer.data()); }
 
 Tensor FirstRows(const Tensor& tensor, int64_t rows) { return tensor.RowRange(0, rows); }
@@ -66,6 +69,7 @@ absl::Status Decoder::Forward(const Batch& batch, std::span<float> logits) {
   const int32_t last_layer = config_.num_layers - 1;
   for (int32_t i = 0; i <= last_layer; ++i) {
     ProjectAndWriteKv(i);
+    if (options_.rows.prefetch && i != last_layer && retrieval_->predicts()) PredictQueries(i + 1);
     if (i != last_layer) {
       Attend(i, chunks_, /*logits_only=*/false);
       FinishRows(layers_[i], {0, static_cast<int32_t>(m)});
@@ -180,6 +184,29 @@ void Decoder::ProjectAndWriteKv(int32_t index) {
 
   WriteKv(index, k, v);
   retrieval_->Index(index);
+}
+
+// What the next layer's queries will be, about: its projection of this layer's input, which the
+// residual stream changes little (InfiniGen). The rows of retrieval that they would choose are read
+// while this layer attends.
+void Decoder::PredictQueries(int32_t index) {
+  const int64_t m = static_cast<int64_t>(ids_.size());
+  const int64_t q_width = int64_t{config_.num_heads} * config_.head_dim;
+  const int64_t qkv_width = q_width + 2 * int64_t{config_.num_kv_heads} * config_.head_dim;
+  // A step that reads a prompt computes for long enough, and would predict for rows that need none.
+  if (m > kPredictRows || qkv_width > gate_up_.cols) return;
+  const Layer& layer = layers_[index];
+  const Tensor normed = FirstRows(normed_, m);
+  const Tensor qkv = FirstRows(gate_up_, m).ColRange(0, qkv_width);
+  const Tensor q = qkv.ColRange(0, q_width);
+  backend_.RmsNorm(FirstRows(hidden_, m), Floats(layer.attention_norm), config_.rms_norm_eps,
+                   normed);
+  backend_.Matmul(normed, *layer.qkv, qkv, {.bias = Floats(layer.qkv_bias)});
+  if (config_.qk_norm) {
+    backend_.RmsNormHeads(q, config_.head_dim, Floats(layer.q_norm), config_.rms_norm_eps);
+  }
+  backend_.Rope(q, config_.head_dim, FirstRows(cos_sin_, m));
+  retrieval_->Predict(index, q);
 }
 
 // k, v → the layer's blocks, of all chunks but those that are lost.

@@ -38,6 +38,7 @@ struct DecoderOptions {
   storage::BlockStore* store = nullptr;  // of slower tiers, outlives the decoder; null: none
   bool write_through = false;            // KvMemoryOptions::write_through
   StoreNames names = {};
+  int64_t host_bytes = 0;           // memory of the store
   RowFetcherOptions rows = {};      // the same
   int32_t max_batch_tokens = 512;   // tokens of one Forward
   int32_t max_batch_logits = 64;    // logits rows of one Forward, at most max_batch_tokens
@@ -136,6 +137,7 @@ class Decoder final : public Model {
   void PlanRows(const Batch& batch);
   void CheckBlocks(const SequenceChunk& chunk);
   void ProjectAndWriteKv(int32_t index);
+  void PredictQueries(int32_t index);
   void WriteKv(int32_t index, const kernels::Tensor& k, const kernels::Tensor& v);
   void Attend(int32_t index, std::span<const kernels::AttentionChunk> chunks, bool logits_only);
   void FinishRows(const Layer& layer, RowRun rows);

@@ -384,6 +384,11 @@ bool Engine::AdoptPrefix(Sequence& sequence) {
   }
   const int32_t adopted = sequence.cache.num_tokens();
   if (adopted == 0) return false;
+  const double frames =
+      static_cast<double>(sequence.cache.num_blocks()) * static_cast<double>(memory_->num_layers());
+  if (frames <= options_.eager_share * static_cast<double>(memory_->num_frames())) {
+    memory_->Load(sequence.cache.block_table());
+  }
   if (sequence.retrieval != nullptr) {
     adopted_names_.clear();
     for (size_t i = 0; i < sequence.names.size(); ++i) {
@@ -583,6 +588,12 @@ void Engine::Publish() {
   }
   stats_.blocks_used = pool_.num_used();
   stats_.blocks_total = pool_.num_blocks();
+  stats_.blocks_idle = pool_.num_idle();
+  if (memory_ != nullptr && memory_->tiered()) {
+    stats_.tiered = true;
+    stats_.kv = memory_->stats();
+    stats_.store = memory_->store()->stats();
+  }
   // In this order, so that a reader never misses a request that moves between both counts.
   if (waiting_change_ > 0) TellQueue();
   {

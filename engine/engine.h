@@ -51,6 +51,9 @@ struct EngineOptions {
   Duration slow_reader_timeout = std::chrono::seconds(30);
   // Requests of one tenant whose prompts begin alike share KV; with a store, after a restart too.
   bool prefix_cache = true;
+  // A prefix that comes from the store is read at once if its KV takes at most this share of the
+  // frames; else when it is attended to, or chosen.
+  double eager_share = 0.125;
 };
 
 class Engine {

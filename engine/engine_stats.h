@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "engine/clock.h"
+#include "engine/kv_memory.h"
 #include "engine/request.h"
 
 namespace winnow::engine {
@@ -31,6 +32,10 @@ struct EngineStats {
   TimePoint heartbeat{};  // when the engine thread last began a Step; an idle engine beats too
 
   // Totals.
+  KvMemoryStats kv;         // moves of KV between tiers
+  int32_t blocks_idle = 0;  // now: of no sequence, and kept for whoever begins with them
+  bool tiered = false;      // there is a store, of which:
+  storage::StoreStats store;
   uint64_t steps = 0;
   uint64_t accepted = 0;                                  // requests
   uint64_t rejected = 0;                                  // requests that Submit refused

@@ -130,7 +130,7 @@ KvMemory::PinResult KvMemory::TryPin(int32_t chunk, int32_t layer, std::span<con
     if (!piece.saved) continue;  // to be written for the first time
     ++clean_frames_;
     const uint64_t tag = next_tag_++;
-    loads_.emplace(tag, Load{index, chunk});
+    loads_.emplace(tag, Loading{index, chunk});
     options_.store->Get(tag, StoreId(layer, blocks[i]),
                         {FrameBytes(frame), options_.layout.BlockBytes()}, 0);
   }
@@ -371,6 +371,20 @@ void KvMemory::Adopt(int32_t index, const BlockName& name) {
     Piece& piece = pieces_[PieceOf(layer, index)];
     WINNOW_CHECK(piece.frame < 0);
     piece.saved = true;
+  }
+}
+
+void KvMemory::Load(std::span<const int32_t> blocks) {
+  if (!tiered()) return;
+  Unpin();
+  std::vector<int32_t> frames;
+  PinnedBlocks pinned;
+  for (int32_t layer = 0; layer < options_.num_layers; ++layer) {
+    // What is lost is found out again by the pass that needs it.
+    if (TryPin(kNoChunk, layer, blocks, 0, static_cast<int32_t>(blocks.size()), &frames, &pinned) ==
+        PinResult::kFull) {
+      return;
+    }
   }
 }
 

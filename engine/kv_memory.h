@@ -89,6 +89,7 @@ class KvMemory {
   size_t size_bytes() const { return arena_.size_bytes(); }
   std::byte* arena() const { return static_cast<std::byte*>(arena_.data()); }
   int32_t num_blocks() const { return options_.num_blocks; }
+  int32_t num_layers() const { return options_.num_layers; }
   int64_t num_frames() const { return options_.num_frames; }
   const KvMemoryStats& stats() const { return stats_; }
   const StoreNames& names() const { return options_.names; }
@@ -106,7 +107,9 @@ class KvMemory {
   bool chunk_lost(int32_t chunk) const { return chunks_[chunk].lost; }
   // What was brought from slower tiers for the chunk: whole pieces, and rows.
   const TierBytes& chunk_bytes(int32_t chunk) const { return chunks_[chunk].bytes; }
+  static constexpr int32_t kNoChunk = -1;  // what is read is for nobody in particular
   void CountRead(int32_t chunk, uint64_t bytes, bool from_disk) {
+    if (chunk == kNoChunk) return;
     (from_disk ? chunks_[chunk].bytes.disk : chunks_[chunk].bytes.host) += bytes;
   }
   // Makes blocks [first, last) of the chunk's `blocks` resident in `layer`, for reading or, where
@@ -138,6 +141,9 @@ class KvMemory {
     frames_[frame].used = true;
     return arena() + static_cast<size_t>(frame) * options_.layout.BlockBytes();
   }
+  bool IsResident(int32_t layer, int32_t block) const {
+    return !tiered() || pieces_[PieceOf(layer, block)].frame >= 0;
+  }
   bool lost(int32_t layer, int32_t block) const {
     return tiered() && pieces_[PieceOf(layer, block)].lost;
   }
@@ -158,6 +164,8 @@ class KvMemory {
   void Seal(int32_t block, const BlockName& name, bool keep);
   // Whether the store seems to have all pieces of a block of this name: known without I/O.
   bool Stored(const BlockName& name) const;
+  // Makes what is stored of the blocks resident, as far as frames can be had; between passes.
+  void Load(std::span<const int32_t> blocks);
   // Takes the block's content from the store, where it stays: nothing is resident.
   void Adopt(int32_t block, const BlockName& name);
   // Moves on when a block is given to other content.
@@ -257,11 +265,11 @@ class KvMemory {
   };
   Aside aside_;  // the last that was asked for
   absl::flat_hash_map<uint64_t, Saving> saves_;
-  struct Load {
+  struct Loading {
     int64_t piece = 0;
     int32_t chunk = 0;
   };
-  absl::flat_hash_map<uint64_t, Load> loads_;
+  absl::flat_hash_map<uint64_t, Loading> loads_;
   // Blocks with the same name in this memory: what the store has is theirs together.
   absl::flat_hash_map<std::array<uint8_t, 32>, int32_t> names_;
   uint64_t next_tag_ = 1;

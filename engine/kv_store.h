@@ -21,6 +21,7 @@ struct TierFlags {
   int64_t disk_bytes = 0;        // of files in store_dir; 0: none
   std::string store_dir = {};    // created if missing; one process at a time
   std::string io = "auto";       // "auto", "uring", "threads"
+  bool prefetch = false;         // rows of the next layer, predicted (docs/tiers.md)
   bool keep_prefixes = true;     // on disk, for later requests and after a restart
   int64_t row_cache_bytes = -1;  // rows read from the store; -1: an eighth of kv_bytes
   std::function<void(const std::string&)> log = {};  // one line per event of the store

@@ -64,13 +64,18 @@ absl::Status CheckMemory(const ModelConfig& config, const DecoderOptions& option
   const int64_t index_bytes = IndexBytes(config, options);
   const int64_t summary_bytes =
       SummaryBytes(config, options.retrieval) * options.retrieval.summaries;
-  if (weight_bytes + options.kv_bytes + index_bytes + summary_bytes <= *available) {
+  const int64_t tier_bytes =
+      options.host_bytes +
+      static_cast<int64_t>(options.rows.cache_bytes +
+                           options.rows.staging_bytes * (options.rows.prefetch ? 2 : 1));
+  if (weight_bytes + options.kv_bytes + index_bytes + summary_bytes + tier_bytes <= *available) {
     return absl::OkStatus();
   }
   return absl::ResourceExhaustedError(fmt::format(
       "{} bytes of memory are available; the weights take {}, the KV pool (kv_bytes) {}, the "
-      "indexes beside it (index) {} and the summaries of completion (max_running) {}",
-      *available, weight_bytes, options.kv_bytes, index_bytes, summary_bytes));
+      "indexes beside it (index) {}, the summaries of completion (max_running) {}, and tiers "
+      "(host_bytes, row_cache_bytes) {}",
+      *available, weight_bytes, options.kv_bytes, index_bytes, summary_bytes, tier_bytes));
 }
 
 absl::StatusOr<DecoderOptions> ResolveDecoderOptions(const ModelConfig& config,
@@ -106,6 +111,8 @@ absl::StatusOr<DecoderOptions> ResolveDecoderOptions(const ModelConfig& config,
     resolved.rows.cache_bytes = options.tiers.row_cache_bytes >= 0
                                     ? static_cast<size_t>(options.tiers.row_cache_bytes)
                                     : static_cast<size_t>(resolved.kv_bytes) / 8;
+    resolved.rows.prefetch = options.tiers.prefetch;
+    resolved.host_bytes = options.tiers.host_bytes;
     resolved.rows.staging_bytes = std::max(kRowStagingBytes, 4 * layout.BlockBytes());
   }
   return resolved;

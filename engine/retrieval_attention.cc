@@ -167,62 +167,115 @@ std::span<const AttentionChunk> RetrievalAttention::DenseChunks(
   return dense_chunks_;
 }
 
+// queries_, candidates_ and query_rows_ of the method's rows that retrieve.
+void RetrievalAttention::PlanQueries(int32_t layer, const Method& method, bool logits_only,
+                                     bool decoding_only) {
+  queries_.clear();
+  candidates_.clear();
+  query_rows_.clear();
+  for (const int32_t i : method.rows) {
+    const Rows& rows = rows_[i];
+    if (layer < rows.chunk->retrieval->policy_.dense_layers || memory_.chunk_lost(rows.index) ||
+        (decoding_only && rows.size() > 1)) {
+      continue;
+    }
+    const int32_t skipped = logits_only ? rows.size() - rows.chunk->num_logits : 0;
+    for (int32_t row = std::max(rows.first_retrieving, skipped); row < rows.last_retrieving;
+         ++row) {
+      const QueryPlan plan = rows.Plan(row, options_.from);
+      queries_.push_back({rows.first_row + row, rows.chunk->block_table, rows.chunk->position + row,
+                          plan.mid, plan.k});
+      candidates_.push_back(plan.candidates);
+      query_rows_.push_back(&rows);
+    }
+  }
+}
+
+// As many queries from `first` on as fit into the scratch memory.
+int32_t RetrievalAttention::CallSize(int32_t first) const {
+  const int32_t num_queries = static_cast<int32_t>(queries_.size());
+  int32_t count = 0;
+  int64_t widest = 0;
+  while (first + count < num_queries && count < kMaxQueries) {
+    const RetrievalQuery& query = queries_[first + count];
+    const int64_t attended = query.position + 1 - query.mid.size() + candidates_[first + count];
+    widest = std::max(widest, attended);
+    if (count > 0 && widest * (count + 1) * layout_.kv_heads > max_entries_) break;
+    ++count;
+  }
+  return count;
+}
+
 void RetrievalAttention::Attend(int32_t layer, const Tensor& q, bool logits_only,
                                 const Tensor& out) {
   for (const Method& method : methods_) {
-    queries_.clear();
-    candidates_.clear();
-    query_rows_.clear();
-    for (const int32_t i : method.rows) {
-      const Rows& rows = rows_[i];
-      if (layer < rows.chunk->retrieval->policy_.dense_layers || memory_.chunk_lost(rows.index)) {
-        continue;
-      }
-      const int32_t skipped = logits_only ? rows.size() - rows.chunk->num_logits : 0;
-      for (int32_t row = std::max(rows.first_retrieving, skipped); row < rows.last_retrieving;
-           ++row) {
-        const QueryPlan plan = rows.Plan(row, options_.from);
-        queries_.push_back({rows.first_row + row, rows.chunk->block_table,
-                            rows.chunk->position + row, plan.mid, plan.k});
-        candidates_.push_back(plan.candidates);
-        query_rows_.push_back(&rows);
-      }
-    }
-    // As many at a time as fit into the scratch memory.
-    const int32_t num_queries = static_cast<int32_t>(queries_.size());
-    for (int32_t first = 0; first < num_queries;) {
-      int32_t count = 0;
-      int64_t widest = 0;
-      while (first + count < num_queries && count < kMaxQueries) {
-        const RetrievalQuery& query = queries_[first + count];
-        const int64_t attended = query.position + 1 - query.mid.size() + candidates_[first + count];
-        widest = std::max(widest, attended);
-        if (count > 0 && widest * (count + 1) * layout_.kv_heads > max_entries_) break;
-        ++count;
-      }
+    PlanQueries(layer, method, logits_only, /*decoding_only=*/false);
+    for (int32_t first = 0; first < static_cast<int32_t>(queries_.size());) {
+      const int32_t count = CallSize(first);
       RunQueries(layer, method, first, count, q, out);
       first += count;
     }
   }
 }
 
-void RetrievalAttention::RunQueries(int32_t layer, const Method& method, int32_t first,
-                                    int32_t count, const Tensor& q, const Tensor& out) {
-  const AttentionPolicy& policy = *method.policy;
-  const std::span<RetrievalQuery> queries = std::span(queries_).subspan(first, count);
+bool RetrievalAttention::predicts() const {
+  if (!any_retrieves_ || !memory_.tiered()) return false;
+  return std::any_of(rows_.begin(), rows_.end(), [](const Rows& rows) {
+    return rows.size() == 1 && rows.first_retrieving == 0 && rows.last_retrieving == 1;
+  });
+}
+
+void RetrievalAttention::Predict(int32_t layer, const Tensor& q) {
+  for (const Method& method : methods_) {
+    // The oracle reads all keys, and a window chooses nothing.
+    const IndexKind kind = method.rows.empty() ? IndexKind::kNone : method.policy->index_kind();
+    if (kind == IndexKind::kNone) continue;
+    PlanQueries(layer, method, /*logits_only=*/false, /*decoding_only=*/true);
+    for (int32_t first = 0; first < static_cast<int32_t>(queries_.size());) {
+      const int32_t count = CallSize(first);
+      const std::span<RetrievalQuery> queries = std::span(queries_).subspan(first, count);
+      const Selection chosen = SelectAndPrune(layer, *method.policy, first, queries, q);
+      for (int32_t i = 0; i < count; ++i) {
+        for (int32_t head = 0; head < layout_.kv_heads; ++head) {
+          const int32_t* tokens = chosen.chosen(i, head);
+          for (int32_t t = 0; t < chosen.count(i, head); ++t) {
+            fetcher_->Expect(layer, query_rows_[first + i]->index,
+                             queries[i].block_table[tokens[t] / layout_.block_tokens], head,
+                             tokens[t] % layout_.block_tokens);
+          }
+        }
+      }
+      first += count;
+    }
+  }
+  fetcher_->Ask();
+}
+
+// SELECT, wider first where the selection is pruned afterwards.
+Selection RetrievalAttention::SelectAndPrune(int32_t layer, const AttentionPolicy& policy,
+                                             int32_t first, std::span<RetrievalQuery> queries,
+                                             const Tensor& q) {
   int32_t capacity = 1;
-  for (int32_t i = 0; i < count; ++i) capacity = std::max(capacity, candidates_[first + i]);
+  for (size_t i = 0; i < queries.size(); ++i) {
+    capacity = std::max(capacity, candidates_[first + i]);
+  }
   const Selection chosen{layout_.kv_heads, capacity, static_cast<int32_t*>(counts_.data()),
                          static_cast<int32_t*>(tokens_.data())};
-
-  // SELECT: wider first where the selection is pruned afterwards
-  for (int32_t i = 0; i < count; ++i) std::swap(queries[i].k, candidates_[first + i]);
+  for (size_t i = 0; i < queries.size(); ++i) std::swap(queries[i].k, candidates_[first + i]);
   Select(layer, policy, first, queries, q, chosen);
-  for (int32_t i = 0; i < count; ++i) std::swap(queries[i].k, candidates_[first + i]);
+  for (size_t i = 0; i < queries.size(); ++i) std::swap(queries[i].k, candidates_[first + i]);
   if (policy.p.has_value()) {
     backend_.PruneSelection(q, queries, int4_keys_[layer].data(), layout_, scale_,
                             static_cast<float>(*policy.p), chosen, chosen);
   }
+  return chosen;
+}
+
+void RetrievalAttention::RunQueries(int32_t layer, const Method& method, int32_t first,
+                                    int32_t count, const Tensor& q, const Tensor& out) {
+  const AttentionPolicy& policy = *method.policy;
+  const std::span<RetrievalQuery> queries = std::span(queries_).subspan(first, count);
+  const Selection chosen = SelectAndPrune(layer, policy, first, queries, q);
 
   // FETCH: addresses of the rows of anchors and chosen tokens
   if (!Fetch(layer, first, queries, chosen)) {
@@ -373,7 +426,8 @@ bool RetrievalAttention::AddressRows(int32_t first, std::span<const RetrievalQue
       if (!fits) return false;
     }
     const RowFetcherStats& after = fetcher_->stats();
-    tier_rows_[i] = {after.cache_rows - before.cache_rows, after.store_rows - before.store_rows};
+    tier_rows_[i] = {after.cache_rows - before.cache_rows,
+                     after.store_rows + after.asked_hits - before.store_rows - before.asked_hits};
   }
   return true;
 }
@@ -508,6 +562,7 @@ void RetrievalAttention::End() {
     }
     state.counted_ = std::max(state.counted_, end);
   }
+  fetcher_->EndPass();
 }
 
 }  // namespace winnow::engine

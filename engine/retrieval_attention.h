@@ -109,6 +109,11 @@ class RetrievalAttention {
   // out rows of every query that retrieves in `layer`; only those with logits if `logits_only`.
   void Attend(int32_t layer, const kernels::Tensor& q, bool logits_only,
               const kernels::Tensor& out);
+  // Starts to read what `layer`, the next one, may choose for rows that decode: `q` [rows][H*d] is an
+  // estimate of its queries, made from this layer's input (InfiniGen, section 4). Only what is read
+  // when depends on it, never a result.
+  void Predict(int32_t layer, const kernels::Tensor& q);
+  bool predicts() const;  // there are rows that it would help
   // Counts the pass.
   void End();
 
@@ -185,8 +190,13 @@ class RetrievalAttention {
 
   void IndexMethod(int32_t layer, const Method& method);
   void IndexSpans(int32_t layer, const Method& method);
+  void PlanQueries(int32_t layer, const Method& method, bool logits_only, bool decoding_only);
+  int32_t CallSize(int32_t first) const;
   void RunQueries(int32_t layer, const Method& method, int32_t first, int32_t count,
                   const kernels::Tensor& q, const kernels::Tensor& out);
+  kernels::Selection SelectAndPrune(int32_t layer, const AttentionPolicy& policy, int32_t first,
+                                    std::span<kernels::RetrievalQuery> queries,
+                                    const kernels::Tensor& q);
   void Select(int32_t layer, const AttentionPolicy& policy, int32_t first,
               std::span<const kernels::RetrievalQuery> queries, const kernels::Tensor& q,
               const kernels::Selection& chosen);

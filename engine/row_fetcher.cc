@@ -12,6 +12,13 @@ namespace winnow::engine {
 
 using storage::kPageBytes;
 
+namespace {
+
+// Of the reads of ahead_, beside KvMemory::kForeignTag.
+constexpr uint64_t kAheadTag = uint64_t{1} << 62;
+
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<RowFetcher>> RowFetcher::Create(kernels::Backend& backend,
                                                                KvMemory& memory, int32_t num_layers,
                                                                const RowFetcherOptions& options) {
@@ -32,13 +39,18 @@ absl::StatusOr<std::unique_ptr<RowFetcher>> RowFetcher::Create(kernels::Backend&
         fmt::format("row_staging_bytes is {}: must be at least {}, twice a block of one layer",
                     options.staging_bytes, 2 * block_pages * kPageBytes));
   }
-  fetcher->rows_ = backend.Allocate(fetcher->staging_rows_ * layout.RowBytes());
-  fetcher->pages_ = backend.Allocate(fetcher->staging_pages_ * kPageBytes);
-  if (fetcher->rows_.data() == nullptr || fetcher->pages_.data() == nullptr) {
+  const auto allocate = [&](Batch* batch) {
+    batch->rows = backend.Allocate(fetcher->staging_rows_ * layout.RowBytes());
+    batch->pages = backend.Allocate(fetcher->staging_pages_ * kPageBytes);
+    batch->misses.reserve(fetcher->staging_rows_);
+    return batch->rows.data() != nullptr && batch->pages.data() != nullptr;
+  };
+  if (!allocate(&fetcher->call_) || (options.prefetch && !allocate(&fetcher->ahead_))) {
     return absl::ResourceExhaustedError(
         fmt::format("no memory for rows on their way: {} bytes", options.staging_bytes));
   }
-  fetcher->misses_.reserve(fetcher->staging_rows_);
+  fetcher->call_.tag = KvMemory::kForeignTag;
+  fetcher->ahead_.tag = KvMemory::kForeignTag | kAheadTag;
   return fetcher;
 }
 
@@ -48,113 +60,161 @@ void RowFetcher::Begin(int32_t layer) {
 }
 
 void RowFetcher::Abandon() {
-  misses_.clear();
-  slots_.clear();
+  Clear(&call_);
   lost_ = false;
+}
+
+void RowFetcher::Clear(Batch* batch) {
+  batch->misses.clear();
+  batch->slots.clear();
 }
 
 const std::byte* RowFetcher::ResolveAway(int32_t chunk, int32_t block, int32_t head,
                                          int32_t token) {
-  const RowCache::Key key{
-      layer_ * layout_.kv_heads + head, memory_.generation(block),
-      static_cast<uint32_t>(block) * static_cast<uint32_t>(layout_.block_tokens) + token};
-  if (const std::byte* row = cache_.Find(key)) {
+  if (const std::byte* row = cache_.Find(KeyOf(layer_, block, head, token))) {
     ++stats_.cache_rows;
     return row;
   }
-  const int32_t row = head * layout_.block_tokens + token;
-  const int64_t place = int64_t{block} * layout_.kv_heads * layout_.block_tokens + row;
-  const auto next = static_cast<int32_t>(misses_.size());
-  if (const auto slot = slots_.find(place); slot != slots_.end()) {
-    ++stats_.shared_rows;
-    return Slot(slot->second);
+  const int64_t place = PlaceOf(block, head, token);
+  if (ahead_.layer == layer_ && !memory_.lost(layer_, block)) {
+    if (const auto slot = ahead_.slots.find(place); slot != ahead_.slots.end()) {
+      ++stats_.asked_hits;
+      return Slot(ahead_, slot->second);
+    }
   }
+  if (const auto slot = call_.slots.find(place); slot != call_.slots.end()) {
+    ++stats_.shared_rows;
+    return Slot(call_, slot->second);
+  }
+  const auto next = static_cast<int32_t>(call_.misses.size());
   if (next == staging_rows_) return nullptr;
   ++stats_.store_rows;
-  slots_.emplace(place, next);
-  misses_.push_back({block, row, next, chunk});
-  return Slot(next);
+  call_.slots.emplace(place, next);
+  call_.misses.push_back({block, head * layout_.block_tokens + token, next, chunk});
+  return Slot(call_, next);
 }
 
 bool RowFetcher::Wait() {
-  if (misses_.empty()) return true;
-  std::sort(misses_.begin(), misses_.end(), [](const Miss& a, const Miss& b) {
-    return a.block != b.block ? a.block < b.block : a.row < b.row;
-  });
-  for (size_t first = 0; first < misses_.size();) {
-    size_t last = first + 1;
-    while (last < misses_.size() && misses_[last].block == misses_[first].block) ++last;
-    Submit(first, last);
-    first = last;
-  }
-  Collect();
+  SubmitAll(&call_, /*may_wait=*/true);
+  Collect(&call_);
+  if (ahead_.layer == layer_) Collect(&ahead_);
   return !lost_;
 }
 
-// The rows [first, last) of misses_, all of one block.
-void RowFetcher::Submit(size_t first, size_t last) {
-  const int32_t block = misses_[first].block;
-  if (memory_.lost(layer_, block)) {
+void RowFetcher::Expect(int32_t layer, int32_t chunk, int32_t block, int32_t head, int32_t token) {
+  if (ahead_.layer != layer) {
+    Collect(&ahead_);
+    Clear(&ahead_);
+    ahead_.layer = layer;
+  }
+  const auto next = static_cast<int32_t>(ahead_.misses.size());
+  if (next == staging_rows_ || memory_.IsResident(layer, block) || memory_.lost(layer, block) ||
+      cache_.Find(KeyOf(layer, block, head, token)) != nullptr ||
+      !ahead_.slots.emplace(PlaceOf(block, head, token), next).second) {
+    return;
+  }
+  ahead_.misses.push_back({block, head * layout_.block_tokens + token, next, chunk});
+}
+
+void RowFetcher::Ask() {
+  // Rows whose pages find no room are left to the call that needs them.
+  SubmitAll(&ahead_, /*may_wait=*/false);
+}
+
+void RowFetcher::SubmitAll(Batch* batch, bool may_wait) {
+  std::vector<Miss>& misses = batch->misses;
+  std::sort(misses.begin(), misses.end(), [](const Miss& a, const Miss& b) {
+    return a.block != b.block ? a.block < b.block : a.row < b.row;
+  });
+  for (size_t first = 0; first < misses.size();) {
+    size_t last = first + 1;
+    while (last < misses.size() && misses[last].block == misses[first].block) ++last;
+    if (!Submit(batch, first, last, may_wait)) {
+      for (size_t i = first; i < misses.size(); ++i) {
+        batch->slots.erase(int64_t{misses[i].block} * layout_.kv_heads * layout_.block_tokens +
+                           misses[i].row);
+      }
+      misses.resize(first);
+      return;
+    }
+    first = last;
+  }
+}
+
+// The rows [first, last) of the batch's misses, all of one block. False: their pages find no room.
+bool RowFetcher::Submit(Batch* batch, size_t first, size_t last, bool may_wait) {
+  const int32_t block = batch->misses[first].block;
+  const int32_t layer = batch == &call_ ? layer_ : batch->layer;
+  if (memory_.lost(layer, block)) {
     for (size_t i = first; i < last; ++i) {
-      std::memset(Slot(misses_[i].slot), 0, layout_.RowBytes());
+      std::memset(Slot(*batch, batch->misses[i].slot), 0, layout_.RowBytes());
     }
     lost_ = true;
-    return;
+    return true;
   }
   std::vector<uint32_t>& pages = scratch_pages_;
   pages.clear();
   for (size_t i = first; i < last; ++i) {
-    const size_t begin = misses_[i].row * layout_.RowBytes();
+    const size_t begin = batch->misses[i].row * layout_.RowBytes();
     // A row of 320 or 384 bytes may lie on two pages.
     for (size_t page = begin / kPageBytes; page <= (begin + layout_.RowBytes() - 1) / kPageBytes;
          ++page) {
       if (pages.empty() || pages.back() < page) pages.push_back(static_cast<uint32_t>(page));
     }
   }
-  if (pages_taken_ + pages.size() > staging_pages_) Collect();
-  const size_t index = reads_.size();
-  reads_.push_back({static_cast<int32_t>(first), static_cast<int32_t>(last), pages_taken_, pages});
+  if (batch->pages_taken + pages.size() > staging_pages_) {
+    if (!may_wait) return false;
+    Collect(batch);
+  }
+  const size_t index = batch->reads.size();
+  batch->reads.push_back(
+      {static_cast<int32_t>(first), static_cast<int32_t>(last), batch->pages_taken, pages});
+  if (batch == &ahead_) stats_.asked_rows += last - first;
   stats_.payload_bytes += (last - first) * layout_.RowBytes();
   stats_.pages += pages.size();
   stats_.page_bytes += pages.size() * kPageBytes;
-  ++reads_left_;
-  memory_.store()->GetPages(KvMemory::kForeignTag | index, memory_.StoreId(layer_, block), pages,
-                            {static_cast<std::byte*>(pages_.data()) + pages_taken_ * kPageBytes,
-                             pages.size() * kPageBytes},
-                            0);
-  pages_taken_ += pages.size();
+  ++batch->reads_left;
+  memory_.store()->GetPages(
+      batch->tag | index, memory_.StoreId(layer, block), pages,
+      {static_cast<std::byte*>(batch->pages.data()) + batch->pages_taken * kPageBytes,
+       pages.size() * kPageBytes},
+      0);
+  batch->pages_taken += pages.size();
+  return true;
 }
 
-// Waits for the reads in flight; their pages are free then.
-void RowFetcher::Collect() {
-  if (reads_left_ > 0) {
-    memory_.Wait([this] { return reads_left_ == 0; },
+// Waits for the batch's reads in flight; their pages are free then.
+void RowFetcher::Collect(Batch* batch) {
+  if (batch->reads_left > 0) {
+    memory_.Wait([batch] { return batch->reads_left == 0; },
                  [this](const storage::Completion& completion) { OnRead(completion); });
   }
-  reads_.clear();
-  pages_taken_ = 0;
+  batch->reads.clear();
+  batch->pages_taken = 0;
 }
 
 void RowFetcher::OnRead(const storage::Completion& completion) {
-  const Read& read = reads_[completion.tag & ~KvMemory::kForeignTag];
-  --reads_left_;
+  Batch& batch = (completion.tag & kAheadTag) != 0 ? ahead_ : call_;
+  const Read& read = batch.reads[completion.tag & ~(KvMemory::kForeignTag | kAheadTag)];
+  --batch.reads_left;
   const bool good = completion.outcome == storage::Outcome::kOk;
   if (!good) {
     lost_ = true;
-    memory_.MarkLost(layer_, misses_[read.first_miss].block);
+    memory_.MarkLost(&batch == &call_ ? layer_ : batch.layer, batch.misses[read.first_miss].block);
   }
   const std::byte* pages =
-      static_cast<const std::byte*>(pages_.data()) + read.first_page * kPageBytes;
+      static_cast<const std::byte*>(batch.pages.data()) + read.first_page * kPageBytes;
   const size_t row_bytes = layout_.RowBytes();
   size_t at = 0;  // in read.pages
   for (int32_t i = read.first_miss; i < read.last_miss; ++i) {
-    std::byte* to = Slot(misses_[i].slot);
+    const Miss& miss = batch.misses[i];
+    std::byte* to = Slot(batch, miss.slot);
     if (!good) {
       std::memset(to, 0, row_bytes);
       continue;
     }
-    memory_.CountRead(misses_[i].chunk, row_bytes, completion.from_disk);
-    const size_t begin = misses_[i].row * row_bytes;
+    memory_.CountRead(miss.chunk, row_bytes, completion.from_disk);
+    const size_t begin = miss.row * row_bytes;
     while (read.pages[at] < begin / kPageBytes) ++at;
     // Where the row goes on, its second page is the next one that was read.
     std::memcpy(to, pages + at * kPageBytes + begin % kPageBytes, row_bytes);
@@ -162,16 +222,29 @@ void RowFetcher::OnRead(const storage::Completion& completion) {
 }
 
 void RowFetcher::End() {
-  for (const Miss& miss : misses_) {
-    if (lost_ && memory_.lost(layer_, miss.block)) continue;
-    const int32_t head = miss.row / layout_.block_tokens;
-    const int32_t token = miss.row % layout_.block_tokens;
-    cache_.Insert(
-        {layer_ * layout_.kv_heads + head, memory_.generation(miss.block),
-         static_cast<uint32_t>(miss.block) * static_cast<uint32_t>(layout_.block_tokens) + token},
-        Slot(miss.slot));
-  }
+  Keep(call_);
   Abandon();
+  // Other calls of this layer may come; they find in the cache what this one keeps now.
+  if (ahead_.layer == layer_ && !ahead_.misses.empty()) {
+    Collect(&ahead_);
+    Keep(ahead_);
+    Clear(&ahead_);
+  }
+}
+
+void RowFetcher::EndPass() {
+  Collect(&ahead_);
+  Clear(&ahead_);
+}
+
+void RowFetcher::Keep(const Batch& batch) {
+  const int32_t layer = &batch == &call_ ? layer_ : batch.layer;
+  for (const Miss& miss : batch.misses) {
+    if (memory_.lost(layer, miss.block)) continue;
+    const RowCache::Key key =
+        KeyOf(layer, miss.block, miss.row / layout_.block_tokens, miss.row % layout_.block_tokens);
+    cache_.Insert(key, Slot(batch, miss.slot));
+  }
 }
 
 }  // namespace winnow::engine

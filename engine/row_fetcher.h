@@ -26,7 +26,8 @@ namespace winnow::engine {
 
 struct RowFetcherOptions {
   size_t cache_bytes = 0;    // of the row cache
-  size_t staging_bytes = 0;  // rows and pages on their way; at least one page and one row
+  size_t staging_bytes = 0;  // rows and pages on their way; at least two blocks of one layer
+  bool prefetch = false;     // Expect and Ask are used: as many bytes again
 };
 
 // Rows and pages since the start.
@@ -38,6 +39,8 @@ struct RowFetcherStats {
   uint64_t payload_bytes = 0;  // of rows that were read
   uint64_t pages = 0;
   uint64_t page_bytes = 0;
+  uint64_t asked_rows = 0;  // read ahead of time, beside store_rows
+  uint64_t asked_hits = 0;  // resolved to one of them; the rest of asked_rows was read in vain
 };
 
 class RowFetcher {
@@ -48,6 +51,12 @@ class RowFetcher {
 
   // Begins a call: addresses of the one before are void.
   void Begin(int32_t layer);
+
+  // A row of a layer to come that may be chosen there. Ask starts to read those that are missing; it
+  // waits for what was asked for before. What no call of that layer resolves was read in vain.
+  void Expect(int32_t layer, int32_t chunk, int32_t block, int32_t head, int32_t token);
+  void Ask();
+
   // Address of the row of `token` (in the block) of `head`, for a chunk of the pass; its bytes are there after Wait. Null: the
   // staging area is full, and the caller takes fewer queries at a time or pins what they need.
   const std::byte* Resolve(int32_t chunk, int32_t block, int32_t head, int32_t token) {
@@ -64,9 +73,15 @@ class RowFetcher {
   // The call's rows were used: keeps what was read in the cache.
   void End();
 
+  // The pass is over: nothing stays in flight, because blocks may change hands now.
+  void EndPass();
+
   const RowFetcherStats& stats() const { return stats_; }
   size_t cache_bytes() const { return cache_.size_bytes(); }
-  size_t staging_bytes() const { return rows_.size_bytes() + pages_.size_bytes(); }
+  size_t staging_bytes() const {
+    return call_.rows.size_bytes() + call_.pages.size_bytes() + ahead_.rows.size_bytes() +
+           ahead_.pages.size_bytes();
+  }
   int64_t staging_rows() const { return staging_rows_; }
 
  private:
@@ -83,29 +98,47 @@ class RowFetcher {
     std::vector<uint32_t> pages;
   };
 
+  // Rows that are missing, and where they go.
+  struct Batch {
+    int32_t layer = 0;
+    kernels::Buffer rows;   // [staging_rows_]
+    kernels::Buffer pages;  // [staging_pages_] of storage's pages
+    std::vector<Miss> misses;
+    absl::flat_hash_map<int64_t, int32_t> slots;  // by block and row
+    std::vector<Read> reads;                      // of the wave in flight
+    size_t pages_taken = 0;
+    size_t reads_left = 0;
+    uint64_t tag = 0;  // bits of its reads' tags
+  };
+
   RowFetcher(KvMemory& memory) : memory_(memory), layout_(memory.layout()) {}
-  std::byte* Slot(int32_t slot) const {
-    return static_cast<std::byte*>(rows_.data()) + slot * layout_.RowBytes();
+  int64_t PlaceOf(int32_t block, int32_t head, int32_t token) const {
+    return (int64_t{block} * layout_.kv_heads + head) * layout_.block_tokens + token;
+  }
+  RowCache::Key KeyOf(int32_t layer, int32_t block, int32_t head, int32_t token) const {
+    return {layer * layout_.kv_heads + head, memory_.generation(block),
+            static_cast<uint32_t>(block) * static_cast<uint32_t>(layout_.block_tokens) + token};
+  }
+  std::byte* Slot(const Batch& batch, int32_t slot) const {
+    return static_cast<std::byte*>(batch.rows.data()) + slot * layout_.RowBytes();
   }
   const std::byte* ResolveAway(int32_t chunk, int32_t block, int32_t head, int32_t token);
-  void Submit(size_t first, size_t last);
+  void SubmitAll(Batch* batch, bool may_wait);
+  bool Submit(Batch* batch, size_t first, size_t last, bool may_wait);
   void OnRead(const storage::Completion& completion);
-  void Collect();
+  void Collect(Batch* batch);
+  void Keep(const Batch& batch);
+  void Clear(Batch* batch);
 
   KvMemory& memory_;
   const kernels::KvLayout layout_;
   RowCache cache_;
-  kernels::Buffer rows_;   // [staging_rows_]
-  kernels::Buffer pages_;  // [staging_pages_] of storage's pages
   int64_t staging_rows_ = 0;
   size_t staging_pages_ = 0;
   int32_t layer_ = 0;
-  std::vector<Miss> misses_;
-  absl::flat_hash_map<int64_t, int32_t> slots_;  // of the call's misses, by block and row
-  std::vector<Read> reads_;                      // of the wave in flight
+  Batch call_;   // of the call that Begin began
+  Batch ahead_;  // of a layer to come, or of this one, asked for before
   std::vector<uint32_t> scratch_pages_;
-  size_t pages_taken_ = 0;
-  size_t reads_left_ = 0;
   bool lost_ = false;
   RowFetcherStats stats_;
 };

@@ -25,6 +25,7 @@ void AddTokenizeCommand(CLI::App& app, int* exit_code);
 void AddEvalCommand(CLI::App& app, int* exit_code);
 void AddBenchCommand(CLI::App& app, int* exit_code);
 void AddMakeModelCommand(CLI::App& app, int* exit_code);
+void AddStoreCommand(CLI::App& app, int* exit_code);
 
 }  // namespace winnow::server
 

@@ -38,7 +38,9 @@ struct ServeConfig {
   std::string io = "auto";
   int64_t row_cache_bytes = 0;  // 0: an eighth of the KV pool
   std::string prefix_cache = "on";
-  int64_t max_context = 0;      // 0: the model's
+  std::string prefetch = "off";
+  std::string resume = "auto";
+  int64_t max_context = 0;  // 0: the model's
   int64_t block_tokens = 64;
 
   // Retrieval (engine/model_retrieval.h).

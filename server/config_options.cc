@@ -198,6 +198,12 @@ std::vector<ServeOption> MakeServeOptions() {
       Bytes("row-cache-bytes", &C::row_cache_bytes, kBytesMax,
             "memory for rows that were read from slower tiers; 0: an eighth of the KV pool"),
       Choice(
+          "resume", &C::resume, {"auto", "lazy", "eager"},
+          "a stored prefix's KV is read when it is chosen (lazy), or all at once before the first "
+          "token (eager); auto: eager if it takes an eighth of the KV pool at most"),
+      Choice("prefetch", &C::prefetch, {"on", "off"},
+             "read rows that the next layer may choose from slower tiers while this one computes"),
+      Choice(
           "prefix-cache", &C::prefix_cache, {"on", "off"},
           "requests of a tenant that begin alike share KV, with --disk-bytes after a restart too"),
       Integer("max-context", &C::max_context, 0, kInt32Max,

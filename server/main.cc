@@ -48,6 +48,7 @@ int main(int argc, char** argv) {
   winnow::server::AddEvalCommand(app, &exit_code);
   winnow::server::AddBenchCommand(app, &exit_code);
   winnow::server::AddMakeModelCommand(app, &exit_code);
+  winnow::server::AddStoreCommand(app, &exit_code);
 
   try {
     app.parse(argc, argv);

@@ -187,6 +187,39 @@ std::vector<MetricFamily> EngineFamilies(const engine::EngineStats& stats,
                      "Share of the attention's mass that completion stood for.",
                      retrieval.completed, retrieval.completions));
 
+  add(kG, "winnow_kv_blocks_idle",
+      "KV blocks of no sequence, kept for prompts that begin with them.", stats.blocks_idle);
+  add(kC, "winnow_row_cache_hits_total", "Rows from slower tiers that were still at hand.",
+      retrieval.rows_cached);
+  add(kC, "winnow_row_cache_misses_total", "Rows that had to be brought from a slower tier.",
+      retrieval.rows_stored);
+  if (stats.tiered) {
+    const storage::StoreStats& store = stats.store;
+    add(kC, "winnow_kv_pieces_saved_total", "Blocks of a layer that moved to a slower tier.",
+        stats.kv.saved_pieces);
+    add(kC, "winnow_kv_pieces_loaded_total", "Blocks of a layer that came back whole.",
+        stats.kv.loaded_pieces);
+    add(kC, "winnow_kv_save_failures_total", "Blocks of a layer that no slower tier took.",
+        stats.kv.save_failures);
+    add(kC, "winnow_kv_tier_wait_seconds_total", "Time that steps waited for slower tiers.",
+        static_cast<double>(stats.kv.wait_ns) * 1e-9);
+    add(kG, "winnow_store_state", "Of the slower tiers: 0 ok, 1 reads only, 2 off.",
+        static_cast<int>(store.state));
+    add(kG, "winnow_store_blocks", "Entries of the store.", store.blocks);
+    add(kG, "winnow_store_used_bytes", "Bytes that the store takes; of files, their lengths.",
+        store.used_bytes);
+    add(kG, "winnow_store_capacity_bytes", "Bytes that the store may take.", store.capacity_bytes);
+    add(kC, "winnow_store_device_read_bytes_total", "Bytes read from the medium.",
+        store.device_bytes_read);
+    add(kC, "winnow_store_device_written_bytes_total", "Bytes written to the medium.",
+        store.device_bytes_written);
+    add(kC, "winnow_store_evicted_blocks_total", "Entries that made room for others.",
+        store.evicted_blocks);
+    add(kC, "winnow_store_corrupt_blocks_total", "Entries whose checksum did not hold.",
+        store.corrupt_blocks);
+    add(kC, "winnow_store_io_errors_total", "Reads and writes that failed.", store.io_errors);
+  }
+
   MetricFamily read{"winnow_kv_read_bytes_total", "KV bytes read while decoding, by tier.", kC, {}};
   read.metric = {Value(kC, static_cast<double>(stats.kv_read_bytes_fast), {{"tier", "fast"}}),
                  Value(kC, static_cast<double>(stats.kv_read_bytes_host), {{"tier", "host"}}),

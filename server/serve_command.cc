@@ -69,6 +69,7 @@ engine::ModelOptions ModelOptionsOf(const ServeConfig& config, Log& log) {
   options.tiers.disk_bytes = config.disk_bytes;
   options.tiers.store_dir = config.store_dir;
   options.tiers.io = config.io;
+  options.tiers.prefetch = config.prefetch == "on";
   options.tiers.keep_prefixes = config.prefix_cache == "on";
   if (config.row_cache_bytes > 0) options.tiers.row_cache_bytes = config.row_cache_bytes;
   options.tiers.log = [&log](const std::string& line) {
@@ -88,6 +89,7 @@ engine::EngineOptions EngineOptionsOf(const ServeConfig& config) {
   options.max_running = static_cast<int32_t>(config.max_running);
   options.step_tokens = static_cast<int32_t>(config.step_tokens);
   options.prefix_cache = config.prefix_cache == "on";
+  options.eager_share = config.resume == "eager" ? 1.0 : config.resume == "lazy" ? 0.0 : 0.125;
   options.queue_requests = static_cast<int32_t>(config.queue_requests);
   options.queue_tokens = config.queue_tokens;
   options.pause_grace = absl::ToChronoNanoseconds(config.pause_grace);

@@ -115,7 +115,7 @@ class BlockStore {
 
   // Stores a payload. A block that is there already keeps its bytes (keys name content) and takes
   // the larger priority, the pin and the new expiry; one in flight is joined.
-  // Misses: kOff, kBusy, kFull, kIoError. REQUIRES: payload not empty.
+  // Misses: kOff, kBusy, kFull, kIoError, kLate. REQUIRES: payload not empty.
   virtual void Put(uint64_t tag, const BlockId& id, std::span<const std::byte> payload,
                    const PutOptions& options) = 0;
 

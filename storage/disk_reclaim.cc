@@ -7,6 +7,7 @@
 // most two. Tried on paper and not taken: holes punched for single blocks (lengths and extents of
 // files then depend on the file system, and used bytes could not be told exactly).
 #include <algorithm>
+#include <cerrno>
 
 #include "absl/strings/str_cat.h"
 #include "storage/check.h"
@@ -14,6 +15,12 @@
 
 namespace winnow::storage {
 namespace {
+
+// Each keeps a buffer that the kernel has.
+constexpr size_t kStuckReadsMax = 8;
+
+// Header and footer of a segment; a segment without footer has no dead block of one page.
+constexpr uint64_t kEmptyBytes = 2 * kPageBytes;
 
 struct Candidate {
   bool expired;
@@ -40,6 +47,8 @@ bool DiskStore::StartReclaim() {
   if (victim_ != nullptr) return true;
   bool soon = false;
   for (const auto& [id, segment] : segments_) {
+    // Nobody knows when what hangs comes back: others make room meanwhile.
+    if (segment->stuck > 0) continue;
     if (segment->state == Segment::State::kSealing) soon = true;
     if (segment->state != Segment::State::kSealed || segment->live_blocks > 0) continue;
     // Dead, and not deleted yet: in use, or its deletion failed and is tried again.
@@ -82,6 +91,7 @@ bool DiskStore::StartReclaim() {
   uint64_t victim_gain = 0;
   for (const auto& [id, segment] : segments_) {
     if (segment->state != Segment::State::kSealed || segment->live_blocks == 0) continue;
+    if (segment->stuck > 0) continue;
     if (pinned_bytes[id] > std::min(keep_max, segment->file_bytes / 2)) continue;
     const uint64_t gain = segment->file_bytes - std::min(kept_bytes[id], segment->file_bytes);
     if (victim == nullptr || gain > victim_gain) {
@@ -161,8 +171,8 @@ void DiskStore::EndMove(uint32_t index, bool drop) {
     if (!unsound) ++stats_.evicted_blocks;
     Discard(op.id.key);
   }
+  if (!op.late) --moves_;
   FreeOp(index);
-  --moves_;
 }
 
 bool DiskStore::DeleteSegment(Segment* segment) {
@@ -198,16 +208,28 @@ VerifyReport DiskStore::VerifyAll(bool repair) {
     const auto it = entries_.find(key);
     if (it == entries_.end() || it->second.record != record) continue;
     ++report.blocks;
+    const Segment& segment = *segments_.at(record->segment_id);
+    // One read that hangs is enough to leave a segment, and a few segments to leave the disk.
+    if (segment.stuck > 0 || stuck_reads_.size() >= kStuckReadsMax) {
+      ++report.unchecked_blocks;
+      continue;
+    }
     report.bytes += record->payload_bytes;
     const std::span<std::byte> block = memory.bytes().first(record->block_bytes());
-    const Segment& segment = *segments_.at(record->segment_id);
     bool sound = false;
-    if (ReadSync(segment, record->offset, block) != 0) {
+    const int error = ReadSync(segment, record->offset, block, WriteDeadline());
+    if (segment.stuck > 0) {
+      stuck_reads_[segment.id] =
+          std::exchange(memory, PageMemory(BlockBytesFor(payload_bytes_max_)));
+    }
+    if (error == ETIMEDOUT) {
+      ++report.unchecked_blocks;
+      continue;
+    }
+    if (error != 0) {
       ++report.unreadable_blocks;
     } else {
-      const auto decoded = DecodeBlock(block);
-      sound = decoded && decoded->record.header_sum == record->header_sum &&
-              decoded->record.payload_sum == record->payload_sum && decoded->id.key == key;
+      sound = BlockMatches(block, key, *record);
       if (!sound) ++report.corrupt_blocks;
     }
     if (sound || !repair) continue;
@@ -217,7 +239,7 @@ VerifyReport DiskStore::VerifyAll(bool repair) {
   return report;
 }
 
-GcReport DiskStore::CollectGarbage() {
+GcReport DiskStore::CollectGarbage(double live_min) {
   GcReport report;
   const uint64_t before_bytes = used_bytes_;
   IndexBatch batch;
@@ -237,11 +259,12 @@ GcReport DiskStore::CollectGarbage() {
     } while (!idle() && std::chrono::steady_clock::now() < limit);
   };
   settle();
-  // Sealed segments that are mostly dead: what lives in them moves, and the file goes.
+  // What lives in sparse segments moves, and the file goes.
   std::vector<uint64_t> sparse;
   for (const auto& [id, segment] : segments_) {
     if (segment->state == Segment::State::kSealed && segment->live_blocks > 0 &&
-        segment->live_bytes * 2 < segment->file_bytes) {
+        static_cast<double>(segment->live_bytes) <
+            live_min * static_cast<double>(segment->file_bytes - kEmptyBytes)) {
       sparse.push_back(id);
     }
   }

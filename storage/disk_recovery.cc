@@ -7,13 +7,17 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "storage/check.h"
 #include "storage/disk_store.h"
 
 namespace winnow::storage {
 namespace {
+
+using std::chrono::nanoseconds;
 
 constexpr size_t kMoveBytesMin = size_t{2} << 20;
 
@@ -22,9 +26,45 @@ constexpr size_t kMoveBytesMin = size_t{2} << 20;
 absl::StatusOr<std::unique_ptr<DiskStore>> DiskStore::Open(DiskStoreOptions options,
                                                            const Clock* clock) {
   WINNOW_RETURN_IF_ERROR(options.Validate());
-  std::unique_ptr<DiskStore> store(new DiskStore(std::move(options), clock));
-  WINNOW_RETURN_IF_ERROR(store->Start());
-  return store;
+  const std::string directory = options.directory;
+  const nanoseconds stall(options.open_stall_ns);
+  auto opening = std::make_shared<Opening>();
+  std::unique_ptr<DiskStore> fresh(new DiskStore(std::move(options), clock, opening));
+  std::thread thread([opening, store = std::move(fresh)]() mutable {
+    absl::Status status = store->Start();
+    if (!status.ok()) store.reset();
+    {
+      const absl::MutexLock lock(&opening->mutex);
+      if (!opening->abandoned) opening->store = std::move(store);
+      opening->status = std::move(status);
+      opening->done = true;
+    }
+    store.reset();  // abandoned
+  });
+  uint64_t steps = 0;
+  auto last_step = std::chrono::steady_clock::now();
+  {
+    const absl::MutexLock lock(&opening->mutex);
+    while (!opening->done) {
+      opening->mutex.AwaitWithTimeout(
+          absl::Condition(&opening->done),
+          absl::FromChrono(std::min<nanoseconds>(stall / 4, std::chrono::milliseconds(100))));
+      const auto now = std::chrono::steady_clock::now();
+      const uint64_t now_steps = opening->steps.load();
+      if (now_steps != steps) last_step = now;
+      steps = now_steps;
+      if (opening->done || now - last_step < stall) continue;
+      opening->abandoned = true;
+      thread.detach();
+      return absl::DeadlineExceededError(
+          absl::StrCat("store ", directory, ": the disk answered nothing for ",
+                       absl::FormatDuration(absl::FromChrono(stall)), " while it was opened"));
+    }
+  }
+  thread.join();
+  const absl::MutexLock lock(&opening->mutex);
+  WINNOW_RETURN_IF_ERROR(opening->status);
+  return std::move(opening->store);
 }
 
 absl::Status DiskStore::Start() {
@@ -58,6 +98,9 @@ absl::Status DiskStore::Start() {
   ring_->engine().RegisterBuffer(staging_.bytes());
 
   WINNOW_RETURN_IF_ERROR(LoadSegments());
+  auto erase_log = std::make_unique<EraseLog>(files(), directory);
+  // An id is never used twice, even where all files are gone.
+  next_segment_ = std::max(next_segment_, erase_log->hidden_below_segment());
   IndexEntries entries;
   std::string meta_text;
   absl::StatusOr<std::unique_ptr<IndexDb>> db = OpenIndex(&entries, &meta_text);
@@ -76,21 +119,34 @@ absl::Status DiskStore::Start() {
   }
   if (recovery_.index_rebuilt) {
     Log("store: rebuilding the index from " + absl::StrCat(segments_.size()) + " segments");
-    WINNOW_RETURN_IF_ERROR(Rebuild(db->get()));
+    WINNOW_RETURN_IF_ERROR(Rebuild(*erase_log, db->get()));
   }
-  writer_ = std::make_unique<IndexWriter>(*std::move(db));
-  if (!recovery_.index_rebuilt) {
-    IndexBatch batch;
-    AddEntries(entries, &batch);
-    if (!batch.erases.empty()) SubmitBatch(std::move(batch), {});
+  IndexBatch batch;
+  if (!recovery_.index_rebuilt) AddEntries(entries, *erase_log, &batch);
+  const uint64_t life = std::max(erase_log->life(), (next_sequence_ - 1) >> kLifeShift) + 1;
+  next_sequence_ = life << kLifeShift;
+  if (!segments_.empty() && erase_log->found() != EraseLog::Found::kSound) {
+    Log("store: the list of erased blocks is damaged or gone: a rebuilt index will do without what "
+        "is stored now");
   }
+  const absl::Status started = erase_log->Start(
+      life, segments_.empty() ? UINT64_MAX : segments_.begin()->first, next_segment_);
+  if (!started.ok()) Log("store: " + std::string(started.message()));
+  writer_ = std::make_unique<IndexWriter>(*std::move(db), std::move(erase_log));
+  if (!batch.erases.empty()) SubmitBatch(std::move(batch), {});
   TrimSegments();
   recovery_.blocks = entries_.size();
-  // A capacity that was lowered.
+  // A capacity that was lowered. What stays is moved before files go, so for once there may be a
+  // segment more; a disk that cannot write stays as it is.
   std::vector<Completion> none;
-  while (used_bytes_ > options_.capacity_bytes && StartReclaim()) {
+  shrinking_ = true;
+  while (used_bytes_ > options_.capacity_bytes && health_.state() == TierState::kOk &&
+         StartReclaim()) {
     Poll(std::chrono::milliseconds(10), &none);
   }
+  shrinking_ = false;
+  // A ring changes threads only while nothing is in flight.
+  while (!idle()) Poll(std::chrono::milliseconds(10), &none);
   Log(Describe());
   return absl::OkStatus();
 }
@@ -116,12 +172,14 @@ absl::Status DiskStore::Lock() {
   return absl::OkStatus();
 }
 
-int DiskStore::ReadSync(const Segment& segment, uint64_t offset, std::span<std::byte> into) {
+int DiskStore::ReadSync(const Segment& segment, uint64_t offset, std::span<std::byte> into,
+                        int64_t deadline_ns) {
   sync_result_.reset();
   ring_->Submit({.kind = IoKind::kRead,
                  .fd = segment.file.fd(),
                  .offset = offset,
                  .data = into,
+                 .deadline_ns = deadline_ns,
                  .tag = SegmentTag(SegmentIo::kReadSync, segment.id)});
   std::vector<IoResult> results;
   while (!sync_result_) {
@@ -139,6 +197,7 @@ absl::Status DiskStore::LoadSegments() {
   for (const std::string& name : *names) {
     const auto id = ParseSegmentName(name);
     if (!id) continue;
+    opening_->steps.fetch_add(1, std::memory_order_relaxed);
     next_segment_ = std::max(next_segment_, *id + 1);  // an id is never used twice
     auto segment = std::make_unique<Segment>();
     segment->id = *id;
@@ -179,7 +238,8 @@ absl::StatusOr<std::unique_ptr<IndexDb>> DiskStore::LoadIndex(IndexEntries* entr
       options_.seams.open_index ? options_.seams.open_index(path) : OpenRocksIndex(path);
   WINNOW_RETURN_IF_ERROR(db.status());
   WINNOW_RETURN_IF_ERROR((*db)->Load(
-      [entries](const BlockKey& key, std::string_view value) {
+      [this, entries](const BlockKey& key, std::string_view value) {
+        opening_->steps.fetch_add(1, std::memory_order_relaxed);
         entries->emplace_back(key, std::string(value));
       },
       meta));
@@ -224,17 +284,20 @@ void DiskStore::AddEntry(const BlockKey& key, BlockRecord record) {
   entries_[key] = std::move(entry);
 }
 
-void DiskStore::AddEntries(const IndexEntries& entries, IndexBatch* batch) {
+void DiskStore::AddEntries(const IndexEntries& entries, const EraseLog& erase_log,
+                           IndexBatch* batch) {
   for (const auto& [key, value] : entries) {
     auto record = DecodeIndexValue(key, value);
     bool sound = record.has_value();
     if (sound) {
       const auto it = segments_.find(record->segment_id);
-      sound = it != segments_.end() && it->second->file.is_open() && record->offset >= kPageBytes &&
-              record->offset % kPageBytes == 0 && record->offset <= it->second->file_bytes &&
-              record->block_bytes() <= it->second->file_bytes - record->offset &&
+      sound = it != segments_.end() && it->second->file.is_open() &&
+              PlaceFits(*record, it->second->file_bytes) &&
               record->payload_bytes <= payload_bytes_max_;
     }
+    // Killed between list and index: an erasure that was begun is carried out, or what a later Put
+    // finds here would be hidden from a rebuilt index.
+    if (sound) sound = !erase_log.Lists(key, record->sequence);
     if (sound) {
       AddEntry(key, *std::move(record));
     } else {
@@ -300,7 +363,7 @@ void DiskStore::ScanSegment(Segment* segment, std::vector<DecodedHeader>* found)
   }
 }
 
-absl::Status DiskStore::Rebuild(IndexDb* db) {
+absl::Status DiskStore::Rebuild(const EraseLog& erase_log, IndexDb* db) {
   absl::flat_hash_map<BlockKey, BlockRecord> newest;
   for (const auto& [id, segment] : segments_) {
     if (!segment->file.is_open()) continue;
@@ -308,6 +371,10 @@ absl::Status DiskStore::Rebuild(IndexDb* db) {
     ScanSegment(segment.get(), &found);
     for (DecodedHeader& block : found) {
       base_s_ = std::max(base_s_, block.record.written_at_s);
+      if (erase_log.Hides(block.id.key, block.record.sequence, id)) {
+        ++recovery_.hidden_blocks;
+        continue;
+      }
       const auto [it, inserted] = newest.try_emplace(block.id.key, block.record);
       if (!inserted && it->second.sequence < block.record.sequence) it->second = block.record;
     }

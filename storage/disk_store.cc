@@ -29,22 +29,44 @@ absl::Status DiskStoreOptions::Validate() const {
   if (operations_max == 0 || operations_max > 1u << 20) {
     return refuse("operations_max is not between 1 and 1048576");
   }
-  if (read_deadline_ns <= 0 || write_deadline_ns <= 0) return refuse("a deadline is not positive");
+  if (read_deadline_ns <= 0 || write_deadline_ns <= 0 || open_stall_ns <= 0 ||
+      close_limit_ns <= 0) {
+    return refuse("a deadline is not positive");
+  }
   if (io.depth == 0 || io.depth > 4096) return refuse("I/O depth is not between 1 and 4096");
   if (io.threads == 0 || io.threads > 256) return refuse("I/O threads are not between 1 and 256");
   return absl::OkStatus();
 }
 
-DiskStore::DiskStore(DiskStoreOptions options, const Clock* clock)
-    : options_(std::move(options)), clock_(clock), health_(options_.health) {
+// Never freed, but in sight of a debugger, and of leak checkers.
+struct DiskStore::Remains {
+  std::unique_ptr<Ring> ring;
+  std::unique_ptr<IndexWriter> writer;
+  std::unique_ptr<FileSystem> files;
+  std::map<uint64_t, std::unique_ptr<Segment>> segments;
+  std::map<uint64_t, PageMemory> stuck_reads;
+  PageMemory staging;
+  File directory;
+  File lock;  // the kernel may still write: no other process may own the directory
+  Remains* next = nullptr;
+  static std::atomic<Remains*> all;
+};
+std::atomic<DiskStore::Remains*> DiskStore::Remains::all = nullptr;
+
+DiskStore::DiskStore(DiskStoreOptions options, const Clock* clock, std::shared_ptr<Opening> opening)
+    : options_(std::move(options)),
+      clock_(clock),
+      opening_(std::move(opening)),
+      health_(options_.health) {
   room_bytes_ = options_.capacity_bytes;
   stats_.capacity_bytes = options_.capacity_bytes;
 }
 
 DiskStore::~DiskStore() {
+  // Real time: a disk that hangs must not keep the process, whatever the clock given to us says.
+  const auto limit = std::chrono::steady_clock::now() + nanoseconds(options_.close_limit_ns);
+  const auto left = [&] { return limit - std::chrono::steady_clock::now(); };
   if (writer_ != nullptr) {
-    // Real time: a disk that hangs must not keep the process, whatever the clock given to us says.
-    const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(5);
     std::vector<Completion> ignored;
     const auto settle = [&] {
       while ((in_flight() > 0 || !idle()) && std::chrono::steady_clock::now() < limit) {
@@ -62,12 +84,28 @@ DiskStore::~DiskStore() {
     SubmitBatch(std::move(last), {});
   }
   // The kernel must give back every buffer before memory and files go.
-  ring_.reset();
-  writer_.reset();
+  const bool drained = ring_ == nullptr || ring_->Drain(left());
+  const bool closed = writer_ == nullptr || writer_->Close(left());
+  if (drained && closed) return;
+  Log(absl::StrCat("store ", options_.directory, ": closed while the disk hangs; ",
+                   drained ? 0 : ring_->in_flight(), " requests and their buffers are left to it"));
+  auto* remains = new Remains;
+  remains->ring = std::move(ring_);
+  remains->writer = std::move(writer_);
+  remains->files = std::move(own_files_);
+  remains->segments = std::move(segments_);
+  remains->stuck_reads = std::move(stuck_reads_);
+  remains->staging = std::move(staging_);
+  remains->directory = std::move(directory_);
+  remains->lock = std::move(lock_);
+  remains->next = Remains::all.load();
+  while (!Remains::all.compare_exchange_weak(remains->next, remains)) {
+  }
 }
 
 void DiskStore::Log(const std::string& line) const {
-  if (options_.log) options_.log(line);
+  const absl::MutexLock lock(&opening_->mutex);
+  if (options_.log && !opening_->abandoned) options_.log(line);
 }
 
 std::string DiskStore::Describe() const {
@@ -181,7 +219,7 @@ void DiskStore::Put(uint64_t tag, const BlockId& id, std::span<const std::byte> 
   if (payload.size() > payload_bytes_max_) return Complete(tag, Operation::kPut, Reason::kFull);
   if (const auto it = putting_.find(id.key); it != putting_.end()) {
     Op& op = ops_[it->second];
-    if (op.cancelled || !(op.id == id) || op.payload_bytes != payload.size()) {
+    if (op.cancelled || op.answered || !(op.id == id) || op.payload_bytes != payload.size()) {
       return Complete(tag, Operation::kPut, Reason::kBusy);
     }
     op.joined.push_back(tag);
@@ -201,6 +239,7 @@ void DiskStore::Put(uint64_t tag, const BlockId& id, std::span<const std::byte> 
   op.options = options;
   op.options.priority = priority;
   op.expires_at_s = expires_at_s;
+  op.deadline_ns = WriteDeadline();
   std::memcpy(Staged(op).data() + HeaderPagesFor(payload.size()) * kPageBytes, payload.data(),
               payload.size());
   ++in_flight_;
@@ -278,16 +317,19 @@ void DiskStore::Erase(uint64_t tag, const BlockKey& key) {
   const bool in_flight = put != putting_.end() && !ops_[put->second].cancelled;
   if (in_flight) ops_[put->second].cancelled = true;
   IndexBatch batch;
+  const bool absent = !in_flight && !entries_.contains(key);
   if (entries_.contains(key)) {
     RemoveEntry(key, &batch);
-  } else if (!in_flight) {
-    return Complete(tag, Operation::kErase, Reason::kAbsent);
-  } else {
+  } else if (in_flight) {
     // A batch with this block may be on its way; this one is behind it.
     batch.erases.push_back(key);
   }
+  // Also where there is nothing to be found: a rebuilt index could find an evicted block again.
+  batch.erasures.push_back({key, next_sequence_++, next_segment_});
   ++in_flight_;
-  SubmitBatch(std::move(batch), {.puts = {}, .erases = {tag}});
+  SubmitBatch(std::move(batch),
+              {.puts = {}, .erases = {{tag, absent ? Reason::kAbsent : Reason::kNone}}});
+  Passed("erase.submitted");
 }
 
 std::optional<BlockInfo> DiskStore::Find(const BlockId& id) const {
@@ -406,13 +448,7 @@ bool DiskStore::VerifyRead(const Op& op) const {
     }
     return true;
   }
-  const auto decoded = DecodeBlock(staged);
-  // Sound in itself is not enough: it must be the block that the index knows, in its place.
-  return decoded && decoded->record.header_sum == record.header_sum &&
-         decoded->record.payload_sum == record.payload_sum &&
-         decoded->record.segment_id == record.segment_id &&
-         decoded->record.offset == record.offset &&
-         decoded->record.identity_sum == record.identity_sum;
+  return BlockMatches(staged, op.id.key, record);
 }
 
 // All parts of a read are back.
@@ -467,6 +503,8 @@ void DiskStore::OnOpIo(uint32_t index, const IoResult& result) {
     op.error = ETIMEDOUT;
     if (op.late) return;
     op.late = true;
+    ++op.segment->stuck;
+    if (op.kind == Op::Kind::kMove) --moves_;  // its victim does not wait for it
     ++stats_.io_errors;
     if (write) {
       NoteWriteError(ETIMEDOUT);
@@ -479,8 +517,10 @@ void DiskStore::OnOpIo(uint32_t index, const IoResult& result) {
     return;
   }
   --op.outstanding;
+  if (write) --op.segment->writing;
   if (op.error == 0) op.error = result.error;
   if (op.outstanding > 0) return;
+  if (op.late) --op.segment->stuck;
   if (!op.late) {
     if (write) {
       OnWritten(index);
@@ -499,8 +539,20 @@ void DiskStore::OnOpIo(uint32_t index, const IoResult& result) {
 void DiskStore::OnIo(const IoResult& result) {
   const auto purpose = static_cast<SegmentIo>(result.tag >> 56);
   const uint64_t id = result.tag & ((uint64_t{1} << 56) - 1);
+  opening_->steps.fetch_add(1, std::memory_order_relaxed);
   if (purpose == SegmentIo::kReadSync) {
-    sync_result_ = result.error;
+    if (!result.returned) sync_result_ = result.error;
+    if (!result.late && !result.returned) return;
+    Segment* segment = segments_.at(id).get();
+    if (result.late) {
+      ++segment->users;
+      ++segment->stuck;
+      return;
+    }
+    --segment->users;
+    --segment->stuck;
+    stuck_reads_.erase(id);
+    MarkBusy(segment);
   } else if (purpose == SegmentIo::kNone) {
     OnOpIo(static_cast<uint32_t>(id), result);
   } else {
@@ -511,6 +563,7 @@ void DiskStore::OnIo(const IoResult& result) {
 void DiskStore::SubmitBatch(IndexBatch batch, Commit commit) {
   batch.tag = next_commit_++;
   batch.meta = EncodeStoreMeta({StoreSeconds(), clock_->NowNs(), clock_->BootId()});
+  commit.deadline_ns = WriteDeadline();
   commits_[batch.tag] = std::move(commit);
   writer_->Submit(std::move(batch));
 }
@@ -530,9 +583,23 @@ void DiskStore::OnIndex(const IndexResult& result) {
     }
   }
   if (!commit.puts.empty()) Passed("put.published");
-  for (uint64_t tag : commit.erases) {
+  for (const auto& [tag, reason] : commit.erases) {
     --in_flight_;
-    Complete(tag, Operation::kErase, result.status.ok() ? Reason::kNone : Reason::kIoError);
+    Complete(tag, Operation::kErase, result.status.ok() ? reason : Reason::kIoError);
+  }
+}
+
+// The index hangs: who waits for it is told in time. What is answered here and committed later is
+// found all the same (or stays erased).
+void DiskStore::AnswerLateCommits() {
+  const int64_t now_ns = clock_->NowNs();
+  for (auto& [tag, commit] : commits_) {
+    if (now_ns < commit.deadline_ns) return;
+    for (uint32_t index : commit.puts) Answer(&ops_[index], Reason::kLate);
+    for (const auto& [erase_tag, reason] : std::exchange(commit.erases, {})) {
+      --in_flight_;
+      Complete(erase_tag, Operation::kErase, Reason::kIoError);
+    }
   }
 }
 
@@ -546,6 +613,7 @@ void DiskStore::NoteState() {
 
 void DiskStore::Pump() {
   NoteState();
+  AnswerLateCommits();
   StartReads();
   StartMoves();
   PlaceWrites();

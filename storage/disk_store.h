@@ -11,6 +11,7 @@
 #ifndef WINNOW_STORAGE_DISK_STORE_H_
 #define WINNOW_STORAGE_DISK_STORE_H_
 
+#include <atomic>
 #include <deque>
 #include <functional>
 #include <map>
@@ -18,9 +19,11 @@
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "storage/block_store.h"
 #include "storage/clock.h"
 #include "storage/file_system.h"
@@ -40,7 +43,12 @@ struct DiskStoreOptions {
   uint64_t staging_bytes = uint64_t{64} << 20;            // buffers for I/O, allocated at start
   uint32_t operations_max = 4096;                         // in flight; more are kBusy
   int64_t read_deadline_ns = int64_t{2} * 1'000'000'000;  // for Gets that bring none
+  // Also how long maintenance waits for a read before it leaves that segment.
   int64_t write_deadline_ns = int64_t{30} * 1'000'000'000;
+  // Real time, whatever the clock says. A disk that answers nothing for so long while it is opened
+  // is given up; so are, after the second, requests in flight at destruction.
+  int64_t open_stall_ns = int64_t{30} * 1'000'000'000;
+  int64_t close_limit_ns = int64_t{5} * 1'000'000'000;
   TierHealthOptions health;
   IoEngineOptions io;
   std::function<void(const std::string&)> log;  // one line per event worth an operator's eye
@@ -63,6 +71,7 @@ struct RecoveryReport {
   bool index_rebuilt = false;
   std::string quarantined;  // where a damaged index was moved to
   uint64_t blocks = 0;
+  uint64_t hidden_blocks = 0;     // left out of a rebuilt index: erased, or in doubt
   uint64_t dropped_entries = 0;   // index entries without a sound place
   uint64_t removed_segments = 0;  // files without a sound header or without live blocks
   uint64_t truncated_bytes = 0;
@@ -74,7 +83,8 @@ struct VerifyReport {
   uint64_t bytes = 0;  // payload
   uint64_t corrupt_blocks = 0;
   uint64_t unreadable_blocks = 0;
-  uint64_t removed_blocks = 0;  // with repair
+  uint64_t unchecked_blocks = 0;  // in segments whose reads do not come back
+  uint64_t removed_blocks = 0;    // with repair
 };
 
 struct GcReport {
@@ -86,11 +96,18 @@ class DiskStore final : public BlockStore {
  public:
   // Opens or creates the store. Damage never fails an open: a damaged index is put aside and
   // rebuilt from the segments, unsound files are dropped. FailedPrecondition: another process owns
-  // the directory; io_uring was demanded and is refused. InvalidArgument: options. Others: the
-  // directory cannot be used at all. `clock` outlives the store.
+  // the directory; io_uring was demanded and is refused. InvalidArgument: options.
+  // DeadlineExceeded: the disk hangs (open_stall_ns). Others: the directory cannot be used at all.
+  //
+  // Opening happens on a thread of its own, since no system call on a hung disk can be taken back.
+  // After DeadlineExceeded that thread waits on, holds the directory's lock until the disk answers,
+  // and then cleans up; `clock` and the seams must outlive it, `log` is not called any more.
+  // Otherwise `clock` outlives the store.
   static absl::StatusOr<std::unique_ptr<DiskStore>> Open(DiskStoreOptions options,
                                                          const Clock* clock);
-  // Finishes what is in flight, for at most a few seconds, and seals the open segment.
+  // Finishes what is in flight, for at most close_limit_ns, and seals the open segment. What the
+  // kernel has not given back by then (buffers, files, the lock) is left to it and never freed. On
+  // the thread that used the store, unless it is idle.
   ~DiskStore() override;
 
   void Put(uint64_t tag, const BlockId& id, std::span<const std::byte> payload,
@@ -119,9 +136,9 @@ class DiskStore final : public BlockStore {
 
   // Reads and checks every block; with `repair`, forgets those that are not sound.
   VerifyReport VerifyAll(bool repair);
-  // Drops expired blocks, and deletes or compacts segments until no sealed one is less than half
-  // live.
-  GcReport CollectGarbage();
+  // Drops expired blocks, and deletes or compacts segments until no sealed one is less than
+  // `live_min` live.
+  GcReport CollectGarbage(double live_min = 0.5);
 
  private:
   struct Entry {
@@ -162,11 +179,24 @@ class DiskStore final : public BlockStore {
 
   // What an index batch was for.
   struct Commit {
+    int64_t deadline_ns = 0;
     std::vector<uint32_t> puts;
-    std::vector<uint64_t> erases;  // tags
+    std::vector<std::pair<uint64_t, Reason>> erases;  // tags, and what they are answered
   };
 
-  DiskStore(DiskStoreOptions options, const Clock* clock);
+  // Between Open and the thread that opens.
+  struct Opening {
+    absl::Mutex mutex;
+    bool done ABSL_GUARDED_BY(mutex) = false;
+    bool abandoned ABSL_GUARDED_BY(mutex) = false;
+    absl::Status status ABSL_GUARDED_BY(mutex);
+    std::unique_ptr<DiskStore> store ABSL_GUARDED_BY(mutex);
+    std::atomic<uint64_t> steps = 0;  // answers of the disk
+  };
+  // What a hung disk keeps when the store goes.
+  struct Remains;
+
+  DiskStore(DiskStoreOptions options, const Clock* clock, std::shared_ptr<Opening> opening);
 
   // ---- disk_recovery.cc ----
   using IndexEntries = std::vector<std::pair<BlockKey, std::string>>;
@@ -176,13 +206,15 @@ class DiskStore final : public BlockStore {
   absl::StatusOr<std::unique_ptr<IndexDb>> LoadIndex(IndexEntries* entries, std::string* meta);
   absl::StatusOr<std::unique_ptr<IndexDb>> OpenIndex(IndexEntries* entries, std::string* meta);
   void AddEntry(const BlockKey& key, BlockRecord record);
-  void AddEntries(const IndexEntries& entries, IndexBatch* batch);
-  absl::Status Rebuild(IndexDb* db);
+  void AddEntries(const IndexEntries& entries, const EraseLog& erase_log, IndexBatch* batch);
+  absl::Status Rebuild(const EraseLog& erase_log, IndexDb* db);
   void ScanSegment(Segment* segment, std::vector<DecodedHeader>* found);
   bool HasFooter(const Segment& segment, FooterInfo* footer);
   void TrimSegments();
-  // 0 or an errno. Waits for the disk as long as it takes.
-  int ReadSync(const Segment& segment, uint64_t offset, std::span<std::byte> into);
+  // 0 or an errno. Waits for the disk until the deadline; 0: as long as it takes. After ETIMEDOUT
+  // with segment.stuck > 0 the kernel still has `into`: it goes to stuck_reads_.
+  int ReadSync(const Segment& segment, uint64_t offset, std::span<std::byte> into,
+               int64_t deadline_ns = 0);
 
   // ---- disk_store.cc: operations, reads, the loop ----
   uint32_t NewOp(Op::Kind kind, uint64_t tag, const BlockId& id);
@@ -210,6 +242,7 @@ class DiskStore final : public BlockStore {
   void SaveEntry(const BlockKey& key, const Entry& entry);
   void SubmitBatch(IndexBatch batch, Commit commit);
   void OnIndex(const IndexResult& result);
+  void AnswerLateCommits();
   void NoteState();
   void Log(const std::string& line) const;
   void Passed(const char* point) const {
@@ -218,7 +251,7 @@ class DiskStore final : public BlockStore {
   uint64_t StoreSeconds() const;
   bool Expired(const Entry& entry) const;
   int64_t WriteDeadline() const { return clock_->NowNs() + options_.write_deadline_ns; }
-  FileSystem* files() { return options_.seams.files ? options_.seams.files : &own_files_; }
+  FileSystem* files() { return options_.seams.files ? options_.seams.files : own_files_.get(); }
 
   // ---- disk_write.cc: placing, committing, segments' lives ----
   void PlaceWrites();
@@ -250,7 +283,8 @@ class DiskStore final : public BlockStore {
 
   const DiskStoreOptions options_;
   const Clock* clock_;
-  FileSystem own_files_;
+  const std::shared_ptr<Opening> opening_;
+  std::unique_ptr<FileSystem> own_files_ = std::make_unique<FileSystem>();
   std::string io_fallback_;
   bool direct_ = false;
   size_t payload_bytes_max_ = 0;
@@ -271,7 +305,7 @@ class DiskStore final : public BlockStore {
   Segment* creating_ = nullptr;     // will
   Segment* victim_ = nullptr;       // is being emptied
   std::deque<BlockKey> move_keys_;  // of its blocks that stay, not yet started
-  size_t moves_ = 0;                // started, not yet ended
+  size_t moves_ = 0;                // started, not yet ended or late
   std::vector<Segment*> busy_;      // creating, open, sealing, or waiting for deletion
 
   std::vector<Op> ops_;
@@ -289,6 +323,7 @@ class DiskStore final : public BlockStore {
   StoreStats stats_;
   uint64_t used_bytes_ = 0;
   uint64_t room_bytes_ = 0;  // capacity, or less while the file system has no space
+  bool shrinking_ = false;   // opening with a capacity that was lowered
   uint64_t next_segment_ = 1;
   uint64_t next_sequence_ = 1;
   uint64_t next_commit_ = 1;
@@ -296,7 +331,8 @@ class DiskStore final : public BlockStore {
   uint64_t base_s_ = 0;
   int64_t base_ns_ = 0;
   std::vector<IoResult> io_results_;
-  std::optional<int> sync_result_;  // of ReadSync
+  std::optional<int> sync_result_;              // of ReadSync
+  std::map<uint64_t, PageMemory> stuck_reads_;  // by segment: of a ReadSync that was given up
   std::vector<IndexResult> index_results_;
 };
 

@@ -51,6 +51,11 @@ void DiskStore::MarkBusy(Segment* segment) {
 // ---- placing ----
 
 void DiskStore::PlaceWrites() {
+  // Room may never come (a device that hangs): who waits for it is told in time.
+  while (!waiting_puts_.empty() && clock_->NowNs() >= ops_[waiting_puts_.front()].deadline_ns) {
+    FailPut(waiting_puts_.front(), Reason::kLate);
+    waiting_puts_.pop_front();
+  }
   // Moves first: they are what frees the room that Puts wait for.
   while (!waiting_moves_.empty() && PlaceWrite(waiting_moves_.front())) waiting_moves_.pop_front();
   if (!waiting_moves_.empty()) return;
@@ -71,6 +76,14 @@ bool DiskStore::PlaceWrite(uint32_t index) {
   if (!move && ops_[index].cancelled) {
     FailPut(index, Reason::kNone);
     return true;
+  }
+  if (move) {
+    // Erased or replaced meanwhile: a copy with a later sequence would outlive the erasure.
+    const auto it = entries_.find(ops_[index].id.key);
+    if (it == entries_.end() || it->second.record != ops_[index].source) {
+      EndMove(index, /*drop=*/false);
+      return true;
+    }
   }
   const size_t bytes = BlockBytesFor(ops_[index].payload_bytes);
   bool never = false;
@@ -98,6 +111,7 @@ bool DiskStore::PlaceWrite(uint32_t index) {
   op.segment = segment;
   ++segment->users;
   ++segment->unsynced;
+  ++segment->writing;
   op.placed = true;
   segment->end_offset += bytes;
   ++segment->block_count;
@@ -131,7 +145,7 @@ Segment* DiskStore::SegmentFor(size_t bytes, bool for_move, bool* never) {
   if (!for_move && used_bytes_ + 2 * need_bytes > room_bytes_) {
     if (victim_ != nullptr || StartReclaim()) return nullptr;
   }
-  if (used_bytes_ + need_bytes > room_bytes_) {
+  if (used_bytes_ + need_bytes > room_bytes_ && !shrinking_) {
     *never = true;
     return nullptr;
   }
@@ -227,17 +241,20 @@ void DiskStore::Break(Segment* segment, int error) {
 
 void DiskStore::OnSegmentIo(SegmentIo purpose, uint64_t segment_id, const IoResult& result) {
   Segment* segment = segments_.at(segment_id).get();
-  if (!result.late) --segment->outstanding;
+  if (result.late) {
+    ++segment->stuck;
+  } else {
+    --segment->outstanding;
+  }
   MarkBusy(segment);
-  if (result.returned) return;
-  // What failed earlier (late) was dealt with then.
+  if (result.returned) {  // dealt with when it was late
+    --segment->stuck;
+    return;
+  }
   if (result.error != 0) {
     NoteWriteError(result.error);
     if (purpose == SegmentIo::kCommitSync) return OnSynced(segment, result.error);
-    Break(segment, result.error);
-    // The blocks before a failed footer are committed already.
-    if (purpose == SegmentIo::kFooter || purpose == SegmentIo::kFooterSync) Finish(segment);
-    return;
+    return Break(segment, result.error);  // Advance cuts off what may have been written
   }
   switch (purpose) {
     case SegmentIo::kAllocate:
@@ -316,10 +333,9 @@ bool DiskStore::Advance(Segment* segment) {
     Seal(segment);
     open_ = nullptr;
   }
-  const bool quiet = segment->unsynced == 0 && !segment->syncing && segment->outstanding == 0;
-  // A write that was given up may still land, behind the end that Finish would cut.
-  const bool settled = quiet && (!segment->broken || segment->users == 0);
-  if (segment->state == State::kSealing && settled) {
+  const bool quiet = segment->unsynced == 0 && !segment->syncing && segment->outstanding == 0 &&
+                     segment->writing == 0;
+  if (segment->state == State::kSealing && quiet) {
     if (segment->broken || segment->footer_started || segment->block_count == 0) {
       Finish(segment);
     } else {
@@ -458,7 +474,8 @@ void DiskStore::FailPut(uint32_t index, Reason reason) {
     if (op.outstanding == 0) EndMove(index, /*drop=*/false);
     return;
   }
-  if (!op.answered) putting_.erase(op.id.key);
+  const auto it = putting_.find(op.id.key);
+  if (it != putting_.end() && it->second == index) putting_.erase(it);
   Answer(&op, reason);
   if (op.outstanding == 0) FreeOp(index);
 }

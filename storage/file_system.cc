@@ -45,6 +45,34 @@ absl::Status FileSystem::Truncate(const File& file, uint64_t bytes) {
   return rc == 0 ? absl::OkStatus() : ErrnoStatus(errno, "ftruncate");
 }
 
+absl::Status FileSystem::ReadAt(const File& file, uint64_t offset, std::span<std::byte> into) {
+  while (!into.empty()) {
+    const ssize_t n = ::pread(file.fd(), into.data(), into.size(), static_cast<off_t>(offset));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return ErrnoStatus(errno, "pread");
+    if (n == 0) return absl::DataLossError("pread: the file ends early");
+    into = into.subspan(static_cast<size_t>(n));
+    offset += static_cast<uint64_t>(n);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FileSystem::WriteAt(const File& file, uint64_t offset,
+                                 std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t n = ::pwrite(file.fd(), bytes.data(), bytes.size(), static_cast<off_t>(offset));
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return ErrnoStatus(n < 0 ? errno : EIO, "pwrite");
+    bytes = bytes.subspan(static_cast<size_t>(n));
+    offset += static_cast<uint64_t>(n);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FileSystem::Datasync(const File& file) {
+  return ::fdatasync(file.fd()) == 0 ? absl::OkStatus() : ErrnoStatus(errno, "fdatasync");
+}
+
 absl::Status FileSystem::Rename(const std::string& from, const std::string& to) {
   if (::rename(from.c_str(), to.c_str()) == 0) return absl::OkStatus();
   return ErrnoStatus(errno, "rename " + from + " to " + to);

@@ -5,6 +5,7 @@
 #define WINNOW_STORAGE_FILE_SYSTEM_H_
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -52,6 +53,10 @@ class FileSystem {
   };
   virtual absl::StatusOr<File> Open(const std::string& path, const OpenOptions& options);
   virtual absl::Status Truncate(const File& file, uint64_t bytes);
+  // All bytes or an error; these wait for the disk.
+  virtual absl::Status ReadAt(const File& file, uint64_t offset, std::span<std::byte> into);
+  virtual absl::Status WriteAt(const File& file, uint64_t offset, std::span<const std::byte> bytes);
+  virtual absl::Status Datasync(const File& file);
   virtual absl::Status Rename(const std::string& from, const std::string& to);
   virtual absl::Status Unlink(const std::string& path);
   virtual absl::Status MakeDirectory(const std::string& path);  // 0700; fine if it exists

@@ -12,10 +12,11 @@
 namespace winnow::storage {
 namespace {
 
-// "WNWSEGM1", "WNWFOOT1", "WNWBLCK1" as they stand in the file.
+// "WNWSEGM1", "WNWFOOT1", "WNWBLCK1", "WNWERAS1" as they stand in the file.
 constexpr uint64_t kSegmentMagic = 0x314d474553574e57;
 constexpr uint64_t kFooterMagic = 0x31544f4f46574e57;
 constexpr uint64_t kBlockMagic = 0x314b434c42574e57;
+constexpr uint64_t kEraseLogMagic = 0x3153415245574e57;
 
 // The fixed part of an index value; the page sums and an XXH3-64 follow.
 struct IndexValue {
@@ -165,6 +166,45 @@ std::optional<FooterInfo> DecodeSegmentFooter(std::span<const std::byte> page) {
                     footer->blocks_sum};
 }
 
+void EncodeEraseLogHeader(const EraseLogInfo& info, std::span<std::byte> page) {
+  EraseLogHeader header = {};
+  header.magic = kEraseLogMagic;
+  header.version = kFormatVersion;
+  header.record_bytes = kErasureBytes;
+  header.life = info.life;
+  header.hidden_below_segment = info.hidden_below_segment;
+  EncodePage(&header, page);
+}
+
+std::optional<EraseLogInfo> DecodeEraseLogHeader(std::span<const std::byte> page) {
+  const auto header = DecodePage<EraseLogHeader>(page, kEraseLogMagic);
+  if (!header || header->record_bytes != kErasureBytes || header->life >> (64 - kLifeShift) != 0) {
+    return std::nullopt;
+  }
+  return EraseLogInfo{header->life, header->hidden_below_segment};
+}
+
+void EncodeErasure(const Erasure& erasure, std::span<std::byte> record) {
+  WINNOW_CHECK(record.size() == kErasureBytes);
+  ErasureRecord out = {};
+  std::memcpy(out.key, erasure.key.bytes.data(), sizeof out.key);
+  out.sequence = erasure.sequence;
+  out.segment_id = erasure.segment_id;
+  out.checksum = Sum64(BytesOf(out).first(offsetof(ErasureRecord, checksum)));
+  std::memcpy(record.data(), &out, sizeof out);
+}
+
+std::optional<Erasure> DecodeErasure(std::span<const std::byte> record) {
+  if (record.size() != kErasureBytes) return std::nullopt;
+  const auto in = Load<ErasureRecord>(record);
+  if (in.checksum != Sum64(record.first(offsetof(ErasureRecord, checksum)))) return std::nullopt;
+  Erasure erasure;
+  std::memcpy(erasure.key.bytes.data(), in.key, sizeof in.key);
+  erasure.sequence = in.sequence;
+  erasure.segment_id = in.segment_id;
+  return erasure;
+}
+
 uint64_t AddToBlocksSum(uint64_t blocks_sum, uint64_t header_sum) {
   return Sum64(BytesOf(header_sum), blocks_sum);
 }
@@ -275,6 +315,21 @@ std::optional<DecodedHeader> DecodeBlock(std::span<const std::byte> block) {
   const auto payload = block.subspan(*header_pages * kPageBytes);
   if (PayloadSum(header, payload) != decoded->record.payload_sum) return std::nullopt;
   return decoded;
+}
+
+bool BlockMatches(std::span<const std::byte> block, const BlockKey& key,
+                  const BlockRecord& record) {
+  const auto decoded = DecodeBlock(block);
+  return decoded && decoded->id.key == key && decoded->record.header_sum == record.header_sum &&
+         decoded->record.payload_sum == record.payload_sum &&
+         decoded->record.segment_id == record.segment_id &&
+         decoded->record.offset == record.offset &&
+         decoded->record.identity_sum == record.identity_sum;
+}
+
+bool PlaceFits(const BlockRecord& record, uint64_t file_bytes) {
+  return record.offset >= kPageBytes && record.offset % kPageBytes == 0 &&
+         record.offset <= file_bytes && record.block_bytes() <= file_bytes - record.offset;
 }
 
 std::string EncodeIndexValue(const BlockKey& key, const BlockRecord& record) {

@@ -61,6 +61,26 @@ struct SegmentFooter {  // the page after the last block of a sealed segment
 };
 static_assert(sizeof(SegmentFooter) == kPageBytes);
 
+struct EraseLogHeader {  // the first page of DIR/erased; records follow it
+  uint64_t magic;
+  uint32_t version;
+  uint32_t record_bytes;
+  uint64_t life;
+  uint64_t hidden_below_segment;
+  uint8_t zero[4056];
+  uint64_t checksum;
+};
+static_assert(sizeof(EraseLogHeader) == kPageBytes);
+
+struct ErasureRecord {  // divides a sector, so that none is torn
+  uint8_t key[40];
+  uint64_t sequence;
+  uint64_t segment_id;
+  uint64_t checksum;  // XXH3-64 of all that is above
+};
+static_assert(sizeof(ErasureRecord) == 64);
+inline constexpr size_t kErasureBytes = sizeof(ErasureRecord);
+
 struct BlockHeader {  // the first 256 bytes of a block; the page sums follow it
   uint64_t magic;
   uint32_t version;
@@ -141,6 +161,27 @@ struct FooterInfo {
 };
 void EncodeSegmentFooter(const FooterInfo& footer, std::span<std::byte> page);
 std::optional<FooterInfo> DecodeSegmentFooter(std::span<const std::byte> page);
+struct EraseLogInfo {
+  uint64_t life = 0;                  // of the run that wrote it
+  uint64_t hidden_below_segment = 0;  // every block in a segment before this one counts as erased
+};
+void EncodeEraseLogHeader(const EraseLogInfo& info, std::span<std::byte> page);
+std::optional<EraseLogInfo> DecodeEraseLogHeader(std::span<const std::byte> page);
+
+// Blocks of this key with a sequence up to this one are erased. They are in segments before
+// `segment_id`.
+struct Erasure {
+  BlockKey key;
+  uint64_t sequence = 0;
+  uint64_t segment_id = 0;
+};
+void EncodeErasure(const Erasure& erasure, std::span<std::byte> record);
+std::optional<Erasure> DecodeErasure(std::span<const std::byte> record);
+
+// A block's sequence: the life of the store (each opening is one) above, a count below. So what an
+// earlier run wrote is older, whether this one knows of it or not.
+inline constexpr unsigned kLifeShift = 40;
+
 // Continues FooterInfo::blocks_sum, which starts at 0, by one block.
 uint64_t AddToBlocksSum(uint64_t blocks_sum, uint64_t header_sum);
 
@@ -171,6 +212,12 @@ std::optional<size_t> PeekHeaderPages(std::span<const std::byte> page);
 std::optional<DecodedHeader> DecodeBlockHeader(std::span<const std::byte> header_pages);
 // From the whole block: header, payload and padding are exactly what EncodeBlock wrote.
 std::optional<DecodedHeader> DecodeBlock(std::span<const std::byte> block);
+
+// This is exactly the block that the index knows under this key, in its place: sound in itself is
+// not enough.
+bool BlockMatches(std::span<const std::byte> block, const BlockKey& key, const BlockRecord& record);
+// The record's place can be in a segment file of this length.
+bool PlaceFits(const BlockRecord& record, uint64_t file_bytes);
 
 // An index value; its checksum covers the key too, so a value under another's key is refused.
 std::string EncodeIndexValue(const BlockKey& key, const BlockRecord& record);

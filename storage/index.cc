@@ -4,16 +4,20 @@
 
 namespace winnow::storage {
 
-IndexWriter::IndexWriter(std::unique_ptr<IndexDb> db) : db_(std::move(db)) {
+IndexWriter::IndexWriter(std::unique_ptr<IndexDb> db, std::unique_ptr<EraseLog> erase_log)
+    : db_(std::move(db)), erase_log_(std::move(erase_log)) {
   thread_ = std::thread([this] { Work(); });
 }
 
 IndexWriter::~IndexWriter() {
-  {
-    absl::MutexLock lock(&mutex_);
-    stopping_ = true;
-  }
+  (void)Close(std::chrono::nanoseconds(0));
   thread_.join();
+}
+
+bool IndexWriter::Close(std::chrono::nanoseconds max) {
+  absl::MutexLock lock(&mutex_);
+  stopping_ = true;
+  return mutex_.AwaitWithTimeout(absl::Condition(&closed_), absl::FromChrono(max));
 }
 
 void IndexWriter::Submit(IndexBatch batch) {
@@ -37,18 +41,32 @@ void IndexWriter::Wait(std::chrono::nanoseconds max) {
 
 void IndexWriter::Work() {
   while (true) {
-    IndexBatch batch;
+    std::deque<IndexBatch> batches;
     {
       absl::MutexLock lock(&mutex_);
       mutex_.Await(absl::Condition(this, &IndexWriter::HasWork));
-      if (queue_.empty()) return;
-      batch = std::move(queue_.front());
-      queue_.pop_front();
+      if (queue_.empty()) break;
+      batches.swap(queue_);
     }
-    absl::Status status = db_->Write(batch);
-    absl::MutexLock lock(&mutex_);
-    results_.push_back({batch.tag, std::move(status)});
+    // One sync for all that were asked meanwhile. Ahead of its turn is no harm: nobody erases what
+    // is still to be put.
+    std::vector<Erasure> erasures;
+    for (const IndexBatch& batch : batches) {
+      erasures.insert(erasures.end(), batch.erasures.begin(), batch.erasures.end());
+    }
+    const absl::Status logged = erasures.empty() ? absl::OkStatus() : erase_log_->Append(erasures);
+    for (const IndexBatch& batch : batches) {
+      absl::Status status = db_->Write(batch);
+      if (status.ok() && !batch.erasures.empty()) status = logged;
+      absl::MutexLock lock(&mutex_);
+      results_.push_back({batch.tag, std::move(status)});
+    }
   }
+  // Closing an index waits for the disk, too.
+  db_.reset();
+  erase_log_.reset();
+  absl::MutexLock lock(&mutex_);
+  closed_ = true;
 }
 
 }  // namespace winnow::storage

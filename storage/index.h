@@ -23,6 +23,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "storage/block_id.h"
+#include "storage/erase_log.h"
 
 namespace winnow::storage {
 
@@ -31,7 +32,8 @@ struct IndexBatch {
   uint64_t tag = 0;  // returned with the result
   std::vector<std::pair<BlockKey, std::string>> puts;
   std::vector<BlockKey> erases;
-  std::string meta;  // replaces the store's own record, if not empty
+  std::vector<Erasure> erasures;  // must hold even if the index is lost: go to the EraseLog first
+  std::string meta;               // replaces the store's own record, if not empty
 };
 
 // A key-value log. One thread at a time; calls block. Values are opaque: format.h checks them.
@@ -50,6 +52,9 @@ class IndexDb {
 // itself.
 absl::StatusOr<std::unique_ptr<IndexDb>> OpenRocksIndex(const std::string& path);
 
+// To look only: may be another process's index, as of now. Never writes, not even a log.
+absl::StatusOr<std::unique_ptr<IndexDb>> OpenRocksIndexReadOnly(const std::string& path);
+
 struct IndexResult {
   uint64_t tag = 0;
   absl::Status status;
@@ -58,9 +63,11 @@ struct IndexResult {
 // One thread that commits batches in order. Submit and Poll from one other thread.
 class IndexWriter {
  public:
-  explicit IndexWriter(std::unique_ptr<IndexDb> db);
-  // Commits what was submitted, then closes the index.
+  IndexWriter(std::unique_ptr<IndexDb> db, std::unique_ptr<EraseLog> erase_log);
+  // Commits what was submitted, then closes the index; as long as it takes.
   ~IndexWriter();
+  // The same, but false if it was not done in time: it goes on, and the object must stay.
+  bool Close(std::chrono::nanoseconds max);
 
   void Submit(IndexBatch batch);
   void Poll(std::vector<IndexResult>* results);
@@ -74,10 +81,12 @@ class IndexWriter {
   bool HasResult() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return !results_.empty(); }
 
   std::unique_ptr<IndexDb> db_;
+  std::unique_ptr<EraseLog> erase_log_;
   absl::Mutex mutex_;
   std::deque<IndexBatch> queue_ ABSL_GUARDED_BY(mutex_);
   std::vector<IndexResult> results_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
   size_t in_flight_ = 0;  // owner's side
   std::thread thread_;
 };

@@ -78,11 +78,15 @@ class RocksIndex final : public IndexDb {
   std::unique_ptr<rocksdb::DB> db_;
 };
 
-}  // namespace
+// RocksDB would rotate its log file in the directory that it only reads.
+class NoLog final : public rocksdb::Logger {
+ public:
+  using rocksdb::Logger::Logv;
+  void Logv(const char* format, va_list arguments) override {}
+};
 
-absl::StatusOr<std::unique_ptr<IndexDb>> OpenRocksIndex(const std::string& path) {
+rocksdb::Options OptionsOf() {
   rocksdb::Options options;
-  options.create_if_missing = true;
   options.paranoid_checks = true;
   options.max_write_buffer_number = 2;
   options.write_buffer_size = size_t{8} << 20;
@@ -97,8 +101,25 @@ absl::StatusOr<std::unique_ptr<IndexDb>> OpenRocksIndex(const std::string& path)
   table.checksum = rocksdb::kXXH3;
   table.no_block_cache = true;  // read once, at start
   options.table_factory.reset(rocksdb::NewBlockBasedTableFactory(table));
+  return options;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<IndexDb>> OpenRocksIndex(const std::string& path) {
+  rocksdb::Options options = OptionsOf();
+  options.create_if_missing = true;
   rocksdb::DB* db = nullptr;
   const rocksdb::Status status = rocksdb::DB::Open(options, path, &db);
+  if (!status.ok()) return FromRocks(status, "open");
+  return std::make_unique<RocksIndex>(std::unique_ptr<rocksdb::DB>(db));
+}
+
+absl::StatusOr<std::unique_ptr<IndexDb>> OpenRocksIndexReadOnly(const std::string& path) {
+  rocksdb::Options options = OptionsOf();
+  options.info_log = std::make_shared<NoLog>();
+  rocksdb::DB* db = nullptr;
+  const rocksdb::Status status = rocksdb::DB::OpenForReadOnly(options, path, &db);
   if (!status.ok()) return FromRocks(status, "open");
   return std::make_unique<RocksIndex>(std::unique_ptr<rocksdb::DB>(db));
 }

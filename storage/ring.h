@@ -133,6 +133,9 @@ class Ring {
   // Starts queued operations and appends results; waits for the first for at most `wait`.
   void Poll(std::chrono::nanoseconds wait, std::vector<IoResult>* results);
 
+  // Drops what has not begun and waits for the rest, results unheard; false if `max` passed first.
+  bool Drain(std::chrono::nanoseconds max);
+
   // Submitted and without result; late ones count until they are returned.
   size_t in_flight() const { return backlog_.size() + active_; }
   IoEngine& engine() { return *engine_; }

@@ -29,6 +29,8 @@ enum class SegmentIo : uint8_t {
 // Life: kCreating -> kOpen -> kSealing -> kSealed -> file deleted. A write or sync that fails on
 // the way makes it `broken`: no more writes and no more syncs, for an fsync that failed once may
 // lie the next time; what was committed before stays readable, and every read is checked anyway.
+// A write that was given up may still land whenever the kernel likes, and make the file longer: the
+// file is cut or deleted only when the kernel has given every buffer back.
 struct Segment {
   enum class State : uint8_t { kCreating, kOpen, kSealing, kSealed };
 
@@ -45,6 +47,8 @@ struct Segment {
   uint64_t blocks_sum = 0;   //
   uint32_t users = 0;        // operations that read from or write to it
   uint32_t outstanding = 0;  // its own I/O: the kernel may have `page`
+  uint32_t writing = 0;      // block writes that the kernel may still carry out
+  uint32_t stuck = 0;        // I/O of any kind that was given up and is not back yet
   uint32_t unsynced = 0;     // placed blocks that are neither published nor failed
   bool syncing = false;
   bool footer_started = false;

@@ -8,11 +8,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <random>
 #include <string>
 #include <utility>
@@ -43,22 +46,29 @@ struct FaultPlan {
 
   // The Nth call from now (from 1) fails with `error`; with `persistent`, all later ones too.
   void FailNth(int64_t n, int error_code, bool persist) {
+    const std::lock_guard lock(mutex);
     countdown = n;
     error = error_code;
     persistent = persist;
     tripped = false;
   }
   // Calls of this kind fail until called with 0.
-  void FailAll(Call call, int error_code) { failing[call] = error_code; }
+  void FailAll(Call call, int error_code) {
+    const std::lock_guard lock(mutex);
+    failing[call] = error_code;
+  }
   void Heal() {
+    const std::lock_guard lock(mutex);
     countdown = 0;
     tripped = false;
     failing.clear();
     short_share = repeat_share = corrupt_share = 0;
+    hold = nullptr;
   }
 
   // 0, or the errno this call fails with.
   int Next(Call call) {
+    const std::lock_guard lock(mutex);
     ++calls;
     if (const auto it = failing.find(call); it != failing.end() && it->second != 0) {
       return it->second;
@@ -74,12 +84,13 @@ struct FaultPlan {
     return share > 0 && std::uniform_real_distribution<double>(0, 1)(random) < share;
   }
 
+  std::mutex mutex;  // the index writer's thread makes calls, too
   std::mt19937 random;
-  int64_t calls = 0;
+  std::atomic<int64_t> calls = 0;
   int64_t countdown = 0;
   int error = EIO;
   bool persistent = false;
-  bool tripped = false;  // the Nth call was reached
+  std::atomic<bool> tripped = false;  // the Nth call was reached
   std::map<Call, int> failing;
   double short_share = 0;    // of reads and writes: less is moved
   double repeat_share = 0;   // EAGAIN or EINTR
@@ -87,6 +98,8 @@ struct FaultPlan {
   bool reorder = false;
   bool hold_reads = false;  // reads do not start until this is false again
   bool hold_writes = false;
+  // Requests it is true for do not start until it no longer is.
+  std::function<bool(const IoRequest&)> hold;
   bool track_writes = false;
 
   struct Range {
@@ -186,7 +199,8 @@ class FaultyRing final : public IoEngine {
 
   bool Held(const IoRequest& request) const {
     return (request.kind == IoKind::kRead && plan_->hold_reads) ||
-           (request.kind == IoKind::kWrite && plan_->hold_writes);
+           (request.kind == IoKind::kWrite && plan_->hold_writes) ||
+           (plan_->hold && plan_->hold(request));
   }
 
   std::string PathOf(int fd) const {
@@ -232,6 +246,19 @@ class FaultyFileSystem final : public FileSystem {
   absl::Status Truncate(const File& file, uint64_t bytes) override {
     if (int e = plan_->Next(Call::kTruncate)) return ErrnoStatus(e, "ftruncate");
     return FileSystem::Truncate(file, bytes);
+  }
+  absl::Status ReadAt(const File& file, uint64_t offset, std::span<std::byte> into) override {
+    if (int e = plan_->Next(Call::kRead)) return ErrnoStatus(e, "pread");
+    return FileSystem::ReadAt(file, offset, into);
+  }
+  absl::Status WriteAt(const File& file, uint64_t offset,
+                       std::span<const std::byte> bytes) override {
+    if (int e = plan_->Next(Call::kWrite)) return ErrnoStatus(e, "pwrite");
+    return FileSystem::WriteAt(file, offset, bytes);
+  }
+  absl::Status Datasync(const File& file) override {
+    if (int e = plan_->Next(Call::kDatasync)) return ErrnoStatus(e, "fdatasync");
+    return FileSystem::Datasync(file);
   }
   absl::Status Rename(const std::string& from, const std::string& to) override {
     if (int e = plan_->Next(Call::kRename)) return ErrnoStatus(e, "rename");

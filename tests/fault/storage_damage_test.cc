@@ -113,6 +113,34 @@ TEST_F(StorageDamage, FlippedBitsInAnyFileOfTheIndexCostBlocksAtMost) {
   EXPECT_GT(rebuilt, 0) << "some flips must have been noticed";
 }
 
+// Damage to the list of erased blocks costs nothing while the index stands; when both are gone,
+// what it listed does not come back.
+TEST_F(StorageDamage, FlippedBitsInTheListOfErasedBlocksNeverBringOneBack) {
+  MakePristine();
+  Open();
+  ASSERT_EQ(client_->Erase(IdOf(4).key), Reason::kNone);
+  Close();
+  const std::string log = ReadFile(StoreDir() + "/erased");
+  fs::remove_all(pristine());
+  fs::copy(StoreDir(), pristine(), fs::copy_options::recursive);
+  const uint32_t seed = TestSeed(79);
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  std::mt19937 random(seed);
+  for (int round = 0; round < TestRounds(10); ++round) {
+    Restore();
+    std::string bytes = log;
+    const size_t at =
+        round % 2 == 0 ? log.size() - 1 - random() % kErasureBytes : random() % log.size();
+    bytes[at] = static_cast<char>(bytes[at] ^ (1 << (random() % 8)));
+    WriteFile(StoreDir() + "/erased", bytes);
+    const bool lose_index = round % 4 != 3;
+    if (lose_index) fs::remove_all(StoreDir() + "/index");
+    const int hits = OpenAndReadAll();
+    EXPECT_EQ(hits, lose_index ? 0 : kBlocks - 1) << "flipped byte " << at;
+    EXPECT_EQ(client_->GetAndCheck(IdOf(4), kSmall), Reason::kAbsent);
+  }
+}
+
 TEST_F(StorageDamage, IndexFilesCutEmptiedReplacedOrGoneAreRebuiltOrBorne) {
   MakePristine();
   const size_t files = AllFiles().size();
@@ -146,7 +174,10 @@ TEST_F(StorageDamage, LostIndexIsRebuiltWithEveryBlock) {
 TEST_F(StorageDamage, RebuildKeepsTheNewestAndStopsAtWhatIsTorn) {
   Open();
   for (int i = 0; i < kBlocks; ++i) ASSERT_EQ(client_->Put(IdOf(i), kSmall), Reason::kNone);
-  client_->Erase(IdOf(3).key);
+  // Dropped for a fault on the way, so that its sound bytes stay behind, and put again.
+  plan_->corrupt_share = 1;
+  ASSERT_EQ(client_->GetAndCheck(IdOf(3), kSmall), Reason::kCorrupt);
+  plan_->Heal();
   ASSERT_EQ(client_->Put(IdOf(3), BytesOf(IdOf(3), kSmall, /*version=*/1)), Reason::kNone);
   Close();
   fs::remove_all(StoreDir() + "/index");

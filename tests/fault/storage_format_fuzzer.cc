@@ -15,6 +15,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   (void)DecodeBlockHeader(bytes);
   (void)DecodeSegmentHeader(bytes);
   (void)DecodeSegmentFooter(bytes);
+  (void)DecodeEraseLogHeader(bytes);
+  if (const auto erasure = DecodeErasure(bytes)) {
+    std::byte again[kErasureBytes];
+    EncodeErasure(*erasure, again);
+    if (std::memcmp(again, data, sizeof again) != 0) std::abort();
+  }
   if (const auto block = DecodeBlock(bytes)) {
     std::vector<std::byte> again(bytes.begin(), bytes.end());
     EncodeBlock(block->id,

@@ -96,6 +96,7 @@ class KvTiersTest : public ::testing::Test {
     options.max_running = kRunning;
     options.step_tokens = kStepTokens;
     options.prefix_cache = prefix_cache;
+    options.eager_share = eager_share_;
     const auto engine = MakeEngine(options, *model.decoder, clock);
     std::vector<Client> clients(requests_.size());
     for (size_t i = 0; i < requests_.size(); ++i) {
@@ -136,6 +137,7 @@ class KvTiersTest : public ::testing::Test {
   std::vector<Request> requests_;
   std::vector<Reply> expected_;
   uint64_t losses_ = 0, cached_tokens_ = 0;
+  double eager_share_ = 0;  // of EngineOptions
   TempDir directory_;
 };
 
@@ -145,11 +147,12 @@ TEST_F(KvTiersTest, TokensAreThoseOfKvInMemory) {
     int64_t host_bytes, disk_bytes;
     const char* io;
     int64_t row_cache_bytes;
+    bool prefetch;
   };
-  for (const Case& c : {Case{"host", 64 << 20, 0, "auto", 1 << 18},
-                        Case{"disk, threads", 0, 64 << 20, "threads", 1 << 18},
-                        Case{"disk, auto, without row cache", 0, 64 << 20, "auto", 0},
-                        Case{"host over disk", 1 << 20, 64 << 20, "auto", 1 << 18}}) {
+  for (const Case& c : {Case{"host", 64 << 20, 0, "auto", 1 << 18, true},
+                        Case{"disk, threads", 0, 64 << 20, "threads", 1 << 18, false},
+                        Case{"disk, auto, without row cache", 0, 64 << 20, "auto", 0, true},
+                        Case{"host over disk", 1 << 20, 64 << 20, "auto", 1 << 18, true}}) {
     SCOPED_TRACE(c.name);
     ModelOptions options = Tiered();
     options.tiers.host_bytes = c.host_bytes;
@@ -157,6 +160,7 @@ TEST_F(KvTiersTest, TokensAreThoseOfKvInMemory) {
     if (c.disk_bytes > 0) options.tiers.store_dir = directory_.File(c.name);
     options.tiers.io = c.io;
     options.tiers.row_cache_bytes = c.row_cache_bytes;
+    options.tiers.prefetch = c.prefetch;
     const auto model = Load(options);
     ASSERT_NE(model, nullptr);
     const std::vector<Reply> replies = Answers(*model);
@@ -168,8 +172,10 @@ TEST_F(KvTiersTest, TokensAreThoseOfKvInMemory) {
     const RowFetcherStats& rows = model->decoder->row_fetcher().stats();
     EXPECT_GT(rows.store_rows, 0u);
     EXPECT_EQ(rows.cache_rows > 0, c.row_cache_bytes > 0);
-    EXPECT_EQ(rows.payload_bytes,
-              rows.store_rows * model->decoder->kv_memory()->layout().RowBytes());
+    EXPECT_EQ(rows.asked_rows > 0, c.prefetch);
+    EXPECT_EQ(rows.asked_hits > 0, c.prefetch);
+    EXPECT_EQ(rows.payload_bytes, (rows.store_rows + rows.asked_rows) *
+                                      model->decoder->kv_memory()->layout().RowBytes());
     // Nothing of requests that have ended is left behind.
     std::vector<storage::Completion> done;
     while (model->store.store->in_flight() > 0) {
@@ -273,6 +279,7 @@ TEST_F(PrefixTest, ATenantFindsNothingOfAnothers) {
 TEST_F(PrefixTest, APrefixOutlivesTheProcessAndGivesTheSameTokens) {
   for (const char* io : {"threads", "auto"}) {
     SCOPED_TRACE(io);
+    eager_share_ = io == std::string("auto") ? 1 : 0;
     ModelOptions options = Tiered();
     options.tiers.disk_bytes = 256 << 20;
     options.tiers.store_dir = directory_.File(io);

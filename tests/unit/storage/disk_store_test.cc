@@ -68,6 +68,8 @@ TEST_F(DiskStoreTest, OptionsThatCannotHoldAreRefusedByName) {
   refused([](auto* o) { o->staging_bytes = 4096; }, "staging_bytes");
   refused([](auto* o) { o->operations_max = 0; }, "operations_max");
   refused([](auto* o) { o->read_deadline_ns = 0; }, "deadline");
+  refused([](auto* o) { o->open_stall_ns = 0; }, "deadline");
+  refused([](auto* o) { o->close_limit_ns = -1; }, "deadline");
   refused([](auto* o) { o->io.depth = 0; }, "depth");
   refused([](auto* o) { o->io.threads = 0; }, "threads");
   EXPECT_TRUE(Options().Validate().ok());
@@ -255,7 +257,7 @@ TEST_F(DiskStoreTest, NoSpaceMakesTheTierReadOnlyThenItMakesRoomAndGoesOn) {
 TEST_F(DiskStoreTest, FailingIndexStopsWritesNotReads) {
   Open();
   ASSERT_EQ(client_->Put(IdOf(0), kSmall), Reason::kNone);
-  *index_fails_ = true;
+  index_faults_->fail = true;
   EXPECT_EQ(client_->Put(IdOf(1), kSmall), Reason::kIoError);
   EXPECT_EQ(client_->GetAndCheck(IdOf(1), kSmall), Reason::kAbsent);
   for (int i = 2; i < 20; ++i) client_->Put(IdOf(i), kSmall);
@@ -263,7 +265,7 @@ TEST_F(DiskStoreTest, FailingIndexStopsWritesNotReads) {
   EXPECT_EQ(client_->GetAndCheck(IdOf(0), kSmall), Reason::kNone);
   EXPECT_EQ(client_->Erase(IdOf(0).key), Reason::kIoError) << "it may come back";
   EXPECT_EQ(client_->GetAndCheck(IdOf(0), kSmall), Reason::kAbsent);
-  *index_fails_ = false;
+  index_faults_->fail = false;
   clock_.AdvanceSeconds(10);
   EXPECT_EQ(client_->Put(IdOf(1), kSmall), Reason::kNone);
   EXPECT_EQ(client_->GetAndCheck(IdOf(1), kSmall), Reason::kNone);
@@ -368,6 +370,38 @@ TEST_F(DiskStoreTest, GarbageCollectionFreesDeadBytesAndKeepsEveryBlock) {
   for (int i = 0; i < 50; i += 5) {
     EXPECT_EQ(client_->GetAndCheck(IdOf(i), kSmall), Reason::kNone);
   }
+}
+
+TEST_F(DiskStoreTest, LoweredCapacityOnADiskThatCannotWriteDoesNotKeepTheStoreClosed) {
+  Open();
+  for (int i = 0; i < 60; ++i) ASSERT_EQ(client_->Put(IdOf(i), kSmall), Reason::kNone);
+  for (int i = 0; i < 60; ++i) ASSERT_TRUE(i % 3 != 0 || store_->SetPinned(IdOf(i).key, true));
+  Close();
+  plan_->FailAll(Call::kAllocate, EIO);
+  DiskStoreOptions options = Options();
+  options.capacity_bytes = 4 * options.segment_bytes;
+  Open(options);
+  EXPECT_EQ(client_->GetAndCheck(IdOf(0), kSmall), Reason::kNone);
+  EXPECT_EQ(store_->stats().used_bytes, SegmentFileBytes());
+}
+
+TEST_F(DiskStoreTest, LoweredCapacityKeepsWhatIsPinned) {
+  DiskStoreOptions large = Options();
+  large.capacity_bytes = 30 * large.segment_bytes;
+  Open(large);
+  constexpr int kPuts = 200;
+  for (int i = 0; i < kPuts; ++i) ASSERT_EQ(client_->Put(IdOf(i), kSmall), Reason::kNone);
+  for (int i = 0; i < kPuts; i += 10) ASSERT_TRUE(store_->SetPinned(IdOf(i).key, true));
+  Settle();
+  DiskStoreOptions options = Options();
+  options.capacity_bytes = 4 * options.segment_bytes;
+  Open(options);
+  EXPECT_LE(SegmentFileBytes(), options.capacity_bytes);
+  EXPECT_EQ(store_->stats().used_bytes, SegmentFileBytes());
+  for (int i = 0; i < kPuts; i += 10) {
+    EXPECT_EQ(client_->GetAndCheck(IdOf(i), kSmall), Reason::kNone) << i;
+  }
+  EXPECT_EQ(client_->Put(IdOf(1000), kSmall), Reason::kNone);
 }
 
 TEST_F(DiskStoreTest, LoweredCapacityIsKeptFromTheStart) {

@@ -10,6 +10,7 @@
 #include <fstream>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "storage/disk_store.h"
@@ -18,23 +19,28 @@
 
 namespace winnow::storage {
 
-// Lets the next write fail or all of them, and a real index below.
+// Lets writes fail or hang, and a real index below.
+struct IndexFaults {
+  std::atomic<bool> fail = false;
+  std::atomic<bool> hang = false;
+};
 class FaultyIndex final : public IndexDb {
  public:
-  FaultyIndex(std::unique_ptr<IndexDb> inner, std::shared_ptr<std::atomic<bool>> failing)
-      : inner_(std::move(inner)), failing_(std::move(failing)) {}
+  FaultyIndex(std::unique_ptr<IndexDb> inner, std::shared_ptr<IndexFaults> faults)
+      : inner_(std::move(inner)), faults_(std::move(faults)) {}
   absl::Status Load(const std::function<void(const BlockKey&, std::string_view)>& entry,
                     std::string* meta) override {
     return inner_->Load(entry, meta);
   }
   absl::Status Write(const IndexBatch& batch) override {
-    if (*failing_) return absl::UnavailableError("index: injected");
+    while (faults_->hang) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (faults_->fail) return absl::UnavailableError("index: injected");
     return inner_->Write(batch);
   }
 
  private:
   std::unique_ptr<IndexDb> inner_;
-  std::shared_ptr<std::atomic<bool>> failing_;
+  std::shared_ptr<IndexFaults> faults_;
 };
 
 class DiskStoreTest : public testing::Test {
@@ -59,7 +65,7 @@ class DiskStoreTest : public testing::Test {
         [this](const std::string& path) -> absl::StatusOr<std::unique_ptr<IndexDb>> {
       auto index = OpenRocksIndex(path);
       if (!index.ok()) return index.status();
-      return std::make_unique<FaultyIndex>(*std::move(index), index_fails_);
+      return std::make_unique<FaultyIndex>(*std::move(index), index_faults_);
     };
     return options;
   }
@@ -118,7 +124,7 @@ class DiskStoreTest : public testing::Test {
   TempDir dir_;
   FakeClock clock_;
   std::shared_ptr<FaultPlan> plan_ = std::make_shared<FaultPlan>(TestSeed(21));
-  std::shared_ptr<std::atomic<bool>> index_fails_ = std::make_shared<std::atomic<bool>>(false);
+  std::shared_ptr<IndexFaults> index_faults_ = std::make_shared<IndexFaults>();
   FaultyFileSystem files_{plan_};
   std::vector<std::string> log_;
   std::unique_ptr<DiskStore> store_;

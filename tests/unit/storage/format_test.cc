@@ -128,6 +128,36 @@ TEST(Format, SegmentPagesDecodeToWhatWasEncodedAndNothingElse) {
   }
 }
 
+TEST(Format, ErasuresDecodeToWhatWasEncodedAndNothingElse) {
+  std::vector<std::byte> page(kPageBytes);
+  EncodeEraseLogHeader({.life = 7, .hidden_below_segment = 9}, page);
+  const auto header = DecodeEraseLogHeader(page);
+  ASSERT_TRUE(header.has_value());
+  EXPECT_EQ(header->life, 7u);
+  EXPECT_EQ(header->hidden_below_segment, 9u);
+  EXPECT_FALSE(DecodeEraseLogHeader(std::span(page).first(4095)).has_value());
+  EXPECT_FALSE(DecodeSegmentHeader(page).has_value());
+  Erasure erasure;
+  erasure.key.bytes.fill(0x11);
+  erasure.sequence = 3;
+  erasure.segment_id = 4;
+  std::vector<std::byte> record(kErasureBytes);
+  EncodeErasure(erasure, record);
+  const auto decoded = DecodeErasure(record);
+  ASSERT_TRUE(decoded.has_value());
+  EXPECT_EQ(decoded->key, erasure.key);
+  EXPECT_EQ(decoded->sequence, 3u);
+  EXPECT_EQ(decoded->segment_id, 4u);
+  EXPECT_FALSE(DecodeErasure(std::span(record).first(63)).has_value());
+  for (std::vector<std::byte>* bytes : {&page, &record}) {
+    for (std::byte& byte : *bytes) {
+      byte ^= std::byte{0x20};
+      ASSERT_FALSE(DecodeEraseLogHeader(page).has_value() && DecodeErasure(record).has_value());
+      byte ^= std::byte{0x20};
+    }
+  }
+}
+
 TEST(Format, IndexValueIsRefusedWhenAnythingDiffers) {
   const Encoded block = Encode(20000);
   std::string value = EncodeIndexValue(block.id.key, block.record);

@@ -1,0 +1,136 @@
+// Small device functions that several kernels share: bfloat16, 16-byte copies, matrix
+// instructions, division by a constant that is known only at launch.
+#ifndef WINNOW_KERNELS_CUDA_DEVICE_MATH_CUH_
+#define WINNOW_KERNELS_CUDA_DEVICE_MATH_CUH_
+
+#include <cstdint>
+
+namespace winnow::kernels::cuda {
+
+inline constexpr unsigned kFullMask = 0xffffffffu;
+inline constexpr float kLog2E = 1.4426950408889634f;
+
+__device__ __forceinline__ float WidenLow(uint32_t pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float WidenHigh(uint32_t pair) {
+  return __uint_as_float(pair & 0xffff0000u);
+}
+__device__ __forceinline__ float WidenBf16(uint16_t bits) {
+  return __uint_as_float(static_cast<uint32_t>(bits) << 16);
+}
+
+// Round to nearest even, as dtype.h's ToBF16.
+__device__ __forceinline__ uint16_t RoundBf16(float x) {
+  const uint32_t bits = __float_as_uint(x);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x40);
+  return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
+}
+
+// Two floats as a pair of bfloat16, `low` in the lower half; one instruction.
+__device__ __forceinline__ uint32_t PackBf16(float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+// What PackBf16 lost.
+__device__ __forceinline__ uint32_t PackBf16Rest(float low, float high, uint32_t pair) {
+  return PackBf16(low - WidenLow(pair), high - WidenHigh(pair));
+}
+
+__device__ __forceinline__ uint32_t SharedAddress(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// 16 bytes of global memory into shared memory, past L1; zeros if not `wanted`.
+__device__ __forceinline__ void CopyAsync16(uint32_t shared, const void* global, bool wanted) {
+  const int bytes = wanted ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
+               "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void CommitCopies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int kPending>
+__device__ __forceinline__ void WaitForCopies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// Streamed once: leaves L1 to others.
+__device__ __forceinline__ uint4 LoadStreamed(const void* address) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(address));
+  return v;
+}
+
+__device__ __forceinline__ void LoadMatrix4(uint32_t shared, uint32_t (&r)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared)
+               : "memory");
+}
+__device__ __forceinline__ void LoadMatrix4Transposed(uint32_t shared, uint32_t (&r)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared)
+               : "memory");
+}
+
+// c [16][8] += a [16][16] b [16][8], bfloat16 into float32.
+__device__ __forceinline__ void MultiplyAdd16x8x16(float (&c)[4], const uint32_t (&a)[4],
+                                                   uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ float WarpSum(float x) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(kFullMask, x, offset);
+  return x;
+}
+__device__ __forceinline__ double WarpSum(double x) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(kFullMask, x, offset);
+  return x;
+}
+__device__ __forceinline__ float WarpMax(float x) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) {
+    x = fmaxf(x, __shfl_xor_sync(kFullMask, x, offset));
+  }
+  return x;
+}
+__device__ __forceinline__ uint32_t WarpInclusiveScan(uint32_t x, int lane) {
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const uint32_t below = __shfl_up_sync(kFullMask, x, offset);
+    if (lane >= offset) x += below;
+  }
+  return x;
+}
+
+// n / divisor for 0 <= n < 2^31, by a multiplication (Granlund and Montgomery).
+class FastDivider {
+ public:
+  explicit FastDivider(int32_t divisor) : divisor_(static_cast<uint32_t>(divisor)) {
+    while ((uint64_t{1} << shift_) < divisor_) ++shift_;
+    multiplier_ = static_cast<uint32_t>(
+        ((uint64_t{1} << 32) * ((uint64_t{1} << shift_) - divisor_)) / divisor_ + 1);
+  }
+  __device__ __forceinline__ int32_t Divide(int32_t n) const {
+    const uint32_t high = __umulhi(multiplier_, static_cast<uint32_t>(n));
+    return static_cast<int32_t>((high + static_cast<uint32_t>(n)) >> shift_);
+  }
+  __device__ __forceinline__ int32_t divisor() const { return static_cast<int32_t>(divisor_); }
+
+ private:
+  uint32_t divisor_, multiplier_ = 0, shift_ = 0;
+};
+
+}  // namespace winnow::kernels::cuda
+
+#endif  // WINNOW_KERNELS_CUDA_DEVICE_MATH_CUH_

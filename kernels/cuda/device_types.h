@@ -1,0 +1,58 @@
+// What the CUDA kernels take beside plain pointers: the descriptors of retrieval.h and backend.h as
+// they lie in device memory. A kernel reads them when it runs, so a captured graph replays with
+// whatever the descriptors then say; what fixes a grid (the number of queries, an upper bound of
+// tokens) is an argument of its launcher.
+//
+// Every launcher of this folder
+//   - only enqueues work on `stream`: no allocation, no synchronisation, so it can be captured;
+//   - takes device pointers (or pinned host memory, where its header says so);
+//   - returns the first error of a launch and changes nothing if its arguments are refused
+//     (cudaErrorInvalidValue: a shape that the kernel does not have);
+//   - yields the same bits for a query alone and among others.
+// Workspaces are sized by a function beside the launcher, aligned to 256 bytes, zeroed once by the
+// caller with cudaMemset, and left ready for the next call on the same stream. A workspace serves
+// one call at a time.
+//
+// KV is bfloat16 here: CUDA has no float32 KV.
+#ifndef WINNOW_KERNELS_CUDA_DEVICE_TYPES_H_
+#define WINNOW_KERNELS_CUDA_DEVICE_TYPES_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/retrieval.h"
+
+namespace winnow::kernels::cuda {
+
+// retrieval.h's RetrievalQuery.
+struct DeviceQuery {
+  const int32_t* block_table = nullptr;
+  int32_t row = 0;
+  int32_t position = 0;
+  TokenRange mid;
+  int32_t k = 0;  // of candidates, where a selection is pruned; 0 <= k <= mid.size()
+  int32_t unused = 0;
+};
+
+// retrieval.h's KeySpan.
+struct DeviceKeySpan {
+  const int32_t* block_table = nullptr;
+  TokenRange tokens;
+};
+
+// backend.h's AttentionChunk.
+struct DeviceChunk {
+  const int32_t* block_table = nullptr;
+  int32_t first_row = 0, num_tokens = 0, position = 0, unused = 0;
+};
+
+// RowList and Selection are used as they are, with device pointers inside.
+
+constexpr size_t AlignUp(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
+constexpr int64_t CeilDiv(int64_t value, int64_t unit) { return (value + unit - 1) / unit; }
+
+}  // namespace winnow::kernels::cuda
+
+#endif  // WINNOW_KERNELS_CUDA_DEVICE_TYPES_H_

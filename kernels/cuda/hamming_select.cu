@@ -1,0 +1,694 @@
+// Mapping. A row is one query and KV head; its mid tokens, from the last multiple of 16 before
+// them, are cut into chunks of `chunk_tokens`. Block (x, y) is chunk x of row y, with 256 threads;
+// blocks past the row's last chunk leave at once, so the grid follows from the capacity and not
+// from the lengths.
+//
+// Scan: a thread reads units of 16 bytes (4 to 1 tokens; longer codes are several units), eight of
+// them before it uses the first. Where each 16 tokens of the chunk begin is worked out first and
+// kept in shared memory, or each code would wait for its block number, and find its address with a
+// division; the group's pattern is made while the first codes
+// fly, and later codes fly in halves, so that memory never waits for arithmetic. Popcounts are the
+// scarce unit (16 a clock): words of equal weight go through full adders first, 5 popcounts instead
+// of 8 for G = 4 and 128 bits. Distances are counted in shared memory: adding one is a single
+// instruction that also merges equal addresses of a warp, so heavy ties cost nothing. The counts
+// leave the block twice: added to the row's histogram, and as running sums of this chunk (how many
+// lie below each distance).
+//
+// Compact: from the row's histogram T, the k-th distance, and the number of tokens at T that are
+// too many, which are the earliest. Every block computes them for itself. The chunks before it are
+// two differences of running sums each.
+//
+// Where all blocks fit on the GPU at once (up to 16384 tokens for each of four blocks on a
+// multiprocessor: 1 M tokens times 8 heads on an H200) both are one cooperative launch: distances
+// stay in shared memory, and the blocks of a row wait for each other in between. Otherwise they
+// are two launches and distances go through L2.
+//
+// What was tried and lost:
+//   two launches, chunks of 2048 tokens, no more than three blocks on a multiprocessor: 16.9 us at
+//   128K, 44 us at 512K, 65 us at 1M (H200, 8 heads, G = 4, 128 bits);
+//   a division and bounds for each code: 130 instructions per 32 codes, which bind at 1.9 TB/s;
+//   one launch, all eight units read and then all used: all warps wait, then all compute; 3.1 TB/s.
+#include <algorithm>
+
+#include "kernels/cuda/device_math.cuh"
+#include "kernels/cuda/hamming_select.h"
+#include "kernels/hamming_select.h"
+
+namespace winnow::kernels::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / 32;
+constexpr int kBlocksPerMultiprocessor = 4;
+constexpr int kUnitsInFlight = 8;         // in two halves: one flies while the other is used
+constexpr int32_t kTokensPerPass = 2048;  // of the compaction: 8 per thread
+constexpr int32_t kLeastChunkTokens = 1024;
+constexpr int32_t kMaxChunkTokens = 32768;
+constexpr int32_t kMaxFusedChunkTokens = 16384;
+constexpr size_t kMaxFusedSharedBytes = 38 * 1024;  // four times, on sm_80 too
+constexpr int kBaseAlignment = 16;
+
+struct Plan {
+  bool fused;  // one cooperative launch
+  int32_t chunk_tokens, chunks, bins, rows;
+  int64_t row_tokens;
+  size_t shared_bytes;
+  size_t histogram, tickets, barriers, running, distances, size_bytes;  // offsets
+};
+
+int32_t Multiprocessors() {
+  int device = 0, count = 0;
+  if (cudaGetDevice(&device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
+    return 1;
+  }
+  return count;
+}
+
+Plan MakePlan(const HammingSelectShape& shape) {
+  Plan plan{};
+  plan.rows = shape.num_queries * shape.layout.kv_heads;
+  plan.bins = MaxCodeDistance(shape.group, shape.layout.bits) + 1;
+  const int64_t tokens = int64_t{shape.max_mid_tokens} + kBaseAlignment - 1;
+  const int64_t slots = int64_t{Multiprocessors()} * kBlocksPerMultiprocessor;
+  // The shortest chunks with which all blocks run at once, if there are such, and no more counts
+  // than distances.
+  int32_t chunk = kLeastChunkTokens;
+  while (chunk < kMaxChunkTokens &&
+         (CeilDiv(tokens, chunk) * plan.rows > slots || chunk < plan.bins)) {
+    chunk *= 2;
+  }
+  plan.chunk_tokens = chunk;
+  plan.chunks = static_cast<int32_t>(CeilDiv(tokens, chunk));
+  plan.row_tokens = int64_t{plan.chunks} * chunk;
+  plan.shared_bytes = size_t{4} * (plan.bins + chunk / kBaseAlignment);
+  const size_t fused_bytes = AlignUp(plan.shared_bytes, 16) + size_t{2} * chunk;
+  plan.fused = int64_t{plan.chunks} * plan.rows <= slots && chunk <= kMaxFusedChunkTokens &&
+               fused_bytes <= kMaxFusedSharedBytes;
+  if (plan.fused) plan.shared_bytes = fused_bytes;
+  const auto rows = static_cast<size_t>(plan.rows);
+  size_t at = 0;
+  plan.histogram = at;  // two, which take turns
+  at += AlignUp(rows * plan.bins * 4 * 2, 256);
+  plan.tickets = at;
+  at += AlignUp(rows * 4, 256);
+  plan.barriers = at;
+  at += AlignUp(rows * 4, 256);
+  plan.running = at;
+  at += AlignUp(rows * plan.chunks * (plan.bins + 1) * 2, 256);
+  plan.distances = at;
+  if (!plan.fused) at += AlignUp(rows * plan.row_tokens * 2, 256);
+  plan.size_bytes = at;
+  return plan;
+}
+
+constexpr uint32_t kMetBit = 0x80000000u;
+
+struct Args {
+  const DeviceQuery* queries;
+  const uint8_t* query_codes;
+  const uint8_t* codes;
+  FastDivider block_tokens;
+  int64_t block_bytes, head_bytes;
+  int32_t kv_heads, group, bins, chunks, chunk_tokens;
+  int64_t row_tokens;
+  int64_t histogram_stride;  // from the first histogram to the second
+  uint32_t* histogram;       // [2][rows][bins]
+  uint32_t* tickets;         // [rows]: of two launches, blocks that have read the histogram
+  uint32_t* barriers;        // [rows]: the top bit changes whenever the row's blocks have met
+  uint16_t* running;         // [rows][chunks][bins + 1]: tokens of the chunk at smaller distances
+  uint16_t* distances;       // [rows][row_tokens]
+  Selection chosen;
+};
+
+__device__ __forceinline__ int32_t BaseOf(const DeviceQuery& query) {
+  return query.mid.first & ~(kBaseAlignment - 1);
+}
+// Nothing to compare where none or all are chosen.
+__device__ __forceinline__ bool NeedsScan(const DeviceQuery& query) {
+  return query.k > 0 && query.k < query.mid.last - query.mid.first;
+}
+
+// Exclusive prefix sum over the block's threads; *total is the sum. Uses kWarps words of `shared`;
+// begins and ends with a barrier.
+__device__ uint32_t BlockExclusiveScan(uint32_t x, uint32_t* shared, uint32_t* total) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const uint32_t inclusive = WarpInclusiveScan(x, lane);
+  __syncthreads();
+  if (lane == 31) shared[warp] = inclusive;
+  __syncthreads();
+  uint32_t before = 0, all = 0;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) {
+    if (w < warp) before += shared[w];
+    all += shared[w];
+  }
+  *total = all;
+  __syncthreads();
+  return before + inclusive - x;
+}
+
+// Word `at` of S and the planes of a group's codes (kernels/hamming_select.cc).
+template <int kPlanes>
+__device__ void MakePatternWord(const uint8_t* codes, int32_t group, int32_t code_bytes, int32_t at,
+                                uint32_t* majority, uint32_t (&planes)[kPlanes]) {
+  uint32_t digits[5] = {};
+  for (int32_t g = 0; g < group; ++g) {
+    uint32_t carry = *reinterpret_cast<const uint32_t*>(codes + g * code_bytes + at);
+#pragma unroll
+    for (uint32_t& digit : digits) {
+      const uint32_t sum = digit ^ carry;
+      carry &= digit;
+      digit = sum;
+    }
+  }
+  *majority = 0;
+#pragma unroll
+  for (uint32_t& plane : planes) plane = 0;
+  for (int32_t n = 0; n <= group; ++n) {
+    uint32_t here = kFullMask;
+#pragma unroll
+    for (int i = 0; i < 5; ++i) here &= (n >> i & 1) != 0 ? digits[i] : ~digits[i];
+    if (2 * n > group) *majority |= here;
+    const int32_t difference = group > 2 * n ? group - 2 * n : 2 * n - group;
+    const int32_t weight = group % 2 == 0 ? difference / 2 : difference;
+#pragma unroll
+    for (int p = 0; p < kPlanes; ++p) {
+      if ((weight >> p & 1) != 0) planes[p] |= here;
+    }
+  }
+}
+
+// a + b + c = *sum + 2 * carry, bit by bit.
+__device__ __forceinline__ uint32_t FullAdd(uint32_t a, uint32_t b, uint32_t c, uint32_t* sum) {
+  *sum = a ^ b ^ c;
+  return (a & b) | (c & (a | b));
+}
+
+// D of `kWords` words (1, 2 or 4). Word w of plane p is planes[p * stride + w].
+template <int kWords, int kPlanes>
+__device__ __forceinline__ uint32_t Distance(const uint32_t* words, const uint32_t* majority,
+                                             const uint32_t* planes, int stride) {
+  if constexpr (kWords < 4) {
+    uint32_t sum = 0;
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+#pragma unroll
+      for (int p = 0; p < kPlanes; ++p) {
+        sum += __popc((words[w] ^ majority[w]) & planes[p * stride + w]) << p;
+      }
+    }
+    return sum;
+  } else {
+    // Of plane p come four words, and up to two carries from the plane below: three words of the
+    // same weight become one and a carry.
+    uint32_t sum = 0, carries[2];
+    int num_carries = 0;
+#pragma unroll
+    for (int p = 0; p < kPlanes; ++p) {
+      uint32_t x[4];
+#pragma unroll
+      for (int w = 0; w < 4; ++w) x[w] = (words[w] ^ majority[w]) & planes[p * stride + w];
+      uint32_t first, second = x[3], up[2];
+      up[0] = FullAdd(x[0], x[1], x[2], &first);
+      if (num_carries == 0) {
+        sum += (__popc(first) + __popc(second)) << p;
+        carries[0] = up[0];
+        num_carries = 1;
+      } else if (num_carries == 1) {
+        up[1] = FullAdd(first, second, carries[0], &first);
+        sum += __popc(first) << p;
+        carries[0] = up[0];
+        carries[1] = up[1];
+        num_carries = 2;
+      } else {
+        up[1] = FullAdd(second, carries[0], carries[1], &second);
+        sum += (__popc(first) + __popc(second)) << p;
+        carries[0] = up[0];
+        carries[1] = up[1];
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (i < num_carries) sum += __popc(carries[i]) << kPlanes;
+    }
+    return sum;
+  }
+}
+
+// Counts and stores the distances of one unit of 16 bytes, or of the several of a longer code.
+// Unless all of its tokens are wanted: those of [low, high).
+template <int kCodeBytes, int kPlanes, bool kAll>
+__device__ __forceinline__ void UseUnit(const uint4 (&unit)[kCodeBytes < 16 ? 1 : kCodeBytes / 16],
+                                        const uint32_t* of_codes, uint32_t* counts, uint16_t* to,
+                                        int32_t low, int32_t high) {
+  constexpr int kUnitTokens = kCodeBytes < 16 ? 16 / kCodeBytes : 1;
+  constexpr int kUnitsPerCode = kCodeBytes < 16 ? 1 : kCodeBytes / 16;
+  constexpr int kWords = kCodeBytes < 16 ? 4 : kCodeBytes / 4;
+  constexpr int kWordsPerPart = kCodeBytes < 16 ? kCodeBytes / 4 : 4;
+  uint32_t of_token[kUnitTokens] = {};
+#pragma unroll
+  for (int i = 0; i < kUnitsPerCode; ++i) {
+    const uint32_t words[4] = {unit[i].x, unit[i].y, unit[i].z, unit[i].w};
+#pragma unroll
+    for (int t = 0; t < kUnitTokens; ++t) {
+      const int at = 4 * i + t * kWordsPerPart;
+      of_token[t] += Distance<kWordsPerPart, kPlanes>(words + t * kWordsPerPart, of_codes + at,
+                                                      of_codes + kWords + at, kWords);
+    }
+  }
+#pragma unroll
+  for (int t = 0; t < kUnitTokens; ++t) {
+    if (kAll || (t >= low && t < high)) atomicAdd(&counts[of_token[t]], 1u);
+  }
+  if constexpr (kUnitTokens == 1) {
+    *to = static_cast<uint16_t>(of_token[0]);
+  } else if constexpr (kUnitTokens == 2) {
+    *reinterpret_cast<uint32_t*>(to) = of_token[0] | of_token[1] << 16;
+  } else {
+    *reinterpret_cast<uint2*>(to) =
+        make_uint2(of_token[0] | of_token[1] << 16, of_token[2] | of_token[3] << 16);
+  }
+}
+
+// Where the k-th distance lies in a row's histogram.
+struct Cut {
+  uint32_t threshold;  // T
+  uint32_t skip;       // of those at T the earliest are too many
+};
+
+// The chosen tokens of one chunk, whose distances are distances[token - first].
+__device__ __forceinline__ void CompactChunk(const Args& args, int32_t row,
+                                             const DeviceQuery& query, int32_t first, int32_t last,
+                                             const uint16_t* distances, const Cut& cut,
+                                             uint32_t* warp_sums) {
+  const uint16_t* running =
+      args.running + int64_t{row} * args.chunks * (args.bins + 1) + cut.threshold;
+  uint32_t less_before = 0, equal_before = 0;
+  for (int32_t chunk = threadIdx.x; chunk < static_cast<int32_t>(blockIdx.x); chunk += kThreads) {
+    const uint16_t* of_chunk = running + int64_t{chunk} * (args.bins + 1);
+    const uint32_t less = __ldcg(of_chunk);
+    less_before += less;
+    equal_before += __ldcg(of_chunk + 1) - less;
+  }
+  uint32_t all_less, all_equal;
+  BlockExclusiveScan(less_before, warp_sums, &all_less);
+  BlockExclusiveScan(equal_before, warp_sums, &all_equal);
+  less_before = all_less;
+  equal_before = all_equal;
+  int32_t* tokens = args.chosen.tokens + int64_t{row} * args.chosen.capacity;
+  for (int32_t pass = first; pass < last; pass += kTokensPerPass) {
+    const int32_t mine = pass + static_cast<int32_t>(threadIdx.x) * 8;
+    uint32_t packed[4] = {};
+    if (mine < last) {
+      const uint4 loaded = *reinterpret_cast<const uint4*>(distances + (mine - first));
+      packed[0] = loaded.x;
+      packed[1] = loaded.y;
+      packed[2] = loaded.z;
+      packed[3] = loaded.w;
+    }
+    uint32_t less = 0, equal = 0;  // bit i is token mine + i
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const uint32_t distance = packed[i / 2] >> (i % 2 * 16) & 0xffffu;
+      const bool inside = mine + i >= query.mid.first && mine + i < last;
+      less |= static_cast<uint32_t>(inside && distance < cut.threshold) << i;
+      equal |= static_cast<uint32_t>(inside && distance == cut.threshold) << i;
+    }
+    uint32_t all;
+    const uint32_t before = BlockExclusiveScan(__popc(less) | __popc(equal) << 16, warp_sums, &all);
+    const uint32_t my_less = less_before + (before & 0xffffu);
+    uint32_t my_equal = equal_before + (before >> 16);
+    uint32_t at = my_less + (my_equal > cut.skip ? my_equal - cut.skip : 0);
+    for (uint32_t left = less | equal; left != 0; left &= left - 1) {
+      const int i = __ffs(static_cast<int>(left)) - 1;
+      if ((equal >> i & 1) != 0 && my_equal++ < cut.skip) continue;
+      tokens[at++] = mine + i;
+    }
+    less_before += all & 0xffffu;
+    equal_before += all >> 16;
+  }
+}
+
+// Every thread gets the row's cut. Begins and ends with a barrier; `counts` [bins] is scratch.
+__device__ __forceinline__ Cut FindCut(const uint32_t* histogram, int32_t bins, uint32_t k,
+                                       uint32_t* counts, uint32_t* warp_sums, uint32_t* found) {
+  __syncthreads();
+  for (int32_t bin = threadIdx.x; bin < bins; bin += kThreads)
+    counts[bin] = __ldcg(&histogram[bin]);
+  __syncthreads();
+  const int32_t per_thread = (bins + kThreads - 1) / kThreads;
+  const int32_t bin_first = min(static_cast<int32_t>(threadIdx.x) * per_thread, bins);
+  const int32_t bin_last = min(bin_first + per_thread, bins);
+  uint32_t sum = 0, total;
+  for (int32_t bin = bin_first; bin < bin_last; ++bin) sum += counts[bin];
+  uint32_t below = BlockExclusiveScan(sum, warp_sums, &total);
+  if (below < k && k <= below + sum) {
+    for (int32_t bin = bin_first; bin < bin_last; ++bin) {
+      if (k <= below + counts[bin]) {
+        found[0] = static_cast<uint32_t>(bin);
+        found[1] = counts[bin] - (k - below);
+        break;
+      }
+      below += counts[bin];
+    }
+  }
+  __syncthreads();
+  return {found[0], found[1]};
+}
+
+__device__ __forceinline__ void ChooseAll(const Args& args, int32_t row, const DeviceQuery& query,
+                                          int32_t first, int32_t last) {
+  int32_t* tokens = args.chosen.tokens + int64_t{row} * args.chosen.capacity;
+  for (int32_t t = max(first, query.mid.first) + static_cast<int32_t>(threadIdx.x); t < last;
+       t += kThreads) {
+    tokens[t - query.mid.first] = t;
+  }
+}
+
+template <int kCodeBytes, int kPlanes, bool kFused>
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
+    ScanKernel(const __grid_constant__ Args args) {
+  constexpr int kUnitTokens = kCodeBytes < 16 ? 16 / kCodeBytes : 1;
+  constexpr int kUnitsPerCode = kCodeBytes < 16 ? 1 : kCodeBytes / 16;
+  constexpr int kUnroll =  // codes, or units of several, in one half of what flies
+      kUnitsInFlight / 2 / kUnitsPerCode > 0 ? kUnitsInFlight / 2 / kUnitsPerCode : 1;
+  constexpr int kWords = kCodeBytes < 16 ? 4 : kCodeBytes / 4;
+  constexpr bool kPatternInRegisters = kWords <= 4;
+
+  const int32_t row = blockIdx.y, head = row % args.kv_heads;
+  const uint32_t met = kFused ? __ldcg(&args.barriers[row]) & kMetBit : 0;
+  const DeviceQuery query = args.queries[row / args.kv_heads];
+  if (kFused && blockIdx.x == 0 && threadIdx.x == 0) args.chosen.counts[row] = max(query.k, 0);
+  const int32_t base = BaseOf(query);
+  const int32_t first = base + static_cast<int32_t>(blockIdx.x) * args.chunk_tokens;
+  if (first >= query.mid.last || query.k <= 0) return;
+  const int32_t last = min(first + args.chunk_tokens, query.mid.last);
+  if (!NeedsScan(query)) {
+    if (kFused) ChooseAll(args, row, query, first, last);
+    return;
+  }
+
+  extern __shared__ uint4 shared4[];
+  __shared__ uint32_t warp_sums[kWarps];
+  __shared__ uint32_t found[2];
+  __shared__ uint32_t pattern[(1 + kPlanes) * kWords];  // S, then the planes
+  uint32_t* shared = reinterpret_cast<uint32_t*>(shared4);
+  uint16_t* distances;  // of this chunk's tokens
+  if constexpr (kFused) {
+    distances = reinterpret_cast<uint16_t*>(shared);
+    shared += args.chunk_tokens / 2;
+  } else {
+    distances = args.distances + row * args.row_tokens + (first - base);
+  }
+  uint32_t* counts = shared;                // [bins]
+  uint32_t* segments = shared + args.bins;  // where 16 tokens' codes begin, in 16 bytes
+  const uint8_t* head_codes = args.codes + head * args.head_bytes;
+  for (int i = threadIdx.x; i * kBaseAlignment < last - first; i += kThreads) {
+    const int32_t token = first + i * kBaseAlignment;
+    const int32_t block = args.block_tokens.Divide(token);
+    segments[i] =
+        static_cast<uint32_t>((query.block_table[block] * args.block_bytes +
+                               (token - block * args.block_tokens.divisor()) * kCodeBytes) /
+                              16);
+  }
+  for (int i = threadIdx.x; i < args.bins; i += kThreads) counts[i] = 0;
+  __syncthreads();
+
+  constexpr int32_t kPass = kThreads * kUnitTokens * kUnroll;
+  const int32_t my_token = static_cast<int32_t>(threadIdx.x) * kUnitTokens;  // of each 256 units
+  const uint8_t* my_codes = head_codes + my_token % kBaseAlignment * kCodeBytes;
+  const uint32_t* my_segments = segments + my_token / kBaseAlignment;
+  uint4 units[2][kUnroll][kUnitsPerCode];
+  // A pass that lies wholly inside the chunk needs no conditions.
+  const auto load = [&](uint4(&to)[kUnroll][kUnitsPerCode], int32_t pass) {
+    const uint32_t* of_pass = my_segments + (pass - first) / kBaseAlignment;
+    if (pass + kPass <= last) {
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const uint8_t* code =
+            my_codes +
+            uint64_t{of_pass[u * (kThreads * kUnitTokens / kBaseAlignment)]} * uint64_t{16};
+#pragma unroll
+        for (int i = 0; i < kUnitsPerCode; ++i) to[u][i] = LoadStreamed(code + 16 * i);
+      }
+    } else {
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        if (pass + u * (kThreads * kUnitTokens) + my_token >= last) continue;
+        const uint8_t* code =
+            my_codes +
+            uint64_t{of_pass[u * (kThreads * kUnitTokens / kBaseAlignment)]} * uint64_t{16};
+#pragma unroll
+        for (int i = 0; i < kUnitsPerCode; ++i) to[u][i] = LoadStreamed(code + 16 * i);
+      }
+    }
+  };
+  load(units[0], first);
+  load(units[1], first + kPass);
+  if (threadIdx.x < kWords) {
+    uint32_t majority, planes[kPlanes];
+    MakePatternWord<kPlanes>(args.query_codes + int64_t{row} * args.group * kCodeBytes, args.group,
+                             kCodeBytes, static_cast<int32_t>(threadIdx.x) * 4 % kCodeBytes,
+                             &majority, planes);
+    pattern[threadIdx.x] = majority;
+#pragma unroll
+    for (int p = 0; p < kPlanes; ++p) pattern[(1 + p) * kWords + threadIdx.x] = planes[p];
+  }
+  __syncthreads();
+  uint32_t mine[kPatternInRegisters ? (1 + kPlanes) * kWords : 1];
+  if constexpr (kPatternInRegisters) {
+#pragma unroll
+    for (int i = 0; i < (1 + kPlanes) * kWords; ++i) mine[i] = pattern[i];
+  }
+  const uint32_t* of_codes = kPatternInRegisters ? mine : pattern;
+
+  const auto use = [&](const uint4(&from)[kUnroll][kUnitsPerCode], int32_t pass) {
+    const int32_t token = pass - first + my_token;
+    if (pass >= query.mid.first && pass + kPass <= last) {
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const int32_t here = token + u * (kThreads * kUnitTokens);
+        UseUnit<kCodeBytes, kPlanes, true>(from[u], of_codes, counts, distances + here, 0, 0);
+      }
+    } else {
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const int32_t here = token + u * (kThreads * kUnitTokens);
+        if (first + here >= last) continue;
+        UseUnit<kCodeBytes, kPlanes, false>(from[u], of_codes, counts, distances + here,
+                                            query.mid.first - first - here, last - first - here);
+      }
+    }
+  };
+  for (int32_t pass = first; pass < last; pass += 2 * kPass) {
+    use(units[0], pass);
+    load(units[0], pass + 2 * kPass);
+    use(units[1], pass + kPass);
+    load(units[1], pass + 3 * kPass);
+  }
+  // Which of the two histograms is in use; the other one is made ready for the next call.
+  uint32_t* histogram = args.histogram + int64_t{row} * args.bins;
+  if constexpr (kFused) {
+    if (blockIdx.x == 0) {
+      uint32_t* next = histogram + (met != 0 ? 0 : args.histogram_stride);
+      for (int32_t bin = threadIdx.x; bin < args.bins; bin += kThreads) next[bin] = 0;
+    }
+    if (met != 0) histogram += args.histogram_stride;
+  }
+  __syncthreads();
+
+  // Counts leave the block.
+  uint16_t* running = args.running + (int64_t{row} * args.chunks + blockIdx.x) * (args.bins + 1);
+  const int32_t per_thread = (args.bins + kThreads - 1) / kThreads;
+  const int32_t bin_first = min(static_cast<int32_t>(threadIdx.x) * per_thread, args.bins);
+  const int32_t bin_last = min(bin_first + per_thread, args.bins);
+  uint32_t sum = 0, total;
+  for (int32_t bin = bin_first; bin < bin_last; ++bin) sum += counts[bin];
+  uint32_t below = BlockExclusiveScan(sum, warp_sums, &total);
+  for (int32_t bin = bin_first; bin < bin_last; ++bin) {
+    const uint32_t count = counts[bin];
+    running[bin] = static_cast<uint16_t>(below);
+    below += count;
+    if (count != 0) atomicAdd(&histogram[bin], count);
+  }
+  if (threadIdx.x == 0) running[args.bins] = static_cast<uint16_t>(total);
+
+  if constexpr (kFused) {
+    // The row's blocks meet. All run at once, so none waits for one that has not begun. What they
+    // add makes the top bit in all, whatever their number.
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      const auto others = static_cast<uint32_t>(
+          (query.mid.last - base + args.chunk_tokens - 1) / args.chunk_tokens - 1);
+      atomicAdd(&args.barriers[row], blockIdx.x == 0 ? kMetBit - others : 1u);
+      uint32_t seen;
+      do {
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
+                     : "=r"(seen)
+                     : "l"(&args.barriers[row])
+                     : "memory");
+      } while ((seen & kMetBit) == met);
+      __threadfence();
+    }
+    __syncthreads();
+    const Cut cut =
+        FindCut(histogram, args.bins, static_cast<uint32_t>(query.k), counts, warp_sums, found);
+    CompactChunk(args, row, query, first, last, distances, cut, warp_sums);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) CompactKernel(const __grid_constant__ Args args) {
+  const int32_t row = blockIdx.y;
+  const DeviceQuery query = args.queries[row / args.kv_heads];
+  if (blockIdx.x == 0 && threadIdx.x == 0) args.chosen.counts[row] = max(query.k, 0);
+  const int32_t base = BaseOf(query);
+  const int32_t first = base + static_cast<int32_t>(blockIdx.x) * args.chunk_tokens;
+  if (first >= query.mid.last || query.k <= 0) return;
+  const int32_t last = min(first + args.chunk_tokens, query.mid.last);
+  if (!NeedsScan(query)) return ChooseAll(args, row, query, first, last);
+
+  __shared__ uint32_t warp_sums[kWarps];
+  __shared__ uint32_t found[2];
+  __shared__ bool is_last;
+  uint32_t* histogram = args.histogram + int64_t{row} * args.bins;
+  extern __shared__ uint4 shared4[];
+  const Cut cut = FindCut(histogram, args.bins, static_cast<uint32_t>(query.k),
+                          reinterpret_cast<uint32_t*>(shared4), warp_sums, found);
+  // The last block that has read the histogram makes it ready for the next call.
+  if (threadIdx.x == 0) {
+    const auto final = static_cast<uint32_t>(
+        (query.mid.last - base + args.chunk_tokens - 1) / args.chunk_tokens - 1);
+    is_last = atomicInc(&args.tickets[row], final) == final;
+  }
+  __syncthreads();
+  if (is_last) {
+    for (int32_t bin = threadIdx.x; bin < args.bins; bin += kThreads) histogram[bin] = 0;
+  }
+  // Nothing to choose here?
+  const uint16_t* running =
+      args.running + (int64_t{row} * args.chunks + blockIdx.x) * (args.bins + 1);
+  if (running[cut.threshold + 1] == 0) return;
+  CompactChunk(args, row, query, first, last,
+               args.distances + row * args.row_tokens + (first - base), cut, warp_sums);
+}
+
+template <int kCodeBytes, int kPlanes>
+cudaError_t LaunchScan(const Plan& plan, bool fused, const Args& args, cudaStream_t stream) {
+  const auto kernel =
+      fused ? ScanKernel<kCodeBytes, kPlanes, true> : ScanKernel<kCodeBytes, kPlanes, false>;
+  if (plan.shared_bytes > 40 * 1024) {
+    const cudaError_t error = cudaFuncSetAttribute(
+        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(plan.shared_bytes));
+    if (error != cudaSuccess) return error;
+  }
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeCooperative;
+  attribute.val.cooperative = fused ? 1 : 0;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(plan.chunks, plan.rows);
+  config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = plan.shared_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, kernel, args);
+}
+
+template <int kCodeBytes>
+cudaError_t LaunchScanOfWidth(int32_t planes, const Plan& plan, bool fused, const Args& args,
+                              cudaStream_t stream) {
+  switch (planes) {
+    case 1:
+      return LaunchScan<kCodeBytes, 1>(plan, fused, args, stream);
+    case 2:
+      return LaunchScan<kCodeBytes, 2>(plan, fused, args, stream);
+    case 3:
+      return LaunchScan<kCodeBytes, 3>(plan, fused, args, stream);
+    default:
+      return LaunchScan<kCodeBytes, 4>(plan, fused, args, stream);
+  }
+}
+
+bool IsRefused(const HammingSelectShape& shape) {
+  return shape.num_queries < 0 || shape.group < 1 || shape.group > kMaxCodeGroup ||
+         shape.layout.kv_heads < 1 || shape.layout.block_tokens < 16 ||
+         shape.layout.block_tokens % 16 != 0 || shape.max_mid_tokens < 0 ||
+         int64_t{shape.num_queries} * shape.layout.kv_heads > 65535;
+}
+
+Args MakeArgs(const HammingSelectShape& shape, const Plan& plan, const DeviceQuery* queries,
+              const void* query_codes, const void* codes, const Selection& chosen,
+              void* workspace) {
+  auto* memory = static_cast<std::byte*>(workspace);
+  return {queries,
+          static_cast<const uint8_t*>(query_codes),
+          static_cast<const uint8_t*>(codes),
+          FastDivider(shape.layout.block_tokens),
+          static_cast<int64_t>(shape.layout.BlockBytes()),
+          static_cast<int64_t>(shape.layout.HeadBytes()),
+          shape.layout.kv_heads,
+          shape.group,
+          plan.bins,
+          plan.chunks,
+          plan.chunk_tokens,
+          plan.row_tokens,
+          int64_t{plan.rows} * plan.bins,
+          reinterpret_cast<uint32_t*>(memory + plan.histogram),
+          reinterpret_cast<uint32_t*>(memory + plan.tickets),
+          reinterpret_cast<uint32_t*>(memory + plan.barriers),
+          reinterpret_cast<uint16_t*>(memory + plan.running),
+          reinterpret_cast<uint16_t*>(memory + plan.distances),
+          chosen};
+}
+
+cudaError_t Scan(const HammingSelectShape& shape, const Plan& plan, bool fused, const Args& args,
+                 cudaStream_t stream) {
+  const int32_t planes = CodePlanes(shape.group);
+  switch (shape.layout.bits) {
+    case 32:
+      return LaunchScanOfWidth<4>(planes, plan, fused, args, stream);
+    case 64:
+      return LaunchScanOfWidth<8>(planes, plan, fused, args, stream);
+    case 128:
+      return LaunchScanOfWidth<16>(planes, plan, fused, args, stream);
+    case 256:
+      return LaunchScanOfWidth<32>(planes, plan, fused, args, stream);
+    case 512:
+      return LaunchScanOfWidth<64>(planes, plan, fused, args, stream);
+    case 1024:
+      return LaunchScanOfWidth<128>(planes, plan, fused, args, stream);
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace
+
+size_t HammingSelectWorkspaceBytes(const HammingSelectShape& shape) {
+  return MakePlan(shape).size_bytes;
+}
+
+cudaError_t SelectByCodes(const HammingSelectShape& shape, const DeviceQuery* queries,
+                          const void* query_codes, const void* codes, const Selection& chosen,
+                          void* workspace, cudaStream_t stream) {
+  if (IsRefused(shape)) return cudaErrorInvalidValue;
+  const Plan plan = MakePlan(shape);
+  if (plan.rows == 0) return cudaSuccess;
+  const Args args = MakeArgs(shape, plan, queries, query_codes, codes, chosen, workspace);
+  if (const cudaError_t error = Scan(shape, plan, plan.fused, args, stream);
+      error != cudaSuccess || plan.fused) {
+    return error;
+  }
+  const size_t shared_bytes = size_t{4} * plan.bins;
+  if (shared_bytes > 40 * 1024) {
+    const cudaError_t error = cudaFuncSetAttribute(
+        CompactKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
+    if (error != cudaSuccess) return error;
+  }
+  CompactKernel<<<dim3(plan.chunks, plan.rows), kThreads, shared_bytes, stream>>>(args);
+  return cudaGetLastError();
+}
+
+}  // namespace winnow::kernels::cuda

@@ -1,0 +1,356 @@
+// Mapping. A block takes one KV head and a tile of vectors (keys of a span, or the queries of a
+// group) through all stages; its 128 threads each own outputs o, o + 128, ... and keep one sum per
+// vector of the tile in registers. Inputs lie in shared memory as [input][vector], so that a
+// 16-byte read, the same for the whole warp, feeds four multiply-adds; weights come 8 inputs at a
+// time, 16 bytes per thread, adjacent threads adjacent outputs.
+//
+// Bits of the last stage: 32 adjacent outputs are a warp's lanes, so a vote makes a word of a code.
+//
+// Not done: tensor cores. They would be some ten times faster for a prompt's keys and add in their
+// own order, so a sum near zero could have the other sign; codes must be the same everywhere.
+#include <cstring>
+
+#include "kernels/cuda/device_math.cuh"
+#include "kernels/cuda/hash_encode.h"
+
+namespace winnow::kernels::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+
+// docs/artifact-format.md; no operation may be fused with another.
+__device__ uint16_t Silu(float sum) {
+  float a = WidenBf16(RoundBf16(sum));
+  if (a != a) return 0x7fc0;
+  a = fmaxf(a, -87.0f);
+  const float z = fmaxf(-a, -87.0f);
+  const float n = rintf(__fmul_rn(z, 1.44269502162933349609375f));
+  const float f = __fsub_rn(__fmul_rn(z, 1.44269502162933349609375f), n);
+  float p = 0.000154035297f;
+  p = __fadd_rn(__fmul_rn(p, f), 0.00133335591f);
+  p = __fadd_rn(__fmul_rn(p, f), 0.0096181293f);
+  p = __fadd_rn(__fmul_rn(p, f), 0.0555041097104549407959f);
+  p = __fadd_rn(__fmul_rn(p, f), 0.2402265071868896484375f);
+  p = __fadd_rn(__fmul_rn(p, f), 0.693147182464599609375f);
+  p = __fadd_rn(__fmul_rn(p, f), 1.0f);
+  // |n| <= 126: the power of two is a normal number, and one multiplication rounds as ldexp does.
+  const float e = __fmul_rn(p, __int_as_float((static_cast<int>(n) + 127) << 23));
+  return RoundBf16(__fdiv_rn(a, __fadd_rn(1.0f, e)));
+}
+
+// Asks for the weights of the stages after the first, so that they are in L2 when their turn comes.
+__device__ __forceinline__ void PrefetchLaterStages(const DeviceEncoder& encoder, int32_t head) {
+  for (int s = 1; s < encoder.num_stages; ++s) {
+    const DeviceEncoder::Stage stage = encoder.stages[s];
+    const int64_t bytes = int64_t{16} * ((stage.in + 7) / 8) * stage.out;
+    const char* weight = reinterpret_cast<const char*>(stage.weight) + head * bytes;
+    for (int64_t at = threadIdx.x * 128; at < bytes; at += kThreads * 128) {
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(weight + at));
+    }
+  }
+}
+
+struct KeySource {
+  const DeviceKeySpan* spans;
+  const uint8_t* pool;
+  uint8_t* codes;
+  FastDivider block_tokens, code_block_tokens;
+  int64_t block_bytes, head_bytes, row_bytes;             // of the KV pool
+  int64_t code_block_bytes, code_head_bytes, code_bytes;  // of the code pool
+};
+
+struct QuerySource {
+  const DeviceQuery* queries;
+  const float* q;
+  uint8_t* codes;
+  int64_t q_stride;
+  int32_t group, head_dim;
+};
+
+// The stages of a tile whose inputs lie in `x` [in][kTile]. `store(vector, word, bits)` takes the
+// last stage's bits.
+template <int kTile, int kOuts, typename Store>
+__device__ __forceinline__ void RunStages(const DeviceEncoder& encoder, int32_t head, float* x,
+                                          float* y, Store store) {
+  // Few vectors wait for weights, many for arithmetic.
+  constexpr int kAhead = kTile <= 8 ? 16 : 2;
+  for (int s = 0; s < encoder.num_stages; ++s) {
+    const DeviceEncoder::Stage stage = encoder.stages[s];
+    const int32_t eighths = (stage.in + 7) / 8;
+    const uint4* weight =
+        reinterpret_cast<const uint4*>(stage.weight) + int64_t{head} * eighths * stage.out;
+    const float* bias = stage.bias + int64_t{head} * stage.out;
+    for (int32_t o0 = threadIdx.x; o0 < stage.out; o0 += kThreads * kOuts) {
+      float sums[kOuts][kTile];
+#pragma unroll
+      for (int i = 0; i < kOuts; ++i) {
+        const int32_t o = o0 + i * kThreads;
+        const float b = o < stage.out ? bias[o] : 0.0f;
+#pragma unroll
+        for (int t = 0; t < kTile; ++t) sums[i][t] = b;
+      }
+      for (int32_t ahead = 0; ahead < eighths; ahead += kAhead) {
+        uint4 w[kAhead][kOuts];
+#pragma unroll
+        for (int k = 0; k < kAhead; ++k) {
+#pragma unroll
+          for (int i = 0; i < kOuts; ++i) {
+            const int32_t o = o0 + i * kThreads;
+            w[k][i] = o < stage.out && ahead + k < eighths
+                          ? __ldg(weight + int64_t{ahead + k} * stage.out + o)
+                          : make_uint4(0, 0, 0, 0);
+          }
+        }
+#pragma unroll
+        for (int k = 0; k < kAhead; ++k) {
+          if (ahead + k >= eighths) break;
+          const float* inputs = x + (ahead + k) * 8 * kTile;
+#pragma unroll
+          for (int j = 0; j < 8; ++j) {
+#pragma unroll
+            for (int t = 0; t < kTile; t += 4) {
+              const float4 of_tile = *reinterpret_cast<const float4*>(inputs + j * kTile + t);
+#pragma unroll
+              for (int i = 0; i < kOuts; ++i) {
+                const uint32_t pairs[4] = {w[k][i].x, w[k][i].y, w[k][i].z, w[k][i].w};
+                const float value = j % 2 == 0 ? WidenLow(pairs[j / 2]) : WidenHigh(pairs[j / 2]);
+                sums[i][t] = __fmaf_rn(of_tile.x, value, sums[i][t]);
+                sums[i][t + 1] = __fmaf_rn(of_tile.y, value, sums[i][t + 1]);
+                sums[i][t + 2] = __fmaf_rn(of_tile.z, value, sums[i][t + 2]);
+                sums[i][t + 3] = __fmaf_rn(of_tile.w, value, sums[i][t + 3]);
+              }
+            }
+          }
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kOuts; ++i) {
+        const int32_t o = o0 + i * kThreads;
+        if (s + 1 == encoder.num_stages) {
+          // Outputs come in multiples of 32, so a warp is inside or outside as a whole.
+          if (o >= stage.out) continue;
+          uint32_t mine = 0;
+#pragma unroll
+          for (int t = 0; t < kTile; ++t) {
+            const uint32_t bits = __ballot_sync(kFullMask, sums[i][t] >= 0.0f);
+            if (static_cast<int>(threadIdx.x % 32) == t) mine = bits;
+          }
+          if (threadIdx.x % 32 < kTile) store(threadIdx.x % 32, o / 32, mine);
+        } else if (o < stage.out) {
+#pragma unroll
+          for (int t = 0; t < kTile; ++t) y[o * kTile + t] = WidenBf16(Silu(sums[i][t]));
+        }
+      }
+    }
+    if (s + 1 < encoder.num_stages) {
+      for (int32_t i = stage.out * kTile + threadIdx.x; i < (stage.out + 7) / 8 * 8 * kTile;
+           i += kThreads) {
+        y[i] = 0.0f;
+      }
+      __syncthreads();
+      float* swap = x;
+      x = y;
+      y = swap;
+    }
+  }
+}
+
+template <int kTile, int kOuts>
+__global__ void __launch_bounds__(kThreads)
+    EncodeKeysKernel(const __grid_constant__ DeviceEncoder encoder,
+                     const __grid_constant__ KeySource keys, int32_t buffer_floats) {
+  extern __shared__ float4 shared4[];
+  float* shared = reinterpret_cast<float*>(shared4);
+  const DeviceKeySpan span = keys.spans[blockIdx.z];
+  const int32_t head = blockIdx.y;
+  const int32_t first = span.tokens.first + static_cast<int32_t>(blockIdx.x) * kTile;
+  if (first >= span.tokens.last) return;
+  if (kTile <= 8) PrefetchLaterStages(encoder, head);
+  const int32_t in = encoder.stages[0].in, chunks = (in + 7) / 8;
+  for (int32_t i = threadIdx.x; i < kTile * chunks; i += kThreads) {
+    const int32_t t = i / chunks, chunk = i % chunks;
+    uint4 loaded = make_uint4(0, 0, 0, 0);
+    if (first + t < span.tokens.last) {
+      const int32_t block = keys.block_tokens.Divide(first + t);
+      loaded = LoadStreamed(
+          keys.pool + span.block_table[block] * keys.block_bytes + head * keys.head_bytes +
+          (first + t - block * keys.block_tokens.divisor()) * keys.row_bytes + chunk * 16);
+    }
+    const uint32_t words[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      shared[(chunk * 8 + 2 * w) * kTile + t] = WidenLow(words[w]);
+      shared[(chunk * 8 + 2 * w + 1) * kTile + t] = WidenHigh(words[w]);
+    }
+  }
+  __syncthreads();
+  RunStages<kTile, kOuts>(
+      encoder, head, shared, shared + buffer_floats, [&](int32_t t, int32_t word, uint32_t bits) {
+        if (first + t >= span.tokens.last) return;
+        const int32_t block = keys.code_block_tokens.Divide(first + t);
+        uint8_t* code = keys.codes + span.block_table[block] * keys.code_block_bytes +
+                        head * keys.code_head_bytes +
+                        (first + t - block * keys.code_block_tokens.divisor()) * keys.code_bytes;
+        reinterpret_cast<uint32_t*>(code)[word] = bits;
+      });
+}
+
+// A tile's vectors are inputs of one KV head: G / queries_per_input of them per query.
+template <int kTile>
+__global__ void __launch_bounds__(kThreads)
+    EncodeQueriesKernel(const __grid_constant__ DeviceEncoder encoder,
+                        const __grid_constant__ QuerySource source, int32_t buffer_floats) {
+  extern __shared__ float4 shared4[];
+  float* shared = reinterpret_cast<float*>(shared4);
+  const int32_t head = blockIdx.y, query = blockIdx.z;
+  PrefetchLaterStages(encoder, head);
+  const int32_t vectors = source.group / encoder.queries_per_input;
+  const int32_t first = static_cast<int32_t>(blockIdx.x) * kTile;
+  const int32_t in = encoder.stages[0].in, padded = (in + 7) / 8 * 8;
+  const float* q = source.q + source.queries[query].row * source.q_stride +
+                   int64_t{head} * source.group * source.head_dim;
+  for (int32_t i = threadIdx.x; i < kTile * padded; i += kThreads) {
+    const int32_t t = i / padded, j = i % padded;
+    const bool inside = first + t < vectors && j < in;
+    shared[j * kTile + t] = inside ? WidenBf16(RoundBf16(q[int64_t{first + t} * in + j])) : 0.0f;
+  }
+  __syncthreads();
+  const int64_t words = encoder.stages[encoder.num_stages - 1].out / 32;
+  uint32_t* codes = reinterpret_cast<uint32_t*>(source.codes) +
+                    (int64_t{query} * encoder.kv_heads + head) * vectors * words;
+  RunStages<kTile, 1>(encoder, head, shared, shared + buffer_floats,
+                      [&](int32_t t, int32_t word, uint32_t bits) {
+                        if (first + t < vectors) codes[(first + t) * words + word] = bits;
+                      });
+}
+
+// Floats of one buffer of [width][tile] that holds every stage's input.
+int32_t BufferFloats(const DeviceEncoder& encoder, int32_t tile) {
+  int32_t widest = 0;
+  for (int s = 0; s < encoder.num_stages; ++s) {
+    const int32_t in = (encoder.stages[s].in + 7) / 8 * 8;
+    widest = in > widest ? in : widest;
+  }
+  return widest * tile;
+}
+
+constexpr size_t kMaxSharedBytes = 160 * 1024;  // what sm_80 has, less some
+
+template <typename Kernel>
+cudaError_t AllowShared(Kernel kernel, size_t bytes) {
+  if (bytes > kMaxSharedBytes) return cudaErrorInvalidValue;
+  if (bytes <= 48 * 1024) return cudaSuccess;
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              static_cast<int>(bytes));
+}
+
+}  // namespace
+
+size_t PackedEncoderBytes(const EncoderWeights& weights) {
+  size_t bytes = 0;
+  for (const AffineStage& stage : weights.stages) {
+    bytes += AlignUp(size_t{2} * weights.kv_heads * CeilDiv(stage.in, 8) * 8 * stage.out, 256);
+    bytes += AlignUp(size_t{4} * weights.kv_heads * stage.out, 256);
+  }
+  return bytes;
+}
+
+DeviceEncoder PackEncoder(const EncoderWeights& weights, void* host, void* device) {
+  DeviceEncoder encoder;
+  const auto num_stages = static_cast<int32_t>(weights.stages.size());
+  if (num_stages < 1 || num_stages > kMaxEncoderStages ||
+      weights.stages.back().out % (32 * weights.queries_per_input) != 0) {
+    return encoder;
+  }
+  encoder.num_stages = num_stages;
+  encoder.kv_heads = weights.kv_heads;
+  encoder.queries_per_input = weights.queries_per_input;
+  size_t at = 0;
+  for (int32_t s = 0; s < num_stages; ++s) {
+    const AffineStage& from = weights.stages[s];
+    DeviceEncoder::Stage& to = encoder.stages[s];
+    to.in = from.in;
+    to.out = from.out;
+    const int64_t eighths = CeilDiv(from.in, 8);
+    auto* packed = reinterpret_cast<uint16_t*>(static_cast<std::byte*>(host) + at);
+    to.weight = reinterpret_cast<const uint16_t*>(static_cast<std::byte*>(device) + at);
+    for (int64_t head = 0; head < weights.kv_heads; ++head) {
+      for (int64_t o = 0; o < from.out; ++o) {
+        for (int64_t j = 0; j < eighths * 8; ++j) {
+          packed[((head * eighths + j / 8) * from.out + o) * 8 + j % 8] =
+              j < from.in ? from.weight[(head * from.out + o) * from.in + j] : 0;
+        }
+      }
+    }
+    at += AlignUp(size_t{2} * weights.kv_heads * eighths * 8 * from.out, 256);
+    std::memcpy(static_cast<std::byte*>(host) + at, from.bias.data(),
+                size_t{4} * weights.kv_heads * from.out);
+    to.bias = reinterpret_cast<const float*>(static_cast<std::byte*>(device) + at);
+    at += AlignUp(size_t{4} * weights.kv_heads * from.out, 256);
+  }
+  return encoder;
+}
+
+cudaError_t EncodeKeys(const DeviceEncoder& encoder, const DeviceKeySpan* spans, int32_t num_spans,
+                       int32_t max_span_tokens, const void* pool, const KvLayout& layout,
+                       void* codes, const CodeLayout& code_layout, cudaStream_t stream) {
+  if (encoder.num_stages < 1 || encoder.queries_per_input != 1 || layout.dtype != DType::kBF16 ||
+      encoder.stages[0].in != layout.head_dim || layout.head_dim % 8 != 0 ||
+      encoder.kv_heads != layout.kv_heads || code_layout.kv_heads != layout.kv_heads ||
+      encoder.bits() != code_layout.bits || num_spans < 0 || num_spans > 65535) {
+    return cudaErrorInvalidValue;
+  }
+  if (num_spans == 0 || max_span_tokens <= 0) return cudaSuccess;
+  const KeySource keys{spans,
+                       static_cast<const uint8_t*>(pool),
+                       static_cast<uint8_t*>(codes),
+                       FastDivider(layout.block_tokens),
+                       FastDivider(code_layout.block_tokens),
+                       static_cast<int64_t>(layout.BlockBytes()),
+                       static_cast<int64_t>(layout.HeadBytes()),
+                       static_cast<int64_t>(layout.RowBytes()),
+                       static_cast<int64_t>(code_layout.BlockBytes()),
+                       static_cast<int64_t>(code_layout.HeadBytes()),
+                       static_cast<int64_t>(code_layout.CodeBytes())};
+  const auto launch = [&](auto kernel, int32_t tile) {
+    const int32_t floats = BufferFloats(encoder, tile);
+    const size_t shared_bytes = size_t{8} * floats;
+    if (const cudaError_t error = AllowShared(kernel, shared_bytes); error != cudaSuccess) {
+      return error;
+    }
+    const dim3 grid(static_cast<unsigned>(CeilDiv(max_span_tokens, tile)), layout.kv_heads,
+                    num_spans);
+    kernel<<<grid, kThreads, shared_bytes, stream>>>(encoder, keys, floats);
+    return cudaGetLastError();
+  };
+  if (max_span_tokens <= 8) return launch(EncodeKeysKernel<8, 1>, 8);
+  if (BufferFloats(encoder, 32) * size_t{8} > 64 * 1024) return launch(EncodeKeysKernel<8, 1>, 8);
+  return launch(EncodeKeysKernel<32, 1>, 32);
+}
+
+cudaError_t EncodeQueries(const DeviceEncoder& encoder, const DeviceQuery* queries,
+                          int32_t num_queries, int32_t group, const float* q, int64_t q_stride,
+                          int32_t head_dim, void* query_codes, cudaStream_t stream) {
+  if (encoder.num_stages < 1 || group % encoder.queries_per_input != 0 ||
+      encoder.stages[0].in != encoder.queries_per_input * head_dim || num_queries < 0 ||
+      num_queries > 65535) {
+    return cudaErrorInvalidValue;
+  }
+  if (num_queries == 0) return cudaSuccess;
+  const QuerySource source{queries,  q,     static_cast<uint8_t*>(query_codes),
+                           q_stride, group, head_dim};
+  const int32_t vectors = group / encoder.queries_per_input;
+  const auto launch = [&](auto kernel, int32_t tile) {
+    const int32_t floats = BufferFloats(encoder, tile);
+    const size_t shared_bytes = size_t{8} * floats;
+    if (const cudaError_t error = AllowShared(kernel, shared_bytes); error != cudaSuccess) {
+      return error;
+    }
+    const dim3 grid(static_cast<unsigned>(CeilDiv(vectors, tile)), encoder.kv_heads, num_queries);
+    kernel<<<grid, kThreads, shared_bytes, stream>>>(encoder, source, floats);
+    return cudaGetLastError();
+  };
+  return vectors <= 4 ? launch(EncodeQueriesKernel<4>, 4) : launch(EncodeQueriesKernel<8>, 8);
+}
+
+}  // namespace winnow::kernels::cuda

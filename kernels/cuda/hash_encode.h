@@ -1,0 +1,53 @@
+// EncodeKeys and EncodeQueries (backend.h) on the device, bit for bit as docs/artifact-format.md
+// says and so as kernels/hash_encode.h: each sum is one chain of fused multiply-adds in ascending
+// order of the input, in one register; silu is the text's arithmetic, operation by operation.
+//
+//   spans        [num_spans] DeviceKeySpan; their keys are read from `pool` (bf16 rows) and their
+//                codes go to `codes`, one layer's pool (CodeLayout)
+//   q            [rows][H*d] f32, rows `q_stride` floats apart
+//   query_codes  [num_queries][H][bits / 8]
+//
+// Cost: 2 * in * out FLOPs per stage and vector on the float32 units (tensor cores add in another
+// order). Weights are read once per tile of 8 vectors (few) or 32 (many), from L2.
+#ifndef WINNOW_KERNELS_CUDA_HASH_ENCODE_H_
+#define WINNOW_KERNELS_CUDA_HASH_ENCODE_H_
+
+#include "kernels/cuda/device_types.h"
+
+namespace winnow::kernels::cuda {
+
+inline constexpr int kMaxEncoderStages = 4;
+
+// Weights in the kernels' order, in memory of the caller.
+struct DeviceEncoder {
+  struct Stage {
+    const uint16_t* weight = nullptr;  // [kv_heads][ceil(in / 8)][out][8], zeros past `in`
+    const float* bias = nullptr;       // [kv_heads][out]
+    int32_t in = 0, out = 0;
+  };
+  Stage stages[kMaxEncoderStages];
+  int32_t num_stages = 0;
+  int32_t kv_heads = 0;
+  int32_t queries_per_input = 1;
+  int32_t bits() const { return stages[num_stages - 1].out / queries_per_input; }
+};
+
+// What an encoder takes on the device, and its packing on the host: `host` is packed bytes to be
+// copied to `device`; the result points into `device`. Null stages (num_stages 0) if the shape is
+// refused: more than kMaxEncoderStages stages, or outputs that are no multiple of 32.
+size_t PackedEncoderBytes(const EncoderWeights& weights);
+DeviceEncoder PackEncoder(const EncoderWeights& weights, void* host, void* device);
+
+[[nodiscard]] cudaError_t EncodeKeys(const DeviceEncoder& encoder, const DeviceKeySpan* spans,
+                                     int32_t num_spans, int32_t max_span_tokens, const void* pool,
+                                     const KvLayout& layout, void* codes,
+                                     const CodeLayout& code_layout, cudaStream_t stream);
+
+[[nodiscard]] cudaError_t EncodeQueries(const DeviceEncoder& encoder, const DeviceQuery* queries,
+                                        int32_t num_queries, int32_t group, const float* q,
+                                        int64_t q_stride, int32_t head_dim, void* query_codes,
+                                        cudaStream_t stream);
+
+}  // namespace winnow::kernels::cuda
+
+#endif  // WINNOW_KERNELS_CUDA_HASH_ENCODE_H_

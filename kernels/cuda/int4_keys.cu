@@ -1,0 +1,116 @@
+// Mapping. Half a warp is one row: a lane holds eight channels (16 bytes), the smallest and the
+// largest are found by exchanges within the half, and each lane writes its four bytes of codes. A
+// block takes 64 tokens of one head.
+#include "kernels/cuda/device_math.cuh"
+#include "kernels/cuda/int4_keys.h"
+
+namespace winnow::kernels::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kTokensPerBlock = 64;
+
+// The largest bf16 that is not above x.
+__device__ uint16_t RoundDown(float x) {
+  uint16_t rounded = RoundBf16(x);
+  if (WidenBf16(rounded) > x) {
+    rounded = static_cast<uint16_t>(__float_as_uint(x) >> 16);  // towards zero
+    if (x < 0) ++rounded;                                       // away from it
+  }
+  return rounded;
+}
+
+struct Args {
+  const DeviceKeySpan* spans;
+  const uint8_t* pool;
+  uint8_t* int4_keys;
+  FastDivider block_tokens;
+  int64_t block_bytes, head_bytes, row_bytes, key_bytes;
+  int32_t head_dim, kv_heads;
+};
+
+__global__ void __launch_bounds__(kThreads) QuantizeKernel(const Args args) {
+  const DeviceKeySpan span = args.spans[blockIdx.z];
+  const int32_t head = blockIdx.y;
+  const int lane = threadIdx.x % 16;
+  const bool holds = lane * 8 < args.head_dim;
+  for (int i = threadIdx.x / 16; i < kTokensPerBlock; i += kThreads / 16) {
+    const int32_t token =
+        span.tokens.first + static_cast<int32_t>(blockIdx.x) * kTokensPerBlock + i;
+    const bool inside = token < span.tokens.last;
+    const int32_t block = inside ? args.block_tokens.Divide(token) : 0;
+    const int32_t in_block = token - block * args.block_tokens.divisor();
+    const int64_t pool_block = inside ? span.block_table[block] : 0;
+    uint4 loaded = make_uint4(0, 0, 0, 0);
+    if (inside && holds) {
+      loaded = LoadStreamed(args.pool + pool_block * args.block_bytes + head * args.head_bytes +
+                            in_block * args.row_bytes + lane * 16);
+    }
+    const uint32_t words[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
+    float low = INFINITY, high = -INFINITY;
+    if (holds) {
+#pragma unroll
+      for (const uint32_t word : words) {
+        low = fminf(low, fminf(WidenLow(word), WidenHigh(word)));
+        high = fmaxf(high, fmaxf(WidenLow(word), WidenHigh(word)));
+      }
+    }
+#pragma unroll
+    for (int offset = 8; offset > 0; offset /= 2) {
+      low = fminf(low, __shfl_xor_sync(kFullMask, low, offset));
+      high = fmaxf(high, __shfl_xor_sync(kFullMask, high, offset));
+    }
+    const uint16_t zero_bits = RoundDown(__fadd_rn(low, 0.0f));  // 0 for -0
+    const float zero = WidenBf16(zero_bits);
+    const float range = __fsub_rn(high, zero);
+    const bool varies = range > 0;
+    const float least = __fdiv_rn(range, 15.0f);
+    const uint16_t scale_bits =
+        varies ? static_cast<uint16_t>(RoundDown(-fmaxf(least, 0x1p-100f)) ^ 0x8000) : 0;
+    const float inverse = varies ? __fdiv_rn(1.0f, WidenBf16(scale_bits)) : 0.0f;
+    uint32_t codes = 0;
+#pragma unroll
+    for (int c = 0; c < 8; ++c) {
+      const float x = c % 2 == 0 ? WidenLow(words[c / 2]) : WidenHigh(words[c / 2]);
+      const float step = __fmul_rn(__fsub_rn(x, zero), inverse);
+      codes |= static_cast<uint32_t>(rintf(fminf(fmaxf(step, 0.0f), 15.0f))) << (4 * c);
+    }
+    if (!inside) continue;
+    auto* key = reinterpret_cast<uint32_t*>(
+        args.int4_keys +
+        ((pool_block * args.kv_heads + head) * args.block_tokens.divisor() + in_block) *
+            args.key_bytes);
+    if (holds) key[lane] = codes;
+    if (lane == 0) {
+      key[args.head_dim / 8] = scale_bits | static_cast<uint32_t>(zero_bits) << 16;
+    }
+  }
+}
+
+}  // namespace
+
+cudaError_t QuantizeKeys(const DeviceKeySpan* spans, int32_t num_spans, int32_t max_span_tokens,
+                         const void* pool, const KvLayout& layout, void* int4_keys,
+                         cudaStream_t stream) {
+  if (layout.dtype != DType::kBF16 || layout.head_dim % 8 != 0 || layout.head_dim > 128 ||
+      layout.head_dim < 8 || num_spans < 0 || num_spans > 65535) {
+    return cudaErrorInvalidValue;
+  }
+  if (num_spans == 0 || max_span_tokens <= 0) return cudaSuccess;
+  const Args args{spans,
+                  static_cast<const uint8_t*>(pool),
+                  static_cast<uint8_t*>(int4_keys),
+                  FastDivider(layout.block_tokens),
+                  static_cast<int64_t>(layout.BlockBytes()),
+                  static_cast<int64_t>(layout.HeadBytes()),
+                  static_cast<int64_t>(layout.RowBytes()),
+                  static_cast<int64_t>(Int4KeyBytes(layout.head_dim)),
+                  layout.head_dim,
+                  layout.kv_heads};
+  const dim3 grid(static_cast<unsigned>(CeilDiv(max_span_tokens, kTokensPerBlock)), layout.kv_heads,
+                  num_spans);
+  QuantizeKernel<<<grid, kThreads, 0, stream>>>(args);
+  return cudaGetLastError();
+}
+
+}  // namespace winnow::kernels::cuda

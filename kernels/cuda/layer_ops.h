@@ -1,0 +1,44 @@
+// The small operations around attention (backend.h), all bound by memory. Each has the contract of
+// its own header in kernels/: rmsnorm.h, rope.h, silu_mul.h, embed_rows.h, write_kv.h. Matrices are
+// row-major f32 with a stride in floats.
+#ifndef WINNOW_KERNELS_CUDA_LAYER_OPS_H_
+#define WINNOW_KERNELS_CUDA_LAYER_OPS_H_
+
+#include "kernels/cuda/device_types.h"
+
+namespace winnow::kernels::cuda {
+
+struct DeviceMatrix {
+  float* data = nullptr;
+  int64_t rows = 0, cols = 0, stride = 0;
+};
+
+// out may be x. A row's squares are added per thread, then in a fixed tree: the same for every m.
+[[nodiscard]] cudaError_t RmsNorm(const DeviceMatrix& x, const float* weight, float eps,
+                                  const DeviceMatrix& out, cudaStream_t stream);
+[[nodiscard]] cudaError_t RmsNormHeads(const DeviceMatrix& x, int32_t head_dim, const float* weight,
+                                       float eps, cudaStream_t stream);
+
+// Cosines and sines in double of the angle rounded to f32, as rope.cc; `half` inverse frequencies.
+[[nodiscard]] cudaError_t RopeTable(const int32_t* positions, const float* inv_freq, int32_t half,
+                                    float scale, const DeviceMatrix& cos_sin, cudaStream_t stream);
+[[nodiscard]] cudaError_t Rope(const DeviceMatrix& x, int32_t head_dim, const DeviceMatrix& cos_sin,
+                               cudaStream_t stream);
+
+[[nodiscard]] cudaError_t SiluMul(const DeviceMatrix& gate_up, const DeviceMatrix& out,
+                                  cudaStream_t stream);
+
+// `table` [vocab][out.cols] of `dtype`, in device memory or pinned host memory.
+[[nodiscard]] cudaError_t EmbedRows(const void* table, DType dtype, const int32_t* ids,
+                                    const DeviceMatrix& out, cudaStream_t stream);
+
+// Rows of k and v [m][Hkv*d] into the chunks' blocks, rounded to bf16; `max_chunk_tokens` bounds
+// every chunk's num_tokens.
+[[nodiscard]] cudaError_t WriteKv(const DeviceMatrix& k, const DeviceMatrix& v,
+                                  const DeviceChunk* chunks, int32_t num_chunks,
+                                  int32_t max_chunk_tokens, void* pool, const KvLayout& layout,
+                                  cudaStream_t stream);
+
+}  // namespace winnow::kernels::cuda
+
+#endif  // WINNOW_KERNELS_CUDA_LAYER_OPS_H_

@@ -1,0 +1,69 @@
+// Exact attention of few queries over keys that lie in rows: gathered (AttendRows of backend.h) or
+// paged (Attend with one query a chunk: dense decoding). Split over the keys, with the heads of a
+// group packed into one matrix product.
+//
+//   q        [rows][H*d] f32, rows `q_stride` floats apart; query i reads row queries[i].row
+//   lists    [num_queries][Hkv] RowList in device memory. Rows are bf16, K then V (kv_layout.h),
+//            16-byte aligned, in device memory or in pinned host memory (read over the bus)
+//   states   [num_queries][H][d + 2] f32 (attention_state.h); of no keys where a list is empty
+//   out      instead of states: [rows][H*d] f32, rows `out_stride` apart; zeros where of no keys
+//   d 64, 80, 96 or 128; any group (heads beyond 8 read the rows again, from L2)
+//
+// Precision: scores and sums are float32; q, scaled, and the weights enter the matrix instructions
+// as two bfloat16 (high and low half) each, which keeps 16 bits of them. The two halves are rows of
+// the same instruction, so for up to 8 heads this costs nothing.
+//
+// Order, fixed by the list's length alone: splits of 64 rows, or as many times 64 as makes at most
+// kMaxAttentionSplits splits; a split is four chains of tiles of 16 rows; chains, then splits, are
+// added from left to right.
+//
+// Reads each row once: 2*d values, and 8 bytes of address; 4*G*d FLOPs per row.
+#ifndef WINNOW_KERNELS_CUDA_ROW_ATTENTION_H_
+#define WINNOW_KERNELS_CUDA_ROW_ATTENTION_H_
+
+#include "kernels/cuda/device_types.h"
+
+namespace winnow::kernels::cuda {
+
+inline constexpr int32_t kMaxAttentionSplits = 48;
+
+struct RowAttentionShape {
+  int32_t num_queries = 0;
+  int32_t group = 0;     // G
+  KvLayout layout;       // of the rows; block_tokens matters only where keys are paged
+  int32_t max_rows = 0;  // no list, or no query's position + 1, is longer
+};
+
+// Where the result goes: states, or finished attention.
+struct AttentionOutput {
+  float* states = nullptr;
+  float* out = nullptr;
+  int64_t out_stride = 0;
+};
+
+size_t RowAttentionWorkspaceBytes(const RowAttentionShape& shape);
+
+[[nodiscard]] cudaError_t AttendRows(const RowAttentionShape& shape, const float* q,
+                                     int64_t q_stride, const DeviceQuery* queries,
+                                     const RowList* lists, float scale,
+                                     const AttentionOutput& output, void* workspace,
+                                     cudaStream_t stream);
+
+// Dense: query i attends to its tokens [0, position] in `pool`'s blocks.
+[[nodiscard]] cudaError_t AttendPaged(const RowAttentionShape& shape, const float* q,
+                                      int64_t q_stride, const DeviceQuery* queries,
+                                      const void* pool, float scale, const AttentionOutput& output,
+                                      void* workspace, cudaStream_t stream);
+
+// states become those of both parts (attention_state.h); `count` states of head dimension d.
+[[nodiscard]] cudaError_t MergeStates(float* states, const float* parts, int64_t count,
+                                      int32_t head_dim, cudaStream_t stream);
+
+// Row queries[i].row of out [H*d] = attention of states [i][H]; zeros where of no keys.
+[[nodiscard]] cudaError_t FinishStates(const float* states, const DeviceQuery* queries,
+                                       int32_t num_queries, int32_t heads, int32_t head_dim,
+                                       float* out, int64_t out_stride, cudaStream_t stream);
+
+}  // namespace winnow::kernels::cuda
+
+#endif  // WINNOW_KERNELS_CUDA_ROW_ATTENTION_H_

@@ -1,0 +1,225 @@
+#include "kernels/cuda/completion.h"
+
+#include <deque>
+
+#include "kernels/attention_state.h"
+#include "kernels/completion.h"
+#include "tests/cuda/cuda_testing.h"
+
+namespace winnow::kernels::cuda {
+namespace {
+
+// Owns what a FeatureMapWeights points to. Inputs of deviation 1 get log-features of deviation
+// about `spread`.
+class RandomMap {
+ public:
+  RandomMap(Random& random, int32_t kv_heads, int32_t d, int32_t width, int32_t inner,
+            int32_t features, float spread) {
+    weights_.kv_heads = kv_heads;
+    weights_.stem = Stage(random, d, width, 1.0f);
+    weights_.gate = Stage(random, width, inner, 1.0f);
+    weights_.up = Stage(random, width, inner, 1.0f);
+    weights_.down = Stage(random, inner, width, 0.7f);
+    weights_.out = Stage(random, width, features, spread);
+  }
+  const FeatureMapWeights& weights() const { return weights_; }
+
+ private:
+  AffineStage Stage(Random& random, int32_t in, int32_t out, float spread) {
+    auto& weight = weight_data_.emplace_back();
+    auto& bias = bias_data_.emplace_back();
+    const float deviation = spread / std::sqrt(static_cast<float>(in));
+    for (int64_t i = 0; i < int64_t{weights_.kv_heads} * in * out; ++i) {
+      weight.push_back(ToBF16(random.Normal(deviation)).bits);
+    }
+    for (int64_t i = 0; i < int64_t{weights_.kv_heads} * out; ++i) {
+      bias.push_back(random.Normal(0.3f * spread));
+    }
+    return {weight, bias, in, out};
+  }
+
+  FeatureMapWeights weights_;
+  std::deque<std::vector<uint16_t>> weight_data_;
+  std::deque<std::vector<float>> bias_data_;
+};
+
+struct MapOnDevice {
+  explicit MapOnDevice(const FeatureMapWeights& weights) : memory(PackedFeatureMapBytes(weights)) {
+    std::vector<std::byte> host(memory.size());
+    map = PackFeatureMap(weights, host.data(), memory.data());
+    memory.Set(host);
+  }
+  DeviceArray<std::byte> memory;
+  DeviceFeatureMap map;
+};
+
+class CudaCompletionTest : public CudaTest {
+ protected:
+  // A sequence, its maps and its summary.
+  struct Scene {
+    Scene(Random& random, int32_t d, int32_t group_size, int32_t tokens, float spread)
+        : layout{2, d, static_cast<int32_t>(16 * random.Int(1, 5)), DType::kBF16},
+          group(group_size),
+          kv(random, layout, {tokens}),
+          key_map(random, 2, d, d, static_cast<int32_t>(random.Int(20, 128)), features, spread),
+          query_map(random, 2, d, 40, static_cast<int32_t>(random.Int(20, 128)), features, spread),
+          keys(key_map.weights()),
+          queries(query_map.weights()),
+          pool(UploadPool(kv)),
+          table(kv.table(0)),
+          summary(2 * SummaryFloats(features, d)) {}
+
+    void Extend(TokenRange tokens, bool clear) {
+      const DeviceArray<DeviceExtension> extension(
+          std::vector<DeviceExtension>{{table.data(), summary.data(), tokens, clear ? 1 : 0, 0}});
+      const int32_t spare = 7;
+      DeviceArray<std::byte> workspace(
+          ExtendSummariesWorkspaceBytes(1, tokens.size() + spare, keys.map));
+      WINNOW_CUDA_OK(ExtendSummaries(extension.data(), 1, tokens.size() + spare, pool.data(),
+                                     layout, keys.map, workspace.data(), nullptr));
+      WINNOW_CUDA_OK(cudaDeviceSynchronize());
+    }
+
+    static constexpr int32_t features = 64;
+    KvLayout layout;
+    int32_t group;
+    PagedKv kv;
+    RandomMap key_map, query_map;
+    MapOnDevice keys, queries;
+    DeviceArray<std::byte> pool;
+    DeviceArray<int32_t> table;
+    DeviceArray<float> summary;
+  };
+
+  // Random states become completed ones; `chosen` [Hkv].
+  void ExpectCompletes(Scene& scene, TokenRange mid,
+                       const std::vector<std::vector<int32_t>>& chosen, double tolerance) {
+    const int32_t d = scene.layout.head_dim, heads = 2 * scene.group;
+    Matrix q = Matrix::Normal(random_, 2, int64_t{heads} * d);
+    const std::vector<RetrievalQuery> queries = {{1, scene.kv.table(0), mid.last + 3, mid, 0}};
+    std::vector<float> states(heads * (d + 2));
+    for (int i = 0; i < heads; ++i) {
+      float* state = states.data() + i * (d + 2);
+      for (int32_t c = 0; c < d; ++c) state[c] = random_.Normal();
+      state[d] = random_.Normal(2.0f);
+      state[d + 1] = 1.0f;
+      if (i == 1) ResetAttentionState(state, d);
+    }
+    OwnedSelection selection(1, 2, mid.size() + 1);
+    std::vector<DeviceArray<const std::byte*>> rows;
+    std::vector<RowList> lists;
+    int32_t most = 0;
+    for (int32_t head = 0; head < 2; ++head) {
+      selection.Set(0, head, chosen[head]);
+      // An anchor before and one after the chosen: rows that must not be subtracted.
+      std::vector<int32_t> tokens = chosen[head];
+      tokens.insert(tokens.begin(), 0);
+      tokens.push_back(1);
+      std::vector<const std::byte*> addresses;
+      for (const int32_t t : tokens) {
+        addresses.push_back(scene.pool.data() + (scene.kv.Row(0, head, t) -
+                                                 static_cast<const std::byte*>(scene.kv.pool())));
+      }
+      rows.emplace_back(addresses);
+      const auto count = static_cast<int32_t>(tokens.size());
+      lists.push_back({rows.back().data(), count, 1, count - 1});
+      most = std::max(most, count - 2);
+    }
+    const DeviceArray<RowList> lists_on_device(lists);
+    const DeviceArray<const float*> summaries(std::vector<const float*>{scene.summary.data()});
+    const DeviceQueries on_device(queries);
+    const auto q_on_device = Upload(q);
+    const CompletionShape shape{1, scene.group, scene.layout,
+                                most + static_cast<int32_t>(random_.Int(0, 100))};
+    Workspace workspace(CompleteStatesWorkspaceBytes(shape, scene.keys.map));
+    std::vector<float> actual;
+    for (int i = 0; i < 2; ++i) {
+      const DeviceArray<float> states_on_device(states);
+      WINNOW_CUDA_OK(CompleteStates(shape, q_on_device.data(), q.tensor().stride, on_device.data(),
+                                    lists_on_device.data(), summaries.data(), scene.keys.map,
+                                    scene.queries.map, states_on_device.data(), workspace.data(),
+                                    nullptr));
+      const auto again = states_on_device.Get();
+      if (i > 0) {
+        EXPECT_EQ(std::memcmp(again.data(), actual.data(), 4 * actual.size()), 0);
+      }
+      actual = again;
+    }
+    std::vector<float> expected = states;
+    CompleteStatesRef(q.tensor(), queries, selection.view(), scene.kv.pool(), scene.layout,
+                      scene.key_map.weights(), scene.query_map.weights(), expected.data());
+    for (int i = 0; i < heads; ++i) {
+      const float *a = actual.data() + i * (d + 2), *e = expected.data() + i * (d + 2);
+      if (static_cast<int32_t>(chosen[i / scene.group].size()) == mid.size()) {
+        ASSERT_EQ(std::memcmp(a, states.data() + i * (d + 2), 4 * (d + 2)), 0) << "head " << i;
+        continue;
+      }
+      ASSERT_NEAR(AttentionStateLogSumExp(a, d), AttentionStateLogSumExp(e, d), tolerance)
+          << "head " << i;
+      for (int32_t c = 0; c < d; ++c) {
+        ASSERT_NEAR(a[c] / a[d + 1], e[c] / e[d + 1], tolerance) << "head " << i << " c " << c;
+      }
+    }
+  }
+  std::vector<std::vector<int32_t>> Some(TokenRange mid, double share) {
+    std::vector<std::vector<int32_t>> chosen(2);
+    for (auto& of_head : chosen) {
+      for (int32_t t = mid.first; t < mid.last; ++t) {
+        if (random_.Int(0, 9999) < static_cast<int64_t>(10000 * share)) of_head.push_back(t);
+      }
+    }
+    return chosen;
+  }
+};
+
+TEST_F(CudaCompletionTest, EqualsTheReferenceForEveryHeadDimensionAndGroup) {
+  SCOPED_TRACE(Seed());
+  for (const int32_t d : {64, 80, 96, 128}) {
+    for (int round = 0; round < 3; ++round) {
+      const auto group = static_cast<int32_t>(random_.Int(1, 8));
+      const auto tokens = static_cast<int32_t>(random_.Int(200, 900));
+      SCOPED_TRACE(testing::Message() << "d " << d << " G " << group << " tokens " << tokens);
+      Scene scene(random_, d, group, tokens, 2.0f);
+      const TokenRange mid{static_cast<int32_t>(random_.Int(2, 70)), tokens - 10};
+      scene.Extend(mid, true);
+      ExpectCompletes(scene, mid, Some(mid, round == 0 ? 0.0 : 0.1 * round), 2e-3);
+    }
+  }
+}
+
+TEST_F(CudaCompletionTest, ManyChosenTokensInSplitsOfSeveralTiles) {
+  SCOPED_TRACE(Seed());
+  Scene scene(random_, 128, 4, 3000, 2.0f);
+  const TokenRange mid{16, 2900};
+  scene.Extend(mid, true);
+  ExpectCompletes(scene, mid, Some(mid, 0.5), 5e-3);
+}
+
+TEST_F(CudaCompletionTest, WhereAllOfMidIsChosenStatesKeepTheirBits) {
+  SCOPED_TRACE(Seed());
+  Scene scene(random_, 64, 2, 300, 2.0f);
+  const TokenRange mid{16, 200};
+  scene.Extend(mid, true);
+  auto chosen = Some(mid, 0.3);
+  chosen[1] = Some(mid, 1.0)[0];
+  ExpectCompletes(scene, mid, chosen, 2e-3);
+}
+
+TEST_F(CudaCompletionTest, ASummaryHasTheSameBitsHoweverTokensEntered) {
+  SCOPED_TRACE(Seed());
+  Scene scene(random_, AnyHeadDim(random_), 1, 700, 3.0f);
+  scene.Extend({5, 650}, true);
+  const auto at_once = scene.summary.Get();
+  for (const float value : at_once) ASSERT_FALSE(std::isnan(value));
+  scene.summary.Poison();
+  for (int32_t first = 5; first < 650;) {
+    const int32_t last = std::min<int32_t>(650, first + static_cast<int32_t>(random_.Int(1, 150)));
+    scene.Extend({first, last}, first == 5);
+    first = last;
+  }
+  const auto in_pieces = scene.summary.Get();
+  EXPECT_EQ(std::memcmp(at_once.data(), in_pieces.data(), 4 * at_once.size()), 0);
+}
+
+}  // namespace
+}  // namespace winnow::kernels::cuda

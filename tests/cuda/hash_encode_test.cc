@@ -1,0 +1,187 @@
+#include "kernels/cuda/hash_encode.h"
+
+#include <deque>
+
+#include "kernels/hash_encode.h"
+#include "tests/cuda/cuda_testing.h"
+
+namespace winnow::kernels::cuda {
+namespace {
+
+// Weights that own what EncoderWeights views.
+class RandomEncoder {
+ public:
+  // widths: in, inner widths, out.
+  RandomEncoder(Random& random, int32_t kv_heads, int32_t queries_per_input,
+                const std::vector<int32_t>& widths) {
+    weights_.kv_heads = kv_heads;
+    weights_.queries_per_input = queries_per_input;
+    for (size_t i = 0; i + 1 < widths.size(); ++i) {
+      auto& weight = values_.emplace_back(size_t{1} * kv_heads * widths[i] * widths[i + 1]);
+      auto& bias = biases_.emplace_back(size_t{1} * kv_heads * widths[i + 1]);
+      const float deviation = 1.5f / std::sqrt(static_cast<float>(widths[i]));
+      for (uint16_t& value : weight) value = ToBF16(random.Normal(deviation)).bits;
+      for (float& value : bias) value = random.Normal(0.2f);
+      weights_.stages.push_back({weight, bias, widths[i], widths[i + 1]});
+    }
+  }
+  EncoderWeights& weights() { return weights_; }
+
+ private:
+  EncoderWeights weights_;
+  std::deque<std::vector<uint16_t>> values_;
+  std::deque<std::vector<float>> biases_;
+};
+
+struct PackedOnDevice {
+  explicit PackedOnDevice(const EncoderWeights& weights) : memory(PackedEncoderBytes(weights)) {
+    std::vector<std::byte> host(memory.size());
+    encoder = PackEncoder(weights, host.data(), memory.data());
+    memory.Set(host);
+  }
+  DeviceArray<std::byte> memory;
+  DeviceEncoder encoder;
+};
+
+class CudaHashEncodeTest : public CudaTest {
+ protected:
+  std::vector<int32_t> AnyWidths(int32_t in, int32_t bits) {
+    std::vector<int32_t> widths = {in};
+    for (int64_t i = random_.Int(0, 2); i > 0; --i) {
+      widths.push_back(static_cast<int32_t>(random_.Int(1, 140)));
+    }
+    widths.push_back(bits);
+    return widths;
+  }
+  void ExpectKeyCodes(int32_t d, const std::vector<int32_t>& widths, int32_t length) {
+    const KvLayout layout{2, d, static_cast<int32_t>(16 * random_.Int(1, 5)), DType::kBF16};
+    const CodeLayout code_layout{2, layout.block_tokens, widths.back()};
+    RandomEncoder encoder(random_, 2, 1, widths);
+    const PackedOnDevice packed(encoder.weights());
+    PagedKv kv(random_, layout, {length, 40});
+    const auto pool = UploadPool(kv);
+    DeviceArray<uint8_t> codes(kv.num_blocks() * code_layout.BlockBytes());
+    const int32_t first = static_cast<int32_t>(random_.Int(0, length - 1));
+    const DeviceSpans spans({{kv.table(0), {first, length}}, {kv.table(1), {3, 40}}});
+    WINNOW_CUDA_OK(EncodeKeys(packed.encoder, spans.data(), 2, spans.max_tokens(), pool.data(),
+                              layout, codes.data(), code_layout, nullptr));
+    const std::vector<uint8_t> actual = codes.Get();
+    std::vector<uint8_t> expected(actual.size(), 0xff);
+    for (int sequence = 0; sequence < 2; ++sequence) {
+      for (int32_t t = sequence == 0 ? first : 3; t < kv.length(sequence); ++t) {
+        for (int32_t head = 0; head < 2; ++head) {
+          std::vector<float> key(d);
+          for (int32_t c = 0; c < d; ++c) {
+            BF16 value;
+            std::memcpy(&value, kv.Row(sequence, head, t) + 2 * c, 2);
+            key[c] = ToFloat(value);
+          }
+          HashEncodeRef(
+              encoder.weights(), head, key.data(),
+              &expected[kv.table(sequence)[t / layout.block_tokens] * code_layout.BlockBytes() +
+                        head * code_layout.HeadBytes() +
+                        t % layout.block_tokens * code_layout.CodeBytes()]);
+        }
+      }
+    }
+    ASSERT_EQ(actual, expected) << "d " << d << " stages " << widths.size() - 1 << " bits "
+                                << widths.back() << " length " << length;
+  }
+};
+
+TEST_F(CudaHashEncodeTest, CodesOfKeysAreTheReferencesBits) {
+  SCOPED_TRACE(Seed());
+  for (const int32_t d : {64, 80, 96, 128}) {
+    for (const int32_t bits : {32, 64, 128, 256}) {
+      ExpectKeyCodes(d, AnyWidths(d, bits), static_cast<int32_t>(random_.Int(1, 8)));
+      ExpectKeyCodes(d, AnyWidths(d, bits), static_cast<int32_t>(random_.Int(9, 300)));
+    }
+    ExpectKeyCodes(d, {d, 128}, 500);                // hata, lsh
+    ExpectKeyCodes(d, {d, 128, 128}, 200);           // spotlight
+    ExpectKeyCodes(d, {d, 128, 128, 128, 32}, 200);  // hashattention, and one stage more
+    ExpectKeyCodes(d, {d, 600, 1024}, 20);           // wide
+  }
+}
+
+TEST_F(CudaHashEncodeTest, CodesOfQueriesAreTheReferencesBits) {
+  SCOPED_TRACE(Seed());
+  for (int32_t group = 1; group <= 9; ++group) {
+    for (const bool together : {false, true}) {
+      const int32_t d = AnyHeadDim(random_), bits = 32 << random_.Int(0, 3);
+      const int32_t per_input = together ? group : 1;
+      std::vector<int32_t> widths = AnyWidths(per_input * d, per_input * bits);
+      RandomEncoder encoder(random_, 3, per_input, widths);
+      const PackedOnDevice packed(encoder.weights());
+      ASSERT_EQ(packed.encoder.bits(), bits);
+      Matrix q = Matrix::Normal(random_, 7, int64_t{3} * group * d);
+      const auto q_on_device = Upload(q);
+      std::vector<RetrievalQuery> queries(4);
+      for (auto& query : queries) query.row = static_cast<int32_t>(random_.Int(0, 6));
+      const DeviceQueries on_device(queries);
+      DeviceArray<uint8_t> codes(size_t{4} * 3 * group * bits / 8);
+      WINNOW_CUDA_OK(EncodeQueries(packed.encoder, on_device.data(), 4, group, q_on_device.data(),
+                                   q.tensor().stride, d, codes.data(), nullptr));
+      std::vector<uint8_t> expected(codes.size());
+      const int32_t inputs = group / per_input;
+      for (int i = 0; i < 4; ++i) {
+        for (int32_t head = 0; head < 3; ++head) {
+          for (int32_t g = 0; g < inputs; ++g) {
+            HashEncodeRef(encoder.weights(), head,
+                          q.row(queries[i].row) + (head * inputs + g) * widths[0],
+                          &expected[((i * 3 + head) * inputs + g) * widths.back() / 8]);
+          }
+        }
+      }
+      ASSERT_EQ(codes.Get(), expected) << "group " << group << " together " << together;
+    }
+  }
+}
+
+// Every bfloat16 goes through silu: an identity in front of it, and behind it a code whose bits
+// compare with thresholds that only the right value passes: silu(x) - expected >= 0 and its
+// negative.
+TEST_F(CudaHashEncodeTest, SiluIsTheTablesForEveryBfloat16) {
+  constexpr int32_t d = 64, kLength = 1024;
+  const KvLayout layout{1, d, 64, DType::kBF16};
+  const CodeLayout code_layout{1, 64, 128};
+  PagedKv kv(random_, layout, {kLength});
+  RandomEncoder identity(random_, 1, 1, {d, d, 2 * d});
+  auto& stages = identity.weights().stages;
+  std::vector<uint16_t> pass(d * d), both(2 * d * d);
+  std::vector<float> none(d), thresholds(2 * d, 0.0f);
+  for (int32_t c = 0; c < d; ++c) {
+    pass[c * d + c] = 0x3f80;
+    both[c * d + c] = 0x3f80;        // bit c: silu(x_c) - expected_c >= 0
+    both[(d + c) * d + c] = 0xbf80;  // bit d + c: expected_c - silu(x_c) >= 0
+  }
+  stages[0] = {pass, none, d, d};
+  stages[1] = {both, thresholds, d, 2 * d};
+  // Thresholds belong to the encoder, so each set of 64 values takes a call.
+  for (uint32_t first = 0; first < 65536; first += d) {
+    if ((first & 0x7f80u) == 0x7f80u) continue;  // infinities and NaN
+    std::vector<BF16> row(d);
+    for (int32_t c = 0; c < d; ++c) {
+      row[c] = {static_cast<uint16_t>(first + c)};
+      const float expected = ToFloat(BF16{SiluTable()[first + c]});
+      thresholds[c] = -expected;
+      thresholds[d + c] = expected;
+    }
+    if (first % 4096 != 0 && first / 64 % 16 != 5) continue;  // a sixteenth of them, spread
+    std::memcpy(kv.Row(0, 0, 0), row.data(), 2 * d);
+    stages[1].bias = thresholds;
+    const PackedOnDevice packed(identity.weights());
+    const auto pool = UploadPool(kv);
+    DeviceArray<uint8_t> codes(kv.num_blocks() * code_layout.BlockBytes());
+    const DeviceSpans spans({{kv.table(0), {0, 1}}});
+    WINNOW_CUDA_OK(EncodeKeys(packed.encoder, spans.data(), 1, 1, pool.data(), layout, codes.data(),
+                              code_layout, nullptr));
+    const std::vector<uint8_t> all = codes.Get();
+    const uint8_t* code = &all[kv.table(0)[0] * code_layout.BlockBytes()];
+    for (int i = 0; i < 16; ++i) {
+      ASSERT_EQ(code[i], 0xff) << "bfloat16 bits from " << first << ", byte " << i;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace winnow::kernels::cuda

@@ -1,0 +1,421 @@
+#include "kernels/cuda/row_attention.h"
+
+#include "kernels/attention.h"
+#include "kernels/attention_state.h"
+#include "kernels/cuda/row_gather.h"
+#include "kernels/row_attention.h"
+#include "tests/cuda/cuda_testing.h"
+
+namespace winnow::kernels::cuda {
+namespace {
+
+// q and weights enter as 16 of their 24 bits.
+constexpr double kTolerance = 3e-5;
+
+using Rows = std::vector<int32_t>;  // tokens
+
+class CudaRowAttentionTest : public CudaTest {
+ protected:
+  // The attention and the log-sum-exp of states are those of others.
+  static void ExpectSame(const std::vector<float>& actual, const std::vector<float>& expected,
+                         int32_t d, double tolerance) {
+    ASSERT_EQ(actual.size(), expected.size());
+    for (size_t at = 0; at < actual.size(); at += d + 2) {
+      const float *a = actual.data() + at, *e = expected.data() + at;
+      if (e[d + 1] == 0) {
+        ASSERT_EQ(std::memcmp(a, e, 4 * (d + 2)), 0) << "state " << at / (d + 2);
+        continue;
+      }
+      const double lse = AttentionStateLogSumExp(e, d);
+      ASSERT_NEAR(AttentionStateLogSumExp(a, d), lse, tolerance * std::max(1.0, std::abs(lse)))
+          << "state " << at / (d + 2);
+      for (int32_t c = 0; c < d; ++c) {
+        ASSERT_NEAR(a[c] / a[d + 1], e[c] / e[d + 1], tolerance)
+            << "state " << at / (d + 2) << " channel " << c;
+      }
+    }
+  }
+  Rows AnyTokens(const PagedKv& kv, int sequence, int64_t count) {
+    Rows rows(count);
+    for (auto& row : rows) row = static_cast<int32_t>(random_.Int(0, kv.length(sequence) - 1));
+    return rows;
+  }
+
+  struct Call {
+    const PagedKv& kv;
+    Matrix& q;
+    float scale;
+    std::vector<RetrievalQuery> queries;
+    std::vector<Rows> rows;  // [queries][Hkv], of sequence 0
+    int32_t spare = 0;
+
+    int32_t heads() const { return static_cast<int32_t>(q.cols() / kv.layout().head_dim); }
+    size_t state_values() const {
+      return queries.size() * heads() * AttentionStateFloats(kv.layout().head_dim);
+    }
+    RowAttentionShape shape() const {
+      RowAttentionShape shape{static_cast<int32_t>(queries.size()), heads() / kv.layout().kv_heads,
+                              kv.layout(), spare};
+      for (const Rows& of_list : rows) {
+        shape.max_rows = std::max(shape.max_rows, static_cast<int32_t>(of_list.size()) + spare);
+      }
+      return shape;
+    }
+  };
+  static std::vector<float> Reference(Call& call) {
+    std::vector<std::vector<const std::byte*>> addresses;
+    std::vector<RowList> lists;
+    for (size_t i = 0; i < call.rows.size(); ++i) {
+      auto& of_list = addresses.emplace_back();
+      for (const int32_t token : call.rows[i]) {
+        of_list.push_back(const_cast<PagedKv&>(call.kv).Row(
+            0, static_cast<int32_t>(i) % call.kv.layout().kv_heads, token));
+      }
+      lists.push_back({of_list.data(), static_cast<int32_t>(of_list.size()), 0, 0});
+    }
+    std::vector<float> states(call.state_values());
+    AttendRowsRef(call.q.tensor(), call.queries, lists, call.kv.layout(), call.scale,
+                  states.data());
+    return states;
+  }
+  // `pool` is where the device finds the rows.
+  static std::vector<float> States(Call& call, const std::byte* pool, int times = 1) {
+    const KvLayout& layout = call.kv.layout();
+    std::vector<DeviceArray<const std::byte*>> addresses;
+    std::vector<RowList> lists;
+    for (size_t i = 0; i < call.rows.size(); ++i) {
+      std::vector<const std::byte*> of_list;
+      for (const int32_t token : call.rows[i]) {
+        of_list.push_back(pool + (const_cast<PagedKv&>(call.kv).Row(
+                                      0, static_cast<int32_t>(i) % layout.kv_heads, token) -
+                                  static_cast<const std::byte*>(call.kv.pool())));
+      }
+      addresses.emplace_back(of_list);
+      lists.push_back({addresses.back().data(), static_cast<int32_t>(call.rows[i].size()), 0, 0});
+    }
+    const DeviceArray<RowList> lists_on_device(lists);
+    const DeviceQueries queries(call.queries);
+    const auto q = Upload(call.q);
+    Workspace workspace(RowAttentionWorkspaceBytes(call.shape()));
+    std::vector<float> result;
+    for (int i = 0; i < times; ++i) {
+      DeviceArray<float> states(call.state_values());
+      WINNOW_CUDA_OK(AttendRows(call.shape(), q.data(), call.q.tensor().stride, queries.data(),
+                                lists_on_device.data(), call.scale, {.states = states.data()},
+                                workspace.data(), nullptr));
+      const std::vector<float> again = states.Get();
+      if (i > 0) {
+        EXPECT_EQ(std::memcmp(again.data(), result.data(), 4 * result.size()), 0) << "call " << i;
+      }
+      result = again;
+    }
+    return result;
+  }
+  static std::vector<RetrievalQuery> Queries(int32_t count, int32_t first_row = 0) {
+    std::vector<RetrievalQuery> queries(count);
+    for (int32_t i = 0; i < count; ++i) queries[i].row = first_row + i;
+    return queries;
+  }
+};
+
+TEST_F(CudaRowAttentionTest, EqualsTheReferenceForEveryHeadDimensionAndGroup) {
+  SCOPED_TRACE(Seed());
+  for (const int32_t d : {64, 80, 96, 128}) {
+    for (int32_t group = 1; group <= 17; group += group < 9 ? 1 : 4) {
+      const KvLayout layout{static_cast<int32_t>(random_.Int(1, 3)), d, 32, DType::kBF16};
+      PagedKv kv(random_, layout, {300});
+      Matrix q = Matrix::Normal(random_, 5, int64_t{layout.kv_heads} * group * d);
+      Call call{kv,
+                q,
+                1.0f / std::sqrt(static_cast<float>(d)),
+                Queries(static_cast<int32_t>(random_.Int(1, 3)), 1),
+                {},
+                static_cast<int32_t>(random_.Int(0, 1) * 9000)};
+      for (size_t i = 0; i < call.queries.size() * layout.kv_heads; ++i) {
+        call.rows.push_back(AnyTokens(kv, 0, random_.Int(0, 3) == 0 ? 0 : random_.Int(1, 700)));
+      }
+      SCOPED_TRACE(testing::Message() << "d " << d << " G " << group);
+      const auto pool = UploadPool(kv);
+      ExpectSame(States(call, pool.data(), 2), Reference(call), d, kTolerance);
+    }
+  }
+}
+
+TEST_F(CudaRowAttentionTest, EveryLengthAroundTheBordersOfTilesAndSplits) {
+  SCOPED_TRACE(Seed());
+  const KvLayout layout{1, 64, 16, DType::kBF16};
+  PagedKv kv(random_, layout, {100});
+  const auto pool = UploadPool(kv);
+  Matrix q = Matrix::Normal(random_, 1, 3 * 64);
+  std::vector<int32_t> counts = {4095, 4096, 4097, 8191, 8192, 8193};
+  for (int32_t count = 0; count <= 133; ++count) counts.push_back(count);
+  for (const int32_t count : counts) {
+    SCOPED_TRACE(count);
+    Call call{kv, q, 0.125f, Queries(1), {AnyTokens(kv, 0, count)}};
+    ExpectSame(States(call, pool.data()), Reference(call), 64, kTolerance);
+  }
+}
+
+TEST_F(CudaRowAttentionTest, RowsInPinnedHostMemoryGiveTheSameBits) {
+  SCOPED_TRACE(Seed());
+  for (const int32_t d : {64, 80, 96, 128}) {
+    const KvLayout layout{2, d, 64, DType::kBF16};
+    PagedKv kv(random_, layout, {2000});
+    const size_t bytes = kv.num_blocks() * layout.BlockBytes();
+    std::byte* pinned = nullptr;
+    WINNOW_CUDA_OK(cudaMallocHost(reinterpret_cast<void**>(&pinned), bytes));
+    std::memcpy(pinned, kv.pool(), bytes);
+    Matrix q = Matrix::Normal(random_, 1, 8 * d);
+    Call call{kv, q, 0.1f, Queries(1), {AnyTokens(kv, 0, 1500), AnyTokens(kv, 0, 5000)}};
+    const auto pool = UploadPool(kv);
+    const auto expected = States(call, pool.data()), actual = States(call, pinned);
+    EXPECT_EQ(std::memcmp(actual.data(), expected.data(), 4 * actual.size()), 0) << "d " << d;
+    WINNOW_CUDA_OK(cudaFreeHost(pinned));
+  }
+}
+
+TEST_F(CudaRowAttentionTest, TheSameBitsAloneAndAmongSixtyFour) {
+  SCOPED_TRACE(Seed());
+  const KvLayout layout{2, AnyHeadDim(random_), 64, DType::kBF16};
+  const int32_t d = layout.head_dim;
+  const auto group = random_.Int(1, 8);
+  const int64_t state_floats = 2 * group * AttentionStateFloats(d);
+  PagedKv kv(random_, layout, {500});
+  const auto pool = UploadPool(kv);
+  Matrix q = Matrix::Normal(random_, 64, 2 * group * d);
+  Call together{kv, q, 0.125f, Queries(64), {}};
+  for (int i = 0; i < 128; ++i) {
+    together.rows.push_back(AnyTokens(kv, 0, i == 6 ? 9000 : random_.Int(0, 900)));
+  }
+  const auto all = States(together, pool.data());
+  for (const int32_t i : {0, 3, 17, 63}) {
+    Call alone{kv, q, 0.125f, Queries(1, i), {together.rows[2 * i], together.rows[2 * i + 1]}};
+    const auto one = States(alone, pool.data());
+    EXPECT_EQ(std::memcmp(one.data(), all.data() + i * state_floats, 4 * state_floats), 0) << i;
+  }
+}
+
+TEST_F(CudaRowAttentionTest, ExtremeScoresNeitherOverflowNorVanish) {
+  SCOPED_TRACE(Seed());
+  const KvLayout layout{1, 64, 32, DType::kBF16};
+  PagedKv kv(random_, layout, {600}, 400.0f);  // scores of both signs up to about 1e4
+  const auto pool = UploadPool(kv);
+  Matrix q = Matrix::Normal(random_, 4, 64);
+  Call call{kv, q, 1.0f, Queries(4), {}};
+  for (int i = 0; i < 4; ++i) call.rows.push_back(AnyTokens(kv, 0, 600));
+  ExpectSame(States(call, pool.data()), Reference(call), 64, 0.2);
+}
+
+TEST_F(CudaRowAttentionTest, AMillionRowsKeepTheirPrecision) {
+  SCOPED_TRACE(Seed());
+  const KvLayout layout{1, 64, 32, DType::kBF16};
+  PagedKv kv(random_, layout, {64});
+  const auto pool = UploadPool(kv);
+  Matrix q = Matrix::Normal(random_, 1, 64);
+  Rows once(64), many(1 << 20);
+  for (int32_t t = 0; t < 64; ++t) once[t] = t;
+  for (int32_t t = 0; t < 1 << 20; ++t) many[t] = t % 64;
+  Call of_once{kv, q, 0.125f, Queries(1), {once}}, of_many{kv, q, 0.125f, Queries(1), {many}};
+  const auto expected = Reference(of_once);
+  const auto actual = States(of_many, pool.data());
+  for (int32_t c = 0; c < 64; ++c) {
+    EXPECT_NEAR(actual[c] / actual[65], expected[c] / expected[65], 1e-3);
+  }
+  EXPECT_NEAR(AttentionStateLogSumExp(actual.data(), 64),
+              AttentionStateLogSumExp(expected.data(), 64) + 14 * std::log(2.0), 1e-3);
+}
+
+TEST_F(CudaRowAttentionTest, NotANumberInOneQueryDisturbsNoOther) {
+  SCOPED_TRACE(Seed());
+  const KvLayout layout{1, 64, 32, DType::kBF16};
+  PagedKv kv(random_, layout, {200});
+  const auto pool = UploadPool(kv);
+  Matrix q = Matrix::Normal(random_, 2, 3 * 64);
+  Call call{kv, q, 0.125f, Queries(2), {AnyTokens(kv, 0, 150), AnyTokens(kv, 0, 150)}};
+  const auto clean = States(call, pool.data());
+  q.row(0)[64 + 3] = NAN;  // the second head of the first query
+  const auto dirty = States(call, pool.data());
+  for (int head = 0; head < 6; ++head) {
+    const float *a = clean.data() + head * 66, *b = dirty.data() + head * 66;
+    if (head == 1) {
+      EXPECT_TRUE(std::isnan(b[0]));
+    } else {
+      EXPECT_EQ(std::memcmp(a, b, 4 * 66), 0) << "head " << head;
+    }
+  }
+}
+
+TEST_F(CudaRowAttentionTest, PagedAttentionIsDenseAttention) {
+  SCOPED_TRACE(Seed());
+  for (const int32_t d : {64, 80, 96, 128}) {
+    const KvLayout layout{2, d, static_cast<int32_t>(16 * random_.Int(1, 6)), DType::kBF16};
+    const auto group = random_.Int(1, 8);
+    const std::vector<int32_t> lengths = {1, static_cast<int32_t>(random_.Int(2, 300)),
+                                          static_cast<int32_t>(random_.Int(4000, 6000))};
+    PagedKv kv(random_, layout, lengths);
+    const auto pool = UploadPool(kv);
+    Matrix q = Matrix::Normal(random_, 3, 2 * group * d), expected(3, q.cols()), out(3, q.cols());
+    std::vector<AttentionChunk> chunks;
+    std::vector<RetrievalQuery> queries;
+    for (int i = 0; i < 3; ++i) {
+      chunks.push_back(kv.Chunk(i, i, 1, lengths[i] - 1));
+      queries.push_back({i, kv.table(i), lengths[i] - 1, {}, 0});
+    }
+    AttendRef(q.tensor(), chunks, kv.pool(), layout, 0.125f, expected.tensor());
+    const RowAttentionShape shape{3, static_cast<int32_t>(group), layout, 6000};
+    Workspace workspace(RowAttentionWorkspaceBytes(shape));
+    const auto q_on_device = Upload(q);
+    const auto out_on_device = Upload(out);
+    const DeviceQueries on_device(queries);
+    const AttentionOutput output{
+        .states = nullptr, .out = out_on_device.data(), .out_stride = out.tensor().stride};
+    WINNOW_CUDA_OK(AttendPaged(shape, q_on_device.data(), q.tensor().stride, on_device.data(),
+                               pool.data(), 0.125f, output, workspace.data(), nullptr));
+    Download(out_on_device, out);
+    ExpectNear(out, expected, kTolerance, kTolerance);
+  }
+}
+
+TEST_F(CudaRowAttentionTest, StatesMergeAndFinishAsTheReferences) {
+  SCOPED_TRACE(Seed());
+  const int32_t d = AnyHeadDim(random_);
+  std::vector<float> states(12 * (d + 2)), parts(12 * (d + 2));
+  for (float& value : states) value = random_.Normal();
+  for (float& value : parts) value = random_.Normal();
+  for (int i = 0; i < 12; ++i) {
+    for (auto* of : {&states, &parts}) {
+      float* state = of->data() + i * (d + 2);
+      state[d + 1] = std::abs(state[d + 1]) + 1;
+      if ((of == &states ? i % 4 == 1 : i % 4 == 2) || i % 4 == 3) ResetAttentionState(state, d);
+    }
+  }
+  const DeviceArray<float> on_device(states), parts_on_device(parts);
+  WINNOW_CUDA_OK(MergeStates(on_device.data(), parts_on_device.data(), 12, d, nullptr));
+  for (int i = 0; i < 12; ++i) {
+    MergeAttentionState(states.data() + i * (d + 2), parts.data() + i * (d + 2), d);
+  }
+  const std::vector<float> merged = on_device.Get();
+  for (size_t i = 0; i < states.size(); ++i) {
+    if (std::isinf(states[i])) {
+      ASSERT_EQ(merged[i], states[i]);
+    } else {
+      ASSERT_NEAR(merged[i], states[i], 1e-5 * std::max(1.0f, std::abs(states[i]))) << i;
+    }
+  }
+  std::vector<RetrievalQuery> queries = Queries(3);
+  std::swap(queries[0].row, queries[2].row);
+  const DeviceQueries queries_on_device(queries);
+  Matrix out(3, 4 * d);
+  const auto out_on_device = Upload(out);
+  WINNOW_CUDA_OK(FinishStates(on_device.data(), queries_on_device.data(), 3, 4, d,
+                              out_on_device.data(), out.tensor().stride, nullptr));
+  Download(out_on_device, out);
+  EXPECT_TRUE(out.GuardsIntact());
+  for (int i = 0; i < 12; ++i) {
+    for (int32_t c = 0; c < d; ++c) {
+      const float* state = merged.data() + i * (d + 2);
+      const float expected = state[d + 1] == 0 ? 0.0f : state[c] / state[d + 1];
+      ASSERT_NEAR(out.row(queries[i / 4].row)[i % 4 * d + c], expected, 1e-5);
+    }
+  }
+}
+
+// tokens -> addresses -> attention, and the copy of rows from pinned memory, without the host.
+TEST_F(CudaRowAttentionTest, ResolvedRowsAreAnchorsAndChosenTokens) {
+  SCOPED_TRACE(Seed());
+  for (int round = 0; round < 10; ++round) {
+    const KvLayout layout{2, AnyHeadDim(random_), static_cast<int32_t>(16 * random_.Int(1, 4)),
+                          DType::kBF16};
+    PagedKv kv(random_, layout, {700, 50});
+    std::vector<RetrievalQuery> queries = {kv.Query(0, 0, 699, 16, 128, 0),
+                                           kv.Query(0, 1, 300, 0, 1, 0),
+                                           kv.Query(1, 2, 10, 16, 64, 0)};
+    std::vector<std::vector<int32_t>> chosen;
+    for (int i = 0; i < 6; ++i) {
+      std::vector<int32_t> of_list;
+      const TokenRange mid = queries[i / 2].mid;
+      for (int32_t t = mid.first; t < mid.last; ++t) {
+        if (random_.Int(0, 2) == 0) of_list.push_back(t);
+      }
+      chosen.push_back(of_list);
+    }
+    DeviceSelection selection(3, 2, 700);
+    selection.Set(chosen);
+    const DeviceQueries on_device(queries);
+    DeviceArray<const std::byte*> rows(6 * 701);
+    DeviceArray<RowList> lists(6);
+    const auto pool = UploadPool(kv);
+    WINNOW_CUDA_OK(ResolveRows(on_device.data(), 3, selection.view(), pool.data(), layout, 701,
+                               rows.data(), lists.data(), nullptr));
+    const auto lists_back = lists.Get();
+    const auto rows_back = rows.Get();
+    for (int i = 0; i < 6; ++i) {
+      const RetrievalQuery& query = queries[i / 2];
+      std::vector<int32_t> expected;
+      for (int32_t t = 0; t <= query.position; ++t) {
+        const bool in_mid = t >= query.mid.first && t < query.mid.last;
+        if (!in_mid || std::binary_search(chosen[i].begin(), chosen[i].end(), t)) {
+          expected.push_back(t);
+        }
+      }
+      const RowList& list = lists_back[i];
+      ASSERT_EQ(list.count, static_cast<int32_t>(expected.size())) << "list " << i;
+      ASSERT_EQ(list.rows, rows.data() + i * 701);
+      ASSERT_EQ(list.chosen_last - list.chosen_first, static_cast<int32_t>(chosen[i].size()));
+      ASSERT_EQ(list.chosen_first, std::min(query.mid.first, query.position + 1));
+      for (int32_t j = 0; j < list.count; ++j) {
+        ASSERT_EQ(
+            rows_back[i * 701 + j] - pool.data(),
+            kv.Row(i < 4 ? 0 : 1, i % 2, expected[j]) - static_cast<const std::byte*>(kv.pool()));
+      }
+    }
+  }
+}
+
+TEST_F(CudaRowAttentionTest, GatherCopiesRowsFromPinnedMemory) {
+  SCOPED_TRACE(Seed());
+  for (const int32_t row_bytes : {16, 256, 320, 384, 512, 4096}) {
+    const int32_t rows = static_cast<int32_t>(random_.Int(1, 5000));
+    std::byte* pinned = nullptr;
+    const size_t bytes = size_t{2} * rows * row_bytes;
+    WINNOW_CUDA_OK(cudaMallocHost(reinterpret_cast<void**>(&pinned), bytes));
+    for (size_t i = 0; i < bytes; ++i) pinned[i] = static_cast<std::byte>(random_.Int(0, 255));
+    DeviceArray<std::byte> target(bytes);
+    std::vector<int32_t> order(2 * rows);
+    std::iota(order.begin(), order.end(), 0);
+    random_.Shuffle(order);
+    std::vector<const std::byte*> sources;
+    std::vector<std::byte*> targets;
+    for (int32_t i = 0; i < rows; ++i) {
+      sources.push_back(pinned + int64_t{order[i]} * row_bytes);
+      targets.push_back(target.data() + int64_t{2} * i * row_bytes);
+    }
+    const DeviceArray<const std::byte*> sources_on_device(sources);
+    const DeviceArray<std::byte*> targets_on_device(targets);
+    const DeviceArray<int32_t> count(std::vector<int32_t>{rows});
+    WINNOW_CUDA_OK(GatherRows(sources_on_device.data(), targets_on_device.data(), count.data(),
+                              row_bytes, kGatherBlocks, nullptr));
+    const std::vector<std::byte> result = target.Get();
+    for (int32_t i = 0; i < rows; ++i) {
+      ASSERT_EQ(std::memcmp(&result[size_t{2} * i * row_bytes], sources[i], row_bytes), 0) << i;
+      for (int32_t j = 0; j < row_bytes; ++j) {
+        ASSERT_EQ(result[(size_t{2} * i + 1) * row_bytes + j], std::byte{0xff});
+      }
+    }
+    WINNOW_CUDA_OK(cudaFreeHost(pinned));
+  }
+}
+
+TEST_F(CudaRowAttentionTest, RefusesWhatItDoesNotHave) {
+  const auto refuses = [](int32_t d, DType dtype) {
+    const RowAttentionShape shape{1, 4, {1, d, 64, dtype}, 100};
+    float out;
+    return AttendRows(shape, nullptr, 0, nullptr, nullptr, 1.0f, {.states = &out}, nullptr,
+                      nullptr) == cudaErrorInvalidValue;
+  };
+  EXPECT_TRUE(refuses(72, DType::kBF16));
+  EXPECT_TRUE(refuses(128, DType::kF32));
+}
+
+}  // namespace
+}  // namespace winnow::kernels::cuda

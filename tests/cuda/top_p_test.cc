@@ -1,0 +1,212 @@
+#include "kernels/cuda/top_p.h"
+
+#include <cmath>
+
+#include "kernels/cuda/int4_keys.h"
+#include "kernels/int4_keys.h"
+#include "kernels/top_p.h"
+#include "tests/cuda/cuda_testing.h"
+
+namespace winnow::kernels::cuda {
+namespace {
+
+class CudaTopPTest : public CudaTest {
+ protected:
+  static std::vector<std::byte> Quantize(const PagedKv& kv) {
+    std::vector<std::byte> keys(kv.num_blocks() * Int4BlockBytes(kv.layout()), std::byte{0xff});
+    const std::vector<KeySpan> spans = {{kv.table(0), {0, kv.length(0)}}};
+    QuantizeKeysRef(spans, kv.pool(), kv.layout(), keys.data());
+    return keys;
+  }
+  std::vector<int32_t> AnyOfMid(const RetrievalQuery& query, int64_t count) {
+    std::vector<int32_t> tokens(query.mid.size());
+    std::iota(tokens.begin(), tokens.end(), query.mid.first);
+    random_.Shuffle(tokens);
+    tokens.resize(std::min<size_t>(count, tokens.size()));
+    std::sort(tokens.begin(), tokens.end());
+    return tokens;
+  }
+  static std::vector<int32_t> AnchorsOf(const RetrievalQuery& query) {
+    std::vector<int32_t> anchors;
+    for (int32_t t = 0; t <= query.position; ++t) {
+      if (t < query.mid.first || t >= query.mid.last) anchors.push_back(t);
+    }
+    return anchors;
+  }
+  struct Call {
+    const PagedKv& kv;
+    Matrix& q;
+    float scale, p;
+    std::vector<RetrievalQuery> queries;
+    std::vector<std::vector<int32_t>> candidates;  // [queries][Hkv]
+  };
+  static std::vector<std::vector<int32_t>> Prune(Call& call, const std::vector<std::byte>& keys,
+                                                 int32_t capacity, bool in_place) {
+    const KvLayout& layout = call.kv.layout();
+    TopPShape shape{static_cast<int32_t>(call.queries.size()),
+                    static_cast<int32_t>(call.q.cols() / layout.head_dim / layout.kv_heads), layout,
+                    0, capacity};
+    for (const RetrievalQuery& query : call.queries) {
+      shape.max_anchors =
+          std::max(shape.max_anchors, static_cast<int32_t>(AnchorsOf(query).size()));
+    }
+    const DeviceArray<std::byte> keys_on_device(keys);
+    const auto q = Upload(call.q);
+    const DeviceQueries queries(call.queries);
+    DeviceSelection candidates(call.queries.size(), layout.kv_heads, capacity);
+    DeviceSelection kept(call.queries.size(), layout.kv_heads, capacity);
+    Workspace workspace(TopPWorkspaceBytes(shape));
+    std::vector<std::vector<int32_t>> first;
+    for (int i = 0; i < 2; ++i) {
+      candidates.Set(call.candidates);
+      WINNOW_CUDA_OK(PruneSelection(shape, q.data(), call.q.tensor().stride, queries.data(),
+                                    keys_on_device.data(), call.scale, call.p, candidates.view(),
+                                    in_place && i == 1 ? candidates.view() : kept.view(),
+                                    workspace.data(), nullptr));
+      if (i == 0) {
+        first = kept.Chosen();
+      } else if (!in_place) {
+        EXPECT_EQ(kept.Chosen(), first);
+      } else {
+        EXPECT_EQ(candidates.Counts(), kept.Counts());
+      }
+    }
+    return first;
+  }
+};
+
+TEST_F(CudaTopPTest, FourBitKeysAreTheReferencesBits) {
+  SCOPED_TRACE(Seed());
+  for (const int32_t d : {64, 80, 96, 128}) {
+    for (const float deviation : {1.0f, 1e-30f, 1e30f, 0.0f}) {
+      const KvLayout layout{2, d, static_cast<int32_t>(16 * random_.Int(1, 5)), DType::kBF16};
+      PagedKv kv(random_, layout, {333, 70}, deviation);
+      kv.SetKey(0, 0, 5, 2, -0.0f);
+      const std::vector<KeySpan> spans = {{kv.table(0), {17, 333}}, {kv.table(1), {0, 70}}};
+      std::vector<std::byte> expected(kv.num_blocks() * Int4BlockBytes(layout), std::byte{0xff});
+      QuantizeKeysRef(spans, kv.pool(), layout, expected.data());
+      const auto pool = UploadPool(kv);
+      const DeviceSpans on_device(spans);
+      DeviceArray<std::byte> keys(expected.size());
+      WINNOW_CUDA_OK(QuantizeKeys(on_device.data(), 2, on_device.max_tokens(), pool.data(), layout,
+                                  keys.data(), nullptr));
+      ASSERT_EQ(keys.Get(), expected) << "d " << d << " deviation " << deviation;
+    }
+  }
+}
+
+// Against a plain sort and cut. What float32 may decide the other way: candidates whose weight is
+// that of a head's cut to 1e-5, and cuts whose sum is p to 1e-6.
+TEST_F(CudaTopPTest, KeepsWhatSortingAndCuttingKeeps) {
+  SCOPED_TRACE(Seed());
+  for (int round = 0; round < 40; ++round) {
+    const KvLayout layout{static_cast<int32_t>(random_.Int(1, 2)), AnyHeadDim(random_),
+                          static_cast<int32_t>(16 * random_.Int(1, 5)), DType::kBF16};
+    const auto group = random_.Int(1, 9);
+    PagedKv kv(random_, layout, {static_cast<int32_t>(random_.Int(200, 1300))});
+    const auto keys = Quantize(kv);
+    const float strength = random_.Int(0, 1) == 0 ? 1.0f : 4.0f;
+    Matrix q = Matrix::Normal(random_, 3, layout.kv_heads * group * layout.head_dim, strength);
+    const float p = static_cast<float>(random_.Int(0, 999)) / 1000.0f;
+    SCOPED_TRACE(testing::Message() << "p " << p << " d " << layout.head_dim << " G " << group);
+    const float scale = 1.0f / std::sqrt(static_cast<float>(layout.head_dim));
+    Call call{kv, q, scale, p, {}, {}};
+    for (int32_t i = 0; i < 3; ++i) {
+      call.queries.push_back(kv.Query(
+          0, i, static_cast<int32_t>(random_.Int(150, kv.length(0) - 1)),
+          static_cast<int32_t>(random_.Int(0, 16)), static_cast<int32_t>(random_.Int(1, 64)), 0));
+      for (int32_t head = 0; head < layout.kv_heads; ++head) {
+        call.candidates.push_back(AnyOfMid(call.queries[i], random_.Int(0, 900)));
+      }
+    }
+    const auto kept = Prune(call, keys, 900, round % 2 == 0);
+    for (int32_t i = 0; i < 3; ++i) {
+      const std::vector<int32_t> anchors = AnchorsOf(call.queries[i]);
+      for (int32_t head = 0; head < layout.kv_heads; ++head) {
+        const auto& tokens = call.candidates[i * layout.kv_heads + head];
+        const auto& result = kept[i * layout.kv_heads + head];
+        std::vector<int32_t> all = anchors;
+        all.insert(all.end(), tokens.begin(), tokens.end());
+        ASSERT_TRUE(std::is_sorted(result.begin(), result.end()));
+        ASSERT_TRUE(std::includes(tokens.begin(), tokens.end(), result.begin(), result.end()));
+        std::vector<bool> must(tokens.size()), may(tokens.size());
+        for (int64_t g = 0; g < group; ++g) {
+          const auto weights = EstimatedWeightsRef(q.tensor(), call.queries[i], keys.data(), layout,
+                                                   scale, head * group + g, all);
+          const std::span<const double> of_all(weights);
+          const auto of_anchors = of_all.first(anchors.size());
+          const auto of_mid = of_all.subspan(anchors.size());
+          const auto less = TopPRef(of_anchors, of_mid, p - 1e-6);
+          const auto more = TopPRef(of_anchors, of_mid, std::min(p + 1e-6, 0.9999999));
+          double cut = INFINITY, next = 0;  // least surely kept, most surely not
+          for (size_t j = 0; j < tokens.size(); ++j) {
+            if (less[j]) cut = std::min(cut, of_mid[j]);
+            if (!more[j]) next = std::max(next, of_mid[j]);
+          }
+          for (size_t j = 0; j < tokens.size(); ++j) {
+            if (less[j] && of_mid[j] > next * (1 + 1e-5)) must[j] = true;
+            if (more[j] || of_mid[j] >= cut * (1 - 1e-5)) may[j] = true;
+          }
+        }
+        for (size_t j = 0; j < tokens.size(); ++j) {
+          const bool is_kept = std::binary_search(result.begin(), result.end(), tokens[j]);
+          ASSERT_FALSE(must[j] && !is_kept) << "token " << tokens[j];
+          ASSERT_FALSE(!may[j] && is_kept) << "token " << tokens[j];
+        }
+      }
+    }
+  }
+}
+
+// Weights that are powers of two, so that every sum is exact and the cut is known.
+TEST_F(CudaTopPTest, CutsExactlyWhereTheWeightIsReached) {
+  SCOPED_TRACE(Seed());
+  const KvLayout layout{1, AnyHeadDim(random_), 16, DType::kBF16};
+  PagedKv kv(random_, layout, {64}, 0.0f);
+  const auto logit = [&](int32_t token, int value) {
+    kv.SetKey(0, 0, token, 3, static_cast<float>(value) * 15);
+  };
+  for (int32_t t = 0; t < 64; ++t) logit(t, -40);
+  logit(0, -1);   // the anchor: 1/2
+  logit(10, -2);  // candidates: 1/4,
+  logit(30, -3);  // 1/8,
+  logit(20, -4);  // 1/16, twice
+  logit(40, -4);
+  Matrix q(1, layout.head_dim);
+  q.row(0)[3] = 1.0f;
+  const auto keys = Quantize(kv);
+  const float scale = std::log(2.0f) / 15.0f;
+  const RetrievalQuery query{0, kv.table(0), 63, {1, 64}, 0};
+  const auto kept = [&](float p) {
+    Call call{kv, q, scale, p, {query}, {{10, 20, 30, 40}}};
+    return Prune(call, keys, 8, false)[0];
+  };
+  EXPECT_EQ(kept(0.40f), (std::vector<int32_t>{}));
+  EXPECT_EQ(kept(0.70f), (std::vector<int32_t>{10}));
+  EXPECT_EQ(kept(0.80f), (std::vector<int32_t>{10, 30}));
+  EXPECT_EQ(kept(0.90f), (std::vector<int32_t>{10, 30, 40}));  // of equals the later
+  EXPECT_EQ(kept(0.97f), (std::vector<int32_t>{10, 20, 30, 40}));
+  EXPECT_EQ(kept(1.0f), (std::vector<int32_t>{10, 20, 30, 40}));
+}
+
+TEST_F(CudaTopPTest, ManyEqualCandidatesAreCutInTheMiddle) {
+  SCOPED_TRACE(Seed());
+  const KvLayout layout{1, 64, 64, DType::kBF16};
+  PagedKv kv(random_, layout, {40000}, 0.0f);  // all logits are zero
+  const auto keys = Quantize(kv);
+  Matrix q = Matrix::Normal(random_, 1, 2 * 64);
+  const RetrievalQuery query{0, kv.table(0), 39999, {0, 39999}, 0};  // one anchor
+  for (const int32_t count : {1000, 30000, 39999}) {  // the last does not fit shared memory
+    std::vector<int32_t> tokens(count);
+    std::iota(tokens.begin(), tokens.end(), 39999 - count);
+    Call call{kv, q, 1.0f, 0.5f, {query}, {tokens}};
+    const auto kept = Prune(call, keys, count, false)[0];
+    // Needed are 0.5 (count + 1) - 1 of them.
+    const auto expected = static_cast<int32_t>(std::ceil(0.5 * (count + 1) - 1));
+    ASSERT_EQ(static_cast<int32_t>(kept.size()), expected);
+    for (int32_t i = 0; i < expected; ++i) ASSERT_EQ(kept[i], 39999 - expected + i);
+  }
+}
+
+}  // namespace
+}  // namespace winnow::kernels::cuda
