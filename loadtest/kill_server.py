@@ -4,14 +4,16 @@
     loadtest/kill_server.py [--rounds 100] [--model models/needle-5m] [--seed N]
 
 A round: start over the same directory (now with io_uring, now with threads, now with a little host memory), compare the
-bytes that the server counts with the lengths of its files, ask, go on under load, SIGKILL at a random time (or, sometimes,
-SIGTERM); then `winnow store stat`, and every other round flip bits in some files, truncate or delete some, or add
-garbage. Every answer that came is compared with all KV in memory. Exits 1 at the end if there was a wrong token, an error,
-a failed start, an answer past its deadline, or bytes that the store does not count.
+bytes that the server counts with the lengths of its files, ask, go on under load, every third time flip bits in its open
+files, and SIGKILL it at a random time (sometimes SIGTERM). Then `winnow store stat`, and every other round flip bits in
+some files, truncate or delete some, or add garbage. Every answer that came is compared with all KV in memory. Exits 1
+at the end if there was a wrong token, an error, a failed start, an answer past its deadline, or bytes that the store
+does not count.
 """
 import argparse
 import collections
 import json
+import os
 import pathlib
 import random
 import shutil
@@ -55,6 +57,18 @@ class Load:
         self.stopping = True
         for thread in self.threads:
             thread.join()
+
+
+def flip_under_it(directory, rng):
+    """Flips bits in segments that the server has open."""
+    for path in rng.sample(sorted(directory.glob("seg-*.wseg")), 1):
+        with open(path, "r+b") as file:
+            size = os.fstat(file.fileno()).st_size
+            for _ in range(rng.randrange(1, 40)):
+                at = rng.randrange(size)
+                byte = os.pread(file.fileno(), 1, at)
+                if byte:
+                    os.pwrite(file.fileno(), bytes([byte[0] ^ 1 << rng.randrange(8)]), at)
 
 
 def damage(directory, rng):
@@ -103,8 +117,8 @@ def main():
     root = args.directory or pathlib.Path(tempfile.mkdtemp(prefix="winnow-kill-"))
     root.mkdir(parents=True, exist_ok=True)
     directory = root / "store"
-    print(f"{args.model}, {args.rounds} rounds, seed {args.seed}, {len(requests)} requests, disk {DISK_BYTES // MIB} MiB, "
-          f"frames {least} bytes", flush=True)
+    print(f"{args.model}, {args.rounds} rounds, seed {args.seed}, {len(requests)} requests, disk {DISK_BYTES // MIB} "
+          f"MiB, frames {least} bytes", flush=True)
 
     faults, counts = [], collections.Counter()
 
@@ -152,6 +166,10 @@ def main():
                 check(number, request, reply)
             load = Load(server, requests, args.streams, args.deadline, args.seed + number)
             time.sleep(rng.uniform(0, args.load))
+            if number % 3 == 2 and tier_load.store_bytes(directory):
+                flip_under_it(directory, rng)
+                counts["flipped"] += 1
+                time.sleep(rng.uniform(0, args.load))
             if rng.random() < 0.1:
                 load.stop()
                 if server.terminate() != 0:
@@ -169,9 +187,9 @@ def main():
             bytes_now = tier_load.store_bytes(directory)
             if bytes_now > DISK_BYTES:
                 fault(number, f"{bytes_now} bytes of files, {DISK_BYTES} are allowed")
-        stat = subprocess.run([BIN, "store", "stat", "--json", directory], capture_output=True, text=True)
+        stat = subprocess.run([BIN, "store", "stat", "--json", "--dir", directory], capture_output=True, text=True)
         if stat.returncode != 0 or json.loads(stat.stdout)["file_bytes"] != bytes_now:
-            fault(number, f"winnow store stat: {stat.returncode}, {stat.stderr}{stat.stdout}; files have {bytes_now} bytes")
+            fault(number, f"winnow store stat: {stat.returncode}, {stat.stderr}{stat.stdout}; files: {bytes_now} bytes")
         done = ""
         if number % 2:
             done = damage(directory, rng)
@@ -180,9 +198,10 @@ def main():
               f"{'; ' + done if done else ''}", flush=True)
 
     starts = max(1, counts["killed"] + counts["ended well"])
-    print(f"{args.rounds} rounds: {counts['killed']} kills, {counts['damaged']} times damaged, {counts['ended well']} ends by "
-          f"SIGTERM; {counts['answers']} answers compared and {counts['cut off']} that the kill cut off; {counts['cached']} "
-          f"tokens cached, {counts['blocks found'] / starts:.0f} blocks and {counts['start ms'] / starts:.0f} ms a start; "
+    print(f"{args.rounds} rounds: {counts['killed']} kills, {counts['ended well']} ends by SIGTERM, {counts['damaged']} "
+          f"times damaged, {counts['flipped']} times while it ran; {counts['answers']} answers compared and "
+          f"{counts['cut off']} that the kill cut off; {counts['cached']} tokens cached, "
+          f"{counts['blocks found'] / starts:.0f} blocks and {counts['start ms'] / starts:.0f} ms a start; "
           f"{len(faults)} faults", flush=True)
     if args.directory is None and not faults:
         shutil.rmtree(root, ignore_errors=True)

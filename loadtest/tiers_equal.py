@@ -62,8 +62,8 @@ def main():
                                        args.policy or tier_load.policies_of(args.model), args.answer, args.seed)
     least = tier_load.least_kv_bytes(args.model, sizes)
     reference = tier_load.Reference(args.reference)
-    print(f"{args.model}, {len(requests)} requests, seed {args.seed}, {args.streams} at a time; at least {least} bytes of "
-          f"frames", flush=True)
+    print(f"{args.model}, {len(requests)} requests, seed {args.seed}, {args.streams} at a time; at least {least} "
+          f"bytes of frames", flush=True)
     print(f"{'configuration':38} {'requests':>8} {'equal':>6} {'errors':>6} {'losses':>6} {'prompt':>8} {'cached':>8} "
           f"{'fast MB':>9} {'host MB':>9} {'disk MB':>9} {'first s':>8} {'seconds':>8}", flush=True)
 
@@ -74,7 +74,8 @@ def main():
         first = statistics.median(reply.usage.time_to_first_token_seconds for reply in done) if done else float("nan")
         print(f"{name:38} {len(replies):>8} {equal:>6} {len(replies) - len(done):>6} {losses:>6.0f} "
               f"{total(lambda u: u.prompt_tokens):>8} {total(lambda u: u.cached_tokens):>8} "
-              f"{total(lambda u: u.kv_read_bytes.fast) / 1e6:>9.1f} {total(lambda u: u.kv_read_bytes.host) / 1e6:>9.1f} "
+              f"{total(lambda u: u.kv_read_bytes.fast) / 1e6:>9.1f} "
+              f"{total(lambda u: u.kv_read_bytes.host) / 1e6:>9.1f} "
               f"{total(lambda u: u.kv_read_bytes.disk) / 1e6:>9.1f} {first:>8.2f} {seconds:>8.1f}", flush=True)
         for number, (request, reply) in enumerate(zip(requests, replies)):
             if reply.error or reply.ids != reference[request]:

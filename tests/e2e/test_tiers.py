@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""KV in slower tiers as clients see it: the tokens are those of all KV in memory, whatever happens to what lies below."""
+"""KV in slower tiers as clients see it: the tokens are those of all KV in memory, whatever happens to what is below."""
 import concurrent.futures
 import os
 import pathlib
