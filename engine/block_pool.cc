@@ -33,6 +33,21 @@ int32_t BlockPool::Take() {
   return block;
 }
 
+bool BlockPool::ForgetUnsaved() {
+  const size_t free = free_.size();
+  for (int32_t block = oldest_idle_; block >= 0;) {
+    const int32_t after = blocks_[block].after;
+    if (memory_ != nullptr && memory_->HoldsFrames(block)) {
+      Unlink(block);
+      Withdraw(block);
+      memory_->Forget(block);
+      free_.push_back(block);
+    }
+    block = after;
+  }
+  return free_.size() > free;
+}
+
 void BlockPool::Share(int32_t block) {
   if (blocks_[block].holders == 0) {
     WINNOW_CHECK(blocks_[block].published);

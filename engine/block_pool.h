@@ -37,7 +37,9 @@ class BlockPool {
   int32_t num_idle() const { return num_idle_; }
   int32_t num_used() const { return num_blocks() - num_free(); }
 
-  int32_t Take();             // REQUIRES: num_free() > 0
+  int32_t Take();  // REQUIRES: num_free() > 0
+  // Forgets idle blocks that fast memory alone has. False: there are none.
+  bool ForgetUnsaved();
   void Share(int32_t block);  // one holder more. REQUIRES: held or idle
   void Give(int32_t block);   // one holder less. REQUIRES: held
 

@@ -22,6 +22,9 @@ constexpr int32_t kLossesMax = 24;
 // Losses of a sequence that what it shares may cost it. A store with many damaged blocks gives them
 // away one by one, each after a prompt that was computed in vain.
 constexpr int32_t kLossesShared = 2;
+// A request that fast memory is too small for waits so long for a store that takes nothing. It tries
+// again by itself, first after seconds.
+constexpr Duration kStarvedMax = std::chrono::seconds(30);
 
 absl::Status CheckOption(bool good, const char* name, auto value, const std::string& rule) {
   if (good) return absl::OkStatus();
@@ -171,7 +174,13 @@ bool Engine::Step() {
   heartbeat_.store(now.time_since_epoch().count(), std::memory_order_relaxed);
   TakeOver();
   EndOverdue(now);
-  Apply(scheduler_.Plan(View(now)), now);
+  const StepPlan* plan = &scheduler_.Plan(View(now));
+  // What nobody holds must not take frames from those who need them.
+  if (memory_ != nullptr && memory_->scarce() && plan->chunks.size() < sequences_.size() &&
+      pool_.ForgetUnsaved()) {
+    plan = &scheduler_.Plan(View(now));
+  }
+  Apply(*plan, now);
   const bool computes = !batch_.chunks.empty();
   const bool adopted = std::exchange(adopted_, false);
   if (computes) {
@@ -183,9 +192,13 @@ bool Engine::Step() {
       Fail(status);
     }
   }
+  EndStarved(computes || adopted, now);
   Emit();
   if (computes) Observe(clock_.Now() - now);
-  if (!computes && memory_ != nullptr && memory_->has_work()) memory_->Idle();
+  // A store that takes nothing has to be asked whether it does again.
+  if (!computes && memory_ != nullptr && (memory_->has_work() || memory_->scarce())) {
+    memory_->Idle();
+  }
   return computes || adopted;
 }
 
@@ -246,6 +259,7 @@ PlanInput Engine::View(TimePoint now) {
           .block_tokens = model_.block_tokens(),
           .free_blocks = memory_ == nullptr ? pool_.num_free()
                                             : std::min(pool_.num_free(), memory_->RoomForBlocks()),
+          .scarce = memory_ != nullptr && memory_->scarce(),
           .sequences = views_,
           .served = tenants_.served()};
 }
@@ -286,6 +300,22 @@ void Engine::Apply(const StepPlan& plan, TimePoint now) {
     batch_sequences_.push_back(&sequence);
   }
   if (!plan.preempt.empty() || !plan.admit.empty()) SortSequences();
+}
+
+// Nothing can go on because the store takes nothing: the first in line is told so after a while.
+void Engine::EndStarved(bool progress, TimePoint now) {
+  const auto first = std::find_if(sequences_.begin(), sequences_.end(), [](const auto& sequence) {
+    return !sequence->ended && !sequence->paused_since.has_value();
+  });
+  if (progress || memory_ == nullptr || !memory_->scarce() || first == sequences_.end()) {
+    starved_since_.reset();
+  } else if (!starved_since_.has_value()) {
+    starved_since_ = now;
+  } else if (now - *starved_since_ >= kStarvedMax) {
+    End(**first, FinishReason::kError,
+        "fast memory is too small for this request alone, and its store takes nothing",
+        absl::StatusCode::kUnavailable);
+  }
 }
 
 void Engine::SortSequences() {

@@ -121,6 +121,7 @@ class Engine {
   void SampleOne(Sequence& sequence, std::span<float> logits, TimePoint now);
   void SortSequences();
   void Preempt(Sequence& sequence);
+  void EndStarved(bool progress, TimePoint now);
   Digest NameOf(const Sequence& sequence, int32_t i, bool* shareable);
   void NameBlocks(Sequence& sequence);
   bool AdoptPrefix(Sequence& sequence);
@@ -175,6 +176,7 @@ class Engine {
   std::string how_;  // how a block's tokens attended; set by NameOf
   std::vector<BlockName> adopted_names_;
   bool adopted_ = false;  // a prefix, in this step
+  std::optional<TimePoint> starved_since_;
   std::vector<SequenceView> views_;
   Batch batch_;
   std::vector<Sequence*> batch_sequences_;  // of batch_.chunks

@@ -82,6 +82,16 @@ int32_t KvMemory::RoomForBlocks() const {
   return static_cast<int32_t>(frames / options_.num_layers);
 }
 
+bool KvMemory::HoldsFrames(int32_t block) const {
+  if (!tiered()) return false;
+  const bool gives_back = options_.store->stats().state != TierState::kOff;
+  for (int32_t layer = 0; layer < options_.num_layers; ++layer) {
+    const Piece& piece = pieces_[PieceOf(layer, block)];
+    if (piece.frame >= 0 && !(piece.saved && gives_back)) return true;
+  }
+  return false;
+}
+
 // ---- a pass ----
 
 void KvMemory::BeginPass(size_t num_chunks) {

@@ -71,7 +71,7 @@ void Scheduler::PlanDecodes() {
     }
     if (free_ < blocks) {
       // It waits with what it holds: older ones will give blocks back when they end, or take these.
-      WINNOW_CHECK(i != oldest);
+      WINNOW_CHECK(i != oldest || input_->scarce);
       continue;
     }
     free_ -= blocks;

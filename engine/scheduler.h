@@ -39,6 +39,7 @@ struct PlanInput {
   int32_t max_running = 0;
   int32_t block_tokens = 0;
   int32_t free_blocks = 0;
+  bool scarce = false;  // free_blocks are few for a while: even the oldest may have to wait
   // Running ones by admission, then preempted ones by admission, then waiting ones by arrival.
   std::span<const SequenceView> sequences;
   std::span<const int64_t> served;  // tokens, by tenant

@@ -45,10 +45,10 @@ struct Sequence {
 
   const Request request;
   const std::shared_ptr<OutputQueue> output;
-  std::vector<int32_t> tokens;                // prompt and generated
-  KvCache cache;                              // of a prefix of tokens
-  std::vector<Digest> names;                  // of the full blocks in cache
-  int32_t losses = 0;                         // of KV, since the last token came
+  std::vector<int32_t> tokens;  // prompt and generated
+  KvCache cache;                // of a prefix of tokens
+  std::vector<Digest> names;    // of the full blocks in cache
+  int32_t losses = 0;           // of KV, since the last token came
   int32_t losses_in_all = 0;
   std::unique_ptr<RetrievalState> retrieval;  // from admission on; null if the policy is dense
   Answer answer;

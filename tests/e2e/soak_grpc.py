@@ -1,16 +1,17 @@
 #!/usr/bin/python3
 """Many streams at once over gRPC, with random cancels, deadlines, broken connections and slow readers.
 
-    tests/e2e/soak_grpc.py [--seconds 300] [--streams 64] [--requests 16]
+    tests/e2e/soak_grpc.py [--seconds 300] [--streams 64] [--requests 16] [--disk]
 
 Against WINNOW_BIN, which may be built with a sanitizer. Passes if every request that finished has the tokens that it
 has alone, if afterwards exactly no KV block is in use and nothing runs or waits, and if the server drains with exit
-code 0 and has no sanitizer report in its log.
+code 0 and has no sanitizer report in its log. With --disk most KV is in a store on disk that is too small for it, too.
 """
 import argparse
 import collections
 import random
 import sys
+import tempfile
 import threading
 import time
 
@@ -88,11 +89,16 @@ def main():
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--requests", type=int, default=16)
+    parser.add_argument("--disk", action="store_true")
     args = parser.parse_args()
     print(f"seed {SEED}: {args.streams} streams for {args.seconds:g} s", flush=True)
 
+    directory = tempfile.TemporaryDirectory(prefix="winnow-soak-")
     # A pool that holds a few of the longest requests, so that preemption is part of it.
-    with Server("--max-context", 2048, "--kv-bytes", "6MiB", "--max-running", 32, "--slow-reader-timeout", "20s") as server:
+    flags = ["--max-context", 2048, "--kv-bytes", "6MiB", "--max-running", 32, "--slow-reader-timeout", "20s"]
+    if args.disk:
+        flags += ["--block-tokens", 16, "--disk-bytes", "16MiB", "--store-dir", directory.name]
+    with directory, Server(*flags) as server:
         api = Api(server.address)
         requests = make_requests(args.requests, random.Random(SEED))
         expected = [token_ids(api.generate(request, timeout=PATIENCE)) for request in requests]

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""KV in slower tiers as clients see it: the tokens are those of all KV in memory, whatever happens to what lies below."""
+"""KV in slower tiers as clients see it: the tokens are those of all KV in memory, whatever happens to what is below."""
 import concurrent.futures
 import os
 import pathlib
@@ -217,20 +217,36 @@ class Tiers(unittest.TestCase):
             self.assertLessEqual(sum(p.stat().st_size for p in self.store.glob("seg-*")), 16 * MIB)
             self.finish(server)
 
-    def test_a_full_file_system(self):
+    def small_file_system(self, size):
+        """Its directory, for the store."""
         room = self.directory / "room"
         room.mkdir()
-        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=14m", "none", room], capture_output=True)
-        if mounted.returncode != 0:
+        if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", room], capture_output=True).returncode:
             self.skipTest("may not mount a small file system")
         self.addCleanup(subprocess.run, ["umount", "-l", room])
         self.store = room / "store"
+        return room
+
+    def test_a_full_file_system(self):
+        self.small_file_system("14m")
         # Frames for one text: what the store does not take must find room there.
         with self.on_disk(kv_bytes="24MiB") as server:
             self.check(server)
             self.finish(server)
         with self.on_disk(kv_bytes="24MiB") as server:
             self.check(server)
+
+    def test_a_full_file_system_that_gets_room_again(self):
+        room = self.small_file_system("6m")
+        # No segment fits, and no text into the frames: everybody waits.
+        with self.on_disk() as server, concurrent.futures.ThreadPoolExecutor(1) as threads:
+            checked = threads.submit(self.check, server)
+            eventually(lambda: server.metric("winnow_store_state") == 1, "a store that takes nothing")
+            self.assertTrue(Api(server.address).serving())
+            subprocess.run(["mount", "-o", "remount,size=256m", room], check=True)
+            checked.result()
+            self.assertEqual(server.metric("winnow_store_state"), 0)
+            self.finish(server)
 
     # ---- refusals ----
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <random>
 #include <utility>
 #include <vector>
@@ -23,6 +24,7 @@ class FaultyStore final : public BlockStore {
     int polls_max = 0;      // completions are held for up to this many Polls
     bool hold = false;      // operations do not start until this is false again
     bool reorder = false;
+    std::optional<TierState> state = {};  // that it says it is in; what is not kOk takes no Puts
   };
 
   FaultyStore(std::unique_ptr<BlockStore> inner, uint32_t seed)
@@ -35,6 +37,9 @@ class FaultyStore final : public BlockStore {
   void Put(uint64_t tag, const BlockId& id, std::span<const std::byte> payload,
            const PutOptions& options) override {
     if (Missed(tag, Operation::kPut)) return;
+    if (faults.state.value_or(TierState::kOk) != TierState::kOk) {
+      return Answer({tag, Operation::kPut, Outcome::kMiss, Reason::kOff});
+    }
     if (Chance(faults.lose_share)) return Answer({tag, Operation::kPut, Outcome::kOk});
     std::vector<std::byte> copy(payload.begin(), payload.end());
     Start(
@@ -84,7 +89,11 @@ class FaultyStore final : public BlockStore {
     return inner_->SetPinned(key, pinned);
   }
   size_t in_flight() const override { return inner_->in_flight() + held_.size() + waiting_.size(); }
-  StoreStats stats() const override { return inner_->stats(); }
+  StoreStats stats() const override {
+    StoreStats stats = inner_->stats();
+    stats.state = faults.state.value_or(stats.state);
+    return stats;
+  }
 
  private:
   bool Chance(double share) {

@@ -225,6 +225,58 @@ TEST_F(KvTiersTest, AStoreThatTakesNothingLeavesWhatFastMemoryHolds) {
   }
 }
 
+TEST_F(KvTiersTest, WhileTheStoreIsFullRequestsWaitAndAreToldInTheEnd) {
+  for (const bool recovers : {true, false}) {
+    for (const bool prefix_cache : {true, false}) {
+      SCOPED_TRACE(recovers);
+      ModelOptions options = Tiered();
+      options.tiers.host_bytes = 64 << 20;
+      storage::FaultyStore* faulty = nullptr;
+      options.decorate_store = [&](std::unique_ptr<storage::BlockStore> store) {
+        auto made = std::make_unique<storage::FaultyStore>(std::move(store), 1);
+        faulty = made.get();
+        return made;
+      };
+      const auto model = Load(options);
+      FakeClock clock;
+      EngineOptions engine_options;
+      engine_options.max_running = kRunning;
+      engine_options.step_tokens = kStepTokens;
+      engine_options.prefix_cache = prefix_cache;
+      const auto engine = MakeEngine(engine_options, *model->decoder, clock);
+      std::vector<Client> clients(requests_.size());
+      for (size_t i = 0; i < requests_.size(); ++i) {
+        ASSERT_TRUE(engine->Submit(requests_[i], clients[i].output).ok());
+      }
+      for (int i = 0; i < 20; ++i) engine->Step();
+      faulty->faults.state = storage::TierState::kDegraded;
+      StepUntilIdle(*engine);
+      if (recovers) {
+        faulty->faults.state.reset();
+        StepUntilIdle(*engine);
+      }
+      // Everybody has an end, sooner or later.
+      for (size_t i = 0; i < requests_.size(); ++i) {
+        clock.Advance(std::chrono::seconds(31));
+        StepUntilIdle(*engine);
+      }
+      EXPECT_EQ(engine->stats().blocks_used, 0);
+      int told = 0;
+      for (size_t i = 0; i < requests_.size(); ++i) {
+        const Reply& reply = clients[i].Read();
+        if (reply.last.finish == FinishReason::kError) {
+          EXPECT_EQ(reply.last.error_code, absl::StatusCode::kUnavailable);
+          ++told;
+        } else {
+          EXPECT_EQ(reply.last.finish, Expected()[i].last.finish);
+          EXPECT_EQ(reply.tokens, Expected()[i].tokens) << ToString(requests_[i].policy);
+        }
+      }
+      EXPECT_EQ(told > 0, !recovers);
+    }
+  }
+}
+
 // ---- prefixes ----
 
 // Questions about few texts, of two tenants.

@@ -40,12 +40,14 @@ struct Scene {
     for (const SequenceView& view : sequences) held += view.blocks;
     return num_blocks - held;
   }
+  bool scarce = false;
   StepPlan Plan() const {
     Scheduler scheduler;
     return scheduler.Plan({.step_tokens = step_tokens,
                            .max_running = max_running,
                            .block_tokens = kBlockTokens,
-                           .free_blocks = free_blocks(),
+                           .free_blocks = scarce ? 0 : free_blocks(),
+                           .scarce = scarce,
                            .sequences = sequences,
                            .served = served});
   }
@@ -68,6 +70,14 @@ TEST(SchedulerTest, NothingToDoIsAnEmptyPlan) {
   const StepPlan plan = Scene().Plan();
   EXPECT_TRUE(plan.chunks.empty());
   EXPECT_TRUE(plan.admit.empty());
+}
+
+TEST(SchedulerTest, WhereBlocksAreScarceEvenTheOldestWaits) {
+  Scene s;
+  s.Running(kBlockTokens + 1, kBlockTokens, 1);
+  s.scarce = true;
+  EXPECT_TRUE(s.Plan().chunks.empty());
+  EXPECT_TRUE(s.Plan().preempt.empty());
 }
 
 TEST(SchedulerTest, DecodesComeBeforePrompts) {
