@@ -330,6 +330,8 @@ void KvMemory::Flush(std::chrono::nanoseconds most) {
     EndPass();
     Poll(std::chrono::milliseconds(10));
   }
+  const int64_t idle_end = NowNs() + most.count();
+  while (!options_.store->idle() && NowNs() < idle_end) Poll(std::chrono::milliseconds(10));
 }
 
 void KvMemory::PutAside(const storage::BlockId& id, std::span<const std::byte> bytes) {

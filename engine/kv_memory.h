@@ -189,7 +189,8 @@ class KvMemory {
   bool has_work() const { return !wanted_.empty() || !saves_.empty(); }
   // Between passes, when there is nothing else to do: goes on saving.
   void Idle();
-  // Waits until everything that is to be kept is saved, at most so long.
+  // Waits until everything that is to be kept is saved, and then until the store is idle, so that
+  // another thread may close it; each at most so long.
   void Flush(std::chrono::nanoseconds most);
 
   // What belongs to a block beside its KV: `bytes` under an id of another kind than KV. A put that

@@ -4,8 +4,8 @@
     loadtest/kill_server.py [--rounds 100] [--model models/needle-5m] [--seed N]
 
 A round: start over the same directory (now with io_uring, now with threads, now with a little host memory), compare the
-bytes that the server counts with the lengths of its files, ask, go on under load, every third time flip bits in its open
-files, and SIGKILL it at a random time (sometimes SIGTERM). Then `winnow store stat`, and every other round flip bits in
+bytes that the server counts with its files, ask, go on under load, flip bits in its open files every third
+time, and SIGKILL it at a random time (sometimes SIGTERM). Then `winnow store stat`, and every other round flip bits in
 some files, truncate or delete some, or add garbage. Every answer that came is compared with all KV in memory. Exits 1
 at the end if there was a wrong token, an error, a failed start, an answer past its deadline, or bytes that the store
 does not count.
@@ -198,8 +198,8 @@ def main():
               f"{'; ' + done if done else ''}", flush=True)
 
     starts = max(1, counts["killed"] + counts["ended well"])
-    print(f"{args.rounds} rounds: {counts['killed']} kills, {counts['ended well']} ends by SIGTERM, {counts['damaged']} "
-          f"times damaged, {counts['flipped']} times while it ran; {counts['answers']} answers compared and "
+    print(f"{args.rounds} rounds: {counts['killed']} kills, {counts['ended well']} ends by SIGTERM, {counts['damaged']}"
+          f" times damaged, {counts['flipped']} times while it ran; {counts['answers']} answers compared and "
           f"{counts['cut off']} that the kill cut off; {counts['cached']} tokens cached, "
           f"{counts['blocks found'] / starts:.0f} blocks and {counts['start ms'] / starts:.0f} ms a start; "
           f"{len(faults)} faults", flush=True)

@@ -112,9 +112,10 @@ def main():
                 seconds = tier_load.now() - begin
                 left = server.metric("winnow_kv_blocks_used")
                 code = server.terminate()
+                log = server.log()
             good = report(name, replies, losses, seconds) and good
             if left != 0 or code != 0:
-                print(f"  FAULT: {left:g} blocks in use, exit code {code}", flush=True)
+                print(f"  FAULT: {left:g} blocks in use, exit code {code}; the log's end:\n{log[-2000:]}", flush=True)
                 good = False
             if directory and "resumed" not in name and not name.startswith("disk, io_uring"):
                 shutil.rmtree(root / directory, ignore_errors=True)

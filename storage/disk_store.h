@@ -131,7 +131,7 @@ class DiskStore final : public BlockStore {
   size_t payload_bytes_max() const { return payload_bytes_max_; }
   size_t segments() const { return segments_.size(); }
   // Also nothing in flight inside: no sealing, no compaction. For tests and maintenance.
-  bool idle() const;
+  bool idle() const override;
 
   // ---- maintenance: these wait for the disk, so not in a step loop ----
 

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <thread>
 
 #include "storage/check.h"
 #include "storage/ring.h"
@@ -69,7 +70,10 @@ class UringEngine final : public IoEngine {
   uint32_t depth() const override { return depth_; }
 
   void Push(const IoRequest& request) override {
-    EnterThread();
+    if (!EnterThread()) {
+      ++in_flight_;  // never answered
+      return;
+    }
     io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
     // The queue has depth_ entries (the kernel rounds up), so it can only be full of what Flush
     // could not submit; more than that is the caller's bug.
@@ -111,14 +115,17 @@ class UringEngine final : public IoEngine {
   }
 
   int Flush() override {
-    EnterThread();
+    if (!EnterThread()) return 0;
     if (io_uring_sq_ready(&ring_) == 0) return 0;
     const int submitted = io_uring_submit(&ring_);
     return submitted < 0 ? -submitted : 0;
   }
 
   void Reap(std::chrono::nanoseconds wait, std::vector<IoEvent>* events) override {
-    EnterThread();
+    if (!EnterThread()) {
+      std::this_thread::sleep_for(wait);
+      return;
+    }
     if (TakeReady(events) > 0) return;
     if (wait.count() > 0 && in_flight_ > 0) {
       __kernel_timespec time = {};
@@ -145,8 +152,7 @@ class UringEngine final : public IoEngine {
 
   void RegisterFile(int fd) override {
     if (fd >= static_cast<int>(files_.size())) files_.resize(fd + 1, -1);
-    if (!files_registered_) return;
-    EnterThread();
+    if (!files_registered_ || !EnterThread()) return;
     // Another thread's file with this number is still in the table only if Unregister was missed.
     WINNOW_CHECK(files_[fd] < 0);
     const auto free = std::find(file_slots_.begin(), file_slots_.end(), -1);
@@ -160,8 +166,7 @@ class UringEngine final : public IoEngine {
 
   void UnregisterFile(int fd) override {
     const int index = FileIndex(fd);
-    if (index < 0) return;
-    EnterThread();
+    if (index < 0 || !EnterThread()) return;
     int none = -1;
     (void)io_uring_register_files_update(&ring_, index, &none, 1);
     file_slots_[index] = -1;
@@ -224,13 +229,16 @@ class UringEngine final : public IoEngine {
 
   // SINGLE_ISSUER ties a ring to the thread that made it. A store is opened where a program is
   // wired and used by the engine's thread, so the first call from another thread makes a new ring.
-  void EnterThread() {
-    if (set_->flags == 0 || ::syscall(SYS_gettid) == thread_) return;
-    WINNOW_CHECK(in_flight_ == 0);
+  // False: the other thread left something in flight, which nobody else can get back. It is like a
+  // disk that hangs: nothing is ever answered.
+  bool EnterThread() {
+    if (set_->flags == 0 || ::syscall(SYS_gettid) == thread_) return true;
+    if (in_flight_ > 0) return false;
     Exit();
     // It worked a moment ago on another thread; a kernel that now refuses leaves no way to go on
     // that a caller could take, short of restarting with --io-engine=threads.
     WINNOW_CHECK(Init() == 0);
+    return true;
   }
 
   void Exit() {

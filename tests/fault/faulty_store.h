@@ -89,6 +89,7 @@ class FaultyStore final : public BlockStore {
     return inner_->SetPinned(key, pinned);
   }
   size_t in_flight() const override { return inner_->in_flight() + held_.size() + waiting_.size(); }
+  bool idle() const override { return in_flight() == 0 && inner_->idle(); }
   StoreStats stats() const override {
     StoreStats stats = inner_->stats();
     stats.state = faults.state.value_or(stats.state);

@@ -3,7 +3,9 @@
 #include <fstream>
 #include <memory>
 #include <random>
+#include <stop_token>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "engine/decoder.h"
@@ -275,6 +277,26 @@ TEST_F(KvTiersTest, WhileTheStoreIsFullRequestsWaitAndAreToldInTheEnd) {
       EXPECT_EQ(told > 0, !recovers);
     }
   }
+}
+
+TEST_F(KvTiersTest, AnEngineThatEndsLeavesAnIdleStore) {
+  ModelOptions options = Tiered();
+  options.tiers.disk_bytes = 16 << 20;
+  options.tiers.store_dir = directory_.File("store");
+  const auto model = Load(options);
+  FakeClock clock;
+  EngineOptions engine_options;
+  engine_options.max_running = kRunning;
+  engine_options.step_tokens = kStepTokens;
+  const auto engine = MakeEngine(engine_options, *model->decoder, clock);
+  std::vector<Client> clients(requests_.size());
+  for (size_t i = 0; i < requests_.size(); ++i) {
+    ASSERT_TRUE(engine->Submit(requests_[i], clients[i].output).ok());
+  }
+  engine->BeginDrain();
+  // On a thread of its own, as in the server: what it leaves in flight nobody can get back.
+  std::thread([&] { engine->Run({}); }).join();
+  EXPECT_TRUE(model->store.store->idle());
 }
 
 // ---- prefixes ----

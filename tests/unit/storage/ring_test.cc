@@ -1,6 +1,7 @@
 #include "storage/ring.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -249,6 +250,28 @@ TEST_P(RingTest, MovesToAnotherThreadWhileNothingIsInFlight) {
   EXPECT_TRUE(Holds(memory_.bytes().first(8 * kPageBytes), 0));
   ring_->Submit(Op(IoKind::kRead, 4, 1, 0, 1));
   EXPECT_EQ(RunAll()[1].error, 0);
+}
+
+TEST(UringEngine, WhatAnotherThreadLeftInFlightIsNeverAnswered) {
+  std::unique_ptr<IoEngine> engine = MakeEngine(IoEngineKind::kUring);
+  if (engine == nullptr) GTEST_SKIP() << "io_uring is refused here";
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  PageMemory memory(kPageBytes);
+  static IoEngine* const left = engine.release();  // the kernel may have it for ever
+  std::thread([&] {
+    left->Push({0, IoKind::kRead, ends[0], 0, memory.bytes().data(), kPageBytes});
+    EXPECT_EQ(left->Flush(), 0);
+    std::vector<IoEvent> events;
+    left->Reap(milliseconds(0), &events);
+    EXPECT_TRUE(events.empty());
+  }).join();
+  std::vector<IoEvent> events;
+  left->Reap(milliseconds(1), &events);
+  left->Push({1, IoKind::kRead, ends[0], 0, memory.bytes().data(), kPageBytes});
+  EXPECT_EQ(left->Flush(), 0);
+  left->Reap(milliseconds(1), &events);
+  EXPECT_TRUE(events.empty());
 }
 
 INSTANTIATE_TEST_SUITE_P(Engines, RingTest,
