@@ -19,6 +19,8 @@ namespace {
 
 constexpr uint32_t kKindKv = 0;
 constexpr size_t kSavesInFlight = 256;  // pieces; the store has copied them, so this bounds memory
+// Of whole pieces: enough to keep a disk busy, and little enough for one read's deadline.
+constexpr size_t kLoadBytesInFlight = size_t{32} << 20;
 constexpr size_t kSavesAtOnce = 64;     // when a pass must wait for them
 constexpr int32_t kFailuresInARow = 8;  // saves; then nothing more is tried in this pass
 // Running sequences come back to what they save: it is worth more than what nobody may ask for.
@@ -143,6 +145,12 @@ KvMemory::PinResult KvMemory::TryPin(int32_t chunk, int32_t layer, std::span<con
     loads_.emplace(tag, Loading{index, chunk});
     options_.store->Get(tag, StoreId(layer, blocks[i]),
                         {FrameBytes(frame), options_.layout.BlockBytes()}, 0);
+    // A read's deadline runs from here: what waits behind too many others would be late, and lost.
+    if (loads_.size() * options_.layout.BlockBytes() >= kLoadBytesInFlight) {
+      const size_t half = loads_.size() / 2;
+      Wait([&] { return loads_.size() <= half; },
+           [this](const Completion& c) { foreign_.push_back(c); });
+    }
   }
   if (!loads_.empty()) {
     Wait([this] { return loads_.empty(); }, [this](const Completion& c) { foreign_.push_back(c); });
