@@ -27,7 +27,7 @@ struct IndexFaults {
 class FaultyIndex final : public IndexDb {
  public:
   FaultyIndex(std::unique_ptr<IndexDb> inner, std::shared_ptr<IndexFaults> faults)
-      : inner_(std::move(inner)), faults_(std::move(faults)) {}
+      : faults_(std::move(faults)), inner_(std::move(inner)) {}
   absl::Status Load(const std::function<void(const BlockKey&, std::string_view)>& entry,
                     std::string* meta) override {
     return inner_->Load(entry, meta);
@@ -39,8 +39,9 @@ class FaultyIndex final : public IndexDb {
   }
 
  private:
+  std::shared_ptr<IndexFaults>
+      faults_;  // goes last: who sees it unused knows that RocksDB is closed
   std::unique_ptr<IndexDb> inner_;
-  std::shared_ptr<IndexFaults> faults_;
 };
 
 class DiskStoreTest : public testing::Test {
