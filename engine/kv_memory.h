@@ -97,7 +97,7 @@ class KvMemory {
 
   // Blocks that can be begun now without losing anything; INT32_MAX while the store takes pieces.
   int32_t RoomForBlocks() const;
-  // The store takes nothing for now.
+  // Whether blocks must fit into RoomForBlocks(), because the store is degraded or off.
   bool scarce() const { return tiered() && RoomForBlocks() != INT32_MAX; }
   // Whether the block has frames that are not in that room.
   bool HoldsFrames(int32_t block) const;

@@ -99,6 +99,17 @@ class KvTiersTest : public ::testing::Test {
     return options;
   }
 
+  // With a store that fails as `*faulty` is told to.
+  std::unique_ptr<LoadedModel> LoadOver(storage::FaultyStore** faulty, ModelOptions options) const {
+    options.decorate_store = [&](std::unique_ptr<storage::BlockStore> store) {
+      auto made =
+          std::make_unique<storage::FaultyStore>(std::move(store), static_cast<uint32_t>(seed_));
+      *faulty = made.get();
+      return made;
+    };
+    return Load(options);
+  }
+
   std::vector<Reply> Answers(LoadedModel& model, bool prefix_cache = false) {
     FakeClock clock;
     EngineOptions options;
@@ -198,13 +209,7 @@ TEST_F(KvTiersTest, FaultsOfTheStoreCostTimeAndNoToken) {
   ModelOptions options = Tiered();
   options.tiers.host_bytes = 64 << 20;
   storage::FaultyStore* faulty = nullptr;
-  options.decorate_store = [&](std::unique_ptr<storage::BlockStore> store) {
-    auto made =
-        std::make_unique<storage::FaultyStore>(std::move(store), static_cast<uint32_t>(seed_));
-    faulty = made.get();
-    return made;
-  };
-  const auto model = Load(options);
+  const auto model = LoadOver(&faulty, options);
   faulty->faults = {.miss_share = 0.0001, .lose_share = 0.002, .polls_max = 3, .reorder = true};
   const std::vector<Reply> replies = Answers(*model);
   EXPECT_GT(losses_, 0u);
@@ -216,12 +221,7 @@ TEST_F(KvTiersTest, AStoreThatTakesNothingLeavesWhatFastMemoryHolds) {
   ModelOptions options = Tiered();
   options.tiers.host_bytes = 64 << 20;
   storage::FaultyStore* faulty = nullptr;
-  options.decorate_store = [&](std::unique_ptr<storage::BlockStore> store) {
-    auto made = std::make_unique<storage::FaultyStore>(std::move(store), 1);
-    faulty = made.get();
-    return made;
-  };
-  const auto model = Load(options);
+  const auto model = LoadOver(&faulty, options);
   faulty->faults = {.miss_share = 1};
   for (size_t i = 0; const Reply& reply : Answers(*model)) {
     // Whoever fits is answered, and rightly; who does not is told so.
@@ -241,12 +241,7 @@ TEST_F(KvTiersTest, WhileTheStoreIsFullRequestsWaitAndAreToldInTheEnd) {
       ModelOptions options = Tiered();
       options.tiers.host_bytes = 64 << 20;
       storage::FaultyStore* faulty = nullptr;
-      options.decorate_store = [&](std::unique_ptr<storage::BlockStore> store) {
-        auto made = std::make_unique<storage::FaultyStore>(std::move(store), 1);
-        faulty = made.get();
-        return made;
-      };
-      const auto model = Load(options);
+      const auto model = LoadOver(&faulty, options);
       FakeClock clock;
       EngineOptions engine_options;
       engine_options.max_running = kRunning;
@@ -391,13 +386,7 @@ TEST_F(PrefixTest, ADamagedStoreCostsComputationAndNoToken) {
   ModelOptions options = Tiered();
   options.tiers.host_bytes = 128 << 20;
   storage::FaultyStore* faulty = nullptr;
-  options.decorate_store = [&](std::unique_ptr<storage::BlockStore> store) {
-    auto made =
-        std::make_unique<storage::FaultyStore>(std::move(store), static_cast<uint32_t>(seed_));
-    faulty = made.get();
-    return made;
-  };
-  const auto model = Load(options);
+  const auto model = LoadOver(&faulty, options);
   for (int round = 0; round < 2; ++round) {
     faulty->faults = {.miss_share = 0.0001, .lose_share = 0.003, .polls_max = 2, .reorder = true};
     const std::vector<Reply> replies = Answers(*model, true);
