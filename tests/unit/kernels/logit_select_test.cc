@@ -151,8 +151,9 @@ TEST_P(LogitSelectTest, ExtremeLogitsStillMakeAChoice) {
   const KvLayout layout{1, 64, 16, DType::kF32};
   PagedKv kv(random_, layout, {1000}, 400.0f);  // logits of both signs up to about 1e4
   Matrix q = Matrix::Normal(random_, 1, 4 * 64);
-  const std::vector<RetrievalQuery> queries = {kv.Query(0, 0, 999, 0, 1, 4)};
-  OwnedSelection chosen(1, 1, 4);
+  // Four heads, and room for 16: in one run of a hundred two logits of a head are so near that both have a share.
+  const std::vector<RetrievalQuery> queries = {kv.Query(0, 0, 999, 0, 1, 16)};
+  OwnedSelection chosen(1, 1, 16);
   Make(2)->SelectByLogits(q.tensor(), queries, kv.pool(), layout, 1.0f, chosen.view());
   // Each head's best token, unless it is the query's own, has a mass near one.
   const auto scores = LogitScoresRef(q.tensor(), queries[0], kv.pool(), layout, 1.0f, 0);

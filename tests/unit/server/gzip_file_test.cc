@@ -8,20 +8,20 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/unit/temp_dir.h"
 
 namespace winnow::server {
 namespace {
 
 using ::testing::HasSubstr;
 
-std::string TempPath(const std::string& name) { return ::testing::TempDir() + name; }
-
 void WriteFile(const std::string& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary) << bytes;
 }
 
 std::string Gzipped(const std::string& text) {
-  const std::string path = TempPath("gzip_file_test.tmp.gz");
+  const TempDir dir;
+  const std::string path = dir.File("packed.gz");
   gzFile file = gzopen(path.c_str(), "wb");
   EXPECT_EQ(gzwrite(file, text.data(), static_cast<unsigned>(text.size())),
             static_cast<int>(text.size()));
@@ -38,7 +38,8 @@ std::string Text() {
 
 TEST(GzipFile, PackedAndPlainFilesReadTheSame) {
   const std::string text = Text();
-  const std::string plain = TempPath("plain.txt"), packed = TempPath("packed.txt");
+  const TempDir dir;
+  const std::string plain = dir.File("plain.txt"), packed = dir.File("packed.txt");
   WriteFile(plain, text);
   WriteFile(packed, Gzipped(text));
   EXPECT_EQ(*ReadMaybeGzipped(plain, 1 << 30), text);
@@ -48,7 +49,8 @@ TEST(GzipFile, PackedAndPlainFilesReadTheSame) {
 }
 
 TEST(GzipFile, DamageIsAnError) {
-  const std::string path = TempPath("damaged.gz");
+  const TempDir dir;
+  const std::string path = dir.File("damaged.gz");
   const std::string packed = Gzipped(Text());
   for (const size_t size : {packed.size() - 1, packed.size() - 8, packed.size() / 2, size_t{12}}) {
     WriteFile(path, packed.substr(0, size));
@@ -63,7 +65,8 @@ TEST(GzipFile, DamageIsAnError) {
 }
 
 TEST(GzipFile, UnpackedSizeIsBounded) {
-  const std::string path = TempPath("bomb.gz");
+  const TempDir dir;
+  const std::string path = dir.File("bomb.gz");
   WriteFile(path, Gzipped(std::string(8 << 20, ' ')));
   const auto contents = ReadMaybeGzipped(path, 1 << 20);
   EXPECT_EQ(contents.status().code(), absl::StatusCode::kInvalidArgument);
@@ -71,8 +74,9 @@ TEST(GzipFile, UnpackedSizeIsBounded) {
 }
 
 TEST(GzipFile, WhatIsNotThereOrNotAFileIsNamed) {
-  EXPECT_EQ(ReadMaybeGzipped(TempPath("none"), 1).status().code(), absl::StatusCode::kNotFound);
-  EXPECT_THAT(std::string(ReadMaybeGzipped(::testing::TempDir(), 1).status().message()),
+  const TempDir dir;
+  EXPECT_EQ(ReadMaybeGzipped(dir.File("none"), 1).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(ReadMaybeGzipped(dir.path(), 1).status().message()),
               HasSubstr("is a directory"));
 }
 

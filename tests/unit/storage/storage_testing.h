@@ -15,27 +15,14 @@
 
 #include "storage/block_id.h"
 #include "storage/clock.h"
+#include "tests/unit/temp_dir.h"
 
 namespace winnow::storage {
 
-class TempDir {
+// Beside the build, not in /tmp, which may be a file system without O_DIRECT.
+class TempDir : public winnow::TempDir {
  public:
-  TempDir() {
-    // Beside the build, not in /tmp, which may be a file system without O_DIRECT.
-    std::string pattern = (std::filesystem::current_path() / "storage_test_XXXXXX").string();
-    if (::mkdtemp(pattern.data()) == nullptr) std::abort();
-    path_ = pattern;
-  }
-  ~TempDir() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TempDir(const TempDir&) = delete;
-  TempDir& operator=(const TempDir&) = delete;
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
+  TempDir() : winnow::TempDir(std::filesystem::current_path()) {}
 };
 
 class FakeClock final : public Clock {
