@@ -212,7 +212,6 @@ absl::StatusOr<std::vector<Shard>> CutIntoShards(std::span<const TensorSpec> ten
   return shards;
 }
 
-// The 8 bytes of length and the header, padded so that the data begins on a multiple of 8.
 std::string HeaderOf(const Shard& shard, DType dtype) {
   const char* type = dtype == DType::kBF16 ? "BF16" : dtype == DType::kF16 ? "F16" : "F32";
   OrderedJson header;
@@ -227,12 +226,7 @@ std::string HeaderOf(const Shard& shard, DType dtype) {
     entry["data_offsets"] = OrderedJson::array({offset, end});
     offset = end;
   }
-  std::string text = header.dump();
-  text.resize((text.size() + 7) / 8 * 8, ' ');
-  const uint64_t length = text.size();
-  std::string bytes(sizeof(length), '\0');
-  std::memcpy(bytes.data(), &length, sizeof(length));
-  return bytes + text;
+  return SafetensorsHead(header.dump());
 }
 
 absl::Status CheckSpace(const std::string& dir, uint64_t needed_bytes) {

@@ -111,7 +111,7 @@ class RowFetcher {
     uint64_t tag = 0;  // bits of its reads' tags
   };
 
-  RowFetcher(KvMemory& memory) : memory_(memory), layout_(memory.layout()) {}
+  explicit RowFetcher(KvMemory& memory) : memory_(memory), layout_(memory.layout()) {}
   int64_t PlaceOf(int32_t block, int32_t head, int32_t token) const {
     return (int64_t{block} * layout_.kv_heads + head) * layout_.block_tokens + token;
   }

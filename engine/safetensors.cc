@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <cstring>
 
 #include <cerrno>
 
@@ -12,6 +13,14 @@
 #include "kernels/check.h"
 
 namespace winnow::engine {
+
+std::string SafetensorsHead(std::string header_json) {
+  header_json.resize((header_json.size() + 7) / 8 * 8, ' ');
+  const uint64_t length = header_json.size();
+  std::string bytes(sizeof(length), '\0');
+  std::memcpy(bytes.data(), &length, sizeof(length));
+  return bytes + header_json;
+}
 
 absl::StatusOr<std::unique_ptr<SafetensorsFile>> SafetensorsFile::Open(const std::string& path) {
   // O_NONBLOCK: opening a FIFO must not hang the start.

@@ -85,6 +85,11 @@ int BenchDecode(BenchFlags flags) {
   if (absl::Status status = CheckLengths(model, flags.contexts, "--contexts"); !status.ok()) {
     return ReportInputError("bench", status);
   }
+  for (const engine::AttentionPolicy& policy : policies) {
+    if (absl::Status status = model.decoder->CheckPolicy(policy); !status.ok()) {
+      return ReportInputError("bench", status);
+    }
+  }
 
   FILE* const table = TableFile(flags.json_path);
   PrintHeader(table, model);
@@ -247,6 +252,7 @@ void AddBenchCommand(CLI::App& app, int* exit_code) {
   CLI::App* decode = bench->add_subcommand(
       "decode", "A decode step at long contexts (of noise), as a share of a plain read loop");
   AddBenchModelFlags(*decode, *flags);
+  AddArtifactFlag(*decode, flags->model.model);
   decode->add_option("--contexts,--context", flags->contexts, "Keys that each sequence attends to")
       ->delimiter(',')
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))

@@ -53,6 +53,29 @@ std::vector<int32_t> RandomTokens(int64_t count, int32_t vocab_size) {
 
 }  // namespace
 
+absl::StatusOr<engine::RetrievalOptions> BenchRetrieval(
+    const BenchModelFlags& flags, const engine::ModelConfig& config, const engine::Weights& weights,
+    std::span<const engine::AttentionPolicy> policies, engine::SyntheticArtifact& synthetic) {
+  if (!flags.model_dir.empty()) {
+    engine::RetrievalFlags retrieval = flags.model.retrieval;
+    for (const engine::AttentionPolicy& policy : policies) {
+      if (!policy.IsDense()) retrieval.policies.push_back(policy);
+    }
+    if (retrieval.policies.empty())
+      return engine::RetrievalOptions{};
+    return engine::ResolveRetrieval(flags.model_dir, config, weights, retrieval);
+  }
+  if (!flags.model.retrieval.artifact.empty()) {
+    return absl::InvalidArgumentError("artifact: is of a model, and --like has none");
+  }
+  const bool learned = std::any_of(policies.begin(), policies.end(),
+                                   [](const auto& policy) { return policy.NeedsArtifact(); });
+  if (learned) {
+    WINNOW_ASSIGN_OR_RETURN(synthetic, engine::MakeSyntheticArtifact(config, 1));
+  }
+  return engine::OptionsFor(policies, synthetic.artifact);
+}
+
 absl::StatusOr<std::unique_ptr<BenchModel>> MakeBenchModel(
     const BenchModelFlags& flags, int64_t kv_tokens,
     std::span<const engine::AttentionPolicy> policies) {
@@ -72,7 +95,8 @@ absl::StatusOr<std::unique_ptr<BenchModel>> MakeBenchModel(
                                  options.block_tokens, options.kv_dtype};
   options.kv_bytes = (kv_tokens + options.block_tokens - 1) / options.block_tokens *
                      static_cast<int64_t>(layout.BlockBytes()) * made->config.num_layers;
-  options.retrieval = engine::OptionsFor(policies, nullptr);
+  WINNOW_ASSIGN_OR_RETURN(options.retrieval, BenchRetrieval(flags, made->config, made->weights,
+                                                            policies, made->synthetic_artifact));
   WINNOW_RETURN_IF_ERROR(engine::CheckMemory(made->config, options));
   if (flags.model_dir.empty()) {
     WINNOW_ASSIGN_OR_RETURN(made->synthetic, engine::MakeSyntheticWeights(made->config, 1));
@@ -90,7 +114,6 @@ absl::StatusOr<DecodeResult> RunDecode(BenchModel& model, int64_t context, int32
                                        const engine::AttentionPolicy& policy, int32_t steps,
                                        int num_threads) {
   engine::Decoder& decoder = *model.decoder;
-  WINNOW_RETURN_IF_ERROR(decoder.CheckPolicy(policy));
   const int64_t blocks = (context + decoder.block_tokens() - 1) / decoder.block_tokens();
   std::vector<int32_t> all_blocks(blocks * batch);
   std::iota(all_blocks.begin(), all_blocks.end(), 0);

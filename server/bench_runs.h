@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "engine/decoder.h"
 #include "engine/model_loader.h"
+#include "engine/synthetic_artifact.h"
 #include "engine/synthetic_weights.h"
 #include "engine/timed_backend.h"
 
@@ -29,11 +30,19 @@ struct BenchModelFlags {
   engine::ModelOptions model;
 };
 
+// The indexes that `policies` need, and the functions: those of the model's artifact, or, where there
+// is no model's directory, random ones, which `synthetic` then holds and which must outlive the decoder.
+// As engine::ResolveRetrieval; InvalidArgument: an artifact is named without a model.
+absl::StatusOr<engine::RetrievalOptions> BenchRetrieval(
+    const BenchModelFlags& flags, const engine::ModelConfig& config, const engine::Weights& weights,
+    std::span<const engine::AttentionPolicy> policies, engine::SyntheticArtifact& synthetic);
+
 // A decoder whose every call is timed. Members are destroyed last to first.
 struct BenchModel {
   engine::ModelConfig config;
   engine::Weights weights;
   engine::SyntheticWeights synthetic;
+  engine::SyntheticArtifact synthetic_artifact;
   std::unique_ptr<kernels::Backend> backend;
   std::unique_ptr<engine::TimedBackend> timed;
   std::unique_ptr<engine::Decoder> decoder;
@@ -63,8 +72,8 @@ struct DecodeResult {
 };
 
 // One token for each of `batch` sequences, whose caches hold noise up to `context`. The index over
-// the noise is made before anything is timed. REQUIRES: a model with a KV pool of context*batch
-// tokens, rounded up to blocks for each sequence.
+// the noise is made before anything is timed. REQUIRES: a policy that CheckPolicy of the decoder
+// passes, a model with a KV pool of context*batch tokens, rounded up to blocks for each sequence.
 absl::StatusOr<DecodeResult> RunDecode(BenchModel& model, int64_t context, int32_t batch,
                                        const engine::AttentionPolicy& policy, int32_t steps,
                                        int num_threads);

@@ -207,15 +207,9 @@ absl::StatusOr<std::unique_ptr<StoreBench>> StoreBench::Make(const StoreBenchFla
   const kernels::KvLayout layout{config.num_kv_heads, config.head_dim, plain.block_tokens,
                                  plain.kv_dtype};
   const auto block_bytes = static_cast<int64_t>(layout.BlockBytes());
-  engine::RetrievalOptions retrieval;
-  if (has_dir) {
-    options.retrieval.policies = {policy};
-    WINNOW_ASSIGN_OR_RETURN(retrieval,
-                            engine::ResolveRetrieval(flags.model.model_dir, config, bench->weights_,
-                                                     options.retrieval));
-  } else {
-    retrieval = engine::OptionsFor(std::span(&policy, 1), nullptr);
-  }
+  WINNOW_ASSIGN_OR_RETURN(const engine::RetrievalOptions retrieval,
+                          BenchRetrieval(flags.model, config, bench->weights_,
+                                         std::span(&policy, 1), bench->synthetic_artifact_));
 
   // Everything that is put: pieces, what the index keeps of a block, and a summary or two.
   const int64_t index_bytes = engine::IndexBlockBytes(config, layout, retrieval) + 64;

@@ -202,6 +202,7 @@ class StoreBench {
   engine::ModelConfig config_;
   engine::Weights weights_;
   engine::SyntheticWeights synthetic_;
+  engine::SyntheticArtifact synthetic_artifact_;
   std::unique_ptr<kernels::Backend> backend_;
   std::unique_ptr<RecordingBackend> recorder_;
   engine::KvStore kv_store_;

@@ -90,11 +90,31 @@ class Bench(unittest.TestCase):
                     self.assertLess(row["matmul_ms"] + row["attention_ms"], row["ms_per_step"])
                 self.assertGreater(rows[1]["bytes_per_step"], rows[0]["bytes_per_step"])
 
+    def test_decode_takes_every_policy(self):
+        """Learned ones, too: of a model with its artifact's functions, of a shape alone with random ones."""
+        policies = [f"{kind}:k=16,from=0,window=16" for kind in
+                    ("oracle", "quest", "lsh", "hata", "spotlight", "hashattention")]
+        policies.append("spotlight:k=16,p=0.9,completion=on,from=0,window=16")
+        with temporary_directory() as directory:
+            shape = directory / "config.json"
+            shape.write_text(json.dumps({**SHAPE, "num_hidden_layers": 4}))
+            for source in (("--like", shape), ("--model", MODEL)):
+                result = run("bench", "decode", *source, "--context", "1000", "--steps", "1", "--json", "-",
+                             *(flag for policy in policies for flag in ("--policy", policy)))
+                self.assertEqual(result.returncode, 0, result.stderr)
+                dense, *rows = json.loads(result.stdout)["decode"]
+                self.assertEqual(len(rows), len(policies))
+                for row in rows:
+                    self.assertLess(row["kv_bytes_per_step"], dense["kv_bytes_per_step"], row["policy"])
+
     def test_what_is_wrong_is_said(self):
         with temporary_directory() as directory:
             shape = directory / "config.json"
             shape.write_text(json.dumps(SHAPE))
             for text, *arguments in (
+                    ("artifact: is of a model", "decode", "--like", shape, "--artifact", "none.safetensors"),
+                    ("needs learned functions", "decode", "--model", MODEL, "--artifact", "none", "--context", "1000",
+                     "--policy", "hata:k=2%"),
                     ("--contexts: 5000 is more than the model's context of 4096", "decode", "--like", shape,
                      "--contexts", "5000"),
                     ("--tokens: 5000 is more than", "prefill", "--like", shape, "--tokens", "5000"),

@@ -1,0 +1,29 @@
+// Hash functions and feature maps of a configuration's shapes without calibration, for speed
+// measurements of models without weights of their own: random values, in the widths that `calibrate`
+// chooses by default. What they choose means nothing; what choosing costs is what learned ones cost.
+#ifndef WINNOW_ENGINE_SYNTHETIC_ARTIFACT_H_
+#define WINNOW_ENGINE_SYNTHETIC_ARTIFACT_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "engine/artifact.h"
+#include "engine/model_config.h"
+
+namespace winnow::engine {
+
+struct SyntheticArtifact {
+  std::unique_ptr<const std::string>
+      bytes;  // of the file that it would be; `artifact` points into it
+  std::shared_ptr<const Artifact> artifact;
+};
+
+// All kinds and the feature maps, for every layer. The same seed gives the same functions.
+// As Artifact::Parse: InvalidArgument for a shape that no artifact can have.
+absl::StatusOr<SyntheticArtifact> MakeSyntheticArtifact(const ModelConfig& config, uint64_t seed);
+
+}  // namespace winnow::engine
+
+#endif  // WINNOW_ENGINE_SYNTHETIC_ARTIFACT_H_
