@@ -11,7 +11,6 @@
 namespace winnow::engine {
 
 using storage::Completion;
-using storage::Operation;
 using storage::Outcome;
 using storage::TierState;
 
