@@ -95,6 +95,7 @@ class BackendTimer final : public AttentionTimer {
     const std::vector<kernels::AttentionChunk> dense = {
         {.first_row = 0, .num_tokens = 1, .position = tokens - 1, .block_table = block_table_}};
     const auto retrieve = [&] {
+      backend_.BeginPass();
       memory_->BeginPass(chunks.size());
       retrieval_->Begin(chunks);
       retrieval_->Index(layer_);
@@ -107,8 +108,10 @@ class BackendTimer final : public AttentionTimer {
     for (int run = 0; run < kRunsMin || spent < kTimeMin; ++run) {
       const TimePoint start = clock_.Now();
       backend_.Attend(q_, dense, kv_, layout_, scale_, out_);
+      static_cast<void>(backend_.Synchronize());  // a failed device fails what comes after, too
       const TimePoint middle = clock_.Now();
       retrieve();
+      static_cast<void>(backend_.Synchronize());
       const TimePoint end = clock_.Now();
       sample.dense_seconds = std::min(sample.dense_seconds, Seconds(middle - start));
       sample.retrieval_seconds = std::min(sample.retrieval_seconds, Seconds(end - middle));

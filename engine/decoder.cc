@@ -57,6 +57,7 @@ absl::Status Decoder::Forward(const Batch& batch, std::span<float> logits) {
   WINNOW_CHECK(num_logits <= options_.max_batch_logits);
   WINNOW_CHECK(static_cast<int64_t>(logits.size()) >= num_logits * config_.vocab_size);
   PlanRows(batch);
+  backend_.BeginPass();
   memory_->BeginPass(batch.chunks.size());
   retrieval_->Begin(batch.chunks);
 
@@ -82,7 +83,7 @@ absl::Status Decoder::Forward(const Batch& batch, std::span<float> logits) {
   }
   retrieval_->End();
   memory_->EndPass();
-  if (num_logits == 0) return absl::OkStatus();
+  if (num_logits == 0) return DeviceStatus();
 
   // last [num_logits][hidden] = norm(hidden), of the rows whose logits are wanted
   int64_t row = 0;
@@ -97,7 +98,12 @@ absl::Status Decoder::Forward(const Batch& batch, std::span<float> logits) {
   backend_.Matmul(FirstRows(last_, num_logits), *lm_head_, FirstRows(logits_, num_logits), {});
   backend_.CopyToHost(logits_.data, logits.data(),
                       static_cast<size_t>(num_logits) * config_.vocab_size * sizeof(float));
-  return absl::OkStatus();
+  return DeviceStatus();
+}
+
+absl::Status Decoder::DeviceStatus() const {
+  const std::string failure = backend_.failure();
+  return failure.empty() ? absl::OkStatus() : absl::UnavailableError(failure);
 }
 
 // Flattens the batch: chunk after chunk, token after token, each its own row.
@@ -336,6 +342,11 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(const ModelConfig& conf
   if (resolved.max_context == 0) resolved.max_context = config.max_position_embeddings;
 
   std::unique_ptr<Decoder> decoder(new Decoder(config, backend, resolved));
+  if (const std::string refusal = backend.Refusal(decoder->kv_layout_, config.num_heads);
+      !refusal.empty()) {
+    return absl::InvalidArgumentError(
+        fmt::format("device: {} does not run {}; --device cpu does", backend.name(), refusal));
+  }
   const int64_t block_bytes =
       static_cast<int64_t>(decoder->kv_layout_.BlockBytes()) * config.num_layers;
   if (options.kv_bytes < block_bytes) {

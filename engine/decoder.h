@@ -92,7 +92,7 @@ class Decoder final : public Model {
 
   // REQUIRES (all checked): a batch within max_batch_tokens and max_batch_logits, token ids within
   // the vocabulary, positions within max_context, blocks within the pool, and no block written by
-  // two chunks. Always OK on the CPU.
+  // two chunks. Unavailable: the device has failed, and stays failed. Always OK on the CPU.
   absl::Status Forward(const Batch& batch, std::span<float> logits) override;
 
   // Sizes, for the log, metrics and bench.
@@ -133,6 +133,7 @@ class Decoder final : public Model {
                                         const char* what);
   absl::StatusOr<kernels::Tensor> AllocateScratch(int64_t rows, int64_t cols, const char* what);
 
+  absl::Status DeviceStatus() const;
   // The steps of Forward; shapes are in decoder.cc.
   void PlanRows(const Batch& batch);
   void CheckBlocks(const SequenceChunk& chunk);

@@ -46,7 +46,7 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& model_
                           ResolveRetrieval(model_dir, config, weights, options.retrieval));
   const kernels::KvLayout layout{config.num_kv_heads, config.head_dim, decoder_options.block_tokens,
                                  decoder_options.kv_dtype};
-  WINNOW_RETURN_IF_ERROR(CheckMemory(config, decoder_options));
+  WINNOW_RETURN_IF_ERROR(CheckMemory(config, decoder_options, *backend));
   // Before the pools are made, because it needs some memory of its own and gives it back.
   WINNOW_ASSIGN_OR_RETURN(CrossoverReport crossover,
                           ResolveFrom(config, options.retrieval, *backend, decoder_options));

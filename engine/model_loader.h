@@ -28,6 +28,9 @@ namespace winnow::engine {
 inline constexpr int64_t kExactModelBytes = int64_t{128} << 20;
 
 struct ModelOptions {
+  // "cpu" or "cuda". With "cuda" KV is bf16 and all of it lies in the device's memory: kv_dtype f32,
+  // tiers, isa and num_threads are refused by name.
+  std::string device = "cpu";
   // Of weights: "auto" (as config.json says), "bf16", "f16" (of float16 weights only), "f32"
   // (exact). With "bf16", what is multiplied with the weights is rounded to bf16 too if the model
   // is large, as that doubles the speed of prompts; small models (kExactModelBytes) keep it in f32.
@@ -66,6 +69,7 @@ struct LoadedModel {
 
 // Errors are those of the parts, in the order in which nothing large is allocated before everything
 // small has been checked: InvalidArgument (an option, by its flag's name), NotFound, Unimplemented,
+// FailedPrecondition (the device),
 // ResourceExhausted (with bytes asked for, and what for).
 absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& model_dir,
                                                        const ModelOptions& options);
@@ -74,12 +78,14 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& model_
 // Without a directory there is no retrieval: its options stay empty, though bad flags are refused.
 absl::StatusOr<DecoderOptions> ResolveDecoderOptions(const ModelConfig& config,
                                                      const ModelOptions& options);
+// FailedPrecondition: there is no such device that can be used, why, and what can be.
 absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeBackend(const ModelOptions& options);
 
 // ResourceExhausted if the weights, the KV pool, the indexes and the summaries are more than the
-// memory that is available. Memory is taken lazily by the system: without this check a pool that
-// does not fit would end the process in the middle of a request.
-absl::Status CheckMemory(const ModelConfig& config, const DecoderOptions& options);
+// memory that is available to the backend. The host's is taken lazily by the system: without this
+// check a pool that does not fit would end the process in the middle of a request.
+absl::Status CheckMemory(const ModelConfig& config, const DecoderOptions& options,
+                         const kernels::Backend& backend);
 
 // Of all tensors, in this type.
 int64_t WeightBytes(const ModelConfig& config, kernels::DType dtype);

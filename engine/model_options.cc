@@ -47,6 +47,29 @@ absl::StatusOr<DType> ResolveKv(DType weights, const std::string& text) {
       fmt::format("kv_dtype: '{}' is not one of auto, bf16, f32", text));
 }
 
+// What a device cannot do is refused, by the flag's name: nothing runs elsewhere than was asked for.
+absl::Status CheckDevice(const ModelOptions& options, DType kv) {
+  if (options.device == "cpu") return absl::OkStatus();
+  if (options.device != "cuda") {
+    return absl::InvalidArgumentError(
+        fmt::format("device: '{}' is not one of cpu, cuda", options.device));
+  }
+  const auto refuse = [](std::string_view flag, std::string_view why) {
+    return absl::InvalidArgumentError(
+        fmt::format("{}: with --device cuda {}; --device cpu has it", flag, why));
+  };
+  if (options.tiers.any()) {
+    return refuse(options.tiers.disk_bytes != 0 ? "disk_bytes" : "host_bytes",
+                  "all KV lies in the device's memory: there are no slower tiers");
+  }
+  if (kv != DType::kBF16) {
+    return refuse("kv_dtype", "KV is bfloat16: say bf16 (auto follows --dtype f32)");
+  }
+  if (options.isa != "auto") return refuse("isa", "there is no instruction set to choose");
+  if (options.num_threads != 0) return refuse("threads", "no threads of the host compute");
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 int64_t WeightBytes(const ModelConfig& config, DType dtype) {
@@ -57,8 +80,11 @@ int64_t WeightBytes(const ModelConfig& config, DType dtype) {
   return values * static_cast<int64_t>(kernels::DTypeBytes(dtype));
 }
 
-absl::Status CheckMemory(const ModelConfig& config, const DecoderOptions& options) {
-  const std::optional<int64_t> available = AvailableMemoryBytes();
+absl::Status CheckMemory(const ModelConfig& config, const DecoderOptions& options,
+                         const kernels::Backend& backend) {
+  const bool on_host = backend.AvailableBytes() < 0;
+  const std::optional<int64_t> available =
+      on_host ? AvailableMemoryBytes() : std::optional(backend.AvailableBytes());
   if (!available) return absl::OkStatus();
   const int64_t weight_bytes = WeightBytes(config, options.compute);
   const int64_t index_bytes = IndexBytes(config, options);
@@ -72,10 +98,12 @@ absl::Status CheckMemory(const ModelConfig& config, const DecoderOptions& option
     return absl::OkStatus();
   }
   return absl::ResourceExhaustedError(fmt::format(
-      "{} bytes of memory are available; the weights take {}, the KV pool (kv_bytes) {}, the "
+      "{} bytes of memory are available{}; the weights take {}, the KV pool (kv_bytes) {}, the "
       "indexes beside it (index) {}, the summaries of completion (max_running) {}, and tiers "
-      "(host_bytes, row_cache_bytes) {}",
-      *available, weight_bytes, options.kv_bytes, index_bytes, summary_bytes, tier_bytes));
+      "(host_bytes, row_cache_bytes) {}{}",
+      *available, on_host ? "" : " on " + backend.name(), weight_bytes, options.kv_bytes,
+      index_bytes, summary_bytes, tier_bytes,
+      on_host ? "" : "; --device cpu uses the host's memory"));
 }
 
 absl::StatusOr<DecoderOptions> ResolveDecoderOptions(const ModelConfig& config,
@@ -85,6 +113,7 @@ absl::StatusOr<DecoderOptions> ResolveDecoderOptions(const ModelConfig& config,
   WINNOW_RETURN_IF_ERROR(CheckTierFlags(options.tiers));
   WINNOW_ASSIGN_OR_RETURN(const DType weights, ResolveWeights(config, options.dtype));
   WINNOW_ASSIGN_OR_RETURN(resolved.kv_dtype, ResolveKv(weights, options.kv_dtype));
+  WINNOW_RETURN_IF_ERROR(CheckDevice(options, resolved.kv_dtype));
   resolved.compute = weights;
   if (weights == DType::kBF16 && config.dtype == DType::kBF16 &&
       WeightBytes(config, DType::kF32) <= kExactModelBytes) {
@@ -127,6 +156,13 @@ absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeBackend(const ModelOptions
   if (std::find(std::begin(kIsas), std::end(kIsas), options.isa) == std::end(kIsas)) {
     return absl::InvalidArgumentError(
         fmt::format("isa: '{}' is not one of auto, avx512, avx2, scalar", options.isa));
+  }
+  if (options.device == "cuda") {
+    std::string why;
+    std::unique_ptr<kernels::Backend> cuda = kernels::MakeCudaBackend(&why);
+    if (cuda != nullptr) return cuda;
+    return absl::FailedPreconditionError(
+        fmt::format("device: cuda: {}; --device cpu uses the processors", why));
   }
   std::unique_ptr<kernels::Backend> backend =
       kernels::MakeCpuBackend(options.isa, options.num_threads);

@@ -7,7 +7,6 @@
 #include "absl/status/status.h"
 #include "engine/status_macros.h"
 #include "fmt/format.h"
-#include "kernels/attention_state.h"
 #include "kernels/check.h"
 
 namespace winnow::engine {
@@ -235,6 +234,7 @@ void RetrievalAttention::Predict(int32_t layer, const Tensor& q) {
       const int32_t count = CallSize(first);
       const std::span<RetrievalQuery> queries = std::span(queries_).subspan(first, count);
       const Selection chosen = SelectAndPrune(layer, *method.policy, first, queries, q);
+      if (!backend_.Synchronize()) return;
       for (int32_t i = 0; i < count; ++i) {
         for (int32_t head = 0; head < layout_.kv_heads; ++head) {
           const int32_t* tokens = chosen.chosen(i, head);
@@ -276,6 +276,9 @@ void RetrievalAttention::RunQueries(int32_t layer, const Method& method, int32_t
   const AttentionPolicy& policy = *method.policy;
   const std::span<RetrievalQuery> queries = std::span(queries_).subspan(first, count);
   const Selection chosen = SelectAndPrune(layer, policy, first, queries, q);
+  // The host looks at what was chosen. If the device has failed there is nothing to look at, and
+  // Forward says so.
+  if (!backend_.Synchronize()) return;
 
   // FETCH: addresses of the rows of anchors and chosen tokens
   if (!Fetch(layer, first, queries, chosen)) {
@@ -468,21 +471,20 @@ void RetrievalAttention::Complete(int32_t layer, int32_t first,
                                   std::span<const RetrievalQuery> queries, const Tensor& q) {
   if (memory_.chunk_lost(query_rows_[first]->index) && queries.size() == 1) return;
   float* states = static_cast<float*>(states_.data());
-  const int64_t d = layout_.head_dim;
-  const int64_t state_floats = kernels::AttentionStateFloats(d);
-  const size_t num_states = queries.size() * config_.num_heads;
-  masses_.resize(num_states);
-  for (size_t i = 0; i < num_states; ++i) {
-    masses_[i] = kernels::AttentionStateLogSumExp(states + i * state_floats, d);
-  }
+  const int32_t d = layout_.head_dim;
+  const auto num_states = static_cast<int64_t>(queries.size()) * config_.num_heads;
+  float* before = static_cast<float*>(masses_.data());
+  float* after = before + num_states;
+  backend_.StateMasses(states, num_states, d, before);
   backend_.CompleteStates(q, pinned_queries_, completion_groups_, lists_, pool_, layout_,
                           *feature_maps_[layer].key, *feature_maps_[layer].query, states);
-  for (size_t i = 0; i < num_states; ++i) {
+  backend_.StateMasses(states, num_states, d, after);
+  if (!backend_.Synchronize()) return;
+  for (int64_t i = 0; i < num_states; ++i) {
     RetrievalState& state = *query_rows_[first + i / config_.num_heads]->chunk->retrieval;
     if (queries[i / config_.num_heads].position < state.counted_) continue;
-    const float mass = kernels::AttentionStateLogSumExp(states + i * state_floats, d);
     ++state.counts_.completions;
-    state.counts_.completed += -std::expm1(masses_[i] - mass);
+    state.counts_.completed += -std::expm1(before[i] - after[i]);
   }
 }
 
@@ -505,6 +507,7 @@ void RetrievalAttention::Probe(int32_t layer, int32_t first,
                                           quality_.data());
                 measured = true;
               });
+    if (!backend_.failure().empty()) return;
     if (!measured) continue;  // its chunk is lost: it will be measured when it is computed again
     double coverage = 0;
     for (const SelectionQuality& head : quality_) {

@@ -159,7 +159,8 @@ class RetrievalAttention {
   RetrievalAttention(const ModelConfig& config, KvMemory& memory, int32_t max_context,
                      kernels::Backend& backend, const RetrievalOptions& options);
   absl::Status Allocate(const RowFetcherOptions& rows);
-  absl::StatusOr<kernels::Buffer> Pool(size_t size_bytes, const std::string& what);
+  absl::StatusOr<kernels::Buffer> Pool(size_t size_bytes, const std::string& what,
+                                       bool shared = false);
   absl::Status MakeCodeIndex(const IndexSpec& spec, int32_t num_blocks);
   absl::Status MakeFeatureMaps();
   const CodeIndex* FindCodes(const AttentionPolicy& policy) const;
@@ -269,9 +270,11 @@ class RetrievalAttention {
     uint64_t cached = 0, stored = 0;
   };
   std::vector<TierRows> tier_rows_;  // [queries]
-  std::vector<float> masses_;        // [queries][H] before completion: max, then sum
+  // Shared memory: what the host looks at or writes within a step.
+  kernels::Buffer masses_;           // [2][queries][H] before and after completion
   kernels::Buffer counts_, tokens_;  // of the selection
-  kernels::Buffer query_codes_, addresses_, states_;
+  kernels::Buffer addresses_;
+  kernels::Buffer query_codes_, states_;            // the device's
   std::vector<kernels::SelectionQuality> quality_;  // [Hkv]
 };
 

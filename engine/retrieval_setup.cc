@@ -121,8 +121,9 @@ absl::StatusOr<std::unique_ptr<RetrievalAttention>> RetrievalAttention::Create(
   return retrieval;
 }
 
-absl::StatusOr<Buffer> RetrievalAttention::Pool(size_t size_bytes, const std::string& what) {
-  Buffer buffer = backend_.Allocate(size_bytes);
+absl::StatusOr<Buffer> RetrievalAttention::Pool(size_t size_bytes, const std::string& what,
+                                                bool shared) {
+  Buffer buffer = shared ? backend_.AllocateShared(size_bytes) : backend_.Allocate(size_bytes);
   if (buffer.data() == nullptr) {
     return absl::ResourceExhaustedError(
         fmt::format("no memory for {}: {} bytes", what, size_bytes));
@@ -173,21 +174,26 @@ absl::Status RetrievalAttention::Allocate(const RowFetcherOptions& rows) {
   for (const auto& index : code_indexes_) {
     code_bytes = std::max(code_bytes, index->layout.CodeBytes());
   }
-  const auto scratch = [&](size_t size_bytes, const char* what, Buffer* out) -> absl::Status {
-    WINNOW_ASSIGN_OR_RETURN(*out, Pool(std::max<size_t>(size_bytes, 64), what));
+  const auto scratch = [&](size_t size_bytes, const char* what, bool shared,
+                           Buffer* out) -> absl::Status {
+    WINNOW_ASSIGN_OR_RETURN(*out, Pool(std::max<size_t>(size_bytes, 64), what, shared));
     scratch_bytes_ += size_bytes;
     return absl::OkStatus();
   };
-  const size_t states = size_t{kMaxQueries} * config_.num_heads *
-                        kernels::AttentionStateFloats(config_.head_dim) * sizeof(float);
+  const size_t num_states = size_t{kMaxQueries} * config_.num_heads;
+  const size_t states =
+      num_states * kernels::AttentionStateFloats(config_.head_dim) * sizeof(float);
+  WINNOW_RETURN_IF_ERROR(scratch(kMaxQueries * heads * sizeof(int32_t), "counts of chosen tokens",
+                                 /*shared=*/true, &counts_));
   WINNOW_RETURN_IF_ERROR(
-      scratch(kMaxQueries * heads * sizeof(int32_t), "counts of chosen tokens", &counts_));
-  WINNOW_RETURN_IF_ERROR(scratch(max_entries_ * sizeof(int32_t), "chosen tokens", &tokens_));
+      scratch(max_entries_ * sizeof(int32_t), "chosen tokens", /*shared=*/true, &tokens_));
+  WINNOW_RETURN_IF_ERROR(scratch(max_entries_ * sizeof(const std::byte*), "addresses of rows",
+                                 /*shared=*/true, &addresses_));
+  WINNOW_RETURN_IF_ERROR(scratch(2 * num_states * sizeof(float), "masses of states",
+                                 /*shared=*/true, &masses_));
   WINNOW_RETURN_IF_ERROR(
-      scratch(max_entries_ * sizeof(const std::byte*), "addresses of rows", &addresses_));
-  WINNOW_RETURN_IF_ERROR(scratch(size_t{kMaxQueries} * config_.num_heads * code_bytes,
-                                 "codes of queries", &query_codes_));
-  WINNOW_RETURN_IF_ERROR(scratch(states, "attention states", &states_));
+      scratch(num_states * code_bytes, "codes of queries", /*shared=*/false, &query_codes_));
+  WINNOW_RETURN_IF_ERROR(scratch(states, "attention states", /*shared=*/false, &states_));
   quality_.resize(heads);
   MakeKeepable();
   return absl::OkStatus();
@@ -203,7 +209,8 @@ absl::Status RetrievalAttention::MakeCodeIndex(const IndexSpec& spec, int32_t nu
     *out = backend_.PackEncoder(weights);
     if (*out == nullptr) {
       return absl::ResourceExhaustedError(
-          fmt::format("no memory for the hash functions of {}", ToString(spec)));
+          fmt::format("no memory for the hash functions of {}, or {} lacks their shape",
+                      ToString(spec), backend_.name()));
     }
     return absl::OkStatus();
   };
@@ -237,7 +244,9 @@ absl::Status RetrievalAttention::MakeFeatureMaps() {
     maps.key = backend_.PackFeatureMap(artifact.FeatureMap(layer, Artifact::Side::kKey));
     maps.query = backend_.PackFeatureMap(artifact.FeatureMap(layer, Artifact::Side::kQuery));
     if (maps.key == nullptr || maps.query == nullptr) {
-      return absl::ResourceExhaustedError("no memory for the feature maps of completion");
+      return absl::ResourceExhaustedError(
+          fmt::format("no memory for the feature maps of completion, or {} lacks their shape",
+                      backend_.name()));
     }
   }
   return absl::OkStatus();

@@ -1,5 +1,6 @@
 // A backend that measures another: where the time of a forward pass goes, with the bytes and FLOPs
-// that the kernels' headers give for the same calls. For bench; serving does without.
+// that the kernels' headers give for the same calls. For bench; serving does without. It waits for a
+// device after each call, so that a call's time is its own, and a step takes longer than without.
 #ifndef WINNOW_ENGINE_TIMED_BACKEND_H_
 #define WINNOW_ENGINE_TIMED_BACKEND_H_
 
@@ -32,6 +33,9 @@ class TimedBackend : public kernels::Backend {
   TimedBackend(kernels::Backend& inner, kernels::DType compute)
       : inner_(inner), compute_(compute) {}
 
+  // Whether to wait after each call. If not, times on a device are those of asking for the work.
+  void set_waits(bool waits) { waits_ = waits; }
+  bool on_device() const { return inner_.AvailableBytes() >= 0; }
   void Reset();
   const OpTotals& matmul() const { return matmul_; }
   const OpTotals& attention() const { return attention_; }
@@ -45,7 +49,17 @@ class TimedBackend : public kernels::Backend {
 
   std::string name() const override { return inner_.name(); }
   std::string arithmetic() const override { return inner_.arithmetic(); }
+  std::string Refusal(const kernels::KvLayout& layout, int32_t num_heads) const override {
+    return inner_.Refusal(layout, num_heads);
+  }
+  int64_t AvailableBytes() const override { return inner_.AvailableBytes(); }
   kernels::Buffer Allocate(size_t size_bytes) override { return inner_.Allocate(size_bytes); }
+  kernels::Buffer AllocateShared(size_t size_bytes) override {
+    return inner_.AllocateShared(size_bytes);
+  }
+  void BeginPass() override { inner_.BeginPass(); }
+  bool Synchronize() override { return inner_.Synchronize(); }
+  std::string failure() const override { return inner_.failure(); }
   void CopyToHost(const void* device, void* host, size_t size_bytes) override;
   void CopyToDevice(const void* host, void* device, size_t size_bytes) override;
   std::unique_ptr<kernels::PackedMatrix> Pack(std::span<const kernels::HostMatrix> parts,
@@ -105,6 +119,7 @@ class TimedBackend : public kernels::Backend {
                       std::span<const kernels::RowList> lists, const void* pool,
                       const kernels::KvLayout& layout, const kernels::PackedFeatureMap& key_map,
                       const kernels::PackedFeatureMap& query_map, float* states) override;
+  void StateMasses(const float* states, int64_t count, int32_t head_dim, float* masses) override;
   void FinishStates(std::span<const kernels::RetrievalQuery> queries, const float* states,
                     int32_t head_dim, const kernels::Tensor& out) override;
   void MeasureSelection(const kernels::Tensor& q, std::span<const kernels::RetrievalQuery> queries,
@@ -114,6 +129,7 @@ class TimedBackend : public kernels::Backend {
 
  private:
   kernels::Backend& inner_;
+  bool waits_ = true;
   const kernels::DType compute_;
   OpTotals matmul_, attention_, index_, select_, complete_, other_;
   std::vector<MatmulShape> shapes_;

@@ -4,6 +4,14 @@
 // threads inside a call, never after it returns (the CPU) or orders work on its own stream (CUDA).
 // Tensors are views; Buffers own. Memory comes from the backend, because only it knows the device.
 //
+// Two kinds of memory. The device's (Allocate) is what operations read and write; the host must not
+// look at it, but for CopyToHost. Shared memory (AllocateShared) is the host's, and what operations
+// write there the host may read after Synchronize: a selection's counts and tokens, rows' addresses,
+// masses. On the CPU both are the same and Synchronize does nothing.
+//
+// A device that fails stays failed: operations do nothing from then on, Synchronize says false, and
+// failure() says why. The caller ends the process, as nothing that the device holds can be trusted.
+//
 // Batch invariance. A row of a result depends on that row's inputs alone: not on how many other
 // rows are in the call, nor on the number of threads, nor on how a prompt was cut into chunks. So
 // a request yields the same tokens alone and among others. Each operation fixes its order of
@@ -99,8 +107,24 @@ class Backend {
   // What its results' bits depend on beside the operands: backends that say the same round alike.
   virtual std::string arithmetic() const = 0;  // "cpu avx512_bf16"
 
+  // Why a model with this KV cannot run here, as the end of a sentence; empty if it can.
+  virtual std::string Refusal(const KvLayout& layout, int32_t num_heads) const = 0;
+  // What Allocate can still give beside what calls themselves may need; -1: as much as the host has.
+  virtual int64_t AvailableBytes() const = 0;
+
   // Zeroed memory, aligned to 64 bytes at least; null data() if it cannot be had.
   virtual Buffer Allocate(size_t size_bytes) = 0;
+  virtual Buffer AllocateShared(size_t size_bytes) = 0;
+
+  // A forward pass begins. Block tables keep their contents from the first operation that is given
+  // them until the next pass begins.
+  virtual void BeginPass() = 0;
+  // Waits until everything so far is done. False: the device has failed.
+  [[nodiscard]] virtual bool Synchronize() = 0;
+  // Empty while the device works.
+  virtual std::string failure() const = 0;
+
+  // Both wait for what was asked for before, and are done when they return.
   virtual void CopyToHost(const void* device, void* host, size_t size_bytes) = 0;
   virtual void CopyToDevice(const void* host, void* device, size_t size_bytes) = 0;
 
@@ -147,8 +171,10 @@ class Backend {
 
   // ---- retrieval (kernels/retrieval.h) ----
   // Pools are one layer's, with the same block numbers as its KV pool. `q` is [m][H*d] after RoPE.
+  // Selections, and the addresses that lists point to, lie in shared memory.
 
-  // Null if the memory cannot be had. The sources may go afterwards.
+  // Null if the memory cannot be had, or the shape is one that this backend lacks. The sources may go
+  // afterwards.
   virtual std::unique_ptr<PackedEncoder> PackEncoder(const EncoderWeights& weights) = 0;
   virtual std::unique_ptr<PackedFeatureMap> PackFeatureMap(const FeatureMapWeights& weights) = 0;
 
@@ -216,11 +242,16 @@ class Backend {
                               const KvLayout& layout, const PackedFeatureMap& key_map,
                               const PackedFeatureMap& query_map, float* states) = 0;
 
+  // masses [count], in shared memory: of each of the states, the natural logarithm of the sum of
+  // exp(score) over its keys; minus infinity if it is of no keys.
+  virtual void StateMasses(const float* states, int64_t count, int32_t head_dim, float* masses) = 0;
+
   // out row of each query [H*d] = the states' attention; zeros where a state is of no keys.
   virtual void FinishStates(std::span<const RetrievalQuery> queries, const float* states,
                             int32_t head_dim, const Tensor& out) = 0;
 
-  // quality [queries][Hkv] of tokens of mid, ascending. Reads all keys.
+  // quality [queries][Hkv] of tokens of mid, ascending; any memory of the host, written when this
+  // returns. Reads all keys.
   virtual void MeasureSelection(const Tensor& q, std::span<const RetrievalQuery> queries,
                                 const void* pool, const KvLayout& layout, float scale,
                                 const Selection& chosen, SelectionQuality* quality) = 0;
@@ -230,6 +261,10 @@ class Backend {
 // processor lacks what was asked for. `num_threads` 0: as many as the processors this process may
 // use.
 std::unique_ptr<Backend> MakeCpuBackend(const std::string& isa, int num_threads);
+
+// The first CUDA device (kernels/cuda/cuda_backend.h); null, and why in `why`, if there is none that
+// can be used, or the program was built without CUDA.
+std::unique_ptr<Backend> MakeCudaBackend(std::string* why);
 
 }  // namespace winnow::kernels
 

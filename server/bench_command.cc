@@ -106,34 +106,39 @@ int BenchDecode(BenchFlags flags) {
       const DecodeResult& r = *result;
       if (policy.IsDense()) dense_attention = r.AttentionSeconds();
       const double times_faster = dense_attention / r.AttentionSeconds();
+      const bool compared = r.read_loop_bytes_per_s > 0;
+      const std::string read_loop =
+          compared ? fmt::format("{:.2f}", r.read_loop_bytes_per_s / kGiga) : "-";
+      const std::string share = compared ? fmt::format("{:.1f}%", 100 * r.Share()) : "-";
       std::fprintf(table,
-                   "%9lld %9.3f %9.3f %7.2f %10.2f %6.1f%% %8.3f %8.3f %8.3f %8.3f %8.3f %8.3f "
+                   "%9lld %9.3f %9.3f %7.2f %10s %7s %8.3f %8.3f %8.3f %8.3f %8.3f %8.3f "
                    "%9.2f  %s\n",
                    static_cast<long long>(r.context), r.seconds / kMilli, r.seconds_median / kMilli,
-                   r.BytesPerSecond() / kGiga, r.read_loop_bytes_per_s / kGiga, 100 * r.Share(),
+                   r.BytesPerSecond() / kGiga, read_loop.c_str(), share.c_str(),
                    r.matmul.seconds / kMilli, r.attention.seconds / kMilli,
                    r.select.seconds / kMilli, r.index.seconds / kMilli, r.complete.seconds / kMilli,
                    r.other.seconds / kMilli, times_faster, r.policy.c_str());
       std::fflush(table);
-      json["decode"].push_back({{"context", r.context},
-                                {"policy", r.policy},
-                                {"batch", r.batch},
-                                {"ms_per_step", Round(r.seconds / kMilli)},
-                                {"ms_per_step_median", Round(r.seconds_median / kMilli)},
-                                {"bytes_per_step", r.bytes},
-                                {"kv_bytes_per_step", r.kv_bytes},
-                                {"index_bytes_per_step", r.index_bytes},
-                                {"gb_per_s", Round(r.BytesPerSecond() / kGiga)},
-                                {"read_loop_gb_per_s", Round(r.read_loop_bytes_per_s / kGiga)},
-                                {"share_of_read_loop", Round(r.Share())},
-                                {"matmul_ms", Round(r.matmul.seconds / kMilli)},
-                                {"attention_ms", Round(r.AttentionSeconds() / kMilli)},
-                                {"attend_ms", Round(r.attention.seconds / kMilli)},
-                                {"select_ms", Round(r.select.seconds / kMilli)},
-                                {"index_ms", Round(r.index.seconds / kMilli)},
-                                {"complete_ms", Round(r.complete.seconds / kMilli)},
-                                {"other_ms", Round(r.other.seconds / kMilli)},
-                                {"attention_times_faster_than_dense", Round(times_faster)}});
+      json["decode"].push_back(
+          {{"context", r.context},
+           {"policy", r.policy},
+           {"batch", r.batch},
+           {"ms_per_step", Round(r.seconds / kMilli)},
+           {"ms_per_step_median", Round(r.seconds_median / kMilli)},
+           {"bytes_per_step", r.bytes},
+           {"kv_bytes_per_step", r.kv_bytes},
+           {"index_bytes_per_step", r.index_bytes},
+           {"gb_per_s", Round(r.BytesPerSecond() / kGiga)},
+           {"read_loop_gb_per_s", compared ? Json(Round(r.read_loop_bytes_per_s / kGiga)) : Json()},
+           {"share_of_read_loop", compared ? Json(Round(r.Share())) : Json()},
+           {"matmul_ms", Round(r.matmul.seconds / kMilli)},
+           {"attention_ms", Round(r.AttentionSeconds() / kMilli)},
+           {"attend_ms", Round(r.attention.seconds / kMilli)},
+           {"select_ms", Round(r.select.seconds / kMilli)},
+           {"index_ms", Round(r.index.seconds / kMilli)},
+           {"complete_ms", Round(r.complete.seconds / kMilli)},
+           {"other_ms", Round(r.other.seconds / kMilli)},
+           {"attention_times_faster_than_dense", Round(times_faster)}});
     }
   }
   return FinishBench(flags.json_path, json);

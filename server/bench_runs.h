@@ -60,15 +60,19 @@ struct DecodeResult {
   double seconds = 0, seconds_median = 0;  // of one step
   double bytes = 0;                        // weights, KV and index that a step reads
   double kv_bytes = 0, index_bytes = 0;    // of them
-  double read_loop_bytes_per_s = 0;
-  // Of the best step. Index: this token's codes. Select: scores and choice. Complete: the summary's
+  double read_loop_bytes_per_s = 0;        // 0 on a device: there is none
+  // Of the best step; on a device, of one more, which waits after each call.
+  double parts_seconds = 0;
+  // Index: this token's codes. Select: scores and choice. Complete: the summary's
   // part.
   engine::OpTotals matmul, attention, index, select, complete, other;
   // Everything between a layer's products: all of the above but matmul and other, and finding the
   // rows.
-  double AttentionSeconds() const { return seconds - matmul.seconds - other.seconds; }
+  double AttentionSeconds() const { return parts_seconds - matmul.seconds - other.seconds; }
   double BytesPerSecond() const { return bytes / seconds; }
-  double Share() const { return BytesPerSecond() / read_loop_bytes_per_s; }
+  double Share() const {
+    return read_loop_bytes_per_s == 0 ? 0 : BytesPerSecond() / read_loop_bytes_per_s;
+  }
 };
 
 // One token for each of `batch` sequences, whose caches hold noise up to `context`. The index over

@@ -254,14 +254,14 @@ absl::StatusOr<std::unique_ptr<StoreBench>> StoreBench::Make(const StoreBenchFla
   resolved.kv_bytes = frames * block_bytes;
   resolved.lower_blocks =
       static_cast<int32_t>(std::max<int64_t>(0, blocks - frames / config.num_layers));
-  WINNOW_RETURN_IF_ERROR(engine::CheckMemory(config, resolved));
+  WINNOW_ASSIGN_OR_RETURN(bench->backend_, engine::MakeBackend(options));
+  WINNOW_RETURN_IF_ERROR(engine::CheckMemory(config, resolved, *bench->backend_));
 
   const engine::Weights* weights = &bench->weights_;
   if (!has_dir) {
     WINNOW_ASSIGN_OR_RETURN(bench->synthetic_, engine::MakeSyntheticWeights(config, 1));
     weights = &bench->synthetic_.weights;
   }
-  WINNOW_ASSIGN_OR_RETURN(bench->backend_, engine::MakeBackend(options));
   bench->recorder_ = std::make_unique<RecordingBackend>(*bench->backend_, resolved.compute);
 
   const Clock::time_point start = Clock::now();

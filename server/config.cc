@@ -182,6 +182,12 @@ absl::Status CheckConfig(const ServeConfig& config) {
       return fail("--metrics and --listen are both ", config.listen);
     }
   }
+  if (config.device == "cuda" && (config.host_bytes > 0 || config.disk_bytes > 0)) {
+    return fail(
+        "--", config.disk_bytes > 0 ? "disk" : "host",
+        "-bytes: with --device cuda all KV lies in the device's memory: there are no slower "
+        "tiers; --device cpu has them");
+  }
   if (config.max_running > config.step_tokens) {
     return fail("--max-running ", config.max_running, " exceeds --step-tokens ", config.step_tokens,
                 ": a step must hold one token of each running sequence");

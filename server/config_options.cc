@@ -157,24 +157,14 @@ ServeOption RetrievalFrom() {
   return option;
 }
 
-ServeOption Device() {
-  ServeOption option = Choice("device", &ServeConfig::device, {"cpu"}, "where the model runs");
-  option.set = [set = option.set](ServeConfig& config, std::string_view text) -> absl::Status {
-    if (text == "cuda") {
-      return absl::InvalidArgumentError("cuda: this version has no CUDA backend; there is cpu");
-    }
-    return set(config, text);
-  };
-  return option;
-}
-
 std::vector<ServeOption> MakeServeOptions() {
   using C = ServeConfig;
   return {
       Text("model", "DIR", &C::model, "Hugging Face model directory (required)"),
       Text("model-name", "NAME", &C::model_name,
            "what clients see as the model's name; empty: the directory's name"),
-      Device(),
+      Choice("device", &C::device, {"cpu", "cuda"},
+             "where the model runs; cuda: the first GPU, with all KV in its memory"),
       Choice("dtype", &C::dtype, {"auto", "bf16", "f16", "f32"},
              "of matrix products; auto: as config.json says"),
       Choice("kv-dtype", &C::kv_dtype, {"auto", "bf16", "f32"},

@@ -140,8 +140,9 @@ int Eval(EvalFlags flags) {
     if (results.ok()) texts = *std::move(results);
   }
   if (!status.ok()) {
-    return absl::IsInternal(status) ? ReportFailure("eval", status)
-                                    : ReportInputError("eval", status);
+    return absl::IsInternal(status) || absl::IsUnavailable(status)
+               ? ReportFailure("eval", status)
+               : ReportInputError("eval", status);
   }
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

@@ -19,6 +19,9 @@ int Report(const char* command, const absl::Status& status, int exit_code) {
 }  // namespace
 
 void AddModelFlags(CLI::App& command, engine::ModelOptions& options) {
+  command.add_option("--device", options.device, "Where the model runs")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
   command
       .add_option("--dtype", options.dtype, "Type of the weights in matrix products; f32 is exact")
       ->check(CLI::IsMember({"auto", "bf16", "f16", "f32"}))

@@ -11,7 +11,7 @@ class App;
 
 namespace winnow::server {
 
-// --dtype, --kv-dtype, --isa, --threads into `options`, which must outlive the parsing.
+// --device, --dtype, --kv-dtype, --isa, --threads into `options`, which must outlive the parsing.
 void AddModelFlags(CLI::App& command, engine::ModelOptions& options);
 
 // --artifact, for commands that run policies (eval).

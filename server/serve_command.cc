@@ -56,6 +56,7 @@ class Observer final : public Metrics {
 
 engine::ModelOptions ModelOptionsOf(const ServeConfig& config, Log& log) {
   engine::ModelOptions options;
+  options.device = config.device;
   options.dtype = config.dtype;
   options.kv_dtype = config.kv_dtype;
   options.isa = config.isa;
@@ -330,7 +331,13 @@ int RunServer(const ServeConfig& config) {
   // A port that is taken or a bad certificate should not cost the loading of a model, but clients
   // must not be let in before there is one: so the configuration is all that is checked here.
   auto model_or = engine::LoadModel(config.model, ModelOptionsOf(config, log));
-  if (!model_or.ok()) return Fail(log, "model_error", model_or.status(), kExitModel);
+  if (!model_or.ok()) {
+    // A device that is not there is no fault of the model's.
+    if (absl::IsFailedPrecondition(model_or.status())) {
+      return Fail(log, "device_error", model_or.status(), kExitUsage);
+    }
+    return Fail(log, "model_error", model_or.status(), kExitModel);
+  }
   engine::LoadedModel& model = **model_or;
   auto limits = LimitsOf(config, model);
   if (!limits.ok()) return Fail(log, "model_error", limits.status(), kExitModel);

@@ -36,7 +36,13 @@ class CpuBackend final : public Backend {
 
   std::string name() const override;
   std::string arithmetic() const override { return std::string("cpu ") + ops_.name; }
+  std::string Refusal(const KvLayout&, int32_t) const override { return {}; }
+  int64_t AvailableBytes() const override { return -1; }
   Buffer Allocate(size_t size_bytes) override;
+  Buffer AllocateShared(size_t size_bytes) override { return Allocate(size_bytes); }
+  void BeginPass() override {}
+  bool Synchronize() override { return true; }
+  std::string failure() const override { return {}; }
   void CopyToHost(const void* device, void* host, size_t size_bytes) override;
   void CopyToDevice(const void* host, void* device, size_t size_bytes) override;
   std::unique_ptr<PackedMatrix> Pack(std::span<const HostMatrix> parts, DType compute) override;
@@ -83,6 +89,7 @@ class CpuBackend final : public Backend {
                       std::span<const CompletionGroup> groups, std::span<const RowList> lists,
                       const void* pool, const KvLayout& layout, const PackedFeatureMap& key_map,
                       const PackedFeatureMap& query_map, float* states) override;
+  void StateMasses(const float* states, int64_t count, int32_t head_dim, float* masses) override;
   void FinishStates(std::span<const RetrievalQuery> queries, const float* states, int32_t head_dim,
                     const Tensor& out) override;
   void MeasureSelection(const Tensor& q, std::span<const RetrievalQuery> queries, const void* pool,

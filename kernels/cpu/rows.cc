@@ -1,4 +1,4 @@
-// AttendRows and FinishStates of the CPU backend. A list is one thread's, unless it is a large
+// AttendRows, StateMasses and FinishStates of the CPU backend. A list is one thread's, unless it is a large
 // share of the call: then its parts go to whichever threads are free, and their states are merged
 // in order afterwards. They are merged in the same order either way, so the split does not show in
 // the result.
@@ -142,6 +142,12 @@ void CpuBackend::AttendRows(const Tensor& q, std::span<const RetrievalQuery> que
       }
     });
     retrieval_items_.clear();
+  }
+}
+
+void CpuBackend::StateMasses(const float* states, int64_t count, int32_t head_dim, float* masses) {
+  for (int64_t i = 0; i < count; ++i) {
+    masses[i] = AttentionStateLogSumExp(states + i * AttentionStateFloats(head_dim), head_dim);
   }
 }
 

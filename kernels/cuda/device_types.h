@@ -10,8 +10,9 @@
 //     (cudaErrorInvalidValue: a shape that the kernel does not have);
 //   - yields the same bits for a query alone and among others.
 // Workspaces are sized by a function beside the launcher, aligned to 256 bytes, zeroed once by the
-// caller with cudaMemset, and left ready for the next call on the same stream. A workspace serves
-// one call at a time.
+// caller with cudaMemset, and left ready for the next call of the same shape on the same stream. Where
+// shapes vary, the caller zeroes the part that XZeroedPart() names before a call of another shape; a
+// workspace without such a function need not be zeroed. A workspace serves one call at a time.
 //
 // KV is bfloat16 here: CUDA has no float32 KV.
 #ifndef WINNOW_KERNELS_CUDA_DEVICE_TYPES_H_
@@ -49,6 +50,11 @@ struct DeviceChunk {
 };
 
 // RowList and Selection are used as they are, with device pointers inside.
+
+// The part of a workspace that must be zero when a call begins.
+struct ZeroedPart {
+  size_t offset = 0, size_bytes = 0;
+};
 
 constexpr size_t AlignUp(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 constexpr int64_t CeilDiv(int64_t value, int64_t unit) { return (value + unit - 1) / unit; }

@@ -676,6 +676,9 @@ cudaError_t Scan(const HammingSelectShape& shape, const Plan& plan, bool fused, 
 size_t HammingSelectWorkspaceBytes(const HammingSelectShape& shape) {
   return MakePlan(shape).size_bytes;
 }
+ZeroedPart HammingSelectZeroedPart(const HammingSelectShape& shape) {
+  return {0, MakePlan(shape).running};
+}
 
 cudaError_t SelectByCodes(const HammingSelectShape& shape, const DeviceQuery* queries,
                           const void* query_codes, const void* codes, const Selection& chosen,

@@ -29,6 +29,7 @@ struct HammingSelectShape {
 };
 
 size_t HammingSelectWorkspaceBytes(const HammingSelectShape& shape);
+ZeroedPart HammingSelectZeroedPart(const HammingSelectShape& shape);
 
 [[nodiscard]] cudaError_t SelectByCodes(const HammingSelectShape& shape, const DeviceQuery* queries,
                                         const void* query_codes, const void* codes,

@@ -398,6 +398,15 @@ __global__ void FinishStatesKernel(const float* states, const DeviceQuery* queri
   }
 }
 
+__global__ void StateMassesKernel(const float* states, int64_t count, int32_t head_dim,
+                                  float* masses) {
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i >= count) return;
+  const float* end = states + i * (head_dim + 2) + head_dim;
+  constexpr float kLn2 = 0.6931471805599453f;
+  masses[i] = end[1] == 0.0f ? -INFINITY : (end[0] + log2f(end[1])) * kLn2;
+}
+
 // Offsets in the workspace.
 struct Plan {
   size_t part_sums, tickets, size_bytes;
@@ -483,6 +492,10 @@ cudaError_t Attend(const RowAttentionShape& shape, const float* q, int64_t q_str
 size_t RowAttentionWorkspaceBytes(const RowAttentionShape& shape) {
   return MakePlan(shape).size_bytes;
 }
+ZeroedPart RowAttentionZeroedPart(const RowAttentionShape& shape) {
+  const Plan plan = MakePlan(shape);
+  return {plan.tickets, plan.size_bytes - plan.tickets};
+}
 
 cudaError_t AttendRows(const RowAttentionShape& shape, const float* q, int64_t q_stride,
                        const DeviceQuery* queries, const RowList* lists, float scale,
@@ -501,6 +514,14 @@ cudaError_t MergeStates(float* states, const float* parts, int64_t count, int32_
                         cudaStream_t stream) {
   if (count == 0) return cudaSuccess;
   MergeStatesKernel<<<static_cast<unsigned>(count), 128, 0, stream>>>(states, parts, head_dim);
+  return cudaGetLastError();
+}
+
+cudaError_t StateMasses(const float* states, int64_t count, int32_t head_dim, float* masses,
+                        cudaStream_t stream) {
+  if (count == 0) return cudaSuccess;
+  StateMassesKernel<<<static_cast<unsigned>(CeilDiv(count, 128)), 128, 0, stream>>>(
+      states, count, head_dim, masses);
   return cudaGetLastError();
 }
 

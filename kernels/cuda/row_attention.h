@@ -42,6 +42,7 @@ struct AttentionOutput {
 };
 
 size_t RowAttentionWorkspaceBytes(const RowAttentionShape& shape);
+ZeroedPart RowAttentionZeroedPart(const RowAttentionShape& shape);
 
 [[nodiscard]] cudaError_t AttendRows(const RowAttentionShape& shape, const float* q,
                                      int64_t q_stride, const DeviceQuery* queries,
@@ -63,6 +64,11 @@ size_t RowAttentionWorkspaceBytes(const RowAttentionShape& shape);
 [[nodiscard]] cudaError_t FinishStates(const float* states, const DeviceQuery* queries,
                                        int32_t num_queries, int32_t heads, int32_t head_dim,
                                        float* out, int64_t out_stride, cudaStream_t stream);
+
+// masses[i] = the natural logarithm of the sum of exp(score) over the keys of state i; minus infinity
+// if it is of no keys.
+[[nodiscard]] cudaError_t StateMasses(const float* states, int64_t count, int32_t head_dim,
+                                      float* masses, cudaStream_t stream);
 
 }  // namespace winnow::kernels::cuda
 

@@ -401,6 +401,10 @@ cudaError_t LaunchCut(dim3 grid, size_t shared_bytes, const Args& args, cudaStre
 }  // namespace
 
 size_t TopPWorkspaceBytes(const TopPShape& shape) { return MakePlan(shape).size_bytes; }
+ZeroedPart TopPZeroedPart(const TopPShape& shape) {
+  const Plan plan = MakePlan(shape);
+  return {plan.tickets, plan.size_bytes - plan.tickets};
+}
 
 cudaError_t PruneSelection(const TopPShape& shape, const float* q, int64_t q_stride,
                            const DeviceQuery* queries, const void* int4_keys, float scale, float p,

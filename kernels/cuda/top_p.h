@@ -27,6 +27,7 @@ struct TopPShape {
 };
 
 size_t TopPWorkspaceBytes(const TopPShape& shape);
+ZeroedPart TopPZeroedPart(const TopPShape& shape);
 
 [[nodiscard]] cudaError_t PruneSelection(const TopPShape& shape, const float* q, int64_t q_stride,
                                          const DeviceQuery* queries, const void* int4_keys,

@@ -51,7 +51,10 @@ class Configuration(unittest.TestCase):
         self.assert_usage_error(run("serve", "--check-config"), "--model is required")
         self.assert_usage_error(run("serve", "--model", MODEL, "--check-config", "--listen", "0.0.0.0:1"), "--insecure")
         self.assert_usage_error(run("serve", "--model", MODEL, "--check-config", "--tls-cert", "x"), "--tls-key")
-        self.assert_usage_error(run("serve", "--model", MODEL, "--check-config", "--device", "cuda"), "cuda")
+        self.assertEqual(run("serve", "--model", MODEL, "--check-config", "--device", "cuda").returncode, 0)
+        self.assert_usage_error(run("serve", "--model", MODEL, "--check-config", "--device", "cuda", "--host-bytes", "64MiB"),
+                                "--device cpu")
+        self.assert_usage_error(run("serve", "--model", MODEL, "--check-config", "--device", "tpu"), "tpu")
 
     def test_help_shows_environment_and_default_of_every_option(self):
         text = run("serve", "--help").stdout

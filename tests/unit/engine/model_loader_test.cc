@@ -100,6 +100,40 @@ TEST(ModelOptions, BadOptionsAreRefusedByName) {
               HasSubstr("threads: -1 is not"));
 }
 
+TEST(ModelLoader, WhatADeviceCannotDoIsRefusedByTheFlagsName) {
+  const ModelConfig config = Config(DType::kBF16, 256);
+  const auto expect_refused = [&](auto set, const char* flag) {
+    ModelOptions options;
+    options.device = "cuda";
+    set(options);
+    const absl::Status status = ResolveDecoderOptions(config, options).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << flag;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(std::string(flag) + ": ")) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("cpu")) << status;
+  };
+  expect_refused([](ModelOptions& o) { o.device = "tpu"; }, "device");
+  expect_refused([](ModelOptions& o) { o.dtype = "f32"; }, "kv_dtype");
+  expect_refused([](ModelOptions& o) { o.kv_dtype = "f32"; }, "kv_dtype");
+  expect_refused([](ModelOptions& o) { o.tiers.host_bytes = 64 << 20; }, "host_bytes");
+  expect_refused([](ModelOptions& o) { o.isa = "avx2"; }, "isa");
+  expect_refused([](ModelOptions& o) { o.num_threads = 2; }, "threads");
+  ModelOptions options;
+  options.device = "cuda";
+  options.dtype = "f32";
+  options.kv_dtype = "bf16";
+  EXPECT_TRUE(ResolveDecoderOptions(config, options).ok());
+}
+
+TEST(ModelLoader, WithoutADeviceTheMessageNamesWhatThereIs) {
+  ModelOptions options;
+  options.device = "cuda";
+  const auto backend = MakeBackend(options);
+  if (backend.ok()) GTEST_SKIP() << "there is " << (*backend)->name();
+  EXPECT_EQ(backend.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(backend.status().message()), HasSubstr("device: cuda: "));
+  EXPECT_THAT(std::string(backend.status().message()), HasSubstr("--device cpu"));
+}
+
 TEST(ModelLoader, AModelThatDoesNotFitIsRefusedBeforeMemoryIsTaken) {
   const std::optional<int64_t> available = AvailableMemoryBytes();
   ASSERT_TRUE(available.has_value());

@@ -255,9 +255,10 @@ TEST(ModelRetrieval, IndexesThatDoNotFitAreRefusedWithTheirBytes) {
   ASSERT_TRUE(available.has_value());
   // The KV alone fits; with lsh:1024, 128 bytes for each row of 256, it does not.
   options.kv_bytes = *available - *available / 5;
-  EXPECT_TRUE(CheckMemory(config, options).ok());
+  const auto backend = kernels::MakeCpuBackend("scalar", 1);
+  EXPECT_TRUE(CheckMemory(config, options, *backend).ok());
   options.retrieval.indexes = {{Kind::kLsh, 1024}};
-  const absl::Status status = CheckMemory(config, options);
+  const absl::Status status = CheckMemory(config, options, *backend);
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(Message(status), HasSubstr("indexes beside it (index) " +
                                          std::to_string(IndexBytes(config, options))));

@@ -140,7 +140,6 @@ TEST_F(ConfigTest, BadValuesOfEachKindAreRefused) {
       {"index", ""},
       {"retrieval-from", "4k"},
       {"probe-interval", "-1"},
-      {"device", "cuda"},
       {"device", "tpu"},
       {"dtype", "int8"},
   };

@@ -1,0 +1,186 @@
+// The CUDA backend: every operation of kernels::Backend (backend.h) as launches of this folder's
+// kernels on one stream of one device. One object, used from one thread at a time.
+//
+// Needs: compute capability 8.0 or newer, a driver of this CUDA or newer. KV is bfloat16, d is 64, 80,
+// 96 or 128, at most kMaxHeadsPerKvHead query heads share a KV head; Refusal says so by name.
+//
+// Calls only enqueue; the host waits in Synchronize, CopyToHost, CopyToDevice, MeasureSelection, and
+// where a pass begins. What a call is given by value or by span is copied before it returns.
+//
+// Promises. Batch invariance: matrix products, attention and selection have one order of summation
+// each, fixed by the row's own inputs (matmul.h, dense_attention.h, row_attention.h, logit_select.h),
+// so a row's result does not depend on how many rows are in the call nor on how a prompt was cut.
+// Products with compute kF32 and kF16 have the CPU's bits. Codes and four-bit keys and page bounds have
+// the CPU's bits for the same keys; what is added up otherwise differs from the CPU by rounding.
+//
+// Memory. Allocate gives the device's. Workspaces and the memory that descriptors pass through grow to
+// what the largest call so far needed, which waits for the device, and then stay: the first steps of a
+// new size grow them, later ones allocate nothing. Where they cannot grow the device counts as failed.
+#ifndef WINNOW_KERNELS_CUDA_CUDA_BACKEND_H_
+#define WINNOW_KERNELS_CUDA_CUDA_BACKEND_H_
+
+#include <array>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "kernels/cuda/completion.h"
+#include "kernels/cuda/device_types.h"
+#include "kernels/cuda/layer_ops.h"
+
+namespace winnow::kernels::cuda {
+
+inline constexpr int32_t kMaxHeadsPerKvHead = 16;
+
+class CudaBackend final : public Backend {
+ public:
+  // Null, and why in `why`.
+  static std::unique_ptr<CudaBackend> Create(int device, std::string* why);
+  ~CudaBackend() override;
+  CudaBackend(const CudaBackend&) = delete;
+  CudaBackend& operator=(const CudaBackend&) = delete;
+
+  std::string name() const override { return name_; }
+  std::string arithmetic() const override { return arithmetic_; }
+  std::string Refusal(const KvLayout& layout, int32_t num_heads) const override;
+  int64_t AvailableBytes() const override;
+  Buffer Allocate(size_t size_bytes) override;
+  Buffer AllocateShared(size_t size_bytes) override;
+  void BeginPass() override;
+  bool Synchronize() override;
+  std::string failure() const override { return failure_; }
+  void CopyToHost(const void* device, void* host, size_t size_bytes) override;
+  void CopyToDevice(const void* host, void* device, size_t size_bytes) override;
+  std::unique_ptr<PackedMatrix> Pack(std::span<const HostMatrix> parts, DType compute) override;
+  void Matmul(const Tensor& x, const PackedMatrix& w, const Tensor& y,
+              const MatmulEpilogue& epilogue) override;
+  void EmbedRows(const HostMatrix& table, std::span<const int32_t> ids, const Tensor& out) override;
+  void RmsNorm(const Tensor& x, const float* weight, float eps, const Tensor& out) override;
+  void RmsNormHeads(const Tensor& x, int32_t head_dim, const float* weight, float eps) override;
+  void RopeTable(std::span<const int32_t> positions, std::span<const float> inv_freq, float scale,
+                 const Tensor& cos_sin) override;
+  void Rope(const Tensor& x, int32_t head_dim, const Tensor& cos_sin) override;
+  void WriteKv(const Tensor& k, const Tensor& v, std::span<const AttentionChunk> chunks, void* pool,
+               const KvLayout& layout) override;
+  void Attend(const Tensor& q, std::span<const AttentionChunk> chunks, const void* pool,
+              const KvLayout& layout, float scale, const Tensor& out) override;
+  void SiluMul(const Tensor& gate_up, const Tensor& out) override;
+  std::unique_ptr<PackedEncoder> PackEncoder(const EncoderWeights& weights) override;
+  std::unique_ptr<PackedFeatureMap> PackFeatureMap(const FeatureMapWeights& weights) override;
+  void EncodeKeys(std::span<const KeySpan> spans, const void* pool, const KvLayout& layout,
+                  const PackedEncoder& encoder, void* codes,
+                  const CodeLayout& code_layout) override;
+  void BoundKeys(std::span<const KeySpan> spans, const void* pool, const KvLayout& layout,
+                 void* bounds) override;
+  void QuantizeKeys(std::span<const KeySpan> spans, const void* pool, const KvLayout& layout,
+                    void* int4_keys) override;
+  void EncodeQueries(const Tensor& q, std::span<const RetrievalQuery> queries,
+                     const PackedEncoder& encoder, void* codes) override;
+  void SelectByCodes(std::span<const RetrievalQuery> queries, const void* query_codes,
+                     int32_t group, const void* codes, const CodeLayout& code_layout,
+                     const Selection& chosen) override;
+  void SelectByBounds(const Tensor& q, std::span<const RetrievalQuery> queries, const void* bounds,
+                      const KvLayout& layout, float scale, const Selection& chosen) override;
+  void SelectByLogits(const Tensor& q, std::span<const RetrievalQuery> queries, const void* pool,
+                      const KvLayout& layout, float scale, const Selection& chosen) override;
+  void PruneSelection(const Tensor& q, std::span<const RetrievalQuery> queries,
+                      const void* int4_keys, const KvLayout& layout, float scale, float p,
+                      const Selection& candidates, const Selection& kept) override;
+  void AttendRows(const Tensor& q, std::span<const RetrievalQuery> queries,
+                  std::span<const RowList> lists, const KvLayout& layout, float scale,
+                  float* states) override;
+  void ExtendSummaries(std::span<const SummaryExtension> extensions, const void* pool,
+                       const KvLayout& layout, const PackedFeatureMap& key_map) override;
+  void CompleteStates(const Tensor& q, std::span<const RetrievalQuery> queries,
+                      std::span<const CompletionGroup> groups, std::span<const RowList> lists,
+                      const void* pool, const KvLayout& layout, const PackedFeatureMap& key_map,
+                      const PackedFeatureMap& query_map, float* states) override;
+  void StateMasses(const float* states, int64_t count, int32_t head_dim, float* masses) override;
+  void FinishStates(std::span<const RetrievalQuery> queries, const float* states, int32_t head_dim,
+                    const Tensor& out) override;
+  void MeasureSelection(const Tensor& q, std::span<const RetrievalQuery> queries, const void* pool,
+                        const KvLayout& layout, float scale, const Selection& chosen,
+                        SelectionQuality* quality) override;
+
+ private:
+  // What one call site needs beside its operands; grows, and then stays.
+  struct Workspace {
+    Buffer memory;
+    // Of the last call: where its shape kept zeros between calls.
+    std::array<int64_t, 8> shape = {};
+    std::byte* data() const { return static_cast<std::byte*>(memory.data()); }
+  };
+
+  CudaBackend() = default;
+
+  bool failed() const { return !failure_.empty(); }
+  // Notes the first error; whether there was none.
+  bool Good(cudaError_t error, const char* what);
+  // At least so large, or the device fails. Its contents are lost when it grows.
+  bool Grow(Workspace& workspace, size_t size_bytes, const char* what);
+  // Ready for a call of this shape, whose zeros lie in `part`.
+  bool Prepare(Workspace& workspace, size_t size_bytes, const ZeroedPart& part,
+               const std::array<int64_t, 8>& shape, const char* what);
+
+  // Descriptors on their way: BeginStaging makes room, Stage puts values into pinned memory and gives
+  // their address on the device, EndStaging sends them. Values stay until the next pass, or until the
+  // room is used up.
+  bool BeginStaging(size_t size_bytes);
+  std::byte* StageBytes(const void* values, size_t size_bytes, size_t alignment);
+  template <typename T>
+  T* Stage(std::span<const T> values) {
+    return reinterpret_cast<T*>(StageBytes(values.data(), values.size_bytes(), alignof(T)));
+  }
+  bool EndStaging();
+  // The first `blocks` of a table; sent once in a pass.
+  const int32_t* StageTable(std::span<const int32_t> table, int64_t blocks);
+  static size_t TableBytes(int64_t blocks) { return static_cast<size_t>(blocks) * 4 + 16; }
+  const DeviceQuery* StageQueries(std::span<const RetrievalQuery> queries, int32_t block_tokens,
+                                  size_t more_bytes = 0);
+  const DeviceKeySpan* StageSpans(std::span<const KeySpan> spans, const KvLayout& layout,
+                                  int32_t* max_tokens);
+  const RowList* StageLists(std::span<const RowList> lists, int32_t* max_rows);
+
+  // A selection is made in the device's memory and copied to the host's.
+  Selection SelectionOnDevice(const Selection& chosen, size_t queries);
+  void CopySelection(const Selection& on_device, const Selection& chosen, size_t queries);
+  bool HasOnDevice(const Selection& chosen, size_t queries) const;
+  void AttendChunks(const Tensor& q, std::span<const AttentionChunk> chunks, bool few,
+                    const void* pool, const KvLayout& layout, float scale, const Tensor& out);
+  bool Extend(std::span<const DeviceExtension> extensions, const void* pool, const KvLayout& layout,
+              const DeviceFeatureMap& key_map);
+
+  std::string name_, arithmetic_, failure_;
+  int device_ = 0;
+  cudaStream_t stream_ = nullptr;
+
+  Buffer pinned_, staged_;  // of descriptors, the same size
+  size_t staging_begin_ = 0, staging_end_ = 0;
+  struct StagedTable {
+    const int32_t* on_device = nullptr;
+    int64_t blocks = 0;
+  };
+  std::unordered_map<const int32_t*, StagedTable> tables_;  // by the host's address
+
+  Workspace matmul_, dense_, codes_, bounds_, logits_, prune_, rows_, addresses_, extend_,
+      complete_, selection_, masses_, quality_, pack_;
+  // Whose selection lies in selection_; tokens null: nobody's.
+  Selection selected_;
+  size_t selected_queries_ = 0;
+  // Of a call; kept for their memory.
+  std::vector<DeviceQuery> queries_;
+  std::vector<DeviceKeySpan> spans_;
+  std::vector<DeviceChunk> chunks_;
+  std::vector<AttentionChunk> few_, many_;
+  std::vector<RowList> lists_;
+  std::vector<DeviceExtension> extensions_;
+  std::vector<int32_t> numbers_;
+};
+
+}  // namespace winnow::kernels::cuda
+
+#endif  // WINNOW_KERNELS_CUDA_CUDA_BACKEND_H_

@@ -1,0 +1,53 @@
+// Attend (backend.h, kernels/attention.h) on the device: exact causal attention over paged KV, for
+// prompts and decoding alike, on tensor cores.
+//
+//   q      [rows][H*d] f32, rows `q_stride` floats apart; out likewise
+//   chunks [num_chunks] DeviceChunk; query i of a chunk sees the keys [0, position + i]
+//   pool   one layer's blocks, bf16 (kv_layout.h)
+//   d 64, 80, 96 or 128; any group; any block_tokens
+//
+// Order, fixed by a query's position alone:
+//   unit   64 tokens, from position 0 on, taken whole: what a query does not see has weight zero.
+//          The unit's largest score updates the running maximum
+//   split  kDenseSplitTokens tokens, from position 0 on: a fresh state. States of splits are merged
+//          from left to right
+// A query alone, in a chunk of any size, and beside others thus gets the same bits, and so do the two
+// ways to launch: with the splits one after the other in a block (`kInTurn`, for prompts), or each in
+// a block of its own and merged by a second launch (`kSideBySide`, for few queries).
+//
+// Precision: q, scaled, and the weights are rounded to bf16, sums are float32; the rounded weights
+// are what is summed. As the CPU's on AVX-512 (kernels/attention.h).
+//
+// Cost: attention.h's. kInTurn reads the keys once per 128 rows of queries times heads of a group.
+#ifndef WINNOW_KERNELS_CUDA_DENSE_ATTENTION_H_
+#define WINNOW_KERNELS_CUDA_DENSE_ATTENTION_H_
+
+#include "kernels/cuda/device_types.h"
+
+namespace winnow::kernels::cuda {
+
+inline constexpr int32_t kDenseUnitTokens = 64;
+inline constexpr int32_t kDenseSplitTokens = 256;
+
+enum class DenseWay : uint8_t { kInTurn, kSideBySide };
+
+struct DenseAttentionShape {
+  int32_t num_chunks = 0;
+  int32_t max_chunk_tokens = 0;  // no chunk has more queries
+  int32_t max_keys = 0;          // no query sees more
+  int32_t group = 0;             // G
+  KvLayout layout;
+  DenseWay way = DenseWay::kInTurn;
+};
+
+// kSideBySide: 4 (d + 2) bytes for every split, head and query. Need not be zeroed.
+size_t DenseAttentionWorkspaceBytes(const DenseAttentionShape& shape);
+
+[[nodiscard]] cudaError_t AttendDense(const DenseAttentionShape& shape, const float* q,
+                                      int64_t q_stride, const DeviceChunk* chunks, const void* pool,
+                                      float scale, float* out, int64_t out_stride, void* workspace,
+                                      cudaStream_t stream);
+
+}  // namespace winnow::kernels::cuda
+
+#endif  // WINNOW_KERNELS_CUDA_DENSE_ATTENTION_H_

@@ -1,0 +1,500 @@
+// Mapping, kTensor. Both operands lie in the order in which the matrix instruction m16n8k16 wants
+// its fragments, so that a lane's share is 16 bytes and a warp's 512 bytes in a row: no ldmatrix, no
+// bank conflicts, no padding.
+//
+//   W  [out / 16][in / 32] tiles of two fragments of 16x16: [2][32 lanes] of 16 bytes
+//   x  [m / 8][in / 32] tiles: [32 lanes] of 16 bytes, two fragments of 8x16 each
+//
+// Few rows: a block is one tile of 16 outputs, its eight warps are the eight segments of the inner
+// dimension. W goes from HBM to registers; x, small, comes from L2. The warps' sums meet in shared
+// memory.
+//
+// Many rows: a block is 128 outputs by 64 or 128 rows, a warp 64 by 16 or 32. Slices of 32 inner
+// values of both operands are copied four stages ahead. Two sets of sums: the segment's, and those of
+// the segments before.
+//
+// Mapping, kExact: W as [in / 4][out] groups of four values; a thread is an output, a block 128 of
+// them and up to 16 rows, whose x lies in shared memory and is read by all lanes at once.
+#include <algorithm>
+
+#include "kernels/cuda/device_math.cuh"
+#include "kernels/cuda/matmul.h"
+
+namespace winnow::kernels::cuda {
+namespace {
+
+constexpr int kSlice = 32;  // inner values of a tile
+constexpr int kThreads = 256;
+constexpr int kLanes = 32;
+
+struct Operands {
+  const uint4* w;  // [out / 16][slices][2][32]
+  const uint4* x;  // [m / 8][slices][32]
+  int32_t slices, slices_per_segment;
+  int32_t out, m;
+  float* y;
+  int64_t y_stride;
+  const float* bias;
+  bool accumulate;
+};
+
+__host__ __device__ inline int32_t SlicesOf(int64_t in) {
+  return static_cast<int32_t>((in + kSlice - 1) / kSlice);
+}
+
+// What the sums become; one expression for every way here.
+__device__ __forceinline__ void Finish(float sum, int32_t output, int32_t row, const float* bias,
+                                       bool accumulate, float* y, int64_t y_stride) {
+  if (bias != nullptr) sum = __fadd_rn(sum, bias[output]);
+  float* to = y + row * y_stride + output;
+  *to = accumulate ? __fadd_rn(sum, *to) : sum;
+}
+
+__device__ __forceinline__ void MultiplyAddTile(float (&sums)[4], const uint4& low,
+                                                const uint4& high, const uint4& x) {
+  const uint32_t first[4] = {low.x, low.y, low.z, low.w};
+  const uint32_t second[4] = {high.x, high.y, high.z, high.w};
+  MultiplyAdd16x8x16(sums, first, x.x, x.y);
+  MultiplyAdd16x8x16(sums, second, x.z, x.w);
+}
+
+template <int kRowTiles>
+__global__ void __launch_bounds__(kThreads) FewRowsKernel(const __grid_constant__ Operands args) {
+  const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
+  const auto tile = static_cast<int32_t>(blockIdx.x);
+  const int32_t first = min(warp * args.slices_per_segment, args.slices);
+  const int32_t last = min(first + args.slices_per_segment, args.slices);
+  const uint4* w = args.w + (int64_t{tile} * args.slices + first) * 2 * kLanes + lane;
+  const uint4* x = args.x + int64_t{first} * kLanes + lane;
+  const int64_t next_tile = int64_t{args.slices} * kLanes;
+  // Rows past the last are not read: their share of a fragment stays zero.
+  bool wanted[kRowTiles];
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) wanted[i] = i * 8 + lane / 4 < args.m;
+  float sums[kRowTiles][4] = {};
+#pragma unroll 4
+  for (int32_t slice = first; slice < last; ++slice) {
+    const uint4 low = LoadStreamed(w), high = LoadStreamed(w + kLanes);
+    uint4 of_x[kRowTiles];
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+      of_x[i] = wanted[i] ? x[i * next_tile] : make_uint4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) MultiplyAddTile(sums[i], low, high, of_x[i]);
+    w += 2 * kLanes;
+    x += kLanes;
+  }
+  __shared__ float4 parts[kMatmulSegments][kRowTiles][kLanes];
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+    parts[warp][i][lane] = make_float4(sums[i][0], sums[i][1], sums[i][2], sums[i][3]);
+  }
+  __syncthreads();
+  for (int i = warp; i < kRowTiles; i += kMatmulSegments) {
+    float4 total = parts[0][i][lane];
+#pragma unroll
+    for (int s = 1; s < kMatmulSegments; ++s) {
+      const float4 part = parts[s][i][lane];
+      total.x = __fadd_rn(total.x, part.x);
+      total.y = __fadd_rn(total.y, part.y);
+      total.z = __fadd_rn(total.z, part.z);
+      total.w = __fadd_rn(total.w, part.w);
+    }
+    const float values[4] = {total.x, total.y, total.z, total.w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int32_t output = tile * 16 + lane / 4 + j / 2 * 8;
+      const int32_t row = i * 8 + lane % 4 * 2 + j % 2;
+      if (output < args.out && row < args.m) {
+        Finish(values[j], output, row, args.bias, args.accumulate, args.y, args.y_stride);
+      }
+    }
+  }
+}
+
+constexpr int kStages = 4;
+constexpr int kBlockOutputs = 128;
+
+template <int kBlockRows>
+constexpr size_t ManyRowsSharedBytes() {
+  return size_t{kStages} * (kBlockOutputs + kBlockRows) * kSlice * 2;
+}
+
+template <int kBlockRows>
+__global__ void __launch_bounds__(kThreads, 1)
+    ManyRowsKernel(const __grid_constant__ Operands args) {
+  constexpr int kWTiles = kBlockOutputs / 16;  // of the block
+  constexpr int kXTiles = kBlockRows / 8;
+  constexpr int kMyXTiles = kXTiles / 4;          // of the warp: 4 warps share the rows
+  constexpr int kWPieces = kWTiles * 2 * kLanes;  // of 16 bytes in a stage
+  constexpr int kXPieces = kXTiles * kLanes;
+  extern __shared__ uint4 shared[];  // [kStages][kWPieces + kXPieces]
+  const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
+  const int32_t w_tiles = (args.out + 15) / 16, x_tiles = (args.m + 7) / 8;
+  const int32_t first_w = static_cast<int32_t>(blockIdx.y) * kWTiles;
+  const int32_t first_x = static_cast<int32_t>(blockIdx.x) * kXTiles;
+
+  const auto start = [&](int32_t slice) {
+    uint4* stage = shared + slice % kStages * (kWPieces + kXPieces);
+    if (slice < args.slices) {
+#pragma unroll
+      for (int i = 0; i < kWPieces / kThreads; ++i) {
+        const int piece = i * kThreads + static_cast<int>(threadIdx.x);
+        const int32_t tile = first_w + piece / (2 * kLanes);
+        const bool exists = tile < w_tiles;
+        CopyAsync16(SharedAddress(stage + piece),
+                    args.w + (int64_t{exists ? tile : 0} * args.slices + slice) * 2 * kLanes +
+                        piece % (2 * kLanes),
+                    exists);
+      }
+#pragma unroll
+      for (int i = 0; i < kXPieces / kThreads; ++i) {
+        const int piece = i * kThreads + static_cast<int>(threadIdx.x);
+        const int32_t tile = first_x + piece / kLanes;
+        const bool exists = tile < x_tiles;
+        CopyAsync16(
+            SharedAddress(stage + kWPieces + piece),
+            args.x + (int64_t{exists ? tile : 0} * args.slices + slice) * kLanes + piece % kLanes,
+            exists);
+      }
+    }
+    CommitCopies();
+  };
+#pragma unroll
+  for (int i = 0; i < kStages - 1; ++i) start(i);
+
+  const int my_w = warp / 4 * 4, my_x = warp % 4 * kMyXTiles;
+  float sums[4][kMyXTiles][4] = {}, totals[4][kMyXTiles][4];
+  int32_t segment_end = args.slices_per_segment;
+  bool has_total = false;
+  const auto end_segment = [&] {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+      for (int j = 0; j < kMyXTiles; ++j) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          totals[i][j][e] = has_total ? __fadd_rn(totals[i][j][e], sums[i][j][e]) : sums[i][j][e];
+          sums[i][j][e] = 0.0f;
+        }
+      }
+    }
+    has_total = true;
+  };
+  for (int32_t slice = 0; slice < args.slices; ++slice) {
+    WaitForCopies<kStages - 2>();
+    __syncthreads();
+    start(slice + kStages - 1);
+    const uint4* of_w = shared + slice % kStages * (kWPieces + kXPieces);
+    const uint4* of_x = of_w + kWPieces;
+    uint4 x[kMyXTiles];
+#pragma unroll
+    for (int j = 0; j < kMyXTiles; ++j) x[j] = of_x[(my_x + j) * kLanes + lane];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint4 low = of_w[(my_w + i) * 2 * kLanes + lane];
+      const uint4 high = of_w[((my_w + i) * 2 + 1) * kLanes + lane];
+#pragma unroll
+      for (int j = 0; j < kMyXTiles; ++j) MultiplyAddTile(sums[i][j], low, high, x[j]);
+    }
+    if (slice + 1 == segment_end) {
+      end_segment();
+      segment_end += args.slices_per_segment;
+    }
+  }
+  // The last segment may be short, and those after it empty: the kernel for few rows adds their
+  // zeros, which changes no sum but one of -0.
+  if (args.slices % args.slices_per_segment != 0) end_segment();
+  const bool has_empty =
+      (args.slices + args.slices_per_segment - 1) / args.slices_per_segment < kMatmulSegments;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+#pragma unroll
+    for (int j = 0; j < kMyXTiles; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int32_t output = (first_w + my_w + i) * 16 + lane / 4 + e / 2 * 8;
+        const int32_t row = (first_x + my_x + j) * 8 + lane % 4 * 2 + e % 2;
+        if (output >= args.out || row >= args.m) continue;
+        const float sum = has_empty ? __fadd_rn(totals[i][j][e], 0.0f) : totals[i][j][e];
+        Finish(sum, output, row, args.bias, args.accumulate, args.y, args.y_stride);
+      }
+    }
+  }
+}
+
+// x rounded and in order: a thread makes the 16 bytes of one lane.
+__global__ void __launch_bounds__(kThreads)
+    OrderRowsKernel(const float* x, int64_t stride, int32_t m, int32_t in, int32_t slices,
+                    uint4* to) {
+  const int32_t slice = static_cast<int32_t>(blockIdx.x) * (kThreads / kLanes) +
+                        static_cast<int32_t>(threadIdx.x) / kLanes;
+  if (slice >= slices) return;
+  const int lane = threadIdx.x % kLanes;
+  const int32_t row = static_cast<int32_t>(blockIdx.y) * 8 + lane / 4;
+  uint32_t pairs[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int32_t column = slice * kSlice + i * 8 + lane % 4 * 2;
+    const float* from = x + row * stride + column;
+    pairs[i] = PackBf16(row < m && column < in ? from[0] : 0.0f,
+                        row < m && column + 1 < in ? from[1] : 0.0f);
+  }
+  to[(int64_t{blockIdx.y} * slices + slice) * kLanes + lane] =
+      make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+}
+
+__device__ __forceinline__ float WidenF16(uint16_t bits) {
+  float x;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+  return x;
+}
+__device__ __forceinline__ float ValueAt(const void* values, DType dtype, int64_t i) {
+  if (dtype == DType::kF32) return static_cast<const float*>(values)[i];
+  const uint16_t bits = static_cast<const uint16_t*>(values)[i];
+  return dtype == DType::kBF16 ? WidenBf16(bits) : WidenF16(bits);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    PackTensorKernel(const void* source, DType dtype, int64_t first_row, int64_t count, int32_t in,
+                     int32_t slices, uint16_t* to) {
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
+       i += int64_t{gridDim.x} * kThreads) {
+    const int64_t output = first_row + i / in;
+    const auto column = static_cast<int32_t>(i % in);
+    // Fragment of A: registers are (row, k), (row + 8, k), (row, k + 8), (row + 8, k + 8).
+    const int row = static_cast<int>(output % 16), k = column % 16;
+    const int lane = row % 8 * 4 + k % 8 / 2;
+    const int reg = row / 8 + k / 8 * 2;
+    const int64_t tile = (output / 16 * slices + column / kSlice) * 2 + column % kSlice / 16;
+    to[((tile * kLanes + lane) * 4 + reg) * 2 + k % 2] = RoundBf16(ValueAt(source, dtype, i));
+  }
+}
+
+template <typename Stored>
+__global__ void __launch_bounds__(kThreads)
+    PackExactKernel(const void* source, DType dtype, int64_t first_row, int64_t count, int32_t in,
+                    int64_t out, Stored* to) {
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
+       i += int64_t{gridDim.x} * kThreads) {
+    const int64_t output = first_row + i / in, column = i % in;
+    Stored* at = to + (column / 4 * out + output) * 4 + column % 4;
+    if constexpr (sizeof(Stored) == 4) {
+      *at = ValueAt(source, dtype, i);
+    } else {
+      *at = static_cast<const uint16_t*>(source)[i];
+    }
+  }
+}
+
+constexpr int kExactThreads = 128;
+constexpr int kExactDepth = 256;  // inner values of x in shared memory at a time
+
+template <DType kStorage>
+struct Group;  // four values
+template <>
+struct Group<DType::kF32> {
+  float4 v;
+  __device__ void Widen(float (&to)[4]) const {
+    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+  }
+};
+template <>
+struct Group<DType::kBF16> {
+  uint2 v;
+  __device__ void Widen(float (&to)[4]) const {
+    to[0] = WidenLow(v.x), to[1] = WidenHigh(v.x), to[2] = WidenLow(v.y), to[3] = WidenHigh(v.y);
+  }
+};
+template <>
+struct Group<DType::kF16> {
+  uint2 v;
+  __device__ void Widen(float (&to)[4]) const {
+    to[0] = WidenF16(static_cast<uint16_t>(v.x)),
+    to[1] = WidenF16(static_cast<uint16_t>(v.x >> 16));
+    to[2] = WidenF16(static_cast<uint16_t>(v.y)),
+    to[3] = WidenF16(static_cast<uint16_t>(v.y >> 16));
+  }
+};
+
+template <DType kStorage, int kRows>
+__global__ void __launch_bounds__(kExactThreads)
+    ExactKernel(const __grid_constant__ MatmulArgs args, const Group<kStorage>* w, int32_t in,
+                int32_t out) {
+  __shared__ float4 x[kRows][kExactDepth / 4];
+  const int32_t output =
+      static_cast<int32_t>(blockIdx.x) * kExactThreads + static_cast<int32_t>(threadIdx.x);
+  const int64_t first_row = int64_t{blockIdx.y} * kRows;
+  const int rows = static_cast<int>(min(int64_t{kRows}, args.m - first_row));
+  float sums[kRows] = {};
+  for (int32_t depth = 0; depth < in; depth += kExactDepth) {
+    __syncthreads();
+    auto* values = reinterpret_cast<float*>(x);
+    for (int i = threadIdx.x; i < kRows * kExactDepth; i += kExactThreads) {
+      const int row = i / kExactDepth;
+      const int32_t column = depth + i % kExactDepth;
+      values[i] =
+          row < rows && column < in ? args.x[(first_row + row) * args.x_stride + column] : 0.0f;
+    }
+    __syncthreads();
+    if (output >= out) continue;
+    const int32_t count = min(kExactDepth, in - depth);
+    const Group<kStorage>* group = w + int64_t{depth / 4} * out + output;
+    for (int32_t k = 0; k < count / 4; ++k) {
+      float weights[4];
+      group[int64_t{k} * out].Widen(weights);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        const float4 of_x = x[r][k];
+        sums[r] = __fmaf_rn(of_x.x, weights[0], sums[r]);
+        sums[r] = __fmaf_rn(of_x.y, weights[1], sums[r]);
+        sums[r] = __fmaf_rn(of_x.z, weights[2], sums[r]);
+        sums[r] = __fmaf_rn(of_x.w, weights[3], sums[r]);
+      }
+    }
+    if (count % 4 != 0) {  // only the last depth: nothing may be added past the last value
+      float weights[4];
+      group[int64_t{count / 4} * out].Widen(weights);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        const float4 v = x[r][count / 4];
+        sums[r] = __fmaf_rn(v.x, weights[0], sums[r]);
+        if (count % 4 > 1) sums[r] = __fmaf_rn(v.y, weights[1], sums[r]);
+        if (count % 4 > 2) sums[r] = __fmaf_rn(v.z, weights[2], sums[r]);
+      }
+    }
+  }
+  if (output >= out) return;
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    if (r < rows) {
+      Finish(sums[r], output, static_cast<int32_t>(first_row) + r, args.bias, args.accumulate,
+             args.y, args.y_stride);
+    }
+  }
+}
+
+template <DType kStorage, int kRows>
+cudaError_t LaunchExact(const MatmulArgs& args, const DeviceWeights& w, cudaStream_t stream) {
+  const int64_t row_blocks = CeilDiv(args.m, kRows);
+  if (row_blocks > 65535) return cudaErrorInvalidValue;
+  const dim3 grid(static_cast<unsigned>(CeilDiv(w.out, kExactThreads)),
+                  static_cast<unsigned>(row_blocks));
+  ExactKernel<kStorage, kRows>
+      <<<grid, kExactThreads, 0, stream>>>(args, static_cast<const Group<kStorage>*>(w.data),
+                                           static_cast<int32_t>(w.in), static_cast<int32_t>(w.out));
+  return cudaGetLastError();
+}
+
+template <DType kStorage>
+cudaError_t Exact(const MatmulArgs& args, const DeviceWeights& w, cudaStream_t stream) {
+  if (args.m == 1) return LaunchExact<kStorage, 1>(args, w, stream);
+  if (args.m <= 4) return LaunchExact<kStorage, 4>(args, w, stream);
+  return LaunchExact<kStorage, 16>(args, w, stream);
+}
+
+template <int kBlockRows>
+cudaError_t ManyRows(const Operands& operands, cudaStream_t stream) {
+  constexpr size_t kSharedBytes = ManyRowsSharedBytes<kBlockRows>();
+  if (const cudaError_t error = cudaFuncSetAttribute(ManyRowsKernel<kBlockRows>,
+                                                     cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                     static_cast<int>(kSharedBytes));
+      error != cudaSuccess) {
+    return error;
+  }
+  // Neighbouring blocks share outputs, of which there is more to read than of rows.
+  const dim3 grid(static_cast<unsigned>(CeilDiv(operands.m, kBlockRows)),
+                  static_cast<unsigned>(CeilDiv(operands.out, kBlockOutputs)));
+  if (grid.y > 65535) return cudaErrorInvalidValue;
+  ManyRowsKernel<kBlockRows><<<grid, kThreads, kSharedBytes, stream>>>(operands);
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+size_t PackedMatrixBytes(int64_t out, int64_t in, DeviceWeights::Way way, DType storage) {
+  if (way == DeviceWeights::Way::kTensor) {
+    return static_cast<size_t>(CeilDiv(out, 16) * 16 * SlicesOf(in) * kSlice * 2);
+  }
+  return static_cast<size_t>(CeilDiv(in, 4) * 4 * out) * DTypeBytes(storage);
+}
+
+cudaError_t PackRows(const void* source, DType dtype, int64_t first_row, int64_t rows,
+                     const DeviceWeights& packed, cudaStream_t stream) {
+  if (packed.in < 1 || packed.in > 0x7fffffff || packed.out > 0x7fffffff || first_row < 0 ||
+      first_row + rows > packed.out) {
+    return cudaErrorInvalidValue;
+  }
+  if (rows <= 0) return cudaSuccess;
+  const int64_t count = rows * packed.in;
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>(CeilDiv(count, kThreads), 8192));
+  const auto in = static_cast<int32_t>(packed.in);
+  void* data = const_cast<void*>(packed.data);
+  if (packed.way == DeviceWeights::Way::kTensor) {
+    PackTensorKernel<<<blocks, kThreads, 0, stream>>>(source, dtype, first_row, count, in,
+                                                      SlicesOf(in), static_cast<uint16_t*>(data));
+  } else if (packed.storage == DType::kF32) {
+    PackExactKernel<<<blocks, kThreads, 0, stream>>>(source, dtype, first_row, count, in,
+                                                     packed.out, static_cast<float*>(data));
+  } else {
+    if (dtype != packed.storage) return cudaErrorInvalidValue;
+    PackExactKernel<<<blocks, kThreads, 0, stream>>>(source, dtype, first_row, count, in,
+                                                     packed.out, static_cast<uint16_t*>(data));
+  }
+  return cudaGetLastError();
+}
+
+size_t MatmulWorkspaceBytes(int64_t m, const DeviceWeights& w) {
+  if (w.way == DeviceWeights::Way::kExact) return 0;
+  return static_cast<size_t>(CeilDiv(m, 8) * SlicesOf(w.in)) * kLanes * sizeof(uint4);
+}
+
+cudaError_t Matmul(const MatmulArgs& args, const DeviceWeights& w, void* workspace,
+                   cudaStream_t stream) {
+  if (args.m < 0 || args.m > 65535 * 8 || w.out < 1 || w.in < 1) return cudaErrorInvalidValue;
+  if (args.m == 0) return cudaSuccess;
+  if (w.way == DeviceWeights::Way::kExact) {
+    switch (w.storage) {
+      case DType::kF32:
+        return Exact<DType::kF32>(args, w, stream);
+      case DType::kBF16:
+        return Exact<DType::kBF16>(args, w, stream);
+      case DType::kF16:
+        return Exact<DType::kF16>(args, w, stream);
+    }
+    return cudaErrorInvalidValue;
+  }
+  const int32_t slices = SlicesOf(w.in);
+  const auto m = static_cast<int32_t>(args.m);
+  const dim3 order_grid(static_cast<unsigned>(CeilDiv(slices, kThreads / kLanes)),
+                        static_cast<unsigned>(CeilDiv(m, 8)));
+  OrderRowsKernel<<<order_grid, kThreads, 0, stream>>>(
+      args.x, args.x_stride, m, static_cast<int32_t>(w.in), slices, static_cast<uint4*>(workspace));
+  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
+  const Operands operands{static_cast<const uint4*>(w.data),
+                          static_cast<const uint4*>(workspace),
+                          slices,
+                          static_cast<int32_t>(CeilDiv(slices, kMatmulSegments)),
+                          static_cast<int32_t>(w.out),
+                          m,
+                          args.y,
+                          args.y_stride,
+                          args.bias,
+                          args.accumulate};
+  const auto tiles = static_cast<unsigned>(CeilDiv(w.out, 16));
+  if (m <= 8) {
+    FewRowsKernel<1><<<tiles, kThreads, 0, stream>>>(operands);
+  } else if (m <= 16) {
+    FewRowsKernel<2><<<tiles, kThreads, 0, stream>>>(operands);
+  } else if (m <= kMatmulFewRows) {
+    FewRowsKernel<4><<<tiles, kThreads, 0, stream>>>(operands);
+  } else if (m <= 64) {
+    return ManyRows<64>(operands, stream);
+  } else {
+    return ManyRows<128>(operands, stream);
+  }
+  return cudaGetLastError();
+}
+
+}  // namespace winnow::kernels::cuda

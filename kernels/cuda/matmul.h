@@ -1,0 +1,67 @@
+// Matmul (backend.h, kernels/matmul.h) on the device: y = x Wᵀ (+ bias) (+ y).
+//
+//   x [m][in] f32, y [m][out] f32, rows `stride` floats apart; bias [out]
+//   W packed by PackMatrix, in memory of the caller
+//
+// Two ways to compute, chosen when W is packed:
+//
+//   kTensor   x rounded to bfloat16, W bfloat16: tensor cores, float32 sums. Compute kBF16.
+//   kExact    x as it is, W in the type it has, widened: one chain of fused multiply-adds per element
+//             of y in ascending order of the inner dimension, as kernels/matmul.h says, so the same
+//             bits as the CPU's. Computes kF32 and kF16.
+//
+// Batch invariance, by construction. kTensor: the inner dimension is cut into kMatmulSegments
+// segments, which follow from `in` alone; a segment's sum is one chain of matrix instructions of 16
+// inner values each, in ascending order, in which W is always the left operand and x always the
+// right one; segments are added from left to right. The kernels for few and for many rows differ in
+// which chains run side by side and in nothing else. (That an element of a matrix instruction does
+// not depend on its place in the tile is what the hardware does; tests/cuda/matmul_test.cc checks
+// it.) There is no cuBLAS here for that reason: its kernel and its split of the inner dimension may
+// change with m.
+//
+// Cost: matmul.h's. Few rows (up to kMatmulFewRows) read W once, from HBM; more rows read it once per
+// 128 rows, and x once per 128 outputs, from L2.
+#ifndef WINNOW_KERNELS_CUDA_MATMUL_H_
+#define WINNOW_KERNELS_CUDA_MATMUL_H_
+
+#include "kernels/cuda/device_types.h"
+
+namespace winnow::kernels::cuda {
+
+inline constexpr int32_t kMatmulSegments = 8;
+inline constexpr int32_t kMatmulFewRows = 32;
+
+struct DeviceWeights {
+  enum class Way : uint8_t { kTensor, kExact };
+  const void* data = nullptr;
+  int64_t out = 0, in = 0;
+  Way way = Way::kTensor;
+  DType storage = DType::kBF16;  // of `data`
+};
+
+// kTensor stores bf16. kExact stores `storage` as it is.
+size_t PackedMatrixBytes(int64_t out, int64_t in, DeviceWeights::Way way, DType storage);
+
+// Puts rows [first_row, first_row + rows) of W in place, from `source` [rows][in] of `dtype` in
+// device memory. REQUIRES: `packed` was zeroed once; for kExact, dtype == storage or storage is f32.
+[[nodiscard]] cudaError_t PackRows(const void* source, DType dtype, int64_t first_row, int64_t rows,
+                                   const DeviceWeights& packed, cudaStream_t stream);
+
+// x in the order in which kTensor reads it; none for kExact. Need not be zeroed.
+size_t MatmulWorkspaceBytes(int64_t m, const DeviceWeights& w);
+
+struct MatmulArgs {
+  const float* x = nullptr;
+  int64_t x_stride = 0;
+  int64_t m = 0;
+  float* y = nullptr;
+  int64_t y_stride = 0;
+  const float* bias = nullptr;
+  bool accumulate = false;
+};
+[[nodiscard]] cudaError_t Matmul(const MatmulArgs& args, const DeviceWeights& w, void* workspace,
+                                 cudaStream_t stream);
+
+}  // namespace winnow::kernels::cuda
+
+#endif  // WINNOW_KERNELS_CUDA_MATMUL_H_

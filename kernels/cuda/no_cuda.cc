@@ -1,0 +1,11 @@
+// Stands for cuda_backend.cc in a program built without CUDA.
+#include "kernels/backend.h"
+
+namespace winnow::kernels {
+
+std::unique_ptr<Backend> MakeCudaBackend(std::string* why) {
+  *why = "this program was built without CUDA (WINNOW_CUDA)";
+  return nullptr;
+}
+
+}  // namespace winnow::kernels

@@ -1,0 +1,76 @@
+// What tests of the CUDA backend share: a backend, and operands in its memory.
+#ifndef WINNOW_TESTS_CUDA_BACKEND_TESTING_H_
+#define WINNOW_TESTS_CUDA_BACKEND_TESTING_H_
+
+#include <memory>
+#include <string>
+
+#include "kernels/cuda/cuda_backend.h"
+#include "tests/cuda/cuda_testing.h"
+
+namespace winnow::kernels::cuda {
+
+class CudaBackendFixture : public CudaTest {
+ protected:
+  void SetUp() override {
+    CudaTest::SetUp();
+    if (HasFatalFailure()) return;
+    std::string why;
+    backend_ = CudaBackend::Create(0, &why);
+    ASSERT_NE(backend_, nullptr) << why;
+    backend_->BeginPass();
+  }
+  void TearDown() override {
+    if (backend_ != nullptr) {
+      EXPECT_TRUE(backend_->Synchronize());
+      EXPECT_EQ(backend_->failure(), "");
+      backend_.reset();
+    }
+    CudaTest::TearDown();
+  }
+
+  // A matrix on the device, with its rows' gaps.
+  struct OnDevice {
+    OnDevice(Matrix& host, Backend& used) : values(Upload(host)), matrix(host), backend(used) {
+      tensor = host.tensor();
+      tensor.data = values.data();
+    }
+    // What the device has, into the matrix.
+    void Fetch() {
+      ASSERT_TRUE(backend.Synchronize());
+      Download(values, matrix);
+    }
+    DeviceArray<float> values;
+    Matrix& matrix;
+    Backend& backend;
+    Tensor tensor;
+  };
+  OnDevice Put(Matrix& matrix) { return OnDevice(matrix, *backend_); }
+
+  // A selection in shared memory, of guards.
+  class SharedSelection {
+   public:
+    SharedSelection(Backend& backend, size_t queries, int32_t kv_heads, int32_t capacity)
+        : queries_(queries),
+          counts_(backend.AllocateShared(queries * kv_heads * 4)),
+          tokens_(backend.AllocateShared(queries * kv_heads * capacity * 4)),
+          view_{kv_heads, capacity, static_cast<int32_t*>(counts_.data()),
+                static_cast<int32_t*>(tokens_.data())} {}
+    const Selection& view() const { return view_; }
+    std::vector<int32_t> Of(int64_t query, int32_t head) const {
+      const int32_t* first = view_.chosen(query, head);
+      return {first, first + view_.count(query, head)};
+    }
+
+   private:
+    size_t queries_;
+    Buffer counts_, tokens_;
+    Selection view_;
+  };
+
+  std::unique_ptr<CudaBackend> backend_;
+};
+
+}  // namespace winnow::kernels::cuda
+
+#endif  // WINNOW_TESTS_CUDA_BACKEND_TESTING_H_

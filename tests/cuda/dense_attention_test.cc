@@ -1,0 +1,124 @@
+#include "kernels/cuda/dense_attention.h"
+
+#include "kernels/attention.h"
+#include "tests/cuda/backend_testing.h"
+
+namespace winnow::kernels::cuda {
+namespace {
+
+// q and weights are rounded to bf16: 2^-9 of values of size 1, and of a score of some units.
+constexpr double kTolerance = 0.03;
+
+class CudaDenseAttentionTest : public CudaBackendFixture {
+ protected:
+  static float ScaleOf(int32_t d) { return 1.0f / std::sqrt(static_cast<float>(d)); }
+  Matrix Run(const PagedKv& kv, const DeviceArray<std::byte>& pool, Matrix& q,
+             const std::vector<AttentionChunk>& chunks) {
+    Matrix out(q.rows(), q.cols());
+    for (int64_t i = 0; i < out.rows(); ++i) {
+      std::fill(out.row(i), out.row(i) + out.cols(), std::nanf(""));
+    }
+    auto on_device = Put(out);
+    auto of_q = Put(q);
+    backend_->BeginPass();
+    backend_->Attend(of_q.tensor, chunks, pool.data(), kv.layout(), ScaleOf(kv.layout().head_dim),
+                     on_device.tensor);
+    on_device.Fetch();
+    return out;
+  }
+};
+
+TEST_F(CudaDenseAttentionTest, EqualsTheReferenceForEveryHeadDimensionAndGroup) {
+  SCOPED_TRACE(Seed());
+  for (const int32_t d : {64, 80, 96, 128}) {
+    for (const int32_t group : {1, 2, 3, 4, 5, 7, 8, 16}) {
+      const KvLayout layout{static_cast<int32_t>(random_.Int(1, 3)), d,
+                            static_cast<int32_t>(16 * random_.Int(1, 9)), DType::kBF16};
+      const auto prompt = static_cast<int32_t>(random_.Int(1, group > 4 ? 250 : 600));
+      PagedKv kv(random_, layout, {prompt, 333});
+      const auto pool = UploadPool(kv);
+      const auto begin = static_cast<int32_t>(random_.Int(0, prompt - 1));
+      const auto few = static_cast<int32_t>(random_.Int(1, 8));
+      Matrix q =
+          Matrix::Normal(random_, prompt - begin + few, int64_t{layout.kv_heads} * group * d);
+      const std::vector<AttentionChunk> chunks = {kv.Chunk(0, 0, prompt - begin, begin),
+                                                  kv.Chunk(1, prompt - begin, few, 333 - few)};
+      SCOPED_TRACE(testing::Message()
+                   << "d " << d << " G " << group << " block " << layout.block_tokens << " from "
+                   << begin << " of " << prompt);
+      Matrix expected(q.rows(), q.cols());
+      AttendRef(q.tensor(), chunks, kv.pool(), layout, ScaleOf(d), expected.tensor());
+      ExpectNear(Run(kv, pool, q, chunks), expected, kTolerance, 0);
+    }
+  }
+}
+
+// Rounding q and the weights is all that separates it from the reference: with values that bf16
+// holds and one key that takes all the weight, nothing does.
+TEST_F(CudaDenseAttentionTest, AKeyThatTakesAllTheWeightGivesItsValue) {
+  SCOPED_TRACE(Seed());
+  const int32_t d = 64, n = 1000;
+  const KvLayout layout{1, d, 32, DType::kBF16};
+  PagedKv kv(random_, layout, {n}, 0.01f);
+  const auto chosen = static_cast<int32_t>(random_.Int(0, n - 1));
+  for (int32_t c = 0; c < d; ++c) kv.SetKey(0, 0, chosen, c, 40.0f);
+  const auto pool = UploadPool(kv);
+  Matrix q(1, d);
+  std::fill(q.row(0), q.row(0) + d, 1.0f);
+  const std::vector<AttentionChunk> chunks = {kv.Chunk(0, 0, 1, n - 1)};
+  const Matrix out = Run(kv, pool, q, chunks);
+  const std::byte* value = kv.Row(0, 0, chosen) + layout.ValueOffsetInRow();
+  for (int32_t c = 0; c < d; ++c) {
+    BF16 expected;
+    std::memcpy(&expected, value + 2 * c, 2);
+    ASSERT_EQ(out.row(0)[c], ToFloat(expected)) << "channel " << c;
+  }
+}
+
+// The promises of backend.h: a query has the same bits alone, in chunks of any size, and beside
+// others, be its keys taken one after the other or side by side.
+TEST_F(CudaDenseAttentionTest, AQueryHasTheSameBitsHoweverThePromptIsCut) {
+  SCOPED_TRACE(Seed());
+  for (const int32_t d : {64, 80, 96, 128}) {
+    const auto group = static_cast<int32_t>(random_.Int(1, 8));
+    const KvLayout layout{2, d, static_cast<int32_t>(16 * random_.Int(1, 6)), DType::kBF16};
+    const auto n = static_cast<int32_t>(random_.Int(600, 1500));
+    PagedKv kv(random_, layout, {n, 400});
+    const auto pool = UploadPool(kv);
+    Matrix q = Matrix::Normal(random_, n + 1, int64_t{2} * group * d);
+    SCOPED_TRACE(testing::Message() << "d " << d << " G " << group << " n " << n);
+    const std::vector<AttentionChunk> at_once = {kv.Chunk(0, 0, n, 0)};
+    const Matrix whole = Run(kv, pool, q, at_once);
+    for (int round = 0; round < 3; ++round) {
+      std::vector<AttentionChunk> cut;
+      for (int32_t first = 0; first < n;) {
+        const int32_t most = round == 0 ? 8 : round == 1 ? 60 : 500;
+        const auto count = std::min<int32_t>(n - first, static_cast<int32_t>(random_.Int(1, most)));
+        cut.push_back(kv.Chunk(0, first, count, first));
+        first += count;
+      }
+      cut.push_back(kv.Chunk(1, n, 1, 399));
+      const Matrix pieces = Run(kv, pool, q, cut);
+      for (int64_t i = 0; i < n; ++i) ASSERT_TRUE(SameBits(pieces, i, whole, i));
+    }
+  }
+}
+
+TEST_F(CudaDenseAttentionTest, ALongContextInMoreLaunchesThanOne) {
+  SCOPED_TRACE(Seed());
+  // Workspaces of 40 such queries are more than one launch may take.
+  const KvLayout layout{8, 64, 64, DType::kBF16};
+  const int32_t n = 9000, count = 40;
+  PagedKv kv(random_, layout, {n});
+  const auto pool = UploadPool(kv);
+  Matrix q = Matrix::Normal(random_, count, 8 * 4 * 64);
+  std::vector<AttentionChunk> chunks;
+  for (int32_t i = 0; i < count; ++i) chunks.push_back(kv.Chunk(0, i, 1, n - count + i));
+  const Matrix separate = Run(kv, pool, q, chunks);
+  const std::vector<AttentionChunk> joined = {kv.Chunk(0, 0, count, n - count)};
+  const Matrix together = Run(kv, pool, q, joined);
+  ASSERT_TRUE(SameBits(separate, together));
+}
+
+}  // namespace
+}  // namespace winnow::kernels::cuda

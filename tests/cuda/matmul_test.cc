@@ -1,0 +1,145 @@
+#include "kernels/matmul.h"
+
+#include "kernels/cuda/matmul.h"
+#include "kernels/host_matrix.h"
+#include "tests/cuda/backend_testing.h"
+
+namespace winnow::kernels::cuda {
+namespace {
+
+class CudaMatmulTest : public CudaBackendFixture {
+ protected:
+  struct Product {
+    Matrix x, y;
+    std::vector<FileMatrix> parts;
+    std::vector<HostMatrix> hosts;
+    std::vector<float> bias;
+    bool accumulate = false;
+  };
+  Product Draw(int64_t m, int64_t in, const std::vector<int64_t>& outs, DType dtype) {
+    int64_t out = 0;
+    for (const int64_t of_part : outs) out += of_part;
+    // The weights or x have the deviation that makes sums of size 1: f16 has no such small weights
+    // (kernel_testing.h).
+    const float deviation = 1.0f / std::sqrt(static_cast<float>(in));
+    const bool f16 = dtype == DType::kF16;
+    Product product{Matrix::Normal(random_, m, in, f16 ? deviation : 1.0f),
+                    Matrix::Normal(random_, m, out),
+                    {},
+                    {},
+                    {}};
+    for (const int64_t of_part : outs) {
+      product.parts.emplace_back(random_, of_part, in, dtype, f16 ? 1.0f : deviation);
+    }
+    for (const FileMatrix& part : product.parts) product.hosts.push_back(part.host());
+    if (random_.Int(0, 1) == 1) {
+      for (int64_t i = 0; i < out; ++i) product.bias.push_back(random_.Normal());
+    }
+    product.accumulate = random_.Int(0, 1) == 1;
+    return product;
+  }
+  Matrix Run(Product& product, const PackedMatrix& w, int64_t first_row, int64_t rows) {
+    Matrix y = product.y;
+    auto on_device = Put(y);
+    auto x = Put(product.x);
+    const DeviceArray<float> bias(product.bias);
+    backend_->Matmul(x.tensor.RowRange(first_row, rows), w,
+                     on_device.tensor.RowRange(first_row, rows),
+                     {product.bias.empty() ? nullptr : bias.data(), product.accumulate});
+    on_device.Fetch();
+    return y;
+  }
+};
+
+TEST_F(CudaMatmulTest, TensorCoresEqualTheReference) {
+  SCOPED_TRACE(Seed());
+  for (const int64_t m : {1, 3, 8, 9, 16, 31, 32, 33, 64, 65, 129, 300}) {
+    for (int round = 0; round < 3; ++round) {
+      const int64_t in = round == 0 ? random_.Int(1, 70) : random_.Int(71, 1500);
+      const std::vector<int64_t> outs = {random_.Int(1, 200), random_.Int(1, 100)};
+      const DType dtype = round == 1 ? DType::kF32 : round == 2 ? DType::kF16 : DType::kBF16;
+      SCOPED_TRACE(testing::Message()
+                   << "m " << m << " in " << in << " out " << outs[0] << "+" << outs[1]);
+      Product product = Draw(m, in, outs, dtype);
+      const auto w = backend_->Pack(product.hosts, DType::kBF16);
+      ASSERT_NE(w, nullptr);
+      const Matrix actual = Run(product, *w, 0, m);
+      Matrix expected = product.y;
+      MatmulRef(product.x.tensor(), product.hosts, DType::kBF16, expected.tensor(),
+                {product.bias.empty() ? nullptr : product.bias.data(), product.accumulate});
+      ExpectNear(actual, expected, 3e-5, 1e-5);
+    }
+  }
+}
+
+TEST_F(CudaMatmulTest, ExactProductsAreTheChainThatMatmulPromises) {
+  SCOPED_TRACE(Seed());
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    for (const int64_t m : {1, 2, 4, 5, 17, 40}) {
+      const int64_t in = random_.Int(1, 900), out = random_.Int(1, 300);
+      SCOPED_TRACE(testing::Message() << DTypeName(dtype) << " m " << m << " in " << in);
+      Product product = Draw(m, in, {out}, dtype);
+      const auto w =
+          backend_->Pack(product.hosts, dtype == DType::kF16 ? DType::kF16 : DType::kF32);
+      ASSERT_NE(w, nullptr);
+      const Matrix actual = Run(product, *w, 0, m);
+      Matrix expected = product.y;
+      for (int64_t i = 0; i < m; ++i) {
+        for (int64_t o = 0; o < out; ++o) {
+          float sum = 0;
+          for (int64_t k = 0; k < in; ++k) {
+            sum = std::fma(product.x.row(i)[k], ElementOf(product.hosts[0], o, k), sum);
+          }
+          if (!product.bias.empty()) sum += product.bias[o];
+          expected.row(i)[o] = product.accumulate ? sum + expected.row(i)[o] : sum;
+        }
+      }
+      ASSERT_TRUE(SameBits(actual, expected));
+      EXPECT_TRUE(actual.GuardsIntact());
+    }
+  }
+}
+
+TEST_F(CudaMatmulTest, MixedPartsAreWidenedExactly) {
+  SCOPED_TRACE(Seed());
+  const int64_t m = 5, in = 100;
+  Matrix x = Matrix::Normal(random_, m, in);
+  const FileMatrix first(random_, 33, in, DType::kBF16), second(random_, 20, in, DType::kF32);
+  const std::vector<HostMatrix> parts = {first.host(), second.host()};
+  const auto w = backend_->Pack(parts, DType::kF32);
+  ASSERT_NE(w, nullptr);
+  Matrix y(m, 53), expected(m, 53);
+  auto on_device = Put(y);
+  auto of_x = Put(x);
+  backend_->Matmul(of_x.tensor, *w, on_device.tensor, {});
+  on_device.Fetch();
+  MatmulRef(x.tensor(), parts, DType::kF32, expected.tensor(), {});
+  ExpectNear(y, expected, 1e-5, 1e-5);
+}
+
+// The promise of backend.h: a row's bits do not depend on how many rows are in the call.
+TEST_F(CudaMatmulTest, ARowHasTheSameBitsAmongAnyNumberOfRows) {
+  SCOPED_TRACE(Seed());
+  for (const bool exact : {false, true}) {
+    // Segments of several slices, of one, of unequal length, and fewer than there are.
+    for (const int64_t in : {int64_t{64}, int64_t{256}, random_.Int(260, 500), int64_t{2048},
+                             random_.Int(1000, 4000)}) {
+      const int64_t m = 300;
+      SCOPED_TRACE(testing::Message() << "in " << in << (exact ? " exact" : ""));
+      Product product = Draw(m, in, {random_.Int(100, 400)}, DType::kBF16);
+      const auto w = backend_->Pack(product.hosts, exact ? DType::kF32 : DType::kBF16);
+      ASSERT_NE(w, nullptr);
+      const Matrix whole = Run(product, *w, 0, m);
+      for (const int64_t rows : {1, 2, 7, 8, 9, 16, 17, 32, 33, 60, 64, 65, 128, 200}) {
+        const int64_t first = random_.Int(0, m - rows);
+        const Matrix part = Run(product, *w, first, rows);
+        for (int64_t i = first; i < first + rows; ++i) {
+          ASSERT_TRUE(SameBits(part, i, whole, i)) << "of " << rows << " rows";
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace winnow::kernels::cuda
