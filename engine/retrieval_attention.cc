@@ -12,7 +12,6 @@
 namespace winnow::engine {
 
 using kernels::AttentionChunk;
-using kernels::CompletionGroup;
 using kernels::RetrievalQuery;
 using kernels::RowList;
 using kernels::Selection;
