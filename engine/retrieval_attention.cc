@@ -258,8 +258,9 @@ Selection RetrievalAttention::SelectAndPrune(int32_t layer, const AttentionPolic
   for (size_t i = 0; i < queries.size(); ++i) {
     capacity = std::max(capacity, candidates_[first + i]);
   }
-  const Selection chosen{layout_.kv_heads, capacity, static_cast<int32_t*>(counts_.data()),
-                         static_cast<int32_t*>(tokens_.data())};
+  int32_t* const counts =
+      static_cast<int32_t*>(counts_.data()) + int64_t{count_call_} * kMaxQueries * layout_.kv_heads;
+  const Selection chosen{layout_.kv_heads, capacity, counts, static_cast<int32_t*>(tokens_.data())};
   for (size_t i = 0; i < queries.size(); ++i) std::swap(queries[i].k, candidates_[first + i]);
   Select(layer, policy, first, queries, q, chosen);
   for (size_t i = 0; i < queries.size(); ++i) std::swap(queries[i].k, candidates_[first + i]);
@@ -275,6 +276,26 @@ void RetrievalAttention::RunQueries(int32_t layer, const Method& method, int32_t
   const AttentionPolicy& policy = *method.policy;
   const std::span<RetrievalQuery> queries = std::span(queries_).subspan(first, count);
   const Selection chosen = SelectAndPrune(layer, policy, first, queries, q);
+  float* const states = static_cast<float*>(states_.data());
+
+  // FETCH and ATTEND where all rows are resident and the backend finds them itself
+  if (!policy.completion && !memory_.tiered()) {
+    PinnedBlocks pinned;
+    tables_.resize(std::max<size_t>(tables_.size(), 1));
+    memory_.TryPin(query_rows_[first]->index, layer, queries[0].block_table, 0, 0, &tables_[0],
+                   &pinned);
+    if (backend_.AttendChosen(q, queries, chosen, pinned.pool, layout_, scale_, states)) {
+      backend_.FinishStates(queries, states, layout_.head_dim, out);
+      for (size_t i = 0; i < queries.size(); ++i) {
+        pending_counts_.push_back({query_rows_[first + i]->chunk->retrieval, queries[i].position,
+                                   queries[i].mid.size(), &chosen.count(i, 0)});
+      }
+      Probe(layer, first, queries, chosen, q);
+      if (++count_call_ == kCountCalls) CountPending();
+      return;
+    }
+  }
+
   // The host looks at what was chosen. If the device has failed there is nothing to look at, and
   // Forward says so.
   if (!backend_.Synchronize()) return;
@@ -289,7 +310,6 @@ void RetrievalAttention::RunQueries(int32_t layer, const Method& method, int32_t
   Count(first, queries, chosen);
 
   // ATTEND: states [queries][H][d + 2]
-  float* states = static_cast<float*>(states_.data());
   backend_.AttendRows(q, queries, lists_, layout_, scale_, states);
   if (policy.completion) Complete(layer, first, queries, q);
   backend_.FinishStates(queries, states, layout_.head_dim, out);
@@ -534,17 +554,36 @@ void RetrievalAttention::Count(int32_t first, std::span<const RetrievalQuery> qu
     for (int32_t head = 0; head < layout_.kv_heads; ++head) {
       kept += chosen.count(static_cast<int64_t>(i), head);
     }
-    const uint64_t heads = layout_.kv_heads;
-    counts.chosen_rows += kept;
     counts.rows_cached += tier_rows_[i].cached;
     counts.rows_stored += tier_rows_[i].stored;
-    counts.mid_rows += heads * query.mid.size();
-    // End() takes this row for a dense one first.
-    counts.rows_read -= heads * query.mid.size() - kept;
+    AddCounts(counts, kept, query.mid.size());
   }
 }
 
+void RetrievalAttention::CountPending() {
+  // If the device has failed, so has the pass, and nobody asks what it read.
+  const bool done = pending_counts_.empty() || backend_.Synchronize();
+  for (const PendingCount& pending : pending_counts_) {
+    RetrievalState& state = *pending.state;
+    if (!done || pending.position < state.counted_) continue;
+    uint64_t kept = 0;
+    for (int32_t head = 0; head < layout_.kv_heads; ++head) kept += pending.counts[head];
+    AddCounts(state.counts_, kept, pending.mid_size);
+  }
+  pending_counts_.clear();
+  count_call_ = 0;
+}
+
+void RetrievalAttention::AddCounts(RetrievalCounts& counts, uint64_t kept, int32_t mid_size) const {
+  const uint64_t mid_rows = uint64_t{1} * layout_.kv_heads * mid_size;
+  counts.chosen_rows += kept;
+  counts.mid_rows += mid_rows;
+  // End() takes this row for a dense one first.
+  counts.rows_read -= mid_rows - kept;
+}
+
 void RetrievalAttention::End() {
+  CountPending();
   for (const Rows& rows : rows_) {
     const SequenceChunk& chunk = *rows.chunk;
     RetrievalState& state = *chunk.retrieval;

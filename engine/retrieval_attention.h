@@ -216,6 +216,9 @@ class RetrievalAttention {
   template <typename Call>
   void ForPinned(int32_t layer, int32_t first, std::span<const kernels::RetrievalQuery> queries,
                  Call call);
+  // Counts what was chosen in calls whose selections the host has not looked at; waits for them.
+  void CountPending();
+  void AddCounts(RetrievalCounts& counts, uint64_t kept, int32_t mid_size) const;
   void Count(int32_t first, std::span<const kernels::RetrievalQuery> queries,
              const kernels::Selection& chosen);
 
@@ -254,6 +257,8 @@ class RetrievalAttention {
   // Scratch of a call. Sized at Create for any one query, or many small ones.
   // Queries of one call are enough to keep every thread busy; their states stay small.
   static constexpr int32_t kMaxQueries = 64;
+  // Calls whose counts can wait for the end of the pass: those of a decode step.
+  static constexpr int32_t kCountCalls = 128;
   int64_t max_entries_ = 0;  // tokens chosen and rows attended, over queries and heads
   std::vector<kernels::RetrievalQuery> queries_;         // of one method in one layer
   std::vector<int32_t> candidates_;                      // [queries_] to choose before pruning
@@ -270,9 +275,19 @@ class RetrievalAttention {
     uint64_t cached = 0, stored = 0;
   };
   std::vector<TierRows> tier_rows_;  // [queries]
+  // A query's counts of chosen tokens, which the device may not have written yet.
+  struct PendingCount {
+    RetrievalState* state = nullptr;
+    int32_t position = 0, mid_size = 0;
+    const int32_t* counts = nullptr;  // [Hkv]
+  };
+  std::vector<PendingCount> pending_counts_;
+  int32_t count_call_ = 0;  // whose part of counts_ the next call takes
+
   // Shared memory: what the host looks at or writes within a step.
-  kernels::Buffer masses_;           // [2][queries][H] before and after completion
-  kernels::Buffer counts_, tokens_;  // of the selection
+  kernels::Buffer masses_;  // [2][queries][H] before and after completion
+  kernels::Buffer counts_;  // [kCountCalls][kMaxQueries][Hkv] of selections
+  kernels::Buffer tokens_;  // of a selection
   kernels::Buffer addresses_;
   kernels::Buffer query_codes_, states_;            // the device's
   std::vector<kernels::SelectionQuality> quality_;  // [Hkv]

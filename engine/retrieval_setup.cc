@@ -183,7 +183,8 @@ absl::Status RetrievalAttention::Allocate(const RowFetcherOptions& rows) {
   const size_t num_states = size_t{kMaxQueries} * config_.num_heads;
   const size_t states =
       num_states * kernels::AttentionStateFloats(config_.head_dim) * sizeof(float);
-  WINNOW_RETURN_IF_ERROR(scratch(kMaxQueries * heads * sizeof(int32_t), "counts of chosen tokens",
+  WINNOW_RETURN_IF_ERROR(scratch(size_t{kCountCalls} * kMaxQueries * heads * sizeof(int32_t),
+                                 "counts of chosen tokens",
                                  /*shared=*/true, &counts_));
   WINNOW_RETURN_IF_ERROR(
       scratch(max_entries_ * sizeof(int32_t), "chosen tokens", /*shared=*/true, &tokens_));
@@ -194,6 +195,7 @@ absl::Status RetrievalAttention::Allocate(const RowFetcherOptions& rows) {
   WINNOW_RETURN_IF_ERROR(
       scratch(num_states * code_bytes, "codes of queries", /*shared=*/false, &query_codes_));
   WINNOW_RETURN_IF_ERROR(scratch(states, "attention states", /*shared=*/false, &states_));
+  pending_counts_.reserve(size_t{kCountCalls} * kMaxQueries);
   quality_.resize(heads);
   MakeKeepable();
   return absl::OkStatus();

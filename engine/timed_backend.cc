@@ -207,6 +207,14 @@ void TimedBackend::AttendRows(const kernels::Tensor& q,
   inner_.AttendRows(q, queries, lists, layout, scale, states);
 }
 
+bool TimedBackend::AttendChosen(const kernels::Tensor& q,
+                                std::span<const kernels::RetrievalQuery> queries,
+                                const kernels::Selection& chosen, const void* pool,
+                                const kernels::KvLayout& layout, float scale, float* states) {
+  const Timer timer(attention_, inner_, waits_);
+  return inner_.AttendChosen(q, queries, chosen, pool, layout, scale, states);
+}
+
 void TimedBackend::ExtendSummaries(std::span<const kernels::SummaryExtension> extensions,
                                    const void* pool, const kernels::KvLayout& layout,
                                    const kernels::PackedFeatureMap& key_map) {

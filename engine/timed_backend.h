@@ -111,6 +111,9 @@ class TimedBackend : public kernels::Backend {
   void AttendRows(const kernels::Tensor& q, std::span<const kernels::RetrievalQuery> queries,
                   std::span<const kernels::RowList> lists, const kernels::KvLayout& layout,
                   float scale, float* states) override;
+  bool AttendChosen(const kernels::Tensor& q, std::span<const kernels::RetrievalQuery> queries,
+                    const kernels::Selection& chosen, const void* pool,
+                    const kernels::KvLayout& layout, float scale, float* states) override;
   void ExtendSummaries(std::span<const kernels::SummaryExtension> extensions, const void* pool,
                        const kernels::KvLayout& layout,
                        const kernels::PackedFeatureMap& key_map) override;

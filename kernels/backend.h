@@ -230,6 +230,13 @@ class Backend {
                           std::span<const RowList> lists, const KvLayout& layout, float scale,
                           float* states) = 0;
 
+  // The same over what each query sees outside mid and its chosen tokens, all of whose rows lie in
+  // `pool`: the tokens need not pass through the host. False: nothing was done, as this backend gains
+  // nothing by it; the caller makes lists and calls AttendRows.
+  [[nodiscard]] virtual bool AttendChosen(const Tensor& q, std::span<const RetrievalQuery> queries,
+                                          const Selection& chosen, const void* pool,
+                                          const KvLayout& layout, float scale, float* states) = 0;
+
   // Each summary takes in the tokens up to its extension's `last`.
   virtual void ExtendSummaries(std::span<const SummaryExtension> extensions, const void* pool,
                                const KvLayout& layout, const PackedFeatureMap& key_map) = 0;

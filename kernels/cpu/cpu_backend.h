@@ -83,6 +83,10 @@ class CpuBackend final : public Backend {
   void AttendRows(const Tensor& q, std::span<const RetrievalQuery> queries,
                   std::span<const RowList> lists, const KvLayout& layout, float scale,
                   float* states) override;
+  bool AttendChosen(const Tensor&, std::span<const RetrievalQuery>, const Selection&, const void*,
+                    const KvLayout&, float, float*) override {
+    return false;
+  }
   void ExtendSummaries(std::span<const SummaryExtension> extensions, const void* pool,
                        const KvLayout& layout, const PackedFeatureMap& key_map) override;
   void CompleteStates(const Tensor& q, std::span<const RetrievalQuery> queries,

@@ -12,6 +12,7 @@
 #include "kernels/cuda/matmul.h"
 #include "kernels/cuda/page_bounds.h"
 #include "kernels/cuda/row_attention.h"
+#include "kernels/cuda/row_gather.h"
 #include "kernels/cuda/top_p.h"
 #include "kernels/host_matrix.h"
 
@@ -112,6 +113,17 @@ int32_t LastPosition(std::span<const RetrievalQuery> queries) {
   int32_t last = 0;
   for (const RetrievalQuery& query : queries) last = std::max(last, query.position);
   return last;
+}
+
+// Of any query: what it sees outside mid.
+int32_t MostAnchors(std::span<const RetrievalQuery> queries) {
+  int32_t most = 0;
+  for (const RetrievalQuery& query : queries) {
+    const int32_t seen = query.position + 1;
+    const int32_t before = std::min(query.mid.first, seen);
+    most = std::max(most, before + seen - std::clamp(query.mid.last, before, seen));
+  }
+  return most;
 }
 
 }  // namespace
@@ -676,6 +688,19 @@ void CudaBackend::CopySelection(const Selection& on_device, const Selection& cho
   selected_queries_ = queries;
 }
 
+Selection CudaBackend::SelectionToRead(const Selection& chosen, size_t queries) {
+  const bool has = HasOnDevice(chosen, queries);
+  const Selection selection = SelectionOnDevice(chosen, queries);
+  if (has || failed()) return selection;
+  const size_t lists = queries * chosen.kv_heads;
+  Good(cudaMemcpyAsync(selection.counts, chosen.counts, lists * 4, cudaMemcpyHostToDevice, stream_),
+       "a selection");
+  Good(cudaMemcpyAsync(selection.tokens, chosen.tokens, lists * chosen.capacity * 4,
+                       cudaMemcpyHostToDevice, stream_),
+       "a selection");
+  return selection;
+}
+
 bool CudaBackend::HasOnDevice(const Selection& chosen, size_t queries) const {
   return selected_.tokens != nullptr && selected_.tokens == chosen.tokens &&
          selected_.counts == chosen.counts && selected_.capacity == chosen.capacity &&
@@ -766,27 +791,11 @@ void CudaBackend::PruneSelection(const Tensor& q, std::span<const RetrievalQuery
   WINNOW_CHECK(candidates.capacity == kept.capacity && candidates.kv_heads == kept.kv_heads);
   TopPShape shape{static_cast<int32_t>(queries.size()), GroupOf(q, layout), layout, 0,
                   RoundUp(candidates.capacity, 1024)};
-  for (const RetrievalQuery& query : queries) {
-    const int32_t seen = query.position + 1;
-    const int32_t before = std::min(query.mid.first, seen);
-    const int32_t after = seen - std::clamp(query.mid.last, before, seen);
-    shape.max_anchors = std::max(shape.max_anchors, before + after);
-  }
-  shape.max_anchors = RoundUp(shape.max_anchors, 1024);
+  shape.max_anchors = RoundUp(MostAnchors(queries), 1024);
   const DeviceQuery* on_device = StageQueries(queries, layout.block_tokens);
   if (on_device == nullptr || !EndStaging()) return;
-  const bool has = HasOnDevice(candidates, queries.size());
-  const Selection selection = SelectionOnDevice(candidates, queries.size());
+  const Selection selection = SelectionToRead(candidates, queries.size());
   if (failed()) return;
-  if (!has) {
-    const size_t lists = queries.size() * candidates.kv_heads;
-    Good(cudaMemcpyAsync(selection.counts, candidates.counts, lists * 4, cudaMemcpyHostToDevice,
-                         stream_),
-         "candidates");
-    Good(cudaMemcpyAsync(selection.tokens, candidates.tokens, lists * candidates.capacity * 4,
-                         cudaMemcpyHostToDevice, stream_),
-         "candidates");
-  }
   if (!Prepare(prune_, TopPWorkspaceBytes(shape), TopPZeroedPart(shape),
                {shape.num_queries, shape.group, layout.kv_heads, layout.head_dim, shape.max_anchors,
                 shape.max_candidates, 1},
@@ -842,15 +851,47 @@ void CudaBackend::AttendRows(const Tensor& q, std::span<const RetrievalQuery> qu
   // Nothing reads the tables here: the rows have their addresses.
   const DeviceQuery* on_device = StageQueries(queries, kNoTables, lists.size_bytes() + 64);
   if (on_device == nullptr) return;
-  RowAttentionShape shape{static_cast<int32_t>(queries.size()), GroupOf(q, layout), layout, 0};
-  const RowList* of_lists = StageLists(lists, &shape.max_rows);
+  int32_t max_rows = 0;
+  const RowList* of_lists = StageLists(lists, &max_rows);
   if (of_lists == nullptr || !EndStaging()) return;
+  AttendLists(q, static_cast<int32_t>(queries.size()), max_rows, on_device, of_lists, layout, scale,
+              states);
+}
+
+bool CudaBackend::AttendChosen(const Tensor& q, std::span<const RetrievalQuery> queries,
+                               const Selection& chosen, const void* pool, const KvLayout& layout,
+                               float scale, float* states) {
+  const DeviceQuery* on_device = StageQueries(queries, layout.block_tokens);
+  if (on_device == nullptr || !EndStaging()) return true;
+  const Selection selection = SelectionToRead(chosen, queries.size());
+  const int32_t capacity = MostAnchors(queries) + chosen.capacity;
+  const size_t lists = queries.size() * layout.kv_heads;
+  const size_t lists_bytes = AlignUp(lists * sizeof(RowList), 256);
+  if (failed() ||
+      !Grow(resolved_, lists_bytes + lists * capacity * sizeof(void*), "addresses of rows")) {
+    return true;
+  }
+  auto* of_lists = reinterpret_cast<RowList*>(resolved_.data());
+  const auto count = static_cast<int32_t>(queries.size());
+  if (Good(ResolveRows(on_device, count, selection, pool, layout, capacity,
+                       reinterpret_cast<const std::byte**>(resolved_.data() + lists_bytes),
+                       of_lists, stream_),
+           "addresses of rows")) {
+    AttendLists(q, count, capacity, on_device, of_lists, layout, scale, states);
+  }
+  return true;
+}
+
+void CudaBackend::AttendLists(const Tensor& q, int32_t num_queries, int32_t max_rows,
+                              const DeviceQuery* queries, const RowList* lists,
+                              const KvLayout& layout, float scale, float* states) {
+  const RowAttentionShape shape{num_queries, GroupOf(q, layout), layout, max_rows};
   if (!Prepare(rows_, RowAttentionWorkspaceBytes(shape), RowAttentionZeroedPart(shape),
                {shape.num_queries, shape.group, layout.kv_heads, layout.head_dim, 1},
                "attention over rows")) {
     return;
   }
-  Good(cuda::AttendRows(shape, q.f32(), q.stride, on_device, of_lists, scale, {.states = states},
+  Good(cuda::AttendRows(shape, q.f32(), q.stride, queries, lists, scale, {.states = states},
                         rows_.data(), stream_),
        "attention over rows");
 }

@@ -93,6 +93,9 @@ class CudaBackend final : public Backend {
   void AttendRows(const Tensor& q, std::span<const RetrievalQuery> queries,
                   std::span<const RowList> lists, const KvLayout& layout, float scale,
                   float* states) override;
+  bool AttendChosen(const Tensor& q, std::span<const RetrievalQuery> queries,
+                    const Selection& chosen, const void* pool, const KvLayout& layout, float scale,
+                    float* states) override;
   void ExtendSummaries(std::span<const SummaryExtension> extensions, const void* pool,
                        const KvLayout& layout, const PackedFeatureMap& key_map) override;
   void CompleteStates(const Tensor& q, std::span<const RetrievalQuery> queries,
@@ -145,6 +148,11 @@ class CudaBackend final : public Backend {
                                   int32_t* max_tokens);
   const RowList* StageLists(std::span<const RowList> lists, int32_t* max_rows);
 
+  // A selection on the device; sent there if it is not. counts null: the device has failed.
+  Selection SelectionToRead(const Selection& chosen, size_t queries);
+  void AttendLists(const Tensor& q, int32_t num_queries, int32_t max_rows,
+                   const DeviceQuery* queries, const RowList* lists, const KvLayout& layout,
+                   float scale, float* states);
   // A selection is made in the device's memory and copied to the host's.
   Selection SelectionOnDevice(const Selection& chosen, size_t queries);
   void CopySelection(const Selection& on_device, const Selection& chosen, size_t queries);
@@ -166,8 +174,8 @@ class CudaBackend final : public Backend {
   };
   std::unordered_map<const int32_t*, StagedTable> tables_;  // by the host's address
 
-  Workspace matmul_, dense_, codes_, bounds_, logits_, prune_, rows_, addresses_, extend_,
-      complete_, selection_, masses_, quality_, pack_;
+  Workspace matmul_, dense_, codes_, bounds_, logits_, prune_, rows_, addresses_, resolved_,
+      extend_, complete_, selection_, masses_, quality_, pack_;
   // Whose selection lies in selection_; tokens null: nobody's.
   Selection selected_;
   size_t selected_queries_ = 0;

@@ -132,6 +132,12 @@ TEST_F(CudaBackendTest, WhatIsChosenIsPrunedAndAttendedTo) {
     Matrix out(num_queries, q.cols());
     auto of_out = Put(out);
     backend_->AttendRows(of_q.tensor, queries, lists, layout, scale, states_on_device);
+    if (round % 2 == 0) {  // the device finds the rows itself
+      std::vector<RetrievalQuery> without_anchors = queries;
+      for (RetrievalQuery& query : without_anchors) query.mid = {0, query.position + 1};
+      ASSERT_TRUE(backend_->AttendChosen(of_q.tensor, without_anchors, chosen.view(), pool.data(),
+                                         layout, scale, states_on_device));
+    }
     backend_->StateMasses(states_on_device, num_states, d, static_cast<float*>(masses.data()));
     backend_->FinishStates(queries, states_on_device, d, of_out.tensor);
     of_out.Fetch();

@@ -32,7 +32,7 @@ class DeviceArray {
  public:
   explicit DeviceArray(size_t count) : count_(count) {
     WINNOW_CUDA_OK(cudaMalloc(reinterpret_cast<void**>(&data_), std::max<size_t>(bytes(), 1)));
-    WINNOW_CUDA_OK(cudaMemset(data_, 0xff, bytes()));
+    Poison();
   }
   template <typename Values>
   explicit DeviceArray(const Values& values) requires requires {
@@ -53,9 +53,10 @@ class DeviceArray {
   template <typename Values>
   void Set(const Values& values) {
     WINNOW_CUDA_OK(cudaMemcpy(data_, values.data(), bytes(), cudaMemcpyHostToDevice));
+    WINNOW_CUDA_OK(cudaDeviceSynchronize());
   }
-  void Zero() { WINNOW_CUDA_OK(cudaMemset(data_, 0, bytes())); }
-  void Poison() { WINNOW_CUDA_OK(cudaMemset(data_, 0xff, bytes())); }
+  void Zero() { Fill(0); }
+  void Poison() { Fill(0xff); }
   std::vector<T> Get() const {
     std::vector<T> values(count_);
     WINNOW_CUDA_OK(cudaDeviceSynchronize());
@@ -64,6 +65,13 @@ class DeviceArray {
   }
 
  private:
+  // Waits, as do copies to the device: a stream of the backend's own does not wait for the default
+  // one, on which a copy may still be on its way when cudaMemcpy returns.
+  void Fill(int byte) {
+    WINNOW_CUDA_OK(cudaMemset(data_, byte, bytes()));
+    WINNOW_CUDA_OK(cudaDeviceSynchronize());
+  }
+
   size_t count_ = 0;
   T* data_ = nullptr;
 };

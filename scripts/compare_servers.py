@@ -1,0 +1,86 @@
+#!/usr/bin/env python3
+"""Compares the greedy answers of two running winnow servers, token by token: --device cuda with --device cpu, say.
+
+Every prompt is asked under every policy. Where the answers part, the line says at which token and how far the two tokens
+lie apart in each server's log-probabilities: two backends that round differently may choose either of two tokens that are
+nearly equal, and after that the texts are different texts. Also prints the largest distance of the log-probabilities of
+tokens before that. Exits 0 if all answers are the same, 1 if some part at a gap of at most --gap, 2 else.
+"""
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+
+def ask(args, server, chat, policy):
+    command = [args.winnow, "generate", "--server", server, "--chat-file", chat, "--max-tokens", str(args.max_tokens), "--temperature",
+               "0", "--ignore-eos", "--top-logprobs", "5", "--policy", policy, "--json"]
+    run = subprocess.run(command, capture_output=True, text=True)
+    if run.returncode != 0:
+        sys.exit(f"winnow generate failed with {run.returncode}: {run.stderr}")
+    return json.loads(run.stdout)
+
+
+def logprob_of(entry, token):
+    """Of a token at a place of an answer; None if it was not among the likeliest."""
+    for other in [entry] + entry["top"]:
+        if other["id"] == token:
+            return other["logprob"]
+    return None
+
+
+def compare(left, right):
+    """The first place where they part or None, the gaps there, the largest distance before."""
+    distance = 0.0
+    for at, (a, b) in enumerate(zip(left["logprobs"], right["logprobs"])):
+        if a["id"] != b["id"]:
+            gaps = []
+            for entry, other in ((a, b["id"]), (b, a["id"])):
+                of_other = logprob_of(entry, other)
+                gaps.append(float("inf") if of_other is None else entry["logprob"] - of_other)
+            return at, gaps, distance
+        distance = max(distance, abs(a["logprob"] - b["logprob"]))
+    return None, [], distance
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--winnow", required=True, help="the winnow program")
+    parser.add_argument("--server", action="append", required=True, help="host:port; twice")
+    parser.add_argument("--document", required=True, help="a file that the questions are about")
+    parser.add_argument("--bytes", type=int, action="append", help="of the document; once for each length; all of it where absent")
+    parser.add_argument("--question", action="append", required=True)
+    parser.add_argument("--policy", action="append", required=True)
+    parser.add_argument("--max-tokens", type=int, default=32)
+    parser.add_argument("--gap", type=float, default=0.05, help="of log-probabilities that rounding may bridge")
+    args = parser.parse_args()
+    if len(args.server) != 2:
+        parser.error("--server is needed twice")
+    document = pathlib.Path(args.document).read_text()
+    same = parted = 0
+    worst = 0.0
+    print(f"{'policy':44} {'prompt':>7} {'tokens':>6}  {'max |dlogprob|':>14}  parts")
+    for policy in args.policy:
+        for length in args.bytes or [len(document)]:
+            for question in args.question:
+                with tempfile.NamedTemporaryFile("w", suffix=".json") as chat:
+                    json.dump([{"role": "user", "content": f"{document[:length]}\n{question}"}], chat)
+                    chat.flush()
+                    left, right = (ask(args, server, chat.name, policy) for server in args.server)
+                at, gaps, distance = compare(left, right)
+                end = ""
+                if at is None:
+                    same += 1
+                else:
+                    parted += 1
+                    worst = max(worst, min(gaps))
+                    end = f"at token {at}, gaps {gaps[0]:.4f} and {gaps[1]:.4f}"
+                print(f"{policy:44} {left['usage']['prompt_tokens']:>7} {len(left['token_ids']):>6}  {distance:>14.5f}  {end}", flush=True)
+    print(f"{same} answers are the same, {parted} part" + (f"; the widest gap of those is {worst:.4f}" if parted else ""))
+    sys.exit(0 if parted == 0 else 1 if worst <= args.gap else 2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,264 @@
+// What the engine owes a backend with memory of its own, shown with one that only pretends: what it
+// writes for the host to read is there after Synchronize and not before, it finds chosen rows itself,
+// and it can fail at any moment.
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "engine/decoder.h"
+#include "engine/model_loader.h"
+#include "engine/model_retrieval.h"
+#include "engine/timed_backend.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/unit/engine/sequence_runner.h"
+
+namespace winnow::engine {
+namespace {
+
+using kernels::KvLayout;
+using kernels::RetrievalQuery;
+using kernels::Selection;
+using kernels::Tensor;
+
+const char kNeedle[] = WINNOW_SOURCE_DIR "/models/needle-5m";
+
+class PretendedDevice final : public TimedBackend {
+ public:
+  explicit PretendedDevice(kernels::Backend& inner)
+      : TimedBackend(inner, kernels::DType::kF32), cpu_(inner) {}
+
+  int passes = 0;
+  int waits = 0;
+  int fail_after_waits = -1;  // never
+
+  void BeginPass() override {
+    ++passes;
+    static_cast<void>(Synchronize());
+    waits = 0;
+  }
+  bool Synchronize() override {
+    ++waits;
+    if (fail_after_waits >= 0 && waits > fail_after_waits) failed_ = true;
+    if (failed_) return false;
+    for (Made& made : made_) {
+      std::copy(made.counts.begin(), made.counts.end(), made.to.counts);
+      std::copy(made.tokens.begin(), made.tokens.end(), made.to.tokens);
+    }
+    made_.clear();
+    for (auto& [values, to] : masses_) std::copy(values.begin(), values.end(), to);
+    masses_.clear();
+    return true;
+  }
+  std::string failure() const override { return failed_ ? "pretended" : ""; }
+
+  void SelectByCodes(std::span<const RetrievalQuery> queries, const void* query_codes,
+                     int32_t group, const void* codes, const kernels::CodeLayout& code_layout,
+                     const Selection& chosen) override {
+    cpu_.SelectByCodes(queries, query_codes, group, codes, code_layout,
+                       Make(chosen, queries.size()));
+  }
+  void SelectByBounds(const Tensor& q, std::span<const RetrievalQuery> queries, const void* bounds,
+                      const KvLayout& layout, float scale, const Selection& chosen) override {
+    cpu_.SelectByBounds(q, queries, bounds, layout, scale, Make(chosen, queries.size()));
+  }
+  void SelectByLogits(const Tensor& q, std::span<const RetrievalQuery> queries, const void* pool,
+                      const KvLayout& layout, float scale, const Selection& chosen) override {
+    cpu_.SelectByLogits(q, queries, pool, layout, scale, Make(chosen, queries.size()));
+  }
+  void PruneSelection(const Tensor& q, std::span<const RetrievalQuery> queries,
+                      const void* int4_keys, const KvLayout& layout, float scale, float p,
+                      const Selection& candidates, const Selection& kept) override {
+    const Selection of_device = Latest(candidates);
+    const Selection made = Make(kept, queries.size());
+    cpu_.PruneSelection(q, queries, int4_keys, layout, scale, p, of_device, made);
+  }
+  bool AttendChosen(const Tensor& q, std::span<const RetrievalQuery> queries,
+                    const Selection& chosen, const void* pool, const KvLayout& layout, float scale,
+                    float* states) override {
+    const Selection of_device = Latest(chosen);
+    std::vector<std::vector<const std::byte*>> rows;
+    for (size_t i = 0; i < queries.size(); ++i) {
+      const RetrievalQuery& query = queries[i];
+      for (int32_t head = 0; head < layout.kv_heads; ++head) {
+        auto& of_list = rows.emplace_back();
+        const auto add = [&](int32_t token) {
+          of_list.push_back(static_cast<const std::byte*>(pool) +
+                            layout.RowOffset(query.block_table[token / layout.block_tokens], head,
+                                             token % layout.block_tokens));
+        };
+        for (int32_t t = 0; t < std::min(query.mid.first, query.position + 1); ++t) add(t);
+        const auto place = static_cast<int64_t>(i);
+        for (int32_t t = 0; t < of_device.count(place, head); ++t) {
+          add(of_device.chosen(place, head)[t]);
+        }
+        for (int32_t t = query.mid.last; t <= query.position; ++t) add(t);
+      }
+    }
+    std::vector<kernels::RowList> lists;
+    for (const auto& of_list : rows) {
+      lists.push_back({of_list.data(), static_cast<int32_t>(of_list.size()), 0, 0});
+    }
+    cpu_.AttendRows(q, queries, lists, layout, scale, states);
+    return true;
+  }
+  void StateMasses(const float* states, int64_t count, int32_t head_dim, float* masses) override {
+    std::vector<float> values(count);
+    cpu_.StateMasses(states, count, head_dim, values.data());
+    masses_.emplace_back(std::move(values), masses);
+  }
+  void MeasureSelection(const Tensor& q, std::span<const RetrievalQuery> queries, const void* pool,
+                        const KvLayout& layout, float scale, const Selection& chosen,
+                        kernels::SelectionQuality* quality) override {
+    if (!Synchronize()) return;
+    cpu_.MeasureSelection(q, queries, pool, layout, scale, chosen, quality);
+  }
+
+ private:
+  struct Made {
+    Selection to;
+    std::vector<int32_t> counts, tokens;
+    Selection view() { return {to.kv_heads, to.capacity, counts.data(), tokens.data()}; }
+  };
+  // What is made for `chosen`, on its way to it.
+  Selection Make(const Selection& chosen, size_t queries) {
+    const size_t lists = queries * chosen.kv_heads;
+    made_.push_back(
+        {chosen, std::vector<int32_t>(lists), std::vector<int32_t>(lists * chosen.capacity)});
+    return made_.back().view();
+  }
+  Selection Latest(const Selection& chosen) {
+    for (size_t i = made_.size(); i-- > 0;) {
+      if (made_[i].to.counts == chosen.counts) return made_[i].view();
+    }
+    return chosen;
+  }
+
+  kernels::Backend& cpu_;
+  bool failed_ = false;
+  std::vector<Made> made_;
+  std::vector<std::pair<std::vector<float>, float*>> masses_;
+};
+
+class DeviceBackendTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    auto config = LoadModelConfig(kNeedle);
+    ASSERT_TRUE(config.ok()) << config.status();
+    config_ = *std::move(config);
+    auto weights = LoadWeights(kNeedle, config_);
+    ASSERT_TRUE(weights.ok()) << weights.status();
+    weights_ = *std::move(weights);
+    cpu_ = kernels::MakeCpuBackend("auto", 1);
+    const uint64_t seed = testing::TestSeed();
+    RecordProperty("WINNOW_TEST_SEED", std::to_string(seed));
+    std::mt19937_64 random(seed);
+    tokens_.resize(kTokens);
+    for (int32_t& token : tokens_) token = static_cast<int32_t>(random() % config_.vocab_size);
+  }
+  std::unique_ptr<Decoder> MakeDecoder(kernels::Backend& backend) {
+    ModelOptions flags;
+    flags.max_context = kTokens;
+    flags.retrieval.probe_interval = 7;
+    flags.retrieval.index = "auto";
+    auto options = ResolveDecoderOptions(config_, flags);
+    EXPECT_TRUE(options.ok()) << options.status();
+    auto retrieval = ResolveRetrieval(kNeedle, config_, weights_, flags.retrieval);
+    EXPECT_TRUE(retrieval.ok()) << retrieval.status();
+    options->retrieval = *std::move(retrieval);
+    auto decoder = Decoder::Create(config_, weights_, backend, *options);
+    EXPECT_TRUE(decoder.ok()) << decoder.status();
+    return *std::move(decoder);
+  }
+  struct Answer {
+    absl::Status status;
+    std::vector<float> logits;
+    RetrievalCounts counts;
+  };
+  // A prompt in two chunks, the second of which retrieves, and some tokens one by one.
+  Answer Run(Decoder& decoder, const AttentionPolicy& policy) {
+    Answer answer;
+    auto state = decoder.NewRetrievalState(policy);
+    EXPECT_TRUE(state.ok()) << state.status();
+    std::vector<int32_t> blocks(kTokens / decoder.block_tokens());
+    std::iota(blocks.begin(), blocks.end(), 0);
+    std::vector<float> logits(decoder.vocab_size());
+    for (int32_t at = 0; at < kTokens && answer.status.ok();) {
+      const int32_t count = at == 0 ? 280 : at == 280 ? 30 : 1;
+      const Batch batch{{{std::span(tokens_).subspan(at, count), at, blocks, at == 0 ? 0 : 1,
+                          state->get(), 280}}};
+      answer.status = decoder.Forward(batch, logits);
+      if (at > 0) answer.logits.insert(answer.logits.end(), logits.begin(), logits.end());
+      at += count;
+    }
+    answer.counts = (*state)->TakeCounts();
+    return answer;
+  }
+  static AttentionPolicy Parse(const std::string& text) {
+    auto policy = ParseAttentionPolicy(text);
+    EXPECT_TRUE(policy.ok()) << policy.status();
+    return *policy;
+  }
+
+  static constexpr int32_t kTokens = 320;
+  ModelConfig config_;
+  Weights weights_;
+  std::unique_ptr<kernels::Backend> cpu_;
+  std::vector<int32_t> tokens_;
+};
+
+TEST_F(DeviceBackendTest, AnswersAndCountsAreThoseOfTheCpu) {
+  PretendedDevice device(*cpu_);
+  const auto on_cpu = MakeDecoder(*cpu_), on_device = MakeDecoder(device);
+  for (const char* text :
+       {"dense", "window:window=32,from=0", "oracle:k=20,window=32,from=0",
+        "quest:k=32,window=32,from=0", "lsh:k=20,window=32,from=0",
+        "hata:k=9,p=0.7,window=32,from=0", "spotlight:k=20,window=32,completion=on,from=0",
+        "hashattention:k=20,window=32,from=0,floor=0.9"}) {
+    SCOPED_TRACE(text);
+    const Answer expected = Run(*on_cpu, Parse(text)), actual = Run(*on_device, Parse(text));
+    ASSERT_TRUE(expected.status.ok() && actual.status.ok());
+    ASSERT_EQ(actual.logits.size(), expected.logits.size());
+    EXPECT_EQ(std::memcmp(actual.logits.data(), expected.logits.data(),
+                          expected.logits.size() * sizeof(float)),
+              0);
+    EXPECT_EQ(actual.counts.rows_read, expected.counts.rows_read);
+    EXPECT_EQ(actual.counts.rows_dense, expected.counts.rows_dense);
+    EXPECT_EQ(actual.counts.mid_rows, expected.counts.mid_rows);
+    EXPECT_EQ(actual.counts.chosen_rows, expected.counts.chosen_rows);
+    EXPECT_EQ(actual.counts.probes, expected.counts.probes);
+    EXPECT_EQ(actual.counts.coverage, expected.counts.coverage);
+    EXPECT_EQ(actual.counts.completions, expected.counts.completions);
+    EXPECT_EQ(actual.counts.completed, expected.counts.completed);
+  }
+  EXPECT_GT(device.passes, 0);
+}
+
+TEST_F(DeviceBackendTest, ADeviceThatFailsAnywhereInAPassMakesItUnavailable) {
+  for (const char* text :
+       {"dense", "lsh:k=20,window=32,from=0", "spotlight:k=20,window=32,completion=on,from=0"}) {
+    for (const int waits : {0, 1, 2, 3, 5, 9}) {
+      SCOPED_TRACE(::testing::Message() << text << ", fails after " << waits << " waits of a pass");
+      PretendedDevice device(*cpu_);
+      const auto decoder = MakeDecoder(device);
+      device.fail_after_waits = waits;
+      const absl::Status status = Run(*decoder, Parse(text)).status;
+      // A pass may wait less often than that.
+      if (status.ok()) continue;
+      EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+      EXPECT_EQ(status.message(), "pretended");
+    }
+  }
+  PretendedDevice device(*cpu_);
+  const auto decoder = MakeDecoder(device);
+  device.fail_after_waits = 0;
+  EXPECT_EQ(Run(*decoder, Parse("dense")).status.code(), absl::StatusCode::kUnavailable);
+}
+
+}  // namespace
+}  // namespace winnow::engine
