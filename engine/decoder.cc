@@ -349,7 +349,8 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(const ModelConfig& conf
   }
   const int64_t block_bytes =
       static_cast<int64_t>(decoder->kv_layout_.BlockBytes()) * config.num_layers;
-  if (options.kv_bytes < block_bytes) {
+  // With a store the bound is another, and says so below.
+  if (options.kv_bytes < block_bytes && options.store == nullptr) {
     return refuse("kv_bytes", options.kv_bytes,
                   fmt::format("at least {}, a block of {} tokens in every layer", block_bytes,
                               options.block_tokens));

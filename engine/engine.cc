@@ -358,10 +358,12 @@ Digest Engine::NameOf(const Sequence& sequence, int32_t i, bool* shareable) {
   if (sequence.alone) {
     absl::StrAppend(&how_, " alone ", sequence.request.id, " ", sequence.losses_in_all);
   }
+  if (i < std::ssize(sequence.known_names)) return sequence.known_names[i];
   const Digest parent =
       i == 0 ? ChainRoot(memory_->names().model, sequence.tenant_digest) : sequence.names.back();
-  return ChainNext(
-      parent, std::span(sequence.tokens).subspan(int64_t{i} * block_tokens, block_tokens), how_);
+  sequence.known_names.push_back(ChainNext(
+      parent, std::span(sequence.tokens).subspan(int64_t{i} * block_tokens, block_tokens), how_));
+  return sequence.known_names.back();
 }
 
 // Blocks that became full can move and be shared from now on, under the name of their content.
@@ -413,6 +415,9 @@ bool Engine::AdoptPrefix(Sequence& sequence) {
     sequence.cache.Adopt(block);
   }
   const int32_t adopted = sequence.cache.num_tokens();
+  // What was taken over before, and is computed again now, was not cached after all.
+  int32_t& cached = sequence.usage.cached_tokens;
+  cached = sequence.usage.preemptions == 0 ? adopted : std::min(cached, adopted);
   if (adopted == 0) return false;
   const double frames =
       static_cast<double>(sequence.cache.num_blocks()) * static_cast<double>(memory_->num_layers());
@@ -428,10 +433,7 @@ bool Engine::AdoptPrefix(Sequence& sequence) {
     model_.AdoptIndex(*sequence.retrieval, sequence.cache.block_table(), adopted_names_,
                       sequence.retrieve_from());
   }
-  if (sequence.usage.preemptions == 0) {
-    sequence.usage.cached_tokens = adopted;
-    stats_.cached_tokens += adopted;
-  }
+  if (sequence.usage.preemptions == 0) stats_.cached_tokens += adopted;
   return true;
 }
 
@@ -444,7 +446,10 @@ void Engine::Recompute(Sequence& sequence) {
         absl::StatusCode::kUnavailable);
     return;
   }
-  if (++sequence.losses_in_all >= kLossesShared) sequence.alone = true;
+  if (++sequence.losses_in_all >= kLossesShared) {
+    sequence.alone = true;
+    sequence.known_names.clear();  // it goes on under others
+  }
   Preempt(sequence);
 }
 

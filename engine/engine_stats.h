@@ -43,7 +43,8 @@ struct EngineStats {
   uint64_t prompt_tokens = 0;                             // of accepted requests
   uint64_t computed_tokens =
       0;  // that went through Forward: prompts, decoding, and again after preemption
-  uint64_t cached_tokens = 0;  // of prompts, taken over from other sequences or the store
+  uint64_t cached_tokens = 0;  // of prompts, taken over from other sequences or the store; also
+                               // where what was taken over got lost afterwards
   uint64_t generated_tokens = 0;
   uint64_t preemptions = 0;
   uint64_t kv_losses = 0;  // times that a sequence's KV was lost in a slower tier, and made again

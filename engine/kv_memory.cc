@@ -70,13 +70,12 @@ int64_t KvMemory::NowNs() const {
 }
 
 bool KvMemory::AcceptsSaves() const {
-  return options_.store->stats().state == TierState::kOk &&
-         failed_saves_in_a_row_ < kFailuresInARow;
+  return options_.store->state() == TierState::kOk && failed_saves_in_a_row_ < kFailuresInARow;
 }
 
 int32_t KvMemory::RoomForBlocks() const {
   if (!tiered()) return std::numeric_limits<int32_t>::max();
-  const TierState state = options_.store->stats().state;
+  const TierState state = options_.store->state();
   if (state == TierState::kOk) return std::numeric_limits<int32_t>::max();
   int64_t frames = static_cast<int64_t>(free_frames_.size());
   if (state == TierState::kDegraded) frames += clean_frames_;  // it still gives them back
@@ -85,7 +84,7 @@ int32_t KvMemory::RoomForBlocks() const {
 
 bool KvMemory::HoldsFrames(int32_t block) const {
   if (!tiered()) return false;
-  const bool gives_back = options_.store->stats().state != TierState::kOff;
+  const bool gives_back = options_.store->state() != TierState::kOff;
   for (int32_t layer = 0; layer < options_.num_layers; ++layer) {
     const Piece& piece = pieces_[PieceOf(layer, block)];
     if (piece.frame >= 0 && !(piece.saved && gives_back)) return true;
@@ -268,9 +267,10 @@ void KvMemory::OnCompletion(const Completion& completion) {
     }
     return;
   }
-  if (completion.tag == aside_.tag) {
-    aside_.outcome = completion.outcome;
-    aside_.done = true;
+  if (!asides_.empty() && completion.tag >= asides_.front().tag &&
+      completion.tag <= asides_.back().tag) {
+    asides_[completion.tag - asides_.front().tag].good = completion.outcome == Outcome::kOk;
+    --asides_left_;
     return;
   }
   const auto save = saves_.find(completion.tag);
@@ -333,7 +333,7 @@ void KvMemory::Idle() {
 void KvMemory::Flush(std::chrono::nanoseconds most) {
   if (!tiered()) return;
   const int64_t end = NowNs() + most.count();
-  while (has_work() && NowNs() < end && options_.store->stats().state == TierState::kOk) {
+  while (has_work() && NowNs() < end && options_.store->state() == TierState::kOk) {
     EndPass();
     Poll(std::chrono::milliseconds(10));
   }
@@ -347,11 +347,21 @@ void KvMemory::PutAside(const storage::BlockId& id, std::span<const std::byte> b
 }
 
 bool KvMemory::GetAside(const storage::BlockId& id, std::span<std::byte> into) {
-  const uint64_t tag = next_tag_++;
-  aside_ = {tag, Outcome::kMiss, false};
-  options_.store->Get(tag, id, into, 0);
-  Wait([this] { return aside_.done; }, [this](const Completion& c) { foreign_.push_back(c); });
-  return aside_.outcome == Outcome::kOk;
+  AsideRead read{.id = id, .bytes = into.size(), .into = into};
+  GetAsides({&read, 1});
+  return read.good;
+}
+
+void KvMemory::GetAsides(std::span<AsideRead> reads) {
+  asides_ = reads;
+  asides_left_ = reads.size();
+  for (AsideRead& read : reads) {
+    read.tag = next_tag_++;
+    options_.store->Get(read.tag, read.id, read.into, 0);
+  }
+  Wait([this] { return asides_left_ == 0; },
+       [this](const Completion& c) { foreign_.push_back(c); });
+  asides_ = {};
 }
 
 // ---- lives of blocks ----

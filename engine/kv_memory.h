@@ -24,6 +24,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -151,6 +152,11 @@ class KvMemory {
   bool lost(int32_t layer, int32_t block) const {
     return tiered() && pieces_[PieceOf(layer, block)].lost;
   }
+  // Frames that can be had without waiting, and without taking more than a part of what others may
+  // use again.
+  int64_t SpareFrames() const {
+    return static_cast<int64_t>(free_frames_.size()) + clean_frames_ / 4;
+  }
   // REQUIRES: the block is sealed.
   storage::BlockId StoreId(int32_t layer, int32_t block) const;
   // RowFetcher's reads share the store's one queue of completions: their tags have this bit, and
@@ -197,7 +203,20 @@ class KvMemory {
   // fails is forgotten; a get that fails gives false. REQUIRES: tiered().
   void PutAside(const storage::BlockId& id, std::span<const std::byte> bytes);
   bool GetAside(const storage::BlockId& id, std::span<std::byte> into);
-  bool HasAside(const storage::BlockId& id) const { return options_.store->Find(id).has_value(); }
+  // Many at once; `good` of each says whether `into` is filled.
+  struct AsideRead {
+    storage::BlockId id;
+    size_t bytes = 0;  // AsideBytes(id)
+    std::span<std::byte> into = {};
+    bool good = false;
+    uint64_t tag = 0;  // the memory's own
+  };
+  void GetAsides(std::span<AsideRead> reads);
+  // As the store knows without I/O; 0: it has none.
+  size_t AsideBytes(const storage::BlockId& id) const {
+    const std::optional<storage::BlockInfo> info = options_.store->Find(id);
+    return info.has_value() ? info->payload_bytes : 0;
+  }
 
  private:
   struct Piece {
@@ -261,14 +280,10 @@ class KvMemory {
   int64_t clock_hand_ = 0;
   int64_t clean_frames_ = 0;  // resident and saved
   uint32_t pin_group_ = 1;
-  Queue unsaved_;  // of sealed blocks, to be saved when frames get scarce
-  Queue wanted_;   // to be saved in any case
-  struct Aside {
-    uint64_t tag = 0;
-    storage::Outcome outcome = storage::Outcome::kMiss;
-    bool done = false;
-  };
-  Aside aside_;  // the last that was asked for
+  Queue unsaved_;                // of sealed blocks, to be saved when frames get scarce
+  Queue wanted_;                 // to be saved in any case
+  std::span<AsideRead> asides_;  // of the GetAsides that waits, with ascending tags
+  size_t asides_left_ = 0;
   absl::flat_hash_map<uint64_t, Saving> saves_;
   struct Loading {
     int64_t piece = 0;

@@ -22,6 +22,12 @@ namespace {
 
 using Kind = AttentionPolicy::Kind;
 
+// Of a block's pages: when a call wants so many, the block comes whole (BringWhole). A read of all of
+// it takes no longer than reads of three quarters one by one. Where rows on their way find no room,
+// less is enough.
+constexpr double kWholeShare = 0.75;
+constexpr double kWholeShareOfTooMany = 0.25;
+
 }  // namespace
 
 // ---- one forward pass ----
@@ -384,9 +390,17 @@ bool RetrievalAttention::Fetch(int32_t layer, int32_t first,
   // of rows whose addresses are known.
   memory_.Unpin();
   if (!PinForCompletion(layer, first, queries) && queries.size() > 1) return false;
+  BringWhole(layer, first, queries, chosen, kWholeShare);
   fetcher_->Begin(layer);
-  if (!AddressRows(first, queries, chosen)) {
-    if (queries.size() > 1) return false;
+  bool addressed = AddressRows(first, queries, chosen);
+  if (!addressed && queries.size() > 1) {
+    // Fewer queries at a time would read many a page again for each of them.
+    BringWhole(layer, first, queries, chosen, kWholeShareOfTooMany);
+    fetcher_->Begin(layer);
+    addressed = AddressRows(first, queries, chosen);
+    if (!addressed) return false;
+  }
+  if (!addressed) {
     // One query alone wants more than can be on its way: it gets all of its sequence's blocks.
     PinnedBlocks pinned;
     tables_.resize(std::max<size_t>(tables_.size(), 2));

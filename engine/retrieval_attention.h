@@ -183,9 +183,11 @@ class RetrievalAttention {
   void MakeKeepable();
   std::vector<Keepable*> KeepableOf(const AttentionPolicy& policy);
   void MarkIndexed(const Rows& rows, int32_t begin, int32_t end);
-  size_t KeptBytes(const Keepable& index) const;
+  int32_t FirstKept(const Keepable& index, int32_t first_layer) const;
+  storage::BlockId IndexId(const Keepable& index, const BlockName& name) const;
   bool HasIndex(const Keepable& index, int32_t block, int32_t first_layer) const;
-  bool LoadIndex(Keepable& index, int32_t block, const BlockName& name, int32_t first_layer);
+  size_t LoadIndex(Keepable& index, std::span<const int32_t> blocks,
+                   std::span<const BlockName> names, int32_t first_layer);
   bool LoadSummary(RetrievalState& state, std::span<const BlockName> names, int32_t retrieve_from);
   uint32_t SummaryKind(const AttentionPolicy& policy, Digest* digest) const;
 
@@ -203,6 +205,8 @@ class RetrievalAttention {
               const kernels::Selection& chosen);
   bool Fetch(int32_t layer, int32_t first, std::span<const kernels::RetrievalQuery> queries,
              const kernels::Selection& chosen);
+  void BringWhole(int32_t layer, int32_t first, std::span<const kernels::RetrievalQuery> queries,
+                  const kernels::Selection& chosen, double pages_share);
   bool AddressRows(int32_t first, std::span<const kernels::RetrievalQuery> queries,
                    const kernels::Selection& chosen);
   bool PinForCompletion(int32_t layer, int32_t first,
@@ -291,6 +295,8 @@ class RetrievalAttention {
   kernels::Buffer addresses_;
   kernels::Buffer query_codes_, states_;            // the device's
   std::vector<kernels::SelectionQuality> quality_;  // [Hkv]
+  std::vector<uint64_t> wanted_pages_;              // [logical blocks][pages of a block] bits
+  std::vector<int32_t> whole_blocks_, whole_frames_;
 };
 
 }  // namespace winnow::engine

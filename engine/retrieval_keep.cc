@@ -1,13 +1,13 @@
 // What retrieval keeps of a prefix beside its KV, so that a request which begins with it starts
 // without reading the KV: what each index says of a block, and the summaries of completion.
 //
-//   index     key: the block's name, kind = the index; payload: digest of its functions, first layer
-//             that has it, then the block of every layer
+//   index     key: the block's name, kind = the index; identity: digest of its functions; payload:
+//             the block of every layer from the first under a policy on, whole pages and no more
 //   summary   key: the name of the last shared block, kind = feature maps and sink; payload: digest,
 //             tokens, then the place of SummaryBytes
 //
-// The digest stands in the payload because a kind has 32 bits only: any doubt is a miss, and what is
-// missing is made again from the KV.
+// A kind has 32 bits only, so the digest stands in the identity or in the payload: any doubt is a
+// miss, and what is missing is made again from the KV.
 #include <algorithm>
 #include <cstring>
 
@@ -19,11 +19,11 @@ namespace {
 
 using Kind = AttentionPolicy::Kind;
 
-// At the beginning of what is kept.
+// At the beginning of a summary.
 struct KeptHeader {
   Digest digest = {};
-  int32_t first = 0;  // index: the first layer; summary: the first token
-  int32_t last = 0;   // summary: one past the last token
+  int32_t first = 0;  // token
+  int32_t last = 0;   // one past the last token
   uint8_t zero[24] = {};
 };
 static_assert(sizeof(KeptHeader) == 64);
@@ -31,6 +31,9 @@ static_assert(sizeof(KeptHeader) == 64);
 // A summary is kept up to a step before a prompt's end, and two questions about one text may share a
 // few blocks more or fewer of what comes after it: it is looked for so far back.
 constexpr size_t kSummaryBlocksBack = 64;
+
+// Of blocks, in flight together.
+constexpr size_t kIndexReads = 128;
 
 uint32_t KindOf(const Digest& digest) {
   uint32_t kind = 0;
@@ -50,8 +53,10 @@ void RetrievalAttention::MakeKeepable() {
       index.pools.push_back(static_cast<std::byte*>(pool_of(layer)));
     }
     index.marks.resize(memory_.num_blocks());
-    // lsh and quest depend on nothing that is learned.
-    index.digest = Sha256(fmt::format("index {} {}", index.title, artifact_id_));
+    // lsh and quest depend on nothing that is learned. The model's part of the identity is in it.
+    const Digest& model = memory_.names().model;
+    index.digest = Sha256(fmt::format("index 2 {} {} ", index.title, artifact_id_) +
+                          std::string(reinterpret_cast<const char*>(model.data()), model.size()));
     index.kind = KindOf(index.digest);
     keepable_.push_back(std::move(index));
   };
@@ -106,47 +111,86 @@ bool RetrievalAttention::HasIndex(const Keepable& index, int32_t block, int32_t 
   return mark.generation == memory_.generation(block) && mark.first_layer <= first_layer;
 }
 
-size_t RetrievalAttention::KeptBytes(const Keepable& index) const {
-  const auto layers = std::count_if(index.pools.begin(), index.pools.end(),
-                                    [](const std::byte* pool) { return pool != nullptr; });
-  return sizeof(KeptHeader) + static_cast<size_t>(layers) * index.block_bytes;
+// What is kept begins there: layers that have none take no room before the first that has one.
+int32_t RetrievalAttention::FirstKept(const Keepable& index, int32_t first_layer) const {
+  int32_t first = first_layer;
+  while (first < config_.num_layers && index.pools[first] == nullptr) ++first;
+  return first;
+}
+
+storage::BlockId RetrievalAttention::IndexId(const Keepable& index, const BlockName& name) const {
+  storage::BlockId id = memory_.names().Id(name, index.kind, 0);
+  id.model = index.digest;
+  return id;
 }
 
 void RetrievalAttention::SaveIndex(int32_t block, const BlockName& name) {
   if (!memory_.tiered()) return;
   for (const Keepable& index : keepable_) {
-    const Keepable::Mark& mark = index.marks[block];
-    if (!HasIndex(index, block, std::numeric_limits<int32_t>::max() - 1)) continue;
-    kept_.assign(KeptBytes(index), std::byte{0});
-    const KeptHeader header{.digest = index.digest, .first = mark.first_layer};
-    std::memcpy(kept_.data(), &header, sizeof header);
-    std::byte* to = kept_.data() + sizeof header;
-    for (const std::byte* pool : index.pools) {
-      if (pool == nullptr) continue;
-      backend_.CopyToHost(pool + block * index.block_bytes, to, index.block_bytes);
-      to += index.block_bytes;
+    if (!HasIndex(index, block, config_.num_layers - 1)) continue;
+    const int32_t first = FirstKept(index, index.marks[block].first_layer);
+    const size_t bytes = (config_.num_layers - first) * index.block_bytes;
+    const storage::BlockId id = IndexId(index, name);
+    // What was kept under a policy with fewer dense layers serves this one, too.
+    if (bytes == 0 || memory_.AsideBytes(id) >= bytes) continue;
+    kept_.assign(bytes, std::byte{0});
+    for (int32_t layer = first; layer < config_.num_layers; ++layer) {
+      if (index.pools[layer] == nullptr) continue;
+      backend_.CopyToHost(index.pools[layer] + block * index.block_bytes,
+                          kept_.data() + (layer - first) * index.block_bytes, index.block_bytes);
     }
-    memory_.PutAside(memory_.names().Id(name, index.kind, 0), kept_);
+    memory_.PutAside(id, kept_);
   }
 }
 
-bool RetrievalAttention::LoadIndex(Keepable& index, int32_t block, const BlockName& name,
-                                   int32_t first_layer) {
-  const storage::BlockId id = memory_.names().Id(name, index.kind, 0);
-  if (!memory_.tiered() || !memory_.HasAside(id)) return false;
-  kept_.resize(KeptBytes(index));
-  if (!memory_.GetAside(id, kept_)) return false;
-  KeptHeader header;
-  std::memcpy(&header, kept_.data(), sizeof header);
-  if (header.digest != index.digest || header.first > first_layer || header.first < 0) return false;
-  const std::byte* from = kept_.data() + sizeof header;
-  for (std::byte* pool : index.pools) {
-    if (pool == nullptr) continue;
-    backend_.CopyToDevice(from, pool + block * index.block_bytes, index.block_bytes);
-    from += index.block_bytes;
+// As many of `blocks`, from the first on, as have the index from `first_layer` on afterwards: what
+// they lack is read from the store, many blocks at a time.
+size_t RetrievalAttention::LoadIndex(Keepable& index, std::span<const int32_t> blocks,
+                                     std::span<const BlockName> names, int32_t first_layer) {
+  const int32_t first_wanted = FirstKept(index, first_layer);
+  for (size_t begin = 0; begin < blocks.size();) {
+    if (HasIndex(index, blocks[begin], first_layer)) {
+      ++begin;
+      continue;
+    }
+    if (!memory_.tiered()) return begin;
+    std::vector<KvMemory::AsideRead> reads;
+    size_t bytes = 0;
+    for (size_t i = begin; i < blocks.size() && reads.size() < kIndexReads &&
+                           !HasIndex(index, blocks[i], first_layer);
+         ++i) {
+      const storage::BlockId id = IndexId(index, names[i]);
+      const size_t kept = memory_.AsideBytes(id);
+      const int32_t first =
+          config_.num_layers - static_cast<int32_t>(kept / std::max<size_t>(1, index.block_bytes));
+      if (kept == 0 || kept % index.block_bytes != 0 || first < 0 || first > first_wanted) break;
+      reads.push_back({.id = id, .bytes = kept});
+      bytes += kept;
+    }
+    if (reads.empty()) return begin;
+    kept_.resize(bytes);
+    size_t at = 0;
+    for (KvMemory::AsideRead& read : reads) {
+      read.into = std::span(kept_).subspan(at, read.bytes);
+      at += read.bytes;
+    }
+    memory_.GetAsides(reads);
+    for (const KvMemory::AsideRead& read : reads) {
+      if (!read.good) return begin;
+      const auto layers = static_cast<int32_t>(read.bytes / index.block_bytes);
+      const int32_t first = config_.num_layers - layers;
+      for (int32_t i = 0; i < layers; ++i) {
+        if (index.pools[first + i] == nullptr) continue;
+        backend_.CopyToDevice(read.into.data() + i * index.block_bytes,
+                              index.pools[first + i] + blocks[begin] * index.block_bytes,
+                              index.block_bytes);
+      }
+      index.marks[blocks[begin]] = {memory_.generation(blocks[begin]),
+                                    std::min(first, first_layer)};
+      ++begin;
+    }
   }
-  index.marks[block] = {memory_.generation(block), header.first};
-  return true;
+  return blocks.size();
 }
 
 void RetrievalAttention::AdoptIndex(RetrievalState& state, std::span<const int32_t> blocks,
@@ -154,12 +198,7 @@ void RetrievalAttention::AdoptIndex(RetrievalState& state, std::span<const int32
   const int32_t first_layer = state.policy_.dense_layers;
   size_t has = blocks.size();
   for (Keepable* index : KeepableOf(state.policy_)) {
-    size_t i = 0;
-    while (i < has && (HasIndex(*index, blocks[i], first_layer) ||
-                       LoadIndex(*index, blocks[i], names[i], first_layer))) {
-      ++i;
-    }
-    has = i;
+    has = LoadIndex(*index, blocks.first(has), names.first(has), first_layer);
   }
   const auto tokens = static_cast<int32_t>(has) * layout_.block_tokens;
   for (int32_t layer = first_layer; layer < config_.num_layers; ++layer) {
@@ -203,7 +242,7 @@ bool RetrievalAttention::LoadSummary(RetrievalState& state, std::span<const Bloc
   kept_.resize(sizeof(KeptHeader) + state.summaries_.size_bytes());
   for (size_t back = 0; back < std::min(names.size(), kSummaryBlocksBack); ++back) {
     const storage::BlockId id = memory_.names().Id(names[names.size() - 1 - back], kind, 0);
-    if (!memory_.HasAside(id) || !memory_.GetAside(id, kept_)) continue;
+    if (memory_.AsideBytes(id) != kept_.size() || !memory_.GetAside(id, kept_)) continue;
     KeptHeader header;
     std::memcpy(&header, kept_.data(), sizeof header);
     if (header.digest != digest || header.first != state.policy_.sink ||

@@ -45,22 +45,22 @@ class Resume {
          int64_t document)
       : flags_(flags), bench_(bench), tokens_(tokens), document_(document) {}
 
-  // The document's KV, its index and its summary, from nothing, without the store's help; then, as
-  // `result` if the model reads a text, the question.
-  absl::Status ComputeAndSave(ResumeResult* result);
+  // The document's KV, its indexes and its summaries, from nothing, without the store's help; then,
+  // if the model reads a text, the questions: a result for each policy and question.
+  absl::StatusOr<std::vector<ResumeResult>> ComputeAndSave();
   // One question about the stored document.
-  absl::StatusOr<ResumeResult> Ask(bool eager);
-  absl::StatusOr<ResumeResult> EstimatePrefill(double question_seconds);
+  absl::StatusOr<ResumeResult> Ask(size_t policy, int64_t question, bool eager);
+  // Without a question.
+  absl::StatusOr<ResumeResult> EstimatePrefill();
 
  private:
-  absl::Status Question(engine::RetrievalState* state) {
+  absl::Status Question(engine::RetrievalState* state, int64_t question) {
     const std::vector<int32_t> table = bench_.Table(DocumentBlocks());
     const int64_t most = bench_.decoder().max_batch_tokens();
-    for (int64_t at = 0; at < flags_.question; at += most) {
-      const int64_t count = std::min(most, flags_.question - at);
+    for (int64_t at = 0; at < question; at += most) {
+      const int64_t count = std::min(most, question - at);
       WINNOW_RETURN_IF_ERROR(bench_.Forward(tokens_.subspan(document_ + at, count), document_ + at,
-                                            table, state, document_,
-                                            at + count == flags_.question));
+                                            table, state, document_, at + count == question));
     }
     return absl::OkStatus();
   }
@@ -74,63 +74,76 @@ class Resume {
   const int64_t document_;
 };
 
-absl::Status Resume::ComputeAndSave(ResumeResult* result) {
+absl::StatusOr<std::vector<ResumeResult>> Resume::ComputeAndSave() {
   engine::Decoder& decoder = bench_.decoder();
   const std::vector<engine::BlockName> names = bench_.Names(tokens_);
   const std::vector<int32_t> table = bench_.Table(DocumentBlocks());
   const bool real = !flags_.store.text_path.empty();
   if (!real) WINNOW_RETURN_IF_ERROR(bench_.FillWithNoise(names));
-  WINNOW_ASSIGN_OR_RETURN(std::unique_ptr<engine::RetrievalState> state,
-                          decoder.NewRetrievalState(flags_.policy));
-  const Clock::time_point start = Clock::now();
-  if (real) {
-    for (int64_t position = 0; position < document_;) {
-      const int64_t count = std::min<int64_t>(decoder.max_batch_tokens(), document_ - position);
-      WINNOW_RETURN_IF_ERROR(bench_.Forward(tokens_.subspan(position, count), position, table,
+  ResumeResult prefill{.way = "prefill"};
+  std::vector<ResumeResult> results;
+  std::vector<std::unique_ptr<engine::RetrievalState>> states;
+  for (size_t i = 0; i < flags_.policies.size(); ++i) {
+    WINNOW_ASSIGN_OR_RETURN(std::unique_ptr<engine::RetrievalState> state,
+                            decoder.NewRetrievalState(flags_.policies[i]));
+    if (real && i == 0) {
+      const Clock::time_point start = Clock::now();
+      for (int64_t position = 0; position < document_;) {
+        const int64_t count = std::min<int64_t>(decoder.max_batch_tokens(), document_ - position);
+        WINNOW_RETURN_IF_ERROR(bench_.Forward(tokens_.subspan(position, count), position, table,
+                                              state.get(), document_, false));
+        position += count;
+        ++prefill.measured_chunks;
+      }
+      prefill.seconds = SecondsSince(start);
+    } else {
+      // The last token alone: its pass makes the index of everything before it.
+      WINNOW_RETURN_IF_ERROR(bench_.Forward(tokens_.subspan(document_ - 1, 1), document_ - 1, table,
                                             state.get(), document_, false));
-      position += count;
-      ++result->measured_chunks;
     }
-  } else {
-    // The last token alone: its pass makes the index of everything before it.
-    WINNOW_RETURN_IF_ERROR(bench_.Forward(tokens_.subspan(document_ - 1, 1), document_ - 1, table,
-                                          state.get(), document_, false));
+    bench_.store().NoteSummaries(true);
+    decoder.SaveSummary(*state, names.back());
+    bench_.store().NoteSummaries(false);
+    for (const int64_t question : flags_.questions) {
+      ResumeResult result = prefill;
+      result.policy = i;
+      result.question = question;
+      if (real) {
+        const Clock::time_point asked = Clock::now();
+        state->Rewind(static_cast<int32_t>(document_));
+        WINNOW_RETURN_IF_ERROR(Question(state.get(), question));
+        result.question_seconds = SecondsSince(asked);
+        result.first_token = Greedy(bench_.logits());
+      }
+      result.seconds += result.question_seconds;
+      result.seconds_median = result.seconds;
+      results.push_back(result);
+    }
   }
-  double seconds = SecondsSince(start);
-  bench_.store().NoteSummaries(true);
-  decoder.SaveSummary(*state, names.back());
-  bench_.store().NoteSummaries(false);
-  if (real) {
-    const Clock::time_point asked = Clock::now();
-    WINNOW_RETURN_IF_ERROR(Question(state.get()));
-    result->question_seconds = SecondsSince(asked);
-    seconds += result->question_seconds;
-    bench_.Seal(names, document_);
-  }
-  result->way = "prefill";
-  result->seconds = result->seconds_median = seconds;
-  result->first_token = Greedy(bench_.logits());
-  return bench_.Save(names, /*with_index=*/true);
+  if (real) bench_.Seal(names, document_);
+  WINNOW_RETURN_IF_ERROR(bench_.Save(names, /*with_index=*/true));
+  return results;
 }
 
-absl::StatusOr<ResumeResult> Resume::Ask(bool eager) {
+absl::StatusOr<ResumeResult> Resume::Ask(size_t policy, int64_t question, bool eager) {
   engine::Decoder& decoder = bench_.decoder();
   bench_.Drop();
   WINNOW_RETURN_IF_ERROR(bench_.Settle());
   WINNOW_RETURN_IF_ERROR(DropPageCache(flags_.store.store_dir));
   bench_.store().ResetCounts();
+  bench_.store().set_dense_layers(flags_.policies[policy].dense_layers);
+  const uint64_t reads_before = bench_.disk().io_counters().reads;
   const uint64_t device_before = bench_.disk().stats().device_bytes_read;
   const uint64_t rows_before = decoder.row_fetcher().stats().payload_bytes;
 
-  ResumeResult result;
-  result.way = eager ? "eager" : "lazy";
+  ResumeResult result{.way = eager ? "eager" : "lazy", .policy = policy, .question = question};
   const Clock::time_point start = Clock::now();
   const std::vector<engine::BlockName> names = bench_.Names(tokens_);
   WINNOW_RETURN_IF_ERROR(bench_.Adopt(names));
   result.name_seconds = SecondsSince(start);
   const std::vector<int32_t> table = bench_.Table(DocumentBlocks());
   WINNOW_ASSIGN_OR_RETURN(std::unique_ptr<engine::RetrievalState> state,
-                          decoder.NewRetrievalState(flags_.policy));
+                          decoder.NewRetrievalState(flags_.policies[policy]));
   const std::span<const int32_t> blocks = std::span(table).first(names.size());
   bench_.memory().BeginPass(1);
   decoder.AdoptIndex(*state, blocks, names, static_cast<int32_t>(document_));
@@ -141,7 +154,7 @@ absl::StatusOr<ResumeResult> Resume::Ask(bool eager) {
     }
   }
   result.load_seconds = SecondsSince(start) - result.name_seconds - result.index_seconds;
-  WINNOW_RETURN_IF_ERROR(Question(state.get()));
+  WINNOW_RETURN_IF_ERROR(Question(state.get(), question));
   result.first_token = Greedy(bench_.logits());
   result.seconds = result.seconds_median = SecondsSince(start);
   result.question_seconds =
@@ -151,18 +164,18 @@ absl::StatusOr<ResumeResult> Resume::Ask(bool eager) {
   }
   result.row_payload_bytes = decoder.row_fetcher().stats().payload_bytes - rows_before;
   result.device_bytes = bench_.disk().stats().device_bytes_read - device_before;
+  result.reads = bench_.disk().io_counters().reads - reads_before;
   return result;
 }
 
 // REQUIRES: the document is resident. Its KV is written over, so this comes last.
-absl::StatusOr<ResumeResult> Resume::EstimatePrefill(double question_seconds) {
+absl::StatusOr<ResumeResult> Resume::EstimatePrefill() {
   const int64_t chunk = bench_.decoder().max_batch_tokens();
   const int64_t chunks = (document_ + chunk - 1) / chunk;
   const int64_t measured =
       flags_.prefill_chunks == 0 ? chunks : std::clamp<int64_t>(flags_.prefill_chunks, 2, chunks);
   const std::vector<int32_t> table = bench_.Table(DocumentBlocks());
-  ResumeResult result;
-  result.way = "prefill";
+  ResumeResult result{.way = "prefill"};
   result.estimated = measured < chunks;
   result.measured_chunks = static_cast<int32_t>(measured);
   int64_t last_index = 0;
@@ -182,9 +195,7 @@ absl::StatusOr<ResumeResult> Resume::EstimatePrefill(double question_seconds) {
     last = seconds;
     last_index = index;
   }
-  result.question_seconds = question_seconds;
-  result.seconds += question_seconds;
-  result.seconds_median = result.seconds;
+  result.first_token = -1;  // of other KV than noise
   return result;
 }
 
@@ -196,41 +207,45 @@ absl::StatusOr<ResumeRun> RunResume(const ResumeFlags& asked,
   ResumeFlags flags = asked;
   const int64_t block_tokens = flags.store.model.model.block_tokens;
   const int64_t document = flags.tokens / block_tokens * block_tokens;
-  if (document < block_tokens + flags.policy.sink + flags.policy.window) {
+  for (const engine::AttentionPolicy& policy : flags.policies) {
+    if (document >= block_tokens + policy.sink + policy.window) continue;
     return absl::InvalidArgumentError(
         fmt::format("--tokens: {} are no document of more than its anchors", flags.tokens));
   }
   WINNOW_ASSIGN_OR_RETURN(const std::unique_ptr<StoreDirectory> directory,
                           StoreDirectory::Make(flags.store.store_dir));
-  const StoreBench::Shape shape{.document_tokens = document,
-                                .more_tokens = flags.question,
-                                .max_batch_tokens = flags.store.model.model.max_batch_tokens};
+  const StoreBench::Shape shape{
+      .document_tokens = document,
+      .more_tokens = *std::max_element(flags.questions.begin(), flags.questions.end()),
+      .max_batch_tokens = flags.store.model.model.max_batch_tokens};
   ResumeRun run;
   run.document_tokens = document;
   run.real = !flags.store.text_path.empty();
   std::vector<int32_t> tokens;
-  ResumeResult prefill;
+  std::vector<ResumeResult> prefills;
   absl::flat_hash_set<uint32_t> summary_kinds;
   {
     WINNOW_ASSIGN_OR_RETURN(const std::unique_ptr<StoreBench> bench,
-                            StoreBench::Make(flags.store, flags.policy, shape));
-    WINNOW_ASSIGN_OR_RETURN(
-        tokens, BenchTokens(flags.store, document + flags.question, bench->decoder().vocab_size()));
+                            StoreBench::Make(flags.store, flags.policies, shape));
+    WINNOW_ASSIGN_OR_RETURN(tokens, BenchTokens(flags.store, document + shape.more_tokens,
+                                                bench->decoder().vocab_size()));
     run.kv_bytes = bench->document_kv_bytes();
-    run.dense_bytes = run.kv_bytes / bench->config().num_layers *
-                      std::min(flags.policy.dense_layers, bench->config().num_layers);
+    const int32_t layers = bench->config().num_layers;
+    for (const engine::AttentionPolicy& policy : flags.policies) {
+      run.dense_bytes.push_back(run.kv_bytes / layers * std::min(policy.dense_layers, layers));
+    }
     // As a server does: an eighth of the KV that there is memory for, here one document's.
     if (flags.store.row_cache_bytes < 0) {
       flags.store.row_cache_bytes = static_cast<int64_t>(run.kv_bytes / 8);
     }
     const Clock::time_point start = Clock::now();
-    WINNOW_RETURN_IF_ERROR(Resume(flags, *bench, tokens, document).ComputeAndSave(&prefill));
+    WINNOW_ASSIGN_OR_RETURN(prefills, Resume(flags, *bench, tokens, document).ComputeAndSave());
     run.fill_seconds = SecondsSince(start);
     summary_kinds = bench->store().summary_kinds();
   }
   // As after a restart.
   WINNOW_ASSIGN_OR_RETURN(const std::unique_ptr<StoreBench> bench,
-                          StoreBench::Make(flags.store, flags.policy, shape));
+                          StoreBench::Make(flags.store, flags.policies, shape));
   bench->store().set_summary_kinds(summary_kinds);
   run.open_seconds = bench->open_seconds();
   run.stored_bytes = bench->disk().stats().used_bytes;
@@ -242,32 +257,47 @@ absl::StatusOr<ResumeRun> RunResume(const ResumeFlags& asked,
   on_begin(run);
 
   Resume resume(flags, *bench, tokens, document);
-  std::vector<ResumeResult> ways[2];
-  for (int32_t i = 0; i < flags.repetitions; ++i) {
+  std::vector<ResumeResult> ways[2];  // lazy, eager; in the order of `prefills`
+  for (const ResumeResult& prefill : prefills) {
+    std::vector<ResumeResult> repeated[2];
+    for (int32_t i = 0; i < flags.repetitions; ++i) {
+      for (const bool eager : {false, true}) {
+        WINNOW_ASSIGN_OR_RETURN(ResumeResult result,
+                                resume.Ask(prefill.policy, prefill.question, eager));
+        repeated[eager].push_back(std::move(result));
+      }
+    }
     for (const bool eager : {false, true}) {
-      WINNOW_ASSIGN_OR_RETURN(ResumeResult result, resume.Ask(eager));
-      ways[eager].push_back(std::move(result));
+      std::vector<ResumeResult>& results = repeated[eager];
+      std::sort(results.begin(), results.end(),
+                [](const auto& a, const auto& b) { return a.seconds < b.seconds; });
+      ResumeResult best = results.front();
+      best.seconds_median = results[results.size() / 2].seconds;
+      ways[eager].push_back(best);
+      on_result(best);
     }
   }
-  for (std::vector<ResumeResult>& results : ways) {
-    std::sort(results.begin(), results.end(),
-              [](const auto& a, const auto& b) { return a.seconds < b.seconds; });
-    ResumeResult best = results.front();
-    best.seconds_median = results[results.size() / 2].seconds;
-    run.results.push_back(best);
-    on_result(best);
-  }
   if (!run.real) {
-    WINNOW_ASSIGN_OR_RETURN(prefill, resume.EstimatePrefill(run.results.back().question_seconds));
-    prefill.first_token = -1;  // of other KV than noise
+    WINNOW_ASSIGN_OR_RETURN(const ResumeResult document_only, resume.EstimatePrefill());
+    for (size_t i = 0; i < prefills.size(); ++i) {
+      ResumeResult& prefill = prefills[i];
+      const ResumeResult asked = std::exchange(prefill, document_only);
+      prefill.policy = asked.policy;
+      prefill.question = asked.question;
+      prefill.question_seconds = ways[1][i].question_seconds;
+      prefill.seconds = prefill.seconds_median = prefill.seconds + prefill.question_seconds;
+    }
   }
-  run.results.push_back(prefill);
-  on_result(prefill);
-  for (const ResumeResult& result : run.results) {
-    if (result.first_token == run.results.front().first_token || result.first_token < 0) continue;
-    return absl::InternalError(fmt::format("{} gives token {} first, and {} gives {}", result.way,
-                                           result.first_token, run.results.front().way,
-                                           run.results.front().first_token));
+  for (size_t i = 0; i < prefills.size(); ++i) {
+    const ResumeResult &lazy = ways[0][i], &eager = ways[1][i], &prefill = prefills[i];
+    on_result(prefill);
+    run.results.insert(run.results.end(), {lazy, eager, prefill});
+    for (const ResumeResult* other : {&eager, &prefill}) {
+      if (other->first_token == lazy.first_token || other->first_token < 0) continue;
+      return absl::InternalError(
+          fmt::format("a question of {} tokens: {} gives token {} first, and lazy gives {}",
+                      lazy.question, other->way, other->first_token, lazy.first_token));
+    }
   }
   return run;
 }

@@ -26,36 +26,40 @@ namespace winnow::server {
 
 struct ResumeFlags {
   StoreBenchFlags store;
-  engine::AttentionPolicy policy;
-  int64_t tokens = 30000;   // of the document, cut to whole blocks
-  int64_t question = 32;    // tokens, all of which retrieve
-  int32_t repetitions = 3;  // of lazy and eager, in turn
+  std::vector<engine::AttentionPolicy> policies;  // at least one
+  int64_t tokens = 30000;                         // of the document, cut to whole blocks
+  std::vector<int64_t> questions = {32};          // of so many tokens, all of which retrieve
+  int32_t repetitions = 3;                        // of lazy and eager, in turn
   // Chunks of the document that are computed again for `prefill`, evenly spread; 0: all, one after
   // the other. Fewer give an estimate: a chunk's time grows evenly with its position.
   int32_t prefill_chunks = 0;
 };
 
 struct ResumeResult {
-  std::string way;     // "lazy", "eager", "prefill"
-  double seconds = 0;  // to the first token; the best
+  std::string way;       // "lazy", "eager", "prefill"
+  size_t policy = 0;     // of ResumeFlags::policies
+  int64_t question = 0;  // tokens
+  double seconds = 0;    // to the first token; the best
   double seconds_median = 0;
   // Of the best: names and tables; indexes and summary; pieces into frames (eager); the question.
   double name_seconds = 0, index_seconds = 0, load_seconds = 0, question_seconds = 0;
   std::array<CountingStore::Counts, CountingStore::kParts> parts = {};
   uint64_t row_payload_bytes = 0;  // of the rows among `parts`' pages
   uint64_t device_bytes = 0;       // as the store counts them: the sum of the parts
+  uint64_t reads = 0;              // that the device was asked for
   int32_t first_token = 0;
   bool estimated = false;
   int32_t measured_chunks = 0;  // of prefill
 };
 
 struct ResumeRun {
+  // Of each policy and each of its questions: lazy, eager, prefill.
   std::vector<ResumeResult> results;
   int64_t document_tokens = 0;
-  uint64_t kv_bytes = 0;     // of the document
-  uint64_t dense_bytes = 0;  // of them: of the dense layers
-  double open_seconds = 0;   // of the store, with all of it inside
-  double fill_seconds = 0;   // of making it
+  uint64_t kv_bytes = 0;              // of the document
+  std::vector<uint64_t> dense_bytes;  // of them, by policy: of the dense layers
+  double open_seconds = 0;            // of the store, with all of it inside
+  double fill_seconds = 0;            // of making it
   uint64_t stored_bytes = 0;
   uint64_t row_cache_bytes = 0;
   bool direct = false;  // the store's reads pass the page cache by

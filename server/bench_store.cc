@@ -5,7 +5,6 @@
 #include <cstring>
 #include <filesystem>
 #include <random>
-#include <thread>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -79,7 +78,7 @@ void CountingStore::Get(uint64_t tag, const storage::BlockId& id, std::span<std:
                         ? static_cast<int32_t>(id.layer) < dense_layers_ ? kDenseLayers : kPieces
                     : summary_kinds_.contains(kind) ? kSummary
                                                     : kIndex;
-  Count(part, into.size(), storage::BlockBytesFor(into.size()));
+  Count(part, into.size(), storage::PageAlign(into.size()));
   inner_->Get(tag, id, into, ReadDeadline(deadline_ns));
 }
 
@@ -169,11 +168,11 @@ StoreDirectory::~StoreDirectory() {
 
 // ---- making ----
 
-absl::StatusOr<std::unique_ptr<StoreBench>> StoreBench::Make(const StoreBenchFlags& flags,
-                                                             const engine::AttentionPolicy& policy,
-                                                             const Shape& shape) {
+absl::StatusOr<std::unique_ptr<StoreBench>> StoreBench::Make(
+    const StoreBenchFlags& flags, std::span<const engine::AttentionPolicy> policies,
+    const Shape& shape) {
   std::unique_ptr<StoreBench> bench(new StoreBench());
-  bench->policy_ = policy;
+  bench->policy_ = policies.front();
   engine::ModelConfig& config = bench->config_;
   const bool has_dir = !flags.model.model_dir.empty();
   if (has_dir) {
@@ -208,8 +207,8 @@ absl::StatusOr<std::unique_ptr<StoreBench>> StoreBench::Make(const StoreBenchFla
                                  plain.kv_dtype};
   const auto block_bytes = static_cast<int64_t>(layout.BlockBytes());
   WINNOW_ASSIGN_OR_RETURN(const engine::RetrievalOptions retrieval,
-                          BenchRetrieval(flags.model, config, bench->weights_,
-                                         std::span(&policy, 1), bench->synthetic_artifact_));
+                          BenchRetrieval(flags.model, config, bench->weights_, policies,
+                                         bench->synthetic_artifact_));
 
   // Everything that is put: pieces, what the index keeps of a block, and a summary or two.
   const int64_t index_bytes = engine::IndexBlockBytes(config, layout, retrieval) + 64;
@@ -245,7 +244,10 @@ absl::StatusOr<std::unique_ptr<StoreBench>> StoreBench::Make(const StoreBenchFla
                           engine::ResolveDecoderOptions(config, options));
   resolved.retrieval = retrieval;
   // Dense layers whole, the share of the others, and what one pass needs beside.
-  const int64_t dense = std::min(policy.dense_layers, config.num_layers);
+  int64_t dense = 0;
+  for (const engine::AttentionPolicy& policy : policies) {
+    dense = std::max<int64_t>(dense, std::min(policy.dense_layers, config.num_layers));
+  }
   const auto resident = static_cast<int64_t>(static_cast<double>(document) * shape.resident_share);
   const int64_t frames =
       dense * blocks + (config.num_layers - dense) * std::min(resident + more + 8, blocks) +
@@ -279,7 +281,9 @@ absl::StatusOr<std::unique_ptr<StoreBench>> StoreBench::Make(const StoreBenchFla
   bench->tenant_ = engine::Sha256("bench");
   WINNOW_ASSIGN_OR_RETURN(bench->decoder_,
                           engine::Decoder::Create(config, *weights, *bench->recorder_, resolved));
-  WINNOW_RETURN_IF_ERROR(bench->decoder_->CheckPolicy(policy));
+  for (const engine::AttentionPolicy& policy : policies) {
+    WINNOW_RETURN_IF_ERROR(bench->decoder_->CheckPolicy(policy));
+  }
   bench->logits_.resize(config.vocab_size);
   return bench;
 }
@@ -346,21 +350,14 @@ void StoreBench::Seal(std::span<const engine::BlockName> names, int64_t end) {
 }
 
 absl::Status StoreBench::Settle() {
-  const Clock::time_point start = Clock::now();
-  while (counting_->in_flight() > 0 || memory().has_work()) {
-    memory().Idle();
-    std::this_thread::sleep_for(std::chrono::microseconds(200));
-    if (SecondsSince(start) > std::chrono::duration<double>(kSaveTime).count()) {
-      return absl::UnavailableError(
-          fmt::format("the store did not settle: {} operations in flight, {} errors",
-                      counting_->in_flight(), counting_->stats().io_errors));
-    }
-  }
-  return absl::OkStatus();
+  memory().Flush(kSaveTime);
+  if (counting_->in_flight() == 0 && !memory().has_work()) return absl::OkStatus();
+  return absl::UnavailableError(
+      fmt::format("the store did not settle: {} operations in flight, {} errors",
+                  counting_->in_flight(), counting_->stats().io_errors));
 }
 
 absl::Status StoreBench::Save(std::span<const engine::BlockName> names, bool with_index) {
-  memory().Flush(kSaveTime);
   WINNOW_RETURN_IF_ERROR(Settle());
   for (const engine::BlockName& name : names) {
     if (memory().Stored(name)) continue;

@@ -42,13 +42,14 @@ class CountingStore final : public storage::BlockStore {
   struct Counts {
     uint64_t operations = 0;
     uint64_t payload_bytes = 0;  // asked for
-    uint64_t device_bytes = 0;   // read for it: with headers, in whole pages
+    uint64_t device_bytes = 0;   // read for it, in whole pages
   };
 
   CountingStore(std::unique_ptr<storage::BlockStore> inner, int32_t dense_layers)
       : inner_(std::move(inner)), dense_layers_(dense_layers) {}
 
   void ResetCounts() { counts_ = {}; }
+  void set_dense_layers(int32_t layers) { dense_layers_ = layers; }
   const Counts& counts(Part part) const { return counts_[part]; }
   uint64_t failed_puts() const { return failed_puts_; }
   // Puts of this kind of key are summaries', and Gets of it from now on, too.
@@ -71,13 +72,15 @@ class CountingStore final : public storage::BlockStore {
     return inner_->SetPinned(key, pinned);
   }
   size_t in_flight() const override { return inner_->in_flight(); }
+  bool idle() const override { return inner_->idle(); }
   storage::StoreStats stats() const override { return inner_->stats(); }
+  storage::TierState state() const override { return inner_->state(); }
 
  private:
   void Count(Part part, uint64_t payload_bytes, uint64_t device_bytes);
 
   const std::unique_ptr<storage::BlockStore> inner_;
-  const int32_t dense_layers_;
+  int32_t dense_layers_;
   std::array<Counts, kParts> counts_ = {};
   uint64_t failed_puts_ = 0;
   bool noting_summaries_ = false;
@@ -149,18 +152,18 @@ class StoreBench {
     double resident_share = 1;
     int32_t max_batch_tokens = 512;
   };
-  // InvalidArgument: the policy or a length that the model cannot honour. ResourceExhausted: memory,
+  // REQUIRES: a policy. InvalidArgument: a policy or a length that the model cannot honour. ResourceExhausted: memory,
   // or room in the directory, with the numbers.
-  static absl::StatusOr<std::unique_ptr<StoreBench>> Make(const StoreBenchFlags& flags,
-                                                          const engine::AttentionPolicy& policy,
-                                                          const Shape& shape);
+  static absl::StatusOr<std::unique_ptr<StoreBench>> Make(
+      const StoreBenchFlags& flags, std::span<const engine::AttentionPolicy> policies,
+      const Shape& shape);
 
   engine::Decoder& decoder() { return *decoder_; }
   engine::KvMemory& memory() { return *decoder_->kv_memory(); }
   RecordingBackend& recorder() { return *recorder_; }
   CountingStore& store() { return *counting_; }
   const storage::DiskStore& disk() const { return *disk_; }
-  const engine::AttentionPolicy& policy() const { return policy_; }
+  const engine::AttentionPolicy& policy() const { return policy_; }  // the first
   const engine::ModelConfig& config() const { return config_; }
   const kernels::Backend& backend() const { return *backend_; }
   double open_seconds() const { return open_seconds_; }  // of the store

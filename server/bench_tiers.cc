@@ -119,7 +119,7 @@ absl::StatusOr<TiersRun> RunTiers(const TiersFlags& flags,
                           StoreDirectory::Make(flags.store.store_dir));
   WINNOW_ASSIGN_OR_RETURN(
       const std::unique_ptr<StoreBench> made,
-      StoreBench::Make(flags.store, flags.policy,
+      StoreBench::Make(flags.store, std::span(&flags.policy, 1),
                        {.document_tokens = longest,
                         .more_tokens = flags.steps,
                         .resident_share = most,

@@ -20,7 +20,7 @@ constexpr double kMega = 1e6;
 
 struct TierBenchFlags {
   StoreBenchFlags store;
-  std::string policy = "lsh:k=2%";
+  std::vector<std::string> policies = {"lsh:k=2%"};  // bench tiers: one
   std::string prefetch = "off";
   std::string json_path;
   TiersFlags tiers;
@@ -33,13 +33,18 @@ int Failure(const absl::Status& status) {
   return usage ? ReportInputError("bench", status) : ReportFailure("bench", status);
 }
 
-absl::StatusOr<engine::AttentionPolicy> Prepare(TierBenchFlags& flags) {
+absl::StatusOr<std::vector<engine::AttentionPolicy>> Prepare(TierBenchFlags& flags) {
   flags.store.model.model.tiers.prefetch = flags.prefetch == "on";
-  auto policy = engine::ParseAttentionPolicy(flags.policy);
-  if (policy.ok() && policy->IsDense()) {
-    return absl::InvalidArgumentError("--policy: dense chooses no rows");
+  std::vector<engine::AttentionPolicy> policies;
+  for (const std::string& text : flags.policies) {
+    auto policy = engine::ParseAttentionPolicy(text);
+    if (!policy.ok()) return policy.status();
+    if (policy->IsDense()) {
+      return absl::InvalidArgumentError("--policy: dense chooses no rows");
+    }
+    policies.push_back(*policy);
   }
-  return policy;
+  return policies;
 }
 
 Json RunInfo(const TierBenchFlags& flags, const std::string& backend, const std::string& kv_dtype) {
@@ -47,17 +52,16 @@ Json RunInfo(const TierBenchFlags& flags, const std::string& backend, const std:
   return {{"model", random ? flags.store.model.like : flags.store.model.model_dir},
           {"random_weights", random},
           {"kv_of", flags.store.text_path.empty() ? "noise" : "text"},
-          {"policy", flags.policy},
           {"prefetch", flags.prefetch == "on"},
           {"backend", backend},
           {"kv", kv_dtype}};
 }
 
 int BenchTiers(TierBenchFlags flags) {
-  const auto policy = Prepare(flags);
-  if (!policy.ok()) return Failure(policy.status());
+  const auto policies = Prepare(flags);
+  if (!policies.ok()) return Failure(policies.status());
   flags.tiers.store = flags.store;
-  flags.tiers.policy = *policy;
+  flags.tiers.policy = policies->front();
   FILE* const table = TableFile(flags.json_path);
   bool begun = false;
   const auto print = [&](const TiersResult& r) {
@@ -86,7 +90,7 @@ int BenchTiers(TierBenchFlags flags) {
       "MB; %s\n"
       "device: random reads of 4 KiB through %s, %u in flight, %s; the better of before "
       "and after\n",
-      flags.policy.c_str(), run->backend.c_str(), run->kv_dtype.c_str(),
+      flags.policies[0].c_str(), run->backend.c_str(), run->kv_dtype.c_str(),
       static_cast<double>(run->kv_bytes) / kGiga, static_cast<double>(run->stored_bytes) / kGiga,
       static_cast<double>(run->frame_bytes) / kGiga,
       static_cast<double>(run->row_cache_bytes) / kMega, run->store.c_str(),
@@ -134,6 +138,7 @@ int BenchTiers(TierBenchFlags flags) {
                                {"steps", flags.tiers.steps}});
   }
   json["run"] = RunInfo(flags, run->backend, run->kv_dtype);
+  json["run"]["policy"] = flags.policies[0];
   json["run"]["steps"] = flags.tiers.steps;
   json["run"]["kv_bytes"] = run->kv_bytes;
   json["run"]["stored_bytes"] = run->stored_bytes;
@@ -146,47 +151,51 @@ int BenchTiers(TierBenchFlags flags) {
 }
 
 int BenchResume(TierBenchFlags flags) {
-  const auto policy = Prepare(flags);
-  if (!policy.ok()) return Failure(policy.status());
+  const auto policies = Prepare(flags);
+  if (!policies.ok()) return Failure(policies.status());
   flags.resume.store = flags.store;
-  flags.resume.policy = *policy;
+  flags.resume.policies = *policies;
   FILE* const table = TableFile(flags.json_path);
   double kv_bytes = 1;
   const auto begin = [&](const ResumeRun& run) {
     kv_bytes = static_cast<double>(run.kv_bytes);
-    std::fprintf(
-        table,
-        "%s; %s, KV in %s: %lld tokens (%s), %.1f MB, dense layers %.1f MB of it; question of %lld "
-        "tokens; %s; opened in %.0f ms\n"
-        "bytes are shares of the document's KV\n"
-        "%-8s %9s %9s %7s %7s %7s %8s %8s %8s %8s %8s %8s %8s  %s\n",
-        flags.policy.c_str(), run.backend.c_str(), run.kv_dtype.c_str(),
-        static_cast<long long>(run.document_tokens), run.real ? "text" : "noise", kv_bytes / kMega,
-        static_cast<double>(run.dense_bytes) / kMega, static_cast<long long>(flags.resume.question),
-        run.store.c_str(), run.open_seconds / kMilli, "way", "ms", "median", "names", "index",
-        "load", "question", "MB read", "share", "dense", "pieces", "index", "rows", "summary");
+    std::fprintf(table, "%s, KV in %s: %lld tokens (%s), %.1f MB; %s; opened in %.0f ms\n",
+                 run.backend.c_str(), run.kv_dtype.c_str(),
+                 static_cast<long long>(run.document_tokens), run.real ? "text" : "noise",
+                 kv_bytes / kMega, run.store.c_str(), run.open_seconds / kMilli);
+    for (size_t i = 0; i < flags.policies.size(); ++i) {
+      std::fprintf(table, "policy %zu: %s, dense layers %.1f MB\n", i, flags.policies[i].c_str(),
+                   static_cast<double>(run.dense_bytes[i]) / kMega);
+    }
+    std::fprintf(table,
+                 "bytes are shares of the document's KV\n"
+                 "%6s %8s %-8s %9s %9s %7s %7s %7s %8s %8s %8s %8s %8s %8s %8s %8s  %s\n",
+                 "policy", "question", "way", "ms", "median", "names", "index", "load", "passes",
+                 "MB read", "reads", "share", "dense", "pieces", "index", "rows", "summary");
   };
   const auto print = [&](const ResumeResult& r) {
     const auto share = [&](CountingStore::Part part) {
       return 100 * static_cast<double>(r.parts[part].device_bytes) / kv_bytes;
     };
-    std::fprintf(table,
-                 "%-8s %9.1f %9.1f %7.1f %7.1f %7.1f %8.1f %8.1f %7.2f%% %7.2f%% %7.2f%% %7.2f%% "
-                 "%7.2f%% %6.3f%%%s\n",
-                 r.way.c_str(), r.seconds / kMilli, r.seconds_median / kMilli,
-                 r.name_seconds / kMilli, r.index_seconds / kMilli, r.load_seconds / kMilli,
-                 r.question_seconds / kMilli, static_cast<double>(r.device_bytes) / kMega,
-                 100 * static_cast<double>(r.device_bytes) / kv_bytes,
-                 share(CountingStore::kDenseLayers), share(CountingStore::kPieces),
-                 share(CountingStore::kIndex), share(CountingStore::kRows),
-                 share(CountingStore::kSummary),
-                 r.estimated ? fmt::format("  from {} chunks", r.measured_chunks).c_str() : "");
+    std::fprintf(
+        table,
+        "%6zu %8lld %-8s %9.1f %9.1f %7.1f %7.1f %7.1f %8.1f %8.1f %8llu %7.2f%% %7.2f%% "
+        "%7.2f%% %7.2f%% %7.2f%% %6.3f%%%s\n",
+        r.policy, static_cast<long long>(r.question), r.way.c_str(), r.seconds / kMilli,
+        r.seconds_median / kMilli, r.name_seconds / kMilli, r.index_seconds / kMilli,
+        r.load_seconds / kMilli, r.question_seconds / kMilli,
+        static_cast<double>(r.device_bytes) / kMega, static_cast<unsigned long long>(r.reads),
+        100 * static_cast<double>(r.device_bytes) / kv_bytes, share(CountingStore::kDenseLayers),
+        share(CountingStore::kPieces), share(CountingStore::kIndex), share(CountingStore::kRows),
+        share(CountingStore::kSummary),
+        r.estimated ? fmt::format("  from {} chunks", r.measured_chunks).c_str() : "");
     std::fflush(table);
   };
   const absl::StatusOr<ResumeRun> run = RunResume(flags.resume, begin, print);
   if (!run.ok()) return Failure(run.status());
   Json json = {{"resume", Json::array()}};
-  for (const ResumeResult& r : run->results) {
+  for (size_t i = 0; i < run->results.size(); ++i) {
+    const ResumeResult& r = run->results[i];
     Json parts = Json::object();
     constexpr const char* kNames[] = {"dense_layers", "pieces", "rows", "index", "summary"};
     for (int part = 0; part < CountingStore::kParts; ++part) {
@@ -194,32 +203,41 @@ int BenchResume(TierBenchFlags flags) {
                              {"payload_bytes", r.parts[part].payload_bytes},
                              {"device_bytes", r.parts[part].device_bytes}};
     }
-    json["resume"].push_back(
-        {{"way", r.way},
-         {"ms_to_first_token", Round(r.seconds / kMilli)},
-         {"ms_median", Round(r.seconds_median / kMilli)},
-         {"ms_names", Round(r.name_seconds / kMilli)},
-         {"ms_index", Round(r.index_seconds / kMilli)},
-         {"ms_load", Round(r.load_seconds / kMilli)},
-         {"ms_question", Round(r.question_seconds / kMilli)},
-         {"device_bytes", r.device_bytes},
-         {"share_of_kv", Round(static_cast<double>(r.device_bytes) / kv_bytes)},
-         {"row_payload_bytes", r.row_payload_bytes},
-         {"parts", parts},
-         {"first_token", r.first_token < 0 ? Json() : Json(r.first_token)},
-         {"estimated", r.estimated},
-         {"measured_chunks", r.measured_chunks}});
+    Json entry = {{"policy", flags.policies[r.policy]},
+                  {"question_tokens", r.question},
+                  {"way", r.way},
+                  {"ms_to_first_token", Round(r.seconds / kMilli)},
+                  {"ms_median", Round(r.seconds_median / kMilli)},
+                  {"ms_names", Round(r.name_seconds / kMilli)},
+                  {"ms_index", Round(r.index_seconds / kMilli)},
+                  {"ms_load", Round(r.load_seconds / kMilli)},
+                  {"ms_question", Round(r.question_seconds / kMilli)},
+                  {"device_bytes", r.device_bytes},
+                  {"device_reads", r.reads},
+                  {"share_of_kv", Round(static_cast<double>(r.device_bytes) / kv_bytes)},
+                  {"dense_layers_bytes", run->dense_bytes[r.policy]},
+                  {"row_payload_bytes", r.row_payload_bytes},
+                  {"parts", parts},
+                  {"first_token", r.first_token < 0 ? Json() : Json(r.first_token)},
+                  {"estimated", r.estimated},
+                  {"measured_chunks", r.measured_chunks}};
+    if (r.way == "lazy") {
+      const ResumeResult &eager = run->results[i + 1], &prefill = run->results[i + 2];
+      std::fprintf(table,
+                   "policy %zu, question of %lld: lazy is %.1f times faster than prefill and %.2f "
+                   "times faster than eager (%.2f by medians)\n",
+                   r.policy, static_cast<long long>(r.question), prefill.seconds / r.seconds,
+                   eager.seconds / r.seconds, eager.seconds_median / r.seconds_median);
+      entry["times_faster_than_prefill"] = Round(prefill.seconds / r.seconds);
+      entry["times_faster_than_eager"] = Round(eager.seconds / r.seconds);
+      entry["times_faster_than_eager_by_medians"] = Round(eager.seconds_median / r.seconds_median);
+    }
+    json["resume"].push_back(std::move(entry));
   }
-  const ResumeResult &lazy = run->results[0], &eager = run->results[1], &prefill = run->results[2];
-  std::fprintf(table, "lazy is %.1f times faster than prefill and %.2f times faster than eager\n",
-               prefill.seconds / lazy.seconds, eager.seconds / lazy.seconds);
-  json["times_faster_than_prefill"] = Round(prefill.seconds / lazy.seconds);
-  json["times_faster_than_eager"] = Round(eager.seconds / lazy.seconds);
   json["run"] = RunInfo(flags, run->backend, run->kv_dtype);
   json["run"]["document_tokens"] = run->document_tokens;
-  json["run"]["question_tokens"] = flags.resume.question;
+  json["run"]["repetitions"] = flags.resume.repetitions;
   json["run"]["kv_bytes"] = run->kv_bytes;
-  json["run"]["dense_layers_bytes"] = run->dense_bytes;
   json["run"]["stored_bytes"] = run->stored_bytes;
   json["run"]["row_cache_bytes"] = run->row_cache_bytes;
   json["run"]["ms_open"] = Round(run->open_seconds / kMilli);
@@ -248,9 +266,6 @@ void AddCommonFlags(CLI::App& command, TierBenchFlags& flags) {
   command.add_option("--io", flags.store.io, "How the store reads and writes")
       ->check(CLI::IsMember({"auto", "uring", "threads"}))
       ->capture_default_str();
-  command.add_option("--policy", flags.policy, "Attention policy")
-      ->type_name("POLICY")
-      ->capture_default_str();
   command
       .add_option("--prefetch", flags.prefetch, "Read what the next layer is predicted to choose")
       ->check(CLI::IsMember({"on", "off"}))
@@ -278,6 +293,9 @@ void AddTierBenches(CLI::App& bench, int* exit_code) {
       "Decode with a share of the chosen rows in memory and the rest on disk, as a share "
       "of the disk's own random reads");
   AddCommonFlags(*tiers, *flags);
+  tiers->add_option("--policy", flags->policies.front(), "Attention policy")
+      ->type_name("POLICY")
+      ->capture_default_str();
   tiers
       ->add_option("--contexts,--context", flags->tiers.contexts,
                    "Tokens that the last step attends to, cut to whole blocks and the steps")
@@ -303,12 +321,20 @@ void AddTierBenches(CLI::App& bench, int* exit_code) {
   CLI::App* resume = bench.add_subcommand(
       "resume", "Time and bytes to the first token of a question about a stored document");
   AddCommonFlags(*resume, *flags);
+  resume
+      ->add_option(
+          "--policy", flags->policies,
+          "Attention policy of the questions; may be repeated, and the document is read once")
+      ->type_name("POLICY")
+      ->expected(1, 64)
+      ->capture_default_str();
   resume->add_option("--tokens", flags->resume.tokens, "Of the document")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
       ->capture_default_str();
   resume
-      ->add_option("--question", flags->resume.question,
-                   "Tokens of the question, all of which retrieve")
+      ->add_option("--questions,--question", flags->resume.questions,
+                   "Tokens of each question, all of which retrieve")
+      ->delimiter(',')
       ->check(CLI::Range(int64_t{1}, int64_t{65536}))
       ->capture_default_str();
   resume->add_option("--repetitions", flags->resume.repetitions, "Of lazy and eager")

@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "kernels/check.h"
+#include "server/end_status.h"
 #include "server/status.h"
 #include "server/strings.h"
 
@@ -79,30 +80,6 @@ void AddUsage(const engine::Usage& usage, engine::Usage& sum) {
   sum.queue_time = std::max(sum.queue_time, usage.queue_time);
   sum.time_to_first_token = std::max(sum.time_to_first_token, usage.time_to_first_token);
   sum.total_time = std::max(sum.total_time, usage.total_time);
-}
-
-// The status of an end that is not an answer.
-absl::Status StatusOfEnd(const engine::OutputEvent& event) {
-  switch (event.finish) {
-    case engine::FinishReason::kDeadline:
-      return ErrorWithReason(absl::StatusCode::kDeadlineExceeded, "DEADLINE",
-                             "the call's deadline passed");
-    case engine::FinishReason::kCancelled:
-      if (event.error_code == absl::StatusCode::kOk) {
-        return ErrorWithReason(absl::StatusCode::kCancelled, "CANCELLED", "cancelled");
-      }
-      if (event.error_code == absl::StatusCode::kUnavailable) {
-        return ErrorWithReason(absl::StatusCode::kUnavailable, "DRAINING", event.error);
-      }
-      return ErrorWithReason(event.error_code, "SLOW_READER", event.error);
-    default:
-      if (event.error_code == absl::StatusCode::kUnavailable) {
-        return ErrorWithReason(absl::StatusCode::kUnavailable, "ENGINE_FAILED", event.error);
-      }
-      return ErrorWithReason(event.error_code == absl::StatusCode::kOk ? absl::StatusCode::kInternal
-                                                                       : event.error_code,
-                             "INTERNAL", event.error);
-  }
 }
 
 std::string RandomPrefix() {
@@ -240,7 +217,7 @@ std::optional<v1::GenerateResponse> Generation::TakeFrom(int32_t index) {
       const v1::FinishReason reason = ToProto(event->finish);
       Append(finish_, finish_.empty() ? "" : ",", v1::FinishReason_Name(reason).substr(14));
       if (reason == v1::FINISH_REASON_UNSPECIFIED) {
-        Fail(StatusOfEnd(*event));
+        Fail(StatusOfEnd(*event, owner_.engine_.stats().failed));
         return std::nullopt;
       }
     }

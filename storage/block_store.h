@@ -144,6 +144,8 @@ class BlockStore {
 
   virtual size_t in_flight() const = 0;  // operations without completion
   virtual StoreStats stats() const = 0;
+  // The same as stats().state, for who asks often.
+  virtual TierState state() const { return stats().state; }
   // Nothing runs inside either, sealing or compaction: another thread may take the store over.
   virtual bool idle() const { return in_flight() == 0; }
 };

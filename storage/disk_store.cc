@@ -282,8 +282,7 @@ void DiskStore::StartGet(Op::Kind kind, uint64_t tag, const BlockId& id, std::sp
                                            : pages.empty() || pages.back() < record.payload_pages();
   if (!fits) return Complete(tag, operation, Reason::kIdentity);
   if (into.empty()) return Complete(tag, operation, Reason::kNone);
-  const size_t stage_pages =
-      kind == Op::Kind::kGet ? record.block_bytes() / kPageBytes : pages.size();
+  const size_t stage_pages = kind == Op::Kind::kGet ? record.payload_pages() : pages.size();
   // No wait would make room for a read larger than all of staging.
   if (in_flight_ >= options_.operations_max || stage_pages > stage_->total_pages()) {
     return Complete(tag, operation, Reason::kBusy);
@@ -393,8 +392,10 @@ void DiskStore::Discard(const BlockKey& key) {
 bool DiskStore::StartRead(uint32_t index) {
   Op& op = ops_[index];
   const BlockRecord& record = *op.record;
-  const bool whole = op.kind != Op::Kind::kGetPages;
-  const size_t pages = whole ? record.block_bytes() / kPageBytes : op.pages.size();
+  // A move writes the header again and needs it; others know from the index what it would tell.
+  const size_t pages = op.kind == Op::Kind::kMove  ? record.block_bytes() / kPageBytes
+                       : op.kind == Op::Kind::kGet ? record.payload_pages()
+                                                   : op.pages.size();
   if (!op.stage_page && !Stage(&op, pages)) return false;
   const std::span<std::byte> staged = Staged(op);
   const auto read = [&](uint64_t offset, std::span<std::byte> data) {
@@ -407,8 +408,8 @@ bool DiskStore::StartRead(uint32_t index) {
                    .deadline_ns = op.deadline_ns,
                    .tag = index});
   };
-  if (whole) {
-    read(record.offset, staged);
+  if (op.kind != Op::Kind::kGetPages) {
+    read(op.kind == Op::Kind::kMove ? record.offset : record.payload_offset(), staged);
     return true;
   }
   // Neighbouring pages are one read.
@@ -439,16 +440,15 @@ void DiskStore::StartReads() {
 bool DiskStore::VerifyRead(const Op& op) const {
   const std::span<const std::byte> staged = Staged(op);
   const BlockRecord& record = *op.record;
-  if (op.kind == Op::Kind::kGetPages) {
-    for (size_t i = 0; i < op.pages.size(); ++i) {
-      if (PageSum(record.place_sum, op.pages[i], staged.subspan(i * kPageBytes, kPageBytes)) !=
-          record.page_sums[op.pages[i]]) {
-        return false;
-      }
+  if (op.kind == Op::Kind::kMove) return BlockMatches(staged, op.id.key, record);
+  for (size_t i = 0; i < staged.size() / kPageBytes; ++i) {
+    const size_t page = op.kind == Op::Kind::kGet ? i : op.pages[i];
+    if (PageSum(record.place_sum, page, staged.subspan(i * kPageBytes, kPageBytes)) !=
+        record.page_sums[page]) {
+      return false;
     }
-    return true;
   }
-  return BlockMatches(staged, op.id.key, record);
+  return true;
 }
 
 // All parts of a read are back.
@@ -487,9 +487,7 @@ void DiskStore::OnRead(uint32_t index) {
     waiting_moves_.push_back(index);
     return;
   }
-  const size_t skip =
-      op.kind == Op::Kind::kGet ? HeaderPagesFor(op.record->payload_bytes) * kPageBytes : 0;
-  std::memcpy(op.into.data(), Staged(op).data() + skip, op.into.size());
+  std::memcpy(op.into.data(), Staged(op).data(), op.into.size());
   stats_.payload_bytes_read += op.into.size();
   Answer(&op, Reason::kNone);
   FreeOp(index);

@@ -123,6 +123,7 @@ class DiskStore final : public BlockStore {
   bool SetPinned(const BlockKey& key, bool pinned) override;
   size_t in_flight() const override { return in_flight_ + done_.size(); }
   StoreStats stats() const override;
+  TierState state() const override { return health_.state(); }
 
   const RecoveryReport& recovery() const { return recovery_; }
   std::string io_backend() const { return ring_->engine().name(); }  // "uring", "threads"

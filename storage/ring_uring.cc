@@ -5,13 +5,13 @@
 // taken: SQPOLL (a kernel thread that spins is a core the kernels could use) and IOPOLL (needs a
 // queue that the device's driver must offer, and cannot sync).
 #include <liburing.h>
+#include <poll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <thread>
 
 #include "storage/check.h"
 #include "storage/ring.h"
@@ -123,7 +123,13 @@ class UringEngine final : public IoEngine {
 
   void Reap(std::chrono::nanoseconds wait, std::vector<IoEvent>* events) override {
     if (!EnterThread()) {
-      std::this_thread::sleep_for(wait);
+      // What the other thread left in flight may still complete; nobody may enter the kernel for it
+      // here, but the ring's own descriptor tells when it has.
+      pollfd ready = {.fd = ring_.ring_fd, .events = POLLIN, .revents = 0};
+      const timespec time = {.tv_sec = wait.count() / 1'000'000'000,
+                             .tv_nsec = wait.count() % 1'000'000'000};
+      (void)::ppoll(&ready, 1, &time, nullptr);
+      TakeReady(events);
       return;
     }
     if (TakeReady(events) > 0) return;
@@ -132,7 +138,8 @@ class UringEngine final : public IoEngine {
       time.tv_sec = wait.count() / 1'000'000'000;
       time.tv_nsec = wait.count() % 1'000'000'000;
       io_uring_cqe* first = nullptr;
-      // ETIME and EINTR are answers like any other: nothing came.
+      // ETIME and EINTR are answers like any other: nothing came. Waiting for a quarter of what is in
+      // flight instead of the first was tried: as fast, within what runs differ.
       (void)io_uring_submit_and_wait_timeout(&ring_, &first, 1, &time, nullptr);
     } else {
       // With DEFER_TASKRUN completions appear only when the kernel is entered for them.

@@ -53,6 +53,7 @@ class TieredStore final : public BlockStore {
   // Gets, hits and misses of callers; used, capacity, evicted and the like of both tiers together;
   // state of the disk tier.
   StoreStats stats() const override;
+  TierState state() const override { return disk_->state(); }
 
   bool Persisted(const BlockId& id) const { return disk_->Find(id).has_value(); }
   HostStore& host() { return *host_; }

@@ -89,33 +89,39 @@ class BenchResume(unittest.TestCase):
             noise, text = sources(directory)
             for source, layers in ((noise, 4), (text, 6)):
                 result = run("bench", "resume", *source, "--store-dir", directory / "store", "--tokens", "4000",
-                             "--question", "5", "--repetitions", "1", "--policy", "lsh:k=2%", "--kv-dtype", "bf16",
-                             "--json", "-")
+                             "--questions", "5,40", "--repetitions", "1", "--policy", "lsh:k=2%", "--policy",
+                             "lsh:k=16,dense_layers=1", "--kv-dtype", "bf16", "--json", "-")
                 self.assertEqual(result.returncode, 0, result.stderr)
                 out = json.loads(result.stdout)
-                lazy, eager, prefill = out["resume"]
-                self.assertEqual([lazy["way"], eager["way"], prefill["way"]], ["lazy", "eager", "prefill"])
                 kv = out["run"]["kv_bytes"]
-                self.assertEqual(out["run"]["document_tokens"], 3968)
-                self.assertEqual(kv, 3968 * layers * 2 * 256)
-                for way in (lazy, eager):
-                    self.assertEqual(sum(part["device_bytes"] for part in way["parts"].values()), way["device_bytes"])
-                    self.assertAlmostEqual(way["share_of_kv"], way["device_bytes"] / kv, 4)
-                    times = [way[key] for key in ("ms_names", "ms_index", "ms_load", "ms_question")]
-                    self.assertAlmostEqual(sum(times), way["ms_to_first_token"], delta=way["ms_to_first_token"] / 1e3)
-                    self.assertEqual(way["parts"]["index"]["operations"], 62)
-                self.assertEqual(lazy["parts"]["dense_layers"]["payload_bytes"], kv * 2 / layers)
-                self.assertEqual(lazy["parts"]["pieces"]["operations"], 0)
-                self.assertGreater(lazy["parts"]["rows"]["device_bytes"], 0)
-                self.assertEqual(eager["parts"]["dense_layers"]["payload_bytes"] +
-                                 eager["parts"]["pieces"]["payload_bytes"], kv)
-                self.assertEqual(eager["parts"]["rows"]["operations"], 0)
-                self.assertEqual(prefill["device_bytes"], 0)
-                self.assertEqual(lazy["first_token"], eager["first_token"])
-                if source is text:
-                    self.assertEqual(prefill["first_token"], lazy["first_token"])
-                self.assertAlmostEqual(out["times_faster_than_prefill"],
-                                       prefill["ms_to_first_token"] / lazy["ms_to_first_token"], 2)
+                self.assertEqual([(r["policy"], r["question_tokens"], r["way"]) for r in out["resume"]],
+                                 [(policy, question, way) for policy in ("lsh:k=2%", "lsh:k=16,dense_layers=1")
+                                  for question in (5, 40) for way in ("lazy", "eager", "prefill")])
+                for at, dense in ((0, 2), (3, 2), (6, 1), (9, 1)):
+                    self.check(out, out["resume"][at:at + 3], kv, layers, dense, source is text)
+
+    def check(self, out, results, kv, layers, dense, is_text):
+        lazy, eager, prefill = results
+        self.assertEqual(out["run"]["document_tokens"], 3968)
+        self.assertEqual(kv, 3968 * layers * 2 * 256)
+        for way in (lazy, eager):
+            self.assertEqual(sum(part["device_bytes"] for part in way["parts"].values()), way["device_bytes"])
+            self.assertAlmostEqual(way["share_of_kv"], way["device_bytes"] / kv, 4)
+            times = [way[key] for key in ("ms_names", "ms_index", "ms_load", "ms_question")]
+            self.assertAlmostEqual(sum(times), way["ms_to_first_token"], delta=way["ms_to_first_token"] / 1e3)
+            self.assertEqual(way["parts"]["index"]["operations"], 62)
+        self.assertEqual(lazy["parts"]["dense_layers"]["payload_bytes"], kv * dense / layers)
+        self.assertEqual(lazy["parts"]["pieces"]["operations"], 0)
+        self.assertGreater(lazy["parts"]["rows"]["device_bytes"], 0)
+        self.assertEqual(eager["parts"]["dense_layers"]["payload_bytes"] +
+                         eager["parts"]["pieces"]["payload_bytes"], kv)
+        self.assertEqual(eager["parts"]["rows"]["operations"], 0)
+        self.assertEqual(prefill["device_bytes"], 0)
+        self.assertEqual(lazy["first_token"], eager["first_token"])
+        if is_text:
+            self.assertEqual(prefill["first_token"], lazy["first_token"])
+        self.assertAlmostEqual(lazy["times_faster_than_prefill"],
+                               prefill["ms_to_first_token"] / lazy["ms_to_first_token"], 2)
 
 
 if __name__ == "__main__":

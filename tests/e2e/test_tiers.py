@@ -217,18 +217,33 @@ class Tiers(unittest.TestCase):
             self.assertLessEqual(sum(p.stat().st_size for p in self.store.glob("seg-*")), 16 * MIB)
             self.finish(server)
 
-    def small_file_system(self, size):
-        """Its directory, for the store."""
+    def mount(self, *arguments):
+        """A small file system of its own, for the store. Its directory."""
         room = self.directory / "room"
         room.mkdir()
-        if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", room], capture_output=True).returncode:
+        if subprocess.run(["mount", *arguments, room], capture_output=True).returncode:
             self.skipTest("may not mount a small file system")
         self.addCleanup(subprocess.run, ["umount", "-l", room])
         self.store = room / "store"
         return room
 
+    def mount_tmpfs(self, size):
+        return self.mount("-t", "tmpfs", "-o", f"size={size}", "none")
+
+    def mount_ext4(self, size_bytes):
+        """On a loop device: with extents, a block bitmap and O_DIRECT, as on a disk."""
+        image = self.directory / "image"
+        with open(image, "wb") as file:
+            file.truncate(size_bytes)
+        try:
+            made = subprocess.run(["mkfs.ext4", "-q", "-F", "-m", "0", "-O", "^has_journal", image], capture_output=True)
+        except FileNotFoundError:
+            self.skipTest("mkfs.ext4 is not installed")
+        self.assertEqual(made.returncode, 0, made.stderr)
+        return self.mount("-o", "loop", image)
+
     def test_a_full_file_system(self):
-        self.small_file_system("14m")
+        self.mount_tmpfs("14m")
         # Frames for one text: what the store does not take must find room there.
         with self.on_disk(kv_bytes="24MiB") as server:
             self.check(server)
@@ -237,7 +252,7 @@ class Tiers(unittest.TestCase):
             self.check(server)
 
     def test_a_full_file_system_that_gets_room_again(self):
-        room = self.small_file_system("6m")
+        room = self.mount_tmpfs("6m")
         # No segment fits, and no text into the frames: everybody waits.
         with self.on_disk() as server, concurrent.futures.ThreadPoolExecutor(1) as threads:
             checked = threads.submit(self.check, server)
@@ -246,6 +261,73 @@ class Tiers(unittest.TestCase):
             subprocess.run(["mount", "-o", "remount,size=256m", room], check=True)
             checked.result()
             self.assertEqual(server.metric("winnow_store_state"), 0)
+            self.finish(server)
+
+    def test_a_full_ext4(self):
+        # Room for one segment of 16 MiB, where the texts want two.
+        self.mount_ext4(26 * MIB)
+        with self.on_disk(kv_bytes="24MiB") as server:
+            self.check(server)
+            self.assertEqual(server.metric("winnow_store_state"), 1)
+            self.assertGreater(server.metric("winnow_store_blocks"), 0)
+            self.finish(server)
+        self.assertEqual(len(list(self.store.glob("seg-*"))), 1)
+        with self.on_disk(kv_bytes="24MiB") as server:
+            self.check(server)
+            self.finish(server)
+        self.assertEqual(run("store", "verify", "--dir", self.store).returncode, 0)
+
+    def test_a_full_ext4_that_gets_room_again(self):
+        room = self.mount_ext4(256 * MIB)
+        free = os.statvfs(room)
+        filler = room / "filler"
+        with open(filler, "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_bsize - 6 * MIB)
+        with self.on_disk() as server, concurrent.futures.ThreadPoolExecutor(1) as threads:
+            checked = threads.submit(self.check, server)
+            eventually(lambda: server.metric("winnow_store_state") == 1, "a store that takes nothing")
+            filler.unlink()
+            checked.result()
+            self.assertEqual(server.metric("winnow_store_state"), 0)
+            self.finish(server)
+
+    # ---- a slow disk ----
+
+    def slow_down(self, server, reads_per_s):
+        """The kernel lets the server read so many times a second from the disk that its store is on. Undoes it."""
+        device = os.stat(self.directory).st_dev
+        device = f"{os.major(device)}:{os.minor(device)}"
+        v1, v2 = pathlib.Path("/sys/fs/cgroup/blkio"), pathlib.Path("/sys/fs/cgroup")
+        name = f"winnow-test-{server.process.pid}"
+        group, limit, line = v2 / name, "io.max", f"{device} riops={{}}"
+        if v1.is_dir():
+            group, limit, line = v1 / name, "blkio.throttle.read_iops_device", f"{device} {{}}"
+        unlimited = "0" if v1.is_dir() else "max"
+        try:
+            group.mkdir()
+            self.addCleanup(lambda: group.is_dir() and group.rmdir())
+            (group / limit).write_text(line.format(reads_per_s))
+            (group / "cgroup.procs").write_text(str(server.process.pid))
+        except OSError as error:
+            self.skipTest(f"may not slow down the disk: {error}")
+
+        def undo():
+            (group / limit).write_text(line.format(unlimited))
+        return undo
+
+    def test_a_slow_disk(self):
+        with self.on_disk(kv_bytes="24MiB") as server:
+            self.check(server)
+            self.finish(server)
+        # A prefix that is all there, and cannot be read in time: computed again, and the tokens are the same.
+        with self.on_disk(kv_bytes="24MiB") as server:
+            undo = self.slow_down(server, 5)
+            self.check(server)
+            self.assertGreater(server.metric("winnow_store_io_errors_total"), 0)  # late
+            self.assertGreater(server.metric("winnow_kv_losses_total"), 0)
+            undo()
+            eventually(lambda: server.metric("winnow_store_state") == 0, "the store to come back")
+            self.check(server)
             self.finish(server)
 
     # ---- refusals ----

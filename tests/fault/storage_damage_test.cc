@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <iostream>
 
 #include "tests/fault/memory_index.h"
 #include "tests/unit/storage/disk_store_testing.h"
@@ -56,6 +57,11 @@ class StorageDamage : public DiskStoreTest {
     return hits;
   }
 
+  // For who runs it long, with WINNOW_TEST_ROUNDS.
+  static void Tell(int flips, int misses) {
+    std::cout << flips << " bits flipped, " << misses << " blocks lost, no wrong byte\n";
+  }
+
   std::vector<std::string> AllFiles() const {
     std::vector<std::string> paths;
     for (const auto& entry : fs::recursive_directory_iterator(StoreDir())) {
@@ -71,7 +77,7 @@ TEST_F(StorageDamage, FlippedBitsInSegmentsAreMisses) {
   const uint32_t seed = TestSeed(77);
   SCOPED_TRACE(testing::Message() << "seed " << seed);
   std::mt19937 random(seed);
-  int misses = 0;
+  int misses = 0, flips = 0;
   for (int round = 0; round < TestRounds(8); ++round) {
     Restore();
     for (const std::string& path : SegmentFiles()) {
@@ -80,12 +86,15 @@ TEST_F(StorageDamage, FlippedBitsInSegmentsAreMisses) {
       for (size_t at = 0; at < bytes.size(); at += BlockBytesFor(kSmall)) {
         const size_t flip = at + random() % std::min(bytes.size() - at, BlockBytesFor(kSmall));
         bytes[flip] = static_cast<char>(bytes[flip] ^ (1 << (random() % 8)));
+        ++flips;
       }
       WriteFile(path, bytes);
     }
     misses += kBlocks - OpenAndReadAll();
+    if (HasFailure()) return;
   }
   EXPECT_GT(misses, 0);
+  Tell(flips, misses);
 }
 
 TEST_F(StorageDamage, FlippedBitsInAnyFileOfTheIndexCostBlocksAtMost) {
@@ -94,7 +103,7 @@ TEST_F(StorageDamage, FlippedBitsInAnyFileOfTheIndexCostBlocksAtMost) {
   SCOPED_TRACE(testing::Message() << "seed " << seed);
   std::mt19937 random(seed);
   const size_t files = AllFiles().size();
-  int rebuilt = 0;
+  int rebuilt = 0, misses = 0, flips = 0;
   for (size_t i = 0; i < files; ++i) {
     for (int round = 0; round < TestRounds(3); ++round) {
       Restore();
@@ -106,11 +115,14 @@ TEST_F(StorageDamage, FlippedBitsInAnyFileOfTheIndexCostBlocksAtMost) {
       const size_t at = random() % bytes.size();
       bytes[at] = static_cast<char>(bytes[at] ^ (1 << (random() % 8)));
       WriteFile(path, bytes);
-      OpenAndReadAll();
+      ++flips;
+      misses += kBlocks - OpenAndReadAll();
+      if (HasFailure()) return;
       rebuilt += store_->recovery().index_rebuilt;
     }
   }
   EXPECT_GT(rebuilt, 0) << "some flips must have been noticed";
+  Tell(flips, misses);
 }
 
 // Damage to the list of erased blocks costs nothing while the index stands; when both are gone,

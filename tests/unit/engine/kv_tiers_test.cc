@@ -396,14 +396,10 @@ TEST_F(PrefixTest, ADamagedStoreCostsComputationAndNoToken) {
   EXPECT_GT(model->decoder->kv_memory()->stats().lost_pieces, 0u);
 }
 
-// Every block of a prefix damaged, and each found only when it is read.
-TEST_F(PrefixTest, ADirectoryDamagedAllOverCostsComputationAndNoToken) {
-  ModelOptions options = Tiered();
-  options.tiers.disk_bytes = 256 << 20;
-  options.tiers.store_dir = directory_.File("store");
-  Answers(*Load(options), true);
+// Flips a bit of every second page of every segment.
+int DamageAllOver(const std::string& directory) {
   int damaged = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(options.tiers.store_dir)) {
+  for (const auto& entry : std::filesystem::directory_iterator(directory)) {
     if (entry.path().extension() != ".wseg") continue;
     std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
     const auto bytes = static_cast<int64_t>(std::filesystem::file_size(entry.path()));
@@ -416,11 +412,35 @@ TEST_F(PrefixTest, ADirectoryDamagedAllOverCostsComputationAndNoToken) {
       ++damaged;
     }
   }
-  EXPECT_GT(damaged, 100);
+  return damaged;
+}
+
+// Every block of a prefix damaged, and each found only when it is read.
+TEST_F(PrefixTest, ADirectoryDamagedAllOverCostsComputationAndNoToken) {
+  ModelOptions options = Tiered();
+  options.tiers.disk_bytes = 256 << 20;
+  options.tiers.store_dir = directory_.File("store");
+  Answers(*Load(options), true);
+  EXPECT_GT(DamageAllOver(options.tiers.store_dir), 100);
   const auto model = Load(options);
   const std::vector<Reply> replies = Answers(*model, true);
   EXPECT_GT(losses_, 8u / kFewer);
   ExpectEqual(replies);
+}
+
+TEST_F(PrefixTest, TokensThatWereLostAndComputedAgainAreNotCachedOnes) {
+  ModelOptions options = Tiered();
+  options.tiers.disk_bytes = 256 << 20;
+  options.tiers.store_dir = directory_.File("store");
+  for (Request& request : requests_) request.policy = {};  // dense: reads all that it takes over
+  Answers(*Load(options), true);
+  EXPECT_GT(DamageAllOver(options.tiers.store_dir), 100);
+  const auto model = Load(options);
+  requests_.resize(1);
+  const std::vector<Reply> replies = Answers(*model, true);
+  EXPECT_GT(losses_, 0u);
+  EXPECT_GT(cached_tokens_, 0u) << "taken over at first";
+  EXPECT_EQ(replies[0].last.usage.cached_tokens, 0);
 }
 
 TEST_F(KvTiersTest, FramesThatCannotWorkAreRefusedWithTheBytes) {
@@ -432,6 +452,10 @@ TEST_F(KvTiersTest, FramesThatCannotWorkAreRefusedWithTheBytes) {
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()), HasSubstr("kv_bytes"));
   EXPECT_THAT(std::string(status.message()), HasSubstr(std::to_string(least)));
+  // Also where not even a block would fit: who follows the message must not be refused again.
+  options.kv_bytes = 1;
+  EXPECT_THAT(std::string(LoadModel(kNeedle, options).status().message()),
+              HasSubstr(std::to_string(least)));
 }
 
 TEST(TierFlagsTest, WhatCannotBeHonouredIsRefusedByName) {

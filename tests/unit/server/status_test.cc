@@ -6,6 +6,7 @@
 
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
+#include "server/end_status.h"
 #include "server/utf8.h"
 
 namespace winnow::server {
@@ -131,6 +132,19 @@ TEST(Utf8, CleanNeverCutsACharacterAndIsAlwaysValid) {
     EXPECT_EQ(InvalidUtf8At(clean), std::nullopt);
   }
   EXPECT_EQ(CleanUtf8("\xff\xfe", 10), "??");
+}
+
+TEST(Status, ALostRequestIsNotALostEngine) {
+  engine::OutputEvent event;
+  event.finish = engine::FinishReason::kError;
+  event.error = "the KV of this request was lost by its store repeatedly";
+  event.error_code = absl::StatusCode::kUnavailable;
+  const absl::Status lost = StatusOfEnd(event, /*engine_failed=*/false);
+  EXPECT_EQ(lost.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(ReasonOf(lost), "STORE_FAILED");
+  EXPECT_EQ(ReasonOf(StatusOfEnd(event, /*engine_failed=*/true)), "ENGINE_FAILED");
+  event.finish = engine::FinishReason::kCancelled;
+  EXPECT_EQ(ReasonOf(StatusOfEnd(event, /*engine_failed=*/false)), "DRAINING");
 }
 
 }  // namespace
