@@ -20,7 +20,7 @@ if [ -z "$program" ]; then
   scripts/build.sh cuda winnow
   program=$PWD/build/cuda/winnow
 fi
-readelf -d "$program" | grep -qF '[$ORIGIN/lib]' || { echo "bundle.sh: $program has no RPATH of \$ORIGIN/lib" >&2; exit 1; }
+[[ $(readelf -d "$program") == *'[$ORIGIN/lib]'* ]] || { echo "bundle.sh: $program has no RPATH of \$ORIGIN/lib" >&2; exit 1; }
 
 rm -rf "$out/lib"
 mkdir -p "$out/lib"

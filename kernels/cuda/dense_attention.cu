@@ -1,10 +1,14 @@
 // Mapping. The queries of a chunk that share a KV head are rows, token by token and of a token head by
-// head; a warp takes 16 of them. kInTurn: a block is 8 warps over the same keys, which are copied unit
-// by unit into shared memory, the next while one is used. kSideBySide: a block is one warp and one
-// split; three of them fit on a multiprocessor, which is enough memory on its way.
+// head, 16 to an instruction. kInTurn: a block is 8 warps with 16 rows each over the same keys, which
+// are copied unit by unit into shared memory, the next while one is used. kSideBySide: a block is 16
+// rows and one split; of a unit each of its 4 warps scores 16 tokens, all hear of all scores through
+// shared memory and weigh them alike, and each adds up its own channels.
 //
 // The two must agree to the bit, so everything that rounds is written with the rounding in its name
-// where the compiler could choose (a * b + c), and both run the same function over a unit.
+// where the compiler could choose (a * b + c), and both weigh a unit by the same function.
+//
+// Lost (H100, d 128, G 4, 128K tokens of 8 KV heads): a single warp for a split's 16 rows. It waits for
+// each of its instructions in turn, and three of them on a multiprocessor read 0.9 TB/s.
 #include <algorithm>
 
 #include "kernels/cuda/dense_attention.h"
@@ -16,6 +20,7 @@ namespace {
 constexpr int kLanes = 32;
 constexpr int kWarpRows = 16;
 constexpr int kInTurnWarps = 8;
+constexpr int kSplitWarps = 4;
 constexpr int kUnitsPerSplit = kDenseSplitTokens / kDenseUnitTokens;
 
 struct Args {
@@ -42,6 +47,9 @@ template <int kHeadDim>
 constexpr size_t SharedBytes() {
   return size_t{2} * kDenseUnitTokens * PaddedRowBytes<kHeadDim>();
 }
+constexpr int kUnitTiles = kDenseUnitTokens / 16;
+// Scores of a unit, by row: 8 floats more than there are, so that rows lie in different banks.
+constexpr int kScoreStride = kDenseUnitTokens + 8;
 
 // Copies a unit's rows; those from `visible` on become zeros. Each warp takes its share.
 template <int kHeadDim, int kWarps>
@@ -72,22 +80,28 @@ __device__ __forceinline__ void StartUnit(const Args& args, const int32_t* table
   }
 }
 
-// A warp's 16 rows over a part of the keys; a thread has its share of rows lane / 4 and 8 more.
-template <int kHeadDim>
-struct State {
-  float o[kHeadDim / 8][4];
-  float max[2], sum[2];
+// Largest score and sum of weights of a thread's rows, lane / 4 and 8 more, over a part of the keys. The
+// sum is the thread's own share until it is joined.
+struct RowSums {
+  float max[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};
 
-  __device__ __forceinline__ void Reset() {
+  __device__ __forceinline__ void Join() {
 #pragma unroll
-    for (int n = 0; n < kHeadDim / 8; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) o[n][e] = 0.0f;
+    for (int r = 0; r < 2; ++r) {
+      sum[r] = __fadd_rn(sum[r], __shfl_xor_sync(kFullMask, sum[r], 1));
+      sum[r] = __fadd_rn(sum[r], __shfl_xor_sync(kFullMask, sum[r], 2));
     }
-#pragma unroll
-    for (int r = 0; r < 2; ++r) max[r] = -INFINITY, sum[r] = 0.0f;
   }
 };
+
+template <int kTiles>
+__device__ __forceinline__ void Clear(float (&o)[kTiles][4]) {
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) o[n][e] = 0.0f;
+  }
+}
 
 // What two parts count for in their sum.
 struct Shares {
@@ -102,33 +116,31 @@ __device__ __forceinline__ float Mix(float left, float right, const Shares& shar
   return __fmaf_rn(left, shares.left, __fmul_rn(right, shares.right));
 }
 
-// `sees[r]`: the keys that row r sees.
+// Scores of 16 tokens from `keys_at` on, one chain over the channels each.
 template <int kHeadDim>
-__device__ __forceinline__ void AddUnit(const uint32_t (&q)[kHeadDim / 16][4], uint32_t shared,
-                                        int32_t first_token, const int32_t (&sees)[2],
-                                        State<kHeadDim>& state) {
-  constexpr int kRowBytes = PaddedRowBytes<kHeadDim>();
-  constexpr int kTiles = kDenseUnitTokens / 16;
-  const int lane = threadIdx.x % kLanes, pair = lane % 4 * 2;
-  const uint32_t keys_at = shared + (lane % 8 + lane / 16 * 8) * kRowBytes + lane / 8 % 2 * 16;
-  const uint32_t values_at = shared + (lane % 16) * kRowBytes + kHeadDim * 2 + lane / 16 * 16;
-  float scores[2 * kTiles][4] = {};
+__device__ __forceinline__ void ScoreTile(const uint32_t (&q)[kHeadDim / 16][4], uint32_t keys_at,
+                                          float (&first)[4], float (&second)[4]) {
 #pragma unroll
   for (int step = 0; step < kHeadDim / 16; ++step) {
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-      uint32_t keys[4];
-      LoadMatrix4(keys_at + tile * 16 * kRowBytes + step * 32, keys);
-      MultiplyAdd16x8x16(scores[2 * tile], q[step], keys[0], keys[1]);
-      MultiplyAdd16x8x16(scores[2 * tile + 1], q[step], keys[2], keys[3]);
-    }
+    uint32_t keys[4];
+    LoadMatrix4(keys_at + step * 32, keys);
+    MultiplyAdd16x8x16(first, q[step], keys[0], keys[1]);
+    MultiplyAdd16x8x16(second, q[step], keys[2], keys[3]);
   }
-  float base[2], keep[2];
+}
+
+// A unit's scores become weights, as the second product wants them; `keep`: what the sums so far are
+// to be multiplied by. `sees[r]`: the keys that row r sees.
+__device__ __forceinline__ void Weigh(float (&scores)[2 * kUnitTiles][4], int32_t first_token,
+                                      const int32_t (&sees)[2], RowSums& sums,
+                                      uint32_t (&weights)[kUnitTiles][4], float (&keep)[2]) {
+  const int pair = threadIdx.x % 4 * 2;
+  float base[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float unit_max = -INFINITY;
 #pragma unroll
-    for (int n = 0; n < 2 * kTiles; ++n) {
+    for (int n = 0; n < 2 * kUnitTiles; ++n) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         float& score = scores[n][2 * r + i];
@@ -138,77 +150,64 @@ __device__ __forceinline__ void AddUnit(const uint32_t (&q)[kHeadDim / 16][4], u
     }
     unit_max = fmaxf(unit_max, __shfl_xor_sync(kFullMask, unit_max, 1));
     unit_max = fmaxf(unit_max, __shfl_xor_sync(kFullMask, unit_max, 2));
-    const float max = fmaxf(state.max[r], unit_max);
+    const float max = fmaxf(sums.max[r], unit_max);
     // A row that has seen nothing so far: its weights are zero, not 2^(-inf + inf).
     base[r] = max == -INFINITY ? 0.0f : max;
-    keep[r] = max == state.max[r] ? 1.0f : exp2f(state.max[r] - base[r]);
-    state.max[r] = max;
-    state.sum[r] = __fmul_rn(state.sum[r], keep[r]);
+    keep[r] = max == sums.max[r] ? 1.0f : exp2f(sums.max[r] - base[r]);
+    sums.max[r] = max;
+    sums.sum[r] = __fmul_rn(sums.sum[r], keep[r]);
   }
 #pragma unroll
-  for (int n = 0; n < kHeadDim / 8; ++n) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) state.o[n][e] = __fmul_rn(state.o[n][e], keep[e / 2]);
-  }
-#pragma unroll
-  for (int tile = 0; tile < kTiles; ++tile) {
-    uint32_t weights[4];
+  for (int tile = 0; tile < kUnitTiles; ++tile) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {  // (row, tokens), (row + 8, tokens), and eight tokens on
       const int n = 2 * tile + i / 2, r = i % 2;
-      weights[i] = PackBf16(exp2f(__fsub_rn(scores[n][2 * r], base[r])),
-                            exp2f(__fsub_rn(scores[n][2 * r + 1], base[r])));
-      state.sum[r] =
-          __fadd_rn(state.sum[r], __fadd_rn(WidenLow(weights[i]), WidenHigh(weights[i])));
-    }
-#pragma unroll
-    for (int n = 0; n < kHeadDim / 8; n += 2) {
-      uint32_t values[4];
-      LoadMatrix4Transposed(values_at + tile * 16 * kRowBytes + n * 16, values);
-      MultiplyAdd16x8x16(state.o[n], weights, values[0], values[1]);
-      MultiplyAdd16x8x16(state.o[n + 1], weights, values[2], values[3]);
+      const uint32_t pair_of = PackBf16(exp2f(__fsub_rn(scores[n][2 * r], base[r])),
+                                        exp2f(__fsub_rn(scores[n][2 * r + 1], base[r])));
+      weights[tile][i] = pair_of;
+      sums.sum[r] = __fadd_rn(sums.sum[r], __fadd_rn(WidenLow(pair_of), WidenHigh(pair_of)));
     }
   }
 }
 
-template <int kHeadDim, int kWarps, DenseWay kWay>
-__global__ void __launch_bounds__(kWarps* kLanes) DenseKernel(const __grid_constant__ Args args) {
-  extern __shared__ uint4 shared4[];
-  const uint32_t shared = SharedAddress(shared4);
-  constexpr uint32_t kStageBytes = kDenseUnitTokens * PaddedRowBytes<kHeadDim>();
-  const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
-  const auto kv_head = static_cast<int32_t>(blockIdx.y);
-  int32_t chunk_index, tile, split = 0;
-  if constexpr (kWay == DenseWay::kInTurn) {
-    chunk_index = static_cast<int32_t>(blockIdx.z);
-    tile = static_cast<int32_t>(gridDim.x - 1 - blockIdx.x);  // those with most keys first
-  } else {
-    chunk_index = static_cast<int32_t>(blockIdx.z) / args.tiles;
-    tile = static_cast<int32_t>(blockIdx.z) % args.tiles;
-    split = static_cast<int32_t>(blockIdx.x);
+// o [16 channels as two tiles] = o * keep + weights * values, from `values_at` on.
+__device__ __forceinline__ void AddValues(const uint32_t (&weights)[kUnitTiles][4],
+                                          const float (&keep)[2], uint32_t values_at, int row_bytes,
+                                          float (&first)[4], float (&second)[4]) {
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    first[e] = __fmul_rn(first[e], keep[e / 2]);
+    second[e] = __fmul_rn(second[e], keep[e / 2]);
   }
-  const DeviceChunk chunk = args.chunks[chunk_index];
-  const int32_t group = args.group.divisor();
-  const int32_t num_rows = chunk.num_tokens * group;
-  const int32_t first_row = tile * kWarps * kWarpRows;
-  if (first_row >= num_rows) return;
-  const int32_t last_row = min(first_row + kWarps * kWarpRows, num_rows) - 1;
-  const int32_t visible = chunk.position + args.group.Divide(last_row) + 1;
-  const int32_t first_unit = split * kUnitsPerSplit;
-  int32_t units = (visible + kDenseUnitTokens - 1) / kDenseUnitTokens;
-  if constexpr (kWay == DenseWay::kSideBySide) units = min(units, first_unit + kUnitsPerSplit);
-  if (first_unit >= units) return;
+#pragma unroll
+  for (int tile = 0; tile < kUnitTiles; ++tile) {
+    uint32_t values[4];
+    LoadMatrix4Transposed(values_at + tile * 16 * row_bytes, values);
+    MultiplyAdd16x8x16(first, weights[tile], values[0], values[1]);
+    MultiplyAdd16x8x16(second, weights[tile], values[2], values[3]);
+  }
+}
 
-  const uint8_t* head = args.pool + kv_head * args.head_bytes;
-  StartUnit<kHeadDim, kWarps>(args, chunk.block_table, head, first_unit, visible, shared);
-  CommitCopies();
+// Where a lane reads keys and values of a unit at `shared`, from token 0 and channel 0 on.
+template <int kHeadDim>
+__device__ __forceinline__ uint32_t KeysAt(uint32_t shared, int lane) {
+  return shared + (lane % 8 + lane / 16 * 8) * PaddedRowBytes<kHeadDim>() + lane / 8 % 2 * 16;
+}
+template <int kHeadDim>
+__device__ __forceinline__ uint32_t ValuesAt(uint32_t shared, int lane) {
+  return shared + (lane % 16) * PaddedRowBytes<kHeadDim>() + kHeadDim * 2 + lane / 16 * 16;
+}
 
-  int32_t sees[2];
-  int64_t at[2];  // of the row in q and out
-  uint32_t q[kHeadDim / 16][4];
+// Rows `first_row` on of a chunk: what each sees, where it lies in out, and its query, scaled.
+template <int kHeadDim>
+__device__ __forceinline__ void LoadRows(const Args& args, const DeviceChunk& chunk,
+                                         int32_t kv_head, int32_t first_row, int32_t (&sees)[2],
+                                         int64_t (&at)[2], uint32_t (&q)[kHeadDim / 16][4]) {
+  const int lane = threadIdx.x % kLanes;
+  const int32_t group = args.group.divisor(), num_rows = chunk.num_tokens * group;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int32_t row = first_row + warp * kWarpRows + lane / 4 + 8 * r;
+    const int32_t row = first_row + lane / 4 + 8 * r;
     const bool exists = row < num_rows;
     const int32_t token = args.group.Divide(exists ? row : 0);
     const int32_t query_head = kv_head * group + (exists ? row - token * group : 0);
@@ -227,76 +226,194 @@ __global__ void __launch_bounds__(kWarps* kLanes) DenseKernel(const __grid_const
       }
     }
   }
+}
 
-  State<kHeadDim> state;
-  state.Reset();
-  State<kHeadDim> total;  // kInTurn only
-  if constexpr (kWay == DenseWay::kInTurn) total.Reset();
-  for (int32_t unit = first_unit; unit < units; ++unit) {
-    const uint32_t here = shared + (unit - first_unit) % 2 * kStageBytes;
+template <int kHeadDim>
+__global__ void __launch_bounds__(kInTurnWarps* kLanes)
+    InTurnKernel(const __grid_constant__ Args args) {
+  extern __shared__ uint4 shared4[];
+  const uint32_t shared = SharedAddress(shared4);
+  constexpr uint32_t kStageBytes = kDenseUnitTokens * PaddedRowBytes<kHeadDim>();
+  const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
+  const auto kv_head = static_cast<int32_t>(blockIdx.y);
+  const auto tile = static_cast<int32_t>(gridDim.x - 1 - blockIdx.x);  // those with most keys first
+  const DeviceChunk chunk = args.chunks[blockIdx.z];
+  const int32_t num_rows = chunk.num_tokens * args.group.divisor();
+  const int32_t first_row = tile * kInTurnWarps * kWarpRows;
+  if (first_row >= num_rows) return;
+  const int32_t last_row = min(first_row + kInTurnWarps * kWarpRows, num_rows) - 1;
+  const int32_t visible = chunk.position + args.group.Divide(last_row) + 1;
+  const int32_t units = (visible + kDenseUnitTokens - 1) / kDenseUnitTokens;
+  const uint8_t* head = args.pool + kv_head * args.head_bytes;
+  StartUnit<kHeadDim, kInTurnWarps>(args, chunk.block_table, head, 0, visible, shared);
+  CommitCopies();
+  int32_t sees[2];
+  int64_t at[2];
+  uint32_t q[kHeadDim / 16][4];
+  LoadRows<kHeadDim>(args, chunk, kv_head, first_row + warp * kWarpRows, sees, at, q);
+
+  float o[kHeadDim / 8][4], total[kHeadDim / 8][4];  // of the split, and of those before it
+  RowSums sums, totals;
+  Clear(o);
+  Clear(total);
+  for (int32_t unit = 0; unit < units; ++unit) {
+    const uint32_t here = shared + unit % 2 * kStageBytes;
     if (unit + 1 < units) {
-      StartUnit<kHeadDim, kWarps>(args, chunk.block_table, head, unit + 1, visible,
-                                  shared + (unit + 1 - first_unit) % 2 * kStageBytes);
+      StartUnit<kHeadDim, kInTurnWarps>(args, chunk.block_table, head, unit + 1, visible,
+                                        shared + (unit + 1) % 2 * kStageBytes);
     }
     CommitCopies();
     WaitForCopies<1>();
     __syncthreads();
-    AddUnit<kHeadDim>(q, here, unit * kDenseUnitTokens, sees, state);
+    float scores[2 * kUnitTiles][4] = {}, keep[2];
+    uint32_t weights[kUnitTiles][4];
+    const uint32_t keys_at = KeysAt<kHeadDim>(here, lane);
+#pragma unroll
+    for (int t = 0; t < kUnitTiles; ++t) {
+      ScoreTile<kHeadDim>(q, keys_at + t * 16 * PaddedRowBytes<kHeadDim>(), scores[2 * t],
+                          scores[2 * t + 1]);
+    }
+    Weigh(scores, unit * kDenseUnitTokens, sees, sums, weights, keep);
+    const uint32_t values_at = ValuesAt<kHeadDim>(here, lane);
+#pragma unroll
+    for (int n = 0; n < kHeadDim / 8; n += 2) {
+      AddValues(weights, keep, values_at + n * 16, PaddedRowBytes<kHeadDim>(), o[n], o[n + 1]);
+    }
     if (unit + 1 == units || (unit + 1) % kUnitsPerSplit == 0) {
+      sums.Join();
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        state.sum[r] = __fadd_rn(state.sum[r], __shfl_xor_sync(kFullMask, state.sum[r], 1));
-        state.sum[r] = __fadd_rn(state.sum[r], __shfl_xor_sync(kFullMask, state.sum[r], 2));
-      }
-      if constexpr (kWay == DenseWay::kInTurn) {
+        if (sums.sum[r] == 0.0f) continue;
+        const Shares shares = ShareOut(totals.max[r], totals.sum[r], sums.max[r]);
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          if (state.sum[r] == 0.0f) continue;
-          const Shares shares = ShareOut(total.max[r], total.sum[r], state.max[r]);
+        for (int n = 0; n < kHeadDim / 8; ++n) {
 #pragma unroll
-          for (int n = 0; n < kHeadDim / 8; ++n) {
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-              float& value = total.o[n][2 * r + i];
-              value = Mix(value, state.o[n][2 * r + i], shares);
-            }
+          for (int i = 0; i < 2; ++i) {
+            float& value = total[n][2 * r + i];
+            value = Mix(value, o[n][2 * r + i], shares);
           }
-          total.sum[r] = Mix(total.sum[r], state.sum[r], shares);
-          total.max[r] = shares.max;
         }
-        state.Reset();
+        totals.sum[r] = Mix(totals.sum[r], sums.sum[r], shares);
+        totals.max[r] = shares.max;
       }
+      sums = RowSums();
+      Clear(o);
     }
     __syncthreads();
   }
-
   const int pair = lane % 4 * 2;
-  if constexpr (kWay == DenseWay::kInTurn) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      if (sees[r] == 0) continue;
+  for (int r = 0; r < 2; ++r) {
+    if (sees[r] == 0) continue;
 #pragma unroll
-      for (int n = 0; n < kHeadDim / 8; ++n) {
+    for (int n = 0; n < kHeadDim / 8; ++n) {
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          args.out[at[r] + n * 8 + pair + i] = __fdiv_rn(total.o[n][2 * r + i], total.sum[r]);
+      for (int i = 0; i < 2; ++i) {
+        args.out[at[r] + n * 8 + pair + i] = __fdiv_rn(total[n][2 * r + i], totals.sum[r]);
+      }
+    }
+  }
+}
+
+template <int kHeadDim>
+__global__ void __launch_bounds__(kSplitWarps* kLanes)
+    SplitKernel(const __grid_constant__ Args args) {
+  static_assert(kSplitWarps == kUnitTiles);
+  constexpr int kPairs = kHeadDim / 16;  // of channel tiles
+  constexpr int kMine = (kPairs + kSplitWarps - 1) / kSplitWarps;
+  extern __shared__ uint4 shared4[];
+  __shared__ float exchanged[kWarpRows * kScoreStride];
+  const uint32_t shared = SharedAddress(shared4);
+  constexpr uint32_t kStageBytes = kDenseUnitTokens * PaddedRowBytes<kHeadDim>();
+  const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes, pair = lane % 4 * 2;
+  const auto kv_head = static_cast<int32_t>(blockIdx.y), split = static_cast<int32_t>(blockIdx.x);
+  const int32_t tile = static_cast<int32_t>(blockIdx.z) % args.tiles;
+  const DeviceChunk chunk = args.chunks[static_cast<int32_t>(blockIdx.z) / args.tiles];
+  const int32_t num_rows = chunk.num_tokens * args.group.divisor();
+  const int32_t first_row = tile * kWarpRows;
+  if (first_row >= num_rows) return;
+  const int32_t last_row = min(first_row + kWarpRows, num_rows) - 1;
+  const int32_t visible = chunk.position + args.group.Divide(last_row) + 1;
+  const int32_t first_unit = split * kUnitsPerSplit;
+  const int32_t units =
+      min((visible + kDenseUnitTokens - 1) / kDenseUnitTokens, first_unit + kUnitsPerSplit);
+  if (first_unit >= units) return;
+  const uint8_t* head = args.pool + kv_head * args.head_bytes;
+  StartUnit<kHeadDim, kSplitWarps>(args, chunk.block_table, head, first_unit, visible, shared);
+  CommitCopies();
+  int32_t sees[2];
+  int64_t at[2];
+  uint32_t q[kHeadDim / 16][4];
+  LoadRows<kHeadDim>(args, chunk, kv_head, first_row, sees, at, q);
+
+  float o[2 * kMine][4];
+  RowSums sums;
+  Clear(o);
+  for (int32_t unit = first_unit; unit < units; ++unit) {
+    const uint32_t here = shared + (unit - first_unit) % 2 * kStageBytes;
+    if (unit + 1 < units) {
+      StartUnit<kHeadDim, kSplitWarps>(args, chunk.block_table, head, unit + 1, visible,
+                                       shared + (unit + 1 - first_unit) % 2 * kStageBytes);
+    }
+    CommitCopies();
+    WaitForCopies<1>();
+    __syncthreads();
+    {
+      float mine[2][4] = {};
+      ScoreTile<kHeadDim>(q, KeysAt<kHeadDim>(here, lane) + warp * 16 * PaddedRowBytes<kHeadDim>(),
+                          mine[0], mine[1]);
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          *reinterpret_cast<float2*>(exchanged + (lane / 4 + 8 * r) * kScoreStride + warp * 16 +
+                                     n * 8 + pair) =
+              make_float2(mine[n][2 * r], mine[n][2 * r + 1]);
         }
       }
     }
-  } else {
-    const int64_t place = (int64_t{blockIdx.z} * args.kv_heads + kv_head) * args.splits + split;
+    __syncthreads();
+    float scores[2 * kUnitTiles][4], keep[2];
+    uint32_t weights[kUnitTiles][4];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float* part = args.parts + (place * kWarpRows + lane / 4 + 8 * r) * (kHeadDim + 2);
+    for (int n = 0; n < 2 * kUnitTiles; ++n) {
 #pragma unroll
-      for (int n = 0; n < kHeadDim / 8; ++n) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) part[n * 8 + pair + i] = state.o[n][2 * r + i];
+      for (int r = 0; r < 2; ++r) {
+        const float2 two = *reinterpret_cast<const float2*>(
+            exchanged + (lane / 4 + 8 * r) * kScoreStride + n * 8 + pair);
+        scores[n][2 * r] = two.x;
+        scores[n][2 * r + 1] = two.y;
       }
-      if (pair == 0) {
-        part[kHeadDim] = state.max[r];
-        part[kHeadDim + 1] = state.sum[r];
+    }
+    Weigh(scores, unit * kDenseUnitTokens, sees, sums, weights, keep);
+    const uint32_t values_at = ValuesAt<kHeadDim>(here, lane);
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) {
+      const int channels = warp + kSplitWarps * i;
+      if (channels >= kPairs) break;
+      AddValues(weights, keep, values_at + channels * 32, PaddedRowBytes<kHeadDim>(), o[2 * i],
+                o[2 * i + 1]);
+    }
+    __syncthreads();
+  }
+  sums.Join();
+  const int64_t place = (int64_t{blockIdx.z} * args.kv_heads + kv_head) * args.splits + split;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float* part = args.parts + (place * kWarpRows + lane / 4 + 8 * r) * (kHeadDim + 2);
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) {
+      const int channels = warp + kSplitWarps * i;
+      if (channels >= kPairs) break;
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        part[channels * 16 + n * 8 + pair] = o[2 * i + n][2 * r];
+        part[channels * 16 + n * 8 + pair + 1] = o[2 * i + n][2 * r + 1];
       }
+    }
+    if (warp == 0 && pair == 0) {
+      part[kHeadDim] = sums.max[r];
+      part[kHeadDim + 1] = sums.sum[r];
     }
   }
 }
@@ -319,14 +436,24 @@ __global__ void MergeSplitsKernel(const __grid_constant__ Args args, int32_t hea
   const float* part = args.parts + place * next + int64_t{blockIdx.x} * (head_dim + 2);
   float value = 0.0f, max = -INFINITY, sum = 0.0f;
   // Loads do not wait for each other, only the sums do.
-#pragma unroll 8
-  for (int32_t split = 0; split < splits; ++split, part += next) {
-    const float of_part = part[c], part_max = part[head_dim], part_sum = part[head_dim + 1];
-    if (part_sum == 0.0f) continue;
-    const Shares shares = ShareOut(max, sum, part_max);
-    value = Mix(value, of_part, shares);
-    sum = Mix(sum, part_sum, shares);
-    max = shares.max;
+  constexpr int kAhead = 16;
+  for (int32_t first = 0; first < splits; first += kAhead) {
+    float values[kAhead], maxima[kAhead], sums[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const float* of_split = part + min(first + i, splits - 1) * next;
+      values[i] = of_split[c];
+      maxima[i] = of_split[head_dim];
+      sums[i] = of_split[head_dim + 1];
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      if (first + i >= splits || sums[i] == 0.0f) continue;
+      const Shares shares = ShareOut(max, sum, maxima[i]);
+      value = Mix(value, values[i], shares);
+      sum = Mix(sum, sums[i], shares);
+      max = shares.max;
+    }
   }
   const int64_t head = int64_t{kv_head} * group + row - token * group;
   args.out[(chunk.first_row + token) * args.out_stride + head * head_dim + c] =
@@ -350,7 +477,7 @@ template <int kHeadDim>
 cudaError_t Launch(const DenseAttentionShape& shape, const Args& args, cudaStream_t stream) {
   constexpr size_t kBytes = SharedBytes<kHeadDim>();
   if (shape.way == DenseWay::kInTurn) {
-    const auto kernel = DenseKernel<kHeadDim, kInTurnWarps, DenseWay::kInTurn>;
+    const auto kernel = InTurnKernel<kHeadDim>;
     if (const cudaError_t error = AllowShared(kernel, kBytes); error != cudaSuccess) return error;
     const dim3 grid(static_cast<unsigned>(CeilDiv(int64_t{shape.max_chunk_tokens} * shape.group,
                                                   kInTurnWarps * kWarpRows)),
@@ -358,10 +485,10 @@ cudaError_t Launch(const DenseAttentionShape& shape, const Args& args, cudaStrea
     kernel<<<grid, kInTurnWarps * kLanes, kBytes, stream>>>(args);
     return cudaGetLastError();
   }
-  const auto kernel = DenseKernel<kHeadDim, 1, DenseWay::kSideBySide>;
+  const auto kernel = SplitKernel<kHeadDim>;
   if (const cudaError_t error = AllowShared(kernel, kBytes); error != cudaSuccess) return error;
   const dim3 grid(args.splits, shape.layout.kv_heads, shape.num_chunks * args.tiles);
-  kernel<<<grid, kLanes, kBytes, stream>>>(args);
+  kernel<<<grid, kSplitWarps * kLanes, kBytes, stream>>>(args);
   if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
   MergeSplitsKernel<<<dim3(kWarpRows, grid.y, grid.z), 128, 0, stream>>>(args, kHeadDim);
   return cudaGetLastError();
