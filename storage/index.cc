@@ -10,14 +10,27 @@ IndexWriter::IndexWriter(std::unique_ptr<IndexDb> db, std::unique_ptr<EraseLog> 
 }
 
 IndexWriter::~IndexWriter() {
-  (void)Close(std::chrono::nanoseconds(0));
-  thread_.join();
+  {
+    absl::MutexLock lock(&mutex_);
+    stopping_ = true;
+  }
+  if (thread_.joinable()) thread_.join();
 }
 
 bool IndexWriter::Close(std::chrono::nanoseconds max) {
-  absl::MutexLock lock(&mutex_);
-  stopping_ = true;
-  return mutex_.AwaitWithTimeout(absl::Condition(&closed_), absl::FromChrono(max));
+  bool closed = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    stopping_ = true;
+    closed = mutex_.AwaitWithTimeout(absl::Condition(&closed_), absl::FromChrono(max));
+  }
+  if (!thread_.joinable()) return closed;
+  if (closed) {
+    thread_.join();
+  } else {
+    thread_.detach();  // the object stays for ever, so nobody will join it
+  }
+  return closed;
 }
 
 void IndexWriter::Submit(IndexBatch batch) {
