@@ -47,7 +47,8 @@ void AddArtifactFlag(CLI::App& command, engine::ModelOptions& options) {
 }
 
 int ReportModelError(const char* command, const absl::Status& status) {
-  return Report(command, status, kExitModel);
+  // A device that is not there is no fault of the model's.
+  return Report(command, status, absl::IsFailedPrecondition(status) ? kExitUsage : kExitModel);
 }
 
 int ReportInputError(const char* command, const absl::Status& status) {
