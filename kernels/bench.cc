@@ -283,6 +283,7 @@ class Bench {
     const RetrievalQuery query{0, table, context, {0, context}, chosen};
     std::vector<const std::byte*> rows;
     std::vector<RowList> lists;
+    lists.reserve(layout.kv_heads);
     for (int32_t head = 0; head < layout.kv_heads; ++head) {
       for (int32_t i = 0; i < chosen; ++i) {
         const int32_t token = static_cast<int32_t>(int64_t{i} * context / chosen);

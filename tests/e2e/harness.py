@@ -107,7 +107,9 @@ class Server:
         port_file = os.path.join(self.directory, "port")
         self.command = [BIN, "serve", "--model", model, "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0",
                         "--port-file", port_file, "--log-format", "json", *map(str, flags)]
-        environment = {**os.environ, "XDG_CACHE_HOME": CACHE.name, **(env or {})}
+        # CTest sets TSAN_OPTIONS; by hand it is this. Without ThreadSanitizer it means nothing.
+        environment = {"TSAN_OPTIONS": f"suppressions={SOURCE}/tests/tsan/suppressions.txt:exitcode=66", **os.environ,
+                       "XDG_CACHE_HOME": CACHE.name, **(env or {})}
         with open(self.log_path, "w") as log:
             self.process = subprocess.Popen(self.command, stderr=log, stdout=log, env=environment)
         end = time.monotonic() + PATIENCE
