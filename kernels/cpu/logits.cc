@@ -131,7 +131,8 @@ void CpuBackend::MeasureSelection(const Tensor& q, std::span<const RetrievalQuer
                                   const void* pool, const KvLayout& layout, float scale,
                                   const Selection& chosen, SelectionQuality* quality) {
   WINNOW_CHECK(chosen.kv_heads == layout.kv_heads);
-  const double group = static_cast<double>(q.cols / layout.head_dim / layout.kv_heads);
+  const int64_t heads = q.cols / layout.head_dim;
+  const auto group = static_cast<double>(heads / layout.kv_heads);
   ForEachScored(
       q, queries, pool, layout, scale, [&](int64_t i, int32_t head, std::span<const float> scores) {
         const RetrievalQuery& query = queries[i];
