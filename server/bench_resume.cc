@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "engine/status_macros.h"
 #include "fmt/format.h"
+#include "server/strings.h"
 #include "storage/file_system.h"
 
 namespace winnow::server {
@@ -33,7 +34,7 @@ absl::Status DropPageCache(const std::string& directory) {
   for (const std::string& name : names) {
     if (!name.ends_with(".wseg")) continue;
     WINNOW_ASSIGN_OR_RETURN(const storage::File file,
-                            files.Open(directory + "/" + name, {.read_only = true}));
+                            files.Open(Concat(directory, "/", name), {.read_only = true}));
     posix_fadvise(file.fd(), 0, 0, POSIX_FADV_DONTNEED);
   }
   return absl::OkStatus();

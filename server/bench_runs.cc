@@ -73,8 +73,7 @@ absl::StatusOr<engine::RetrievalOptions> BenchRetrieval(
     for (const engine::AttentionPolicy& policy : policies) {
       if (!policy.IsDense()) retrieval.policies.push_back(policy);
     }
-    if (retrieval.policies.empty())
-      return engine::RetrievalOptions{};
+    if (retrieval.policies.empty()) return engine::RetrievalOptions{};
     return engine::ResolveRetrieval(flags.model_dir, config, weights, retrieval);
   }
   if (!flags.model.retrieval.artifact.empty()) {

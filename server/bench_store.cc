@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <numeric>
 #include <random>
 #include <utility>
 
@@ -206,9 +207,9 @@ absl::StatusOr<std::unique_ptr<StoreBench>> StoreBench::Make(
   const kernels::KvLayout layout{config.num_kv_heads, config.head_dim, plain.block_tokens,
                                  plain.kv_dtype};
   const auto block_bytes = static_cast<int64_t>(layout.BlockBytes());
-  WINNOW_ASSIGN_OR_RETURN(const engine::RetrievalOptions retrieval,
-                          BenchRetrieval(flags.model, config, bench->weights_, policies,
-                                         bench->synthetic_artifact_));
+  WINNOW_ASSIGN_OR_RETURN(
+      const engine::RetrievalOptions retrieval,
+      BenchRetrieval(flags.model, config, bench->weights_, policies, bench->synthetic_artifact_));
 
   // Everything that is put: pieces, what the index keeps of a block, and a summary or two.
   const int64_t index_bytes = engine::IndexBlockBytes(config, layout, retrieval) + 64;
@@ -289,9 +290,9 @@ absl::StatusOr<std::unique_ptr<StoreBench>> StoreBench::Make(
 }
 
 std::vector<int32_t> StoreBench::Table(int32_t document) const {
-  std::vector<int32_t> table;
-  for (int32_t i = 0; i < document; ++i) table.push_back(i);
-  for (int32_t i = 0; i < more_blocks_; ++i) table.push_back(document_blocks_ + i);
+  std::vector<int32_t> table(document + more_blocks_);
+  std::iota(table.begin(), table.begin() + document, 0);
+  std::iota(table.begin() + document, table.end(), document_blocks_);
   return table;
 }
 

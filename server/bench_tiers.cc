@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <numeric>
 #include <random>
 #include <utility>
@@ -30,7 +31,7 @@ absl::Status PlaceBlocks(StoreBench& bench, int32_t document, double share) {
     if (layer >= policy.dense_layers) {
       std::vector<int32_t> mid(all.begin() + last_sink, all.begin() + first_window);
       std::shuffle(mid.begin(), mid.end(), random);
-      mid.resize(static_cast<size_t>(static_cast<double>(mid.size()) * share + 0.5));
+      mid.resize(std::lround(static_cast<double>(mid.size()) * share));
       resident.assign(all.begin(), all.begin() + last_sink);
       resident.insert(resident.end(), mid.begin(), mid.end());
       resident.insert(resident.end(), all.begin() + first_window, all.end());

@@ -24,10 +24,8 @@ constexpr char kTenantKey[] = "x-winnow-tenant";
 constexpr char kRequestIdKey[] = "x-winnow-request-id";
 
 absl::Status Parse(const grpc::ByteBuffer& bytes, google::protobuf::Message& message) {
-  // DumpToSingleSlice leaves its argument alone, but is not const in this version.
-  grpc::ByteBuffer copy(bytes);
   grpc::Slice slice;
-  if (!copy.DumpToSingleSlice(&slice).ok()) {
+  if (!bytes.DumpToSingleSlice(&slice).ok()) {
     return ErrorWithReason(absl::StatusCode::kInvalidArgument, "INVALID_ENCODING",
                            "the message cannot be read");
   }
