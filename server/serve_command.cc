@@ -360,7 +360,7 @@ int RunServer(const ServeConfig& config) {
   generator_options.slow_reader_timeout = absl::ToChronoNanoseconds(config.slow_reader_timeout);
   Generator generator(generator_options, engine, validator, *model.tokenizer, metrics, log, clock);
   InferenceService inference(generator, DescribeModel(name, model, *limits));
-  std::jthread engine_thread([&engine](std::stop_token stop) { engine.Run(stop); });
+  std::jthread engine_thread([&engine](const std::stop_token& stop) { engine.Run(stop); });
 
   const int64_t max_message_bytes =
       config.max_message_bytes > 0 ? config.max_message_bytes : DefaultMaxMessageBytes(*limits);

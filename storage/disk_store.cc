@@ -89,7 +89,8 @@ DiskStore::~DiskStore() {
   if (drained && closed) return;
   Log(absl::StrCat("store ", options_.directory, ": closed while the disk hangs; ",
                    drained ? 0 : ring_->in_flight(), " requests and their buffers are left to it"));
-  auto* remains = new Remains;
+  Remains* const remains =
+      std::make_unique<Remains>().release();  // never freed: the disk may yet write into it
   remains->ring = std::move(ring_);
   remains->writer = std::move(writer_);
   remains->files = std::move(own_files_);
