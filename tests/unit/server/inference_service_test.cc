@@ -15,7 +15,6 @@
 namespace winnow::server {
 namespace {
 
-using ::testing::Each;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
