@@ -2,6 +2,10 @@
 // kernel likes. It costs misses, never a hang, a wrong byte or a byte that is not accounted for.
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <future>
+#include <thread>
+
 #include "tests/unit/storage/disk_store_testing.h"
 
 namespace winnow::storage {
@@ -23,7 +27,10 @@ bool IsStep(const Step& step, const IoRequest& request) {
 
 class StorageStall : public DiskStoreTest {
  protected:
-  void TearDown() override { plan_->Heal(); }  // also where an assertion left the test early
+  void TearDown() override {  // also where an assertion left the test early
+    plan_->Heal();
+    if (index_faults_ != nullptr) index_faults_->Release();
+  }
   void PollFor(int polls) {
     for (int i = 0; i < polls; ++i) store_->Poll(std::chrono::milliseconds(1), &done_);
   }
@@ -213,22 +220,25 @@ TEST_F(StorageStall, OpeningAHungDiskFailsInTimeAndWorksOnceTheDiskAnswers) {
   options.open_stall_ns = 1'000'000'000;
   options.seams.files = nullptr;  // the plan belongs to the thread that opens
   log_.clear();
+  // A store's options go last, after its hold on the directory.
+  auto [token, first_gone] = MakeWatched<int>();
   const auto start = std::chrono::steady_clock::now();
-  absl::Status status = OpenStatus(options);
-  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
-  EXPECT_NE(status.message().find(options.directory), std::string::npos) << status;
+  {
+    DiskStoreOptions first = options;
+    first.seams.decorate_engine =
+        [token = std::move(token), decorate = options.seams.decorate_engine](
+            std::unique_ptr<IoEngine> engine) { return decorate(std::move(engine)); };
+    const absl::Status status = OpenStatus(first);
+    EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+    EXPECT_NE(status.message().find(options.directory), std::string::npos) << status;
+  }
   EXPECT_LT(SecondsSince(start), 10);
   options.open_stall_ns = 20'000'000'000;
   EXPECT_EQ(OpenStatus(options).code(), absl::StatusCode::kFailedPrecondition)
       << "the first opening still waits for the disk";
   *hangs = false;
-  for (int i = 0; i < 1000; ++i) {
-    status = OpenStatus(options);
-    if (status.ok()) break;
-    ASSERT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
-  ASSERT_TRUE(status.ok()) << status;
+  ASSERT_EQ(first_gone.wait_for(std::chrono::seconds(60)), std::future_status::ready);
+  Open(options);
   EXPECT_EQ(client_->GetAndCheck(IdOf(1), kSmall), Reason::kNone);
   Close();
   plan_->hold = nullptr;
@@ -300,6 +310,8 @@ TEST_F(StorageStall, ClosingAHungStoreReturnsAndKeepsTheDirectoryFromOthers) {
 TEST_F(StorageStall, ClosingWhileTheIndexHangsReturns) {
   DiskStoreOptions options = Options();
   options.close_limit_ns = 300'000'000;
+  auto [faults, index_gone] = MakeWatched<IndexFaults>();
+  index_faults_ = std::move(faults);
   Open(options);
   index_faults_->hang = true;
   store_->Put(1, IdOf(1), BytesOf(IdOf(1), kSmall), {});
@@ -308,11 +320,9 @@ TEST_F(StorageStall, ClosingWhileTheIndexHangsReturns) {
   Close();
   EXPECT_LT(SecondsSince(start), 5);
   // What was left behind ends: RocksDB must not be at work while the process's statics go.
-  index_faults_->hang = false;
-  while (index_faults_.use_count() > 1 && SecondsSince(start) < 60) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  EXPECT_EQ(index_faults_.use_count(), 1);
+  index_faults_->Release();
+  index_faults_.reset();
+  EXPECT_EQ(index_gone.wait_for(std::chrono::seconds(60)), std::future_status::ready);
 }
 
 TEST_F(StorageStall, WhoWaitsForAHungIndexIsToldInTime) {
@@ -331,7 +341,7 @@ TEST_F(StorageStall, WhoWaitsForAHungIndexIsToldInTime) {
   EXPECT_EQ(done_[1].reason, Reason::kIoError) << "it may come back";
   EXPECT_EQ(store_->in_flight(), 0u);
   EXPECT_EQ(client_->Put(IdOf(2), kSmall), Reason::kBusy) << "still on its way";
-  index_faults_->hang = false;
+  index_faults_->Release();
   Settle();
   EXPECT_EQ(client_->GetAndCheck(IdOf(1), kSmall), Reason::kAbsent);
   EXPECT_EQ(client_->GetAndCheck(IdOf(2), kSmall), Reason::kNone);

@@ -1,5 +1,6 @@
 #include "engine/model_loader.h"
 
+#include <cstdlib>
 #include <fstream>
 #include <string>
 
@@ -125,10 +126,11 @@ TEST(ModelLoader, WhatADeviceCannotDoIsRefusedByTheFlagsName) {
 }
 
 TEST(ModelLoader, WithoutADeviceTheMessageNamesWhatThereIs) {
+  // Hides a GPU that is there: the driver reads it when it is first asked, which nothing else of this program does.
+  ASSERT_EQ(setenv("CUDA_VISIBLE_DEVICES", "", /*overwrite=*/1), 0);
   ModelOptions options;
   options.device = "cuda";
   const auto backend = MakeBackend(options);
-  if (backend.ok()) GTEST_SKIP() << "there is " << (*backend)->name();
   EXPECT_EQ(backend.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(backend.status().message()), HasSubstr("device: cuda: "));
   EXPECT_THAT(std::string(backend.status().message()), HasSubstr("--device cpu"));

@@ -8,9 +8,9 @@
 #include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "storage/disk_store.h"
@@ -23,7 +23,32 @@ namespace winnow::storage {
 struct IndexFaults {
   std::atomic<bool> fail = false;
   std::atomic<bool> hang = false;
+
+  void WaitWhileHung() const { hang.wait(true); }
+  void Release() {
+    hang = false;
+    hang.notify_all();
+  }
 };
+
+// Something to hand out copies of, and what is ready once the last of them is gone.
+template <typename T>
+struct Watched {
+  std::shared_ptr<T> object;
+  std::future<void> gone;
+};
+template <typename T>
+Watched<T> MakeWatched() {
+  auto promise = std::make_shared<std::promise<void>>();
+  std::future<void> gone = promise->get_future();
+  return {std::shared_ptr<T>(new T,
+                             [promise](T* object) {
+                               delete object;
+                               promise->set_value();
+                             }),
+          std::move(gone)};
+}
+
 class FaultyIndex final : public IndexDb {
  public:
   FaultyIndex(std::unique_ptr<IndexDb> inner, std::shared_ptr<IndexFaults> faults)
@@ -33,14 +58,13 @@ class FaultyIndex final : public IndexDb {
     return inner_->Load(entry, meta);
   }
   absl::Status Write(const IndexBatch& batch) override {
-    while (faults_->hang) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    faults_->WaitWhileHung();
     if (faults_->fail) return absl::UnavailableError("index: injected");
     return inner_->Write(batch);
   }
 
  private:
-  std::shared_ptr<IndexFaults>
-      faults_;  // goes last: who sees it unused knows that RocksDB is closed
+  std::shared_ptr<IndexFaults> faults_;  // goes last: once it is gone RocksDB is closed
   std::unique_ptr<IndexDb> inner_;
 };
 
