@@ -1,0 +1,63 @@
+// What the files of the CUDA backend share; no one else includes it.
+//
+//   cuda_backend.cc         the device, its memory, descriptors on their way to it
+//   cuda_backend_layer.cc   weights, products, what lies around attention, dense attention
+//   cuda_backend_select.cc  indexes, and choosing from them
+//   cuda_backend_rows.cc    attention over what was chosen, completion
+#ifndef WINNOW_KERNELS_CUDA_CUDA_BACKEND_IMPL_H_
+#define WINNOW_KERNELS_CUDA_CUDA_BACKEND_IMPL_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <utility>
+
+#include "kernels/check.h"
+#include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/device_types.h"
+
+namespace winnow::kernels::cuda {
+
+// Workspaces of calls that could be one: more queries than fit come in several launches.
+inline constexpr size_t kWorkspaceBytes = size_t{256} << 20;
+
+// For StageQueries: 0 tokens to a block, as the kernel reads no tables.
+inline constexpr int32_t kNoTables = 0;
+inline int64_t BlocksOf(int64_t tokens, int32_t block_tokens) {
+  return block_tokens == kNoTables ? 0 : CeilDiv(tokens, block_tokens);
+}
+
+// What one of the backend's interfaces hides: `Device` as the kernels take it, and the memory that it
+// points into.
+template <typename Interface, typename Device>
+class Packed : public Interface {
+ public:
+  Packed(const Device& device, Buffer memory) : device_(device), memory_(std::move(memory)) {}
+  size_t size_bytes() const override { return memory_.size_bytes(); }
+  const Device& device() const { return device_; }
+
+ private:
+  Device device_;
+  Buffer memory_;
+};
+
+inline int32_t GroupOf(const Tensor& q, const KvLayout& layout) {
+  const int64_t heads = q.cols / layout.head_dim;
+  WINNOW_CHECK(heads * layout.head_dim == q.cols && heads % layout.kv_heads == 0);
+  return static_cast<int32_t>(heads / layout.kv_heads);
+}
+
+// Of any query: what it sees outside mid.
+inline int32_t MostAnchors(std::span<const RetrievalQuery> queries) {
+  int32_t most = 0;
+  for (const RetrievalQuery& query : queries) {
+    const int32_t seen = query.position + 1;
+    const int32_t before = std::min(query.mid.first, seen);
+    most = std::max(most, before + seen - std::clamp(query.mid.last, before, seen));
+  }
+  return most;
+}
+
+}  // namespace winnow::kernels::cuda
+
+#endif  // WINNOW_KERNELS_CUDA_CUDA_BACKEND_IMPL_H_

@@ -1,0 +1,231 @@
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "kernels/check.h"
+#include "kernels/cuda/cuda_backend_impl.h"
+#include "kernels/cuda/dense_attention.h"
+#include "kernels/cuda/layer_ops.h"
+#include "kernels/cuda/matmul.h"
+#include "kernels/host_matrix.h"
+
+namespace winnow::kernels::cuda {
+namespace {
+
+// Weights on their way to be packed, and rows of the embedding on theirs.
+constexpr size_t kPackBytes = size_t{64} << 20;
+constexpr int64_t kEmbedRows = 512;
+// A chunk of so few queries leaves most of the device idle unless its keys are split.
+constexpr int32_t kFewQueries = 8;
+
+class CudaPackedMatrix final : public Packed<PackedMatrix, DeviceWeights> {
+ public:
+  using Packed::Packed;
+  int64_t out_features() const override { return device().out; }
+  int64_t in_features() const override { return device().in; }
+};
+
+DeviceMatrix MatrixOf(const Tensor& tensor) {
+  return {static_cast<float*>(tensor.data), tensor.rows, tensor.cols, tensor.stride};
+}
+
+}  // namespace
+
+// ---- products and what lies around attention ----
+
+std::unique_ptr<PackedMatrix> CudaBackend::Pack(std::span<const HostMatrix> parts, DType compute) {
+  WINNOW_CHECK(!parts.empty());
+  DeviceWeights weights;
+  weights.in = parts[0].cols;
+  bool same = true;
+  for (const HostMatrix& part : parts) {
+    WINNOW_CHECK(part.cols == weights.in);
+    WINNOW_CHECK(compute != DType::kF16 || part.dtype == DType::kF16);
+    weights.out += part.rows;
+    same = same && part.dtype == parts[0].dtype;
+  }
+  if (compute != DType::kBF16) {
+    // Widening is exact, so weights stay as short as they are.
+    weights.way = DeviceWeights::Way::kExact;
+    weights.storage = same ? parts[0].dtype : DType::kF32;
+  }
+  if (failed()) return nullptr;
+  Buffer memory =
+      Allocate(PackedMatrixBytes(weights.out, weights.in, weights.way, weights.storage));
+  if (memory.data() == nullptr) return nullptr;
+  weights.data = memory.data();
+  int64_t row = 0;
+  for (const HostMatrix& part : parts) {
+    const auto row_bytes = static_cast<size_t>(part.cols) * DTypeBytes(part.dtype);
+    const int64_t at_once = std::max<int64_t>(1, static_cast<int64_t>(kPackBytes / row_bytes));
+    for (int64_t first = 0; first < part.rows; first += at_once) {
+      const int64_t count = std::min(at_once, part.rows - first);
+      if (!Grow(pack_, count * row_bytes, "weights on their way")) return nullptr;
+      Good(cudaMemcpyAsync(pack_.data(), RowOf(part, first), count * row_bytes,
+                           cudaMemcpyHostToDevice, stream_),
+           "weights");
+      Good(PackRows(pack_.data(), part.dtype, row, count, weights, stream_), "weights");
+      row += count;
+    }
+  }
+  if (!Synchronize()) return nullptr;
+  return std::make_unique<CudaPackedMatrix>(weights, std::move(memory));
+}
+
+void CudaBackend::Matmul(const Tensor& x, const PackedMatrix& w, const Tensor& y,
+                         const MatmulEpilogue& epilogue) {
+  const DeviceWeights& weights = static_cast<const CudaPackedMatrix&>(w).device();
+  WINNOW_CHECK(x.cols == weights.in && y.cols == weights.out && y.rows >= x.rows);
+  if (!Grow(matmul_, MatmulWorkspaceBytes(x.rows, weights), "a matrix product")) return;
+  Good(cuda::Matmul(
+           {x.f32(), x.stride, x.rows, y.f32(), y.stride, epilogue.bias, epilogue.accumulate},
+           weights, matmul_.data(), stream_),
+       "a matrix product");
+}
+
+void CudaBackend::EmbedRows(const HostMatrix& table, std::span<const int32_t> ids,
+                            const Tensor& out) {
+  WINNOW_CHECK(out.cols == table.cols && out.rows >= static_cast<int64_t>(ids.size()));
+  for (const int32_t id : ids) WINNOW_CHECK(id >= 0 && id < table.rows);
+  // The table lies in the host's memory, at any address: its rows travel.
+  const auto row_bytes = static_cast<size_t>(table.cols) * DTypeBytes(table.dtype);
+  for (size_t first = 0; first < ids.size(); first += kEmbedRows) {
+    const size_t count = std::min<size_t>(kEmbedRows, ids.size() - first);
+    if (!BeginStaging(count * (AlignUp(row_bytes, 16) + 4) + 512)) return;
+    const std::byte* rows = nullptr;
+    numbers_.resize(count);
+    // Rows one behind the other: none is padded but by its own width.
+    staging_end_ = AlignUp(staging_end_, 16);
+    rows = static_cast<std::byte*>(staged_.data()) + staging_end_;
+    for (size_t i = 0; i < count; ++i) {
+      std::memcpy(static_cast<std::byte*>(pinned_.data()) + staging_end_,
+                  RowOf(table, ids[first + i]), row_bytes);
+      staging_end_ += row_bytes;
+      numbers_[i] = static_cast<int32_t>(i);
+    }
+    const int32_t* numbers = Stage(std::span<const int32_t>(numbers_));
+    if (!EndStaging()) return;
+    Good(cuda::EmbedRows(
+             rows, table.dtype, numbers,
+             MatrixOf(out.RowRange(static_cast<int64_t>(first), static_cast<int64_t>(count))),
+             stream_),
+         "embedding");
+  }
+}
+
+void CudaBackend::RmsNorm(const Tensor& x, const float* weight, float eps, const Tensor& out) {
+  if (failed()) return;
+  Good(cuda::RmsNorm(MatrixOf(x), weight, eps, MatrixOf(out.RowRange(0, x.rows)), stream_),
+       "a norm");
+}
+
+void CudaBackend::RmsNormHeads(const Tensor& x, int32_t head_dim, const float* weight, float eps) {
+  if (failed()) return;
+  Good(cuda::RmsNormHeads(MatrixOf(x), head_dim, weight, eps, stream_), "a norm of heads");
+}
+
+void CudaBackend::RopeTable(std::span<const int32_t> positions, std::span<const float> inv_freq,
+                            float scale, const Tensor& cos_sin) {
+  const auto rows = static_cast<int64_t>(positions.size());
+  WINNOW_CHECK(cos_sin.rows >= rows);
+  if (!BeginStaging(positions.size_bytes() + inv_freq.size_bytes() + 256)) return;
+  const int32_t* of_positions = Stage(positions);
+  const float* of_freq = Stage(inv_freq);
+  if (!EndStaging()) return;
+  Good(cuda::RopeTable(of_positions, of_freq, static_cast<int32_t>(inv_freq.size()), scale,
+                       MatrixOf(cos_sin.RowRange(0, rows)), stream_),
+       "the rotation table");
+}
+
+void CudaBackend::Rope(const Tensor& x, int32_t head_dim, const Tensor& cos_sin) {
+  if (failed()) return;
+  Good(cuda::Rope(MatrixOf(x), head_dim, MatrixOf(cos_sin), stream_), "rotation");
+}
+
+void CudaBackend::SiluMul(const Tensor& gate_up, const Tensor& out) {
+  constexpr int64_t kRows = 32768;  // of a grid
+  for (int64_t first = 0; first < gate_up.rows && !failed(); first += kRows) {
+    const int64_t count = std::min(kRows, gate_up.rows - first);
+    Good(cuda::SiluMul(MatrixOf(gate_up.RowRange(first, count)),
+                       MatrixOf(out.RowRange(first, count)), stream_),
+         "silu");
+  }
+}
+
+void CudaBackend::WriteKv(const Tensor& k, const Tensor& v, std::span<const AttentionChunk> chunks,
+                          void* pool, const KvLayout& layout) {
+  size_t bytes = chunks.size() * sizeof(DeviceChunk) + 256;
+  int32_t most = 0;
+  for (const AttentionChunk& chunk : chunks) {
+    bytes += TableBytes(BlocksOf(int64_t{chunk.position} + chunk.num_tokens, layout.block_tokens));
+    most = std::max(most, chunk.num_tokens);
+  }
+  if (!BeginStaging(bytes)) return;
+  chunks_.clear();
+  for (const AttentionChunk& chunk : chunks) {
+    chunks_.push_back(
+        {StageTable(chunk.block_table,
+                    BlocksOf(int64_t{chunk.position} + chunk.num_tokens, layout.block_tokens)),
+         chunk.first_row, chunk.num_tokens, chunk.position, 0});
+  }
+  const DeviceChunk* on_device = Stage(std::span<const DeviceChunk>(chunks_));
+  if (!EndStaging()) return;
+  Good(cuda::WriteKv(MatrixOf(k), MatrixOf(v), on_device, static_cast<int32_t>(chunks.size()), most,
+                     pool, layout, stream_),
+       "writing KV");
+}
+
+// ---- dense attention ----
+
+void CudaBackend::Attend(const Tensor& q, std::span<const AttentionChunk> chunks, const void* pool,
+                         const KvLayout& layout, float scale, const Tensor& out) {
+  few_.clear();
+  many_.clear();
+  for (const AttentionChunk& chunk : chunks) {
+    (chunk.num_tokens <= kFewQueries ? few_ : many_).push_back(chunk);
+  }
+  AttendChunks(q, few_, /*few=*/true, pool, layout, scale, out);
+  AttendChunks(q, many_, /*few=*/false, pool, layout, scale, out);
+}
+
+void CudaBackend::AttendChunks(const Tensor& q, std::span<const AttentionChunk> chunks, bool few,
+                               const void* pool, const KvLayout& layout, float scale,
+                               const Tensor& out) {
+  const int32_t group = GroupOf(q, layout);
+  for (size_t first = 0; first < chunks.size();) {
+    DenseAttentionShape shape{0,     0,      0,
+                              group, layout, few ? DenseWay::kSideBySide : DenseWay::kInTurn};
+    size_t bytes = 256;
+    while (first + shape.num_chunks < chunks.size() && shape.num_chunks < 1024) {
+      const AttentionChunk& chunk = chunks[first + shape.num_chunks];
+      DenseAttentionShape wider = shape;
+      ++wider.num_chunks;
+      wider.max_chunk_tokens = std::max(shape.max_chunk_tokens, chunk.num_tokens);
+      wider.max_keys = std::max(shape.max_keys, chunk.position + chunk.num_tokens);
+      if (shape.num_chunks > 0 && DenseAttentionWorkspaceBytes(wider) > kWorkspaceBytes) break;
+      shape = wider;
+      bytes += sizeof(DeviceChunk) + TableBytes(BlocksOf(int64_t{chunk.position} + chunk.num_tokens,
+                                                         layout.block_tokens));
+    }
+    if (!BeginStaging(bytes)) return;
+    chunks_.clear();
+    for (int32_t i = 0; i < shape.num_chunks; ++i) {
+      const AttentionChunk& chunk = chunks[first + i];
+      chunks_.push_back(
+          {StageTable(chunk.block_table,
+                      BlocksOf(int64_t{chunk.position} + chunk.num_tokens, layout.block_tokens)),
+           chunk.first_row, chunk.num_tokens, chunk.position, 0});
+    }
+    const DeviceChunk* on_device = Stage(std::span<const DeviceChunk>(chunks_));
+    if (!EndStaging() || !Grow(dense_, DenseAttentionWorkspaceBytes(shape), "attention")) return;
+    if (!Good(AttendDense(shape, q.f32(), q.stride, on_device, pool, scale, out.f32(), out.stride,
+                          dense_.data(), stream_),
+              "attention")) {
+      return;
+    }
+    first += shape.num_chunks;
+  }
+}
+
+}  // namespace winnow::kernels::cuda

@@ -1,0 +1,240 @@
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "kernels/check.h"
+#include "kernels/cuda/completion.h"
+#include "kernels/cuda/cuda_backend_impl.h"
+#include "kernels/cuda/row_attention.h"
+#include "kernels/cuda/row_gather.h"
+
+namespace winnow::kernels::cuda {
+namespace {
+
+constexpr int32_t kExtendTokens = 8192;
+
+class CudaPackedFeatureMap final : public Packed<PackedFeatureMap, DeviceFeatureMap> {
+ public:
+  using Packed::Packed;
+  int32_t features() const override { return device().features; }
+};
+
+const DeviceFeatureMap& MapOf(const PackedFeatureMap& map) {
+  return static_cast<const CudaPackedFeatureMap&>(map).device();
+}
+
+}  // namespace
+
+// ---- attention over what was chosen ----
+
+void CudaBackend::AttendRows(const Tensor& q, std::span<const RetrievalQuery> queries,
+                             std::span<const RowList> lists, const KvLayout& layout, float scale,
+                             float* states) {
+  WINNOW_CHECK(lists.size() == queries.size() * layout.kv_heads);
+  // Nothing reads the tables here: the rows have their addresses.
+  const DeviceQuery* on_device = StageQueries(queries, kNoTables, lists.size_bytes() + 64);
+  if (on_device == nullptr) return;
+  int32_t max_rows = 0;
+  const RowList* of_lists = StageLists(lists, &max_rows);
+  if (of_lists == nullptr || !EndStaging()) return;
+  AttendLists(q, static_cast<int32_t>(queries.size()), max_rows, on_device, of_lists, layout, scale,
+              states);
+}
+
+bool CudaBackend::AttendChosen(const Tensor& q, std::span<const RetrievalQuery> queries,
+                               const Selection& chosen, const void* pool, const KvLayout& layout,
+                               float scale, float* states) {
+  const DeviceQuery* on_device = StageQueries(queries, layout.block_tokens);
+  if (on_device == nullptr || !EndStaging()) return true;
+  const Selection selection = SelectionToRead(chosen, queries.size());
+  const int32_t capacity = MostAnchors(queries) + chosen.capacity;
+  const size_t lists = queries.size() * layout.kv_heads;
+  const size_t lists_bytes = AlignUp(lists * sizeof(RowList), 256);
+  if (failed() ||
+      !Grow(resolved_, lists_bytes + lists * capacity * sizeof(void*), "addresses of rows")) {
+    return true;
+  }
+  auto* of_lists = reinterpret_cast<RowList*>(resolved_.data());
+  const auto count = static_cast<int32_t>(queries.size());
+  if (Good(ResolveRows(on_device, count, selection, pool, layout, capacity,
+                       reinterpret_cast<const std::byte**>(resolved_.data() + lists_bytes),
+                       of_lists, stream_),
+           "addresses of rows")) {
+    AttendLists(q, count, capacity, on_device, of_lists, layout, scale, states);
+  }
+  return true;
+}
+
+void CudaBackend::AttendLists(const Tensor& q, int32_t num_queries, int32_t max_rows,
+                              const DeviceQuery* queries, const RowList* lists,
+                              const KvLayout& layout, float scale, float* states) {
+  const RowAttentionShape shape{num_queries, GroupOf(q, layout), layout, max_rows};
+  if (!Prepare(rows_, RowAttentionWorkspaceBytes(shape), RowAttentionZeroedPart(shape),
+               {shape.num_queries, shape.group, layout.kv_heads, layout.head_dim, 1},
+               "attention over rows")) {
+    return;
+  }
+  Good(cuda::AttendRows(shape, q.f32(), q.stride, queries, lists, scale, {.states = states},
+                        rows_.data(), stream_),
+       "attention over rows");
+}
+
+// ---- completion ----
+
+std::unique_ptr<PackedFeatureMap> CudaBackend::PackFeatureMap(const FeatureMapWeights& weights) {
+  if (failed()) return nullptr;
+  // As the kernels of completion.h take them.
+  if (weights.out.out < 4 || weights.out.out > 128 || weights.out.out % 4 != 0 ||
+      weights.gate.out > 128 || weights.stem.in > 128) {
+    return nullptr;
+  }
+  const size_t bytes = PackedFeatureMapBytes(weights);
+  Buffer memory = Allocate(bytes);
+  if (memory.data() == nullptr) return nullptr;
+  std::vector<std::byte> host(bytes);
+  const DeviceFeatureMap map = cuda::PackFeatureMap(weights, host.data(), memory.data());
+  CopyToDevice(host.data(), memory.data(), bytes);
+  return std::make_unique<CudaPackedFeatureMap>(map, std::move(memory));
+}
+
+bool CudaBackend::Extend(std::span<const DeviceExtension> extensions, const void* pool,
+                         const KvLayout& layout, const DeviceFeatureMap& key_map) {
+  int32_t most = 0;
+  for (const DeviceExtension& extension : extensions) {
+    most = std::max(most, extension.tokens.size());
+  }
+  const auto count = static_cast<int32_t>(extensions.size());
+  // Pieces, so that a long document's log-features need not lie in memory together.
+  for (int32_t first = 0; first == 0 || first < most; first += kExtendTokens) {
+    std::vector<DeviceExtension>& piece = extensions_;
+    piece.assign(extensions.begin(), extensions.end());
+    for (DeviceExtension& extension : piece) {
+      const TokenRange all = extension.tokens;
+      extension.tokens.first = std::min(all.first + first, all.last);
+      extension.tokens.last = std::min(extension.tokens.first + kExtendTokens, all.last);
+      if (first > 0) extension.clear = 0;
+    }
+    const int32_t tokens = std::min(kExtendTokens, most - first);
+    if (!BeginStaging(piece.size() * sizeof(DeviceExtension) + 256)) return false;
+    const DeviceExtension* on_device = Stage(std::span<const DeviceExtension>(piece));
+    if (!EndStaging() ||
+        !Grow(extend_, ExtendSummariesWorkspaceBytes(count, tokens, key_map), "summaries") ||
+        !Good(cuda::ExtendSummaries(on_device, count, tokens, pool, layout, key_map, extend_.data(),
+                                    stream_),
+              "summaries")) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void CudaBackend::ExtendSummaries(std::span<const SummaryExtension> extensions, const void* pool,
+                                  const KvLayout& layout, const PackedFeatureMap& key_map) {
+  size_t bytes = 0;
+  int32_t most = 0;
+  for (const SummaryExtension& extension : extensions) {
+    bytes += TableBytes(BlocksOf(extension.last, layout.block_tokens));
+    most = std::max(most, extension.last - extension.summary->tokens.last);
+  }
+  // Room for the descriptors of all pieces too: a table must not go between its staging and its use.
+  bytes += (most / kExtendTokens + 1) * (extensions.size() * sizeof(DeviceExtension) + 512) + 256;
+  if (!BeginStaging(bytes)) return;
+  std::vector<DeviceExtension> on_host;
+  for (const SummaryExtension& extension : extensions) {
+    Summary& summary = *extension.summary;
+    WINNOW_CHECK(extension.last >= summary.tokens.last);
+    const bool empty = summary.tokens.size() <= 0;
+    on_host.push_back(
+        {StageTable(extension.block_table, BlocksOf(extension.last, layout.block_tokens)),
+         summary.data,
+         {summary.tokens.last, extension.last},
+         empty ? 1 : 0,
+         0});
+  }
+  if (!EndStaging() || !Extend(on_host, pool, layout, MapOf(key_map))) return;
+  for (const SummaryExtension& extension : extensions) {
+    extension.summary->tokens.last = extension.last;
+  }
+}
+
+void CudaBackend::CompleteStates(const Tensor& q, std::span<const RetrievalQuery> queries,
+                                 std::span<const CompletionGroup> groups,
+                                 std::span<const RowList> lists, const void* pool,
+                                 const KvLayout& layout, const PackedFeatureMap& key_map,
+                                 const PackedFeatureMap& query_map, float* states) {
+  const DeviceFeatureMap& keys = MapOf(key_map);
+  const int32_t group = GroupOf(q, layout);
+  const int64_t state_floats = int64_t{layout.kv_heads} * group * (layout.head_dim + 2);
+  // Queries of one sequence complete one after the other, as its summary goes on between them; the
+  // queries of several sequences, one each, do so together.
+  size_t longest = 0;
+  for (const CompletionGroup& of_group : groups) {
+    longest = std::max<size_t>(longest, of_group.num_queries);
+  }
+  const size_t at_once = longest == 1 ? groups.size() : 1;
+  for (size_t first = 0; first < queries.size() && !failed();) {
+    const size_t count = std::min(at_once, queries.size() - first);
+    std::vector<SummaryExtension> extensions;
+    std::vector<const float*> summaries;
+    for (size_t i = first; i < first + count; ++i) {
+      for (const CompletionGroup& of_group : groups) {
+        if (static_cast<int32_t>(i) < of_group.first_query ||
+            static_cast<int32_t>(i) >= of_group.first_query + of_group.num_queries) {
+          continue;
+        }
+        summaries.push_back(of_group.summary->data);
+        if (queries[i].mid.last > of_group.summary->tokens.last ||
+            of_group.summary->tokens.size() <= 0) {
+          extensions.push_back({of_group.summary, queries[i].block_table,
+                                std::max(queries[i].mid.last, of_group.summary->tokens.last)});
+        }
+      }
+    }
+    WINNOW_CHECK(summaries.size() == count);
+    if (!extensions.empty()) ExtendSummaries(extensions, pool, layout, key_map);
+    const auto of_call = queries.subspan(first, count);
+    const auto lists_of_call = lists.subspan(first * layout.kv_heads, count * layout.kv_heads);
+    const DeviceQuery* on_device = StageQueries(
+        of_call, kNoTables, lists_of_call.size_bytes() + summaries.size() * sizeof(float*) + 256);
+    if (on_device == nullptr) return;
+    CompletionShape shape{static_cast<int32_t>(count), group, layout, 0};
+    for (const RowList& list : lists_of_call) {
+      shape.max_chosen = std::max(shape.max_chosen, list.chosen_last - list.chosen_first);
+    }
+    int32_t max_rows = 0;
+    const RowList* of_lists = StageLists(lists_of_call, &max_rows);
+    const float* const* of_summaries = Stage(std::span<const float* const>(summaries));
+    if (of_lists == nullptr || !EndStaging() ||
+        !Grow(complete_, CompleteStatesWorkspaceBytes(shape, keys), "completion")) {
+      return;
+    }
+    Good(cuda::CompleteStates(shape, q.f32(), q.stride, on_device, of_lists, of_summaries, keys,
+                              MapOf(query_map), states + static_cast<int64_t>(first) * state_floats,
+                              complete_.data(), stream_),
+         "completion");
+    first += count;
+  }
+}
+
+void CudaBackend::StateMasses(const float* states, int64_t count, int32_t head_dim, float* masses) {
+  if (!Grow(masses_, static_cast<size_t>(count) * 4, "masses")) return;
+  auto* on_device = reinterpret_cast<float*>(masses_.data());
+  Good(cuda::StateMasses(states, count, head_dim, on_device, stream_), "masses");
+  if (failed()) return;
+  Good(cudaMemcpyAsync(masses, on_device, static_cast<size_t>(count) * 4, cudaMemcpyDeviceToHost,
+                       stream_),
+       "masses");
+}
+
+void CudaBackend::FinishStates(std::span<const RetrievalQuery> queries, const float* states,
+                               int32_t head_dim, const Tensor& out) {
+  const DeviceQuery* on_device = StageQueries(queries, kNoTables);
+  if (on_device == nullptr || !EndStaging()) return;
+  Good(cuda::FinishStates(states, on_device, static_cast<int32_t>(queries.size()),
+                          static_cast<int32_t>(out.cols / head_dim), head_dim, out.f32(),
+                          out.stride, stream_),
+       "attention over rows");
+}
+
+}  // namespace winnow::kernels::cuda

@@ -1,0 +1,264 @@
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "kernels/check.h"
+#include "kernels/cuda/cuda_backend_impl.h"
+#include "kernels/cuda/hamming_select.h"
+#include "kernels/cuda/hash_encode.h"
+#include "kernels/cuda/int4_keys.h"
+#include "kernels/cuda/logit_select.h"
+#include "kernels/cuda/page_bounds.h"
+#include "kernels/cuda/top_p.h"
+
+namespace winnow::kernels::cuda {
+namespace {
+
+// Shapes grow in such steps, so that a sequence's next token does not make a new one.
+constexpr int32_t kShapeTokens = 8192;
+
+int32_t RoundUp(int32_t value, int32_t unit) {
+  return static_cast<int32_t>(std::min<int64_t>(CeilDiv(value, unit) * unit, INT32_MAX));
+}
+
+int32_t LastPosition(std::span<const RetrievalQuery> queries) {
+  int32_t last = 0;
+  for (const RetrievalQuery& query : queries) last = std::max(last, query.position);
+  return last;
+}
+
+class CudaPackedEncoder final : public Packed<PackedEncoder, DeviceEncoder> {
+ public:
+  using Packed::Packed;
+  int32_t bits() const override { return device().bits(); }
+};
+
+const DeviceEncoder& EncoderOf(const PackedEncoder& encoder) {
+  return static_cast<const CudaPackedEncoder&>(encoder).device();
+}
+
+}  // namespace
+
+// ---- indexes ----
+
+std::unique_ptr<PackedEncoder> CudaBackend::PackEncoder(const EncoderWeights& weights) {
+  if (failed()) return nullptr;
+  const size_t bytes = PackedEncoderBytes(weights);
+  Buffer memory = Allocate(bytes);
+  if (memory.data() == nullptr) return nullptr;
+  std::vector<std::byte> host(bytes);
+  const DeviceEncoder encoder = cuda::PackEncoder(weights, host.data(), memory.data());
+  if (encoder.num_stages == 0) return nullptr;
+  CopyToDevice(host.data(), memory.data(), bytes);
+  return std::make_unique<CudaPackedEncoder>(encoder, std::move(memory));
+}
+
+void CudaBackend::EncodeKeys(std::span<const KeySpan> spans, const void* pool,
+                             const KvLayout& layout, const PackedEncoder& encoder, void* codes,
+                             const CodeLayout& code_layout) {
+  int32_t most = 0;
+  const DeviceKeySpan* on_device = StageSpans(spans, layout, &most);
+  if (on_device == nullptr) return;
+  Good(cuda::EncodeKeys(EncoderOf(encoder), on_device, static_cast<int32_t>(spans.size()), most,
+                        pool, layout, codes, code_layout, stream_),
+       "codes of keys");
+}
+
+void CudaBackend::BoundKeys(std::span<const KeySpan> spans, const void* pool,
+                            const KvLayout& layout, void* bounds) {
+  int32_t most = 0;
+  const DeviceKeySpan* on_device = StageSpans(spans, layout, &most);
+  if (on_device == nullptr) return;
+  Good(cuda::BoundKeys(on_device, static_cast<int32_t>(spans.size()), most, pool, layout, bounds,
+                       stream_),
+       "bounds of pages");
+}
+
+void CudaBackend::QuantizeKeys(std::span<const KeySpan> spans, const void* pool,
+                               const KvLayout& layout, void* int4_keys) {
+  int32_t most = 0;
+  const DeviceKeySpan* on_device = StageSpans(spans, layout, &most);
+  if (on_device == nullptr) return;
+  Good(cuda::QuantizeKeys(on_device, static_cast<int32_t>(spans.size()), most, pool, layout,
+                          int4_keys, stream_),
+       "four-bit keys");
+}
+
+// ---- selection ----
+
+Selection CudaBackend::SelectionOnDevice(const Selection& chosen, size_t queries) {
+  const size_t lists = queries * chosen.kv_heads;
+  const size_t counts_bytes = AlignUp(lists * 4, 256);
+  if (!Grow(selection_, counts_bytes + lists * chosen.capacity * 4, "a selection")) return {};
+  return {chosen.kv_heads, chosen.capacity, reinterpret_cast<int32_t*>(selection_.data()),
+          reinterpret_cast<int32_t*>(selection_.data() + counts_bytes)};
+}
+
+void CudaBackend::CopySelection(const Selection& on_device, const Selection& chosen,
+                                size_t queries) {
+  const size_t lists = queries * chosen.kv_heads;
+  Good(cudaMemcpyAsync(chosen.counts, on_device.counts, lists * 4, cudaMemcpyDeviceToHost, stream_),
+       "a selection");
+  Good(cudaMemcpyAsync(chosen.tokens, on_device.tokens, lists * chosen.capacity * 4,
+                       cudaMemcpyDeviceToHost, stream_),
+       "a selection");
+  selected_ = chosen;
+  selected_queries_ = queries;
+}
+
+Selection CudaBackend::SelectionToRead(const Selection& chosen, size_t queries) {
+  const bool has = HasOnDevice(chosen, queries);
+  const Selection selection = SelectionOnDevice(chosen, queries);
+  if (has || failed()) return selection;
+  const size_t lists = queries * chosen.kv_heads;
+  Good(cudaMemcpyAsync(selection.counts, chosen.counts, lists * 4, cudaMemcpyHostToDevice, stream_),
+       "a selection");
+  Good(cudaMemcpyAsync(selection.tokens, chosen.tokens, lists * chosen.capacity * 4,
+                       cudaMemcpyHostToDevice, stream_),
+       "a selection");
+  return selection;
+}
+
+bool CudaBackend::HasOnDevice(const Selection& chosen, size_t queries) const {
+  return selected_.tokens != nullptr && selected_.tokens == chosen.tokens &&
+         selected_.counts == chosen.counts && selected_.capacity == chosen.capacity &&
+         selected_.kv_heads == chosen.kv_heads && selected_queries_ == queries;
+}
+
+void CudaBackend::EncodeQueries(const Tensor& q, std::span<const RetrievalQuery> queries,
+                                const PackedEncoder& encoder, void* codes) {
+  const DeviceEncoder& of_queries = EncoderOf(encoder);
+  const int32_t head_dim = of_queries.stages[0].in / of_queries.queries_per_input;
+  const auto group = static_cast<int32_t>(q.cols / head_dim / of_queries.kv_heads);
+  const DeviceQuery* on_device = StageQueries(queries, kNoTables);
+  if (on_device == nullptr || !EndStaging()) return;
+  Good(cuda::EncodeQueries(of_queries, on_device, static_cast<int32_t>(queries.size()), group,
+                           q.f32(), q.stride, head_dim, codes, stream_),
+       "codes of queries");
+}
+
+void CudaBackend::SelectByCodes(std::span<const RetrievalQuery> queries, const void* query_codes,
+                                int32_t group, const void* codes, const CodeLayout& code_layout,
+                                const Selection& chosen) {
+  int32_t longest = 0;
+  for (const RetrievalQuery& query : queries) longest = std::max(longest, query.mid.size());
+  const HammingSelectShape shape{static_cast<int32_t>(queries.size()), group, code_layout,
+                                 RoundUp(longest, kShapeTokens)};
+  const DeviceQuery* on_device = StageQueries(queries, code_layout.block_tokens);
+  if (on_device == nullptr || !EndStaging()) return;
+  const Selection selection = SelectionOnDevice(chosen, queries.size());
+  if (failed() ||
+      !Prepare(codes_, HammingSelectWorkspaceBytes(shape), HammingSelectZeroedPart(shape),
+               {shape.num_queries, group, code_layout.kv_heads, code_layout.bits,
+                code_layout.block_tokens, shape.max_mid_tokens, 1},
+               "selection by codes")) {
+    return;
+  }
+  if (Good(cuda::SelectByCodes(shape, on_device, query_codes, codes, selection, codes_.data(),
+                               stream_),
+           "selection by codes")) {
+    CopySelection(selection, chosen, queries.size());
+  }
+}
+
+void CudaBackend::SelectByBounds(const Tensor& q, std::span<const RetrievalQuery> queries,
+                                 const void* bounds, const KvLayout& layout, float /*scale*/,
+                                 const Selection& chosen) {
+  BoundSelectShape shape{static_cast<int32_t>(queries.size()), GroupOf(q, layout), layout, 0};
+  for (const RetrievalQuery& query : queries) {
+    shape.max_mid_last = std::max(shape.max_mid_last, query.mid.last);
+  }
+  const DeviceQuery* on_device = StageQueries(queries, layout.block_tokens);
+  if (on_device == nullptr || !EndStaging()) return;
+  const Selection selection = SelectionOnDevice(chosen, queries.size());
+  if (failed() || !Grow(bounds_, BoundSelectWorkspaceBytes(shape), "selection by bounds")) return;
+  if (Good(cuda::SelectByBounds(shape, q.f32(), q.stride, on_device, bounds, selection,
+                                bounds_.data(), stream_),
+           "selection by bounds")) {
+    CopySelection(selection, chosen, queries.size());
+  }
+}
+
+void CudaBackend::SelectByLogits(const Tensor& q, std::span<const RetrievalQuery> queries,
+                                 const void* pool, const KvLayout& layout, float scale,
+                                 const Selection& chosen) {
+  const DeviceQuery* on_device = StageQueries(queries, layout.block_tokens);
+  if (on_device == nullptr || !EndStaging()) return;
+  const Selection selection = SelectionOnDevice(chosen, queries.size());
+  for (size_t first = 0; first < queries.size() && !failed();) {
+    LogitSelectShape shape{0, GroupOf(q, layout), layout, 0};
+    while (first + shape.num_queries < queries.size()) {
+      LogitSelectShape wider = shape;
+      ++wider.num_queries;
+      wider.max_keys = std::max(shape.max_keys, queries[first + shape.num_queries].position + 1);
+      if (shape.num_queries > 0 && LogitSelectWorkspaceBytes(wider) > kWorkspaceBytes) break;
+      shape = wider;
+    }
+    if (!Grow(logits_, LogitSelectWorkspaceBytes(shape), "selection by logits")) return;
+    Good(cuda::SelectByLogits(shape, q.f32(), q.stride, on_device + first, pool, scale,
+                              selection.From(static_cast<int64_t>(first)), logits_.data(), stream_),
+         "selection by logits");
+    first += shape.num_queries;
+  }
+  if (!failed()) CopySelection(selection, chosen, queries.size());
+}
+
+void CudaBackend::PruneSelection(const Tensor& q, std::span<const RetrievalQuery> queries,
+                                 const void* int4_keys, const KvLayout& layout, float scale,
+                                 float p, const Selection& candidates, const Selection& kept) {
+  WINNOW_CHECK(candidates.capacity == kept.capacity && candidates.kv_heads == kept.kv_heads);
+  TopPShape shape{static_cast<int32_t>(queries.size()), GroupOf(q, layout), layout, 0,
+                  RoundUp(candidates.capacity, 1024)};
+  shape.max_anchors = RoundUp(MostAnchors(queries), 1024);
+  const DeviceQuery* on_device = StageQueries(queries, layout.block_tokens);
+  if (on_device == nullptr || !EndStaging()) return;
+  const Selection selection = SelectionToRead(candidates, queries.size());
+  if (failed()) return;
+  if (!Prepare(prune_, TopPWorkspaceBytes(shape), TopPZeroedPart(shape),
+               {shape.num_queries, shape.group, layout.kv_heads, layout.head_dim, shape.max_anchors,
+                shape.max_candidates, 1},
+               "pruning")) {
+    return;
+  }
+  if (Good(cuda::PruneSelection(shape, q.f32(), q.stride, on_device, int4_keys, scale, p, selection,
+                                selection, prune_.data(), stream_),
+           "pruning")) {
+    CopySelection(selection, kept, queries.size());
+  }
+}
+
+void CudaBackend::MeasureSelection(const Tensor& q, std::span<const RetrievalQuery> queries,
+                                   const void* pool, const KvLayout& layout, float scale,
+                                   const Selection& chosen, SelectionQuality* quality) {
+  if (!Synchronize()) return;  // the host reads what was chosen
+  const size_t lists = queries.size() * layout.kv_heads;
+  int32_t most = 1;
+  for (size_t i = 0; i < lists; ++i) most = std::max(most, chosen.counts[i]);
+  const LogitSelectShape shape{static_cast<int32_t>(queries.size()), GroupOf(q, layout), layout,
+                               LastPosition(queries) + 1};
+  const size_t tokens_bytes = lists * most * 4;
+  const DeviceQuery* on_device =
+      StageQueries(queries, layout.block_tokens, tokens_bytes + lists * 4 + 256);
+  if (on_device == nullptr) return;
+  numbers_.assign(lists * most, 0);
+  for (size_t i = 0; i < lists; ++i) {
+    std::copy_n(chosen.tokens + i * chosen.capacity, chosen.counts[i],
+                numbers_.begin() + static_cast<int64_t>(i) * most);
+  }
+  const Selection measured{layout.kv_heads, most,
+                           Stage(std::span<const int32_t>(chosen.counts, lists)),
+                           Stage(std::span<const int32_t>(numbers_))};
+  if (!EndStaging() || !Grow(logits_, MeasureSelectionWorkspaceBytes(shape, most), "measuring") ||
+      !Grow(quality_, lists * sizeof(SelectionQuality), "measuring")) {
+    return;
+  }
+  auto* results = reinterpret_cast<SelectionQuality*>(quality_.data());
+  if (Good(cuda::MeasureSelection(shape, most, q.f32(), q.stride, on_device, pool, scale, measured,
+                                  results, logits_.data(), stream_),
+           "measuring")) {
+    CopyToHost(results, quality, lists * sizeof(SelectionQuality));
+  }
+}
+
+}  // namespace winnow::kernels::cuda
