@@ -280,6 +280,23 @@ const DeviceKeySpan* CudaBackend::StageSpans(std::span<const KeySpan> spans, con
   return EndStaging() ? on_device : nullptr;
 }
 
+const DeviceChunk* CudaBackend::StageChunks(std::span<const AttentionChunk> chunks,
+                                            const KvLayout& layout) {
+  const auto blocks_of = [&layout](const AttentionChunk& chunk) {
+    return BlocksOf(int64_t{chunk.position} + chunk.num_tokens, layout.block_tokens);
+  };
+  size_t bytes = chunks.size() * sizeof(DeviceChunk) + 256;
+  for (const AttentionChunk& chunk : chunks) bytes += TableBytes(blocks_of(chunk));
+  if (!BeginStaging(bytes)) return nullptr;
+  chunks_.clear();
+  for (const AttentionChunk& chunk : chunks) {
+    chunks_.push_back({StageTable(chunk.block_table, blocks_of(chunk)), chunk.first_row,
+                       chunk.num_tokens, chunk.position, 0});
+  }
+  const DeviceChunk* on_device = Stage(std::span<const DeviceChunk>(chunks_));
+  return EndStaging() ? on_device : nullptr;
+}
+
 const RowList* CudaBackend::StageLists(std::span<const RowList> lists, int32_t* max_rows) {
   // The addresses lie in shared memory, list after list: one copy takes them all.
   const std::byte* const* first = nullptr;

@@ -146,6 +146,7 @@ class CudaBackend final : public Backend {
                                   size_t more_bytes = 0);
   const DeviceKeySpan* StageSpans(std::span<const KeySpan> spans, const KvLayout& layout,
                                   int32_t* max_tokens);
+  const DeviceChunk* StageChunks(std::span<const AttentionChunk> chunks, const KvLayout& layout);
   const RowList* StageLists(std::span<const RowList> lists, int32_t* max_rows);
 
   // A selection on the device; sent there if it is not. counts null: the device has failed.

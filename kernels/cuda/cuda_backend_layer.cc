@@ -155,22 +155,10 @@ void CudaBackend::SiluMul(const Tensor& gate_up, const Tensor& out) {
 
 void CudaBackend::WriteKv(const Tensor& k, const Tensor& v, std::span<const AttentionChunk> chunks,
                           void* pool, const KvLayout& layout) {
-  size_t bytes = chunks.size() * sizeof(DeviceChunk) + 256;
   int32_t most = 0;
-  for (const AttentionChunk& chunk : chunks) {
-    bytes += TableBytes(BlocksOf(int64_t{chunk.position} + chunk.num_tokens, layout.block_tokens));
-    most = std::max(most, chunk.num_tokens);
-  }
-  if (!BeginStaging(bytes)) return;
-  chunks_.clear();
-  for (const AttentionChunk& chunk : chunks) {
-    chunks_.push_back(
-        {StageTable(chunk.block_table,
-                    BlocksOf(int64_t{chunk.position} + chunk.num_tokens, layout.block_tokens)),
-         chunk.first_row, chunk.num_tokens, chunk.position, 0});
-  }
-  const DeviceChunk* on_device = Stage(std::span<const DeviceChunk>(chunks_));
-  if (!EndStaging()) return;
+  for (const AttentionChunk& chunk : chunks) most = std::max(most, chunk.num_tokens);
+  const DeviceChunk* on_device = StageChunks(chunks, layout);
+  if (on_device == nullptr) return;
   Good(cuda::WriteKv(MatrixOf(k), MatrixOf(v), on_device, static_cast<int32_t>(chunks.size()), most,
                      pool, layout, stream_),
        "writing KV");
@@ -196,7 +184,6 @@ void CudaBackend::AttendChunks(const Tensor& q, std::span<const AttentionChunk> 
   for (size_t first = 0; first < chunks.size();) {
     DenseAttentionShape shape{0,     0,      0,
                               group, layout, few ? DenseWay::kSideBySide : DenseWay::kInTurn};
-    size_t bytes = 256;
     while (first + shape.num_chunks < chunks.size() && shape.num_chunks < 1024) {
       const AttentionChunk& chunk = chunks[first + shape.num_chunks];
       DenseAttentionShape wider = shape;
@@ -205,20 +192,11 @@ void CudaBackend::AttendChunks(const Tensor& q, std::span<const AttentionChunk> 
       wider.max_keys = std::max(shape.max_keys, chunk.position + chunk.num_tokens);
       if (shape.num_chunks > 0 && DenseAttentionWorkspaceBytes(wider) > kWorkspaceBytes) break;
       shape = wider;
-      bytes += sizeof(DeviceChunk) + TableBytes(BlocksOf(int64_t{chunk.position} + chunk.num_tokens,
-                                                         layout.block_tokens));
     }
-    if (!BeginStaging(bytes)) return;
-    chunks_.clear();
-    for (int32_t i = 0; i < shape.num_chunks; ++i) {
-      const AttentionChunk& chunk = chunks[first + i];
-      chunks_.push_back(
-          {StageTable(chunk.block_table,
-                      BlocksOf(int64_t{chunk.position} + chunk.num_tokens, layout.block_tokens)),
-           chunk.first_row, chunk.num_tokens, chunk.position, 0});
+    const DeviceChunk* on_device = StageChunks(chunks.subspan(first, shape.num_chunks), layout);
+    if (on_device == nullptr || !Grow(dense_, DenseAttentionWorkspaceBytes(shape), "attention")) {
+      return;
     }
-    const DeviceChunk* on_device = Stage(std::span<const DeviceChunk>(chunks_));
-    if (!EndStaging() || !Grow(dense_, DenseAttentionWorkspaceBytes(shape), "attention")) return;
     if (!Good(AttendDense(shape, q.f32(), q.stride, on_device, pool, scale, out.f32(), out.stride,
                           dense_.data(), stream_),
               "attention")) {
