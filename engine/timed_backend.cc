@@ -6,7 +6,6 @@
 #include "kernels/matmul.h"
 
 namespace winnow::engine {
-namespace {
 
 using kernels::AttentionChunk;
 using kernels::HostMatrix;
@@ -16,7 +15,7 @@ using kernels::PackedMatrix;
 using kernels::Tensor;
 
 // Adds the time from its making to its end, and to the end of what was asked of the device meanwhile.
-class Timer {
+class TimedBackend::Timer {
  public:
   Timer(OpTotals& totals, kernels::Backend& backend, bool waits)
       : totals_(totals), backend_(backend), waits_(waits) {}
@@ -36,7 +35,7 @@ class Timer {
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
-}  // namespace
+TimedBackend::Timer TimedBackend::Time(OpTotals& totals) { return {totals, inner_, waits_}; }
 
 void TimedBackend::Reset() {
   matmul_ = attention_ = index_ = select_ = complete_ = other_ = OpTotals();
@@ -47,7 +46,7 @@ void TimedBackend::Matmul(const Tensor& x, const PackedMatrix& w, const Tensor& 
                           const MatmulEpilogue& epilogue) {
   const int64_t m = x.rows, out = w.out_features(), in = w.in_features();
   {
-    const Timer timer(matmul_, inner_, waits_);
+    const Timer timer = Time(matmul_);
     inner_.Matmul(x, w, y, epilogue);
   }
   matmul_.bytes += kernels::MatmulBytes(m, out, in, compute_);
@@ -65,7 +64,7 @@ void TimedBackend::Matmul(const Tensor& x, const PackedMatrix& w, const Tensor& 
 void TimedBackend::Attend(const Tensor& q, std::span<const AttentionChunk> chunks, const void* pool,
                           const KvLayout& layout, float scale, const Tensor& out) {
   {
-    const Timer timer(attention_, inner_, waits_);
+    const Timer timer = Time(attention_);
     inner_.Attend(q, chunks, pool, layout, scale, out);
   }
   const int64_t heads = q.cols / layout.head_dim;
@@ -77,12 +76,12 @@ void TimedBackend::Attend(const Tensor& q, std::span<const AttentionChunk> chunk
 }
 
 void TimedBackend::CopyToHost(const void* device, void* host, size_t size_bytes) {
-  const Timer timer(other_, inner_, waits_);
+  const Timer timer = Time(other_);
   inner_.CopyToHost(device, host, size_bytes);
 }
 
 void TimedBackend::CopyToDevice(const void* host, void* device, size_t size_bytes) {
-  const Timer timer(other_, inner_, waits_);
+  const Timer timer = Time(other_);
   inner_.CopyToDevice(host, device, size_bytes);
 }
 
@@ -93,39 +92,39 @@ std::unique_ptr<PackedMatrix> TimedBackend::Pack(std::span<const HostMatrix> par
 
 void TimedBackend::EmbedRows(const HostMatrix& table, std::span<const int32_t> ids,
                              const Tensor& out) {
-  const Timer timer(other_, inner_, waits_);
+  const Timer timer = Time(other_);
   inner_.EmbedRows(table, ids, out);
 }
 
 void TimedBackend::RmsNorm(const Tensor& x, const float* weight, float eps, const Tensor& out) {
-  const Timer timer(other_, inner_, waits_);
+  const Timer timer = Time(other_);
   inner_.RmsNorm(x, weight, eps, out);
 }
 
 void TimedBackend::RmsNormHeads(const Tensor& x, int32_t head_dim, const float* weight, float eps) {
-  const Timer timer(other_, inner_, waits_);
+  const Timer timer = Time(other_);
   inner_.RmsNormHeads(x, head_dim, weight, eps);
 }
 
 void TimedBackend::RopeTable(std::span<const int32_t> positions, std::span<const float> inv_freq,
                              float scale, const Tensor& cos_sin) {
-  const Timer timer(other_, inner_, waits_);
+  const Timer timer = Time(other_);
   inner_.RopeTable(positions, inv_freq, scale, cos_sin);
 }
 
 void TimedBackend::Rope(const Tensor& x, int32_t head_dim, const Tensor& cos_sin) {
-  const Timer timer(other_, inner_, waits_);
+  const Timer timer = Time(other_);
   inner_.Rope(x, head_dim, cos_sin);
 }
 
 void TimedBackend::WriteKv(const Tensor& k, const Tensor& v, std::span<const AttentionChunk> chunks,
                            void* pool, const KvLayout& layout) {
-  const Timer timer(other_, inner_, waits_);
+  const Timer timer = Time(other_);
   inner_.WriteKv(k, v, chunks, pool, layout);
 }
 
 void TimedBackend::SiluMul(const Tensor& gate_up, const Tensor& out) {
-  const Timer timer(other_, inner_, waits_);
+  const Timer timer = Time(other_);
   inner_.SiluMul(gate_up, out);
 }
 
@@ -143,26 +142,26 @@ void TimedBackend::EncodeKeys(std::span<const kernels::KeySpan> spans, const voi
                               const kernels::KvLayout& layout,
                               const kernels::PackedEncoder& encoder, void* codes,
                               const kernels::CodeLayout& code_layout) {
-  const Timer timer(index_, inner_, waits_);
+  const Timer timer = Time(index_);
   inner_.EncodeKeys(spans, pool, layout, encoder, codes, code_layout);
 }
 
 void TimedBackend::BoundKeys(std::span<const kernels::KeySpan> spans, const void* pool,
                              const kernels::KvLayout& layout, void* bounds) {
-  const Timer timer(index_, inner_, waits_);
+  const Timer timer = Time(index_);
   inner_.BoundKeys(spans, pool, layout, bounds);
 }
 
 void TimedBackend::QuantizeKeys(std::span<const kernels::KeySpan> spans, const void* pool,
                                 const kernels::KvLayout& layout, void* int4_keys) {
-  const Timer timer(index_, inner_, waits_);
+  const Timer timer = Time(index_);
   inner_.QuantizeKeys(spans, pool, layout, int4_keys);
 }
 
 void TimedBackend::EncodeQueries(const kernels::Tensor& q,
                                  std::span<const kernels::RetrievalQuery> queries,
                                  const kernels::PackedEncoder& encoder, void* codes) {
-  const Timer timer(select_, inner_, waits_);
+  const Timer timer = Time(select_);
   inner_.EncodeQueries(q, queries, encoder, codes);
 }
 
@@ -170,7 +169,7 @@ void TimedBackend::SelectByCodes(std::span<const kernels::RetrievalQuery> querie
                                  const void* query_codes, int32_t group, const void* codes,
                                  const kernels::CodeLayout& code_layout,
                                  const kernels::Selection& chosen) {
-  const Timer timer(select_, inner_, waits_);
+  const Timer timer = Time(select_);
   inner_.SelectByCodes(queries, query_codes, group, codes, code_layout, chosen);
 }
 
@@ -178,7 +177,7 @@ void TimedBackend::SelectByBounds(const kernels::Tensor& q,
                                   std::span<const kernels::RetrievalQuery> queries,
                                   const void* bounds, const kernels::KvLayout& layout, float scale,
                                   const kernels::Selection& chosen) {
-  const Timer timer(select_, inner_, waits_);
+  const Timer timer = Time(select_);
   inner_.SelectByBounds(q, queries, bounds, layout, scale, chosen);
 }
 
@@ -186,7 +185,7 @@ void TimedBackend::SelectByLogits(const kernels::Tensor& q,
                                   std::span<const kernels::RetrievalQuery> queries,
                                   const void* pool, const kernels::KvLayout& layout, float scale,
                                   const kernels::Selection& chosen) {
-  const Timer timer(select_, inner_, waits_);
+  const Timer timer = Time(select_);
   inner_.SelectByLogits(q, queries, pool, layout, scale, chosen);
 }
 
@@ -195,7 +194,7 @@ void TimedBackend::PruneSelection(const kernels::Tensor& q,
                                   const void* int4_keys, const kernels::KvLayout& layout,
                                   float scale, float p, const kernels::Selection& candidates,
                                   const kernels::Selection& kept) {
-  const Timer timer(select_, inner_, waits_);
+  const Timer timer = Time(select_);
   inner_.PruneSelection(q, queries, int4_keys, layout, scale, p, candidates, kept);
 }
 
@@ -203,7 +202,7 @@ void TimedBackend::AttendRows(const kernels::Tensor& q,
                               std::span<const kernels::RetrievalQuery> queries,
                               std::span<const kernels::RowList> lists,
                               const kernels::KvLayout& layout, float scale, float* states) {
-  const Timer timer(attention_, inner_, waits_);
+  const Timer timer = Time(attention_);
   inner_.AttendRows(q, queries, lists, layout, scale, states);
 }
 
@@ -211,14 +210,14 @@ bool TimedBackend::AttendChosen(const kernels::Tensor& q,
                                 std::span<const kernels::RetrievalQuery> queries,
                                 const kernels::Selection& chosen, const void* pool,
                                 const kernels::KvLayout& layout, float scale, float* states) {
-  const Timer timer(attention_, inner_, waits_);
+  const Timer timer = Time(attention_);
   return inner_.AttendChosen(q, queries, chosen, pool, layout, scale, states);
 }
 
 void TimedBackend::ExtendSummaries(std::span<const kernels::SummaryExtension> extensions,
                                    const void* pool, const kernels::KvLayout& layout,
                                    const kernels::PackedFeatureMap& key_map) {
-  const Timer timer(index_, inner_, waits_);
+  const Timer timer = Time(index_);
   inner_.ExtendSummaries(extensions, pool, layout, key_map);
 }
 
@@ -229,19 +228,19 @@ void TimedBackend::CompleteStates(const kernels::Tensor& q,
                                   const kernels::KvLayout& layout,
                                   const kernels::PackedFeatureMap& key_map,
                                   const kernels::PackedFeatureMap& query_map, float* states) {
-  const Timer timer(complete_, inner_, waits_);
+  const Timer timer = Time(complete_);
   inner_.CompleteStates(q, queries, groups, lists, pool, layout, key_map, query_map, states);
 }
 
 void TimedBackend::StateMasses(const float* states, int64_t count, int32_t head_dim,
                                float* masses) {
-  const Timer timer(complete_, inner_, waits_);
+  const Timer timer = Time(complete_);
   inner_.StateMasses(states, count, head_dim, masses);
 }
 
 void TimedBackend::FinishStates(std::span<const kernels::RetrievalQuery> queries,
                                 const float* states, int32_t head_dim, const kernels::Tensor& out) {
-  const Timer timer(attention_, inner_, waits_);
+  const Timer timer = Time(attention_);
   inner_.FinishStates(queries, states, head_dim, out);
 }
 
@@ -250,7 +249,7 @@ void TimedBackend::MeasureSelection(const kernels::Tensor& q,
                                     const void* pool, const kernels::KvLayout& layout, float scale,
                                     const kernels::Selection& chosen,
                                     kernels::SelectionQuality* quality) {
-  const Timer timer(other_, inner_, waits_);
+  const Timer timer = Time(other_);
   inner_.MeasureSelection(q, queries, pool, layout, scale, chosen, quality);
 }
 

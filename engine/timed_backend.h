@@ -131,6 +131,9 @@ class TimedBackend : public kernels::Backend {
                         kernels::SelectionQuality* quality) override;
 
  private:
+  class Timer;
+  Timer Time(OpTotals& totals);  // of the block that it stands in
+
   kernels::Backend& inner_;
   bool waits_ = true;
   const kernels::DType compute_;
