@@ -343,7 +343,7 @@ void Engine::Preempt(Sequence& sequence) {
 
 // Of the sequence's block `i`, when the blocks before it are named. Sets whether anyone may find it:
 // what a policy with a floor computed depends on more than its name says.
-Digest Engine::NameOf(const Sequence& sequence, int32_t i, bool* shareable) {
+Digest Engine::NameOf(Sequence& sequence, int32_t i, bool* shareable) {
   const int32_t block_tokens = model_.block_tokens();
   const AttentionPolicy& policy = sequence.request.policy;
   // Tokens before retrieve_from attended densely whatever the policy says.
@@ -359,6 +359,7 @@ Digest Engine::NameOf(const Sequence& sequence, int32_t i, bool* shareable) {
     absl::StrAppend(&how_, " alone ", sequence.request.id, " ", sequence.losses_in_all);
   }
   if (i < std::ssize(sequence.known_names)) return sequence.known_names[i];
+  WINNOW_CHECK(i == std::ssize(sequence.known_names) && i == std::ssize(sequence.names));
   const Digest parent =
       i == 0 ? ChainRoot(memory_->names().model, sequence.tenant_digest) : sequence.names.back();
   sequence.known_names.push_back(ChainNext(

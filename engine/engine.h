@@ -122,7 +122,7 @@ class Engine {
   void SortSequences();
   void Preempt(Sequence& sequence);
   void EndStarved(bool progress, TimePoint now);
-  Digest NameOf(const Sequence& sequence, int32_t i, bool* shareable);
+  Digest NameOf(Sequence& sequence, int32_t i, bool* shareable);
   void NameBlocks(Sequence& sequence);
   bool AdoptPrefix(Sequence& sequence);
   void Recompute(Sequence& sequence);
