@@ -105,8 +105,7 @@ KvMemory::PinResult KvMemory::TryPin(int32_t chunk, int32_t layer, std::span<con
                                      int32_t first, int32_t last, std::vector<int32_t>* frames,
                                      PinnedBlocks* pinned) {
   if (!tiered()) {
-    const size_t layer_bytes = options_.layout.BlockBytes() * options_.num_blocks;
-    *pinned = {arena() + layer * layer_bytes, blocks};
+    *pinned = {LayerPool(layer), blocks};
     return PinResult::kOk;
   }
   frames->resize(last, -1);

@@ -138,6 +138,11 @@ class KvMemory {
   PinResult TryPin(int32_t chunk, int32_t layer, std::span<const int32_t> blocks, int32_t first,
                    int32_t last, std::vector<int32_t>* frames, PinnedBlocks* pinned);
   void Unpin() { ++pin_group_; }
+  // The layer's blocks, one behind the other. REQUIRES: !tiered(), so that all are resident.
+  std::byte* LayerPool(int32_t layer) const {
+    return arena() +
+           static_cast<size_t>(layer) * options_.layout.BlockBytes() * options_.num_blocks;
+  }
   // Address of the piece's frame, or null: not resident. Holds until the next Pin.
   const std::byte* Resident(int32_t layer, int32_t block) {
     if (!tiered()) return arena() + PieceOf(layer, block) * options_.layout.BlockBytes();

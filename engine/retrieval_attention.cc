@@ -285,21 +285,17 @@ void RetrievalAttention::RunQueries(int32_t layer, const Method& method, int32_t
   float* const states = static_cast<float*>(states_.data());
 
   // FETCH and ATTEND where all rows are resident and the backend finds them itself
-  if (!policy.completion && !memory_.tiered()) {
-    PinnedBlocks pinned;
-    tables_.resize(std::max<size_t>(tables_.size(), 1));
-    memory_.TryPin(query_rows_[first]->index, layer, queries[0].block_table, 0, 0, &tables_[0],
-                   &pinned);
-    if (backend_.AttendChosen(q, queries, chosen, pinned.pool, layout_, scale_, states)) {
-      backend_.FinishStates(queries, states, layout_.head_dim, out);
-      for (size_t i = 0; i < queries.size(); ++i) {
-        pending_counts_.push_back({query_rows_[first + i]->chunk->retrieval, queries[i].position,
-                                   queries[i].mid.size(), &chosen.count(i, 0)});
-      }
-      Probe(layer, first, queries, chosen, q);
-      if (++count_call_ == kCountCalls) CountPending();
-      return;
+  if (!policy.completion && !memory_.tiered() &&
+      backend_.AttendChosen(q, queries, chosen, memory_.LayerPool(layer), layout_, scale_,
+                            states)) {
+    backend_.FinishStates(queries, states, layout_.head_dim, out);
+    for (size_t i = 0; i < queries.size(); ++i) {
+      pending_counts_.push_back({query_rows_[first + i]->chunk->retrieval, queries[i].position,
+                                 queries[i].mid.size(), &chosen.count(i, 0)});
     }
+    Probe(layer, first, queries, chosen, q);
+    if (++count_call_ == kCountCalls) CountPending();
+    return;
   }
 
   // The host looks at what was chosen. If the device has failed there is nothing to look at, and
