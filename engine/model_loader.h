@@ -69,8 +69,7 @@ struct LoadedModel {
 
 // Errors are those of the parts, in the order in which nothing large is allocated before everything
 // small has been checked: InvalidArgument (an option, by its flag's name), NotFound, Unimplemented,
-// FailedPrecondition (the device),
-// ResourceExhausted (with bytes asked for, and what for).
+// FailedPrecondition (the device), ResourceExhausted (with bytes asked for, and what for).
 absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& model_dir,
                                                        const ModelOptions& options);
 

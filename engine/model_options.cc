@@ -82,9 +82,10 @@ int64_t WeightBytes(const ModelConfig& config, DType dtype) {
 
 absl::Status CheckMemory(const ModelConfig& config, const DecoderOptions& options,
                          const kernels::Backend& backend) {
-  const bool on_host = backend.AvailableBytes() < 0;
+  const int64_t of_device = backend.AvailableBytes();
+  const bool on_host = of_device < 0;
   const std::optional<int64_t> available =
-      on_host ? AvailableMemoryBytes() : std::optional(backend.AvailableBytes());
+      on_host ? AvailableMemoryBytes() : std::optional(of_device);
   if (!available) return absl::OkStatus();
   const int64_t weight_bytes = WeightBytes(config, options.compute);
   const int64_t index_bytes = IndexBytes(config, options);

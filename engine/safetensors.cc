@@ -4,9 +4,9 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <cstring>
 
 #include <cerrno>
+#include <cstring>
 
 #include "absl/cleanup/cleanup.h"
 #include "engine/concat.h"

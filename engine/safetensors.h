@@ -33,8 +33,8 @@ namespace winnow::engine {
 // The longest header by the format's rules.
 inline constexpr uint64_t kSafetensorsHeaderBytesMax = 100'000'000;
 
-// What stands before the data of a file with this header: its length, and the text, padded with blanks so that the data
-// begin on a multiple of 8.
+// What stands before the data of a file with this header: its length, and the text, padded with
+// blanks so that the data begin on a multiple of 8.
 std::string SafetensorsHead(std::string header_json);
 
 // One tensor of a header; its views live as long as the header.
