@@ -30,7 +30,8 @@ absl::StatusOr<StoreNames> NamesOf(const ModelConfig& config, const Weights& wei
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& model_dir,
-                                                       const ModelOptions& options) {
+                                                       const ModelOptions& options,
+                                                       std::unique_ptr<kernels::Backend> backend) {
   WINNOW_ASSIGN_OR_RETURN(ModelConfig config, LoadModelConfig(model_dir));
   WINNOW_ASSIGN_OR_RETURN(DecoderOptions decoder_options, ResolveDecoderOptions(config, options));
   WINNOW_ASSIGN_OR_RETURN(Weights weights, LoadWeights(model_dir, config));
@@ -41,7 +42,9 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& model_
                     model_dir, tokenizer->vocab_size() - 1, config.vocab_size));
   }
   WINNOW_ASSIGN_OR_RETURN(ChatTemplate chat_template, ChatTemplate::Load(model_dir));
-  WINNOW_ASSIGN_OR_RETURN(std::unique_ptr<kernels::Backend> backend, MakeBackend(options));
+  if (backend == nullptr) {
+    WINNOW_ASSIGN_OR_RETURN(backend, MakeBackend(options));
+  }
   WINNOW_ASSIGN_OR_RETURN(decoder_options.retrieval,
                           ResolveRetrieval(model_dir, config, weights, options.retrieval));
   const kernels::KvLayout layout{config.num_kv_heads, config.head_dim, decoder_options.block_tokens,

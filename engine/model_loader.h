@@ -69,9 +69,12 @@ struct LoadedModel {
 
 // Errors are those of the parts, in the order in which nothing large is allocated before everything
 // small has been checked: InvalidArgument (an option, by its flag's name), NotFound, Unimplemented,
-// FailedPrecondition (the device), ResourceExhausted (with bytes asked for, and what for).
-absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& model_dir,
-                                                       const ModelOptions& options);
+// FailedPrecondition (the device, or a store that another process has), ResourceExhausted (with
+// bytes asked for, and what for). `backend`: what MakeBackend(options) gave, for callers that tell a
+// missing device from a bad model; null: made here.
+absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(
+    const std::string& model_dir, const ModelOptions& options,
+    std::unique_ptr<kernels::Backend> backend = nullptr);
 
 // The parts of LoadModel that do not need a directory; `bench --like` uses them for random weights.
 // Without a directory there is no retrieval: its options stay empty, though bad flags are refused.

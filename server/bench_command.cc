@@ -50,6 +50,8 @@ void PrintHeader(FILE* table, const BenchModel& model) {
 
 int ModelError(const BenchFlags& flags, const absl::Status& status) {
   if (absl::IsResourceExhausted(status)) return ReportFailure("bench", status);
+  // A device that is not there: no fault of the model's, and nothing else here says so.
+  if (absl::IsFailedPrecondition(status)) return ReportInputError("bench", status);
   return flags.model.model_dir.empty() ? ReportInputError("bench", status)
                                        : ReportModelError("bench", status);
 }

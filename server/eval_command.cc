@@ -113,7 +113,9 @@ int Eval(EvalFlags flags) {
   if (auto resolved = engine::ResolveDecoderOptions(*config, flags.model); !resolved.ok()) {
     return ReportInputError("eval", resolved.status());
   }
-  const auto model = engine::LoadModel(flags.model_dir, flags.model);
+  auto backend = engine::MakeBackend(flags.model);
+  if (!backend.ok()) return ReportInputError("eval", backend.status());
+  const auto model = engine::LoadModel(flags.model_dir, flags.model, *std::move(backend));
   if (!model.ok()) return ReportModelError("eval", model.status());
   engine::LoadedModel& loaded = **model;
   std::fprintf(stderr, "%s: %s, products in %s, KV in %s, context %d\n", flags.model_dir.c_str(),

@@ -47,8 +47,7 @@ void AddArtifactFlag(CLI::App& command, engine::ModelOptions& options) {
 }
 
 int ReportModelError(const char* command, const absl::Status& status) {
-  // A device that is not there is no fault of the model's.
-  return Report(command, status, absl::IsFailedPrecondition(status) ? kExitUsage : kExitModel);
+  return Report(command, status, kExitModel);
 }
 
 int ReportInputError(const char* command, const absl::Status& status) {

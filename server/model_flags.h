@@ -18,7 +18,7 @@ void AddModelFlags(CLI::App& command, engine::ModelOptions& options);
 void AddArtifactFlag(CLI::App& command, engine::ModelOptions& options);
 
 // Prints "winnow COMMAND: message" to stderr and gives the exit code that fits: kExitModel for a
-// directory that cannot be used, kExitUsage for a device that is not there.
+// directory that cannot be used.
 int ReportModelError(const char* command, const absl::Status& status);
 // The same for input files and flags (kExitUsage), and for work that failed (kExitFailure).
 int ReportInputError(const char* command, const absl::Status& status);

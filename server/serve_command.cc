@@ -330,14 +330,11 @@ int RunServer(const ServeConfig& config) {
 
   // A port that is taken or a bad certificate should not cost the loading of a model, but clients
   // must not be let in before there is one: so the configuration is all that is checked here.
-  auto model_or = engine::LoadModel(config.model, ModelOptionsOf(config, log));
-  if (!model_or.ok()) {
-    // A device that is not there is no fault of the model's.
-    if (absl::IsFailedPrecondition(model_or.status())) {
-      return Fail(log, "device_error", model_or.status(), kExitUsage);
-    }
-    return Fail(log, "model_error", model_or.status(), kExitModel);
-  }
+  const engine::ModelOptions options = ModelOptionsOf(config, log);
+  auto backend_or = engine::MakeBackend(options);
+  if (!backend_or.ok()) return Fail(log, "device_error", backend_or.status(), kExitUsage);
+  auto model_or = engine::LoadModel(config.model, options, *std::move(backend_or));
+  if (!model_or.ok()) return Fail(log, "model_error", model_or.status(), kExitModel);
   engine::LoadedModel& model = **model_or;
   auto limits = LimitsOf(config, model);
   if (!limits.ok()) return Fail(log, "model_error", limits.status(), kExitModel);
