@@ -57,6 +57,14 @@ class TimedBackend : public kernels::Backend {
   kernels::Buffer AllocateShared(size_t size_bytes) override {
     return inner_.AllocateShared(size_bytes);
   }
+  kernels::SharedKvSizes SizeSharedKv(const kernels::SharedKvShape& shape) const override {
+    return inner_.SizeSharedKv(shape);
+  }
+  std::unique_ptr<kernels::SharedKv> ShareKv(const kernels::SharedKvShape& shape,
+                                             std::span<std::byte* const> pools,
+                                             std::string* why) override {
+    return inner_.ShareKv(shape, pools, why);
+  }
   void BeginPass() override { inner_.BeginPass(); }
   bool Synchronize() override { return inner_.Synchronize(); }
   std::string failure() const override { return inner_.failure(); }

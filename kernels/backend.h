@@ -90,6 +90,48 @@ struct MatmulEpilogue {
   bool accumulate = false;      // add to what y holds (the residual)
 };
 
+// ---- KV in shared memory ----
+
+// KV of some layers that lies in shared memory, because the device has no room for it. Operations take
+// such a pool as any other. Two of them are meant for it: AttendChosen keeps rows that it has read in a
+// cache on the device, and Attend brings a layer of a sequence to a staging area before it computes; the
+// others read over the bus what they need. Where a row came from never shows in a result.
+struct SharedKvShape {
+  KvLayout layout;
+  int32_t num_pools = 0;         // layers
+  int32_t num_blocks = 0;        // of each
+  int32_t max_context = 0;       // tokens that one query sees, at most
+  int32_t max_batch_tokens = 0;  // rows of q in a pass, at most
+  size_t cache_bytes = 0;        // for rows, an equal part for each pool; 0: none are kept
+};
+
+// What it takes of the device's memory.
+struct SharedKvSizes {
+  size_t cache_bytes = 0;    // rows, and whose they are
+  size_t table_bytes = 0;    // where in the cache each row of the pools lies
+  size_t staging_bytes = 0;  // a layer of the longest sequence
+  int64_t cache_rows = 0;    // of all pools
+  size_t total() const { return cache_bytes + table_bytes + staging_bytes; }
+};
+
+// Rows that AttendChosen read of such pools.
+struct SharedKvReads {
+  uint32_t cached = 0;    // in the cache
+  uint32_t fetched = 0;   // brought into it
+  uint32_t in_place = 0;  // over the bus without that: there was no room among the call's own rows
+  uint32_t unused = 0;
+};
+
+// Made by Backend::ShareKv; the pools go after it.
+class SharedKv {
+ public:
+  virtual ~SharedKv() = default;
+  virtual SharedKvSizes sizes() const = 0;
+  // of_rows[i], in shared memory: what was read for row i of q since this was asked last. There
+  // after Synchronize. REQUIRES: at most max_batch_tokens.
+  virtual void TakeReads(std::span<SharedKvReads> of_rows) = 0;
+};
+
 // One sequence's share of an attention call: `num_tokens` queries at positions position,
 // position+1, ...; query i attends to keys 0..position+i, which lie in block_table's blocks.
 struct AttentionChunk {
@@ -115,6 +157,14 @@ class Backend {
   // Zeroed memory, aligned to 64 bytes at least; null data() if it cannot be had.
   virtual Buffer Allocate(size_t size_bytes) = 0;
   virtual Buffer AllocateShared(size_t size_bytes) = 0;
+
+  // Says that `pools` (shared memory, [num_pools]) are layers' KV: from here on they may be written by
+  // operations and by CopyToDevice only. Null, and why in `why`: no memory, with the bytes. A backend
+  // whose two memories are one takes nothing and has no cache.
+  virtual SharedKvSizes SizeSharedKv(const SharedKvShape& shape) const = 0;
+  virtual std::unique_ptr<SharedKv> ShareKv(const SharedKvShape& shape,
+                                            std::span<std::byte* const> pools,
+                                            std::string* why) = 0;
 
   // A forward pass begins. Block tables keep their contents from the first operation that is given
   // them until the next pass begins.

@@ -40,6 +40,9 @@ class CpuBackend final : public Backend {
   int64_t AvailableBytes() const override { return -1; }
   Buffer Allocate(size_t size_bytes) override;
   Buffer AllocateShared(size_t size_bytes) override { return Allocate(size_bytes); }
+  SharedKvSizes SizeSharedKv(const SharedKvShape&) const override { return {}; }
+  std::unique_ptr<SharedKv> ShareKv(const SharedKvShape& shape, std::span<std::byte* const> pools,
+                                    std::string* why) override;
   void BeginPass() override {}
   bool Synchronize() override { return true; }
   std::string failure() const override { return {}; }

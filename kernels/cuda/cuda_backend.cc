@@ -5,6 +5,7 @@
 
 #include "kernels/check.h"
 #include "kernels/cuda/cuda_backend_impl.h"
+#include "kernels/cuda/pinned_memory.h"
 #include "kernels/cuda/row_attention.h"
 
 namespace winnow::kernels {
@@ -19,6 +20,8 @@ namespace {
 // Of the device's memory, left to workspaces.
 constexpr int64_t kReserveBytes = int64_t{1} << 30;
 constexpr size_t kLeastStagingBytes = size_t{8} << 20;
+// From here on memory is pinned in pieces, by several threads.
+constexpr size_t kLeastPinnedBytes = size_t{64} << 20;
 
 std::string VersionOf(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
@@ -133,6 +136,7 @@ Buffer CudaBackend::Allocate(size_t size_bytes) {
 }
 
 Buffer CudaBackend::AllocateShared(size_t size_bytes) {
+  if (size_bytes >= kLeastPinnedBytes) return AllocatePinned(device_, size_bytes);
   void* data = nullptr;
   const size_t rounded = AlignUp(std::max<size_t>(size_bytes, 1), 256);
   if (cudaHostAlloc(&data, rounded, cudaHostAllocDefault) != cudaSuccess) {
@@ -162,7 +166,7 @@ void CudaBackend::CopyToHost(const void* device, void* host, size_t size_bytes) 
 }
 
 void CudaBackend::CopyToDevice(const void* host, void* device, size_t size_bytes) {
-  if (failed()) return;
+  if (failed() || CopyIntoHostPool(host, device, size_bytes)) return;
   Good(cudaMemcpyAsync(device, host, size_bytes, cudaMemcpyHostToDevice, stream_),
        "a copy to the device");
   static_cast<void>(Synchronize());
@@ -271,7 +275,7 @@ const DeviceKeySpan* CudaBackend::StageSpans(std::span<const KeySpan> spans, con
   if (!BeginStaging(bytes)) return nullptr;
   spans_.clear();
   for (const KeySpan& span : spans) {
-    // All KV lies in the device's memory here, so an index has its blocks where KV has them.
+    // All KV has its own place here, so an index has its blocks where KV has them.
     WINNOW_CHECK(span.index_table.empty() || span.index_table.data() == span.block_table.data());
     spans_.push_back({StageTable(span.block_table, BlocksOf(span.tokens.last, layout.block_tokens)),
                       span.tokens});

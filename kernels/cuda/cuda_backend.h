@@ -30,6 +30,7 @@
 #include "kernels/backend.h"
 #include "kernels/cuda/completion.h"
 #include "kernels/cuda/device_types.h"
+#include "kernels/cuda/host_kv.h"
 #include "kernels/cuda/layer_ops.h"
 
 namespace winnow::kernels::cuda {
@@ -50,6 +51,9 @@ class CudaBackend final : public Backend {
   int64_t AvailableBytes() const override;
   Buffer Allocate(size_t size_bytes) override;
   Buffer AllocateShared(size_t size_bytes) override;
+  SharedKvSizes SizeSharedKv(const SharedKvShape& shape) const override;
+  std::unique_ptr<SharedKv> ShareKv(const SharedKvShape& shape, std::span<std::byte* const> pools,
+                                    std::string* why) override;
   void BeginPass() override;
   bool Synchronize() override;
   std::string failure() const override { return failure_; }
@@ -110,6 +114,8 @@ class CudaBackend final : public Backend {
                         SelectionQuality* quality) override;
 
  private:
+  friend class HostKv;
+
   // What one call site needs beside its operands; grows, and then stays.
   struct Workspace {
     Buffer memory;
@@ -158,10 +164,24 @@ class CudaBackend final : public Backend {
   Selection SelectionOnDevice(const Selection& chosen, size_t queries);
   void CopySelection(const Selection& on_device, const Selection& chosen, size_t queries);
   bool HasOnDevice(const Selection& chosen, size_t queries) const;
+  // The same where the pool lies on the device.
+  void AttendDevice(const Tensor& q, std::span<const AttentionChunk> chunks, const void* pool,
+                    const KvLayout& layout, float scale, const Tensor& out);
   void AttendChunks(const Tensor& q, std::span<const AttentionChunk> chunks, bool few,
                     const void* pool, const KvLayout& layout, float scale, const Tensor& out);
   bool Extend(std::span<const DeviceExtension> extensions, const void* pool, const KvLayout& layout,
               const DeviceFeatureMap& key_map);
+
+  // ---- KV in pinned host memory (cuda_backend_host_kv.cc) ----
+  // The layer whose KV begins at this address; null: it lies on the device.
+  HostPool* HostPoolOf(const void* pool) const;
+  void WriteHostKv(HostPool& pool, const Tensor& k, const Tensor& v,
+                   std::span<const AttentionChunk> chunks, const KvLayout& layout);
+  void AttendHost(const HostPool& pool, const Tensor& q, std::span<const AttentionChunk> chunks,
+                  const KvLayout& layout, float scale, const Tensor& out);
+  // False: it is no such pool.
+  bool CopyIntoHostPool(const void* host, void* pool, size_t size_bytes);
+  void Forget(HostPool& pool);
 
   std::string name_, arithmetic_, failure_;
   int device_ = 0;
@@ -175,6 +195,8 @@ class CudaBackend final : public Backend {
   };
   std::unordered_map<const int32_t*, StagedTable> tables_;  // by the host's address
 
+  std::unordered_map<const void*, HostPool*> host_pools_;  // by where they begin
+
   Workspace matmul_, dense_, codes_, bounds_, logits_, prune_, rows_, addresses_, resolved_,
       extend_, complete_, selection_, masses_, quality_, pack_;
   // Whose selection lies in selection_; tokens null: nobody's.
@@ -184,7 +206,7 @@ class CudaBackend final : public Backend {
   std::vector<DeviceQuery> queries_;
   std::vector<DeviceKeySpan> spans_;
   std::vector<DeviceChunk> chunks_;
-  std::vector<AttentionChunk> few_, many_;
+  std::vector<AttentionChunk> few_, many_, staged_chunks_;
   std::vector<RowList> lists_;
   std::vector<DeviceExtension> extensions_;
   std::vector<int32_t> numbers_;

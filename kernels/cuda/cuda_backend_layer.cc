@@ -155,6 +155,7 @@ void CudaBackend::SiluMul(const Tensor& gate_up, const Tensor& out) {
 
 void CudaBackend::WriteKv(const Tensor& k, const Tensor& v, std::span<const AttentionChunk> chunks,
                           void* pool, const KvLayout& layout) {
+  if (HostPool* host = HostPoolOf(pool)) return WriteHostKv(*host, k, v, chunks, layout);
   int32_t most = 0;
   for (const AttentionChunk& chunk : chunks) most = std::max(most, chunk.num_tokens);
   const DeviceChunk* on_device = StageChunks(chunks, layout);
@@ -168,6 +169,15 @@ void CudaBackend::WriteKv(const Tensor& k, const Tensor& v, std::span<const Atte
 
 void CudaBackend::Attend(const Tensor& q, std::span<const AttentionChunk> chunks, const void* pool,
                          const KvLayout& layout, float scale, const Tensor& out) {
+  if (const HostPool* host = HostPoolOf(pool)) {
+    return AttendHost(*host, q, chunks, layout, scale, out);
+  }
+  AttendDevice(q, chunks, pool, layout, scale, out);
+}
+
+void CudaBackend::AttendDevice(const Tensor& q, std::span<const AttentionChunk> chunks,
+                               const void* pool, const KvLayout& layout, float scale,
+                               const Tensor& out) {
   few_.clear();
   many_.clear();
   for (const AttentionChunk& chunk : chunks) {

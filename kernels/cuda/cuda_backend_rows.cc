@@ -57,9 +57,13 @@ bool CudaBackend::AttendChosen(const Tensor& q, std::span<const RetrievalQuery> 
   }
   auto* of_lists = reinterpret_cast<RowList*>(resolved_.data());
   const auto count = static_cast<int32_t>(queries.size());
-  if (Good(ResolveRows(on_device, count, selection, pool, layout, capacity,
-                       reinterpret_cast<const std::byte**>(resolved_.data() + lists_bytes),
-                       of_lists, stream_),
+  auto** rows = reinterpret_cast<const std::byte**>(resolved_.data() + lists_bytes);
+  HostPool* host = HostPoolOf(pool);
+  if (host != nullptr) host->used = true;
+  if (Good(host == nullptr ? ResolveRows(on_device, count, selection, pool, layout, capacity, rows,
+                                         of_lists, stream_)
+                           : FetchRows(on_device, count, selection, host->cache, layout, capacity,
+                                       rows, of_lists, host->kv->reads(), stream_),
            "addresses of rows")) {
     AttendLists(q, count, capacity, on_device, of_lists, layout, scale, states);
   }

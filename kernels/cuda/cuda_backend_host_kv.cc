@@ -1,0 +1,221 @@
+// KV in pinned host memory: what operations do with a pool that lies there.
+#include <algorithm>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include "kernels/check.h"
+#include "kernels/cuda/cuda_backend_impl.h"
+#include "kernels/cuda/host_kv.h"
+#include "kernels/cuda/layer_ops.h"
+#include "kernels/cuda/pinned_memory.h"
+
+namespace winnow::kernels::cuda {
+namespace {
+
+int64_t RowsOf(const SharedKvShape& shape) {
+  return int64_t{shape.num_blocks} * shape.layout.kv_heads * shape.layout.block_tokens;
+}
+// Of one pool. More than it has rows would never be used.
+int64_t SlotsOf(const SharedKvShape& shape) {
+  const size_t each = shape.layout.RowBytes() + kRowCacheSlotBytes;
+  const size_t slots = shape.cache_bytes / static_cast<size_t>(shape.num_pools) / each;
+  return std::min(static_cast<int64_t>(slots), RowsOf(shape));
+}
+int32_t StagingBlocks(const SharedKvShape& shape) {
+  const int64_t blocks = CeilDiv(shape.max_context, shape.layout.block_tokens);
+  return static_cast<int32_t>(std::min<int64_t>(blocks, shape.num_blocks));
+}
+
+// Where the parts of HostKv's memory lie.
+struct Plan {
+  explicit Plan(const SharedKvShape& shape) {
+    const auto pools = static_cast<size_t>(shape.num_pools);
+    const auto slots = static_cast<size_t>(SlotsOf(shape));
+    row_part = AlignUp(slots * shape.layout.RowBytes(), 256);
+    slot_part = AlignUp(slots * sizeof(RowCacheSlot), 256);
+    map_part = AlignUp(static_cast<size_t>(RowsOf(shape)) * 4, 256);
+    slots_at = pools * row_part;
+    maps_at = slots_at + pools * slot_part;
+    states_at = maps_at + pools * map_part;
+    reads_at = states_at + AlignUp(pools * sizeof(RowCacheState), 256);
+    size_bytes = reads_at + AlignUp(shape.max_batch_tokens * sizeof(SharedKvReads), 256);
+  }
+  size_t row_part = 0, slot_part = 0, map_part = 0;  // of one pool
+  size_t slots_at = 0, maps_at = 0, states_at = 0, reads_at = 0, size_bytes = 0;
+};
+
+SharedKvSizes SizesOf(const SharedKvShape& shape) {
+  if (shape.num_pools == 0) return {};
+  const Plan plan(shape);
+  SharedKvSizes sizes;
+  sizes.cache_bytes = plan.maps_at;
+  sizes.table_bytes = plan.size_bytes - plan.maps_at;
+  sizes.staging_bytes = StagingBlocks(shape) * shape.layout.BlockBytes();
+  sizes.cache_rows = SlotsOf(shape) * shape.num_pools;
+  return sizes;
+}
+
+}  // namespace
+
+HostKv::~HostKv() {
+  // Nothing that still runs may read what goes now.
+  static_cast<void>(backend_.Synchronize());
+  for (const HostPool& pool : pools_) backend_.host_pools_.erase(pool.cache.pool);
+}
+
+SharedKvSizes HostKv::sizes() const { return SizesOf(shape_); }
+
+void HostKv::TakeReads(std::span<SharedKvReads> of_rows) {
+  WINNOW_CHECK(static_cast<int64_t>(of_rows.size()) <= shape_.max_batch_tokens);
+  if (backend_.failed() || of_rows.empty()) return;
+  if (backend_.Good(cudaMemcpyAsync(of_rows.data(), reads_, of_rows.size_bytes(),
+                                    cudaMemcpyDeviceToHost, backend_.stream_),
+                    "counts of rows")) {
+    backend_.Good(cudaMemsetAsync(reads_, 0, of_rows.size_bytes(), backend_.stream_),
+                  "counts of rows");
+  }
+}
+
+SharedKvSizes CudaBackend::SizeSharedKv(const SharedKvShape& shape) const { return SizesOf(shape); }
+
+std::unique_ptr<SharedKv> CudaBackend::ShareKv(const SharedKvShape& shape,
+                                               std::span<std::byte* const> pools,
+                                               std::string* why) {
+  WINNOW_CHECK(shape.num_pools > 0 && static_cast<int32_t>(pools.size()) == shape.num_pools);
+  if (RowsOf(shape) > INT32_MAX) {
+    *why = std::to_string(RowsOf(shape)) + " rows in a layer, and " + std::to_string(INT32_MAX) +
+           " are the most that it numbers";
+    return nullptr;
+  }
+  const SharedKvSizes sizes = SizesOf(shape);
+  std::unique_ptr<HostKv> kv(new HostKv(*this, shape));
+  const Plan plan(shape);
+  kv->memory_ = Allocate(plan.size_bytes);
+  if (kv->memory_.data() != nullptr) kv->staging_ = Allocate(sizes.staging_bytes);
+  if (kv->staging_.data() == nullptr) {
+    *why = failed() ? failure_
+                    : "no memory on the device: " + std::to_string(sizes.cache_bytes) +
+                          " bytes for the row cache, " + std::to_string(sizes.table_bytes) +
+                          " for the table of rows and " + std::to_string(sizes.staging_bytes) +
+                          " for a layer of the longest sequence";
+    return nullptr;
+  }
+  kv->identity_.resize(StagingBlocks(shape));
+  std::iota(kv->identity_.begin(), kv->identity_.end(), 0);
+  auto* memory = static_cast<std::byte*>(kv->memory_.data());
+  kv->reads_ = reinterpret_cast<SharedKvReads*>(memory + plan.reads_at);
+  for (size_t i = 0; i < pools.size(); ++i) {
+    DeviceRowCache cache;
+    cache.pool = pools[i];
+    cache.rows = memory + i * plan.row_part;
+    cache.slots = reinterpret_cast<RowCacheSlot*>(memory + plan.slots_at + i * plan.slot_part);
+    cache.slot_of_row = reinterpret_cast<int32_t*>(memory + plan.maps_at + i * plan.map_part);
+    cache.state = reinterpret_cast<RowCacheState*>(memory + plan.states_at) + i;
+    cache.num_slots = static_cast<int32_t>(SlotsOf(shape));
+    cache.row_bytes = static_cast<int32_t>(shape.layout.RowBytes());
+    kv->pools_.push_back({kv.get(), cache});
+  }
+  for (HostPool& pool : kv->pools_) {
+    const bool is_new = host_pools_.emplace(pool.cache.pool, &pool).second;
+    WINNOW_CHECK(is_new);
+    Forget(pool);
+  }
+  if (!Synchronize()) {
+    *why = failure_;
+    return nullptr;
+  }
+  return kv;
+}
+
+// Empties the pool's cache.
+void CudaBackend::Forget(HostPool& pool) {
+  const DeviceRowCache& cache = pool.cache;
+  pool.used = false;
+  const std::vector<RowCacheSlot> free_slots(cache.num_slots, kFreeSlot);
+  const RowCacheState state;
+  const SharedKvShape& shape = pool.kv->shape();
+  Good(cudaMemsetAsync(cache.slot_of_row, 0xff, static_cast<size_t>(RowsOf(shape)) * 4, stream_),
+       "the row cache");
+  Good(cudaMemcpyAsync(cache.slots, free_slots.data(), free_slots.size() * sizeof(RowCacheSlot),
+                       cudaMemcpyHostToDevice, stream_),
+       "the row cache");
+  Good(cudaMemcpyAsync(cache.state, &state, sizeof state, cudaMemcpyHostToDevice, stream_),
+       "the row cache");
+  static_cast<void>(Synchronize());  // the sources go
+}
+
+HostPool* CudaBackend::HostPoolOf(const void* pool) const {
+  if (host_pools_.empty()) return nullptr;
+  const auto found = host_pools_.find(pool);
+  return found == host_pools_.end() ? nullptr : found->second;
+}
+
+bool CudaBackend::CopyIntoHostPool(const void* host, void* pool, size_t size_bytes) {
+  if (host_pools_.empty()) return false;
+  auto* first = static_cast<std::byte*>(pool);
+  for (const auto& [address, host_pool] : host_pools_) {
+    const SharedKvShape& shape = host_pool->kv->shape();
+    const size_t bytes = shape.num_blocks * shape.layout.BlockBytes();
+    const auto* begin = static_cast<const std::byte*>(address);
+    if (first < begin || first >= begin + bytes) continue;
+    WINNOW_CHECK(first + size_bytes <= begin + bytes);
+    if (!Synchronize()) return true;
+    CopyInParallel(pool, host, size_bytes);
+    if (host_pool->used) Forget(*host_pool);
+    return true;
+  }
+  return false;
+}
+
+void CudaBackend::WriteHostKv(HostPool& pool, const Tensor& k, const Tensor& v,
+                              std::span<const AttentionChunk> chunks, const KvLayout& layout) {
+  pool.used = true;
+  int32_t most = 0;
+  for (const AttentionChunk& chunk : chunks) most = std::max(most, chunk.num_tokens);
+  const DeviceChunk* on_device = StageChunks(chunks, layout);
+  if (on_device == nullptr) return;
+  const auto matrix = [](const Tensor& tensor) {
+    return DeviceMatrix{static_cast<float*>(tensor.data), tensor.rows, tensor.cols, tensor.stride};
+  };
+  Good(WriteKvThrough(matrix(k), matrix(v), on_device, static_cast<int32_t>(chunks.size()), most,
+                      pool.cache, layout, stream_),
+       "writing KV to the host");
+}
+
+// As many chunks at a time as the staging area holds: then attention is that of a pool on the device.
+void CudaBackend::AttendHost(const HostPool& pool, const Tensor& q,
+                             std::span<const AttentionChunk> chunks, const KvLayout& layout,
+                             float scale, const Tensor& out) {
+  HostKv& kv = *pool.kv;
+  const auto room = static_cast<int32_t>(kv.identity().size());
+  for (size_t first = 0; first < chunks.size() && !failed();) {
+    numbers_.clear();
+    staged_chunks_.clear();
+    for (size_t i = first; i < chunks.size(); ++i) {
+      AttentionChunk chunk = chunks[i];
+      const auto blocks = static_cast<int32_t>(
+          BlocksOf(int64_t{chunk.position} + chunk.num_tokens, layout.block_tokens));
+      const auto taken = static_cast<int32_t>(numbers_.size());
+      WINNOW_CHECK(blocks <= room);
+      if (taken + blocks > room) break;
+      const std::span<const int32_t> table = chunk.block_table.first(blocks);
+      numbers_.insert(numbers_.end(), table.begin(), table.end());
+      chunk.block_table = kv.identity().subspan(taken, blocks);
+      staged_chunks_.push_back(chunk);
+    }
+    if (!BeginStaging(numbers_.size() * 4 + 256)) return;
+    const int32_t* blocks = Stage(std::span<const int32_t>(numbers_));
+    if (!EndStaging() ||
+        !Good(BringBlocks(pool.cache.pool, blocks, static_cast<int32_t>(numbers_.size()),
+                          static_cast<int64_t>(layout.BlockBytes()), kv.staging(), stream_),
+              "KV from the host")) {
+      return;
+    }
+    first += staged_chunks_.size();
+    AttendDevice(q, staged_chunks_, kv.staging(), layout, scale, out);
+  }
+}
+
+}  // namespace winnow::kernels::cuda
