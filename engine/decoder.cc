@@ -41,6 +41,8 @@ namespace {
 
 // Rows of a step for which the next layer's queries are predicted, at most.
 constexpr int64_t kPredictRows = 64;
+// Of noise that differs.
+constexpr size_t kNoiseBytes = size_t{64} << 20;
 
 const float* Floats(const Buffer& buffer) { return static_cast<const float*>(buffer.data()); }
 
@@ -266,6 +268,11 @@ void Decoder::Attend(int32_t index, std::span<const AttentionChunk> chunks, bool
                       &tables_[i], &pinned, flush)) {
       continue;
     }
+    if (memory_->IsShared(index)) {
+      const int64_t blocks =
+          (int64_t{chunk.position} + chunk.num_tokens - 1) / kv_layout_.block_tokens;
+      memory_->CountRead(c, (blocks + 1) * kv_layout_.BlockBytes(), /*from_disk=*/false);
+    }
     chunk.block_table = pinned.table;
     pool = pinned.pool;
     pinned_chunks_.push_back(chunk);
@@ -300,6 +307,30 @@ void Decoder::FinishRows(const Layer& layer, RowRun rows) {
 }
 
 // ---- set-up ----
+
+int32_t FirstSharedLayer() { return AttentionPolicy().dense_layers; }
+
+int64_t NumKvBlocks(const ModelConfig& config, const DecoderOptions& options) {
+  const kernels::KvLayout layout{config.num_kv_heads, config.head_dim, options.block_tokens,
+                                 options.kv_dtype};
+  const auto block_bytes = static_cast<int64_t>(layout.BlockBytes());
+  if (block_bytes <= 0 || config.num_layers <= 0) return 0;
+  if (options.shared_kv_bytes > 0) {
+    const int64_t layers = config.num_layers - FirstSharedLayer();
+    return layers > 0 ? options.shared_kv_bytes / (block_bytes * layers) : 0;
+  }
+  return options.kv_bytes / (block_bytes * config.num_layers) + options.lower_blocks;
+}
+
+kernels::SharedKvShape ShapeOfSharedKv(const ModelConfig& config, const DecoderOptions& options) {
+  return {.layout = {config.num_kv_heads, config.head_dim, options.block_tokens, options.kv_dtype},
+          .num_pools = std::max(0, config.num_layers - FirstSharedLayer()),
+          .num_blocks =
+              static_cast<int32_t>(std::min<int64_t>(NumKvBlocks(config, options), INT32_MAX)),
+          .max_context = options.max_context,
+          .max_batch_tokens = options.max_batch_tokens,
+          .cache_bytes = options.rows.cache_bytes};
+}
 
 Decoder::Decoder(const ModelConfig& config, kernels::Backend& backend,
                  const DecoderOptions& options)
@@ -349,15 +380,27 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(const ModelConfig& conf
   }
   const int64_t block_bytes =
       static_cast<int64_t>(decoder->kv_layout_.BlockBytes()) * config.num_layers;
+  if (options.shared_kv_bytes > 0 && config.num_layers <= FirstSharedLayer()) {
+    return absl::InvalidArgumentError(fmt::format(
+        "host_bytes: KV of the first {} layers lies on the device, and this model has {}",
+        FirstSharedLayer(), config.num_layers));
+  }
+  if (options.shared_kv_bytes > 0 && NumKvBlocks(config, options) < 1) {
+    return refuse("host_bytes", options.shared_kv_bytes,
+                  fmt::format("at least {}, a block of {} tokens in {} layers",
+                              static_cast<int64_t>(decoder->kv_layout_.BlockBytes()) *
+                                  (config.num_layers - FirstSharedLayer()),
+                              options.block_tokens, config.num_layers - FirstSharedLayer()));
+  }
   // With a store the bound is another, and says so below.
-  if (options.kv_bytes < block_bytes && options.store == nullptr) {
+  if (options.kv_bytes < block_bytes && options.store == nullptr && options.shared_kv_bytes == 0) {
     return refuse("kv_bytes", options.kv_bytes,
                   fmt::format("at least {}, a block of {} tokens in every layer", block_bytes,
                               options.block_tokens));
   }
   // Block numbers are int32; a larger pool than that could address is never asked for in earnest.
-  const int64_t blocks =
-      std::min<int64_t>(options.kv_bytes / block_bytes, INT32_MAX - options.lower_blocks);
+  const int64_t blocks = std::min<int64_t>(NumKvBlocks(config, options) - options.lower_blocks,
+                                           INT32_MAX - options.lower_blocks);
   decoder->num_blocks_ = static_cast<int32_t>(blocks) + options.lower_blocks;
   decoder->num_frames_ = blocks * config.num_layers;
   if (options.store != nullptr) {
@@ -455,6 +498,13 @@ absl::StatusOr<Tensor> Decoder::AllocateScratch(int64_t rows, int64_t cols, cons
 }
 
 absl::Status Decoder::AllocatePools() {
+  KvMemoryOptions::Shared shared;
+  if (options_.shared_kv_bytes > 0) {
+    shared = {.first_layer = FirstSharedLayer(),
+              .max_context = options_.max_context,
+              .max_batch_tokens = options_.max_batch_tokens,
+              .row_cache_bytes = options_.rows.cache_bytes};
+  }
   WINNOW_ASSIGN_OR_RETURN(memory_,
                           KvMemory::Create(backend_, {.layout = kv_layout_,
                                                       .num_layers = config_.num_layers,
@@ -462,7 +512,8 @@ absl::Status Decoder::AllocatePools() {
                                                       .num_frames = num_frames_,
                                                       .store = options_.store,
                                                       .write_through = options_.write_through,
-                                                      .names = options_.names}));
+                                                      .names = options_.names,
+                                                      .shared = shared}));
   kv_pool_bytes_ = memory_->size_bytes();
   WINNOW_ASSIGN_OR_RETURN(
       retrieval_, RetrievalAttention::Create(config_, *memory_, options_.max_context, backend_,
@@ -499,12 +550,13 @@ absl::Status Decoder::AllocatePools() {
 }
 
 void Decoder::FillKvWithNoise(uint64_t seed) {
-  // Values in [-1, 1): finite and not denormal, like what a model writes. 64 KiB of them, repeated.
-  constexpr size_t kValues = 16384;
+  // Values in [-1, 1): finite and not denormal, like what a model writes. Repeated only after so many
+  // tokens of a layer that equal keys are no large part of what a policy chooses.
   const size_t value_bytes = kernels::DTypeBytes(kv_layout_.dtype);
-  std::vector<std::byte> noise(kValues * value_bytes);
+  const size_t values = std::min(kNoiseBytes, memory_->size_bytes()) / value_bytes;
+  std::vector<std::byte> noise(values * value_bytes);
   uint64_t state = seed * 2862933555777941757u + 3037000493u;
-  for (size_t i = 0; i < kValues; ++i) {
+  for (size_t i = 0; i < values; ++i) {
     state = state * 6364136223846793005u + 1442695040888963407u;
     const float value = static_cast<float>(static_cast<int32_t>(state >> 32)) * 0x1p-31f;
     if (kv_layout_.dtype == DType::kF32) {
@@ -514,9 +566,14 @@ void Decoder::FillKvWithNoise(uint64_t seed) {
       std::memcpy(&noise[i * value_bytes], &rounded.bits, value_bytes);
     }
   }
-  for (size_t offset = 0; offset < memory_->size_bytes(); offset += noise.size()) {
-    backend_.CopyToDevice(noise.data(), memory_->arena() + offset,
-                          std::min(noise.size(), memory_->size_bytes() - offset));
+  const auto fill = [&](std::byte* pool, size_t bytes) {
+    for (size_t offset = 0; offset < bytes; offset += noise.size()) {
+      backend_.CopyToDevice(noise.data(), pool + offset, std::min(noise.size(), bytes - offset));
+    }
+  };
+  if (memory_->tiered()) return fill(memory_->arena(), memory_->size_bytes());
+  for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
+    fill(memory_->LayerPool(layer), memory_->LayerPoolBytes());
   }
 }
 

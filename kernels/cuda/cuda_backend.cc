@@ -21,7 +21,7 @@ namespace {
 constexpr int64_t kReserveBytes = int64_t{1} << 30;
 constexpr size_t kLeastStagingBytes = size_t{8} << 20;
 // From here on memory is pinned in pieces, by several threads.
-constexpr size_t kLeastPinnedBytes = size_t{64} << 20;
+constexpr size_t kLeastPinnedBytes = size_t{1} << 30;
 
 std::string VersionOf(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);

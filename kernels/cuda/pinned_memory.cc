@@ -53,12 +53,14 @@ class PinnedMapping {
       for (size_t at = 0; at < bytes; at += kPageBytes) {
         reinterpret_cast<volatile std::byte*>(first)[at] = std::byte{0};
       }
-      if (cudaHostRegister(first, bytes, cudaHostRegisterPortable) != cudaSuccess) {
+      if (cudaHostRegister(first, bytes, cudaHostRegisterMapped | cudaHostRegisterPortable) !=
+          cudaSuccess) {
         cudaGetLastError();  // no memory is an answer, not a failure
         return false;
       }
       registered_[piece] = 1;
-      return true;
+      void* on_device = nullptr;
+      return cudaHostGetDevicePointer(&on_device, first, 0) == cudaSuccess && on_device == first;
     });
   }
   std::byte* data() const { return data_; }

@@ -2,12 +2,11 @@
 // list, a thread finds the place of each, and then the block's threads together copy the rows that were
 // missing. Blocks do not wait for each other, so the rows of one are on the bus while another looks up.
 //
-// The cache is shared by all blocks without locks. A thread that misses first takes a slot (a ticket of
-// the hand, then a compare-and-swap on the slot, which says whose it is and since which call) and then
-// publishes it in slot_of_row with another one. Whoever loses the second gives the slot back and takes
-// the winner's. Whoever hits stamps the slot with a compare-and-swap that fails if it has changed hands
-// meanwhile; then it is a miss. What slot_of_row says is only ever a hint that the slot confirms, so a
-// value that is stale costs a fetch and never a wrong row.
+// The cache is shared by all blocks. A thread that misses claims the row in slot_of_row, takes a slot (a
+// ticket of the hand, then a compare-and-swap on the slot, which says whose it is and since which call)
+// and publishes it in place of the claim. Threads that want a claimed row wait for that: the claimer runs
+// and waits for nobody. Whoever hits stamps the slot with a compare-and-swap that fails if it has changed
+// hands meanwhile; then it is a miss. So what slot_of_row says is a hint that the slot confirms.
 //
 // What was tried and lost: see kernels/README.md.
 #include "kernels/cuda/device_math.cuh"
@@ -22,6 +21,7 @@ constexpr int kWriteThreads = 256;
 constexpr int kBringThreads = 512;
 constexpr int kBringBlocks = 64;
 constexpr int kBringInFlight = 8;
+constexpr int32_t kClaimed = -2;  // in slot_of_row, within a call
 
 __device__ __forceinline__ RowCacheSlot SlotOf(int32_t row, uint32_t call, uint32_t used) {
   return static_cast<RowCacheSlot>(static_cast<uint32_t>(row)) << 32 | (call << 1 | used);
@@ -67,30 +67,34 @@ enum class Found : uint8_t { kCached, kTaken, kNowhere };
 __device__ Found FindSlot(const DeviceRowCache& cache, uint32_t call, uint32_t begin, int32_t row,
                           bool may_take, int32_t* slot) {
   int32_t index = __ldcg(&cache.slot_of_row[row]);
-  int32_t taken = -1;
   while (true) {
+    while (index == kClaimed) {
+      __nanosleep(20);
+      index = __ldcg(&cache.slot_of_row[row]);
+    }
     if (index >= 0) {
       RowCacheSlot found = __ldcg(&cache.slots[index]);
       while (OwnerOf(found) == row) {
-        if (!IsOfCall(found, call)) {
-          const RowCacheSlot before = atomicCAS(&cache.slots[index], found, SlotOf(row, call, 1));
-          if (before != found) {
-            found = before;
-            continue;
-          }
+        const RowCacheSlot before =
+            IsOfCall(found, call) ? found
+                                  : atomicCAS(&cache.slots[index], found, SlotOf(row, call, 1));
+        if (before == found) {
+          *slot = index;
+          return Found::kCached;
         }
-        if (taken >= 0) atomicExch(&cache.slots[taken], kFreeSlot);
-        *slot = index;
-        return Found::kCached;
+        found = before;
       }
     }
-    if (!may_take) return Found::kNowhere;
-    if (taken < 0) taken = TakeSlot(cache, call, begin, row);
-    if (taken < 0) return Found::kNowhere;
-    const int32_t before = Exchange(&cache.slot_of_row[row], index, taken);
+    // Nothing is claimed in vain once the slots are used up.
+    if (!may_take ||
+        __ldcg(&cache.state->hand) - begin >= 2 * static_cast<uint32_t>(cache.num_slots)) {
+      return Found::kNowhere;
+    }
+    const int32_t before = Exchange(&cache.slot_of_row[row], index, kClaimed);
     if (before == index) {
-      *slot = taken;
-      return Found::kTaken;
+      *slot = TakeSlot(cache, call, begin, row);
+      atomicExch(&cache.slot_of_row[row], *slot);
+      return *slot < 0 ? Found::kNowhere : Found::kTaken;
     }
     index = before;
   }
