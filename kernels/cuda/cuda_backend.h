@@ -179,6 +179,9 @@ class CudaBackend final : public Backend {
                    std::span<const AttentionChunk> chunks, const KvLayout& layout);
   void AttendHost(const HostPool& pool, const Tensor& q, std::span<const AttentionChunk> chunks,
                   const KvLayout& layout, float scale, const Tensor& out);
+  void AttendHostChosen(HostPool& pool, const Tensor& q, std::span<const RetrievalQuery> queries,
+                        const Selection& chosen, const KvLayout& layout, float scale,
+                        float* states);
   // False: it is no such pool.
   bool CopyIntoHostPool(const void* host, void* pool, size_t size_bytes);
   void Forget(HostPool& pool);
@@ -196,6 +199,7 @@ class CudaBackend final : public Backend {
   std::unordered_map<const int32_t*, StagedTable> tables_;  // by the host's address
 
   std::unordered_map<const void*, HostPool*> host_pools_;  // by where they begin
+  Workspace fetched_;                                      // lists and addresses of rows
 
   Workspace matmul_, dense_, codes_, bounds_, logits_, prune_, rows_, addresses_, resolved_,
       extend_, complete_, selection_, masses_, quality_, pack_;

@@ -10,6 +10,7 @@
 #include "kernels/cuda/host_kv.h"
 #include "kernels/cuda/layer_ops.h"
 #include "kernels/cuda/pinned_memory.h"
+#include "kernels/cuda/row_attention.h"
 
 namespace winnow::kernels::cuda {
 namespace {
@@ -182,6 +183,32 @@ void CudaBackend::WriteHostKv(HostPool& pool, const Tensor& k, const Tensor& v,
   Good(WriteKvThrough(matrix(k), matrix(v), on_device, static_cast<int32_t>(chunks.size()), most,
                       pool.cache, layout, stream_),
        "writing KV to the host");
+}
+
+// Rows that are missing are fetched first: the order of summation is the list's, so attention over those
+// that are there cannot go ahead of the others without showing in the bits.
+void CudaBackend::AttendHostChosen(HostPool& pool, const Tensor& q,
+                                   std::span<const RetrievalQuery> queries, const Selection& chosen,
+                                   const KvLayout& layout, float scale, float* states) {
+  pool.used = true;
+  const DeviceQuery* on_device = StageQueries(queries, layout.block_tokens);
+  if (on_device == nullptr || !EndStaging()) return;
+  const Selection selection = SelectionToRead(chosen, queries.size());
+  const RowAttentionShape shape{static_cast<int32_t>(queries.size()), GroupOf(q, layout), layout,
+                                MostAnchors(queries) + chosen.capacity};
+  const size_t lists = queries.size() * layout.kv_heads;
+  const size_t lists_bytes = AlignUp(lists * sizeof(RowList), 256);
+  if (failed() ||
+      !Grow(fetched_, lists_bytes + lists * shape.max_rows * sizeof(void*), "addresses of rows")) {
+    return;
+  }
+  auto* of_lists = reinterpret_cast<RowList*>(fetched_.data());
+  if (Good(FetchRows(on_device, shape.num_queries, selection, pool.cache, layout, shape.max_rows,
+                     reinterpret_cast<const std::byte**>(fetched_.data() + lists_bytes), of_lists,
+                     pool.kv->reads(), stream_),
+           "rows from the host")) {
+    AttendLists(q, shape.num_queries, shape.max_rows, on_device, of_lists, layout, scale, states);
+  }
 }
 
 // As many chunks at a time as the staging area holds: then attention is that of a pool on the device.

@@ -45,6 +45,10 @@ void CudaBackend::AttendRows(const Tensor& q, std::span<const RetrievalQuery> qu
 bool CudaBackend::AttendChosen(const Tensor& q, std::span<const RetrievalQuery> queries,
                                const Selection& chosen, const void* pool, const KvLayout& layout,
                                float scale, float* states) {
+  if (HostPool* host = HostPoolOf(pool)) {
+    AttendHostChosen(*host, q, queries, chosen, layout, scale, states);
+    return true;
+  }
   const DeviceQuery* on_device = StageQueries(queries, layout.block_tokens);
   if (on_device == nullptr || !EndStaging()) return true;
   const Selection selection = SelectionToRead(chosen, queries.size());
@@ -57,13 +61,9 @@ bool CudaBackend::AttendChosen(const Tensor& q, std::span<const RetrievalQuery> 
   }
   auto* of_lists = reinterpret_cast<RowList*>(resolved_.data());
   const auto count = static_cast<int32_t>(queries.size());
-  auto** rows = reinterpret_cast<const std::byte**>(resolved_.data() + lists_bytes);
-  HostPool* host = HostPoolOf(pool);
-  if (host != nullptr) host->used = true;
-  if (Good(host == nullptr ? ResolveRows(on_device, count, selection, pool, layout, capacity, rows,
-                                         of_lists, stream_)
-                           : FetchRows(on_device, count, selection, host->cache, layout, capacity,
-                                       rows, of_lists, host->kv->reads(), stream_),
+  if (Good(ResolveRows(on_device, count, selection, pool, layout, capacity,
+                       reinterpret_cast<const std::byte**>(resolved_.data() + lists_bytes),
+                       of_lists, stream_),
            "addresses of rows")) {
     AttendLists(q, count, capacity, on_device, of_lists, layout, scale, states);
   }
