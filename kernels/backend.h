@@ -109,7 +109,7 @@ struct SharedKvShape {
 struct SharedKvSizes {
   size_t cache_bytes = 0;    // rows, and whose they are
   size_t table_bytes = 0;    // where in the cache each row of the pools lies
-  size_t staging_bytes = 0;  // a layer of the longest sequence
+  size_t staging_bytes = 0;  // two layers of the longest sequence
   int64_t cache_rows = 0;    // of all pools
   size_t total() const { return cache_bytes + table_bytes + staging_bytes; }
 };

@@ -90,6 +90,7 @@ CudaBackend::~CudaBackend() {
     cudaStreamSynchronize(stream_);
     cudaStreamDestroy(stream_);
   }
+  if (ahead_stream_ != nullptr) cudaStreamDestroy(ahead_stream_);
 }
 
 std::string CudaBackend::Refusal(const KvLayout& layout, int32_t num_heads) const {
@@ -149,6 +150,11 @@ Buffer CudaBackend::AllocateShared(size_t size_bytes) {
 
 bool CudaBackend::Synchronize() {
   selected_ = {};  // from here on the host may change it
+  if (ahead_runs_) {
+    // What it reads was staged, too.
+    ahead_runs_ = false;
+    Good(cudaStreamSynchronize(ahead_stream_), "a kernel");
+  }
   return Good(cudaStreamSynchronize(stream_), "a kernel");
 }
 

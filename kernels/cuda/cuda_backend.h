@@ -179,6 +179,13 @@ class CudaBackend final : public Backend {
                    std::span<const AttentionChunk> chunks, const KvLayout& layout);
   void AttendHost(const HostPool& pool, const Tensor& q, std::span<const AttentionChunk> chunks,
                   const KvLayout& layout, float scale, const Tensor& out);
+  static void PlanArea(const HostKv& kv, std::span<const AttentionChunk> chunks, size_t first,
+                       bool old_only, std::vector<int32_t>& blocks,
+                       std::vector<AttentionChunk>& staged);
+  bool Bring(const HostPool& pool, std::span<const int32_t> blocks, std::span<const int32_t> there,
+             int area, cudaStream_t stream);
+  void BringAhead(const HostPool& pool, std::span<const AttentionChunk> chunks, size_t next,
+                  int area);
   void AttendHostChosen(HostPool& pool, const Tensor& q, std::span<const RetrievalQuery> queries,
                         const Selection& chosen, const KvLayout& layout, float scale,
                         float* states);
@@ -199,6 +206,8 @@ class CudaBackend final : public Backend {
   std::unordered_map<const int32_t*, StagedTable> tables_;  // by the host's address
 
   std::unordered_map<const void*, HostPool*> host_pools_;  // by where they begin
+  cudaStream_t ahead_stream_ = nullptr;                    // on which blocks are brought ahead
+  bool ahead_runs_ = false;                                // since the host last waited
   Workspace fetched_;                                      // lists and addresses of rows
 
   Workspace matmul_, dense_, codes_, bounds_, logits_, prune_, rows_, addresses_, resolved_,
@@ -213,7 +222,8 @@ class CudaBackend final : public Backend {
   std::vector<AttentionChunk> few_, many_, staged_chunks_;
   std::vector<RowList> lists_;
   std::vector<DeviceExtension> extensions_;
-  std::vector<int32_t> numbers_;
+  std::vector<int32_t> numbers_, area_blocks_;
+  std::vector<BlockMove> moves_;
 };
 
 }  // namespace winnow::kernels::cuda

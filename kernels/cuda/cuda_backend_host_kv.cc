@@ -11,6 +11,7 @@
 #include "kernels/cuda/layer_ops.h"
 #include "kernels/cuda/pinned_memory.h"
 #include "kernels/cuda/row_attention.h"
+#include "kernels/cuda/row_gather.h"
 
 namespace winnow::kernels::cuda {
 namespace {
@@ -53,7 +54,7 @@ SharedKvSizes SizesOf(const SharedKvShape& shape) {
   SharedKvSizes sizes;
   sizes.cache_bytes = plan.maps_at;
   sizes.table_bytes = plan.size_bytes - plan.maps_at;
-  sizes.staging_bytes = StagingBlocks(shape) * shape.layout.BlockBytes();
+  sizes.staging_bytes = size_t{2} * StagingBlocks(shape) * shape.layout.BlockBytes();
   sizes.cache_rows = SlotsOf(shape) * shape.num_pools;
   return sizes;
 }
@@ -63,6 +64,9 @@ SharedKvSizes SizesOf(const SharedKvShape& shape) {
 HostKv::~HostKv() {
   // Nothing that still runs may read what goes now.
   static_cast<void>(backend_.Synchronize());
+  for (const cudaEvent_t event : {free_[0], free_[1], listed_, ahead_.done}) {
+    if (event != nullptr) cudaEventDestroy(event);
+  }
   for (const HostPool& pool : pools_) backend_.host_pools_.erase(pool.cache.pool);
 }
 
@@ -100,9 +104,13 @@ std::unique_ptr<SharedKv> CudaBackend::ShareKv(const SharedKvShape& shape,
                     : "no memory on the device: " + std::to_string(sizes.cache_bytes) +
                           " bytes for the row cache, " + std::to_string(sizes.table_bytes) +
                           " for the table of rows and " + std::to_string(sizes.staging_bytes) +
-                          " for a layer of the longest sequence";
+                          " for two layers of the longest sequence";
     return nullptr;
   }
+  if (ahead_stream_ == nullptr) {
+    Good(cudaStreamCreateWithFlags(&ahead_stream_, cudaStreamNonBlocking), "cudaStreamCreate");
+  }
+  Good(kv->MakeEvents(), "cudaEventCreate");
   kv->identity_.resize(StagingBlocks(shape));
   std::iota(kv->identity_.begin(), kv->identity_.end(), 0);
   auto* memory = static_cast<std::byte*>(kv->memory_.data());
@@ -164,6 +172,7 @@ bool CudaBackend::CopyIntoHostPool(const void* host, void* pool, size_t size_byt
     WINNOW_CHECK(first + size_bytes <= begin + bytes);
     if (!Synchronize()) return true;
     CopyInParallel(pool, host, size_bytes);
+    host_pool->kv->VoidAll();
     if (host_pool->used) Forget(*host_pool);
     return true;
   }
@@ -173,6 +182,7 @@ bool CudaBackend::CopyIntoHostPool(const void* host, void* pool, size_t size_byt
 void CudaBackend::WriteHostKv(HostPool& pool, const Tensor& k, const Tensor& v,
                               std::span<const AttentionChunk> chunks, const KvLayout& layout) {
   pool.used = true;
+  pool.kv->Void(pool, chunks);
   int32_t most = 0;
   for (const AttentionChunk& chunk : chunks) most = std::max(most, chunk.num_tokens);
   const DeviceChunk* on_device = StageChunks(chunks, layout);
@@ -211,38 +221,129 @@ void CudaBackend::AttendHostChosen(HostPool& pool, const Tensor& q,
   }
 }
 
-// As many chunks at a time as the staging area holds: then attention is that of a pool on the device.
+// ---- dense attention ----
+
+cudaError_t HostKv::MakeEvents() {
+  for (cudaEvent_t* event : {&free_[0], &free_[1], &listed_, &ahead_.done}) {
+    if (const cudaError_t error = cudaEventCreateWithFlags(event, cudaEventDisableTiming);
+        error != cudaSuccess) {
+      return error;
+    }
+  }
+  return cudaSuccess;
+}
+
+void HostKv::Void(const HostPool& pool, std::span<const AttentionChunk> chunks) {
+  if (ahead_.pool != &pool) return;
+  std::vector<int32_t> written;
+  for (const AttentionChunk& chunk : chunks) {
+    const int32_t first = chunk.position / shape_.layout.block_tokens;
+    const int32_t last = (chunk.position + chunk.num_tokens - 1) / shape_.layout.block_tokens;
+    for (int32_t i = first; i <= last; ++i) written.push_back(chunk.block_table[i]);
+  }
+  std::sort(written.begin(), written.end());
+  for (int32_t& block : ahead_.blocks) {
+    if (std::binary_search(written.begin(), written.end(), block)) block = -1;
+  }
+}
+
+// Chunks from `first` on that an area holds together: their blocks in turn in `blocks`, and they with
+// tables of the area's places in `staged`. With `old_only`, -1 stands for blocks that the chunks write.
+void CudaBackend::PlanArea(const HostKv& kv, std::span<const AttentionChunk> chunks, size_t first,
+                           bool old_only, std::vector<int32_t>& blocks,
+                           std::vector<AttentionChunk>& staged) {
+  const int32_t block_tokens = kv.shape().layout.block_tokens;
+  const auto room = static_cast<int32_t>(kv.identity().size());
+  blocks.clear();
+  staged.clear();
+  for (size_t i = first; i < chunks.size(); ++i) {
+    AttentionChunk chunk = chunks[i];
+    const auto count =
+        static_cast<int32_t>(BlocksOf(int64_t{chunk.position} + chunk.num_tokens, block_tokens));
+    const auto taken = static_cast<int32_t>(blocks.size());
+    WINNOW_CHECK(count <= room);
+    if (taken + count > room) break;
+    const int32_t old = old_only ? chunk.position / block_tokens : count;
+    for (int32_t block = 0; block < count; ++block) {
+      blocks.push_back(block < old ? chunk.block_table[block] : -1);
+    }
+    chunk.block_table = kv.identity().subspan(taken, count);
+    staged.push_back(chunk);
+  }
+}
+
+// Brings blocks[i] of the pool to place i of the area, but for -1 and what is there.
+bool CudaBackend::Bring(const HostPool& pool, std::span<const int32_t> blocks,
+                        std::span<const int32_t> there, int area, cudaStream_t stream) {
+  moves_.clear();
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    if (blocks[i] >= 0 && (i >= there.size() || there[i] != blocks[i])) {
+      moves_.push_back({blocks[i], static_cast<int32_t>(i)});
+    }
+  }
+  if (moves_.empty()) return !failed();
+  const std::span<const BlockMove> moves = moves_;
+  if (!BeginStaging(moves.size_bytes() + 256)) return false;
+  const BlockMove* on_device = Stage(moves);
+  if (!EndStaging()) return false;
+  HostKv& kv = *pool.kv;
+  const bool ahead = stream != stream_;
+  if (ahead) {
+    // The list travels on the main stream.
+    ahead_runs_ = true;
+    if (!Good(cudaEventRecord(kv.listed_, stream_), "KV from the host") ||
+        !Good(cudaStreamWaitEvent(stream, kv.listed_, 0), "KV from the host")) {
+      return false;
+    }
+  }
+  return Good(BringBlocks(pool.cache.pool, on_device, static_cast<int32_t>(moves.size()),
+                          static_cast<int64_t>(kv.shape().layout.BlockBytes()), kv.staging(area),
+                          ahead ? kGatherBlocks : kBringBlocks, stream),
+              "KV from the host");
+}
+
+// As many chunks at a time as a staging area holds: then attention is that of a pool on the device.
 void CudaBackend::AttendHost(const HostPool& pool, const Tensor& q,
                              std::span<const AttentionChunk> chunks, const KvLayout& layout,
                              float scale, const Tensor& out) {
   HostKv& kv = *pool.kv;
-  const auto room = static_cast<int32_t>(kv.identity().size());
   for (size_t first = 0; first < chunks.size() && !failed();) {
-    numbers_.clear();
-    staged_chunks_.clear();
-    for (size_t i = first; i < chunks.size(); ++i) {
-      AttentionChunk chunk = chunks[i];
-      const auto blocks = static_cast<int32_t>(
-          BlocksOf(int64_t{chunk.position} + chunk.num_tokens, layout.block_tokens));
-      const auto taken = static_cast<int32_t>(numbers_.size());
-      WINNOW_CHECK(blocks <= room);
-      if (taken + blocks > room) break;
-      const std::span<const int32_t> table = chunk.block_table.first(blocks);
-      numbers_.insert(numbers_.end(), table.begin(), table.end());
-      chunk.block_table = kv.identity().subspan(taken, blocks);
-      staged_chunks_.push_back(chunk);
+    PlanArea(kv, chunks, first, /*old_only=*/false, area_blocks_, staged_chunks_);
+    int area = 1 - kv.area_;
+    std::span<const int32_t> there;
+    if (kv.ahead_.pool == &pool) {
+      area = kv.ahead_.area;
+      there = kv.ahead_.blocks;
+      if (!Good(cudaStreamWaitEvent(stream_, kv.ahead_.done, 0), "KV from the host")) return;
     }
-    if (!BeginStaging(numbers_.size() * 4 + 256)) return;
-    const int32_t* blocks = Stage(std::span<const int32_t>(numbers_));
-    if (!EndStaging() ||
-        !Good(BringBlocks(pool.cache.pool, blocks, static_cast<int32_t>(numbers_.size()),
-                          static_cast<int64_t>(layout.BlockBytes()), kv.staging(), stream_),
-              "KV from the host")) {
-      return;
-    }
-    first += staged_chunks_.size();
-    AttendDevice(q, staged_chunks_, kv.staging(), layout, scale, out);
+    if (!Bring(pool, area_blocks_, there, area, stream_)) return;
+    kv.area_ = area;
+    const std::vector<AttentionChunk> staged = staged_chunks_;
+    first += staged.size();
+    BringAhead(pool, chunks, first, 1 - area);
+    AttendDevice(q, staged, kv.staging(area), layout, scale, out);
+    if (!Good(cudaEventRecord(kv.free_[area], stream_), "KV from the host")) return;
   }
+}
+
+// What comes after chunk `next` - 1 of this call: the chunks from there on, or, after the last, the first
+// ones in the next layer, as far as they are not written there first.
+void CudaBackend::BringAhead(const HostPool& pool, std::span<const AttentionChunk> chunks,
+                             size_t next, int area) {
+  HostKv& kv = *pool.kv;
+  kv.VoidAll();
+  const bool same_layer = next < chunks.size();
+  const HostPool* of_next = same_layer ? &pool : &pool + 1;
+  if (of_next == kv.pools_.data() + kv.pools_.size()) return;
+  PlanArea(kv, chunks, same_layer ? next : 0, /*old_only=*/!same_layer, kv.ahead_.blocks,
+           staged_chunks_);
+  if (!Good(cudaStreamWaitEvent(ahead_stream_, kv.free_[area], 0), "KV from the host") ||
+      !Bring(*of_next, kv.ahead_.blocks, {}, area, ahead_stream_) ||
+      !Good(cudaEventRecord(kv.ahead_.done, ahead_stream_), "KV from the host")) {
+    return;
+  }
+  kv.ahead_.pool = of_next;
+  kv.ahead_.area = area;
 }
 
 }  // namespace winnow::kernels::cuda

@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -113,6 +114,9 @@ void CopyInParallel(void* to, const void* from, size_t size_bytes) {
 }
 
 Buffer AllocatePinned(int device, size_t size_bytes, int threads, size_t piece_bytes) {
+  // Pages that are not there would be found missing one by one, and the process ended for it.
+  const auto pages = static_cast<size_t>(std::max(0L, sysconf(_SC_PHYS_PAGES)));
+  if (size_bytes / static_cast<size_t>(sysconf(_SC_PAGESIZE)) >= pages) return {};
   if (threads <= 0) threads = ThreadsOfHost();
   if (piece_bytes == 0) piece_bytes = kPieceBytes;
   auto mapping = std::make_shared<PinnedMapping>(device, size_bytes, piece_bytes, threads);

@@ -14,7 +14,8 @@
 
 namespace winnow::kernels::cuda {
 
-// Zeroed and aligned to 2 MiB. Null data() if the memory cannot be had, or not be pinned.
+// Zeroed and aligned to 2 MiB. Null data() if the memory cannot be had, or not be pinned; whether as much
+// is free as the machine has is for the caller to know, as pages are taken here and now.
 // `threads` and `piece_bytes` (a multiple of 2 MiB) 0: what was measured to be good.
 Buffer AllocatePinned(int device, size_t size_bytes, int threads = 0, size_t piece_bytes = 0);
 

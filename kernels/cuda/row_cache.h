@@ -70,11 +70,17 @@ inline constexpr size_t kRowCacheSlotBytes = sizeof(RowCacheSlot);
                                          int32_t max_chunk_tokens, const DeviceRowCache& cache,
                                          const KvLayout& layout, cudaStream_t stream);
 
-// Copies block blocks[i] of `pool` (pinned host memory) to block i of `staging`, i < num_blocks.
-// Moves block_bytes (a multiple of 16) per block over the bus.
-[[nodiscard]] cudaError_t BringBlocks(const std::byte* pool, const int32_t* blocks,
-                                      int32_t num_blocks, int64_t block_bytes, std::byte* staging,
-                                      cudaStream_t stream);
+// Copies block moves[i].from of `pool` (pinned host memory) to block moves[i].to of `staging`, i <
+// num_moves, with `num_blocks` blocks of 512 threads: kBringBlocks where nothing else runs, and
+// kGatherBlocks (row_gather.h) beside something that does. Moves block_bytes (a multiple of 16) per move
+// over the bus.
+struct BlockMove {
+  int32_t from = 0, to = 0;
+};
+inline constexpr int32_t kBringBlocks = 64;
+[[nodiscard]] cudaError_t BringBlocks(const std::byte* pool, const BlockMove* moves,
+                                      int32_t num_moves, int64_t block_bytes, std::byte* staging,
+                                      int32_t num_blocks, cudaStream_t stream);
 
 }  // namespace winnow::kernels::cuda
 

@@ -355,16 +355,20 @@ TEST_F(CudaRowCacheTest, BlocksAreBroughtInTheOrderOfTheTable) {
   const auto block_bytes = static_cast<int64_t>(layout.BlockBytes());
   const std::vector<int32_t> table = Table(40);
   for (const int32_t count : {1, 7, 40}) {
-    const DeviceArray<int32_t> on_device(table);
-    DeviceArray<std::byte> staging(41 * block_bytes);
-    WINNOW_CUDA_OK(
-        BringBlocks(pool.pool(), on_device.data(), count, block_bytes, staging.data(), nullptr));
+    // To places that are apart.
+    std::vector<BlockMove> moves;
+    for (int32_t i = 0; i < count; ++i) moves.push_back({table[i], 2 * i});
+    const DeviceArray<BlockMove> on_device(moves);
+    DeviceArray<std::byte> staging(80 * block_bytes);
+    WINNOW_CUDA_OK(BringBlocks(pool.pool(), on_device.data(), count, block_bytes, staging.data(),
+                               count % 2 == 0 ? kBringBlocks : 3, nullptr));
     const auto got = staging.Get();
     for (int32_t i = 0; i < count; ++i) {
       ASSERT_EQ(
-          std::memcmp(&got[i * block_bytes], pool.pool() + table[i] * block_bytes, block_bytes), 0);
+          std::memcmp(&got[2 * i * block_bytes], pool.pool() + table[i] * block_bytes, block_bytes),
+          0);
+      ASSERT_EQ(got[(2 * i + 1) * block_bytes], std::byte{0xff}) << "written past the end";
     }
-    EXPECT_EQ(got[count * block_bytes], std::byte{0xff}) << "written past the end";
   }
 }
 
@@ -383,11 +387,14 @@ TEST_F(CudaRowCacheTest, PinnedPiecesAreOneMemoryThatKernelsReadAndWrite) {
   // Blocks of 48 KiB, some of which lie on two pieces.
   const int64_t block_bytes = 48 << 10;
   const auto blocks = static_cast<int32_t>(bytes / block_bytes);
-  const DeviceArray<int32_t> table(Table(blocks));
+  const std::vector<int32_t> order = Table(blocks);
+  std::vector<BlockMove> moves;
+  for (int32_t i = 0; i < blocks; ++i) moves.push_back({order[i], i});
+  const DeviceArray<BlockMove> on_device(moves);
   DeviceArray<std::byte> staging(blocks * block_bytes);
-  WINNOW_CUDA_OK(BringBlocks(data, table.data(), blocks, block_bytes, staging.data(), nullptr));
+  WINNOW_CUDA_OK(BringBlocks(data, on_device.data(), blocks, block_bytes, staging.data(),
+                             kBringBlocks, nullptr));
   const auto got = staging.Get();
-  const auto order = table.Get();
   for (int32_t i = 0; i < blocks; ++i) {
     ASSERT_EQ(std::memcmp(&got[i * block_bytes], data + order[i] * block_bytes, block_bytes), 0);
   }
@@ -406,7 +413,7 @@ TEST_F(CudaRowCacheTest, RefusesWhatItDoesNotHave) {
   EXPECT_EQ(FetchRows(nullptr, 70000, {1, 1, nullptr, nullptr}, pool.cache(), layout, 1, nullptr,
                       nullptr, pool.reads(), nullptr),
             cudaErrorInvalidValue);
-  EXPECT_EQ(BringBlocks(pool.pool(), nullptr, 1, 24, nullptr, nullptr), cudaErrorInvalidValue);
+  EXPECT_EQ(BringBlocks(pool.pool(), nullptr, 1, 24, nullptr, 1, nullptr), cudaErrorInvalidValue);
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }
 
