@@ -639,50 +639,44 @@ void BenchFetch(Bench& bench) {
   }
 }
 
-// Rows anywhere in a large arena: what looking up addresses costs, by the size of the device's pages.
+// Rows anywhere in an arena: beyond some GiB, looking up addresses costs more than the bus.
 void BenchFar(Bench& bench) {
   if (!bench.Wants("far")) return;
   constexpr int32_t kCopies = 16, kRowBytes = 512;
   for (const size_t gib : {2, 48}) {
     const size_t bytes = gib << 30;
-    for (const PinWay way : {PinWay::kRegistered, PinWay::kDriver}) {
-      const char* name = way == PinWay::kDriver ? "driver's" : "registered";
-      const auto begin = std::chrono::steady_clock::now();
-      const Buffer host = AllocatePinned(0, bytes, way);
-      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-      if (host.data() == nullptr) {
-        std::printf("far: %zu GiB %s: cannot be had\n", gib, name);
-        continue;
-      }
-      std::printf("far: %zu GiB %s: made in %.2f s\n", gib, name, took.count());
-      for (const int32_t rows : {2048, 16384, 131072}) {
-        std::vector<Memory<const std::byte*>> sources;
-        for (int copy = 0; copy < kCopies; ++copy) {
-          std::vector<const std::byte*> of_copy(rows);
-          for (const std::byte*& row : of_copy) {
-            row = static_cast<const std::byte*>(host.data()) +
-                  HostRandom() % (bytes / kRowBytes) * kRowBytes;
-          }
-          std::sort(of_copy.begin(), of_copy.end());
-          sources.emplace_back(of_copy);
+    const Buffer host = AllocatePinned(0, bytes);
+    if (host.data() == nullptr) {
+      std::printf("far: %zu GiB cannot be pinned\n", gib);
+      continue;
+    }
+    for (const int32_t rows : {2048, 16384, 131072}) {
+      std::vector<Memory<const std::byte*>> sources;
+      for (int copy = 0; copy < kCopies; ++copy) {
+        std::vector<const std::byte*> of_copy(rows);
+        for (const std::byte*& row : of_copy) {
+          row = static_cast<const std::byte*>(host.data()) +
+                HostRandom() % (bytes / kRowBytes) * kRowBytes;
         }
-        Memory<std::byte> target(int64_t{rows} * kRowBytes);
-        std::vector<std::byte*> targets_host(rows);
-        for (int32_t i = 0; i < rows; ++i) targets_host[i] = target.data() + int64_t{i} * kRowBytes;
-        const Memory<std::byte*> targets(targets_host);
-        const Memory<int32_t> count(std::vector<int32_t>{rows});
-        const double seconds = bench.Seconds(kCopies, kCopies, [&](int i, cudaStream_t stream) {
-          return GatherRows(sources[i].data(), targets.data(), count.data(), kRowBytes,
-                            kGatherBlocks, stream);
-        });
-        bench.Report("far: gather", Text("%d rows of %zu GiB, %s", rows, gib, name), seconds,
-                     static_cast<double>(rows) * kRowBytes, true);
+        std::sort(of_copy.begin(), of_copy.end());
+        sources.emplace_back(of_copy);
       }
+      Memory<std::byte> target(int64_t{rows} * kRowBytes);
+      std::vector<std::byte*> targets_host(rows);
+      for (int32_t i = 0; i < rows; ++i) targets_host[i] = target.data() + int64_t{i} * kRowBytes;
+      const Memory<std::byte*> targets(targets_host);
+      const Memory<int32_t> count(std::vector<int32_t>{rows});
+      const double seconds = bench.Seconds(kCopies, kCopies, [&](int i, cudaStream_t stream) {
+        return GatherRows(sources[i].data(), targets.data(), count.data(), kRowBytes, kGatherBlocks,
+                          stream);
+      });
+      bench.Report("far: gather", Text("%d rows of %zu GiB", rows, gib), seconds,
+                   static_cast<double>(rows) * kRowBytes, true);
     }
   }
 }
 
-// What pinning host memory takes, by way, threads and pieces.
+// What pinning host memory takes, by threads and pieces.
 void BenchPin(Bench& bench) {
   if (!bench.Wants("pin")) return;
   const size_t bytes = size_t{8} << 30;
@@ -694,21 +688,18 @@ void BenchPin(Bench& bench) {
                  true);
   };
   Buffer memory;
-  for (const PinWay way : {PinWay::kRegistered, PinWay::kDriver}) {
-    const char* name = way == PinWay::kDriver ? "driver's" : "registered";
-    // The first one also takes the pages from the system.
-    for (const int threads : {16, 1, 4, 16}) {
-      for (const size_t piece : {size_t{64} << 20, size_t{256} << 20, size_t{1} << 30}) {
-        if (threads < 16 && piece != size_t{256} << 20) continue;
-        report(Text("8 GiB %s, %d threads, %zu MiB", name, threads, piece >> 20), [&] {
-          memory = AllocatePinned(0, bytes, way, threads, piece);
-          return memory.data() != nullptr;
-        });
-        report(Text("8 GiB %s, undone", name), [&] {
-          memory = Buffer();
-          return true;
-        });
-      }
+  // The first one also takes the pages from the system.
+  for (const int threads : {16, 1, 4, 16}) {
+    for (const size_t piece : {size_t{64} << 20, size_t{256} << 20, size_t{1} << 30}) {
+      if (threads < 16 && piece != size_t{256} << 20) continue;
+      report(Text("8 GiB, %d threads, pieces of %zu MiB", threads, piece >> 20), [&] {
+        memory = AllocatePinned(0, bytes, threads, piece);
+        return memory.data() != nullptr;
+      });
+      report(Text("8 GiB, %d threads, pieces of %zu MiB, undone", threads, piece >> 20), [&] {
+        memory = Buffer();
+        return true;
+      });
     }
   }
   void* host = nullptr;

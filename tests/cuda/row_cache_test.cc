@@ -375,31 +375,28 @@ TEST_F(CudaRowCacheTest, BlocksAreBroughtInTheOrderOfTheTable) {
 TEST_F(CudaRowCacheTest, PinnedPiecesAreOneMemoryThatKernelsReadAndWrite) {
   // Of odd size, in pieces of 4 MiB by more threads than one.
   const size_t bytes = (size_t{33} << 20) + 12345;
-  for (const PinWay way : {PinWay::kBest, PinWay::kDriver, PinWay::kRegistered}) {
-    const Buffer memory = AllocatePinned(0, bytes, way, 3, size_t{4} << 20);
-    if (way == PinWay::kDriver && memory.data() == nullptr) continue;  // an older driver
-    ASSERT_NE(memory.data(), nullptr);
-    auto* data = static_cast<std::byte*>(memory.data());
-    EXPECT_EQ(reinterpret_cast<uintptr_t>(data) % (2 << 20), 0u);
-    EXPECT_EQ(std::count(data, data + bytes, std::byte{0}), static_cast<int64_t>(bytes));
-    std::vector<std::byte> source(bytes);
-    for (size_t i = 0; i < bytes; ++i) source[i] = static_cast<std::byte>(random_.Int(0, 255));
-    CopyInParallel(data, source.data(), bytes);
-    ASSERT_EQ(std::memcmp(data, source.data(), bytes), 0);
-    // Blocks of 48 KiB, some of which lie on two pieces.
-    const int64_t block_bytes = 48 << 10;
-    const auto blocks = static_cast<int32_t>(bytes / block_bytes);
-    const std::vector<int32_t> order = Table(blocks);
-    std::vector<BlockMove> moves;
-    for (int32_t i = 0; i < blocks; ++i) moves.push_back({order[i], i});
-    const DeviceArray<BlockMove> on_device(moves);
-    DeviceArray<std::byte> staging(blocks * block_bytes);
-    WINNOW_CUDA_OK(BringBlocks(data, on_device.data(), blocks, block_bytes, staging.data(),
-                               kBringBlocks, nullptr));
-    const auto got = staging.Get();
-    for (int32_t i = 0; i < blocks; ++i) {
-      ASSERT_EQ(std::memcmp(&got[i * block_bytes], data + order[i] * block_bytes, block_bytes), 0);
-    }
+  const Buffer memory = AllocatePinned(0, bytes, 3, size_t{4} << 20);
+  ASSERT_NE(memory.data(), nullptr);
+  auto* data = static_cast<std::byte*>(memory.data());
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(data) % (2 << 20), 0u);
+  EXPECT_EQ(std::count(data, data + bytes, std::byte{0}), static_cast<int64_t>(bytes));
+  std::vector<std::byte> source(bytes);
+  for (size_t i = 0; i < bytes; ++i) source[i] = static_cast<std::byte>(random_.Int(0, 255));
+  CopyInParallel(data, source.data(), bytes);
+  ASSERT_EQ(std::memcmp(data, source.data(), bytes), 0);
+  // Blocks of 48 KiB, some of which lie on two pieces.
+  const int64_t block_bytes = 48 << 10;
+  const auto blocks = static_cast<int32_t>(bytes / block_bytes);
+  const std::vector<int32_t> order = Table(blocks);
+  std::vector<BlockMove> moves;
+  for (int32_t i = 0; i < blocks; ++i) moves.push_back({order[i], i});
+  const DeviceArray<BlockMove> on_device(moves);
+  DeviceArray<std::byte> staging(blocks * block_bytes);
+  WINNOW_CUDA_OK(BringBlocks(data, on_device.data(), blocks, block_bytes, staging.data(),
+                             kBringBlocks, nullptr));
+  const auto got = staging.Get();
+  for (int32_t i = 0; i < blocks; ++i) {
+    ASSERT_EQ(std::memcmp(&got[i * block_bytes], data + order[i] * block_bytes, block_bytes), 0);
   }
   EXPECT_EQ(AllocatePinned(0, size_t{1} << 46).data(), nullptr);
   EXPECT_EQ(cudaGetLastError(), cudaSuccess) << "no memory is an answer, not a failure";
