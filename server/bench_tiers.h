@@ -35,6 +35,9 @@ struct TiersResult {
   double share_measured = 0;  // of chosen rows: in a frame or in the row cache
   double seconds_median = 0, seconds_min = 0, seconds_mean = 0;  // of a step
   double wait_seconds = 0;  // in it, with nothing to do but wait for reads
+  // In it, attention over chosen rows and anchors: the most that attending to rows that have come,
+  // while others are on their way, could save.
+  double attend_seconds = 0;
   double chosen_rows = 0;
   double stored_rows = 0;    // of them: came from disk
   double cached_rows = 0;    // of them: from the row cache
