@@ -214,6 +214,7 @@ absl::StatusOr<TiersRun> RunTiers(const TiersFlags& flags,
       result.payload_bytes = mean(end.rows.payload_bytes, start.rows.payload_bytes);
       result.page_bytes = mean(end.rows.page_bytes, start.rows.page_bytes);
       result.pages = mean(end.rows.pages, start.rows.pages);
+      result.used_rows = mean(end.rows.asked_hits, start.rows.asked_hits);
       result.asked_rows = mean(end.rows.asked_rows, start.rows.asked_rows);
       result.reads = mean(end.reads, start.reads);
       result.device_bytes = mean(end.device_bytes, start.device_bytes);

@@ -45,7 +45,7 @@ struct TiersResult {
   double page_bytes = 0;     // of the pages that they are on
   double device_bytes = 0;   // read from the device, whatever for
   double pages = 0, reads = 0;
-  double asked_rows = 0;  // ahead of time, by prediction
+  double asked_rows = 0, used_rows = 0;  // ahead of time, by prediction; and chosen then
   double ReadsPerSecond() const { return reads / seconds_mean; }
   double ReadsPerWaitingSecond() const { return wait_seconds > 0 ? reads / wait_seconds : 0; }
   double device_before = 0, device_after = 0;  // random reads of 4 KiB a second

@@ -81,6 +81,10 @@ int BenchTiers(TierBenchFlags flags) {
                  r.payload_bytes / kMega, r.device_bytes / kMega, r.pages, r.reads,
                  r.ReadsPerSecond(), r.DeviceRate(), 100 * r.ReadsPerSecond() / r.DeviceRate(),
                  100 * r.ReadsPerWaitingSecond() / r.DeviceRate());
+    if (r.asked_rows > 0) {
+      std::fprintf(table, "%8s of %.0f rows asked for ahead of time %.0f were used\n", "",
+                   r.asked_rows, r.used_rows);
+    }
     std::fflush(table);
   };
   const absl::StatusOr<TiersRun> run = RunTiers(flags.tiers, print);
@@ -111,6 +115,7 @@ int BenchTiers(TierBenchFlags flags) {
          {"stored_rows", Round(r.stored_rows)},
          {"cached_rows", Round(r.cached_rows)},
          {"asked_ahead_rows", Round(r.asked_rows)},
+         {"used_ahead_rows", Round(r.used_rows)},
          {"payload_bytes", Round(r.payload_bytes)},
          {"page_bytes", Round(r.page_bytes)},
          {"device_bytes", Round(r.device_bytes)},

@@ -79,7 +79,9 @@ class BenchTiers(unittest.TestCase):
             self.assertGreater(ways["cache"]["cached_rows"], 0)
             self.assertLess(ways["cache"]["stored_rows"], ways["plain"]["stored_rows"])
             self.assertLess(ways["cache"]["device_bytes"], ways["plain"]["device_bytes"])
+            # Rows chosen at random would be right one time in twenty.
             self.assertGreater(ways["prefetch"]["asked_ahead_rows"], 0)
+            self.assertGreater(ways["prefetch"]["used_ahead_rows"], ways["prefetch"]["asked_ahead_rows"] / 3)
 
     def test_what_is_wrong_is_said(self):
         with temporary_directory() as directory:
