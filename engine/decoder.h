@@ -161,7 +161,8 @@ class Decoder final : public Model {
   void PredictQueries(int32_t index);
   void WriteKv(int32_t index, const kernels::Tensor& k, const kernels::Tensor& v);
   void Attend(int32_t index, std::span<const kernels::AttentionChunk> chunks, bool logits_only);
-  void FinishRows(const Layer& layer, RowRun rows);
+  void AddAttended(const Layer& layer, RowRun rows);
+  void AddMlp(const Layer& layer, RowRun rows);
 
   const ModelConfig config_;
   kernels::Backend& backend_;
