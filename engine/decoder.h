@@ -139,9 +139,11 @@ class Decoder final : public Model {
   void CheckBlocks(const SequenceChunk& chunk);
   void ProjectAndWriteKv(int32_t index);
   void PredictQueries(int32_t index);
-  void WriteKv(int32_t index, const kernels::Tensor& k, const kernels::Tensor& v);
+  void RotateAndWriteKv(int32_t index, const kernels::Tensor& q, const kernels::Tensor& k,
+                        const kernels::Tensor& v);
   void Attend(int32_t index, std::span<const kernels::AttentionChunk> chunks, bool logits_only);
   void FinishRows(const Layer& layer, RowRun rows);
+  void ComputeLogits(int64_t num_logits, std::span<float> logits);
 
   const ModelConfig config_;
   kernels::Backend& backend_;

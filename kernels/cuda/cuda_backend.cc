@@ -1,6 +1,7 @@
 #include "kernels/cuda/cuda_backend.h"
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
 #include "kernels/check.h"
@@ -144,14 +145,15 @@ Buffer CudaBackend::AllocateShared(size_t size_bytes) {
 }
 
 bool CudaBackend::Synchronize() {
+  SendSelections();
   selected_ = {};  // from here on the host may change it
-  return Good(cudaStreamSynchronize(stream_), "a kernel");
+  if (!Good(cudaStreamSynchronize(stream_), "a kernel")) return false;
+  TakeCounts();
+  return true;
 }
 
 void CudaBackend::BeginPass() {
-  if (!Synchronize()) return;
-  staging_begin_ = staging_end_ = 0;
-  tables_.clear();
+  if (Synchronize()) ClearStaging();
 }
 
 void CudaBackend::CopyToHost(const void* device, void* host, size_t size_bytes) {
@@ -201,8 +203,7 @@ bool CudaBackend::BeginStaging(size_t size_bytes) {
   const Selection selected = selected_;
   if (!Synchronize()) return false;
   selected_ = selected;  // no host has looked at it
-  staging_begin_ = staging_end_ = 0;
-  tables_.clear();
+  ClearStaging();
   if (size_bytes <= pinned_.size_bytes()) return true;
   const size_t wanted = std::max(kLeastStagingBytes, 2 * size_bytes);
   pinned_ = Buffer();
@@ -215,13 +216,31 @@ bool CudaBackend::BeginStaging(size_t size_bytes) {
   return !failed();
 }
 
+void CudaBackend::ClearStaging() {
+  staging_begin_ = staging_end_ = 0;
+  tables_.clear();
+  staged_values_.clear();
+}
+
 std::byte* CudaBackend::StageBytes(const void* values, size_t size_bytes, size_t alignment) {
+  // A step says the same of each of its layers: what is there already is not sent again.
+  const std::string_view bytes(static_cast<const char*>(values), size_bytes);
+  const size_t hash = std::hash<std::string_view>()(bytes);
+  const auto [first, last] = staged_values_.equal_range(hash);
+  for (auto staged = first; staged != last; ++staged) {
+    const auto [offset, size] = staged->second;
+    if (size == size_bytes &&
+        std::memcmp(static_cast<std::byte*>(pinned_.data()) + offset, values, size) == 0) {
+      return static_cast<std::byte*>(staged_.data()) + offset;
+    }
+  }
   staging_end_ = AlignUp(staging_end_, std::max<size_t>(alignment, 16));
   WINNOW_CHECK(staging_end_ + size_bytes <= pinned_.size_bytes());
   if (size_bytes > 0) {
     std::memcpy(static_cast<std::byte*>(pinned_.data()) + staging_end_, values, size_bytes);
   }
   std::byte* on_device = static_cast<std::byte*>(staged_.data()) + staging_end_;
+  if (size_bytes > 0) staged_values_.emplace(hash, std::pair(staging_end_, size_bytes));
   staging_end_ += size_bytes;
   return on_device;
 }

@@ -31,6 +31,8 @@
 #include "kernels/cuda/completion.h"
 #include "kernels/cuda/device_types.h"
 #include "kernels/cuda/layer_ops.h"
+#include "kernels/cuda/matmul.h"
+#include "kernels/cuda/row_attention.h"
 
 namespace winnow::kernels::cuda {
 
@@ -69,6 +71,13 @@ class CudaBackend final : public Backend {
   void Attend(const Tensor& q, std::span<const AttentionChunk> chunks, const void* pool,
               const KvLayout& layout, float scale, const Tensor& out) override;
   void SiluMul(const Tensor& gate_up, const Tensor& out) override;
+  void NormMatmul(const Tensor& x, const float* weight, float eps, const PackedMatrix& w,
+                  const Tensor& normed, const Tensor& y, const MatmulEpilogue& epilogue) override;
+  void SiluMatmul(const Tensor& gate_up, const PackedMatrix& w, const Tensor& activated,
+                  const Tensor& y, const MatmulEpilogue& epilogue) override;
+  void RopeAndWriteKv(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cos_sin,
+                      std::span<const AttentionChunk> chunks, void* pool,
+                      const KvLayout& layout) override;
   std::unique_ptr<PackedEncoder> PackEncoder(const EncoderWeights& weights) override;
   std::unique_ptr<PackedFeatureMap> PackFeatureMap(const FeatureMapWeights& weights) override;
   void EncodeKeys(std::span<const KeySpan> spans, const void* pool, const KvLayout& layout,
@@ -95,7 +104,7 @@ class CudaBackend final : public Backend {
                   float* states) override;
   bool AttendChosen(const Tensor& q, std::span<const RetrievalQuery> queries,
                     const Selection& chosen, const void* pool, const KvLayout& layout, float scale,
-                    float* states) override;
+                    const Tensor& out) override;
   void ExtendSummaries(std::span<const SummaryExtension> extensions, const void* pool,
                        const KvLayout& layout, const PackedFeatureMap& key_map) override;
   void CompleteStates(const Tensor& q, std::span<const RetrievalQuery> queries,
@@ -131,7 +140,7 @@ class CudaBackend final : public Backend {
 
   // Descriptors on their way: BeginStaging makes room, Stage puts values into pinned memory and gives
   // their address on the device, EndStaging sends them. Values stay until the next pass, or until the
-  // room is used up.
+  // room is used up, and are sent once in that time.
   bool BeginStaging(size_t size_bytes);
   std::byte* StageBytes(const void* values, size_t size_bytes, size_t alignment);
   template <typename T>
@@ -139,6 +148,7 @@ class CudaBackend final : public Backend {
     return reinterpret_cast<T*>(StageBytes(values.data(), values.size_bytes(), alignof(T)));
   }
   bool EndStaging();
+  void ClearStaging();
   // The first `blocks` of a table; sent once in a pass.
   const int32_t* StageTable(std::span<const int32_t> table, int64_t blocks);
   static size_t TableBytes(int64_t blocks) { return static_cast<size_t>(blocks) * 4 + 16; }
@@ -149,15 +159,22 @@ class CudaBackend final : public Backend {
   const DeviceChunk* StageChunks(std::span<const AttentionChunk> chunks, const KvLayout& layout);
   const RowList* StageLists(std::span<const RowList> lists, int32_t* max_rows);
 
+  // Makes a product's left operand, in order, at `ordered`.
+  template <typename Order>
+  bool MatmulOf(int64_t m, const DeviceWeights& weights, const Tensor& y,
+                const MatmulEpilogue& epilogue, Order order);
+
   // A selection on the device; sent there if it is not. counts null: the device has failed.
   Selection SelectionToRead(const Selection& chosen, size_t queries);
-  void AttendLists(const Tensor& q, int32_t num_queries, int32_t max_rows,
-                   const DeviceQuery* queries, const RowList* lists, const KvLayout& layout,
-                   float scale, float* states);
-  // A selection is made in the device's memory and copied to the host's.
-  Selection SelectionOnDevice(const Selection& chosen, size_t queries);
-  void CopySelection(const Selection& on_device, const Selection& chosen, size_t queries);
+  bool PrepareRows(const RowAttentionShape& shape);
+  // A selection is made in the device's memory, and copied to the host's when the host waits: its
+  // counts with those of all since then, its tokens unless a later selection went to the same place.
+  Selection NewSelection(const Selection& chosen, size_t queries);
+  void NoteSelection(const Selection& on_device, const Selection& chosen, size_t queries);
   bool HasOnDevice(const Selection& chosen, size_t queries) const;
+  void SendTokens();
+  void SendSelections();
+  void TakeCounts();
   void AttendChunks(const Tensor& q, std::span<const AttentionChunk> chunks, bool few,
                     const void* pool, const KvLayout& layout, float scale, const Tensor& out);
   bool Extend(std::span<const DeviceExtension> extensions, const void* pool, const KvLayout& layout,
@@ -174,12 +191,22 @@ class CudaBackend final : public Backend {
     int64_t blocks = 0;
   };
   std::unordered_map<const int32_t*, StagedTable> tables_;  // by the host's address
+  std::unordered_multimap<size_t, std::pair<size_t, size_t>> staged_values_;  // by hash: where, bytes
 
-  Workspace matmul_, dense_, codes_, bounds_, logits_, prune_, rows_, addresses_, resolved_,
+  Workspace matmul_, dense_, codes_, bounds_, logits_, prune_, rows_, addresses_,
       extend_, complete_, selection_, masses_, quality_, pack_;
-  // Whose selection lies in selection_; tokens null: nobody's.
-  Selection selected_;
+  // Whose selection lies in selection_ (and its counts in counts_); tokens null: nobody's.
+  Selection selected_, selected_on_device_;
   size_t selected_queries_ = 0;
+  bool tokens_sent_ = true;
+  // Counts of the selections since the host last waited, on the device and on their way from it.
+  struct CountsOnTheirWay {
+    int32_t* to = nullptr;
+    size_t first = 0, count = 0;
+  };
+  Buffer counts_, arrived_counts_;
+  size_t counts_end_ = 0;
+  std::vector<CountsOnTheirWay> counts_on_their_way_;
   // Of a call; kept for their memory.
   std::vector<DeviceQuery> queries_;
   std::vector<DeviceKeySpan> spans_;

@@ -84,6 +84,45 @@ void CudaBackend::Matmul(const Tensor& x, const PackedMatrix& w, const Tensor& y
        "a matrix product");
 }
 
+// Whether it did: products that are exact take no operand in order.
+template <typename Order>
+bool CudaBackend::MatmulOf(int64_t m, const DeviceWeights& weights, const Tensor& y,
+                           const MatmulEpilogue& epilogue, Order order) {
+  if (weights.way != DeviceWeights::Way::kTensor) return false;
+  WINNOW_CHECK(y.cols == weights.out && y.rows >= m);
+  if (Grow(matmul_, OrderedBytes(m, weights.in), "a matrix product") &&
+      Good(order(matmul_.data()), "a product's operand")) {
+    Good(cuda::MatmulOrdered(
+             {nullptr, 0, m, y.f32(), y.stride, epilogue.bias, epilogue.accumulate}, weights,
+             matmul_.data(), stream_),
+         "a matrix product");
+  }
+  return true;
+}
+
+void CudaBackend::NormMatmul(const Tensor& x, const float* weight, float eps, const PackedMatrix& w,
+                             const Tensor& normed, const Tensor& y,
+                             const MatmulEpilogue& epilogue) {
+  const DeviceWeights& weights = static_cast<const CudaPackedMatrix&>(w).device();
+  WINNOW_CHECK(x.cols == weights.in);
+  if (!MatmulOf(x.rows, weights, y, epilogue, [&](void* ordered) {
+        return RmsNormOrdered(MatrixOf(x), weight, eps, ordered, stream_);
+      })) {
+    Backend::NormMatmul(x, weight, eps, w, normed, y, epilogue);
+  }
+}
+
+void CudaBackend::SiluMatmul(const Tensor& gate_up, const PackedMatrix& w, const Tensor& activated,
+                             const Tensor& y, const MatmulEpilogue& epilogue) {
+  const DeviceWeights& weights = static_cast<const CudaPackedMatrix&>(w).device();
+  WINNOW_CHECK(gate_up.cols == 2 * weights.in);
+  if (!MatmulOf(gate_up.rows, weights, y, epilogue, [&](void* ordered) {
+        return SiluMulOrdered(MatrixOf(gate_up), ordered, stream_);
+      })) {
+    Backend::SiluMatmul(gate_up, w, activated, y, epilogue);
+  }
+}
+
 void CudaBackend::EmbedRows(const HostMatrix& table, std::span<const int32_t> ids,
                             const Tensor& out) {
   WINNOW_CHECK(out.cols == table.cols && out.rows >= static_cast<int64_t>(ids.size()));
@@ -162,6 +201,18 @@ void CudaBackend::WriteKv(const Tensor& k, const Tensor& v, std::span<const Atte
   Good(cuda::WriteKv(MatrixOf(k), MatrixOf(v), on_device, static_cast<int32_t>(chunks.size()), most,
                      pool, layout, stream_),
        "writing KV");
+}
+
+void CudaBackend::RopeAndWriteKv(const Tensor& q, const Tensor& k, const Tensor& v,
+                                 const Tensor& cos_sin, std::span<const AttentionChunk> chunks,
+                                 void* pool, const KvLayout& layout) {
+  int32_t most = 0;
+  for (const AttentionChunk& chunk : chunks) most = std::max(most, chunk.num_tokens);
+  const DeviceChunk* on_device = StageChunks(chunks, layout);
+  if (on_device == nullptr) return;
+  Good(cuda::RopeAndWriteKv(MatrixOf(q), MatrixOf(k), MatrixOf(v), MatrixOf(cos_sin), on_device,
+                            static_cast<int32_t>(chunks.size()), most, pool, layout, stream_),
+       "rotation and writing KV");
 }
 
 // ---- dense attention ----

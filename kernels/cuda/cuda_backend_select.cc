@@ -17,6 +17,8 @@ namespace {
 
 // Shapes grow in such steps, so that a sequence's next token does not make a new one.
 constexpr int32_t kShapeTokens = 8192;
+// Of the counts of selections: those of all layers of a step, so that the host need not wait in it.
+constexpr size_t kLeastCountsBytes = size_t{1} << 20;
 
 int32_t RoundUp(int32_t value, int32_t unit) {
   return static_cast<int32_t>(std::min<int64_t>(CeilDiv(value, unit) * unit, INT32_MAX));
@@ -87,30 +89,79 @@ void CudaBackend::QuantizeKeys(std::span<const KeySpan> spans, const void* pool,
 
 // ---- selection ----
 
-Selection CudaBackend::SelectionOnDevice(const Selection& chosen, size_t queries) {
-  const size_t lists = queries * chosen.kv_heads;
-  const size_t counts_bytes = AlignUp(lists * 4, 256);
-  if (!Grow(selection_, counts_bytes + lists * chosen.capacity * 4, "a selection")) return {};
-  return {chosen.kv_heads, chosen.capacity, reinterpret_cast<int32_t*>(selection_.data()),
-          reinterpret_cast<int32_t*>(selection_.data() + counts_bytes)};
+Selection CudaBackend::NewSelection(const Selection& chosen, size_t queries) {
+  const size_t lists = queries * chosen.kv_heads, tokens = lists * chosen.capacity;
+  const size_t before = selected_queries_ * selected_.kv_heads * selected_.capacity;
+  if (selected_.tokens != nullptr && !tokens_sent_ &&
+      (chosen.tokens > selected_.tokens || chosen.tokens + tokens < selected_.tokens + before)) {
+    SendTokens();  // somebody else's
+  }
+  selected_ = {};
+  tokens_sent_ = true;
+  if (counts_end_ + lists > counts_.size_bytes() / 4) {
+    if (!Synchronize()) return {};  // takes those that are on their way
+    if (lists > counts_.size_bytes() / 4) {
+      const size_t bytes = std::max(kLeastCountsBytes, 8 * lists);
+      counts_ = Buffer();
+      arrived_counts_ = Buffer();
+      counts_ = Allocate(bytes);
+      arrived_counts_ = AllocateShared(bytes);
+      if ((counts_.data() == nullptr || arrived_counts_.data() == nullptr) && !failed()) {
+        failure_ = "no memory for the counts of a selection";
+      }
+    }
+  }
+  if (failed() || !Grow(selection_, tokens * 4, "a selection")) return {};
+  const Selection selection{chosen.kv_heads, chosen.capacity,
+                            static_cast<int32_t*>(counts_.data()) + counts_end_,
+                            reinterpret_cast<int32_t*>(selection_.data())};
+  counts_end_ += lists;
+  return selection;
 }
 
-void CudaBackend::CopySelection(const Selection& on_device, const Selection& chosen,
+void CudaBackend::NoteSelection(const Selection& on_device, const Selection& chosen,
                                 size_t queries) {
-  const size_t lists = queries * chosen.kv_heads;
-  Good(cudaMemcpyAsync(chosen.counts, on_device.counts, lists * 4, cudaMemcpyDeviceToHost, stream_),
-       "a selection");
-  Good(cudaMemcpyAsync(chosen.tokens, on_device.tokens, lists * chosen.capacity * 4,
+  const auto first =
+      static_cast<size_t>(on_device.counts - static_cast<const int32_t*>(counts_.data()));
+  const size_t count = queries * chosen.kv_heads;
+  counts_on_their_way_.push_back({chosen.counts, first, count});
+  counts_end_ = std::max(counts_end_, first + count);
+  selected_ = chosen;
+  selected_on_device_ = on_device;
+  selected_queries_ = queries;
+  tokens_sent_ = false;
+}
+
+void CudaBackend::SendTokens() {
+  tokens_sent_ = true;
+  if (failed()) return;
+  Good(cudaMemcpyAsync(selected_.tokens, selected_on_device_.tokens,
+                       selected_queries_ * selected_.kv_heads * selected_.capacity * 4,
                        cudaMemcpyDeviceToHost, stream_),
        "a selection");
-  selected_ = chosen;
-  selected_queries_ = queries;
+}
+
+void CudaBackend::SendSelections() {
+  if (selected_.tokens != nullptr && !tokens_sent_) SendTokens();
+  if (failed() || counts_on_their_way_.empty()) return;
+  Good(cudaMemcpyAsync(arrived_counts_.data(), counts_.data(), counts_end_ * 4,
+                       cudaMemcpyDeviceToHost, stream_),
+       "a selection");
+}
+
+void CudaBackend::TakeCounts() {
+  const auto* arrived = static_cast<const int32_t*>(arrived_counts_.data());
+  for (const CountsOnTheirWay& counts : counts_on_their_way_) {
+    std::copy_n(arrived + counts.first, counts.count, counts.to);
+  }
+  counts_on_their_way_.clear();
+  counts_end_ = 0;
 }
 
 Selection CudaBackend::SelectionToRead(const Selection& chosen, size_t queries) {
-  const bool has = HasOnDevice(chosen, queries);
-  const Selection selection = SelectionOnDevice(chosen, queries);
-  if (has || failed()) return selection;
+  if (HasOnDevice(chosen, queries)) return selected_on_device_;
+  const Selection selection = NewSelection(chosen, queries);
+  if (failed()) return selection;
   const size_t lists = queries * chosen.kv_heads;
   Good(cudaMemcpyAsync(selection.counts, chosen.counts, lists * 4, cudaMemcpyHostToDevice, stream_),
        "a selection");
@@ -147,7 +198,7 @@ void CudaBackend::SelectByCodes(std::span<const RetrievalQuery> queries, const v
                                  RoundUp(longest, kShapeTokens)};
   const DeviceQuery* on_device = StageQueries(queries, code_layout.block_tokens);
   if (on_device == nullptr || !EndStaging()) return;
-  const Selection selection = SelectionOnDevice(chosen, queries.size());
+  const Selection selection = NewSelection(chosen, queries.size());
   if (failed() ||
       !Prepare(codes_, HammingSelectWorkspaceBytes(shape), HammingSelectZeroedPart(shape),
                {shape.num_queries, group, code_layout.kv_heads, code_layout.bits,
@@ -158,7 +209,7 @@ void CudaBackend::SelectByCodes(std::span<const RetrievalQuery> queries, const v
   if (Good(cuda::SelectByCodes(shape, on_device, query_codes, codes, selection, codes_.data(),
                                stream_),
            "selection by codes")) {
-    CopySelection(selection, chosen, queries.size());
+    NoteSelection(selection, chosen, queries.size());
   }
 }
 
@@ -171,12 +222,12 @@ void CudaBackend::SelectByBounds(const Tensor& q, std::span<const RetrievalQuery
   }
   const DeviceQuery* on_device = StageQueries(queries, layout.block_tokens);
   if (on_device == nullptr || !EndStaging()) return;
-  const Selection selection = SelectionOnDevice(chosen, queries.size());
+  const Selection selection = NewSelection(chosen, queries.size());
   if (failed() || !Grow(bounds_, BoundSelectWorkspaceBytes(shape), "selection by bounds")) return;
   if (Good(cuda::SelectByBounds(shape, q.f32(), q.stride, on_device, bounds, selection,
                                 bounds_.data(), stream_),
            "selection by bounds")) {
-    CopySelection(selection, chosen, queries.size());
+    NoteSelection(selection, chosen, queries.size());
   }
 }
 
@@ -185,7 +236,7 @@ void CudaBackend::SelectByLogits(const Tensor& q, std::span<const RetrievalQuery
                                  const Selection& chosen) {
   const DeviceQuery* on_device = StageQueries(queries, layout.block_tokens);
   if (on_device == nullptr || !EndStaging()) return;
-  const Selection selection = SelectionOnDevice(chosen, queries.size());
+  const Selection selection = NewSelection(chosen, queries.size());
   for (size_t first = 0; first < queries.size() && !failed();) {
     LogitSelectShape shape{0, GroupOf(q, layout), layout, 0};
     while (first + shape.num_queries < queries.size()) {
@@ -201,7 +252,7 @@ void CudaBackend::SelectByLogits(const Tensor& q, std::span<const RetrievalQuery
          "selection by logits");
     first += shape.num_queries;
   }
-  if (!failed()) CopySelection(selection, chosen, queries.size());
+  if (!failed()) NoteSelection(selection, chosen, queries.size());
 }
 
 void CudaBackend::PruneSelection(const Tensor& q, std::span<const RetrievalQuery> queries,
@@ -224,7 +275,7 @@ void CudaBackend::PruneSelection(const Tensor& q, std::span<const RetrievalQuery
   if (Good(cuda::PruneSelection(shape, q.f32(), q.stride, on_device, int4_keys, scale, p, selection,
                                 selection, prune_.data(), stream_),
            "pruning")) {
-    CopySelection(selection, kept, queries.size());
+    NoteSelection(selection, kept, queries.size());
   }
 }
 

@@ -13,6 +13,7 @@
 
 #include "kernels/cuda/dense_attention.h"
 #include "kernels/cuda/device_math.cuh"
+#include "kernels/cuda/launch.cuh"
 
 namespace winnow::kernels::cuda {
 namespace {
@@ -331,14 +332,28 @@ __global__ void __launch_bounds__(kSplitWarps* kLanes)
   const DeviceChunk chunk = args.chunks[static_cast<int32_t>(blockIdx.z) / args.tiles];
   const int32_t num_rows = chunk.num_tokens * args.group.divisor();
   const int32_t first_row = tile * kWarpRows;
-  if (first_row >= num_rows) return;
+  LetNextStart();
+  if (first_row >= num_rows) return WaitForEarlier();
   const int32_t last_row = min(first_row + kWarpRows, num_rows) - 1;
   const int32_t visible = chunk.position + args.group.Divide(last_row) + 1;
   const int32_t first_unit = split * kUnitsPerSplit;
   const int32_t units =
       min((visible + kDenseUnitTokens - 1) / kDenseUnitTokens, first_unit + kUnitsPerSplit);
-  if (first_unit >= units) return;
+  if (first_unit >= units) return WaitForEarlier();
   const uint8_t* head = args.pool + kv_head * args.head_bytes;
+  // Rows come nearer while the queries are still being made. They are not read yet: this step's are
+  // among them.
+  constexpr int kLines = (4 * kHeadDim + 127) / 128;  // of a row
+  const int32_t last_token = min(units * kDenseUnitTokens, visible);
+  for (int32_t i = threadIdx.x; i < kDenseSplitTokens * kLines; i += kSplitWarps * kLanes) {
+    const int32_t token = first_unit * kDenseUnitTokens + i / kLines;
+    if (token >= last_token) break;
+    const int32_t block = args.block_tokens.Divide(token);
+    const uint8_t* row = head + chunk.block_table[block] * args.block_bytes +
+                         int64_t{token - block * args.block_tokens.divisor()} * (4 * kHeadDim);
+    PrefetchLine(row + i % kLines * 128);
+  }
+  WaitForEarlier();
   StartUnit<kHeadDim, kSplitWarps>(args, chunk.block_table, head, first_unit, visible, shared);
   CommitCopies();
   int32_t sees[2];
@@ -420,6 +435,8 @@ __global__ void __launch_bounds__(kSplitWarps* kLanes)
 
 // A block merges the splits of one row; a thread is a channel.
 __global__ void MergeSplitsKernel(const __grid_constant__ Args args, int32_t head_dim) {
+  LetNextStart();
+  WaitForEarlier();
   const int32_t chunk_index = static_cast<int32_t>(blockIdx.z) / args.tiles;
   const int32_t tile = static_cast<int32_t>(blockIdx.z) % args.tiles;
   const auto kv_head = static_cast<int32_t>(blockIdx.y);
@@ -474,7 +491,7 @@ cudaError_t AllowShared(Kernel kernel, size_t bytes) {
 }
 
 template <int kHeadDim>
-cudaError_t Launch(const DenseAttentionShape& shape, const Args& args, cudaStream_t stream) {
+cudaError_t LaunchOf(const DenseAttentionShape& shape, const Args& args, cudaStream_t stream) {
   constexpr size_t kBytes = SharedBytes<kHeadDim>();
   if (shape.way == DenseWay::kInTurn) {
     const auto kernel = InTurnKernel<kHeadDim>;
@@ -488,10 +505,13 @@ cudaError_t Launch(const DenseAttentionShape& shape, const Args& args, cudaStrea
   const auto kernel = SplitKernel<kHeadDim>;
   if (const cudaError_t error = AllowShared(kernel, kBytes); error != cudaSuccess) return error;
   const dim3 grid(args.splits, shape.layout.kv_heads, shape.num_chunks * args.tiles);
-  kernel<<<grid, kSplitWarps * kLanes, kBytes, stream>>>(args);
-  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
-  MergeSplitsKernel<<<dim3(kWarpRows, grid.y, grid.z), 128, 0, stream>>>(args, kHeadDim);
-  return cudaGetLastError();
+  if (const cudaError_t error =
+          Launch(kernel, grid, kSplitWarps * kLanes, kBytes, stream, false, args);
+      error != cudaSuccess) {
+    return error;
+  }
+  return Launch(MergeSplitsKernel, dim3(kWarpRows, grid.y, grid.z), 128, 0, stream, false, args,
+                kHeadDim);
 }
 
 }  // namespace
@@ -532,13 +552,13 @@ cudaError_t AttendDense(const DenseAttentionShape& shape, const float* q, int64_
                   SplitsOf(shape)};
   switch (layout.head_dim) {
     case 64:
-      return Launch<64>(shape, args, stream);
+      return LaunchOf<64>(shape, args, stream);
     case 80:
-      return Launch<80>(shape, args, stream);
+      return LaunchOf<80>(shape, args, stream);
     case 96:
-      return Launch<96>(shape, args, stream);
+      return LaunchOf<96>(shape, args, stream);
     case 128:
-      return Launch<128>(shape, args, stream);
+      return LaunchOf<128>(shape, args, stream);
     default:
       return cudaErrorInvalidValue;
   }

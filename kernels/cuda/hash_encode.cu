@@ -12,6 +12,7 @@
 
 #include "kernels/cuda/device_math.cuh"
 #include "kernels/cuda/hash_encode.h"
+#include "kernels/cuda/launch.cuh"
 
 namespace winnow::kernels::cuda {
 namespace {
@@ -38,14 +39,14 @@ __device__ uint16_t Silu(float sum) {
   return RoundBf16(__fdiv_rn(a, __fadd_rn(1.0f, e)));
 }
 
-// Asks for the weights of the stages after the first, so that they are in L2 when their turn comes.
-__device__ __forceinline__ void PrefetchLaterStages(const DeviceEncoder& encoder, int32_t head) {
-  for (int s = 1; s < encoder.num_stages; ++s) {
+// Asks for the weights, so that they are in L2 when their turn comes.
+__device__ __forceinline__ void PrefetchStages(const DeviceEncoder& encoder, int32_t head) {
+  for (int s = 0; s < encoder.num_stages; ++s) {
     const DeviceEncoder::Stage stage = encoder.stages[s];
     const int64_t bytes = int64_t{16} * ((stage.in + 7) / 8) * stage.out;
     const char* weight = reinterpret_cast<const char*>(stage.weight) + head * bytes;
     for (int64_t at = threadIdx.x * 128; at < bytes; at += kThreads * 128) {
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(weight + at));
+      PrefetchLine(weight + at);
     }
   }
 }
@@ -164,8 +165,10 @@ __global__ void __launch_bounds__(kThreads)
   const DeviceKeySpan span = keys.spans[blockIdx.z];
   const int32_t head = blockIdx.y;
   const int32_t first = span.tokens.first + static_cast<int32_t>(blockIdx.x) * kTile;
+  LetNextStart();
+  if (kTile <= 8 && first < span.tokens.last) PrefetchStages(encoder, head);
+  WaitForEarlier();
   if (first >= span.tokens.last) return;
-  if (kTile <= 8) PrefetchLaterStages(encoder, head);
   const int32_t in = encoder.stages[0].in, chunks = (in + 7) / 8;
   for (int32_t i = threadIdx.x; i < kTile * chunks; i += kThreads) {
     const int32_t t = i / chunks, chunk = i % chunks;
@@ -203,7 +206,9 @@ __global__ void __launch_bounds__(kThreads)
   extern __shared__ float4 shared4[];
   float* shared = reinterpret_cast<float*>(shared4);
   const int32_t head = blockIdx.y, query = blockIdx.z;
-  PrefetchLaterStages(encoder, head);
+  LetNextStart();
+  PrefetchStages(encoder, head);
+  WaitForEarlier();
   const int32_t vectors = source.group / encoder.queries_per_input;
   const int32_t first = static_cast<int32_t>(blockIdx.x) * kTile;
   const int32_t in = encoder.stages[0].in, padded = (in + 7) / 8 * 8;
@@ -320,8 +325,7 @@ cudaError_t EncodeKeys(const DeviceEncoder& encoder, const DeviceKeySpan* spans,
     }
     const dim3 grid(static_cast<unsigned>(CeilDiv(max_span_tokens, tile)), layout.kv_heads,
                     num_spans);
-    kernel<<<grid, kThreads, shared_bytes, stream>>>(encoder, keys, floats);
-    return cudaGetLastError();
+    return Launch(kernel, grid, kThreads, shared_bytes, stream, false, encoder, keys, floats);
   };
   if (max_span_tokens <= 8) return launch(EncodeKeysKernel<8, 1>, 8);
   if (BufferFloats(encoder, 32) * size_t{8} > 64 * 1024) return launch(EncodeKeysKernel<8, 1>, 8);
@@ -347,8 +351,7 @@ cudaError_t EncodeQueries(const DeviceEncoder& encoder, const DeviceQuery* queri
       return error;
     }
     const dim3 grid(static_cast<unsigned>(CeilDiv(vectors, tile)), encoder.kv_heads, num_queries);
-    kernel<<<grid, kThreads, shared_bytes, stream>>>(encoder, source, floats);
-    return cudaGetLastError();
+    return Launch(kernel, grid, kThreads, shared_bytes, stream, false, encoder, source, floats);
   };
   return vectors <= 4 ? launch(EncodeQueriesKernel<4>, 4) : launch(EncodeQueriesKernel<8>, 8);
 }
