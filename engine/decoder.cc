@@ -114,6 +114,12 @@ void Decoder::ComputeLogits(int64_t num_logits, std::span<float> logits) {
                       static_cast<size_t>(num_logits) * config_.vocab_size * sizeof(float));
 }
 
+Buffer Decoder::AllocateLogits(int64_t rows) {
+  Buffer shared =
+      backend_.AllocateShared(static_cast<size_t>(rows) * config_.vocab_size * sizeof(float));
+  return shared.data() != nullptr ? std::move(shared) : Model::AllocateLogits(rows);
+}
+
 absl::Status Decoder::DeviceStatus() const {
   const std::string failure = backend_.failure();
   return failure.empty() ? absl::OkStatus() : absl::UnavailableError(failure);

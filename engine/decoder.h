@@ -90,6 +90,8 @@ class Decoder final : public Model {
   KvMemory* kv_memory() override { return memory_.get(); }
   const RowFetcher& row_fetcher() const { return retrieval_->fetcher(); }
 
+  kernels::Buffer AllocateLogits(int64_t rows) override;
+
   // REQUIRES (all checked): a batch within max_batch_tokens and max_batch_logits, token ids within
   // the vocabulary, positions within max_context, blocks within the pool, and no block written by
   // two chunks. Unavailable: the device has failed, and stays failed. Always OK on the CPU.

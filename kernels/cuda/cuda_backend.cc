@@ -66,14 +66,14 @@ std::unique_ptr<CudaBackend> CudaBackend::Create(int device, std::string* why) {
                    ", CUDA " + VersionOf(runtime) + ")";
   backend->arithmetic_ = "cuda " + capability;
   backend->Good(cudaSetDevice(device), "cudaSetDevice");
-  backend->Good(cudaStreamCreateWithFlags(&backend->stream_, cudaStreamNonBlocking),
+  backend->Good(cudaStreamCreateWithFlags(&backend->bare_stream_, cudaStreamNonBlocking),
                 "cudaStreamCreate");
   // Runs a kernel: a device whose code this program does not have says so here.
   Buffer trial = backend->Allocate(256);
   if (!backend->failed() && trial.data() == nullptr) backend->failure_ = "no memory is left on it";
   if (!backend->failed()) {
     backend->Good(cuda::StateMasses(static_cast<const float*>(trial.data()), 1, 16,
-                                    static_cast<float*>(trial.data()) + 32, backend->stream_),
+                                    static_cast<float*>(trial.data()) + 32, backend->stream()),
                   "a first kernel");
   }
   if (backend->failed() || !backend->Synchronize()) {
@@ -84,9 +84,9 @@ std::unique_ptr<CudaBackend> CudaBackend::Create(int device, std::string* why) {
 }
 
 CudaBackend::~CudaBackend() {
-  if (stream_ != nullptr) {
-    cudaStreamSynchronize(stream_);
-    cudaStreamDestroy(stream_);
+  if (bare_stream_ != nullptr) {
+    cudaStreamSynchronize(bare_stream_);
+    cudaStreamDestroy(bare_stream_);
   }
 }
 
@@ -126,7 +126,7 @@ Buffer CudaBackend::Allocate(size_t size_bytes) {
     cudaGetLastError();  // no memory is an answer, not a failure
     return {};
   }
-  if (!Good(cudaMemsetAsync(data, 0, rounded, stream_), "clearing memory")) {
+  if (!Good(cudaMemsetAsync(data, 0, rounded, stream()), "clearing memory")) {
     cudaFree(data);
     return {};
   }
@@ -147,25 +147,27 @@ Buffer CudaBackend::AllocateShared(size_t size_bytes) {
 bool CudaBackend::Synchronize() {
   SendSelections();
   selected_ = {};  // from here on the host may change it
-  if (!Good(cudaStreamSynchronize(stream_), "a kernel")) return false;
+  if (!Good(cudaStreamSynchronize(stream()), "a kernel")) return false;
   TakeCounts();
   return true;
 }
 
 void CudaBackend::BeginPass() {
-  if (Synchronize()) ClearStaging();
+  if (!Synchronize()) return;
+  ClearStaging();
+  indexed_from_.clear();
 }
 
 void CudaBackend::CopyToHost(const void* device, void* host, size_t size_bytes) {
   if (failed()) return;
-  Good(cudaMemcpyAsync(host, device, size_bytes, cudaMemcpyDeviceToHost, stream_),
+  Good(cudaMemcpyAsync(host, device, size_bytes, cudaMemcpyDeviceToHost, stream()),
        "a copy to the host");
   static_cast<void>(Synchronize());
 }
 
 void CudaBackend::CopyToDevice(const void* host, void* device, size_t size_bytes) {
   if (failed()) return;
-  Good(cudaMemcpyAsync(device, host, size_bytes, cudaMemcpyHostToDevice, stream_),
+  Good(cudaMemcpyAsync(device, host, size_bytes, cudaMemcpyHostToDevice, stream()),
        "a copy to the device");
   static_cast<void>(Synchronize());
 }
@@ -190,7 +192,7 @@ bool CudaBackend::Prepare(Workspace& workspace, size_t size_bytes, const ZeroedP
   if (!Grow(workspace, size_bytes, what)) return false;
   if (workspace.shape == shape) return true;
   workspace.shape = shape;
-  return Good(cudaMemsetAsync(workspace.data() + part.offset, 0, part.size_bytes, stream_), what);
+  return Good(cudaMemsetAsync(workspace.data() + part.offset, 0, part.size_bytes, stream()), what);
 }
 
 // ---- descriptors ----
@@ -249,7 +251,7 @@ bool CudaBackend::EndStaging() {
   if (staging_end_ == staging_begin_) return !failed();
   return Good(cudaMemcpyAsync(static_cast<std::byte*>(staged_.data()) + staging_begin_,
                               static_cast<std::byte*>(pinned_.data()) + staging_begin_,
-                              staging_end_ - staging_begin_, cudaMemcpyHostToDevice, stream_),
+                              staging_end_ - staging_begin_, cudaMemcpyHostToDevice, stream()),
               "descriptors");
 }
 
@@ -263,6 +265,11 @@ const int32_t* CudaBackend::StageTable(std::span<const int32_t> table, int64_t b
   return staged.on_device;
 }
 
+bool CudaBackend::IsSettled(const RetrievalQuery& query) const {
+  const auto indexed = indexed_from_.find(query.block_table.data());
+  return indexed != indexed_from_.end() && query.mid.last <= indexed->second;
+}
+
 const DeviceQuery* CudaBackend::StageQueries(std::span<const RetrievalQuery> queries,
                                              int32_t block_tokens, size_t more_bytes) {
   size_t bytes = queries.size() * sizeof(DeviceQuery) + 256 + more_bytes;
@@ -274,7 +281,7 @@ const DeviceQuery* CudaBackend::StageQueries(std::span<const RetrievalQuery> que
   for (const RetrievalQuery& query : queries) {
     queries_.push_back(
         {StageTable(query.block_table, BlocksOf(int64_t{query.position} + 1, block_tokens)),
-         query.row, query.position, query.mid, query.k, 0});
+         query.row, query.position, query.mid, query.k, IsSettled(query) ? 1 : 0});
   }
   return Stage(std::span<const DeviceQuery>(queries_));
 }
@@ -290,6 +297,9 @@ const DeviceKeySpan* CudaBackend::StageSpans(std::span<const KeySpan> spans, con
   if (!BeginStaging(bytes)) return nullptr;
   spans_.clear();
   for (const KeySpan& span : spans) {
+    const auto [indexed, is_new] =
+        indexed_from_.try_emplace(span.block_table.data(), span.tokens.first);
+    if (!is_new) indexed->second = std::min(indexed->second, span.tokens.first);
     // All KV lies in the device's memory here, so an index has its blocks where KV has them.
     WINNOW_CHECK(span.index_table.empty() || span.index_table.data() == span.block_table.data());
     spans_.push_back({StageTable(span.block_table, BlocksOf(span.tokens.last, layout.block_tokens)),
@@ -330,7 +340,7 @@ const RowList* CudaBackend::StageLists(std::span<const RowList> lists, int32_t* 
   const size_t bytes = static_cast<size_t>(last - first) * sizeof(first[0]);
   if (!Grow(addresses_, std::max<size_t>(bytes, 1), "addresses of rows")) return nullptr;
   if (bytes > 0 &&
-      !Good(cudaMemcpyAsync(addresses_.data(), first, bytes, cudaMemcpyHostToDevice, stream_),
+      !Good(cudaMemcpyAsync(addresses_.data(), first, bytes, cudaMemcpyHostToDevice, stream()),
             "addresses of rows")) {
     return nullptr;
   }

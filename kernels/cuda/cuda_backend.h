@@ -30,6 +30,7 @@
 #include "kernels/backend.h"
 #include "kernels/cuda/completion.h"
 #include "kernels/cuda/device_types.h"
+#include "kernels/cuda/hash_encode.h"
 #include "kernels/cuda/layer_ops.h"
 #include "kernels/cuda/matmul.h"
 #include "kernels/cuda/row_attention.h"
@@ -154,10 +155,24 @@ class CudaBackend final : public Backend {
   static size_t TableBytes(int64_t blocks) { return static_cast<size_t>(blocks) * 4 + 16; }
   const DeviceQuery* StageQueries(std::span<const RetrievalQuery> queries, int32_t block_tokens,
                                   size_t more_bytes = 0);
+  // Whether the indexes of the sequence's mid were made before this pass began. Only known of sequences
+  // that are indexed in it.
+  bool IsSettled(const RetrievalQuery& query) const;
   const DeviceKeySpan* StageSpans(std::span<const KeySpan> spans, const KvLayout& layout,
                                   int32_t* max_tokens);
   const DeviceChunk* StageChunks(std::span<const AttentionChunk> chunks, const KvLayout& layout);
   const RowList* StageLists(std::span<const RowList> lists, int32_t* max_rows);
+
+  // The stream, after what was held back has been asked for: every operation that asks for something
+  // takes it from here.
+  cudaStream_t stream() {
+    if (held_back_ != HeldBack::kNothing) ReleaseHeldBack();
+    return bare_stream_;
+  }
+  // A decode step's rotation and the encoding of its keys wait for the encoding of its queries, which
+  // follows at once: the three are one launch. Anything else that comes in between lets them go alone.
+  enum class HeldBack : uint8_t { kNothing, kRotation, kRotationAndKeys };
+  void ReleaseHeldBack();
 
   // Makes a product's left operand, in order, at `ordered`.
   template <typename Order>
@@ -180,9 +195,19 @@ class CudaBackend final : public Backend {
   bool Extend(std::span<const DeviceExtension> extensions, const void* pool, const KvLayout& layout,
               const DeviceFeatureMap& key_map);
 
+  HeldBack held_back_ = HeldBack::kNothing;
+  TokenArgs held_tokens_;                        // all but what is of the queries' encoding
+  const DeviceEncoder* held_encoder_ = nullptr;  // of keys
+  const DeviceKeySpan* held_spans_ = nullptr;
+  struct HeldRow {
+    int32_t row = 0, position = 0;
+  };
+  std::vector<HeldRow> held_rows_;  // of the chunks
+  int32_t held_most_ = 0;           // tokens of a chunk
+
   std::string name_, arithmetic_, failure_;
   int device_ = 0;
-  cudaStream_t stream_ = nullptr;
+  cudaStream_t bare_stream_ = nullptr;  // use stream()
 
   Buffer pinned_, staged_;  // of descriptors, the same size
   size_t staging_begin_ = 0, staging_end_ = 0;
@@ -191,6 +216,7 @@ class CudaBackend final : public Backend {
     int64_t blocks = 0;
   };
   std::unordered_map<const int32_t*, StagedTable> tables_;  // by the host's address
+  std::unordered_map<const int32_t*, int32_t> indexed_from_;  // in this pass, by block table
   std::unordered_multimap<size_t, std::pair<size_t, size_t>> staged_values_;  // by hash: where, bytes
 
   Workspace matmul_, dense_, codes_, bounds_, logits_, prune_, rows_, addresses_,

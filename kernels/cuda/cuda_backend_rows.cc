@@ -41,7 +41,7 @@ void CudaBackend::AttendRows(const Tensor& q, std::span<const RetrievalQuery> qu
                                 max_rows};
   if (!PrepareRows(shape)) return;
   Good(cuda::AttendRows(shape, q.f32(), q.stride, on_device, of_lists, scale, {.states = states},
-                        rows_.data(), stream_),
+                        rows_.data(), stream()),
        "attention over rows");
 }
 
@@ -55,7 +55,7 @@ bool CudaBackend::AttendChosen(const Tensor& q, std::span<const RetrievalQuery> 
                                 MostAnchors(queries) + chosen.capacity};
   if (!PrepareRows(shape)) return true;
   Good(cuda::AttendChosen(shape, q.f32(), q.stride, on_device, selection, pool, scale,
-                          {.out = out.f32(), .out_stride = out.stride}, rows_.data(), stream_),
+                          {.out = out.f32(), .out_stride = out.stride}, rows_.data(), stream()),
        "attention over rows");
   return true;
 }
@@ -107,7 +107,7 @@ bool CudaBackend::Extend(std::span<const DeviceExtension> extensions, const void
     if (!EndStaging() ||
         !Grow(extend_, ExtendSummariesWorkspaceBytes(count, tokens, key_map), "summaries") ||
         !Good(cuda::ExtendSummaries(on_device, count, tokens, pool, layout, key_map, extend_.data(),
-                                    stream_),
+                                    stream()),
               "summaries")) {
       return false;
     }
@@ -197,7 +197,7 @@ void CudaBackend::CompleteStates(const Tensor& q, std::span<const RetrievalQuery
     }
     Good(cuda::CompleteStates(shape, q.f32(), q.stride, on_device, of_lists, of_summaries, keys,
                               MapOf(query_map), states + static_cast<int64_t>(first) * state_floats,
-                              complete_.data(), stream_),
+                              complete_.data(), stream()),
          "completion");
     first += count;
   }
@@ -206,10 +206,10 @@ void CudaBackend::CompleteStates(const Tensor& q, std::span<const RetrievalQuery
 void CudaBackend::StateMasses(const float* states, int64_t count, int32_t head_dim, float* masses) {
   if (!Grow(masses_, static_cast<size_t>(count) * 4, "masses")) return;
   auto* on_device = reinterpret_cast<float*>(masses_.data());
-  Good(cuda::StateMasses(states, count, head_dim, on_device, stream_), "masses");
+  Good(cuda::StateMasses(states, count, head_dim, on_device, stream()), "masses");
   if (failed()) return;
   Good(cudaMemcpyAsync(masses, on_device, static_cast<size_t>(count) * 4, cudaMemcpyDeviceToHost,
-                       stream_),
+                       stream()),
        "masses");
 }
 
@@ -219,7 +219,7 @@ void CudaBackend::FinishStates(std::span<const RetrievalQuery> queries, const fl
   if (on_device == nullptr || !EndStaging()) return;
   Good(cuda::FinishStates(states, on_device, static_cast<int32_t>(queries.size()),
                           static_cast<int32_t>(out.cols / head_dim), head_dim, out.f32(),
-                          out.stride, stream_),
+                          out.stride, stream()),
        "attention over rows");
 }
 

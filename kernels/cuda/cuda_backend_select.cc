@@ -62,8 +62,22 @@ void CudaBackend::EncodeKeys(std::span<const KeySpan> spans, const void* pool,
   int32_t most = 0;
   const DeviceKeySpan* on_device = StageSpans(spans, layout, &most);
   if (on_device == nullptr) return;
+  const auto is_held = [&](const KeySpan& span) {
+    const size_t i = &span - spans.data();
+    return span.tokens == TokenRange{held_rows_[i].position, held_rows_[i].position + 1};
+  };
+  if (held_back_ == HeldBack::kRotation && pool == held_tokens_.pool &&
+      code_layout.block_tokens == layout.block_tokens && spans.size() == held_rows_.size() &&
+      std::all_of(spans.begin(), spans.end(), is_held)) {
+    held_tokens_.codes = codes;
+    held_tokens_.code_layout = code_layout;
+    held_encoder_ = &EncoderOf(encoder);
+    held_spans_ = on_device;
+    held_back_ = HeldBack::kRotationAndKeys;
+    return;
+  }
   Good(cuda::EncodeKeys(EncoderOf(encoder), on_device, static_cast<int32_t>(spans.size()), most,
-                        pool, layout, codes, code_layout, stream_),
+                        pool, layout, codes, code_layout, stream()),
        "codes of keys");
 }
 
@@ -73,7 +87,7 @@ void CudaBackend::BoundKeys(std::span<const KeySpan> spans, const void* pool,
   const DeviceKeySpan* on_device = StageSpans(spans, layout, &most);
   if (on_device == nullptr) return;
   Good(cuda::BoundKeys(on_device, static_cast<int32_t>(spans.size()), most, pool, layout, bounds,
-                       stream_),
+                       stream()),
        "bounds of pages");
 }
 
@@ -83,7 +97,7 @@ void CudaBackend::QuantizeKeys(std::span<const KeySpan> spans, const void* pool,
   const DeviceKeySpan* on_device = StageSpans(spans, layout, &most);
   if (on_device == nullptr) return;
   Good(cuda::QuantizeKeys(on_device, static_cast<int32_t>(spans.size()), most, pool, layout,
-                          int4_keys, stream_),
+                          int4_keys, stream()),
        "four-bit keys");
 }
 
@@ -137,7 +151,7 @@ void CudaBackend::SendTokens() {
   if (failed()) return;
   Good(cudaMemcpyAsync(selected_.tokens, selected_on_device_.tokens,
                        selected_queries_ * selected_.kv_heads * selected_.capacity * 4,
-                       cudaMemcpyDeviceToHost, stream_),
+                       cudaMemcpyDeviceToHost, stream()),
        "a selection");
 }
 
@@ -145,7 +159,7 @@ void CudaBackend::SendSelections() {
   if (selected_.tokens != nullptr && !tokens_sent_) SendTokens();
   if (failed() || counts_on_their_way_.empty()) return;
   Good(cudaMemcpyAsync(arrived_counts_.data(), counts_.data(), counts_end_ * 4,
-                       cudaMemcpyDeviceToHost, stream_),
+                       cudaMemcpyDeviceToHost, stream()),
        "a selection");
 }
 
@@ -163,10 +177,10 @@ Selection CudaBackend::SelectionToRead(const Selection& chosen, size_t queries) 
   const Selection selection = NewSelection(chosen, queries);
   if (failed()) return selection;
   const size_t lists = queries * chosen.kv_heads;
-  Good(cudaMemcpyAsync(selection.counts, chosen.counts, lists * 4, cudaMemcpyHostToDevice, stream_),
+  Good(cudaMemcpyAsync(selection.counts, chosen.counts, lists * 4, cudaMemcpyHostToDevice, stream()),
        "a selection");
   Good(cudaMemcpyAsync(selection.tokens, chosen.tokens, lists * chosen.capacity * 4,
-                       cudaMemcpyHostToDevice, stream_),
+                       cudaMemcpyHostToDevice, stream()),
        "a selection");
   return selection;
 }
@@ -182,10 +196,24 @@ void CudaBackend::EncodeQueries(const Tensor& q, std::span<const RetrievalQuery>
   const DeviceEncoder& of_queries = EncoderOf(encoder);
   const int32_t head_dim = of_queries.stages[0].in / of_queries.queries_per_input;
   const auto group = static_cast<int32_t>(q.cols / head_dim / of_queries.kv_heads);
+  const auto is_held = [&](const RetrievalQuery& query) {
+    const HeldRow& row = held_rows_[&query - queries.data()];
+    return query.row == row.row && query.position == row.position;
+  };
+  if (held_back_ == HeldBack::kRotationAndKeys && q.data == held_tokens_.q.data &&
+      group <= kTokenInputs * of_queries.queries_per_input &&
+      queries.size() == held_rows_.size() &&
+      std::all_of(queries.begin(), queries.end(), is_held)) {
+    held_back_ = HeldBack::kNothing;
+    held_tokens_.query_codes = codes;
+    Good(EncodeTokens(held_tokens_, *held_encoder_, of_queries, bare_stream_),
+         "rotation, KV and codes");
+    return;
+  }
   const DeviceQuery* on_device = StageQueries(queries, kNoTables);
   if (on_device == nullptr || !EndStaging()) return;
   Good(cuda::EncodeQueries(of_queries, on_device, static_cast<int32_t>(queries.size()), group,
-                           q.f32(), q.stride, head_dim, codes, stream_),
+                           q.f32(), q.stride, head_dim, codes, stream()),
        "codes of queries");
 }
 
@@ -207,7 +235,7 @@ void CudaBackend::SelectByCodes(std::span<const RetrievalQuery> queries, const v
     return;
   }
   if (Good(cuda::SelectByCodes(shape, on_device, query_codes, codes, selection, codes_.data(),
-                               stream_),
+                               stream()),
            "selection by codes")) {
     NoteSelection(selection, chosen, queries.size());
   }
@@ -225,7 +253,7 @@ void CudaBackend::SelectByBounds(const Tensor& q, std::span<const RetrievalQuery
   const Selection selection = NewSelection(chosen, queries.size());
   if (failed() || !Grow(bounds_, BoundSelectWorkspaceBytes(shape), "selection by bounds")) return;
   if (Good(cuda::SelectByBounds(shape, q.f32(), q.stride, on_device, bounds, selection,
-                                bounds_.data(), stream_),
+                                bounds_.data(), stream()),
            "selection by bounds")) {
     NoteSelection(selection, chosen, queries.size());
   }
@@ -248,7 +276,7 @@ void CudaBackend::SelectByLogits(const Tensor& q, std::span<const RetrievalQuery
     }
     if (!Grow(logits_, LogitSelectWorkspaceBytes(shape), "selection by logits")) return;
     Good(cuda::SelectByLogits(shape, q.f32(), q.stride, on_device + first, pool, scale,
-                              selection.From(static_cast<int64_t>(first)), logits_.data(), stream_),
+                              selection.From(static_cast<int64_t>(first)), logits_.data(), stream()),
          "selection by logits");
     first += shape.num_queries;
   }
@@ -273,7 +301,7 @@ void CudaBackend::PruneSelection(const Tensor& q, std::span<const RetrievalQuery
     return;
   }
   if (Good(cuda::PruneSelection(shape, q.f32(), q.stride, on_device, int4_keys, scale, p, selection,
-                                selection, prune_.data(), stream_),
+                                selection, prune_.data(), stream()),
            "pruning")) {
     NoteSelection(selection, kept, queries.size());
   }
@@ -306,7 +334,7 @@ void CudaBackend::MeasureSelection(const Tensor& q, std::span<const RetrievalQue
   }
   auto* results = reinterpret_cast<SelectionQuality*>(quality_.data());
   if (Good(cuda::MeasureSelection(shape, most, q.f32(), q.stride, on_device, pool, scale, measured,
-                                  results, logits_.data(), stream_),
+                                  results, logits_.data(), stream()),
            "measuring")) {
     CopyToHost(results, quality, lists * sizeof(SelectionQuality));
   }

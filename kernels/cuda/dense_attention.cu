@@ -1,7 +1,8 @@
 // Mapping. The queries of a chunk that share a KV head are rows, token by token and of a token head by
 // head, 16 to an instruction. kInTurn: a block is 8 warps with 16 rows each over the same keys, which
 // are copied unit by unit into shared memory, the next while one is used. kSideBySide: a block is 16
-// rows and one split; of a unit each of its 4 warps scores 16 tokens, all hear of all scores through
+// rows and one split, or several in turn where there are more than run at once, so that copies do not
+// cease between them; of a unit each of its 4 warps scores 16 tokens, all hear of all scores through
 // shared memory and weigh them alike, and each adds up its own channels.
 //
 // The two must agree to the bit, so everything that rounds is written with the rounding in its name
@@ -38,6 +39,7 @@ struct Args {
   int64_t out_stride;
   float* parts;  // [chunks][tiles][Hkv][splits][16][d + 2]
   int32_t tiles, splits;
+  int32_t splits_per_block;
 };
 
 template <int kHeadDim>
@@ -52,33 +54,48 @@ constexpr int kUnitTiles = kDenseUnitTokens / 16;
 // Scores of a unit, by row: 8 floats more than there are, so that rows lie in different banks.
 constexpr int kScoreStride = kDenseUnitTokens + 8;
 
-// Copies a unit's rows; those from `visible` on become zeros. Each warp takes its share.
+// Where a warp's share of a unit's rows lies: a lane holds the address of every 32nd. Rows from
+// `visible` on are not there.
+template <int kHeadDim, int kWarps>
+struct UnitRows {
+  static constexpr int kRows = kDenseUnitTokens / kWarps;
+  static constexpr int kHeld = (kRows + kLanes - 1) / kLanes;
+  uint64_t held[kHeld];
+  int32_t first;
+
+  __device__ __forceinline__ UnitRows(const Args& args, const int32_t* table, const uint8_t* head,
+                                      int32_t unit, int32_t visible)
+      : first(unit * kDenseUnitTokens + static_cast<int32_t>(threadIdx.x) / kLanes * kRows) {
+    const int lane = threadIdx.x % kLanes;
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      const int32_t token = min(first + (i * kLanes + lane) % kRows, visible - 1);
+      const int32_t block = args.block_tokens.Divide(token);
+      held[i] = reinterpret_cast<uint64_t>(head + table[block] * args.block_bytes +
+                                           int64_t{token - block * args.block_tokens.divisor()} *
+                                               (4 * kHeadDim));
+    }
+  }
+  // Starts copying them; those that are not there become zeros.
+  __device__ __forceinline__ void Copy(int32_t visible, uint32_t shared) const {
+    constexpr int kPieces = kHeadDim / 4;  // of 16 bytes in a row
+    const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
+#pragma unroll
+    for (int i = 0; i < kRows * kPieces / kLanes; ++i) {
+      const int index = i * kLanes + lane;
+      const int row = index / kPieces, piece = index % kPieces;
+      const uint64_t from =
+          __shfl_sync(kFullMask, held[kHeld == 1 ? 0 : i / kPieces], row % kLanes);
+      CopyAsync16(shared + (warp * kRows + row) * PaddedRowBytes<kHeadDim>() + piece * 16,
+                  reinterpret_cast<const uint8_t*>(from) + piece * 16, first + row < visible);
+    }
+  }
+};
 template <int kHeadDim, int kWarps>
 __device__ __forceinline__ void StartUnit(const Args& args, const int32_t* table,
                                           const uint8_t* head, int32_t unit, int32_t visible,
                                           uint32_t shared) {
-  constexpr int kPieces = kHeadDim / 4;  // of 16 bytes in a row
-  constexpr int kRows = kDenseUnitTokens / kWarps;
-  constexpr int kHeld = (kRows + kLanes - 1) / kLanes;
-  const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
-  const int32_t first = unit * kDenseUnitTokens + warp * kRows;
-  uint64_t held[kHeld];
-#pragma unroll
-  for (int i = 0; i < kHeld; ++i) {
-    const int32_t token = min(first + (i * kLanes + lane) % kRows, visible - 1);
-    const int32_t block = args.block_tokens.Divide(token);
-    held[i] = reinterpret_cast<uint64_t>(head + table[block] * args.block_bytes +
-                                         int64_t{token - block * args.block_tokens.divisor()} *
-                                             (4 * kHeadDim));
-  }
-#pragma unroll
-  for (int i = 0; i < kRows * kPieces / kLanes; ++i) {
-    const int index = i * kLanes + lane;
-    const int row = index / kPieces, piece = index % kPieces;
-    const uint64_t from = __shfl_sync(kFullMask, held[kHeld == 1 ? 0 : i / kPieces], row % kLanes);
-    CopyAsync16(shared + (warp * kRows + row) * PaddedRowBytes<kHeadDim>() + piece * 16,
-                reinterpret_cast<const uint8_t*>(from) + piece * 16, first + row < visible);
-  }
+  UnitRows<kHeadDim, kWarps>(args, table, head, unit, visible).Copy(visible, shared);
 }
 
 // Largest score and sum of weights of a thread's rows, lane / 4 and 8 more, over a part of the keys. The
@@ -327,7 +344,7 @@ __global__ void __launch_bounds__(kSplitWarps* kLanes)
   const uint32_t shared = SharedAddress(shared4);
   constexpr uint32_t kStageBytes = kDenseUnitTokens * PaddedRowBytes<kHeadDim>();
   const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes, pair = lane % 4 * 2;
-  const auto kv_head = static_cast<int32_t>(blockIdx.y), split = static_cast<int32_t>(blockIdx.x);
+  const auto kv_head = static_cast<int32_t>(blockIdx.y);
   const int32_t tile = static_cast<int32_t>(blockIdx.z) % args.tiles;
   const DeviceChunk chunk = args.chunks[static_cast<int32_t>(blockIdx.z) / args.tiles];
   const int32_t num_rows = chunk.num_tokens * args.group.divisor();
@@ -336,15 +353,16 @@ __global__ void __launch_bounds__(kSplitWarps* kLanes)
   if (first_row >= num_rows) return WaitForEarlier();
   const int32_t last_row = min(first_row + kWarpRows, num_rows) - 1;
   const int32_t visible = chunk.position + args.group.Divide(last_row) + 1;
-  const int32_t first_unit = split * kUnitsPerSplit;
+  const int32_t block_units = args.splits_per_block * kUnitsPerSplit;
+  const int32_t first_unit = static_cast<int32_t>(blockIdx.x) * block_units;
   const int32_t units =
-      min((visible + kDenseUnitTokens - 1) / kDenseUnitTokens, first_unit + kUnitsPerSplit);
+      min((visible + kDenseUnitTokens - 1) / kDenseUnitTokens, first_unit + block_units);
   if (first_unit >= units) return WaitForEarlier();
   const uint8_t* head = args.pool + kv_head * args.head_bytes;
   // Rows come nearer while the queries are still being made. They are not read yet: this step's are
   // among them.
   constexpr int kLines = (4 * kHeadDim + 127) / 128;  // of a row
-  const int32_t last_token = min(units * kDenseUnitTokens, visible);
+  const int32_t last_token = min(visible, first_unit * kDenseUnitTokens + kDenseSplitTokens);
   for (int32_t i = threadIdx.x; i < kDenseSplitTokens * kLines; i += kSplitWarps * kLanes) {
     const int32_t token = first_unit * kDenseUnitTokens + i / kLines;
     if (token >= last_token) break;
@@ -354,8 +372,10 @@ __global__ void __launch_bounds__(kSplitWarps* kLanes)
     PrefetchLine(row + i % kLines * 128);
   }
   WaitForEarlier();
-  StartUnit<kHeadDim, kSplitWarps>(args, chunk.block_table, head, first_unit, visible, shared);
+  using Rows = UnitRows<kHeadDim, kSplitWarps>;
+  Rows(args, chunk.block_table, head, first_unit, visible).Copy(visible, shared);
   CommitCopies();
+  Rows next(args, chunk.block_table, head, first_unit + 1, visible);
   int32_t sees[2];
   int64_t at[2];
   uint32_t q[kHeadDim / 16][4];
@@ -364,11 +384,37 @@ __global__ void __launch_bounds__(kSplitWarps* kLanes)
   float o[2 * kMine][4];
   RowSums sums;
   Clear(o);
+  const auto end_split = [&](int32_t split) {
+    sums.Join();
+    const int64_t place = (int64_t{blockIdx.z} * args.kv_heads + kv_head) * args.splits + split;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (sees[r] == 0) continue;
+      float* part = args.parts + (place * kWarpRows + lane / 4 + 8 * r) * (kHeadDim + 2);
+#pragma unroll
+      for (int i = 0; i < kMine; ++i) {
+        const int channels = warp + kSplitWarps * i;
+        if (channels >= kPairs) break;
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+          part[channels * 16 + n * 8 + pair] = o[2 * i + n][2 * r];
+          part[channels * 16 + n * 8 + pair + 1] = o[2 * i + n][2 * r + 1];
+        }
+      }
+      if (warp == 0 && pair == 0) {
+        part[kHeadDim] = sums.max[r];
+        part[kHeadDim + 1] = sums.sum[r];
+      }
+    }
+    sums = RowSums();
+    Clear(o);
+  };
   for (int32_t unit = first_unit; unit < units; ++unit) {
     const uint32_t here = shared + (unit - first_unit) % 2 * kStageBytes;
     if (unit + 1 < units) {
-      StartUnit<kHeadDim, kSplitWarps>(args, chunk.block_table, head, unit + 1, visible,
-                                       shared + (unit + 1 - first_unit) % 2 * kStageBytes);
+      next.Copy(visible, shared + (unit + 1 - first_unit) % 2 * kStageBytes);
+      // Of the unit after, so that its copy need not wait for the table.
+      next = Rows(args, chunk.block_table, head, unit + 2, visible);
     }
     CommitCopies();
     WaitForCopies<1>();
@@ -409,27 +455,8 @@ __global__ void __launch_bounds__(kSplitWarps* kLanes)
       AddValues(weights, keep, values_at + channels * 32, PaddedRowBytes<kHeadDim>(), o[2 * i],
                 o[2 * i + 1]);
     }
+    if (unit + 1 == units || (unit + 1) % kUnitsPerSplit == 0) end_split(unit / kUnitsPerSplit);
     __syncthreads();
-  }
-  sums.Join();
-  const int64_t place = (int64_t{blockIdx.z} * args.kv_heads + kv_head) * args.splits + split;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    float* part = args.parts + (place * kWarpRows + lane / 4 + 8 * r) * (kHeadDim + 2);
-#pragma unroll
-    for (int i = 0; i < kMine; ++i) {
-      const int channels = warp + kSplitWarps * i;
-      if (channels >= kPairs) break;
-#pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        part[channels * 16 + n * 8 + pair] = o[2 * i + n][2 * r];
-        part[channels * 16 + n * 8 + pair + 1] = o[2 * i + n][2 * r + 1];
-      }
-    }
-    if (warp == 0 && pair == 0) {
-      part[kHeadDim] = sums.max[r];
-      part[kHeadDim + 1] = sums.sum[r];
-    }
   }
 }
 
@@ -491,7 +518,7 @@ cudaError_t AllowShared(Kernel kernel, size_t bytes) {
 }
 
 template <int kHeadDim>
-cudaError_t LaunchOf(const DenseAttentionShape& shape, const Args& args, cudaStream_t stream) {
+cudaError_t LaunchOf(const DenseAttentionShape& shape, Args& args, cudaStream_t stream) {
   constexpr size_t kBytes = SharedBytes<kHeadDim>();
   if (shape.way == DenseWay::kInTurn) {
     const auto kernel = InTurnKernel<kHeadDim>;
@@ -505,8 +532,21 @@ cudaError_t LaunchOf(const DenseAttentionShape& shape, const Args& args, cudaStr
   const auto kernel = SplitKernel<kHeadDim>;
   if (const cudaError_t error = AllowShared(kernel, kBytes); error != cudaSuccess) return error;
   const dim3 grid(args.splits, shape.layout.kv_heads, shape.num_chunks * args.tiles);
+  // As many blocks as run at once, if there are more splits.
+  int at_once = 0;
+  if (const cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+          &at_once, kernel, kSplitWarps * kLanes, kBytes);
+      error != cudaSuccess) {
+    return error;
+  }
+  const int64_t rows = int64_t{grid.y} * grid.z;
+  const int64_t slots = int64_t{at_once} * CurrentDevice().multiprocessors;
+  args.splits_per_block =
+      static_cast<int32_t>(CeilDiv(args.splits, std::max<int64_t>(slots / rows, 1)));
+  const dim3 block_grid(static_cast<unsigned>(CeilDiv(args.splits, args.splits_per_block)), grid.y,
+                        grid.z);
   if (const cudaError_t error =
-          Launch(kernel, grid, kSplitWarps * kLanes, kBytes, stream, false, args);
+          Launch(kernel, block_grid, kSplitWarps * kLanes, kBytes, stream, false, args);
       error != cudaSuccess) {
     return error;
   }
@@ -535,7 +575,7 @@ cudaError_t AttendDense(const DenseAttentionShape& shape, const float* q, int64_
     return cudaErrorInvalidValue;
   }
   if (shape.num_chunks == 0 || shape.max_chunk_tokens <= 0) return cudaSuccess;
-  const Args args{q,
+  Args args{q,
                   q_stride,
                   chunks,
                   static_cast<const uint8_t*>(pool),
@@ -549,7 +589,8 @@ cudaError_t AttendDense(const DenseAttentionShape& shape, const float* q, int64_
                   out_stride,
                   static_cast<float*>(workspace),
                   TilesOf(shape),
-                  SplitsOf(shape)};
+                  SplitsOf(shape),
+                  1};
   switch (layout.head_dim) {
     case 64:
       return LaunchOf<64>(shape, args, stream);

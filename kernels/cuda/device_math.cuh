@@ -36,6 +36,12 @@ __device__ __forceinline__ uint32_t PackBf16Rest(float low, float high, uint32_t
   return PackBf16(low - WidenLow(pair), high - WidenHigh(pair));
 }
 
+// A pair of a head, rotated; the roundings are fixed, so that every kernel has the same.
+__device__ __forceinline__ float2 Rotated(float a, float b, float cosine, float sine) {
+  return make_float2(__fmaf_rn(a, cosine, -__fmul_rn(b, sine)),
+                     __fmaf_rn(b, cosine, __fmul_rn(a, sine)));
+}
+
 __device__ __forceinline__ uint32_t SharedAddress(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }

@@ -413,18 +413,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
         static_cast<uint32_t>((query.block_table[block] * args.block_bytes +
                                (token - block * args.block_tokens.divisor()) * kCodeBytes) /
                               16);
-    // Codes come nearer while the queries' are still being made. They are not read yet: this step's
-    // may be among them.
-#pragma unroll
-    for (int line = 0; line < kBaseAlignment * kCodeBytes; line += 128) {
-      PrefetchLine(head_codes + uint64_t{segments[i]} * 16 + line);
-    }
   }
   for (int i = threadIdx.x; i < args.bins; i += kThreads) counts[i] = 0;
   __syncthreads();
-  WaitForEarlier();
-  put_count();
-  const uint32_t met = kFused ? __ldcg(&args.barriers[row]) & kMetBit : 0;
 
   constexpr int32_t kPass = kThreads * kUnitTokens * kUnroll;
   const int32_t my_token = static_cast<int32_t>(threadIdx.x) * kUnitTokens;  // of each 256 units
@@ -455,8 +446,18 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
       }
     }
   };
-  load(units[0], first);
-  load(units[1], first + kPass);
+  // At 128K tokens and 8 heads this is all that a block scans, and is there before the queries' codes.
+  if (query.settled != 0) {
+    load(units[0], first);
+    load(units[1], first + kPass);
+  }
+  WaitForEarlier();
+  put_count();
+  const uint32_t met = kFused ? __ldcg(&args.barriers[row]) & kMetBit : 0;
+  if (query.settled == 0) {
+    load(units[0], first);
+    load(units[1], first + kPass);
+  }
   if (threadIdx.x < kWords) {
     uint32_t majority, planes[kPlanes];
     MakePatternWord<kPlanes>(args.query_codes + int64_t{row} * args.group * kCodeBytes, args.group,

@@ -129,12 +129,6 @@ __global__ void RopeTableKernel(const int32_t* positions, const float* inv_freq,
   }
 }
 
-// A pair of a head, rotated; the roundings are fixed, so that every kernel has the same.
-__device__ __forceinline__ float2 Rotated(float a, float b, float cosine, float sine) {
-  return make_float2(__fmaf_rn(a, cosine, -__fmul_rn(b, sine)),
-                     __fmaf_rn(b, cosine, __fmul_rn(a, sine)));
-}
-
 __global__ void __launch_bounds__(kThreads)
     RopeKernel(float* x, int64_t x_stride, int32_t cols, int32_t head_dim, const float* cos_sin,
                int64_t table_stride) {

@@ -88,10 +88,12 @@ template <int kHeadDim>
 struct ChosenRows {
   PagedRows<kHeadDim> paged;
   const int32_t* tokens;
-  int32_t before, chosen, after_first;
+  int32_t capacity, before, chosen, after_first;
   __device__ const uint8_t* operator()(int32_t i) const {
+    // Read in any case, so that it need not wait for how many there are.
+    const int32_t token = tokens[min(max(i - before, 0), capacity - 1)];
     if (i < before) return paged(i);
-    return paged(i < before + chosen ? tokens[i - before] : after_first + (i - before - chosen));
+    return paged(i < before + chosen ? token : after_first + (i - before - chosen));
   }
 };
 
@@ -164,8 +166,8 @@ __global__ void __launch_bounds__(kThreads) AttendKernel(const __grid_constant__
         const int32_t chosen = args.chosen.counts[list_index];
         count = before + chosen + max(query.position + 1 - after_first, 0);
         return ChosenRows<kHeadDim>{
-            paged, args.chosen.tokens + int64_t{list_index} * args.chosen.capacity, before, chosen,
-            after_first};
+            paged,  args.chosen.tokens + int64_t{list_index} * args.chosen.capacity,
+            args.chosen.capacity, before, chosen, after_first};
       }
     }
   }();
@@ -375,7 +377,7 @@ __global__ void __launch_bounds__(kThreads) AttendKernel(const __grid_constant__
     const int h = i / (kHeadDim / 4), c = i % (kHeadDim / 4) * 4;
     const float4* of_head = reinterpret_cast<const float4*>(parts + h * kHeadDim + c);
     float4 value = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll 12
+#pragma unroll 18
     for (int s = 0; s < splits; ++s) {
       const float4 part = __ldcg(of_head + int64_t{s} * args.group * (kHeadDim / 4));
       const float keep = keeps[s][h];
@@ -536,7 +538,7 @@ cudaError_t AttendChosen(const RowAttentionShape& shape, const float* q, int64_t
                          const DeviceQuery* queries, const Selection& chosen, const void* pool,
                          float scale, const AttentionOutput& output, void* workspace,
                          cudaStream_t stream) {
-  if (chosen.kv_heads != shape.layout.kv_heads) return cudaErrorInvalidValue;
+  if (chosen.kv_heads != shape.layout.kv_heads || chosen.capacity < 1) return cudaErrorInvalidValue;
   return Attend<Source::kChosen>(shape, q, q_stride, queries, nullptr, chosen, pool, scale, output,
                                  workspace, stream);
 }
