@@ -460,45 +460,87 @@ __global__ void __launch_bounds__(kSplitWarps* kLanes)
   }
 }
 
-// A block merges the splits of one row; a thread is a channel.
-__global__ void MergeSplitsKernel(const __grid_constant__ Args args, int32_t head_dim) {
+// A block merges the splits of one row, from left to right; a thread is a channel. What a split and
+// those before it count for follows from the largest score so far, which is found for all splits side by
+// side: only multiply-adds are left to do one after the other. A split that weighs nothing is left out.
+constexpr int kMergeThreads = 128;
+constexpr int kMergeSplits = 4 * kMergeThreads;  // at a time
+constexpr float kLeftOut = -1.0f;
+
+__global__ void __launch_bounds__(kMergeThreads)
+    MergeSplitsKernel(const __grid_constant__ Args args, int32_t head_dim) {
   LetNextStart();
-  WaitForEarlier();
+  __shared__ float lefts[kMergeSplits], rights[kMergeSplits], right_sums[kMergeSplits];
+  __shared__ float warp_max[kMergeThreads / kLanes];
   const int32_t chunk_index = static_cast<int32_t>(blockIdx.z) / args.tiles;
   const int32_t tile = static_cast<int32_t>(blockIdx.z) % args.tiles;
   const auto kv_head = static_cast<int32_t>(blockIdx.y);
   const DeviceChunk chunk = args.chunks[chunk_index];
   const int32_t group = args.group.divisor();
   const int32_t row = tile * kWarpRows + static_cast<int32_t>(blockIdx.x);
+  WaitForEarlier();
   if (row >= chunk.num_tokens * group) return;
   const int32_t token = args.group.Divide(row);
   const int32_t splits = (chunk.position + token + 1 + kDenseSplitTokens - 1) / kDenseSplitTokens;
-  const int32_t c = static_cast<int32_t>(threadIdx.x);
-  if (c >= head_dim) return;
+  const auto c = static_cast<int32_t>(threadIdx.x);
+  const int warp = c / kLanes, lane = c % kLanes;
   const int64_t place = (int64_t{blockIdx.z} * args.kv_heads + kv_head) * args.splits;
   const int64_t next = int64_t{kWarpRows} * (head_dim + 2);
   const float* part = args.parts + place * next + int64_t{blockIdx.x} * (head_dim + 2);
-  float value = 0.0f, max = -INFINITY, sum = 0.0f;
-  // Loads do not wait for each other, only the sums do.
-  constexpr int kAhead = 16;
-  for (int32_t first = 0; first < splits; first += kAhead) {
-    float values[kAhead], maxima[kAhead], sums[kAhead];
+  float value = 0.0f, sum = 0.0f, max_before = -INFINITY;
+  for (int32_t first = 0; first < splits; first += kMergeSplits) {
+    const int32_t count = min(kMergeSplits, splits - first);
+    float maxima[4], sums[4], mine = -INFINITY;
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      const float* of_split = part + min(first + i, splits - 1) * next;
-      values[i] = of_split[c];
-      maxima[i] = of_split[head_dim];
-      sums[i] = of_split[head_dim + 1];
+    for (int i = 0; i < 4; ++i) {
+      const bool exists = 4 * c + i < count;
+      const float* of_split = part + (first + (exists ? 4 * c + i : 0)) * next + head_dim;
+      sums[i] = exists ? of_split[1] : 0.0f;
+      maxima[i] = sums[i] == 0.0f ? -INFINITY : of_split[0];
+      mine = fmaxf(mine, maxima[i]);
     }
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      if (first + i >= splits || sums[i] == 0.0f) continue;
-      const Shares shares = ShareOut(max, sum, maxima[i]);
-      value = Mix(value, values[i], shares);
-      sum = Mix(sum, sums[i], shares);
-      max = shares.max;
+    for (int offset = 1; offset < kLanes; offset *= 2) {
+      const float below = __shfl_up_sync(kFullMask, mine, offset);
+      if (lane >= offset) mine = fmaxf(mine, below);
     }
+    if (lane == kLanes - 1) warp_max[warp] = mine;
+    float before = __shfl_up_sync(kFullMask, mine, 1);
+    before = fmaxf(max_before, lane == 0 ? -INFINITY : before);
+    __syncthreads();
+    for (int w = 0; w < kMergeThreads / kLanes; ++w) {
+      if (w < warp) before = fmaxf(before, warp_max[w]);
+      max_before = fmaxf(max_before, warp_max[w]);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float max = fmaxf(before, maxima[i]);
+      const float right = exp2f(maxima[i] - max);
+      lefts[4 * c + i] = before == -INFINITY ? 0.0f : exp2f(before - max);
+      rights[4 * c + i] = sums[i] == 0.0f ? kLeftOut : right;
+      right_sums[4 * c + i] = __fmul_rn(sums[i], right);
+      before = max;
+    }
+    __syncthreads();
+    if (c < head_dim) {
+      // Loads do not wait for each other, only the sums do.
+      constexpr int kAhead = 32;
+      const float* of_channel = part + first * next + c;
+      for (int32_t ahead = 0; ahead < count; ahead += kAhead) {
+        float values[kAhead];
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) values[i] = of_channel[min(ahead + i, count - 1) * next];
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) {
+          if (ahead + i >= count || rights[ahead + i] == kLeftOut) continue;
+          value = __fmaf_rn(value, lefts[ahead + i], __fmul_rn(values[i], rights[ahead + i]));
+          sum = __fmaf_rn(sum, lefts[ahead + i], right_sums[ahead + i]);
+        }
+      }
+    }
+    __syncthreads();
   }
+  if (c >= head_dim) return;
   const int64_t head = int64_t{kv_head} * group + row - token * group;
   args.out[(chunk.first_row + token) * args.out_stride + head * head_dim + c] =
       __fdiv_rn(value, sum);
@@ -550,8 +592,8 @@ cudaError_t LaunchOf(const DenseAttentionShape& shape, Args& args, cudaStream_t 
       error != cudaSuccess) {
     return error;
   }
-  return Launch(MergeSplitsKernel, dim3(kWarpRows, grid.y, grid.z), 128, 0, stream, false, args,
-                kHeadDim);
+  return Launch(MergeSplitsKernel, dim3(kWarpRows, grid.y, grid.z), kMergeThreads, 0, stream,
+                false, args, kHeadDim);
 }
 
 }  // namespace
