@@ -23,6 +23,7 @@ constexpr int kLanes = 32;
 constexpr int kWarpRows = 16;
 constexpr int kInTurnWarps = 8;
 constexpr int kSplitWarps = 4;
+constexpr int kManyBlocks = 5;  // on a multiprocessor
 constexpr int kUnitsPerSplit = kDenseSplitTokens / kDenseUnitTokens;
 
 struct Args {
@@ -47,8 +48,8 @@ constexpr int PaddedRowBytes() {
   return 4 * kHeadDim + 16;
 }
 template <int kHeadDim>
-constexpr size_t SharedBytes() {
-  return size_t{2} * kDenseUnitTokens * PaddedRowBytes<kHeadDim>();
+constexpr size_t SharedBytes(int stages) {
+  return size_t{1} * stages * kDenseUnitTokens * PaddedRowBytes<kHeadDim>();
 }
 constexpr int kUnitTiles = kDenseUnitTokens / 16;
 // Scores of a unit, by row: 8 floats more than there are, so that rows lie in different banks.
@@ -333,8 +334,10 @@ __global__ void __launch_bounds__(kInTurnWarps* kLanes)
   }
 }
 
-template <int kHeadDim>
-__global__ void __launch_bounds__(kSplitWarps* kLanes)
+// kStages 2: the next unit is copied while one is used. 1: it is not, and more blocks are there to use the
+// multiprocessor meanwhile.
+template <int kHeadDim, int kStages>
+__global__ void __launch_bounds__(kSplitWarps* kLanes, kStages == 1 ? kManyBlocks : 1)
     SplitKernel(const __grid_constant__ Args args) {
   static_assert(kSplitWarps == kUnitTiles);
   constexpr int kPairs = kHeadDim / 16;  // of channel tiles
@@ -410,14 +413,14 @@ __global__ void __launch_bounds__(kSplitWarps* kLanes)
     Clear(o);
   };
   for (int32_t unit = first_unit; unit < units; ++unit) {
-    const uint32_t here = shared + (unit - first_unit) % 2 * kStageBytes;
-    if (unit + 1 < units) {
-      next.Copy(visible, shared + (unit + 1 - first_unit) % 2 * kStageBytes);
+    const uint32_t here = shared + (unit - first_unit) % kStages * kStageBytes;
+    if (kStages == 2 && unit + 1 < units) {
+      next.Copy(visible, shared + (unit + 1 - first_unit) % kStages * kStageBytes);
       // Of the unit after, so that its copy need not wait for the table.
       next = Rows(args, chunk.block_table, head, unit + 2, visible);
     }
     CommitCopies();
-    WaitForCopies<1>();
+    WaitForCopies<kStages - 1>();
     __syncthreads();
     {
       float mine[2][4] = {};
@@ -455,8 +458,17 @@ __global__ void __launch_bounds__(kSplitWarps* kLanes)
       AddValues(weights, keep, values_at + channels * 32, PaddedRowBytes<kHeadDim>(), o[2 * i],
                 o[2 * i + 1]);
     }
-    if (unit + 1 == units || (unit + 1) % kUnitsPerSplit == 0) end_split(unit / kUnitsPerSplit);
+    if (kStages == 2) {
+      if (unit + 1 == units || (unit + 1) % kUnitsPerSplit == 0) end_split(unit / kUnitsPerSplit);
+      __syncthreads();
+      continue;
+    }
     __syncthreads();
+    if (unit + 1 < units) {
+      next.Copy(visible, shared);
+      next = Rows(args, chunk.block_table, head, unit + 2, visible);
+    }
+    if (unit + 1 == units || (unit + 1) % kUnitsPerSplit == 0) end_split(unit / kUnitsPerSplit);
   }
 }
 
@@ -561,8 +573,8 @@ cudaError_t AllowShared(Kernel kernel, size_t bytes) {
 
 template <int kHeadDim>
 cudaError_t LaunchOf(const DenseAttentionShape& shape, Args& args, cudaStream_t stream) {
-  constexpr size_t kBytes = SharedBytes<kHeadDim>();
   if (shape.way == DenseWay::kInTurn) {
+    constexpr size_t kBytes = SharedBytes<kHeadDim>(2);
     const auto kernel = InTurnKernel<kHeadDim>;
     if (const cudaError_t error = AllowShared(kernel, kBytes); error != cudaSuccess) return error;
     const dim3 grid(static_cast<unsigned>(CeilDiv(int64_t{shape.max_chunk_tokens} * shape.group,
@@ -571,24 +583,24 @@ cudaError_t LaunchOf(const DenseAttentionShape& shape, Args& args, cudaStream_t 
     kernel<<<grid, kInTurnWarps * kLanes, kBytes, stream>>>(args);
     return cudaGetLastError();
   }
-  const auto kernel = SplitKernel<kHeadDim>;
-  if (const cudaError_t error = AllowShared(kernel, kBytes); error != cudaSuccess) return error;
   const dim3 grid(args.splits, shape.layout.kv_heads, shape.num_chunks * args.tiles);
-  // As many blocks as run at once, if there are more splits.
-  int at_once = 0;
-  if (const cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-          &at_once, kernel, kSplitWarps * kLanes, kBytes);
-      error != cudaSuccess) {
+  const int64_t rows = int64_t{grid.y} * grid.z, multiprocessors = CurrentDevice().multiprocessors;
+  // Where a split has a block of its own and all run at once, a block's time is what counts; else how
+  // much is on its way, and blocks take several splits.
+  const bool few = rows * args.splits <= 3 * multiprocessors;
+  const auto kernel = few ? SplitKernel<kHeadDim, 2> : SplitKernel<kHeadDim, 1>;
+  const size_t shared_bytes = SharedBytes<kHeadDim>(few ? 2 : 1);
+  if (const cudaError_t error = AllowShared(kernel, shared_bytes); error != cudaSuccess) {
     return error;
   }
-  const int64_t rows = int64_t{grid.y} * grid.z;
-  const int64_t slots = int64_t{at_once} * CurrentDevice().multiprocessors;
+  const int64_t slots = multiprocessors * kManyBlocks;
   args.splits_per_block =
-      static_cast<int32_t>(CeilDiv(args.splits, std::max<int64_t>(slots / rows, 1)));
+      few ? 1
+          : static_cast<int32_t>(CeilDiv(args.splits, std::max<int64_t>(slots / rows, 1)));
   const dim3 block_grid(static_cast<unsigned>(CeilDiv(args.splits, args.splits_per_block)), grid.y,
                         grid.z);
   if (const cudaError_t error =
-          Launch(kernel, block_grid, kSplitWarps * kLanes, kBytes, stream, false, args);
+          Launch(kernel, block_grid, kSplitWarps * kLanes, shared_bytes, stream, false, args);
       error != cudaSuccess) {
     return error;
   }
