@@ -87,24 +87,43 @@ absl::Status Decoder::Forward(const Batch& batch, std::span<float> logits) {
       }
     }
   }
+  if (num_logits > 0) ComputeLogits(num_logits, logits);
+  // What was chosen is counted now, as the host must wait for it.
   retrieval_->End();
   memory_->EndPass();
-  if (num_logits == 0) return DeviceStatus();
+  return DeviceStatus();
+}
 
-  // last [num_logits][hidden] = norm(hidden), of the rows whose logits are wanted
-  int64_t row = 0;
-  for (const RowRun& run : logit_runs_) {
-    backend_.RmsNorm(hidden_.RowRange(run.first, run.count), Floats(final_norm_),
-                     config_.rms_norm_eps, last_.RowRange(row, run.count));
-    row += run.count;
+void Decoder::ComputeLogits(int64_t num_logits, std::span<float> logits) {
+  const Tensor of_logits = FirstRows(logits_, num_logits);
+  if (logit_runs_.size() == 1) {
+    // logits [num_logits][vocab] = norm(hidden) · lm_headᵀ
+    const RowRun run = logit_runs_[0];
+    WINNOW_CHECK(run.count == num_logits);
+    backend_.NormMatmul(hidden_.RowRange(run.first, run.count), Floats(final_norm_),
+                        config_.rms_norm_eps, *lm_head_, FirstRows(last_, num_logits), of_logits,
+                        {});
+  } else {
+    // last [num_logits][hidden] = norm(hidden), of the rows whose logits are wanted
+    int64_t row = 0;
+    for (const RowRun& run : logit_runs_) {
+      backend_.RmsNorm(hidden_.RowRange(run.first, run.count), Floats(final_norm_),
+                       config_.rms_norm_eps, last_.RowRange(row, run.count));
+      row += run.count;
+    }
+    WINNOW_CHECK(row == num_logits);
+
+    // logits [num_logits][vocab] = last · lm_headᵀ
+    backend_.Matmul(FirstRows(last_, num_logits), *lm_head_, of_logits, {});
   }
-  WINNOW_CHECK(row == num_logits);
-
-  // logits [num_logits][vocab] = last · lm_headᵀ
-  backend_.Matmul(FirstRows(last_, num_logits), *lm_head_, FirstRows(logits_, num_logits), {});
   backend_.CopyToHost(logits_.data, logits.data(),
                       static_cast<size_t>(num_logits) * config_.vocab_size * sizeof(float));
-  return DeviceStatus();
+}
+
+Buffer Decoder::AllocateLogits(int64_t rows) {
+  Buffer shared =
+      backend_.AllocateShared(static_cast<size_t>(rows) * config_.vocab_size * sizeof(float));
+  return shared.data() != nullptr ? std::move(shared) : Model::AllocateLogits(rows);
 }
 
 absl::Status Decoder::DeviceStatus() const {
@@ -177,11 +196,9 @@ void Decoder::ProjectAndWriteKv(int32_t index) {
   const Tensor k = qkv.ColRange(q_width, kv_width);
   const Tensor v = qkv.ColRange(q_width + kv_width, kv_width);
 
-  // normed [m][hidden] = norm(hidden)
-  backend_.RmsNorm(hidden, Floats(layer.attention_norm), config_.rms_norm_eps, normed);
-
-  // qkv [m][(H + 2*Hkv)*d] = normed · Wᵀ + bias
-  backend_.Matmul(normed, *layer.qkv, qkv, {.bias = Floats(layer.qkv_bias)});
+  // qkv [m][(H + 2*Hkv)*d] = norm(hidden) · Wᵀ + bias
+  backend_.NormMatmul(hidden, Floats(layer.attention_norm), config_.rms_norm_eps, *layer.qkv,
+                      normed, qkv, {.bias = Floats(layer.qkv_bias)});
 
   // q and k, per head: norm (Qwen3)
   if (config_.qk_norm) {
@@ -190,11 +207,7 @@ void Decoder::ProjectAndWriteKv(int32_t index) {
   }
 
   // q and k, per head: rotate by position
-  const Tensor cos_sin = FirstRows(cos_sin_, m);
-  backend_.Rope(q, config_.head_dim, cos_sin);
-  backend_.Rope(k, config_.head_dim, cos_sin);
-
-  WriteKv(index, k, v);
+  RotateAndWriteKv(index, q, k, v);
   retrieval_->Index(index);
 }
 
@@ -213,9 +226,8 @@ void Decoder::PredictQueries(int32_t index) {
   const Tensor normed = FirstRows(normed_, m);
   const Tensor qkv = FirstRows(gate_up_, m).ColRange(0, qkv_width);
   const Tensor q = qkv.ColRange(0, q_width);
-  backend_.RmsNorm(FirstRows(hidden_, m), Floats(layer.attention_norm), config_.rms_norm_eps,
-                   normed);
-  backend_.Matmul(normed, *layer.qkv, qkv, {.bias = Floats(layer.qkv_bias)});
+  backend_.NormMatmul(FirstRows(hidden_, m), Floats(layer.attention_norm), config_.rms_norm_eps,
+                      *layer.qkv, normed, qkv, {.bias = Floats(layer.qkv_bias)});
   if (config_.qk_norm) {
     backend_.RmsNormHeads(q, config_.head_dim, Floats(layer.q_norm), config_.rms_norm_eps);
   }
@@ -223,13 +235,16 @@ void Decoder::PredictQueries(int32_t index) {
   retrieval_->Predict(index, q);
 }
 
-// k, v → the layer's blocks, of all chunks but those that are lost.
-void Decoder::WriteKv(int32_t index, const Tensor& k, const Tensor& v) {
+// q and k rotated; k, v → the layer's blocks: of all chunks but those that are lost.
+void Decoder::RotateAndWriteKv(int32_t index, const Tensor& q, const Tensor& k, const Tensor& v) {
   memory_->Unpin();
   pinned_chunks_.clear();
   void* pool = nullptr;
   const auto flush = [&] {
-    if (!pinned_chunks_.empty()) backend_.WriteKv(k, v, pinned_chunks_, pool, kv_layout_);
+    if (!pinned_chunks_.empty()) {
+      backend_.RopeAndWriteKv(q, k, v, FirstRows(cos_sin_, q.rows), pinned_chunks_, pool,
+                              kv_layout_);
+    }
     pinned_chunks_.clear();
   };
   for (size_t i = 0; i < chunks_.size(); ++i) {
@@ -301,18 +316,13 @@ void Decoder::AddMlp(const Layer& layer, RowRun rows) {
   const Tensor gate_up = gate_up_.RowRange(rows.first, rows.count);
   const Tensor activated = activated_.RowRange(rows.first, rows.count);
 
-  // normed [rows][hidden] = norm(hidden)
-  backend_.RmsNorm(hidden, Floats(layer.mlp_norm), config_.rms_norm_eps, normed);
+  // gate_up [rows][2*intermediate] = norm(hidden) · Wᵀ + bias
+  backend_.NormMatmul(hidden, Floats(layer.mlp_norm), config_.rms_norm_eps, *layer.gate_up, normed,
+                      gate_up, {.bias = Floats(layer.gate_up_bias)});
 
-  // gate_up [rows][2*intermediate] = normed · Wᵀ + bias
-  backend_.Matmul(normed, *layer.gate_up, gate_up, {.bias = Floats(layer.gate_up_bias)});
-
-  // activated [rows][intermediate] = silu(gate) * up
-  backend_.SiluMul(gate_up, activated);
-
-  // hidden += activated · Wdownᵀ + bias
-  backend_.Matmul(activated, *layer.down, hidden,
-                  {.bias = Floats(layer.down_bias), .accumulate = true});
+  // hidden += (silu(gate) * up) · Wdownᵀ + bias
+  backend_.SiluMatmul(gate_up, *layer.down, activated, hidden,
+                      {.bias = Floats(layer.down_bias), .accumulate = true});
 }
 
 // ---- set-up ----

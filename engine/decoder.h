@@ -101,6 +101,8 @@ class Decoder final : public Model {
   KvMemory* kv_memory() override { return memory_.get(); }
   const RowFetcher& row_fetcher() const { return retrieval_->fetcher(); }
 
+  kernels::Buffer AllocateLogits(int64_t rows) override;
+
   // REQUIRES (all checked): a batch within max_batch_tokens and max_batch_logits, token ids within
   // the vocabulary, positions within max_context, blocks within the pool, and no block written by
   // two chunks. Unavailable: the device has failed, and stays failed. Always OK on the CPU.
@@ -159,10 +161,12 @@ class Decoder final : public Model {
   void CheckBlocks(const SequenceChunk& chunk);
   void ProjectAndWriteKv(int32_t index);
   void PredictQueries(int32_t index);
-  void WriteKv(int32_t index, const kernels::Tensor& k, const kernels::Tensor& v);
+  void RotateAndWriteKv(int32_t index, const kernels::Tensor& q, const kernels::Tensor& k,
+                        const kernels::Tensor& v);
   void Attend(int32_t index, std::span<const kernels::AttentionChunk> chunks, bool logits_only);
   void AddAttended(const Layer& layer, RowRun rows);
   void AddMlp(const Layer& layer, RowRun rows);
+  void ComputeLogits(int64_t num_logits, std::span<float> logits);
 
   const ModelConfig config_;
   kernels::Backend& backend_;

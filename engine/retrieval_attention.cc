@@ -282,13 +282,10 @@ void RetrievalAttention::RunQueries(int32_t layer, const Method& method, int32_t
   const AttentionPolicy& policy = *method.policy;
   const std::span<RetrievalQuery> queries = std::span(queries_).subspan(first, count);
   const Selection chosen = SelectAndPrune(layer, policy, first, queries, q);
-  float* const states = static_cast<float*>(states_.data());
 
   // FETCH and ATTEND where all rows are resident and the backend finds them itself
   if (!policy.completion && !memory_.tiered() &&
-      backend_.AttendChosen(q, queries, chosen, memory_.LayerPool(layer), layout_, scale_,
-                            states)) {
-    backend_.FinishStates(queries, states, layout_.head_dim, out);
+      backend_.AttendChosen(q, queries, chosen, memory_.LayerPool(layer), layout_, scale_, out)) {
     for (size_t i = 0; i < queries.size(); ++i) {
       pending_counts_.push_back({query_rows_[first + i]->chunk->retrieval, queries[i].position,
                                  queries[i].mid.size(), &chosen.count(i, 0)});
@@ -319,6 +316,7 @@ void RetrievalAttention::RunQueries(int32_t layer, const Method& method, int32_t
   }
 
   // ATTEND: states [queries][H][d + 2]
+  float* const states = static_cast<float*>(states_.data());
   backend_.AttendRows(q, queries, lists_, layout_, scale_, states);
   if (policy.completion) Complete(layer, first, queries, q);
   backend_.FinishStates(queries, states, layout_.head_dim, out);

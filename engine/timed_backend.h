@@ -90,6 +90,17 @@ class TimedBackend : public kernels::Backend {
               const void* pool, const kernels::KvLayout& layout, float scale,
               const kernels::Tensor& out) override;
   void SiluMul(const kernels::Tensor& gate_up, const kernels::Tensor& out) override;
+  // On a device these count as products and as other; on the host their parts as what they are.
+  void NormMatmul(const kernels::Tensor& x, const float* weight, float eps,
+                  const kernels::PackedMatrix& w, const kernels::Tensor& normed,
+                  const kernels::Tensor& y, const kernels::MatmulEpilogue& epilogue) override;
+  void SiluMatmul(const kernels::Tensor& gate_up, const kernels::PackedMatrix& w,
+                  const kernels::Tensor& activated, const kernels::Tensor& y,
+                  const kernels::MatmulEpilogue& epilogue) override;
+  void RopeAndWriteKv(const kernels::Tensor& q, const kernels::Tensor& k, const kernels::Tensor& v,
+                      const kernels::Tensor& cos_sin,
+                      std::span<const kernels::AttentionChunk> chunks, void* pool,
+                      const kernels::KvLayout& layout) override;
   std::unique_ptr<kernels::PackedEncoder> PackEncoder(
       const kernels::EncoderWeights& weights) override;
   std::unique_ptr<kernels::PackedFeatureMap> PackFeatureMap(
@@ -121,7 +132,7 @@ class TimedBackend : public kernels::Backend {
                   float scale, float* states) override;
   bool AttendChosen(const kernels::Tensor& q, std::span<const kernels::RetrievalQuery> queries,
                     const kernels::Selection& chosen, const void* pool,
-                    const kernels::KvLayout& layout, float scale, float* states) override;
+                    const kernels::KvLayout& layout, float scale, const kernels::Tensor& out) override;
   void ExtendSummaries(std::span<const kernels::SummaryExtension> extensions, const void* pool,
                        const kernels::KvLayout& layout,
                        const kernels::PackedFeatureMap& key_map) override;
@@ -141,6 +152,7 @@ class TimedBackend : public kernels::Backend {
  private:
   class Timer;
   Timer Time(OpTotals& totals);  // of the block that it stands in
+  void CountProduct(int64_t m, const kernels::PackedMatrix& w);
 
   kernels::Backend& inner_;
   bool waits_ = true;

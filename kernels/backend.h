@@ -7,7 +7,8 @@
 // Two kinds of memory. The device's (Allocate) is what operations read and write; the host must not
 // look at it, but for CopyToHost. Shared memory (AllocateShared) is the host's, and what operations
 // write there the host may read after Synchronize: a selection's counts and tokens, rows' addresses,
-// masses. On the CPU both are the same and Synchronize does nothing.
+// masses. What a later operation writes to the same place may be all that is ever seen there. On the
+// CPU both are the same and Synchronize does nothing.
 //
 // A device that fails stays failed: operations do nothing from then on, Synchronize says false, and
 // failure() says why. The caller ends the process, as nothing that the device holds can be trusted.
@@ -219,6 +220,39 @@ class Backend {
   // out[m][n] = silu(gate) * up, where gate_up [m][2n] holds gate, then up.
   virtual void SiluMul(const Tensor& gate_up, const Tensor& out) = 0;
 
+  // ---- several of the above in one ----
+  // What each says is the sum of its parts, to the bit; a backend may save what lies between them.
+
+  // RmsNorm of x, then Matmul. `normed` [m][in] is scratch: what it holds afterwards is undefined.
+  virtual void NormMatmul(const Tensor& x, const float* weight, float eps, const PackedMatrix& w,
+                          const Tensor& normed, const Tensor& y, const MatmulEpilogue& epilogue) {
+    RmsNorm(x, weight, eps, normed);
+    Matmul(normed, w, y, epilogue);
+  }
+
+  // SiluMul, then Matmul. `activated` [m][in] is scratch, as above.
+  virtual void SiluMatmul(const Tensor& gate_up, const PackedMatrix& w, const Tensor& activated,
+                          const Tensor& y, const MatmulEpilogue& epilogue) {
+    SiluMul(gate_up, activated);
+    Matmul(activated, w, y, epilogue);
+  }
+
+  // Rope of q and k, of the chunks' rows, then WriteKv. What those rows of k hold afterwards is
+  // undefined.
+  virtual void RopeAndWriteKv(const Tensor& q, const Tensor& k, const Tensor& v,
+                              const Tensor& cos_sin, std::span<const AttentionChunk> chunks,
+                              void* pool, const KvLayout& layout) {
+    for (size_t i = 0; i < chunks.size();) {
+      const int32_t first = chunks[i].first_row;
+      int32_t last = first;  // chunks side by side go together
+      while (i < chunks.size() && chunks[i].first_row == last) last += chunks[i++].num_tokens;
+      const auto rows = [&](const Tensor& x) { return x.RowRange(first, last - first); };
+      Rope(rows(q), layout.head_dim, rows(cos_sin));
+      Rope(rows(k), layout.head_dim, rows(cos_sin));
+    }
+    WriteKv(k, v, chunks, pool, layout);
+  }
+
   // ---- retrieval (kernels/retrieval.h) ----
   // Pools are one layer's, with the same block numbers as its KV pool. `q` is [m][H*d] after RoPE.
   // Selections, and the addresses that lists point to, lie in shared memory.
@@ -280,12 +314,13 @@ class Backend {
                           std::span<const RowList> lists, const KvLayout& layout, float scale,
                           float* states) = 0;
 
-  // The same over what each query sees outside mid and its chosen tokens, all of whose rows lie in
-  // `pool`: the tokens need not pass through the host. False: nothing was done, as this backend gains
-  // nothing by it; the caller makes lists and calls AttendRows.
+  // out row of each query [H*d] = attention over what it sees outside mid and its chosen tokens, all of
+  // whose rows lie in `pool`: the tokens need not pass through the host. False: nothing was done, as
+  // this backend gains nothing by it; the caller makes lists, and calls AttendRows and FinishStates.
   [[nodiscard]] virtual bool AttendChosen(const Tensor& q, std::span<const RetrievalQuery> queries,
                                           const Selection& chosen, const void* pool,
-                                          const KvLayout& layout, float scale, float* states) = 0;
+                                          const KvLayout& layout, float scale,
+                                          const Tensor& out) = 0;
 
   // Each summary takes in the tokens up to its extension's `last`.
   virtual void ExtendSummaries(std::span<const SummaryExtension> extensions, const void* pool,

@@ -186,7 +186,9 @@ absl::StatusOr<DecodeResult> RunDecode(BenchModel& model, int64_t context, int32
   std::vector<int32_t> all_blocks(blocks * batch);
   std::iota(all_blocks.begin(), all_blocks.end(), 0);
   const std::vector<int32_t> tokens = RandomTokens(batch, decoder.vocab_size());
-  std::vector<float> logits(static_cast<size_t>(batch) * decoder.vocab_size());
+  const kernels::Buffer logits_memory = decoder.AllocateLogits(batch);
+  const std::span logits(static_cast<float*>(logits_memory.data()),
+                         static_cast<size_t>(batch) * decoder.vocab_size());
   engine::Batch step;
   std::vector<std::unique_ptr<engine::RetrievalState>> states(batch);
   for (int32_t i = 0; i < batch; ++i) {

@@ -87,7 +87,7 @@ class CpuBackend final : public Backend {
                   std::span<const RowList> lists, const KvLayout& layout, float scale,
                   float* states) override;
   bool AttendChosen(const Tensor&, std::span<const RetrievalQuery>, const Selection&, const void*,
-                    const KvLayout&, float, float*) override {
+                    const KvLayout&, float, const Tensor&) override {
     return false;
   }
   void ExtendSummaries(std::span<const SummaryExtension> extensions, const void* pool,

@@ -76,9 +76,9 @@ void HostKv::TakeReads(std::span<SharedKvReads> of_rows) {
   WINNOW_CHECK(static_cast<int64_t>(of_rows.size()) <= shape_.max_batch_tokens);
   if (backend_.failed() || of_rows.empty()) return;
   if (backend_.Good(cudaMemcpyAsync(of_rows.data(), reads_, of_rows.size_bytes(),
-                                    cudaMemcpyDeviceToHost, backend_.stream_),
+                                    cudaMemcpyDeviceToHost, backend_.stream()),
                     "counts of rows")) {
-    backend_.Good(cudaMemsetAsync(reads_, 0, of_rows.size_bytes(), backend_.stream_),
+    backend_.Good(cudaMemsetAsync(reads_, 0, of_rows.size_bytes(), backend_.stream()),
                   "counts of rows");
   }
 }
@@ -145,12 +145,12 @@ void CudaBackend::Forget(HostPool& pool) {
   const std::vector<RowCacheSlot> free_slots(cache.num_slots, kFreeSlot);
   const RowCacheState state;
   const SharedKvShape& shape = pool.kv->shape();
-  Good(cudaMemsetAsync(cache.slot_of_row, 0xff, static_cast<size_t>(RowsOf(shape)) * 4, stream_),
+  Good(cudaMemsetAsync(cache.slot_of_row, 0xff, static_cast<size_t>(RowsOf(shape)) * 4, stream()),
        "the row cache");
   Good(cudaMemcpyAsync(cache.slots, free_slots.data(), free_slots.size() * sizeof(RowCacheSlot),
-                       cudaMemcpyHostToDevice, stream_),
+                       cudaMemcpyHostToDevice, stream()),
        "the row cache");
-  Good(cudaMemcpyAsync(cache.state, &state, sizeof state, cudaMemcpyHostToDevice, stream_),
+  Good(cudaMemcpyAsync(cache.state, &state, sizeof state, cudaMemcpyHostToDevice, stream()),
        "the row cache");
   static_cast<void>(Synchronize());  // the sources go
 }
@@ -191,7 +191,7 @@ void CudaBackend::WriteHostKv(HostPool& pool, const Tensor& k, const Tensor& v,
     return DeviceMatrix{static_cast<float*>(tensor.data), tensor.rows, tensor.cols, tensor.stride};
   };
   Good(WriteKvThrough(matrix(k), matrix(v), on_device, static_cast<int32_t>(chunks.size()), most,
-                      pool.cache, layout, stream_),
+                      pool.cache, layout, stream()),
        "writing KV to the host");
 }
 
@@ -199,7 +199,7 @@ void CudaBackend::WriteHostKv(HostPool& pool, const Tensor& k, const Tensor& v,
 // that are there cannot go ahead of the others without showing in the bits.
 void CudaBackend::AttendHostChosen(HostPool& pool, const Tensor& q,
                                    std::span<const RetrievalQuery> queries, const Selection& chosen,
-                                   const KvLayout& layout, float scale, float* states) {
+                                   const KvLayout& layout, float scale, const Tensor& out) {
   pool.used = true;
   const DeviceQuery* on_device = StageQueries(queries, layout.block_tokens);
   if (on_device == nullptr || !EndStaging()) return;
@@ -208,16 +208,18 @@ void CudaBackend::AttendHostChosen(HostPool& pool, const Tensor& q,
                                 MostAnchors(queries) + chosen.capacity};
   const size_t lists = queries.size() * layout.kv_heads;
   const size_t lists_bytes = AlignUp(lists * sizeof(RowList), 256);
-  if (failed() ||
+  if (failed() || !PrepareRows(shape) ||
       !Grow(fetched_, lists_bytes + lists * shape.max_rows * sizeof(void*), "addresses of rows")) {
     return;
   }
   auto* of_lists = reinterpret_cast<RowList*>(fetched_.data());
   if (Good(FetchRows(on_device, shape.num_queries, selection, pool.cache, layout, shape.max_rows,
                      reinterpret_cast<const std::byte**>(fetched_.data() + lists_bytes), of_lists,
-                     pool.kv->reads(), stream_),
+                     pool.kv->reads(), stream()),
            "rows from the host")) {
-    AttendLists(q, shape.num_queries, shape.max_rows, on_device, of_lists, layout, scale, states);
+    Good(cuda::AttendRows(shape, q.f32(), q.stride, on_device, of_lists, scale,
+                          {.out = out.f32(), .out_stride = out.stride}, rows_.data(), stream()),
+         "attention over rows");
   }
 }
 
@@ -274,7 +276,7 @@ void CudaBackend::PlanArea(const HostKv& kv, std::span<const AttentionChunk> chu
 
 // Brings blocks[i] of the pool to place i of the area, but for -1 and what is there.
 bool CudaBackend::Bring(const HostPool& pool, std::span<const int32_t> blocks,
-                        std::span<const int32_t> there, int area, cudaStream_t stream) {
+                        std::span<const int32_t> there, int area, bool ahead) {
   moves_.clear();
   for (size_t i = 0; i < blocks.size(); ++i) {
     if (blocks[i] >= 0 && (i >= there.size() || there[i] != blocks[i])) {
@@ -287,18 +289,18 @@ bool CudaBackend::Bring(const HostPool& pool, std::span<const int32_t> blocks,
   const BlockMove* on_device = Stage(moves);
   if (!EndStaging()) return false;
   HostKv& kv = *pool.kv;
-  const bool ahead = stream != stream_;
+  cudaStream_t on = ahead ? ahead_stream_ : stream();
   if (ahead) {
     // The list travels on the main stream.
     ahead_runs_ = true;
-    if (!Good(cudaEventRecord(kv.listed_, stream_), "KV from the host") ||
-        !Good(cudaStreamWaitEvent(stream, kv.listed_, 0), "KV from the host")) {
+    if (!Good(cudaEventRecord(kv.listed_, stream()), "KV from the host") ||
+        !Good(cudaStreamWaitEvent(on, kv.listed_, 0), "KV from the host")) {
       return false;
     }
   }
   return Good(BringBlocks(pool.cache.pool, on_device, static_cast<int32_t>(moves.size()),
                           static_cast<int64_t>(kv.shape().layout.BlockBytes()), kv.staging(area),
-                          ahead ? kGatherBlocks : kBringBlocks, stream),
+                          ahead ? kGatherBlocks : kBringBlocks, on),
               "KV from the host");
 }
 
@@ -314,15 +316,15 @@ void CudaBackend::AttendHost(const HostPool& pool, const Tensor& q,
     if (kv.ahead_.pool == &pool) {
       area = kv.ahead_.area;
       there = kv.ahead_.blocks;
-      if (!Good(cudaStreamWaitEvent(stream_, kv.ahead_.done, 0), "KV from the host")) return;
+      if (!Good(cudaStreamWaitEvent(stream(), kv.ahead_.done, 0), "KV from the host")) return;
     }
-    if (!Bring(pool, area_blocks_, there, area, stream_)) return;
+    if (!Bring(pool, area_blocks_, there, area, /*ahead=*/false)) return;
     kv.area_ = area;
     const std::vector<AttentionChunk> staged = staged_chunks_;
     first += staged.size();
     BringAhead(pool, chunks, first, 1 - area);
     AttendDevice(q, staged, kv.staging(area), layout, scale, out);
-    if (!Good(cudaEventRecord(kv.free_[area], stream_), "KV from the host")) return;
+    if (!Good(cudaEventRecord(kv.free_[area], stream()), "KV from the host")) return;
   }
 }
 
@@ -338,7 +340,7 @@ void CudaBackend::BringAhead(const HostPool& pool, std::span<const AttentionChun
   PlanArea(kv, chunks, same_layer ? next : 0, /*old_only=*/!same_layer, kv.ahead_.blocks,
            staged_chunks_);
   if (!Good(cudaStreamWaitEvent(ahead_stream_, kv.free_[area], 0), "KV from the host") ||
-      !Bring(*of_next, kv.ahead_.blocks, {}, area, ahead_stream_) ||
+      !Bring(*of_next, kv.ahead_.blocks, {}, area, /*ahead=*/true) ||
       !Good(cudaEventRecord(kv.ahead_.done, ahead_stream_), "KV from the host")) {
     return;
   }

@@ -3,7 +3,6 @@
 #include <cstring>
 #include <numeric>
 
-#include "kernels/attention_state.h"
 #include "tests/cuda/backend_testing.h"
 
 namespace winnow::kernels::cuda {
@@ -145,19 +144,18 @@ TEST_F(CudaHostKvTest, StepsHaveTheBitsOfKvOnTheDevice) {
             wanted += static_cast<int64_t>(tokens.size()) + queries[i].position + 1 - mid.size();
           }
         }
-        const size_t floats =
-            queries.size() * kv_heads * group * static_cast<size_t>(AttentionStateFloats(d));
-        DeviceArray<float> of_pool[2] = {DeviceArray<float>(floats), DeviceArray<float>(floats)};
+        Matrix of_host_rows(rows, width * group), of_device_rows(rows, width * group);
+        auto from_host = Put(of_host_rows), from_device = Put(of_device_rows);
         static_cast<void>(pools.Read(*backend_));
         ASSERT_TRUE(backend_->AttendChosen(of_q.tensor, queries, chosen.view(), pools.Host(layer),
-                                           layout, scale, of_pool[0].data()));
+                                           layout, scale, from_host.tensor));
         ASSERT_TRUE(backend_->AttendChosen(of_q.tensor, queries, chosen.view(), pools.Device(layer),
-                                           layout, scale, of_pool[1].data()));
+                                           layout, scale, from_device.tensor));
         const SharedKvReads reads = pools.Read(*backend_);
         ASSERT_EQ(int64_t{reads.cached} + reads.fetched + reads.in_place, wanted);
         ASSERT_TRUE(backend_->Synchronize()) << backend_->failure();
-        const auto a = of_pool[0].Get(), b = of_pool[1].Get();
-        ASSERT_EQ(std::memcmp(a.data(), b.data(), floats * sizeof(float)), 0) << "pass " << pass;
+        ASSERT_NO_FATAL_FAILURE(ExpectSame(from_host, of_host_rows, from_device, of_device_rows))
+            << "pass " << pass;
       }
     }
     EXPECT_TRUE(retrieved);
@@ -176,7 +174,6 @@ TEST_F(CudaHostKvTest, WhatIsCopiedIntoAPoolIsReadFromThenOn) {
   const std::vector<RetrievalQuery> queries = {{0, table, 511, {511, 511}, 0}};
   OwnedSelection chosen(1, 2, 1);
   chosen.view().count(0, 0) = chosen.view().count(0, 1) = 0;
-  const size_t floats = 8 * static_cast<size_t>(AttentionStateFloats(64));
   for (int round = 0; round < 3; ++round) {
     std::vector<std::byte> content(pools.layer_bytes);
     for (size_t at = 0; at < content.size(); at += 2) {
@@ -185,16 +182,15 @@ TEST_F(CudaHostKvTest, WhatIsCopiedIntoAPoolIsReadFromThenOn) {
     }
     backend_->CopyToDevice(content.data(), pools.Host(1), content.size());
     backend_->CopyToDevice(content.data(), pools.Device(1), content.size());
-    DeviceArray<float> states[2] = {DeviceArray<float>(floats), DeviceArray<float>(floats)};
+    Matrix of_host(1, q.cols()), of_device(1, q.cols());
+    auto from_host = Put(of_host), from_device = Put(of_device);
     for (int again = 0; again < 2; ++again) {
       ASSERT_TRUE(backend_->AttendChosen(of_q.tensor, queries, chosen.view(), pools.Host(1), layout,
-                                         0.1f, states[0].data()));
+                                         0.1f, from_host.tensor));
     }
     ASSERT_TRUE(backend_->AttendChosen(of_q.tensor, queries, chosen.view(), pools.Device(1), layout,
-                                       0.1f, states[1].data()));
-    ASSERT_TRUE(backend_->Synchronize());
-    const auto a = states[0].Get(), b = states[1].Get();
-    ASSERT_EQ(std::memcmp(a.data(), b.data(), floats * sizeof(float)), 0);
+                                       0.1f, from_device.tensor));
+    ASSERT_NO_FATAL_FAILURE(ExpectSame(from_host, of_host, from_device, of_device));
     const SharedKvReads reads = pools.Read(*backend_);
     EXPECT_EQ(reads.fetched, 1024u);  // once
     EXPECT_EQ(reads.cached, 1024u);

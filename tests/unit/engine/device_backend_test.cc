@@ -16,6 +16,7 @@
 #include "engine/timed_backend.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/attention_state.h"
 #include "tests/unit/engine/sequence_runner.h"
 
 namespace winnow::engine {
@@ -80,7 +81,7 @@ class PretendedDevice final : public TimedBackend {
   }
   bool AttendChosen(const Tensor& q, std::span<const RetrievalQuery> queries,
                     const Selection& chosen, const void* pool, const KvLayout& layout, float scale,
-                    float* states) override {
+                    const Tensor& out) override {
     const Selection of_device = Latest(chosen);
     std::vector<std::vector<const std::byte*>> rows;
     for (size_t i = 0; i < queries.size(); ++i) {
@@ -104,7 +105,10 @@ class PretendedDevice final : public TimedBackend {
     for (const auto& of_list : rows) {
       lists.push_back({of_list.data(), static_cast<int32_t>(of_list.size()), 0, 0});
     }
-    cpu_.AttendRows(q, queries, lists, layout, scale, states);
+    std::vector<float> states(queries.size() * (q.cols / layout.head_dim) *
+                              kernels::AttentionStateFloats(layout.head_dim));
+    cpu_.AttendRows(q, queries, lists, layout, scale, states.data());
+    cpu_.FinishStates(queries, states.data(), layout.head_dim, out);
     return true;
   }
   void StateMasses(const float* states, int64_t count, int32_t head_dim, float* masses) override {
