@@ -7,6 +7,9 @@
 // Calls only enqueue; the host waits in Synchronize, CopyToHost, CopyToDevice, MeasureSelection, and
 // where a pass begins. What a call is given by value or by span is copied before it returns.
 //
+// A decode step's small operations may wait for the ones that follow, so that they become one launch
+// (HeldBack below); nobody sees it, as whatever could has them done first.
+//
 // Promises. Batch invariance: matrix products, attention and selection have one order of summation
 // each, fixed by the row's own inputs (matmul.h, dense_attention.h, row_attention.h, logit_select.h),
 // so a row's result does not depend on how many rows are in the call nor on how a prompt was cut.
@@ -215,12 +218,13 @@ class CudaBackend final : public Backend {
     const int32_t* on_device = nullptr;
     int64_t blocks = 0;
   };
-  std::unordered_map<const int32_t*, StagedTable> tables_;  // by the host's address
+  std::unordered_map<const int32_t*, StagedTable> tables_;    // by the host's address
   std::unordered_map<const int32_t*, int32_t> indexed_from_;  // in this pass, by block table
-  std::unordered_multimap<size_t, std::pair<size_t, size_t>> staged_values_;  // by hash: where, bytes
+  std::unordered_multimap<size_t, std::pair<size_t, size_t>>
+      staged_values_;  // by hash: where, bytes
 
-  Workspace matmul_, dense_, codes_, bounds_, logits_, prune_, rows_, addresses_,
-      extend_, complete_, selection_, masses_, quality_, pack_;
+  Workspace matmul_, dense_, codes_, bounds_, logits_, prune_, rows_, addresses_, extend_,
+      complete_, selection_, masses_, quality_, pack_;
   // Whose selection lies in selection_ (and its counts in counts_); tokens null: nobody's.
   Selection selected_, selected_on_device_;
   size_t selected_queries_ = 0;

@@ -92,9 +92,8 @@ bool CudaBackend::MatmulOf(int64_t m, const DeviceWeights& weights, const Tensor
   WINNOW_CHECK(y.cols == weights.out && y.rows >= m);
   if (Grow(matmul_, OrderedBytes(m, weights.in), "a matrix product") &&
       Good(order(matmul_.data()), "a product's operand")) {
-    Good(cuda::MatmulOrdered(
-             {nullptr, 0, m, y.f32(), y.stride, epilogue.bias, epilogue.accumulate}, weights,
-             matmul_.data(), stream()),
+    Good(cuda::MatmulOrdered({nullptr, 0, m, y.f32(), y.stride, epilogue.bias, epilogue.accumulate},
+                             weights, matmul_.data(), stream()),
          "a matrix product");
   }
   return true;
@@ -212,11 +211,12 @@ void CudaBackend::RopeAndWriteKv(const Tensor& q, const Tensor& k, const Tensor&
   if (on_device == nullptr) return;
   const auto count = static_cast<int32_t>(chunks.size());
   static_cast<void>(stream());  // nothing is held back twice
-  held_tokens_ = {MatrixOf(q), MatrixOf(k), MatrixOf(v), MatrixOf(cos_sin), on_device,
-                  count,       pool,        layout,      nullptr,           {},
-                  nullptr};
+  held_tokens_ = {MatrixOf(q), MatrixOf(k), MatrixOf(v), MatrixOf(cos_sin),
+                  on_device,   count,       pool,        layout,
+                  nullptr,     {},          nullptr};
   held_rows_.clear();
-  for (const AttentionChunk& chunk : chunks) held_rows_.push_back({chunk.first_row, chunk.position});
+  for (const AttentionChunk& chunk : chunks)
+    held_rows_.push_back({chunk.first_row, chunk.position});
   held_most_ = most;
   held_back_ = HeldBack::kRotation;
   if (most > 1) ReleaseHeldBack();
