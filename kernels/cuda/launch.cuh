@@ -47,11 +47,12 @@ inline const DeviceTraits& CurrentDevice() {
   int device = 0;
   if (cudaGetDevice(&device) != cudaSuccess || device == traits.device) return traits;
   int count = 0;
-  cudaFuncAttributes probe = {};
-  if (cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) == cudaSuccess &&
-      cudaFuncGetAttributes(&probe, ProbeKernel<>) == cudaSuccess) {
-    traits = {device, count, probe.ptxVersion >= 90};
+  if (cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
+    return traits;
   }
+  cudaFuncAttributes probe = {};
+  const bool probed = cudaFuncGetAttributes(&probe, ProbeKernel<>) == cudaSuccess;
+  traits = {device, count, probed && probe.ptxVersion >= 90};
   return traits;
 }
 
