@@ -70,15 +70,19 @@ absl::Status Decoder::Forward(const Batch& batch, std::span<float> logits) {
   const int32_t last_layer = config_.num_layers - 1;
   for (int32_t i = 0; i <= last_layer; ++i) {
     ProjectAndWriteKv(i);
-    if (options_.rows.prefetch && i != last_layer && retrieval_->predicts()) PredictQueries(i + 1);
     if (i != last_layer) {
       Attend(i, chunks_, /*logits_only=*/false);
-      FinishRows(layers_[i], {0, static_cast<int32_t>(m)});
+      AddAttended(layers_[i], {0, static_cast<int32_t>(m)});
+      if (options_.rows.prefetch && retrieval_->predicts()) PredictQueries(i + 1);
+      AddMlp(layers_[i], {0, static_cast<int32_t>(m)});
     } else {
       // Nothing reads the last layer's output but the logits: other rows need their KV written, no
       // more.
       Attend(i, logit_chunks_, /*logits_only=*/true);
-      for (const RowRun& run : logit_runs_) FinishRows(layers_[i], run);
+      for (const RowRun& run : logit_runs_) {
+        AddAttended(layers_[i], run);
+        AddMlp(layers_[i], run);
+      }
     }
   }
   if (num_logits > 0) ComputeLogits(num_logits, logits);
@@ -205,9 +209,11 @@ void Decoder::ProjectAndWriteKv(int32_t index) {
   retrieval_->Index(index);
 }
 
-// What the next layer's queries will be, about: its projection of this layer's input, which the
-// residual stream changes little (InfiniGen). The rows of retrieval that they would choose are read
-// while this layer attends.
+// What the next layer's queries will be, about: its projection of what this layer has made of its
+// input so far, all but the MLP's part (InfiniGen, section 4, projects the input itself). The rows of
+// retrieval that they would choose are read while the MLP computes. Before attention there would be
+// more time to read in, but of what was asked for then a seventh was used, now two thirds and more
+// (docs/tiers.md).
 void Decoder::PredictQueries(int32_t index) {
   const int64_t m = static_cast<int64_t>(ids_.size());
   const int64_t q_width = int64_t{config_.num_heads} * config_.head_dim;
@@ -290,15 +296,18 @@ void Decoder::Attend(int32_t index, std::span<const AttentionChunk> chunks, bool
 }
 
 // attended → hidden, then the mlp, for a run of rows.
-void Decoder::FinishRows(const Layer& layer, RowRun rows) {
+// hidden += attended · Woᵀ + bias
+void Decoder::AddAttended(const Layer& layer, RowRun rows) {
+  backend_.Matmul(attended_.RowRange(rows.first, rows.count), *layer.o,
+                  hidden_.RowRange(rows.first, rows.count),
+                  {.bias = Floats(layer.o_bias), .accumulate = true});
+}
+
+void Decoder::AddMlp(const Layer& layer, RowRun rows) {
   const Tensor hidden = hidden_.RowRange(rows.first, rows.count);
   const Tensor normed = normed_.RowRange(rows.first, rows.count);
-  const Tensor attended = attended_.RowRange(rows.first, rows.count);
   const Tensor gate_up = gate_up_.RowRange(rows.first, rows.count);
   const Tensor activated = activated_.RowRange(rows.first, rows.count);
-
-  // hidden += attended · Woᵀ + bias
-  backend_.Matmul(attended, *layer.o, hidden, {.bias = Floats(layer.o_bias), .accumulate = true});
 
   // gate_up [rows][2*intermediate] = norm(hidden) · Wᵀ + bias
   backend_.NormMatmul(hidden, Floats(layer.mlp_norm), config_.rms_norm_eps, *layer.gate_up, normed,

@@ -144,7 +144,8 @@ class Decoder final : public Model {
   void RotateAndWriteKv(int32_t index, const kernels::Tensor& q, const kernels::Tensor& k,
                         const kernels::Tensor& v);
   void Attend(int32_t index, std::span<const kernels::AttentionChunk> chunks, bool logits_only);
-  void FinishRows(const Layer& layer, RowRun rows);
+  void AddAttended(const Layer& layer, RowRun rows);
+  void AddMlp(const Layer& layer, RowRun rows);
   void ComputeLogits(int64_t num_logits, std::span<float> logits);
 
   const ModelConfig config_;

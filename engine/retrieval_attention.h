@@ -110,8 +110,7 @@ class RetrievalAttention {
   void Attend(int32_t layer, const kernels::Tensor& q, bool logits_only,
               const kernels::Tensor& out);
   // Starts to read what `layer`, the next one, may choose for rows that decode: `q` [rows][H*d] is an
-  // estimate of its queries, made from this layer's input (InfiniGen, section 4). Only what is read
-  // when depends on it, never a result.
+  // estimate of its queries. Only what is read when depends on it, never a result.
   void Predict(int32_t layer, const kernels::Tensor& q);
   bool predicts() const;  // there are rows that it would help
   // Counts the pass.

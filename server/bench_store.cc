@@ -146,6 +146,15 @@ void RecordingBackend::PruneSelection(const kernels::Tensor& q,
   Add(kept, /*replace=*/true);
 }
 
+void RecordingBackend::AttendRows(const kernels::Tensor& q,
+                                  std::span<const kernels::RetrievalQuery> queries,
+                                  std::span<const kernels::RowList> lists,
+                                  const kernels::KvLayout& layout, float scale, float* states) {
+  const double before = attention().seconds;
+  TimedBackend::AttendRows(q, queries, lists, layout, scale, states);
+  row_attention_seconds_ += attention().seconds - before;
+}
+
 // ---- the store's directory ----
 
 absl::StatusOr<std::unique_ptr<StoreDirectory>> StoreDirectory::Make(const std::string& path) {

@@ -112,11 +112,17 @@ class RecordingBackend final : public engine::TimedBackend {
                       const void* int4_keys, const kernels::KvLayout& layout, float scale, float p,
                       const kernels::Selection& candidates,
                       const kernels::Selection& kept) override;
+  void AttendRows(const kernels::Tensor& q, std::span<const kernels::RetrievalQuery> queries,
+                  std::span<const kernels::RowList> lists, const kernels::KvLayout& layout,
+                  float scale, float* states) override;
+  // Since the start, in AttendRows: attention() without dense layers.
+  double row_attention_seconds() const { return row_attention_seconds_; }
 
  private:
   void Add(const kernels::Selection& chosen, bool replace);
 
   bool recording_ = false;
+  double row_attention_seconds_ = 0;
   std::vector<std::vector<Chosen>> choices_;
 };
 

@@ -45,11 +45,13 @@ struct Counters {
   engine::RowFetcherStats rows;
   engine::KvMemoryStats memory;
   uint64_t reads = 0, device_bytes = 0;
+  double attend_seconds = 0;
 };
 
 Counters Read(StoreBench& bench) {
   return {bench.decoder().row_fetcher().stats(), bench.memory().stats(),
-          bench.disk().io_counters().reads, bench.disk().stats().device_bytes_read};
+          bench.disk().io_counters().reads, bench.disk().stats().device_bytes_read,
+          bench.recorder().row_attention_seconds()};
 }
 
 std::vector<OverlapResult> Overlaps(std::vector<std::vector<RecordingBackend::Chosen>> choices,
@@ -203,6 +205,7 @@ absl::StatusOr<TiersRun> RunTiers(const TiersFlags& flags,
       result.seconds_min = seconds.front();
       result.seconds_median = seconds[seconds.size() / 2];
       result.wait_seconds = mean(end.memory.wait_ns, start.memory.wait_ns) * 1e-9;
+      result.attend_seconds = (end.attend_seconds - start.attend_seconds) / flags.steps;
       result.chosen_rows = mean(counts.chosen_rows, 0);
       result.stored_rows = mean(end.rows.store_rows + end.rows.asked_hits,
                                 start.rows.store_rows + start.rows.asked_hits);
@@ -211,6 +214,7 @@ absl::StatusOr<TiersRun> RunTiers(const TiersFlags& flags,
       result.payload_bytes = mean(end.rows.payload_bytes, start.rows.payload_bytes);
       result.page_bytes = mean(end.rows.page_bytes, start.rows.page_bytes);
       result.pages = mean(end.rows.pages, start.rows.pages);
+      result.used_rows = mean(end.rows.asked_hits, start.rows.asked_hits);
       result.asked_rows = mean(end.rows.asked_rows, start.rows.asked_rows);
       result.reads = mean(end.reads, start.reads);
       result.device_bytes = mean(end.device_bytes, start.device_bytes);

@@ -35,6 +35,9 @@ struct TiersResult {
   double share_measured = 0;  // of chosen rows: in a frame or in the row cache
   double seconds_median = 0, seconds_min = 0, seconds_mean = 0;  // of a step
   double wait_seconds = 0;  // in it, with nothing to do but wait for reads
+  // In it, attention over chosen rows and anchors: the most that attending to rows that have come,
+  // while others are on their way, could save.
+  double attend_seconds = 0;
   double chosen_rows = 0;
   double stored_rows = 0;    // of them: came from disk
   double cached_rows = 0;    // of them: from the row cache
@@ -42,7 +45,7 @@ struct TiersResult {
   double page_bytes = 0;     // of the pages that they are on
   double device_bytes = 0;   // read from the device, whatever for
   double pages = 0, reads = 0;
-  double asked_rows = 0;  // ahead of time, by prediction
+  double asked_rows = 0, used_rows = 0;  // ahead of time, by prediction; and chosen then
   double ReadsPerSecond() const { return reads / seconds_mean; }
   double ReadsPerWaitingSecond() const { return wait_seconds > 0 ? reads / wait_seconds : 0; }
   double device_before = 0, device_after = 0;  // random reads of 4 KiB a second

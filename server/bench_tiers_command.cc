@@ -66,20 +66,25 @@ int BenchTiers(TierBenchFlags flags) {
   bool begun = false;
   const auto print = [&](const TiersResult& r) {
     if (!begun) {
-      std::fprintf(table, "%8s %15s %9s %9s %8s %9s %9s %9s %9s %9s %8s %8s %8s %7s %7s\n",
-                   "context", "in memory, %", "ms/token", "best", "waiting", "rows", "from disk",
-                   "payload", "MB read", "pages", "reads", "IOPS", "device", "share", "waiting");
+      std::fprintf(table, "%8s %15s %9s %9s %8s %9s %9s %9s %9s %9s %9s %9s %8s %8s %8s %7s %7s\n",
+                   "context", "in memory, %", "ms/token", "best", "waiting", "attending", "rows",
+                   "cached", "from disk", "payload", "MB read", "pages", "reads", "IOPS", "device",
+                   "share", "waiting");
       begun = true;
     }
     std::fprintf(table,
-                 "%8lld %6.1f, %6.2f %9.2f %9.2f %8.2f %9.0f %9.0f %9.2f %9.2f %9.0f %8.0f %8.0f "
-                 "%8.0f %6.1f%% %6.1f%%\n",
+                 "%8lld %6.1f, %6.2f %9.2f %9.2f %8.2f %9.3f %9.0f %9.0f %9.0f %9.2f %9.2f %9.0f "
+                 "%8.0f %8.0f %8.0f %6.1f%% %6.1f%%\n",
                  static_cast<long long>(r.context), 100 * r.share_asked, 100 * r.share_measured,
                  r.seconds_median / kMilli, r.seconds_min / kMilli, r.wait_seconds / kMilli,
-                 r.chosen_rows, r.stored_rows, r.payload_bytes / kMega, r.device_bytes / kMega,
-                 r.pages, r.reads, r.ReadsPerSecond(), r.DeviceRate(),
-                 100 * r.ReadsPerSecond() / r.DeviceRate(),
+                 r.attend_seconds / kMilli, r.chosen_rows, r.cached_rows, r.stored_rows,
+                 r.payload_bytes / kMega, r.device_bytes / kMega, r.pages, r.reads,
+                 r.ReadsPerSecond(), r.DeviceRate(), 100 * r.ReadsPerSecond() / r.DeviceRate(),
                  100 * r.ReadsPerWaitingSecond() / r.DeviceRate());
+    if (r.asked_rows > 0) {
+      std::fprintf(table, "%8s of %.0f rows asked for ahead of time %.0f were used\n", "",
+                   r.asked_rows, r.used_rows);
+    }
     std::fflush(table);
   };
   const absl::StatusOr<TiersRun> run = RunTiers(flags.tiers, print);
@@ -105,10 +110,12 @@ int BenchTiers(TierBenchFlags flags) {
          {"ms_per_token_best", Round(r.seconds_min / kMilli)},
          {"ms_per_token_mean", Round(r.seconds_mean / kMilli)},
          {"ms_waiting", Round(r.wait_seconds / kMilli)},
+         {"ms_attending", Round(r.attend_seconds / kMilli)},
          {"chosen_rows", Round(r.chosen_rows)},
          {"stored_rows", Round(r.stored_rows)},
          {"cached_rows", Round(r.cached_rows)},
          {"asked_ahead_rows", Round(r.asked_rows)},
+         {"used_ahead_rows", Round(r.used_rows)},
          {"payload_bytes", Round(r.payload_bytes)},
          {"page_bytes", Round(r.page_bytes)},
          {"device_bytes", Round(r.device_bytes)},

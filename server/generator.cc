@@ -68,6 +68,7 @@ void ToProto(const engine::Usage& usage, v1::Usage& out) {
   out.set_total_seconds(Seconds(usage.total_time));
 }
 
+// What Report says of it.
 void AddUsage(const engine::Usage& usage, engine::Usage& sum) {
   sum.prompt_tokens += usage.prompt_tokens;
   sum.cached_tokens += usage.cached_tokens;
@@ -79,7 +80,6 @@ void AddUsage(const engine::Usage& usage, engine::Usage& sum) {
   sum.kv_dense_bytes += usage.kv_dense_bytes;
   sum.queue_time = std::max(sum.queue_time, usage.queue_time);
   sum.time_to_first_token = std::max(sum.time_to_first_token, usage.time_to_first_token);
-  sum.total_time = std::max(sum.total_time, usage.total_time);
 }
 
 std::string RandomPrefix() {
@@ -275,6 +275,8 @@ void Generation::Report(const absl::Status& status) {
                      {"preemptions", int64_t{usage_.preemptions}},
                      {"policy", policy_},
                      {"kv_read_bytes", usage_.kv_read_bytes_fast},
+                     {"kv_read_host_bytes", usage_.kv_read_bytes_host},
+                     {"kv_read_disk_bytes", usage_.kv_read_bytes_disk},
                      {"kv_dense_bytes", usage_.kv_dense_bytes},
                      {"queue_seconds", Seconds(usage_.queue_time)},
                      {"first_token_seconds", Seconds(usage_.time_to_first_token)},

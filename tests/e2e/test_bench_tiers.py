@@ -36,6 +36,9 @@ class BenchTiers(unittest.TestCase):
             self.assertLessEqual(row["reads"], row["pages"] * 1.0001)
             self.assertLessEqual(row["pages"], row["stored_rows"] * 1.0001)
             self.assertLessEqual(row["ms_per_token_best"], row["ms_per_token"])
+            self.assertGreater(row["ms_attending"], 0)
+            self.assertLessEqual(row["ms_attending"] + row["ms_waiting"], row["ms_per_token_mean"])
+            self.assertEqual((row["cached_rows"], row["asked_ahead_rows"]), (0, 0))
             self.assertGreater(row["device_iops_before"], 0)
             self.assertAlmostEqual(row["share_of_device"] * max(row["device_iops_before"], row["device_iops_after"]),
                                    row["iops"], delta=row["iops"] / 1e3)
@@ -61,6 +64,24 @@ class BenchTiers(unittest.TestCase):
             for row in out["overlap"]:
                 self.assertTrue(0 <= row["overlap"] <= 1, row)
                 self.assertTrue(1 <= row["distinct_over_rows"] <= row["steps"], row)
+
+    def test_row_cache_and_prefetch_take_reads_from_the_step(self):
+        with temporary_directory() as directory:
+            _, text = sources(directory)
+            ways = {}
+            for name, *flags in (("plain",), ("cache", "--row-cache-bytes", 8 << 20), ("prefetch", "--prefetch", "on")):
+                result = run("bench", "tiers", *text, "--store-dir", directory / "store", "--contexts", "3100",
+                             "--shares", "0", "--steps", "4", "--device-seconds", "0.05", "--policy", "lsh:k=5%",
+                             "--kv-dtype", "bf16", "--json", "-", *flags)
+                self.assertEqual(result.returncode, 0, result.stderr)
+                ways[name], = json.loads(result.stdout)["tiers"]
+            self.assertEqual(len({way["chosen_rows"] for way in ways.values()}), 1)
+            self.assertGreater(ways["cache"]["cached_rows"], 0)
+            self.assertLess(ways["cache"]["stored_rows"], ways["plain"]["stored_rows"])
+            self.assertLess(ways["cache"]["device_bytes"], ways["plain"]["device_bytes"])
+            # Rows chosen at random would be right one time in twenty.
+            self.assertGreater(ways["prefetch"]["asked_ahead_rows"], 0)
+            self.assertGreater(ways["prefetch"]["used_ahead_rows"], ways["prefetch"]["asked_ahead_rows"] / 3)
 
     def test_what_is_wrong_is_said(self):
         with temporary_directory() as directory:

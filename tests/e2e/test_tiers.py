@@ -130,6 +130,22 @@ class Tiers(unittest.TestCase):
             for tier in ("host", "disk"):
                 self.assertGreater(sum(getattr(u.kv_read_bytes, tier) for u in usages), 0, tier)
 
+    def test_the_log_says_where_each_request_read(self):
+        several = type(self.requests[0])()
+        several.CopyFrom(self.requests[0])
+        several.n = 2
+        with self.on_disk("--host-bytes", "2MiB") as server:
+            usages = self.check(server)
+            usages += [r.finish.usage for r in Api(server.address).generate(several, timeout=PATIENCE)
+                       if r.HasField("finish")]
+            self.finish(server)
+            lines = [event for event in server.events() if event["event"] == "request"]
+        self.assertEqual(len(lines), len(self.requests) + 1)
+        for line, what in (("kv_read_bytes", "fast"), ("kv_read_host_bytes", "host"), ("kv_read_disk_bytes", "disk")):
+            self.assertGreater(sum(getattr(u.kv_read_bytes, what) for u in usages), 0, what)
+            self.assertEqual(sum(event[line] for event in lines), sum(getattr(u.kv_read_bytes, what) for u in usages))
+        self.assertEqual(sum(event["kv_dense_bytes"] for event in lines), sum(u.kv_dense_bytes for u in usages))
+
     # ---- prefixes ----
 
     def test_a_prefix_outlives_the_process(self):

@@ -13,7 +13,7 @@ done
 [ -n "$compiler" ] || { echo "run.sh: no clang++ found" >&2; exit 1; }
 
 mkdir -p "$work/found"
-packages="absl_status absl_statusor absl_strings absl_flat_hash_set absl_flat_hash_map absl_synchronization absl_time fmt spdlog libpcre2-8 libutf8proc"
+packages="absl_status absl_statusor absl_strings absl_flat_hash_set absl_flat_hash_map absl_synchronization absl_time fmt spdlog libpcre2-8 libutf8proc libcrypto"
 flags="-std=c++20 -O1 -g -I. -DFMT_SHARED -DSPDLOG_COMPILED_LIB -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all $(pkg-config --cflags $packages)"
 # Only what the target says that it reaches, so that a run starts within a minute.
 sources="tests/fuzz/${name}_fuzz.cc $(sed -n 's|^// Sources: ||p' "tests/fuzz/${name}_fuzz.cc" | tr '\n' ' ')"

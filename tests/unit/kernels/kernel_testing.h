@@ -164,7 +164,7 @@ inline void ExpectNear(const Matrix& actual, const Matrix& expected, double abso
 // The same bits in row `i` of a and row `j` of b.
 inline testing::AssertionResult SameBits(const Matrix& a, int64_t i, const Matrix& b, int64_t j) {
   for (int64_t column = 0; column < a.cols(); ++column) {
-    if (std::memcmp(&a.row(i)[column], &b.row(j)[column], sizeof(float)) != 0) {
+    if (std::bit_cast<uint32_t>(a.row(i)[column]) != std::bit_cast<uint32_t>(b.row(j)[column])) {
       return testing::AssertionFailure()
              << "rows " << i << " and " << j << " differ in column " << column << ": "
              << a.row(i)[column] << " and " << b.row(j)[column];

@@ -372,6 +372,29 @@ TEST_F(DiskStoreTest, GarbageCollectionFreesDeadBytesAndKeepsEveryBlock) {
   }
 }
 
+// A move writes new checksums for the block's new place: of what is damaged they would make something
+// sound.
+TEST_F(DiskStoreTest, DamagedBlockIsNotMovedButDropped) {
+  Open();
+  for (int i = 0; i < 50; ++i) ASSERT_EQ(client_->Put(IdOf(i), kSmall), Reason::kNone);
+  Close();
+  std::string bytes = ReadFile(SegmentFiles()[0]);
+  bytes[3 * kPageBytes + 5] ^= 1;  // the payload of the first block
+  WriteFile(SegmentFiles()[0], bytes);
+  Open();
+  for (int i = 0; i < 50; ++i) {
+    if (i % 5 != 0) client_->Erase(IdOf(i).key);
+  }
+  const GcReport report = store_->CollectGarbage();
+  EXPECT_GT(report.freed_bytes, 0u);
+  EXPECT_NE(ReadFile(SegmentFiles()[0]), bytes);  // its segment was emptied
+  EXPECT_EQ(client_->GetAndCheck(IdOf(0), kSmall), Reason::kAbsent);
+  EXPECT_EQ(store_->stats().corrupt_blocks, 1u);
+  for (int i = 5; i < 50; i += 5) {
+    EXPECT_EQ(client_->GetAndCheck(IdOf(i), kSmall), Reason::kNone) << i;
+  }
+}
+
 TEST_F(DiskStoreTest, LoweredCapacityOnADiskThatCannotWriteDoesNotKeepTheStoreClosed) {
   Open();
   for (int i = 0; i < 60; ++i) ASSERT_EQ(client_->Put(IdOf(i), kSmall), Reason::kNone);
