@@ -132,7 +132,8 @@ class TimedBackend : public kernels::Backend {
                   float scale, float* states) override;
   bool AttendChosen(const kernels::Tensor& q, std::span<const kernels::RetrievalQuery> queries,
                     const kernels::Selection& chosen, const void* pool,
-                    const kernels::KvLayout& layout, float scale, const kernels::Tensor& out) override;
+                    const kernels::KvLayout& layout, float scale,
+                    const kernels::Tensor& out) override;
   void ExtendSummaries(std::span<const kernels::SummaryExtension> extensions, const void* pool,
                        const kernels::KvLayout& layout,
                        const kernels::PackedFeatureMap& key_map) override;

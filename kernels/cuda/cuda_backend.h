@@ -7,6 +7,9 @@
 // Calls only enqueue; the host waits in Synchronize, CopyToHost, CopyToDevice, MeasureSelection, and
 // where a pass begins. What a call is given by value or by span is copied before it returns.
 //
+// A decode step's small operations may wait for the ones that follow, so that they become one launch
+// (HeldBack below); nobody sees it, as whatever could has them done first.
+//
 // Promises. Batch invariance: matrix products, attention and selection have one order of summation
 // each, fixed by the row's own inputs (matmul.h, dense_attention.h, row_attention.h, logit_select.h),
 // so a row's result does not depend on how many rows are in the call nor on how a prompt was cut.

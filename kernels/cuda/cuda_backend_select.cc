@@ -177,8 +177,9 @@ Selection CudaBackend::SelectionToRead(const Selection& chosen, size_t queries) 
   const Selection selection = NewSelection(chosen, queries);
   if (failed()) return selection;
   const size_t lists = queries * chosen.kv_heads;
-  Good(cudaMemcpyAsync(selection.counts, chosen.counts, lists * 4, cudaMemcpyHostToDevice, stream()),
-       "a selection");
+  Good(
+      cudaMemcpyAsync(selection.counts, chosen.counts, lists * 4, cudaMemcpyHostToDevice, stream()),
+      "a selection");
   Good(cudaMemcpyAsync(selection.tokens, chosen.tokens, lists * chosen.capacity * 4,
                        cudaMemcpyHostToDevice, stream()),
        "a selection");
@@ -201,8 +202,7 @@ void CudaBackend::EncodeQueries(const Tensor& q, std::span<const RetrievalQuery>
     return query.row == row.row && query.position == row.position;
   };
   if (held_back_ == HeldBack::kRotationAndKeys && q.data == held_tokens_.q.data &&
-      group <= kTokenInputs * of_queries.queries_per_input &&
-      queries.size() == held_rows_.size() &&
+      group <= kTokenInputs * of_queries.queries_per_input && queries.size() == held_rows_.size() &&
       std::all_of(queries.begin(), queries.end(), is_held)) {
     held_back_ = HeldBack::kNothing;
     held_tokens_.query_codes = codes;
@@ -275,9 +275,10 @@ void CudaBackend::SelectByLogits(const Tensor& q, std::span<const RetrievalQuery
       shape = wider;
     }
     if (!Grow(logits_, LogitSelectWorkspaceBytes(shape), "selection by logits")) return;
-    Good(cuda::SelectByLogits(shape, q.f32(), q.stride, on_device + first, pool, scale,
-                              selection.From(static_cast<int64_t>(first)), logits_.data(), stream()),
-         "selection by logits");
+    Good(
+        cuda::SelectByLogits(shape, q.f32(), q.stride, on_device + first, pool, scale,
+                             selection.From(static_cast<int64_t>(first)), logits_.data(), stream()),
+        "selection by logits");
     first += shape.num_queries;
   }
   if (!failed()) NoteSelection(selection, chosen, queries.size());

@@ -10,6 +10,9 @@
 //
 // Lost (H100, d 128, G 4, 128K tokens of 8 KV heads): a single warp for a split's 16 rows. It waits for
 // each of its instructions in turn, and three of them on a multiprocessor read 0.9 TB/s.
+// Also lost (H200, the same shape): one stage in place of two and five blocks on a multiprocessor in
+// place of three, 189 us instead of 172 more for 128K tokens than for 8K; merging splits with every
+// share worked out in turn, 23 us of a layer of 128K tokens.
 #include <algorithm>
 
 #include "kernels/cuda/dense_attention.h"
@@ -23,7 +26,6 @@ constexpr int kLanes = 32;
 constexpr int kWarpRows = 16;
 constexpr int kInTurnWarps = 8;
 constexpr int kSplitWarps = 4;
-constexpr int kManyBlocks = 5;  // on a multiprocessor
 constexpr int kUnitsPerSplit = kDenseSplitTokens / kDenseUnitTokens;
 
 struct Args {
@@ -48,8 +50,8 @@ constexpr int PaddedRowBytes() {
   return 4 * kHeadDim + 16;
 }
 template <int kHeadDim>
-constexpr size_t SharedBytes(int stages) {
-  return size_t{1} * stages * kDenseUnitTokens * PaddedRowBytes<kHeadDim>();
+constexpr size_t SharedBytes() {
+  return size_t{2} * kDenseUnitTokens * PaddedRowBytes<kHeadDim>();
 }
 constexpr int kUnitTiles = kDenseUnitTokens / 16;
 // Scores of a unit, by row: 8 floats more than there are, so that rows lie in different banks.
@@ -334,10 +336,8 @@ __global__ void __launch_bounds__(kInTurnWarps* kLanes)
   }
 }
 
-// kStages 2: the next unit is copied while one is used. 1: it is not, and more blocks are there to use the
-// multiprocessor meanwhile.
-template <int kHeadDim, int kStages>
-__global__ void __launch_bounds__(kSplitWarps* kLanes, kStages == 1 ? kManyBlocks : 1)
+template <int kHeadDim>
+__global__ void __launch_bounds__(kSplitWarps* kLanes)
     SplitKernel(const __grid_constant__ Args args) {
   static_assert(kSplitWarps == kUnitTiles);
   constexpr int kPairs = kHeadDim / 16;  // of channel tiles
@@ -413,14 +413,14 @@ __global__ void __launch_bounds__(kSplitWarps* kLanes, kStages == 1 ? kManyBlock
     Clear(o);
   };
   for (int32_t unit = first_unit; unit < units; ++unit) {
-    const uint32_t here = shared + (unit - first_unit) % kStages * kStageBytes;
-    if (kStages == 2 && unit + 1 < units) {
-      next.Copy(visible, shared + (unit + 1 - first_unit) % kStages * kStageBytes);
+    const uint32_t here = shared + (unit - first_unit) % 2 * kStageBytes;
+    if (unit + 1 < units) {
+      next.Copy(visible, shared + (unit + 1 - first_unit) % 2 * kStageBytes);
       // Of the unit after, so that its copy need not wait for the table.
       next = Rows(args, chunk.block_table, head, unit + 2, visible);
     }
     CommitCopies();
-    WaitForCopies<kStages - 1>();
+    WaitForCopies<1>();
     __syncthreads();
     {
       float mine[2][4] = {};
@@ -458,17 +458,8 @@ __global__ void __launch_bounds__(kSplitWarps* kLanes, kStages == 1 ? kManyBlock
       AddValues(weights, keep, values_at + channels * 32, PaddedRowBytes<kHeadDim>(), o[2 * i],
                 o[2 * i + 1]);
     }
-    if (kStages == 2) {
-      if (unit + 1 == units || (unit + 1) % kUnitsPerSplit == 0) end_split(unit / kUnitsPerSplit);
-      __syncthreads();
-      continue;
-    }
-    __syncthreads();
-    if (unit + 1 < units) {
-      next.Copy(visible, shared);
-      next = Rows(args, chunk.block_table, head, unit + 2, visible);
-    }
     if (unit + 1 == units || (unit + 1) % kUnitsPerSplit == 0) end_split(unit / kUnitsPerSplit);
+    __syncthreads();
   }
 }
 
@@ -573,8 +564,8 @@ cudaError_t AllowShared(Kernel kernel, size_t bytes) {
 
 template <int kHeadDim>
 cudaError_t LaunchOf(const DenseAttentionShape& shape, Args& args, cudaStream_t stream) {
+  constexpr size_t kBytes = SharedBytes<kHeadDim>();
   if (shape.way == DenseWay::kInTurn) {
-    constexpr size_t kBytes = SharedBytes<kHeadDim>(2);
     const auto kernel = InTurnKernel<kHeadDim>;
     if (const cudaError_t error = AllowShared(kernel, kBytes); error != cudaSuccess) return error;
     const dim3 grid(static_cast<unsigned>(CeilDiv(int64_t{shape.max_chunk_tokens} * shape.group,
@@ -583,29 +574,29 @@ cudaError_t LaunchOf(const DenseAttentionShape& shape, Args& args, cudaStream_t 
     kernel<<<grid, kInTurnWarps * kLanes, kBytes, stream>>>(args);
     return cudaGetLastError();
   }
+  const auto kernel = SplitKernel<kHeadDim>;
+  if (const cudaError_t error = AllowShared(kernel, kBytes); error != cudaSuccess) return error;
   const dim3 grid(args.splits, shape.layout.kv_heads, shape.num_chunks * args.tiles);
-  const int64_t rows = int64_t{grid.y} * grid.z, multiprocessors = CurrentDevice().multiprocessors;
-  // Where a split has a block of its own and all run at once, a block's time is what counts; else how
-  // much is on its way, and blocks take several splits.
-  const bool few = rows * args.splits <= 3 * multiprocessors;
-  const auto kernel = few ? SplitKernel<kHeadDim, 2> : SplitKernel<kHeadDim, 1>;
-  const size_t shared_bytes = SharedBytes<kHeadDim>(few ? 2 : 1);
-  if (const cudaError_t error = AllowShared(kernel, shared_bytes); error != cudaSuccess) {
-    return error;
-  }
-  const int64_t slots = multiprocessors * kManyBlocks;
-  args.splits_per_block =
-      few ? 1
-          : static_cast<int32_t>(CeilDiv(args.splits, std::max<int64_t>(slots / rows, 1)));
-  const dim3 block_grid(static_cast<unsigned>(CeilDiv(args.splits, args.splits_per_block)), grid.y,
-                        grid.z);
-  if (const cudaError_t error =
-          Launch(kernel, block_grid, kSplitWarps * kLanes, shared_bytes, stream, false, args);
+  // As many blocks as run at once, if there are more splits.
+  int at_once = 0;
+  if (const cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+          &at_once, kernel, kSplitWarps * kLanes, kBytes);
       error != cudaSuccess) {
     return error;
   }
-  return Launch(MergeSplitsKernel, dim3(kWarpRows, grid.y, grid.z), kMergeThreads, 0, stream,
-                false, args, kHeadDim);
+  const int64_t rows = int64_t{grid.y} * grid.z;
+  const int64_t slots = int64_t{at_once} * CurrentDevice().multiprocessors;
+  args.splits_per_block =
+      static_cast<int32_t>(CeilDiv(args.splits, std::max<int64_t>(slots / rows, 1)));
+  const dim3 block_grid(static_cast<unsigned>(CeilDiv(args.splits, args.splits_per_block)), grid.y,
+                        grid.z);
+  if (const cudaError_t error =
+          Launch(kernel, block_grid, kSplitWarps * kLanes, kBytes, stream, false, args);
+      error != cudaSuccess) {
+    return error;
+  }
+  return Launch(MergeSplitsKernel, dim3(kWarpRows, grid.y, grid.z), kMergeThreads, 0, stream, false,
+                args, kHeadDim);
 }
 
 }  // namespace
@@ -630,21 +621,21 @@ cudaError_t AttendDense(const DenseAttentionShape& shape, const float* q, int64_
   }
   if (shape.num_chunks == 0 || shape.max_chunk_tokens <= 0) return cudaSuccess;
   Args args{q,
-                  q_stride,
-                  chunks,
-                  static_cast<const uint8_t*>(pool),
-                  FastDivider(layout.block_tokens),
-                  static_cast<int64_t>(layout.BlockBytes()),
-                  static_cast<int64_t>(layout.HeadBytes()),
-                  layout.kv_heads,
-                  FastDivider(shape.group),
-                  scale * kLog2E,
-                  out,
-                  out_stride,
-                  static_cast<float*>(workspace),
-                  TilesOf(shape),
-                  SplitsOf(shape),
-                  1};
+            q_stride,
+            chunks,
+            static_cast<const uint8_t*>(pool),
+            FastDivider(layout.block_tokens),
+            static_cast<int64_t>(layout.BlockBytes()),
+            static_cast<int64_t>(layout.HeadBytes()),
+            layout.kv_heads,
+            FastDivider(shape.group),
+            scale * kLog2E,
+            out,
+            out_stride,
+            static_cast<float*>(workspace),
+            TilesOf(shape),
+            SplitsOf(shape),
+            1};
   switch (layout.head_dim) {
     case 64:
       return LaunchOf<64>(shape, args, stream);

@@ -18,6 +18,12 @@ __device__ __forceinline__ float WidenBf16(uint16_t bits) {
   return __uint_as_float(static_cast<uint32_t>(bits) << 16);
 }
 
+__device__ __forceinline__ float WidenF16(uint16_t bits) {
+  float x;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+  return x;
+}
+
 // Round to nearest even, as dtype.h's ToBF16.
 __device__ __forceinline__ uint16_t RoundBf16(float x) {
   const uint32_t bits = __float_as_uint(x);

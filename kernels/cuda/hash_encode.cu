@@ -4,6 +4,10 @@
 // 16-byte read, the same for the whole warp, feeds four multiply-adds; weights come 8 inputs at a
 // time, 16 bytes per thread, adjacent threads adjacent outputs.
 //
+// EncodeTokens, for the one new token of each sequence, is the same with what comes before it: half of its
+// blocks rotate and write a key and its value and encode the key, half rotate a group's queries and
+// encode them.
+//
 // Bits of the last stage: 32 adjacent outputs are a warp's lanes, so a vote makes a word of a code.
 //
 // Not done: tensor cores. They would be some ten times faster for a prompt's keys and add in their
@@ -443,16 +447,15 @@ cudaError_t EncodeTokens(const TokenArgs& args, const DeviceEncoder& keys,
   if (layout.dtype != DType::kBF16 || layout.kv_heads < 1 || d % 8 != 0 || args.num_tokens < 0 ||
       args.num_tokens > 65535 || args.k.cols != kv_width || args.v.cols != kv_width ||
       args.q.cols % kv_width != 0 || args.cos_sin.cols != d ||
-      code_layout.kv_heads != layout.kv_heads ||
-      code_layout.block_tokens != layout.block_tokens) {
+      code_layout.kv_heads != layout.kv_heads || code_layout.block_tokens != layout.block_tokens) {
     return cudaErrorInvalidValue;
   }
   const auto group = static_cast<int32_t>(args.q.cols / kv_width);
   if (keys.num_stages < 1 || keys.queries_per_input != 1 || keys.stages[0].in != d ||
       keys.kv_heads != layout.kv_heads || keys.bits() != code_layout.bits ||
       queries.num_stages < 1 || group % queries.queries_per_input != 0 ||
-      queries.stages[0].in != queries.queries_per_input * d || queries.kv_heads != layout.kv_heads ||
-      group / queries.queries_per_input > kTokenInputs) {
+      queries.stages[0].in != queries.queries_per_input * d ||
+      queries.kv_heads != layout.kv_heads || group / queries.queries_per_input > kTokenInputs) {
     return cudaErrorInvalidValue;
   }
   if (args.num_tokens == 0) return cudaSuccess;
@@ -482,8 +485,8 @@ cudaError_t EncodeTokens(const TokenArgs& args, const DeviceEncoder& keys,
     if (const cudaError_t error = AllowShared(kernel, shared_bytes); error != cudaSuccess) {
       return error;
     }
-    const dim3 grid(static_cast<unsigned>(layout.kv_heads),
-                    static_cast<unsigned>(args.num_tokens), 2);
+    const dim3 grid(static_cast<unsigned>(layout.kv_heads), static_cast<unsigned>(args.num_tokens),
+                    2);
     return Launch(kernel, grid, kThreads, shared_bytes, stream, false, keys, queries, source,
                   floats);
   };

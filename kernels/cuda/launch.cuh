@@ -31,21 +31,28 @@ __device__ __forceinline__ void WaitForEarlier() {
 #endif
 }
 
+template <typename = void>
+__global__ void ProbeKernel() {}
+
 // Of the device that is current. Asked of the driver once per thread and device.
 struct DeviceTraits {
   int device = -1;
   int multiprocessors = 1;
-  bool hopper = false;  // compute capability 9.0 or newer
+  // The code that runs there was compiled for compute capability 9.0 or newer. The device alone does
+  // not say so: code for 8.0 runs on it too, and has neither the waits above nor bulk copies.
+  bool hopper = false;
 };
 inline const DeviceTraits& CurrentDevice() {
   thread_local DeviceTraits traits;
   int device = 0;
   if (cudaGetDevice(&device) != cudaSuccess || device == traits.device) return traits;
-  int count = 0, major = 0;
-  if (cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) == cudaSuccess &&
-      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess) {
-    traits = {device, count, major >= 9};
+  int count = 0;
+  if (cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
+    return traits;
   }
+  cudaFuncAttributes probe = {};
+  const bool probed = cudaFuncGetAttributes(&probe, ProbeKernel<>) == cudaSuccess;
+  traits = {device, count, probed && probe.ptxVersion >= 90};
   return traits;
 }
 

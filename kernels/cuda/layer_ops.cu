@@ -191,11 +191,6 @@ __device__ __forceinline__ void Embed(Load load, const int32_t* ids, float* out,
     out[blockIdx.x * stride + i] = load(from + i);
   }
 }
-__device__ float WidenF16(uint16_t bits) {
-  float x;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
-  return x;
-}
 __global__ void __launch_bounds__(kThreads)
     EmbedKernel(const void* table, DType dtype, const int32_t* ids, float* out, int64_t stride,
                 int32_t cols) {
@@ -388,8 +383,8 @@ cudaError_t RopeAndWriteKv(const DeviceMatrix& q, const DeviceMatrix& k, const D
                            int32_t num_chunks, int32_t max_chunk_tokens, void* pool,
                            const KvLayout& layout, cudaStream_t stream) {
   const int64_t kv_width = int64_t{layout.kv_heads} * layout.head_dim;
-  if (layout.dtype != DType::kBF16 || num_chunks < 0 || num_chunks > 65535 ||
-      layout.kv_heads < 1 || layout.head_dim % 2 != 0 || k.cols != kv_width || v.cols != kv_width ||
+  if (layout.dtype != DType::kBF16 || num_chunks < 0 || num_chunks > 65535 || layout.kv_heads < 1 ||
+      layout.head_dim % 2 != 0 || k.cols != kv_width || v.cols != kv_width ||
       q.cols % kv_width != 0 || cos_sin.cols != layout.head_dim) {
     return cudaErrorInvalidValue;
   }

@@ -165,9 +165,12 @@ __global__ void __launch_bounds__(kThreads) AttendKernel(const __grid_constant__
         const int32_t after_first = max(query.mid.last, before);
         const int32_t chosen = args.chosen.counts[list_index];
         count = before + chosen + max(query.position + 1 - after_first, 0);
-        return ChosenRows<kHeadDim>{
-            paged,  args.chosen.tokens + int64_t{list_index} * args.chosen.capacity,
-            args.chosen.capacity, before, chosen, after_first};
+        return ChosenRows<kHeadDim>{paged,
+                                    args.chosen.tokens + int64_t{list_index} * args.chosen.capacity,
+                                    args.chosen.capacity,
+                                    before,
+                                    chosen,
+                                    after_first};
       }
     }
   }();
@@ -200,8 +203,7 @@ __global__ void __launch_bounds__(kThreads) AttendKernel(const __grid_constant__
   const int head = lane / 4, pair = lane % 4 * 2;
   uint32_t q_fragments[kSteps][4];
   {
-    const float* q =
-        args.q + query.row * args.q_stride + (out_head + head) * kHeadDim;
+    const float* q = args.q + query.row * args.q_stride + (out_head + head) * kHeadDim;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
@@ -569,8 +571,8 @@ cudaError_t FinishStates(const float* states, const DeviceQuery* queries, int32_
                          int32_t heads, int32_t head_dim, float* out, int64_t out_stride,
                          cudaStream_t stream) {
   if (num_queries == 0) return cudaSuccess;
-  return Launch(FinishStatesKernel, dim3(heads, num_queries), 128, 0, stream, false, states, queries,
-                head_dim, out, out_stride);
+  return Launch(FinishStatesKernel, dim3(heads, num_queries), 128, 0, stream, false, states,
+                queries, head_dim, out, out_stride);
 }
 
 }  // namespace winnow::kernels::cuda

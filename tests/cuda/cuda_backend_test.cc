@@ -220,11 +220,10 @@ TEST_F(CudaBackendTest, SelectionsOfAStepArriveTogether) {
     for (uint8_t& byte : layer.query_codes) byte = static_cast<uint8_t>(random_.Int(0, 255));
     layer.on_device.emplace_back(layer.query_codes);
     // Two places for tokens, in turn; the last of each is what is seen there.
-    layer.chosen = {kv_heads, capacity,
-                    static_cast<int32_t*>(counts.data()) + i * 2 * kv_heads,
+    layer.chosen = {kv_heads, capacity, static_cast<int32_t*>(counts.data()) + i * 2 * kv_heads,
                     static_cast<int32_t*>(tokens.data()) + i % 2 * (2 * kv_heads * capacity)};
-    backend_->SelectByCodes(layer.queries, layer.on_device[0].data(), group,
-                            codes_on_device.data(), code_layout, layer.chosen);
+    backend_->SelectByCodes(layer.queries, layer.on_device[0].data(), group, codes_on_device.data(),
+                            code_layout, layer.chosen);
   }
   ASSERT_TRUE(backend_->Synchronize());
   for (int32_t i = 0; i < layers; ++i) {

@@ -230,10 +230,14 @@ class CudaEncodeStepTest : public CudaBackendFixture {
       backend_->RopeAndWriteKv(q, qkv.tensor.ColRange(q_width, kv_width),
                                qkv.tensor.ColRange(q_width + kv_width, kv_width), table.tensor,
                                step.chunks, pool.data(), step.layout);
-      if (between == Between::kAfterRotation) EXPECT_TRUE(backend_->Synchronize());
+      if (between == Between::kAfterRotation) {
+        EXPECT_TRUE(backend_->Synchronize());
+      }
       backend_->EncodeKeys(step.spans, pool.data(), step.layout, keys, codes.data(),
                            step.code_layout);
-      if (between == Between::kAfterKeys) EXPECT_TRUE(backend_->Synchronize());
+      if (between == Between::kAfterKeys) {
+        EXPECT_TRUE(backend_->Synchronize());
+      }
       backend_->EncodeQueries(q, queries, of_queries, query_codes.data());
       EXPECT_TRUE(backend_->Synchronize());
     }

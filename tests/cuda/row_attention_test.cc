@@ -434,7 +434,8 @@ TEST_F(CudaRowAttentionTest, ChosenTokensAreAttendedAsTheirRowsAre) {
           if (random_.Int(0, 2) == 0) of_head.push_back(t);
         }
         rows.insert(rows.end(), of_head.begin(), of_head.end());
-        for (int32_t t = std::max(mid.last, std::min(mid.first, position + 1)); t <= position; ++t) {
+        for (int32_t t = std::max(mid.last, std::min(mid.first, position + 1)); t <= position;
+             ++t) {
           rows.push_back(t);
         }
       }
