@@ -68,12 +68,13 @@ class BackendTimer final : public AttentionTimer {
     retrieval.artifact = options.retrieval.artifact;
     retrieval.indexes = {index};
     retrieval.summaries = 0;
-    WINNOW_ASSIGN_OR_RETURN(
-        timer->memory_,
-        KvMemory::Create(backend, {.layout = timer->layout_,
-                                   .num_layers = layers.num_layers,
-                                   .num_blocks = blocks,
-                                   .num_frames = int64_t{layers.num_layers} * blocks}));
+    KvMemoryOptions of_memory;
+    of_memory.layout = timer->layout_;
+    of_memory.num_layers = layers.num_layers;
+    of_memory.num_blocks = blocks;
+    of_memory.num_frames = int64_t{layers.num_layers} * blocks;
+    of_memory.shared = SharedOptions(config, options, timer->layer_);
+    WINNOW_ASSIGN_OR_RETURN(timer->memory_, KvMemory::Create(backend, of_memory));
     WINNOW_ASSIGN_OR_RETURN(
         timer->retrieval_,
         RetrievalAttention::Create(layers, *timer->memory_, tokens, backend, retrieval));
@@ -134,9 +135,20 @@ class BackendTimer final : public AttentionTimer {
         backend_(backend),
         clock_(clock) {}
 
+  // The measured layer lies where the model's layers under a policy do, and has its share of the cache.
+  static KvMemoryOptions::Shared SharedOptions(const ModelConfig& config,
+                                               const DecoderOptions& options, int32_t layer) {
+    if (options.shared_kv_bytes == 0) return {};
+    const auto layers = static_cast<size_t>(config.num_layers - FirstSharedLayer());
+    return {.first_layer = layer,
+            .max_context = std::min(options.max_context, kCrossoverLast),
+            .max_batch_tokens = 1,
+            .row_cache_bytes = options.rows.cache_bytes / layers};
+  }
+
   absl::Status Allocate(int32_t blocks) {
     const size_t row_bytes = static_cast<size_t>(width_) * sizeof(float);
-    kv_ = memory_->arena() + layer_ * layout_.BlockBytes() * blocks;
+    kv_ = memory_->LayerPool(layer_);
     q_memory_ = backend_.Allocate(row_bytes);
     out_memory_ = backend_.Allocate(row_bytes);
     if (q_memory_.data() == nullptr || out_memory_.data() == nullptr) {
@@ -236,9 +248,10 @@ absl::StatusOr<std::unique_ptr<AttentionTimer>> MakeAttentionTimer(const ModelCo
 std::string CrossoverKey(const std::string& processor, const std::string& backend,
                          const ModelConfig& config, const DecoderOptions& options,
                          const IndexSpec& index) {
-  return fmt::format("{} | {} | {} heads, {} KV heads of {}, {} KV in blocks of {} | {} | {}",
+  return fmt::format("{} | {} | {} heads, {} KV heads of {}, {} KV in blocks of {}{} | {} | {}",
                      processor, backend, config.num_heads, config.num_kv_heads, config.head_dim,
-                     kernels::DTypeName(options.kv_dtype), options.block_tokens, ToString(index),
+                     kernels::DTypeName(options.kv_dtype), options.block_tokens,
+                     options.shared_kv_bytes > 0 ? " in the host's memory" : "", ToString(index),
                      kRevision);
 }
 

@@ -41,6 +41,8 @@ namespace {
 
 // Rows of a step for which the next layer's queries are predicted, at most.
 constexpr int64_t kPredictRows = 64;
+// Of noise that differs.
+constexpr size_t kNoiseBytes = size_t{64} << 20;
 
 const float* Floats(const Buffer& buffer) { return static_cast<const float*>(buffer.data()); }
 
@@ -85,24 +87,43 @@ absl::Status Decoder::Forward(const Batch& batch, std::span<float> logits) {
       }
     }
   }
+  if (num_logits > 0) ComputeLogits(num_logits, logits);
+  // What was chosen is counted now, as the host must wait for it.
   retrieval_->End();
   memory_->EndPass();
-  if (num_logits == 0) return DeviceStatus();
+  return DeviceStatus();
+}
 
-  // last [num_logits][hidden] = norm(hidden), of the rows whose logits are wanted
-  int64_t row = 0;
-  for (const RowRun& run : logit_runs_) {
-    backend_.RmsNorm(hidden_.RowRange(run.first, run.count), Floats(final_norm_),
-                     config_.rms_norm_eps, last_.RowRange(row, run.count));
-    row += run.count;
+void Decoder::ComputeLogits(int64_t num_logits, std::span<float> logits) {
+  const Tensor of_logits = FirstRows(logits_, num_logits);
+  if (logit_runs_.size() == 1) {
+    // logits [num_logits][vocab] = norm(hidden) · lm_headᵀ
+    const RowRun run = logit_runs_[0];
+    WINNOW_CHECK(run.count == num_logits);
+    backend_.NormMatmul(hidden_.RowRange(run.first, run.count), Floats(final_norm_),
+                        config_.rms_norm_eps, *lm_head_, FirstRows(last_, num_logits), of_logits,
+                        {});
+  } else {
+    // last [num_logits][hidden] = norm(hidden), of the rows whose logits are wanted
+    int64_t row = 0;
+    for (const RowRun& run : logit_runs_) {
+      backend_.RmsNorm(hidden_.RowRange(run.first, run.count), Floats(final_norm_),
+                       config_.rms_norm_eps, last_.RowRange(row, run.count));
+      row += run.count;
+    }
+    WINNOW_CHECK(row == num_logits);
+
+    // logits [num_logits][vocab] = last · lm_headᵀ
+    backend_.Matmul(FirstRows(last_, num_logits), *lm_head_, of_logits, {});
   }
-  WINNOW_CHECK(row == num_logits);
-
-  // logits [num_logits][vocab] = last · lm_headᵀ
-  backend_.Matmul(FirstRows(last_, num_logits), *lm_head_, FirstRows(logits_, num_logits), {});
   backend_.CopyToHost(logits_.data, logits.data(),
                       static_cast<size_t>(num_logits) * config_.vocab_size * sizeof(float));
-  return DeviceStatus();
+}
+
+Buffer Decoder::AllocateLogits(int64_t rows) {
+  Buffer shared =
+      backend_.AllocateShared(static_cast<size_t>(rows) * config_.vocab_size * sizeof(float));
+  return shared.data() != nullptr ? std::move(shared) : Model::AllocateLogits(rows);
 }
 
 absl::Status Decoder::DeviceStatus() const {
@@ -175,11 +196,9 @@ void Decoder::ProjectAndWriteKv(int32_t index) {
   const Tensor k = qkv.ColRange(q_width, kv_width);
   const Tensor v = qkv.ColRange(q_width + kv_width, kv_width);
 
-  // normed [m][hidden] = norm(hidden)
-  backend_.RmsNorm(hidden, Floats(layer.attention_norm), config_.rms_norm_eps, normed);
-
-  // qkv [m][(H + 2*Hkv)*d] = normed · Wᵀ + bias
-  backend_.Matmul(normed, *layer.qkv, qkv, {.bias = Floats(layer.qkv_bias)});
+  // qkv [m][(H + 2*Hkv)*d] = norm(hidden) · Wᵀ + bias
+  backend_.NormMatmul(hidden, Floats(layer.attention_norm), config_.rms_norm_eps, *layer.qkv,
+                      normed, qkv, {.bias = Floats(layer.qkv_bias)});
 
   // q and k, per head: norm (Qwen3)
   if (config_.qk_norm) {
@@ -188,11 +207,7 @@ void Decoder::ProjectAndWriteKv(int32_t index) {
   }
 
   // q and k, per head: rotate by position
-  const Tensor cos_sin = FirstRows(cos_sin_, m);
-  backend_.Rope(q, config_.head_dim, cos_sin);
-  backend_.Rope(k, config_.head_dim, cos_sin);
-
-  WriteKv(index, k, v);
+  RotateAndWriteKv(index, q, k, v);
   retrieval_->Index(index);
 }
 
@@ -211,9 +226,8 @@ void Decoder::PredictQueries(int32_t index) {
   const Tensor normed = FirstRows(normed_, m);
   const Tensor qkv = FirstRows(gate_up_, m).ColRange(0, qkv_width);
   const Tensor q = qkv.ColRange(0, q_width);
-  backend_.RmsNorm(FirstRows(hidden_, m), Floats(layer.attention_norm), config_.rms_norm_eps,
-                   normed);
-  backend_.Matmul(normed, *layer.qkv, qkv, {.bias = Floats(layer.qkv_bias)});
+  backend_.NormMatmul(FirstRows(hidden_, m), Floats(layer.attention_norm), config_.rms_norm_eps,
+                      *layer.qkv, normed, qkv, {.bias = Floats(layer.qkv_bias)});
   if (config_.qk_norm) {
     backend_.RmsNormHeads(q, config_.head_dim, Floats(layer.q_norm), config_.rms_norm_eps);
   }
@@ -221,13 +235,16 @@ void Decoder::PredictQueries(int32_t index) {
   retrieval_->Predict(index, q);
 }
 
-// k, v → the layer's blocks, of all chunks but those that are lost.
-void Decoder::WriteKv(int32_t index, const Tensor& k, const Tensor& v) {
+// q and k rotated; k, v → the layer's blocks: of all chunks but those that are lost.
+void Decoder::RotateAndWriteKv(int32_t index, const Tensor& q, const Tensor& k, const Tensor& v) {
   memory_->Unpin();
   pinned_chunks_.clear();
   void* pool = nullptr;
   const auto flush = [&] {
-    if (!pinned_chunks_.empty()) backend_.WriteKv(k, v, pinned_chunks_, pool, kv_layout_);
+    if (!pinned_chunks_.empty()) {
+      backend_.RopeAndWriteKv(q, k, v, FirstRows(cos_sin_, q.rows), pinned_chunks_, pool,
+                              kv_layout_);
+    }
     pinned_chunks_.clear();
   };
   for (size_t i = 0; i < chunks_.size(); ++i) {
@@ -272,6 +289,11 @@ void Decoder::Attend(int32_t index, std::span<const AttentionChunk> chunks, bool
                       &tables_[i], &pinned, flush)) {
       continue;
     }
+    if (memory_->IsShared(index)) {
+      const int64_t blocks =
+          (int64_t{chunk.position} + chunk.num_tokens - 1) / kv_layout_.block_tokens;
+      memory_->CountRead(c, (blocks + 1) * kv_layout_.BlockBytes(), /*from_disk=*/false);
+    }
     chunk.block_table = pinned.table;
     pool = pinned.pool;
     pinned_chunks_.push_back(chunk);
@@ -294,21 +316,40 @@ void Decoder::AddMlp(const Layer& layer, RowRun rows) {
   const Tensor gate_up = gate_up_.RowRange(rows.first, rows.count);
   const Tensor activated = activated_.RowRange(rows.first, rows.count);
 
-  // normed [rows][hidden] = norm(hidden)
-  backend_.RmsNorm(hidden, Floats(layer.mlp_norm), config_.rms_norm_eps, normed);
+  // gate_up [rows][2*intermediate] = norm(hidden) · Wᵀ + bias
+  backend_.NormMatmul(hidden, Floats(layer.mlp_norm), config_.rms_norm_eps, *layer.gate_up, normed,
+                      gate_up, {.bias = Floats(layer.gate_up_bias)});
 
-  // gate_up [rows][2*intermediate] = normed · Wᵀ + bias
-  backend_.Matmul(normed, *layer.gate_up, gate_up, {.bias = Floats(layer.gate_up_bias)});
-
-  // activated [rows][intermediate] = silu(gate) * up
-  backend_.SiluMul(gate_up, activated);
-
-  // hidden += activated · Wdownᵀ + bias
-  backend_.Matmul(activated, *layer.down, hidden,
-                  {.bias = Floats(layer.down_bias), .accumulate = true});
+  // hidden += (silu(gate) * up) · Wdownᵀ + bias
+  backend_.SiluMatmul(gate_up, *layer.down, activated, hidden,
+                      {.bias = Floats(layer.down_bias), .accumulate = true});
 }
 
 // ---- set-up ----
+
+int32_t FirstSharedLayer() { return AttentionPolicy().dense_layers; }
+
+int64_t NumKvBlocks(const ModelConfig& config, const DecoderOptions& options) {
+  const kernels::KvLayout layout{config.num_kv_heads, config.head_dim, options.block_tokens,
+                                 options.kv_dtype};
+  const auto block_bytes = static_cast<int64_t>(layout.BlockBytes());
+  if (block_bytes <= 0 || config.num_layers <= 0) return 0;
+  if (options.shared_kv_bytes > 0) {
+    const int64_t layers = config.num_layers - FirstSharedLayer();
+    return layers > 0 ? options.shared_kv_bytes / (block_bytes * layers) : 0;
+  }
+  return options.kv_bytes / (block_bytes * config.num_layers) + options.lower_blocks;
+}
+
+kernels::SharedKvShape ShapeOfSharedKv(const ModelConfig& config, const DecoderOptions& options) {
+  return {.layout = {config.num_kv_heads, config.head_dim, options.block_tokens, options.kv_dtype},
+          .num_pools = std::max(0, config.num_layers - FirstSharedLayer()),
+          .num_blocks =
+              static_cast<int32_t>(std::min<int64_t>(NumKvBlocks(config, options), INT32_MAX)),
+          .max_context = options.max_context,
+          .max_batch_tokens = options.max_batch_tokens,
+          .cache_bytes = options.rows.cache_bytes};
+}
 
 Decoder::Decoder(const ModelConfig& config, kernels::Backend& backend,
                  const DecoderOptions& options)
@@ -358,15 +399,27 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(const ModelConfig& conf
   }
   const int64_t block_bytes =
       static_cast<int64_t>(decoder->kv_layout_.BlockBytes()) * config.num_layers;
+  if (options.shared_kv_bytes > 0 && config.num_layers <= FirstSharedLayer()) {
+    return absl::InvalidArgumentError(fmt::format(
+        "host_bytes: KV of the first {} layers lies on the device, and this model has {}",
+        FirstSharedLayer(), config.num_layers));
+  }
+  if (options.shared_kv_bytes > 0 && NumKvBlocks(config, options) < 1) {
+    return refuse("host_bytes", options.shared_kv_bytes,
+                  fmt::format("at least {}, a block of {} tokens in {} layers",
+                              static_cast<int64_t>(decoder->kv_layout_.BlockBytes()) *
+                                  (config.num_layers - FirstSharedLayer()),
+                              options.block_tokens, config.num_layers - FirstSharedLayer()));
+  }
   // With a store the bound is another, and says so below.
-  if (options.kv_bytes < block_bytes && options.store == nullptr) {
+  if (options.kv_bytes < block_bytes && options.store == nullptr && options.shared_kv_bytes == 0) {
     return refuse("kv_bytes", options.kv_bytes,
                   fmt::format("at least {}, a block of {} tokens in every layer", block_bytes,
                               options.block_tokens));
   }
   // Block numbers are int32; a larger pool than that could address is never asked for in earnest.
-  const int64_t blocks =
-      std::min<int64_t>(options.kv_bytes / block_bytes, INT32_MAX - options.lower_blocks);
+  const int64_t blocks = std::min<int64_t>(NumKvBlocks(config, options) - options.lower_blocks,
+                                           INT32_MAX - options.lower_blocks);
   decoder->num_blocks_ = static_cast<int32_t>(blocks) + options.lower_blocks;
   decoder->num_frames_ = blocks * config.num_layers;
   if (options.store != nullptr) {
@@ -464,6 +517,13 @@ absl::StatusOr<Tensor> Decoder::AllocateScratch(int64_t rows, int64_t cols, cons
 }
 
 absl::Status Decoder::AllocatePools() {
+  KvMemoryOptions::Shared shared;
+  if (options_.shared_kv_bytes > 0) {
+    shared = {.first_layer = FirstSharedLayer(),
+              .max_context = options_.max_context,
+              .max_batch_tokens = options_.max_batch_tokens,
+              .row_cache_bytes = options_.rows.cache_bytes};
+  }
   WINNOW_ASSIGN_OR_RETURN(memory_,
                           KvMemory::Create(backend_, {.layout = kv_layout_,
                                                       .num_layers = config_.num_layers,
@@ -471,7 +531,8 @@ absl::Status Decoder::AllocatePools() {
                                                       .num_frames = num_frames_,
                                                       .store = options_.store,
                                                       .write_through = options_.write_through,
-                                                      .names = options_.names}));
+                                                      .names = options_.names,
+                                                      .shared = shared}));
   kv_pool_bytes_ = memory_->size_bytes();
   WINNOW_ASSIGN_OR_RETURN(
       retrieval_, RetrievalAttention::Create(config_, *memory_, options_.max_context, backend_,
@@ -508,12 +569,13 @@ absl::Status Decoder::AllocatePools() {
 }
 
 void Decoder::FillKvWithNoise(uint64_t seed) {
-  // Values in [-1, 1): finite and not denormal, like what a model writes. 64 KiB of them, repeated.
-  constexpr size_t kValues = 16384;
+  // Values in [-1, 1): finite and not denormal, like what a model writes. Repeated only after so many
+  // tokens of a layer that equal keys are no large part of what a policy chooses.
   const size_t value_bytes = kernels::DTypeBytes(kv_layout_.dtype);
-  std::vector<std::byte> noise(kValues * value_bytes);
+  const size_t values = std::min(kNoiseBytes, memory_->size_bytes()) / value_bytes;
+  std::vector<std::byte> noise(values * value_bytes);
   uint64_t state = seed * 2862933555777941757u + 3037000493u;
-  for (size_t i = 0; i < kValues; ++i) {
+  for (size_t i = 0; i < values; ++i) {
     state = state * 6364136223846793005u + 1442695040888963407u;
     const float value = static_cast<float>(static_cast<int32_t>(state >> 32)) * 0x1p-31f;
     if (kv_layout_.dtype == DType::kF32) {
@@ -523,9 +585,14 @@ void Decoder::FillKvWithNoise(uint64_t seed) {
       std::memcpy(&noise[i * value_bytes], &rounded.bits, value_bytes);
     }
   }
-  for (size_t offset = 0; offset < memory_->size_bytes(); offset += noise.size()) {
-    backend_.CopyToDevice(noise.data(), memory_->arena() + offset,
-                          std::min(noise.size(), memory_->size_bytes() - offset));
+  const auto fill = [&](std::byte* pool, size_t bytes) {
+    for (size_t offset = 0; offset < bytes; offset += noise.size()) {
+      backend_.CopyToDevice(noise.data(), pool + offset, std::min(noise.size(), bytes - offset));
+    }
+  };
+  if (memory_->tiered()) return fill(memory_->arena(), memory_->size_bytes());
+  for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
+    fill(memory_->LayerPool(layer), memory_->LayerPoolBytes());
   }
 }
 

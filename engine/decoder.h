@@ -38,13 +38,24 @@ struct DecoderOptions {
   storage::BlockStore* store = nullptr;  // of slower tiers, outlives the decoder; null: none
   bool write_through = false;            // KvMemoryOptions::write_through
   StoreNames names = {};
-  int64_t host_bytes = 0;           // memory of the store
-  RowFetcherOptions rows = {};      // the same
+  int64_t host_bytes = 0;       // memory of the store
+  RowFetcherOptions rows = {};  // the same, or the row cache of shared KV
+  // Without a store: of KV in the backend's shared memory, in all layers from FirstSharedLayer on; what
+  // it holds is the number of blocks, and kv_bytes is what the layers before take on the device. 0: all
+  // KV lies in one memory.
+  int64_t shared_kv_bytes = 0;
   int32_t max_batch_tokens = 512;   // tokens of one Forward
   int32_t max_batch_logits = 64;    // logits rows of one Forward, at most max_batch_tokens
   int32_t max_context = 0;          // 0: the model's max_position_embeddings
   RetrievalOptions retrieval = {};  // indexes beside the KV pool, and the artifact
 };
+
+// Layers that the default policy leaves dense stay on the device.
+int32_t FirstSharedLayer();
+// Blocks that the pools hold, before any bound of numbers.
+int64_t NumKvBlocks(const ModelConfig& config, const DecoderOptions& options);
+
+kernels::SharedKvShape ShapeOfSharedKv(const ModelConfig& config, const DecoderOptions& options);
 
 class Decoder final : public Model {
  public:
@@ -90,6 +101,8 @@ class Decoder final : public Model {
   KvMemory* kv_memory() override { return memory_.get(); }
   const RowFetcher& row_fetcher() const { return retrieval_->fetcher(); }
 
+  kernels::Buffer AllocateLogits(int64_t rows) override;
+
   // REQUIRES (all checked): a batch within max_batch_tokens and max_batch_logits, token ids within
   // the vocabulary, positions within max_context, blocks within the pool, and no block written by
   // two chunks. Unavailable: the device has failed, and stays failed. Always OK on the CPU.
@@ -99,7 +112,16 @@ class Decoder final : public Model {
   size_t weight_bytes() const {
     return weight_bytes_;
   }  // packed weights: what a step reads of them
-  size_t kv_pool_bytes() const { return kv_pool_bytes_; }           // of all layers
+  size_t kv_pool_bytes() const { return kv_pool_bytes_; }  // of all layers
+  // Of them in shared memory, with what they take on the device and how long making them took.
+  size_t shared_kv_bytes() const { return memory_->shared_bytes(); }
+  kernels::SharedKvSizes shared_kv_sizes() const {
+    return memory_->shared_kv() == nullptr ? kernels::SharedKvSizes()
+                                           : memory_->shared_kv()->sizes();
+  }
+  double pin_seconds() const { return memory_->pin_seconds(); }
+  // Rows that retrieval read of shared KV, since the start.
+  const SharedReads& shared_reads() const { return retrieval_->shared_reads(); }
   size_t index_bytes() const { return retrieval_->index_bytes(); }  // beside it
   size_t summary_bytes() const { return retrieval_->summary_bytes(); }
   // What choosing reads of a mid token's index, per layer and KV head.
@@ -139,10 +161,12 @@ class Decoder final : public Model {
   void CheckBlocks(const SequenceChunk& chunk);
   void ProjectAndWriteKv(int32_t index);
   void PredictQueries(int32_t index);
-  void WriteKv(int32_t index, const kernels::Tensor& k, const kernels::Tensor& v);
+  void RotateAndWriteKv(int32_t index, const kernels::Tensor& q, const kernels::Tensor& k,
+                        const kernels::Tensor& v);
   void Attend(int32_t index, std::span<const kernels::AttentionChunk> chunks, bool logits_only);
   void AddAttended(const Layer& layer, RowRun rows);
   void AddMlp(const Layer& layer, RowRun rows);
+  void ComputeLogits(int64_t num_logits, std::span<float> logits);
 
   const ModelConfig config_;
   kernels::Backend& backend_;

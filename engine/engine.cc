@@ -71,8 +71,10 @@ Engine::Engine(const EngineOptions& options, Model& model, const Tokenizer& toke
       heartbeat_(clock.Now().time_since_epoch().count()),
       memory_(model.kv_memory()),
       pool_(model.num_blocks(), memory_),
-      sampler_(model.vocab_size()) {
-  logits_.resize(static_cast<size_t>(options.max_running) * model.vocab_size());
+      sampler_(model.vocab_size()),
+      logits_memory_(model.AllocateLogits(options.max_running)),
+      logits_(static_cast<float*>(logits_memory_.data()),
+              static_cast<size_t>(options.max_running) * model.vocab_size()) {
   batch_.chunks.reserve(options.max_running);
   batch_sequences_.reserve(options.max_running);
   Publish();
@@ -496,7 +498,7 @@ void Engine::Sample(TimePoint now) {
       stats_.kv_read_bytes_disk += bytes.disk;
     }
     if (chunk.num_logits == 0) continue;
-    SampleOne(sequence, std::span(logits_).subspan(row * width, width), now);
+    SampleOne(sequence, logits_.subspan(row * width, width), now);
     ++row;
   }
   if (lost) SortSequences();

@@ -37,6 +37,7 @@
 #include "engine/sequence.h"
 #include "engine/tenant_shares.h"
 #include "engine/tokenizer.h"
+#include "kernels/backend.h"
 
 namespace winnow::engine {
 
@@ -180,7 +181,8 @@ class Engine {
   std::vector<SequenceView> views_;
   Batch batch_;
   std::vector<Sequence*> batch_sequences_;  // of batch_.chunks
-  std::vector<float> logits_;
+  kernels::Buffer logits_memory_;
+  std::span<float> logits_;  // [max_running][vocab], in it
   std::vector<std::pair<std::shared_ptr<OutputQueue>, OutputEvent>> last_events_;
 };
 

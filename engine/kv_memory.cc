@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <limits>
+#include <string>
 
 #include "absl/status/status.h"
 #include "fmt/format.h"
@@ -49,13 +50,18 @@ absl::Status KvMemory::Allocate() {
   const int64_t pieces = int64_t{options_.num_layers} * options_.num_blocks;
   WINNOW_CHECK(tiered() ? options_.num_frames <= std::numeric_limits<int32_t>::max()
                         : options_.num_frames == pieces);
-  const size_t bytes = static_cast<size_t>(options_.num_frames) * options_.layout.BlockBytes();
+  const int32_t own_layers = std::min(options_.num_layers, options_.shared.first_layer);
+  const int64_t frames = own_layers < options_.num_layers
+                             ? int64_t{own_layers} * options_.num_blocks
+                             : options_.num_frames;
+  const size_t bytes = static_cast<size_t>(frames) * options_.layout.BlockBytes();
   arena_ = backend_.Allocate(bytes);
   if (arena_.data() == nullptr) {
-    return absl::ResourceExhaustedError(fmt::format(
-        "no memory for the KV pool: {} bytes in {} layers", bytes, options_.num_layers));
+    return absl::ResourceExhaustedError(
+        fmt::format("no memory for the KV pool: {} bytes in {} layers", bytes, own_layers));
   }
   blocks_.resize(options_.num_blocks);
+  if (own_layers < options_.num_layers) return AllocateShared();
   if (!tiered()) return absl::OkStatus();
   pieces_.resize(pieces);
   frames_.resize(options_.num_frames);
@@ -63,6 +69,34 @@ absl::Status KvMemory::Allocate() {
     free_frames_.push_back(frame);
   }
   return absl::OkStatus();
+}
+
+absl::Status KvMemory::AllocateShared() {
+  WINNOW_CHECK(!tiered());
+  const int32_t layers = options_.num_layers - options_.shared.first_layer;
+  const size_t bytes = static_cast<size_t>(layers) * LayerPoolBytes();
+  const int64_t begin = NowNs();
+  shared_ = backend_.AllocateShared(bytes);
+  if (shared_.data() == nullptr) {
+    return absl::ResourceExhaustedError(fmt::format(
+        "no memory of the host that the device can read, for the KV of {} layers: {} bytes", layers,
+        bytes));
+  }
+  pin_seconds_ = static_cast<double>(NowNs() - begin) * 1e-9;
+  std::vector<std::byte*> pools;
+  for (int32_t layer = options_.shared.first_layer; layer < options_.num_layers; ++layer) {
+    pools.push_back(LayerPool(layer));
+  }
+  std::string why;
+  shared_kv_ = backend_.ShareKv({.layout = options_.layout,
+                                 .num_pools = layers,
+                                 .num_blocks = options_.num_blocks,
+                                 .max_context = options_.shared.max_context,
+                                 .max_batch_tokens = options_.shared.max_batch_tokens,
+                                 .cache_bytes = options_.shared.row_cache_bytes},
+                                pools, &why);
+  if (shared_kv_ != nullptr) return absl::OkStatus();
+  return absl::ResourceExhaustedError(fmt::format("KV in the host's memory: {}", why));
 }
 
 int64_t KvMemory::NowNs() const {

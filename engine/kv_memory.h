@@ -7,7 +7,8 @@
 //
 //   written ─ full, named ─▶ saved to the store ─▶ frame taken for others ─▶ read back, or row by row
 //
-// Without a store there is a frame for every piece and nothing moves. With one, blocks may be more
+// Without a store there is a frame for every piece and nothing moves; the frames of the later layers may
+// then lie in the backend's shared memory (a GPU's host), from where operations read them. With one, blocks may be more
 // than frames hold: pieces of full blocks are saved when frames get scarce, the least recently used
 // frame that is saved is taken, and a piece comes back whole (Pin) or by rows (RowFetcher).
 //
@@ -23,6 +24,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -45,6 +47,14 @@ struct KvMemoryOptions {
   // Saves every block that is to be kept as soon as it is full, not only when frames get scarce.
   bool write_through = false;
   StoreNames names = {};
+  // Layers [shared.first_layer, num_layers) lie in the backend's shared memory. REQUIRES: without a
+  // store.
+  struct Shared {
+    int32_t first_layer = std::numeric_limits<int32_t>::max();
+    int32_t max_context = 0, max_batch_tokens = 0;
+    size_t row_cache_bytes = 0;
+  };
+  Shared shared = {};
 };
 
 // Since the start.
@@ -87,7 +97,7 @@ class KvMemory {
 
   bool tiered() const { return options_.store != nullptr; }
   const kernels::KvLayout& layout() const { return options_.layout; }
-  size_t size_bytes() const { return arena_.size_bytes(); }
+  size_t size_bytes() const { return arena_.size_bytes() + shared_.size_bytes(); }
   std::byte* arena() const { return static_cast<std::byte*>(arena_.data()); }
   int32_t num_blocks() const { return options_.num_blocks; }
   int32_t num_layers() const { return options_.num_layers; }
@@ -140,12 +150,22 @@ class KvMemory {
   void Unpin() { ++pin_group_; }
   // The layer's blocks, one behind the other. REQUIRES: !tiered(), so that all are resident.
   std::byte* LayerPool(int32_t layer) const {
-    return arena() +
-           static_cast<size_t>(layer) * options_.layout.BlockBytes() * options_.num_blocks;
+    const bool shared = IsShared(layer);
+    std::byte* first = shared ? static_cast<std::byte*>(shared_.data()) : arena();
+    return first + static_cast<size_t>(layer - (shared ? options_.shared.first_layer : 0)) *
+                       LayerPoolBytes();
   }
+  size_t LayerPoolBytes() const { return options_.layout.BlockBytes() * options_.num_blocks; }
+  // Whether the layer lies in shared memory. Reading it counts as reading the host's tier.
+  bool IsShared(int32_t layer) const { return layer >= options_.shared.first_layer; }
+  // Null: no layer does.
+  kernels::SharedKv* shared_kv() const { return shared_kv_.get(); }
+  int32_t max_batch_tokens() const { return options_.shared.max_batch_tokens; }  // of shared KV
+  size_t shared_bytes() const { return shared_.size_bytes(); }
+  double pin_seconds() const { return pin_seconds_; }  // that making it took
   // Address of the piece's frame, or null: not resident. Holds until the next Pin.
   const std::byte* Resident(int32_t layer, int32_t block) {
-    if (!tiered()) return arena() + PieceOf(layer, block) * options_.layout.BlockBytes();
+    if (!tiered()) return LayerPool(layer) + block * options_.layout.BlockBytes();
     const int32_t frame = pieces_[PieceOf(layer, block)].frame;
     if (frame < 0) return nullptr;
     frames_[frame].used = true;
@@ -255,6 +275,7 @@ class KvMemory {
 
   KvMemory(kernels::Backend& backend, const KvMemoryOptions& options);
   absl::Status Allocate();
+  absl::Status AllocateShared();
   int64_t PieceOf(int32_t layer, int32_t block) const {
     return int64_t{layer} * options_.num_blocks + block;
   }
@@ -278,6 +299,9 @@ class KvMemory {
   kernels::Backend& backend_;
   const KvMemoryOptions options_;
   kernels::Buffer arena_;
+  kernels::Buffer shared_;  // of the layers from options_.shared.first_layer on
+  std::unique_ptr<kernels::SharedKv> shared_kv_;
+  double pin_seconds_ = 0;
   std::vector<Piece> pieces_;  // [layers][blocks]
   std::vector<Block> blocks_;
   std::vector<Frame> frames_;

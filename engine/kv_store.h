@@ -17,13 +17,14 @@
 namespace winnow::engine {
 
 struct TierFlags {
-  int64_t host_bytes = 0;        // of memory below the KV pool; 0: none
-  int64_t disk_bytes = 0;        // of files in store_dir; 0: none
-  std::string store_dir = {};    // created if missing; one process at a time
-  std::string io = "auto";       // "auto", "uring", "threads"
-  bool prefetch = false;         // rows of the next layer, predicted (docs/tiers.md)
-  bool keep_prefixes = true;     // on disk, for later requests and after a restart
-  int64_t row_cache_bytes = -1;  // rows read from the store; -1: an eighth of kv_bytes
+  int64_t host_bytes = 0;      // of memory below the KV pool; 0: none. With a GPU: pinned
+  int64_t disk_bytes = 0;      // of files in store_dir; 0: none
+  std::string store_dir = {};  // created if missing; one process at a time
+  std::string io = "auto";     // "auto", "uring", "threads"
+  bool prefetch = false;       // rows of the next layer, predicted (docs/tiers.md)
+  bool keep_prefixes = true;   // on disk, for later requests and after a restart
+  // Rows read from slower tiers; -1: an eighth of kv_bytes, with a GPU of host_bytes.
+  int64_t row_cache_bytes = -1;
   std::function<void(const std::string&)> log = {};  // one line per event of the store
 
   bool any() const { return host_bytes != 0 || disk_bytes != 0; }

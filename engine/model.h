@@ -14,6 +14,7 @@
 #include "engine/attention_policy.h"
 #include "engine/block_name.h"
 #include "engine/retrieval_state.h"
+#include "kernels/backend.h"
 
 namespace winnow::engine {
 
@@ -87,8 +88,16 @@ class Model {
   virtual void AdoptIndex(RetrievalState& state, std::span<const int32_t> blocks,
                           std::span<const BlockName> names, int32_t retrieve_from) {}
 
+  // Memory for `rows` rows of logits, which Forward fills without a copy in between; zeros. It goes
+  // before the model does.
+  virtual kernels::Buffer AllocateLogits(int64_t rows) {
+    const size_t count = static_cast<size_t>(rows) * vocab_size();
+    return kernels::Buffer(new float[count](), count * sizeof(float),
+                           [](void* values) { delete[] static_cast<float*>(values); });
+  }
+
   // Writes the KV of the batch's tokens into their blocks and logits
-  // [batch.num_logits()][vocab_size] (float32, host memory, chunk after chunk). Engine thread only.
+  // [batch.num_logits()][vocab_size] (float32, any memory of the host, chunk after chunk). Engine thread only.
   // Returns Internal when the device failed: nothing of the batch can be trusted then.
   virtual absl::Status Forward(const Batch& batch, std::span<float> logits) = 0;
 };

@@ -53,7 +53,10 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& model_
   // Before the pools are made, because it needs some memory of its own and gives it back.
   WINNOW_ASSIGN_OR_RETURN(CrossoverReport crossover,
                           ResolveFrom(config, options.retrieval, *backend, decoder_options));
-  WINNOW_ASSIGN_OR_RETURN(KvStore store, OpenKvStore(options.tiers, layout));
+  KvStore store;  // a GPU reads the host's memory itself
+  if (decoder_options.shared_kv_bytes == 0) {
+    WINNOW_ASSIGN_OR_RETURN(store, OpenKvStore(options.tiers, layout));
+  }
   if (store.store != nullptr) {
     if (options.decorate_store) store.store = options.decorate_store(std::move(store.store));
     decoder_options.store = store.store.get();

@@ -28,8 +28,9 @@ namespace winnow::engine {
 inline constexpr int64_t kExactModelBytes = int64_t{128} << 20;
 
 struct ModelOptions {
-  // "cpu" or "cuda". With "cuda" KV is bf16 and all of it lies in the device's memory: kv_dtype f32,
-  // tiers, isa and num_threads are refused by name.
+  // "cpu" or "cuda". With "cuda" KV is bf16 and lies in the device's memory, or, with tiers.host_bytes,
+  // in pinned memory of the host but for the first layers: kv_dtype f32, disks, prefetch, isa and
+  // num_threads are refused by name, and so is kv_bytes beside host_bytes.
   std::string device = "cpu";
   // Of weights: "auto" (as config.json says), "bf16", "f16" (of float16 weights only), "f32"
   // (exact). With "bf16", what is multiplied with the weights is rounded to bf16 too if the model

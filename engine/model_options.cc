@@ -58,9 +58,15 @@ absl::Status CheckDevice(const ModelOptions& options, DType kv) {
     return absl::InvalidArgumentError(
         fmt::format("{}: with --device cuda {}; --device cpu has it", flag, why));
   };
-  if (options.tiers.any()) {
-    return refuse(options.tiers.disk_bytes != 0 ? "disk_bytes" : "host_bytes",
-                  "all KV lies in the device's memory: there are no slower tiers");
+  if (options.tiers.disk_bytes != 0) {
+    return refuse("disk_bytes", "KV lies in the device's memory and the host's, and on no disk");
+  }
+  if (options.tiers.prefetch) return refuse("prefetch", "rows are not read ahead");
+  if (options.tiers.host_bytes != 0 && options.kv_bytes != 0) {
+    return absl::InvalidArgumentError(
+        "kv_bytes: with --device cuda host_bytes says how much KV there is, and the device holds "
+        "the "
+        "first layers of the same blocks: leave one of them out");
   }
   if (kv != DType::kBF16) {
     return refuse("kv_dtype", "KV is bfloat16: say bf16 (auto follows --dtype f32)");
@@ -91,10 +97,21 @@ absl::Status CheckMemory(const ModelConfig& config, const DecoderOptions& option
   const int64_t index_bytes = IndexBytes(config, options);
   const int64_t summary_bytes =
       SummaryBytes(config, options.retrieval) * options.retrieval.summaries;
-  const int64_t tier_bytes =
+  int64_t tier_bytes =
       options.host_bytes +
       static_cast<int64_t>(options.rows.cache_bytes +
                            options.rows.staging_bytes * (options.rows.prefetch ? 2 : 1));
+  if (options.shared_kv_bytes > 0) {
+    // What the device takes is not the KV itself.
+    tier_bytes =
+        static_cast<int64_t>(backend.SizeSharedKv(ShapeOfSharedKv(config, options)).total());
+    const std::optional<int64_t> of_host = AvailableMemoryBytes();
+    if (!on_host && of_host && options.shared_kv_bytes > *of_host) {
+      return absl::ResourceExhaustedError(
+          fmt::format("{} bytes of the host's memory are available; KV in it (host_bytes) takes {}",
+                      *of_host, options.shared_kv_bytes));
+    }
+  }
   if (weight_bytes + options.kv_bytes + index_bytes + summary_bytes + tier_bytes <= *available) {
     return absl::OkStatus();
   }
@@ -126,6 +143,17 @@ absl::StatusOr<DecoderOptions> ResolveDecoderOptions(const ModelConfig& config,
   resolved.max_context =
       options.max_context != 0 ? options.max_context : config.max_position_embeddings;
   resolved.kv_bytes = options.kv_bytes;
+  if (options.device == "cuda" && options.tiers.host_bytes != 0 && resolved.block_tokens > 0) {
+    const kernels::KvLayout layout{config.num_kv_heads, config.head_dim, resolved.block_tokens,
+                                   resolved.kv_dtype};
+    resolved.shared_kv_bytes = options.tiers.host_bytes;
+    resolved.kv_bytes = NumKvBlocks(config, resolved) * static_cast<int64_t>(layout.BlockBytes()) *
+                        std::min(config.num_layers, FirstSharedLayer());
+    resolved.rows.cache_bytes = options.tiers.row_cache_bytes >= 0
+                                    ? static_cast<size_t>(options.tiers.row_cache_bytes)
+                                    : static_cast<size_t>(options.tiers.host_bytes) / 8;
+    return resolved;
+  }
   if (resolved.kv_bytes == 0 && resolved.block_tokens > 0) {
     const kernels::KvLayout layout{config.num_kv_heads, config.head_dim, resolved.block_tokens,
                                    resolved.kv_dtype};

@@ -57,12 +57,6 @@ absl::StatusOr<IndexSpec> ParseIndex(std::string_view entry) {
   return spec;
 }
 
-int64_t NumBlocks(const ModelConfig& config, const DecoderOptions& options,
-                  const kernels::KvLayout& layout) {
-  const int64_t block_bytes = static_cast<int64_t>(layout.BlockBytes()) * config.num_layers;
-  return block_bytes > 0 ? options.kv_bytes / block_bytes + options.lower_blocks : 0;
-}
-
 // The path, or "" for none.
 absl::StatusOr<std::string> FindArtifact(const std::string& model_dir, const std::string& flag) {
   if (flag == "none") return std::string();
@@ -208,7 +202,7 @@ absl::StatusOr<CrossoverReport> ResolveFrom(const ModelConfig& config, const Ret
 std::vector<IndexPool> IndexPools(const ModelConfig& config, const DecoderOptions& options) {
   const kernels::KvLayout layout{config.num_kv_heads, config.head_dim, options.block_tokens,
                                  options.kv_dtype};
-  const int64_t blocks = NumBlocks(config, options, layout);
+  const int64_t blocks = NumKvBlocks(config, options);
   std::vector<IndexPool> pools;
   const auto add = [&](IndexPool pool) {
     RetrievalOptions alone;

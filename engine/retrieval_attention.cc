@@ -282,13 +282,10 @@ void RetrievalAttention::RunQueries(int32_t layer, const Method& method, int32_t
   const AttentionPolicy& policy = *method.policy;
   const std::span<RetrievalQuery> queries = std::span(queries_).subspan(first, count);
   const Selection chosen = SelectAndPrune(layer, policy, first, queries, q);
-  float* const states = static_cast<float*>(states_.data());
 
   // FETCH and ATTEND where all rows are resident and the backend finds them itself
   if (!policy.completion && !memory_.tiered() &&
-      backend_.AttendChosen(q, queries, chosen, memory_.LayerPool(layer), layout_, scale_,
-                            states)) {
-    backend_.FinishStates(queries, states, layout_.head_dim, out);
+      backend_.AttendChosen(q, queries, chosen, memory_.LayerPool(layer), layout_, scale_, out)) {
     for (size_t i = 0; i < queries.size(); ++i) {
       pending_counts_.push_back({query_rows_[first + i]->chunk->retrieval, queries[i].position,
                                  queries[i].mid.size(), &chosen.count(i, 0)});
@@ -310,8 +307,16 @@ void RetrievalAttention::RunQueries(int32_t layer, const Method& method, int32_t
     return;
   }
   Count(first, queries, chosen);
+  if (memory_.IsShared(layer)) {
+    for (int32_t i = 0; i < count; ++i) {
+      shared_reads_.in_place += tier_rows_[i].stored;
+      memory_.CountRead(query_rows_[first + i]->index, tier_rows_[i].stored * layout_.RowBytes(),
+                        /*from_disk=*/false);
+    }
+  }
 
   // ATTEND: states [queries][H][d + 2]
+  float* const states = static_cast<float*>(states_.data());
   backend_.AttendRows(q, queries, lists_, layout_, scale_, states);
   if (policy.completion) Complete(layer, first, queries, q);
   backend_.FinishStates(queries, states, layout_.head_dim, out);
@@ -340,6 +345,11 @@ void RetrievalAttention::ForPinned(int32_t layer, int32_t first,
       flush(i);
       begin = i + 1;
       continue;
+    }
+    if (memory_.IsShared(layer)) {
+      // Keys, half of every row.
+      const int64_t blocks = queries[i].position / layout_.block_tokens + 1;
+      memory_.CountRead(chunk, blocks * layout_.BlockBytes() / 2, /*from_disk=*/false);
     }
     pinned_queries_[i].block_table = pinned.table;
     pool = pinned.pool;
@@ -388,12 +398,12 @@ bool RetrievalAttention::Fetch(int32_t layer, int32_t first,
   if (!PinForCompletion(layer, first, queries) && queries.size() > 1) return false;
   BringWhole(layer, first, queries, chosen, kWholeShare);
   fetcher_->Begin(layer);
-  bool addressed = AddressRows(first, queries, chosen);
+  bool addressed = AddressRows(layer, first, queries, chosen);
   if (!addressed && queries.size() > 1) {
     // Fewer queries at a time would read many a page again for each of them.
     BringWhole(layer, first, queries, chosen, kWholeShareOfTooMany);
     fetcher_->Begin(layer);
-    addressed = AddressRows(first, queries, chosen);
+    addressed = AddressRows(layer, first, queries, chosen);
     if (!addressed) return false;
   }
   if (!addressed) {
@@ -406,7 +416,7 @@ bool RetrievalAttention::Fetch(int32_t layer, int32_t first,
       memory_.LoseChunk(query_rows_[first]->index);
     }
     fetcher_->Abandon();
-    if (!AddressRows(first, queries, chosen)) {
+    if (!AddressRows(layer, first, queries, chosen)) {
       // Lost: its list is empty, and nobody reads what comes of it.
       fetcher_->Abandon();
       lists_.assign(layout_.kv_heads, RowList{});
@@ -425,7 +435,8 @@ bool RetrievalAttention::Fetch(int32_t layer, int32_t first,
 }
 
 // False: they do not fit.
-bool RetrievalAttention::AddressRows(int32_t first, std::span<const RetrievalQuery> queries,
+bool RetrievalAttention::AddressRows(int32_t layer, int32_t first,
+                                     std::span<const RetrievalQuery> queries,
                                      const Selection& chosen) {
   const std::byte** address = static_cast<const std::byte**>(addresses_.data());
   bool fits = true;
@@ -460,6 +471,7 @@ bool RetrievalAttention::AddressRows(int32_t first, std::span<const RetrievalQue
     const RowFetcherStats& after = fetcher_->stats();
     tier_rows_[i] = {after.cache_rows - before.cache_rows,
                      after.store_rows + after.asked_hits - before.store_rows - before.asked_hits};
+    if (memory_.IsShared(layer)) tier_rows_[i].stored = after.frame_rows - before.frame_rows;
   }
   return true;
 }
@@ -584,6 +596,29 @@ void RetrievalAttention::CountPending() {
   count_call_ = 0;
 }
 
+void RetrievalAttention::CountSharedReads() {
+  if (memory_.shared_kv() == nullptr || !any_retrieves_) return;
+  const Rows& last = rows_.back();
+  const std::span reads(static_cast<kernels::SharedKvReads*>(reads_.data()),
+                        static_cast<size_t>(last.first_row) + last.size());
+  memory_.shared_kv()->TakeReads(reads);
+  if (!backend_.Synchronize()) return;
+  for (const Rows& rows : rows_) {
+    RetrievalState& state = *rows.chunk->retrieval;
+    for (int32_t row = rows.first_retrieving; row < rows.last_retrieving; ++row) {
+      const kernels::SharedKvReads& of_row = reads[rows.first_row + row];
+      const uint64_t stored = uint64_t{of_row.fetched} + of_row.in_place;
+      shared_reads_.cached += of_row.cached;
+      shared_reads_.fetched += of_row.fetched;
+      shared_reads_.in_place += of_row.in_place;
+      memory_.CountRead(rows.index, stored * layout_.RowBytes(), /*from_disk=*/false);
+      if (rows.chunk->position + row < state.counted_) continue;
+      state.counts_.rows_cached += of_row.cached;
+      state.counts_.rows_stored += stored;
+    }
+  }
+}
+
 void RetrievalAttention::AddCounts(RetrievalCounts& counts, uint64_t kept, int32_t mid_size) const {
   const uint64_t mid_rows = uint64_t{1} * layout_.kv_heads * mid_size;
   counts.chosen_rows += kept;
@@ -593,6 +628,7 @@ void RetrievalAttention::AddCounts(RetrievalCounts& counts, uint64_t kept, int32
 }
 
 void RetrievalAttention::End() {
+  CountSharedReads();
   CountPending();
   for (const Rows& rows : rows_) {
     const SequenceChunk& chunk = *rows.chunk;

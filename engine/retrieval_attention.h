@@ -66,6 +66,13 @@ int64_t SummaryBytes(const ModelConfig& config, const RetrievalOptions& options)
 int64_t IndexBlockBytes(const ModelConfig& config, const kernels::KvLayout& layout,
                         const RetrievalOptions& options);
 
+// Rows of KV in shared memory (KvMemory::IsShared) that attention over chosen rows read.
+struct SharedReads {
+  uint64_t cached = 0;    // lay in the row cache
+  uint64_t fetched = 0;   // came over the bus into it
+  uint64_t in_place = 0;  // over the bus without it: there was no room, or completion wanted them
+};
+
 class RetrievalAttention {
  public:
   // `memory` and `backend` must outlive it. ResourceExhausted: with bytes asked for and what for.
@@ -123,6 +130,7 @@ class RetrievalAttention {
   size_t summary_bytes() const { return summary_pool_.size_bytes(); }  // of all sequences
   size_t scratch_bytes() const { return scratch_bytes_; }
   const RowFetcher& fetcher() const { return *fetcher_; }
+  const SharedReads& shared_reads() const { return shared_reads_; }
   const RetrievalOptions& options() const { return options_; }
 
  private:
@@ -206,7 +214,7 @@ class RetrievalAttention {
              const kernels::Selection& chosen);
   void BringWhole(int32_t layer, int32_t first, std::span<const kernels::RetrievalQuery> queries,
                   const kernels::Selection& chosen, double pages_share);
-  bool AddressRows(int32_t first, std::span<const kernels::RetrievalQuery> queries,
+  bool AddressRows(int32_t layer, int32_t first, std::span<const kernels::RetrievalQuery> queries,
                    const kernels::Selection& chosen);
   bool PinForCompletion(int32_t layer, int32_t first,
                         std::span<const kernels::RetrievalQuery> queries);
@@ -219,6 +227,8 @@ class RetrievalAttention {
   template <typename Call>
   void ForPinned(int32_t layer, int32_t first, std::span<const kernels::RetrievalQuery> queries,
                  Call call);
+  // Of the pass: what AttendChosen read of shared KV.
+  void CountSharedReads();
   // Counts what was chosen in calls whose selections the host has not looked at; waits for them.
   void CountPending();
   void AddCounts(RetrievalCounts& counts, uint64_t kept, int32_t mid_size) const;
@@ -285,9 +295,11 @@ class RetrievalAttention {
     const int32_t* counts = nullptr;  // [Hkv]
   };
   std::vector<PendingCount> pending_counts_;
+  SharedReads shared_reads_;
   int32_t count_call_ = 0;  // whose part of counts_ the next call takes
 
   // Shared memory: what the host looks at or writes within a step.
+  kernels::Buffer reads_;   // [rows of a pass] kernels::SharedKvReads; empty without shared KV
   kernels::Buffer masses_;  // [2][queries][H] before and after completion
   kernels::Buffer counts_;  // [kCountCalls][kMaxQueries][Hkv] of selections
   kernels::Buffer tokens_;  // of a selection

@@ -167,6 +167,11 @@ absl::Status RetrievalAttention::Allocate(const RowFetcherOptions& rows) {
     }
   }
 
+  if (memory_.shared_kv() != nullptr) {
+    WINNOW_ASSIGN_OR_RETURN(reads_, Pool(static_cast<size_t>(memory_.max_batch_tokens()) *
+                                             sizeof(kernels::SharedKvReads),
+                                         "counts of rows", /*shared=*/true));
+  }
   // A query may choose all but one of the tokens it sees.
   const int64_t heads = layout_.kv_heads;
   max_entries_ = std::max(kMinEntries, heads * max_context_);

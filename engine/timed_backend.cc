@@ -44,11 +44,43 @@ void TimedBackend::Reset() {
 
 void TimedBackend::Matmul(const Tensor& x, const PackedMatrix& w, const Tensor& y,
                           const MatmulEpilogue& epilogue) {
-  const int64_t m = x.rows, out = w.out_features(), in = w.in_features();
   {
     const Timer timer = Time(matmul_);
     inner_.Matmul(x, w, y, epilogue);
   }
+  CountProduct(x.rows, w);
+}
+
+void TimedBackend::NormMatmul(const Tensor& x, const float* weight, float eps,
+                              const PackedMatrix& w, const Tensor& normed, const Tensor& y,
+                              const MatmulEpilogue& epilogue) {
+  if (!on_device()) return Backend::NormMatmul(x, weight, eps, w, normed, y, epilogue);
+  {
+    const Timer timer = Time(matmul_);
+    inner_.NormMatmul(x, weight, eps, w, normed, y, epilogue);
+  }
+  CountProduct(x.rows, w);
+}
+
+void TimedBackend::SiluMatmul(const Tensor& gate_up, const PackedMatrix& w, const Tensor& activated,
+                              const Tensor& y, const MatmulEpilogue& epilogue) {
+  if (!on_device()) return Backend::SiluMatmul(gate_up, w, activated, y, epilogue);
+  {
+    const Timer timer = Time(matmul_);
+    inner_.SiluMatmul(gate_up, w, activated, y, epilogue);
+  }
+  CountProduct(gate_up.rows, w);
+}
+
+void TimedBackend::RopeAndWriteKv(const Tensor& q, const Tensor& k, const Tensor& v,
+                                  const Tensor& cos_sin, std::span<const AttentionChunk> chunks,
+                                  void* pool, const KvLayout& layout) {
+  const Timer timer = Time(other_);
+  inner_.RopeAndWriteKv(q, k, v, cos_sin, chunks, pool, layout);
+}
+
+void TimedBackend::CountProduct(int64_t m, const PackedMatrix& w) {
+  const int64_t out = w.out_features(), in = w.in_features();
   matmul_.bytes += kernels::MatmulBytes(m, out, in, compute_);
   matmul_.flops += kernels::MatmulFlops(m, out, in);
   const auto shape = std::find_if(shapes_.begin(), shapes_.end(), [&](const MatmulShape& s) {
@@ -209,9 +241,9 @@ void TimedBackend::AttendRows(const kernels::Tensor& q,
 bool TimedBackend::AttendChosen(const kernels::Tensor& q,
                                 std::span<const kernels::RetrievalQuery> queries,
                                 const kernels::Selection& chosen, const void* pool,
-                                const kernels::KvLayout& layout, float scale, float* states) {
+                                const kernels::KvLayout& layout, float scale, const Tensor& out) {
   const Timer timer = Time(attention_);
-  return inner_.AttendChosen(q, queries, chosen, pool, layout, scale, states);
+  return inner_.AttendChosen(q, queries, chosen, pool, layout, scale, out);
 }
 
 void TimedBackend::ExtendSummaries(std::span<const kernels::SummaryExtension> extensions,

@@ -57,6 +57,14 @@ class TimedBackend : public kernels::Backend {
   kernels::Buffer AllocateShared(size_t size_bytes) override {
     return inner_.AllocateShared(size_bytes);
   }
+  kernels::SharedKvSizes SizeSharedKv(const kernels::SharedKvShape& shape) const override {
+    return inner_.SizeSharedKv(shape);
+  }
+  std::unique_ptr<kernels::SharedKv> ShareKv(const kernels::SharedKvShape& shape,
+                                             std::span<std::byte* const> pools,
+                                             std::string* why) override {
+    return inner_.ShareKv(shape, pools, why);
+  }
   void BeginPass() override { inner_.BeginPass(); }
   bool Synchronize() override { return inner_.Synchronize(); }
   std::string failure() const override { return inner_.failure(); }
@@ -82,6 +90,17 @@ class TimedBackend : public kernels::Backend {
               const void* pool, const kernels::KvLayout& layout, float scale,
               const kernels::Tensor& out) override;
   void SiluMul(const kernels::Tensor& gate_up, const kernels::Tensor& out) override;
+  // On a device these count as products and as other; on the host their parts as what they are.
+  void NormMatmul(const kernels::Tensor& x, const float* weight, float eps,
+                  const kernels::PackedMatrix& w, const kernels::Tensor& normed,
+                  const kernels::Tensor& y, const kernels::MatmulEpilogue& epilogue) override;
+  void SiluMatmul(const kernels::Tensor& gate_up, const kernels::PackedMatrix& w,
+                  const kernels::Tensor& activated, const kernels::Tensor& y,
+                  const kernels::MatmulEpilogue& epilogue) override;
+  void RopeAndWriteKv(const kernels::Tensor& q, const kernels::Tensor& k, const kernels::Tensor& v,
+                      const kernels::Tensor& cos_sin,
+                      std::span<const kernels::AttentionChunk> chunks, void* pool,
+                      const kernels::KvLayout& layout) override;
   std::unique_ptr<kernels::PackedEncoder> PackEncoder(
       const kernels::EncoderWeights& weights) override;
   std::unique_ptr<kernels::PackedFeatureMap> PackFeatureMap(
@@ -113,7 +132,8 @@ class TimedBackend : public kernels::Backend {
                   float scale, float* states) override;
   bool AttendChosen(const kernels::Tensor& q, std::span<const kernels::RetrievalQuery> queries,
                     const kernels::Selection& chosen, const void* pool,
-                    const kernels::KvLayout& layout, float scale, float* states) override;
+                    const kernels::KvLayout& layout, float scale,
+                    const kernels::Tensor& out) override;
   void ExtendSummaries(std::span<const kernels::SummaryExtension> extensions, const void* pool,
                        const kernels::KvLayout& layout,
                        const kernels::PackedFeatureMap& key_map) override;
@@ -133,6 +153,7 @@ class TimedBackend : public kernels::Backend {
  private:
   class Timer;
   Timer Time(OpTotals& totals);  // of the block that it stands in
+  void CountProduct(int64_t m, const kernels::PackedMatrix& w);
 
   kernels::Backend& inner_;
   bool waits_ = true;

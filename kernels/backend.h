@@ -7,7 +7,8 @@
 // Two kinds of memory. The device's (Allocate) is what operations read and write; the host must not
 // look at it, but for CopyToHost. Shared memory (AllocateShared) is the host's, and what operations
 // write there the host may read after Synchronize: a selection's counts and tokens, rows' addresses,
-// masses. On the CPU both are the same and Synchronize does nothing.
+// masses. What a later operation writes to the same place may be all that is ever seen there. On the
+// CPU both are the same and Synchronize does nothing.
 //
 // A device that fails stays failed: operations do nothing from then on, Synchronize says false, and
 // failure() says why. The caller ends the process, as nothing that the device holds can be trusted.
@@ -90,6 +91,48 @@ struct MatmulEpilogue {
   bool accumulate = false;      // add to what y holds (the residual)
 };
 
+// ---- KV in shared memory ----
+
+// KV of some layers that lies in shared memory, because the device has no room for it. Operations take
+// such a pool as any other. Two of them are meant for it: AttendChosen keeps rows that it has read in a
+// cache on the device, and Attend brings a layer of a sequence to a staging area before it computes; the
+// others read over the bus what they need. Where a row came from never shows in a result.
+struct SharedKvShape {
+  KvLayout layout;
+  int32_t num_pools = 0;         // layers
+  int32_t num_blocks = 0;        // of each
+  int32_t max_context = 0;       // tokens that one query sees, at most
+  int32_t max_batch_tokens = 0;  // rows of q in a pass, at most
+  size_t cache_bytes = 0;        // for rows, an equal part for each pool; 0: none are kept
+};
+
+// What it takes of the device's memory.
+struct SharedKvSizes {
+  size_t cache_bytes = 0;    // rows, and whose they are
+  size_t table_bytes = 0;    // where in the cache each row of the pools lies
+  size_t staging_bytes = 0;  // two layers of the longest sequence
+  int64_t cache_rows = 0;    // of all pools
+  size_t total() const { return cache_bytes + table_bytes + staging_bytes; }
+};
+
+// Rows that AttendChosen read of such pools.
+struct SharedKvReads {
+  uint32_t cached = 0;    // in the cache
+  uint32_t fetched = 0;   // brought into it
+  uint32_t in_place = 0;  // over the bus without that: there was no room among the call's own rows
+  uint32_t unused = 0;
+};
+
+// Made by Backend::ShareKv; the pools go after it.
+class SharedKv {
+ public:
+  virtual ~SharedKv() = default;
+  virtual SharedKvSizes sizes() const = 0;
+  // of_rows[i], in shared memory: what was read for row i of q since this was asked last. There
+  // after Synchronize. REQUIRES: at most max_batch_tokens.
+  virtual void TakeReads(std::span<SharedKvReads> of_rows) = 0;
+};
+
 // One sequence's share of an attention call: `num_tokens` queries at positions position,
 // position+1, ...; query i attends to keys 0..position+i, which lie in block_table's blocks.
 struct AttentionChunk {
@@ -115,6 +158,14 @@ class Backend {
   // Zeroed memory, aligned to 64 bytes at least; null data() if it cannot be had.
   virtual Buffer Allocate(size_t size_bytes) = 0;
   virtual Buffer AllocateShared(size_t size_bytes) = 0;
+
+  // Says that `pools` (shared memory, [num_pools]) are layers' KV: from here on they may be written by
+  // operations and by CopyToDevice only. Null, and why in `why`: no memory, with the bytes. A backend
+  // whose two memories are one takes nothing and has no cache.
+  virtual SharedKvSizes SizeSharedKv(const SharedKvShape& shape) const = 0;
+  virtual std::unique_ptr<SharedKv> ShareKv(const SharedKvShape& shape,
+                                            std::span<std::byte* const> pools,
+                                            std::string* why) = 0;
 
   // A forward pass begins. Block tables keep their contents from the first operation that is given
   // them until the next pass begins.
@@ -168,6 +219,39 @@ class Backend {
 
   // out[m][n] = silu(gate) * up, where gate_up [m][2n] holds gate, then up.
   virtual void SiluMul(const Tensor& gate_up, const Tensor& out) = 0;
+
+  // ---- several of the above in one ----
+  // What each says is the sum of its parts, to the bit; a backend may save what lies between them.
+
+  // RmsNorm of x, then Matmul. `normed` [m][in] is scratch: what it holds afterwards is undefined.
+  virtual void NormMatmul(const Tensor& x, const float* weight, float eps, const PackedMatrix& w,
+                          const Tensor& normed, const Tensor& y, const MatmulEpilogue& epilogue) {
+    RmsNorm(x, weight, eps, normed);
+    Matmul(normed, w, y, epilogue);
+  }
+
+  // SiluMul, then Matmul. `activated` [m][in] is scratch, as above.
+  virtual void SiluMatmul(const Tensor& gate_up, const PackedMatrix& w, const Tensor& activated,
+                          const Tensor& y, const MatmulEpilogue& epilogue) {
+    SiluMul(gate_up, activated);
+    Matmul(activated, w, y, epilogue);
+  }
+
+  // Rope of q and k, of the chunks' rows, then WriteKv. What those rows of k hold afterwards is
+  // undefined.
+  virtual void RopeAndWriteKv(const Tensor& q, const Tensor& k, const Tensor& v,
+                              const Tensor& cos_sin, std::span<const AttentionChunk> chunks,
+                              void* pool, const KvLayout& layout) {
+    for (size_t i = 0; i < chunks.size();) {
+      const int32_t first = chunks[i].first_row;
+      int32_t last = first;  // chunks side by side go together
+      while (i < chunks.size() && chunks[i].first_row == last) last += chunks[i++].num_tokens;
+      const auto rows = [&](const Tensor& x) { return x.RowRange(first, last - first); };
+      Rope(rows(q), layout.head_dim, rows(cos_sin));
+      Rope(rows(k), layout.head_dim, rows(cos_sin));
+    }
+    WriteKv(k, v, chunks, pool, layout);
+  }
 
   // ---- retrieval (kernels/retrieval.h) ----
   // Pools are one layer's, with the same block numbers as its KV pool. `q` is [m][H*d] after RoPE.
@@ -230,12 +314,13 @@ class Backend {
                           std::span<const RowList> lists, const KvLayout& layout, float scale,
                           float* states) = 0;
 
-  // The same over what each query sees outside mid and its chosen tokens, all of whose rows lie in
-  // `pool`: the tokens need not pass through the host. False: nothing was done, as this backend gains
-  // nothing by it; the caller makes lists and calls AttendRows.
+  // out row of each query [H*d] = attention over what it sees outside mid and its chosen tokens, all of
+  // whose rows lie in `pool`: the tokens need not pass through the host. False: nothing was done, as
+  // this backend gains nothing by it; the caller makes lists, and calls AttendRows and FinishStates.
   [[nodiscard]] virtual bool AttendChosen(const Tensor& q, std::span<const RetrievalQuery> queries,
                                           const Selection& chosen, const void* pool,
-                                          const KvLayout& layout, float scale, float* states) = 0;
+                                          const KvLayout& layout, float scale,
+                                          const Tensor& out) = 0;
 
   // Each summary takes in the tokens up to its extension's `last`.
   virtual void ExtendSummaries(std::span<const SummaryExtension> extensions, const void* pool,

@@ -7,6 +7,7 @@ nearly equal, and after that the texts are different texts. Also prints the larg
 tokens before that. Exits 0 if all answers are the same, 1 if some part at a gap of at most --gap, 2 else.
 """
 import argparse
+import concurrent.futures
 import json
 import pathlib
 import subprocess
@@ -21,6 +22,14 @@ def ask(args, server, chat, policy):
     if run.returncode != 0:
         sys.exit(f"winnow generate failed with {run.returncode}: {run.stderr}")
     return json.loads(run.stdout)
+
+
+def ask_both(args, content, policy):
+    """The answers of both servers to one prompt."""
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as chat:
+        json.dump([{"role": "user", "content": content}], chat)
+        chat.flush()
+        return [ask(args, server, chat.name, policy) for server in args.server]
 
 
 def logprob_of(entry, token):
@@ -55,6 +64,7 @@ def main():
     parser.add_argument("--policy", action="append", required=True)
     parser.add_argument("--max-tokens", type=int, default=32)
     parser.add_argument("--gap", type=float, default=0.05, help="of log-probabilities that rounding may bridge")
+    parser.add_argument("--parallel", type=int, default=1, help="prompts that are asked at a time")
     args = parser.parse_args()
     if len(args.server) != 2:
         parser.error("--server is needed twice")
@@ -62,22 +72,20 @@ def main():
     same = parted = 0
     worst = 0.0
     print(f"{'policy':44} {'prompt':>7} {'tokens':>6}  {'max |dlogprob|':>14}  parts")
-    for policy in args.policy:
-        for length in args.bytes or [len(document)]:
-            for question in args.question:
-                with tempfile.NamedTemporaryFile("w", suffix=".json") as chat:
-                    json.dump([{"role": "user", "content": f"{document[:length]}\n{question}"}], chat)
-                    chat.flush()
-                    left, right = (ask(args, server, chat.name, policy) for server in args.server)
-                at, gaps, distance = compare(left, right)
-                end = ""
-                if at is None:
-                    same += 1
-                else:
-                    parted += 1
-                    worst = max(worst, min(gaps))
-                    end = f"at token {at}, gaps {gaps[0]:.4f} and {gaps[1]:.4f}"
-                print(f"{policy:44} {left['usage']['prompt_tokens']:>7} {len(left['token_ids']):>6}  {distance:>14.5f}  {end}", flush=True)
+    prompts = [(policy, f"{document[:length]}\n{question}") for policy in args.policy
+               for length in args.bytes or [len(document)] for question in args.question]
+    with concurrent.futures.ThreadPoolExecutor(args.parallel) as pool:
+        answers = pool.map(lambda prompt: ask_both(args, prompt[1], prompt[0]), prompts)
+        for (policy, _), (left, right) in zip(prompts, answers):
+            at, gaps, distance = compare(left, right)
+            end = ""
+            if at is None:
+                same += 1
+            else:
+                parted += 1
+                worst = max(worst, min(gaps))
+                end = f"at token {at}, gaps {gaps[0]:.4f} and {gaps[1]:.4f}"
+            print(f"{policy:44} {left['usage']['prompt_tokens']:>7} {len(left['token_ids']):>6}  {distance:>14.5f}  {end}", flush=True)
     print(f"{same} answers are the same, {parted} part" + (f"; the widest gap of those is {worst:.4f}" if parted else ""))
     sys.exit(0 if parted == 0 else 1 if worst <= args.gap else 2)
 

@@ -12,6 +12,7 @@
 #include "server/bench_output.h"
 #include "server/bench_runs.h"
 #include "server/commands.h"
+#include "server/config.h"
 #include "server/model_flags.h"
 
 namespace winnow::server {
@@ -24,6 +25,9 @@ struct BenchFlags {
   std::vector<std::string> policies;  // of decode; none: dense
   int32_t batch = 1;
   int32_t steps = 30;
+  double drift = 0;
+  bool skip_dense = false;
+  std::string host_bytes, row_cache_bytes;
   std::vector<int64_t> tokens = {512, 2048};
   int32_t repetitions = 5;
   kernels::BenchOptions kernels;
@@ -37,6 +41,12 @@ Json RunInfo(const BenchFlags& flags, const BenchModel& model) {
           {"products", kernels::DTypeName(model.decoder->options().compute)},
           {"kv", kernels::DTypeName(model.decoder->options().kv_dtype)},
           {"weight_bytes", model.decoder->weight_bytes()},
+          {"kv_host_bytes", model.decoder->shared_kv_bytes()},
+          {"row_cache_bytes", model.decoder->shared_kv_sizes().cache_bytes},
+          {"row_cache_rows", model.decoder->shared_kv_sizes().cache_rows},
+          {"row_table_bytes", model.decoder->shared_kv_sizes().table_bytes},
+          {"kv_staging_bytes", model.decoder->shared_kv_sizes().staging_bytes},
+          {"pin_seconds", model.decoder->pin_seconds()},
           {"kv_pool_bytes", model.decoder->kv_pool_bytes()}};
 }
 
@@ -46,6 +56,52 @@ void PrintHeader(FILE* table, const BenchModel& model) {
                kernels::DTypeName(model.decoder->options().kv_dtype),
                static_cast<double>(model.decoder->weight_bytes()) / kGiga,
                static_cast<double>(model.decoder->kv_pool_bytes()) / kGiga);
+  const kernels::SharedKvSizes sizes = model.decoder->shared_kv_sizes();
+  if (model.decoder->shared_kv_bytes() == 0) return;
+  std::fprintf(
+      table,
+      "%.2f GB of the KV in pinned memory, made in %.1f s; on the device a row cache of %.2f "
+      "GB (%lld rows), %.2f GB of tables and %.2f GB of staging\n",
+      static_cast<double>(model.decoder->shared_kv_bytes()) / kGiga, model.decoder->pin_seconds(),
+      static_cast<double>(sizes.cache_bytes) / kGiga, static_cast<long long>(sizes.cache_rows),
+      static_cast<double>(sizes.table_bytes) / kGiga,
+      static_cast<double>(sizes.staging_bytes) / kGiga);
+}
+
+// --host-bytes and --row-cache-bytes, which only a device's bench has.
+absl::Status SetHostKv(BenchFlags& flags) {
+  engine::ModelOptions& options = flags.model.model;
+  const auto parse = [](const char* flag, const std::string& text, int64_t* to) -> absl::Status {
+    if (text.empty()) return absl::OkStatus();
+    const absl::StatusOr<int64_t> bytes = ParseBytes(text);
+    if (!bytes.ok()) {
+      return absl::InvalidArgumentError(
+          fmt::format("{}: '{}' is {}", flag, text, std::string(bytes.status().message())));
+    }
+    *to = *bytes;
+    return absl::OkStatus();
+  };
+  if (absl::Status status = parse("--host-bytes", flags.host_bytes, &options.tiers.host_bytes);
+      !status.ok()) {
+    return status;
+  }
+  if (absl::Status status =
+          parse("--row-cache-bytes", flags.row_cache_bytes, &options.tiers.row_cache_bytes);
+      !status.ok()) {
+    return status;
+  }
+  if (options.device != "cuda" && options.tiers.host_bytes != 0) {
+    return absl::InvalidArgumentError(
+        "--host-bytes: is for --device cuda; bench tiers measures the slower tiers of a CPU");
+  }
+  if (options.tiers.row_cache_bytes >= 0 && options.tiers.host_bytes == 0) {
+    return absl::InvalidArgumentError("--row-cache-bytes: needs --host-bytes");
+  }
+  if (flags.drift != 0 && !flags.model.model_dir.empty()) {
+    return absl::InvalidArgumentError(
+        "--drift: changes random weights; a model's stay: use --like");
+  }
+  return absl::OkStatus();
 }
 
 int ModelError(const BenchFlags& flags, const absl::Status& status) {
@@ -69,17 +125,24 @@ absl::Status CheckLengths(const BenchModel& model, const std::vector<int64_t>& l
 
 int BenchDecode(BenchFlags flags) {
   engine::ModelOptions& options = flags.model.model;
+  if (absl::Status status = SetHostKv(flags); !status.ok()) {
+    return ReportInputError("bench", status);
+  }
   options.max_batch_tokens = std::max(options.max_batch_tokens, flags.batch);
   options.max_batch_logits = flags.batch;
   // Every sequence's own blocks, each rounded up.
   const int64_t longest = *std::max_element(flags.contexts.begin(), flags.contexts.end());
   const int64_t kv_tokens = (longest + options.block_tokens - 1) / options.block_tokens *
                             options.block_tokens * flags.batch;
-  std::vector<engine::AttentionPolicy> policies(1);
+  std::vector<engine::AttentionPolicy> policies(flags.skip_dense ? 0 : 1);
   for (const std::string& text : flags.policies) {
     const auto policy = engine::ParseAttentionPolicy(text);
     if (!policy.ok()) return ReportInputError("bench", policy.status());
     if (!policy->IsDense()) policies.push_back(*policy);
+  }
+  if (policies.empty()) {
+    return ReportInputError(
+        "bench", absl::InvalidArgumentError("--skip-dense: leaves no policy to measure"));
   }
   const auto made = MakeBenchModel(flags.model, kv_tokens, policies);
   if (!made.ok()) return ModelError(flags, made.status());
@@ -102,11 +165,12 @@ int BenchDecode(BenchFlags flags) {
   for (const int64_t context : flags.contexts) {
     double dense_attention = 0;
     for (const engine::AttentionPolicy& policy : policies) {
-      const absl::StatusOr<DecodeResult> result =
-          RunDecode(model, context, flags.batch, policy, flags.steps, options.num_threads);
+      const absl::StatusOr<DecodeResult> result = RunDecode(
+          model, context, flags.batch, policy, flags.steps, flags.drift, options.num_threads);
       if (!result.ok()) return ReportFailure("bench", result.status());
       const DecodeResult& r = *result;
       if (policy.IsDense()) dense_attention = r.AttentionSeconds();
+      // 0: there is nothing to compare with.
       const double times_faster = dense_attention / r.AttentionSeconds();
       const bool compared = r.read_loop_bytes_per_s > 0;
       const std::string read_loop =
@@ -120,6 +184,15 @@ int BenchDecode(BenchFlags flags) {
                    r.matmul.seconds / kMilli, r.attention.seconds / kMilli,
                    r.select.seconds / kMilli, r.index.seconds / kMilli, r.complete.seconds / kMilli,
                    r.other.seconds / kMilli, times_faster, r.policy.c_str());
+      if (r.row_bytes > 0) {
+        std::fprintf(
+            table,
+            "%9s %.0f rows a step: %.1f%% in the row cache, %.0f fetched, %.0f read in place; "
+            "%.2f MB over the bus, %.2f GB/s of the step\n",
+            "", r.rows_cached + r.rows_fetched + r.rows_in_place, 100 * r.HitShare(),
+            r.rows_fetched, r.rows_in_place, r.BusBytes() / kMega,
+            r.BusBytes() / r.seconds_median / kGiga);
+      }
       std::fflush(table);
       json["decode"].push_back(
           {{"context", r.context},
@@ -130,6 +203,11 @@ int BenchDecode(BenchFlags flags) {
            {"bytes_per_step", r.bytes},
            {"kv_bytes_per_step", r.kv_bytes},
            {"index_bytes_per_step", r.index_bytes},
+           {"drift", flags.drift},
+           {"rows_cached_per_step", Round(r.rows_cached)},
+           {"rows_fetched_per_step", Round(r.rows_fetched)},
+           {"rows_in_place_per_step", Round(r.rows_in_place)},
+           {"bus_bytes_per_step", Round(r.BusBytes())},
            {"gb_per_s", Round(r.BytesPerSecond() / kGiga)},
            {"read_loop_gb_per_s", compared ? Json(Round(r.read_loop_bytes_per_s / kGiga)) : Json()},
            {"share_of_read_loop", compared ? Json(Round(r.Share())) : Json()},
@@ -147,6 +225,9 @@ int BenchDecode(BenchFlags flags) {
 }
 
 int BenchPrefill(BenchFlags flags) {
+  if (absl::Status status = SetHostKv(flags); !status.ok()) {
+    return ReportInputError("bench", status);
+  }
   const int64_t longest = *std::max_element(flags.tokens.begin(), flags.tokens.end());
   flags.model.model.max_batch_logits = 1;
   const auto made = MakeBenchModel(flags.model, longest, {});
@@ -242,6 +323,17 @@ void AddBenchModelFlags(CLI::App& command, BenchFlags& flags) {
   model->add_option("--model", flags.model.model_dir, "A model directory")->type_name("DIR");
   model->require_option(1);
   AddModelFlags(command, flags.model.model);
+  command
+      .add_option(
+          "--host-bytes", flags.host_bytes,
+          "With --device cuda: KV but for the first layers' lies in pinned memory, of at most "
+          "so much")
+      ->type_name("BYTES");
+  command
+      .add_option("--row-cache-bytes", flags.row_cache_bytes,
+                  "Of the device's memory, for rows that were read of it; absent: an eighth of "
+                  "--host-bytes; 0: none")
+      ->type_name("BYTES");
 }
 
 void AddJsonFlag(CLI::App& command, BenchFlags& flags) {
@@ -273,6 +365,12 @@ void AddBenchCommand(CLI::App& app, int* exit_code) {
       ->capture_default_str();
   decode->add_option("--steps", flags->steps, "Steps that are timed")
       ->check(CLI::Range(1, 1000000))
+      ->capture_default_str();
+  decode->add_flag("--skip-dense", flags->skip_dense, "Measure the policies alone");
+  decode
+      ->add_option("--drift", flags->drift,
+                   "How far queries move between steps: 0 not at all, 1 to unrelated ones")
+      ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
   AddJsonFlag(*decode, *flags);
   decode->callback([flags, exit_code] { *exit_code = BenchDecode(*flags); });

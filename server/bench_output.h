@@ -19,6 +19,7 @@ namespace winnow::server {
 using Json = nlohmann::ordered_json;
 
 inline constexpr double kGiga = 1e9;
+inline constexpr double kMega = 1e6;
 inline constexpr double kMilli = 1e-3;
 
 inline double Round(double value) { return std::stod(fmt::format("{:.6g}", value)); }

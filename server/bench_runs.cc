@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
+#include <cstring>
 #include <numeric>
 #include <random>
 #include <span>
@@ -10,7 +12,9 @@
 #include "engine/attention_policy.h"
 #include "engine/json_file.h"
 #include "engine/status_macros.h"
+#include "fmt/format.h"
 #include "kernels/bench.h"
+#include "kernels/host_matrix.h"
 
 namespace winnow::server {
 namespace {
@@ -27,13 +31,16 @@ struct Timed {
   engine::OpTotals matmul, attention, index, select, complete, other;
 };
 
-// Runs `body` once to warm up and `count` times more. A device works on while the host goes ahead, so
-// there the parts come from one more run, which waits after each call and is slower for it.
-template <typename Body>
-absl::StatusOr<std::vector<Timed>> Repeat(engine::TimedBackend& timed, int32_t count, Body body) {
+// Runs `body` once to warm up and `count` times more, each time after `prepare`, which is not timed. A
+// device works on while the host goes ahead, so there the parts come from one more run, which waits after
+// each call and is slower for it.
+template <typename Prepare, typename Body>
+absl::StatusOr<std::vector<Timed>> Repeat(engine::TimedBackend& timed, int32_t count,
+                                          Prepare prepare, Body body) {
   std::vector<Timed> runs;
   timed.set_waits(!timed.on_device());
   for (int32_t i = 0; i <= count; ++i) {
+    prepare(i);
     timed.Reset();
     const Clock::time_point start = Clock::now();
     WINNOW_RETURN_IF_ERROR(body());
@@ -45,6 +52,7 @@ absl::StatusOr<std::vector<Timed>> Repeat(engine::TimedBackend& timed, int32_t c
   std::sort(runs.begin(), runs.end(),
             [](const Timed& a, const Timed& b) { return a.seconds < b.seconds; });
   if (timed.on_device()) {
+    prepare(count + 1);
     timed.set_waits(true);
     timed.Reset();
     const Clock::time_point start = Clock::now();
@@ -55,6 +63,43 @@ absl::StatusOr<std::vector<Timed>> Repeat(engine::TimedBackend& timed, int32_t c
   }
   return runs;
 }
+
+// The inputs of a step's tokens, changed a little from step to step: rows of the embedding, which are
+// looked up where they lie.
+class DriftingInputs {
+ public:
+  DriftingInputs(BenchModel& model, std::span<const int32_t> tokens, double drift)
+      : model_(model), tokens_(tokens), drift_(static_cast<float>(drift)) {}
+  void Next() {
+    if (drift_ == 0) return;
+    const kernels::HostMatrix& table = model_.synthetic.weights.embedding;
+    const float keep = std::sqrt(1 - drift_ * drift_);
+    const size_t value_bytes = kernels::DTypeBytes(table.dtype);
+    for (const int32_t token : tokens_) {
+      // The noise of random weights is made writable by nobody else: all but this table is packed.
+      auto* row = const_cast<std::byte*>(static_cast<const std::byte*>(table.data)) +
+                  token * table.cols * value_bytes;
+      for (int64_t i = 0; i < table.cols; ++i) {
+        const float noise = (static_cast<float>(random_() >> 8) * 0x1p-23f - 1) * kDeviation;
+        const float value = keep * kernels::ElementAt(row, table.dtype, i) + drift_ * noise;
+        if (table.dtype == kernels::DType::kF32) {
+          std::memcpy(row + i * value_bytes, &value, value_bytes);
+        } else {
+          const kernels::BF16 rounded = kernels::ToBF16(value);
+          std::memcpy(row + i * value_bytes, &rounded.bits, value_bytes);
+        }
+      }
+    }
+  }
+
+ private:
+  // Of uniform noise of about the variance of random weights.
+  static constexpr float kDeviation = 0.04f;
+  BenchModel& model_;
+  const std::span<const int32_t> tokens_;
+  const float drift_;
+  std::mt19937 random_{7};
+};
 
 std::vector<int32_t> RandomTokens(int64_t count, int32_t vocab_size) {
   std::mt19937 random(1);
@@ -104,8 +149,20 @@ absl::StatusOr<std::unique_ptr<BenchModel>> MakeBenchModel(
                           engine::ResolveDecoderOptions(made->config, flags.model));
   const kernels::KvLayout layout{made->config.num_kv_heads, made->config.head_dim,
                                  options.block_tokens, options.kv_dtype};
-  options.kv_bytes = (kv_tokens + options.block_tokens - 1) / options.block_tokens *
-                     static_cast<int64_t>(layout.BlockBytes()) * made->config.num_layers;
+  const int64_t blocks = (kv_tokens + options.block_tokens - 1) / options.block_tokens;
+  const auto block_bytes = static_cast<int64_t>(layout.BlockBytes());
+  if (options.shared_kv_bytes > 0) {
+    const int32_t own_layers = std::min(made->config.num_layers, engine::FirstSharedLayer());
+    const int64_t needed = blocks * block_bytes * (made->config.num_layers - own_layers);
+    if (needed > options.shared_kv_bytes) {
+      return absl::InvalidArgumentError(fmt::format("host-bytes is {}: {} tokens of KV take {}",
+                                                    options.shared_kv_bytes, kv_tokens, needed));
+    }
+    options.shared_kv_bytes = std::max<int64_t>(needed, 1);
+    options.kv_bytes = blocks * block_bytes * own_layers;
+  } else {
+    options.kv_bytes = blocks * block_bytes * made->config.num_layers;
+  }
   WINNOW_ASSIGN_OR_RETURN(options.retrieval, BenchRetrieval(flags, made->config, made->weights,
                                                             policies, made->synthetic_artifact));
   WINNOW_ASSIGN_OR_RETURN(made->backend, engine::MakeBackend(flags.model));
@@ -123,13 +180,15 @@ absl::StatusOr<std::unique_ptr<BenchModel>> MakeBenchModel(
 
 absl::StatusOr<DecodeResult> RunDecode(BenchModel& model, int64_t context, int32_t batch,
                                        const engine::AttentionPolicy& policy, int32_t steps,
-                                       int num_threads) {
+                                       double drift, int num_threads) {
   engine::Decoder& decoder = *model.decoder;
   const int64_t blocks = (context + decoder.block_tokens() - 1) / decoder.block_tokens();
   std::vector<int32_t> all_blocks(blocks * batch);
   std::iota(all_blocks.begin(), all_blocks.end(), 0);
   const std::vector<int32_t> tokens = RandomTokens(batch, decoder.vocab_size());
-  std::vector<float> logits(static_cast<size_t>(batch) * decoder.vocab_size());
+  const kernels::Buffer logits_memory = decoder.AllocateLogits(batch);
+  const std::span logits(static_cast<float*>(logits_memory.data()),
+                         static_cast<size_t>(batch) * decoder.vocab_size());
   engine::Batch step;
   std::vector<std::unique_ptr<engine::RetrievalState>> states(batch);
   for (int32_t i = 0; i < batch; ++i) {
@@ -164,9 +223,25 @@ absl::StatusOr<DecodeResult> RunDecode(BenchModel& model, int64_t context, int32
   }
   result.bytes = model.timed->matmul().bytes + result.kv_bytes + result.index_bytes;
   result.read_loop_bytes_per_s = read_loop(result.bytes);
-  WINNOW_ASSIGN_OR_RETURN(const std::vector<Timed> runs, Repeat(*model.timed, steps, [&] {
+  DriftingInputs inputs(model, tokens, drift);
+  engine::SharedReads before, after;
+  const auto prepare = [&](int32_t run) {
+    inputs.Next();
+    if (run == 1) before = decoder.shared_reads();
+    if (run == steps + 1) after = decoder.shared_reads();
+  };
+  WINNOW_ASSIGN_OR_RETURN(const std::vector<Timed> runs, Repeat(*model.timed, steps, prepare, [&] {
                             return decoder.Forward(step, logits);
                           }));
+  const auto mean = [steps](uint64_t last, uint64_t first) {
+    return static_cast<double>(last - first) / steps;
+  };
+  if (after.cached + after.fetched + after.in_place > 0) {
+    result.rows_cached = mean(after.cached, before.cached);
+    result.rows_fetched = mean(after.fetched, before.fetched);
+    result.rows_in_place = mean(after.in_place, before.in_place);
+    result.row_bytes = static_cast<double>(decoder.kv_row_bytes());
+  }
   result.read_loop_bytes_per_s = std::max(result.read_loop_bytes_per_s, read_loop(result.bytes));
   if (result.read_loop_bytes_per_s == 0 && !model.timed->on_device()) {
     return absl::ResourceExhaustedError("no memory for the read loop");
@@ -202,7 +277,8 @@ absl::StatusOr<PrefillResult> RunPrefill(BenchModel& model, int64_t tokens, int3
     return absl::OkStatus();
   };
   WINNOW_ASSIGN_OR_RETURN(const std::vector<Timed> runs,
-                          Repeat(*model.timed, repetitions, prefill));
+                          Repeat(
+                              *model.timed, repetitions, [](int32_t) {}, prefill));
   PrefillResult result;
   result.tokens = tokens;
   result.seconds = runs.front().seconds;

@@ -27,6 +27,7 @@ namespace winnow::server {
 struct BenchModelFlags {
   std::string like;       // a config.json, for random weights of its shape; or
   std::string model_dir;  // a model directory
+  // tiers.host_bytes, with --device cuda: KV lies in pinned memory of as much of it as is needed.
   engine::ModelOptions model;
 };
 
@@ -66,6 +67,14 @@ struct DecodeResult {
   // Index: this token's codes. Select: scores and choice. Complete: the summary's
   // part.
   engine::OpTotals matmul, attention, index, select, complete, other;
+  // Rows that a step read of KV in pinned memory; means of the timed steps.
+  double rows_cached = 0, rows_fetched = 0, rows_in_place = 0;
+  double row_bytes = 0;
+  double BusBytes() const { return (rows_fetched + rows_in_place) * row_bytes; }
+  double HitShare() const {
+    const double rows = rows_cached + rows_fetched + rows_in_place;
+    return rows == 0 ? 0 : rows_cached / rows;
+  }
   // Everything between a layer's products: all of the above but matmul and other, and finding the
   // rows.
   double AttentionSeconds() const { return parts_seconds - matmul.seconds - other.seconds; }
@@ -76,11 +85,13 @@ struct DecodeResult {
 };
 
 // One token for each of `batch` sequences, whose caches hold noise up to `context`. The index over
-// the noise is made before anything is timed. REQUIRES: a policy that CheckPolicy of the decoder
+// the noise is made before anything is timed. `drift`: from 0, each step has the queries of the last,
+// to 1, its own; between, a step's input is sqrt(1 - drift^2) of the last one's and drift of noise, so
+// queries of neighbouring steps have about that cosine. REQUIRES: drift is 0 or weights are random; a policy that CheckPolicy of the decoder
 // passes, a model with a KV pool of context*batch tokens, rounded up to blocks for each sequence.
 absl::StatusOr<DecodeResult> RunDecode(BenchModel& model, int64_t context, int32_t batch,
                                        const engine::AttentionPolicy& policy, int32_t steps,
-                                       int num_threads);
+                                       double drift, int num_threads);
 
 struct PrefillResult {
   int64_t tokens = 0;

@@ -16,7 +16,6 @@
 namespace winnow::server {
 namespace {
 
-constexpr double kMega = 1e6;
 
 struct TierBenchFlags {
   StoreBenchFlags store;

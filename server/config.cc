@@ -182,11 +182,19 @@ absl::Status CheckConfig(const ServeConfig& config) {
       return fail("--metrics and --listen are both ", config.listen);
     }
   }
-  if (config.device == "cuda" && (config.host_bytes > 0 || config.disk_bytes > 0)) {
+  if (config.device == "cuda" && config.disk_bytes > 0) {
     return fail(
-        "--", config.disk_bytes > 0 ? "disk" : "host",
-        "-bytes: with --device cuda all KV lies in the device's memory: there are no slower "
-        "tiers; --device cpu has them");
+        "--disk-bytes: with --device cuda KV lies in the device's memory and the host's, and on no "
+        "disk; --device cpu has it");
+  }
+  if (config.device == "cuda" && config.prefetch == "on") {
+    return fail("--prefetch: with --device cuda rows are not read ahead; --device cpu has it");
+  }
+  if (config.device == "cuda" && config.host_bytes > 0 && config.kv_bytes > 0) {
+    return fail(
+        "--kv-bytes: with --device cuda --host-bytes says how much KV there is, and the device "
+        "holds "
+        "the first layers of the same blocks: leave one of them out");
   }
   if (config.max_running > config.step_tokens) {
     return fail("--max-running ", config.max_running, " exceeds --step-tokens ", config.step_tokens,

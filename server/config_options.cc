@@ -164,7 +164,8 @@ std::vector<ServeOption> MakeServeOptions() {
       Text("model-name", "NAME", &C::model_name,
            "what clients see as the model's name; empty: the directory's name"),
       Choice("device", &C::device, {"cpu", "cuda"},
-             "where the model runs; cuda: the first GPU, with all KV in its memory"),
+             "where the model runs; cuda: the first GPU, with all KV in its memory or in "
+             "--host-bytes"),
       Choice("dtype", &C::dtype, {"auto", "bf16", "f16", "f32"},
              "of matrix products; auto: as config.json says"),
       Choice("kv-dtype", &C::kv_dtype, {"auto", "bf16", "f32"},
@@ -177,7 +178,9 @@ std::vector<ServeOption> MakeServeOptions() {
           "size of the KV pool, taken at start, indexes not counted; 0: one sequence of the whole "
           "context"),
       Bytes("host-bytes", &C::host_bytes, kBytesMax,
-            "host memory that KV moves to when the pool is full; 0: none"),
+            "host memory that KV moves to when the pool is full, with --device cuda pinned memory "
+            "that "
+            "KV lies in but for its first layers; 0: none"),
       Bytes(
           "disk-bytes", &C::disk_bytes, kBytesMax,
           "files in --store-dir that KV moves to, read row by row where a policy chooses; 0: none"),
@@ -186,7 +189,8 @@ std::vector<ServeOption> MakeServeOptions() {
       Choice("io", &C::io, {"auto", "uring", "threads"},
              "how files are read and written; auto: io_uring, else threads"),
       Bytes("row-cache-bytes", &C::row_cache_bytes, kBytesMax,
-            "memory for rows that were read from slower tiers; 0: an eighth of the KV pool"),
+            "memory for rows that were read from slower tiers; 0: an eighth of the KV pool, with "
+            "--device cuda of --host-bytes"),
       Choice(
           "resume", &C::resume, {"auto", "lazy", "eager"},
           "a stored prefix's KV is read when it is chosen (lazy), or all at once before the first "

@@ -98,6 +98,12 @@ engine::EngineOptions EngineOptionsOf(const ServeConfig& config) {
   return options;
 }
 
+std::string DescribeTiers(const engine::LoadedModel& model) {
+  if (model.store.store != nullptr) return model.store.description;
+  const size_t pinned = model.decoder->shared_kv_bytes();
+  return pinned == 0 ? "none" : Concat("pinned host memory, ", std::to_string(pinned), " bytes");
+}
+
 std::string ModelName(const ServeConfig& config) {
   if (!config.model_name.empty()) return config.model_name;
   const std::filesystem::path path = std::filesystem::absolute(config.model).lexically_normal();
@@ -382,26 +388,32 @@ int RunServer(const ServeConfig& config) {
         log.Event(serving ? LogLevel::kInfo : LogLevel::kWarn, "health", {{"serving", serving}});
       });
 
-  log.Event(LogLevel::kInfo, "sizes",
-            {{"architecture", model.config.architecture},
-             {"dtype", info.dtype},
-             {"kv_dtype", info.kv_dtype},
-             {"backend", info.backend},
-             {"weight_bytes", uint64_t{decoder.weight_bytes()}},
-             {"scratch_bytes", uint64_t{decoder.scratch_bytes()}},
-             {"kv_pool_bytes", uint64_t{decoder.kv_pool_bytes()}},
-             {"kv_blocks", int64_t{decoder.num_blocks()}},
-             {"tiers", model.store.store == nullptr ? "none" : model.store.description},
-             {"row_cache_bytes", uint64_t{decoder.row_fetcher().cache_bytes()}},
-             {"kv_block_bytes", info.kv_block_bytes},
-             {"max_context", int64_t{limits->max_context}},
-             {"max_running", config.max_running},
-             {"step_tokens", config.step_tokens},
-             {"queue_requests", config.queue_requests},
-             {"queue_tokens", config.queue_tokens},
-             {"max_prompt_bytes", limits->max_prompt_bytes},
-             {"max_message_bytes", max_message_bytes},
-             {"chat_template", model.chat_template.name()}});
+  const kernels::SharedKvSizes shared = decoder.shared_kv_sizes();
+  log.Event(
+      LogLevel::kInfo, "sizes",
+      {{"architecture", model.config.architecture},
+       {"dtype", info.dtype},
+       {"kv_dtype", info.kv_dtype},
+       {"backend", info.backend},
+       {"weight_bytes", uint64_t{decoder.weight_bytes()}},
+       {"scratch_bytes", uint64_t{decoder.scratch_bytes()}},
+       {"kv_pool_bytes", uint64_t{decoder.kv_pool_bytes()}},
+       {"kv_blocks", int64_t{decoder.num_blocks()}},
+       {"tiers", DescribeTiers(model)},
+       {"row_cache_bytes", uint64_t{decoder.row_fetcher().cache_bytes() + shared.cache_bytes}},
+       {"row_table_bytes", uint64_t{shared.table_bytes}},
+       {"kv_staging_bytes", uint64_t{shared.staging_bytes}},
+       {"kv_host_bytes", uint64_t{decoder.shared_kv_bytes()}},
+       {"pin_seconds", decoder.pin_seconds()},
+       {"kv_block_bytes", info.kv_block_bytes},
+       {"max_context", int64_t{limits->max_context}},
+       {"max_running", config.max_running},
+       {"step_tokens", config.step_tokens},
+       {"queue_requests", config.queue_requests},
+       {"queue_tokens", config.queue_tokens},
+       {"max_prompt_bytes", limits->max_prompt_bytes},
+       {"max_message_bytes", max_message_bytes},
+       {"chat_template", model.chat_template.name()}});
   LogRetrieval(log, model);
   log.Event(LogLevel::kInfo, "listening",
             {{"grpc", config.listen},

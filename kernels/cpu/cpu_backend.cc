@@ -16,6 +16,15 @@ namespace {
 
 constexpr size_t kHugePageBytes = size_t{2} << 20;
 
+// There is but one memory: rows are read where they lie.
+class CpuSharedKv final : public SharedKv {
+ public:
+  SharedKvSizes sizes() const override { return {}; }
+  void TakeReads(std::span<SharedKvReads> of_rows) override {
+    std::fill(of_rows.begin(), of_rows.end(), SharedKvReads());
+  }
+};
+
 }  // namespace
 
 Buffer AllocateHostMemory(size_t size_bytes) {
@@ -57,6 +66,13 @@ std::string CpuBackend::name() const {
 }
 
 Buffer CpuBackend::Allocate(size_t size_bytes) { return AllocateHostMemory(size_bytes); }
+
+std::unique_ptr<SharedKv> CpuBackend::ShareKv(const SharedKvShape& shape,
+                                              std::span<std::byte* const> pools,
+                                              std::string* /*why*/) {
+  WINNOW_CHECK(static_cast<int32_t>(pools.size()) == shape.num_pools);
+  return std::make_unique<CpuSharedKv>();
+}
 
 void CpuBackend::CopyToHost(const void* device, void* host, size_t size_bytes) {
   std::memcpy(host, device, size_bytes);

@@ -40,6 +40,9 @@ class CpuBackend final : public Backend {
   int64_t AvailableBytes() const override { return -1; }
   Buffer Allocate(size_t size_bytes) override;
   Buffer AllocateShared(size_t size_bytes) override { return Allocate(size_bytes); }
+  SharedKvSizes SizeSharedKv(const SharedKvShape&) const override { return {}; }
+  std::unique_ptr<SharedKv> ShareKv(const SharedKvShape& shape, std::span<std::byte* const> pools,
+                                    std::string* why) override;
   void BeginPass() override {}
   bool Synchronize() override { return true; }
   std::string failure() const override { return {}; }
@@ -84,7 +87,7 @@ class CpuBackend final : public Backend {
                   std::span<const RowList> lists, const KvLayout& layout, float scale,
                   float* states) override;
   bool AttendChosen(const Tensor&, std::span<const RetrievalQuery>, const Selection&, const void*,
-                    const KvLayout&, float, float*) override {
+                    const KvLayout&, float, const Tensor&) override {
     return false;
   }
   void ExtendSummaries(std::span<const SummaryExtension> extensions, const void* pool,

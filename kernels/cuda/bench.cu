@@ -12,6 +12,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -25,7 +26,9 @@
 #include "kernels/cuda/hamming_select.h"
 #include "kernels/cuda/hash_encode.h"
 #include "kernels/cuda/int4_keys.h"
+#include "kernels/cuda/pinned_memory.h"
 #include "kernels/cuda/row_attention.h"
+#include "kernels/cuda/row_cache.h"
 #include "kernels/cuda/row_gather.h"
 #include "kernels/cuda/top_p.h"
 #include "kernels/dtype.h"
@@ -283,7 +286,7 @@ struct Sequences {
     for (int32_t i = 0; i < batch; ++i) {
       const TokenRange mid{16, n - 128};
       host.push_back(
-          {table.data() + int64_t{i} * blocks_each, i, n - 1, mid, std::min(k, mid.size()), 0});
+          {table.data() + int64_t{i} * blocks_each, i, n - 1, mid, std::min(k, mid.size()), 1});
     }
     CHECK_CUDA(cudaMemcpy(queries.data(), host.data(), host.size() * sizeof(DeviceQuery),
                           cudaMemcpyDefault));
@@ -569,6 +572,142 @@ void BenchGather(Bench& bench) {
   CHECK_CUDA(cudaFreeHost(host));
 }
 
+// FetchRows at several shares of hits: lists of 8 copies have so many rows in common, and the cache holds
+// three lists, so the other rows are gone when their copy's turn comes again.
+void BenchFetch(Bench& bench) {
+  if (!bench.Wants("fetch")) return;
+  constexpr int32_t n = 524288, d = 128, kCopies = 8;
+  const KvLayout kv{kKvHeads, d, kBlock, DType::kBF16};
+  const Sequences sequences(1, n, 0);
+  const size_t pool_bytes = sequences.num_blocks * kv.BlockBytes();  // 2 GiB
+  const Buffer host = AllocatePinned(0, pool_bytes);
+  if (host.data() == nullptr) {
+    std::printf("fetch: %zu bytes cannot be pinned\n", pool_bytes);
+    return;
+  }
+  const int64_t pool_rows = int64_t{sequences.num_blocks} * kKvHeads * kBlock;
+  for (const int32_t each : {64, 256, 2048}) {  // rows of each of 8 heads
+    for (const int32_t hits : {0, 50, 90, 100}) {
+      const int32_t common = each * hits / 100, slots = 3 * each * kKvHeads;
+      std::vector<std::vector<int32_t>> shared_tokens;
+      for (int head = 0; head < kKvHeads; ++head) {
+        shared_tokens.push_back(SomeTokens(0, n, common));
+      }
+      std::vector<Memory<int32_t>> tokens;
+      for (int copy = 0; copy < kCopies; ++copy) {
+        std::vector<int32_t> of_copy;
+        for (int head = 0; head < kKvHeads; ++head) {
+          std::vector<int32_t> list = shared_tokens[head];
+          const auto more = SomeTokens(0, n, each - common);
+          list.insert(list.end(), more.begin(), more.end());
+          std::sort(list.begin(), list.end());
+          of_copy.insert(of_copy.end(), list.begin(), list.end());
+        }
+        tokens.emplace_back(of_copy);
+      }
+      const Memory<int32_t> counts(std::vector<int32_t>(kKvHeads, each));
+      const Memory<DeviceQuery> query(
+          std::vector<DeviceQuery>{{sequences.table.data(), 0, n - 1, {0, n}, each, 0}});
+      Memory<std::byte> cached(slots * static_cast<int64_t>(kv.RowBytes()));
+      Memory<int32_t> map(pool_rows);
+      CHECK_CUDA(cudaMemset(map.data(), 0xff, pool_rows * 4));
+      const Memory<RowCacheSlot> of_slots(std::vector<RowCacheSlot>(slots, kFreeSlot));
+      const Memory<RowCacheState> state(std::vector<RowCacheState>(1));
+      Memory<SharedKvReads> reads(1);
+      Memory<const std::byte*> rows(int64_t{each} * kKvHeads);
+      Memory<RowList> lists(kKvHeads);
+      const DeviceRowCache cache{static_cast<std::byte*>(host.data()),
+                                 cached.data(),
+                                 map.data(),
+                                 of_slots.data(),
+                                 state.data(),
+                                 slots,
+                                 static_cast<int32_t>(kv.RowBytes())};
+      const double seconds = bench.Seconds(kCopies, 16, [&](int i, cudaStream_t stream) {
+        const Selection chosen{kKvHeads, each, counts.data(), tokens[i].data()};
+        return FetchRows(query.data(), 1, chosen, cache, kv, each, rows.data(), lists.data(),
+                         reads.data(), stream);
+      });
+      SharedKvReads read;
+      CHECK_CUDA(cudaMemcpy(&read, reads.data(), sizeof read, cudaMemcpyDefault));
+      const double all = static_cast<double>(read.cached) + read.fetched + read.in_place;
+      const double missing = (read.fetched + read.in_place) / all;
+      bench.Report("fetch: rows",
+                   Text("%d rows of 512 B, %.0f%% cached", each * kKvHeads, 100 * (1 - missing)),
+                   seconds, missing * each * kKvHeads * static_cast<double>(kv.RowBytes()), true);
+    }
+  }
+}
+
+// Rows anywhere in an arena: beyond some GiB, looking up addresses costs more than the bus.
+void BenchFar(Bench& bench) {
+  if (!bench.Wants("far")) return;
+  constexpr int32_t kCopies = 16, kRowBytes = 512;
+  for (const size_t gib : {2, 48}) {
+    const size_t bytes = gib << 30;
+    const Buffer host = AllocatePinned(0, bytes);
+    if (host.data() == nullptr) {
+      std::printf("far: %zu GiB cannot be pinned\n", gib);
+      continue;
+    }
+    for (const int32_t rows : {2048, 16384, 131072}) {
+      std::vector<Memory<const std::byte*>> sources;
+      for (int copy = 0; copy < kCopies; ++copy) {
+        std::vector<const std::byte*> of_copy(rows);
+        for (const std::byte*& row : of_copy) {
+          row = static_cast<const std::byte*>(host.data()) +
+                HostRandom() % (bytes / kRowBytes) * kRowBytes;
+        }
+        std::sort(of_copy.begin(), of_copy.end());
+        sources.emplace_back(of_copy);
+      }
+      Memory<std::byte> target(int64_t{rows} * kRowBytes);
+      std::vector<std::byte*> targets_host(rows);
+      for (int32_t i = 0; i < rows; ++i) targets_host[i] = target.data() + int64_t{i} * kRowBytes;
+      const Memory<std::byte*> targets(targets_host);
+      const Memory<int32_t> count(std::vector<int32_t>{rows});
+      const double seconds = bench.Seconds(kCopies, kCopies, [&](int i, cudaStream_t stream) {
+        return GatherRows(sources[i].data(), targets.data(), count.data(), kRowBytes, kGatherBlocks,
+                          stream);
+      });
+      bench.Report("far: gather", Text("%d rows of %zu GiB", rows, gib), seconds,
+                   static_cast<double>(rows) * kRowBytes, true);
+    }
+  }
+}
+
+// What pinning host memory takes, by threads and pieces.
+void BenchPin(Bench& bench) {
+  if (!bench.Wants("pin")) return;
+  const size_t bytes = size_t{8} << 30;
+  const auto report = [&](const std::string& shape, auto make) {
+    const auto begin = std::chrono::steady_clock::now();
+    const bool made = make();
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+    bench.Report(made ? "pin" : "pin: refused", shape, seconds.count(), static_cast<double>(bytes),
+                 true);
+  };
+  Buffer memory;
+  // The first one also takes the pages from the system.
+  for (const int threads : {16, 1, 4, 16}) {
+    for (const size_t piece : {size_t{64} << 20, size_t{256} << 20, size_t{1} << 30}) {
+      if (threads < 16 && piece != size_t{256} << 20) continue;
+      report(Text("8 GiB, %d threads, pieces of %zu MiB", threads, piece >> 20), [&] {
+        memory = AllocatePinned(0, bytes, threads, piece);
+        return memory.data() != nullptr;
+      });
+      report(Text("8 GiB, %d threads, pieces of %zu MiB, undone", threads, piece >> 20), [&] {
+        memory = Buffer();
+        return true;
+      });
+    }
+  }
+  void* host = nullptr;
+  report("8 GiB, cudaHostAlloc",
+         [&] { return cudaHostAlloc(&host, bytes, cudaHostAllocDefault) == cudaSuccess; });
+  CHECK_CUDA(cudaFreeHost(host));
+}
+
 void BenchTopP(Bench& bench) {
   if (!bench.Wants("top-p")) return;
   constexpr int32_t n = 131072;
@@ -671,10 +810,10 @@ int Main(int argc, char** argv) {
     } else if (std::strcmp(argv[i], "--shape") == 0 && i + 1 < argc) {
       shape = argv[++i];
     } else {
-      std::fprintf(
-          stderr,
-          "usage: %s [--filter codes|encode|attend|gather|top-p|completion] [--shape TEXT]\n",
-          argv[0]);
+      std::fprintf(stderr,
+                   "usage: %s [--filter codes|encode|attend|gather|fetch|far|pin|top-p|completion] "
+                   "[--shape TEXT]\n",
+                   argv[0]);
       return 2;
     }
   }
@@ -685,6 +824,9 @@ int Main(int argc, char** argv) {
   BenchEncode(bench);
   BenchAttention(bench);
   BenchGather(bench);
+  BenchFetch(bench);
+  BenchFar(bench);
+  BenchPin(bench);
   BenchTopP(bench);
   BenchCompletion(bench);
   return 0;

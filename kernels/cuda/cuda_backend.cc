@@ -1,10 +1,12 @@
 #include "kernels/cuda/cuda_backend.h"
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
 #include "kernels/check.h"
 #include "kernels/cuda/cuda_backend_impl.h"
+#include "kernels/cuda/pinned_memory.h"
 #include "kernels/cuda/row_attention.h"
 
 namespace winnow::kernels {
@@ -19,6 +21,8 @@ namespace {
 // Of the device's memory, left to workspaces.
 constexpr int64_t kReserveBytes = int64_t{1} << 30;
 constexpr size_t kLeastStagingBytes = size_t{8} << 20;
+// From here on memory is pinned in pieces, by several threads.
+constexpr size_t kLeastPinnedBytes = size_t{1} << 30;
 
 std::string VersionOf(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
@@ -65,14 +69,14 @@ std::unique_ptr<CudaBackend> CudaBackend::Create(int device, std::string* why) {
                    ", CUDA " + VersionOf(runtime) + ")";
   backend->arithmetic_ = "cuda " + capability;
   backend->Good(cudaSetDevice(device), "cudaSetDevice");
-  backend->Good(cudaStreamCreateWithFlags(&backend->stream_, cudaStreamNonBlocking),
+  backend->Good(cudaStreamCreateWithFlags(&backend->bare_stream_, cudaStreamNonBlocking),
                 "cudaStreamCreate");
   // Runs a kernel: a device whose code this program does not have says so here.
   Buffer trial = backend->Allocate(256);
   if (!backend->failed() && trial.data() == nullptr) backend->failure_ = "no memory is left on it";
   if (!backend->failed()) {
     backend->Good(cuda::StateMasses(static_cast<const float*>(trial.data()), 1, 16,
-                                    static_cast<float*>(trial.data()) + 32, backend->stream_),
+                                    static_cast<float*>(trial.data()) + 32, backend->stream()),
                   "a first kernel");
   }
   if (backend->failed() || !backend->Synchronize()) {
@@ -83,10 +87,11 @@ std::unique_ptr<CudaBackend> CudaBackend::Create(int device, std::string* why) {
 }
 
 CudaBackend::~CudaBackend() {
-  if (stream_ != nullptr) {
-    cudaStreamSynchronize(stream_);
-    cudaStreamDestroy(stream_);
+  if (bare_stream_ != nullptr) {
+    cudaStreamSynchronize(bare_stream_);
+    cudaStreamDestroy(bare_stream_);
   }
+  if (ahead_stream_ != nullptr) cudaStreamDestroy(ahead_stream_);
 }
 
 std::string CudaBackend::Refusal(const KvLayout& layout, int32_t num_heads) const {
@@ -125,7 +130,7 @@ Buffer CudaBackend::Allocate(size_t size_bytes) {
     cudaGetLastError();  // no memory is an answer, not a failure
     return {};
   }
-  if (!Good(cudaMemsetAsync(data, 0, rounded, stream_), "clearing memory")) {
+  if (!Good(cudaMemsetAsync(data, 0, rounded, stream()), "clearing memory")) {
     cudaFree(data);
     return {};
   }
@@ -133,6 +138,7 @@ Buffer CudaBackend::Allocate(size_t size_bytes) {
 }
 
 Buffer CudaBackend::AllocateShared(size_t size_bytes) {
+  if (size_bytes >= kLeastPinnedBytes) return AllocatePinned(device_, size_bytes);
   void* data = nullptr;
   const size_t rounded = AlignUp(std::max<size_t>(size_bytes, 1), 256);
   if (cudaHostAlloc(&data, rounded, cudaHostAllocDefault) != cudaSuccess) {
@@ -144,26 +150,34 @@ Buffer CudaBackend::AllocateShared(size_t size_bytes) {
 }
 
 bool CudaBackend::Synchronize() {
+  SendSelections();
   selected_ = {};  // from here on the host may change it
-  return Good(cudaStreamSynchronize(stream_), "a kernel");
+  if (ahead_runs_) {
+    // What it reads was staged, too.
+    ahead_runs_ = false;
+    Good(cudaStreamSynchronize(ahead_stream_), "a kernel");
+  }
+  if (!Good(cudaStreamSynchronize(stream()), "a kernel")) return false;
+  TakeCounts();
+  return true;
 }
 
 void CudaBackend::BeginPass() {
   if (!Synchronize()) return;
-  staging_begin_ = staging_end_ = 0;
-  tables_.clear();
+  ClearStaging();
+  indexed_from_.clear();
 }
 
 void CudaBackend::CopyToHost(const void* device, void* host, size_t size_bytes) {
   if (failed()) return;
-  Good(cudaMemcpyAsync(host, device, size_bytes, cudaMemcpyDeviceToHost, stream_),
+  Good(cudaMemcpyAsync(host, device, size_bytes, cudaMemcpyDeviceToHost, stream()),
        "a copy to the host");
   static_cast<void>(Synchronize());
 }
 
 void CudaBackend::CopyToDevice(const void* host, void* device, size_t size_bytes) {
-  if (failed()) return;
-  Good(cudaMemcpyAsync(device, host, size_bytes, cudaMemcpyHostToDevice, stream_),
+  if (failed() || CopyIntoHostPool(host, device, size_bytes)) return;
+  Good(cudaMemcpyAsync(device, host, size_bytes, cudaMemcpyHostToDevice, stream()),
        "a copy to the device");
   static_cast<void>(Synchronize());
 }
@@ -188,7 +202,7 @@ bool CudaBackend::Prepare(Workspace& workspace, size_t size_bytes, const ZeroedP
   if (!Grow(workspace, size_bytes, what)) return false;
   if (workspace.shape == shape) return true;
   workspace.shape = shape;
-  return Good(cudaMemsetAsync(workspace.data() + part.offset, 0, part.size_bytes, stream_), what);
+  return Good(cudaMemsetAsync(workspace.data() + part.offset, 0, part.size_bytes, stream()), what);
 }
 
 // ---- descriptors ----
@@ -201,8 +215,7 @@ bool CudaBackend::BeginStaging(size_t size_bytes) {
   const Selection selected = selected_;
   if (!Synchronize()) return false;
   selected_ = selected;  // no host has looked at it
-  staging_begin_ = staging_end_ = 0;
-  tables_.clear();
+  ClearStaging();
   if (size_bytes <= pinned_.size_bytes()) return true;
   const size_t wanted = std::max(kLeastStagingBytes, 2 * size_bytes);
   pinned_ = Buffer();
@@ -215,13 +228,31 @@ bool CudaBackend::BeginStaging(size_t size_bytes) {
   return !failed();
 }
 
+void CudaBackend::ClearStaging() {
+  staging_begin_ = staging_end_ = 0;
+  tables_.clear();
+  staged_values_.clear();
+}
+
 std::byte* CudaBackend::StageBytes(const void* values, size_t size_bytes, size_t alignment) {
+  // A step says the same of each of its layers: what is there already is not sent again.
+  const std::string_view bytes(static_cast<const char*>(values), size_bytes);
+  const size_t hash = std::hash<std::string_view>()(bytes);
+  const auto [first, last] = staged_values_.equal_range(hash);
+  for (auto staged = first; staged != last; ++staged) {
+    const auto [offset, size] = staged->second;
+    if (size == size_bytes &&
+        std::memcmp(static_cast<std::byte*>(pinned_.data()) + offset, values, size) == 0) {
+      return static_cast<std::byte*>(staged_.data()) + offset;
+    }
+  }
   staging_end_ = AlignUp(staging_end_, std::max<size_t>(alignment, 16));
   WINNOW_CHECK(staging_end_ + size_bytes <= pinned_.size_bytes());
   if (size_bytes > 0) {
     std::memcpy(static_cast<std::byte*>(pinned_.data()) + staging_end_, values, size_bytes);
   }
   std::byte* on_device = static_cast<std::byte*>(staged_.data()) + staging_end_;
+  if (size_bytes > 0) staged_values_.emplace(hash, std::pair(staging_end_, size_bytes));
   staging_end_ += size_bytes;
   return on_device;
 }
@@ -230,7 +261,7 @@ bool CudaBackend::EndStaging() {
   if (staging_end_ == staging_begin_) return !failed();
   return Good(cudaMemcpyAsync(static_cast<std::byte*>(staged_.data()) + staging_begin_,
                               static_cast<std::byte*>(pinned_.data()) + staging_begin_,
-                              staging_end_ - staging_begin_, cudaMemcpyHostToDevice, stream_),
+                              staging_end_ - staging_begin_, cudaMemcpyHostToDevice, stream()),
               "descriptors");
 }
 
@@ -244,6 +275,11 @@ const int32_t* CudaBackend::StageTable(std::span<const int32_t> table, int64_t b
   return staged.on_device;
 }
 
+bool CudaBackend::IsSettled(const RetrievalQuery& query) const {
+  const auto indexed = indexed_from_.find(query.block_table.data());
+  return indexed != indexed_from_.end() && query.mid.last <= indexed->second;
+}
+
 const DeviceQuery* CudaBackend::StageQueries(std::span<const RetrievalQuery> queries,
                                              int32_t block_tokens, size_t more_bytes) {
   size_t bytes = queries.size() * sizeof(DeviceQuery) + 256 + more_bytes;
@@ -255,7 +291,7 @@ const DeviceQuery* CudaBackend::StageQueries(std::span<const RetrievalQuery> que
   for (const RetrievalQuery& query : queries) {
     queries_.push_back(
         {StageTable(query.block_table, BlocksOf(int64_t{query.position} + 1, block_tokens)),
-         query.row, query.position, query.mid, query.k, 0});
+         query.row, query.position, query.mid, query.k, IsSettled(query) ? 1 : 0});
   }
   return Stage(std::span<const DeviceQuery>(queries_));
 }
@@ -271,7 +307,10 @@ const DeviceKeySpan* CudaBackend::StageSpans(std::span<const KeySpan> spans, con
   if (!BeginStaging(bytes)) return nullptr;
   spans_.clear();
   for (const KeySpan& span : spans) {
-    // All KV lies in the device's memory here, so an index has its blocks where KV has them.
+    const auto [indexed, is_new] =
+        indexed_from_.try_emplace(span.block_table.data(), span.tokens.first);
+    if (!is_new) indexed->second = std::min(indexed->second, span.tokens.first);
+    // All KV has its own place here, so an index has its blocks where KV has them.
     WINNOW_CHECK(span.index_table.empty() || span.index_table.data() == span.block_table.data());
     spans_.push_back({StageTable(span.block_table, BlocksOf(span.tokens.last, layout.block_tokens)),
                       span.tokens});
@@ -311,7 +350,7 @@ const RowList* CudaBackend::StageLists(std::span<const RowList> lists, int32_t* 
   const size_t bytes = static_cast<size_t>(last - first) * sizeof(first[0]);
   if (!Grow(addresses_, std::max<size_t>(bytes, 1), "addresses of rows")) return nullptr;
   if (bytes > 0 &&
-      !Good(cudaMemcpyAsync(addresses_.data(), first, bytes, cudaMemcpyHostToDevice, stream_),
+      !Good(cudaMemcpyAsync(addresses_.data(), first, bytes, cudaMemcpyHostToDevice, stream()),
             "addresses of rows")) {
     return nullptr;
   }

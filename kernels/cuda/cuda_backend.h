@@ -7,6 +7,9 @@
 // Calls only enqueue; the host waits in Synchronize, CopyToHost, CopyToDevice, MeasureSelection, and
 // where a pass begins. What a call is given by value or by span is copied before it returns.
 //
+// A decode step's small operations may wait for the ones that follow, so that they become one launch
+// (HeldBack below); nobody sees it, as whatever could has them done first.
+//
 // Promises. Batch invariance: matrix products, attention and selection have one order of summation
 // each, fixed by the row's own inputs (matmul.h, dense_attention.h, row_attention.h, logit_select.h),
 // so a row's result does not depend on how many rows are in the call nor on how a prompt was cut.
@@ -30,7 +33,11 @@
 #include "kernels/backend.h"
 #include "kernels/cuda/completion.h"
 #include "kernels/cuda/device_types.h"
+#include "kernels/cuda/hash_encode.h"
+#include "kernels/cuda/host_kv.h"
 #include "kernels/cuda/layer_ops.h"
+#include "kernels/cuda/matmul.h"
+#include "kernels/cuda/row_attention.h"
 
 namespace winnow::kernels::cuda {
 
@@ -50,6 +57,9 @@ class CudaBackend final : public Backend {
   int64_t AvailableBytes() const override;
   Buffer Allocate(size_t size_bytes) override;
   Buffer AllocateShared(size_t size_bytes) override;
+  SharedKvSizes SizeSharedKv(const SharedKvShape& shape) const override;
+  std::unique_ptr<SharedKv> ShareKv(const SharedKvShape& shape, std::span<std::byte* const> pools,
+                                    std::string* why) override;
   void BeginPass() override;
   bool Synchronize() override;
   std::string failure() const override { return failure_; }
@@ -69,6 +79,13 @@ class CudaBackend final : public Backend {
   void Attend(const Tensor& q, std::span<const AttentionChunk> chunks, const void* pool,
               const KvLayout& layout, float scale, const Tensor& out) override;
   void SiluMul(const Tensor& gate_up, const Tensor& out) override;
+  void NormMatmul(const Tensor& x, const float* weight, float eps, const PackedMatrix& w,
+                  const Tensor& normed, const Tensor& y, const MatmulEpilogue& epilogue) override;
+  void SiluMatmul(const Tensor& gate_up, const PackedMatrix& w, const Tensor& activated,
+                  const Tensor& y, const MatmulEpilogue& epilogue) override;
+  void RopeAndWriteKv(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cos_sin,
+                      std::span<const AttentionChunk> chunks, void* pool,
+                      const KvLayout& layout) override;
   std::unique_ptr<PackedEncoder> PackEncoder(const EncoderWeights& weights) override;
   std::unique_ptr<PackedFeatureMap> PackFeatureMap(const FeatureMapWeights& weights) override;
   void EncodeKeys(std::span<const KeySpan> spans, const void* pool, const KvLayout& layout,
@@ -95,7 +112,7 @@ class CudaBackend final : public Backend {
                   float* states) override;
   bool AttendChosen(const Tensor& q, std::span<const RetrievalQuery> queries,
                     const Selection& chosen, const void* pool, const KvLayout& layout, float scale,
-                    float* states) override;
+                    const Tensor& out) override;
   void ExtendSummaries(std::span<const SummaryExtension> extensions, const void* pool,
                        const KvLayout& layout, const PackedFeatureMap& key_map) override;
   void CompleteStates(const Tensor& q, std::span<const RetrievalQuery> queries,
@@ -110,6 +127,8 @@ class CudaBackend final : public Backend {
                         SelectionQuality* quality) override;
 
  private:
+  friend class HostKv;
+
   // What one call site needs beside its operands; grows, and then stays.
   struct Workspace {
     Buffer memory;
@@ -131,7 +150,7 @@ class CudaBackend final : public Backend {
 
   // Descriptors on their way: BeginStaging makes room, Stage puts values into pinned memory and gives
   // their address on the device, EndStaging sends them. Values stay until the next pass, or until the
-  // room is used up.
+  // room is used up, and are sent once in that time.
   bool BeginStaging(size_t size_bytes);
   std::byte* StageBytes(const void* values, size_t size_bytes, size_t alignment);
   template <typename T>
@@ -139,33 +158,88 @@ class CudaBackend final : public Backend {
     return reinterpret_cast<T*>(StageBytes(values.data(), values.size_bytes(), alignof(T)));
   }
   bool EndStaging();
+  void ClearStaging();
   // The first `blocks` of a table; sent once in a pass.
   const int32_t* StageTable(std::span<const int32_t> table, int64_t blocks);
   static size_t TableBytes(int64_t blocks) { return static_cast<size_t>(blocks) * 4 + 16; }
   const DeviceQuery* StageQueries(std::span<const RetrievalQuery> queries, int32_t block_tokens,
                                   size_t more_bytes = 0);
+  // Whether the indexes of the sequence's mid were made before this pass began. Only known of sequences
+  // that are indexed in it.
+  bool IsSettled(const RetrievalQuery& query) const;
   const DeviceKeySpan* StageSpans(std::span<const KeySpan> spans, const KvLayout& layout,
                                   int32_t* max_tokens);
   const DeviceChunk* StageChunks(std::span<const AttentionChunk> chunks, const KvLayout& layout);
   const RowList* StageLists(std::span<const RowList> lists, int32_t* max_rows);
 
+  // The stream, after what was held back has been asked for: every operation that asks for something
+  // takes it from here.
+  cudaStream_t stream() {
+    if (held_back_ != HeldBack::kNothing) ReleaseHeldBack();
+    return bare_stream_;
+  }
+  // A decode step's rotation and the encoding of its keys wait for the encoding of its queries, which
+  // follows at once: the three are one launch. Anything else that comes in between lets them go alone.
+  enum class HeldBack : uint8_t { kNothing, kRotation, kRotationAndKeys };
+  void ReleaseHeldBack();
+
+  // Makes a product's left operand, in order, at `ordered`.
+  template <typename Order>
+  bool MatmulOf(int64_t m, const DeviceWeights& weights, const Tensor& y,
+                const MatmulEpilogue& epilogue, Order order);
+
   // A selection on the device; sent there if it is not. counts null: the device has failed.
   Selection SelectionToRead(const Selection& chosen, size_t queries);
-  void AttendLists(const Tensor& q, int32_t num_queries, int32_t max_rows,
-                   const DeviceQuery* queries, const RowList* lists, const KvLayout& layout,
-                   float scale, float* states);
-  // A selection is made in the device's memory and copied to the host's.
-  Selection SelectionOnDevice(const Selection& chosen, size_t queries);
-  void CopySelection(const Selection& on_device, const Selection& chosen, size_t queries);
+  bool PrepareRows(const RowAttentionShape& shape);
+  // A selection is made in the device's memory, and copied to the host's when the host waits: its
+  // counts with those of all since then, its tokens unless a later selection went to the same place.
+  Selection NewSelection(const Selection& chosen, size_t queries);
+  void NoteSelection(const Selection& on_device, const Selection& chosen, size_t queries);
   bool HasOnDevice(const Selection& chosen, size_t queries) const;
+  // The same where the pool lies on the device.
+  void AttendDevice(const Tensor& q, std::span<const AttentionChunk> chunks, const void* pool,
+                    const KvLayout& layout, float scale, const Tensor& out);
+  void SendTokens();
+  void SendSelections();
+  void TakeCounts();
   void AttendChunks(const Tensor& q, std::span<const AttentionChunk> chunks, bool few,
                     const void* pool, const KvLayout& layout, float scale, const Tensor& out);
   bool Extend(std::span<const DeviceExtension> extensions, const void* pool, const KvLayout& layout,
               const DeviceFeatureMap& key_map);
 
+  // ---- KV in pinned host memory (cuda_backend_host_kv.cc) ----
+  // The layer whose KV begins at this address; null: it lies on the device.
+  HostPool* HostPoolOf(const void* pool) const;
+  void WriteHostKv(HostPool& pool, const Tensor& k, const Tensor& v,
+                   std::span<const AttentionChunk> chunks, const KvLayout& layout);
+  void AttendHost(const HostPool& pool, const Tensor& q, std::span<const AttentionChunk> chunks,
+                  const KvLayout& layout, float scale, const Tensor& out);
+  static void PlanArea(const HostKv& kv, std::span<const AttentionChunk> chunks, size_t first,
+                       bool old_only, std::vector<int32_t>& blocks,
+                       std::vector<AttentionChunk>& staged);
+  bool Bring(const HostPool& pool, std::span<const int32_t> blocks, std::span<const int32_t> there,
+             int area, bool ahead);
+  void BringAhead(const HostPool& pool, std::span<const AttentionChunk> chunks, size_t next,
+                  int area);
+  void AttendHostChosen(HostPool& pool, const Tensor& q, std::span<const RetrievalQuery> queries,
+                        const Selection& chosen, const KvLayout& layout, float scale,
+                        const Tensor& out);
+  // False: it is no such pool.
+  bool CopyIntoHostPool(const void* host, void* pool, size_t size_bytes);
+  void Forget(HostPool& pool);
+  HeldBack held_back_ = HeldBack::kNothing;
+  TokenArgs held_tokens_;                        // all but what is of the queries' encoding
+  const DeviceEncoder* held_encoder_ = nullptr;  // of keys
+  const DeviceKeySpan* held_spans_ = nullptr;
+  struct HeldRow {
+    int32_t row = 0, position = 0;
+  };
+  std::vector<HeldRow> held_rows_;  // of the chunks
+  int32_t held_most_ = 0;           // tokens of a chunk
+
   std::string name_, arithmetic_, failure_;
   int device_ = 0;
-  cudaStream_t stream_ = nullptr;
+  cudaStream_t bare_stream_ = nullptr;  // use stream()
 
   Buffer pinned_, staged_;  // of descriptors, the same size
   size_t staging_begin_ = 0, staging_end_ = 0;
@@ -173,21 +247,39 @@ class CudaBackend final : public Backend {
     const int32_t* on_device = nullptr;
     int64_t blocks = 0;
   };
-  std::unordered_map<const int32_t*, StagedTable> tables_;  // by the host's address
+  std::unordered_map<const int32_t*, StagedTable> tables_;    // by the host's address
+  std::unordered_map<const int32_t*, int32_t> indexed_from_;  // in this pass, by block table
+  std::unordered_multimap<size_t, std::pair<size_t, size_t>>
+      staged_values_;  // by hash: where, bytes
 
-  Workspace matmul_, dense_, codes_, bounds_, logits_, prune_, rows_, addresses_, resolved_,
-      extend_, complete_, selection_, masses_, quality_, pack_;
-  // Whose selection lies in selection_; tokens null: nobody's.
-  Selection selected_;
+  std::unordered_map<const void*, HostPool*> host_pools_;  // by where they begin
+  cudaStream_t ahead_stream_ = nullptr;                    // on which blocks are brought ahead
+  bool ahead_runs_ = false;                                // since the host last waited
+  Workspace fetched_;                                      // lists and addresses of rows
+
+  Workspace matmul_, dense_, codes_, bounds_, logits_, prune_, rows_, addresses_, extend_,
+      complete_, selection_, masses_, quality_, pack_;
+  // Whose selection lies in selection_ (and its counts in counts_); tokens null: nobody's.
+  Selection selected_, selected_on_device_;
   size_t selected_queries_ = 0;
+  bool tokens_sent_ = true;
+  // Counts of the selections since the host last waited, on the device and on their way from it.
+  struct CountsOnTheirWay {
+    int32_t* to = nullptr;
+    size_t first = 0, count = 0;
+  };
+  Buffer counts_, arrived_counts_;
+  size_t counts_end_ = 0;
+  std::vector<CountsOnTheirWay> counts_on_their_way_;
   // Of a call; kept for their memory.
   std::vector<DeviceQuery> queries_;
   std::vector<DeviceKeySpan> spans_;
   std::vector<DeviceChunk> chunks_;
-  std::vector<AttentionChunk> few_, many_;
+  std::vector<AttentionChunk> few_, many_, staged_chunks_;
   std::vector<RowList> lists_;
   std::vector<DeviceExtension> extensions_;
-  std::vector<int32_t> numbers_;
+  std::vector<int32_t> numbers_, area_blocks_;
+  std::vector<BlockMove> moves_;
 };
 
 }  // namespace winnow::kernels::cuda

@@ -63,9 +63,9 @@ std::unique_ptr<PackedMatrix> CudaBackend::Pack(std::span<const HostMatrix> part
       const int64_t count = std::min(at_once, part.rows - first);
       if (!Grow(pack_, count * row_bytes, "weights on their way")) return nullptr;
       Good(cudaMemcpyAsync(pack_.data(), RowOf(part, first), count * row_bytes,
-                           cudaMemcpyHostToDevice, stream_),
+                           cudaMemcpyHostToDevice, stream()),
            "weights");
-      Good(PackRows(pack_.data(), part.dtype, row, count, weights, stream_), "weights");
+      Good(PackRows(pack_.data(), part.dtype, row, count, weights, stream()), "weights");
       row += count;
     }
   }
@@ -80,8 +80,46 @@ void CudaBackend::Matmul(const Tensor& x, const PackedMatrix& w, const Tensor& y
   if (!Grow(matmul_, MatmulWorkspaceBytes(x.rows, weights), "a matrix product")) return;
   Good(cuda::Matmul(
            {x.f32(), x.stride, x.rows, y.f32(), y.stride, epilogue.bias, epilogue.accumulate},
-           weights, matmul_.data(), stream_),
+           weights, matmul_.data(), stream()),
        "a matrix product");
+}
+
+// Whether it did: products that are exact take no operand in order.
+template <typename Order>
+bool CudaBackend::MatmulOf(int64_t m, const DeviceWeights& weights, const Tensor& y,
+                           const MatmulEpilogue& epilogue, Order order) {
+  if (weights.way != DeviceWeights::Way::kTensor) return false;
+  WINNOW_CHECK(y.cols == weights.out && y.rows >= m);
+  if (Grow(matmul_, OrderedBytes(m, weights.in), "a matrix product") &&
+      Good(order(matmul_.data()), "a product's operand")) {
+    Good(cuda::MatmulOrdered({nullptr, 0, m, y.f32(), y.stride, epilogue.bias, epilogue.accumulate},
+                             weights, matmul_.data(), stream()),
+         "a matrix product");
+  }
+  return true;
+}
+
+void CudaBackend::NormMatmul(const Tensor& x, const float* weight, float eps, const PackedMatrix& w,
+                             const Tensor& normed, const Tensor& y,
+                             const MatmulEpilogue& epilogue) {
+  const DeviceWeights& weights = static_cast<const CudaPackedMatrix&>(w).device();
+  WINNOW_CHECK(x.cols == weights.in);
+  if (!MatmulOf(x.rows, weights, y, epilogue, [&](void* ordered) {
+        return RmsNormOrdered(MatrixOf(x), weight, eps, ordered, stream());
+      })) {
+    Backend::NormMatmul(x, weight, eps, w, normed, y, epilogue);
+  }
+}
+
+void CudaBackend::SiluMatmul(const Tensor& gate_up, const PackedMatrix& w, const Tensor& activated,
+                             const Tensor& y, const MatmulEpilogue& epilogue) {
+  const DeviceWeights& weights = static_cast<const CudaPackedMatrix&>(w).device();
+  WINNOW_CHECK(gate_up.cols == 2 * weights.in);
+  if (!MatmulOf(gate_up.rows, weights, y, epilogue, [&](void* ordered) {
+        return SiluMulOrdered(MatrixOf(gate_up), ordered, stream());
+      })) {
+    Backend::SiluMatmul(gate_up, w, activated, y, epilogue);
+  }
 }
 
 void CudaBackend::EmbedRows(const HostMatrix& table, std::span<const int32_t> ids,
@@ -109,20 +147,20 @@ void CudaBackend::EmbedRows(const HostMatrix& table, std::span<const int32_t> id
     Good(cuda::EmbedRows(
              rows, table.dtype, numbers,
              MatrixOf(out.RowRange(static_cast<int64_t>(first), static_cast<int64_t>(count))),
-             stream_),
+             stream()),
          "embedding");
   }
 }
 
 void CudaBackend::RmsNorm(const Tensor& x, const float* weight, float eps, const Tensor& out) {
   if (failed()) return;
-  Good(cuda::RmsNorm(MatrixOf(x), weight, eps, MatrixOf(out.RowRange(0, x.rows)), stream_),
+  Good(cuda::RmsNorm(MatrixOf(x), weight, eps, MatrixOf(out.RowRange(0, x.rows)), stream()),
        "a norm");
 }
 
 void CudaBackend::RmsNormHeads(const Tensor& x, int32_t head_dim, const float* weight, float eps) {
   if (failed()) return;
-  Good(cuda::RmsNormHeads(MatrixOf(x), head_dim, weight, eps, stream_), "a norm of heads");
+  Good(cuda::RmsNormHeads(MatrixOf(x), head_dim, weight, eps, stream()), "a norm of heads");
 }
 
 void CudaBackend::RopeTable(std::span<const int32_t> positions, std::span<const float> inv_freq,
@@ -134,13 +172,13 @@ void CudaBackend::RopeTable(std::span<const int32_t> positions, std::span<const 
   const float* of_freq = Stage(inv_freq);
   if (!EndStaging()) return;
   Good(cuda::RopeTable(of_positions, of_freq, static_cast<int32_t>(inv_freq.size()), scale,
-                       MatrixOf(cos_sin.RowRange(0, rows)), stream_),
+                       MatrixOf(cos_sin.RowRange(0, rows)), stream()),
        "the rotation table");
 }
 
 void CudaBackend::Rope(const Tensor& x, int32_t head_dim, const Tensor& cos_sin) {
   if (failed()) return;
-  Good(cuda::Rope(MatrixOf(x), head_dim, MatrixOf(cos_sin), stream_), "rotation");
+  Good(cuda::Rope(MatrixOf(x), head_dim, MatrixOf(cos_sin), stream()), "rotation");
 }
 
 void CudaBackend::SiluMul(const Tensor& gate_up, const Tensor& out) {
@@ -148,26 +186,72 @@ void CudaBackend::SiluMul(const Tensor& gate_up, const Tensor& out) {
   for (int64_t first = 0; first < gate_up.rows && !failed(); first += kRows) {
     const int64_t count = std::min(kRows, gate_up.rows - first);
     Good(cuda::SiluMul(MatrixOf(gate_up.RowRange(first, count)),
-                       MatrixOf(out.RowRange(first, count)), stream_),
+                       MatrixOf(out.RowRange(first, count)), stream()),
          "silu");
   }
 }
 
 void CudaBackend::WriteKv(const Tensor& k, const Tensor& v, std::span<const AttentionChunk> chunks,
                           void* pool, const KvLayout& layout) {
+  if (HostPool* host = HostPoolOf(pool)) return WriteHostKv(*host, k, v, chunks, layout);
   int32_t most = 0;
   for (const AttentionChunk& chunk : chunks) most = std::max(most, chunk.num_tokens);
   const DeviceChunk* on_device = StageChunks(chunks, layout);
   if (on_device == nullptr) return;
   Good(cuda::WriteKv(MatrixOf(k), MatrixOf(v), on_device, static_cast<int32_t>(chunks.size()), most,
-                     pool, layout, stream_),
+                     pool, layout, stream()),
        "writing KV");
+}
+
+void CudaBackend::RopeAndWriteKv(const Tensor& q, const Tensor& k, const Tensor& v,
+                                 const Tensor& cos_sin, std::span<const AttentionChunk> chunks,
+                                 void* pool, const KvLayout& layout) {
+  if (HostPoolOf(pool) != nullptr) {
+    return Backend::RopeAndWriteKv(q, k, v, cos_sin, chunks, pool, layout);
+  }
+  int32_t most = 0;
+  for (const AttentionChunk& chunk : chunks) most = std::max(most, chunk.num_tokens);
+  const DeviceChunk* on_device = StageChunks(chunks, layout);
+  if (on_device == nullptr) return;
+  const auto count = static_cast<int32_t>(chunks.size());
+  static_cast<void>(stream());  // nothing is held back twice
+  held_tokens_ = {MatrixOf(q), MatrixOf(k), MatrixOf(v), MatrixOf(cos_sin),
+                  on_device,   count,       pool,        layout,
+                  nullptr,     {},          nullptr};
+  held_rows_.clear();
+  for (const AttentionChunk& chunk : chunks)
+    held_rows_.push_back({chunk.first_row, chunk.position});
+  held_most_ = most;
+  held_back_ = HeldBack::kRotation;
+  if (most > 1) ReleaseHeldBack();
+}
+
+void CudaBackend::ReleaseHeldBack() {
+  const HeldBack held_back = std::exchange(held_back_, HeldBack::kNothing);
+  if (failed()) return;
+  const TokenArgs& held = held_tokens_;
+  Good(cuda::RopeAndWriteKv(held.q, held.k, held.v, held.cos_sin, held.chunks, held.num_tokens,
+                            held_most_, held.pool, held.layout, bare_stream_),
+       "rotation and writing KV");
+  if (held_back == HeldBack::kRotation || failed()) return;
+  Good(cuda::EncodeKeys(*held_encoder_, held_spans_, held.num_tokens, 1, held.pool, held.layout,
+                        held.codes, held.code_layout, bare_stream_),
+       "codes of keys");
 }
 
 // ---- dense attention ----
 
 void CudaBackend::Attend(const Tensor& q, std::span<const AttentionChunk> chunks, const void* pool,
                          const KvLayout& layout, float scale, const Tensor& out) {
+  if (const HostPool* host = HostPoolOf(pool)) {
+    return AttendHost(*host, q, chunks, layout, scale, out);
+  }
+  AttendDevice(q, chunks, pool, layout, scale, out);
+}
+
+void CudaBackend::AttendDevice(const Tensor& q, std::span<const AttentionChunk> chunks,
+                               const void* pool, const KvLayout& layout, float scale,
+                               const Tensor& out) {
   few_.clear();
   many_.clear();
   for (const AttentionChunk& chunk : chunks) {
@@ -198,7 +282,7 @@ void CudaBackend::AttendChunks(const Tensor& q, std::span<const AttentionChunk> 
       return;
     }
     if (!Good(AttendDense(shape, q.f32(), q.stride, on_device, pool, scale, out.f32(), out.stride,
-                          dense_.data(), stream_),
+                          dense_.data(), stream()),
               "attention")) {
       return;
     }

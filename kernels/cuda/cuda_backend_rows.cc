@@ -7,7 +7,6 @@
 #include "kernels/cuda/completion.h"
 #include "kernels/cuda/cuda_backend_impl.h"
 #include "kernels/cuda/row_attention.h"
-#include "kernels/cuda/row_gather.h"
 
 namespace winnow::kernels::cuda {
 namespace {
@@ -38,46 +37,37 @@ void CudaBackend::AttendRows(const Tensor& q, std::span<const RetrievalQuery> qu
   int32_t max_rows = 0;
   const RowList* of_lists = StageLists(lists, &max_rows);
   if (of_lists == nullptr || !EndStaging()) return;
-  AttendLists(q, static_cast<int32_t>(queries.size()), max_rows, on_device, of_lists, layout, scale,
-              states);
+  const RowAttentionShape shape{static_cast<int32_t>(queries.size()), GroupOf(q, layout), layout,
+                                max_rows};
+  if (!PrepareRows(shape)) return;
+  Good(cuda::AttendRows(shape, q.f32(), q.stride, on_device, of_lists, scale, {.states = states},
+                        rows_.data(), stream()),
+       "attention over rows");
 }
 
 bool CudaBackend::AttendChosen(const Tensor& q, std::span<const RetrievalQuery> queries,
                                const Selection& chosen, const void* pool, const KvLayout& layout,
-                               float scale, float* states) {
+                               float scale, const Tensor& out) {
+  if (HostPool* host = HostPoolOf(pool)) {
+    AttendHostChosen(*host, q, queries, chosen, layout, scale, out);
+    return true;
+  }
   const DeviceQuery* on_device = StageQueries(queries, layout.block_tokens);
   if (on_device == nullptr || !EndStaging()) return true;
   const Selection selection = SelectionToRead(chosen, queries.size());
-  const int32_t capacity = MostAnchors(queries) + chosen.capacity;
-  const size_t lists = queries.size() * layout.kv_heads;
-  const size_t lists_bytes = AlignUp(lists * sizeof(RowList), 256);
-  if (failed() ||
-      !Grow(resolved_, lists_bytes + lists * capacity * sizeof(void*), "addresses of rows")) {
-    return true;
-  }
-  auto* of_lists = reinterpret_cast<RowList*>(resolved_.data());
-  const auto count = static_cast<int32_t>(queries.size());
-  if (Good(ResolveRows(on_device, count, selection, pool, layout, capacity,
-                       reinterpret_cast<const std::byte**>(resolved_.data() + lists_bytes),
-                       of_lists, stream_),
-           "addresses of rows")) {
-    AttendLists(q, count, capacity, on_device, of_lists, layout, scale, states);
-  }
+  const RowAttentionShape shape{static_cast<int32_t>(queries.size()), GroupOf(q, layout), layout,
+                                MostAnchors(queries) + chosen.capacity};
+  if (!PrepareRows(shape)) return true;
+  Good(cuda::AttendChosen(shape, q.f32(), q.stride, on_device, selection, pool, scale,
+                          {.out = out.f32(), .out_stride = out.stride}, rows_.data(), stream()),
+       "attention over rows");
   return true;
 }
 
-void CudaBackend::AttendLists(const Tensor& q, int32_t num_queries, int32_t max_rows,
-                              const DeviceQuery* queries, const RowList* lists,
-                              const KvLayout& layout, float scale, float* states) {
-  const RowAttentionShape shape{num_queries, GroupOf(q, layout), layout, max_rows};
-  if (!Prepare(rows_, RowAttentionWorkspaceBytes(shape), RowAttentionZeroedPart(shape),
-               {shape.num_queries, shape.group, layout.kv_heads, layout.head_dim, 1},
-               "attention over rows")) {
-    return;
-  }
-  Good(cuda::AttendRows(shape, q.f32(), q.stride, queries, lists, scale, {.states = states},
-                        rows_.data(), stream_),
-       "attention over rows");
+bool CudaBackend::PrepareRows(const RowAttentionShape& shape) {
+  return Prepare(rows_, RowAttentionWorkspaceBytes(shape), RowAttentionZeroedPart(shape),
+                 {shape.num_queries, shape.group, shape.layout.kv_heads, shape.layout.head_dim, 1},
+                 "attention over rows");
 }
 
 // ---- completion ----
@@ -121,7 +111,7 @@ bool CudaBackend::Extend(std::span<const DeviceExtension> extensions, const void
     if (!EndStaging() ||
         !Grow(extend_, ExtendSummariesWorkspaceBytes(count, tokens, key_map), "summaries") ||
         !Good(cuda::ExtendSummaries(on_device, count, tokens, pool, layout, key_map, extend_.data(),
-                                    stream_),
+                                    stream()),
               "summaries")) {
       return false;
     }
@@ -211,7 +201,7 @@ void CudaBackend::CompleteStates(const Tensor& q, std::span<const RetrievalQuery
     }
     Good(cuda::CompleteStates(shape, q.f32(), q.stride, on_device, of_lists, of_summaries, keys,
                               MapOf(query_map), states + static_cast<int64_t>(first) * state_floats,
-                              complete_.data(), stream_),
+                              complete_.data(), stream()),
          "completion");
     first += count;
   }
@@ -220,10 +210,10 @@ void CudaBackend::CompleteStates(const Tensor& q, std::span<const RetrievalQuery
 void CudaBackend::StateMasses(const float* states, int64_t count, int32_t head_dim, float* masses) {
   if (!Grow(masses_, static_cast<size_t>(count) * 4, "masses")) return;
   auto* on_device = reinterpret_cast<float*>(masses_.data());
-  Good(cuda::StateMasses(states, count, head_dim, on_device, stream_), "masses");
+  Good(cuda::StateMasses(states, count, head_dim, on_device, stream()), "masses");
   if (failed()) return;
   Good(cudaMemcpyAsync(masses, on_device, static_cast<size_t>(count) * 4, cudaMemcpyDeviceToHost,
-                       stream_),
+                       stream()),
        "masses");
 }
 
@@ -233,7 +223,7 @@ void CudaBackend::FinishStates(std::span<const RetrievalQuery> queries, const fl
   if (on_device == nullptr || !EndStaging()) return;
   Good(cuda::FinishStates(states, on_device, static_cast<int32_t>(queries.size()),
                           static_cast<int32_t>(out.cols / head_dim), head_dim, out.f32(),
-                          out.stride, stream_),
+                          out.stride, stream()),
        "attention over rows");
 }
 

@@ -17,6 +17,8 @@ namespace {
 
 // Shapes grow in such steps, so that a sequence's next token does not make a new one.
 constexpr int32_t kShapeTokens = 8192;
+// Of the counts of selections: those of all layers of a step, so that the host need not wait in it.
+constexpr size_t kLeastCountsBytes = size_t{1} << 20;
 
 int32_t RoundUp(int32_t value, int32_t unit) {
   return static_cast<int32_t>(std::min<int64_t>(CeilDiv(value, unit) * unit, INT32_MAX));
@@ -60,8 +62,22 @@ void CudaBackend::EncodeKeys(std::span<const KeySpan> spans, const void* pool,
   int32_t most = 0;
   const DeviceKeySpan* on_device = StageSpans(spans, layout, &most);
   if (on_device == nullptr) return;
+  const auto is_held = [&](const KeySpan& span) {
+    const size_t i = &span - spans.data();
+    return span.tokens == TokenRange{held_rows_[i].position, held_rows_[i].position + 1};
+  };
+  if (held_back_ == HeldBack::kRotation && pool == held_tokens_.pool &&
+      code_layout.block_tokens == layout.block_tokens && spans.size() == held_rows_.size() &&
+      std::all_of(spans.begin(), spans.end(), is_held)) {
+    held_tokens_.codes = codes;
+    held_tokens_.code_layout = code_layout;
+    held_encoder_ = &EncoderOf(encoder);
+    held_spans_ = on_device;
+    held_back_ = HeldBack::kRotationAndKeys;
+    return;
+  }
   Good(cuda::EncodeKeys(EncoderOf(encoder), on_device, static_cast<int32_t>(spans.size()), most,
-                        pool, layout, codes, code_layout, stream_),
+                        pool, layout, codes, code_layout, stream()),
        "codes of keys");
 }
 
@@ -71,7 +87,7 @@ void CudaBackend::BoundKeys(std::span<const KeySpan> spans, const void* pool,
   const DeviceKeySpan* on_device = StageSpans(spans, layout, &most);
   if (on_device == nullptr) return;
   Good(cuda::BoundKeys(on_device, static_cast<int32_t>(spans.size()), most, pool, layout, bounds,
-                       stream_),
+                       stream()),
        "bounds of pages");
 }
 
@@ -81,41 +97,91 @@ void CudaBackend::QuantizeKeys(std::span<const KeySpan> spans, const void* pool,
   const DeviceKeySpan* on_device = StageSpans(spans, layout, &most);
   if (on_device == nullptr) return;
   Good(cuda::QuantizeKeys(on_device, static_cast<int32_t>(spans.size()), most, pool, layout,
-                          int4_keys, stream_),
+                          int4_keys, stream()),
        "four-bit keys");
 }
 
 // ---- selection ----
 
-Selection CudaBackend::SelectionOnDevice(const Selection& chosen, size_t queries) {
-  const size_t lists = queries * chosen.kv_heads;
-  const size_t counts_bytes = AlignUp(lists * 4, 256);
-  if (!Grow(selection_, counts_bytes + lists * chosen.capacity * 4, "a selection")) return {};
-  return {chosen.kv_heads, chosen.capacity, reinterpret_cast<int32_t*>(selection_.data()),
-          reinterpret_cast<int32_t*>(selection_.data() + counts_bytes)};
+Selection CudaBackend::NewSelection(const Selection& chosen, size_t queries) {
+  const size_t lists = queries * chosen.kv_heads, tokens = lists * chosen.capacity;
+  const size_t before = selected_queries_ * selected_.kv_heads * selected_.capacity;
+  if (selected_.tokens != nullptr && !tokens_sent_ &&
+      (chosen.tokens > selected_.tokens || chosen.tokens + tokens < selected_.tokens + before)) {
+    SendTokens();  // somebody else's
+  }
+  selected_ = {};
+  tokens_sent_ = true;
+  if (counts_end_ + lists > counts_.size_bytes() / 4) {
+    if (!Synchronize()) return {};  // takes those that are on their way
+    if (lists > counts_.size_bytes() / 4) {
+      const size_t bytes = std::max(kLeastCountsBytes, 8 * lists);
+      counts_ = Buffer();
+      arrived_counts_ = Buffer();
+      counts_ = Allocate(bytes);
+      arrived_counts_ = AllocateShared(bytes);
+      if ((counts_.data() == nullptr || arrived_counts_.data() == nullptr) && !failed()) {
+        failure_ = "no memory for the counts of a selection";
+      }
+    }
+  }
+  if (failed() || !Grow(selection_, tokens * 4, "a selection")) return {};
+  const Selection selection{chosen.kv_heads, chosen.capacity,
+                            static_cast<int32_t*>(counts_.data()) + counts_end_,
+                            reinterpret_cast<int32_t*>(selection_.data())};
+  counts_end_ += lists;
+  return selection;
 }
 
-void CudaBackend::CopySelection(const Selection& on_device, const Selection& chosen,
+void CudaBackend::NoteSelection(const Selection& on_device, const Selection& chosen,
                                 size_t queries) {
-  const size_t lists = queries * chosen.kv_heads;
-  Good(cudaMemcpyAsync(chosen.counts, on_device.counts, lists * 4, cudaMemcpyDeviceToHost, stream_),
-       "a selection");
-  Good(cudaMemcpyAsync(chosen.tokens, on_device.tokens, lists * chosen.capacity * 4,
-                       cudaMemcpyDeviceToHost, stream_),
-       "a selection");
+  const auto first =
+      static_cast<size_t>(on_device.counts - static_cast<const int32_t*>(counts_.data()));
+  const size_t count = queries * chosen.kv_heads;
+  counts_on_their_way_.push_back({chosen.counts, first, count});
+  counts_end_ = std::max(counts_end_, first + count);
   selected_ = chosen;
+  selected_on_device_ = on_device;
   selected_queries_ = queries;
+  tokens_sent_ = false;
+}
+
+void CudaBackend::SendTokens() {
+  tokens_sent_ = true;
+  if (failed()) return;
+  Good(cudaMemcpyAsync(selected_.tokens, selected_on_device_.tokens,
+                       selected_queries_ * selected_.kv_heads * selected_.capacity * 4,
+                       cudaMemcpyDeviceToHost, stream()),
+       "a selection");
+}
+
+void CudaBackend::SendSelections() {
+  if (selected_.tokens != nullptr && !tokens_sent_) SendTokens();
+  if (failed() || counts_on_their_way_.empty()) return;
+  Good(cudaMemcpyAsync(arrived_counts_.data(), counts_.data(), counts_end_ * 4,
+                       cudaMemcpyDeviceToHost, stream()),
+       "a selection");
+}
+
+void CudaBackend::TakeCounts() {
+  const auto* arrived = static_cast<const int32_t*>(arrived_counts_.data());
+  for (const CountsOnTheirWay& counts : counts_on_their_way_) {
+    std::copy_n(arrived + counts.first, counts.count, counts.to);
+  }
+  counts_on_their_way_.clear();
+  counts_end_ = 0;
 }
 
 Selection CudaBackend::SelectionToRead(const Selection& chosen, size_t queries) {
-  const bool has = HasOnDevice(chosen, queries);
-  const Selection selection = SelectionOnDevice(chosen, queries);
-  if (has || failed()) return selection;
+  if (HasOnDevice(chosen, queries)) return selected_on_device_;
+  const Selection selection = NewSelection(chosen, queries);
+  if (failed()) return selection;
   const size_t lists = queries * chosen.kv_heads;
-  Good(cudaMemcpyAsync(selection.counts, chosen.counts, lists * 4, cudaMemcpyHostToDevice, stream_),
-       "a selection");
+  Good(
+      cudaMemcpyAsync(selection.counts, chosen.counts, lists * 4, cudaMemcpyHostToDevice, stream()),
+      "a selection");
   Good(cudaMemcpyAsync(selection.tokens, chosen.tokens, lists * chosen.capacity * 4,
-                       cudaMemcpyHostToDevice, stream_),
+                       cudaMemcpyHostToDevice, stream()),
        "a selection");
   return selection;
 }
@@ -131,10 +197,23 @@ void CudaBackend::EncodeQueries(const Tensor& q, std::span<const RetrievalQuery>
   const DeviceEncoder& of_queries = EncoderOf(encoder);
   const int32_t head_dim = of_queries.stages[0].in / of_queries.queries_per_input;
   const auto group = static_cast<int32_t>(q.cols / head_dim / of_queries.kv_heads);
+  const auto is_held = [&](const RetrievalQuery& query) {
+    const HeldRow& row = held_rows_[&query - queries.data()];
+    return query.row == row.row && query.position == row.position;
+  };
+  if (held_back_ == HeldBack::kRotationAndKeys && q.data == held_tokens_.q.data &&
+      group <= kTokenInputs * of_queries.queries_per_input && queries.size() == held_rows_.size() &&
+      std::all_of(queries.begin(), queries.end(), is_held)) {
+    held_back_ = HeldBack::kNothing;
+    held_tokens_.query_codes = codes;
+    Good(EncodeTokens(held_tokens_, *held_encoder_, of_queries, bare_stream_),
+         "rotation, KV and codes");
+    return;
+  }
   const DeviceQuery* on_device = StageQueries(queries, kNoTables);
   if (on_device == nullptr || !EndStaging()) return;
   Good(cuda::EncodeQueries(of_queries, on_device, static_cast<int32_t>(queries.size()), group,
-                           q.f32(), q.stride, head_dim, codes, stream_),
+                           q.f32(), q.stride, head_dim, codes, stream()),
        "codes of queries");
 }
 
@@ -147,7 +226,7 @@ void CudaBackend::SelectByCodes(std::span<const RetrievalQuery> queries, const v
                                  RoundUp(longest, kShapeTokens)};
   const DeviceQuery* on_device = StageQueries(queries, code_layout.block_tokens);
   if (on_device == nullptr || !EndStaging()) return;
-  const Selection selection = SelectionOnDevice(chosen, queries.size());
+  const Selection selection = NewSelection(chosen, queries.size());
   if (failed() ||
       !Prepare(codes_, HammingSelectWorkspaceBytes(shape), HammingSelectZeroedPart(shape),
                {shape.num_queries, group, code_layout.kv_heads, code_layout.bits,
@@ -156,9 +235,9 @@ void CudaBackend::SelectByCodes(std::span<const RetrievalQuery> queries, const v
     return;
   }
   if (Good(cuda::SelectByCodes(shape, on_device, query_codes, codes, selection, codes_.data(),
-                               stream_),
+                               stream()),
            "selection by codes")) {
-    CopySelection(selection, chosen, queries.size());
+    NoteSelection(selection, chosen, queries.size());
   }
 }
 
@@ -171,12 +250,12 @@ void CudaBackend::SelectByBounds(const Tensor& q, std::span<const RetrievalQuery
   }
   const DeviceQuery* on_device = StageQueries(queries, layout.block_tokens);
   if (on_device == nullptr || !EndStaging()) return;
-  const Selection selection = SelectionOnDevice(chosen, queries.size());
+  const Selection selection = NewSelection(chosen, queries.size());
   if (failed() || !Grow(bounds_, BoundSelectWorkspaceBytes(shape), "selection by bounds")) return;
   if (Good(cuda::SelectByBounds(shape, q.f32(), q.stride, on_device, bounds, selection,
-                                bounds_.data(), stream_),
+                                bounds_.data(), stream()),
            "selection by bounds")) {
-    CopySelection(selection, chosen, queries.size());
+    NoteSelection(selection, chosen, queries.size());
   }
 }
 
@@ -185,7 +264,7 @@ void CudaBackend::SelectByLogits(const Tensor& q, std::span<const RetrievalQuery
                                  const Selection& chosen) {
   const DeviceQuery* on_device = StageQueries(queries, layout.block_tokens);
   if (on_device == nullptr || !EndStaging()) return;
-  const Selection selection = SelectionOnDevice(chosen, queries.size());
+  const Selection selection = NewSelection(chosen, queries.size());
   for (size_t first = 0; first < queries.size() && !failed();) {
     LogitSelectShape shape{0, GroupOf(q, layout), layout, 0};
     while (first + shape.num_queries < queries.size()) {
@@ -196,12 +275,13 @@ void CudaBackend::SelectByLogits(const Tensor& q, std::span<const RetrievalQuery
       shape = wider;
     }
     if (!Grow(logits_, LogitSelectWorkspaceBytes(shape), "selection by logits")) return;
-    Good(cuda::SelectByLogits(shape, q.f32(), q.stride, on_device + first, pool, scale,
-                              selection.From(static_cast<int64_t>(first)), logits_.data(), stream_),
-         "selection by logits");
+    Good(
+        cuda::SelectByLogits(shape, q.f32(), q.stride, on_device + first, pool, scale,
+                             selection.From(static_cast<int64_t>(first)), logits_.data(), stream()),
+        "selection by logits");
     first += shape.num_queries;
   }
-  if (!failed()) CopySelection(selection, chosen, queries.size());
+  if (!failed()) NoteSelection(selection, chosen, queries.size());
 }
 
 void CudaBackend::PruneSelection(const Tensor& q, std::span<const RetrievalQuery> queries,
@@ -222,9 +302,9 @@ void CudaBackend::PruneSelection(const Tensor& q, std::span<const RetrievalQuery
     return;
   }
   if (Good(cuda::PruneSelection(shape, q.f32(), q.stride, on_device, int4_keys, scale, p, selection,
-                                selection, prune_.data(), stream_),
+                                selection, prune_.data(), stream()),
            "pruning")) {
-    CopySelection(selection, kept, queries.size());
+    NoteSelection(selection, kept, queries.size());
   }
 }
 
@@ -255,7 +335,7 @@ void CudaBackend::MeasureSelection(const Tensor& q, std::span<const RetrievalQue
   }
   auto* results = reinterpret_cast<SelectionQuality*>(quality_.data());
   if (Good(cuda::MeasureSelection(shape, most, q.f32(), q.stride, on_device, pool, scale, measured,
-                                  results, logits_.data(), stream_),
+                                  results, logits_.data(), stream()),
            "measuring")) {
     CopyToHost(results, quality, lists * sizeof(SelectionQuality));
   }

@@ -1,7 +1,8 @@
 // Mapping. The queries of a chunk that share a KV head are rows, token by token and of a token head by
 // head, 16 to an instruction. kInTurn: a block is 8 warps with 16 rows each over the same keys, which
 // are copied unit by unit into shared memory, the next while one is used. kSideBySide: a block is 16
-// rows and one split; of a unit each of its 4 warps scores 16 tokens, all hear of all scores through
+// rows and one split, or several in turn where there are more than run at once, so that copies do not
+// cease between them; of a unit each of its 4 warps scores 16 tokens, all hear of all scores through
 // shared memory and weigh them alike, and each adds up its own channels.
 //
 // The two must agree to the bit, so everything that rounds is written with the rounding in its name
@@ -9,10 +10,14 @@
 //
 // Lost (H100, d 128, G 4, 128K tokens of 8 KV heads): a single warp for a split's 16 rows. It waits for
 // each of its instructions in turn, and three of them on a multiprocessor read 0.9 TB/s.
+// Also lost (H200, the same shape): one stage in place of two and five blocks on a multiprocessor in
+// place of three, 189 us instead of 172 more for 128K tokens than for 8K; merging splits with every
+// share worked out in turn, 23 us of a layer of 128K tokens.
 #include <algorithm>
 
 #include "kernels/cuda/dense_attention.h"
 #include "kernels/cuda/device_math.cuh"
+#include "kernels/cuda/launch.cuh"
 
 namespace winnow::kernels::cuda {
 namespace {
@@ -37,6 +42,7 @@ struct Args {
   int64_t out_stride;
   float* parts;  // [chunks][tiles][Hkv][splits][16][d + 2]
   int32_t tiles, splits;
+  int32_t splits_per_block;
 };
 
 template <int kHeadDim>
@@ -51,33 +57,48 @@ constexpr int kUnitTiles = kDenseUnitTokens / 16;
 // Scores of a unit, by row: 8 floats more than there are, so that rows lie in different banks.
 constexpr int kScoreStride = kDenseUnitTokens + 8;
 
-// Copies a unit's rows; those from `visible` on become zeros. Each warp takes its share.
+// Where a warp's share of a unit's rows lies: a lane holds the address of every 32nd. Rows from
+// `visible` on are not there.
+template <int kHeadDim, int kWarps>
+struct UnitRows {
+  static constexpr int kRows = kDenseUnitTokens / kWarps;
+  static constexpr int kHeld = (kRows + kLanes - 1) / kLanes;
+  uint64_t held[kHeld];
+  int32_t first;
+
+  __device__ __forceinline__ UnitRows(const Args& args, const int32_t* table, const uint8_t* head,
+                                      int32_t unit, int32_t visible)
+      : first(unit * kDenseUnitTokens + static_cast<int32_t>(threadIdx.x) / kLanes * kRows) {
+    const int lane = threadIdx.x % kLanes;
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      const int32_t token = min(first + (i * kLanes + lane) % kRows, visible - 1);
+      const int32_t block = args.block_tokens.Divide(token);
+      held[i] = reinterpret_cast<uint64_t>(head + table[block] * args.block_bytes +
+                                           int64_t{token - block * args.block_tokens.divisor()} *
+                                               (4 * kHeadDim));
+    }
+  }
+  // Starts copying them; those that are not there become zeros.
+  __device__ __forceinline__ void Copy(int32_t visible, uint32_t shared) const {
+    constexpr int kPieces = kHeadDim / 4;  // of 16 bytes in a row
+    const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
+#pragma unroll
+    for (int i = 0; i < kRows * kPieces / kLanes; ++i) {
+      const int index = i * kLanes + lane;
+      const int row = index / kPieces, piece = index % kPieces;
+      const uint64_t from =
+          __shfl_sync(kFullMask, held[kHeld == 1 ? 0 : i / kPieces], row % kLanes);
+      CopyAsync16(shared + (warp * kRows + row) * PaddedRowBytes<kHeadDim>() + piece * 16,
+                  reinterpret_cast<const uint8_t*>(from) + piece * 16, first + row < visible);
+    }
+  }
+};
 template <int kHeadDim, int kWarps>
 __device__ __forceinline__ void StartUnit(const Args& args, const int32_t* table,
                                           const uint8_t* head, int32_t unit, int32_t visible,
                                           uint32_t shared) {
-  constexpr int kPieces = kHeadDim / 4;  // of 16 bytes in a row
-  constexpr int kRows = kDenseUnitTokens / kWarps;
-  constexpr int kHeld = (kRows + kLanes - 1) / kLanes;
-  const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
-  const int32_t first = unit * kDenseUnitTokens + warp * kRows;
-  uint64_t held[kHeld];
-#pragma unroll
-  for (int i = 0; i < kHeld; ++i) {
-    const int32_t token = min(first + (i * kLanes + lane) % kRows, visible - 1);
-    const int32_t block = args.block_tokens.Divide(token);
-    held[i] = reinterpret_cast<uint64_t>(head + table[block] * args.block_bytes +
-                                         int64_t{token - block * args.block_tokens.divisor()} *
-                                             (4 * kHeadDim));
-  }
-#pragma unroll
-  for (int i = 0; i < kRows * kPieces / kLanes; ++i) {
-    const int index = i * kLanes + lane;
-    const int row = index / kPieces, piece = index % kPieces;
-    const uint64_t from = __shfl_sync(kFullMask, held[kHeld == 1 ? 0 : i / kPieces], row % kLanes);
-    CopyAsync16(shared + (warp * kRows + row) * PaddedRowBytes<kHeadDim>() + piece * 16,
-                reinterpret_cast<const uint8_t*>(from) + piece * 16, first + row < visible);
-  }
+  UnitRows<kHeadDim, kWarps>(args, table, head, unit, visible).Copy(visible, shared);
 }
 
 // Largest score and sum of weights of a thread's rows, lane / 4 and 8 more, over a part of the keys. The
@@ -326,21 +347,38 @@ __global__ void __launch_bounds__(kSplitWarps* kLanes)
   const uint32_t shared = SharedAddress(shared4);
   constexpr uint32_t kStageBytes = kDenseUnitTokens * PaddedRowBytes<kHeadDim>();
   const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes, pair = lane % 4 * 2;
-  const auto kv_head = static_cast<int32_t>(blockIdx.y), split = static_cast<int32_t>(blockIdx.x);
+  const auto kv_head = static_cast<int32_t>(blockIdx.y);
   const int32_t tile = static_cast<int32_t>(blockIdx.z) % args.tiles;
   const DeviceChunk chunk = args.chunks[static_cast<int32_t>(blockIdx.z) / args.tiles];
   const int32_t num_rows = chunk.num_tokens * args.group.divisor();
   const int32_t first_row = tile * kWarpRows;
-  if (first_row >= num_rows) return;
+  LetNextStart();
+  if (first_row >= num_rows) return WaitForEarlier();
   const int32_t last_row = min(first_row + kWarpRows, num_rows) - 1;
   const int32_t visible = chunk.position + args.group.Divide(last_row) + 1;
-  const int32_t first_unit = split * kUnitsPerSplit;
+  const int32_t block_units = args.splits_per_block * kUnitsPerSplit;
+  const int32_t first_unit = static_cast<int32_t>(blockIdx.x) * block_units;
   const int32_t units =
-      min((visible + kDenseUnitTokens - 1) / kDenseUnitTokens, first_unit + kUnitsPerSplit);
-  if (first_unit >= units) return;
+      min((visible + kDenseUnitTokens - 1) / kDenseUnitTokens, first_unit + block_units);
+  if (first_unit >= units) return WaitForEarlier();
   const uint8_t* head = args.pool + kv_head * args.head_bytes;
-  StartUnit<kHeadDim, kSplitWarps>(args, chunk.block_table, head, first_unit, visible, shared);
+  // Rows come nearer while the queries are still being made. They are not read yet: this step's are
+  // among them.
+  constexpr int kLines = (4 * kHeadDim + 127) / 128;  // of a row
+  const int32_t last_token = min(visible, first_unit * kDenseUnitTokens + kDenseSplitTokens);
+  for (int32_t i = threadIdx.x; i < kDenseSplitTokens * kLines; i += kSplitWarps * kLanes) {
+    const int32_t token = first_unit * kDenseUnitTokens + i / kLines;
+    if (token >= last_token) break;
+    const int32_t block = args.block_tokens.Divide(token);
+    const uint8_t* row = head + chunk.block_table[block] * args.block_bytes +
+                         int64_t{token - block * args.block_tokens.divisor()} * (4 * kHeadDim);
+    PrefetchLine(row + i % kLines * 128);
+  }
+  WaitForEarlier();
+  using Rows = UnitRows<kHeadDim, kSplitWarps>;
+  Rows(args, chunk.block_table, head, first_unit, visible).Copy(visible, shared);
   CommitCopies();
+  Rows next(args, chunk.block_table, head, first_unit + 1, visible);
   int32_t sees[2];
   int64_t at[2];
   uint32_t q[kHeadDim / 16][4];
@@ -349,11 +387,37 @@ __global__ void __launch_bounds__(kSplitWarps* kLanes)
   float o[2 * kMine][4];
   RowSums sums;
   Clear(o);
+  const auto end_split = [&](int32_t split) {
+    sums.Join();
+    const int64_t place = (int64_t{blockIdx.z} * args.kv_heads + kv_head) * args.splits + split;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (sees[r] == 0) continue;
+      float* part = args.parts + (place * kWarpRows + lane / 4 + 8 * r) * (kHeadDim + 2);
+#pragma unroll
+      for (int i = 0; i < kMine; ++i) {
+        const int channels = warp + kSplitWarps * i;
+        if (channels >= kPairs) break;
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+          part[channels * 16 + n * 8 + pair] = o[2 * i + n][2 * r];
+          part[channels * 16 + n * 8 + pair + 1] = o[2 * i + n][2 * r + 1];
+        }
+      }
+      if (warp == 0 && pair == 0) {
+        part[kHeadDim] = sums.max[r];
+        part[kHeadDim + 1] = sums.sum[r];
+      }
+    }
+    sums = RowSums();
+    Clear(o);
+  };
   for (int32_t unit = first_unit; unit < units; ++unit) {
     const uint32_t here = shared + (unit - first_unit) % 2 * kStageBytes;
     if (unit + 1 < units) {
-      StartUnit<kHeadDim, kSplitWarps>(args, chunk.block_table, head, unit + 1, visible,
-                                       shared + (unit + 1 - first_unit) % 2 * kStageBytes);
+      next.Copy(visible, shared + (unit + 1 - first_unit) % 2 * kStageBytes);
+      // Of the unit after, so that its copy need not wait for the table.
+      next = Rows(args, chunk.block_table, head, unit + 2, visible);
     }
     CommitCopies();
     WaitForCopies<1>();
@@ -394,67 +458,92 @@ __global__ void __launch_bounds__(kSplitWarps* kLanes)
       AddValues(weights, keep, values_at + channels * 32, PaddedRowBytes<kHeadDim>(), o[2 * i],
                 o[2 * i + 1]);
     }
+    if (unit + 1 == units || (unit + 1) % kUnitsPerSplit == 0) end_split(unit / kUnitsPerSplit);
     __syncthreads();
-  }
-  sums.Join();
-  const int64_t place = (int64_t{blockIdx.z} * args.kv_heads + kv_head) * args.splits + split;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    float* part = args.parts + (place * kWarpRows + lane / 4 + 8 * r) * (kHeadDim + 2);
-#pragma unroll
-    for (int i = 0; i < kMine; ++i) {
-      const int channels = warp + kSplitWarps * i;
-      if (channels >= kPairs) break;
-#pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        part[channels * 16 + n * 8 + pair] = o[2 * i + n][2 * r];
-        part[channels * 16 + n * 8 + pair + 1] = o[2 * i + n][2 * r + 1];
-      }
-    }
-    if (warp == 0 && pair == 0) {
-      part[kHeadDim] = sums.max[r];
-      part[kHeadDim + 1] = sums.sum[r];
-    }
   }
 }
 
-// A block merges the splits of one row; a thread is a channel.
-__global__ void MergeSplitsKernel(const __grid_constant__ Args args, int32_t head_dim) {
+// A block merges the splits of one row, from left to right; a thread is a channel. What a split and
+// those before it count for follows from the largest score so far, which is found for all splits side by
+// side: only multiply-adds are left to do one after the other. A split that weighs nothing is left out.
+constexpr int kMergeThreads = 128;
+constexpr int kMergeSplits = 4 * kMergeThreads;  // at a time
+constexpr float kLeftOut = -1.0f;
+
+__global__ void __launch_bounds__(kMergeThreads)
+    MergeSplitsKernel(const __grid_constant__ Args args, int32_t head_dim) {
+  LetNextStart();
+  __shared__ float lefts[kMergeSplits], rights[kMergeSplits], right_sums[kMergeSplits];
+  __shared__ float warp_max[kMergeThreads / kLanes];
   const int32_t chunk_index = static_cast<int32_t>(blockIdx.z) / args.tiles;
   const int32_t tile = static_cast<int32_t>(blockIdx.z) % args.tiles;
   const auto kv_head = static_cast<int32_t>(blockIdx.y);
   const DeviceChunk chunk = args.chunks[chunk_index];
   const int32_t group = args.group.divisor();
   const int32_t row = tile * kWarpRows + static_cast<int32_t>(blockIdx.x);
+  WaitForEarlier();
   if (row >= chunk.num_tokens * group) return;
   const int32_t token = args.group.Divide(row);
   const int32_t splits = (chunk.position + token + 1 + kDenseSplitTokens - 1) / kDenseSplitTokens;
-  const int32_t c = static_cast<int32_t>(threadIdx.x);
-  if (c >= head_dim) return;
+  const auto c = static_cast<int32_t>(threadIdx.x);
+  const int warp = c / kLanes, lane = c % kLanes;
   const int64_t place = (int64_t{blockIdx.z} * args.kv_heads + kv_head) * args.splits;
   const int64_t next = int64_t{kWarpRows} * (head_dim + 2);
   const float* part = args.parts + place * next + int64_t{blockIdx.x} * (head_dim + 2);
-  float value = 0.0f, max = -INFINITY, sum = 0.0f;
-  // Loads do not wait for each other, only the sums do.
-  constexpr int kAhead = 16;
-  for (int32_t first = 0; first < splits; first += kAhead) {
-    float values[kAhead], maxima[kAhead], sums[kAhead];
+  float value = 0.0f, sum = 0.0f, max_before = -INFINITY;
+  for (int32_t first = 0; first < splits; first += kMergeSplits) {
+    const int32_t count = min(kMergeSplits, splits - first);
+    float maxima[4], sums[4], mine = -INFINITY;
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      const float* of_split = part + min(first + i, splits - 1) * next;
-      values[i] = of_split[c];
-      maxima[i] = of_split[head_dim];
-      sums[i] = of_split[head_dim + 1];
+    for (int i = 0; i < 4; ++i) {
+      const bool exists = 4 * c + i < count;
+      const float* of_split = part + (first + (exists ? 4 * c + i : 0)) * next + head_dim;
+      sums[i] = exists ? of_split[1] : 0.0f;
+      maxima[i] = sums[i] == 0.0f ? -INFINITY : of_split[0];
+      mine = fmaxf(mine, maxima[i]);
     }
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      if (first + i >= splits || sums[i] == 0.0f) continue;
-      const Shares shares = ShareOut(max, sum, maxima[i]);
-      value = Mix(value, values[i], shares);
-      sum = Mix(sum, sums[i], shares);
-      max = shares.max;
+    for (int offset = 1; offset < kLanes; offset *= 2) {
+      const float below = __shfl_up_sync(kFullMask, mine, offset);
+      if (lane >= offset) mine = fmaxf(mine, below);
     }
+    if (lane == kLanes - 1) warp_max[warp] = mine;
+    float before = __shfl_up_sync(kFullMask, mine, 1);
+    before = fmaxf(max_before, lane == 0 ? -INFINITY : before);
+    __syncthreads();
+    for (int w = 0; w < kMergeThreads / kLanes; ++w) {
+      if (w < warp) before = fmaxf(before, warp_max[w]);
+      max_before = fmaxf(max_before, warp_max[w]);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float max = fmaxf(before, maxima[i]);
+      const float right = exp2f(maxima[i] - max);
+      lefts[4 * c + i] = before == -INFINITY ? 0.0f : exp2f(before - max);
+      rights[4 * c + i] = sums[i] == 0.0f ? kLeftOut : right;
+      right_sums[4 * c + i] = __fmul_rn(sums[i], right);
+      before = max;
+    }
+    __syncthreads();
+    if (c < head_dim) {
+      // Loads do not wait for each other, only the sums do.
+      constexpr int kAhead = 32;
+      const float* of_channel = part + first * next + c;
+      for (int32_t ahead = 0; ahead < count; ahead += kAhead) {
+        float values[kAhead];
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) values[i] = of_channel[min(ahead + i, count - 1) * next];
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) {
+          if (ahead + i >= count || rights[ahead + i] == kLeftOut) continue;
+          value = __fmaf_rn(value, lefts[ahead + i], __fmul_rn(values[i], rights[ahead + i]));
+          sum = __fmaf_rn(sum, lefts[ahead + i], right_sums[ahead + i]);
+        }
+      }
+    }
+    __syncthreads();
   }
+  if (c >= head_dim) return;
   const int64_t head = int64_t{kv_head} * group + row - token * group;
   args.out[(chunk.first_row + token) * args.out_stride + head * head_dim + c] =
       __fdiv_rn(value, sum);
@@ -474,7 +563,7 @@ cudaError_t AllowShared(Kernel kernel, size_t bytes) {
 }
 
 template <int kHeadDim>
-cudaError_t Launch(const DenseAttentionShape& shape, const Args& args, cudaStream_t stream) {
+cudaError_t LaunchOf(const DenseAttentionShape& shape, Args& args, cudaStream_t stream) {
   constexpr size_t kBytes = SharedBytes<kHeadDim>();
   if (shape.way == DenseWay::kInTurn) {
     const auto kernel = InTurnKernel<kHeadDim>;
@@ -488,10 +577,26 @@ cudaError_t Launch(const DenseAttentionShape& shape, const Args& args, cudaStrea
   const auto kernel = SplitKernel<kHeadDim>;
   if (const cudaError_t error = AllowShared(kernel, kBytes); error != cudaSuccess) return error;
   const dim3 grid(args.splits, shape.layout.kv_heads, shape.num_chunks * args.tiles);
-  kernel<<<grid, kSplitWarps * kLanes, kBytes, stream>>>(args);
-  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
-  MergeSplitsKernel<<<dim3(kWarpRows, grid.y, grid.z), 128, 0, stream>>>(args, kHeadDim);
-  return cudaGetLastError();
+  // As many blocks as run at once, if there are more splits.
+  int at_once = 0;
+  if (const cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+          &at_once, kernel, kSplitWarps * kLanes, kBytes);
+      error != cudaSuccess) {
+    return error;
+  }
+  const int64_t rows = int64_t{grid.y} * grid.z;
+  const int64_t slots = int64_t{at_once} * CurrentDevice().multiprocessors;
+  args.splits_per_block =
+      static_cast<int32_t>(CeilDiv(args.splits, std::max<int64_t>(slots / rows, 1)));
+  const dim3 block_grid(static_cast<unsigned>(CeilDiv(args.splits, args.splits_per_block)), grid.y,
+                        grid.z);
+  if (const cudaError_t error =
+          Launch(kernel, block_grid, kSplitWarps * kLanes, kBytes, stream, false, args);
+      error != cudaSuccess) {
+    return error;
+  }
+  return Launch(MergeSplitsKernel, dim3(kWarpRows, grid.y, grid.z), kMergeThreads, 0, stream, false,
+                args, kHeadDim);
 }
 
 }  // namespace
@@ -515,30 +620,31 @@ cudaError_t AttendDense(const DenseAttentionShape& shape, const float* q, int64_
     return cudaErrorInvalidValue;
   }
   if (shape.num_chunks == 0 || shape.max_chunk_tokens <= 0) return cudaSuccess;
-  const Args args{q,
-                  q_stride,
-                  chunks,
-                  static_cast<const uint8_t*>(pool),
-                  FastDivider(layout.block_tokens),
-                  static_cast<int64_t>(layout.BlockBytes()),
-                  static_cast<int64_t>(layout.HeadBytes()),
-                  layout.kv_heads,
-                  FastDivider(shape.group),
-                  scale * kLog2E,
-                  out,
-                  out_stride,
-                  static_cast<float*>(workspace),
-                  TilesOf(shape),
-                  SplitsOf(shape)};
+  Args args{q,
+            q_stride,
+            chunks,
+            static_cast<const uint8_t*>(pool),
+            FastDivider(layout.block_tokens),
+            static_cast<int64_t>(layout.BlockBytes()),
+            static_cast<int64_t>(layout.HeadBytes()),
+            layout.kv_heads,
+            FastDivider(shape.group),
+            scale * kLog2E,
+            out,
+            out_stride,
+            static_cast<float*>(workspace),
+            TilesOf(shape),
+            SplitsOf(shape),
+            1};
   switch (layout.head_dim) {
     case 64:
-      return Launch<64>(shape, args, stream);
+      return LaunchOf<64>(shape, args, stream);
     case 80:
-      return Launch<80>(shape, args, stream);
+      return LaunchOf<80>(shape, args, stream);
     case 96:
-      return Launch<96>(shape, args, stream);
+      return LaunchOf<96>(shape, args, stream);
     case 128:
-      return Launch<128>(shape, args, stream);
+      return LaunchOf<128>(shape, args, stream);
     default:
       return cudaErrorInvalidValue;
   }

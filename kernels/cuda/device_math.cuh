@@ -18,6 +18,12 @@ __device__ __forceinline__ float WidenBf16(uint16_t bits) {
   return __uint_as_float(static_cast<uint32_t>(bits) << 16);
 }
 
+__device__ __forceinline__ float WidenF16(uint16_t bits) {
+  float x;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+  return x;
+}
+
 // Round to nearest even, as dtype.h's ToBF16.
 __device__ __forceinline__ uint16_t RoundBf16(float x) {
   const uint32_t bits = __float_as_uint(x);
@@ -34,6 +40,12 @@ __device__ __forceinline__ uint32_t PackBf16(float low, float high) {
 // What PackBf16 lost.
 __device__ __forceinline__ uint32_t PackBf16Rest(float low, float high, uint32_t pair) {
   return PackBf16(low - WidenLow(pair), high - WidenHigh(pair));
+}
+
+// A pair of a head, rotated; the roundings are fixed, so that every kernel has the same.
+__device__ __forceinline__ float2 Rotated(float a, float b, float cosine, float sine) {
+  return make_float2(__fmaf_rn(a, cosine, -__fmul_rn(b, sine)),
+                     __fmaf_rn(b, cosine, __fmul_rn(a, sine)));
 }
 
 __device__ __forceinline__ uint32_t SharedAddress(const void* pointer) {
@@ -53,6 +65,11 @@ __device__ __forceinline__ void CommitCopies() {
 template <int kPending>
 __device__ __forceinline__ void WaitForCopies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// Asks for 128 bytes to come as near as L2.
+__device__ __forceinline__ void PrefetchLine(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
 
 // Streamed once: leaves L1 to others.

@@ -4,14 +4,20 @@
 // 16-byte read, the same for the whole warp, feeds four multiply-adds; weights come 8 inputs at a
 // time, 16 bytes per thread, adjacent threads adjacent outputs.
 //
+// EncodeTokens, for the one new token of each sequence, is the same with what comes before it: half of its
+// blocks rotate and write a key and its value and encode the key, half rotate a group's queries and
+// encode them.
+//
 // Bits of the last stage: 32 adjacent outputs are a warp's lanes, so a vote makes a word of a code.
 //
 // Not done: tensor cores. They would be some ten times faster for a prompt's keys and add in their
 // own order, so a sum near zero could have the other sign; codes must be the same everywhere.
+#include <algorithm>
 #include <cstring>
 
 #include "kernels/cuda/device_math.cuh"
 #include "kernels/cuda/hash_encode.h"
+#include "kernels/cuda/launch.cuh"
 
 namespace winnow::kernels::cuda {
 namespace {
@@ -38,14 +44,14 @@ __device__ uint16_t Silu(float sum) {
   return RoundBf16(__fdiv_rn(a, __fadd_rn(1.0f, e)));
 }
 
-// Asks for the weights of the stages after the first, so that they are in L2 when their turn comes.
-__device__ __forceinline__ void PrefetchLaterStages(const DeviceEncoder& encoder, int32_t head) {
-  for (int s = 1; s < encoder.num_stages; ++s) {
+// Asks for the weights, so that they are in L2 when their turn comes.
+__device__ __forceinline__ void PrefetchStages(const DeviceEncoder& encoder, int32_t head) {
+  for (int s = 0; s < encoder.num_stages; ++s) {
     const DeviceEncoder::Stage stage = encoder.stages[s];
     const int64_t bytes = int64_t{16} * ((stage.in + 7) / 8) * stage.out;
     const char* weight = reinterpret_cast<const char*>(stage.weight) + head * bytes;
     for (int64_t at = threadIdx.x * 128; at < bytes; at += kThreads * 128) {
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(weight + at));
+      PrefetchLine(weight + at);
     }
   }
 }
@@ -164,8 +170,10 @@ __global__ void __launch_bounds__(kThreads)
   const DeviceKeySpan span = keys.spans[blockIdx.z];
   const int32_t head = blockIdx.y;
   const int32_t first = span.tokens.first + static_cast<int32_t>(blockIdx.x) * kTile;
+  LetNextStart();
+  if (kTile <= 8 && first < span.tokens.last) PrefetchStages(encoder, head);
+  WaitForEarlier();
   if (first >= span.tokens.last) return;
-  if (kTile <= 8) PrefetchLaterStages(encoder, head);
   const int32_t in = encoder.stages[0].in, chunks = (in + 7) / 8;
   for (int32_t i = threadIdx.x; i < kTile * chunks; i += kThreads) {
     const int32_t t = i / chunks, chunk = i % chunks;
@@ -203,7 +211,9 @@ __global__ void __launch_bounds__(kThreads)
   extern __shared__ float4 shared4[];
   float* shared = reinterpret_cast<float*>(shared4);
   const int32_t head = blockIdx.y, query = blockIdx.z;
-  PrefetchLaterStages(encoder, head);
+  LetNextStart();
+  PrefetchStages(encoder, head);
+  WaitForEarlier();
   const int32_t vectors = source.group / encoder.queries_per_input;
   const int32_t first = static_cast<int32_t>(blockIdx.x) * kTile;
   const int32_t in = encoder.stages[0].in, padded = (in + 7) / 8 * 8;
@@ -221,6 +231,83 @@ __global__ void __launch_bounds__(kThreads)
   RunStages<kTile, 1>(encoder, head, shared, shared + buffer_floats,
                       [&](int32_t t, int32_t word, uint32_t bits) {
                         if (first + t < vectors) codes[(first + t) * words + word] = bits;
+                      });
+}
+
+// A token of each of several sequences: what Rope, WriteKv, EncodeKeys and EncodeQueries do to it. Of
+// the two blocks of a token and KV head one has the key and the value, one the group's queries.
+struct TokenSource {
+  float* q;
+  const float *k, *v, *cos_sin;
+  int64_t q_stride, k_stride, v_stride, table_stride;
+  const DeviceChunk* chunks;
+  uint16_t* pool;
+  uint8_t *codes, *query_codes;
+  FastDivider block_tokens;
+  int64_t block_values, head_values, code_block_bytes, code_head_bytes, code_bytes;
+  int32_t group, head_dim;
+};
+
+template <int kTile>
+__global__ void __launch_bounds__(kThreads)
+    EncodeTokenKernel(const __grid_constant__ DeviceEncoder key_encoder,
+                      const __grid_constant__ DeviceEncoder query_encoder,
+                      const __grid_constant__ TokenSource source, int32_t buffer_floats) {
+  extern __shared__ float4 shared4[];
+  float* shared = reinterpret_cast<float*>(shared4);
+  LetNextStart();
+  const bool is_key = blockIdx.z == 0;
+  const DeviceEncoder& encoder = is_key ? key_encoder : query_encoder;
+  const auto head = static_cast<int32_t>(blockIdx.x), index = static_cast<int32_t>(blockIdx.y);
+  PrefetchStages(encoder, head);
+  const DeviceChunk chunk = source.chunks[index];
+  const int32_t block = source.block_tokens.Divide(chunk.position);
+  const int32_t in_block = chunk.position - block * source.block_tokens.divisor();
+  const int64_t pool_block = chunk.block_table[block];
+  const int32_t d = source.head_dim, half = d / 2;
+  const float* table = source.cos_sin + chunk.first_row * source.table_stride;
+  const int32_t per_input = is_key ? 1 : encoder.queries_per_input;
+  const int32_t vectors = is_key ? 1 : source.group / per_input;
+  const int32_t padded = (encoder.stages[0].in + 7) / 8 * 8;
+  for (int32_t i = threadIdx.x; i < kTile * padded; i += kThreads) shared[i] = 0.0f;
+  __syncthreads();
+  WaitForEarlier();
+  // Pairs of heads, rotated, and where they go: to memory, and rounded to the encoder's input.
+  const int32_t pairs = is_key ? half : source.group * half;
+  const int64_t row = chunk.first_row;
+  float* of_q = source.q + row * source.q_stride + int64_t{head} * source.group * d;
+  const float* of_k = source.k + row * source.k_stride + int64_t{head} * d;
+  uint16_t* to = source.pool + pool_block * source.block_values + head * source.head_values +
+                 int64_t{in_block} * 2 * d;
+  for (int32_t i = threadIdx.x; i < pairs; i += kThreads) {
+    const int32_t of_group = i / half, j = i - of_group * half;
+    const float* from = is_key ? of_k : of_q + of_group * d;
+    const float2 rotated = Rotated(from[j], from[j + half], table[j], table[half + j]);
+    const uint16_t low = RoundBf16(rotated.x), high = RoundBf16(rotated.y);
+    if (is_key) {
+      to[j] = low;
+      to[j + half] = high;
+    } else {
+      of_q[of_group * d + j] = rotated.x;
+      of_q[of_group * d + j + half] = rotated.y;
+    }
+    const int32_t at = of_group % per_input * d + j, t = of_group / per_input;
+    shared[at * kTile + t] = WidenBf16(low);
+    shared[(at + half) * kTile + t] = WidenBf16(high);
+  }
+  if (is_key) {
+    const float* of_v = source.v + row * source.v_stride + int64_t{head} * d;
+    for (int32_t j = threadIdx.x; j < d; j += kThreads) to[d + j] = RoundBf16(of_v[j]);
+  }
+  __syncthreads();
+  const int64_t words = encoder.stages[encoder.num_stages - 1].out / 32;
+  uint8_t* code = is_key ? source.codes + pool_block * source.code_block_bytes +
+                               head * source.code_head_bytes + in_block * source.code_bytes
+                         : source.query_codes +
+                               (int64_t{index} * encoder.kv_heads + head) * vectors * words * 4;
+  RunStages<kTile, 1>(encoder, head, shared, shared + buffer_floats,
+                      [&](int32_t t, int32_t word, uint32_t bits) {
+                        if (t < vectors) reinterpret_cast<uint32_t*>(code)[t * words + word] = bits;
                       });
 }
 
@@ -320,8 +407,7 @@ cudaError_t EncodeKeys(const DeviceEncoder& encoder, const DeviceKeySpan* spans,
     }
     const dim3 grid(static_cast<unsigned>(CeilDiv(max_span_tokens, tile)), layout.kv_heads,
                     num_spans);
-    kernel<<<grid, kThreads, shared_bytes, stream>>>(encoder, keys, floats);
-    return cudaGetLastError();
+    return Launch(kernel, grid, kThreads, shared_bytes, stream, false, encoder, keys, floats);
   };
   if (max_span_tokens <= 8) return launch(EncodeKeysKernel<8, 1>, 8);
   if (BufferFloats(encoder, 32) * size_t{8} > 64 * 1024) return launch(EncodeKeysKernel<8, 1>, 8);
@@ -347,10 +433,65 @@ cudaError_t EncodeQueries(const DeviceEncoder& encoder, const DeviceQuery* queri
       return error;
     }
     const dim3 grid(static_cast<unsigned>(CeilDiv(vectors, tile)), encoder.kv_heads, num_queries);
-    kernel<<<grid, kThreads, shared_bytes, stream>>>(encoder, source, floats);
-    return cudaGetLastError();
+    return Launch(kernel, grid, kThreads, shared_bytes, stream, false, encoder, source, floats);
   };
   return vectors <= 4 ? launch(EncodeQueriesKernel<4>, 4) : launch(EncodeQueriesKernel<8>, 8);
+}
+
+cudaError_t EncodeTokens(const TokenArgs& args, const DeviceEncoder& keys,
+                         const DeviceEncoder& queries, cudaStream_t stream) {
+  const KvLayout& layout = args.layout;
+  const CodeLayout& code_layout = args.code_layout;
+  const int32_t d = layout.head_dim;
+  const int64_t kv_width = int64_t{layout.kv_heads} * d;
+  if (layout.dtype != DType::kBF16 || layout.kv_heads < 1 || d % 8 != 0 || args.num_tokens < 0 ||
+      args.num_tokens > 65535 || args.k.cols != kv_width || args.v.cols != kv_width ||
+      args.q.cols % kv_width != 0 || args.cos_sin.cols != d ||
+      code_layout.kv_heads != layout.kv_heads || code_layout.block_tokens != layout.block_tokens) {
+    return cudaErrorInvalidValue;
+  }
+  const auto group = static_cast<int32_t>(args.q.cols / kv_width);
+  if (keys.num_stages < 1 || keys.queries_per_input != 1 || keys.stages[0].in != d ||
+      keys.kv_heads != layout.kv_heads || keys.bits() != code_layout.bits ||
+      queries.num_stages < 1 || group % queries.queries_per_input != 0 ||
+      queries.stages[0].in != queries.queries_per_input * d ||
+      queries.kv_heads != layout.kv_heads || group / queries.queries_per_input > kTokenInputs) {
+    return cudaErrorInvalidValue;
+  }
+  if (args.num_tokens == 0) return cudaSuccess;
+  const TokenSource source{args.q.data,
+                           args.k.data,
+                           args.v.data,
+                           args.cos_sin.data,
+                           args.q.stride,
+                           args.k.stride,
+                           args.v.stride,
+                           args.cos_sin.stride,
+                           args.chunks,
+                           static_cast<uint16_t*>(args.pool),
+                           static_cast<uint8_t*>(args.codes),
+                           static_cast<uint8_t*>(args.query_codes),
+                           FastDivider(layout.block_tokens),
+                           static_cast<int64_t>(layout.BlockBytes() / 2),
+                           static_cast<int64_t>(layout.HeadBytes() / 2),
+                           static_cast<int64_t>(code_layout.BlockBytes()),
+                           static_cast<int64_t>(code_layout.HeadBytes()),
+                           static_cast<int64_t>(code_layout.CodeBytes()),
+                           group,
+                           d};
+  const auto launch = [&](auto kernel, int32_t tile) {
+    const int32_t floats = std::max(BufferFloats(keys, tile), BufferFloats(queries, tile));
+    const size_t shared_bytes = size_t{8} * floats;
+    if (const cudaError_t error = AllowShared(kernel, shared_bytes); error != cudaSuccess) {
+      return error;
+    }
+    const dim3 grid(static_cast<unsigned>(layout.kv_heads), static_cast<unsigned>(args.num_tokens),
+                    2);
+    return Launch(kernel, grid, kThreads, shared_bytes, stream, false, keys, queries, source,
+                  floats);
+  };
+  return group / queries.queries_per_input <= 4 ? launch(EncodeTokenKernel<4>, 4)
+                                                : launch(EncodeTokenKernel<8>, 8);
 }
 
 }  // namespace winnow::kernels::cuda

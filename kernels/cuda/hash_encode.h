@@ -13,6 +13,7 @@
 #define WINNOW_KERNELS_CUDA_HASH_ENCODE_H_
 
 #include "kernels/cuda/device_types.h"
+#include "kernels/cuda/layer_ops.h"
 
 namespace winnow::kernels::cuda {
 
@@ -47,6 +48,23 @@ DeviceEncoder PackEncoder(const EncoderWeights& weights, void* host, void* devic
                                         int32_t num_queries, int32_t group, const float* q,
                                         int64_t q_stride, int32_t head_dim, void* query_codes,
                                         cudaStream_t stream);
+
+// One token each of several sequences: RopeAndWriteKv of the chunks, EncodeKeys of their keys and
+// EncodeQueries of their queries in one launch, with the same bits. REQUIRES: num_tokens 1 in each chunk;
+// at most kTokenInputs inputs of the queries' encoder per KV head.
+inline constexpr int32_t kTokenInputs = 8;
+struct TokenArgs {
+  DeviceMatrix q, k, v, cos_sin;
+  const DeviceChunk* chunks = nullptr;
+  int32_t num_tokens = 0;  // and chunks
+  void* pool = nullptr;
+  KvLayout layout;
+  void* codes = nullptr;  // of keys, one layer's pool
+  CodeLayout code_layout;
+  void* query_codes = nullptr;  // [num_tokens][H][bits / 8]
+};
+[[nodiscard]] cudaError_t EncodeTokens(const TokenArgs& args, const DeviceEncoder& keys,
+                                       const DeviceEncoder& queries, cudaStream_t stream);
 
 }  // namespace winnow::kernels::cuda
 

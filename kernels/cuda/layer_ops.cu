@@ -1,19 +1,109 @@
-// Mapping. A block is a row (RmsNorm: of a head where heads are normed), its threads go over the
-// row; each value is read once, or a second time from L1.
+// Mapping. A block is a row (RmsNormHeads: of a head; RopeAndWriteKv: of a KV head and its group), its
+// threads go over the row; each value is read once, or a second time from L1. What is normed or gated
+// for a product is written in the order in which the product reads it (matmul.h): a thread makes 16
+// bytes of that order at a time, and RmsNorm goes over a row in the same order, so that its sum has the
+// same bits either way.
+#include <algorithm>
+
 #include "kernels/cuda/device_math.cuh"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/layer_ops.h"
+#include "kernels/cuda/matmul.h"
 
 namespace winnow::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 256;
 
-__global__ void __launch_bounds__(kThreads)
+// Eight values that are 16 bytes of a product's left operand: pairs 8 columns apart, of columns that
+// begin at Column(place).
+constexpr int kPlaceValues = 8;
+__host__ __device__ constexpr int32_t PlacesOf(int64_t cols) {
+  return static_cast<int32_t>((cols + kOrderedSlice - 1) / kOrderedSlice * (kOrderedSlice / 8));
+}
+__device__ __forceinline__ int32_t Column(int32_t place, int i) {
+  return place / 4 * kOrderedSlice + i / 2 * 8 + place % 4 * 2 + i % 2;
+}
+__device__ __forceinline__ void PutOrdered(uint4* ordered, int32_t slices, int64_t row,
+                                           int32_t place, const float (&values)[kPlaceValues]) {
+  ordered[(row / 8 * slices + place / 4) * 32 + row % 8 * 4 + place % 4] =
+      make_uint4(PackBf16(values[0], values[1]), PackBf16(values[2], values[3]),
+                 PackBf16(values[4], values[5]), PackBf16(values[6], values[7]));
+}
+
+constexpr int kNormThreads = 512;
+
+// A row of x to a row of `out`, or to `ordered`.
+template <bool kOrdered>
+__global__ void __launch_bounds__(kNormThreads)
     RmsNormKernel(const float* x, int64_t x_stride, const float* weight, float eps, float* out,
-                  int64_t out_stride, int32_t cols) {
+                  int64_t out_stride, uint4* ordered, int32_t cols) {
+  constexpr int kHeld = 2;  // places of a thread that stay in registers
+  __shared__ float sums[kNormThreads / 32];
+  LetNextStart();
+  const int32_t places = PlacesOf(cols);
+  float weights[kHeld][kPlaceValues], held[kHeld][kPlaceValues];
+  const auto load = [&](const float* from, int32_t place, float(&to)[kPlaceValues]) {
+#pragma unroll
+    for (int i = 0; i < kPlaceValues; ++i) {
+      const int32_t column = Column(place, i);
+      to[i] = place < places && column < cols ? from[column] : 0.0f;
+    }
+  };
+  const auto my_place = [](int h) { return static_cast<int32_t>(threadIdx.x) + h * kNormThreads; };
+#pragma unroll
+  for (int h = 0; h < kHeld; ++h) load(weight, my_place(h), weights[h]);
+  WaitForEarlier();
+  x += blockIdx.x * x_stride;
+#pragma unroll
+  for (int h = 0; h < kHeld; ++h) load(x, my_place(h), held[h]);
+  float squares = 0.0f;
+#pragma unroll
+  for (int h = 0; h < kHeld; ++h) {
+#pragma unroll
+    for (int i = 0; i < kPlaceValues; ++i) squares = fmaf(held[h][i], held[h][i], squares);
+  }
+  for (int32_t place = my_place(kHeld); place < places; place += kNormThreads) {
+    float values[kPlaceValues];
+    load(x, place, values);
+#pragma unroll
+    for (int i = 0; i < kPlaceValues; ++i) squares = fmaf(values[i], values[i], squares);
+  }
+  squares = WarpSum(squares);
+  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = squares;
+  __syncthreads();
+  squares = 0.0f;
+#pragma unroll
+  for (int w = 0; w < kNormThreads / 32; ++w) squares += sums[w];
+  const float scale = 1.0f / sqrtf(squares / static_cast<float>(cols) + eps);
+  const auto put = [&](int32_t place, float(&values)[kPlaceValues],
+                       const float(&of_weight)[kPlaceValues]) {
+    if (place >= places) return;
+#pragma unroll
+    for (int i = 0; i < kPlaceValues; ++i) {
+      values[i] = __fmul_rn(__fmul_rn(values[i], scale), of_weight[i]);
+      const int32_t column = Column(place, i);
+      if (!kOrdered && column < cols) out[blockIdx.x * out_stride + column] = values[i];
+    }
+    if (kOrdered) PutOrdered(ordered, places / 4, blockIdx.x, place, values);
+  };
+#pragma unroll
+  for (int h = 0; h < kHeld; ++h) put(my_place(h), held[h], weights[h]);
+  for (int32_t place = my_place(kHeld); place < places; place += kNormThreads) {
+    float values[kPlaceValues], of_weight[kPlaceValues];
+    load(x, place, values);
+    load(weight, place, of_weight);
+    put(place, values, of_weight);
+  }
+}
+
+// A block is a head of a row, in place.
+__global__ void __launch_bounds__(kThreads)
+    RmsNormHeadsKernel(float* x, int64_t x_stride, const float* weight, float eps, int32_t cols) {
   __shared__ float sums[kThreads / 32];
+  LetNextStart();
+  WaitForEarlier();
   x += blockIdx.x * x_stride + int64_t{blockIdx.y} * cols;
-  out += blockIdx.x * out_stride + int64_t{blockIdx.y} * cols;
   float squares = 0.0f;
   for (int32_t i = threadIdx.x; i < cols; i += kThreads) squares = fmaf(x[i], x[i], squares);
   squares = WarpSum(squares);
@@ -23,11 +113,13 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int w = 0; w < kThreads / 32; ++w) squares += sums[w];
   const float scale = 1.0f / sqrtf(squares / static_cast<float>(cols) + eps);
-  for (int32_t i = threadIdx.x; i < cols; i += kThreads) out[i] = x[i] * scale * weight[i];
+  for (int32_t i = threadIdx.x; i < cols; i += kThreads) x[i] = x[i] * scale * weight[i];
 }
 
 __global__ void RopeTableKernel(const int32_t* positions, const float* inv_freq, int32_t half,
                                 float scale, float* cos_sin, int64_t stride) {
+  LetNextStart();
+  WaitForEarlier();
   const auto position = static_cast<float>(positions[blockIdx.x]);
   float* row = cos_sin + blockIdx.x * stride;
   for (int32_t j = threadIdx.x; j < half; j += blockDim.x) {
@@ -40,26 +132,55 @@ __global__ void RopeTableKernel(const int32_t* positions, const float* inv_freq,
 __global__ void __launch_bounds__(kThreads)
     RopeKernel(float* x, int64_t x_stride, int32_t cols, int32_t head_dim, const float* cos_sin,
                int64_t table_stride) {
+  LetNextStart();
+  WaitForEarlier();
   const int32_t half = head_dim / 2;
   const float* table = cos_sin + blockIdx.x * table_stride;
   float* row = x + blockIdx.x * x_stride;
   for (int32_t i = threadIdx.x; i < cols / 2; i += kThreads) {
     const int32_t j = i % half;
     float* pair = row + i / half * head_dim + j;
-    const float a = pair[0], b = pair[half], cosine = table[j], sine = table[half + j];
-    pair[0] = a * cosine - b * sine;
-    pair[half] = b * cosine + a * sine;
+    const float2 rotated = Rotated(pair[0], pair[half], table[j], table[half + j]);
+    pair[0] = rotated.x;
+    pair[half] = rotated.y;
   }
+}
+
+__device__ __forceinline__ float SiluOf(float gate, float up) {
+  return gate / (1.0f + expf(-gate)) * up;
 }
 
 __global__ void __launch_bounds__(kThreads)
     SiluMulKernel(const float* gate_up, int64_t from_stride, float* out, int64_t out_stride,
                   int32_t cols) {
+  LetNextStart();
+  WaitForEarlier();
   const float* gate = gate_up + blockIdx.y * from_stride;
   for (int32_t i = blockIdx.x * kThreads + threadIdx.x; i < cols; i += gridDim.x * kThreads) {
-    const float g = gate[i];
-    out[blockIdx.y * out_stride + i] = g / (1.0f + expf(-g)) * gate[cols + i];
+    out[blockIdx.y * out_stride + i] = SiluOf(gate[i], gate[cols + i]);
   }
+}
+
+constexpr int kSiluThreads = 64;  // few, so that many multiprocessors take part in a single row
+
+__global__ void __launch_bounds__(kSiluThreads)
+    SiluMulOrderedKernel(const float* gate_up, int64_t from_stride, uint4* ordered, int32_t cols) {
+  LetNextStart();
+  const auto place = static_cast<int32_t>(blockIdx.x * kSiluThreads + threadIdx.x);
+  const int32_t places = PlacesOf(cols);
+  WaitForEarlier();
+  if (place >= places) return;
+  const float* gate = gate_up + blockIdx.y * from_stride;
+  float gates[kPlaceValues], values[kPlaceValues];
+#pragma unroll
+  for (int i = 0; i < kPlaceValues; ++i) {
+    const int32_t column = Column(place, i);
+    gates[i] = column < cols ? gate[column] : 0.0f;
+    values[i] = column < cols ? gate[cols + column] : 0.0f;
+  }
+#pragma unroll
+  for (int i = 0; i < kPlaceValues; ++i) values[i] = SiluOf(gates[i], values[i]);
+  PutOrdered(ordered, places / 4, blockIdx.y, place, values);
 }
 
 template <typename Load>
@@ -70,14 +191,11 @@ __device__ __forceinline__ void Embed(Load load, const int32_t* ids, float* out,
     out[blockIdx.x * stride + i] = load(from + i);
   }
 }
-__device__ float WidenF16(uint16_t bits) {
-  float x;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
-  return x;
-}
 __global__ void __launch_bounds__(kThreads)
     EmbedKernel(const void* table, DType dtype, const int32_t* ids, float* out, int64_t stride,
                 int32_t cols) {
+  LetNextStart();
+  WaitForEarlier();
   if (dtype == DType::kF32) {
     Embed([&](int64_t i) { return static_cast<const float*>(table)[i]; }, ids, out, stride, cols);
   } else if (dtype == DType::kBF16) {
@@ -108,6 +226,56 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+struct RopeAndWriteArgs {
+  float* q;
+  const float *k, *v, *cos_sin;
+  int64_t q_stride, k_stride, v_stride, table_stride;
+  const DeviceChunk* chunks;
+  uint16_t* pool;
+  FastDivider block_tokens;
+  int64_t block_values, head_values;
+  int32_t group, head_dim;
+};
+
+// A block is a token and a KV head: its group's queries, its key, its value.
+constexpr int kRopeThreads = 128;
+
+__global__ void __launch_bounds__(kRopeThreads)
+    RopeAndWriteKvKernel(const __grid_constant__ RopeAndWriteArgs args) {
+  LetNextStart();
+  const DeviceChunk chunk = args.chunks[blockIdx.z];
+  const auto i = static_cast<int32_t>(blockIdx.y), head = static_cast<int32_t>(blockIdx.x);
+  if (i >= chunk.num_tokens) return WaitForEarlier();
+  const int32_t position = chunk.position + i, block = args.block_tokens.Divide(position);
+  uint16_t* row = args.pool + chunk.block_table[block] * args.block_values +
+                  head * args.head_values +
+                  int64_t{position - block * args.block_tokens.divisor()} * 2 * args.head_dim;
+  const int32_t half = args.head_dim / 2;
+  const int64_t token = chunk.first_row + i;
+  const float* table = args.cos_sin + token * args.table_stride;
+  float* q = args.q + token * args.q_stride + int64_t{head} * args.group * args.head_dim;
+  const float* k = args.k + token * args.k_stride + int64_t{head} * args.head_dim;
+  const float* v = args.v + token * args.v_stride + int64_t{head} * args.head_dim;
+  WaitForEarlier();
+  for (int32_t at = threadIdx.x; at < (args.group + 1) * half; at += kRopeThreads) {
+    const int32_t of_group = at / half, j = at - of_group * half;
+    const float cosine = table[j], sine = table[half + j];
+    if (of_group < args.group) {
+      float* pair = q + of_group * args.head_dim + j;
+      const float2 rotated = Rotated(pair[0], pair[half], cosine, sine);
+      pair[0] = rotated.x;
+      pair[half] = rotated.y;
+    } else {
+      const float2 rotated = Rotated(k[j], k[j + half], cosine, sine);
+      row[j] = RoundBf16(rotated.x);
+      row[j + half] = RoundBf16(rotated.y);
+    }
+  }
+  for (int32_t j = threadIdx.x; j < args.head_dim; j += kRopeThreads) {
+    row[args.head_dim + j] = RoundBf16(v[j]);
+  }
+}
+
 bool TooMany(int64_t blocks) { return blocks > 0x7fffffff; }
 
 }  // namespace
@@ -116,9 +284,18 @@ cudaError_t RmsNorm(const DeviceMatrix& x, const float* weight, float eps, const
                     cudaStream_t stream) {
   if (TooMany(x.rows) || out.rows != x.rows || out.cols != x.cols) return cudaErrorInvalidValue;
   if (x.rows == 0) return cudaSuccess;
-  RmsNormKernel<<<static_cast<unsigned>(x.rows), kThreads, 0, stream>>>(
-      x.data, x.stride, weight, eps, out.data, out.stride, static_cast<int32_t>(x.cols));
-  return cudaGetLastError();
+  return Launch(RmsNormKernel<false>, static_cast<unsigned>(x.rows), kNormThreads, 0, stream, false,
+                x.data, x.stride, weight, eps, out.data, out.stride, nullptr,
+                static_cast<int32_t>(x.cols));
+}
+
+cudaError_t RmsNormOrdered(const DeviceMatrix& x, const float* weight, float eps, void* ordered,
+                           cudaStream_t stream) {
+  if (TooMany(x.rows)) return cudaErrorInvalidValue;
+  if (x.rows == 0) return cudaSuccess;
+  return Launch(RmsNormKernel<true>, static_cast<unsigned>(x.rows), kNormThreads, 0, stream, false,
+                x.data, x.stride, weight, eps, nullptr, 0, static_cast<uint4*>(ordered),
+                static_cast<int32_t>(x.cols));
 }
 
 cudaError_t RmsNormHeads(const DeviceMatrix& x, int32_t head_dim, const float* weight, float eps,
@@ -128,18 +305,16 @@ cudaError_t RmsNormHeads(const DeviceMatrix& x, int32_t head_dim, const float* w
   }
   if (x.rows == 0) return cudaSuccess;
   const dim3 grid(static_cast<unsigned>(x.rows), static_cast<unsigned>(x.cols / head_dim));
-  RmsNormKernel<<<grid, kThreads, 0, stream>>>(x.data, x.stride, weight, eps, x.data, x.stride,
-                                               head_dim);
-  return cudaGetLastError();
+  return Launch(RmsNormHeadsKernel, grid, kThreads, 0, stream, false, x.data, x.stride, weight, eps,
+                head_dim);
 }
 
 cudaError_t RopeTable(const int32_t* positions, const float* inv_freq, int32_t half, float scale,
                       const DeviceMatrix& cos_sin, cudaStream_t stream) {
   if (TooMany(cos_sin.rows) || cos_sin.cols != 2 * half) return cudaErrorInvalidValue;
   if (cos_sin.rows == 0) return cudaSuccess;
-  RopeTableKernel<<<static_cast<unsigned>(cos_sin.rows), 64, 0, stream>>>(
-      positions, inv_freq, half, scale, cos_sin.data, cos_sin.stride);
-  return cudaGetLastError();
+  return Launch(RopeTableKernel, static_cast<unsigned>(cos_sin.rows), 64, 0, stream, false,
+                positions, inv_freq, half, scale, cos_sin.data, cos_sin.stride);
 }
 
 cudaError_t Rope(const DeviceMatrix& x, int32_t head_dim, const DeviceMatrix& cos_sin,
@@ -149,9 +324,8 @@ cudaError_t Rope(const DeviceMatrix& x, int32_t head_dim, const DeviceMatrix& co
     return cudaErrorInvalidValue;
   }
   if (x.rows == 0) return cudaSuccess;
-  RopeKernel<<<static_cast<unsigned>(x.rows), kThreads, 0, stream>>>(
-      x.data, x.stride, static_cast<int32_t>(x.cols), head_dim, cos_sin.data, cos_sin.stride);
-  return cudaGetLastError();
+  return Launch(RopeKernel, static_cast<unsigned>(x.rows), kThreads, 0, stream, false, x.data,
+                x.stride, static_cast<int32_t>(x.cols), head_dim, cos_sin.data, cos_sin.stride);
 }
 
 cudaError_t SiluMul(const DeviceMatrix& gate_up, const DeviceMatrix& out, cudaStream_t stream) {
@@ -161,18 +335,32 @@ cudaError_t SiluMul(const DeviceMatrix& gate_up, const DeviceMatrix& out, cudaSt
   if (out.rows == 0 || out.cols == 0) return cudaSuccess;
   const dim3 grid(static_cast<unsigned>(CeilDiv(out.cols, kThreads * 4)),
                   static_cast<unsigned>(out.rows));
-  SiluMulKernel<<<grid, kThreads, 0, stream>>>(gate_up.data, gate_up.stride, out.data, out.stride,
-                                               static_cast<int32_t>(out.cols));
-  return cudaGetLastError();
+  return Launch(SiluMulKernel, grid, kThreads, 0, stream, false, gate_up.data, gate_up.stride,
+                out.data, out.stride, static_cast<int32_t>(out.cols));
+}
+
+cudaError_t SiluMulOrdered(const DeviceMatrix& gate_up, void* ordered, cudaStream_t stream) {
+  if (gate_up.cols % 2 != 0) return cudaErrorInvalidValue;
+  const auto cols = static_cast<int32_t>(gate_up.cols / 2);
+  constexpr int64_t kRows = 65528;  // of a grid: whole tiles of eight
+  for (int64_t first = 0; first < gate_up.rows && cols > 0; first += kRows) {
+    const dim3 grid(static_cast<unsigned>(CeilDiv(PlacesOf(cols), kSiluThreads)),
+                    static_cast<unsigned>(std::min(kRows, gate_up.rows - first)));
+    const cudaError_t error =
+        Launch(SiluMulOrderedKernel, grid, kSiluThreads, 0, stream, false,
+               gate_up.data + first * gate_up.stride, gate_up.stride,
+               static_cast<uint4*>(ordered) + first / 8 * PlacesOf(cols) * 8, cols);
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
 }
 
 cudaError_t EmbedRows(const void* table, DType dtype, const int32_t* ids, const DeviceMatrix& out,
                       cudaStream_t stream) {
   if (TooMany(out.rows)) return cudaErrorInvalidValue;
   if (out.rows == 0) return cudaSuccess;
-  EmbedKernel<<<static_cast<unsigned>(out.rows), kThreads, 0, stream>>>(
-      table, dtype, ids, out.data, out.stride, static_cast<int32_t>(out.cols));
-  return cudaGetLastError();
+  return Launch(EmbedKernel, static_cast<unsigned>(out.rows), kThreads, 0, stream, false, table,
+                dtype, ids, out.data, out.stride, static_cast<int32_t>(out.cols));
 }
 
 cudaError_t WriteKv(const DeviceMatrix& k, const DeviceMatrix& v, const DeviceChunk* chunks,
@@ -188,6 +376,39 @@ cudaError_t WriteKv(const DeviceMatrix& k, const DeviceMatrix& v, const DeviceCh
       FastDivider(layout.block_tokens), static_cast<int64_t>(layout.BlockBytes() / 2),
       static_cast<int64_t>(layout.HeadBytes() / 2), layout.kv_heads, layout.head_dim);
   return cudaGetLastError();
+}
+
+cudaError_t RopeAndWriteKv(const DeviceMatrix& q, const DeviceMatrix& k, const DeviceMatrix& v,
+                           const DeviceMatrix& cos_sin, const DeviceChunk* chunks,
+                           int32_t num_chunks, int32_t max_chunk_tokens, void* pool,
+                           const KvLayout& layout, cudaStream_t stream) {
+  const int64_t kv_width = int64_t{layout.kv_heads} * layout.head_dim;
+  if (layout.dtype != DType::kBF16 || num_chunks < 0 || num_chunks > 65535 || layout.kv_heads < 1 ||
+      layout.head_dim % 2 != 0 || k.cols != kv_width || v.cols != kv_width ||
+      q.cols % kv_width != 0 || cos_sin.cols != layout.head_dim) {
+    return cudaErrorInvalidValue;
+  }
+  if (num_chunks == 0 || max_chunk_tokens <= 0) return cudaSuccess;
+  if (max_chunk_tokens > 65535) return cudaErrorInvalidValue;
+  const RopeAndWriteArgs args{q.data,
+                              k.data,
+                              v.data,
+                              cos_sin.data,
+                              q.stride,
+                              k.stride,
+                              v.stride,
+                              cos_sin.stride,
+                              chunks,
+                              static_cast<uint16_t*>(pool),
+                              FastDivider(layout.block_tokens),
+                              static_cast<int64_t>(layout.BlockBytes() / 2),
+                              static_cast<int64_t>(layout.HeadBytes() / 2),
+                              static_cast<int32_t>(q.cols / kv_width),
+                              layout.head_dim};
+  return Launch(RopeAndWriteKvKernel,
+                dim3(static_cast<unsigned>(layout.kv_heads),
+                     static_cast<unsigned>(max_chunk_tokens), static_cast<unsigned>(num_chunks)),
+                kRopeThreads, 0, stream, false, args);
 }
 
 }  // namespace winnow::kernels::cuda

@@ -16,6 +16,9 @@ struct DeviceMatrix {
 // out may be x. A row's squares are added per thread, then in a fixed tree: the same for every m.
 [[nodiscard]] cudaError_t RmsNorm(const DeviceMatrix& x, const float* weight, float eps,
                                   const DeviceMatrix& out, cudaStream_t stream);
+// The same, rounded and in the order of a product's left operand (matmul.h's OrderedBytes).
+[[nodiscard]] cudaError_t RmsNormOrdered(const DeviceMatrix& x, const float* weight, float eps,
+                                         void* ordered, cudaStream_t stream);
 [[nodiscard]] cudaError_t RmsNormHeads(const DeviceMatrix& x, int32_t head_dim, const float* weight,
                                        float eps, cudaStream_t stream);
 
@@ -28,6 +31,10 @@ struct DeviceMatrix {
 [[nodiscard]] cudaError_t SiluMul(const DeviceMatrix& gate_up, const DeviceMatrix& out,
                                   cudaStream_t stream);
 
+// The same, as RmsNormOrdered.
+[[nodiscard]] cudaError_t SiluMulOrdered(const DeviceMatrix& gate_up, void* ordered,
+                                         cudaStream_t stream);
+
 // `table` [vocab][out.cols] of `dtype`, in device memory or pinned host memory.
 [[nodiscard]] cudaError_t EmbedRows(const void* table, DType dtype, const int32_t* ids,
                                     const DeviceMatrix& out, cudaStream_t stream);
@@ -38,6 +45,14 @@ struct DeviceMatrix {
                                   const DeviceChunk* chunks, int32_t num_chunks,
                                   int32_t max_chunk_tokens, void* pool, const KvLayout& layout,
                                   cudaStream_t stream);
+
+// Rope of the chunks' rows of q [m][H*d], in place, and WriteKv of their rows of k, rotated, and of v.
+// k itself stays as it is.
+[[nodiscard]] cudaError_t RopeAndWriteKv(const DeviceMatrix& q, const DeviceMatrix& k,
+                                         const DeviceMatrix& v, const DeviceMatrix& cos_sin,
+                                         const DeviceChunk* chunks, int32_t num_chunks,
+                                         int32_t max_chunk_tokens, void* pool,
+                                         const KvLayout& layout, cudaStream_t stream);
 
 }  // namespace winnow::kernels::cuda
 

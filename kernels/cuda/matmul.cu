@@ -5,31 +5,48 @@
 //   W  [out / 16][in / 32] tiles of two fragments of 16x16: [2][32 lanes] of 16 bytes
 //   x  [m / 8][in / 32] tiles: [32 lanes] of 16 bytes, two fragments of 8x16 each
 //
-// Few rows: a block is one tile of 16 outputs, its eight warps are the eight segments of the inner
-// dimension. W goes from HBM to registers; x, small, comes from L2. The warps' sums meet in shared
-// memory.
+// Few rows: a block takes tiles of 16 outputs, its eight warps are the eight segments of the inner
+// dimension. x, small, comes from L2. The warps' sums meet in shared memory. There are two such kernels:
+//   FewRowsKernel  a block is one tile; W goes from HBM to registers
+//   StreamKernel   up to 8 rows, Hopper: two blocks stay on each multiprocessor and take tile after tile.
+//                  A warp's share of a tile's W is one piece of memory, which the bulk copy engine brings
+//                  through a ring of six times 2 KiB: 25 MB are on their way at any time, also while
+//                  the kernel before, which makes x, still runs
+// Up to 2 rows StreamKernel takes x as it is, float32, and saves the launch that would order it.
 //
 // Many rows: a block is 128 outputs by 64 or 128 rows, a warp 64 by 16 or 32. Slices of 32 inner
 // values of both operands are copied four stages ahead. Two sets of sums: the segment's, and those of
 // the segments before.
 //
-// Mapping, kExact: W as [in / 4][out] groups of four values; a thread is an output, a block 128 of
-// them and up to 16 rows, whose x lies in shared memory and is read by all lanes at once.
+// What was tried and lost (H200, Llama-3.1-8B's shapes, m = 1; qkv, o, gate_up, down, logits in us, and
+// a plain read of the same bytes: 12.9, 10.2, 52.6, 27.2, 227.7):
+//   FewRowsKernel                                      14.9, 11.9, 56.6, 33.9, 232
+//   the same, 8 slices ahead in place of 4             18.9, 12.4, 67.6, 31.5, 283: registers
+//   StreamKernel, a ring of 12, one block              16.1, 12.3, 59.3, 30.6, 239
+//   StreamKernel, a ring of 6, two blocks, cp.async    15.8, 11.0, 57.4, 29.3, 237
+//   StreamKernel as it is                              14.3, 10.3, 54.8, 28.6, 231; one after the other
+//   with programmatic launch                           13.4,  9.2, 52.7, 27.0, 230
+//   a ring of 4, three blocks                          13.5, 10.1, 54.3, 28.4, 231; 36.8 for down when
+//   the next kernel stands ready: its blocks keep the third one out
+//   StreamKernel for 32 rows: 95 us for gate_up where FewRowsKernel takes 62
 #include <algorithm>
 
 #include "kernels/cuda/device_math.cuh"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/matmul.h"
+#include "kernels/cuda/matmul_parts.cuh"
 
 namespace winnow::kernels::cuda {
 namespace {
 
-constexpr int kSlice = 32;  // inner values of a tile
+constexpr int kSlice = kOrderedSlice;  // inner values of a tile
 constexpr int kThreads = 256;
-constexpr int kLanes = 32;
 
 struct Operands {
-  const uint4* w;  // [out / 16][slices][2][32]
-  const uint4* x;  // [m / 8][slices][32]
+  const uint4* w;       // [out / 16][slices][2][32]
+  const uint4* x;       // [m / 8][slices][32]; or null, and
+  const float* x_rows;  // [m][in], as they are
+  int64_t x_stride;
   int32_t slices, slices_per_segment;
   int32_t out, m;
   float* y;
@@ -37,18 +54,6 @@ struct Operands {
   const float* bias;
   bool accumulate;
 };
-
-__host__ __device__ inline int32_t SlicesOf(int64_t in) {
-  return static_cast<int32_t>((in + kSlice - 1) / kSlice);
-}
-
-// What the sums become; one expression for every way here.
-__device__ __forceinline__ void Finish(float sum, int32_t output, int32_t row, const float* bias,
-                                       bool accumulate, float* y, int64_t y_stride) {
-  if (bias != nullptr) sum = __fadd_rn(sum, bias[output]);
-  float* to = y + row * y_stride + output;
-  *to = accumulate ? __fadd_rn(sum, *to) : sum;
-}
 
 __device__ __forceinline__ void MultiplyAddTile(float (&sums)[4], const uint4& low,
                                                 const uint4& high, const uint4& x) {
@@ -58,8 +63,38 @@ __device__ __forceinline__ void MultiplyAddTile(float (&sums)[4], const uint4& l
   MultiplyAdd16x8x16(sums, second, x.z, x.w);
 }
 
+// The segments' sums of a tile, from left to right, and what becomes of them. A warp takes every
+// eighth tile of rows, beginning with its own number.
+template <int kRowTiles>
+__device__ __forceinline__ void AddSegments(
+    const float4 (&parts)[kMatmulSegments][kRowTiles][kLanes], const Operands& args, int32_t tile,
+    int warp, int lane) {
+  for (int i = warp; i < kRowTiles; i += kMatmulSegments) {
+    float4 total = parts[0][i][lane];
+#pragma unroll
+    for (int s = 1; s < kMatmulSegments; ++s) {
+      const float4 part = parts[s][i][lane];
+      total.x = __fadd_rn(total.x, part.x);
+      total.y = __fadd_rn(total.y, part.y);
+      total.z = __fadd_rn(total.z, part.z);
+      total.w = __fadd_rn(total.w, part.w);
+    }
+    const float values[4] = {total.x, total.y, total.z, total.w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int32_t output = tile * 16 + lane / 4 + j / 2 * 8;
+      const int32_t row = i * 8 + lane % 4 * 2 + j % 2;
+      if (output < args.out && row < args.m) {
+        Finish(values[j], output, row, args.bias, args.accumulate, args.y, args.y_stride);
+      }
+    }
+  }
+}
+
 template <int kRowTiles>
 __global__ void __launch_bounds__(kThreads) FewRowsKernel(const __grid_constant__ Operands args) {
+  LetNextStart();
+  WaitForEarlier();
   const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   const auto tile = static_cast<int32_t>(blockIdx.x);
   const int32_t first = min(warp * args.slices_per_segment, args.slices);
@@ -91,26 +126,158 @@ __global__ void __launch_bounds__(kThreads) FewRowsKernel(const __grid_constant_
     parts[warp][i][lane] = make_float4(sums[i][0], sums[i][1], sums[i][2], sums[i][3]);
   }
   __syncthreads();
-  for (int i = warp; i < kRowTiles; i += kMatmulSegments) {
-    float4 total = parts[0][i][lane];
-#pragma unroll
-    for (int s = 1; s < kMatmulSegments; ++s) {
-      const float4 part = parts[s][i][lane];
-      total.x = __fadd_rn(total.x, part.x);
-      total.y = __fadd_rn(total.y, part.y);
-      total.z = __fadd_rn(total.z, part.z);
-      total.w = __fadd_rn(total.w, part.w);
+  AddSegments(parts, args, tile, warp, lane);
+}
+
+// ---- the few rows of a decode step, on Hopper ----
+
+constexpr int kStreamRows = 8;
+constexpr int kDirectRows = 2;    // whose x is read as it is
+constexpr int kStreamBlocks = 2;  // of a multiprocessor
+constexpr int kRing = 6;          // stages of a warp
+constexpr int kStageSlices = 2;
+constexpr int kSliceBytes = 2 * kLanes * 16;  // of W
+constexpr size_t kStreamSharedBytes = size_t{kMatmulSegments} * kRing * kStageSlices * kSliceBytes;
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+__device__ __forceinline__ void InitBarrier(uint32_t barrier) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+}
+// `barrier` completes its phase when the bytes are there.
+__device__ __forceinline__ void StartBulkCopy(uint32_t to, const void* from, uint32_t bytes,
+                                              uint32_t barrier, uint64_t policy) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1], %2, [%3], %4;" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+      : "memory");
+}
+__device__ __forceinline__ void WaitForPhase(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra end;\n"
+      "bra again;\n"
+      "end:\n"
+      "}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+#endif
+
+template <bool kDirect>
+__global__ void __launch_bounds__(kThreads, kStreamBlocks)
+    StreamKernel(const __grid_constant__ Operands args) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  extern __shared__ uint4 rings[];  // [warps][kRing][kStageSlices][2][32]
+  __shared__ uint64_t barriers[kMatmulSegments][kRing];
+  __shared__ float4 parts[2][kMatmulSegments][1][kLanes];  // of this tile and of the one before
+  const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
+  const int32_t tiles = (args.out + 15) / 16, blocks = static_cast<int32_t>(gridDim.x);
+  const int32_t first = min(warp * args.slices_per_segment, args.slices);
+  const int32_t last = min(first + args.slices_per_segment, args.slices);
+  const int32_t my_tiles = (tiles - static_cast<int32_t>(blockIdx.x) + blocks - 1) / blocks;
+  const int32_t stages = my_tiles * ((last - first + kStageSlices - 1) / kStageSlices);
+  const uint4* ring = rings + warp * (kRing * kStageSlices * 2 * kLanes);
+  const uint32_t ring_at = SharedAddress(ring), barriers_at = SharedAddress(barriers[warp]);
+  if (lane == 0) {
+    for (int i = 0; i < kRing; ++i) InitBarrier(barriers_at + 8 * i);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __syncwarp();
+  uint64_t read_once;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(read_once));
+  // Stages are asked for in the order in which they are used, over the borders of tiles.
+  int32_t asked = 0, asked_slice = first, asked_slot = 0;
+  const uint4* asked_tile = args.w + int64_t{blockIdx.x} * args.slices * 2 * kLanes;
+  const auto ask = [&] {
+    if (asked == stages) return;
+    ++asked;
+    if (lane == 0) {
+      StartBulkCopy(ring_at + asked_slot * (kStageSlices * kSliceBytes),
+                    asked_tile + int64_t{asked_slice} * 2 * kLanes,
+                    min(kStageSlices, last - asked_slice) * kSliceBytes,
+                    barriers_at + 8 * asked_slot, read_once);
     }
-    const float values[4] = {total.x, total.y, total.z, total.w};
+    asked_slice += kStageSlices;
+    if (asked_slice >= last) {
+      asked_slice = first;
+      asked_tile += int64_t{blocks} * args.slices * 2 * kLanes;
+    }
+    asked_slot = asked_slot + 1 == kRing ? 0 : asked_slot + 1;
+  };
+  for (int i = 0; i < kRing - 1; ++i) ask();
+  WaitForEarlier();
+  LetNextStart();
+
+  const bool wanted = lane / 4 < args.m;
+  const uint4* ordered = kDirect ? nullptr : args.x + lane;
+  const float* row = kDirect ? args.x_rows + lane / 4 * args.x_stride + lane % 4 * 2 : nullptr;
+  struct Inputs {
+    uint4 ordered;
+    float2 pairs[4];
+  };
+  const auto load = [&](Inputs(&to)[kStageSlices], int32_t slice) {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int32_t output = tile * 16 + lane / 4 + j / 2 * 8;
-      const int32_t row = i * 8 + lane % 4 * 2 + j % 2;
-      if (output < args.out && row < args.m) {
-        Finish(values[j], output, row, args.bias, args.accumulate, args.y, args.y_stride);
+    for (int s = 0; s < kStageSlices; ++s) {
+      const bool exists = wanted && slice + s < last;
+      if constexpr (kDirect) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          to[s].pairs[i] =
+              exists ? __ldcg(reinterpret_cast<const float2*>(row + (slice + s) * kSlice + i * 8))
+                     : make_float2(0.0f, 0.0f);
+        }
+      } else {
+        to[s].ordered =
+            exists ? __ldcg(ordered + int64_t{slice + s} * kLanes) : make_uint4(0, 0, 0, 0);
       }
     }
+  };
+  int32_t slot = 0;
+  uint32_t parity = 0;
+  for (int32_t t = 0; t < my_tiles; ++t) {
+    float sums[4] = {};
+    Inputs x[2][kStageSlices];
+    load(x[0], first);
+    const auto use = [&](int32_t slice, const Inputs(&here)[kStageSlices],
+                         Inputs(&next)[kStageSlices]) {
+      load(next, slice + kStageSlices);
+      WaitForPhase(barriers_at + 8 * slot, parity);
+      const uint4* stage = ring + slot * (kStageSlices * 2 * kLanes) + lane;
+#pragma unroll
+      for (int s = 0; s < kStageSlices; ++s) {
+        if (slice + s >= last) continue;
+        uint4 of_x = here[s].ordered;
+        if constexpr (kDirect) {
+          const float2* pairs = here[s].pairs;
+          of_x = make_uint4(PackBf16(pairs[0].x, pairs[0].y), PackBf16(pairs[1].x, pairs[1].y),
+                            PackBf16(pairs[2].x, pairs[2].y), PackBf16(pairs[3].x, pairs[3].y));
+        }
+        MultiplyAddTile(sums, stage[s * 2 * kLanes], stage[(s * 2 + 1) * kLanes], of_x);
+      }
+      __syncwarp();  // all have read the stage: it may be filled again
+      ask();
+      if (++slot == kRing) {
+        slot = 0;
+        parity ^= 1;
+      }
+    };
+    for (int32_t slice = first; slice < last; slice += 2 * kStageSlices) {
+      use(slice, x[0], x[1]);
+      if (slice + kStageSlices < last) use(slice + kStageSlices, x[1], x[0]);
+    }
+    parts[t % 2][warp][0][lane] = make_float4(sums[0], sums[1], sums[2], sums[3]);
+    __syncthreads();
+    // Each tile another warp: what it adds up here it does not stream.
+    AddSegments(parts[t % 2], args, static_cast<int32_t>(blockIdx.x) + t * blocks,
+                (warp + t) % kMatmulSegments, lane);
   }
+#endif
 }
 
 constexpr int kStages = 4;
@@ -228,6 +395,8 @@ __global__ void __launch_bounds__(kThreads, 1)
 __global__ void __launch_bounds__(kThreads)
     OrderRowsKernel(const float* x, int64_t stride, int32_t m, int32_t in, int32_t slices,
                     uint4* to) {
+  LetNextStart();
+  WaitForEarlier();
   const int32_t slice = static_cast<int32_t>(blockIdx.x) * (kThreads / kLanes) +
                         static_cast<int32_t>(threadIdx.x) / kLanes;
   if (slice >= slices) return;
@@ -243,155 +412,6 @@ __global__ void __launch_bounds__(kThreads)
   }
   to[(int64_t{blockIdx.y} * slices + slice) * kLanes + lane] =
       make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
-}
-
-__device__ __forceinline__ float WidenF16(uint16_t bits) {
-  float x;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
-  return x;
-}
-__device__ __forceinline__ float ValueAt(const void* values, DType dtype, int64_t i) {
-  if (dtype == DType::kF32) return static_cast<const float*>(values)[i];
-  const uint16_t bits = static_cast<const uint16_t*>(values)[i];
-  return dtype == DType::kBF16 ? WidenBf16(bits) : WidenF16(bits);
-}
-
-__global__ void __launch_bounds__(kThreads)
-    PackTensorKernel(const void* source, DType dtype, int64_t first_row, int64_t count, int32_t in,
-                     int32_t slices, uint16_t* to) {
-  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
-       i += int64_t{gridDim.x} * kThreads) {
-    const int64_t output = first_row + i / in;
-    const auto column = static_cast<int32_t>(i % in);
-    // Fragment of A: registers are (row, k), (row + 8, k), (row, k + 8), (row + 8, k + 8).
-    const int row = static_cast<int>(output % 16), k = column % 16;
-    const int lane = row % 8 * 4 + k % 8 / 2;
-    const int reg = row / 8 + k / 8 * 2;
-    const int64_t tile = (output / 16 * slices + column / kSlice) * 2 + column % kSlice / 16;
-    to[((tile * kLanes + lane) * 4 + reg) * 2 + k % 2] = RoundBf16(ValueAt(source, dtype, i));
-  }
-}
-
-template <typename Stored>
-__global__ void __launch_bounds__(kThreads)
-    PackExactKernel(const void* source, DType dtype, int64_t first_row, int64_t count, int32_t in,
-                    int64_t out, Stored* to) {
-  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
-       i += int64_t{gridDim.x} * kThreads) {
-    const int64_t output = first_row + i / in, column = i % in;
-    Stored* at = to + (column / 4 * out + output) * 4 + column % 4;
-    if constexpr (sizeof(Stored) == 4) {
-      *at = ValueAt(source, dtype, i);
-    } else {
-      *at = static_cast<const uint16_t*>(source)[i];
-    }
-  }
-}
-
-constexpr int kExactThreads = 128;
-constexpr int kExactDepth = 256;  // inner values of x in shared memory at a time
-
-template <DType kStorage>
-struct Group;  // four values
-template <>
-struct Group<DType::kF32> {
-  float4 v;
-  __device__ void Widen(float (&to)[4]) const {
-    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
-  }
-};
-template <>
-struct Group<DType::kBF16> {
-  uint2 v;
-  __device__ void Widen(float (&to)[4]) const {
-    to[0] = WidenLow(v.x), to[1] = WidenHigh(v.x), to[2] = WidenLow(v.y), to[3] = WidenHigh(v.y);
-  }
-};
-template <>
-struct Group<DType::kF16> {
-  uint2 v;
-  __device__ void Widen(float (&to)[4]) const {
-    to[0] = WidenF16(static_cast<uint16_t>(v.x)),
-    to[1] = WidenF16(static_cast<uint16_t>(v.x >> 16));
-    to[2] = WidenF16(static_cast<uint16_t>(v.y)),
-    to[3] = WidenF16(static_cast<uint16_t>(v.y >> 16));
-  }
-};
-
-template <DType kStorage, int kRows>
-__global__ void __launch_bounds__(kExactThreads)
-    ExactKernel(const __grid_constant__ MatmulArgs args, const Group<kStorage>* w, int32_t in,
-                int32_t out) {
-  __shared__ float4 x[kRows][kExactDepth / 4];
-  const int32_t output =
-      static_cast<int32_t>(blockIdx.x) * kExactThreads + static_cast<int32_t>(threadIdx.x);
-  const int64_t first_row = int64_t{blockIdx.y} * kRows;
-  const int rows = static_cast<int>(min(int64_t{kRows}, args.m - first_row));
-  float sums[kRows] = {};
-  for (int32_t depth = 0; depth < in; depth += kExactDepth) {
-    __syncthreads();
-    auto* values = reinterpret_cast<float*>(x);
-    for (int i = threadIdx.x; i < kRows * kExactDepth; i += kExactThreads) {
-      const int row = i / kExactDepth;
-      const int32_t column = depth + i % kExactDepth;
-      values[i] =
-          row < rows && column < in ? args.x[(first_row + row) * args.x_stride + column] : 0.0f;
-    }
-    __syncthreads();
-    if (output >= out) continue;
-    const int32_t count = min(kExactDepth, in - depth);
-    const Group<kStorage>* group = w + int64_t{depth / 4} * out + output;
-    for (int32_t k = 0; k < count / 4; ++k) {
-      float weights[4];
-      group[int64_t{k} * out].Widen(weights);
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        const float4 of_x = x[r][k];
-        sums[r] = __fmaf_rn(of_x.x, weights[0], sums[r]);
-        sums[r] = __fmaf_rn(of_x.y, weights[1], sums[r]);
-        sums[r] = __fmaf_rn(of_x.z, weights[2], sums[r]);
-        sums[r] = __fmaf_rn(of_x.w, weights[3], sums[r]);
-      }
-    }
-    if (count % 4 != 0) {  // only the last depth: nothing may be added past the last value
-      float weights[4];
-      group[int64_t{count / 4} * out].Widen(weights);
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        const float4 v = x[r][count / 4];
-        sums[r] = __fmaf_rn(v.x, weights[0], sums[r]);
-        if (count % 4 > 1) sums[r] = __fmaf_rn(v.y, weights[1], sums[r]);
-        if (count % 4 > 2) sums[r] = __fmaf_rn(v.z, weights[2], sums[r]);
-      }
-    }
-  }
-  if (output >= out) return;
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    if (r < rows) {
-      Finish(sums[r], output, static_cast<int32_t>(first_row) + r, args.bias, args.accumulate,
-             args.y, args.y_stride);
-    }
-  }
-}
-
-template <DType kStorage, int kRows>
-cudaError_t LaunchExact(const MatmulArgs& args, const DeviceWeights& w, cudaStream_t stream) {
-  const int64_t row_blocks = CeilDiv(args.m, kRows);
-  if (row_blocks > 65535) return cudaErrorInvalidValue;
-  const dim3 grid(static_cast<unsigned>(CeilDiv(w.out, kExactThreads)),
-                  static_cast<unsigned>(row_blocks));
-  ExactKernel<kStorage, kRows>
-      <<<grid, kExactThreads, 0, stream>>>(args, static_cast<const Group<kStorage>*>(w.data),
-                                           static_cast<int32_t>(w.in), static_cast<int32_t>(w.out));
-  return cudaGetLastError();
-}
-
-template <DType kStorage>
-cudaError_t Exact(const MatmulArgs& args, const DeviceWeights& w, cudaStream_t stream) {
-  if (args.m == 1) return LaunchExact<kStorage, 1>(args, w, stream);
-  if (args.m <= 4) return LaunchExact<kStorage, 4>(args, w, stream);
-  return LaunchExact<kStorage, 16>(args, w, stream);
 }
 
 template <int kBlockRows>
@@ -413,88 +433,92 @@ cudaError_t ManyRows(const Operands& operands, cudaStream_t stream) {
 
 }  // namespace
 
-size_t PackedMatrixBytes(int64_t out, int64_t in, DeviceWeights::Way way, DType storage) {
-  if (way == DeviceWeights::Way::kTensor) {
-    return static_cast<size_t>(CeilDiv(out, 16) * 16 * SlicesOf(in) * kSlice * 2);
-  }
-  return static_cast<size_t>(CeilDiv(in, 4) * 4 * out) * DTypeBytes(storage);
-}
-
-cudaError_t PackRows(const void* source, DType dtype, int64_t first_row, int64_t rows,
-                     const DeviceWeights& packed, cudaStream_t stream) {
-  if (packed.in < 1 || packed.in > 0x7fffffff || packed.out > 0x7fffffff || first_row < 0 ||
-      first_row + rows > packed.out) {
-    return cudaErrorInvalidValue;
-  }
-  if (rows <= 0) return cudaSuccess;
-  const int64_t count = rows * packed.in;
-  const auto blocks = static_cast<unsigned>(std::min<int64_t>(CeilDiv(count, kThreads), 8192));
-  const auto in = static_cast<int32_t>(packed.in);
-  void* data = const_cast<void*>(packed.data);
-  if (packed.way == DeviceWeights::Way::kTensor) {
-    PackTensorKernel<<<blocks, kThreads, 0, stream>>>(source, dtype, first_row, count, in,
-                                                      SlicesOf(in), static_cast<uint16_t*>(data));
-  } else if (packed.storage == DType::kF32) {
-    PackExactKernel<<<blocks, kThreads, 0, stream>>>(source, dtype, first_row, count, in,
-                                                     packed.out, static_cast<float*>(data));
-  } else {
-    if (dtype != packed.storage) return cudaErrorInvalidValue;
-    PackExactKernel<<<blocks, kThreads, 0, stream>>>(source, dtype, first_row, count, in,
-                                                     packed.out, static_cast<uint16_t*>(data));
-  }
-  return cudaGetLastError();
-}
-
 size_t MatmulWorkspaceBytes(int64_t m, const DeviceWeights& w) {
-  if (w.way == DeviceWeights::Way::kExact) return 0;
-  return static_cast<size_t>(CeilDiv(m, 8) * SlicesOf(w.in)) * kLanes * sizeof(uint4);
+  return w.way == DeviceWeights::Way::kExact ? 0 : OrderedBytes(m, w.in);
 }
+
+size_t OrderedBytes(int64_t m, int64_t in) {
+  return static_cast<size_t>(CeilDiv(m, 8) * SlicesOf(in)) * kLanes * sizeof(uint4);
+}
+
+namespace {
+
+// x in `operands`, one way or the other.
+cudaError_t Tensor(const Operands& operands, cudaStream_t stream) {
+  const auto tiles = static_cast<unsigned>(CeilDiv(operands.out, 16));
+  const int32_t m = operands.m;
+  if (CurrentDevice().hopper && m <= kStreamRows) {
+    const auto kernel = operands.x == nullptr ? StreamKernel<true> : StreamKernel<false>;
+    if (const cudaError_t error =
+            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 static_cast<int>(kStreamSharedBytes));
+        error != cudaSuccess) {
+      return error;
+    }
+    const auto most = static_cast<unsigned>(CurrentDevice().multiprocessors * kStreamBlocks);
+    return Launch(kernel, std::min(tiles, most), kThreads, kStreamSharedBytes, stream, false,
+                  operands);
+  }
+  if (m <= 8) return Launch(FewRowsKernel<1>, tiles, kThreads, 0, stream, false, operands);
+  if (m <= 16) return Launch(FewRowsKernel<2>, tiles, kThreads, 0, stream, false, operands);
+  if (m <= kMatmulFewRows) {
+    return Launch(FewRowsKernel<4>, tiles, kThreads, 0, stream, false, operands);
+  }
+  return m <= 64 ? ManyRows<64>(operands, stream) : ManyRows<128>(operands, stream);
+}
+
+bool IsRefused(const MatmulArgs& args, const DeviceWeights& w) {
+  return args.m < 0 || args.m > 65535 * 8 || w.out < 1 || w.in < 1;
+}
+
+Operands OperandsOf(const MatmulArgs& args, const DeviceWeights& w) {
+  const int32_t slices = SlicesOf(w.in);
+  return {static_cast<const uint4*>(w.data),
+          nullptr,
+          nullptr,
+          args.x_stride,
+          slices,
+          static_cast<int32_t>(CeilDiv(slices, kMatmulSegments)),
+          static_cast<int32_t>(w.out),
+          static_cast<int32_t>(args.m),
+          args.y,
+          args.y_stride,
+          args.bias,
+          args.accumulate};
+}
+
+}  // namespace
 
 cudaError_t Matmul(const MatmulArgs& args, const DeviceWeights& w, void* workspace,
                    cudaStream_t stream) {
-  if (args.m < 0 || args.m > 65535 * 8 || w.out < 1 || w.in < 1) return cudaErrorInvalidValue;
+  if (IsRefused(args, w)) return cudaErrorInvalidValue;
   if (args.m == 0) return cudaSuccess;
-  if (w.way == DeviceWeights::Way::kExact) {
-    switch (w.storage) {
-      case DType::kF32:
-        return Exact<DType::kF32>(args, w, stream);
-      case DType::kBF16:
-        return Exact<DType::kBF16>(args, w, stream);
-      case DType::kF16:
-        return Exact<DType::kF16>(args, w, stream);
-    }
-    return cudaErrorInvalidValue;
+  if (w.way == DeviceWeights::Way::kExact) return MatmulExact(args, w, stream);
+  Operands operands = OperandsOf(args, w);
+  const bool pairs = args.x_stride % 2 == 0 && reinterpret_cast<uintptr_t>(args.x) % 8 == 0;
+  if (CurrentDevice().hopper && args.m <= kDirectRows && w.in % kSlice == 0 && pairs) {
+    operands.x_rows = args.x;
+    return Tensor(operands, stream);
   }
-  const int32_t slices = SlicesOf(w.in);
-  const auto m = static_cast<int32_t>(args.m);
-  const dim3 order_grid(static_cast<unsigned>(CeilDiv(slices, kThreads / kLanes)),
-                        static_cast<unsigned>(CeilDiv(m, 8)));
-  OrderRowsKernel<<<order_grid, kThreads, 0, stream>>>(
-      args.x, args.x_stride, m, static_cast<int32_t>(w.in), slices, static_cast<uint4*>(workspace));
-  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
-  const Operands operands{static_cast<const uint4*>(w.data),
-                          static_cast<const uint4*>(workspace),
-                          slices,
-                          static_cast<int32_t>(CeilDiv(slices, kMatmulSegments)),
-                          static_cast<int32_t>(w.out),
-                          m,
-                          args.y,
-                          args.y_stride,
-                          args.bias,
-                          args.accumulate};
-  const auto tiles = static_cast<unsigned>(CeilDiv(w.out, 16));
-  if (m <= 8) {
-    FewRowsKernel<1><<<tiles, kThreads, 0, stream>>>(operands);
-  } else if (m <= 16) {
-    FewRowsKernel<2><<<tiles, kThreads, 0, stream>>>(operands);
-  } else if (m <= kMatmulFewRows) {
-    FewRowsKernel<4><<<tiles, kThreads, 0, stream>>>(operands);
-  } else if (m <= 64) {
-    return ManyRows<64>(operands, stream);
-  } else {
-    return ManyRows<128>(operands, stream);
+  const dim3 order_grid(static_cast<unsigned>(CeilDiv(operands.slices, kThreads / kLanes)),
+                        static_cast<unsigned>(CeilDiv(operands.m, 8)));
+  if (const cudaError_t error = Launch(
+          OrderRowsKernel, order_grid, kThreads, 0, stream, false, args.x, args.x_stride,
+          operands.m, static_cast<int32_t>(w.in), operands.slices, static_cast<uint4*>(workspace));
+      error != cudaSuccess) {
+    return error;
   }
-  return cudaGetLastError();
+  operands.x = static_cast<const uint4*>(workspace);
+  return Tensor(operands, stream);
+}
+
+cudaError_t MatmulOrdered(const MatmulArgs& args, const DeviceWeights& w, const void* ordered,
+                          cudaStream_t stream) {
+  if (IsRefused(args, w) || w.way != DeviceWeights::Way::kTensor) return cudaErrorInvalidValue;
+  if (args.m == 0) return cudaSuccess;
+  Operands operands = OperandsOf(args, w);
+  operands.x = static_cast<const uint4*>(ordered);
+  return Tensor(operands, stream);
 }
 
 }  // namespace winnow::kernels::cuda

@@ -50,6 +50,12 @@ size_t PackedMatrixBytes(int64_t out, int64_t in, DeviceWeights::Way way, DType 
 // x in the order in which kTensor reads it; none for kExact. Need not be zeroed.
 size_t MatmulWorkspaceBytes(int64_t m, const DeviceWeights& w);
 
+// That order: x rounded to bfloat16, [ceil(m / 8)][ceil(in / kOrderedSlice)] tiles of 8 rows, zeros past
+// the last column of a row; what lies past the last row does not matter. In a tile 16 bytes each of row
+// r, for c in 0..3 in turn: columns 2c and 2c + 1 of every eight.
+inline constexpr int32_t kOrderedSlice = 32;
+size_t OrderedBytes(int64_t m, int64_t in);
+
 struct MatmulArgs {
   const float* x = nullptr;
   int64_t x_stride = 0;
@@ -61,6 +67,9 @@ struct MatmulArgs {
 };
 [[nodiscard]] cudaError_t Matmul(const MatmulArgs& args, const DeviceWeights& w, void* workspace,
                                  cudaStream_t stream);
+// The same of an x that lies in order; args.x is not read. REQUIRES: kTensor.
+[[nodiscard]] cudaError_t MatmulOrdered(const MatmulArgs& args, const DeviceWeights& w,
+                                        const void* ordered, cudaStream_t stream);
 
 }  // namespace winnow::kernels::cuda
 

@@ -22,6 +22,7 @@
 
 #include "kernels/attention_state.h"
 #include "kernels/cuda/device_math.cuh"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/row_attention.h"
 
 namespace winnow::kernels::cuda {
@@ -38,7 +39,8 @@ struct Args {
   int64_t q_stride;
   const DeviceQuery* queries;
   const RowList* lists;  // gathered
-  const uint8_t* pool;   // paged
+  Selection chosen;      // chosen
+  const uint8_t* pool;   // paged, chosen
   FastDivider block_tokens;
   int64_t block_bytes, head_bytes;
   int32_t kv_heads, group, stages;
@@ -60,6 +62,8 @@ __host__ __device__ constexpr int PaddedRowBytes() {
 }
 
 // Where a list's rows lie.
+enum class Source { kGathered, kPaged, kChosen };
+
 struct GatheredRows {
   const std::byte* const* rows;
   __device__ const uint8_t* operator()(int32_t i) const {
@@ -76,6 +80,20 @@ struct PagedRows {
     const int32_t block = block_tokens.Divide(i);
     return head + table[block] * block_bytes +
            (i - block * block_tokens.divisor()) * (4 * kHeadDim);
+  }
+};
+
+// The tokens before mid, those chosen, those after mid.
+template <int kHeadDim>
+struct ChosenRows {
+  PagedRows<kHeadDim> paged;
+  const int32_t* tokens;
+  int32_t capacity, before, chosen, after_first;
+  __device__ const uint8_t* operator()(int32_t i) const {
+    // Read in any case, so that it need not wait for how many there are.
+    const int32_t token = tokens[min(max(i - before, 0), capacity - 1)];
+    if (i < before) return paged(i);
+    return paged(i < before + chosen ? token : after_first + (i - before - chosen));
   }
 };
 
@@ -114,8 +132,9 @@ __device__ __forceinline__ void PutState(const AttentionOutput& output, const De
   }
 }
 
-template <int kHeadDim, bool kPaged>
+template <int kHeadDim, Source kSource>
 __global__ void __launch_bounds__(kThreads) AttendKernel(const __grid_constant__ Args args) {
+  LetNextStart();
   constexpr int kRowBytes = PaddedRowBytes<kHeadDim>();
   constexpr int kSteps = kHeadDim / 16;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -126,15 +145,35 @@ __global__ void __launch_bounds__(kThreads) AttendKernel(const __grid_constant__
   const int64_t all_heads = int64_t{args.kv_heads} * args.group;
   const int64_t out_head = int64_t{kv_head} * args.group + first_head;
 
+  const DeviceQuery query = args.queries[query_index];
+  const uint8_t* of_head = args.pool + kv_head * args.head_bytes;
+  WaitForEarlier();
   int32_t count;
-  const std::byte* const* gathered = nullptr;
-  if constexpr (kPaged) {
-    count = args.queries[query_index].position + 1;
-  } else {
-    const RowList list = args.lists[list_index];
-    count = list.count;
-    gathered = list.rows;
-  }
+  const auto rows = [&] {
+    if constexpr (kSource == Source::kGathered) {
+      const RowList list = args.lists[list_index];
+      count = list.count;
+      return GatheredRows{list.rows};
+    } else {
+      const PagedRows<kHeadDim> paged{query.block_table, of_head, args.block_tokens,
+                                      args.block_bytes};
+      if constexpr (kSource == Source::kPaged) {
+        count = query.position + 1;
+        return paged;
+      } else {
+        const int32_t before = min(query.mid.first, query.position + 1);
+        const int32_t after_first = max(query.mid.last, before);
+        const int32_t chosen = args.chosen.counts[list_index];
+        count = before + chosen + max(query.position + 1 - after_first, 0);
+        return ChosenRows<kHeadDim>{paged,
+                                    args.chosen.tokens + int64_t{list_index} * args.chosen.capacity,
+                                    args.chosen.capacity,
+                                    before,
+                                    chosen,
+                                    after_first};
+      }
+    }
+  }();
   const int32_t per_split = RowsPerSplit(count);
   const int32_t splits = (count + per_split - 1) / per_split;
   const auto split = static_cast<int32_t>(blockIdx.x);
@@ -146,15 +185,6 @@ __global__ void __launch_bounds__(kThreads) AttendKernel(const __grid_constant__
     }
     return;
   }
-  const auto rows = [&] {
-    if constexpr (kPaged) {
-      return PagedRows<kHeadDim>{args.queries[query_index].block_table,
-                                 args.pool + kv_head * args.head_bytes, args.block_tokens,
-                                 args.block_bytes};
-    } else {
-      return GatheredRows{gathered};
-    }
-  }();
   const int32_t split_last = min((split + 1) * per_split, count);
   int32_t tile = split * per_split + warp * kTileRows;
 
@@ -173,8 +203,7 @@ __global__ void __launch_bounds__(kThreads) AttendKernel(const __grid_constant__
   const int head = lane / 4, pair = lane % 4 * 2;
   uint32_t q_fragments[kSteps][4];
   {
-    const float* q =
-        args.q + args.queries[query_index].row * args.q_stride + (out_head + head) * kHeadDim;
+    const float* q = args.q + query.row * args.q_stride + (out_head + head) * kHeadDim;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
@@ -350,7 +379,7 @@ __global__ void __launch_bounds__(kThreads) AttendKernel(const __grid_constant__
     const int h = i / (kHeadDim / 4), c = i % (kHeadDim / 4) * 4;
     const float4* of_head = reinterpret_cast<const float4*>(parts + h * kHeadDim + c);
     float4 value = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll 12
+#pragma unroll 18
     for (int s = 0; s < splits; ++s) {
       const float4 part = __ldcg(of_head + int64_t{s} * args.group * (kHeadDim / 4));
       const float keep = keeps[s][h];
@@ -389,6 +418,8 @@ __global__ void MergeStatesKernel(float* states, const float* parts, int32_t hea
 
 __global__ void FinishStatesKernel(const float* states, const DeviceQuery* queries,
                                    int32_t head_dim, float* out, int64_t out_stride) {
+  LetNextStart();
+  WaitForEarlier();
   const int64_t heads = gridDim.x, query = blockIdx.y, head = blockIdx.x;
   const float* state = states + (query * heads + head) * (head_dim + 2);
   const float sum = state[head_dim + 1];
@@ -421,13 +452,13 @@ Plan MakePlan(const RowAttentionShape& shape) {
   return plan;
 }
 
-template <int kHeadDim, bool kPaged>
-cudaError_t Launch(const RowAttentionShape& shape, const Args& args, cudaStream_t stream) {
+template <int kHeadDim, Source kSource>
+cudaError_t LaunchOf(const RowAttentionShape& shape, const Args& args, cudaStream_t stream) {
   const size_t shared_bytes =
       std::max<size_t>(size_t{1} * kWarps * args.stages * kTileRows * PaddedRowBytes<kHeadDim>(),
                        size_t{4} * kWarps * kPackedHeads * (kHeadDim + 2));
   if (shared_bytes > 48 * 1024) {
-    const cudaError_t error = cudaFuncSetAttribute(AttendKernel<kHeadDim, kPaged>,
+    const cudaError_t error = cudaFuncSetAttribute(AttendKernel<kHeadDim, kSource>,
                                                    cudaFuncAttributeMaxDynamicSharedMemorySize,
                                                    static_cast<int>(shared_bytes));
     if (error != cudaSuccess) return error;
@@ -439,14 +470,14 @@ cudaError_t Launch(const RowAttentionShape& shape, const Args& args, cudaStream_
                              : std::max<int64_t>(CeilDiv(shape.max_rows, per_split), 1);
   const dim3 grid(static_cast<unsigned>(splits), shape.num_queries * shape.layout.kv_heads,
                   static_cast<unsigned>(CeilDiv(shape.group, kPackedHeads)));
-  AttendKernel<kHeadDim, kPaged><<<grid, kThreads, shared_bytes, stream>>>(args);
-  return cudaGetLastError();
+  return Launch(AttendKernel<kHeadDim, kSource>, grid, kThreads, shared_bytes, stream, false, args);
 }
 
-template <bool kPaged>
+template <Source kSource>
 cudaError_t Attend(const RowAttentionShape& shape, const float* q, int64_t q_stride,
-                   const DeviceQuery* queries, const RowList* lists, const void* pool, float scale,
-                   const AttentionOutput& output, void* workspace, cudaStream_t stream) {
+                   const DeviceQuery* queries, const RowList* lists, const Selection& chosen,
+                   const void* pool, float scale, const AttentionOutput& output, void* workspace,
+                   cudaStream_t stream) {
   const KvLayout& layout = shape.layout;
   const int64_t num_lists = int64_t{shape.num_queries} * layout.kv_heads;
   if (layout.dtype != DType::kBF16 || shape.group < 1 || layout.kv_heads < 1 ||
@@ -461,6 +492,7 @@ cudaError_t Attend(const RowAttentionShape& shape, const float* q, int64_t q_str
                   q_stride,
                   queries,
                   lists,
+                  chosen,
                   static_cast<const uint8_t*>(pool),
                   FastDivider(layout.block_tokens),
                   static_cast<int64_t>(layout.BlockBytes()),
@@ -475,13 +507,13 @@ cudaError_t Attend(const RowAttentionShape& shape, const float* q, int64_t q_str
                   reinterpret_cast<uint32_t*>(memory + plan.tickets)};
   switch (layout.head_dim) {
     case 64:
-      return Launch<64, kPaged>(shape, args, stream);
+      return LaunchOf<64, kSource>(shape, args, stream);
     case 80:
-      return Launch<80, kPaged>(shape, args, stream);
+      return LaunchOf<80, kSource>(shape, args, stream);
     case 96:
-      return Launch<96, kPaged>(shape, args, stream);
+      return LaunchOf<96, kSource>(shape, args, stream);
     case 128:
-      return Launch<128, kPaged>(shape, args, stream);
+      return LaunchOf<128, kSource>(shape, args, stream);
     default:
       return cudaErrorInvalidValue;
   }
@@ -500,14 +532,24 @@ ZeroedPart RowAttentionZeroedPart(const RowAttentionShape& shape) {
 cudaError_t AttendRows(const RowAttentionShape& shape, const float* q, int64_t q_stride,
                        const DeviceQuery* queries, const RowList* lists, float scale,
                        const AttentionOutput& output, void* workspace, cudaStream_t stream) {
-  return Attend<false>(shape, q, q_stride, queries, lists, nullptr, scale, output, workspace,
-                       stream);
+  return Attend<Source::kGathered>(shape, q, q_stride, queries, lists, {}, nullptr, scale, output,
+                                   workspace, stream);
+}
+
+cudaError_t AttendChosen(const RowAttentionShape& shape, const float* q, int64_t q_stride,
+                         const DeviceQuery* queries, const Selection& chosen, const void* pool,
+                         float scale, const AttentionOutput& output, void* workspace,
+                         cudaStream_t stream) {
+  if (chosen.kv_heads != shape.layout.kv_heads || chosen.capacity < 1) return cudaErrorInvalidValue;
+  return Attend<Source::kChosen>(shape, q, q_stride, queries, nullptr, chosen, pool, scale, output,
+                                 workspace, stream);
 }
 
 cudaError_t AttendPaged(const RowAttentionShape& shape, const float* q, int64_t q_stride,
                         const DeviceQuery* queries, const void* pool, float scale,
                         const AttentionOutput& output, void* workspace, cudaStream_t stream) {
-  return Attend<true>(shape, q, q_stride, queries, nullptr, pool, scale, output, workspace, stream);
+  return Attend<Source::kPaged>(shape, q, q_stride, queries, nullptr, {}, pool, scale, output,
+                                workspace, stream);
 }
 
 cudaError_t MergeStates(float* states, const float* parts, int64_t count, int32_t head_dim,
@@ -529,9 +571,8 @@ cudaError_t FinishStates(const float* states, const DeviceQuery* queries, int32_
                          int32_t heads, int32_t head_dim, float* out, int64_t out_stride,
                          cudaStream_t stream) {
   if (num_queries == 0) return cudaSuccess;
-  FinishStatesKernel<<<dim3(heads, num_queries), 128, 0, stream>>>(states, queries, head_dim, out,
-                                                                   out_stride);
-  return cudaGetLastError();
+  return Launch(FinishStatesKernel, dim3(heads, num_queries), 128, 0, stream, false, states,
+                queries, head_dim, out, out_stride);
 }
 
 }  // namespace winnow::kernels::cuda

@@ -1,5 +1,5 @@
-// Exact attention of few queries over keys that lie in rows: gathered (AttendRows of backend.h) or
-// paged (Attend with one query a chunk: dense decoding). Split over the keys, with the heads of a
+// Exact attention of few queries over keys that lie in rows: gathered (AttendRows of backend.h), chosen
+// (AttendChosen) or paged (Attend with one query a chunk: dense decoding). Split over the keys, with the heads of a
 // group packed into one matrix product.
 //
 //   q        [rows][H*d] f32, rows `q_stride` floats apart; query i reads row queries[i].row
@@ -30,7 +30,7 @@ inline constexpr int32_t kMaxAttentionSplits = 48;
 struct RowAttentionShape {
   int32_t num_queries = 0;
   int32_t group = 0;     // G
-  KvLayout layout;       // of the rows; block_tokens matters only where keys are paged
+  KvLayout layout;       // of the rows; block_tokens does not matter where keys are gathered
   int32_t max_rows = 0;  // no list, or no query's position + 1, is longer
 };
 
@@ -49,6 +49,14 @@ ZeroedPart RowAttentionZeroedPart(const RowAttentionShape& shape);
                                      const RowList* lists, float scale,
                                      const AttentionOutput& output, void* workspace,
                                      cudaStream_t stream);
+
+// Query i attends to what it sees outside mid and to its chosen tokens (`chosen` in device memory), all
+// in `pool`'s blocks. REQUIRES: shape.max_rows >= those of each list.
+[[nodiscard]] cudaError_t AttendChosen(const RowAttentionShape& shape, const float* q,
+                                       int64_t q_stride, const DeviceQuery* queries,
+                                       const Selection& chosen, const void* pool, float scale,
+                                       const AttentionOutput& output, void* workspace,
+                                       cudaStream_t stream);
 
 // Dense: query i attends to its tokens [0, position] in `pool`'s blocks.
 [[nodiscard]] cudaError_t AttendPaged(const RowAttentionShape& shape, const float* q,

@@ -132,14 +132,15 @@ TEST_F(CudaBackendTest, WhatIsChosenIsPrunedAndAttendedTo) {
     Matrix out(num_queries, q.cols());
     auto of_out = Put(out);
     backend_->AttendRows(of_q.tensor, queries, lists, layout, scale, states_on_device);
+    backend_->StateMasses(states_on_device, num_states, d, static_cast<float*>(masses.data()));
     if (round % 2 == 0) {  // the device finds the rows itself
       std::vector<RetrievalQuery> without_anchors = queries;
       for (RetrievalQuery& query : without_anchors) query.mid = {0, query.position + 1};
       ASSERT_TRUE(backend_->AttendChosen(of_q.tensor, without_anchors, chosen.view(), pool.data(),
-                                         layout, scale, states_on_device));
+                                         layout, scale, of_out.tensor));
+    } else {
+      backend_->FinishStates(queries, states_on_device, d, of_out.tensor);
     }
-    backend_->StateMasses(states_on_device, num_states, d, static_cast<float*>(masses.data()));
-    backend_->FinishStates(queries, states_on_device, d, of_out.tensor);
     of_out.Fetch();
     for (int64_t i = 0; i < num_states; ++i) {
       const float* state = states.data() + i * AttentionStateFloats(d);
@@ -152,6 +153,93 @@ TEST_F(CudaBackendTest, WhatIsChosenIsPrunedAndAttendedTo) {
       }
       ASSERT_NEAR(mass, AttentionStateLogSumExp(state, d), 1e-3);
       for (int32_t c = 0; c < d; ++c) ASSERT_NEAR(row[c], state[c] / state[d + 1], 1e-3);
+    }
+  }
+}
+
+TEST_F(CudaBackendTest, RotatesAndWritesAsOneAfterTheOther) {
+  SCOPED_TRACE(Seed());
+  for (const int32_t d : {64, 80, 96, 128}) {
+    const int32_t kv_heads = 3, group = static_cast<int32_t>(random_.Int(1, 5));
+    const KvLayout layout{kv_heads, d, static_cast<int32_t>(16 * random_.Int(1, 5)), DType::kBF16};
+    PagedKv kv(random_, layout, {300, 40, 100});
+    // Rows 3, 4 and 59 belong to nobody.
+    const std::vector<AttentionChunk> chunks = {kv.Chunk(2, 0, 3, 50), kv.Chunk(0, 5, 50, 201),
+                                                kv.Chunk(1, 55, 4, 36)};
+    const int64_t rows = 60;
+    Matrix q = Matrix::Normal(random_, rows, int64_t{kv_heads} * group * d);
+    Matrix k = Matrix::Normal(random_, rows, kv_heads * d), v = k;
+    Matrix table = Matrix::Normal(random_, rows, d);
+    const auto pool = UploadPool(kv), expected_pool = UploadPool(kv);
+    Matrix expected_q = q, expected_k = k;
+    auto of_q = Put(q), of_k = Put(k), of_v = Put(v), of_table = Put(table);
+    auto of_expected_q = Put(expected_q), of_expected_k = Put(expected_k);
+    backend_->BeginPass();
+    backend_->RopeAndWriteKv(of_q.tensor, of_k.tensor, of_v.tensor, of_table.tensor, chunks,
+                             pool.data(), layout);
+    static_cast<Backend&>(*backend_).Backend::RopeAndWriteKv(
+        of_expected_q.tensor, of_expected_k.tensor, of_v.tensor, of_table.tensor, chunks,
+        expected_pool.data(), layout);
+    of_q.Fetch();
+    of_expected_q.Fetch();
+    EXPECT_TRUE(SameBits(q, expected_q));
+    EXPECT_TRUE(q.GuardsIntact());
+    EXPECT_EQ(pool.Get(), expected_pool.Get()) << "d " << d;
+  }
+}
+
+// Many selections before the host waits, as the layers of a step make them: their counts arrive
+// each at its place, and tokens as the last selection of a place left them.
+TEST_F(CudaBackendTest, SelectionsOfAStepArriveTogether) {
+  SCOPED_TRACE(Seed());
+  const int32_t kv_heads = 2, group = 3, capacity = 300, layers = 12;
+  const CodeLayout code_layout{kv_heads, 64, 128};
+  const KvLayout layout{kv_heads, 64, 64, DType::kBF16};
+  PagedKv kv(random_, layout, {4000});
+  std::vector<uint8_t> codes(kv.num_blocks() * code_layout.BlockBytes());
+  for (uint8_t& byte : codes) byte = static_cast<uint8_t>(random_.Int(0, 255));
+  const DeviceArray<uint8_t> codes_on_device(codes);
+  const Buffer counts = backend_->AllocateShared(size_t{layers} * 2 * kv_heads * 4);
+  const Buffer tokens = backend_->AllocateShared(size_t{2} * 2 * kv_heads * capacity * 4);
+  struct Layer {
+    std::vector<RetrievalQuery> queries;
+    std::vector<uint8_t> query_codes;
+    std::vector<DeviceArray<uint8_t>> on_device;
+    Selection chosen;
+  };
+  std::vector<Layer> all(layers);
+  backend_->BeginPass();
+  for (int32_t i = 0; i < layers; ++i) {
+    Layer& layer = all[i];
+    const auto num_queries = random_.Int(1, 2);
+    for (int64_t query = 0; query < num_queries; ++query) {
+      layer.queries.push_back(kv.Query(0, 0, static_cast<int32_t>(random_.Int(700, 3999)), 4, 32,
+                                       static_cast<int32_t>(random_.Int(1, capacity))));
+    }
+    layer.query_codes.resize(num_queries * kv_heads * group * code_layout.CodeBytes());
+    for (uint8_t& byte : layer.query_codes) byte = static_cast<uint8_t>(random_.Int(0, 255));
+    layer.on_device.emplace_back(layer.query_codes);
+    // Two places for tokens, in turn; the last of each is what is seen there.
+    layer.chosen = {kv_heads, capacity, static_cast<int32_t*>(counts.data()) + i * 2 * kv_heads,
+                    static_cast<int32_t*>(tokens.data()) + i % 2 * (2 * kv_heads * capacity)};
+    backend_->SelectByCodes(layer.queries, layer.on_device[0].data(), group, codes_on_device.data(),
+                            code_layout, layer.chosen);
+  }
+  ASSERT_TRUE(backend_->Synchronize());
+  for (int32_t i = 0; i < layers; ++i) {
+    const Layer& layer = all[i];
+    OwnedSelection expected(layer.queries.size(), kv_heads, capacity);
+    SelectByCodesRef(layer.queries, layer.query_codes.data(), group, codes.data(), code_layout,
+                     expected.view());
+    for (size_t query = 0; query < layer.queries.size(); ++query) {
+      for (int32_t head = 0; head < kv_heads; ++head) {
+        const int32_t count = layer.chosen.count(static_cast<int64_t>(query), head);
+        const std::vector<int32_t> wanted = expected.Of(static_cast<int64_t>(query), head);
+        ASSERT_EQ(count, static_cast<int32_t>(wanted.size())) << "layer " << i;
+        if (i + 2 < layers) continue;
+        const int32_t* chosen = layer.chosen.chosen(static_cast<int64_t>(query), head);
+        ASSERT_EQ(std::vector<int32_t>(chosen, chosen + count), wanted) << "layer " << i;
+      }
     }
   }
 }

@@ -104,6 +104,23 @@ TEST_F(CudaDenseAttentionTest, AQueryHasTheSameBitsHoweverThePromptIsCut) {
   }
 }
 
+// More splits than blocks run at once, and than are merged at a time.
+TEST_F(CudaDenseAttentionTest, ALongContextHasTheSameBitsInTurnAndSideBySide) {
+  SCOPED_TRACE(Seed());
+  for (const int32_t d : {64, 128}) {
+    const KvLayout layout{1, d, 64, DType::kBF16};
+    const auto n = static_cast<int32_t>(random_.Int(270000, 280000)), count = 12;
+    PagedKv kv(random_, layout, {n});
+    const auto pool = UploadPool(kv);
+    Matrix q = Matrix::Normal(random_, count, 4 * d, 2.0f);
+    const std::vector<AttentionChunk> joined = {kv.Chunk(0, 0, count, n - count)};
+    const Matrix in_turn = Run(kv, pool, q, joined);
+    std::vector<AttentionChunk> chunks;
+    for (int32_t i = 0; i < count; ++i) chunks.push_back(kv.Chunk(0, i, 1, n - count + i));
+    ASSERT_TRUE(SameBits(Run(kv, pool, q, chunks), in_turn)) << "d " << d << " n " << n;
+  }
+}
+
 TEST_F(CudaDenseAttentionTest, ALongContextInMoreLaunchesThanOne) {
   SCOPED_TRACE(Seed());
   // Workspaces of 40 such queries are more than one launch may take.

@@ -3,7 +3,7 @@
 #include <deque>
 
 #include "kernels/hash_encode.h"
-#include "tests/cuda/cuda_testing.h"
+#include "tests/cuda/backend_testing.h"
 
 namespace winnow::kernels::cuda {
 namespace {
@@ -179,6 +179,135 @@ TEST_F(CudaHashEncodeTest, SiluIsTheTablesForEveryBfloat16) {
     const uint8_t* code = &all[kv.table(0)[0] * code_layout.BlockBytes()];
     for (int i = 0; i < 16; ++i) {
       ASSERT_EQ(code[i], 0xff) << "bfloat16 bits from " << first << ", byte " << i;
+    }
+  }
+}
+
+// A decode step's rotation, KV write and encodings: what they give must not depend on whether they
+// came as one launch, nor on what came between them.
+class CudaEncodeStepTest : public CudaBackendFixture {
+ protected:
+  struct Given {
+    std::vector<float> q;
+    std::vector<std::byte> pool;
+    std::vector<uint8_t> codes, query_codes;
+    bool operator==(const Given&) const = default;
+  };
+  struct Step {
+    KvLayout layout;
+    CodeLayout code_layout;
+    PagedKv kv;
+    int32_t group;
+    Matrix qkv, table;
+    std::vector<AttentionChunk> chunks;
+    std::vector<KeySpan> spans;
+    std::vector<RetrievalQuery> queries;
+  };
+  enum class Between { kNothing, kAfterRotation, kAfterKeys, kQueriesInAnotherOrder };
+
+  Given Run(Step& step, const PackedEncoder& keys, const PackedEncoder& of_queries,
+            Between between) {
+    const int64_t q_width = int64_t{step.layout.kv_heads} * step.group * step.layout.head_dim;
+    const int64_t kv_width = int64_t{step.layout.kv_heads} * step.layout.head_dim;
+    Matrix values = step.qkv;
+    auto qkv = Put(values), table = Put(step.table);
+    const auto pool = UploadPool(step.kv);
+    DeviceArray<uint8_t> codes(step.kv.num_blocks() * step.code_layout.BlockBytes());
+    DeviceArray<uint8_t> query_codes(step.queries.size() * step.layout.kv_heads * step.group *
+                                     step.code_layout.CodeBytes());
+    const Tensor q = qkv.tensor.ColRange(0, q_width);
+    std::vector<RetrievalQuery> queries = step.queries;
+    if (between == Between::kQueriesInAnotherOrder) std::reverse(queries.begin(), queries.end());
+    backend_->BeginPass();
+    for (int layer = 0; layer < 2; ++layer) {  // descriptors travel with the first
+      if (layer == 1) {
+        // As it was: a rotation must not be done twice.
+        WINNOW_CUDA_OK(cudaMemcpy(qkv.values.data(), step.qkv.tensor().data, qkv.values.bytes(),
+                                  cudaMemcpyHostToDevice));
+        codes.Poison();
+        query_codes.Poison();
+      }
+      backend_->RopeAndWriteKv(q, qkv.tensor.ColRange(q_width, kv_width),
+                               qkv.tensor.ColRange(q_width + kv_width, kv_width), table.tensor,
+                               step.chunks, pool.data(), step.layout);
+      if (between == Between::kAfterRotation) {
+        EXPECT_TRUE(backend_->Synchronize());
+      }
+      backend_->EncodeKeys(step.spans, pool.data(), step.layout, keys, codes.data(),
+                           step.code_layout);
+      if (between == Between::kAfterKeys) {
+        EXPECT_TRUE(backend_->Synchronize());
+      }
+      backend_->EncodeQueries(q, queries, of_queries, query_codes.data());
+      EXPECT_TRUE(backend_->Synchronize());
+    }
+    qkv.Fetch();
+    Given given{{}, pool.Get(), codes.Get(), query_codes.Get()};
+    for (int64_t row = 0; row < values.rows(); ++row) {
+      given.q.insert(given.q.end(), values.row(row), values.row(row) + q_width);
+    }
+    if (between == Between::kQueriesInAnotherOrder) {
+      const size_t each = given.query_codes.size() / queries.size();
+      std::vector<uint8_t> turned;
+      for (size_t i = queries.size(); i-- > 0;) {
+        turned.insert(turned.end(), given.query_codes.begin() + static_cast<int64_t>(i * each),
+                      given.query_codes.begin() + static_cast<int64_t>((i + 1) * each));
+      }
+      given.query_codes = turned;
+    }
+    return given;
+  }
+};
+
+TEST_F(CudaEncodeStepTest, OneLaunchGivesWhatThreeGive) {
+  SCOPED_TRACE(Seed());
+  for (int round = 0; round < 12; ++round) {
+    const int32_t d = AnyHeadDim(random_), kv_heads = static_cast<int32_t>(random_.Int(1, 3));
+    const auto group = static_cast<int32_t>(random_.Int(1, 9)), bits = 32 << random_.Int(0, 2);
+    const bool together = random_.Int(0, 2) == 0;
+    const KvLayout layout{kv_heads, d, static_cast<int32_t>(16 * random_.Int(1, 5)), DType::kBF16};
+    std::vector<int32_t> lengths;
+    for (int64_t i = random_.Int(1, 5); i > 0; --i) {
+      lengths.push_back(static_cast<int32_t>(random_.Int(1, 300)));
+    }
+    const auto count = static_cast<int32_t>(lengths.size());
+    Step step{layout,
+              {kv_heads, layout.block_tokens, bits},
+              PagedKv(random_, layout, lengths),
+              group,
+              Matrix::Normal(random_, count + 2, int64_t{kv_heads} * (group + 2) * d),
+              Matrix::Normal(random_, count + 2, d),
+              {},
+              {},
+              {}};
+    for (int32_t i = 0; i < count; ++i) {
+      const int32_t last = lengths[i] - 1;
+      step.chunks.push_back(step.kv.Chunk(i, i + 1, 1, last));
+      step.spans.push_back({step.kv.table(i), {last, last + 1}});
+      step.queries.push_back(step.kv.Query(i, i + 1, last, 4, 32, 8));
+    }
+    std::vector<int32_t> key_widths = {d}, query_widths = {together ? group * d : d};
+    for (int64_t i = random_.Int(0, 2); i > 0; --i) {
+      key_widths.push_back(static_cast<int32_t>(random_.Int(1, 140)));
+      query_widths.push_back(static_cast<int32_t>(random_.Int(1, 140)));
+    }
+    key_widths.push_back(bits);
+    query_widths.push_back(together ? group * bits : bits);
+    RandomEncoder key_encoder(random_, kv_heads, 1, key_widths);
+    RandomEncoder query_encoder(random_, kv_heads, together ? group : 1, query_widths);
+    const auto keys = backend_->PackEncoder(key_encoder.weights());
+    const auto queries = backend_->PackEncoder(query_encoder.weights());
+    ASSERT_NE(keys, nullptr);
+    ASSERT_NE(queries, nullptr);
+    const Given at_once = Run(step, *keys, *queries, Between::kNothing);
+    for (const Between between :
+         {Between::kAfterRotation, Between::kAfterKeys, Between::kQueriesInAnotherOrder}) {
+      const Given given = Run(step, *keys, *queries, between);
+      EXPECT_EQ(given.q, at_once.q) << "round " << round;
+      EXPECT_TRUE(given.pool == at_once.pool) << "round " << round;
+      EXPECT_EQ(given.codes, at_once.codes) << "round " << round;
+      EXPECT_EQ(given.query_codes, at_once.query_codes)
+          << "round " << round << ": G " << group << ", d " << d << ", together " << together;
     }
   }
 }

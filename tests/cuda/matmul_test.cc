@@ -126,7 +126,9 @@ TEST_F(CudaMatmulTest, ARowHasTheSameBitsAmongAnyNumberOfRows) {
                              random_.Int(1000, 4000)}) {
       const int64_t m = 300;
       SCOPED_TRACE(testing::Message() << "in " << in << (exact ? " exact" : ""));
-      Product product = Draw(m, in, {random_.Int(100, 400)}, DType::kBF16);
+      // Once with more outputs than blocks that stay on the device can have one tile each of.
+      const int64_t out = in == 256 ? random_.Int(9000, 10000) : random_.Int(100, 400);
+      Product product = Draw(m, in, {out}, DType::kBF16);
       const auto w = backend_->Pack(product.hosts, exact ? DType::kF32 : DType::kBF16);
       ASSERT_NE(w, nullptr);
       const Matrix whole = Run(product, *w, 0, m);
@@ -136,6 +138,46 @@ TEST_F(CudaMatmulTest, ARowHasTheSameBitsAmongAnyNumberOfRows) {
         for (int64_t i = first; i < first + rows; ++i) {
           ASSERT_TRUE(SameBits(part, i, whole, i)) << "of " << rows << " rows";
         }
+      }
+    }
+  }
+}
+
+// What backend.h says of operations that are several in one.
+TEST_F(CudaMatmulTest, NormedAndGatedOperandsAreThoseThatWereMadeBefore) {
+  SCOPED_TRACE(Seed());
+  for (const DType compute : {DType::kBF16, DType::kF32}) {
+    for (const int64_t m : {1, 2, 3, 8, 9, 33, 70}) {
+      const int64_t in = random_.Int(0, 1) == 0 ? 32 * random_.Int(1, 60) : random_.Int(1, 6000);
+      SCOPED_TRACE(testing::Message() << "m " << m << " in " << in << DTypeName(compute));
+      Product product = Draw(m, in, {random_.Int(1, 300)}, DType::kBF16);
+      const auto w = backend_->Pack(product.hosts, compute);
+      ASSERT_NE(w, nullptr);
+      const DeviceArray<float> bias(product.bias);
+      const MatmulEpilogue epilogue{product.bias.empty() ? nullptr : bias.data(),
+                                    product.accumulate};
+      Matrix weight = Matrix::Normal(random_, 1, in), scratch(m, in);
+      Matrix gate_up = Matrix::Normal(random_, m, 2 * in, 3.0f);
+      const auto weights = Upload(weight);
+      auto x = Put(product.x), of_gate_up = Put(gate_up), of_scratch = Put(scratch);
+      for (const bool gated : {false, true}) {
+        Matrix expected = product.y, actual = product.y;
+        auto of_expected = Put(expected), of_actual = Put(actual);
+        if (gated) {
+          backend_->SiluMul(of_gate_up.tensor, of_scratch.tensor);
+          backend_->Matmul(of_scratch.tensor, *w, of_expected.tensor, epilogue);
+          backend_->SiluMatmul(of_gate_up.tensor, *w, of_scratch.tensor, of_actual.tensor,
+                               epilogue);
+        } else {
+          backend_->RmsNorm(x.tensor, weights.data(), 1e-5f, of_scratch.tensor);
+          backend_->Matmul(of_scratch.tensor, *w, of_expected.tensor, epilogue);
+          backend_->NormMatmul(x.tensor, weights.data(), 1e-5f, *w, of_scratch.tensor,
+                               of_actual.tensor, epilogue);
+        }
+        of_expected.Fetch();
+        of_actual.Fetch();
+        ASSERT_TRUE(SameBits(actual, expected)) << (gated ? "gated" : "normed");
+        EXPECT_TRUE(actual.GuardsIntact());
       }
     }
   }

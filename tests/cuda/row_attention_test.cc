@@ -406,6 +406,58 @@ TEST_F(CudaRowAttentionTest, GatherCopiesRowsFromPinnedMemory) {
   }
 }
 
+// Anchors and chosen tokens, found by the kernel itself, are the same rows in the same order.
+TEST_F(CudaRowAttentionTest, ChosenTokensAreAttendedAsTheirRowsAre) {
+  SCOPED_TRACE(Seed());
+  for (int round = 0; round < 12; ++round) {
+    const int32_t d = AnyHeadDim(random_), kv_heads = static_cast<int32_t>(random_.Int(1, 3));
+    const auto group = static_cast<int32_t>(random_.Int(1, 9));
+    const KvLayout layout{kv_heads, d, static_cast<int32_t>(16 * random_.Int(1, 5)), DType::kBF16};
+    const auto n = static_cast<int32_t>(random_.Int(1, round < 6 ? 300 : 9000));
+    PagedKv kv(random_, layout, {n});
+    const auto pool = UploadPool(kv);
+    const int32_t num_queries = static_cast<int32_t>(random_.Int(1, 3));
+    Matrix q = Matrix::Normal(random_, num_queries, int64_t{kv_heads} * group * d);
+    Call call{kv, q, 1.0f / std::sqrt(static_cast<float>(d)), {}, {}};
+    std::vector<std::vector<int32_t>> chosen;
+    for (int32_t i = 0; i < num_queries; ++i) {
+      // Mid may be empty, or begin past what the query sees.
+      const auto position = static_cast<int32_t>(random_.Int(0, n - 1));
+      call.queries.push_back(kv.Query(0, i, position, static_cast<int32_t>(random_.Int(0, 40)),
+                                      static_cast<int32_t>(random_.Int(1, 200)), 0));
+      const TokenRange mid = call.queries.back().mid;
+      for (int32_t head = 0; head < kv_heads; ++head) {
+        auto& of_head = chosen.emplace_back();
+        Rows& rows = call.rows.emplace_back();
+        for (int32_t t = 0; t < std::min(mid.first, position + 1); ++t) rows.push_back(t);
+        for (int32_t t = mid.first; t < mid.last; ++t) {
+          if (random_.Int(0, 2) == 0) of_head.push_back(t);
+        }
+        rows.insert(rows.end(), of_head.begin(), of_head.end());
+        for (int32_t t = std::max(mid.last, std::min(mid.first, position + 1)); t <= position;
+             ++t) {
+          rows.push_back(t);
+        }
+      }
+    }
+    const std::vector<float> expected = States(call, pool.data());
+    size_t most = 1;
+    for (const auto& of_head : chosen) most = std::max(most, of_head.size());
+    DeviceSelection selection(num_queries, kv_heads, static_cast<int32_t>(most));
+    selection.Set(chosen);
+    const DeviceQueries queries(call.queries);
+    const auto of_q = Upload(q);
+    Workspace workspace(RowAttentionWorkspaceBytes(call.shape()));
+    DeviceArray<float> states(call.state_values());
+    WINNOW_CUDA_OK(AttendChosen(call.shape(), of_q.data(), q.tensor().stride, queries.data(),
+                                selection.view(), pool.data(), call.scale,
+                                {.states = states.data()}, workspace.data(), nullptr));
+    const std::vector<float> actual = states.Get();
+    ASSERT_EQ(std::memcmp(actual.data(), expected.data(), 4 * expected.size()), 0)
+        << "round " << round << ": " << n << " tokens, d " << d << ", G " << group;
+  }
+}
+
 TEST_F(CudaRowAttentionTest, RefusesWhatItDoesNotHave) {
   const auto refuses = [](int32_t d, DType dtype) {
     const RowAttentionShape shape{1, 4, {1, d, 64, dtype}, 100};

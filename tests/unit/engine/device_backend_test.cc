@@ -16,6 +16,7 @@
 #include "engine/timed_backend.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/attention_state.h"
 #include "tests/unit/engine/sequence_runner.h"
 
 namespace winnow::engine {
@@ -80,7 +81,7 @@ class PretendedDevice final : public TimedBackend {
   }
   bool AttendChosen(const Tensor& q, std::span<const RetrievalQuery> queries,
                     const Selection& chosen, const void* pool, const KvLayout& layout, float scale,
-                    float* states) override {
+                    const Tensor& out) override {
     const Selection of_device = Latest(chosen);
     std::vector<std::vector<const std::byte*>> rows;
     for (size_t i = 0; i < queries.size(); ++i) {
@@ -104,7 +105,10 @@ class PretendedDevice final : public TimedBackend {
     for (const auto& of_list : rows) {
       lists.push_back({of_list.data(), static_cast<int32_t>(of_list.size()), 0, 0});
     }
-    cpu_.AttendRows(q, queries, lists, layout, scale, states);
+    std::vector<float> states(queries.size() * (q.cols / layout.head_dim) *
+                              kernels::AttentionStateFloats(layout.head_dim));
+    cpu_.AttendRows(q, queries, lists, layout, scale, states.data());
+    cpu_.FinishStates(queries, states.data(), layout.head_dim, out);
     return true;
   }
   void StateMasses(const float* states, int64_t count, int32_t head_dim, float* masses) override {
@@ -161,7 +165,9 @@ class DeviceBackendTest : public ::testing::Test {
     tokens_.resize(kTokens);
     for (int32_t& token : tokens_) token = static_cast<int32_t>(random() % config_.vocab_size);
   }
-  std::unique_ptr<Decoder> MakeDecoder(kernels::Backend& backend) {
+  // `shared_blocks`: of KV in shared memory; 0: all on the device.
+  absl::StatusOr<std::unique_ptr<Decoder>> TryDecoder(kernels::Backend& backend,
+                                                      int32_t shared_blocks) {
     ModelOptions flags;
     flags.max_context = kTokens;
     flags.retrieval.probe_interval = 7;
@@ -171,7 +177,18 @@ class DeviceBackendTest : public ::testing::Test {
     auto retrieval = ResolveRetrieval(kNeedle, config_, weights_, flags.retrieval);
     EXPECT_TRUE(retrieval.ok()) << retrieval.status();
     options->retrieval = *std::move(retrieval);
-    auto decoder = Decoder::Create(config_, weights_, backend, *options);
+    if (shared_blocks != 0) {
+      const auto block_bytes = static_cast<int64_t>(
+          KvLayout{config_.num_kv_heads, config_.head_dim, options->block_tokens, options->kv_dtype}
+              .BlockBytes());
+      const int32_t layers = config_.num_layers - FirstSharedLayer();
+      options->shared_kv_bytes = std::max<int64_t>(shared_blocks * layers * block_bytes, 1);
+      options->kv_bytes = shared_blocks * FirstSharedLayer() * block_bytes;
+    }
+    return Decoder::Create(config_, weights_, backend, *options);
+  }
+  std::unique_ptr<Decoder> MakeDecoder(kernels::Backend& backend, int32_t shared_blocks = 0) {
+    auto decoder = TryDecoder(backend, shared_blocks);
     EXPECT_TRUE(decoder.ok()) << decoder.status();
     return *std::move(decoder);
   }
@@ -179,6 +196,7 @@ class DeviceBackendTest : public ::testing::Test {
     absl::Status status;
     std::vector<float> logits;
     RetrievalCounts counts;
+    TierBytes bytes;  // of the last pass
   };
   // A prompt in two chunks, the second of which retrieves, and some tokens one by one.
   Answer Run(Decoder& decoder, const AttentionPolicy& policy) {
@@ -197,6 +215,7 @@ class DeviceBackendTest : public ::testing::Test {
       at += count;
     }
     answer.counts = (*state)->TakeCounts();
+    answer.bytes = decoder.kv_memory()->chunk_bytes(0);
     return answer;
   }
   static AttentionPolicy Parse(const std::string& text) {
@@ -237,6 +256,59 @@ TEST_F(DeviceBackendTest, AnswersAndCountsAreThoseOfTheCpu) {
     EXPECT_EQ(actual.counts.completed, expected.counts.completed);
   }
   EXPECT_GT(device.passes, 0);
+}
+
+// KV of the later layers lies in shared memory, of which the device keeps no rows: every row that was
+// read there came from the host.
+TEST_F(DeviceBackendTest, KvInSharedMemoryGivesTheSameAnswersAndIsCounted) {
+  PretendedDevice device(*cpu_);
+  const int32_t blocks = kTokens / 64;
+  const auto own = MakeDecoder(*cpu_), shared = MakeDecoder(*cpu_, blocks);
+  const auto on_device = MakeDecoder(device, blocks);
+  EXPECT_EQ(shared->num_blocks(), blocks);
+  EXPECT_EQ(shared->kv_pool_bytes(), own->kv_pool_bytes());
+  const auto layers = static_cast<size_t>(config_.num_layers);
+  EXPECT_EQ(shared->shared_kv_bytes(), own->kv_pool_bytes() / layers * (layers - 2));
+  for (const char* text :
+       {"dense", "window:window=32,from=0", "oracle:k=20,window=32,from=0",
+        "quest:k=32,window=32,from=0", "lsh:k=20,window=32,from=0,dense_layers=0",
+        "hata:k=9,p=0.7,window=32,from=0", "spotlight:k=20,window=32,completion=on,from=0",
+        "hashattention:k=20,window=32,from=0,floor=0.9"}) {
+    SCOPED_TRACE(text);
+    const AttentionPolicy policy = Parse(text);
+    const Answer expected = Run(*own, policy);
+    ASSERT_TRUE(expected.status.ok());
+    EXPECT_EQ(expected.bytes.host, 0u);
+    for (Decoder* decoder : {shared.get(), on_device.get()}) {
+      const Answer actual = Run(*decoder, policy);
+      ASSERT_TRUE(actual.status.ok());
+      ASSERT_EQ(actual.logits.size(), expected.logits.size());
+      EXPECT_EQ(std::memcmp(actual.logits.data(), expected.logits.data(),
+                            expected.logits.size() * sizeof(float)),
+                0);
+      EXPECT_EQ(actual.counts.rows_read, expected.counts.rows_read);
+      EXPECT_GT(actual.bytes.host, 0u);
+      EXPECT_EQ(actual.bytes.disk, 0u);
+    }
+    if (policy.IsDense() || policy.floor.has_value()) continue;
+    // On the CPU rows have addresses in shared memory: those of the shared layers were all read there.
+    const Answer counted = Run(*shared, policy);
+    EXPECT_EQ(counted.counts.rows_cached, 0u);
+    EXPECT_GT(counted.counts.rows_stored, 0u);
+    EXPECT_LT(counted.counts.rows_stored, counted.counts.rows_read);
+  }
+}
+
+TEST_F(DeviceBackendTest, SharedMemoryThatHoldsNoBlockIsRefused) {
+  const absl::Status status = TryDecoder(*cpu_, -1).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()),
+              ::testing::HasSubstr("host_bytes is 1: must be at least"));
+  config_.num_layers = 2;
+  DecoderOptions options{.kv_bytes = 1 << 20, .max_context = kTokens};
+  options.shared_kv_bytes = 1 << 20;
+  EXPECT_THAT(std::string(Decoder::Create(config_, weights_, *cpu_, options).status().message()),
+              ::testing::HasSubstr("host_bytes: KV of the first 2 layers lies on the device"));
 }
 
 TEST_F(DeviceBackendTest, ADeviceThatFailsAnywhereInAPassMakesItUnavailable) {

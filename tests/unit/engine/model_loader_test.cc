@@ -115,7 +115,18 @@ TEST(ModelLoader, WhatADeviceCannotDoIsRefusedByTheFlagsName) {
   expect_refused([](ModelOptions& o) { o.device = "tpu"; }, "device");
   expect_refused([](ModelOptions& o) { o.dtype = "f32"; }, "kv_dtype");
   expect_refused([](ModelOptions& o) { o.kv_dtype = "f32"; }, "kv_dtype");
-  expect_refused([](ModelOptions& o) { o.tiers.host_bytes = 64 << 20; }, "host_bytes");
+  expect_refused(
+      [](ModelOptions& o) {
+        o.tiers.disk_bytes = 64 << 20;
+        o.tiers.store_dir = "/tmp";
+      },
+      "disk_bytes");
+  expect_refused(
+      [](ModelOptions& o) {
+        o.tiers.host_bytes = 64 << 20;
+        o.tiers.prefetch = true;
+      },
+      "prefetch");
   expect_refused([](ModelOptions& o) { o.isa = "avx2"; }, "isa");
   expect_refused([](ModelOptions& o) { o.num_threads = 2; }, "threads");
   ModelOptions options;
@@ -123,6 +134,35 @@ TEST(ModelLoader, WhatADeviceCannotDoIsRefusedByTheFlagsName) {
   options.dtype = "f32";
   options.kv_dtype = "bf16";
   EXPECT_TRUE(ResolveDecoderOptions(config, options).ok());
+}
+
+// On a device host_bytes is pinned memory that holds the KV of all layers but the first two.
+TEST(ModelLoader, HostBytesOfADeviceSayHowManyBlocksThereAre) {
+  ModelConfig config = Config(DType::kBF16, 256);
+  config.num_layers = 6;
+  ModelOptions options;
+  options.device = "cuda";
+  options.max_context = 4096;
+  options.tiers.host_bytes = 64 << 20;
+  const auto resolved = ResolveDecoderOptions(config, options);
+  ASSERT_TRUE(resolved.ok()) << resolved.status();
+  const kernels::KvLayout layout{config.num_kv_heads, config.head_dim, options.block_tokens,
+                                 DType::kBF16};
+  const auto block_bytes = static_cast<int64_t>(layout.BlockBytes());
+  const int64_t blocks = options.tiers.host_bytes / (4 * block_bytes);
+  EXPECT_EQ(NumKvBlocks(config, *resolved), blocks);
+  EXPECT_EQ(resolved->shared_kv_bytes, options.tiers.host_bytes);
+  EXPECT_EQ(resolved->kv_bytes, 2 * blocks * block_bytes);
+  EXPECT_EQ(resolved->lower_blocks, 0);
+  EXPECT_EQ(resolved->rows.cache_bytes, size_t{8} << 20) << "an eighth";
+  options.tiers.row_cache_bytes = 0;
+  EXPECT_EQ(ResolveDecoderOptions(config, options)->rows.cache_bytes, 0u);
+
+  options.kv_bytes = 1 << 20;
+  const absl::Status status = ResolveDecoderOptions(config, options).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("kv_bytes: "));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("leave one of them out"));
 }
 
 TEST(ModelLoader, WithoutADeviceTheMessageNamesWhatThereIs) {

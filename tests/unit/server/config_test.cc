@@ -222,6 +222,21 @@ TEST_F(CheckConfigTest, PlaintextOnTheNetworkNeedsInsecure) {
   EXPECT_THAT(Error(), HasSubstr("--metrics"));
 }
 
+TEST_F(CheckConfigTest, OfSlowerTiersAGpuHasTheHostsMemory) {
+  config_.device = "cuda";
+  config_.host_bytes = int64_t{8} << 30;
+  EXPECT_TRUE(CheckConfig(config_).ok());
+  config_.kv_bytes = 1 << 30;
+  EXPECT_THAT(Error(), HasSubstr("--kv-bytes: with --device cuda --host-bytes says how much"));
+  config_.kv_bytes = 0;
+  config_.prefetch = "on";
+  EXPECT_THAT(Error(), HasSubstr("--prefetch: with --device cuda"));
+  config_.prefetch = "off";
+  config_.disk_bytes = int64_t{8} << 30;
+  config_.store_dir = "/tmp";
+  EXPECT_THAT(Error(), HasSubstr("--disk-bytes: with --device cuda"));
+}
+
 TEST_F(CheckConfigTest, BoundsThatContradictEachOtherAreRefused) {
   config_.max_running = 100;
   config_.step_tokens = 99;

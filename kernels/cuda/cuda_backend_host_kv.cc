@@ -1,0 +1,351 @@
+// KV in pinned host memory: what operations do with a pool that lies there.
+#include <algorithm>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include "kernels/check.h"
+#include "kernels/cuda/cuda_backend_impl.h"
+#include "kernels/cuda/host_kv.h"
+#include "kernels/cuda/layer_ops.h"
+#include "kernels/cuda/pinned_memory.h"
+#include "kernels/cuda/row_attention.h"
+#include "kernels/cuda/row_gather.h"
+
+namespace winnow::kernels::cuda {
+namespace {
+
+int64_t RowsOf(const SharedKvShape& shape) {
+  return int64_t{shape.num_blocks} * shape.layout.kv_heads * shape.layout.block_tokens;
+}
+// Of one pool. More than it has rows would never be used.
+int64_t SlotsOf(const SharedKvShape& shape) {
+  const size_t each = shape.layout.RowBytes() + kRowCacheSlotBytes;
+  const size_t slots = shape.cache_bytes / static_cast<size_t>(shape.num_pools) / each;
+  return std::min(static_cast<int64_t>(slots), RowsOf(shape));
+}
+int32_t StagingBlocks(const SharedKvShape& shape) {
+  const int64_t blocks = CeilDiv(shape.max_context, shape.layout.block_tokens);
+  return static_cast<int32_t>(std::min<int64_t>(blocks, shape.num_blocks));
+}
+
+// Where the parts of HostKv's memory lie.
+struct Plan {
+  explicit Plan(const SharedKvShape& shape) {
+    const auto pools = static_cast<size_t>(shape.num_pools);
+    const auto slots = static_cast<size_t>(SlotsOf(shape));
+    row_part = AlignUp(slots * shape.layout.RowBytes(), 256);
+    slot_part = AlignUp(slots * sizeof(RowCacheSlot), 256);
+    map_part = AlignUp(static_cast<size_t>(RowsOf(shape)) * 4, 256);
+    slots_at = pools * row_part;
+    maps_at = slots_at + pools * slot_part;
+    states_at = maps_at + pools * map_part;
+    reads_at = states_at + AlignUp(pools * sizeof(RowCacheState), 256);
+    size_bytes = reads_at + AlignUp(shape.max_batch_tokens * sizeof(SharedKvReads), 256);
+  }
+  size_t row_part = 0, slot_part = 0, map_part = 0;  // of one pool
+  size_t slots_at = 0, maps_at = 0, states_at = 0, reads_at = 0, size_bytes = 0;
+};
+
+SharedKvSizes SizesOf(const SharedKvShape& shape) {
+  if (shape.num_pools == 0) return {};
+  const Plan plan(shape);
+  SharedKvSizes sizes;
+  sizes.cache_bytes = plan.maps_at;
+  sizes.table_bytes = plan.size_bytes - plan.maps_at;
+  sizes.staging_bytes = size_t{2} * StagingBlocks(shape) * shape.layout.BlockBytes();
+  sizes.cache_rows = SlotsOf(shape) * shape.num_pools;
+  return sizes;
+}
+
+}  // namespace
+
+HostKv::~HostKv() {
+  // Nothing that still runs may read what goes now.
+  static_cast<void>(backend_.Synchronize());
+  for (const cudaEvent_t event : {free_[0], free_[1], listed_, ahead_.done}) {
+    if (event != nullptr) cudaEventDestroy(event);
+  }
+  for (const HostPool& pool : pools_) backend_.host_pools_.erase(pool.cache.pool);
+}
+
+SharedKvSizes HostKv::sizes() const { return SizesOf(shape_); }
+
+void HostKv::TakeReads(std::span<SharedKvReads> of_rows) {
+  WINNOW_CHECK(static_cast<int64_t>(of_rows.size()) <= shape_.max_batch_tokens);
+  if (backend_.failed() || of_rows.empty()) return;
+  if (backend_.Good(cudaMemcpyAsync(of_rows.data(), reads_, of_rows.size_bytes(),
+                                    cudaMemcpyDeviceToHost, backend_.stream()),
+                    "counts of rows")) {
+    backend_.Good(cudaMemsetAsync(reads_, 0, of_rows.size_bytes(), backend_.stream()),
+                  "counts of rows");
+  }
+}
+
+SharedKvSizes CudaBackend::SizeSharedKv(const SharedKvShape& shape) const { return SizesOf(shape); }
+
+std::unique_ptr<SharedKv> CudaBackend::ShareKv(const SharedKvShape& shape,
+                                               std::span<std::byte* const> pools,
+                                               std::string* why) {
+  WINNOW_CHECK(shape.num_pools > 0 && static_cast<int32_t>(pools.size()) == shape.num_pools);
+  if (RowsOf(shape) > INT32_MAX) {
+    *why = std::to_string(RowsOf(shape)) + " rows in a layer, and " + std::to_string(INT32_MAX) +
+           " are the most that it numbers";
+    return nullptr;
+  }
+  const SharedKvSizes sizes = SizesOf(shape);
+  std::unique_ptr<HostKv> kv(new HostKv(*this, shape));
+  const Plan plan(shape);
+  kv->memory_ = Allocate(plan.size_bytes);
+  if (kv->memory_.data() != nullptr) kv->staging_ = Allocate(sizes.staging_bytes);
+  if (kv->staging_.data() == nullptr) {
+    *why = failed() ? failure_
+                    : "no memory on the device: " + std::to_string(sizes.cache_bytes) +
+                          " bytes for the row cache, " + std::to_string(sizes.table_bytes) +
+                          " for the table of rows and " + std::to_string(sizes.staging_bytes) +
+                          " for two layers of the longest sequence";
+    return nullptr;
+  }
+  if (ahead_stream_ == nullptr) {
+    Good(cudaStreamCreateWithFlags(&ahead_stream_, cudaStreamNonBlocking), "cudaStreamCreate");
+  }
+  Good(kv->MakeEvents(), "cudaEventCreate");
+  kv->identity_.resize(StagingBlocks(shape));
+  std::iota(kv->identity_.begin(), kv->identity_.end(), 0);
+  auto* memory = static_cast<std::byte*>(kv->memory_.data());
+  kv->reads_ = reinterpret_cast<SharedKvReads*>(memory + plan.reads_at);
+  for (size_t i = 0; i < pools.size(); ++i) {
+    DeviceRowCache cache;
+    cache.pool = pools[i];
+    cache.rows = memory + i * plan.row_part;
+    cache.slots = reinterpret_cast<RowCacheSlot*>(memory + plan.slots_at + i * plan.slot_part);
+    cache.slot_of_row = reinterpret_cast<int32_t*>(memory + plan.maps_at + i * plan.map_part);
+    cache.state = reinterpret_cast<RowCacheState*>(memory + plan.states_at) + i;
+    cache.num_slots = static_cast<int32_t>(SlotsOf(shape));
+    cache.row_bytes = static_cast<int32_t>(shape.layout.RowBytes());
+    kv->pools_.push_back({kv.get(), cache});
+  }
+  for (HostPool& pool : kv->pools_) {
+    const bool is_new = host_pools_.emplace(pool.cache.pool, &pool).second;
+    WINNOW_CHECK(is_new);
+    Forget(pool);
+  }
+  if (!Synchronize()) {
+    *why = failure_;
+    return nullptr;
+  }
+  return kv;
+}
+
+// Empties the pool's cache.
+void CudaBackend::Forget(HostPool& pool) {
+  const DeviceRowCache& cache = pool.cache;
+  pool.used = false;
+  const std::vector<RowCacheSlot> free_slots(cache.num_slots, kFreeSlot);
+  const RowCacheState state;
+  const SharedKvShape& shape = pool.kv->shape();
+  Good(cudaMemsetAsync(cache.slot_of_row, 0xff, static_cast<size_t>(RowsOf(shape)) * 4, stream()),
+       "the row cache");
+  Good(cudaMemcpyAsync(cache.slots, free_slots.data(), free_slots.size() * sizeof(RowCacheSlot),
+                       cudaMemcpyHostToDevice, stream()),
+       "the row cache");
+  Good(cudaMemcpyAsync(cache.state, &state, sizeof state, cudaMemcpyHostToDevice, stream()),
+       "the row cache");
+  static_cast<void>(Synchronize());  // the sources go
+}
+
+HostPool* CudaBackend::HostPoolOf(const void* pool) const {
+  if (host_pools_.empty()) return nullptr;
+  const auto found = host_pools_.find(pool);
+  return found == host_pools_.end() ? nullptr : found->second;
+}
+
+bool CudaBackend::CopyIntoHostPool(const void* host, void* pool, size_t size_bytes) {
+  if (host_pools_.empty()) return false;
+  auto* first = static_cast<std::byte*>(pool);
+  for (const auto& [address, host_pool] : host_pools_) {
+    const SharedKvShape& shape = host_pool->kv->shape();
+    const size_t bytes = shape.num_blocks * shape.layout.BlockBytes();
+    const auto* begin = static_cast<const std::byte*>(address);
+    if (first < begin || first >= begin + bytes) continue;
+    WINNOW_CHECK(first + size_bytes <= begin + bytes);
+    if (!Synchronize()) return true;
+    CopyInParallel(pool, host, size_bytes);
+    host_pool->kv->VoidAll();
+    if (host_pool->used) Forget(*host_pool);
+    return true;
+  }
+  return false;
+}
+
+void CudaBackend::WriteHostKv(HostPool& pool, const Tensor& k, const Tensor& v,
+                              std::span<const AttentionChunk> chunks, const KvLayout& layout) {
+  pool.used = true;
+  pool.kv->Void(pool, chunks);
+  int32_t most = 0;
+  for (const AttentionChunk& chunk : chunks) most = std::max(most, chunk.num_tokens);
+  const DeviceChunk* on_device = StageChunks(chunks, layout);
+  if (on_device == nullptr) return;
+  const auto matrix = [](const Tensor& tensor) {
+    return DeviceMatrix{static_cast<float*>(tensor.data), tensor.rows, tensor.cols, tensor.stride};
+  };
+  Good(WriteKvThrough(matrix(k), matrix(v), on_device, static_cast<int32_t>(chunks.size()), most,
+                      pool.cache, layout, stream()),
+       "writing KV to the host");
+}
+
+// Rows that are missing are fetched first: the order of summation is the list's, so attention over those
+// that are there cannot go ahead of the others without showing in the bits.
+void CudaBackend::AttendHostChosen(HostPool& pool, const Tensor& q,
+                                   std::span<const RetrievalQuery> queries, const Selection& chosen,
+                                   const KvLayout& layout, float scale, const Tensor& out) {
+  pool.used = true;
+  const DeviceQuery* on_device = StageQueries(queries, layout.block_tokens);
+  if (on_device == nullptr || !EndStaging()) return;
+  const Selection selection = SelectionToRead(chosen, queries.size());
+  const RowAttentionShape shape{static_cast<int32_t>(queries.size()), GroupOf(q, layout), layout,
+                                MostAnchors(queries) + chosen.capacity};
+  const size_t lists = queries.size() * layout.kv_heads;
+  const size_t lists_bytes = AlignUp(lists * sizeof(RowList), 256);
+  if (failed() || !PrepareRows(shape) ||
+      !Grow(fetched_, lists_bytes + lists * shape.max_rows * sizeof(void*), "addresses of rows")) {
+    return;
+  }
+  auto* of_lists = reinterpret_cast<RowList*>(fetched_.data());
+  if (Good(FetchRows(on_device, shape.num_queries, selection, pool.cache, layout, shape.max_rows,
+                     reinterpret_cast<const std::byte**>(fetched_.data() + lists_bytes), of_lists,
+                     pool.kv->reads(), stream()),
+           "rows from the host")) {
+    Good(cuda::AttendRows(shape, q.f32(), q.stride, on_device, of_lists, scale,
+                          {.out = out.f32(), .out_stride = out.stride}, rows_.data(), stream()),
+         "attention over rows");
+  }
+}
+
+// ---- dense attention ----
+
+cudaError_t HostKv::MakeEvents() {
+  for (cudaEvent_t* event : {&free_[0], &free_[1], &listed_, &ahead_.done}) {
+    if (const cudaError_t error = cudaEventCreateWithFlags(event, cudaEventDisableTiming);
+        error != cudaSuccess) {
+      return error;
+    }
+  }
+  return cudaSuccess;
+}
+
+void HostKv::Void(const HostPool& pool, std::span<const AttentionChunk> chunks) {
+  if (ahead_.pool != &pool) return;
+  std::vector<int32_t> written;
+  for (const AttentionChunk& chunk : chunks) {
+    const int32_t first = chunk.position / shape_.layout.block_tokens;
+    const int32_t last = (chunk.position + chunk.num_tokens - 1) / shape_.layout.block_tokens;
+    for (int32_t i = first; i <= last; ++i) written.push_back(chunk.block_table[i]);
+  }
+  std::sort(written.begin(), written.end());
+  for (int32_t& block : ahead_.blocks) {
+    if (std::binary_search(written.begin(), written.end(), block)) block = -1;
+  }
+}
+
+// Chunks from `first` on that an area holds together: their blocks in turn in `blocks`, and they with
+// tables of the area's places in `staged`. With `old_only`, -1 stands for blocks that the chunks write.
+void CudaBackend::PlanArea(const HostKv& kv, std::span<const AttentionChunk> chunks, size_t first,
+                           bool old_only, std::vector<int32_t>& blocks,
+                           std::vector<AttentionChunk>& staged) {
+  const int32_t block_tokens = kv.shape().layout.block_tokens;
+  const auto room = static_cast<int32_t>(kv.identity().size());
+  blocks.clear();
+  staged.clear();
+  for (size_t i = first; i < chunks.size(); ++i) {
+    AttentionChunk chunk = chunks[i];
+    const auto count =
+        static_cast<int32_t>(BlocksOf(int64_t{chunk.position} + chunk.num_tokens, block_tokens));
+    const auto taken = static_cast<int32_t>(blocks.size());
+    WINNOW_CHECK(count <= room);
+    if (taken + count > room) break;
+    const int32_t old = old_only ? chunk.position / block_tokens : count;
+    for (int32_t block = 0; block < count; ++block) {
+      blocks.push_back(block < old ? chunk.block_table[block] : -1);
+    }
+    chunk.block_table = kv.identity().subspan(taken, count);
+    staged.push_back(chunk);
+  }
+}
+
+// Brings blocks[i] of the pool to place i of the area, but for -1 and what is there.
+bool CudaBackend::Bring(const HostPool& pool, std::span<const int32_t> blocks,
+                        std::span<const int32_t> there, int area, bool ahead) {
+  moves_.clear();
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    if (blocks[i] >= 0 && (i >= there.size() || there[i] != blocks[i])) {
+      moves_.push_back({blocks[i], static_cast<int32_t>(i)});
+    }
+  }
+  if (moves_.empty()) return !failed();
+  const std::span<const BlockMove> moves = moves_;
+  if (!BeginStaging(moves.size_bytes() + 256)) return false;
+  const BlockMove* on_device = Stage(moves);
+  if (!EndStaging()) return false;
+  HostKv& kv = *pool.kv;
+  cudaStream_t on = ahead ? ahead_stream_ : stream();
+  if (ahead) {
+    // The list travels on the main stream.
+    ahead_runs_ = true;
+    if (!Good(cudaEventRecord(kv.listed_, stream()), "KV from the host") ||
+        !Good(cudaStreamWaitEvent(on, kv.listed_, 0), "KV from the host")) {
+      return false;
+    }
+  }
+  return Good(BringBlocks(pool.cache.pool, on_device, static_cast<int32_t>(moves.size()),
+                          static_cast<int64_t>(kv.shape().layout.BlockBytes()), kv.staging(area),
+                          ahead ? kGatherBlocks : kBringBlocks, on),
+              "KV from the host");
+}
+
+// As many chunks at a time as a staging area holds: then attention is that of a pool on the device.
+void CudaBackend::AttendHost(const HostPool& pool, const Tensor& q,
+                             std::span<const AttentionChunk> chunks, const KvLayout& layout,
+                             float scale, const Tensor& out) {
+  HostKv& kv = *pool.kv;
+  for (size_t first = 0; first < chunks.size() && !failed();) {
+    PlanArea(kv, chunks, first, /*old_only=*/false, area_blocks_, staged_chunks_);
+    int area = 1 - kv.area_;
+    std::span<const int32_t> there;
+    if (kv.ahead_.pool == &pool) {
+      area = kv.ahead_.area;
+      there = kv.ahead_.blocks;
+      if (!Good(cudaStreamWaitEvent(stream(), kv.ahead_.done, 0), "KV from the host")) return;
+    }
+    if (!Bring(pool, area_blocks_, there, area, /*ahead=*/false)) return;
+    kv.area_ = area;
+    const std::vector<AttentionChunk> staged = staged_chunks_;
+    first += staged.size();
+    BringAhead(pool, chunks, first, 1 - area);
+    AttendDevice(q, staged, kv.staging(area), layout, scale, out);
+    if (!Good(cudaEventRecord(kv.free_[area], stream()), "KV from the host")) return;
+  }
+}
+
+// What comes after chunk `next` - 1 of this call: the chunks from there on, or, after the last, the first
+// ones in the next layer, as far as they are not written there first.
+void CudaBackend::BringAhead(const HostPool& pool, std::span<const AttentionChunk> chunks,
+                             size_t next, int area) {
+  HostKv& kv = *pool.kv;
+  kv.VoidAll();
+  const bool same_layer = next < chunks.size();
+  const HostPool* of_next = same_layer ? &pool : &pool + 1;
+  if (of_next == kv.pools_.data() + kv.pools_.size()) return;
+  PlanArea(kv, chunks, same_layer ? next : 0, /*old_only=*/!same_layer, kv.ahead_.blocks,
+           staged_chunks_);
+  if (!Good(cudaStreamWaitEvent(ahead_stream_, kv.free_[area], 0), "KV from the host") ||
+      !Bring(*of_next, kv.ahead_.blocks, {}, area, /*ahead=*/true) ||
+      !Good(cudaEventRecord(kv.ahead_.done, ahead_stream_), "KV from the host")) {
+    return;
+  }
+  kv.ahead_.pool = of_next;
+  kv.ahead_.area = area;
+}
+
+}  // namespace winnow::kernels::cuda

@@ -1,0 +1,85 @@
+// How kernels of this folder are launched where one follows another at once, as in a decode step.
+//
+// Programmatic dependent launch (Hopper and later): a kernel may be put on the device while the one
+// before it still runs, so that its blocks stand ready, with what needs nobody's results already read.
+// For that it was launched by Launch() here, and calls, in this order:
+//
+//   LetNextStart()      from here on the next kernel may take what this one leaves free of the device
+//   (reads of weights and descriptors, which no kernel writes)
+//   WaitForEarlier()    the kernels before have ended, and what they wrote can be read
+//
+// WaitForEarlier is called on every path through a kernel and before anything is written: the next
+// kernel waits for this one alone, and takes it that all before it have ended too.
+// A kernel that is launched with <<<>>> waits as a whole, and may stand between.
+#ifndef WINNOW_KERNELS_CUDA_LAUNCH_CUH_
+#define WINNOW_KERNELS_CUDA_LAUNCH_CUH_
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+
+namespace winnow::kernels::cuda {
+
+__device__ __forceinline__ void LetNextStart() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void WaitForEarlier() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+template <typename = void>
+__global__ void ProbeKernel() {}
+
+// Of the device that is current. Asked of the driver once per thread and device.
+struct DeviceTraits {
+  int device = -1;
+  int multiprocessors = 1;
+  // The code that runs there was compiled for compute capability 9.0 or newer. The device alone does
+  // not say so: code for 8.0 runs on it too, and has neither the waits above nor bulk copies.
+  bool hopper = false;
+};
+inline const DeviceTraits& CurrentDevice() {
+  thread_local DeviceTraits traits;
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess || device == traits.device) return traits;
+  int count = 0;
+  if (cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
+    return traits;
+  }
+  cudaFuncAttributes probe = {};
+  const bool probed = cudaFuncGetAttributes(&probe, ProbeKernel<>) == cudaSuccess;
+  traits = {device, count, probed && probe.ptxVersion >= 90};
+  return traits;
+}
+
+// `cooperative`: all blocks run at once, or the launch is an error.
+template <typename... Params, typename... Args>
+cudaError_t Launch(void (*kernel)(Params...), dim3 grid, unsigned threads, size_t shared_bytes,
+                   cudaStream_t stream, bool cooperative, const Args&... args) {
+  cudaLaunchAttribute attributes[2] = {};
+  unsigned count = 0;
+  if (CurrentDevice().hopper) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (cooperative) {
+    attributes[count].id = cudaLaunchAttributeCooperative;
+    attributes[count++].val.cooperative = 1;
+  }
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = count;
+  return cudaLaunchKernelEx(&config, kernel, Params(args)...);
+}
+
+}  // namespace winnow::kernels::cuda
+
+#endif  // WINNOW_KERNELS_CUDA_LAUNCH_CUH_

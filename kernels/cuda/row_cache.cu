@@ -1,0 +1,322 @@
+// FetchRows is ResolveRows, the look-up and the gather in one launch: a block takes 64 entries of a list,
+// a thread finds the place of each, and then the block's 256 threads together copy the rows that were
+// missing: 32 KiB at most, all of it on the bus at a time. Blocks do not wait for each other, so the rows
+// of one are on the bus while another looks up. Blocks of 256 entries left the bus half idle where lists
+// are short (2,048 rows in 8 lists: 43 us).
+//
+// The cache is shared by all blocks. A thread that misses claims the row in slot_of_row, takes a slot (a
+// ticket of the hand, then a compare-and-swap on the slot, which says whose it is and since which call)
+// and publishes it in place of the claim. Threads that want a claimed row wait for that: the claimer runs
+// and waits for nobody. Whoever hits stamps the slot with a compare-and-swap that fails if it has changed
+// hands meanwhile; then it is a miss. So what slot_of_row says is a hint that the slot confirms.
+//
+// What was tried and lost: see kernels/README.md.
+#include "kernels/cuda/device_math.cuh"
+#include "kernels/cuda/row_cache.h"
+
+namespace winnow::kernels::cuda {
+namespace {
+
+constexpr int kFetchThreads = 256;
+constexpr int kFetchEntries = 64;  // of a list, that a block takes at a time
+constexpr int kPiecesInFlight = 8;
+constexpr int kWriteThreads = 256;
+constexpr int kBringThreads = 512;
+constexpr int kBringInFlight = 8;
+constexpr int32_t kClaimed = -2;  // in slot_of_row, within a call
+
+__device__ __forceinline__ RowCacheSlot SlotOf(int32_t row, uint32_t call, uint32_t used) {
+  return static_cast<RowCacheSlot>(static_cast<uint32_t>(row)) << 32 | (call << 1 | used);
+}
+__device__ __forceinline__ int32_t OwnerOf(RowCacheSlot slot) {
+  return static_cast<int32_t>(slot >> 32);
+}
+// Taken or used in this call. A free slot never is.
+__device__ __forceinline__ bool IsOfCall(RowCacheSlot slot, uint32_t call) {
+  return OwnerOf(slot) >= 0 && (static_cast<uint32_t>(slot) >> 1) == (call & 0x7fffffffu);
+}
+__device__ __forceinline__ int32_t Exchange(int32_t* at, int32_t expected, int32_t value) {
+  return atomicCAS(at, expected, value);
+}
+
+// A slot for the row, stamped with this call; -1: all are of this call.
+__device__ int32_t TakeSlot(const DeviceRowCache& cache, uint32_t call, uint32_t begin,
+                            int32_t row) {
+  const auto slots = static_cast<uint32_t>(cache.num_slots);
+  while (true) {
+    const uint32_t at = atomicAdd(&cache.state->hand, 1u);
+    if (at - begin >= 2 * slots) return -1;  // the second round finds what the first one spared
+    const auto index = static_cast<int32_t>(at % slots);
+    RowCacheSlot slot = __ldcg(&cache.slots[index]);
+    while (!IsOfCall(slot, call)) {
+      const bool spare = OwnerOf(slot) >= 0 && (slot & 1) != 0;
+      const RowCacheSlot wanted = spare ? slot & ~RowCacheSlot{1} : SlotOf(row, call, 0);
+      const RowCacheSlot found = atomicCAS(&cache.slots[index], slot, wanted);
+      if (found != slot) {
+        slot = found;
+        continue;
+      }
+      if (spare) break;
+      if (OwnerOf(slot) >= 0) Exchange(&cache.slot_of_row[OwnerOf(slot)], index, -1);
+      return index;
+    }
+  }
+}
+
+enum class Found : uint8_t { kCached, kTaken, kNowhere };
+
+// Where the row lies, or may be put (kTaken: by the caller). Stamps the slot.
+__device__ Found FindSlot(const DeviceRowCache& cache, uint32_t call, uint32_t begin, int32_t row,
+                          bool may_take, int32_t* slot) {
+  int32_t index = __ldcg(&cache.slot_of_row[row]);
+  while (true) {
+    while (index == kClaimed) {
+      __nanosleep(20);
+      index = __ldcg(&cache.slot_of_row[row]);
+    }
+    if (index >= 0) {
+      RowCacheSlot found = __ldcg(&cache.slots[index]);
+      while (OwnerOf(found) == row) {
+        const RowCacheSlot before =
+            IsOfCall(found, call) ? found
+                                  : atomicCAS(&cache.slots[index], found, SlotOf(row, call, 1));
+        if (before == found) {
+          *slot = index;
+          return Found::kCached;
+        }
+        found = before;
+      }
+    }
+    // Nothing is claimed in vain once the slots are used up.
+    if (!may_take ||
+        __ldcg(&cache.state->hand) - begin >= 2 * static_cast<uint32_t>(cache.num_slots)) {
+      return Found::kNowhere;
+    }
+    const int32_t before = Exchange(&cache.slot_of_row[row], index, kClaimed);
+    if (before == index) {
+      *slot = TakeSlot(cache, call, begin, row);
+      atomicExch(&cache.slot_of_row[row], *slot);
+      return *slot < 0 ? Found::kNowhere : Found::kTaken;
+    }
+    index = before;
+  }
+}
+
+// The grid's last block to come here begins the next call. Every thread of every block comes here,
+// behind a barrier of its block and its last look at the cache.
+__device__ void EndCall(const DeviceRowCache& cache) {
+  if (threadIdx.x != 0) return;
+  const uint32_t last = gridDim.x * gridDim.y - 1;
+  __threadfence();
+  if (atomicInc(&cache.state->tickets, last) != last) return;
+  __threadfence();
+  cache.state->call += 1;
+  cache.state->hand_begin = __ldcg(&cache.state->hand);
+}
+
+struct FetchArgs {
+  const DeviceQuery* queries;
+  Selection chosen;
+  DeviceRowCache cache;
+  FastDivider block_tokens;
+  int32_t kv_heads, capacity;
+  const std::byte** rows;
+  RowList* lists;
+  SharedKvReads* reads;
+};
+
+__global__ void __launch_bounds__(kFetchThreads)
+    FetchKernel(const __grid_constant__ FetchArgs args) {
+  __shared__ int2 moves[kFetchEntries];  // row, slot
+  __shared__ int32_t num_moves;
+  const DeviceRowCache& cache = args.cache;
+  const int32_t list = blockIdx.y, head = list % args.kv_heads;
+  const DeviceQuery query = args.queries[list / args.kv_heads];
+  const int32_t before = min(query.mid.first, query.position + 1);
+  const int32_t chosen = args.chosen.counts[list];
+  const int32_t after_first = max(query.mid.last, before);
+  const int32_t count = before + chosen + max(query.position + 1 - after_first, 0);
+  const int32_t* tokens = args.chosen.tokens + int64_t{list} * args.chosen.capacity;
+  const std::byte** rows = args.rows + int64_t{list} * args.capacity;
+  const uint32_t call = cache.state->call, begin = cache.state->hand_begin;
+  const int32_t block_tokens = args.block_tokens.divisor();
+  const int32_t row_pieces = cache.row_bytes / 16;
+
+  int32_t cached = 0, taken = 0, in_place = 0;
+  const int32_t stride = static_cast<int32_t>(gridDim.x) * kFetchEntries;
+  // The whole block goes round together.
+  for (int32_t first = static_cast<int32_t>(blockIdx.x) * kFetchEntries; first < count;
+       first += stride) {
+    if (threadIdx.x == 0) num_moves = 0;
+    __syncthreads();
+    const int32_t i = first + static_cast<int32_t>(threadIdx.x);
+    if (threadIdx.x < kFetchEntries && i < count) {
+      const int32_t token = i < before            ? i
+                            : i < before + chosen ? tokens[i - before]
+                                                  : after_first + (i - before - chosen);
+      const int32_t block = args.block_tokens.Divide(token);
+      const int32_t row = (query.block_table[block] * args.kv_heads + head) * block_tokens +
+                          (token - block * block_tokens);
+      int32_t slot = -1;
+      const Found found = FindSlot(cache, call, begin, row, /*may_take=*/true, &slot);
+      rows[i] = found == Found::kNowhere ? cache.pool + int64_t{row} * cache.row_bytes
+                                         : cache.rows + int64_t{slot} * cache.row_bytes;
+      if (found == Found::kTaken) moves[atomicAdd(&num_moves, 1)] = make_int2(row, slot);
+      cached += found == Found::kCached;
+      taken += found == Found::kTaken;
+      in_place += found == Found::kNowhere;
+    }
+    __syncthreads();
+    const int32_t pieces = num_moves * row_pieces;
+    for (int32_t round = threadIdx.x; round < pieces; round += kFetchThreads * kPiecesInFlight) {
+      uint4 values[kPiecesInFlight];
+      std::byte* to[kPiecesInFlight];
+#pragma unroll
+      for (int p = 0; p < kPiecesInFlight; ++p) {
+        const int32_t piece = round + p * kFetchThreads;
+        if (piece >= pieces) continue;
+        const int2 move = moves[piece / row_pieces];
+        const int32_t in_row = piece % row_pieces * 16;
+        to[p] = cache.rows + int64_t{move.y} * cache.row_bytes + in_row;
+        values[p] = LoadStreamed(cache.pool + int64_t{move.x} * cache.row_bytes + in_row);
+      }
+#pragma unroll
+      for (int p = 0; p < kPiecesInFlight; ++p) {
+        if (round + p * kFetchThreads < pieces) *reinterpret_cast<uint4*>(to[p]) = values[p];
+      }
+    }
+    __syncthreads();
+  }
+
+  const int lane = threadIdx.x % 32;
+  cached = __reduce_add_sync(kFullMask, cached);
+  taken = __reduce_add_sync(kFullMask, taken);
+  in_place = __reduce_add_sync(kFullMask, in_place);
+  SharedKvReads& reads = args.reads[query.row];
+  if (lane == 0 && cached > 0) atomicAdd(&reads.cached, static_cast<uint32_t>(cached));
+  if (lane == 0 && taken > 0) atomicAdd(&reads.fetched, static_cast<uint32_t>(taken));
+  if (lane == 0 && in_place > 0) atomicAdd(&reads.in_place, static_cast<uint32_t>(in_place));
+  if (blockIdx.x == 0 && threadIdx.x == 0) {
+    args.lists[list] = {rows, count, before, before + chosen};
+  }
+  EndCall(cache);
+}
+
+__global__ void __launch_bounds__(kWriteThreads)
+    WriteThroughKernel(const float* k, int64_t k_stride, const float* v, int64_t v_stride,
+                       const DeviceChunk* chunks, const DeviceRowCache cache,
+                       const FastDivider block_tokens, int32_t kv_heads, int32_t head_dim) {
+  const DeviceChunk chunk = chunks[blockIdx.y];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int32_t of_chunk = static_cast<int32_t>(blockIdx.x) * (kWriteThreads / 32) + warp;
+  const int32_t i = of_chunk / kv_heads, head = of_chunk % kv_heads;
+  if (i < chunk.num_tokens) {
+    const int32_t position = chunk.position + i, block = block_tokens.Divide(position);
+    const int32_t row = (chunk.block_table[block] * kv_heads + head) * block_tokens.divisor() +
+                        (position - block * block_tokens.divisor());
+    int32_t slot = -1;
+    if (lane == 0) {
+      const uint32_t call = cache.state->call, begin = cache.state->hand_begin;
+      if (FindSlot(cache, call, begin, row, /*may_take=*/chunk.num_tokens == 1, &slot) ==
+          Found::kNowhere) {
+        slot = -1;
+      }
+    }
+    slot = __shfl_sync(kFullMask, slot, 0);
+    const float* from_k = k + (chunk.first_row + i) * k_stride + int64_t{head} * head_dim;
+    const float* from_v = v + (chunk.first_row + i) * v_stride + int64_t{head} * head_dim;
+    std::byte* in_pool = cache.pool + int64_t{row} * cache.row_bytes;
+    std::byte* in_cache = cache.rows + int64_t{slot} * cache.row_bytes;
+    for (int32_t piece = lane; piece < cache.row_bytes / 16; piece += 32) {
+      const int32_t c = piece * 8;
+      const float* from = c < head_dim ? from_k + c : from_v + (c - head_dim);
+      uint32_t packed[4];
+#pragma unroll
+      for (int p = 0; p < 4; ++p) {
+        packed[p] = RoundBf16(from[2 * p]) | uint32_t{RoundBf16(from[2 * p + 1])} << 16;
+      }
+      const uint4 values = make_uint4(packed[0], packed[1], packed[2], packed[3]);
+      *reinterpret_cast<uint4*>(in_pool + piece * 16) = values;
+      if (slot >= 0) *reinterpret_cast<uint4*>(in_cache + piece * 16) = values;
+    }
+  }
+  __syncthreads();
+  EndCall(cache);
+}
+
+__global__ void __launch_bounds__(kBringThreads)
+    BringKernel(const std::byte* pool, const BlockMove* moves, int64_t block_pieces, int64_t pieces,
+                std::byte* staging) {
+  const int64_t stride = int64_t{gridDim.x} * kBringThreads;
+  const int64_t thread = int64_t{blockIdx.x} * kBringThreads + threadIdx.x;
+  for (int64_t round = thread; round < pieces; round += stride * kBringInFlight) {
+    uint4 values[kBringInFlight];
+    std::byte* to[kBringInFlight];
+#pragma unroll
+    for (int i = 0; i < kBringInFlight; ++i) {
+      const int64_t piece = round + i * stride;
+      if (piece >= pieces) continue;
+      const BlockMove move = moves[piece / block_pieces];
+      const int64_t in_block = piece % block_pieces;
+      to[i] = staging + (move.to * block_pieces + in_block) * 16;
+      values[i] = LoadStreamed(pool + (move.from * block_pieces + in_block) * 16);
+    }
+#pragma unroll
+    for (int i = 0; i < kBringInFlight; ++i) {
+      if (round + i * stride < pieces) *reinterpret_cast<uint4*>(to[i]) = values[i];
+    }
+  }
+}
+
+}  // namespace
+
+cudaError_t FetchRows(const DeviceQuery* queries, int32_t num_queries, const Selection& chosen,
+                      const DeviceRowCache& cache, const KvLayout& layout, int32_t capacity,
+                      const std::byte** rows, RowList* lists, SharedKvReads* reads,
+                      cudaStream_t stream) {
+  const int64_t num_lists = int64_t{num_queries} * layout.kv_heads;
+  if (num_lists > 65535 || chosen.kv_heads != layout.kv_heads || cache.row_bytes % 16 != 0 ||
+      cache.row_bytes != static_cast<int32_t>(layout.RowBytes())) {
+    return cudaErrorInvalidValue;
+  }
+  if (num_lists == 0) return cudaSuccess;
+  const FetchArgs args{
+      queries, chosen, cache, FastDivider(layout.block_tokens), layout.kv_heads, capacity,
+      rows,    lists,  reads};
+  const auto blocks = static_cast<unsigned>(CeilDiv(capacity < 1 ? 1 : capacity, kFetchEntries));
+  FetchKernel<<<dim3(blocks, static_cast<unsigned>(num_lists)), kFetchThreads, 0, stream>>>(args);
+  return cudaGetLastError();
+}
+
+cudaError_t WriteKvThrough(const DeviceMatrix& k, const DeviceMatrix& v, const DeviceChunk* chunks,
+                           int32_t num_chunks, int32_t max_chunk_tokens,
+                           const DeviceRowCache& cache, const KvLayout& layout,
+                           cudaStream_t stream) {
+  if (layout.dtype != DType::kBF16 || num_chunks < 0 || num_chunks > 65535 ||
+      layout.head_dim % 8 != 0 || k.cols != int64_t{layout.kv_heads} * layout.head_dim ||
+      v.cols != k.cols) {
+    return cudaErrorInvalidValue;
+  }
+  if (num_chunks == 0 || max_chunk_tokens <= 0) return cudaSuccess;
+  const int64_t rows = int64_t{max_chunk_tokens} * layout.kv_heads;
+  const dim3 grid(static_cast<unsigned>(CeilDiv(rows, kWriteThreads / 32)),
+                  static_cast<unsigned>(num_chunks));
+  WriteThroughKernel<<<grid, kWriteThreads, 0, stream>>>(k.data, k.stride, v.data, v.stride, chunks,
+                                                         cache, FastDivider(layout.block_tokens),
+                                                         layout.kv_heads, layout.head_dim);
+  return cudaGetLastError();
+}
+
+cudaError_t BringBlocks(const std::byte* pool, const BlockMove* moves, int32_t num_moves,
+                        int64_t block_bytes, std::byte* staging, int32_t num_blocks,
+                        cudaStream_t stream) {
+  if (block_bytes <= 0 || block_bytes % 16 != 0 || num_moves < 0 || num_blocks < 1) {
+    return cudaErrorInvalidValue;
+  }
+  if (num_moves == 0) return cudaSuccess;
+  BringKernel<<<num_blocks, kBringThreads, 0, stream>>>(pool, moves, block_bytes / 16,
+                                                        num_moves * (block_bytes / 16), staging);
+  return cudaGetLastError();
+}
+
+}  // namespace winnow::kernels::cuda

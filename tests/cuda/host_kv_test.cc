@@ -1,0 +1,223 @@
+// KV in pinned host memory gives the bits of KV on the device: two pools of the same backend, written
+// and attended to by the same calls.
+#include <cstring>
+#include <numeric>
+
+#include "tests/cuda/backend_testing.h"
+
+namespace winnow::kernels::cuda {
+namespace {
+
+class CudaHostKvTest : public CudaBackendFixture {
+ protected:
+  // Two layers in host memory, and the same two on the device.
+  struct Pools {
+    Pools(CudaBackend& backend, const KvLayout& layout, int32_t num_blocks, int32_t max_context,
+          int64_t cache_rows)
+        : layer_bytes(num_blocks * layout.BlockBytes()),
+          host(backend.AllocateShared(2 * layer_bytes)),
+          device(backend.Allocate(2 * layer_bytes)) {
+      const std::vector<std::byte*> of_layers = {Host(0), Host(1)};
+      const SharedKvShape shape{.layout = layout,
+                                .num_pools = 2,
+                                .num_blocks = num_blocks,
+                                .max_context = max_context,
+                                .max_batch_tokens = 64,
+                                .cache_bytes = 2 * cache_rows * (layout.RowBytes() + 8)};
+      std::string why;
+      kv = backend.ShareKv(shape, of_layers, &why);
+      EXPECT_NE(kv, nullptr) << why;
+      EXPECT_EQ(
+          kv->sizes().cache_rows,
+          2 * std::min<int64_t>(cache_rows, num_blocks * layout.kv_heads * layout.block_tokens));
+      EXPECT_EQ(kv->sizes().total(), backend.SizeSharedKv(shape).total());
+      reads = backend.AllocateShared(64 * sizeof(SharedKvReads));
+    }
+    std::byte* Host(int layer) const {
+      return static_cast<std::byte*>(host.data()) + layer * layer_bytes;
+    }
+    std::byte* Device(int layer) const {
+      return static_cast<std::byte*>(device.data()) + layer * layer_bytes;
+    }
+    SharedKvReads Read(CudaBackend& backend) const {
+      const std::span of_rows(static_cast<SharedKvReads*>(reads.data()), 64);
+      kv->TakeReads(of_rows);
+      EXPECT_TRUE(backend.Synchronize());
+      SharedKvReads sum;
+      for (const SharedKvReads& row : of_rows) {
+        sum.cached += row.cached;
+        sum.fetched += row.fetched;
+        sum.in_place += row.in_place;
+      }
+      return sum;
+    }
+
+    size_t layer_bytes;
+    Buffer host, device, reads;
+    std::unique_ptr<SharedKv> kv;
+  };
+  void ExpectSame(OnDevice& a, Matrix& of_a, OnDevice& b, Matrix& of_b) {
+    a.Fetch();
+    b.Fetch();
+    ASSERT_TRUE(SameBits(of_a, of_b));
+  }
+};
+
+TEST_F(CudaHostKvTest, StepsHaveTheBitsOfKvOnTheDevice) {
+  SCOPED_TRACE(Seed());
+  for (int round = 0; round < 10; ++round) {
+    const int32_t d = AnyHeadDim(random_), kv_heads = static_cast<int32_t>(random_.Int(1, 4));
+    const auto group = static_cast<int32_t>(random_.Int(1, 8));
+    const KvLayout layout{kv_heads, d, 64, DType::kBF16};
+    const int32_t max_context = 960;  // 15 blocks: chunks of two sequences do not fit together
+    const int32_t num_blocks = 48;
+    const int64_t cache_rows[] = {0, 3, 300, 2000, 1 << 20};
+    const Pools pools(*backend_, layout, num_blocks, max_context, cache_rows[round % 5]);
+    SCOPED_TRACE(testing::Message()
+                 << "round " << round << ", rows cached " << cache_rows[round % 5]);
+    ASSERT_NE(pools.kv, nullptr);
+    std::vector<int32_t> blocks(num_blocks);
+    std::iota(blocks.begin(), blocks.end(), 0);
+    random_.Shuffle(blocks);
+    // Three sequences; the third shares the first five blocks of the first.
+    std::vector<int32_t> tables[3];
+    for (int s = 0; s < 3; ++s) {
+      tables[s].assign(blocks.begin() + 15 * s, blocks.begin() + 15 * (s + 1));
+    }
+    std::copy_n(tables[0].begin(), 5, tables[2].begin());
+    int32_t lengths[3] = {0, 0, 320};
+    const float scale = 1.0f / std::sqrt(static_cast<float>(d));
+    const int64_t width = int64_t{kv_heads} * d;
+    bool retrieved = false;
+    for (int pass = 0; pass < 14; ++pass) {
+      // Prompts, then decoding, with a new sequence in the first one's blocks half-way.
+      if (pass == 9) lengths[1] = 0;
+      std::vector<AttentionChunk> chunks;
+      int32_t rows = 0;
+      for (int s = 0; s < 3; ++s) {
+        if (s == 2 && pass < 3) continue;  // its prefix is not written yet
+        const bool prompt = lengths[s] < 400;
+        const auto count = prompt ? static_cast<int32_t>(random_.Int(100, 300)) : int32_t{1};
+        if (lengths[s] + count > max_context) continue;
+        chunks.push_back({rows, count, lengths[s], tables[s]});
+        lengths[s] += count;
+        rows += count;
+      }
+      Matrix k = Matrix::Normal(random_, rows, width), v = Matrix::Normal(random_, rows, width);
+      Matrix q = Matrix::Normal(random_, rows, width * group);
+      auto of_k = Put(k), of_v = Put(v), of_q = Put(q);
+      backend_->BeginPass();
+      for (int layer = 0; layer < 2; ++layer) {
+        Matrix on_host(rows, width * group), on_device(rows, width * group);
+        auto of_host = Put(on_host), of_device = Put(on_device);
+        backend_->WriteKv(of_k.tensor, of_v.tensor, chunks, pools.Host(layer), layout);
+        backend_->WriteKv(of_k.tensor, of_v.tensor, chunks, pools.Device(layer), layout);
+        backend_->Attend(of_q.tensor, chunks, pools.Host(layer), layout, scale, of_host.tensor);
+        backend_->Attend(of_q.tensor, chunks, pools.Device(layer), layout, scale, of_device.tensor);
+        ASSERT_NO_FATAL_FAILURE(ExpectSame(of_host, on_host, of_device, on_device));
+
+        std::vector<RetrievalQuery> queries;
+        for (const AttentionChunk& chunk : chunks) {
+          if (chunk.num_tokens > 1) continue;
+          queries.push_back({chunk.first_row,
+                             chunk.block_table,
+                             chunk.position,
+                             {16, std::max(16, chunk.position - 60)},
+                             0});
+        }
+        if (queries.empty() || rows > 64) continue;
+        retrieved = true;
+        const int32_t capacity = 150;
+        OwnedSelection chosen(queries.size(), kv_heads, capacity);
+        int64_t wanted = 0;
+        for (size_t i = 0; i < queries.size(); ++i) {
+          const TokenRange mid = queries[i].mid;
+          for (int32_t head = 0; head < kv_heads; ++head) {
+            std::vector<int32_t> tokens(mid.size());
+            std::iota(tokens.begin(), tokens.end(), mid.first);
+            random_.Shuffle(tokens);
+            tokens.resize(std::min<size_t>(tokens.size(), random_.Int(0, capacity)));
+            std::sort(tokens.begin(), tokens.end());
+            const auto place = static_cast<int64_t>(i);
+            chosen.view().count(place, head) = static_cast<int32_t>(tokens.size());
+            std::copy(tokens.begin(), tokens.end(), chosen.view().chosen(place, head));
+            wanted += static_cast<int64_t>(tokens.size()) + queries[i].position + 1 - mid.size();
+          }
+        }
+        Matrix of_host_rows(rows, width * group), of_device_rows(rows, width * group);
+        auto from_host = Put(of_host_rows), from_device = Put(of_device_rows);
+        static_cast<void>(pools.Read(*backend_));
+        ASSERT_TRUE(backend_->AttendChosen(of_q.tensor, queries, chosen.view(), pools.Host(layer),
+                                           layout, scale, from_host.tensor));
+        ASSERT_TRUE(backend_->AttendChosen(of_q.tensor, queries, chosen.view(), pools.Device(layer),
+                                           layout, scale, from_device.tensor));
+        const SharedKvReads reads = pools.Read(*backend_);
+        ASSERT_EQ(int64_t{reads.cached} + reads.fetched + reads.in_place, wanted);
+        ASSERT_TRUE(backend_->Synchronize()) << backend_->failure();
+        ASSERT_NO_FATAL_FAILURE(ExpectSame(from_host, of_host_rows, from_device, of_device_rows))
+            << "pass " << pass;
+      }
+    }
+    EXPECT_TRUE(retrieved);
+  }
+}
+
+TEST_F(CudaHostKvTest, WhatIsCopiedIntoAPoolIsReadFromThenOn) {
+  SCOPED_TRACE(Seed());
+  const KvLayout layout{2, 64, 64, DType::kBF16};
+  const Pools pools(*backend_, layout, 8, 512, 1 << 20);
+  ASSERT_NE(pools.kv, nullptr);
+  std::vector<int32_t> table(8);
+  std::iota(table.begin(), table.end(), 0);
+  Matrix q = Matrix::Normal(random_, 1, 2 * 4 * 64);
+  auto of_q = Put(q);
+  const std::vector<RetrievalQuery> queries = {{0, table, 511, {511, 511}, 0}};
+  OwnedSelection chosen(1, 2, 1);
+  chosen.view().count(0, 0) = chosen.view().count(0, 1) = 0;
+  for (int round = 0; round < 3; ++round) {
+    std::vector<std::byte> content(pools.layer_bytes);
+    for (size_t at = 0; at < content.size(); at += 2) {
+      const BF16 value = ToBF16(random_.Normal());
+      std::memcpy(&content[at], &value, 2);
+    }
+    backend_->CopyToDevice(content.data(), pools.Host(1), content.size());
+    backend_->CopyToDevice(content.data(), pools.Device(1), content.size());
+    Matrix of_host(1, q.cols()), of_device(1, q.cols());
+    auto from_host = Put(of_host), from_device = Put(of_device);
+    for (int again = 0; again < 2; ++again) {
+      ASSERT_TRUE(backend_->AttendChosen(of_q.tensor, queries, chosen.view(), pools.Host(1), layout,
+                                         0.1f, from_host.tensor));
+    }
+    ASSERT_TRUE(backend_->AttendChosen(of_q.tensor, queries, chosen.view(), pools.Device(1), layout,
+                                       0.1f, from_device.tensor));
+    ASSERT_NO_FATAL_FAILURE(ExpectSame(from_host, of_host, from_device, of_device));
+    const SharedKvReads reads = pools.Read(*backend_);
+    EXPECT_EQ(reads.fetched, 1024u);  // once
+    EXPECT_EQ(reads.cached, 1024u);
+  }
+}
+
+TEST_F(CudaHostKvTest, WhatDoesNotFitIsRefusedWithTheBytes) {
+  const KvLayout layout{2, 64, 64, DType::kBF16};
+  const Buffer host = backend_->AllocateShared(2 * layout.BlockBytes());
+  const std::vector<std::byte*> pools = {static_cast<std::byte*>(host.data())};
+  SharedKvShape shape{.layout = layout,
+                      .num_pools = 1,
+                      .num_blocks = 2,
+                      .max_context = 128,
+                      .max_batch_tokens = 4,
+                      .cache_bytes = 1 << 20};
+  std::string why;
+  EXPECT_NE(backend_->ShareKv(shape, pools, &why), nullptr) << why;
+  shape.num_blocks = 1 << 26;
+  EXPECT_EQ(backend_->ShareKv(shape, pools, &why), nullptr);
+  EXPECT_NE(why.find("rows in a layer"), std::string::npos) << why;
+  shape.num_blocks = 1 << 23;
+  shape.max_context = 1 << 29;
+  EXPECT_EQ(backend_->ShareKv(shape, pools, &why), nullptr);
+  EXPECT_NE(why.find("bytes for the row cache"), std::string::npos) << why;
+  EXPECT_TRUE(backend_->Synchronize()) << "no memory is an answer, not a failure";
+}
+
+}  // namespace
+}  // namespace winnow::kernels::cuda
