@@ -50,7 +50,7 @@ struct Sequence {
   std::vector<Digest> names;    // of the full blocks in cache
   // Of its first blocks, in `cache` or not: names are made once, however often it is admitted.
   std::vector<Digest> known_names;
-  int32_t losses = 0;                       // of KV, since the last token came
+  int32_t losses = 0;  // of KV, since the last token came
   int32_t losses_in_all = 0;
   std::unique_ptr<RetrievalState> retrieval;  // from admission on; null if the policy is dense
   Answer answer;
