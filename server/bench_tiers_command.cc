@@ -16,7 +16,6 @@
 namespace winnow::server {
 namespace {
 
-
 struct TierBenchFlags {
   StoreBenchFlags store;
   std::vector<std::string> policies = {"lsh:k=2%"};  // bench tiers: one
