@@ -182,6 +182,9 @@ absl::StatusOr<DecodeResult> RunDecode(BenchModel& model, int64_t context, int32
                                        const engine::AttentionPolicy& policy, int32_t steps,
                                        double drift, int num_threads) {
   engine::Decoder& decoder = *model.decoder;
+  if (drift != 0 && model.config.dtype == kernels::DType::kF16) {
+    return absl::InvalidArgumentError("--drift: is for inputs of bfloat16 or float32");
+  }
   const int64_t blocks = (context + decoder.block_tokens() - 1) / decoder.block_tokens();
   std::vector<int32_t> all_blocks(blocks * batch);
   std::iota(all_blocks.begin(), all_blocks.end(), 0);

@@ -1,8 +1,7 @@
 // FetchRows is ResolveRows, the look-up and the gather in one launch: a block takes 64 entries of a list,
 // a thread finds the place of each, and then the block's 256 threads together copy the rows that were
 // missing: 32 KiB at most, all of it on the bus at a time. Blocks do not wait for each other, so the rows
-// of one are on the bus while another looks up. Blocks of 256 entries left the bus half idle where lists
-// are short (2,048 rows in 8 lists: 43 us).
+// of one are on the bus while another looks up.
 //
 // The cache is shared by all blocks. A thread that misses claims the row in slot_of_row, takes a slot (a
 // ticket of the hand, then a compare-and-swap on the slot, which says whose it is and since which call)
@@ -10,7 +9,10 @@
 // and waits for nobody. Whoever hits stamps the slot with a compare-and-swap that fails if it has changed
 // hands meanwhile; then it is a miss. So what slot_of_row says is a hint that the slot confirms.
 //
-// What was tried and lost: see kernels/README.md.
+// What was tried and lost (H200): blocks of 256 entries, which leave the bus half idle where lists are
+// short (2,048 rows in 8 lists: 43 us instead of 28). Not tried: the copy as a launch of its own, by few
+// blocks and in the order of addresses over all heads, for arenas so large that finding addresses is what
+// takes the time (docs/tiers.md).
 #include "kernels/cuda/device_math.cuh"
 #include "kernels/cuda/row_cache.h"
 

@@ -21,7 +21,7 @@
 
 namespace winnow::kernels::cuda {
 
-// In device memory. Begins as CacheState{} (call 1).
+// In device memory. Begins as RowCacheState{}.
 struct RowCacheState {
   uint32_t call = 1;        // number of the call that is running, or comes next
   uint32_t hand = 0;        // slots that were looked at since the start, modulo 2^32
