@@ -51,9 +51,12 @@ class Configuration(unittest.TestCase):
         self.assert_usage_error(run("serve", "--check-config"), "--model is required")
         self.assert_usage_error(run("serve", "--model", MODEL, "--check-config", "--listen", "0.0.0.0:1"), "--insecure")
         self.assert_usage_error(run("serve", "--model", MODEL, "--check-config", "--tls-cert", "x"), "--tls-key")
-        self.assertEqual(run("serve", "--model", MODEL, "--check-config", "--device", "cuda").returncode, 0)
-        self.assert_usage_error(run("serve", "--model", MODEL, "--check-config", "--device", "cuda", "--host-bytes", "64MiB"),
-                                "--device cpu")
+        on_cuda = "serve", "--model", MODEL, "--check-config", "--device", "cuda"
+        self.assertEqual(run(*on_cuda).returncode, 0)
+        self.assertEqual(run(*on_cuda, "--host-bytes", "64MiB").returncode, 0)
+        for flags in (["--disk-bytes", "64MiB", "--store-dir", "x"], ["--prefetch", "on"],
+                      ["--host-bytes", "64MiB", "--kv-bytes", "64MiB"]):
+            self.assert_usage_error(run(*on_cuda, *flags), "with --device cuda")
         self.assert_usage_error(run("serve", "--model", MODEL, "--check-config", "--device", "tpu"), "tpu")
 
     def test_help_shows_environment_and_default_of_every_option(self):
