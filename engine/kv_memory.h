@@ -7,10 +7,11 @@
 //
 //   written ─ full, named ─▶ saved to the store ─▶ frame taken for others ─▶ read back, or row by row
 //
-// Without a store there is a frame for every piece and nothing moves; the frames of the later layers may
-// then lie in the backend's shared memory (a GPU's host), from where operations read them. With one, blocks may be more
-// than frames hold: pieces of full blocks are saved when frames get scarce, the least recently used
-// frame that is saved is taken, and a piece comes back whole (Pin) or by rows (RowFetcher).
+// Without a store there is a frame for every piece and nothing moves; the frames of the later layers
+// may then lie in the backend's shared memory (a GPU's host), from where operations read them. With
+// one, blocks may be more than frames hold: pieces of full blocks are saved when frames get scarce,
+// the least recently used frame that is saved is taken, and a piece comes back whole (Pin) or by rows
+// (RowFetcher).
 //
 // A piece that the store does not give back is lost, and so is the chunk that needed it: the pass
 // goes on for the others, and the engine computes the sequence again. Never wrong, only slower.

@@ -65,8 +65,7 @@ absl::Status CheckDevice(const ModelOptions& options, DType kv) {
   if (options.tiers.host_bytes != 0 && options.kv_bytes != 0) {
     return absl::InvalidArgumentError(
         "kv_bytes: with --device cuda host_bytes says how much KV there is, and the device holds "
-        "the "
-        "first layers of the same blocks: leave one of them out");
+        "the first layers of the same blocks: leave one of them out");
   }
   if (kv != DType::kBF16) {
     return refuse("kv_dtype", "KV is bfloat16: say bf16 (auto follows --dtype f32)");

@@ -193,8 +193,7 @@ absl::Status CheckConfig(const ServeConfig& config) {
   if (config.device == "cuda" && config.host_bytes > 0 && config.kv_bytes > 0) {
     return fail(
         "--kv-bytes: with --device cuda --host-bytes says how much KV there is, and the device "
-        "holds "
-        "the first layers of the same blocks: leave one of them out");
+        "holds the first layers of the same blocks: leave one of them out");
   }
   if (config.max_running > config.step_tokens) {
     return fail("--max-running ", config.max_running, " exceeds --step-tokens ", config.step_tokens,

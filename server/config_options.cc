@@ -179,8 +179,7 @@ std::vector<ServeOption> MakeServeOptions() {
           "context"),
       Bytes("host-bytes", &C::host_bytes, kBytesMax,
             "host memory that KV moves to when the pool is full, with --device cuda pinned memory "
-            "that "
-            "KV lies in but for its first layers; 0: none"),
+            "that KV lies in but for its first layers; 0: none"),
       Bytes(
           "disk-bytes", &C::disk_bytes, kBytesMax,
           "files in --store-dir that KV moves to, read row by row where a policy chooses; 0: none"),
