@@ -428,6 +428,36 @@ TEST_F(PrefixTest, ADirectoryDamagedAllOverCostsComputationAndNoToken) {
   ExpectEqual(replies);
 }
 
+// What a summary holds must not be attended to exactly as well: one that was kept under a narrow window
+// reaches into a wide one.
+TEST_F(PrefixTest, ASummaryThatReachesIntoTheWindowIsMadeAnew) {
+  std::vector<int32_t> text(400);
+  for (int32_t& token : text) token = static_cast<int32_t>(random_() % config_.vocab_size);
+  const auto ask = [&](const char* policy, int questions) {
+    requests_.clear();
+    for (int i = 0; i < questions; ++i) {
+      std::vector<int32_t> prompt = text;
+      for (int j = 0; j < 20; ++j) {
+        prompt.push_back(static_cast<int32_t>(random_() % config_.vocab_size));
+      }
+      Request request = MakeRequest(i + 1, std::move(prompt), 12);
+      request.policy = *ParseAttentionPolicy(policy);
+      requests_.push_back(std::move(request));
+    }
+    expected_.clear();
+  };
+  ModelOptions options = Tiered();
+  options.tiers.disk_bytes = 256 << 20;
+  options.tiers.store_dir = directory_.File("store");
+  ask("spotlight:k=2,window=9,completion=on,suffix=30", 1);
+  ExpectEqual(Answers(*Load(options), true));
+  const auto model = Load(options);
+  ask("spotlight:k=2,window=150,completion=on,suffix=30", 4);
+  const std::vector<Reply> replies = Answers(*model, true);
+  EXPECT_GT(cached_tokens_, 300u);
+  ExpectEqual(replies);
+}
+
 TEST_F(PrefixTest, TokensThatWereLostAndComputedAgainAreNotCachedOnes) {
   ModelOptions options = Tiered();
   options.tiers.disk_bytes = 256 << 20;
