@@ -33,13 +33,25 @@ __device__ __forceinline__ void PutOrdered(uint4* ordered, int32_t slices, int64
 
 constexpr int kNormThreads = 512;
 
+// What a norm multiplies with, from each thread's sum of squares: added up in a fixed tree.
+template <int kBlockThreads>
+__device__ __forceinline__ float NormScale(float squares, int32_t cols, float eps) {
+  __shared__ float sums[kBlockThreads / 32];
+  squares = WarpSum(squares);
+  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = squares;
+  __syncthreads();
+  squares = 0.0f;
+#pragma unroll
+  for (int w = 0; w < kBlockThreads / 32; ++w) squares += sums[w];
+  return 1.0f / sqrtf(squares / static_cast<float>(cols) + eps);
+}
+
 // A row of x to a row of `out`, or to `ordered`.
 template <bool kOrdered>
 __global__ void __launch_bounds__(kNormThreads)
     RmsNormKernel(const float* x, int64_t x_stride, const float* weight, float eps, float* out,
                   int64_t out_stride, uint4* ordered, int32_t cols) {
   constexpr int kHeld = 2;  // places of a thread that stay in registers
-  __shared__ float sums[kNormThreads / 32];
   LetNextStart();
   const int32_t places = PlacesOf(cols);
   float weights[kHeld][kPlaceValues], held[kHeld][kPlaceValues];
@@ -69,13 +81,7 @@ __global__ void __launch_bounds__(kNormThreads)
 #pragma unroll
     for (int i = 0; i < kPlaceValues; ++i) squares = fmaf(values[i], values[i], squares);
   }
-  squares = WarpSum(squares);
-  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = squares;
-  __syncthreads();
-  squares = 0.0f;
-#pragma unroll
-  for (int w = 0; w < kNormThreads / 32; ++w) squares += sums[w];
-  const float scale = 1.0f / sqrtf(squares / static_cast<float>(cols) + eps);
+  const float scale = NormScale<kNormThreads>(squares, cols, eps);
   const auto put = [&](int32_t place, float(&values)[kPlaceValues],
                        const float(&of_weight)[kPlaceValues]) {
     if (place >= places) return;
@@ -100,19 +106,12 @@ __global__ void __launch_bounds__(kNormThreads)
 // A block is a head of a row, in place.
 __global__ void __launch_bounds__(kThreads)
     RmsNormHeadsKernel(float* x, int64_t x_stride, const float* weight, float eps, int32_t cols) {
-  __shared__ float sums[kThreads / 32];
   LetNextStart();
   WaitForEarlier();
   x += blockIdx.x * x_stride + int64_t{blockIdx.y} * cols;
   float squares = 0.0f;
   for (int32_t i = threadIdx.x; i < cols; i += kThreads) squares = fmaf(x[i], x[i], squares);
-  squares = WarpSum(squares);
-  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = squares;
-  __syncthreads();
-  squares = 0.0f;
-#pragma unroll
-  for (int w = 0; w < kThreads / 32; ++w) squares += sums[w];
-  const float scale = 1.0f / sqrtf(squares / static_cast<float>(cols) + eps);
+  const float scale = NormScale<kThreads>(squares, cols, eps);
   for (int32_t i = threadIdx.x; i < cols; i += kThreads) x[i] = x[i] * scale * weight[i];
 }
 
