@@ -1,4 +1,4 @@
-// FetchRows is ResolveRows, the look-up and the gather in one launch: a block takes 64 entries of a list,
+// FetchRows finds rows, looks them up and gathers in one launch: a block takes 64 entries of a list,
 // a thread finds the place of each, and then the block's 256 threads together copy the rows that were
 // missing: 32 KiB at most, all of it on the bus at a time. Blocks do not wait for each other, so the rows
 // of one are on the bus while another looks up.
@@ -13,6 +13,7 @@
 // short (2,048 rows in 8 lists: 43 us instead of 28). Not tried: the copy as a launch of its own, by few
 // blocks and in the order of addresses over all heads, for arenas so large that finding addresses is what
 // takes the time (docs/tiers.md).
+#include "kernels/cuda/copy_pieces.cuh"
 #include "kernels/cuda/device_math.cuh"
 #include "kernels/cuda/row_cache.h"
 
@@ -169,6 +170,7 @@ __global__ void __launch_bounds__(kFetchThreads)
       in_place += found == Found::kNowhere;
     }
     __syncthreads();
+    // As CopyPieces does it, which would cost this kernel a spilled register.
     const int32_t pieces = num_moves * row_pieces;
     for (int32_t round = threadIdx.x; round < pieces; round += kFetchThreads * kPiecesInFlight) {
       uint4 values[kPiecesInFlight];
@@ -249,25 +251,13 @@ __global__ void __launch_bounds__(kWriteThreads)
 __global__ void __launch_bounds__(kBringThreads)
     BringKernel(const std::byte* pool, const BlockMove* moves, int64_t block_pieces, int64_t pieces,
                 std::byte* staging) {
-  const int64_t stride = int64_t{gridDim.x} * kBringThreads;
-  const int64_t thread = int64_t{blockIdx.x} * kBringThreads + threadIdx.x;
-  for (int64_t round = thread; round < pieces; round += stride * kBringInFlight) {
-    uint4 values[kBringInFlight];
-    std::byte* to[kBringInFlight];
-#pragma unroll
-    for (int i = 0; i < kBringInFlight; ++i) {
-      const int64_t piece = round + i * stride;
-      if (piece >= pieces) continue;
-      const BlockMove move = moves[piece / block_pieces];
-      const int64_t in_block = piece % block_pieces;
-      to[i] = staging + (move.to * block_pieces + in_block) * 16;
-      values[i] = LoadStreamed(pool + (move.from * block_pieces + in_block) * 16);
-    }
-#pragma unroll
-    for (int i = 0; i < kBringInFlight; ++i) {
-      if (round + i * stride < pieces) *reinterpret_cast<uint4*>(to[i]) = values[i];
-    }
-  }
+  CopyPieces<kBringInFlight>(int64_t{blockIdx.x} * kBringThreads + threadIdx.x,
+                             int64_t{gridDim.x} * kBringThreads, pieces, [&](int64_t piece) {
+                               const BlockMove move = moves[piece / block_pieces];
+                               const int64_t in_block = piece % block_pieces;
+                               return PieceMove{pool + (move.from * block_pieces + in_block) * 16,
+                                                staging + (move.to * block_pieces + in_block) * 16};
+                             });
 }
 
 }  // namespace

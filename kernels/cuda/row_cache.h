@@ -46,8 +46,9 @@ struct DeviceRowCache {
 // Memory of a slot beside its row.
 inline constexpr size_t kRowCacheSlotBytes = sizeof(RowCacheSlot);
 
-// ResolveRows (row_gather.h) for a pool in host memory: addresses of the rows of every list, brought to
-// the cache where they are missing, in the same launch. A row for which no slot is left has its address
+// Lists of what each query and KV head attends to, ascending: the anchors before mid, the chosen tokens,
+// the anchors after mid. Addresses of their rows, which are brought to the cache where they are missing,
+// in the same launch. A row for which no slot is left has its address
 // in the pool. reads[query.row] adds up what was found where; a row that several lists want is fetched
 // for one of them.
 //

@@ -320,58 +320,6 @@ TEST_F(CudaRowAttentionTest, StatesMergeAndFinishAsTheReferences) {
   }
 }
 
-// tokens -> addresses -> attention, and the copy of rows from pinned memory, without the host.
-TEST_F(CudaRowAttentionTest, ResolvedRowsAreAnchorsAndChosenTokens) {
-  SCOPED_TRACE(Seed());
-  for (int round = 0; round < 10; ++round) {
-    const KvLayout layout{2, AnyHeadDim(random_), static_cast<int32_t>(16 * random_.Int(1, 4)),
-                          DType::kBF16};
-    PagedKv kv(random_, layout, {700, 50});
-    std::vector<RetrievalQuery> queries = {kv.Query(0, 0, 699, 16, 128, 0),
-                                           kv.Query(0, 1, 300, 0, 1, 0),
-                                           kv.Query(1, 2, 10, 16, 64, 0)};
-    std::vector<std::vector<int32_t>> chosen;
-    for (int i = 0; i < 6; ++i) {
-      std::vector<int32_t> of_list;
-      const TokenRange mid = queries[i / 2].mid;
-      for (int32_t t = mid.first; t < mid.last; ++t) {
-        if (random_.Int(0, 2) == 0) of_list.push_back(t);
-      }
-      chosen.push_back(of_list);
-    }
-    DeviceSelection selection(3, 2, 700);
-    selection.Set(chosen);
-    const DeviceQueries on_device(queries);
-    DeviceArray<const std::byte*> rows(6 * 701);
-    DeviceArray<RowList> lists(6);
-    const auto pool = UploadPool(kv);
-    WINNOW_CUDA_OK(ResolveRows(on_device.data(), 3, selection.view(), pool.data(), layout, 701,
-                               rows.data(), lists.data(), nullptr));
-    const auto lists_back = lists.Get();
-    const auto rows_back = rows.Get();
-    for (int i = 0; i < 6; ++i) {
-      const RetrievalQuery& query = queries[i / 2];
-      std::vector<int32_t> expected;
-      for (int32_t t = 0; t <= query.position; ++t) {
-        const bool in_mid = t >= query.mid.first && t < query.mid.last;
-        if (!in_mid || std::binary_search(chosen[i].begin(), chosen[i].end(), t)) {
-          expected.push_back(t);
-        }
-      }
-      const RowList& list = lists_back[i];
-      ASSERT_EQ(list.count, static_cast<int32_t>(expected.size())) << "list " << i;
-      ASSERT_EQ(list.rows, rows.data() + i * 701);
-      ASSERT_EQ(list.chosen_last - list.chosen_first, static_cast<int32_t>(chosen[i].size()));
-      ASSERT_EQ(list.chosen_first, std::min(query.mid.first, query.position + 1));
-      for (int32_t j = 0; j < list.count; ++j) {
-        ASSERT_EQ(
-            rows_back[i * 701 + j] - pool.data(),
-            kv.Row(i < 4 ? 0 : 1, i % 2, expected[j]) - static_cast<const std::byte*>(kv.pool()));
-      }
-    }
-  }
-}
-
 TEST_F(CudaRowAttentionTest, GatherCopiesRowsFromPinnedMemory) {
   SCOPED_TRACE(Seed());
   for (const int32_t row_bytes : {16, 256, 320, 384, 512, 4096}) {
