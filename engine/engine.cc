@@ -196,6 +196,8 @@ bool Engine::Step() {
   }
   EndStarved(computes || adopted, now);
   Emit();
+  // Only now: who hears of it looks at the statistics, and these show it since Emit.
+  if (!failure_.ok()) observer_.OnFailure(std::exchange(failure_, absl::OkStatus()));
   if (computes) Observe(clock_.Now() - now);
   // A store that takes nothing has to be asked whether it does again.
   if (!computes && memory_ != nullptr && (memory_->has_work() || memory_->scarce())) {
@@ -569,7 +571,7 @@ void Engine::Fail(const absl::Status& status) {
   stats_.failed = true;
   queue_.Close("the model failed");
   EndAll(FinishReason::kError, "the model failed", absl::StatusCode::kUnavailable);
-  observer_.OnFailure(status);
+  failure_ = status;
 }
 
 void Engine::End(Sequence& sequence, FinishReason reason, std::string error,

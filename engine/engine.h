@@ -166,6 +166,7 @@ class Engine {
   absl::flat_hash_map<RequestId, Sequence*> by_id_;
   uint64_t next_order_ = 0;
   bool failed_ = false;
+  absl::Status failure_;  // not yet told to the observer
   EngineStats stats_;
   uint64_t observed_rows_ = 0;  // of stats_.selected_rows
   int32_t waiting_change_ = 0;  // not yet told to the queue

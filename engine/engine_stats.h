@@ -72,7 +72,7 @@ class EngineObserver {
   virtual void OnNextToken(const Request& request, Duration since_previous_token) {}
   virtual void OnFinished(const Request& request, FinishReason reason, const Usage& usage) {}
   virtual void OnStep(const StepObservation& step) {}
-  // The model failed; the engine serves no more. Once.
+  // The model failed; the engine serves no more, and its stats say so. Once.
   virtual void OnFailure(const absl::Status& status) {}
 };
 

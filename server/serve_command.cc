@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -300,12 +301,14 @@ int WaitAndDrain(const ServeConfig& config, Log& log, Signals& signals, engine::
   engine.BeginDrain();
   const bool failed = engine.stats().failed;
 
+  std::atomic<bool> is_idle = false;
   std::thread idle([&] {
     if (!generator.WaitIdle(failed ? absl::Seconds(2) : config.drain_grace)) {
       engine_thread.request_stop();
       engine.Wake();
       generator.WaitIdle(absl::Seconds(2));
     }
+    is_idle = true;
     signals.Notify();
   });
   for (;;) {
@@ -314,7 +317,7 @@ int WaitAndDrain(const ServeConfig& config, Log& log, Signals& signals, engine::
       log.Event(LogLevel::kWarn, "exits_at_once", {{"signal", int64_t{event.signal}}});
       _exit(128 + event.signal);
     }
-    if (event.notified) break;
+    if (is_idle) break;  // an engine that fails meanwhile notifies, too
   }
   idle.join();
   engine_thread.request_stop();
@@ -322,7 +325,8 @@ int WaitAndDrain(const ServeConfig& config, Log& log, Signals& signals, engine::
   engine_thread.join();
   server.Shutdown(absl::Milliseconds(500));
   log.Event(LogLevel::kInfo, "drained", {{"calls_cut", static_cast<uint64_t>(generator.calls())}});
-  return failed ? kExitSoftware : kExitOk;
+  // It may have failed while it drained, too.
+  return engine.stats().failed ? kExitSoftware : kExitOk;
 }
 
 int RunServer(const ServeConfig& config) {

@@ -408,8 +408,13 @@ TEST_F(EngineTest, NanLogitsEndOneRequestAndNoOther) {
 
 class FailureObserver : public EngineObserver {
  public:
-  void OnFailure(const absl::Status& status) override { failures.push_back(status); }
+  void OnFailure(const absl::Status& status) override {
+    failures.push_back(status);
+    if (engine != nullptr) failed_in_stats = engine->stats().failed;
+  }
   std::vector<absl::Status> failures;
+  const Engine* engine = nullptr;
+  bool failed_in_stats = false;
 };
 
 TEST_F(EngineTest, AFailedModelEndsEverythingAndTheEngineSaysSo) {
@@ -418,6 +423,7 @@ TEST_F(EngineTest, AFailedModelEndsEverythingAndTheEngineSaysSo) {
   options.step_tokens = 16;
   FailureObserver observer;
   Make(options, {}, &observer);
+  observer.engine = engine_.get();
   model_->fail_at_forward = 3;
   Client runs, waits, late;
   Submit(MakeRequest(1, Prompt(10), 30), runs);
@@ -436,6 +442,8 @@ TEST_F(EngineTest, AFailedModelEndsEverythingAndTheEngineSaysSo) {
   EXPECT_FALSE(engine_->Step());
   ASSERT_EQ(observer.failures.size(), 1u);
   EXPECT_THAT(observer.failures[0].message(), HasSubstr("fell off the bus"));
+  // A thread that is woken by it and finds no failure goes back to sleep, and nobody wakes it again.
+  EXPECT_TRUE(observer.failed_in_stats);
 }
 
 // ---- what is refused ----
