@@ -89,6 +89,13 @@ absl::Status Engine::Submit(Request request, std::shared_ptr<OutputQueue> output
   return queue_.Push({.request = std::move(request), .output = std::move(output)});
 }
 
+absl::Status Engine::Submit(std::vector<Submission> group) {
+  for (const Submission& submission : group) {
+    WINNOW_RETURN_IF_ERROR(CheckRequest(submission.request));
+  }
+  return queue_.Push(std::move(group));
+}
+
 absl::Status Engine::CheckRequest(const Request& request) const {
   const auto prompt = static_cast<int64_t>(request.prompt.size());
   const int64_t most = request.stopping.max_tokens;

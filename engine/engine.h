@@ -79,6 +79,8 @@ class Engine {
   //   ResourceExhausted   the queue is full, by requests or by tokens: retry after RetryAfter()
   //   Unavailable         draining, stopped, or the model failed
   absl::Status Submit(Request request, std::shared_ptr<OutputQueue> output);
+  // The same for several that belong together: all are taken, or none.
+  absl::Status Submit(std::vector<Submission> group);
 
   // Ends the request with kCancelled at the next Step, wherever it is. Unknown ids are ignored: the
   // request may have ended meanwhile.

@@ -1,5 +1,6 @@
 #include "engine/request_queue.h"
 
+#include <algorithm>
 #include <iterator>
 #include <utility>
 
@@ -16,29 +17,40 @@ RequestQueue::RequestQueue(int32_t capacity_requests, int64_t capacity_tokens)
 }
 
 absl::Status RequestQueue::Push(Submission submission) {
-  const auto tokens = static_cast<int64_t>(submission.request.prompt.size());
+  std::vector<Submission> group;
+  group.push_back(std::move(submission));
+  return Push(std::move(group));
+}
+
+absl::Status RequestQueue::Push(std::vector<Submission> group) {
+  const auto requests = static_cast<int32_t>(group.size());
+  int64_t tokens = 0;
+  for (const Submission& submission : group) {
+    tokens += static_cast<int64_t>(submission.request.prompt.size());
+  }
   const MutexLock lock(mutex_);
   absl::Status refusal;
   if (closed_) {
     refusal = absl::UnavailableError(closed_reason_);
-  } else if (counts_.waiting_requests >= capacity_requests_) {
-    refusal = absl::ResourceExhaustedError(
-        absl::StrCat("the queue is full: ", counts_.waiting_requests, " requests wait of at most ",
-                     capacity_requests_));
+  } else if (counts_.waiting_requests > 0 &&
+             counts_.waiting_requests + requests > capacity_requests_) {
+    refusal = absl::ResourceExhaustedError(absl::StrCat(
+        "the queue is full: ", counts_.waiting_requests, " requests wait of at most ",
+        capacity_requests_, requests > 1 ? absl::StrCat(", and these are ", requests) : ""));
   } else if (counts_.waiting_requests > 0 && counts_.waiting_tokens + tokens > capacity_tokens_) {
     refusal = absl::ResourceExhaustedError(
         absl::StrCat("the queue is full: ", counts_.waiting_tokens, " prompt tokens wait, ", tokens,
                      " more would exceed ", capacity_tokens_));
   }
   if (!refusal.ok()) {
-    ++counts_.rejected;
+    counts_.rejected += requests;
     return refusal;
   }
-  ++counts_.waiting_requests;
+  counts_.waiting_requests += requests;
   counts_.waiting_tokens += tokens;
-  ++counts_.accepted;
+  counts_.accepted += requests;
   counts_.accepted_tokens += tokens;
-  submissions_.push_back(std::move(submission));
+  std::move(group.begin(), group.end(), std::back_inserter(submissions_));
   news_.NotifyOne();
   return absl::OkStatus();
 }

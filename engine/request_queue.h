@@ -31,9 +31,10 @@ class RequestQueue {
 
   // ---- any thread ----
 
-  // ResourceExhausted: with the numbers. Unavailable: closed, with the reason given to Close.
-  // A prompt larger than capacity_tokens is taken when no other waits: the bound is of what piles
-  // up.
+  // All of a group are taken, or none. ResourceExhausted: with the numbers. Unavailable: closed,
+  // with the reason given to Close. What is larger than the capacity alone is taken when no other
+  // waits: the bound is of what piles up.
+  absl::Status Push(std::vector<Submission> group);
   absl::Status Push(Submission submission);
   void Cancel(RequestId id);  // at most once per accepted request, which bounds the list
   void Wake();

@@ -131,6 +131,8 @@ absl::Status Generation::SubmitChoices(CheckedGenerate checked) {
   n_ = checked.n;
   with_logprobs_ = checked.request.top_logprobs >= 0;
   policy_ = engine::ToString(checked.request.policy);
+  std::vector<engine::Submission> group;
+  std::vector<Choice> choices;
   for (int32_t i = 0; i < checked.n; ++i) {
     engine::Request request = i + 1 == checked.n ? std::move(checked.request) : checked.request;
     const uint64_t seed = request.sampling.seed;
@@ -144,13 +146,14 @@ absl::Status Generation::SubmitChoices(CheckedGenerate checked) {
     choice.events = std::make_shared<engine::OutputQueue>(
         owner_.options_.queue_events, [self = shared_from_this()] { self->Schedule(); },
         [&engine = owner_.engine_] { engine.Wake(); });
-    if (absl::Status status = owner_.engine_.Submit(std::move(request), choice.events);
-        !status.ok()) {
-      return owner_.FromEngine(status);  // Fail cancels the choices before this one
-    }
-    choices_.push_back(std::move(choice));
-    ++open_choices_;
+    group.push_back({.request = std::move(request), .output = choice.events});
+    choices.push_back(std::move(choice));
   }
+  if (absl::Status status = owner_.engine_.Submit(std::move(group)); !status.ok()) {
+    return owner_.FromEngine(status);
+  }
+  choices_ = std::move(choices);
+  open_choices_ = choices_.size();
   submitted_ = true;
   return absl::OkStatus();
 }

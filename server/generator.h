@@ -3,7 +3,7 @@
 // Life of a generation:
 //   1. Start checks the message (cheap, on the caller's thread) and posts the tokenising.
 //   2. A tokenising thread turns the prompt into ids and submits one engine request for each
-//   choice.
+//   choice, all of them or none.
 //   3. The engine pushes events to each choice's OutputQueue. The delivering thread calls
 //   `on_ready`.
 //   4. The transport calls Take until there is nothing: messages, and once the end. What came since

@@ -55,6 +55,35 @@ TEST(RequestQueueTest, APromptBeyondTheBoundIsTakenWhenNobodyWaits) {
   EXPECT_FALSE(queue.Push(Of(2, 1)).ok());
 }
 
+TEST(RequestQueueTest, OfAGroupAllAreTakenOrNone) {
+  const auto group = [](RequestId first, int count, int32_t tokens) {
+    std::vector<Submission> submissions;
+    for (int i = 0; i < count; ++i) submissions.push_back(Of(first + i, tokens));
+    return submissions;
+  };
+  RequestQueue queue(3, 100);
+  ASSERT_TRUE(queue.Push(Of(1, 10)).ok());
+  EXPECT_EQ(queue.Push(group(2, 3, 1)).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(queue.Push(group(2, 2, 46)).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(queue.counts().waiting_requests, 1);
+  EXPECT_EQ(queue.counts().waiting_tokens, 10);
+  EXPECT_EQ(queue.counts().rejected, 5u);
+  EXPECT_TRUE(queue.Push(group(2, 2, 45)).ok());
+  EXPECT_EQ(queue.counts().waiting_requests, 3);
+  EXPECT_EQ(queue.counts().waiting_tokens, 100);
+  EXPECT_EQ(DrainIds(queue), (std::vector<RequestId>{1, 2, 3}));
+}
+
+// Or it could never be taken, however often it is tried again.
+TEST(RequestQueueTest, AGroupBeyondTheBoundsIsTakenWhenNobodyWaits) {
+  RequestQueue queue(2, 100);
+  std::vector<Submission> group;
+  for (RequestId id = 1; id <= 4; ++id) group.push_back(Of(id, 60));
+  EXPECT_TRUE(queue.Push(std::move(group)).ok());
+  EXPECT_EQ(queue.counts().waiting_requests, 4);
+  EXPECT_FALSE(queue.Push(Of(5, 1)).ok());
+}
+
 TEST(RequestQueueTest, WhatTheEngineTookOverStillWaitsUntilItSaysSo) {
   RequestQueue queue(1, 100);
   ASSERT_TRUE(queue.Push(Of(1, 7)).ok());
