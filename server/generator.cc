@@ -1,6 +1,7 @@
 #include "server/generator.h"
 
 #include <algorithm>
+#include <chrono>
 #include <random>
 #include <utility>
 
@@ -297,8 +298,8 @@ void Generation::Close() {
       Report(failure_);
     }
   }
-  absl::MutexLock lock(&owner_.mutex_);
-  --owner_.calls_;
+  const engine::MutexLock lock(owner_.mutex_);
+  if (--owner_.calls_ == 0) owner_.idle_.NotifyAll();
 }
 
 Generator::Generator(const Options& options, engine::Engine& engine, const Validator& validator,
@@ -325,7 +326,7 @@ std::shared_ptr<Generation> Generator::Start(v1::GenerateRequest message, CallIn
       new Generation(*this, std::move(info), std::move(on_ready)));
   bool too_many = false;
   {
-    absl::MutexLock lock(&mutex_);
+    const engine::MutexLock lock(mutex_);
     ++calls_;
     too_many = calls_ > options_.max_calls;
   }
@@ -375,13 +376,16 @@ absl::Status Generator::Busy() const {
 }
 
 size_t Generator::calls() const {
-  absl::MutexLock lock(&mutex_);
+  const engine::MutexLock lock(mutex_);
   return calls_;
 }
 
 bool Generator::WaitIdle(absl::Duration timeout) {
-  absl::MutexLock lock(&mutex_);
-  return mutex_.AwaitWithTimeout(absl::Condition(this, &Generator::Idle), timeout);
+  const auto until = std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(timeout);
+  const engine::MutexLock lock(mutex_);
+  while (calls_ > 0 && idle_.WaitUntil(mutex_, until)) {
+  }
+  return calls_ == 0;
 }
 
 bool Generator::PostTokenizing(std::function<void()> task) {

@@ -30,6 +30,7 @@
 #include "absl/synchronization/mutex.h"
 #include "engine/clock.h"
 #include "engine/engine.h"
+#include "engine/mutex.h"
 #include "engine/output_queue.h"
 #include "engine/tokenizer.h"
 #include "server/executor.h"
@@ -142,7 +143,7 @@ class Generator {
   // Generations that are not closed.
   size_t calls() const;
   // Waits until there is none, or until `timeout` has passed; true if there is none.
-  bool WaitIdle(absl::Duration timeout);
+  bool WaitIdle(absl::Duration timeout);  // by the steady clock
 
   // Other work for the tokenising threads; false when they are too busy.
   [[nodiscard]] bool PostTokenizing(std::function<void()> task);
@@ -155,7 +156,6 @@ class Generator {
 
  private:
   friend class Generation;
-  bool Idle() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return calls_ == 0; }
   absl::Status FromEngine(const absl::Status& status) const;
 
   const Options options_;
@@ -169,7 +169,8 @@ class Generator {
   std::atomic<uint64_t> next_name_ = 1;
   std::atomic<engine::RequestId> next_request_ = 1;
 
-  mutable absl::Mutex mutex_;
+  mutable engine::Mutex mutex_;
+  engine::CondVar idle_;
   size_t calls_ ABSL_GUARDED_BY(mutex_) = 0;
 
   // Last: joined first, while everything that tasks use is there.

@@ -1,9 +1,8 @@
 #include "server/health_monitor.h"
 
 #include <algorithm>
+#include <chrono>
 #include <optional>
-
-#include "absl/time/time.h"
 
 namespace winnow::server {
 
@@ -22,21 +21,26 @@ HealthMonitor::HealthMonitor(std::function<engine::EngineStats()> stats, const e
 
 HealthMonitor::~HealthMonitor() {
   {
-    absl::MutexLock lock(&mutex_);
+    const engine::MutexLock lock(mutex_);
     stopping_ = true;
   }
+  stop_.NotifyAll();
   thread_.join();
 }
 
 void HealthMonitor::Watch() {
-  const absl::Duration pause = std::min(absl::Milliseconds(100), absl::FromChrono(timeout_) / 4);
+  const engine::Duration pause =
+      std::min<engine::Duration>(std::chrono::milliseconds(100), timeout_ / 4);
   std::optional<bool> said;
-  absl::MutexLock lock(&mutex_);
+  const engine::MutexLock lock(mutex_);
   while (!stopping_) {
     const bool serving = IsServing(stats_(), clock_.Now(), timeout_);
     if (serving != said) set_serving_(serving);
     said = serving;
-    mutex_.AwaitWithTimeout(absl::Condition(&stopping_), pause);
+    // Not absl's waits: they end by the wall clock, and sleep for a day where that is set back a day.
+    const auto until = std::chrono::steady_clock::now() + pause;
+    while (!stopping_ && stop_.WaitUntil(mutex_, until)) {
+    }
   }
 }
 

@@ -7,9 +7,9 @@
 #include <thread>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
 #include "engine/clock.h"
 #include "engine/engine_stats.h"
+#include "engine/mutex.h"
 
 namespace winnow::server {
 
@@ -32,7 +32,8 @@ class HealthMonitor {
   const engine::Clock& clock_;
   const engine::Duration timeout_;
   const std::function<void(bool)> set_serving_;
-  absl::Mutex mutex_;
+  engine::Mutex mutex_;
+  engine::CondVar stop_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };

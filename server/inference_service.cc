@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "absl/strings/cord.h"
+#include "engine/mutex.h"
 #include "server/status.h"
 #include "server/strings.h"
 #include "server/wire.h"
@@ -85,19 +86,20 @@ class StuckStreams {
       : clock_(clock), timeout_(timeout), thread_([this] { Watch(); }) {}
   ~StuckStreams() {
     {
-      absl::MutexLock lock(&mutex_);
+      const engine::MutexLock lock(mutex_);
       stopping_ = true;
     }
+    stop_.NotifyAll();
     thread_.join();
   }
 
   const engine::Clock& clock() const { return clock_; }
   void Add(const std::shared_ptr<GenerateReactor>& stream) {
-    absl::MutexLock lock(&mutex_);
+    const engine::MutexLock lock(mutex_);
     streams_.insert(stream);
   }
   void Remove(const std::shared_ptr<GenerateReactor>& stream) {
-    absl::MutexLock lock(&mutex_);
+    const engine::MutexLock lock(mutex_);
     streams_.erase(stream);
   }
 
@@ -106,7 +108,8 @@ class StuckStreams {
 
   const engine::Clock& clock_;
   const engine::Duration timeout_;
-  absl::Mutex mutex_;
+  engine::Mutex mutex_;
+  engine::CondVar stop_;
   std::set<std::shared_ptr<GenerateReactor>> streams_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
@@ -219,15 +222,18 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
 };
 
 void StuckStreams::Watch() {
-  const absl::Duration pause =
-      std::clamp(absl::FromChrono(timeout_) / 4, absl::Milliseconds(10), absl::Seconds(1));
-  absl::MutexLock lock(&mutex_);
+  const engine::Duration pause = std::clamp<engine::Duration>(
+      timeout_ / 4, std::chrono::milliseconds(10), std::chrono::seconds(1));
+  const engine::MutexLock lock(mutex_);
   while (!stopping_) {
     // OnDone of a stream waits for this lock, so none of them is gone.
     for (const std::shared_ptr<GenerateReactor>& stream : streams_) {
       stream->CancelIfStuck(clock_.Now(), timeout_);
     }
-    mutex_.AwaitWithTimeout(absl::Condition(&stopping_), pause);
+    // By the steady clock (health_monitor.cc says why).
+    const auto until = std::chrono::steady_clock::now() + pause;
+    while (!stopping_ && stop_.WaitUntil(mutex_, until)) {
+    }
   }
 }
 

@@ -7,11 +7,10 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstdint>
+#include <initializer_list>
 
-#include "absl/time/clock.h"
 #include "kernels/check.h"
 
 namespace winnow::server {
@@ -32,18 +31,10 @@ Signals::~Signals() {
   close(event_fd_);
 }
 
-Signals::Event Signals::Wait(std::optional<absl::Duration> timeout) {
-  const absl::Time until = timeout.has_value() ? absl::Now() + *timeout : absl::InfiniteFuture();
+Signals::Event Signals::Wait() {
   for (;;) {
     pollfd fds[] = {{signal_fd_, POLLIN, 0}, {event_fd_, POLLIN, 0}};
-    int wait_ms = -1;
-    if (timeout.has_value()) {
-      const absl::Duration left = std::clamp(until - absl::Now(), absl::ZeroDuration(), *timeout);
-      wait_ms = static_cast<int>(
-          std::min<int64_t>(absl::ToInt64Milliseconds(left + absl::Microseconds(999)), 1 << 30));
-    }
-    const int ready = poll(fds, 2, wait_ms);
-    if (ready < 0) {
+    if (poll(fds, 2, -1) < 0) {
       WINNOW_CHECK(errno == EINTR);
       continue;
     }
@@ -59,7 +50,6 @@ Signals::Event Signals::Wait(std::optional<absl::Duration> timeout) {
       event.notified = read(event_fd_, &count, sizeof count) == sizeof count;
     }
     if (event.signal != 0 || event.notified) return event;
-    if (timeout.has_value() && absl::Now() >= until) return event;
   }
 }
 

@@ -6,10 +6,6 @@
 #ifndef WINNOW_SERVER_SIGNALS_H_
 #define WINNOW_SERVER_SIGNALS_H_
 
-#include <optional>
-
-#include "absl/time/time.h"
-
 namespace winnow::server {
 
 class Signals {
@@ -23,8 +19,8 @@ class Signals {
     int signal = 0;         // SIGTERM, ...; 0 if it was not a signal
     bool notified = false;  // Notify was called since the last Wait
   };
-  // The next signal or notification; neither is set after `timeout`.
-  Event Wait(std::optional<absl::Duration> timeout = std::nullopt);
+  // The next signal or notification.
+  Event Wait();
 
   // Any thread.
   void Notify();

@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <vector>
+
+#include "absl/synchronization/mutex.h"
 
 namespace winnow::server {
 namespace {
@@ -62,7 +65,7 @@ TEST(HealthMonitor, SaysSoWhenAnEngineStallsAndWhenItComesBack) {
   const auto wait_for = [&](size_t count) {
     absl::MutexLock lock(&mutex);
     const auto enough = [&] { return said.size() >= count; };
-    return mutex.AwaitWithTimeout(absl::Condition(&enough), absl::Seconds(30));
+    return mutex.AwaitWithTimeout(absl::Condition(&enough), absl::Seconds(120));
   };
   ASSERT_TRUE(wait_for(1));
   clock.now = 1031;
