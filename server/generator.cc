@@ -340,11 +340,13 @@ std::shared_ptr<Generation> Generator::Start(v1::GenerateRequest message, CallIn
         std::random_device random;
         checked->request.sampling.seed = (uint64_t{random()} << 32) | random();
       }
+      const size_t bytes = message.ByteSizeLong();
       // std::function must be copyable, so the message travels behind a pointer.
       auto work = std::make_shared<std::pair<v1::GenerateRequest, CheckedGenerate>>(
           std::move(message), *std::move(checked));
-      if (!tokenize_.Post(
-              [generation, work] { generation->Submit(work->first, std::move(work->second)); })) {
+      if (!PostTokenizing(bytes, [generation, work] {
+            generation->Submit(work->first, std::move(work->second));
+          })) {
         status = Busy();
       }
     }
@@ -388,8 +390,26 @@ bool Generator::WaitIdle(absl::Duration timeout) {
   return calls_ == 0;
 }
 
-bool Generator::PostTokenizing(std::function<void()> task) {
-  return tokenize_.Post(std::move(task));
+bool Generator::PostTokenizing(size_t bytes, std::function<void()> task) {
+  {
+    const engine::MutexLock lock(mutex_);
+    if (tokenizing_bytes_ > 0 && tokenizing_bytes_ + bytes > options_.max_tokenizing_bytes) {
+      return false;
+    }
+    tokenizing_bytes_ += bytes;
+  }
+  const auto done = [this, bytes] {
+    const engine::MutexLock lock(mutex_);
+    tokenizing_bytes_ -= bytes;
+  };
+  if (tokenize_.Post([task = std::move(task), done] {
+        task();
+        done();
+      })) {
+    return true;
+  }
+  done();
+  return false;
 }
 
 }  // namespace winnow::server

@@ -119,9 +119,12 @@ class Generator {
  public:
   struct Options {
     int tokenize_threads = 2;
-    size_t max_tokenizing = 256;  // generations that wait for a tokenising thread
-    size_t max_calls = 1024;      // generations that are not closed yet
-    size_t queue_events = 256;    // of one choice, before the engine pauses it
+    size_t max_tokenizing = 256;  // calls that wait for a tokenising thread
+    // And their messages together: prompts of a long context are megabytes each. One that is larger
+    // alone is taken when no other waits.
+    size_t max_tokenizing_bytes = size_t{256} << 20;
+    size_t max_calls = 1024;    // generations that are not closed yet
+    size_t queue_events = 256;  // of one choice, before the engine pauses it
     // A transport whose client does not take a message for this long gives up. The engine's own
     // timeout does not cover it: it has nothing to do any more with a sequence that is finished.
     engine::Duration slow_reader_timeout = std::chrono::seconds(30);
@@ -145,8 +148,8 @@ class Generator {
   // Waits until there is none, or until `timeout` has passed; true if there is none.
   bool WaitIdle(absl::Duration timeout);  // by the steady clock
 
-  // Other work for the tokenising threads; false when they are too busy.
-  [[nodiscard]] bool PostTokenizing(std::function<void()> task);
+  // Work for the tokenising threads, on a message of `bytes`; false when they are too busy.
+  [[nodiscard]] bool PostTokenizing(size_t bytes, std::function<void()> task);
   absl::Status Busy() const;  // what to answer then
 
   const Options& options() const { return options_; }
@@ -172,6 +175,7 @@ class Generator {
   mutable engine::Mutex mutex_;
   engine::CondVar idle_;
   size_t calls_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t tokenizing_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 
   // Last: joined first, while everything that tasks use is there.
   Executor deliver_;

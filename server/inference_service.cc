@@ -312,8 +312,8 @@ class InferenceService::Impl final : public RawService {
     absl::Status status = Parse(bytes, *request);
     if (status.ok()) status = check(*request);
     if (status.ok()) {
-      const bool posted =
-          generator_.PostTokenizing([reactor, context, response, request, work = std::move(work)] {
+      const bool posted = generator_.PostTokenizing(
+          bytes.Length(), [reactor, context, response, request, work = std::move(work)] {
             if (context->IsCancelled()) {
               reactor->Finish(grpc::Status::CANCELLED);
               return;
