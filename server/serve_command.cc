@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "CLI/CLI.hpp"
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_format.h"
 #include "engine/model_loader.h"
 #include "engine/status_macros.h"
@@ -358,6 +359,8 @@ int RunServer(const ServeConfig& config) {
   if (!engine_or.ok()) return Fail(log, "config_error", engine_or.status(), kExitUsage);
   engine::Engine& engine = **engine_or;
   metrics.Attach(engine);
+  // The engine goes before the metrics do, and a scrape may come in between.
+  const absl::Cleanup detach = [&metrics] { metrics.Detach(); };
 
   const Validator validator(*limits, *model.tokenizer, model.chat_template);
   Generator::Options generator_options;
