@@ -1,10 +1,13 @@
 // `winnow generate`: one request to a running server, for people and scripts.
+#include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <iterator>
 #include <memory>
 #include <optional>
 #include <sstream>
+#include <system_error>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_format.h"
@@ -13,6 +16,7 @@
 #include "server/client.h"
 #include "server/commands.h"
 #include "server/strings.h"
+#include "server/validate.h"
 
 namespace winnow::server {
 namespace {
@@ -38,6 +42,10 @@ struct Flags {
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
   if (path == "-") {
     return std::string(std::istreambuf_iterator<char>(std::cin), {});
+  }
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) {  // which opens, and reads as empty
+    return absl::InvalidArgumentError(Concat(path, ": is a directory"));
   }
   std::ifstream file(path, std::ios::binary);
   std::ostringstream text;
@@ -119,6 +127,9 @@ absl::StatusOr<v1::GenerateRequest> MakeRequest(const Flags& flags) {
       return absl::InvalidArgumentError("--raw is for --prompt and --prompt-file");
     }
     request.mutable_text()->set_add_special_tokens(false);
+  }
+  if (flags.top_logprobs && !flags.json) {
+    return absl::InvalidArgumentError("--top-logprobs: only --json prints them");
   }
   v1::SamplingOptions& sampling = *request.mutable_sampling();
   if (flags.temperature) sampling.set_temperature(*flags.temperature);
@@ -242,7 +253,9 @@ int Generate(const Flags& flags) {
   if (!client.ok()) return usage_error(client.status());
 
   const bool logprobs = request->has_top_logprobs();
-  const size_t n = request->has_n() ? std::max(request->n(), 1) : 1;
+  // What is out of range is the server's to refuse.
+  const auto n =
+      static_cast<size_t>(request->has_n() ? std::clamp(request->n(), 1, kMaxChoices) : 1);
   std::vector<ChoiceJson> choices(n);
   bool output_broken = false;
   uint64_t read_bytes = 0, dense_bytes = 0;  // of all choices
@@ -322,7 +335,9 @@ void AddGenerateCommand(CLI::App& app, int* exit_code) {
   command->add_option("--n", flags->n, "how many answers");
   command->add_option("--max-tokens", flags->max_tokens, "tokens of the answer, at most");
   command->add_option("--min-tokens", flags->min_tokens, "no stop counts before this many");
-  command->add_option("--stop", flags->stop, "stop string; may be repeated");
+  // One at a time and as it is: a list in brackets would be taken apart, and "[/INST]" is no list.
+  command->add_option("--stop", flags->stop, "stop string; may be repeated")
+      ->allow_extra_args(false);
   command->add_option("--stop-id", flags->stop_ids, "stop token; may be repeated");
   command->add_flag("--ignore-eos", flags->ignore_eos, "go on after the model's end tokens");
   command->add_flag("--include-stop", flags->include_stop, "print the stop, too");
@@ -333,6 +348,16 @@ void AddGenerateCommand(CLI::App& app, int* exit_code) {
                       "attention policy, as dense or quest:k=2%; empty: the server's");
   command->add_flag("--json", flags->json,
                     "print one object: text, finish_reason, token_ids, usage");
+  // CLI11 takes an empty value of an optional for none at all: --seed "$SEED" with nothing in SEED
+  // would be a random one.
+  for (const char* name :
+       {"--prompt", "--prompt-file", "--chat-file", "--tokens", "--temperature", "--top-k",
+        "--top-p", "--min-p", "--repetition-penalty", "--presence-penalty", "--frequency-penalty",
+        "--seed", "--n", "--max-tokens", "--min-tokens", "--top-logprobs"}) {
+    command->get_option(name)->check([](const std::string& text) {
+      return std::string(text.empty() ? "must not be empty" : "");
+    });
+  }
   command->footer(
       "What is not set has the server's default. Exit codes: 0 answered; 1 the server refused or "
       "failed; 2 flags or files; 3 no server answered; 4 the deadline passed.");

@@ -95,6 +95,16 @@ class Answers(unittest.TestCase):
         self.assertNotEqual(ids("--seed", 5), ids("--seed", 6))
         self.assertNotEqual(ids(), ids())
 
+    def test_stop_strings_are_taken_as_they_are(self):
+        """In brackets, too: "[/INST]" is a stop string that people use, and to the flags' parser a list."""
+        ask = ["--prompt", "Once upon a time", "--max-tokens", 16, "--ignore-eos", "--json"]
+        text = json.loads(self.generate(*ask).stdout)["text"]
+        part = next(word for word in text.split() if word.isalpha())
+        stopped = json.loads(self.generate(*ask, "--stop", "no such text", "--stop", part).stdout)
+        self.assertEqual((stopped["finish_reason"], stopped.get("stop_string")), ("stop_string", part))
+        self.assertEqual(stopped["text"], text[:text.index(part)])
+        self.assertEqual(json.loads(self.generate(*ask, "--stop", f"[{part}]").stdout)["text"], text)
+
     def test_errors_go_to_standard_error_with_details(self):
         result = self.generate("--prompt", "x", "--top-p", 7, "--max-tokens", 0)
         self.assertEqual(result.returncode, 1)
@@ -108,7 +118,16 @@ class Answers(unittest.TestCase):
         self.assertEqual(self.generate().returncode, 2)
         self.assertEqual(self.generate("--prompt", "x", "--prompt-file", "y").returncode, 2)
         self.assertEqual(self.generate("--prompt-file", "/no/such/file").returncode, 2)
+        self.assertEqual(self.generate("--prompt-file", "/tmp").returncode, 2)
         self.assertEqual(self.generate("--prompt", "x", "--timeout", "soon").returncode, 2)
+        for flags in (["--prompt", ""], ["--prompt", "x", "--seed", ""], ["--prompt", "x", "--max-tokens", ""],
+                      ["--prompt", "x", "--top-logprobs", 2]):
+            result = self.generate(*flags)
+            self.assertEqual(result.returncode, 2, (flags, result.stderr))
+            self.assertIn(flags[-2] + ":", result.stderr)
+        many = self.generate("--prompt", "x", "--n", 2**31 - 1)
+        self.assertEqual(many.returncode, 1, many.stderr)
+        self.assertIn("n: must be in [1, 16]", many.stderr)
         self.assertEqual(run("generate", "--server", "127.0.0.1:1", "--prompt", "x").returncode, 3)
         self.assertEqual(run("healthcheck", "--server", "127.0.0.1:1").returncode, 3)
         slow = self.generate("--prompt", "x", "--max-tokens", 20000, "--ignore-eos", "--timeout", "300ms")
