@@ -6,8 +6,10 @@
 #include <cmath>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
+#include "engine/kv_store.h"
 #include "engine/status_macros.h"
 #include "server/strings.h"
 #include "server/suggest.h"
@@ -27,16 +29,21 @@ absl::StatusOr<std::map<std::string, FileValue>> ReadConfigFile(const std::strin
     return absl::InvalidArgumentError(
         mark.is_null() ? Concat(path, ": ", what) : Concat(path, ":", mark.line + 1, ": ", what));
   };
-  YAML::Node root;
+  std::vector<YAML::Node> documents;
   try {
-    root = YAML::LoadFile(path);
+    documents = YAML::LoadAllFromFile(path);
   } catch (const YAML::BadFile&) {
     return absl::InvalidArgumentError(Concat(path, ": cannot be read"));
   } catch (const YAML::Exception& error) {
     return fail(error.mark, error.msg);
   }
   std::map<std::string, FileValue> values;
-  if (root.IsNull()) return values;  // an empty file
+  if (documents.empty()) return values;  // an empty file
+  if (documents.size() > 1) {
+    return fail(documents[1].Mark(), "holds more than one document");
+  }
+  const YAML::Node& root = documents[0];
+  if (root.IsNull()) return values;  // comments alone
   if (!root.IsMap()) return fail(root.Mark(), "must be a map of options");
 
   std::map<std::string, std::string> names;  // key in the file -> option name
@@ -51,6 +58,9 @@ absl::StatusOr<std::map<std::string, FileValue>> ReadConfigFile(const std::strin
     const auto name = names.find(key);
     if (name == names.end()) {
       return fail(entry.first.Mark(), Concat("unknown option ", key, DidYouMean(key, keys)));
+    }
+    if (entry.second.IsNull()) {
+      return fail(entry.first.Mark(), Concat(key, ": has no value; \"\" is an empty one"));
     }
     if (!entry.second.IsScalar()) {
       return fail(entry.second.Mark(), Concat(key, ": must be a single value"));
@@ -173,6 +183,10 @@ absl::Status CheckConfig(const ServeConfig& config) {
   }
   if (config.metrics != "off") {
     WINNOW_ASSIGN_OR_RETURN(const HostPort metrics, ParseHostPort(config.metrics));
+    // Debian builds civetweb, which serves them, without it.
+    if (metrics.host.find(':') != metrics.host.npos) {
+      return fail("--metrics ", config.metrics, ": metrics are served over IPv4 only");
+    }
     if (!metrics.loopback && !config.insecure) {
       return fail("--metrics ", config.metrics,
                   " can be reached from the network and is never encrypted: set --insecure if that "
@@ -195,9 +209,32 @@ absl::Status CheckConfig(const ServeConfig& config) {
         "--kv-bytes: with --device cuda --host-bytes says how much KV there is, and the device "
         "holds the first layers of the same blocks: leave one of them out");
   }
+  engine::TierFlags tiers;
+  tiers.host_bytes = config.host_bytes;
+  tiers.disk_bytes = config.disk_bytes;
+  tiers.store_dir = config.store_dir;
+  tiers.io = config.io;
+  WINNOW_RETURN_IF_ERROR(engine::CheckTierFlags(tiers));
+  // What would be left unused is refused, too.
+  constexpr std::string_view kNoTier =
+      ": there is no slower tier of KV: set --host-bytes or --disk-bytes";
+  if (!tiers.any()) {
+    if (config.row_cache_bytes > 0) return fail("--row-cache-bytes", kNoTier);
+    if (config.prefetch == "on") return fail("--prefetch", kNoTier);
+    if (config.resume != "auto") return fail("--resume", kNoTier);
+  }
+  if (config.disk_bytes == 0 && config.io != "auto") {
+    return fail("--io: there are no files to read: set --disk-bytes");
+  }
+  if (config.device == "cuda" && config.resume != "auto") {
+    return fail("--resume: with --device cuda no prefix is stored; --device cpu has it");
+  }
   if (config.max_running > config.step_tokens) {
     return fail("--max-running ", config.max_running, " exceeds --step-tokens ", config.step_tokens,
                 ": a step must hold one token of each running sequence");
+  }
+  if (config.max_context == 1) {
+    return fail("--max-context 1 has no room for an answer: at least 2, or 0 for the model's own");
   }
   if ((config.block_tokens & (config.block_tokens - 1)) != 0) {
     return fail("--block-tokens ", config.block_tokens, " is not a power of two");
@@ -233,7 +270,7 @@ std::string PrintConfig(const ResolvedConfig& resolved) {
   std::string out;
   for (const ServeOption& option : ServeOptions()) {
     std::string value = option.get(resolved.config);
-    if (value.empty() ||
+    if (value.empty() || absl::EqualsIgnoreCase(value, "null") ||
         value.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
                                 "./_-") != value.npos) {
       value = QuoteYaml(value);

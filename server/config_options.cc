@@ -238,7 +238,7 @@ std::vector<ServeOption> MakeServeOptions() {
 
       Endpoint("listen", &C::listen, false, "gRPC; port 0: any free one"),
       Endpoint("metrics", &C::metrics, true,
-               "Prometheus metrics under /metrics; port 0: any free one; off: none"),
+               "Prometheus metrics under /metrics, IPv4; port 0: any free one; off: none"),
       Text("port-file", "FILE", &C::port_file, "write the gRPC port here once it listens"),
       Switch("insecure", &C::insecure,
              "allow gRPC without TLS, and metrics, on addresses that the network can reach"),

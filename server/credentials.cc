@@ -69,7 +69,10 @@ absl::Status CheckCertificates(std::string_view flag, const std::string& path) {
   return absl::OkStatus();
 }
 
-absl::Status CheckServerFiles(const ServeConfig& config) {
+}  // namespace
+
+absl::Status CheckTlsFiles(const ServeConfig& config) {
+  if (config.tls_cert.empty()) return absl::OkStatus();
   ERR_clear_error();
   WINNOW_RETURN_IF_ERROR(CheckCertificates("tls-cert", config.tls_cert));
   WINNOW_RETURN_IF_ERROR(ReadPem("tls-key", config.tls_key).status());
@@ -87,12 +90,10 @@ absl::Status CheckServerFiles(const ServeConfig& config) {
   return absl::OkStatus();
 }
 
-}  // namespace
-
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeServerCredentials(
     const ServeConfig& config) {
   if (config.tls_cert.empty()) return grpc::InsecureServerCredentials();
-  WINNOW_RETURN_IF_ERROR(CheckServerFiles(config));
+  WINNOW_RETURN_IF_ERROR(CheckTlsFiles(config));
   namespace tls = grpc::experimental;
   auto provider = std::make_shared<tls::FileWatcherCertificateProvider>(
       config.tls_key, config.tls_cert, config.tls_client_ca, kReloadSeconds);

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/config.h"
 
@@ -16,10 +17,12 @@ class ServerCredentials;
 
 namespace winnow::server {
 
+// InvalidArgument names the file of --tls-...: cannot be read, not PEM, key and certificate do not
+// belong together, expired, not valid yet. OK where there is none.
+absl::Status CheckTlsFiles(const ServeConfig& config);
+
 // Plaintext if the configuration has no certificate (CheckConfig decides whether it may). The files
-// are read again every minute: a renewed certificate needs no restart.
-// InvalidArgument names the file: cannot be read, not PEM, key and certificate do not belong
-// together, expired, not valid yet.
+// are read again every minute: a renewed certificate needs no restart. Errors are CheckTlsFiles'.
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeServerCredentials(
     const ServeConfig& config);
 

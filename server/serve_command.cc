@@ -23,6 +23,7 @@
 #include "engine/status_macros.h"
 #include "server/commands.h"
 #include "server/config.h"
+#include "server/credentials.h"
 #include "server/generation_defaults.h"
 #include "server/generator.h"
 #include "server/grpc_server.h"
@@ -120,6 +121,10 @@ absl::StatusOr<RequestLimits> LimitsOf(const ServeConfig& config,
   limits.max_context = static_cast<int32_t>(
       std::min<int64_t>(model.decoder->max_context(),
                         int64_t{model.decoder->num_blocks()} * model.decoder->block_tokens()));
+  if (limits.max_context < 2) {
+    return absl::InvalidArgumentError(Concat("config.json: a context of ", limits.max_context,
+                                             " tokens has no room for an answer"));
+  }
   limits.max_prompt_bytes = config.max_prompt_bytes > 0 ? config.max_prompt_bytes
                                                         : DefaultMaxPromptBytes(limits.max_context);
   limits.default_max_tokens = static_cast<int32_t>(config.default_max_tokens);
@@ -128,7 +133,9 @@ absl::StatusOr<RequestLimits> LimitsOf(const ServeConfig& config,
   limits.check_policy = [&decoder = *model.decoder](const engine::AttentionPolicy& policy) {
     return decoder.CheckPolicy(policy);
   };
-  WINNOW_RETURN_IF_ERROR(limits.check_policy(limits.default_policy));
+  if (absl::Status status = limits.check_policy(limits.default_policy); !status.ok()) {
+    return absl::Status(status.code(), Concat("--policy: ", ToStd(status.message())));
+  }
   WINNOW_ASSIGN_OR_RETURN(limits.default_sampling, LoadGenerationDefaults(config.model));
   return limits;
 }
@@ -339,8 +346,11 @@ int RunServer(const ServeConfig& config) {
   log.Event(LogLevel::kInfo, "starting",
             {{"version", kVersion}, {"model", config.model}, {"pid", int64_t{getpid()}}});
 
-  // A port that is taken or a bad certificate should not cost the loading of a model, but clients
-  // must not be let in before there is one: so the configuration is all that is checked here.
+  // A bad certificate should not cost the loading of a model. A port that is taken does: clients
+  // must not be let in before there is one.
+  if (absl::Status tls = CheckTlsFiles(config); !tls.ok()) {
+    return Fail(log, "config_error", tls, kExitUsage);
+  }
   const engine::ModelOptions options = ModelOptionsOf(config, log);
   auto backend_or = engine::MakeBackend(options);
   if (!backend_or.ok()) return Fail(log, "device_error", backend_or.status(), kExitUsage);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -185,7 +186,10 @@ int64_t DefaultMaxPromptBytes(int32_t max_context) {
 int64_t DefaultMaxMessageBytes(const RequestLimits& limits) {
   // A token id takes at most 3 bytes as a varint below 2^21 and never more than 5; Detokenize takes
   // four contexts of them.
-  return std::max(limits.max_prompt_bytes, int64_t{5} * 4 * limits.max_context) + (1 << 20);
+  // gRPC counts a message's bytes in an int.
+  return std::min<int64_t>(
+      std::max(limits.max_prompt_bytes, int64_t{5} * 4 * limits.max_context) + (1 << 20),
+      std::numeric_limits<int32_t>::max());
 }
 
 Validator::Validator(RequestLimits limits, const engine::Tokenizer& tokenizer,

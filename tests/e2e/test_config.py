@@ -178,7 +178,8 @@ class Tls(unittest.TestCase):
         return ["--tls-cert", self.path(f"{name}.pem"), "--tls-key", self.path(f"{key or name}.key")]
 
     def assert_refused(self, *flags, text):
-        result = run("serve", "--model", MODEL, "--listen", "127.0.0.1:0", "--metrics", "off", *flags)
+        # Before the model is loaded, which may take minutes: here there is none.
+        result = run("serve", "--model", self.path("no_model"), "--listen", "127.0.0.1:0", "--metrics", "off", *flags)
         self.assertEqual(result.returncode, 2, result.stderr)
         self.assertIn(text, result.stderr)
 

@@ -83,6 +83,12 @@ TEST_F(ConfigTest, FileThatIsNotAFlatMapIsAnError) {
   EXPECT_THAT(Error(Resolve({}, {}, File("threads: 1\nthreads: 2\n"))), HasSubstr("twice"));
   EXPECT_THAT(Error(Resolve({}, {}, File("threads: 'x\n"))), HasSubstr("yaml:"));
   EXPECT_THAT(Error(Resolve({}, {}, path_ + ".missing")), HasSubstr("cannot be read"));
+  EXPECT_THAT(Error(Resolve({}, {}, File("threads: 1\n---\nmax_running: 2\n"))),
+              HasSubstr("more than one document"));
+  for (const char* empty : {"", "~", "null"}) {
+    EXPECT_THAT(Error(Resolve({}, {}, File(std::string("threads: 1\nstore_dir: ") + empty + "\n"))),
+                HasSubstr(":2: store_dir: has no value"));
+  }
 }
 
 TEST_F(ConfigTest, EmptyFileSaysNothing) {
@@ -163,6 +169,7 @@ TEST_F(ConfigTest, GoodValuesOfEachKindAreTaken) {
 
 TEST_F(ConfigTest, PrintedConfigurationIsAFileThatGivesTheSame) {
   const auto first = Resolve({{"model", "/models/it's \"mine\": \\ #1"},
+                              {"model-name", "null"},
                               {"threads", "3"},
                               {"listen", "[::1]:1234"},
                               {"reflection", "true"}},
@@ -235,6 +242,44 @@ TEST_F(CheckConfigTest, OfSlowerTiersAGpuHasTheHostsMemory) {
   config_.disk_bytes = int64_t{8} << 30;
   config_.store_dir = "/tmp";
   EXPECT_THAT(Error(), HasSubstr("--disk-bytes: with --device cuda"));
+}
+
+TEST_F(CheckConfigTest, MetricsHaveNoIpv6) {
+  config_.listen = "[::1]:1";
+  EXPECT_TRUE(CheckConfig(config_).ok());
+  config_.metrics = "[::1]:2";
+  EXPECT_THAT(Error(), HasSubstr("--metrics [::1]:2: metrics are served over IPv4"));
+}
+
+TEST_F(CheckConfigTest, AContextHasRoomForAPromptAndAnAnswer) {
+  config_.max_context = 1;
+  EXPECT_THAT(Error(), HasSubstr("--max-context 1"));
+  config_.max_context = 2;
+  EXPECT_TRUE(CheckConfig(config_).ok());
+}
+
+TEST_F(CheckConfigTest, WhatOnlySlowerTiersHaveIsRefusedWithoutThem) {
+  const auto refused = [this](std::string ServeConfig::*field, const char* value) {
+    config_.*field = value;
+    std::string error = Error();
+    config_.*field = ServeConfig().*field;
+    return error;
+  };
+  EXPECT_THAT(refused(&ServeConfig::prefetch, "on"), HasSubstr("--prefetch: there is no slower"));
+  EXPECT_THAT(refused(&ServeConfig::resume, "lazy"), HasSubstr("--resume: there is no slower"));
+  EXPECT_THAT(refused(&ServeConfig::io, "threads"), HasSubstr("--io: there are no files"));
+  EXPECT_THAT(refused(&ServeConfig::store_dir, "/x"), HasSubstr("store_dir: needs disk_bytes"));
+  config_.row_cache_bytes = 1;
+  EXPECT_THAT(Error(), HasSubstr("--row-cache-bytes: there is no slower"));
+  config_.host_bytes = int64_t{1} << 30;
+  config_.prefetch = "on";
+  config_.resume = "eager";
+  EXPECT_TRUE(CheckConfig(config_).ok()) << CheckConfig(config_);
+  config_.disk_bytes = int64_t{1} << 30;
+  EXPECT_THAT(Error(), HasSubstr("disk_bytes: needs store_dir"));
+  config_.store_dir = "/x";
+  config_.io = "uring";
+  EXPECT_TRUE(CheckConfig(config_).ok()) << CheckConfig(config_);
 }
 
 TEST_F(CheckConfigTest, BoundsThatContradictEachOtherAreRefused) {
