@@ -338,6 +338,7 @@ void AddBenchModelFlags(CLI::App& command, BenchFlags& flags) {
 
 void AddJsonFlag(CLI::App& command, BenchFlags& flags) {
   command.add_option("--json", flags.json_path, "Also write the results here; - is stdout")
+      ->check(WrongOutputFile)
       ->type_name("OUT");
 }
 

@@ -286,6 +286,7 @@ void AddCommonFlags(CLI::App& command, TierBenchFlags& flags) {
       ->check(CLI::Range(1, 65536))
       ->capture_default_str();
   command.add_option("--json", flags.json_path, "Also write the results here; - is stdout")
+      ->check(WrongOutputFile)
       ->type_name("OUT");
 }
 

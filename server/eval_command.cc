@@ -227,6 +227,7 @@ void AddEvalCommand(CLI::App& app, int* exit_code) {
       ->needs(command->get_option("--text"))
       ->capture_default_str();
   command->add_option("--json", flags->json_path, "Also write the results here; - is stdout")
+      ->check(WrongOutputFile)
       ->type_name("OUT");
   AddModelFlags(*command, flags->model);
   AddArtifactFlag(*command, flags->model);

@@ -68,5 +68,10 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "winnow: %s\n", error.what());
     return winnow::server::kExitFailure;
   }
+  // Once for all commands: an answer that nobody got is no success.
+  if (exit_code == winnow::server::kExitOk && (std::fflush(stdout) != 0 || std::ferror(stdout))) {
+    std::fprintf(stderr, "winnow: standard output took no more\n");
+    return winnow::server::kExitFailure;
+  }
   return exit_code;
 }

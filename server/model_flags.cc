@@ -2,7 +2,9 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <filesystem>
 #include <string>
+#include <system_error>
 
 #include "CLI/CLI.hpp"
 #include "server/commands.h"
@@ -58,9 +60,21 @@ int ReportFailure(const char* command, const absl::Status& status) {
   return Report(command, status, kExitFailure);
 }
 
+std::string WrongOutputFile(const std::string& path) {
+  if (path == "-") return "";
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) return Concat(path, ": is a directory");
+  const std::filesystem::path parent = std::filesystem::path(path).parent_path();
+  if (!parent.empty() && !std::filesystem::is_directory(parent, error)) {
+    return Concat(path, ": there is no directory ", parent.string());
+  }
+  return "";
+}
+
 absl::Status WriteTextFile(const std::string& path, const std::string& text) {
   if (path == "-") {
-    std::fwrite(text.data(), 1, text.size(), stdout);
+    std::fwrite(text.data(), 1, text.size(),
+                stdout);  // main asks stdout whether it took everything
     return absl::OkStatus();
   }
   FILE* file = std::fopen(path.c_str(), "wb");

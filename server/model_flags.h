@@ -2,6 +2,8 @@
 #ifndef WINNOW_SERVER_MODEL_FLAGS_H_
 #define WINNOW_SERVER_MODEL_FLAGS_H_
 
+#include <string>
+
 #include "absl/status/status.h"
 #include "engine/model_loader.h"
 
@@ -23,6 +25,10 @@ int ReportModelError(const char* command, const absl::Status& status);
 // The same for input files and flags (kExitUsage), and for work that failed (kExitFailure).
 int ReportInputError(const char* command, const absl::Status& status);
 int ReportFailure(const char* command, const absl::Status& status);
+
+// A check for flags that name a file to be written at the end: what is known to go wrong then should
+// not cost the work before. "" or what is wrong; "-" is stdout.
+std::string WrongOutputFile(const std::string& path);
 
 // Writes `text` to the file; "-" is stdout. The status names the path.
 absl::Status WriteTextFile(const std::string& path, const std::string& text);

@@ -2,9 +2,10 @@
 """The commands that run a model without serving it: eval and bench."""
 import gzip
 import json
+import subprocess
 import unittest
 
-from harness import MODEL, main, run, temporary_directory
+from harness import BIN, MODEL, PATIENCE, main, run, temporary_directory
 
 SHAPE = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256, "intermediate_size": 512,
          "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
@@ -49,6 +50,14 @@ class Eval(unittest.TestCase):
             self.assertGreater(perplexity["tokens"], 100)
             self.assertTrue(1 < perplexity["perplexity"] < 1000, perplexity)
 
+    def test_an_answer_that_nobody_got_is_no_success(self):
+        with open("/dev/full", "w") as full:
+            for arguments in (["bench", "kernels", "--filter", "rope", "--seconds", "0.01", "--json", "-"],
+                              ["serve", "--model", MODEL, "--print-config"]):
+                result = subprocess.run([BIN, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=PATIENCE)
+                self.assertEqual(result.returncode, 1, result.stderr)
+                self.assertIn("standard output", result.stderr)
+
     def test_what_is_wrong_is_said(self):
         with temporary_directory() as directory:
             tasks = directory / "tasks.jsonl"
@@ -61,7 +70,9 @@ class Eval(unittest.TestCase):
                     (2, "no task of the lengths", "--tasks", tasks, "--policy", "dense", "--lengths", "7"),
                     (2, "--tasks,--text", "--policy", "dense"),
                     (2, "--policy", "--tasks", tasks),
-                    (2, "f16 is for float16", "--tasks", tasks, "--policy", "dense", "--dtype", "f16")):
+                    (2, "f16 is for float16", "--tasks", tasks, "--policy", "dense", "--dtype", "f16"),
+                    (2, "there is no directory", "--tasks", tasks, "--policy", "dense", "--json", directory / "no/out"),
+                    (2, "is a directory", "--tasks", tasks, "--policy", "dense", "--json", directory)):
                 result = run("eval", "--model", MODEL, *arguments)
                 self.assertEqual(result.returncode, code, result.stderr)
                 self.assertIn(text, result.stderr)
