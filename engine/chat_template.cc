@@ -6,6 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "engine/chat_format.h"
 #include "engine/concat.h"
+#include "engine/json_file.h"
 #include "engine/status_macros.h"
 #include "engine/tokenizer_json.h"
 
@@ -159,7 +160,7 @@ absl::StatusOr<ChatTemplate> ChatTemplate::Load(const std::string& model_dir) {
   }
   // The newer place, which goes before the older one.
   absl::StatusOr<std::string> file =
-      ReadTextFile(model_dir + "/chat_template.jinja", kTemplateBytesMax);
+      ReadSmallFile(model_dir + "/chat_template.jinja", kTemplateBytesMax);
   if (file.ok()) {
     text = *std::move(file);
   } else if (file.status().code() != absl::StatusCode::kNotFound) {

@@ -33,7 +33,7 @@ class ChatTemplate {
  public:
   // From chat_template.jinja in `model_dir`, else from "chat_template" in its
   // tokenizer_config.json. A template that is not known, or none, is not an error here: Render says
-  // so, because only chat needs it. InvalidArgument: a file that is malformed or too large.
+  // so, because only chat needs it. An error: a file that is malformed, too large or not readable.
   static absl::StatusOr<ChatTemplate> Load(const std::string& model_dir);
   // The same from a template's text and the tokens that it may print.
   static ChatTemplate FromText(std::string_view text, std::string bos_token, std::string eos_token);

@@ -1,9 +1,7 @@
 #include "engine/tokenizer_json.h"
 
-#include <filesystem>
-#include <fstream>
-
 #include "engine/concat.h"
+#include "engine/json_file.h"
 #include "engine/status_macros.h"
 #include "engine/unicode_text.h"
 
@@ -63,24 +61,6 @@ class BoundsCheck : public nlohmann::json_sax<json> {
 };
 
 }  // namespace
-
-absl::StatusOr<std::string> ReadTextFile(const std::string& path, size_t bytes_max) {
-  std::error_code error;
-  if (!std::filesystem::is_regular_file(path, error)) {
-    return absl::NotFoundError(Concat(path, ": no such file"));
-  }
-  const uintmax_t size = std::filesystem::file_size(path, error);
-  if (error) return absl::NotFoundError(Concat(path, ": ", error.message()));
-  if (size > bytes_max) {
-    return absl::InvalidArgumentError(
-        Concat(path, ": ", size, " bytes, more than the limit of ", bytes_max));
-  }
-  std::ifstream in(path, std::ios::binary);
-  std::string text(size, '\0');
-  in.read(text.data(), static_cast<std::streamsize>(size));
-  if (!in) return absl::NotFoundError(Concat(path, ": cannot be read"));
-  return text;
-}
 
 absl::Status JsonNode::Error(std::string_view message) const {
   return absl::InvalidArgumentError(Concat(path_, ": ", message));
@@ -159,6 +139,10 @@ absl::StatusOr<bool> JsonNode::BoolOr(const std::string& name, bool fallback) co
 }
 
 absl::StatusOr<JsonDocument> JsonDocument::Parse(std::string_view text, const std::string& name) {
+  // The parser takes a NUL for the end of the text and would ignore what follows.
+  if (const size_t nul = text.find('\0'); nul != text.npos) {
+    return absl::InvalidArgumentError(Concat(name, ": a NUL byte at byte ", nul));
+  }
   BoundsCheck bounds;
   if (!json::sax_parse(text.begin(), text.end(), &bounds)) {
     return absl::InvalidArgumentError(Concat(name, ": ", bounds.problem()));
@@ -174,7 +158,7 @@ absl::StatusOr<JsonDocument> JsonDocument::Parse(std::string_view text, const st
 }
 
 absl::StatusOr<JsonDocument> JsonDocument::ReadFile(const std::string& path) {
-  WINNOW_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(path, kFileBytesMax));
+  WINNOW_ASSIGN_OR_RETURN(const std::string text, ReadSmallFile(path, kFileBytesMax));
   return Parse(text, path);
 }
 

@@ -53,7 +53,7 @@ class JsonNode {
 
 class JsonDocument {
  public:
-  // `name` is put before each path in errors. NotFound (from ReadFile), InvalidArgument.
+  // `name` is put before each path in errors. InvalidArgument; from ReadFile also ReadSmallFile's.
   static absl::StatusOr<JsonDocument> Parse(std::string_view text, const std::string& name);
   static absl::StatusOr<JsonDocument> ReadFile(const std::string& path);
 
@@ -63,9 +63,6 @@ class JsonDocument {
   std::unique_ptr<nlohmann::json> root_;
   std::string name_;
 };
-
-// The whole file. NotFound; InvalidArgument if it is larger than `bytes_max`.
-absl::StatusOr<std::string> ReadTextFile(const std::string& path, size_t bytes_max);
 
 }  // namespace winnow::engine
 

@@ -180,6 +180,17 @@ TEST(ChatTemplate, IsFoundInEachPlaceWhereModelsKeepIt) {
   EXPECT_EQ(ChatTemplate::Load(ModelDir("").path())->name(), "");
 }
 
+// Or another template would be used, or none, and nobody told.
+TEST(ChatTemplate, AFileThatCannotBeReadIsNotAnAbsentOne) {
+  for (const char* name : {"chat_template.jinja", "tokenizer_config.json"}) {
+    const ModelDir directory("");
+    std::filesystem::create_directory(directory.path() + "/" + name);
+    EXPECT_EQ(ChatTemplate::Load(directory.path()).status().code(),
+              absl::StatusCode::kInvalidArgument)
+        << name;
+  }
+}
+
 TEST(ChatTemplate, MalformedConfigurationIsInvalid) {
   for (const char* config :
        {"{", "[]", "{\"chat_template\":7}", "{\"bos_token\":7}", "{\"eos_token\":{}}",
