@@ -100,8 +100,8 @@ struct Usage {
 // What the engine says about a request. Text and tokens are what is new since the last event.
 //
 // Text and tokens correspond: a token comes in the event that brings the last of the text it made
-// certain, so after any event the texts so far belong to the tokens so far. While text is held back
-// (half a character, the beginning of a stop string) its tokens are held back too. The last event
+// certain (half a character: none), so after any event the texts so far belong to the tokens so
+// far. While text is held back as the beginning of a stop string, its tokens are, too. The last event
 // brings every remaining token, also those whose text a stop string cut away and the stop token
 // itself; the number of tokens over all events is usage.generated_tokens.
 struct OutputEvent {

@@ -60,7 +60,9 @@ TEST_F(AnswerTest, HalfACharacterIsNotTold) {
   Add("h");
   Take();
   Add(FirstHalf());
-  EXPECT_EQ(Take().text, "");
+  const OutputEvent half = Take();
+  EXPECT_EQ(half.text, "");
+  EXPECT_EQ(Ids(half), std::vector<int32_t>{FirstHalf()});
   Add(SecondHalf());
   EXPECT_EQ(Take().text, "\u00e9");
 }
