@@ -224,8 +224,9 @@ class Observed(unittest.TestCase):
             self.assertEqual(server.metric('winnow_kv_read_bytes_total{tier="fast"}'),
                              server.metric("winnow_kv_dense_bytes_total"))
             self.assertGreater(server.metric("winnow_kv_dense_bytes_total"), 0)
-            self.assertEqual(server.metric("winnow_serving"), 1)
-            self.assertLess(server.metric("winnow_engine_heartbeat_age_seconds"), 10)
+            # Told by a thread of its own, and of a heartbeat that an idle engine renews by itself.
+            eventually(lambda: server.metric("winnow_serving") == 1, "serving")
+            eventually(lambda: server.metric("winnow_engine_heartbeat_age_seconds") < 10, "a heartbeat")
             self.assertEqual(server.terminate(), 0)
 
     def test_log_is_json_lines_without_prompts(self):
@@ -253,8 +254,8 @@ class Observed(unittest.TestCase):
         self.assertGreater(retrieval["index_bytes"], 0)
         self.assertIn("tokens", next(e for e in events if e["event"] == "retrieval_from"))
 
-    def test_health_watch_hears_of_the_drain_at_once(self):
-        with Server() as server:
+    def test_health_watch_hears_of_the_drain_while_a_stream_still_runs(self):
+        with Server("--drain-grace", "10m") as server:
             api = Api(server.address)
             statuses = []
             changed = threading.Event()
@@ -272,25 +273,32 @@ class Observed(unittest.TestCase):
             thread.start()
             eventually(lambda: statuses, "a first status")
             self.assertEqual(statuses[0][0], 1)
-            stream = api.generate(counting_request("A story", 400), timeout=PATIENCE)
-            next(stream)
+            stream = api.generate(counting_request("A story", 30000), timeout=PATIENCE)
+            tokens = len(next(stream).tokens)
             sent = time.monotonic()
             server.signal(signal.SIGTERM)
             self.assertTrue(changed.wait(PATIENCE))
-            took = statuses[-1][1] - sent
-            print(f"NOT_SERVING {1000 * took:.1f} ms after SIGTERM")
-            self.assertLess(took, 1.0)  # the promise is 100 ms on a machine that is not overloaded
-            list(stream)
+            print(f"NOT_SERVING {1000 * (statuses[-1][1] - sent):.1f} ms after SIGTERM")
+            # That it came early is shown by order, on a machine of any speed: the stream goes on beyond what there was.
+            there = server.metric("winnow_generated_tokens_total")
+            self.assertLess(there, 30000)
+            while tokens <= there:
+                tokens += len(next(stream).tokens)
+            self.assertIsNone(server.process.poll())
+            stream.cancel()
             self.assertEqual(server.wait(), 0)
             thread.join()
 
 
 class Signals(unittest.TestCase):
     def test_sigterm_finishes_streams_and_refuses_new_calls(self):
-        with Server() as server:
+        with Server("--drain-grace", "10m", "--slow-reader-timeout", "10m") as server:
             api = Api(server.address)
             alone = token_ids(api.generate(counting_request("A story", 1500), timeout=PATIENCE))
-            stream = api.generate(counting_request("A story", 1500), timeout=PATIENCE)
+            # Log-probabilities make it larger than all that lies between engine and reader, so that it cannot end before
+            # it is read, however long the rest takes.
+            slow = Api(server.address, options=[("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0)])
+            stream = slow.generate(counting_request("A story", 1500, top_logprobs=20), timeout=PATIENCE)
             got = token_ids([next(stream)])
             server.signal(signal.SIGTERM)
             eventually(lambda: not api.serving(), "NOT_SERVING")
@@ -314,7 +322,7 @@ class Signals(unittest.TestCase):
 
     def test_second_signal_exits_at_once(self):
         for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
-            with Server() as server:
+            with Server("--drain-grace", "10m", "--slow-reader-timeout", "10m") as server:
                 api = Api(server.address)
                 stream = api.generate(counting_request("A story", 30000), timeout=PATIENCE)
                 next(stream)

@@ -9,6 +9,8 @@
 #include <gtest/gtest.h>
 #include <spdlog/sinks/ostream_sink.h>
 
+#include <atomic>
+#include <chrono>
 #include <memory>
 #include <sstream>
 #include <stop_token>
@@ -44,6 +46,19 @@ struct TestServerOptions {
   }
 };
 
+// The machine's, and what the test adds: a time-out is over when the test says so, however slow the
+// machine is.
+class MovableClock final : public engine::Clock {
+ public:
+  engine::TimePoint Now() const override {
+    return std::chrono::steady_clock::now() + engine::Duration(added_.load());
+  }
+  void Advance(engine::Duration by) { added_ += by.count(); }
+
+ private:
+  std::atomic<engine::Duration::rep> added_ = 0;
+};
+
 class TestServer {
  public:
   explicit TestServer(const TestServerOptions& options = {})
@@ -57,7 +72,7 @@ class TestServer {
         service_(generator_, Model()),
         server_(Checked(GrpcServer::Start(options.config, options.max_message_bytes, service_))) {
     metrics_.Attach(*engine_);
-    StartEngine();
+    engine_thread_ = std::jthread([this](std::stop_token stop) { engine_->Run(stop); });
   }
 
   // As serve does: streams end, then the engine, then the server.
@@ -68,16 +83,13 @@ class TestServer {
     metrics_.Detach();
   }
 
-  // While the engine stands still, requests wait in its queue.
+  // For good: what it has ends, and it takes nothing any more.
   void StopEngine() {
     if (!engine_thread_.joinable()) return;
     engine_thread_.request_stop();
-    engine_->Wake();
     engine_thread_.join();
   }
-  void StartEngine() {
-    engine_thread_ = std::jthread([this](std::stop_token stop) { engine_->Run(stop); });
-  }
+  void Advance(engine::Duration by) { clock_.Advance(by); }
 
   std::string address() const { return "127.0.0.1:" + std::to_string(server_->port()); }
 
@@ -122,7 +134,7 @@ class TestServer {
   }
 
   std::ostringstream log_text_;
-  engine::SteadyClock clock_;
+  MovableClock clock_;
   Log log_;
   Metrics metrics_;
   std::unique_ptr<engine::Engine> engine_;
