@@ -12,6 +12,7 @@
 #include <iostream>
 #include <map>
 #include <memory>
+#include <optional>
 #include <stop_token>
 #include <string>
 #include <thread>
@@ -55,6 +56,33 @@ class Observer final : public Metrics {
  private:
   Log& log_;
   Signals& signals_;
+};
+
+// Loading a model takes minutes, and while it lasts there is nothing to drain: SIGTERM and SIGINT end
+// the process at once.
+class WhileLoading {
+ public:
+  WhileLoading(Log& log, Signals& signals)
+      : signals_(signals), thread_([this, &log] {
+          for (;;) {
+            const Signals::Event event = signals_.Wait();
+            if (event.signal == SIGTERM || event.signal == SIGINT) {
+              log.Event(LogLevel::kWarn, "exits_at_once", {{"signal", int64_t{event.signal}}});
+              _exit(128 + event.signal);
+            }
+            if (is_over_) return;
+          }
+        }) {}
+  ~WhileLoading() {
+    is_over_ = true;
+    signals_.Notify();
+    thread_.join();
+  }
+
+ private:
+  Signals& signals_;
+  std::atomic<bool> is_over_ = false;
+  std::thread thread_;
 };
 
 engine::ModelOptions ModelOptionsOf(const ServeConfig& config, Log& log) {
@@ -351,10 +379,12 @@ int RunServer(const ServeConfig& config) {
   if (absl::Status tls = CheckTlsFiles(config); !tls.ok()) {
     return Fail(log, "config_error", tls, kExitUsage);
   }
+  std::optional<WhileLoading> loading(std::in_place, log, signals);
   const engine::ModelOptions options = ModelOptionsOf(config, log);
   auto backend_or = engine::MakeBackend(options);
   if (!backend_or.ok()) return Fail(log, "device_error", backend_or.status(), kExitUsage);
   auto model_or = engine::LoadModel(config.model, options, *std::move(backend_or));
+  loading.reset();
   if (!model_or.ok()) return Fail(log, "model_error", model_or.status(), kExitModel);
   engine::LoadedModel& model = **model_or;
   auto limits = LimitsOf(config, model);
@@ -507,7 +537,7 @@ void AddServeCommand(CLI::App& app, int* exit_code) {
       "An option is taken from its flag, else from the environment, else from the file, else it "
       "has its default.\nExit codes: 0 drained after SIGTERM or SIGINT; 1 cannot listen; 2 "
       "configuration; 70 the model failed while serving; 78 the model directory cannot be used; "
-      "130, 143 second signal.");
+      "130, 143 a second signal, or one while the model is loaded.");
   serve->callback([flags, exit_code] { *exit_code = Serve(*flags); });
 }
 

@@ -11,7 +11,7 @@ import unittest
 
 import grpc
 
-from harness import (BIN, PATIENCE, Api, Server, counting_request, details_of, eventually, health, inference, main, run,
+from harness import (BIN, MODEL, PATIENCE, Api, Server, counting_request, details_of, eventually, health, inference, main, run,
                      temporary_directory, token_ids)
 
 
@@ -330,6 +330,16 @@ class Signals(unittest.TestCase):
                 eventually(lambda: any(e["event"] == "drain_begins" for e in server.events()), "a drain")
                 server.signal(number)
                 self.assertEqual(server.wait(), code)
+
+    def test_a_signal_while_the_model_is_loaded_ends_the_process(self):
+        for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
+            process = subprocess.Popen([BIN, "serve", "--model", MODEL, "--listen", "127.0.0.1:0", "--metrics", "off",
+                                        "--crossover-cache", "none"], stderr=subprocess.PIPE, text=True)
+            self.assertIn("event=starting", process.stderr.readline())
+            process.send_signal(number)
+            log = process.communicate(timeout=PATIENCE)[1]
+            # Or it was loaded already, and drained.
+            self.assertEqual(process.returncode, 0 if "event=listening" in log else code, log)
 
     def test_sigint_drains_too(self):
         with Server() as server:

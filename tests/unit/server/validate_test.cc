@@ -315,6 +315,20 @@ TEST_F(ValidateTest, PromptLongerThanTheContextIsRefused) {
   EXPECT_THAT(std::string(checked.status().message()), HasSubstr("1024"));
 }
 
+TEST_F(ValidateTest, PromptThatFillsTheContextIsRefused) {
+  std::string words = "a";
+  size_t tokens = 0;
+  while (tokens < static_cast<size_t>(kNeedleContext)) {
+    words += " a";
+    tokens = Needle().tokenizer->Encode(words, true, false)->size();
+  }
+  ASSERT_EQ(tokens, static_cast<size_t>(kNeedleContext));
+  text_.mutable_text()->set_text(words);
+  EXPECT_THAT(Fields(Validate(text_).status()), Contains("text.text"));
+  text_.mutable_text()->set_text(words.substr(2));
+  EXPECT_TRUE(Validate(text_).ok()) << Validate(text_).status();
+}
+
 TEST_F(ValidateTest, PromptMayLeaveRoomForOneToken) {
   v1::GenerateRequest message;
   for (int i = 0; i < kNeedleContext - 1; ++i) message.mutable_tokens()->add_ids(100);
