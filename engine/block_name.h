@@ -1,6 +1,6 @@
 // The name of a block's content: a SHA-256 chain over everything that decides its bytes (DESIGN,
 // section 5). Two blocks with one name have the same KV, bit for bit, in any process of the same
-// model, settings and instruction set.
+// model, settings, kernels and instruction set.
 #ifndef WINNOW_ENGINE_BLOCK_NAME_H_
 #define WINNOW_ENGINE_BLOCK_NAME_H_
 
@@ -24,7 +24,8 @@ struct BlockName {
 
 // What all blocks of a process have in common.
 struct StoreNames {
-  // Of weights, KV format, compute type, instruction set: whatever decides the bits of dense KV.
+  // Of weights, KV format, compute type, kernels, instruction set: whatever decides the bits of dense
+  // KV.
   Digest model = {};
   // What decides, beside a policy, the bits of KV that was made under it.
   std::string retrieval;

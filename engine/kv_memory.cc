@@ -411,6 +411,12 @@ void KvMemory::Seal(int32_t index, const BlockName& name, bool keep) {
   for (int32_t layer = 0; layer < options_.num_layers; ++layer) {
     queue.emplace_back(PieceOf(layer, index), block.generation);
   }
+  // Where frames never get scarce nobody takes from the queue, and blocks come and go.
+  if (queue.size() > 2 * pieces_.size()) {
+    std::erase_if(queue, [this](const auto& entry) {
+      return blocks_[BlockOf(entry.first)].generation != entry.second;
+    });
+  }
 }
 
 bool KvMemory::Stored(const BlockName& name) const {
@@ -470,7 +476,8 @@ void KvMemory::Forget(int32_t index) {
     }
     for (int32_t layer = 0; layer < options_.num_layers; ++layer) {
       Piece& piece = pieces_[PieceOf(layer, index)];
-      if (piece.saved && last_of_name && !block.keep) {
+      // What is lost here may still be there: a read that was late, or that fails every time.
+      if ((piece.saved || piece.lost) && last_of_name && !block.keep) {
         options_.store->Erase(next_tag_++, StoreId(layer, index).key);
       }
       DropFrame(&piece);

@@ -219,6 +219,8 @@ class KvMemory {
   void EndPass();
   // Something is to be saved although no pass needs it: EndPass goes on with it.
   bool has_work() const { return !wanted_.empty() || !saves_.empty(); }
+  // Pieces in line to be saved, some of them of blocks that are gone.
+  size_t queued_pieces() const { return wanted_.size() + unsaved_.size(); }
   // Between passes, when there is nothing else to do: goes on saving.
   void Idle();
   // Waits until everything that is to be kept is saved, and then until the store is idle, so that

@@ -19,6 +19,8 @@ constexpr int64_t kHostBytesMin = int64_t{1} << 20;
 // Of the disk's bytes, for blocks: the rest is for segments that are open, or half empty and waiting
 // to be compacted.
 constexpr double kUsableShare = 0.75;
+// Of host memory: the rest is for what indexes keep beside, and for gaps that its sizes leave.
+constexpr double kUsableShareOfHost = 0.875;
 
 }  // namespace
 
@@ -52,6 +54,7 @@ absl::StatusOr<KvStore> OpenKvStore(const TierFlags& flags, const kernels::KvLay
   storage::HostStoreOptions host;
   host.capacity_bytes = static_cast<uint64_t>(flags.host_bytes);
   host.chunk_bytes = std::min<uint64_t>(host.chunk_bytes, host.capacity_bytes);
+  host.log = flags.log;
   if (flags.disk_bytes == 0) {
     kv.store = std::make_unique<storage::HostStore>(host, kv.clock.get());
     kv.description = fmt::format("host memory, {} bytes", flags.host_bytes);
@@ -87,15 +90,21 @@ absl::StatusOr<KvStore> OpenKvStore(const TierFlags& flags, const kernels::KvLay
   return kv;
 }
 
-int64_t LowerBlocks(const TierFlags& flags, const kernels::KvLayout& layout, int32_t num_layers) {
+int64_t LowerBlocks(const TierFlags& flags, const kernels::KvLayout& layout, int32_t num_layers,
+                    int64_t kv_bytes) {
   // With both tiers every block is on disk, and host memory is the cache of it.
   if (flags.disk_bytes != 0) {
     return static_cast<int64_t>(
         kUsableShare * static_cast<double>(flags.disk_bytes) /
         static_cast<double>(storage::BlockBytesFor(layout.BlockBytes()) * num_layers));
   }
-  return flags.host_bytes /
-         static_cast<int64_t>(storage::PageAlign(layout.BlockBytes()) * num_layers);
+  // What fast memory holds is there, too: it is saved ahead, so that its frames can be taken at once. A
+  // block more would push out one that some sequence comes back to.
+  const auto held = static_cast<int64_t>(
+      kUsableShareOfHost * static_cast<double>(flags.host_bytes) /
+      static_cast<double>(storage::PageAlign(layout.BlockBytes()) * num_layers));
+  const auto in_frames = kv_bytes / static_cast<int64_t>(layout.BlockBytes() * num_layers);
+  return std::max<int64_t>(0, held - in_frames);
 }
 
 }  // namespace winnow::engine

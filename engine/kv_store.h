@@ -42,8 +42,10 @@ struct KvStore {
 // Null `store` without tiers. Errors: what opening the directory gives.
 absl::StatusOr<KvStore> OpenKvStore(const TierFlags& flags, const kernels::KvLayout& layout);
 
-// Blocks of `num_layers` layers that the tiers hold, beside those in fast memory.
-int64_t LowerBlocks(const TierFlags& flags, const kernels::KvLayout& layout, int32_t num_layers);
+// Blocks of `num_layers` layers that can be held with the tiers, beyond those that fast memory of
+// `kv_bytes` holds alone.
+int64_t LowerBlocks(const TierFlags& flags, const kernels::KvLayout& layout, int32_t num_layers,
+                    int64_t kv_bytes);
 
 }  // namespace winnow::engine
 

@@ -4,11 +4,15 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "engine/rope.h"
+#include "engine/status_macros.h"
 #include "fmt/format.h"
 #include "fmt/ranges.h"
 
@@ -16,6 +20,7 @@ namespace winnow::engine {
 namespace {
 
 constexpr uint64_t kBytesPerTensor = 65536;
+constexpr size_t kThreadsMax = 16;
 
 // A digest that is fed piece by piece; the first failure of the library sticks.
 class Sha256 {
@@ -66,6 +71,24 @@ struct Tensor {
   SafetensorsEntry entry;
 };
 
+std::vector<Tensor> TensorsByName(std::span<const std::unique_ptr<SafetensorsFile>> files) {
+  std::vector<Tensor> tensors;
+  for (const auto& file : files) {
+    for (size_t i = 0; i < file->header().num_tensors(); ++i)
+      tensors.push_back({file.get(), file->header().tensor(i)});
+  }
+  std::sort(tensors.begin(), tensors.end(),
+            [](const Tensor& a, const Tensor& b) { return a.entry.name < b.entry.name; });
+  return tensors;
+}
+
+void AddTensor(const Tensor& tensor, uint64_t most_bytes, Sha256* digest) {
+  const SafetensorsEntry& entry = tensor.entry;
+  digest->Add(fmt::format("{} {} {}\n", entry.name, entry.dtype, fmt::join(entry.shape, "x")));
+  const std::span<const std::byte> data = tensor.file->Data(entry);
+  digest->Add(data.data(), std::min<uint64_t>(data.size(), most_bytes));
+}
+
 }  // namespace
 
 absl::StatusOr<std::string> ModelFingerprint(
@@ -76,18 +99,41 @@ absl::StatusOr<std::string> ModelFingerprint(
       "rope_theta={:.17g}\nrope_type={}\nrope_factor={:.17g}\n",
       config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim, config.rope_theta,
       RopeType(config.rope_scaling.kind), config.rope_scaling.factor));
+  for (const Tensor& tensor : TensorsByName(files)) AddTensor(tensor, kBytesPerTensor, &digest);
+  return digest.Hex();
+}
 
-  std::vector<Tensor> tensors;
-  for (const auto& file : files) {
-    for (size_t i = 0; i < file->header().num_tensors(); ++i)
-      tensors.push_back({file.get(), file->header().tensor(i)});
+absl::StatusOr<std::string> KvFingerprint(const ModelConfig& config,
+                                          std::span<const std::unique_ptr<SafetensorsFile>> files) {
+  const std::vector<Tensor> tensors = TensorsByName(files);
+  // A core digests 1.7 GB a second.
+  std::vector<absl::StatusOr<std::string>> digests(tensors.size());
+  std::atomic<size_t> next = 0;
+  {
+    std::vector<std::jthread> threads;
+    const size_t count =
+        std::min<size_t>({tensors.size(), kThreadsMax, std::thread::hardware_concurrency()});
+    for (size_t i = 0; i < std::max<size_t>(count, 1); ++i) {
+      threads.emplace_back([&] {
+        for (size_t at = next++; at < tensors.size(); at = next++) {
+          Sha256 digest;
+          AddTensor(tensors[at], UINT64_MAX, &digest);
+          digests[at] = digest.Hex();
+        }
+      });
+    }
   }
-  std::sort(tensors.begin(), tensors.end(),
-            [](const Tensor& a, const Tensor& b) { return a.entry.name < b.entry.name; });
-  for (const auto& [file, entry] : tensors) {
-    digest.Add(fmt::format("{} {} {}\n", entry.name, entry.dtype, fmt::join(entry.shape, "x")));
-    const std::span<const std::byte> data = file->Data(entry);
-    digest.Add(data.data(), std::min<uint64_t>(data.size(), kBytesPerTensor));
+  Sha256 digest;
+  digest.Add(fmt::format("winnow-kv-fingerprint 1\n{} heads {} {} of {} eps {:.9g} qk_norm {}\n",
+                         config.architecture, config.num_heads, config.num_kv_heads,
+                         config.head_dim, config.rms_norm_eps, config.qk_norm));
+  // What comes of all the keys that a rotary embedding may have.
+  const RopeParameters rope = ComputeRope(config);
+  digest.Add(rope.inv_freq.data(), rope.inv_freq.size() * sizeof(float));
+  digest.Add(&rope.attention_factor, sizeof rope.attention_factor);
+  for (const absl::StatusOr<std::string>& of_tensor : digests) {
+    WINNOW_RETURN_IF_ERROR(of_tensor.status());
+    digest.Add(*of_tensor);
   }
   return digest.Hex();
 }

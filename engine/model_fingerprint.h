@@ -1,4 +1,5 @@
-// What ties an artifact to the model that it was made for (docs/artifact-format.md, "Fingerprint").
+// What ties an artifact to the model that it was made for (docs/artifact-format.md, "Fingerprint"), and
+// stored KV to the model that computed it.
 #ifndef WINNOW_ENGINE_MODEL_FINGERPRINT_H_
 #define WINNOW_ENGINE_MODEL_FINGERPRINT_H_
 
@@ -18,6 +19,12 @@ namespace winnow::engine {
 // Internal: the library refuses to digest.
 absl::StatusOr<std::string> ModelFingerprint(
     const ModelConfig& config, std::span<const std::unique_ptr<SafetensorsFile>> files);
+
+// SHA-256, as above, of all of the model that its KV depends on: every byte of every tensor, and what
+// config.json says of how they are used. An artifact of a model that differs in a few weights still finds
+// most of what it should; KV of such a model is wrong. Reads all weights, by several threads.
+absl::StatusOr<std::string> KvFingerprint(const ModelConfig& config,
+                                          std::span<const std::unique_ptr<SafetensorsFile>> files);
 
 }  // namespace winnow::engine
 

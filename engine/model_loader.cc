@@ -11,16 +11,22 @@ namespace winnow::engine {
 
 namespace {
 
-// Whatever decides the bits of KV goes into its name: a store that was filled under other settings
-// has nothing for this process.
+// Whatever decides the bits of KV goes into its name: a store that was filled under other settings, or
+// by kernels that may round differently (WINNOW_ARITHMETIC, CMakeLists.txt), has nothing for this process.
+// Where KV ends with the process there are no others.
 absl::StatusOr<StoreNames> NamesOf(const ModelConfig& config, const Weights& weights,
-                                   const kernels::Backend& backend, const DecoderOptions& options) {
-  WINNOW_ASSIGN_OR_RETURN(const std::string fingerprint, ModelFingerprint(config, weights.files));
+                                   const kernels::Backend& backend, const DecoderOptions& options,
+                                   bool outlives_process) {
+  std::string fingerprint;
+  if (outlives_process) {
+    WINNOW_ASSIGN_OR_RETURN(fingerprint, KvFingerprint(config, weights.files));
+  }
   const RetrievalOptions& retrieval = options.retrieval;
   StoreNames names;
-  names.model = Sha256(fmt::format(
-      "{} compute {} kv {} block {} on {}", fingerprint, kernels::DTypeName(options.compute),
-      kernels::DTypeName(options.kv_dtype), options.block_tokens, backend.arithmetic()));
+  names.model =
+      Sha256(fmt::format("{} compute {} kv {} block {} on {} of {}", fingerprint,
+                         kernels::DTypeName(options.compute), kernels::DTypeName(options.kv_dtype),
+                         options.block_tokens, backend.arithmetic(), WINNOW_ARITHMETIC));
   names.retrieval =
       fmt::format("from {} probes {} artifact {}", retrieval.from, retrieval.probe_interval,
                   retrieval.artifact == nullptr ? "none" : retrieval.artifact->ContentId());
@@ -63,7 +69,8 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& model_
     decoder_options.write_through = options.tiers.keep_prefixes;
   }
   WINNOW_ASSIGN_OR_RETURN(decoder_options.names,
-                          NamesOf(config, weights, *backend, decoder_options));
+                          NamesOf(config, weights, *backend, decoder_options,
+                                  /*outlives_process=*/options.tiers.disk_bytes != 0));
   WINNOW_ASSIGN_OR_RETURN(std::unique_ptr<Decoder> decoder,
                           Decoder::Create(config, weights, *backend, decoder_options));
   // The packed copy is what runs; the mapped one need not stay in memory beside it.

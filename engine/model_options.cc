@@ -163,8 +163,15 @@ absl::StatusOr<DecoderOptions> ResolveDecoderOptions(const ModelConfig& config,
   if (options.tiers.any() && resolved.block_tokens > 0) {
     const kernels::KvLayout layout{config.num_kv_heads, config.head_dim, resolved.block_tokens,
                                    resolved.kv_dtype};
-    resolved.lower_blocks = static_cast<int32_t>(
-        std::min<int64_t>(LowerBlocks(options.tiers, layout, config.num_layers), INT32_MAX / 2));
+    resolved.lower_blocks = static_cast<int32_t>(std::min<int64_t>(
+        LowerBlocks(options.tiers, layout, config.num_layers, resolved.kv_bytes), INT32_MAX / 2));
+    if (options.tiers.disk_bytes == 0 && resolved.lower_blocks == 0) {
+      return absl::InvalidArgumentError(
+          fmt::format("host_bytes is {}: is to hold all KV, and no block more fits than into the "
+                      "{} bytes of fast "
+                      "memory (kv_bytes) alone: ask for more of the one or less of the other",
+                      options.tiers.host_bytes, resolved.kv_bytes));
+    }
     resolved.rows.cache_bytes = options.tiers.row_cache_bytes >= 0
                                     ? static_cast<size_t>(options.tiers.row_cache_bytes)
                                     : static_cast<size_t>(resolved.kv_bytes) / 8;

@@ -560,7 +560,12 @@ void RetrievalAttention::Probe(int32_t layer, int32_t first,
     }
     coverage /= layout_.kv_heads;
     if (state.policy_.floor.has_value() && coverage < *state.policy_.floor) {
-      state.dense_from_ = std::min(state.dense_from_, queries[i].position + 1);
+      // Not within the prompt: which of its tokens have attended by now, and in which layers, depends on
+      // how it was cut into chunks, and results must not.
+      const int32_t prompt_end =
+          query_rows_[first + i]->chunk->retrieve_from + state.policy_.suffix;
+      state.dense_from_ =
+          std::min(state.dense_from_, std::max(queries[i].position + 1, prompt_end));
     }
   }
 }

@@ -237,16 +237,18 @@ bool RetrievalAttention::LoadSummary(RetrievalState& state, std::span<const Bloc
   Digest digest;
   const uint32_t kind = SummaryKind(state.policy_, &digest);
   const int32_t adopted = static_cast<int32_t>(names.size()) * layout_.block_tokens;
-  // No summary may be ahead of the first query that completes.
-  const int32_t most = std::max(adopted, retrieve_from) + 1 - state.policy_.window;
+  // No summary may be ahead of the first query that completes. Which tokens that one leaves to it is
+  // the policy's matter: quest's are whole pages, and other kinds keep summaries under the same name.
+  const kernels::TokenRange mid =
+      PlanQuery(state.policy_, std::max(adopted, retrieve_from), options_.from).mid;
   kept_.resize(sizeof(KeptHeader) + state.summaries_.size_bytes());
   for (size_t back = 0; back < std::min(names.size(), kSummaryBlocksBack); ++back) {
     const storage::BlockId id = memory_.names().Id(names[names.size() - 1 - back], kind, 0);
     if (memory_.AsideBytes(id) != kept_.size() || !memory_.GetAside(id, kept_)) continue;
     KeptHeader header;
     std::memcpy(&header, kept_.data(), sizeof header);
-    if (header.digest != digest || header.first != state.policy_.sink ||
-        header.last <= header.first || header.last > most) {
+    if (header.digest != digest || header.first != mid.first || header.last <= header.first ||
+        header.last > mid.last) {
       continue;
     }
     backend_.CopyToDevice(kept_.data() + sizeof header, state.summaries_.data(),

@@ -76,7 +76,8 @@ class RetrievalState {
   std::vector<Layer> layers_;
   kernels::Buffer
       summaries_;  // of all layers, a place in RetrievalAttention's pool; null: suspended
-  // Queries from this position on are dense, because a probe before it fell below policy.floor.
+  // Queries from this position on are dense, because a probe before it fell below policy.floor; never
+  // inside a prompt.
   int32_t dense_from_ = std::numeric_limits<int32_t>::max();
   int32_t counted_ = 0;  // positions below this one have been counted
   RetrievalCounts counts_;

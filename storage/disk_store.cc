@@ -429,6 +429,9 @@ void DiskStore::StartReads() {
     const uint32_t index = waiting_reads_.front();
     if (clock_->NowNs() >= ops_[index].deadline_ns) {
       waiting_reads_.pop_front();
+      // Others have kept all buffers for so long: the device is as slow as if it had this read.
+      ++stats_.io_errors;
+      health_.ReadError(clock_->NowNs());
       Answer(&ops_[index], Reason::kLate);
       FreeOp(index);
       continue;
@@ -594,6 +597,7 @@ void DiskStore::AnswerLateCommits() {
   const int64_t now_ns = clock_->NowNs();
   for (auto& [tag, commit] : commits_) {
     if (now_ns < commit.deadline_ns) return;
+    if (!std::exchange(commit.late, true)) NoteWriteError(ETIMEDOUT);
     for (uint32_t index : commit.puts) Answer(&ops_[index], Reason::kLate);
     for (const auto& [erase_tag, reason] : std::exchange(commit.erases, {})) {
       --in_flight_;

@@ -182,6 +182,7 @@ class DiskStore final : public BlockStore {
   // What an index batch was for.
   struct Commit {
     int64_t deadline_ns = 0;
+    bool late = false;  // counted as an error
     std::vector<uint32_t> puts;
     std::vector<std::pair<uint64_t, Reason>> erases;  // tags, and what they are answered
   };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "absl/strings/str_cat.h"
 #include "storage/check.h"
 #include "storage/format.h"
 
@@ -157,13 +158,25 @@ bool HostStore::Place(Entry* entry) {
     const uint64_t next_bytes =
         std::min(options_.chunk_bytes, stats_.capacity_bytes - arena_bytes) / kPageBytes *
         kPageBytes;
-    if (next_bytes >= pages * kPageBytes) {
-      chunks_.push_back({PageMemory(next_bytes), PageAllocator(next_bytes / kPageBytes)});
-      if (options_.on_chunk) options_.on_chunk(chunks_.back().memory.bytes());
-    } else if (!EvictOne()) {
-      return false;
-    }
+    if (next_bytes >= pages * kPageBytes && Grow(next_bytes)) continue;
+    if (!EvictOne()) return false;
   }
+}
+
+// False: the machine has no more to give. It is asked again when the next block finds no room.
+bool HostStore::Grow(uint64_t bytes) {
+  std::optional<PageMemory> memory = PageMemory::TryMake(bytes);
+  if (!memory && !refused_ && options_.log) {
+    options_.log(absl::StrCat("host memory: ", bytes,
+                              " bytes more were refused; the store goes on ", "with ",
+                              chunks_.size(), " chunks of ", options_.chunk_bytes, " bytes, of ",
+                              options_.capacity_bytes, " bytes configured"));
+  }
+  refused_ = !memory;
+  if (!memory) return false;
+  chunks_.push_back({*std::move(memory), PageAllocator(bytes / kPageBytes)});
+  if (options_.on_chunk) options_.on_chunk(chunks_.back().memory.bytes());
+  return true;
 }
 
 void HostStore::Put(uint64_t tag, const BlockId& id, std::span<const std::byte> payload,
@@ -285,10 +298,6 @@ bool HostStore::SetPinned(const BlockKey& key, bool pinned) {
 }
 
 StoreStats HostStore::stats() const { return stats_; }
-
-void HostStore::Visit(const std::function<void(const BlockId&)>& visitor) const {
-  for (const auto& [key, entry] : entries_) visitor(entry->id);
-}
 
 HostStore::Lease HostStore::Acquire(const BlockId& id) {
   Reason reason;

@@ -1,14 +1,16 @@
 // The host tier: full blocks in DRAM, least recently used ones leave first within a priority.
 //
 // Memory is an arena of chunks, mapped when they are first needed (pinning is slow, so a server is
-// ready before all of it is) and never given back. `on_chunk` sees each new chunk once, to register
-// it with a GPU; a gather kernel then reads leased blocks in place.
+// ready before all of it is) and never given back. Where the machine refuses one, the store goes on with
+// those it has. `on_chunk` sees each new chunk once, to register it with a GPU; a gather kernel then
+// reads leased blocks in place.
 #ifndef WINNOW_STORAGE_HOST_STORE_H_
 #define WINNOW_STORAGE_HOST_STORE_H_
 
 #include <functional>
 #include <list>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -24,6 +26,7 @@ struct HostStoreOptions {
   // Checks page sums on every Get, about 0.2 us a page: memory flips bits too.
   bool verify_reads = true;
   std::function<void(std::span<std::byte>)> on_chunk;
+  std::function<void(const std::string&)> log;  // one line when memory is refused
   // Called, from within Put, for each block that leaves to make room, while its bytes are still
   // there: the tiered store demotes them. Not for erased or expired blocks. Must not call this
   // store.
@@ -75,8 +78,6 @@ class HostStore final : public BlockStore {
 
   // Empty if the block is absent or its bytes no longer match. Counts as a use.
   Lease Acquire(const BlockId& id);
-  // Every block's identity, in no order.
-  void Visit(const std::function<void(const BlockId&)>& visitor) const;
 
  private:
   using List = std::list<Entry*>;
@@ -102,6 +103,7 @@ class HostStore final : public BlockStore {
   Entry* Lookup(const BlockId& id, Reason* reason);
   bool Verify(const Entry& entry, size_t page) const;
   bool Place(Entry* entry);
+  bool Grow(uint64_t bytes);
   bool EvictOne();
   void Remove(Entry* entry);
   void FreeMemory(Entry* entry);
@@ -113,6 +115,7 @@ class HostStore final : public BlockStore {
   const HostStoreOptions options_;
   const Clock* clock_;
   std::vector<Chunk> chunks_;
+  bool refused_ = false;  // the last chunk
   absl::flat_hash_map<BlockKey, std::unique_ptr<Entry>> entries_;
   std::vector<std::unique_ptr<Entry>> doomed_;
   std::array<List, kPriorityMax + 1> lru_;  // front: most recently used

@@ -11,12 +11,20 @@
 namespace winnow::storage {
 
 PageMemory::PageMemory(size_t bytes) {
+  std::optional<PageMemory> made = TryMake(bytes);
+  WINNOW_CHECK(made.has_value());
+  *this = *std::move(made);
+}
+
+std::optional<PageMemory> PageMemory::TryMake(size_t bytes) {
   const size_t length = PageAlign(bytes);
   void* memory =
       ::mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  WINNOW_CHECK(memory != MAP_FAILED);
+  if (memory == MAP_FAILED) return std::nullopt;
   (void)::madvise(memory, length, MADV_HUGEPAGE);  // a hint
-  bytes_ = {static_cast<std::byte*>(memory), length};
+  PageMemory made;
+  made.bytes_ = {static_cast<std::byte*>(memory), length};
+  return made;
 }
 
 PageMemory::~PageMemory() {

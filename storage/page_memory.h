@@ -12,11 +12,13 @@
 namespace winnow::storage {
 
 // Owns zeroed, page-aligned memory; transparent huge pages are asked for, ordinary ones will do.
-// Aborts when the machine has no address space left; callers size their pools from configuration.
 class PageMemory {
  public:
   PageMemory() = default;
+  // Aborts when the machine refuses; for what is sized from configuration, at start.
   explicit PageMemory(size_t bytes);
+  // The same, but nullopt where the machine (a limit, a container) has no more to give.
+  static std::optional<PageMemory> TryMake(size_t bytes);
   PageMemory(PageMemory&& other) noexcept : bytes_(std::exchange(other.bytes_, {})) {}
   PageMemory& operator=(PageMemory&& other) noexcept {
     std::swap(bytes_, other.bytes_);

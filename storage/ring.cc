@@ -110,6 +110,7 @@ bool Ring::Drain(nanoseconds max) {
   // Real time: the clock given to us may stand still.
   const auto limit = std::chrono::steady_clock::now() + max;
   std::vector<IoResult> ignored;
+  for (const IoOp& op : backlog_) with_deadline_ -= op.deadline_ns != 0;
   backlog_.clear();
   while (active_ > 0) {
     if (std::chrono::steady_clock::now() >= limit) return false;
@@ -119,7 +120,10 @@ bool Ring::Drain(nanoseconds max) {
   return true;
 }
 
-void Ring::Submit(const IoOp& op) { backlog_.push_back(op); }
+void Ring::Submit(const IoOp& op) {
+  backlog_.push_back(op);
+  if (op.deadline_ns != 0) ++with_deadline_;
+}
 
 void Ring::Start(uint32_t index) {
   const Slot& slot = slots_[index];
@@ -146,7 +150,6 @@ void Ring::Poll(nanoseconds wait, std::vector<IoResult>* results) {
     slots_[index] = {.op = backlog_.front(), .used = true};
     backlog_.pop_front();
     ++active_;
-    if (slots_[index].op.deadline_ns != 0) ++with_deadline_;
     Start(index);
   }
   if (active_ == 0) return;
@@ -158,9 +161,14 @@ void Ring::Poll(nanoseconds wait, std::vector<IoResult>* results) {
   // Do not sleep past the first deadline.
   if (with_deadline_ > 0 && wait.count() > 0) {
     const int64_t now_ns = clock_->NowNs();
+    const auto until = [&](int64_t deadline_ns) {
+      wait = std::min(wait, nanoseconds(std::max<int64_t>(deadline_ns - now_ns, 0)));
+    };
     for (const Slot& slot : slots_) {
-      if (!slot.used || slot.op.deadline_ns == 0 || slot.reported_late) continue;
-      wait = std::min(wait, nanoseconds(std::max<int64_t>(slot.op.deadline_ns - now_ns, 0)));
+      if (slot.used && slot.op.deadline_ns != 0 && !slot.reported_late) until(slot.op.deadline_ns);
+    }
+    for (const IoOp& op : backlog_) {
+      if (op.deadline_ns != 0) until(op.deadline_ns);
     }
   }
   events_.clear();
@@ -237,17 +245,16 @@ void Ring::ReportLate(std::vector<IoResult>* results) {
     ++counters_.late;
     results->push_back({.tag = slot.op.tag, .error = ETIMEDOUT, .late = true});
   }
-  // What never reached the engine needs no return.
-  for (auto it = backlog_.begin(); it != backlog_.end();) {
-    if (it->deadline_ns == 0 || now_ns < it->deadline_ns) {
-      ++it;
-      continue;
-    }
+  // What never reached the engine needs no return. It may wait behind calls that are late already,
+  // and never come back: its deadline holds all the same.
+  std::erase_if(backlog_, [&](const IoOp& op) {
+    if (op.deadline_ns == 0 || now_ns < op.deadline_ns) return false;
+    --with_deadline_;
     ++counters_.late;
-    results->push_back({.tag = it->tag, .error = ETIMEDOUT, .late = true});
-    results->push_back({.tag = it->tag, .error = ETIMEDOUT, .returned = true});
-    it = backlog_.erase(it);
-  }
+    results->push_back({.tag = op.tag, .error = ETIMEDOUT, .late = true});
+    results->push_back({.tag = op.tag, .error = ETIMEDOUT, .returned = true});
+    return true;
+  });
 }
 
 }  // namespace winnow::storage

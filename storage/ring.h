@@ -172,7 +172,7 @@ class Ring {
   std::vector<uint32_t> free_slots_;
   std::vector<IoEvent> events_;
   size_t active_ = 0;
-  size_t with_deadline_ = 0;
+  size_t with_deadline_ = 0;  // submitted, not late yet; in a slot or in the backlog
   Counters counters_;
 };
 

@@ -303,8 +303,7 @@ StoreStats TieredStore::stats() const {
   const StoreStats disk = disk_->stats();
   StoreStats stats = stats_;
   stats.state = disk.state;
-  stats.blocks = disk.blocks;
-  host_->Visit([&](const BlockId& id) { stats.blocks += disk_->Find(id) ? 0 : 1; });
+  stats.blocks = std::max(host.blocks, disk.blocks);
   stats.used_bytes = host.used_bytes + disk.used_bytes;
   stats.capacity_bytes = host.capacity_bytes + disk.capacity_bytes;
   stats.pinned_bytes = host.pinned_bytes + disk.pinned_bytes;

@@ -51,7 +51,8 @@ class TieredStore final : public BlockStore {
   size_t in_flight() const override { return in_flight_ + done_.size(); }
   bool idle() const override { return in_flight() == 0 && disk_->idle(); }
   // Gets, hits and misses of callers; used, capacity, evicted and the like of both tiers together;
-  // state of the disk tier.
+  // state of the disk tier. Blocks: of the tier that has more, since most are in both, and who asks
+  // after every step must not wait for a count of all.
   StoreStats stats() const override;
   TierState state() const override { return disk_->state(); }
 

@@ -101,6 +101,8 @@ struct FaultPlan {
   // Requests it is true for do not start until it no longer is.
   std::function<bool(const IoRequest&)> hold;
   bool track_writes = false;
+  // Requests that the engine below has: the kernel answers them in its own time.
+  std::atomic<int> passed = 0;
 
   struct Range {
     uint64_t offset;
@@ -164,7 +166,7 @@ class FaultyRing final : public IoEngine {
     if (request.kind == IoKind::kDatasync && plan_->track_writes) {
       requests_[request.slot].synced = plan_->unsynced[requests_[request.slot].path].size();
     }
-    inner_->Push(passed);
+    Pass(passed);
   }
 
   int Flush() override {
@@ -173,7 +175,7 @@ class FaultyRing final : public IoEngine {
       if (Held(request)) {
         still.push_back(request);
       } else {
-        inner_->Push(request);
+        Pass(request);
       }
     }
     held_ = std::move(still);
@@ -184,6 +186,7 @@ class FaultyRing final : public IoEngine {
     const size_t before = events->size();
     if (!ready_.empty()) wait = std::chrono::nanoseconds(0);
     inner_->Reap(wait, events);
+    plan_->passed -= static_cast<int>(events->size() - before);
     for (size_t i = before; i < events->size(); ++i) Done((*events)[i]);
     events->insert(events->end(), ready_.begin(), ready_.end());
     ready_.clear();
@@ -196,6 +199,11 @@ class FaultyRing final : public IoEngine {
     std::string path;
     size_t synced = 0;
   };
+
+  void Pass(const IoRequest& request) {
+    ++plan_->passed;
+    inner_->Push(request);
+  }
 
   bool Held(const IoRequest& request) const {
     return (request.kind == IoKind::kRead && plan_->hold_reads) ||

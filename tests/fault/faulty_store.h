@@ -5,10 +5,12 @@
 #define WINNOW_TESTS_FAULT_FAULTY_STORE_H_
 
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <random>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -31,7 +33,11 @@ class FaultyStore final : public BlockStore {
       : inner_(std::move(inner)), random_(seed) {}
 
   Faults faults;
-  uint64_t started = 0;  // operations that reached the store below
+  // As on bad sectors: reads of them fail, until they are erased and so put elsewhere.
+  std::set<std::array<uint8_t, 40>> unreadable;
+  std::set<std::array<uint8_t, 40>> put;  // keys, while they are not erased
+  uint64_t started = 0;                   // operations that reached the store below
+  mutable uint64_t finds = 0;
   BlockStore& inner() { return *inner_; }
 
   void Put(uint64_t tag, const BlockId& id, std::span<const std::byte> payload,
@@ -40,6 +46,7 @@ class FaultyStore final : public BlockStore {
     if (faults.state.value_or(TierState::kOk) != TierState::kOk) {
       return Answer({tag, Operation::kPut, Outcome::kMiss, Reason::kOff});
     }
+    put.insert(id.key.bytes);
     if (Chance(faults.lose_share)) return Answer({tag, Operation::kPut, Outcome::kOk});
     std::vector<std::byte> copy(payload.begin(), payload.end());
     Start(
@@ -47,18 +54,20 @@ class FaultyStore final : public BlockStore {
   }
   void Get(uint64_t tag, const BlockId& id, std::span<std::byte> into,
            int64_t deadline_ns) override {
-    if (Missed(tag, Operation::kGet)) return;
+    if (Missed(tag, Operation::kGet) || Unreadable(tag, Operation::kGet, id)) return;
     Start([this, tag, id, into, deadline_ns] { inner_->Get(tag, id, into, deadline_ns); });
   }
   void GetPages(uint64_t tag, const BlockId& id, std::span<const uint32_t> pages,
                 std::span<std::byte> into, int64_t deadline_ns) override {
-    if (Missed(tag, Operation::kGetPages)) return;
+    if (Missed(tag, Operation::kGetPages) || Unreadable(tag, Operation::kGetPages, id)) return;
     std::vector<uint32_t> copy(pages.begin(), pages.end());
     Start([this, tag, id, copy = std::move(copy), into, deadline_ns] {
       inner_->GetPages(tag, id, copy, into, deadline_ns);
     });
   }
   void Erase(uint64_t tag, const BlockKey& key) override {
+    unreadable.erase(key.bytes);
+    put.erase(key.bytes);
     Start([this, tag, key] { inner_->Erase(tag, key); });
   }
 
@@ -84,7 +93,10 @@ class FaultyStore final : public BlockStore {
     }
   }
 
-  std::optional<BlockInfo> Find(const BlockId& id) const override { return inner_->Find(id); }
+  std::optional<BlockInfo> Find(const BlockId& id) const override {
+    ++finds;
+    return inner_->Find(id);
+  }
   bool SetPinned(const BlockKey& key, bool pinned) override {
     return inner_->SetPinned(key, pinned);
   }
@@ -105,6 +117,11 @@ class FaultyStore final : public BlockStore {
     static constexpr Reason kReasonsToMiss[] = {Reason::kCorrupt, Reason::kIoError, Reason::kLate,
                                                 Reason::kOff, Reason::kBusy};
     Answer({tag, operation, Outcome::kMiss, kReasonsToMiss[random_() % 5]});
+    return true;
+  }
+  bool Unreadable(uint64_t tag, Operation operation, const BlockId& id) {
+    if (!unreadable.contains(id.key.bytes)) return false;
+    Answer({tag, operation, Outcome::kMiss, Reason::kIoError});
     return true;
   }
   void Start(std::function<void()> start) {

@@ -116,10 +116,9 @@ TEST_F(StorageErase, ABlockErasedWhileItMovesHasNoCopyThatOutlivesIt) {
     if (request.kind == IoKind::kRead) held.insert(request.data);
     return request.kind == IoKind::kRead;
   };
-  std::vector<Completion> done;
   for (int puts = 0; held.empty() && puts < 50; ++puts) {
     store_->Put(puts, IdOf(1000 + puts), BytesOf(IdOf(1000 + puts), kSmall), {});
-    for (int j = 0; j < 20; ++j) store_->Poll(std::chrono::milliseconds(1), &done);
+    PollUntil([&] { return !held.empty() || store_->in_flight() == 0; });
   }
   ASSERT_FALSE(held.empty()) << "nothing moves";
   for (int j = 0; j < i; ++j) store_->Erase(10'000 + j, IdOf(j).key);

@@ -34,7 +34,6 @@ class StorageStall : public DiskStoreTest {
   void PollFor(int polls) {
     for (int i = 0; i < polls; ++i) store_->Poll(std::chrono::milliseconds(1), &done_);
   }
-  std::vector<Completion> done_;
 };
 
 class StorageStallAtStep : public StorageStall, public testing::WithParamInterface<Step> {};
@@ -51,10 +50,10 @@ TEST_P(StorageStallAtStep, AStepThatLandsAfterItWasGivenUpLeavesUsedBytesEqualTo
   };
   // Enough to fill the first segment and begin the next one.
   for (int i = 1; i < 14; ++i) store_->Put(i, IdOf(i), BytesOf(IdOf(i), kSmall), {});
-  PollFor(50);
+  PollUntilQuiet();
   ASSERT_GT(held, 0) << "the step was not reached";
   clock_.AdvanceSeconds(31);
-  PollFor(50);
+  PollUntilQuiet();
   plan_->hold = nullptr;
   Settle();
   EXPECT_EQ(store_->in_flight(), 0u);
@@ -84,7 +83,7 @@ TEST_F(StorageStall, APutThatWaitsForAStuckSegmentIsLateNotHung) {
   int puts = 0;
   for (; puts < 14; ++puts)
     store_->Put(puts, IdOf(100 + puts), BytesOf(IdOf(100 + puts), kSmall), {});
-  PollFor(50);
+  PollUntilQuiet();
   EXPECT_GT(store_->in_flight(), 0u);
   clock_.AdvanceSeconds(31);
   PollFor(20);
@@ -111,7 +110,7 @@ TEST_F(StorageStall, PutsThatWaitForAHungCompactionAreLateAndLaterOnesFindRoomEl
   int puts = 0;
   for (; store_->in_flight() == 0 && puts < 100; ++puts) {
     store_->Put(puts, IdOf(1000 + puts), BytesOf(IdOf(1000 + puts), kSmall), {});
-    PollFor(50);
+    PollUntilQuiet();
   }
   ASSERT_EQ(store_->in_flight(), 1u) << "no Put waits for a hung compaction";
   clock_.AdvanceSeconds(31);
@@ -177,7 +176,7 @@ TEST_F(StorageStall, TenSecondsForEveryCallIsSlowPutsLateReadsAndNothingElse) {
   std::vector<std::byte> into(kSmall, std::byte{0xee});
   store_->Get(1, IdOf(1), into, 0);
   for (int second = 0; second < 400 && store_->in_flight() > 0; ++second) {
-    PollFor(2);
+    PollUntilQuiet();
     clock_.AdvanceSeconds(1);
   }
   EXPECT_EQ(store_->in_flight(), 0u);
@@ -201,6 +200,37 @@ TEST_F(StorageStall, TenSecondsForEveryCallIsSlowPutsLateReadsAndNothingElse) {
     if (by_tag.at(i).reason == Reason::kNone) {
       EXPECT_EQ(reason, Reason::kNone);
     }
+  }
+}
+
+// A disk that never answers again: each time that the tier is tried, reads are late, whether the ring
+// has no place left for them or the store no buffer.
+TEST_F(StorageStall, ReadsOfADiskThatIsFullOfStuckOnesAreLateAndTheTierGoesOff) {
+  for (const size_t bytes : {kSmall, size_t{200} * 1024}) {
+    SCOPED_TRACE(bytes);
+    Open();
+    ASSERT_EQ(client_->Put(IdOf(0), bytes), Reason::kNone);
+    plan_->hold_reads = true;
+    std::vector<std::vector<std::byte>> into(40, std::vector<std::byte>(bytes));
+    for (int attempt = 0; attempt < 4; ++attempt) {
+      SCOPED_TRACE(attempt);
+      ASSERT_EQ(store_->state(), TierState::kOk);
+      done_.clear();
+      for (int i = 0; i < 40; ++i) store_->Get(i, IdOf(0), into[i], 0);
+      PollFor(3);
+      clock_.AdvanceSeconds(3);
+      PollFor(3);
+      EXPECT_EQ(store_->in_flight(), 0u);
+      ASSERT_EQ(done_.size(), 40u);
+      for (const Completion& completion : done_) EXPECT_EQ(completion.reason, Reason::kLate);
+      EXPECT_EQ(store_->state(), TierState::kOff);
+      clock_.AdvanceSeconds(100);
+      PollFor(1);
+    }
+    plan_->hold_reads = false;
+    Settle();
+    EXPECT_EQ(client_->GetAndCheck(IdOf(0), bytes), Reason::kNone);
+    Close();
   }
 }
 
@@ -232,7 +262,7 @@ TEST_F(StorageStall, OpeningAHungDiskFailsInTimeAndWorksOnceTheDiskAnswers) {
     EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
     EXPECT_NE(status.message().find(options.directory), std::string::npos) << status;
   }
-  EXPECT_LT(SecondsSince(start), 10);
+  EXPECT_LT(SecondsSince(start), 60);
   options.open_stall_ns = 20'000'000'000;
   EXPECT_EQ(OpenStatus(options).code(), absl::StatusCode::kFailedPrecondition)
       << "the first opening still waits for the disk";
@@ -250,16 +280,15 @@ TEST_F(StorageStall, OpeningASlowDiskTakesLongerThanTheLimitAndSucceeds) {
   for (int i = 0; i < 60; ++i) ASSERT_EQ(client_->Put(IdOf(i), kSmall), Reason::kNone);
   Close();
   std::filesystem::remove_all(StoreDir() + "/index");
-  int reads = 0;
-  plan_->hold = [&reads](const IoRequest& request) {
-    if (++reads % 2 != 0) std::this_thread::sleep_for(std::chrono::milliseconds(40));
+  const auto start = std::chrono::steady_clock::now();
+  plan_->hold = [start](const IoRequest& request) {
+    if (SecondsSince(start) < 3.5) std::this_thread::sleep_for(std::chrono::milliseconds(100));
     return false;
   };
   DiskStoreOptions options = Options();
-  options.open_stall_ns = 1'000'000'000;
-  const auto start = std::chrono::steady_clock::now();
+  options.open_stall_ns = 3'000'000'000;
   Open(options);
-  EXPECT_GT(SecondsSince(start), 1);
+  EXPECT_GT(SecondsSince(start), 3);
   EXPECT_TRUE(store_->recovery().index_rebuilt);
   EXPECT_EQ(store_->stats().blocks, 60u);
   plan_->hold = nullptr;
@@ -301,7 +330,7 @@ TEST_F(StorageStall, ClosingAHungStoreReturnsAndKeepsTheDirectoryFromOthers) {
   store_->Poll(std::chrono::milliseconds(0), &done_);
   const auto start = std::chrono::steady_clock::now();
   Close();
-  EXPECT_LT(SecondsSince(start), 5);
+  EXPECT_LT(SecondsSince(start), 30);
   EXPECT_NE(log_.back().find("hangs"), std::string::npos);
   EXPECT_EQ(OpenStatus(options).code(), absl::StatusCode::kFailedPrecondition)
       << "a write may still land";
@@ -315,10 +344,10 @@ TEST_F(StorageStall, ClosingWhileTheIndexHangsReturns) {
   Open(options);
   index_faults_->hang = true;
   store_->Put(1, IdOf(1), BytesOf(IdOf(1), kSmall), {});
-  PollFor(20);
+  PollUntil([this] { return commits_ == 1; });
   const auto start = std::chrono::steady_clock::now();
   Close();
-  EXPECT_LT(SecondsSince(start), 5);
+  EXPECT_LT(SecondsSince(start), 30);
   // What was left behind ends: RocksDB must not be at work while the process's statics go.
   index_faults_->Release();
   index_faults_.reset();
@@ -330,7 +359,7 @@ TEST_F(StorageStall, WhoWaitsForAHungIndexIsToldInTime) {
   ASSERT_EQ(client_->Put(IdOf(1), kSmall), Reason::kNone);
   index_faults_->hang = true;
   store_->Put(2, IdOf(2), BytesOf(IdOf(2), kSmall), {});
-  PollFor(30);
+  PollUntil([this] { return commits_ == 1; });
   store_->Erase(3, IdOf(1).key);
   PollFor(5);
   EXPECT_EQ(store_->in_flight(), 2u);
@@ -345,6 +374,29 @@ TEST_F(StorageStall, WhoWaitsForAHungIndexIsToldInTime) {
   Settle();
   EXPECT_EQ(client_->GetAndCheck(IdOf(1), kSmall), Reason::kAbsent);
   EXPECT_EQ(client_->GetAndCheck(IdOf(2), kSmall), Reason::kNone);
+}
+
+// Who is told each time that it was too late must not be asked to wait again and again.
+TEST_F(StorageStall, AHungIndexMakesTheTierReadOnlyUntilItAnswers) {
+  Open();
+  ASSERT_EQ(client_->Put(IdOf(0), kSmall), Reason::kNone);
+  index_faults_->hang = true;
+  for (int i = 1; i < 10; ++i) {
+    store_->Put(i, IdOf(i), BytesOf(IdOf(i), kSmall), {});
+    PollUntil([&] { return commits_ == i; });
+  }
+  EXPECT_EQ(store_->state(), TierState::kOk);
+  clock_.AdvanceSeconds(31);
+  PollFor(2);
+  EXPECT_EQ(store_->in_flight(), 0u);
+  EXPECT_EQ(store_->state(), TierState::kDegraded);
+  EXPECT_EQ(client_->Put(IdOf(20), kSmall), Reason::kOff);
+  EXPECT_EQ(client_->GetAndCheck(IdOf(0), kSmall), Reason::kNone);
+  index_faults_->Release();
+  Settle();
+  clock_.AdvanceSeconds(10);
+  EXPECT_EQ(client_->Put(IdOf(20), kSmall), Reason::kNone);
+  for (int i = 1; i < 10; ++i) EXPECT_EQ(client_->GetAndCheck(IdOf(i), kSmall), Reason::kNone);
 }
 
 }  // namespace

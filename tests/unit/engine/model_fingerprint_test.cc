@@ -109,6 +109,44 @@ TEST_F(ModelFingerprintOf, HoldsTheFirst64KiBOfEachTensor) {
   EXPECT_EQ(OneFile(config_, 65999), base);
 }
 
+// Stored KV is of these weights and no others.
+TEST_F(ModelFingerprintOf, KvHoldsEveryByteAndEveryNumberThatKvDependsOn) {
+  config_.head_dim = 64;
+  config_.rope_theta = 10000;
+  config_.rms_norm_eps = 1e-5f;
+  config_.rope_scaling.kind = RopeScaling::Kind::kLlama3;
+  config_.rope_scaling.factor = 8;
+  config_.rope_scaling.original_max_position_embeddings = 8192;
+  const auto of = [&](const ModelConfig& config, size_t changed_byte = SIZE_MAX,
+                      const std::string& b = "b") {
+    std::string data(70000, '\1');
+    if (changed_byte != SIZE_MAX) data[changed_byte] = '\2';
+    std::vector<std::unique_ptr<SafetensorsFile>> files;
+    files.push_back(File(R"({"a":{"dtype":"U8","shape":[66000],"data_offsets":[0,66000]},")" + b +
+                             R"(":{"dtype":"U8","shape":[4000],"data_offsets":[66000,70000]}})",
+                         data));
+    return *KvFingerprint(config, files);
+  };
+  const std::string base = of(config_);
+  EXPECT_EQ(of(config_), base);
+  for (const size_t byte : {size_t{0}, size_t{65536}, size_t{65999}, size_t{69999}})
+    EXPECT_NE(of(config_, byte), base) << byte;
+  EXPECT_NE(of(config_, SIZE_MAX, "c"), base);
+  const auto differs = [&](auto change) {
+    ModelConfig config = config_;
+    change(config);
+    EXPECT_NE(of(config), base);
+  };
+  differs([](ModelConfig& c) { c.rms_norm_eps = 1e-6f; });
+  differs([](ModelConfig& c) { c.num_heads = 3; });
+  differs([](ModelConfig& c) { c.qk_norm = true; });
+  differs([](ModelConfig& c) { c.rope_theta = 20000; });
+  differs([](ModelConfig& c) { c.rope_scaling.low_freq_factor = 2; });
+  differs([](ModelConfig& c) { c.rope_scaling.high_freq_factor = 8; });
+  differs([](ModelConfig& c) { c.rope_scaling.original_max_position_embeddings = 4096; });
+  differs([](ModelConfig& c) { c.rope_scaling.kind = RopeScaling::Kind::kYarn; });
+}
+
 TEST_F(ModelFingerprintOf, HoldsNamesTypesAndShapes) {
   const std::string base = OneFile(config_);
   EXPECT_NE(OneFile(config_, SIZE_MAX, "c"), base);

@@ -11,6 +11,7 @@
 #include <future>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "storage/disk_store.h"
@@ -83,6 +84,10 @@ class DiskStoreTest : public testing::Test {
     options.io.depth = 32;
     options.log = [this](const std::string& line) { log_.push_back(line); };
     options.seams.files = &files_;
+    options.seams.passed = [this](const char* point) {
+      if (std::string_view(point) == "put.before_index") ++commits_;
+      if (std::string_view(point) == "put.published") --commits_;
+    };
     options.seams.decorate_engine = [this](std::unique_ptr<IoEngine> engine) {
       return std::make_unique<FaultyRing>(std::move(engine), plan_);
     };
@@ -98,6 +103,7 @@ class DiskStoreTest : public testing::Test {
   absl::Status OpenStatus(const DiskStoreOptions& options) {
     client_.reset();
     store_.reset();
+    commits_ = 0;
     auto store = DiskStore::Open(options, &clock_);
     if (!store.ok()) return store.status();
     store_ = *std::move(store);
@@ -121,6 +127,25 @@ class DiskStoreTest : public testing::Test {
       if (store_->idle()) return;
     }
     ADD_FAILURE() << "does not settle";
+  }
+
+  // Until `condition` holds, however long a busy machine takes.
+  template <typename Condition>
+  void PollUntil(Condition condition) {
+    const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    while (!condition()) {
+      ASSERT_LT(std::chrono::steady_clock::now(), limit) << "never happened";
+      store_->Poll(std::chrono::milliseconds(1), &done_);
+    }
+  }
+  // Until all is done that the plan does not hold: tests that move the clock must not move it while the
+  // kernel, in its own time, is at work.
+  void PollUntilQuiet() {
+    int quiet = 0;  // polls in a row; one may lead to the next request
+    PollUntil([&] {
+      quiet = plan_->passed == 0 && commits_ == 0 ? quiet + 1 : 0;
+      return quiet > 3;
+    });
   }
 
   std::string StoreDir() const { return dir_.path() + "/store"; }
@@ -152,6 +177,8 @@ class DiskStoreTest : public testing::Test {
   std::shared_ptr<IndexFaults> index_faults_ = std::make_shared<IndexFaults>();
   FaultyFileSystem files_{plan_};
   std::vector<std::string> log_;
+  int commits_ = 0;  // of blocks, on their way to the index
+  std::vector<Completion> done_;
   std::unique_ptr<DiskStore> store_;
   std::unique_ptr<StoreClient> client_;
 };

@@ -68,6 +68,21 @@ TEST_F(HostStoreTest, LeasedBytesStayWhateverHappensAndAreFreedOnce) {
   EXPECT_EQ(store_->stats().used_bytes, before_bytes - 20 * kPageBytes);
 }
 
+// A machine that gives no more memory (a limit of the process or its container) costs blocks only.
+TEST_F(HostStoreTest, MemoryThatIsRefusedIsSaidOnceAndCostsBlocksOnly) {
+  std::vector<std::string> lines;
+  HostStoreOptions options;
+  // More than there are addresses.
+  options.capacity_bytes = options.chunk_bytes = uint64_t{1} << 47;
+  options.log = [&](const std::string& line) { lines.push_back(line); };
+  store_ = std::make_unique<HostStore>(options, &clock_);
+  client_ = std::make_unique<StoreClient>(store_.get());
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(client_->Put(IdOf(i), kPageBytes), Reason::kFull);
+  EXPECT_EQ(client_->GetAndCheck(IdOf(0), kPageBytes), Reason::kAbsent);
+  EXPECT_EQ(lines.size(), 1u);
+  EXPECT_EQ(store_->stats().used_bytes, 0u);
+}
+
 TEST_F(HostStoreTest, EverythingLeasedOrPinnedRefusesMore) {
   Make(64 * kPageBytes);
   ASSERT_EQ(client_->Put(IdOf(0), 32 * kPageBytes, {.pinned = true}), Reason::kNone);

@@ -203,7 +203,7 @@ TEST_P(RingTest, LateReadIsReportedOnceAndItsBufferReturnedLater) {
   ring_->Submit(op);
   ring_->Submit(Op(IoKind::kDatasync, 0, 0, 0, 2));  // others go on
   std::vector<IoResult> results;
-  for (int i = 0; i < 1000 && results.empty(); ++i) ring_->Poll(milliseconds(1), &results);
+  for (int i = 0; i < 60'000 && results.empty(); ++i) ring_->Poll(milliseconds(1), &results);
   ASSERT_EQ(results.size(), 1u);
   EXPECT_EQ(results[0].tag, 2u);
   clock_.now_ns += 2'000'000;
@@ -217,7 +217,7 @@ TEST_P(RingTest, LateReadIsReportedOnceAndItsBufferReturnedLater) {
   EXPECT_TRUE(results.empty());
   EXPECT_EQ(ring_->in_flight(), 1u);
   plan_->hold_reads = false;
-  for (int i = 0; i < 1000 && results.empty(); ++i) ring_->Poll(milliseconds(1), &results);
+  for (int i = 0; i < 60'000 && results.empty(); ++i) ring_->Poll(milliseconds(1), &results);
   ASSERT_EQ(results.size(), 1u);
   EXPECT_TRUE(results[0].returned);
   EXPECT_EQ(ring_->in_flight(), 0u);
@@ -239,6 +239,38 @@ TEST_P(RingTest, DeadlineAlsoEndsWhatStillWaitsInLine) {
   EXPECT_EQ(std::count_if(results.begin(), results.end(), [](auto& r) { return r.late; }), 40);
   EXPECT_EQ(std::count_if(results.begin(), results.end(), [](auto& r) { return r.returned; }), 8);
   plan_->hold_reads = false;
+}
+
+// Every place is taken by a call that was given up: whoever comes later still has a deadline.
+TEST_P(RingTest, WhatWaitsBehindCallsThatAreLateAlreadyIsLateInItsTurn) {
+  WriteFile(2);
+  plan_->hold_reads = true;
+  std::vector<IoResult> results;
+  for (uint64_t i = 0; i < 32; ++i) {  // the depth
+    IoOp op = Op(IoKind::kRead, 0, 1, i, i);
+    op.deadline_ns = clock_.now_ns + 1000;
+    ring_->Submit(op);
+  }
+  ring_->Poll(milliseconds(0), &results);
+  clock_.now_ns += 2000;
+  ring_->Poll(milliseconds(0), &results);
+  ASSERT_EQ(results.size(), 32u);
+  IoOp later = Op(IoKind::kRead, 0, 1, 40, 100);
+  later.deadline_ns = clock_.now_ns + 1000;
+  ring_->Submit(later);
+  results.clear();
+  ring_->Poll(milliseconds(0), &results);
+  EXPECT_TRUE(results.empty());
+  clock_.now_ns += 2000;
+  ring_->Poll(milliseconds(0), &results);
+  ASSERT_EQ(results.size(), 2u);
+  EXPECT_TRUE(results[0].late);
+  EXPECT_TRUE(results[1].returned) << "it never began";
+  EXPECT_EQ(ring_->in_flight(), 32u);
+  plan_->hold_reads = false;
+  results.clear();
+  for (int i = 0; i < 60'000 && ring_->in_flight() > 0; ++i) ring_->Poll(milliseconds(1), &results);
+  EXPECT_EQ(results.size(), 32u);
 }
 
 TEST_P(RingTest, MovesToAnotherThreadWhileNothingIsInFlight) {

@@ -147,6 +147,17 @@ TEST_F(TieredStoreTest, BlockErasedWhileItIsReadIsNotPromoted) {
   EXPECT_FALSE(store_->Find(IdOf(0)).has_value());
 }
 
+// They are asked for after every step of an engine.
+TEST_F(TieredStoreTest, StatsLookAtNoBlock) {
+  for (const bool write_through : {true, false}) {
+    Make({.write_through = write_through});
+    for (int i = 0; i < 16; ++i) ASSERT_EQ(client_->Put(IdOf(i), kBytes), Reason::kNone);
+    const uint64_t finds = disk_->finds;
+    EXPECT_EQ(store_->stats().blocks, 16u);
+    EXPECT_EQ(disk_->finds, finds);
+  }
+}
+
 TEST_F(TieredStoreTest, DiskThatFailsDoesNotFailWhatHostHolds) {
   Make();
   disk_->faults.miss_share = 1;

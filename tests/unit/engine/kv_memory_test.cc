@@ -1,0 +1,83 @@
+// KvMemory over a store, without a model: blocks are begun, filled, sealed and forgotten.
+#include "engine/kv_memory.h"
+
+#include <memory>
+#include <vector>
+
+#include "engine/block_pool.h"
+#include "gtest/gtest.h"
+#include "storage/clock.h"
+#include "storage/host_store.h"
+
+namespace winnow::engine {
+namespace {
+
+constexpr int32_t kLayers = 2, kBlocks = 8;
+
+storage::HostStoreOptions StoreOptions() {
+  storage::HostStoreOptions options;
+  options.capacity_bytes = options.chunk_bytes = 1 << 20;
+  return options;
+}
+
+class KvMemoryTest : public ::testing::Test {
+ protected:
+  KvMemoryTest()
+      : backend_(kernels::MakeCpuBackend("auto", 1)),
+        store_(StoreOptions(), &clock_) {
+    auto memory = KvMemory::Create(*backend_, {.layout = {.kv_heads = 1,
+                                                          .head_dim = 64,
+                                                          .block_tokens = 16,
+                                                          .dtype = kernels::DType::kBF16},
+                                               .num_layers = kLayers,
+                                               .num_blocks = kBlocks,
+                                               .num_frames = kLayers * kBlocks,
+                                               .store = &store_});
+    EXPECT_TRUE(memory.ok()) << memory.status();
+    memory_ = *std::move(memory);
+  }
+
+  // A block that a pass filled, under a name of its own.
+  int32_t MakeBlock(BlockPool& pool) {
+    const int32_t block = pool.Take();
+    std::vector<int32_t> frames;
+    memory_->BeginPass(1);
+    for (int32_t layer = 0; layer < kLayers; ++layer) {
+      PinnedBlocks pinned;
+      EXPECT_TRUE(memory_->Pin(0, layer, {&block, 1}, 0, 1, &frames, &pinned, [] {}));
+    }
+    memory_->EndPass();
+    BlockName name;
+    name.chain[0] = static_cast<uint8_t>(++names_);
+    name.chain[1] = static_cast<uint8_t>(names_ >> 8);
+    memory_->Seal(block, name, /*keep=*/false);
+    return block;
+  }
+
+  storage::SystemClock clock_;
+  std::unique_ptr<kernels::Backend> backend_;
+  storage::HostStore store_;
+  std::unique_ptr<KvMemory> memory_;
+  int names_ = 0;
+};
+
+// Where frames never get scarce nothing is saved that is not to be kept, however long a server runs.
+TEST_F(KvMemoryTest, TheQueueOfWhatIsToBeSavedDoesNotGrowWithBlocksThatAreGone) {
+  BlockPool pool(kBlocks, memory_.get());
+  const int32_t stays = MakeBlock(pool);
+  for (int i = 0; i < 1000; ++i) {
+    pool.Give(MakeBlock(pool));
+    ASSERT_LE(memory_->queued_pieces(), size_t{3} * kLayers * kBlocks);
+  }
+  EXPECT_EQ(memory_->stats().saved_pieces, 0u);
+  // What is there still is in line.
+  std::vector<int32_t> held;
+  while (pool.num_free() > 0) held.push_back(MakeBlock(pool));
+  for (int i = 0; i < 10; ++i) memory_->Idle();
+  EXPECT_GT(memory_->stats().saved_pieces, 0u);
+  for (const int32_t block : held) pool.Give(block);
+  pool.Give(stays);
+}
+
+}  // namespace
+}  // namespace winnow::engine
