@@ -74,16 +74,12 @@ bool CudaBackend::PrepareRows(const RowAttentionShape& shape) {
 
 std::unique_ptr<PackedFeatureMap> CudaBackend::PackFeatureMap(const FeatureMapWeights& weights) {
   if (failed()) return nullptr;
-  // As the kernels of completion.h take them.
-  if (weights.out.out < 4 || weights.out.out > 128 || weights.out.out % 4 != 0 ||
-      weights.gate.out > 128 || weights.stem.in > 128) {
-    return nullptr;
-  }
   const size_t bytes = PackedFeatureMapBytes(weights);
   Buffer memory = Allocate(bytes);
   if (memory.data() == nullptr) return nullptr;
   std::vector<std::byte> host(bytes);
   const DeviceFeatureMap map = cuda::PackFeatureMap(weights, host.data(), memory.data());
+  if (map.features == 0) return nullptr;
   CopyToDevice(host.data(), memory.data(), bytes);
   return std::make_unique<CudaPackedFeatureMap>(map, std::move(memory));
 }

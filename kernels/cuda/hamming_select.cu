@@ -59,6 +59,8 @@ constexpr int32_t kLeastChunkTokens = 1024;
 constexpr int32_t kMaxChunkTokens = 32768;
 constexpr int32_t kMaxFusedChunkTokens = 16384;
 constexpr size_t kMaxFusedSharedBytes = 38 * 1024;  // four times, on sm_80 too
+// What a block takes of a multiprocessor's shared memory beside that: its variables, and the system's.
+constexpr size_t kOtherSharedBytes = 2 * 1024;
 constexpr int kBaseAlignment = 16;
 
 struct Plan {
@@ -87,8 +89,11 @@ Plan MakePlan(const HammingSelectShape& shape) {
   plan.row_tokens = int64_t{plan.chunks} * chunk;
   plan.shared_bytes = size_t{4} * (plan.bins + chunk / kBaseAlignment);
   const size_t fused_bytes = AlignUp(plan.shared_bytes, 16) + size_t{2} * chunk;
-  plan.fused = int64_t{plan.chunks} * plan.rows <= slots && chunk <= kMaxFusedChunkTokens &&
-               fused_bytes <= kMaxFusedSharedBytes;
+  // All blocks run at once, or a cooperative launch is an error.
+  plan.fused =
+      int64_t{plan.chunks} * plan.rows <= slots && chunk <= kMaxFusedChunkTokens &&
+      fused_bytes <= kMaxFusedSharedBytes &&
+      kBlocksPerMultiprocessor * (fused_bytes + kOtherSharedBytes) <= CurrentDevice().shared_bytes;
   if (plan.fused) plan.shared_bytes = fused_bytes;
   const auto rows = static_cast<size_t>(plan.rows);
   size_t at = 0;
