@@ -214,13 +214,7 @@ class CudaBackend final : public Backend {
                    std::span<const AttentionChunk> chunks, const KvLayout& layout);
   void AttendHost(const HostPool& pool, const Tensor& q, std::span<const AttentionChunk> chunks,
                   const KvLayout& layout, float scale, const Tensor& out);
-  static void PlanArea(const HostKv& kv, std::span<const AttentionChunk> chunks, size_t first,
-                       bool old_only, std::vector<int32_t>& blocks,
-                       std::vector<AttentionChunk>& staged);
-  bool Bring(const HostPool& pool, std::span<const int32_t> blocks, std::span<const int32_t> there,
-             int area, bool ahead);
-  void BringAhead(const HostPool& pool, std::span<const AttentionChunk> chunks, size_t next,
-                  int area);
+  class AttendStreams;
   void AttendHostChosen(HostPool& pool, const Tensor& q, std::span<const RetrievalQuery> queries,
                         const Selection& chosen, const KvLayout& layout, float scale,
                         const Tensor& out);
@@ -275,11 +269,10 @@ class CudaBackend final : public Backend {
   std::vector<DeviceQuery> queries_;
   std::vector<DeviceKeySpan> spans_;
   std::vector<DeviceChunk> chunks_;
-  std::vector<AttentionChunk> few_, many_, staged_chunks_;
+  std::vector<AttentionChunk> few_, many_;
   std::vector<RowList> lists_;
   std::vector<DeviceExtension> extensions_;
-  std::vector<int32_t> numbers_, area_blocks_;
-  std::vector<BlockMove> moves_;
+  std::vector<int32_t> numbers_;
 };
 
 }  // namespace winnow::kernels::cuda
