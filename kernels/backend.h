@@ -152,7 +152,7 @@ class Backend {
 
   // Why a model with this KV cannot run here, as the end of a sentence; empty if it can.
   virtual std::string Refusal(const KvLayout& layout, int32_t num_heads) const = 0;
-  // What Allocate can still give beside what calls themselves may need; -1: as much as the host has.
+  // What Allocate can give beside what calls need; 0: not even that is left; -1: as the host has.
   virtual int64_t AvailableBytes() const = 0;
 
   // Zeroed memory, aligned to 64 bytes at least; null data() if it cannot be had.

@@ -3,8 +3,9 @@
 
 Every prompt is asked under every policy. Where the answers part, the line says at which token and how far the two tokens
 lie apart in each server's log-probabilities: two backends that round differently may choose either of two tokens that are
-nearly equal, and after that the texts are different texts. Also prints the largest distance of the log-probabilities of
-tokens before that. Exits 0 if all answers are the same, 1 if some part at a gap of at most --gap, 2 else.
+nearly equal in both, and after that the texts are different texts. Also prints the largest distance of the log-probabilities
+of tokens before that. Exits 0 if all answers are the same, 1 if some part where neither server's gap is more than --gap, 2
+else: a wider gap, an answer that ends before the other, a server that does not answer.
 """
 import argparse
 import concurrent.futures
@@ -20,7 +21,7 @@ def ask(args, server, chat, policy):
                "0", "--ignore-eos", "--top-logprobs", "5", "--policy", policy, "--json"]
     run = subprocess.run(command, capture_output=True, text=True)
     if run.returncode != 0:
-        sys.exit(f"winnow generate failed with {run.returncode}: {run.stderr}")
+        raise RuntimeError(f"winnow generate failed with {run.returncode}: {run.stderr}")
     return json.loads(run.stdout)
 
 
@@ -41,7 +42,8 @@ def logprob_of(entry, token):
 
 
 def compare(left, right):
-    """The first place where they part or None, the gaps there, the largest distance before."""
+    """The first place where they part or None, the gaps there, the largest distance before. Answers of no tokens part: nothing
+    was compared."""
     distance = 0.0
     for at, (a, b) in enumerate(zip(left["logprobs"], right["logprobs"])):
         if a["id"] != b["id"]:
@@ -51,6 +53,9 @@ def compare(left, right):
                 gaps.append(float("inf") if of_other is None else entry["logprob"] - of_other)
             return at, gaps, distance
         distance = max(distance, abs(a["logprob"] - b["logprob"]))
+    shorter, longer = sorted([len(left["logprobs"]), len(right["logprobs"])])
+    if shorter != longer or shorter == 0:
+        return shorter, [float("inf")] * 2, distance
     return None, [], distance
 
 
@@ -68,11 +73,11 @@ def main():
     args = parser.parse_args()
     if len(args.server) != 2:
         parser.error("--server is needed twice")
-    document = pathlib.Path(args.document).read_text()
+    document = pathlib.Path(args.document).read_bytes()
     same = parted = 0
     worst = 0.0
     print(f"{'policy':44} {'prompt':>7} {'tokens':>6}  {'max |dlogprob|':>14}  parts")
-    prompts = [(policy, f"{document[:length]}\n{question}") for policy in args.policy
+    prompts = [(policy, f"{document[:length].decode(errors='ignore')}\n{question}") for policy in args.policy
                for length in args.bytes or [len(document)] for question in args.question]
     with concurrent.futures.ThreadPoolExecutor(args.parallel) as pool:
         answers = pool.map(lambda prompt: ask_both(args, prompt[1], prompt[0]), prompts)
@@ -83,7 +88,7 @@ def main():
                 same += 1
             else:
                 parted += 1
-                worst = max(worst, min(gaps))
+                worst = max(worst, *gaps)
                 end = f"at token {at}, gaps {gaps[0]:.4f} and {gaps[1]:.4f}"
             print(f"{policy:44} {left['usage']['prompt_tokens']:>7} {len(left['token_ids']):>6}  {distance:>14.5f}  {end}", flush=True)
     print(f"{same} answers are the same, {parted} part" + (f"; the widest gap of those is {worst:.4f}" if parted else ""))
@@ -91,4 +96,8 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except RuntimeError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)

@@ -19,6 +19,7 @@
 #include "kernels/completion.h"
 #include "kernels/cuda/completion.h"
 #include "kernels/cuda/device_math.cuh"
+#include "kernels/cuda/launch.cuh"
 
 namespace winnow::kernels::cuda {
 namespace {
@@ -390,11 +391,22 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-bool IsRefused(const DeviceFeatureMap& map, const KvLayout& layout) {
+size_t TileBytes(const DeviceFeatureMap& map) {
+  return size_t{4} * kTile * (map.head_dim + map.inner + map.features);
+}
+// Of SumChosenKernel, which takes the most.
+size_t SharedBytes(const DeviceFeatureMap& map) {
+  return TileBytes(map) + size_t{4} * map.features * (map.head_dim + 1);
+}
+
+bool IsRefused(const DeviceFeatureMap& map) {
   return map.features < kFeaturesPerBlock || map.features > kThreads ||
          map.features % kFeaturesPerBlock != 0 || map.inner < 1 || map.inner > kThreads ||
-         map.head_dim != layout.head_dim || layout.head_dim > kThreads ||
-         layout.head_dim % 16 != 0 || map.kv_heads != layout.kv_heads ||
+         map.head_dim < 16 || map.head_dim > kThreads || map.head_dim % 16 != 0 ||
+         SharedBytes(map) > CurrentDevice().block_shared_bytes;
+}
+bool IsRefused(const DeviceFeatureMap& map, const KvLayout& layout) {
+  return IsRefused(map) || map.head_dim != layout.head_dim || map.kv_heads != layout.kv_heads ||
          layout.dtype != DType::kBF16;
 }
 
@@ -402,10 +414,6 @@ Pool MakePool(const void* pool, const KvLayout& layout) {
   return {static_cast<const uint8_t*>(pool), FastDivider(layout.block_tokens),
           static_cast<int64_t>(layout.BlockBytes()), static_cast<int64_t>(layout.HeadBytes()),
           static_cast<int64_t>(layout.RowBytes())};
-}
-
-size_t TileBytes(const DeviceFeatureMap& map) {
-  return size_t{4} * kTile * (map.head_dim + map.inner + map.features);
 }
 
 template <typename Kernel>
@@ -457,6 +465,7 @@ size_t PackedFeatureMapBytes(const FeatureMapWeights& weights) {
 DeviceFeatureMap PackFeatureMap(const FeatureMapWeights& weights, void* host, void* device) {
   const int32_t d = weights.stem.in, u = weights.gate.out, f = weights.out.out;
   DeviceFeatureMap map{nullptr, nullptr, nullptr, nullptr, weights.kv_heads, d, u, f};
+  if (IsRefused(map)) return {};
   size_t at = 0;
   const auto take = [&](size_t floats, const float** on_device) {
     float* on_host = reinterpret_cast<float*>(static_cast<std::byte*>(host) + at);
@@ -562,7 +571,7 @@ cudaError_t CompleteStates(const CompletionShape& shape, const float* q, int64_t
                           static_cast<float*>(workspace),
                           states};
   if (shape.max_chosen > 0) {
-    const size_t bytes = TileBytes(key_map) + size_t{4} * key_map.features * (layout.head_dim + 1);
+    const size_t bytes = SharedBytes(key_map);
     if (const cudaError_t error = AllowShared(SumChosenKernel, bytes); error != cudaSuccess) {
       return error;
     }

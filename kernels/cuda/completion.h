@@ -29,7 +29,8 @@ struct DeviceFeatureMap {
   int32_t kv_heads = 0, head_dim = 0, inner = 0, features = 0;
 };
 
-// As PackEncoder: `host` is copied to `device` by the caller. features 0 if the shape is refused.
+// As PackEncoder: `host` is copied to `device` by the caller. features 0 if the shape is refused: another
+// than those above, or more than a block's shared memory on this device.
 size_t PackedFeatureMapBytes(const FeatureMapWeights& weights);
 DeviceFeatureMap PackFeatureMap(const FeatureMapWeights& weights, void* host, void* device);
 

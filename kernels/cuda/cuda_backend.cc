@@ -138,7 +138,13 @@ Buffer CudaBackend::Allocate(size_t size_bytes) {
 }
 
 Buffer CudaBackend::AllocateShared(size_t size_bytes) {
-  if (size_bytes >= kLeastPinnedBytes) return AllocatePinned(device_, size_bytes);
+  if (size_bytes >= kLeastPinnedBytes) {
+    Buffer pieces = AllocatePinned(device_, size_bytes);
+    if (pieces.data() != nullptr) {
+      pinned_pieces_[static_cast<const std::byte*>(pieces.data())] = size_bytes;
+    }
+    return pieces;
+  }
   void* data = nullptr;
   const size_t rounded = AlignUp(std::max<size_t>(size_bytes, 1), 256);
   if (cudaHostAlloc(&data, rounded, cudaHostAllocDefault) != cudaSuccess) {
@@ -168,10 +174,26 @@ void CudaBackend::BeginPass() {
   indexed_from_.clear();
 }
 
+size_t CudaBackend::InOnePiece(const void* host, size_t size_bytes) const {
+  const auto* first = static_cast<const std::byte*>(host);
+  auto pieces = pinned_pieces_.upper_bound(first);
+  if (pieces == pinned_pieces_.begin()) return size_bytes;
+  --pieces;
+  const auto offset = static_cast<size_t>(first - pieces->first);
+  if (offset >= pieces->second) return size_bytes;
+  return std::min(size_bytes, kPinnedPieceBytes - offset % kPinnedPieceBytes);
+}
+
 void CudaBackend::CopyToHost(const void* device, void* host, size_t size_bytes) {
   if (failed()) return;
-  Good(cudaMemcpyAsync(host, device, size_bytes, cudaMemcpyDeviceToHost, stream()),
-       "a copy to the host");
+  const auto* from = static_cast<const std::byte*>(device);
+  auto* to = static_cast<std::byte*>(host);
+  for (size_t at = 0; at < size_bytes;) {
+    const size_t bytes = InOnePiece(to + at, size_bytes - at);
+    Good(cudaMemcpyAsync(to + at, from + at, bytes, cudaMemcpyDeviceToHost, stream()),
+         "a copy to the host");
+    at += bytes;
+  }
   static_cast<void>(Synchronize());
 }
 

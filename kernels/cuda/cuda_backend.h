@@ -2,10 +2,12 @@
 // kernels on one stream of one device. One object, used from one thread at a time.
 //
 // Needs: compute capability 8.0 or newer, a driver of this CUDA or newer. KV is bfloat16, d is 64, 80,
-// 96 or 128, at most kMaxHeadsPerKvHead query heads share a KV head; Refusal says so by name.
+// 96 or 128, at most kMaxHeadsPerKvHead query heads share a KV head; Refusal says so by name. Has run on
+// 9.0 only. Where a multiprocessor has less shared memory than on 8.0 and 9.0 (8.6, 8.9, 12.0), kernels
+// take their ways for longer rows sooner, and the widest hash functions and feature maps are refused.
 //
-// Calls only enqueue; the host waits in Synchronize, CopyToHost, CopyToDevice, MeasureSelection, and
-// where a pass begins. What a call is given by value or by span is copied before it returns.
+// Calls only enqueue; the host waits in Synchronize, CopyToHost, CopyToDevice, MeasureSelection, where a
+// selection is pruned into another, and where a pass begins. What a call is given by value or by span is copied before it returns.
 //
 // A decode step's small operations may wait for the ones that follow, so that they become one launch
 // (HeldBack below); nobody sees it, as whatever could has them done first.
@@ -19,11 +21,13 @@
 // Memory. Allocate gives the device's. Workspaces and the memory that descriptors pass through grow to
 // what the largest call so far needed, which waits for the device, and then stay: the first steps of a
 // new size grow them, later ones allocate nothing. Where they cannot grow the device counts as failed.
+// Queries whose workspace is more than 256 MiB go in several launches, down to one at a time.
 #ifndef WINNOW_KERNELS_CUDA_CUDA_BACKEND_H_
 #define WINNOW_KERNELS_CUDA_CUDA_BACKEND_H_
 
 #include <array>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -142,6 +146,8 @@ class CudaBackend final : public Backend {
   bool failed() const { return !failure_.empty(); }
   // Notes the first error; whether there was none.
   bool Good(cudaError_t error, const char* what);
+  // Of `size_bytes` at `host`, what one copy by the runtime may take.
+  size_t InOnePiece(const void* host, size_t size_bytes) const;
   // At least so large, or the device fails. Its contents are lost when it grows.
   bool Grow(Workspace& workspace, size_t size_bytes, const char* what);
   // Ready for a call of this shape, whose zeros lie in `part`.
@@ -214,13 +220,7 @@ class CudaBackend final : public Backend {
                    std::span<const AttentionChunk> chunks, const KvLayout& layout);
   void AttendHost(const HostPool& pool, const Tensor& q, std::span<const AttentionChunk> chunks,
                   const KvLayout& layout, float scale, const Tensor& out);
-  static void PlanArea(const HostKv& kv, std::span<const AttentionChunk> chunks, size_t first,
-                       bool old_only, std::vector<int32_t>& blocks,
-                       std::vector<AttentionChunk>& staged);
-  bool Bring(const HostPool& pool, std::span<const int32_t> blocks, std::span<const int32_t> there,
-             int area, bool ahead);
-  void BringAhead(const HostPool& pool, std::span<const AttentionChunk> chunks, size_t next,
-                  int area);
+  class AttendStreams;
   void AttendHostChosen(HostPool& pool, const Tensor& q, std::span<const RetrievalQuery> queries,
                         const Selection& chosen, const KvLayout& layout, float scale,
                         const Tensor& out);
@@ -252,6 +252,8 @@ class CudaBackend final : public Backend {
   std::unordered_multimap<size_t, std::pair<size_t, size_t>>
       staged_values_;  // by hash: where, bytes
 
+  // Pinned memory of several pieces that was ever given out, by where it begins, and its bytes.
+  std::map<const std::byte*, size_t> pinned_pieces_;
   std::unordered_map<const void*, HostPool*> host_pools_;  // by where they begin
   cudaStream_t ahead_stream_ = nullptr;                    // on which blocks are brought ahead
   bool ahead_runs_ = false;                                // since the host last waited
@@ -275,11 +277,10 @@ class CudaBackend final : public Backend {
   std::vector<DeviceQuery> queries_;
   std::vector<DeviceKeySpan> spans_;
   std::vector<DeviceChunk> chunks_;
-  std::vector<AttentionChunk> few_, many_, staged_chunks_;
+  std::vector<AttentionChunk> few_, many_;
   std::vector<RowList> lists_;
   std::vector<DeviceExtension> extensions_;
-  std::vector<int32_t> numbers_, area_blocks_;
-  std::vector<BlockMove> moves_;
+  std::vector<int32_t> numbers_;
 };
 
 }  // namespace winnow::kernels::cuda

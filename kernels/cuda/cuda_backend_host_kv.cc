@@ -1,7 +1,6 @@
 // KV in pinned host memory: what operations do with a pool that lies there.
 #include <algorithm>
 #include <memory>
-#include <numeric>
 #include <string>
 #include <utility>
 
@@ -59,12 +58,19 @@ SharedKvSizes SizesOf(const SharedKvShape& shape) {
   return sizes;
 }
 
+constexpr char kBringing[] = "KV from the host";
+
 }  // namespace
+
+HostKv::HostKv(CudaBackend& backend, const SharedKvShape& shape)
+    : backend_(backend),
+      shape_(shape),
+      staging_(shape.layout.block_tokens, StagingBlocks(shape), shape.num_pools) {}
 
 HostKv::~HostKv() {
   // Nothing that still runs may read what goes now.
   static_cast<void>(backend_.Synchronize());
-  for (const cudaEvent_t event : {free_[0], free_[1], listed_, ahead_.done}) {
+  for (const cudaEvent_t event : {asked_, brought_}) {
     if (event != nullptr) cudaEventDestroy(event);
   }
   for (const HostPool& pool : pools_) backend_.host_pools_.erase(pool.cache.pool);
@@ -98,8 +104,8 @@ std::unique_ptr<SharedKv> CudaBackend::ShareKv(const SharedKvShape& shape,
   std::unique_ptr<HostKv> kv(new HostKv(*this, shape));
   const Plan plan(shape);
   kv->memory_ = Allocate(plan.size_bytes);
-  if (kv->memory_.data() != nullptr) kv->staging_ = Allocate(sizes.staging_bytes);
-  if (kv->staging_.data() == nullptr) {
+  if (kv->memory_.data() != nullptr) kv->areas_ = Allocate(sizes.staging_bytes);
+  if (kv->areas_.data() == nullptr) {
     *why = failed() ? failure_
                     : "no memory on the device: " + std::to_string(sizes.cache_bytes) +
                           " bytes for the row cache, " + std::to_string(sizes.table_bytes) +
@@ -111,8 +117,6 @@ std::unique_ptr<SharedKv> CudaBackend::ShareKv(const SharedKvShape& shape,
     Good(cudaStreamCreateWithFlags(&ahead_stream_, cudaStreamNonBlocking), "cudaStreamCreate");
   }
   Good(kv->MakeEvents(), "cudaEventCreate");
-  kv->identity_.resize(StagingBlocks(shape));
-  std::iota(kv->identity_.begin(), kv->identity_.end(), 0);
   auto* memory = static_cast<std::byte*>(kv->memory_.data());
   kv->reads_ = reinterpret_cast<SharedKvReads*>(memory + plan.reads_at);
   for (size_t i = 0; i < pools.size(); ++i) {
@@ -124,7 +128,7 @@ std::unique_ptr<SharedKv> CudaBackend::ShareKv(const SharedKvShape& shape,
     cache.state = reinterpret_cast<RowCacheState*>(memory + plan.states_at) + i;
     cache.num_slots = static_cast<int32_t>(SlotsOf(shape));
     cache.row_bytes = static_cast<int32_t>(shape.layout.RowBytes());
-    kv->pools_.push_back({kv.get(), cache});
+    kv->pools_.push_back({kv.get(), static_cast<int32_t>(i), cache});
   }
   for (HostPool& pool : kv->pools_) {
     const bool is_new = host_pools_.emplace(pool.cache.pool, &pool).second;
@@ -172,7 +176,7 @@ bool CudaBackend::CopyIntoHostPool(const void* host, void* pool, size_t size_byt
     WINNOW_CHECK(first + size_bytes <= begin + bytes);
     if (!Synchronize()) return true;
     CopyInParallel(pool, host, size_bytes);
-    host_pool->kv->VoidAll();
+    host_pool->kv->staging().WrittenAnywhere();
     if (host_pool->used) Forget(*host_pool);
     return true;
   }
@@ -182,7 +186,7 @@ bool CudaBackend::CopyIntoHostPool(const void* host, void* pool, size_t size_byt
 void CudaBackend::WriteHostKv(HostPool& pool, const Tensor& k, const Tensor& v,
                               std::span<const AttentionChunk> chunks, const KvLayout& layout) {
   pool.used = true;
-  pool.kv->Void(pool, chunks);
+  pool.kv->staging().Written(pool.index, chunks);
   int32_t most = 0;
   for (const AttentionChunk& chunk : chunks) most = std::max(most, chunk.num_tokens);
   const DeviceChunk* on_device = StageChunks(chunks, layout);
@@ -226,7 +230,7 @@ void CudaBackend::AttendHostChosen(HostPool& pool, const Tensor& q,
 // ---- dense attention ----
 
 cudaError_t HostKv::MakeEvents() {
-  for (cudaEvent_t* event : {&free_[0], &free_[1], &listed_, &ahead_.done}) {
+  for (cudaEvent_t* event : {&asked_, &brought_}) {
     if (const cudaError_t error = cudaEventCreateWithFlags(event, cudaEventDisableTiming);
         error != cudaSuccess) {
       return error;
@@ -235,117 +239,65 @@ cudaError_t HostKv::MakeEvents() {
   return cudaSuccess;
 }
 
-void HostKv::Void(const HostPool& pool, std::span<const AttentionChunk> chunks) {
-  if (ahead_.pool != &pool) return;
-  std::vector<int32_t> written;
-  for (const AttentionChunk& chunk : chunks) {
-    const int32_t first = chunk.position / shape_.layout.block_tokens;
-    const int32_t last = (chunk.position + chunk.num_tokens - 1) / shape_.layout.block_tokens;
-    for (int32_t i = first; i <= last; ++i) written.push_back(chunk.block_table[i]);
-  }
-  std::sort(written.begin(), written.end());
-  for (int32_t& block : ahead_.blocks) {
-    if (std::binary_search(written.begin(), written.end(), block)) block = -1;
-  }
-}
+// What Staging asks for, of one call of Attend: its attention is that of a pool on the device.
+class CudaBackend::AttendStreams final : public StagingStreams {
+ public:
+  AttendStreams(CudaBackend& backend, HostKv& kv, const Tensor& q, const KvLayout& layout,
+                float scale, const Tensor& out)
+      : backend_(backend), kv_(kv), q_(q), layout_(layout), scale_(scale), out_(out) {}
 
-// Chunks from `first` on that an area holds together: their blocks in turn in `blocks`, and they with
-// tables of the area's places in `staged`. With `old_only`, -1 stands for blocks that the chunks write.
-void CudaBackend::PlanArea(const HostKv& kv, std::span<const AttentionChunk> chunks, size_t first,
-                           bool old_only, std::vector<int32_t>& blocks,
-                           std::vector<AttentionChunk>& staged) {
-  const int32_t block_tokens = kv.shape().layout.block_tokens;
-  const auto room = static_cast<int32_t>(kv.identity().size());
-  blocks.clear();
-  staged.clear();
-  for (size_t i = first; i < chunks.size(); ++i) {
-    AttentionChunk chunk = chunks[i];
-    const auto count =
-        static_cast<int32_t>(BlocksOf(int64_t{chunk.position} + chunk.num_tokens, block_tokens));
-    const auto taken = static_cast<int32_t>(blocks.size());
-    WINNOW_CHECK(count <= room);
-    if (taken + count > room) break;
-    const int32_t old = old_only ? chunk.position / block_tokens : count;
-    for (int32_t block = 0; block < count; ++block) {
-      blocks.push_back(block < old ? chunk.block_table[block] : -1);
-    }
-    chunk.block_table = kv.identity().subspan(taken, count);
-    staged.push_back(chunk);
+  bool WaitForAhead() override {
+    return backend_.Good(cudaStreamWaitEvent(backend_.stream(), kv_.brought_, 0), kBringing);
   }
-}
+  bool Bring(int32_t pool, std::span<const BlockMove> moves, int area) override {
+    const BlockMove* on_device = Send(moves);
+    return on_device != nullptr &&
+           Copy(pool, on_device, moves.size(), area, kBringBlocks, backend_.stream());
+  }
+  bool BringAhead(int32_t pool, std::span<const BlockMove> moves, int area) override {
+    const BlockMove* on_device = Send(moves);  // on the main stream, as all descriptors
+    if (on_device == nullptr) return false;
+    cudaStream_t ahead = backend_.ahead_stream_;
+    backend_.ahead_runs_ = true;
+    return backend_.Good(cudaEventRecord(kv_.asked_, backend_.stream()), kBringing) &&
+           backend_.Good(cudaStreamWaitEvent(ahead, kv_.asked_, 0), kBringing) &&
+           Copy(pool, on_device, moves.size(), area, kGatherBlocks, ahead) &&
+           backend_.Good(cudaEventRecord(kv_.brought_, ahead), kBringing);
+  }
+  bool Attend(std::span<const AttentionChunk> chunks, int area) override {
+    backend_.AttendDevice(q_, chunks, kv_.area(area), layout_, scale_, out_);
+    return !backend_.failed();
+  }
 
-// Brings blocks[i] of the pool to place i of the area, but for -1 and what is there.
-bool CudaBackend::Bring(const HostPool& pool, std::span<const int32_t> blocks,
-                        std::span<const int32_t> there, int area, bool ahead) {
-  moves_.clear();
-  for (size_t i = 0; i < blocks.size(); ++i) {
-    if (blocks[i] >= 0 && (i >= there.size() || there[i] != blocks[i])) {
-      moves_.push_back({blocks[i], static_cast<int32_t>(i)});
-    }
+ private:
+  const BlockMove* Send(std::span<const BlockMove> moves) {
+    if (!backend_.BeginStaging(moves.size_bytes() + 256)) return nullptr;
+    const BlockMove* on_device = backend_.Stage(moves);
+    return backend_.EndStaging() ? on_device : nullptr;
   }
-  if (moves_.empty()) return !failed();
-  const std::span<const BlockMove> moves = moves_;
-  if (!BeginStaging(moves.size_bytes() + 256)) return false;
-  const BlockMove* on_device = Stage(moves);
-  if (!EndStaging()) return false;
-  HostKv& kv = *pool.kv;
-  cudaStream_t on = ahead ? ahead_stream_ : stream();
-  if (ahead) {
-    // The list travels on the main stream.
-    ahead_runs_ = true;
-    if (!Good(cudaEventRecord(kv.listed_, stream()), "KV from the host") ||
-        !Good(cudaStreamWaitEvent(on, kv.listed_, 0), "KV from the host")) {
-      return false;
-    }
+  bool Copy(int32_t pool, const BlockMove* moves, size_t count, int area, int32_t blocks,
+            cudaStream_t stream) {
+    return backend_.Good(
+        BringBlocks(kv_.pools_[pool].cache.pool, moves, static_cast<int32_t>(count),
+                    static_cast<int64_t>(kv_.shape().layout.BlockBytes()), kv_.area(area), blocks,
+                    stream),
+        kBringing);
   }
-  return Good(BringBlocks(pool.cache.pool, on_device, static_cast<int32_t>(moves.size()),
-                          static_cast<int64_t>(kv.shape().layout.BlockBytes()), kv.staging(area),
-                          ahead ? kGatherBlocks : kBringBlocks, on),
-              "KV from the host");
-}
 
-// As many chunks at a time as a staging area holds: then attention is that of a pool on the device.
+  CudaBackend& backend_;
+  HostKv& kv_;
+  const Tensor& q_;
+  const KvLayout& layout_;
+  const float scale_;
+  const Tensor& out_;
+};
+
 void CudaBackend::AttendHost(const HostPool& pool, const Tensor& q,
                              std::span<const AttentionChunk> chunks, const KvLayout& layout,
                              float scale, const Tensor& out) {
-  HostKv& kv = *pool.kv;
-  for (size_t first = 0; first < chunks.size() && !failed();) {
-    PlanArea(kv, chunks, first, /*old_only=*/false, area_blocks_, staged_chunks_);
-    int area = 1 - kv.area_;
-    std::span<const int32_t> there;
-    if (kv.ahead_.pool == &pool) {
-      area = kv.ahead_.area;
-      there = kv.ahead_.blocks;
-      if (!Good(cudaStreamWaitEvent(stream(), kv.ahead_.done, 0), "KV from the host")) return;
-    }
-    if (!Bring(pool, area_blocks_, there, area, /*ahead=*/false)) return;
-    kv.area_ = area;
-    const std::vector<AttentionChunk> staged = staged_chunks_;
-    first += staged.size();
-    BringAhead(pool, chunks, first, 1 - area);
-    AttendDevice(q, staged, kv.staging(area), layout, scale, out);
-    if (!Good(cudaEventRecord(kv.free_[area], stream()), "KV from the host")) return;
-  }
-}
-
-// What comes after chunk `next` - 1 of this call: the chunks from there on, or, after the last, the first
-// ones in the next layer, as far as they are not written there first.
-void CudaBackend::BringAhead(const HostPool& pool, std::span<const AttentionChunk> chunks,
-                             size_t next, int area) {
-  HostKv& kv = *pool.kv;
-  kv.VoidAll();
-  const bool same_layer = next < chunks.size();
-  const HostPool* of_next = same_layer ? &pool : &pool + 1;
-  if (of_next == kv.pools_.data() + kv.pools_.size()) return;
-  PlanArea(kv, chunks, same_layer ? next : 0, /*old_only=*/!same_layer, kv.ahead_.blocks,
-           staged_chunks_);
-  if (!Good(cudaStreamWaitEvent(ahead_stream_, kv.free_[area], 0), "KV from the host") ||
-      !Bring(*of_next, kv.ahead_.blocks, {}, area, /*ahead=*/true) ||
-      !Good(cudaEventRecord(kv.ahead_.done, ahead_stream_), "KV from the host")) {
-    return;
-  }
-  kv.ahead_.pool = of_next;
-  kv.ahead_.area = area;
+  if (failed()) return;
+  AttendStreams streams(*this, *pool.kv, q, layout, scale, out);
+  static_cast<void>(pool.kv->staging().Attend(streams, pool.index, chunks));
 }
 
 }  // namespace winnow::kernels::cuda

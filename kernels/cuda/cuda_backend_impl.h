@@ -22,6 +22,17 @@ namespace winnow::kernels::cuda {
 // Workspaces of calls that could be one: more queries than fit come in several launches.
 inline constexpr size_t kWorkspaceBytes = size_t{256} << 20;
 
+// Of `count` queries, how many a launch takes: all, a half, a quarter, as long as bytes_of(queries) is too
+// much; at least one. `count` may be 0.
+template <typename BytesOf>
+size_t QueriesAtOnce(size_t count, BytesOf bytes_of) {
+  size_t at_once = std::max<size_t>(count, 1);
+  while (at_once > 1 && bytes_of(static_cast<int32_t>(at_once)) > kWorkspaceBytes) {
+    at_once = (at_once + 1) / 2;
+  }
+  return at_once;
+}
+
 // For StageQueries: 0 tokens to a block, as the kernel reads no tables.
 inline constexpr int32_t kNoTables = 0;
 inline int64_t BlocksOf(int64_t tokens, int32_t block_tokens) {

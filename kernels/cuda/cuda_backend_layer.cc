@@ -16,6 +16,8 @@ namespace {
 // Weights on their way to be packed, and rows of the embedding on theirs.
 constexpr size_t kPackBytes = size_t{64} << 20;
 constexpr int64_t kEmbedRows = 512;
+// Tokens of a chunk that are a dimension of a grid.
+constexpr int32_t kMostGridTokens = 65535;
 // A chunk of so few queries leaves most of the device idle unless its keys are split.
 constexpr int32_t kFewQueries = 8;
 
@@ -206,11 +208,11 @@ void CudaBackend::WriteKv(const Tensor& k, const Tensor& v, std::span<const Atte
 void CudaBackend::RopeAndWriteKv(const Tensor& q, const Tensor& k, const Tensor& v,
                                  const Tensor& cos_sin, std::span<const AttentionChunk> chunks,
                                  void* pool, const KvLayout& layout) {
-  if (HostPoolOf(pool) != nullptr) {
-    return Backend::RopeAndWriteKv(q, k, v, cos_sin, chunks, pool, layout);
-  }
   int32_t most = 0;
   for (const AttentionChunk& chunk : chunks) most = std::max(most, chunk.num_tokens);
+  if (HostPoolOf(pool) != nullptr || most > kMostGridTokens) {
+    return Backend::RopeAndWriteKv(q, k, v, cos_sin, chunks, pool, layout);
+  }
   const DeviceChunk* on_device = StageChunks(chunks, layout);
   if (on_device == nullptr) return;
   const auto count = static_cast<int32_t>(chunks.size());
@@ -252,10 +254,28 @@ void CudaBackend::Attend(const Tensor& q, std::span<const AttentionChunk> chunks
 void CudaBackend::AttendDevice(const Tensor& q, std::span<const AttentionChunk> chunks,
                                const void* pool, const KvLayout& layout, float scale,
                                const Tensor& out) {
+  const int32_t group = GroupOf(q, layout);
   few_.clear();
   many_.clear();
   for (const AttentionChunk& chunk : chunks) {
-    (chunk.num_tokens <= kFewQueries ? few_ : many_).push_back(chunk);
+    if (chunk.num_tokens > kFewQueries) {
+      many_.push_back(chunk);
+      continue;
+    }
+    // At a long context the splits of a few queries take much memory: they go one after the other
+    // then, down to what a tile of rows has room for.
+    int32_t each = chunk.num_tokens;
+    const auto workspace_bytes = [&] {
+      return DenseAttentionWorkspaceBytes(
+          {1, each, chunk.position + chunk.num_tokens, group, layout, DenseWay::kSideBySide});
+    };
+    while (each * group > kDenseTileRows && each > 1 && workspace_bytes() > kWorkspaceBytes) {
+      each = (each + 1) / 2;
+    }
+    for (int32_t first = 0; first < chunk.num_tokens; first += each) {
+      few_.push_back({chunk.first_row + first, std::min(each, chunk.num_tokens - first),
+                      chunk.position + first, chunk.block_table});
+    }
   }
   AttendChunks(q, few_, /*few=*/true, pool, layout, scale, out);
   AttendChunks(q, many_, /*few=*/false, pool, layout, scale, out);

@@ -23,6 +23,13 @@ const DeviceFeatureMap& MapOf(const PackedFeatureMap& map) {
   return static_cast<const CudaPackedFeatureMap&>(map).device();
 }
 
+// Tokens of each of `count` sequences that enter at a time: the workspace has room for as many of all,
+// be it that only one of them is behind.
+int32_t ExtendTokens(int32_t count, const DeviceFeatureMap& map) {
+  const size_t each = ExtendSummariesWorkspaceBytes(std::max(count, 1), 1, map);
+  return static_cast<int32_t>(std::clamp<size_t>(kWorkspaceBytes / each, 1, kExtendTokens));
+}
+
 }  // namespace
 
 // ---- attention over what was chosen ----
@@ -74,16 +81,12 @@ bool CudaBackend::PrepareRows(const RowAttentionShape& shape) {
 
 std::unique_ptr<PackedFeatureMap> CudaBackend::PackFeatureMap(const FeatureMapWeights& weights) {
   if (failed()) return nullptr;
-  // As the kernels of completion.h take them.
-  if (weights.out.out < 4 || weights.out.out > 128 || weights.out.out % 4 != 0 ||
-      weights.gate.out > 128 || weights.stem.in > 128) {
-    return nullptr;
-  }
   const size_t bytes = PackedFeatureMapBytes(weights);
   Buffer memory = Allocate(bytes);
   if (memory.data() == nullptr) return nullptr;
   std::vector<std::byte> host(bytes);
   const DeviceFeatureMap map = cuda::PackFeatureMap(weights, host.data(), memory.data());
+  if (map.features == 0) return nullptr;
   CopyToDevice(host.data(), memory.data(), bytes);
   return std::make_unique<CudaPackedFeatureMap>(map, std::move(memory));
 }
@@ -96,16 +99,17 @@ bool CudaBackend::Extend(std::span<const DeviceExtension> extensions, const void
   }
   const auto count = static_cast<int32_t>(extensions.size());
   // Pieces, so that a long document's log-features need not lie in memory together.
-  for (int32_t first = 0; first == 0 || first < most; first += kExtendTokens) {
+  const int32_t piece_tokens = ExtendTokens(count, key_map);
+  for (int32_t first = 0; first == 0 || first < most; first += piece_tokens) {
     std::vector<DeviceExtension>& piece = extensions_;
     piece.assign(extensions.begin(), extensions.end());
     for (DeviceExtension& extension : piece) {
       const TokenRange all = extension.tokens;
       extension.tokens.first = std::min(all.first + first, all.last);
-      extension.tokens.last = std::min(extension.tokens.first + kExtendTokens, all.last);
+      extension.tokens.last = std::min(extension.tokens.first + piece_tokens, all.last);
       if (first > 0) extension.clear = 0;
     }
-    const int32_t tokens = std::min(kExtendTokens, most - first);
+    const int32_t tokens = std::min(piece_tokens, most - first);
     if (!BeginStaging(piece.size() * sizeof(DeviceExtension) + 256)) return false;
     const DeviceExtension* on_device = Stage(std::span<const DeviceExtension>(piece));
     if (!EndStaging() ||
@@ -128,7 +132,10 @@ void CudaBackend::ExtendSummaries(std::span<const SummaryExtension> extensions, 
     most = std::max(most, extension.last - extension.summary->tokens.last);
   }
   // Room for the descriptors of all pieces too: a table must not go between its staging and its use.
-  bytes += (most / kExtendTokens + 1) * (extensions.size() * sizeof(DeviceExtension) + 512) + 256;
+  const DeviceFeatureMap& map = MapOf(key_map);
+  const auto count = static_cast<int32_t>(extensions.size());
+  const auto pieces = static_cast<size_t>(most / ExtendTokens(count, map)) + 1;
+  bytes += pieces * (extensions.size() * sizeof(DeviceExtension) + 512) + 256;
   if (!BeginStaging(bytes)) return;
   std::vector<DeviceExtension> on_host;
   for (const SummaryExtension& extension : extensions) {
@@ -142,7 +149,7 @@ void CudaBackend::ExtendSummaries(std::span<const SummaryExtension> extensions, 
          empty ? 1 : 0,
          0});
   }
-  if (!EndStaging() || !Extend(on_host, pool, layout, MapOf(key_map))) return;
+  if (!EndStaging() || !Extend(on_host, pool, layout, map)) return;
   for (const SummaryExtension& extension : extensions) {
     extension.summary->tokens.last = extension.last;
   }
@@ -162,7 +169,9 @@ void CudaBackend::CompleteStates(const Tensor& q, std::span<const RetrievalQuery
   for (const CompletionGroup& of_group : groups) {
     longest = std::max<size_t>(longest, of_group.num_queries);
   }
-  const size_t at_once = longest == 1 ? groups.size() : 1;
+  const size_t at_once = longest != 1 ? 1 : QueriesAtOnce(queries.size(), [&](int32_t num_queries) {
+    return CompleteStatesWorkspaceBytes({num_queries, group, layout, 0}, keys);
+  });
   for (size_t first = 0; first < queries.size() && !failed();) {
     const size_t count = std::min(at_once, queries.size() - first);
     std::vector<SummaryExtension> extensions;

@@ -222,23 +222,34 @@ void CudaBackend::SelectByCodes(std::span<const RetrievalQuery> queries, const v
                                 const Selection& chosen) {
   int32_t longest = 0;
   for (const RetrievalQuery& query : queries) longest = std::max(longest, query.mid.size());
-  const HammingSelectShape shape{static_cast<int32_t>(queries.size()), group, code_layout,
-                                 RoundUp(longest, kShapeTokens)};
+  longest = RoundUp(longest, kShapeTokens);
+  const auto shape_of = [&](int32_t num_queries) {
+    return HammingSelectShape{num_queries, group, code_layout, longest};
+  };
   const DeviceQuery* on_device = StageQueries(queries, code_layout.block_tokens);
   if (on_device == nullptr || !EndStaging()) return;
   const Selection selection = NewSelection(chosen, queries.size());
-  if (failed() ||
-      !Prepare(codes_, HammingSelectWorkspaceBytes(shape), HammingSelectZeroedPart(shape),
-               {shape.num_queries, group, code_layout.kv_heads, code_layout.bits,
-                code_layout.block_tokens, shape.max_mid_tokens, 1},
-               "selection by codes")) {
-    return;
+  // Many rows at a time leave distances in the workspace: 64 queries of 8 heads at 1M tokens 1 GiB.
+  const size_t at_once = QueriesAtOnce(queries.size(), [&](int32_t num_queries) {
+    return HammingSelectWorkspaceBytes(shape_of(num_queries));
+  });
+  const size_t query_bytes = code_layout.CodeBytes() * code_layout.kv_heads * group;
+  for (size_t first = 0; first < queries.size() && !failed(); first += at_once) {
+    const HammingSelectShape shape =
+        shape_of(static_cast<int32_t>(std::min(at_once, queries.size() - first)));
+    if (!Prepare(codes_, HammingSelectWorkspaceBytes(shape), HammingSelectZeroedPart(shape),
+                 {shape.num_queries, group, code_layout.kv_heads, code_layout.bits,
+                  code_layout.block_tokens, shape.max_mid_tokens, 1},
+                 "selection by codes")) {
+      return;
+    }
+    Good(
+        cuda::SelectByCodes(shape, on_device + first,
+                            static_cast<const std::byte*>(query_codes) + first * query_bytes, codes,
+                            selection.From(static_cast<int64_t>(first)), codes_.data(), stream()),
+        "selection by codes");
   }
-  if (Good(cuda::SelectByCodes(shape, on_device, query_codes, codes, selection, codes_.data(),
-                               stream()),
-           "selection by codes")) {
-    NoteSelection(selection, chosen, queries.size());
-  }
+  if (!failed()) NoteSelection(selection, chosen, queries.size());
 }
 
 void CudaBackend::SelectByBounds(const Tensor& q, std::span<const RetrievalQuery> queries,
@@ -288,24 +299,35 @@ void CudaBackend::PruneSelection(const Tensor& q, std::span<const RetrievalQuery
                                  const void* int4_keys, const KvLayout& layout, float scale,
                                  float p, const Selection& candidates, const Selection& kept) {
   WINNOW_CHECK(candidates.capacity == kept.capacity && candidates.kv_heads == kept.kv_heads);
-  TopPShape shape{static_cast<int32_t>(queries.size()), GroupOf(q, layout), layout, 0,
-                  RoundUp(candidates.capacity, 1024)};
-  shape.max_anchors = RoundUp(MostAnchors(queries), 1024);
+  const int32_t anchors = RoundUp(MostAnchors(queries), 1024);
+  const int32_t most = RoundUp(candidates.capacity, 1024), group = GroupOf(q, layout);
+  const auto shape_of = [&](int32_t num_queries) {
+    return TopPShape{num_queries, group, layout, anchors, most};
+  };
   const DeviceQuery* on_device = StageQueries(queries, layout.block_tokens);
   if (on_device == nullptr || !EndStaging()) return;
+  // The device prunes in place. Where the host keeps both, its candidates travel first, and back.
+  const bool in_place = kept.counts == candidates.counts && kept.tokens == candidates.tokens;
+  if (!in_place && !Synchronize()) return;
   const Selection selection = SelectionToRead(candidates, queries.size());
-  if (failed()) return;
-  if (!Prepare(prune_, TopPWorkspaceBytes(shape), TopPZeroedPart(shape),
-               {shape.num_queries, shape.group, layout.kv_heads, layout.head_dim, shape.max_anchors,
-                shape.max_candidates, 1},
-               "pruning")) {
-    return;
+  const size_t at_once = QueriesAtOnce(queries.size(), [&](int32_t num_queries) {
+    return TopPWorkspaceBytes(shape_of(num_queries));
+  });
+  for (size_t first = 0; first < queries.size() && !failed(); first += at_once) {
+    const TopPShape shape =
+        shape_of(static_cast<int32_t>(std::min(at_once, queries.size() - first)));
+    if (!Prepare(prune_, TopPWorkspaceBytes(shape), TopPZeroedPart(shape),
+                 {shape.num_queries, shape.group, layout.kv_heads, layout.head_dim,
+                  shape.max_anchors, shape.max_candidates, 1},
+                 "pruning")) {
+      return;
+    }
+    const Selection part = selection.From(static_cast<int64_t>(first));
+    Good(cuda::PruneSelection(shape, q.f32(), q.stride, on_device + first, int4_keys, scale, p,
+                              part, part, prune_.data(), stream()),
+         "pruning");
   }
-  if (Good(cuda::PruneSelection(shape, q.f32(), q.stride, on_device, int4_keys, scale, p, selection,
-                                selection, prune_.data(), stream()),
-           "pruning")) {
-    NoteSelection(selection, kept, queries.size());
-  }
+  if (!failed()) NoteSelection(selection, kept, queries.size());
 }
 
 void CudaBackend::MeasureSelection(const Tensor& q, std::span<const RetrievalQuery> queries,

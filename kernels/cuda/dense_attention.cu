@@ -23,7 +23,7 @@ namespace winnow::kernels::cuda {
 namespace {
 
 constexpr int kLanes = 32;
-constexpr int kWarpRows = 16;
+constexpr int kWarpRows = kDenseTileRows;
 constexpr int kInTurnWarps = 8;
 constexpr int kSplitWarps = 4;
 constexpr int kUnitsPerSplit = kDenseSplitTokens / kDenseUnitTokens;

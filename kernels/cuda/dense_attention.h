@@ -28,6 +28,7 @@ namespace winnow::kernels::cuda {
 
 inline constexpr int32_t kDenseUnitTokens = 64;
 inline constexpr int32_t kDenseSplitTokens = 256;
+inline constexpr int32_t kDenseTileRows = 16;  // tokens times heads of a group that share a tile
 
 enum class DenseWay : uint8_t { kInTurn, kSideBySide };
 
@@ -40,7 +41,7 @@ struct DenseAttentionShape {
   DenseWay way = DenseWay::kInTurn;
 };
 
-// kSideBySide: 4 (d + 2) bytes for every split, head and query. Need not be zeroed.
+// kSideBySide: 4 (d + 2) bytes for every split and row of a tile, of each KV head. Need not be zeroed.
 size_t DenseAttentionWorkspaceBytes(const DenseAttentionShape& shape);
 
 [[nodiscard]] cudaError_t AttendDense(const DenseAttentionShape& shape, const float* q,

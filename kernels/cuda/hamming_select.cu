@@ -1,3 +1,6 @@
+// The plan, the scan and the launches. What a scan does to a code is in hamming_distance.cuh, what becomes
+// of the distances in hamming_compact.cuh.
+//
 // Mapping. A row is one query and KV head; its mid tokens, from the last multiple of 16 before
 // them, are cut into chunks of `chunk_tokens`. Block (x, y) is chunk x of row y, with 256 threads;
 // blocks past the row's last chunk leave at once, so the grid follows from the capacity and not
@@ -43,6 +46,8 @@
 #include <algorithm>
 
 #include "kernels/cuda/device_math.cuh"
+#include "kernels/cuda/hamming_compact.cuh"
+#include "kernels/cuda/hamming_distance.cuh"
 #include "kernels/cuda/hamming_select.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/hamming_select.h"
@@ -50,16 +55,16 @@
 namespace winnow::kernels::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kWarps = kThreads / 32;
+using namespace hamming;
+
 constexpr int kBlocksPerMultiprocessor = 4;
-constexpr int kUnitsInFlight = 8;         // in two halves: one flies while the other is used
-constexpr int32_t kTokensPerPass = 2048;  // of the compaction: 8 per thread
+constexpr int kUnitsInFlight = 8;  // in two halves: one flies while the other is used
 constexpr int32_t kLeastChunkTokens = 1024;
 constexpr int32_t kMaxChunkTokens = 32768;
 constexpr int32_t kMaxFusedChunkTokens = 16384;
 constexpr size_t kMaxFusedSharedBytes = 38 * 1024;  // four times, on sm_80 too
-constexpr int kBaseAlignment = 16;
+// What a block takes of a multiprocessor's shared memory beside that: its variables, and the system's.
+constexpr size_t kOtherSharedBytes = 2 * 1024;
 
 struct Plan {
   bool fused;  // one cooperative launch
@@ -87,8 +92,11 @@ Plan MakePlan(const HammingSelectShape& shape) {
   plan.row_tokens = int64_t{plan.chunks} * chunk;
   plan.shared_bytes = size_t{4} * (plan.bins + chunk / kBaseAlignment);
   const size_t fused_bytes = AlignUp(plan.shared_bytes, 16) + size_t{2} * chunk;
-  plan.fused = int64_t{plan.chunks} * plan.rows <= slots && chunk <= kMaxFusedChunkTokens &&
-               fused_bytes <= kMaxFusedSharedBytes;
+  // All blocks run at once, or a cooperative launch is an error.
+  plan.fused =
+      int64_t{plan.chunks} * plan.rows <= slots && chunk <= kMaxFusedChunkTokens &&
+      fused_bytes <= kMaxFusedSharedBytes &&
+      kBlocksPerMultiprocessor * (fused_bytes + kOtherSharedBytes) <= CurrentDevice().shared_bytes;
   if (plan.fused) plan.shared_bytes = fused_bytes;
   const auto rows = static_cast<size_t>(plan.rows);
   size_t at = 0;
@@ -107,268 +115,6 @@ Plan MakePlan(const HammingSelectShape& shape) {
 }
 
 constexpr uint32_t kMetBit = 0x80000000u;
-
-struct Args {
-  const DeviceQuery* queries;
-  const uint8_t* query_codes;
-  const uint8_t* codes;
-  FastDivider block_tokens;
-  int64_t block_bytes, head_bytes;
-  int32_t kv_heads, group, bins, chunks, chunk_tokens;
-  int64_t row_tokens;
-  int64_t histogram_stride;  // from the first histogram to the second
-  uint32_t* histogram;       // [2][rows][bins]
-  uint32_t* tickets;         // [rows]: of two launches, blocks that have read the histogram
-  uint32_t* barriers;        // [rows]: the top bit changes whenever the row's blocks have met
-  uint16_t* running;         // [rows][chunks][bins + 1]: tokens of the chunk at smaller distances
-  uint16_t* distances;       // [rows][row_tokens]
-  Selection chosen;
-};
-
-__device__ __forceinline__ int32_t BaseOf(const DeviceQuery& query) {
-  return query.mid.first & ~(kBaseAlignment - 1);
-}
-// Nothing to compare where none or all are chosen.
-__device__ __forceinline__ bool NeedsScan(const DeviceQuery& query) {
-  return query.k > 0 && query.k < query.mid.last - query.mid.first;
-}
-
-// Exclusive prefix sum over the block's threads; *total is the sum. Uses kWarps words of `shared`;
-// begins and ends with a barrier.
-__device__ uint32_t BlockExclusiveScan(uint32_t x, uint32_t* shared, uint32_t* total) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const uint32_t inclusive = WarpInclusiveScan(x, lane);
-  __syncthreads();
-  if (lane == 31) shared[warp] = inclusive;
-  __syncthreads();
-  uint32_t before = 0, all = 0;
-#pragma unroll
-  for (int w = 0; w < kWarps; ++w) {
-    if (w < warp) before += shared[w];
-    all += shared[w];
-  }
-  *total = all;
-  __syncthreads();
-  return before + inclusive - x;
-}
-
-// Word `at` of S and the planes of a group's codes (kernels/hamming_select.cc).
-template <int kPlanes>
-__device__ void MakePatternWord(const uint8_t* codes, int32_t group, int32_t code_bytes, int32_t at,
-                                uint32_t* majority, uint32_t (&planes)[kPlanes]) {
-  uint32_t digits[5] = {};
-  for (int32_t g = 0; g < group; ++g) {
-    uint32_t carry = *reinterpret_cast<const uint32_t*>(codes + g * code_bytes + at);
-#pragma unroll
-    for (uint32_t& digit : digits) {
-      const uint32_t sum = digit ^ carry;
-      carry &= digit;
-      digit = sum;
-    }
-  }
-  *majority = 0;
-#pragma unroll
-  for (uint32_t& plane : planes) plane = 0;
-  for (int32_t n = 0; n <= group; ++n) {
-    uint32_t here = kFullMask;
-#pragma unroll
-    for (int i = 0; i < 5; ++i) here &= (n >> i & 1) != 0 ? digits[i] : ~digits[i];
-    if (2 * n > group) *majority |= here;
-    const int32_t difference = group > 2 * n ? group - 2 * n : 2 * n - group;
-    const int32_t weight = group % 2 == 0 ? difference / 2 : difference;
-#pragma unroll
-    for (int p = 0; p < kPlanes; ++p) {
-      if ((weight >> p & 1) != 0) planes[p] |= here;
-    }
-  }
-}
-
-// a + b + c = *sum + 2 * carry, bit by bit.
-__device__ __forceinline__ uint32_t FullAdd(uint32_t a, uint32_t b, uint32_t c, uint32_t* sum) {
-  *sum = a ^ b ^ c;
-  return (a & b) | (c & (a | b));
-}
-
-// D of `kWords` words (1, 2 or 4). Word w of plane p is planes[p * stride + w].
-template <int kWords, int kPlanes>
-__device__ __forceinline__ uint32_t Distance(const uint32_t* words, const uint32_t* majority,
-                                             const uint32_t* planes, int stride) {
-  if constexpr (kWords < 4) {
-    uint32_t sum = 0;
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) {
-#pragma unroll
-      for (int p = 0; p < kPlanes; ++p) {
-        sum += __popc((words[w] ^ majority[w]) & planes[p * stride + w]) << p;
-      }
-    }
-    return sum;
-  } else {
-    // Of plane p come four words, and up to two carries from the plane below: three words of the
-    // same weight become one and a carry.
-    uint32_t sum = 0, carries[2];
-    int num_carries = 0;
-#pragma unroll
-    for (int p = 0; p < kPlanes; ++p) {
-      uint32_t x[4];
-#pragma unroll
-      for (int w = 0; w < 4; ++w) x[w] = (words[w] ^ majority[w]) & planes[p * stride + w];
-      uint32_t first, second = x[3], up[2];
-      up[0] = FullAdd(x[0], x[1], x[2], &first);
-      if (num_carries == 0) {
-        sum += (__popc(first) + __popc(second)) << p;
-        carries[0] = up[0];
-        num_carries = 1;
-      } else if (num_carries == 1) {
-        up[1] = FullAdd(first, second, carries[0], &first);
-        sum += __popc(first) << p;
-        carries[0] = up[0];
-        carries[1] = up[1];
-        num_carries = 2;
-      } else {
-        up[1] = FullAdd(second, carries[0], carries[1], &second);
-        sum += (__popc(first) + __popc(second)) << p;
-        carries[0] = up[0];
-        carries[1] = up[1];
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (i < num_carries) sum += __popc(carries[i]) << kPlanes;
-    }
-    return sum;
-  }
-}
-
-// Counts and stores the distances of one unit of 16 bytes, or of the several of a longer code.
-// Unless all of its tokens are wanted: those of [low, high).
-template <int kCodeBytes, int kPlanes, bool kAll>
-__device__ __forceinline__ void UseUnit(const uint4 (&unit)[kCodeBytes < 16 ? 1 : kCodeBytes / 16],
-                                        const uint32_t* of_codes, uint32_t* counts, uint16_t* to,
-                                        int32_t low, int32_t high) {
-  constexpr int kUnitTokens = kCodeBytes < 16 ? 16 / kCodeBytes : 1;
-  constexpr int kUnitsPerCode = kCodeBytes < 16 ? 1 : kCodeBytes / 16;
-  constexpr int kWords = kCodeBytes < 16 ? 4 : kCodeBytes / 4;
-  constexpr int kWordsPerPart = kCodeBytes < 16 ? kCodeBytes / 4 : 4;
-  uint32_t of_token[kUnitTokens] = {};
-#pragma unroll
-  for (int i = 0; i < kUnitsPerCode; ++i) {
-    const uint32_t words[4] = {unit[i].x, unit[i].y, unit[i].z, unit[i].w};
-#pragma unroll
-    for (int t = 0; t < kUnitTokens; ++t) {
-      const int at = 4 * i + t * kWordsPerPart;
-      of_token[t] += Distance<kWordsPerPart, kPlanes>(words + t * kWordsPerPart, of_codes + at,
-                                                      of_codes + kWords + at, kWords);
-    }
-  }
-#pragma unroll
-  for (int t = 0; t < kUnitTokens; ++t) {
-    if (kAll || (t >= low && t < high)) atomicAdd(&counts[of_token[t]], 1u);
-  }
-  if constexpr (kUnitTokens == 1) {
-    *to = static_cast<uint16_t>(of_token[0]);
-  } else if constexpr (kUnitTokens == 2) {
-    *reinterpret_cast<uint32_t*>(to) = of_token[0] | of_token[1] << 16;
-  } else {
-    *reinterpret_cast<uint2*>(to) =
-        make_uint2(of_token[0] | of_token[1] << 16, of_token[2] | of_token[3] << 16);
-  }
-}
-
-// Where the k-th distance lies in a row's histogram.
-struct Cut {
-  uint32_t threshold;  // T
-  uint32_t skip;       // of those at T the earliest are too many
-};
-
-// The chosen tokens of one chunk, whose distances are distances[token - first].
-__device__ __forceinline__ void CompactChunk(const Args& args, int32_t row,
-                                             const DeviceQuery& query, int32_t first, int32_t last,
-                                             const uint16_t* distances, const Cut& cut,
-                                             uint32_t* warp_sums) {
-  const uint16_t* running =
-      args.running + int64_t{row} * args.chunks * (args.bins + 1) + cut.threshold;
-  uint32_t less_before = 0, equal_before = 0;
-  for (int32_t chunk = threadIdx.x; chunk < static_cast<int32_t>(blockIdx.x); chunk += kThreads) {
-    const uint16_t* of_chunk = running + int64_t{chunk} * (args.bins + 1);
-    const uint32_t less = __ldcg(of_chunk);
-    less_before += less;
-    equal_before += __ldcg(of_chunk + 1) - less;
-  }
-  uint32_t all_less, all_equal;
-  BlockExclusiveScan(less_before, warp_sums, &all_less);
-  BlockExclusiveScan(equal_before, warp_sums, &all_equal);
-  less_before = all_less;
-  equal_before = all_equal;
-  int32_t* tokens = args.chosen.tokens + int64_t{row} * args.chosen.capacity;
-  for (int32_t pass = first; pass < last; pass += kTokensPerPass) {
-    const int32_t mine = pass + static_cast<int32_t>(threadIdx.x) * 8;
-    uint32_t packed[4] = {};
-    if (mine < last) {
-      const uint4 loaded = *reinterpret_cast<const uint4*>(distances + (mine - first));
-      packed[0] = loaded.x;
-      packed[1] = loaded.y;
-      packed[2] = loaded.z;
-      packed[3] = loaded.w;
-    }
-    uint32_t less = 0, equal = 0;  // bit i is token mine + i
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const uint32_t distance = packed[i / 2] >> (i % 2 * 16) & 0xffffu;
-      const bool inside = mine + i >= query.mid.first && mine + i < last;
-      less |= static_cast<uint32_t>(inside && distance < cut.threshold) << i;
-      equal |= static_cast<uint32_t>(inside && distance == cut.threshold) << i;
-    }
-    uint32_t all;
-    const uint32_t before = BlockExclusiveScan(__popc(less) | __popc(equal) << 16, warp_sums, &all);
-    const uint32_t my_less = less_before + (before & 0xffffu);
-    uint32_t my_equal = equal_before + (before >> 16);
-    uint32_t at = my_less + (my_equal > cut.skip ? my_equal - cut.skip : 0);
-    for (uint32_t left = less | equal; left != 0; left &= left - 1) {
-      const int i = __ffs(static_cast<int>(left)) - 1;
-      if ((equal >> i & 1) != 0 && my_equal++ < cut.skip) continue;
-      tokens[at++] = mine + i;
-    }
-    less_before += all & 0xffffu;
-    equal_before += all >> 16;
-  }
-}
-
-// Every thread gets the row's cut. Begins and ends with a barrier; `counts` [bins] is scratch.
-__device__ __forceinline__ Cut FindCut(const uint32_t* histogram, int32_t bins, uint32_t k,
-                                       uint32_t* counts, uint32_t* warp_sums, uint32_t* found) {
-  __syncthreads();
-  for (int32_t bin = threadIdx.x; bin < bins; bin += kThreads)
-    counts[bin] = __ldcg(&histogram[bin]);
-  __syncthreads();
-  const int32_t per_thread = (bins + kThreads - 1) / kThreads;
-  const int32_t bin_first = min(static_cast<int32_t>(threadIdx.x) * per_thread, bins);
-  const int32_t bin_last = min(bin_first + per_thread, bins);
-  uint32_t sum = 0, total;
-  for (int32_t bin = bin_first; bin < bin_last; ++bin) sum += counts[bin];
-  uint32_t below = BlockExclusiveScan(sum, warp_sums, &total);
-  if (below < k && k <= below + sum) {
-    for (int32_t bin = bin_first; bin < bin_last; ++bin) {
-      if (k <= below + counts[bin]) {
-        found[0] = static_cast<uint32_t>(bin);
-        found[1] = counts[bin] - (k - below);
-        break;
-      }
-      below += counts[bin];
-    }
-  }
-  __syncthreads();
-  return {found[0], found[1]};
-}
-
-__device__ __forceinline__ void ChooseAll(const Args& args, int32_t row, const DeviceQuery& query,
-                                          int32_t first, int32_t last) {
-  int32_t* tokens = args.chosen.tokens + int64_t{row} * args.chosen.capacity;
-  for (int32_t t = max(first, query.mid.first) + static_cast<int32_t>(threadIdx.x); t < last;
-       t += kThreads) {
-    tokens[t - query.mid.first] = t;
-  }
-}
 
 template <int kCodeBytes, int kPlanes, bool kFused>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)

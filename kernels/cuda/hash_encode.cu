@@ -321,11 +321,14 @@ int32_t BufferFloats(const DeviceEncoder& encoder, int32_t tile) {
   return widest * tile;
 }
 
-constexpr size_t kMaxSharedBytes = 160 * 1024;  // what sm_80 has, less some
+// Of a block: what sm_80 has, less some, or this device.
+size_t MostSharedBytes() {
+  return std::min<size_t>(160 * 1024, CurrentDevice().block_shared_bytes);
+}
 
 template <typename Kernel>
 cudaError_t AllowShared(Kernel kernel, size_t bytes) {
-  if (bytes > kMaxSharedBytes) return cudaErrorInvalidValue;
+  if (bytes > MostSharedBytes()) return cudaErrorInvalidValue;
   if (bytes <= 48 * 1024) return cudaSuccess;
   return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                               static_cast<int>(bytes));
@@ -348,6 +351,10 @@ DeviceEncoder PackEncoder(const EncoderWeights& weights, void* host, void* devic
   if (num_stages < 1 || num_stages > kMaxEncoderStages ||
       weights.stages.back().out % (32 * weights.queries_per_input) != 0) {
     return encoder;
+  }
+  // Two buffers of the widest input of 8 vectors: more a launch never needs.
+  for (const AffineStage& stage : weights.stages) {
+    if (AlignUp(static_cast<size_t>(stage.in), 8) * 8 * 8 > MostSharedBytes()) return encoder;
   }
   encoder.num_stages = num_stages;
   encoder.kv_heads = weights.kv_heads;

@@ -35,7 +35,8 @@ struct DeviceEncoder {
 
 // What an encoder takes on the device, and its packing on the host: `host` is packed bytes to be
 // copied to `device`; the result points into `device`. Null stages (num_stages 0) if the shape is
-// refused: more than kMaxEncoderStages stages, or outputs that are no multiple of 32.
+// refused: more than kMaxEncoderStages stages, outputs that are no multiple of 32, or inputs wider than
+// a block's shared memory on this device.
 size_t PackedEncoderBytes(const EncoderWeights& weights);
 DeviceEncoder PackEncoder(const EncoderWeights& weights, void* host, void* device);
 

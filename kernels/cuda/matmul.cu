@@ -443,11 +443,18 @@ size_t OrderedBytes(int64_t m, int64_t in) {
 
 namespace {
 
+// Whether StreamKernel takes m rows on this device: newer ones may have less shared memory.
+bool Streams(int64_t m) {
+  constexpr size_t kOtherSharedBytes = 10 * 1024;  // its variables, at most
+  return m <= kStreamRows && CurrentDevice().hopper &&
+         kStreamSharedBytes + kOtherSharedBytes <= CurrentDevice().block_shared_bytes;
+}
+
 // x in `operands`, one way or the other.
 cudaError_t Tensor(const Operands& operands, cudaStream_t stream) {
   const auto tiles = static_cast<unsigned>(CeilDiv(operands.out, 16));
   const int32_t m = operands.m;
-  if (CurrentDevice().hopper && m <= kStreamRows) {
+  if (Streams(m)) {
     const auto kernel = operands.x == nullptr ? StreamKernel<true> : StreamKernel<false>;
     if (const cudaError_t error =
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -496,7 +503,7 @@ cudaError_t Matmul(const MatmulArgs& args, const DeviceWeights& w, void* workspa
   if (w.way == DeviceWeights::Way::kExact) return MatmulExact(args, w, stream);
   Operands operands = OperandsOf(args, w);
   const bool pairs = args.x_stride % 2 == 0 && reinterpret_cast<uintptr_t>(args.x) % 8 == 0;
-  if (CurrentDevice().hopper && args.m <= kDirectRows && w.in % kSlice == 0 && pairs) {
+  if (Streams(args.m) && args.m <= kDirectRows && w.in % kSlice == 0 && pairs) {
     operands.x_rows = args.x;
     return Tensor(operands, stream);
   }

@@ -16,7 +16,6 @@ namespace winnow::kernels::cuda {
 namespace {
 
 constexpr size_t kHugePageBytes = size_t{2} << 20;
-constexpr size_t kPieceBytes = size_t{256} << 20;
 constexpr int kThreadsMax = 16;
 constexpr size_t kPageBytes = 4096;
 
@@ -61,7 +60,8 @@ class PinnedMapping {
       }
       registered_[piece] = 1;
       void* on_device = nullptr;
-      return cudaHostGetDevicePointer(&on_device, first, 0) == cudaSuccess && on_device == first;
+      if (cudaHostGetDevicePointer(&on_device, first, 0) != cudaSuccess) cudaGetLastError();
+      return on_device == first;
     });
   }
   std::byte* data() const { return data_; }
@@ -118,7 +118,6 @@ Buffer AllocatePinned(int device, size_t size_bytes, int threads, size_t piece_b
   const auto pages = static_cast<size_t>(std::max(0L, sysconf(_SC_PHYS_PAGES)));
   if (size_bytes / static_cast<size_t>(sysconf(_SC_PAGESIZE)) >= pages) return {};
   if (threads <= 0) threads = ThreadsOfHost();
-  if (piece_bytes == 0) piece_bytes = kPieceBytes;
   auto mapping = std::make_shared<PinnedMapping>(device, size_bytes, piece_bytes, threads);
   if (!mapping->Make()) return {};
   std::byte* data = mapping->data();

@@ -17,10 +17,13 @@
 
 namespace winnow::kernels::cuda {
 
+inline constexpr size_t kPinnedPieceBytes = size_t{256} << 20;
+
 // Zeroed and aligned to 2 MiB. Null data() if the memory cannot be had, or not be pinned; whether as much
 // is free as the machine has is for the caller to know, as pages are taken here and now.
-// `threads` and `piece_bytes` (a multiple of 2 MiB) 0: what was measured to be good.
-Buffer AllocatePinned(int device, size_t size_bytes, int threads = 0, size_t piece_bytes = 0);
+// `threads` 0: as many as were measured to be good. `piece_bytes`: a multiple of 2 MiB.
+Buffer AllocatePinned(int device, size_t size_bytes, int threads = 0,
+                      size_t piece_bytes = kPinnedPieceBytes);
 
 // memcpy, by several threads where it is worth it.
 void CopyInParallel(void* to, const void* from, size_t size_bytes);

@@ -397,25 +397,6 @@ __global__ void __launch_bounds__(kThreads) AttendKernel(const __grid_constant__
   }
 }
 
-__global__ void MergeStatesKernel(float* states, const float* parts, int32_t head_dim) {
-  float* state = states + int64_t{blockIdx.x} * (head_dim + 2);
-  const float* part = parts + int64_t{blockIdx.x} * (head_dim + 2);
-  const float max = state[head_dim], sum = state[head_dim + 1];
-  const float part_max = part[head_dim], part_sum = part[head_dim + 1];
-  __syncthreads();
-  if (part_sum == 0.0f) return;
-  const float new_max = sum == 0.0f ? part_max : fmaxf(max, part_max);
-  const float keep = sum == 0.0f ? 0.0f : exp2f(max - new_max);
-  const float add = sum == 0.0f ? 1.0f : exp2f(part_max - new_max);
-  for (int c = threadIdx.x; c < head_dim; c += blockDim.x) {
-    state[c] = (sum == 0.0f ? 0.0f : state[c] * keep) + part[c] * add;
-  }
-  if (threadIdx.x == 0) {
-    state[head_dim] = new_max;
-    state[head_dim + 1] = (sum == 0.0f ? 0.0f : sum * keep) + part_sum * add;
-  }
-}
-
 __global__ void FinishStatesKernel(const float* states, const DeviceQuery* queries,
                                    int32_t head_dim, float* out, int64_t out_stride) {
   LetNextStart();
@@ -550,13 +531,6 @@ cudaError_t AttendPaged(const RowAttentionShape& shape, const float* q, int64_t 
                         const AttentionOutput& output, void* workspace, cudaStream_t stream) {
   return Attend<Source::kPaged>(shape, q, q_stride, queries, nullptr, {}, pool, scale, output,
                                 workspace, stream);
-}
-
-cudaError_t MergeStates(float* states, const float* parts, int64_t count, int32_t head_dim,
-                        cudaStream_t stream) {
-  if (count == 0) return cudaSuccess;
-  MergeStatesKernel<<<static_cast<unsigned>(count), 128, 0, stream>>>(states, parts, head_dim);
-  return cudaGetLastError();
 }
 
 cudaError_t StateMasses(const float* states, int64_t count, int32_t head_dim, float* masses,

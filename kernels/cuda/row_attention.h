@@ -64,10 +64,6 @@ ZeroedPart RowAttentionZeroedPart(const RowAttentionShape& shape);
                                       const void* pool, float scale, const AttentionOutput& output,
                                       void* workspace, cudaStream_t stream);
 
-// states become those of both parts (attention_state.h); `count` states of head dimension d.
-[[nodiscard]] cudaError_t MergeStates(float* states, const float* parts, int64_t count,
-                                      int32_t head_dim, cudaStream_t stream);
-
 // Row queries[i].row of out [H*d] = attention of states [i][H]; zeros where of no keys.
 [[nodiscard]] cudaError_t FinishStates(const float* states, const DeviceQuery* queries,
                                        int32_t num_queries, int32_t heads, int32_t head_dim,

@@ -18,6 +18,7 @@
 #include "kernels/backend.h"
 #include "kernels/cuda/device_types.h"
 #include "kernels/cuda/layer_ops.h"
+#include "kernels/cuda/staging.h"
 
 namespace winnow::kernels::cuda {
 
@@ -75,9 +76,6 @@ inline constexpr size_t kRowCacheSlotBytes = sizeof(RowCacheSlot);
 // num_moves, with `num_blocks` blocks of 512 threads: kBringBlocks where nothing else runs, and
 // kGatherBlocks (row_gather.h) beside something that does. Moves block_bytes (a multiple of 16) per move
 // over the bus.
-struct BlockMove {
-  int32_t from = 0, to = 0;
-};
 inline constexpr int32_t kBringBlocks = 64;
 [[nodiscard]] cudaError_t BringBlocks(const std::byte* pool, const BlockMove* moves,
                                       int32_t num_moves, int64_t block_bytes, std::byte* staging,

@@ -17,6 +17,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/device_math.cuh"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/top_p.h"
 
 namespace winnow::kernels::cuda {
@@ -26,6 +27,7 @@ constexpr int kEstimateThreads = 128;
 constexpr int kCutThreads = 512;
 constexpr int kCutWarps = kCutThreads / 32;
 constexpr size_t kMaxSharedBytes = 144 * 1024;  // sm_80 has them too
+constexpr size_t kOtherSharedBytes = 2 * 1024;  // of a block, at most: its variables
 constexpr uint32_t kOneBits = 0x3f800000;       // the largest weight
 
 struct HeadCut {
@@ -450,7 +452,10 @@ cudaError_t PruneSelection(const TopPShape& shape, const float* q, int64_t q_str
   }
   const dim3 grid(layout.kv_heads * shape.group, shape.num_queries);
   const size_t shared_bytes = size_t{4} * plan.max_tokens + size_t{4} * shape.max_candidates;
-  if (shared_bytes <= kMaxSharedBytes) return LaunchCut<true>(grid, shared_bytes, args, stream);
+  if (shared_bytes <= kMaxSharedBytes &&
+      shared_bytes + kOtherSharedBytes <= CurrentDevice().block_shared_bytes) {
+    return LaunchCut<true>(grid, shared_bytes, args, stream);
+  }
   return LaunchCut<false>(grid, 0, args, stream);
 }
 

@@ -276,5 +276,48 @@ TEST_F(CudaBackendTest, ManyDescriptorsInAPass) {
   }
 }
 
+// The same between a selection and the attention to what was chosen: it is still known then.
+TEST_F(CudaBackendTest, ManyDescriptorsBetweenASelectionAndAttentionToIt) {
+  SCOPED_TRACE(Seed());
+  const KvLayout layout{1, 64, 16, DType::kBF16};
+  const CodeLayout code_layout{1, 16, 32};
+  const int32_t blocks = 40000, n = 16 * blocks, calls = 60, k = 20;
+  PagedKv kv(random_, layout, {1024});
+  const auto pool = UploadPool(kv);
+  std::vector<uint8_t> codes(kv.num_blocks() * code_layout.BlockBytes());
+  for (uint8_t& byte : codes) byte = static_cast<uint8_t>(random_.Int(0, 255));
+  std::vector<uint8_t> query_codes(calls * code_layout.CodeBytes());
+  for (uint8_t& byte : query_codes) byte = static_cast<uint8_t>(random_.Int(0, 255));
+  const DeviceArray<uint8_t> codes_on_device(codes), query_codes_on_device(query_codes);
+  std::vector<std::vector<int32_t>> tables(calls + 1, std::vector<int32_t>(blocks));
+  for (auto& table : tables) {  // of blocks that come again
+    for (int32_t& block : table) block = kv.table(0)[random_.Int(0, 63)];
+  }
+  Matrix q = Matrix::Normal(random_, calls, 64);
+  auto of_q = Put(q);
+  const SharedSelection chosen(*backend_, 1, 1, k);
+  const auto run = [&](bool through_the_host) {
+    Matrix out(calls, 64);
+    auto of_out = Put(out);
+    backend_->BeginPass();
+    for (int32_t i = 0; i < calls; ++i) {
+      RetrievalQuery query{i, tables[calls], n - 1, {16, n - 100}, k};
+      backend_->SelectByCodes({&query, 1}, query_codes_on_device.data() + 4 * i, 1,
+                              codes_on_device.data(), code_layout, chosen.view());
+      if (through_the_host) {
+        EXPECT_TRUE(backend_->Synchronize());
+      }
+      query.block_table = tables[i];
+      EXPECT_TRUE(backend_->AttendChosen(of_q.tensor, {&query, 1}, chosen.view(), pool.data(),
+                                         layout, 0.1f, of_out.tensor));
+    }
+    of_out.Fetch();
+    return out;
+  };
+  const Matrix on_device = run(false), through_the_host = run(true);
+  ASSERT_TRUE(SameBits(on_device, through_the_host));
+  for (int32_t i = 1; i < calls; ++i) ASSERT_FALSE(SameBits(on_device, i, on_device, i - 1));
+}
+
 }  // namespace
 }  // namespace winnow::kernels::cuda

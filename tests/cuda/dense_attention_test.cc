@@ -123,18 +123,42 @@ TEST_F(CudaDenseAttentionTest, ALongContextHasTheSameBitsInTurnAndSideBySide) {
 
 TEST_F(CudaDenseAttentionTest, ALongContextInMoreLaunchesThanOne) {
   SCOPED_TRACE(Seed());
-  // Workspaces of 40 such queries are more than one launch may take.
+  // Forty chunks of as many rows as fewest launches have: their workspaces are more than one may take.
   const KvLayout layout{8, 64, 64, DType::kBF16};
-  const int32_t n = 9000, count = 40;
+  const int32_t n = 9000, chunk = 8, count = 40 * chunk, group = 16;
+  ASSERT_GT(DenseAttentionWorkspaceBytes({40, chunk, n, group, layout, DenseWay::kSideBySide}),
+            size_t{256} << 20);
   PagedKv kv(random_, layout, {n});
   const auto pool = UploadPool(kv);
-  Matrix q = Matrix::Normal(random_, count, 8 * 4 * 64);
+  Matrix q = Matrix::Normal(random_, count, int64_t{8} * group * 64);
   std::vector<AttentionChunk> chunks;
-  for (int32_t i = 0; i < count; ++i) chunks.push_back(kv.Chunk(0, i, 1, n - count + i));
+  for (int32_t i = 0; i < count; i += chunk) {
+    chunks.push_back(kv.Chunk(0, i, chunk, n - count + i));
+  }
   const Matrix separate = Run(kv, pool, q, chunks);
   const std::vector<AttentionChunk> joined = {kv.Chunk(0, 0, count, n - count)};
   const Matrix together = Run(kv, pool, q, joined);
   ASSERT_TRUE(SameBits(separate, together));
+}
+
+// A single chunk of few queries whose workspace is more than one launch may take: its queries go in
+// several. A million tokens of blocks that come again.
+TEST_F(CudaDenseAttentionTest, FewQueriesOfAVeryLongContextInMoreLaunchesThanOne) {
+  SCOPED_TRACE(Seed());
+  const KvLayout layout{1, 128, 64, DType::kBF16};
+  const int32_t count = 16, few = 8, group = 16;
+  PagedKv kv(random_, layout, {4096});
+  const auto pool = UploadPool(kv);
+  std::vector<int32_t> table(16400);
+  for (int32_t& block : table) block = kv.table(0)[random_.Int(0, 63)];
+  const auto n = static_cast<int32_t>(table.size()) * layout.block_tokens;
+  ASSERT_GT(DenseAttentionWorkspaceBytes({1, few, n, group, layout, DenseWay::kSideBySide}),
+            size_t{256} << 20);
+  Matrix q = Matrix::Normal(random_, count, int64_t{group} * 128);
+  const std::vector<AttentionChunk> in_turn = {{0, count, n - count, table}};
+  const std::vector<AttentionChunk> halves = {{0, few, n - count, table},
+                                              {few, few, n - few, table}};
+  ASSERT_TRUE(SameBits(Run(kv, pool, q, halves), Run(kv, pool, q, in_turn)));
 }
 
 }  // namespace

@@ -75,7 +75,9 @@ class Codes {
       WINNOW_CUDA_OK(SelectByCodes(shape, on_device.data(), query_codes.data(), codes.data(),
                                    selection.view(), workspace.data(), nullptr));
       const auto again = selection.Chosen();
-      if (i > 0) EXPECT_EQ(again, chosen) << "call " << i;
+      if (i > 0) {
+        EXPECT_EQ(again, chosen) << "call " << i;
+      }
       chosen = again;
     }
     return chosen;

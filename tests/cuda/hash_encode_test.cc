@@ -2,6 +2,7 @@
 
 #include <deque>
 
+#include "kernels/hamming_select.h"
 #include "kernels/hash_encode.h"
 #include "tests/cuda/backend_testing.h"
 
@@ -310,6 +311,68 @@ TEST_F(CudaEncodeStepTest, OneLaunchGivesWhatThreeGive) {
           << "round " << round << ": G " << group << ", d " << d << ", together " << together;
     }
   }
+}
+
+// A scan may read codes before the kernels ahead of it have ended, but none that this pass makes: the
+// step's own token, whose key is the query, is chosen when mid has it.
+TEST_F(CudaEncodeStepTest, AStepChoosesAmongCodesOfEarlierPassesAndItsOwn) {
+  SCOPED_TRACE(Seed());
+  const int32_t d = 64, kv_heads = 2, group = 4, k = 60, n = 3000, steps = 80;
+  const KvLayout layout{kv_heads, d, 64, DType::kBF16};
+  const CodeLayout code_layout{kv_heads, 64, 128};
+  PagedKv kv(random_, layout, {n});
+  const auto pool = UploadPool(kv);
+  RandomEncoder encoder(random_, kv_heads, 1, {d, 128, 128});
+  const auto packed = backend_->PackEncoder(encoder.weights());
+  ASSERT_NE(packed, nullptr);
+  DeviceArray<uint8_t> codes(kv.num_blocks() * code_layout.BlockBytes());
+  DeviceArray<uint8_t> query_codes(kv_heads * group * code_layout.CodeBytes());
+  const SharedSelection chosen(*backend_, 1, kv_heads, k);
+  for (int32_t step = 0; step < steps; ++step) {
+    const int32_t position = n - steps + step;
+    Matrix q(1, int64_t{kv_heads} * group * d);
+    for (int32_t head = 0; head < kv_heads; ++head) {
+      for (int32_t c = 0; c < d; ++c) {
+        BF16 value;
+        std::memcpy(&value, kv.Row(0, head, position) + 2 * c, 2);
+        for (int32_t g = 0; g < group; ++g) q.row(0)[(head * group + g) * d + c] = ToFloat(value);
+      }
+    }
+    auto of_q = Put(q);
+    const int32_t window = step % 2 == 0 ? 0 : 30;
+    const std::vector<RetrievalQuery> queries = {
+        {0, kv.table(0), position, {4, position + 1 - window}, k}};
+    const std::vector<KeySpan> spans = {{kv.table(0), {step == 0 ? 0 : position, position + 1}}};
+    backend_->BeginPass();
+    for (int layer = 0; layer < 2; ++layer) {  // the second says nothing that the first did not say
+      backend_->EncodeKeys(spans, pool.data(), layout, *packed, codes.data(), code_layout);
+      backend_->EncodeQueries(of_q.tensor, queries, *packed, query_codes.data());
+      backend_->SelectByCodes(queries, query_codes.data(), group, codes.data(), code_layout,
+                              chosen.view());
+    }
+    ASSERT_TRUE(backend_->Synchronize()) << backend_->failure();
+    OwnedSelection expected(1, kv_heads, k);
+    const auto of_codes = codes.Get(), of_queries = query_codes.Get();
+    SelectByCodesRef(queries, of_queries.data(), group, of_codes.data(), code_layout,
+                     expected.view());
+    for (int32_t head = 0; head < kv_heads; ++head) {
+      const std::vector<int32_t> tokens = chosen.Of(0, head);
+      ASSERT_EQ(tokens, expected.Of(0, head)) << "step " << step;
+      EXPECT_EQ(tokens.back() == position, window == 0) << "step " << step;
+    }
+  }
+}
+
+// What no launch would take is refused where weights are packed, not in a step.
+TEST_F(CudaEncodeStepTest, ShapesThatNoLaunchTakesAreRefused) {
+  for (const std::vector<int32_t>& widths :
+       {std::vector<int32_t>{64, 3000, 128}, {64, 48}, {64, 64, 64, 64, 64, 64}}) {
+    RandomEncoder encoder(random_, 1, 1, widths);
+    EXPECT_EQ(backend_->PackEncoder(encoder.weights()), nullptr) << widths[1];
+  }
+  RandomEncoder widest(random_, 1, 1, {64, 1536, 128});
+  EXPECT_NE(backend_->PackEncoder(widest.weights()), nullptr);
+  EXPECT_TRUE(backend_->Synchronize()) << "a refusal is no failure";
 }
 
 }  // namespace

@@ -10,26 +10,27 @@ namespace {
 
 class CudaHostKvTest : public CudaBackendFixture {
  protected:
-  // Two layers in host memory, and the same two on the device.
+  // Layers in host memory, and the same ones on the device.
   struct Pools {
     Pools(CudaBackend& backend, const KvLayout& layout, int32_t num_blocks, int32_t max_context,
-          int64_t cache_rows)
+          int64_t cache_rows, int32_t layers = 2)
         : layer_bytes(num_blocks * layout.BlockBytes()),
-          host(backend.AllocateShared(2 * layer_bytes)),
-          device(backend.Allocate(2 * layer_bytes)) {
-      const std::vector<std::byte*> of_layers = {Host(0), Host(1)};
+          host(backend.AllocateShared(layers * layer_bytes)),
+          device(backend.Allocate(layers * layer_bytes)) {
+      std::vector<std::byte*> of_layers;
+      for (int32_t layer = 0; layer < layers; ++layer) of_layers.push_back(Host(layer));
       const SharedKvShape shape{.layout = layout,
-                                .num_pools = 2,
+                                .num_pools = layers,
                                 .num_blocks = num_blocks,
                                 .max_context = max_context,
                                 .max_batch_tokens = 64,
-                                .cache_bytes = 2 * cache_rows * (layout.RowBytes() + 8)};
+                                .cache_bytes = layers * cache_rows * (layout.RowBytes() + 8)};
       std::string why;
       kv = backend.ShareKv(shape, of_layers, &why);
       EXPECT_NE(kv, nullptr) << why;
-      EXPECT_EQ(
-          kv->sizes().cache_rows,
-          2 * std::min<int64_t>(cache_rows, num_blocks * layout.kv_heads * layout.block_tokens));
+      EXPECT_EQ(kv->sizes().cache_rows,
+                layers * std::min<int64_t>(cache_rows,
+                                           num_blocks * layout.kv_heads * layout.block_tokens));
       EXPECT_EQ(kv->sizes().total(), backend.SizeSharedKv(shape).total());
       reads = backend.AllocateShared(64 * sizeof(SharedKvReads));
     }
@@ -159,6 +160,75 @@ TEST_F(CudaHostKvTest, StepsHaveTheBitsOfKvOnTheDevice) {
       }
     }
     EXPECT_TRUE(retrieved);
+  }
+}
+
+// As a step of the engine asks for it: nobody waits between layers, so that what is brought ahead, and for
+// a layer that then is left out, is on its way while other areas are filled and read.
+TEST_F(CudaHostKvTest, LayersWithoutAWaitBetweenThemHaveTheBitsOfKvOnTheDevice) {
+  SCOPED_TRACE(Seed());
+  const int32_t layers = 6, kv_heads = 8, d = 128, group = 4;
+  const KvLayout layout{kv_heads, d, 64, DType::kBF16};
+  const int32_t max_context = 6400, num_blocks = 201;  // areas of 26 MB: long to bring
+  const Pools pools(*backend_, layout, num_blocks, max_context, 500, layers);
+  ASSERT_NE(pools.kv, nullptr);
+  std::vector<int32_t> blocks(num_blocks), tables[2];
+  std::iota(blocks.begin(), blocks.end(), 0);
+  random_.Shuffle(blocks);
+  for (int s = 0; s < 2; ++s) tables[s].assign(&blocks[100 * s], &blocks[100 * (s + 1)]);
+  // What both hold at first.
+  std::vector<std::byte> content(pools.layer_bytes);
+  for (int32_t layer = 0; layer < layers; ++layer) {
+    for (size_t at = 0; at < content.size(); at += 2) {
+      const BF16 value = ToBF16(static_cast<float>(random_.Int(-1000, 1000)) / 1000.0f);
+      std::memcpy(&content[at], &value, 2);
+    }
+    backend_->CopyToDevice(content.data(), pools.Host(layer), content.size());
+    backend_->CopyToDevice(content.data(), pools.Device(layer), content.size());
+  }
+  int32_t position = 5000;
+  for (int pass = 0; pass < 20; ++pass) {
+    // One decodes, or reads on; the other too, or is away.
+    std::vector<AttentionChunk> chunks;
+    const auto count = random_.Int(0, 1) == 0 ? 1 : static_cast<int32_t>(random_.Int(9, 60));
+    int32_t rows = 0;
+    for (int s = 0; s < 2; ++s) {
+      if (s == 1 && random_.Int(0, 2) == 0) continue;
+      chunks.push_back({rows, count, position, tables[s]});
+      rows += count;
+    }
+    position += count;
+    const int64_t width = int64_t{kv_heads} * d;
+    Matrix k = Matrix::Normal(random_, rows, width), v = Matrix::Normal(random_, rows, width);
+    Matrix q = Matrix::Normal(random_, rows, width * group);
+    auto of_k = Put(k), of_v = Put(v), of_q = Put(q);
+    std::vector<Matrix> on_host(layers, Matrix(rows, width * group)), on_device = on_host;
+    std::vector<OnDevice> of_host, of_device;
+    of_host.reserve(layers);
+    of_device.reserve(layers);
+    std::vector<bool> attends(layers);
+    for (int32_t layer = 0; layer < layers; ++layer) {
+      of_host.push_back(Put(on_host[layer]));
+      of_device.push_back(Put(on_device[layer]));
+      attends[layer] = random_.Int(0, 3) != 0;
+    }
+    backend_->BeginPass();
+    for (int32_t layer = 0; layer < layers; ++layer) {
+      backend_->WriteKv(of_k.tensor, of_v.tensor, chunks, pools.Host(layer), layout);
+      if (!attends[layer]) continue;
+      backend_->Attend(of_q.tensor, chunks, pools.Host(layer), layout, 0.1f, of_host[layer].tensor);
+    }
+    for (int32_t layer = 0; layer < layers; ++layer) {
+      backend_->WriteKv(of_k.tensor, of_v.tensor, chunks, pools.Device(layer), layout);
+      if (!attends[layer]) continue;
+      backend_->Attend(of_q.tensor, chunks, pools.Device(layer), layout, 0.1f,
+                       of_device[layer].tensor);
+    }
+    for (int32_t layer = 0; layer < layers; ++layer) {
+      ASSERT_NO_FATAL_FAILURE(
+          ExpectSame(of_host[layer], on_host[layer], of_device[layer], on_device[layer]))
+          << "pass " << pass << ", layer " << layer;
+    }
   }
 }
 

@@ -276,32 +276,17 @@ TEST_F(CudaRowAttentionTest, PagedAttentionIsDenseAttention) {
   }
 }
 
-TEST_F(CudaRowAttentionTest, StatesMergeAndFinishAsTheReferences) {
+TEST_F(CudaRowAttentionTest, StatesFinishAsTheirAttention) {
   SCOPED_TRACE(Seed());
   const int32_t d = AnyHeadDim(random_);
-  std::vector<float> states(12 * (d + 2)), parts(12 * (d + 2));
+  std::vector<float> states(12 * (d + 2));
   for (float& value : states) value = random_.Normal();
-  for (float& value : parts) value = random_.Normal();
   for (int i = 0; i < 12; ++i) {
-    for (auto* of : {&states, &parts}) {
-      float* state = of->data() + i * (d + 2);
-      state[d + 1] = std::abs(state[d + 1]) + 1;
-      if ((of == &states ? i % 4 == 1 : i % 4 == 2) || i % 4 == 3) ResetAttentionState(state, d);
-    }
+    float* state = states.data() + i * (d + 2);
+    state[d + 1] = std::abs(state[d + 1]) + 1;
+    if (i % 4 == 1) ResetAttentionState(state, d);
   }
-  const DeviceArray<float> on_device(states), parts_on_device(parts);
-  WINNOW_CUDA_OK(MergeStates(on_device.data(), parts_on_device.data(), 12, d, nullptr));
-  for (int i = 0; i < 12; ++i) {
-    MergeAttentionState(states.data() + i * (d + 2), parts.data() + i * (d + 2), d);
-  }
-  const std::vector<float> merged = on_device.Get();
-  for (size_t i = 0; i < states.size(); ++i) {
-    if (std::isinf(states[i])) {
-      ASSERT_EQ(merged[i], states[i]);
-    } else {
-      ASSERT_NEAR(merged[i], states[i], 1e-5 * std::max(1.0f, std::abs(states[i]))) << i;
-    }
-  }
+  const DeviceArray<float> on_device(states);
   std::vector<RetrievalQuery> queries = Queries(3);
   std::swap(queries[0].row, queries[2].row);
   const DeviceQueries queries_on_device(queries);
@@ -313,7 +298,7 @@ TEST_F(CudaRowAttentionTest, StatesMergeAndFinishAsTheReferences) {
   EXPECT_TRUE(out.GuardsIntact());
   for (int i = 0; i < 12; ++i) {
     for (int32_t c = 0; c < d; ++c) {
-      const float* state = merged.data() + i * (d + 2);
+      const float* state = states.data() + i * (d + 2);
       const float expected = state[d + 1] == 0 ? 0.0f : state[c] / state[d + 1];
       ASSERT_NEAR(out.row(queries[i / 4].row)[i % 4 * d + c], expected, 1e-5);
     }

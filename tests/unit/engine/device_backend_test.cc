@@ -37,7 +37,9 @@ class PretendedDevice final : public TimedBackend {
   int passes = 0;
   int waits = 0;
   int fail_after_waits = -1;  // never
+  int64_t available = 1 << 30;
 
+  int64_t AvailableBytes() const override { return available; }
   void BeginPass() override {
     ++passes;
     static_cast<void>(Synchronize());
@@ -309,6 +311,19 @@ TEST_F(DeviceBackendTest, SharedMemoryThatHoldsNoBlockIsRefused) {
   options.shared_kv_bytes = 1 << 20;
   EXPECT_THAT(std::string(Decoder::Create(config_, weights_, *cpu_, options).status().message()),
               ::testing::HasSubstr("host_bytes: KV of the first 2 layers lies on the device"));
+}
+
+// What operations need beside their operands is found missing at start, not in a step.
+TEST_F(DeviceBackendTest, ADeviceWithNoRoomLeftForOperationsIsRefused) {
+  PretendedDevice device(*cpu_);
+  device.available = 1;
+  EXPECT_TRUE(TryDecoder(device, 0).ok());
+  device.available = 0;
+  const absl::Status status = TryDecoder(device, 0).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  EXPECT_THAT(std::string(status.message()),
+              ::testing::AllOf(::testing::HasSubstr("left for what steps need on cpu"),
+                               ::testing::HasSubstr("scratch (step_tokens, max_running) ")));
 }
 
 TEST_F(DeviceBackendTest, ADeviceThatFailsAnywhereInAPassMakesItUnavailable) {

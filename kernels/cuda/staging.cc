@@ -1,0 +1,89 @@
+#include "kernels/cuda/staging.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "kernels/check.h"
+
+namespace winnow::kernels::cuda {
+
+Staging::Staging(int32_t block_tokens, int32_t room, int32_t num_pools)
+    : block_tokens_(block_tokens), num_pools_(num_pools), identity_(room) {
+  std::iota(identity_.begin(), identity_.end(), 0);
+}
+
+bool Staging::Attend(StagingStreams& streams, int32_t pool,
+                     std::span<const AttentionChunk> chunks) {
+  for (size_t first = 0; first < chunks.size();) {
+    PlanArea(chunks, first, /*old_only=*/false, blocks_);
+    attended_.swap(staged_);
+    first += attended_.size();
+    // What is on its way to this area may be for another call than this one.
+    area_ = 1 - area_;
+    if (!streams.WaitForAhead()) return false;
+    PlanMoves(blocks_, ahead_pool_ == pool ? ahead_blocks_ : std::span<const int32_t>());
+    if (!moves_.empty() && !streams.Bring(pool, moves_, area_)) return false;
+    if (!BringAhead(streams, pool, chunks, first)) return false;
+    if (!streams.Attend(attended_, area_)) return false;
+  }
+  return true;
+}
+
+bool Staging::BringAhead(StagingStreams& streams, int32_t pool,
+                         std::span<const AttentionChunk> chunks, size_t next) {
+  ahead_pool_ = kNobody;
+  const bool same_pool = next < chunks.size();
+  const int32_t of_next = same_pool ? pool : pool + 1;
+  if (of_next == num_pools_) return true;
+  PlanArea(chunks, same_pool ? next : 0, /*old_only=*/!same_pool, ahead_blocks_);
+  PlanMoves(ahead_blocks_, {});
+  if (!moves_.empty() && !streams.BringAhead(of_next, moves_, 1 - area_)) return false;
+  ahead_pool_ = of_next;
+  return true;
+}
+
+void Staging::Written(int32_t pool, std::span<const AttentionChunk> chunks) {
+  if (ahead_pool_ != pool) return;
+  written_.clear();
+  for (const AttentionChunk& chunk : chunks) {
+    const int32_t first = chunk.position / block_tokens_;
+    const int32_t last = (chunk.position + chunk.num_tokens - 1) / block_tokens_;
+    for (int32_t i = first; i <= last; ++i) written_.push_back(chunk.block_table[i]);
+  }
+  std::sort(written_.begin(), written_.end());
+  for (int32_t& block : ahead_blocks_) {
+    if (std::binary_search(written_.begin(), written_.end(), block)) block = -1;
+  }
+}
+
+void Staging::PlanArea(std::span<const AttentionChunk> chunks, size_t first, bool old_only,
+                       std::vector<int32_t>& blocks) {
+  const auto room = static_cast<int32_t>(identity_.size());
+  blocks.clear();
+  staged_.clear();
+  for (size_t i = first; i < chunks.size(); ++i) {
+    AttentionChunk chunk = chunks[i];
+    const int64_t seen = int64_t{chunk.position} + chunk.num_tokens;
+    const auto count = static_cast<int32_t>((seen + block_tokens_ - 1) / block_tokens_);
+    const auto taken = static_cast<int32_t>(blocks.size());
+    WINNOW_CHECK(count <= room);
+    if (taken + count > room) break;
+    const int32_t old = old_only ? chunk.position / block_tokens_ : count;
+    for (int32_t block = 0; block < count; ++block) {
+      blocks.push_back(block < old ? chunk.block_table[block] : -1);
+    }
+    chunk.block_table = std::span(identity_).subspan(taken, count);
+    staged_.push_back(chunk);
+  }
+}
+
+void Staging::PlanMoves(std::span<const int32_t> blocks, std::span<const int32_t> there) {
+  moves_.clear();
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    if (blocks[i] >= 0 && (i >= there.size() || there[i] != blocks[i])) {
+      moves_.push_back({blocks[i], static_cast<int32_t>(i)});
+    }
+  }
+}
+
+}  // namespace winnow::kernels::cuda
