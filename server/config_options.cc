@@ -177,9 +177,11 @@ std::vector<ServeOption> MakeServeOptions() {
           "kv-bytes", &C::kv_bytes, kBytesMax,
           "size of the KV pool, taken at start, indexes not counted; 0: one sequence of the whole "
           "context"),
-      Bytes("host-bytes", &C::host_bytes, kBytesMax,
-            "host memory that KV moves to when the pool is full, with --device cuda pinned memory "
-            "that KV lies in but for its first layers; 0: none"),
+      Bytes(
+          "host-bytes", &C::host_bytes, kBytesMax,
+          "host memory that KV moves to when the pool is full (without --disk-bytes a copy of all "
+          "of it, so more than the pool), with --device cuda pinned memory that KV lies in but for "
+          "its first layers; 0: none"),
       Bytes(
           "disk-bytes", &C::disk_bytes, kBytesMax,
           "files in --store-dir that KV moves to, read row by row where a policy chooses; 0: none"),

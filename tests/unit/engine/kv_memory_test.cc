@@ -22,9 +22,7 @@ storage::HostStoreOptions StoreOptions() {
 
 class KvMemoryTest : public ::testing::Test {
  protected:
-  KvMemoryTest()
-      : backend_(kernels::MakeCpuBackend("auto", 1)),
-        store_(StoreOptions(), &clock_) {
+  KvMemoryTest() : backend_(kernels::MakeCpuBackend("auto", 1)), store_(StoreOptions(), &clock_) {
     auto memory = KvMemory::Create(*backend_, {.layout = {.kv_heads = 1,
                                                           .head_dim = 64,
                                                           .block_tokens = 16,
