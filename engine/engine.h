@@ -125,14 +125,15 @@ class Engine {
   void SortSequences();
   void Preempt(Sequence& sequence);
   void EndStarved(bool progress, TimePoint now);
-  Digest NameOf(Sequence& sequence, int32_t i, bool* shareable);
-  void NameBlocks(Sequence& sequence);
-  bool AdoptPrefix(Sequence& sequence);
   void Recompute(Sequence& sequence);
   void StartRetrieval(Sequence& sequence);
   void CountDenseDecode(Sequence& sequence);
   void CountRetrieval(Sequence& sequence);
   void Count(Sequence& sequence, const RetrievalCounts& counts);
+  // engine_prefix.cc
+  Digest NameOf(Sequence& sequence, int32_t i, bool* shareable);
+  void NameBlocks(Sequence& sequence);
+  bool AdoptPrefix(Sequence& sequence);
   void ChangeWaiting(int32_t requests, const Sequence& sequence);
   void Publish();
   void TellQueue();

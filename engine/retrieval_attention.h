@@ -210,6 +210,7 @@ class RetrievalAttention {
   void Select(int32_t layer, const AttentionPolicy& policy, int32_t first,
               std::span<const kernels::RetrievalQuery> queries, const kernels::Tensor& q,
               const kernels::Selection& chosen);
+  // retrieval_fetch.cc; BringWhole: retrieval_whole.cc
   bool Fetch(int32_t layer, int32_t first, std::span<const kernels::RetrievalQuery> queries,
              const kernels::Selection& chosen);
   void BringWhole(int32_t layer, int32_t first, std::span<const kernels::RetrievalQuery> queries,

@@ -1,0 +1,171 @@
+// An engine over a small model with KV in tiers, and what it answers when all KV is in memory.
+#ifndef WINNOW_TESTS_UNIT_ENGINE_KV_TIERS_TESTING_H_
+#define WINNOW_TESTS_UNIT_ENGINE_KV_TIERS_TESTING_H_
+
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "engine/decoder.h"
+#include "engine/kv_memory.h"
+#include "engine/model_loader.h"
+#include "gtest/gtest.h"
+#include "tests/fault/faulty_store.h"
+#include "tests/unit/engine/engine_testing.h"
+#include "tests/unit/engine/model_files.h"
+#include "tests/unit/engine/sequence_runner.h"
+
+namespace winnow::engine::kv_tiers {
+
+inline const std::string kNeedle = std::string(WINNOW_SOURCE_DIR) + "/models/needle-5m";
+inline constexpr int32_t kBlockTokens = 16;
+inline constexpr int32_t kContext = 640;
+inline constexpr int32_t kRunning = 4;
+// Of the requests about shared texts, one in so many: a sanitizer makes the model's arithmetic
+// twenty times slower.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr int kFewer = 3;
+#else
+inline constexpr int kFewer = 1;
+#endif
+inline constexpr int32_t kStepTokens = 64;
+
+inline std::vector<AttentionPolicy> Policies() {
+  std::vector<AttentionPolicy> policies;
+  for (const char* text :
+       {"dense", "window:sink=2,window=20", "oracle:k=5,window=9", "quest:k=16,window=9,suffix=40",
+        "lsh:k=5,window=9,suffix=30", "lsh:k=9,p=0.9,window=9,dense_layers=0", "hata:k=6,window=9",
+        "spotlight:k=5%,window=9,completion=on,suffix=50", "spotlight:k=90%,window=9,suffix=99",
+        "lsh:k=5,window=9,floor=0.5"}) {
+    auto policy = ParseAttentionPolicy(text);
+    EXPECT_TRUE(policy.ok()) << policy.status();
+    policies.push_back(*policy);
+  }
+  return policies;
+}
+
+inline ModelOptions Options() {
+  ModelOptions options;
+  options.num_threads = 2;
+  options.block_tokens = kBlockTokens;
+  options.max_context = kContext;
+  options.max_batch_tokens = kStepTokens;
+  options.max_batch_logits = kRunning;
+  options.retrieval.probe_interval = 5;
+  options.retrieval.summaries = kRunning;
+  return options;
+}
+
+inline std::unique_ptr<LoadedModel> Load(const ModelOptions& options,
+                                         const std::string& dir = kNeedle) {
+  auto model = LoadModel(dir, options);
+  EXPECT_TRUE(model.ok()) << model.status();
+  return *std::move(model);
+}
+
+inline int64_t FrameBytes(const ModelConfig& config) {
+  return int64_t{2} * 2 * config.head_dim * config.num_kv_heads * kBlockTokens;
+}
+
+class KvTiersTest : public ::testing::Test {
+ protected:
+  KvTiersTest() : seed_(testing::TestSeed()), random_(seed_) {
+    auto config = LoadModelConfig(kNeedle);
+    config_ = *std::move(config);
+    for (int i = 0; i < 14; ++i) {
+      const auto length =
+          static_cast<int32_t>(random_() % 3 == 0 ? 1 + random_() % 60 : 200 + random_() % 400);
+      std::vector<int32_t> prompt(length);
+      for (int32_t& token : prompt) token = static_cast<int32_t>(random_() % config_.vocab_size);
+      Request request = MakeRequest(i + 1, std::move(prompt), 1 + random_() % 30);
+      request.tenant = i % 3 == 0 ? "a" : "b";
+      request.policy = Policies()[i % Policies().size()];
+      requests_.push_back(std::move(request));
+    }
+  }
+
+  // As few frames as the options allow, and a store for everything else.
+  ModelOptions Tiered() const {
+    ModelOptions options = Options();
+    options.kv_dtype = "bf16";
+    options.kv_bytes = FrameBytes(config_) * KvMemory::LeastFrames(config_.num_layers, kBlockTokens,
+                                                                   kContext, kStepTokens, kRunning);
+    options.tiers.row_cache_bytes = 1 << 18;
+    return options;
+  }
+
+  // With a store that fails as `*faulty` is told to.
+  std::unique_ptr<LoadedModel> LoadOver(storage::FaultyStore** faulty, ModelOptions options) const {
+    options.decorate_store = [&](std::unique_ptr<storage::BlockStore> store) {
+      auto made =
+          std::make_unique<storage::FaultyStore>(std::move(store), static_cast<uint32_t>(seed_));
+      *faulty = made.get();
+      return made;
+    };
+    return Load(options);
+  }
+
+  std::vector<Reply> Answers(LoadedModel& model, bool prefix_cache = false) {
+    FakeClock clock;
+    EngineOptions options;
+    options.max_running = kRunning;
+    options.step_tokens = step_tokens_;
+    options.prefix_cache = prefix_cache;
+    options.eager_share = eager_share_;
+    const auto engine = MakeEngine(options, *model.decoder, clock);
+    std::vector<Client> clients(requests_.size());
+    for (size_t i = 0; i < requests_.size(); ++i) {
+      const absl::Status status = engine->Submit(requests_[i], clients[i].output);
+      EXPECT_TRUE(status.ok()) << status;
+    }
+    StepUntilIdle(*engine);
+    losses_ = engine->stats().kv_losses;
+    cached_tokens_ = engine->stats().cached_tokens;
+    EXPECT_EQ(engine->stats().blocks_used, 0);
+    std::vector<Reply> replies;
+    for (Client& client : clients) replies.push_back(client.Read());
+    return replies;
+  }
+
+  // Room for all KV in memory, one after the other: what every other way must give.
+  const std::vector<Reply>& Expected() {
+    if (!expected_.empty()) return expected_;
+    ModelOptions options = Options();
+    options.kv_dtype = "bf16";
+    options.kv_bytes = FrameBytes(config_) * config_.num_layers * 8 * (kContext / kBlockTokens);
+    expected_ = Answers(*Load(options));
+    return expected_;
+  }
+
+  // Of a disk in order. A busy machine's may take longer than reads wait for.
+  void ExpectNoLosses(const LoadedModel& model) {
+    const auto late = static_cast<size_t>(storage::Reason::kLate);
+    if (model.store.store->stats().misses[late] == 0) {
+      EXPECT_EQ(losses_, 0u);
+    }
+  }
+
+  void ExpectEqual(const std::vector<Reply>& replies) {
+    for (size_t i = 0; i < replies.size(); ++i) {
+      SCOPED_TRACE(ToString(requests_[i].policy) + ", prompt " +
+                   std::to_string(requests_[i].prompt.size()) + ", seed " + std::to_string(seed_));
+      EXPECT_EQ(replies[i].last.finish, Expected()[i].last.finish) << replies[i].last.error;
+      EXPECT_EQ(replies[i].tokens, Expected()[i].tokens);
+    }
+  }
+
+  const uint64_t seed_;
+  std::mt19937_64 random_;
+  ModelConfig config_;
+  std::vector<Request> requests_;
+  std::vector<Reply> expected_;
+  uint64_t losses_ = 0, cached_tokens_ = 0;
+  double eager_share_ = 0;  // of EngineOptions
+  int32_t step_tokens_ = kStepTokens;
+  TempDir directory_;
+};
+
+}  // namespace winnow::engine::kv_tiers
+
+#endif  // WINNOW_TESTS_UNIT_ENGINE_KV_TIERS_TESTING_H_

@@ -1,0 +1,299 @@
+// Prompts that begin alike: KV that is shared, kept, lost, damaged, or of another model.
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "engine/decoder.h"
+#include "engine/kv_memory.h"
+#include "engine/model_loader.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "tests/fault/faulty_store.h"
+#include "tests/unit/engine/engine_testing.h"
+#include "tests/unit/engine/kv_tiers_testing.h"
+
+namespace winnow::engine {
+namespace {
+
+using namespace kv_tiers;
+
+// Questions about few texts, of two tenants.
+class PrefixTest : public KvTiersTest {
+ protected:
+  PrefixTest() {
+    requests_.clear();
+    std::vector<std::vector<int32_t>> texts(3);
+    for (auto& text : texts) {
+      text.resize(150 + random_() % 350);
+      for (int32_t& token : text) token = static_cast<int32_t>(random_() % config_.vocab_size);
+    }
+    const std::vector<AttentionPolicy> policies = Policies();
+    for (int i = 0; i < 30 / kFewer; ++i) {
+      std::vector<int32_t> prompt = texts[random_() % texts.size()];
+      for (int32_t left = 5 + random_() % 40; left > 0; --left) {
+        prompt.push_back(static_cast<int32_t>(random_() % config_.vocab_size));
+      }
+      Request request = MakeRequest(i + 1, std::move(prompt), 1 + random_() % 12);
+      request.tenant = random_() % 4 == 0 ? "a" : "b";
+      request.policy = policies[random_() % policies.size()];
+      requests_.push_back(std::move(request));
+    }
+  }
+};
+
+TEST_F(PrefixTest, SharedKvGivesTheTokensOfOnesOwn) {
+  ModelOptions options = Options();
+  options.kv_dtype = "bf16";
+  // Not even room for the running ones: some are preempted, and find their own blocks again.
+  for (const int64_t blocks : {3 * (kContext / kBlockTokens), 8 * (kContext / kBlockTokens)}) {
+    options.kv_bytes = FrameBytes(config_) * config_.num_layers * blocks;
+    const auto model = Load(options);
+    const std::vector<Reply> replies = Answers(*model, /*prefix_cache=*/true);
+    EXPECT_GT(cached_tokens_, 300u / kFewer);
+    ExpectEqual(replies);
+  }
+}
+
+// One store under a model that was changed in place, or other settings: KV of the one is wrong for the
+// other, however little they differ.
+TEST_F(PrefixTest, AStoreOfAnotherModelOrOfOtherSettingsHasNothing) {
+  requests_.resize(1);
+  requests_[0].policy = {};
+  requests_[0].prompt.resize(100);
+  requests_[0].stopping.max_tokens = 8;
+  const std::string model_dir = directory_.File("model");
+  const auto copy_model = [&] {
+    std::filesystem::remove_all(model_dir);
+    std::filesystem::copy(kNeedle, model_dir);
+    std::filesystem::remove(model_dir + "/winnow-artifact.safetensors");  // of the unchanged model
+  };
+  copy_model();
+  ModelOptions options = Tiered();
+  options.kv_bytes *= 4;  // enough for any of the settings below
+  options.tiers.disk_bytes = 256 << 20;
+  options.tiers.store_dir = directory_.File("store");
+  ExpectEqual(Answers(*Load(options, model_dir), true));
+  Answers(*Load(options, model_dir), true);
+  EXPECT_GT(cached_tokens_, 0u);
+
+  const auto change_config = [&](const char* key, const nlohmann::json& value) {
+    nlohmann::json config = nlohmann::json::parse(ReadText(model_dir + "/config.json"));
+    config[key] = value;
+    WriteText(model_dir + "/config.json", config.dump());
+  };
+  const auto change_weight = [&] {
+    // The embedding of the prompt's last token among those of the first block, far behind 64 KiB.
+    int32_t token = 0;
+    for (int32_t i = 0; i < kBlockTokens; ++i) token = std::max(token, requests_[0].prompt[i]);
+    ASSERT_GT(token, 200);
+    std::string bytes = ReadText(model_dir + "/model.safetensors");
+    uint64_t length = 0;
+    std::memcpy(&length, bytes.data(), sizeof length);
+    const auto header = nlohmann::json::parse(bytes.substr(8, length));
+    const auto begin =
+        header.at("model.embed_tokens.weight").at("data_offsets").at(0).get<uint64_t>();
+    for (int64_t i = 0; i < config_.hidden_size; ++i) {
+      bytes[8 + length + begin + 2 * (int64_t{token} * config_.hidden_size + i) + 1] ^= 0x80;
+    }
+    WriteText(model_dir + "/model.safetensors", bytes);
+  };
+  struct Change {
+    const char* what;
+    std::function<void(ModelOptions*)> make;
+  };
+  for (const Change& change :
+       {Change{"eps", [&](ModelOptions*) { change_config("rms_norm_eps", 0.5); }},
+        Change{"theta", [&](ModelOptions*) { change_config("rope_theta", 1000.0); }},
+        Change{"rope scaling",
+               [&](ModelOptions*) {
+                 change_config("rope_scaling", {{"rope_type", "linear"}, {"factor", 2.0}});
+               }},
+        Change{"weight", [&](ModelOptions*) { change_weight(); }},
+        Change{"KV type", [](ModelOptions* o) { o->kv_dtype = "f32"; }},
+        Change{"block", [](ModelOptions* o) { o->block_tokens = 32; }},
+        Change{"instruction set", [](ModelOptions* o) { o->isa = "scalar"; }}}) {
+    SCOPED_TRACE(change.what);
+    if (change.what == std::string("instruction set") &&
+        kernels::MakeCpuBackend("avx2", 1) == nullptr) {
+      continue;  // there is but one here
+    }
+    copy_model();
+    ModelOptions changed = options;
+    change.make(&changed);
+    ModelOptions alone = changed;
+    alone.tiers = {};
+    const std::vector<Reply> expected = Answers(*Load(alone, model_dir));
+    const std::vector<Reply> replies = Answers(*Load(changed, model_dir), true);
+    EXPECT_EQ(cached_tokens_, 0u);
+    EXPECT_EQ(replies[0].tokens, expected[0].tokens);
+  }
+}
+
+TEST_F(PrefixTest, ATenantFindsNothingOfAnothers) {
+  requests_.resize(2);
+  requests_[1].prompt = requests_[0].prompt;
+  requests_[0].tenant = "a";
+  requests_[1].tenant = "b";
+  ModelOptions options = Options();
+  options.kv_bytes = FrameBytes(config_) * config_.num_layers * 8 * (kContext / kBlockTokens);
+  const auto model = Load(options);
+  Answers(*model, true);
+  EXPECT_EQ(cached_tokens_, 0u);
+}
+
+TEST_F(PrefixTest, APrefixOutlivesTheProcessAndGivesTheSameTokens) {
+  for (const char* io : {"threads", "auto"}) {
+    SCOPED_TRACE(io);
+    eager_share_ = io == std::string("auto") ? 1 : 0;
+    ModelOptions options = Tiered();
+    options.tiers.disk_bytes = 256 << 20;
+    options.tiers.store_dir = directory_.File(io);
+    options.tiers.io = io;
+    {
+      const auto model = Load(options);
+      const std::vector<Reply> replies = Answers(*model, true);
+      ExpectEqual(replies);
+      ExpectNoLosses(*model);
+    }
+    const auto model = Load(options);
+    // One request: all it takes over comes from the directory.
+    const std::vector<Request> all = requests_;
+    for (size_t i = 0; i < all.size(); i += 7) {
+      requests_ = {all[i]};
+      const Reply expected = Expected()[i];
+      const std::vector<Reply> replies = Answers(*model, true);
+      EXPECT_GE(cached_tokens_ + kBlockTokens + 100, all[i].prompt.size())
+          << ToString(all[i].policy);
+      EXPECT_EQ(replies[0].tokens, expected.tokens) << ToString(all[i].policy) << " seed " << seed_;
+      ExpectNoLosses(*model);
+    }
+    requests_ = all;
+  }
+}
+
+TEST_F(PrefixTest, ADamagedStoreCostsComputationAndNoToken) {
+  ModelOptions options = Tiered();
+  options.tiers.host_bytes = 128 << 20;
+  storage::FaultyStore* faulty = nullptr;
+  const auto model = LoadOver(&faulty, options);
+  for (int round = 0; round < 2; ++round) {
+    faulty->faults = {.miss_share = 0.0001, .lose_share = 0.003, .polls_max = 2, .reorder = true};
+    const std::vector<Reply> replies = Answers(*model, true);
+    EXPECT_GT(cached_tokens_, 0u);
+    ExpectEqual(replies);
+  }
+  EXPECT_GT(model->decoder->kv_memory()->stats().lost_pieces, 0u);
+}
+
+// Flips a bit of every second page of every segment.
+int DamageAllOver(const std::string& directory) {
+  int damaged = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(directory)) {
+    if (entry.path().extension() != ".wseg") continue;
+    std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
+    const auto bytes = static_cast<int64_t>(std::filesystem::file_size(entry.path()));
+    // Not the segment's own header: without it all blocks are gone at once.
+    for (int64_t page = 2; page < bytes / 4096; page += 2) {
+      file.seekg(page * 4096 + 77);
+      const int byte = file.peek();
+      file.seekp(page * 4096 + 77);
+      file.put(static_cast<char>(byte ^ 4));
+      ++damaged;
+    }
+  }
+  return damaged;
+}
+
+// Every block of a prefix damaged, and each found only when it is read.
+TEST_F(PrefixTest, ADirectoryDamagedAllOverCostsComputationAndNoToken) {
+  ModelOptions options = Tiered();
+  options.tiers.disk_bytes = 256 << 20;
+  options.tiers.store_dir = directory_.File("store");
+  Answers(*Load(options), true);
+  EXPECT_GT(DamageAllOver(options.tiers.store_dir), 100);
+  const auto model = Load(options);
+  const std::vector<Reply> replies = Answers(*model, true);
+  EXPECT_GT(losses_, 8u / kFewer);
+  ExpectEqual(replies);
+}
+
+// What a summary holds must not be attended to exactly as well: one that was kept under a narrow window
+// reaches into a wide one, and one of single tokens into the page that quest reads with its window.
+TEST_F(PrefixTest, ASummaryThatReachesIntoTheWindowIsMadeAnew) {
+  std::vector<int32_t> text(400);
+  for (int32_t& token : text) token = static_cast<int32_t>(random_() % config_.vocab_size);
+  const auto ask = [&](const char* policy, int questions) {
+    requests_.clear();
+    for (int i = 0; i < questions; ++i) {
+      std::vector<int32_t> prompt = text;
+      for (int j = 0; j < 20; ++j) {
+        prompt.push_back(static_cast<int32_t>(random_() % config_.vocab_size));
+      }
+      Request request = MakeRequest(i + 1, std::move(prompt), 12);
+      request.policy = *ParseAttentionPolicy(policy);
+      requests_.push_back(std::move(request));
+    }
+    expected_.clear();
+  };
+  for (const char* later : {"spotlight:k=2,window=150,completion=on,suffix=30",
+                            "quest:k=16,window=12,completion=on,suffix=30"}) {
+    SCOPED_TRACE(later);
+    ModelOptions options = Tiered();
+    options.tiers.disk_bytes = 256 << 20;
+    options.tiers.store_dir = directory_.File(later);
+    ask("spotlight:k=2,window=9,completion=on,suffix=30", 1);
+    ExpectEqual(Answers(*Load(options), true));
+    const auto model = Load(options);
+    ask(later, 4);
+    const std::vector<Reply> replies = Answers(*model, true);
+    EXPECT_GT(cached_tokens_, 300u);
+    ExpectEqual(replies);
+  }
+}
+
+// A bad sector: reads of one block fail for ever. Whoever loses it twice has it written anew, or every
+// request about this text would be computed in vain.
+TEST_F(PrefixTest, ABlockThatCannotBeReadIsWrittenAnew) {
+  ModelOptions options = Tiered();
+  options.tiers.host_bytes = 128 << 20;
+  storage::FaultyStore* faulty = nullptr;
+  const auto model = LoadOver(&faulty, options);
+  requests_.resize(1);
+  requests_[0].policy = {};  // reads all that it takes over
+  ExpectEqual(Answers(*model, true));
+  ASSERT_FALSE(faulty->put.empty());
+  for (const auto& key : faulty->put) {
+    if (key[32] == 0 && key[36] == 3) faulty->unreadable = {key};  // KV of layer 3
+  }
+  ASSERT_EQ(faulty->unreadable.size(), 1u);
+  ExpectEqual(Answers(*model, true));
+  EXPECT_GT(losses_, 0u);
+  EXPECT_TRUE(faulty->unreadable.empty());
+  for (int again = 0; again < 2; ++again) {
+    ExpectEqual(Answers(*model, true));
+    EXPECT_EQ(losses_, 0u);
+  }
+  EXPECT_GT(cached_tokens_, 0u);
+}
+
+TEST_F(PrefixTest, TokensThatWereLostAndComputedAgainAreNotCachedOnes) {
+  ModelOptions options = Tiered();
+  options.tiers.disk_bytes = 256 << 20;
+  options.tiers.store_dir = directory_.File("store");
+  for (Request& request : requests_) request.policy = {};  // dense: reads all that it takes over
+  Answers(*Load(options), true);
+  EXPECT_GT(DamageAllOver(options.tiers.store_dir), 100);
+  const auto model = Load(options);
+  requests_.resize(1);
+  const std::vector<Reply> replies = Answers(*model, true);
+  EXPECT_GT(losses_, 0u);
+  EXPECT_GT(cached_tokens_, 0u) << "taken over at first";
+  EXPECT_EQ(replies[0].last.usage.cached_tokens, 0);
+}
+
+}  // namespace
+}  // namespace winnow::engine
