@@ -439,15 +439,15 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(const ModelConfig& conf
   }
   WINNOW_RETURN_IF_ERROR(decoder->PackWeights(weights));
   WINNOW_RETURN_IF_ERROR(decoder->AllocatePools());
+  WINNOW_RETURN_IF_ERROR(decoder->DeviceStatus());
   // A device's operations take memory of their own. What lies beside it was checked before, but not
   // scratch; better refused here than found missing in a step.
   if (backend.AvailableBytes() == 0) {
     return absl::ResourceExhaustedError(fmt::format(
         "too little memory is left for what steps need on {}: the weights take {} bytes, KV "
-        "(kv_bytes) "
-        "{}, what KV in the host's memory needs there (row_cache_bytes) {}, the indexes beside it "
-        "(index) {}, the summaries of completion (max_running) {}, and scratch (step_tokens, "
-        "max_running) {}",
+        "(kv_bytes) {}, what KV in the host's memory needs there (row_cache_bytes) {}, the indexes "
+        "beside it (index) {}, the summaries of completion (max_running) {}, and scratch "
+        "(step_tokens, max_running) {}",
         backend.name(), decoder->weight_bytes(),
         decoder->kv_pool_bytes() - decoder->shared_kv_bytes(), decoder->shared_kv_sizes().total(),
         decoder->index_bytes(), decoder->summary_bytes(), decoder->scratch_bytes()));

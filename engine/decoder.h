@@ -62,7 +62,8 @@ class Decoder final : public Model {
   // `backend` must outlive the decoder, and so must the memory behind weights.embedding, whose rows
   // are looked up where they lie. Every other weight is copied: its pages may be released
   // afterwards. InvalidArgument: an option out of range. ResourceExhausted: with bytes asked for
-  // and what for, or with those taken where a device's operations are left too few.
+  // and what for, or with those taken where a device's operations are left too few. Unavailable: the
+  // device has failed.
   static absl::StatusOr<std::unique_ptr<Decoder>> Create(const ModelConfig& config,
                                                          const Weights& weights,
                                                          kernels::Backend& backend,

@@ -324,6 +324,10 @@ TEST_F(DeviceBackendTest, ADeviceWithNoRoomLeftForOperationsIsRefused) {
   EXPECT_THAT(std::string(status.message()),
               ::testing::AllOf(::testing::HasSubstr("left for what steps need on cpu"),
                                ::testing::HasSubstr("scratch (step_tokens, max_running) ")));
+  // One that has failed has no memory to tell of.
+  device.fail_after_waits = 0;
+  EXPECT_FALSE(device.Synchronize());
+  EXPECT_EQ(TryDecoder(device, 0).status(), absl::UnavailableError("pretended"));
 }
 
 TEST_F(DeviceBackendTest, ADeviceThatFailsAnywhereInAPassMakesItUnavailable) {
