@@ -167,9 +167,9 @@ absl::StatusOr<DecoderOptions> ResolveDecoderOptions(const ModelConfig& config,
         LowerBlocks(options.tiers, layout, config.num_layers, resolved.kv_bytes), INT32_MAX / 2));
     if (options.tiers.disk_bytes == 0 && resolved.lower_blocks == 0) {
       return absl::InvalidArgumentError(
-          fmt::format("host_bytes is {}: is to hold all KV, and no block more fits than into the "
-                      "{} bytes of fast "
-                      "memory (kv_bytes) alone: ask for more of the one or less of the other",
+          fmt::format("host_bytes is {}: without a disk it holds all KV, also what fast memory "
+                      "holds, and has no room for a block beyond the {} bytes of that (kv_bytes): "
+                      "ask for more of the one or less of the other",
                       options.tiers.host_bytes, resolved.kv_bytes));
     }
     resolved.rows.cache_bytes = options.tiers.row_cache_bytes >= 0
