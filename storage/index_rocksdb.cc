@@ -78,7 +78,9 @@ class RocksIndex final : public IndexDb {
   std::unique_ptr<rocksdb::DB> db_;
 };
 
-// RocksDB would rotate its log file in the directory that it only reads.
+// Its own log is a file in the index's directory. A second line after one that found no room on the disk
+// fails an assertion of the packaged build, which ends the process; and who only reads would rotate it.
+// What matters of it comes back in statuses.
 class NoLog final : public rocksdb::Logger {
  public:
   using rocksdb::Logger::Logv;
@@ -92,10 +94,9 @@ rocksdb::Options OptionsOf() {
   options.write_buffer_size = size_t{8} << 20;
   options.max_background_jobs = 2;
   options.compression = rocksdb::kNoCompression;  // checksums do not compress
-  options.keep_log_file_num = 2;
-  options.max_log_file_size = size_t{1} << 20;
   options.max_open_files = 64;
   options.stats_dump_period_sec = 0;
+  options.info_log = std::make_shared<NoLog>();
   options.wal_recovery_mode = rocksdb::WALRecoveryMode::kPointInTimeRecovery;
   rocksdb::BlockBasedTableOptions table;
   table.checksum = rocksdb::kXXH3;
@@ -116,8 +117,7 @@ absl::StatusOr<std::unique_ptr<IndexDb>> OpenRocksIndex(const std::string& path)
 }
 
 absl::StatusOr<std::unique_ptr<IndexDb>> OpenRocksIndexReadOnly(const std::string& path) {
-  rocksdb::Options options = OptionsOf();
-  options.info_log = std::make_shared<NoLog>();
+  const rocksdb::Options options = OptionsOf();
   rocksdb::DB* db = nullptr;
   const rocksdb::Status status = rocksdb::DB::OpenForReadOnly(options, path, &db);
   if (!status.ok()) return FromRocks(status, "open");

@@ -65,8 +65,8 @@ class Tiers(unittest.TestCase):
         self.store = self.directory / "store"
 
     @classmethod
-    def ask(cls, api, request):
-        responses = list(api.generate(request, timeout=PATIENCE))
+    def ask(cls, api, request, metadata=()):
+        responses = list(api.generate(request, timeout=PATIENCE, metadata=metadata))
         return token_ids(responses), next(r.finish.usage for r in responses if r.HasField("finish"))
 
     @classmethod
@@ -315,6 +315,32 @@ class Tiers(unittest.TestCase):
             checked.result()
             self.assertEqual(server.metric("winnow_store_state"), 0)
             self.finish(server)
+
+    def test_a_disk_that_others_fill(self):
+        """To the last byte, also for the index: it must not end the process."""
+        room = self.mount_ext4(96 * MIB)
+        filler = room / "filler"
+        with self.on_disk(size="128MiB", kv_bytes="24MiB") as server, open(filler, "wb", buffering=0) as file:
+            self.check(server)  # a segment is open
+            for tenant in "ab":
+                try:
+                    while True:
+                        file.write(bytes(4096))
+                except OSError:
+                    pass
+                # Of another tenant everything is new to the store.
+                for request, expected in zip(self.requests, self.expected):
+                    ids, _ = self.ask(Api(server.address), request, metadata=[("x-winnow-tenant", tenant)])
+                    self.assertEqual(ids, expected)
+                file.truncate(0)
+                file.seek(0)
+                eventually(lambda: server.metric("winnow_store_state") == 0, "the store to come back")
+            self.check(server)
+            self.finish(server)
+        with self.on_disk(size="128MiB", kv_bytes="24MiB") as server:
+            self.check(server)
+            self.finish(server)
+        self.assertEqual(run("store", "verify", "--dir", self.store).returncode, 0)
 
     # ---- a slow disk ----
 
