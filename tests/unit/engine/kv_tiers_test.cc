@@ -16,7 +16,15 @@
 namespace winnow::engine {
 namespace {
 
-using namespace kv_tiers;
+using kv_tiers::FrameBytes;
+using kv_tiers::kBlockTokens;
+using kv_tiers::kContext;
+using kv_tiers::kNeedle;
+using kv_tiers::kRunning;
+using kv_tiers::kStepTokens;
+using kv_tiers::KvTiersTest;
+using kv_tiers::Load;
+using kv_tiers::Options;
 
 using ::testing::HasSubstr;
 

@@ -19,7 +19,15 @@
 namespace winnow::engine {
 namespace {
 
-using namespace kv_tiers;
+using kv_tiers::FrameBytes;
+using kv_tiers::kBlockTokens;
+using kv_tiers::kContext;
+using kv_tiers::kFewer;
+using kv_tiers::kNeedle;
+using kv_tiers::KvTiersTest;
+using kv_tiers::Load;
+using kv_tiers::Options;
+using kv_tiers::Policies;
 
 // Questions about few texts, of two tenants.
 class PrefixTest : public KvTiersTest {
