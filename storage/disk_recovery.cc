@@ -28,6 +28,7 @@ absl::StatusOr<std::unique_ptr<DiskStore>> DiskStore::Open(DiskStoreOptions opti
   WINNOW_RETURN_IF_ERROR(options.Validate());
   const std::string directory = options.directory;
   const nanoseconds stall(options.open_stall_ns);
+  const auto steady_now = options.seams.steady_now;
   auto opening = std::make_shared<Opening>();
   std::unique_ptr<DiskStore> fresh(new DiskStore(std::move(options), clock, opening));
   std::thread thread([opening, store = std::move(fresh)]() mutable {
@@ -42,14 +43,14 @@ absl::StatusOr<std::unique_ptr<DiskStore>> DiskStore::Open(DiskStoreOptions opti
     store.reset();  // abandoned
   });
   uint64_t steps = 0;
-  auto last_step = std::chrono::steady_clock::now();
+  auto last_step = steady_now();
   {
     const absl::MutexLock lock(&opening->mutex);
     while (!opening->done) {
       opening->mutex.AwaitWithTimeout(
           absl::Condition(&opening->done),
           absl::FromChrono(std::min<nanoseconds>(stall / 4, std::chrono::milliseconds(100))));
-      const auto now = std::chrono::steady_clock::now();
+      const auto now = steady_now();
       const uint64_t now_steps = opening->steps.load();
       if (now_steps != steps) last_step = now;
       steps = now_steps;

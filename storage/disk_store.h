@@ -12,6 +12,7 @@
 #define WINNOW_STORAGE_DISK_STORE_H_
 
 #include <atomic>
+#include <chrono>
 #include <deque>
 #include <functional>
 #include <map>
@@ -59,6 +60,9 @@ struct DiskStoreOptions {
     std::function<absl::StatusOr<std::unique_ptr<IndexDb>>(const std::string&)> open_index;
     FileSystem* files = nullptr;                    // not owned
     std::function<void(const char* point)> passed;  // named points of the commit and reclaim order
+    // By which a hung opening is told from a slow one; on the thread that calls Open.
+    std::function<std::chrono::steady_clock::time_point()> steady_now =
+        std::chrono::steady_clock::now;
   } seams;
 
   // InvalidArgument naming the field: capacity at least four segments; a segment 16 pages to 4 GiB,

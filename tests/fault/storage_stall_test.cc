@@ -3,8 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <condition_variable>
 #include <future>
-#include <thread>
+#include <mutex>
 
 #include "tests/unit/storage/disk_store_testing.h"
 
@@ -280,15 +281,31 @@ TEST_F(StorageStall, OpeningASlowDiskTakesLongerThanTheLimitAndSucceeds) {
   for (int i = 0; i < 60; ++i) ASSERT_EQ(client_->Put(IdOf(i), kSmall), Reason::kNone);
   Close();
   std::filesystem::remove_all(StoreDir() + "/index");
-  const auto start = std::chrono::steady_clock::now();
-  plan_->hold = [start](const IoRequest& request) {
-    if (SecondsSince(start) < 3.5) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  // Time goes on with the reads, and each waits until the opening has been looked at.
+  constexpr int kSlowReads = 20;
+  constexpr auto kRead = std::chrono::milliseconds(10), kLimit = 4 * kRead;
+  std::mutex mutex;
+  std::condition_variable looked;
+  int looks = 0, reads = 0;
+  std::chrono::steady_clock::time_point now;
+  plan_->hold = [&](const IoRequest& request) {
+    std::unique_lock lock(mutex);
+    if (reads == kSlowReads) return false;
+    ++reads;
+    now += kRead;
+    looked.wait(lock, [&, before = looks] { return looks > before; });
     return false;
   };
   DiskStoreOptions options = Options();
-  options.open_stall_ns = 3'000'000'000;
+  options.open_stall_ns = std::chrono::nanoseconds(kLimit).count();
+  options.seams.steady_now = [&] {
+    const std::lock_guard lock(mutex);
+    ++looks;
+    looked.notify_all();
+    return now;
+  };
   Open(options);
-  EXPECT_GT(SecondsSince(start), 3);
+  EXPECT_EQ(reads, kSlowReads);  // five times the limit
   EXPECT_TRUE(store_->recovery().index_rebuilt);
   EXPECT_EQ(store_->stats().blocks, 60u);
   plan_->hold = nullptr;
