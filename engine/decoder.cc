@@ -411,8 +411,9 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(const ModelConfig& conf
                                   (config.num_layers - FirstSharedLayer()),
                               options.block_tokens, config.num_layers - FirstSharedLayer()));
   }
-  // With a store the bound is another, and says so below.
-  if (options.kv_bytes < block_bytes && options.store == nullptr && options.shared_kv_bytes == 0) {
+  // With a store below, the bound is another, and says so below.
+  const bool tiered = options.store != nullptr && !options.own_frames;
+  if (options.kv_bytes < block_bytes && !tiered && options.shared_kv_bytes == 0) {
     return refuse("kv_bytes", options.kv_bytes,
                   fmt::format("at least {}, a block of {} tokens in every layer", block_bytes,
                               options.block_tokens));
@@ -422,7 +423,7 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(const ModelConfig& conf
                                            INT32_MAX - options.lower_blocks);
   decoder->num_blocks_ = static_cast<int32_t>(blocks) + options.lower_blocks;
   decoder->num_frames_ = blocks * config.num_layers;
-  if (options.store != nullptr) {
+  if (tiered) {
     const int64_t least =
         KvMemory::LeastFrames(config.num_layers, options.block_tokens, resolved.max_context,
                               options.max_batch_tokens, options.max_batch_logits);
@@ -543,6 +544,7 @@ absl::Status Decoder::AllocatePools() {
                                                       .num_blocks = num_blocks_,
                                                       .num_frames = num_frames_,
                                                       .store = options_.store,
+                                                      .own_frames = options_.own_frames,
                                                       .write_through = options_.write_through,
                                                       .names = options_.names,
                                                       .shared = shared}));
