@@ -87,14 +87,18 @@ absl::Status Decoder::Forward(const Batch& batch, std::span<float> logits) {
       }
     }
   }
-  if (num_logits > 0) ComputeLogits(num_logits, logits);
+  if (num_logits > 0) ComputeLogits(num_logits);
+  memory_->EndPass();  // while the device works
+  if (num_logits > 0) {
+    backend_.CopyToHost(logits_.data, logits.data(),
+                        static_cast<size_t>(num_logits) * config_.vocab_size * sizeof(float));
+  }
   // What was chosen is counted now, as the host must wait for it.
   retrieval_->End();
-  memory_->EndPass();
   return DeviceStatus();
 }
 
-void Decoder::ComputeLogits(int64_t num_logits, std::span<float> logits) {
+void Decoder::ComputeLogits(int64_t num_logits) {
   const Tensor of_logits = FirstRows(logits_, num_logits);
   if (logit_runs_.size() == 1) {
     // logits [num_logits][vocab] = norm(hidden) · lm_headᵀ
@@ -116,8 +120,6 @@ void Decoder::ComputeLogits(int64_t num_logits, std::span<float> logits) {
     // logits [num_logits][vocab] = last · lm_headᵀ
     backend_.Matmul(FirstRows(last_, num_logits), *lm_head_, of_logits, {});
   }
-  backend_.CopyToHost(logits_.data, logits.data(),
-                      static_cast<size_t>(num_logits) * config_.vocab_size * sizeof(float));
 }
 
 Buffer Decoder::AllocateLogits(int64_t rows) {

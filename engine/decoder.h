@@ -168,7 +168,7 @@ class Decoder final : public Model {
   void Attend(int32_t index, std::span<const kernels::AttentionChunk> chunks, bool logits_only);
   void AddAttended(const Layer& layer, RowRun rows);
   void AddMlp(const Layer& layer, RowRun rows);
-  void ComputeLogits(int64_t num_logits, std::span<float> logits);
+  void ComputeLogits(int64_t num_logits);
 
   const ModelConfig config_;
   kernels::Backend& backend_;

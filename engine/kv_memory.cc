@@ -133,6 +133,7 @@ bool KvMemory::HoldsFrames(int32_t block) const {
 void KvMemory::BeginPass(size_t num_chunks) {
   chunks_.assign(num_chunks, {});
   if (!has_store()) return;
+  ForgetAdopted();
   Unpin();
   Poll(std::chrono::nanoseconds(0));
 }
@@ -370,6 +371,7 @@ void KvMemory::EndPass() {
 
 void KvMemory::Idle() {
   if (!has_store()) return;
+  if (!tiered() && !backend_.Synchronize()) return;  // the last pass may still be writing
   EndPass();
   Poll(std::chrono::nanoseconds(0));
 }
@@ -377,6 +379,7 @@ void KvMemory::Idle() {
 void KvMemory::Flush(std::chrono::nanoseconds most) {
   if (!has_store()) return;
   const int64_t end = NowNs() + most.count();
+  if (!tiered() && !backend_.Synchronize()) return;  // the last pass may still be writing
   while (has_work() && NowNs() < end && options_.store->state() == TierState::kOk) {
     EndPass();
     Poll(std::chrono::milliseconds(10));
@@ -453,11 +456,12 @@ void KvMemory::Adopt(int32_t index, const BlockName& name) {
     piece.saved = true;
     if (!tiered()) SetAway(PieceOf(layer, index), true);
   }
-  if (shared_kv_ != nullptr) shared_kv_->ForgetRows({&index, 1});
+  if (!tiered()) adopted_.push_back(index);
 }
 
 void KvMemory::Load(std::span<const int32_t> blocks) {
   if (!has_store()) return;
+  ForgetAdopted();
   Unpin();
   std::vector<int32_t> frames;
   PinnedBlocks pinned;

@@ -238,10 +238,11 @@ class KvMemory {
   bool block_lost(int32_t block) const;
   // Nobody needs the block's content any more.
   void Forget(int32_t block);
-  // Saves ahead, so that frames are there when the next pass needs them.
+  // Saves ahead, so that frames are there when the next pass needs them. Everything has been asked of
+  // the backend that the pass asks of it; it need not be done.
   void EndPass();
   // Something is to be saved although no pass needs it: EndPass goes on with it.
-  bool has_work() const { return !wanted_.empty() || !saves_.empty(); }
+  bool has_work() const { return !wanted_.empty() || !saves_.empty() || !copied_.empty(); }
   // Pieces in line to be saved, some of them of blocks that are gone.
   size_t queued_pieces() const { return wanted_.size() + unsaved_.size(); }
   // Between passes, when there is nothing else to do: goes on saving.
@@ -339,6 +340,7 @@ class KvMemory {
   void BringWhole(int32_t layer, std::span<const int64_t> pieces, int32_t chunk);
   bool IsHere(int32_t layer, int32_t block, size_t offset) const;
   void SetAway(int64_t piece, bool away);
+  void ForgetAdopted();
   void SaveOwn();
 
   kernels::Backend& backend_;
@@ -370,7 +372,15 @@ class KvMemory {
   absl::flat_hash_map<int64_t, Pages>
       partial_;                         // by piece: of those of which a page is here or wanted
   std::vector<int64_t> wanted_pieces_;  // of one layer
-  kernels::Buffer bounce_;              // shared memory, for what the host cannot reach
+  kernels::Buffer bounce_, outgoing_;   // shared memory, for what the host cannot reach: in, out
+  struct Copied {
+    int64_t piece = 0;
+    uint32_t generation = 0;
+    const std::byte* content = nullptr;  // in outgoing_
+  };
+  std::vector<Copied> copied_;  // to be saved
+  std::vector<int32_t>
+      adopted_;  // blocks, since the device last forgot what it kept of their places
   // Blocks with the same name in this memory: what the store has is theirs together.
   absl::flat_hash_map<std::array<uint8_t, 32>, int32_t> names_;
   uint64_t next_tag_ = 1;

@@ -7,6 +7,11 @@
 //
 // Places that the host reaches (shared memory) are read into directly where a whole piece comes; others,
 // and pages, go through bounce_.
+//
+// To save a piece the store copies it and sums it up, at some GB/s, and a GPU makes KV about as fast. So
+// that is done while the device works: EndPass comes before the host waits for what the pass asked of it,
+// and saves what earlier passes wrote. Out of memory that the host cannot reach pieces are copied at the
+// end of one pass, when the device is waited for, and saved in the next.
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -46,8 +51,10 @@ absl::Status KvMemory::AllocateOwn() {
   const size_t bytes =
       std::max({kWholeBytesInFlight, block_pages * kPageBytes, kPagesInFlight * kPageBytes});
   bounce_ = backend_.AllocateShared(bytes);
-  if (bounce_.data() != nullptr) return absl::OkStatus();
-  return absl::ResourceExhaustedError(fmt::format("no memory for KV on its way: {} bytes", bytes));
+  outgoing_ = backend_.AllocateShared(bytes);
+  if (bounce_.data() != nullptr && outgoing_.data() != nullptr) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      fmt::format("no memory for KV on its way: {} bytes", 2 * bytes));
 }
 
 void KvMemory::SetAway(int64_t index, bool away) {
@@ -56,6 +63,12 @@ void KvMemory::SetAway(int64_t index, bool away) {
   piece.away = away;
   away_[LayerOf(index)] += away ? 1 : -1;
   if (!away) partial_.erase(index);
+}
+
+// Whoever brings bytes to places that other content had calls this first.
+void KvMemory::ForgetAdopted() {
+  if (shared_kv_ != nullptr && !adopted_.empty()) shared_kv_->ForgetRows(adopted_);
+  adopted_.clear();
 }
 
 // ---- whole pieces ----
@@ -207,31 +220,39 @@ void KvMemory::BringWanted(int32_t layer) {
 
 // ---- saving ----
 
-// What is to be kept goes to the store, as much as may be in flight.
+// What is to be kept goes to the store, as much as may be in flight. Of what is in line everything was
+// written by passes before the one that runs.
 void KvMemory::SaveOwn() {
-  if (wanted_.empty() || saves_.size() >= kSavesInFlight || !AcceptsSaves()) return;
-  // Operations that write it may still be under way.
-  if (!backend_.Synchronize()) return;
+  for (const auto& [index, generation, content] : copied_) {
+    if (blocks_[BlockOf(index)].generation == generation && MaySave(index) && AcceptsSaves()) {
+      StartSave(index, content);
+    } else if (blocks_[BlockOf(index)].generation == generation) {
+      wanted_.emplace_back(index, generation);
+    }
+  }
+  copied_.clear();
   const size_t bytes = options_.layout.BlockBytes();
-  const size_t room = bounce_.size_bytes() / bytes;
-  auto* const bounce = static_cast<std::byte*>(bounce_.data());
-  std::vector<std::pair<int64_t, const std::byte*>> contents;
+  const size_t room = outgoing_.size_bytes() / bytes;
   std::vector<kernels::CopyPart> parts;
-  while (!wanted_.empty() && saves_.size() + contents.size() < kSavesInFlight &&
-         parts.size() < room) {
+  while (!wanted_.empty() && saves_.size() + parts.size() < kSavesInFlight && parts.size() < room &&
+         AcceptsSaves()) {
     const auto [index, generation] = wanted_.front();
     wanted_.pop_front();
-    if (blocks_[BlockOf(index)].generation != generation || !MaySave(index)) continue;
-    std::byte* content = OwnFrame(LayerOf(index), BlockOf(index));
-    if (!IsShared(LayerOf(index))) {
-      parts.push_back({bounce + parts.size() * bytes, content, bytes});
-      content = parts.back().host;
+    const int32_t layer = LayerOf(index), block = BlockOf(index);
+    if (blocks_[block].generation != generation || !MaySave(index)) continue;
+    if (IsShared(layer)) {
+      StartSave(index, OwnFrame(layer, block));
+      continue;
     }
-    contents.emplace_back(index, content);
+    std::byte* const copy = static_cast<std::byte*>(outgoing_.data()) + parts.size() * bytes;
+    parts.push_back({copy, OwnFrame(layer, block), bytes});
+    copied_.push_back({index, generation, copy});
   }
   if (!parts.empty()) backend_.CopyAllToHost(parts);
-  if (!backend_.failure().empty()) return;  // what the device holds cannot be trusted
-  for (const auto& [index, content] : contents) StartSave(index, content);
+  if (backend_.failure().empty()) return;
+  // What the device holds cannot be trusted.
+  copied_.clear();
+  wanted_.clear();
 }
 
 }  // namespace winnow::engine
