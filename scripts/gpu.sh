@@ -28,9 +28,9 @@ cuda_bin() {
     echo "$WINNOW_CUDA_BIN"
     return
   fi
-  # For the card that is here: what is compiled for others is not run.
+  # For the card that is here: what is compiled for others is not run. Of 9.0 all that it has (wgmma.cuh).
   local arch
-  arch=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | sort -u | tr -d . | paste -sd ';')
+  arch=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | sort -u | tr -d . | sed 's/^90$/90a/' | paste -sd ';')
   cmake -S kernels/cuda -B build/cuda-alone "-DCMAKE_CUDA_ARCHITECTURES=$arch" >&2
   cmake --build build/cuda-alone -j "$(nproc)" >&2
   echo build/cuda-alone
