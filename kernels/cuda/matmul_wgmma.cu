@@ -187,6 +187,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     const uint32_t my_w = w_at + warp * kWBytes + lane * 16;
     // All who write here hear that a stage may be filled again.
     const auto release = [&](int of_stage) {
+      __syncwarp();  // all lanes have read it
       if constexpr (kClusterBlocks == 1) {
         if (lane == 0) Arrive(SharedAddress(emptied + of_stage));
       } else {
