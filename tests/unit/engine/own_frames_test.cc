@@ -10,7 +10,6 @@
 #include "engine/decoder.h"
 #include "engine/kv_memory.h"
 #include "engine/model_loader.h"
-#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/fault/faulty_store.h"
 #include "tests/unit/engine/kv_tiers_testing.h"
@@ -225,19 +224,6 @@ TEST_F(OwnFramesTest, ADiskThatTakesNothingChangesNoToken) {
   }
   Answers(*LoadOnDevice(options), false);
   EXPECT_EQ(cached_tokens_, 0u);
-}
-
-TEST_F(OwnFramesTest, WhatADeviceHasNotIsRefusedByName) {
-  const auto error = [&](const ModelOptions& options) {
-    return std::string(
-        LoadModel(kNeedle, options, kernels::MakeCpuBackend("auto", 1)).status().message());
-  };
-  ModelOptions options = OnDevice(false);
-  options.tiers.keep_prefixes = false;
-  EXPECT_THAT(error(options), ::testing::HasSubstr("disk_bytes: with --device cuda a disk holds"));
-  options = OnDevice(false);
-  options.tiers.row_cache_bytes = 1 << 20;
-  EXPECT_THAT(error(options), ::testing::HasSubstr("row_cache_bytes: with --device cuda"));
 }
 
 }  // namespace
