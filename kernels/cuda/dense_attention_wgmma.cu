@@ -251,19 +251,8 @@ cudaError_t LaunchOf(const DenseAttentionShape& shape, const Args& args, cudaStr
 
 bool HasGroupAttention(int32_t head_dim) {
   if (head_dim != 64 && head_dim != 128) return false;
-  thread_local int device = -1;
-  thread_local bool has = false;
-  const DeviceTraits& traits = CurrentDevice();
-  if (traits.device != device) {
-    device = traits.device;
-    // Code for other architectures is an empty kernel, without barriers in shared memory.
-    cudaFuncAttributes attributes = {};
-    has = cudaFuncGetAttributes(&attributes, GroupsKernel<128>) == cudaSuccess &&
-          attributes.sharedSizeBytes > 0 &&
-          std::max(kSharedBytes<64>, kSharedBytes<128>) + attributes.sharedSizeBytes <=
-              traits.block_shared_bytes;
-  }
-  return has;
+  thread_local CodeHere code;
+  return code.Has(GroupsKernel<128>, std::max(kSharedBytes<64>, kSharedBytes<128>));
 }
 
 cudaError_t AttendInTurnByGroups(const DenseAttentionShape& shape, const Args& args,

@@ -65,6 +65,27 @@ inline const DeviceTraits& CurrentDevice() {
   return traits;
 }
 
+// Whether a kernel of Hopper's own instructions (wgmma.cuh) can run where this thread launches. Its code for
+// other architectures is empty, and so without barriers in shared memory. Asked of the driver once per device.
+class CodeHere {
+ public:
+  template <typename Kernel>
+  bool Has(Kernel* kernel, size_t dynamic_shared_bytes) {
+    const DeviceTraits& traits = CurrentDevice();
+    if (traits.device == device_) return has_;
+    device_ = traits.device;
+    cudaFuncAttributes attributes = {};
+    has_ = cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess &&
+           attributes.sharedSizeBytes > 0 &&
+           dynamic_shared_bytes + attributes.sharedSizeBytes <= traits.block_shared_bytes;
+    return has_;
+  }
+
+ private:
+  int device_ = -1;
+  bool has_ = false;
+};
+
 // `cooperative`: all blocks run at once, or the launch is an error.
 template <typename... Params, typename... Args>
 cudaError_t Launch(void (*kernel)(Params...), dim3 grid, unsigned threads, size_t shared_bytes,

@@ -332,18 +332,8 @@ cudaError_t LaunchGroups(const Operands& operands, cudaStream_t stream) {
 }  // namespace
 
 bool HasGroupMatmul() {
-  thread_local int device = -1;
-  thread_local bool has = false;
-  const DeviceTraits& traits = CurrentDevice();
-  if (traits.device != device) {
-    device = traits.device;
-    // Code for other architectures is an empty kernel, without barriers in shared memory.
-    cudaFuncAttributes attributes = {};
-    has = cudaFuncGetAttributes(&attributes, GroupsKernel<2, 2>) == cudaSuccess &&
-          attributes.sharedSizeBytes > 0 &&
-          SharedBytes<2>() + attributes.sharedSizeBytes <= traits.block_shared_bytes;
-  }
-  return has;
+  thread_local CodeHere code;
+  return code.Has(GroupsKernel<2, 2>, SharedBytes<2>());
 }
 
 cudaError_t MatmulManyRowsByGroups(const Operands& operands, cudaStream_t stream) {
