@@ -159,6 +159,30 @@ TEST_F(StorageStall, ASegmentThatAStuckReadHoldsDoesNotKeepOthersFromMakingRoom)
   EXPECT_EQ(store_->stats().used_bytes, SegmentFileBytes());
 }
 
+TEST_F(StorageStall, AFileStaysUntilTheReadsOfItAreBack) {
+  Open();
+  constexpr int kBlocks = 12;
+  for (int i = 0; i < kBlocks; ++i) ASSERT_EQ(client_->Put(IdOf(i), kSmall), Reason::kNone);
+  Settle();
+  ASSERT_EQ(SegmentFiles().size(), 2u);
+  plan_->hold_reads = true;
+  std::vector<std::byte> into(kSmall);
+  store_->Get(kBlocks, IdOf(0), into, 0);
+  for (int i = 0; i < kBlocks; ++i) store_->Erase(i, IdOf(i).key);
+  PollUntil([this] { return store_->in_flight() == 1; });
+  PollFor(3);
+  EXPECT_EQ(SegmentFiles().size(), 2u) << "one is read, the other is open";
+  EXPECT_EQ(store_->stats().used_bytes, SegmentFileBytes());
+  plan_->hold_reads = false;
+  PollUntil([this] { return store_->in_flight() == 0; });
+  EXPECT_EQ(done_.back().tag, uint64_t{kBlocks});
+  EXPECT_EQ(done_.back().reason, Reason::kNone);
+  EXPECT_TRUE(into == BytesOf(IdOf(0), kSmall));
+  Settle();
+  EXPECT_EQ(SegmentFiles().size(), 1u);
+  EXPECT_EQ(store_->stats().used_bytes, SegmentFileBytes());
+}
+
 // A disk that takes 10 s for every call: within the deadlines of writes, past those of reads.
 TEST_F(StorageStall, TenSecondsForEveryCallIsSlowPutsLateReadsAndNothingElse) {
   Open();
