@@ -105,7 +105,7 @@ DiskStore::~DiskStore() {
 }
 
 void DiskStore::Log(const std::string& line) const {
-  const absl::MutexLock lock(&opening_->mutex);
+  const MutexLock lock(opening_->mutex);
   if (options_.log && !opening_->abandoned) options_.log(line);
 }
 

@@ -24,12 +24,12 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "storage/block_store.h"
 #include "storage/clock.h"
 #include "storage/file_system.h"
 #include "storage/format.h"
 #include "storage/index.h"
+#include "storage/mutex.h"
 #include "storage/page_memory.h"
 #include "storage/ring.h"
 #include "storage/segment.h"
@@ -193,7 +193,8 @@ class DiskStore final : public BlockStore {
 
   // Between Open and the thread that opens.
   struct Opening {
-    absl::Mutex mutex;
+    Mutex mutex;
+    CondVar changed;  // `done`
     bool done ABSL_GUARDED_BY(mutex) = false;
     bool abandoned ABSL_GUARDED_BY(mutex) = false;
     absl::Status status ABSL_GUARDED_BY(mutex);
