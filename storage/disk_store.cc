@@ -213,7 +213,7 @@ void DiskStore::Put(uint64_t tag, const BlockId& id, std::span<const std::byte> 
     if (entry.record->payload_bytes == payload.size()) {
       entry.priority = std::max(entry.priority, priority);
       entry.expires_at_s = expires_at_s;
-      if (!options.pinned || entry.pinned || !SetPinned(id.key, true)) SaveEntry(id.key, entry);
+      if (!options.pinned || entry.pinned || !SetPinned(id.key, true)) SaveEntry(id.key, &entry);
       return Complete(tag, Operation::kPut, Reason::kNone);
     }
   }
@@ -351,19 +351,34 @@ bool DiskStore::SetPinned(const BlockKey& key, bool pinned) {
   if (pinned && stats_.pinned_bytes + bytes > options_.capacity_bytes / 2) return false;
   entry.pinned = pinned;
   stats_.pinned_bytes = pinned ? stats_.pinned_bytes + bytes : stats_.pinned_bytes - bytes;
-  SaveEntry(key, entry);
+  SaveEntry(key, &entry);
   return true;
 }
 
+// Whether the index is being told of a newer block of this key.
+bool DiskStore::IsCommitting(const BlockKey& key) const {
+  const auto it = putting_.find(key);
+  return it != putting_.end() && ops_[it->second].committing && !ops_[it->second].cancelled;
+}
+
 // Priority, pin and expiry as they are now; nobody waits for it.
-void DiskStore::SaveEntry(const BlockKey& key, const Entry& entry) {
-  BlockRecord record = *entry.record;
-  record.priority = entry.priority;
-  record.pinned = entry.pinned;
-  record.expires_at_s = entry.expires_at_s;
+void DiskStore::SaveEntry(const BlockKey& key, Entry* entry) {
+  // The place that the entry has now must not get behind the one that the index is being told of.
+  entry->save_later = entry->moving || IsCommitting(key);
+  if (entry->save_later) return;
+  BlockRecord record = *entry->record;
+  record.priority = entry->priority;
+  record.pinned = entry->pinned;
+  record.expires_at_s = entry->expires_at_s;
   IndexBatch batch;
   batch.puts.emplace_back(key, EncodeIndexValue(key, record));
   SubmitBatch(std::move(batch), {});
+}
+
+// What waited for a batch that failed.
+void DiskStore::SaveLater(const BlockKey& key) {
+  const auto it = entries_.find(key);
+  if (it != entries_.end() && it->second.save_later) SaveEntry(key, &it->second);
 }
 
 void DiskStore::Unlive(const Entry& entry) {
@@ -379,7 +394,7 @@ void DiskStore::RemoveEntry(const BlockKey& key, IndexBatch* batch) {
   if (it == entries_.end()) return;
   Unlive(it->second);
   entries_.erase(it);
-  batch->erases.push_back(key);
+  if (!IsCommitting(key)) batch->erases.push_back(key);  // or it would be the newer block's
 }
 
 void DiskStore::Discard(const BlockKey& key) {

@@ -153,6 +153,8 @@ class DiskStore final : public BlockStore {
     uint64_t last_use = 0;
     uint8_t priority = 0;
     bool pinned = false;
+    bool moving = false;      // the index is being told of another place
+    bool save_later = false;  // SaveEntry was asked meanwhile
   };
 
   // One operation in flight; lives in a slab, so that its index is the tag of its I/O.
@@ -181,6 +183,8 @@ class DiskStore final : public BlockStore {
     bool cancelled = false;  // erased before it was published
     bool answered = false;
     bool placed = false;  // counts in its segment's `unsynced`
+    bool committing =
+        false;  // with the index: what is written of its key now stands behind it there
   };
 
   // What an index batch was for.
@@ -247,7 +251,9 @@ class DiskStore final : public BlockStore {
   void RemoveEntry(const BlockKey& key, IndexBatch* batch);
   void Unlive(const Entry& entry);
   void Discard(const BlockKey& key);
-  void SaveEntry(const BlockKey& key, const Entry& entry);
+  void SaveEntry(const BlockKey& key, Entry* entry);
+  void SaveLater(const BlockKey& key);
+  bool IsCommitting(const BlockKey& key) const;
   void SubmitBatch(IndexBatch batch, Commit commit);
   void OnIndex(const IndexResult& result);
   void AnswerLateCommits();

@@ -393,18 +393,20 @@ void DiskStore::OnSynced(Segment* segment, int error) {
   IndexBatch batch;
   Commit commit;
   for (uint32_t index : covered) {
-    const Op& op = ops_[index];
+    Op& op = ops_[index];
     if (op.kind == Op::Kind::kMove) {
-      // Erased or replaced since: its old place is dead already, so the copy is too.
+      // Erased or replaced since, or about to be: its old place is dead, so the copy is too.
       const auto it = entries_.find(op.id.key);
-      if (it == entries_.end() || it->second.record != op.source) {
+      if (it == entries_.end() || it->second.record != op.source || IsCommitting(op.id.key)) {
         EndMove(index, /*drop=*/false);
         continue;
       }
+      it->second.moving = true;
     } else if (op.cancelled) {
       FailPut(index, Reason::kNone);
       continue;
     }
+    op.committing = true;
     batch.puts.emplace_back(op.id.key, EncodeIndexValue(op.id.key, *op.record));
     commit.puts.push_back(index);
   }
@@ -425,6 +427,7 @@ void DiskStore::Unplace(Op* op) {
 void DiskStore::Publish(uint32_t index) {
   Op& op = ops_[index];
   const bool move = op.kind == Op::Kind::kMove;
+  op.committing = false;
   Unplace(&op);
   const auto it = entries_.find(op.id.key);
   const bool current =
@@ -450,11 +453,12 @@ void DiskStore::Publish(uint32_t index) {
     if (entry.pinned) stats_.pinned_bytes += bytes;
     op.segment->live_bytes += bytes;
     ++op.segment->live_blocks;
+    entry.moving = entry.save_later = false;
     // Pin, priority or expiry changed while the block moved: the batch had the old ones.
     const bool stale = entry.pinned != op.record->pinned || entry.priority != op.record->priority ||
                        entry.expires_at_s != op.record->expires_at_s;
-    entries_[op.id.key] = entry;
-    if (stale) SaveEntry(op.id.key, entry);
+    Entry& published = entries_[op.id.key] = entry;
+    if (stale) SaveEntry(op.id.key, &published);
   }
   if (move) {
     ++stats_.moved_blocks;
@@ -476,6 +480,7 @@ void DiskStore::FailPut(uint32_t index, Reason reason) {
   }
   const auto it = putting_.find(op.id.key);
   if (it != putting_.end() && it->second == index) putting_.erase(it);
+  if (op.committing) SaveLater(op.id.key);
   Answer(&op, reason);
   if (op.outstanding == 0) FreeOp(index);
 }
