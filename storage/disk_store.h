@@ -182,9 +182,8 @@ class DiskStore final : public BlockStore {
     bool retried = false;    // a failed checksum is read once more
     bool cancelled = false;  // erased before it was published
     bool answered = false;
-    bool placed = false;  // counts in its segment's `unsynced`
-    bool committing =
-        false;  // with the index: what is written of its key now stands behind it there
+    bool placed = false;      // counts in its segment's `unsynced`
+    bool committing = false;  // with the index: what is written now stands behind it there
   };
 
   // What an index batch was for.
@@ -251,9 +250,6 @@ class DiskStore final : public BlockStore {
   void RemoveEntry(const BlockKey& key, IndexBatch* batch);
   void Unlive(const Entry& entry);
   void Discard(const BlockKey& key);
-  void SaveEntry(const BlockKey& key, Entry* entry);
-  void SaveLater(const BlockKey& key);
-  bool IsCommitting(const BlockKey& key) const;
   void SubmitBatch(IndexBatch batch, Commit commit);
   void OnIndex(const IndexResult& result);
   void AnswerLateCommits();
@@ -284,6 +280,9 @@ class DiskStore final : public BlockStore {
   void StartSync(Segment* segment);
   void OnSynced(Segment* segment, int error);
   void OnWritten(uint32_t index);
+  void SaveEntry(const BlockKey& key, Entry* entry);
+  void SaveLater(const BlockKey& key);
+  bool IsCommitting(const BlockKey& key) const;
   void FailPut(uint32_t index, Reason reason);
   void Publish(uint32_t index);
   void Unplace(Op* op);

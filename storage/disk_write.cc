@@ -416,6 +416,32 @@ void DiskStore::OnSynced(Segment* segment, int error) {
   Passed("put.index_submitted");
 }
 
+// Whether the index is being told of a newer block of this key.
+bool DiskStore::IsCommitting(const BlockKey& key) const {
+  const auto it = putting_.find(key);
+  return it != putting_.end() && ops_[it->second].committing && !ops_[it->second].cancelled;
+}
+
+// Priority, pin and expiry as they are now; nobody waits for it.
+void DiskStore::SaveEntry(const BlockKey& key, Entry* entry) {
+  // The place that the entry has now must not get behind the one that the index is being told of.
+  entry->save_later = entry->moving || IsCommitting(key);
+  if (entry->save_later) return;
+  BlockRecord record = *entry->record;
+  record.priority = entry->priority;
+  record.pinned = entry->pinned;
+  record.expires_at_s = entry->expires_at_s;
+  IndexBatch batch;
+  batch.puts.emplace_back(key, EncodeIndexValue(key, record));
+  SubmitBatch(std::move(batch), {});
+}
+
+// What waited for a batch that failed.
+void DiskStore::SaveLater(const BlockKey& key) {
+  const auto it = entries_.find(key);
+  if (it != entries_.end() && it->second.save_later) SaveEntry(key, &it->second);
+}
+
 void DiskStore::Unplace(Op* op) {
   if (!op->placed) return;
   op->placed = false;
