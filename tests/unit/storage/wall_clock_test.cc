@@ -49,13 +49,19 @@ class WallClockTest : public DiskStoreTest {
 
   // On a thread of its own: should it wait until tomorrow, it is left to that.
   static void ExpectEnds(std::function<void()> wait) {
-    std::promise<void> promise;
-    std::future<void> ended = promise.get_future();
-    std::thread([wait = std::move(wait), promise = std::move(promise)]() mutable {
+    auto promise = std::make_shared<std::promise<void>>();
+    std::future<void> ended = promise->get_future();
+    std::thread thread([wait = std::move(wait), promise] {
       wait();
-      promise.set_value_at_thread_exit();
-    }).detach();
-    EXPECT_EQ(ended.wait_for(std::chrono::seconds(60)), std::future_status::ready);
+      promise->set_value();
+    });
+    const bool in_time = ended.wait_for(std::chrono::seconds(60)) == std::future_status::ready;
+    EXPECT_TRUE(in_time);
+    if (in_time) {
+      thread.join();
+    } else {
+      thread.detach();
+    }
   }
 };
 
