@@ -11,7 +11,8 @@
 //            | "window=" count               last tokens that are always read, at least 1; 128
 //            | "dense_layers=" count         first layers that always read everything; 2
 //            | "bits=" (32 | 64 | 128 | 256) of a code; the artifact's, 128 for lsh. lsh: 512, 1024
-//            | "suffix=" count               so many last prompt tokens retrieve, too; 0
+//            | "suffix=" count               so many last prompt tokens retrieve, too, and those
+//                                            before them in the same block of KV; 0
 //            | "from=" count                 shorter contexts are dense; measured where absent
 //            | "floor=" number               coverage below which a sequence goes dense (0 < floor
 //                                            <= 1); none

@@ -87,14 +87,18 @@ absl::Status Decoder::Forward(const Batch& batch, std::span<float> logits) {
       }
     }
   }
-  if (num_logits > 0) ComputeLogits(num_logits, logits);
+  if (num_logits > 0) ComputeLogits(num_logits);
+  memory_->EndPass();  // while the device works
+  if (num_logits > 0) {
+    backend_.CopyToHost(logits_.data, logits.data(),
+                        static_cast<size_t>(num_logits) * config_.vocab_size * sizeof(float));
+  }
   // What was chosen is counted now, as the host must wait for it.
   retrieval_->End();
-  memory_->EndPass();
   return DeviceStatus();
 }
 
-void Decoder::ComputeLogits(int64_t num_logits, std::span<float> logits) {
+void Decoder::ComputeLogits(int64_t num_logits) {
   const Tensor of_logits = FirstRows(logits_, num_logits);
   if (logit_runs_.size() == 1) {
     // logits [num_logits][vocab] = norm(hidden) · lm_headᵀ
@@ -116,8 +120,6 @@ void Decoder::ComputeLogits(int64_t num_logits, std::span<float> logits) {
     // logits [num_logits][vocab] = last · lm_headᵀ
     backend_.Matmul(FirstRows(last_, num_logits), *lm_head_, of_logits, {});
   }
-  backend_.CopyToHost(logits_.data, logits.data(),
-                      static_cast<size_t>(num_logits) * config_.vocab_size * sizeof(float));
 }
 
 Buffer Decoder::AllocateLogits(int64_t rows) {
@@ -411,8 +413,9 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(const ModelConfig& conf
                                   (config.num_layers - FirstSharedLayer()),
                               options.block_tokens, config.num_layers - FirstSharedLayer()));
   }
-  // With a store the bound is another, and says so below.
-  if (options.kv_bytes < block_bytes && options.store == nullptr && options.shared_kv_bytes == 0) {
+  // With a store below, the bound is another, and says so below.
+  const bool tiered = options.store != nullptr && !options.own_frames;
+  if (options.kv_bytes < block_bytes && !tiered && options.shared_kv_bytes == 0) {
     return refuse("kv_bytes", options.kv_bytes,
                   fmt::format("at least {}, a block of {} tokens in every layer", block_bytes,
                               options.block_tokens));
@@ -422,7 +425,7 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(const ModelConfig& conf
                                            INT32_MAX - options.lower_blocks);
   decoder->num_blocks_ = static_cast<int32_t>(blocks) + options.lower_blocks;
   decoder->num_frames_ = blocks * config.num_layers;
-  if (options.store != nullptr) {
+  if (tiered) {
     const int64_t least =
         KvMemory::LeastFrames(config.num_layers, options.block_tokens, resolved.max_context,
                               options.max_batch_tokens, options.max_batch_logits);
@@ -543,6 +546,7 @@ absl::Status Decoder::AllocatePools() {
                                                       .num_blocks = num_blocks_,
                                                       .num_frames = num_frames_,
                                                       .store = options_.store,
+                                                      .own_frames = options_.own_frames,
                                                       .write_through = options_.write_through,
                                                       .names = options_.names,
                                                       .shared = shared}));

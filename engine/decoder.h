@@ -36,11 +36,12 @@ struct DecoderOptions {
   // Blocks beyond those that the frames hold, kept in `store`. REQUIRES: 0 without one.
   int32_t lower_blocks = 0;
   storage::BlockStore* store = nullptr;  // of slower tiers, outlives the decoder; null: none
+  bool own_frames = false;               // KvMemoryOptions::own_frames
   bool write_through = false;            // KvMemoryOptions::write_through
   StoreNames names = {};
   int64_t host_bytes = 0;       // memory of the store
   RowFetcherOptions rows = {};  // the same, or the row cache of shared KV
-  // Without a store: of KV in the backend's shared memory, in all layers from FirstSharedLayer on; what
+  // Without a store below the frames: of KV in the backend's shared memory, in all layers from FirstSharedLayer on; what
   // it holds is the number of blocks, and kv_bytes is what the layers before take on the device. 0: all
   // KV lies in one memory.
   int64_t shared_kv_bytes = 0;
@@ -167,7 +168,7 @@ class Decoder final : public Model {
   void Attend(int32_t index, std::span<const kernels::AttentionChunk> chunks, bool logits_only);
   void AddAttended(const Layer& layer, RowRun rows);
   void AddMlp(const Layer& layer, RowRun rows);
-  void ComputeLogits(int64_t num_logits, std::span<float> logits);
+  void ComputeLogits(int64_t num_logits);
 
   const ModelConfig config_;
   kernels::Backend& backend_;

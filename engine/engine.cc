@@ -539,7 +539,7 @@ void Engine::Publish() {
   stats_.blocks_used = pool_.num_used();
   stats_.blocks_total = pool_.num_blocks();
   stats_.blocks_idle = pool_.num_idle();
-  if (memory_ != nullptr && memory_->tiered()) {
+  if (memory_ != nullptr && memory_->has_store()) {
     stats_.tiered = true;
     stats_.kv = memory_->stats();
     stats_.store = memory_->store()->stats();

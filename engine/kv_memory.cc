@@ -61,9 +61,11 @@ absl::Status KvMemory::Allocate() {
         fmt::format("no memory for the KV pool: {} bytes in {} layers", bytes, own_layers));
   }
   blocks_.resize(options_.num_blocks);
-  if (own_layers < options_.num_layers) return AllocateShared();
-  if (!tiered()) return absl::OkStatus();
-  pieces_.resize(pieces);
+  if (has_store()) pieces_.resize(pieces);
+  if (own_layers < options_.num_layers) {
+    if (absl::Status status = AllocateShared(); !status.ok()) return status;
+  }
+  if (!tiered()) return has_store() ? AllocateOwn() : absl::OkStatus();
   frames_.resize(options_.num_frames);
   for (auto frame = static_cast<int32_t>(options_.num_frames) - 1; frame >= 0; --frame) {
     free_frames_.push_back(frame);
@@ -130,7 +132,8 @@ bool KvMemory::HoldsFrames(int32_t block) const {
 
 void KvMemory::BeginPass(size_t num_chunks) {
   chunks_.assign(num_chunks, {});
-  if (!tiered()) return;
+  if (!has_store()) return;
+  ForgetAdopted();
   Unpin();
   Poll(std::chrono::nanoseconds(0));
 }
@@ -140,7 +143,7 @@ KvMemory::PinResult KvMemory::TryPin(int32_t chunk, int32_t layer, std::span<con
                                      PinnedBlocks* pinned) {
   if (!tiered()) {
     *pinned = {LayerPool(layer), blocks};
-    return PinResult::kOk;
+    return away_in(layer) == 0 ? PinResult::kOk : PinOwn(chunk, layer, blocks, first, last);
   }
   frames->resize(last, -1);
   *pinned = {arena(), *frames};
@@ -173,7 +176,7 @@ KvMemory::PinResult KvMemory::TryPin(int32_t chunk, int32_t layer, std::span<con
     if (!piece.saved) continue;  // to be written for the first time
     ++clean_frames_;
     const uint64_t tag = next_tag_++;
-    loads_.emplace(tag, Loading{index, chunk});
+    loads_.emplace(tag, Loading{index, chunk, options_.layout.BlockBytes()});
     options_.store->Get(tag, StoreId(layer, blocks[i]),
                         {FrameBytes(frame), options_.layout.BlockBytes()}, 0);
     // A read's deadline runs from here: what waits behind too many others would be late, and lost.
@@ -208,7 +211,7 @@ void KvMemory::DropFrame(Piece* piece) {
 void KvMemory::MarkLost(int32_t layer, int32_t block) {
   Piece& piece = pieces_[PieceOf(layer, block)];
   if (piece.lost) return;
-  DropFrame(&piece);
+  DropFrame(&piece);  // own frames: there is none, and what is away stays so
   piece.saved = false;
   piece.lost = true;
   ++stats_.lost_pieces;
@@ -266,21 +269,29 @@ bool KvMemory::SaveNext(Queue* queue) {
   if (queue->empty()) return false;
   const auto [piece, generation] = queue->front();
   queue->pop_front();
-  if (blocks_[BlockOf(piece)].generation == generation) StartSave(piece);
+  if (blocks_[BlockOf(piece)].generation == generation && MaySave(piece)) {
+    StartSave(piece, FrameBytes(pieces_[piece].frame));
+  }
   return true;
 }
 
 // ---- saving ----
 
-void KvMemory::StartSave(int64_t index) {
+bool KvMemory::MaySave(int64_t index) const {
+  const Piece& piece = pieces_[index];
+  const bool here = tiered() ? piece.frame >= 0 : !piece.away;
+  return here && !piece.saved && !piece.saving && !piece.lost;
+}
+
+// The store copies `content` before it returns.
+void KvMemory::StartSave(int64_t index, const std::byte* content) {
   Piece& piece = pieces_[index];
-  if (piece.frame < 0 || piece.saved || piece.saving || piece.lost) return;
   const Block& block = blocks_[BlockOf(index)];
   const uint64_t tag = next_tag_++;
   const storage::BlockId id = StoreId(LayerOf(index), BlockOf(index));
   piece.saving = true;
   saves_.emplace(tag, Saving{index, block.generation, id, block.keep});
-  options_.store->Put(tag, id, {FrameBytes(piece.frame), options_.layout.BlockBytes()}, kLivePut);
+  options_.store->Put(tag, id, {content, options_.layout.BlockBytes()}, kLivePut);
 }
 
 void KvMemory::OnCompletion(const Completion& completion) {
@@ -289,12 +300,12 @@ void KvMemory::OnCompletion(const Completion& completion) {
     return;
   }
   if (const auto load = loads_.find(completion.tag); load != loads_.end()) {
-    const auto [piece, chunk] = load->second;
+    const auto [piece, chunk, bytes] = load->second;
     loads_.erase(load);
     if (completion.outcome == Outcome::kOk) {
-      CountRead(chunk, options_.layout.BlockBytes(), completion.from_disk);
-      ++stats_.loaded_pieces;
-      stats_.loaded_bytes += options_.layout.BlockBytes();
+      CountRead(chunk, bytes, completion.from_disk);
+      stats_.loaded_pieces += bytes == options_.layout.BlockBytes();
+      stats_.loaded_bytes += bytes;
     } else {
       MarkLost(LayerOf(piece), BlockOf(piece));
     }
@@ -345,8 +356,9 @@ void KvMemory::Poll(std::chrono::nanoseconds wait) {
 }
 
 void KvMemory::EndPass() {
-  if (!tiered()) return;
+  if (!has_store()) return;
   failed_saves_in_a_row_ = 0;
+  if (!tiered()) return SaveOwn();
   while (saves_.size() < kSavesInFlight && AcceptsSaves() && SaveNext(&wanted_)) {
   }
   // Half of the frames: a pass that has to wait for the disk costs more than writing early.
@@ -358,14 +370,16 @@ void KvMemory::EndPass() {
 }
 
 void KvMemory::Idle() {
-  if (!tiered()) return;
+  if (!has_store()) return;
+  if (!tiered() && !backend_.Synchronize()) return;  // the last pass may still be writing
   EndPass();
   Poll(std::chrono::nanoseconds(0));
 }
 
 void KvMemory::Flush(std::chrono::nanoseconds most) {
-  if (!tiered()) return;
+  if (!has_store()) return;
   const int64_t end = NowNs() + most.count();
+  if (!tiered() && !backend_.Synchronize()) return;  // the last pass may still be writing
   while (has_work() && NowNs() < end && options_.store->state() == TierState::kOk) {
     EndPass();
     Poll(std::chrono::milliseconds(10));
@@ -405,8 +419,9 @@ void KvMemory::Seal(int32_t index, const BlockName& name, bool keep) {
   block.name = name;
   block.sealed = true;
   block.keep = keep;
-  if (!tiered()) return;
+  if (!has_store()) return;
   ++names_[name.chain];
+  if (!tiered() && !keep) return;  // its places are its own: nothing needs it saved
   Queue& queue = options_.write_through && keep ? wanted_ : unsaved_;
   for (int32_t layer = 0; layer < options_.num_layers; ++layer) {
     queue.emplace_back(PieceOf(layer, index), block.generation);
@@ -420,7 +435,7 @@ void KvMemory::Seal(int32_t index, const BlockName& name, bool keep) {
 }
 
 bool KvMemory::Stored(const BlockName& name) const {
-  if (!tiered()) return false;
+  if (!has_store()) return false;
   for (int32_t layer = 0; layer < options_.num_layers; ++layer) {
     if (!options_.store->Find(options_.names.Id(name, kKindKv, layer)).has_value()) return false;
   }
@@ -428,7 +443,7 @@ bool KvMemory::Stored(const BlockName& name) const {
 }
 
 void KvMemory::Adopt(int32_t index, const BlockName& name) {
-  WINNOW_CHECK(tiered());
+  WINNOW_CHECK(has_store());
   Block& block = blocks_[index];
   WINNOW_CHECK(!block.sealed);
   block.name = name;
@@ -437,13 +452,16 @@ void KvMemory::Adopt(int32_t index, const BlockName& name) {
   ++names_[name.chain];
   for (int32_t layer = 0; layer < options_.num_layers; ++layer) {
     Piece& piece = pieces_[PieceOf(layer, index)];
-    WINNOW_CHECK(piece.frame < 0);
+    WINNOW_CHECK(piece.frame < 0 && !piece.away);
     piece.saved = true;
+    if (!tiered()) SetAway(PieceOf(layer, index), true);
   }
+  if (!tiered()) adopted_.push_back(index);
 }
 
 void KvMemory::Load(std::span<const int32_t> blocks) {
-  if (!tiered()) return;
+  if (!has_store()) return;
+  ForgetAdopted();
   Unpin();
   std::vector<int32_t> frames;
   PinnedBlocks pinned;
@@ -457,7 +475,7 @@ void KvMemory::Load(std::span<const int32_t> blocks) {
 }
 
 bool KvMemory::block_lost(int32_t block) const {
-  if (!tiered()) return false;
+  if (!has_store()) return false;
   for (int32_t layer = 0; layer < options_.num_layers; ++layer) {
     if (pieces_[PieceOf(layer, block)].lost) return true;
   }
@@ -466,7 +484,7 @@ bool KvMemory::block_lost(int32_t block) const {
 
 void KvMemory::Forget(int32_t index) {
   Block& block = blocks_[index];
-  if (tiered()) {
+  if (has_store()) {
     bool last_of_name = false;
     if (block.sealed) {
       const auto name = names_.find(block.name.chain);
@@ -481,6 +499,7 @@ void KvMemory::Forget(int32_t index) {
         options_.store->Erase(next_tag_++, StoreId(layer, index).key);
       }
       DropFrame(&piece);
+      SetAway(PieceOf(layer, index), false);
       piece = {};
     }
   }

@@ -7,11 +7,17 @@
 //
 //   written ─ full, named ─▶ saved to the store ─▶ frame taken for others ─▶ read back, or row by row
 //
-// Without a store there is a frame for every piece and nothing moves; the frames of the later layers
-// may then lie in the backend's shared memory (a GPU's host), from where operations read them. With
-// one, blocks may be more than frames hold: pieces of full blocks are saved when frames get scarce,
-// the least recently used frame that is saved is taken, and a piece comes back whole (Pin) or by rows
-// (RowFetcher).
+// Three ways:
+//   - no store: a frame for every piece, at its own place, and nothing moves.
+//   - a store below frames (tiered): blocks may be more than frames hold. Pieces of full blocks are
+//     saved when frames get scarce, the least recently used frame that is saved is taken, and a piece
+//     comes back whole (Pin) or by rows (RowFetcher).
+//   - a store beside frames (own_frames, kv_memory_own.cc): every piece has its place all the same, and
+//     the store keeps what outlives a sequence. Of a prefix that is adopted from it pieces come to
+//     their places when they are needed, whole (Pin) or by pages (Want, BringWanted). For devices that
+//     know a row by its place in a pool.
+// Without a store below, the frames of the later layers may lie in the backend's shared memory (a
+// GPU's host), from where operations read them.
 //
 // A piece that the store does not give back is lost, and so is the chunk that needed it: the pass
 // goes on for the others, and the engine computes the sequence again. Never wrong, only slower.
@@ -43,13 +49,13 @@ struct KvMemoryOptions {
   kernels::KvLayout layout;
   int32_t num_layers = 0;
   int32_t num_blocks = 0;
-  int64_t num_frames = 0;                // num_layers * num_blocks without a store
+  int64_t num_frames = 0;                // num_layers * num_blocks unless tiered
   storage::BlockStore* store = nullptr;  // outlives the memory; nobody else calls it
+  bool own_frames = false;               // the store lies beside the frames, not below
   // Saves every block that is to be kept as soon as it is full, not only when frames get scarce.
   bool write_through = false;
   StoreNames names = {};
-  // Layers [shared.first_layer, num_layers) lie in the backend's shared memory. REQUIRES: without a
-  // store.
+  // Layers [shared.first_layer, num_layers) lie in the backend's shared memory. REQUIRES: not tiered.
   struct Shared {
     int32_t first_layer = std::numeric_limits<int32_t>::max();
     int32_t max_context = 0, max_batch_tokens = 0;
@@ -96,7 +102,8 @@ class KvMemory {
   static int64_t LeastFrames(int32_t num_layers, int32_t block_tokens, int32_t max_context,
                              int32_t max_batch_tokens, int32_t max_sequences);
 
-  bool tiered() const { return options_.store != nullptr; }
+  bool has_store() const { return options_.store != nullptr; }
+  bool tiered() const { return has_store() && !options_.own_frames; }
   const kernels::KvLayout& layout() const { return options_.layout; }
   size_t size_bytes() const { return arena_.size_bytes() + shared_.size_bytes(); }
   std::byte* arena() const { return static_cast<std::byte*>(arena_.data()); }
@@ -164,25 +171,41 @@ class KvMemory {
   int32_t max_batch_tokens() const { return options_.shared.max_batch_tokens; }  // of shared KV
   size_t shared_bytes() const { return shared_.size_bytes(); }
   double pin_seconds() const { return pin_seconds_; }  // that making it took
-  // Address of the piece's frame, or null: not resident. Holds until the next Pin.
-  const std::byte* Resident(int32_t layer, int32_t block) {
-    if (!tiered()) return LayerPool(layer) + block * options_.layout.BlockBytes();
+  // Address of a row, `offset` bytes into its piece, or null: not resident. Holds until the next Pin.
+  const std::byte* Resident(int32_t layer, int32_t block, size_t offset) {
+    if (!tiered()) {
+      if (away_in(layer) > 0 && !IsHere(layer, block, offset)) return nullptr;
+      return OwnFrame(layer, block) + offset;
+    }
     const int32_t frame = pieces_[PieceOf(layer, block)].frame;
     if (frame < 0) return nullptr;
     frames_[frame].used = true;
-    return arena() + static_cast<size_t>(frame) * options_.layout.BlockBytes();
+    return FrameBytes(frame) + offset;
   }
+  // All of the piece.
   bool IsResident(int32_t layer, int32_t block) const {
-    return !tiered() || pieces_[PieceOf(layer, block)].frame >= 0;
+    if (tiered()) return pieces_[PieceOf(layer, block)].frame >= 0;
+    return away_in(layer) == 0 || !pieces_[PieceOf(layer, block)].away;
   }
   bool lost(int32_t layer, int32_t block) const {
-    return tiered() && pieces_[PieceOf(layer, block)].lost;
+    return has_store() && pieces_[PieceOf(layer, block)].lost;
   }
   // Frames that can be had without waiting, and without taking more than a part of what others may
   // use again.
   int64_t SpareFrames() const {
     return static_cast<int64_t>(free_frames_.size()) + clean_frames_ / 4;
   }
+  // ---- own frames: rows of pieces that are away ----
+
+  // Pieces of the layer that are in the store and not, or not wholly, in their places.
+  int64_t away_in(int32_t layer) const { return away_.empty() ? 0 : away_[layer]; }
+  // The chunk is to read the row at `offset` of the piece: BringWanted brings its page if it is not
+  // there. REQUIRES: own frames, also of BringWanted.
+  void Want(int32_t chunk, int32_t layer, int32_t block, size_t offset);
+  // Waits until the pages that were wanted of the layer are in their places, of all pieces that are not
+  // lost then. REQUIRES: the device has nothing to do that is about them.
+  void BringWanted(int32_t layer);
+
   // REQUIRES: the block is sealed.
   storage::BlockId StoreId(int32_t layer, int32_t block) const;
   // RowFetcher's reads share the store's one queue of completions: their tags have this bit, and
@@ -215,10 +238,11 @@ class KvMemory {
   bool block_lost(int32_t block) const;
   // Nobody needs the block's content any more.
   void Forget(int32_t block);
-  // Saves ahead, so that frames are there when the next pass needs them.
+  // Saves ahead, so that frames are there when the next pass needs them. Everything has been asked of
+  // the backend that the pass asks of it; it need not be done.
   void EndPass();
   // Something is to be saved although no pass needs it: EndPass goes on with it.
-  bool has_work() const { return !wanted_.empty() || !saves_.empty(); }
+  bool has_work() const { return !wanted_.empty() || !saves_.empty() || !copied_.empty(); }
   // Pieces in line to be saved, some of them of blocks that are gone.
   size_t queued_pieces() const { return wanted_.size() + unsaved_.size(); }
   // Between passes, when there is nothing else to do: goes on saving.
@@ -228,7 +252,7 @@ class KvMemory {
   void Flush(std::chrono::nanoseconds most);
 
   // What belongs to a block beside its KV: `bytes` under an id of another kind than KV. A put that
-  // fails is forgotten; a get that fails gives false. REQUIRES: tiered().
+  // fails is forgotten; a get that fails gives false. REQUIRES: has_store().
   void PutAside(const storage::BlockId& id, std::span<const std::byte> bytes);
   bool GetAside(const storage::BlockId& id, std::span<std::byte> into);
   // Many at once; `good` of each says whether `into` is filled.
@@ -252,6 +276,12 @@ class KvMemory {
     bool saved = false;
     bool saving = false;
     bool lost = false;
+    bool away = false;  // own frames: its content is in the store and not wholly in its place
+  };
+  // Pages of a piece that is away: bits of a word each.
+  struct Pages {
+    std::vector<uint64_t> here, wanted;
+    int32_t chunk = 0;  // that wanted the first of them
   };
   struct Block {
     BlockName name;
@@ -287,17 +317,31 @@ class KvMemory {
   std::byte* FrameBytes(int32_t frame) const {
     return arena() + static_cast<size_t>(frame) * options_.layout.BlockBytes();
   }
+  // Where the piece lies unless frames are taken from a pool.
+  std::byte* OwnFrame(int32_t layer, int32_t block) const {
+    return LayerPool(layer) + block * options_.layout.BlockBytes();
+  }
   // -1: none can be had while the pins hold.
   int32_t TakeFrame();
   int32_t EvictFrame();
   bool SaveSome();
-  void StartSave(int64_t piece);
+  bool MaySave(int64_t piece) const;
+  void StartSave(int64_t piece, const std::byte* content);
   void OnCompletion(const storage::Completion& completion);
   bool AcceptsSaves() const;
   void DropFrame(Piece* piece);
   bool SaveNext(Queue* queue);
   void Poll(std::chrono::nanoseconds wait);
   int64_t NowNs() const;
+  // kv_memory_own.cc
+  absl::Status AllocateOwn();
+  PinResult PinOwn(int32_t chunk, int32_t layer, std::span<const int32_t> blocks, int32_t first,
+                   int32_t last);
+  void BringWhole(int32_t layer, std::span<const int64_t> pieces, int32_t chunk);
+  bool IsHere(int32_t layer, int32_t block, size_t offset) const;
+  void SetAway(int64_t piece, bool away);
+  void ForgetAdopted();
+  void SaveOwn();
 
   kernels::Backend& backend_;
   const KvMemoryOptions options_;
@@ -305,7 +349,7 @@ class KvMemory {
   kernels::Buffer shared_;  // of the layers from options_.shared.first_layer on
   std::unique_ptr<kernels::SharedKv> shared_kv_;
   double pin_seconds_ = 0;
-  std::vector<Piece> pieces_;  // [layers][blocks]
+  std::vector<Piece> pieces_;  // [layers][blocks]; empty without a store
   std::vector<Block> blocks_;
   std::vector<Frame> frames_;
   std::vector<int32_t> free_frames_;
@@ -320,8 +364,23 @@ class KvMemory {
   struct Loading {
     int64_t piece = 0;
     int32_t chunk = 0;
+    uint64_t bytes = 0;
   };
   absl::flat_hash_map<uint64_t, Loading> loads_;
+  // Of own frames.
+  std::vector<int64_t> away_;  // [layers] pieces; empty unless own_frames
+  absl::flat_hash_map<int64_t, Pages>
+      partial_;                         // by piece: of those of which a page is here or wanted
+  std::vector<int64_t> wanted_pieces_;  // of one layer
+  kernels::Buffer bounce_, outgoing_;   // shared memory, for what the host cannot reach: in, out
+  struct Copied {
+    int64_t piece = 0;
+    uint32_t generation = 0;
+    const std::byte* content = nullptr;  // in outgoing_
+  };
+  std::vector<Copied> copied_;  // to be saved
+  std::vector<int32_t>
+      adopted_;  // blocks, since the device last forgot what it kept of their places
   // Blocks with the same name in this memory: what the store has is theirs together.
   absl::flat_hash_map<std::array<uint8_t, 32>, int32_t> names_;
   uint64_t next_tag_ = 1;

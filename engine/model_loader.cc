@@ -59,10 +59,9 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& model_
   // Before the pools are made, because it needs some memory of its own and gives it back.
   WINNOW_ASSIGN_OR_RETURN(CrossoverReport crossover,
                           ResolveFrom(config, options.retrieval, *backend, decoder_options));
-  KvStore store;  // a GPU reads the host's memory itself
-  if (decoder_options.shared_kv_bytes == 0) {
-    WINNOW_ASSIGN_OR_RETURN(store, OpenKvStore(options.tiers, layout));
-  }
+  TierFlags tiers = options.tiers;
+  if (decoder_options.shared_kv_bytes != 0) tiers.host_bytes = 0;  // a GPU reads that memory itself
+  WINNOW_ASSIGN_OR_RETURN(KvStore store, OpenKvStore(tiers, layout));
   if (store.store != nullptr) {
     if (options.decorate_store) store.store = options.decorate_store(std::move(store.store));
     decoder_options.store = store.store.get();

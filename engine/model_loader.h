@@ -29,8 +29,9 @@ inline constexpr int64_t kExactModelBytes = int64_t{128} << 20;
 
 struct ModelOptions {
   // "cpu" or "cuda". With "cuda" KV is bf16 and lies in the device's memory, or, with tiers.host_bytes,
-  // in pinned memory of the host but for the first layers: kv_dtype f32, disks, prefetch, isa and
-  // num_threads are refused by name, and so is kv_bytes beside host_bytes.
+  // in pinned memory of the host but for the first layers; a disk holds prefixes (KvMemory:
+  // own_frames). kv_dtype f32, prefetch, isa and num_threads are refused by name, and so are kv_bytes
+  // beside host_bytes, disk_bytes without prefix_cache and row_cache_bytes without host_bytes.
   std::string device = "cpu";
   // Of weights: "auto" (as config.json says), "bf16", "f16" (of float16 weights only), "f32"
   // (exact). With "bf16", what is multiplied with the weights is rounded to bf16 too if the model

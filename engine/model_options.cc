@@ -58,8 +58,12 @@ absl::Status CheckDevice(const ModelOptions& options, DType kv) {
     return absl::InvalidArgumentError(
         fmt::format("{}: with --device cuda {}; --device cpu has it", flag, why));
   };
-  if (options.tiers.disk_bytes != 0) {
-    return refuse("disk_bytes", "KV lies in the device's memory and the host's, and on no disk");
+  if (options.tiers.disk_bytes != 0 && !options.tiers.keep_prefixes) {
+    return refuse("disk_bytes", "a disk holds prefixes and nothing else, and prefix_cache is off");
+  }
+  if (options.tiers.row_cache_bytes > 0 && options.tiers.host_bytes == 0) {
+    return refuse("row_cache_bytes",
+                  "the row cache is of KV in the host's memory: it needs host_bytes");
   }
   if (options.tiers.prefetch) return refuse("prefetch", "rows are not read ahead");
   if (options.tiers.host_bytes != 0 && options.kv_bytes != 0) {
@@ -142,6 +146,7 @@ absl::StatusOr<DecoderOptions> ResolveDecoderOptions(const ModelConfig& config,
   resolved.max_context =
       options.max_context != 0 ? options.max_context : config.max_position_embeddings;
   resolved.kv_bytes = options.kv_bytes;
+  resolved.own_frames = options.device == "cuda" && options.tiers.disk_bytes != 0;
   if (options.device == "cuda" && options.tiers.host_bytes != 0 && resolved.block_tokens > 0) {
     const kernels::KvLayout layout{config.num_kv_heads, config.head_dim, resolved.block_tokens,
                                    resolved.kv_dtype};
@@ -160,7 +165,7 @@ absl::StatusOr<DecoderOptions> ResolveDecoderOptions(const ModelConfig& config,
         (int64_t{resolved.max_context} + resolved.block_tokens - 1) / resolved.block_tokens;
     resolved.kv_bytes = blocks * static_cast<int64_t>(layout.BlockBytes()) * config.num_layers;
   }
-  if (options.tiers.any() && resolved.block_tokens > 0) {
+  if (options.device == "cpu" && options.tiers.any() && resolved.block_tokens > 0) {
     const kernels::KvLayout layout{config.num_kv_heads, config.head_dim, resolved.block_tokens,
                                    resolved.kv_dtype};
     resolved.lower_blocks = static_cast<int32_t>(std::min<int64_t>(

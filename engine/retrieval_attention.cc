@@ -276,9 +276,11 @@ void RetrievalAttention::RunQueries(int32_t layer, const Method& method, int32_t
   const std::span<RetrievalQuery> queries = std::span(queries_).subspan(first, count);
   const Selection chosen = SelectAndPrune(layer, policy, first, queries, q);
 
+  if (!BringRows(layer, first, queries, chosen)) return;
+
   // FETCH and ATTEND where all rows are resident and the backend finds them itself
   if (!policy.completion && !memory_.tiered() &&
-      backend_.AttendChosen(q, queries, chosen, memory_.LayerPool(layer), layout_, scale_, out)) {
+      AttendChosen(layer, first, queries, chosen, q, out)) {
     for (size_t i = 0; i < queries.size(); ++i) {
       pending_counts_.push_back({query_rows_[first + i]->chunk->retrieval, queries[i].position,
                                  queries[i].mid.size(), &chosen.count(i, 0)});
@@ -315,6 +317,29 @@ void RetrievalAttention::RunQueries(int32_t layer, const Method& method, int32_t
   backend_.FinishStates(queries, states, layout_.head_dim, out);
   fetcher_->End();
   Probe(layer, first, queries, chosen, q);
+}
+
+// False: the backend needs addresses. The queries of lost chunks are left out: their rows may be nowhere
+// yet, and a device keeps what it has read.
+bool RetrievalAttention::AttendChosen(int32_t layer, int32_t first,
+                                      std::span<const RetrievalQuery> queries,
+                                      const Selection& chosen, const Tensor& q, const Tensor& out) {
+  const auto is_lost = [&](size_t i) { return memory_.chunk_lost(query_rows_[first + i]->index); };
+  bool any_lost = false;
+  for (size_t i = 0; i < queries.size() && !any_lost; ++i) any_lost = is_lost(i);
+  // A part of a selection is known to the host only.
+  if (any_lost && !backend_.Synchronize()) return true;
+  for (size_t begin = 0, end = 0; begin < queries.size(); begin = end) {
+    end = begin + 1;
+    if (is_lost(begin)) continue;
+    while (end < queries.size() && !is_lost(end)) ++end;
+    if (!backend_.AttendChosen(q, queries.subspan(begin, end - begin),
+                               chosen.From(static_cast<int64_t>(begin)), memory_.LayerPool(layer),
+                               layout_, scale_, out)) {
+      return false;
+    }
+  }
+  return true;
 }
 
 template <typename Call>
@@ -435,8 +460,9 @@ void RetrievalAttention::Probe(int32_t layer, int32_t first,
     if (state.policy_.floor.has_value() && coverage < *state.policy_.floor) {
       // Not within the prompt: which of its tokens have attended by now, and in which layers, depends on
       // how it was cut into chunks, and results must not.
+      const int32_t before = state.policy_.suffix > 0 ? layout_.block_tokens - 1 : 0;
       const int32_t prompt_end =
-          query_rows_[first + i]->chunk->retrieve_from + state.policy_.suffix;
+          query_rows_[first + i]->chunk->retrieve_from + state.policy_.suffix + before;
       state.dense_from_ =
           std::min(state.dense_from_, std::max(queries[i].position + 1, prompt_end));
     }

@@ -187,6 +187,7 @@ class RetrievalAttention {
     uint32_t kind = 0;  // of the store's keys
     Digest digest = {};
   };
+  std::span<std::byte> Kept(size_t bytes);
   void MakeKeepable();
   std::vector<Keepable*> KeepableOf(const AttentionPolicy& policy);
   void MarkIndexed(const Rows& rows, int32_t begin, int32_t end);
@@ -204,6 +205,9 @@ class RetrievalAttention {
   int32_t CallSize(int32_t first) const;
   void RunQueries(int32_t layer, const Method& method, int32_t first, int32_t count,
                   const kernels::Tensor& q, const kernels::Tensor& out);
+  bool AttendChosen(int32_t layer, int32_t first, std::span<const kernels::RetrievalQuery> queries,
+                    const kernels::Selection& chosen, const kernels::Tensor& q,
+                    const kernels::Tensor& out);
   kernels::Selection SelectAndPrune(int32_t layer, const AttentionPolicy& policy, int32_t first,
                                     std::span<kernels::RetrievalQuery> queries,
                                     const kernels::Tensor& q);
@@ -211,6 +215,10 @@ class RetrievalAttention {
               std::span<const kernels::RetrievalQuery> queries, const kernels::Tensor& q,
               const kernels::Selection& chosen);
   // retrieval_fetch.cc; BringWhole: retrieval_whole.cc
+  bool BringRows(int32_t layer, int32_t first, std::span<const kernels::RetrievalQuery> queries,
+                 const kernels::Selection& chosen);
+  void LoseChunksOfLostBlocks(int32_t layer, int32_t first,
+                              std::span<const kernels::RetrievalQuery> queries);
   bool Fetch(int32_t layer, int32_t first, std::span<const kernels::RetrievalQuery> queries,
              const kernels::Selection& chosen);
   void BringWhole(int32_t layer, int32_t first, std::span<const kernels::RetrievalQuery> queries,
@@ -260,7 +268,8 @@ class RetrievalAttention {
 
   std::vector<Keepable> keepable_;
   std::string artifact_id_;
-  std::vector<std::byte> kept_;  // a payload on its way
+  kernels::Buffer kept_;  // shared memory: payloads on their way
+  std::vector<kernels::CopyPart> copies_;
 
   // Of the pass.
   void* pool_ = nullptr;  // that pinned tables are of

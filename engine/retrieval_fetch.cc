@@ -23,6 +23,52 @@ constexpr double kWholeShareOfTooMany = 0.25;
 
 }  // namespace
 
+// Rows that attention will read come to their places, where these are their own (KvMemory: own_frames)
+// and the rows still in the store alone. False: the device has failed.
+bool RetrievalAttention::BringRows(int32_t layer, int32_t first,
+                                   std::span<const RetrievalQuery> queries,
+                                   const Selection& chosen) {
+  if (memory_.away_in(layer) == 0) return true;
+  const auto is_away = [&](const RetrievalQuery& query) {
+    const auto blocks = query.block_table.first(query.position / layout_.block_tokens + 1);
+    return std::any_of(blocks.begin(), blocks.end(),
+                       [&](int32_t block) { return !memory_.IsResident(layer, block); });
+  };
+  if (std::none_of(queries.begin(), queries.end(), is_away)) return true;
+  if (!backend_.Synchronize()) return false;  // for what was chosen
+  for (size_t i = 0; i < queries.size(); ++i) {
+    const RetrievalQuery& query = queries[i];
+    const int32_t chunk = query_rows_[first + i]->index;
+    if (memory_.chunk_lost(chunk) || !is_away(query)) continue;
+    for (int32_t head = 0; head < layout_.kv_heads; ++head) {
+      const auto want = [&](int32_t token) {
+        memory_.Want(chunk, layer, query.block_table[token / layout_.block_tokens],
+                     layout_.RowOffset(0, head, token % layout_.block_tokens));
+      };
+      for (int32_t t = 0; t < std::min(query.mid.first, query.position + 1); ++t) want(t);
+      const int32_t* tokens = chosen.chosen(static_cast<int64_t>(i), head);
+      for (int32_t t = 0; t < chosen.count(static_cast<int64_t>(i), head); ++t) want(tokens[t]);
+      for (int32_t t = query.mid.last; t <= query.position; ++t) want(t);
+    }
+  }
+  memory_.BringWanted(layer);
+  LoseChunksOfLostBlocks(layer, first, queries);
+  return true;
+}
+
+// What was read of a lost block is nothing.
+void RetrievalAttention::LoseChunksOfLostBlocks(int32_t layer, int32_t first,
+                                                std::span<const RetrievalQuery> queries) {
+  for (size_t i = 0; i < queries.size(); ++i) {
+    for (int32_t token = 0; token <= queries[i].position; token += layout_.block_tokens) {
+      if (memory_.lost(layer, queries[i].block_table[token / layout_.block_tokens])) {
+        memory_.LoseChunk(query_rows_[first + i]->index);
+        break;
+      }
+    }
+  }
+}
+
 // Nothing after this step knows which tier a row came from. False: too many rows are missing for
 // this number of queries.
 bool RetrievalAttention::Fetch(int32_t layer, int32_t first,
@@ -57,15 +103,7 @@ bool RetrievalAttention::Fetch(int32_t layer, int32_t first,
       lists_.assign(layout_.kv_heads, RowList{});
     }
   }
-  if (fetcher_->Wait()) return true;
-  for (size_t i = 0; i < queries.size(); ++i) {
-    for (int32_t token = 0; token <= queries[i].position; token += layout_.block_tokens) {
-      if (memory_.lost(layer, queries[i].block_table[token / layout_.block_tokens])) {
-        memory_.LoseChunk(query_rows_[first + i]->index);
-        break;
-      }
-    }
-  }
+  if (!fetcher_->Wait()) LoseChunksOfLostBlocks(layer, first, queries);
   return true;
 }
 

@@ -43,6 +43,13 @@ uint32_t KindOf(const Digest& digest) {
 
 }  // namespace
 
+// Empty: no memory.
+std::span<std::byte> RetrievalAttention::Kept(size_t bytes) {
+  if (kept_.size_bytes() < bytes) kept_ = backend_.AllocateShared(bytes + bytes / 4);
+  if (kept_.data() == nullptr) return {};
+  return {static_cast<std::byte*>(kept_.data()), bytes};
+}
+
 void RetrievalAttention::MakeKeepable() {
   if (options_.artifact != nullptr) artifact_id_ = options_.artifact->ContentId();
   const auto add = [&](std::string title, size_t block_bytes, auto&& pool_of) {
@@ -125,7 +132,7 @@ storage::BlockId RetrievalAttention::IndexId(const Keepable& index, const BlockN
 }
 
 void RetrievalAttention::SaveIndex(int32_t block, const BlockName& name) {
-  if (!memory_.tiered()) return;
+  if (!memory_.has_store()) return;
   for (const Keepable& index : keepable_) {
     if (!HasIndex(index, block, config_.num_layers - 1)) continue;
     const int32_t first = FirstKept(index, index.marks[block].first_layer);
@@ -133,13 +140,21 @@ void RetrievalAttention::SaveIndex(int32_t block, const BlockName& name) {
     const storage::BlockId id = IndexId(index, name);
     // What was kept under a policy with fewer dense layers serves this one, too.
     if (bytes == 0 || memory_.AsideBytes(id) >= bytes) continue;
-    kept_.assign(bytes, std::byte{0});
+    const std::span<std::byte> kept = Kept(bytes);
+    if (kept.empty()) return;
+    copies_.clear();
     for (int32_t layer = first; layer < config_.num_layers; ++layer) {
-      if (index.pools[layer] == nullptr) continue;
-      backend_.CopyToHost(index.pools[layer] + block * index.block_bytes,
-                          kept_.data() + (layer - first) * index.block_bytes, index.block_bytes);
+      std::byte* const of_layer = kept.data() + (layer - first) * index.block_bytes;
+      if (index.pools[layer] == nullptr) {
+        std::fill_n(of_layer, index.block_bytes, std::byte{0});
+      } else {
+        copies_.push_back(
+            {of_layer, index.pools[layer] + block * index.block_bytes, index.block_bytes});
+      }
     }
-    memory_.PutAside(id, kept_);
+    backend_.CopyAllToHost(copies_);
+    if (!backend_.failure().empty()) return;  // what came cannot be trusted
+    memory_.PutAside(id, kept);
   }
 }
 
@@ -153,7 +168,7 @@ size_t RetrievalAttention::LoadIndex(Keepable& index, std::span<const int32_t> b
       ++begin;
       continue;
     }
-    if (!memory_.tiered()) return begin;
+    if (!memory_.has_store()) return begin;
     std::vector<KvMemory::AsideRead> reads;
     size_t bytes = 0;
     for (size_t i = begin; i < blocks.size() && reads.size() < kIndexReads &&
@@ -168,27 +183,33 @@ size_t RetrievalAttention::LoadIndex(Keepable& index, std::span<const int32_t> b
       bytes += kept;
     }
     if (reads.empty()) return begin;
-    kept_.resize(bytes);
+    const std::span<std::byte> kept = Kept(bytes);
+    if (kept.empty()) return begin;
     size_t at = 0;
     for (KvMemory::AsideRead& read : reads) {
-      read.into = std::span(kept_).subspan(at, read.bytes);
+      read.into = kept.subspan(at, read.bytes);
       at += read.bytes;
     }
     memory_.GetAsides(reads);
+    copies_.clear();
+    bool good = true;
     for (const KvMemory::AsideRead& read : reads) {
-      if (!read.good) return begin;
+      good = read.good;
+      if (!good) break;
       const auto layers = static_cast<int32_t>(read.bytes / index.block_bytes);
       const int32_t first = config_.num_layers - layers;
       for (int32_t i = 0; i < layers; ++i) {
         if (index.pools[first + i] == nullptr) continue;
-        backend_.CopyToDevice(read.into.data() + i * index.block_bytes,
-                              index.pools[first + i] + blocks[begin] * index.block_bytes,
-                              index.block_bytes);
+        copies_.push_back({read.into.data() + i * index.block_bytes,
+                           index.pools[first + i] + blocks[begin] * index.block_bytes,
+                           index.block_bytes});
       }
       index.marks[blocks[begin]] = {memory_.generation(blocks[begin]),
                                     std::min(first, first_layer)};
       ++begin;
     }
+    backend_.CopyAllToDevice(copies_);
+    if (!good) return begin;
   }
   return blocks.size();
 }
@@ -215,7 +236,7 @@ uint32_t RetrievalAttention::SummaryKind(const AttentionPolicy& policy, Digest* 
 }
 
 void RetrievalAttention::SaveSummary(const RetrievalState& state, const BlockName& name) {
-  if (!memory_.tiered() || state.summaries_.data() == nullptr) return;
+  if (!memory_.has_store() || state.summaries_.data() == nullptr) return;
   const kernels::TokenRange tokens = state.layers_.back().summary.tokens;
   for (int32_t layer = state.policy_.dense_layers; layer < config_.num_layers; ++layer) {
     if (state.layers_[layer].summary.tokens != tokens) return;
@@ -224,16 +245,18 @@ void RetrievalAttention::SaveSummary(const RetrievalState& state, const BlockNam
   if (tokens.size() <= 0 || tokens.last > (name.index + 1) * layout_.block_tokens) return;
   KeptHeader header{.first = tokens.first, .last = tokens.last};
   const uint32_t kind = SummaryKind(state.policy_, &header.digest);
-  kept_.resize(sizeof header + state.summaries_.size_bytes());
-  std::memcpy(kept_.data(), &header, sizeof header);
-  backend_.CopyToHost(state.summaries_.data(), kept_.data() + sizeof header,
+  const std::span<std::byte> kept = Kept(sizeof header + state.summaries_.size_bytes());
+  if (kept.empty()) return;
+  std::memcpy(kept.data(), &header, sizeof header);
+  backend_.CopyToHost(state.summaries_.data(), kept.data() + sizeof header,
                       state.summaries_.size_bytes());
-  memory_.PutAside(memory_.names().Id(name, kind, 0), kept_);
+  if (!backend_.failure().empty()) return;  // what came cannot be trusted
+  memory_.PutAside(memory_.names().Id(name, kind, 0), kept);
 }
 
 bool RetrievalAttention::LoadSummary(RetrievalState& state, std::span<const BlockName> names,
                                      int32_t retrieve_from) {
-  if (!memory_.tiered() || state.summaries_.data() == nullptr) return false;
+  if (!memory_.has_store() || state.summaries_.data() == nullptr) return false;
   Digest digest;
   const uint32_t kind = SummaryKind(state.policy_, &digest);
   const int32_t adopted = static_cast<int32_t>(names.size()) * layout_.block_tokens;
@@ -241,17 +264,18 @@ bool RetrievalAttention::LoadSummary(RetrievalState& state, std::span<const Bloc
   // the policy's matter: quest's are whole pages, and other kinds keep summaries under the same name.
   const kernels::TokenRange mid =
       PlanQuery(state.policy_, std::max(adopted, retrieve_from), options_.from).mid;
-  kept_.resize(sizeof(KeptHeader) + state.summaries_.size_bytes());
+  const std::span<std::byte> kept = Kept(sizeof(KeptHeader) + state.summaries_.size_bytes());
+  if (kept.empty()) return false;
   for (size_t back = 0; back < std::min(names.size(), kSummaryBlocksBack); ++back) {
     const storage::BlockId id = memory_.names().Id(names[names.size() - 1 - back], kind, 0);
-    if (memory_.AsideBytes(id) != kept_.size() || !memory_.GetAside(id, kept_)) continue;
+    if (memory_.AsideBytes(id) != kept.size() || !memory_.GetAside(id, kept)) continue;
     KeptHeader header;
-    std::memcpy(&header, kept_.data(), sizeof header);
+    std::memcpy(&header, kept.data(), sizeof header);
     if (header.digest != digest || header.first != mid.first || header.last <= header.first ||
         header.last > mid.last) {
       continue;
     }
-    backend_.CopyToDevice(kept_.data() + sizeof header, state.summaries_.data(),
+    backend_.CopyToDevice(kept.data() + sizeof header, state.summaries_.data(),
                           state.summaries_.size_bytes());
     for (int32_t layer = state.policy_.dense_layers; layer < config_.num_layers; ++layer) {
       state.layers_[layer].summary.tokens = {header.first, header.last};

@@ -29,6 +29,7 @@ struct Sequence {
         output(std::move(submission.output)),
         tokens(request.prompt),
         cache(pool, block_tokens),
+        block_tokens(block_tokens),
         answer(request, tokenizer),
         history(request.sampling, request.prompt),
         tenant_digest(Sha256(request.tenant)) {
@@ -38,15 +39,21 @@ struct Sequence {
   Sequence& operator=(const Sequence&) = delete;
 
   int32_t num_prompt_tokens() const { return static_cast<int32_t>(request.prompt.size()); }
-  // The first token that attends as the policy says: the first generated one, or `suffix` before
-  // it.
-  int32_t retrieve_from() const { return std::max(0, num_prompt_tokens() - request.policy.suffix); }
+  // The first token that attends as the policy says: the first generated one, or `suffix` before it
+  // and those before that in its block. So what is dense is whole blocks, which other questions
+  // about the same text take over; a part of one would have to be computed, and read all KV for it.
+  int32_t retrieve_from() const {
+    if (request.policy.suffix == 0) return num_prompt_tokens();
+    const int32_t first = std::max(0, num_prompt_tokens() - request.policy.suffix);
+    return first / block_tokens * block_tokens;
+  }
   int32_t num_known_tokens() const { return static_cast<int32_t>(tokens.size()); }
 
   const Request request;
   const std::shared_ptr<OutputQueue> output;
   std::vector<int32_t> tokens;  // prompt and generated
   KvCache cache;                // of a prefix of tokens
+  const int32_t block_tokens;
   std::vector<Digest> names;    // of the full blocks in cache
   // Of its first blocks, in `cache` or not: names are made once, however often it is admitted.
   std::vector<Digest> known_names;

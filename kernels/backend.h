@@ -131,6 +131,20 @@ class SharedKv {
   // of_rows[i], in shared memory: what was read for row i of q since this was asked last. There
   // after Synchronize. REQUIRES: at most max_batch_tokens.
   virtual void TakeReads(std::span<SharedKvReads> of_rows) = 0;
+
+  // The host writes to such pools itself: blocks that it read from elsewhere. Before the first byte of
+  // a block's new content, ForgetRows: what is cached of them is void. No pass may be under way.
+  virtual void ForgetRows(std::span<const int32_t> blocks) = 0;
+  // After bytes have come: what was brought ahead to a staging area may lack them. Operations asked for
+  // since then see them; those before must not have been about them.
+  virtual void ForgetStaged() = 0;
+};
+
+// A part of the device's memory, and its likeness in the host's.
+struct CopyPart {
+  std::byte* host = nullptr;
+  std::byte* device = nullptr;
+  size_t size_bytes = 0;
 };
 
 // One sequence's share of an attention call: `num_tokens` queries at positions position,
@@ -160,7 +174,7 @@ class Backend {
   virtual Buffer AllocateShared(size_t size_bytes) = 0;
 
   // Says that `pools` (shared memory, [num_pools]) are layers' KV: from here on they may be written by
-  // operations and by CopyToDevice only. Null, and why in `why`: no memory, with the bytes. A backend
+  // operations and by CopyToDevice, and by the host only as SharedKv says. Null, and why in `why`: no memory, with the bytes. A backend
   // whose two memories are one takes nothing and has no cache.
   virtual SharedKvSizes SizeSharedKv(const SharedKvShape& shape) const = 0;
   virtual std::unique_ptr<SharedKv> ShareKv(const SharedKvShape& shape,
@@ -178,6 +192,13 @@ class Backend {
   // Both wait for what was asked for before, and are done when they return.
   virtual void CopyToHost(const void* device, void* host, size_t size_bytes) = 0;
   virtual void CopyToDevice(const void* host, void* device, size_t size_bytes) = 0;
+  // The same of many parts, which may cost little more than one. Fast where `host` is shared memory.
+  virtual void CopyAllToHost(std::span<const CopyPart> parts) {
+    for (const CopyPart& part : parts) CopyToHost(part.device, part.host, part.size_bytes);
+  }
+  virtual void CopyAllToDevice(std::span<const CopyPart> parts) {
+    for (const CopyPart& part : parts) CopyToDevice(part.host, part.device, part.size_bytes);
+  }
 
   // Stacks `parts` (equal cols) along the rows and packs them for Matmul. `compute` is kF32
   // (weights widened, exact) or kBF16 (activations rounded to bf16, f32 sums) or kF16 (f16 weights,

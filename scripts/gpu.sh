@@ -2,17 +2,19 @@
 # What only a machine with a GPU can show, each by one command:
 #
 #   scripts/gpu.sh test [--gtest_filter=...]      every kernel and the backend against their references, fresh random inputs
-#   scripts/gpu.sh sanitize [TOOL ...]            the same under compute-sanitizer: memcheck, racecheck and synccheck, or those named
+#   scripts/gpu.sh sanitize [TOOL ...] [--gtest_filter=...]   the same under compute-sanitizer: memcheck, racecheck and synccheck, or those named
 #   scripts/gpu.sh bench [--filter NAME] [...]    each kernel's time, and its share of the card's limit measured in the same run
 #   scripts/gpu.sh steps                          the table of decode steps in kernels/README.md
 #   scripts/gpu.sh tokens [FLAG ...]              greedy tokens of `serve --device cuda FLAG...` against those of --device cpu
+#   scripts/gpu.sh resume [FLAG ...]              the same of `serve --device cuda FLAG...` with a store on disk, that computes,
+#                                                 resumes lazily after a restart, and eagerly, against one without; and what was read
 #
 # The first three need nvcc and GoogleTest and no more (build/cuda-alone); the others the whole program: `scripts/build.sh cuda`,
 # or WINNOW_BIN. WINNOW_CUDA_BIN is a folder with winnow_cuda_test and winnow_cuda_bench that were built elsewhere: nothing is built then.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-usage() { sed -n '4,8s/^#   //p' "$0" >&2; exit 2; }
+usage() { sed -n '4,10s/^#   //p' "$0" >&2; exit 2; }
 [ $# -gt 0 ] || usage
 what=$1
 shift
@@ -26,12 +28,63 @@ cuda_bin() {
     echo "$WINNOW_CUDA_BIN"
     return
   fi
-  # For the card that is here: what is compiled for others is not run.
+  # For the card that is here: what is compiled for others is not run. Of 9.0 all that it has (wgmma.cuh).
   local arch
-  arch=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | sort -u | tr -d . | paste -sd ';')
+  arch=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | sort -u | tr -d . | sed 's/^90$/90a/' | paste -sd ';')
   cmake -S kernels/cuda -B build/cuda-alone "-DCMAKE_CUDA_ARCHITECTURES=$arch" >&2
   cmake --build build/cuda-alone -j "$(nproc)" >&2
   echo build/cuda-alone
+}
+
+# ---- servers that are asked the same ----
+
+every_policy=(dense window oracle:k=2% quest:k=2% lsh:k=2% hata:k=2% spotlight:k=2% hashattention:k=2%
+  spotlight:k=2%,p=0.95 lsh:k=2%,completion=on spotlight:k=2%,completion=on)
+
+prepare_questions() {
+  winnow=$(realpath "${WINNOW_BIN:-build/cuda/winnow}")
+  work=$(mktemp -d)
+  declare -gA servers=()
+  trap 'kill "${servers[@]}" 2>/dev/null; wait; rm -rf "$work"' EXIT
+  seed=$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')
+  echo "a document of seed $seed"
+  python3 scripts/make_document.py --seed "$seed" --bytes 90000 --out "$work"
+  question=$(python3 -c 'import json, sys; print(json.loads(open(sys.argv[1]).readline())["question"])' "$work/questions.jsonl")
+}
+
+# start NAME FLAG...: a server; "$work/NAME" says its port when it is ready, and "$work/NAME.log" what else it has to say.
+start() {
+  local name=$1
+  shift
+  "$winnow" serve --model "${WINNOW_MODEL:-models/needle-5m}" --listen 127.0.0.1:0 --metrics 127.0.0.1:0 --retrieval-from 0 \
+    --port-file "$work/$name" "$@" >"$work/$name.log" 2>&1 &
+  servers[$name]=$!
+  until [ -s "$work/$name" ]; do
+    kill -0 "${servers[$name]}" 2>/dev/null || { cat "$work/$name.log" >&2; exit 1; }
+    sleep 0.1
+  done
+}
+
+metrics() {
+  local port
+  port=$(grep -o 'metrics_port=[0-9]*' "$work/$1.log" | cut -d= -f2)
+  python3 -c 'import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1]).read().decode())' "http://127.0.0.1:$port/metrics"
+}
+
+stop() {
+  kill "${servers[$1]}"
+  wait "${servers[$1]}" || { cat "$work/$1.log" >&2; exit 1; }
+  unset "servers[$1]"
+  rm "$work/$1"
+}
+
+# compare NAME NAME POLICY...
+compare() {
+  local left=$1 right=$2 policies=()
+  shift 2
+  for policy in "$@"; do policies+=(--policy "$policy"); done
+  python3 scripts/compare_servers.py --winnow "$winnow" --server "127.0.0.1:$(cat "$work/$left")" --server "127.0.0.1:$(cat "$work/$right")" \
+    --document "$work/document.txt" --bytes 8000 --bytes 30000 --bytes 90000 --question "$question" "${policies[@]}"
 }
 
 case $what in
@@ -42,11 +95,16 @@ case $what in
   sanitize)
     bin=$(cuda_bin)
     sanitizer=$(command -v compute-sanitizer || echo "${CUDA_HOME:-/usr/local/cuda}/bin/compute-sanitizer")
-    [ $# -gt 0 ] || set -- memcheck racecheck synccheck
-    for tool in "$@"; do
+    tools=() filter=()
+    for argument in "$@"; do
+      case $argument in --*) filter+=("$argument") ;; *) tools+=("$argument") ;; esac
+    done
+    [ ${#tools[@]} -gt 0 ] || tools=(memcheck racecheck synccheck)
+    for tool in "${tools[@]}"; do
       echo "==> $tool"
-      # racecheck looks at shared memory only and is by far the slowest.
-      "$sanitizer" --tool "$tool" --error-exitcode 1 "$bin/winnow_cuda_test" --gtest_brief=1
+      # racecheck looks at shared memory only and is by far the slowest. Errors that the runtime returns are left to the tests,
+      # some of which ask for more memory than there is.
+      "$sanitizer" --tool "$tool" --error-exitcode 1 --report-api-errors no "$bin/winnow_cuda_test" --gtest_brief=1 "${filter[@]}"
     done
     ;;
   bench)
@@ -63,35 +121,24 @@ case $what in
     done
     ;;
   tokens)
-    winnow=$(realpath "${WINNOW_BIN:-build/cuda/winnow}")
-    work=$(mktemp -d)
-    servers=()
-    trap 'kill "${servers[@]}" 2>/dev/null; wait; rm -rf "$work"' EXIT
-    for device in cpu cuda; do
-      flags=()
-      [ $device = cpu ] || flags=("$@")
-      "$winnow" serve --model models/needle-5m --device $device --listen 127.0.0.1:0 --metrics off --retrieval-from 0 \
-        --port-file "$work/$device" "${flags[@]}" >"$work/$device.log" 2>&1 &
-      servers+=($!)
+    prepare_questions
+    start cpu --device cpu
+    start cuda --device cuda "$@"
+    compare cpu cuda "${every_policy[@]}"
+    ;;
+  resume)
+    prepare_questions
+    start memory --device cuda "$@"
+    result=0
+    for resume in auto lazy eager; do  # the first finds an empty store
+      start store --device cuda "$@" --disk-bytes 8GiB --store-dir "$work/kv" --resume $resume
+      echo "==> --resume $resume, $(du -sm "$work/kv" | cut -f1) MiB in the store"
+      # Those first that read least of what is stored: whatever has been read stays.
+      compare memory store window:suffix=100 lsh:k=2%,suffix=100 spotlight:k=2%,suffix=100 "${every_policy[@]:1}" dense || result=$?
+      metrics store | grep -E '^winnow_(prompt_tokens|cached_tokens|kv_losses|kv_pieces|kv_read_bytes|kv_tier_wait|store_(state|blocks|device))'
+      stop store
     done
-    for at in 0 1; do
-      device=$([ $at = 0 ] && echo cpu || echo cuda)
-      until [ -s "$work/$device" ]; do
-        kill -0 "${servers[$at]}" 2>/dev/null || { cat "$work/$device.log" >&2; exit 1; }
-        sleep 0.1
-      done
-    done
-    seed=$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')
-    echo "a document of seed $seed"
-    python3 scripts/make_document.py --seed "$seed" --bytes 90000 --out "$work"
-    question=$(python3 -c 'import json, sys; print(json.loads(open(sys.argv[1]).readline())["question"])' "$work/questions.jsonl")
-    policies=()
-    for policy in dense window oracle:k=2% quest:k=2% lsh:k=2% hata:k=2% spotlight:k=2% hashattention:k=2% \
-      spotlight:k=2%,p=0.95 lsh:k=2%,completion=on spotlight:k=2%,completion=on; do
-      policies+=(--policy "$policy")
-    done
-    python3 scripts/compare_servers.py --winnow "$winnow" --server "127.0.0.1:$(cat "$work/cpu")" --server "127.0.0.1:$(cat "$work/cuda")" \
-      --document "$work/document.txt" --bytes 8000 --bytes 30000 --bytes 90000 --question "$question" "${policies[@]}"
+    exit $result
     ;;
   *)
     usage

@@ -196,10 +196,10 @@ absl::Status CheckConfig(const ServeConfig& config) {
       return fail("--metrics and --listen are both ", config.listen);
     }
   }
-  if (config.device == "cuda" && config.disk_bytes > 0) {
+  if (config.device == "cuda" && config.disk_bytes > 0 && config.prefix_cache == "off") {
     return fail(
-        "--disk-bytes: with --device cuda KV lies in the device's memory and the host's, and on no "
-        "disk; --device cpu has it");
+        "--disk-bytes: with --device cuda a disk holds prefixes and nothing else, and "
+        "--prefix-cache is off");
   }
   if (config.device == "cuda" && config.prefetch == "on") {
     return fail("--prefetch: with --device cuda rows are not read ahead; --device cpu has it");
@@ -226,8 +226,13 @@ absl::Status CheckConfig(const ServeConfig& config) {
   if (config.disk_bytes == 0 && config.io != "auto") {
     return fail("--io: there are no files to read: set --disk-bytes");
   }
-  if (config.device == "cuda" && config.resume != "auto") {
-    return fail("--resume: with --device cuda no prefix is stored; --device cpu has it");
+  if (config.device == "cuda" && config.disk_bytes == 0 && config.resume != "auto") {
+    return fail("--resume: with --device cuda prefixes are stored on disk: set --disk-bytes");
+  }
+  if (config.device == "cuda" && config.host_bytes == 0 && config.row_cache_bytes > 0) {
+    return fail(
+        "--row-cache-bytes: with --device cuda the row cache is of KV in the host's memory: set "
+        "--host-bytes");
   }
   if (config.max_running > config.step_tokens) {
     return fail("--max-running ", config.max_running, " exceeds --step-tokens ", config.step_tokens,

@@ -184,7 +184,8 @@ std::vector<ServeOption> MakeServeOptions() {
           "its first layers; 0: none"),
       Bytes("disk-bytes", &C::disk_bytes, kBytesMax,
             "files in --store-dir that KV moves to, three quarters of them for a copy of all of "
-            "it, read row by row where a policy chooses; 0: none"),
+            "it, read row by row where a policy chooses; with --device cuda they hold prefixes "
+            "only; 0: none"),
       Text("store-dir", "DIR", &C::store_dir,
            "directory of the files of --disk-bytes, of one process at a time"),
       Choice("io", &C::io, {"auto", "uring", "threads"},

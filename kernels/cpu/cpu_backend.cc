@@ -23,6 +23,8 @@ class CpuSharedKv final : public SharedKv {
   void TakeReads(std::span<SharedKvReads> of_rows) override {
     std::fill(of_rows.begin(), of_rows.end(), SharedKvReads());
   }
+  void ForgetRows(std::span<const int32_t> /*blocks*/) override {}
+  void ForgetStaged() override {}
 };
 
 }  // namespace

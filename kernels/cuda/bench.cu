@@ -208,8 +208,8 @@ int Main(int argc, char** argv) {
       shape = argv[++i];
     } else {
       std::fprintf(stderr,
-                   "usage: %s [--filter codes|encode|attend|gather|fetch|far|pin|top-p|completion] "
-                   "[--shape TEXT]\n",
+                   "usage: %s [--filter codes|encode|attend|gather|fetch|far|pin|top-p|completion|"
+                   "products|prompt] [--shape TEXT]\n",
                    argv[0]);
       return 2;
     }
@@ -226,6 +226,8 @@ int Main(int argc, char** argv) {
   BenchPin(bench);
   BenchTopP(bench);
   BenchCompletion(bench);
+  BenchProducts(bench);
+  BenchPrompt(bench);
   return 0;
 }
 

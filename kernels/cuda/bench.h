@@ -157,6 +157,8 @@ void BenchFar(Bench& bench);         // far
 void BenchPin(Bench& bench);         // pin
 void BenchTopP(Bench& bench);        // top-p
 void BenchCompletion(Bench& bench);  // completion
+void BenchProducts(Bench& bench);    // products
+void BenchPrompt(Bench& bench);      // prompt
 
 }  // namespace winnow::kernels::cuda
 

@@ -184,8 +184,7 @@ size_t CudaBackend::InOnePiece(const void* host, size_t size_bytes) const {
   return std::min(size_bytes, kPinnedPieceBytes - offset % kPinnedPieceBytes);
 }
 
-void CudaBackend::CopyToHost(const void* device, void* host, size_t size_bytes) {
-  if (failed()) return;
+void CudaBackend::SendToHost(const void* device, void* host, size_t size_bytes) {
   const auto* from = static_cast<const std::byte*>(device);
   auto* to = static_cast<std::byte*>(host);
   for (size_t at = 0; at < size_bytes;) {
@@ -194,13 +193,39 @@ void CudaBackend::CopyToHost(const void* device, void* host, size_t size_bytes) 
          "a copy to the host");
     at += bytes;
   }
+}
+
+void CudaBackend::CopyToHost(const void* device, void* host, size_t size_bytes) {
+  if (failed()) return;
+  SendToHost(device, host, size_bytes);
   static_cast<void>(Synchronize());
 }
 
-void CudaBackend::CopyToDevice(const void* host, void* device, size_t size_bytes) {
+void CudaBackend::CopyAllToHost(std::span<const CopyPart> parts) {
+  if (failed()) return;
+  for (const CopyPart& part : parts) SendToHost(part.device, part.host, part.size_bytes);
+  static_cast<void>(Synchronize());
+}
+
+void CudaBackend::SendToDevice(const void* host, void* device, size_t size_bytes) {
   if (failed() || CopyIntoHostPool(host, device, size_bytes)) return;
-  Good(cudaMemcpyAsync(device, host, size_bytes, cudaMemcpyHostToDevice, stream()),
-       "a copy to the device");
+  const auto* from = static_cast<const std::byte*>(host);
+  auto* to = static_cast<std::byte*>(device);
+  for (size_t at = 0; at < size_bytes;) {
+    const size_t bytes = InOnePiece(from + at, size_bytes - at);
+    Good(cudaMemcpyAsync(to + at, from + at, bytes, cudaMemcpyHostToDevice, stream()),
+         "a copy to the device");
+    at += bytes;
+  }
+}
+
+void CudaBackend::CopyToDevice(const void* host, void* device, size_t size_bytes) {
+  SendToDevice(host, device, size_bytes);
+  static_cast<void>(Synchronize());
+}
+
+void CudaBackend::CopyAllToDevice(std::span<const CopyPart> parts) {
+  for (const CopyPart& part : parts) SendToDevice(part.host, part.device, part.size_bytes);
   static_cast<void>(Synchronize());
 }
 

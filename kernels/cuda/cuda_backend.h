@@ -69,6 +69,8 @@ class CudaBackend final : public Backend {
   std::string failure() const override { return failure_; }
   void CopyToHost(const void* device, void* host, size_t size_bytes) override;
   void CopyToDevice(const void* host, void* device, size_t size_bytes) override;
+  void CopyAllToHost(std::span<const CopyPart> parts) override;
+  void CopyAllToDevice(std::span<const CopyPart> parts) override;
   std::unique_ptr<PackedMatrix> Pack(std::span<const HostMatrix> parts, DType compute) override;
   void Matmul(const Tensor& x, const PackedMatrix& w, const Tensor& y,
               const MatmulEpilogue& epilogue) override;
@@ -148,6 +150,9 @@ class CudaBackend final : public Backend {
   bool Good(cudaError_t error, const char* what);
   // Of `size_bytes` at `host`, what one copy by the runtime may take.
   size_t InOnePiece(const void* host, size_t size_bytes) const;
+  // Ask for copies, and do not wait.
+  void SendToHost(const void* device, void* host, size_t size_bytes);
+  void SendToDevice(const void* host, void* device, size_t size_bytes);
   // At least so large, or the device fails. Its contents are lost when it grows.
   bool Grow(Workspace& workspace, size_t size_bytes, const char* what);
   // Ready for a call of this shape, whose zeros lie in `part`.

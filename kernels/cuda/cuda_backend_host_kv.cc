@@ -89,6 +89,22 @@ void HostKv::TakeReads(std::span<SharedKvReads> of_rows) {
   }
 }
 
+void HostKv::ForgetRows(std::span<const int32_t> blocks) {
+  staging_.WrittenAnywhere();
+  if (blocks.empty() || SlotsOf(shape_) == 0 || !backend_.BeginStaging(blocks.size_bytes() + 256)) {
+    return;
+  }
+  const int32_t* on_device = backend_.Stage(blocks);
+  if (!backend_.EndStaging()) return;
+  for (const HostPool& pool : pools_) {
+    // Empty since it was made, or emptied.
+    if (!pool.used) continue;
+    backend_.Good(cuda::ForgetRows(on_device, static_cast<int32_t>(blocks.size()), pool.cache,
+                                   shape_.layout, backend_.stream()),
+                  "the row cache");
+  }
+}
+
 SharedKvSizes CudaBackend::SizeSharedKv(const SharedKvShape& shape) const { return SizesOf(shape); }
 
 std::unique_ptr<SharedKv> CudaBackend::ShareKv(const SharedKvShape& shape,

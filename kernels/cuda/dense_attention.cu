@@ -16,34 +16,14 @@
 #include <algorithm>
 
 #include "kernels/cuda/dense_attention.h"
+#include "kernels/cuda/dense_attention_parts.cuh"
 #include "kernels/cuda/device_math.cuh"
 #include "kernels/cuda/launch.cuh"
 
 namespace winnow::kernels::cuda {
 namespace {
 
-constexpr int kLanes = 32;
-constexpr int kWarpRows = kDenseTileRows;
-constexpr int kInTurnWarps = 8;
-constexpr int kSplitWarps = 4;
-constexpr int kUnitsPerSplit = kDenseSplitTokens / kDenseUnitTokens;
-
-struct Args {
-  const float* q;
-  int64_t q_stride;
-  const DeviceChunk* chunks;
-  const uint8_t* pool;
-  FastDivider block_tokens;
-  int64_t block_bytes, head_bytes;
-  int32_t kv_heads;
-  FastDivider group;
-  float scale_log2;
-  float* out;
-  int64_t out_stride;
-  float* parts;  // [chunks][tiles][Hkv][splits][16][d + 2]
-  int32_t tiles, splits;
-  int32_t splits_per_block;
-};
+using namespace dense;  // NOLINT(google-build-using-namespace): the parts of this very file
 
 template <int kHeadDim>
 constexpr int PaddedRowBytes() {
@@ -53,88 +33,31 @@ template <int kHeadDim>
 constexpr size_t SharedBytes() {
   return size_t{2} * kDenseUnitTokens * PaddedRowBytes<kHeadDim>();
 }
-constexpr int kUnitTiles = kDenseUnitTokens / 16;
 // Scores of a unit, by row: 8 floats more than there are, so that rows lie in different banks.
 constexpr int kScoreStride = kDenseUnitTokens + 8;
 
-// Where a warp's share of a unit's rows lies: a lane holds the address of every 32nd. Rows from
-// `visible` on are not there.
+// Starts copying them; those that are not there become zeros.
 template <int kHeadDim, int kWarps>
-struct UnitRows {
-  static constexpr int kRows = kDenseUnitTokens / kWarps;
-  static constexpr int kHeld = (kRows + kLanes - 1) / kLanes;
-  uint64_t held[kHeld];
-  int32_t first;
-
-  __device__ __forceinline__ UnitRows(const Args& args, const int32_t* table, const uint8_t* head,
-                                      int32_t unit, int32_t visible)
-      : first(unit * kDenseUnitTokens + static_cast<int32_t>(threadIdx.x) / kLanes * kRows) {
-    const int lane = threadIdx.x % kLanes;
+__device__ __forceinline__ void CopyRows(const UnitRows<kHeadDim, kWarps>& rows, int32_t visible,
+                                         uint32_t shared) {
+  constexpr int kRows = UnitRows<kHeadDim, kWarps>::kRows;
+  constexpr int kPieces = kHeadDim / 4;  // of 16 bytes in a row
+  const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      const int32_t token = min(first + (i * kLanes + lane) % kRows, visible - 1);
-      const int32_t block = args.block_tokens.Divide(token);
-      held[i] = reinterpret_cast<uint64_t>(head + table[block] * args.block_bytes +
-                                           int64_t{token - block * args.block_tokens.divisor()} *
-                                               (4 * kHeadDim));
-    }
+  for (int i = 0; i < kRows * kPieces / kLanes; ++i) {
+    const int index = i * kLanes + lane;
+    const int row = index / kPieces, piece = index % kPieces;
+    const uint64_t from =
+        __shfl_sync(kFullMask, rows.held[rows.kHeld == 1 ? 0 : i / kPieces], row % kLanes);
+    CopyAsync16(shared + (warp * kRows + row) * PaddedRowBytes<kHeadDim>() + piece * 16,
+                reinterpret_cast<const uint8_t*>(from) + piece * 16, rows.first + row < visible);
   }
-  // Starts copying them; those that are not there become zeros.
-  __device__ __forceinline__ void Copy(int32_t visible, uint32_t shared) const {
-    constexpr int kPieces = kHeadDim / 4;  // of 16 bytes in a row
-    const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
-#pragma unroll
-    for (int i = 0; i < kRows * kPieces / kLanes; ++i) {
-      const int index = i * kLanes + lane;
-      const int row = index / kPieces, piece = index % kPieces;
-      const uint64_t from =
-          __shfl_sync(kFullMask, held[kHeld == 1 ? 0 : i / kPieces], row % kLanes);
-      CopyAsync16(shared + (warp * kRows + row) * PaddedRowBytes<kHeadDim>() + piece * 16,
-                  reinterpret_cast<const uint8_t*>(from) + piece * 16, first + row < visible);
-    }
-  }
-};
+}
 template <int kHeadDim, int kWarps>
 __device__ __forceinline__ void StartUnit(const Args& args, const int32_t* table,
                                           const uint8_t* head, int32_t unit, int32_t visible,
                                           uint32_t shared) {
-  UnitRows<kHeadDim, kWarps>(args, table, head, unit, visible).Copy(visible, shared);
-}
-
-// Largest score and sum of weights of a thread's rows, lane / 4 and 8 more, over a part of the keys. The
-// sum is the thread's own share until it is joined.
-struct RowSums {
-  float max[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};
-
-  __device__ __forceinline__ void Join() {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      sum[r] = __fadd_rn(sum[r], __shfl_xor_sync(kFullMask, sum[r], 1));
-      sum[r] = __fadd_rn(sum[r], __shfl_xor_sync(kFullMask, sum[r], 2));
-    }
-  }
-};
-
-template <int kTiles>
-__device__ __forceinline__ void Clear(float (&o)[kTiles][4]) {
-#pragma unroll
-  for (int n = 0; n < kTiles; ++n) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) o[n][e] = 0.0f;
-  }
-}
-
-// What two parts count for in their sum.
-struct Shares {
-  float max, left, right;
-};
-__device__ __forceinline__ Shares ShareOut(float left_max, float left_sum, float right_max) {
-  if (left_sum == 0.0f) return {right_max, 0.0f, 1.0f};
-  const float max = fmaxf(left_max, right_max);
-  return {max, exp2f(left_max - max), exp2f(right_max - max)};
-}
-__device__ __forceinline__ float Mix(float left, float right, const Shares& shares) {
-  return __fmaf_rn(left, shares.left, __fmul_rn(right, shares.right));
+  CopyRows(UnitRows<kHeadDim, kWarps>(args, table, head, unit, visible), visible, shared);
 }
 
 // Scores of 16 tokens from `keys_at` on, one chain over the channels each.
@@ -147,47 +70,6 @@ __device__ __forceinline__ void ScoreTile(const uint32_t (&q)[kHeadDim / 16][4],
     LoadMatrix4(keys_at + step * 32, keys);
     MultiplyAdd16x8x16(first, q[step], keys[0], keys[1]);
     MultiplyAdd16x8x16(second, q[step], keys[2], keys[3]);
-  }
-}
-
-// A unit's scores become weights, as the second product wants them; `keep`: what the sums so far are
-// to be multiplied by. `sees[r]`: the keys that row r sees.
-__device__ __forceinline__ void Weigh(float (&scores)[2 * kUnitTiles][4], int32_t first_token,
-                                      const int32_t (&sees)[2], RowSums& sums,
-                                      uint32_t (&weights)[kUnitTiles][4], float (&keep)[2]) {
-  const int pair = threadIdx.x % 4 * 2;
-  float base[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    float unit_max = -INFINITY;
-#pragma unroll
-    for (int n = 0; n < 2 * kUnitTiles; ++n) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        float& score = scores[n][2 * r + i];
-        if (first_token + n * 8 + pair + i >= sees[r]) score = -INFINITY;
-        unit_max = fmaxf(unit_max, score);
-      }
-    }
-    unit_max = fmaxf(unit_max, __shfl_xor_sync(kFullMask, unit_max, 1));
-    unit_max = fmaxf(unit_max, __shfl_xor_sync(kFullMask, unit_max, 2));
-    const float max = fmaxf(sums.max[r], unit_max);
-    // A row that has seen nothing so far: its weights are zero, not 2^(-inf + inf).
-    base[r] = max == -INFINITY ? 0.0f : max;
-    keep[r] = max == sums.max[r] ? 1.0f : exp2f(sums.max[r] - base[r]);
-    sums.max[r] = max;
-    sums.sum[r] = __fmul_rn(sums.sum[r], keep[r]);
-  }
-#pragma unroll
-  for (int tile = 0; tile < kUnitTiles; ++tile) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {  // (row, tokens), (row + 8, tokens), and eight tokens on
-      const int n = 2 * tile + i / 2, r = i % 2;
-      const uint32_t pair_of = PackBf16(exp2f(__fsub_rn(scores[n][2 * r], base[r])),
-                                        exp2f(__fsub_rn(scores[n][2 * r + 1], base[r])));
-      weights[tile][i] = pair_of;
-      sums.sum[r] = __fadd_rn(sums.sum[r], __fadd_rn(WidenLow(pair_of), WidenHigh(pair_of)));
-    }
   }
 }
 
@@ -217,36 +99,6 @@ __device__ __forceinline__ uint32_t KeysAt(uint32_t shared, int lane) {
 template <int kHeadDim>
 __device__ __forceinline__ uint32_t ValuesAt(uint32_t shared, int lane) {
   return shared + (lane % 16) * PaddedRowBytes<kHeadDim>() + kHeadDim * 2 + lane / 16 * 16;
-}
-
-// Rows `first_row` on of a chunk: what each sees, where it lies in out, and its query, scaled.
-template <int kHeadDim>
-__device__ __forceinline__ void LoadRows(const Args& args, const DeviceChunk& chunk,
-                                         int32_t kv_head, int32_t first_row, int32_t (&sees)[2],
-                                         int64_t (&at)[2], uint32_t (&q)[kHeadDim / 16][4]) {
-  const int lane = threadIdx.x % kLanes;
-  const int32_t group = args.group.divisor(), num_rows = chunk.num_tokens * group;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int32_t row = first_row + lane / 4 + 8 * r;
-    const bool exists = row < num_rows;
-    const int32_t token = args.group.Divide(exists ? row : 0);
-    const int32_t query_head = kv_head * group + (exists ? row - token * group : 0);
-    sees[r] = exists ? chunk.position + token + 1 : 0;
-    const int64_t token_row = chunk.first_row + token;
-    at[r] = token_row * args.out_stride + int64_t{query_head} * kHeadDim;
-    const float* from = args.q + token_row * args.q_stride + int64_t{query_head} * kHeadDim;
-#pragma unroll
-    for (int step = 0; step < kHeadDim / 16; ++step) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int c = step * 16 + half * 8 + lane % 4 * 2;
-        q[step][half * 2 + r] = exists ? PackBf16(__fmul_rn(from[c], args.scale_log2),
-                                                  __fmul_rn(from[c + 1], args.scale_log2))
-                                       : 0;
-      }
-    }
-  }
 }
 
 template <int kHeadDim>
@@ -301,39 +153,13 @@ __global__ void __launch_bounds__(kInTurnWarps* kLanes)
       AddValues(weights, keep, values_at + n * 16, PaddedRowBytes<kHeadDim>(), o[n], o[n + 1]);
     }
     if (unit + 1 == units || (unit + 1) % kUnitsPerSplit == 0) {
-      sums.Join();
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        if (sums.sum[r] == 0.0f) continue;
-        const Shares shares = ShareOut(totals.max[r], totals.sum[r], sums.max[r]);
-#pragma unroll
-        for (int n = 0; n < kHeadDim / 8; ++n) {
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            float& value = total[n][2 * r + i];
-            value = Mix(value, o[n][2 * r + i], shares);
-          }
-        }
-        totals.sum[r] = Mix(totals.sum[r], sums.sum[r], shares);
-        totals.max[r] = shares.max;
-      }
+      AddSplit<kHeadDim>(sums, o, totals, total);
       sums = RowSums();
       Clear(o);
     }
     __syncthreads();
   }
-  const int pair = lane % 4 * 2;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    if (sees[r] == 0) continue;
-#pragma unroll
-    for (int n = 0; n < kHeadDim / 8; ++n) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        args.out[at[r] + n * 8 + pair + i] = __fdiv_rn(total[n][2 * r + i], totals.sum[r]);
-      }
-    }
-  }
+  WriteRows<kHeadDim>(args, sees, at, totals, total);
 }
 
 template <int kHeadDim>
@@ -376,7 +202,7 @@ __global__ void __launch_bounds__(kSplitWarps* kLanes)
   }
   WaitForEarlier();
   using Rows = UnitRows<kHeadDim, kSplitWarps>;
-  Rows(args, chunk.block_table, head, first_unit, visible).Copy(visible, shared);
+  CopyRows(Rows(args, chunk.block_table, head, first_unit, visible), visible, shared);
   CommitCopies();
   Rows next(args, chunk.block_table, head, first_unit + 1, visible);
   int32_t sees[2];
@@ -415,7 +241,7 @@ __global__ void __launch_bounds__(kSplitWarps* kLanes)
   for (int32_t unit = first_unit; unit < units; ++unit) {
     const uint32_t here = shared + (unit - first_unit) % 2 * kStageBytes;
     if (unit + 1 < units) {
-      next.Copy(visible, shared + (unit + 1 - first_unit) % 2 * kStageBytes);
+      CopyRows(next, visible, shared + (unit + 1 - first_unit) % 2 * kStageBytes);
       // Of the unit after, so that its copy need not wait for the table.
       next = Rows(args, chunk.block_table, head, unit + 2, visible);
     }
@@ -566,6 +392,9 @@ template <int kHeadDim>
 cudaError_t LaunchOf(const DenseAttentionShape& shape, Args& args, cudaStream_t stream) {
   constexpr size_t kBytes = SharedBytes<kHeadDim>();
   if (shape.way == DenseWay::kInTurn) {
+    if (!shape.portable && HasGroupAttention(kHeadDim)) {
+      return AttendInTurnByGroups(shape, args, stream);
+    }
     const auto kernel = InTurnKernel<kHeadDim>;
     if (const cudaError_t error = AllowShared(kernel, kBytes); error != cudaSuccess) return error;
     const dim3 grid(static_cast<unsigned>(CeilDiv(int64_t{shape.max_chunk_tokens} * shape.group,

@@ -8,7 +8,7 @@
 //
 // Order, fixed by a query's position alone:
 //   unit   64 tokens, from position 0 on, taken whole: what a query does not see has weight zero.
-//          The unit's largest score updates the running maximum
+//          The unit's largest score becomes what weights are relative to if it is larger by 2^8
 //   split  kDenseSplitTokens tokens, from position 0 on: a fresh state. States of splits are merged
 //          from left to right
 // A query alone, in a chunk of any size, and beside others thus gets the same bits, and so do the two
@@ -39,6 +39,8 @@ struct DenseAttentionShape {
   int32_t group = 0;             // G
   KvLayout layout;
   DenseWay way = DenseWay::kInTurn;
+  // Only kernels that any device has, for tests and benchmarks: the same bits.
+  bool portable = false;
 };
 
 // kSideBySide: 4 (d + 2) bytes for every split and row of a tile, of each KV head. Need not be zeroed.

@@ -30,6 +30,8 @@ class HostKv final : public SharedKv {
   ~HostKv() override;
   SharedKvSizes sizes() const override;
   void TakeReads(std::span<SharedKvReads> of_rows) override;
+  void ForgetRows(std::span<const int32_t> blocks) override;
+  void ForgetStaged() override { staging_.WrittenAnywhere(); }
 
   const SharedKvShape& shape() const { return shape_; }
   SharedKvReads* reads() const { return reads_; }  // [max_batch_tokens], the device's

@@ -8,7 +8,7 @@
 #include "kernels/cuda/device_math.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/layer_ops.h"
-#include "kernels/cuda/matmul.h"
+#include "kernels/cuda/matmul_order.cuh"
 
 namespace winnow::kernels::cuda {
 namespace {
@@ -24,11 +24,11 @@ __host__ __device__ constexpr int32_t PlacesOf(int64_t cols) {
 __device__ __forceinline__ int32_t Column(int32_t place, int i) {
   return place / 4 * kOrderedSlice + i / 2 * 8 + place % 4 * 2 + i % 2;
 }
-__device__ __forceinline__ void PutOrdered(uint4* ordered, int32_t slices, int64_t row,
-                                           int32_t place, const float (&values)[kPlaceValues]) {
-  ordered[(row / 8 * slices + place / 4) * 32 + row % 8 * 4 + place % 4] =
-      make_uint4(PackBf16(values[0], values[1]), PackBf16(values[2], values[3]),
-                 PackBf16(values[4], values[5]), PackBf16(values[6], values[7]));
+__device__ __forceinline__ void PutPlace(uint4* ordered, bool panels, int32_t places, int64_t row,
+                                         int32_t place, const float (&values)[kPlaceValues]) {
+  const uint32_t pairs[4] = {PackBf16(values[0], values[1]), PackBf16(values[2], values[3]),
+                             PackBf16(values[4], values[5]), PackBf16(values[6], values[7])};
+  PutOrdered(ordered, panels, places / 4, row, place / 4, place % 4, pairs);
 }
 
 constexpr int kNormThreads = 512;
@@ -50,7 +50,7 @@ __device__ __forceinline__ float NormScale(float squares, int32_t cols, float ep
 template <bool kOrdered>
 __global__ void __launch_bounds__(kNormThreads)
     RmsNormKernel(const float* x, int64_t x_stride, const float* weight, float eps, float* out,
-                  int64_t out_stride, uint4* ordered, int32_t cols) {
+                  int64_t out_stride, uint4* ordered, bool panels, int32_t cols) {
   constexpr int kHeld = 2;  // places of a thread that stay in registers
   LetNextStart();
   const int32_t places = PlacesOf(cols);
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kNormThreads)
       const int32_t column = Column(place, i);
       if (!kOrdered && column < cols) out[blockIdx.x * out_stride + column] = values[i];
     }
-    if (kOrdered) PutOrdered(ordered, places / 4, blockIdx.x, place, values);
+    if (kOrdered) PutPlace(ordered, panels, places, blockIdx.x, place, values);
   };
 #pragma unroll
   for (int h = 0; h < kHeld; ++h) put(my_place(h), held[h], weights[h]);
@@ -163,7 +163,8 @@ __global__ void __launch_bounds__(kThreads)
 constexpr int kSiluThreads = 64;  // few, so that many multiprocessors take part in a single row
 
 __global__ void __launch_bounds__(kSiluThreads)
-    SiluMulOrderedKernel(const float* gate_up, int64_t from_stride, uint4* ordered, int32_t cols) {
+    SiluMulOrderedKernel(const float* gate_up, int64_t from_stride, uint4* ordered, bool panels,
+                         int64_t first_row, int32_t cols) {
   LetNextStart();
   const auto place = static_cast<int32_t>(blockIdx.x * kSiluThreads + threadIdx.x);
   const int32_t places = PlacesOf(cols);
@@ -179,7 +180,7 @@ __global__ void __launch_bounds__(kSiluThreads)
   }
 #pragma unroll
   for (int i = 0; i < kPlaceValues; ++i) values[i] = SiluOf(gates[i], values[i]);
-  PutOrdered(ordered, places / 4, blockIdx.y, place, values);
+  PutPlace(ordered, panels, places, first_row + blockIdx.y, place, values);
 }
 
 template <typename Load>
@@ -284,7 +285,7 @@ cudaError_t RmsNorm(const DeviceMatrix& x, const float* weight, float eps, const
   if (TooMany(x.rows) || out.rows != x.rows || out.cols != x.cols) return cudaErrorInvalidValue;
   if (x.rows == 0) return cudaSuccess;
   return Launch(RmsNormKernel<false>, static_cast<unsigned>(x.rows), kNormThreads, 0, stream, false,
-                x.data, x.stride, weight, eps, out.data, out.stride, nullptr,
+                x.data, x.stride, weight, eps, out.data, out.stride, nullptr, false,
                 static_cast<int32_t>(x.cols));
 }
 
@@ -294,7 +295,7 @@ cudaError_t RmsNormOrdered(const DeviceMatrix& x, const float* weight, float eps
   if (x.rows == 0) return cudaSuccess;
   return Launch(RmsNormKernel<true>, static_cast<unsigned>(x.rows), kNormThreads, 0, stream, false,
                 x.data, x.stride, weight, eps, nullptr, 0, static_cast<uint4*>(ordered),
-                static_cast<int32_t>(x.cols));
+                OrderedInPanels(x.rows), static_cast<int32_t>(x.cols));
 }
 
 cudaError_t RmsNormHeads(const DeviceMatrix& x, int32_t head_dim, const float* weight, float eps,
@@ -341,14 +342,14 @@ cudaError_t SiluMul(const DeviceMatrix& gate_up, const DeviceMatrix& out, cudaSt
 cudaError_t SiluMulOrdered(const DeviceMatrix& gate_up, void* ordered, cudaStream_t stream) {
   if (gate_up.cols % 2 != 0) return cudaErrorInvalidValue;
   const auto cols = static_cast<int32_t>(gate_up.cols / 2);
-  constexpr int64_t kRows = 65528;  // of a grid: whole tiles of eight
+  constexpr int64_t kRows = 65535;  // of a grid
   for (int64_t first = 0; first < gate_up.rows && cols > 0; first += kRows) {
     const dim3 grid(static_cast<unsigned>(CeilDiv(PlacesOf(cols), kSiluThreads)),
                     static_cast<unsigned>(std::min(kRows, gate_up.rows - first)));
     const cudaError_t error =
         Launch(SiluMulOrderedKernel, grid, kSiluThreads, 0, stream, false,
-               gate_up.data + first * gate_up.stride, gate_up.stride,
-               static_cast<uint4*>(ordered) + first / 8 * PlacesOf(cols) * 8, cols);
+               gate_up.data + first * gate_up.stride, gate_up.stride, static_cast<uint4*>(ordered),
+               OrderedInPanels(gate_up.rows), first, cols);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;

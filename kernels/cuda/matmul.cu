@@ -1,9 +1,10 @@
-// Mapping, kTensor. Both operands lie in the order in which the matrix instruction m16n8k16 wants
-// its fragments, so that a lane's share is 16 bytes and a warp's 512 bytes in a row: no ldmatrix, no
-// bank conflicts, no padding.
+// Mapping, kTensor. W, and x of few rows, lie in the order in which the matrix instruction m16n8k16
+// wants its fragments, so that a lane's share is 16 bytes and a warp's 512 bytes in a row: no ldmatrix,
+// no bank conflicts, no padding.
 //
 //   W  [out / 16][in / 32] tiles of two fragments of 16x16: [2][32 lanes] of 16 bytes
-//   x  [m / 8][in / 32] tiles: [32 lanes] of 16 bytes, two fragments of 8x16 each
+//   x  up to 32 rows: [m / 8][in / 32] tiles, [32 lanes] of 16 bytes, two fragments of 8x16 each; more:
+//      panels (matmul_order.cuh), from which ldmatrix makes the same fragments
 //
 // Few rows: a block takes tiles of 16 outputs, its eight warps are the eight segments of the inner
 // dimension. x, small, comes from L2. The warps' sums meet in shared memory. There are two such kernels:
@@ -16,7 +17,7 @@
 //
 // Many rows: a block is 128 outputs by 64 or 128 rows, a warp 64 by 16 or 32. Slices of 32 inner
 // values of both operands are copied four stages ahead. Two sets of sums: the segment's, and those of
-// the segments before.
+// the segments before. On Hopper more than 64 rows are matmul_wgmma.cu's.
 //
 // What was tried and lost (H200, Llama-3.1-8B's shapes, m = 1; qkv, o, gate_up, down, logits in us, and
 // a plain read of the same bytes: 12.9, 10.2, 52.6, 27.2, 227.7):
@@ -31,6 +32,7 @@
 //   StreamKernel for 32 rows: 95 us for gate_up where FewRowsKernel takes 62
 #include <algorithm>
 
+#include "kernels/cuda/bulk_copy.cuh"
 #include "kernels/cuda/device_math.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/matmul.h"
@@ -41,19 +43,6 @@ namespace {
 
 constexpr int kSlice = kOrderedSlice;  // inner values of a tile
 constexpr int kThreads = 256;
-
-struct Operands {
-  const uint4* w;       // [out / 16][slices][2][32]
-  const uint4* x;       // [m / 8][slices][32]; or null, and
-  const float* x_rows;  // [m][in], as they are
-  int64_t x_stride;
-  int32_t slices, slices_per_segment;
-  int32_t out, m;
-  float* y;
-  int64_t y_stride;
-  const float* bias;
-  bool accumulate;
-};
 
 __device__ __forceinline__ void MultiplyAddTile(float (&sums)[4], const uint4& low,
                                                 const uint4& high, const uint4& x) {
@@ -139,36 +128,6 @@ constexpr int kStageSlices = 2;
 constexpr int kSliceBytes = 2 * kLanes * 16;  // of W
 constexpr size_t kStreamSharedBytes = size_t{kMatmulSegments} * kRing * kStageSlices * kSliceBytes;
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-__device__ __forceinline__ void InitBarrier(uint32_t barrier) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
-}
-// `barrier` completes its phase when the bytes are there.
-__device__ __forceinline__ void StartBulkCopy(uint32_t to, const void* from, uint32_t bytes,
-                                              uint32_t barrier, uint64_t policy) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-               : "memory");
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-      "[%0], [%1], %2, [%3], %4;" ::"r"(to),
-      "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
-      : "memory");
-}
-__device__ __forceinline__ void WaitForPhase(uint32_t barrier, uint32_t parity) {
-  asm volatile(
-      "{\n"
-      ".reg .pred done;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@done bra end;\n"
-      "bra again;\n"
-      "end:\n"
-      "}" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
-}
-#endif
-
 template <bool kDirect>
 __global__ void __launch_bounds__(kThreads, kStreamBlocks)
     StreamKernel(const __grid_constant__ Operands args) {
@@ -186,7 +145,7 @@ __global__ void __launch_bounds__(kThreads, kStreamBlocks)
   const uint32_t ring_at = SharedAddress(ring), barriers_at = SharedAddress(barriers[warp]);
   if (lane == 0) {
     for (int i = 0; i < kRing; ++i) InitBarrier(barriers_at + 8 * i);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    FenceBarriers();
   }
   __syncwarp();
   uint64_t read_once;
@@ -198,10 +157,11 @@ __global__ void __launch_bounds__(kThreads, kStreamBlocks)
     if (asked == stages) return;
     ++asked;
     if (lane == 0) {
-      StartBulkCopy(ring_at + asked_slot * (kStageSlices * kSliceBytes),
-                    asked_tile + int64_t{asked_slice} * 2 * kLanes,
-                    min(kStageSlices, last - asked_slice) * kSliceBytes,
-                    barriers_at + 8 * asked_slot, read_once);
+      const int32_t bytes = min(kStageSlices, last - asked_slice) * kSliceBytes;
+      ArriveExpecting(barriers_at + 8 * asked_slot, bytes);
+      BulkCopy(ring_at + asked_slot * (kStageSlices * kSliceBytes),
+               asked_tile + int64_t{asked_slice} * 2 * kLanes, bytes, barriers_at + 8 * asked_slot,
+               read_once);
     }
     asked_slice += kStageSlices;
     if (asked_slice >= last) {
@@ -295,12 +255,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   constexpr int kXTiles = kBlockRows / 8;
   constexpr int kMyXTiles = kXTiles / 4;          // of the warp: 4 warps share the rows
   constexpr int kWPieces = kWTiles * 2 * kLanes;  // of 16 bytes in a stage
-  constexpr int kXPieces = kXTiles * kLanes;
+  constexpr int kXPieces = kBlockRows * 4;
   extern __shared__ uint4 shared[];  // [kStages][kWPieces + kXPieces]
   const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   const int32_t w_tiles = (args.out + 15) / 16, x_tiles = (args.m + 7) / 8;
   const int32_t first_w = static_cast<int32_t>(blockIdx.y) * kWTiles;
   const int32_t first_x = static_cast<int32_t>(blockIdx.x) * kXTiles;
+  const int32_t panels_of_row = (args.slices + 1) / 2;
 
   const auto start = [&](int32_t slice) {
     uint4* stage = shared + slice % kStages * (kWPieces + kXPieces);
@@ -318,11 +279,14 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
       for (int i = 0; i < kXPieces / kThreads; ++i) {
         const int piece = i * kThreads + static_cast<int>(threadIdx.x);
-        const int32_t tile = first_x + piece / kLanes;
-        const bool exists = tile < x_tiles;
+        const int row_of_block = piece / 4, part = piece % 4;
+        const int32_t row = first_x * 8 + row_of_block;
+        const bool exists = row / 8 < x_tiles;
+        const int32_t panel = (exists ? row / kPanelRows : 0) * panels_of_row + slice / 2;
         CopyAsync16(
-            SharedAddress(stage + kWPieces + piece),
-            args.x + (int64_t{exists ? tile : 0} * args.slices + slice) * kLanes + piece % kLanes,
+            SharedAddress(stage + kWPieces + row_of_block * 4 + (part ^ (row_of_block / 2 % 4))),
+            args.x + (int64_t{panel} * kPanelRows + row % kPanelRows) * 8 +
+                ((slice % 2 * 4 + part) ^ (row % 8)),
             exists);
       }
     }
@@ -354,10 +318,16 @@ __global__ void __launch_bounds__(kThreads, 1)
     __syncthreads();
     start(slice + kStages - 1);
     const uint4* of_w = shared + slice % kStages * (kWPieces + kXPieces);
-    const uint4* of_x = of_w + kWPieces;
+    const uint32_t of_x =
+        SharedAddress(of_w + kWPieces) +
+        (lane % 8 * 4 + (lane / 8 ^ lane % 8 / 2)) * static_cast<int>(sizeof(uint4));
     uint4 x[kMyXTiles];
 #pragma unroll
-    for (int j = 0; j < kMyXTiles; ++j) x[j] = of_x[(my_x + j) * kLanes + lane];
+    for (int j = 0; j < kMyXTiles; ++j) {
+      uint32_t parts[4];
+      LoadMatrix4(of_x + (my_x + j) * 8 * 64, parts);
+      x[j] = make_uint4(parts[0], parts[1], parts[2], parts[3]);
+    }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const uint4 low = of_w[(my_w + i) * 2 * kLanes + lane];
@@ -370,11 +340,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       segment_end += args.slices_per_segment;
     }
   }
-  // The last segment may be short, and those after it empty: the kernel for few rows adds their
-  // zeros, which changes no sum but one of -0.
-  if (args.slices % args.slices_per_segment != 0) end_segment();
-  const bool has_empty =
-      (args.slices + args.slices_per_segment - 1) / args.slices_per_segment < kMatmulSegments;
+  if (args.slices % args.slices_per_segment != 0) end_segment();  // the last one is short
+  const bool has_empty = args.HasEmptySegments();
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
 #pragma unroll
@@ -394,7 +361,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 // x rounded and in order: a thread makes the 16 bytes of one lane.
 __global__ void __launch_bounds__(kThreads)
     OrderRowsKernel(const float* x, int64_t stride, int32_t m, int32_t in, int32_t slices,
-                    uint4* to) {
+                    bool panels, uint4* to) {
   LetNextStart();
   WaitForEarlier();
   const int32_t slice = static_cast<int32_t>(blockIdx.x) * (kThreads / kLanes) +
@@ -410,8 +377,7 @@ __global__ void __launch_bounds__(kThreads)
     pairs[i] = PackBf16(row < m && column < in ? from[0] : 0.0f,
                         row < m && column + 1 < in ? from[1] : 0.0f);
   }
-  to[(int64_t{blockIdx.y} * slices + slice) * kLanes + lane] =
-      make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+  PutOrdered(to, panels, slices, row, slice, lane % 4, pairs);
 }
 
 template <int kBlockRows>
@@ -438,6 +404,9 @@ size_t MatmulWorkspaceBytes(int64_t m, const DeviceWeights& w) {
 }
 
 size_t OrderedBytes(int64_t m, int64_t in) {
+  if (OrderedInPanels(m)) {
+    return static_cast<size_t>(CeilDiv(m, kPanelRows) * CeilDiv(SlicesOf(in), 2)) * kPanelBytes;
+  }
   return static_cast<size_t>(CeilDiv(m, 8) * SlicesOf(in)) * kLanes * sizeof(uint4);
 }
 
@@ -451,10 +420,10 @@ bool Streams(int64_t m) {
 }
 
 // x in `operands`, one way or the other.
-cudaError_t Tensor(const Operands& operands, cudaStream_t stream) {
+cudaError_t Tensor(const Operands& operands, bool portable, cudaStream_t stream) {
   const auto tiles = static_cast<unsigned>(CeilDiv(operands.out, 16));
   const int32_t m = operands.m;
-  if (Streams(m)) {
+  if (!portable && Streams(m)) {
     const auto kernel = operands.x == nullptr ? StreamKernel<true> : StreamKernel<false>;
     if (const cudaError_t error =
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -471,7 +440,9 @@ cudaError_t Tensor(const Operands& operands, cudaStream_t stream) {
   if (m <= kMatmulFewRows) {
     return Launch(FewRowsKernel<4>, tiles, kThreads, 0, stream, false, operands);
   }
-  return m <= 64 ? ManyRows<64>(operands, stream) : ManyRows<128>(operands, stream);
+  if (m <= 64) return ManyRows<64>(operands, stream);
+  if (!portable && HasGroupMatmul()) return MatmulManyRowsByGroups(operands, stream);
+  return ManyRows<128>(operands, stream);
 }
 
 bool IsRefused(const MatmulArgs& args, const DeviceWeights& w) {
@@ -503,20 +474,21 @@ cudaError_t Matmul(const MatmulArgs& args, const DeviceWeights& w, void* workspa
   if (w.way == DeviceWeights::Way::kExact) return MatmulExact(args, w, stream);
   Operands operands = OperandsOf(args, w);
   const bool pairs = args.x_stride % 2 == 0 && reinterpret_cast<uintptr_t>(args.x) % 8 == 0;
-  if (Streams(args.m) && args.m <= kDirectRows && w.in % kSlice == 0 && pairs) {
+  if (!args.portable && Streams(args.m) && args.m <= kDirectRows && w.in % kSlice == 0 && pairs) {
     operands.x_rows = args.x;
-    return Tensor(operands, stream);
+    return Tensor(operands, args.portable, stream);
   }
   const dim3 order_grid(static_cast<unsigned>(CeilDiv(operands.slices, kThreads / kLanes)),
                         static_cast<unsigned>(CeilDiv(operands.m, 8)));
-  if (const cudaError_t error = Launch(
-          OrderRowsKernel, order_grid, kThreads, 0, stream, false, args.x, args.x_stride,
-          operands.m, static_cast<int32_t>(w.in), operands.slices, static_cast<uint4*>(workspace));
+  if (const cudaError_t error =
+          Launch(OrderRowsKernel, order_grid, kThreads, 0, stream, false, args.x, args.x_stride,
+                 operands.m, static_cast<int32_t>(w.in), operands.slices, OrderedInPanels(args.m),
+                 static_cast<uint4*>(workspace));
       error != cudaSuccess) {
     return error;
   }
   operands.x = static_cast<const uint4*>(workspace);
-  return Tensor(operands, stream);
+  return Tensor(operands, args.portable, stream);
 }
 
 cudaError_t MatmulOrdered(const MatmulArgs& args, const DeviceWeights& w, const void* ordered,
@@ -525,7 +497,7 @@ cudaError_t MatmulOrdered(const MatmulArgs& args, const DeviceWeights& w, const 
   if (args.m == 0) return cudaSuccess;
   Operands operands = OperandsOf(args, w);
   operands.x = static_cast<const uint4*>(ordered);
-  return Tensor(operands, stream);
+  return Tensor(operands, args.portable, stream);
 }
 
 }  // namespace winnow::kernels::cuda

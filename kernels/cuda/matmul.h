@@ -15,12 +15,12 @@
 // inner values each, in ascending order, in which W is always the left operand and x always the
 // right one; segments are added from left to right. The kernels for few and for many rows differ in
 // which chains run side by side and in nothing else. (That an element of a matrix instruction does
-// not depend on its place in the tile is what the hardware does; tests/cuda/matmul_test.cc checks
-// it.) There is no cuBLAS here for that reason: its kernel and its split of the inner dimension may
-// change with m.
+// not depend on its place in the tile, nor on whether a warp or a warpgroup executes it, is what the
+// hardware does: wgmma.cuh says what was compared, tests/cuda/matmul_test.cc checks it.) There is no
+// cuBLAS here for that reason: its kernel and its split of the inner dimension may change with m.
 //
 // Cost: matmul.h's. Few rows (up to kMatmulFewRows) read W once, from HBM; more rows read it once per
-// 128 rows, and x once per 128 outputs, from L2.
+// 128 rows (Hopper: 256), and x once per 128 outputs, from L2.
 #ifndef WINNOW_KERNELS_CUDA_MATMUL_H_
 #define WINNOW_KERNELS_CUDA_MATMUL_H_
 
@@ -50,10 +50,14 @@ size_t PackedMatrixBytes(int64_t out, int64_t in, DeviceWeights::Way way, DType 
 // x in the order in which kTensor reads it; none for kExact. Need not be zeroed.
 size_t MatmulWorkspaceBytes(int64_t m, const DeviceWeights& w);
 
-// That order: x rounded to bfloat16, [ceil(m / 8)][ceil(in / kOrderedSlice)] tiles of 8 rows, zeros past
-// the last column of a row; what lies past the last row does not matter. In a tile 16 bytes each of row
-// r, for c in 0..3 in turn: columns 2c and 2c + 1 of every eight.
+// That order: x rounded to bfloat16, zeros past the last column of a row up to a whole slice of 32; what
+// lies past the last row does not matter. There are two (matmul_order.cuh):
+//   tiles   up to kMatmulFewRows rows: [ceil(m / 8)][slices] of 8 rows by 32 columns. In a tile 16 bytes
+//           each of row r, for c in 0..3 in turn: columns 2c and 2c + 1 of every eight
+//   panels  more: [ceil(m / 64)][ceil(slices / 2)] of 64 rows by 64 columns. In a panel rows of 128
+//           bytes; eight columns, 16 bytes, lie as the i ^ (row % 8)-th of their row instead of the i-th
 inline constexpr int32_t kOrderedSlice = 32;
+inline bool OrderedInPanels(int64_t m) { return m > kMatmulFewRows; }
 size_t OrderedBytes(int64_t m, int64_t in);
 
 struct MatmulArgs {
@@ -64,6 +68,8 @@ struct MatmulArgs {
   int64_t y_stride = 0;
   const float* bias = nullptr;
   bool accumulate = false;
+  // Only kernels that any device has, for tests and benchmarks: the same bits.
+  bool portable = false;
 };
 [[nodiscard]] cudaError_t Matmul(const MatmulArgs& args, const DeviceWeights& w, void* workspace,
                                  cudaStream_t stream);

@@ -1,11 +1,13 @@
 // What the files of the matrix product share; no one else includes it.
 //
 //   matmul.cu        kTensor: few rows, many rows
+//   matmul_wgmma.cu  kTensor: many rows on Hopper
 //   matmul_exact.cu  kExact, and W on its way into either order
 #ifndef WINNOW_KERNELS_CUDA_MATMUL_PARTS_CUH_
 #define WINNOW_KERNELS_CUDA_MATMUL_PARTS_CUH_
 
 #include "kernels/cuda/matmul.h"
+#include "kernels/cuda/matmul_order.cuh"
 
 namespace winnow::kernels::cuda {
 
@@ -15,13 +17,38 @@ __host__ __device__ inline int32_t SlicesOf(int64_t in) {
   return static_cast<int32_t>((in + kOrderedSlice - 1) / kOrderedSlice);
 }
 
-// What the sums become; one expression for every way here.
+// What the sums become; one expression for every way here (matmul_wgmma.cu has it in steps).
 __device__ __forceinline__ void Finish(float sum, int32_t output, int32_t row, const float* bias,
                                        bool accumulate, float* y, int64_t y_stride) {
   if (bias != nullptr) sum = __fadd_rn(sum, bias[output]);
   float* to = y + row * y_stride + output;
   *to = accumulate ? __fadd_rn(sum, *to) : sum;
 }
+
+// A product of way kTensor.
+struct Operands {
+  const uint4* w;       // [out / 16][slices][2][32]
+  const uint4* x;       // in order; or null, and
+  const float* x_rows;  // [m][in], as they are
+  int64_t x_stride;
+  int32_t slices, slices_per_segment;
+  int32_t out, m;
+  float* y;
+  int64_t y_stride;
+  const float* bias;
+  bool accumulate;
+
+  // Segments at the end that have no slices. The kernels for few rows add their zeros, which changes
+  // no sum but one of -0.
+  __device__ __forceinline__ bool HasEmptySegments() const {
+    return (slices + slices_per_segment - 1) / slices_per_segment < kMatmulSegments;
+  }
+};
+
+// Whether the code that runs on the current device has the matrix instructions of Hopper.
+bool HasGroupMatmul();
+// REQUIRES: HasGroupMatmul(), and x in panels.
+[[nodiscard]] cudaError_t MatmulManyRowsByGroups(const Operands& operands, cudaStream_t stream);
 
 // REQUIRES: kExact, and m >= 1.
 [[nodiscard]] cudaError_t MatmulExact(const MatmulArgs& args, const DeviceWeights& w,

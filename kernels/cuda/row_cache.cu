@@ -248,6 +248,18 @@ __global__ void __launch_bounds__(kWriteThreads)
   EndCall(cache);
 }
 
+__global__ void __launch_bounds__(kWriteThreads)
+    ForgetKernel(const int32_t* blocks, const DeviceRowCache cache, int32_t block_rows) {
+  const int64_t first = int64_t{blocks[blockIdx.x]} * block_rows;
+  for (int32_t i = threadIdx.x; i < block_rows; i += kWriteThreads) {
+    const auto row = static_cast<int32_t>(first + i);
+    const int32_t slot = cache.slot_of_row[row];
+    if (slot < 0) continue;
+    if (OwnerOf(cache.slots[slot]) == row) cache.slots[slot] = kFreeSlot;
+    cache.slot_of_row[row] = -1;
+  }
+}
+
 __global__ void __launch_bounds__(kBringThreads)
     BringKernel(const std::byte* pool, const BlockMove* moves, int64_t block_pieces, int64_t pieces,
                 std::byte* staging) {
@@ -296,6 +308,15 @@ cudaError_t WriteKvThrough(const DeviceMatrix& k, const DeviceMatrix& v, const D
   WriteThroughKernel<<<grid, kWriteThreads, 0, stream>>>(k.data, k.stride, v.data, v.stride, chunks,
                                                          cache, FastDivider(layout.block_tokens),
                                                          layout.kv_heads, layout.head_dim);
+  return cudaGetLastError();
+}
+
+cudaError_t ForgetRows(const int32_t* blocks, int32_t num_blocks, const DeviceRowCache& cache,
+                       const KvLayout& layout, cudaStream_t stream) {
+  if (num_blocks < 0) return cudaErrorInvalidValue;
+  if (num_blocks == 0) return cudaSuccess;
+  ForgetKernel<<<num_blocks, kWriteThreads, 0, stream>>>(blocks, cache,
+                                                         layout.kv_heads * layout.block_tokens);
   return cudaGetLastError();
 }
 

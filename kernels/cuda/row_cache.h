@@ -6,7 +6,7 @@
 //
 // A row of the pool is known by its place there: row r lies at pool + r * row_bytes (kv_layout.h:
 // (block * Hkv + head) * block_tokens + token). Whoever writes to the pool does so with WriteKvThrough,
-// which writes to the cache what the cache has, so that the two never differ.
+// which writes to the cache what the cache has, or calls ForgetRows first, so that the two never differ.
 //
 // Calls on one cache follow each other on one stream. A call is stamped on the slots that it uses, and
 // takes no slot of its own stamp: a row that it was given stays until the call is over. Slots are taken
@@ -71,6 +71,12 @@ inline constexpr size_t kRowCacheSlotBytes = sizeof(RowCacheSlot);
                                          const DeviceChunk* chunks, int32_t num_chunks,
                                          int32_t max_chunk_tokens, const DeviceRowCache& cache,
                                          const KvLayout& layout, cudaStream_t stream);
+
+// Rows of the pool's `blocks` (in device memory, [num_blocks]) are in no slot afterwards. Reads 4 bytes per
+// row, and 8 and writes 12 more per row that was cached.
+[[nodiscard]] cudaError_t ForgetRows(const int32_t* blocks, int32_t num_blocks,
+                                     const DeviceRowCache& cache, const KvLayout& layout,
+                                     cudaStream_t stream);
 
 // Copies block moves[i].from of `pool` (pinned host memory) to block moves[i].to of `staging`, i <
 // num_moves, with `num_blocks` blocks of 512 threads: kBringBlocks where nothing else runs, and

@@ -50,7 +50,8 @@ class Staging {
                             std::span<const AttentionChunk> chunks);
   // The main stream writes, next, the chunks' tokens of a pool: what was brought of their blocks is void.
   void Written(int32_t pool, std::span<const AttentionChunk> chunks);
-  // Anything may have been written, and both streams have nothing left to do.
+  // Anything may have been written, by whoever waits until it is there before the next Attend. The second
+  // stream may still be bringing blocks: nobody takes them for what they were.
   void WrittenAnywhere() { ahead_pool_ = kNobody; }
 
  private:

@@ -104,6 +104,46 @@ TEST_F(CudaDenseAttentionTest, AQueryHasTheSameBitsHoweverThePromptIsCut) {
   }
 }
 
+// Where the device has a kernel of its own for prompts, it gives the bits of the one that any device has: chunks
+// of any length and place side by side, scores of any size.
+TEST_F(CudaDenseAttentionTest, TheDevicesOwnKernelGivesTheBitsOfTheOneThatAnyHas) {
+  SCOPED_TRACE(Seed());
+  for (int round = 0; round < 24; ++round) {
+    const int32_t d = round % 2 == 0 ? 128 : 64;
+    const auto group = static_cast<int32_t>(random_.Int(1, 9));
+    const KvLayout layout{static_cast<int32_t>(random_.Int(1, 3)), d,
+                          static_cast<int32_t>(16 * random_.Int(1, 6)), DType::kBF16};
+    const auto n = static_cast<int32_t>(random_.Int(1, 2000)),
+               m = static_cast<int32_t>(random_.Int(1, 900));
+    const auto first = static_cast<int32_t>(random_.Int(1, n)),
+               second = static_cast<int32_t>(random_.Int(1, m));
+    SCOPED_TRACE(testing::Message() << "d " << d << " G " << group << ", " << first << " of " << n
+                                    << " and " << second << " of " << m);
+    PagedKv kv(random_, layout, {n, m}, round % 3 == 0 ? 8.0f : 1.0f);
+    const auto pool = UploadPool(kv);
+    const DeviceArray<int32_t> first_table(kv.table(0)), second_table(kv.table(1));
+    const DeviceArray<DeviceChunk> chunks(
+        std::vector<DeviceChunk>{{first_table.data(), 0, first, n - first},
+                                 {second_table.data(), first, second, m - second}});
+    Matrix q = Matrix::Normal(random_, first + second, int64_t{layout.kv_heads} * group * d);
+    const auto of_q = Upload(q);
+    Matrix results[2] = {q, q};
+    for (const bool portable : {false, true}) {
+      const DenseAttentionShape shape{2,      std::max(first, second), std::max(n, m), group,
+                                      layout, DenseWay::kInTurn,       portable};
+      Matrix& result = results[portable];
+      const auto out = Upload(result);
+      const int64_t stride = q.tensor().stride;
+      WINNOW_CUDA_OK(AttendDense(shape, of_q.data(), stride, chunks.data(), pool.data(), ScaleOf(d),
+                                 out.data(), stride, nullptr, nullptr));
+      Download(out, result);
+      EXPECT_TRUE(result.GuardsIntact());
+    }
+    ASSERT_TRUE(SameBits(results[0], results[1]));
+    ASSERT_FALSE(SameBits(results[0], q));
+  }
+}
+
 // More splits than blocks run at once, and than are merged at a time.
 TEST_F(CudaDenseAttentionTest, ALongContextHasTheSameBitsInTurnAndSideBySide) {
   SCOPED_TRACE(Seed());

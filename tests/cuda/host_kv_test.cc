@@ -267,6 +267,105 @@ TEST_F(CudaHostKvTest, WhatIsCopiedIntoAPoolIsReadFromThenOn) {
   }
 }
 
+// The host reads blocks from a disk to their places: before a pass, and in the middle of one, when what
+// was brought ahead for the next layer has not seen them.
+TEST_F(CudaHostKvTest, WhatTheHostReadsIntoBlocksIsAttendedFromThenOn) {
+  SCOPED_TRACE(Seed());
+  const int32_t layers = 3, kv_heads = 2, d = 64, tokens = 40 * 64;
+  const KvLayout layout{kv_heads, d, 64, DType::kBF16};
+  for (const int64_t cache_rows : {0, 500, 1 << 20}) {
+    const Pools pools(*backend_, layout, 64, tokens, cache_rows, layers);
+    ASSERT_NE(pools.kv, nullptr);
+    std::vector<int32_t> table(64);
+    std::iota(table.begin(), table.end(), 0);
+    random_.Shuffle(table);
+    table.resize(40);
+    const auto load = [&](int32_t layer, std::span<const int32_t> blocks) {
+      std::vector<std::byte> content(layout.BlockBytes());
+      for (const int32_t block : blocks) {
+        for (size_t at = 0; at < content.size(); at += 2) {
+          const BF16 value = ToBF16(random_.Normal());
+          std::memcpy(&content[at], &value, 2);
+        }
+        const size_t at = block * layout.BlockBytes();
+        std::memcpy(pools.Host(layer) + at, content.data(), content.size());
+        const CopyPart part{content.data(), pools.Device(layer) + at, content.size()};
+        backend_->CopyAllToDevice({&part, 1});
+      }
+      pools.kv->ForgetStaged();
+    };
+    pools.kv->ForgetRows(table);
+    for (int32_t layer = 0; layer < layers; ++layer) load(layer, table);
+    Matrix q = Matrix::Normal(random_, 1, int64_t{kv_heads} * 4 * d);
+    auto of_q = Put(q);
+    const std::vector<RetrievalQuery> queries = {
+        {0, table, tokens - 1, {tokens - 1, tokens - 1}, 0}};
+    const std::vector<AttentionChunk> chunks = {{0, 1, tokens - 1, table}};
+    OwnedSelection chosen(1, kv_heads, 1);
+    for (int32_t head = 0; head < kv_heads; ++head) chosen.view().count(0, head) = 0;
+    for (int round = 0; round < 6; ++round) {
+      SCOPED_TRACE(testing::Message() << "round " << round << ", rows cached " << cache_rows);
+      // Some blocks are given to other content, which comes now or when its layer is next.
+      std::vector<int32_t> others;
+      for (const int32_t block : table) {
+        if (random_.Int(0, 3) == 0) others.push_back(block);
+      }
+      pools.kv->ForgetRows(others);
+      const bool late = round % 2 == 1;
+      if (!late) {
+        for (int32_t layer = 0; layer < layers; ++layer) load(layer, others);
+      }
+      backend_->BeginPass();
+      for (int32_t layer = 0; layer < layers; ++layer) {
+        if (late) load(layer, others);
+        Matrix of_host(1, q.cols()), of_device(1, q.cols());
+        auto from_host = Put(of_host), from_device = Put(of_device);
+        backend_->Attend(of_q.tensor, chunks, pools.Host(layer), layout, 0.1f, from_host.tensor);
+        backend_->Attend(of_q.tensor, chunks, pools.Device(layer), layout, 0.1f,
+                         from_device.tensor);
+        ASSERT_NO_FATAL_FAILURE(ExpectSame(from_host, of_host, from_device, of_device));
+        for (int again = 0; again < 2; ++again) {
+          ASSERT_TRUE(backend_->AttendChosen(of_q.tensor, queries, chosen.view(), pools.Host(layer),
+                                             layout, 0.1f, from_host.tensor));
+          ASSERT_TRUE(backend_->AttendChosen(of_q.tensor, queries, chosen.view(),
+                                             pools.Device(layer), layout, 0.1f,
+                                             from_device.tensor));
+          ASSERT_NO_FATAL_FAILURE(ExpectSame(from_host, of_host, from_device, of_device));
+        }
+      }
+    }
+  }
+}
+
+TEST_F(CudaHostKvTest, ManyCopiesAreEachTheirOwn) {
+  SCOPED_TRACE(Seed());
+  const size_t bytes = 1 << 20;
+  const Buffer device = backend_->Allocate(bytes), host = backend_->AllocateShared(bytes);
+  std::vector<std::byte> from(bytes), to(bytes);
+  for (std::byte& byte : from) byte = static_cast<std::byte>(random_.Int(0, 255));
+  std::vector<CopyPart> parts;
+  for (size_t at = 0; at < bytes;) {
+    const auto size = std::min<size_t>(bytes - at, random_.Int(1, 30'000));
+    std::byte* const in_pinned = static_cast<std::byte*>(host.data()) + at;
+    std::memcpy(in_pinned, &from[at], size);
+    parts.push_back({random_.Int(0, 1) == 0 ? in_pinned : &from[at],
+                     static_cast<std::byte*>(device.data()) + at, size});
+    at += size;
+  }
+  random_.Shuffle(parts);
+  backend_->CopyAllToDevice(parts);
+  backend_->CopyToHost(device.data(), to.data(), bytes);
+  EXPECT_EQ(std::memcmp(from.data(), to.data(), bytes), 0);
+  std::memset(host.data(), 0, bytes);
+  std::vector<CopyPart> back = parts;
+  for (CopyPart& part : back) {
+    part.host = static_cast<std::byte*>(host.data()) +
+                (part.device - static_cast<std::byte*>(device.data()));
+  }
+  backend_->CopyAllToHost(back);
+  EXPECT_EQ(std::memcmp(from.data(), host.data(), bytes), 0);
+}
+
 TEST_F(CudaHostKvTest, WhatDoesNotFitIsRefusedWithTheBytes) {
   const KvLayout layout{2, 64, 64, DType::kBF16};
   const Buffer host = backend_->AllocateShared(2 * layout.BlockBytes());

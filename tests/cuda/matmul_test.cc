@@ -124,7 +124,7 @@ TEST_F(CudaMatmulTest, ARowHasTheSameBitsAmongAnyNumberOfRows) {
     // Segments of several slices, of one, of unequal length, and fewer than there are.
     for (const int64_t in : {int64_t{64}, int64_t{256}, random_.Int(260, 500), int64_t{2048},
                              random_.Int(1000, 4000)}) {
-      const int64_t m = 300;
+      const int64_t m = 700;
       SCOPED_TRACE(testing::Message() << "in " << in << (exact ? " exact" : ""));
       // Once with more outputs than blocks that stay on the device can have one tile each of.
       const int64_t out = in == 256 ? random_.Int(9000, 10000) : random_.Int(100, 400);
@@ -132,7 +132,7 @@ TEST_F(CudaMatmulTest, ARowHasTheSameBitsAmongAnyNumberOfRows) {
       const auto w = backend_->Pack(product.hosts, exact ? DType::kF32 : DType::kBF16);
       ASSERT_NE(w, nullptr);
       const Matrix whole = Run(product, *w, 0, m);
-      for (const int64_t rows : {1, 2, 7, 8, 9, 16, 17, 32, 33, 60, 64, 65, 128, 200}) {
+      for (const int64_t rows : {1, 2, 7, 8, 9, 16, 17, 32, 33, 60, 64, 65, 128, 200, 513}) {
         const int64_t first = random_.Int(0, m - rows);
         const Matrix part = Run(product, *w, first, rows);
         for (int64_t i = first; i < first + rows; ++i) {
@@ -143,11 +143,77 @@ TEST_F(CudaMatmulTest, ARowHasTheSameBitsAmongAnyNumberOfRows) {
   }
 }
 
+// Where the device has kernels of its own for few and for many rows, they give the bits of those that any
+// device has: on values of like size, on such of any size, whose sums lose most of what is added, and on sums
+// of which nearly nothing is left.
+TEST_F(CudaMatmulTest, TheDevicesOwnKernelsGiveTheBitsOfThoseThatAnyHas) {
+  SCOPED_TRACE(Seed());
+  for (int round = 0; round < 24; ++round) {
+    const int kind = round % 3;  // of values
+    const int64_t m = round < 3 ? random_.Int(1, 64) : random_.Int(65, 900);
+    const int64_t in = round < 12 ? 64 * random_.Int(1, 80) : random_.Int(1, 3000);
+    const int64_t out = random_.Int(1, round % 2 == 0 ? 300 : 3000);
+    SCOPED_TRACE(testing::Message() << "m " << m << " in " << in << " out " << out);
+    Matrix x = Matrix::Normal(random_, m, in), of_w = Matrix::Normal(random_, out, in);
+    Matrix y = Matrix::Normal(random_, m, out);
+    const auto scale = [&](Matrix& matrix, bool negates) {
+      for (int64_t i = 0; i < matrix.rows(); ++i) {
+        for (int64_t k = 0; k < in; ++k) {
+          float& value = matrix.row(i)[k];
+          if (kind == 1) value = std::ldexp(value, static_cast<int>(random_.Int(-40, 40)));
+          if (kind == 2 && k % 2 == 1) {
+            value = (negates ? -1.0f : 1.0f) * matrix.row(i)[k - 1];
+            if (random_.Int(0, 50) == 0) value = -0.0f;
+          }
+        }
+      }
+    };
+    scale(x, false);
+    scale(of_w, true);
+    DeviceWeights w{nullptr, out, in, DeviceWeights::Way::kTensor, DType::kBF16};
+    DeviceArray<std::byte> packed(PackedMatrixBytes(out, in, w.way, w.storage));
+    packed.Zero();
+    w.data = packed.data();
+    std::vector<float> source;
+    for (int64_t o = 0; o < out; ++o) {
+      source.insert(source.end(), of_w.row(o), of_w.row(o) + in);
+    }
+    const DeviceArray<float> of_source(source);
+    WINNOW_CUDA_OK(PackRows(of_source.data(), DType::kF32, 0, out, w, nullptr));
+    const bool accumulate = random_.Int(0, 1) == 1;
+    const auto on_device = Upload(x);
+    const auto run = [&](int64_t first, int64_t rows, bool portable) {
+      Matrix result = y;
+      const DeviceArray<float> of_y = Upload(result);
+      const DeviceArray<std::byte> workspace(MatmulWorkspaceBytes(rows, w));
+      const int64_t stride = x.tensor().stride, y_stride = y.tensor().stride;
+      WINNOW_CUDA_OK(
+          cuda::Matmul({on_device.data() + first * stride, stride, rows,
+                        of_y.data() + first * y_stride, y_stride, nullptr, accumulate, portable},
+                       w, workspace.data(), nullptr));
+      Download(of_y, result);
+      return result;
+    };
+    const Matrix own = run(0, m, false);
+    EXPECT_TRUE(own.GuardsIntact());
+    ASSERT_TRUE(SameBits(own, run(0, m, true)));
+    for (const bool portable : {false, true}) {
+      for (const int64_t rows : {1, 3, 20}) {
+        const int64_t count = std::min(rows, m), first = random_.Int(0, m - count);
+        const Matrix part = run(first, count, portable);
+        for (int64_t i = first; i < first + count; ++i) {
+          ASSERT_TRUE(SameBits(part, i, own, i)) << "row " << i << " of " << count;
+        }
+      }
+    }
+  }
+}
+
 // What backend.h says of operations that are several in one.
 TEST_F(CudaMatmulTest, NormedAndGatedOperandsAreThoseThatWereMadeBefore) {
   SCOPED_TRACE(Seed());
   for (const DType compute : {DType::kBF16, DType::kF32}) {
-    for (const int64_t m : {1, 2, 3, 8, 9, 33, 70}) {
+    for (const int64_t m : {1, 2, 3, 8, 9, 33, 70, 200}) {
       const int64_t in = random_.Int(0, 1) == 0 ? 32 * random_.Int(1, 60) : random_.Int(1, 6000);
       SCOPED_TRACE(testing::Message() << "m " << m << " in " << in << DTypeName(compute));
       Product product = Draw(m, in, {random_.Int(1, 300)}, DType::kBF16);

@@ -1,7 +1,6 @@
 // What the engine owes a backend with memory of its own, shown with one that only pretends: what it
 // writes for the host to read is there after Synchronize and not before, it finds chosen rows itself,
 // and it can fail at any moment.
-#include <cmath>
 #include <cstring>
 #include <memory>
 #include <numeric>
@@ -13,143 +12,17 @@
 #include "engine/decoder.h"
 #include "engine/model_loader.h"
 #include "engine/model_retrieval.h"
-#include "engine/timed_backend.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kernels/attention_state.h"
+#include "tests/unit/engine/pretended_device.h"
 #include "tests/unit/engine/sequence_runner.h"
 
 namespace winnow::engine {
 namespace {
 
 using kernels::KvLayout;
-using kernels::RetrievalQuery;
-using kernels::Selection;
-using kernels::Tensor;
 
 const char kNeedle[] = WINNOW_SOURCE_DIR "/models/needle-5m";
-
-class PretendedDevice final : public TimedBackend {
- public:
-  explicit PretendedDevice(kernels::Backend& inner)
-      : TimedBackend(inner, kernels::DType::kF32), cpu_(inner) {}
-
-  int passes = 0;
-  int waits = 0;
-  int fail_after_waits = -1;  // never
-  int64_t available = 1 << 30;
-
-  int64_t AvailableBytes() const override { return available; }
-  void BeginPass() override {
-    ++passes;
-    static_cast<void>(Synchronize());
-    waits = 0;
-  }
-  bool Synchronize() override {
-    ++waits;
-    if (fail_after_waits >= 0 && waits > fail_after_waits) failed_ = true;
-    if (failed_) return false;
-    for (Made& made : made_) {
-      std::copy(made.counts.begin(), made.counts.end(), made.to.counts);
-      std::copy(made.tokens.begin(), made.tokens.end(), made.to.tokens);
-    }
-    made_.clear();
-    for (auto& [values, to] : masses_) std::copy(values.begin(), values.end(), to);
-    masses_.clear();
-    return true;
-  }
-  std::string failure() const override { return failed_ ? "pretended" : ""; }
-
-  void SelectByCodes(std::span<const RetrievalQuery> queries, const void* query_codes,
-                     int32_t group, const void* codes, const kernels::CodeLayout& code_layout,
-                     const Selection& chosen) override {
-    cpu_.SelectByCodes(queries, query_codes, group, codes, code_layout,
-                       Make(chosen, queries.size()));
-  }
-  void SelectByBounds(const Tensor& q, std::span<const RetrievalQuery> queries, const void* bounds,
-                      const KvLayout& layout, float scale, const Selection& chosen) override {
-    cpu_.SelectByBounds(q, queries, bounds, layout, scale, Make(chosen, queries.size()));
-  }
-  void SelectByLogits(const Tensor& q, std::span<const RetrievalQuery> queries, const void* pool,
-                      const KvLayout& layout, float scale, const Selection& chosen) override {
-    cpu_.SelectByLogits(q, queries, pool, layout, scale, Make(chosen, queries.size()));
-  }
-  void PruneSelection(const Tensor& q, std::span<const RetrievalQuery> queries,
-                      const void* int4_keys, const KvLayout& layout, float scale, float p,
-                      const Selection& candidates, const Selection& kept) override {
-    const Selection of_device = Latest(candidates);
-    const Selection made = Make(kept, queries.size());
-    cpu_.PruneSelection(q, queries, int4_keys, layout, scale, p, of_device, made);
-  }
-  bool AttendChosen(const Tensor& q, std::span<const RetrievalQuery> queries,
-                    const Selection& chosen, const void* pool, const KvLayout& layout, float scale,
-                    const Tensor& out) override {
-    const Selection of_device = Latest(chosen);
-    std::vector<std::vector<const std::byte*>> rows;
-    for (size_t i = 0; i < queries.size(); ++i) {
-      const RetrievalQuery& query = queries[i];
-      for (int32_t head = 0; head < layout.kv_heads; ++head) {
-        auto& of_list = rows.emplace_back();
-        const auto add = [&](int32_t token) {
-          of_list.push_back(static_cast<const std::byte*>(pool) +
-                            layout.RowOffset(query.block_table[token / layout.block_tokens], head,
-                                             token % layout.block_tokens));
-        };
-        for (int32_t t = 0; t < std::min(query.mid.first, query.position + 1); ++t) add(t);
-        const auto place = static_cast<int64_t>(i);
-        for (int32_t t = 0; t < of_device.count(place, head); ++t) {
-          add(of_device.chosen(place, head)[t]);
-        }
-        for (int32_t t = query.mid.last; t <= query.position; ++t) add(t);
-      }
-    }
-    std::vector<kernels::RowList> lists;
-    for (const auto& of_list : rows) {
-      lists.push_back({of_list.data(), static_cast<int32_t>(of_list.size()), 0, 0});
-    }
-    std::vector<float> states(queries.size() * (q.cols / layout.head_dim) *
-                              kernels::AttentionStateFloats(layout.head_dim));
-    cpu_.AttendRows(q, queries, lists, layout, scale, states.data());
-    cpu_.FinishStates(queries, states.data(), layout.head_dim, out);
-    return true;
-  }
-  void StateMasses(const float* states, int64_t count, int32_t head_dim, float* masses) override {
-    std::vector<float> values(count);
-    cpu_.StateMasses(states, count, head_dim, values.data());
-    masses_.emplace_back(std::move(values), masses);
-  }
-  void MeasureSelection(const Tensor& q, std::span<const RetrievalQuery> queries, const void* pool,
-                        const KvLayout& layout, float scale, const Selection& chosen,
-                        kernels::SelectionQuality* quality) override {
-    if (!Synchronize()) return;
-    cpu_.MeasureSelection(q, queries, pool, layout, scale, chosen, quality);
-  }
-
- private:
-  struct Made {
-    Selection to;
-    std::vector<int32_t> counts, tokens;
-    Selection view() { return {to.kv_heads, to.capacity, counts.data(), tokens.data()}; }
-  };
-  // What is made for `chosen`, on its way to it.
-  Selection Make(const Selection& chosen, size_t queries) {
-    const size_t lists = queries * chosen.kv_heads;
-    made_.push_back(
-        {chosen, std::vector<int32_t>(lists), std::vector<int32_t>(lists * chosen.capacity)});
-    return made_.back().view();
-  }
-  Selection Latest(const Selection& chosen) {
-    for (size_t i = made_.size(); i-- > 0;) {
-      if (made_[i].to.counts == chosen.counts) return made_[i].view();
-    }
-    return chosen;
-  }
-
-  kernels::Backend& cpu_;
-  bool failed_ = false;
-  std::vector<Made> made_;
-  std::vector<std::pair<std::vector<float>, float*>> masses_;
-};
 
 class DeviceBackendTest : public ::testing::Test {
  protected:

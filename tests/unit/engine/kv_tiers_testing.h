@@ -2,6 +2,9 @@
 #ifndef WINNOW_TESTS_UNIT_ENGINE_KV_TIERS_TESTING_H_
 #define WINNOW_TESTS_UNIT_ENGINE_KV_TIERS_TESTING_H_
 
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <random>
 #include <string>
@@ -165,6 +168,49 @@ class KvTiersTest : public ::testing::Test {
   int32_t step_tokens_ = kStepTokens;
   TempDir directory_;
 };
+
+// Questions about few texts, of two tenants.
+class PrefixTest : public KvTiersTest {
+ protected:
+  PrefixTest() {
+    requests_.clear();
+    std::vector<std::vector<int32_t>> texts(3);
+    for (auto& text : texts) {
+      text.resize(150 + random_() % 350);
+      for (int32_t& token : text) token = static_cast<int32_t>(random_() % config_.vocab_size);
+    }
+    const std::vector<AttentionPolicy> policies = Policies();
+    for (int i = 0; i < 30 / kFewer; ++i) {
+      std::vector<int32_t> prompt = texts[random_() % texts.size()];
+      for (int32_t left = 5 + random_() % 40; left > 0; --left) {
+        prompt.push_back(static_cast<int32_t>(random_() % config_.vocab_size));
+      }
+      Request request = MakeRequest(i + 1, std::move(prompt), 1 + random_() % 12);
+      request.tenant = random_() % 4 == 0 ? "a" : "b";
+      request.policy = policies[random_() % policies.size()];
+      requests_.push_back(std::move(request));
+    }
+  }
+};
+
+// Flips a bit of every second page of every segment.
+inline int DamageAllOver(const std::string& directory) {
+  int damaged = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(directory)) {
+    if (entry.path().extension() != ".wseg") continue;
+    std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
+    const auto bytes = static_cast<int64_t>(std::filesystem::file_size(entry.path()));
+    // Not the segment's own header: without it all blocks are gone at once.
+    for (int64_t page = 2; page < bytes / 4096; page += 2) {
+      file.seekg(page * 4096 + 77);
+      const int byte = file.peek();
+      file.seekp(page * 4096 + 77);
+      file.put(static_cast<char>(byte ^ 4));
+      ++damaged;
+    }
+  }
+  return damaged;
+}
 
 }  // namespace winnow::engine::kv_tiers
 

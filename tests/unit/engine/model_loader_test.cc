@@ -119,8 +119,16 @@ TEST(ModelLoader, WhatADeviceCannotDoIsRefusedByTheFlagsName) {
       [](ModelOptions& o) {
         o.tiers.disk_bytes = 64 << 20;
         o.tiers.store_dir = "/tmp";
+        o.tiers.keep_prefixes = false;
       },
       "disk_bytes");
+  expect_refused(
+      [](ModelOptions& o) {
+        o.tiers.disk_bytes = 64 << 20;
+        o.tiers.store_dir = "/tmp";
+        o.tiers.row_cache_bytes = 1 << 20;
+      },
+      "row_cache_bytes");
   expect_refused(
       [](ModelOptions& o) {
         o.tiers.host_bytes = 64 << 20;

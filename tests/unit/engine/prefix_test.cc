@@ -20,39 +20,15 @@
 namespace winnow::engine {
 namespace {
 
+using kv_tiers::DamageAllOver;
 using kv_tiers::FrameBytes;
 using kv_tiers::kBlockTokens;
 using kv_tiers::kContext;
 using kv_tiers::kFewer;
 using kv_tiers::kNeedle;
-using kv_tiers::KvTiersTest;
 using kv_tiers::Load;
 using kv_tiers::Options;
-using kv_tiers::Policies;
-
-// Questions about few texts, of two tenants.
-class PrefixTest : public KvTiersTest {
- protected:
-  PrefixTest() {
-    requests_.clear();
-    std::vector<std::vector<int32_t>> texts(3);
-    for (auto& text : texts) {
-      text.resize(150 + random_() % 350);
-      for (int32_t& token : text) token = static_cast<int32_t>(random_() % config_.vocab_size);
-    }
-    const std::vector<AttentionPolicy> policies = Policies();
-    for (int i = 0; i < 30 / kFewer; ++i) {
-      std::vector<int32_t> prompt = texts[random_() % texts.size()];
-      for (int32_t left = 5 + random_() % 40; left > 0; --left) {
-        prompt.push_back(static_cast<int32_t>(random_() % config_.vocab_size));
-      }
-      Request request = MakeRequest(i + 1, std::move(prompt), 1 + random_() % 12);
-      request.tenant = random_() % 4 == 0 ? "a" : "b";
-      request.policy = policies[random_() % policies.size()];
-      requests_.push_back(std::move(request));
-    }
-  }
-};
+using kv_tiers::PrefixTest;
 
 TEST_F(PrefixTest, SharedKvGivesTheTokensOfOnesOwn) {
   ModelOptions options = Options();
@@ -196,25 +172,6 @@ TEST_F(PrefixTest, ADamagedStoreCostsComputationAndNoToken) {
     ExpectEqual(replies);
   }
   EXPECT_GT(model->decoder->kv_memory()->stats().lost_pieces, 0u);
-}
-
-// Flips a bit of every second page of every segment.
-int DamageAllOver(const std::string& directory) {
-  int damaged = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(directory)) {
-    if (entry.path().extension() != ".wseg") continue;
-    std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
-    const auto bytes = static_cast<int64_t>(std::filesystem::file_size(entry.path()));
-    // Not the segment's own header: without it all blocks are gone at once.
-    for (int64_t page = 2; page < bytes / 4096; page += 2) {
-      file.seekg(page * 4096 + 77);
-      const int byte = file.peek();
-      file.seekp(page * 4096 + 77);
-      file.put(static_cast<char>(byte ^ 4));
-      ++damaged;
-    }
-  }
-  return damaged;
 }
 
 // Every block of a prefix damaged, and each found only when it is read.

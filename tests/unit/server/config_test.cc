@@ -239,9 +239,18 @@ TEST_F(CheckConfigTest, OfSlowerTiersAGpuHasTheHostsMemory) {
   config_.prefetch = "on";
   EXPECT_THAT(Error(), HasSubstr("--prefetch: with --device cuda"));
   config_.prefetch = "off";
+  config_.resume = "lazy";
+  EXPECT_THAT(Error(), HasSubstr("--resume: with --device cuda prefixes are stored on disk"));
   config_.disk_bytes = int64_t{8} << 30;
   config_.store_dir = "/tmp";
-  EXPECT_THAT(Error(), HasSubstr("--disk-bytes: with --device cuda"));
+  EXPECT_TRUE(CheckConfig(config_).ok());
+  config_.prefix_cache = "off";
+  EXPECT_THAT(Error(), HasSubstr("--disk-bytes: with --device cuda a disk holds prefixes"));
+  config_.prefix_cache = "on";
+  config_.row_cache_bytes = 1 << 30;
+  EXPECT_TRUE(CheckConfig(config_).ok());
+  config_.host_bytes = 0;
+  EXPECT_THAT(Error(), HasSubstr("--row-cache-bytes: with --device cuda"));
 }
 
 TEST_F(CheckConfigTest, MetricsHaveNoIpv6) {

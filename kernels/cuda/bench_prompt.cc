@@ -1,0 +1,80 @@
+// What a prompt needs: matrix products of many rows and dense attention of many queries.
+#include "kernels/attention.h"
+#include "kernels/cuda/bench.h"
+#include "kernels/cuda/dense_attention.h"
+#include "kernels/cuda/matmul.h"
+
+namespace winnow::kernels::cuda {
+
+void BenchProducts(Bench& bench) {
+  if (!bench.Wants("products")) return;
+  struct Case {
+    int64_t out, in;
+  };
+  for (const Case c : {Case{6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}}) {
+    DeviceWeights w{nullptr, c.out, c.in, DeviceWeights::Way::kTensor, DType::kBF16};
+    const auto weights =
+        RandomBf16(static_cast<int64_t>(PackedMatrixBytes(c.out, c.in, w.way, w.storage)), 0.02f);
+    w.data = weights.data();
+    for (const int64_t m : {128, 512, 2048, 8192}) {
+      const auto x = RandomFloats(m * c.in);
+      Memory<float> y(m * c.out);
+      Memory<std::byte> workspace(static_cast<int64_t>(MatmulWorkspaceBytes(m, w)));
+      MatmulArgs args{x.data(), c.in, m, y.data(), c.out};
+      CHECK_CUDA(Matmul(args, w, workspace.data(), nullptr));  // puts x in order
+      for (const bool portable : {false, true}) {
+        const std::string text =
+            Text("m %d, out %d, in %d%s", static_cast<int>(m), static_cast<int>(c.out),
+                 static_cast<int>(c.in), portable ? ", any device's kernel" : "");
+        if (!bench.WantsShape(text)) continue;
+        args.portable = portable;
+        const double seconds = bench.Seconds(1, 10, [&](int, cudaStream_t stream) {
+          return MatmulOrdered(args, w, workspace.data(), stream);
+        });
+        const double read = 2.0 * static_cast<double>(c.out * c.in + m * c.in);
+        bench.Report("product", text, seconds, read + 4.0 * static_cast<double>(m * c.out), false,
+                     2.0 * static_cast<double>(m) * static_cast<double>(c.out * c.in));
+      }
+    }
+  }
+}
+
+void BenchPrompt(Bench& bench) {
+  if (!bench.Wants("prompt")) return;
+  struct Case {
+    int32_t n, chunk, d;
+  };
+  for (const Case c : {Case{512, 512, 128},
+                       {8192, 512, 128},
+                       {8192, 8192, 128},
+                       {131072, 512, 128},
+                       {131072, 2048, 128},
+                       {8192, 8192, 64}}) {
+    const KvLayout kv{kKvHeads, c.d, kBlock, DType::kBF16};
+    const Sequences sequences(1, c.n, 0);
+    const auto pool = RandomBf16(static_cast<int64_t>(sequences.num_blocks * kv.BlockBytes()), 1);
+    const int64_t width = int64_t{kKvHeads} * kGroup * c.d;
+    const auto q = RandomFloats(c.chunk * width);
+    Memory<float> out(c.chunk * width);
+    const Memory<DeviceChunk> chunks(
+        std::vector<DeviceChunk>{{sequences.table.data(), 0, c.chunk, c.n - c.chunk}});
+    for (const bool portable : {false, true}) {
+      const std::string text = Text("%d tokens before position %d, d %d%s", c.chunk, c.n, c.d,
+                                    portable ? ", any device's kernel" : "");
+      if (!bench.WantsShape(text)) continue;
+      const DenseAttentionShape shape{1, c.chunk, c.n, kGroup, kv, DenseWay::kInTurn, portable};
+      const double seconds = bench.Seconds(1, 3, [&](int, cudaStream_t stream) {
+        return AttendDense(shape, q.data(), width, chunks.data(), pool.data(), 0.0884f, out.data(),
+                           width, nullptr, stream);
+      });
+      const double pairs = static_cast<double>(c.chunk) * (c.n - c.chunk) +
+                           0.5 * c.chunk * (static_cast<double>(c.chunk) + 1);
+      bench.Report("attend: prompt", text, seconds,
+                   static_cast<double>(sequences.num_blocks * kv.BlockBytes()) +
+                       8.0 * static_cast<double>(c.chunk * width),
+                   false, 4.0 * pairs * static_cast<double>(width));
+    }
+  }
+}
+
+}  // namespace winnow::kernels::cuda

@@ -1,0 +1,275 @@
+// Mapping, kInTurn on Hopper, for heads of 64 and 128 channels: the same rows to a block, the same units and
+// splits as dense_attention.cu's kernel, with matrix instructions of a warpgroup (wgmma.cuh), which round as those
+// of a warp do; so the same bits.
+//
+// A block is two warpgroups of 64 rows each and one that copies: its threads find the rows of a unit by the block
+// table and bring them, 16 bytes at a time, into the places where the instructions read them, several units ahead.
+// Queries lie in shared memory, weights are made where they are used, in registers. While one warpgroup weighs a
+// unit's scores, the matrix instructions of the other run.
+//
+// H200, 8192 tokens, d 128, G 4: 450 TFLOP/s where any device's kernel has 225; 46 % of what the tensor cores could do.
+// Weighing is what takes the time: some 360 instructions a unit, each of which waits for another, and only two warps
+// to a scheduler that could take turns, because two sets of sums fill the registers.
+//
+// What was tried: weights relative to the largest score itself, so that the sums so far are multiplied in nearly
+// each unit, and a descriptor built for each instruction: 398. Lost (448 to 449 TFLOP/s, that is nothing): weighing a unit
+// while the values of the one before are added up, which needs a branch that depends on the weights, or else the
+// compiler puts all of it behind the wait; and the warpgroups taking turns by named barriers.
+#include <algorithm>
+
+#include "kernels/cuda/bulk_copy.cuh"
+#include "kernels/cuda/dense_attention_parts.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/wgmma.cuh"
+
+namespace winnow::kernels::cuda::dense {
+namespace {
+
+constexpr int kGroupThreads = 128;
+[[maybe_unused]] constexpr int kGroupWarps = kGroupThreads / kLanes;
+constexpr int kGroups = 2;  // that multiply
+constexpr int kGroupRows = 64;
+constexpr int kBlockRows = kGroups * kGroupRows;
+constexpr int kBlockThreads = (kGroups + 1) * kGroupThreads;
+constexpr int kPanelBytes = 64 * 128;  // 64 rows of 64 channels
+[[maybe_unused]] constexpr int kAhead =
+    2;  // units on their way before the first of them is waited for
+static_assert(kBlockRows == kInTurnWarps * kWarpRows && kDenseUnitTokens == 64);
+
+template <int kHeadDim>
+constexpr int kStages = kHeadDim == 128 ? 5 : 8;
+template <int kHeadDim>
+constexpr int kOperandBytes =
+    kHeadDim / 64 * kPanelBytes;  // queries of a warpgroup, or keys, or values
+template <int kHeadDim>
+constexpr size_t kSharedBytes = 1024 +
+                                size_t{kOperandBytes<kHeadDim>} * (kGroups + 2 * kStages<kHeadDim>);
+
+// A place of 16 bytes: `piece` of row `row` of an operand.
+[[maybe_unused]] __device__ __forceinline__ uint32_t PieceAt(int row, int piece) {
+  return piece / 8 * kPanelBytes + row * 128 + ((piece % 8) ^ (row % 8)) * 16;
+}
+
+template <int kHeadDim>
+__global__ void __launch_bounds__(kBlockThreads, 1)
+    GroupsKernel(const __grid_constant__ Args args) {
+#ifdef WINNOW_WGMMA
+  constexpr int kRing = kStages<kHeadDim>;
+  constexpr uint32_t kOperand = kOperandBytes<kHeadDim>;
+  extern __shared__ uint4 dynamic[];
+  __shared__ uint64_t filled[kRing], emptied[kRing];
+  const uint32_t queries = (SharedAddress(dynamic) + 1023) / 1024 * 1024;
+  const uint32_t units_at = queries + kGroups * kOperand;  // [kRing] of keys and values
+  const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
+  const auto kv_head = static_cast<int32_t>(blockIdx.y);
+  const auto tile = static_cast<int32_t>(gridDim.x - 1 - blockIdx.x);  // those with most keys first
+  const DeviceChunk chunk = args.chunks[blockIdx.z];
+  const int32_t num_rows = chunk.num_tokens * args.group.divisor();
+  const int32_t first_row = tile * kBlockRows;
+  if (first_row >= num_rows) return;
+  const int32_t last_row = min(first_row + kBlockRows, num_rows) - 1;
+  const int32_t visible = chunk.position + args.group.Divide(last_row) + 1;
+  const int32_t units = (visible + kDenseUnitTokens - 1) / kDenseUnitTokens;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kRing; ++i) {
+      InitBarrier(SharedAddress(filled + i), kGroupThreads);
+      InitBarrier(SharedAddress(emptied + i), kGroups * kGroupWarps);
+    }
+    FenceBarriers();
+  }
+  __syncthreads();
+  int stage = 0;
+  uint32_t parity = 0;
+  const auto next_stage = [&] {
+    if (++stage == kRing) {
+      stage = 0;
+      parity ^= 1;
+    }
+  };
+  if (warp < kGroupWarps) {
+    GiveUpRegisters<40>();
+    constexpr int kRows = kDenseUnitTokens / kGroupWarps;
+    constexpr int kPieces = kHeadDim / 4;  // of 16 bytes in a row
+    constexpr int kRowBytes = 4 * kHeadDim;
+    const uint8_t* head = args.pool + kv_head * args.head_bytes;
+    // Whether a warp's rows always lie in one block, one behind the other.
+    const bool together = args.block_tokens.divisor() % kRows == 0;
+    constexpr int kAtOnce = kLanes / kPieces;  // rows of a warp
+    const int my_row = lane / kPieces, my_piece = lane % (kPieces / 2);
+    const uint32_t my_place =
+        lane % kPieces / (kPieces / 2) * kOperand + PieceAt(warp * kRows + my_row, my_piece);
+    // Where a lane's i-th 16 bytes belong, of a unit from `my_place` on: PieceAt() of rows further on.
+    const auto place = [](uint32_t from, int i) {
+      return (from + i * kAtOnce * 128) ^ (i * kAtOnce % 8 * 16);
+    };
+    int told = 0;  // stages before this one are known to be filled
+    const auto tell = [&] {
+      FenceSharedWrites();
+      Arrive(SharedAddress(filled + told));
+      if (++told == kRing) told = 0;
+    };
+    for (int32_t unit = 0; unit < units; ++unit) {
+      const uint32_t to = units_at + stage * 2 * kOperand + my_place;
+      const int32_t first = unit * kDenseUnitTokens + warp * kRows;
+      if (together && first + kRows <= visible) {
+        const int32_t block = args.block_tokens.Divide(first);
+        const uint8_t* from = head + chunk.block_table[block] * args.block_bytes +
+                              int64_t{first - block * args.block_tokens.divisor()} * kRowBytes +
+                              lane * 16;
+        WaitForPhase(SharedAddress(emptied + stage), parity ^ 1);
+#pragma unroll
+        for (int i = 0; i < kRows * kPieces / kLanes; ++i) {
+          CopyAsync16(place(to, i), from + i * kLanes * 16, true);
+        }
+      } else {
+        const UnitRows<kHeadDim, kGroupWarps> rows(args, chunk.block_table, head, unit, visible);
+        WaitForPhase(SharedAddress(emptied + stage), parity ^ 1);
+#pragma unroll
+        for (int i = 0; i < kRows * kPieces / kLanes; ++i) {
+          const int row = i * kAtOnce + my_row;
+          const uint64_t from = __shfl_sync(kFullMask, rows.held[0], row);
+          CopyAsync16(place(to, i), reinterpret_cast<const uint8_t*>(from) + lane % kPieces * 16,
+                      first + row < visible);
+        }
+      }
+      CommitCopies();
+      next_stage();
+      if (unit >= kAhead) {
+        WaitForCopies<kAhead>();
+        tell();
+      }
+    }
+    WaitForCopies<0>();
+    for (int32_t unit = max(units - kAhead, 0); unit < units; ++unit) tell();
+  } else {
+    TakeRegisters<232>();
+    const int group = warp / kGroupWarps - 1;
+    const int group_row = warp % kGroupWarps * kWarpRows;
+    const uint32_t my_queries = queries + group * kOperand;
+    int32_t sees[2];
+    int64_t at[2];
+    {
+      uint32_t q[kHeadDim / 16][4];
+      LoadRows<kHeadDim>(args, chunk, kv_head, first_row + group * kGroupRows + group_row, sees, at,
+                         q);
+#pragma unroll
+      for (int step = 0; step < kHeadDim / 16; ++step) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const uint32_t to =
+              my_queries + PieceAt(group_row + lane / 4 + i % 2 * 8, step * 2 + i / 2);
+          asm volatile("st.shared.u32 [%0], %1;" ::"r"(to + lane % 4 * 4), "r"(q[step][i])
+                       : "memory");
+        }
+      }
+      FenceSharedWrites();
+      asm volatile("bar.sync 1, %0;" ::"n"(kGroups * kGroupThreads) : "memory");
+    }
+    float scores[2 * kUnitTiles][4], keep[2] = {1.0f, 1.0f};
+    float o[kHeadDim / 8][4], total[kHeadDim / 8][4];  // of the split, and of those before it
+    uint32_t weights[kUnitTiles][4];
+    RowSums sums, totals;
+    Clear(total);
+    // The same in all threads of a warp, which the compiler cannot know.
+    const uint64_t of_queries = SharedMatrix(__shfl_sync(kFullMask, my_queries, 0), 1024);
+    const uint64_t of_keys = SharedMatrix(units_at, 1024);
+    const uint64_t of_values = SharedMatrix(units_at + kOperand, 1024, kPanelBytes);
+    const auto start_scores = [&] {  // of the unit at `stage`
+      WaitForPhase(SharedAddress(filled + stage), parity);
+      const uint64_t keys = Further(of_keys, stage * 2 * kOperand);
+      FenceGroup();
+#pragma unroll
+      for (int step = 0; step < kHeadDim / 16; ++step) {
+        const uint32_t offset = step / 4 * kPanelBytes + step % 4 * 32;
+        GroupMultiplyAdd(scores, Further(of_queries, offset), Further(keys, offset), step > 0);
+      }
+      CommitGroup();
+    };
+    const auto rescale = [&] {
+      if (keep[0] == 1.0f && keep[1] == 1.0f) return;
+#pragma unroll
+      for (int n = 0; n < kHeadDim / 8; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) o[n][e] = __fmul_rn(o[n][e], keep[e / 2]);
+      }
+    };
+    const auto start_values = [&](int of_stage, bool begins) {
+      const uint64_t values = Further(of_values, of_stage * 2 * kOperand);
+      FenceGroup();
+#pragma unroll
+      for (int t = 0; t < kUnitTiles; ++t) {
+        GroupMultiplyAdd<true>(o, weights[t], Further(values, t * 16 * 128), t > 0 || !begins);
+      }
+      CommitGroup();
+    };
+    start_scores();
+    WaitForGroups<0>();
+    Weigh(scores, 0, sees, sums, weights, keep);
+    for (int32_t unit = 0; unit < units; ++unit) {
+      const bool begins = unit % kUnitsPerSplit == 0, is_last = unit + 1 == units;
+      if (!begins) rescale();
+      if (is_last) {
+        start_values(stage, begins);
+        WaitForGroups<0>();
+        AddSplit<kHeadDim>(sums, o, totals, total);
+        break;
+      }
+      const int my_stage = stage;
+      next_stage();
+      start_scores();
+      start_values(my_stage, begins);
+      WaitForGroups<0>();
+      if (lane == 0) Arrive(SharedAddress(emptied + my_stage));
+      if ((unit + 1) % kUnitsPerSplit == 0) {
+        AddSplit<kHeadDim>(sums, o, totals, total);
+        sums = RowSums();
+      }
+      Weigh(scores, (unit + 1) * kDenseUnitTokens, sees, sums, weights, keep);
+    }
+    WriteRows<kHeadDim>(args, sees, at, totals, total);
+  }
+#endif
+}
+
+template <int kHeadDim>
+cudaError_t LaunchOf(const DenseAttentionShape& shape, const Args& args, cudaStream_t stream) {
+  const auto kernel = GroupsKernel<kHeadDim>;
+  if (const cudaError_t error =
+          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               static_cast<int>(kSharedBytes<kHeadDim>));
+      error != cudaSuccess) {
+    return error;
+  }
+  const dim3 grid(
+      static_cast<unsigned>(CeilDiv(int64_t{shape.max_chunk_tokens} * shape.group, kBlockRows)),
+      shape.layout.kv_heads, shape.num_chunks);
+  kernel<<<grid, kBlockThreads, kSharedBytes<kHeadDim>, stream>>>(args);
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+bool HasGroupAttention(int32_t head_dim) {
+  if (head_dim != 64 && head_dim != 128) return false;
+  thread_local int device = -1;
+  thread_local bool has = false;
+  const DeviceTraits& traits = CurrentDevice();
+  if (traits.device != device) {
+    device = traits.device;
+    // Code for other architectures is an empty kernel, without barriers in shared memory.
+    cudaFuncAttributes attributes = {};
+    has = cudaFuncGetAttributes(&attributes, GroupsKernel<128>) == cudaSuccess &&
+          attributes.sharedSizeBytes > 0 &&
+          std::max(kSharedBytes<64>, kSharedBytes<128>) + attributes.sharedSizeBytes <=
+              traits.block_shared_bytes;
+  }
+  return has;
+}
+
+cudaError_t AttendInTurnByGroups(const DenseAttentionShape& shape, const Args& args,
+                                 cudaStream_t stream) {
+  return shape.layout.head_dim == 64 ? LaunchOf<64>(shape, args, stream)
+                                     : LaunchOf<128>(shape, args, stream);
+}
+
+}  // namespace winnow::kernels::cuda::dense

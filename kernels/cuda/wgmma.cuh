@@ -1,0 +1,153 @@
+// Hopper's own instructions, of compute capability 9.0 and code for sm_90a alone: matrix instructions of a
+// warpgroup (four warps, the first of which has a number divisible by four), bulk copies and the barriers
+// that they complete. Defined only where WINNOW_WGMMA is.
+//
+// A matrix instruction of a warpgroup, c [64][N] += a [64][16] b [16][N], rounds as the instruction m16n8k16 of
+// a warp does, and a chain of them as a chain of those. That is nowhere written; on an H200 (2026-11-22), of
+// 620,691,456 dot products of 16 to 14336 terms none differed in a bit: N of 8, 64, 128 and 256; a from registers and from
+// shared memory, b by rows of either kind, a and b exchanged, the first sum cleared or not read; values of like
+// size, of exponents of 60, down to denormals, up to overflow, cancelling to nearly nothing, and zeros of either sign.
+// tests/cuda/matmul_test.cc and dense_attention_test.cc hold the kernels to it. Fragments are the same too: warp w has
+// rows 16w to 16w + 15.
+//
+// Order: FenceGroup(), the instructions, CommitGroup(), WaitForGroups<n>(). Until that wait neither c nor a may be
+// touched, nor what lies at b.
+#ifndef WINNOW_KERNELS_CUDA_WGMMA_CUH_
+#define WINNOW_KERNELS_CUDA_WGMMA_CUH_
+
+#include <cstdint>
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define WINNOW_WGMMA 1
+
+namespace winnow::kernels::cuda {
+
+__device__ __forceinline__ void FenceGroup() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void CommitGroup() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+template <int kPending>
+__device__ __forceinline__ void WaitForGroups() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// What this thread wrote to shared memory, copies among it that it has waited for, can be read by matrix
+// instructions of whoever is told of it after.
+__device__ __forceinline__ void FenceSharedWrites() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// A warpgroup's registers per thread, of a kernel that was compiled with a bound of them: a warpgroup that gives up
+// what it does not need, and one that takes it.
+template <int kRegisters>
+__device__ __forceinline__ void GiveUpRegisters() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void TakeRegisters() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// b in shared memory: rows of 128 bytes, of which eight follow one another in 1024 bytes, aligned so; the 16
+// bytes `i` of row r lie at i ^ (r % 8) of their row.
+//   a row is an element of N, and 64 of K           step: 1024 from eight rows to the next eight
+//   a row is an element of K, and 64 of N           step: the same; `columns`: from 64 of N to the next 64
+// `offset` bytes on, a multiple of 16: Further().
+__device__ __forceinline__ uint64_t SharedMatrix(uint32_t address, uint32_t step,
+                                                 uint32_t columns = 16) {
+  return uint64_t{1} << 62 | uint64_t{step >> 4} << 32 | uint64_t{columns >> 4} << 16 |
+         (address & 0x3ffff) >> 4;
+}
+__device__ __forceinline__ uint64_t Further(uint64_t matrix, uint32_t offset) {
+  return matrix + (offset >> 4);
+}
+
+// c = a b, or c += a b if `add`; a as a warp's fragments, b described by SharedMatrix().
+template <bool kTransposedB = false>
+__device__ __forceinline__ void GroupMultiplyAdd(float (&c)[8][4], const uint32_t (&a)[4],
+                                                 uint64_t b, bool add) {
+  asm volatile(
+      "{\n"
+      ".reg .pred add;\n"
+      "setp.ne.b32 add, %37, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, "
+      "%24, %25, %26, %27, %28, %29, %30, %31}, "
+      "{%32, %33, %34, %35}, %36, add, 1, 1, %38;\n"
+      "}"
+      : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]), "+f"(c[1][0]), "+f"(c[1][1]),
+        "+f"(c[1][2]), "+f"(c[1][3]), "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]),
+        "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]), "+f"(c[4][0]), "+f"(c[4][1]),
+        "+f"(c[4][2]), "+f"(c[4][3]), "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]),
+        "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]), "+f"(c[7][0]), "+f"(c[7][1]),
+        "+f"(c[7][2]), "+f"(c[7][3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)),
+        "n"(kTransposedB ? 1 : 0));
+}
+
+template <bool kTransposedB = false>
+__device__ __forceinline__ void GroupMultiplyAdd(float (&c)[16][4], const uint32_t (&a)[4],
+                                                 uint64_t b, bool add) {
+  asm volatile(
+      "{\n"
+      ".reg .pred add;\n"
+      "setp.ne.b32 add, %69, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, "
+      "%24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, "
+      "%40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, "
+      "%56, %57, %58, %59, %60, %61, %62, %63}, "
+      "{%64, %65, %66, %67}, %68, add, 1, 1, %70;\n"
+      "}"
+      : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]), "+f"(c[1][0]), "+f"(c[1][1]),
+        "+f"(c[1][2]), "+f"(c[1][3]), "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]),
+        "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]), "+f"(c[4][0]), "+f"(c[4][1]),
+        "+f"(c[4][2]), "+f"(c[4][3]), "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]),
+        "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]), "+f"(c[7][0]), "+f"(c[7][1]),
+        "+f"(c[7][2]), "+f"(c[7][3]), "+f"(c[8][0]), "+f"(c[8][1]), "+f"(c[8][2]), "+f"(c[8][3]),
+        "+f"(c[9][0]), "+f"(c[9][1]), "+f"(c[9][2]), "+f"(c[9][3]), "+f"(c[10][0]), "+f"(c[10][1]),
+        "+f"(c[10][2]), "+f"(c[10][3]), "+f"(c[11][0]), "+f"(c[11][1]), "+f"(c[11][2]),
+        "+f"(c[11][3]), "+f"(c[12][0]), "+f"(c[12][1]), "+f"(c[12][2]), "+f"(c[12][3]),
+        "+f"(c[13][0]), "+f"(c[13][1]), "+f"(c[13][2]), "+f"(c[13][3]), "+f"(c[14][0]),
+        "+f"(c[14][1]), "+f"(c[14][2]), "+f"(c[14][3]), "+f"(c[15][0]), "+f"(c[15][1]),
+        "+f"(c[15][2]), "+f"(c[15][3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)),
+        "n"(kTransposedB ? 1 : 0));
+}
+
+// The same, a in shared memory too; its rows are elements of M, and 64 of K.
+__device__ __forceinline__ void GroupMultiplyAdd(float (&c)[8][4], uint64_t a, uint64_t b,
+                                                 bool add) {
+  asm volatile(
+      "{\n"
+      ".reg .pred add;\n"
+      "setp.ne.b32 add, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, "
+      "%24, %25, %26, %27, %28, %29, %30, %31}, "
+      "%32, %33, add, 1, 1, 0, 0;\n"
+      "}"
+      : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]), "+f"(c[1][0]), "+f"(c[1][1]),
+        "+f"(c[1][2]), "+f"(c[1][3]), "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]),
+        "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]), "+f"(c[4][0]), "+f"(c[4][1]),
+        "+f"(c[4][2]), "+f"(c[4][3]), "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]),
+        "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]), "+f"(c[7][0]), "+f"(c[7][1]),
+        "+f"(c[7][2]), "+f"(c[7][3])
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)));
+}
+
+}  // namespace winnow::kernels::cuda
+
+#endif  // __CUDA_ARCH_FEAT_SM90_ALL
+
+#endif  // WINNOW_KERNELS_CUDA_WGMMA_CUH_

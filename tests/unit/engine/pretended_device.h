@@ -1,0 +1,278 @@
+// A backend that only pretends to have memory of its own: what operations write for the host to read is
+// there after Synchronize and not before, it finds chosen rows itself, keeps rows of shared KV that it
+// has read, takes blocks ahead of dense attention, and can fail at any moment.
+#ifndef WINNOW_TESTS_UNIT_ENGINE_PRETENDED_DEVICE_H_
+#define WINNOW_TESTS_UNIT_ENGINE_PRETENDED_DEVICE_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/timed_backend.h"
+#include "gtest/gtest.h"
+#include "kernels/attention_state.h"
+#include "kernels/backend.h"
+
+namespace winnow::engine {
+
+class PretendedDevice : public TimedBackend {
+ public:
+  explicit PretendedDevice(kernels::Backend& inner)
+      : TimedBackend(inner, kernels::DType::kF32), cpu_(inner) {}
+
+  int passes = 0;
+  int waits = 0;
+  int fail_after_waits = -1;  // never
+  int64_t available = 1 << 30;
+
+  int64_t AvailableBytes() const override { return available; }
+  void BeginPass() override {
+    ++passes;
+    static_cast<void>(Synchronize());
+    waits = 0;
+  }
+  bool Synchronize() override {
+    ++waits;
+    if (fail_after_waits >= 0 && waits > fail_after_waits) failed_ = true;
+    if (failed_) return false;
+    for (Made& made : made_) {
+      std::copy(made.counts.begin(), made.counts.end(), made.to.counts);
+      std::copy(made.tokens.begin(), made.tokens.end(), made.to.tokens);
+    }
+    made_.clear();
+    for (auto& [values, to] : masses_) std::copy(values.begin(), values.end(), to);
+    masses_.clear();
+    return true;
+  }
+  std::string failure() const override { return failed_ ? "pretended" : ""; }
+
+  void SelectByCodes(std::span<const kernels::RetrievalQuery> queries, const void* query_codes,
+                     int32_t group, const void* codes, const kernels::CodeLayout& code_layout,
+                     const kernels::Selection& chosen) override {
+    cpu_.SelectByCodes(queries, query_codes, group, codes, code_layout,
+                       Make(chosen, queries.size()));
+  }
+  void SelectByBounds(const kernels::Tensor& q, std::span<const kernels::RetrievalQuery> queries,
+                      const void* bounds, const kernels::KvLayout& layout, float scale,
+                      const kernels::Selection& chosen) override {
+    cpu_.SelectByBounds(q, queries, bounds, layout, scale, Make(chosen, queries.size()));
+  }
+  void SelectByLogits(const kernels::Tensor& q, std::span<const kernels::RetrievalQuery> queries,
+                      const void* pool, const kernels::KvLayout& layout, float scale,
+                      const kernels::Selection& chosen) override {
+    cpu_.SelectByLogits(q, queries, pool, layout, scale, Make(chosen, queries.size()));
+  }
+  void PruneSelection(const kernels::Tensor& q, std::span<const kernels::RetrievalQuery> queries,
+                      const void* int4_keys, const kernels::KvLayout& layout, float scale, float p,
+                      const kernels::Selection& candidates,
+                      const kernels::Selection& kept) override {
+    const kernels::Selection of_device = Latest(candidates);
+    const kernels::Selection made = Make(kept, queries.size());
+    cpu_.PruneSelection(q, queries, int4_keys, layout, scale, p, of_device, made);
+  }
+  bool AttendChosen(const kernels::Tensor& q, std::span<const kernels::RetrievalQuery> queries,
+                    const kernels::Selection& chosen, const void* pool,
+                    const kernels::KvLayout& layout, float scale,
+                    const kernels::Tensor& out) override {
+    const kernels::Selection of_device = Latest(chosen);
+    std::vector<std::vector<const std::byte*>> rows;
+    for (size_t i = 0; i < queries.size(); ++i) {
+      const kernels::RetrievalQuery& query = queries[i];
+      for (int32_t head = 0; head < layout.kv_heads; ++head) {
+        auto& of_list = rows.emplace_back();
+        const auto add = [&](int32_t token) {
+          const auto* row = static_cast<const std::byte*>(pool) +
+                            layout.RowOffset(query.block_table[token / layout.block_tokens], head,
+                                             token % layout.block_tokens);
+          of_list.push_back(shared_ == nullptr ? row : shared_->Read(row));
+        };
+        for (int32_t t = 0; t < std::min(query.mid.first, query.position + 1); ++t) add(t);
+        const auto place = static_cast<int64_t>(i);
+        for (int32_t t = 0; t < of_device.count(place, head); ++t) {
+          add(of_device.chosen(place, head)[t]);
+        }
+        for (int32_t t = query.mid.last; t <= query.position; ++t) add(t);
+      }
+    }
+    std::vector<kernels::RowList> lists;
+    for (const auto& of_list : rows) {
+      lists.push_back({of_list.data(), static_cast<int32_t>(of_list.size()), 0, 0});
+    }
+    std::vector<float> states(queries.size() * (q.cols / layout.head_dim) *
+                              kernels::AttentionStateFloats(layout.head_dim));
+    cpu_.AttendRows(q, queries, lists, layout, scale, states.data());
+    cpu_.FinishStates(queries, states.data(), layout.head_dim, out);
+    return true;
+  }
+  void StateMasses(const float* states, int64_t count, int32_t head_dim, float* masses) override {
+    std::vector<float> values(count);
+    cpu_.StateMasses(states, count, head_dim, values.data());
+    masses_.emplace_back(std::move(values), masses);
+  }
+  void MeasureSelection(const kernels::Tensor& q, std::span<const kernels::RetrievalQuery> queries,
+                        const void* pool, const kernels::KvLayout& layout, float scale,
+                        const kernels::Selection& chosen,
+                        kernels::SelectionQuality* quality) override {
+    if (!Synchronize()) return;
+    cpu_.MeasureSelection(q, queries, pool, layout, scale, chosen, quality);
+  }
+
+  // ---- KV in shared memory ----
+
+  std::unique_ptr<kernels::SharedKv> ShareKv(const kernels::SharedKvShape& shape,
+                                             std::span<std::byte* const> pools,
+                                             std::string* why) override {
+    static_cast<void>(why);
+    auto kv = std::make_unique<Shared>(*this, shape, pools);
+    shared_ = kv.get();
+    return kv;
+  }
+  void WriteKv(const kernels::Tensor& k, const kernels::Tensor& v,
+               std::span<const kernels::AttentionChunk> chunks, void* pool,
+               const kernels::KvLayout& layout) override {
+    TimedBackend::WriteKv(k, v, chunks, pool, layout);
+    if (shared_ != nullptr) shared_->Written(pool, chunks);
+  }
+  void Attend(const kernels::Tensor& q, std::span<const kernels::AttentionChunk> chunks,
+              const void* pool, const kernels::KvLayout& layout, float scale,
+              const kernels::Tensor& out) override {
+    if (shared_ != nullptr) shared_->Attended(pool, chunks);
+    TimedBackend::Attend(q, chunks, pool, layout, scale, out);
+  }
+  void RopeAndWriteKv(const kernels::Tensor& q, const kernels::Tensor& k, const kernels::Tensor& v,
+                      const kernels::Tensor& cos_sin,
+                      std::span<const kernels::AttentionChunk> chunks, void* pool,
+                      const kernels::KvLayout& layout) override {
+    TimedBackend::RopeAndWriteKv(q, k, v, cos_sin, chunks, pool, layout);
+    if (shared_ != nullptr) shared_->Written(pool, chunks);
+  }
+
+ private:
+  // Keeps every row that it has read, and a copy of the next layer's pool from when a layer attended.
+  class Shared final : public kernels::SharedKv {
+   public:
+    Shared(PretendedDevice& device, const kernels::SharedKvShape& shape,
+           std::span<std::byte* const> pools)
+        : device_(device), shape_(shape), pools_(pools.begin(), pools.end()) {}
+    ~Shared() override { device_.shared_ = nullptr; }
+    kernels::SharedKvSizes sizes() const override { return {}; }
+    void TakeReads(std::span<kernels::SharedKvReads> of_rows) override {
+      std::fill(of_rows.begin(), of_rows.end(), kernels::SharedKvReads());
+    }
+    void ForgetRows(std::span<const int32_t> blocks) override {
+      ahead_ = -1;
+      for (std::byte* pool : pools_) {
+        for (const int32_t block : blocks) ForgetBlock(pool, block);
+      }
+    }
+    void ForgetStaged() override { ahead_ = -1; }
+
+    const std::byte* Read(const std::byte* row) {
+      if (PoolOf(row) < 0) return row;
+      std::vector<std::byte>& kept = rows_[row];
+      if (kept.empty()) {
+        kept.assign(row, row + shape_.layout.RowBytes());
+      } else {
+        EXPECT_EQ(std::memcmp(kept.data(), row, kept.size()), 0) << "read before it had come";
+      }
+      return kept.data();
+    }
+    void Written(const void* pool, std::span<const kernels::AttentionChunk> chunks) {
+      const int index = PoolOf(static_cast<const std::byte*>(pool));
+      if (index < 0) return;
+      for (const kernels::AttentionChunk& chunk : chunks) {
+        const int32_t tokens = shape_.layout.block_tokens;
+        for (int32_t i = chunk.position / tokens;
+             i <= (chunk.position + chunk.num_tokens - 1) / tokens; ++i) {
+          const int32_t block = chunk.block_table[i];
+          ForgetBlock(pools_[index], block);
+          if (index == ahead_) RefreshAhead(block);
+        }
+      }
+    }
+    void Attended(const void* pool, std::span<const kernels::AttentionChunk> chunks) {
+      const int index = PoolOf(static_cast<const std::byte*>(pool));
+      if (index < 0) return;
+      for (const kernels::AttentionChunk& chunk : chunks) {
+        const int32_t last = (chunk.position + chunk.num_tokens - 1) / shape_.layout.block_tokens;
+        for (int32_t i = 0; index == ahead_ && i <= last; ++i) {
+          const size_t at = chunk.block_table[i] * shape_.layout.BlockBytes();
+          EXPECT_EQ(std::memcmp(copy_.data() + at, pools_[index] + at, shape_.layout.BlockBytes()),
+                    0)
+              << "block " << chunk.block_table[i] << " came after it was brought ahead";
+        }
+      }
+      ahead_ = index + 1 < static_cast<int>(pools_.size()) ? index + 1 : -1;
+      if (ahead_ >= 0) copy_.assign(pools_[ahead_], pools_[ahead_] + PoolBytes());
+    }
+
+   private:
+    size_t PoolBytes() const { return shape_.num_blocks * shape_.layout.BlockBytes(); }
+    int PoolOf(const std::byte* at) const {
+      for (size_t i = 0; i < pools_.size(); ++i) {
+        if (at >= pools_[i] && at < pools_[i] + PoolBytes()) return static_cast<int>(i);
+      }
+      return -1;
+    }
+    void ForgetBlock(const std::byte* pool, int32_t block) {
+      const std::byte* begin = pool + block * shape_.layout.BlockBytes();
+      rows_.erase(rows_.lower_bound(begin), rows_.lower_bound(begin + shape_.layout.BlockBytes()));
+    }
+    void RefreshAhead(int32_t block) {
+      const size_t at = block * shape_.layout.BlockBytes();
+      std::memcpy(copy_.data() + at, pools_[ahead_] + at, shape_.layout.BlockBytes());
+    }
+
+    PretendedDevice& device_;
+    const kernels::SharedKvShape shape_;
+    const std::vector<std::byte*> pools_;
+    std::map<const std::byte*, std::vector<std::byte>> rows_;
+    int ahead_ = -1;  // pool that copy_ is of
+    std::vector<std::byte> copy_;
+  };
+
+  struct Made {
+    kernels::Selection to;
+    std::vector<int32_t> counts, tokens;
+    kernels::Selection view() { return {to.kv_heads, to.capacity, counts.data(), tokens.data()}; }
+  };
+  // What is made for `chosen`, on its way to it.
+  kernels::Selection Make(const kernels::Selection& chosen, size_t queries) {
+    const size_t lists = queries * chosen.kv_heads;
+    made_.push_back(
+        {chosen, std::vector<int32_t>(lists), std::vector<int32_t>(lists * chosen.capacity)});
+    return made_.back().view();
+  }
+  kernels::Selection Latest(const kernels::Selection& chosen) {
+    for (size_t i = made_.size(); i-- > 0;) {
+      if (made_[i].to.counts == chosen.counts) return made_[i].view();
+    }
+    return chosen;
+  }
+
+  kernels::Backend& cpu_;
+  bool failed_ = false;
+  Shared* shared_ = nullptr;
+  std::vector<Made> made_;
+  std::vector<std::pair<std::vector<float>, float*>> masses_;
+};
+
+// The same over a CPU of its own.
+class PretendedDeviceOfItsOwn final : private std::unique_ptr<kernels::Backend>,
+                                      public PretendedDevice {
+ public:
+  explicit PretendedDeviceOfItsOwn(std::unique_ptr<kernels::Backend> cpu)
+      : std::unique_ptr<kernels::Backend>(std::move(cpu)),
+        PretendedDevice(*std::unique_ptr<kernels::Backend>::get()) {}
+};
+
+}  // namespace winnow::engine
+
+#endif  // WINNOW_TESTS_UNIT_ENGINE_PRETENDED_DEVICE_H_
