@@ -16,11 +16,17 @@ namespace {
 constexpr int64_t kSegmentBytes = int64_t{64} << 20;
 constexpr int64_t kDiskBytesMin = 4 * (int64_t{1} << 20);
 constexpr int64_t kHostBytesMin = int64_t{1} << 20;
-// Of the disk's bytes, for blocks: the rest is for segments that are open, or half empty and waiting
-// to be compacted.
+// Of the disk's segments, for blocks: the rest is half empty, and waits to be compacted.
 constexpr double kUsableShare = 0.75;
+// And never these: one is kept free, for what is moved when room is made, and as much is dropped then.
+constexpr int64_t kSegmentsKept = 2;
 // Of host memory: the rest is for what indexes keep beside, and for gaps that its sizes leave.
 constexpr double kUsableShareOfHost = 0.875;
+
+// A store of few segments could not compact; a piece must fit into one.
+int64_t SegmentBytes(int64_t disk_bytes) {
+  return std::clamp(disk_bytes / 16 / 4096 * 4096, int64_t{1} << 20, kSegmentBytes);
+}
 
 }  // namespace
 
@@ -63,9 +69,7 @@ absl::StatusOr<KvStore> OpenKvStore(const TierFlags& flags, const kernels::KvLay
   storage::DiskStoreOptions disk;
   disk.directory = flags.store_dir;
   disk.capacity_bytes = static_cast<uint64_t>(flags.disk_bytes);
-  // A store of few segments could not compact; a piece must fit into one.
-  disk.segment_bytes = static_cast<uint64_t>(
-      std::clamp(flags.disk_bytes / 16 / 4096 * 4096, int64_t{1} << 20, kSegmentBytes));
+  disk.segment_bytes = static_cast<uint64_t>(SegmentBytes(flags.disk_bytes));
   disk.log = flags.log;
   disk.io.kind = flags.io == "uring"     ? storage::IoEngineKind::kUring
                  : flags.io == "threads" ? storage::IoEngineKind::kThreads
@@ -92,17 +96,22 @@ absl::StatusOr<KvStore> OpenKvStore(const TierFlags& flags, const kernels::KvLay
 
 int64_t LowerBlocks(const TierFlags& flags, const kernels::KvLayout& layout, int32_t num_layers,
                     int64_t kv_bytes) {
-  // With both tiers every block is on disk, and host memory is the cache of it.
+  int64_t held = 0;
   if (flags.disk_bytes != 0) {
-    return static_cast<int64_t>(
-        kUsableShare * static_cast<double>(flags.disk_bytes) /
-        static_cast<double>(storage::BlockBytesFor(layout.BlockBytes()) * num_layers));
+    // With both tiers every block is on disk, and host memory is the cache of it.
+    const int64_t segments = flags.disk_bytes / SegmentBytes(flags.disk_bytes);
+    const double usable = std::min(kUsableShare * static_cast<double>(segments),
+                                   static_cast<double>(segments - kSegmentsKept));
+    const uint64_t in_segment =
+        storage::BlocksInSegment(SegmentBytes(flags.disk_bytes), layout.BlockBytes());
+    held = static_cast<int64_t>(usable * static_cast<double>(in_segment)) / num_layers;
+  } else {
+    held = static_cast<int64_t>(
+        kUsableShareOfHost * static_cast<double>(flags.host_bytes) /
+        static_cast<double>(storage::PageAlign(layout.BlockBytes()) * num_layers));
   }
   // What fast memory holds is there, too: it is saved ahead, so that its frames can be taken at once. A
   // block more would push out one that some sequence comes back to.
-  const auto held = static_cast<int64_t>(
-      kUsableShareOfHost * static_cast<double>(flags.host_bytes) /
-      static_cast<double>(storage::PageAlign(layout.BlockBytes()) * num_layers));
   const auto in_frames = kv_bytes / static_cast<int64_t>(layout.BlockBytes() * num_layers);
   return std::max<int64_t>(0, held - in_frames);
 }

@@ -43,7 +43,7 @@ struct KvStore {
 absl::StatusOr<KvStore> OpenKvStore(const TierFlags& flags, const kernels::KvLayout& layout);
 
 // Blocks of `num_layers` layers that can be held with the tiers, beyond those that fast memory of
-// `kv_bytes` holds alone.
+// `kv_bytes` holds alone. The tiers hold those as well: 0 where they are no larger than fast memory.
 int64_t LowerBlocks(const TierFlags& flags, const kernels::KvLayout& layout, int32_t num_layers,
                     int64_t kv_bytes);
 

@@ -1,63 +1,15 @@
-// std::mutex and std::condition_variable with the annotations that Clang's thread-safety analysis
-// reads. In place of absl::Mutex because ThreadSanitizer does not see inside the packaged Abseil,
-// which was built without it: every hand-over through an absl::Mutex would be reported as a race.
+// The engine's and the server's locks, which are storage's: storage/mutex.h says why they are not
+// Abseil's.
 #ifndef WINNOW_ENGINE_MUTEX_H_
 #define WINNOW_ENGINE_MUTEX_H_
 
-#include <chrono>
-#include <condition_variable>
-#include <mutex>
-
-#include "absl/base/thread_annotations.h"
+#include "storage/mutex.h"
 
 namespace winnow::engine {
 
-class ABSL_LOCKABLE Mutex {
- public:
-  void Lock() ABSL_EXCLUSIVE_LOCK_FUNCTION() { mutex_.lock(); }
-  void Unlock() ABSL_UNLOCK_FUNCTION() { mutex_.unlock(); }
-
- private:
-  friend class CondVar;
-  std::mutex mutex_;
-};
-
-class ABSL_SCOPED_LOCKABLE MutexLock {
- public:
-  explicit MutexLock(Mutex& mutex) ABSL_EXCLUSIVE_LOCK_FUNCTION(mutex) : mutex_(mutex) {
-    mutex_.Lock();
-  }
-  ~MutexLock() ABSL_UNLOCK_FUNCTION() { mutex_.Unlock(); }
-  MutexLock(const MutexLock&) = delete;
-  MutexLock& operator=(const MutexLock&) = delete;
-
- private:
-  Mutex& mutex_;
-};
-
-class CondVar {
- public:
-  void NotifyOne() { condition_.notify_one(); }
-  void NotifyAll() { condition_.notify_all(); }
-
-  // May wake without a notification: wait in a loop over the condition.
-  void Wait(Mutex& mutex) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
-    std::unique_lock<std::mutex> lock(mutex.mutex_, std::adopt_lock);
-    condition_.wait(lock);
-    lock.release();
-  }
-  // False once `deadline` has passed.
-  bool WaitUntil(Mutex& mutex, std::chrono::steady_clock::time_point deadline)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
-    std::unique_lock<std::mutex> lock(mutex.mutex_, std::adopt_lock);
-    const std::cv_status status = condition_.wait_until(lock, deadline);
-    lock.release();
-    return status == std::cv_status::no_timeout;
-  }
-
- private:
-  std::condition_variable condition_;
-};
+using storage::CondVar;
+using storage::Mutex;
+using storage::MutexLock;
 
 }  // namespace winnow::engine
 

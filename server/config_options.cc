@@ -183,8 +183,9 @@ std::vector<ServeOption> MakeServeOptions() {
           "of it, so more than the pool), with --device cuda pinned memory that KV lies in but for "
           "its first layers; 0: none"),
       Bytes("disk-bytes", &C::disk_bytes, kBytesMax,
-            "files in --store-dir that KV moves to, read row by row where a policy chooses; with "
-            "--device cuda they hold prefixes only; 0: none"),
+            "files in --store-dir that KV moves to, three quarters of them for a copy of all of "
+            "it, read row by row where a policy chooses; with --device cuda they hold prefixes "
+            "only; 0: none"),
       Text("store-dir", "DIR", &C::store_dir,
            "directory of the files of --disk-bytes, of one process at a time"),
       Choice("io", &C::io, {"auto", "uring", "threads"},

@@ -166,10 +166,14 @@ void DiskStore::EndMove(uint32_t index, bool drop) {
   Unplace(&op);
   const auto it = entries_.find(op.id.key);
   const bool unsound = op.reading;  // it could not even be read
-  if (drop && it != entries_.end() && it->second.record == op.source &&
-      (unsound || !it->second.pinned)) {
-    if (!unsound) ++stats_.evicted_blocks;
-    Discard(op.id.key);
+  if (it != entries_.end() && it->second.record == op.source) {
+    it->second.moving = false;
+    if (drop && (unsound || !it->second.pinned)) {
+      if (!unsound) ++stats_.evicted_blocks;
+      Discard(op.id.key);
+    } else {
+      SaveLater(op.id.key);
+    }
   }
   if (!op.late) --moves_;
   FreeOp(index);

@@ -35,21 +35,23 @@ absl::StatusOr<std::unique_ptr<DiskStore>> DiskStore::Open(DiskStoreOptions opti
     absl::Status status = store->Start();
     if (!status.ok()) store.reset();
     {
-      const absl::MutexLock lock(&opening->mutex);
+      const MutexLock lock(opening->mutex);
       if (!opening->abandoned) opening->store = std::move(store);
       opening->status = std::move(status);
       opening->done = true;
     }
+    opening->changed.NotifyOne();
     store.reset();  // abandoned
   });
   uint64_t steps = 0;
   auto last_step = steady_now();
   {
-    const absl::MutexLock lock(&opening->mutex);
+    const MutexLock lock(opening->mutex);
     while (!opening->done) {
-      opening->mutex.AwaitWithTimeout(
-          absl::Condition(&opening->done),
-          absl::FromChrono(std::min<nanoseconds>(stall / 4, std::chrono::milliseconds(100))));
+      const auto until = std::chrono::steady_clock::now() +
+                         std::min<nanoseconds>(stall / 4, std::chrono::milliseconds(100));
+      while (!opening->done && opening->changed.WaitUntil(opening->mutex, until)) {
+      }
       const auto now = steady_now();
       const uint64_t now_steps = opening->steps.load();
       if (now_steps != steps) last_step = now;
@@ -65,7 +67,7 @@ absl::StatusOr<std::unique_ptr<DiskStore>> DiskStore::Open(DiskStoreOptions opti
   thread.join();
   std::unique_ptr<DiskStore> store;
   {
-    const absl::MutexLock lock(&opening->mutex);
+    const MutexLock lock(opening->mutex);
     WINNOW_RETURN_IF_ERROR(opening->status);
     store = std::move(opening->store);
   }

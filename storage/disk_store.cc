@@ -105,7 +105,7 @@ DiskStore::~DiskStore() {
 }
 
 void DiskStore::Log(const std::string& line) const {
-  const absl::MutexLock lock(&opening_->mutex);
+  const MutexLock lock(opening_->mutex);
   if (options_.log && !opening_->abandoned) options_.log(line);
 }
 
@@ -213,7 +213,7 @@ void DiskStore::Put(uint64_t tag, const BlockId& id, std::span<const std::byte> 
     if (entry.record->payload_bytes == payload.size()) {
       entry.priority = std::max(entry.priority, priority);
       entry.expires_at_s = expires_at_s;
-      if (!options.pinned || entry.pinned || !SetPinned(id.key, true)) SaveEntry(id.key, entry);
+      if (!options.pinned || entry.pinned || !SetPinned(id.key, true)) SaveEntry(id.key, &entry);
       return Complete(tag, Operation::kPut, Reason::kNone);
     }
   }
@@ -351,19 +351,8 @@ bool DiskStore::SetPinned(const BlockKey& key, bool pinned) {
   if (pinned && stats_.pinned_bytes + bytes > options_.capacity_bytes / 2) return false;
   entry.pinned = pinned;
   stats_.pinned_bytes = pinned ? stats_.pinned_bytes + bytes : stats_.pinned_bytes - bytes;
-  SaveEntry(key, entry);
+  SaveEntry(key, &entry);
   return true;
-}
-
-// Priority, pin and expiry as they are now; nobody waits for it.
-void DiskStore::SaveEntry(const BlockKey& key, const Entry& entry) {
-  BlockRecord record = *entry.record;
-  record.priority = entry.priority;
-  record.pinned = entry.pinned;
-  record.expires_at_s = entry.expires_at_s;
-  IndexBatch batch;
-  batch.puts.emplace_back(key, EncodeIndexValue(key, record));
-  SubmitBatch(std::move(batch), {});
 }
 
 void DiskStore::Unlive(const Entry& entry) {
@@ -379,7 +368,7 @@ void DiskStore::RemoveEntry(const BlockKey& key, IndexBatch* batch) {
   if (it == entries_.end()) return;
   Unlive(it->second);
   entries_.erase(it);
-  batch->erases.push_back(key);
+  if (!IsCommitting(key)) batch->erases.push_back(key);  // or it would be the newer block's
 }
 
 void DiskStore::Discard(const BlockKey& key) {

@@ -24,12 +24,12 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "storage/block_store.h"
 #include "storage/clock.h"
 #include "storage/file_system.h"
 #include "storage/format.h"
 #include "storage/index.h"
+#include "storage/mutex.h"
 #include "storage/page_memory.h"
 #include "storage/ring.h"
 #include "storage/segment.h"
@@ -153,6 +153,8 @@ class DiskStore final : public BlockStore {
     uint64_t last_use = 0;
     uint8_t priority = 0;
     bool pinned = false;
+    bool moving = false;      // the index is being told of another place
+    bool save_later = false;  // SaveEntry was asked meanwhile
   };
 
   // One operation in flight; lives in a slab, so that its index is the tag of its I/O.
@@ -180,7 +182,8 @@ class DiskStore final : public BlockStore {
     bool retried = false;    // a failed checksum is read once more
     bool cancelled = false;  // erased before it was published
     bool answered = false;
-    bool placed = false;  // counts in its segment's `unsynced`
+    bool placed = false;      // counts in its segment's `unsynced`
+    bool committing = false;  // with the index: what is written now stands behind it there
   };
 
   // What an index batch was for.
@@ -193,7 +196,8 @@ class DiskStore final : public BlockStore {
 
   // Between Open and the thread that opens.
   struct Opening {
-    absl::Mutex mutex;
+    Mutex mutex;
+    CondVar changed;  // `done`
     bool done ABSL_GUARDED_BY(mutex) = false;
     bool abandoned ABSL_GUARDED_BY(mutex) = false;
     absl::Status status ABSL_GUARDED_BY(mutex);
@@ -246,7 +250,6 @@ class DiskStore final : public BlockStore {
   void RemoveEntry(const BlockKey& key, IndexBatch* batch);
   void Unlive(const Entry& entry);
   void Discard(const BlockKey& key);
-  void SaveEntry(const BlockKey& key, const Entry& entry);
   void SubmitBatch(IndexBatch batch, Commit commit);
   void OnIndex(const IndexResult& result);
   void AnswerLateCommits();
@@ -277,6 +280,9 @@ class DiskStore final : public BlockStore {
   void StartSync(Segment* segment);
   void OnSynced(Segment* segment, int error);
   void OnWritten(uint32_t index);
+  void SaveEntry(const BlockKey& key, Entry* entry);
+  void SaveLater(const BlockKey& key);
+  bool IsCommitting(const BlockKey& key) const;
   void FailPut(uint32_t index, Reason reason);
   void Publish(uint32_t index);
   void Unplace(Op* op);

@@ -393,18 +393,20 @@ void DiskStore::OnSynced(Segment* segment, int error) {
   IndexBatch batch;
   Commit commit;
   for (uint32_t index : covered) {
-    const Op& op = ops_[index];
+    Op& op = ops_[index];
     if (op.kind == Op::Kind::kMove) {
-      // Erased or replaced since: its old place is dead already, so the copy is too.
+      // Erased or replaced since, or about to be: its old place is dead, so the copy is too.
       const auto it = entries_.find(op.id.key);
-      if (it == entries_.end() || it->second.record != op.source) {
+      if (it == entries_.end() || it->second.record != op.source || IsCommitting(op.id.key)) {
         EndMove(index, /*drop=*/false);
         continue;
       }
+      it->second.moving = true;
     } else if (op.cancelled) {
       FailPut(index, Reason::kNone);
       continue;
     }
+    op.committing = true;
     batch.puts.emplace_back(op.id.key, EncodeIndexValue(op.id.key, *op.record));
     commit.puts.push_back(index);
   }
@@ -412,6 +414,32 @@ void DiskStore::OnSynced(Segment* segment, int error) {
   Passed("put.before_index");
   SubmitBatch(std::move(batch), std::move(commit));
   Passed("put.index_submitted");
+}
+
+// Whether the index is being told of a newer block of this key.
+bool DiskStore::IsCommitting(const BlockKey& key) const {
+  const auto it = putting_.find(key);
+  return it != putting_.end() && ops_[it->second].committing && !ops_[it->second].cancelled;
+}
+
+// Priority, pin and expiry as they are now; nobody waits for it.
+void DiskStore::SaveEntry(const BlockKey& key, Entry* entry) {
+  // The place that the entry has now must not get behind the one that the index is being told of.
+  entry->save_later = entry->moving || IsCommitting(key);
+  if (entry->save_later) return;
+  BlockRecord record = *entry->record;
+  record.priority = entry->priority;
+  record.pinned = entry->pinned;
+  record.expires_at_s = entry->expires_at_s;
+  IndexBatch batch;
+  batch.puts.emplace_back(key, EncodeIndexValue(key, record));
+  SubmitBatch(std::move(batch), {});
+}
+
+// What waited for a batch that failed.
+void DiskStore::SaveLater(const BlockKey& key) {
+  const auto it = entries_.find(key);
+  if (it != entries_.end() && it->second.save_later) SaveEntry(key, &it->second);
 }
 
 void DiskStore::Unplace(Op* op) {
@@ -425,6 +453,7 @@ void DiskStore::Unplace(Op* op) {
 void DiskStore::Publish(uint32_t index) {
   Op& op = ops_[index];
   const bool move = op.kind == Op::Kind::kMove;
+  op.committing = false;
   Unplace(&op);
   const auto it = entries_.find(op.id.key);
   const bool current =
@@ -450,11 +479,12 @@ void DiskStore::Publish(uint32_t index) {
     if (entry.pinned) stats_.pinned_bytes += bytes;
     op.segment->live_bytes += bytes;
     ++op.segment->live_blocks;
+    entry.moving = entry.save_later = false;
     // Pin, priority or expiry changed while the block moved: the batch had the old ones.
     const bool stale = entry.pinned != op.record->pinned || entry.priority != op.record->priority ||
                        entry.expires_at_s != op.record->expires_at_s;
-    entries_[op.id.key] = entry;
-    if (stale) SaveEntry(op.id.key, entry);
+    Entry& published = entries_[op.id.key] = entry;
+    if (stale) SaveEntry(op.id.key, &published);
   }
   if (move) {
     ++stats_.moved_blocks;
@@ -476,6 +506,7 @@ void DiskStore::FailPut(uint32_t index, Reason reason) {
   }
   const auto it = putting_.find(op.id.key);
   if (it != putting_.end() && it->second == index) putting_.erase(it);
+  if (op.committing) SaveLater(op.id.key);
   Answer(&op, reason);
   if (op.outstanding == 0) FreeOp(index);
 }

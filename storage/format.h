@@ -116,6 +116,10 @@ constexpr size_t HeaderPagesFor(size_t payload_bytes) {
 constexpr size_t BlockBytesFor(size_t payload_bytes) {
   return (HeaderPagesFor(payload_bytes) + PagesFor(payload_bytes)) * kPageBytes;
 }
+// Between a segment's header and its footer.
+constexpr uint64_t BlocksInSegment(uint64_t segment_bytes, size_t payload_bytes) {
+  return (segment_bytes - 2 * kPageBytes) / BlockBytesFor(payload_bytes);
+}
 
 // ---- what the rest of storage works with ----
 

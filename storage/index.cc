@@ -1,7 +1,5 @@
 #include "storage/index.h"
 
-#include "absl/time/time.h"
-
 namespace winnow::storage {
 
 IndexWriter::IndexWriter(std::unique_ptr<IndexDb> db, std::unique_ptr<EraseLog> erase_log)
@@ -11,18 +9,23 @@ IndexWriter::IndexWriter(std::unique_ptr<IndexDb> db, std::unique_ptr<EraseLog> 
 
 IndexWriter::~IndexWriter() {
   {
-    absl::MutexLock lock(&mutex_);
+    const MutexLock lock(mutex_);
     stopping_ = true;
   }
+  work_.NotifyOne();
   if (thread_.joinable()) thread_.join();
 }
 
 bool IndexWriter::Close(std::chrono::nanoseconds max) {
+  const auto until = std::chrono::steady_clock::now() + max;
   bool closed = false;
   {
-    absl::MutexLock lock(&mutex_);
+    const MutexLock lock(mutex_);
     stopping_ = true;
-    closed = mutex_.AwaitWithTimeout(absl::Condition(&closed_), absl::FromChrono(max));
+    work_.NotifyOne();
+    while (!closed_ && done_.WaitUntil(mutex_, until)) {
+    }
+    closed = closed_;
   }
   if (!thread_.joinable()) return closed;
   if (closed) {
@@ -35,29 +38,34 @@ bool IndexWriter::Close(std::chrono::nanoseconds max) {
 
 void IndexWriter::Submit(IndexBatch batch) {
   ++in_flight_;
-  absl::MutexLock lock(&mutex_);
-  queue_.push_back(std::move(batch));
+  {
+    const MutexLock lock(mutex_);
+    queue_.push_back(std::move(batch));
+  }
+  work_.NotifyOne();
 }
 
 void IndexWriter::Poll(std::vector<IndexResult>* results) {
   if (in_flight_ == 0) return;
-  absl::MutexLock lock(&mutex_);
+  const MutexLock lock(mutex_);
   in_flight_ -= results_.size();
   for (IndexResult& result : results_) results->push_back(std::move(result));
   results_.clear();
 }
 
 void IndexWriter::Wait(std::chrono::nanoseconds max) {
-  absl::MutexLock lock(&mutex_);
-  mutex_.AwaitWithTimeout(absl::Condition(this, &IndexWriter::HasResult), absl::FromChrono(max));
+  const auto until = std::chrono::steady_clock::now() + max;
+  const MutexLock lock(mutex_);
+  while (results_.empty() && done_.WaitUntil(mutex_, until)) {
+  }
 }
 
 void IndexWriter::Work() {
   while (true) {
     std::deque<IndexBatch> batches;
     {
-      absl::MutexLock lock(&mutex_);
-      mutex_.Await(absl::Condition(this, &IndexWriter::HasWork));
+      const MutexLock lock(mutex_);
+      while (!stopping_ && queue_.empty()) work_.Wait(mutex_);
       if (queue_.empty()) break;
       batches.swap(queue_);
     }
@@ -71,15 +79,17 @@ void IndexWriter::Work() {
     for (const IndexBatch& batch : batches) {
       absl::Status status = db_->Write(batch);
       if (status.ok() && !batch.erasures.empty()) status = logged;
-      absl::MutexLock lock(&mutex_);
+      const MutexLock lock(mutex_);
       results_.push_back({batch.tag, std::move(status)});
+      done_.NotifyOne();
     }
   }
   // Closing an index waits for the disk, too.
   db_.reset();
   erase_log_.reset();
-  absl::MutexLock lock(&mutex_);
+  const MutexLock lock(mutex_);
   closed_ = true;
+  done_.NotifyOne();
 }
 
 }  // namespace winnow::storage

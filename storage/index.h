@@ -21,9 +21,9 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "storage/block_id.h"
 #include "storage/erase_log.h"
+#include "storage/mutex.h"
 
 namespace winnow::storage {
 
@@ -66,7 +66,8 @@ class IndexWriter {
   IndexWriter(std::unique_ptr<IndexDb> db, std::unique_ptr<EraseLog> erase_log);
   // Commits what was submitted, then closes the index; as long as it takes.
   ~IndexWriter();
-  // The same, but false if it was not done in time: it goes on, and the object must stay.
+  // The same, but false if it was not done in time (real time, as Wait's is): it goes on, and the
+  // object must stay.
   bool Close(std::chrono::nanoseconds max);
 
   void Submit(IndexBatch batch);
@@ -77,12 +78,12 @@ class IndexWriter {
 
  private:
   void Work();
-  bool HasWork() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return stopping_ || !queue_.empty(); }
-  bool HasResult() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return !results_.empty(); }
 
   std::unique_ptr<IndexDb> db_;
   std::unique_ptr<EraseLog> erase_log_;
-  absl::Mutex mutex_;
+  Mutex mutex_;
+  CondVar work_;  // for the thread
+  CondVar done_;  // a result, or closed
   std::deque<IndexBatch> queue_ ABSL_GUARDED_BY(mutex_);
   std::vector<IndexResult> results_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

@@ -3,13 +3,14 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <deque>
 #include <thread>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
-#include "absl/time/time.h"
+#include "storage/mutex.h"
 #include "storage/ring.h"
 
 namespace winnow::storage {
@@ -46,9 +47,10 @@ class ThreadsEngine final : public IoEngine {
 
   ~ThreadsEngine() override {
     {
-      absl::MutexLock lock(&mutex_);
+      const MutexLock lock(mutex_);
       stopping_ = true;
     }
+    work_.NotifyAll();
     for (std::thread& thread : threads_) thread.join();
   }
 
@@ -63,47 +65,52 @@ class ThreadsEngine final : public IoEngine {
 
   int Flush() override {
     if (pushed_.empty()) return 0;
-    absl::MutexLock lock(&mutex_);
-    queue_.insert(queue_.end(), pushed_.begin(), pushed_.end());
+    const size_t count = pushed_.size();
+    {
+      const MutexLock lock(mutex_);
+      queue_.insert(queue_.end(), pushed_.begin(), pushed_.end());
+    }
     pushed_.clear();
+    for (size_t i = 0; i < std::min(count, threads_.size()); ++i) work_.NotifyOne();
     return 0;
   }
 
   void Reap(std::chrono::nanoseconds wait, std::vector<IoEvent>* events) override {
-    absl::MutexLock lock(&mutex_);
-    if (done_.empty() && wait.count() > 0) {
-      mutex_.AwaitWithTimeout(absl::Condition(this, &ThreadsEngine::HasDone),
-                              absl::FromChrono(wait));
+    const auto until = std::chrono::steady_clock::now() + wait;
+    const MutexLock lock(mutex_);
+    while (events_.empty() && wait.count() > 0 && done_.WaitUntil(mutex_, until)) {
     }
-    events->insert(events->end(), done_.begin(), done_.end());
-    done_.clear();
+    events->insert(events->end(), events_.begin(), events_.end());
+    events_.clear();
   }
 
  private:
-  bool HasDone() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return !done_.empty(); }
-  bool HasWork() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return stopping_ || !queue_.empty(); }
-
   void Work() {
     while (true) {
       IoRequest request;
       {
-        absl::MutexLock lock(&mutex_);
-        mutex_.Await(absl::Condition(this, &ThreadsEngine::HasWork));
+        const MutexLock lock(mutex_);
+        while (!stopping_ && queue_.empty()) work_.Wait(mutex_);
         if (queue_.empty()) return;  // stopping, and nothing is left
         request = queue_.front();
         queue_.pop_front();
       }
       const int64_t result = Execute(request);
-      absl::MutexLock lock(&mutex_);
-      done_.push_back({request.slot, result});
+      {
+        const MutexLock lock(mutex_);
+        events_.push_back({request.slot, result});
+      }
+      done_.NotifyOne();
     }
   }
 
   const uint32_t depth_;
   std::vector<IoRequest> pushed_;  // owner's thread only
-  absl::Mutex mutex_;
+  Mutex mutex_;
+  CondVar work_;  // for the threads
+  CondVar done_;  // an event
   std::deque<IoRequest> queue_ ABSL_GUARDED_BY(mutex_);
-  std::vector<IoEvent> done_ ABSL_GUARDED_BY(mutex_);
+  std::vector<IoEvent> events_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_;
 };

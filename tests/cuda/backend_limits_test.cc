@@ -9,7 +9,7 @@
 #include "kernels/int4_keys.h"
 #include "kernels/top_p.h"
 #include "tests/cuda/backend_testing.h"
-#include "tests/cuda/random_map.h"
+#include "tests/unit/kernels/random_feature_map.h"
 
 namespace winnow::kernels::cuda {
 namespace {
@@ -145,7 +145,7 @@ TEST_F(CudaBackendLimitsTest, SummariesOfManySequencesEnterInPieces) {
   const KvLayout layout{kv_heads, d, 64, DType::kBF16};
   PagedKv kv(random_, layout, {n});
   const auto pool = UploadPool(kv);
-  RandomMap weights(random_, kv_heads, d, d, 64, features, 3.0f);
+  const RandomFeatureMap weights(random_, {kv_heads, d, d, 64, features}, 3.0f);
   const auto map = backend_->PackFeatureMap(weights.weights());
   ASSERT_NE(map, nullptr);
   ASSERT_GT(size_t{4} * count * kv_heads * 8192 * features, kOneLaunch);
@@ -181,9 +181,10 @@ TEST_F(CudaBackendLimitsTest, SummariesOfManySequencesEnterInPieces) {
 }
 
 TEST_F(CudaBackendLimitsTest, MapsThatNoLaunchTakesAreRefused) {
-  RandomMap many(random_, 1, 64, 64, 64, 132, 1.0f), odd(random_, 1, 64, 64, 64, 62, 1.0f);
-  RandomMap wide(random_, 1, 64, 64, 200, 64, 1.0f);
-  for (const RandomMap* map : {&many, &odd, &wide}) {
+  const RandomFeatureMap many(random_, {1, 64, 64, 64, 132}, 1.0f);
+  const RandomFeatureMap odd(random_, {1, 64, 64, 64, 62}, 1.0f);
+  const RandomFeatureMap wide(random_, {1, 64, 64, 200, 64}, 1.0f);
+  for (const RandomFeatureMap* map : {&many, &odd, &wide}) {
     EXPECT_EQ(backend_->PackFeatureMap(map->weights()), nullptr);
   }
   EXPECT_TRUE(backend_->Synchronize()) << "a refusal is no failure";

@@ -3,7 +3,7 @@
 #include "kernels/attention_state.h"
 #include "kernels/completion.h"
 #include "tests/cuda/cuda_testing.h"
-#include "tests/cuda/random_map.h"
+#include "tests/unit/kernels/random_feature_map.h"
 
 namespace winnow::kernels::cuda {
 namespace {
@@ -26,8 +26,9 @@ class CudaCompletionTest : public CudaTest {
         : layout{2, d, static_cast<int32_t>(16 * random.Int(1, 5)), DType::kBF16},
           group(group_size),
           kv(random, layout, {tokens}),
-          key_map(random, 2, d, d, static_cast<int32_t>(random.Int(20, 128)), features, spread),
-          query_map(random, 2, d, 40, static_cast<int32_t>(random.Int(20, 128)), features, spread),
+          key_map(random, {2, d, d, static_cast<int32_t>(random.Int(20, 128)), features}, spread),
+          query_map(random, {2, d, 40, static_cast<int32_t>(random.Int(20, 128)), features},
+                    spread),
           keys(key_map.weights()),
           queries(query_map.weights()),
           pool(UploadPool(kv)),
@@ -49,7 +50,7 @@ class CudaCompletionTest : public CudaTest {
     KvLayout layout;
     int32_t group;
     PagedKv kv;
-    RandomMap key_map, query_map;
+    RandomFeatureMap key_map, query_map;
     MapOnDevice keys, queries;
     DeviceArray<std::byte> pool;
     DeviceArray<int32_t> table;

@@ -7,11 +7,12 @@
 #include <string>
 
 #include "storage/index.h"
+#include "storage/mutex.h"
 
 namespace winnow::storage {
 
 struct MemoryIndexData {
-  absl::Mutex mutex;
+  Mutex mutex;
   std::map<std::array<uint8_t, 40>, std::string> entries;
   std::string meta;
 };
@@ -21,13 +22,13 @@ class MemoryIndex final : public IndexDb {
   explicit MemoryIndex(std::shared_ptr<MemoryIndexData> data) : data_(std::move(data)) {}
   absl::Status Load(const std::function<void(const BlockKey&, std::string_view)>& entry,
                     std::string* meta) override {
-    absl::MutexLock lock(&data_->mutex);
+    const MutexLock lock(data_->mutex);
     for (const auto& [key, value] : data_->entries) entry(BlockKey{key}, value);
     *meta = data_->meta;
     return absl::OkStatus();
   }
   absl::Status Write(const IndexBatch& batch) override {
-    absl::MutexLock lock(&data_->mutex);
+    const MutexLock lock(data_->mutex);
     for (const BlockKey& key : batch.erases) data_->entries.erase(key.bytes);
     for (const auto& [key, value] : batch.puts) data_->entries[key.bytes] = value;
     if (!batch.meta.empty()) data_->meta = batch.meta;

@@ -275,7 +275,7 @@ TEST(StoragePowerCut, WhatWasPromisedIsThereWhatWasNotIsAMiss) {
       }
       // The cut: the index as it is now (it is synced), the files without what was not.
       {
-        absl::MutexLock lock(&index->mutex);
+        const MutexLock lock(index->mutex);
         index_after->entries = index->entries;
         index_after->meta = index->meta;
       }

@@ -159,6 +159,30 @@ TEST_F(StorageStall, ASegmentThatAStuckReadHoldsDoesNotKeepOthersFromMakingRoom)
   EXPECT_EQ(store_->stats().used_bytes, SegmentFileBytes());
 }
 
+TEST_F(StorageStall, AFileStaysUntilTheReadsOfItAreBack) {
+  Open();
+  constexpr int kBlocks = 12;
+  for (int i = 0; i < kBlocks; ++i) ASSERT_EQ(client_->Put(IdOf(i), kSmall), Reason::kNone);
+  Settle();
+  ASSERT_EQ(SegmentFiles().size(), 2u);
+  plan_->hold_reads = true;
+  std::vector<std::byte> into(kSmall);
+  store_->Get(kBlocks, IdOf(0), into, 0);
+  for (int i = 0; i < kBlocks; ++i) store_->Erase(i, IdOf(i).key);
+  PollUntil([this] { return store_->in_flight() == 1; });
+  PollFor(3);
+  EXPECT_EQ(SegmentFiles().size(), 2u) << "one is read, the other is open";
+  EXPECT_EQ(store_->stats().used_bytes, SegmentFileBytes());
+  plan_->hold_reads = false;
+  PollUntil([this] { return store_->in_flight() == 0; });
+  EXPECT_EQ(done_.back().tag, uint64_t{kBlocks});
+  EXPECT_EQ(done_.back().reason, Reason::kNone);
+  EXPECT_TRUE(into == BytesOf(IdOf(0), kSmall));
+  Settle();
+  EXPECT_EQ(SegmentFiles().size(), 1u);
+  EXPECT_EQ(store_->stats().used_bytes, SegmentFileBytes());
+}
+
 // A disk that takes 10 s for every call: within the deadlines of writes, past those of reads.
 TEST_F(StorageStall, TenSecondsForEveryCallIsSlowPutsLateReadsAndNothingElse) {
   Open();
@@ -281,31 +305,51 @@ TEST_F(StorageStall, OpeningASlowDiskTakesLongerThanTheLimitAndSucceeds) {
   for (int i = 0; i < 60; ++i) ASSERT_EQ(client_->Put(IdOf(i), kSmall), Reason::kNone);
   Close();
   std::filesystem::remove_all(StoreDir() + "/index");
-  // Time goes on with the reads, and each waits until the opening has been looked at.
+  // Time goes on with the reads, and each waits until the opening has been looked at. Shared with the
+  // thread that opens, which goes on by itself should the opening be given up.
   constexpr int kSlowReads = 20;
-  constexpr auto kRead = std::chrono::milliseconds(10), kLimit = 4 * kRead;
-  std::mutex mutex;
-  std::condition_variable looked;
-  int looks = 0, reads = 0;
-  std::chrono::steady_clock::time_point now;
-  plan_->hold = [&](const IoRequest& request) {
-    std::unique_lock lock(mutex);
-    if (reads == kSlowReads) return false;
-    ++reads;
-    now += kRead;
-    looked.wait(lock, [&, before = looks] { return looks > before; });
+  static constexpr auto kRead = std::chrono::milliseconds(10), kLimit = 4 * kRead;
+  struct SlowDisk {
+    std::mutex mutex;
+    std::condition_variable changed;
+    int looks = 0, reads = 0;
+    bool given_up = false;
+    std::chrono::steady_clock::time_point now;
+  };
+  const auto disk = std::make_shared<SlowDisk>();
+  plan_->hold = [disk](const IoRequest& request) {
+    std::unique_lock lock(disk->mutex);
+    if (disk->reads == kSlowReads) return false;
+    ++disk->reads;
+    disk->now += kRead;
+    disk->changed.wait(
+        lock, [&, before = disk->looks] { return disk->given_up || disk->looks > before; });
     return false;
   };
   DiskStoreOptions options = Options();
   options.open_stall_ns = std::chrono::nanoseconds(kLimit).count();
-  options.seams.steady_now = [&] {
-    const std::lock_guard lock(mutex);
-    ++looks;
-    looked.notify_all();
-    return now;
+  options.seams.steady_now = [disk] {
+    const std::lock_guard lock(disk->mutex);
+    ++disk->looks;
+    disk->changed.notify_all();
+    return disk->now;
   };
-  Open(options);
-  EXPECT_EQ(reads, kSlowReads);  // five times the limit
+  // A store's options go last: then nobody uses what the fixture owns any more.
+  auto [token, gone] = MakeWatched<int>();
+  options.seams.decorate_engine =
+      [token = std::move(token), decorate = options.seams.decorate_engine](
+          std::unique_ptr<IoEngine> engine) { return decorate(std::move(engine)); };
+  if (const absl::Status status = OpenStatus(options); !status.ok()) {
+    {
+      const std::lock_guard lock(disk->mutex);
+      disk->given_up = true;
+    }
+    disk->changed.notify_all();
+    options = {};
+    gone.wait();
+    FAIL() << status;
+  }
+  EXPECT_EQ(disk->reads, kSlowReads);  // five times the limit
   EXPECT_TRUE(store_->recovery().index_rebuilt);
   EXPECT_EQ(store_->stats().blocks, 60u);
   plan_->hold = nullptr;

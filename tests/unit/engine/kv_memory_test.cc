@@ -2,12 +2,14 @@
 #include "engine/kv_memory.h"
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "engine/block_pool.h"
 #include "gtest/gtest.h"
 #include "storage/clock.h"
 #include "storage/host_store.h"
+#include "tests/fault/faulty_store.h"
 
 namespace winnow::engine {
 namespace {
@@ -22,7 +24,9 @@ storage::HostStoreOptions StoreOptions() {
 
 class KvMemoryTest : public ::testing::Test {
  protected:
-  KvMemoryTest() : backend_(kernels::MakeCpuBackend("auto", 1)), store_(StoreOptions(), &clock_) {
+  KvMemoryTest()
+      : backend_(kernels::MakeCpuBackend("auto", 1)),
+        store_(std::make_unique<storage::HostStore>(StoreOptions(), &clock_), /*seed=*/1) {
     auto memory = KvMemory::Create(*backend_, {.layout = {.kv_heads = 1,
                                                           .head_dim = 64,
                                                           .block_tokens = 16,
@@ -35,8 +39,8 @@ class KvMemoryTest : public ::testing::Test {
     memory_ = *std::move(memory);
   }
 
-  // A block that a pass filled, under a name of its own.
-  int32_t MakeBlock(BlockPool& pool) {
+  // A block that a pass filled, under a name of its own or the given one.
+  int32_t MakeBlock(BlockPool& pool, int name_number = 0) {
     const int32_t block = pool.Take();
     std::vector<int32_t> frames;
     memory_->BeginPass(1);
@@ -45,16 +49,17 @@ class KvMemoryTest : public ::testing::Test {
       EXPECT_TRUE(memory_->Pin(0, layer, {&block, 1}, 0, 1, &frames, &pinned, [] {}));
     }
     memory_->EndPass();
+    if (name_number == 0) name_number = ++names_;
     BlockName name;
-    name.chain[0] = static_cast<uint8_t>(++names_);
-    name.chain[1] = static_cast<uint8_t>(names_ >> 8);
+    name.chain[0] = static_cast<uint8_t>(name_number);
+    name.chain[1] = static_cast<uint8_t>(name_number >> 8);
     memory_->Seal(block, name, /*keep=*/false);
     return block;
   }
 
   storage::SystemClock clock_;
   std::unique_ptr<kernels::Backend> backend_;
-  storage::HostStore store_;
+  storage::FaultyStore store_;
   std::unique_ptr<KvMemory> memory_;
   int names_ = 0;
 };
@@ -75,6 +80,29 @@ TEST_F(KvMemoryTest, TheQueueOfWhatIsToBeSavedDoesNotGrowWithBlocksThatAreGone) 
   EXPECT_GT(memory_->stats().saved_pieces, 0u);
   for (const int32_t block : held) pool.Give(block);
   pool.Give(stays);
+}
+
+// Two sequences made the same block. One ends while the store is at both: what is stored then is the
+// other's.
+TEST_F(KvMemoryTest, ABlockThatEndsWhileItIsSavedLeavesWhatAnotherOfItsNameHasInTheStore) {
+  BlockPool pool(kBlocks, memory_.get());
+  constexpr int kName = 1000;
+  store_.faults.hold = true;
+  const int32_t ends = MakeBlock(pool, kName), stays = MakeBlock(pool, kName);
+  std::vector<int32_t> held;  // so that frames are scarce
+  while (pool.num_free() > 0) held.push_back(MakeBlock(pool));
+  ASSERT_GE(store_.in_flight(), size_t{2} * kLayers);
+  pool.Give(ends);
+  store_.faults.hold = false;
+  while (store_.in_flight() > 0) memory_->Idle();
+  EXPECT_GT(memory_->stats().saved_pieces, 0u);
+  for (int32_t layer = 0; layer < kLayers; ++layer) {
+    EXPECT_TRUE(store_.Find(memory_->StoreId(layer, stays)).has_value()) << layer;
+  }
+  for (const int32_t block : held) pool.Give(block);
+  pool.Give(stays);
+  while (store_.in_flight() > 0) memory_->Idle();
+  EXPECT_EQ(store_.stats().blocks, 0u);
 }
 
 }  // namespace

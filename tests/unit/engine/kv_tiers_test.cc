@@ -96,6 +96,41 @@ TEST_F(KvTiersTest, HostMemoryHoldsAllTheBlocksThatItIsCountedFor) {
   }
 }
 
+// So does a disk, however small. Prefixes that are kept may push out one or the other: that costs time.
+TEST_F(KvTiersTest, ADiskHoldsAllTheBlocksThatItIsCountedFor) {
+  constexpr int32_t kLongContext = 1024;
+  for (const int64_t disk_bytes : {4 << 20, 5 << 20}) {
+    for (const bool prefix_cache : {false, true}) {
+      SCOPED_TRACE(::testing::Message() << disk_bytes << " " << prefix_cache);
+      ModelOptions options = Tiered();
+      options.max_context = kLongContext;
+      options.kv_bytes =
+          FrameBytes(config_) * KvMemory::LeastFrames(config_.num_layers, kBlockTokens,
+                                                      kLongContext, kStepTokens, kRunning);
+      options.tiers.disk_bytes = disk_bytes;
+      options.tiers.store_dir =
+          directory_.File(std::to_string(disk_bytes) + (prefix_cache ? " kept" : ""));
+      const auto model = Load(options);
+      const int32_t tokens = std::min(kLongContext, model->decoder->num_blocks() * kBlockTokens);
+      requests_.clear();
+      for (const char* policy : {"hata:k=6,window=9,suffix=30", "dense"}) {
+        std::vector<int32_t> prompt(tokens - 8);
+        for (int32_t& token : prompt) token = static_cast<int32_t>(random_() % config_.vocab_size);
+        Request request = MakeRequest(requests_.size() + 1, std::move(prompt), 8);
+        request.policy = *ParseAttentionPolicy(policy);
+        requests_.push_back(std::move(request));
+      }
+      ModelOptions in_memory = Options();
+      in_memory.max_context = kLongContext;
+      in_memory.kv_dtype = "bf16";
+      expected_ = Answers(*Load(in_memory));
+      const std::vector<Reply> replies = Answers(*model, prefix_cache);
+      if (!prefix_cache) ExpectNoLosses(*model);
+      ExpectEqual(replies);
+    }
+  }
+}
+
 // A floor looks at what the prompt's own questions cover, however the prompt is cut: a sequence that is
 // computed again, or beside others, gives the same tokens.
 TEST_F(KvTiersTest, WhatAFloorDoesIsTheSameHoweverAPromptIsCut) {

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <functional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "engine/decoder.h"
@@ -243,6 +244,74 @@ TEST_F(PrefixTest, ABlockThatCannotBeReadIsWrittenAnew) {
     EXPECT_EQ(losses_, 0u);
   }
   EXPECT_GT(cached_tokens_, 0u);
+}
+
+// Whoever loses a block takes it from those who would find it: what is lost for one is lost for all.
+TEST_F(PrefixTest, ABlockThatWasLostIsNotFoundByThoseWhoComeLater) {
+  ModelOptions options = Tiered();
+  options.tiers.host_bytes = 128 << 20;
+  storage::FaultyStore* faulty = nullptr;
+  const auto model = LoadOver(&faulty, options);
+  FakeClock clock;
+  EngineOptions engine_options;
+  engine_options.max_running = kv_tiers::kRunning;
+  engine_options.step_tokens = kv_tiers::kStepTokens;
+  engine_options.eager_share = 0;
+  const auto engine = MakeEngine(engine_options, *model->decoder, clock);
+  // Dense, about text 1 or 2: a text alone has more pieces than there are frames.
+  RequestId id = 0;
+  const auto ask = [&](int text) {
+    Client client;
+    EXPECT_TRUE(
+        engine->Submit(MakeRequest(++id, Prompt(kContext - 20, text), 4), client.output).ok());
+    StepUntilIdle(*engine);
+    return client.Read();
+  };
+  const Reply expected = ask(1);
+  ask(2);  // takes the frames of text 1
+  for (const auto& key : faulty->put) {
+    if (key[32] == 0 && key[36] == 3) faulty->unreadable.insert(key);  // KV of layer 3
+  }
+  ASSERT_FALSE(faulty->unreadable.empty());
+  EXPECT_EQ(ask(1).tokens, expected.tokens);
+  const uint64_t losses = engine->stats().kv_losses;
+  EXPECT_GT(losses, 0u);
+  for (int again = 0; again < 2; ++again) {
+    const uint64_t cached = engine->stats().cached_tokens;
+    EXPECT_EQ(ask(1).tokens, expected.tokens);
+    EXPECT_EQ(engine->stats().kv_losses, losses);
+    EXPECT_EQ(engine->stats().cached_tokens > cached, again > 0);
+  }
+}
+
+// A block that is given to other content has nothing of an index of what it held before.
+TEST_F(PrefixTest, AnIndexOfWhatABlockHeldBeforeIsNotUsed) {
+  requests_.clear();
+  // Room for one at a time, of full blocks alone: each takes those of the ones before.
+  const int32_t length = kContext - kBlockTokens;
+  const char* const lsh = "lsh:k=9,window=9,dense_layers=0,suffix=60,from=0";
+  for (const auto& [text, policy, tokens] :
+       {std::tuple(1, lsh, 1), std::tuple(2, lsh, 1), std::tuple(3, lsh, 1), std::tuple(4, lsh, 1),
+        std::tuple(5, "dense", 1), std::tuple(5, lsh, 16)}) {
+    std::mt19937 random(text);
+    std::vector<int32_t> prompt(length);
+    for (int32_t& token : prompt) token = static_cast<int32_t>(random() % config_.vocab_size);
+    Request request = MakeRequest(requests_.size() + 1, std::move(prompt), tokens);
+    request.policy = *ParseAttentionPolicy(policy);
+    request.top_logprobs = 0;
+    requests_.push_back(std::move(request));
+  }
+  ModelOptions options = Options();
+  options.kv_dtype = "bf16";
+  options.kv_bytes = FrameBytes(config_) * config_.num_layers * (kContext / kBlockTokens);
+  const std::vector<Reply> replies = Answers(*Load(options), /*prefix_cache=*/true);
+  EXPECT_GT(cached_tokens_, length / 2) << "the last takes over what the one before computed";
+  ExpectEqual(replies);
+  // Tokens of noise may be the same with other rows chosen; their probabilities are not.
+  const std::vector<OutputToken>& got = replies.back().details;
+  const std::vector<OutputToken>& want = Expected().back().details;
+  ASSERT_EQ(got.size(), want.size());
+  for (size_t i = 0; i < got.size(); ++i) EXPECT_EQ(got[i].logprob, want[i].logprob) << i;
 }
 
 TEST_F(PrefixTest, TokensThatWereLostAndComputedAgainAreNotCachedOnes) {

@@ -305,6 +305,78 @@ TEST_F(DiskStoreTest, EraseDuringAPutWins) {
   }
 }
 
+// What is written down of a block while the index has not taken its new place yet must not leave it
+// with the old one, whose file is about to go.
+TEST_F(DiskStoreTest, ABlockThatIsPutOrPinnedWhileItMovesIsThereAfterARestart) {
+  bool chosen = false;
+  DiskStoreOptions options = Options();
+  options.seams.passed = [&, count = options.seams.passed](const char* point) {
+    count(point);
+    if (chosen || std::string_view(point) != "reclaim.chosen") return;
+    index_faults_->hang = chosen = true;
+  };
+  Open(options);
+  int puts = 0;
+  for (; !chosen && puts < 200; ++puts) {
+    store_->Put(puts, IdOf(puts), BytesOf(IdOf(puts), kSmall), {});
+    PollUntil([&] { return chosen || store_->in_flight() == 0; });
+    // Every second block stays warm, so that a victim has something to move.
+    for (int i = 0; !chosen && i < puts; i += 2) client_->GetAndCheck(IdOf(i), kSmall);
+  }
+  int quiet = 0;
+  PollUntil([&] {  // all copies are written, and wait for the index
+    quiet = commits_ > 0 && plan_->passed == 0 ? quiet + 1 : 0;
+    return quiet > 5;
+  });
+  for (int i = 0; i < puts; ++i) {
+    if (!store_->Find(IdOf(i)).has_value()) continue;
+    if (i % 4 == 0) {
+      store_->Put(1000 + i, IdOf(i), BytesOf(IdOf(i), kSmall), {});
+    } else {
+      ASSERT_TRUE(store_->SetPinned(IdOf(i).key, true));
+      ASSERT_TRUE(store_->SetPinned(IdOf(i).key, false));
+    }
+  }
+  index_faults_->Release();
+  PollUntil([&] { return store_->in_flight() == 0; });
+  Settle();
+  EXPECT_GT(store_->stats().moved_blocks, 1u);
+  std::vector<int> kept;
+  for (int i = 0; i < puts; ++i) {
+    if (store_->Find(IdOf(i)).has_value()) kept.push_back(i);
+  }
+  Open();
+  EXPECT_EQ(store_->recovery().dropped_entries, 0u);
+  for (const int i : kept) EXPECT_EQ(client_->GetAndCheck(IdOf(i), kSmall), Reason::kNone) << i;
+}
+
+// The same for a block that takes an older one's place under one key: what becomes of the older one
+// meanwhile must not take its place in the index.
+TEST_F(DiskStoreTest, ABlockThatReplacesAnotherIsThereAfterARestartWhateverBecameOfTheOther) {
+  Open();
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_EQ(client_->Put(IdOf(i), kSmall, {.ttl_s = 10}), Reason::kNone);
+  }
+  index_faults_->hang = true;
+  for (int i = 0; i < 2; ++i) store_->Put(i, IdOf(i), BytesOf(IdOf(i), kSmall / 2), {});
+  int quiet = 0;
+  PollUntil([&] {
+    quiet = commits_ > 0 && plan_->passed == 0 ? quiet + 1 : 0;
+    return quiet > 5;
+  });
+  ASSERT_TRUE(store_->SetPinned(IdOf(0).key, true));
+  clock_.AdvanceSeconds(11);
+  std::vector<std::byte> into(kSmall);
+  store_->Get(2, IdOf(1), into, 0);  // finds that it has expired
+  EXPECT_FALSE(store_->Find(IdOf(1)).has_value());
+  index_faults_->Release();
+  Settle();
+  Open();
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(client_->GetAndCheck(IdOf(i), kSmall / 2), Reason::kNone) << i;
+  }
+}
+
 TEST_F(DiskStoreTest, ShortTransfersRepeatsAndReorderingChangeNothing) {
   plan_->short_share = 0.4;
   plan_->repeat_share = 0.1;
