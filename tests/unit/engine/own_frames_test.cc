@@ -68,6 +68,7 @@ class OwnFramesTest : public kv_tiers::PrefixTest {
 TEST_F(OwnFramesTest, APrefixOutlivesTheProcessAndGivesTheSameTokens) {
   for (const bool shared : {false, true}) {
     for (const bool finds_rows : {true, false}) {
+      if (kFewer > 1 && shared != finds_rows) continue;
       SCOPED_TRACE(::testing::Message() << (shared ? "shared" : "own") << " memory, "
                                         << (finds_rows ? "finds rows" : "wants addresses"));
       ModelOptions options = OnDevice(shared);
@@ -122,6 +123,7 @@ TEST_F(OwnFramesTest, AQuestionAboutAStoredTextReadsLittleOfIt) {
 
 TEST_F(OwnFramesTest, ADamagedStoreCostsComputationAndNoToken) {
   for (const bool shared : {false, true}) {
+    if (kFewer > 1 && !shared) continue;
     SCOPED_TRACE(shared ? "shared memory" : "own memory");
     const ModelOptions options = OnDevice(shared);
     storage::FaultyStore* faulty = nullptr;
