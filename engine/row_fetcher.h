@@ -60,8 +60,7 @@ class RowFetcher {
   // Address of the row of `token` (in the block) of `head`, for a chunk of the pass; its bytes are there after Wait. Null: the
   // staging area is full, and the caller takes fewer queries at a time or pins what they need.
   const std::byte* Resolve(int32_t chunk, int32_t block, int32_t head, int32_t token) {
-    if (const std::byte* row =
-            memory_.Resident(layer_, block, layout_.RowOffset(0, head, token))) {
+    if (const std::byte* row = memory_.Resident(layer_, block, layout_.RowOffset(0, head, token))) {
       ++stats_.frame_rows;
       return row;
     }

@@ -54,7 +54,7 @@ struct Sequence {
   std::vector<int32_t> tokens;  // prompt and generated
   KvCache cache;                // of a prefix of tokens
   const int32_t block_tokens;
-  std::vector<Digest> names;    // of the full blocks in cache
+  std::vector<Digest> names;  // of the full blocks in cache
   // Of its first blocks, in `cache` or not: names are made once, however often it is admitted.
   std::vector<Digest> known_names;
   int32_t losses = 0;  // of KV, since the last token came
