@@ -17,12 +17,11 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
+import threading
 import urllib.request
 
 
-def metrics_of(log):
-    port = re.search(r"metrics_port=(\d+)", log.read_text())[1]
+def metrics_of(port):
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as page:
         lines = page.read().decode().splitlines()
     return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
@@ -31,24 +30,27 @@ def metrics_of(log):
 def run(winnow, flags, prompt, policy, tokens):
     """Metrics' growth over the steps, usage, and seconds between the first and the last token."""
     with tempfile.TemporaryDirectory() as work:
-        log, port = pathlib.Path(work, "log"), pathlib.Path(work, "port")
-        with open(log, "w") as out:
-            server = subprocess.Popen([winnow, "serve", "--device", "cuda", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--port-file",
-                                       port, "--retrieval-from", "0", *flags], stdout=out, stderr=out)
+        server = subprocess.Popen([winnow, "serve", "--device", "cuda", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0",
+                                   "--retrieval-from", "0", *flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         try:
-            while not port.exists() or not port.read_text().strip():
-                if server.poll() is not None:
-                    sys.exit(f"the server did not start:\n{log.read_text()}")
-                time.sleep(0.05)
-            before = metrics_of(log)
+            log = []
+            for line in server.stdout:  # ends with the server
+                log.append(line)
+                if ports := re.search(r" port=(\d+) .*metrics_port=(\d+)", line):
+                    break
+            else:
+                sys.exit("the server did not start:\n" + "".join(log))
+            # What it says from here on is nobody's, but must not stand in its way.
+            threading.Thread(target=server.stdout.read, daemon=True).start()
+            before = metrics_of(ports[2])
             text = pathlib.Path(work, "chat.json")
             text.write_text(json.dumps([{"role": "user", "content": prompt}]))
-            answer = subprocess.run([winnow, "generate", "--server", f"127.0.0.1:{port.read_text().strip()}", "--chat-file", text, "--max-tokens",
+            answer = subprocess.run([winnow, "generate", "--server", f"127.0.0.1:{ports[1]}", "--chat-file", text, "--max-tokens",
                                      str(tokens), "--temperature", "0", "--ignore-eos", "--policy", policy, "--json"],
                                     capture_output=True, text=True)
             if answer.returncode != 0:
                 sys.exit(f"winnow generate failed: {answer.stderr}")
-            after = metrics_of(log)
+            after = metrics_of(ports[2])
             usage = json.loads(answer.stdout)["usage"]
             return {name: after[name] - before.get(name, 0) for name in after}, usage
         finally:
