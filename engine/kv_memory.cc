@@ -379,8 +379,9 @@ void KvMemory::Idle() {
 void KvMemory::Flush(std::chrono::nanoseconds most) {
   if (!has_store()) return;
   const int64_t end = NowNs() + most.count();
-  if (!tiered() && !backend_.Synchronize()) return;  // the last pass may still be writing
-  while (has_work() && NowNs() < end && options_.store->state() == TierState::kOk) {
+  // The last pass may still be writing. Of a device that has failed nothing is saved any more.
+  const bool saves = tiered() || backend_.Synchronize();
+  while (saves && has_work() && NowNs() < end && options_.store->state() == TierState::kOk) {
     EndPass();
     Poll(std::chrono::milliseconds(10));
   }

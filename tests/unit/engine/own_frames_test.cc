@@ -211,6 +211,31 @@ TEST_F(OwnFramesTest, WhoHasLostABlockLeavesNothingBehindForOthers) {
   ExpectEqual({of_whole.Read(), of_half.Read()});
 }
 
+// Another thread may close the store then: nothing may be under way in it, also when the device has failed
+// and what it holds is not saved any more.
+TEST_F(OwnFramesTest, AfterADeviceHasFailedTheStoreIsLeftIdle) {
+  storage::FaultyStore* faulty = nullptr;
+  const auto model = LoadOverFaulty(OnDevice(true), &faulty);
+  faulty->faults = {.polls_max = 30};
+  FakeClock clock;
+  EngineOptions options;
+  options.max_running = kv_tiers::kRunning;
+  options.step_tokens = step_tokens_;
+  const auto engine = MakeEngine(options, *model->decoder, clock);
+  std::vector<Client> clients(requests_.size());
+  for (size_t i = 0; i < requests_.size(); ++i) {
+    ASSERT_TRUE(engine->Submit(requests_[i], clients[i].output).ok());
+  }
+  for (int i = 0; faulty->in_flight() == 0; ++i) {
+    ASSERT_LT(i, 100);
+    engine->Step();
+  }
+  dynamic_cast<PretendedDevice&>(*model->backend).fail_after_waits = 0;
+  model->decoder->kv_memory()->Flush(std::chrono::seconds(60));
+  EXPECT_EQ(faulty->in_flight(), 0u);
+  EXPECT_TRUE(faulty->idle());
+}
+
 // A disk that takes nothing: requests go on, and nothing is kept.
 TEST_F(OwnFramesTest, ADiskThatTakesNothingChangesNoToken) {
   storage::FaultyStore* faulty = nullptr;
