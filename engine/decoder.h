@@ -41,9 +41,9 @@ struct DecoderOptions {
   StoreNames names = {};
   int64_t host_bytes = 0;       // memory of the store
   RowFetcherOptions rows = {};  // the same, or the row cache of shared KV
-  // Without a store below the frames: of KV in the backend's shared memory, in all layers from FirstSharedLayer on; what
-  // it holds is the number of blocks, and kv_bytes is what the layers before take on the device. 0: all
-  // KV lies in one memory.
+  // Without a store below the frames: of KV in the backend's shared memory, in all layers from
+  // FirstSharedLayer on; what it holds is the number of blocks, and kv_bytes is what the layers before
+  // take on the device. 0: all KV lies in one memory.
   int64_t shared_kv_bytes = 0;
   int32_t max_batch_tokens = 512;   // tokens of one Forward
   int32_t max_batch_logits = 64;    // logits rows of one Forward, at most max_batch_tokens

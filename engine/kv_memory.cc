@@ -18,9 +18,6 @@ using storage::TierState;
 namespace {
 
 constexpr uint32_t kKindKv = 0;
-constexpr size_t kSavesInFlight = 256;  // pieces; the store has copied them, so this bounds memory
-// Of whole pieces: enough to keep a disk busy, and little enough for one read's deadline.
-constexpr size_t kLoadBytesInFlight = size_t{32} << 20;
 constexpr size_t kSavesAtOnce = 64;     // when a pass must wait for them
 constexpr int32_t kFailuresInARow = 8;  // saves; then nothing more is tried in this pass
 // Running sequences come back to what they save: it is worth more than what nobody may ask for.

@@ -306,6 +306,10 @@ class KvMemory {
     bool keep = false;
   };
 
+  static constexpr size_t kSavesInFlight = 256;  // pieces; the store has copied them: bounds memory
+  // Of whole pieces: enough to keep a disk busy, and little enough for one read's deadline.
+  static constexpr size_t kLoadBytesInFlight = size_t{32} << 20;
+
   KvMemory(kernels::Backend& backend, const KvMemoryOptions& options);
   absl::Status Allocate();
   absl::Status AllocateShared();

@@ -30,11 +30,8 @@ using storage::kPageBytes;
 
 namespace {
 
-// Read together, and waited for together: enough to keep a disk busy, and little enough for one
-// read's deadline.
-constexpr size_t kWholeBytesInFlight = size_t{32} << 20;
+// Read together, and waited for together; less than of whole pieces, as each is a read of its own at worst.
 constexpr size_t kPagesInFlight = 2048;
-constexpr size_t kSavesInFlight = 256;  // pieces; the store has copied them, so this bounds memory
 
 size_t PagesOf(size_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes; }
 
@@ -49,7 +46,7 @@ absl::Status KvMemory::AllocateOwn() {
   away_.resize(options_.num_layers);
   const size_t block_pages = PagesOf(options_.layout.BlockBytes());
   const size_t bytes =
-      std::max({kWholeBytesInFlight, block_pages * kPageBytes, kPagesInFlight * kPageBytes});
+      std::max({kLoadBytesInFlight, block_pages * kPageBytes, kPagesInFlight * kPageBytes});
   bounce_ = backend_.AllocateShared(bytes);
   outgoing_ = backend_.AllocateShared(bytes);
   if (bounce_.data() != nullptr && outgoing_.data() != nullptr) return absl::OkStatus();
@@ -89,7 +86,7 @@ KvMemory::PinResult KvMemory::PinOwn(int32_t chunk, int32_t layer, std::span<con
 
 void KvMemory::BringWhole(int32_t layer, std::span<const int64_t> pieces, int32_t chunk) {
   const size_t bytes = options_.layout.BlockBytes();
-  const size_t wave = std::max<size_t>(1, kWholeBytesInFlight / bytes);
+  const size_t wave = std::max<size_t>(1, kLoadBytesInFlight / bytes);
   auto* const bounce = static_cast<std::byte*>(bounce_.data());
   std::vector<kernels::CopyPart> parts;
   for (size_t begin = 0; begin < pieces.size(); begin += wave) {

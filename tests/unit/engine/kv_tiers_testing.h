@@ -8,6 +8,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/decoder.h"
@@ -61,8 +62,9 @@ inline ModelOptions Options() {
 }
 
 inline std::unique_ptr<LoadedModel> Load(const ModelOptions& options,
-                                         const std::string& dir = kNeedle) {
-  auto model = LoadModel(dir, options);
+                                         const std::string& dir = kNeedle,
+                                         std::unique_ptr<kernels::Backend> backend = nullptr) {
+  auto model = LoadModel(dir, options, std::move(backend));
   EXPECT_TRUE(model.ok()) << model.status();
   return *std::move(model);
 }
@@ -99,14 +101,15 @@ class KvTiersTest : public ::testing::Test {
   }
 
   // With a store that fails as `*faulty` is told to.
-  std::unique_ptr<LoadedModel> LoadOver(storage::FaultyStore** faulty, ModelOptions options) const {
+  std::unique_ptr<LoadedModel> LoadOver(storage::FaultyStore** faulty, ModelOptions options,
+                                        std::unique_ptr<kernels::Backend> backend = nullptr) const {
     options.decorate_store = [&](std::unique_ptr<storage::BlockStore> store) {
       auto made =
           std::make_unique<storage::FaultyStore>(std::move(store), static_cast<uint32_t>(seed_));
       *faulty = made.get();
       return made;
     };
-    return Load(options);
+    return Load(options, kNeedle, std::move(backend));
   }
 
   std::vector<Reply> Answers(LoadedModel& model, bool prefix_cache = false) {

@@ -24,6 +24,7 @@ using kv_tiers::kBlockTokens;
 using kv_tiers::kContext;
 using kv_tiers::kFewer;
 using kv_tiers::kNeedle;
+using kv_tiers::Load;
 using kv_tiers::Options;
 
 class OwnFramesTest : public kv_tiers::PrefixTest {
@@ -45,23 +46,12 @@ class OwnFramesTest : public kv_tiers::PrefixTest {
     options.tiers.store_dir = directory_.File(shared ? "shared" : "own");
     return options;
   }
-  std::unique_ptr<LoadedModel> LoadOnDevice(const ModelOptions& options, bool finds_rows = true) {
-    std::unique_ptr<kernels::Backend> backend = kernels::MakeCpuBackend("auto", 2);
-    if (finds_rows) backend = std::make_unique<PretendedDeviceOfItsOwn>(std::move(backend));
-    auto model = LoadModel(kNeedle, options, std::move(backend));
-    EXPECT_TRUE(model.ok()) << model.status();
-    return *std::move(model);
+  static std::unique_ptr<kernels::Backend> MakeDevice() {
+    return std::make_unique<PretendedDeviceOfItsOwn>(kernels::MakeCpuBackend("auto", 2));
   }
-  std::unique_ptr<LoadedModel> LoadOverFaulty(const ModelOptions& options,
-                                              storage::FaultyStore** faulty) {
-    ModelOptions with = options;
-    with.decorate_store = [&](std::unique_ptr<storage::BlockStore> store) {
-      auto made =
-          std::make_unique<storage::FaultyStore>(std::move(store), static_cast<uint32_t>(seed_));
-      *faulty = made.get();
-      return made;
-    };
-    return LoadOnDevice(with);
+  static std::unique_ptr<LoadedModel> LoadOnDevice(const ModelOptions& options,
+                                                   bool finds_rows = true) {
+    return Load(options, kNeedle, finds_rows ? MakeDevice() : kernels::MakeCpuBackend("auto", 2));
   }
 };
 
@@ -130,7 +120,7 @@ TEST_F(OwnFramesTest, ADamagedStoreCostsComputationAndNoToken) {
     std::set<std::array<uint8_t, 40>>
         of_layers;  // KV of a layer on the device, and of one that may not be
     {
-      const auto model = LoadOverFaulty(options, &faulty);
+      const auto model = LoadOver(&faulty, options, MakeDevice());
       ExpectEqual(Answers(*model, true));
       for (const auto& key : faulty->put) {
         if (key[32] == 0 && (key[36] == 1 || key[36] == 3) && key[0] % 4 == 0)
@@ -139,7 +129,7 @@ TEST_F(OwnFramesTest, ADamagedStoreCostsComputationAndNoToken) {
       ASSERT_FALSE(of_layers.empty());
     }
     {
-      const auto model = LoadOverFaulty(options, &faulty);
+      const auto model = LoadOver(&faulty, options, MakeDevice());
       faulty->unreadable = of_layers;
       faulty->faults = {.miss_share = 0.003, .polls_max = 2, .reorder = true};
       ExpectEqual(Answers(*model, true));
@@ -179,7 +169,7 @@ TEST_F(OwnFramesTest, WhoHasLostABlockLeavesNothingBehindForOthers) {
   storage::FaultyStore* faulty = nullptr;
   std::set<std::array<uint8_t, 40>> of_the_rest;  // KV of layer 3, of blocks that `half` has not
   {
-    const auto model = LoadOverFaulty(options, &faulty);
+    const auto model = LoadOver(&faulty, options, MakeDevice());
     requests_ = {half};
     Answers(*model, true);
     const auto of_half = faulty->put;
@@ -191,7 +181,7 @@ TEST_F(OwnFramesTest, WhoHasLostABlockLeavesNothingBehindForOthers) {
     ASSERT_EQ(of_the_rest.size(), 10u);
   }
   requests_ = {whole, half};
-  const auto model = LoadOverFaulty(options, &faulty);
+  const auto model = LoadOver(&faulty, options, MakeDevice());
   faulty->unreadable = of_the_rest;
   FakeClock clock;
   EngineOptions engine_options;
@@ -215,7 +205,7 @@ TEST_F(OwnFramesTest, WhoHasLostABlockLeavesNothingBehindForOthers) {
 // and what it holds is not saved any more.
 TEST_F(OwnFramesTest, AfterADeviceHasFailedTheStoreIsLeftIdle) {
   storage::FaultyStore* faulty = nullptr;
-  const auto model = LoadOverFaulty(OnDevice(true), &faulty);
+  const auto model = LoadOver(&faulty, OnDevice(true), MakeDevice());
   faulty->faults = {.polls_max = 30};
   FakeClock clock;
   EngineOptions options;
@@ -241,7 +231,7 @@ TEST_F(OwnFramesTest, ADiskThatTakesNothingChangesNoToken) {
   storage::FaultyStore* faulty = nullptr;
   const ModelOptions options = OnDevice(true);
   {
-    const auto model = LoadOverFaulty(options, &faulty);
+    const auto model = LoadOver(&faulty, options, MakeDevice());
     for (const storage::TierState state :
          {storage::TierState::kDegraded, storage::TierState::kOff}) {
       faulty->faults.state = state;
