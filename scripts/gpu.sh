@@ -8,13 +8,16 @@
 #   scripts/gpu.sh tokens [FLAG ...]              greedy tokens of `serve --device cuda FLAG...` against those of --device cpu
 #   scripts/gpu.sh resume [FLAG ...]              the same of `serve --device cuda FLAG...` with a store on disk, that computes,
 #                                                 resumes lazily after a restart, and eagerly, against one without; and what was read
+#   scripts/gpu.sh fault                          an illegal instruction, and a write to nobody's memory, on the GPU under a server that
+#                                                 answers: its stream ends with UNAVAILABLE, it exits with 70, its store is whole
 #
 # The first three need nvcc and GoogleTest and no more (build/cuda-alone); the others the whole program: `scripts/build.sh cuda`,
-# or WINNOW_BIN. WINNOW_CUDA_BIN is a folder with winnow_cuda_test and winnow_cuda_bench that were built elsewhere: nothing is built then.
+# or WINNOW_BIN. WINNOW_CUDA_BIN is a folder with winnow_cuda_test, winnow_cuda_bench and libwinnow_cuda_fault.so that were built elsewhere:
+# nothing is built then.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-usage() { sed -n '4,10s/^#   //p' "$0" >&2; exit 2; }
+usage() { sed -n '4,12s/^#   //p' "$0" >&2; exit 2; }
 [ $# -gt 0 ] || usage
 what=$1
 shift
@@ -38,6 +41,7 @@ cuda_bin() {
 
 # ---- servers that are asked the same ----
 
+launch=()
 every_policy=(dense window oracle:k=2% quest:k=2% lsh:k=2% hata:k=2% spotlight:k=2% hashattention:k=2%
   spotlight:k=2%,p=0.95 lsh:k=2%,completion=on spotlight:k=2%,completion=on)
 
@@ -45,18 +49,18 @@ prepare_questions() {
   winnow=$(realpath "${WINNOW_BIN:-build/cuda/winnow}")
   work=$(mktemp -d)
   declare -gA servers=()
-  trap 'kill "${servers[@]}" 2>/dev/null; wait; rm -rf "$work"' EXIT
+  trap '[ ${#servers[@]} = 0 ] || kill "${servers[@]}" 2>/dev/null || true; wait; rm -rf "$work"' EXIT
   seed=$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')
   echo "a document of seed $seed"
   python3 scripts/make_document.py --seed "$seed" --bytes 90000 --out "$work"
   question=$(python3 -c 'import json, sys; print(json.loads(open(sys.argv[1]).readline())["question"])' "$work/questions.jsonl")
 }
 
-# start NAME FLAG...: a server; "$work/NAME" says its port when it is ready, and "$work/NAME.log" what else it has to say.
+# start NAME FLAG...: a server, behind the command words in `launch`; "$work/NAME" says its port when it is ready, and "$work/NAME.log" what else it has to say.
 start() {
   local name=$1
   shift
-  "$winnow" serve --model "${WINNOW_MODEL:-models/needle-5m}" --listen 127.0.0.1:0 --metrics 127.0.0.1:0 --retrieval-from 0 \
+  "${launch[@]}" "$winnow" serve --model "${WINNOW_MODEL:-models/needle-5m}" --listen 127.0.0.1:0 --metrics 127.0.0.1:0 --retrieval-from 0 \
     --port-file "$work/$name" "$@" >"$work/$name.log" 2>&1 &
   servers[$name]=$!
   until [ -s "$work/$name" ]; do
@@ -139,6 +143,47 @@ case $what in
       stop store
     done
     exit $result
+    ;;
+  fault)
+    library=$(realpath "$(cuda_bin)/libwinnow_cuda_fault.so")
+    prepare_questions
+    python3 -c 'import json, sys; print(json.dumps([{"role": "user", "content": open(sys.argv[1]).read()[:30000] + sys.argv[2]}]))' \
+      "$work/document.txt" "$question" >"$work/chat.json"
+    ask() {  # ask NAME TOKENS
+      "$winnow" generate --server "127.0.0.1:$(cat "$work/$1")" --chat-file "$work/chat.json" --temperature 0 --ignore-eos \
+        --policy lsh:k=2%,suffix=64 --max-tokens "$2"
+    }
+    start whole --device cuda
+    ask whole 64 >"$work/expected"
+    stop whole
+    store=(--disk-bytes 4GiB --store-dir "$work/kv")
+    mkfifo "$work/word" "$work/text"
+    for word in trap address; do
+      launch=(env WINNOW_CUDA_FAULT_FIFO="$work/word" LD_PRELOAD="$library")
+      start broken --device cuda "${store[@]}"
+      launch=()
+      ask broken 10000 >"$work/text" 2>"$work/error" &
+      asked=$!
+      exec 3<"$work/text"
+      head -c 20 <&3 >/dev/null  # it answers
+      echo "$word" >"$work/word"
+      cat <&3 >/dev/null
+      exec 3<&-
+      code=0; wait "$asked" || code=$?
+      exited=0; wait "${servers[broken]}" || exited=$?
+      unset "servers[broken]"
+      rm "$work/broken"
+      echo "==> $word: generate ended with $code ($(tr '\n' ' ' <"$work/error")), the server with $exited"
+      grep -E 'cuda fault|CUDA' "$work/broken.log" | tail -3
+      [ "$code" != 0 ]
+      grep -q UNAVAILABLE "$work/error"
+      [ "$exited" = 70 ]
+      "$winnow" store verify --dir "$work/kv"
+      start again --device cuda "${store[@]}"
+      ask again 64 | cmp - "$work/expected"
+      echo "started again: the same answer"
+      stop again
+    done
     ;;
   *)
     usage

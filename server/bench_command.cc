@@ -24,6 +24,7 @@ struct BenchFlags {
   std::vector<int64_t> contexts = {1024, 32768, 131072};
   std::vector<std::string> policies;  // of decode; none: dense
   int32_t batch = 1;
+  int64_t shared = 0;
   int32_t steps = 30;
   double drift = 0;
   bool skip_dense = false;
@@ -123,6 +124,25 @@ absl::Status CheckLengths(const BenchModel& model, const std::vector<int64_t>& l
   return absl::OkStatus();
 }
 
+// Those that are not dense go behind what is there.
+absl::Status ParsePolicies(const BenchFlags& flags,
+                           std::vector<engine::AttentionPolicy>& policies) {
+  for (const std::string& text : flags.policies) {
+    const auto policy = engine::ParseAttentionPolicy(text);
+    if (!policy.ok()) return policy.status();
+    if (!policy->IsDense()) policies.push_back(*policy);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckPolicies(const BenchModel& model,
+                           std::span<const engine::AttentionPolicy> policies) {
+  for (const engine::AttentionPolicy& policy : policies) {
+    if (absl::Status status = model.decoder->CheckPolicy(policy); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
 int BenchDecode(BenchFlags flags) {
   engine::ModelOptions& options = flags.model.model;
   if (absl::Status status = SetHostKv(flags); !status.ok()) {
@@ -130,15 +150,17 @@ int BenchDecode(BenchFlags flags) {
   }
   options.max_batch_tokens = std::max(options.max_batch_tokens, flags.batch);
   options.max_batch_logits = flags.batch;
-  // Every sequence's own blocks, each rounded up.
-  const int64_t longest = *std::max_element(flags.contexts.begin(), flags.contexts.end());
-  const int64_t kv_tokens = (longest + options.block_tokens - 1) / options.block_tokens *
-                            options.block_tokens * flags.batch;
+  const auto decode_case = [&](int64_t context) {
+    return DecodeCase{context, flags.batch, flags.shared, flags.steps, flags.drift};
+  };
+  int64_t kv_tokens = 0;
+  for (const int64_t context : flags.contexts) {
+    kv_tokens = std::max(kv_tokens, BlocksOfDecode(decode_case(context), options.block_tokens) *
+                                        options.block_tokens);
+  }
   std::vector<engine::AttentionPolicy> policies(flags.skip_dense ? 0 : 1);
-  for (const std::string& text : flags.policies) {
-    const auto policy = engine::ParseAttentionPolicy(text);
-    if (!policy.ok()) return ReportInputError("bench", policy.status());
-    if (!policy->IsDense()) policies.push_back(*policy);
+  if (absl::Status status = ParsePolicies(flags, policies); !status.ok()) {
+    return ReportInputError("bench", status);
   }
   if (policies.empty()) {
     return ReportInputError(
@@ -150,23 +172,21 @@ int BenchDecode(BenchFlags flags) {
   if (absl::Status status = CheckLengths(model, flags.contexts, "--contexts"); !status.ok()) {
     return ReportInputError("bench", status);
   }
-  for (const engine::AttentionPolicy& policy : policies) {
-    if (absl::Status status = model.decoder->CheckPolicy(policy); !status.ok()) {
-      return ReportInputError("bench", status);
-    }
+  if (absl::Status status = CheckPolicies(model, policies); !status.ok()) {
+    return ReportInputError("bench", status);
   }
 
   FILE* const table = TableFile(flags.json_path);
   PrintHeader(table, model);
   Json json = {{"decode", Json::array()}, {"run", RunInfo(flags, model)}};
-  std::fprintf(table, "%9s %9s %9s %7s %10s %7s %8s %8s %8s %8s %8s %8s %9s  %s\n", "context",
-               "ms/step", "median", "GB/s", "read loop", "share", "matmul", "attend", "select",
-               "index", "complete", "other", "attn, x", "policy");
+  std::fprintf(table, "%9s %9s %9s %9s %7s %10s %7s %8s %8s %8s %8s %8s %8s %9s %9s  %s\n",
+               "context", "ms/step", "median", "tokens/s", "GB/s", "read loop", "share", "matmul",
+               "attend", "select", "index", "complete", "other", "attn, x", "device GB", "policy");
   for (const int64_t context : flags.contexts) {
     double dense_attention = 0;
     for (const engine::AttentionPolicy& policy : policies) {
-      const absl::StatusOr<DecodeResult> result = RunDecode(
-          model, context, flags.batch, policy, flags.steps, flags.drift, options.num_threads);
+      const absl::StatusOr<DecodeResult> result =
+          RunDecode(model, decode_case(context), policy, options.num_threads);
       if (!result.ok()) return ReportFailure("bench", result.status());
       const DecodeResult& r = *result;
       if (policy.IsDense()) dense_attention = r.AttentionSeconds();
@@ -176,14 +196,17 @@ int BenchDecode(BenchFlags flags) {
       const std::string read_loop =
           compared ? fmt::format("{:.2f}", r.read_loop_bytes_per_s / kGiga) : "-";
       const std::string share = compared ? fmt::format("{:.1f}%", 100 * r.Share()) : "-";
+      const std::string device =
+          r.device_bytes < 0 ? "-"
+                             : fmt::format("{:.2f}", static_cast<double>(r.device_bytes) / kGiga);
       std::fprintf(table,
-                   "%9lld %9.3f %9.3f %7.2f %10s %7s %8.3f %8.3f %8.3f %8.3f %8.3f %8.3f "
-                   "%9.2f  %s\n",
+                   "%9lld %9.3f %9.3f %9.1f %7.2f %10s %7s %8.3f %8.3f %8.3f %8.3f %8.3f %8.3f "
+                   "%9.2f %9s  %s\n",
                    static_cast<long long>(r.context), r.seconds / kMilli, r.seconds_median / kMilli,
-                   r.BytesPerSecond() / kGiga, read_loop.c_str(), share.c_str(),
-                   r.matmul.seconds / kMilli, r.attention.seconds / kMilli,
+                   r.batch / r.seconds, r.BytesPerSecond() / kGiga, read_loop.c_str(),
+                   share.c_str(), r.matmul.seconds / kMilli, r.attention.seconds / kMilli,
                    r.select.seconds / kMilli, r.index.seconds / kMilli, r.complete.seconds / kMilli,
-                   r.other.seconds / kMilli, times_faster, r.policy.c_str());
+                   r.other.seconds / kMilli, times_faster, device.c_str(), r.policy.c_str());
       if (r.row_bytes > 0) {
         std::fprintf(
             table,
@@ -198,6 +221,9 @@ int BenchDecode(BenchFlags flags) {
           {{"context", r.context},
            {"policy", r.policy},
            {"batch", r.batch},
+           {"shared_tokens", r.shared},
+           {"tokens_per_s", Round(r.batch / r.seconds)},
+           {"device_bytes", r.device_bytes < 0 ? Json() : Json(r.device_bytes)},
            {"ms_per_step", Round(r.seconds / kMilli)},
            {"ms_per_step_median", Round(r.seconds_median / kMilli)},
            {"bytes_per_step", r.bytes},
@@ -230,10 +256,17 @@ int BenchPrefill(BenchFlags flags) {
   }
   const int64_t longest = *std::max_element(flags.tokens.begin(), flags.tokens.end());
   flags.model.model.max_batch_logits = 1;
-  const auto made = MakeBenchModel(flags.model, longest, {});
+  std::vector<engine::AttentionPolicy> policies(1);
+  if (absl::Status status = ParsePolicies(flags, policies); !status.ok()) {
+    return ReportInputError("bench", status);
+  }
+  const auto made = MakeBenchModel(flags.model, longest, policies);
   if (!made.ok()) return ModelError(flags, made.status());
   BenchModel& model = **made;
   if (absl::Status status = CheckLengths(model, flags.tokens, "--tokens"); !status.ok()) {
+    return ReportInputError("bench", status);
+  }
+  if (absl::Status status = CheckPolicies(model, policies); !status.ok()) {
     return ReportInputError("bench", status);
   }
 
@@ -241,14 +274,19 @@ int BenchPrefill(BenchFlags flags) {
   PrintHeader(table, model);
   std::fprintf(table, "GFLOP/s; shares are of %s alone on the same products\n",
                kernels::OneDnnVersion().c_str());
-  std::fprintf(table, "%8s %10s %10s %9s %10s %18s %18s %12s %9s\n", "tokens", "ms", "median",
-               "tokens/s", "oneDNN", "whole, share", "matmul, share", "attention", "other ms");
+  std::fprintf(table, "%8s %10s %10s %9s %10s %18s %18s %12s %9s %9s  %s\n", "tokens", "ms",
+               "median", "tokens/s", "oneDNN", "whole, share", "matmul, share", "attention",
+               "index ms", "other ms", "index of");
   Json json = {{"prefill", Json::array()}, {"run", RunInfo(flags, model)}};
   json["run"]["chunk_tokens"] = flags.model.model.max_batch_tokens;
   json["run"]["baseline"] = kernels::OneDnnVersion();
+  std::vector<std::pair<int64_t, engine::AttentionPolicy>> cases;
   for (const int64_t tokens : flags.tokens) {
+    for (const engine::AttentionPolicy& policy : policies) cases.emplace_back(tokens, policy);
+  }
+  for (const auto& [tokens, policy] : cases) {
     const absl::StatusOr<PrefillResult> result =
-        RunPrefill(model, tokens, flags.repetitions, flags.model.model.num_threads);
+        RunPrefill(model, tokens, policy, flags.repetitions, flags.model.model.num_threads);
     if (!result.ok()) return ReportFailure("bench", result.status());
     const PrefillResult& r = *result;
     const bool has_baseline = r.onednn_flops_per_s > 0;
@@ -256,12 +294,14 @@ int BenchPrefill(BenchFlags flags) {
       return has_baseline ? fmt::format("{:.1f}%", 100 * flops_per_s / r.onednn_flops_per_s) : "-";
     };
     const double attention_rate = r.attention.flops / r.attention.seconds;
-    std::fprintf(table, "%8lld %10.2f %10.2f %9.1f %10.1f %10.1f, %6s %10.1f, %6s %12.1f %9.2f\n",
-                 static_cast<long long>(r.tokens), r.seconds / kMilli, r.seconds_median / kMilli,
-                 static_cast<double>(r.tokens) / r.seconds, r.onednn_flops_per_s / kGiga,
-                 r.FlopsPerSecond() / kGiga, share(r.FlopsPerSecond()).c_str(),
-                 r.MatmulFlopsPerSecond() / kGiga, share(r.MatmulFlopsPerSecond()).c_str(),
-                 attention_rate / kGiga, r.other.seconds / kMilli);
+    std::fprintf(
+        table, "%8lld %10.2f %10.2f %9.1f %10.1f %10.1f, %6s %10.1f, %6s %12.1f %9.2f %9.2f  %s\n",
+        static_cast<long long>(r.tokens), r.seconds / kMilli, r.seconds_median / kMilli,
+        static_cast<double>(r.tokens) / r.seconds, r.onednn_flops_per_s / kGiga,
+        r.FlopsPerSecond() / kGiga, share(r.FlopsPerSecond()).c_str(),
+        r.MatmulFlopsPerSecond() / kGiga, share(r.MatmulFlopsPerSecond()).c_str(),
+        attention_rate / kGiga, r.index.seconds / kMilli, r.other.seconds / kMilli,
+        policy.IsDense() ? "none" : r.policy.c_str());
     std::fflush(table);
     const auto json_share = [&](double flops_per_s) {
       return has_baseline ? Json(Round(flops_per_s / r.onednn_flops_per_s)) : Json();
@@ -278,6 +318,8 @@ int BenchPrefill(BenchFlags flags) {
          {"matmul_ms", Round(r.matmul.seconds / kMilli)},
          {"attention_gflop_per_s", Round(attention_rate / kGiga)},
          {"attention_ms", Round(r.attention.seconds / kMilli)},
+         {"index_of", r.policy},
+         {"index_ms", Round(r.index.seconds / kMilli)},
          {"other_ms", Round(r.other.seconds / kMilli)},
          {"onednn_gflop_per_s",
           has_baseline ? Json(Round(r.onednn_flops_per_s / kGiga)) : Json()}});
@@ -367,6 +409,13 @@ void AddBenchCommand(CLI::App& app, int* exit_code) {
   decode->add_option("--steps", flags->steps, "Steps that are timed")
       ->check(CLI::Range(1, 1000000))
       ->capture_default_str();
+  decode
+      ->add_option(
+          "--shared", flags->shared,
+          "All sequences begin with the same document of so many tokens, in whole blocks; its KV "
+          "is there once")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 30))
+      ->capture_default_str();
   decode->add_flag("--skip-dense", flags->skip_dense, "Measure the policies alone");
   decode
       ->add_option("--drift", flags->drift,
@@ -379,6 +428,7 @@ void AddBenchCommand(CLI::App& app, int* exit_code) {
   CLI::App* prefill =
       bench->add_subcommand("prefill", "A prompt, as a share of oneDNN alone on its products");
   AddBenchModelFlags(*prefill, *flags);
+  AddArtifactFlag(*prefill, flags->model.model);
   prefill->add_option("--tokens", flags->tokens, "Lengths of the prompt")
       ->delimiter(',')
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
@@ -388,6 +438,10 @@ void AddBenchCommand(CLI::App& app, int* exit_code) {
                    "The prompt is cut into chunks of this size")
       ->check(CLI::Range(1, 65536))
       ->capture_default_str();
+  prefill
+      ->add_option("--policy", flags->policies,
+                   "Also with the index of this policy made on the way, may be repeated")
+      ->type_name("POLICY");
   prefill->add_option("--repetitions", flags->repetitions, "Runs that are timed")
       ->check(CLI::Range(1, 100000))
       ->capture_default_str();

@@ -101,6 +101,15 @@ class DriftingInputs {
   std::mt19937 random_{7};
 };
 
+// How many whole blocks of a sequence lie in the shared document, and how many are its own. The token that
+// a step writes is in one of those.
+struct BlocksOfSequence {
+  BlocksOfSequence(const DecodeCase& what, int32_t block_tokens)
+      : shared(std::min(what.shared, what.context - 1) / block_tokens),
+        own((what.context + block_tokens - 1) / block_tokens - shared) {}
+  int64_t shared, own;
+};
+
 std::vector<int32_t> RandomTokens(int64_t count, int32_t vocab_size) {
   std::mt19937 random(1);
   std::vector<int32_t> tokens(count);
@@ -166,6 +175,7 @@ absl::StatusOr<std::unique_ptr<BenchModel>> MakeBenchModel(
   WINNOW_ASSIGN_OR_RETURN(options.retrieval, BenchRetrieval(flags, made->config, made->weights,
                                                             policies, made->synthetic_artifact));
   WINNOW_ASSIGN_OR_RETURN(made->backend, engine::MakeBackend(flags.model));
+  made->available_bytes = made->backend->AvailableBytes();
   WINNOW_RETURN_IF_ERROR(engine::CheckMemory(made->config, options, *made->backend));
   if (flags.model_dir.empty()) {
     WINNOW_ASSIGN_OR_RETURN(made->synthetic, engine::MakeSyntheticWeights(made->config, 1));
@@ -178,16 +188,27 @@ absl::StatusOr<std::unique_ptr<BenchModel>> MakeBenchModel(
   return made;
 }
 
-absl::StatusOr<DecodeResult> RunDecode(BenchModel& model, int64_t context, int32_t batch,
-                                       const engine::AttentionPolicy& policy, int32_t steps,
-                                       double drift, int num_threads) {
+int64_t BlocksOfDecode(const DecodeCase& what, int32_t block_tokens) {
+  const BlocksOfSequence blocks(what, block_tokens);
+  return blocks.shared + blocks.own * what.batch;
+}
+
+absl::StatusOr<DecodeResult> RunDecode(BenchModel& model, const DecodeCase& what,
+                                       const engine::AttentionPolicy& policy, int num_threads) {
   engine::Decoder& decoder = *model.decoder;
+  const auto [context, batch, shared, steps, drift] = what;
   if (drift != 0 && model.config.dtype == kernels::DType::kF16) {
     return absl::InvalidArgumentError("--drift: is for inputs of bfloat16 or float32");
   }
-  const int64_t blocks = (context + decoder.block_tokens() - 1) / decoder.block_tokens();
-  std::vector<int32_t> all_blocks(blocks * batch);
-  std::iota(all_blocks.begin(), all_blocks.end(), 0);
+  const BlocksOfSequence blocks(what, decoder.block_tokens());
+  // [batch][blocks of a sequence]
+  std::vector<int32_t> tables;
+  for (int32_t i = 0; i < batch; ++i) {
+    for (int64_t block = 0; block < blocks.shared + blocks.own; ++block) {
+      tables.push_back(
+          static_cast<int32_t>(block < blocks.shared ? block : block + i * blocks.own));
+    }
+  }
   const std::vector<int32_t> tokens = RandomTokens(batch, decoder.vocab_size());
   const kernels::Buffer logits_memory = decoder.AllocateLogits(batch);
   const std::span logits(static_cast<float*>(logits_memory.data()),
@@ -198,15 +219,17 @@ absl::StatusOr<DecodeResult> RunDecode(BenchModel& model, int64_t context, int32
     if (!policy.IsDense()) {
       WINNOW_ASSIGN_OR_RETURN(states[i], decoder.NewRetrievalState(policy));
     }
-    step.chunks.push_back({std::span(tokens).subspan(i, 1), static_cast<int32_t>(context - 1),
-                           std::span(all_blocks).subspan(i * blocks, blocks), 1, states[i].get(),
-                           0});
+    step.chunks.push_back(
+        {std::span(tokens).subspan(i, 1), static_cast<int32_t>(context - 1),
+         std::span(tables).subspan(i * (blocks.shared + blocks.own), blocks.shared + blocks.own), 1,
+         states[i].get(), 0});
   }
   // The read loop runs before and after, so that a busy spell of the machine meets both.
   DecodeResult result;
   result.context = context;
   result.policy = engine::ToString(policy);
   result.batch = batch;
+  result.shared = blocks.shared * decoder.block_tokens();
   const auto read_loop = [&](double bytes) {
     // It is the host's memory that it reads.
     if (model.timed->on_device()) return 0.0;
@@ -249,6 +272,9 @@ absl::StatusOr<DecodeResult> RunDecode(BenchModel& model, int64_t context, int32
   if (result.read_loop_bytes_per_s == 0 && !model.timed->on_device()) {
     return absl::ResourceExhaustedError("no memory for the read loop");
   }
+  if (model.timed->on_device()) {
+    result.device_bytes = model.available_bytes - model.backend->AvailableBytes();
+  }
   result.seconds = runs.front().seconds;
   result.parts_seconds = runs.front().parts_seconds;
   result.seconds_median = runs[runs.size() / 2].seconds;
@@ -261,7 +287,8 @@ absl::StatusOr<DecodeResult> RunDecode(BenchModel& model, int64_t context, int32
   return result;
 }
 
-absl::StatusOr<PrefillResult> RunPrefill(BenchModel& model, int64_t tokens, int32_t repetitions,
+absl::StatusOr<PrefillResult> RunPrefill(BenchModel& model, int64_t tokens,
+                                         const engine::AttentionPolicy& policy, int32_t repetitions,
                                          int num_threads) {
   engine::Decoder& decoder = *model.decoder;
   std::vector<int32_t> blocks((tokens + decoder.block_tokens() - 1) / decoder.block_tokens());
@@ -269,11 +296,15 @@ absl::StatusOr<PrefillResult> RunPrefill(BenchModel& model, int64_t tokens, int3
   const std::vector<int32_t> prompt = RandomTokens(tokens, decoder.vocab_size());
   std::vector<float> logits(decoder.vocab_size());
   const auto prefill = [&]() -> absl::Status {
+    std::unique_ptr<engine::RetrievalState> state;
+    if (!policy.IsDense()) {
+      WINNOW_ASSIGN_OR_RETURN(state, decoder.NewRetrievalState(policy));
+    }
     for (int64_t position = 0; position < tokens;) {
       const int64_t count = std::min<int64_t>(decoder.max_batch_tokens(), tokens - position);
       const engine::Batch chunk{
           {{std::span(prompt).subspan(position, count), static_cast<int32_t>(position), blocks,
-            position + count == tokens ? 1 : 0}}};
+            position + count == tokens ? 1 : 0, state.get()}}};
       WINNOW_RETURN_IF_ERROR(decoder.Forward(chunk, logits));
       position += count;
     }
@@ -284,10 +315,12 @@ absl::StatusOr<PrefillResult> RunPrefill(BenchModel& model, int64_t tokens, int3
                               *model.timed, repetitions, [](int32_t) {}, prefill));
   PrefillResult result;
   result.tokens = tokens;
+  result.policy = engine::ToString(policy);
   result.seconds = runs.front().seconds;
   result.seconds_median = runs[runs.size() / 2].seconds;
   result.matmul = runs.front().matmul;
   result.attention = runs.front().attention;
+  result.index = runs.front().index;
   result.other = runs.front().other;
 
   if (model.timed->on_device()) return result;

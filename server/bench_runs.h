@@ -45,6 +45,7 @@ struct BenchModel {
   engine::SyntheticWeights synthetic;
   engine::SyntheticArtifact synthetic_artifact;
   std::unique_ptr<kernels::Backend> backend;
+  int64_t available_bytes = -1;  // of the device, before anything was made; -1: no device
   std::unique_ptr<engine::TimedBackend> timed;
   std::unique_ptr<engine::Decoder> decoder;
 };
@@ -58,6 +59,8 @@ struct DecodeResult {
   int64_t context = 0;  // keys that each sequence sees
   std::string policy;
   int32_t batch = 0;                       // sequences
+  int64_t shared = 0;                      // of the context, tokens whose KV all of them share
+  int64_t device_bytes = -1;               // of the device's memory that are taken; -1: no device
   double seconds = 0, seconds_median = 0;  // of one step
   double bytes = 0;                        // weights, KV and index that a step reads
   double kv_bytes = 0, index_bytes = 0;    // of them
@@ -87,24 +90,35 @@ struct DecodeResult {
 // One token for each of `batch` sequences, whose caches hold noise up to `context`. The index over
 // the noise is made before anything is timed. `drift`: from 0, each step has the queries of the last,
 // to 1, its own; between, a step's input is sqrt(1 - drift^2) of the last one's and drift of noise, so
-// queries of neighbouring steps have about that cosine. REQUIRES: drift is 0 or weights are random; a policy that CheckPolicy of the decoder
-// passes, a model with a KV pool of context*batch tokens, rounded up to blocks for each sequence.
-absl::StatusOr<DecodeResult> RunDecode(BenchModel& model, int64_t context, int32_t batch,
-                                       const engine::AttentionPolicy& policy, int32_t steps,
-                                       double drift, int num_threads);
+// queries of neighbouring steps have about that cosine. REQUIRES: drift is 0 or weights are random; a policy
+// that CheckPolicy of the decoder passes, a model with a KV pool of BlocksOfDecode blocks.
+struct DecodeCase {
+  int64_t context = 0;
+  int32_t batch = 1;
+  int64_t shared =
+      0;  // the first so many tokens, in whole blocks, are one document's that all ask about
+  int32_t steps = 30;
+  double drift = 0;
+};
+absl::StatusOr<DecodeResult> RunDecode(BenchModel& model, const DecodeCase& what,
+                                       const engine::AttentionPolicy& policy, int num_threads);
+// That RunDecode needs: those of the shared document once, and each sequence's own.
+int64_t BlocksOfDecode(const DecodeCase& what, int32_t block_tokens);
 
 struct PrefillResult {
   int64_t tokens = 0;
-  double seconds = 0, seconds_median = 0;     // of the whole prompt
-  engine::OpTotals matmul, attention, other;  // of the best run
+  std::string policy;  // whose indexes are made on the way; the prompt attends densely
+  double seconds = 0, seconds_median = 0;            // of the whole prompt
+  engine::OpTotals matmul, attention, index, other;  // of the best run; on a device, of one more
   double onednn_flops_per_s = 0;  // on the same products, weighted by their FLOPs; 0: it has none
   double FlopsPerSecond() const { return (matmul.flops + attention.flops) / seconds; }
   double MatmulFlopsPerSecond() const { return matmul.flops / matmul.seconds; }
 };
 
 // A prompt of `tokens` random tokens, in chunks of the model's max_batch_tokens; logits of its
-// last.
-absl::StatusOr<PrefillResult> RunPrefill(BenchModel& model, int64_t tokens, int32_t repetitions,
+// last. All of it attends densely, and what `policy` keeps of its keys (codes, summaries) is made.
+absl::StatusOr<PrefillResult> RunPrefill(BenchModel& model, int64_t tokens,
+                                         const engine::AttentionPolicy& policy, int32_t repetitions,
                                          int num_threads);
 
 }  // namespace winnow::server

@@ -226,38 +226,73 @@ void BenchFetch(Bench& bench) {
 }
 
 // Rows anywhere in an arena: beyond some GiB, looking up addresses costs more than the bus.
+void GatherFar(Bench& bench, const std::string& text, int32_t num_blocks,
+               const std::vector<std::vector<const std::byte*>>& rows_of_copies) {
+  constexpr int32_t kRowBytes = 512;
+  const auto copies = static_cast<int>(rows_of_copies.size());
+  const auto rows = static_cast<int32_t>(rows_of_copies.front().size());
+  std::vector<Memory<const std::byte*>> sources;
+  for (const auto& of_copy : rows_of_copies) sources.emplace_back(of_copy);
+  Memory<std::byte> target(int64_t{rows} * kRowBytes);
+  std::vector<std::byte*> targets_host(rows);
+  for (int32_t i = 0; i < rows; ++i) targets_host[i] = target.data() + int64_t{i} * kRowBytes;
+  const Memory<std::byte*> targets(targets_host);
+  const Memory<int32_t> count(std::vector<int32_t>{rows});
+  const double seconds = bench.Seconds(copies, copies, [&](int i, cudaStream_t stream) {
+    return GatherRows(sources[i].data(), targets.data(), count.data(), kRowBytes, num_blocks,
+                      stream);
+  });
+  bench.Report("far: gather", text, seconds, static_cast<double>(rows) * kRowBytes, true);
+}
+
 void BenchFar(Bench& bench) {
   if (!bench.Wants("far")) return;
-  constexpr int32_t kCopies = 16, kRowBytes = 512;
-  for (const size_t gib : {2, 48}) {
-    const size_t bytes = gib << 30;
-    const Buffer host = AllocatePinned(0, bytes);
-    if (host.data() == nullptr) {
+  constexpr int32_t kRowBytes = 512;
+  for (const size_t gib : {2, 60}) {
+    const Buffer host = AllocatePinned(0, gib << 30);
+    const auto* arena = static_cast<const std::byte*>(host.data());
+    if (arena == nullptr) {
       std::printf("far: %zu GiB cannot be pinned\n", gib);
       continue;
     }
-    for (const int32_t rows : {2048, 16384, 131072}) {
-      std::vector<Memory<const std::byte*>> sources;
-      for (int copy = 0; copy < kCopies; ++copy) {
-        std::vector<const std::byte*> of_copy(rows);
-        for (const std::byte*& row : of_copy) {
-          row = static_cast<const std::byte*>(host.data()) +
-                HostRandom() % (bytes / kRowBytes) * kRowBytes;
-        }
-        std::sort(of_copy.begin(), of_copy.end());
-        sources.emplace_back(of_copy);
+    const auto some_rows = [&](size_t first, size_t bytes, int32_t count) {
+      std::vector<const std::byte*> rows(count);
+      for (const std::byte*& row : rows) {
+        row = arena + first + HostRandom() % (bytes / kRowBytes) * kRowBytes;
       }
-      Memory<std::byte> target(int64_t{rows} * kRowBytes);
-      std::vector<std::byte*> targets_host(rows);
-      for (int32_t i = 0; i < rows; ++i) targets_host[i] = target.data() + int64_t{i} * kRowBytes;
-      const Memory<std::byte*> targets(targets_host);
-      const Memory<int32_t> count(std::vector<int32_t>{rows});
-      const double seconds = bench.Seconds(kCopies, kCopies, [&](int i, cudaStream_t stream) {
-        return GatherRows(sources[i].data(), targets.data(), count.data(), kRowBytes, kGatherBlocks,
-                          stream);
-      });
-      bench.Report("far: gather", Text("%d rows of %zu GiB", rows, gib), seconds,
-                   static_cast<double>(rows) * kRowBytes, true);
+      std::sort(rows.begin(), rows.end());
+      return rows;
+    };
+    for (const int32_t rows : {2048, 16384, 131072}) {
+      std::vector<std::vector<const std::byte*>> copies;
+      for (int copy = 0; copy < 16; ++copy) copies.push_back(some_rows(0, gib << 30, rows));
+      GatherFar(bench, Text("%d rows of %zu GiB", rows, gib), kGatherBlocks, copies);
+    }
+    // A step at 512K: 30 layers of 2 GiB, one after the other. In the order of addresses; of heads, each
+    // in order, as lists are; in none.
+    constexpr int32_t kRows = 8192, kHeads = 8;
+    for (const size_t mib : {512, 2048}) {
+      const size_t layers = std::min<size_t>(30, (gib << 10) / mib);
+      std::vector<std::vector<const std::byte*>> sorted, by_head, shuffled;
+      for (size_t layer = 0; layer < layers; ++layer) {
+        sorted.push_back(some_rows(layer * mib << 20, mib << 20, kRows));
+        by_head.emplace_back();
+        for (int head = 0; head < kHeads; ++head) {
+          for (int32_t i = head; i < kRows; i += kHeads) by_head.back().push_back(sorted.back()[i]);
+        }
+        shuffled.push_back(sorted.back());
+        for (size_t i = kRows - 1; i > 0; --i) {
+          std::swap(shuffled.back()[i], shuffled.back()[HostRandom() % (i + 1)]);
+        }
+      }
+      for (const int32_t blocks : {8, 16, 32, 132}) {
+        const auto text = [&](const char* order) {
+          return Text("%zu layers of %zu MiB, %d blocks, %s", layers, mib, blocks, order);
+        };
+        GatherFar(bench, text("in order"), blocks, sorted);
+        GatherFar(bench, text("by head"), blocks, by_head);
+        GatherFar(bench, text("shuffled"), blocks, shuffled);
+      }
     }
   }
 }

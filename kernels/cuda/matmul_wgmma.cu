@@ -166,7 +166,11 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
       const uint32_t to = is_w ? w_at + piece * kWBytes : x_at + piece * kPanelBytes;
       for (int32_t slice = 0; slice < args.slices; slice += kStageSlices) {
         const uint32_t barrier = SharedAddress(filled + stage);
-        WaitForPhase(SharedAddress(emptied + stage), parity ^ 1);
+        if constexpr (kClusterBlocks == 1) {
+          WaitForPhase(SharedAddress(emptied + stage), parity ^ 1);
+        } else {
+          WaitForCluster(SharedAddress(emptied + stage), parity ^ 1);
+        }
         if (lane == 0) ArriveExpecting(barrier, StageBytes<kStageSlices>());
         __syncwarp();
         if (mine) {

@@ -101,6 +101,34 @@ class Bench(unittest.TestCase):
                     self.assertLess(row["matmul_ms"] + row["attention_ms"], row["ms_per_step"])
                 self.assertGreater(rows[1]["bytes_per_step"], rows[0]["bytes_per_step"])
 
+    def test_a_shared_document_lies_in_memory_once(self):
+        with temporary_directory() as directory:
+            shape = directory / "config.json"
+            shape.write_text(json.dumps(SHAPE))
+            pools = {}
+            for shared in (0, 1000, 5000):  # of 1,000 tokens in 16 blocks of 64, the last of which is each one's own
+                result = run("bench", "decode", "--like", shape, "--context", "1000", "--batch", "3", "--steps", "1",
+                             "--shared", str(shared), "--policy", "lsh:k=16,from=0,window=16", "--json", "-")
+                self.assertEqual(result.returncode, 0, result.stderr)
+                report = json.loads(result.stdout)
+                self.assertEqual([row["shared_tokens"] for row in report["decode"]], 2 * [min(shared, 960)])
+                pools[shared] = report["run"]["kv_pool_bytes"]
+            self.assertEqual(pools[5000], pools[1000])
+            self.assertEqual(pools[0] * (15 + 3), pools[1000] * 3 * 16)
+
+    def test_prefill_makes_the_indexes_of_policies(self):
+        with temporary_directory() as directory:
+            shape = directory / "config.json"
+            shape.write_text(json.dumps({**SHAPE, "num_hidden_layers": 4}))
+            result = run("bench", "prefill", "--like", shape, "--tokens", "300", "--repetitions", "1", "--json", "-",
+                         "--policy", "hata:k=16,from=0,window=16", "--policy", "spotlight:k=16,completion=on,from=0,window=16")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            dense, *rows = json.loads(result.stdout)["prefill"]
+            self.assertEqual(dense["index_ms"], 0)
+            self.assertEqual(len(rows), 2)
+            for row in rows:
+                self.assertGreater(row["index_ms"], 0, row["index_of"])
+
     def test_decode_takes_every_policy(self):
         """Learned ones, too: of a model with its artifact's functions, of a shape alone with random ones."""
         policies = [f"{kind}:k=16,from=0,window=16" for kind in
