@@ -54,7 +54,9 @@ void TimedBackend::Matmul(const Tensor& x, const PackedMatrix& w, const Tensor& 
 void TimedBackend::NormMatmul(const Tensor& x, const float* weight, float eps,
                               const PackedMatrix& w, const Tensor& normed, const Tensor& y,
                               const MatmulEpilogue& epilogue) {
-  if (!on_device()) return Backend::NormMatmul(x, weight, eps, w, normed, y, epilogue);
+  if (!on_device() || !joins_) {
+    return Backend::NormMatmul(x, weight, eps, w, normed, y, epilogue);
+  }
   {
     const Timer timer = Time(matmul_);
     inner_.NormMatmul(x, weight, eps, w, normed, y, epilogue);
@@ -64,7 +66,9 @@ void TimedBackend::NormMatmul(const Tensor& x, const float* weight, float eps,
 
 void TimedBackend::SiluMatmul(const Tensor& gate_up, const PackedMatrix& w, const Tensor& activated,
                               const Tensor& y, const MatmulEpilogue& epilogue) {
-  if (!on_device()) return Backend::SiluMatmul(gate_up, w, activated, y, epilogue);
+  if (!on_device() || !joins_) {
+    return Backend::SiluMatmul(gate_up, w, activated, y, epilogue);
+  }
   {
     const Timer timer = Time(matmul_);
     inner_.SiluMatmul(gate_up, w, activated, y, epilogue);
@@ -75,6 +79,7 @@ void TimedBackend::SiluMatmul(const Tensor& gate_up, const PackedMatrix& w, cons
 void TimedBackend::RopeAndWriteKv(const Tensor& q, const Tensor& k, const Tensor& v,
                                   const Tensor& cos_sin, std::span<const AttentionChunk> chunks,
                                   void* pool, const KvLayout& layout) {
+  if (!joins_) return Backend::RopeAndWriteKv(q, k, v, cos_sin, chunks, pool, layout);
   const Timer timer = Time(other_);
   inner_.RopeAndWriteKv(q, k, v, cos_sin, chunks, pool, layout);
 }

@@ -35,6 +35,9 @@ class TimedBackend : public kernels::Backend {
 
   // Whether to wait after each call. If not, times on a device are those of asking for the work.
   void set_waits(bool waits) { waits_ = waits; }
+  // Whether operations that a backend can do in one go (NormMatmul, SiluMatmul, RopeAndWriteKv and, with it,
+  // the encodings of a decode step) are asked for so. If not, their parts are, one after the other.
+  void set_joins(bool joins) { joins_ = joins; }
   bool on_device() const { return inner_.AvailableBytes() >= 0; }
   void Reset();
   const OpTotals& matmul() const { return matmul_; }
@@ -90,7 +93,7 @@ class TimedBackend : public kernels::Backend {
               const void* pool, const kernels::KvLayout& layout, float scale,
               const kernels::Tensor& out) override;
   void SiluMul(const kernels::Tensor& gate_up, const kernels::Tensor& out) override;
-  // On a device these count as products and as other; on the host their parts as what they are.
+  // On a device, joined, these count as products and as other; else their parts as what they are.
   void NormMatmul(const kernels::Tensor& x, const float* weight, float eps,
                   const kernels::PackedMatrix& w, const kernels::Tensor& normed,
                   const kernels::Tensor& y, const kernels::MatmulEpilogue& epilogue) override;
@@ -156,6 +159,7 @@ class TimedBackend : public kernels::Backend {
   void CountProduct(int64_t m, const kernels::PackedMatrix& w);
 
   kernels::Backend& inner_;
+  bool joins_ = true;
   bool waits_ = true;
   const kernels::DType compute_;
   OpTotals matmul_, attention_, index_, select_, complete_, other_;

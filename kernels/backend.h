@@ -379,6 +379,10 @@ std::unique_ptr<Backend> MakeCpuBackend(const std::string& isa, int num_threads)
 // can be used, or the program was built without CUDA.
 std::unique_ptr<Backend> MakeCudaBackend(std::string* why);
 
+// Whether a CUDA kernel may be put on the device before the one ahead has ended (kernels/cuda/launch.cuh).
+// At first it may. Of the whole process, for measuring what it gives: called while no backend works.
+void LetCudaKernelsStartEarly(bool let);
+
 }  // namespace winnow::kernels
 
 #endif  // WINNOW_KERNELS_BACKEND_H_

@@ -18,6 +18,9 @@
 namespace winnow::server {
 namespace {
 
+constexpr char kEarlyStart[] = "early-start";
+constexpr char kJoinedLaunches[] = "joined-launches";
+
 struct BenchFlags {
   BenchModelFlags model;
   std::string json_path;
@@ -25,6 +28,7 @@ struct BenchFlags {
   std::vector<std::string> policies;  // of decode; none: dense
   int32_t batch = 1;
   int64_t shared = 0;
+  std::vector<std::string> without;
   int32_t steps = 30;
   double drift = 0;
   bool skip_dense = false;
@@ -41,6 +45,7 @@ Json RunInfo(const BenchFlags& flags, const BenchModel& model) {
           {"backend", model.backend->name()},
           {"products", kernels::DTypeName(model.decoder->options().compute)},
           {"kv", kernels::DTypeName(model.decoder->options().kv_dtype)},
+          {"without", flags.without},
           {"weight_bytes", model.decoder->weight_bytes()},
           {"kv_host_bytes", model.decoder->shared_kv_bytes()},
           {"row_cache_bytes", model.decoder->shared_kv_sizes().cache_bytes},
@@ -166,9 +171,17 @@ int BenchDecode(BenchFlags flags) {
     return ReportInputError(
         "bench", absl::InvalidArgumentError("--skip-dense: leaves no policy to measure"));
   }
+  if (!flags.without.empty() && options.device != "cuda") {
+    return ReportInputError("bench", absl::InvalidArgumentError("--without: is for --device cuda"));
+  }
+  const auto is_left_out = [&](const char* what) {
+    return std::find(flags.without.begin(), flags.without.end(), what) != flags.without.end();
+  };
+  kernels::LetCudaKernelsStartEarly(!is_left_out(kEarlyStart));
   const auto made = MakeBenchModel(flags.model, kv_tokens, policies);
   if (!made.ok()) return ModelError(flags, made.status());
   BenchModel& model = **made;
+  model.timed->set_joins(!is_left_out(kJoinedLaunches));
   if (absl::Status status = CheckLengths(model, flags.contexts, "--contexts"); !status.ok()) {
     return ReportInputError("bench", status);
   }
@@ -416,6 +429,13 @@ void AddBenchCommand(CLI::App& app, int* exit_code) {
           "is there once")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 30))
       ->capture_default_str();
+  decode
+      ->add_option(
+          "--without", flags->without,
+          "Leave this out, to see what it gives: early-start (kernels stand ready before "
+          "their turn), joined-launches (norms, gates, rotation and encodings within others'); may "
+          "be repeated")
+      ->check(CLI::IsMember({kEarlyStart, kJoinedLaunches}));
   decode->add_flag("--skip-dense", flags->skip_dense, "Measure the policies alone");
   decode
       ->add_option("--drift", flags->drift,

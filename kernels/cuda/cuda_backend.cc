@@ -15,6 +15,8 @@ std::unique_ptr<Backend> MakeCudaBackend(std::string* why) {
   return cuda::CudaBackend::Create(0, why);
 }
 
+void LetCudaKernelsStartEarly(bool let) { cuda::kernels_start_early = let; }
+
 namespace cuda {
 namespace {
 

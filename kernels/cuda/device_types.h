@@ -27,6 +27,9 @@
 
 namespace winnow::kernels::cuda {
 
+// LetCudaKernelsStartEarly (backend.h).
+inline bool kernels_start_early = true;
+
 // retrieval.h's RetrievalQuery.
 struct DeviceQuery {
   const int32_t* block_table = nullptr;

@@ -18,6 +18,8 @@
 
 #include <cstddef>
 
+#include "kernels/cuda/device_types.h"
+
 namespace winnow::kernels::cuda {
 
 __device__ __forceinline__ void LetNextStart() {
@@ -92,7 +94,7 @@ cudaError_t Launch(void (*kernel)(Params...), dim3 grid, unsigned threads, size_
                    cudaStream_t stream, bool cooperative, const Args&... args) {
   cudaLaunchAttribute attributes[2] = {};
   unsigned count = 0;
-  if (CurrentDevice().hopper) {
+  if (kernels_start_early && CurrentDevice().hopper) {
     attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[count++].val.programmaticStreamSerializationAllowed = 1;
   }

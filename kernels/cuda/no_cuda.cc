@@ -8,4 +8,6 @@ std::unique_ptr<Backend> MakeCudaBackend(std::string* why) {
   return nullptr;
 }
 
+void LetCudaKernelsStartEarly(bool) {}
+
 }  // namespace winnow::kernels

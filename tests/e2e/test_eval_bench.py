@@ -156,6 +156,7 @@ class Bench(unittest.TestCase):
                      "--policy", "hata:k=2%"),
                     ("--contexts: 5000 is more than the model's context of 4096", "decode", "--like", shape,
                      "--contexts", "5000"),
+                    ("--without: is for --device cuda", "decode", "--like", shape, "--without", "early-start"),
                     ("--tokens: 5000 is more than", "prefill", "--like", shape, "--tokens", "5000"),
                     ("--like,--model", "decode"),
                     ("No such file", "decode", "--like", directory / "none"),
