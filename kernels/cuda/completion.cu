@@ -1,16 +1,6 @@
-// Mapping. MapTile is a block's work: 32 vectors in shared memory as [channel][vector]; a thread
-// owns an output and its 32 sums, reads weights coalesced (from L2) and inputs as 16-byte
-// broadcasts.
-//
-//   Extend: one launch maps entering tokens to log-features; a second one takes them in, token by
-//   token, a block per four features and KV head, a thread per channel. Sequential in tokens, as
-//   the order demands, and parallel over everything else.
-//   Complete: blocks of at most 16 splits map the chosen rows and add their terms to sums in shared
-//   memory, which become parts; then a block per query and KV head subtracts them from the summary
-//   and merges one more state into each head's.
-//
-// Not done: tensor cores (tf32 would keep the 1e-3 that log-features need) for the maps, which are
-// nearly all of the time.
+// Mapping. Blocks of at most 16 splits map the chosen rows (completion_map.cuh) and add their terms to sums in shared
+// memory, which become parts; then a block per query and KV head subtracts them from the summary and merges one more
+// state into each head's.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -18,201 +8,15 @@
 #include "kernels/attention_state.h"
 #include "kernels/completion.h"
 #include "kernels/cuda/completion.h"
+#include "kernels/cuda/completion_map.cuh"
 #include "kernels/cuda/device_math.cuh"
-#include "kernels/cuda/launch.cuh"
 
 namespace winnow::kernels::cuda {
 namespace {
 
-constexpr int kThreads = 128;
-constexpr int kTile = 32;
+using namespace completion;
+
 constexpr int kMaxSplits = 16;
-constexpr int kFeaturesPerBlock = 4;
-constexpr int kAhead = 16;  // tokens that are loaded together before they enter
-
-__device__ __forceinline__ float Gelu(float x) { return 0.5f * x * erfcf(-x * 0.70710678f); }
-
-// Sums of one output for the tile: bias, then ascending inputs. `weights` is the output's column.
-__device__ __forceinline__ void AddInputs(const float* weights, int64_t stride, const float* x,
-                                          int32_t count, float (&sums)[kTile]) {
-#pragma unroll 4
-  for (int32_t j = 0; j < count; ++j) {
-    const float w = __ldg(weights + j * stride);
-#pragma unroll
-    for (int t = 0; t < kTile; t += 4) {
-      const float4 of_tile = *reinterpret_cast<const float4*>(x + j * kTile + t);
-      sums[t] = __fmaf_rn(of_tile.x, w, sums[t]);
-      sums[t + 1] = __fmaf_rn(of_tile.y, w, sums[t + 1]);
-      sums[t + 2] = __fmaf_rn(of_tile.z, w, sums[t + 2]);
-      sums[t + 3] = __fmaf_rn(of_tile.w, w, sums[t + 3]);
-    }
-  }
-}
-
-// Log-features of the vectors in x [d][kTile] to a [F][kTile]; z [u][kTile] is scratch. Needs a
-// barrier before, and ends with one.
-__device__ void MapTile(const DeviceFeatureMap& map, int32_t head, const float* x, float* z,
-                        float* a) {
-  const int32_t d = map.head_dim, u = map.inner, features = map.features;
-  const float* gate_up = map.gate_up + int64_t{head} * d * 2 * u;
-  const float* gate_up_bias = map.gate_up_bias + int64_t{head} * 2 * u;
-  for (int32_t o = threadIdx.x; o < u; o += kThreads) {
-    float gate[kTile] = {}, up[kTile] = {};
-    AddInputs(gate_up + o, 2 * u, x, d, gate);
-    AddInputs(gate_up + u + o, 2 * u, x, d, up);
-    const float gate_bias = gate_up_bias[o], up_bias = gate_up_bias[u + o];
-#pragma unroll
-    for (int t = 0; t < kTile; ++t) {
-      z[o * kTile + t] = Gelu(gate[t] + gate_bias) * (up[t] + up_bias);
-    }
-  }
-  __syncthreads();
-  const float* out = map.out + int64_t{head} * (d + u) * features;
-  for (int32_t o = threadIdx.x; o < features; o += kThreads) {
-    float sums[kTile] = {};
-    AddInputs(out + o, features, x, d, sums);
-    AddInputs(out + int64_t{d} * features + o, features, z, u, sums);
-    const float bias = map.out_bias[int64_t{head} * features + o];
-#pragma unroll
-    for (int t = 0; t < kTile; ++t) a[o * kTile + t] = sums[t] + bias;
-  }
-  __syncthreads();
-}
-
-// d values of a bf16 row, from `row`, into column t of x [d][kTile]; by one warp.
-__device__ __forceinline__ void LoadVector(const uint8_t* row, int32_t d, float* x, int t) {
-  for (int32_t c = threadIdx.x % 32 * 2; c < d; c += 64) {
-    const uint32_t pair = row == nullptr ? 0 : *reinterpret_cast<const uint32_t*>(row + c * 2);
-    x[c * kTile + t] = WidenLow(pair);
-    x[(c + 1) * kTile + t] = WidenHigh(pair);
-  }
-}
-
-struct Pool {
-  const uint8_t* data;
-  FastDivider block_tokens;
-  int64_t block_bytes, head_bytes, row_bytes;
-  __device__ const uint8_t* Row(const int32_t* table, int32_t head, int32_t token) const {
-    const int32_t block = block_tokens.Divide(token);
-    return data + table[block] * block_bytes + head * head_bytes +
-           (token - block * block_tokens.divisor()) * row_bytes;
-  }
-};
-
-__global__ void __launch_bounds__(kThreads)
-    MapKeysKernel(const DeviceExtension* extensions, int32_t max_tokens,
-                  const __grid_constant__ Pool pool, const __grid_constant__ DeviceFeatureMap map,
-                  float* log_features) {
-  const DeviceExtension extension = extensions[blockIdx.z];
-  const int32_t head = blockIdx.y;
-  const int32_t first = extension.tokens.first + static_cast<int32_t>(blockIdx.x) * kTile;
-  if (first >= extension.tokens.last) return;
-  extern __shared__ float4 shared4[];
-  float* x = reinterpret_cast<float*>(shared4);
-  float* z = x + map.head_dim * kTile;
-  float* a = z + map.inner * kTile;
-  for (int t = threadIdx.x / 32; t < kTile; t += kThreads / 32) {
-    const bool inside = first + t < extension.tokens.last;
-    LoadVector(inside ? pool.Row(extension.block_table, head, first + t) : nullptr, map.head_dim, x,
-               t);
-  }
-  __syncthreads();
-  MapTile(map, head, x, z, a);
-  // [extension][head][token][F]
-  float* to = log_features + ((int64_t{blockIdx.z} * map.kv_heads + head) * max_tokens +
-                              static_cast<int64_t>(blockIdx.x) * kTile) *
-                                 map.features;
-  for (int32_t i = threadIdx.x; i < kTile * map.features; i += kThreads) {
-    const int32_t t = i / map.features, f = i % map.features;
-    if (first + t < extension.tokens.last) to[i] = a[f * kTile + t];
-  }
-}
-
-// Takes tokens in. A thread is a channel of four features; all threads keep the same m and sums.
-__global__ void __launch_bounds__(kThreads)
-    EnterKernel(const DeviceExtension* extensions, int32_t max_tokens,
-                const __grid_constant__ Pool pool, int32_t kv_heads, int32_t d, int32_t features,
-                const float* log_features) {
-  const DeviceExtension extension = extensions[blockIdx.z];
-  const int32_t head = blockIdx.y, first_feature = blockIdx.x * kFeaturesPerBlock;
-  const auto c = static_cast<int32_t>(threadIdx.x);
-  // kernels/retrieval.h: m[F], S[F], Z[F][d], then S and Z of the open block.
-  float* data = extension.summary + int64_t{head} * SummaryFloats(features, d);
-  float *m = data, *sum = m + features, *z = sum + features, *open_sum = z + int64_t{features} * d,
-        *open_z = open_sum + features;
-  float my_m[kFeaturesPerBlock], my_sum[kFeaturesPerBlock], my_open_sum[kFeaturesPerBlock];
-  float my_z[kFeaturesPerBlock], my_open_z[kFeaturesPerBlock];
-#pragma unroll
-  for (int j = 0; j < kFeaturesPerBlock; ++j) {
-    const int32_t f = first_feature + j;
-    const bool keep = extension.clear == 0;
-    my_m[j] = keep ? m[f] : -INFINITY;
-    my_sum[j] = keep ? sum[f] : 0.0f;
-    my_open_sum[j] = keep ? open_sum[f] : 0.0f;
-    my_z[j] = keep && c < d ? z[int64_t{f} * d + c] : 0.0f;
-    my_open_z[j] = keep && c < d ? open_z[int64_t{f} * d + c] : 0.0f;
-  }
-  const float* a = log_features + (int64_t{blockIdx.z} * kv_heads + head) * max_tokens * features +
-                   first_feature;
-  // What several tokens bring is loaded before the first of them enters: loads do not wait for each
-  // other, only sums do.
-  for (int32_t first = extension.tokens.first; first < extension.tokens.last; first += kAhead) {
-    float4 loaded[kAhead];
-    float values[kAhead];
-#pragma unroll
-    for (int t = 0; t < kAhead; ++t) {
-      const bool inside = first + t < extension.tokens.last;
-      loaded[t] = inside ? *reinterpret_cast<const float4*>(a + int64_t{t} * features)
-                         : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      values[t] = inside && c < d ? WidenBf16(reinterpret_cast<const uint16_t*>(
-                                        pool.Row(extension.block_table, head, first + t))[d + c])
-                                  : 0.0f;
-    }
-    a += int64_t{kAhead} * features;
-#pragma unroll
-    for (int t = 0; t < kAhead; ++t) {
-      if (first + t >= extension.tokens.last) break;
-      const float of_token[kFeaturesPerBlock] = {loaded[t].x, loaded[t].y, loaded[t].z,
-                                                 loaded[t].w};
-#pragma unroll
-      for (int j = 0; j < kFeaturesPerBlock; ++j) {
-        if (of_token[j] > my_m[j]) {
-          const float factor = expf(my_m[j] - of_token[j]);
-          my_m[j] = of_token[j];
-          my_sum[j] *= factor;
-          my_open_sum[j] *= factor;
-          my_z[j] *= factor;
-          my_open_z[j] *= factor;
-        }
-        const float weight = expf(of_token[j] - my_m[j]);
-        my_open_sum[j] += weight;
-        my_open_z[j] = __fmaf_rn(weight, values[t], my_open_z[j]);
-      }
-      if ((first + t + 1) % kSummaryBlockTokens == 0) {
-#pragma unroll
-        for (int j = 0; j < kFeaturesPerBlock; ++j) {
-          my_sum[j] += my_open_sum[j];
-          my_z[j] += my_open_z[j];
-          my_open_sum[j] = my_open_z[j] = 0.0f;
-        }
-      }
-    }
-  }
-  __syncthreads();  // all have read what is now written
-#pragma unroll
-  for (int j = 0; j < kFeaturesPerBlock; ++j) {
-    const int32_t f = first_feature + j;
-    if (c == 0) {
-      m[f] = my_m[j];
-      sum[f] = my_sum[j];
-      open_sum[f] = my_open_sum[j];
-    }
-    if (c < d) {
-      z[int64_t{f} * d + c] = my_z[j];
-      open_z[int64_t{f} * d + c] = my_open_z[j];
-    }
-  }
-}
 
 struct CompleteArgs {
   const float* q;
@@ -256,12 +60,9 @@ __global__ void __launch_bounds__(kThreads)
   for (int32_t i = threadIdx.x; i < features * (d + 1); i += kThreads) sums[i] = 0.0f;
   for (int32_t tile = first; tile < last; tile += kTile) {
     __syncthreads();
-    for (int t = threadIdx.x / 32; t < kTile; t += kThreads / 32) {
-      const bool inside = tile + t < last;
-      LoadVector(inside ? reinterpret_cast<const uint8_t*>(list.rows[list.chosen_first + tile + t])
-                        : nullptr,
-                 d, x, t);
-    }
+    LoadTile(d, x, [&](int t) {
+      return tile + t < last ? list.rows[list.chosen_first + tile + t] : nullptr;
+    });
     __syncthreads();
     MapTile(map, head, x, z, a);
     for (int32_t i = threadIdx.x; i < features * kTile; i += kThreads) {
@@ -391,38 +192,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-size_t TileBytes(const DeviceFeatureMap& map) {
-  return size_t{4} * kTile * (map.head_dim + map.inner + map.features);
-}
-// Of SumChosenKernel, which takes the most.
-size_t SharedBytes(const DeviceFeatureMap& map) {
-  return TileBytes(map) + size_t{4} * map.features * (map.head_dim + 1);
-}
-
-bool IsRefused(const DeviceFeatureMap& map) {
-  return map.features < kFeaturesPerBlock || map.features > kThreads ||
-         map.features % kFeaturesPerBlock != 0 || map.inner < 1 || map.inner > kThreads ||
-         map.head_dim < 16 || map.head_dim > kThreads || map.head_dim % 16 != 0 ||
-         SharedBytes(map) > CurrentDevice().block_shared_bytes;
-}
-bool IsRefused(const DeviceFeatureMap& map, const KvLayout& layout) {
-  return IsRefused(map) || map.head_dim != layout.head_dim || map.kv_heads != layout.kv_heads ||
-         layout.dtype != DType::kBF16;
-}
-
-Pool MakePool(const void* pool, const KvLayout& layout) {
-  return {static_cast<const uint8_t*>(pool), FastDivider(layout.block_tokens),
-          static_cast<int64_t>(layout.BlockBytes()), static_cast<int64_t>(layout.HeadBytes()),
-          static_cast<int64_t>(layout.RowBytes())};
-}
-
-template <typename Kernel>
-cudaError_t AllowShared(Kernel kernel, size_t bytes) {
-  if (bytes <= 48 * 1024) return cudaSuccess;
-  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              static_cast<int>(bytes));
-}
-
 // y [out] of an affine stage, in double: columns of what is folded.
 struct Affine {
   std::vector<double> weight;  // [out][in]
@@ -507,38 +276,6 @@ DeviceFeatureMap PackFeatureMap(const FeatureMapWeights& weights, void* host, vo
     }
   }
   return map;
-}
-
-size_t ExtendSummariesWorkspaceBytes(int32_t num_extensions, int32_t max_tokens,
-                                     const DeviceFeatureMap& key_map) {
-  return size_t{4} * num_extensions * key_map.kv_heads * max_tokens * key_map.features;
-}
-
-cudaError_t ExtendSummaries(const DeviceExtension* extensions, int32_t num_extensions,
-                            int32_t max_tokens, const void* pool, const KvLayout& layout,
-                            const DeviceFeatureMap& key_map, void* workspace, cudaStream_t stream) {
-  if (IsRefused(key_map, layout) || num_extensions < 0 || num_extensions > 65535 ||
-      max_tokens < 0) {
-    return cudaErrorInvalidValue;
-  }
-  if (num_extensions == 0) return cudaSuccess;
-  auto* log_features = static_cast<float*>(workspace);
-  const Pool rows = MakePool(pool, layout);
-  if (max_tokens > 0) {
-    if (const cudaError_t error = AllowShared(MapKeysKernel, TileBytes(key_map));
-        error != cudaSuccess) {
-      return error;
-    }
-    const dim3 grid(static_cast<unsigned>(CeilDiv(max_tokens, kTile)), layout.kv_heads,
-                    num_extensions);
-    MapKeysKernel<<<grid, kThreads, TileBytes(key_map), stream>>>(extensions, max_tokens, rows,
-                                                                  key_map, log_features);
-    if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
-  }
-  const dim3 grid(key_map.features / kFeaturesPerBlock, layout.kv_heads, num_extensions);
-  EnterKernel<<<grid, kThreads, 0, stream>>>(extensions, max_tokens, rows, layout.kv_heads,
-                                             layout.head_dim, key_map.features, log_features);
-  return cudaGetLastError();
 }
 
 size_t CompleteStatesWorkspaceBytes(const CompletionShape& shape, const DeviceFeatureMap& key_map) {

@@ -42,7 +42,8 @@ struct DeviceExtension {
   int32_t clear = 0, unused = 0;
 };
 
-// The workspace holds the log-features of all entering tokens: 4 F bytes for each and each head.
+// The workspace holds the log-features of all entering tokens, 4 F bytes for each and each head, and from 128 tokens
+// on what each 64 of them add: as much again at d 64, twice as much at d 128.
 size_t ExtendSummariesWorkspaceBytes(int32_t num_extensions, int32_t max_tokens,
                                      const DeviceFeatureMap& key_map);
 [[nodiscard]] cudaError_t ExtendSummaries(const DeviceExtension* extensions, int32_t num_extensions,

@@ -26,8 +26,11 @@ const DeviceFeatureMap& MapOf(const PackedFeatureMap& map) {
 // Tokens of each of `count` sequences that enter at a time: the workspace has room for as many of all,
 // be it that only one of them is behind.
 int32_t ExtendTokens(int32_t count, const DeviceFeatureMap& map) {
-  const size_t each = ExtendSummariesWorkspaceBytes(std::max(count, 1), 1, map);
-  return static_cast<int32_t>(std::clamp<size_t>(kWorkspaceBytes / each, 1, kExtendTokens));
+  int32_t tokens = kExtendTokens;
+  while (tokens > 1 && ExtendSummariesWorkspaceBytes(count, tokens, map) > kWorkspaceBytes) {
+    tokens /= 2;
+  }
+  return tokens;
 }
 
 }  // namespace
