@@ -131,7 +131,7 @@ void BenchTopP(Bench& bench) {
     });
     bench.Report("top-p: quantize", Text("%dK tokens, d %d", n >> 10, d), quantize,
                  QuantizeKeysBytes(n, kv), false);
-    for (const int32_t candidates : {2048, 8192}) {
+    for (const int32_t candidates : {2048, 8192, 32768}) {
       std::vector<int32_t> counts_host(kKvHeads, candidates), tokens_host;
       for (int head = 0; head < kKvHeads; ++head) {
         const auto some = SomeTokens(16, n - 128, candidates);

@@ -134,20 +134,20 @@ __global__ void __launch_bounds__(kThreads) EnterKernel(const __grid_constant__ 
         if (of_token[j] > my_m[j]) {
           const float factor = expf(my_m[j] - of_token[j]);
           my_m[j] = of_token[j];
-          my_sum[j] *= factor;
-          my_open_sum[j] *= factor;
+          my_sum[j] = __fmul_rn(my_sum[j], factor);
+          my_open_sum[j] = __fmul_rn(my_open_sum[j], factor);
           my_z[j] *= factor;
           my_open_z[j] *= factor;
         }
         const float weight = expf(of_token[j] - my_m[j]);
-        my_open_sum[j] += weight;
+        my_open_sum[j] = __fadd_rn(my_open_sum[j], weight);
         my_open_z[j] = __fmaf_rn(weight, values[t], my_open_z[j]);
       }
       if ((first + t + 1) % kSummaryBlockTokens == 0) {
 #pragma unroll
         for (int j = 0; j < kFeaturesPerBlock; ++j) {
-          my_sum[j] += my_open_sum[j];
-          my_z[j] += my_open_z[j];
+          my_sum[j] = __fadd_rn(my_sum[j], my_open_sum[j]);
+          my_z[j] = __fadd_rn(my_z[j], my_open_z[j]);
           my_open_sum[j] = my_open_z[j] = 0.0f;
         }
       }
@@ -312,8 +312,8 @@ __global__ void __launch_bounds__(kThreads) BlockKernel(const __grid_constant__ 
   if (c < kBlockFeatures && first_feature + c < features) {
     float my_sum = goes_on ? open_sum[first_feature + c] : 0.0f;
     for (int32_t t = 0; t < count; ++t) {
-      my_sum *= factors[t][c];  // by 1 where nothing grew
-      my_sum += weights[t][c];
+      // A factor is 1 where nothing grew. Never one operation, which would round once.
+      my_sum = __fadd_rn(__fmul_rn(my_sum, factors[t][c]), weights[t][c]);
     }
     args.sums[of_block * features + first_feature + c] = my_sum;
   }
@@ -378,8 +378,8 @@ __global__ void __launch_bounds__(kThreads) CloseKernel(const __grid_constant__ 
         const float factor[kFeaturesPerBlock] = {loaded.x, loaded.y, loaded.z, loaded.w};
 #pragma unroll
         for (int j = 0; j < kFeaturesPerBlock; ++j) {
-          my_sum[j] *= factor[j];
-          my_z[j] *= factor[j];
+          my_sum[j] = __fmul_rn(my_sum[j], factor[j]);
+          my_z[j] = __fmul_rn(my_z[j], factor[j]);
         }
       }
 #pragma unroll
@@ -387,8 +387,8 @@ __global__ void __launch_bounds__(kThreads) CloseKernel(const __grid_constant__ 
         my_open_sum[j] = tokens.closes ? 0.0f : sums[b][j];
         my_open_z[j] = tokens.closes ? 0.0f : zs[b][j];
         if (tokens.closes) {
-          my_sum[j] += sums[b][j];
-          my_z[j] += zs[b][j];
+          my_sum[j] = __fadd_rn(my_sum[j], sums[b][j]);
+          my_z[j] = __fadd_rn(my_z[j], zs[b][j]);
         }
       }
     }

@@ -2,9 +2,9 @@
 // which it reads itself (rows are scattered, but each is read whole), and the group's queries come
 // from shared memory, four or eight heads to a channel, the same address for the whole warp.
 //
-// Cut: a block is one query head. The logits of the row are read once into shared memory (up to
-// some 18,000; longer rows are read from L2 again) and become weights; beside them lie the weights
-// as multiples of 2^-31, whose sums are exact in any order. The threshold is looked for among the
+// Cut: a block is one query head. The logits of the row are read once into shared memory (up to some
+// 57,000 on Hopper; longer rows are read from L2 again) and become weights; beside them lie, for up to
+// some 28,000, the weights as multiples of 2^-31, whose sums are exact in any order. The threshold is looked for among the
 // bits of the weight, which order as the weights do: 15 rounds of three sums each leave one value.
 // A sum is two integer reductions of a warp and one of the warps.
 //
@@ -26,7 +26,6 @@ namespace {
 constexpr int kEstimateThreads = 128;
 constexpr int kCutThreads = 512;
 constexpr int kCutWarps = kCutThreads / 32;
-constexpr size_t kMaxSharedBytes = 144 * 1024;  // sm_80 has them too
 constexpr size_t kOtherSharedBytes = 2 * 1024;  // of a block, at most: its variables
 constexpr uint32_t kOneBits = 0x3f800000;       // the largest weight
 
@@ -184,7 +183,10 @@ __device__ __forceinline__ uint64_t WarpSum(uint64_t x) {
   return (high << 20) + low;
 }
 
-template <bool kInShared>
+// What of a row lies in shared memory.
+enum class Holds { kNothing, kWeights, kWeightsAndFixed };
+
+template <Holds kHolds>
 __global__ void __launch_bounds__(kCutThreads) CutKernel(const __grid_constant__ Args args) {
   const int32_t head = blockIdx.x, query_index = blockIdx.y, kv_head = head / args.group;
   const int32_t list = query_index * args.kv_heads + kv_head;
@@ -199,6 +201,8 @@ __global__ void __launch_bounds__(kCutThreads) CutKernel(const __grid_constant__
   const float* logits = args.logits + head_index * args.max_tokens;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
+  constexpr bool kInShared = kHolds != Holds::kNothing;
+  constexpr bool kFixed = kHolds == Holds::kWeightsAndFixed;
   extern __shared__ float row[];  // [max_tokens] weights, then the candidates' fixed weights
   auto* fixed = reinterpret_cast<uint32_t*>(row + args.max_tokens);
   __shared__ double sums[kCutWarps];
@@ -223,7 +227,7 @@ __global__ void __launch_bounds__(kCutThreads) CutKernel(const __grid_constant__
     const float weight = Weight(kInShared ? row[i] : __ldcg(logits + i), max);
     if (kInShared) {
       row[i] = weight;
-      if (i >= anchors) fixed[i - anchors] = Fixed(weight);
+      if (kFixed && i >= anchors) fixed[i - anchors] = Fixed(weight);
     }
     if (i < anchors) {
       of_anchors += weight;
@@ -242,7 +246,7 @@ __global__ void __launch_bounds__(kCutThreads) CutKernel(const __grid_constant__
     uint64_t mine[3] = {};
     for (int32_t i = threadIdx.x; i < candidates; i += kCutThreads) {
       const float weight = weight_of(i);
-      const uint32_t bits = __float_as_uint(weight), value = kInShared ? fixed[i] : Fixed(weight);
+      const uint32_t bits = __float_as_uint(weight), value = kFixed ? fixed[i] : Fixed(weight);
 #pragma unroll
       for (int j = 0; j < 3; ++j) mine[j] += bits >= points[j] ? value : 0;
     }
@@ -388,15 +392,15 @@ Plan MakePlan(const TopPShape& shape) {
   return plan;
 }
 
-template <bool kInShared>
+template <Holds kHolds>
 cudaError_t LaunchCut(dim3 grid, size_t shared_bytes, const Args& args, cudaStream_t stream) {
   if (shared_bytes > 40 * 1024) {
     const cudaError_t error =
-        cudaFuncSetAttribute(CutKernel<kInShared>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+        cudaFuncSetAttribute(CutKernel<kHolds>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              static_cast<int>(shared_bytes));
     if (error != cudaSuccess) return error;
   }
-  CutKernel<kInShared><<<grid, kCutThreads, shared_bytes, stream>>>(args);
+  CutKernel<kHolds><<<grid, kCutThreads, shared_bytes, stream>>>(args);
   return cudaGetLastError();
 }
 
@@ -451,12 +455,15 @@ cudaError_t PruneSelection(const TopPShape& shape, const float* q, int64_t q_str
     if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
   }
   const dim3 grid(layout.kv_heads * shape.group, shape.num_queries);
-  const size_t shared_bytes = size_t{4} * plan.max_tokens + size_t{4} * shape.max_candidates;
-  if (shared_bytes <= kMaxSharedBytes &&
-      shared_bytes + kOtherSharedBytes <= CurrentDevice().block_shared_bytes) {
-    return LaunchCut<true>(grid, shared_bytes, args, stream);
+  const size_t weights = size_t{4} * plan.max_tokens, fixed = size_t{4} * shape.max_candidates;
+  const auto fits = [](size_t bytes) {
+    return bytes + kOtherSharedBytes <= CurrentDevice().block_shared_bytes;
+  };
+  if (fits(weights + fixed)) {
+    return LaunchCut<Holds::kWeightsAndFixed>(grid, weights + fixed, args, stream);
   }
-  return LaunchCut<false>(grid, 0, args, stream);
+  if (fits(weights)) return LaunchCut<Holds::kWeights>(grid, weights, args, stream);
+  return LaunchCut<Holds::kNothing>(grid, 0, args, stream);
 }
 
 }  // namespace winnow::kernels::cuda

@@ -232,6 +232,48 @@ TEST_F(CudaHostKvTest, LayersWithoutAWaitBetweenThemHaveTheBitsOfKvOnTheDevice) 
   }
 }
 
+TEST_F(CudaHostKvTest, WhatIsWrittenIntoBlocksThatCameAheadIsAttended) {
+  SCOPED_TRACE(Seed());
+  const int32_t kv_heads = 2, d = 64, tokens = 20 * 64;
+  const KvLayout layout{kv_heads, d, 64, DType::kBF16};
+  const Pools pools(*backend_, layout, 40, tokens, 100, 2);
+  ASSERT_NE(pools.kv, nullptr);
+  std::vector<int32_t> reader(40);
+  std::iota(reader.begin(), reader.end(), 0);
+  random_.Shuffle(reader);
+  reader.resize(20);
+  std::vector<std::byte> content(pools.layer_bytes);
+  for (size_t at = 0; at < content.size(); at += 2) {
+    const BF16 value = ToBF16(random_.Normal());
+    std::memcpy(&content[at], &value, 2);
+  }
+  for (const int32_t layer : {0, 1}) {
+    backend_->CopyToDevice(content.data(), pools.Host(layer), content.size());
+    backend_->CopyToDevice(content.data(), pools.Device(layer), content.size());
+  }
+  const int64_t width = int64_t{kv_heads} * d;
+  Matrix q = Matrix::Normal(random_, 1, 4 * width), of_host(1, q.cols()), of_device(1, q.cols());
+  auto of_q = Put(q), from_host = Put(of_host), from_device = Put(of_device);
+  const std::vector<AttentionChunk> reads = {{0, 1, tokens - 1, reader}};
+  for (int round = 0; round < 8; ++round) {
+    // Layer 0 is attended to, and layer 1's blocks come meanwhile. Then a block of them is given to another, who
+    // writes it, and it is the reader's again.
+    const std::vector<int32_t> writer = {reader[random_.Int(0, 18)]};
+    const auto count = static_cast<int32_t>(random_.Int(1, 64));
+    const std::vector<AttentionChunk> writes = {{0, count, 0, writer}};
+    Matrix k = Matrix::Normal(random_, count, width), v = Matrix::Normal(random_, count, width);
+    auto of_k = Put(k), of_v = Put(v);
+    backend_->BeginPass();
+    backend_->Attend(of_q.tensor, reads, pools.Host(0), layout, 0.1f, from_host.tensor);
+    for (std::byte* pool : {pools.Host(1), pools.Device(1)}) {
+      backend_->WriteKv(of_k.tensor, of_v.tensor, writes, pool, layout);
+    }
+    backend_->Attend(of_q.tensor, reads, pools.Host(1), layout, 0.1f, from_host.tensor);
+    backend_->Attend(of_q.tensor, reads, pools.Device(1), layout, 0.1f, from_device.tensor);
+    ASSERT_NO_FATAL_FAILURE(ExpectSame(from_host, of_host, from_device, of_device)) << round;
+  }
+}
+
 TEST_F(CudaHostKvTest, WhatIsCopiedIntoAPoolIsReadFromThenOn) {
   SCOPED_TRACE(Seed());
   const KvLayout layout{2, 64, 64, DType::kBF16};

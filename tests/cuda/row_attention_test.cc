@@ -201,9 +201,11 @@ TEST_F(CudaRowAttentionTest, ExtremeScoresNeitherOverflowNorVanish) {
   PagedKv kv(random_, layout, {600}, 400.0f);  // scores of both signs up to about 1e4
   const auto pool = UploadPool(kv);
   Matrix q = Matrix::Normal(random_, 4, 64);
-  Call call{kv, q, 1.0f, Queries(4), {}};
-  for (int i = 0; i < 4; ++i) call.rows.push_back(AnyTokens(kv, 0, 600));
-  ExpectSame(States(call, pool.data()), Reference(call), 64, 0.2);
+  for (const int32_t rows : {600, 9000}) {  // a tile for each chain, and several
+    Call call{kv, q, 1.0f, Queries(4), {}};
+    for (int i = 0; i < 4; ++i) call.rows.push_back(AnyTokens(kv, 0, rows));
+    ASSERT_NO_FATAL_FAILURE(ExpectSame(States(call, pool.data()), Reference(call), 64, 0.2));
+  }
 }
 
 TEST_F(CudaRowAttentionTest, AMillionRowsKeepTheirPrecision) {
