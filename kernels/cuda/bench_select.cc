@@ -98,7 +98,7 @@ void BenchEncode(Bench& bench) {
                    EncodeBytes(int64_t{batch} * kGroup, 4.0 * d, weights), false,
                    EncodeFlops(int64_t{batch} * kGroup, weights));
     }
-    for (const int32_t tokens : {1, 8192}) {
+    for (const int32_t tokens : {1, 512, 2048, 8192}) {
       const Sequences sequences(1, std::max(tokens, 1024), 0);
       const auto pool = RandomBf16(static_cast<int64_t>(sequences.num_blocks * kv.BlockBytes()), 1);
       Memory<std::byte> codes(static_cast<int64_t>(sequences.num_blocks * layout.BlockBytes()));
@@ -170,7 +170,7 @@ void BenchCompletion(Bench& bench) {
   const DeviceFeatureMap map{gate_up.data(), bias.data(), out.data(), bias.data(),
                              kKvHeads,       d,           kInner,     kFeatures};
   Memory<float> summary(kKvHeads * SummaryFloats(kFeatures, d));
-  for (const int32_t tokens : {1, 8192}) {
+  for (const int32_t tokens : {1, 512, 2048, 8192}) {
     const Memory<DeviceExtension> extension(std::vector<DeviceExtension>{
         {sequences.table.data(), summary.data(), {16, 16 + tokens}, 1, 0}});
     Memory<std::byte> workspace(

@@ -23,6 +23,7 @@ namespace winnow::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 128;
+constexpr int64_t kLeastLargeTiles = 4;  // of a multiprocessor
 
 // docs/artifact-format.md; no operation may be fused with another.
 __device__ uint16_t Silu(float sum) {
@@ -416,8 +417,13 @@ cudaError_t EncodeKeys(const DeviceEncoder& encoder, const DeviceKeySpan* spans,
                     num_spans);
     return Launch(kernel, grid, kThreads, shared_bytes, stream, false, encoder, keys, floats);
   };
-  if (max_span_tokens <= 8) return launch(EncodeKeysKernel<8, 1>, 8);
-  if (BufferFloats(encoder, 32) * size_t{8} > 64 * 1024) return launch(EncodeKeysKernel<8, 1>, 8);
+  // Tiles of 32 vectors read weights less often; where few of them leave multiprocessors with a warp or two
+  // each, as a chunk of 512 tokens does, small ones are faster.
+  const int64_t large = CeilDiv(max_span_tokens, 32) * layout.kv_heads * num_spans;
+  if (large < kLeastLargeTiles * int64_t{CurrentDevice().multiprocessors} ||
+      BufferFloats(encoder, 32) * size_t{8} > 64 * 1024) {
+    return launch(EncodeKeysKernel<8, 1>, 8);
+  }
   return launch(EncodeKeysKernel<32, 1>, 32);
 }
 
