@@ -22,10 +22,9 @@
 //
 // Log-probabilities are of the row as the model gave it, before every step.
 //
-// Backends add weights as multiples of 2^-40, so their sums do not depend on an order: a row's result has
-// nothing to do with other rows, nor with how many threads or blocks share one. The weights themselves have
-// float32's accuracy and may round otherwise on another backend: where a sum is within 1e-6 of the mass of
-// what decides, the token's neighbour may be drawn.
+// A row's result has nothing to do with other rows, nor with how many threads or blocks share one: sums have
+// one order, or are of integers. Weights have float32's accuracy and may round otherwise on another backend:
+// where a sum is within 1e-6 of the mass of what decides, the token's neighbour may be drawn.
 //
 // Reads 4 * vocab bytes per row.
 #ifndef WINNOW_KERNELS_SAMPLE_H_
@@ -87,6 +86,9 @@ constexpr double SampleBytes(int64_t rows, int64_t vocab) {
 
 // One logit after the steps before temperature, masking apart.
 float EditedLogit(float logit, const LogitEdit& edit, const SampleRow& row);
+
+// Ends the program if a row is not as SampleRow says.
+void CheckSampleRow(const SampleRow& row, int64_t vocab);
 
 SampledToken SampleRef(std::span<const float> logits, const SampleRow& row);
 

@@ -46,15 +46,6 @@ double Weight(float logit, float max, float temperature) {
 
 }  // namespace
 
-float EditedLogit(float logit, const LogitEdit& edit, const SampleRow& row) {
-  logit += edit.bias;
-  if (edit.generated < 0) return logit;
-  logit = logit < 0 ? logit * row.repetition_penalty : logit / row.repetition_penalty;
-  if (edit.generated == 0) return logit;
-  return logit -
-         (row.presence_penalty + row.frequency_penalty * static_cast<float>(edit.generated));
-}
-
 std::vector<SampleCandidate> SampleCandidatesRef(std::span<const float> logits,
                                                  const SampleRow& row) {
   WINNOW_CHECK(row.temperature > 0);

@@ -129,29 +129,36 @@ inline void FillLogits(Random& random, std::span<float> row) {
   }
 }
 
-// Whether a backend may draw `token`: where it is one of those near the reference's, as close to a limit as
-// rounding may decide.
+// Whether a backend may draw `token`, where rounding may decide what is within 1e-6 of a limit: the tokens at
+// the end of top-p, those that weigh min_p, and the random number.
 inline bool MayBeDrawn(std::span<const float> logits, const AnySampleRow& any, int32_t token) {
   constexpr double kNear = 1e-6;
-  for (const double p : {0.0, -2 * kNear, 2 * kNear}) {
-    for (const double m : {0.0, -4 * kNear, 4 * kNear}) {
-      AnySampleRow near = any;
-      if (any.top_p < 1)
-        near.top_p = static_cast<float>(std::clamp(any.top_p * (1 + p), 1e-9, 0.99999994));
-      if (any.min_p > 0) near.min_p = static_cast<float>(std::min(any.min_p * (1 + m), 1.0));
-      double passed = 0;
-      for (const SampleCandidate& c : SampleCandidatesRef(logits, near.row())) {
-        if (c.token == token && any.random >= passed - kNear &&
-            any.random < passed + c.probability + kNear) {
-          return true;
-        }
-        passed += c.probability;
-      }
-      if (any.min_p == 0) break;
-    }
-    if (any.top_p == 1) break;
+  // What is surely drawn from, and what may be.
+  AnySampleRow strict = any, permissive = any;
+  if (any.top_p < 1) {
+    strict.top_p = static_cast<float>(any.top_p * (1 - 2 * kNear));
+    permissive.top_p = std::min(static_cast<float>(any.top_p * (1 + 2 * kNear)), 0.99999994f);
   }
-  return false;
+  strict.min_p = static_cast<float>(any.min_p * (1 + 4 * kNear));
+  permissive.min_p = static_cast<float>(any.min_p * (1 - 4 * kNear));
+  std::set<int32_t> sure;
+  for (const SampleCandidate& c : SampleCandidatesRef(logits, strict.row())) sure.insert(c.token);
+  double own = 0;
+  double least_before = 0, most_before = 0, least_after = 0, most_after = 0;
+  for (const SampleCandidate& c : SampleCandidatesRef(logits, permissive.row())) {
+    const double if_sure = sure.contains(c.token) ? c.probability : 0;
+    if (c.token == token) {
+      own = c.probability;
+    } else if (c.token < token) {
+      least_before += if_sure;
+      most_before += c.probability;
+    } else {
+      least_after += if_sure;
+      most_after += c.probability;
+    }
+  }
+  return own > 0 && any.random >= least_before / (least_before + own + most_after) - kNear &&
+         any.random < (most_before + own) / (most_before + own + least_after) + kNear;
 }
 
 inline void ExpectSampled(const Matrix& all, int64_t index, const AnySampleRow& any,
