@@ -151,7 +151,9 @@ TEST_F(DeviceBackendTest, TokensAreThoseOfTheLogitsOnAnyDevice) {
   ASSERT_TRUE(on_cpu->Forward(batch, logits).ok());
   std::vector<kernels::SampleRow> rows(2);
   rows[0].top_logprobs = 3;
-  rows[1] = {.temperature = 1, .random = 0.6, .top_logprobs = 0};
+  rows[1].temperature = 1;
+  rows[1].random = 0.6;
+  rows[1].top_logprobs = 0;
   std::vector<kernels::SampledToken> of_cpu(2), of_device(2);
   ASSERT_TRUE(on_cpu->Sample(batch, rows, of_cpu).ok());
   ASSERT_TRUE(on_device->Sample(batch, rows, of_device).ok());
