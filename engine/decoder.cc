@@ -20,6 +20,8 @@ using kernels::Buffer;
 using kernels::DType;
 using kernels::HostMatrix;
 using kernels::PackedMatrix;
+using kernels::SampledToken;
+using kernels::SampleRow;
 using kernels::Tensor;
 
 // What one layer owns. Matrices that read the same input are stacked: one product, one pass.
@@ -53,11 +55,34 @@ Tensor FirstRows(const Tensor& tensor, int64_t rows) { return tensor.RowRange(0,
 // ---- one forward pass ----
 
 absl::Status Decoder::Forward(const Batch& batch, std::span<float> logits) {
+  const auto values = static_cast<size_t>(batch.num_logits() * config_.vocab_size);
+  WINNOW_CHECK(logits.size() >= values);
+  Compute(batch);
+  memory_->EndPass();  // while the device works
+  if (values > 0) backend_.CopyToHost(logits_.data, logits.data(), values * sizeof(float));
+  // What was chosen is counted now, as the host must wait for it.
+  retrieval_->End();
+  return DeviceStatus();
+}
+
+absl::Status Decoder::Sample(const Batch& batch, std::span<const SampleRow> rows,
+                             std::span<SampledToken> sampled) {
+  const auto count = static_cast<size_t>(batch.num_logits());
+  WINNOW_CHECK(rows.size() == count && sampled.size() >= count);
+  Compute(batch);
+  auto* const made = static_cast<SampledToken*>(sampled_.data());
+  if (count > 0) backend_.Sample(FirstRows(logits_, batch.num_logits()), rows, made);
+  memory_->EndPass();  // while the device works
+  if (count > 0 && backend_.Synchronize()) std::copy_n(made, count, sampled.begin());
+  retrieval_->End();
+  return DeviceStatus();
+}
+
+void Decoder::Compute(const Batch& batch) {
   const int64_t m = batch.num_tokens();
   const int64_t num_logits = batch.num_logits();
   WINNOW_CHECK(m >= 1 && m <= options_.max_batch_tokens);
   WINNOW_CHECK(num_logits <= options_.max_batch_logits);
-  WINNOW_CHECK(static_cast<int64_t>(logits.size()) >= num_logits * config_.vocab_size);
   PlanRows(batch);
   backend_.BeginPass();
   memory_->BeginPass(batch.chunks.size());
@@ -88,14 +113,6 @@ absl::Status Decoder::Forward(const Batch& batch, std::span<float> logits) {
     }
   }
   if (num_logits > 0) ComputeLogits(num_logits);
-  memory_->EndPass();  // while the device works
-  if (num_logits > 0) {
-    backend_.CopyToHost(logits_.data, logits.data(),
-                        static_cast<size_t>(num_logits) * config_.vocab_size * sizeof(float));
-  }
-  // What was chosen is counted now, as the host must wait for it.
-  retrieval_->End();
-  return DeviceStatus();
 }
 
 void Decoder::ComputeLogits(int64_t num_logits) {
@@ -120,12 +137,6 @@ void Decoder::ComputeLogits(int64_t num_logits) {
     // logits [num_logits][vocab] = last · lm_headᵀ
     backend_.Matmul(FirstRows(last_, num_logits), *lm_head_, of_logits, {});
   }
-}
-
-Buffer Decoder::AllocateLogits(int64_t rows) {
-  Buffer shared =
-      backend_.AllocateShared(static_cast<size_t>(rows) * config_.vocab_size * sizeof(float));
-  return shared.data() != nullptr ? std::move(shared) : Model::AllocateLogits(rows);
 }
 
 absl::Status Decoder::DeviceStatus() const {
@@ -572,6 +583,10 @@ absl::Status Decoder::AllocatePools() {
   WINNOW_ASSIGN_OR_RETURN(last_, AllocateScratch(options_.max_batch_logits, hidden, "last states"));
   WINNOW_ASSIGN_OR_RETURN(logits_,
                           AllocateScratch(options_.max_batch_logits, config_.vocab_size, "logits"));
+  sampled_ = backend_.AllocateShared(options_.max_batch_logits * sizeof(SampledToken));
+  if (sampled_.data() == nullptr) {
+    return absl::ResourceExhaustedError("no memory for sampled tokens");
+  }
 
   ids_.reserve(tokens);
   positions_.reserve(tokens);

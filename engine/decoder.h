@@ -103,12 +103,12 @@ class Decoder final : public Model {
   KvMemory* kv_memory() override { return memory_.get(); }
   const RowFetcher& row_fetcher() const { return retrieval_->fetcher(); }
 
-  kernels::Buffer AllocateLogits(int64_t rows) override;
-
   // REQUIRES (all checked): a batch within max_batch_tokens and max_batch_logits, token ids within
   // the vocabulary, positions within max_context, blocks within the pool, and no block written by
   // two chunks. Unavailable: the device has failed, and stays failed. Always OK on the CPU.
   absl::Status Forward(const Batch& batch, std::span<float> logits) override;
+  absl::Status Sample(const Batch& batch, std::span<const kernels::SampleRow> rows,
+                      std::span<kernels::SampledToken> sampled) override;
 
   // Sizes, for the log, metrics and bench.
   size_t weight_bytes() const {
@@ -158,7 +158,8 @@ class Decoder final : public Model {
   absl::StatusOr<kernels::Tensor> AllocateScratch(int64_t rows, int64_t cols, const char* what);
 
   absl::Status DeviceStatus() const;
-  // The steps of Forward; shapes are in decoder.cc.
+  // The steps of Forward and Sample; shapes are in decoder.cc.
+  void Compute(const Batch& batch);  // up to logits_
   void PlanRows(const Batch& batch);
   void CheckBlocks(const SequenceChunk& chunk);
   void ProjectAndWriteKv(int32_t index);
@@ -201,6 +202,7 @@ class Decoder final : public Model {
   kernels::Tensor activated_;  // [T][intermediate]
   kernels::Tensor last_;       // [max_batch_logits][hidden]
   kernels::Tensor logits_;     // [max_batch_logits][vocab]
+  kernels::Buffer sampled_;    // [max_batch_logits] in shared memory
 
   // The batch being run, flattened. Reserved at Create for the largest batch.
   std::vector<int32_t> ids_;                            // [m]

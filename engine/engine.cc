@@ -71,12 +71,10 @@ Engine::Engine(const EngineOptions& options, Model& model, const Tokenizer& toke
       heartbeat_(clock.Now().time_since_epoch().count()),
       memory_(model.kv_memory()),
       pool_(model.num_blocks(), memory_),
-      sampler_(model.vocab_size()),
-      logits_memory_(model.AllocateLogits(options.max_running)),
-      logits_(static_cast<float*>(logits_memory_.data()),
-              static_cast<size_t>(options.max_running) * model.vocab_size()) {
+      sampled_(options.max_running) {
   batch_.chunks.reserve(options.max_running);
   batch_sequences_.reserve(options.max_running);
+  sample_rows_.reserve(options.max_running);
   Publish();
 }
 
@@ -125,6 +123,10 @@ absl::Status Engine::CheckRequest(const Request& request) const {
   for (const int32_t id : request.stopping.stop_token_ids) {
     if (!known(id))
       return absl::InvalidArgumentError(absl::StrCat("stop_token_ids: no token ", id));
+  }
+  if (request.top_logprobs > kernels::kMaxTopLogprobs) {
+    return absl::InvalidArgumentError(absl::StrCat("top_logprobs is ", request.top_logprobs,
+                                                   ", at most ", kernels::kMaxTopLogprobs));
   }
   for (const std::string& text : request.stopping.stop_strings) {
     if (text.empty()) return absl::InvalidArgumentError("stop_strings: an empty string");
@@ -194,9 +196,10 @@ bool Engine::Step() {
   const bool adopted = std::exchange(adopted_, false);
   if (computes) {
     ++stats_.steps;
-    const absl::Status status = model_.Forward(batch_, logits_);
+    PlanSampling();
+    const absl::Status status = model_.Sample(batch_, sample_rows_, sampled_);
     if (status.ok()) {
-      Sample(clock_.Now());
+      Advance(clock_.Now());
     } else {
       Fail(status);
     }
@@ -384,8 +387,17 @@ void Engine::StartRetrieval(Sequence& sequence) {
   }
 }
 
-void Engine::Sample(TimePoint now) {
-  const auto width = static_cast<size_t>(model_.vocab_size());
+void Engine::PlanSampling() {
+  sample_rows_.clear();
+  for (size_t i = 0; i < batch_.chunks.size(); ++i) {
+    if (batch_.chunks[i].num_logits == 0) continue;
+    const Sequence& sequence = *batch_sequences_[i];
+    sample_rows_.push_back(
+        MakeSampleRow(sequence.request, sequence.history, sequence.answer.num_tokens()));
+  }
+}
+
+void Engine::Advance(TimePoint now) {
   size_t row = 0;
   bool lost = false;
   for (size_t i = 0; i < batch_.chunks.size(); ++i) {
@@ -410,29 +422,20 @@ void Engine::Sample(TimePoint now) {
       stats_.kv_read_bytes_disk += bytes.disk;
     }
     if (chunk.num_logits == 0) continue;
-    SampleOne(sequence, logits_.subspan(row * width, width), now);
-    ++row;
+    Take(sequence, sampled_[row++], now);
   }
   if (lost) SortSequences();
 }
 
-void Engine::SampleOne(Sequence& sequence, std::span<float> logits, TimePoint now) {
+void Engine::Take(Sequence& sequence, const kernels::SampledToken& sampled, TimePoint now) {
   const Request& request = sequence.request;
-  const int32_t index = sequence.answer.num_tokens();
-  const bool may_stop = index >= request.stopping.min_tokens;
-  absl::StatusOr<OutputToken> token = sampler_.Sample(
-      {.options = &request.sampling,
-       .history = &sequence.history,
-       .masked_tokens = may_stop ? std::span<const int32_t>() : request.stopping.stop_token_ids,
-       .index = static_cast<uint64_t>(index),
-       .top_logprobs = request.top_logprobs},
-      logits);
+  absl::StatusOr<OutputToken> token = ToOutputToken(sampled);
   if (!token.ok()) {
     End(sequence, FinishReason::kError, std::string(token.status().message()),
         absl::StatusCode::kInternal);
     return;
   }
-  if (index == 0) {
+  if (sequence.answer.num_tokens() == 0) {
     sequence.usage.time_to_first_token = now - request.arrival;
     observer_.OnFirstToken(request, sequence.usage.time_to_first_token);
   } else {

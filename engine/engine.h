@@ -116,12 +116,13 @@ class Engine {
   void EndOverdue(TimePoint now);  // deadlines and slow readers
   PlanInput View(TimePoint now);
   void Apply(const StepPlan& plan, TimePoint now);  // sequences change phase; batch_ is filled
-  void Sample(TimePoint now);
+  void PlanSampling();                              // how the batch's rows become tokens
+  void Advance(TimePoint now);                      // sequences by what was computed and sampled
   void Fail(const absl::Status& status);
   void Emit();
   void Observe(Duration duration);
 
-  void SampleOne(Sequence& sequence, std::span<float> logits, TimePoint now);
+  void Take(Sequence& sequence, const kernels::SampledToken& sampled, TimePoint now);
   void SortSequences();
   void Preempt(Sequence& sequence);
   void EndStarved(bool progress, TimePoint now);
@@ -163,7 +164,6 @@ class Engine {
   KvMemory* const memory_;  // the model's; null: KV never moves
   BlockPool pool_;
   Scheduler scheduler_;
-  Sampler sampler_;
   TenantShares tenants_;
   std::vector<std::unique_ptr<Sequence>> sequences_;  // by phase, then order
   absl::flat_hash_map<RequestId, Sequence*> by_id_;
@@ -185,8 +185,8 @@ class Engine {
   std::vector<SequenceView> views_;
   Batch batch_;
   std::vector<Sequence*> batch_sequences_;  // of batch_.chunks
-  kernels::Buffer logits_memory_;
-  std::span<float> logits_;  // [max_running][vocab], in it
+  std::vector<kernels::SampleRow> sample_rows_;  // of batch_.num_logits()
+  std::vector<kernels::SampledToken> sampled_;   // the same; room for max_running
   std::vector<std::pair<std::shared_ptr<OutputQueue>, OutputEvent>> last_events_;
 };
 

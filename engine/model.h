@@ -1,4 +1,4 @@
-// What the engine needs of a model: run a planned batch, give logits. engine/decoder.h is the real
+// What the engine needs of a model: run a planned batch, give the next tokens or logits. engine/decoder.h is the real
 // one; tests/unit/engine/fake_model.h derives tokens from the bytes it reads back from KV blocks.
 #ifndef WINNOW_ENGINE_MODEL_H_
 #define WINNOW_ENGINE_MODEL_H_
@@ -26,7 +26,7 @@ struct SequenceChunk {
   std::span<const int32_t> block_table;  // logical block -> block of the KV pool; covers every
                                          // position up to the last token's
   int32_t num_logits =
-      0;  // rows of logits wanted, for the last num_logits tokens: 0 inside a prompt, 1 to sample
+      0;  // rows of logits made, for the last num_logits tokens: 0 inside a prompt, 1 to sample
   // Of the sequence, if its policy is not dense: tokens at positions from retrieve_from on attend
   // as the policy says, those before densely. Null: all do.
   RetrievalState* retrieval = nullptr;
@@ -88,18 +88,15 @@ class Model {
   virtual void AdoptIndex(RetrievalState& state, std::span<const int32_t> blocks,
                           std::span<const BlockName> names, int32_t retrieve_from) {}
 
-  // Memory for `rows` rows of logits, which Forward fills without a copy in between; zeros. It goes
-  // before the model does.
-  virtual kernels::Buffer AllocateLogits(int64_t rows) {
-    const size_t count = static_cast<size_t>(rows) * vocab_size();
-    return kernels::Buffer(new float[count](), count * sizeof(float),
-                           [](void* values) { delete[] static_cast<float*>(values); });
-  }
-
-  // Writes the KV of the batch's tokens into their blocks and logits
-  // [batch.num_logits()][vocab_size] (float32, any memory of the host, chunk after chunk). Engine thread only.
-  // Returns Internal when the device failed: nothing of the batch can be trusted then.
+  // Both write the KV of the batch's tokens into their blocks. Engine thread only. They return an error when
+  // the device failed: nothing of the batch can be trusted then.
+  //
+  // Logits [batch.num_logits()][vocab_size], float32, any memory of the host, chunk after chunk.
   virtual absl::Status Forward(const Batch& batch, std::span<float> logits) = 0;
+  // Of each of those rows the next token instead, chosen where they are as `rows` say: both spans are
+  // [batch.num_logits()], any memory of the host. What a lost chunk gets means nothing.
+  virtual absl::Status Sample(const Batch& batch, std::span<const kernels::SampleRow> rows,
+                              std::span<kernels::SampledToken> sampled) = 0;
 };
 
 }  // namespace winnow::engine

@@ -290,4 +290,10 @@ void TimedBackend::MeasureSelection(const kernels::Tensor& q,
   inner_.MeasureSelection(q, queries, pool, layout, scale, chosen, quality);
 }
 
+void TimedBackend::Sample(const Tensor& logits, std::span<const kernels::SampleRow> rows,
+                          kernels::SampledToken* sampled) {
+  const Timer timer = Time(other_);
+  inner_.Sample(logits, rows, sampled);
+}
+
 }  // namespace winnow::engine

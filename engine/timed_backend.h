@@ -152,6 +152,8 @@ class TimedBackend : public kernels::Backend {
                         const void* pool, const kernels::KvLayout& layout, float scale,
                         const kernels::Selection& chosen,
                         kernels::SelectionQuality* quality) override;
+  void Sample(const kernels::Tensor& logits, std::span<const kernels::SampleRow> rows,
+              kernels::SampledToken* sampled) override;
 
  private:
   class Timer;

@@ -33,6 +33,7 @@
 #include "kernels/dtype.h"
 #include "kernels/kv_layout.h"
 #include "kernels/retrieval.h"
+#include "kernels/sample.h"
 
 namespace winnow::kernels {
 
@@ -368,6 +369,11 @@ class Backend {
   virtual void MeasureSelection(const Tensor& q, std::span<const RetrievalQuery> queries,
                                 const void* pool, const KvLayout& layout, float scale,
                                 const Selection& chosen, SelectionQuality* quality) = 0;
+
+  // sampled [rows.size()], in shared memory: the next token of each row of logits [rows][vocab]
+  // (sample.h), there after Synchronize. REQUIRES: ids within the vocabulary; logits are not changed.
+  virtual void Sample(const Tensor& logits, std::span<const SampleRow> rows,
+                      SampledToken* sampled) = 0;
 };
 
 // The best CPU backend for this processor. `isa`: "auto", "avx512", "avx2", "scalar"; null if the

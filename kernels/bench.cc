@@ -27,6 +27,7 @@
 #include "kernels/rmsnorm.h"
 #include "kernels/rope.h"
 #include "kernels/row_attention.h"
+#include "kernels/sample.h"
 #include "kernels/silu_mul.h"
 #include "kernels/thread_pool.h"
 #include "kernels/top_p.h"
@@ -133,6 +134,7 @@ class Bench {
       Indexes(layout);
       Selections(layout);
     }
+    for (const int64_t rows : {1, 8}) Sampling(rows);
     return std::move(results_);
   }
 
@@ -574,6 +576,38 @@ class Bench {
         backend_->SelectByCodes(queries, query_codes.data(), kGroup, codes.data(), layout, chosen);
       });
       AddBesideRead({"select by codes", shape + ", k 2 %", seconds, bytes, 0, "", 0});
+    }
+  }
+
+  // Llama 3's vocabulary, nearly normal logits of deviation 2: flatter than what models give.
+  void Sampling(int64_t num_rows) {
+    if (!Wanted("sample")) return;
+    const int64_t vocab = 128256;
+    Floats logits(*backend_, num_rows, vocab);
+    std::mt19937 random(1);
+    std::normal_distribution<float> normal(0, 2);
+    for (int64_t i = 0; i < num_rows * vocab; ++i) logits.tensor.f32()[i] = normal(random);
+    struct Kind {
+      const char* name;
+      float temperature, top_p;
+      int32_t top_k, top_logprobs;
+    };
+    for (const Kind& kind :
+         {Kind{"greedy", 0, 1, 0, -1}, Kind{"greedy, 5 logprobs", 0, 1, 0, 5},
+          Kind{"T 1", 1, 1, 0, -1}, Kind{"T 0.8, top-p 0.95", 0.8f, 0.95f, 0, -1},
+          Kind{"T 1, top-k 50", 1, 1, 50, -1}}) {
+      std::vector<SampleRow> rows(num_rows);
+      for (SampleRow& row : rows) {
+        row.temperature = kind.temperature;
+        row.top_p = kind.top_p;
+        row.top_k = kind.top_k;
+        row.top_logprobs = kind.top_logprobs;
+        row.random = static_cast<double>(random()) * 0x1p-32;
+      }
+      std::vector<SampledToken> sampled(num_rows);
+      const double seconds = Time([&] { backend_->Sample(logits.tensor, rows, sampled.data()); });
+      AddBesideRead({"sample", "rows " + std::to_string(num_rows) + ", " + kind.name, seconds,
+                     SampleBytes(num_rows, vocab), 0, "", 0});
     }
   }
 

@@ -210,9 +210,8 @@ absl::StatusOr<DecodeResult> RunDecode(BenchModel& model, const DecodeCase& what
     }
   }
   const std::vector<int32_t> tokens = RandomTokens(batch, decoder.vocab_size());
-  const kernels::Buffer logits_memory = decoder.AllocateLogits(batch);
-  const std::span logits(static_cast<float*>(logits_memory.data()),
-                         static_cast<size_t>(batch) * decoder.vocab_size());
+  const std::vector<kernels::SampleRow> greedy(batch);
+  std::vector<kernels::SampledToken> sampled(batch);
   engine::Batch step;
   std::vector<std::unique_ptr<engine::RetrievalState>> states(batch);
   for (int32_t i = 0; i < batch; ++i) {
@@ -237,7 +236,7 @@ absl::StatusOr<DecodeResult> RunDecode(BenchModel& model, const DecodeCase& what
         static_cast<size_t>(std::clamp(bytes, double{1 << 20}, kReadLoopBytesMax)), num_threads);
   };
   model.timed->Reset();
-  WINNOW_RETURN_IF_ERROR(decoder.Forward(step, logits));
+  WINNOW_RETURN_IF_ERROR(decoder.Sample(step, greedy, sampled));
   if (policy.IsDense()) {
     result.kv_bytes = model.timed->attention().bytes;
   } else {
@@ -257,7 +256,7 @@ absl::StatusOr<DecodeResult> RunDecode(BenchModel& model, const DecodeCase& what
     if (run == steps + 1) after = decoder.shared_reads();
   };
   WINNOW_ASSIGN_OR_RETURN(const std::vector<Timed> runs, Repeat(*model.timed, steps, prepare, [&] {
-                            return decoder.Forward(step, logits);
+                            return decoder.Sample(step, greedy, sampled);
                           }));
   const auto mean = [steps](uint64_t last, uint64_t first) {
     return static_cast<double>(last - first) / steps;

@@ -102,6 +102,8 @@ class CpuBackend final : public Backend {
   void MeasureSelection(const Tensor& q, std::span<const RetrievalQuery> queries, const void* pool,
                         const KvLayout& layout, float scale, const Selection& chosen,
                         SelectionQuality* quality) override;
+  void Sample(const Tensor& logits, std::span<const SampleRow> rows,
+              SampledToken* sampled) override;
 
   int num_threads() const { return threads_.num_threads(); }
 
@@ -165,6 +167,21 @@ class CpuBackend final : public Backend {
   void ForEachScored(const Tensor& q, std::span<const RetrievalQuery> queries, const void* pool,
                      const KvLayout& layout, float scale, Use use);
 
+  // Of a thread that samples (sample.cc).
+  struct Sampling {
+    std::vector<float> strips;   // the largest logit of each
+    std::vector<float> ordered;  // strips, to find one by its place
+    std::vector<int32_t> tokens;
+    std::vector<float> logits, weights;  // of tokens
+    std::vector<double> buckets;
+    std::vector<int32_t> edge;
+    std::vector<std::pair<int32_t, float>> edited;  // logits as they were, oldest first
+  };
+  SampledToken SampleOne(std::span<float> logits, const SampleRow& row, Sampling& work) const;
+  LogitFacts Examine(std::span<const float> logits, Sampling& work) const;
+  int32_t Draw(std::span<const float> logits, float max, const SampleRow& row,
+               Sampling& work) const;
+
   const CpuOps& ops_;
   ThreadPool threads_;
   std::vector<RetrievalItem> retrieval_items_;  // of the current call; kept for its memory
@@ -175,6 +192,7 @@ class CpuBackend final : public Backend {
   Scratch attention_scratch_;                   // attention: a part for each thread
   Scratch states_scratch_;                      // attention: states of splits
   Scratch completion_scratch_;                  // completion: a part for each thread
+  std::vector<Sampling> sampling_;              // a part for each thread
   Scratch codes_scratch_;                       // encoding and selection by codes
 };
 

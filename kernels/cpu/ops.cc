@@ -22,6 +22,7 @@ namespace {
     .quantize_key = isa::QuantizeKey, .prepare_int4_queries = isa::PrepareInt4Queries,            \
     .int4_scores = isa::Int4Scores, .gelu_mul_row = isa::GeluMulRow,                              \
     .summary_weights = isa::SummaryWeights, .add_outer = isa::AddOuter,                           \
+    .examine_logits = isa::ExamineLogits, .weigh_logits = isa::WeighLogits,                       \
   }
 constexpr CpuOps kScalar = WINNOW_CPU_OPS(scalar, "scalar", 4);
 constexpr CpuOps kAvx2 = WINNOW_CPU_OPS(avx2, "avx2", 4);

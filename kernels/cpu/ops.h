@@ -179,6 +179,20 @@ constexpr int64_t Int4QueryFloats(const RowsCall& call) {
 using Int4ScoresFn = void(const RowsCall& call, const float* prepared, const std::byte* const* keys,
                           int32_t count, float* scores, int64_t stride);
 
+// ---- sampling (kernels/sample.h) ----
+struct LogitFacts {
+  float max;  // of those that are no NaN
+  bool has_nan;
+};
+using ExamineLogitsFn = LogitFacts(const float* logits, int64_t n);
+struct LogitWeighing {
+  float max = 0, high = 0, low = 0;  // high + low = log2 e / temperature
+};
+// weights[i] = exp((logits[i] - max) / temperature), zero below 2^-41; null: nobody wants them. Returns their
+// sum, in an order that n fixes.
+using WeighLogitsFn = double(const LogitWeighing& call, const float* logits, int64_t n,
+                             float* weights);
+
 // ---- bench ----
 // The exclusive-or of all 8-byte words. REQUIRES: data aligned to 64, whole cache lines.
 using ReadLoopFn = uint64_t(const void* data, size_t size_bytes);
@@ -211,6 +225,8 @@ struct CpuOps {
   GeluMulRowFn* gelu_mul_row;
   SummaryWeightsFn* summary_weights;
   AddOuterFn* add_outer;
+  ExamineLogitsFn* examine_logits;
+  WeighLogitsFn* weigh_logits;
 };
 
 #define WINNOW_DECLARE_CPU_OPS(isa)        \
@@ -240,6 +256,8 @@ struct CpuOps {
   GeluMulRowFn GeluMulRow;                 \
   SummaryWeightsFn SummaryWeights;         \
   AddOuterFn AddOuter;                     \
+  ExamineLogitsFn ExamineLogits;           \
+  WeighLogitsFn WeighLogits;               \
   }
 WINNOW_DECLARE_CPU_OPS(scalar)
 WINNOW_DECLARE_CPU_OPS(avx2)

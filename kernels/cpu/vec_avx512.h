@@ -72,6 +72,9 @@ struct Vec {
     return _mm_cvtss_f32(_mm_max_ss(x, _mm_shuffle_ps(x, x, 1)));
   }
 
+  static Reg ZeroWhereLess(Reg x, Reg a, Reg limit) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, limit, _CMP_NLT_UQ), x);
+  }
   static Reg KeepFirst(Reg x, int n) {
     return _mm512_mask_blend_ps(FirstLanes(n), Set1(-INFINITY), x);
   }

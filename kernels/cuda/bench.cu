@@ -209,7 +209,7 @@ int Main(int argc, char** argv) {
     } else {
       std::fprintf(stderr,
                    "usage: %s [--filter codes|encode|attend|gather|fetch|far|pin|top-p|completion|"
-                   "products|prompt] [--shape TEXT]\n",
+                   "sample|products|prompt] [--shape TEXT]\n",
                    argv[0]);
       return 2;
     }
@@ -226,6 +226,7 @@ int Main(int argc, char** argv) {
   BenchPin(bench);
   BenchTopP(bench);
   BenchCompletion(bench);
+  BenchSample(bench);
   BenchProducts(bench);
   BenchPrompt(bench);
   return 0;

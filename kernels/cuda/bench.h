@@ -1,7 +1,7 @@
 // What the files of winnow_cuda_bench share; no one else includes it.
 //
 //   bench.cu         what is measured against, random content, the program
-//   bench_select.cc  choosing tokens: codes, encoding, top-p; completion
+//   bench_select.cc  choosing tokens: codes, encoding, top-p; completion; the next token
 //   bench_rows.cc    attention over rows, and rows of pinned host memory
 #ifndef WINNOW_KERNELS_CUDA_BENCH_H_
 #define WINNOW_KERNELS_CUDA_BENCH_H_
@@ -157,6 +157,7 @@ void BenchFar(Bench& bench);         // far
 void BenchPin(Bench& bench);         // pin
 void BenchTopP(Bench& bench);        // top-p
 void BenchCompletion(Bench& bench);  // completion
+void BenchSample(Bench& bench);      // sample
 void BenchProducts(Bench& bench);    // products
 void BenchPrompt(Bench& bench);      // prompt
 

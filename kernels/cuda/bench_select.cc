@@ -1,15 +1,17 @@
-// Choosing tokens, and completing what was not chosen.
+// Choosing tokens to attend to, completing what was not chosen, and choosing the next token.
 #include "kernels/completion.h"
 #include "kernels/cuda/bench.h"
 #include "kernels/cuda/completion.h"
 #include "kernels/cuda/hamming_select.h"
 #include "kernels/cuda/hash_encode.h"
 #include "kernels/cuda/int4_keys.h"
+#include "kernels/cuda/sample.h"
 #include "kernels/cuda/top_p.h"
 #include "kernels/dtype.h"
 #include "kernels/hamming_select.h"
 #include "kernels/hash_encode.h"
 #include "kernels/int4_keys.h"
+#include "kernels/sample.h"
 #include "kernels/top_p.h"
 
 namespace winnow::kernels::cuda {
@@ -203,6 +205,44 @@ void BenchCompletion(Bench& bench) {
     bench.Report("completion: step", Text("%d chosen a head, d %d, F %d", chosen, d, kFeatures),
                  seconds, kKvHeads * CompletionBytes(chosen, kv, kInner, kFeatures), false,
                  kKvHeads * CompletionFlops(chosen, kGroup, d, kInner, kFeatures));
+  }
+}
+
+void BenchSample(Bench& bench) {
+  if (!bench.Wants("sample")) return;
+  constexpr int32_t kVocab = 128256;
+  struct Kind {
+    const char* name;
+    float temperature, top_p;
+    int32_t top_k, top_logprobs;
+  };
+  for (const Kind& kind :
+       {Kind{"greedy", 0, 1, 0, -1}, Kind{"T 1", 1, 1, 0, -1},
+        Kind{"T 0.8, top-p 0.95", 0.8f, 0.95f, 0, -1}, Kind{"T 1, top-k 50", 1, 1, 50, -1},
+        Kind{"T 1, top-k 50, top-p 0.95, 5 logprobs", 1, 0.95f, 50, 5}}) {
+    for (const int32_t num_rows : {1, 8, 32}) {
+      const std::string text = Text("%d rows, %s", num_rows, kind.name);
+      if (!bench.WantsShape(text)) continue;
+      // One copy: the product before leaves its logits in L2.
+      const auto logits = RandomFloats(int64_t{num_rows} * kVocab, 2.0f);
+      std::vector<DeviceSampleRow> rows_host(num_rows);
+      for (DeviceSampleRow& row : rows_host) {
+        row.temperature = kind.temperature;
+        row.top_k = kind.top_k;
+        row.top_p = kind.top_p;
+        row.top_logprobs = kind.top_logprobs;
+        row.random = static_cast<double>(HostRandom() >> 11) * 0x1p-53;
+      }
+      const Memory<DeviceSampleRow> rows(rows_host);
+      Memory<SampledToken> results(num_rows);
+      const SampleShape shape{num_rows, kVocab};
+      Memory<std::byte> workspace(static_cast<int64_t>(SampleWorkspaceBytes(shape)));
+      const double seconds = bench.Seconds(1, 20, [&](int, cudaStream_t stream) {
+        return Sample(shape, logits.data(), kVocab, rows.data(), results.data(), workspace.data(),
+                      stream);
+      });
+      bench.Report("sample", text, seconds, SampleBytes(num_rows, kVocab));
+    }
   }
 }
 

@@ -42,6 +42,7 @@
 #include "kernels/cuda/layer_ops.h"
 #include "kernels/cuda/matmul.h"
 #include "kernels/cuda/row_attention.h"
+#include "kernels/cuda/sample.h"
 
 namespace winnow::kernels::cuda {
 
@@ -131,6 +132,8 @@ class CudaBackend final : public Backend {
   void MeasureSelection(const Tensor& q, std::span<const RetrievalQuery> queries, const void* pool,
                         const KvLayout& layout, float scale, const Selection& chosen,
                         SelectionQuality* quality) override;
+  void Sample(const Tensor& logits, std::span<const SampleRow> rows,
+              SampledToken* sampled) override;
 
  private:
   friend class HostKv;
@@ -265,7 +268,7 @@ class CudaBackend final : public Backend {
   Workspace fetched_;                                      // lists and addresses of rows
 
   Workspace matmul_, dense_, codes_, bounds_, logits_, prune_, rows_, addresses_, extend_,
-      complete_, selection_, masses_, quality_, pack_;
+      complete_, selection_, masses_, quality_, pack_, sample_;
   // Whose selection lies in selection_ (and its counts in counts_); tokens null: nobody's.
   Selection selected_, selected_on_device_;
   size_t selected_queries_ = 0;
@@ -286,6 +289,7 @@ class CudaBackend final : public Backend {
   std::vector<RowList> lists_;
   std::vector<DeviceExtension> extensions_;
   std::vector<int32_t> numbers_;
+  std::vector<DeviceSampleRow> sample_rows_;
 };
 
 }  // namespace winnow::kernels::cuda

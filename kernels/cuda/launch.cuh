@@ -112,6 +112,31 @@ cudaError_t Launch(void (*kernel)(Params...), dim3 grid, unsigned threads, size_
   return cudaLaunchKernelEx(&config, kernel, Params(args)...);
 }
 
+// `clusters` of `blocks` each, along x. REQUIRES: CurrentDevice().hopper, or clusters of one block.
+template <typename... Params, typename... Args>
+cudaError_t LaunchClusters(void (*kernel)(Params...), unsigned clusters, unsigned blocks,
+                           unsigned threads, size_t shared_bytes, cudaStream_t stream,
+                           const Args&... args) {
+  cudaLaunchAttribute attributes[2] = {};
+  unsigned count = 0;
+  if (CurrentDevice().hopper) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (blocks > 1) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count++].val.clusterDim = {blocks, 1, 1};
+  }
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(clusters * blocks);
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = count;
+  return cudaLaunchKernelEx(&config, kernel, Params(args)...);
+}
+
 }  // namespace winnow::kernels::cuda
 
 #endif  // WINNOW_KERNELS_CUDA_LAUNCH_CUH_

@@ -11,6 +11,7 @@
 #include "kernels/row_attention.h"
 #include "kernels/top_p.h"
 #include "tests/cuda/backend_testing.h"
+#include "tests/unit/kernels/sample_testing.h"
 
 namespace winnow::kernels::cuda {
 namespace {
@@ -52,6 +53,32 @@ TEST_F(CudaBackendTest, EmbedsRowsOfATableInTheHostsMemory) {
     on_device.Fetch();
     ASSERT_TRUE(SameBits(out, expected));
     EXPECT_TRUE(out.GuardsIntact());
+  }
+}
+
+TEST_F(CudaBackendTest, SamplesRowsIntoSharedMemory) {
+  SCOPED_TRACE(Seed());
+  for (int round = 0; round < 8; ++round) {
+    const int64_t vocab = AnyVocab(random_, 20'000), count = random_.Int(1, 40);
+    Matrix logits(count, vocab);
+    std::vector<AnySampleRow> any;
+    std::vector<SampleRow> rows;
+    for (int64_t i = 0; i < count; ++i) {
+      FillLogits(random_, {logits.row(i), static_cast<size_t>(vocab)});
+      any.push_back(AnySampleRow::Any(random_, vocab));
+    }
+    for (const AnySampleRow& row : any) rows.push_back(row.row());
+    const auto on_device = Put(logits);
+    const Buffer shared = backend_->AllocateShared(count * sizeof(SampledToken));
+    const auto* sampled = static_cast<SampledToken*>(shared.data());
+    backend_->BeginPass();
+    backend_->Sample(on_device.tensor, rows, static_cast<SampledToken*>(shared.data()));
+    rows.clear();  // and what they point to has been copied
+    ASSERT_TRUE(backend_->Synchronize());
+    for (int64_t i = 0; i < count; ++i) {
+      SCOPED_TRACE(testing::Message() << "row " << i << ", " << vocab << " tokens, " << any[i]);
+      ASSERT_NO_FATAL_FAILURE(ExpectSampled(logits, i, any[i], sampled[i]));
+    }
   }
 }
 

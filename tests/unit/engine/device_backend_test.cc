@@ -135,6 +135,41 @@ TEST_F(DeviceBackendTest, AnswersAndCountsAreThoseOfTheCpu) {
 
 // KV of the later layers lies in shared memory, of which the device keeps no rows: every row that was
 // read there came from the host.
+TEST_F(DeviceBackendTest, TokensAreThoseOfTheLogitsOnAnyDevice) {
+  PretendedDevice device(*cpu_);
+  const auto on_cpu = MakeDecoder(*cpu_), on_device = MakeDecoder(device);
+  // Two sequences that end in the batch and one that does not, in blocks of their own.
+  std::vector<int32_t> blocks(on_cpu->num_blocks());
+  std::iota(blocks.begin(), blocks.end(), 0);
+  Batch batch;
+  for (int32_t i = 0; i < 3; ++i) {
+    batch.chunks.push_back({.tokens = std::span(tokens_).subspan(10 * i, 20),
+                            .block_table = std::span(blocks).subspan(2 * i, 2),
+                            .num_logits = i == 1 ? 0 : 1});
+  }
+  std::vector<float> logits(2 * on_cpu->vocab_size());
+  ASSERT_TRUE(on_cpu->Forward(batch, logits).ok());
+  std::vector<kernels::SampleRow> rows(2);
+  rows[0].top_logprobs = 3;
+  rows[1].temperature = 1;
+  rows[1].random = 0.6;
+  rows[1].top_logprobs = 0;
+  std::vector<kernels::SampledToken> of_cpu(2), of_device(2);
+  ASSERT_TRUE(on_cpu->Sample(batch, rows, of_cpu).ok());
+  ASSERT_TRUE(on_device->Sample(batch, rows, of_device).ok());
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const auto width = static_cast<size_t>(on_cpu->vocab_size());
+    const kernels::SampledToken expected =
+        kernels::SampleRef(std::span(logits).subspan(i * width, width), rows[i]);
+    for (const kernels::SampledToken& sampled : {of_cpu[i], of_device[i]}) {
+      EXPECT_EQ(sampled.status, kernels::SampleStatus::kOk);
+      EXPECT_EQ(sampled.token, expected.token);
+      EXPECT_NEAR(sampled.logprob, expected.logprob, 1e-5);
+      EXPECT_EQ(sampled.num_top, expected.num_top);
+    }
+  }
+}
+
 TEST_F(DeviceBackendTest, KvInSharedMemoryGivesTheSameAnswersAndIsCounted) {
   PretendedDevice device(*cpu_);
   const int32_t blocks = kTokens / 64;

@@ -77,6 +77,19 @@ class FakeModel final : public Model {
     return absl::OkStatus();
   }
 
+  absl::Status Sample(const Batch& batch, std::span<const kernels::SampleRow> rows,
+                      std::span<kernels::SampledToken> sampled) override {
+    const auto width = static_cast<size_t>(shape_.vocab_size);
+    logits_.resize(static_cast<size_t>(batch.num_logits()) * width);
+    EXPECT_EQ(rows.size(), static_cast<size_t>(batch.num_logits()));
+    if (absl::Status status = Forward(batch, logits_); !status.ok()) return status;
+    for (size_t i = 0; i < rows.size(); ++i) {
+      kernels::CheckSampleRow(rows[i], shape_.vocab_size);
+      sampled[i] = kernels::SampleRef(std::span(logits_).subspan(i * width, width), rows[i]);
+    }
+    return absl::OkStatus();
+  }
+
   // From this Forward on (the first is 1), every one fails.
   std::optional<int64_t> fail_at_forward;
   // A row of logits after this token is NaN.
@@ -133,6 +146,7 @@ class FakeModel final : public Model {
 
   const FakeModelShape shape_;
   std::vector<uint64_t> kv_;
+  std::vector<float> logits_;
 };
 
 }  // namespace winnow::engine

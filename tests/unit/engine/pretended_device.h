@@ -49,6 +49,8 @@ class PretendedDevice : public TimedBackend {
     made_.clear();
     for (auto& [values, to] : masses_) std::copy(values.begin(), values.end(), to);
     masses_.clear();
+    for (auto& [tokens, to] : sampled_) std::copy(tokens.begin(), tokens.end(), to);
+    sampled_.clear();
     return true;
   }
   std::string failure() const override { return failed_ ? "pretended" : ""; }
@@ -115,6 +117,12 @@ class PretendedDevice : public TimedBackend {
     std::vector<float> values(count);
     cpu_.StateMasses(states, count, head_dim, values.data());
     masses_.emplace_back(std::move(values), masses);
+  }
+  void Sample(const kernels::Tensor& logits, std::span<const kernels::SampleRow> rows,
+              kernels::SampledToken* sampled) override {
+    std::vector<kernels::SampledToken> tokens(rows.size());
+    cpu_.Sample(logits, rows, tokens.data());
+    sampled_.emplace_back(std::move(tokens), sampled);
   }
   void MeasureSelection(const kernels::Tensor& q, std::span<const kernels::RetrievalQuery> queries,
                         const void* pool, const kernels::KvLayout& layout, float scale,
@@ -262,6 +270,7 @@ class PretendedDevice : public TimedBackend {
   Shared* shared_ = nullptr;
   std::vector<Made> made_;
   std::vector<std::pair<std::vector<float>, float*>> masses_;
+  std::vector<std::pair<std::vector<kernels::SampledToken>, kernels::SampledToken*>> sampled_;
 };
 
 // The same over a CPU of its own.

