@@ -61,6 +61,7 @@ struct PutOptions {
   uint8_t priority = 1;  // 0 to kPriorityMax
   bool pinned = false;   // never evicted, only erased or expired
   uint32_t ttl_s = 0;    // 0: no expiry
+  bool in_use = false;   // as SetInUse(true)
 };
 
 struct Completion {
@@ -76,6 +77,7 @@ struct BlockInfo {
   uint8_t priority = 0;
   bool pinned = false;
   uint32_t ttl_s = 0;  // what is left of it, rounded up; 0: no expiry
+  bool in_use = false;
 };
 
 enum class TierState : uint8_t {
@@ -112,7 +114,7 @@ class BlockStore {
   virtual ~BlockStore() = default;
 
   // Stores a payload. A block that is there already keeps its bytes (keys name content) and takes
-  // the larger priority, the pin and the new expiry; one in flight is joined.
+  // the larger priority, the pin, the new expiry and the use; one in flight is joined.
   // Misses: kOff, kBusy, kFull, kIoError, kLate. REQUIRES: payload not empty.
   virtual void Put(uint64_t tag, const BlockId& id, std::span<const std::byte> payload,
                    const PutOptions& options) = 0;
@@ -141,6 +143,12 @@ class BlockStore {
 
   // False: no such block, or pins would take more than half of the store.
   virtual bool SetPinned(const BlockKey& key, bool pinned) = 0;
+
+  // Somebody works with the block, or nobody does any more: a block in use leaves only where nothing
+  // else can make room, whatever the priorities. For this process alone: nothing is written down, and
+  // after a restart no block is in use. Also of a block whose Put is in flight; where there is
+  // neither, nothing happens. Counts as a use.
+  virtual void SetInUse(const BlockKey& key, bool in_use) = 0;
 
   virtual size_t in_flight() const = 0;  // operations without completion
   virtual StoreStats stats() const = 0;

@@ -213,6 +213,7 @@ void DiskStore::Put(uint64_t tag, const BlockId& id, std::span<const std::byte> 
     if (entry.record->payload_bytes == payload.size()) {
       entry.priority = std::max(entry.priority, priority);
       entry.expires_at_s = expires_at_s;
+      entry.in_use |= options.in_use;
       if (!options.pinned || entry.pinned || !SetPinned(id.key, true)) SaveEntry(id.key, &entry);
       return Complete(tag, Operation::kPut, Reason::kNone);
     }
@@ -224,6 +225,7 @@ void DiskStore::Put(uint64_t tag, const BlockId& id, std::span<const std::byte> 
       return Complete(tag, Operation::kPut, Reason::kBusy);
     }
     op.joined.push_back(tag);
+    op.options.in_use |= options.in_use;
     ++in_flight_;
     return;
   }
@@ -339,7 +341,7 @@ std::optional<BlockInfo> DiskStore::Find(const BlockId& id) const {
   if (entry.record->identity_sum != IdentitySum(id)) return std::nullopt;
   const uint64_t left_s = entry.expires_at_s == 0 ? 0 : entry.expires_at_s - StoreSeconds();
   return BlockInfo{entry.record->payload_bytes, entry.priority, entry.pinned,
-                   static_cast<uint32_t>(left_s)};
+                   static_cast<uint32_t>(left_s), entry.in_use};
 }
 
 bool DiskStore::SetPinned(const BlockKey& key, bool pinned) {
@@ -353,6 +355,16 @@ bool DiskStore::SetPinned(const BlockKey& key, bool pinned) {
   stats_.pinned_bytes = pinned ? stats_.pinned_bytes + bytes : stats_.pinned_bytes - bytes;
   SaveEntry(key, &entry);
   return true;
+}
+
+void DiskStore::SetInUse(const BlockKey& key, bool in_use) {
+  if (const auto put = putting_.find(key); put != putting_.end()) {
+    ops_[put->second].options.in_use = in_use;
+  }
+  const auto it = entries_.find(key);
+  if (it == entries_.end()) return;
+  it->second.in_use = in_use;
+  it->second.last_use = ++uses_;
 }
 
 void DiskStore::Unlive(const Entry& entry) {

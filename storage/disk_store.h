@@ -125,6 +125,7 @@ class DiskStore final : public BlockStore {
   void Poll(std::chrono::nanoseconds wait, std::vector<Completion>* completions) override;
   std::optional<BlockInfo> Find(const BlockId& id) const override;
   bool SetPinned(const BlockKey& key, bool pinned) override;
+  void SetInUse(const BlockKey& key, bool in_use) override;
   size_t in_flight() const override { return in_flight_ + done_.size(); }
   StoreStats stats() const override;
   TierState state() const override { return health_.state(); }
@@ -153,6 +154,7 @@ class DiskStore final : public BlockStore {
     uint64_t last_use = 0;
     uint8_t priority = 0;
     bool pinned = false;
+    bool in_use = false;
     bool moving = false;      // the index is being told of another place
     bool save_later = false;  // SaveEntry was asked meanwhile
   };

@@ -133,7 +133,10 @@ bool DiskStore::PlaceWrite(uint32_t index) {
 Segment* DiskStore::SegmentFor(size_t bytes, bool for_move, bool* never) {
   if (open_ != nullptr && !open_->broken &&
       open_->end_offset + bytes + kPageBytes <= open_->file_bytes) {
-    return open_;
+    // What is moved may have no other place than this one. Puts wait until it has its own.
+    const uint64_t moves_bytes = for_move || victim_ == nullptr ? 0 : victim_->live_bytes;
+    const bool left = open_->end_offset + bytes + moves_bytes + kPageBytes <= open_->file_bytes;
+    return left ? open_ : nullptr;
   }
   if (creating_ != nullptr) return nullptr;
   if (open_ != nullptr) {
@@ -470,6 +473,7 @@ void DiskStore::Publish(uint32_t index) {
       entry.expires_at_s = op.expires_at_s;
       entry.last_use = ++uses_;
       entry.pinned = op.options.pinned;
+      entry.in_use |= op.options.in_use;
     }
     const uint64_t bytes = op.record->block_bytes();
     // More pins than the store can bear are not honoured; Find tells.
