@@ -290,7 +290,9 @@ void KvMemory::StartSave(int64_t index, const std::byte* content) {
   piece.saving = true;
   saves_.emplace(tag, Saving{index, block.generation, id, block.keep});
   options_.store->Put(tag, id, {content, options_.layout.BlockBytes()},
-                      {.priority = kPriority, .in_use = names_.at(block.name.chain).held > 0});
+                      {.priority = kPriority,
+                       .in_use = names_.at(block.name.chain).held > 0,
+                       .transient = !block.keep});
 }
 
 void KvMemory::OnCompletion(const Completion& completion) {

@@ -64,7 +64,7 @@ bool DiskStore::StartReclaim() {
     if (segment->state == Segment::State::kSealing) soon = true;
     if (segment->state != Segment::State::kSealed || segment->live_blocks > 0) continue;
     // Dead, and not deleted yet: in use, or its deletion failed and is tried again.
-    if (segment->users > 0 || segment->outstanding > 0) {
+    if (segment->users > 0 || segment->outstanding > 0 || segment->doubts > 0) {
       soon = true;
     } else if (DeleteSegment(segment.get())) {
       return true;
@@ -168,7 +168,9 @@ void DiskStore::StartMoves() {
       op.reading = true;
       op.record = op.source = entry.record;
       op.payload_bytes = entry.record->payload_bytes;
-      op.options = {.priority = entry.priority, .pinned = entry.pinned};
+      op.options = {.priority = entry.priority,
+                    .pinned = entry.pinned,
+                    .transient = entry.record->transient};
       op.expires_at_s = entry.expires_at_s;
       op.deadline_ns = WriteDeadline();
       op.segment = victim_;

@@ -210,7 +210,8 @@ void DiskStore::Put(uint64_t tag, const BlockId& id, std::span<const std::byte> 
   Reason reason;
   if (FindSound(id, &reason) != nullptr) {
     Entry& entry = entries_.find(id.key)->second;
-    if (entry.record->payload_bytes == payload.size()) {
+    if (entry.record->payload_bytes == payload.size() &&
+        (options.transient || !entry.record->transient)) {
       entry.priority = std::max(entry.priority, priority);
       entry.expires_at_s = expires_at_s;
       entry.in_use |= options.in_use;
@@ -221,11 +222,14 @@ void DiskStore::Put(uint64_t tag, const BlockId& id, std::span<const std::byte> 
   if (payload.size() > payload_bytes_max_) return Complete(tag, Operation::kPut, Reason::kFull);
   if (const auto it = putting_.find(id.key); it != putting_.end()) {
     Op& op = ops_[it->second];
-    if (op.cancelled || op.answered || !(op.id == id) || op.payload_bytes != payload.size()) {
+    const bool becomes_durable = op.options.transient && !options.transient;
+    if (op.cancelled || op.answered || !(op.id == id) || op.payload_bytes != payload.size() ||
+        (becomes_durable && op.placed)) {  // its header says otherwise
       return Complete(tag, Operation::kPut, Reason::kBusy);
     }
     op.joined.push_back(tag);
     op.options.in_use |= options.in_use;
+    op.options.transient &= options.transient;
     ++in_flight_;
     return;
   }
@@ -319,18 +323,21 @@ void DiskStore::Erase(uint64_t tag, const BlockKey& key) {
   const bool in_flight = put != putting_.end() && !ops_[put->second].cancelled;
   if (in_flight) ops_[put->second].cancelled = true;
   IndexBatch batch;
-  const bool absent = !in_flight && !entries_.contains(key);
-  if (entries_.contains(key)) {
+  const auto entry = entries_.find(key);
+  const bool absent = !in_flight && entry == entries_.end();
+  if (!absent && (!in_flight || ops_[put->second].options.transient) &&
+      (entry == entries_.end() || entry->second.record->transient) && !doubts_.contains(key)) {
     RemoveEntry(key, &batch);
-  } else if (in_flight) {
-    // A batch with this block may be on its way; this one is behind it.
-    batch.erases.push_back(key);
+    return Complete(tag, Operation::kErase, Reason::kNone);
   }
-  // Also where there is nothing to be found: a rebuilt index could find an evicted block again.
+  RemoveEntry(key, &batch);
+  // Also where there is nothing to be found: a batch with this block may be on its way, or have failed
+  // and be there all the same; and a rebuilt index could find an evicted block again.
+  batch.erases.assign(1, key);
   batch.erasures.push_back({key, next_sequence_++, next_segment_});
   ++in_flight_;
   SubmitBatch(std::move(batch),
-              {.puts = {}, .erases = {{tag, absent ? Reason::kAbsent : Reason::kNone}}});
+              {.puts = {}, .erases = {{tag, absent ? Reason::kAbsent : Reason::kNone}}, .repairs = {}});
   Passed("erase.submitted");
 }
 
@@ -341,7 +348,7 @@ std::optional<BlockInfo> DiskStore::Find(const BlockId& id) const {
   if (entry.record->identity_sum != IdentitySum(id)) return std::nullopt;
   const uint64_t left_s = entry.expires_at_s == 0 ? 0 : entry.expires_at_s - StoreSeconds();
   return BlockInfo{entry.record->payload_bytes, entry.priority, entry.pinned,
-                   static_cast<uint32_t>(left_s), entry.in_use};
+                   static_cast<uint32_t>(left_s), entry.in_use, entry.record->transient};
 }
 
 bool DiskStore::SetPinned(const BlockKey& key, bool pinned) {
@@ -378,15 +385,17 @@ void DiskStore::Unlive(const Entry& entry) {
 void DiskStore::RemoveEntry(const BlockKey& key, IndexBatch* batch) {
   const auto it = entries_.find(key);
   if (it == entries_.end()) return;
+  const bool indexed = !it->second.record->transient;
   Unlive(it->second);
   entries_.erase(it);
-  if (!IsCommitting(key)) batch->erases.push_back(key);  // or it would be the newer block's
+  if (IsCommitting(key)) return;  // it would be the newer block's
+  if (indexed) batch->erases.push_back(key);
 }
 
 void DiskStore::Discard(const BlockKey& key) {
   IndexBatch batch;
   RemoveEntry(key, &batch);
-  SubmitBatch(std::move(batch), {});
+  if (!batch.erases.empty()) SubmitBatch(std::move(batch), {});
 }
 
 // ---- reads ----
@@ -565,6 +574,7 @@ void DiskStore::OnIo(const IoResult& result) {
 
 void DiskStore::SubmitBatch(IndexBatch batch, Commit commit) {
   batch.tag = next_commit_++;
+  AddRepairs(&batch, &commit);
   batch.meta = EncodeStoreMeta({StoreSeconds(), clock_->NowNs(), clock_->BootId()});
   commit.deadline_ns = WriteDeadline();
   commits_[batch.tag] = std::move(commit);
@@ -578,10 +588,12 @@ void DiskStore::OnIndex(const IndexResult& result) {
     Log(std::string(result.status.message()));
     NoteWriteError(absl::IsResourceExhausted(result.status) ? ENOSPC : EIO);
   }
+  EndRepairs(commit, result.tag, result.status.ok());
   for (uint32_t index : commit.puts) {
     if (result.status.ok()) {
       Publish(index);
     } else {
+      AddDoubt(ops_[index]);
       FailPut(index, Reason::kIoError);
     }
   }
@@ -622,6 +634,9 @@ void DiskStore::Pump() {
   StartMoves();
   PlaceWrites();
   AdvanceSegments();
+  if (!doubts_.empty() && writer_->in_flight() == 0 && health_.state() == TierState::kOk) {
+    SubmitBatch({}, {});
+  }
 }
 
 void DiskStore::Poll(nanoseconds wait, std::vector<Completion>* completions) {

@@ -106,6 +106,7 @@ bool DiskStore::PlaceWrite(uint32_t index) {
   place.written_at_s = StoreSeconds();
   place.priority = op.options.priority;
   place.pinned = op.options.pinned;
+  place.transient = op.options.transient;
   op.record =
       std::make_shared<const BlockRecord>(EncodeBlock(op.id, place, op.payload_bytes, Staged(op)));
   op.segment = segment;
@@ -113,6 +114,7 @@ bool DiskStore::PlaceWrite(uint32_t index) {
   ++segment->unsynced;
   ++segment->writing;
   op.placed = true;
+  if (move) moving_bytes_ += bytes;
   segment->end_offset += bytes;
   ++segment->block_count;
   segment->blocks_sum = AddToBlocksSum(segment->blocks_sum, op.record->header_sum);
@@ -134,7 +136,8 @@ Segment* DiskStore::SegmentFor(size_t bytes, bool for_move, bool* never) {
   if (open_ != nullptr && !open_->broken &&
       open_->end_offset + bytes + kPageBytes <= open_->file_bytes) {
     // What is moved may have no other place than this one. Puts wait until it has its own.
-    const uint64_t moves_bytes = for_move || victim_ == nullptr ? 0 : victim_->live_bytes;
+    const uint64_t victim_bytes = victim_ == nullptr ? 0 : victim_->live_bytes;
+    const uint64_t moves_bytes = for_move ? 0 : victim_bytes - std::min(victim_bytes, moving_bytes_);
     const bool left = open_->end_offset + bytes + moves_bytes + kPageBytes <= open_->file_bytes;
     return left ? open_ : nullptr;
   }
@@ -353,6 +356,7 @@ bool DiskStore::Advance(Segment* segment) {
   }
   if (segment->state != State::kSealed) return true;
   if (segment->live_blocks > 0 || segment == victim_) return false;
+  if (segment->doubts > 0) return false;  // it is looked at again when they are gone
   if (!quiet || segment->users > 0) return true;
   (void)DeleteSegment(segment);  // tried again when room is needed
   return false;
@@ -372,6 +376,10 @@ void DiskStore::OnWritten(uint32_t index) {
   Segment* segment = op.segment;
   if (op.error == 0 && !segment->broken) {
     Passed("put.written");
+    if (op.record->transient) {  // nobody asks for it after a crash
+      health_.Success();
+      return op.cancelled ? FailPut(index, Reason::kNone) : Publish(index);
+    }
     segment->written.push_back(index);
     MarkBusy(segment);
     return;
@@ -429,14 +437,56 @@ bool DiskStore::IsCommitting(const BlockKey& key) const {
 void DiskStore::SaveEntry(const BlockKey& key, Entry* entry) {
   // The place that the entry has now must not get behind the one that the index is being told of.
   entry->save_later = entry->moving || IsCommitting(key);
-  if (entry->save_later) return;
-  BlockRecord record = *entry->record;
-  record.priority = entry->priority;
-  record.pinned = entry->pinned;
-  record.expires_at_s = entry->expires_at_s;
+  if (entry->save_later || entry->record->transient) return;
   IndexBatch batch;
-  batch.puts.emplace_back(key, EncodeIndexValue(key, record));
+  batch.puts.emplace_back(key, EncodeIndexValue(key, CurrentRecord(*entry)));
   SubmitBatch(std::move(batch), {});
+}
+
+BlockRecord DiskStore::CurrentRecord(const Entry& entry) const {
+  BlockRecord record = *entry.record;
+  record.priority = entry.priority;
+  record.pinned = entry.pinned;
+  record.expires_at_s = entry.expires_at_s;
+  return record;
+}
+
+// The batch that was to tell the index of the operation's place has failed.
+void DiskStore::AddDoubt(const Op& op) {
+  Doubt& doubt = doubts_[op.id.key];
+  doubt.segments.push_back(op.segment);
+  doubt.repair = 0;
+  ++op.segment->doubts;
+}
+
+void DiskStore::AddRepairs(IndexBatch* batch, Commit* commit) {
+  for (auto& [key, doubt] : doubts_) {
+    const auto it = entries_.find(key);
+    const bool there = it != entries_.end();
+    // What the index is being told of meanwhile must not get behind this.
+    if (doubt.repair != 0 || IsCommitting(key) || (there && it->second.moving)) continue;
+    if (there && !it->second.record->transient) {
+      batch->puts.emplace_back(key, EncodeIndexValue(key, CurrentRecord(it->second)));
+    } else {
+      batch->erases.push_back(key);
+    }
+    doubt.repair = batch->tag;
+    commit->repairs.push_back(key);
+  }
+}
+
+void DiskStore::EndRepairs(const Commit& commit, uint64_t tag, bool ok) {
+  for (const BlockKey& key : commit.repairs) {
+    const auto it = doubts_.find(key);
+    if (it == doubts_.end() || it->second.repair != tag) continue;  // in doubt again since
+    it->second.repair = 0;
+    if (!ok) continue;
+    for (Segment* segment : it->second.segments) {
+      --segment->doubts;
+      MarkBusy(segment);
+    }
+    doubts_.erase(it);
+  }
 }
 
 // What waited for a batch that failed.
@@ -448,11 +498,12 @@ void DiskStore::SaveLater(const BlockKey& key) {
 void DiskStore::Unplace(Op* op) {
   if (!op->placed) return;
   op->placed = false;
+  if (op->kind == Op::Kind::kMove) moving_bytes_ -= op->record->block_bytes();
   --op->segment->unsynced;
   MarkBusy(op->segment);
 }
 
-// Durable: from now on it is found.
+// Durable, or as good as it gets: from now on it is found.
 void DiskStore::Publish(uint32_t index) {
   Op& op = ops_[index];
   const bool move = op.kind == Op::Kind::kMove;

@@ -124,7 +124,9 @@ bool HostStore::EvictOne() {
       } else {
         ++stats_.evicted_blocks;
         if (options_.on_evict) {
-          PutOptions options{.priority = entry->priority, .in_use = entry->in_use};
+          PutOptions options{.priority = entry->priority,
+                             .in_use = entry->in_use,
+                             .transient = entry->transient};
           if (entry->expires_at_ns != 0) {
             const int64_t left_ns = entry->expires_at_ns - now_ns;
             options.ttl_s = static_cast<uint32_t>(left_ns / 1'000'000'000 + 1);
@@ -191,6 +193,7 @@ void HostStore::Put(uint64_t tag, const BlockId& id, std::span<const std::byte> 
       Unlink(entry);
       entry->priority = std::max(entry->priority, priority);
       entry->in_use |= options.in_use;
+      entry->transient &= options.transient;
       Link(entry);
       entry->expires_at_ns = expires_at_ns;
       if (options.pinned) SetPinned(id.key, true);
@@ -206,6 +209,7 @@ void HostStore::Put(uint64_t tag, const BlockId& id, std::span<const std::byte> 
   entry->payload_bytes = static_cast<uint32_t>(payload.size());
   entry->priority = priority;
   entry->in_use = options.in_use;
+  entry->transient = options.transient;
   entry->expires_at_ns = expires_at_ns;
   if (!Place(entry.get())) return Done(tag, Operation::kPut, Reason::kFull);
   std::memcpy(entry->pages.data(), payload.data(), payload.size());
@@ -282,7 +286,8 @@ std::optional<BlockInfo> HostStore::Find(const BlockId& id) const {
   if (entry.expires_at_ns != 0 && clock_->NowNs() >= entry.expires_at_ns) return std::nullopt;
   const int64_t left_ns = entry.expires_at_ns == 0 ? 0 : entry.expires_at_ns - clock_->NowNs();
   return BlockInfo{entry.payload_bytes, entry.priority, entry.pinned,
-                   static_cast<uint32_t>((left_ns + 999'999'999) / 1'000'000'000), entry.in_use};
+                   static_cast<uint32_t>((left_ns + 999'999'999) / 1'000'000'000), entry.in_use,
+                   entry.transient};
 }
 
 bool HostStore::SetPinned(const BlockKey& key, bool pinned) {

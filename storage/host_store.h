@@ -91,6 +91,7 @@ class HostStore final : public BlockStore {
     uint8_t priority = 0;
     bool pinned = false;
     bool in_use = false;
+    bool transient = false;
     bool doomed = false;  // out of the map; its memory is freed with the last lease
     uint32_t leases = 0;
     int64_t expires_at_ns = 0;

@@ -241,7 +241,11 @@ void TieredStore::OnFetched(uint64_t number, Reason reason) {
   if (reason == Reason::kNone && fetch.promotes && !fetch.erased) {
     const auto info = disk_->Find(fetch.id);
     if (info) {
-      host_->Put(0, fetch.id, fetch.into, {.priority = info->priority, .ttl_s = info->ttl_s, .in_use = info->in_use});
+      host_->Put(0, fetch.id, fetch.into,
+                 {.priority = info->priority,
+                  .ttl_s = info->ttl_s,
+                  .in_use = info->in_use,
+                  .transient = info->transient});
       if (HostAnswer() == Reason::kNone) ++promoted_blocks_;
       reads_.erase(fetch.id.key);
     }
