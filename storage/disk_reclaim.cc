@@ -168,9 +168,8 @@ void DiskStore::StartMoves() {
       op.reading = true;
       op.record = op.source = entry.record;
       op.payload_bytes = entry.record->payload_bytes;
-      op.options = {.priority = entry.priority,
-                    .pinned = entry.pinned,
-                    .transient = entry.record->transient};
+      op.options = {
+          .priority = entry.priority, .pinned = entry.pinned, .transient = entry.record->transient};
       op.expires_at_s = entry.expires_at_s;
       op.deadline_ns = WriteDeadline();
       op.segment = victim_;

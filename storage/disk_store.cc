@@ -336,8 +336,9 @@ void DiskStore::Erase(uint64_t tag, const BlockKey& key) {
   batch.erases.assign(1, key);
   batch.erasures.push_back({key, next_sequence_++, next_segment_});
   ++in_flight_;
-  SubmitBatch(std::move(batch),
-              {.puts = {}, .erases = {{tag, absent ? Reason::kAbsent : Reason::kNone}}, .repairs = {}});
+  SubmitBatch(
+      std::move(batch),
+      {.puts = {}, .erases = {{tag, absent ? Reason::kAbsent : Reason::kNone}}, .repairs = {}});
   Passed("erase.submitted");
 }
 
@@ -347,8 +348,8 @@ std::optional<BlockInfo> DiskStore::Find(const BlockId& id) const {
   const Entry& entry = it->second;
   if (entry.record->identity_sum != IdentitySum(id)) return std::nullopt;
   const uint64_t left_s = entry.expires_at_s == 0 ? 0 : entry.expires_at_s - StoreSeconds();
-  return BlockInfo{entry.record->payload_bytes, entry.priority, entry.pinned,
-                   static_cast<uint32_t>(left_s), entry.in_use, entry.record->transient};
+  return BlockInfo{entry.record->payload_bytes,   entry.priority, entry.pinned,
+                   static_cast<uint32_t>(left_s), entry.in_use,   entry.record->transient};
 }
 
 bool DiskStore::SetPinned(const BlockKey& key, bool pinned) {

@@ -137,7 +137,8 @@ Segment* DiskStore::SegmentFor(size_t bytes, bool for_move, bool* never) {
       open_->end_offset + bytes + kPageBytes <= open_->file_bytes) {
     // What is moved may have no other place than this one. Puts wait until it has its own.
     const uint64_t victim_bytes = victim_ == nullptr ? 0 : victim_->live_bytes;
-    const uint64_t moves_bytes = for_move ? 0 : victim_bytes - std::min(victim_bytes, moving_bytes_);
+    const uint64_t moves_bytes =
+        for_move ? 0 : victim_bytes - std::min(victim_bytes, moving_bytes_);
     const bool left = open_->end_offset + bytes + moves_bytes + kPageBytes <= open_->file_bytes;
     return left ? open_ : nullptr;
   }

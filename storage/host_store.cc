@@ -124,9 +124,8 @@ bool HostStore::EvictOne() {
       } else {
         ++stats_.evicted_blocks;
         if (options_.on_evict) {
-          PutOptions options{.priority = entry->priority,
-                             .in_use = entry->in_use,
-                             .transient = entry->transient};
+          PutOptions options{
+              .priority = entry->priority, .in_use = entry->in_use, .transient = entry->transient};
           if (entry->expires_at_ns != 0) {
             const int64_t left_ns = entry->expires_at_ns - now_ns;
             options.ttl_s = static_cast<uint32_t>(left_ns / 1'000'000'000 + 1);
@@ -285,9 +284,10 @@ std::optional<BlockInfo> HostStore::Find(const BlockId& id) const {
   if (!(entry.id == id)) return std::nullopt;
   if (entry.expires_at_ns != 0 && clock_->NowNs() >= entry.expires_at_ns) return std::nullopt;
   const int64_t left_ns = entry.expires_at_ns == 0 ? 0 : entry.expires_at_ns - clock_->NowNs();
-  return BlockInfo{entry.payload_bytes, entry.priority, entry.pinned,
-                   static_cast<uint32_t>((left_ns + 999'999'999) / 1'000'000'000), entry.in_use,
-                   entry.transient};
+  return BlockInfo{
+      entry.payload_bytes, entry.priority,
+      entry.pinned,        static_cast<uint32_t>((left_ns + 999'999'999) / 1'000'000'000),
+      entry.in_use,        entry.transient};
 }
 
 bool HostStore::SetPinned(const BlockKey& key, bool pinned) {

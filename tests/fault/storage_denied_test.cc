@@ -25,7 +25,8 @@ class StorageDenied : public DiskStoreTest {
     options.segment_bytes = 128 * 1024;
     options.capacity_bytes = 6 * options.segment_bytes;
     options.health.errors_max = 1'000'000;  // it goes on as long as it can
-    options.seams.open_index = [this](const std::string&) -> absl::StatusOr<std::unique_ptr<IndexDb>> {
+    options.seams.open_index =
+        [this](const std::string&) -> absl::StatusOr<std::unique_ptr<IndexDb>> {
       return std::make_unique<MemoryIndex>(index_);
     };
     return options;
