@@ -573,53 +573,6 @@ void DiskStore::OnIo(const IoResult& result) {
   }
 }
 
-void DiskStore::SubmitBatch(IndexBatch batch, Commit commit) {
-  batch.tag = next_commit_++;
-  AddRepairs(&batch, &commit);
-  batch.meta = EncodeStoreMeta({StoreSeconds(), clock_->NowNs(), clock_->BootId()});
-  commit.deadline_ns = WriteDeadline();
-  commits_[batch.tag] = std::move(commit);
-  writer_->Submit(std::move(batch));
-}
-
-void DiskStore::OnIndex(const IndexResult& result) {
-  const Commit commit = std::move(commits_.at(result.tag));
-  commits_.erase(result.tag);
-  if (!result.status.ok()) {
-    Log(std::string(result.status.message()));
-    NoteWriteError(absl::IsResourceExhausted(result.status) ? ENOSPC : EIO);
-  }
-  EndRepairs(commit, result.tag, result.status.ok());
-  for (uint32_t index : commit.puts) {
-    if (result.status.ok()) {
-      Publish(index);
-    } else {
-      AddDoubt(ops_[index]);
-      FailPut(index, Reason::kIoError);
-    }
-  }
-  if (!commit.puts.empty()) Passed("put.published");
-  for (const auto& [tag, reason] : commit.erases) {
-    --in_flight_;
-    Complete(tag, Operation::kErase, result.status.ok() ? reason : Reason::kIoError);
-  }
-}
-
-// The index hangs: who waits for it is told in time. What is answered here and committed later is
-// found all the same (or stays erased).
-void DiskStore::AnswerLateCommits() {
-  const int64_t now_ns = clock_->NowNs();
-  for (auto& [tag, commit] : commits_) {
-    if (now_ns < commit.deadline_ns) return;
-    if (!std::exchange(commit.late, true)) NoteWriteError(ETIMEDOUT);
-    for (uint32_t index : commit.puts) Answer(&ops_[index], Reason::kLate);
-    for (const auto& [erase_tag, reason] : std::exchange(commit.erases, {})) {
-      --in_flight_;
-      Complete(erase_tag, Operation::kErase, Reason::kIoError);
-    }
-  }
-}
-
 void DiskStore::NoteState() {
   const TierState state = health_.Update(clock_->NowNs());
   if (state == known_state_) return;
@@ -635,9 +588,7 @@ void DiskStore::Pump() {
   StartMoves();
   PlaceWrites();
   AdvanceSegments();
-  if (!doubts_.empty() && writer_->in_flight() == 0 && health_.state() == TierState::kOk) {
-    SubmitBatch({}, {});
-  }
+  RepairIndex();
 }
 
 void DiskStore::Poll(nanoseconds wait, std::vector<Completion>* completions) {

@@ -263,9 +263,6 @@ class DiskStore final : public BlockStore {
   void RemoveEntry(const BlockKey& key, IndexBatch* batch);
   void Unlive(const Entry& entry);
   void Discard(const BlockKey& key);
-  void SubmitBatch(IndexBatch batch, Commit commit);
-  void OnIndex(const IndexResult& result);
-  void AnswerLateCommits();
   void NoteState();
   void Log(const std::string& line) const;
   void Passed(const char* point) const {
@@ -293,17 +290,23 @@ class DiskStore final : public BlockStore {
   void StartSync(Segment* segment);
   void OnSynced(Segment* segment, int error);
   void OnWritten(uint32_t index);
-  void SaveEntry(const BlockKey& key, Entry* entry);
-  void SaveLater(const BlockKey& key);
-  bool IsCommitting(const BlockKey& key) const;
   void FailPut(uint32_t index, Reason reason);
   void Publish(uint32_t index);
   void Unplace(Op* op);
+  void NoteWriteError(int error);
+
+  // ---- disk_commit.cc: what the index is told ----
+  void SubmitBatch(IndexBatch batch, Commit commit);
+  void OnIndex(const IndexResult& result);
+  void AnswerLateCommits();
+  bool IsCommitting(const BlockKey& key) const;
+  void SaveEntry(const BlockKey& key, Entry* entry);
+  void SaveLater(const BlockKey& key);
   BlockRecord CurrentRecord(const Entry& entry) const;
   void AddDoubt(const Op& op);
   void AddRepairs(IndexBatch* batch, Commit* commit);
   void EndRepairs(const Commit& commit, uint64_t tag, bool ok);
-  void NoteWriteError(int error);
+  void RepairIndex();
 
   // ---- disk_reclaim.cc: which blocks leave ----
   bool StartReclaim();
@@ -347,6 +350,7 @@ class DiskStore final : public BlockStore {
   absl::flat_hash_map<BlockKey, uint32_t> putting_;
   std::map<uint64_t, Commit> commits_;
   absl::flat_hash_map<BlockKey, Doubt> doubts_;
+  int64_t repair_at_ns_ = 0;  // not before
   std::vector<Completion> done_;
   size_t in_flight_ = 0;
 
