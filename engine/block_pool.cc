@@ -52,6 +52,7 @@ void BlockPool::Share(int32_t block) {
   if (blocks_[block].holders == 0) {
     WINNOW_CHECK(blocks_[block].published);
     Unlink(block);
+    if (memory_ != nullptr) memory_->SetHeld(block, true);
   }
   ++blocks_[block].holders;
 }
@@ -62,6 +63,7 @@ void BlockPool::Give(int32_t index) {
   WINNOW_CHECK(block.holders > 0);
   if (--block.holders > 0) return;
   if (block.published) {
+    if (memory_ != nullptr) memory_->SetHeld(index, false);
     block.before = newest_idle_;
     block.after = -1;
     (newest_idle_ < 0 ? oldest_idle_ : blocks_[newest_idle_].after) = index;

@@ -20,8 +20,9 @@ namespace {
 constexpr uint32_t kKindKv = 0;
 constexpr size_t kSavesAtOnce = 64;     // when a pass must wait for them
 constexpr int32_t kFailuresInARow = 8;  // saves; then nothing more is tried in this pass
-// Running sequences come back to what they save: it is worth more than what nobody may ask for.
-constexpr storage::PutOptions kLivePut = {.priority = storage::kPriorityMax};
+// Of all that is put. What running sequences need is told apart by its use, which is not written down:
+// the rest, and after a restart all of it, leaves by recency, and an index not before its block.
+constexpr uint8_t kPriority = storage::kPriorityMax;
 
 }  // namespace
 
@@ -288,7 +289,10 @@ void KvMemory::StartSave(int64_t index, const std::byte* content) {
   const storage::BlockId id = StoreId(LayerOf(index), BlockOf(index));
   piece.saving = true;
   saves_.emplace(tag, Saving{index, block.generation, id, block.keep});
-  options_.store->Put(tag, id, {content, options_.layout.BlockBytes()}, kLivePut);
+  options_.store->Put(tag, id, {content, options_.layout.BlockBytes()},
+                      {.priority = kPriority,
+                       .in_use = names_.at(block.name.chain).held > 0,
+                       .transient = !block.keep});
 }
 
 void KvMemory::OnCompletion(const Completion& completion) {
@@ -388,7 +392,7 @@ void KvMemory::Flush(std::chrono::nanoseconds most) {
 
 void KvMemory::PutAside(const storage::BlockId& id, std::span<const std::byte> bytes) {
   if (!AcceptsSaves()) return;
-  options_.store->Put(next_tag_++, id, bytes, {});
+  options_.store->Put(next_tag_++, id, bytes, {.priority = kPriority});
 }
 
 bool KvMemory::GetAside(const storage::BlockId& id, std::span<std::byte> into) {
@@ -418,7 +422,8 @@ void KvMemory::Seal(int32_t index, const BlockName& name, bool keep) {
   block.sealed = true;
   block.keep = keep;
   if (!has_store()) return;
-  ++names_[name.chain];
+  ++names_[name.chain].blocks;
+  SetHeld(index, true);
   if (!tiered() && !keep) return;  // its places are its own: nothing needs it saved
   Queue& queue = options_.write_through && keep ? wanted_ : unsaved_;
   for (int32_t layer = 0; layer < options_.num_layers; ++layer) {
@@ -447,7 +452,8 @@ void KvMemory::Adopt(int32_t index, const BlockName& name) {
   block.name = name;
   block.sealed = true;
   block.keep = true;
-  ++names_[name.chain];
+  ++names_[name.chain].blocks;
+  SetHeld(index, true);
   for (int32_t layer = 0; layer < options_.num_layers; ++layer) {
     Piece& piece = pieces_[PieceOf(layer, index)];
     WINNOW_CHECK(piece.frame < 0 && !piece.away);
@@ -480,14 +486,28 @@ bool KvMemory::block_lost(int32_t block) const {
   return false;
 }
 
+void KvMemory::SetHeld(int32_t index, bool held) {
+  Block& block = blocks_[index];
+  if (!has_store() || !block.sealed || block.held == held) return;
+  block.held = held;
+  int32_t& holders = names_.at(block.name.chain).held;
+  const bool was_in_use = holders > 0;
+  holders += held ? 1 : -1;
+  if ((holders > 0) == was_in_use) return;
+  for (int32_t layer = 0; layer < options_.num_layers; ++layer) {
+    options_.store->SetInUse(StoreId(layer, index).key, holders > 0);
+  }
+}
+
 void KvMemory::Forget(int32_t index) {
   Block& block = blocks_[index];
   if (has_store()) {
+    SetHeld(index, false);
     bool last_of_name = false;
     if (block.sealed) {
       const auto name = names_.find(block.name.chain);
       WINNOW_CHECK(name != names_.end());
-      last_of_name = --name->second == 0;
+      last_of_name = --name->second.blocks == 0;
       if (last_of_name) names_.erase(name);
     }
     for (int32_t layer = 0; layer < options_.num_layers; ++layer) {

@@ -236,6 +236,9 @@ class KvMemory {
   void Distrust(int32_t block) { blocks_[block].keep = false; }
   // Whether a piece of the block is lost.
   bool block_lost(int32_t block) const;
+  // Whether a sequence has the block in its table, as all have that are sealed or adopted until this
+  // says otherwise: what the store has of it then leaves after all that nobody runs on.
+  void SetHeld(int32_t block, bool held);
   // Nobody needs the block's content any more.
   void Forget(int32_t block);
   // Saves ahead, so that frames are there when the next pass needs them. Everything has been asked of
@@ -288,6 +291,7 @@ class KvMemory {
     uint32_t generation = 0;
     bool sealed = false;
     bool keep = false;
+    bool held = false;
   };
   struct Frame {
     int64_t piece = -1;
@@ -386,7 +390,11 @@ class KvMemory {
   std::vector<int32_t>
       adopted_;  // blocks, since the device last forgot what it kept of their places
   // Blocks with the same name in this memory: what the store has is theirs together.
-  absl::flat_hash_map<std::array<uint8_t, 32>, int32_t> names_;
+  struct Named {
+    int32_t blocks = 0;
+    int32_t held = 0;
+  };
+  absl::flat_hash_map<std::array<uint8_t, 32>, Named> names_;
   uint64_t next_tag_ = 1;
   int32_t failed_saves_in_a_row_ = 0;
   std::vector<Chunk> chunks_;  // of the pass

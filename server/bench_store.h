@@ -71,6 +71,9 @@ class CountingStore final : public storage::BlockStore {
   bool SetPinned(const storage::BlockKey& key, bool pinned) override {
     return inner_->SetPinned(key, pinned);
   }
+  void SetInUse(const storage::BlockKey& key, bool in_use) override {
+    inner_->SetInUse(key, in_use);
+  }
   size_t in_flight() const override { return inner_->in_flight(); }
   bool idle() const override { return inner_->idle(); }
   storage::StoreStats stats() const override { return inner_->stats(); }

@@ -35,7 +35,7 @@ namespace winnow::storage {
 enum class Operation : uint8_t { kPut, kGet, kGetPages, kErase };
 
 enum class Outcome : uint8_t {
-  kOk,    // stored (on disk: durably), read and verified, or erased
+  kOk,    // stored (on disk: durably, unless it is transient), read and verified, or erased
   kMiss,  // Put: not stored. Get: no bytes. Erase: there was nothing, or it may come back
           // (kIoError)
 };
@@ -61,6 +61,10 @@ struct PutOptions {
   uint8_t priority = 1;  // 0 to kPriorityMax
   bool pinned = false;   // never evicted, only erased or expired
   uint32_t ttl_s = 0;    // 0: no expiry
+  bool in_use = false;   // as SetInUse(true)
+  // For this process only: neither durable nor in any index, so that it costs less to put and to
+  // erase, and the next one does not find it.
+  bool transient = false;
 };
 
 struct Completion {
@@ -76,6 +80,8 @@ struct BlockInfo {
   uint8_t priority = 0;
   bool pinned = false;
   uint32_t ttl_s = 0;  // what is left of it, rounded up; 0: no expiry
+  bool in_use = false;
+  bool transient = false;
 };
 
 enum class TierState : uint8_t {
@@ -112,7 +118,8 @@ class BlockStore {
   virtual ~BlockStore() = default;
 
   // Stores a payload. A block that is there already keeps its bytes (keys name content) and takes
-  // the larger priority, the pin and the new expiry; one in flight is joined.
+  // the larger priority, the pin, the new expiry and the use; one in flight is joined. A transient one
+  // that is put to stay is written again.
   // Misses: kOff, kBusy, kFull, kIoError, kLate. REQUIRES: payload not empty.
   virtual void Put(uint64_t tag, const BlockId& id, std::span<const std::byte> payload,
                    const PutOptions& options) = 0;
@@ -130,7 +137,9 @@ class BlockStore {
                         std::span<std::byte> into, int64_t deadline_ns) = 0;
 
   // Forgets a block. A Get in flight may still be answered. Misses: kAbsent; kIoError: gone for
-  // this process, but it may be found again after a restart.
+  // this process, but it may be found again after a restart. Of a transient block nothing is written
+  // down: one that was put to stay under its key before, and was evicted, may be found again where the
+  // index is lost.
   virtual void Erase(uint64_t tag, const BlockKey& key) = 0;
 
   // Moves work along and appends completions; waits for the first of them for at most `wait`.
@@ -141,6 +150,12 @@ class BlockStore {
 
   // False: no such block, or pins would take more than half of the store.
   virtual bool SetPinned(const BlockKey& key, bool pinned) = 0;
+
+  // Somebody works with the block, or nobody does any more: a block in use leaves only where nothing
+  // else can make room, whatever the priorities. For this process alone: nothing is written down, and
+  // after a restart no block is in use. Also of a block whose Put is in flight; where there is
+  // neither, nothing happens. Counts as a use.
+  virtual void SetInUse(const BlockKey& key, bool in_use) = 0;
 
   virtual size_t in_flight() const = 0;  // operations without completion
   virtual StoreStats stats() const = 0;

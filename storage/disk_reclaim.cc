@@ -4,7 +4,14 @@
 // dead or cold, cold being the blocks that come first by (expired, priority, last use) up to an
 // eighth of the store. Its cold blocks are dropped, the rest is moved to the open segment, at most
 // half a segment of it, so that each round frees at least half a file: writes are amplified by at
-// most two. Tried on paper and not taken: holes punched for single blocks (lengths and extents of
+// most two.
+//
+// What is in use is never cold and always moved, as long as that frees a sixteenth of a file: where
+// every segment is in use by more than half, what else is in the victim leaves, and a block in use is
+// copied rather than lost. Only where there is not even that, blocks in use leave, too, in their
+// turn: the store goes on, and who lost one computes it again.
+//
+// Tried on paper and not taken: holes punched for single blocks (lengths and extents of
 // files then depend on the file system, and used bytes could not be told exactly).
 #include <algorithm>
 #include <cerrno>
@@ -22,8 +29,12 @@ constexpr size_t kStuckReadsMax = 8;
 // Header and footer of a segment; a segment without footer has no dead block of one page.
 constexpr uint64_t kEmptyBytes = 2 * kPageBytes;
 
+// Copying what is in use is worth it down to this part of a file.
+constexpr uint64_t kLeastGain = 16;
+
 struct Candidate {
   bool expired;
+  bool in_use;
   uint8_t priority;
   uint64_t last_use;
   bool pinned;
@@ -35,6 +46,7 @@ struct Candidate {
 bool ColderThan(const Candidate& a, const Candidate& b) {
   if (a.pinned != b.pinned) return b.pinned;
   if (a.expired != b.expired) return a.expired;
+  if (a.in_use != b.in_use) return b.in_use;
   if (a.priority != b.priority) return a.priority < b.priority;
   return a.last_use < b.last_use;
 }
@@ -52,7 +64,7 @@ bool DiskStore::StartReclaim() {
     if (segment->state == Segment::State::kSealing) soon = true;
     if (segment->state != Segment::State::kSealed || segment->live_blocks > 0) continue;
     // Dead, and not deleted yet: in use, or its deletion failed and is tried again.
-    if (segment->users > 0 || segment->outstanding > 0) {
+    if (segment->users > 0 || segment->outstanding > 0 || segment->doubts > 0) {
       soon = true;
     } else if (DeleteSegment(segment.get())) {
       return true;
@@ -68,36 +80,51 @@ bool DiskStore::StartReclaim() {
     if (segments_.at(segment_id)->state != Segment::State::kSealed) continue;
     const uint64_t bytes = entry.record->block_bytes();
     live_bytes += bytes;
-    candidates.push_back(
-        {Expired(entry), entry.priority, entry.last_use, entry.pinned, bytes, segment_id, key});
+    const bool expired = Expired(entry);
+    candidates.push_back({expired, entry.in_use && !expired, entry.priority, entry.last_use,
+                          entry.pinned, bytes, segment_id, key});
   }
   std::sort(candidates.begin(), candidates.end(), ColderThan);
   const uint64_t cold_bytes = std::max(options_.segment_bytes, live_bytes / 8);
-  absl::flat_hash_map<uint64_t, uint64_t> kept_bytes;
-  absl::flat_hash_map<uint64_t, uint64_t> pinned_bytes;
-  uint64_t seen_bytes = 0;
-  size_t cold = 0;
-  for (const Candidate& candidate : candidates) {
-    if (candidate.pinned) pinned_bytes[candidate.segment_id] += candidate.bytes;
-    if (!candidate.pinned && seen_bytes < cold_bytes) {
-      seen_bytes += candidate.bytes;
-      ++cold;
-    } else {
-      kept_bytes[candidate.segment_id] += candidate.bytes;
-    }
-  }
   const uint64_t keep_max = options_.segment_bytes / 2;
+  size_t cold = 0;  // candidates that are
   Segment* victim = nullptr;
-  uint64_t victim_gain = 0;
-  for (const auto& [id, segment] : segments_) {
-    if (segment->state != Segment::State::kSealed || segment->live_blocks == 0) continue;
-    if (segment->stuck > 0) continue;
-    if (pinned_bytes[id] > std::min(keep_max, segment->file_bytes / 2)) continue;
-    const uint64_t gain = segment->file_bytes - std::min(kept_bytes[id], segment->file_bytes);
-    if (victim == nullptr || gain > victim_gain) {
-      victim = segment.get();
-      victim_gain = gain;
+  bool spare = true;  // what is in use
+  const auto held = [&](const Candidate& c) { return c.pinned || (spare && c.in_use); };
+  const auto choose = [&] {
+    absl::flat_hash_map<uint64_t, uint64_t> kept_bytes, held_bytes, pinned_bytes;  // by segment
+    uint64_t seen_bytes = 0;
+    cold = 0;
+    for (const Candidate& candidate : candidates) {
+      if (candidate.pinned) pinned_bytes[candidate.segment_id] += candidate.bytes;
+      if (held(candidate)) held_bytes[candidate.segment_id] += candidate.bytes;
+      if (!held(candidate) && seen_bytes < cold_bytes) {
+        seen_bytes += candidate.bytes;
+        ++cold;
+      } else {
+        kept_bytes[candidate.segment_id] += candidate.bytes;
+      }
     }
+    std::pair<bool, uint64_t> victim_gain;  // half a file can go; bytes
+    for (const auto& [id, segment] : segments_) {
+      if (segment->state != Segment::State::kSealed || segment->live_blocks == 0) continue;
+      if (segment->stuck > 0) continue;
+      const uint64_t half = std::min(keep_max, segment->file_bytes / 2);
+      if (pinned_bytes[id] > half) continue;
+      const bool light = held_bytes[id] <= half;
+      const uint64_t kept = light ? kept_bytes[id] : held_bytes[id] + kEmptyBytes;
+      const uint64_t gain = segment->file_bytes - std::min(kept, segment->file_bytes);
+      if (!light && gain < segment->file_bytes / kLeastGain) continue;
+      if (victim == nullptr || std::pair(light, gain) > victim_gain) {
+        victim = segment.get();
+        victim_gain = {light, gain};
+      }
+    }
+  };
+  choose();
+  if (victim == nullptr) {
+    spare = false;
+    choose();
   }
   if (victim == nullptr) return false;
   Passed("reclaim.chosen");
@@ -108,7 +135,7 @@ bool DiskStore::StartReclaim() {
   for (size_t i = candidates.size(); i-- > 0;) {
     const Candidate& candidate = candidates[i];
     if (candidate.segment_id != victim->id) continue;
-    const bool keep = candidate.pinned || (i >= cold && moved_bytes + candidate.bytes <= keep_max);
+    const bool keep = held(candidate) || (i >= cold && moved_bytes + candidate.bytes <= keep_max);
     if (keep) {
       moved_bytes += candidate.bytes;
       move_keys_.push_back(candidate.key);
@@ -141,7 +168,8 @@ void DiskStore::StartMoves() {
       op.reading = true;
       op.record = op.source = entry.record;
       op.payload_bytes = entry.record->payload_bytes;
-      op.options = {.priority = entry.priority, .pinned = entry.pinned};
+      op.options = {
+          .priority = entry.priority, .pinned = entry.pinned, .transient = entry.record->transient};
       op.expires_at_s = entry.expires_at_s;
       op.deadline_ns = WriteDeadline();
       op.segment = victim_;

@@ -380,7 +380,7 @@ absl::Status DiskStore::Rebuild(const EraseLog& erase_log, IndexDb* db) {
     ScanSegment(segment.get(), &found);
     for (DecodedHeader& block : found) {
       base_s_ = std::max(base_s_, block.record.written_at_s);
-      if (erase_log.Hides(block.id.key, block.record.sequence, id)) {
+      if (block.record.transient || erase_log.Hides(block.id.key, block.record.sequence, id)) {
         ++recovery_.hidden_blocks;
         continue;
       }

@@ -210,9 +210,11 @@ void DiskStore::Put(uint64_t tag, const BlockId& id, std::span<const std::byte> 
   Reason reason;
   if (FindSound(id, &reason) != nullptr) {
     Entry& entry = entries_.find(id.key)->second;
-    if (entry.record->payload_bytes == payload.size()) {
+    if (entry.record->payload_bytes == payload.size() &&
+        (options.transient || !entry.record->transient)) {
       entry.priority = std::max(entry.priority, priority);
       entry.expires_at_s = expires_at_s;
+      entry.in_use |= options.in_use;
       if (!options.pinned || entry.pinned || !SetPinned(id.key, true)) SaveEntry(id.key, &entry);
       return Complete(tag, Operation::kPut, Reason::kNone);
     }
@@ -220,10 +222,14 @@ void DiskStore::Put(uint64_t tag, const BlockId& id, std::span<const std::byte> 
   if (payload.size() > payload_bytes_max_) return Complete(tag, Operation::kPut, Reason::kFull);
   if (const auto it = putting_.find(id.key); it != putting_.end()) {
     Op& op = ops_[it->second];
-    if (op.cancelled || op.answered || !(op.id == id) || op.payload_bytes != payload.size()) {
+    const bool becomes_durable = op.options.transient && !options.transient;
+    if (op.cancelled || op.answered || !(op.id == id) || op.payload_bytes != payload.size() ||
+        (becomes_durable && op.placed)) {  // its header says otherwise
       return Complete(tag, Operation::kPut, Reason::kBusy);
     }
     op.joined.push_back(tag);
+    op.options.in_use |= options.in_use;
+    op.options.transient &= options.transient;
     ++in_flight_;
     return;
   }
@@ -317,18 +323,22 @@ void DiskStore::Erase(uint64_t tag, const BlockKey& key) {
   const bool in_flight = put != putting_.end() && !ops_[put->second].cancelled;
   if (in_flight) ops_[put->second].cancelled = true;
   IndexBatch batch;
-  const bool absent = !in_flight && !entries_.contains(key);
-  if (entries_.contains(key)) {
+  const auto entry = entries_.find(key);
+  const bool absent = !in_flight && entry == entries_.end();
+  if (!absent && (!in_flight || ops_[put->second].options.transient) &&
+      (entry == entries_.end() || entry->second.record->transient) && !doubts_.contains(key)) {
     RemoveEntry(key, &batch);
-  } else if (in_flight) {
-    // A batch with this block may be on its way; this one is behind it.
-    batch.erases.push_back(key);
+    return Complete(tag, Operation::kErase, Reason::kNone);
   }
-  // Also where there is nothing to be found: a rebuilt index could find an evicted block again.
+  RemoveEntry(key, &batch);
+  // Also where there is nothing to be found: a batch with this block may be on its way, or have failed
+  // and be there all the same; and a rebuilt index could find an evicted block again.
+  batch.erases.assign(1, key);
   batch.erasures.push_back({key, next_sequence_++, next_segment_});
   ++in_flight_;
-  SubmitBatch(std::move(batch),
-              {.puts = {}, .erases = {{tag, absent ? Reason::kAbsent : Reason::kNone}}});
+  SubmitBatch(
+      std::move(batch),
+      {.puts = {}, .erases = {{tag, absent ? Reason::kAbsent : Reason::kNone}}, .repairs = {}});
   Passed("erase.submitted");
 }
 
@@ -338,8 +348,8 @@ std::optional<BlockInfo> DiskStore::Find(const BlockId& id) const {
   const Entry& entry = it->second;
   if (entry.record->identity_sum != IdentitySum(id)) return std::nullopt;
   const uint64_t left_s = entry.expires_at_s == 0 ? 0 : entry.expires_at_s - StoreSeconds();
-  return BlockInfo{entry.record->payload_bytes, entry.priority, entry.pinned,
-                   static_cast<uint32_t>(left_s)};
+  return BlockInfo{entry.record->payload_bytes,   entry.priority, entry.pinned,
+                   static_cast<uint32_t>(left_s), entry.in_use,   entry.record->transient};
 }
 
 bool DiskStore::SetPinned(const BlockKey& key, bool pinned) {
@@ -355,6 +365,16 @@ bool DiskStore::SetPinned(const BlockKey& key, bool pinned) {
   return true;
 }
 
+void DiskStore::SetInUse(const BlockKey& key, bool in_use) {
+  if (const auto put = putting_.find(key); put != putting_.end()) {
+    ops_[put->second].options.in_use = in_use;
+  }
+  const auto it = entries_.find(key);
+  if (it == entries_.end()) return;
+  it->second.in_use = in_use;
+  it->second.last_use = ++uses_;
+}
+
 void DiskStore::Unlive(const Entry& entry) {
   Segment* segment = segments_.at(entry.record->segment_id).get();
   segment->live_bytes -= entry.record->block_bytes();
@@ -366,15 +386,17 @@ void DiskStore::Unlive(const Entry& entry) {
 void DiskStore::RemoveEntry(const BlockKey& key, IndexBatch* batch) {
   const auto it = entries_.find(key);
   if (it == entries_.end()) return;
+  const bool indexed = !it->second.record->transient;
   Unlive(it->second);
   entries_.erase(it);
-  if (!IsCommitting(key)) batch->erases.push_back(key);  // or it would be the newer block's
+  if (IsCommitting(key)) return;  // it would be the newer block's
+  if (indexed) batch->erases.push_back(key);
 }
 
 void DiskStore::Discard(const BlockKey& key) {
   IndexBatch batch;
   RemoveEntry(key, &batch);
-  SubmitBatch(std::move(batch), {});
+  if (!batch.erases.empty()) SubmitBatch(std::move(batch), {});
 }
 
 // ---- reads ----
@@ -551,50 +573,6 @@ void DiskStore::OnIo(const IoResult& result) {
   }
 }
 
-void DiskStore::SubmitBatch(IndexBatch batch, Commit commit) {
-  batch.tag = next_commit_++;
-  batch.meta = EncodeStoreMeta({StoreSeconds(), clock_->NowNs(), clock_->BootId()});
-  commit.deadline_ns = WriteDeadline();
-  commits_[batch.tag] = std::move(commit);
-  writer_->Submit(std::move(batch));
-}
-
-void DiskStore::OnIndex(const IndexResult& result) {
-  const Commit commit = std::move(commits_.at(result.tag));
-  commits_.erase(result.tag);
-  if (!result.status.ok()) {
-    Log(std::string(result.status.message()));
-    NoteWriteError(absl::IsResourceExhausted(result.status) ? ENOSPC : EIO);
-  }
-  for (uint32_t index : commit.puts) {
-    if (result.status.ok()) {
-      Publish(index);
-    } else {
-      FailPut(index, Reason::kIoError);
-    }
-  }
-  if (!commit.puts.empty()) Passed("put.published");
-  for (const auto& [tag, reason] : commit.erases) {
-    --in_flight_;
-    Complete(tag, Operation::kErase, result.status.ok() ? reason : Reason::kIoError);
-  }
-}
-
-// The index hangs: who waits for it is told in time. What is answered here and committed later is
-// found all the same (or stays erased).
-void DiskStore::AnswerLateCommits() {
-  const int64_t now_ns = clock_->NowNs();
-  for (auto& [tag, commit] : commits_) {
-    if (now_ns < commit.deadline_ns) return;
-    if (!std::exchange(commit.late, true)) NoteWriteError(ETIMEDOUT);
-    for (uint32_t index : commit.puts) Answer(&ops_[index], Reason::kLate);
-    for (const auto& [erase_tag, reason] : std::exchange(commit.erases, {})) {
-      --in_flight_;
-      Complete(erase_tag, Operation::kErase, Reason::kIoError);
-    }
-  }
-}
-
 void DiskStore::NoteState() {
   const TierState state = health_.Update(clock_->NowNs());
   if (state == known_state_) return;
@@ -610,6 +588,7 @@ void DiskStore::Pump() {
   StartMoves();
   PlaceWrites();
   AdvanceSegments();
+  RepairIndex();
 }
 
 void DiskStore::Poll(nanoseconds wait, std::vector<Completion>* completions) {

@@ -3,6 +3,8 @@
 //
 // A Put is done when its payload is written, the segment synced and the index batch synced, in that
 // order, so the index never points at bytes that a power cut can take. Many Puts share one sync.
+// A transient one is done when it is written: it has neither sync nor entry, and what a crash leaves
+// of it are dead bytes.
 // Bytes are bounded: when the next segment would not fit, the coldest blocks of the segment that
 // has most of them are dropped, the rest of it is moved, and its file is deleted.
 //
@@ -75,7 +77,7 @@ struct RecoveryReport {
   bool index_rebuilt = false;
   std::string quarantined;  // where a damaged index was moved to
   uint64_t blocks = 0;
-  uint64_t hidden_blocks = 0;     // left out of a rebuilt index: erased, or in doubt
+  uint64_t hidden_blocks = 0;     // left out of a rebuilt index: erased, transient, or in doubt
   uint64_t dropped_entries = 0;   // index entries without a sound place
   uint64_t removed_segments = 0;  // files without a sound header or without live blocks
   uint64_t truncated_bytes = 0;
@@ -125,6 +127,7 @@ class DiskStore final : public BlockStore {
   void Poll(std::chrono::nanoseconds wait, std::vector<Completion>* completions) override;
   std::optional<BlockInfo> Find(const BlockId& id) const override;
   bool SetPinned(const BlockKey& key, bool pinned) override;
+  void SetInUse(const BlockKey& key, bool in_use) override;
   size_t in_flight() const override { return in_flight_ + done_.size(); }
   StoreStats stats() const override;
   TierState state() const override { return health_.state(); }
@@ -153,6 +156,7 @@ class DiskStore final : public BlockStore {
     uint64_t last_use = 0;
     uint8_t priority = 0;
     bool pinned = false;
+    bool in_use = false;
     bool moving = false;      // the index is being told of another place
     bool save_later = false;  // SaveEntry was asked meanwhile
   };
@@ -192,6 +196,15 @@ class DiskStore final : public BlockStore {
     bool late = false;  // counted as an error
     std::vector<uint32_t> puts;
     std::vector<std::pair<uint64_t, Reason>> erases;  // tags, and what they are answered
+    std::vector<BlockKey> repairs;
+  };
+
+  // A batch that failed may be in the index, now or after a restart: nobody knows what that has under
+  // the key. A later batch tells it again. Until then no place that it may have goes, or a restart
+  // would find nothing where there is a block that was promised.
+  struct Doubt {
+    std::vector<Segment*> segments;  // of those places; counted in their `doubts`
+    uint64_t repair = 0;             // the batch that tells it; 0: none yet
   };
 
   // Between Open and the thread that opens.
@@ -250,9 +263,6 @@ class DiskStore final : public BlockStore {
   void RemoveEntry(const BlockKey& key, IndexBatch* batch);
   void Unlive(const Entry& entry);
   void Discard(const BlockKey& key);
-  void SubmitBatch(IndexBatch batch, Commit commit);
-  void OnIndex(const IndexResult& result);
-  void AnswerLateCommits();
   void NoteState();
   void Log(const std::string& line) const;
   void Passed(const char* point) const {
@@ -280,13 +290,23 @@ class DiskStore final : public BlockStore {
   void StartSync(Segment* segment);
   void OnSynced(Segment* segment, int error);
   void OnWritten(uint32_t index);
-  void SaveEntry(const BlockKey& key, Entry* entry);
-  void SaveLater(const BlockKey& key);
-  bool IsCommitting(const BlockKey& key) const;
   void FailPut(uint32_t index, Reason reason);
   void Publish(uint32_t index);
   void Unplace(Op* op);
   void NoteWriteError(int error);
+
+  // ---- disk_commit.cc: what the index is told ----
+  void SubmitBatch(IndexBatch batch, Commit commit);
+  void OnIndex(const IndexResult& result);
+  void AnswerLateCommits();
+  bool IsCommitting(const BlockKey& key) const;
+  void SaveEntry(const BlockKey& key, Entry* entry);
+  void SaveLater(const BlockKey& key);
+  BlockRecord CurrentRecord(const Entry& entry) const;
+  void AddDoubt(const Op& op);
+  void AddRepairs(IndexBatch* batch, Commit* commit);
+  void EndRepairs(const Commit& commit, uint64_t tag, bool ok);
+  void RepairIndex();
 
   // ---- disk_reclaim.cc: which blocks leave ----
   bool StartReclaim();
@@ -319,6 +339,7 @@ class DiskStore final : public BlockStore {
   Segment* victim_ = nullptr;       // is being emptied
   std::deque<BlockKey> move_keys_;  // of its blocks that stay, not yet started
   size_t moves_ = 0;                // started, not yet ended or late
+  uint64_t moving_bytes_ = 0;       // of moves that have a place and are not done
   std::vector<Segment*> busy_;      // creating, open, sealing, or waiting for deletion
 
   std::vector<Op> ops_;
@@ -328,6 +349,8 @@ class DiskStore final : public BlockStore {
   std::deque<uint32_t> waiting_moves_;  // for a place
   absl::flat_hash_map<BlockKey, uint32_t> putting_;
   std::map<uint64_t, Commit> commits_;
+  absl::flat_hash_map<BlockKey, Doubt> doubts_;
+  int64_t repair_at_ns_ = 0;  // not before
   std::vector<Completion> done_;
   size_t in_flight_ = 0;
 

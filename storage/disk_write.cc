@@ -106,6 +106,7 @@ bool DiskStore::PlaceWrite(uint32_t index) {
   place.written_at_s = StoreSeconds();
   place.priority = op.options.priority;
   place.pinned = op.options.pinned;
+  place.transient = op.options.transient;
   op.record =
       std::make_shared<const BlockRecord>(EncodeBlock(op.id, place, op.payload_bytes, Staged(op)));
   op.segment = segment;
@@ -113,6 +114,7 @@ bool DiskStore::PlaceWrite(uint32_t index) {
   ++segment->unsynced;
   ++segment->writing;
   op.placed = true;
+  if (move) moving_bytes_ += bytes;
   segment->end_offset += bytes;
   ++segment->block_count;
   segment->blocks_sum = AddToBlocksSum(segment->blocks_sum, op.record->header_sum);
@@ -133,7 +135,12 @@ bool DiskStore::PlaceWrite(uint32_t index) {
 Segment* DiskStore::SegmentFor(size_t bytes, bool for_move, bool* never) {
   if (open_ != nullptr && !open_->broken &&
       open_->end_offset + bytes + kPageBytes <= open_->file_bytes) {
-    return open_;
+    // What is moved may have no other place than this one. Puts wait until it has its own.
+    const uint64_t victim_bytes = victim_ == nullptr ? 0 : victim_->live_bytes;
+    const uint64_t moves_bytes =
+        for_move ? 0 : victim_bytes - std::min(victim_bytes, moving_bytes_);
+    const bool left = open_->end_offset + bytes + moves_bytes + kPageBytes <= open_->file_bytes;
+    return left ? open_ : nullptr;
   }
   if (creating_ != nullptr) return nullptr;
   if (open_ != nullptr) {
@@ -350,6 +357,7 @@ bool DiskStore::Advance(Segment* segment) {
   }
   if (segment->state != State::kSealed) return true;
   if (segment->live_blocks > 0 || segment == victim_) return false;
+  if (segment->doubts > 0) return false;  // it is looked at again when they are gone
   if (!quiet || segment->users > 0) return true;
   (void)DeleteSegment(segment);  // tried again when room is needed
   return false;
@@ -369,6 +377,10 @@ void DiskStore::OnWritten(uint32_t index) {
   Segment* segment = op.segment;
   if (op.error == 0 && !segment->broken) {
     Passed("put.written");
+    if (op.record->transient) {  // nobody asks for it after a crash
+      health_.Success();
+      return op.cancelled ? FailPut(index, Reason::kNone) : Publish(index);
+    }
     segment->written.push_back(index);
     MarkBusy(segment);
     return;
@@ -416,40 +428,15 @@ void DiskStore::OnSynced(Segment* segment, int error) {
   Passed("put.index_submitted");
 }
 
-// Whether the index is being told of a newer block of this key.
-bool DiskStore::IsCommitting(const BlockKey& key) const {
-  const auto it = putting_.find(key);
-  return it != putting_.end() && ops_[it->second].committing && !ops_[it->second].cancelled;
-}
-
-// Priority, pin and expiry as they are now; nobody waits for it.
-void DiskStore::SaveEntry(const BlockKey& key, Entry* entry) {
-  // The place that the entry has now must not get behind the one that the index is being told of.
-  entry->save_later = entry->moving || IsCommitting(key);
-  if (entry->save_later) return;
-  BlockRecord record = *entry->record;
-  record.priority = entry->priority;
-  record.pinned = entry->pinned;
-  record.expires_at_s = entry->expires_at_s;
-  IndexBatch batch;
-  batch.puts.emplace_back(key, EncodeIndexValue(key, record));
-  SubmitBatch(std::move(batch), {});
-}
-
-// What waited for a batch that failed.
-void DiskStore::SaveLater(const BlockKey& key) {
-  const auto it = entries_.find(key);
-  if (it != entries_.end() && it->second.save_later) SaveEntry(key, &it->second);
-}
-
 void DiskStore::Unplace(Op* op) {
   if (!op->placed) return;
   op->placed = false;
+  if (op->kind == Op::Kind::kMove) moving_bytes_ -= op->record->block_bytes();
   --op->segment->unsynced;
   MarkBusy(op->segment);
 }
 
-// Durable: from now on it is found.
+// Durable, or as good as it gets: from now on it is found.
 void DiskStore::Publish(uint32_t index) {
   Op& op = ops_[index];
   const bool move = op.kind == Op::Kind::kMove;
@@ -470,6 +457,7 @@ void DiskStore::Publish(uint32_t index) {
       entry.expires_at_s = op.expires_at_s;
       entry.last_use = ++uses_;
       entry.pinned = op.options.pinned;
+      entry.in_use |= op.options.in_use;
     }
     const uint64_t bytes = op.record->block_bytes();
     // More pins than the store can bear are not honoured; Find tells.

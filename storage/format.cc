@@ -235,6 +235,7 @@ BlockRecord EncodeBlock(const BlockId& id, const BlockPlace& place, size_t paylo
   header.written_at_s = place.written_at_s;
   header.priority = place.priority;
   header.pinned = place.pinned ? 1 : 0;
+  header.transient = place.transient ? 1 : 0;
 
   BlockRecord record;
   record.segment_id = place.segment_id;
@@ -245,6 +246,7 @@ BlockRecord EncodeBlock(const BlockId& id, const BlockPlace& place, size_t paylo
   record.payload_bytes = header.payload_bytes;
   record.priority = place.priority;
   record.pinned = place.pinned;
+  record.transient = place.transient;
   record.identity_sum = IdentitySum(id);
   record.place_sum = PlaceSum(header);
   record.payload_sum = PayloadSum(header, pages);
@@ -278,7 +280,10 @@ std::optional<DecodedHeader> DecodeBlockHeader(std::span<const std::byte> header
   const auto header = Load<BlockHeader>(header_pages);
   if (header.header_sum != HeaderSum(header_pages)) return std::nullopt;
   // A right sum over wrong fields is a writer with other ideas of the format: not ours to guess.
-  if (!AllZero(header.zero1) || !AllZero(header.zero2) || header.pinned > 1) return std::nullopt;
+  if (!AllZero(header.zero1) || !AllZero(header.zero2) || header.pinned > 1 ||
+      header.transient > 1) {
+    return std::nullopt;
+  }
 
   DecodedHeader out;
   std::memcpy(out.id.key.bytes.data(), header.key, sizeof header.key);
@@ -295,6 +300,7 @@ std::optional<DecodedHeader> DecodeBlockHeader(std::span<const std::byte> header
   record.payload_bytes = header.payload_bytes;
   record.priority = header.priority;
   record.pinned = header.pinned != 0;
+  record.transient = header.transient != 0;
   record.place_sum = PlaceSum(header);
   record.header_sum = header.header_sum;
   record.payload_sum = {header.payload_sum_low, header.payload_sum_high};
@@ -333,7 +339,7 @@ bool PlaceFits(const BlockRecord& record, uint64_t file_bytes) {
 }
 
 std::string EncodeIndexValue(const BlockKey& key, const BlockRecord& record) {
-  WINNOW_CHECK(record.page_sums.size() == record.payload_pages());
+  WINNOW_CHECK(record.page_sums.size() == record.payload_pages() && !record.transient);
   IndexValue fixed = {};
   fixed.version = kFormatVersion;
   fixed.payload_bytes = record.payload_bytes;

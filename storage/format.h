@@ -98,7 +98,8 @@ struct BlockHeader {  // the first 256 bytes of a block; the page sums follow it
   uint64_t written_at_s;  // so that a rebuilt index knows how far that time had come
   uint8_t priority;
   uint8_t pinned;
-  uint8_t zero1[6];
+  uint8_t transient;  // 1: for the run that wrote it; in no index, rebuilt or not
+  uint8_t zero1[5];
   // ---- everything above is the prefix that seeds the sums of the payload ----
   uint64_t payload_sum_low;   // XXH3-128 of prefix and payload, padding included
   uint64_t payload_sum_high;  //
@@ -133,6 +134,7 @@ struct BlockRecord {
   uint32_t payload_bytes = 0;
   uint8_t priority = 0;
   bool pinned = false;
+  bool transient = false;
   uint64_t place_sum = 0;    // XXH3-64 of the prefix: seeds the page sums
   uint64_t header_sum = 0;   // of the header pages
   Checksum128 payload_sum;   // of the payload, with identity and place
@@ -198,6 +200,7 @@ struct BlockPlace {
   uint64_t written_at_s = 0;
   uint8_t priority = 0;
   bool pinned = false;
+  bool transient = false;
 };
 // Completes a block in place: `block` is BlockBytesFor(payload_bytes) long and already holds the
 // payload behind its header pages; header and padding are written here. Returns its record.
@@ -224,6 +227,7 @@ bool BlockMatches(std::span<const std::byte> block, const BlockKey& key, const B
 bool PlaceFits(const BlockRecord& record, uint64_t file_bytes);
 
 // An index value; its checksum covers the key too, so a value under another's key is refused.
+// REQUIRES: the block is not transient.
 std::string EncodeIndexValue(const BlockKey& key, const BlockRecord& record);
 std::optional<BlockRecord> DecodeIndexValue(const BlockKey& key, std::string_view value);
 

@@ -47,18 +47,18 @@ void HostStore::Done(uint64_t tag, Operation operation, Reason reason) {
 
 void HostStore::Link(Entry* entry) {
   if (entry->pinned) return;
-  List& list = lru_[entry->priority];
+  List& list = ListOf(*entry);
   list.push_front(entry);
   entry->recency = list.begin();
 }
 
 void HostStore::Unlink(Entry* entry) {
-  if (!entry->pinned) lru_[entry->priority].erase(entry->recency);
+  if (!entry->pinned) ListOf(*entry).erase(entry->recency);
 }
 
 void HostStore::Touch(Entry* entry) {
   if (entry->pinned) return;
-  List& list = lru_[entry->priority];
+  List& list = ListOf(*entry);
   list.splice(list.begin(), list, entry->recency);
 }
 
@@ -110,8 +110,8 @@ bool HostStore::Verify(const Entry& entry, size_t page) const {
                  entry.pages.subspan(page * kPageBytes, kPageBytes)) == entry.page_sums[page];
 }
 
-// The least recently used block of the lowest priority that has one. Leased blocks stay: evicting
-// them would free nothing.
+// The least recently used block of the lowest priority that has one; of those in use where there is
+// no other. Leased blocks stay: evicting them would free nothing.
 bool HostStore::EvictOne() {
   for (List& list : lru_) {
     for (auto it = list.rbegin(); it != list.rend(); ++it) {
@@ -124,7 +124,8 @@ bool HostStore::EvictOne() {
       } else {
         ++stats_.evicted_blocks;
         if (options_.on_evict) {
-          PutOptions options{.priority = entry->priority};
+          PutOptions options{
+              .priority = entry->priority, .in_use = entry->in_use, .transient = entry->transient};
           if (entry->expires_at_ns != 0) {
             const int64_t left_ns = entry->expires_at_ns - now_ns;
             options.ttl_s = static_cast<uint32_t>(left_ns / 1'000'000'000 + 1);
@@ -190,6 +191,8 @@ void HostStore::Put(uint64_t tag, const BlockId& id, std::span<const std::byte> 
     if (entry->payload_bytes == payload.size()) {
       Unlink(entry);
       entry->priority = std::max(entry->priority, priority);
+      entry->in_use |= options.in_use;
+      entry->transient &= options.transient;
       Link(entry);
       entry->expires_at_ns = expires_at_ns;
       if (options.pinned) SetPinned(id.key, true);
@@ -204,6 +207,8 @@ void HostStore::Put(uint64_t tag, const BlockId& id, std::span<const std::byte> 
   entry->id = id;
   entry->payload_bytes = static_cast<uint32_t>(payload.size());
   entry->priority = priority;
+  entry->in_use = options.in_use;
+  entry->transient = options.transient;
   entry->expires_at_ns = expires_at_ns;
   if (!Place(entry.get())) return Done(tag, Operation::kPut, Reason::kFull);
   std::memcpy(entry->pages.data(), payload.data(), payload.size());
@@ -279,8 +284,10 @@ std::optional<BlockInfo> HostStore::Find(const BlockId& id) const {
   if (!(entry.id == id)) return std::nullopt;
   if (entry.expires_at_ns != 0 && clock_->NowNs() >= entry.expires_at_ns) return std::nullopt;
   const int64_t left_ns = entry.expires_at_ns == 0 ? 0 : entry.expires_at_ns - clock_->NowNs();
-  return BlockInfo{entry.payload_bytes, entry.priority, entry.pinned,
-                   static_cast<uint32_t>((left_ns + 999'999'999) / 1'000'000'000)};
+  return BlockInfo{
+      entry.payload_bytes, entry.priority,
+      entry.pinned,        static_cast<uint32_t>((left_ns + 999'999'999) / 1'000'000'000),
+      entry.in_use,        entry.transient};
 }
 
 bool HostStore::SetPinned(const BlockKey& key, bool pinned) {
@@ -295,6 +302,15 @@ bool HostStore::SetPinned(const BlockKey& key, bool pinned) {
   Link(entry);
   stats_.pinned_bytes = pinned ? stats_.pinned_bytes + bytes : stats_.pinned_bytes - bytes;
   return true;
+}
+
+void HostStore::SetInUse(const BlockKey& key, bool in_use) {
+  const auto it = entries_.find(key);
+  if (it == entries_.end()) return;
+  Entry* entry = it->second.get();
+  Unlink(entry);
+  entry->in_use = in_use;
+  Link(entry);
 }
 
 StoreStats HostStore::stats() const { return stats_; }

@@ -1,4 +1,5 @@
-// The host tier: full blocks in DRAM, least recently used ones leave first within a priority.
+// The host tier: full blocks in DRAM, least recently used ones leave first within a priority, those
+// in use after all others.
 //
 // Memory is an arena of chunks, mapped when they are first needed (pinning is slow, so a server is
 // ready before all of it is) and never given back. Where the machine refuses one, the store goes on with
@@ -73,6 +74,7 @@ class HostStore final : public BlockStore {
   void Poll(std::chrono::nanoseconds wait, std::vector<Completion>* completions) override;
   std::optional<BlockInfo> Find(const BlockId& id) const override;
   bool SetPinned(const BlockKey& key, bool pinned) override;
+  void SetInUse(const BlockKey& key, bool in_use) override;
   size_t in_flight() const override { return done_.size(); }
   StoreStats stats() const override;
 
@@ -88,11 +90,13 @@ class HostStore final : public BlockStore {
     size_t first_page = 0;
     uint8_t priority = 0;
     bool pinned = false;
+    bool in_use = false;
+    bool transient = false;
     bool doomed = false;  // out of the map; its memory is freed with the last lease
     uint32_t leases = 0;
     int64_t expires_at_ns = 0;
     std::vector<uint64_t> page_sums;
-    List::iterator recency;  // in lru_[priority] unless pinned
+    List::iterator recency;  // in ListOf(entry) unless pinned
     std::span<std::byte> pages;
   };
   struct Chunk {
@@ -107,6 +111,9 @@ class HostStore final : public BlockStore {
   bool EvictOne();
   void Remove(Entry* entry);
   void FreeMemory(Entry* entry);
+  List& ListOf(const Entry& entry) {
+    return lru_[entry.in_use ? kPriorityMax + 1 : entry.priority];
+  }
   void Touch(Entry* entry);
   void Link(Entry* entry);
   void Unlink(Entry* entry);
@@ -118,7 +125,8 @@ class HostStore final : public BlockStore {
   bool refused_ = false;  // the last chunk
   absl::flat_hash_map<BlockKey, std::unique_ptr<Entry>> entries_;
   std::vector<std::unique_ptr<Entry>> doomed_;
-  std::array<List, kPriorityMax + 1> lru_;  // front: most recently used
+  // By priority, and behind them what is in use; front: most recently used.
+  std::array<List, kPriorityMax + 2> lru_;
   std::vector<Completion> done_;
   StoreStats stats_;
 };

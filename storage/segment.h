@@ -46,6 +46,7 @@ struct Segment {
   uint32_t block_count = 0;  // placed, for the footer
   uint64_t blocks_sum = 0;   //
   uint32_t users = 0;        // operations that read from or write to it
+  uint32_t doubts = 0;       // blocks that the index may have here against the store's word
   uint32_t outstanding = 0;  // its own I/O: the kernel may have `page`
   uint32_t writing = 0;      // block writes that the kernel may still carry out
   uint32_t stuck = 0;        // I/O of any kind that was given up and is not back yet

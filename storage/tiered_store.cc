@@ -241,7 +241,11 @@ void TieredStore::OnFetched(uint64_t number, Reason reason) {
   if (reason == Reason::kNone && fetch.promotes && !fetch.erased) {
     const auto info = disk_->Find(fetch.id);
     if (info) {
-      host_->Put(0, fetch.id, fetch.into, {.priority = info->priority, .ttl_s = info->ttl_s});
+      host_->Put(0, fetch.id, fetch.into,
+                 {.priority = info->priority,
+                  .ttl_s = info->ttl_s,
+                  .in_use = info->in_use,
+                  .transient = info->transient});
       if (HostAnswer() == Reason::kNone) ++promoted_blocks_;
       reads_.erase(fetch.id.key);
     }
@@ -296,6 +300,11 @@ bool TieredStore::SetPinned(const BlockKey& key, bool pinned) {
   const bool on_disk = disk_->SetPinned(key, pinned);
   if (on_disk && pinned) return true;
   return host_->SetPinned(key, pinned) || on_disk;
+}
+
+void TieredStore::SetInUse(const BlockKey& key, bool in_use) {
+  host_->SetInUse(key, in_use);
+  disk_->SetInUse(key, in_use);
 }
 
 StoreStats TieredStore::stats() const {

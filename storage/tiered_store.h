@@ -48,6 +48,7 @@ class TieredStore final : public BlockStore {
   std::optional<BlockInfo> Find(const BlockId& id) const override;
   // Pins where the block is; on disk if it is in both, since what host drops is found there.
   bool SetPinned(const BlockKey& key, bool pinned) override;
+  void SetInUse(const BlockKey& key, bool in_use) override;
   size_t in_flight() const override { return in_flight_ + done_.size(); }
   bool idle() const override { return in_flight() == 0 && disk_->idle(); }
   // Gets, hits and misses of callers; used, capacity, evicted and the like of both tiers together;

@@ -100,6 +100,10 @@ class FaultyStore final : public BlockStore {
   bool SetPinned(const BlockKey& key, bool pinned) override {
     return inner_->SetPinned(key, pinned);
   }
+  void SetInUse(const BlockKey& key, bool in_use) override {
+    if (!faults.hold) return inner_->SetInUse(key, in_use);
+    waiting_.push_back([this, key, in_use] { inner_->SetInUse(key, in_use); });
+  }
   size_t in_flight() const override { return inner_->in_flight() + held_.size() + waiting_.size(); }
   bool idle() const override { return in_flight() == 0 && inner_->idle(); }
   StoreStats stats() const override {

@@ -2,6 +2,7 @@
 #ifndef WINNOW_TESTS_FAULT_MEMORY_INDEX_H_
 #define WINNOW_TESTS_FAULT_MEMORY_INDEX_H_
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -15,6 +16,9 @@ struct MemoryIndexData {
   Mutex mutex;
   std::map<std::array<uint8_t, 40>, std::string> entries;
   std::string meta;
+  // A batch of which this is true is said to have failed. It is applied all the same: an index may
+  // notice too late, as when a log is written and its sync fails.
+  std::function<bool(const IndexBatch&)> denies;
 };
 
 class MemoryIndex final : public IndexDb {
@@ -32,6 +36,7 @@ class MemoryIndex final : public IndexDb {
     for (const BlockKey& key : batch.erases) data_->entries.erase(key.bytes);
     for (const auto& [key, value] : batch.puts) data_->entries[key.bytes] = value;
     if (!batch.meta.empty()) data_->meta = batch.meta;
+    if (data_->denies && data_->denies(batch)) return absl::UnavailableError("index: denied");
     return absl::OkStatus();
   }
 

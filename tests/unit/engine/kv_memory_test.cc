@@ -40,7 +40,7 @@ class KvMemoryTest : public ::testing::Test {
   }
 
   // A block that a pass filled, under a name of its own or the given one.
-  int32_t MakeBlock(BlockPool& pool, int name_number = 0) {
+  int32_t MakeBlock(BlockPool& pool, int name_number = 0, bool keep = false) {
     const int32_t block = pool.Take();
     std::vector<int32_t> frames;
     memory_->BeginPass(1);
@@ -53,8 +53,15 @@ class KvMemoryTest : public ::testing::Test {
     BlockName name;
     name.chain[0] = static_cast<uint8_t>(name_number);
     name.chain[1] = static_cast<uint8_t>(name_number >> 8);
-    memory_->Seal(block, name, /*keep=*/false);
+    memory_->Seal(block, name, keep);
     return block;
+  }
+  // Makes frames scarce, so that what was made before is saved.
+  std::vector<int32_t> FillUp(BlockPool& pool) {
+    std::vector<int32_t> held;
+    while (pool.num_free() > 0) held.push_back(MakeBlock(pool));
+    for (int i = 0; i < 10; ++i) memory_->Idle();
+    return held;
   }
 
   storage::SystemClock clock_;
@@ -103,6 +110,73 @@ TEST_F(KvMemoryTest, ABlockThatEndsWhileItIsSavedLeavesWhatAnotherOfItsNameHasIn
   pool.Give(stays);
   while (store_.in_flight() > 0) memory_->Idle();
   EXPECT_EQ(store_.stats().blocks, 0u);
+}
+
+// What the store is told: who runs on a block, and whether it is for later processes.
+TEST_F(KvMemoryTest, ABlockIsInUseAsLongAsOneOfItsNameIsHeld) {
+  BlockPool pool(kBlocks, memory_.get());
+  constexpr int kName = 1000, kOther = 1001;
+  const int32_t one = MakeBlock(pool, kName, /*keep=*/true), two = MakeBlock(pool, kName, true);
+  const int32_t other = MakeBlock(pool, kOther, /*keep=*/false);
+  pool.Publish(one, memory_->name(one).chain);
+  const std::vector<int32_t> held = FillUp(pool);
+  const auto expect = [&](int32_t block, bool in_use, bool transient) {
+    for (int32_t layer = 0; layer < kLayers; ++layer) {
+      const auto info = store_.Find(memory_->StoreId(layer, block));
+      ASSERT_TRUE(info.has_value()) << layer;
+      EXPECT_EQ(info->in_use, in_use) << layer;
+      EXPECT_EQ(info->transient, transient) << layer;
+    }
+  };
+  expect(one, true, false);
+  expect(other, true, true);
+  pool.Give(one);  // idle; the other of its name is held
+  expect(one, true, false);
+  const storage::BlockId id = memory_->StoreId(0, two);
+  pool.Give(two);
+  expect(one, false, false);
+  pool.Share(one);
+  expect(one, true, false);
+  pool.Share(one);
+  pool.Give(one);
+  expect(one, true, false);
+  pool.Give(one);
+  expect(one, false, false);
+  // Forgotten, and taken back out of the store.
+  for (const int32_t block : held) pool.Give(block);
+  pool.Give(other);
+  std::vector<int32_t> taken;
+  while (pool.num_free() > 0) taken.push_back(pool.Take());
+  EXPECT_FALSE(store_.Find(id)->in_use);
+  pool.Give(taken.back());
+  taken.pop_back();
+  const int32_t adopted = pool.Take();
+  BlockName name;
+  name.chain[0] = static_cast<uint8_t>(kName);
+  name.chain[1] = static_cast<uint8_t>(kName >> 8);
+  memory_->Adopt(adopted, name);
+  expect(adopted, true, false);
+  pool.Give(adopted);  // nobody can find it: it is forgotten, and stays in the store
+  ASSERT_TRUE(store_.Find(id).has_value());
+  EXPECT_FALSE(store_.Find(id)->in_use);
+  for (const int32_t block : taken) pool.Give(block);
+}
+
+// The last sequence goes while the store is still at it.
+TEST_F(KvMemoryTest, ABlockThatNobodyHoldsWhenItIsSavedIsNotInUse) {
+  BlockPool pool(kBlocks, memory_.get());
+  store_.faults.hold = true;
+  const int32_t block = MakeBlock(pool, 1000, /*keep=*/true);
+  pool.Publish(block, memory_->name(block).chain);
+  const std::vector<int32_t> held = FillUp(pool);
+  ASSERT_GT(store_.in_flight(), 0u);
+  pool.Give(block);
+  store_.faults.hold = false;
+  while (store_.in_flight() > 0) memory_->Idle();
+  const auto info = store_.Find(memory_->StoreId(0, block));
+  ASSERT_TRUE(info.has_value());
+  EXPECT_FALSE(info->in_use);
+  for (const int32_t other : held) pool.Give(other);
 }
 
 }  // namespace

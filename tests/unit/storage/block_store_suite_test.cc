@@ -160,6 +160,61 @@ TEST_P(BlockStoreSuite, LowPriorityLeavesFirst) {
   EXPECT_EQ(kept, 20);
 }
 
+// However old, however low its priority, and spread over all segments, so that none is without.
+TEST_P(BlockStoreSuite, WhatIsInUseStaysAsLongAsAnythingElseCanGo) {
+  const size_t bytes = 100'000;
+  constexpr int kInUse = 45;  // of some 72 to 80 that fit
+  for (int i = 0; i < kInUse; ++i) {
+    ASSERT_EQ(client_->Put(IdOf(i), bytes, {.priority = 0, .in_use = i % 2 == 0}), Reason::kNone);
+    if (i % 2 == 1) {
+      store_->SetInUse(IdOf(i).key, true);
+    } else {
+      ASSERT_EQ(client_->Put(IdOf(100 + i), bytes, {.priority = 3}), Reason::kNone);
+    }
+  }
+  // Many at once: while room is made they must not take that of what is moved.
+  for (int i = 0; i < 300; ++i) {
+    const BlockId id = IdOf(1000 + i);
+    store_->Put(i, id, BytesOf(id, bytes), {.priority = 3});
+    if (i % 30 < 29) continue;
+    for (const auto& [tag, answer] : client_->Finish()) EXPECT_EQ(answer.reason, Reason::kNone);
+  }
+  EXPECT_GT(store_->stats().evicted_blocks, 200u);
+  for (int i = 0; i < kInUse; ++i) {
+    const auto info = store_->Find(IdOf(i));
+    ASSERT_TRUE(info.has_value()) << i;
+    EXPECT_TRUE(info->in_use);
+    EXPECT_EQ(client_->GetAndCheck(IdOf(i), bytes), Reason::kNone) << i;
+  }
+  // Nobody works with them any more: they are as the others, and the first to go.
+  for (int i = 0; i < kInUse; ++i) store_->SetInUse(IdOf(i).key, false);
+  for (int i = 0; i < 300; ++i) {
+    ASSERT_EQ(client_->Put(IdOf(2000 + i), bytes, {.priority = 3}), Reason::kNone);
+  }
+  for (int i = 0; i < kInUse; ++i) EXPECT_FALSE(store_->Find(IdOf(i)).has_value()) << i;
+  store_->SetInUse(IdOf(0).key, true);  // it is gone: nothing happens
+  EXPECT_FALSE(store_->Find(IdOf(0)).has_value());
+  // Said of a block that is on its way.
+  for (const bool in_use : {false, true}) {
+    const BlockId id = IdOf(in_use ? 1 : 2);
+    store_->Put(1, id, BytesOf(id, bytes), {.in_use = !in_use});
+    store_->SetInUse(id.key, in_use);
+    EXPECT_EQ(client_->Finish().at(1).reason, Reason::kNone);
+    EXPECT_EQ(store_->Find(id)->in_use, in_use);
+  }
+}
+
+TEST_P(BlockStoreSuite, WhereAllIsInUseTheOldestLeaves) {
+  const size_t bytes = 100'000;
+  constexpr int kPuts = 300;
+  for (int i = 0; i < kPuts; ++i) {
+    ASSERT_EQ(client_->Put(IdOf(i), bytes, {.in_use = true}), Reason::kNone) << i;
+  }
+  EXPECT_LE(store_->stats().used_bytes, store_->stats().capacity_bytes);
+  EXPECT_FALSE(store_->Find(IdOf(0)).has_value());
+  for (int i = kPuts - 20; i < kPuts; ++i) EXPECT_TRUE(store_->Find(IdOf(i)).has_value()) << i;
+}
+
 TEST_P(BlockStoreSuite, PinsTakeAtMostHalfAndCanBeGivenBack) {
   int pinned = 0;
   for (int i = 0; i < 200; ++i) {

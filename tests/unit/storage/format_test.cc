@@ -16,7 +16,7 @@ struct Encoded {
   std::vector<std::byte> bytes;
 };
 
-Encoded Encode(size_t payload_bytes, uint64_t number = 7) {
+Encoded Encode(size_t payload_bytes, uint64_t number = 7, bool transient = false) {
   Encoded out;
   out.id = IdOf(number, 3);
   out.bytes.resize(BlockBytesFor(payload_bytes));
@@ -29,7 +29,8 @@ Encoded Encode(size_t payload_bytes, uint64_t number = 7) {
                             .sequence = 99,
                             .expires_at_s = 1000,
                             .priority = 2,
-                            .pinned = true},
+                            .pinned = true,
+                            .transient = transient},
                            payload_bytes, out.bytes);
   return out;
 }
@@ -42,6 +43,7 @@ void ExpectSame(const BlockRecord& a, const BlockRecord& b) {
   EXPECT_EQ(a.payload_bytes, b.payload_bytes);
   EXPECT_EQ(a.priority, b.priority);
   EXPECT_EQ(a.pinned, b.pinned);
+  EXPECT_EQ(a.transient, b.transient);
   EXPECT_EQ(a.place_sum, b.place_sum);
   EXPECT_EQ(a.header_sum, b.header_sum);
   EXPECT_EQ(a.payload_sum, b.payload_sum);
@@ -65,6 +67,18 @@ TEST(Format, BlockDecodesToWhatWasEncoded) {
   }
   EXPECT_EQ(HeaderPagesFor(480 * 4096), 1u);
   EXPECT_EQ(HeaderPagesFor(480 * 4096 + 1), 2u);
+}
+
+// Written by a version that knows no transient blocks the byte is zero: they are found by either.
+TEST(Format, ABlockSaysWhetherItIsTransient) {
+  for (const bool transient : {false, true}) {
+    Encoded block = Encode(5000, 7, transient);
+    EXPECT_EQ(block.bytes[178], std::byte{transient});
+    const auto decoded = DecodeBlock(block.bytes);
+    ASSERT_TRUE(decoded.has_value());
+    EXPECT_EQ(decoded->record.transient, transient);
+    ExpectSame(decoded->record, block.record);
+  }
 }
 
 TEST(Format, EveryFlippedBitOfABlockIsAMiss) {

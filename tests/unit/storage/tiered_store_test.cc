@@ -52,6 +52,27 @@ TEST_F(TieredStoreTest, WhatLeavesHostIsFoundOnDiskUnderEitherPolicy) {
   }
 }
 
+TEST_F(TieredStoreTest, WhatABlockIsForGoesWithItFromTierToTier) {
+  Make({.write_through = false});
+  ASSERT_EQ(client_->Put(IdOf(0), kBytes, {.in_use = true, .transient = true}), Reason::kNone);
+  ASSERT_EQ(client_->Put(IdOf(1), kBytes), Reason::kNone);
+  // Down, behind all that nobody uses.
+  for (int i = 2; store_->host().Find(IdOf(0)).has_value(); ++i) {
+    ASSERT_LT(i, 100) << "never leaves";
+    ASSERT_EQ(client_->Put(IdOf(i), kBytes, {.in_use = true}), Reason::kNone);
+  }
+  EXPECT_FALSE(store_->host().Find(IdOf(1)).has_value());
+  ASSERT_TRUE(store_->Persisted(IdOf(0)));
+  EXPECT_TRUE(store_->disk().Find(IdOf(0))->in_use && store_->disk().Find(IdOf(0))->transient);
+  EXPECT_FALSE(store_->disk().Find(IdOf(1))->in_use || store_->disk().Find(IdOf(1))->transient);
+  // Up, and no more in use.
+  for (int i = 0; i < 3; ++i) ASSERT_EQ(client_->GetAndCheck(IdOf(0), kBytes), Reason::kNone);
+  ASSERT_TRUE(store_->host().Find(IdOf(0)).has_value());
+  EXPECT_TRUE(store_->host().Find(IdOf(0))->in_use && store_->host().Find(IdOf(0))->transient);
+  store_->SetInUse(IdOf(0).key, false);
+  EXPECT_FALSE(store_->host().Find(IdOf(0))->in_use || store_->disk().Find(IdOf(0))->in_use);
+}
+
 TEST_F(TieredStoreTest, ColdBlocksOfLowPriorityAreDroppedNotDemoted) {
   Make({.write_through = false, .demote_priority_min = 2});
   ASSERT_EQ(client_->Put(IdOf(0), kBytes, {.priority = 1}), Reason::kNone);
