@@ -38,7 +38,8 @@ class StorageTransient : public DiskStoreTest {
 
 TEST_F(StorageTransient, AfterAKillOnlyWhatWasPutToStayIsThere) {
   Open();
-  constexpr int kMixed = 15, kAll = 45;  // nine fill a segment: the later ones have nothing that stays
+  constexpr int kMixed = 15,
+                kAll = 45;  // nine fill a segment: the later ones have nothing that stays
   for (int i = 0; i < kAll; ++i) {
     const bool stays = i < kMixed && i % 3 == 0;
     ASSERT_EQ(client_->Put(IdOf(i), kSmall, {.transient = !stays}), Reason::kNone);

@@ -446,6 +446,33 @@ TEST_F(DiskStoreTest, GarbageCollectionFreesDeadBytesAndKeepsEveryBlock) {
 
 // A move writes new checksums for the block's new place: of what is damaged they would make something
 // sound.
+// More is in use in each segment than is moved at once, and more Puts are in flight than what is left
+// of the segment that it is moved to: they wait for those that come after.
+TEST_F(DiskStoreTest, PutsLeaveTheRoomThatMovesNeed) {
+  constexpr size_t kBytes = 100'000;
+  DiskStoreOptions options = Options();
+  options.segment_bytes = 8 << 20;
+  options.capacity_bytes = 4 * options.segment_bytes;
+  options.staging_bytes = 2 << 20;
+  Open(options);
+  const auto in_segment = static_cast<int>(BlocksInSegment(options.segment_bytes, kBytes));
+  std::vector<int> in_use;
+  for (int i = 0; i < 3 * in_segment; ++i) {
+    if (i % 6 != 0) in_use.push_back(i);
+    ASSERT_EQ(client_->Put(IdOf(i), kBytes, {.in_use = i % 6 != 0, .transient = true}),
+              Reason::kNone);
+  }
+  for (int i = 0; i < 300; ++i) {
+    const BlockId id = IdOf(1000 + i);
+    store_->Put(i, id, BytesOf(id, kBytes), {.transient = true});
+    if (i % 18 == 17) client_->Finish();
+  }
+  client_->Finish();
+  Settle();
+  EXPECT_GT(store_->stats().moved_blocks, 0u);
+  for (const int i : in_use) EXPECT_TRUE(store_->Find(IdOf(i)).has_value()) << i;
+}
+
 TEST_F(DiskStoreTest, DamagedBlockIsNotMovedButDropped) {
   Open();
   for (int i = 0; i < 50; ++i) ASSERT_EQ(client_->Put(IdOf(i), kSmall), Reason::kNone);
