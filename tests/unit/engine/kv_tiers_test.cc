@@ -186,27 +186,36 @@ TEST_F(KvTiersTest, WhatAFloorDoesIsTheSameHoweverAPromptIsCut) {
 TEST_F(KvTiersTest, FaultsOfTheStoreCostTimeAndNoToken) {
   ModelOptions options = Tiered();
   options.tiers.host_bytes = 64 << 20;
-  storage::FaultyStore* faulty = nullptr;
-  const auto model = LoadOver(&faulty, options);
-  faulty->faults = {.miss_share = 0.0001, .lose_share = 0.002, .polls_max = 3, .reorder = true};
-  const std::vector<Reply> replies = Answers(*model);
-  EXPECT_GT(losses_, 0u);
-  ExpectEqual(replies);
-  EXPECT_GT(model->decoder->kv_memory()->stats().lost_pieces, 0u);
+  // Faults are drawn: once in a hundred times none of them costs anything.
+  uint64_t losses = 0, lost_pieces = 0;
+  for (int attempt = 0; attempt < 20 && losses * lost_pieces == 0; ++attempt) {
+    storage::FaultyStore* faulty = nullptr;
+    const auto model = LoadOver(&faulty, options);
+    faulty->faults = {.miss_share = 0.0001, .lose_share = 0.002, .polls_max = 3, .reorder = true};
+    ASSERT_NO_FATAL_FAILURE(ExpectEqual(Answers(*model)));
+    losses += losses_;
+    lost_pieces += model->decoder->kv_memory()->stats().lost_pieces;
+  }
+  EXPECT_GT(losses, 0u);
+  EXPECT_GT(lost_pieces, 0u);
 }
 
 // What could not be read may be there all the same: it must not stay when nobody needs it any more.
 TEST_F(KvTiersTest, NothingIsLeftOfWhatWasLost) {
   ModelOptions options = Tiered();
   options.tiers.host_bytes = 64 << 20;
-  storage::FaultyStore* faulty = nullptr;
-  const auto model = LoadOver(&faulty, options);
-  faulty->faults = {.miss_share = 0.0005};
-  Answers(*model);
-  EXPECT_GT(model->decoder->kv_memory()->stats().lost_pieces, 0u);
-  std::vector<storage::Completion> done;
-  while (faulty->in_flight() > 0) faulty->Poll(std::chrono::milliseconds(10), &done);
-  EXPECT_EQ(faulty->stats().blocks, 0u);
+  uint64_t lost_pieces = 0;
+  for (int attempt = 0; attempt < 20 && lost_pieces == 0; ++attempt) {
+    storage::FaultyStore* faulty = nullptr;
+    const auto model = LoadOver(&faulty, options);
+    faulty->faults = {.miss_share = 0.0005};
+    Answers(*model);
+    lost_pieces = model->decoder->kv_memory()->stats().lost_pieces;
+    std::vector<storage::Completion> done;
+    while (faulty->in_flight() > 0) faulty->Poll(std::chrono::milliseconds(10), &done);
+    EXPECT_EQ(faulty->stats().blocks, 0u);
+  }
+  EXPECT_GT(lost_pieces, 0u);
 }
 
 TEST_F(KvTiersTest, AStoreThatTakesNothingLeavesWhatFastMemoryHolds) {
