@@ -100,12 +100,12 @@ class KvTiersTest : public ::testing::Test {
     return options;
   }
 
-  // With a store that fails as `*faulty` is told to.
+  // With a store that fails as `*faulty` is told to, each made with other luck.
   std::unique_ptr<LoadedModel> LoadOver(storage::FaultyStore** faulty, ModelOptions options,
                                         std::unique_ptr<kernels::Backend> backend = nullptr) const {
     options.decorate_store = [&](std::unique_ptr<storage::BlockStore> store) {
-      auto made =
-          std::make_unique<storage::FaultyStore>(std::move(store), static_cast<uint32_t>(seed_));
+      auto made = std::make_unique<storage::FaultyStore>(
+          std::move(store), static_cast<uint32_t>(seed_ + stores_made_++));
       *faulty = made.get();
       return made;
     };
@@ -162,6 +162,7 @@ class KvTiersTest : public ::testing::Test {
   }
 
   const uint64_t seed_;
+  mutable uint64_t stores_made_ = 0;
   std::mt19937_64 random_;
   ModelConfig config_;
   std::vector<Request> requests_;
