@@ -184,7 +184,7 @@ class Engine {
   std::optional<TimePoint> starved_since_;
   std::vector<SequenceView> views_;
   Batch batch_;
-  std::vector<Sequence*> batch_sequences_;  // of batch_.chunks
+  std::vector<Sequence*> batch_sequences_;       // of batch_.chunks
   std::vector<kernels::SampleRow> sample_rows_;  // of batch_.num_logits()
   std::vector<kernels::SampledToken> sampled_;   // the same; room for max_running
   std::vector<std::pair<std::shared_ptr<OutputQueue>, OutputEvent>> last_events_;

@@ -10,9 +10,9 @@
 // hands meanwhile; then it is a miss. So what slot_of_row says is a hint that the slot confirms.
 //
 // What was tried and lost (H200): blocks of 256 entries, which leave the bus half idle where lists are
-// short (2,048 rows in 8 lists: 43 us instead of 28). Not tried: the copy as a launch of its own, by few
-// blocks and in the order of addresses over all heads, for arenas so large that finding addresses is what
-// takes the time (docs/tiers.md).
+// short (2,048 rows in 8 lists: 43 us instead of 28). Measured and not done: the copy as a launch of its own, by few
+// blocks and in the order of addresses over all heads, gains nothing where a layer's KV is 512 MiB (128K tokens), and 40 of
+// 160 us where it is 2 GiB (512K) (winnow_cuda_bench --filter far).
 #include "kernels/cuda/copy_pieces.cuh"
 #include "kernels/cuda/device_math.cuh"
 #include "kernels/cuda/row_cache.h"
