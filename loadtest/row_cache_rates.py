@@ -11,14 +11,13 @@ beside that of the largest size. Needs the winnow program (WINNOW_BIN) and Pytho
 """
 import argparse
 import json
-import os
 import pathlib
-import re
 import subprocess
 import sys
 import tempfile
-import threading
 import urllib.request
+
+from own_server import WINNOW, own_server
 
 
 def metrics_of(port):
@@ -27,35 +26,18 @@ def metrics_of(port):
     return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
 
 
-def run(winnow, flags, prompt, policy, tokens):
-    """Metrics' growth over the steps, usage, and seconds between the first and the last token."""
-    with tempfile.TemporaryDirectory() as work:
-        server = subprocess.Popen([winnow, "serve", "--device", "cuda", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0",
-                                   "--retrieval-from", "0", *flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        try:
-            log = []
-            for line in server.stdout:  # ends with the server
-                log.append(line)
-                if ports := re.search(r" port=(\d+) .*metrics_port=(\d+)", line):
-                    break
-            else:
-                sys.exit("the server did not start:\n" + "".join(log))
-            # What it says from here on is nobody's, but must not stand in its way.
-            threading.Thread(target=server.stdout.read, daemon=True).start()
-            before = metrics_of(ports[2])
-            text = pathlib.Path(work, "chat.json")
-            text.write_text(json.dumps([{"role": "user", "content": prompt}]))
-            answer = subprocess.run([winnow, "generate", "--server", f"127.0.0.1:{ports[1]}", "--chat-file", text, "--max-tokens",
-                                     str(tokens), "--temperature", "0", "--ignore-eos", "--policy", policy, "--json"],
-                                    capture_output=True, text=True)
-            if answer.returncode != 0:
-                sys.exit(f"winnow generate failed: {answer.stderr}")
-            after = metrics_of(ports[2])
-            usage = json.loads(answer.stdout)["usage"]
-            return {name: after[name] - before.get(name, 0) for name in after}, usage
-        finally:
-            server.terminate()
-            server.wait()
+def run(flags, prompt, policy, tokens):
+    """Metrics' growth over the steps, and usage."""
+    with tempfile.TemporaryDirectory() as work, own_server("--device", "cuda", *flags) as (address, metrics_port):
+        before = metrics_of(metrics_port)
+        text = pathlib.Path(work, "chat.json")
+        text.write_text(json.dumps([{"role": "user", "content": prompt}]))
+        answer = subprocess.run([WINNOW, "generate", "--server", address, "--chat-file", text, "--max-tokens", str(tokens), "--temperature",
+                                 "0", "--ignore-eos", "--policy", policy, "--json"], capture_output=True, text=True)
+        if answer.returncode != 0:
+            sys.exit(f"winnow generate failed: {answer.stderr}")
+        after = metrics_of(metrics_port)
+        return {name: after[name] - before.get(name, 0) for name in after}, json.loads(answer.stdout)["usage"]
 
 
 def main():
@@ -70,7 +52,6 @@ def main():
     parser.add_argument("--host-bytes", default="8GiB", help="(default %(default)s)")
     parser.add_argument("flags", nargs="*", help="of the server, behind --")
     args = parser.parse_args()
-    winnow = os.environ.get("WINNOW_BIN", "build/cuda/winnow")
     prompt = args.text.read_bytes()[:args.bytes].decode(errors="ignore")
     flags = ["--model", args.model, "--host-bytes", args.host_bytes, *args.flags]
     if args.artifact:
@@ -78,7 +59,7 @@ def main():
     print(f"{'policy':28} {'cache':>8} {'prompt':>7} {'rows/token':>10} {'cached':>8} {'bus MB/token':>12} {'ms/token':>9}", flush=True)
     for policy in args.policy or ["lsh:k=2%"]:
         for size in args.size or ["1MiB", "2MiB", "4MiB", "8MiB", "16MiB", "64MiB"]:
-            grown, usage = run(winnow, [*flags, "--row-cache-bytes", size], prompt, policy, args.tokens)
+            grown, usage = run([*flags, "--row-cache-bytes", size], prompt, policy, args.tokens)
             hits, misses = grown["winnow_row_cache_hits_total"], grown["winnow_row_cache_misses_total"]
             tokens = usage["generated_tokens"] - 1  # the prompt's pass gave the first
             bus = grown['winnow_kv_read_bytes_total{tier="host"}']

@@ -10,16 +10,15 @@ Python only. A model of any shape: `winnow make-model --like CONFIG.json --token
 """
 import argparse
 import json
-import os
 import pathlib
 import random
-import re
 import shlex
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
+
+from own_server import WINNOW, own_server
 
 
 def main():
@@ -32,25 +31,13 @@ def main():
     parser.add_argument("--policy", default="dense", help="(default %(default)s)")
     parser.add_argument("flags", nargs="*", help="of the server, behind --")
     args = parser.parse_args()
-    winnow = os.environ.get("WINNOW_BIN", "build/cuda/winnow")
     options = args.option or ["--temperature 0", "--temperature 0.8 --top-p 0.95"]
     numbers = random.Random(1)
-    server = subprocess.Popen([winnow, "serve", "--model", args.model, "--listen", "127.0.0.1:0", "--retrieval-from", "0", *args.flags],
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        log = []
-        for line in server.stdout:  # ends with the server
-            log.append(line)
-            if port := re.search(r" port=(\d+) ", line):
-                break
-        else:
-            sys.exit("the server did not start:\n" + "".join(log))
-        # What it says from here on is nobody's, but must not stand in its way.
-        threading.Thread(target=server.stdout.read, daemon=True).start()
+    with own_server("--model", args.model, *args.flags) as (address, _):
 
         def ask(option, seed, directory):
             prompt = ",".join(str(numbers.randrange(1000)) for _ in range(args.prompt))
-            command = [winnow, "generate", "--server", f"127.0.0.1:{port[1]}", "--tokens", prompt, "--max-tokens", str(args.tokens), "--ignore-eos",
+            command = [WINNOW, "generate", "--server", address, "--tokens", prompt, "--max-tokens", str(args.tokens), "--ignore-eos",
                        "--seed", str(seed), "--policy", args.policy, "--json", *shlex.split(option)]
             out = open(pathlib.Path(directory, str(seed)), "w+")
             return subprocess.Popen(command, stdout=out, stderr=subprocess.PIPE, text=True), out
@@ -74,9 +61,6 @@ def main():
                 seconds = (last["total_seconds"] - last["time_to_first_token_seconds"]) / (last["generated_tokens"] - 1)
                 print(f"{option:40} {streams:>7} {1000 * statistics.median(each):>9.2f} {streams / seconds:>9.1f} "
                       f"{last['time_to_first_token_seconds']:>8.2f}", flush=True)
-    finally:
-        server.terminate()
-        server.wait()
 
 
 if __name__ == "__main__":

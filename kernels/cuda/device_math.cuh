@@ -121,10 +121,11 @@ __device__ __forceinline__ float WarpMax(float x) {
   }
   return x;
 }
-__device__ __forceinline__ uint32_t WarpInclusiveScan(uint32_t x, int lane) {
+template <typename Number>
+__device__ __forceinline__ Number WarpInclusiveScan(Number x, int lane) {
 #pragma unroll
   for (int offset = 1; offset < 32; offset *= 2) {
-    const uint32_t below = __shfl_up_sync(kFullMask, x, offset);
+    const Number below = __shfl_up_sync(kFullMask, x, offset);
     if (lane >= offset) x += below;
   }
   return x;

@@ -88,20 +88,18 @@ class CodeHere {
   bool has_ = false;
 };
 
-// `cooperative`: all blocks run at once, or the launch is an error.
+// With `own` (null: nothing) beside what all launches here have.
 template <typename... Params, typename... Args>
-cudaError_t Launch(void (*kernel)(Params...), dim3 grid, unsigned threads, size_t shared_bytes,
-                   cudaStream_t stream, bool cooperative, const Args&... args) {
+cudaError_t LaunchAs(const cudaLaunchAttribute* own, void (*kernel)(Params...), dim3 grid,
+                     unsigned threads, size_t shared_bytes, cudaStream_t stream,
+                     const Args&... args) {
   cudaLaunchAttribute attributes[2] = {};
   unsigned count = 0;
   if (kernels_start_early && CurrentDevice().hopper) {
     attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[count++].val.programmaticStreamSerializationAllowed = 1;
   }
-  if (cooperative) {
-    attributes[count].id = cudaLaunchAttributeCooperative;
-    attributes[count++].val.cooperative = 1;
-  }
+  if (own != nullptr) attributes[count++] = *own;
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = dim3(threads);
@@ -112,29 +110,27 @@ cudaError_t Launch(void (*kernel)(Params...), dim3 grid, unsigned threads, size_
   return cudaLaunchKernelEx(&config, kernel, Params(args)...);
 }
 
+// `cooperative`: all blocks run at once, or the launch is an error.
+template <typename... Params, typename... Args>
+cudaError_t Launch(void (*kernel)(Params...), dim3 grid, unsigned threads, size_t shared_bytes,
+                   cudaStream_t stream, bool cooperative, const Args&... args) {
+  cudaLaunchAttribute together = {};
+  together.id = cudaLaunchAttributeCooperative;
+  together.val.cooperative = 1;
+  return LaunchAs(cooperative ? &together : nullptr, kernel, grid, threads, shared_bytes, stream,
+                  args...);
+}
+
 // `clusters` of `blocks` each, along x. REQUIRES: CurrentDevice().hopper, or clusters of one block.
 template <typename... Params, typename... Args>
 cudaError_t LaunchClusters(void (*kernel)(Params...), unsigned clusters, unsigned blocks,
                            unsigned threads, size_t shared_bytes, cudaStream_t stream,
                            const Args&... args) {
-  cudaLaunchAttribute attributes[2] = {};
-  unsigned count = 0;
-  if (CurrentDevice().hopper) {
-    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
-  }
-  if (blocks > 1) {
-    attributes[count].id = cudaLaunchAttributeClusterDimension;
-    attributes[count++].val.clusterDim = {blocks, 1, 1};
-  }
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(clusters * blocks);
-  config.blockDim = dim3(threads);
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = count;
-  return cudaLaunchKernelEx(&config, kernel, Params(args)...);
+  cudaLaunchAttribute cluster = {};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {blocks, 1, 1};
+  return LaunchAs(blocks > 1 ? &cluster : nullptr, kernel, dim3(clusters * blocks), threads,
+                  shared_bytes, stream, args...);
 }
 
 }  // namespace winnow::kernels::cuda

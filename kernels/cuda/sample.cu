@@ -67,27 +67,18 @@ __device__ __forceinline__ uint32_t AddressIn(const void* shared, uint32_t part)
   }
   return address;
 }
-template <int kParts>
-__device__ __forceinline__ uint64_t Load64(const uint64_t* shared, uint32_t part) {
+// Of 4 or 8 bytes.
+template <int kParts, typename Number>
+__device__ __forceinline__ Number LoadFrom(const Number* shared, uint32_t part) {
   if constexpr (kParts == 1) return *shared;
-  uint64_t value = 0;
+  Number value = 0;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("ld.shared::cluster.u64 %0, [%1];"
-               : "=l"(value)
-               : "r"(AddressIn<kParts>(shared, part))
-               : "memory");
-#endif
-  return value;
-}
-template <int kParts>
-__device__ __forceinline__ uint32_t Load32(const uint32_t* shared, uint32_t part) {
-  if constexpr (kParts == 1) return *shared;
-  uint32_t value = 0;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("ld.shared::cluster.u32 %0, [%1];"
-               : "=r"(value)
-               : "r"(AddressIn<kParts>(shared, part))
-               : "memory");
+  const uint32_t address = AddressIn<kParts>(shared, part);
+  if constexpr (sizeof(Number) == 8) {
+    asm volatile("ld.shared::cluster.u64 %0, [%1];" : "=l"(value) : "r"(address) : "memory");
+  } else {
+    asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  }
 #endif
   return value;
 }
@@ -169,14 +160,6 @@ __device__ __forceinline__ uint64_t WarpMax(uint64_t x) {
   for (int offset = 16; offset > 0; offset /= 2) {
     const uint64_t other = __shfl_xor_sync(kFullMask, x, offset);
     x = other > x ? other : x;
-  }
-  return x;
-}
-__device__ __forceinline__ uint64_t WarpInclusiveScan(uint64_t x, int lane) {
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const uint64_t below = __shfl_up_sync(kFullMask, x, offset);
-    if (lane >= offset) x += below;
   }
   return x;
 }
@@ -344,7 +327,7 @@ class Row {
     uint64_t sum = 0;
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      const uint64_t other = Load64<kParts>(slot, part);
+      const uint64_t other = LoadFrom<kParts>(slot, part);
       if (part < static_cast<int>(PartIndex<kParts>())) before += other;
       sum += other;
     }
@@ -399,9 +382,9 @@ class Row {
       if (lane_ == 0) *slot = x;
     }
     RowBarrier<kParts>();
-    uint64_t all = Load64<kParts>(slot, 0);
+    uint64_t all = LoadFrom<kParts>(slot, 0);
 #pragma unroll
-    for (int part = 1; part < kParts; ++part) all = join(all, Load64<kParts>(slot, part));
+    for (int part = 1; part < kParts; ++part) all = join(all, LoadFrom<kParts>(slot, part));
     return all;
   }
 
@@ -438,8 +421,8 @@ class Row {
     uint64_t sum = 0;
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      sum += static_cast<uint64_t>(Load32<kParts>(high, part)) << 32;
-      sum += Load32<kParts>(low, part);
+      sum += static_cast<uint64_t>(LoadFrom<kParts>(high, part)) << 32;
+      sum += LoadFrom<kParts>(low, part);
     }
     return sum;
   }

@@ -1,0 +1,31 @@
+"""A server for one measurement, asked with `winnow generate`. Needs the winnow program (WINNOW_BIN) and Python only."""
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import threading
+
+WINNOW = os.environ.get("WINNOW_BIN", "build/cuda/winnow")
+
+
+@contextlib.contextmanager
+def own_server(*flags):
+    """`winnow serve FLAG...` on loopback, from its line "listening" on: its address, and the port of its metrics. Ends the program
+    with the server's log where it does not start."""
+    server = subprocess.Popen([WINNOW, "serve", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--retrieval-from", "0",
+                               *map(str, flags)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        log = []
+        for line in server.stdout:  # ends with the server
+            log.append(line)
+            if ports := re.search(r" port=(\d+) .*metrics_port=(\d+)", line):
+                break
+        else:
+            sys.exit("the server did not start:\n" + "".join(log))
+        # What it says from here on is nobody's, but must not stand in its way.
+        threading.Thread(target=server.stdout.read, daemon=True).start()
+        yield f"127.0.0.1:{ports[1]}", int(ports[2])
+    finally:
+        server.terminate()
+        server.wait()
