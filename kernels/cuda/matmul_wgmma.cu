@@ -22,9 +22,10 @@
 //   the same and a wait with acquire at cluster, of two         a prompt's products: 239 instead of 438
 //   bands of 3, 4, 6 or 16 tiles of rows in place of 8         within 3 % at 2048 rows, no better at 8192
 //
-// compute-sanitizer's racecheck reports the copies to both blocks against the other block's reads of the stage
-// before: it does not follow arrivals from block to block (blocks alone have no report). Those reads are over: their warps
-// have waited for the matrix instructions that used what was read before they arrive.
+// compute-sanitizer's racecheck reports copies into a stage against the reads of W from it by the warps that used it
+// before, of blocks alone and of clusters, with and without __syncwarp before the arrival and with arrivals at cluster scope.
+// Those reads are over by then: a warp arrives after it has waited for the matrix instructions that took what its
+// lanes had read. Why the tool does not follow that is not known.
 #include <algorithm>
 
 #include "kernels/cuda/bulk_copy.cuh"
