@@ -104,12 +104,8 @@ __device__ __forceinline__ void MultiplyAdd16x8x16(float (&c)[4], const uint32_t
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-__device__ __forceinline__ float WarpSum(float x) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(kFullMask, x, offset);
-  return x;
-}
-__device__ __forceinline__ double WarpSum(double x) {
+template <typename Number>
+__device__ __forceinline__ Number WarpSum(Number x) {
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(kFullMask, x, offset);
   return x;

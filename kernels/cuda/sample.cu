@@ -150,11 +150,6 @@ __device__ __forceinline__ uint64_t WarpSumOfWeights(uint64_t x) {
   const uint64_t high = __reduce_add_sync(kFullMask, static_cast<uint32_t>(x >> 21));
   return (high << 21) + low;
 }
-__device__ __forceinline__ uint64_t WarpSum(uint64_t x) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(kFullMask, x, offset);
-  return x;
-}
 __device__ __forceinline__ uint64_t WarpMax(uint64_t x) {
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) {
