@@ -24,7 +24,8 @@ class KvMemory;
 
 class BlockPool {
  public:
-  // `memory` is told of each block that becomes idle, or is held again, or whose content goes; null: nobody. REQUIRES: at least 1.
+  // `memory` is told of each block that becomes idle, or is held again, or whose content goes; null:
+  // nobody. REQUIRES: at least 1.
   explicit BlockPool(int32_t num_blocks, KvMemory* memory = nullptr);
   // What is idle is forgotten, too. REQUIRES: nothing is held.
   ~BlockPool();

@@ -1,5 +1,6 @@
-// What the engine needs of a model: run a planned batch, give the next tokens or logits. engine/decoder.h is the real
-// one; tests/unit/engine/fake_model.h derives tokens from the bytes it reads back from KV blocks.
+// What the engine needs of a model: run a planned batch, give the next tokens or logits.
+// engine/decoder.h is the real one; tests/unit/engine/fake_model.h derives tokens from the bytes it reads
+// back from KV blocks.
 #ifndef WINNOW_ENGINE_MODEL_H_
 #define WINNOW_ENGINE_MODEL_H_
 
