@@ -349,19 +349,26 @@ int64_t NumKvBlocks(const ModelConfig& config, const DecoderOptions& options) {
   if (block_bytes <= 0 || config.num_layers <= 0) return 0;
   if (options.shared_kv_bytes > 0) {
     const int64_t layers = config.num_layers - FirstSharedLayer();
-    return layers > 0 ? options.shared_kv_bytes / (block_bytes * layers) : 0;
+    if (layers <= 0) return 0;
+    return options.spills ? options.kv_bytes / (block_bytes * FirstSharedLayer())
+                          : options.shared_kv_bytes / (block_bytes * layers);
   }
   return options.kv_bytes / (block_bytes * config.num_layers) + options.lower_blocks;
 }
 
 kernels::SharedKvShape ShapeOfSharedKv(const ModelConfig& config, const DecoderOptions& options) {
-  return {.layout = {config.num_kv_heads, config.head_dim, options.block_tokens, options.kv_dtype},
-          .num_pools = std::max(0, config.num_layers - FirstSharedLayer()),
-          .num_blocks =
-              static_cast<int32_t>(std::min<int64_t>(NumKvBlocks(config, options), INT32_MAX)),
+  const kernels::KvLayout layout{config.num_kv_heads, config.head_dim, options.block_tokens,
+                                 options.kv_dtype};
+  const int64_t blocks = options.spills
+                             ? options.shared_kv_bytes / static_cast<int64_t>(layout.BlockBytes())
+                             : NumKvBlocks(config, options);
+  return {.layout = layout,
+          .num_pools = options.spills ? 1 : std::max(0, config.num_layers - FirstSharedLayer()),
+          .num_blocks = static_cast<int32_t>(std::min<int64_t>(blocks, INT32_MAX)),
           .max_context = options.max_context,
           .max_batch_tokens = options.max_batch_tokens,
-          .cache_bytes = options.rows.cache_bytes};
+          .cache_bytes = options.spills ? 0 : options.rows.cache_bytes,
+          .of_frames = options.spills};
 }
 
 Decoder::Decoder(const ModelConfig& config, kernels::Backend& backend,
@@ -437,19 +444,26 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(const ModelConfig& conf
   decoder->num_blocks_ = static_cast<int32_t>(blocks) + options.lower_blocks;
   decoder->num_frames_ = blocks * config.num_layers;
   if (tiered) {
-    const int64_t least =
-        KvMemory::LeastFrames(config.num_layers, options.block_tokens, resolved.max_context,
-                              options.max_batch_tokens, options.max_batch_logits);
-    decoder->num_frames_ = std::min<int64_t>(
-        options.kv_bytes / static_cast<int64_t>(decoder->kv_layout_.BlockBytes()), INT32_MAX);
-    if (decoder->num_frames_ < least) {
+    // Those of the first layers, where there are such, are one for each of their pieces.
+    const int64_t own_layers = options.spills ? FirstSharedLayer() : 0;
+    const int64_t least = KvMemory::LeastFrames(
+        static_cast<int32_t>(config.num_layers - own_layers), options.block_tokens,
+        resolved.max_context, options.max_batch_tokens, options.max_batch_logits);
+    const int64_t bytes = options.spills ? options.shared_kv_bytes : options.kv_bytes;
+    const int64_t frames = bytes / static_cast<int64_t>(decoder->kv_layout_.BlockBytes());
+    if (frames < least) {
       return refuse(
-          "kv_bytes", options.kv_bytes,
+          options.spills ? "host_bytes" : "kv_bytes", bytes,
           fmt::format("at least {}: with slower tiers, what {} sequences write in a step "
                       "of {} tokens and one layer of {} tokens stay in fast memory",
                       least * static_cast<int64_t>(decoder->kv_layout_.BlockBytes()),
                       options.max_batch_logits, options.max_batch_tokens, resolved.max_context));
     }
+    if (frames + own_layers * blocks > INT32_MAX) {
+      return refuse(options.spills ? "host_bytes" : "kv_bytes", bytes,
+                    fmt::format("fewer: {} frames are the most that are numbered", INT32_MAX));
+    }
+    decoder->num_frames_ = frames + own_layers * blocks;
   }
   WINNOW_RETURN_IF_ERROR(decoder->PackWeights(weights));
   WINNOW_RETURN_IF_ERROR(decoder->AllocatePools());
@@ -622,7 +636,10 @@ void Decoder::FillKvWithNoise(uint64_t seed) {
       backend_.CopyToDevice(noise.data(), pool + offset, std::min(noise.size(), bytes - offset));
     }
   };
-  if (memory_->tiered()) return fill(memory_->arena(), memory_->size_bytes());
+  if (memory_->tiered()) {
+    for (const std::span<std::byte> pool : memory_->pools()) fill(pool.data(), pool.size());
+    return;
+  }
   for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
     fill(memory_->LayerPool(layer), memory_->LayerPoolBytes());
   }

@@ -41,10 +41,13 @@ struct DecoderOptions {
   StoreNames names = {};
   int64_t host_bytes = 0;       // memory of the store
   RowFetcherOptions rows = {};  // the same, or the row cache of shared KV
-  // Without a store below the frames: of KV in the backend's shared memory, in all layers from
+  // Without `spills`, and a store below the frames: of KV in the backend's shared memory, in all layers from
   // FirstSharedLayer on; what it holds is the number of blocks, and kv_bytes is what the layers before
   // take on the device. 0: all KV lies in one memory.
   int64_t shared_kv_bytes = 0;
+  // With a store below and shared_kv_bytes: these are frames of the layers from FirstSharedLayer on,
+  // as many as fit, and kv_bytes, of the layers before, is the number of blocks.
+  bool spills = false;
   int32_t max_batch_tokens = 512;   // tokens of one Forward
   int32_t max_batch_logits = 64;    // logits rows of one Forward, at most max_batch_tokens
   int32_t max_context = 0;          // 0: the model's max_position_embeddings

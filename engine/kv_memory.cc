@@ -48,33 +48,46 @@ absl::Status KvMemory::Allocate() {
   const int64_t pieces = int64_t{options_.num_layers} * options_.num_blocks;
   WINNOW_CHECK(tiered() ? options_.num_frames <= std::numeric_limits<int32_t>::max()
                         : options_.num_frames == pieces);
-  const int32_t own_layers = std::min(options_.num_layers, options_.shared.first_layer);
-  const int64_t frames = own_layers < options_.num_layers
-                             ? int64_t{own_layers} * options_.num_blocks
-                             : options_.num_frames;
+  const int32_t device_layers = std::min(options_.num_layers, options_.shared.first_layer);
+  const bool shares = device_layers < options_.num_layers;
+  const int64_t frames =
+      shares ? int64_t{device_layers} * options_.num_blocks : options_.num_frames;
   const size_t bytes = static_cast<size_t>(frames) * options_.layout.BlockBytes();
   arena_ = backend_.Allocate(bytes);
   if (arena_.data() == nullptr) {
     return absl::ResourceExhaustedError(
-        fmt::format("no memory for the KV pool: {} bytes in {} layers", bytes, own_layers));
+        fmt::format("no memory for the KV pool: {} bytes in {} layers", bytes, device_layers));
   }
+  scarce_pool_ = arena();
   blocks_.resize(options_.num_blocks);
   if (has_store()) pieces_.resize(pieces);
-  if (own_layers < options_.num_layers) {
+  if (tiered() && shares) {
+    own_layers_ = device_layers;
+    own_frames_ = static_cast<int32_t>(frames);
+    WINNOW_CHECK(options_.num_frames > own_frames_);
+  }
+  if (shares) {
     if (absl::Status status = AllocateShared(); !status.ok()) return status;
   }
-  if (!tiered()) return has_store() ? AllocateOwn() : absl::OkStatus();
+  if (has_store() && (!tiered() || shares)) {
+    if (absl::Status status = AllocateBounce(); !status.ok()) return status;
+  }
+  if (!tiered()) {
+    if (has_store()) away_.resize(options_.num_layers);
+    return absl::OkStatus();
+  }
   frames_.resize(options_.num_frames);
-  for (auto frame = static_cast<int32_t>(options_.num_frames) - 1; frame >= 0; --frame) {
+  for (auto frame = static_cast<int32_t>(options_.num_frames) - 1; frame >= own_frames_; --frame) {
     free_frames_.push_back(frame);
   }
   return absl::OkStatus();
 }
 
 absl::Status KvMemory::AllocateShared() {
-  WINNOW_CHECK(!tiered());
   const int32_t layers = options_.num_layers - options_.shared.first_layer;
-  const size_t bytes = static_cast<size_t>(layers) * LayerPoolBytes();
+  const int64_t frames =
+      tiered() ? options_.num_frames - own_frames_ : int64_t{layers} * options_.num_blocks;
+  const size_t bytes = static_cast<size_t>(frames) * options_.layout.BlockBytes();
   const int64_t begin = NowNs();
   shared_ = backend_.AllocateShared(bytes);
   if (shared_.data() == nullptr) {
@@ -84,17 +97,25 @@ absl::Status KvMemory::AllocateShared() {
   }
   pin_seconds_ = static_cast<double>(NowNs() - begin) * 1e-9;
   std::vector<std::byte*> pools;
-  for (int32_t layer = options_.shared.first_layer; layer < options_.num_layers; ++layer) {
-    pools.push_back(LayerPool(layer));
+  if (tiered()) {
+    // Frames of any layer, one pool: operations are told where a layer's blocks lie.
+    scarce_pool_ = static_cast<std::byte*>(shared_.data());
+    pools.push_back(scarce_pool_);
+  } else {
+    for (int32_t layer = options_.shared.first_layer; layer < options_.num_layers; ++layer) {
+      pools.push_back(LayerPool(layer));
+    }
   }
   std::string why;
-  shared_kv_ = backend_.ShareKv({.layout = options_.layout,
-                                 .num_pools = layers,
-                                 .num_blocks = options_.num_blocks,
-                                 .max_context = options_.shared.max_context,
-                                 .max_batch_tokens = options_.shared.max_batch_tokens,
-                                 .cache_bytes = options_.shared.row_cache_bytes},
-                                pools, &why);
+  shared_kv_ =
+      backend_.ShareKv({.layout = options_.layout,
+                        .num_pools = static_cast<int32_t>(pools.size()),
+                        .num_blocks = tiered() ? static_cast<int32_t>(frames) : options_.num_blocks,
+                        .max_context = options_.shared.max_context,
+                        .max_batch_tokens = options_.shared.max_batch_tokens,
+                        .cache_bytes = tiered() ? 0 : options_.shared.row_cache_bytes,
+                        .of_frames = tiered()},
+                       pools, &why);
   if (shared_kv_ != nullptr) return absl::OkStatus();
   return absl::ResourceExhaustedError(fmt::format("KV in the host's memory: {}", why));
 }
@@ -113,13 +134,13 @@ int32_t KvMemory::RoomForBlocks() const {
   if (state == TierState::kOk) return std::numeric_limits<int32_t>::max();
   int64_t frames = static_cast<int64_t>(free_frames_.size());
   if (state == TierState::kDegraded) frames += clean_frames_;  // it still gives them back
-  return static_cast<int32_t>(frames / options_.num_layers);
+  return static_cast<int32_t>(frames / (options_.num_layers - own_layers_));
 }
 
 bool KvMemory::HoldsFrames(int32_t block) const {
   if (!tiered()) return false;
   const bool gives_back = options_.store->state() != TierState::kOff;
-  for (int32_t layer = 0; layer < options_.num_layers; ++layer) {
+  for (int32_t layer = own_layers_; layer < options_.num_layers; ++layer) {
     const Piece& piece = pieces_[PieceOf(layer, block)];
     if (piece.frame >= 0 && !(piece.saved && gives_back)) return true;
   }
@@ -133,6 +154,8 @@ void KvMemory::BeginPass(size_t num_chunks) {
   if (!has_store()) return;
   ForgetAdopted();
   Unpin();
+  ++pass_;
+  unused_hand_ = 0;
   Poll(std::chrono::nanoseconds(0));
 }
 
@@ -144,35 +167,45 @@ KvMemory::PinResult KvMemory::TryPin(int32_t chunk, int32_t layer, std::span<con
     return away_in(layer) == 0 ? PinResult::kOk : PinOwn(chunk, layer, blocks, first, last);
   }
   frames->resize(last, -1);
-  *pinned = {arena(), *frames};
+  const int32_t first_frame = HasOwnFrames(layer) ? 0 : own_frames_;  // of the pool
+  *pinned = {HasOwnFrames(layer) ? arena() : scarce_pool_, *frames};
   int32_t missing = 0;
   for (int32_t i = first; i < last; ++i) {
     const Piece& piece = pieces_[PieceOf(layer, blocks[i])];
     if (piece.lost) return PinResult::kLost;
-    (*frames)[i] = piece.frame;
+    (*frames)[i] = piece.frame - first_frame;
     if (piece.frame >= 0) {
       frames_[piece.frame].pin_group = pin_group_;
-      frames_[piece.frame].used = true;
+      frames_[piece.frame].used_in = pass_;
     } else {
       ++missing;
     }
   }
   if (missing == 0) return PinResult::kOk;
 
-  bool full = false;
+  bool full = false, settled = false;
+  std::vector<int64_t> to_own;
   for (int32_t i = first; i < last && !full; ++i) {
     const int64_t index = PieceOf(layer, blocks[i]);
     if (pieces_[index].frame >= 0) continue;
-    const int32_t frame = TakeFrame();
+    const int32_t frame = TakeFrame(index);
     if (frame < 0) {
       full = true;
       break;
     }
     Piece& piece = pieces_[index];
-    piece.frame = (*frames)[i] = frame;
-    frames_[frame] = {.piece = index, .pin_group = pin_group_, .used = true};
+    piece.frame = frame;
+    (*frames)[i] = frame - first_frame;
+    frames_[frame] = {.piece = index, .pin_group = pin_group_, .used_in = pass_};
     if (!piece.saved) continue;  // to be written for the first time
+    if (HasOwnFrames(layer)) {
+      to_own.push_back(index);
+      continue;
+    }
     ++clean_frames_;
+    // What was asked of the device before may still read what the frame had.
+    if (!settled && !backend_.Synchronize()) return PinResult::kLost;
+    settled = true;
     const uint64_t tag = next_tag_++;
     loads_.emplace(tag, Loading{index, chunk, options_.layout.BlockBytes()});
     options_.store->Get(tag, StoreId(layer, blocks[i]),
@@ -187,6 +220,7 @@ KvMemory::PinResult KvMemory::TryPin(int32_t chunk, int32_t layer, std::span<con
   if (!loads_.empty()) {
     Wait([this] { return loads_.empty(); }, [this](const Completion& c) { foreign_.push_back(c); });
   }
+  if (!to_own.empty()) BringWhole(layer, to_own, chunk);
   if (full) return PinResult::kFull;
   for (int32_t i = first; i < last; ++i) {
     if (pieces_[PieceOf(layer, blocks[i])].lost) return PinResult::kLost;
@@ -200,9 +234,11 @@ storage::BlockId KvMemory::StoreId(int32_t layer, int32_t block) const {
 
 void KvMemory::DropFrame(Piece* piece) {
   if (piece->frame < 0) return;
-  clean_frames_ -= piece->saved;
   frames_[piece->frame] = {};
-  free_frames_.push_back(piece->frame);
+  if (piece->frame >= own_frames_) {
+    clean_frames_ -= piece->saved;
+    free_frames_.push_back(piece->frame);
+  }
   piece->frame = -1;
 }
 
@@ -215,10 +251,11 @@ void KvMemory::MarkLost(int32_t layer, int32_t block) {
   ++stats_.lost_pieces;
 }
 
-int32_t KvMemory::TakeFrame() {
+int32_t KvMemory::TakeFrame(int64_t piece) {
+  if (HasOwnFrames(LayerOf(piece))) return static_cast<int32_t>(piece);
   while (free_frames_.empty()) {
     if (clean_frames_ > 0) {
-      if (const int32_t frame = EvictFrame(); frame >= 0) return frame;
+      if (const int32_t frame = EvictFrame(LayerOf(piece)); frame >= 0) return frame;
     }
     if (!SaveSome()) return -1;
   }
@@ -227,26 +264,50 @@ int32_t KvMemory::TakeFrame() {
   return frame;
 }
 
-// Second chance: a frame that was used since the hand came by last is passed over once.
-int32_t KvMemory::EvictFrame() {
-  for (int64_t step = 0; step < 2 * options_.num_frames; ++step) {
-    const auto index = static_cast<int32_t>(clock_hand_);
-    clock_hand_ = (clock_hand_ + 1) % options_.num_frames;
-    Frame& frame = frames_[index];
-    if (frame.piece < 0 || frame.pin_group == pin_group_) continue;
-    Piece& piece = pieces_[frame.piece];
-    if (!piece.saved) continue;
-    if (frame.used) {
-      frame.used = false;
-      continue;
-    }
-    piece.frame = -1;
-    frame = {};
-    --clean_frames_;
-    ++stats_.evicted_frames;
-    return index;
+// For a piece of `layer`. What neither this pass nor the one before has used goes first. If everything is
+// in use, frames are too few for what runs, and every pass goes through the same layers in turn: to take
+// what was used longest ago would take what is needed soonest, and nothing would ever be found again. So
+// what was used last goes, which is needed last: of this layer what is not pinned, then of those before it.
+// The rest stays from pass to pass.
+int32_t KvMemory::EvictFrame(int32_t layer) {
+  const int32_t unused = EvictUnused();
+  return unused >= 0 ? unused : EvictLatest(layer);
+}
+
+int32_t KvMemory::EvictUnused() {
+  // What is used in a pass stays so: each frame is looked at once.
+  const int64_t frames = options_.num_frames - own_frames_;
+  for (; unused_hand_ < frames; ++unused_hand_) {
+    const auto index = static_cast<int32_t>(own_frames_ + next_unused_);
+    next_unused_ = (next_unused_ + 1) % frames;
+    if (MayEvict(frames_[index]) && frames_[index].used_in + 1 < pass_) return Evict(index);
   }
   return -1;
+}
+
+int32_t KvMemory::EvictLatest(int32_t layer) {
+  const int32_t layers = options_.num_layers - own_layers_;
+  if (latest_from_ != layer) {
+    latest_from_ = latest_layer_ = layer;
+    latest_block_ = 0;
+  }
+  for (int32_t step = 0; step <= layers; ++step) {
+    for (; latest_block_ < options_.num_blocks; ++latest_block_) {
+      const int32_t frame = pieces_[PieceOf(latest_layer_, latest_block_)].frame;
+      if (frame >= 0 && MayEvict(frames_[frame])) return Evict(frame);
+    }
+    latest_block_ = 0;
+    latest_layer_ = latest_layer_ > own_layers_ ? latest_layer_ - 1 : options_.num_layers - 1;
+  }
+  return -1;
+}
+
+int32_t KvMemory::Evict(int32_t frame) {
+  pieces_[frames_[frame].piece].frame = -1;
+  frames_[frame] = {};
+  --clean_frames_;
+  ++stats_.evicted_frames;
+  return frame;
 }
 
 // Makes more frames clean, waiting for it. False: nothing can be saved.
@@ -343,11 +404,16 @@ void KvMemory::OnCompletion(const Completion& completion) {
   piece.saving = false;
   if (saved) {
     piece.saved = true;
-    clean_frames_ += piece.frame >= 0;
+    clean_frames_ += piece.frame >= own_frames_;
   } else {
-    (options_.write_through && block.keep ? wanted_ : unsaved_)
-        .emplace_back(saving.piece, saving.generation);
+    SaveQueue(saving.piece, block.keep).emplace_back(saving.piece, saving.generation);
   }
+}
+
+// Where a piece waits that is to be saved.
+KvMemory::Queue& KvMemory::SaveQueue(int64_t piece, bool keep) {
+  if (!tiered() || HasOwnFrames(LayerOf(piece))) return to_copy_;
+  return options_.write_through && keep ? wanted_ : unsaved_;
 }
 
 void KvMemory::Poll(std::chrono::nanoseconds wait) {
@@ -359,11 +425,12 @@ void KvMemory::Poll(std::chrono::nanoseconds wait) {
 void KvMemory::EndPass() {
   if (!has_store()) return;
   failed_saves_in_a_row_ = 0;
-  if (!tiered()) return SaveOwn();
+  if (!to_copy_.empty() || !copied_.empty()) SaveByCopy();
+  if (!tiered()) return;
   while (saves_.size() < kSavesInFlight && AcceptsSaves() && SaveNext(&wanted_)) {
   }
   // Half of the frames: a pass that has to wait for the disk costs more than writing early.
-  const auto reserve = static_cast<size_t>(options_.num_frames / 2);
+  const auto reserve = static_cast<size_t>((options_.num_frames - own_frames_) / 2);
   while (saves_.size() < kSavesInFlight && AcceptsSaves() &&
          free_frames_.size() + static_cast<size_t>(clean_frames_) + saves_.size() < reserve &&
          SaveNext(&unsaved_)) {
@@ -372,7 +439,7 @@ void KvMemory::EndPass() {
 
 void KvMemory::Idle() {
   if (!has_store()) return;
-  if (!tiered() && !backend_.Synchronize()) return;  // the last pass may still be writing
+  if (!backend_.Synchronize()) return;  // the last pass may still be writing
   EndPass();
   Poll(std::chrono::nanoseconds(0));
 }
@@ -381,7 +448,7 @@ void KvMemory::Flush(std::chrono::nanoseconds most) {
   if (!has_store()) return;
   const int64_t end = NowNs() + most.count();
   // The last pass may still be writing. Of a device that has failed nothing is saved any more.
-  const bool saves = tiered() || backend_.Synchronize();
+  const bool saves = backend_.Synchronize();
   while (saves && has_work() && NowNs() < end && options_.store->state() == TierState::kOk) {
     EndPass();
     Poll(std::chrono::milliseconds(10));
@@ -424,14 +491,15 @@ void KvMemory::Seal(int32_t index, const BlockName& name, bool keep) {
   if (!has_store()) return;
   ++names_[name.chain].blocks;
   SetHeld(index, true);
-  if (!tiered() && !keep) return;  // its places are its own: nothing needs it saved
-  Queue& queue = options_.write_through && keep ? wanted_ : unsaved_;
   for (int32_t layer = 0; layer < options_.num_layers; ++layer) {
-    queue.emplace_back(PieceOf(layer, index), block.generation);
+    // Nothing needs a piece saved that has a place of its own, but to outlive its sequence.
+    if (!keep && (!tiered() || HasOwnFrames(layer))) continue;
+    SaveQueue(PieceOf(layer, index), keep).emplace_back(PieceOf(layer, index), block.generation);
   }
-  // Where frames never get scarce nobody takes from the queue, and blocks come and go.
-  if (queue.size() > 2 * pieces_.size()) {
-    std::erase_if(queue, [this](const auto& entry) {
+  // Where frames never get scarce nobody takes from the queues, and blocks come and go.
+  for (Queue* queue : {&wanted_, &unsaved_, &to_copy_}) {
+    if (queue->size() <= 2 * pieces_.size()) continue;
+    std::erase_if(*queue, [this](const auto& entry) {
       return blocks_[BlockOf(entry.first)].generation != entry.second;
     });
   }

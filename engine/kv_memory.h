@@ -10,14 +10,15 @@
 // Three ways:
 //   - no store: a frame for every piece, at its own place, and nothing moves.
 //   - a store below frames (tiered): blocks may be more than frames hold. Pieces of full blocks are
-//     saved when frames get scarce, the least recently used frame that is saved is taken, and a piece
-//     comes back whole (Pin) or by rows (RowFetcher).
+//     saved when frames get scarce, one that is saved is taken (EvictFrame), and a piece
+//     comes back whole (Pin) or by rows (RowFetcher). The frames may lie in the backend's shared memory
+//     (a GPU's host); then the first layers have theirs on the device, one for every piece.
 //   - a store beside frames (own_frames, kv_memory_own.cc): every piece has its place all the same, and
 //     the store keeps what outlives a sequence. Of a prefix that is adopted from it pieces come to
 //     their places when they are needed, whole (Pin) or by pages (Want, BringWanted). For devices that
 //     know a row by its place in a pool.
-// Without a store below, the frames of the later layers may lie in the backend's shared memory (a
-// GPU's host), from where operations read them.
+// Without a store below, too, the places of the later layers may lie in shared memory, from where
+// operations read them.
 //
 // A piece that the store does not give back is lost, and so is the chunk that needed it: the pass
 // goes on for the others, and the engine computes the sequence again. Never wrong, only slower.
@@ -55,11 +56,12 @@ struct KvMemoryOptions {
   // Saves every block that is to be kept as soon as it is full, not only when frames get scarce.
   bool write_through = false;
   StoreNames names = {};
-  // Layers [shared.first_layer, num_layers) lie in the backend's shared memory. REQUIRES: not tiered.
+  // Layers [shared.first_layer, num_layers) lie in the backend's shared memory. Tiered, num_frames
+  // counts a frame for each piece of the layers before, and then those that the others share.
   struct Shared {
     int32_t first_layer = std::numeric_limits<int32_t>::max();
     int32_t max_context = 0, max_batch_tokens = 0;
-    size_t row_cache_bytes = 0;
+    size_t row_cache_bytes = 0;  // not tiered
   };
   Shared shared = {};
 };
@@ -97,8 +99,8 @@ class KvMemory {
   // ResourceExhausted: no memory, with the bytes.
   static absl::StatusOr<std::unique_ptr<KvMemory>> Create(kernels::Backend& backend,
                                                           const KvMemoryOptions& options);
-  // Frames that a pass may need at one time: what is being written, in every layer, and all that
-  // one sequence attends to in one layer. Fewer cannot work.
+  // Frames that a pass may need at one time: what is being written, in every layer that shares them,
+  // and all that one sequence attends to in one layer. Fewer cannot work.
   static int64_t LeastFrames(int32_t num_layers, int32_t block_tokens, int32_t max_context,
                              int32_t max_batch_tokens, int32_t max_sequences);
 
@@ -106,7 +108,6 @@ class KvMemory {
   bool tiered() const { return has_store() && !options_.own_frames; }
   const kernels::KvLayout& layout() const { return options_.layout; }
   size_t size_bytes() const { return arena_.size_bytes() + shared_.size_bytes(); }
-  std::byte* arena() const { return static_cast<std::byte*>(arena_.data()); }
   int32_t num_blocks() const { return options_.num_blocks; }
   int32_t num_layers() const { return options_.num_layers; }
   int64_t num_frames() const { return options_.num_frames; }
@@ -155,8 +156,13 @@ class KvMemory {
   // The same without that way out.
   PinResult TryPin(int32_t chunk, int32_t layer, std::span<const int32_t> blocks, int32_t first,
                    int32_t last, std::vector<int32_t>* frames, PinnedBlocks* pinned);
-  void Unpin() { ++pin_group_; }
-  // The layer's blocks, one behind the other. REQUIRES: !tiered(), so that all are resident.
+  void Unpin() {
+    ++pin_group_;
+    latest_from_ = -1;
+    if (tiered()) backend_.ForgetTables();  // their memory may get other frames now
+  }
+  // The layer's blocks, one behind the other. REQUIRES: all have their places there: !tiered(), or the
+  // layer is before the shared ones.
   std::byte* LayerPool(int32_t layer) const {
     const bool shared = IsShared(layer);
     std::byte* first = shared ? static_cast<std::byte*>(shared_.data()) : arena();
@@ -179,8 +185,13 @@ class KvMemory {
     }
     const int32_t frame = pieces_[PieceOf(layer, block)].frame;
     if (frame < 0) return nullptr;
-    frames_[frame].used = true;
+    frames_[frame].used_in = pass_;
     return FrameBytes(frame) + offset;
+  }
+  // All memory of frames: the device's, and what is shared.
+  std::array<std::span<std::byte>, 2> pools() const {
+    return {std::span(arena(), arena_.size_bytes()),
+            std::span(static_cast<std::byte*>(shared_.data()), shared_.size_bytes())};
   }
   // All of the piece.
   bool IsResident(int32_t layer, int32_t block) const {
@@ -245,9 +256,11 @@ class KvMemory {
   // the backend that the pass asks of it; it need not be done.
   void EndPass();
   // Something is to be saved although no pass needs it: EndPass goes on with it.
-  bool has_work() const { return !wanted_.empty() || !saves_.empty() || !copied_.empty(); }
+  bool has_work() const {
+    return !wanted_.empty() || !to_copy_.empty() || !saves_.empty() || !copied_.empty();
+  }
   // Pieces in line to be saved, some of them of blocks that are gone.
-  size_t queued_pieces() const { return wanted_.size() + unsaved_.size(); }
+  size_t queued_pieces() const { return wanted_.size() + unsaved_.size() + to_copy_.size(); }
   // Between passes, when there is nothing else to do: goes on saving.
   void Idle();
   // Waits until everything that is to be kept is saved, and then until the store is idle, so that
@@ -296,7 +309,7 @@ class KvMemory {
   struct Frame {
     int64_t piece = -1;
     uint32_t pin_group = 0;
-    bool used = false;
+    uint32_t used_in = 0;  // the last pass that did
   };
   using Queue = std::deque<std::pair<int64_t, uint32_t>>;  // pieces, generations of their blocks
   struct Chunk {
@@ -322,16 +335,31 @@ class KvMemory {
   }
   int32_t LayerOf(int64_t piece) const { return static_cast<int32_t>(piece / options_.num_blocks); }
   int32_t BlockOf(int64_t piece) const { return static_cast<int32_t>(piece % options_.num_blocks); }
+  std::byte* arena() const { return static_cast<std::byte*>(arena_.data()); }
   std::byte* FrameBytes(int32_t frame) const {
-    return arena() + static_cast<size_t>(frame) * options_.layout.BlockBytes();
+    return frame < own_frames_ ? arena() + static_cast<size_t>(frame) * options_.layout.BlockBytes()
+                               : scarce_pool_ + static_cast<size_t>(frame - own_frames_) *
+                                                    options_.layout.BlockBytes();
+  }
+  // Tiered: whether the layer's pieces have a frame each, which is never taken for others.
+  bool HasOwnFrames(int32_t layer) const { return layer < own_layers_; }
+  // Whether what the store reads can come straight to the layer's frames.
+  bool HostReaches(int32_t layer) const {
+    return IsShared(layer) || (tiered() && !HasOwnFrames(layer));
   }
   // Where the piece lies unless frames are taken from a pool.
   std::byte* OwnFrame(int32_t layer, int32_t block) const {
     return LayerPool(layer) + block * options_.layout.BlockBytes();
   }
-  // -1: none can be had while the pins hold.
-  int32_t TakeFrame();
-  int32_t EvictFrame();
+  // For the piece; -1: none can be had while the pins hold.
+  int32_t TakeFrame(int64_t piece);
+  int32_t EvictFrame(int32_t layer);
+  int32_t EvictUnused();
+  int32_t EvictLatest(int32_t layer);
+  bool MayEvict(const Frame& frame) const {
+    return frame.piece >= 0 && frame.pin_group != pin_group_ && pieces_[frame.piece].saved;
+  }
+  int32_t Evict(int32_t frame);
   bool SaveSome();
   bool MaySave(int64_t piece) const;
   void StartSave(int64_t piece, const std::byte* content);
@@ -339,17 +367,18 @@ class KvMemory {
   bool AcceptsSaves() const;
   void DropFrame(Piece* piece);
   bool SaveNext(Queue* queue);
+  Queue& SaveQueue(int64_t piece, bool keep);
   void Poll(std::chrono::nanoseconds wait);
   int64_t NowNs() const;
   // kv_memory_own.cc
-  absl::Status AllocateOwn();
+  absl::Status AllocateBounce();
   PinResult PinOwn(int32_t chunk, int32_t layer, std::span<const int32_t> blocks, int32_t first,
                    int32_t last);
   void BringWhole(int32_t layer, std::span<const int64_t> pieces, int32_t chunk);
   bool IsHere(int32_t layer, int32_t block, size_t offset) const;
   void SetAway(int64_t piece, bool away);
   void ForgetAdopted();
-  void SaveOwn();
+  void SaveByCopy();
 
   kernels::Backend& backend_;
   const KvMemoryOptions options_;
@@ -361,11 +390,19 @@ class KvMemory {
   std::vector<Block> blocks_;
   std::vector<Frame> frames_;
   std::vector<int32_t> free_frames_;
-  int64_t clock_hand_ = 0;
-  int64_t clean_frames_ = 0;  // resident and saved
+  uint32_t pass_ = 2;        // number of the pass; frames that nobody has used yet say 0
+  int64_t unused_hand_ = 0;  // frames that EvictUnused has looked at in this pass
+  int64_t next_unused_ = 0;  // where it goes on
+  // Where EvictLatest goes on for a piece of layer latest_from_; -1: it begins anew.
+  int32_t latest_from_ = -1, latest_layer_ = 0, latest_block_ = 0;
+  int64_t clean_frames_ = 0;  // resident and saved, of those that may be taken
+  int32_t own_layers_ = 0;    // tiered: whose pieces have frames of their own, [0, own_frames_)
+  int32_t own_frames_ = 0;
+  std::byte* scarce_pool_ = nullptr;  // of frame own_frames_
   uint32_t pin_group_ = 1;
   Queue unsaved_;                // of sealed blocks, to be saved when frames get scarce
   Queue wanted_;                 // to be saved in any case
+  Queue to_copy_;                // the same, of pieces at places of their own (kv_memory_own.cc)
   std::span<AsideRead> asides_;  // of the GetAsides that waits, with ascending tags
   size_t asides_left_ = 0;
   absl::flat_hash_map<uint64_t, Saving> saves_;
@@ -375,7 +412,7 @@ class KvMemory {
     uint64_t bytes = 0;
   };
   absl::flat_hash_map<uint64_t, Loading> loads_;
-  // Of own frames.
+  // Of own_frames.
   std::vector<int64_t> away_;  // [layers] pieces; empty unless own_frames
   absl::flat_hash_map<int64_t, Pages>
       partial_;                         // by piece: of those of which a page is here or wanted

@@ -1,6 +1,7 @@
 // KvMemory with a store beside the frames (own_frames): every piece has its place, and what is adopted
 // from the store comes there when it is needed. What runs is never moved, so that a device may know rows
-// by their places; the store is a copy of what is to be kept, made behind the passes.
+// by their places; the store is a copy of what is to be kept, made behind the passes. So it is, whole
+// pieces only, of the first layers where a store lies below frames in shared memory.
 //
 //   adopted ─▶ away ─ Pin: whole ───────────────▶ here
 //                └── Want, BringWanted: pages ──▶ some pages here ─ the last of them ─▶ here
@@ -42,8 +43,7 @@ void SetBit(std::vector<uint64_t>& bits, size_t i) { bits[i / 64] |= uint64_t{1}
 
 }  // namespace
 
-absl::Status KvMemory::AllocateOwn() {
-  away_.resize(options_.num_layers);
+absl::Status KvMemory::AllocateBounce() {
   const size_t block_pages = PagesOf(options_.layout.BlockBytes());
   const size_t bytes =
       std::max({kLoadBytesInFlight, block_pages * kPageBytes, kPagesInFlight * kPageBytes});
@@ -93,7 +93,7 @@ void KvMemory::BringWhole(int32_t layer, std::span<const int64_t> pieces, int32_
     const auto of_wave = pieces.subspan(begin, std::min(wave, pieces.size() - begin));
     for (size_t i = 0; i < of_wave.size(); ++i) {
       const int32_t block = BlockOf(of_wave[i]);
-      std::byte* into = IsShared(layer) ? OwnFrame(layer, block) : bounce + i * bytes;
+      std::byte* into = HostReaches(layer) ? OwnFrame(layer, block) : bounce + i * bytes;
       const uint64_t tag = next_tag_++;
       loads_.emplace(tag, Loading{of_wave[i], chunk, bytes});
       options_.store->Get(tag, StoreId(layer, block), {into, bytes}, 0);
@@ -103,7 +103,7 @@ void KvMemory::BringWhole(int32_t layer, std::span<const int64_t> pieces, int32_
     for (size_t i = 0; i < of_wave.size(); ++i) {
       if (pieces_[of_wave[i]].lost) continue;
       SetAway(of_wave[i], false);
-      if (!IsShared(layer)) {
+      if (!HostReaches(layer)) {
         parts.push_back({bounce + i * bytes, OwnFrame(layer, BlockOf(of_wave[i])), bytes});
       }
     }
@@ -219,22 +219,22 @@ void KvMemory::BringWanted(int32_t layer) {
 
 // What is to be kept goes to the store, as much as may be in flight. Of what is in line everything was
 // written by passes before the one that runs.
-void KvMemory::SaveOwn() {
+void KvMemory::SaveByCopy() {
   for (const auto& [index, generation, content] : copied_) {
     if (blocks_[BlockOf(index)].generation == generation && MaySave(index) && AcceptsSaves()) {
       StartSave(index, content);
     } else if (blocks_[BlockOf(index)].generation == generation) {
-      wanted_.emplace_back(index, generation);
+      to_copy_.emplace_back(index, generation);
     }
   }
   copied_.clear();
   const size_t bytes = options_.layout.BlockBytes();
   const size_t room = outgoing_.size_bytes() / bytes;
   std::vector<kernels::CopyPart> parts;
-  while (!wanted_.empty() && saves_.size() + parts.size() < kSavesInFlight && parts.size() < room &&
-         AcceptsSaves()) {
-    const auto [index, generation] = wanted_.front();
-    wanted_.pop_front();
+  while (!to_copy_.empty() && saves_.size() + parts.size() < kSavesInFlight &&
+         parts.size() < room && AcceptsSaves()) {
+    const auto [index, generation] = to_copy_.front();
+    to_copy_.pop_front();
     const int32_t layer = LayerOf(index), block = BlockOf(index);
     if (blocks_[block].generation != generation || !MaySave(index)) continue;
     if (IsShared(layer)) {
@@ -249,7 +249,7 @@ void KvMemory::SaveOwn() {
   if (backend_.failure().empty()) return;
   // What the device holds cannot be trusted.
   copied_.clear();
-  wanted_.clear();
+  to_copy_.clear();
 }
 
 }  // namespace winnow::engine

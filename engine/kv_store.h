@@ -22,7 +22,10 @@ struct TierFlags {
   std::string store_dir = {};  // created if missing; one process at a time
   std::string io = "auto";     // "auto", "uring", "threads"
   bool prefetch = false;       // rows of the next layer, predicted (docs/tiers.md)
-  bool keep_prefixes = true;   // on disk, for later requests and after a restart
+  // With a GPU: KV of what runs may be more than host_bytes hold; the disk has the rest. Every layer that
+  // retrieves waits for the host then. On a CPU it always may.
+  bool spill = false;
+  bool keep_prefixes = true;  // on disk, for later requests and after a restart
   // Rows read from slower tiers; -1: an eighth of kv_bytes, with a GPU of host_bytes.
   int64_t row_cache_bytes = -1;
   std::function<void(const std::string&)> log = {};  // one line per event of the store

@@ -30,8 +30,10 @@ inline constexpr int64_t kExactModelBytes = int64_t{128} << 20;
 struct ModelOptions {
   // "cpu" or "cuda". With "cuda" KV is bf16 and lies in the device's memory, or, with tiers.host_bytes,
   // in pinned memory of the host but for the first layers; a disk holds prefixes (KvMemory:
-  // own_frames). kv_dtype f32, prefetch, isa and num_threads are refused by name, and so are kv_bytes
-  // beside host_bytes, disk_bytes without prefix_cache and row_cache_bytes without host_bytes.
+  // own_frames) or, with tiers.spill, all that is too much for that memory. kv_dtype f32, isa and
+  // num_threads are refused by name, and so are row_cache_bytes without host_bytes, spill without
+  // host_bytes and disk_bytes and, without spill, prefetch, kv_bytes beside host_bytes (with it: of the
+  // first layers on the device) and disk_bytes without keep_prefixes.
   std::string device = "cpu";
   // Of weights: "auto" (as config.json says), "bf16", "f16" (of float16 weights only), "f32"
   // (exact). With "bf16", what is multiplied with the weights is rounded to bf16 too if the model

@@ -24,6 +24,8 @@ using kernels::DType;
 // Rows and pages on their way from a slower tier: half of it is 16,384 rows of 512 bytes, and the
 // pages of as many reads as a disk takes at a time.
 constexpr size_t kRowStagingBytes = size_t{16} << 20;
+// With a GPU one query of a large model may want more than those: 2,192 rows of each of 8 heads.
+constexpr size_t kRowStagingBytesOfSpill = size_t{64} << 20;
 
 absl::StatusOr<DType> ResolveWeights(const ModelConfig& config, const std::string& text) {
   if (text == "auto") return config.dtype;
@@ -49,7 +51,11 @@ absl::StatusOr<DType> ResolveKv(DType weights, const std::string& text) {
 
 // What a device cannot do is refused, by the flag's name: nothing runs elsewhere than was asked for.
 absl::Status CheckDevice(const ModelOptions& options, DType kv) {
-  if (options.device == "cpu") return absl::OkStatus();
+  if (options.device == "cpu") {
+    if (!options.tiers.spill) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        "spill: is for --device cuda; with --device cpu KV always may be more than memory holds");
+  }
   if (options.device != "cuda") {
     return absl::InvalidArgumentError(
         fmt::format("device: '{}' is not one of cpu, cuda", options.device));
@@ -58,15 +64,25 @@ absl::Status CheckDevice(const ModelOptions& options, DType kv) {
     return absl::InvalidArgumentError(
         fmt::format("{}: with --device cuda {}; --device cpu has it", flag, why));
   };
-  if (options.tiers.disk_bytes != 0 && !options.tiers.keep_prefixes) {
-    return refuse("disk_bytes", "a disk holds prefixes and nothing else, and prefix_cache is off");
+  if (options.tiers.spill && (options.tiers.host_bytes == 0 || options.tiers.disk_bytes == 0)) {
+    return absl::InvalidArgumentError(
+        "spill: with --device cuda KV goes from memory of the host to a disk: it needs host_bytes "
+        "and "
+        "disk_bytes");
+  }
+  if (options.tiers.disk_bytes != 0 && !options.tiers.keep_prefixes && !options.tiers.spill) {
+    return refuse(
+        "disk_bytes",
+        "and without spill a disk holds prefixes and nothing else, and prefix_cache is off");
   }
   if (options.tiers.row_cache_bytes > 0 && options.tiers.host_bytes == 0) {
     return refuse("row_cache_bytes",
                   "the row cache is of KV in the host's memory: it needs host_bytes");
   }
-  if (options.tiers.prefetch) return refuse("prefetch", "rows are not read ahead");
-  if (options.tiers.host_bytes != 0 && options.kv_bytes != 0) {
+  if (options.tiers.prefetch && !options.tiers.spill) {
+    return refuse("prefetch", "rows are not read ahead without spill");
+  }
+  if (options.tiers.host_bytes != 0 && options.kv_bytes != 0 && !options.tiers.spill) {
     return absl::InvalidArgumentError(
         "kv_bytes: with --device cuda host_bytes says how much KV there is, and the device holds "
         "the first layers of the same blocks: leave one of them out");
@@ -100,19 +116,23 @@ absl::Status CheckMemory(const ModelConfig& config, const DecoderOptions& option
   const int64_t index_bytes = IndexBytes(config, options);
   const int64_t summary_bytes =
       SummaryBytes(config, options.retrieval) * options.retrieval.summaries;
+  const auto staging_bytes =
+      static_cast<int64_t>(options.rows.staging_bytes * (options.rows.prefetch ? 2 : 1));
   int64_t tier_bytes =
-      options.host_bytes +
-      static_cast<int64_t>(options.rows.cache_bytes +
-                           options.rows.staging_bytes * (options.rows.prefetch ? 2 : 1));
+      options.host_bytes + static_cast<int64_t>(options.rows.cache_bytes) + staging_bytes;
   if (options.shared_kv_bytes > 0) {
     // What the device takes is not the KV itself.
     tier_bytes =
         static_cast<int64_t>(backend.SizeSharedKv(ShapeOfSharedKv(config, options)).total());
     const std::optional<int64_t> of_host = AvailableMemoryBytes();
-    if (!on_host && of_host && options.shared_kv_bytes > *of_host) {
-      return absl::ResourceExhaustedError(
-          fmt::format("{} bytes of the host's memory are available; KV in it (host_bytes) takes {}",
-                      *of_host, options.shared_kv_bytes));
+    const int64_t row_bytes =
+        options.spills ? static_cast<int64_t>(options.rows.cache_bytes) + staging_bytes : 0;
+    if (!on_host && of_host && options.shared_kv_bytes + row_bytes > *of_host) {
+      return absl::ResourceExhaustedError(fmt::format(
+          "{} bytes of the host's memory are available; KV in it (host_bytes) takes {}{}", *of_host,
+          options.shared_kv_bytes,
+          options.spills ? fmt::format(", and rows from the disk (row_cache_bytes) {}", row_bytes)
+                         : ""));
     }
   }
   if (weight_bytes + options.kv_bytes + index_bytes + summary_bytes + tier_bytes <= *available) {
@@ -125,6 +145,38 @@ absl::Status CheckMemory(const ModelConfig& config, const DecoderOptions& option
       *available, on_host ? "" : " on " + backend.name(), weight_bytes, options.kv_bytes,
       index_bytes, summary_bytes, tier_bytes,
       on_host ? "" : "; --device cpu uses the host's memory"));
+}
+
+// Of KV that spills: what kv_bytes hold in the first layers, or enough for one sequence of the whole
+// context and no fewer than host_bytes hold. All of them must find room on the disk.
+absl::StatusOr<int64_t> BlocksOfSpill(const ModelConfig& config, const ModelOptions& options,
+                                      const DecoderOptions& resolved,
+                                      const kernels::KvLayout& layout) {
+  const auto block_bytes = static_cast<int64_t>(layout.BlockBytes());
+  const int64_t shared_layers = config.num_layers - FirstSharedLayer();
+  if (shared_layers <= 0) return 0;  // refused with the decoder's options
+  TierFlags disk = options.tiers;
+  disk.host_bytes = 0;
+  const int64_t on_disk = LowerBlocks(disk, layout, config.num_layers, 0);
+  if (on_disk < 1) {
+    return absl::InvalidArgumentError(fmt::format(
+        "disk_bytes is {}: with spill all KV must find room there, and it has none for a "
+        "block of {} tokens, {} bytes",
+        options.tiers.disk_bytes, resolved.block_tokens, block_bytes * config.num_layers));
+  }
+  if (options.kv_bytes != 0) {
+    const int64_t blocks = options.kv_bytes / (block_bytes * FirstSharedLayer());
+    if (blocks >= 1 && blocks <= on_disk) return blocks;
+    return absl::InvalidArgumentError(fmt::format(
+        "kv_bytes is {}: with spill it is of the first {} layers' KV on the device, and "
+        "disk_bytes has room for the blocks of {} to {} bytes of that",
+        options.kv_bytes, FirstSharedLayer(), block_bytes * FirstSharedLayer(),
+        on_disk * block_bytes * FirstSharedLayer()));
+  }
+  const int64_t of_context =
+      (int64_t{resolved.max_context} + resolved.block_tokens - 1) / resolved.block_tokens;
+  const int64_t of_host = options.tiers.host_bytes / (block_bytes * shared_layers);
+  return std::min(on_disk, std::max(of_context, of_host));
 }
 
 absl::StatusOr<DecoderOptions> ResolveDecoderOptions(const ModelConfig& config,
@@ -146,16 +198,26 @@ absl::StatusOr<DecoderOptions> ResolveDecoderOptions(const ModelConfig& config,
   resolved.max_context =
       options.max_context != 0 ? options.max_context : config.max_position_embeddings;
   resolved.kv_bytes = options.kv_bytes;
-  resolved.own_frames = options.device == "cuda" && options.tiers.disk_bytes != 0;
+  resolved.spills = options.tiers.spill;
+  resolved.own_frames =
+      options.device == "cuda" && options.tiers.disk_bytes != 0 && !resolved.spills;
   if (options.device == "cuda" && options.tiers.host_bytes != 0 && resolved.block_tokens > 0) {
     const kernels::KvLayout layout{config.num_kv_heads, config.head_dim, resolved.block_tokens,
                                    resolved.kv_dtype};
     resolved.shared_kv_bytes = options.tiers.host_bytes;
-    resolved.kv_bytes = NumKvBlocks(config, resolved) * static_cast<int64_t>(layout.BlockBytes()) *
-                        std::min(config.num_layers, FirstSharedLayer());
     resolved.rows.cache_bytes = options.tiers.row_cache_bytes >= 0
                                     ? static_cast<size_t>(options.tiers.row_cache_bytes)
                                     : static_cast<size_t>(options.tiers.host_bytes) / 8;
+    const int64_t first_layers_bytes =
+        static_cast<int64_t>(layout.BlockBytes()) * std::min(config.num_layers, FirstSharedLayer());
+    if (!resolved.spills) {
+      resolved.kv_bytes = NumKvBlocks(config, resolved) * first_layers_bytes;
+      return resolved;
+    }
+    resolved.rows.prefetch = options.tiers.prefetch;
+    resolved.rows.staging_bytes = std::max(kRowStagingBytesOfSpill, 4 * layout.BlockBytes());
+    WINNOW_ASSIGN_OR_RETURN(const int64_t blocks, BlocksOfSpill(config, options, resolved, layout));
+    resolved.kv_bytes = blocks * first_layers_bytes;
     return resolved;
   }
   if (resolved.kv_bytes == 0 && resolved.block_tokens > 0) {

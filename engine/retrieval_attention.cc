@@ -304,8 +304,8 @@ void RetrievalAttention::RunQueries(int32_t layer, const Method& method, int32_t
   Count(first, queries, chosen);
   if (memory_.IsShared(layer)) {
     for (int32_t i = 0; i < count; ++i) {
-      shared_reads_.in_place += tier_rows_[i].stored;
-      memory_.CountRead(query_rows_[first + i]->index, tier_rows_[i].stored * layout_.RowBytes(),
+      shared_reads_.in_place += tier_rows_[i].in_frames;
+      memory_.CountRead(query_rows_[first + i]->index, tier_rows_[i].in_frames * layout_.RowBytes(),
                         /*from_disk=*/false);
     }
   }
@@ -315,6 +315,7 @@ void RetrievalAttention::RunQueries(int32_t layer, const Method& method, int32_t
   backend_.AttendRows(q, queries, lists_, layout_, scale_, states);
   if (policy.completion) Complete(layer, first, queries, q);
   backend_.FinishStates(queries, states, layout_.head_dim, out);
+  if (fetcher_->keeps() && !backend_.Synchronize()) return;
   fetcher_->End();
   Probe(layer, first, queries, chosen, q);
 }

@@ -296,6 +296,7 @@ class RetrievalAttention {
   std::vector<kernels::RowList> lists_;  // [queries][Hkv]
   struct TierRows {
     uint64_t cached = 0, stored = 0;
+    uint64_t in_frames = 0;  // of `stored`, where frames are a slower tier themselves
   };
   std::vector<TierRows> tier_rows_;  // [queries]
   // A query's counts of chosen tokens, which the device may not have written yet.

@@ -144,7 +144,10 @@ bool RetrievalAttention::AddressRows(int32_t layer, int32_t first,
     const RowFetcherStats& after = fetcher_->stats();
     tier_rows_[i] = {after.cache_rows - before.cache_rows,
                      after.store_rows + after.asked_hits - before.store_rows - before.asked_hits};
-    if (memory_.IsShared(layer)) tier_rows_[i].stored = after.frame_rows - before.frame_rows;
+    if (memory_.IsShared(layer)) {
+      tier_rows_[i].in_frames = after.frame_rows - before.frame_rows;
+      tier_rows_[i].stored += tier_rows_[i].in_frames;
+    }
   }
   return true;
 }

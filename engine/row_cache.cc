@@ -14,7 +14,7 @@ absl::StatusOr<RowCache> RowCache::Create(kernels::Backend& backend, size_t size
   cache.sets_ = size_bytes / parts / set_bytes;
   if (cache.sets_ == 0) return cache;
   const size_t sets = cache.sets_ * parts;
-  cache.memory_ = backend.Allocate(sets * kWays * row_bytes);
+  cache.memory_ = backend.AllocateShared(sets * kWays * row_bytes);
   if (cache.memory_.data() == nullptr) {
     return absl::ResourceExhaustedError(
         fmt::format("no memory for the row cache: {} bytes", sets * kWays * row_bytes));

@@ -62,7 +62,7 @@ class RowCache {
   int32_t parts_ = 0;
   size_t sets_ = 0;  // of a part
   size_t row_bytes_ = 0;
-  kernels::Buffer memory_;      // [parts][sets][kWays] rows
+  kernels::Buffer memory_;      // [parts][sets][kWays] rows; shared memory
   std::vector<uint64_t> tags_;  // the same; kEmpty where there is none
   std::vector<uint8_t> used_;   // the same
   std::vector<uint8_t> hands_;  // [parts][sets]

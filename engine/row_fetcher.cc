@@ -40,8 +40,8 @@ absl::StatusOr<std::unique_ptr<RowFetcher>> RowFetcher::Create(kernels::Backend&
                     options.staging_bytes, 2 * block_pages * kPageBytes));
   }
   const auto allocate = [&](Batch* batch) {
-    batch->rows = backend.Allocate(fetcher->staging_rows_ * layout.RowBytes());
-    batch->pages = backend.Allocate(fetcher->staging_pages_ * kPageBytes);
+    batch->rows = backend.AllocateShared(fetcher->staging_rows_ * layout.RowBytes());
+    batch->pages = backend.AllocateShared(fetcher->staging_pages_ * kPageBytes);
     batch->misses.reserve(fetcher->staging_rows_);
     return batch->rows.data() != nullptr && batch->pages.data() != nullptr;
   };

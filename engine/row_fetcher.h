@@ -49,7 +49,8 @@ class RowFetcher {
                                                             KvMemory& memory, int32_t num_layers,
                                                             const RowFetcherOptions& options);
 
-  // Begins a call: addresses of the one before are void.
+  // Begins a call: addresses of the one before are void. REQUIRES: what was asked of the device with
+  // them is done.
   void Begin(int32_t layer);
 
   // A row of a layer to come that may be chosen there. Ask starts to read those that are missing; it
@@ -70,6 +71,11 @@ class RowFetcher {
   void Abandon();
   // Reads what is missing. False: blocks were lost (KvMemory::lost).
   bool Wait();
+  // Whether End will write to memory that addresses of this call may point to.
+  bool keeps() const {
+    return cache_.rows() > 0 &&
+           (!call_.misses.empty() || (ahead_.layer == layer_ && !ahead_.misses.empty()));
+  }
   // The call's rows were used: keeps what was read in the cache.
   void End();
 
@@ -101,7 +107,7 @@ class RowFetcher {
   // Rows that are missing, and where they go.
   struct Batch {
     int32_t layer = 0;
-    kernels::Buffer rows;   // [staging_rows_]
+    kernels::Buffer rows;   // [staging_rows_], shared memory, as what addresses point to must be
     kernels::Buffer pages;  // [staging_pages_] of storage's pages
     std::vector<Miss> misses;
     absl::flat_hash_map<int64_t, int32_t> slots;  // by block and row

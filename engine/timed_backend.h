@@ -69,6 +69,7 @@ class TimedBackend : public kernels::Backend {
     return inner_.ShareKv(shape, pools, why);
   }
   void BeginPass() override { inner_.BeginPass(); }
+  void ForgetTables() override { inner_.ForgetTables(); }
   bool Synchronize() override { return inner_.Synchronize(); }
   std::string failure() const override { return inner_.failure(); }
   void CopyToHost(const void* device, void* host, size_t size_bytes) override;

@@ -105,6 +105,9 @@ struct SharedKvShape {
   int32_t max_context = 0;       // tokens that one query sees, at most
   int32_t max_batch_tokens = 0;  // rows of q in a pass, at most
   size_t cache_bytes = 0;        // for rows, an equal part for each pool; 0: none are kept
+  // One pool, whose blocks are frames of any layer and change hands: where a layer's blocks lie is said
+  // anew in each of its operations. There is no cache, and rows are attended by their addresses.
+  bool of_frames = false;
 };
 
 // What it takes of the device's memory.
@@ -183,8 +186,9 @@ class Backend {
                                             std::string* why) = 0;
 
   // A forward pass begins. Block tables keep their contents from the first operation that is given
-  // them until the next pass begins.
+  // them until the next pass begins, or until ForgetTables.
   virtual void BeginPass() = 0;
+  virtual void ForgetTables() = 0;
   // Waits until everything so far is done. False: the device has failed.
   [[nodiscard]] virtual bool Synchronize() = 0;
   // Empty while the device works.
@@ -338,7 +342,8 @@ class Backend {
 
   // out row of each query [H*d] = attention over what it sees outside mid and its chosen tokens, all of
   // whose rows lie in `pool`: the tokens need not pass through the host. False: nothing was done, as
-  // this backend gains nothing by it; the caller makes lists, and calls AttendRows and FinishStates.
+  // this backend gains nothing by it, or the pool is one of frames; the caller makes lists, and calls
+  // AttendRows and FinishStates.
   [[nodiscard]] virtual bool AttendChosen(const Tensor& q, std::span<const RetrievalQuery> queries,
                                           const Selection& chosen, const void* pool,
                                           const KvLayout& layout, float scale,

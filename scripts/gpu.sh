@@ -8,6 +8,7 @@
 #   scripts/gpu.sh tokens [FLAG ...]              greedy tokens of `serve --device cuda FLAG...` against those of --device cpu
 #   scripts/gpu.sh resume [FLAG ...]              the same of `serve --device cuda FLAG...` with a store on disk, that computes,
 #                                                 resumes lazily after a restart, and eagerly, against one without; and what was read
+#   scripts/gpu.sh spill --host-bytes BYTES [FLAG ...]   the same with KV that is more than BYTES of the host hold, most of it on disk
 #   scripts/gpu.sh fault                          an illegal instruction, and a write to nobody's memory, on the GPU under a server that
 #                                                 answers: its stream ends with UNAVAILABLE, it exits with 70, its store is whole
 #
@@ -17,7 +18,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-usage() { sed -n '4,12s/^#   //p' "$0" >&2; exit 2; }
+usage() { sed -n '4,13s/^#   //p' "$0" >&2; exit 2; }
 [ $# -gt 0 ] || usage
 what=$1
 shift
@@ -130,9 +131,14 @@ case $what in
     start cuda --device cuda "$@"
     compare cpu cuda "${every_policy[@]}"
     ;;
-  resume)
+  resume | spill)
     prepare_questions
-    start memory --device cuda "$@"
+    if [ "$what" = spill ]; then
+      start memory --device cuda
+      set -- --spill on "$@"
+    else
+      start memory --device cuda "$@"
+    fi
     result=0
     for resume in auto lazy eager; do  # the first finds an empty store
       start store --device cuda "$@" --disk-bytes 8GiB --store-dir "$work/kv" --resume $resume

@@ -233,6 +233,28 @@ absl::StatusOr<std::unique_ptr<StoreBench>> StoreBench::Make(
   options.tiers.store_dir = flags.store_dir;
   options.tiers.io = flags.io;
   options.tiers.row_cache_bytes = std::max<int64_t>(flags.row_cache_bytes, 0);
+  // Dense layers whole, the share of the others, and what one pass needs beside. With a GPU frames lie in
+  // the host's memory, and all KV of the first layers on the device.
+  const bool on_device = options.device == "cuda";
+  const int32_t own_layers =
+      on_device ? std::min(config.num_layers, engine::FirstSharedLayer()) : 0;
+  int64_t dense = 0;
+  for (const engine::AttentionPolicy& policy : policies) {
+    dense = std::max<int64_t>(dense, std::min(policy.dense_layers, config.num_layers));
+  }
+  const auto resident = static_cast<int64_t>(static_cast<double>(document) * shape.resident_share);
+  const int64_t dense_in_frames = std::max<int64_t>(0, dense - own_layers);
+  const int64_t frames =
+      dense_in_frames * blocks +
+      (config.num_layers - own_layers - dense_in_frames) * std::min(resident + more + 8, blocks) +
+      engine::KvMemory::LeastFrames(config.num_layers - own_layers, plain.block_tokens,
+                                    options.max_context, options.max_batch_tokens,
+                                    options.max_batch_logits);
+  if (on_device) {
+    options.tiers.spill = true;
+    options.tiers.host_bytes = frames * block_bytes;
+    options.kv_bytes = blocks * own_layers * block_bytes;
+  }
   std::error_code error;
   const std::filesystem::space_info space = std::filesystem::space(flags.store_dir, error);
   if (error) {
@@ -253,19 +275,13 @@ absl::StatusOr<std::unique_ptr<StoreBench>> StoreBench::Make(
   WINNOW_ASSIGN_OR_RETURN(engine::DecoderOptions resolved,
                           engine::ResolveDecoderOptions(config, options));
   resolved.retrieval = retrieval;
-  // Dense layers whole, the share of the others, and what one pass needs beside.
-  int64_t dense = 0;
-  for (const engine::AttentionPolicy& policy : policies) {
-    dense = std::max<int64_t>(dense, std::min(policy.dense_layers, config.num_layers));
+  if (on_device) {
+    options.tiers.host_bytes = 0;  // none below the frames
+  } else {
+    resolved.kv_bytes = frames * block_bytes;
+    resolved.lower_blocks =
+        static_cast<int32_t>(std::max<int64_t>(0, blocks - frames / config.num_layers));
   }
-  const auto resident = static_cast<int64_t>(static_cast<double>(document) * shape.resident_share);
-  const int64_t frames =
-      dense * blocks + (config.num_layers - dense) * std::min(resident + more + 8, blocks) +
-      engine::KvMemory::LeastFrames(config.num_layers, resolved.block_tokens, resolved.max_context,
-                                    resolved.max_batch_tokens, resolved.max_batch_logits);
-  resolved.kv_bytes = frames * block_bytes;
-  resolved.lower_blocks =
-      static_cast<int32_t>(std::max<int64_t>(0, blocks - frames / config.num_layers));
   WINNOW_ASSIGN_OR_RETURN(bench->backend_, engine::MakeBackend(options));
   WINNOW_RETURN_IF_ERROR(engine::CheckMemory(config, resolved, *bench->backend_));
 
@@ -275,6 +291,7 @@ absl::StatusOr<std::unique_ptr<StoreBench>> StoreBench::Make(
     weights = &bench->synthetic_.weights;
   }
   bench->recorder_ = std::make_unique<RecordingBackend>(*bench->backend_, resolved.compute);
+  bench->recorder_->set_waits(false);
 
   const Clock::time_point start = Clock::now();
   WINNOW_ASSIGN_OR_RETURN(bench->kv_store_, engine::OpenKvStore(options.tiers, layout));
@@ -395,6 +412,7 @@ absl::Status StoreBench::Forward(std::span<const int32_t> tokens, int64_t positi
   const engine::Batch batch{{{tokens, static_cast<int32_t>(position), table, with_logits ? 1 : 0,
                               state, static_cast<int32_t>(retrieve_from)}}};
   WINNOW_RETURN_IF_ERROR(decoder_->Forward(batch, logits_));
+  if (!recorder_->Synchronize()) return absl::UnavailableError(recorder_->failure());
   if (!memory().chunk_lost(0)) return absl::OkStatus();
   const storage::StoreStats stats = counting_->stats();
   return absl::UnavailableError(fmt::format(

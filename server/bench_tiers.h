@@ -36,7 +36,7 @@ struct TiersResult {
   double seconds_median = 0, seconds_min = 0, seconds_mean = 0;  // of a step
   double wait_seconds = 0;  // in it, with nothing to do but wait for reads
   // In it, attention over chosen rows and anchors: the most that attending to rows that have come,
-  // while others are on their way, could save.
+  // while others are on their way, could save. NaN: not measured, on a device.
   double attend_seconds = 0;
   double chosen_rows = 0;
   double stored_rows = 0;    // of them: came from disk

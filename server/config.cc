@@ -196,15 +196,25 @@ absl::Status CheckConfig(const ServeConfig& config) {
       return fail("--metrics and --listen are both ", config.listen);
     }
   }
-  if (config.device == "cuda" && config.disk_bytes > 0 && config.prefix_cache == "off") {
+  const bool spills = config.spill == "on";
+  if (spills && config.device != "cuda") {
     return fail(
-        "--disk-bytes: with --device cuda a disk holds prefixes and nothing else, and "
-        "--prefix-cache is off");
+        "--spill is for --device cuda; with --device cpu KV always may be more than memory "
+        "holds");
   }
-  if (config.device == "cuda" && config.prefetch == "on") {
-    return fail("--prefetch: with --device cuda rows are not read ahead; --device cpu has it");
+  if (spills && (config.host_bytes == 0 || config.disk_bytes == 0)) {
+    return fail(
+        "--spill: KV goes from memory of the host to a disk: set --host-bytes and --disk-bytes");
   }
-  if (config.device == "cuda" && config.host_bytes > 0 && config.kv_bytes > 0) {
+  if (config.device == "cuda" && !spills && config.disk_bytes > 0 && config.prefix_cache == "off") {
+    return fail(
+        "--disk-bytes: with --device cuda and without --spill on a disk holds prefixes and nothing "
+        "else, and --prefix-cache is off");
+  }
+  if (config.device == "cuda" && !spills && config.prefetch == "on") {
+    return fail("--prefetch: with --device cuda rows are read ahead with --spill on only");
+  }
+  if (config.device == "cuda" && !spills && config.host_bytes > 0 && config.kv_bytes > 0) {
     return fail(
         "--kv-bytes: with --device cuda --host-bytes says how much KV there is, and the device "
         "holds the first layers of the same blocks: leave one of them out");

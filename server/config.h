@@ -38,6 +38,7 @@ struct ServeConfig {
   int64_t row_cache_bytes = 0;  // 0: an eighth of the KV pool
   std::string prefix_cache = "on";
   std::string prefetch = "off";
+  std::string spill = "off";
   std::string resume = "auto";
   int64_t max_context = 0;  // 0: the model's
   int64_t block_tokens = 64;

@@ -176,7 +176,7 @@ std::vector<ServeOption> MakeServeOptions() {
       Bytes(
           "kv-bytes", &C::kv_bytes, kBytesMax,
           "size of the KV pool, taken at start, indexes not counted; 0: one sequence of the whole "
-          "context"),
+          "context. With --spill on, of the first layers' KV on the GPU"),
       Bytes(
           "host-bytes", &C::host_bytes, kBytesMax,
           "host memory that KV moves to when the pool is full (without --disk-bytes a copy of all "
@@ -185,18 +185,22 @@ std::vector<ServeOption> MakeServeOptions() {
       Bytes("disk-bytes", &C::disk_bytes, kBytesMax,
             "files in --store-dir that KV moves to, three quarters of them for a copy of all of "
             "it, read row by row where a policy chooses; with --device cuda they hold prefixes "
-            "only; 0: none"),
+            "only, but for --spill on; 0: none"),
       Text("store-dir", "DIR", &C::store_dir,
            "directory of the files of --disk-bytes, of one process at a time"),
       Choice("io", &C::io, {"auto", "uring", "threads"},
              "how files are read and written; auto: io_uring, else threads"),
       Bytes("row-cache-bytes", &C::row_cache_bytes, kBytesMax,
-            "memory for rows that were read from slower tiers; 0: an eighth of the KV pool, with "
-            "--device cuda of --host-bytes"),
+            "memory for rows that were read from slower tiers, with --device cuda the GPU's, or "
+            "the host's with --spill on; 0: an eighth of the KV pool, with --device cuda of "
+            "--host-bytes"),
       Choice(
           "resume", &C::resume, {"auto", "lazy", "eager"},
           "a stored prefix's KV is read when it is chosen (lazy), or all at once before the first "
           "token (eager); auto: eager if it takes an eighth of the KV pool at most"),
+      Choice("spill", &C::spill, {"on", "off"},
+             "with --device cuda: KV may be more than --host-bytes hold, and the rest lies in the "
+             "files of --disk-bytes; each layer then waits for the host"),
       Choice("prefetch", &C::prefetch, {"on", "off"},
              "read rows that the next layer may choose from slower tiers while this one computes"),
       Choice(

@@ -102,6 +102,7 @@ engine::ModelOptions ModelOptionsOf(const ServeConfig& config, Log& log) {
   options.tiers.store_dir = config.store_dir;
   options.tiers.io = config.io;
   options.tiers.prefetch = config.prefetch == "on";
+  options.tiers.spill = config.spill == "on";
   options.tiers.keep_prefixes = config.prefix_cache == "on";
   if (config.row_cache_bytes > 0) options.tiers.row_cache_bytes = config.row_cache_bytes;
   options.tiers.log = [&log](const std::string& line) {

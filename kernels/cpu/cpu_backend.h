@@ -44,6 +44,7 @@ class CpuBackend final : public Backend {
   std::unique_ptr<SharedKv> ShareKv(const SharedKvShape& shape, std::span<std::byte* const> pools,
                                     std::string* why) override;
   void BeginPass() override {}
+  void ForgetTables() override {}
   bool Synchronize() override { return true; }
   std::string failure() const override { return {}; }
   void CopyToHost(const void* device, void* host, size_t size_bytes) override;

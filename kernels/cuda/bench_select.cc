@@ -104,8 +104,8 @@ void BenchEncode(Bench& bench) {
       const Sequences sequences(1, std::max(tokens, 1024), 0);
       const auto pool = RandomBf16(static_cast<int64_t>(sequences.num_blocks * kv.BlockBytes()), 1);
       Memory<std::byte> codes(static_cast<int64_t>(sequences.num_blocks * layout.BlockBytes()));
-      const Memory<DeviceKeySpan> spans(
-          std::vector<DeviceKeySpan>{{sequences.table.data(), {0, tokens}}});
+      const Memory<DeviceKeySpan> spans(std::vector<DeviceKeySpan>{
+          {sequences.table.data(), {0, tokens}, sequences.table.data()}});
       const double seconds = bench.Seconds(kCopies, kCopies, [&](int i, cudaStream_t stream) {
         return EncodeKeys(encoders[i], spans.data(), 1, tokens, pool.data(), kv, codes.data(),
                           layout, stream);
@@ -127,7 +127,8 @@ void BenchTopP(Bench& bench) {
     constexpr int kCopies = 6;
     std::vector<Memory<std::byte>> keys;
     for (int i = 0; i < kCopies; ++i) keys.emplace_back(key_bytes);
-    const Memory<DeviceKeySpan> spans(std::vector<DeviceKeySpan>{{sequences.table.data(), {0, n}}});
+    const Memory<DeviceKeySpan> spans(
+        std::vector<DeviceKeySpan>{{sequences.table.data(), {0, n}, sequences.table.data()}});
     const double quantize = bench.Seconds(kCopies, kCopies, [&](int i, cudaStream_t stream) {
       return QuantizeKeys(spans.data(), 1, n, pool.data(), kv, keys[i].data(), stream);
     });

@@ -350,19 +350,18 @@ const DeviceKeySpan* CudaBackend::StageSpans(std::span<const KeySpan> spans, con
   size_t bytes = spans.size() * sizeof(DeviceKeySpan) + 256;
   *max_tokens = 0;
   for (const KeySpan& span : spans) {
-    bytes += TableBytes(BlocksOf(span.tokens.last, layout.block_tokens));
+    bytes += 2 * TableBytes(BlocksOf(span.tokens.last, layout.block_tokens));
     *max_tokens = std::max(*max_tokens, span.tokens.size());
   }
   if (!BeginStaging(bytes)) return nullptr;
   spans_.clear();
   for (const KeySpan& span : spans) {
-    const auto [indexed, is_new] =
-        indexed_from_.try_emplace(span.block_table.data(), span.tokens.first);
+    const auto index_table = span.index_table.empty() ? span.block_table : span.index_table;
+    const auto [indexed, is_new] = indexed_from_.try_emplace(index_table.data(), span.tokens.first);
     if (!is_new) indexed->second = std::min(indexed->second, span.tokens.first);
-    // All KV has its own place here, so an index has its blocks where KV has them.
-    WINNOW_CHECK(span.index_table.empty() || span.index_table.data() == span.block_table.data());
-    spans_.push_back({StageTable(span.block_table, BlocksOf(span.tokens.last, layout.block_tokens)),
-                      span.tokens});
+    const int64_t blocks = BlocksOf(span.tokens.last, layout.block_tokens);
+    spans_.push_back(
+        {StageTable(span.block_table, blocks), span.tokens, StageTable(index_table, blocks)});
   }
   const DeviceKeySpan* on_device = Stage(std::span<const DeviceKeySpan>(spans_));
   return EndStaging() ? on_device : nullptr;

@@ -66,6 +66,7 @@ class CudaBackend final : public Backend {
   std::unique_ptr<SharedKv> ShareKv(const SharedKvShape& shape, std::span<std::byte* const> pools,
                                     std::string* why) override;
   void BeginPass() override;
+  void ForgetTables() override { tables_.clear(); }
   bool Synchronize() override;
   std::string failure() const override { return failure_; }
   void CopyToHost(const void* device, void* host, size_t size_bytes) override;
@@ -173,7 +174,7 @@ class CudaBackend final : public Backend {
   }
   bool EndStaging();
   void ClearStaging();
-  // The first `blocks` of a table; sent once in a pass.
+  // The first `blocks` of a table; looked at once until ForgetTables.
   const int32_t* StageTable(std::span<const int32_t> table, int64_t blocks);
   static size_t TableBytes(int64_t blocks) { return static_cast<size_t>(blocks) * 4 + 16; }
   const DeviceQuery* StageQueries(std::span<const RetrievalQuery> queries, int32_t block_tokens,

@@ -29,9 +29,10 @@ int32_t StagingBlocks(const SharedKvShape& shape) {
   return static_cast<int32_t>(std::min<int64_t>(blocks, shape.num_blocks));
 }
 
-// Where the parts of HostKv's memory lie.
+// Where the parts of HostKv's memory lie. There are none of frames: rows have no cache.
 struct Plan {
   explicit Plan(const SharedKvShape& shape) {
+    if (shape.of_frames) return;
     const auto pools = static_cast<size_t>(shape.num_pools);
     const auto slots = static_cast<size_t>(SlotsOf(shape));
     row_part = AlignUp(slots * shape.layout.RowBytes(), 256);
@@ -81,6 +82,10 @@ SharedKvSizes HostKv::sizes() const { return SizesOf(shape_); }
 void HostKv::TakeReads(std::span<SharedKvReads> of_rows) {
   WINNOW_CHECK(static_cast<int64_t>(of_rows.size()) <= shape_.max_batch_tokens);
   if (backend_.failed() || of_rows.empty()) return;
+  if (shape_.of_frames) {
+    std::fill(of_rows.begin(), of_rows.end(), SharedKvReads());
+    return;
+  }
   if (backend_.Good(cudaMemcpyAsync(of_rows.data(), reads_, of_rows.size_bytes(),
                                     cudaMemcpyDeviceToHost, backend_.stream()),
                     "counts of rows")) {
@@ -111,7 +116,8 @@ std::unique_ptr<SharedKv> CudaBackend::ShareKv(const SharedKvShape& shape,
                                                std::span<std::byte* const> pools,
                                                std::string* why) {
   WINNOW_CHECK(shape.num_pools > 0 && static_cast<int32_t>(pools.size()) == shape.num_pools);
-  if (RowsOf(shape) > INT32_MAX) {
+  WINNOW_CHECK(!shape.of_frames || (shape.num_pools == 1 && shape.cache_bytes == 0));
+  if (RowsOf(shape) > INT32_MAX && !shape.of_frames) {
     *why = std::to_string(RowsOf(shape)) + " rows in a layer, and " + std::to_string(INT32_MAX) +
            " are the most that it numbers";
     return nullptr;
@@ -119,8 +125,10 @@ std::unique_ptr<SharedKv> CudaBackend::ShareKv(const SharedKvShape& shape,
   const SharedKvSizes sizes = SizesOf(shape);
   std::unique_ptr<HostKv> kv(new HostKv(*this, shape));
   const Plan plan(shape);
-  kv->memory_ = Allocate(plan.size_bytes);
-  if (kv->memory_.data() != nullptr) kv->areas_ = Allocate(sizes.staging_bytes);
+  if (!shape.of_frames) kv->memory_ = Allocate(plan.size_bytes);
+  if (shape.of_frames || kv->memory_.data() != nullptr) {
+    kv->areas_ = Allocate(sizes.staging_bytes);
+  }
   if (kv->areas_.data() == nullptr) {
     *why = failed() ? failure_
                     : "no memory on the device: " + std::to_string(sizes.cache_bytes) +
@@ -162,6 +170,7 @@ std::unique_ptr<SharedKv> CudaBackend::ShareKv(const SharedKvShape& shape,
 void CudaBackend::Forget(HostPool& pool) {
   const DeviceRowCache& cache = pool.cache;
   pool.used = false;
+  if (pool.kv->shape().of_frames) return;
   const std::vector<RowCacheSlot> free_slots(cache.num_slots, kFreeSlot);
   const RowCacheState state;
   const SharedKvShape& shape = pool.kv->shape();

@@ -195,7 +195,10 @@ void CudaBackend::SiluMul(const Tensor& gate_up, const Tensor& out) {
 
 void CudaBackend::WriteKv(const Tensor& k, const Tensor& v, std::span<const AttentionChunk> chunks,
                           void* pool, const KvLayout& layout) {
-  if (HostPool* host = HostPoolOf(pool)) return WriteHostKv(*host, k, v, chunks, layout);
+  if (HostPool* host = HostPoolOf(pool)) {
+    if (!host->kv->shape().of_frames) return WriteHostKv(*host, k, v, chunks, layout);
+    host->kv->staging().Written(host->index, chunks);
+  }
   int32_t most = 0;
   for (const AttentionChunk& chunk : chunks) most = std::max(most, chunk.num_tokens);
   const DeviceChunk* on_device = StageChunks(chunks, layout);
@@ -210,9 +213,11 @@ void CudaBackend::RopeAndWriteKv(const Tensor& q, const Tensor& k, const Tensor&
                                  void* pool, const KvLayout& layout) {
   int32_t most = 0;
   for (const AttentionChunk& chunk : chunks) most = std::max(most, chunk.num_tokens);
-  if (HostPoolOf(pool) != nullptr || most > kMostGridTokens) {
+  HostPool* const host = HostPoolOf(pool);
+  if ((host != nullptr && !host->kv->shape().of_frames) || most > kMostGridTokens) {
     return Backend::RopeAndWriteKv(q, k, v, cos_sin, chunks, pool, layout);
   }
+  if (host != nullptr) host->kv->staging().Written(host->index, chunks);
   const DeviceChunk* on_device = StageChunks(chunks, layout);
   if (on_device == nullptr) return;
   const auto count = static_cast<int32_t>(chunks.size());

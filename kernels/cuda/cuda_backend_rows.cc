@@ -59,6 +59,7 @@ bool CudaBackend::AttendChosen(const Tensor& q, std::span<const RetrievalQuery> 
                                const Selection& chosen, const void* pool, const KvLayout& layout,
                                float scale, const Tensor& out) {
   if (HostPool* host = HostPoolOf(pool)) {
+    if (host->kv->shape().of_frames) return false;
     AttendHostChosen(*host, q, queries, chosen, layout, scale, out);
     return true;
   }

@@ -64,7 +64,9 @@ void CudaBackend::EncodeKeys(std::span<const KeySpan> spans, const void* pool,
   if (on_device == nullptr) return;
   const auto is_held = [&](const KeySpan& span) {
     const size_t i = &span - spans.data();
-    return span.tokens == TokenRange{held_rows_[i].position, held_rows_[i].position + 1};
+    // The joined launch finds KV and codes by one table.
+    return span.tokens == TokenRange{held_rows_[i].position, held_rows_[i].position + 1} &&
+           (span.index_table.empty() || span.index_table.data() == span.block_table.data());
   };
   if (held_back_ == HeldBack::kRotation && pool == held_tokens_.pool &&
       code_layout.block_tokens == layout.block_tokens && spans.size() == held_rows_.size() &&

@@ -44,8 +44,9 @@ struct DeviceQuery {
 
 // retrieval.h's KeySpan.
 struct DeviceKeySpan {
-  const int32_t* block_table = nullptr;
+  const int32_t* block_table = nullptr;  // of the KV pool
   TokenRange tokens;
+  const int32_t* index_table = nullptr;  // of the index; never null
 };
 
 // backend.h's AttentionChunk.

@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(kThreads)
       encoder, head, shared, shared + buffer_floats, [&](int32_t t, int32_t word, uint32_t bits) {
         if (first + t >= span.tokens.last) return;
         const int32_t block = keys.code_block_tokens.Divide(first + t);
-        uint8_t* code = keys.codes + span.block_table[block] * keys.code_block_bytes +
+        uint8_t* code = keys.codes + span.index_table[block] * keys.code_block_bytes +
                         head * keys.code_head_bytes +
                         (first + t - block * keys.code_block_tokens.divisor()) * keys.code_bytes;
         reinterpret_cast<uint32_t*>(code)[word] = bits;

@@ -40,11 +40,10 @@ __global__ void __launch_bounds__(kThreads) QuantizeKernel(const Args args) {
     const bool inside = token < span.tokens.last;
     const int32_t block = inside ? args.block_tokens.Divide(token) : 0;
     const int32_t in_block = token - block * args.block_tokens.divisor();
-    const int64_t pool_block = inside ? span.block_table[block] : 0;
     uint4 loaded = make_uint4(0, 0, 0, 0);
     if (inside && holds) {
-      loaded = LoadStreamed(args.pool + pool_block * args.block_bytes + head * args.head_bytes +
-                            in_block * args.row_bytes + lane * 16);
+      loaded = LoadStreamed(args.pool + span.block_table[block] * args.block_bytes +
+                            head * args.head_bytes + in_block * args.row_bytes + lane * 16);
     }
     const uint32_t words[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
     float low = INFINITY, high = -INFINITY;
@@ -78,7 +77,8 @@ __global__ void __launch_bounds__(kThreads) QuantizeKernel(const Args args) {
     if (!inside) continue;
     auto* key = reinterpret_cast<uint32_t*>(
         args.int4_keys +
-        ((pool_block * args.kv_heads + head) * args.block_tokens.divisor() + in_block) *
+        ((int64_t{span.index_table[block]} * args.kv_heads + head) * args.block_tokens.divisor() +
+         in_block) *
             args.key_bytes);
     if (holds) key[lane] = codes;
     if (lane == 0) {

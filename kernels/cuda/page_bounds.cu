@@ -24,13 +24,12 @@ __global__ void BoundKernel(const DeviceKeySpan* spans, const uint16_t* pool, in
   const int32_t count = min(kBoundPageTokens, span.tokens.last - first);
   const int32_t logical = block_tokens.Divide(first);
   const int32_t in_block = first - logical * block_tokens.divisor();
-  const int64_t block = span.block_table[logical];
-  const uint16_t* rows =
-      pool + block * block_values + head * head_values + int64_t{in_block} * 2 * head_dim;
+  const uint16_t* rows = pool + span.block_table[logical] * block_values + head * head_values +
+                         int64_t{in_block} * 2 * head_dim;
   const int64_t heads = gridDim.y;
-  uint16_t* page =
-      bounds +
-      ((block * heads + head) * pages_per_block + in_block / kBoundPageTokens) * (2 * head_dim);
+  uint16_t* page = bounds + ((span.index_table[logical] * heads + head) * pages_per_block +
+                             in_block / kBoundPageTokens) *
+                                (2 * head_dim);
   for (int32_t c = threadIdx.x; c < head_dim; c += blockDim.x) {
     uint16_t low = rows[c], high = low;
     for (int32_t t = 1; t < count; ++t) {

@@ -107,8 +107,10 @@ class DeviceSpans {
   explicit DeviceSpans(const std::vector<KeySpan>& spans) : spans_(spans.size()) {
     std::vector<DeviceKeySpan> on_device;
     for (const KeySpan& span : spans) {
-      tables_.emplace_back(span.block_table);
-      on_device.push_back({tables_.back().data(), span.tokens});
+      const int32_t* const table = tables_.emplace_back(span.block_table).data();
+      const int32_t* const index_table =
+          span.index_table.empty() ? table : tables_.emplace_back(span.index_table).data();
+      on_device.push_back({table, span.tokens, index_table});
       max_tokens_ = std::max(max_tokens_, span.tokens.size());
     }
     spans_.Set(on_device);

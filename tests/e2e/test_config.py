@@ -54,9 +54,11 @@ class Configuration(unittest.TestCase):
         on_cuda = "serve", "--model", MODEL, "--check-config", "--device", "cuda"
         self.assertEqual(run(*on_cuda).returncode, 0)
         self.assertEqual(run(*on_cuda, "--host-bytes", "64MiB").returncode, 0)
-        for flags in (["--disk-bytes", "64MiB", "--store-dir", "x", "--prefix-cache", "off"], ["--prefetch", "on"],
-                      ["--host-bytes", "64MiB", "--kv-bytes", "64MiB"]):
+        on_disk = ["--disk-bytes", "64MiB", "--store-dir", "x"]
+        for flags in ([*on_disk, "--prefix-cache", "off"], ["--prefetch", "on"], ["--host-bytes", "64MiB", "--kv-bytes", "64MiB"]):
             self.assert_usage_error(run(*on_cuda, *flags), "with --device cuda")
+        self.assert_usage_error(run(*on_cuda, *on_disk, "--spill", "on"), "--spill")
+        self.assertEqual(run(*on_cuda, *on_disk, "--spill", "on", "--host-bytes", "64MiB", "--prefix-cache", "off").returncode, 0)
         self.assert_usage_error(run("serve", "--model", MODEL, "--check-config", "--device", "tpu"), "tpu")
 
     def test_help_shows_environment_and_default_of_every_option(self):

@@ -167,6 +167,67 @@ TEST_F(KvTiersTest, WhatRunsIsNotPushedOutByPrefixesThatAreKept) {
 
 // A floor looks at what the prompt's own questions cover, however the prompt is cut: a sequence that is
 // computed again, or beside others, gives the same tokens.
+// A prompt's passes go through all its KV again and again. What frames hold stays there: only the rest is
+// read, and not all of it each time.
+TEST_F(KvTiersTest, APromptThatFramesAreTooFewForReadsTheRest) {
+  requests_.resize(1);
+  requests_[0].prompt.resize(kContext - 2 * kBlockTokens);
+  for (int32_t& token : requests_[0].prompt) {
+    token = static_cast<int32_t>(random_() % config_.vocab_size);
+  }
+  requests_[0].policy = *ParseAttentionPolicy("dense");
+  requests_[0].stopping.max_tokens = 1;
+  ModelOptions options = Tiered();
+  options.tiers.host_bytes = 64 << 20;
+  const int64_t blocks = kContext / kBlockTokens - 2, pieces = blocks * config_.num_layers;
+  const int64_t frames = pieces * 3 / 4;
+  options.kv_bytes = FrameBytes(config_) * frames;
+  const auto model = Load(options);
+  ExpectEqual(Answers(*model));
+  // What each pass has and frames have not. What it writes needs no reading.
+  int64_t rest = 0;
+  for (int64_t end = kStepTokens; end - kStepTokens < blocks * kBlockTokens; end += kStepTokens) {
+    const int64_t of_pass =
+        std::min(end / kBlockTokens, blocks) * static_cast<int64_t>(config_.num_layers);
+    rest += std::max<int64_t>(0, of_pass - frames);
+  }
+  const auto loaded = static_cast<int64_t>(model->decoder->kv_memory()->stats().loaded_pieces);
+  EXPECT_GT(loaded, rest / 2);
+  EXPECT_LE(loaded, rest);
+}
+
+// What nobody uses any more makes room for a request that comes, and not the one that runs beside it.
+TEST_F(KvTiersTest, FramesOfAnIdlePrefixGoBeforeThoseOfWhatRuns) {
+  requests_.resize(3);
+  for (Request& request : requests_) {
+    request.prompt.resize(&request == &requests_[0] ? 480 : 560);
+    for (int32_t& token : request.prompt) {
+      token = static_cast<int32_t>(random_() % config_.vocab_size);
+    }
+    request.policy = *ParseAttentionPolicy("dense");
+    request.stopping.max_tokens = &request == &requests_[0] ? 100 : 2;
+  }
+  ModelOptions options = Tiered();
+  options.tiers.host_bytes = 64 << 20;
+  // Of two of them, and what a pass writes.
+  options.kv_bytes = FrameBytes(config_) * config_.num_layers * (2 * kContext / kBlockTokens);
+  const auto model = Load(options);
+  FakeClock clock;
+  EngineOptions two;
+  two.max_running = 2;
+  two.step_tokens = kStepTokens;
+  two.prefix_cache = true;
+  const auto engine = MakeEngine(two, *model->decoder, clock);
+  std::vector<Client> clients(3);
+  for (size_t i = 0; i < 3; ++i) {
+    ASSERT_TRUE(engine->Submit(requests_[i], clients[i].output).ok());
+  }
+  StepUntilIdle(*engine);
+  ExpectEqual({clients[0].Read(), clients[1].Read(), clients[2].Read()});
+  EXPECT_GT(model->decoder->kv_memory()->stats().evicted_frames, 100u);
+  EXPECT_EQ(model->decoder->kv_memory()->stats().loaded_pieces, 0u);
+}
+
 TEST_F(KvTiersTest, WhatAFloorDoesIsTheSameHoweverAPromptIsCut) {
   requests_.resize(5);
   for (Request& request : requests_) {

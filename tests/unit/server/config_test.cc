@@ -245,12 +245,29 @@ TEST_F(CheckConfigTest, OfSlowerTiersAGpuHasTheHostsMemory) {
   config_.store_dir = "/tmp";
   EXPECT_TRUE(CheckConfig(config_).ok());
   config_.prefix_cache = "off";
-  EXPECT_THAT(Error(), HasSubstr("--disk-bytes: with --device cuda a disk holds prefixes"));
+  EXPECT_THAT(Error(), HasSubstr("--disk-bytes: with --device cuda and without --spill on"));
   config_.prefix_cache = "on";
   config_.row_cache_bytes = 1 << 30;
   EXPECT_TRUE(CheckConfig(config_).ok());
   config_.host_bytes = 0;
   EXPECT_THAT(Error(), HasSubstr("--row-cache-bytes: with --device cuda"));
+}
+
+TEST_F(CheckConfigTest, WhatSpillsNeedsAGpuAndBothTiers) {
+  config_.spill = "on";
+  EXPECT_THAT(Error(), HasSubstr("--spill is for --device cuda"));
+  config_.device = "cuda";
+  config_.host_bytes = int64_t{8} << 30;
+  EXPECT_THAT(Error(), HasSubstr("--spill: KV goes from memory of the host to a disk"));
+  config_.disk_bytes = int64_t{80} << 30;
+  config_.store_dir = "/tmp";
+  config_.kv_bytes = 1 << 30;
+  config_.prefetch = "on";
+  config_.prefix_cache = "off";
+  config_.row_cache_bytes = 1 << 30;
+  EXPECT_TRUE(CheckConfig(config_).ok()) << CheckConfig(config_);
+  config_.host_bytes = 0;
+  EXPECT_THAT(Error(), HasSubstr("--spill: KV goes from memory of the host to a disk"));
 }
 
 TEST_F(CheckConfigTest, MetricsHaveNoIpv6) {
