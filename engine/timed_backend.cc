@@ -122,6 +122,16 @@ void TimedBackend::CopyToDevice(const void* host, void* device, size_t size_byte
   inner_.CopyToDevice(host, device, size_bytes);
 }
 
+void TimedBackend::CopyAllToHost(std::span<const kernels::CopyPart> parts) {
+  const Timer timer = Time(other_);
+  inner_.CopyAllToHost(parts);
+}
+
+void TimedBackend::CopyAllToDevice(std::span<const kernels::CopyPart> parts) {
+  const Timer timer = Time(other_);
+  inner_.CopyAllToDevice(parts);
+}
+
 std::unique_ptr<PackedMatrix> TimedBackend::Pack(std::span<const HostMatrix> parts,
                                                  kernels::DType compute) {
   return inner_.Pack(parts, compute);

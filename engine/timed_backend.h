@@ -74,6 +74,8 @@ class TimedBackend : public kernels::Backend {
   std::string failure() const override { return inner_.failure(); }
   void CopyToHost(const void* device, void* host, size_t size_bytes) override;
   void CopyToDevice(const void* host, void* device, size_t size_bytes) override;
+  void CopyAllToHost(std::span<const kernels::CopyPart> parts) override;
+  void CopyAllToDevice(std::span<const kernels::CopyPart> parts) override;
   std::unique_ptr<kernels::PackedMatrix> Pack(std::span<const kernels::HostMatrix> parts,
                                               kernels::DType compute) override;
   void Matmul(const kernels::Tensor& x, const kernels::PackedMatrix& w, const kernels::Tensor& y,

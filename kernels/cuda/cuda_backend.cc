@@ -8,6 +8,8 @@
 #include "kernels/cuda/cuda_backend_impl.h"
 #include "kernels/cuda/pinned_memory.h"
 #include "kernels/cuda/row_attention.h"
+#include "kernels/cuda/row_cache.h"
+#include "kernels/cuda/row_gather.h"
 
 namespace winnow::kernels {
 
@@ -25,6 +27,12 @@ constexpr int64_t kReserveBytes = int64_t{1} << 30;
 constexpr size_t kLeastStagingBytes = size_t{8} << 20;
 // From here on memory is pinned in pieces, by several threads.
 constexpr size_t kLeastPinnedBytes = size_t{1} << 30;
+// Copies that a kernel does together: so many at least, cut into units of a power of two from the one size
+// to the other; larger ones are the copy engine's, which needs no multiprocessor.
+constexpr size_t kLeastTogether = 8;
+constexpr size_t kLeastUnitBytes = 256;
+constexpr size_t kTogetherBytes = 4096;
+constexpr size_t kMostPartBytes = size_t{128} << 10;
 
 std::string VersionOf(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
@@ -140,12 +148,18 @@ Buffer CudaBackend::Allocate(size_t size_bytes) {
 }
 
 Buffer CudaBackend::AllocateShared(size_t size_bytes) {
+  const auto note = [this, size_bytes](void* data, std::function<void(void*)> release) {
+    (*shared_)[static_cast<const std::byte*>(data)] = size_bytes;
+    return Buffer(data, size_bytes, [shared = shared_, release = std::move(release)](void* p) {
+      shared->erase(static_cast<const std::byte*>(p));
+      release(p);
+    });
+  };
   if (size_bytes >= kLeastPinnedBytes) {
-    Buffer pieces = AllocatePinned(device_, size_bytes);
-    if (pieces.data() != nullptr) {
-      pinned_pieces_[static_cast<const std::byte*>(pieces.data())] = size_bytes;
-    }
-    return pieces;
+    auto pieces = std::make_shared<Buffer>(AllocatePinned(device_, size_bytes));
+    if (pieces->data() == nullptr) return {};
+    pinned_pieces_[static_cast<const std::byte*>(pieces->data())] = size_bytes;
+    return note(pieces->data(), [pieces](void*) mutable { pieces.reset(); });
   }
   void* data = nullptr;
   const size_t rounded = AlignUp(std::max<size_t>(size_bytes, 1), 256);
@@ -154,7 +168,14 @@ Buffer CudaBackend::AllocateShared(size_t size_bytes) {
     return {};
   }
   std::memset(data, 0, rounded);
-  return Buffer(data, size_bytes, [](void* p) { cudaFreeHost(p); });
+  return note(data, [](void* p) { cudaFreeHost(p); });
+}
+
+bool CudaBackend::IsShared(const std::byte* data, size_t size_bytes) const {
+  auto memory = shared_->upper_bound(data);
+  if (memory == shared_->begin()) return false;
+  --memory;
+  return data + size_bytes <= memory->first + memory->second;
 }
 
 bool CudaBackend::Synchronize() {
@@ -205,8 +226,46 @@ void CudaBackend::CopyToHost(const void* device, void* host, size_t size_bytes) 
 
 void CudaBackend::CopyAllToHost(std::span<const CopyPart> parts) {
   if (failed()) return;
-  for (const CopyPart& part : parts) SendToHost(part.device, part.host, part.size_bytes);
+  if (!SendTogether(parts, /*to_device=*/false)) {
+    for (const CopyPart& part : parts) SendToHost(part.device, part.host, part.size_bytes);
+  }
   static_cast<void>(Synchronize());
+}
+
+// The runtime takes some microseconds for each copy, a kernel that reads and writes the host's memory as many
+// for all of them. False: it is not for it, nothing was done.
+bool CudaBackend::SendTogether(std::span<const CopyPart> parts, bool to_device) {
+  if (failed() || parts.size() < kLeastTogether) return false;
+  size_t total = 0, low_bits = kTogetherBytes;
+  for (const CopyPart& part : parts) {
+    if (!IsShared(part.host, part.size_bytes) || IsShared(part.device, part.size_bytes)) {
+      return false;
+    }
+    total += part.size_bytes;
+    low_bits |= part.size_bytes | reinterpret_cast<size_t>(part.host) |
+                reinterpret_cast<size_t>(part.device);
+  }
+  // What all are made of.
+  const size_t unit = low_bits & -low_bits;
+  if (unit < kLeastUnitBytes || total / parts.size() > kMostPartBytes) return false;
+  together_from_.clear();
+  together_to_.clear();
+  for (const CopyPart& part : parts) {
+    for (size_t at = 0; at < part.size_bytes; at += unit) {
+      together_from_.push_back((to_device ? part.host : part.device) + at);
+      together_to_.push_back((to_device ? part.device : part.host) + at);
+    }
+  }
+  const auto count = static_cast<int32_t>(together_from_.size());
+  if (!BeginStaging(2 * together_from_.size() * sizeof(void*) + 256)) return true;
+  const std::byte* const* from = Stage(std::span<const std::byte* const>(together_from_));
+  std::byte* const* to = Stage(std::span<std::byte* const>(together_to_));
+  const int32_t* of_rows = Stage(std::span(&count, 1));
+  if (EndStaging()) {
+    Good(GatherRows(from, to, of_rows, static_cast<int32_t>(unit), kBringBlocks, stream()),
+         "many copies");
+  }
+  return true;
 }
 
 void CudaBackend::SendToDevice(const void* host, void* device, size_t size_bytes) {
@@ -227,7 +286,9 @@ void CudaBackend::CopyToDevice(const void* host, void* device, size_t size_bytes
 }
 
 void CudaBackend::CopyAllToDevice(std::span<const CopyPart> parts) {
-  for (const CopyPart& part : parts) SendToDevice(part.host, part.device, part.size_bytes);
+  if (!SendTogether(parts, /*to_device=*/true)) {
+    for (const CopyPart& part : parts) SendToDevice(part.host, part.device, part.size_bytes);
+  }
   static_cast<void>(Synchronize());
 }
 

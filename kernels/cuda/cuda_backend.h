@@ -154,7 +154,10 @@ class CudaBackend final : public Backend {
   bool Good(cudaError_t error, const char* what);
   // Of `size_bytes` at `host`, what one copy by the runtime may take.
   size_t InOnePiece(const void* host, size_t size_bytes) const;
+  // Whether it lies in memory that AllocateShared gave, all of it.
+  bool IsShared(const std::byte* data, size_t size_bytes) const;
   // Ask for copies, and do not wait.
+  bool SendTogether(std::span<const CopyPart> parts, bool to_device);
   void SendToHost(const void* device, void* host, size_t size_bytes);
   void SendToDevice(const void* host, void* device, size_t size_bytes);
   // At least so large, or the device fails. Its contents are lost when it grows.
@@ -263,6 +266,9 @@ class CudaBackend final : public Backend {
 
   // Pinned memory of several pieces that was ever given out, by where it begins, and its bytes.
   std::map<const std::byte*, size_t> pinned_pieces_;
+  // What AllocateShared gave and is still held; a Buffer may outlive the backend.
+  std::shared_ptr<std::map<const std::byte*, size_t>> shared_ =
+      std::make_shared<std::map<const std::byte*, size_t>>();
   std::unordered_map<const void*, HostPool*> host_pools_;  // by where they begin
   cudaStream_t ahead_stream_ = nullptr;                    // on which blocks are brought ahead
   bool ahead_runs_ = false;                                // since the host last waited
@@ -290,6 +296,8 @@ class CudaBackend final : public Backend {
   std::vector<RowList> lists_;
   std::vector<DeviceExtension> extensions_;
   std::vector<int32_t> numbers_;
+  std::vector<const std::byte*> together_from_;
+  std::vector<std::byte*> together_to_;
   std::vector<DeviceSampleRow> sample_rows_;
 };
 

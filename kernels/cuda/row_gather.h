@@ -1,5 +1,6 @@
-// Rows that lie anywhere in pinned host memory, copied into device memory: what the bus gives at best,
-// which the benchmark measures FetchRows (row_cache.h) against.
+// Pieces of one size that lie anywhere in device and pinned host memory, copied to anywhere in either: many copies
+// of a few KiB in one launch, and what the bus gives at best, which the benchmark measures FetchRows
+// (row_cache.h) against.
 //
 // Reads what it does from device memory, so it needs no host inside a step.
 #ifndef WINNOW_KERNELS_CUDA_ROW_GATHER_H_
@@ -10,7 +11,7 @@
 namespace winnow::kernels::cuda {
 
 // Copies row i of `sources` to `targets[i]`, i < *count, each of `row_bytes` (a multiple of 16;
-// both 16-byte aligned). Sources may lie in pinned host memory: the copy is done by loads of
+// both 16-byte aligned). Sources or targets may lie in pinned host memory: the copy is done by loads of
 // `num_blocks` blocks of 512 threads, which 16 blocks keep as busy as the bus allows, so that the
 // other multiprocessors are free for what runs on another stream meanwhile.
 //

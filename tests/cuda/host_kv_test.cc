@@ -408,6 +408,48 @@ TEST_F(CudaHostKvTest, ManyCopiesAreEachTheirOwn) {
   EXPECT_EQ(std::memcmp(from.data(), host.data(), bytes), 0);
 }
 
+// Many small parts of shared memory go by one launch: of any sizes that have a unit in common.
+TEST_F(CudaHostKvTest, CopiesInOneLaunchAreEachTheirOwn) {
+  SCOPED_TRACE(Seed());
+  for (int round = 0; round < 12; ++round) {
+    const size_t unit = size_t{64} << random_.Int(0, 8);  // below 256 bytes it is no launch
+    const size_t most = static_cast<size_t>(random_.Int(1, 40));
+    const auto count = static_cast<size_t>(random_.Int(1, 60));
+    const size_t bytes = (count + 2) * most * unit;
+    const Buffer device = backend_->Allocate(bytes), host = backend_->AllocateShared(bytes);
+    auto* const of_host = static_cast<std::byte*>(host.data());
+    std::vector<std::byte> content(bytes);
+    for (std::byte& byte : content) byte = static_cast<std::byte>(random_.Int(0, 255));
+    // Parts in one order there and in another here, with gaps that nobody may touch.
+    std::vector<size_t> places(count);
+    std::iota(places.begin(), places.end(), 0);
+    random_.Shuffle(places);
+    std::vector<CopyPart> parts;
+    for (size_t i = 0; i < count; ++i) {
+      parts.push_back({of_host + i * most * unit,
+                       static_cast<std::byte*>(device.data()) + places[i] * most * unit,
+                       static_cast<size_t>(random_.Int(1, static_cast<int64_t>(most))) * unit});
+    }
+    std::copy(content.begin(), content.end(), of_host);
+    backend_->CopyAllToDevice(parts);
+    std::vector<std::byte> expected(bytes), got(bytes);
+    for (const CopyPart& part : parts) {
+      std::copy_n(part.host, part.size_bytes,
+                  expected.data() + (part.device - static_cast<std::byte*>(device.data())));
+    }
+    backend_->CopyToHost(device.data(), got.data(), bytes);
+    EXPECT_TRUE(got == expected) << "round " << round;
+    std::fill_n(of_host, bytes, std::byte{7});
+    backend_->CopyAllToHost(parts);
+    std::vector<std::byte> back(bytes, std::byte{7});
+    for (size_t i = 0; i < count; ++i) {
+      std::copy_n(content.data() + i * most * unit, parts[i].size_bytes,
+                  back.data() + i * most * unit);
+    }
+    EXPECT_TRUE(std::equal(back.begin(), back.end(), of_host)) << "round " << round;
+  }
+}
+
 TEST_F(CudaHostKvTest, WhatDoesNotFitIsRefusedWithTheBytes) {
   const KvLayout layout{2, 64, 64, DType::kBF16};
   const Buffer host = backend_->AllocateShared(2 * layout.BlockBytes());

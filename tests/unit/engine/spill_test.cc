@@ -65,6 +65,15 @@ class WatchfulDevice final : private std::unique_ptr<kernels::Backend>, public P
     PretendedDevice::CopyToDevice(host, device, size_bytes);
   }
 
+  void CopyAllToHost(std::span<const kernels::CopyPart> parts) override {
+    static_cast<void>(Synchronize());
+    PretendedDevice::CopyAllToHost(parts);
+  }
+  void CopyAllToDevice(std::span<const kernels::CopyPart> parts) override {
+    static_cast<void>(Synchronize());
+    PretendedDevice::CopyAllToDevice(parts);
+  }
+
   void WriteKv(const Tensor& k, const Tensor& v, std::span<const AttentionChunk> chunks, void* pool,
                const KvLayout& layout) override {
     Writes(chunks, pool, layout);
