@@ -258,8 +258,8 @@ absl::StatusOr<DecodeResult> RunDecode(BenchModel& model, const DecodeCase& what
   WINNOW_ASSIGN_OR_RETURN(const std::vector<Timed> runs, Repeat(*model.timed, steps, prepare, [&] {
                             return decoder.Sample(step, greedy, sampled);
                           }));
-  const auto mean = [steps](uint64_t last, uint64_t first) {
-    return static_cast<double>(last - first) / steps;
+  const auto mean = [of_steps = static_cast<double>(steps)](uint64_t last, uint64_t first) {
+    return static_cast<double>(last - first) / of_steps;
   };
   if (after.cached + after.fetched + after.in_place > 0) {
     result.rows_cached = mean(after.cached, before.cached);
