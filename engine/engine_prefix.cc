@@ -92,9 +92,7 @@ bool Engine::AdoptPrefix(Sequence& sequence) {
   int32_t& cached = sequence.usage.cached_tokens;
   cached = sequence.usage.preemptions == 0 ? adopted : std::min(cached, adopted);
   if (adopted == 0) return false;
-  const double frames =
-      static_cast<double>(sequence.cache.num_blocks()) * static_cast<double>(memory_->num_layers());
-  if (frames <= options_.eager_share * static_cast<double>(memory_->num_frames())) {
+  if (memory_->ShareOfFrames(sequence.cache.num_blocks()) <= options_.eager_share) {
     memory_->Load(sequence.cache.block_table());
   }
   if (sequence.retrieval != nullptr) {

@@ -109,8 +109,11 @@ class KvMemory {
   const kernels::KvLayout& layout() const { return options_.layout; }
   size_t size_bytes() const { return arena_.size_bytes() + shared_.size_bytes(); }
   int32_t num_blocks() const { return options_.num_blocks; }
-  int32_t num_layers() const { return options_.num_layers; }
-  int64_t num_frames() const { return options_.num_frames; }
+  // What so many blocks take of the frames that pieces share.
+  double ShareOfFrames(int64_t blocks) const {
+    return static_cast<double>(blocks * (options_.num_layers - own_layers_)) /
+           static_cast<double>(options_.num_frames - own_frames_);
+  }
   const KvMemoryStats& stats() const { return stats_; }
   const StoreNames& names() const { return options_.names; }
   storage::BlockStore* store() const { return options_.store; }

@@ -212,18 +212,11 @@ TEST_F(KvTiersTest, FramesOfAnIdlePrefixGoBeforeThoseOfWhatRuns) {
   // Of two of them, and what a pass writes.
   options.kv_bytes = FrameBytes(config_) * config_.num_layers * (2 * kContext / kBlockTokens);
   const auto model = Load(options);
-  FakeClock clock;
-  EngineOptions two;
-  two.max_running = 2;
-  two.step_tokens = kStepTokens;
-  two.prefix_cache = true;
-  const auto engine = MakeEngine(two, *model->decoder, clock);
-  std::vector<Client> clients(3);
-  for (size_t i = 0; i < 3; ++i) {
-    ASSERT_TRUE(engine->Submit(requests_[i], clients[i].output).ok());
-  }
-  StepUntilIdle(*engine);
-  ExpectEqual({clients[0].Read(), clients[1].Read(), clients[2].Read()});
+  const auto started = Start(*model, /*prefix_cache=*/true, /*max_running=*/2);
+  StepUntilIdle(*started->engine);
+  std::vector<Reply> replies;
+  for (Client& client : started->clients) replies.push_back(client.Read());
+  ExpectEqual(replies);
   EXPECT_GT(model->decoder->kv_memory()->stats().evicted_frames, 100u);
   EXPECT_EQ(model->decoder->kv_memory()->stats().loaded_pieces, 0u);
 }
@@ -348,18 +341,10 @@ TEST_F(KvTiersTest, AnEngineThatEndsLeavesAnIdleStore) {
   options.tiers.disk_bytes = 16 << 20;
   options.tiers.store_dir = directory_.File("store");
   const auto model = Load(options);
-  FakeClock clock;
-  EngineOptions engine_options;
-  engine_options.max_running = kRunning;
-  engine_options.step_tokens = kStepTokens;
-  const auto engine = MakeEngine(engine_options, *model->decoder, clock);
-  std::vector<Client> clients(requests_.size());
-  for (size_t i = 0; i < requests_.size(); ++i) {
-    ASSERT_TRUE(engine->Submit(requests_[i], clients[i].output).ok());
-  }
-  engine->BeginDrain();
+  const auto started = Start(*model, /*prefix_cache=*/true);
+  started->engine->BeginDrain();
   // On a thread of its own, as in the server: what it leaves in flight nobody can get back.
-  std::thread([&] { engine->Run({}); }).join();
+  std::thread([&] { started->engine->Run({}); }).join();
   EXPECT_TRUE(model->store.store->idle());
 }
 

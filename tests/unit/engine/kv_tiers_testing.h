@@ -112,25 +112,45 @@ class KvTiersTest : public ::testing::Test {
     return Load(options, kNeedle, std::move(backend));
   }
 
-  std::vector<Reply> Answers(LoadedModel& model, bool prefix_cache = false) {
+  // An engine that has been given all requests, and no step yet.
+  struct Started {
     FakeClock clock;
+    std::vector<Client> clients;
+    std::unique_ptr<Engine> engine;
+  };
+  std::unique_ptr<Started> Start(LoadedModel& model, bool prefix_cache,
+                                 int32_t max_running = kRunning) {
+    auto started = std::make_unique<Started>();
     EngineOptions options;
-    options.max_running = kRunning;
+    options.max_running = max_running;
     options.step_tokens = step_tokens_;
     options.prefix_cache = prefix_cache;
     options.eager_share = eager_share_;
-    const auto engine = MakeEngine(options, *model.decoder, clock);
-    std::vector<Client> clients(requests_.size());
+    started->engine = MakeEngine(options, *model.decoder, started->clock);
+    started->clients = std::vector<Client>(requests_.size());
     for (size_t i = 0; i < requests_.size(); ++i) {
-      const absl::Status status = engine->Submit(requests_[i], clients[i].output);
+      const absl::Status status = started->engine->Submit(requests_[i], started->clients[i].output);
       EXPECT_TRUE(status.ok()) << status;
     }
-    StepUntilIdle(*engine);
-    losses_ = engine->stats().kv_losses;
-    cached_tokens_ = engine->stats().cached_tokens;
-    EXPECT_EQ(engine->stats().blocks_used, 0);
+    return started;
+  }
+  // The same, and the store has begun to take KV.
+  std::unique_ptr<Started> StartUntilBusy(LoadedModel& model, const storage::BlockStore& store) {
+    auto started = Start(model, /*prefix_cache=*/true);
+    for (int i = 0; i < 100 && store.in_flight() == 0; ++i) started->engine->Step();
+    EXPECT_GT(store.in_flight(), 0u);
+    return started;
+  }
+
+  std::vector<Reply> Answers(LoadedModel& model, bool prefix_cache = false) {
+    const auto started = Start(model, prefix_cache);
+    StepUntilIdle(*started->engine);
+    const EngineStats stats = started->engine->stats();
+    losses_ = stats.kv_losses;
+    cached_tokens_ = stats.cached_tokens;
+    EXPECT_EQ(stats.blocks_used, 0);
     std::vector<Reply> replies;
-    for (Client& client : clients) replies.push_back(client.Read());
+    for (Client& client : started->clients) replies.push_back(client.Read());
     return replies;
   }
 

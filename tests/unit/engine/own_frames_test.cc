@@ -207,19 +207,7 @@ TEST_F(OwnFramesTest, AfterADeviceHasFailedTheStoreIsLeftIdle) {
   storage::FaultyStore* faulty = nullptr;
   const auto model = LoadOver(&faulty, OnDevice(true), MakeDevice());
   faulty->faults = {.polls_max = 30};
-  FakeClock clock;
-  EngineOptions options;
-  options.max_running = kv_tiers::kRunning;
-  options.step_tokens = step_tokens_;
-  const auto engine = MakeEngine(options, *model->decoder, clock);
-  std::vector<Client> clients(requests_.size());
-  for (size_t i = 0; i < requests_.size(); ++i) {
-    ASSERT_TRUE(engine->Submit(requests_[i], clients[i].output).ok());
-  }
-  for (int i = 0; faulty->in_flight() == 0; ++i) {
-    ASSERT_LT(i, 100);
-    engine->Step();
-  }
+  const auto started = StartUntilBusy(*model, *faulty);
   dynamic_cast<PretendedDevice&>(*model->backend).fail_after_waits = 0;
   model->decoder->kv_memory()->Flush(std::chrono::seconds(60));
   EXPECT_EQ(faulty->in_flight(), 0u);
