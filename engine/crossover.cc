@@ -73,7 +73,7 @@ class BackendTimer final : public AttentionTimer {
     of_memory.num_layers = layers.num_layers;
     of_memory.num_blocks = blocks;
     of_memory.num_frames = int64_t{layers.num_layers} * blocks;
-    of_memory.shared = SharedOptions(config, options, timer->layer_);
+    of_memory.shared = timer->SharedOptions(config, options, blocks);
     WINNOW_ASSIGN_OR_RETURN(timer->memory_, KvMemory::Create(backend, of_memory));
     WINNOW_ASSIGN_OR_RETURN(
         timer->retrieval_,
@@ -136,14 +136,17 @@ class BackendTimer final : public AttentionTimer {
         clock_(clock) {}
 
   // The measured layer lies where the model's layers under a policy do, and has its share of the cache.
-  static KvMemoryOptions::Shared SharedOptions(const ModelConfig& config,
-                                               const DecoderOptions& options, int32_t layer) {
+  KvMemoryOptions::Shared SharedOptions(const ModelConfig& config, const DecoderOptions& options,
+                                        int32_t blocks) const {
     if (options.shared_kv_bytes == 0) return {};
     const auto layers = static_cast<size_t>(config.num_layers - FirstSharedLayer());
-    return {.first_layer = layer,
-            .max_context = std::min(options.max_context, kCrossoverLast),
-            .max_batch_tokens = 1,
-            .row_cache_bytes = options.rows.cache_bytes / layers};
+    return {.first_layer = layer_,
+            .shape = {.layout = layout_,
+                      .num_pools = 1,
+                      .num_blocks = blocks,
+                      .max_context = std::min(options.max_context, kCrossoverLast),
+                      .max_batch_tokens = 1,
+                      .cache_bytes = options.rows.cache_bytes / layers}};
   }
 
   absl::Status Allocate(int32_t blocks) {

@@ -560,10 +560,7 @@ absl::StatusOr<Tensor> Decoder::AllocateScratch(int64_t rows, int64_t cols, cons
 absl::Status Decoder::AllocatePools() {
   KvMemoryOptions::Shared shared;
   if (options_.shared_kv_bytes > 0) {
-    shared = {.first_layer = FirstSharedLayer(),
-              .max_context = options_.max_context,
-              .max_batch_tokens = options_.max_batch_tokens,
-              .row_cache_bytes = options_.rows.cache_bytes};
+    shared = {.first_layer = FirstSharedLayer(), .shape = ShapeOfSharedKv(config_, options_)};
   }
   WINNOW_ASSIGN_OR_RETURN(memory_,
                           KvMemory::Create(backend_, {.layout = kv_layout_,

@@ -41,9 +41,9 @@ struct DecoderOptions {
   StoreNames names = {};
   int64_t host_bytes = 0;       // memory of the store
   RowFetcherOptions rows = {};  // the same, or the row cache of shared KV
-  // Without `spills`, and a store below the frames: of KV in the backend's shared memory, in all layers from
-  // FirstSharedLayer on; what it holds is the number of blocks, and kv_bytes is what the layers before
-  // take on the device. 0: all KV lies in one memory.
+  // Of KV in the backend's shared memory, in all layers from FirstSharedLayer on; 0: all KV lies in one
+  // memory. Unless it spills, what it holds is the number of blocks, kv_bytes is what the layers before
+  // take on the device, and no store lies below.
   int64_t shared_kv_bytes = 0;
   // With a store below and shared_kv_bytes: these are frames of the layers from FirstSharedLayer on,
   // as many as fit, and kv_bytes, of the layers before, is the number of blocks.

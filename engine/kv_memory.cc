@@ -84,10 +84,13 @@ absl::Status KvMemory::Allocate() {
 }
 
 absl::Status KvMemory::AllocateShared() {
+  const kernels::SharedKvShape& shape = options_.shared.shape;
   const int32_t layers = options_.num_layers - options_.shared.first_layer;
-  const int64_t frames =
-      tiered() ? options_.num_frames - own_frames_ : int64_t{layers} * options_.num_blocks;
-  const size_t bytes = static_cast<size_t>(frames) * options_.layout.BlockBytes();
+  WINNOW_CHECK(shape.of_frames == tiered() && shape.num_pools == (tiered() ? 1 : layers) &&
+               shape.num_blocks ==
+                   (tiered() ? options_.num_frames - own_frames_ : options_.num_blocks));
+  const size_t bytes =
+      static_cast<size_t>(shape.num_pools) * shape.num_blocks * options_.layout.BlockBytes();
   const int64_t begin = NowNs();
   shared_ = backend_.AllocateShared(bytes);
   if (shared_.data() == nullptr) {
@@ -107,15 +110,7 @@ absl::Status KvMemory::AllocateShared() {
     }
   }
   std::string why;
-  shared_kv_ =
-      backend_.ShareKv({.layout = options_.layout,
-                        .num_pools = static_cast<int32_t>(pools.size()),
-                        .num_blocks = tiered() ? static_cast<int32_t>(frames) : options_.num_blocks,
-                        .max_context = options_.shared.max_context,
-                        .max_batch_tokens = options_.shared.max_batch_tokens,
-                        .cache_bytes = tiered() ? 0 : options_.shared.row_cache_bytes,
-                        .of_frames = tiered()},
-                       pools, &why);
+  shared_kv_ = backend_.ShareKv(shape, pools, &why);
   if (shared_kv_ != nullptr) return absl::OkStatus();
   return absl::ResourceExhaustedError(fmt::format("KV in the host's memory: {}", why));
 }

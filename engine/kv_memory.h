@@ -60,8 +60,7 @@ struct KvMemoryOptions {
   // counts a frame for each piece of the layers before, and then those that the others share.
   struct Shared {
     int32_t first_layer = std::numeric_limits<int32_t>::max();
-    int32_t max_context = 0, max_batch_tokens = 0;
-    size_t row_cache_bytes = 0;  // not tiered
+    kernels::SharedKvShape shape = {};  // tiered, of_frames
   };
   Shared shared = {};
 };
@@ -177,7 +176,9 @@ class KvMemory {
   bool IsShared(int32_t layer) const { return layer >= options_.shared.first_layer; }
   // Null: no layer does.
   kernels::SharedKv* shared_kv() const { return shared_kv_.get(); }
-  int32_t max_batch_tokens() const { return options_.shared.max_batch_tokens; }  // of shared KV
+  int32_t max_batch_tokens() const {
+    return options_.shared.shape.max_batch_tokens;
+  }  // of shared KV
   size_t shared_bytes() const { return shared_.size_bytes(); }
   double pin_seconds() const { return pin_seconds_; }  // that making it took
   // Address of a row, `offset` bytes into its piece, or null: not resident. Holds until the next Pin.
@@ -346,10 +347,6 @@ class KvMemory {
   }
   // Tiered: whether the layer's pieces have a frame each, which is never taken for others.
   bool HasOwnFrames(int32_t layer) const { return layer < own_layers_; }
-  // Whether what the store reads can come straight to the layer's frames.
-  bool HostReaches(int32_t layer) const {
-    return IsShared(layer) || (tiered() && !HasOwnFrames(layer));
-  }
   // Where the piece lies unless frames are taken from a pool.
   std::byte* OwnFrame(int32_t layer, int32_t block) const {
     return LayerPool(layer) + block * options_.layout.BlockBytes();
@@ -377,6 +374,7 @@ class KvMemory {
   absl::Status AllocateBounce();
   PinResult PinOwn(int32_t chunk, int32_t layer, std::span<const int32_t> blocks, int32_t first,
                    int32_t last);
+  // REQUIRES: pieces with places of their own.
   void BringWhole(int32_t layer, std::span<const int64_t> pieces, int32_t chunk);
   bool IsHere(int32_t layer, int32_t block, size_t offset) const;
   void SetAway(int64_t piece, bool away);

@@ -93,7 +93,7 @@ void KvMemory::BringWhole(int32_t layer, std::span<const int64_t> pieces, int32_
     const auto of_wave = pieces.subspan(begin, std::min(wave, pieces.size() - begin));
     for (size_t i = 0; i < of_wave.size(); ++i) {
       const int32_t block = BlockOf(of_wave[i]);
-      std::byte* into = HostReaches(layer) ? OwnFrame(layer, block) : bounce + i * bytes;
+      std::byte* into = IsShared(layer) ? OwnFrame(layer, block) : bounce + i * bytes;
       const uint64_t tag = next_tag_++;
       loads_.emplace(tag, Loading{of_wave[i], chunk, bytes});
       options_.store->Get(tag, StoreId(layer, block), {into, bytes}, 0);
@@ -103,7 +103,7 @@ void KvMemory::BringWhole(int32_t layer, std::span<const int64_t> pieces, int32_
     for (size_t i = 0; i < of_wave.size(); ++i) {
       if (pieces_[of_wave[i]].lost) continue;
       SetAway(of_wave[i], false);
-      if (!HostReaches(layer)) {
+      if (!IsShared(layer)) {
         parts.push_back({bounce + i * bytes, OwnFrame(layer, BlockOf(of_wave[i])), bytes});
       }
     }

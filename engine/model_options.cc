@@ -66,7 +66,7 @@ absl::Status CheckDevice(const ModelOptions& options, DType kv) {
   };
   if (options.tiers.spill && (options.tiers.host_bytes == 0 || options.tiers.disk_bytes == 0)) {
     return absl::InvalidArgumentError(
-        "spill: with --device cuda KV goes from memory of the host to a disk: it needs host_bytes "
+        "spill: with --device cuda KV goes from the host's memory to a disk: it needs host_bytes "
         "and "
         "disk_bytes");
   }
