@@ -164,6 +164,18 @@ class KvTiersTest : public ::testing::Test {
     return expected_;
   }
 
+  // Else a test of tiers shows nothing.
+  static void ExpectAllWaysTaken(const LoadedModel& model, bool row_cache, bool prefetch) {
+    const KvMemoryStats& stats = model.decoder->kv_memory()->stats();
+    EXPECT_GT(stats.evicted_frames, 0u);
+    EXPECT_GT(stats.loaded_pieces, 0u);
+    const RowFetcherStats& rows = model.decoder->row_fetcher().stats();
+    EXPECT_GT(rows.store_rows, 0u);
+    EXPECT_EQ(rows.cache_rows > 0, row_cache);
+    EXPECT_EQ(rows.asked_rows > 0, prefetch);
+    EXPECT_EQ(rows.asked_hits > 0, prefetch);
+  }
+
   // Of a disk in order. A busy machine's may take longer than reads wait for.
   void ExpectNoLosses(const LoadedModel& model) {
     const auto late = static_cast<size_t>(storage::Reason::kLate);

@@ -233,13 +233,7 @@ TEST_F(SpillTest, TokensAreThoseOfKvInMemory) {
     ASSERT_NE(model, nullptr);
     ExpectEqual(Answers(*model, c.keeps));
     ExpectNoLosses(*model);
-    const KvMemoryStats& stats = model->decoder->kv_memory()->stats();
-    EXPECT_GT(stats.evicted_frames, 0u);  // else the test shows nothing
-    EXPECT_GT(stats.loaded_pieces, 0u);
-    const RowFetcherStats& rows = model->decoder->row_fetcher().stats();
-    EXPECT_GT(rows.store_rows, 0u);
-    EXPECT_EQ(rows.cache_rows > 0, c.row_cache_bytes > 0);
-    EXPECT_EQ(rows.asked_hits > 0, c.prefetch);
+    ExpectAllWaysTaken(*model, c.row_cache_bytes > 0, c.prefetch);
     EXPECT_GT(dynamic_cast<WatchfulDevice&>(*model->backend).watched(),
               100'000u / kv_tiers::kFewer);
   }
