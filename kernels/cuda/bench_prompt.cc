@@ -16,7 +16,7 @@ void BenchProducts(Bench& bench) {
     const auto weights =
         RandomBf16(static_cast<int64_t>(PackedMatrixBytes(c.out, c.in, w.way, w.storage)), 0.02f);
     w.data = weights.data();
-    for (const int64_t m : {128, 512, 2048, 8192}) {
+    for (const int64_t m : {1, 8, 16, 24, 32, 128, 512, 2048, 8192}) {
       const auto x = RandomFloats(m * c.in);
       Memory<float> y(m * c.out);
       Memory<std::byte> workspace(static_cast<int64_t>(MatmulWorkspaceBytes(m, w)));

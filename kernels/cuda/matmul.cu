@@ -30,6 +30,15 @@
 //   a ring of 4, three blocks                          13.5, 10.1, 54.3, 28.4, 231; 36.8 for down when
 //   the next kernel stands ready: its blocks keep the third one out
 //   StreamKernel for 32 rows: 95 us for gate_up where FewRowsKernel takes 62
+// and of FewRowsKernel for 32 rows (qkv, o, gate_up, down in us, m = 32):
+//   four slices of both operands read, then used      18.6, 13.5, 71.8, 54.3
+//   three ahead, two blocks (as it is)                16.8,  8.0, 63.0, 30.9
+//   two ahead, three blocks (as it is where it helps) 14.0, 10.1, 62.8, 37.1
+//   four ahead, two blocks                            17.1,  8.4, 64.0, 32.5
+//   one ahead, four blocks                            16.8,  9.9, 62.9, 37.7
+//   W four ahead, x one, two blocks                   22.5,  9.7, 81.2, 38.2: x comes from L2 late
+//   two tiles a block, two ahead, two blocks          16.3,  9.3, 60.4, 33.6
+//   two tiles a block, three ahead, one block         17.7,  8.4, 65.1, 30.8
 #include <algorithm>
 
 #include "kernels/cuda/bulk_copy.cuh"
@@ -80,34 +89,51 @@ __device__ __forceinline__ void AddSegments(
   }
 }
 
-template <int kRowTiles>
-__global__ void __launch_bounds__(kThreads) FewRowsKernel(const __grid_constant__ Operands args) {
+// kAhead: slices of both operands that are in registers, or on their way to them, when one is used; of W, which nobody
+// writes, the first before the kernel ahead has ended. kBlocks: of a multiprocessor.
+template <int kRowTiles, int kAhead, int kBlocks>
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    FewRowsKernel(const __grid_constant__ Operands args) {
   LetNextStart();
-  WaitForEarlier();
   const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   const auto tile = static_cast<int32_t>(blockIdx.x);
   const int32_t first = min(warp * args.slices_per_segment, args.slices);
   const int32_t last = min(first + args.slices_per_segment, args.slices);
-  const uint4* w = args.w + (int64_t{tile} * args.slices + first) * 2 * kLanes + lane;
-  const uint4* x = args.x + int64_t{first} * kLanes + lane;
+  const uint4* of_w = args.w + int64_t{tile} * args.slices * 2 * kLanes + lane;
+  const uint4* of_x = args.x + lane;
   const int64_t next_tile = int64_t{args.slices} * kLanes;
   // Rows past the last are not read: their share of a fragment stays zero.
   bool wanted[kRowTiles];
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) wanted[i] = i * 8 + lane / 4 < args.m;
-  float sums[kRowTiles][4] = {};
-#pragma unroll 4
-  for (int32_t slice = first; slice < last; ++slice) {
-    const uint4 low = LoadStreamed(w), high = LoadStreamed(w + kLanes);
-    uint4 of_x[kRowTiles];
+  uint4 w[kAhead][2], x[kAhead][kRowTiles] = {};
+  const auto load_w = [&](int32_t slice, uint4(&to)[2]) {
+    if (slice >= last) return;
+    to[0] = LoadStreamed(of_w + int64_t{slice} * 2 * kLanes);
+    to[1] = LoadStreamed(of_w + int64_t{slice} * 2 * kLanes + kLanes);
+  };
+  const auto load_x = [&](int32_t slice, uint4(&to)[kRowTiles]) {
+    if (slice >= last) return;
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
-      of_x[i] = wanted[i] ? x[i * next_tile] : make_uint4(0, 0, 0, 0);
+      if (wanted[i]) to[i] = of_x[i * next_tile + int64_t{slice} * kLanes];
     }
+  };
 #pragma unroll
-    for (int i = 0; i < kRowTiles; ++i) MultiplyAddTile(sums[i], low, high, of_x[i]);
-    w += 2 * kLanes;
-    x += kLanes;
+  for (int a = 0; a < kAhead; ++a) load_w(first + a, w[a]);
+  WaitForEarlier();
+#pragma unroll
+  for (int a = 0; a < kAhead; ++a) load_x(first + a, x[a]);
+  float sums[kRowTiles][4] = {};
+  for (int32_t slice = first; slice < last; slice += kAhead) {
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a) {
+      if (slice + a >= last) break;
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i) MultiplyAddTile(sums[i], w[a][0], w[a][1], x[a][i]);
+      load_w(slice + a + kAhead, w[a]);
+      load_x(slice + a + kAhead, x[a]);
+    }
   }
   __shared__ float4 parts[kMatmulSegments][kRowTiles][kLanes];
 #pragma unroll
@@ -116,6 +142,13 @@ __global__ void __launch_bounds__(kThreads) FewRowsKernel(const __grid_constant_
   }
   __syncthreads();
   AddSegments(parts, args, tile, warp, lane);
+}
+
+template <int kRowTiles, int kAhead, int kBlocks>
+cudaError_t FewRows(const Operands& operands, cudaStream_t stream) {
+  return Launch(FewRowsKernel<kRowTiles, kAhead, kBlocks>,
+                static_cast<unsigned>(CeilDiv(operands.out, 16)), kThreads, 0, stream, false,
+                operands);
 }
 
 // ---- the few rows of a decode step, on Hopper ----
@@ -435,10 +468,13 @@ cudaError_t Tensor(const Operands& operands, bool portable, cudaStream_t stream)
     return Launch(kernel, std::min(tiles, most), kThreads, kStreamSharedBytes, stream, false,
                   operands);
   }
-  if (m <= 8) return Launch(FewRowsKernel<1>, tiles, kThreads, 0, stream, false, operands);
-  if (m <= 16) return Launch(FewRowsKernel<2>, tiles, kThreads, 0, stream, false, operands);
+  if (m <= 8) return FewRows<1, 4, 2>(operands, stream);
+  if (m <= 16) return FewRows<2, 4, 2>(operands, stream);
   if (m <= kMatmulFewRows) {
-    return Launch(FewRowsKernel<4>, tiles, kThreads, 0, stream, false, operands);
+    // What takes three blocks to run at once has no second wave then.
+    const unsigned slots = static_cast<unsigned>(CurrentDevice().multiprocessors) * 2;
+    return tiles > slots && tiles <= slots / 2 * 3 ? FewRows<4, 2, 3>(operands, stream)
+                                                   : FewRows<4, 3, 2>(operands, stream);
   }
   if (m <= 64) return ManyRows<64>(operands, stream);
   if (!portable && HasGroupMatmul()) return MatmulManyRowsByGroups(operands, stream);
