@@ -318,12 +318,7 @@ void CudaBackend::PruneSelection(const Tensor& q, std::span<const RetrievalQuery
   for (size_t first = 0; first < queries.size() && !failed(); first += at_once) {
     const TopPShape shape =
         shape_of(static_cast<int32_t>(std::min(at_once, queries.size() - first)));
-    if (!Prepare(prune_, TopPWorkspaceBytes(shape), TopPZeroedPart(shape),
-                 {shape.num_queries, shape.group, layout.kv_heads, layout.head_dim,
-                  shape.max_anchors, shape.max_candidates, 1},
-                 "pruning")) {
-      return;
-    }
+    if (!Grow(prune_, TopPWorkspaceBytes(shape), "pruning")) return;
     const Selection part = selection.From(static_cast<int64_t>(first));
     Good(cuda::PruneSelection(shape, q.f32(), q.stride, on_device + first, int4_keys, scale, p,
                               part, part, prune_.data(), stream()),

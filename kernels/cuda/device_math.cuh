@@ -104,6 +104,16 @@ __device__ __forceinline__ void MultiplyAdd16x8x16(float (&c)[4], const uint32_t
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// c [16][8] += a [16][32] b [32][8], of 8-bit integers with signs into 32-bit ones.
+__device__ __forceinline__ void MultiplyAdd16x8x32(int32_t (&c)[4], const uint32_t (&a)[4],
+                                                   uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 template <typename Number>
 __device__ __forceinline__ Number WarpSum(Number x) {
 #pragma unroll

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/block_scan.cuh"
 #include "kernels/cuda/device_math.cuh"
 #include "kernels/cuda/hamming_select.h"
 
@@ -41,25 +42,6 @@ __device__ __forceinline__ bool NeedsScan(const DeviceQuery& query) {
   return query.k > 0 && query.k < query.mid.last - query.mid.first;
 }
 
-// Exclusive prefix sum over the block's threads; *total is the sum. Uses kWarps words of `shared`;
-// begins and ends with a barrier.
-__device__ uint32_t BlockExclusiveScan(uint32_t x, uint32_t* shared, uint32_t* total) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const uint32_t inclusive = WarpInclusiveScan(x, lane);
-  __syncthreads();
-  if (lane == 31) shared[warp] = inclusive;
-  __syncthreads();
-  uint32_t before = 0, all = 0;
-#pragma unroll
-  for (int w = 0; w < kWarps; ++w) {
-    if (w < warp) before += shared[w];
-    all += shared[w];
-  }
-  *total = all;
-  __syncthreads();
-  return before + inclusive - x;
-}
-
 // Where the k-th distance lies in a row's histogram.
 struct Cut {
   uint32_t threshold;  // T
@@ -81,8 +63,8 @@ __device__ __forceinline__ void CompactChunk(const Args& args, int32_t row,
     equal_before += __ldcg(of_chunk + 1) - less;
   }
   uint32_t all_less, all_equal;
-  BlockExclusiveScan(less_before, warp_sums, &all_less);
-  BlockExclusiveScan(equal_before, warp_sums, &all_equal);
+  BlockExclusiveScan<kWarps>(less_before, warp_sums, &all_less);
+  BlockExclusiveScan<kWarps>(equal_before, warp_sums, &all_equal);
   less_before = all_less;
   equal_before = all_equal;
   int32_t* tokens = args.chosen.tokens + int64_t{row} * args.chosen.capacity;
@@ -105,7 +87,8 @@ __device__ __forceinline__ void CompactChunk(const Args& args, int32_t row,
       equal |= static_cast<uint32_t>(inside && distance == cut.threshold) << i;
     }
     uint32_t all;
-    const uint32_t before = BlockExclusiveScan(__popc(less) | __popc(equal) << 16, warp_sums, &all);
+    const uint32_t before =
+        BlockExclusiveScan<kWarps>(__popc(less) | __popc(equal) << 16, warp_sums, &all);
     const uint32_t my_less = less_before + (before & 0xffffu);
     uint32_t my_equal = equal_before + (before >> 16);
     uint32_t at = my_less + (my_equal > cut.skip ? my_equal - cut.skip : 0);
@@ -131,7 +114,7 @@ __device__ __forceinline__ Cut FindCut(const uint32_t* histogram, int32_t bins, 
   const int32_t bin_last = min(bin_first + per_thread, bins);
   uint32_t sum = 0, total;
   for (int32_t bin = bin_first; bin < bin_last; ++bin) sum += counts[bin];
-  uint32_t below = BlockExclusiveScan(sum, warp_sums, &total);
+  uint32_t below = BlockExclusiveScan<kWarps>(sum, warp_sums, &total);
   if (below < k && k <= below + sum) {
     for (int32_t bin = bin_first; bin < bin_last; ++bin) {
       if (k <= below + counts[bin]) {

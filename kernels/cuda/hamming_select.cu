@@ -268,7 +268,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   const int32_t bin_last = min(bin_first + per_thread, args.bins);
   uint32_t sum = 0, total;
   for (int32_t bin = bin_first; bin < bin_last; ++bin) sum += counts[bin];
-  uint32_t below = BlockExclusiveScan(sum, warp_sums, &total);
+  uint32_t below = BlockExclusiveScan<kWarps>(sum, warp_sums, &total);
   for (int32_t bin = bin_first; bin < bin_last; ++bin) {
     const uint32_t count = counts[bin];
     running[bin] = static_cast<uint16_t>(below);

@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cfloat>
 
+#include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/device_math.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/sample.h"
@@ -39,49 +40,8 @@ struct Args {
   int32_t part;  // ids of a block, a multiple of kThreads
 };
 
-// ---- what the blocks of a row share ----
+// ---- what the blocks of a row share, beside cluster.cuh ----
 
-template <int kParts>
-__device__ __forceinline__ uint32_t PartIndex() {
-  return blockIdx.x % kParts;
-}
-// Of all threads of the row: what was written before, any of them sees after.
-template <int kParts>
-__device__ __forceinline__ void RowBarrier() {
-  if constexpr (kParts == 1) {
-    __syncthreads();
-  } else {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive;\n\tbarrier.cluster.wait;" ::: "memory");
-#endif
-  }
-}
-// The address of `shared` in part `part`'s memory.
-template <int kParts>
-__device__ __forceinline__ uint32_t AddressIn(const void* shared, uint32_t part) {
-  uint32_t address = SharedAddress(shared);
-  if constexpr (kParts > 1) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(address), "r"(part));
-#endif
-  }
-  return address;
-}
-// Of 4 or 8 bytes.
-template <int kParts, typename Number>
-__device__ __forceinline__ Number LoadFrom(const Number* shared, uint32_t part) {
-  if constexpr (kParts == 1) return *shared;
-  Number value = 0;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  const uint32_t address = AddressIn<kParts>(shared, part);
-  if constexpr (sizeof(Number) == 8) {
-    asm volatile("ld.shared::cluster.u64 %0, [%1];" : "=l"(value) : "r"(address) : "memory");
-  } else {
-    asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
-  }
-#endif
-  return value;
-}
 template <int kParts>
 __device__ __forceinline__ void Store64(uint64_t* shared, uint32_t part, uint64_t value) {
   if constexpr (kParts == 1) {
@@ -318,7 +278,7 @@ class Row {
     uint64_t* slot = &v_.exchanged[turn_];
     turn_ ^= 1;
     if (threadIdx.x == 0) *slot = of_part;
-    RowBarrier<kParts>();
+    MeetParts<kParts>();
     uint64_t sum = 0;
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
@@ -356,7 +316,7 @@ class Row {
         if (place < kMaxTopLogprobs) Store64<kParts>(&v_.top[place], 0, Pack(key, first_ + i));
       }
     });
-    RowBarrier<kParts>();
+    MeetParts<kParts>();
   }
 
  private:
@@ -376,7 +336,7 @@ class Row {
       }
       if (lane_ == 0) *slot = x;
     }
-    RowBarrier<kParts>();
+    MeetParts<kParts>();
     uint64_t all = LoadFrom<kParts>(slot, 0);
 #pragma unroll
     for (int part = 1; part < kParts; ++part) all = join(all, LoadFrom<kParts>(slot, part));
@@ -412,7 +372,7 @@ class Row {
     const uint32_t* low = &v_.low[turn_][threadIdx.x];
     const uint32_t* high = &v_.high[turn_][threadIdx.x];
     turn_ ^= 1;
-    RowBarrier<kParts>();
+    MeetParts<kParts>();
     uint64_t sum = 0;
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
@@ -611,7 +571,7 @@ __global__ void __launch_bounds__(kThreads, 1) SampleKernel(const __grid_constan
                            logprob(LogitOf(static_cast<uint32_t>(mine >> 32)))};
     }
   }
-  RowBarrier<kParts>();  // no part goes while another may still read from it
+  MeetParts<kParts>();  // no part goes while another may still read from it
 }
 
 // ---- launch ----

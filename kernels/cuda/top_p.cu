@@ -1,21 +1,34 @@
-// Mapping. Estimate: a thread is one anchor or candidate of one KV head; its key is some 17 words,
-// which it reads itself (rows are scattered, but each is read whole), and the group's queries come
-// from shared memory, four or eight heads to a channel, the same address for the whole warp.
+// Mapping. A cluster of blocks is one KV head of one query, each block of 1024 threads a part of its
+// candidates and of its anchors; a warp takes 16 of them at a time. Logits stay in shared memory, those of
+// four heads beside each other, and become weights there; larger groups take their heads four by four and
+// gather what they keep in a bit per candidate. Parts read what the others found through distributed
+// shared memory (cluster.cuh), and each looks for the cut by itself, so a step of the search is one
+// meeting. Where a part does not fit in shared memory (some 9,800 candidates on Hopper, 78,000 a head), its
+// logits lie in the workspace; where there are no clusters, there is one part.
 //
-// Cut: a block is one query head. The logits of the row are read once into shared memory (up to some
-// 57,000 on Hopper; longer rows are read from L2 again) and become weights; beside them lie, for up to
-// some 28,000, the weights as multiples of 2^-31, whose sums are exact in any order. The threshold is looked for among the
-// bits of the weight, which order as the weights do: 15 rounds of three sums each leave one value.
-// A sum is two integer reductions of a warp and one of the warps.
+// Estimate: the matrix instruction of 8-bit integers. A word of a key is two of its operands after two
+// masks: the low four bits of the bytes are even channels, the high ones odd. A query head is a
+// fixed-point number of 31 bits, four signed digits of 8; four heads of four digits are the columns of two
+// operands, and a lane ends up with all digits of one head. The sums are exact, and their accumulators start
+// as the bits of 1.5 * 2^23, so that they end as floats. A multiply-add per head, channel and thread was
+// 8 instructions for half a byte of key.
 //
-// Each head leaves a bit per candidate; the group's last block (a ticket that wraps to zero) writes
-// the tokens that any head keeps.
+// Cut: a radix search over the bits of the weight, which order as weights do: 16 buckets to an octave, the
+// found one in 1024, that one in 512, or less far where one candidate is left. A bucket is the sum of
+// mantissas of one exponent, exact in two words of which a carry alone touches the upper. A part
+// publishes the sums of 32 buckets each; a warp looks among those of all parts, then among the 32 buckets
+// themselves: 512 bytes a head and part, where all 1024 buckets would be 8 KB. Candidates lighter than
+// (1 - p) / 2n of the largest cannot be kept, because together they weigh less than what may be left out:
+// they are added up in registers.
 //
-// What was tried and lost (H200, 8 heads, G 4, d 128, 8192 candidates, 62 us in all): 30 rounds of
-// one sum in double, about 0.7 us each; the union made from the group's logits, 512 candidates at
-// a time, 20 us.
+// What was tried and lost (H200, 8 heads, G 4, d 128): one launch for the logits and one for the cut, a
+// block a query head: 15 rounds of three sums over all candidates took 24.6, 45.5 and 126 us in all for
+// 2,048, 8,192 and 32,768 of them, 30 rounds of one sum in double 62 us for 8,192; there the union made
+// from the group's logits, 512 candidates at a time, was 20 us.
 #include <algorithm>
 
+#include "kernels/cuda/block_scan.cuh"
+#include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/device_math.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/top_p.h"
@@ -23,16 +36,30 @@
 namespace winnow::kernels::cuda {
 namespace {
 
-constexpr int kEstimateThreads = 128;
-constexpr int kCutThreads = 512;
-constexpr int kCutWarps = kCutThreads / 32;
-constexpr size_t kOtherSharedBytes = 2 * 1024;  // of a block, at most: its variables
-constexpr uint32_t kOneBits = 0x3f800000;       // the largest weight
+constexpr int kThreads = 1024;
+constexpr int kWarps = kThreads / 32;
+constexpr int kMostParts = 8;                 // of a cluster, everywhere
+constexpr int32_t kOnePartCandidates = 1024;  // up to which parts do not pay (a guess)
+constexpr int kHeads = 4;                     // searched together
+constexpr int32_t kTile = 16;                 // keys of one matrix operand
+constexpr int kTilesAtOnce = 2;               // whose keys are on their way
+constexpr int kGroups = 32;                   // of 32 buckets: a lane each
+constexpr uint32_t kBuckets = kGroups * 32;
 
-struct HeadCut {
-  uint32_t threshold;  // weights of more bits are kept,
-  int32_t first_tie;   // and of as many those of candidates from this one on
-};
+// A weight's key is larger for smaller weights, and weights of keys that are equal but for their low
+// bits have one exponent: weights are 1 at most.
+constexpr uint32_t kTopBits = 0x3fffffff;
+constexpr int kLevels = 3;
+// Of the key, to a bucket of a level.
+__device__ constexpr int ShiftOf(int level) { return level == 0 ? 19 : level == 1 ? 9 : 0; }
+constexpr uint32_t kNotSearched = 0x80000000;  // as first bucket: no key has it
+constexpr int32_t kNoTies = INT32_MAX;
+// Lighter weights are multiples of 2^-40 when added to this, and the heavier ones are in the first
+// 1024 buckets, 64 octaves.
+constexpr float kMostLight = 0x1p-17f, kLeastHeavy = 0x1p-60f;
+constexpr float kAccumulatorZero = 12582912.0f;  // 1.5 * 2^23
+// Of a list, so that a bucket's sum, and that of 32 in the smallest unit, stay below 2^53.
+constexpr int32_t kMostTokens = 1 << 22;
 
 struct Args {
   const float* q;
@@ -41,12 +68,12 @@ struct Args {
   const uint8_t* int4_keys;
   FastDivider block_tokens;
   int64_t key_bytes;
-  int32_t kv_heads, group, head_dim, max_tokens, max_words;
+  int32_t kv_heads, group, head_dim;
   float scale_log2, p;
   Selection candidates, kept;
-  float* logits;      // [queries][H][max_tokens]: anchors, then candidates
-  uint32_t* masks;    // [queries][H][max_words]: a bit per candidate
-  uint32_t* tickets;  // [queries][Hkv]
+  int32_t part_items, part_words;  // at most
+  // [lists][parts] what a Pruner holds, where that does not fit in shared memory.
+  std::byte* workspace;
 };
 
 struct Anchors {
@@ -60,357 +87,669 @@ struct Anchors {
   }
 };
 
-template <int kHeads>
-__global__ void __launch_bounds__(kEstimateThreads)
-    EstimateKernel(const __grid_constant__ Args args) {
-  const int32_t kv_head = blockIdx.y, query_index = blockIdx.z;
-  const DeviceQuery query = args.queries[query_index];
-  const int32_t list = query_index * args.kv_heads + kv_head;
-  const int32_t candidates = args.candidates.counts[list];
-  const Anchors anchors(query);
-  if (candidates <= 0 ||
-      static_cast<int32_t>(blockIdx.x) * kEstimateThreads >= anchors.count + candidates) {
-    return;
-  }
-  const auto i = static_cast<int32_t>(blockIdx.x * kEstimateThreads + threadIdx.x);
-  const bool inside = i < anchors.count + candidates;
-  const int32_t words = args.head_dim / 8;
-  uint32_t key[16], scale_zero = 0;
-  if (inside) {
-    const int32_t token =
-        i < anchors.count
-            ? anchors[i]
-            : args.candidates.tokens[int64_t{list} * args.candidates.capacity + i - anchors.count];
-    const int32_t block = args.block_tokens.Divide(token);
-    const auto* from = reinterpret_cast<const uint32_t*>(
-        args.int4_keys + ((int64_t{query.block_table[block]} * args.kv_heads + kv_head) *
-                              args.block_tokens.divisor() +
-                          (token - block * args.block_tokens.divisor())) *
-                             args.key_bytes);
-#pragma unroll
-    for (int w = 0; w < 16; ++w) {
-      if (w < words) key[w] = __ldg(from + w);
-    }
-    scale_zero = __ldg(from + words);
-  }
-  __shared__ float4 q4[128 * kHeads / 4];  // [channel][head]
-  __shared__ float q_sums[kHeads];
-  float* q = reinterpret_cast<float*>(q4);
-  for (int32_t first = 0; first < args.group; first += kHeads) {
-    const int32_t heads = min(args.group - first, kHeads);
-    const float* from = args.q + query.row * args.q_stride +
-                        (int64_t{kv_head} * args.group + first) * args.head_dim;
-    __syncthreads();
-    for (int32_t j = threadIdx.x; j < kHeads * args.head_dim; j += kEstimateThreads) {
-      const int32_t h = j / args.head_dim, c = j % args.head_dim;
-      q[c * kHeads + h] = h < heads ? from[h * args.head_dim + c] : 0.0f;
-    }
-    __syncthreads();
-    if (threadIdx.x < kHeads) {
-      float sum = 0.0f;
-      for (int32_t c = 0; c < args.head_dim; ++c) sum += q[c * kHeads + threadIdx.x];
-      q_sums[threadIdx.x] = sum;
-    }
-    float dots[kHeads] = {};
-#pragma unroll
-    for (int w = 0; w < 16; ++w) {
-      if (w >= words || !inside) continue;
-#pragma unroll
-      for (int c = 0; c < 8; ++c) {
-        // 2^23 + code as bits; less 2^23 it is the code.
-        const float code = __uint_as_float(0x4b000000u | (key[w] >> (4 * c) & 15u)) - 8388608.0f;
-#pragma unroll
-        for (int h = 0; h < kHeads; h += 4) {
-          const float4 of_channel = q4[((w * 8 + c) * kHeads + h) / 4];
-          dots[h] = __fmaf_rn(of_channel.x, code, dots[h]);
-          dots[h + 1] = __fmaf_rn(of_channel.y, code, dots[h + 1]);
-          dots[h + 2] = __fmaf_rn(of_channel.z, code, dots[h + 2]);
-          dots[h + 3] = __fmaf_rn(of_channel.w, code, dots[h + 3]);
-        }
-      }
-    }
-    __syncthreads();
-    const int64_t out = (int64_t{list} * args.group + first) * args.max_tokens + i;
-#pragma unroll
-    for (int h = 0; h < kHeads; ++h) {
-      if (!inside || h >= heads) continue;
-      args.logits[out + int64_t{h} * args.max_tokens] =
-          args.scale_log2 *
-          __fmaf_rn(WidenHigh(scale_zero), q_sums[h], WidenLow(scale_zero) * dots[h]);
-    }
-  }
-}
+// What a head keeps of a part's candidates: those whose weight has more bits than `threshold`, and of
+// as many those from `first_tie` on.
+struct HeadCut {
+  uint32_t threshold;
+  int32_t first_tie;
+  uint32_t skip;  // not 0: `first_tie` is the tie that so many come before, still to be found
+};
+struct Search {
+  double needed, above;  // above: the weight of heavier buckets than the first of this level
+  uint32_t first;        // bucket: key >> shift
+  uint32_t least;        // bits of weight from which on all together suffice
+};
+
+struct Variables {
+  // Two sets take turns: while other parts may still read one, the other, which they have left before
+  // they came to the meeting, is cleared for the next level.
+  uint32_t low[2][kHeads][kBuckets], high[2][kHeads][kBuckets];
+  double of_groups[2][kHeads][kGroups];
+  uint64_t anchors[2][kHeads], light[2][kHeads];  // multiples of 2^-40
+  uint32_t max[2][kHeads];                        // bits of a float
+
+  uint4 q[4][32];  // [32 channels] the lanes' operands: digits 0 and 1 even, odd, digits 2 and 3
+  float q_sums[kHeads], q_units[kHeads];
+  float max_of_warps[kHeads][kWarps];
+  uint64_t anchors_of_warps[kHeads][kWarps], light_of_warps[kHeads][kWarps];
+  Search search[kHeads];
+  HeadCut cut[kHeads];
+  uint32_t scan[kWarps];
+  int32_t found;
+  uint32_t kept;
+};
+static_assert(sizeof(Variables) % 16 == 0);
 
 __device__ __forceinline__ float Weight(float logit, float max) {
   const float weight = exp2f(logit - max);
-  return weight < 0x1p-126f ? 0.0f : weight;
+  return weight >= 0x1p-126f ? weight : 0.0f;  // NaN is zero
+}
+__device__ __forceinline__ uint32_t LightWeight(float weight) {
+  return __float_as_uint(__fadd_rn(weight, kMostLight)) - __float_as_uint(kMostLight);
+}
+__device__ __forceinline__ uint32_t Mantissa(uint32_t bits) { return (bits & 0x7fffff) | 0x800000; }
+// Of weights that have the exponent of `bits`: what one more of the mantissa adds.
+__device__ __forceinline__ double Ulp(uint32_t bits) {
+  return __longlong_as_double(static_cast<int64_t>((bits >> 23) + (1023 - 150)) << 52);
+}
+__device__ __forceinline__ uint32_t LeastBits(uint32_t bucket, int shift) {
+  return ((kTopBits >> shift) - bucket) << shift;
 }
 
-// The same for every thread; `shared` has kCutWarps places. Begins with a barrier.
-__device__ double BlockSum(double x, double* shared) {
-  x = WarpSum(x);
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
-  __syncthreads();
-  double sum = 0;
-#pragma unroll
-  for (int w = 0; w < kCutWarps; ++w) sum += shared[w];
-  return sum;
-}
-__device__ uint32_t BlockExclusiveScan(uint32_t x, uint32_t* shared, uint32_t* total) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const uint32_t inclusive = WarpInclusiveScan(x, lane);
-  __syncthreads();
-  if (lane == 31) shared[warp] = inclusive;
-  __syncthreads();
-  uint32_t before = 0, all = 0;
-#pragma unroll
-  for (int w = 0; w < kCutWarps; ++w) {
-    if (w < warp) before += shared[w];
-    all += shared[w];
+template <int kParts>
+class Pruner {
+ public:
+  // items [part_items], words [part_words] twice. Candidates come first, then anchors.
+  __device__ Pruner(const Args& args, Variables& variables, std::byte* memory)
+      : args_(args),
+        v_(variables),
+        items_(reinterpret_cast<uint4*>(memory)),
+        wanted_(reinterpret_cast<uint32_t*>(items_ + args.part_items)),
+        places_(wanted_ + args.part_words),
+        warp_(static_cast<int>(threadIdx.x) / 32),
+        lane_(static_cast<int>(threadIdx.x) % 32),
+        all_candidates_(args.candidates.counts[List()]),
+        all_anchors_(Anchors(Query()).count) {
+    const auto part = static_cast<int32_t>(PartIndex<kParts>());
+    const int32_t candidates = ((all_candidates_ + kParts - 1) / kParts + 31) / 32 * 32;
+    const int32_t anchors = (all_anchors_ + kParts - 1) / kParts;
+    first_ = min(part * candidates, all_candidates_);
+    candidates_ = min(candidates, all_candidates_ - first_);
+    first_anchor_ = min(part * anchors, all_anchors_);
+    items_count_ = candidates_ + min(anchors, all_anchors_ - first_anchor_);
   }
-  *total = all;
-  return before + inclusive - x;
-}
 
-// A weight as a multiple of 2^-31.
-__device__ __forceinline__ uint32_t Fixed(float weight) {
-  return __float2uint_rn(weight * 0x1p31f);
-}
-__device__ __forceinline__ uint64_t WarpSum(uint64_t x) {
-  const uint32_t low = __reduce_add_sync(kFullMask, static_cast<uint32_t>(x & 0xfffff));
-  const uint64_t high = __reduce_add_sync(kFullMask, static_cast<uint32_t>(x >> 20));
-  return (high << 20) + low;
-}
-
-// What of a row lies in shared memory.
-enum class Holds { kNothing, kWeights, kWeightsAndFixed };
-
-template <Holds kHolds>
-__global__ void __launch_bounds__(kCutThreads) CutKernel(const __grid_constant__ Args args) {
-  const int32_t head = blockIdx.x, query_index = blockIdx.y, kv_head = head / args.group;
-  const int32_t list = query_index * args.kv_heads + kv_head;
-  const DeviceQuery query = args.queries[query_index];
-  const int32_t candidates = args.candidates.counts[list];
-  if (candidates <= 0) {
-    if (threadIdx.x == 0 && head % args.group == 0) args.kept.counts[list] = 0;
-    return;
+  __device__ void Prune() {
+    if (all_candidates_ <= 0) {
+      if (PartIndex<kParts>() == 0 && threadIdx.x == 0) args_.kept.counts[List()] = 0;
+      return;
+    }
+    if (warp_ >= kHeads) ClearBuckets(turn_);
+    for (int32_t first = 0; first < args_.group; first += kHeads) {
+      heads_ = min(args_.group - first, kHeads);
+      __syncthreads();
+      FindRows();
+      if (warp_ < kHeads) LoadQuery(first + warp_, warp_);
+      __syncthreads();
+      Estimate(first / kHeads % 2);
+      Cut(first / kHeads % 2);
+      Mark(first == 0);
+    }
+    Write();
   }
-  const int32_t anchors = Anchors(query).count, all = anchors + candidates;
-  const int64_t head_index = int64_t{query_index} * args.kv_heads * args.group + head;
-  const float* logits = args.logits + head_index * args.max_tokens;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
-  constexpr bool kInShared = kHolds != Holds::kNothing;
-  constexpr bool kFixed = kHolds == Holds::kWeightsAndFixed;
-  extern __shared__ float row[];  // [max_tokens] weights, then the candidates' fixed weights
-  auto* fixed = reinterpret_cast<uint32_t*>(row + args.max_tokens);
-  __shared__ double sums[kCutWarps];
-  __shared__ uint64_t fixed_sums[2][3][kCutWarps];
-  __shared__ uint32_t counts[kCutWarps];
-  __shared__ float maxima[kCutWarps];
-  __shared__ int32_t found;
-  __shared__ bool is_last;
-  float max = -INFINITY;
-  for (int32_t i = threadIdx.x; i < all; i += kCutThreads) {
-    const float logit = __ldcg(logits + i);
-    if (kInShared) row[i] = logit;
-    max = fmaxf(max, logit);
+ private:
+  // Asked for where needed, rather than held in registers.
+  __device__ int32_t List() const { return static_cast<int32_t>(blockIdx.x) / kParts; }
+  __device__ int32_t KvHead() const { return List() % args_.kv_heads; }
+  __device__ const DeviceQuery& Query() const { return args_.queries[List() / args_.kv_heads]; }
+  __device__ const int32_t* Tokens() const {
+    return args_.candidates.tokens + int64_t{List()} * args_.candidates.capacity + first_;
   }
-  max = WarpMax(max);
-  if (lane == 0) maxima[warp] = max;
-  __syncthreads();
+
+  // Rows of the pool, in the place of the first head's logits. Few enough that 32 bits name one.
+  __device__ void FindRows() {
+    constexpr int kAtOnce = 4;
+    const Anchors anchors(Query());
+    const int32_t* candidates = Tokens();
+    const int32_t* block_table = Query().block_table;
+    const int32_t kv_head = KvHead();
+    for (int32_t base = threadIdx.x; base < items_count_; base += kAtOnce * kThreads) {
+      int32_t token[kAtOnce];
+      uint32_t row[kAtOnce];
 #pragma unroll
-  for (int w = 0; w < kCutWarps; ++w) max = fmaxf(max, maxima[w]);
-  double of_anchors = 0, of_candidates = 0;
-  for (int32_t i = threadIdx.x; i < all; i += kCutThreads) {
-    const float weight = Weight(kInShared ? row[i] : __ldcg(logits + i), max);
-    if (kInShared) {
-      row[i] = weight;
-      if (kFixed && i >= anchors) fixed[i - anchors] = Fixed(weight);
-    }
-    if (i < anchors) {
-      of_anchors += weight;
-    } else {
-      of_candidates += weight;
-    }
-  }
-  of_anchors = BlockSum(of_anchors, sums);
-  of_candidates = BlockSum(of_candidates, sums);
-  const auto weight_of = [&](int32_t candidate) {
-    return kInShared ? row[anchors + candidate] : Weight(__ldcg(logits + anchors + candidate), max);
-  };
-  // The weight of candidates whose bits are `points[i]` and more, for three points.
-  int turn = 0;
-  const auto weights_from = [&](const uint32_t(&points)[3], double(&result)[3]) {
-    uint64_t mine[3] = {};
-    for (int32_t i = threadIdx.x; i < candidates; i += kCutThreads) {
-      const float weight = weight_of(i);
-      const uint32_t bits = __float_as_uint(weight), value = kFixed ? fixed[i] : Fixed(weight);
-#pragma unroll
-      for (int j = 0; j < 3; ++j) mine[j] += bits >= points[j] ? value : 0;
-    }
-    turn ^= 1;
-#pragma unroll
-    for (int j = 0; j < 3; ++j) {
-      mine[j] = WarpSum(mine[j]);
-      if (lane == 0) fixed_sums[turn][j][warp] = mine[j];
-    }
-    __syncthreads();  // the other half is written next: no second barrier
-#pragma unroll
-    for (int j = 0; j < 3; ++j) {
-      result[j] =
-          static_cast<double>(WarpSum(lane < kCutWarps ? fixed_sums[turn][j][lane] : 0)) * 0x1p-31;
-    }
-  };
-  const double p = args.p;
-  const double needed = p * (of_anchors + of_candidates) - of_anchors;
-  // Keep nothing, or everything that is not zero, unless the search says otherwise.
-  HeadCut cut{needed > 0 || p >= 1 ? 0 : kFullMask, candidates};
-  if (p < 1 && needed > 0 && of_candidates >= needed) {
-    uint32_t low = 0, high = kOneBits + 1;  // weights from `low` on suffice, from `high` on do not
-    double above = 0;                       // weight from `high` on
-    while (high - low > 1) {
-      const uint32_t span = high - low;
-      const uint32_t points[3] = {low + span / 4, low + span / 2,
-                                  low + span * 3 / 4};  // below 2^32
-      double weights[3];
-      weights_from(points, weights);
-#pragma unroll
-      for (int j = 0; j < 3; ++j) {
-        if (weights[j] >= needed) low = points[j];
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int32_t i = base + j * kThreads;
+        token[j] = i < candidates_    ? candidates[i]
+                   : i < items_count_ ? anchors[first_anchor_ + i - candidates_]
+                                      : 0;
       }
 #pragma unroll
-      for (int j = 2; j >= 0; --j) {
-        if (weights[j] < needed) {
-          high = points[j];
-          above = weights[j];
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int32_t block = args_.block_tokens.Divide(token[j]);
+        const auto tokens = static_cast<uint32_t>(args_.block_tokens.divisor());
+        row[j] = (static_cast<uint32_t>(block_table[block]) * args_.kv_heads + kv_head) * tokens +
+                 (token[j] - block * tokens);
+      }
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int32_t i = base + j * kThreads;
+        if (i < items_count_) items_[i].x = row[j];
+      }
+    }
+  }
+
+  // By one warp: head `head` of the group becomes digits in the places of head h.
+  __device__ void LoadQuery(int32_t head, int h) {
+    float x[4], sum = 0, most = 0;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int32_t c = j * 32 + lane_;
+      x[j] = head < args_.group && c < args_.head_dim
+                 ? args_.q[Query().row * args_.q_stride +
+                           (int64_t{KvHead()} * args_.group + head) * args_.head_dim + c]
+                 : 0.0f;
+      sum += x[j];
+      most = fmaxf(most, fabsf(x[j]));
+    }
+    sum = WarpSum(sum);
+    most = WarpMax(most);
+    // In units of which the largest is below 2^30; of a query of 2^-87 and less nothing is left.
+    const uint32_t exponent = max(__float_as_uint(most) >> 23, 40u);
+    const float per_unit = __uint_as_float((283 - exponent) << 23);
+    if (lane_ == 0) {
+      v_.q_sums[h] = sum;
+      v_.q_units[h] = __uint_as_float((exponent - 29) << 23);
+    }
+    auto* bytes = reinterpret_cast<int8_t*>(v_.q);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int32_t c = j * 32 + lane_, word = c / 8;
+      int32_t rest = __float2int_rn(x[j] * per_unit);
+#pragma unroll
+      for (int digit = 0; digit < 4; ++digit) {
+        const auto value = static_cast<int8_t>(rest);
+        rest = (rest - value) >> 8;
+        const int32_t lane = (2 * h + digit % 2) * 4 + word % 4;
+        bytes[((word / 4 * 32 + lane) * 4 + digit / 2 * 2 + c % 2) * 4 + c % 8 / 2] = value;
+      }
+    }
+  }
+
+  // A lane's share of 16 keys: words of two, every fourth.
+  struct Tile {
+    uint32_t words[2][4], scale_zero[2];
+  };
+
+  // The logits of all items, and the largest of each head over all parts: v_.max[set].
+  __device__ void Estimate(int set) {
+    const int32_t words = args_.head_dim / 8, tiles = (items_count_ + kTile - 1) / kTile;
+    const int h = lane_ % 4;
+    const float q_sum = v_.q_sums[h], q_unit = v_.q_units[h];
+    auto* logits = reinterpret_cast<float*>(items_);
+    float most = -INFINITY;
+    for (int32_t first = warp_; first < tiles; first += kTilesAtOnce * kWarps) {
+      Tile tile[kTilesAtOnce];
+#pragma unroll
+      for (int j = 0; j < kTilesAtOnce; ++j) {
+        const int32_t of_tile = (first + j * kWarps) * kTile;
+        if (of_tile >= items_count_) continue;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const int32_t i = min(of_tile + lane_ / 4 + 8 * r, items_count_ - 1);
+          const auto* key = reinterpret_cast<const uint32_t*>(
+              args_.int4_keys + static_cast<int64_t>(items_[i].x) * args_.key_bytes);
+#pragma unroll
+          for (int s = 0; s < 4; ++s) {
+            const int32_t w = 4 * s + h;
+            tile[j].words[r][s] = w < words ? __ldg(key + w) : 0;
+          }
+          tile[j].scale_zero[r] = __ldg(key + words);
+        }
+      }
+      __syncwarp();  // rows have been read where logits come to lie
+#pragma unroll
+      for (int j = 0; j < kTilesAtOnce; ++j) {
+        const int32_t of_tile = (first + j * kWarps) * kTile;
+        if (of_tile >= items_count_) continue;
+        int32_t lower[4], upper[4];  // digits 0 and 1 of a key, of the other; digits 2 and 3
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+          lower[c] = upper[c] = static_cast<int32_t>(__float_as_uint(kAccumulatorZero));
+        }
+#pragma unroll
+        for (int s = 0; s < 4; ++s) {
+          const uint32_t a = tile[j].words[0][s], b = tile[j].words[1][s];
+          const uint32_t codes[4] = {a & 0x0f0f0f0fu, b & 0x0f0f0f0fu, a >> 4 & 0x0f0f0f0fu,
+                                     b >> 4 & 0x0f0f0f0fu};
+          const uint4 q = v_.q[s][lane_];
+          MultiplyAdd16x8x32(lower, codes, q.x, q.y);
+          MultiplyAdd16x8x32(upper, codes, q.z, q.w);
+        }
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const auto digit = [](int32_t accumulator) {
+            return __int_as_float(accumulator) - kAccumulatorZero;
+          };
+          const float dot =
+              __fmaf_rn(__fmaf_rn(__fmaf_rn(digit(upper[2 * r + 1]), 256.0f, digit(upper[2 * r])),
+                                  256.0f, digit(lower[2 * r + 1])),
+                        256.0f, digit(lower[2 * r]));
+          const uint32_t scale_zero = tile[j].scale_zero[r];
+          const float logit = args_.scale_log2 * __fmaf_rn(WidenHigh(scale_zero), q_sum,
+                                                           WidenLow(scale_zero) * (dot * q_unit));
+          const int32_t i = of_tile + lane_ / 4 + 8 * r;
+          if (i < items_count_) {
+            logits[4 * i + h] = logit;
+            most = fmaxf(most, logit);
+          }
         }
       }
     }
-    if (low == 0) {
-      cut = {0, candidates};  // rounding: all that are not zero
-    } else {
-      // Of those at the threshold as many as are needed, the later first. A thread's candidates are
-      // adjacent here.
-      const int32_t per_thread = (candidates + kCutThreads - 1) / kCutThreads;
-      const int32_t first = min(static_cast<int32_t>(threadIdx.x) * per_thread, candidates);
-      const int32_t last = min(first + per_thread, candidates);
-      uint32_t ties = 0, all_ties;
-      for (int32_t i = first; i < last; ++i) ties += __float_as_uint(weight_of(i)) == low;
-      const uint32_t before = BlockExclusiveScan(ties, counts, &all_ties);
-      const double tie = Fixed(__uint_as_float(low)) * 0x1p-31;
-      auto taken = static_cast<uint32_t>(fmin(ceil((needed - above) / tie), 1.0 * all_ties));
-      if (taken > 1 && above + (taken - 1) * tie >= needed) --taken;
-      if (taken < all_ties && above + taken * tie < needed) ++taken;
-      const uint32_t skip = all_ties - taken;
-      if (threadIdx.x == 0) found = candidates;
-      __syncthreads();
-      if (before <= skip && skip < before + ties) {
-        uint32_t rank = before;
-        for (int32_t i = first; i < last; ++i) {
-          if (__float_as_uint(weight_of(i)) == low && rank++ == skip) found = i;
-        }
-      }
-      __syncthreads();
-      cut = {low, found};
+#pragma unroll
+    for (int offset = 4; offset < 32; offset *= 2) {
+      most = fmaxf(most, __shfl_xor_sync(kFullMask, most, offset));
     }
-  }
-  const int32_t words = (candidates + 31) / 32;
-  uint32_t* masks = args.masks + int64_t{list} * args.group * args.max_words;
-  for (int32_t i = threadIdx.x; i < words * 32; i += kCutThreads) {
-    bool wanted = false;
-    if (i < candidates) {
-      const uint32_t bits = __float_as_uint(weight_of(i));
-      wanted = bits > cut.threshold || (bits == cut.threshold && i >= cut.first_tie);
+    if (lane_ < kHeads) v_.max_of_warps[lane_][warp_] = most;
+    __syncthreads();
+    if (warp_ < kHeads) {
+      most = WarpMax(v_.max_of_warps[warp_][lane_]);
+      if (lane_ == 0) v_.max[set][warp_] = __float_as_uint(most);
     }
-    const uint32_t mask = __ballot_sync(kFullMask, wanted);
-    if (lane == 0) masks[int64_t{head % args.group} * args.max_words + i / 32] = mask;
+    MeetParts<kParts>();
   }
 
-  // The group's last head writes the union.
-  __threadfence();
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    const auto last = static_cast<uint32_t>(args.group - 1);
-    is_last = atomicInc(&args.tickets[list], last) == last;
-    __threadfence();
-  }
-  __syncthreads();
-  if (!is_last) return;
-  const int32_t* tokens = args.candidates.tokens + int64_t{list} * args.candidates.capacity;
-  int32_t* kept = args.kept.tokens + int64_t{list} * args.kept.capacity;
-  const auto mask_of = [&](int32_t word) {
-    uint32_t mask = 0;
-    for (int32_t g = 0; g < args.group; ++g) {
-      mask |= __ldcg(masks + int64_t{g} * args.max_words + word);
-    }
-    return mask;
-  };
-  // `kept` may be where the candidates are: all of a pass are read before any is written.
-  uint32_t number = 0, of_pass;
-  if (kInShared) {
-    auto* staged = reinterpret_cast<int32_t*>(row);
-    for (int32_t pass = 0; pass < words; pass += kCutThreads) {
-      const int32_t word = pass + static_cast<int32_t>(threadIdx.x);
-      uint32_t mask = word < words ? mask_of(word) : 0;
-      uint32_t at = number + BlockExclusiveScan(__popc(mask), counts, &of_pass);
-      for (; mask != 0; mask &= mask - 1) {
-        staged[at++] = tokens[word * 32 + __ffs(static_cast<int>(mask)) - 1];
+  // v_.cut of every head.
+  __device__ void Cut(int set) {
+    float max[kHeads];
+    {
+      float most = __uint_as_float(LoadFrom<kParts>(
+          &v_.max[set][lane_ % kHeads], static_cast<uint32_t>(lane_) / kHeads % kParts));
+#pragma unroll
+      for (int offset = kHeads; offset < 32; offset *= 2) {
+        most = fmaxf(most, __shfl_xor_sync(kFullMask, most, offset));
       }
-      number += of_pass;
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) max[h] = __shfl_sync(kFullMask, most, h);
+    }
+    const float share =
+        (1.0f - args_.p) * 0.5f / static_cast<float>(all_anchors_ + all_candidates_);
+    const float heavy = fmaxf(fminf(share, kMostLight), kLeastHeavy);
+    const bool all = args_.p >= 1;
+    if (threadIdx.x < kHeads) {
+      const bool searched = threadIdx.x < heads_ && !all;
+      v_.search[threadIdx.x] = {0, 0, searched ? 0 : kNotSearched, __float_as_uint(heavy)};
+      v_.cut[threadIdx.x] = {threadIdx.x < heads_ && all ? 0 : kFullMask, kNoTies, 0};
     }
     __syncthreads();
-    for (uint32_t i = threadIdx.x; i < number; i += kCutThreads) kept[i] = staged[i];
-  } else {
-    for (int32_t pass = 0; pass < candidates; pass += kCutThreads) {
-      const int32_t i = pass + static_cast<int32_t>(threadIdx.x);
-      const bool wanted = i < candidates && (mask_of(i / 32) >> (i % 32) & 1) != 0;
-      const int32_t token = wanted ? tokens[i] : 0;
-      const uint32_t before = BlockExclusiveScan(wanted, counts, &of_pass);
-      if (wanted) kept[number + before] = token;
-      number += of_pass;
+#pragma unroll 1
+    for (int level = 0; level < kLevels; ++level) {
+      if (level == 0) {
+        Weigh(max, heavy);
+        if (all) break;
+      } else {
+        Count(ShiftOf(level));
+      }
+      __syncthreads();
+      AddUp(level);
+      MeetParts<kParts>();
+      if (warp_ < kHeads) {
+        Find(level, warp_);
+      } else {
+        ClearBuckets(turn_ ^ 1);
+      }
+      turn_ ^= 1;
+      __syncthreads();
+      bool searching = false;
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) searching |= v_.search[h].first != kNotSearched;
+      if (!searching) break;
+    }
+    __syncthreads();
+    for (int h = 0; h < heads_; ++h) {
+      if (v_.cut[h].skip != 0) FindFirstTie(h);
     }
   }
-  if (threadIdx.x == 0) args.kept.counts[list] = static_cast<int32_t>(number);
+
+  // By the warps that find nothing.
+  __device__ void ClearBuckets(int set) {
+    auto* low = reinterpret_cast<uint4*>(v_.low[set]);
+    auto* high = reinterpret_cast<uint4*>(v_.high[set]);
+    for (int i = static_cast<int>(threadIdx.x) - 32 * kHeads;
+         i < static_cast<int>(kHeads * kBuckets / 4); i += kThreads - 32 * kHeads) {
+      low[i] = high[i] = make_uint4(0, 0, 0, 0);
+    }
+  }
+  // A weight of each head to its bucket, if it has one.
+  __device__ __forceinline__ void Add(const uint32_t (&bits)[kHeads],
+                                      const uint32_t (&buckets)[kHeads]) {
+    uint32_t before[kHeads];
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      before[h] =
+          buckets[h] < kBuckets ? atomicAdd(&v_.low[turn_][h][buckets[h]], Mantissa(bits[h])) : 0;
+    }
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      if (before[h] + Mantissa(bits[h]) < before[h]) atomicAdd(&v_.high[turn_][h][buckets[h]], 1u);
+    }
+  }
+
+  // Logits become weights, and the heavy ones are counted.
+  __device__ void Weigh(const float (&max)[kHeads], float heavy) {
+    uint64_t of_anchors[kHeads] = {}, light[kHeads] = {};
+    const auto weigh = [&](int32_t i, uint32_t(&bits)[kHeads]) {
+      const uint4 logits = items_[i];
+      const uint32_t of_heads[kHeads] = {logits.x, logits.y, logits.z, logits.w};
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) {
+        bits[h] = h < heads_ ? __float_as_uint(Weight(__uint_as_float(of_heads[h]), max[h])) : 0;
+      }
+    };
+    for (int32_t i = threadIdx.x; i < candidates_; i += kThreads) {
+      uint32_t bits[kHeads];
+      weigh(i, bits);
+      items_[i] = make_uint4(bits[0], bits[1], bits[2], bits[3]);
+      uint32_t buckets[kHeads];
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) {
+        const float weight = __uint_as_float(bits[h]);
+        const bool is_heavy = weight >= heavy;
+        buckets[h] = is_heavy ? (kTopBits ^ bits[h]) >> ShiftOf(0) : kBuckets;
+        light[h] += is_heavy ? 0 : LightWeight(weight);
+      }
+      Add(bits, buckets);
+    }
+    for (int32_t i = candidates_ + static_cast<int32_t>(threadIdx.x); i < items_count_;
+         i += kThreads) {
+      uint32_t bits[kHeads];
+      weigh(i, bits);
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) {
+        of_anchors[h] += __float2ull_rn(__uint_as_float(bits[h]) * 0x1p40f);
+      }
+    }
+    const bool has_anchors = warp_ * 32 < items_count_ - candidates_;
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      const uint64_t sum = WarpSumOfLight(light[h]);
+      const uint64_t anchors = has_anchors ? WarpSum(of_anchors[h]) : 0;
+      if (lane_ == 0) {
+        v_.light_of_warps[h][warp_] = sum;
+        v_.anchors_of_warps[h][warp_] = anchors;
+      }
+    }
+  }
+  // Of values below 2^46.
+  static __device__ __forceinline__ uint64_t WarpSumOfLight(uint64_t x) {
+    const uint32_t low = __reduce_add_sync(kFullMask, static_cast<uint32_t>(x & 0xfffff));
+    const uint64_t high = __reduce_add_sync(kFullMask, static_cast<uint32_t>(x >> 20));
+    return (high << 20) + low;
+  }
+
+  // The buckets of a level below the first. Those beyond the found one may be counted, too: they are lighter.
+  __device__ void Count(int shift) {
+    uint32_t first[kHeads];
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) first[h] = v_.search[h].first;
+    for (int32_t i = threadIdx.x; i < candidates_; i += kThreads) {
+      const uint4 weights = items_[i];
+      const uint32_t bits[kHeads] = {weights.x, weights.y, weights.z, weights.w};
+      uint32_t buckets[kHeads];
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) buckets[h] = ((kTopBits ^ bits[h]) >> shift) - first[h];
+      Add(bits, buckets);
+    }
+  }
+
+  // What other parts read first: sums of 32 buckets, and at the first level what is in none.
+  __device__ void AddUp(int level) {
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      const uint32_t bucket = warp_ * 32 + lane_;
+      const uint64_t sum =
+          (static_cast<uint64_t>(v_.high[turn_][h][bucket]) << 32) + v_.low[turn_][h][bucket];
+      double of_group = 0;
+      if (__any_sync(kFullMask, sum != 0)) {
+        of_group = WarpSum(ValueOf(sum, LeastBits(v_.search[h].first + bucket, ShiftOf(level))));
+      }
+      if (lane_ == 0) v_.of_groups[turn_][h][warp_] = of_group;
+    }
+    if (level == 0 && warp_ < kHeads) {
+      const uint64_t anchors = WarpSum(v_.anchors_of_warps[warp_][lane_]);
+      const uint64_t light = WarpSum(v_.light_of_warps[warp_][lane_]);
+      if (lane_ == 0) {
+        v_.anchors[turn_][warp_] = anchors;
+        v_.light[turn_][warp_] = light;
+      }
+    }
+  }
+  __device__ __forceinline__ uint64_t SumIn(int h, uint32_t bucket, uint32_t part) const {
+    const uint64_t high = LoadFrom<kParts>(&v_.high[turn_][h][bucket], part);
+    return (high << 32) + LoadFrom<kParts>(&v_.low[turn_][h][bucket], part);
+  }
+  // Exact, as are sums of the 32 buckets of a group: below 2^53 of the smallest unit.
+  static __device__ __forceinline__ double ValueOf(uint64_t sum, uint32_t bits) {
+    return sum == 0 ? 0.0 : static_cast<double>(sum) * Ulp(bits);
+  }
+
+  // By one warp: in which bucket head h has what it needs. That is the next level's search, or the cut.
+  __device__ void Find(int level, int h) {
+    Search search = v_.search[h];
+    __syncwarp();  // all lanes have read it before one writes it
+    if (search.first == kNotSearched) return;
+    const int shift = ShiftOf(level);
+    double of_group = 0;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      of_group += __longlong_as_double(static_cast<int64_t>(LoadFrom<kParts>(
+          reinterpret_cast<const uint64_t*>(&v_.of_groups[turn_][h][lane_]), part)));
+    }
+    const double groups = WarpInclusiveScan(of_group, lane_);
+    if (level == 0) {
+      uint64_t anchors = 0, light = 0;
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        anchors += LoadFrom<kParts>(&v_.anchors[turn_][h], part);
+        light += LoadFrom<kParts>(&v_.light[turn_][h], part);
+      }
+      const double of_anchors = static_cast<double>(anchors) * 0x1p-40;
+      const double of_candidates =
+          __shfl_sync(kFullMask, groups, 31) + static_cast<double>(light) * 0x1p-40;
+      search.needed = static_cast<double>(args_.p) * (of_anchors + of_candidates) - of_anchors;
+    }
+    HeadCut cut{kFullMask, kNoTies, 0};
+    bool found = true;
+    // Where rounding says that all are not enough, all are kept.
+    const uint32_t enough = __ballot_sync(kFullMask, search.above + groups >= search.needed);
+    if (!(search.needed > 0)) {
+      // Anchors are enough.
+    } else if (enough == 0) {
+      cut.threshold = search.least - 1;
+    } else {
+      const int group = __ffs(static_cast<int>(enough)) - 1;
+      search.above += __shfl_sync(kFullMask, groups - of_group, group);
+      const uint32_t bucket = group * 32 + lane_;
+      uint64_t sum = 0, before = 0, mine = 0;  // before: in the parts before this one
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        const uint64_t of_part = SumIn(h, bucket, part);
+        if (part < static_cast<int>(PartIndex<kParts>())) before += of_part;
+        if (part == static_cast<int>(PartIndex<kParts>())) mine = of_part;
+        sum += of_part;
+      }
+      const uint32_t bits = LeastBits(search.first + bucket, shift);
+      const double value = ValueOf(sum, bits), buckets = WarpInclusiveScan(value, lane_);
+      const uint32_t reached =
+          __ballot_sync(kFullMask, sum != 0 && search.above + buckets >= search.needed);
+      const uint32_t filled = __ballot_sync(kFullMask, sum != 0);
+      const int last = 31 - __clz(static_cast<int>(filled));
+      const int at = reached != 0 ? __ffs(static_cast<int>(reached)) - 1 : last < 0 ? 31 : last;
+      // The lane of that bucket decides.
+      search.above += buckets - value;
+      search.least = bits;
+      cut.threshold = bits - 1;
+      if (reached != 0 && sum >= 2 * uint64_t{Mantissa(bits)}) {  // more than one
+        if (level + 1 < kLevels) {
+          search.first = (search.first + bucket) << (shift - ShiftOf(level + 1));
+          found = false;
+        } else {
+          cut = CutTies(search, sum, before, mine);
+        }
+      }
+      if (lane_ == at) {
+        if (found) search.first = kNotSearched;
+        v_.search[h] = search;
+        if (found) v_.cut[h] = cut;
+      }
+      return;
+    }
+    if (lane_ == 0) {
+      v_.search[h].first = kNotSearched;
+      v_.cut[h] = cut;
+    }
+  }
+
+  // Of those of one weight, search.least, as many as are needed, the later first.
+  static __device__ HeadCut CutTies(const Search& search, uint64_t sum, uint64_t before,
+                                    uint64_t mine) {
+    const uint32_t bits = search.least, mantissa = Mantissa(bits);
+    const double tie = __uint_as_float(bits);
+    const auto ties = static_cast<uint32_t>(sum / mantissa);
+    auto taken = static_cast<uint32_t>(
+        fmax(0.0, fmin(ceil((search.needed - search.above) / tie), static_cast<double>(ties))));
+    if (taken > 1 && search.above + (taken - 1) * tie >= search.needed) --taken;
+    if (taken < ties && search.above + taken * tie < search.needed) ++taken;
+    const uint32_t skip = ties - taken, skipped = static_cast<uint32_t>(before / mantissa);
+    if (skip <= skipped) return {bits, 0, 0};
+    if (skip - skipped >= static_cast<uint32_t>(mine / mantissa)) return {bits, kNoTies, 0};
+    return {bits, kNoTies, skip - skipped};
+  }
+
+  // By the whole part, whose ties the cut goes through. A thread's candidates are adjacent here.
+  __device__ void FindFirstTie(int h) {
+    const uint32_t threshold = v_.cut[h].threshold, skip = v_.cut[h].skip;
+    const auto* bits = reinterpret_cast<const uint32_t*>(items_) + h;
+    const int32_t per_thread = (candidates_ + kThreads - 1) / kThreads;
+    const int32_t first = min(static_cast<int32_t>(threadIdx.x) * per_thread, candidates_);
+    const int32_t last = min(first + per_thread, candidates_);
+    uint32_t ties = 0, all_ties;
+    for (int32_t i = first; i < last; ++i) ties += bits[4 * i] == threshold;
+    uint32_t rank = BlockExclusiveScan<kWarps>(ties, v_.scan, &all_ties);
+    if (rank <= skip && skip < rank + ties) {
+      for (int32_t i = first; i < last; ++i) {
+        if (bits[4 * i] == threshold && rank++ == skip) v_.cut[h].first_tie = i;
+      }
+    }
+    __syncthreads();
+  }
+
+  // Which candidates the heads of this round keep, beside those that others kept before.
+  __device__ void Mark(bool first_round) {
+    HeadCut cut[kHeads];
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) cut[h] = v_.cut[h];
+    const int32_t words = (candidates_ + 31) / 32;
+#pragma unroll 2
+    for (int32_t word = warp_; word < words; word += kWarps) {
+      const int32_t i = word * 32 + lane_;
+      bool wanted = false;
+      if (i < candidates_) {
+        const uint4 weights = items_[i];
+        const uint32_t bits[kHeads] = {weights.x, weights.y, weights.z, weights.w};
+#pragma unroll
+        for (int h = 0; h < kHeads; ++h) {
+          wanted |=
+              bits[h] > cut[h].threshold || (bits[h] == cut[h].threshold && i >= cut[h].first_tie);
+        }
+      }
+      const uint32_t mask = __ballot_sync(kFullMask, wanted);
+      if (lane_ == 0) wanted_[word] = first_round ? mask : wanted_[word] | mask;
+    }
+  }
+
+  // `kept` may be where the candidates are: the tokens of all parts are read before any is written.
+  __device__ void Write() {
+    __syncthreads();
+    const int32_t words = (candidates_ + 31) / 32;
+    uint32_t number = 0, of_pass;
+    for (int32_t pass = 0; pass < words; pass += kThreads) {
+      const int32_t word = pass + static_cast<int32_t>(threadIdx.x);
+      const uint32_t mine = word < words ? __popc(wanted_[word]) : 0;
+      const uint32_t before = BlockExclusiveScan<kWarps>(mine, v_.scan, &of_pass);
+      if (word < words) places_[word] = number + before;
+      number += of_pass;
+    }
+    if (threadIdx.x == 0) v_.kept = number;
+    __syncthreads();
+    const int32_t* tokens = Tokens();
+    auto* staged = reinterpret_cast<int32_t*>(items_);
+#pragma unroll 4
+    for (int32_t word = warp_; word < words; word += kWarps) {
+      const uint32_t mask = wanted_[word];
+      if ((mask >> lane_ & 1) == 0) continue;
+      staged[places_[word] + __popc(mask & ((1u << lane_) - 1))] = tokens[word * 32 + lane_];
+    }
+    MeetParts<kParts>();
+    uint32_t before = 0, all = 0;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const uint32_t of_part = LoadFrom<kParts>(&v_.kept, part);
+      if (part < static_cast<int>(PartIndex<kParts>())) before += of_part;
+      all += of_part;
+    }
+    int32_t* kept = args_.kept.tokens + int64_t{List()} * args_.kept.capacity + before;
+    for (uint32_t i = threadIdx.x; i < number; i += kThreads) kept[i] = staged[i];
+    if (PartIndex<kParts>() == 0 && threadIdx.x == 0) {
+      args_.kept.counts[List()] = static_cast<int32_t>(all);
+    }
+    MeetParts<kParts>();  // no part goes while another may still read from it
+  }
+
+  const Args& args_;
+  Variables& v_;
+  uint4* const items_;      // rows, then logits, then bits of weights, of four heads
+  uint32_t* const wanted_;  // a bit per candidate
+  uint32_t* const places_;  // of a word's first kept candidate
+  const int warp_, lane_;
+  const int32_t all_candidates_, all_anchors_;
+  int32_t first_, candidates_, first_anchor_, items_count_;  // of this part
+  int32_t heads_ = 0;
+  int turn_ = 0;
+};
+
+template <int kParts, bool kInShared>
+__global__ void __launch_bounds__(kThreads, 1) PruneKernel(const __grid_constant__ Args args) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  if (kParts > 1) return;  // never launched
+#endif
+  extern __shared__ uint4 shared[];
+  LetNextStart();
+  WaitForEarlier();
+  auto* memory = reinterpret_cast<std::byte*>(shared);
+  std::byte* items = kInShared
+                         ? memory + sizeof(Variables)
+                         : args.workspace + int64_t{blockIdx.x} * (int64_t{args.part_items} * 16 +
+                                                                   int64_t{args.part_words} * 8);
+  Pruner<kParts>(args, *reinterpret_cast<Variables*>(memory), items).Prune();
 }
 
 struct Plan {
-  int32_t max_tokens, max_words;
-  size_t masks, tickets, size_bytes;
+  int parts = 1;
+  int32_t part_items = 0, part_words = 0;
+  bool in_shared = false;
+  size_t shared_bytes = 0, workspace_bytes = 0;
 };
-
 Plan MakePlan(const TopPShape& shape) {
+  const DeviceTraits& traits = CurrentDevice();
   Plan plan;
-  plan.max_tokens = static_cast<int32_t>(
-      AlignUp(static_cast<size_t>(shape.max_anchors) + shape.max_candidates, 4));
-  const size_t lists = size_t{1} * shape.num_queries * shape.layout.kv_heads;
-  plan.max_words = static_cast<int32_t>(CeilDiv(shape.max_candidates, 32));
-  plan.masks = AlignUp(lists * shape.group * plan.max_tokens * 4, 256);
-  plan.tickets = plan.masks + AlignUp(lists * shape.group * plan.max_words * 4, 256);
-  plan.size_bytes = plan.tickets + AlignUp(lists * 4, 256);
+  plan.parts = traits.hopper && shape.max_candidates > kOnePartCandidates ? kMostParts : 1;
+  plan.part_words =
+      static_cast<int32_t>(AlignUp(CeilDiv(CeilDiv(shape.max_candidates, plan.parts), 32), 2));
+  plan.part_items =
+      static_cast<int32_t>(plan.part_words * 32 + CeilDiv(shape.max_anchors, plan.parts));
+  const size_t items = size_t{16} * plan.part_items + size_t{8} * plan.part_words;
+  plan.in_shared = sizeof(Variables) + items <= traits.block_shared_bytes;
+  plan.shared_bytes = sizeof(Variables) + (plan.in_shared ? items : 0);
+  if (!plan.in_shared) {
+    plan.workspace_bytes = items * plan.parts * shape.num_queries * shape.layout.kv_heads;
+  }
   return plan;
 }
 
-template <Holds kHolds>
-cudaError_t LaunchCut(dim3 grid, size_t shared_bytes, const Args& args, cudaStream_t stream) {
-  if (shared_bytes > 40 * 1024) {
-    const cudaError_t error =
-        cudaFuncSetAttribute(CutKernel<kHolds>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(shared_bytes));
-    if (error != cudaSuccess) return error;
-  }
-  CutKernel<kHolds><<<grid, kCutThreads, shared_bytes, stream>>>(args);
-  return cudaGetLastError();
+template <int kParts, bool kInShared>
+cudaError_t LaunchLists(const Plan& plan, const Args& args, int32_t lists, cudaStream_t stream) {
+  const cudaError_t error = cudaFuncSetAttribute(PruneKernel<kParts, kInShared>,
+                                                 cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                 static_cast<int>(plan.shared_bytes));
+  if (error != cudaSuccess) return error;
+  return LaunchClusters(PruneKernel<kParts, kInShared>, lists, kParts, kThreads, plan.shared_bytes,
+                        stream, args);
 }
 
 }  // namespace
 
-size_t TopPWorkspaceBytes(const TopPShape& shape) { return MakePlan(shape).size_bytes; }
-ZeroedPart TopPZeroedPart(const TopPShape& shape) {
-  const Plan plan = MakePlan(shape);
-  return {plan.tickets, plan.size_bytes - plan.tickets};
-}
+size_t TopPWorkspaceBytes(const TopPShape& shape) { return MakePlan(shape).workspace_bytes; }
 
 cudaError_t PruneSelection(const TopPShape& shape, const float* q, int64_t q_stride,
                            const DeviceQuery* queries, const void* int4_keys, float scale, float p,
@@ -419,13 +758,14 @@ cudaError_t PruneSelection(const TopPShape& shape, const float* q, int64_t q_str
   const KvLayout& layout = shape.layout;
   if (layout.head_dim % 8 != 0 || layout.head_dim < 8 || layout.head_dim > 128 || shape.group < 1 ||
       shape.num_queries < 0 || shape.num_queries > 65535 || layout.kv_heads < 1 ||
-      layout.kv_heads > 65535 || candidates.kv_heads != layout.kv_heads ||
+      layout.kv_heads > 65535 || shape.num_queries * int64_t{layout.kv_heads} > INT32_MAX / 8 ||
+      shape.max_anchors < 0 || shape.max_anchors > kMostTokens || shape.max_candidates < 0 ||
+      shape.max_candidates > kMostTokens || candidates.kv_heads != layout.kv_heads ||
       kept.kv_heads != layout.kv_heads) {
     return cudaErrorInvalidValue;
   }
   const Plan plan = MakePlan(shape);
   if (shape.num_queries == 0) return cudaSuccess;
-  auto* memory = static_cast<std::byte*>(workspace);
   const Args args{q,
                   q_stride,
                   queries,
@@ -435,35 +775,20 @@ cudaError_t PruneSelection(const TopPShape& shape, const float* q, int64_t q_str
                   layout.kv_heads,
                   shape.group,
                   layout.head_dim,
-                  plan.max_tokens,
-                  plan.max_words,
                   scale * kLog2E,
                   p,
                   candidates,
                   kept,
-                  reinterpret_cast<float*>(memory),
-                  reinterpret_cast<uint32_t*>(memory + plan.masks),
-                  reinterpret_cast<uint32_t*>(memory + plan.tickets)};
-  if (plan.max_tokens > 0) {
-    const dim3 grid(static_cast<unsigned>(CeilDiv(plan.max_tokens, kEstimateThreads)),
-                    layout.kv_heads, shape.num_queries);
-    if (shape.group <= 4) {
-      EstimateKernel<4><<<grid, kEstimateThreads, 0, stream>>>(args);
-    } else {
-      EstimateKernel<8><<<grid, kEstimateThreads, 0, stream>>>(args);
-    }
-    if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
+                  plan.part_items,
+                  plan.part_words,
+                  static_cast<std::byte*>(workspace)};
+  const int32_t lists = shape.num_queries * layout.kv_heads;
+  if (plan.parts == kMostParts) {
+    return plan.in_shared ? LaunchLists<kMostParts, true>(plan, args, lists, stream)
+                          : LaunchLists<kMostParts, false>(plan, args, lists, stream);
   }
-  const dim3 grid(layout.kv_heads * shape.group, shape.num_queries);
-  const size_t weights = size_t{4} * plan.max_tokens, fixed = size_t{4} * shape.max_candidates;
-  const auto fits = [](size_t bytes) {
-    return bytes + kOtherSharedBytes <= CurrentDevice().block_shared_bytes;
-  };
-  if (fits(weights + fixed)) {
-    return LaunchCut<Holds::kWeightsAndFixed>(grid, weights + fixed, args, stream);
-  }
-  if (fits(weights)) return LaunchCut<Holds::kWeights>(grid, weights, args, stream);
-  return LaunchCut<Holds::kNothing>(grid, 0, args, stream);
+  return plan.in_shared ? LaunchLists<1, true>(plan, args, lists, stream)
+                        : LaunchLists<1, false>(plan, args, lists, stream);
 }
 
 }  // namespace winnow::kernels::cuda
