@@ -24,7 +24,8 @@
 // What was tried and lost (H200, 8 heads, G 4, d 128): one launch for the logits and one for the cut, a
 // block a query head: 15 rounds of three sums over all candidates took 24.6, 45.5 and 126 us in all for
 // 2,048, 8,192 and 32,768 of them, 30 rounds of one sum in double 62 us for 8,192; there the union made
-// from the group's logits, 512 candidates at a time, was 20 us.
+// from the group's logits, 512 candidates at a time, was 20 us. Now it is 18.5, 23.6 and 38.4; keys of two
+// tiles on their way 18.8, 25.4 and 44.8, as that spills.
 #include <algorithm>
 
 #include "kernels/cuda/block_scan.cuh"
@@ -42,7 +43,6 @@ constexpr int kMostParts = 8;                 // of a cluster, everywhere
 constexpr int32_t kOnePartCandidates = 1024;  // up to which parts do not pay (a guess)
 constexpr int kHeads = 4;                     // searched together
 constexpr int32_t kTile = 16;                 // keys of one matrix operand
-constexpr int kTilesAtOnce = 2;               // whose keys are on their way
 constexpr int kGroups = 32;                   // of 32 buckets: a lane each
 constexpr uint32_t kBuckets = kGroups * 32;
 
@@ -256,11 +256,6 @@ class Pruner {
     }
   }
 
-  // A lane's share of 16 keys: words of two, every fourth.
-  struct Tile {
-    uint32_t words[2][4], scale_zero[2];
-  };
-
   // The logits of all items, and the largest of each head over all parts: v_.max[set].
   __device__ void Estimate(int set) {
     const int32_t words = args_.head_dim / 8, tiles = (items_count_ + kTile - 1) / kTile;
@@ -268,61 +263,53 @@ class Pruner {
     const float q_sum = v_.q_sums[h], q_unit = v_.q_units[h];
     auto* logits = reinterpret_cast<float*>(items_);
     float most = -INFINITY;
-    for (int32_t first = warp_; first < tiles; first += kTilesAtOnce * kWarps) {
-      Tile tile[kTilesAtOnce];
+    for (int32_t tile = warp_; tile < tiles; tile += kWarps) {
+      const int32_t first = tile * kTile;
+      // A lane's share of 16 keys: words of two, every fourth.
+      uint32_t key_words[2][4], scale_zero[2];
 #pragma unroll
-      for (int j = 0; j < kTilesAtOnce; ++j) {
-        const int32_t of_tile = (first + j * kWarps) * kTile;
-        if (of_tile >= items_count_) continue;
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const int32_t i = min(of_tile + lane_ / 4 + 8 * r, items_count_ - 1);
-          const auto* key = reinterpret_cast<const uint32_t*>(
-              args_.int4_keys + static_cast<int64_t>(items_[i].x) * args_.key_bytes);
-#pragma unroll
-          for (int s = 0; s < 4; ++s) {
-            const int32_t w = 4 * s + h;
-            tile[j].words[r][s] = w < words ? __ldg(key + w) : 0;
-          }
-          tile[j].scale_zero[r] = __ldg(key + words);
-        }
-      }
-      __syncwarp();  // rows have been read where logits come to lie
-#pragma unroll
-      for (int j = 0; j < kTilesAtOnce; ++j) {
-        const int32_t of_tile = (first + j * kWarps) * kTile;
-        if (of_tile >= items_count_) continue;
-        int32_t lower[4], upper[4];  // digits 0 and 1 of a key, of the other; digits 2 and 3
-#pragma unroll
-        for (int c = 0; c < 4; ++c) {
-          lower[c] = upper[c] = static_cast<int32_t>(__float_as_uint(kAccumulatorZero));
-        }
+      for (int r = 0; r < 2; ++r) {
+        const int32_t i = min(first + lane_ / 4 + 8 * r, items_count_ - 1);
+        const auto* key = reinterpret_cast<const uint32_t*>(
+            args_.int4_keys + static_cast<int64_t>(items_[i].x) * args_.key_bytes);
 #pragma unroll
         for (int s = 0; s < 4; ++s) {
-          const uint32_t a = tile[j].words[0][s], b = tile[j].words[1][s];
-          const uint32_t codes[4] = {a & 0x0f0f0f0fu, b & 0x0f0f0f0fu, a >> 4 & 0x0f0f0f0fu,
-                                     b >> 4 & 0x0f0f0f0fu};
-          const uint4 q = v_.q[s][lane_];
-          MultiplyAdd16x8x32(lower, codes, q.x, q.y);
-          MultiplyAdd16x8x32(upper, codes, q.z, q.w);
+          const int32_t w = 4 * s + h;
+          key_words[r][s] = w < words ? __ldg(key + w) : 0;
         }
+        scale_zero[r] = __ldg(key + words);
+      }
+      // Rows have been read where logits come to lie.
+      __syncwarp();
+      int32_t lower[4], upper[4];  // digits 0 and 1 of a key, of the other; digits 2 and 3
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const auto digit = [](int32_t accumulator) {
-            return __int_as_float(accumulator) - kAccumulatorZero;
-          };
-          const float dot =
-              __fmaf_rn(__fmaf_rn(__fmaf_rn(digit(upper[2 * r + 1]), 256.0f, digit(upper[2 * r])),
-                                  256.0f, digit(lower[2 * r + 1])),
-                        256.0f, digit(lower[2 * r]));
-          const uint32_t scale_zero = tile[j].scale_zero[r];
-          const float logit = args_.scale_log2 * __fmaf_rn(WidenHigh(scale_zero), q_sum,
-                                                           WidenLow(scale_zero) * (dot * q_unit));
-          const int32_t i = of_tile + lane_ / 4 + 8 * r;
-          if (i < items_count_) {
-            logits[4 * i + h] = logit;
-            most = fmaxf(most, logit);
-          }
+      for (int c = 0; c < 4; ++c) {
+        lower[c] = upper[c] = static_cast<int32_t>(__float_as_uint(kAccumulatorZero));
+      }
+#pragma unroll
+      for (int s = 0; s < 4; ++s) {
+        const uint32_t a = key_words[0][s], b = key_words[1][s];
+        const uint32_t codes[4] = {a & 0x0f0f0f0fu, b & 0x0f0f0f0fu, a >> 4 & 0x0f0f0f0fu,
+                                   b >> 4 & 0x0f0f0f0fu};
+        const uint4 q = v_.q[s][lane_];
+        MultiplyAdd16x8x32(lower, codes, q.x, q.y);
+        MultiplyAdd16x8x32(upper, codes, q.z, q.w);
+      }
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const auto digit = [](int32_t accumulator) {
+          return __int_as_float(accumulator) - kAccumulatorZero;
+        };
+        const float dot =
+            __fmaf_rn(__fmaf_rn(__fmaf_rn(digit(upper[2 * r + 1]), 256.0f, digit(upper[2 * r])),
+                                256.0f, digit(lower[2 * r + 1])),
+                      256.0f, digit(lower[2 * r]));
+        const float logit = args_.scale_log2 * __fmaf_rn(WidenHigh(scale_zero[r]), q_sum,
+                                                         WidenLow(scale_zero[r]) * (dot * q_unit));
+        const int32_t i = first + lane_ / 4 + 8 * r;
+        if (i < items_count_) {
+          logits[4 * i + h] = logit;
+          most = fmaxf(most, logit);
         }
       }
     }
