@@ -279,11 +279,13 @@ void RetrievalAttention::RunQueries(int32_t layer, const Method& method, int32_t
   if (!BringRows(layer, first, queries, chosen)) return;
 
   // FETCH and ATTEND where all rows are resident and the backend finds them itself
-  if (!policy.completion && !memory_.tiered() &&
-      AttendChosen(layer, first, queries, chosen, q, out)) {
+  if (!memory_.tiered() && AttendChosen(layer, first, queries, chosen, q, out)) {
+    const Masses masses = MassesOfCall();
     for (size_t i = 0; i < queries.size(); ++i) {
       pending_counts_.push_back({query_rows_[first + i]->chunk->retrieval, queries[i].position,
                                  queries[i].mid.size(), &chosen.count(i, 0)});
+      if (!policy.completion) continue;
+      pending_counts_.back().masses = masses.From(static_cast<int64_t>(i) * config_.num_heads);
     }
     Probe(layer, first, queries, chosen, q);
     if (++count_call_ == kCountCalls) CountPending();
@@ -320,6 +322,12 @@ void RetrievalAttention::RunQueries(int32_t layer, const Method& method, int32_t
   Probe(layer, first, queries, chosen, q);
 }
 
+RetrievalAttention::Masses RetrievalAttention::MassesOfCall() {
+  const int64_t states = int64_t{kMaxQueries} * config_.num_heads;
+  float* const before = static_cast<float*>(masses_.data()) + 2 * states * count_call_;
+  return {before, before + states};
+}
+
 // False: the backend needs addresses. The queries of lost chunks are left out: their rows may be nowhere
 // yet, and a device keeps what it has read.
 bool RetrievalAttention::AttendChosen(int32_t layer, int32_t first,
@@ -328,6 +336,11 @@ bool RetrievalAttention::AttendChosen(int32_t layer, int32_t first,
   const auto is_lost = [&](size_t i) { return memory_.chunk_lost(query_rows_[first + i]->index); };
   bool any_lost = false;
   for (size_t i = 0; i < queries.size() && !any_lost; ++i) any_lost = is_lost(i);
+  if (query_rows_[first]->chunk->retrieval->policy_.completion) {
+    // What a summary takes in has to be resident, and of KV in the host's memory rows have addresses.
+    return !any_lost && !memory_.IsShared(layer) && PinForCompletion(layer, first, queries) &&
+           AttendAndComplete(layer, first, queries, chosen, q, out);
+  }
   // A part of a selection is known to the host only.
   if (any_lost && !backend_.Synchronize()) return true;
   for (size_t begin = 0, end = 0; begin < queries.size(); begin = end) {
@@ -340,6 +353,23 @@ bool RetrievalAttention::AttendChosen(int32_t layer, int32_t first,
       return false;
     }
   }
+  return true;
+}
+
+bool RetrievalAttention::AttendAndComplete(int32_t layer, int32_t first,
+                                           std::span<const RetrievalQuery> queries,
+                                           const Selection& chosen, const Tensor& q,
+                                           const Tensor& out) {
+  float* const states = static_cast<float*>(states_.data());
+  const void* pool = memory_.LayerPool(layer);
+  if (!backend_.AttendChosenStates(q, queries, chosen, pool, layout_, scale_, states)) return false;
+  const auto num_states = static_cast<int64_t>(queries.size()) * config_.num_heads;
+  const Masses masses = MassesOfCall();
+  backend_.StateMasses(states, num_states, layout_.head_dim, masses.before);
+  backend_.CompleteChosenStates(q, pinned_queries_, completion_groups_, chosen, pool, layout_,
+                                *feature_maps_[layer].key, *feature_maps_[layer].query, states);
+  backend_.StateMasses(states, num_states, layout_.head_dim, masses.after);
+  backend_.FinishStates(queries, states, layout_.head_dim, out);
   return true;
 }
 
@@ -413,18 +443,23 @@ void RetrievalAttention::Complete(int32_t layer, int32_t first,
   float* states = static_cast<float*>(states_.data());
   const int32_t d = layout_.head_dim;
   const auto num_states = static_cast<int64_t>(queries.size()) * config_.num_heads;
-  float* before = static_cast<float*>(masses_.data());
-  float* after = before + num_states;
-  backend_.StateMasses(states, num_states, d, before);
+  const Masses masses = MassesOfCall();
+  backend_.StateMasses(states, num_states, d, masses.before);
   backend_.CompleteStates(q, pinned_queries_, completion_groups_, lists_, pool_, layout_,
                           *feature_maps_[layer].key, *feature_maps_[layer].query, states);
-  backend_.StateMasses(states, num_states, d, after);
+  backend_.StateMasses(states, num_states, d, masses.after);
   if (!backend_.Synchronize()) return;
-  for (int64_t i = 0; i < num_states; ++i) {
-    RetrievalState& state = *query_rows_[first + i / config_.num_heads]->chunk->retrieval;
-    if (queries[i / config_.num_heads].position < state.counted_) continue;
-    ++state.counts_.completions;
-    state.counts_.completed += -std::expm1(before[i] - after[i]);
+  for (size_t i = 0; i < queries.size(); ++i) {
+    RetrievalState& state = *query_rows_[first + i]->chunk->retrieval;
+    if (queries[i].position < state.counted_) continue;
+    AddCompletions(state.counts_, masses.From(static_cast<int64_t>(i) * config_.num_heads));
+  }
+}
+
+void RetrievalAttention::AddCompletions(RetrievalCounts& counts, const Masses& masses) const {
+  for (int32_t head = 0; head < config_.num_heads; ++head) {
+    ++counts.completions;
+    counts.completed += -std::expm1(masses.before[head] - masses.after[head]);
   }
 }
 
@@ -496,6 +531,7 @@ void RetrievalAttention::CountPending() {
     uint64_t kept = 0;
     for (int32_t head = 0; head < layout_.kv_heads; ++head) kept += pending.counts[head];
     AddCounts(state.counts_, kept, pending.mid_size);
+    if (pending.masses.before != nullptr) AddCompletions(state.counts_, pending.masses);
   }
   pending_counts_.clear();
   count_call_ = 0;

@@ -229,6 +229,10 @@ class RetrievalAttention {
                         std::span<const kernels::RetrievalQuery> queries);
   void Complete(int32_t layer, int32_t first, std::span<const kernels::RetrievalQuery> queries,
                 const kernels::Tensor& q);
+  bool AttendAndComplete(int32_t layer, int32_t first,
+                         std::span<const kernels::RetrievalQuery> queries,
+                         const kernels::Selection& chosen, const kernels::Tensor& q,
+                         const kernels::Tensor& out);
   void Probe(int32_t layer, int32_t first, std::span<const kernels::RetrievalQuery> queries,
              const kernels::Selection& chosen, const kernels::Tensor& q);
   // Runs call(begin, queries, pool) over runs of `queries` whose whole KV is resident: all at once,
@@ -243,6 +247,14 @@ class RetrievalAttention {
   void AddCounts(RetrievalCounts& counts, uint64_t kept, int32_t mid_size) const;
   void Count(int32_t first, std::span<const kernels::RetrievalQuery> queries,
              const kernels::Selection& chosen);
+  // Of states, query heads side by side: the masses before and after completion, in shared memory.
+  struct Masses {
+    float *before = nullptr, *after = nullptr;
+    Masses From(int64_t state) const { return {before + state, after + state}; }
+  };
+  Masses MassesOfCall();
+  // Of a query's heads.
+  void AddCompletions(RetrievalCounts& counts, const Masses& masses) const;
 
   const ModelConfig config_;
   KvMemory& memory_;
@@ -304,6 +316,7 @@ class RetrievalAttention {
     RetrievalState* state = nullptr;
     int32_t position = 0, mid_size = 0;
     const int32_t* counts = nullptr;  // [Hkv]
+    Masses masses = {};               // of its heads; null unless they were completed
   };
   std::vector<PendingCount> pending_counts_;
   SharedReads shared_reads_;
@@ -311,7 +324,7 @@ class RetrievalAttention {
 
   // Shared memory: what the host looks at or writes within a step.
   kernels::Buffer reads_;   // [rows of a pass] kernels::SharedKvReads; empty without shared KV
-  kernels::Buffer masses_;  // [2][queries][H] before and after completion
+  kernels::Buffer masses_;  // [kCountCalls][before, after completion][kMaxQueries][H]
   kernels::Buffer counts_;  // [kCountCalls][kMaxQueries][Hkv] of selections
   kernels::Buffer tokens_;  // of a selection
   kernels::Buffer addresses_;

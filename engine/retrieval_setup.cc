@@ -195,7 +195,9 @@ absl::Status RetrievalAttention::Allocate(const RowFetcherOptions& rows) {
       scratch(max_entries_ * sizeof(int32_t), "chosen tokens", /*shared=*/true, &tokens_));
   WINNOW_RETURN_IF_ERROR(scratch(max_entries_ * sizeof(const std::byte*), "addresses of rows",
                                  /*shared=*/true, &addresses_));
-  WINNOW_RETURN_IF_ERROR(scratch(2 * num_states * sizeof(float), "masses of states",
+  const bool completes = options_.summaries > 0 && !feature_maps_.empty();
+  WINNOW_RETURN_IF_ERROR(scratch(completes ? kCountCalls * 2 * num_states * sizeof(float) : 0,
+                                 "masses of states",
                                  /*shared=*/true, &masses_));
   WINNOW_RETURN_IF_ERROR(
       scratch(num_states * code_bytes, "codes of queries", /*shared=*/false, &query_codes_));

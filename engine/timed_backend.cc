@@ -261,6 +261,14 @@ bool TimedBackend::AttendChosen(const kernels::Tensor& q,
   return inner_.AttendChosen(q, queries, chosen, pool, layout, scale, out);
 }
 
+bool TimedBackend::AttendChosenStates(const kernels::Tensor& q,
+                                      std::span<const kernels::RetrievalQuery> queries,
+                                      const kernels::Selection& chosen, const void* pool,
+                                      const kernels::KvLayout& layout, float scale, float* states) {
+  const Timer timer = Time(attention_);
+  return inner_.AttendChosenStates(q, queries, chosen, pool, layout, scale, states);
+}
+
 void TimedBackend::ExtendSummaries(std::span<const kernels::SummaryExtension> extensions,
                                    const void* pool, const kernels::KvLayout& layout,
                                    const kernels::PackedFeatureMap& key_map) {
@@ -277,6 +285,17 @@ void TimedBackend::CompleteStates(const kernels::Tensor& q,
                                   const kernels::PackedFeatureMap& query_map, float* states) {
   const Timer timer = Time(complete_);
   inner_.CompleteStates(q, queries, groups, lists, pool, layout, key_map, query_map, states);
+}
+
+void TimedBackend::CompleteChosenStates(const kernels::Tensor& q,
+                                        std::span<const kernels::RetrievalQuery> queries,
+                                        std::span<const kernels::CompletionGroup> groups,
+                                        const kernels::Selection& chosen, const void* pool,
+                                        const kernels::KvLayout& layout,
+                                        const kernels::PackedFeatureMap& key_map,
+                                        const kernels::PackedFeatureMap& query_map, float* states) {
+  const Timer timer = Time(complete_);
+  inner_.CompleteChosenStates(q, queries, groups, chosen, pool, layout, key_map, query_map, states);
 }
 
 void TimedBackend::StateMasses(const float* states, int64_t count, int32_t head_dim,

@@ -140,6 +140,10 @@ class TimedBackend : public kernels::Backend {
                     const kernels::Selection& chosen, const void* pool,
                     const kernels::KvLayout& layout, float scale,
                     const kernels::Tensor& out) override;
+  bool AttendChosenStates(const kernels::Tensor& q,
+                          std::span<const kernels::RetrievalQuery> queries,
+                          const kernels::Selection& chosen, const void* pool,
+                          const kernels::KvLayout& layout, float scale, float* states) override;
   void ExtendSummaries(std::span<const kernels::SummaryExtension> extensions, const void* pool,
                        const kernels::KvLayout& layout,
                        const kernels::PackedFeatureMap& key_map) override;
@@ -148,6 +152,13 @@ class TimedBackend : public kernels::Backend {
                       std::span<const kernels::RowList> lists, const void* pool,
                       const kernels::KvLayout& layout, const kernels::PackedFeatureMap& key_map,
                       const kernels::PackedFeatureMap& query_map, float* states) override;
+  void CompleteChosenStates(const kernels::Tensor& q,
+                            std::span<const kernels::RetrievalQuery> queries,
+                            std::span<const kernels::CompletionGroup> groups,
+                            const kernels::Selection& chosen, const void* pool,
+                            const kernels::KvLayout& layout,
+                            const kernels::PackedFeatureMap& key_map,
+                            const kernels::PackedFeatureMap& query_map, float* states) override;
   void StateMasses(const float* states, int64_t count, int32_t head_dim, float* masses) override;
   void FinishStates(std::span<const kernels::RetrievalQuery> queries, const float* states,
                     int32_t head_dim, const kernels::Tensor& out) override;

@@ -349,6 +349,13 @@ class Backend {
                                           const KvLayout& layout, float scale,
                                           const Tensor& out) = 0;
 
+  // As AttendChosen, as far as states [queries][H][AttentionStateFloats(d)]: for those who complete them.
+  [[nodiscard]] virtual bool AttendChosenStates(const Tensor& q,
+                                                std::span<const RetrievalQuery> queries,
+                                                const Selection& chosen, const void* pool,
+                                                const KvLayout& layout, float scale,
+                                                float* states) = 0;
+
   // Each summary takes in the tokens up to its extension's `last`.
   virtual void ExtendSummaries(std::span<const SummaryExtension> extensions, const void* pool,
                                const KvLayout& layout, const PackedFeatureMap& key_map) = 0;
@@ -360,6 +367,14 @@ class Backend {
                               std::span<const RowList> lists, const void* pool,
                               const KvLayout& layout, const PackedFeatureMap& key_map,
                               const PackedFeatureMap& query_map, float* states) = 0;
+
+  // The same, with the rows of chosen tokens where the queries' tables say. REQUIRES: AttendChosenStates was
+  // true for such a pool.
+  virtual void CompleteChosenStates(const Tensor& q, std::span<const RetrievalQuery> queries,
+                                    std::span<const CompletionGroup> groups,
+                                    const Selection& chosen, const void* pool,
+                                    const KvLayout& layout, const PackedFeatureMap& key_map,
+                                    const PackedFeatureMap& query_map, float* states) = 0;
 
   // masses [count], in shared memory: of each of the states, the natural logarithm of the sum of
   // exp(score) over its keys; minus infinity if it is of no keys.

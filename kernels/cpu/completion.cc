@@ -399,4 +399,11 @@ void CpuBackend::CompleteStates(const Tensor& q, std::span<const RetrievalQuery>
   }
 }
 
+void CpuBackend::CompleteChosenStates(const Tensor&, std::span<const RetrievalQuery>,
+                                      std::span<const CompletionGroup>, const Selection&,
+                                      const void*, const KvLayout&, const PackedFeatureMap&,
+                                      const PackedFeatureMap&, float*) {
+  WINNOW_CHECK(false);  // AttendChosenStates is never true here
+}
+
 }  // namespace winnow::kernels

@@ -91,12 +91,21 @@ class CpuBackend final : public Backend {
                     const KvLayout&, float, const Tensor&) override {
     return false;
   }
+  bool AttendChosenStates(const Tensor&, std::span<const RetrievalQuery>, const Selection&,
+                          const void*, const KvLayout&, float, float*) override {
+    return false;
+  }
   void ExtendSummaries(std::span<const SummaryExtension> extensions, const void* pool,
                        const KvLayout& layout, const PackedFeatureMap& key_map) override;
   void CompleteStates(const Tensor& q, std::span<const RetrievalQuery> queries,
                       std::span<const CompletionGroup> groups, std::span<const RowList> lists,
                       const void* pool, const KvLayout& layout, const PackedFeatureMap& key_map,
                       const PackedFeatureMap& query_map, float* states) override;
+  void CompleteChosenStates(const Tensor& q, std::span<const RetrievalQuery> queries,
+                            std::span<const CompletionGroup> groups, const Selection& chosen,
+                            const void* pool, const KvLayout& layout,
+                            const PackedFeatureMap& key_map, const PackedFeatureMap& query_map,
+                            float* states) override;
   void StateMasses(const float* states, int64_t count, int32_t head_dim, float* masses) override;
   void FinishStates(std::span<const RetrievalQuery> queries, const float* states, int32_t head_dim,
                     const Tensor& out) override;

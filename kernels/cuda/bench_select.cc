@@ -167,11 +167,14 @@ void BenchCompletion(Bench& bench) {
   const KvLayout kv{kKvHeads, d, kBlock, DType::kBF16};
   const Sequences sequences(1, n, 0);
   const auto pool = RandomBf16(static_cast<int64_t>(sequences.num_blocks * kv.BlockBytes()), 1);
-  const auto gate_up = RandomFloats(int64_t{kKvHeads} * d * 2 * kInner, 0.05f);
-  const auto out = RandomFloats(int64_t{kKvHeads} * (d + kInner) * kFeatures, 0.05f);
+  DeviceFeatureMap map{nullptr, nullptr, nullptr, nullptr, kKvHeads, d, kInner, kFeatures};
+  const auto fragments = [](int64_t count) { return RandomBf16(count * 32 * 16, 0.05f); };
+  const auto gate_up = fragments(int64_t{kKvHeads} * map.GateUpFragments());
+  const auto out = fragments(int64_t{kKvHeads} * map.OutFragments());
   const auto bias = RandomFloats(kKvHeads * 2 * kInner, 0.1f);
-  const DeviceFeatureMap map{gate_up.data(), bias.data(), out.data(), bias.data(),
-                             kKvHeads,       d,           kInner,     kFeatures};
+  map.gate_up = reinterpret_cast<const uint4*>(gate_up.data());
+  map.out = reinterpret_cast<const uint4*>(out.data());
+  map.gate_up_bias = map.out_bias = bias.data();
   Memory<float> summary(kKvHeads * SummaryFloats(kFeatures, d));
   for (const int32_t tokens : {1, 512, 2048, 8192}) {
     const Memory<DeviceExtension> extension(std::vector<DeviceExtension>{
@@ -200,7 +203,7 @@ void BenchCompletion(Bench& bench) {
     auto states = RandomFloats(kKvHeads * kGroup * (d + 2));
     const double seconds = bench.Seconds(1, 8, [&](int, cudaStream_t stream) {
       return CompleteStates(shape, q.data(), kKvHeads * kGroup * d, sequences.queries.data(),
-                            all_chosen.data(), summaries.data(), map, map, states.data(),
+                            {.lists = all_chosen.data()}, summaries.data(), map, map, states.data(),
                             workspace.data(), stream);
     });
     bench.Report("completion: step", Text("%d chosen a head, d %d, F %d", chosen, d, kFeatures),

@@ -63,29 +63,38 @@ struct BlockTokens {
   }
 };
 
-__global__ void __launch_bounds__(kThreads)
+// kRowTiles: of 16 tokens, of a block.
+template <int kRowTiles>
+__global__ void __launch_bounds__(kMapThreads, 2)
     MapKeysKernel(const __grid_constant__ Args args, const __grid_constant__ DeviceFeatureMap map) {
+  constexpr int kTokens = kRowTiles * 16;
   const DeviceExtension extension = args.extensions[blockIdx.z];
-  const int32_t head = blockIdx.y;
-  const int32_t first = extension.tokens.first + static_cast<int32_t>(blockIdx.x) * kTile;
-  if (first >= extension.tokens.last) return;
-  extern __shared__ float4 shared4[];
-  float* x = reinterpret_cast<float*>(shared4);
-  float* z = x + map.head_dim * kTile;
-  float* a = z + map.inner * kTile;
-  LoadTile(map.head_dim, x, [&](int t) {
-    return first + t < extension.tokens.last ? args.pool.Row(extension.block_table, head, first + t)
-                                             : nullptr;
-  });
-  __syncthreads();
-  MapTile(map, head, x, z, a);
-  float* to = args.log_features +
-              (args.ListOf(head) * args.max_tokens + static_cast<int64_t>(blockIdx.x) * kTile) *
-                  map.features;
-  for (int32_t i = threadIdx.x; i < kTile * map.features; i += kThreads) {
-    const int32_t t = i / map.features, f = i % map.features;
-    if (first + t < extension.tokens.last) to[i] = a[f * kTile + t];
+  const int32_t head = blockIdx.y, from = static_cast<int32_t>(blockIdx.x) * kTokens;
+  const int32_t first = extension.tokens.first + from, last = extension.tokens.last;
+  if (first >= last) return;
+  extern __shared__ uint4 shared[];
+  auto* const x = reinterpret_cast<uint16_t*>(shared);
+  __shared__ const uint8_t* rows[kTokens];
+  const auto t = static_cast<int32_t>(threadIdx.x);
+  if (t < kTokens) {
+    rows[t] = first + t < last ? args.pool.Row(extension.block_table, head, first + t) : nullptr;
   }
+  __syncthreads();
+  StartRows(rows, kTokens, map.head_dim, x, nullptr);
+  WaitForCopies<0>();
+  __syncthreads();
+  float* to = args.log_features + (args.ListOf(head) * args.max_tokens + from) * map.features;
+  const int row = t % kLanes / 4;
+  MapTile<kRowTiles>(map, head, x, x + kTokens * (map.head_dim + kPadding),
+                     [&](int32_t f, const float(&a)[kRowTiles][4]) {
+                       if (f >= map.features) return;
+#pragma unroll
+                       for (int i = 0; i < 2 * kRowTiles; ++i) {
+                         if (first + i * 8 + row >= last) continue;
+                         *reinterpret_cast<float2*>(to + int64_t{i * 8 + row} * map.features + f) =
+                             make_float2(a[i / 2][i % 2 * 2], a[i / 2][i % 2 * 2 + 1]);
+                       }
+                     });
 }
 
 // A few tokens. A thread is a channel of four features; all threads keep the same m and sums.
@@ -470,12 +479,14 @@ cudaError_t ExtendSummaries(const DeviceExtension* extensions, int32_t num_exten
   const auto heads = static_cast<unsigned>(layout.kv_heads);
   const auto count = static_cast<unsigned>(num_extensions);
   if (max_tokens > 0) {
-    if (const cudaError_t error = AllowShared(MapKeysKernel, TileBytes(key_map));
-        error != cudaSuccess) {
-      return error;
-    }
-    const dim3 grid(static_cast<unsigned>(CeilDiv(max_tokens, kTile)), heads, count);
-    MapKeysKernel<<<grid, kThreads, TileBytes(key_map), stream>>>(args, key_map);
+    // A decode step has one token of each sequence.
+    const bool few = max_tokens <= 16;
+    const auto kernel = few ? MapKeysKernel<1> : MapKeysKernel<kTile / 16>;
+    const int32_t tokens = few ? 16 : kTile;
+    const size_t bytes = TileBytes(key_map, tokens);
+    if (const cudaError_t error = AllowShared(kernel, bytes); error != cudaSuccess) return error;
+    const dim3 grid(static_cast<unsigned>(CeilDiv(max_tokens, tokens)), heads, count);
+    kernel<<<grid, kMapThreads, bytes, stream>>>(args, key_map);
     if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
   }
   const dim3 by_features(key_map.features / kFeaturesPerBlock, heads, count);

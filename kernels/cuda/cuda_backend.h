@@ -48,6 +48,8 @@ namespace winnow::kernels::cuda {
 
 inline constexpr int32_t kMaxHeadsPerKvHead = 16;
 
+struct AttentionOutput;
+
 class CudaBackend final : public Backend {
  public:
   // Null, and why in `why`.
@@ -121,12 +123,20 @@ class CudaBackend final : public Backend {
   bool AttendChosen(const Tensor& q, std::span<const RetrievalQuery> queries,
                     const Selection& chosen, const void* pool, const KvLayout& layout, float scale,
                     const Tensor& out) override;
+  bool AttendChosenStates(const Tensor& q, std::span<const RetrievalQuery> queries,
+                          const Selection& chosen, const void* pool, const KvLayout& layout,
+                          float scale, float* states) override;
   void ExtendSummaries(std::span<const SummaryExtension> extensions, const void* pool,
                        const KvLayout& layout, const PackedFeatureMap& key_map) override;
   void CompleteStates(const Tensor& q, std::span<const RetrievalQuery> queries,
                       std::span<const CompletionGroup> groups, std::span<const RowList> lists,
                       const void* pool, const KvLayout& layout, const PackedFeatureMap& key_map,
                       const PackedFeatureMap& query_map, float* states) override;
+  void CompleteChosenStates(const Tensor& q, std::span<const RetrievalQuery> queries,
+                            std::span<const CompletionGroup> groups, const Selection& chosen,
+                            const void* pool, const KvLayout& layout,
+                            const PackedFeatureMap& key_map, const PackedFeatureMap& query_map,
+                            float* states) override;
   void StateMasses(const float* states, int64_t count, int32_t head_dim, float* masses) override;
   void FinishStates(std::span<const RetrievalQuery> queries, const float* states, int32_t head_dim,
                     const Tensor& out) override;
@@ -222,8 +232,19 @@ class CudaBackend final : public Backend {
   void TakeCounts();
   void AttendChunks(const Tensor& q, std::span<const AttentionChunk> chunks, bool few,
                     const void* pool, const KvLayout& layout, float scale, const Tensor& out);
+  void TakeIn(std::span<const SummaryExtension> extensions, const void* pool,
+              const KvLayout& layout, const DeviceFeatureMap& map);
   bool Extend(std::span<const DeviceExtension> extensions, const void* pool, const KvLayout& layout,
               const DeviceFeatureMap& key_map);
+  // Of the chosen rows of `lists`, or where those are empty of `chosen`.
+  void Complete(const Tensor& q, std::span<const RetrievalQuery> queries,
+                std::span<const CompletionGroup> groups, std::span<const RowList> lists,
+                const Selection& chosen, const void* pool, const KvLayout& layout,
+                const DeviceFeatureMap& key_map, const DeviceFeatureMap& query_map, float* states);
+  // Over rows of a pool on the device.
+  void AttendChosenTo(const Tensor& q, std::span<const RetrievalQuery> queries,
+                      const Selection& chosen, const void* pool, const KvLayout& layout,
+                      float scale, const AttentionOutput& output);
 
   // ---- KV in pinned host memory (cuda_backend_host_kv.cc) ----
   // The layer whose KV begins at this address; null: it lies on the device.

@@ -63,16 +63,31 @@ bool CudaBackend::AttendChosen(const Tensor& q, std::span<const RetrievalQuery> 
     AttendHostChosen(*host, q, queries, chosen, layout, scale, out);
     return true;
   }
+  AttendChosenTo(q, queries, chosen, pool, layout, scale,
+                 {.out = out.f32(), .out_stride = out.stride});
+  return true;
+}
+
+bool CudaBackend::AttendChosenStates(const Tensor& q, std::span<const RetrievalQuery> queries,
+                                     const Selection& chosen, const void* pool,
+                                     const KvLayout& layout, float scale, float* states) {
+  if (HostPoolOf(pool) != nullptr) return false;
+  AttendChosenTo(q, queries, chosen, pool, layout, scale, {.states = states});
+  return true;
+}
+
+void CudaBackend::AttendChosenTo(const Tensor& q, std::span<const RetrievalQuery> queries,
+                                 const Selection& chosen, const void* pool, const KvLayout& layout,
+                                 float scale, const AttentionOutput& output) {
   const DeviceQuery* on_device = StageQueries(queries, layout.block_tokens);
-  if (on_device == nullptr || !EndStaging()) return true;
+  if (on_device == nullptr || !EndStaging()) return;
   const Selection selection = SelectionToRead(chosen, queries.size());
   const RowAttentionShape shape{static_cast<int32_t>(queries.size()), GroupOf(q, layout), layout,
                                 MostAnchors(queries) + chosen.capacity};
-  if (!PrepareRows(shape)) return true;
-  Good(cuda::AttendChosen(shape, q.f32(), q.stride, on_device, selection, pool, scale,
-                          {.out = out.f32(), .out_stride = out.stride}, rows_.data(), stream()),
+  if (!PrepareRows(shape)) return;
+  Good(cuda::AttendChosen(shape, q.f32(), q.stride, on_device, selection, pool, scale, output,
+                          rows_.data(), stream()),
        "attention over rows");
-  return true;
 }
 
 bool CudaBackend::PrepareRows(const RowAttentionShape& shape) {
@@ -129,6 +144,11 @@ bool CudaBackend::Extend(std::span<const DeviceExtension> extensions, const void
 
 void CudaBackend::ExtendSummaries(std::span<const SummaryExtension> extensions, const void* pool,
                                   const KvLayout& layout, const PackedFeatureMap& key_map) {
+  TakeIn(extensions, pool, layout, MapOf(key_map));
+}
+
+void CudaBackend::TakeIn(std::span<const SummaryExtension> extensions, const void* pool,
+                         const KvLayout& layout, const DeviceFeatureMap& map) {
   size_t bytes = 0;
   int32_t most = 0;
   for (const SummaryExtension& extension : extensions) {
@@ -136,7 +156,6 @@ void CudaBackend::ExtendSummaries(std::span<const SummaryExtension> extensions, 
     most = std::max(most, extension.last - extension.summary->tokens.last);
   }
   // Room for the descriptors of all pieces too: a table must not go between its staging and its use.
-  const DeviceFeatureMap& map = MapOf(key_map);
   const auto count = static_cast<int32_t>(extensions.size());
   const auto pieces = static_cast<size_t>(most / ExtendTokens(count, map)) + 1;
   bytes += pieces * (extensions.size() * sizeof(DeviceExtension) + 512) + 256;
@@ -164,7 +183,23 @@ void CudaBackend::CompleteStates(const Tensor& q, std::span<const RetrievalQuery
                                  std::span<const RowList> lists, const void* pool,
                                  const KvLayout& layout, const PackedFeatureMap& key_map,
                                  const PackedFeatureMap& query_map, float* states) {
-  const DeviceFeatureMap& keys = MapOf(key_map);
+  WINNOW_CHECK(lists.size() == queries.size() * layout.kv_heads);
+  Complete(q, queries, groups, lists, {}, pool, layout, MapOf(key_map), MapOf(query_map), states);
+}
+
+void CudaBackend::CompleteChosenStates(const Tensor& q, std::span<const RetrievalQuery> queries,
+                                       std::span<const CompletionGroup> groups,
+                                       const Selection& chosen, const void* pool,
+                                       const KvLayout& layout, const PackedFeatureMap& key_map,
+                                       const PackedFeatureMap& query_map, float* states) {
+  Complete(q, queries, groups, {}, chosen, pool, layout, MapOf(key_map), MapOf(query_map), states);
+}
+
+void CudaBackend::Complete(const Tensor& q, std::span<const RetrievalQuery> queries,
+                           std::span<const CompletionGroup> groups, std::span<const RowList> lists,
+                           const Selection& chosen, const void* pool, const KvLayout& layout,
+                           const DeviceFeatureMap& key_map, const DeviceFeatureMap& query_map,
+                           float* states) {
   const int32_t group = GroupOf(q, layout);
   const int64_t state_floats = int64_t{layout.kv_heads} * group * (layout.head_dim + 2);
   // Queries of one sequence complete one after the other, as its summary goes on between them; the
@@ -174,8 +209,9 @@ void CudaBackend::CompleteStates(const Tensor& q, std::span<const RetrievalQuery
     longest = std::max<size_t>(longest, of_group.num_queries);
   }
   const size_t at_once = longest != 1 ? 1 : QueriesAtOnce(queries.size(), [&](int32_t num_queries) {
-    return CompleteStatesWorkspaceBytes({num_queries, group, layout, 0}, keys);
+    return CompleteStatesWorkspaceBytes({num_queries, group, layout, 0}, key_map);
   });
+  const Selection selection = lists.empty() ? SelectionToRead(chosen, queries.size()) : Selection{};
   for (size_t first = 0; first < queries.size() && !failed();) {
     const size_t count = std::min(at_once, queries.size() - first);
     std::vector<SummaryExtension> extensions;
@@ -195,25 +231,37 @@ void CudaBackend::CompleteStates(const Tensor& q, std::span<const RetrievalQuery
       }
     }
     WINNOW_CHECK(summaries.size() == count);
-    if (!extensions.empty()) ExtendSummaries(extensions, pool, layout, key_map);
+    if (!extensions.empty()) TakeIn(extensions, pool, layout, key_map);
     const auto of_call = queries.subspan(first, count);
-    const auto lists_of_call = lists.subspan(first * layout.kv_heads, count * layout.kv_heads);
-    const DeviceQuery* on_device = StageQueries(
-        of_call, kNoTables, lists_of_call.size_bytes() + summaries.size() * sizeof(float*) + 256);
+    const auto lists_of_call =
+        lists.empty() ? lists : lists.subspan(first * layout.kv_heads, count * layout.kv_heads);
+    const DeviceQuery* on_device =
+        StageQueries(of_call, lists.empty() ? layout.block_tokens : kNoTables,
+                     lists_of_call.size_bytes() + summaries.size() * sizeof(float*) + 256);
     if (on_device == nullptr) return;
     CompletionShape shape{static_cast<int32_t>(count), group, layout, 0};
-    for (const RowList& list : lists_of_call) {
-      shape.max_chosen = std::max(shape.max_chosen, list.chosen_last - list.chosen_first);
+    ChosenRows rows{.pool = pool};
+    if (lists.empty()) {
+      shape.max_chosen = selection.capacity;
+      rows.chosen = selection.From(static_cast<int64_t>(first));
+    } else {
+      for (const RowList& list : lists_of_call) {
+        shape.max_chosen = std::max(shape.max_chosen, list.chosen_last - list.chosen_first);
+      }
+      int32_t max_rows = 0;
+      rows.lists = StageLists(lists_of_call, &max_rows);
+      if (rows.lists == nullptr) return;
     }
-    int32_t max_rows = 0;
-    const RowList* of_lists = StageLists(lists_of_call, &max_rows);
     const float* const* of_summaries = Stage(std::span<const float* const>(summaries));
-    if (of_lists == nullptr || !EndStaging() ||
-        !Grow(complete_, CompleteStatesWorkspaceBytes(shape, keys), "completion")) {
+    if (!EndStaging() ||
+        !Prepare(complete_, CompleteStatesWorkspaceBytes(shape, key_map),
+                 CompleteStatesZeroedPart(shape, key_map),
+                 {shape.num_queries, group, layout.kv_heads, layout.head_dim, key_map.features, 1},
+                 "completion")) {
       return;
     }
-    Good(cuda::CompleteStates(shape, q.f32(), q.stride, on_device, of_lists, of_summaries, keys,
-                              MapOf(query_map), states + static_cast<int64_t>(first) * state_floats,
+    Good(cuda::CompleteStates(shape, q.f32(), q.stride, on_device, rows, of_summaries, key_map,
+                              query_map, states + static_cast<int64_t>(first) * state_floats,
                               complete_.data(), stream()),
          "completion");
     first += count;

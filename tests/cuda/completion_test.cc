@@ -22,8 +22,10 @@ class CudaCompletionTest : public CudaTest {
  protected:
   // A sequence, its maps and its summary.
   struct Scene {
-    Scene(Random& random, int32_t d, int32_t group_size, int32_t tokens, float spread)
-        : layout{2, d, static_cast<int32_t>(16 * random.Int(1, 5)), DType::kBF16},
+    Scene(Random& random, int32_t d, int32_t group_size, int32_t tokens, float spread,
+          int32_t num_features = 64)
+        : features(num_features),
+          layout{2, d, static_cast<int32_t>(16 * random.Int(1, 5)), DType::kBF16},
           group(group_size),
           kv(random, layout, {tokens}),
           key_map(random, {2, d, d, static_cast<int32_t>(random.Int(20, 128)), features}, spread),
@@ -46,7 +48,7 @@ class CudaCompletionTest : public CudaTest {
       WINNOW_CUDA_OK(cudaDeviceSynchronize());
     }
 
-    static constexpr int32_t features = 64;
+    int32_t features;
     KvLayout layout;
     int32_t group;
     PagedKv kv;
@@ -98,13 +100,21 @@ class CudaCompletionTest : public CudaTest {
     const CompletionShape shape{1, scene.group, scene.layout,
                                 most + static_cast<int32_t>(random_.Int(0, 100))};
     Workspace workspace(CompleteStatesWorkspaceBytes(shape, scene.keys.map));
+    // By their addresses, and as tokens of the pool: the same bits.
+    const Selection host = selection.view();
+    const DeviceArray<int32_t> counts(std::vector<int32_t>(host.counts, host.counts + 2));
+    const DeviceArray<int32_t> tokens(
+        std::vector<int32_t>(host.tokens, host.tokens + 2 * host.capacity));
+    const ChosenRows by_address{.lists = lists_on_device.data()};
+    const ChosenRows by_token{.chosen = {2, host.capacity, counts.data(), tokens.data()},
+                              .pool = scene.pool.data()};
     std::vector<float> actual;
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < 3; ++i) {
       const DeviceArray<float> states_on_device(states);
       WINNOW_CUDA_OK(CompleteStates(shape, q_on_device.data(), q.tensor().stride, on_device.data(),
-                                    lists_on_device.data(), summaries.data(), scene.keys.map,
-                                    scene.queries.map, states_on_device.data(), workspace.data(),
-                                    nullptr));
+                                    i == 1 ? by_token : by_address, summaries.data(),
+                                    scene.keys.map, scene.queries.map, states_on_device.data(),
+                                    workspace.data(), nullptr));
       const auto again = states_on_device.Get();
       if (i > 0) {
         EXPECT_EQ(std::memcmp(again.data(), actual.data(), 4 * actual.size()), 0);
@@ -153,12 +163,90 @@ TEST_F(CudaCompletionTest, EqualsTheReferenceForEveryHeadDimensionAndGroup) {
   }
 }
 
+TEST_F(CudaCompletionTest, EqualsTheReferenceForAnyNumberOfFeaturesAndLargeGroups) {
+  SCOPED_TRACE(Seed());
+  for (const int32_t features : {4, 20, 64, 100, 128}) {
+    for (const int32_t group : {9, 32}) {
+      const int32_t d = AnyHeadDim(random_);
+      SCOPED_TRACE(testing::Message() << "F " << features << " G " << group << " d " << d);
+      Scene scene(random_, d, group, 400, 2.0f, features);
+      const TokenRange mid{16, 380};
+      scene.Extend(mid, true);
+      ExpectCompletes(scene, mid, Some(mid, 0.2), 2e-3);
+    }
+  }
+}
+
+// Of two sequences, with summaries and chosen tokens of their own.
+TEST_F(CudaCompletionTest, AQueryAloneIsCompletedAsAmongOthers) {
+  SCOPED_TRACE(Seed());
+  const int32_t d = AnyHeadDim(random_), group = static_cast<int32_t>(random_.Int(1, 8));
+  Scene scene(random_, d, group, 900, 2.0f);
+  constexpr int kQueries = 3;
+  const int32_t heads = 2 * group, capacity = 600;
+  Matrix q = Matrix::Normal(random_, kQueries, int64_t{heads} * d);
+  const auto q_on_device = Upload(q);
+  const TokenRange mids[] = {{16, 890}, {5, 300}, {64, 700}};
+  std::vector<DeviceArray<float>> summaries;
+  std::vector<const float*> places;
+  std::vector<RetrievalQuery> queries;
+  OwnedSelection chosen(kQueries, 2, capacity);
+  for (int i = 0; i < kQueries; ++i) {
+    scene.Extend(mids[i], true);
+    summaries.emplace_back(scene.summary.Get());
+    places.push_back(summaries.back().data());
+    queries.push_back({i, scene.kv.table(0), mids[i].last + 3, mids[i], 0});
+    const auto some = Some(mids[i], i == 0 ? 0.6 : 0.1);
+    for (int32_t head = 0; head < 2; ++head) chosen.Set(i, head, some[head]);
+  }
+  const Selection host = chosen.view();
+  const DeviceArray<int32_t> counts(std::vector<int32_t>(host.counts, host.counts + 2 * kQueries));
+  const DeviceArray<int32_t> tokens(
+      std::vector<int32_t>(host.tokens, host.tokens + 2 * kQueries * capacity));
+  const Selection on_device{2, capacity, counts.data(), tokens.data()};
+  const DeviceQueries of_queries(queries);
+  const DeviceArray<const float*> of_summaries(places);
+  const int64_t state_floats = int64_t{heads} * (d + 2);
+  std::vector<float> states(kQueries * state_floats);
+  for (float& value : states) value = std::abs(random_.Normal()) + 0.1f;
+  const auto complete = [&](int first, int count) {
+    const DeviceArray<float> of_states(std::vector<float>(
+        states.begin() + first * state_floats, states.begin() + (first + count) * state_floats));
+    const CompletionShape shape{count, group, scene.layout, capacity};
+    Workspace workspace(CompleteStatesWorkspaceBytes(shape, scene.keys.map));
+    WINNOW_CUDA_OK(CompleteStates(
+        shape, q_on_device.data(), q.tensor().stride, of_queries.data() + first,
+        {.chosen = on_device.From(first), .pool = scene.pool.data()}, of_summaries.data() + first,
+        scene.keys.map, scene.queries.map, of_states.data(), workspace.data(), nullptr));
+    return of_states.Get();
+  };
+  const std::vector<float> together = complete(0, kQueries);
+  for (int i = 0; i < kQueries; ++i) {
+    const std::vector<float> alone = complete(i, 1);
+    EXPECT_EQ(std::memcmp(alone.data(), together.data() + i * state_floats, 4 * state_floats), 0)
+        << i;
+  }
+}
+
 TEST_F(CudaCompletionTest, ManyChosenTokensInSplitsOfSeveralTiles) {
   SCOPED_TRACE(Seed());
   Scene scene(random_, 128, 4, 3000, 2.0f);
   const TokenRange mid{16, 2900};
   scene.Extend(mid, true);
   ExpectCompletes(scene, mid, Some(mid, 0.5), 5e-3);
+}
+
+// What is chosen is subtracted: its weights must be those that entered, to the last bits.
+TEST_F(CudaCompletionTest, WhatAlmostAllOfMidLeavesIsRight) {
+  SCOPED_TRACE(Seed());
+  for (int round = 0; round < 4; ++round) {
+    Scene scene(random_, AnyHeadDim(random_), 4, 120, 0.5f);
+    const TokenRange mid{5, 100};
+    scene.Extend(mid, true);
+    auto chosen = Some(mid, 1.0);
+    for (auto& of_head : chosen) of_head.erase(of_head.begin() + random_.Int(0, 94));
+    ExpectCompletes(scene, mid, chosen, 1e-3);
+  }
 }
 
 TEST_F(CudaCompletionTest, WhereAllOfMidIsChosenStatesKeepTheirBits) {

@@ -45,7 +45,7 @@ class DeviceBackendTest : public ::testing::Test {
                                                       int32_t shared_blocks) {
     ModelOptions flags;
     flags.max_context = kTokens;
-    flags.retrieval.probe_interval = 7;
+    flags.retrieval.probe_interval = probe_interval_;
     flags.retrieval.index = "auto";
     auto options = ResolveDecoderOptions(config_, flags);
     EXPECT_TRUE(options.ok()) << options.status();
@@ -104,6 +104,7 @@ class DeviceBackendTest : public ::testing::Test {
   Weights weights_;
   std::unique_ptr<kernels::Backend> cpu_;
   std::vector<int32_t> tokens_;
+  int32_t probe_interval_ = 7;
 };
 
 TEST_F(DeviceBackendTest, AnswersAndCountsAreThoseOfTheCpu) {
@@ -133,8 +134,6 @@ TEST_F(DeviceBackendTest, AnswersAndCountsAreThoseOfTheCpu) {
   EXPECT_GT(device.passes, 0);
 }
 
-// KV of the later layers lies in shared memory, of which the device keeps no rows: every row that was
-// read there came from the host.
 TEST_F(DeviceBackendTest, TokensAreThoseOfTheLogitsOnAnyDevice) {
   PretendedDevice device(*cpu_);
   const auto on_cpu = MakeDecoder(*cpu_), on_device = MakeDecoder(device);
@@ -170,6 +169,26 @@ TEST_F(DeviceBackendTest, TokensAreThoseOfTheLogitsOnAnyDevice) {
   }
 }
 
+// What is chosen, attended to and completed stays on the device: a step of any policy waits as often as a dense
+// one, for what its last layer gives, and once more where it counts what was chosen.
+TEST_F(DeviceBackendTest, NoPolicyWaitsInALayer) {
+  probe_interval_ = 0;  // what is probed is waited for
+  PretendedDevice device(*cpu_);
+  const auto decoder = MakeDecoder(device);
+  ASSERT_TRUE(Run(*decoder, Parse("dense")).status.ok());
+  const int of_dense = device.waits;
+  for (const char* text :
+       {"window:window=32,from=0", "lsh:k=20,window=32,from=0", "hata:k=9,p=0.7,window=32,from=0",
+        "lsh:k=20,window=32,completion=on,from=0", "window:window=32,completion=on,from=0",
+        "spotlight:k=20,p=0.7,window=32,completion=on,from=0"}) {
+    SCOPED_TRACE(text);
+    ASSERT_TRUE(Run(*decoder, Parse(text)).status.ok());
+    EXPECT_LE(device.waits, of_dense + 1);
+  }
+}
+
+// KV of the later layers lies in shared memory, of which the device keeps no rows: every row that was
+// read there came from the host.
 TEST_F(DeviceBackendTest, KvInSharedMemoryGivesTheSameAnswersAndIsCounted) {
   PretendedDevice device(*cpu_);
   const int32_t blocks = kTokens / 64;

@@ -83,35 +83,31 @@ class PretendedDevice : public TimedBackend {
                     const kernels::Selection& chosen, const void* pool,
                     const kernels::KvLayout& layout, float scale,
                     const kernels::Tensor& out) override {
-    const kernels::Selection of_device = Latest(chosen);
-    std::vector<std::vector<const std::byte*>> rows;
-    for (size_t i = 0; i < queries.size(); ++i) {
-      const kernels::RetrievalQuery& query = queries[i];
-      for (int32_t head = 0; head < layout.kv_heads; ++head) {
-        auto& of_list = rows.emplace_back();
-        const auto add = [&](int32_t token) {
-          const auto* row = static_cast<const std::byte*>(pool) +
-                            layout.RowOffset(query.block_table[token / layout.block_tokens], head,
-                                             token % layout.block_tokens);
-          of_list.push_back(shared_ == nullptr ? row : shared_->Read(row));
-        };
-        for (int32_t t = 0; t < std::min(query.mid.first, query.position + 1); ++t) add(t);
-        const auto place = static_cast<int64_t>(i);
-        for (int32_t t = 0; t < of_device.count(place, head); ++t) {
-          add(of_device.chosen(place, head)[t]);
-        }
-        for (int32_t t = query.mid.last; t <= query.position; ++t) add(t);
-      }
-    }
-    std::vector<kernels::RowList> lists;
-    for (const auto& of_list : rows) {
-      lists.push_back({of_list.data(), static_cast<int32_t>(of_list.size()), 0, 0});
-    }
     std::vector<float> states(queries.size() * (q.cols / layout.head_dim) *
                               kernels::AttentionStateFloats(layout.head_dim));
-    cpu_.AttendRows(q, queries, lists, layout, scale, states.data());
+    const ChosenLists chosen_lists(*this, queries, chosen, pool, layout);
+    cpu_.AttendRows(q, queries, chosen_lists.lists, layout, scale, states.data());
     cpu_.FinishStates(queries, states.data(), layout.head_dim, out);
     return true;
+  }
+  bool AttendChosenStates(const kernels::Tensor& q,
+                          std::span<const kernels::RetrievalQuery> queries,
+                          const kernels::Selection& chosen, const void* pool,
+                          const kernels::KvLayout& layout, float scale, float* states) override {
+    const ChosenLists chosen_lists(*this, queries, chosen, pool, layout);
+    cpu_.AttendRows(q, queries, chosen_lists.lists, layout, scale, states);
+    return true;
+  }
+  void CompleteChosenStates(const kernels::Tensor& q,
+                            std::span<const kernels::RetrievalQuery> queries,
+                            std::span<const kernels::CompletionGroup> groups,
+                            const kernels::Selection& chosen, const void* pool,
+                            const kernels::KvLayout& layout,
+                            const kernels::PackedFeatureMap& key_map,
+                            const kernels::PackedFeatureMap& query_map, float* states) override {
+    const ChosenLists chosen_lists(*this, queries, chosen, pool, layout);
+    cpu_.CompleteStates(q, queries, groups, chosen_lists.lists, pool, layout, key_map, query_map,
+                        states);
   }
   void StateMasses(const float* states, int64_t count, int32_t head_dim, float* masses) override {
     std::vector<float> values(count);
@@ -250,6 +246,37 @@ class PretendedDevice : public TimedBackend {
     kernels::Selection to;
     std::vector<int32_t> counts, tokens;
     kernels::Selection view() { return {to.kv_heads, to.capacity, counts.data(), tokens.data()}; }
+  };
+  // The rows of what was chosen, in order.
+  struct ChosenLists {
+    ChosenLists(PretendedDevice& device, std::span<const kernels::RetrievalQuery> queries,
+                const kernels::Selection& chosen, const void* pool,
+                const kernels::KvLayout& layout) {
+      const kernels::Selection of_device = device.Latest(chosen);
+      for (size_t i = 0; i < queries.size(); ++i) {
+        const kernels::RetrievalQuery& query = queries[i];
+        for (int32_t head = 0; head < layout.kv_heads; ++head) {
+          auto& of_list = rows.emplace_back();
+          const auto add = [&](int32_t token) {
+            const auto* row = static_cast<const std::byte*>(pool) +
+                              layout.RowOffset(query.block_table[token / layout.block_tokens], head,
+                                               token % layout.block_tokens);
+            of_list.push_back(device.shared_ == nullptr ? row : device.shared_->Read(row));
+          };
+          for (int32_t t = 0; t < std::min(query.mid.first, query.position + 1); ++t) add(t);
+          const auto first = static_cast<int32_t>(of_list.size());
+          const auto place = static_cast<int64_t>(i);
+          for (int32_t t = 0; t < of_device.count(place, head); ++t) {
+            add(of_device.chosen(place, head)[t]);
+          }
+          const auto last = static_cast<int32_t>(of_list.size());
+          for (int32_t t = query.mid.last; t <= query.position; ++t) add(t);
+          lists.push_back({of_list.data(), static_cast<int32_t>(of_list.size()), first, last});
+        }
+      }
+    }
+    std::vector<std::vector<const std::byte*>> rows;
+    std::vector<kernels::RowList> lists;
   };
   // What is made for `chosen`, on its way to it.
   kernels::Selection Make(const kernels::Selection& chosen, size_t queries) {
