@@ -101,22 +101,20 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   const int32_t last = min(first + args.slices_per_segment, args.slices);
   const uint4* of_w = args.w + int64_t{tile} * args.slices * 2 * kLanes + lane;
   const uint4* of_x = args.x + lane;
-  const int64_t next_tile = int64_t{args.slices} * kLanes;
-  // Rows past the last are not read: their share of a fragment stays zero.
-  bool wanted[kRowTiles];
-#pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) wanted[i] = i * 8 + lane / 4 < args.m;
+  const int32_t next_tile = args.slices * kLanes;  // 32 rows: offsets have 32 bits
+  // Of tiles of rows that do not exist nothing is read, and rows past the last of one that does are nobody's.
+  const int32_t row_tiles = (args.m + 7) / 8;
   uint4 w[kAhead][2], x[kAhead][kRowTiles] = {};
   const auto load_w = [&](int32_t slice, uint4(&to)[2]) {
     if (slice >= last) return;
-    to[0] = LoadStreamed(of_w + int64_t{slice} * 2 * kLanes);
-    to[1] = LoadStreamed(of_w + int64_t{slice} * 2 * kLanes + kLanes);
+    to[0] = LoadStreamed(of_w + slice * 2 * kLanes);
+    to[1] = LoadStreamed(of_w + slice * 2 * kLanes + kLanes);
   };
   const auto load_x = [&](int32_t slice, uint4(&to)[kRowTiles]) {
     if (slice >= last) return;
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
-      if (wanted[i]) to[i] = of_x[i * next_tile + int64_t{slice} * kLanes];
+      if (i < row_tiles) to[i] = of_x[i * next_tile + slice * kLanes];
     }
   };
 #pragma unroll
