@@ -68,6 +68,10 @@ template <int kRowTiles>
 __global__ void __launch_bounds__(kMapThreads, 2)
     MapKeysKernel(const __grid_constant__ Args args, const __grid_constant__ DeviceFeatureMap map) {
   constexpr int kTokens = kRowTiles * 16;
+  LetNextStart();
+  // Weights, which a step's other weights have pushed out of L2 since it last came here.
+  if (blockIdx.x == 0) PrefetchMap(map, static_cast<int32_t>(blockIdx.y));
+  WaitForEarlier();
   const DeviceExtension extension = args.extensions[blockIdx.z];
   const int32_t head = blockIdx.y, from = static_cast<int32_t>(blockIdx.x) * kTokens;
   const int32_t first = extension.tokens.first + from, last = extension.tokens.last;
@@ -99,6 +103,8 @@ __global__ void __launch_bounds__(kMapThreads, 2)
 
 // A few tokens. A thread is a channel of four features; all threads keep the same m and sums.
 __global__ void __launch_bounds__(kThreads) EnterKernel(const __grid_constant__ Args args) {
+  LetNextStart();
+  WaitForEarlier();
   const DeviceExtension extension = args.extensions[blockIdx.z];
   const int32_t head = blockIdx.y, first_feature = blockIdx.x * kFeaturesPerBlock;
   const int32_t d = args.d, features = args.features;
@@ -180,6 +186,8 @@ __global__ void __launch_bounds__(kThreads) EnterKernel(const __grid_constant__ 
 
 // Each block's largest log-features. A thread is a feature.
 __global__ void __launch_bounds__(kThreads) MaximaKernel(const __grid_constant__ Args args) {
+  LetNextStart();
+  WaitForEarlier();
   const DeviceExtension extension = args.extensions[blockIdx.z];
   const int32_t head = blockIdx.y, features = args.features;
   const BlockTokens tokens(extension.tokens, static_cast<int32_t>(blockIdx.x));
@@ -198,6 +206,8 @@ __global__ void __launch_bounds__(kThreads) MaximaKernel(const __grid_constant__
 // Each block's sums. A thread is a channel of 16 features.
 __global__ void __launch_bounds__(kThreads) BlockKernel(const __grid_constant__ Args args) {
   static_assert(kThreads / 32 * 4 == kBlockFeatures && kSummaryBlockTokens == 64);
+  LetNextStart();
+  WaitForEarlier();
   const DeviceExtension extension = args.extensions[blockIdx.z];
   const int32_t groups = args.groups(), group = static_cast<int32_t>(blockIdx.y) % groups;
   const int32_t head = static_cast<int32_t>(blockIdx.y) / groups;
@@ -338,6 +348,8 @@ __global__ void __launch_bounds__(kThreads) BlockKernel(const __grid_constant__ 
 
 // Blocks in order. A thread is a channel of four features.
 __global__ void __launch_bounds__(kThreads) CloseKernel(const __grid_constant__ Args args) {
+  LetNextStart();
+  WaitForEarlier();
   const DeviceExtension extension = args.extensions[blockIdx.z];
   const int32_t head = blockIdx.y, first_feature = blockIdx.x * kFeaturesPerBlock;
   const int32_t d = args.d, features = args.features;
@@ -479,29 +491,34 @@ cudaError_t ExtendSummaries(const DeviceExtension* extensions, int32_t num_exten
   const auto heads = static_cast<unsigned>(layout.kv_heads);
   const auto count = static_cast<unsigned>(num_extensions);
   if (max_tokens > 0) {
-    // A decode step has one token of each sequence.
-    const bool few = max_tokens <= 16;
-    const auto kernel = few ? MapKeysKernel<1> : MapKeysKernel<kTile / 16>;
-    const int32_t tokens = few ? 16 : kTile;
+    // A decode step has one token of each sequence; few blocks are done the sooner the smaller they are.
+    const int64_t blocks = CeilDiv(max_tokens, kTile) * heads * count;
+    const int32_t tokens = max_tokens <= 16                           ? 16
+                           : blocks < CurrentDevice().multiprocessors ? kTile / 2
+                                                                      : kTile;
+    const auto kernel = tokens == 16      ? MapKeysKernel<1>
+                        : tokens == kTile ? MapKeysKernel<kTile / 16>
+                                          : MapKeysKernel<kTile / 32>;
     const size_t bytes = TileBytes(key_map, tokens);
     if (const cudaError_t error = AllowShared(kernel, bytes); error != cudaSuccess) return error;
     const dim3 grid(static_cast<unsigned>(CeilDiv(max_tokens, tokens)), heads, count);
-    kernel<<<grid, kMapThreads, bytes, stream>>>(args, key_map);
-    if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
+    if (const cudaError_t error =
+            Launch(kernel, grid, kMapThreads, bytes, stream, false, args, key_map);
+        error != cudaSuccess) {
+      return error;
+    }
   }
   const dim3 by_features(key_map.features / kFeaturesPerBlock, heads, count);
-  if (plan.max_blocks == 0) {
-    EnterKernel<<<by_features, kThreads, 0, stream>>>(args);
-    return cudaGetLastError();
-  }
+  const auto launch = [&](auto kernel, dim3 grid) {
+    return Launch(kernel, grid, kThreads, 0, stream, false, args);
+  };
+  if (plan.max_blocks == 0) return launch(EnterKernel, by_features);
   const auto blocks = static_cast<unsigned>(plan.max_blocks);
   const auto groups = static_cast<unsigned>(CeilDiv(key_map.features, kBlockFeatures));
-  MaximaKernel<<<dim3(blocks, heads, count), kThreads, 0, stream>>>(args);
-  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
-  BlockKernel<<<dim3(blocks, heads * groups, count), kThreads, 0, stream>>>(args);
-  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
-  CloseKernel<<<by_features, kThreads, 0, stream>>>(args);
-  return cudaGetLastError();
+  cudaError_t error = launch(MaximaKernel, dim3(blocks, heads, count));
+  if (error == cudaSuccess) error = launch(BlockKernel, dim3(blocks, heads * groups, count));
+  if (error == cudaSuccess) error = launch(CloseKernel, by_features);
+  return error;
 }
 
 }  // namespace winnow::kernels::cuda
