@@ -174,6 +174,7 @@ absl::StatusOr<std::unique_ptr<BenchModel>> MakeBenchModel(
   }
   WINNOW_ASSIGN_OR_RETURN(options.retrieval, BenchRetrieval(flags, made->config, made->weights,
                                                             policies, made->synthetic_artifact));
+  options.retrieval.summaries = options.max_batch_logits;  // each sequence of a step may complete
   WINNOW_ASSIGN_OR_RETURN(made->backend, engine::MakeBackend(flags.model));
   made->available_bytes = made->backend->AvailableBytes();
   WINNOW_RETURN_IF_ERROR(engine::CheckMemory(made->config, options, *made->backend));

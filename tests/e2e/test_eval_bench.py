@@ -138,7 +138,8 @@ class Bench(unittest.TestCase):
             shape = directory / "config.json"
             shape.write_text(json.dumps({**SHAPE, "num_hidden_layers": 4}))
             for source in (("--like", shape), ("--model", MODEL)):
-                result = run("bench", "decode", *source, "--context", "1000", "--steps", "1", "--json", "-",
+                result = run("bench", "decode", *source, "--context", "1000", "--batch", "2", "--steps", "1", "--json",
+                             "-",
                              *(flag for policy in policies for flag in ("--policy", policy)))
                 self.assertEqual(result.returncode, 0, result.stderr)
                 dense, *rows = json.loads(result.stdout)["decode"]
