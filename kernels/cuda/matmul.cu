@@ -33,7 +33,7 @@
 // and of FewRowsKernel for 32 rows (qkv, o, gate_up, down in us, m = 32):
 //   four slices of both operands read, then used      18.6, 13.5, 71.8, 54.3
 //   three ahead, two blocks (as it is)                16.8,  8.0, 63.0, 30.9
-//   two ahead, three blocks (as it is where it helps) 14.0, 10.1, 62.8, 37.1
+//   two ahead, three blocks (as it is where it helps) 16.0, 10.1, 62.8, 37.1
 //   four ahead, two blocks                            17.1,  8.4, 64.0, 32.5
 //   one ahead, four blocks                            16.8,  9.9, 62.9, 37.7
 //   W four ahead, x one, two blocks                   22.5,  9.7, 81.2, 38.2: x comes from L2 late
