@@ -163,15 +163,20 @@ TEST_F(PrefixTest, APrefixOutlivesTheProcessAndGivesTheSameTokens) {
 TEST_F(PrefixTest, ADamagedStoreCostsComputationAndNoToken) {
   ModelOptions options = Tiered();
   options.tiers.host_bytes = 128 << 20;
-  storage::FaultyStore* faulty = nullptr;
-  const auto model = LoadOver(&faulty, options);
-  for (int round = 0; round < 2; ++round) {
-    faulty->faults = {.miss_share = 0.0001, .lose_share = 0.003, .polls_max = 2, .reorder = true};
-    const std::vector<Reply> replies = Answers(*model, true);
-    EXPECT_GT(cached_tokens_, 0u);
-    ExpectEqual(replies);
+  // Faults are drawn: once in a hundred times or so none of them costs anything.
+  uint64_t lost_pieces = 0;
+  for (int attempt = 0; attempt < 20 && lost_pieces == 0; ++attempt) {
+    storage::FaultyStore* faulty = nullptr;
+    const auto model = LoadOver(&faulty, options);
+    for (int round = 0; round < 2; ++round) {
+      faulty->faults = {.miss_share = 0.0001, .lose_share = 0.003, .polls_max = 2, .reorder = true};
+      const std::vector<Reply> replies = Answers(*model, true);
+      EXPECT_GT(cached_tokens_, 0u);
+      ExpectEqual(replies);
+    }
+    lost_pieces = model->decoder->kv_memory()->stats().lost_pieces;
   }
-  EXPECT_GT(model->decoder->kv_memory()->stats().lost_pieces, 0u);
+  EXPECT_GT(lost_pieces, 0u);
 }
 
 // Every block of a prefix damaged, and each found only when it is read.
