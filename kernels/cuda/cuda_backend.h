@@ -232,15 +232,13 @@ class CudaBackend final : public Backend {
   void TakeCounts();
   void AttendChunks(const Tensor& q, std::span<const AttentionChunk> chunks, bool few,
                     const void* pool, const KvLayout& layout, float scale, const Tensor& out);
-  void TakeIn(std::span<const SummaryExtension> extensions, const void* pool,
-              const KvLayout& layout, const DeviceFeatureMap& map);
   bool Extend(std::span<const DeviceExtension> extensions, const void* pool, const KvLayout& layout,
               const DeviceFeatureMap& key_map);
   // Of the chosen rows of `lists`, or where those are empty of `chosen`.
   void Complete(const Tensor& q, std::span<const RetrievalQuery> queries,
                 std::span<const CompletionGroup> groups, std::span<const RowList> lists,
                 const Selection& chosen, const void* pool, const KvLayout& layout,
-                const DeviceFeatureMap& key_map, const DeviceFeatureMap& query_map, float* states);
+                const PackedFeatureMap& key_map, const PackedFeatureMap& query_map, float* states);
   // Over rows of a pool on the device.
   void AttendChosenTo(const Tensor& q, std::span<const RetrievalQuery> queries,
                       const Selection& chosen, const void* pool, const KvLayout& layout,

@@ -144,11 +144,7 @@ bool CudaBackend::Extend(std::span<const DeviceExtension> extensions, const void
 
 void CudaBackend::ExtendSummaries(std::span<const SummaryExtension> extensions, const void* pool,
                                   const KvLayout& layout, const PackedFeatureMap& key_map) {
-  TakeIn(extensions, pool, layout, MapOf(key_map));
-}
-
-void CudaBackend::TakeIn(std::span<const SummaryExtension> extensions, const void* pool,
-                         const KvLayout& layout, const DeviceFeatureMap& map) {
+  const DeviceFeatureMap& map = MapOf(key_map);
   size_t bytes = 0;
   int32_t most = 0;
   for (const SummaryExtension& extension : extensions) {
@@ -184,7 +180,7 @@ void CudaBackend::CompleteStates(const Tensor& q, std::span<const RetrievalQuery
                                  const KvLayout& layout, const PackedFeatureMap& key_map,
                                  const PackedFeatureMap& query_map, float* states) {
   WINNOW_CHECK(lists.size() == queries.size() * layout.kv_heads);
-  Complete(q, queries, groups, lists, {}, pool, layout, MapOf(key_map), MapOf(query_map), states);
+  Complete(q, queries, groups, lists, {}, pool, layout, key_map, query_map, states);
 }
 
 void CudaBackend::CompleteChosenStates(const Tensor& q, std::span<const RetrievalQuery> queries,
@@ -192,14 +188,15 @@ void CudaBackend::CompleteChosenStates(const Tensor& q, std::span<const Retrieva
                                        const Selection& chosen, const void* pool,
                                        const KvLayout& layout, const PackedFeatureMap& key_map,
                                        const PackedFeatureMap& query_map, float* states) {
-  Complete(q, queries, groups, {}, chosen, pool, layout, MapOf(key_map), MapOf(query_map), states);
+  Complete(q, queries, groups, {}, chosen, pool, layout, key_map, query_map, states);
 }
 
 void CudaBackend::Complete(const Tensor& q, std::span<const RetrievalQuery> queries,
                            std::span<const CompletionGroup> groups, std::span<const RowList> lists,
                            const Selection& chosen, const void* pool, const KvLayout& layout,
-                           const DeviceFeatureMap& key_map, const DeviceFeatureMap& query_map,
+                           const PackedFeatureMap& key_map, const PackedFeatureMap& query_map,
                            float* states) {
+  const DeviceFeatureMap& keys = MapOf(key_map);
   const int32_t group = GroupOf(q, layout);
   const int64_t state_floats = int64_t{layout.kv_heads} * group * (layout.head_dim + 2);
   // Queries of one sequence complete one after the other, as its summary goes on between them; the
@@ -209,7 +206,7 @@ void CudaBackend::Complete(const Tensor& q, std::span<const RetrievalQuery> quer
     longest = std::max<size_t>(longest, of_group.num_queries);
   }
   const size_t at_once = longest != 1 ? 1 : QueriesAtOnce(queries.size(), [&](int32_t num_queries) {
-    return CompleteStatesWorkspaceBytes({num_queries, group, layout, 0}, key_map);
+    return CompleteStatesWorkspaceBytes({num_queries, group, layout, 0}, keys);
   });
   const Selection selection = lists.empty() ? SelectionToRead(chosen, queries.size()) : Selection{};
   for (size_t first = 0; first < queries.size() && !failed();) {
@@ -231,7 +228,7 @@ void CudaBackend::Complete(const Tensor& q, std::span<const RetrievalQuery> quer
       }
     }
     WINNOW_CHECK(summaries.size() == count);
-    if (!extensions.empty()) TakeIn(extensions, pool, layout, key_map);
+    if (!extensions.empty()) ExtendSummaries(extensions, pool, layout, key_map);
     const auto of_call = queries.subspan(first, count);
     const auto lists_of_call =
         lists.empty() ? lists : lists.subspan(first * layout.kv_heads, count * layout.kv_heads);
@@ -254,14 +251,14 @@ void CudaBackend::Complete(const Tensor& q, std::span<const RetrievalQuery> quer
     }
     const float* const* of_summaries = Stage(std::span<const float* const>(summaries));
     if (!EndStaging() ||
-        !Prepare(complete_, CompleteStatesWorkspaceBytes(shape, key_map),
-                 CompleteStatesZeroedPart(shape, key_map),
-                 {shape.num_queries, group, layout.kv_heads, layout.head_dim, key_map.features, 1},
+        !Prepare(complete_, CompleteStatesWorkspaceBytes(shape, keys),
+                 CompleteStatesZeroedPart(shape, keys),
+                 {shape.num_queries, group, layout.kv_heads, layout.head_dim, keys.features, 1},
                  "completion")) {
       return;
     }
-    Good(cuda::CompleteStates(shape, q.f32(), q.stride, on_device, rows, of_summaries, key_map,
-                              query_map, states + static_cast<int64_t>(first) * state_floats,
+    Good(cuda::CompleteStates(shape, q.f32(), q.stride, on_device, rows, of_summaries, keys,
+                              MapOf(query_map), states + static_cast<int64_t>(first) * state_floats,
                               complete_.data(), stream()),
          "completion");
     first += count;
