@@ -13,9 +13,9 @@
 // That is 2du + (d + u)F multiplications instead of dw + 3uw + wF: 49 K instead of 74 K at
 // d = w = u = 128, F = 64.
 //
-// Order: each value is one chain of multiply-adds over its inputs in ascending order (of x, then of
-// z), then the bias; it does not depend on how many vectors are mapped at a time. Results agree
-// with the reference to about 1e-5 of the terms' size.
+// Order: a backend has one for each value, which does not depend on how many vectors are mapped at a time: on a CPU
+// one chain of multiply-adds over its inputs in ascending order (of x, then of z), then the bias; on a GPU that of
+// cuda/completion_map.cuh. Results agree with the reference to about 2e-5 of the terms' size.
 //
 // Reads 4 (2du + (d + u)F) bytes of weights once per tile of vectors.
 #ifndef WINNOW_KERNELS_FEATURE_MAP_H_
