@@ -176,9 +176,8 @@ class KvMemory {
   bool IsShared(int32_t layer) const { return layer >= options_.shared.first_layer; }
   // Null: no layer does.
   kernels::SharedKv* shared_kv() const { return shared_kv_.get(); }
-  int32_t max_batch_tokens() const {
-    return options_.shared.shape.max_batch_tokens;
-  }  // of shared KV
+  // Of shared KV.
+  int32_t max_batch_tokens() const { return options_.shared.shape.max_batch_tokens; }
   size_t shared_bytes() const { return shared_.size_bytes(); }
   double pin_seconds() const { return pin_seconds_; }  // that making it took
   // Address of a row, `offset` bytes into its piece, or null: not resident. Holds until the next Pin.
