@@ -29,7 +29,10 @@ std::vector<double> LogitScoresRef(const Tensor& q, const RetrievalQuery& query,
     const double max = *std::max_element(logits.begin(), logits.end());
     double sum = 0;
     for (double& logit : logits) sum += logit = std::exp(logit - max);
-    for (int32_t t = 0; t < n; ++t) scores[t] += logits[t] / sum;
+    for (int32_t t = 0; t < n; ++t) {
+      const double mass = logits[t] / sum;
+      scores[t] += mass < 0x1p-126 ? 0 : mass;
+    }
   }
   return scores;
 }

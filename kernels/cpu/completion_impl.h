@@ -8,13 +8,7 @@ namespace {
 // exp(a - m). Below 2^-64 it is zero: a million such are less than what a sum of one rounds away,
 // and no sum gets denormal, which would be slow.
 inline Vec::Reg Weight(Vec::Reg a, Vec::Reg m) {
-  const Vec::Reg limit = Vec::Set1(0x1p-64f);
-  const Vec::Reg weight = Exp2(Vec::Mul(Vec::Sub(a, m), Vec::Set1(kLog2E)));
-#if defined(__AVX512F__)
-  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(weight, limit, _CMP_NLT_UQ), weight);
-#else
-  return Vec::ZeroWhereLess(weight, weight, limit);
-#endif
+  return ZeroBelow(Exp2(Vec::Mul(Vec::Sub(a, m), Vec::Set1(kLog2E))), 0x1p-64f);
 }
 
 // The features [j, j + kLanes), or the last `lanes` of them where kLast.

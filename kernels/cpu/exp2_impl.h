@@ -56,6 +56,11 @@ inline Vec::Reg Exp2(Vec::Reg x) {
 #endif
 }
 
+// `x`, and zero where that is less than `least`; NaN stays.
+inline Vec::Reg ZeroBelow(Vec::Reg x, float least) {
+  return Vec::ZeroWhereLess(x, x, Vec::Set1(least));
+}
+
 }  // namespace
 }  // namespace winnow::kernels
 

@@ -6,6 +6,8 @@
 namespace winnow::kernels::WINNOW_ISA {
 namespace {
 
+constexpr float kLeastNormal = 0x1p-126f;  // weights and masses below it are zero
+
 float MaxOf(const float* scores, int64_t count) {
   constexpr int kLanes = Vec::kLanes;
   Vec::Reg max = Vec::Set1(-__builtin_inff());
@@ -42,14 +44,14 @@ void WeighScores(float* scores, int64_t count, float scale) {
   constexpr int kLanes = Vec::kLanes;
   const Vec::Reg factor = Vec::Set1(scale);
   const Vec::Reg minus_max = Vec::Set1(-(MaxOf(scores, count) * scale));
+  const auto weigh = [&](Vec::Reg score) {
+    return ZeroBelow(Exp2(Vec::MulAdd(score, factor, minus_max)), kLeastNormal);
+  };
   int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    Vec::Store(scores + i, Exp2(Vec::MulAdd(Vec::Load(scores + i), factor, minus_max)));
-  }
+  for (; i + kLanes <= count; i += kLanes) Vec::Store(scores + i, weigh(Vec::Load(scores + i)));
   if (i < count) {
     const int rest = static_cast<int>(count - i);
-    Vec::StoreFirst(scores + i, rest,
-                    Exp2(Vec::MulAdd(Vec::LoadFirst(scores + i, rest), factor, minus_max)));
+    Vec::StoreFirst(scores + i, rest, weigh(Vec::LoadFirst(scores + i, rest)));
   }
 }
 
@@ -63,7 +65,8 @@ void AddMasses(const float* scores, int64_t stride, int32_t queries, int64_t cou
     for (int32_t g = 0; g < queries; ++g) {
       const Vec::Reg weight =
           Exp2(Vec::MulAdd(load(scores + g * stride + i), factor, Vec::Set1(-max_inverse[2 * g])));
-      sum = Vec::MulAdd(weight, Vec::Set1(max_inverse[2 * g + 1]), sum);
+      const Vec::Reg of_head = Vec::Mul(weight, Vec::Set1(max_inverse[2 * g + 1]));
+      sum = Vec::Add(sum, ZeroBelow(of_head, kLeastNormal));
     }
     return sum;
   };

@@ -203,6 +203,31 @@ TEST_P(TopPTest, POfOneKeepsEveryWeightThatIsNotZero) {
   EXPECT_GT(zeros, 0u);
 }
 
+// Below 2^-126 a weight is zero, though float32 has smaller ones.
+TEST_P(TopPTest, WeightsBelowTheLeastNormalNumberAreZero) {
+  const KvLayout layout{1, 64, 16, DType::kF32};
+  PagedKv kv(random_, layout, {64}, 0.0f);
+  // Logits in base 2, as in CutsExactlyWhereTheWeightIsReached.
+  const auto logit = [&](int32_t token, int value) {
+    kv.SetKey(0, 0, token, 3, static_cast<float>(value) * 15);
+  };
+  logit(10, -125);
+  logit(20, -127);
+  logit(25, -135);
+  logit(30, -148);
+  logit(35, -200);
+  logit(40, -120);
+  const auto keys = Quantize(kv, 1);
+  Matrix q(1, layout.head_dim);
+  q.row(0)[3] = 1.0f / 15;
+  const std::vector<RetrievalQuery> queries = {kv.Query(0, 0, 63, 1, 5, 0)};
+  OwnedSelection candidates(1, 1, 8), kept(1, 1, 8);
+  candidates.Set(0, 0, {10, 20, 25, 30, 35, 40});
+  Make(1)->PruneSelection(q.tensor(), queries, keys.data(), layout, std::log(2.0f), 1.0f,
+                          candidates.view(), kept.view());
+  EXPECT_EQ(kept.Of(0, 0), std::vector<int32_t>({10, 40}));
+}
+
 TEST_P(TopPTest, MorePKeepsMoreAndInPlaceIsTheSame) {
   SCOPED_TRACE(Seed());
   const KvLayout layout{2, AnyHeadDim(random_), 64, AnyKvType(random_)};
