@@ -235,6 +235,9 @@ TEST_F(PrefixTest, ABlockThatCannotBeReadIsWrittenAnew) {
   const auto model = LoadOver(&faulty, options);
   requests_.resize(1);
   requests_[0].policy = {};  // reads all that it takes over
+  // All that is put is of the prompt, and taken over; it is more than there are frames.
+  requests_[0].prompt = Prompt(kContext - 20, 1);
+  requests_[0].stopping.max_tokens = 1;
   ExpectEqual(Answers(*model, true));
   ASSERT_FALSE(faulty->put.empty());
   for (const auto& key : faulty->put) {

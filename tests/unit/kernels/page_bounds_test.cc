@@ -84,6 +84,7 @@ TEST_P(PageBoundsTest, NoTokenScoresAboveItsPagesBound) {
 
 TEST_P(PageBoundsTest, ChoosesWhatTheReferenceChooses) {
   SCOPED_TRACE(Seed());
+  int close_calls = 0;
   for (int round = 0; round < 20; ++round) {
     const KvLayout layout{static_cast<int32_t>(random_.Int(1, 2)), AnyHeadDim(random_),
                           static_cast<int32_t>(16 * random_.Int(1, 5)), AnyKvType(random_)};
@@ -108,11 +109,18 @@ TEST_P(PageBoundsTest, ChoosesWhatTheReferenceChooses) {
     EXPECT_TRUE(chosen.GuardsIntact());
     for (int i = 0; i < 4; ++i) {
       for (int32_t head = 0; head < layout.kv_heads; ++head) {
-        // Random bounds of different pages do not come as close as float32 can tell.
-        EXPECT_EQ(chosen.Of(i, head), expected.Of(i, head)) << "query " << i << " head " << head;
+        if (chosen.Of(i, head) == expected.Of(i, head)) continue;
+        // Once in tens of thousands two pages' bounds are closer than float32 can tell.
+        SCOPED_TRACE(testing::Message() << "query " << i << " head " << head);
+        const TokenRange mid = queries[i].mid;
+        const auto scores = BoundScoresRef(q.tensor(), queries[i], bounds.data(), layout, head);
+        ExpectTopK(chosen.Of(i, head), std::span(scores).subspan(mid.first, mid.size()), mid.first,
+                   queries[i].k, 1e-5);
+        ++close_calls;
       }
     }
   }
+  EXPECT_LE(close_calls, 1);
 }
 
 TEST_P(PageBoundsTest, OfEqualPagesTheLaterTokensAreChosen) {
