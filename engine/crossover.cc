@@ -12,6 +12,7 @@
 #include "engine/concat.h"
 #include "engine/status_macros.h"
 #include "fmt/format.h"
+#include "kernels/check.h"
 #include "kernels/dtype.h"
 
 namespace winnow::engine {
@@ -74,10 +75,16 @@ class BackendTimer final : public AttentionTimer {
     of_memory.num_blocks = blocks;
     of_memory.num_frames = int64_t{layers.num_layers} * blocks;
     of_memory.shared = timer->SharedOptions(config, options, blocks);
+    // What spills lies in frames, where the host finds chosen rows. All have one here: nothing is put.
+    RowFetcherOptions rows;
+    if (options.spills) {
+      of_memory.store = options.store;
+      rows = options.rows;
+    }
     WINNOW_ASSIGN_OR_RETURN(timer->memory_, KvMemory::Create(backend, of_memory));
     WINNOW_ASSIGN_OR_RETURN(
         timer->retrieval_,
-        RetrievalAttention::Create(layers, *timer->memory_, tokens, backend, retrieval));
+        RetrievalAttention::Create(layers, *timer->memory_, tokens, backend, retrieval, rows));
     WINNOW_RETURN_IF_ERROR(timer->retrieval_->CheckPolicy(policy));
     WINNOW_ASSIGN_OR_RETURN(timer->state_, timer->retrieval_->NewState(policy));
     WINNOW_RETURN_IF_ERROR(timer->Allocate(blocks));
@@ -94,7 +101,7 @@ class BackendTimer final : public AttentionTimer {
                                                 .retrieval = state_.get(),
                                                 .retrieve_from = 0}};
     const std::vector<kernels::AttentionChunk> dense = {
-        {.first_row = 0, .num_tokens = 1, .position = tokens - 1, .block_table = block_table_}};
+        {.first_row = 0, .num_tokens = 1, .position = tokens - 1, .block_table = kv_.table}};
     const auto retrieve = [&] {
       backend_.BeginPass();
       memory_->BeginPass(chunks.size());
@@ -108,7 +115,7 @@ class BackendTimer final : public AttentionTimer {
     Duration spent{};
     for (int run = 0; run < kRunsMin || spent < kTimeMin; ++run) {
       const TimePoint start = clock_.Now();
-      backend_.Attend(q_, dense, kv_, layout_, scale_, out_);
+      backend_.Attend(q_, dense, kv_.pool, layout_, scale_, out_);
       static_cast<void>(backend_.Synchronize());  // a failed device fails what comes after, too
       const TimePoint middle = clock_.Now();
       retrieve();
@@ -146,12 +153,12 @@ class BackendTimer final : public AttentionTimer {
                       .num_blocks = blocks,
                       .max_context = std::min(options.max_context, kCrossoverLast),
                       .max_batch_tokens = 1,
-                      .cache_bytes = options.rows.cache_bytes / layers}};
+                      .cache_bytes = options.spills ? 0 : options.rows.cache_bytes / layers,
+                      .of_frames = options.spills}};
   }
 
   absl::Status Allocate(int32_t blocks) {
     const size_t row_bytes = static_cast<size_t>(width_) * sizeof(float);
-    kv_ = memory_->LayerPool(layer_);
     q_memory_ = backend_.Allocate(row_bytes);
     out_memory_ = backend_.Allocate(row_bytes);
     if (q_memory_.data() == nullptr || out_memory_.data() == nullptr) {
@@ -181,11 +188,17 @@ class BackendTimer final : public AttentionTimer {
     return absl::OkStatus();
   }
 
+  // Makes kv_ the first `blocks` of the layer, with noise in them.
   void FillKv(int32_t blocks) {
+    memory_->BeginPass(1);
+    const auto pinned = memory_->TryPin(0, layer_, block_table_, 0, blocks, &frames_, &kv_);
+    WINNOW_CHECK(pinned == KvMemory::PinResult::kOk);
     for (; filled_blocks_ < blocks; ++filled_blocks_) {
-      backend_.CopyToDevice(block_noise_.data(), kv_ + filled_blocks_ * block_noise_.size(),
+      backend_.CopyToDevice(block_noise_.data(),
+                            kv_.pool + kv_.table[filled_blocks_] * block_noise_.size(),
                             block_noise_.size());
     }
+    memory_->Unpin();  // they stay: nobody needs their frames
   }
 
   const kernels::KvLayout layout_;
@@ -197,7 +210,8 @@ class BackendTimer final : public AttentionTimer {
   std::unique_ptr<KvMemory> memory_;  // only the pages of layer_ are ever touched
   std::unique_ptr<RetrievalAttention> retrieval_;
   std::unique_ptr<RetrievalState> state_;
-  std::byte* kv_ = nullptr;  // of layer_
+  PinnedBlocks kv_;  // of layer_
+  std::vector<int32_t> frames_;
   Buffer q_memory_, out_memory_;
   Tensor q_, out_;  // [1][H*d]
   std::vector<int32_t> block_table_;
@@ -254,8 +268,10 @@ std::string CrossoverKey(const std::string& processor, const std::string& backen
   return fmt::format("{} | {} | {} heads, {} KV heads of {}, {} KV in blocks of {}{} | {} | {}",
                      processor, backend, config.num_heads, config.num_kv_heads, config.head_dim,
                      kernels::DTypeName(options.kv_dtype), options.block_tokens,
-                     options.shared_kv_bytes > 0 ? " in the host's memory" : "", ToString(index),
-                     kRevision);
+                     options.shared_kv_bytes == 0 ? ""
+                     : options.spills             ? " in the host's memory and on disk"
+                                                  : " in the host's memory",
+                     ToString(index), kRevision);
 }
 
 std::string ProcessorName() {

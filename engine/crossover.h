@@ -69,8 +69,9 @@ Crossover FindCrossover(AttentionTimer& timer, int32_t max_tokens, const Clock& 
 std::optional<IndexSpec> CheapestIndex(const std::vector<IndexSpec>& indexes);
 
 // Times the backend's own operations through RetrievalAttention, with the shapes of one layer and
-// pools of min(max_context, kCrossoverLast) tokens. `backend` must outlive it. ResourceExhausted:
-// no memory for the pools.
+// pools of min(max_context, kCrossoverLast) tokens. KV lies where the model's will: with
+// options.spills in frames of options.store, all of it resident, so that the host finds the chosen
+// rows as it will then. Backend and store must outlive it. ResourceExhausted: no memory for the pools.
 absl::StatusOr<std::unique_ptr<AttentionTimer>> MakeAttentionTimer(const ModelConfig& config,
                                                                    const DecoderOptions& options,
                                                                    const IndexSpec& index,
@@ -84,7 +85,7 @@ absl::StatusOr<std::unique_ptr<AttentionTimer>> MakeAttentionTimer(const ModelCo
 // "from" is null where retrieval never won. A file that is damaged counts as empty and is written
 // anew.
 
-// What the crossover depends on: processor, instruction set, threads, shapes, KV type, index.
+// What the crossover depends on: processor, instruction set, threads, shapes, KV type and place, index.
 std::string CrossoverKey(const std::string& processor, const std::string& backend,
                          const ModelConfig& config, const DecoderOptions& options,
                          const IndexSpec& index);

@@ -56,9 +56,6 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& model_
   const kernels::KvLayout layout{config.num_kv_heads, config.head_dim, decoder_options.block_tokens,
                                  decoder_options.kv_dtype};
   WINNOW_RETURN_IF_ERROR(CheckMemory(config, decoder_options, *backend));
-  // Before the pools are made, because it needs some memory of its own and gives it back.
-  WINNOW_ASSIGN_OR_RETURN(CrossoverReport crossover,
-                          ResolveFrom(config, options.retrieval, *backend, decoder_options));
   TierFlags tiers = options.tiers;
   if (decoder_options.shared_kv_bytes != 0) tiers.host_bytes = 0;  // a GPU reads that memory itself
   WINNOW_ASSIGN_OR_RETURN(KvStore store, OpenKvStore(tiers, layout));
@@ -67,6 +64,9 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& model_
     decoder_options.store = store.store.get();
     decoder_options.write_through = options.tiers.keep_prefixes;
   }
+  // Before the pools are made, because it needs some memory of its own and gives it back.
+  WINNOW_ASSIGN_OR_RETURN(CrossoverReport crossover,
+                          ResolveFrom(config, options.retrieval, *backend, decoder_options));
   WINNOW_ASSIGN_OR_RETURN(decoder_options.names,
                           NamesOf(config, weights, *backend, decoder_options,
                                   /*outlives_process=*/options.tiers.disk_bytes != 0));

@@ -263,6 +263,13 @@ TEST(CrossoverKey, TellsApartWhatMatters) {
   EXPECT_NE(CrossoverKey("cpu", "backend", config, exact, lsh), key);
   EXPECT_NE(CrossoverKey("cpu", "backend", config, {}, {Kind::kLsh, 64}), key);
   EXPECT_EQ(CrossoverKey("cpu", "backend", config, {}, lsh), key);
+  DecoderOptions shared;
+  shared.shared_kv_bytes = 1;
+  DecoderOptions spills = shared;
+  spills.spills = true;
+  EXPECT_NE(CrossoverKey("cpu", "backend", config, shared, lsh), key);
+  EXPECT_NE(CrossoverKey("cpu", "backend", config, spills, lsh),
+            CrossoverKey("cpu", "backend", config, shared, lsh));
 }
 
 // Time that only dense attention takes: a nanosecond for each byte it reads.

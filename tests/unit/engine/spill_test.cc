@@ -43,6 +43,7 @@ class WatchfulDevice final : private std::unique_ptr<kernels::Backend>, public P
       : std::unique_ptr<kernels::Backend>(std::move(cpu)),
         PretendedDevice(*std::unique_ptr<kernels::Backend>::get()) {}
   size_t watched() const { return watched_; }
+  int calls_by_address = 0;  // of AttendRows: the host found the rows
 
   bool Synchronize() override {
     for (const auto& [at, bytes] : reading_) {
@@ -126,6 +127,7 @@ class WatchfulDevice final : private std::unique_ptr<kernels::Backend>, public P
   void AttendRows(const Tensor& q, std::span<const kernels::RetrievalQuery> queries,
                   std::span<const kernels::RowList> lists, const KvLayout& layout, float scale,
                   float* states) override {
+    ++calls_by_address;
     ReadsRows(lists, layout);
     PretendedDevice::AttendRows(q, queries, lists, layout, scale, states);
   }
@@ -289,6 +291,22 @@ TEST_F(SpillTest, WhatADeviceThatFailsHoldsIsNotSaved) {
   memory.Flush(std::chrono::seconds(60));
   EXPECT_EQ(faulty->put.size(), put);
   EXPECT_TRUE(faulty->idle());
+}
+
+// From where on retrieval pays depends on who finds the chosen rows, the host or the device.
+TEST_F(SpillTest, WhatIsMeasuredAtStartIsTheWayThatIsServed) {
+  for (const bool spills : {true, false}) {
+    SCOPED_TRACE(spills);
+    ModelOptions options = Spilling();
+    options.retrieval.from = "auto";
+    options.retrieval.crossover_cache = "none";
+    options.tiers.spill = spills;
+    if (!spills) options.kv_bytes = 0;
+    const auto model = Load(options, kNeedle, MakeDevice());
+    ASSERT_NE(model, nullptr);
+    EXPECT_FALSE(model->crossover.crossover.samples.empty());
+    EXPECT_EQ(dynamic_cast<WatchfulDevice&>(*model->backend).calls_by_address > 0, spills);
+  }
 }
 
 TEST_F(SpillTest, SizesThatCannotWorkAreRefusedByName) {
