@@ -13,13 +13,7 @@
 // as the bits of 1.5 * 2^23, so that they end as floats. A multiply-add per head, channel and thread was
 // 8 instructions for half a byte of key.
 //
-// Cut: a radix search over the bits of the weight, which order as weights do: 16 buckets to an octave, the
-// found one in 1024, that one in 512, or less far where one candidate is left. A bucket is the sum of
-// mantissas of one exponent, exact in two words of which a carry alone touches the upper. A part
-// publishes the sums of 32 buckets each; a warp looks among those of all parts, then among the 32 buckets
-// themselves: 512 bytes a head and part, where all 1024 buckets would be 8 KB. Candidates lighter than
-// (1 - p) / 2n of the largest cannot be kept, because together they weigh less than what may be left out:
-// they are added up in registers.
+// Cut: top_p_cut.cuh.
 //
 // What was tried and lost (H200, 8 heads, G 4, d 128): one launch for the logits and one for the cut, a
 // block a query head: 15 rounds of three sums over all candidates took 24.6, 45.5 and 126 us in all for
@@ -33,33 +27,17 @@
 #include "kernels/cuda/device_math.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/top_p.h"
+#include "kernels/cuda/top_p_cut.cuh"
 
 namespace winnow::kernels::cuda {
 namespace {
 
-constexpr int kThreads = 1024;
-constexpr int kWarps = kThreads / 32;
-constexpr int kMostParts = 8;                 // of a cluster, everywhere
-constexpr int32_t kOnePartCandidates = 1024;  // up to which parts do not pay (a guess)
-constexpr int kHeads = 4;                     // searched together
-constexpr int32_t kTile = 16;                 // keys of one matrix operand
-constexpr int kGroups = 32;                   // of 32 buckets: a lane each
-constexpr uint32_t kBuckets = kGroups * 32;
+using namespace top_p;  // NOLINT(google-build-using-namespace): one kernel in two files
 
-// A weight's key is larger for smaller weights, and weights of keys that are equal but for their low
-// bits have one exponent: weights are 1 at most.
-constexpr uint32_t kTopBits = 0x3fffffff;
-constexpr int kLevels = 3;
-// Of the key, to a bucket of a level.
-__device__ constexpr int ShiftOf(int level) { return level == 0 ? 19 : level == 1 ? 9 : 0; }
-constexpr uint32_t kNotSearched = 0x80000000;  // as first bucket: no key has it
-constexpr int32_t kNoTies = INT32_MAX;
-// Lighter weights are multiples of 2^-40 when added to this, and the heavier ones are in the first
-// 1024 buckets, 64 octaves.
-constexpr float kMostLight = 0x1p-17f, kLeastHeavy = 0x1p-60f;
+constexpr int kMostParts = 8;                    // of a cluster, everywhere
+constexpr int32_t kOnePartCandidates = 1024;     // up to which parts do not pay (a guess)
+constexpr int32_t kTile = 16;                    // keys of one matrix operand
 constexpr float kAccumulatorZero = 12582912.0f;  // 1.5 * 2^23
-// Of a list, so that a bucket's sum, and that of 32 in the smallest unit, stay below 2^53.
-constexpr int32_t kMostTokens = 1 << 22;
 
 struct Args {
   const float* q;
@@ -87,55 +65,20 @@ struct Anchors {
   }
 };
 
-// What a head keeps of a part's candidates: those whose weight has more bits than `threshold`, and of
-// as many those from `first_tie` on.
-struct HeadCut {
-  uint32_t threshold;
-  int32_t first_tie;
-  uint32_t skip;  // not 0: `first_tie` is the tie that so many come before, still to be found
-};
-struct Search {
-  double needed, above;  // above: the weight of heavier buckets than the first of this level
-  uint32_t first;        // bucket: key >> shift
-  uint32_t least;        // bits of weight from which on all together suffice
-};
-
-struct Variables {
-  // Two sets take turns: while other parts may still read one, the other, which they have left before
-  // they came to the meeting, is cleared for the next level.
-  uint32_t low[2][kHeads][kBuckets], high[2][kHeads][kBuckets];
-  double of_groups[2][kHeads][kGroups];
-  uint64_t anchors[2][kHeads], light[2][kHeads];  // multiples of 2^-40
-  uint32_t max[2][kHeads];                        // bits of a float
-
+struct alignas(16) Variables {
+  CutState search;
+  uint32_t max[2][kHeads];  // bits of a float; two sets take turns, as in the search
   uint4 q[4][32];  // [32 channels] the lanes' operands: digits 0 and 1 even, odd, digits 2 and 3
   float q_sums[kHeads], q_units[kHeads];
   float max_of_warps[kHeads][kWarps];
-  uint64_t anchors_of_warps[kHeads][kWarps], light_of_warps[kHeads][kWarps];
-  Search search[kHeads];
-  HeadCut cut[kHeads];
   uint32_t scan[kWarps];
-  int32_t found;
   uint32_t kept;
 };
-static_assert(sizeof(Variables) % 16 == 0);
 
 __device__ __forceinline__ float Weight(float logit, float max) {
   const float weight = exp2f(logit - max);
   return weight >= 0x1p-126f ? weight : 0.0f;  // NaN is zero
 }
-__device__ __forceinline__ uint32_t LightWeight(float weight) {
-  return __float_as_uint(__fadd_rn(weight, kMostLight)) - __float_as_uint(kMostLight);
-}
-__device__ __forceinline__ uint32_t Mantissa(uint32_t bits) { return (bits & 0x7fffff) | 0x800000; }
-// Of weights that have the exponent of `bits`: what one more of the mantissa adds.
-__device__ __forceinline__ double Ulp(uint32_t bits) {
-  return __longlong_as_double(static_cast<int64_t>((bits >> 23) + (1023 - 150)) << 52);
-}
-__device__ __forceinline__ uint32_t LeastBits(uint32_t bucket, int shift) {
-  return ((kTopBits >> shift) - bucket) << shift;
-}
-
 template <int kParts>
 class Pruner {
  public:
@@ -143,6 +86,7 @@ class Pruner {
   __device__ Pruner(const Args& args, Variables& variables, std::byte* memory)
       : args_(args),
         v_(variables),
+        search_(variables.search, args.p),
         items_(reinterpret_cast<uint4*>(memory)),
         wanted_(reinterpret_cast<uint32_t*>(items_ + args.part_items)),
         places_(wanted_ + args.part_words),
@@ -164,7 +108,7 @@ class Pruner {
       if (PartIndex<kParts>() == 0 && threadIdx.x == 0) args_.kept.counts[List()] = 0;
       return;
     }
-    if (warp_ >= kHeads) ClearBuckets(turn_);
+    search_.Clear();
     for (int32_t first = 0; first < args_.group; first += kHeads) {
       heads_ = min(args_.group - first, kHeads);
       __syncthreads();
@@ -326,7 +270,7 @@ class Pruner {
     MeetParts<kParts>();
   }
 
-  // v_.cut of every head.
+  // v_.search.cut of every head.
   __device__ void Cut(int set) {
     float max[kHeads];
     {
@@ -343,11 +287,7 @@ class Pruner {
         (1.0f - args_.p) * 0.5f / static_cast<float>(all_anchors_ + all_candidates_);
     const float heavy = fmaxf(fminf(share, kMostLight), kLeastHeavy);
     const bool all = args_.p >= 1;
-    if (threadIdx.x < kHeads) {
-      const bool searched = threadIdx.x < heads_ && !all;
-      v_.search[threadIdx.x] = {0, 0, searched ? 0 : kNotSearched, __float_as_uint(heavy)};
-      v_.cut[threadIdx.x] = {threadIdx.x < heads_ && all ? 0 : kFullMask, kNoTies, 0};
-    }
+    search_.Begin(heads_, all, heavy);
     __syncthreads();
 #pragma unroll 1
     for (int level = 0; level < kLevels; ++level) {
@@ -357,48 +297,11 @@ class Pruner {
       } else {
         Count(ShiftOf(level));
       }
-      __syncthreads();
-      AddUp(level);
-      MeetParts<kParts>();
-      if (warp_ < kHeads) {
-        Find(level, warp_);
-      } else {
-        ClearBuckets(turn_ ^ 1);
-      }
-      turn_ ^= 1;
-      __syncthreads();
-      bool searching = false;
-#pragma unroll
-      for (int h = 0; h < kHeads; ++h) searching |= v_.search[h].first != kNotSearched;
-      if (!searching) break;
+      if (!search_.Narrow(level)) break;
     }
     __syncthreads();
     for (int h = 0; h < heads_; ++h) {
-      if (v_.cut[h].skip != 0) FindFirstTie(h);
-    }
-  }
-
-  // By the warps that find nothing.
-  __device__ void ClearBuckets(int set) {
-    auto* low = reinterpret_cast<uint4*>(v_.low[set]);
-    auto* high = reinterpret_cast<uint4*>(v_.high[set]);
-    for (int i = static_cast<int>(threadIdx.x) - 32 * kHeads;
-         i < static_cast<int>(kHeads * kBuckets / 4); i += kThreads - 32 * kHeads) {
-      low[i] = high[i] = make_uint4(0, 0, 0, 0);
-    }
-  }
-  // A weight of each head to its bucket, if it has one.
-  __device__ __forceinline__ void Add(const uint32_t (&bits)[kHeads],
-                                      const uint32_t (&buckets)[kHeads]) {
-    uint32_t before[kHeads];
-#pragma unroll
-    for (int h = 0; h < kHeads; ++h) {
-      before[h] =
-          buckets[h] < kBuckets ? atomicAdd(&v_.low[turn_][h][buckets[h]], Mantissa(bits[h])) : 0;
-    }
-#pragma unroll
-    for (int h = 0; h < kHeads; ++h) {
-      if (before[h] + Mantissa(bits[h]) < before[h]) atomicAdd(&v_.high[turn_][h][buckets[h]], 1u);
+      if (v_.search.cut[h].skip != 0) FindFirstTie(h);
     }
   }
 
@@ -425,7 +328,7 @@ class Pruner {
         buckets[h] = is_heavy ? (kTopBits ^ bits[h]) >> ShiftOf(0) : kBuckets;
         light[h] += is_heavy ? 0 : LightWeight(weight);
       }
-      Add(bits, buckets);
+      search_.Add(bits, buckets);
     }
     for (int32_t i = candidates_ + static_cast<int32_t>(threadIdx.x); i < items_count_;
          i += kThreads) {
@@ -441,161 +344,27 @@ class Pruner {
     for (int h = 0; h < kHeads; ++h) {
       const uint64_t sum = WarpSumOfLight(light[h]);
       const uint64_t anchors = has_anchors ? WarpSum(of_anchors[h]) : 0;
-      if (lane_ == 0) {
-        v_.light_of_warps[h][warp_] = sum;
-        v_.anchors_of_warps[h][warp_] = anchors;
-      }
+      if (lane_ == 0) search_.AddOfWarp(h, anchors, sum);
     }
   }
-  // Of values below 2^46.
-  static __device__ __forceinline__ uint64_t WarpSumOfLight(uint64_t x) {
-    const uint32_t low = __reduce_add_sync(kFullMask, static_cast<uint32_t>(x & 0xfffff));
-    const uint64_t high = __reduce_add_sync(kFullMask, static_cast<uint32_t>(x >> 20));
-    return (high << 20) + low;
-  }
-
   // The buckets of a level below the first. Those beyond the found one may be counted, too: they are lighter.
   __device__ void Count(int shift) {
     uint32_t first[kHeads];
 #pragma unroll
-    for (int h = 0; h < kHeads; ++h) first[h] = v_.search[h].first;
+    for (int h = 0; h < kHeads; ++h) first[h] = search_.FirstBucket(h);
     for (int32_t i = threadIdx.x; i < candidates_; i += kThreads) {
       const uint4 weights = items_[i];
       const uint32_t bits[kHeads] = {weights.x, weights.y, weights.z, weights.w};
       uint32_t buckets[kHeads];
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) buckets[h] = ((kTopBits ^ bits[h]) >> shift) - first[h];
-      Add(bits, buckets);
+      search_.Add(bits, buckets);
     }
-  }
-
-  // What other parts read first: sums of 32 buckets, and at the first level what is in none.
-  __device__ void AddUp(int level) {
-#pragma unroll
-    for (int h = 0; h < kHeads; ++h) {
-      const uint32_t bucket = warp_ * 32 + lane_;
-      const uint64_t sum =
-          (static_cast<uint64_t>(v_.high[turn_][h][bucket]) << 32) + v_.low[turn_][h][bucket];
-      double of_group = 0;
-      if (__any_sync(kFullMask, sum != 0)) {
-        of_group = WarpSum(ValueOf(sum, LeastBits(v_.search[h].first + bucket, ShiftOf(level))));
-      }
-      if (lane_ == 0) v_.of_groups[turn_][h][warp_] = of_group;
-    }
-    if (level == 0 && warp_ < kHeads) {
-      const uint64_t anchors = WarpSum(v_.anchors_of_warps[warp_][lane_]);
-      const uint64_t light = WarpSum(v_.light_of_warps[warp_][lane_]);
-      if (lane_ == 0) {
-        v_.anchors[turn_][warp_] = anchors;
-        v_.light[turn_][warp_] = light;
-      }
-    }
-  }
-  __device__ __forceinline__ uint64_t SumIn(int h, uint32_t bucket, uint32_t part) const {
-    const uint64_t high = LoadFrom<kParts>(&v_.high[turn_][h][bucket], part);
-    return (high << 32) + LoadFrom<kParts>(&v_.low[turn_][h][bucket], part);
-  }
-  // Exact, as are sums of the 32 buckets of a group: below 2^53 of the smallest unit.
-  static __device__ __forceinline__ double ValueOf(uint64_t sum, uint32_t bits) {
-    return sum == 0 ? 0.0 : static_cast<double>(sum) * Ulp(bits);
-  }
-
-  // By one warp: in which bucket head h has what it needs. That is the next level's search, or the cut.
-  __device__ void Find(int level, int h) {
-    Search search = v_.search[h];
-    __syncwarp();  // all lanes have read it before one writes it
-    if (search.first == kNotSearched) return;
-    const int shift = ShiftOf(level);
-    double of_group = 0;
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      of_group += __longlong_as_double(static_cast<int64_t>(LoadFrom<kParts>(
-          reinterpret_cast<const uint64_t*>(&v_.of_groups[turn_][h][lane_]), part)));
-    }
-    const double groups = WarpInclusiveScan(of_group, lane_);
-    if (level == 0) {
-      uint64_t anchors = 0, light = 0;
-#pragma unroll
-      for (int part = 0; part < kParts; ++part) {
-        anchors += LoadFrom<kParts>(&v_.anchors[turn_][h], part);
-        light += LoadFrom<kParts>(&v_.light[turn_][h], part);
-      }
-      const double of_anchors = static_cast<double>(anchors) * 0x1p-40;
-      const double of_candidates =
-          __shfl_sync(kFullMask, groups, 31) + static_cast<double>(light) * 0x1p-40;
-      search.needed = static_cast<double>(args_.p) * (of_anchors + of_candidates) - of_anchors;
-    }
-    HeadCut cut{kFullMask, kNoTies, 0};
-    bool found = true;
-    // Where rounding says that all are not enough, all are kept.
-    const uint32_t enough = __ballot_sync(kFullMask, search.above + groups >= search.needed);
-    if (!(search.needed > 0)) {
-      // Anchors are enough.
-    } else if (enough == 0) {
-      cut.threshold = search.least - 1;
-    } else {
-      const int group = __ffs(static_cast<int>(enough)) - 1;
-      search.above += __shfl_sync(kFullMask, groups - of_group, group);
-      const uint32_t bucket = group * 32 + lane_;
-      uint64_t sum = 0, before = 0, mine = 0;  // before: in the parts before this one
-#pragma unroll
-      for (int part = 0; part < kParts; ++part) {
-        const uint64_t of_part = SumIn(h, bucket, part);
-        if (part < static_cast<int>(PartIndex<kParts>())) before += of_part;
-        if (part == static_cast<int>(PartIndex<kParts>())) mine = of_part;
-        sum += of_part;
-      }
-      const uint32_t bits = LeastBits(search.first + bucket, shift);
-      const double value = ValueOf(sum, bits), buckets = WarpInclusiveScan(value, lane_);
-      const uint32_t reached =
-          __ballot_sync(kFullMask, sum != 0 && search.above + buckets >= search.needed);
-      const uint32_t filled = __ballot_sync(kFullMask, sum != 0);
-      const int last = 31 - __clz(static_cast<int>(filled));
-      const int at = reached != 0 ? __ffs(static_cast<int>(reached)) - 1 : last < 0 ? 31 : last;
-      // The lane of that bucket decides.
-      search.above += buckets - value;
-      search.least = bits;
-      cut.threshold = bits - 1;
-      if (reached != 0 && sum >= 2 * uint64_t{Mantissa(bits)}) {  // more than one
-        if (level + 1 < kLevels) {
-          search.first = (search.first + bucket) << (shift - ShiftOf(level + 1));
-          found = false;
-        } else {
-          cut = CutTies(search, sum, before, mine);
-        }
-      }
-      if (lane_ == at) {
-        if (found) search.first = kNotSearched;
-        v_.search[h] = search;
-        if (found) v_.cut[h] = cut;
-      }
-      return;
-    }
-    if (lane_ == 0) {
-      v_.search[h].first = kNotSearched;
-      v_.cut[h] = cut;
-    }
-  }
-
-  // Of those of one weight, search.least, as many as are needed, the later first.
-  static __device__ HeadCut CutTies(const Search& search, uint64_t sum, uint64_t before,
-                                    uint64_t mine) {
-    const uint32_t bits = search.least, mantissa = Mantissa(bits);
-    const double tie = __uint_as_float(bits);
-    const auto ties = static_cast<uint32_t>(sum / mantissa);
-    auto taken = static_cast<uint32_t>(
-        fmax(0.0, fmin(ceil((search.needed - search.above) / tie), static_cast<double>(ties))));
-    if (taken > 1 && search.above + (taken - 1) * tie >= search.needed) --taken;
-    if (taken < ties && search.above + taken * tie < search.needed) ++taken;
-    const uint32_t skip = ties - taken, skipped = static_cast<uint32_t>(before / mantissa);
-    if (skip <= skipped) return {bits, 0, 0};
-    if (skip - skipped >= static_cast<uint32_t>(mine / mantissa)) return {bits, kNoTies, 0};
-    return {bits, kNoTies, skip - skipped};
   }
 
   // By the whole part, whose ties the cut goes through. A thread's candidates are adjacent here.
   __device__ void FindFirstTie(int h) {
-    const uint32_t threshold = v_.cut[h].threshold, skip = v_.cut[h].skip;
+    const uint32_t threshold = v_.search.cut[h].threshold, skip = v_.search.cut[h].skip;
     const auto* bits = reinterpret_cast<const uint32_t*>(items_) + h;
     const int32_t per_thread = (candidates_ + kThreads - 1) / kThreads;
     const int32_t first = min(static_cast<int32_t>(threadIdx.x) * per_thread, candidates_);
@@ -605,7 +374,7 @@ class Pruner {
     uint32_t rank = BlockExclusiveScan<kWarps>(ties, v_.scan, &all_ties);
     if (rank <= skip && skip < rank + ties) {
       for (int32_t i = first; i < last; ++i) {
-        if (bits[4 * i] == threshold && rank++ == skip) v_.cut[h].first_tie = i;
+        if (bits[4 * i] == threshold && rank++ == skip) v_.search.cut[h].first_tie = i;
       }
     }
     __syncthreads();
@@ -615,7 +384,7 @@ class Pruner {
   __device__ void Mark(bool first_round) {
     HeadCut cut[kHeads];
 #pragma unroll
-    for (int h = 0; h < kHeads; ++h) cut[h] = v_.cut[h];
+    for (int h = 0; h < kHeads; ++h) cut[h] = v_.search.cut[h];
     const int32_t words = (candidates_ + 31) / 32;
 #pragma unroll 2
     for (int32_t word = warp_; word < words; word += kWarps) {
@@ -675,6 +444,7 @@ class Pruner {
 
   const Args& args_;
   Variables& v_;
+  CutSearch<kParts> search_;
   uint4* const items_;      // rows, then logits, then bits of weights, of four heads
   uint32_t* const wanted_;  // a bit per candidate
   uint32_t* const places_;  // of a word's first kept candidate
@@ -682,7 +452,6 @@ class Pruner {
   const int32_t all_candidates_, all_anchors_;
   int32_t first_, candidates_, first_anchor_, items_count_;  // of this part
   int32_t heads_ = 0;
-  int turn_ = 0;
 };
 
 template <int kParts, bool kInShared>
