@@ -1,5 +1,5 @@
 // Measurements: every kernel at model shapes, and the two baselines that speeds are shares of.
-// The only file that sees oneDNN; `winnow bench` links it, nothing that serves does.
+// For `winnow bench`. Only bench_baselines.cc sees oneDNN.
 //
 // Every figure is the best of several repetitions: other work on the machine only adds time.
 #ifndef WINNOW_KERNELS_BENCH_H_
