@@ -3,10 +3,8 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstring>
 #include <string>
-#include <thread>
 
 #include "kernels/backend.h"
 #include "kernels/bench.h"
@@ -20,13 +18,16 @@
 namespace winnow::kernels {
 namespace {
 
-// Sets OpenMP's threads in the library that oneDNN has loaded; false if there is none.
-bool SetOpenMpThreads(int num_threads) {
-  using SetFn = void (*)(int);
-  void* symbol = dlsym(RTLD_DEFAULT, "omp_set_num_threads");
-  if (symbol == nullptr) return false;
-  reinterpret_cast<SetFn>(symbol)(num_threads);
-  return true;
+// A function of the OpenMP that oneDNN has loaded; null if there is none.
+template <typename Function>
+Function* OpenMp(const char* name) {
+  return reinterpret_cast<Function*>(dlsym(RTLD_DEFAULT, name));
+}
+
+// Ends OpenMP's threads, which go on spinning for a moment: what is measured next shall not share with them.
+void EndOpenMpThreads() {
+  constexpr int kPauseHard = 2;  // omp_pause_hard
+  if (auto* pause = OpenMp<int(int)>("omp_pause_resource_all")) pause(kPauseHard);
 }
 
 }  // namespace
@@ -58,7 +59,9 @@ double MeasureReadBytesPerSecond(size_t size_bytes, int num_threads) {
 double MeasureOneDnnFlopsPerSecond(int64_t m, int64_t out, int64_t in, DType dtype,
                                    int num_threads) {
   using dnnl::memory;
-  if (dtype == DType::kF16 || !SetOpenMpThreads(BenchThreads(num_threads))) return 0;
+  auto* set_threads = OpenMp<void(int)>("omp_set_num_threads");
+  if (dtype == DType::kF16 || set_threads == nullptr) return 0;
+  set_threads(BenchThreads(num_threads));
   try {
     const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
     dnnl::stream stream(engine);
@@ -76,9 +79,7 @@ double MeasureOneDnnFlopsPerSecond(int64_t m, int64_t out, int64_t in, DType dty
       product.execute(stream, {{DNNL_ARG_SRC, x}, {DNNL_ARG_WEIGHTS, weights}, {DNNL_ARG_DST, y}});
       stream.wait();
     });
-    // OpenMP's threads go on spinning for a moment; what is measured next shall not share with
-    // them.
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    EndOpenMpThreads();
     return MatmulFlops(m, out, in) / seconds;
   } catch (const dnnl::error&) {
     return 0;  // no such product on this processor
