@@ -2,6 +2,7 @@
 #include <chrono>
 
 #include "kernels/cuda/bench.h"
+#include "kernels/cuda/dense_attention.h"
 #include "kernels/cuda/pinned_memory.h"
 #include "kernels/cuda/row_attention.h"
 #include "kernels/cuda/row_cache.h"
@@ -35,17 +36,19 @@ void BenchAttention(Bench& bench) {
     const std::vector<std::byte*> pools(std::max(copies, Bench::Copies(bytes, 32)), pool.data());
     const Lists lists(sequences, c.batch, c.n, c.rows, kv, pools);
     const auto q = RandomFloats(int64_t{c.batch} * kKvHeads * kGroup * c.d);
-    const RowAttentionShape shape{c.batch, kGroup, kv, c.rows};
-    Memory<std::byte> workspace(static_cast<int64_t>(RowAttentionWorkspaceBytes(shape)));
     Memory<float> states(int64_t{c.batch} * kKvHeads * kGroup * (c.d + 2));
-    const double seconds =
-        bench.Seconds(static_cast<int>(pools.size()), 20, [&](int i, cudaStream_t stream) {
-          return AttendRows(shape, q.data(), kKvHeads * kGroup * c.d, sequences.queries.data(),
-                            lists.lists[i].data(), 0.1f, {.states = states.data()},
-                            workspace.data(), stream);
-        });
-    bench.Report("attend: rows", text, seconds, bytes, false,
-                 AttendRowsFlops(int64_t{c.batch} * kKvHeads * c.rows, kGroup, c.d));
+    for (const bool portable : {false, true}) {
+      const RowAttentionShape shape{c.batch, kGroup, kv, portable};
+      Memory<std::byte> workspace(static_cast<int64_t>(RowAttentionWorkspaceBytes(shape)));
+      const double seconds =
+          bench.Seconds(static_cast<int>(pools.size()), 20, [&](int i, cudaStream_t stream) {
+            return AttendRows(shape, q.data(), kKvHeads * kGroup * c.d, sequences.queries.data(),
+                              lists.lists[i].data(), 0.1f, {.states = states.data()},
+                              workspace.data(), stream);
+          });
+      bench.Report("attend: rows", text + (portable ? ", any device's kernel" : ""), seconds, bytes,
+                   false, AttendRowsFlops(int64_t{c.batch} * kKvHeads * c.rows, kGroup, c.d));
+    }
   }
   for (const Case c : {Case{1, 8192, 0, 128},
                        {1, 32768, 0, 128},
@@ -62,13 +65,18 @@ void BenchAttention(Bench& bench) {
     std::vector<Memory<std::byte>> pools;
     for (int i = 0; i < copies; ++i) pools.push_back(RandomBf16(static_cast<int64_t>(bytes), 1));
     const auto q = RandomFloats(int64_t{c.batch} * kKvHeads * kGroup * c.d);
-    const RowAttentionShape shape{c.batch, kGroup, kv, c.n};
-    Memory<std::byte> workspace(static_cast<int64_t>(RowAttentionWorkspaceBytes(shape)));
-    Memory<float> out(int64_t{c.batch} * kKvHeads * kGroup * c.d);
-    const AttentionOutput output{nullptr, out.data(), kKvHeads * kGroup * c.d};
+    const int64_t width = int64_t{kKvHeads} * kGroup * c.d;
+    const DenseAttentionShape shape{c.batch, 1, c.n, kGroup, kv, DenseWay::kSideBySide};
+    std::vector<DeviceChunk> last;  // token of each sequence
+    for (int32_t i = 0; i < c.batch; ++i) {
+      last.push_back({sequences.table.data() + int64_t{i} * sequences.blocks_each, i, 1, c.n - 1});
+    }
+    const Memory<DeviceChunk> chunks(last);
+    Memory<std::byte> workspace(static_cast<int64_t>(DenseAttentionWorkspaceBytes(shape)));
+    Memory<float> out(c.batch * width);
     const double seconds = bench.Seconds(copies, 10, [&](int i, cudaStream_t stream) {
-      return AttendPaged(shape, q.data(), kKvHeads * kGroup * c.d, sequences.queries.data(),
-                         pools[i].data(), 0.1f, output, workspace.data(), stream);
+      return AttendDense(shape, q.data(), width, chunks.data(), pools[i].data(), 0.1f, out.data(),
+                         width, workspace.data(), stream);
     });
     bench.Report("attend: dense", text, seconds, bytes, false,
                  AttendRowsFlops(int64_t{c.batch} * kKvHeads * c.n, kGroup, c.d));
@@ -113,7 +121,7 @@ void BenchGather(Bench& bench) {
       bench.Report("gather: copy", Text("%d rows of 512 B, %d blocks", rows, blocks), seconds,
                    bytes, true);
     }
-    const RowAttentionShape shape{1, kGroup, kv, 2192};
+    const RowAttentionShape shape{1, kGroup, kv};
     Memory<std::byte> workspace(static_cast<int64_t>(RowAttentionWorkspaceBytes(shape)));
     const double in_place = bench.Seconds(copies, 16, [&](int i, cudaStream_t stream) {
       return AttendRows(shape, q.data(), kKvHeads * kGroup * d, sequences.queries.data(),

@@ -25,6 +25,23 @@ __device__ __forceinline__ void MeetParts() {
 #endif
   }
 }
+// The same in two steps, of every thread both: what lies between need not wait.
+template <int kParts>
+__device__ __forceinline__ void ArriveAtParts() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  if constexpr (kParts > 1) asm volatile("barrier.cluster.arrive;" ::: "memory");
+#endif
+}
+template <int kParts>
+__device__ __forceinline__ void WaitForParts() {
+  if constexpr (kParts == 1) {
+    __syncthreads();
+  } else {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait;" ::: "memory");
+#endif
+  }
+}
 // The address of `shared` in part `part`'s memory.
 template <int kParts>
 __device__ __forceinline__ uint32_t AddressIn(const void* shared, uint32_t part) {
@@ -50,6 +67,20 @@ __device__ __forceinline__ Number LoadFrom(const Number* shared, uint32_t part) 
   }
 #endif
   return value;
+}
+// Of 8 bytes. Part `part` has begun, and ends after a barrier that follows.
+template <int kParts, typename Value>
+__device__ __forceinline__ void StoreTo(Value* shared, uint32_t part, Value value) {
+  static_assert(sizeof(Value) == 8);
+  if constexpr (kParts == 1) {
+    *shared = value;
+  } else {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("st.shared::cluster.u64 [%0], %1;" ::"r"(AddressIn<kParts>(shared, part)),
+                 "l"(*reinterpret_cast<const uint64_t*>(&value))
+                 : "memory");
+#endif
+  }
 }
 }  // namespace winnow::kernels::cuda
 

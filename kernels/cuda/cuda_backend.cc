@@ -1,6 +1,7 @@
 #include "kernels/cuda/cuda_backend.h"
 
 #include <algorithm>
+#include <atomic>
 #include <string_view>
 #include <utility>
 
@@ -33,6 +34,21 @@ constexpr size_t kLeastTogether = 8;
 constexpr size_t kLeastUnitBytes = 256;
 constexpr size_t kTogetherBytes = 4096;
 constexpr size_t kMostPartBytes = size_t{128} << 10;
+
+// A bit for each device on which a backend of this process has kernels whose blocks wait for each other without a
+// cooperative launch: one backend of a device at a time.
+std::atomic<uint64_t> waited_on = 0;
+
+bool BeAlone(int device) {
+  int shared = 0;  // with other processes, whose kernels run at the same time
+  if (device >= 64 ||
+      cudaDeviceGetAttribute(&shared, cudaDevAttrMpsEnabled, device) != cudaSuccess) {
+    cudaGetLastError();
+    return false;
+  }
+  const uint64_t bit = uint64_t{1} << device;
+  return shared == 0 && (waited_on.fetch_or(bit) & bit) == 0;
+}
 
 std::string VersionOf(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
@@ -75,6 +91,7 @@ std::unique_ptr<CudaBackend> CudaBackend::Create(int device, std::string* why) {
   }
   std::unique_ptr<CudaBackend> backend(new CudaBackend);
   backend->device_ = device;
+  backend->alone_ = BeAlone(device);
   backend->name_ = std::string("cuda (") + properties.name + ", compute capability " + capability +
                    ", CUDA " + VersionOf(runtime) + ")";
   backend->arithmetic_ = "cuda " + capability;
@@ -102,6 +119,7 @@ CudaBackend::~CudaBackend() {
     cudaStreamDestroy(bare_stream_);
   }
   if (ahead_stream_ != nullptr) cudaStreamDestroy(ahead_stream_);
+  if (alone_) waited_on.fetch_and(~(uint64_t{1} << device_));
 }
 
 std::string CudaBackend::Refusal(const KvLayout& layout, int32_t num_heads) const {
@@ -445,13 +463,11 @@ const DeviceChunk* CudaBackend::StageChunks(std::span<const AttentionChunk> chun
   return EndStaging() ? on_device : nullptr;
 }
 
-const RowList* CudaBackend::StageLists(std::span<const RowList> lists, int32_t* max_rows) {
+const RowList* CudaBackend::StageLists(std::span<const RowList> lists) {
   // The addresses lie in shared memory, list after list: one copy takes them all.
   const std::byte* const* first = nullptr;
   const std::byte* const* last = nullptr;
-  *max_rows = 0;
   for (const RowList& list : lists) {
-    *max_rows = std::max(*max_rows, list.count);
     if (list.count == 0) continue;
     if (first == nullptr || list.rows < first) first = list.rows;
     if (last == nullptr || list.rows + list.count > last) last = list.rows + list.count;

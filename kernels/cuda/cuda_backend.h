@@ -198,7 +198,7 @@ class CudaBackend final : public Backend {
   const DeviceKeySpan* StageSpans(std::span<const KeySpan> spans, const KvLayout& layout,
                                   int32_t* max_tokens);
   const DeviceChunk* StageChunks(std::span<const AttentionChunk> chunks, const KvLayout& layout);
-  const RowList* StageLists(std::span<const RowList> lists, int32_t* max_rows);
+  const RowList* StageLists(std::span<const RowList> lists);
 
   // The stream, after what was held back has been asked for: every operation that asks for something
   // takes it from here.
@@ -216,8 +216,10 @@ class CudaBackend final : public Backend {
   bool MatmulOf(int64_t m, const DeviceWeights& weights, const Tensor& y,
                 const MatmulEpilogue& epilogue, Order order);
 
-  // A selection on the device; sent there if it is not. counts null: the device has failed.
+  // A selection on the device; sent there if it is not, and for ToChange even if it is empty. counts null: the
+  // device has failed.
   Selection SelectionToRead(const Selection& chosen, size_t queries);
+  Selection SelectionToChange(const Selection& chosen, size_t queries);
   bool PrepareRows(const RowAttentionShape& shape);
   // A selection is made in the device's memory, and copied to the host's when the host waits: its
   // counts with those of all since then, its tokens unless a later selection went to the same place.
@@ -270,6 +272,7 @@ class CudaBackend final : public Backend {
 
   std::string name_, arithmetic_, failure_;
   int device_ = 0;
+  bool alone_ = false;                  // HammingSelectShape's
   cudaStream_t bare_stream_ = nullptr;  // use stream()
 
   Buffer pinned_, staged_;  // of descriptors, the same size
@@ -293,6 +296,7 @@ class CudaBackend final : public Backend {
   bool ahead_runs_ = false;                                // since the host last waited
   Workspace fetched_;                                      // lists and addresses of rows
 
+  Workspace zeros_;  // nobody writes it
   Workspace matmul_, dense_, codes_, bounds_, logits_, prune_, rows_, addresses_, extend_,
       complete_, selection_, masses_, quality_, pack_, sample_;
   // Whose selection lies in selection_ (and its counts in counts_); tokens null: nobody's.

@@ -233,16 +233,16 @@ void CudaBackend::AttendHostChosen(HostPool& pool, const Tensor& q,
   const DeviceQuery* on_device = StageQueries(queries, layout.block_tokens);
   if (on_device == nullptr || !EndStaging()) return;
   const Selection selection = SelectionToRead(chosen, queries.size());
-  const RowAttentionShape shape{static_cast<int32_t>(queries.size()), GroupOf(q, layout), layout,
-                                MostAnchors(queries) + chosen.capacity};
+  const RowAttentionShape shape{static_cast<int32_t>(queries.size()), GroupOf(q, layout), layout};
+  const int32_t max_rows = MostAnchors(queries) + chosen.capacity;  // of a list
   const size_t lists = queries.size() * layout.kv_heads;
   const size_t lists_bytes = AlignUp(lists * sizeof(RowList), 256);
   if (failed() || !PrepareRows(shape) ||
-      !Grow(fetched_, lists_bytes + lists * shape.max_rows * sizeof(void*), "addresses of rows")) {
+      !Grow(fetched_, lists_bytes + lists * max_rows * sizeof(void*), "addresses of rows")) {
     return;
   }
   auto* of_lists = reinterpret_cast<RowList*>(fetched_.data());
-  if (Good(FetchRows(on_device, shape.num_queries, selection, pool.cache, layout, shape.max_rows,
+  if (Good(FetchRows(on_device, shape.num_queries, selection, pool.cache, layout, max_rows,
                      reinterpret_cast<const std::byte**>(fetched_.data() + lists_bytes), of_lists,
                      pool.kv->reads(), stream()),
            "rows from the host")) {

@@ -44,11 +44,9 @@ void CudaBackend::AttendRows(const Tensor& q, std::span<const RetrievalQuery> qu
   // Nothing reads the tables here: the rows have their addresses.
   const DeviceQuery* on_device = StageQueries(queries, kNoTables, lists.size_bytes() + 64);
   if (on_device == nullptr) return;
-  int32_t max_rows = 0;
-  const RowList* of_lists = StageLists(lists, &max_rows);
+  const RowList* of_lists = StageLists(lists);
   if (of_lists == nullptr || !EndStaging()) return;
-  const RowAttentionShape shape{static_cast<int32_t>(queries.size()), GroupOf(q, layout), layout,
-                                max_rows};
+  const RowAttentionShape shape{static_cast<int32_t>(queries.size()), GroupOf(q, layout), layout};
   if (!PrepareRows(shape)) return;
   Good(cuda::AttendRows(shape, q.f32(), q.stride, on_device, of_lists, scale, {.states = states},
                         rows_.data(), stream()),
@@ -82,8 +80,7 @@ void CudaBackend::AttendChosenTo(const Tensor& q, std::span<const RetrievalQuery
   const DeviceQuery* on_device = StageQueries(queries, layout.block_tokens);
   if (on_device == nullptr || !EndStaging()) return;
   const Selection selection = SelectionToRead(chosen, queries.size());
-  const RowAttentionShape shape{static_cast<int32_t>(queries.size()), GroupOf(q, layout), layout,
-                                MostAnchors(queries) + chosen.capacity};
+  const RowAttentionShape shape{static_cast<int32_t>(queries.size()), GroupOf(q, layout), layout};
   if (!PrepareRows(shape)) return;
   Good(cuda::AttendChosen(shape, q.f32(), q.stride, on_device, selection, pool, scale, output,
                           rows_.data(), stream()),
@@ -245,8 +242,7 @@ void CudaBackend::Complete(const Tensor& q, std::span<const RetrievalQuery> quer
       for (const RowList& list : lists_of_call) {
         shape.max_chosen = std::max(shape.max_chosen, list.chosen_last - list.chosen_first);
       }
-      int32_t max_rows = 0;
-      rows.lists = StageLists(lists_of_call, &max_rows);
+      rows.lists = StageLists(lists_of_call);
       if (rows.lists == nullptr) return;
     }
     const float* const* of_summaries = Stage(std::span<const float* const>(summaries));

@@ -176,6 +176,18 @@ void CudaBackend::TakeCounts() {
 
 Selection CudaBackend::SelectionToRead(const Selection& chosen, size_t queries) {
   if (HasOnDevice(chosen, queries)) return selected_on_device_;
+  const std::span<const int32_t> counts(chosen.counts, queries * chosen.kv_heads);
+  if (!std::all_of(counts.begin(), counts.end(), [](int32_t count) { return count == 0; })) {
+    return SelectionToChange(chosen, queries);
+  }
+  // Nothing was chosen, as always by the window's policy: without a copy the next kernel can stand ready.
+  if (!Grow(zeros_, counts.size_bytes(), "a selection")) return {};
+  auto* zeros = reinterpret_cast<int32_t*>(zeros_.data());
+  return {chosen.kv_heads, 1, zeros, zeros};
+}
+
+Selection CudaBackend::SelectionToChange(const Selection& chosen, size_t queries) {
+  if (HasOnDevice(chosen, queries)) return selected_on_device_;
   const Selection selection = NewSelection(chosen, queries);
   if (failed()) return selection;
   const size_t lists = queries * chosen.kv_heads;
@@ -226,7 +238,7 @@ void CudaBackend::SelectByCodes(std::span<const RetrievalQuery> queries, const v
   for (const RetrievalQuery& query : queries) longest = std::max(longest, query.mid.size());
   longest = RoundUp(longest, kShapeTokens);
   const auto shape_of = [&](int32_t num_queries) {
-    return HammingSelectShape{num_queries, group, code_layout, longest};
+    return HammingSelectShape{num_queries, group, code_layout, longest, alone_};
   };
   const DeviceQuery* on_device = StageQueries(queries, code_layout.block_tokens);
   if (on_device == nullptr || !EndStaging()) return;
@@ -311,7 +323,7 @@ void CudaBackend::PruneSelection(const Tensor& q, std::span<const RetrievalQuery
   // The device prunes in place. Where the host keeps both, its candidates travel first, and back.
   const bool in_place = kept.counts == candidates.counts && kept.tokens == candidates.tokens;
   if (!in_place && !Synchronize()) return;
-  const Selection selection = SelectionToRead(candidates, queries.size());
+  const Selection selection = SelectionToChange(candidates, queries.size());
   const size_t at_once = QueriesAtOnce(queries.size(), [&](int32_t num_queries) {
     return TopPWorkspaceBytes(shape_of(num_queries));
   });

@@ -13,14 +13,24 @@ namespace winnow::kernels::cuda::hamming {
 template <int kPlanes>
 __device__ void MakePatternWord(const uint8_t* codes, int32_t group, int32_t code_bytes, int32_t at,
                                 uint32_t* majority, uint32_t (&planes)[kPlanes]) {
+  constexpr int kAtOnce = 4;  // words that are on their way together
   uint32_t digits[5] = {};
-  for (int32_t g = 0; g < group; ++g) {
-    uint32_t carry = *reinterpret_cast<const uint32_t*>(codes + g * code_bytes + at);
+  for (int32_t first = 0; first < group; first += kAtOnce) {
+    uint32_t words[kAtOnce];
 #pragma unroll
-    for (uint32_t& digit : digits) {
-      const uint32_t sum = digit ^ carry;
-      carry &= digit;
-      digit = sum;
+    for (int i = 0; i < kAtOnce; ++i) {
+      words[i] = first + i < group
+                     ? *reinterpret_cast<const uint32_t*>(codes + (first + i) * code_bytes + at)
+                     : 0;
+    }
+#pragma unroll
+    for (uint32_t carry : words) {
+#pragma unroll
+      for (uint32_t& digit : digits) {
+        const uint32_t sum = digit ^ carry;
+        carry &= digit;
+        digit = sum;
+      }
     }
   }
   *majority = 0;

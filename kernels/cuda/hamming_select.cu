@@ -22,7 +22,7 @@
 // two differences of running sums each.
 //
 // Where all blocks fit on the GPU at once (up to 16384 tokens for each of four blocks on a
-// multiprocessor: 1 M tokens times 8 heads on an H200) both are one cooperative launch: distances
+// multiprocessor: 1 M tokens times 8 heads on an H200) both are one launch: distances
 // stay in shared memory, and the blocks of a row wait for each other in between. Otherwise they
 // are two launches and distances go through L2.
 //
@@ -36,7 +36,6 @@
 //   one launch, all eight units read and then all used: all warps wait, then all compute; 3.1 TB/s;
 //   compaction by warps, which need one barrier in all instead of two per 2048 tokens, and the cut
 //   found by each warp for itself: 14.3 instead of 14.0 us at 128K, 160 instead of 152 for 24 rows;
-//   an ordinary launch instead of the cooperative one: no faster, and not safe on two streams;
 //   all of a chunk's codes asked into L2 before the kernel ahead has ended: 14.7 instead of 13.5 us at
 //   128K, 58 instead of 46 at 1M.
 // Where the time goes (8K, 128K, 512K), found by leaving out what follows: to the end of the scan
@@ -67,7 +66,8 @@ constexpr size_t kMaxFusedSharedBytes = 38 * 1024;  // four times, on sm_80 too
 constexpr size_t kOtherSharedBytes = 2 * 1024;
 
 struct Plan {
-  bool fused;  // one cooperative launch
+  bool fused;  // one launch
+  bool alone;  // HammingSelectShape's
   int32_t chunk_tokens, chunks, bins, rows;
   int64_t row_tokens;
   size_t shared_bytes;
@@ -76,6 +76,7 @@ struct Plan {
 
 Plan MakePlan(const HammingSelectShape& shape) {
   Plan plan{};
+  plan.alone = shape.alone;
   plan.rows = shape.num_queries * shape.layout.kv_heads;
   plan.bins = MaxCodeDistance(shape.group, shape.layout.bits) + 1;
   const int64_t tokens = int64_t{shape.max_mid_tokens} + kBaseAlignment - 1;
@@ -92,7 +93,7 @@ Plan MakePlan(const HammingSelectShape& shape) {
   plan.row_tokens = int64_t{plan.chunks} * chunk;
   plan.shared_bytes = size_t{4} * (plan.bins + chunk / kBaseAlignment);
   const size_t fused_bytes = AlignUp(plan.shared_bytes, 16) + size_t{2} * chunk;
-  // All blocks run at once, or a cooperative launch is an error.
+  // All blocks run at once.
   plan.fused =
       int64_t{plan.chunks} * plan.rows <= slots && chunk <= kMaxFusedChunkTokens &&
       fused_bytes <= kMaxFusedSharedBytes &&
@@ -279,10 +280,11 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
 
   if constexpr (kFused) {
     // The row's blocks meet. All run at once, so none waits for one that has not begun. What they
-    // add makes the top bit in all, whatever their number.
-    __threadfence();
+    // add makes the top bit in all, whatever their number. One thread's fence stands for all that the block wrote
+    // before the barrier.
     __syncthreads();
     if (threadIdx.x == 0) {
+      __threadfence();
       const auto others = static_cast<uint32_t>(
           (query.mid.last - base + args.chunk_tokens - 1) / args.chunk_tokens - 1);
       atomicAdd(&args.barriers[row], blockIdx.x == 0 ? kMetBit - others : 1u);
@@ -339,6 +341,28 @@ __global__ void __launch_bounds__(kThreads) CompactKernel(const __grid_constant_
                args.distances + row * args.row_tokens + (first - base), cut, warp_sums);
 }
 
+template <typename Kernel>
+bool HasRoom(Kernel* kernel, const Plan& plan) {
+  struct Asked {
+    Kernel* kernel = nullptr;
+    int device = -1;
+    size_t shared_bytes = 0;
+    int blocks = 0;  // of a multiprocessor
+  };
+  thread_local Asked last;
+  const DeviceTraits& traits = CurrentDevice();
+  if (last.kernel != kernel || last.device != traits.device ||
+      last.shared_bytes != plan.shared_bytes) {
+    last = {kernel, traits.device, plan.shared_bytes, 0};
+    if (cudaOccupancyMaxActiveBlocksPerMultiprocessor(&last.blocks, kernel, kThreads,
+                                                      plan.shared_bytes) != cudaSuccess) {
+      cudaGetLastError();
+      last = {};
+    }
+  }
+  return int64_t{plan.chunks} * plan.rows <= int64_t{last.blocks} * traits.multiprocessors;
+}
+
 template <int kCodeBytes, int kPlanes>
 cudaError_t LaunchScan(const Plan& plan, bool fused, const Args& args, cudaStream_t stream) {
   const auto kernel =
@@ -348,8 +372,13 @@ cudaError_t LaunchScan(const Plan& plan, bool fused, const Args& args, cudaStrea
         kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(plan.shared_bytes));
     if (error != cudaSuccess) return error;
   }
-  return Launch(kernel, dim3(plan.chunks, plan.rows), kThreads, plan.shared_bytes, stream, fused,
-                args);
+  // All blocks run at once, or those that do would wait for others for ever. A cooperative launch sees to
+  // it, but does not begin before the kernel ahead has ended: 4 us of each layer of a step at 128K. Alone
+  // on the device it is so if there is room for all: kernels ahead end by themselves, and none that comes
+  // after begins while a block is not there (launch.cuh).
+  const bool cooperative = fused && !(plan.alone && HasRoom(kernel, plan));
+  return Launch(kernel, dim3(plan.chunks, plan.rows), kThreads, plan.shared_bytes, stream,
+                cooperative, args);
 }
 
 template <int kCodeBytes>

@@ -7,8 +7,7 @@
 //   chosen       counts and tokens in device memory; tokens ascend
 //
 // Integers throughout: any number of blocks yields the same tokens. Where all blocks fit on the GPU
-// at once (1 M tokens times 8 heads on an H200), one cooperative launch scans, counts, meets and
-// compacts, and distances stay in shared memory; else two launches, and 2 bytes of distance per
+// at once (1 M tokens times 8 heads on an H200), one launch scans, counts, meets and compacts, and distances stay in shared memory; else two launches, and 2 bytes of distance per
 // token go through L2. Reads SelectByCodesBytes() of codes.
 //
 // Arithmetic: 2 * planes + 1 logical operations and up to `planes` popcounts per 4 bytes. Popcounts
@@ -26,6 +25,9 @@ struct HammingSelectShape {
   int32_t group = 0;           // G, 1 to 16
   CodeLayout layout;           // bits 32, 64, 128, 256, 512 or 1024
   int32_t max_mid_tokens = 0;  // no query's mid is longer
+  // No other kernel whose blocks wait for each other runs on the device meanwhile, in this process or
+  // another: one launch that is not cooperative does then, and stands ready before its turn.
+  bool alone = false;
 };
 
 size_t HammingSelectWorkspaceBytes(const HammingSelectShape& shape);

@@ -74,40 +74,65 @@ struct QuerySource {
   int32_t group, head_dim;
 };
 
-// The stages of a tile whose inputs lie in `x` [in][kTile]. `store(vector, word, bits)` takes the
-// last stage's bits.
-template <int kTile, int kOuts, typename Store>
-__device__ __forceinline__ void RunStages(const DeviceEncoder& encoder, int32_t head, float* x,
-                                          float* y, Store store) {
+// What a thread has of a stage in registers: weights of outputs o0, o0 + kThreads, ... and of the 8 * kAhead inputs
+// that come next, and the outputs' biases.
+template <int kTile, int kOuts>
+struct StageWeights {
   // Few vectors wait for weights, many for arithmetic.
-  constexpr int kAhead = kTile <= 8 ? 16 : 2;
-  for (int s = 0; s < encoder.num_stages; ++s) {
+  static constexpr int kAhead = kTile <= 8 ? 16 : 2;
+  uint4 w[kAhead][kOuts];
+  float bias[kOuts];
+
+  // From the eighth input `eighth` on.
+  __device__ __forceinline__ void Load(const DeviceEncoder& encoder, int s, int32_t head,
+                                       int32_t o0, int32_t eighth) {
     const DeviceEncoder::Stage stage = encoder.stages[s];
     const int32_t eighths = (stage.in + 7) / 8;
     const uint4* weight =
         reinterpret_cast<const uint4*>(stage.weight) + int64_t{head} * eighths * stage.out;
-    const float* bias = stage.bias + int64_t{head} * stage.out;
-    for (int32_t o0 = threadIdx.x; o0 < stage.out; o0 += kThreads * kOuts) {
+#pragma unroll
+    for (int i = 0; i < kOuts; ++i) {
+      const int32_t o = o0 + i * kThreads;
+      bias[i] = o < stage.out ? __ldg(stage.bias + int64_t{head} * stage.out + o) : 0.0f;
+#pragma unroll
+      for (int k = 0; k < kAhead; ++k) {
+        w[k][i] = o < stage.out && eighth + k < eighths
+                      ? __ldg(weight + int64_t{eighth + k} * stage.out + o)
+                      : make_uint4(0, 0, 0, 0);
+      }
+    }
+  }
+  __device__ __forceinline__ void LoadFirst(const DeviceEncoder& encoder, int32_t head) {
+    Load(encoder, 0, head, static_cast<int32_t>(threadIdx.x), 0);
+  }
+};
+
+// The stages of a tile whose inputs lie in `x` [in][kTile]. `weights` has been given its first ones; the
+// later ones are asked for as soon as those before are used. `store(vector, word, bits)` takes the last
+// stage's bits.
+template <int kTile, int kOuts, typename Store>
+__device__ __forceinline__ void RunStages(const DeviceEncoder& encoder, int32_t head, float* x,
+                                          float* y, StageWeights<kTile, kOuts>& weights,
+                                          Store store) {
+  constexpr int kAhead = StageWeights<kTile, kOuts>::kAhead;
+  const auto mine = static_cast<int32_t>(threadIdx.x);
+  for (int s = 0; s < encoder.num_stages; ++s) {
+    const DeviceEncoder::Stage stage = encoder.stages[s];
+    const int32_t eighths = (stage.in + 7) / 8;
+    const auto load_next_stage = [&] {
+      if (s + 1 < encoder.num_stages) weights.Load(encoder, s + 1, head, mine, 0);
+    };
+    if (mine >= stage.out) load_next_stage();
+    for (int32_t o0 = mine; o0 < stage.out; o0 += kThreads * kOuts) {
       float sums[kOuts][kTile];
 #pragma unroll
       for (int i = 0; i < kOuts; ++i) {
-        const int32_t o = o0 + i * kThreads;
-        const float b = o < stage.out ? bias[o] : 0.0f;
 #pragma unroll
-        for (int t = 0; t < kTile; ++t) sums[i][t] = b;
+        for (int t = 0; t < kTile; ++t) sums[i][t] = weights.bias[i];
       }
+      const auto& w = weights.w;
       for (int32_t ahead = 0; ahead < eighths; ahead += kAhead) {
-        uint4 w[kAhead][kOuts];
-#pragma unroll
-        for (int k = 0; k < kAhead; ++k) {
-#pragma unroll
-          for (int i = 0; i < kOuts; ++i) {
-            const int32_t o = o0 + i * kThreads;
-            w[k][i] = o < stage.out && ahead + k < eighths
-                          ? __ldg(weight + int64_t{ahead + k} * stage.out + o)
-                          : make_uint4(0, 0, 0, 0);
-          }
-        }
+        if (ahead > 0) weights.Load(encoder, s, head, o0, ahead);
 #pragma unroll
         for (int k = 0; k < kAhead; ++k) {
           if (ahead + k >= eighths) break;
@@ -129,6 +154,11 @@ __device__ __forceinline__ void RunStages(const DeviceEncoder& encoder, int32_t 
             }
           }
         }
+      }
+      if (o0 + kThreads * kOuts < stage.out) {
+        weights.Load(encoder, s, head, o0 + kThreads * kOuts, 0);
+      } else {
+        load_next_stage();
       }
 #pragma unroll
       for (int i = 0; i < kOuts; ++i) {
@@ -172,7 +202,11 @@ __global__ void __launch_bounds__(kThreads)
   const int32_t head = blockIdx.y;
   const int32_t first = span.tokens.first + static_cast<int32_t>(blockIdx.x) * kTile;
   LetNextStart();
-  if (kTile <= 8 && first < span.tokens.last) PrefetchStages(encoder, head);
+  StageWeights<kTile, kOuts> weights;
+  if (first < span.tokens.last) {
+    if (kTile <= 8) PrefetchStages(encoder, head);
+    weights.LoadFirst(encoder, head);
+  }
   WaitForEarlier();
   if (first >= span.tokens.last) return;
   const int32_t in = encoder.stages[0].in, chunks = (in + 7) / 8;
@@ -194,7 +228,8 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
   RunStages<kTile, kOuts>(
-      encoder, head, shared, shared + buffer_floats, [&](int32_t t, int32_t word, uint32_t bits) {
+      encoder, head, shared, shared + buffer_floats, weights,
+      [&](int32_t t, int32_t word, uint32_t bits) {
         if (first + t >= span.tokens.last) return;
         const int32_t block = keys.code_block_tokens.Divide(first + t);
         uint8_t* code = keys.codes + span.index_table[block] * keys.code_block_bytes +
@@ -214,6 +249,8 @@ __global__ void __launch_bounds__(kThreads)
   const int32_t head = blockIdx.y, query = blockIdx.z;
   LetNextStart();
   PrefetchStages(encoder, head);
+  StageWeights<kTile, 1> weights;
+  weights.LoadFirst(encoder, head);
   WaitForEarlier();
   const int32_t vectors = source.group / encoder.queries_per_input;
   const int32_t first = static_cast<int32_t>(blockIdx.x) * kTile;
@@ -229,7 +266,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t words = encoder.stages[encoder.num_stages - 1].out / 32;
   uint32_t* codes = reinterpret_cast<uint32_t*>(source.codes) +
                     (int64_t{query} * encoder.kv_heads + head) * vectors * words;
-  RunStages<kTile, 1>(encoder, head, shared, shared + buffer_floats,
+  RunStages<kTile, 1>(encoder, head, shared, shared + buffer_floats, weights,
                       [&](int32_t t, int32_t word, uint32_t bits) {
                         if (first + t < vectors) codes[(first + t) * words + word] = bits;
                       });
@@ -261,6 +298,8 @@ __global__ void __launch_bounds__(kThreads)
   const DeviceEncoder& encoder = is_key ? key_encoder : query_encoder;
   const auto head = static_cast<int32_t>(blockIdx.x), index = static_cast<int32_t>(blockIdx.y);
   PrefetchStages(encoder, head);
+  StageWeights<kTile, 1> weights;
+  weights.LoadFirst(encoder, head);
   const DeviceChunk chunk = source.chunks[index];
   const int32_t block = source.block_tokens.Divide(chunk.position);
   const int32_t in_block = chunk.position - block * source.block_tokens.divisor();
@@ -306,7 +345,7 @@ __global__ void __launch_bounds__(kThreads)
                                head * source.code_head_bytes + in_block * source.code_bytes
                          : source.query_codes +
                                (int64_t{index} * encoder.kv_heads + head) * vectors * words * 4;
-  RunStages<kTile, 1>(encoder, head, shared, shared + buffer_floats,
+  RunStages<kTile, 1>(encoder, head, shared, shared + buffer_floats, weights,
                       [&](int32_t t, int32_t word, uint32_t bits) {
                         if (t < vectors) reinterpret_cast<uint32_t*>(code)[t * words + word] = bits;
                       });

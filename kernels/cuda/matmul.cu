@@ -11,8 +11,8 @@
 //   FewRowsKernel  a block is one tile; W goes from HBM to registers
 //   StreamKernel   up to 8 rows, Hopper: two blocks stay on each multiprocessor and take tile after tile.
 //                  A warp's share of a tile's W is one piece of memory, which the bulk copy engine brings
-//                  through a ring of six times 2 KiB: 25 MB are on their way at any time, also while
-//                  the kernel before, which makes x, still runs
+//                  through a ring of six times 2 KiB: 25 MB are on their way at any time; that many, one
+//                  stage after the other, also come while the kernel before, which makes x, still runs
 // Up to 2 rows StreamKernel takes x as it is, float32, and saves the launch that would order it.
 //
 // Many rows: a block is 128 outputs by 64 or 128 rows, a warp 64 by 16 or 32. Slices of 32 inner
@@ -29,6 +29,11 @@
 //   with programmatic launch                           13.4,  9.2, 52.7, 27.0, 230
 //   a ring of 4, three blocks                          13.5, 10.1, 54.3, 28.4, 231; 36.8 for down when
 //   the next kernel stands ready: its blocks keep the third one out
+// In a step at 128K with `lsh:k=2048`, of which all products are those:
+//   the ring filled at once while the kernel before runs   5.31 ms: its loads, and x, take 3 us in place of 0.8
+//   five of its stages one after the other                 5.03; four 5.05, three 5.17, five two by two 5.19
+//   all six one after the other (as it is)                 5.00
+//   five, and all that a warp needs of x read at once and kept in registers   5.10
 //   StreamKernel for 32 rows: 95 us for gate_up where FewRowsKernel takes 62
 // and of FewRowsKernel for 32 rows (qkv, o, gate_up, down in us, m = 32):
 //   four slices of both operands read, then used      18.6, 13.5, 71.8, 54.3
@@ -201,7 +206,12 @@ __global__ void __launch_bounds__(kThreads, kStreamBlocks)
     }
     asked_slot = asked_slot + 1 == kRing ? 0 : asked_slot + 1;
   };
-  for (int i = 0; i < kRing - 1; ++i) ask();
+  // One stage after the other, while the kernel ahead still runs: 4 MB on their way keep HBM busy, and what that
+  // kernel reads would wait behind 25.
+  for (int i = 0; i < kRing; ++i) {
+    if (i > 0 && i <= stages) WaitForPhase(barriers_at + 8 * (i - 1), 0);
+    ask();
+  }
   WaitForEarlier();
   LetNextStart();
 

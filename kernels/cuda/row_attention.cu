@@ -1,26 +1,33 @@
-// Mapping. Block (split, list, eight heads) has four warps; a warp takes every fourth tile of 16
-// rows of its split, each with its own running maximum and its own part of shared memory, so that
-// nothing waits for another warp until the end. A tile's rows, K and V, are copied with 16-byte
-// asynchronous copies, a lane per 16 bytes, into rows padded by 16 bytes (no bank conflicts for
-// ldmatrix); with several tiles per warp the next one flies while one is used.
+// Mapping. A list is 64 chains of tiles of 16 rows: tile k belongs to chain k mod 64. Eight blocks of eight
+// warps share it, a warp a chain, neighbouring tiles different blocks. Each chain has its own running
+// maximum and its own part of shared memory, so that nothing waits for another warp until the end. A tile's
+// rows, K and V, are copied with 16-byte asynchronous copies, a lane per 16 bytes, into rows padded by 16
+// bytes (no bank conflicts for ldmatrix); the addresses of a warp's second tile are found while the first
+// one flies, and where few lists are attended its rows fly too.
 //
 // The product. mma.m16n8k16 has 16 rows for queries; a group has up to 8. Rows 0 to 7 are the high
 // halves of the group's queries (bfloat16), rows 8 to 15 the low halves. The accumulator's two
 // halves lie in the same thread, so adding them costs one addition, and the fragment of scores is
 // already the fragment of weights for the second product, V's.
 //
-// The list's last block merges its splits (a ticket that wraps to zero, so that nothing has to be
-// cleared), which saves a launch. At most 48 splits, because 8 heads times 48 blocks are all
-// resident at once on an H200 at d 128.
+// The eight blocks, the list's parts, are a cluster (Hopper, few lists): each has its share of the result, and each
+// stores what it has of the others' shares into their shared memory. So the parts meet once, and no result
+// goes through L2, where in a decode step the weights of the next product are on their way. Elsewhere they
+// go through memory, and the list's last part merges them (a ticket that wraps to zero, so that nothing
+// has to be cleared): the same additions.
 //
 // What was tried and lost (H200, 8 heads, G 4, d 128):
-//   64 splits: a second wave of blocks that is nearly empty; 176 us for 128K dense
 //   merging with one thread per head and channel, each reading maxima and sums itself: 20 of the
 //   26 us for 2192 rows a head, all of it waiting for L2
+//   up to 48 splits of 64 rows or more, a block of four warps each, merged through memory by the list's
+//   last one: at 128K, where the next product's weights fill HBM's queues, 19.3 us of a layer from the end of
+//   selection to that product, of which 12 from the last row's arrival on
+//   clusters for the 192 lists of 24 sequences: 53 in place of 46 us for 656 rows a head, 90 of 82 for 2192
 //   reading rows in pinned memory in place: 27 GB/s where row_gather.h copies at 50
 #include <algorithm>
 
 #include "kernels/attention_state.h"
+#include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/device_math.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/row_attention.h"
@@ -28,33 +35,34 @@
 namespace winnow::kernels::cuda {
 namespace {
 
-constexpr int kWarps = 4;
+constexpr int kParts = 8;  // blocks of a list
+constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kTileRows = 16;
-constexpr int kRowsPerRound = kWarps * kTileRows;  // 64
+constexpr int kRowsPerRound = kParts * kWarps * kTileRows;  // 1024: a tile of each chain
 constexpr int kPackedHeads = 8;
+// So many lists leave multiprocessors to spare: a warp has two tiles of rows in shared memory, and parts are a
+// cluster. More of them wait longer for eight places at once than they gain by it.
+constexpr int64_t kFewLists = 16;
 
 struct Args {
   const float* q;
   int64_t q_stride;
+  bool q_in_pairs;  // 8-byte aligned
   const DeviceQuery* queries;
   const RowList* lists;  // gathered
   Selection chosen;      // chosen
-  const uint8_t* pool;   // paged, chosen
+  const uint8_t* pool;   // chosen
   FastDivider block_tokens;
   int64_t block_bytes, head_bytes;
-  int32_t kv_heads, group, stages;
+  int32_t kv_heads, group, head_sets, stages;
   float scale_log2;
   AttentionOutput output;
-  float* parts;       // o [lists][kMaxAttentionSplits][G][d],
-  float2* part_sums;  // max and sum [lists][kMaxAttentionSplits][G]
-  uint32_t* tickets;  // [lists][ceil(G / 8)]
+  // Without clusters, of a list and set of heads:
+  float2* parts;      // o [kParts][kPackedHeads * d / 2]
+  float2* part_ends;  // max and sum [kParts][kPackedHeads]
+  uint32_t* tickets;
 };
-
-__host__ __device__ constexpr int32_t RowsPerSplit(int32_t count) {
-  const int32_t most = kRowsPerRound * kMaxAttentionSplits;
-  return kRowsPerRound * (count > most ? (count + most - 1) / most : 1);
-}
 
 template <int kHeadDim>
 __host__ __device__ constexpr int PaddedRowBytes() {
@@ -62,48 +70,46 @@ __host__ __device__ constexpr int PaddedRowBytes() {
 }
 
 // Where a list's rows lie.
-enum class Source { kGathered, kPaged, kChosen };
+enum class Source { kGathered, kChosen };
 
+// Where row i lies, or any row that exists where there is none, in two steps: what Ask reads from memory
+// need not have arrived before Address, which may read more.
 struct GatheredRows {
+  using Asked = uint64_t;
   const std::byte* const* rows;
-  __device__ const uint8_t* operator()(int32_t i) const {
-    return reinterpret_cast<const uint8_t*>(rows[i]);
+  int32_t count;
+  __device__ Asked Ask(int32_t i) const {
+    return count > 0 ? reinterpret_cast<uint64_t>(rows[min(i, count - 1)]) : 0;
   }
+  __device__ uint64_t Address(int32_t /*i*/, Asked address) const { return address; }
 };
+// The tokens before mid, those chosen, those after mid.
 template <int kHeadDim>
-struct PagedRows {
+struct ChosenRows {
+  using Asked = int32_t;
   const int32_t* table;
   const uint8_t* head;  // of block 0
   FastDivider block_tokens;
   int64_t block_bytes;
-  __device__ const uint8_t* operator()(int32_t i) const {
-    const int32_t block = block_tokens.Divide(i);
-    return head + table[block] * block_bytes +
-           (i - block * block_tokens.divisor()) * (4 * kHeadDim);
-  }
-};
-
-// The tokens before mid, those chosen, those after mid.
-template <int kHeadDim>
-struct ChosenRows {
-  PagedRows<kHeadDim> paged;
   const int32_t* tokens;
-  int32_t capacity, before, chosen, after_first;
-  __device__ const uint8_t* operator()(int32_t i) const {
-    // Read in any case, so that it need not wait for how many there are.
-    const int32_t token = tokens[min(max(i - before, 0), capacity - 1)];
-    if (i < before) return paged(i);
-    return paged(i < before + chosen ? token : after_first + (i - before - chosen));
+  int32_t capacity, before, chosen, after_first, count;
+  // In any case, so that it need not wait for how many there are.
+  __device__ Asked Ask(int32_t i) const { return tokens[min(max(i - before, 0), capacity - 1)]; }
+  __device__ uint64_t Address(int32_t i, Asked token) const {
+    if (i < before) token = i;
+    if (i >= before + chosen) token = after_first + (i - before - chosen);
+    if (i >= count) token = 0;
+    const int32_t block = block_tokens.Divide(token);
+    return reinterpret_cast<uint64_t>(head + table[block] * block_bytes +
+                                      (token - block * block_tokens.divisor()) * (4 * kHeadDim));
   }
 };
 
-// Starts copying the tile's rows [first, last), of which 16 fit; the rest become zeros.
-template <int kHeadDim, typename Rows>
-__device__ __forceinline__ void StartTile(const Rows& rows, int32_t first, int32_t last,
+// Starts copying the tile's rows [first, last), of which 16 fit, the lane's at `address`; the rest become zeros.
+template <int kHeadDim>
+__device__ __forceinline__ void StartTile(uint64_t address, int32_t first, int32_t last,
                                           uint32_t shared, int lane) {
   constexpr int kPieces = kHeadDim / 4;  // of 16 bytes in a row
-  const int32_t mine = first + lane % kTileRows;
-  const auto address = reinterpret_cast<uint64_t>(rows(mine < last ? mine : first));
 #pragma unroll
   for (int i = 0; i < kTileRows * kPieces / 32; ++i) {
     const int index = i * 32 + lane;
@@ -114,109 +120,106 @@ __device__ __forceinline__ void StartTile(const Rows& rows, int32_t first, int32
   }
 }
 
-// One head's state in the output.
-template <int kHeadDim>
-__device__ __forceinline__ void PutState(const AttentionOutput& output, const DeviceQuery* queries,
-                                         int32_t query, int64_t heads, int64_t head, int c,
-                                         float value, float max, float sum) {
-  if (output.out != nullptr) {
-    output.out[queries[query].row * output.out_stride + head * kHeadDim + c] =
-        sum > 0 || sum != sum ? value / sum : 0.0f;
-    return;
-  }
-  float* state = output.states + (query * heads + head) * (kHeadDim + 2);
-  state[c] = value;
-  if (c == 0) {
-    state[kHeadDim] = max;
-    state[kHeadDim + 1] = sum;
-  }
+// What a state of maximum `ends.x` and sum `ends.y` counts for beside one of maximum `max`.
+__device__ __forceinline__ float KeepOf(float2 ends, float max) {
+  return ends.y == 0.0f ? 0.0f : exp2f(ends.x - max);  // 0: of no rows
 }
 
-template <int kHeadDim, Source kSource>
-__global__ void __launch_bounds__(kThreads) AttendKernel(const __grid_constant__ Args args) {
-  LetNextStart();
+template <int kHeadDim, Source kSource, bool kCluster>
+__global__ void __launch_bounds__(kThreads, 2) AttendKernel(const __grid_constant__ Args args) {
+  if constexpr (kCluster) ArriveAtParts<kParts>();
   constexpr int kRowBytes = PaddedRowBytes<kHeadDim>();
   constexpr int kSteps = kHeadDim / 16;
+  constexpr int kPairs = kHeadDim / 2;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int32_t list_index = blockIdx.y, query_index = list_index / args.kv_heads;
+  const auto part = static_cast<int32_t>(blockIdx.x % kParts);
+  const auto piece =
+      static_cast<int32_t>(blockIdx.x / kParts);  // of the work: a list and a set of heads
+  const int32_t list_index = piece / args.head_sets, query_index = list_index / args.kv_heads;
   const int32_t kv_head = list_index % args.kv_heads;
-  const int32_t first_head = static_cast<int32_t>(blockIdx.z) * kPackedHeads;
+  const int32_t first_head = piece % args.head_sets * kPackedHeads;
   const int32_t heads_here = min(args.group - first_head, kPackedHeads);
   const int64_t all_heads = int64_t{args.kv_heads} * args.group;
   const int64_t out_head = int64_t{kv_head} * args.group + first_head;
 
   const DeviceQuery query = args.queries[query_index];
-  const uint8_t* of_head = args.pool + kv_head * args.head_bytes;
+  const int head = lane / 4, pair = lane % 4 * 2;
+  const float* of_q = args.q + query.row * args.q_stride + (out_head + head) * kHeadDim + pair;
   WaitForEarlier();
-  int32_t count;
+  // All that follows from nothing else is asked for at once: q, how many rows, where the first lie.
+  float2 q_values[kSteps][2];
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float* from = of_q + step * 16 + half * 8;
+      float2& to = q_values[step][half];
+      to = make_float2(0.0f, 0.0f);
+      if (head >= heads_here) continue;
+      to = args.q_in_pairs ? __ldcg(reinterpret_cast<const float2*>(from))
+                           : make_float2(__ldcg(from), __ldcg(from + 1));
+    }
+  }
   const auto rows = [&] {
     if constexpr (kSource == Source::kGathered) {
       const RowList list = args.lists[list_index];
-      count = list.count;
-      return GatheredRows{list.rows};
+      return GatheredRows{list.rows, list.count};
     } else {
-      const PagedRows<kHeadDim> paged{query.block_table, of_head, args.block_tokens,
-                                      args.block_bytes};
-      if constexpr (kSource == Source::kPaged) {
-        count = query.position + 1;
-        return paged;
-      } else {
-        const int32_t before = min(query.mid.first, query.position + 1);
-        const int32_t after_first = max(query.mid.last, before);
-        const int32_t chosen = args.chosen.counts[list_index];
-        count = before + chosen + max(query.position + 1 - after_first, 0);
-        return ChosenRows<kHeadDim>{paged,
-                                    args.chosen.tokens + int64_t{list_index} * args.chosen.capacity,
-                                    args.chosen.capacity,
-                                    before,
-                                    chosen,
-                                    after_first};
-      }
+      const int32_t before = min(query.mid.first, query.position + 1);
+      const int32_t after_first = max(query.mid.last, before);
+      const int32_t chosen = args.chosen.counts[list_index];
+      return ChosenRows<kHeadDim>{query.block_table,
+                                  args.pool + kv_head * args.head_bytes,
+                                  args.block_tokens,
+                                  args.block_bytes,
+                                  args.chosen.tokens + int64_t{list_index} * args.chosen.capacity,
+                                  args.chosen.capacity,
+                                  before,
+                                  chosen,
+                                  after_first,
+                                  before + chosen + max(query.position + 1 - after_first, 0)};
     }
   }();
-  const int32_t per_split = RowsPerSplit(count);
-  const int32_t splits = (count + per_split - 1) / per_split;
-  const auto split = static_cast<int32_t>(blockIdx.x);
-  if (split >= max(splits, 1)) return;
-  if (splits == 0) {
-    for (int i = threadIdx.x; i < heads_here * kHeadDim; i += kThreads) {
-      PutState<kHeadDim>(args.output, args.queries, query_index, all_heads, out_head + i / kHeadDim,
-                         i % kHeadDim, 0.0f, -INFINITY, 0.0f);
-    }
-    return;
-  }
-  const int32_t split_last = min((split + 1) * per_split, count);
-  int32_t tile = split * per_split + warp * kTileRows;
+  const int32_t count = rows.count;
+  const int32_t first = (part + kParts * warp) * kTileRows;
+  const auto ask = [&](int32_t tile) { return rows.Ask(tile + lane % kTileRows); };
+  const auto address_of = [&](int32_t tile, auto asked) {
+    return rows.Address(tile + lane % kTileRows, asked);
+  };
 
   extern __shared__ uint4 shared4[];
-  auto* shared = reinterpret_cast<uint8_t*>(shared4);
-  const uint32_t mine = SharedAddress(shared) + warp * args.stages * kTileRows * kRowBytes;
-  for (int stage = 0; stage < args.stages; ++stage) {
-    if (tile + stage * kRowsPerRound < split_last) {
-      StartTile<kHeadDim>(rows, tile + stage * kRowsPerRound, split_last,
-                          mine + stage * kTileRows * kRowBytes, lane);
+  const uint32_t mine = SharedAddress(shared4) + warp * args.stages * kTileRows * kRowBytes;
+  // The tile that is started next; where its rows lie and those of the one after it, and what was asked for the
+  // one after that: each load has the time of a tile.
+  int32_t next = first;
+  typename decltype(rows)::Asked asked[3] = {ask(next), ask(next + kRowsPerRound),
+                                             ask(next + 2 * kRowsPerRound)};
+  uint64_t addresses[2] = {address_of(next, asked[0]), address_of(next + kRowsPerRound, asked[1])};
+  const auto start_next = [&](int stage) {
+    if (next < count) {
+      StartTile<kHeadDim>(addresses[0], next, count, mine + stage * kTileRows * kRowBytes, lane);
     }
     CommitCopies();
-  }
+    addresses[0] = addresses[1];
+    addresses[1] = address_of(next + 2 * kRowsPerRound, asked[2]);
+    asked[2] = ask(next + 3 * kRowsPerRound);
+    next += kRowsPerRound;
+  };
+  for (int stage = 0; stage < args.stages; ++stage) start_next(stage);
+  // Not earlier: the next product begins with 25 MB of weights, and rows behind them in HBM's queues come late.
+  LetNextStart();
 
   // The group's queries, scaled to base 2: high halves in rows 0 to 7, low halves in 8 to 15.
-  const int head = lane / 4, pair = lane % 4 * 2;
   uint32_t q_fragments[kSteps][4];
-  {
-    const float* q = args.q + query.row * args.q_stride + (out_head + head) * kHeadDim;
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
+  for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float2 values = make_float2(0.0f, 0.0f);
-        if (head < heads_here) {
-          const float* from = q + step * 16 + half * 8 + pair;
-          values = make_float2(from[0] * args.scale_log2, from[1] * args.scale_log2);
-        }
-        const uint32_t high = PackBf16(values.x, values.y);
-        q_fragments[step][half * 2] = high;
-        q_fragments[step][half * 2 + 1] = PackBf16Rest(values.x, values.y, high);
-      }
+    for (int half = 0; half < 2; ++half) {
+      const float2 values = make_float2(q_values[step][half].x * args.scale_log2,
+                                        q_values[step][half].y * args.scale_log2);
+      const uint32_t high = PackBf16(values.x, values.y);
+      q_fragments[step][half * 2] = high;
+      q_fragments[step][half * 2 + 1] = PackBf16Rest(values.x, values.y, high);
     }
   }
 
@@ -224,7 +227,8 @@ __global__ void __launch_bounds__(kThreads) AttendKernel(const __grid_constant__
   float running_max = -INFINITY, running_sum = 0.0f;
   const uint32_t key_lane = (lane % 8 + lane / 16 * 8) * kRowBytes + lane / 8 % 2 * 16;
   const uint32_t value_lane = (lane % 16) * kRowBytes + kHeadDim * 2 + lane / 16 * 16;
-  for (int stage = 0; tile < split_last; tile += kRowsPerRound) {
+  int stage = 0;
+  for (int32_t tile = first; tile < count; tile += kRowsPerRound) {
     if (args.stages > 1) {
       WaitForCopies<1>();
     } else {
@@ -247,7 +251,7 @@ __global__ void __launch_bounds__(kThreads) AttendKernel(const __grid_constant__
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         weights[n][i] =
-            tile + n * 8 + pair + i < split_last ? scores[n][i] + scores[n][i + 2] : -INFINITY;
+            tile + n * 8 + pair + i < count ? scores[n][i] + scores[n][i + 2] : -INFINITY;
         tile_max = fmaxf(tile_max, weights[n][i]);
       }
     }
@@ -283,117 +287,129 @@ __global__ void __launch_bounds__(kThreads) AttendKernel(const __grid_constant__
       MultiplyAdd16x8x16(sums[n], w, values[0], values[1]);
       MultiplyAdd16x8x16(sums[n + 1], w, values[2], values[3]);
     }
-    if (args.stages > 1) {
-      __syncwarp();
-      const int32_t next = tile + args.stages * kRowsPerRound;
-      if (next < split_last) StartTile<kHeadDim>(rows, next, split_last, here, lane);
-      CommitCopies();
-      stage = stage + 1 == args.stages ? 0 : stage + 1;
-    }
+    __syncwarp();
+    start_next(stage);
+    stage = stage + 1 == args.stages ? 0 : stage + 1;
   }
   running_sum += __shfl_xor_sync(kFullMask, running_sum, 1);
   running_sum += __shfl_xor_sync(kFullMask, running_sum, 2);
-
-  // The four chains become one, through shared memory: [warp][8][d + 2].
   WaitForCopies<0>();
+
+  // The block's chains, brought to one maximum, go to shared memory where the tiles were.
+  constexpr int kChainFloats = kHeadDim + 8;  // of a head: no bank conflicts
+  __shared__ float2 chain_ends[kWarps][kPackedHeads];
+  if (pair == 0) chain_ends[warp][head] = make_float2(running_max, running_sum);
   __syncthreads();
-  float* chains = reinterpret_cast<float*>(shared);
-  float* chain = chains + (warp * kPackedHeads + head) * (kHeadDim + 2);
+  const auto max_of = [](const auto& ends, int of_head) {
+    float max = ends[0][of_head].x;
 #pragma unroll
-  for (int n = 0; n < kHeadDim / 8; ++n) {
-    chain[n * 8 + pair] = sums[n][0] + sums[n][2];
-    chain[n * 8 + pair + 1] = sums[n][1] + sums[n][3];
+    for (int i = 1; i < kWarps; ++i) max = fmaxf(max, ends[i][of_head].x);
+    return max;
+  };
+  auto* chains = reinterpret_cast<float*>(shared4);  // [kWarps][kPackedHeads][kChainFloats]
+  if (head < heads_here) {
+    const float keep = KeepOf(make_float2(running_max, running_sum), max_of(chain_ends, head));
+    float* chain = chains + (warp * kPackedHeads + head) * kChainFloats + pair;
+#pragma unroll
+    for (int n = 0; n < kHeadDim / 8; ++n) {
+      *reinterpret_cast<float2*>(chain + n * 8) =
+          make_float2((sums[n][0] + sums[n][2]) * keep, (sums[n][1] + sums[n][3]) * keep);
+    }
   }
-  if (pair == 0) {
-    chain[kHeadDim] = running_max;
-    chain[kHeadDim + 1] = running_sum;
-  }
+  if constexpr (kCluster) WaitForParts<kParts>();  // all have begun
   __syncthreads();
-  const int64_t first_part = int64_t{list_index} * kMaxAttentionSplits * args.group + first_head;
-  float* parts = args.parts + first_part * kHeadDim;
-  float2* part_sums = args.part_sums + first_part;
-  for (int i = threadIdx.x; i < heads_here * kHeadDim; i += kThreads) {
-    const int h = i / kHeadDim, c = i % kHeadDim;
-    const float* of_head = chains + h * (kHeadDim + 2);
-    constexpr int kNext = kPackedHeads * (kHeadDim + 2);
-    float max = of_head[kHeadDim];
-#pragma unroll
-    for (int w = 1; w < kWarps; ++w) max = fmaxf(max, of_head[w * kNext + kHeadDim]);
-    float value = 0.0f, sum = 0.0f;
+
+  // What the part has of each part's share of the result, and the maxima and sums of all heads.
+  static_assert(kParts == kWarps);
+  __shared__ float2 received[kParts][kPackedHeads * kPairs / kParts];
+  __shared__ float2 part_ends[kParts][kPackedHeads];
+  __shared__ bool is_last;
+  const int32_t items = heads_here * kPairs, share = items / kParts;  // pairs of channels
+  float2* of_piece = args.parts + (int64_t{piece} * kParts + part) * (kPackedHeads * kPairs);
+  float2* ends_of_piece = args.part_ends + (int64_t{piece} * kParts + part) * kPackedHeads;
+  for (int i = threadIdx.x; i < items; i += kThreads) {
+    const float* of_head = chains + i / kPairs * kChainFloats + i % kPairs * 2;
+    float2 value = make_float2(0.0f, 0.0f);
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {
-      const float of_chain = of_head[w * kNext + kHeadDim + 1];
-      if (of_chain == 0.0f) continue;  // a chain without tiles
-      const float keep = exp2f(of_head[w * kNext + kHeadDim] - max);
-      value += of_head[w * kNext + c] * keep;
-      sum += of_chain * keep;
+      const float2 of_chain =
+          *reinterpret_cast<const float2*>(of_head + w * (kPackedHeads * kChainFloats));
+      value.x += of_chain.x;
+      value.y += of_chain.y;
     }
-    if (splits == 1) {
-      PutState<kHeadDim>(args.output, args.queries, query_index, all_heads, out_head + h, c, value,
-                         max, sum);
+    if constexpr (kCluster) {
+      const int32_t owner = i / share;
+      StoreTo<kParts>(&received[part][i - owner * share], owner, value);
     } else {
-      parts[(int64_t{split} * args.group + h) * kHeadDim + c] = value;
-      if (c == 0) part_sums[int64_t{split} * args.group + h] = make_float2(max, sum);
+      of_piece[i] = value;
     }
   }
-  if (splits == 1) return;
+  if (threadIdx.x < kParts * kPackedHeads) {
+    const int of_head = threadIdx.x % kPackedHeads;
+    const float max = max_of(chain_ends, of_head);
+    float sum = 0.0f;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      sum += chain_ends[w][of_head].y * KeepOf(chain_ends[w][of_head], max);
+    }
+    if constexpr (kCluster) {
+      StoreTo<kParts>(&part_ends[part][of_head], threadIdx.x / kPackedHeads, make_float2(max, sum));
+    } else if (threadIdx.x < kPackedHeads) {
+      ends_of_piece[of_head] = make_float2(max, sum);
+    }
+  }
 
-  __shared__ bool is_last;
+  const auto put = [&](int32_t item, const float2(&ends)[kParts][kPackedHeads], auto value_of) {
+    const int of_head = item / kPairs, c = item % kPairs * 2;
+    const float max = max_of(ends, of_head);
+    float2 value = make_float2(0.0f, 0.0f);
+    float sum = 0.0f;
+#pragma unroll
+    for (int p = 0; p < kParts; ++p) {
+      const float keep = KeepOf(ends[p][of_head], max);
+      const float2 of_part = value_of(p);
+      value.x += of_part.x * keep;
+      value.y += of_part.y * keep;
+      sum += ends[p][of_head].y * keep;
+    }
+    if (args.output.out != nullptr) {
+      float* to = args.output.out + query.row * args.output.out_stride +
+                  (out_head + of_head) * kHeadDim + c;
+      const bool any = sum > 0 || sum != sum;
+      to[0] = any ? value.x / sum : 0.0f;
+      to[1] = any ? value.y / sum : 0.0f;
+      return;
+    }
+    float* state =
+        args.output.states + (query_index * all_heads + out_head + of_head) * (kHeadDim + 2);
+    state[c] = value.x;
+    state[c + 1] = value.y;
+    if (c == 0) {
+      state[kHeadDim] = max;
+      state[kHeadDim + 1] = sum;
+    }
+  };
+  if constexpr (kCluster) {
+    MeetParts<kParts>();
+    for (int i = threadIdx.x; i < share; i += kThreads) {
+      put(part * share + i, part_ends, [&](int p) { return received[p][i]; });
+    }
+    return;
+  }
   __threadfence();
   __syncthreads();
-  if (threadIdx.x == 0) {
-    const auto last = static_cast<uint32_t>(splits - 1);
-    is_last = atomicInc(&args.tickets[list_index * gridDim.z + blockIdx.z], last) == last;
-  }
+  if (threadIdx.x == 0) is_last = atomicInc(&args.tickets[piece], kParts - 1) == kParts - 1;
   __syncthreads();
   if (!is_last) return;
   __threadfence();
-  // What each split counts for: a warp takes every fourth head, a lane two splits at most.
-  __shared__ float keeps[kMaxAttentionSplits][kPackedHeads];
-  __shared__ float2 totals[kPackedHeads];
-  for (int h = warp; h < heads_here; h += kWarps) {
-    float2 mine[2];
-    float max = -INFINITY;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int s = lane + 32 * i;
-      mine[i] = s < splits ? __ldcg(part_sums + int64_t{s} * args.group + h)
-                           : make_float2(-INFINITY, 0.0f);
-      max = fmaxf(max, mine[i].x);
-    }
-    max = WarpMax(max);
-    float sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int s = lane + 32 * i;
-      if (s >= splits) continue;
-      const float keep = exp2f(mine[i].x - max);
-      keeps[s][h] = keep;
-      sum += mine[i].y * keep;
-    }
-    sum = WarpSum(sum);
-    if (lane == 0) totals[h] = make_float2(max, sum);
+  if (threadIdx.x < kParts * kPackedHeads) {
+    part_ends[threadIdx.x / kPackedHeads][threadIdx.x % kPackedHeads] =
+        __ldcg(args.part_ends + int64_t{piece} * kParts * kPackedHeads + threadIdx.x);
   }
   __syncthreads();
-  for (int i = threadIdx.x; i < heads_here * (kHeadDim / 4); i += kThreads) {
-    const int h = i / (kHeadDim / 4), c = i % (kHeadDim / 4) * 4;
-    const float4* of_head = reinterpret_cast<const float4*>(parts + h * kHeadDim + c);
-    float4 value = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll 18
-    for (int s = 0; s < splits; ++s) {
-      const float4 part = __ldcg(of_head + int64_t{s} * args.group * (kHeadDim / 4));
-      const float keep = keeps[s][h];
-      value.x += part.x * keep;
-      value.y += part.y * keep;
-      value.z += part.z * keep;
-      value.w += part.w * keep;
-    }
-    const float values[4] = {value.x, value.y, value.z, value.w};
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      PutState<kHeadDim>(args.output, args.queries, query_index, all_heads, out_head + h, c + j,
-                         values[j], totals[h].x, totals[h].y);
-    }
+  const float2* all = args.parts + int64_t{piece} * kParts * (kPackedHeads * kPairs);
+  for (int i = threadIdx.x; i < items; i += kThreads) {
+    put(i, part_ends, [&](int p) { return __ldcg(all + p * (kPackedHeads * kPairs) + i); });
   }
 }
 
@@ -421,37 +437,36 @@ __global__ void StateMassesKernel(const float* states, int64_t count, int32_t he
 
 // Offsets in the workspace.
 struct Plan {
-  size_t part_sums, tickets, size_bytes;
+  size_t part_ends, tickets, size_bytes;
 };
 Plan MakePlan(const RowAttentionShape& shape) {
-  const size_t lists = size_t{1} * shape.num_queries * shape.layout.kv_heads;
-  const size_t parts = lists * kMaxAttentionSplits * shape.group;
+  const size_t pieces = size_t{1} * shape.num_queries * shape.layout.kv_heads *
+                        static_cast<size_t>(CeilDiv(shape.group, kPackedHeads));
+  const size_t heads = pieces * kParts * kPackedHeads;
   Plan plan;
-  plan.part_sums = AlignUp(parts * 4 * shape.layout.head_dim, 256);
-  plan.tickets = plan.part_sums + AlignUp(parts * 8, 256);
-  plan.size_bytes = plan.tickets + AlignUp(lists * 4 * CeilDiv(shape.group, kPackedHeads), 256);
+  plan.part_ends = AlignUp(heads * 4 * shape.layout.head_dim, 256);
+  plan.tickets = plan.part_ends + AlignUp(heads * sizeof(float2), 256);
+  plan.size_bytes = plan.tickets + AlignUp(pieces * 4, 256);
   return plan;
 }
 
 template <int kHeadDim, Source kSource>
-cudaError_t LaunchOf(const RowAttentionShape& shape, const Args& args, cudaStream_t stream) {
+cudaError_t LaunchOf(unsigned pieces, const Args& args, bool cluster, cudaStream_t stream) {
   const size_t shared_bytes =
-      std::max<size_t>(size_t{1} * kWarps * args.stages * kTileRows * PaddedRowBytes<kHeadDim>(),
-                       size_t{4} * kWarps * kPackedHeads * (kHeadDim + 2));
+      size_t{1} * kWarps * args.stages * kTileRows * PaddedRowBytes<kHeadDim>();
+  static_assert(size_t{kTileRows} * PaddedRowBytes<kHeadDim>() >=
+                size_t{4} * kPackedHeads * (kHeadDim + 8));  // chains
+  const auto kernel =
+      cluster ? AttendKernel<kHeadDim, kSource, true> : AttendKernel<kHeadDim, kSource, false>;
   if (shared_bytes > 48 * 1024) {
-    const cudaError_t error = cudaFuncSetAttribute(AttendKernel<kHeadDim, kSource>,
-                                                   cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                   static_cast<int>(shared_bytes));
+    const cudaError_t error = cudaFuncSetAttribute(
+        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
     if (error != cudaSuccess) return error;
   }
-  const int32_t per_split = RowsPerSplit(shape.max_rows);
-  // A shorter list may have more splits than the longest.
-  const int64_t splits = shape.max_rows > kRowsPerRound * kMaxAttentionSplits
-                             ? kMaxAttentionSplits
-                             : std::max<int64_t>(CeilDiv(shape.max_rows, per_split), 1);
-  const dim3 grid(static_cast<unsigned>(splits), shape.num_queries * shape.layout.kv_heads,
-                  static_cast<unsigned>(CeilDiv(shape.group, kPackedHeads)));
-  return Launch(AttendKernel<kHeadDim, kSource>, grid, kThreads, shared_bytes, stream, false, args);
+  if (cluster) {
+    return LaunchClusters(kernel, pieces, kParts, kThreads, shared_bytes, stream, args);
+  }
+  return Launch(kernel, pieces * kParts, kThreads, shared_bytes, stream, false, args);
 }
 
 template <Source kSource>
@@ -460,17 +475,19 @@ cudaError_t Attend(const RowAttentionShape& shape, const float* q, int64_t q_str
                    const void* pool, float scale, const AttentionOutput& output, void* workspace,
                    cudaStream_t stream) {
   const KvLayout& layout = shape.layout;
-  const int64_t num_lists = int64_t{shape.num_queries} * layout.kv_heads;
   if (layout.dtype != DType::kBF16 || shape.group < 1 || layout.kv_heads < 1 ||
-      shape.num_queries < 0 || num_lists > 65535 || shape.max_rows < 0 || layout.block_tokens < 1 ||
-      (output.states == nullptr) == (output.out == nullptr)) {
+      shape.num_queries < 0 || (output.states == nullptr) == (output.out == nullptr)) {
     return cudaErrorInvalidValue;
   }
+  const int64_t num_lists = int64_t{shape.num_queries} * layout.kv_heads;
+  const auto head_sets = static_cast<int32_t>(CeilDiv(shape.group, kPackedHeads));
+  if (num_lists * head_sets * kParts > 0x7fffffff) return cudaErrorInvalidValue;
   if (num_lists == 0) return cudaSuccess;
   auto* memory = static_cast<std::byte*>(workspace);
   const Plan plan = MakePlan(shape);
   const Args args{q,
                   q_stride,
+                  q_stride % 2 == 0 && reinterpret_cast<uintptr_t>(q) % 8 == 0,
                   queries,
                   lists,
                   chosen,
@@ -480,21 +497,24 @@ cudaError_t Attend(const RowAttentionShape& shape, const float* q, int64_t q_str
                   static_cast<int64_t>(layout.HeadBytes()),
                   layout.kv_heads,
                   shape.group,
-                  shape.max_rows > kRowsPerRound * kMaxAttentionSplits ? 2 : 1,
+                  head_sets,
+                  num_lists <= kFewLists ? 2 : 1,
                   scale * kLog2E,
                   output,
-                  reinterpret_cast<float*>(memory),
-                  reinterpret_cast<float2*>(memory + plan.part_sums),
+                  reinterpret_cast<float2*>(memory),
+                  reinterpret_cast<float2*>(memory + plan.part_ends),
                   reinterpret_cast<uint32_t*>(memory + plan.tickets)};
+  const auto pieces = static_cast<unsigned>(num_lists * head_sets);
+  const bool cluster = num_lists <= kFewLists && !shape.portable && CurrentDevice().hopper;
   switch (layout.head_dim) {
     case 64:
-      return LaunchOf<64, kSource>(shape, args, stream);
+      return LaunchOf<64, kSource>(pieces, args, cluster, stream);
     case 80:
-      return LaunchOf<80, kSource>(shape, args, stream);
+      return LaunchOf<80, kSource>(pieces, args, cluster, stream);
     case 96:
-      return LaunchOf<96, kSource>(shape, args, stream);
+      return LaunchOf<96, kSource>(pieces, args, cluster, stream);
     case 128:
-      return LaunchOf<128, kSource>(shape, args, stream);
+      return LaunchOf<128, kSource>(pieces, args, cluster, stream);
     default:
       return cudaErrorInvalidValue;
   }
@@ -524,13 +544,6 @@ cudaError_t AttendChosen(const RowAttentionShape& shape, const float* q, int64_t
   if (chosen.kv_heads != shape.layout.kv_heads || chosen.capacity < 1) return cudaErrorInvalidValue;
   return Attend<Source::kChosen>(shape, q, q_stride, queries, nullptr, chosen, pool, scale, output,
                                  workspace, stream);
-}
-
-cudaError_t AttendPaged(const RowAttentionShape& shape, const float* q, int64_t q_stride,
-                        const DeviceQuery* queries, const void* pool, float scale,
-                        const AttentionOutput& output, void* workspace, cudaStream_t stream) {
-  return Attend<Source::kPaged>(shape, q, q_stride, queries, nullptr, {}, pool, scale, output,
-                                workspace, stream);
 }
 
 cudaError_t StateMasses(const float* states, int64_t count, int32_t head_dim, float* masses,

@@ -1,6 +1,5 @@
-// Exact attention of few queries over keys that lie in rows: gathered (AttendRows of backend.h), chosen
-// (AttendChosen) or paged (Attend with one query a chunk: dense decoding). Split over the keys, with the heads of a
-// group packed into one matrix product.
+// Exact attention of few queries over keys that lie in rows: gathered (AttendRows of backend.h) or chosen
+// (AttendChosen). Split over the keys, with the heads of a group packed into one matrix product.
 //
 //   q        [rows][H*d] f32, rows `q_stride` floats apart; query i reads row queries[i].row
 //   lists    [num_queries][Hkv] RowList in device memory. Rows are bf16, K then V (kv_layout.h),
@@ -13,9 +12,8 @@
 // as two bfloat16 (high and low half) each, which keeps 16 bits of them. The two halves are rows of
 // the same instruction, so for up to 8 heads this costs nothing.
 //
-// Order, fixed by the list's length alone: splits of 64 rows, or as many times 64 as makes at most
-// kMaxAttentionSplits splits; a split is four chains of tiles of 16 rows; chains, then splits, are
-// added from left to right.
+// Order, fixed by a row's place in its list alone: tiles of 16 rows, of which every 64th belongs to one
+// chain; chains c, c + 8, c + 16, ... are added from left to right, and so are the eight sums.
 //
 // Reads each row once: 2*d values, and 8 bytes of address; 4*G*d FLOPs per row.
 #ifndef WINNOW_KERNELS_CUDA_ROW_ATTENTION_H_
@@ -25,13 +23,12 @@
 
 namespace winnow::kernels::cuda {
 
-inline constexpr int32_t kMaxAttentionSplits = 48;
-
 struct RowAttentionShape {
   int32_t num_queries = 0;
-  int32_t group = 0;     // G
-  KvLayout layout;       // of the rows; block_tokens does not matter where keys are gathered
-  int32_t max_rows = 0;  // no list, or no query's position + 1, is longer
+  int32_t group = 0;  // G
+  KvLayout layout;    // of the rows; block_tokens does not matter where keys are gathered
+  // Only what any device has, for tests and benchmarks: the same bits.
+  bool portable = false;
 };
 
 // Where the result goes: states, or finished attention.
@@ -51,18 +48,12 @@ ZeroedPart RowAttentionZeroedPart(const RowAttentionShape& shape);
                                      cudaStream_t stream);
 
 // Query i attends to what it sees outside mid and to its chosen tokens (`chosen` in device memory), all
-// in `pool`'s blocks. REQUIRES: shape.max_rows >= those of each list.
+// in `pool`'s blocks.
 [[nodiscard]] cudaError_t AttendChosen(const RowAttentionShape& shape, const float* q,
                                        int64_t q_stride, const DeviceQuery* queries,
                                        const Selection& chosen, const void* pool, float scale,
                                        const AttentionOutput& output, void* workspace,
                                        cudaStream_t stream);
-
-// Dense: query i attends to its tokens [0, position] in `pool`'s blocks.
-[[nodiscard]] cudaError_t AttendPaged(const RowAttentionShape& shape, const float* q,
-                                      int64_t q_stride, const DeviceQuery* queries,
-                                      const void* pool, float scale, const AttentionOutput& output,
-                                      void* workspace, cudaStream_t stream);
 
 // Row queries[i].row of out [H*d] = attention of states [i][H]; zeros where of no keys.
 [[nodiscard]] cudaError_t FinishStates(const float* states, const DeviceQuery* queries,

@@ -32,18 +32,6 @@ inline constexpr int kFixedBits = 40;
 // ---- what the blocks of a row share, beside cluster.cuh ----
 
 template <int kParts>
-__device__ __forceinline__ void Store64(uint64_t* shared, uint32_t part, uint64_t value) {
-  if constexpr (kParts == 1) {
-    *shared = value;
-  } else {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("st.shared::cluster.u64 [%0], %1;" ::"r"(AddressIn<kParts>(shared, part)),
-                 "l"(value)
-                 : "memory");
-#endif
-  }
-}
-template <int kParts>
 __device__ __forceinline__ uint32_t AddOne(uint32_t* shared, uint32_t part) {
   if constexpr (kParts == 1) return atomicAdd(shared, 1u);
   uint32_t before = 0;
@@ -303,7 +291,7 @@ class Row {
       const uint32_t key = KeyOf(logit);
       if (inside && edge.Keeps(key, first_ + i)) {
         const uint32_t place = AddOne<kParts>(&v_.num_top, 0);
-        if (place < kMaxTopLogprobs) Store64<kParts>(&v_.top[place], 0, Pack(key, first_ + i));
+        if (place < kMaxTopLogprobs) StoreTo<kParts>(&v_.top[place], 0, Pack(key, first_ + i));
       }
     });
     MeetParts<kParts>();

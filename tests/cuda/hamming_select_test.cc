@@ -70,7 +70,8 @@ class Codes {
     const DeviceQueries on_device(queries);
     Workspace workspace(HammingSelectWorkspaceBytes(shape));
     std::vector<std::vector<int32_t>> chosen;
-    for (int i = 0; i < times; ++i) {  // the workspace is left ready for the next call
+    for (int i = 0; i < std::max(times, 2); ++i) {  // the workspace is left ready for the next call
+      shape.alone = i % 2 != 0;
       DeviceSelection selection(queries.size(), layout_.kv_heads, capacity);
       WINNOW_CUDA_OK(SelectByCodes(shape, on_device.data(), query_codes.data(), codes.data(),
                                    selection.view(), workspace.data(), nullptr));
