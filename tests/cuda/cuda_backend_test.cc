@@ -271,6 +271,37 @@ TEST_F(CudaBackendTest, SelectionsOfAStepArriveTogether) {
   }
 }
 
+// What the host chose, as the window's policy does: of no head, of one, of both.
+TEST_F(CudaBackendTest, ASelectionOfTheHostIsReadAsItIs) {
+  SCOPED_TRACE(Seed());
+  constexpr int32_t d = 64, group = 2, n = 400;
+  const KvLayout layout{2, d, 16, DType::kBF16};
+  PagedKv kv(random_, layout, {n});
+  const auto pool = UploadPool(kv);
+  Matrix q = Matrix::Normal(random_, 1, 2 * group * d);
+  auto of_q = Put(q);
+  const RetrievalQuery query = kv.Query(0, 0, n - 1, 16, 100, 5);
+  const SharedSelection chosen(*backend_, 1, 2, 5);
+  const auto attend = [&](int32_t first, int32_t second) {
+    for (int32_t head = 0; head < 2; ++head) {
+      chosen.view().count(0, head) = head == 0 ? first : second;
+      for (int32_t i = 0; i < 5; ++i) chosen.view().chosen(0, head)[i] = 50 + 10 * i;
+    }
+    Matrix out(1, q.cols());
+    auto of_out = Put(out);
+    backend_->BeginPass();
+    EXPECT_TRUE(backend_->AttendChosen(of_q.tensor, {&query, 1}, chosen.view(), pool.data(), layout,
+                                       1.0f, of_out.tensor));
+    of_out.Fetch();
+    return out;
+  };
+  Matrix none = attend(0, 0), both = attend(5, 5), one = attend(0, 5);
+  constexpr size_t kBytes = group * d * 4;
+  EXPECT_EQ(std::memcmp(one.row(0), none.row(0), kBytes), 0);
+  EXPECT_EQ(std::memcmp(one.row(0) + group * d, both.row(0) + group * d, kBytes), 0);
+  EXPECT_NE(std::memcmp(none.row(0) + group * d, both.row(0) + group * d, kBytes), 0);
+}
+
 // Descriptors outgrow the memory that they pass through, in the middle of a pass.
 TEST_F(CudaBackendTest, ManyDescriptorsInAPass) {
   SCOPED_TRACE(Seed());
