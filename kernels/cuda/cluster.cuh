@@ -14,18 +14,8 @@ template <int kParts>
 __device__ __forceinline__ uint32_t PartIndex() {
   return blockIdx.x % kParts;
 }
-// Of all threads of all parts: what was written before, any of them sees after.
-template <int kParts>
-__device__ __forceinline__ void MeetParts() {
-  if constexpr (kParts == 1) {
-    __syncthreads();
-  } else {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive;\n\tbarrier.cluster.wait;" ::: "memory");
-#endif
-  }
-}
-// The same in two steps, of every thread both: what lies between need not wait.
+// A barrier in two steps, of all threads of all parts both: what was written before the first, any of them
+// sees after the second, and what lies between need not wait.
 template <int kParts>
 __device__ __forceinline__ void ArriveAtParts() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -41,6 +31,12 @@ __device__ __forceinline__ void WaitForParts() {
     asm volatile("barrier.cluster.wait;" ::: "memory");
 #endif
   }
+}
+// Both.
+template <int kParts>
+__device__ __forceinline__ void MeetParts() {
+  ArriveAtParts<kParts>();
+  WaitForParts<kParts>();
 }
 // The address of `shared` in part `part`'s memory.
 template <int kParts>
