@@ -7,8 +7,9 @@
 //   chosen       counts and tokens in device memory; tokens ascend
 //
 // Integers throughout: any number of blocks yields the same tokens. Where all blocks fit on the GPU
-// at once (1 M tokens times 8 heads on an H200), one launch scans, counts, meets and compacts, and distances stay in shared memory; else two launches, and 2 bytes of distance per
-// token go through L2. Reads SelectByCodesBytes() of codes.
+// at once (1 M tokens times 8 heads on an H200), one launch scans, counts, meets and compacts, and
+// distances stay in shared memory; else two launches, and 2 bytes of distance per token go through L2.
+// Reads SelectByCodesBytes() of codes.
 //
 // Arithmetic: 2 * planes + 1 logical operations and up to `planes` popcounts per 4 bytes. Popcounts
 // bind: at G = 4 and 128 bits they are 5 per code, 16 a clock and multiprocessor: 1.3 us of an H200

@@ -75,18 +75,16 @@ enum class Source { kGathered, kChosen };
 // Where row i lies, or any row that exists where there is none, in two steps: what Ask reads from memory
 // need not have arrived before Address, which may read more.
 struct GatheredRows {
-  using Asked = uint64_t;
   const std::byte* const* rows;
   int32_t count;
-  __device__ Asked Ask(int32_t i) const {
+  __device__ uint64_t Ask(int32_t i) const {
     return count > 0 ? reinterpret_cast<uint64_t>(rows[min(i, count - 1)]) : 0;
   }
-  __device__ uint64_t Address(int32_t /*i*/, Asked address) const { return address; }
+  __device__ uint64_t Address(int32_t /*i*/, uint64_t address) const { return address; }
 };
 // The tokens before mid, those chosen, those after mid.
 template <int kHeadDim>
 struct ChosenRows {
-  using Asked = int32_t;
   const int32_t* table;
   const uint8_t* head;  // of block 0
   FastDivider block_tokens;
@@ -94,8 +92,8 @@ struct ChosenRows {
   const int32_t* tokens;
   int32_t capacity, before, chosen, after_first, count;
   // In any case, so that it need not wait for how many there are.
-  __device__ Asked Ask(int32_t i) const { return tokens[min(max(i - before, 0), capacity - 1)]; }
-  __device__ uint64_t Address(int32_t i, Asked token) const {
+  __device__ int32_t Ask(int32_t i) const { return tokens[min(max(i - before, 0), capacity - 1)]; }
+  __device__ uint64_t Address(int32_t i, int32_t token) const {
     if (i < before) token = i;
     if (i >= before + chosen) token = after_first + (i - before - chosen);
     if (i >= count) token = 0;
@@ -192,17 +190,18 @@ __global__ void __launch_bounds__(kThreads, 2) AttendKernel(const __grid_constan
   // The tile that is started next; where its rows lie and those of the one after it, and what was asked for the
   // one after that: each load has the time of a tile.
   int32_t next = first;
-  typename decltype(rows)::Asked asked[3] = {ask(next), ask(next + kRowsPerRound),
-                                             ask(next + 2 * kRowsPerRound)};
-  uint64_t addresses[2] = {address_of(next, asked[0]), address_of(next + kRowsPerRound, asked[1])};
+  const auto first_asked = ask(next), second_asked = ask(next + kRowsPerRound);
+  auto asked = ask(next + 2 * kRowsPerRound);
+  uint64_t addresses[2] = {address_of(next, first_asked),
+                           address_of(next + kRowsPerRound, second_asked)};
   const auto start_next = [&](int stage) {
     if (next < count) {
       StartTile<kHeadDim>(addresses[0], next, count, mine + stage * kTileRows * kRowBytes, lane);
     }
     CommitCopies();
     addresses[0] = addresses[1];
-    addresses[1] = address_of(next + 2 * kRowsPerRound, asked[2]);
-    asked[2] = ask(next + 3 * kRowsPerRound);
+    addresses[1] = address_of(next + 2 * kRowsPerRound, asked);
+    asked = ask(next + 3 * kRowsPerRound);
     next += kRowsPerRound;
   };
   for (int stage = 0; stage < args.stages; ++stage) start_next(stage);
