@@ -12,8 +12,11 @@
 // each of its instructions in turn, and three of them on a multiprocessor read 0.9 TB/s.
 // Also lost (H200, the same shape): one stage in place of two and five blocks on a multiprocessor in
 // place of three, 189 us instead of 172 more for 128K tokens than for 8K; three stages and two blocks, 190 us
-// instead of 191, and 1031 instead of 864 for 24 sequences of 32K; merging splits with every
-// share worked out in turn, 23 us of a layer of 128K tokens.
+// instead of 191, and 1031 instead of 864 for 24 sequences of 32K; a row at a time by the bulk copy engine,
+// 157 us instead of 159 and 914 instead of 876, and three stages of that and two blocks 155 and 1080; a block's splits
+// far from each other, so that all blocks together read one place after the other, or blocks head by head: the same.
+// Merging: a thread that reads a channel of each split from L2, 32 ahead, took 33 us more of a layer of 128K tokens
+// and 240 of a million, with all shares worked out in turn another 10.
 #include <algorithm>
 
 #include "kernels/cuda/dense_attention.h"
@@ -216,25 +219,22 @@ __global__ void __launch_bounds__(kSplitWarps* kLanes)
   Clear(o);
   const auto end_split = [&](int32_t split) {
     sums.Join();
-    const int64_t place = (int64_t{blockIdx.z} * args.kv_heads + kv_head) * args.splits + split;
+    const int64_t place = (int64_t{blockIdx.z} * args.kv_heads + kv_head) * kWarpRows;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if (sees[r] == 0) continue;
-      float* part = args.parts + (place * kWarpRows + lane / 4 + 8 * r) * (kHeadDim + 2);
+      const int64_t part = (place + lane / 4 + 8 * r) * args.splits + split;
 #pragma unroll
       for (int i = 0; i < kMine; ++i) {
         const int channels = warp + kSplitWarps * i;
         if (channels >= kPairs) break;
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
-          part[channels * 16 + n * 8 + pair] = o[2 * i + n][2 * r];
-          part[channels * 16 + n * 8 + pair + 1] = o[2 * i + n][2 * r + 1];
+          *reinterpret_cast<float2*>(args.parts + part * kHeadDim + channels * 16 + n * 8 + pair) =
+              make_float2(o[2 * i + n][2 * r], o[2 * i + n][2 * r + 1]);
         }
       }
-      if (warp == 0 && pair == 0) {
-        part[kHeadDim] = sums.max[r];
-        part[kHeadDim + 1] = sums.sum[r];
-      }
+      if (warp == 0 && pair == 0) args.part_ends[part] = make_float2(sums.max[r], sums.sum[r]);
     }
     sums = RowSums();
     Clear(o);
@@ -290,16 +290,20 @@ __global__ void __launch_bounds__(kSplitWarps* kLanes)
   }
 }
 
-// A block merges the splits of one row, from left to right; a thread is a channel. What a split and
-// those before it count for follows from the largest score so far, which is found for all splits side by
-// side: only multiply-adds are left to do one after the other. A split that weighs nothing is left out.
+// A block merges 32 channels of a row's splits, from left to right. What a split and those before it count for
+// follows from the largest score so far, which is found for many splits side by side: only multiply-adds are left
+// to do one after the other, by one warp, over values that are in shared memory by then. A split that weighs
+// nothing is left out.
 constexpr int kMergeThreads = 128;
-constexpr int kMergeSplits = 4 * kMergeThreads;  // at a time
+constexpr int kMergeSplits =
+    2 * kMergeThreads;  // at a time; those of the next time are on their way
+constexpr int kMergeChannels = 32;
 constexpr float kLeftOut = -1.0f;
 
 __global__ void __launch_bounds__(kMergeThreads)
     MergeSplitsKernel(const __grid_constant__ Args args, int32_t head_dim) {
   LetNextStart();
+  extern __shared__ uint4 shared4[];  // values [2][min(splits, kMergeSplits)][32]
   __shared__ float lefts[kMergeSplits], rights[kMergeSplits], right_sums[kMergeSplits];
   __shared__ float warp_max[kMergeThreads / kLanes];
   const int32_t chunk_index = static_cast<int32_t>(blockIdx.z) / args.tiles;
@@ -307,27 +311,61 @@ __global__ void __launch_bounds__(kMergeThreads)
   const auto kv_head = static_cast<int32_t>(blockIdx.y);
   const DeviceChunk chunk = args.chunks[chunk_index];
   const int32_t group = args.group.divisor();
-  const int32_t row = tile * kWarpRows + static_cast<int32_t>(blockIdx.x);
+  const int32_t sets = (head_dim + kMergeChannels - 1) / kMergeChannels;
+  const int32_t row_of_tile = static_cast<int32_t>(blockIdx.x) / sets;
+  const int32_t row = tile * kWarpRows + row_of_tile;
+  const int32_t channel = static_cast<int32_t>(blockIdx.x) % sets * kMergeChannels;
   WaitForEarlier();
   if (row >= chunk.num_tokens * group) return;
   const int32_t token = args.group.Divide(row);
   const int32_t splits = (chunk.position + token + 1 + kDenseSplitTokens - 1) / kDenseSplitTokens;
-  const auto c = static_cast<int32_t>(threadIdx.x);
-  const int warp = c / kLanes, lane = c % kLanes;
-  const int64_t place = (int64_t{blockIdx.z} * args.kv_heads + kv_head) * args.splits;
-  const int64_t next = int64_t{kWarpRows} * (head_dim + 2);
-  const float* part = args.parts + place * next + int64_t{blockIdx.x} * (head_dim + 2);
-  float value = 0.0f, sum = 0.0f, max_before = -INFINITY;
-  for (int32_t first = 0; first < splits; first += kMergeSplits) {
+  const auto thread = static_cast<int32_t>(threadIdx.x);
+  const int warp = thread / kLanes, lane = thread % kLanes;
+  const int64_t place =
+      ((int64_t{blockIdx.z} * args.kv_heads + kv_head) * kWarpRows + row_of_tile) * args.splits;
+  const float* parts = args.parts + place * head_dim + channel;
+  const float2* part_ends = args.part_ends + place;
+  const int32_t pieces = min(kMergeChannels, head_dim - channel) / 4;  // of 16 bytes
+  const int32_t buffer = min(args.splits, kMergeSplits) * kMergeChannels;
+  auto* values = reinterpret_cast<float*>(shared4);
+  const auto start = [&](int32_t first, int which) {
     const int32_t count = min(kMergeSplits, splits - first);
-    float maxima[4], sums[4], mine = -INFINITY;
+    const uint32_t to = SharedAddress(values + which * buffer);
+    for (int32_t i = thread; i < count * 8; i += kMergeThreads) {
+      const int32_t split = i / 8, piece = i % 8;
+      if (piece < pieces) {
+        CopyAsync16(to + i * 16, parts + int64_t{first + split} * head_dim + piece * 4, true);
+      }
+    }
+    CommitCopies();
+  };
+  constexpr int kEnds = kMergeSplits / kMergeThreads;
+  float2 next_ends[kEnds];
+  const auto load_ends = [&](int32_t first) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const bool exists = 4 * c + i < count;
-      const float* of_split = part + (first + (exists ? 4 * c + i : 0)) * next + head_dim;
-      sums[i] = exists ? of_split[1] : 0.0f;
-      maxima[i] = sums[i] == 0.0f ? -INFINITY : of_split[0];
+    for (int i = 0; i < kEnds; ++i) {
+      const int32_t split = first + kEnds * thread + i;
+      next_ends[i] = split < splits ? part_ends[split] : make_float2(0.0f, 0.0f);
+    }
+  };
+  load_ends(0);
+  start(0, 0);
+  float value = 0.0f, sum = 0.0f, max_before = -INFINITY;
+  int which = 0;
+  for (int32_t first = 0; first < splits; first += kMergeSplits, which ^= 1) {
+    const int32_t count = min(kMergeSplits, splits - first);
+    float maxima[kEnds], sums[kEnds], mine = -INFINITY;
+#pragma unroll
+    for (int i = 0; i < kEnds; ++i) {
+      sums[i] = next_ends[i].y;
+      maxima[i] = sums[i] == 0.0f ? -INFINITY : next_ends[i].x;
       mine = fmaxf(mine, maxima[i]);
+    }
+    if (first + kMergeSplits < splits) {
+      load_ends(first + kMergeSplits);
+      start(first + kMergeSplits, which ^ 1);
+    } else {
+      CommitCopies();
     }
 #pragma unroll
     for (int offset = 1; offset < kLanes; offset *= 2) {
@@ -343,36 +381,30 @@ __global__ void __launch_bounds__(kMergeThreads)
       max_before = fmaxf(max_before, warp_max[w]);
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < kEnds; ++i) {
       const float max = fmaxf(before, maxima[i]);
       const float right = exp2f(maxima[i] - max);
-      lefts[4 * c + i] = before == -INFINITY ? 0.0f : exp2f(before - max);
-      rights[4 * c + i] = sums[i] == 0.0f ? kLeftOut : right;
-      right_sums[4 * c + i] = __fmul_rn(sums[i], right);
+      lefts[kEnds * thread + i] = before == -INFINITY ? 0.0f : exp2f(before - max);
+      rights[kEnds * thread + i] = sums[i] == 0.0f ? kLeftOut : right;
+      right_sums[kEnds * thread + i] = __fmul_rn(sums[i], right);
       before = max;
     }
+    WaitForCopies<1>();
     __syncthreads();
-    if (c < head_dim) {
-      // Loads do not wait for each other, only the sums do.
-      constexpr int kAhead = 32;  // 64: 17 us more of a layer of 128K tokens
-      const float* of_channel = part + first * next + c;
-      for (int32_t ahead = 0; ahead < count; ahead += kAhead) {
-        float values[kAhead];
-#pragma unroll
-        for (int i = 0; i < kAhead; ++i) values[i] = of_channel[min(ahead + i, count - 1) * next];
-#pragma unroll
-        for (int i = 0; i < kAhead; ++i) {
-          if (ahead + i >= count || rights[ahead + i] == kLeftOut) continue;
-          value = __fmaf_rn(value, lefts[ahead + i], __fmul_rn(values[i], rights[ahead + i]));
-          sum = __fmaf_rn(sum, lefts[ahead + i], right_sums[ahead + i]);
-        }
+    if (warp == 0) {
+      const float* of_channel = values + which * buffer + lane;
+#pragma unroll 8
+      for (int32_t i = 0; i < count; ++i) {
+        if (rights[i] == kLeftOut) continue;
+        value = __fmaf_rn(value, lefts[i], __fmul_rn(of_channel[i * kMergeChannels], rights[i]));
+        sum = __fmaf_rn(sum, lefts[i], right_sums[i]);
       }
     }
     __syncthreads();
   }
-  if (c >= head_dim) return;
+  if (warp != 0 || channel + lane >= head_dim) return;
   const int64_t head = int64_t{kv_head} * group + row - token * group;
-  args.out[(chunk.first_row + token) * args.out_stride + head * head_dim + c] =
+  args.out[(chunk.first_row + token) * args.out_stride + head * head_dim + channel + lane] =
       __fdiv_rn(value, sum);
 }
 
@@ -381,6 +413,11 @@ int32_t TilesOf(const DenseAttentionShape& shape) {
 }
 int32_t SplitsOf(const DenseAttentionShape& shape) {
   return static_cast<int32_t>(CeilDiv(shape.max_keys, kDenseSplitTokens));
+}
+// Of splits, kSideBySide.
+size_t NumParts(const DenseAttentionShape& shape) {
+  return size_t{1} * shape.num_chunks * TilesOf(shape) * shape.layout.kv_heads * kWarpRows *
+         SplitsOf(shape);
 }
 
 template <typename Kernel>
@@ -404,6 +441,7 @@ cudaError_t LaunchOf(const DenseAttentionShape& shape, Args& args, cudaStream_t 
     kernel<<<grid, kInTurnWarps * kLanes, kBytes, stream>>>(args);
     return cudaGetLastError();
   }
+  args.part_ends = reinterpret_cast<float2*>(args.parts + NumParts(shape) * kHeadDim);
   const auto kernel = SplitKernel<kHeadDim>;
   if (const cudaError_t error = AllowShared(kernel, kBytes); error != cudaSuccess) return error;
   const dim3 grid(args.splits, shape.layout.kv_heads, shape.num_chunks * args.tiles);
@@ -425,16 +463,22 @@ cudaError_t LaunchOf(const DenseAttentionShape& shape, Args& args, cudaStream_t 
       error != cudaSuccess) {
     return error;
   }
-  return Launch(MergeSplitsKernel, dim3(kWarpRows, grid.y, grid.z), kMergeThreads, 0, stream, false,
-                args, kHeadDim);
+  const int64_t tile_rows =
+      std::min<int64_t>(int64_t{shape.max_chunk_tokens} * shape.group, kWarpRows);
+  const size_t merge_bytes = size_t{2} * 4 * kMergeChannels * std::min(args.splits, kMergeSplits);
+  if (const cudaError_t error = AllowShared(MergeSplitsKernel, merge_bytes); error != cudaSuccess) {
+    return error;
+  }
+  const auto blocks = static_cast<unsigned>(tile_rows * CeilDiv(kHeadDim, kMergeChannels));
+  return Launch(MergeSplitsKernel, dim3(blocks, grid.y, grid.z), kMergeThreads, merge_bytes, stream,
+                false, args, kHeadDim);
 }
 
 }  // namespace
 
 size_t DenseAttentionWorkspaceBytes(const DenseAttentionShape& shape) {
   if (shape.way == DenseWay::kInTurn) return 0;
-  return size_t{4} * shape.num_chunks * TilesOf(shape) * shape.layout.kv_heads * SplitsOf(shape) *
-         kWarpRows * (shape.layout.head_dim + 2);
+  return size_t{4} * NumParts(shape) * (shape.layout.head_dim + 2);
 }
 
 cudaError_t AttendDense(const DenseAttentionShape& shape, const float* q, int64_t q_stride,
@@ -463,6 +507,7 @@ cudaError_t AttendDense(const DenseAttentionShape& shape, const float* q, int64_
             out,
             out_stride,
             static_cast<float*>(workspace),
+            nullptr,
             TilesOf(shape),
             SplitsOf(shape),
             1};

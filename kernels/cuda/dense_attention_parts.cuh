@@ -29,7 +29,8 @@ struct Args {
   float scale_log2;
   float* out;
   int64_t out_stride;
-  float* parts;  // [chunks][tiles][Hkv][splits][16][d + 2]
+  float* parts;       // [chunks][tiles][Hkv][16][splits][d]
+  float2* part_ends;  // max and sum [chunks][tiles][Hkv][16][splits]
   int32_t tiles, splits;
   int32_t splits_per_block;
 };
