@@ -65,24 +65,36 @@ absl::StatusOr<std::vector<Timed>> Repeat(engine::TimedBackend& timed, int32_t c
 }
 
 // The inputs of a step's tokens, changed a little from step to step: rows of the embedding, which are
-// looked up where they lie.
+// looked up where they lie. They are as before when it goes, or what a case shows would depend on those before it.
 class DriftingInputs {
  public:
   DriftingInputs(BenchModel& model, std::span<const int32_t> tokens, double drift)
-      : model_(model), tokens_(tokens), drift_(static_cast<float>(drift)) {}
+      : table_(model.synthetic.weights.embedding),
+        tokens_(tokens),
+        drift_(static_cast<float>(drift)) {
+    if (drift_ == 0) return;
+    for (const int32_t token : tokens_) {
+      before_.insert(before_.end(), RowOf(token), RowOf(token) + RowBytes());
+    }
+  }
+  ~DriftingInputs() {
+    for (size_t i = 0; i * RowBytes() < before_.size(); ++i) {
+      std::memcpy(RowOf(tokens_[i]), &before_[i * RowBytes()], RowBytes());
+    }
+  }
+  DriftingInputs(const DriftingInputs&) = delete;
+  DriftingInputs& operator=(const DriftingInputs&) = delete;
+
   void Next() {
     if (drift_ == 0) return;
-    const kernels::HostMatrix& table = model_.synthetic.weights.embedding;
     const float keep = std::sqrt(1 - drift_ * drift_);
-    const size_t value_bytes = kernels::DTypeBytes(table.dtype);
+    const size_t value_bytes = kernels::DTypeBytes(table_.dtype);
     for (const int32_t token : tokens_) {
-      // The noise of random weights is made writable by nobody else: all but this table is packed.
-      auto* row = const_cast<std::byte*>(static_cast<const std::byte*>(table.data)) +
-                  token * table.cols * value_bytes;
-      for (int64_t i = 0; i < table.cols; ++i) {
+      std::byte* const row = RowOf(token);
+      for (int64_t i = 0; i < table_.cols; ++i) {
         const float noise = (static_cast<float>(random_() >> 8) * 0x1p-23f - 1) * kDeviation;
-        const float value = keep * kernels::ElementAt(row, table.dtype, i) + drift_ * noise;
-        if (table.dtype == kernels::DType::kF32) {
+        const float value = keep * kernels::ElementAt(row, table_.dtype, i) + drift_ * noise;
+        if (table_.dtype == kernels::DType::kF32) {
           std::memcpy(row + i * value_bytes, &value, value_bytes);
         } else {
           const kernels::BF16 rounded = kernels::ToBF16(value);
@@ -95,8 +107,15 @@ class DriftingInputs {
  private:
   // Of uniform noise of about the variance of random weights.
   static constexpr float kDeviation = 0.04f;
-  BenchModel& model_;
+  size_t RowBytes() const { return table_.cols * kernels::DTypeBytes(table_.dtype); }
+  // The noise of random weights is made writable by nobody else: all but this table is packed.
+  std::byte* RowOf(int32_t token) const {
+    return const_cast<std::byte*>(static_cast<const std::byte*>(table_.data)) + token * RowBytes();
+  }
+
+  const kernels::HostMatrix& table_;
   const std::span<const int32_t> tokens_;
+  std::vector<std::byte> before_;
   const float drift_;
   std::mt19937 random_{7};
 };
