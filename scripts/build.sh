@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Configures and builds one preset: scripts/build.sh [release|check|tsan|cuda] [target ...]
+# Configures and builds one preset: scripts/build.sh [release|check|tsan|cuda|timeline] [target ...]
 # Prints one line when there is nothing to do. JOBS sets the number of compile jobs (default: processors, at most
 # one per 3 GiB of memory, because a file that includes gRPC takes about that much under sanitizers).
 set -euo pipefail

@@ -5,6 +5,8 @@
 #   scripts/gpu.sh sanitize [TOOL ...] [--gtest_filter=...]   the same under compute-sanitizer: memcheck, racecheck and synccheck, or those named
 #   scripts/gpu.sh bench [--filter NAME] [...]    each kernel's time, and its share of the card's limit measured in the same run
 #   scripts/gpu.sh steps                          the table of decode steps in kernels/README.md
+#   scripts/gpu.sh timeline [FLAG ...]            where a layer of a decode step spends its time (kernels/README.md), with the program of
+#                                                 scripts/build.sh timeline, or WINNOW_BIN
 #   scripts/gpu.sh tokens [FLAG ...]              greedy tokens of `serve --device cuda FLAG...` against those of --device cpu
 #   scripts/gpu.sh resume [FLAG ...]              the same of `serve --device cuda FLAG...` with a store on disk, that computes,
 #                                                 resumes lazily after a restart, and eagerly, against one without; and what was read
@@ -18,7 +20,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-usage() { sed -n '4,13s/^#   //p' "$0" >&2; exit 2; }
+usage() { sed -n '4,15s/^#   //p' "$0" >&2; exit 2; }
 [ $# -gt 0 ] || usage
 what=$1
 shift
@@ -124,6 +126,15 @@ case $what in
     for batch in 8 24; do
       "$winnow" bench decode --like $shape --device cuda --contexts 32768 --batch $batch --policy dense --policy lsh:k=512,from=0 "$@"
     done
+    ;;
+  timeline)
+    winnow=${WINNOW_BIN:-build/timeline/winnow}
+    marks=$(mktemp)
+    trap 'rm -f "$marks"' EXIT
+    WINNOW_TIMELINE=$marks "$winnow" bench decode --like loadtest/shapes/llama-3.1-8b.json --device cuda --skip-dense --contexts 131072 \
+      --policy lsh:k=2048,from=0 "$@"
+    [ -s "$marks" ] || { echo "gpu.sh: the kernels of $winnow write nothing down: scripts/build.sh timeline makes some that do" >&2; exit 1; }
+    python3 scripts/timeline.py "$marks"
     ;;
   tokens)
     prepare_questions

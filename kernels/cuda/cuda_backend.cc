@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <string_view>
 #include <utility>
 
@@ -114,6 +115,15 @@ std::unique_ptr<CudaBackend> CudaBackend::Create(int device, std::string* why) {
 }
 
 CudaBackend::~CudaBackend() {
+#ifdef WINNOW_CUDA_TIMELINE
+  const char* path = std::getenv("WINNOW_TIMELINE");
+  std::FILE* file = path == nullptr ? nullptr : std::fopen(path, "a");
+  if (file != nullptr) {
+    cudaDeviceSynchronize();
+    for (const auto write : timeline_writers) write(file);
+    std::fclose(file);
+  }
+#endif
   if (bare_stream_ != nullptr) {
     cudaStreamSynchronize(bare_stream_);
     cudaStreamDestroy(bare_stream_);

@@ -251,6 +251,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     use(units[1], pass + kPass);
     load(units[1], pass + 3 * kPass);
   }
+  WINNOW_TIMELINE_MARK("its codes are scanned");
   // Which of the two histograms is in use; the other one is made ready for the next call.
   uint32_t* histogram = args.histogram + int64_t{row} * args.bins;
   if constexpr (kFused) {
@@ -298,9 +299,11 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
       __threadfence();
     }
     __syncthreads();
+    WINNOW_TIMELINE_MARK("all blocks of a head have counted");
     const Cut cut =
         FindCut(histogram, args.bins, static_cast<uint32_t>(query.k), counts, warp_sums, found);
     CompactChunk(args, row, query, first, last, distances, cut, warp_sums);
+    WINNOW_TIMELINE_MARK("chosen");
   }
 }
 

@@ -19,6 +19,7 @@
 #include <cstddef>
 
 #include "kernels/cuda/device_types.h"
+#include "kernels/cuda/timeline.cuh"
 
 namespace winnow::kernels::cuda {
 
@@ -27,9 +28,17 @@ __device__ __forceinline__ void LetNextStart() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
+#ifdef WINNOW_CUDA_TIMELINE
+__device__ __forceinline__ void WaitForEarlier(uint32_t line = __builtin_LINE()) {
+  timeline::Mark(line, /*waits=*/true);
+#else
 __device__ __forceinline__ void WaitForEarlier() {
+#endif
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+#ifdef WINNOW_CUDA_TIMELINE
+  timeline::Mark(line);
 #endif
 }
 

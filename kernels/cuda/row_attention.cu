@@ -205,6 +205,7 @@ __global__ void __launch_bounds__(kThreads, 2) AttendKernel(const __grid_constan
     next += kRowsPerRound;
   };
   for (int stage = 0; stage < args.stages; ++stage) start_next(stage);
+  WINNOW_TIMELINE_MARK("the first rows are asked for");
   // Not earlier: the next product begins with 25 MB of weights, and rows behind them in HBM's queues come late.
   LetNextStart();
 
@@ -294,6 +295,7 @@ __global__ void __launch_bounds__(kThreads, 2) AttendKernel(const __grid_constan
   running_sum += __shfl_xor_sync(kFullMask, running_sum, 2);
   WaitForCopies<0>();
 
+  WINNOW_TIMELINE_MARK("its rows are attended");
   // The block's chains, brought to one maximum, go to shared memory where the tiles were.
   constexpr int kChainFloats = kHeadDim + 8;  // of a head: no bank conflicts
   __shared__ float2 chain_ends[kWarps][kPackedHeads];
@@ -390,6 +392,7 @@ __global__ void __launch_bounds__(kThreads, 2) AttendKernel(const __grid_constan
   };
   if constexpr (kCluster) {
     MeetParts<kParts>();
+    WINNOW_TIMELINE_MARK("parts have met");
     for (int i = threadIdx.x; i < share; i += kThreads) {
       put(part * share + i, part_ends, [&](int p) { return received[p][i]; });
     }
