@@ -214,17 +214,19 @@ void CudaBackend::RopeAndWriteKv(const Tensor& q, const Tensor& k, const Tensor&
   int32_t most = 0;
   for (const AttentionChunk& chunk : chunks) most = std::max(most, chunk.num_tokens);
   HostPool* const host = HostPoolOf(pool);
-  if ((host != nullptr && !host->kv->shape().of_frames) || most > kMostGridTokens) {
+  const bool through = host != nullptr && !host->kv->shape().of_frames;  // a row cache
+  if ((through && most > 1) || most > kMostGridTokens) {
     return Backend::RopeAndWriteKv(q, k, v, cos_sin, chunks, pool, layout);
   }
   if (host != nullptr) host->kv->staging().Written(host->index, chunks);
+  if (through) host->used = true;
   const DeviceChunk* on_device = StageChunks(chunks, layout);
   if (on_device == nullptr) return;
   const auto count = static_cast<int32_t>(chunks.size());
   static_cast<void>(stream());  // nothing is held back twice
   held_tokens_ = {MatrixOf(q), MatrixOf(k), MatrixOf(v), MatrixOf(cos_sin),
                   on_device,   count,       pool,        layout,
-                  nullptr,     {},          nullptr};
+                  nullptr,     {},          nullptr,     through ? &host->cache : nullptr};
   held_rows_.clear();
   for (const AttentionChunk& chunk : chunks)
     held_rows_.push_back({chunk.first_row, chunk.position});
@@ -237,9 +239,18 @@ void CudaBackend::ReleaseHeldBack() {
   const HeldBack held_back = std::exchange(held_back_, HeldBack::kNothing);
   if (failed()) return;
   const TokenArgs& held = held_tokens_;
-  Good(cuda::RopeAndWriteKv(held.q, held.k, held.v, held.cos_sin, held.chunks, held.num_tokens,
-                            held_most_, held.pool, held.layout, bare_stream_),
-       "rotation and writing KV");
+  if (held.cache != nullptr) {
+    for (const DeviceMatrix& x : {held.q, held.k}) {
+      Good(cuda::Rope(x, held.layout.head_dim, held.cos_sin, bare_stream_), "rotation");
+    }
+    Good(WriteKvThrough(held.k, held.v, held.chunks, held.num_tokens, held_most_, *held.cache,
+                        held.layout, bare_stream_),
+         "writing KV to the host");
+  } else {
+    Good(cuda::RopeAndWriteKv(held.q, held.k, held.v, held.cos_sin, held.chunks, held.num_tokens,
+                              held_most_, held.pool, held.layout, bare_stream_),
+         "rotation and writing KV");
+  }
   if (held_back == HeldBack::kRotation || failed()) return;
   Good(cuda::EncodeKeys(*held_encoder_, held_spans_, held.num_tokens, 1, held.pool, held.layout,
                         held.codes, held.code_layout, bare_stream_),

@@ -18,6 +18,7 @@
 #include "kernels/cuda/device_math.cuh"
 #include "kernels/cuda/hash_encode.h"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/row_cache_slots.cuh"
 
 namespace winnow::kernels::cuda {
 namespace {
@@ -273,7 +274,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // A token of each of several sequences: what Rope, WriteKv, EncodeKeys and EncodeQueries do to it. Of
-// the two blocks of a token and KV head one has the key and the value, one the group's queries.
+// the two blocks of a token and KV head one has the key and the value, one the group's queries. With a row
+// cache a third one writes them: to find a slot takes as long as to make a code.
 struct TokenSource {
   float* q;
   const float *k, *v, *cos_sin;
@@ -284,9 +286,45 @@ struct TokenSource {
   FastDivider block_tokens;
   int64_t block_values, head_values, code_block_bytes, code_head_bytes, code_bytes;
   int32_t group, head_dim;
+  DeviceRowCache cache;
 };
 
-template <int kTile>
+// The block's key, rotated, and its value into the pool and the row cache, by way of `row`, shared memory for both.
+// `pool_row`: which one of the pool it is.
+__device__ void WriteTokenThrough(const TokenSource& source, int32_t pool_row, const float* of_k,
+                                  const float* of_v, const float* table, uint4* row) {
+  __shared__ int32_t slot;
+  const int32_t d = source.head_dim, half = d / 2, pieces = d / 4;  // of 16 bytes
+  auto* values = reinterpret_cast<uint16_t*>(row);
+  if (threadIdx.x == 0) {
+    int32_t found = -1;
+    const Found where =
+        FindSlot(source.cache, source.cache.state->call, source.cache.state->hand_begin, pool_row,
+                 /*may_take=*/true, &found);
+    slot = where == Found::kNowhere ? -1 : found;
+  } else {
+    for (int32_t j = threadIdx.x - 1; j < half; j += kThreads - 1) {
+      const float2 rotated = Rotated(of_k[j], of_k[j + half], table[j], table[half + j]);
+      values[j] = RoundBf16(rotated.x);
+      values[j + half] = RoundBf16(rotated.y);
+    }
+    for (int32_t j = threadIdx.x - 1; j < d; j += kThreads - 1) values[d + j] = RoundBf16(of_v[j]);
+  }
+  __syncthreads();
+  for (int32_t i = threadIdx.x; i < 2 * pieces; i += kThreads) {
+    const int32_t piece = i % pieces;
+    std::byte* to = source.cache.pool + int64_t{pool_row} * source.cache.row_bytes;
+    if (i >= pieces) {
+      if (slot < 0) break;
+      to = source.cache.rows + int64_t{slot} * source.cache.row_bytes;
+    }
+    *reinterpret_cast<uint4*>(to + piece * 16) = row[piece];
+  }
+  __syncthreads();
+  EndCall(source.cache, gridDim.x * gridDim.y);
+}
+
+template <int kTile, bool kThrough>
 __global__ void __launch_bounds__(kThreads)
     EncodeTokenKernel(const __grid_constant__ DeviceEncoder key_encoder,
                       const __grid_constant__ DeviceEncoder query_encoder,
@@ -297,15 +335,27 @@ __global__ void __launch_bounds__(kThreads)
   const bool is_key = blockIdx.z == 0;
   const DeviceEncoder& encoder = is_key ? key_encoder : query_encoder;
   const auto head = static_cast<int32_t>(blockIdx.x), index = static_cast<int32_t>(blockIdx.y);
-  PrefetchStages(encoder, head);
-  StageWeights<kTile, 1> weights;
-  weights.LoadFirst(encoder, head);
   const DeviceChunk chunk = source.chunks[index];
   const int32_t block = source.block_tokens.Divide(chunk.position);
   const int32_t in_block = chunk.position - block * source.block_tokens.divisor();
   const int64_t pool_block = chunk.block_table[block];
   const int32_t d = source.head_dim, half = d / 2;
-  const float* table = source.cos_sin + chunk.first_row * source.table_stride;
+  const int64_t row = chunk.first_row;
+  const float* table = source.cos_sin + row * source.table_stride;
+  const float* of_k = source.k + row * source.k_stride + int64_t{head} * d;
+  const float* of_v = source.v + row * source.v_stride + int64_t{head} * d;
+  if constexpr (kThrough) {
+    if (blockIdx.z == 2) {
+      WaitForEarlier();
+      const auto pool_row = static_cast<int32_t>(
+          (pool_block * gridDim.x + head) * source.block_tokens.divisor() + in_block);
+      return WriteTokenThrough(source, pool_row, of_k, of_v, table,
+                               reinterpret_cast<uint4*>(shared4));
+    }
+  }
+  PrefetchStages(encoder, head);
+  StageWeights<kTile, 1> weights;
+  weights.LoadFirst(encoder, head);
   const int32_t per_input = is_key ? 1 : encoder.queries_per_input;
   const int32_t vectors = is_key ? 1 : source.group / per_input;
   const int32_t padded = (encoder.stages[0].in + 7) / 8 * 8;
@@ -314,9 +364,7 @@ __global__ void __launch_bounds__(kThreads)
   WaitForEarlier();
   // Pairs of heads, rotated, and where they go: to memory, and rounded to the encoder's input.
   const int32_t pairs = is_key ? half : source.group * half;
-  const int64_t row = chunk.first_row;
   float* of_q = source.q + row * source.q_stride + int64_t{head} * source.group * d;
-  const float* of_k = source.k + row * source.k_stride + int64_t{head} * d;
   uint16_t* to = source.pool + pool_block * source.block_values + head * source.head_values +
                  int64_t{in_block} * 2 * d;
   for (int32_t i = threadIdx.x; i < pairs; i += kThreads) {
@@ -325,8 +373,10 @@ __global__ void __launch_bounds__(kThreads)
     const float2 rotated = Rotated(from[j], from[j + half], table[j], table[half + j]);
     const uint16_t low = RoundBf16(rotated.x), high = RoundBf16(rotated.y);
     if (is_key) {
-      to[j] = low;
-      to[j + half] = high;
+      if constexpr (!kThrough) {
+        to[j] = low;
+        to[j + half] = high;
+      }
     } else {
       of_q[of_group * d + j] = rotated.x;
       of_q[of_group * d + j + half] = rotated.y;
@@ -335,8 +385,7 @@ __global__ void __launch_bounds__(kThreads)
     shared[at * kTile + t] = WidenBf16(low);
     shared[(at + half) * kTile + t] = WidenBf16(high);
   }
-  if (is_key) {
-    const float* of_v = source.v + row * source.v_stride + int64_t{head} * d;
+  if (!kThrough && is_key) {
     for (int32_t j = threadIdx.x; j < d; j += kThreads) to[d + j] = RoundBf16(of_v[j]);
   }
   __syncthreads();
@@ -349,6 +398,7 @@ __global__ void __launch_bounds__(kThreads)
                       [&](int32_t t, int32_t word, uint32_t bits) {
                         if (t < vectors) reinterpret_cast<uint32_t*>(code)[t * words + word] = bits;
                       });
+  WINNOW_TIMELINE_MARK("its codes are made");
 }
 
 // Floats of one buffer of [width][tile] that holds every stage's input.
@@ -507,7 +557,10 @@ cudaError_t EncodeTokens(const TokenArgs& args, const DeviceEncoder& keys,
       keys.kv_heads != layout.kv_heads || keys.bits() != code_layout.bits ||
       queries.num_stages < 1 || group % queries.queries_per_input != 0 ||
       queries.stages[0].in != queries.queries_per_input * d ||
-      queries.kv_heads != layout.kv_heads || group / queries.queries_per_input > kTokenInputs) {
+      queries.kv_heads != layout.kv_heads || group / queries.queries_per_input > kTokenInputs ||
+      (args.cache != nullptr &&
+       (args.cache->pool != args.pool ||
+        args.cache->row_bytes != static_cast<int32_t>(layout.RowBytes())))) {
     return cudaErrorInvalidValue;
   }
   if (args.num_tokens == 0) return cudaSuccess;
@@ -530,7 +583,8 @@ cudaError_t EncodeTokens(const TokenArgs& args, const DeviceEncoder& keys,
                            static_cast<int64_t>(code_layout.HeadBytes()),
                            static_cast<int64_t>(code_layout.CodeBytes()),
                            group,
-                           d};
+                           d,
+                           args.cache == nullptr ? DeviceRowCache{} : *args.cache};
   const auto launch = [&](auto kernel, int32_t tile) {
     const int32_t floats = std::max(BufferFloats(keys, tile), BufferFloats(queries, tile));
     const size_t shared_bytes = size_t{8} * floats;
@@ -538,12 +592,15 @@ cudaError_t EncodeTokens(const TokenArgs& args, const DeviceEncoder& keys,
       return error;
     }
     const dim3 grid(static_cast<unsigned>(layout.kv_heads), static_cast<unsigned>(args.num_tokens),
-                    2);
+                    args.cache == nullptr ? 2 : 3);
     return Launch(kernel, grid, kThreads, shared_bytes, stream, false, keys, queries, source,
                   floats);
   };
-  return group / queries.queries_per_input <= 4 ? launch(EncodeTokenKernel<4>, 4)
-                                                : launch(EncodeTokenKernel<8>, 8);
+  const bool few = group / queries.queries_per_input <= 4;
+  if (args.cache != nullptr) {
+    return few ? launch(EncodeTokenKernel<4, true>, 4) : launch(EncodeTokenKernel<8, true>, 8);
+  }
+  return few ? launch(EncodeTokenKernel<4, false>, 4) : launch(EncodeTokenKernel<8, false>, 8);
 }
 
 }  // namespace winnow::kernels::cuda

@@ -14,6 +14,7 @@
 
 #include "kernels/cuda/device_types.h"
 #include "kernels/cuda/layer_ops.h"
+#include "kernels/cuda/row_cache.h"
 
 namespace winnow::kernels::cuda {
 
@@ -51,7 +52,8 @@ DeviceEncoder PackEncoder(const EncoderWeights& weights, void* host, void* devic
                                         cudaStream_t stream);
 
 // One token each of several sequences: RopeAndWriteKv of the chunks, EncodeKeys of their keys and
-// EncodeQueries of their queries in one launch, with the same bits. REQUIRES: num_tokens 1 in each chunk;
+// EncodeQueries of their queries in one launch, with the same bits. With `cache`, whose pool it is, KV is written as
+// WriteKvThrough does. REQUIRES: num_tokens 1 in each chunk;
 // at most kTokenInputs inputs of the queries' encoder per KV head.
 inline constexpr int32_t kTokenInputs = 8;
 struct TokenArgs {
@@ -63,6 +65,7 @@ struct TokenArgs {
   void* codes = nullptr;  // of keys, one layer's pool
   CodeLayout code_layout;
   void* query_codes = nullptr;  // [num_tokens][H][bits / 8]
+  const DeviceRowCache* cache = nullptr;
 };
 [[nodiscard]] cudaError_t EncodeTokens(const TokenArgs& args, const DeviceEncoder& keys,
                                        const DeviceEncoder& queries, cudaStream_t stream);

@@ -3,19 +3,15 @@
 // missing: 32 KiB at most, all of it on the bus at a time. Blocks do not wait for each other, so the rows
 // of one are on the bus while another looks up.
 //
-// The cache is shared by all blocks. A thread that misses claims the row in slot_of_row, takes a slot (a
-// ticket of the hand, then a compare-and-swap on the slot, which says whose it is and since which call)
-// and publishes it in place of the claim. Threads that want a claimed row wait for that: the claimer runs
-// and waits for nobody. Whoever hits stamps the slot with a compare-and-swap that fails if it has changed
-// hands meanwhile; then it is a miss. So what slot_of_row says is a hint that the slot confirms.
-//
 // What was tried and lost (H200): blocks of 256 entries, which leave the bus half idle where lists are
 // short (2,048 rows in 8 lists: 43 us instead of 28). Measured and not done: the copy as a launch of its own, by few
 // blocks and in the order of addresses over all heads, gains nothing where a layer's KV is 512 MiB (128K tokens), and 40 of
 // 160 us where it is 2 GiB (512K) (winnow_cuda_bench --filter far).
 #include "kernels/cuda/copy_pieces.cuh"
 #include "kernels/cuda/device_math.cuh"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/row_cache.h"
+#include "kernels/cuda/row_cache_slots.cuh"
 
 namespace winnow::kernels::cuda {
 namespace {
@@ -26,96 +22,6 @@ constexpr int kPiecesInFlight = 8;
 constexpr int kWriteThreads = 256;
 constexpr int kBringThreads = 512;
 constexpr int kBringInFlight = 8;
-constexpr int32_t kClaimed = -2;  // in slot_of_row, within a call
-
-__device__ __forceinline__ RowCacheSlot SlotOf(int32_t row, uint32_t call, uint32_t used) {
-  return static_cast<RowCacheSlot>(static_cast<uint32_t>(row)) << 32 | (call << 1 | used);
-}
-__device__ __forceinline__ int32_t OwnerOf(RowCacheSlot slot) {
-  return static_cast<int32_t>(slot >> 32);
-}
-// Taken or used in this call. A free slot never is.
-__device__ __forceinline__ bool IsOfCall(RowCacheSlot slot, uint32_t call) {
-  return OwnerOf(slot) >= 0 && (static_cast<uint32_t>(slot) >> 1) == (call & 0x7fffffffu);
-}
-__device__ __forceinline__ int32_t Exchange(int32_t* at, int32_t expected, int32_t value) {
-  return atomicCAS(at, expected, value);
-}
-
-// A slot for the row, stamped with this call; -1: all are of this call.
-__device__ int32_t TakeSlot(const DeviceRowCache& cache, uint32_t call, uint32_t begin,
-                            int32_t row) {
-  const auto slots = static_cast<uint32_t>(cache.num_slots);
-  while (true) {
-    const uint32_t at = atomicAdd(&cache.state->hand, 1u);
-    if (at - begin >= 2 * slots) return -1;  // the second round finds what the first one spared
-    const auto index = static_cast<int32_t>(at % slots);
-    RowCacheSlot slot = __ldcg(&cache.slots[index]);
-    while (!IsOfCall(slot, call)) {
-      const bool spare = OwnerOf(slot) >= 0 && (slot & 1) != 0;
-      const RowCacheSlot wanted = spare ? slot & ~RowCacheSlot{1} : SlotOf(row, call, 0);
-      const RowCacheSlot found = atomicCAS(&cache.slots[index], slot, wanted);
-      if (found != slot) {
-        slot = found;
-        continue;
-      }
-      if (spare) break;
-      if (OwnerOf(slot) >= 0) Exchange(&cache.slot_of_row[OwnerOf(slot)], index, -1);
-      return index;
-    }
-  }
-}
-
-enum class Found : uint8_t { kCached, kTaken, kNowhere };
-
-// Where the row lies, or may be put (kTaken: by the caller). Stamps the slot.
-__device__ Found FindSlot(const DeviceRowCache& cache, uint32_t call, uint32_t begin, int32_t row,
-                          bool may_take, int32_t* slot) {
-  int32_t index = __ldcg(&cache.slot_of_row[row]);
-  while (true) {
-    while (index == kClaimed) {
-      __nanosleep(20);
-      index = __ldcg(&cache.slot_of_row[row]);
-    }
-    if (index >= 0) {
-      RowCacheSlot found = __ldcg(&cache.slots[index]);
-      while (OwnerOf(found) == row) {
-        const RowCacheSlot before =
-            IsOfCall(found, call) ? found
-                                  : atomicCAS(&cache.slots[index], found, SlotOf(row, call, 1));
-        if (before == found) {
-          *slot = index;
-          return Found::kCached;
-        }
-        found = before;
-      }
-    }
-    // Nothing is claimed in vain once the slots are used up.
-    if (!may_take ||
-        __ldcg(&cache.state->hand) - begin >= 2 * static_cast<uint32_t>(cache.num_slots)) {
-      return Found::kNowhere;
-    }
-    const int32_t before = Exchange(&cache.slot_of_row[row], index, kClaimed);
-    if (before == index) {
-      *slot = TakeSlot(cache, call, begin, row);
-      atomicExch(&cache.slot_of_row[row], *slot);
-      return *slot < 0 ? Found::kNowhere : Found::kTaken;
-    }
-    index = before;
-  }
-}
-
-// The grid's last block to come here begins the next call. Every thread of every block comes here,
-// behind a barrier of its block and its last look at the cache.
-__device__ void EndCall(const DeviceRowCache& cache) {
-  if (threadIdx.x != 0) return;
-  const uint32_t last = gridDim.x * gridDim.y - 1;
-  __threadfence();
-  if (atomicInc(&cache.state->tickets, last) != last) return;
-  __threadfence();
-  cache.state->call += 1;
-  cache.state->hand_begin = __ldcg(&cache.state->hand);
-}
 
 struct FetchArgs {
   const DeviceQuery* queries;
@@ -132,9 +38,11 @@ __global__ void __launch_bounds__(kFetchThreads)
     FetchKernel(const __grid_constant__ FetchArgs args) {
   __shared__ int2 moves[kFetchEntries];  // row, slot
   __shared__ int32_t num_moves;
+  LetNextStart();
   const DeviceRowCache& cache = args.cache;
   const int32_t list = blockIdx.y, head = list % args.kv_heads;
   const DeviceQuery query = args.queries[list / args.kv_heads];
+  WaitForEarlier();
   const int32_t before = min(query.mid.first, query.position + 1);
   const int32_t chosen = args.chosen.counts[list];
   const int32_t after_first = max(query.mid.last, before);
@@ -203,7 +111,7 @@ __global__ void __launch_bounds__(kFetchThreads)
   if (blockIdx.x == 0 && threadIdx.x == 0) {
     args.lists[list] = {rows, count, before, before + chosen};
   }
-  EndCall(cache);
+  EndCall(cache, gridDim.x * gridDim.y);
 }
 
 __global__ void __launch_bounds__(kWriteThreads)
@@ -245,7 +153,7 @@ __global__ void __launch_bounds__(kWriteThreads)
     }
   }
   __syncthreads();
-  EndCall(cache);
+  EndCall(cache, gridDim.x * gridDim.y);
 }
 
 __global__ void __launch_bounds__(kWriteThreads)
@@ -288,8 +196,8 @@ cudaError_t FetchRows(const DeviceQuery* queries, int32_t num_queries, const Sel
       queries, chosen, cache, FastDivider(layout.block_tokens), layout.kv_heads, capacity,
       rows,    lists,  reads};
   const auto blocks = static_cast<unsigned>(CeilDiv(capacity < 1 ? 1 : capacity, kFetchEntries));
-  FetchKernel<<<dim3(blocks, static_cast<unsigned>(num_lists)), kFetchThreads, 0, stream>>>(args);
-  return cudaGetLastError();
+  return Launch(FetchKernel, dim3(blocks, static_cast<unsigned>(num_lists)), kFetchThreads, 0,
+                stream, false, args);
 }
 
 cudaError_t WriteKvThrough(const DeviceMatrix& k, const DeviceMatrix& v, const DeviceChunk* chunks,

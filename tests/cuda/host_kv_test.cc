@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "tests/cuda/backend_testing.h"
+#include "tests/cuda/random_encoder.h"
 
 namespace winnow::kernels::cuda {
 namespace {
@@ -160,6 +161,116 @@ TEST_F(CudaHostKvTest, StepsHaveTheBitsOfKvOnTheDevice) {
       }
     }
     EXPECT_TRUE(retrieved);
+  }
+}
+
+// A decode step by codes: rotation, KV write and encodings in one launch or, where something came in between, in several.
+// Codes, attention over what was written, and the pool itself are those of KV on the device.
+TEST_F(CudaHostKvTest, AStepByCodesHasTheBitsOfKvOnTheDeviceHoweverItCame) {
+  SCOPED_TRACE(Seed());
+  for (int round = 0; round < 12; ++round) {
+    const int32_t d = AnyHeadDim(random_), kv_heads = static_cast<int32_t>(random_.Int(1, 4));
+    const auto group = static_cast<int32_t>(random_.Int(1, 8)), bits = 32 << random_.Int(0, 2);
+    const KvLayout layout{kv_heads, d, static_cast<int32_t>(16 * random_.Int(1, 4)), DType::kBF16};
+    const CodeLayout code_layout{kv_heads, layout.block_tokens, bits};
+    const int32_t sequences = 3, max_context = 480, each = 480 / layout.block_tokens;
+    const int32_t num_blocks = sequences * each;
+    const int64_t some[] = {0, 3, 300, 1 << 20};
+    const int64_t cache_rows = some[round % 4];
+    SCOPED_TRACE(testing::Message() << "round " << round << ", rows cached " << cache_rows);
+    const Pools pools(*backend_, layout, num_blocks, max_context, cache_rows);
+    ASSERT_NE(pools.kv, nullptr);
+    std::vector<int32_t> blocks(num_blocks), tables[sequences];
+    std::iota(blocks.begin(), blocks.end(), 0);
+    random_.Shuffle(blocks);
+    std::vector<std::byte> content(pools.layer_bytes);
+    for (size_t at = 0; at < content.size(); at += 2) {
+      const BF16 value = ToBF16(random_.Normal());
+      std::memcpy(&content[at], &value, 2);
+    }
+    for (int layer = 0; layer < 2; ++layer) {
+      backend_->CopyToDevice(content.data(), pools.Host(layer), content.size());
+      backend_->CopyToDevice(content.data(), pools.Device(layer), content.size());
+    }
+    RandomEncoder of_keys(random_, kv_heads, 1, {d, bits}),
+        of_queries(random_, kv_heads, 1, {d, bits});
+    const auto keys = backend_->PackEncoder(of_keys.weights());
+    const auto queries_encoder = backend_->PackEncoder(of_queries.weights());
+    int32_t position[sequences];
+    for (int s = 0; s < sequences; ++s) {
+      tables[s].assign(&blocks[each * s], &blocks[each * s] + each);
+      position[s] = static_cast<int32_t>(random_.Int(100, 400));
+    }
+    const int64_t q_width = int64_t{kv_heads} * group * d, kv_width = int64_t{kv_heads} * d;
+    for (int step = 0; step < 10; ++step) {
+      // Sequences begin again a few tokens earlier now and then: what they write has been cached.
+      std::vector<AttentionChunk> chunks;
+      std::vector<KeySpan> spans;
+      std::vector<RetrievalQuery> queries;
+      for (int s = 0; s < sequences; ++s) {
+        position[s] += random_.Int(0, 3) == 0 ? -5 : 1;
+        const auto row = static_cast<int32_t>(chunks.size());
+        if (s > 0 && random_.Int(0, 3) == 0) continue;
+        chunks.push_back({row, 1, position[s], tables[s]});
+        spans.push_back({tables[s], {position[s], position[s] + 1}});
+        queries.push_back({row, tables[s], position[s], {4, position[s] - 30}, 0});
+      }
+      const auto rows = static_cast<int32_t>(chunks.size());
+      const Matrix qkv = Matrix::Normal(random_, rows, q_width + 2 * kv_width);
+      Matrix table = Matrix::Normal(random_, rows, d);
+      const int64_t between = random_.Int(0, 2);
+      auto of_table = Put(table);
+      backend_->BeginPass();
+      for (int layer = 0; layer < 2; ++layer) {
+        std::vector<uint8_t> codes[2], query_codes[2];
+        Matrix values[2] = {qkv, qkv}, results[2] = {Matrix(rows, q_width), Matrix(rows, q_width)};
+        for (const bool host : {false, true}) {
+          std::byte* const pool = host ? pools.Host(layer) : pools.Device(layer);
+          auto of_values = Put(values[host]), of_result = Put(results[host]);
+          DeviceArray<uint8_t> made(num_blocks * code_layout.BlockBytes());
+          DeviceArray<uint8_t> of_q(size_t{1} * rows * kv_heads * group * code_layout.CodeBytes());
+          const Tensor q = of_values.tensor.ColRange(0, q_width);
+          backend_->RopeAndWriteKv(q, of_values.tensor.ColRange(q_width, kv_width),
+                                   of_values.tensor.ColRange(q_width + kv_width, kv_width),
+                                   of_table.tensor, chunks, pool, layout);
+          if (between == 1) {
+            EXPECT_TRUE(backend_->Synchronize());
+          }
+          backend_->EncodeKeys(spans, pool, layout, *keys, made.data(), code_layout);
+          if (between == 2) {
+            EXPECT_TRUE(backend_->Synchronize());
+          }
+          backend_->EncodeQueries(q, queries, *queries_encoder, of_q.data());
+          OwnedSelection nothing(queries.size(), kv_heads, 1);
+          static_cast<void>(pools.Read(*backend_));
+          ASSERT_TRUE(backend_->AttendChosen(q, queries, nothing.view(), pool, layout, 0.1f,
+                                             of_result.tensor));
+          const SharedKvReads reads = pools.Read(*backend_);
+          ASSERT_TRUE(backend_->Synchronize()) << backend_->failure();
+          if (host) {
+            ASSERT_EQ(int64_t{reads.cached} + reads.fetched + reads.in_place,
+                      int64_t{35} * rows * kv_heads);
+            // The token that was written is in the cache, where that has room for what a call reads.
+            if (cache_rows >= 1000) {
+              ASSERT_GE(reads.cached, static_cast<uint32_t>(rows * kv_heads));
+            }
+          }
+          codes[host] = made.Get();
+          query_codes[host] = of_q.Get();
+          of_result.Fetch();
+        }
+        ASSERT_TRUE(SameBits(results[0], results[1])) << "step " << step << ", between " << between;
+        ASSERT_EQ(codes[0], codes[1]);
+        ASSERT_EQ(query_codes[0], query_codes[1]);
+      }
+    }
+    for (int layer = 0; layer < 2; ++layer) {
+      std::vector<std::byte> on_device(pools.layer_bytes);
+      WINNOW_CUDA_OK(cudaMemcpy(on_device.data(), pools.Device(layer), on_device.size(),
+                                cudaMemcpyDeviceToHost));
+      EXPECT_EQ(std::memcmp(on_device.data(), pools.Host(layer), on_device.size()), 0);
+      EXPECT_NE(on_device, content);
+    }
   }
 }
 

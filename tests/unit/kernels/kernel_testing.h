@@ -57,8 +57,9 @@ class Matrix {
       : rows_(rows), cols_(cols), stride_(cols + padding), values_(rows * stride_, kGuard) {
     for (int64_t i = 0; i < rows; ++i) std::fill(row(i), row(i) + cols, 0.0f);
   }
-  static Matrix Normal(Random& random, int64_t rows, int64_t cols, float deviation = 1.0f) {
-    Matrix matrix(rows, cols);
+  static Matrix Normal(Random& random, int64_t rows, int64_t cols, float deviation = 1.0f,
+                       int64_t padding = 3) {
+    Matrix matrix(rows, cols, padding);
     for (int64_t i = 0; i < rows; ++i) {
       for (int64_t j = 0; j < cols; ++j) matrix.row(i)[j] = random.Normal(deviation);
     }
