@@ -242,6 +242,7 @@ TEST_F(CudaHostKvTest, AStepByCodesHasTheBitsOfKvOnTheDeviceHoweverItCame) {
           }
           backend_->EncodeQueries(q, queries, *queries_encoder, of_q.data());
           OwnedSelection nothing(queries.size(), kv_heads, 1);
+          for (int32_t i = 0; i < rows * kv_heads; ++i) nothing.Set(i / kv_heads, i % kv_heads, {});
           static_cast<void>(pools.Read(*backend_));
           ASSERT_TRUE(backend_->AttendChosen(q, queries, nothing.view(), pool, layout, 0.1f,
                                              of_result.tensor));
