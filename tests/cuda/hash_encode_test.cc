@@ -3,6 +3,7 @@
 #include "kernels/hamming_select.h"
 #include "kernels/hash_encode.h"
 #include "tests/cuda/backend_testing.h"
+#include "tests/cuda/cached_pool.h"
 #include "tests/cuda/random_encoder.h"
 
 namespace winnow::kernels::cuda {
@@ -155,6 +156,50 @@ TEST_F(CudaHashEncodeTest, SiluIsTheTablesForEveryBfloat16) {
     for (int i = 0; i < 16; ++i) {
       ASSERT_EQ(code[i], 0xff) << "bfloat16 bits from " << first << ", byte " << i;
     }
+  }
+}
+
+// Tokens that go into a pinned pool through its cache are one call of that: none of them takes the slot of another.
+TEST_F(CudaHashEncodeTest, TokensIntoACachedPoolAreOneCallOfItsCache) {
+  SCOPED_TRACE(Seed());
+  const int32_t d = 64, kv_heads = 2, group = 2, bits = 32, tokens = 6;
+  const KvLayout layout{kv_heads, d, 16, DType::kBF16};
+  RandomEncoder encoder(random_, kv_heads, 1, {d, bits});
+  const PackedOnDevice packed(encoder.weights());
+  for (const int32_t slots : {0, 5, 12, 1000}) {
+    SCOPED_TRACE(testing::Message() << slots << " slots");
+    CachedPool pool(random_, layout, tokens, slots);
+    DeviceArray<int32_t> table(std::vector<int32_t>{0, 1, 2, 3, 4, 5});
+    std::vector<DeviceChunk> chunks;
+    for (int32_t i = 0; i < tokens; ++i) chunks.push_back({table.data(), i, 1, 16 * i + 3, 0});
+    const DeviceArray<DeviceChunk> on_device(chunks);
+    Matrix qkv = Matrix::Normal(random_, tokens, int64_t{kv_heads} * (group + 2) * d);
+    Matrix rotation = Matrix::Normal(random_, tokens, d);
+    const auto of_qkv = Upload(qkv), of_rotation = Upload(rotation);
+    DeviceArray<uint8_t> codes(tokens * CodeLayout{kv_heads, 16, bits}.BlockBytes());
+    DeviceArray<uint8_t> query_codes(tokens * kv_heads * group * bits / 8);
+    const int64_t width = int64_t{kv_heads} * d, stride = qkv.tensor().stride;
+    const TokenArgs args{{of_qkv.data(), tokens, group * width, stride},
+                         {of_qkv.data() + group * width, tokens, width, stride},
+                         {of_qkv.data() + (group + 1) * width, tokens, width, stride},
+                         {of_rotation.data(), tokens, d, rotation.tensor().stride},
+                         on_device.data(),
+                         tokens,
+                         pool.pool(),
+                         layout,
+                         codes.data(),
+                         {kv_heads, 16, bits},
+                         query_codes.data(),
+                         &pool.cache()};
+    for (uint32_t call = pool.State().call; call < 5; ++call) {
+      ASSERT_EQ(pool.State().call, call);
+      WINNOW_CUDA_OK(EncodeTokens(args, packed.encoder, packed.encoder, nullptr));
+      WINNOW_CUDA_OK(cudaDeviceSynchronize());
+      ASSERT_NO_FATAL_FAILURE(pool.ExpectConsistent());
+    }
+    int32_t cached = 0;
+    for (const int32_t slot : pool.Map()) cached += slot >= 0;
+    EXPECT_EQ(cached, std::min(slots, tokens * kv_heads));
   }
 }
 
