@@ -5,8 +5,9 @@
 //   slots        [slots] whose row a slot holds, and when it was used last
 //
 // A row of the pool is known by its place there: row r lies at pool + r * row_bytes (kv_layout.h:
-// (block * Hkv + head) * block_tokens + token). Whoever writes to the pool does so with WriteKvThrough,
-// which writes to the cache what the cache has, or calls ForgetRows first, so that the two never differ.
+// (block * Hkv + head) * block_tokens + token). Whoever writes to the pool does so with WriteKvThrough, or
+// EncodeTokens (hash_encode.h), which write to the cache what the cache has, or calls ForgetRows first, so that the two
+// never differ.
 //
 // Calls on one cache follow each other on one stream. A call is stamped on the slots that it uses, and
 // takes no slot of its own stamp: a row that it was given stays until the call is over. Slots are taken
