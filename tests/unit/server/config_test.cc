@@ -3,8 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <filesystem>
 #include <fstream>
+
+#include "tests/unit/temp_dir.h"
 
 namespace winnow::server {
 namespace {
@@ -13,12 +14,6 @@ using ::testing::HasSubstr;
 
 class ConfigTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    path_ = ::testing::TempDir() + "/winnow_config_" +
-            ::testing::UnitTest::GetInstance()->current_test_info()->name() + ".yaml";
-  }
-  void TearDown() override { std::filesystem::remove(path_); }
-
   const std::string& File(const std::string& text) {
     std::ofstream(path_) << text;
     return path_;
@@ -41,7 +36,8 @@ class ConfigTest : public ::testing::Test {
     return std::string(resolved.status().message());
   }
 
-  std::string path_;
+  const TempDir dir_;
+  const std::string path_ = dir_.File("config.yaml");
 };
 
 TEST_F(ConfigTest, FlagBeatsEnvironmentBeatsFileBeatsDefault) {

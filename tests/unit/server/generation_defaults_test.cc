@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/unit/temp_dir.h"
+
 namespace winnow::server {
 namespace {
 
@@ -46,7 +48,7 @@ TEST(GenerationDefaults, WrongValuesNameFileAndKey) {
 }
 
 TEST(GenerationDefaults, NoFileIsGreedy) {
-  const auto sampling = LoadGenerationDefaults(::testing::TempDir());
+  const auto sampling = LoadGenerationDefaults(TempDir().path());
   ASSERT_TRUE(sampling.ok()) << sampling.status();
   EXPECT_EQ(sampling->temperature, 0);
 }
