@@ -36,7 +36,8 @@ def label(path, line, waits):
 def layers_of(marks):
     """Marks of each layer, as {(mark, how often before in this layer): time}."""
     counts = collections.Counter(mark for _, mark in marks if not mark[2])
-    # Products run several times in a layer and dense layers are few: of the rest the one that asks first in its file's name.
+    # Products run several times in a layer, and what runs in few layers is none of it: of the rest the rarest mark, and of
+    # several the first by name.
     often = max(counts.values())
     begin = min((mark for mark, n in counts.items() if n * 8 >= often), key=lambda mark: (counts[mark], mark))
     found = []
@@ -59,6 +60,8 @@ def main():
     for text in open(options.file):
         time, path, line, waits = text.split()
         marks.append((int(time), (path, int(line), int(waits))))
+    if not marks:
+        sys.exit(f"{options.file} has no marks")
     marks.sort()
     # Each file keeps its last marks: from where all of them have some.
     begins = {}

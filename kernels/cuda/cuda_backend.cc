@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
 #include <string_view>
 #include <utility>
 
@@ -12,6 +11,7 @@
 #include "kernels/cuda/row_attention.h"
 #include "kernels/cuda/row_cache.h"
 #include "kernels/cuda/row_gather.h"
+#include "kernels/cuda/timeline.h"
 
 namespace winnow::kernels {
 
@@ -115,15 +115,7 @@ std::unique_ptr<CudaBackend> CudaBackend::Create(int device, std::string* why) {
 }
 
 CudaBackend::~CudaBackend() {
-#ifdef WINNOW_CUDA_TIMELINE
-  const char* path = std::getenv("WINNOW_TIMELINE");
-  std::FILE* file = path == nullptr ? nullptr : std::fopen(path, "a");
-  if (file != nullptr) {
-    cudaDeviceSynchronize();
-    for (const auto write : timeline_writers) write(file);
-    std::fclose(file);
-  }
-#endif
+  timeline::WriteAll();
   if (bare_stream_ != nullptr) {
     cudaStreamSynchronize(bare_stream_);
     cudaStreamDestroy(bare_stream_);

@@ -295,8 +295,7 @@ __global__ void __launch_bounds__(kSplitWarps* kLanes)
 // to do one after the other, by one warp, over values that are in shared memory by then. A split that weighs
 // nothing is left out.
 constexpr int kMergeThreads = 128;
-constexpr int kMergeSplits =
-    2 * kMergeThreads;  // at a time; those of the next time are on their way
+constexpr int kMergeSplits = 2 * kMergeThreads;  // at a time, and as many on their way
 constexpr int kMergeChannels = 32;
 constexpr float kLeftOut = -1.0f;
 

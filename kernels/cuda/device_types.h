@@ -22,10 +22,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#ifdef WINNOW_CUDA_TIMELINE
-#include <cstdio>
-#include <vector>
-#endif
 
 #include "kernels/retrieval.h"
 
@@ -33,11 +29,6 @@ namespace winnow::kernels::cuda {
 
 // LetCudaKernelsStartEarly (backend.h).
 inline bool kernels_start_early = true;
-
-#ifdef WINNOW_CUDA_TIMELINE
-// What has marks to write (timeline.cuh).
-inline std::vector<void (*)(std::FILE*)> timeline_writers;
-#endif
 
 // retrieval.h's RetrievalQuery.
 struct DeviceQuery {

@@ -10,7 +10,8 @@
 //
 // WaitForEarlier is called on every path through a kernel and before anything is written: the next
 // kernel waits for this one alone, and takes it that all before it have ended too.
-// A kernel that is launched with <<<>>> waits as a whole, and may stand between.
+// A kernel that is launched with <<<>>> waits as a whole, and may stand between; if it calls both, the next one stands
+// ready behind it all the same.
 #ifndef WINNOW_KERNELS_CUDA_LAUNCH_CUH_
 #define WINNOW_KERNELS_CUDA_LAUNCH_CUH_
 

@@ -16,14 +16,13 @@
 #include <cstdio>
 #include <memory>
 
-#include "kernels/cuda/device_types.h"
+#include "kernels/cuda/timeline.h"
 
 namespace winnow::kernels::cuda::timeline {
 
-// Of this source file; the last ones stay.
+// Of this source file, the last ones: nanoseconds << 13 | line << 1 | whether it waits there.
 constexpr uint32_t kEvents = 1 << 16;
-static __device__ uint64_t
-    events[kEvents];  // nanoseconds << 13 | line << 1 | whether it waits there
+static __device__ uint64_t events[kEvents];
 static __device__ uint32_t count;
 
 __device__ __forceinline__ void Mark(uint32_t line, bool waits = false) {
@@ -49,7 +48,7 @@ static void Write(std::FILE* to) {
                  static_cast<unsigned>(copy[i] & 1));
   }
 }
-static const bool is_registered = (timeline_writers.push_back(Write), true);
+static const bool is_registered = (writers.push_back(Write), true);
 
 }  // namespace winnow::kernels::cuda::timeline
 
