@@ -144,6 +144,11 @@ class SharedKv {
   virtual void ForgetStaged() = 0;
 };
 
+// Kernels that a device was told to run since the backend was made.
+struct LaunchCounts {
+  int64_t alone = 0, in_graphs = 0;
+};
+
 // A part of the device's memory, and its likeness in the host's.
 struct CopyPart {
   std::byte* host = nullptr;
@@ -193,6 +198,7 @@ class Backend {
   [[nodiscard]] virtual bool Synchronize() = 0;
   // Empty while the device works.
   virtual std::string failure() const = 0;
+  virtual LaunchCounts launches() const { return {}; }
 
   // Both wait for what was asked for before, and are done when they return.
   virtual void CopyToHost(const void* device, void* host, size_t size_bytes) = 0;
@@ -408,6 +414,9 @@ std::unique_ptr<Backend> MakeCudaBackend(std::string* why);
 // Whether a CUDA kernel may be put on the device before the one ahead has ended (kernels/cuda/launch.cuh).
 // At first it may. Of the whole process, for measuring what it gives: called while no backend works.
 void LetCudaKernelsStartEarly(bool let);
+// The same of whether launches that repeat the last step's go as one CUDA graph (kernels/cuda/launch_log.h):
+// of backends that are made from here on.
+void LetCudaLaunchesBeGraphs(bool let);
 
 }  // namespace winnow::kernels
 

@@ -20,6 +20,7 @@ namespace {
 
 constexpr char kEarlyStart[] = "early-start";
 constexpr char kJoinedLaunches[] = "joined-launches";
+constexpr char kGraphs[] = "graphs";
 
 struct BenchFlags {
   BenchModelFlags model;
@@ -178,6 +179,7 @@ int BenchDecode(BenchFlags flags) {
     return std::find(flags.without.begin(), flags.without.end(), what) != flags.without.end();
   };
   kernels::LetCudaKernelsStartEarly(!is_left_out(kEarlyStart));
+  kernels::LetCudaLaunchesBeGraphs(!is_left_out(kGraphs));
   const auto made = MakeBenchModel(flags.model, kv_tokens, policies);
   if (!made.ok()) return ModelError(flags, made.status());
   BenchModel& model = **made;
@@ -229,6 +231,10 @@ int BenchDecode(BenchFlags flags) {
             r.rows_fetched, r.rows_in_place, r.BusBytes() / kMega,
             r.BusBytes() / r.seconds_median / kGiga);
       }
+      if (r.launches_alone + r.launches_in_graphs > 0) {
+        std::fprintf(table, "%9s %.0f kernels a step, %.0f of them in graphs\n", "",
+                     r.launches_alone + r.launches_in_graphs, r.launches_in_graphs);
+      }
       std::fflush(table);
       json["decode"].push_back(
           {{"context", r.context},
@@ -243,6 +249,8 @@ int BenchDecode(BenchFlags flags) {
            {"kv_bytes_per_step", r.kv_bytes},
            {"index_bytes_per_step", r.index_bytes},
            {"drift", flags.drift},
+           {"launches_alone_per_step", Round(r.launches_alone)},
+           {"launches_in_graphs_per_step", Round(r.launches_in_graphs)},
            {"rows_cached_per_step", Round(r.rows_cached)},
            {"rows_fetched_per_step", Round(r.rows_fetched)},
            {"rows_in_place_per_step", Round(r.rows_in_place)},
@@ -433,9 +441,10 @@ void AddBenchCommand(CLI::App& app, int* exit_code) {
       ->add_option(
           "--without", flags->without,
           "Leave this out, to see what it gives: early-start (kernels stand ready before "
-          "their turn), joined-launches (norms, gates, rotation and encodings within others'); may "
-          "be repeated")
-      ->check(CLI::IsMember({kEarlyStart, kJoinedLaunches}));
+          "their turn), joined-launches (norms, gates, rotation and encodings within others'), "
+          "graphs (kernels that repeat the last step's are asked for as one CUDA graph); may be "
+          "repeated")
+      ->check(CLI::IsMember({kEarlyStart, kJoinedLaunches, kGraphs}));
   decode->add_flag("--skip-dense", flags->skip_dense, "Measure the policies alone");
   decode
       ->add_option("--drift", flags->drift,

@@ -270,17 +270,26 @@ absl::StatusOr<DecodeResult> RunDecode(BenchModel& model, const DecodeCase& what
   result.read_loop_bytes_per_s = read_loop(result.bytes);
   DriftingInputs inputs(model, tokens, drift);
   engine::SharedReads before, after;
+  kernels::LaunchCounts launches_before, launches_after;
   const auto prepare = [&](int32_t run) {
     inputs.Next();
-    if (run == 1) before = decoder.shared_reads();
-    if (run == steps + 1) after = decoder.shared_reads();
+    if (run == 1) {
+      before = decoder.shared_reads();
+      launches_before = model.backend->launches();
+    }
+    if (run == steps + 1) {
+      after = decoder.shared_reads();
+      launches_after = model.backend->launches();
+    }
   };
   WINNOW_ASSIGN_OR_RETURN(const std::vector<Timed> runs, Repeat(*model.timed, steps, prepare, [&] {
                             return decoder.Sample(step, greedy, sampled);
                           }));
-  const auto mean = [of_steps = static_cast<double>(steps)](uint64_t last, uint64_t first) {
+  const auto mean = [of_steps = static_cast<double>(steps)](auto last, auto first) {
     return static_cast<double>(last - first) / of_steps;
   };
+  result.launches_alone = mean(launches_after.alone, launches_before.alone);
+  result.launches_in_graphs = mean(launches_after.in_graphs, launches_before.in_graphs);
   if (after.cached + after.fetched + after.in_place > 0) {
     result.rows_cached = mean(after.cached, before.cached);
     result.rows_fetched = mean(after.fetched, before.fetched);

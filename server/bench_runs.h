@@ -70,6 +70,7 @@ struct DecodeResult {
   // Index: this token's codes. Select: scores and choice. Complete: the summary's
   // part.
   engine::OpTotals matmul, attention, index, select, complete, other;
+  double launches_alone = 0, launches_in_graphs = 0;  // of a device's kernels, a step
   // Rows that a step read of KV in pinned memory; means of the timed steps.
   double rows_cached = 0, rows_fetched = 0, rows_in_place = 0;
   double row_bytes = 0;

@@ -392,11 +392,8 @@ struct Plan {
 
 template <int kPairs>
 cudaError_t SumChosen(const Args& args, const DeviceFeatureMap& key_map,
-                      const DeviceFeatureMap& query_map, dim3 grid, cudaStream_t stream) {
+                      const DeviceFeatureMap& query_map, dim3 grid, Stream stream) {
   const size_t bytes = std::max(SharedBytes(key_map), TileBytes(query_map, kMostGroup));
-  if (const cudaError_t error = AllowShared(SumChosenKernel<kPairs>, bytes); error != cudaSuccess) {
-    return error;
-  }
   return Launch(SumChosenKernel<kPairs>, grid, kMapThreads, bytes, stream, false, args, key_map,
                 query_map);
 }
@@ -415,7 +412,7 @@ cudaError_t CompleteStates(const CompletionShape& shape, const float* q, int64_t
                            const DeviceQuery* queries, const ChosenRows& rows,
                            const float* const* summaries, const DeviceFeatureMap& key_map,
                            const DeviceFeatureMap& query_map, float* states, void* workspace,
-                           cudaStream_t stream) {
+                           Stream stream) {
   const KvLayout& layout = shape.layout;
   const int64_t num_lists = int64_t{shape.num_queries} * layout.kv_heads;
   if (IsRefused(key_map, layout) || IsRefused(query_map, layout) ||

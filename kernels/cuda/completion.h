@@ -67,7 +67,7 @@ size_t ExtendSummariesWorkspaceBytes(int32_t num_extensions, int32_t max_tokens,
 [[nodiscard]] cudaError_t ExtendSummaries(const DeviceExtension* extensions, int32_t num_extensions,
                                           int32_t max_tokens, const void* pool,
                                           const KvLayout& layout, const DeviceFeatureMap& key_map,
-                                          void* workspace, cudaStream_t stream);
+                                          void* workspace, Stream stream);
 
 struct CompletionShape {
   int32_t num_queries = 0;
@@ -95,7 +95,7 @@ ZeroedPart CompleteStatesZeroedPart(const CompletionShape& shape, const DeviceFe
                                          const ChosenRows& rows, const float* const* summaries,
                                          const DeviceFeatureMap& key_map,
                                          const DeviceFeatureMap& query_map, float* states,
-                                         void* workspace, cudaStream_t stream);
+                                         void* workspace, Stream stream);
 
 }  // namespace winnow::kernels::cuda
 

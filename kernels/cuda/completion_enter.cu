@@ -37,7 +37,7 @@ struct Args {
   const DeviceExtension* extensions;
   int32_t max_tokens, max_blocks;  // of an extension
   Pool pool;
-  int32_t kv_heads, d, features;
+  int32_t kv_heads, d, features, unused;
   float*
       log_features;  // [extensions][Hkv][max_tokens][F]; where blocks go side by side, then factors
   // Of the blocks that an extension's tokens lie in, [extensions][Hkv][max_blocks]:
@@ -467,7 +467,7 @@ size_t ExtendSummariesWorkspaceBytes(int32_t num_extensions, int32_t max_tokens,
 
 cudaError_t ExtendSummaries(const DeviceExtension* extensions, int32_t num_extensions,
                             int32_t max_tokens, const void* pool, const KvLayout& layout,
-                            const DeviceFeatureMap& key_map, void* workspace, cudaStream_t stream) {
+                            const DeviceFeatureMap& key_map, void* workspace, Stream stream) {
   if (IsRefused(key_map, layout) || num_extensions < 0 || num_extensions > 65535 ||
       max_tokens < 0) {
     return cudaErrorInvalidValue;
@@ -482,6 +482,7 @@ cudaError_t ExtendSummaries(const DeviceExtension* extensions, int32_t num_exten
                   layout.kv_heads,
                   layout.head_dim,
                   key_map.features,
+                  0,
                   reinterpret_cast<float*>(memory),
                   reinterpret_cast<float*>(memory + plan.maxima),
                   reinterpret_cast<float*>(memory + plan.sums),
@@ -500,7 +501,6 @@ cudaError_t ExtendSummaries(const DeviceExtension* extensions, int32_t num_exten
                         : tokens == kTile ? MapKeysKernel<kTile / 16>
                                           : MapKeysKernel<kTile / 32>;
     const size_t bytes = TileBytes(key_map, tokens);
-    if (const cudaError_t error = AllowShared(kernel, bytes); error != cudaSuccess) return error;
     const dim3 grid(static_cast<unsigned>(CeilDiv(max_tokens, tokens)), heads, count);
     if (const cudaError_t error =
             Launch(kernel, grid, kMapThreads, bytes, stream, false, args, key_map);

@@ -194,13 +194,6 @@ inline Pool MakePool(const void* pool, const KvLayout& layout) {
           static_cast<int64_t>(layout.RowBytes())};
 }
 
-template <typename Kernel>
-cudaError_t AllowShared(Kernel kernel, size_t bytes) {
-  if (bytes <= 48 * 1024) return cudaSuccess;
-  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              static_cast<int>(bytes));
-}
-
 }  // namespace winnow::kernels::cuda::completion
 
 #endif  // WINNOW_KERNELS_CUDA_COMPLETION_MAP_CUH_

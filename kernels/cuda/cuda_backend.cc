@@ -20,6 +20,7 @@ std::unique_ptr<Backend> MakeCudaBackend(std::string* why) {
 }
 
 void LetCudaKernelsStartEarly(bool let) { cuda::kernels_start_early = let; }
+void LetCudaLaunchesBeGraphs(bool let) { cuda::launches_be_graphs = let; }
 
 namespace cuda {
 namespace {
@@ -97,8 +98,7 @@ std::unique_ptr<CudaBackend> CudaBackend::Create(int device, std::string* why) {
                    ", CUDA " + VersionOf(runtime) + ")";
   backend->arithmetic_ = "cuda " + capability;
   backend->Good(cudaSetDevice(device), "cudaSetDevice");
-  backend->Good(cudaStreamCreateWithFlags(&backend->bare_stream_, cudaStreamNonBlocking),
-                "cudaStreamCreate");
+  backend->Good(LoggedStream::Create(launches_be_graphs, &backend->launches_), "cudaStreamCreate");
   // Runs a kernel: a device whose code this program does not have says so here.
   Buffer trial = backend->Allocate(256);
   if (!backend->failed() && trial.data() == nullptr) backend->failure_ = "no memory is left on it";
@@ -116,10 +116,7 @@ std::unique_ptr<CudaBackend> CudaBackend::Create(int device, std::string* why) {
 
 CudaBackend::~CudaBackend() {
   timeline::WriteAll();
-  if (bare_stream_ != nullptr) {
-    cudaStreamSynchronize(bare_stream_);
-    cudaStreamDestroy(bare_stream_);
-  }
+  launches_.reset();  // waits
   if (ahead_stream_ != nullptr) cudaStreamDestroy(ahead_stream_);
   if (alone_) waited_on.fetch_and(~(uint64_t{1} << device_));
 }
@@ -206,7 +203,8 @@ bool CudaBackend::Synchronize() {
     ahead_runs_ = false;
     Good(cudaStreamSynchronize(ahead_stream_), "a kernel");
   }
-  if (!Good(cudaStreamSynchronize(stream()), "a kernel")) return false;
+  static_cast<void>(stream());  // nothing is held back
+  if (!Good(launches_->Synchronize(), "a kernel")) return false;
   TakeCounts();
   return true;
 }
@@ -400,7 +398,9 @@ const int32_t* CudaBackend::StageTable(std::span<const int32_t> table, int64_t b
   WINNOW_CHECK(blocks <= static_cast<int64_t>(table.size()));
   StagedTable& staged = tables_[table.data()];
   if (staged.on_device == nullptr || staged.blocks < blocks) {
+    const size_t behind = staging_end_;
     staged = {Stage(table.first(blocks)), blocks};
+    if (staging_end_ != behind) staging_end_ += TableRoom(blocks) - static_cast<size_t>(blocks) * 4;
   }
   return staged.on_device;
 }

@@ -10,7 +10,8 @@
 // selection is pruned into another, and where a pass begins. What a call is given by value or by span is copied before it returns.
 //
 // A decode step's small operations may wait for the ones that follow, so that they become one launch
-// (HeldBack below); nobody sees it, as whatever could has them done first.
+// (HeldBack below), and its launches for each other, so that they become one graph (launch_log.h); nobody sees it, as
+// whatever could has them done first.
 //
 // Promises. Batch invariance: matrix products, attention and selection have one order of summation
 // each, fixed by the row's own inputs (matmul.h, dense_attention.h, row_attention.h, logit_select.h),
@@ -71,6 +72,7 @@ class CudaBackend final : public Backend {
   void ForgetTables() override { tables_.clear(); }
   bool Synchronize() override;
   std::string failure() const override { return failure_; }
+  LaunchCounts launches() const override { return launches_->counts(); }
   void CopyToHost(const void* device, void* host, size_t size_bytes) override;
   void CopyToDevice(const void* host, void* device, size_t size_bytes) override;
   void CopyAllToHost(std::span<const CopyPart> parts) override;
@@ -189,7 +191,10 @@ class CudaBackend final : public Backend {
   void ClearStaging();
   // The first `blocks` of a table; looked at once until ForgetTables.
   const int32_t* StageTable(std::span<const int32_t> table, int64_t blocks);
-  static size_t TableBytes(int64_t blocks) { return static_cast<size_t>(blocks) * 4 + 16; }
+  // Room for a table, in such steps that a sequence's next block seldom moves what is staged behind it: launches
+  // that take its address are the last step's then.
+  static size_t TableRoom(int64_t blocks) { return AlignUp(static_cast<size_t>(blocks) * 4, 256); }
+  static size_t TableBytes(int64_t blocks) { return TableRoom(blocks) + 16; }
   const DeviceQuery* StageQueries(std::span<const RetrievalQuery> queries, int32_t block_tokens,
                                   size_t more_bytes = 0);
   // Whether the indexes of the sequence's mid were made before this pass began. Only known of sequences
@@ -202,10 +207,11 @@ class CudaBackend final : public Backend {
 
   // The stream, after what was held back has been asked for: every operation that asks for something
   // takes it from here.
-  cudaStream_t stream() {
+  Stream stream() {
     if (held_back_ != HeldBack::kNothing) ReleaseHeldBack();
-    return bare_stream_;
+    return bare_stream();
   }
+  Stream bare_stream() { return Stream(*launches_); }
   // A decode step's rotation and the encoding of its keys wait for the encoding of its queries, which
   // follows at once: the three are one launch. Anything else that comes in between lets them go alone.
   enum class HeldBack : uint8_t { kNothing, kRotation, kRotationAndKeys };
@@ -272,8 +278,8 @@ class CudaBackend final : public Backend {
 
   std::string name_, arithmetic_, failure_;
   int device_ = 0;
-  bool alone_ = false;                  // HammingSelectShape's
-  cudaStream_t bare_stream_ = nullptr;  // use stream()
+  bool alone_ = false;                      // HammingSelectShape's
+  std::unique_ptr<LoggedStream> launches_;  // use stream()
 
   Buffer pinned_, staged_;  // of descriptors, the same size
   size_t staging_begin_ = 0, staging_end_ = 0;

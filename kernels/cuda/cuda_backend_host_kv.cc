@@ -234,7 +234,7 @@ void CudaBackend::AttendHostChosen(HostPool& pool, const Tensor& q,
   if (on_device == nullptr || !EndStaging()) return;
   const Selection selection = SelectionToRead(chosen, queries.size());
   const RowAttentionShape shape{static_cast<int32_t>(queries.size()), GroupOf(q, layout), layout};
-  const int32_t max_rows = MostAnchors(queries) + chosen.capacity;  // of a list
+  const int32_t max_rows = RoundUp(MostAnchors(queries) + chosen.capacity, 128);  // of a list
   const size_t lists = queries.size() * layout.kv_heads;
   const size_t lists_bytes = AlignUp(lists * sizeof(RowList), 256);
   if (failed() || !PrepareRows(shape) ||

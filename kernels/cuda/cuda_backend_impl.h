@@ -40,6 +40,11 @@ inline int64_t BlocksOf(int64_t tokens, int32_t block_tokens) {
   return block_tokens == kNoTables ? 0 : CeilDiv(tokens, block_tokens);
 }
 
+// Shapes that follow a sequence's length grow in steps, so that its next token does not make a new one.
+inline int32_t RoundUp(int32_t value, int32_t unit) {
+  return static_cast<int32_t>(std::min<int64_t>(CeilDiv(value, unit) * unit, INT32_MAX));
+}
+
 // What one of the backend's interfaces hides: `Device` as the kernels take it, and the memory that it
 // points into.
 template <typename Interface, typename Device>

@@ -241,19 +241,19 @@ void CudaBackend::ReleaseHeldBack() {
   const TokenArgs& held = held_tokens_;
   if (held.cache != nullptr) {
     for (const DeviceMatrix& x : {held.q, held.k}) {
-      Good(cuda::Rope(x, held.layout.head_dim, held.cos_sin, bare_stream_), "rotation");
+      Good(cuda::Rope(x, held.layout.head_dim, held.cos_sin, bare_stream()), "rotation");
     }
     Good(WriteKvThrough(held.k, held.v, held.chunks, held.num_tokens, held_most_, *held.cache,
-                        held.layout, bare_stream_),
+                        held.layout, bare_stream()),
          "writing KV to the host");
   } else {
     Good(cuda::RopeAndWriteKv(held.q, held.k, held.v, held.cos_sin, held.chunks, held.num_tokens,
-                              held_most_, held.pool, held.layout, bare_stream_),
+                              held_most_, held.pool, held.layout, bare_stream()),
          "rotation and writing KV");
   }
   if (held_back == HeldBack::kRotation || failed()) return;
   Good(cuda::EncodeKeys(*held_encoder_, held_spans_, held.num_tokens, 1, held.pool, held.layout,
-                        held.codes, held.code_layout, bare_stream_),
+                        held.codes, held.code_layout, bare_stream()),
        "codes of keys");
 }
 

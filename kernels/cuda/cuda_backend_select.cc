@@ -20,10 +20,6 @@ constexpr int32_t kShapeTokens = 8192;
 // Of the counts of selections: those of all layers of a step, so that the host need not wait in it.
 constexpr size_t kLeastCountsBytes = size_t{1} << 20;
 
-int32_t RoundUp(int32_t value, int32_t unit) {
-  return static_cast<int32_t>(std::min<int64_t>(CeilDiv(value, unit) * unit, INT32_MAX));
-}
-
 int32_t LastPosition(std::span<const RetrievalQuery> queries) {
   int32_t last = 0;
   for (const RetrievalQuery& query : queries) last = std::max(last, query.position);
@@ -220,7 +216,7 @@ void CudaBackend::EncodeQueries(const Tensor& q, std::span<const RetrievalQuery>
       std::all_of(queries.begin(), queries.end(), is_held)) {
     held_back_ = HeldBack::kNothing;
     held_tokens_.query_codes = codes;
-    Good(EncodeTokens(held_tokens_, *held_encoder_, of_queries, bare_stream_),
+    Good(EncodeTokens(held_tokens_, *held_encoder_, of_queries, bare_stream()),
          "rotation, KV and codes");
     return;
   }

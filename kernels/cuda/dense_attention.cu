@@ -419,35 +419,26 @@ size_t NumParts(const DenseAttentionShape& shape) {
          SplitsOf(shape);
 }
 
-template <typename Kernel>
-cudaError_t AllowShared(Kernel kernel, size_t bytes) {
-  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              static_cast<int>(bytes));
-}
-
 template <int kHeadDim>
-cudaError_t LaunchOf(const DenseAttentionShape& shape, Args& args, cudaStream_t stream) {
+cudaError_t LaunchOf(const DenseAttentionShape& shape, Args& args, Stream stream) {
   constexpr size_t kBytes = SharedBytes<kHeadDim>();
   if (shape.way == DenseWay::kInTurn) {
     if (!shape.portable && HasGroupAttention(kHeadDim)) {
       return AttendInTurnByGroups(shape, args, stream);
     }
     const auto kernel = InTurnKernel<kHeadDim>;
-    if (const cudaError_t error = AllowShared(kernel, kBytes); error != cudaSuccess) return error;
     const dim3 grid(static_cast<unsigned>(CeilDiv(int64_t{shape.max_chunk_tokens} * shape.group,
                                                   kInTurnWarps * kWarpRows)),
                     shape.layout.kv_heads, shape.num_chunks);
-    kernel<<<grid, kInTurnWarps * kLanes, kBytes, stream>>>(args);
-    return cudaGetLastError();
+    return LaunchBehind(kernel, grid, kInTurnWarps * kLanes, kBytes, stream, args);
   }
   args.part_ends = reinterpret_cast<float2*>(args.parts + NumParts(shape) * kHeadDim);
   const auto kernel = SplitKernel<kHeadDim>;
-  if (const cudaError_t error = AllowShared(kernel, kBytes); error != cudaSuccess) return error;
   const dim3 grid(args.splits, shape.layout.kv_heads, shape.num_chunks * args.tiles);
   // As many blocks as run at once, if there are more splits.
   int at_once = 0;
-  if (const cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-          &at_once, kernel, kSplitWarps * kLanes, kBytes);
+  if (const cudaError_t error =
+          BlocksPerMultiprocessor(kernel, kSplitWarps * kLanes, kBytes, &at_once);
       error != cudaSuccess) {
     return error;
   }
@@ -465,9 +456,6 @@ cudaError_t LaunchOf(const DenseAttentionShape& shape, Args& args, cudaStream_t 
   const int64_t tile_rows =
       std::min<int64_t>(int64_t{shape.max_chunk_tokens} * shape.group, kWarpRows);
   const size_t merge_bytes = size_t{2} * 4 * kMergeChannels * std::min(args.splits, kMergeSplits);
-  if (const cudaError_t error = AllowShared(MergeSplitsKernel, merge_bytes); error != cudaSuccess) {
-    return error;
-  }
   const auto blocks = static_cast<unsigned>(tile_rows * CeilDiv(kHeadDim, kMergeChannels));
   return Launch(MergeSplitsKernel, dim3(blocks, grid.y, grid.z), kMergeThreads, merge_bytes, stream,
                 false, args, kHeadDim);
@@ -482,7 +470,7 @@ size_t DenseAttentionWorkspaceBytes(const DenseAttentionShape& shape) {
 
 cudaError_t AttendDense(const DenseAttentionShape& shape, const float* q, int64_t q_stride,
                         const DeviceChunk* chunks, const void* pool, float scale, float* out,
-                        int64_t out_stride, void* workspace, cudaStream_t stream) {
+                        int64_t out_stride, void* workspace, Stream stream) {
   const KvLayout& layout = shape.layout;
   if (layout.dtype != DType::kBF16 || shape.group < 1 || layout.kv_heads < 1 ||
       layout.kv_heads > 65535 || shape.num_chunks < 0 || layout.block_tokens < 1 ||
@@ -509,7 +497,8 @@ cudaError_t AttendDense(const DenseAttentionShape& shape, const float* q, int64_
             nullptr,
             TilesOf(shape),
             SplitsOf(shape),
-            1};
+            1,
+            0};
   switch (layout.head_dim) {
     case 64:
       return LaunchOf<64>(shape, args, stream);

@@ -49,7 +49,7 @@ size_t DenseAttentionWorkspaceBytes(const DenseAttentionShape& shape);
 [[nodiscard]] cudaError_t AttendDense(const DenseAttentionShape& shape, const float* q,
                                       int64_t q_stride, const DeviceChunk* chunks, const void* pool,
                                       float scale, float* out, int64_t out_stride, void* workspace,
-                                      cudaStream_t stream);
+                                      Stream stream);
 
 }  // namespace winnow::kernels::cuda
 

@@ -32,7 +32,7 @@ struct Args {
   float* parts;       // [chunks][tiles][Hkv][16][splits][d]
   float2* part_ends;  // max and sum [chunks][tiles][Hkv][16][splits]
   int32_t tiles, splits;
-  int32_t splits_per_block;
+  int32_t splits_per_block, unused;
 };
 
 // Where a warp's share of a unit's rows lies: a lane holds the address of every 32nd. Rows from
@@ -226,7 +226,7 @@ __device__ __forceinline__ void WriteRows(const Args& args, const int32_t (&sees
 bool HasGroupAttention(int32_t head_dim);
 // REQUIRES: HasGroupAttention(shape.layout.head_dim), kInTurn, and what AttendDense() checks.
 [[nodiscard]] cudaError_t AttendInTurnByGroups(const DenseAttentionShape& shape, const Args& args,
-                                               cudaStream_t stream);
+                                               Stream stream);
 
 }  // namespace winnow::kernels::cuda::dense
 

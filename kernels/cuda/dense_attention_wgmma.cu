@@ -232,19 +232,12 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
 }
 
 template <int kHeadDim>
-cudaError_t LaunchOf(const DenseAttentionShape& shape, const Args& args, cudaStream_t stream) {
+cudaError_t LaunchOf(const DenseAttentionShape& shape, const Args& args, Stream stream) {
   const auto kernel = GroupsKernel<kHeadDim>;
-  if (const cudaError_t error =
-          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               static_cast<int>(kSharedBytes<kHeadDim>));
-      error != cudaSuccess) {
-    return error;
-  }
   const dim3 grid(
       static_cast<unsigned>(CeilDiv(int64_t{shape.max_chunk_tokens} * shape.group, kBlockRows)),
       shape.layout.kv_heads, shape.num_chunks);
-  kernel<<<grid, kBlockThreads, kSharedBytes<kHeadDim>, stream>>>(args);
-  return cudaGetLastError();
+  return LaunchBehind(kernel, grid, kBlockThreads, kSharedBytes<kHeadDim>, stream, args);
 }
 
 }  // namespace
@@ -256,7 +249,7 @@ bool HasGroupAttention(int32_t head_dim) {
 }
 
 cudaError_t AttendInTurnByGroups(const DenseAttentionShape& shape, const Args& args,
-                                 cudaStream_t stream) {
+                                 Stream stream) {
   return shape.layout.head_dim == 64 ? LaunchOf<64>(shape, args, stream)
                                      : LaunchOf<128>(shape, args, stream);
 }

@@ -153,6 +153,7 @@ class FastDivider {
 
  private:
   uint32_t divisor_, multiplier_ = 0, shift_ = 0;
+  uint32_t unused_ = 0;  // kernels' arguments have no padding (launch.cuh)
 };
 
 }  // namespace winnow::kernels::cuda

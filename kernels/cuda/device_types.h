@@ -4,7 +4,8 @@
 // tokens) is an argument of its launcher.
 //
 // Every launcher of this folder
-//   - only enqueues work on `stream`: no allocation, no synchronisation, so it can be captured;
+//   - only enqueues work on `stream` (stream.h): no allocation, no synchronisation, so it can be held back and
+//     captured;
 //   - takes device pointers (or pinned host memory, where its header says so);
 //   - returns the first error of a launch and changes nothing if its arguments are refused
 //     (cudaErrorInvalidValue: a shape that the kernel does not have);
@@ -23,12 +24,15 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cuda/stream.h"
 #include "kernels/retrieval.h"
 
 namespace winnow::kernels::cuda {
 
 // LetCudaKernelsStartEarly (backend.h).
 inline bool kernels_start_early = true;
+// LetCudaLaunchesBeGraphs.
+inline bool launches_be_graphs = true;
 
 // retrieval.h's RetrievalQuery.
 struct DeviceQuery {

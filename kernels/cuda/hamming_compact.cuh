@@ -23,7 +23,7 @@ struct Args {
   const uint8_t* codes;
   FastDivider block_tokens;
   int64_t block_bytes, head_bytes;
-  int32_t kv_heads, group, bins, chunks, chunk_tokens;
+  int32_t kv_heads, group, bins, chunks, chunk_tokens, unused;
   int64_t row_tokens;
   int64_t histogram_stride;  // from the first histogram to the second
   uint32_t* histogram;       // [2][rows][bins]

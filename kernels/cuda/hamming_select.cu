@@ -346,35 +346,18 @@ __global__ void __launch_bounds__(kThreads) CompactKernel(const __grid_constant_
 
 template <typename Kernel>
 bool HasRoom(Kernel* kernel, const Plan& plan) {
-  struct Asked {
-    Kernel* kernel = nullptr;
-    int device = -1;
-    size_t shared_bytes = 0;
-    int blocks = 0;  // of a multiprocessor
-  };
-  thread_local Asked last;
-  const DeviceTraits& traits = CurrentDevice();
-  if (last.kernel != kernel || last.device != traits.device ||
-      last.shared_bytes != plan.shared_bytes) {
-    last = {kernel, traits.device, plan.shared_bytes, 0};
-    if (cudaOccupancyMaxActiveBlocksPerMultiprocessor(&last.blocks, kernel, kThreads,
-                                                      plan.shared_bytes) != cudaSuccess) {
-      cudaGetLastError();
-      last = {};
-    }
+  int blocks = 0;  // of a multiprocessor
+  if (BlocksPerMultiprocessor(kernel, kThreads, plan.shared_bytes, &blocks) != cudaSuccess) {
+    cudaGetLastError();
+    return false;
   }
-  return int64_t{plan.chunks} * plan.rows <= int64_t{last.blocks} * traits.multiprocessors;
+  return int64_t{plan.chunks} * plan.rows <= int64_t{blocks} * CurrentDevice().multiprocessors;
 }
 
 template <int kCodeBytes, int kPlanes>
-cudaError_t LaunchScan(const Plan& plan, bool fused, const Args& args, cudaStream_t stream) {
+cudaError_t LaunchScan(const Plan& plan, bool fused, const Args& args, Stream stream) {
   const auto kernel =
       fused ? ScanKernel<kCodeBytes, kPlanes, true> : ScanKernel<kCodeBytes, kPlanes, false>;
-  if (plan.shared_bytes > 40 * 1024) {
-    const cudaError_t error = cudaFuncSetAttribute(
-        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(plan.shared_bytes));
-    if (error != cudaSuccess) return error;
-  }
   // All blocks run at once, or those that do would wait for others for ever. A cooperative launch sees to
   // it, but does not begin before the kernel ahead has ended: 4 us of each layer of a step at 128K. Alone
   // on the device it is so if there is room for all: kernels ahead end by themselves, and none that comes
@@ -386,7 +369,7 @@ cudaError_t LaunchScan(const Plan& plan, bool fused, const Args& args, cudaStrea
 
 template <int kCodeBytes>
 cudaError_t LaunchScanOfWidth(int32_t planes, const Plan& plan, bool fused, const Args& args,
-                              cudaStream_t stream) {
+                              Stream stream) {
   switch (planes) {
     case 1:
       return LaunchScan<kCodeBytes, 1>(plan, fused, args, stream);
@@ -421,6 +404,7 @@ Args MakeArgs(const HammingSelectShape& shape, const Plan& plan, const DeviceQue
           plan.bins,
           plan.chunks,
           plan.chunk_tokens,
+          0,
           plan.row_tokens,
           int64_t{plan.rows} * plan.bins,
           reinterpret_cast<uint32_t*>(memory + plan.histogram),
@@ -432,7 +416,7 @@ Args MakeArgs(const HammingSelectShape& shape, const Plan& plan, const DeviceQue
 }
 
 cudaError_t Scan(const HammingSelectShape& shape, const Plan& plan, bool fused, const Args& args,
-                 cudaStream_t stream) {
+                 Stream stream) {
   const int32_t planes = CodePlanes(shape.group);
   switch (shape.layout.bits) {
     case 32:
@@ -463,7 +447,7 @@ ZeroedPart HammingSelectZeroedPart(const HammingSelectShape& shape) {
 
 cudaError_t SelectByCodes(const HammingSelectShape& shape, const DeviceQuery* queries,
                           const void* query_codes, const void* codes, const Selection& chosen,
-                          void* workspace, cudaStream_t stream) {
+                          void* workspace, Stream stream) {
   if (IsRefused(shape)) return cudaErrorInvalidValue;
   const Plan plan = MakePlan(shape);
   if (plan.rows == 0) return cudaSuccess;
@@ -473,11 +457,6 @@ cudaError_t SelectByCodes(const HammingSelectShape& shape, const DeviceQuery* qu
     return error;
   }
   const size_t shared_bytes = size_t{4} * plan.bins;
-  if (shared_bytes > 40 * 1024) {
-    const cudaError_t error = cudaFuncSetAttribute(
-        CompactKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
-    if (error != cudaSuccess) return error;
-  }
   return Launch(CompactKernel, dim3(plan.chunks, plan.rows), kThreads, shared_bytes, stream, false,
                 args);
 }

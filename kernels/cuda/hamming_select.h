@@ -36,8 +36,7 @@ ZeroedPart HammingSelectZeroedPart(const HammingSelectShape& shape);
 
 [[nodiscard]] cudaError_t SelectByCodes(const HammingSelectShape& shape, const DeviceQuery* queries,
                                         const void* query_codes, const void* codes,
-                                        const Selection& chosen, void* workspace,
-                                        cudaStream_t stream);
+                                        const Selection& chosen, void* workspace, Stream stream);
 
 }  // namespace winnow::kernels::cuda
 

@@ -416,14 +416,6 @@ size_t MostSharedBytes() {
   return std::min<size_t>(160 * 1024, CurrentDevice().block_shared_bytes);
 }
 
-template <typename Kernel>
-cudaError_t AllowShared(Kernel kernel, size_t bytes) {
-  if (bytes > MostSharedBytes()) return cudaErrorInvalidValue;
-  if (bytes <= 48 * 1024) return cudaSuccess;
-  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              static_cast<int>(bytes));
-}
-
 }  // namespace
 
 size_t PackedEncoderBytes(const EncoderWeights& weights) {
@@ -477,7 +469,7 @@ DeviceEncoder PackEncoder(const EncoderWeights& weights, void* host, void* devic
 
 cudaError_t EncodeKeys(const DeviceEncoder& encoder, const DeviceKeySpan* spans, int32_t num_spans,
                        int32_t max_span_tokens, const void* pool, const KvLayout& layout,
-                       void* codes, const CodeLayout& code_layout, cudaStream_t stream) {
+                       void* codes, const CodeLayout& code_layout, Stream stream) {
   if (encoder.num_stages < 1 || encoder.queries_per_input != 1 || layout.dtype != DType::kBF16 ||
       encoder.stages[0].in != layout.head_dim || layout.head_dim % 8 != 0 ||
       encoder.kv_heads != layout.kv_heads || code_layout.kv_heads != layout.kv_heads ||
@@ -499,9 +491,7 @@ cudaError_t EncodeKeys(const DeviceEncoder& encoder, const DeviceKeySpan* spans,
   const auto launch = [&](auto kernel, int32_t tile) {
     const int32_t floats = BufferFloats(encoder, tile);
     const size_t shared_bytes = size_t{8} * floats;
-    if (const cudaError_t error = AllowShared(kernel, shared_bytes); error != cudaSuccess) {
-      return error;
-    }
+    if (shared_bytes > MostSharedBytes()) return cudaErrorInvalidValue;
     const dim3 grid(static_cast<unsigned>(CeilDiv(max_span_tokens, tile)), layout.kv_heads,
                     num_spans);
     return Launch(kernel, grid, kThreads, shared_bytes, stream, false, encoder, keys, floats);
@@ -518,7 +508,7 @@ cudaError_t EncodeKeys(const DeviceEncoder& encoder, const DeviceKeySpan* spans,
 
 cudaError_t EncodeQueries(const DeviceEncoder& encoder, const DeviceQuery* queries,
                           int32_t num_queries, int32_t group, const float* q, int64_t q_stride,
-                          int32_t head_dim, void* query_codes, cudaStream_t stream) {
+                          int32_t head_dim, void* query_codes, Stream stream) {
   if (encoder.num_stages < 1 || group % encoder.queries_per_input != 0 ||
       encoder.stages[0].in != encoder.queries_per_input * head_dim || num_queries < 0 ||
       num_queries > 65535) {
@@ -531,9 +521,7 @@ cudaError_t EncodeQueries(const DeviceEncoder& encoder, const DeviceQuery* queri
   const auto launch = [&](auto kernel, int32_t tile) {
     const int32_t floats = BufferFloats(encoder, tile);
     const size_t shared_bytes = size_t{8} * floats;
-    if (const cudaError_t error = AllowShared(kernel, shared_bytes); error != cudaSuccess) {
-      return error;
-    }
+    if (shared_bytes > MostSharedBytes()) return cudaErrorInvalidValue;
     const dim3 grid(static_cast<unsigned>(CeilDiv(vectors, tile)), encoder.kv_heads, num_queries);
     return Launch(kernel, grid, kThreads, shared_bytes, stream, false, encoder, source, floats);
   };
@@ -541,7 +529,7 @@ cudaError_t EncodeQueries(const DeviceEncoder& encoder, const DeviceQuery* queri
 }
 
 cudaError_t EncodeTokens(const TokenArgs& args, const DeviceEncoder& keys,
-                         const DeviceEncoder& queries, cudaStream_t stream) {
+                         const DeviceEncoder& queries, Stream stream) {
   const KvLayout& layout = args.layout;
   const CodeLayout& code_layout = args.code_layout;
   const int32_t d = layout.head_dim;
@@ -588,9 +576,7 @@ cudaError_t EncodeTokens(const TokenArgs& args, const DeviceEncoder& keys,
   const auto launch = [&](auto kernel, int32_t tile) {
     const int32_t floats = std::max(BufferFloats(keys, tile), BufferFloats(queries, tile));
     const size_t shared_bytes = size_t{8} * floats;
-    if (const cudaError_t error = AllowShared(kernel, shared_bytes); error != cudaSuccess) {
-      return error;
-    }
+    if (shared_bytes > MostSharedBytes()) return cudaErrorInvalidValue;
     const dim3 grid(static_cast<unsigned>(layout.kv_heads), static_cast<unsigned>(args.num_tokens),
                     args.cache == nullptr ? 2 : 3);
     return Launch(kernel, grid, kThreads, shared_bytes, stream, false, keys, queries, source,

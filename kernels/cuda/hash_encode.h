@@ -31,6 +31,7 @@ struct DeviceEncoder {
   int32_t num_stages = 0;
   int32_t kv_heads = 0;
   int32_t queries_per_input = 1;
+  int32_t unused = 0;
   int32_t bits() const { return stages[num_stages - 1].out / queries_per_input; }
 };
 
@@ -44,12 +45,12 @@ DeviceEncoder PackEncoder(const EncoderWeights& weights, void* host, void* devic
 [[nodiscard]] cudaError_t EncodeKeys(const DeviceEncoder& encoder, const DeviceKeySpan* spans,
                                      int32_t num_spans, int32_t max_span_tokens, const void* pool,
                                      const KvLayout& layout, void* codes,
-                                     const CodeLayout& code_layout, cudaStream_t stream);
+                                     const CodeLayout& code_layout, Stream stream);
 
 [[nodiscard]] cudaError_t EncodeQueries(const DeviceEncoder& encoder, const DeviceQuery* queries,
                                         int32_t num_queries, int32_t group, const float* q,
                                         int64_t q_stride, int32_t head_dim, void* query_codes,
-                                        cudaStream_t stream);
+                                        Stream stream);
 
 // One token each of several sequences: RopeAndWriteKv of the chunks, EncodeKeys of their keys and
 // EncodeQueries of their queries in one launch, with the same bits. With `cache`, whose pool it is, KV is written as
@@ -68,7 +69,7 @@ struct TokenArgs {
   const DeviceRowCache* cache = nullptr;
 };
 [[nodiscard]] cudaError_t EncodeTokens(const TokenArgs& args, const DeviceEncoder& keys,
-                                       const DeviceEncoder& queries, cudaStream_t stream);
+                                       const DeviceEncoder& queries, Stream stream);
 
 }  // namespace winnow::kernels::cuda
 

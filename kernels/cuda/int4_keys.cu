@@ -3,6 +3,7 @@
 // block takes 64 tokens of one head.
 #include "kernels/cuda/device_math.cuh"
 #include "kernels/cuda/int4_keys.h"
+#include "kernels/cuda/launch.cuh"
 
 namespace winnow::kernels::cuda {
 namespace {
@@ -90,8 +91,7 @@ __global__ void __launch_bounds__(kThreads) QuantizeKernel(const Args args) {
 }  // namespace
 
 cudaError_t QuantizeKeys(const DeviceKeySpan* spans, int32_t num_spans, int32_t max_span_tokens,
-                         const void* pool, const KvLayout& layout, void* int4_keys,
-                         cudaStream_t stream) {
+                         const void* pool, const KvLayout& layout, void* int4_keys, Stream stream) {
   if (layout.dtype != DType::kBF16 || layout.head_dim % 8 != 0 || layout.head_dim > 128 ||
       layout.head_dim < 8 || num_spans < 0 || num_spans > 65535) {
     return cudaErrorInvalidValue;
@@ -109,8 +109,7 @@ cudaError_t QuantizeKeys(const DeviceKeySpan* spans, int32_t num_spans, int32_t 
                   layout.kv_heads};
   const dim3 grid(static_cast<unsigned>(CeilDiv(max_span_tokens, kTokensPerBlock)), layout.kv_heads,
                   num_spans);
-  QuantizeKernel<<<grid, kThreads, 0, stream>>>(args);
-  return cudaGetLastError();
+  return LaunchBehind(QuantizeKernel, grid, kThreads, 0, stream, args);
 }
 
 }  // namespace winnow::kernels::cuda

@@ -12,8 +12,7 @@ namespace winnow::kernels::cuda {
 // d a multiple of 8 up to 128; `int4_keys` is one layer's pool (retrieval.h), 4-byte aligned.
 [[nodiscard]] cudaError_t QuantizeKeys(const DeviceKeySpan* spans, int32_t num_spans,
                                        int32_t max_span_tokens, const void* pool,
-                                       const KvLayout& layout, void* int4_keys,
-                                       cudaStream_t stream);
+                                       const KvLayout& layout, void* int4_keys, Stream stream);
 
 }  // namespace winnow::kernels::cuda
 

@@ -10,16 +10,19 @@
 //
 // WaitForEarlier is called on every path through a kernel and before anything is written: the next
 // kernel waits for this one alone, and takes it that all before it have ended too.
-// A kernel that is launched with <<<>>> waits as a whole, and may stand between; if it calls both, the next one stands
-// ready behind it all the same.
+// A kernel that is launched by LaunchBehind() waits as a whole, and may stand between; if it calls both, the next one
+// stands ready behind it all the same.
 #ifndef WINNOW_KERNELS_CUDA_LAUNCH_CUH_
 #define WINNOW_KERNELS_CUDA_LAUNCH_CUH_
 
 #include <cuda_runtime.h>
 
 #include <cstddef>
+#include <cstring>
+#include <type_traits>
 
 #include "kernels/cuda/device_types.h"
+#include "kernels/cuda/stream.h"
 #include "kernels/cuda/timeline.cuh"
 
 namespace winnow::kernels::cuda {
@@ -98,49 +101,98 @@ class CodeHere {
   bool has_ = false;
 };
 
-// With `own` (null: nothing) beside what all launches here have.
-template <typename... Params, typename... Args>
-cudaError_t LaunchAs(const cudaLaunchAttribute* own, void (*kernel)(Params...), dim3 grid,
-                     unsigned threads, size_t shared_bytes, cudaStream_t stream,
-                     const Args&... args) {
-  cudaLaunchAttribute attributes[2] = {};
-  unsigned count = 0;
-  if (kernels_start_early && CurrentDevice().hopper) {
-    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
-  }
-  if (own != nullptr) attributes[count++] = *own;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = grid;
-  config.blockDim = dim3(threads);
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = count;
-  return cudaLaunchKernelEx(&config, kernel, Params(args)...);
+// Of a kernel that is launched so: blocks that run at once on a multiprocessor.
+template <typename... Params>
+cudaError_t BlocksPerMultiprocessor(void (*kernel)(Params...), unsigned threads,
+                                    size_t shared_bytes, int* blocks) {
+  return BlocksPerMultiprocessor(reinterpret_cast<const void*>(kernel), threads, shared_bytes,
+                                 blocks);
 }
 
-// `cooperative`: all blocks run at once, or the launch is an error.
+// How a kernel is launched, beside its grid and arguments.
+struct LaunchWay {
+  bool starts_early = false;    // as above, where the device can
+  bool cooperative = false;     // all blocks run at once, or the launch is an error
+  unsigned cluster_blocks = 1;  // along x
+};
+
+// A launch in bytes (stream.h). Padding within an argument is copied as it is: where it differs, launches that are
+// equal look different and no graph is found, so arguments have none: that is what their `unused` is. (GCC 12's
+// __builtin_clear_padding clears values where a struct has an array of structs.)
+template <typename... Params>
+class PackedLaunch {
+ public:
+  template <typename... Args>
+  PackedLaunch(const KernelLaunch& launch, const Args&... args) {
+    std::memcpy(bytes_, &launch, sizeof launch);
+    size_t i = 0;
+    (Put<Params>(i++, Params(args)), ...);
+  }
+  LaunchBytes bytes() const { return {bytes_, kBytes}; }
+
+ private:
+  static constexpr size_t kAlignment = 16;
+  static constexpr size_t kFirst =
+      AlignUp(sizeof(KernelLaunch) + sizeof...(Params) * sizeof(uint32_t), kAlignment);
+  static constexpr size_t kBytes = kFirst + (size_t{0} + ... + AlignUp(sizeof(Params), kAlignment));
+
+  template <typename Param>
+  void Put(size_t i, Param param) {
+    static_assert(std::is_trivially_copyable_v<Param> && alignof(Param) <= kAlignment);
+    const auto offset = static_cast<uint32_t>(end_);
+    std::memcpy(bytes_ + sizeof(KernelLaunch) + i * sizeof offset, &offset, sizeof offset);
+    std::memcpy(bytes_ + end_, &param, sizeof param);
+    end_ += AlignUp(sizeof param, kAlignment);
+  }
+
+  alignas(kAlignment) std::byte bytes_[kBytes] = {};
+  size_t end_ = kFirst;
+};
+
+template <typename... Params, typename... Args>
+cudaError_t LaunchAs(const LaunchWay& way, void (*kernel)(Params...), dim3 grid, unsigned threads,
+                     size_t shared_bytes, const Stream& stream, const Args&... args) {
+  KernelLaunch launch;
+  launch.kernel = reinterpret_cast<const void*>(kernel);
+  if (const cudaError_t error = AllowShared(launch.kernel, shared_bytes); error != cudaSuccess) {
+    return error;
+  }
+  launch.grid[0] = grid.x;
+  launch.grid[1] = grid.y;
+  launch.grid[2] = grid.z;
+  launch.threads = threads;
+  launch.shared_bytes = static_cast<uint32_t>(shared_bytes);
+  launch.cluster_blocks = way.cluster_blocks;
+  if (way.starts_early && kernels_start_early && CurrentDevice().hopper) {
+    launch.flags |= KernelLaunch::kStartsEarly;
+  }
+  if (way.cooperative) launch.flags |= KernelLaunch::kCooperative;
+  launch.num_params = sizeof...(Params);
+  return stream.Launch(PackedLaunch<Params...>(launch, args...).bytes());
+}
+
+// Of a kernel that calls LetNextStart and WaitForEarlier.
 template <typename... Params, typename... Args>
 cudaError_t Launch(void (*kernel)(Params...), dim3 grid, unsigned threads, size_t shared_bytes,
-                   cudaStream_t stream, bool cooperative, const Args&... args) {
-  cudaLaunchAttribute together = {};
-  together.id = cudaLaunchAttributeCooperative;
-  together.val.cooperative = 1;
-  return LaunchAs(cooperative ? &together : nullptr, kernel, grid, threads, shared_bytes, stream,
-                  args...);
+                   const Stream& stream, bool cooperative, const Args&... args) {
+  return LaunchAs({.starts_early = true, .cooperative = cooperative}, kernel, grid, threads,
+                  shared_bytes, stream, args...);
 }
 
-// `clusters` of `blocks` each, along x. REQUIRES: CurrentDevice().hopper, or clusters of one block.
+// The same in `clusters` of `blocks` each, along x. REQUIRES: CurrentDevice().hopper, or clusters of one block.
 template <typename... Params, typename... Args>
 cudaError_t LaunchClusters(void (*kernel)(Params...), unsigned clusters, unsigned blocks,
-                           unsigned threads, size_t shared_bytes, cudaStream_t stream,
+                           unsigned threads, size_t shared_bytes, const Stream& stream,
                            const Args&... args) {
-  cudaLaunchAttribute cluster = {};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {blocks, 1, 1};
-  return LaunchAs(blocks > 1 ? &cluster : nullptr, kernel, dim3(clusters * blocks), threads,
-                  shared_bytes, stream, args...);
+  return LaunchAs({.starts_early = true, .cluster_blocks = blocks}, kernel, dim3(clusters * blocks),
+                  threads, shared_bytes, stream, args...);
+}
+
+// Of any kernel: it waits as a whole for the one before it.
+template <typename... Params, typename... Args>
+cudaError_t LaunchBehind(void (*kernel)(Params...), dim3 grid, unsigned threads,
+                         size_t shared_bytes, const Stream& stream, const Args&... args) {
+  return LaunchAs({}, kernel, grid, threads, shared_bytes, stream, args...);
 }
 
 }  // namespace winnow::kernels::cuda

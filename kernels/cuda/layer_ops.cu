@@ -281,7 +281,7 @@ bool TooMany(int64_t blocks) { return blocks > 0x7fffffff; }
 }  // namespace
 
 cudaError_t RmsNorm(const DeviceMatrix& x, const float* weight, float eps, const DeviceMatrix& out,
-                    cudaStream_t stream) {
+                    Stream stream) {
   if (TooMany(x.rows) || out.rows != x.rows || out.cols != x.cols) return cudaErrorInvalidValue;
   if (x.rows == 0) return cudaSuccess;
   return Launch(RmsNormKernel<false>, static_cast<unsigned>(x.rows), kNormThreads, 0, stream, false,
@@ -290,7 +290,7 @@ cudaError_t RmsNorm(const DeviceMatrix& x, const float* weight, float eps, const
 }
 
 cudaError_t RmsNormOrdered(const DeviceMatrix& x, const float* weight, float eps, void* ordered,
-                           cudaStream_t stream) {
+                           Stream stream) {
   if (TooMany(x.rows)) return cudaErrorInvalidValue;
   if (x.rows == 0) return cudaSuccess;
   return Launch(RmsNormKernel<true>, static_cast<unsigned>(x.rows), kNormThreads, 0, stream, false,
@@ -299,7 +299,7 @@ cudaError_t RmsNormOrdered(const DeviceMatrix& x, const float* weight, float eps
 }
 
 cudaError_t RmsNormHeads(const DeviceMatrix& x, int32_t head_dim, const float* weight, float eps,
-                         cudaStream_t stream) {
+                         Stream stream) {
   if (TooMany(x.rows) || head_dim < 1 || x.cols % head_dim != 0 || x.cols / head_dim > 65535) {
     return cudaErrorInvalidValue;
   }
@@ -310,7 +310,7 @@ cudaError_t RmsNormHeads(const DeviceMatrix& x, int32_t head_dim, const float* w
 }
 
 cudaError_t RopeTable(const int32_t* positions, const float* inv_freq, int32_t half, float scale,
-                      const DeviceMatrix& cos_sin, cudaStream_t stream) {
+                      const DeviceMatrix& cos_sin, Stream stream) {
   if (TooMany(cos_sin.rows) || cos_sin.cols != 2 * half) return cudaErrorInvalidValue;
   if (cos_sin.rows == 0) return cudaSuccess;
   return Launch(RopeTableKernel, static_cast<unsigned>(cos_sin.rows), 64, 0, stream, false,
@@ -318,7 +318,7 @@ cudaError_t RopeTable(const int32_t* positions, const float* inv_freq, int32_t h
 }
 
 cudaError_t Rope(const DeviceMatrix& x, int32_t head_dim, const DeviceMatrix& cos_sin,
-                 cudaStream_t stream) {
+                 Stream stream) {
   if (TooMany(x.rows) || head_dim < 2 || head_dim % 2 != 0 || x.cols % head_dim != 0 ||
       cos_sin.cols != head_dim || cos_sin.rows < x.rows) {
     return cudaErrorInvalidValue;
@@ -328,7 +328,7 @@ cudaError_t Rope(const DeviceMatrix& x, int32_t head_dim, const DeviceMatrix& co
                 x.stride, static_cast<int32_t>(x.cols), head_dim, cos_sin.data, cos_sin.stride);
 }
 
-cudaError_t SiluMul(const DeviceMatrix& gate_up, const DeviceMatrix& out, cudaStream_t stream) {
+cudaError_t SiluMul(const DeviceMatrix& gate_up, const DeviceMatrix& out, Stream stream) {
   if (gate_up.cols != 2 * out.cols || gate_up.rows != out.rows || out.rows > 65535) {
     return cudaErrorInvalidValue;
   }
@@ -339,7 +339,7 @@ cudaError_t SiluMul(const DeviceMatrix& gate_up, const DeviceMatrix& out, cudaSt
                 out.data, out.stride, static_cast<int32_t>(out.cols));
 }
 
-cudaError_t SiluMulOrdered(const DeviceMatrix& gate_up, void* ordered, cudaStream_t stream) {
+cudaError_t SiluMulOrdered(const DeviceMatrix& gate_up, void* ordered, Stream stream) {
   if (gate_up.cols % 2 != 0) return cudaErrorInvalidValue;
   const auto cols = static_cast<int32_t>(gate_up.cols / 2);
   constexpr int64_t kRows = 65535;  // of a grid
@@ -356,7 +356,7 @@ cudaError_t SiluMulOrdered(const DeviceMatrix& gate_up, void* ordered, cudaStrea
 }
 
 cudaError_t EmbedRows(const void* table, DType dtype, const int32_t* ids, const DeviceMatrix& out,
-                      cudaStream_t stream) {
+                      Stream stream) {
   if (TooMany(out.rows)) return cudaErrorInvalidValue;
   if (out.rows == 0) return cudaSuccess;
   return Launch(EmbedKernel, static_cast<unsigned>(out.rows), kThreads, 0, stream, false, table,
@@ -365,23 +365,23 @@ cudaError_t EmbedRows(const void* table, DType dtype, const int32_t* ids, const 
 
 cudaError_t WriteKv(const DeviceMatrix& k, const DeviceMatrix& v, const DeviceChunk* chunks,
                     int32_t num_chunks, int32_t max_chunk_tokens, void* pool,
-                    const KvLayout& layout, cudaStream_t stream) {
+                    const KvLayout& layout, Stream stream) {
   if (layout.dtype != DType::kBF16 || num_chunks < 0 || num_chunks > 65535 ||
       k.cols != int64_t{layout.kv_heads} * layout.head_dim || v.cols != k.cols) {
     return cudaErrorInvalidValue;
   }
   if (num_chunks == 0 || max_chunk_tokens <= 0) return cudaSuccess;
-  WriteKvKernel<<<dim3(max_chunk_tokens, num_chunks), kThreads, 0, stream>>>(
-      k.data, k.stride, v.data, v.stride, chunks, static_cast<uint16_t*>(pool),
-      FastDivider(layout.block_tokens), static_cast<int64_t>(layout.BlockBytes() / 2),
-      static_cast<int64_t>(layout.HeadBytes() / 2), layout.kv_heads, layout.head_dim);
-  return cudaGetLastError();
+  return LaunchBehind(
+      WriteKvKernel, dim3(max_chunk_tokens, num_chunks), kThreads, 0, stream, k.data, k.stride,
+      v.data, v.stride, chunks, static_cast<uint16_t*>(pool), FastDivider(layout.block_tokens),
+      static_cast<int64_t>(layout.BlockBytes() / 2), static_cast<int64_t>(layout.HeadBytes() / 2),
+      layout.kv_heads, layout.head_dim);
 }
 
 cudaError_t RopeAndWriteKv(const DeviceMatrix& q, const DeviceMatrix& k, const DeviceMatrix& v,
                            const DeviceMatrix& cos_sin, const DeviceChunk* chunks,
                            int32_t num_chunks, int32_t max_chunk_tokens, void* pool,
-                           const KvLayout& layout, cudaStream_t stream) {
+                           const KvLayout& layout, Stream stream) {
   const int64_t kv_width = int64_t{layout.kv_heads} * layout.head_dim;
   if (layout.dtype != DType::kBF16 || num_chunks < 0 || num_chunks > 65535 || layout.kv_heads < 1 ||
       layout.head_dim % 2 != 0 || k.cols != kv_width || v.cols != kv_width ||

@@ -15,36 +15,35 @@ struct DeviceMatrix {
 
 // out may be x. A row's squares are added per thread, then in a fixed tree: the same for every m.
 [[nodiscard]] cudaError_t RmsNorm(const DeviceMatrix& x, const float* weight, float eps,
-                                  const DeviceMatrix& out, cudaStream_t stream);
+                                  const DeviceMatrix& out, Stream stream);
 // The same, rounded and in the order of a product's left operand (matmul.h's OrderedBytes).
 [[nodiscard]] cudaError_t RmsNormOrdered(const DeviceMatrix& x, const float* weight, float eps,
-                                         void* ordered, cudaStream_t stream);
+                                         void* ordered, Stream stream);
 [[nodiscard]] cudaError_t RmsNormHeads(const DeviceMatrix& x, int32_t head_dim, const float* weight,
-                                       float eps, cudaStream_t stream);
+                                       float eps, Stream stream);
 
 // Cosines and sines in double of the angle rounded to f32, as rope.cc; `half` inverse frequencies.
 [[nodiscard]] cudaError_t RopeTable(const int32_t* positions, const float* inv_freq, int32_t half,
-                                    float scale, const DeviceMatrix& cos_sin, cudaStream_t stream);
+                                    float scale, const DeviceMatrix& cos_sin, Stream stream);
 [[nodiscard]] cudaError_t Rope(const DeviceMatrix& x, int32_t head_dim, const DeviceMatrix& cos_sin,
-                               cudaStream_t stream);
+                               Stream stream);
 
 [[nodiscard]] cudaError_t SiluMul(const DeviceMatrix& gate_up, const DeviceMatrix& out,
-                                  cudaStream_t stream);
+                                  Stream stream);
 
 // The same, as RmsNormOrdered.
-[[nodiscard]] cudaError_t SiluMulOrdered(const DeviceMatrix& gate_up, void* ordered,
-                                         cudaStream_t stream);
+[[nodiscard]] cudaError_t SiluMulOrdered(const DeviceMatrix& gate_up, void* ordered, Stream stream);
 
 // `table` [vocab][out.cols] of `dtype`, in device memory or pinned host memory.
 [[nodiscard]] cudaError_t EmbedRows(const void* table, DType dtype, const int32_t* ids,
-                                    const DeviceMatrix& out, cudaStream_t stream);
+                                    const DeviceMatrix& out, Stream stream);
 
 // Rows of k and v [m][Hkv*d] into the chunks' blocks, rounded to bf16; `max_chunk_tokens` bounds
 // every chunk's num_tokens.
 [[nodiscard]] cudaError_t WriteKv(const DeviceMatrix& k, const DeviceMatrix& v,
                                   const DeviceChunk* chunks, int32_t num_chunks,
                                   int32_t max_chunk_tokens, void* pool, const KvLayout& layout,
-                                  cudaStream_t stream);
+                                  Stream stream);
 
 // Rope of the chunks' rows of q [m][H*d], in place, and WriteKv of their rows of k, rotated, and of v.
 // k itself stays as it is.
@@ -52,7 +51,7 @@ struct DeviceMatrix {
                                          const DeviceMatrix& v, const DeviceMatrix& cos_sin,
                                          const DeviceChunk* chunks, int32_t num_chunks,
                                          int32_t max_chunk_tokens, void* pool,
-                                         const KvLayout& layout, cudaStream_t stream);
+                                         const KvLayout& layout, Stream stream);
 
 }  // namespace winnow::kernels::cuda
 

@@ -3,6 +3,7 @@
 // launch yields each split's maximum and sum, a second merges them, a third computes the logits again
 // and adds up the masses: 4 bytes a token instead of 4 G, and no second kernel to keep in step.
 #include "kernels/cuda/device_math.cuh"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/logit_select.h"
 #include "kernels/cuda/top_k.h"
 #include "kernels/logit_select.h"
@@ -22,12 +23,11 @@ struct Args {
   const uint8_t* pool;
   FastDivider block_tokens;
   int64_t block_bytes, head_bytes;
-  int32_t group, head_dim;
+  int32_t group, head_dim, splits;
   float scale_log2;
   float2* stats;   // [queries][Hkv][splits][G] maximum and sum
   float2* totals;  // [queries][Hkv][G]
   float* masses;   // [queries][Hkv][stride]
-  int32_t splits;
   int64_t stride;
 };
 
@@ -215,22 +215,29 @@ Args MakeArgs(const LogitSelectShape& shape, const Plan& plan, const float* q, i
           static_cast<int64_t>(layout.HeadBytes()),
           shape.group,
           layout.head_dim,
+          plan.splits,
           scale * kLog2E,
           reinterpret_cast<float2*>(memory),
           reinterpret_cast<float2*>(memory + plan.totals),
           reinterpret_cast<float*>(memory + plan.masses),
-          plan.splits,
           plan.stride};
 }
 
 cudaError_t ComputeMasses(const LogitSelectShape& shape, const Plan& plan, const Args& args,
-                          cudaStream_t stream) {
+                          Stream stream) {
   const size_t shared_bytes = size_t{4} * shape.group * kLogitSplitTokens;
   const dim3 grid(plan.splits, shape.layout.kv_heads, shape.num_queries);
-  StatsKernel<<<grid, kThreads, shared_bytes, stream>>>(args);
-  MergeStatsKernel<<<dim3(grid.y, grid.z), 32, 0, stream>>>(args);
-  MassKernel<<<grid, kThreads, shared_bytes, stream>>>(args);
-  return cudaGetLastError();
+  if (const cudaError_t error =
+          LaunchBehind(StatsKernel, grid, kThreads, shared_bytes, stream, args);
+      error != cudaSuccess) {
+    return error;
+  }
+  if (const cudaError_t error =
+          LaunchBehind(MergeStatsKernel, dim3(grid.y, grid.z), 32, 0, stream, args);
+      error != cudaSuccess) {
+    return error;
+  }
+  return LaunchBehind(MassKernel, grid, kThreads, shared_bytes, stream, args);
 }
 
 }  // namespace
@@ -241,7 +248,7 @@ size_t LogitSelectWorkspaceBytes(const LogitSelectShape& shape) {
 
 cudaError_t SelectByLogits(const LogitSelectShape& shape, const float* q, int64_t q_stride,
                            const DeviceQuery* queries, const void* pool, float scale,
-                           const Selection& chosen, void* workspace, cudaStream_t stream) {
+                           const Selection& chosen, void* workspace, Stream stream) {
   if (IsRefused(shape) || chosen.kv_heads != shape.layout.kv_heads) return cudaErrorInvalidValue;
   if (shape.num_queries == 0) return cudaSuccess;
   const Plan plan = MakePlan(shape);
@@ -261,7 +268,7 @@ size_t MeasureSelectionWorkspaceBytes(const LogitSelectShape& shape, int32_t max
 cudaError_t MeasureSelection(const LogitSelectShape& shape, int32_t max_chosen, const float* q,
                              int64_t q_stride, const DeviceQuery* queries, const void* pool,
                              float scale, const Selection& chosen, SelectionQuality* quality,
-                             void* workspace, cudaStream_t stream) {
+                             void* workspace, Stream stream) {
   if (IsRefused(shape) || chosen.kv_heads != shape.layout.kv_heads || max_chosen < 0) {
     return cudaErrorInvalidValue;
   }
@@ -281,8 +288,8 @@ cudaError_t MeasureSelection(const LogitSelectShape& shape, int32_t max_chosen, 
       error != cudaSuccess) {
     return error;
   }
-  QualityKernel<<<lists, kThreads, 0, stream>>>(args, chosen, wanted, quality);
-  return cudaGetLastError();
+  return LaunchBehind(QualityKernel, dim3(lists), kThreads, 0, stream, args, chosen, wanted,
+                      quality);
 }
 
 }  // namespace winnow::kernels::cuda

@@ -32,7 +32,7 @@ size_t LogitSelectWorkspaceBytes(const LogitSelectShape& shape);
 [[nodiscard]] cudaError_t SelectByLogits(const LogitSelectShape& shape, const float* q,
                                          int64_t q_stride, const DeviceQuery* queries,
                                          const void* pool, float scale, const Selection& chosen,
-                                         void* workspace, cudaStream_t stream);
+                                         void* workspace, Stream stream);
 
 // quality [num_queries][Hkv] in device memory. `max_chosen`: no list is longer.
 size_t MeasureSelectionWorkspaceBytes(const LogitSelectShape& shape, int32_t max_chosen);
@@ -41,7 +41,7 @@ size_t MeasureSelectionWorkspaceBytes(const LogitSelectShape& shape, int32_t max
                                            const DeviceQuery* queries, const void* pool,
                                            float scale, const Selection& chosen,
                                            SelectionQuality* quality, void* workspace,
-                                           cudaStream_t stream);
+                                           Stream stream);
 
 }  // namespace winnow::kernels::cuda
 

@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 }
 
 template <int kRowTiles, int kAhead, int kBlocks>
-cudaError_t FewRows(const Operands& operands, cudaStream_t stream) {
+cudaError_t FewRows(const Operands& operands, Stream stream) {
   return Launch(FewRowsKernel<kRowTiles, kAhead, kBlocks>,
                 static_cast<unsigned>(CeilDiv(operands.out, 16)), kThreads, 0, stream, false,
                 operands);
@@ -428,20 +428,13 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <int kBlockRows>
-cudaError_t ManyRows(const Operands& operands, cudaStream_t stream) {
+cudaError_t ManyRows(const Operands& operands, Stream stream) {
   constexpr size_t kSharedBytes = ManyRowsSharedBytes<kBlockRows>();
-  if (const cudaError_t error = cudaFuncSetAttribute(ManyRowsKernel<kBlockRows>,
-                                                     cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                     static_cast<int>(kSharedBytes));
-      error != cudaSuccess) {
-    return error;
-  }
   // Neighbouring blocks share outputs, of which there is more to read than of rows.
   const dim3 grid(static_cast<unsigned>(CeilDiv(operands.m, kBlockRows)),
                   static_cast<unsigned>(CeilDiv(operands.out, kBlockOutputs)));
   if (grid.y > 65535) return cudaErrorInvalidValue;
-  ManyRowsKernel<kBlockRows><<<grid, kThreads, kSharedBytes, stream>>>(operands);
-  return cudaGetLastError();
+  return LaunchBehind(ManyRowsKernel<kBlockRows>, grid, kThreads, kSharedBytes, stream, operands);
 }
 
 }  // namespace
@@ -467,17 +460,11 @@ bool Streams(int64_t m) {
 }
 
 // x in `operands`, one way or the other.
-cudaError_t Tensor(const Operands& operands, bool portable, cudaStream_t stream) {
+cudaError_t Tensor(const Operands& operands, bool portable, Stream stream) {
   const auto tiles = static_cast<unsigned>(CeilDiv(operands.out, 16));
   const int32_t m = operands.m;
   if (!portable && Streams(m)) {
     const auto kernel = operands.x == nullptr ? StreamKernel<true> : StreamKernel<false>;
-    if (const cudaError_t error =
-            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 static_cast<int>(kStreamSharedBytes));
-        error != cudaSuccess) {
-      return error;
-    }
     const auto most = static_cast<unsigned>(CurrentDevice().multiprocessors * kStreamBlocks);
     return Launch(kernel, std::min(tiles, most), kThreads, kStreamSharedBytes, stream, false,
                   operands);
@@ -512,13 +499,13 @@ Operands OperandsOf(const MatmulArgs& args, const DeviceWeights& w) {
           args.y,
           args.y_stride,
           args.bias,
-          args.accumulate};
+          args.accumulate,
+          {}};
 }
 
 }  // namespace
 
-cudaError_t Matmul(const MatmulArgs& args, const DeviceWeights& w, void* workspace,
-                   cudaStream_t stream) {
+cudaError_t Matmul(const MatmulArgs& args, const DeviceWeights& w, void* workspace, Stream stream) {
   if (IsRefused(args, w)) return cudaErrorInvalidValue;
   if (args.m == 0) return cudaSuccess;
   if (w.way == DeviceWeights::Way::kExact) return MatmulExact(args, w, stream);
@@ -542,7 +529,7 @@ cudaError_t Matmul(const MatmulArgs& args, const DeviceWeights& w, void* workspa
 }
 
 cudaError_t MatmulOrdered(const MatmulArgs& args, const DeviceWeights& w, const void* ordered,
-                          cudaStream_t stream) {
+                          Stream stream) {
   if (IsRefused(args, w) || w.way != DeviceWeights::Way::kTensor) return cudaErrorInvalidValue;
   if (args.m == 0) return cudaSuccess;
   Operands operands = OperandsOf(args, w);

@@ -45,7 +45,7 @@ size_t PackedMatrixBytes(int64_t out, int64_t in, DeviceWeights::Way way, DType 
 // Puts rows [first_row, first_row + rows) of W in place, from `source` [rows][in] of `dtype` in
 // device memory. REQUIRES: `packed` was zeroed once; for kExact, dtype == storage or storage is f32.
 [[nodiscard]] cudaError_t PackRows(const void* source, DType dtype, int64_t first_row, int64_t rows,
-                                   const DeviceWeights& packed, cudaStream_t stream);
+                                   const DeviceWeights& packed, Stream stream);
 
 // x in the order in which kTensor reads it; none for kExact. Need not be zeroed.
 size_t MatmulWorkspaceBytes(int64_t m, const DeviceWeights& w);
@@ -70,12 +70,13 @@ struct MatmulArgs {
   bool accumulate = false;
   // Only kernels that any device has, for tests and benchmarks: the same bits.
   bool portable = false;
+  bool unused[6] = {};
 };
 [[nodiscard]] cudaError_t Matmul(const MatmulArgs& args, const DeviceWeights& w, void* workspace,
-                                 cudaStream_t stream);
+                                 Stream stream);
 // The same of an x that lies in order; args.x is not read. REQUIRES: kTensor.
 [[nodiscard]] cudaError_t MatmulOrdered(const MatmulArgs& args, const DeviceWeights& w,
-                                        const void* ordered, cudaStream_t stream);
+                                        const void* ordered, Stream stream);
 
 }  // namespace winnow::kernels::cuda
 

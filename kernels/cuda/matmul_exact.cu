@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/device_math.cuh"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/matmul_parts.cuh"
 
 namespace winnow::kernels::cuda {
@@ -137,19 +138,18 @@ __global__ void __launch_bounds__(kExactThreads)
 }
 
 template <DType kStorage, int kRows>
-cudaError_t LaunchExact(const MatmulArgs& args, const DeviceWeights& w, cudaStream_t stream) {
+cudaError_t LaunchExact(const MatmulArgs& args, const DeviceWeights& w, Stream stream) {
   const int64_t row_blocks = CeilDiv(args.m, kRows);
   if (row_blocks > 65535) return cudaErrorInvalidValue;
   const dim3 grid(static_cast<unsigned>(CeilDiv(w.out, kExactThreads)),
                   static_cast<unsigned>(row_blocks));
-  ExactKernel<kStorage, kRows>
-      <<<grid, kExactThreads, 0, stream>>>(args, static_cast<const Group<kStorage>*>(w.data),
-                                           static_cast<int32_t>(w.in), static_cast<int32_t>(w.out));
-  return cudaGetLastError();
+  return LaunchBehind(ExactKernel<kStorage, kRows>, grid, kExactThreads, 0, stream, args,
+                      static_cast<const Group<kStorage>*>(w.data), static_cast<int32_t>(w.in),
+                      static_cast<int32_t>(w.out));
 }
 
 template <DType kStorage>
-cudaError_t Exact(const MatmulArgs& args, const DeviceWeights& w, cudaStream_t stream) {
+cudaError_t Exact(const MatmulArgs& args, const DeviceWeights& w, Stream stream) {
   if (args.m == 1) return LaunchExact<kStorage, 1>(args, w, stream);
   if (args.m <= 4) return LaunchExact<kStorage, 4>(args, w, stream);
   return LaunchExact<kStorage, 16>(args, w, stream);
@@ -165,7 +165,7 @@ size_t PackedMatrixBytes(int64_t out, int64_t in, DeviceWeights::Way way, DType 
 }
 
 cudaError_t PackRows(const void* source, DType dtype, int64_t first_row, int64_t rows,
-                     const DeviceWeights& packed, cudaStream_t stream) {
+                     const DeviceWeights& packed, Stream stream) {
   if (packed.in < 1 || packed.in > 0x7fffffff || packed.out > 0x7fffffff || first_row < 0 ||
       first_row + rows > packed.out) {
     return cudaErrorInvalidValue;
@@ -189,7 +189,7 @@ cudaError_t PackRows(const void* source, DType dtype, int64_t first_row, int64_t
   return cudaGetLastError();
 }
 
-cudaError_t MatmulExact(const MatmulArgs& args, const DeviceWeights& w, cudaStream_t stream) {
+cudaError_t MatmulExact(const MatmulArgs& args, const DeviceWeights& w, Stream stream) {
   switch (w.storage) {
     case DType::kF32:
       return Exact<DType::kF32>(args, w, stream);

@@ -36,7 +36,7 @@ struct Operands {
   float* y;
   int64_t y_stride;
   const float* bias;
-  bool accumulate;
+  bool accumulate, unused[7];
 
   // Segments at the end that have no slices. The kernels for few rows add their zeros, which changes
   // no sum but one of -0.
@@ -48,11 +48,11 @@ struct Operands {
 // Whether the code that runs on the current device has the matrix instructions of Hopper.
 bool HasGroupMatmul();
 // REQUIRES: HasGroupMatmul(), and x in panels.
-[[nodiscard]] cudaError_t MatmulManyRowsByGroups(const Operands& operands, cudaStream_t stream);
+[[nodiscard]] cudaError_t MatmulManyRowsByGroups(const Operands& operands, Stream stream);
 
 // REQUIRES: kExact, and m >= 1.
 [[nodiscard]] cudaError_t MatmulExact(const MatmulArgs& args, const DeviceWeights& w,
-                                      cudaStream_t stream);
+                                      Stream stream);
 
 }  // namespace winnow::kernels::cuda
 

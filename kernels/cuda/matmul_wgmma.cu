@@ -291,7 +291,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
 }
 
 template <int kStageSlices, int kClusterBlocks>
-cudaError_t LaunchGroups(const Operands& operands, cudaStream_t stream) {
+cudaError_t LaunchGroups(const Operands& operands, Stream stream) {
   const auto kernel = GroupsKernel<kStageSlices, kClusterBlocks>;
   const Raster raster{static_cast<int32_t>(CeilDiv(operands.m, kBlockRows * kClusterBlocks)),
                       static_cast<int32_t>(CeilDiv(operands.out, kBlockOutputs))};
@@ -304,15 +304,13 @@ cudaError_t LaunchGroups(const Operands& operands, cudaStream_t stream) {
   config.gridDim = dim3(kClusterBlocks);
   config.blockDim = dim3(kBlockThreads);
   config.dynamicSmemBytes = SharedBytes<kStageSlices>();
-  config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = 1;
   // How many clusters run at once; asked of the driver once per thread and device.
   thread_local int device = -1, clusters = 0;
   if (const int current = CurrentDevice().device; current != device || clusters == 0) {
     if (const cudaError_t error =
-            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 static_cast<int>(config.dynamicSmemBytes));
+            AllowShared(reinterpret_cast<const void*>(kernel), config.dynamicSmemBytes);
         error != cudaSuccess) {
       return error;
     }
@@ -323,12 +321,13 @@ cudaError_t LaunchGroups(const Operands& operands, cudaStream_t stream) {
     if (clusters < 1) return cudaErrorLaunchOutOfResources;
     device = current;
   }
-  config.gridDim = dim3(static_cast<unsigned>(std::min<int64_t>(tiles, clusters)) * kClusterBlocks);
-  return cudaLaunchKernelEx(&config, kernel, operands, raster);
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>(tiles, clusters)) * kClusterBlocks;
+  return LaunchAs({.cluster_blocks = kClusterBlocks}, kernel, dim3(blocks), kBlockThreads,
+                  config.dynamicSmemBytes, stream, operands, raster);
 }
 
 template <int kClusterBlocks>
-cudaError_t LaunchGroups(const Operands& operands, cudaStream_t stream) {
+cudaError_t LaunchGroups(const Operands& operands, Stream stream) {
   if (operands.slices % 2 == 0 && operands.slices_per_segment % 2 == 0) {
     return LaunchGroups<2, kClusterBlocks>(operands, stream);
   }
@@ -342,7 +341,7 @@ bool HasGroupMatmul() {
   return code.Has(GroupsKernel<2, 2>, SharedBytes<2>());
 }
 
-cudaError_t MatmulManyRowsByGroups(const Operands& operands, cudaStream_t stream) {
+cudaError_t MatmulManyRowsByGroups(const Operands& operands, Stream stream) {
   return operands.m <= kBlockRows ? LaunchGroups<1>(operands, stream)
                                   : LaunchGroups<2>(operands, stream);
 }

@@ -9,5 +9,6 @@ std::unique_ptr<Backend> MakeCudaBackend(std::string* why) {
 }
 
 void LetCudaKernelsStartEarly(bool) {}
+void LetCudaLaunchesBeGraphs(bool) {}
 
 }  // namespace winnow::kernels

@@ -2,6 +2,7 @@
 // 64 pages of one query and KV head, a warp a page at a time; the group's queries are added first
 // (page_bounds.h), into shared memory.
 #include "kernels/cuda/device_math.cuh"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/page_bounds.h"
 #include "kernels/cuda/top_k.h"
 
@@ -111,16 +112,16 @@ bool IsRefused(const KvLayout& layout) {
 }  // namespace
 
 cudaError_t BoundKeys(const DeviceKeySpan* spans, int32_t num_spans, int32_t max_span_tokens,
-                      const void* pool, const KvLayout& layout, void* bounds, cudaStream_t stream) {
+                      const void* pool, const KvLayout& layout, void* bounds, Stream stream) {
   if (IsRefused(layout) || num_spans < 0 || num_spans > 65535) return cudaErrorInvalidValue;
   if (num_spans == 0 || max_span_tokens <= 0) return cudaSuccess;
   // A span that begins inside a page touches one page more.
   const auto pages = static_cast<unsigned>(CeilDiv(max_span_tokens, kBoundPageTokens) + 1);
-  BoundKernel<<<dim3(pages, layout.kv_heads, num_spans), 128, 0, stream>>>(
-      spans, static_cast<const uint16_t*>(pool), static_cast<int64_t>(layout.BlockBytes() / 2),
+  return LaunchBehind(
+      BoundKernel, dim3(pages, layout.kv_heads, num_spans), 128, 0, stream, spans,
+      static_cast<const uint16_t*>(pool), static_cast<int64_t>(layout.BlockBytes() / 2),
       static_cast<int64_t>(layout.HeadBytes() / 2), FastDivider(layout.block_tokens),
       layout.head_dim, layout.block_tokens / kBoundPageTokens, static_cast<uint16_t*>(bounds));
-  return cudaGetLastError();
 }
 
 size_t BoundSelectWorkspaceBytes(const BoundSelectShape& shape) {
@@ -129,7 +130,7 @@ size_t BoundSelectWorkspaceBytes(const BoundSelectShape& shape) {
 
 cudaError_t SelectByBounds(const BoundSelectShape& shape, const float* q, int64_t q_stride,
                            const DeviceQuery* queries, const void* bounds, const Selection& chosen,
-                           void* workspace, cudaStream_t stream) {
+                           void* workspace, Stream stream) {
   const KvLayout& layout = shape.layout;
   if (IsRefused(layout) || shape.num_queries < 0 || shape.num_queries > 65535 || shape.group < 1 ||
       chosen.kv_heads != layout.kv_heads) {
@@ -149,8 +150,10 @@ cudaError_t SelectByBounds(const BoundSelectShape& shape, const float* q, int64_
   if (pages > 0) {
     const dim3 grid(static_cast<unsigned>(CeilDiv(pages, kPagesPerBlock)), layout.kv_heads,
                     shape.num_queries);
-    ScoreKernel<<<grid, kThreads, 0, stream>>>(args);
-    if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
+    if (const cudaError_t error = LaunchBehind(ScoreKernel, grid, kThreads, 0, stream, args);
+        error != cudaSuccess) {
+      return error;
+    }
   }
   return SelectTopK(queries, shape.num_queries, {args.scores, pages, kBoundPageTokens}, nullptr,
                     chosen, stream);

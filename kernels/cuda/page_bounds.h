@@ -18,7 +18,7 @@ namespace winnow::kernels::cuda {
 // `layout` bf16, block_tokens a multiple of kBoundPageTokens, d even and up to 1024.
 [[nodiscard]] cudaError_t BoundKeys(const DeviceKeySpan* spans, int32_t num_spans,
                                     int32_t max_span_tokens, const void* pool,
-                                    const KvLayout& layout, void* bounds, cudaStream_t stream);
+                                    const KvLayout& layout, void* bounds, Stream stream);
 
 struct BoundSelectShape {
   int32_t num_queries = 0;
@@ -33,7 +33,7 @@ size_t BoundSelectWorkspaceBytes(const BoundSelectShape& shape);
 [[nodiscard]] cudaError_t SelectByBounds(const BoundSelectShape& shape, const float* q,
                                          int64_t q_stride, const DeviceQuery* queries,
                                          const void* bounds, const Selection& chosen,
-                                         void* workspace, cudaStream_t stream);
+                                         void* workspace, Stream stream);
 
 }  // namespace winnow::kernels::cuda
 

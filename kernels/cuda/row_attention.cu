@@ -48,7 +48,6 @@ constexpr int64_t kFewLists = 16;
 struct Args {
   const float* q;
   int64_t q_stride;
-  bool q_in_pairs;  // 8-byte aligned
   const DeviceQuery* queries;
   const RowList* lists;  // gathered
   Selection chosen;      // chosen
@@ -56,6 +55,7 @@ struct Args {
   FastDivider block_tokens;
   int64_t block_bytes, head_bytes;
   int32_t kv_heads, group, head_sets, stages;
+  int32_t q_in_pairs;  // 1: 8-byte aligned
   float scale_log2;
   AttentionOutput output;
   // Without clusters, of a list and set of heads:
@@ -154,8 +154,8 @@ __global__ void __launch_bounds__(kThreads, 2) AttendKernel(const __grid_constan
       float2& to = q_values[step][half];
       to = make_float2(0.0f, 0.0f);
       if (head >= heads_here) continue;
-      to = args.q_in_pairs ? __ldcg(reinterpret_cast<const float2*>(from))
-                           : make_float2(__ldcg(from), __ldcg(from + 1));
+      to = args.q_in_pairs != 0 ? __ldcg(reinterpret_cast<const float2*>(from))
+                                : make_float2(__ldcg(from), __ldcg(from + 1));
     }
   }
   const auto rows = [&] {
@@ -453,18 +453,13 @@ Plan MakePlan(const RowAttentionShape& shape) {
 }
 
 template <int kHeadDim, Source kSource>
-cudaError_t LaunchOf(unsigned pieces, const Args& args, bool cluster, cudaStream_t stream) {
+cudaError_t LaunchOf(unsigned pieces, const Args& args, bool cluster, Stream stream) {
   const size_t shared_bytes =
       size_t{1} * kWarps * args.stages * kTileRows * PaddedRowBytes<kHeadDim>();
   static_assert(size_t{kTileRows} * PaddedRowBytes<kHeadDim>() >=
                 size_t{4} * kPackedHeads * (kHeadDim + 8));  // chains
   const auto kernel =
       cluster ? AttendKernel<kHeadDim, kSource, true> : AttendKernel<kHeadDim, kSource, false>;
-  if (shared_bytes > 48 * 1024) {
-    const cudaError_t error = cudaFuncSetAttribute(
-        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
-    if (error != cudaSuccess) return error;
-  }
   if (cluster) {
     return LaunchClusters(kernel, pieces, kParts, kThreads, shared_bytes, stream, args);
   }
@@ -475,7 +470,7 @@ template <Source kSource>
 cudaError_t Attend(const RowAttentionShape& shape, const float* q, int64_t q_stride,
                    const DeviceQuery* queries, const RowList* lists, const Selection& chosen,
                    const void* pool, float scale, const AttentionOutput& output, void* workspace,
-                   cudaStream_t stream) {
+                   Stream stream) {
   const KvLayout& layout = shape.layout;
   if (layout.dtype != DType::kBF16 || shape.group < 1 || layout.kv_heads < 1 ||
       shape.num_queries < 0 || (output.states == nullptr) == (output.out == nullptr)) {
@@ -489,7 +484,6 @@ cudaError_t Attend(const RowAttentionShape& shape, const float* q, int64_t q_str
   const Plan plan = MakePlan(shape);
   const Args args{q,
                   q_stride,
-                  q_stride % 2 == 0 && reinterpret_cast<uintptr_t>(q) % 8 == 0,
                   queries,
                   lists,
                   chosen,
@@ -501,6 +495,7 @@ cudaError_t Attend(const RowAttentionShape& shape, const float* q, int64_t q_str
                   shape.group,
                   head_sets,
                   num_lists <= kFewLists ? 2 : 1,
+                  q_stride % 2 == 0 && reinterpret_cast<uintptr_t>(q) % 8 == 0 ? 1 : 0,
                   scale * kLog2E,
                   output,
                   reinterpret_cast<float2*>(memory),
@@ -534,7 +529,7 @@ ZeroedPart RowAttentionZeroedPart(const RowAttentionShape& shape) {
 
 cudaError_t AttendRows(const RowAttentionShape& shape, const float* q, int64_t q_stride,
                        const DeviceQuery* queries, const RowList* lists, float scale,
-                       const AttentionOutput& output, void* workspace, cudaStream_t stream) {
+                       const AttentionOutput& output, void* workspace, Stream stream) {
   return Attend<Source::kGathered>(shape, q, q_stride, queries, lists, {}, nullptr, scale, output,
                                    workspace, stream);
 }
@@ -542,23 +537,22 @@ cudaError_t AttendRows(const RowAttentionShape& shape, const float* q, int64_t q
 cudaError_t AttendChosen(const RowAttentionShape& shape, const float* q, int64_t q_stride,
                          const DeviceQuery* queries, const Selection& chosen, const void* pool,
                          float scale, const AttentionOutput& output, void* workspace,
-                         cudaStream_t stream) {
+                         Stream stream) {
   if (chosen.kv_heads != shape.layout.kv_heads || chosen.capacity < 1) return cudaErrorInvalidValue;
   return Attend<Source::kChosen>(shape, q, q_stride, queries, nullptr, chosen, pool, scale, output,
                                  workspace, stream);
 }
 
 cudaError_t StateMasses(const float* states, int64_t count, int32_t head_dim, float* masses,
-                        cudaStream_t stream) {
+                        Stream stream) {
   if (count == 0) return cudaSuccess;
-  StateMassesKernel<<<static_cast<unsigned>(CeilDiv(count, 128)), 128, 0, stream>>>(
-      states, count, head_dim, masses);
-  return cudaGetLastError();
+  return LaunchBehind(StateMassesKernel, dim3(static_cast<unsigned>(CeilDiv(count, 128))), 128, 0,
+                      stream, states, count, head_dim, masses);
 }
 
 cudaError_t FinishStates(const float* states, const DeviceQuery* queries, int32_t num_queries,
                          int32_t heads, int32_t head_dim, float* out, int64_t out_stride,
-                         cudaStream_t stream) {
+                         Stream stream) {
   if (num_queries == 0) return cudaSuccess;
   return Launch(FinishStatesKernel, dim3(heads, num_queries), 128, 0, stream, false, states,
                 queries, head_dim, out, out_stride);

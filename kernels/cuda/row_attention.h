@@ -44,8 +44,7 @@ ZeroedPart RowAttentionZeroedPart(const RowAttentionShape& shape);
 [[nodiscard]] cudaError_t AttendRows(const RowAttentionShape& shape, const float* q,
                                      int64_t q_stride, const DeviceQuery* queries,
                                      const RowList* lists, float scale,
-                                     const AttentionOutput& output, void* workspace,
-                                     cudaStream_t stream);
+                                     const AttentionOutput& output, void* workspace, Stream stream);
 
 // Query i attends to what it sees outside mid and to its chosen tokens (`chosen` in device memory), all
 // in `pool`'s blocks.
@@ -53,17 +52,17 @@ ZeroedPart RowAttentionZeroedPart(const RowAttentionShape& shape);
                                        int64_t q_stride, const DeviceQuery* queries,
                                        const Selection& chosen, const void* pool, float scale,
                                        const AttentionOutput& output, void* workspace,
-                                       cudaStream_t stream);
+                                       Stream stream);
 
 // Row queries[i].row of out [H*d] = attention of states [i][H]; zeros where of no keys.
 [[nodiscard]] cudaError_t FinishStates(const float* states, const DeviceQuery* queries,
                                        int32_t num_queries, int32_t heads, int32_t head_dim,
-                                       float* out, int64_t out_stride, cudaStream_t stream);
+                                       float* out, int64_t out_stride, Stream stream);
 
 // masses[i] = the natural logarithm of the sum of exp(score) over the keys of state i; minus infinity
 // if it is of no keys.
 [[nodiscard]] cudaError_t StateMasses(const float* states, int64_t count, int32_t head_dim,
-                                      float* masses, cudaStream_t stream);
+                                      float* masses, Stream stream);
 
 }  // namespace winnow::kernels::cuda
 

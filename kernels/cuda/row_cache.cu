@@ -184,8 +184,7 @@ __global__ void __launch_bounds__(kBringThreads)
 
 cudaError_t FetchRows(const DeviceQuery* queries, int32_t num_queries, const Selection& chosen,
                       const DeviceRowCache& cache, const KvLayout& layout, int32_t capacity,
-                      const std::byte** rows, RowList* lists, SharedKvReads* reads,
-                      cudaStream_t stream) {
+                      const std::byte** rows, RowList* lists, SharedKvReads* reads, Stream stream) {
   const int64_t num_lists = int64_t{num_queries} * layout.kv_heads;
   if (num_lists > 65535 || chosen.kv_heads != layout.kv_heads || cache.row_bytes % 16 != 0 ||
       cache.row_bytes != static_cast<int32_t>(layout.RowBytes())) {
@@ -198,14 +197,13 @@ cudaError_t FetchRows(const DeviceQuery* queries, int32_t num_queries, const Sel
   const auto blocks = static_cast<unsigned>(CeilDiv(capacity < 1 ? 1 : capacity, kFetchEntries));
   // Not by Launch(): blocks that stand ready beside those of the kernel ahead lie where that leaves room, some
   // multiprocessors have many and others none, and 16,384 rows take 276 us in place of 168.
-  FetchKernel<<<dim3(blocks, static_cast<unsigned>(num_lists)), kFetchThreads, 0, stream>>>(args);
-  return cudaGetLastError();
+  return LaunchBehind(FetchKernel, dim3(blocks, static_cast<unsigned>(num_lists)), kFetchThreads, 0,
+                      stream, args);
 }
 
 cudaError_t WriteKvThrough(const DeviceMatrix& k, const DeviceMatrix& v, const DeviceChunk* chunks,
                            int32_t num_chunks, int32_t max_chunk_tokens,
-                           const DeviceRowCache& cache, const KvLayout& layout,
-                           cudaStream_t stream) {
+                           const DeviceRowCache& cache, const KvLayout& layout, Stream stream) {
   if (layout.dtype != DType::kBF16 || num_chunks < 0 || num_chunks > 65535 ||
       layout.head_dim % 8 != 0 || k.cols != int64_t{layout.kv_heads} * layout.head_dim ||
       v.cols != k.cols) {
@@ -215,31 +213,29 @@ cudaError_t WriteKvThrough(const DeviceMatrix& k, const DeviceMatrix& v, const D
   const int64_t rows = int64_t{max_chunk_tokens} * layout.kv_heads;
   const dim3 grid(static_cast<unsigned>(CeilDiv(rows, kWriteThreads / 32)),
                   static_cast<unsigned>(num_chunks));
-  WriteThroughKernel<<<grid, kWriteThreads, 0, stream>>>(k.data, k.stride, v.data, v.stride, chunks,
-                                                         cache, FastDivider(layout.block_tokens),
-                                                         layout.kv_heads, layout.head_dim);
-  return cudaGetLastError();
+  return LaunchBehind(WriteThroughKernel, grid, kWriteThreads, 0, stream, k.data, k.stride, v.data,
+                      v.stride, chunks, cache, FastDivider(layout.block_tokens), layout.kv_heads,
+                      layout.head_dim);
 }
 
 cudaError_t ForgetRows(const int32_t* blocks, int32_t num_blocks, const DeviceRowCache& cache,
-                       const KvLayout& layout, cudaStream_t stream) {
+                       const KvLayout& layout, Stream stream) {
   if (num_blocks < 0) return cudaErrorInvalidValue;
   if (num_blocks == 0) return cudaSuccess;
-  ForgetKernel<<<num_blocks, kWriteThreads, 0, stream>>>(blocks, cache,
-                                                         layout.kv_heads * layout.block_tokens);
-  return cudaGetLastError();
+  return LaunchBehind(ForgetKernel, dim3(static_cast<unsigned>(num_blocks)), kWriteThreads, 0,
+                      stream, blocks, cache, layout.kv_heads * layout.block_tokens);
 }
 
 cudaError_t BringBlocks(const std::byte* pool, const BlockMove* moves, int32_t num_moves,
                         int64_t block_bytes, std::byte* staging, int32_t num_blocks,
-                        cudaStream_t stream) {
+                        Stream stream) {
   if (block_bytes <= 0 || block_bytes % 16 != 0 || num_moves < 0 || num_blocks < 1) {
     return cudaErrorInvalidValue;
   }
   if (num_moves == 0) return cudaSuccess;
-  BringKernel<<<num_blocks, kBringThreads, 0, stream>>>(pool, moves, block_bytes / 16,
-                                                        num_moves * (block_bytes / 16), staging);
-  return cudaGetLastError();
+  return LaunchBehind(BringKernel, dim3(static_cast<unsigned>(num_blocks)), kBringThreads, 0,
+                      stream, pool, moves, block_bytes / 16, num_moves * (block_bytes / 16),
+                      staging);
 }
 
 }  // namespace winnow::kernels::cuda

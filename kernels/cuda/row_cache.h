@@ -63,7 +63,7 @@ inline constexpr size_t kRowCacheSlotBytes = sizeof(RowCacheSlot);
                                     const Selection& chosen, const DeviceRowCache& cache,
                                     const KvLayout& layout, int32_t capacity,
                                     const std::byte** rows, RowList* lists, SharedKvReads* reads,
-                                    cudaStream_t stream);
+                                    Stream stream);
 
 // WriteKv (layer_ops.h) into such a pool, and into the cache what it has of the rows. A chunk of one
 // token, which decodes, brings its rows into the cache: they are the window's newest, and this step
@@ -71,13 +71,13 @@ inline constexpr size_t kRowCacheSlotBytes = sizeof(RowCacheSlot);
 [[nodiscard]] cudaError_t WriteKvThrough(const DeviceMatrix& k, const DeviceMatrix& v,
                                          const DeviceChunk* chunks, int32_t num_chunks,
                                          int32_t max_chunk_tokens, const DeviceRowCache& cache,
-                                         const KvLayout& layout, cudaStream_t stream);
+                                         const KvLayout& layout, Stream stream);
 
 // Rows of the pool's `blocks` (in device memory, [num_blocks]) are in no slot afterwards. Reads 4 bytes per
 // row, and 8 and writes 12 more per row that was cached.
 [[nodiscard]] cudaError_t ForgetRows(const int32_t* blocks, int32_t num_blocks,
                                      const DeviceRowCache& cache, const KvLayout& layout,
-                                     cudaStream_t stream);
+                                     Stream stream);
 
 // Copies block moves[i].from of `pool` (pinned host memory) to block moves[i].to of `staging`, i <
 // num_moves, with `num_blocks` blocks of 512 threads: kBringBlocks where nothing else runs, and
@@ -86,7 +86,7 @@ inline constexpr size_t kRowCacheSlotBytes = sizeof(RowCacheSlot);
 inline constexpr int32_t kBringBlocks = 64;
 [[nodiscard]] cudaError_t BringBlocks(const std::byte* pool, const BlockMove* moves,
                                       int32_t num_moves, int64_t block_bytes, std::byte* staging,
-                                      int32_t num_blocks, cudaStream_t stream);
+                                      int32_t num_blocks, Stream stream);
 
 }  // namespace winnow::kernels::cuda
 

@@ -2,6 +2,7 @@
 // are loaded first, then all its pieces, then all are stored: four loads per thread are on the bus
 // at a time, 512 KiB in all with 16 blocks, and a bus of 55 GB/s and 2 us of latency needs 110.
 #include "kernels/cuda/copy_pieces.cuh"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/row_gather.h"
 
 namespace winnow::kernels::cuda {
@@ -25,11 +26,10 @@ __global__ void __launch_bounds__(kGatherThreads)
 }  // namespace
 
 cudaError_t GatherRows(const std::byte* const* sources, std::byte* const* targets,
-                       const int32_t* count, int32_t row_bytes, int32_t num_blocks,
-                       cudaStream_t stream) {
+                       const int32_t* count, int32_t row_bytes, int32_t num_blocks, Stream stream) {
   if (row_bytes <= 0 || row_bytes % 16 != 0 || num_blocks < 1) return cudaErrorInvalidValue;
-  GatherKernel<<<num_blocks, kGatherThreads, 0, stream>>>(sources, targets, count, row_bytes / 16);
-  return cudaGetLastError();
+  return LaunchBehind(GatherKernel, dim3(static_cast<unsigned>(num_blocks)), kGatherThreads, 0,
+                      stream, sources, targets, count, row_bytes / 16);
 }
 
 }  // namespace winnow::kernels::cuda

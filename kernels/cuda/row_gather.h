@@ -20,7 +20,7 @@ namespace winnow::kernels::cuda {
 inline constexpr int32_t kGatherBlocks = 16;
 [[nodiscard]] cudaError_t GatherRows(const std::byte* const* sources, std::byte* const* targets,
                                      const int32_t* count, int32_t row_bytes, int32_t num_blocks,
-                                     cudaStream_t stream);
+                                     Stream stream);
 
 }  // namespace winnow::kernels::cuda
 

@@ -210,11 +210,7 @@ Plan MakePlan(const SampleShape& shape) {
 }
 
 template <int kParts, bool kInShared>
-cudaError_t LaunchRows(const Plan& plan, const Args& args, int32_t num_rows, cudaStream_t stream) {
-  const cudaError_t error = cudaFuncSetAttribute(SampleKernel<kParts, kInShared>,
-                                                 cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                 static_cast<int>(plan.shared_bytes));
-  if (error != cudaSuccess) return error;
+cudaError_t LaunchRows(const Plan& plan, const Args& args, int32_t num_rows, Stream stream) {
   return LaunchClusters(SampleKernel<kParts, kInShared>, num_rows, kParts, kThreads,
                         plan.shared_bytes, stream, args);
 }
@@ -228,7 +224,7 @@ size_t SampleWorkspaceBytes(const SampleShape& shape) {
 
 cudaError_t Sample(const SampleShape& shape, const float* logits, int64_t stride,
                    const DeviceSampleRow* rows, SampledToken* results, void* workspace,
-                   cudaStream_t stream) {
+                   Stream stream) {
   // Counts of a row and its runs of ids stay below 2^31, sums of weights below 2^63.
   if (shape.num_rows < 0 || shape.num_rows > 65535 || shape.vocab_size < 1 ||
       shape.vocab_size > 1 << 22 || stride < shape.vocab_size) {

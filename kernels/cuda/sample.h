@@ -37,7 +37,7 @@ size_t SampleWorkspaceBytes(const SampleShape& shape);
 
 [[nodiscard]] cudaError_t Sample(const SampleShape& shape, const float* logits, int64_t stride,
                                  const DeviceSampleRow* rows, SampledToken* results,
-                                 void* workspace, cudaStream_t stream);
+                                 void* workspace, Stream stream);
 
 }  // namespace winnow::kernels::cuda
 

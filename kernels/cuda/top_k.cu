@@ -3,6 +3,7 @@
 // tokens in order, a tile of 1024 at a time, and passes over as many equals of the threshold as are
 // not needed: the later ones are chosen.
 #include "kernels/cuda/device_math.cuh"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/top_k.h"
 
 namespace winnow::kernels::cuda {
@@ -87,16 +88,15 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 cudaError_t SelectTopK(const DeviceQuery* queries, int32_t num_queries, const TopKScores& scores,
-                       const int32_t* counts, const Selection& chosen, cudaStream_t stream) {
+                       const int32_t* counts, const Selection& chosen, Stream stream) {
   int shift = 0;
   while (1 << shift < scores.tokens_per_score) ++shift;
   if (1 << shift != scores.tokens_per_score || num_queries < 0 || chosen.kv_heads < 1) {
     return cudaErrorInvalidValue;
   }
   if (num_queries == 0) return cudaSuccess;
-  TopKKernel<<<num_queries * chosen.kv_heads, kThreads, 0, stream>>>(queries, scores, shift, counts,
-                                                                     chosen);
-  return cudaGetLastError();
+  return LaunchBehind(TopKKernel, dim3(static_cast<unsigned>(num_queries * chosen.kv_heads)),
+                      kThreads, 0, stream, queries, scores, shift, counts, chosen);
 }
 
 }  // namespace winnow::kernels::cuda

@@ -19,11 +19,12 @@ struct TopKScores {
   const float* scores = nullptr;
   int64_t stride = 0;
   int32_t tokens_per_score = 1;  // a power of two
+  int32_t unused = 0;
 };
 
 [[nodiscard]] cudaError_t SelectTopK(const DeviceQuery* queries, int32_t num_queries,
                                      const TopKScores& scores, const int32_t* counts,
-                                     const Selection& chosen, cudaStream_t stream);
+                                     const Selection& chosen, Stream stream);
 
 }  // namespace winnow::kernels::cuda
 

@@ -46,7 +46,7 @@ struct Args {
   const uint8_t* int4_keys;
   FastDivider block_tokens;
   int64_t key_bytes;
-  int32_t kv_heads, group, head_dim;
+  int32_t kv_heads, group, head_dim, unused;
   float scale_log2, p;
   Selection candidates, kept;
   int32_t part_items, part_words;  // at most
@@ -494,11 +494,7 @@ Plan MakePlan(const TopPShape& shape) {
 }
 
 template <int kParts, bool kInShared>
-cudaError_t LaunchLists(const Plan& plan, const Args& args, int32_t lists, cudaStream_t stream) {
-  const cudaError_t error = cudaFuncSetAttribute(PruneKernel<kParts, kInShared>,
-                                                 cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                 static_cast<int>(plan.shared_bytes));
-  if (error != cudaSuccess) return error;
+cudaError_t LaunchLists(const Plan& plan, const Args& args, int32_t lists, Stream stream) {
   return LaunchClusters(PruneKernel<kParts, kInShared>, lists, kParts, kThreads, plan.shared_bytes,
                         stream, args);
 }
@@ -510,7 +506,7 @@ size_t TopPWorkspaceBytes(const TopPShape& shape) { return MakePlan(shape).works
 cudaError_t PruneSelection(const TopPShape& shape, const float* q, int64_t q_stride,
                            const DeviceQuery* queries, const void* int4_keys, float scale, float p,
                            const Selection& candidates, const Selection& kept, void* workspace,
-                           cudaStream_t stream) {
+                           Stream stream) {
   const KvLayout& layout = shape.layout;
   if (layout.head_dim % 8 != 0 || layout.head_dim < 8 || layout.head_dim > 128 || shape.group < 1 ||
       shape.num_queries < 0 || shape.num_queries > 65535 || layout.kv_heads < 1 ||
@@ -531,6 +527,7 @@ cudaError_t PruneSelection(const TopPShape& shape, const float* q, int64_t q_str
                   layout.kv_heads,
                   shape.group,
                   layout.head_dim,
+                  0,
                   scale * kLog2E,
                   p,
                   candidates,

@@ -33,8 +33,7 @@ size_t TopPWorkspaceBytes(const TopPShape& shape);
 [[nodiscard]] cudaError_t PruneSelection(const TopPShape& shape, const float* q, int64_t q_stride,
                                          const DeviceQuery* queries, const void* int4_keys,
                                          float scale, float p, const Selection& candidates,
-                                         const Selection& kept, void* workspace,
-                                         cudaStream_t stream);
+                                         const Selection& kept, void* workspace, Stream stream);
 
 }  // namespace winnow::kernels::cuda
 
