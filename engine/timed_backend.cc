@@ -14,16 +14,17 @@ using kernels::MatmulEpilogue;
 using kernels::PackedMatrix;
 using kernels::Tensor;
 
-// Adds the time from its making to its end, and to the end of what was asked of the device meanwhile.
+// Adds the time from its making to its end, and to the end of what was asked of the device meanwhile; or does nothing.
 class TimedBackend::Timer {
  public:
-  Timer(OpTotals& totals, kernels::Backend& backend, bool waits)
-      : totals_(totals), backend_(backend), waits_(waits) {}
+  Timer(OpTotals& totals, kernels::Backend& backend, bool waits, bool times)
+      : totals_(totals), backend_(backend), waits_(waits), times_(times) {
+    if (times_) start_ = Clock::now();
+  }
   ~Timer() {
     // A failure is found by whoever reads the results.
     if (waits_) static_cast<void>(backend_.Synchronize());
-    totals_.seconds +=
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+    if (times_) totals_.seconds += std::chrono::duration<double>(Clock::now() - start_).count();
   }
   Timer(const Timer&) = delete;
   Timer& operator=(const Timer&) = delete;
@@ -31,11 +32,14 @@ class TimedBackend::Timer {
  private:
   OpTotals& totals_;
   kernels::Backend& backend_;
-  const bool waits_;
-  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  using Clock = std::chrono::steady_clock;
+  const bool waits_, times_;
+  Clock::time_point start_;
 };
 
-TimedBackend::Timer TimedBackend::Time(OpTotals& totals) { return {totals, inner_, waits_}; }
+TimedBackend::Timer TimedBackend::Time(OpTotals& totals) {
+  return {totals, inner_, waits_, waits_ || !on_device_};
+}
 
 void TimedBackend::Reset() {
   matmul_ = attention_ = index_ = select_ = complete_ = other_ = OpTotals();

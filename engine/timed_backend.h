@@ -31,14 +31,15 @@ class TimedBackend : public kernels::Backend {
  public:
   // `inner` must outlive this. `compute` is the type that weights are packed in.
   TimedBackend(kernels::Backend& inner, kernels::DType compute)
-      : inner_(inner), compute_(compute) {}
+      : inner_(inner), compute_(compute), on_device_(inner.AvailableBytes() >= 0) {}
 
-  // Whether to wait after each call. If not, times on a device are those of asking for the work.
+  // Whether to wait after each call. If not, nothing is timed on a device: the host is to be no slower there than it
+  // is in a server.
   void set_waits(bool waits) { waits_ = waits; }
   // Whether operations that a backend can do in one go (NormMatmul, SiluMatmul, RopeAndWriteKv and, with it,
   // the encodings of a decode step) are asked for so. If not, their parts are, one after the other.
   void set_joins(bool joins) { joins_ = joins; }
-  bool on_device() const { return inner_.AvailableBytes() >= 0; }
+  bool on_device() const { return on_device_; }
   void Reset();
   const OpTotals& matmul() const { return matmul_; }
   const OpTotals& attention() const { return attention_; }
@@ -176,6 +177,7 @@ class TimedBackend : public kernels::Backend {
 
   kernels::Backend& inner_;
   bool joins_ = true;
+  const bool on_device_;
   bool waits_ = true;
   const kernels::DType compute_;
   OpTotals matmul_, attention_, index_, select_, complete_, other_;

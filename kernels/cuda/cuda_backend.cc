@@ -97,7 +97,7 @@ std::unique_ptr<CudaBackend> CudaBackend::Create(int device, std::string* why) {
   backend->name_ = std::string("cuda (") + properties.name + ", compute capability " + capability +
                    ", CUDA " + VersionOf(runtime) + ")";
   backend->arithmetic_ = "cuda " + capability;
-  backend->Good(cudaSetDevice(device), "cudaSetDevice");
+  backend->Good(UseDevice(device), "cudaSetDevice");
   backend->Good(LoggedStream::Create(launches_be_graphs, &backend->launches_), "cudaStreamCreate");
   // Runs a kernel: a device whose code this program does not have says so here.
   Buffer trial = backend->Allocate(256);

@@ -49,7 +49,7 @@ __device__ __forceinline__ void WaitForEarlier() {
 template <typename = void>
 __global__ void ProbeKernel() {}
 
-// Of the device that is current. Asked of the driver once per thread and device.
+// Of the thread's device. Asked of the driver once per thread and device.
 struct DeviceTraits {
   int device = -1;
   int multiprocessors = 1;
@@ -63,8 +63,8 @@ struct DeviceTraits {
 };
 inline const DeviceTraits& CurrentDevice() {
   thread_local DeviceTraits traits;
-  int device = 0;
-  if (cudaGetDevice(&device) != cudaSuccess || device == traits.device) return traits;
+  const int device = DeviceOfThread();
+  if (device == traits.device) return traits;
   int count = 0, shared = 0, of_block = 0;
   if (cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess ||
       cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device) !=

@@ -12,6 +12,8 @@
 #include <thread>
 #include <vector>
 
+#include "kernels/cuda/stream.h"
+
 namespace winnow::kernels::cuda {
 namespace {
 
@@ -72,7 +74,7 @@ class PinnedMapping {
     std::atomic<size_t> next = 0;
     std::atomic<bool> good = true;
     const auto work = [&] {
-      if (cudaSetDevice(device_) != cudaSuccess) good = false;
+      if (UseDevice(device_) != cudaSuccess) good = false;
       for (size_t piece = next++; piece < registered_.size() && good; piece = next++) {
         if (!call(piece)) good = false;
       }

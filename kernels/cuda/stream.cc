@@ -1,7 +1,6 @@
 #include "kernels/cuda/stream.h"
 
 #include <array>
-#include <map>
 #include <unordered_map>
 
 #include "kernels/check.h"
@@ -51,16 +50,34 @@ struct Known {
   int blocks = 0;
 };
 Known& KnownOf(const void* kernel) {
-  thread_local std::map<int, std::unordered_map<const void*, Known>> devices;
-  int device = -1;
-  if (cudaGetDevice(&device) != cudaSuccess) cudaGetLastError();  // what is asked next says so
-  return devices[device][kernel];
+  thread_local std::unordered_map<const void*, Known> kernels;
+  thread_local int device = -1;
+  if (device != DeviceOfThread()) {
+    device = DeviceOfThread();
+    kernels.clear();
+  }
+  return kernels[kernel];
 }
+
+thread_local int device_of_thread = -1;  // not known
 
 // Every kernel may have so much without being allowed it, with the variables that it has beside.
 constexpr size_t kAlwaysAllowedBytes = 32 * 1024;
 
 }  // namespace
+
+int DeviceOfThread() {
+  if (device_of_thread < 0 && cudaGetDevice(&device_of_thread) != cudaSuccess) {
+    cudaGetLastError();  // what is asked next says so
+    device_of_thread = -1;
+  }
+  return device_of_thread;
+}
+
+cudaError_t UseDevice(int device) {
+  device_of_thread = -1;
+  return cudaSetDevice(device);
+}
 
 cudaError_t AllowShared(const void* kernel, size_t shared_bytes) {
   if (shared_bytes <= kAlwaysAllowedBytes) return cudaSuccess;

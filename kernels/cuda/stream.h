@@ -35,7 +35,12 @@ struct KernelLaunch {
 };
 static_assert(std::has_unique_object_representations_v<KernelLaunch>);
 
-// What the driver is asked about a kernel on the current device, once for each thread. AllowShared: that it may have
+// The device that this thread's launches go to. Asked of the driver once, which takes as long as all else that a
+// launcher does: whoever changes it does so here.
+int DeviceOfThread();
+cudaError_t UseDevice(int device);
+
+// What the driver is asked about a kernel on that device, once for each thread. AllowShared: that it may have
 // so much dynamic shared memory. BlocksPerMultiprocessor: how many of its blocks run at once there.
 cudaError_t AllowShared(const void* kernel, size_t shared_bytes);
 cudaError_t BlocksPerMultiprocessor(const void* kernel, unsigned threads, size_t shared_bytes,

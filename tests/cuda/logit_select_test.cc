@@ -59,27 +59,17 @@ TEST_F(CudaLogitSelectTest, OfTokensWithTheSameKeyTheLaterAreChosen) {
   EXPECT_EQ(chosen.Of(0, 0), last);
 }
 
-// Below 2^-126 a mass is zero, though float32 has smaller ones: of zeros the later are chosen.
 TEST_F(CudaLogitSelectTest, MassesBelowTheLeastNormalNumberAreZero) {
-  const KvLayout layout{1, 64, 16, DType::kBF16};
-  PagedKv kv(random_, layout, {100}, 0.0f);
+  PagedKv kv = KvOfFadingMasses(random_, DType::kBF16);
+  const auto pool = UploadPool(kv);
   Matrix q(1, 64);
   q.row(0)[0] = 1;
-  for (int32_t t = 1; t < 100; ++t) kv.SetKey(0, 0, t, 0, -200);  // logits in base 2
-  kv.SetKey(0, 0, 20, 0, -120);
-  kv.SetKey(0, 0, 30, 0, -127);
-  kv.SetKey(0, 0, 40, 0, -140);
-  // Half of the mass is the first token's, half that of its equal: a weight of 2^-126 is half that.
-  kv.SetKey(0, 0, 99, 0, 0);
-  kv.SetKey(0, 0, 50, 0, -126);
-  const auto pool = UploadPool(kv);
-  const std::vector<RetrievalQuery> queries = {kv.Query(0, 0, 99, 4, 10, 3)};
-  const SharedSelection chosen(*backend_, 1, 1, 3);
   auto of_q = Put(q);
-  backend_->SelectByLogits(of_q.tensor, queries, pool.data(), layout, std::log(2.0f),
-                           chosen.view());
+  const SharedSelection chosen(*backend_, 1, 1, 3);
+  backend_->SelectByLogits(of_q.tensor, std::vector{kv.Query(0, 0, 99, 4, 10, 3)}, pool.data(),
+                           kv.layout(), std::log(2.0f), chosen.view());
   ASSERT_TRUE(backend_->Synchronize());
-  EXPECT_EQ(chosen.Of(0, 0), std::vector<int32_t>({20, 88, 89}));
+  EXPECT_EQ(chosen.Of(0, 0), std::vector<int32_t>({kHeavyOfFading, 88, 89}));
 }
 
 TEST_F(CudaLogitSelectTest, MeasuresWhatASelectionCovers) {

@@ -134,6 +134,32 @@ TEST_F(DeviceBackendTest, AnswersAndCountsAreThoseOfTheCpu) {
   EXPECT_GT(device.passes, 0);
 }
 
+// A measurement asked the driver for its free memory in every product, and the host of a small model's steps was slower
+// than a server's.
+TEST_F(DeviceBackendTest, MeasuringAsksADeviceForNoMoreThanAServerDoes) {
+  class Asked final : public PretendedDevice {
+   public:
+    using PretendedDevice::PretendedDevice;
+    int64_t AvailableBytes() const override {
+      ++asked;
+      return PretendedDevice::AvailableBytes();
+    }
+    mutable int asked = 0;
+  } device(*cpu_);
+  TimedBackend timed(device, kernels::DType::kF32);
+  const auto decoder = MakeDecoder(timed);
+  timed.set_waits(false);
+  timed.Reset();
+  device.asked = 0;
+  ASSERT_TRUE(Run(*decoder, Parse("lsh:k=20,window=32,from=0")).status.ok());
+  EXPECT_EQ(device.asked, 0);
+  EXPECT_GT(timed.matmul().bytes, 0);
+  EXPECT_EQ(timed.matmul().seconds, 0) << "nothing is timed that is not waited for";
+  timed.set_waits(true);
+  ASSERT_TRUE(Run(*decoder, Parse("dense")).status.ok());
+  EXPECT_GT(timed.matmul().seconds, 0);
+}
+
 TEST_F(DeviceBackendTest, TokensAreThoseOfTheLogitsOnAnyDevice) {
   PretendedDevice device(*cpu_);
   const auto on_cpu = MakeDecoder(*cpu_), on_device = MakeDecoder(device);

@@ -70,21 +70,14 @@ TEST_P(LogitSelectTest, TheMassIsOverAnchorsToo) {
 
 // Below 2^-126 a mass is zero, though float32 has smaller ones: of zeros the later are chosen.
 TEST_P(LogitSelectTest, MassesBelowTheLeastNormalNumberAreZero) {
-  const KvLayout layout{1, 64, 16, DType::kF32};
-  PagedKv kv(random_, layout, {100}, 0.0f);
+  PagedKv kv = KvOfFadingMasses(random_, DType::kF32);
   Matrix q(1, 64);
   q.row(0)[0] = 1;
-  for (int32_t t = 1; t < 100; ++t) kv.SetKey(0, 0, t, 0, -200);  // logits in base 2
-  kv.SetKey(0, 0, 20, 0, -120);
-  kv.SetKey(0, 0, 30, 0, -127);
-  kv.SetKey(0, 0, 40, 0, -140);
-  // Half of the mass is the first token's, half that of its equal: a weight of 2^-126 is half that.
-  kv.SetKey(0, 0, 99, 0, 0);
-  kv.SetKey(0, 0, 50, 0, -126);
   const std::vector<RetrievalQuery> queries = {kv.Query(0, 0, 99, 4, 10, 3)};
   OwnedSelection chosen(1, 1, 3);
-  Make(1)->SelectByLogits(q.tensor(), queries, kv.pool(), layout, std::log(2.0f), chosen.view());
-  EXPECT_EQ(chosen.Of(0, 0), std::vector<int32_t>({20, 88, 89}));
+  Make(1)->SelectByLogits(q.tensor(), queries, kv.pool(), kv.layout(), std::log(2.0f),
+                          chosen.view());
+  EXPECT_EQ(chosen.Of(0, 0), std::vector<int32_t>({kHeavyOfFading, 88, 89}));
 }
 
 TEST_P(LogitSelectTest, OfEqualScoresTheLaterTokensAreChosen) {

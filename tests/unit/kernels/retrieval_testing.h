@@ -81,6 +81,20 @@ inline DType AnyKvType(Random& random) {
   return random.Int(0, 1) == 0 ? DType::kBF16 : DType::kF32;
 }
 
+// 100 tokens whose logits are in base 2, of a query that is 1 in its first channel and 0 elsewhere. Half of the mass is
+// the first token's, half its equal's, the last one's: a weight of 2^-126 is half that. Of [4, 90) one token's mass is not
+// below 2^-126: kHeavyOfFading's.
+inline constexpr int32_t kHeavyOfFading = 20;
+inline PagedKv KvOfFadingMasses(Random& random, DType dtype) {
+  PagedKv kv(random, {1, 64, 16, dtype}, {100}, 0.0f);
+  for (int32_t t = 1; t < 99; ++t) kv.SetKey(0, 0, t, 0, -200);
+  kv.SetKey(0, 0, kHeavyOfFading, 0, -120);
+  kv.SetKey(0, 0, 30, 0, -127);
+  kv.SetKey(0, 0, 40, 0, -140);
+  kv.SetKey(0, 0, 50, 0, -126);
+  return kv;
+}
+
 }  // namespace winnow::kernels
 
 #endif  // WINNOW_TESTS_UNIT_KERNELS_RETRIEVAL_TESTING_H_
