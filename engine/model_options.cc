@@ -260,6 +260,7 @@ absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeBackend(const ModelOptions
         fmt::format("isa: '{}' is not one of auto, avx512, avx2, scalar", options.isa));
   }
   if (options.device == "cuda") {
+    kernels::LetCudaLaunchesBeGraphs(options.cuda_graphs);
     std::string why;
     std::unique_ptr<kernels::Backend> cuda = kernels::MakeCudaBackend(&why);
     if (cuda != nullptr) return cuda;

@@ -177,9 +177,9 @@ class TimedBackend : public kernels::Backend {
 
   kernels::Backend& inner_;
   bool joins_ = true;
-  const bool on_device_;
   bool waits_ = true;
   const kernels::DType compute_;
+  const bool on_device_;
   OpTotals matmul_, attention_, index_, select_, complete_, other_;
   std::vector<MatmulShape> shapes_;
 };

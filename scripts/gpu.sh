@@ -8,6 +8,7 @@
 #   scripts/gpu.sh timeline [FLAG ...]            where a layer of a decode step spends its time (kernels/README.md), with the program of
 #                                                 scripts/build.sh timeline, or WINNOW_BIN
 #   scripts/gpu.sh tokens [FLAG ...]              greedy tokens of `serve --device cuda FLAG...` against those of --device cpu
+#   scripts/gpu.sh graphs [FLAG ...]              the same of `serve --device cuda FLAG...` with CUDA graphs against one without
 #   scripts/gpu.sh resume [FLAG ...]              the same of `serve --device cuda FLAG...` with a store on disk, that computes,
 #                                                 resumes lazily after a restart, and eagerly, against one without; and what was read
 #   scripts/gpu.sh spill --host-bytes BYTES [FLAG ...]   the same with KV that is more than BYTES of the host hold, most of it on disk
@@ -20,7 +21,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-usage() { sed -n '4,15s/^#   //p' "$0" >&2; exit 2; }
+usage() { sed -n '4,16s/^#   //p' "$0" >&2; exit 2; }
 [ $# -gt 0 ] || usage
 what=$1
 shift
@@ -141,6 +142,12 @@ case $what in
     start cpu --device cpu
     start cuda --device cuda "$@"
     compare cpu cuda "${every_policy[@]}"
+    ;;
+  graphs)
+    prepare_questions
+    start graphs --device cuda "$@"
+    start plain --device cuda --cuda-graphs off "$@"
+    compare graphs plain "${every_policy[@]}"
     ;;
   resume | spill)
     prepare_questions

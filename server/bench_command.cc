@@ -179,7 +179,7 @@ int BenchDecode(BenchFlags flags) {
     return std::find(flags.without.begin(), flags.without.end(), what) != flags.without.end();
   };
   kernels::LetCudaKernelsStartEarly(!is_left_out(kEarlyStart));
-  kernels::LetCudaLaunchesBeGraphs(!is_left_out(kGraphs));
+  options.cuda_graphs = !is_left_out(kGraphs);
   const auto made = MakeBenchModel(flags.model, kv_tokens, policies);
   if (!made.ok()) return ModelError(flags, made.status());
   BenchModel& model = **made;

@@ -196,6 +196,9 @@ absl::Status CheckConfig(const ServeConfig& config) {
       return fail("--metrics and --listen are both ", config.listen);
     }
   }
+  if (config.cuda_graphs == "off" && config.device != "cuda") {
+    return fail("--cuda-graphs is for --device cuda");
+  }
   const bool spills = config.spill == "on";
   if (spills && config.device != "cuda") {
     return fail(

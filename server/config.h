@@ -26,6 +26,7 @@ struct ServeConfig {
   std::string model;
   std::string model_name;  // "": the directory's name
   std::string device = "cpu";
+  std::string cuda_graphs = "on";
   std::string dtype = "auto";
   std::string kv_dtype = "auto";
   std::string isa = "auto";

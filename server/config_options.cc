@@ -166,6 +166,9 @@ std::vector<ServeOption> MakeServeOptions() {
       Choice("device", &C::device, {"cpu", "cuda"},
              "where the model runs; cuda: the first GPU, with all KV in its memory or in "
              "--host-bytes"),
+      Choice("cuda-graphs", &C::cuda_graphs, {"on", "off"},
+             "with --device cuda: launches of kernels that repeat the last step's go as one CUDA "
+             "graph; the same bits either way"),
       Choice("dtype", &C::dtype, {"auto", "bf16", "f16", "f32"},
              "of matrix products; auto: as config.json says"),
       Choice("kv-dtype", &C::kv_dtype, {"auto", "bf16", "f32"},

@@ -101,6 +101,7 @@ engine::ModelOptions ModelOptionsOf(const ServeConfig& config, Log& log) {
   options.tiers.disk_bytes = config.disk_bytes;
   options.tiers.store_dir = config.store_dir;
   options.tiers.io = config.io;
+  options.cuda_graphs = config.cuda_graphs == "on";
   options.tiers.prefetch = config.prefetch == "on";
   options.tiers.spill = config.spill == "on";
   options.tiers.keep_prefixes = config.prefix_cache == "on";

@@ -249,6 +249,13 @@ TEST_F(CheckConfigTest, OfSlowerTiersAGpuHasTheHostsMemory) {
   EXPECT_THAT(Error(), HasSubstr("--row-cache-bytes: with --device cuda"));
 }
 
+TEST_F(CheckConfigTest, GraphsAreAGpus) {
+  config_.cuda_graphs = "off";
+  EXPECT_THAT(Error(), HasSubstr("--cuda-graphs is for --device cuda"));
+  config_.device = "cuda";
+  EXPECT_TRUE(CheckConfig(config_).ok()) << CheckConfig(config_);
+}
+
 TEST_F(CheckConfigTest, WhatSpillsNeedsAGpuAndBothTiers) {
   config_.spill = "on";
   EXPECT_THAT(Error(), HasSubstr("--spill is for --device cuda"));
