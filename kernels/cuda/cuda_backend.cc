@@ -98,7 +98,9 @@ std::unique_ptr<CudaBackend> CudaBackend::Create(int device, std::string* why) {
                    ", CUDA " + VersionOf(runtime) + ")";
   backend->arithmetic_ = "cuda " + capability;
   backend->Good(UseDevice(device), "cudaSetDevice");
-  backend->Good(LoggedStream::Create(launches_be_graphs, &backend->launches_), "cudaStreamCreate");
+  std::unique_ptr<LoggedStream> launches;
+  backend->Good(LoggedStream::Create(launches_be_graphs, &launches), "cudaStreamCreate");
+  backend->launches_ = std::move(launches);
   // Runs a kernel: a device whose code this program does not have says so here.
   Buffer trial = backend->Allocate(256);
   if (!backend->failed() && trial.data() == nullptr) backend->failure_ = "no memory is left on it";
@@ -161,16 +163,17 @@ Buffer CudaBackend::Allocate(size_t size_bytes) {
     cudaFree(data);
     return {};
   }
-  return Buffer(data, size_bytes, [](void* p) { cudaFree(p); });
+  return Buffer(data, size_bytes, Behind([](void* p) { cudaFree(p); }));
 }
 
 Buffer CudaBackend::AllocateShared(size_t size_bytes) {
   const auto note = [this, size_bytes](void* data, std::function<void(void*)> release) {
     (*shared_)[static_cast<const std::byte*>(data)] = size_bytes;
-    return Buffer(data, size_bytes, [shared = shared_, release = std::move(release)](void* p) {
-      shared->erase(static_cast<const std::byte*>(p));
-      release(p);
-    });
+    return Buffer(data, size_bytes,
+                  Behind([shared = shared_, release = std::move(release)](void* p) {
+                    shared->erase(static_cast<const std::byte*>(p));
+                    release(p);
+                  }));
   };
   if (size_bytes >= kLeastPinnedBytes) {
     auto pieces = std::make_shared<Buffer>(AllocatePinned(device_, size_bytes));

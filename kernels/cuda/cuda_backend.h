@@ -28,6 +28,7 @@
 
 #include <array>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -205,6 +206,14 @@ class CudaBackend final : public Backend {
   const DeviceChunk* StageChunks(std::span<const AttentionChunk> chunks, const KvLayout& layout);
   const RowList* StageLists(std::span<const RowList> lists);
 
+  // Memory goes behind what was launched for it: the driver waits for that, but not for what is held back. May be
+  // called when the backend is gone.
+  std::function<void(void*)> Behind(std::function<void(void*)> release) const {
+    return [release = std::move(release), launches = std::weak_ptr(launches_)](void* data) {
+      if (const auto held = launches.lock()) static_cast<void>(held->EndRun());
+      release(data);
+    };
+  }
   // The stream, after what was held back has been asked for: every operation that asks for something
   // takes it from here.
   Stream stream() {
@@ -279,7 +288,7 @@ class CudaBackend final : public Backend {
   std::string name_, arithmetic_, failure_;
   int device_ = 0;
   bool alone_ = false;                      // HammingSelectShape's
-  std::unique_ptr<LoggedStream> launches_;  // use stream()
+  std::shared_ptr<LoggedStream> launches_;  // use stream()
 
   Buffer pinned_, staged_;  // of descriptors, the same size
   size_t staging_begin_ = 0, staging_end_ = 0;

@@ -1,6 +1,8 @@
 #include "kernels/cuda/stream.h"
 
 #include <array>
+#include <map>
+#include <mutex>
 #include <unordered_map>
 
 #include "kernels/check.h"
@@ -42,21 +44,24 @@ cudaError_t LaunchNow(LaunchBytes bytes, cudaStream_t stream) {
   return cudaLaunchKernelExC(&config, launch.kernel, params.data());
 }
 
-// Of a kernel on a device, to a thread.
+// Of a kernel on a device. Of the whole process: what a kernel is allowed on one thread holds on all, and a smaller
+// number later would take it from the others.
 struct Known {
   size_t allowed_bytes = 0;
   unsigned threads = 0;  // the last that was asked about; 0: none was
   size_t shared_bytes = 0;
   int blocks = 0;
 };
-Known& KnownOf(const void* kernel) {
-  thread_local std::unordered_map<const void*, Known> kernels;
-  thread_local int device = -1;
-  if (device != DeviceOfThread()) {
-    device = DeviceOfThread();
-    kernels.clear();
-  }
-  return kernels[kernel];
+std::mutex known_mutex;
+std::map<int, std::unordered_map<const void*, Known>> known_by_device;
+
+// REQUIRES: known_mutex is held.
+cudaError_t Allow(Known& known, const void* kernel, size_t shared_bytes) {
+  if (shared_bytes <= known.allowed_bytes) return cudaSuccess;
+  const cudaError_t error = cudaFuncSetAttribute(
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
+  if (error == cudaSuccess) known.allowed_bytes = shared_bytes;
+  return error;
 }
 
 thread_local int device_of_thread = -1;  // not known
@@ -81,20 +86,17 @@ cudaError_t UseDevice(int device) {
 
 cudaError_t AllowShared(const void* kernel, size_t shared_bytes) {
   if (shared_bytes <= kAlwaysAllowedBytes) return cudaSuccess;
-  Known& known = KnownOf(kernel);
-  if (shared_bytes <= known.allowed_bytes) return cudaSuccess;
-  const cudaError_t error = cudaFuncSetAttribute(
-      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
-  if (error == cudaSuccess) known.allowed_bytes = shared_bytes;
-  return error;
+  const std::lock_guard lock(known_mutex);
+  return Allow(known_by_device[DeviceOfThread()][kernel], kernel, shared_bytes);
 }
 
 cudaError_t BlocksPerMultiprocessor(const void* kernel, unsigned threads, size_t shared_bytes,
                                     int* blocks) {
-  if (const cudaError_t error = AllowShared(kernel, shared_bytes); error != cudaSuccess) {
+  const std::lock_guard lock(known_mutex);
+  Known& known = known_by_device[DeviceOfThread()][kernel];
+  if (const cudaError_t error = Allow(known, kernel, shared_bytes); error != cudaSuccess) {
     return error;
   }
-  Known& known = KnownOf(kernel);
   if (known.threads != threads || known.shared_bytes != shared_bytes) {
     if (const cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(
             &known.blocks, kernel, static_cast<int>(threads), shared_bytes);

@@ -40,7 +40,7 @@ static_assert(std::has_unique_object_representations_v<KernelLaunch>);
 int DeviceOfThread();
 cudaError_t UseDevice(int device);
 
-// What the driver is asked about a kernel on that device, once for each thread. AllowShared: that it may have
+// What the driver is asked about a kernel on that device, once. AllowShared: that it may have
 // so much dynamic shared memory. BlocksPerMultiprocessor: how many of its blocks run at once there.
 cudaError_t AllowShared(const void* kernel, size_t shared_bytes);
 cudaError_t BlocksPerMultiprocessor(const void* kernel, unsigned threads, size_t shared_bytes,

@@ -185,6 +185,31 @@ TEST_F(CudaLaunchGraphTest, StepsAsGraphsHaveTheBitsOfStepsWithout) {
   EXPECT_TRUE(plain->Synchronize());
 }
 
+TEST_F(CudaLaunchGraphTest, MemoryGoesBehindWhatWasLaunchedForIt) {
+  Matrix x = Matrix::Normal(random_, 8, 96);
+  const auto on_device = Put(x);
+  const DeviceArray<float> weight(Normals(random_, 96));
+  constexpr auto kAtOnce = static_cast<int32_t>(LaunchLog::kAtOnce);
+  const auto norm = [&](int32_t times) {
+    for (int32_t i = 0; i < times; ++i) {
+      backend_->RmsNorm(on_device.tensor, weight.data(), 0.1f, on_device.tensor);
+    }
+  };
+  for (const bool shared : {false, true}) {
+    for (int pass = 0; pass < 3; ++pass) {
+      backend_->BeginPass();
+      norm(kAtOnce + 40);
+    }
+    backend_->BeginPass();
+    Buffer memory = shared ? backend_->AllocateShared(1000) : backend_->Allocate(1000);
+    const int64_t before = backend_->launches().alone;
+    norm(kAtOnce + 30);
+    EXPECT_EQ(backend_->launches().alone - before, kAtOnce);
+    memory = Buffer();
+    EXPECT_EQ(backend_->launches().alone - before, kAtOnce + 30);
+  }
+}
+
 // Each launch reads what the one before it wrote, and copies lie between runs of them.
 TEST_F(CudaLaunchGraphTest, CopiesFollowWhatWasLaunchedBefore) {
   SCOPED_TRACE(Seed());
