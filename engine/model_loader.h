@@ -35,7 +35,7 @@ struct ModelOptions {
   // host_bytes and disk_bytes and, without spill, prefetch, kv_bytes beside host_bytes (with it: of the
   // first layers on the device) and disk_bytes without keep_prefixes.
   std::string device = "cpu";
-  bool cuda_graphs = true;  // with "cuda": kernels::LetCudaLaunchesBeGraphs
+  bool cuda_graphs = true;  // with "cuda": kernels::MakeCudaBackend's `graphs`
   // Of weights: "auto" (as config.json says), "bf16", "f16" (of float16 weights only), "f32"
   // (exact). With "bf16", what is multiplied with the weights is rounded to bf16 too if the model
   // is large, as that doubles the speed of prompts; small models (kExactModelBytes) keep it in f32.

@@ -260,9 +260,8 @@ absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeBackend(const ModelOptions
         fmt::format("isa: '{}' is not one of auto, avx512, avx2, scalar", options.isa));
   }
   if (options.device == "cuda") {
-    kernels::LetCudaLaunchesBeGraphs(options.cuda_graphs);
     std::string why;
-    std::unique_ptr<kernels::Backend> cuda = kernels::MakeCudaBackend(&why);
+    std::unique_ptr<kernels::Backend> cuda = kernels::MakeCudaBackend(options.cuda_graphs, &why);
     if (cuda != nullptr) return cuda;
     return absl::FailedPreconditionError(
         fmt::format("device: cuda: {}; --device cpu uses the processors", why));

@@ -409,14 +409,12 @@ std::unique_ptr<Backend> MakeCpuBackend(const std::string& isa, int num_threads)
 
 // The first CUDA device (kernels/cuda/cuda_backend.h); null, and why in `why`, if there is none that
 // can be used, or the program was built without CUDA.
-std::unique_ptr<Backend> MakeCudaBackend(std::string* why);
+// `graphs`: launches that repeat the last step's go as one CUDA graph (kernels/cuda/launch_log.h).
+std::unique_ptr<Backend> MakeCudaBackend(bool graphs, std::string* why);
 
 // Whether a CUDA kernel may be put on the device before the one ahead has ended (kernels/cuda/launch.cuh).
 // At first it may. Of the whole process, for measuring what it gives: called while no backend works.
 void LetCudaKernelsStartEarly(bool let);
-// The same of whether launches that repeat the last step's go as one CUDA graph (kernels/cuda/launch_log.h):
-// of backends that are made from here on.
-void LetCudaLaunchesBeGraphs(bool let);
 
 }  // namespace winnow::kernels
 

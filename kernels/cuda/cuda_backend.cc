@@ -15,12 +15,11 @@
 
 namespace winnow::kernels {
 
-std::unique_ptr<Backend> MakeCudaBackend(std::string* why) {
-  return cuda::CudaBackend::Create(0, why);
+std::unique_ptr<Backend> MakeCudaBackend(bool graphs, std::string* why) {
+  return cuda::CudaBackend::Create(0, why, graphs);
 }
 
 void LetCudaKernelsStartEarly(bool let) { cuda::kernels_start_early = let; }
-void LetCudaLaunchesBeGraphs(bool let) { cuda::launches_be_graphs = let; }
 
 namespace cuda {
 namespace {
@@ -60,7 +59,7 @@ std::string VersionOf(int version) {
 
 // ---- the device ----
 
-std::unique_ptr<CudaBackend> CudaBackend::Create(int device, std::string* why) {
+std::unique_ptr<CudaBackend> CudaBackend::Create(int device, std::string* why, bool graphs) {
   int driver = 0, runtime = 0, devices = 0;
   cudaDriverGetVersion(&driver);
   cudaRuntimeGetVersion(&runtime);
@@ -99,7 +98,7 @@ std::unique_ptr<CudaBackend> CudaBackend::Create(int device, std::string* why) {
   backend->arithmetic_ = "cuda " + capability;
   backend->Good(UseDevice(device), "cudaSetDevice");
   std::unique_ptr<LoggedStream> launches;
-  backend->Good(LoggedStream::Create(launches_be_graphs, &launches), "cudaStreamCreate");
+  backend->Good(LoggedStream::Create(graphs, &launches), "cudaStreamCreate");
   backend->launches_ = std::move(launches);
   // Runs a kernel: a device whose code this program does not have says so here.
   Buffer trial = backend->Allocate(256);

@@ -55,7 +55,7 @@ struct AttentionOutput;
 class CudaBackend final : public Backend {
  public:
   // Null, and why in `why`.
-  static std::unique_ptr<CudaBackend> Create(int device, std::string* why);
+  static std::unique_ptr<CudaBackend> Create(int device, std::string* why, bool graphs = true);
   ~CudaBackend() override;
   CudaBackend(const CudaBackend&) = delete;
   CudaBackend& operator=(const CudaBackend&) = delete;

@@ -31,8 +31,6 @@ namespace winnow::kernels::cuda {
 
 // LetCudaKernelsStartEarly (backend.h).
 inline bool kernels_start_early = true;
-// LetCudaLaunchesBeGraphs.
-inline bool launches_be_graphs = true;
 
 // retrieval.h's RetrievalQuery.
 struct DeviceQuery {

@@ -62,8 +62,8 @@ class LaunchLog {
   [[nodiscard]] bool Launch(LaunchBytes launch);
   // Asks for what is held back: something follows that is no launch of this log.
   [[nodiscard]] bool EndRun();
-  // A pass has ended and the host is about to wait for it. Makes graphs of the runs that have come twice, which takes
-  // up to a millisecond.
+  // The host is about to wait for the device, as it does where a pass ends: turns count from here on. Makes graphs of
+  // the runs that have come twice, which takes up to a millisecond.
   void EndPass();
   // The device has done all that it was asked for.
   void Waited() { dropped_.clear(); }

@@ -3,12 +3,11 @@
 
 namespace winnow::kernels {
 
-std::unique_ptr<Backend> MakeCudaBackend(std::string* why) {
+std::unique_ptr<Backend> MakeCudaBackend(bool, std::string* why) {
   *why = "this program was built without CUDA (WINNOW_CUDA)";
   return nullptr;
 }
 
 void LetCudaKernelsStartEarly(bool) {}
-void LetCudaLaunchesBeGraphs(bool) {}
 
 }  // namespace winnow::kernels

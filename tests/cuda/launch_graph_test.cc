@@ -136,10 +136,8 @@ class CudaLaunchGraphTest : public CudaBackendFixture {};
 
 TEST_F(CudaLaunchGraphTest, StepsAsGraphsHaveTheBitsOfStepsWithout) {
   SCOPED_TRACE(Seed());
-  LetCudaLaunchesBeGraphs(false);
   std::string why;
-  const auto plain = CudaBackend::Create(0, &why);
-  LetCudaLaunchesBeGraphs(true);
+  const auto plain = CudaBackend::Create(0, &why, /*graphs=*/false);
   ASSERT_NE(plain, nullptr) << why;
   Weights weights(random_);
   Model with(*backend_, weights), without(*plain, weights);
