@@ -8,6 +8,8 @@
 #   scripts/gpu.sh timeline [FLAG ...]            where a layer of a decode step spends its time (kernels/README.md), with the program of
 #                                                 scripts/build.sh timeline, or WINNOW_BIN
 #   scripts/gpu.sh tokens [FLAG ...]              greedy tokens of `serve --device cuda FLAG...` against those of --device cpu
+#   scripts/gpu.sh rounding                       the same of --device cpu --isa avx2 against --device cpu: how far answers part where
+#                                                 nothing but the order of sums differs, and no GPU has a hand in it
 #   scripts/gpu.sh graphs [FLAG ...]              the same of `serve --device cuda FLAG...` with CUDA graphs against one without
 #   scripts/gpu.sh resume [FLAG ...]              the same of `serve --device cuda FLAG...` with a store on disk, that computes,
 #                                                 resumes lazily after a restart, and eagerly, against one without; and what was read
@@ -17,11 +19,11 @@
 #
 # The first three need nvcc and GoogleTest and no more (build/cuda-alone); the others the whole program: `scripts/build.sh cuda`,
 # or WINNOW_BIN. WINNOW_CUDA_BIN is a folder with winnow_cuda_test, winnow_cuda_bench and libwinnow_cuda_fault.so that were built elsewhere:
-# nothing is built then.
+# nothing is built then. WINNOW_SEED is the seed of the document that the servers are asked about, a new one where it is not set.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-usage() { sed -n '4,16s/^#   //p' "$0" >&2; exit 2; }
+usage() { sed -n '4,18s/^#   //p' "$0" >&2; exit 2; }
 [ $# -gt 0 ] || usage
 what=$1
 shift
@@ -54,7 +56,7 @@ prepare_questions() {
   work=$(mktemp -d)
   declare -gA servers=()
   trap '[ ${#servers[@]} = 0 ] || kill "${servers[@]}" 2>/dev/null || true; wait; rm -rf "$work"' EXIT
-  seed=$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')
+  seed=${WINNOW_SEED:-$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}
   echo "a document of seed $seed"
   python3 scripts/make_document.py --seed "$seed" --bytes 90000 --out "$work"
   question=$(python3 -c 'import json, sys; print(json.loads(open(sys.argv[1]).readline())["question"])' "$work/questions.jsonl")
@@ -142,6 +144,12 @@ case $what in
     start cpu --device cpu
     start cuda --device cuda "$@"
     compare cpu cuda "${every_policy[@]}"
+    ;;
+  rounding)
+    prepare_questions
+    start best --device cpu
+    start avx2 --device cpu --isa avx2
+    compare best avx2 "${every_policy[@]}"
     ;;
   graphs)
     prepare_questions

@@ -44,10 +44,13 @@ cudaError_t LaunchNow(LaunchBytes bytes, cudaStream_t stream) {
   return cudaLaunchKernelExC(&config, launch.kernel, params.data());
 }
 
-// Of a kernel on a device. Of the whole process: what a kernel is allowed on one thread holds on all, and a smaller
-// number later would take it from the others.
+// Every kernel may have so much without being allowed it, with the variables that it has beside.
+constexpr size_t kAlwaysAllowedBytes = 32 * 1024;
+
+// Of a kernel on a device. Of the whole process: what a kernel is allowed on one thread holds on all. The driver is
+// never told a number below what is allowed already: that would take the rest away.
 struct Known {
-  size_t allowed_bytes = 0;
+  size_t allowed_bytes = kAlwaysAllowedBytes;
   unsigned threads = 0;  // the last that was asked about; 0: none was
   size_t shared_bytes = 0;
   int blocks = 0;
@@ -65,9 +68,6 @@ cudaError_t Allow(Known& known, const void* kernel, size_t shared_bytes) {
 }
 
 thread_local int device_of_thread = -1;  // not known
-
-// Every kernel may have so much without being allowed it, with the variables that it has beside.
-constexpr size_t kAlwaysAllowedBytes = 32 * 1024;
 
 }  // namespace
 
