@@ -66,7 +66,7 @@ void BenchAttention(Bench& bench) {
     for (int i = 0; i < copies; ++i) pools.push_back(RandomBf16(static_cast<int64_t>(bytes), 1));
     const auto q = RandomFloats(int64_t{c.batch} * kKvHeads * kGroup * c.d);
     const int64_t width = int64_t{kKvHeads} * kGroup * c.d;
-    const DenseAttentionShape shape{c.batch, 1, c.n, kGroup, kv, DenseWay::kSideBySide};
+    DenseAttentionShape shape{c.batch, 1, c.n, kGroup, kv, DenseWay::kSideBySide};
     std::vector<DeviceChunk> last;  // token of each sequence
     for (int32_t i = 0; i < c.batch; ++i) {
       last.push_back({sequences.table.data() + int64_t{i} * sequences.blocks_each, i, 1, c.n - 1});
@@ -74,12 +74,15 @@ void BenchAttention(Bench& bench) {
     const Memory<DeviceChunk> chunks(last);
     Memory<std::byte> workspace(static_cast<int64_t>(DenseAttentionWorkspaceBytes(shape)));
     Memory<float> out(c.batch * width);
-    const double seconds = bench.Seconds(copies, 10, [&](int i, cudaStream_t stream) {
-      return AttendDense(shape, q.data(), width, chunks.data(), pools[i].data(), 0.1f, out.data(),
-                         width, workspace.data(), stream);
-    });
-    bench.Report("attend: dense", text, seconds, bytes, false,
-                 AttendRowsFlops(int64_t{c.batch} * kKvHeads * c.n, kGroup, c.d));
+    for (const bool portable : {true, false}) {
+      shape.portable = portable;
+      const double seconds = bench.Seconds(copies, 10, [&](int i, cudaStream_t stream) {
+        return AttendDense(shape, q.data(), width, chunks.data(), pools[i].data(), 0.1f, out.data(),
+                           width, workspace.data(), stream);
+      });
+      bench.Report(portable ? "attend: dense, any device" : "attend: dense", text, seconds, bytes,
+                   false, AttendRowsFlops(int64_t{c.batch} * kKvHeads * c.n, kGroup, c.d));
+    }
   }
 }
 

@@ -77,6 +77,16 @@ __device__ __forceinline__ void BulkCopy(uint32_t to, const void* from, uint32_t
       : "memory");
 }
 
+// The tile from value x of row y on of a matrix (tensor_map.h; the map is an argument of the kernel).
+__device__ __forceinline__ void BulkCopyTile(uint32_t to, const void* map, int32_t x, int32_t y,
+                                             uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+      "l"(map), "r"(x), "r"(y), "r"(barrier)
+      : "memory");
+}
+
 // All threads of a cluster; what they wrote before is seen after.
 __device__ __forceinline__ void SynchronizeCluster() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::

@@ -3,7 +3,7 @@
 // are copied unit by unit into shared memory, the next while one is used. kSideBySide: a block is 16
 // rows and one split, or several in turn where there are more than run at once, so that copies do not
 // cease between them; of a unit each of its 4 warps scores 16 tokens, all hear of all scores through
-// shared memory and weigh them alike, and each adds up its own channels.
+// shared memory and weigh them alike, and each adds up its own channels. On Hopper its units come as tiles of a tensor map.
 //
 // The two must agree to the bit, so everything that rounds is written with the rounding in its name
 // where the compiler could choose (a * b + c), and both weigh a unit by the same function.
@@ -15,31 +15,75 @@
 // instead of 191, and 1031 instead of 864 for 24 sequences of 32K; a row at a time by the bulk copy engine,
 // 157 us instead of 159 and 914 instead of 876, and three stages of that and two blocks 155 and 1080; a block's splits
 // far from each other, so that all blocks together read one place after the other, or blocks head by head: the same.
-// What bounds the copies (H200, 2026-11-24, the same rings without arithmetic, 2 GiB of shuffled units; a plain read gives
-// 4.5 TB/s): 16 bytes a thread or a row by the copy engine 4.2, whatever the stages; a whole unit as one bulk copy 4.5, and
-// 4.46 with 1,600 cycles of waiting a unit in between. But its rows are then not padded, and all of a matrix load's
-// lie in the same banks: it takes copies that swizzle (tensor maps, 128 bytes).
+// How copies are asked for (the same rings without arithmetic, 2 GiB of shuffled units, TB/s; a plain read 4.5 to 4.6): 16 bytes a
+// thread, or a row by the copy engine, 4.2, whatever the stages; a unit as one bulk copy 4.5, but all its rows lie in the
+// same banks; as tiles that swizzle 4.6, in any order and size, and 4.2 again where L2 is to bring 256 bytes at a time
+// (tensor_map.cc). With arithmetic 159 to 146 us at 128K, 1,207 to 1,131 at a million, 97 to 85 with d 64, and 874 as before for
+// 24 sequences. Left: a unit takes a multiprocessor 1.2 us, be one, two or three blocks on it.
+// Of tiles, lost: three stages and two blocks, 150 us and 1,117 for a million; four and one, 173 and 1,342; a warp weighs only
+// the 16 tokens that it scored and hears of the others' weights in place of scores, one meeting more: 147, 1,177, and 927 for 24.
 // Merging: a thread that reads a channel of each split from L2, 32 ahead, took 33 us more of a layer of 128K tokens
 // and 240 of a million, with all shares worked out in turn another 10.
 #include <algorithm>
 
+#include "kernels/cuda/bulk_copy.cuh"
 #include "kernels/cuda/dense_attention.h"
 #include "kernels/cuda/dense_attention_parts.cuh"
 #include "kernels/cuda/device_math.cuh"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/tensor_map.h"
 
 namespace winnow::kernels::cuda {
 namespace {
 
 using namespace dense;  // NOLINT(google-build-using-namespace): the parts of this very file
 
+// How a unit's rows, keys and values beside each other, lie in shared memory: so that the eight rows that a matrix load
+// reads 16 bytes of lie in different banks. A lane's address is made once and moved to other tokens and channels.
+//
+// With 16 bytes between them.
 template <int kHeadDim>
-constexpr int PaddedRowBytes() {
-  return 4 * kHeadDim + 16;
-}
+struct PaddedRows {
+  static constexpr int kRowBytes = 4 * kHeadDim + 16;
+  static constexpr uint32_t kUnitBytes = kDenseUnitTokens * kRowBytes;
+  static constexpr uint32_t kTileBytes = 16 * kRowBytes;  // of 16 tokens
+  static constexpr size_t kStageAlignment = 16;
+
+  // Where a lane reads keys and values of a unit, from token 0 and channel 0 on.
+  static __device__ __forceinline__ uint32_t KeysAt(uint32_t unit, int lane) {
+    return unit + (lane % 8 + lane / 16 * 8) * kRowBytes + lane / 8 % 2 * 16;
+  }
+  static __device__ __forceinline__ uint32_t ValuesAt(uint32_t unit, int lane) {
+    return unit + lane % 16 * kRowBytes + kHeadDim * 2 + lane / 16 * 16;
+  }
+  // From channel 16 * i on.
+  static __device__ __forceinline__ uint32_t Channels(uint32_t at, int i) { return at + i * 32; }
+};
+// As a tensor map's tiles of 64 channels (tensor_map.h), keys' first.
 template <int kHeadDim>
+struct SwizzledRows {
+  static constexpr int kTileChannels = kTensorTileRowBytes / 2;
+  static constexpr uint32_t kTensorTileBytes = kDenseUnitTokens * kTensorTileRowBytes;
+  static constexpr int kTensorTiles = 2 * kHeadDim / kTileChannels;
+  static constexpr uint32_t kUnitBytes = kTensorTiles * kTensorTileBytes;
+  static constexpr uint32_t kTileBytes = 16 * kTensorTileRowBytes;
+  static constexpr size_t kStageAlignment = kTensorSwizzleRows * kTensorTileRowBytes;
+
+  static __device__ __forceinline__ uint32_t KeysAt(uint32_t unit, int lane) {
+    return unit + (lane % 8 + lane / 16 * 8) * kTensorTileRowBytes +
+           (lane / 8 % 2 ^ lane % kTensorSwizzleRows) * 16;
+  }
+  static __device__ __forceinline__ uint32_t ValuesAt(uint32_t unit, int lane) {
+    return unit + kUnitBytes / 2 + lane % 16 * kTensorTileRowBytes +
+           (lane / 16 ^ lane % kTensorSwizzleRows) * 16;
+  }
+  static __device__ __forceinline__ uint32_t Channels(uint32_t at, int i) {
+    return (at ^ i % (kTileChannels / 16) * 32) + i / (kTileChannels / 16) * kTensorTileBytes;
+  }
+};
+template <typename Rows>
 constexpr size_t SharedBytes() {
-  return size_t{2} * kDenseUnitTokens * PaddedRowBytes<kHeadDim>();
+  return 2 * size_t{Rows::kUnitBytes} + (Rows::kStageAlignment - 16);
 }
 // Scores of a unit, by row: 8 floats more than there are, so that rows lie in different banks.
 constexpr int kScoreStride = kDenseUnitTokens + 8;
@@ -57,7 +101,7 @@ __device__ __forceinline__ void CopyRows(const UnitRows<kHeadDim, kWarps>& rows,
     const int row = index / kPieces, piece = index % kPieces;
     const uint64_t from =
         __shfl_sync(kFullMask, rows.held[rows.kHeld == 1 ? 0 : i / kPieces], row % kLanes);
-    CopyAsync16(shared + (warp * kRows + row) * PaddedRowBytes<kHeadDim>() + piece * 16,
+    CopyAsync16(shared + (warp * kRows + row) * PaddedRows<kHeadDim>::kRowBytes + piece * 16,
                 reinterpret_cast<const uint8_t*>(from) + piece * 16, rows.first + row < visible);
   }
 }
@@ -69,21 +113,22 @@ __device__ __forceinline__ void StartUnit(const Args& args, const int32_t* table
 }
 
 // Scores of 16 tokens from `keys_at` on, one chain over the channels each.
-template <int kHeadDim>
-__device__ __forceinline__ void ScoreTile(const uint32_t (&q)[kHeadDim / 16][4], uint32_t keys_at,
+template <typename Rows, int kSteps>
+__device__ __forceinline__ void ScoreTile(const uint32_t (&q)[kSteps][4], uint32_t keys_at,
                                           float (&first)[4], float (&second)[4]) {
 #pragma unroll
-  for (int step = 0; step < kHeadDim / 16; ++step) {
+  for (int step = 0; step < kSteps; ++step) {
     uint32_t keys[4];
-    LoadMatrix4(keys_at + step * 32, keys);
+    LoadMatrix4(Rows::Channels(keys_at, step), keys);
     MultiplyAdd16x8x16(first, q[step], keys[0], keys[1]);
     MultiplyAdd16x8x16(second, q[step], keys[2], keys[3]);
   }
 }
 
 // o [16 channels as two tiles] = o * keep + weights * values, from `values_at` on.
+template <typename Rows>
 __device__ __forceinline__ void AddValues(const uint32_t (&weights)[kUnitTiles][4],
-                                          const float (&keep)[2], uint32_t values_at, int row_bytes,
+                                          const float (&keep)[2], uint32_t values_at,
                                           float (&first)[4], float (&second)[4]) {
 #pragma unroll
   for (int e = 0; e < 4; ++e) {
@@ -93,20 +138,10 @@ __device__ __forceinline__ void AddValues(const uint32_t (&weights)[kUnitTiles][
 #pragma unroll
   for (int tile = 0; tile < kUnitTiles; ++tile) {
     uint32_t values[4];
-    LoadMatrix4Transposed(values_at + tile * 16 * row_bytes, values);
+    LoadMatrix4Transposed(values_at + tile * Rows::kTileBytes, values);
     MultiplyAdd16x8x16(first, weights[tile], values[0], values[1]);
     MultiplyAdd16x8x16(second, weights[tile], values[2], values[3]);
   }
-}
-
-// Where a lane reads keys and values of a unit at `shared`, from token 0 and channel 0 on.
-template <int kHeadDim>
-__device__ __forceinline__ uint32_t KeysAt(uint32_t shared, int lane) {
-  return shared + (lane % 8 + lane / 16 * 8) * PaddedRowBytes<kHeadDim>() + lane / 8 % 2 * 16;
-}
-template <int kHeadDim>
-__device__ __forceinline__ uint32_t ValuesAt(uint32_t shared, int lane) {
-  return shared + (lane % 16) * PaddedRowBytes<kHeadDim>() + kHeadDim * 2 + lane / 16 * 16;
 }
 
 template <int kHeadDim>
@@ -114,7 +149,8 @@ __global__ void __launch_bounds__(kInTurnWarps* kLanes)
     InTurnKernel(const __grid_constant__ Args args) {
   extern __shared__ uint4 shared4[];
   const uint32_t shared = SharedAddress(shared4);
-  constexpr uint32_t kStageBytes = kDenseUnitTokens * PaddedRowBytes<kHeadDim>();
+  using Rows = PaddedRows<kHeadDim>;
+  constexpr uint32_t kStageBytes = Rows::kUnitBytes;
   const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   const auto kv_head = static_cast<int32_t>(blockIdx.y);
   const auto tile = static_cast<int32_t>(gridDim.x - 1 - blockIdx.x);  // those with most keys first
@@ -148,17 +184,16 @@ __global__ void __launch_bounds__(kInTurnWarps* kLanes)
     __syncthreads();
     float scores[2 * kUnitTiles][4] = {}, keep[2];
     uint32_t weights[kUnitTiles][4];
-    const uint32_t keys_at = KeysAt<kHeadDim>(here, lane);
+    const uint32_t keys_at = Rows::KeysAt(here, lane);
 #pragma unroll
     for (int t = 0; t < kUnitTiles; ++t) {
-      ScoreTile<kHeadDim>(q, keys_at + t * 16 * PaddedRowBytes<kHeadDim>(), scores[2 * t],
-                          scores[2 * t + 1]);
+      ScoreTile<Rows>(q, keys_at + t * Rows::kTileBytes, scores[2 * t], scores[2 * t + 1]);
     }
     Weigh(scores, unit * kDenseUnitTokens, sees, sums, weights, keep);
-    const uint32_t values_at = ValuesAt<kHeadDim>(here, lane);
+    const uint32_t values_at = Rows::ValuesAt(here, lane);
 #pragma unroll
     for (int n = 0; n < kHeadDim / 8; n += 2) {
-      AddValues(weights, keep, values_at + n * 16, PaddedRowBytes<kHeadDim>(), o[n], o[n + 1]);
+      AddValues<Rows>(weights, keep, Rows::Channels(values_at, n / 2), o[n], o[n + 1]);
     }
     if (unit + 1 == units || (unit + 1) % kUnitsPerSplit == 0) {
       AddSplit<kHeadDim>(sums, o, totals, total);
@@ -170,16 +205,158 @@ __global__ void __launch_bounds__(kInTurnWarps* kLanes)
   WriteRows<kHeadDim>(args, sees, at, totals, total);
 }
 
+// Units come to shared memory, the next while one is used. Begin() once, behind WaitForEarlier(), then for each unit
+// Next(), between which all threads meet when they have used what it gave. 16 bytes a thread:
 template <int kHeadDim>
+class PaddedRing {
+ public:
+  using Rows = PaddedRows<kHeadDim>;
+  struct Source {
+    int32_t unused = 0;
+  };
+
+  __device__ PaddedRing(const Args& args, const Source&, const int32_t* table, int32_t kv_head,
+                        int32_t visible, uint32_t shared)
+      : args_(args),
+        table_(table),
+        head_(args.pool + kv_head * args.head_bytes),
+        visible_(visible),
+        shared_(shared) {}
+
+  __device__ void Begin(int32_t first, int32_t /*units*/) {
+    first_ = first;
+    CopyRows(Of(first), visible_, shared_);
+    CommitCopies();
+    next_ = Of(first + 1);
+  }
+  // Where `unit` lies.
+  __device__ uint32_t Next(int32_t unit, int32_t units) {
+    if (unit + 1 < units) {
+      CopyRows(next_, visible_, Stage(unit + 1));
+      next_ = Of(unit + 2);  // so that its copy need not wait for the table
+    }
+    CommitCopies();
+    WaitForCopies<1>();
+    __syncthreads();
+    return Stage(unit);
+  }
+
+ private:
+  using Addresses = UnitRows<kHeadDim, kSplitWarps>;
+  __device__ Addresses Of(int32_t unit) const {
+    return Addresses(args_, table_, head_, unit, visible_);
+  }
+  __device__ uint32_t Stage(int32_t unit) const {
+    return shared_ + (unit - first_) % 2 * Rows::kUnitBytes;
+  }
+
+  const Args& args_;
+  const int32_t* table_;
+  const uint8_t* head_;
+  int32_t visible_, first_ = 0;
+  uint32_t shared_;
+  Addresses next_;
+};
+
+// By the copy engine, in tiles of a tensor map of all rows there are from the pool on: whole units, so a block of the
+// pool has a multiple of their tokens.
+template <int kHeadDim>
+class SwizzledRing {
+ public:
+  using Rows = SwizzledRows<kHeadDim>;
+  using Source = CUtensorMap;
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  __device__ SwizzledRing(const Args& args, const Source& map, const int32_t* table,
+                          int32_t kv_head, int32_t visible, uint32_t shared)
+      : args_(args),
+        map_(map),
+        table_(table),
+        head_row_(static_cast<int32_t>(kv_head * args.head_bytes / kRowBytes)),
+        block_rows_(static_cast<int32_t>(args.block_bytes / kRowBytes)),
+        visible_(visible),
+        shared_((shared + Rows::kStageAlignment - 1) / Rows::kStageAlignment *
+                Rows::kStageAlignment) {
+    __shared__ alignas(8) uint64_t barriers[2];
+    barriers_ = SharedAddress(barriers);
+    if (threadIdx.x == 0) {
+      InitBarrier(barriers_);
+      InitBarrier(barriers_ + 8);
+      FenceBarriers();
+    }
+    __syncthreads();
+  }
+
+  __device__ void Begin(int32_t first, int32_t units) {
+    first_ = first;
+    if (threadIdx.x != 0) return;
+    next_ = RowOf(first);
+    Start(first, units);
+  }
+  __device__ uint32_t Next(int32_t unit, int32_t units) {
+    if (threadIdx.x == 0 && unit + 1 < units) Start(unit + 1, units);
+    const uint32_t stage = Stage(unit);
+    WaitForPhase(BarrierOf(unit), static_cast<uint32_t>(unit - first_) / 2 % 2);
+    const int32_t seen = visible_ - unit * kDenseUnitTokens;
+    if (seen < kDenseUnitTokens) ClearValues(stage, seen);
+    return stage;
+  }
+
+ private:
+  static constexpr int64_t kRowBytes = 4 * kHeadDim;
+
+  __device__ uint32_t Stage(int32_t unit) const {
+    return shared_ + (unit - first_) % 2 * Rows::kUnitBytes;
+  }
+  __device__ uint32_t BarrierOf(int32_t unit) const { return barriers_ + (unit - first_) % 2 * 8; }
+  __device__ int32_t RowOf(int32_t unit) const {
+    const int32_t token = unit * kDenseUnitTokens, block = args_.block_tokens.Divide(token);
+    return table_[block] * block_rows_ + head_row_ + token -
+           block * args_.block_tokens.divisor();
+  }
+  __device__ void Start(int32_t unit, int32_t units) {
+    const uint32_t to = Stage(unit), barrier = BarrierOf(unit);
+    ArriveExpecting(barrier, Rows::kUnitBytes);
+#pragma unroll
+    for (int i = 0; i < Rows::kTensorTiles; ++i) {
+      BulkCopyTile(to + i * Rows::kTensorTileBytes, &map_, i * Rows::kTileChannels, next_, barrier);
+    }
+    if (unit + 1 < units) next_ = RowOf(unit + 1);  // so that its copy need not wait for the table
+  }
+  // Of tokens from `seen` on, which may be anything: weights of zero take them too.
+  __device__ void ClearValues(uint32_t stage, int32_t seen) const {
+    constexpr int kPieces = kTensorTileRowBytes / 16;
+    for (int i = threadIdx.x; i < (kDenseUnitTokens - seen) * kPieces; i += kSplitWarps * kLanes) {
+#pragma unroll
+      for (int tile = Rows::kTensorTiles / 2; tile < Rows::kTensorTiles; ++tile) {
+        ClearShared16(stage + tile * Rows::kTensorTileBytes + seen * kTensorTileRowBytes + i * 16);
+      }
+    }
+    __syncthreads();
+  }
+
+  const Args& args_;
+  const Source& map_;
+  const int32_t* table_;
+  int32_t head_row_, block_rows_, visible_, first_ = 0, next_ = 0;
+  uint32_t shared_, barriers_;
+#else  // never launched there
+  __device__ SwizzledRing(const Args&, const Source&, const int32_t*, int32_t, int32_t, uint32_t) {}
+  __device__ void Begin(int32_t, int32_t) {}
+  __device__ uint32_t Next(int32_t, int32_t) { return 0; }
+#endif
+};
+
+template <int kHeadDim, typename Ring>
 __global__ void __launch_bounds__(kSplitWarps* kLanes)
-    SplitKernel(const __grid_constant__ Args args) {
+    SplitKernel(const __grid_constant__ Args args,
+                const __grid_constant__ typename Ring::Source source) {
   static_assert(kSplitWarps == kUnitTiles);
   constexpr int kPairs = kHeadDim / 16;  // of channel tiles
   constexpr int kMine = (kPairs + kSplitWarps - 1) / kSplitWarps;
   extern __shared__ uint4 shared4[];
   __shared__ float exchanged[kWarpRows * kScoreStride];
-  const uint32_t shared = SharedAddress(shared4);
-  constexpr uint32_t kStageBytes = kDenseUnitTokens * PaddedRowBytes<kHeadDim>();
+  using Rows = typename Ring::Rows;
   const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes, pair = lane % 4 * 2;
   const auto kv_head = static_cast<int32_t>(blockIdx.y);
   const int32_t tile = static_cast<int32_t>(blockIdx.z) % args.tiles;
@@ -208,11 +385,9 @@ __global__ void __launch_bounds__(kSplitWarps* kLanes)
                          int64_t{token - block * args.block_tokens.divisor()} * (4 * kHeadDim);
     PrefetchLine(row + i % kLines * 128);
   }
+  Ring ring(args, source, chunk.block_table, kv_head, visible, SharedAddress(shared4));
   WaitForEarlier();
-  using Rows = UnitRows<kHeadDim, kSplitWarps>;
-  CopyRows(Rows(args, chunk.block_table, head, first_unit, visible), visible, shared);
-  CommitCopies();
-  Rows next(args, chunk.block_table, head, first_unit + 1, visible);
+  ring.Begin(first_unit, units);
   int32_t sees[2];
   int64_t at[2];
   uint32_t q[kHeadDim / 16][4];
@@ -244,19 +419,10 @@ __global__ void __launch_bounds__(kSplitWarps* kLanes)
     Clear(o);
   };
   for (int32_t unit = first_unit; unit < units; ++unit) {
-    const uint32_t here = shared + (unit - first_unit) % 2 * kStageBytes;
-    if (unit + 1 < units) {
-      CopyRows(next, visible, shared + (unit + 1 - first_unit) % 2 * kStageBytes);
-      // Of the unit after, so that its copy need not wait for the table.
-      next = Rows(args, chunk.block_table, head, unit + 2, visible);
-    }
-    CommitCopies();
-    WaitForCopies<1>();
-    __syncthreads();
+    const uint32_t here = ring.Next(unit, units);
     {
       float mine[2][4] = {};
-      ScoreTile<kHeadDim>(q, KeysAt<kHeadDim>(here, lane) + warp * 16 * PaddedRowBytes<kHeadDim>(),
-                          mine[0], mine[1]);
+      ScoreTile<Rows>(q, Rows::KeysAt(here, lane) + warp * Rows::kTileBytes, mine[0], mine[1]);
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
 #pragma unroll
@@ -281,13 +447,12 @@ __global__ void __launch_bounds__(kSplitWarps* kLanes)
       }
     }
     Weigh(scores, unit * kDenseUnitTokens, sees, sums, weights, keep);
-    const uint32_t values_at = ValuesAt<kHeadDim>(here, lane);
+    const uint32_t values_at = Rows::ValuesAt(here, lane);
 #pragma unroll
     for (int i = 0; i < kMine; ++i) {
       const int channels = warp + kSplitWarps * i;
       if (channels >= kPairs) break;
-      AddValues(weights, keep, values_at + channels * 32, PaddedRowBytes<kHeadDim>(), o[2 * i],
-                o[2 * i + 1]);
+      AddValues<Rows>(weights, keep, Rows::Channels(values_at, channels), o[2 * i], o[2 * i + 1]);
     }
     if (unit + 1 == units || (unit + 1) % kUnitsPerSplit == 0) end_split(unit / kUnitsPerSplit);
     __syncthreads();
@@ -423,21 +588,12 @@ size_t NumParts(const DenseAttentionShape& shape) {
          SplitsOf(shape);
 }
 
-template <int kHeadDim>
-cudaError_t LaunchOf(const DenseAttentionShape& shape, Args& args, Stream stream) {
-  constexpr size_t kBytes = SharedBytes<kHeadDim>();
-  if (shape.way == DenseWay::kInTurn) {
-    if (!shape.portable && HasGroupAttention(kHeadDim)) {
-      return AttendInTurnByGroups(shape, args, stream);
-    }
-    const auto kernel = InTurnKernel<kHeadDim>;
-    const dim3 grid(static_cast<unsigned>(CeilDiv(int64_t{shape.max_chunk_tokens} * shape.group,
-                                                  kInTurnWarps * kWarpRows)),
-                    shape.layout.kv_heads, shape.num_chunks);
-    return LaunchBehind(kernel, grid, kInTurnWarps * kLanes, kBytes, stream, args);
-  }
+template <int kHeadDim, typename Ring>
+cudaError_t LaunchSideBySide(const DenseAttentionShape& shape, Args& args,
+                             const typename Ring::Source& source, Stream stream) {
+  constexpr size_t kBytes = SharedBytes<typename Ring::Rows>();
   args.part_ends = reinterpret_cast<float2*>(args.parts + NumParts(shape) * kHeadDim);
-  const auto kernel = SplitKernel<kHeadDim>;
+  const auto kernel = SplitKernel<kHeadDim, Ring>;
   const dim3 grid(args.splits, shape.layout.kv_heads, shape.num_chunks * args.tiles);
   // As many blocks as run at once, if there are more splits.
   int at_once = 0;
@@ -453,7 +609,7 @@ cudaError_t LaunchOf(const DenseAttentionShape& shape, Args& args, Stream stream
   const dim3 block_grid(static_cast<unsigned>(CeilDiv(args.splits, args.splits_per_block)), grid.y,
                         grid.z);
   if (const cudaError_t error =
-          Launch(kernel, block_grid, kSplitWarps * kLanes, kBytes, stream, false, args);
+          Launch(kernel, block_grid, kSplitWarps * kLanes, kBytes, stream, false, args, source);
       error != cudaSuccess) {
     return error;
   }
@@ -463,6 +619,30 @@ cudaError_t LaunchOf(const DenseAttentionShape& shape, Args& args, Stream stream
   const auto blocks = static_cast<unsigned>(tile_rows * CeilDiv(kHeadDim, kMergeChannels));
   return Launch(MergeSplitsKernel, dim3(blocks, grid.y, grid.z), kMergeThreads, merge_bytes, stream,
                 false, args, kHeadDim);
+}
+
+template <int kHeadDim>
+cudaError_t LaunchOf(const DenseAttentionShape& shape, Args& args, Stream stream) {
+  if (shape.way == DenseWay::kInTurn) {
+    if (!shape.portable && HasGroupAttention(kHeadDim)) {
+      return AttendInTurnByGroups(shape, args, stream);
+    }
+    const auto kernel = InTurnKernel<kHeadDim>;
+    const dim3 grid(static_cast<unsigned>(CeilDiv(int64_t{shape.max_chunk_tokens} * shape.group,
+                                                  kInTurnWarps * kWarpRows)),
+                    shape.layout.kv_heads, shape.num_chunks);
+    return LaunchBehind(kernel, grid, kInTurnWarps * kLanes, SharedBytes<PaddedRows<kHeadDim>>(),
+                        stream, args);
+  }
+  if constexpr (2 * kHeadDim % kTensorTileRowBytes == 0) {
+    CUtensorMap map;
+    if (!shape.portable && CurrentDevice().hopper &&
+        shape.layout.block_tokens % kDenseUnitTokens == 0 &&
+        MakeTensorMap(args.pool, 2 * kHeadDim, kDenseUnitTokens, &map)) {
+      return LaunchSideBySide<kHeadDim, SwizzledRing<kHeadDim>>(shape, args, map, stream);
+    }
+  }
+  return LaunchSideBySide<kHeadDim, PaddedRing<kHeadDim>>(shape, args, {}, stream);
 }
 
 }  // namespace

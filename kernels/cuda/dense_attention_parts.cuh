@@ -44,6 +44,7 @@ struct UnitRows {
   uint64_t held[kHeld];
   int32_t first;
 
+  UnitRows() = default;
   __device__ __forceinline__ UnitRows(const Args& args, const int32_t* table, const uint8_t* head,
                                       int32_t unit, int32_t visible)
       : first(unit * kDenseUnitTokens + static_cast<int32_t>(threadIdx.x) / kLanes * kRows) {

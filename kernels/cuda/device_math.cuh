@@ -67,6 +67,10 @@ __device__ __forceinline__ void WaitForCopies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
+__device__ __forceinline__ void ClearShared16(uint32_t shared) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(shared), "r"(0) : "memory");
+}
+
 // Asks for 128 bytes to come as near as L2.
 __device__ __forceinline__ void PrefetchLine(const void* address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address));

@@ -138,7 +138,7 @@ class PackedLaunch {
 
   template <typename Param>
   void Put(size_t i, Param param) {
-    static_assert(std::is_trivially_copyable_v<Param> && alignof(Param) <= kAlignment);
+    static_assert(std::is_trivially_copyable_v<Param>);  // the driver copies it from any address
     const auto offset = static_cast<uint32_t>(end_);
     std::memcpy(bytes_ + sizeof(KernelLaunch) + i * sizeof offset, &offset, sizeof offset);
     std::memcpy(bytes_ + end_, &param, sizeof param);

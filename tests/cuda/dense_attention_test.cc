@@ -104,22 +104,27 @@ TEST_F(CudaDenseAttentionTest, AQueryHasTheSameBitsHoweverThePromptIsCut) {
   }
 }
 
-// Where the device has a kernel of its own for prompts, it gives the bits of the one that any device has: chunks
-// of any length and place side by side, scores of any size.
-TEST_F(CudaDenseAttentionTest, TheDevicesOwnKernelGivesTheBitsOfTheOneThatAnyHas) {
+// Where the device has kernels of its own, they give the bits of those that any device has: chunks of any length and
+// place side by side, scores of any size, blocks of whole units and others, and nothing that can be called a number in
+// rows that are not written yet.
+TEST_F(CudaDenseAttentionTest, TheDevicesOwnKernelsGiveTheBitsOfThoseThatAnyHas) {
   SCOPED_TRACE(Seed());
-  for (int round = 0; round < 24; ++round) {
+  for (int round = 0; round < 64; ++round) {
+    const DenseWay way = round % 4 < 2 ? DenseWay::kInTurn : DenseWay::kSideBySide;
     const int32_t d = round % 2 == 0 ? 128 : 64;
     const auto group = static_cast<int32_t>(random_.Int(1, 9));
-    const KvLayout layout{static_cast<int32_t>(random_.Int(1, 3)), d,
-                          static_cast<int32_t>(16 * random_.Int(1, 6)), DType::kBF16};
+    const auto block = static_cast<int32_t>(random_.Int(0, 2) == 0 ? 16 * random_.Int(1, 6)
+                                                                   : 64 * random_.Int(1, 3));
+    const KvLayout layout{static_cast<int32_t>(random_.Int(1, 3)), d, block, DType::kBF16};
     const auto n = static_cast<int32_t>(random_.Int(1, 2000)),
                m = static_cast<int32_t>(random_.Int(1, 900));
-    const auto first = static_cast<int32_t>(random_.Int(1, n)),
-               second = static_cast<int32_t>(random_.Int(1, m));
-    SCOPED_TRACE(testing::Message() << "d " << d << " G " << group << ", " << first << " of " << n
-                                    << " and " << second << " of " << m);
-    PagedKv kv(random_, layout, {n, m}, round % 3 == 0 ? 8.0f : 1.0f);
+    const int32_t most = way == DenseWay::kInTurn ? n : 20;
+    const auto first = static_cast<int32_t>(random_.Int(1, std::min(most, n))),
+               second = static_cast<int32_t>(random_.Int(1, std::min(most, m)));
+    SCOPED_TRACE(testing::Message()
+                 << "d " << d << " G " << group << " block " << block << ", " << first << " of "
+                 << n << " and " << second << " of " << m << ", way " << static_cast<int>(way));
+    PagedKv kv(random_, layout, {n, m}, round % 3 == 0 ? 8.0f : 1.0f);  // NaN behind its tokens
     const auto pool = UploadPool(kv);
     const DeviceArray<int32_t> first_table(kv.table(0)), second_table(kv.table(1));
     const DeviceArray<DeviceChunk> chunks(
@@ -130,14 +135,18 @@ TEST_F(CudaDenseAttentionTest, TheDevicesOwnKernelGivesTheBitsOfTheOneThatAnyHas
     Matrix results[2] = {q, q};
     for (const bool portable : {false, true}) {
       const DenseAttentionShape shape{2,      std::max(first, second), std::max(n, m), group,
-                                      layout, DenseWay::kInTurn,       portable};
+                                      layout, way,                     portable};
       Matrix& result = results[portable];
       const auto out = Upload(result);
+      Workspace workspace(DenseAttentionWorkspaceBytes(shape));
       const int64_t stride = q.tensor().stride;
       WINNOW_CUDA_OK(AttendDense(shape, of_q.data(), stride, chunks.data(), pool.data(), ScaleOf(d),
-                                 out.data(), stride, nullptr, nullptr));
+                                 out.data(), stride, workspace.data(), nullptr));
       Download(out, result);
       EXPECT_TRUE(result.GuardsIntact());
+    }
+    for (int64_t i = 0; i < q.rows(); ++i) {
+      for (int64_t c = 0; c < q.cols(); ++c) ASSERT_TRUE(std::isfinite(results[0].row(i)[c]));
     }
     ASSERT_TRUE(SameBits(results[0], results[1]));
     ASSERT_FALSE(SameBits(results[0], q));

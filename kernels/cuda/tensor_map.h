@@ -1,0 +1,23 @@
+// Tensor maps: by which the copy engine of Hopper finds a tile of a matrix, and swizzles it in shared memory.
+#ifndef WINNOW_KERNELS_CUDA_TENSOR_MAP_H_
+#define WINNOW_KERNELS_CUDA_TENSOR_MAP_H_
+
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace winnow::kernels::cuda {
+
+// A row of a tile, and after how many rows the swizzle comes again: of row r the 16 bytes i lie at i ^ (r % 8).
+inline constexpr int32_t kTensorTileRowBytes = 128;
+inline constexpr int32_t kTensorSwizzleRows = 8;
+
+// Of tiles of 64 values of 2 bytes by `tile_rows` (at most 256) in a matrix from `base` on, whose rows have `row_values`
+// values and lie one after the other, without end: what is asked for has to be there. `base` is a multiple of 16 bytes.
+// False where the driver has no tensor maps, or refuses this one. Any thread; it is told to the driver alone, no device.
+[[nodiscard]] bool MakeTensorMap(const void* base, int32_t row_values, int32_t tile_rows,
+                                 CUtensorMap* map);
+
+}  // namespace winnow::kernels::cuda
+
+#endif  // WINNOW_KERNELS_CUDA_TENSOR_MAP_H_
