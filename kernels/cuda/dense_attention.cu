@@ -21,7 +21,8 @@
 // (tensor_map.cc). With arithmetic 159 to 146 us at 128K, 1,207 to 1,131 at a million, 97 to 85 with d 64, and 874 as before for
 // 24 sequences. Left: a unit takes a multiprocessor 1.2 us, be one, two or three blocks on it.
 // Of tiles, lost: three stages and two blocks, 150 us and 1,117 for a million; four and one, 173 and 1,342; a warp weighs only
-// the 16 tokens that it scored and hears of the others' weights in place of scores, one meeting more: 147, 1,177, and 927 for 24.
+// the 16 tokens that it scored and hears of the others' weights in place of scores, one meeting more: 147, 1,177, and 927 for 24;
+// rows that do not exist (12 of 16 for one query of G 4) hide nothing from themselves, so that scores are not compared with what they see: the same.
 // Merging: a thread that reads a channel of each split from L2, 32 ahead, took 33 us more of a layer of 128K tokens
 // and 240 of a million, with all shares worked out in turn another 10.
 #include <algorithm>
