@@ -8,8 +8,8 @@
 #   scripts/gpu.sh timeline [FLAG ...]            where a layer of a decode step spends its time (kernels/README.md), with the program of
 #                                                 scripts/build.sh timeline, or WINNOW_BIN
 #   scripts/gpu.sh tokens [FLAG ...]              greedy tokens of `serve --device cuda FLAG...` against those of --device cpu
-#   scripts/gpu.sh rounding                       the same of --device cpu --isa avx2 against --device cpu: how far answers part where
-#                                                 nothing but the order of sums differs, and no GPU has a hand in it
+#   scripts/gpu.sh rounding                       the same of --device cpu --isa avx2 against --isa avx512: how far answers part where
+#                                                 nothing but rounding differs, and no GPU has a hand in it
 #   scripts/gpu.sh graphs [FLAG ...]              the same of `serve --device cuda FLAG...` with CUDA graphs against one without
 #   scripts/gpu.sh resume [FLAG ...]              the same of `serve --device cuda FLAG...` with a store on disk, that computes,
 #                                                 resumes lazily after a restart, and eagerly, against one without; and what was read
@@ -147,9 +147,9 @@ case $what in
     ;;
   rounding)
     prepare_questions
-    start best --device cpu
+    start avx512 --device cpu --isa avx512  # refused where the processor has none: avx2 would be compared with itself
     start avx2 --device cpu --isa avx2
-    compare best avx2 "${every_policy[@]}"
+    compare avx512 avx2 "${every_policy[@]}"
     ;;
   graphs)
     prepare_questions
