@@ -3,7 +3,8 @@
 // are copied unit by unit into shared memory, the next while one is used. kSideBySide: a block is 16
 // rows and one split, or several in turn where there are more than run at once, so that copies do not
 // cease between them; of a unit each of its 4 warps scores 16 tokens, all hear of all scores through
-// shared memory and weigh them alike, and each adds up its own channels. On Hopper its units come as tiles of a tensor map.
+// shared memory and weigh them alike, and each adds up its own channels. On Hopper its units come as
+// tiles of a tensor map.
 //
 // The two must agree to the bit, so everything that rounds is written with the rounding in its name
 // where the compiler could choose (a * b + c), and both weigh a unit by the same function.
@@ -18,11 +19,13 @@
 // How copies are asked for (the same rings without arithmetic, 2 GiB of shuffled units, TB/s; a plain read 4.5 to 4.6): 16 bytes a
 // thread, or a row by the copy engine, 4.2, whatever the stages; a unit as one bulk copy 4.5, but all its rows lie in the
 // same banks; as tiles that swizzle 4.6, in any order and size, and 4.2 again where L2 is to bring 256 bytes at a time
-// (tensor_map.cc). With arithmetic 159 to 146 us at 128K, 1,207 to 1,131 at a million, 97 to 85 with d 64, and 874 as before for
-// 24 sequences. Left: a unit takes a multiprocessor 1.2 us, be one, two or three blocks on it.
-// Of tiles, lost: three stages and two blocks, 150 us and 1,117 for a million; four and one, 173 and 1,342; a warp weighs only
-// the 16 tokens that it scored and hears of the others' weights in place of scores, one meeting more: 147, 1,177, and 927 for 24;
-// rows that do not exist (12 of 16 for one query of G 4) hide nothing from themselves, so that scores are not compared with what they see: the same.
+// (tensor_map.cc). With arithmetic, in one run, 159 to 148 us at 128K, 1,207 to 1,165 at a million, 97 to 85 with d 64, and 877 to 882
+// for 24 sequences. Left: a unit takes a multiprocessor 1.2 us, be one, two or three blocks on it.
+// Of tiles, lost (other runs, in which what is here took 146, 1,131 and 874): three stages and two blocks, 150 us and 1,117 for
+// a million; four and one, 173 and 1,342; a warp weighs only the 16 tokens that it scored and hears of the others' weights in
+// place of scores, one meeting more: 147, 1,177, and 927 for 24;
+// rows that do not exist (12 of 16 for one query of G 4) hide nothing, so that scores are not compared with what they see: the
+// same within 2 %, by which cards differ.
 // Merging: a thread that reads a channel of each split from L2, 32 ahead, took 33 us more of a layer of 128K tokens
 // and 240 of a million, with all shares worked out in turn another 10.
 #include <algorithm>
@@ -260,7 +263,7 @@ class PaddedRing {
 };
 
 // By the copy engine, in tiles of a tensor map of all rows there are from the pool on: whole units, so a block of the
-// pool has a multiple of their tokens.
+// pool has a multiple of their tokens. Places of rows are 32 bits: 512 GiB of a layer's KV with d 64.
 template <int kHeadDim>
 class SwizzledRing {
  public:

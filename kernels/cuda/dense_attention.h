@@ -3,7 +3,7 @@
 //
 //   q      [rows][H*d] f32, rows `q_stride` floats apart; out likewise
 //   chunks [num_chunks] DeviceChunk; query i of a chunk sees the keys [0, position + i]
-//   pool   one layer's blocks, bf16 (kv_layout.h)
+//   pool   one layer's blocks, bf16 (kv_layout.h), of fewer than 2^31 rows
 //   d 64, 80, 96 or 128; any group; any block_tokens
 //
 // Order, fixed by a query's position alone:

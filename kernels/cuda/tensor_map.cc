@@ -25,8 +25,8 @@ PFN_cuTensorMapEncodeTiled_v12000 FindEncode() {
 bool MakeTensorMap(const void* base, int32_t row_values, int32_t tile_rows, CUtensorMap* map) {
   static const PFN_cuTensorMapEncodeTiled_v12000 encode = FindEncode();
   if (encode == nullptr) return false;
-  constexpr cuuint64_t kWithoutEnd = 0x7fffffff;
-  const cuuint64_t size[2] = {static_cast<cuuint64_t>(row_values), kWithoutEnd};
+  constexpr cuuint64_t kRows = 0x7fffffff;  // as far as a place counts
+  const cuuint64_t size[2] = {static_cast<cuuint64_t>(row_values), kRows};
   const cuuint64_t row_bytes[1] = {2 * static_cast<cuuint64_t>(row_values)};
   const cuuint32_t tile[2] = {kTensorTileRowBytes / 2, static_cast<cuuint32_t>(tile_rows)};
   const cuuint32_t every[2] = {1, 1};

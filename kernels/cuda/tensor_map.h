@@ -13,7 +13,7 @@ inline constexpr int32_t kTensorTileRowBytes = 128;
 inline constexpr int32_t kTensorSwizzleRows = 8;
 
 // Of tiles of 64 values of 2 bytes by `tile_rows` (at most 256) in a matrix from `base` on, whose rows have `row_values`
-// values and lie one after the other, without end: what is asked for has to be there. `base` is a multiple of 16 bytes.
+// values and lie one after the other, 2^31 - 1 of them: what is asked for has to be there. `base` is a multiple of 16 bytes.
 // False where the driver has no tensor maps, or refuses this one. Any thread; it is told to the driver alone, no device.
 [[nodiscard]] bool MakeTensorMap(const void* base, int32_t row_values, int32_t tile_rows,
                                  CUtensorMap* map);
