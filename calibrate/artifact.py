@@ -46,7 +46,7 @@ HEAD_DIM_ABSENT = {"qwen3": 128}
 
 
 def _rope(config: dict) -> tuple[float, str, float]:
-    """Base, kind and factor of the rotary embedding, as the server resolves them (engine/model_config.cc)."""
+    """Base, kind and factor of the rotary embedding, as the server resolves them (engine/model/model_config.cc)."""
     scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
     theta = scaling.get("rope_theta") or config.get("rope_theta") or 10000.0
     kind = scaling.get("rope_type") or scaling.get("type") or "default"

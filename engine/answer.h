@@ -9,8 +9,8 @@
 #include <string>
 
 #include "engine/request.h"
-#include "engine/stop_matcher.h"
-#include "engine/tokenizer.h"
+#include "engine/text/stop_matcher.h"
+#include "engine/text/tokenizer.h"
 
 namespace winnow::engine {
 

@@ -22,8 +22,8 @@
 #include "absl/status/statusor.h"
 #include "engine/artifact_header.h"
 #include "engine/attention_policy.h"
-#include "engine/model_config.h"
-#include "engine/safetensors.h"
+#include "engine/model/model_config.h"
+#include "engine/model/safetensors.h"
 #include "kernels/retrieval.h"
 
 namespace winnow::engine {

@@ -12,7 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/attention_policy.h"
-#include "engine/model_config.h"
+#include "engine/model/model_config.h"
 
 namespace winnow::engine {
 

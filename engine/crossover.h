@@ -24,7 +24,7 @@
 #include "absl/status/statusor.h"
 #include "engine/clock.h"
 #include "engine/decoder.h"
-#include "engine/model_config.h"
+#include "engine/model/model_config.h"
 #include "engine/retrieval_attention.h"
 #include "kernels/backend.h"
 

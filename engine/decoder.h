@@ -18,9 +18,9 @@
 #include "absl/status/statusor.h"
 #include "engine/kv_memory.h"
 #include "engine/model.h"
-#include "engine/model_config.h"
+#include "engine/model/model_config.h"
+#include "engine/model/weights.h"
 #include "engine/retrieval_attention.h"
-#include "engine/weights.h"
 #include "kernels/backend.h"
 #include "kernels/kv_layout.h"
 

@@ -36,7 +36,7 @@
 #include "engine/scheduler.h"
 #include "engine/sequence.h"
 #include "engine/tenant_shares.h"
-#include "engine/tokenizer.h"
+#include "engine/text/tokenizer.h"
 #include "kernels/backend.h"
 
 namespace winnow::engine {

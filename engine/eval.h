@@ -39,11 +39,11 @@
 
 #include "absl/status/statusor.h"
 #include "engine/attention_policy.h"
-#include "engine/chat_template.h"
 #include "engine/eval_tasks.h"
 #include "engine/model.h"
 #include "engine/sequence_kv.h"
-#include "engine/tokenizer.h"
+#include "engine/text/chat_template.h"
+#include "engine/text/tokenizer.h"
 
 namespace winnow::engine {
 

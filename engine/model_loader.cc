@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "engine/model_fingerprint.h"
+#include "engine/model/model_fingerprint.h"
 #include "engine/status_macros.h"
 #include "fmt/format.h"
 

@@ -10,13 +10,13 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
-#include "engine/chat_template.h"
 #include "engine/decoder.h"
 #include "engine/kv_store.h"
-#include "engine/model_config.h"
+#include "engine/model/model_config.h"
+#include "engine/model/weights.h"
 #include "engine/model_retrieval.h"
-#include "engine/tokenizer.h"
-#include "engine/weights.h"
+#include "engine/text/chat_template.h"
+#include "engine/text/tokenizer.h"
 #include "kernels/backend.h"
 
 namespace winnow::engine {

@@ -9,9 +9,9 @@
 
 #include "absl/status/status.h"
 #include "engine/host_memory.h"
+#include "engine/model/weights.h"
 #include "engine/model_loader.h"
 #include "engine/status_macros.h"
-#include "engine/weights.h"
 #include "fmt/format.h"
 #include "kernels/dtype.h"
 #include "kernels/kv_layout.h"

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "engine/concat.h"
-#include "engine/model_fingerprint.h"
+#include "engine/model/model_fingerprint.h"
 #include "engine/status_macros.h"
 #include "fmt/format.h"
 #include "kernels/kv_layout.h"

@@ -15,9 +15,9 @@
 #include "engine/attention_policy.h"
 #include "engine/crossover.h"
 #include "engine/decoder.h"
-#include "engine/model_config.h"
+#include "engine/model/model_config.h"
+#include "engine/model/weights.h"
 #include "engine/retrieval_attention.h"
-#include "engine/weights.h"
 #include "kernels/backend.h"
 
 namespace winnow::engine {

@@ -27,7 +27,7 @@
 #include "engine/attention_policy.h"
 #include "engine/kv_memory.h"
 #include "engine/model.h"
-#include "engine/model_config.h"
+#include "engine/model/model_config.h"
 #include "engine/retrieval_state.h"
 #include "engine/row_fetcher.h"
 #include "kernels/backend.h"

@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "engine/concat.h"
-#include "engine/safetensors.h"
+#include "engine/model/safetensors.h"
 #include "engine/status_macros.h"
 #include "kernels/dtype.h"
 #include "nlohmann/json.hpp"

@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/artifact.h"
-#include "engine/model_config.h"
+#include "engine/model/model_config.h"
 
 namespace winnow::engine {
 

@@ -17,9 +17,9 @@
 
 #include "absl/status/statusor.h"
 #include "engine/decoder.h"
+#include "engine/model/synthetic_weights.h"
 #include "engine/model_loader.h"
 #include "engine/synthetic_artifact.h"
-#include "engine/synthetic_weights.h"
 #include "engine/timed_backend.h"
 
 namespace winnow::server {

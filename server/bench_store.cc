@@ -13,7 +13,7 @@
 #include "engine/model_loader.h"
 #include "engine/model_retrieval.h"
 #include "engine/status_macros.h"
-#include "engine/tokenizer.h"
+#include "engine/text/tokenizer.h"
 #include "fmt/format.h"
 #include "kernels/check.h"
 #include "server/gzip_file.h"

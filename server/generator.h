@@ -32,7 +32,7 @@
 #include "engine/engine.h"
 #include "engine/mutex.h"
 #include "engine/output_queue.h"
-#include "engine/tokenizer.h"
+#include "engine/text/tokenizer.h"
 #include "server/executor.h"
 #include "server/log.h"
 #include "server/metrics.h"

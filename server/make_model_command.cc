@@ -6,7 +6,7 @@
 #include <string>
 
 #include "CLI/CLI.hpp"
-#include "engine/random_model.h"
+#include "engine/model/random_model.h"
 #include "kernels/dtype.h"
 #include "server/commands.h"
 

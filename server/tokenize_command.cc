@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "CLI/CLI.hpp"
-#include "engine/chat_template.h"
 #include "engine/status_macros.h"
-#include "engine/tokenizer.h"
+#include "engine/text/chat_template.h"
+#include "engine/text/tokenizer.h"
 #include "server/commands.h"
 #include "server/strings.h"
 

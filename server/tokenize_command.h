@@ -10,8 +10,8 @@
 #include <istream>
 #include <ostream>
 
-#include "engine/chat_template.h"
-#include "engine/tokenizer.h"
+#include "engine/text/chat_template.h"
+#include "engine/text/tokenizer.h"
 
 namespace winnow::server {
 

@@ -1,7 +1,7 @@
 #include "kernels/cuda/tensor_map.h"
 
-#include <cuda_runtime.h>
 #include <cudaTypedefs.h>
+#include <cuda_runtime.h>
 
 namespace winnow::kernels::cuda {
 namespace {

@@ -134,8 +134,8 @@ TEST_F(CudaDenseAttentionTest, TheDevicesOwnKernelsGiveTheBitsOfThoseThatAnyHas)
     const auto of_q = Upload(q);
     Matrix results[2] = {q, q};
     for (const bool portable : {false, true}) {
-      const DenseAttentionShape shape{2,      std::max(first, second), std::max(n, m), group,
-                                      layout, way,                     portable};
+      const DenseAttentionShape shape{
+          2, std::max(first, second), std::max(n, m), group, layout, way, portable};
       Matrix& result = results[portable];
       const auto out = Upload(result);
       Workspace workspace(DenseAttentionWorkspaceBytes(shape));

@@ -3,7 +3,7 @@
 //
 // Sources: engine/artifact.cc engine/artifact_header.cc engine/attention_policy.cc
 // Sources: engine/block_name.cc engine/did_you_mean.cc engine/json_file.cc engine/json_keys.cc
-// Sources: engine/safetensors.cc engine/safetensors_header.cc kernels/check.cc
+// Sources: engine/model/safetensors.cc engine/model/safetensors_header.cc kernels/check.cc
 #include <cmath>
 #include <cstddef>
 #include <cstdint>

@@ -1,15 +1,15 @@
 // Any bytes as config.json, and after a NUL as generation_config.json: refused, or a configuration
 // that keeps the header's promises and whose frequencies and tensors can be listed.
 //
-// Sources: engine/json_file.cc engine/json_keys.cc engine/model_config.cc engine/rope.cc
-// Sources: engine/safetensors.cc engine/safetensors_header.cc engine/weights.cc kernels/check.cc
+// Sources: engine/json_file.cc engine/json_keys.cc engine/model/model_config.cc engine/model/rope.cc
+// Sources: engine/model/safetensors.cc engine/model/safetensors_header.cc engine/model/weights.cc kernels/check.cc
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
 
-#include "engine/model_config.h"
-#include "engine/weights.h"
+#include "engine/model/model_config.h"
+#include "engine/model/weights.h"
 #include "kernels/check.h"
 
 using winnow::engine::ModelTensors;

@@ -1,11 +1,11 @@
 // Any bytes as a safetensors file: the parser refuses them, or what it says lies within the file.
 //
-// Sources: engine/safetensors.cc engine/safetensors_header.cc kernels/check.cc
+// Sources: engine/model/safetensors.cc engine/model/safetensors_header.cc kernels/check.cc
 #include <cstddef>
 #include <cstdint>
 #include <span>
 
-#include "engine/safetensors.h"
+#include "engine/model/safetensors.h"
 #include "kernels/check.h"
 
 using winnow::engine::SafetensorsEntry;

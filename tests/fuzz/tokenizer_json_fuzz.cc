@@ -2,20 +2,20 @@
 // Either the file is refused with a place, or it encodes, decodes and streams without breaking a
 // promise.
 //
-// Sources: engine/added_tokens.cc engine/bpe.cc engine/bpe_load.cc engine/detokenizer.cc
-// Sources: engine/post_processor.cc engine/pre_tokenizer.cc engine/token_decoder.cc
-// Sources: engine/tokenizer.cc engine/tokenizer_encode.cc engine/tokenizer_json.cc
-// Sources: engine/tokenizer_normalizer.cc engine/tokenizer_regex.cc
-// Sources: engine/tokenizer_regex_syntax.cc engine/unicode_normalize.cc engine/unicode_tables.cc
-// Sources: engine/unicode_text.cc kernels/check.cc
+// Sources: engine/text/added_tokens.cc engine/text/bpe.cc engine/text/bpe_load.cc engine/text/detokenizer.cc
+// Sources: engine/text/post_processor.cc engine/text/pre_tokenizer.cc engine/text/token_decoder.cc
+// Sources: engine/text/tokenizer.cc engine/text/tokenizer_encode.cc engine/text/tokenizer_json.cc
+// Sources: engine/text/tokenizer_normalizer.cc engine/text/tokenizer_regex.cc
+// Sources: engine/text/tokenizer_regex_syntax.cc engine/text/unicode_normalize.cc engine/text/unicode_tables.cc
+// Sources: engine/text/unicode_text.cc kernels/check.cc
 #include <cstddef>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 
-#include "engine/tokenizer.h"
-#include "engine/unicode_text.h"
+#include "engine/text/tokenizer.h"
+#include "engine/text/unicode_text.h"
 #include "kernels/check.h"
 
 using winnow::engine::Detokenizer;

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/model_config.h"
+#include "engine/model/model_config.h"
 #include "nlohmann/json.hpp"
 #include "tests/unit/engine/model_files.h"
 

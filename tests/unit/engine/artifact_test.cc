@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "engine/model_fingerprint.h"
-#include "engine/weights.h"
+#include "engine/model/model_fingerprint.h"
+#include "engine/model/weights.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/unit/engine/artifact_files.h"

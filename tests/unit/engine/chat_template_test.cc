@@ -1,8 +1,8 @@
-#include "engine/chat_template.h"
+#include "engine/text/chat_template.h"
 
 #include <filesystem>
 
-#include "engine/chat_format.h"
+#include "engine/text/chat_format.h"
 #include "tests/unit/engine/tokenizer_testing.h"
 
 namespace winnow::engine {

@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "engine/model_config.h"
+#include "engine/model/model_config.h"
+#include "engine/model/synthetic_weights.h"
+#include "engine/model/weights.h"
 #include "engine/model_loader.h"
-#include "engine/synthetic_weights.h"
-#include "engine/weights.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"

@@ -9,7 +9,7 @@
 
 #include "engine/clock.h"
 #include "engine/engine.h"
-#include "engine/tokenizer.h"
+#include "engine/text/tokenizer.h"
 #include "gtest/gtest.h"
 #include "tests/unit/engine/fake_model.h"
 

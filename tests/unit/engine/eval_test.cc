@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "engine/eval_tasks.h"
+#include "engine/model/synthetic_weights.h"
 #include "engine/model_loader.h"
 #include "engine/sequence_kv.h"
-#include "engine/synthetic_weights.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "engine/decoder.h"
-#include "engine/model_config.h"
-#include "engine/weights.h"
+#include "engine/model/model_config.h"
+#include "engine/model/weights.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "tests/unit/engine/sequence_runner.h"

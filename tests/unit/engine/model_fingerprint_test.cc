@@ -1,4 +1,4 @@
-#include "engine/model_fingerprint.h"
+#include "engine/model/model_fingerprint.h"
 
 #include <cstdint>
 #include <memory>
@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/weights.h"
+#include "engine/model/weights.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "tests/unit/engine/model_files.h"

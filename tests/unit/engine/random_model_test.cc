@@ -1,4 +1,4 @@
-#include "engine/random_model.h"
+#include "engine/model/random_model.h"
 
 #include <sys/resource.h>
 
@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/model_config.h"
+#include "engine/model/model_config.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/unit/engine/model_files.h"

@@ -1,11 +1,11 @@
-#include "engine/rope.h"
+#include "engine/model/rope.h"
 
 #include <bit>
 #include <cmath>
 #include <cstdint>
 #include <string>
 
-#include "engine/model_config.h"
+#include "engine/model/model_config.h"
 #include "gtest/gtest.h"
 #include "tests/unit/engine/model_files.h"
 

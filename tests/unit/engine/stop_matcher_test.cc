@@ -1,4 +1,4 @@
-#include "engine/stop_matcher.h"
+#include "engine/text/stop_matcher.h"
 
 #include <algorithm>
 #include <optional>

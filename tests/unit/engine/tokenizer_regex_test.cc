@@ -1,6 +1,6 @@
-#include "engine/tokenizer_regex.h"
+#include "engine/text/tokenizer_regex.h"
 
-#include "engine/tokenizer_regex_syntax.h"
+#include "engine/text/tokenizer_regex_syntax.h"
 #include "tests/unit/engine/tokenizer_testing.h"
 
 namespace winnow::engine {

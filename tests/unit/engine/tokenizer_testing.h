@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "engine/tokenizer.h"
-#include "engine/tokenizer_normalizer.h"
-#include "engine/unicode_text.h"
+#include "engine/text/tokenizer.h"
+#include "engine/text/tokenizer_normalizer.h"
+#include "engine/text/unicode_text.h"
 #include "gtest/gtest.h"
 
 namespace winnow::engine {

@@ -1,4 +1,4 @@
-#include "engine/weights.h"
+#include "engine/model/weights.h"
 
 #include <cstring>
 #include <filesystem>
@@ -7,7 +7,7 @@
 #include <set>
 #include <string>
 
-#include "engine/random_model.h"
+#include "engine/model/random_model.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/unit/engine/model_files.h"

@@ -1,5 +1,5 @@
 // Tensors that calibrate recorded (safetensors: length of the header, JSON header, data). A test's
-// reader: the one that checks what it is given is engine/safetensors.h, which this folder does not
+// reader: the one that checks what it is given is engine/model/safetensors.h, which this folder does not
 // see.
 #ifndef WINNOW_TESTS_UNIT_KERNELS_GOLDEN_TENSORS_H_
 #define WINNOW_TESTS_UNIT_KERNELS_GOLDEN_TENSORS_H_

@@ -1,0 +1,379 @@
+#include "engine/model/model_config.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include "absl/strings/str_join.h"
+#include "engine/concat.h"
+#include "engine/json_file.h"
+#include "engine/json_keys.h"
+#include "engine/status_macros.h"
+
+namespace winnow::engine {
+namespace {
+
+using Json = nlohmann::json;
+using Family = ModelConfig::Family;
+
+constexpr size_t kConfigBytesMax = 1 << 20;
+// Far above any model of these families, low enough that products of two stay below 2^63.
+constexpr int64_t kHiddenMax = 1 << 17, kIntermediateMax = 1 << 20, kLayersMax = 1024,
+                  kHeadsMax = 1024, kVocabMax = 1 << 22, kPositionsMax = 1 << 28;
+constexpr size_t kEosTokensMax = 64;
+constexpr std::array<int64_t, 4> kHeadDims = {64, 80, 96, 128};
+
+// What transformers takes where a family's config.json is silent.
+struct FamilyTraits {
+  Family family;
+  std::string_view architecture, model_type;
+  int64_t kv_heads_absent;  // 0: as many as query heads
+  int64_t head_dim_absent;  // 0: hidden_size / num_attention_heads
+};
+constexpr std::array<FamilyTraits, 4> kFamilies = {{
+    {Family::kLlama, "LlamaForCausalLM", "llama", 0, 0},
+    {Family::kMistral, "MistralForCausalLM", "mistral", 8, 0},
+    {Family::kQwen2, "Qwen2ForCausalLM", "qwen2", 32, 0},
+    {Family::kQwen3, "Qwen3ForCausalLM", "qwen3", 32, 128},
+}};
+
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+constexpr auto kUnimplemented = absl::StatusCode::kUnimplemented;
+
+std::string SupportedArchitectures() {
+  return absl::StrJoin(kFamilies, ", ", [](std::string* out, const FamilyTraits& traits) {
+    *out += traits.architecture;
+  });
+}
+
+// The family by "architectures", or by "model_type" where there is none; both must agree.
+const FamilyTraits* FindFamily(JsonKeys& keys) {
+  std::string architecture;
+  if (const Json* list = keys.Find("architectures"); list != nullptr) {
+    if (!list->is_array() || list->size() != 1 || !(*list)[0].is_string()) {
+      keys.Fail(kInvalid, "architectures",
+                Concat("must be a list of one string, is ", ShortDump(*list)));
+      return nullptr;
+    }
+    architecture = (*list)[0].get<std::string>();
+  }
+  const std::string model_type = keys.String("model_type", "");
+  if (!keys.status().ok()) return nullptr;
+  for (const FamilyTraits& traits : kFamilies) {
+    if (architecture.empty() ? model_type != traits.model_type
+                             : architecture != traits.architecture)
+      continue;
+    if (!model_type.empty() && model_type != traits.model_type) {
+      keys.Fail(kInvalid, "model_type",
+                Concat("\"", model_type, "\" does not belong to architecture ", architecture));
+      return nullptr;
+    }
+    return &traits;
+  }
+  if (architecture.empty() && model_type.empty()) {
+    keys.Fail(kInvalid, "architectures", "missing");
+  } else {
+    keys.Fail(kUnimplemented, architecture.empty() ? "model_type" : "architectures",
+              Concat(ShortDump(architecture.empty() ? model_type : architecture),
+                     " is not supported; winnow runs ", SupportedArchitectures()));
+  }
+  return nullptr;
+}
+
+void ReadShape(JsonKeys& keys, const FamilyTraits& traits, ModelConfig& config) {
+  config.hidden_size = keys.Int("hidden_size", {}, 1, kHiddenMax);
+  config.intermediate_size = keys.Int("intermediate_size", {}, 1, kIntermediateMax);
+  config.num_layers = keys.Int("num_hidden_layers", {}, 1, kLayersMax);
+  config.num_heads = keys.Int("num_attention_heads", {}, 1, kHeadsMax);
+  config.vocab_size = keys.Int("vocab_size", {}, 1, kVocabMax);
+  config.max_position_embeddings = keys.Int("max_position_embeddings", {}, 1, kPositionsMax);
+  config.rms_norm_eps = keys.Number("rms_norm_eps", 1e-6, 0.0, 1.0);
+  if (!keys.status().ok()) return;
+
+  // An absent key has the family's default; a null means as many as query heads, in every family.
+  const bool kv_heads_null = keys.IsNull("num_key_value_heads");
+  const int64_t kv_heads_absent =
+      traits.kv_heads_absent == 0 || kv_heads_null ? config.num_heads : traits.kv_heads_absent;
+  config.num_kv_heads = keys.Int("num_key_value_heads", kv_heads_absent, 1, kHeadsMax);
+  if (config.num_heads % config.num_kv_heads != 0) {
+    keys.Fail(
+        kInvalid, "num_key_value_heads",
+        Concat(config.num_kv_heads, " does not divide num_attention_heads ", config.num_heads));
+  }
+
+  if (keys.Find("head_dim") != nullptr) {
+    config.head_dim = keys.Int("head_dim", {}, 1, 1 << 16);
+  } else if (traits.head_dim_absent != 0 && !keys.IsNull("head_dim")) {
+    config.head_dim = traits.head_dim_absent;
+  } else {
+    if (config.hidden_size % config.num_heads != 0) {
+      keys.Fail(kInvalid, "num_attention_heads",
+                Concat(config.num_heads, " does not divide hidden_size ", config.hidden_size,
+                       ", and there is no head_dim"));
+      return;
+    }
+    config.head_dim = config.hidden_size / config.num_heads;
+  }
+  if (keys.status().ok() &&
+      std::find(kHeadDims.begin(), kHeadDims.end(), config.head_dim) == kHeadDims.end()) {
+    keys.Fail(
+        kUnimplemented, "head_dim",
+        Concat(config.head_dim, " is not supported; winnow has ", absl::StrJoin(kHeadDims, ", ")));
+  }
+}
+
+void ReadBiases(JsonKeys& keys, ModelConfig& config) {
+  const bool attention_bias = keys.Bool("attention_bias", false);
+  const bool mlp_bias = keys.Bool("mlp_bias", false);
+  switch (config.family) {
+    case Family::kLlama:
+      config.qkv_bias = config.o_bias = attention_bias;
+      config.mlp_bias = mlp_bias;
+      break;
+    case Family::kMistral:
+      if (attention_bias) keys.Fail(kUnimplemented, "attention_bias", "Mistral models have none");
+      break;
+    case Family::kQwen2:  // whatever attention_bias says: the reference does not read it here
+      config.qkv_bias = true;
+      break;
+    case Family::kQwen3:
+      config.qkv_bias = config.o_bias = attention_bias;
+      config.qk_norm = true;
+      break;
+  }
+  if (mlp_bias && config.family != Family::kLlama) {
+    keys.Fail(kUnimplemented, "mlp_bias", "only Llama models have biases in the MLP");
+  }
+}
+
+// The header says when a window is off.
+void RefuseSlidingWindow(JsonKeys& keys, const ModelConfig& config) {
+  if (const Json* types = keys.Find("layer_types"); types != nullptr) {
+    if (!types->is_array()) {
+      keys.Fail(kInvalid, "layer_types", Concat("must be a list, is ", ShortDump(*types)));
+      return;
+    }
+    for (const Json& type : *types) {
+      if (type == "full_attention") continue;
+      keys.Fail(kUnimplemented, "layer_types",
+                Concat(ShortDump(type), " is not supported; winnow has \"full_attention\""));
+      return;
+    }
+  }
+  const bool is_qwen = config.family == Family::kQwen2 || config.family == Family::kQwen3;
+  if (is_qwen) {  // other families do not have these two keys
+    if (!keys.Bool("use_sliding_window", false)) return;
+    if (keys.Int("max_window_layers", 28, 0, INT32_MAX) >= config.num_layers) return;
+  }
+
+  const bool defaults_to_on = is_qwen || config.family == Family::kMistral;
+  const bool absent = keys.Find("sliding_window") == nullptr && !keys.IsNull("sliding_window");
+  if (absent && !defaults_to_on) return;
+  if (keys.IsNull("sliding_window")) return;
+  const int64_t window = keys.Int("sliding_window", 4096, 1, INT32_MAX);
+  if (!keys.status().ok() || window >= config.max_position_embeddings) return;
+  keys.Fail(kUnimplemented, "sliding_window",
+            Concat(absent ? "absent, which means " : "", window,
+                   ": sliding windows are not supported; it must be null or at least "
+                   "max_position_embeddings (",
+                   config.max_position_embeddings, ")"));
+}
+
+void RefuseWhatIsLacking(JsonKeys& keys, const ModelConfig& config) {
+  const std::string activation = keys.String("hidden_act", "silu");
+  if (activation != "silu" && activation != "swish") {
+    keys.Fail(kUnimplemented, "hidden_act",
+              Concat(ShortDump(activation), " is not supported; winnow has \"silu\""));
+  }
+  for (const std::string_view key : {"quantization_config", "compression_config"}) {
+    const Json* quantization = keys.Find(key);
+    if (quantization == nullptr) continue;
+    const auto method =
+        quantization->is_object() ? quantization->find("quant_method") : quantization->end();
+    keys.Fail(kUnimplemented, key,
+              Concat("quantised weights",
+                     quantization->is_object() && method != quantization->end()
+                         ? Concat(" (", ShortDump(*method), ")")
+                         : "",
+                     " are not supported; winnow reads bfloat16, float16 and float32"));
+  }
+  if (keys.Find("dual_chunk_attention_config") != nullptr) {
+    keys.Fail(kUnimplemented, "dual_chunk_attention_config",
+              "dual chunk attention is not supported; remove the key to attend exactly");
+  }
+  if (keys.Number("partial_rotary_factor", 1.0, 0.0, 1.0) != 1.0) {
+    keys.Fail(kUnimplemented, "partial_rotary_factor",
+              "only 1 is supported: heads are rotated whole");
+  }
+  RefuseSlidingWindow(keys, config);
+}
+
+void ReadDType(JsonKeys& keys, ModelConfig& config) {
+  const std::string_view key = keys.Find("dtype") != nullptr ? "dtype" : "torch_dtype";
+  const std::string name = keys.String(key, "float32");
+  for (const kernels::DType dtype :
+       {kernels::DType::kF32, kernels::DType::kF16, kernels::DType::kBF16}) {
+    if (name == kernels::DTypeName(dtype)) {
+      config.dtype = dtype;
+      return;
+    }
+  }
+  keys.Fail(
+      kUnimplemented, key,
+      Concat(ShortDump(name), " is not supported; winnow reads bfloat16, float16 and float32"));
+}
+
+// The keys that the reference knows in rope_scaling / rope_parameters. Those of another kind than
+// the one in use are ignored there, and here.
+constexpr std::array<std::string_view, 16> kRopeKeys = {
+    "rope_type",        "type",
+    "rope_theta",       "partial_rotary_factor",
+    "factor",           "original_max_position_embeddings",
+    "attention_factor", "beta_fast",
+    "beta_slow",        "short_factor",
+    "long_factor",      "low_freq_factor",
+    "high_freq_factor", "mscale",
+    "mscale_all_dim",   "truncate"};
+
+void ReadRopeScaling(JsonKeys& keys, double original_positions, ModelConfig& config) {
+  RopeScaling& scaling = config.rope_scaling;
+  const std::string kind = keys.String("rope_type", keys.String("type", "default"));
+  if (keys.Number("partial_rotary_factor", 1.0, 0.0, 1.0) != 1.0) {
+    keys.Fail(kUnimplemented, "partial_rotary_factor",
+              "only 1 is supported: heads are rotated whole");
+  }
+  constexpr double kFactorMax = 1e6;
+  if (kind == "default") {
+    scaling.kind = RopeScaling::Kind::kNone;
+  } else if (kind == "linear") {
+    scaling.kind = RopeScaling::Kind::kLinear;
+    scaling.factor = keys.Number("factor", {}, 1.0, kFactorMax);
+  } else if (kind == "llama3") {
+    scaling.kind = RopeScaling::Kind::kLlama3;
+    scaling.factor = keys.Number("factor", {}, 1.0, kFactorMax);
+    scaling.low_freq_factor = keys.Number("low_freq_factor", {}, 1e-6, kFactorMax);
+    scaling.high_freq_factor = keys.Number("high_freq_factor", {}, 1e-6, kFactorMax);
+    if (keys.status().ok() && scaling.high_freq_factor <= scaling.low_freq_factor) {
+      keys.Fail(kInvalid, "high_freq_factor",
+                Concat(scaling.high_freq_factor, " must be above low_freq_factor ",
+                       scaling.low_freq_factor));
+    }
+  } else if (kind == "yarn") {
+    scaling.kind = RopeScaling::Kind::kYarn;
+    scaling.attention_factor = keys.OptionalNumber("attention_factor", 1e-6, kFactorMax);
+    scaling.mscale = keys.OptionalNumber("mscale", 0.0, kFactorMax);
+    scaling.mscale_all_dim = keys.OptionalNumber("mscale_all_dim", 0.0, kFactorMax);
+    scaling.beta_fast = keys.Number("beta_fast", 32.0, 0.0, kFactorMax);
+    scaling.beta_slow = keys.Number("beta_slow", 1.0, 0.0, kFactorMax);
+    scaling.truncate = keys.Bool("truncate", true);
+  } else {
+    keys.Fail(
+        kUnimplemented, keys.Find("rope_type") != nullptr ? "rope_type" : "type",
+        Concat(ShortDump(kind), " is not supported; winnow has default, linear, llama3, yarn"));
+  }
+  if (scaling.kind != RopeScaling::Kind::kLlama3 && scaling.kind != RopeScaling::Kind::kYarn)
+    return;
+  scaling.original_max_position_embeddings =
+      original_positions != 0 ? original_positions
+                              : keys.Number("original_max_position_embeddings",
+                                            config.max_position_embeddings, 1.0, kPositionsMax);
+  if (scaling.kind == RopeScaling::Kind::kYarn && keys.status().ok()) {
+    // A null factor means the ratio of the lengths.
+    scaling.factor = keys.Number(
+        "factor", config.max_position_embeddings / scaling.original_max_position_embeddings, 1.0,
+        kFactorMax);
+  }
+}
+
+void ReadRope(JsonKeys& keys, const Json& json, std::string_view name, ModelConfig& config) {
+  constexpr double kThetaMax = 1e15;
+  config.rope_theta = keys.Number("rope_theta", 10000.0, 1.0 + 1e-6, kThetaMax);
+  // transformers 5 moved the length to the top for some models and prefers it there.
+  const double original_positions =
+      keys.OptionalNumber("original_max_position_embeddings", 1.0, kPositionsMax).value_or(0);
+  // Both may be there in a file made for both versions: the older key wins in the reference.
+  const auto given = [&keys](std::string_view key) {
+    const Json* object = keys.Find(key);
+    return object != nullptr && !object->empty();
+  };
+  const std::string_view key = given("rope_scaling") ? "rope_scaling" : "rope_parameters";
+  if (!keys.status().ok() || !given(key)) return;
+  const Json& object = json[std::string(key)];
+  if (!object.is_object()) {
+    keys.Fail(kInvalid, key, Concat("must be an object, is ", ShortDump(object)));
+    return;
+  }
+  JsonKeys rope_keys(object, name, Concat(key, "."));
+  for (const auto& [rope_key, value] : object.items()) {
+    if (std::find(kRopeKeys.begin(), kRopeKeys.end(), rope_key) != kRopeKeys.end()) continue;
+    rope_keys.Fail(kUnimplemented, ShortDump(rope_key), "winnow does not know this key");
+  }
+  config.rope_theta = rope_keys.Number("rope_theta", config.rope_theta, 1.0 + 1e-6, kThetaMax);
+  ReadRopeScaling(rope_keys, original_positions, config);
+  if (!rope_keys.status().ok()) keys.Adopt(rope_keys.status());
+}
+
+void ReadTokens(JsonKeys& keys, ModelConfig& config) {
+  for (const int64_t id : keys.Ints("eos_token_id", 0, config.vocab_size - 1, kEosTokensMax)) {
+    config.eos_token_ids.push_back(static_cast<int32_t>(id));
+  }
+  std::sort(config.eos_token_ids.begin(), config.eos_token_ids.end());
+  config.eos_token_ids.erase(std::unique(config.eos_token_ids.begin(), config.eos_token_ids.end()),
+                             config.eos_token_ids.end());
+  const std::vector<int64_t> bos = keys.Ints("bos_token_id", 0, config.vocab_size - 1, 1);
+  if (!bos.empty()) config.bos_token_id = static_cast<int32_t>(bos[0]);
+}
+
+}  // namespace
+
+absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view config_json,
+                                             std::string_view config_name,
+                                             std::string_view generation_json,
+                                             std::string_view generation_name) {
+  WINNOW_ASSIGN_OR_RETURN(const Json json, ParseJsonObject(config_json, config_name));
+  JsonKeys keys(json, config_name);
+  ModelConfig config;
+  const FamilyTraits* traits = FindFamily(keys);
+  if (traits == nullptr) return keys.status();
+  config.family = traits->family;
+  config.architecture = traits->architecture;
+  ReadShape(keys, *traits, config);
+  WINNOW_RETURN_IF_ERROR(keys.status());
+  ReadBiases(keys, config);
+  ReadDType(keys, config);
+  RefuseWhatIsLacking(keys, config);
+  ReadRope(keys, json, config_name, config);
+  config.tie_word_embeddings = keys.Bool("tie_word_embeddings", false);
+  ReadTokens(keys, config);
+  WINNOW_RETURN_IF_ERROR(keys.status());
+
+  if (!generation_json.empty()) {
+    WINNOW_ASSIGN_OR_RETURN(const Json generation,
+                            ParseJsonObject(generation_json, generation_name));
+    JsonKeys generation_keys(generation, generation_name);
+    ReadTokens(generation_keys, config);
+    WINNOW_RETURN_IF_ERROR(generation_keys.status());
+  }
+  return config;
+}
+
+absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& model_dir) {
+  const std::string config_path = Concat(model_dir, "/config.json");
+  const std::string generation_path = Concat(model_dir, "/generation_config.json");
+  WINNOW_ASSIGN_OR_RETURN(const std::string config_json,
+                          ReadSmallFile(config_path, kConfigBytesMax));
+  absl::StatusOr<std::string> generation_json = ReadSmallFile(generation_path, kConfigBytesMax);
+  if (!generation_json.ok() && !absl::IsNotFound(generation_json.status()))
+    return generation_json.status();
+  if (generation_json.ok() && generation_json->empty()) {
+    return absl::InvalidArgumentError(Concat(generation_path, ": empty"));
+  }
+  return ParseModelConfig(config_json, config_path, generation_json.ok() ? *generation_json : "",
+                          generation_path);
+}
+
+RopeParameters ComputeRope(const ModelConfig& config) {
+  return ComputeRope(config.head_dim, config.rope_theta, config.rope_scaling);
+}
+
+}  // namespace winnow::engine

@@ -1,0 +1,70 @@
+// config.json and generation_config.json of a Hugging Face model directory, checked.
+//
+// Keys are read as transformers 4 and 5 write them (rope_scaling or rope_parameters, torch_dtype or
+// dtype, ...), with its defaults where a key is absent. What winnow does not compute is refused by
+// name: an option is honoured or it is an error.
+//
+// Sliding windows. winnow attends to every earlier token, so a window must be off:
+//   - "sliding_window" is null, or at least max_position_embeddings (it can never bite);
+//   - Qwen: "use_sliding_window" is false (the default), or max_window_layers >= num_hidden_layers;
+//   - "layer_types", if there, says "full_attention" for every layer.
+// An absent "sliding_window" means 4096 for Mistral, as in transformers.
+#ifndef WINNOW_ENGINE_MODEL_MODEL_CONFIG_H_
+#define WINNOW_ENGINE_MODEL_MODEL_CONFIG_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/model/rope.h"
+#include "kernels/dtype.h"
+
+namespace winnow::engine {
+
+struct ModelConfig {
+  enum class Family { kLlama, kMistral, kQwen2, kQwen3 };
+  Family family = Family::kLlama;
+  std::string architecture;  // "LlamaForCausalLM"
+  int32_t hidden_size = 0;
+  int32_t intermediate_size = 0;
+  int32_t num_layers = 0;
+  int32_t num_heads = 0;     // H
+  int32_t num_kv_heads = 0;  // Hkv, divides H
+  int32_t head_dim = 0;      // d: 64, 80, 96 or 128; H*d need not be hidden_size
+  int32_t vocab_size = 0;
+  int32_t max_position_embeddings = 0;
+  float rms_norm_eps = 0;
+  double rope_theta = 0;
+  RopeScaling rope_scaling;
+  bool qkv_bias = false;  // Qwen2; Llama and Qwen3 with attention_bias, which have o_bias too
+  bool o_bias = false;
+  bool mlp_bias = false;
+  bool qk_norm = false;  // Qwen3
+  bool tie_word_embeddings = false;
+  kernels::DType dtype = kernels::DType::kBF16;  // torch_dtype or dtype, float32 where absent
+  std::vector<int32_t> eos_token_ids;   // of config.json and generation_config.json, ascending
+  std::optional<int32_t> bos_token_id;  // generation_config.json's, else config.json's
+};
+
+// Reads DIR/config.json and, if it is there, DIR/generation_config.json.
+// Errors name the file and the key. NotFound: no config.json. Unimplemented: an architecture,
+// activation, RoPE kind, head dimension, sliding window or quantisation that winnow lacks, with the
+// list of what it has. InvalidArgument: not JSON, a missing key, values of a wrong type, that
+// contradict each other or that pass the limits.
+absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& model_dir);
+
+// The same from texts; the names stand for the files in errors. An empty `generation_json` is an
+// absent file.
+absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view config_json,
+                                             std::string_view config_name,
+                                             std::string_view generation_json,
+                                             std::string_view generation_name);
+
+RopeParameters ComputeRope(const ModelConfig& config);
+
+}  // namespace winnow::engine
+
+#endif  // WINNOW_ENGINE_MODEL_MODEL_CONFIG_H_

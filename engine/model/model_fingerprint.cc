@@ -1,0 +1,141 @@
+#include "engine/model/model_fingerprint.h"
+
+#include <openssl/evp.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "engine/model/rope.h"
+#include "engine/status_macros.h"
+#include "fmt/format.h"
+#include "fmt/ranges.h"
+
+namespace winnow::engine {
+namespace {
+
+constexpr uint64_t kBytesPerTensor = 65536;
+constexpr size_t kThreadsMax = 16;
+
+// A digest that is fed piece by piece; the first failure of the library sticks.
+class Sha256 {
+ public:
+  Sha256() : context_(EVP_MD_CTX_new()) {
+    good_ = context_ != nullptr && EVP_DigestInit_ex(context_, EVP_sha256(), nullptr) == 1;
+  }
+  ~Sha256() { EVP_MD_CTX_free(context_); }
+  Sha256(const Sha256&) = delete;
+  Sha256& operator=(const Sha256&) = delete;
+
+  void Add(const void* data, size_t size) {
+    good_ = good_ && EVP_DigestUpdate(context_, data, size) == 1;
+  }
+  void Add(std::string_view text) { Add(text.data(), text.size()); }
+
+  absl::StatusOr<std::string> Hex() {
+    std::array<unsigned char, 32> digest = {};
+    unsigned int size = 0;
+    if (!good_ || EVP_DigestFinal_ex(context_, digest.data(), &size) != 1 ||
+        size != digest.size()) {
+      return absl::InternalError("OpenSSL gives no SHA-256");
+    }
+    return fmt::format("{:02x}", fmt::join(digest, ""));
+  }
+
+ private:
+  EVP_MD_CTX* context_;
+  bool good_;
+};
+
+std::string_view RopeType(RopeScaling::Kind kind) {
+  switch (kind) {
+    case RopeScaling::Kind::kNone:
+      return "default";
+    case RopeScaling::Kind::kLinear:
+      return "linear";
+    case RopeScaling::Kind::kLlama3:
+      return "llama3";
+    case RopeScaling::Kind::kYarn:
+      return "yarn";
+  }
+  return "";
+}
+
+struct Tensor {
+  const SafetensorsFile* file;
+  SafetensorsEntry entry;
+};
+
+std::vector<Tensor> TensorsByName(std::span<const std::unique_ptr<SafetensorsFile>> files) {
+  std::vector<Tensor> tensors;
+  for (const auto& file : files) {
+    for (size_t i = 0; i < file->header().num_tensors(); ++i)
+      tensors.push_back({file.get(), file->header().tensor(i)});
+  }
+  std::sort(tensors.begin(), tensors.end(),
+            [](const Tensor& a, const Tensor& b) { return a.entry.name < b.entry.name; });
+  return tensors;
+}
+
+void AddTensor(const Tensor& tensor, uint64_t most_bytes, Sha256* digest) {
+  const SafetensorsEntry& entry = tensor.entry;
+  digest->Add(fmt::format("{} {} {}\n", entry.name, entry.dtype, fmt::join(entry.shape, "x")));
+  const std::span<const std::byte> data = tensor.file->Data(entry);
+  digest->Add(data.data(), std::min<uint64_t>(data.size(), most_bytes));
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> ModelFingerprint(
+    const ModelConfig& config, std::span<const std::unique_ptr<SafetensorsFile>> files) {
+  Sha256 digest;
+  digest.Add(fmt::format(
+      "winnow-model-fingerprint 1\nlayers={}\nquery_heads={}\nkv_heads={}\nhead_dim={}\n"
+      "rope_theta={:.17g}\nrope_type={}\nrope_factor={:.17g}\n",
+      config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim, config.rope_theta,
+      RopeType(config.rope_scaling.kind), config.rope_scaling.factor));
+  for (const Tensor& tensor : TensorsByName(files)) AddTensor(tensor, kBytesPerTensor, &digest);
+  return digest.Hex();
+}
+
+absl::StatusOr<std::string> KvFingerprint(const ModelConfig& config,
+                                          std::span<const std::unique_ptr<SafetensorsFile>> files) {
+  const std::vector<Tensor> tensors = TensorsByName(files);
+  // A core digests 1.7 GB a second.
+  std::vector<absl::StatusOr<std::string>> digests(tensors.size());
+  std::atomic<size_t> next = 0;
+  {
+    std::vector<std::jthread> threads;
+    const size_t count =
+        std::min<size_t>({tensors.size(), kThreadsMax, std::thread::hardware_concurrency()});
+    for (size_t i = 0; i < std::max<size_t>(count, 1); ++i) {
+      threads.emplace_back([&] {
+        for (size_t at = next++; at < tensors.size(); at = next++) {
+          Sha256 digest;
+          AddTensor(tensors[at], UINT64_MAX, &digest);
+          digests[at] = digest.Hex();
+        }
+      });
+    }
+  }
+  Sha256 digest;
+  digest.Add(fmt::format("winnow-kv-fingerprint 1\n{} heads {} {} of {} eps {:.9g} qk_norm {}\n",
+                         config.architecture, config.num_heads, config.num_kv_heads,
+                         config.head_dim, config.rms_norm_eps, config.qk_norm));
+  // What comes of all the keys that a rotary embedding may have.
+  const RopeParameters rope = ComputeRope(config);
+  digest.Add(rope.inv_freq.data(), rope.inv_freq.size() * sizeof(float));
+  digest.Add(&rope.attention_factor, sizeof rope.attention_factor);
+  for (const absl::StatusOr<std::string>& of_tensor : digests) {
+    WINNOW_RETURN_IF_ERROR(of_tensor.status());
+    digest.Add(*of_tensor);
+  }
+  return digest.Hex();
+}
+
+}  // namespace winnow::engine

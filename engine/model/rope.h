@@ -1,0 +1,42 @@
+// Rotary position embedding: the frequencies of each kind of scaling (plain arithmetic; reading the
+// keys is model_config's, rotating is the backend's).
+#ifndef WINNOW_ENGINE_MODEL_ROPE_H_
+#define WINNOW_ENGINE_MODEL_ROPE_H_
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace winnow::engine {
+
+struct RopeScaling {
+  enum class Kind { kNone, kLinear, kLlama3, kYarn };
+  Kind kind = Kind::kNone;
+  double factor = 1.0;
+  // llama3
+  double low_freq_factor = 1.0, high_freq_factor = 4.0;
+  // llama3 and yarn: length the model was first trained at
+  double original_max_position_embeddings = 0;
+  // yarn
+  double beta_fast = 32, beta_slow = 1;
+  std::optional<double> attention_factor, mscale, mscale_all_dim;
+  bool truncate = true;
+
+  bool operator==(const RopeScaling&) const = default;
+};
+
+// inv_freq [head_dim/2] and the factor on cos and sin, as transformers computes them (float32).
+struct RopeParameters {
+  std::vector<float> inv_freq;
+  float attention_factor = 1.0f;
+};
+
+// REQUIRES: head_dim even and positive, theta > 1, scaling as LoadModelConfig lets it pass.
+// Every step is rounded to float32 where the reference rounds. Its vectorised pow may differ from
+// ours in the last bit (of 4,000 random scalings 0.9 % of the frequencies did): a few units of the
+// last place after the reciprocal and the interpolations, nothing at the shapes of public models.
+RopeParameters ComputeRope(int32_t head_dim, double theta, const RopeScaling& scaling);
+
+}  // namespace winnow::engine
+
+#endif  // WINNOW_ENGINE_MODEL_ROPE_H_

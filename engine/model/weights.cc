@@ -1,0 +1,254 @@
+#include "engine/model/weights.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <string_view>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_join.h"
+#include "engine/concat.h"
+#include "engine/json_file.h"
+#include "engine/status_macros.h"
+
+namespace winnow::engine {
+namespace {
+
+using kernels::DType;
+using kernels::HostMatrix;
+
+// A model of 1,024 layers has an index of 2 MB; as a document tree it costs some 20 times its text.
+constexpr size_t kIndexBytesMax = 8 << 20;
+constexpr size_t kShardsMax = 4096;
+
+bool Exists(const std::string& path) {
+  struct stat info = {};
+  return stat(path.c_str(), &info) == 0;
+}
+
+// A file and the tensors that the index places in it.
+struct Shard {
+  std::string name;
+  std::vector<std::string> tensors;
+};
+
+// A shard's name must be that of a file in the model's own folder.
+bool IsPlainFileName(std::string_view name) {
+  return !name.empty() && name.size() <= 255 && name[0] != '.' && name.find('/') == name.npos &&
+         name.find('\0') == name.npos && name.find("..") == name.npos &&
+         name.ends_with(".safetensors");
+}
+
+absl::StatusOr<std::vector<Shard>> ReadIndex(const std::string& path) {
+  WINNOW_ASSIGN_OR_RETURN(const nlohmann::json json, ReadJsonObject(path, kIndexBytesMax));
+  const auto map = json.find("weight_map");
+  if (map == json.end() || !map->is_object() || map->empty()) {
+    return absl::InvalidArgumentError(
+        Concat(path, ": weight_map: must be an object that is not empty"));
+  }
+  std::map<std::string, std::vector<std::string>> by_file;
+  for (const auto& [tensor, file] : map->items()) {
+    if (!file.is_string() || !IsPlainFileName(file.get_ref<const std::string&>())) {
+      return absl::InvalidArgumentError(
+          Concat(path, ": weight_map: tensor ", ShortDump(tensor), " is in ", ShortDump(file),
+                 ", which is not the name of a .safetensors file beside the index"));
+    }
+    by_file[file.get<std::string>()].push_back(tensor);
+  }
+  if (by_file.size() > kShardsMax) {
+    return absl::InvalidArgumentError(
+        Concat(path, ": weight_map: more than ", kShardsMax, " shards"));
+  }
+  std::vector<Shard> shards;
+  shards.reserve(by_file.size());
+  for (auto& [name, tensors] : by_file) shards.push_back({name, std::move(tensors)});
+  return shards;
+}
+
+// Every tensor of the index is in its shard and the shard has no other: so none is in two shards.
+absl::Status CheckShard(const std::string& index_path, const Shard& shard,
+                        const SafetensorsFile& file) {
+  absl::flat_hash_set<std::string_view> indexed(shard.tensors.begin(), shard.tensors.end());
+  for (const std::string& tensor : shard.tensors) {
+    if (file.header().Find(tensor)) continue;
+    return absl::NotFoundError(Concat(file.path(), ": tensor ", ShortDump(tensor),
+                                      " is missing, which ", index_path, " places here"));
+  }
+  for (size_t i = 0; i < file.header().num_tensors(); ++i) {
+    const SafetensorsEntry entry = file.header().tensor(i);
+    if (indexed.contains(entry.name)) continue;
+    return absl::InvalidArgumentError(Concat(file.path(), ": tensor ", ShortDump(entry.name),
+                                             " at byte ", file.header().data_offset() + entry.begin,
+                                             " is not placed here by ", index_path));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<std::unique_ptr<SafetensorsFile>>> OpenFiles(
+    const std::string& model_dir) {
+  std::vector<std::unique_ptr<SafetensorsFile>> files;
+  const std::string single = Concat(model_dir, "/model.safetensors");
+  const std::string index = Concat(model_dir, "/model.safetensors.index.json");
+  if (Exists(single)) {
+    WINNOW_ASSIGN_OR_RETURN(files.emplace_back(), SafetensorsFile::Open(single));
+    return files;
+  }
+  if (!Exists(index)) {
+    return absl::NotFoundError(
+        Concat(model_dir, ": no model.safetensors and no model.safetensors.index.json",
+               Exists(Concat(model_dir, "/pytorch_model.bin")) ||
+                       Exists(Concat(model_dir, "/pytorch_model.bin.index.json"))
+                   ? " (pytorch_model.bin is a pickle, which winnow does not read)"
+                   : ""));
+  }
+  WINNOW_ASSIGN_OR_RETURN(const std::vector<Shard> shards, ReadIndex(index));
+  for (const Shard& shard : shards) {
+    absl::StatusOr<std::unique_ptr<SafetensorsFile>> file =
+        SafetensorsFile::Open(Concat(model_dir, "/", shard.name));
+    if (absl::IsNotFound(file.status())) {
+      return absl::NotFoundError(Concat(file.status().message(), " (", index, " names it, for ",
+                                        shard.tensors.size(), " tensors, the first ",
+                                        ShortDump(shard.tensors.front()), ")"));
+    }
+    WINNOW_RETURN_IF_ERROR(file.status());
+    WINNOW_RETURN_IF_ERROR(CheckShard(index, shard, **file));
+    files.push_back(*std::move(file));
+  }
+  return files;
+}
+
+// What checkpoints of these families hold besides the weights, and what nobody reads.
+bool IsLeftover(std::string_view name, const ModelConfig& config) {
+  return name.ends_with(".rotary_emb.inv_freq") ||
+         (config.tie_word_embeddings && name == "lm_head.weight");
+}
+
+std::optional<DType> ToDType(std::string_view name) {
+  if (name == "BF16") return DType::kBF16;
+  if (name == "F16") return DType::kF16;
+  if (name == "F32") return DType::kF32;
+  return std::nullopt;
+}
+
+std::string Place(const SafetensorsFile& file, const SafetensorsEntry& entry) {
+  return Concat(file.path(), ": tensor ", ShortDump(entry.name), " at byte ",
+                file.header().data_offset() + entry.begin, ": ");
+}
+
+std::string ShapeText(const auto& shape) { return Concat("[", absl::StrJoin(shape, ", "), "]"); }
+
+absl::StatusOr<HostMatrix> CheckTensor(const SafetensorsFile& file, const SafetensorsEntry& entry,
+                                       const TensorSpec& spec) {
+  std::vector<uint64_t> expected;
+  if (spec.rows != 0) expected.push_back(spec.rows);
+  expected.push_back(spec.cols);
+  if (!std::equal(expected.begin(), expected.end(), entry.shape.begin(), entry.shape.end())) {
+    return absl::InvalidArgumentError(Concat(Place(file, entry), "shape ", ShapeText(entry.shape),
+                                             ", expected ", ShapeText(expected),
+                                             " by config.json"));
+  }
+  const std::optional<DType> dtype = ToDType(entry.dtype);
+  if (!dtype) {
+    return absl::UnimplementedError(
+        Concat(Place(file, entry), "dtype ", entry.dtype, ", expected BF16, F16 or F32"));
+  }
+  return HostMatrix{file.Data(entry).data(), *dtype, std::max<int64_t>(spec.rows, 1), spec.cols};
+}
+
+}  // namespace
+
+std::vector<TensorSpec> ModelTensors(const ModelConfig& config, Weights* weights) {
+  using Role = TensorSpec::Role;
+  std::vector<TensorSpec> specs;
+  const auto add = [&specs](std::string name, int64_t rows, int64_t cols, Role role,
+                            HostMatrix* matrix) {
+    specs.push_back({std::move(name), rows, cols, role, matrix});
+  };
+  Weights unused;  // so that the code below need not ask whether there are weights
+  Weights& to = weights != nullptr ? *weights : unused;
+  to.layers.resize(config.num_layers);
+
+  const int64_t hidden = config.hidden_size, intermediate = config.intermediate_size,
+                d = config.head_dim;
+  const int64_t q_rows = config.num_heads * d, kv_rows = config.num_kv_heads * d;
+  add("model.embed_tokens.weight", config.vocab_size, hidden, Role::kEmbedding, &to.embedding);
+  for (int32_t i = 0; i < config.num_layers; ++i) {
+    LayerWeights& layer = to.layers[i];
+    const auto linear = [&](std::string_view name, int64_t rows, int64_t cols, bool has_bias,
+                            HostMatrix* matrix, HostMatrix* bias) {
+      add(Concat("model.layers.", i, ".", name, ".weight"), rows, cols, Role::kMatrix, matrix);
+      if (has_bias) add(Concat("model.layers.", i, ".", name, ".bias"), 0, rows, Role::kBias, bias);
+    };
+    const auto norm = [&](std::string_view name, int64_t size, HostMatrix* matrix) {
+      add(Concat("model.layers.", i, ".", name, ".weight"), 0, size, Role::kNorm, matrix);
+    };
+    norm("input_layernorm", hidden, &layer.attention_norm);
+    linear("self_attn.q_proj", q_rows, hidden, config.qkv_bias, &layer.q, &layer.q_bias);
+    linear("self_attn.k_proj", kv_rows, hidden, config.qkv_bias, &layer.k, &layer.k_bias);
+    linear("self_attn.v_proj", kv_rows, hidden, config.qkv_bias, &layer.v, &layer.v_bias);
+    if (config.qk_norm) {
+      norm("self_attn.q_norm", d, &layer.q_norm);
+      norm("self_attn.k_norm", d, &layer.k_norm);
+    }
+    linear("self_attn.o_proj", hidden, q_rows, config.o_bias, &layer.o, &layer.o_bias);
+    norm("post_attention_layernorm", hidden, &layer.mlp_norm);
+    linear("mlp.gate_proj", intermediate, hidden, config.mlp_bias, &layer.gate, &layer.gate_bias);
+    linear("mlp.up_proj", intermediate, hidden, config.mlp_bias, &layer.up, &layer.up_bias);
+    linear("mlp.down_proj", hidden, intermediate, config.mlp_bias, &layer.down, &layer.down_bias);
+  }
+  add("model.norm.weight", 0, hidden, Role::kNorm, &to.final_norm);
+  if (!config.tie_word_embeddings)
+    add("lm_head.weight", config.vocab_size, hidden, Role::kEmbedding, &to.lm_head);
+  if (weights == nullptr) {
+    for (TensorSpec& spec : specs) spec.matrix = nullptr;
+  }
+  return specs;
+}
+
+absl::StatusOr<Weights> LoadWeights(const std::string& model_dir, const ModelConfig& config) {
+  Weights weights;
+  WINNOW_ASSIGN_OR_RETURN(weights.files, OpenFiles(model_dir));
+  struct Found {
+    const SafetensorsFile* file;
+    SafetensorsEntry entry;
+  };
+  absl::flat_hash_map<std::string_view, Found> tensors;
+  for (const auto& file : weights.files) {
+    for (size_t i = 0; i < file->header().num_tensors(); ++i) {
+      const SafetensorsEntry entry = file->header().tensor(i);
+      if (IsLeftover(entry.name, config)) continue;
+      tensors.emplace(entry.name, Found{file.get(), entry});
+    }
+  }
+
+  std::vector<TensorSpec> specs = ModelTensors(config, &weights);
+  for (const TensorSpec& spec : specs) {
+    const auto found = tensors.find(spec.name);
+    if (found == tensors.end()) {
+      return absl::NotFoundError(
+          Concat(weights.files.size() == 1 ? weights.files[0]->path() : model_dir, ": tensor ",
+                 ShortDump(spec.name), " is missing"));
+    }
+    WINNOW_ASSIGN_OR_RETURN(*spec.matrix,
+                            CheckTensor(*found->second.file, found->second.entry, spec));
+    tensors.erase(found);
+  }
+  if (!tensors.empty()) {
+    // The first in the files' order, so that the message does not depend on the hash.
+    const auto first =
+        std::min_element(tensors.begin(), tensors.end(), [](const auto& a, const auto& b) {
+          return std::pair(a.second.file->path(), a.second.entry.begin) <
+                 std::pair(b.second.file->path(), b.second.entry.begin);
+        });
+    return absl::InvalidArgumentError(Concat(
+        Place(*first->second.file, first->second.entry), "no part of a ", config.architecture,
+        " with ", config.num_layers, " layers and the biases of config.json"));
+  }
+  if (config.tie_word_embeddings) weights.lm_head = weights.embedding;
+  return weights;
+}
+
+}  // namespace winnow::engine
