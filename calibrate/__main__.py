@@ -17,6 +17,7 @@ from .encoders import DEFAULT_BITS
 from .region import Region
 from .training import (Corpus, EncoderSettings, FeatureSettings, default_hidden, export_encoder, train_encoder,
                        train_features)
+from .verdict import describe, judge
 
 KINDS = ("hata", "spotlight", "hashattention", "features")
 
@@ -108,17 +109,19 @@ def main(argv=None) -> int:
         bits = parse_bits(args.bits, kinds)
     except argparse.ArgumentTypeError as error:
         parser.error(str(error))
+    if "features" in kinds and args.validation_documents < 1:
+        parser.error("--validation-documents: feature maps need some, because completion is used only at heads where "
+                     "it lowers the error there")
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: no CUDA device is available")
     if args.resume is None:
         with tempfile.TemporaryDirectory(prefix="winnow-calibrate-") as directory:
-            run(args, kinds, bits, Path(directory))
-    else:
-        run(args, kinds, bits, Path(args.resume))
-    return 0
+            return run(args, kinds, bits, Path(directory))
+    return run(args, kinds, bits, Path(args.resume))
 
 
-def run(args, kinds: list[str], bits: dict[str, int], state: Path) -> None:
+def run(args, kinds: list[str], bits: dict[str, int], state: Path) -> int:
+    """0, or 1 where feature maps were asked for and help at no head: then the artifact is written without them."""
     text = Text(args.text)
     model = Model(args.model, args.device)
     layers = parse_layers(args.layers, args.dense_layers, model.layers)
@@ -176,8 +179,14 @@ def run(args, kinds: list[str], bits: dict[str, int], state: Path) -> None:
                     for side, roles in folded.items()}
         del corpus
 
+    diverged = False
     if validation:
         shards = [load_shard(p, layers, group, args.device) for p in validation]
+        if artifact.features is not None:
+            helps = judge(artifact, shards, layers, kv_heads, region, scaling)
+            print(describe(helps, layers, kv_heads), file=sys.stderr)
+            diverged = not any(helps)
+            artifact.features.helps = helps
         measured = reporting.build(artifact, shards, layers, kv_heads, region, scaling)
         for kind in encoder_settings:
             artifact.functions[kind].measured = reporting.measured_of(kind, measured)
@@ -185,9 +194,15 @@ def run(args, kinds: list[str], bits: dict[str, int], state: Path) -> None:
             print(reporting.write(measured, Path(args.report)))
         else:
             print(reporting.table(measured))
+    if diverged:
+        print("calibrate: completion helps at no head, because the feature maps diverged or the model has no use for "
+              "them: they are left out of the artifact", file=sys.stderr)
+        artifact.features = None
+        kinds = [k for k in kinds if k != "features"]
     write(args.out, artifact)
     print(f"wrote {args.out}: {Path(args.out).stat().st_size:,} bytes, {', '.join(kinds)} for layers "
           f"{layers[0]} to {layers[-1]}", file=sys.stderr)
+    return 1 if diverged else 0
 
 
 if __name__ == "__main__":

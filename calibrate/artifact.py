@@ -116,12 +116,17 @@ class Functions:
 
 @dataclass
 class Features:
-    """log-features: per layer and side, role -> (weight [heads, out, in], bias [heads, out]), both float32 or bfloat16."""
+    """log-features: per layer and side, role -> (weight [heads, out, in], bias [heads, out]), both float32 or bfloat16.
+
+    `helps`: the verdict (calibrate/verdict.py), for each layer, ascending, and KV head. None: not judged, so the server
+    refuses completion.
+    """
 
     features: int
     layers: dict[int, dict[str, dict[str, tuple[torch.Tensor, torch.Tensor]]]] = field(default_factory=dict)
     training: dict = field(default_factory=dict)
     measured: dict = field(default_factory=dict)
+    helps: list[bool] | None = None
 
 
 @dataclass
@@ -162,6 +167,8 @@ def write(path: str | Path, artifact: Artifact) -> None:
                     tensors[f"layers.{layer}.features.{side}.{role}.bias"] = bias.contiguous()
         metadata["features"] = {"features": f.features, "layers": sorted(f.layers), "training": f.training,
                                 "measured": f.measured}
+        if f.helps is not None:
+            metadata["features"]["helps"] = f.helps
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".part")
@@ -249,7 +256,12 @@ def read(path: str | Path, model_directory: str | Path | None = None) -> Artifac
                                        get(f"{prefix}{role}.bias", (heads, dims[role][0]), f32))
                     sides[side] = roles
                 layers[layer] = sides
-            features = Features(count, layers, info["training"], info["measured"])
+            helps = info.get("helps")
+            heads_in_all = len(layers) * shape["kv_heads"]
+            _need(helps is None or (isinstance(helps, list) and len(helps) == heads_in_all
+                                    and all(isinstance(h, bool) for h in helps)),
+                  f"{path}: features.helps must be a list of {heads_in_all} truth values")
+            features = Features(count, layers, info["training"], info["measured"], helps)
         _need(used == names, f"{path}: unknown tensors {sorted(names - used)[:4]}")
         return Artifact(model["fingerprint"], shape, metadata["dense_layers"], functions, features,
                         metadata["provenance"])

@@ -18,6 +18,7 @@ from .region import Region, budget, group_importance, select_top
 
 NAMES = ("dense", "window", "oracle", "quest", "lsh", "hata", "spotlight", "hashattention")
 QUEST_PAGE = 16
+REFUSED = -1e30  # log-feature of queries at heads where completion is refused
 CANDIDATES = 4  # times k, of which pruning keeps what p asks for
 
 
@@ -249,4 +250,10 @@ def stacked_features(artifact: Artifact, layers, device="cpu"):
         per_layer = [artifact.features.layers[l][side] for l in layers]
         out[side] = {role: (torch.cat([s[role][0] for s in per_layer]).to(device),
                             torch.cat([s[role][1] for s in per_layer]).to(device)) for role in per_layer[0]}
+    if artifact.features.helps is not None:  # at refused heads the summary has no mass, as in the server
+        order = sorted(artifact.features.layers)
+        kv_heads = artifact.shape["kv_heads"]
+        helps = [h for l in layers for h in artifact.features.helps[order.index(l) * kv_heads:][:kv_heads]]
+        weight, bias = out["query"]["out"]
+        out["query"]["out"] = (weight, bias.masked_fill(~torch.tensor(helps, device=bias.device).unsqueeze(1), REFUSED))
     return out

@@ -265,6 +265,10 @@ def train_features(corpus: Corpus, settings: FeatureSettings, tag: str,
         torch.nn.utils.clip_grad_norm_(maps.parameters(), math.sqrt(len(total)))
         optimizer.step()
         history.append(float(total.detach().mean()))
+        if not math.isfinite(history[-1]):
+            heads = [i for i, x in enumerate(total.detach()) if not math.isfinite(float(x))]
+            raise FloatingPointError(f"feature maps of {tag} diverged at step {step}: the loss of heads {heads} (layer "
+                                     "after layer) is not finite; a smaller --feature-steps or fewer --features may help")
         if step % 20 == 0:
             progress.set_postfix(**{name: f"{float(x.detach().mean()):.3f}" for name, x in
                                     (("output", output), ("kl", divergence), ("mass", partition))})

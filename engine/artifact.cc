@@ -95,6 +95,7 @@ class Artifact::Reader {
         for (const Side side : {Side::kKey, Side::kQuery})
           WINNOW_RETURN_IF_ERROR(ReadFeatureMap(artifact_.header_.features->features, layer, side));
       }
+      ApplyVerdict(*artifact_.header_.features);
     }
     for (size_t i = 0; i < header_.num_tensors(); ++i) {
       const std::string_view tensor = header_.tensor(i).name;
@@ -141,6 +142,27 @@ class Artifact::Reader {
     WINNOW_ASSIGN_OR_RETURN(map.out, affine("out", features, map.stem.out));
     artifact_.feature_maps_.emplace(FeatureMapKey{layer, side}, map);
     return absl::OkStatus();
+  }
+
+  // Drops maps without a verdict, and silences the heads at which completion does harm.
+  void ApplyVerdict(const ArtifactFeatures& features) {
+    if (!features.helps) {
+      artifact_.feature_maps_.clear();
+      return;
+    }
+    const int32_t heads = config_.num_kv_heads;
+    for (size_t i = 0; i < features.layers.size(); ++i) {
+      const auto helps = features.helps->begin() + i * heads;
+      if (std::all_of(helps, helps + heads, [](bool value) { return value; })) continue;
+      AffineStage& out = artifact_.feature_maps_.at({features.layers[i], Side::kQuery}).out;
+      auto& bias = *artifact_.refused_biases_.emplace_back(
+          std::make_unique<std::vector<float>>(out.bias.begin(), out.bias.end()));
+      for (int32_t head = 0; head < heads; ++head) {
+        if (helps[head]) continue;
+        std::fill_n(bias.begin() + int64_t{head} * out.out, out.out, -kRefusedFeature);
+      }
+      out.bias = bias;
+    }
   }
 
   // The tensors PREFIX.weight and PREFIX.bias.
@@ -294,8 +316,14 @@ std::string Artifact::Description() const {
   };
   for (const auto& [kind, functions] : header_.kinds)
     add(KindName(kind), functions.bits, functions.layers, functions.recipe);
-  if (const auto& features = header_.features)
+  if (const auto& features = header_.features) {
     add("feature maps", features->features, features->layers, features->recipe);
+    const auto helped =
+        features->helps ? std::count(features->helps->begin(), features->helps->end(), true) : 0;
+    text.resize(text.size() - 2);
+    text += features->helps ? Concat(" at ", helped, " of ", features->helps->size(), " heads; ")
+                            : " without a verdict: not used; ";
+  }
   return Concat(text, size_bytes_, " bytes");
 }
 

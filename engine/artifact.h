@@ -56,10 +56,15 @@ class Artifact {
   // Views that live as long as this. REQUIRES: HasLayer.
   kernels::EncoderWeights Encoder(AttentionPolicy::Kind kind, int32_t layer, Side side) const;
 
-  // Log-feature maps of completion.
-  bool has_features() const { return header_.features.has_value(); }
+  // Log-feature maps of completion: only those with a verdict, because maps that nobody validated
+  // may ruin every answer. False where the file has maps without one; header().features says that
+  // it has.
+  bool has_features() const { return header_.features && header_.features->helps; }
   bool HasFeatures(int32_t layer) const;
-  // Views that live as long as this. REQUIRES: HasFeatures.
+  // Views that live as long as this. REQUIRES: HasFeatures. At heads where the verdict is that
+  // completion does harm, the queries' maps give -kRefusedFeature for every feature, so that the
+  // head's summary has no mass and the answer is that without completion.
+  static constexpr float kRefusedFeature = 1e30f;
   kernels::FeatureMapWeights FeatureMap(int32_t layer, Side side) const;
 
   const ArtifactHeader& header() const { return header_; }
@@ -83,6 +88,8 @@ class Artifact {
   uint64_t size_bytes_ = 0;
   std::unique_ptr<SafetensorsFile> file_;                // null if parsed from bytes
   std::vector<std::unique_ptr<std::byte[]>> realigned_;  // tensors that the file misaligns
+  // Biases of queries' maps, rewritten where heads are refused.
+  std::vector<std::unique_ptr<std::vector<float>>> refused_biases_;
 };
 
 }  // namespace winnow::engine

@@ -69,6 +69,19 @@ std::vector<int32_t> Layers(JsonKeys& keys, int32_t num_layers) {
   return {list.begin(), list.end()};
 }
 
+// The verdict of feature maps: one truth value for each of `count` heads. Absent: nullopt.
+std::optional<std::vector<bool>> Verdict(JsonKeys& keys, size_t count) {
+  const Json* value = keys.Find("helps");
+  if (value == nullptr) return std::nullopt;
+  if (!value->is_array() || value->size() != count ||
+      !std::all_of(value->begin(), value->end(), [](const Json& v) { return v.is_boolean(); })) {
+    keys.Fail(kInvalid, "helps",
+              Concat("must be a list of ", count, " truth values, one for each layer and KV head"));
+    return std::nullopt;
+  }
+  return value->get<std::vector<bool>>();
+}
+
 void CheckModel(JsonKeys& keys, const ModelConfig& config, const std::string& model_fingerprint) {
   const auto check = [&keys](std::string_view key, int32_t value) {
     const int64_t made_for = keys.Int(key, {}, 1, INT32_MAX);
@@ -175,6 +188,7 @@ absl::StatusOr<ArtifactHeader> ParseArtifactHeader(std::string_view text, std::s
     to.features = feature_keys.Int("features", {}, 1, kArtifactWidthMax);
     to.layers = Layers(feature_keys, config.num_layers);
     to.recipe = Recipe(*features);
+    to.helps = Verdict(feature_keys, to.layers.size() * config.num_kv_heads);
     WINNOW_RETURN_IF_ERROR(feature_keys.status());
   }
   return header;

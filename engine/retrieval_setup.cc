@@ -329,7 +329,10 @@ absl::Status RetrievalAttention::CheckPolicy(const AttentionPolicy& policy) cons
     for (int32_t layer = first; layer < config_.num_layers; ++layer) {
       if (!feature_maps_.empty() && feature_maps_[layer].key != nullptr) continue;
       return refuse("completion",
-                    feature_maps_.empty()
+                    artifact->header().features && !artifact->has_features()
+                        ? "the artifact's feature maps have no verdict on whether they lower the "
+                          "error at each head; `python -m calibrate.verdict` adds one"
+                    : feature_maps_.empty()
                         ? "the artifact has no feature maps"
                         : fmt::format("the artifact has no feature maps for layer {}", layer));
     }

@@ -64,18 +64,21 @@ absl::StatusOr<SyntheticArtifact> MakeSyntheticArtifact(const ModelConfig& confi
   std::vector<int32_t> layers(config.num_layers);
   std::iota(layers.begin(), layers.end(), 0);
   std::mt19937_64 random(seed);
-  Json about = {
-      {"format", 1},
-      {"model",
-       {{"fingerprint", fingerprint},
-        {"layers", config.num_layers},
-        {"query_heads", config.num_heads},
-        {"kv_heads", heads},
-        {"head_dim", d}}},
-      {"dense_layers", 0},
-      {"kinds", Json::object()},
-      {"features", {{"features", kFeatures}, {"layers", layers}, {"training", Json::object()}}},
-      {"provenance", {{"tool", "random functions, for measurements of speed"}}}};
+  Json about = {{"format", 1},
+                {"model",
+                 {{"fingerprint", fingerprint},
+                  {"layers", config.num_layers},
+                  {"query_heads", config.num_heads},
+                  {"kv_heads", heads},
+                  {"head_dim", d}}},
+                {"dense_layers", 0},
+                {"kinds", Json::object()},
+                {"features",
+                 {{"features", kFeatures},
+                  {"layers", layers},
+                  {"training", Json::object()},
+                  {"helps", std::vector<bool>(layers.size() * heads, true)}}},
+                {"provenance", {{"tool", "random functions, for measurements of speed"}}}};
   File file;
   for (const auto& [kind, widths] : Kinds(d)) {
     about["kinds"][kind] = {{"bits", widths.back()},

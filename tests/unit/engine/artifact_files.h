@@ -121,7 +121,10 @@ inline void AddKind(TestArtifact& artifact, const ModelConfig& config, const std
 inline void AddFeatures(TestArtifact& artifact, const ModelConfig& config, int32_t features,
                         const std::vector<int32_t>& layers, std::mt19937_64& random) {
   artifact.header["features"] = {
-      {"features", features}, {"layers", layers}, {"training", {{"recipe", "paper"}}}};
+      {"features", features},
+      {"layers", layers},
+      {"training", {{"recipe", "paper"}}},
+      {"helps", std::vector<bool>(layers.size() * config.num_kv_heads, true)}};
   for (const int32_t layer : layers) {
     for (const std::string side : {"key", "query"}) {
       const std::string prefix = "layers." + std::to_string(layer) + ".features." + side + ".";

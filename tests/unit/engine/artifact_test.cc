@@ -133,8 +133,43 @@ TEST_F(ArtifactTest, AGoodFileGivesWhatItHolds) {
   EXPECT_EQ((*artifact)->Description(),
             "hata:32 in layers 1-2, 4 (recipe winnow); spotlight:64 in layers 2 (recipe winnow); "
             "hashattention:32 in layers 0, 4 (recipe winnow); feature maps:5 in layers 2-3 (recipe "
-            "paper); " +
+            "paper) at 6 of 6 heads; " +
                 std::to_string(bytes.size()) + " bytes");
+}
+
+TEST_F(ArtifactTest, FeatureMapsWithoutAVerdictAreNotUsed) {
+  TestArtifact file = good_;
+  file.header["features"].erase("helps");
+  const auto artifact = Parse(file.Bytes());
+  ASSERT_TRUE(artifact.ok()) << artifact.status();
+  EXPECT_FALSE((*artifact)->has_features());
+  EXPECT_FALSE((*artifact)->HasFeatures(3));
+  EXPECT_TRUE((*artifact)->HasKind(Kind::kHata));
+  EXPECT_THAT((*artifact)->Description(), HasSubstr("without a verdict: not used"));
+}
+
+TEST_F(ArtifactTest, HeadsThatCompletionHarmsHaveNoMass) {
+  TestArtifact file = good_;
+  const int32_t heads = config_.num_kv_heads;
+  std::vector<bool> helps(2 * heads, true);  // layers 2 and 3
+  helps[heads + 1] = false;                  // layer 3, head 1
+  file.header["features"]["helps"] = helps;
+  const auto all = Parse(good_.Bytes()), some = Parse(file.Bytes());
+  ASSERT_TRUE(some.ok()) << some.status();
+  for (const int32_t layer : {2, 3}) {
+    const auto whole = (*all)->FeatureMap(layer, Side::kQuery).out.bias;
+    const auto bias = (*some)->FeatureMap(layer, Side::kQuery).out.bias;
+    ASSERT_EQ(bias.size(), whole.size());
+    for (size_t i = 0; i < bias.size(); ++i) {
+      const bool refused = layer == 3 && i / (bias.size() / heads) == 1;
+      EXPECT_EQ(bias[i], refused ? -Artifact::kRefusedFeature : whole[i]) << layer << " " << i;
+    }
+    const auto key = (*some)->FeatureMap(layer, Side::kKey).out.bias;
+    EXPECT_TRUE(
+        std::equal(key.begin(), key.end(), (*all)->FeatureMap(layer, Side::kKey).out.bias.begin()));
+  }
+  // Another verdict completes otherwise: what is stored of one is not of the other.
+  EXPECT_NE((*all)->ContentId(), (*some)->ContentId());
 }
 
 TEST_F(ArtifactTest, PartsMayBeAbsent) {
@@ -283,6 +318,9 @@ TEST_F(ArtifactTest, EveryCheckOfTheHeader) {
       {"features.features: must be an integer from 1", set("/features/features", 0)},
       {"features.layers: missing", erase("/features", "layers")},
       {"features.layers: must ascend", set("/features/layers", {3, 2})},
+      {"features.helps: must be a list of 6 truth values", set("/features/helps", {true, false})},
+      {"features.helps: must be a list of 6", set("/features/helps", {1, 1, 1, 1})},
+      {"features.helps: must be a list of 6", set("/features/helps", true)},
   };
   for (const Break& change : breaks) {
     TestArtifact file = good_;

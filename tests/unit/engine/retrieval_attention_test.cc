@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -16,7 +17,10 @@
 #include <vector>
 
 #include "engine/lsh.h"
+#include "engine/model/safetensors.h"
+#include "engine/synthetic_artifact.h"
 #include "kernels/dtype.h"
+#include "nlohmann/json.hpp"
 #include "tests/unit/engine/sequence_runner.h"
 
 namespace winnow::engine {
@@ -73,9 +77,10 @@ class RetrievalAttentionTest : public ::testing::Test {
             static_cast<int64_t>(values.size()) / (heads * kDim), heads * kDim, heads * kDim};
   }
 
-  void Make(std::vector<IndexSpec> indexes, int32_t probe_interval = 0,
-            bool four_bit_keys = false) {
+  void Make(std::vector<IndexSpec> indexes, int32_t probe_interval = 0, bool four_bit_keys = false,
+            std::shared_ptr<const Artifact> artifact = nullptr) {
     RetrievalOptions options;
+    options.artifact = std::move(artifact);
     options.indexes = std::move(indexes);
     options.probe_interval = probe_interval;
     options.four_bit_keys = four_bit_keys;
@@ -390,6 +395,70 @@ TEST_F(RetrievalAttentionTest, WhatCannotBeHonouredIsRefusedByName) {
   for (const char* text : {"dense", "window", "oracle", "lsh", "lsh:bits=128"}) {
     EXPECT_TRUE(retrieval_->CheckPolicy(Policy(text)).ok()) << text;
   }
+}
+
+// An artifact whose verdict on completion is that of `helps`, in every layer. Points into `bytes`.
+std::shared_ptr<const Artifact> ArtifactWithVerdict(const ModelConfig& config,
+                                                    const std::vector<bool>& helps,
+                                                    std::string* bytes) {
+  const auto made = MakeSyntheticArtifact(config, 1);
+  EXPECT_TRUE(made.ok()) << made.status();
+  const std::string& whole = *made->bytes;
+  uint64_t header_bytes = 0;
+  std::memcpy(&header_bytes, whole.data(), sizeof(header_bytes));
+  auto file = nlohmann::json::parse(whole.substr(8, header_bytes));
+  std::string& text = file["__metadata__"]["winnow_artifact"].get_ref<std::string&>();
+  auto header = nlohmann::json::parse(text);
+  std::vector<bool> all;
+  for (int32_t layer = 0; layer < config.num_layers; ++layer) {
+    all.insert(all.end(), helps.begin(), helps.end());
+  }
+  header["features"]["helps"] = all;
+  text = header.dump();
+  *bytes = SafetensorsHead(file.dump()) + whole.substr(8 + header_bytes);
+  auto artifact = Artifact::Parse(std::as_bytes(std::span(*bytes)), "a test's", config,
+                                  header["model"]["fingerprint"]);
+  EXPECT_TRUE(artifact.ok()) << artifact.status();
+  return *artifact;
+}
+
+TEST_F(RetrievalAttentionTest, CompletionLeavesHeadsThatItHarmsAlone) {
+  std::string bytes;
+  const auto artifact = ArtifactWithVerdict(config_, {false, true}, &bytes);
+  Make({}, 0, false, artifact);
+  const std::string policy = "oracle:k=8,sink=4,window=16,dense_layers=0,from=0";
+  const auto without = State(Policy(policy));
+  const auto completed = State(Policy(policy + ",completion=on"));
+  const int32_t first = kTokens - 3;
+  Pass(*completed, 0, first, first);  // the summary takes in the tokens before
+  const std::vector<float> plain = Pass(*without, first, kTokens, first);
+  const std::vector<float> out = Pass(*completed, first, kTokens, first);
+  ASSERT_EQ(out.size(), plain.size());
+  bool other_head_differs = false;
+  for (size_t i = 0; i < out.size(); ++i) {
+    const size_t head = i / kDim % kHeads / kGroup;
+    if (head == 0) {
+      EXPECT_EQ(out[i], plain[i]) << i;
+    } else {
+      other_head_differs |= out[i] != plain[i];
+    }
+  }
+  EXPECT_TRUE(other_head_differs);
+}
+
+TEST_F(RetrievalAttentionTest, CompletionWithoutAVerdictIsRefusedByName) {
+  std::string bytes;
+  const auto artifact = ArtifactWithVerdict(config_, {true, true}, &bytes);
+  Make({}, 0, false, artifact);
+  EXPECT_TRUE(retrieval_->CheckPolicy(Policy("oracle:completion=on,dense_layers=0")).ok());
+  std::string unjudged = bytes;
+  for (size_t at; (at = unjudged.find("helps")) != std::string::npos;) unjudged[at] = 'H';
+  const auto old = Artifact::Parse(std::as_bytes(std::span(unjudged)), "a test's", config_,
+                                   std::string(64, '0'));
+  ASSERT_TRUE(old.ok()) << old.status();
+  Make({}, 0, false, *old);
+  EXPECT_THAT(retrieval_->CheckPolicy(Policy("oracle:completion=on,dense_layers=0")).message(),
+              HasSubstr("no verdict"));
 }
 
 }  // namespace
