@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -88,8 +89,7 @@ void Decoder::Compute(const Batch& batch) {
   memory_->BeginPass(batch.chunks.size());
   retrieval_->Begin(batch.chunks);
 
-  // hidden [m][hidden] = embedding[ids]
-  backend_.EmbedRows(embedding_, ids_, FirstRows(hidden_, m));
+  Embed(m);
 
   // cos_sin [m][d], the same for every layer
   backend_.RopeTable(positions_, rope_.inv_freq, rope_.attention_factor, FirstRows(cos_sin_, m));
@@ -113,6 +113,19 @@ void Decoder::Compute(const Batch& batch) {
     }
   }
   if (num_logits > 0) ComputeLogits(num_logits);
+}
+
+// hidden [m][hidden] = embedding[ids]
+void Decoder::Embed(int64_t m) {
+  if (embedding_.IsPlain()) {
+    backend_.EmbedRows(embedding_.host(), ids_, FirstRows(hidden_, m));
+    return;
+  }
+  for (int64_t i = 0; i < m; ++i) {
+    embedding_.WidenRow(ids_[i], embedded_rows_.data() + i * embedding_.cols);
+  }
+  const HostMatrix rows{embedded_rows_.data(), DType::kF32, m, embedding_.cols};
+  backend_.EmbedRows(rows, std::span(row_numbers_).first(m), FirstRows(hidden_, m));
 }
 
 void Decoder::ComputeLogits(int64_t num_logits) {
@@ -483,12 +496,18 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(const ModelConfig& conf
   return decoder;
 }
 
-absl::StatusOr<std::unique_ptr<PackedMatrix>> Decoder::Pack(std::span<const HostMatrix> parts,
+absl::StatusOr<std::unique_ptr<PackedMatrix>> Decoder::Pack(std::span<const WeightMatrix> parts,
                                                             const char* what) {
-  std::unique_ptr<PackedMatrix> packed = backend_.Pack(parts, options_.compute);
+  // Copies live until their product's weights are packed: memory is bounded by the largest of these.
+  std::vector<std::unique_ptr<std::byte[]>> copies(parts.size());
+  std::vector<HostMatrix> matrices(parts.size());
+  for (size_t i = 0; i < parts.size(); ++i) {
+    WINNOW_ASSIGN_OR_RETURN(matrices[i], HostMatrixOf(parts[i], options_.compute, &copies[i]));
+  }
+  std::unique_ptr<PackedMatrix> packed = backend_.Pack(matrices, options_.compute);
   if (packed == nullptr) {
     int64_t values = 0;
-    for (const HostMatrix& part : parts) values += part.rows * part.cols;
+    for (const WeightMatrix& part : parts) values += part.rows * part.cols;
     return absl::ResourceExhaustedError(
         fmt::format("no memory for {}: {} bytes", what,
                     values * static_cast<int64_t>(kernels::DTypeBytes(options_.compute))));
@@ -498,12 +517,13 @@ absl::StatusOr<std::unique_ptr<PackedMatrix>> Decoder::Pack(std::span<const Host
 }
 
 // One float32 vector on the device of the parts in turn; empty if the parts are absent.
-absl::StatusOr<Buffer> Decoder::Widen(std::span<const HostMatrix> parts, const char* what) {
+absl::StatusOr<Buffer> Decoder::Widen(std::span<const WeightMatrix> parts, const char* what) {
   std::vector<float> values;
-  for (const HostMatrix& part : parts) {
+  for (const WeightMatrix& part : parts) {
     if (part.data == nullptr) continue;
-    for (int64_t i = 0; i < part.rows * part.cols; ++i) {
-      values.push_back(kernels::ElementAt(part.data, part.dtype, i));
+    for (int64_t row = 0; row < part.rows; ++row) {
+      values.resize(values.size() + part.cols);
+      part.WidenRow(row, values.data() + values.size() - part.cols);
     }
   }
   if (values.empty()) return Buffer();
@@ -521,6 +541,12 @@ absl::StatusOr<Buffer> Decoder::Widen(std::span<const HostMatrix> parts, const c
 absl::Status Decoder::PackWeights(const Weights& weights) {
   WINNOW_CHECK(static_cast<int32_t>(weights.layers.size()) == config_.num_layers);
   embedding_ = weights.embedding;
+  if (!embedding_.IsPlain()) {
+    embedded_rows_.resize(static_cast<size_t>(options_.max_batch_tokens) * embedding_.cols);
+    row_numbers_.resize(options_.max_batch_tokens);
+    std::iota(row_numbers_.begin(), row_numbers_.end(), 0);
+    scratch_bytes_ += embedded_rows_.size() * sizeof(float);
+  }
   layers_.resize(weights.layers.size());
   for (size_t i = 0; i < layers_.size(); ++i) {
     const LayerWeights& from = weights.layers[i];

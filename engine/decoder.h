@@ -64,8 +64,8 @@ kernels::SharedKvShape ShapeOfSharedKv(const ModelConfig& config, const DecoderO
 class Decoder final : public Model {
  public:
   // `backend` must outlive the decoder, and so must the memory behind weights.embedding, whose rows
-  // are looked up where they lie. Every other weight is copied: its pages may be released
-  // afterwards. InvalidArgument: an option out of range. ResourceExhausted: with bytes asked for
+  // are looked up where they lie (quantised ones are widened then). Every other weight is copied: its
+  // pages may be released afterwards. InvalidArgument: an option out of range. ResourceExhausted: with bytes asked for
   // and what for, or with those taken where a device's operations are left too few. Unavailable: the
   // device has failed.
   static absl::StatusOr<std::unique_ptr<Decoder>> Create(const ModelConfig& config,
@@ -154,15 +154,15 @@ class Decoder final : public Model {
 
   absl::Status PackWeights(const Weights& weights);
   absl::Status AllocatePools();
-  absl::StatusOr<std::unique_ptr<kernels::PackedMatrix>> Pack(
-      std::span<const kernels::HostMatrix> parts, const char* what);
-  absl::StatusOr<kernels::Buffer> Widen(std::span<const kernels::HostMatrix> parts,
-                                        const char* what);
+  absl::StatusOr<std::unique_ptr<kernels::PackedMatrix>> Pack(std::span<const WeightMatrix> parts,
+                                                              const char* what);
+  absl::StatusOr<kernels::Buffer> Widen(std::span<const WeightMatrix> parts, const char* what);
   absl::StatusOr<kernels::Tensor> AllocateScratch(int64_t rows, int64_t cols, const char* what);
 
   absl::Status DeviceStatus() const;
   // The steps of Forward and Sample; shapes are in decoder.cc.
   void Compute(const Batch& batch);  // up to logits_
+  void Embed(int64_t m);
   void PlanRows(const Batch& batch);
   void CheckBlocks(const SequenceChunk& chunk);
   void ProjectAndWriteKv(int32_t index);
@@ -189,7 +189,10 @@ class Decoder final : public Model {
   std::unique_ptr<RetrievalAttention> retrieval_;
 
   // Weights.
-  kernels::HostMatrix embedding_;  // [vocab][hidden], where it lies in the file
+  WeightMatrix embedding_;  // [vocab][hidden], where it lies in the file
+  // Of an embedding that no backend takes where it lies: the rows of one batch, widened, and 0, 1, 2, ...
+  std::vector<float> embedded_rows_;  // [max_batch_tokens][hidden]
+  std::vector<int32_t> row_numbers_;  // [max_batch_tokens]
   std::vector<Layer> layers_;
   kernels::Buffer final_norm_;                      // [hidden]
   std::unique_ptr<kernels::PackedMatrix> lm_head_;  // [vocab][hidden]

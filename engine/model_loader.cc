@@ -4,6 +4,7 @@
 
 #include "absl/status/status.h"
 #include "engine/model/model_fingerprint.h"
+#include "engine/model_text.h"
 #include "engine/status_macros.h"
 #include "fmt/format.h"
 
@@ -19,7 +20,7 @@ absl::StatusOr<StoreNames> NamesOf(const ModelConfig& config, const Weights& wei
                                    bool outlives_process) {
   std::string fingerprint;
   if (outlives_process) {
-    WINNOW_ASSIGN_OR_RETURN(fingerprint, KvFingerprint(config, weights.files));
+    WINNOW_ASSIGN_OR_RETURN(fingerprint, KvFingerprint(config, weights));
   }
   const RetrievalOptions& retrieval = options.retrieval;
   StoreNames names;
@@ -35,27 +36,28 @@ absl::StatusOr<StoreNames> NamesOf(const ModelConfig& config, const Weights& wei
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& model_dir,
+absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& model_path,
                                                        const ModelOptions& options,
                                                        std::unique_ptr<kernels::Backend> backend) {
-  WINNOW_ASSIGN_OR_RETURN(ModelConfig config, LoadModelConfig(model_dir));
+  WINNOW_ASSIGN_OR_RETURN(ModelConfig config, LoadModelConfig(model_path));
   WINNOW_ASSIGN_OR_RETURN(DecoderOptions decoder_options, ResolveDecoderOptions(config, options));
-  WINNOW_ASSIGN_OR_RETURN(Weights weights, LoadWeights(model_dir, config));
-  WINNOW_ASSIGN_OR_RETURN(std::unique_ptr<Tokenizer> tokenizer, Tokenizer::Load(model_dir));
+  WINNOW_ASSIGN_OR_RETURN(Weights weights, LoadWeights(model_path, config));
+  WINNOW_ASSIGN_OR_RETURN(std::unique_ptr<Tokenizer> tokenizer, LoadTokenizer(model_path));
   if (tokenizer->vocab_size() > config.vocab_size) {
-    return absl::InvalidArgumentError(
-        fmt::format("{}/tokenizer.json: has ids up to {}, but config.json's vocab_size is {}",
-                    model_dir, tokenizer->vocab_size() - 1, config.vocab_size));
+    return absl::InvalidArgumentError(fmt::format(
+        "{}: the tokenizer has ids up to {}, but the model's vocabulary (vocab_size) is {}",
+        model_path, tokenizer->vocab_size() - 1, config.vocab_size));
   }
-  WINNOW_ASSIGN_OR_RETURN(ChatTemplate chat_template, ChatTemplate::Load(model_dir));
+  WINNOW_ASSIGN_OR_RETURN(ChatTemplate chat_template, LoadChatTemplate(model_path));
   if (backend == nullptr) {
     WINNOW_ASSIGN_OR_RETURN(backend, MakeBackend(options));
   }
   WINNOW_ASSIGN_OR_RETURN(decoder_options.retrieval,
-                          ResolveRetrieval(model_dir, config, weights, options.retrieval));
+                          ResolveRetrieval(model_path, config, weights, options.retrieval));
   const kernels::KvLayout layout{config.num_kv_heads, config.head_dim, decoder_options.block_tokens,
                                  decoder_options.kv_dtype};
-  WINNOW_RETURN_IF_ERROR(CheckMemory(config, decoder_options, *backend));
+  WINNOW_RETURN_IF_ERROR(CheckMemory(config, decoder_options, *backend,
+                                     PackingCopyBytes(weights, decoder_options.compute)));
   TierFlags tiers = options.tiers;
   if (decoder_options.shared_kv_bytes != 0) tiers.host_bytes = 0;  // a GPU reads that memory itself
   WINNOW_ASSIGN_OR_RETURN(KvStore store, OpenKvStore(tiers, layout));
@@ -73,9 +75,9 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& model_
   WINNOW_ASSIGN_OR_RETURN(std::unique_ptr<Decoder> decoder,
                           Decoder::Create(config, weights, *backend, decoder_options));
   // The packed copy is what runs; the mapped one need not stay in memory beside it.
-  for (const auto& file : weights.files) file->ReleasePages();
+  weights.ReleasePages();
   return std::unique_ptr<LoadedModel>(new LoadedModel{
-      .model_dir = model_dir,
+      .model_path = model_path,
       .config = std::move(config),
       .weights = std::move(weights),
       .tokenizer = std::move(tokenizer),

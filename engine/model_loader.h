@@ -1,5 +1,5 @@
-// Opens a model directory whole: configuration, weights, tokenizer, chat template, backend,
-// decoder. `serve`, `eval` and `bench` all start here, so that they agree on what a flag means.
+// Opens a model whole, a Hugging Face directory or a GGUF file: configuration, weights, tokenizer,
+// chat template, backend, decoder. `serve`, `eval` and `bench` all start here, so that they agree on what a flag means.
 #ifndef WINNOW_ENGINE_MODEL_LOADER_H_
 #define WINNOW_ENGINE_MODEL_LOADER_H_
 
@@ -60,7 +60,7 @@ struct ModelOptions {
 // Everything of one model. Members are destroyed last to first, so the decoder goes before the
 // backend that its memory comes from and before the files that its embedding is looked up in.
 struct LoadedModel {
-  std::string model_dir;
+  std::string model_path;  // a directory, or a GGUF file
   ModelConfig config;
   Weights weights;
   std::unique_ptr<Tokenizer> tokenizer;
@@ -78,7 +78,7 @@ struct LoadedModel {
 // bytes asked for, and what for). `backend`: what MakeBackend(options) gave, for callers that tell a
 // missing device from a bad model; null: made here.
 absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(
-    const std::string& model_dir, const ModelOptions& options,
+    const std::string& model_path, const ModelOptions& options,
     std::unique_ptr<kernels::Backend> backend = nullptr);
 
 // The parts of LoadModel that do not need a directory; `bench --like` uses them for random weights.
@@ -89,10 +89,11 @@ absl::StatusOr<DecoderOptions> ResolveDecoderOptions(const ModelConfig& config,
 absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeBackend(const ModelOptions& options);
 
 // ResourceExhausted if the weights, the KV pool, the indexes and the summaries are more than the
-// memory that is available to the backend. The host's is taken lazily by the system: without this
+// memory that is available to the backend. `copy_bytes`: what packing the weights takes of the host's
+// memory for copies (PackingCopyBytes), before KV has its own. The host's is taken lazily by the system: without this
 // check a pool that does not fit would end the process in the middle of a request.
 absl::Status CheckMemory(const ModelConfig& config, const DecoderOptions& options,
-                         const kernels::Backend& backend);
+                         const kernels::Backend& backend, int64_t copy_bytes = 0);
 
 // Of all tensors, in this type.
 int64_t WeightBytes(const ModelConfig& config, kernels::DType dtype);

@@ -106,7 +106,7 @@ int64_t WeightBytes(const ModelConfig& config, DType dtype) {
 }
 
 absl::Status CheckMemory(const ModelConfig& config, const DecoderOptions& options,
-                         const kernels::Backend& backend) {
+                         const kernels::Backend& backend, int64_t copy_bytes) {
   const int64_t of_device = backend.AvailableBytes();
   const bool on_host = of_device < 0;
   const std::optional<int64_t> available =
@@ -134,6 +134,14 @@ absl::Status CheckMemory(const ModelConfig& config, const DecoderOptions& option
           options.spills ? fmt::format(", and rows from the disk (row_cache_bytes) {}", row_bytes)
                          : ""));
     }
+  }
+  const std::optional<int64_t> for_copies =
+      on_host ? std::optional(*available - weight_bytes) : AvailableMemoryBytes();
+  if (copy_bytes > 0 && for_copies && copy_bytes > *for_copies) {
+    return absl::ResourceExhaustedError(fmt::format(
+        "{} bytes of the host's memory are available{}, and widening quantised weights takes {}",
+        *for_copies, on_host ? fmt::format(" beside weights of {}", weight_bytes) : "",
+        copy_bytes));
   }
   if (weight_bytes + options.kv_bytes + index_bytes + summary_bytes + tier_bytes <= *available) {
     return absl::OkStatus();

@@ -57,11 +57,14 @@ absl::StatusOr<IndexSpec> ParseIndex(std::string_view entry) {
   return spec;
 }
 
-// The path, or "" for none.
-absl::StatusOr<std::string> FindArtifact(const std::string& model_dir, const std::string& flag) {
+// The path, or "" for none. Several GGUF files may lie in one folder, so that each has its own artifact there.
+absl::StatusOr<std::string> FindArtifact(const std::string& model_path, const std::string& flag) {
   if (flag == "none") return std::string();
   if (!flag.empty()) return flag;
-  const std::string path = model_dir + "/" + kArtifactFile;
+  const std::string path =
+      IsGgufPath(model_path)
+          ? std::filesystem::path(model_path).replace_extension(kArtifactFile).string()
+          : model_path + "/" + kArtifactFile;
   std::error_code error;
   const bool there = std::filesystem::exists(path, error);
   if (error) return absl::InvalidArgumentError(Concat(path, ": ", error.message()));
@@ -147,15 +150,15 @@ absl::Status CheckRetrievalFlags(const RetrievalFlags& flags) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<RetrievalOptions> ResolveRetrieval(const std::string& model_dir,
+absl::StatusOr<RetrievalOptions> ResolveRetrieval(const std::string& model_path,
                                                   const ModelConfig& config, const Weights& weights,
                                                   const RetrievalFlags& flags) {
   WINNOW_ASSIGN_OR_RETURN(const IndexList list, ParseIndexList(flags.index));
   WINNOW_ASSIGN_OR_RETURN(const int32_t from, ParseRetrievalFrom(flags.from));
-  WINNOW_ASSIGN_OR_RETURN(const std::string path, FindArtifact(model_dir, flags.artifact));
+  WINNOW_ASSIGN_OR_RETURN(const std::string path, FindArtifact(model_path, flags.artifact));
   std::shared_ptr<const Artifact> artifact;
   if (!path.empty()) {
-    WINNOW_ASSIGN_OR_RETURN(const std::string fingerprint, ModelFingerprint(config, weights.files));
+    WINNOW_ASSIGN_OR_RETURN(const std::string fingerprint, ModelFingerprint(config, weights));
     WINNOW_ASSIGN_OR_RETURN(artifact, Artifact::Load(path, config, fingerprint));
   }
   RetrievalOptions options;

@@ -22,7 +22,8 @@
 
 namespace winnow::engine {
 
-// Of a model's directory: taken if it is there and no other is named.
+// The artifact's name in a model's directory, where it is taken if it is there and no other is named. Beside a GGUF
+// file NAME.gguf it is NAME.winnow-artifact.safetensors.
 inline constexpr char kArtifactFile[] = "winnow-artifact.safetensors";
 
 struct RetrievalFlags {
@@ -59,7 +60,7 @@ absl::Status CheckRetrievalFlags(const RetrievalFlags& flags);
 // Opens the artifact, if there is one. Leaves `from` at 0 where it is to be measured.
 // NotFound, InvalidArgument: an artifact that is named and cannot be used, or one in the model's
 // directory that is damaged or of another model; an index whose functions it does not have.
-absl::StatusOr<RetrievalOptions> ResolveRetrieval(const std::string& model_dir,
+absl::StatusOr<RetrievalOptions> ResolveRetrieval(const std::string& model_path,
                                                   const ModelConfig& config, const Weights& weights,
                                                   const RetrievalFlags& flags);
 

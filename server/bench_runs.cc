@@ -69,7 +69,7 @@ absl::StatusOr<std::vector<Timed>> Repeat(engine::TimedBackend& timed, int32_t c
 class DriftingInputs {
  public:
   DriftingInputs(BenchModel& model, std::span<const int32_t> tokens, double drift)
-      : table_(model.synthetic.weights.embedding),
+      : table_(model.synthetic.weights.embedding.host()),
         tokens_(tokens),
         drift_(static_cast<float>(drift)) {
     if (drift_ == 0) return;
@@ -113,7 +113,7 @@ class DriftingInputs {
     return const_cast<std::byte*>(static_cast<const std::byte*>(table_.data)) + token * RowBytes();
   }
 
-  const kernels::HostMatrix& table_;
+  const kernels::HostMatrix table_;
   const std::span<const int32_t> tokens_;
   std::vector<std::byte> before_;
   const float drift_;

@@ -12,6 +12,7 @@
 #include "engine/json_file.h"
 #include "engine/model_loader.h"
 #include "engine/model_retrieval.h"
+#include "engine/model_text.h"
 #include "engine/status_macros.h"
 #include "engine/text/tokenizer.h"
 #include "fmt/format.h"
@@ -466,7 +467,7 @@ absl::StatusOr<std::vector<int32_t>> BenchTokens(const StoreBenchFlags& flags, i
   }
   WINNOW_ASSIGN_OR_RETURN(const std::string text, ReadMaybeGzipped(flags.text_path, kTextBytesMax));
   WINNOW_ASSIGN_OR_RETURN(const std::unique_ptr<engine::Tokenizer> tokenizer,
-                          engine::Tokenizer::Load(flags.model.model_dir));
+                          engine::LoadTokenizer(flags.model.model_dir));
   WINNOW_ASSIGN_OR_RETURN(
       std::vector<int32_t> tokens,
       tokenizer->Encode(text, /*add_special_tokens=*/true, /*parse_special=*/false));

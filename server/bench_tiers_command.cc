@@ -255,7 +255,8 @@ void AddCommonFlags(CLI::App& command, TierBenchFlags& flags) {
   CLI::Option_group* model = command.add_option_group("model", "What to run: one of");
   model->add_option("--like", flags.store.model.like, "A config.json; random weights of its shape")
       ->type_name("CONFIG.json");
-  model->add_option("--model", flags.store.model.model_dir, "A model directory")->type_name("DIR");
+  model->add_option("--model", flags.store.model.model_dir, "A model directory or GGUF file")
+      ->type_name("DIR|FILE.gguf");
   model->require_option(1);
   AddModelFlags(command, flags.store.model.model);
   AddArtifactFlag(command, flags.store.model.model);

@@ -160,9 +160,10 @@ ServeOption RetrievalFrom() {
 std::vector<ServeOption> MakeServeOptions() {
   using C = ServeConfig;
   return {
-      Text("model", "DIR", &C::model, "Hugging Face model directory (required)"),
+      Text("model", "DIR|FILE.gguf", &C::model,
+           "Hugging Face model directory, or GGUF file (required)"),
       Text("model-name", "NAME", &C::model_name,
-           "what clients see as the model's name; empty: the directory's name"),
+           "what clients see as the model's name; empty: the directory's or file's name"),
       Choice("device", &C::device, {"cpu", "cuda"},
              "where the model runs; cuda: the first GPU, with all KV in its memory or in "
              "--host-bytes"),

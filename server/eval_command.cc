@@ -179,7 +179,9 @@ void AddEvalCommand(CLI::App& app, int* exit_code) {
   auto flags = std::make_shared<EvalFlags>();
   CLI::App* command = app.add_subcommand(
       "eval", "Measure answers on long documents, or perplexity on text, under attention policies");
-  command->add_option("--model", flags->model_dir, "Model directory")->required()->type_name("DIR");
+  command->add_option("--model", flags->model_dir, "Model directory or GGUF file")
+      ->required()
+      ->type_name("DIR|FILE.gguf");
   CLI::Option_group* input = command->add_option_group("input", "What to run: one of");
   input->add_option("--tasks", flags->tasks_path, "Documents with questions, JSON lines")
       ->type_name("FILE.jsonl[.gz]");

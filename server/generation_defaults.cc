@@ -2,6 +2,7 @@
 
 #include "engine/json_file.h"
 #include "engine/json_keys.h"
+#include "engine/model/gguf.h"
 #include "engine/status_macros.h"
 #include "server/validate.h"
 
@@ -28,8 +29,9 @@ absl::StatusOr<engine::SamplingOptions> ParseGenerationDefaults(std::string_view
   return sampling;
 }
 
-absl::StatusOr<engine::SamplingOptions> LoadGenerationDefaults(const std::string& model_dir) {
-  const std::string path = model_dir + "/generation_config.json";
+absl::StatusOr<engine::SamplingOptions> LoadGenerationDefaults(const std::string& model_path) {
+  if (engine::IsGgufPath(model_path)) return engine::SamplingOptions{};
+  const std::string path = model_path + "/generation_config.json";
   absl::StatusOr<std::string> json = engine::ReadSmallFile(path, 1 << 20);
   if (absl::IsNotFound(json.status())) return engine::SamplingOptions{};
   WINNOW_RETURN_IF_ERROR(json.status());

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "CLI/CLI.hpp"
+#include "engine/model_text.h"
 #include "engine/status_macros.h"
 #include "engine/text/chat_template.h"
 #include "engine/text/tokenizer.h"
@@ -115,9 +116,9 @@ class Answerer {
   const engine::ChatTemplate& chat_;
 };
 
-int Tokenize(const std::string& model_dir) {
-  const auto tokenizer = engine::Tokenizer::Load(model_dir);
-  const auto chat = engine::ChatTemplate::Load(model_dir);
+int Tokenize(const std::string& model_path) {
+  const auto tokenizer = engine::LoadTokenizer(model_path);
+  const auto chat = engine::LoadChatTemplate(model_path);
   for (const absl::Status& status : {tokenizer.status(), chat.status()}) {
     if (status.ok()) continue;
     std::fprintf(stderr, "winnow tokenize: %s\n", std::string(status.message()).c_str());
@@ -155,12 +156,15 @@ bool TokenizeLines(const engine::Tokenizer& tokenizer, const engine::ChatTemplat
 }
 
 void AddTokenizeCommand(CLI::App& app, int* exit_code) {
-  auto model_dir = std::make_shared<std::string>();
+  auto model_path = std::make_shared<std::string>();
   CLI::App* command = app.add_subcommand(
       "tokenize", "Turn text into token ids and back, as JSON lines on stdin and stdout");
-  command->add_option("--model", *model_dir, "Model directory (its tokenizer.json is used)")
-      ->required();
-  command->callback([model_dir, exit_code] { *exit_code = Tokenize(*model_dir); });
+  command
+      ->add_option("--model", *model_path,
+                   "Model directory (its tokenizer.json is used) or GGUF file")
+      ->required()
+      ->type_name("DIR|FILE.gguf");
+  command->callback([model_path, exit_code] { *exit_code = Tokenize(*model_path); });
 }
 
 }  // namespace winnow::server

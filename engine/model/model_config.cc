@@ -8,6 +8,8 @@
 #include "engine/concat.h"
 #include "engine/json_file.h"
 #include "engine/json_keys.h"
+#include "engine/model/gguf_config.h"
+#include "engine/model/model_limits.h"
 #include "engine/status_macros.h"
 
 namespace winnow::engine {
@@ -17,11 +19,6 @@ using Json = nlohmann::json;
 using Family = ModelConfig::Family;
 
 constexpr size_t kConfigBytesMax = 1 << 20;
-// Far above any model of these families, low enough that products of two stay below 2^63.
-constexpr int64_t kHiddenMax = 1 << 17, kIntermediateMax = 1 << 20, kLayersMax = 1024,
-                  kHeadsMax = 1024, kVocabMax = 1 << 22, kPositionsMax = 1 << 28;
-constexpr size_t kEosTokensMax = 64;
-constexpr std::array<int64_t, 4> kHeadDims = {64, 80, 96, 128};
 
 // What transformers takes where a family's config.json is silent.
 struct FamilyTraits {
@@ -242,7 +239,7 @@ void ReadRopeScaling(JsonKeys& keys, double original_positions, ModelConfig& con
     keys.Fail(kUnimplemented, "partial_rotary_factor",
               "only 1 is supported: heads are rotated whole");
   }
-  constexpr double kFactorMax = 1e6;
+  constexpr double kFactorMax = kRopeFactorMax;
   if (kind == "default") {
     scaling.kind = RopeScaling::Kind::kNone;
   } else if (kind == "linear") {
@@ -286,8 +283,7 @@ void ReadRopeScaling(JsonKeys& keys, double original_positions, ModelConfig& con
 }
 
 void ReadRope(JsonKeys& keys, const Json& json, std::string_view name, ModelConfig& config) {
-  constexpr double kThetaMax = 1e15;
-  config.rope_theta = keys.Number("rope_theta", 10000.0, 1.0 + 1e-6, kThetaMax);
+  config.rope_theta = keys.Number("rope_theta", 10000.0, kRopeThetaMin, kRopeThetaMax);
   // transformers 5 moved the length to the top for some models and prefers it there.
   const double original_positions =
       keys.OptionalNumber("original_max_position_embeddings", 1.0, kPositionsMax).value_or(0);
@@ -308,7 +304,8 @@ void ReadRope(JsonKeys& keys, const Json& json, std::string_view name, ModelConf
     if (std::find(kRopeKeys.begin(), kRopeKeys.end(), rope_key) != kRopeKeys.end()) continue;
     rope_keys.Fail(kUnimplemented, ShortDump(rope_key), "winnow does not know this key");
   }
-  config.rope_theta = rope_keys.Number("rope_theta", config.rope_theta, 1.0 + 1e-6, kThetaMax);
+  config.rope_theta =
+      rope_keys.Number("rope_theta", config.rope_theta, kRopeThetaMin, kRopeThetaMax);
   ReadRopeScaling(rope_keys, original_positions, config);
   if (!rope_keys.status().ok()) keys.Adopt(rope_keys.status());
 }
@@ -357,9 +354,13 @@ absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view config_json,
   return config;
 }
 
-absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& model_dir) {
-  const std::string config_path = Concat(model_dir, "/config.json");
-  const std::string generation_path = Concat(model_dir, "/generation_config.json");
+absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& model_path) {
+  if (IsGgufPath(model_path)) {
+    WINNOW_ASSIGN_OR_RETURN(const std::unique_ptr<GgufFile> file, GgufFile::Open(model_path));
+    return GgufModelConfig(file->contents(), model_path);
+  }
+  const std::string config_path = Concat(model_path, "/config.json");
+  const std::string generation_path = Concat(model_path, "/generation_config.json");
   WINNOW_ASSIGN_OR_RETURN(const std::string config_json,
                           ReadSmallFile(config_path, kConfigBytesMax));
   absl::StatusOr<std::string> generation_json = ReadSmallFile(generation_path, kConfigBytesMax);

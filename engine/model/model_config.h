@@ -1,4 +1,5 @@
-// config.json and generation_config.json of a Hugging Face model directory, checked.
+// What a model is: of config.json and generation_config.json of a Hugging Face directory, or of a GGUF file's keys
+// (gguf_config.h), checked.
 //
 // Keys are read as transformers 4 and 5 write them (rope_scaling or rope_parameters, torch_dtype or
 // dtype, ...), with its defaults where a key is absent. What winnow does not compute is refused by
@@ -49,12 +50,13 @@ struct ModelConfig {
   std::optional<int32_t> bos_token_id;  // generation_config.json's, else config.json's
 };
 
-// Reads DIR/config.json and, if it is there, DIR/generation_config.json.
+// `model_path` is a directory: reads DIR/config.json and, if it is there, DIR/generation_config.json. Or it is a GGUF
+// file: GgufModelConfig of it.
 // Errors name the file and the key. NotFound: no config.json. Unimplemented: an architecture,
 // activation, RoPE kind, head dimension, sliding window or quantisation that winnow lacks, with the
 // list of what it has. InvalidArgument: not JSON, a missing key, values of a wrong type, that
 // contradict each other or that pass the limits.
-absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& model_dir);
+absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& model_path);
 
 // The same from texts; the names stand for the files in errors. An empty `generation_json` is an
 // absent file.

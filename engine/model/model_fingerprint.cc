@@ -62,50 +62,69 @@ std::string_view RopeType(RopeScaling::Kind kind) {
       return "llama3";
     case RopeScaling::Kind::kYarn:
       return "yarn";
+    case RopeScaling::Kind::kFactors:
+      return "factors";
   }
   return "";
 }
 
+// A tensor as its file has it.
 struct Tensor {
-  const SafetensorsFile* file;
-  SafetensorsEntry entry;
+  std::string_view name;
+  std::string type, shape;  // "BF16", "2x3"
+  std::span<const std::byte> data;
 };
+
+void SortByName(std::vector<Tensor>* tensors) {
+  std::sort(tensors->begin(), tensors->end(),
+            [](const Tensor& a, const Tensor& b) { return a.name < b.name; });
+}
 
 std::vector<Tensor> TensorsByName(std::span<const std::unique_ptr<SafetensorsFile>> files) {
   std::vector<Tensor> tensors;
   for (const auto& file : files) {
-    for (size_t i = 0; i < file->header().num_tensors(); ++i)
-      tensors.push_back({file.get(), file->header().tensor(i)});
+    for (size_t i = 0; i < file->header().num_tensors(); ++i) {
+      const SafetensorsEntry entry = file->header().tensor(i);
+      tensors.push_back({entry.name, std::string(entry.dtype),
+                         fmt::format("{}", fmt::join(entry.shape, "x")), file->Data(entry)});
+    }
   }
-  std::sort(tensors.begin(), tensors.end(),
-            [](const Tensor& a, const Tensor& b) { return a.entry.name < b.entry.name; });
+  SortByName(&tensors);
+  return tensors;
+}
+
+std::vector<Tensor> TensorsByName(const Weights& weights) {
+  if (weights.gguf == nullptr) return TensorsByName(weights.files);
+  std::vector<Tensor> tensors;
+  const GgufContents& contents = weights.gguf->contents();
+  for (const GgufTensor& tensor : contents.tensors()) {
+    const std::span dims(tensor.dims.data(), tensor.num_dims);
+    tensors.push_back({tensor.name, GgufTensorTypeName(tensor.type),
+                       fmt::format("{}", fmt::join(dims, "x")), contents.Data(tensor)});
+  }
+  SortByName(&tensors);
   return tensors;
 }
 
 void AddTensor(const Tensor& tensor, uint64_t most_bytes, Sha256* digest) {
-  const SafetensorsEntry& entry = tensor.entry;
-  digest->Add(fmt::format("{} {} {}\n", entry.name, entry.dtype, fmt::join(entry.shape, "x")));
-  const std::span<const std::byte> data = tensor.file->Data(entry);
-  digest->Add(data.data(), std::min<uint64_t>(data.size(), most_bytes));
+  digest->Add(fmt::format("{} {} {}\n", tensor.name, tensor.type, tensor.shape));
+  digest->Add(tensor.data.data(), std::min<uint64_t>(tensor.data.size(), most_bytes));
 }
 
-}  // namespace
-
-absl::StatusOr<std::string> ModelFingerprint(
-    const ModelConfig& config, std::span<const std::unique_ptr<SafetensorsFile>> files) {
+absl::StatusOr<std::string> ModelDigest(const ModelConfig& config,
+                                        const std::vector<Tensor>& tensors) {
   Sha256 digest;
   digest.Add(fmt::format(
       "winnow-model-fingerprint 1\nlayers={}\nquery_heads={}\nkv_heads={}\nhead_dim={}\n"
       "rope_theta={:.17g}\nrope_type={}\nrope_factor={:.17g}\n",
       config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim, config.rope_theta,
       RopeType(config.rope_scaling.kind), config.rope_scaling.factor));
-  for (const Tensor& tensor : TensorsByName(files)) AddTensor(tensor, kBytesPerTensor, &digest);
+  for (const Tensor& tensor : tensors) AddTensor(tensor, kBytesPerTensor, &digest);
   return digest.Hex();
 }
 
-absl::StatusOr<std::string> KvFingerprint(const ModelConfig& config,
-                                          std::span<const std::unique_ptr<SafetensorsFile>> files) {
-  const std::vector<Tensor> tensors = TensorsByName(files);
+absl::StatusOr<std::string> KvDigest(const ModelConfig& config,
+                                     const std::vector<Tensor>& tensors) {
   // A core digests 1.7 GB a second.
   std::vector<absl::StatusOr<std::string>> digests(tensors.size());
   std::atomic<size_t> next = 0;
@@ -136,6 +155,26 @@ absl::StatusOr<std::string> KvFingerprint(const ModelConfig& config,
     digest.Add(*of_tensor);
   }
   return digest.Hex();
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> ModelFingerprint(const ModelConfig& config, const Weights& weights) {
+  return ModelDigest(config, TensorsByName(weights));
+}
+
+absl::StatusOr<std::string> ModelFingerprint(
+    const ModelConfig& config, std::span<const std::unique_ptr<SafetensorsFile>> files) {
+  return ModelDigest(config, TensorsByName(files));
+}
+
+absl::StatusOr<std::string> KvFingerprint(const ModelConfig& config, const Weights& weights) {
+  return KvDigest(config, TensorsByName(weights));
+}
+
+absl::StatusOr<std::string> KvFingerprint(const ModelConfig& config,
+                                          std::span<const std::unique_ptr<SafetensorsFile>> files) {
+  return KvDigest(config, TensorsByName(files));
 }
 
 }  // namespace winnow::engine

@@ -98,8 +98,8 @@ RopeParameters ComputeRope(int32_t head_dim, double theta, const RopeScaling& sc
     rope.attention_factor = static_cast<float>(YarnAttentionFactor(scaling));
     return rope;
   }
-  for (const float frequency : frequencies) {
-    const float inv_freq = 1.0f / frequency;
+  for (size_t j = 0; j < frequencies.size(); ++j) {
+    const float inv_freq = 1.0f / frequencies[j];
     switch (scaling.kind) {
       case RopeScaling::Kind::kNone:
         rope.inv_freq.push_back(inv_freq);
@@ -109,6 +109,10 @@ RopeParameters ComputeRope(int32_t head_dim, double theta, const RopeScaling& sc
         break;
       case RopeScaling::Kind::kLlama3:
         rope.inv_freq.push_back(Llama3Frequency(inv_freq, scaling));
+        break;
+      case RopeScaling::Kind::kFactors:
+        WINNOW_CHECK(scaling.factors.size() == frequencies.size());
+        rope.inv_freq.push_back(inv_freq / scaling.factors[j]);
         break;
       case RopeScaling::Kind::kYarn:
         WINNOW_CHECK(false);

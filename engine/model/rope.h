@@ -10,7 +10,7 @@
 namespace winnow::engine {
 
 struct RopeScaling {
-  enum class Kind { kNone, kLinear, kLlama3, kYarn };
+  enum class Kind { kNone, kLinear, kLlama3, kYarn, kFactors };
   Kind kind = Kind::kNone;
   double factor = 1.0;
   // llama3
@@ -21,6 +21,8 @@ struct RopeScaling {
   double beta_fast = 32, beta_slow = 1;
   std::optional<double> attention_factor, mscale, mscale_all_dim;
   bool truncate = true;
+  // factors: what each frequency is divided by, [head_dim/2]. GGUF files have the outcome of llama3 so.
+  std::vector<float> factors;
 
   bool operator==(const RopeScaling&) const = default;
 };

@@ -81,7 +81,8 @@ absl::StatusOr<SyntheticWeights> MakeSyntheticWeights(const ModelConfig& config,
     const std::byte* data = tensor.role == TensorSpec::Role::kNorm
                                 ? made.ones.get()
                                 : made.noise.get() + offset * value_bytes;
-    *tensor.matrix = {data, config.dtype, std::max<int64_t>(tensor.rows, 1), tensor.cols};
+    *tensor.matrix = {data, kernels::WeightTypeOf(config.dtype), std::max<int64_t>(tensor.rows, 1),
+                      tensor.cols};
   }
   if (config.tie_word_embeddings) made.weights.lm_head = made.weights.embedding;
   return made;

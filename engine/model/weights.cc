@@ -12,13 +12,13 @@
 #include "absl/strings/str_join.h"
 #include "engine/concat.h"
 #include "engine/json_file.h"
+#include "engine/model/gguf_weights.h"
 #include "engine/status_macros.h"
 
 namespace winnow::engine {
 namespace {
 
 using kernels::DType;
-using kernels::HostMatrix;
 
 // A model of 1,024 layers has an index of 2 MB; as a document tree it costs some 20 times its text.
 constexpr size_t kIndexBytesMax = 8 << 20;
@@ -140,8 +140,8 @@ std::string Place(const SafetensorsFile& file, const SafetensorsEntry& entry) {
 
 std::string ShapeText(const auto& shape) { return Concat("[", absl::StrJoin(shape, ", "), "]"); }
 
-absl::StatusOr<HostMatrix> CheckTensor(const SafetensorsFile& file, const SafetensorsEntry& entry,
-                                       const TensorSpec& spec) {
+absl::StatusOr<WeightMatrix> CheckTensor(const SafetensorsFile& file, const SafetensorsEntry& entry,
+                                         const TensorSpec& spec) {
   std::vector<uint64_t> expected;
   if (spec.rows != 0) expected.push_back(spec.rows);
   expected.push_back(spec.cols);
@@ -155,18 +155,49 @@ absl::StatusOr<HostMatrix> CheckTensor(const SafetensorsFile& file, const Safete
     return absl::UnimplementedError(
         Concat(Place(file, entry), "dtype ", entry.dtype, ", expected BF16, F16 or F32"));
   }
-  return HostMatrix{file.Data(entry).data(), *dtype, std::max<int64_t>(spec.rows, 1), spec.cols};
+  return WeightMatrix{file.Data(entry).data(), kernels::WeightTypeOf(*dtype),
+                      std::max<int64_t>(spec.rows, 1), spec.cols};
 }
+
+// The tensors of one layer.
+class LayerTensors {
+ public:
+  LayerTensors(int32_t layer, std::vector<TensorSpec>* specs)
+      : prefix_(Concat("model.layers.", layer, ".")),
+        gguf_prefix_(Concat("blk.", layer, ".")),
+        specs_(specs) {}
+
+  void Norm(std::string_view name, std::string_view gguf_name, int64_t size, WeightMatrix* matrix) {
+    Add(name, gguf_name, ".weight", 0, size, TensorSpec::Role::kNorm, 0, matrix);
+  }
+  void Linear(std::string_view name, std::string_view gguf_name, int64_t rows, int64_t cols,
+              bool has_bias, WeightMatrix* matrix, WeightMatrix* bias, int32_t rotary_heads = 0) {
+    Add(name, gguf_name, ".weight", rows, cols, TensorSpec::Role::kMatrix, rotary_heads, matrix);
+    if (has_bias) {
+      Add(name, gguf_name, ".bias", 0, rows, TensorSpec::Role::kBias, rotary_heads, bias);
+    }
+  }
+
+ private:
+  void Add(std::string_view name, std::string_view gguf_name, std::string_view suffix, int64_t rows,
+           int64_t cols, TensorSpec::Role role, int32_t rotary_heads, WeightMatrix* matrix) {
+    specs_->push_back({.name = Concat(prefix_, name, suffix),
+                       .gguf_name = Concat(gguf_prefix_, gguf_name, suffix),
+                       .rows = rows,
+                       .cols = cols,
+                       .role = role,
+                       .rotary_heads = rotary_heads,
+                       .matrix = matrix});
+  }
+  std::string prefix_, gguf_prefix_;
+  std::vector<TensorSpec>* specs_;
+};
 
 }  // namespace
 
 std::vector<TensorSpec> ModelTensors(const ModelConfig& config, Weights* weights) {
   using Role = TensorSpec::Role;
   std::vector<TensorSpec> specs;
-  const auto add = [&specs](std::string name, int64_t rows, int64_t cols, Role role,
-                            HostMatrix* matrix) {
-    specs.push_back({std::move(name), rows, cols, role, matrix});
-  };
   Weights unused;  // so that the code below need not ask whether there are weights
   Weights& to = weights != nullptr ? *weights : unused;
   to.layers.resize(config.num_layers);
@@ -174,43 +205,64 @@ std::vector<TensorSpec> ModelTensors(const ModelConfig& config, Weights* weights
   const int64_t hidden = config.hidden_size, intermediate = config.intermediate_size,
                 d = config.head_dim;
   const int64_t q_rows = config.num_heads * d, kv_rows = config.num_kv_heads * d;
-  add("model.embed_tokens.weight", config.vocab_size, hidden, Role::kEmbedding, &to.embedding);
+  specs.push_back({.name = "model.embed_tokens.weight",
+                   .gguf_name = "token_embd.weight",
+                   .rows = config.vocab_size,
+                   .cols = hidden,
+                   .role = Role::kEmbedding,
+                   .matrix = &to.embedding});
   for (int32_t i = 0; i < config.num_layers; ++i) {
     LayerWeights& layer = to.layers[i];
-    const auto linear = [&](std::string_view name, int64_t rows, int64_t cols, bool has_bias,
-                            HostMatrix* matrix, HostMatrix* bias) {
-      add(Concat("model.layers.", i, ".", name, ".weight"), rows, cols, Role::kMatrix, matrix);
-      if (has_bias) add(Concat("model.layers.", i, ".", name, ".bias"), 0, rows, Role::kBias, bias);
-    };
-    const auto norm = [&](std::string_view name, int64_t size, HostMatrix* matrix) {
-      add(Concat("model.layers.", i, ".", name, ".weight"), 0, size, Role::kNorm, matrix);
-    };
-    norm("input_layernorm", hidden, &layer.attention_norm);
-    linear("self_attn.q_proj", q_rows, hidden, config.qkv_bias, &layer.q, &layer.q_bias);
-    linear("self_attn.k_proj", kv_rows, hidden, config.qkv_bias, &layer.k, &layer.k_bias);
-    linear("self_attn.v_proj", kv_rows, hidden, config.qkv_bias, &layer.v, &layer.v_bias);
+    LayerTensors tensors(i, &specs);
+    tensors.Norm("input_layernorm", "attn_norm", hidden, &layer.attention_norm);
+    tensors.Linear("self_attn.q_proj", "attn_q", q_rows, hidden, config.qkv_bias, &layer.q,
+                   &layer.q_bias, config.num_heads);
+    tensors.Linear("self_attn.k_proj", "attn_k", kv_rows, hidden, config.qkv_bias, &layer.k,
+                   &layer.k_bias, config.num_kv_heads);
+    tensors.Linear("self_attn.v_proj", "attn_v", kv_rows, hidden, config.qkv_bias, &layer.v,
+                   &layer.v_bias);
     if (config.qk_norm) {
-      norm("self_attn.q_norm", d, &layer.q_norm);
-      norm("self_attn.k_norm", d, &layer.k_norm);
+      tensors.Norm("self_attn.q_norm", "attn_q_norm", d, &layer.q_norm);
+      tensors.Norm("self_attn.k_norm", "attn_k_norm", d, &layer.k_norm);
     }
-    linear("self_attn.o_proj", hidden, q_rows, config.o_bias, &layer.o, &layer.o_bias);
-    norm("post_attention_layernorm", hidden, &layer.mlp_norm);
-    linear("mlp.gate_proj", intermediate, hidden, config.mlp_bias, &layer.gate, &layer.gate_bias);
-    linear("mlp.up_proj", intermediate, hidden, config.mlp_bias, &layer.up, &layer.up_bias);
-    linear("mlp.down_proj", hidden, intermediate, config.mlp_bias, &layer.down, &layer.down_bias);
+    tensors.Linear("self_attn.o_proj", "attn_output", hidden, q_rows, config.o_bias, &layer.o,
+                   &layer.o_bias);
+    tensors.Norm("post_attention_layernorm", "ffn_norm", hidden, &layer.mlp_norm);
+    tensors.Linear("mlp.gate_proj", "ffn_gate", intermediate, hidden, config.mlp_bias, &layer.gate,
+                   &layer.gate_bias);
+    tensors.Linear("mlp.up_proj", "ffn_up", intermediate, hidden, config.mlp_bias, &layer.up,
+                   &layer.up_bias);
+    tensors.Linear("mlp.down_proj", "ffn_down", hidden, intermediate, config.mlp_bias, &layer.down,
+                   &layer.down_bias);
   }
-  add("model.norm.weight", 0, hidden, Role::kNorm, &to.final_norm);
-  if (!config.tie_word_embeddings)
-    add("lm_head.weight", config.vocab_size, hidden, Role::kEmbedding, &to.lm_head);
+  specs.push_back({.name = "model.norm.weight",
+                   .gguf_name = "output_norm.weight",
+                   .cols = hidden,
+                   .role = Role::kNorm,
+                   .matrix = &to.final_norm});
+  if (!config.tie_word_embeddings) {
+    specs.push_back({.name = "lm_head.weight",
+                     .gguf_name = "output.weight",
+                     .rows = config.vocab_size,
+                     .cols = hidden,
+                     .role = Role::kEmbedding,
+                     .matrix = &to.lm_head});
+  }
   if (weights == nullptr) {
     for (TensorSpec& spec : specs) spec.matrix = nullptr;
   }
   return specs;
 }
 
-absl::StatusOr<Weights> LoadWeights(const std::string& model_dir, const ModelConfig& config) {
+void Weights::ReleasePages() const {
+  for (const auto& file : files) file->ReleasePages();
+  if (gguf != nullptr) gguf->ReleasePages();
+}
+
+absl::StatusOr<Weights> LoadWeights(const std::string& model_path, const ModelConfig& config) {
+  if (IsGgufPath(model_path)) return LoadGgufWeights(model_path, config);
   Weights weights;
-  WINNOW_ASSIGN_OR_RETURN(weights.files, OpenFiles(model_dir));
+  WINNOW_ASSIGN_OR_RETURN(weights.files, OpenFiles(model_path));
   struct Found {
     const SafetensorsFile* file;
     SafetensorsEntry entry;
@@ -229,7 +281,7 @@ absl::StatusOr<Weights> LoadWeights(const std::string& model_dir, const ModelCon
     const auto found = tensors.find(spec.name);
     if (found == tensors.end()) {
       return absl::NotFoundError(
-          Concat(weights.files.size() == 1 ? weights.files[0]->path() : model_dir, ": tensor ",
+          Concat(weights.files.size() == 1 ? weights.files[0]->path() : model_path, ": tensor ",
                  ShortDump(spec.name), " is missing"));
     }
     WINNOW_ASSIGN_OR_RETURN(*spec.matrix,

@@ -2,63 +2,101 @@
 #ifndef WINNOW_ENGINE_MODEL_WEIGHTS_H_
 #define WINNOW_ENGINE_MODEL_WEIGHTS_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/model/gguf.h"
 #include "engine/model/model_config.h"
 #include "engine/model/safetensors.h"
 #include "kernels/backend.h"
+#include "kernels/quantized.h"
 
 namespace winnow::engine {
 
-// Views into the mapped files; valid while the Weights live. A vector is a matrix of one row; an
-// absent optional tensor has data == nullptr. Data may lie at any address:
-// the format promises no alignment, and files of its first writers have none.
+// One matrix of a model as its file has it; a view. A vector is a matrix of one row; where its values are interleaved,
+// of one column.
+struct WeightMatrix {
+  const void* data = nullptr;  // null: the model has no such tensor; at any address
+  kernels::WeightType type = kernels::WeightType::kF32;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  // GGUF's "llama" has the rows of each head of Q and K so that those which rotate together are neighbours: row 2j of
+  // a head is row j here, and row 2j + 1 is row j + d/2. The number of such heads; 0: rows are in order.
+  int32_t interleaved_heads = 0;
+
+  // Whether a backend can take it where it lies: plain values, rows in order.
+  bool IsPlain() const { return kernels::PlainType(type).has_value() && interleaved_heads == 0; }
+  // The same matrix for a backend. REQUIRES: IsPlain().
+  kernels::HostMatrix host() const;
+  // Row `row` of those that winnow counts, as float32: out [cols].
+  void WidenRow(int64_t row, float* out) const;
+  // Where that row lies in the file: WeightRowBytes(type, cols) bytes.
+  const std::byte* RowInFile(int64_t row) const;
+};
+
+// Views into the mapped files; valid while the Weights live. An absent optional tensor has data == nullptr. Data may
+// lie at any address: safetensors promises no alignment, and files of its first writers have none.
 struct LayerWeights {
-  kernels::HostMatrix attention_norm;          // [1][hidden]
-  kernels::HostMatrix q, k, v;                 // [H*d][hidden], [Hkv*d][hidden] twice
-  kernels::HostMatrix q_bias, k_bias, v_bias;  // [1][...], optional
-  kernels::HostMatrix q_norm, k_norm;          // [1][d], optional
-  kernels::HostMatrix o;                       // [hidden][H*d]
-  kernels::HostMatrix o_bias;                  // optional
-  kernels::HostMatrix mlp_norm;                // [1][hidden]
-  kernels::HostMatrix gate, up;                // [intermediate][hidden]
-  kernels::HostMatrix gate_bias, up_bias;      // optional
-  kernels::HostMatrix down;                    // [hidden][intermediate]
-  kernels::HostMatrix down_bias;               // optional
+  WeightMatrix attention_norm;          // [1][hidden]
+  WeightMatrix q, k, v;                 // [H*d][hidden], [Hkv*d][hidden] twice
+  WeightMatrix q_bias, k_bias, v_bias;  // [1][...], optional
+  WeightMatrix q_norm, k_norm;          // [1][d], optional
+  WeightMatrix o;                       // [hidden][H*d]
+  WeightMatrix o_bias;                  // optional
+  WeightMatrix mlp_norm;                // [1][hidden]
+  WeightMatrix gate, up;                // [intermediate][hidden]
+  WeightMatrix gate_bias, up_bias;      // optional
+  WeightMatrix down;                    // [hidden][intermediate]
+  WeightMatrix down_bias;               // optional
 };
 
 // Movable; moving keeps the views valid.
 struct Weights {
-  kernels::HostMatrix embedding;  // [vocab][hidden]
+  WeightMatrix embedding;  // [vocab][hidden]
   std::vector<LayerWeights> layers;
-  kernels::HostMatrix final_norm;  // [1][hidden]
-  kernels::HostMatrix lm_head;     // [vocab][hidden]; the embedding when tied
-  std::vector<std::unique_ptr<SafetensorsFile>> files;
-  std::vector<std::unique_ptr<std::byte[]>>
-      realigned;  // copies of tensors that files of old writers misalign
+  WeightMatrix final_norm;                              // [1][hidden]
+  WeightMatrix lm_head;                                 // [vocab][hidden]; the embedding when tied
+  std::vector<std::unique_ptr<SafetensorsFile>> files;  // of a directory
+  std::unique_ptr<GgufFile> gguf;                       // or this
+
+  // Gives the pages that were read back to the system, for when the tensors have been copied: a process need not hold
+  // its weights twice.
+  void ReleasePages() const;
 };
 
-// Opens model.safetensors, or else the shards that model.safetensors.index.json names. Every tensor
-// the configuration needs must be there with its shape and a supported type (BF16, F16, F32; types
-// may be mixed). Tensors it does not know are refused unless they are known leftovers (rotary
-// inv_freq, a tied lm_head). The index and the shards must agree tensor by tensor.
+// Opens `model_path`: of a directory model.safetensors, or else the shards that model.safetensors.index.json names;
+// or a GGUF file. Every tensor the configuration needs must be there with its shape and a supported type (BF16, F16,
+// F32, in a GGUF file also those of kernels/quantized.h; types may be mixed). Tensors it does not know are refused
+// unless they are known leftovers (rotary inv_freq, a tied lm_head, GGUF's rope_freqs). The index and the shards must
+// agree tensor by tensor.
 // Errors name file, tensor and offset. NotFound: no weights, a shard or a tensor that is not there.
 // Unimplemented: another type. InvalidArgument: everything else. Before all tensors are checked
 // nothing is read but headers, and nothing is allocated but their contents.
-absl::StatusOr<Weights> LoadWeights(const std::string& model_dir, const ModelConfig& config);
+absl::StatusOr<Weights> LoadWeights(const std::string& model_path, const ModelConfig& config);
+
+// `from` for a backend: where it lies if it can be taken so, else as a copy in `*copy`, with its rows in order and
+// quantised blocks as `dtype` (kF32 is exact). ResourceExhausted: no memory for the copy. REQUIRES: a dtype other than
+// kF16 where blocks are quantised.
+absl::StatusOr<kernels::HostMatrix> HostMatrixOf(const WeightMatrix& from, kernels::DType dtype,
+                                                 std::unique_ptr<std::byte[]>* copy);
+
+// Memory that such copies take at most at a time, while a decoder packs one product's weights after another.
+int64_t PackingCopyBytes(const Weights& weights, kernels::DType dtype);
 
 // A tensor that a configuration calls for.
 struct TensorSpec {
-  std::string name;  // "model.layers.0.self_attn.q_proj.weight"
-  int64_t rows = 0;  // 0: a vector of `cols`
+  std::string name;       // "model.layers.0.self_attn.q_proj.weight"
+  std::string gguf_name;  // "blk.0.attn_q.weight"
+  int64_t rows = 0;       // 0: a vector of `cols`
   int64_t cols = 0;
   enum class Role { kMatrix, kEmbedding, kNorm, kBias };
   Role role = Role::kMatrix;
-  kernels::HostMatrix* matrix = nullptr;  // where in `weights` it belongs; null without weights
+  int32_t rotary_heads = 0;        // of Q and K: how many heads the rows are of
+  WeightMatrix* matrix = nullptr;  // where in `weights` it belongs; null without weights
 };
 
 // All of them, in the order of the forward pass. With `weights` (whose layers are resized), says

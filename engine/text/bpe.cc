@@ -28,6 +28,23 @@ int32_t BpeModel::IdOfCharacter(char32_t c) const {
   return it == high_characters_.end() ? -1 : it->second;
 }
 
+int32_t BpeModel::IdOfSpelled(std::string_view word, size_t at, size_t bytes,
+                              std::string* spelled) const {
+  spelled->clear();
+  if (at > 0) *spelled += continuing_subword_prefix_;
+  *spelled += word.substr(at, bytes);
+  if (at + bytes == word.size()) *spelled += end_of_word_suffix_;
+  return IdOf(*spelled).value_or(-1);
+}
+
+bool BpeModel::HasByteTokens(std::string_view text) const {
+  if (!byte_fallback_) return false;
+  for (const char byte : text) {
+    if (byte_tokens_[static_cast<unsigned char>(byte)] < 0) return false;
+  }
+  return true;
+}
+
 void BpeModel::SplitIntoSymbols(std::string_view word,
                                 std::vector<Scratch::Symbol>* symbols) const {
   symbols->clear();
@@ -40,20 +57,21 @@ void BpeModel::SplitIntoSymbols(std::string_view word,
   // out before byte tokens, so they overtake it; equal ids need the same.
   uint32_t unknown_bytes = 0;
   const int32_t unknown = unk_id_.value_or(-1);
+  const bool affixes = !continuing_subword_prefix_.empty() || !end_of_word_suffix_.empty();
+  std::string buffer;
   for (size_t at = 0; at < word.size();) {
     int length = 0;
     const char32_t c = DecodeCodePoint(word, at, &length);
     const uint32_t bytes = static_cast<uint32_t>(length);
-    const int32_t id = IdOfCharacter(c);
+    const int32_t id = affixes ? IdOfSpelled(word, at, bytes, &buffer) : IdOfCharacter(c);
+    // What byte tokens would have to spell: in the reference the affixes, too.
+    const std::string_view spelled = affixes ? std::string_view(buffer) : word.substr(at, bytes);
     if (id >= 0) {
       if (unknown_bytes > 0) add(unknown, unknown_bytes);
       unknown_bytes = 0;
       add(id, bytes);
-    } else if (byte_fallback_) {
-      // Make has seen to it that every byte has its token.
-      for (uint32_t i = 0; i < bytes; ++i) {
-        add(byte_tokens_[static_cast<unsigned char>(word[at + i])], 1);
-      }
+    } else if (HasByteTokens(spelled)) {
+      for (const char byte : spelled) add(byte_tokens_[static_cast<unsigned char>(byte)], 1);
     } else if (unknown >= 0) {
       if (unknown_bytes > 0 && !fuse_unk_) {
         add(unknown, unknown_bytes);

@@ -1,8 +1,12 @@
 // The `model` of tokenizer.json: byte-pair encoding of one word.
 //
 // Honoured: vocab, merges (as "a b" or ["a","b"]), unk_token, fuse_unk, byte_fallback,
-// ignore_merges. Refused: dropout, continuing_subword_prefix, end_of_word_suffix and every model
-// that is not BPE. Immutable after creation; any thread, each with its own scratch.
+// ignore_merges, continuing_subword_prefix, end_of_word_suffix. Refused: dropout above 0 and every
+// model that is not BPE. Immutable after creation; any thread, each with its own scratch.
+//
+// Characters without a token, as in the reference: with byte_fallback they become their byte
+// tokens if the vocabulary has all of them; else the unknown token, if there is one (neighbours
+// become one with fuse_unk); else nothing.
 #ifndef WINNOW_ENGINE_TEXT_BPE_H_
 #define WINNOW_ENGINE_TEXT_BPE_H_
 
@@ -48,7 +52,7 @@ class BpeModel {
     std::vector<Candidate> heap_;
   };
 
-  // `byte_level`: the text arrives in the byte alphabet, all of which the vocabulary must have.
+  // `byte_level`: the text arrives in the byte alphabet and in nothing else.
   static absl::StatusOr<std::unique_ptr<BpeModel>> Make(const JsonNode& json, bool byte_level);
 
   // Appends the ids of `word` (valid UTF-8, below 2 GiB). Time n log n in its length.
@@ -59,6 +63,10 @@ class BpeModel {
   std::string_view TextOf(int32_t id) const;
   bool HasId(int32_t id) const;
   int32_t token_count() const { return static_cast<int32_t>(ids_.size()); }
+  // Bytes that occur in UTF-8 and that this vocabulary cannot spell: text with them loses them or
+  // becomes unknown tokens. 0 if characters do not come as bytes.
+  int missing_bytes() const { return missing_bytes_; }
+  bool has_unk() const { return unk_id_.has_value(); }
   int32_t id_end() const { return static_cast<int32_t>(texts_.size()); }  // highest id + 1
 
  private:
@@ -76,12 +84,17 @@ class BpeModel {
   absl::Status ReadOptions(const JsonNode& json);
   absl::Status ReadVocabulary(const JsonNode& json);
   absl::Status ReadMerges(const JsonNode& json);
-  absl::Status CheckAlphabet(const JsonNode& json, bool byte_level) const;
+  absl::Status CheckUnknown(const JsonNode& json, bool byte_level);
 
   static uint64_t PairKey(int32_t left, int32_t right) {
     return static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
   }
   int32_t IdOfCharacter(char32_t c) const;
+  // The token of the character word[at, at + bytes), with the affixes that its place asks for.
+  // `spelled` is set to the text that was looked up.
+  int32_t IdOfSpelled(std::string_view word, size_t at, size_t bytes, std::string* spelled) const;
+  // Whether byte_fallback is on and each byte of `text` has its token.
+  bool HasByteTokens(std::string_view text) const;
   void SplitIntoSymbols(std::string_view word, std::vector<Scratch::Symbol>* symbols) const;
   void PushCandidate(const std::vector<Scratch::Symbol>& symbols, int32_t left,
                      std::vector<Scratch::Candidate>* heap) const;
@@ -95,6 +108,9 @@ class BpeModel {
   std::vector<int32_t> low_characters_;
   absl::flat_hash_map<uint32_t, int32_t> high_characters_;
   std::array<int32_t, 256> byte_tokens_{};  // <0x00>..<0xFF>; -1 if missing
+  std::string continuing_subword_prefix_;   // before every character of a word but the first
+  std::string end_of_word_suffix_;          // after the last character of a word
+  int missing_bytes_ = 0;
   std::optional<int32_t> unk_id_;
   std::string unk_token_;
   bool fuse_unk_ = false;

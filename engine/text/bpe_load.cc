@@ -11,6 +11,8 @@ namespace {
 
 constexpr char32_t kLowCharacters = 0x3400;  // all alphabets; what lies above is Han and rarer
 constexpr size_t kPoolBytesMax = size_t{1} << 30;
+// An affix is written before or after each character that is looked up; the longest in use has 4.
+constexpr size_t kAffixBytesMax = 64;
 
 // The bytes that occur in UTF-8; the others are no part of any text.
 bool OccursInUtf8(int byte) { return byte < 0xC0 || (byte >= 0xC2 && byte <= 0xF4); }
@@ -36,7 +38,7 @@ absl::StatusOr<std::unique_ptr<BpeModel>> BpeModel::Make(const JsonNode& json, b
   WINNOW_RETURN_IF_ERROR(model->ReadOptions(json));
   WINNOW_RETURN_IF_ERROR(model->ReadVocabulary(json));
   WINNOW_RETURN_IF_ERROR(model->ReadMerges(json));
-  WINNOW_RETURN_IF_ERROR(model->CheckAlphabet(json, byte_level));
+  WINNOW_RETURN_IF_ERROR(model->CheckUnknown(json, byte_level));
   return model;
 }
 
@@ -52,11 +54,16 @@ absl::Status BpeModel::ReadOptions(const JsonNode& json) {
   if (dropout && !(dropout->value().is_number() && dropout->value().get<double>() == 0)) {
     return dropout->Unsupported("dropout makes tokens random and is not supported");
   }
-  for (const char* name : {"continuing_subword_prefix", "end_of_word_suffix"}) {
-    WINNOW_ASSIGN_OR_RETURN(const std::optional<JsonNode> affix, json.Optional(name));
-    if (!affix) continue;
-    WINNOW_ASSIGN_OR_RETURN(const std::string text, affix->String());
-    if (!text.empty()) return affix->Unsupported(Concat(name, " is not supported"));
+  const std::pair<const char*, std::string*> affixes[] = {
+      {"continuing_subword_prefix", &continuing_subword_prefix_},
+      {"end_of_word_suffix", &end_of_word_suffix_}};
+  for (const auto& [name, affix] : affixes) {
+    WINNOW_ASSIGN_OR_RETURN(const std::optional<JsonNode> node, json.Optional(name));
+    if (!node) continue;
+    WINNOW_ASSIGN_OR_RETURN(*affix, node->String());
+    if (affix->size() > kAffixBytesMax) {
+      return node->Error(Concat("is longer than ", kAffixBytesMax, " bytes"));
+    }
   }
   WINNOW_ASSIGN_OR_RETURN(fuse_unk_, json.BoolOr("fuse_unk", false));
   WINNOW_ASSIGN_OR_RETURN(byte_fallback_, json.BoolOr("byte_fallback", false));
@@ -122,7 +129,6 @@ absl::Status BpeModel::ReadVocabulary(const JsonNode& json) {
   if (unk) {
     WINNOW_ASSIGN_OR_RETURN(unk_token_, unk->String());
     unk_id_ = IdOf(unk_token_);
-    if (!unk_id_) return unk->Error(Concat(Quote(unk_token_), " is not in the vocabulary"));
   }
   return absl::OkStatus();
 }
@@ -156,7 +162,13 @@ absl::Status BpeModel::ReadMerges(const JsonNode& json) {
       left = line.substr(0, space);
       right = line.substr(space + 1);
     }
-    product.assign(left).append(right);
+    // The prefix of the right token is inside the product, where it has no place.
+    if (!right.starts_with(continuing_subword_prefix_)) {
+      return list.At(i).Error(Concat(Quote(right), " does not begin with ",
+                                     Quote(continuing_subword_prefix_),
+                                     ", the continuing_subword_prefix"));
+    }
+    product.assign(left).append(right.substr(continuing_subword_prefix_.size()));
     const std::string_view tokens[] = {left, right, product};
     int32_t ids[3];
     for (int k = 0; k < 3; ++k) {
@@ -170,23 +182,21 @@ absl::Status BpeModel::ReadMerges(const JsonNode& json) {
   return absl::OkStatus();
 }
 
-absl::Status BpeModel::CheckAlphabet(const JsonNode& json, bool byte_level) const {
+absl::Status BpeModel::CheckUnknown(const JsonNode& json, bool byte_level) {
+  bool all_byte_tokens = byte_fallback_;
   for (int byte = 0; byte < 256; ++byte) {
     if (!OccursInUtf8(byte)) continue;
-    if (byte_fallback_ && byte_tokens_[static_cast<size_t>(byte)] < 0) {
-      return json.Error(absl::StrFormat(
-          "byte_fallback is on, but the byte token <0x%02X> is not in the vocabulary", byte));
-    }
-    // Without it, text would vanish silently.
-    if (byte_level && !unk_id_ &&
-        IdOfCharacter(ByteLevelCharacter(static_cast<unsigned char>(byte))) < 0) {
-      return json.Error(absl::StrFormat(
-          "byte-level text needs a token for each byte, and 0x%02X has none", byte));
+    all_byte_tokens &= byte_tokens_[static_cast<size_t>(byte)] >= 0;
+    if (byte_level && IdOfCharacter(ByteLevelCharacter(static_cast<unsigned char>(byte))) < 0) {
+      ++missing_bytes_;
     }
   }
-  if (!byte_level && !byte_fallback_ && !unk_id_) {
-    return json.Error(
-        "needs byte_fallback or an unk_token: characters outside the vocabulary would vanish");
+  // An unknown token that no text leads to needs no place in the vocabulary. Any other would make
+  // the reference fail in the middle of a text.
+  const bool unknown_is_reached = !all_byte_tokens && (!byte_level || missing_bytes_ > 0);
+  WINNOW_ASSIGN_OR_RETURN(const std::optional<JsonNode> unk, json.Optional("unk_token"));
+  if (unk && !unk_id_ && unknown_is_reached) {
+    return unk->Error(Concat(Quote(unk_token_), " is not in the vocabulary"));
   }
   return absl::OkStatus();
 }

@@ -44,7 +44,7 @@ class PreTokenizer {
 
 absl::StatusOr<std::unique_ptr<PreTokenizer>> MakePreTokenizer(const JsonNode& json);
 
-// Whether a step maps text to the byte alphabet, so that the vocabulary needs all of it.
+// Whether a step maps text to the byte alphabet.
 bool UsesByteLevelPreTokenizer(const JsonNode& json);
 
 }  // namespace winnow::engine

@@ -110,6 +110,10 @@ std::string Tokenizer::IdToToken(int32_t id) const {
   return std::string(impl_->model().TextOf(id));
 }
 
+int Tokenizer::missing_bytes() const { return impl_->model().missing_bytes(); }
+
+bool Tokenizer::has_unk() const { return impl_->model().has_unk(); }
+
 bool Tokenizer::IsSpecial(int32_t id) const {
   const AddedToken* added = impl_->added().Find(id);
   return added != nullptr && added->special;

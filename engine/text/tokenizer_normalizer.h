@@ -34,7 +34,7 @@ class Normalizer {
 
 absl::StatusOr<std::unique_ptr<Normalizer>> MakeNormalizer(const JsonNode& json);
 
-// Whether a normaliser turns text into the byte alphabet, so that the vocabulary needs all of it.
+// Whether a normaliser turns text into the byte alphabet.
 bool UsesByteLevelNormalizer(const JsonNode& json);
 
 // The alphabet of byte-level BPE: one printable character for each byte.

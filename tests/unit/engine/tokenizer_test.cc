@@ -29,6 +29,100 @@ TEST(Tokenizer, EncodesByMergesInOrderOfRank) {
   EXPECT_EQ(tokenizer->IdToToken(259), "");
 }
 
+// A vocabulary without the byte "A"; the expected ids are those of the reference.
+json WithoutA(json model_members, json more_tokens = json::object()) {
+  json config = ByteLevelJson();
+  config["model"]["vocab"].erase("A");
+  config["model"]["vocab"].update(more_tokens);
+  config["model"].update(model_members);
+  return config;
+}
+
+TEST(Tokenizer, AByteWithoutATokenVanishesWhereThereIsNoUnknownToken) {
+  const auto tokenizer = MakeTokenizer(WithoutA(json::object()));
+  using Expected = std::vector<int32_t>;
+  EXPECT_EQ(Ids(tokenizer->Encode("hellAo", false, false)), (Expected{258, 'o'}));
+  EXPECT_EQ(Ids(tokenizer->Encode("AA", false, false)), Expected{});
+  // What was before and after it are neighbours now.
+  EXPECT_EQ(Ids(tokenizer->Encode("hAAe", false, false)), Expected{256});
+  EXPECT_EQ(tokenizer->Decode(std::vector<int32_t>{258, 'A', 'o'}, false), "hello");
+  EXPECT_EQ(tokenizer->missing_bytes(), 1);
+  EXPECT_FALSE(tokenizer->has_unk());
+}
+
+TEST(Tokenizer, AByteWithoutATokenBecomesTheUnknownToken) {
+  for (const bool fuse : {false, true}) {
+    SCOPED_TRACE(fuse);
+    const auto tokenizer =
+        MakeTokenizer(WithoutA({{"unk_token", "[UNK]"}, {"fuse_unk", fuse}}, {{"[UNK]", 259}}));
+    using Expected = std::vector<int32_t>;
+    EXPECT_EQ(Ids(tokenizer->Encode("hellAo", false, false)), (Expected{258, 259, 'o'}));
+    EXPECT_EQ(Ids(tokenizer->Encode("hAe", false, false)), (Expected{'h', 259, 'e'}));
+    EXPECT_EQ(Ids(tokenizer->Encode("hAAe", false, false)),
+              fuse ? (Expected{'h', 259, 'e'}) : (Expected{'h', 259, 259, 'e'}));
+    // Words are not fused with each other.
+    EXPECT_EQ(Ids(tokenizer->Encode("A A", false, false)), (Expected{259, ' ', 259}));
+    EXPECT_EQ(tokenizer->Decode(std::vector<int32_t>{'h', 259, 'e'}, false), "h[UNK]e");
+    EXPECT_TRUE(tokenizer->has_unk());
+  }
+}
+
+TEST(Tokenizer, ByteFallbackNeedsAllBytesOfACharacterOnly) {
+  // The alphabet's character for the byte C3 is U+00C3, in UTF-8 the bytes C3 83: both have tokens.
+  // B has neither a token nor a byte token.
+  json config = WithoutA({{"byte_fallback", true}, {"unk_token", "[UNK]"}},
+                         {{"[UNK]", 259}, {"<0x41>", 260}, {"<0xC3>", 261}, {"<0x83>", 262}});
+  config["model"]["vocab"].erase("\xC3\x83");
+  config["model"]["vocab"].erase("B");
+  const auto tokenizer = MakeTokenizer(config);
+  using Expected = std::vector<int32_t>;
+  EXPECT_EQ(Ids(tokenizer->Encode("hAB", false, false)), (Expected{'h', 260, 259}));
+  EXPECT_EQ(Ids(tokenizer->Encode("\xC3\x84", false, false)), (Expected{261, 262, 0x84}));
+}
+
+TEST(Tokenizer, AnUnknownTokenThatNothingLeadsToMayBeMissing) {
+  json config = ByteLevelJson();
+  config["model"]["unk_token"] = "<|endoftext|>";
+  const auto tokenizer = MakeTokenizer(config);
+  EXPECT_EQ(tokenizer->missing_bytes(), 0);
+  EXPECT_EQ(tokenizer->Decode(Ids(tokenizer->Encode("A\xC3\x84", false, false)), false),
+            "A\xC3\x84");
+}
+
+// No pre-tokenizer: the text is one word. The expected tokens are those of the reference.
+std::vector<std::string> AffixTokens(json model, const std::string& text) {
+  model["type"] = "BPE";
+  const auto tokenizer = MakeTokenizer({{"version", "1.0"}, {"model", model}});
+  std::vector<std::string> tokens;
+  for (int32_t id : Ids(tokenizer->Encode(text, false, false))) {
+    tokens.push_back(tokenizer->IdToToken(id));
+  }
+  return tokens;
+}
+
+TEST(Tokenizer, CharactersInsideAWordHaveTheContinuingPrefix) {
+  using Tokens = std::vector<std::string>;
+  const json model = {
+      {"continuing_subword_prefix", "##"},
+      {"vocab", {{"a", 0}, {"##b", 1}, {"ab", 2}, {"##c", 3}, {"##bc", 4}, {"abc", 5}}},
+      {"merges", json::array({json::array({"a", "##b"}), json::array({"##b", "##c"})})}};
+  EXPECT_EQ(AffixTokens(model, "abc"), (Tokens{"ab", "##c"}));
+  EXPECT_EQ(AffixTokens(model, "a"), (Tokens{"a"}));
+  EXPECT_EQ(AffixTokens(model, "bab"), (Tokens{"##b"}));
+  EXPECT_EQ(AffixTokens(model, "zbc"), (Tokens{"##bc"}));
+}
+
+TEST(Tokenizer, TheLastCharacterOfAWordHasTheSuffix) {
+  using Tokens = std::vector<std::string>;
+  const json model = {{"end_of_word_suffix", "</w>"},
+                      {"vocab", {{"a", 0}, {"b", 1}, {"b</w>", 2}, {"ab</w>", 3}}},
+                      {"merges", json::array({json::array({"a", "b</w>"})})}};
+  EXPECT_EQ(AffixTokens(model, "abc"), (Tokens{"a", "b"}));
+  EXPECT_EQ(AffixTokens(model, "ab"), (Tokens{"ab</w>"}));
+  EXPECT_EQ(AffixTokens(model, "a"), Tokens{});
+  EXPECT_EQ(AffixTokens(model, "bab"), (Tokens{"b", "ab</w>"}));
+}
+
 TEST(Tokenizer, AnyTextComesBackFromByteLevelTokens) {
   const auto tokenizer = MakeTokenizer(ByteLevelJson(kControl));
   const uint64_t seed = std::random_device()();

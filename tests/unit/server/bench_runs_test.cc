@@ -29,7 +29,7 @@ TEST(BenchRuns, ACaseThatDriftsLeavesTheInputsAsTheyWere) {
   what.steps = 2;
   const auto model = MakeBenchModel(flags, int64_t{3} * 128, {&*policy, 1});
   ASSERT_TRUE(model.ok()) << model.status();
-  const kernels::HostMatrix& table = (*model)->synthetic.weights.embedding;
+  const kernels::HostMatrix table = (*model)->synthetic.weights.embedding.host();
   const auto bytes = [&] {
     const auto* first = static_cast<const std::byte*>(table.data);
     return std::vector<std::byte>(

@@ -1,0 +1,338 @@
+#include "engine/model/gguf_config.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+
+#include "absl/strings/str_join.h"
+#include "engine/concat.h"
+#include "engine/json_file.h"
+#include "engine/model/gguf_keys.h"
+#include "engine/model/model_limits.h"
+#include "engine/status_macros.h"
+#include "kernels/host_matrix.h"
+
+namespace winnow::engine {
+namespace {
+
+using Family = ModelConfig::Family;
+using kernels::DType;
+
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+constexpr auto kUnimplemented = absl::StatusCode::kUnimplemented;
+
+struct Architecture {
+  std::string_view name, architecture;
+  Family family;
+};
+constexpr std::array<Architecture, 3> kArchitectures = {{
+    {"llama", "LlamaForCausalLM", Family::kLlama},
+    {"qwen2", "Qwen2ForCausalLM", Family::kQwen2},
+    {"qwen3", "Qwen3ForCausalLM", Family::kQwen3},
+}};
+
+// Keys of an architecture that are read below, or that say nothing about what is computed.
+constexpr std::string_view kKnownKeys[] = {
+    "vocab_size",
+    "context_length",
+    "embedding_length",
+    "block_count",
+    "feed_forward_length",
+    "tensor_data_layout",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.value_length",
+    "attention.layer_norm_rms_epsilon",
+    "attention.causal",
+    "attention.scale",
+    "attention.sliding_window",
+    "rope.dimension_count",
+    "rope.freq_base",
+    "rope.scale_linear",
+    "rope.scaling.type",
+    "rope.scaling.factor",
+    "rope.scaling.finetuned",
+    "rope.scaling.original_context_length",
+    "rope.scaling.attn_factor",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
+};
+
+// Texts of the control tokens that end a turn, or all of a text, in the families that winnow runs.
+constexpr std::string_view kEndTokens[] = {"<|im_end|>",      "<|eot_id|>",     "<|eom_id|>",
+                                           "<|end_of_text|>", "<|endoftext|>",  "<|end|>",
+                                           "<end_of_turn>",   "<|end_of_turn|>"};
+
+constexpr std::string_view kRopeFactors = "rope_freqs.weight";
+
+// The file's keys, and those of its architecture without its name in front.
+class ArchitectureKeys {
+ public:
+  ArchitectureKeys(GgufKeys& keys, std::string_view architecture)
+      : keys_(keys), prefix_(Concat(architecture, ".")) {}
+  std::string operator()(std::string_view key) const { return Concat(prefix_, key); }
+  GgufKeys& keys() const { return keys_; }
+  std::string_view prefix() const { return prefix_; }
+
+ private:
+  GgufKeys& keys_;
+  std::string prefix_;
+};
+
+const Architecture* FindArchitecture(GgufKeys& keys) {
+  const std::string type = keys.String("general.type", "model");
+  if (type != "model") {
+    keys.Fail(kUnimplemented, "general.type",
+              Concat(ShortDump(type), " is not supported; winnow reads \"model\""));
+  }
+  if (keys.Int("split.count", 1, 0, UINT16_MAX) > 1) {
+    keys.Fail(kUnimplemented, "split.count",
+              "the file is one of several, which is not supported; merge them into one");
+  }
+  const std::string name = keys.String("general.architecture", {});
+  if (!keys.status().ok()) return nullptr;
+  for (const Architecture& architecture : kArchitectures) {
+    if (architecture.name == name) return &architecture;
+  }
+  keys.Fail(kUnimplemented, "general.architecture",
+            Concat(ShortDump(name), " is not supported; winnow runs ",
+                   absl::StrJoin(kArchitectures, ", ",
+                                 [](std::string* out, const Architecture& a) { *out += a.name; })));
+  return nullptr;
+}
+
+void ReadShape(const ArchitectureKeys& of, ModelConfig& config) {
+  GgufKeys& keys = of.keys();
+  config.hidden_size = keys.Int(of("embedding_length"), {}, 1, kHiddenMax);
+  config.num_layers = keys.Int(of("block_count"), {}, 1, kLayersMax);
+  config.intermediate_size = keys.IntOfLayers(of("feed_forward_length"), {}, 1, kIntermediateMax);
+  config.num_heads = keys.IntOfLayers(of("attention.head_count"), {}, 1, kHeadsMax);
+  config.num_kv_heads =
+      keys.IntOfLayers(of("attention.head_count_kv"), config.num_heads, 1, kHeadsMax);
+  config.max_position_embeddings = keys.Int(of("context_length"), {}, 1, kPositionsMax);
+  config.rms_norm_eps =
+      static_cast<float>(keys.Number(of("attention.layer_norm_rms_epsilon"), {}, 0.0, 1.0));
+  if (!keys.status().ok()) return;
+  if (config.num_heads % config.num_kv_heads != 0) {
+    keys.Fail(kInvalid, of("attention.head_count_kv"),
+              Concat(config.num_kv_heads, " does not divide ", of("attention.head_count"), " ",
+                     config.num_heads));
+  }
+  const std::optional<int64_t> key_length =
+      keys.OptionalInt(of("attention.key_length"), 1, 1 << 16);
+  if (!key_length && config.hidden_size % config.num_heads != 0) {
+    keys.Fail(kInvalid, of("attention.head_count"),
+              Concat(config.num_heads, " does not divide ", of("embedding_length"), " ",
+                     config.hidden_size, ", and there is no ", of("attention.key_length")));
+    return;
+  }
+  config.head_dim = key_length.value_or(config.hidden_size / config.num_heads);
+  for (const std::string_view key : {"attention.value_length", "rope.dimension_count"}) {
+    const int64_t dim = keys.Int(of(key), config.head_dim, 0, 1 << 16);
+    if (!keys.status().ok() || dim == config.head_dim) continue;
+    keys.Fail(kUnimplemented, of(key),
+              Concat(dim, " is not supported: it must be the head dimension, ", config.head_dim));
+  }
+  if (keys.status().ok() &&
+      std::find(kHeadDims.begin(), kHeadDims.end(), config.head_dim) == kHeadDims.end()) {
+    keys.Fail(kUnimplemented, of(key_length ? "attention.key_length" : "attention.head_count"),
+              Concat("a head dimension of ", config.head_dim, " is not supported; winnow has ",
+                     absl::StrJoin(kHeadDims, ", ")));
+  }
+}
+
+// Whether a key's value says that what it is about is not there.
+bool IsOff(const GgufValue& value) {
+  return value.Integer() == 0 || value.Float() == 0.0 || value.Bool() == false;
+}
+
+void RefuseWhatIsLacking(const ArchitectureKeys& of, const GgufContents& contents,
+                         const ModelConfig& config) {
+  GgufKeys& keys = of.keys();
+  for (const GgufValue& value : contents.values()) {
+    if (!value.key.starts_with(of.prefix())) continue;
+    const std::string_view key = value.key.substr(of.prefix().size());
+    if (std::find(std::begin(kKnownKeys), std::end(kKnownKeys), key) != std::end(kKnownKeys))
+      continue;
+    if (!IsOff(value)) {
+      keys.Fail(kUnimplemented, value.key, "winnow does not know this key; it would have to be 0");
+    }
+  }
+  if (keys.OptionalBool(of("attention.causal")) == false) {
+    keys.Fail(kUnimplemented, of("attention.causal"), "only causal attention is supported");
+  }
+  const double scale = 1 / std::sqrt(static_cast<double>(config.head_dim));
+  const double given = keys.Number(of("attention.scale"), scale, -1e9, 1e9);
+  if (given != 0 && std::abs(given - scale) > 1e-6 * scale) {
+    keys.Fail(kUnimplemented, of("attention.scale"),
+              Concat(given, " is not supported; winnow scales by ", scale));
+  }
+  const int64_t window = keys.Int(of("attention.sliding_window"), 0, 0, INT32_MAX);
+  if (window != 0 && window < config.max_position_embeddings) {
+    keys.Fail(kUnimplemented, of("attention.sliding_window"),
+              Concat(window, ": sliding windows are not supported; it must be 0 or at least ",
+                     of("context_length"), " (", config.max_position_embeddings, ")"));
+  }
+}
+
+void ReadRopeScaling(const ArchitectureKeys& of, ModelConfig& config) {
+  GgufKeys& keys = of.keys();
+  RopeScaling& scaling = config.rope_scaling;
+  // The older key means linear scaling.
+  const double linear = keys.Number(of("rope.scale_linear"), 1.0, 1.0, kRopeFactorMax);
+  const std::string kind = keys.String(of("rope.scaling.type"), linear != 1.0 ? "linear" : "none");
+  if (kind == "none") return;
+  if (kind != "linear" && kind != "yarn") {
+    keys.Fail(kUnimplemented, of("rope.scaling.type"),
+              Concat(ShortDump(kind), " is not supported; winnow has none, linear, yarn"));
+    return;
+  }
+  // 0 stands for no scaling in files of older writers.
+  scaling.factor = keys.Number(of("rope.scaling.factor"), linear, 0.0, kRopeFactorMax);
+  if (scaling.factor == 0) scaling.factor = 1;
+  if (scaling.factor < 1) {
+    keys.Fail(kInvalid, of("rope.scaling.factor"),
+              Concat("must be at least 1, is ", scaling.factor));
+  }
+  const double attention = keys.Number(of("rope.scaling.attn_factor"), 1.0, 1e-6, kRopeFactorMax);
+  if (kind == "linear") {
+    if (attention != 1.0) {
+      keys.Fail(kUnimplemented, of("rope.scaling.attn_factor"), "only yarn scaling has it");
+    }
+    scaling.kind = RopeScaling::Kind::kLinear;
+    return;
+  }
+  scaling.kind = RopeScaling::Kind::kYarn;
+  scaling.original_max_position_embeddings =
+      keys.Number(of("rope.scaling.original_context_length"), config.max_position_embeddings, 1.0,
+                  kPositionsMax);
+  scaling.beta_fast = keys.Number(of("rope.scaling.yarn_beta_fast"), 32.0, 0.0, kRopeFactorMax);
+  scaling.beta_slow = keys.Number(of("rope.scaling.yarn_beta_slow"), 1.0, 0.0, kRopeFactorMax);
+  // Multiplies yarn's own factor here; config.json's attention_factor takes its place.
+  if (attention != 1.0)
+    scaling.attention_factor = attention * (0.1 * std::log(scaling.factor) + 1.0);
+}
+
+// What a tensor that is read here is called in errors.
+absl::Status TensorError(std::string_view name, const GgufTensor& tensor, std::string_view what) {
+  return absl::InvalidArgumentError(Concat(name, ": tensor ", ShortDump(std::string(tensor.name)),
+                                           " at byte ", tensor.begin, ": ", what));
+}
+
+absl::Status ReadRopeFactors(const GgufContents& contents, std::string_view name,
+                             ModelConfig& config) {
+  const GgufTensor* tensor = contents.FindTensor(kRopeFactors);
+  if (tensor == nullptr) return absl::OkStatus();
+  const int64_t count = config.head_dim / 2;
+  if (WeightTypeOfGguf(tensor->type) != kernels::WeightType::kF32 || tensor->num_dims != 1 ||
+      tensor->dims[0] != static_cast<uint64_t>(count)) {
+    return TensorError(name, *tensor, Concat("must be ", count, " values of type F32"));
+  }
+  if (config.rope_scaling.kind != RopeScaling::Kind::kNone) {
+    return TensorError(name, *tensor, "comes together with rope.scaling.type");
+  }
+  config.rope_scaling.kind = RopeScaling::Kind::kFactors;
+  for (int64_t i = 0; i < count; ++i) {
+    const float factor = kernels::ElementAt(contents.Data(*tensor).data(), DType::kF32, i);
+    if (!(factor >= 1e-6 && factor <= kRopeFactorMax)) {
+      return TensorError(name, *tensor,
+                         Concat("value ", i, " is ", factor, ", which divides nothing"));
+    }
+    config.rope_scaling.factors.push_back(factor);
+  }
+  return absl::OkStatus();
+}
+
+// What shows in the tensors: how large the vocabulary is, which biases there are, what type most of them have.
+absl::Status ReadTensors(const ArchitectureKeys& of, const GgufContents& contents,
+                         std::string_view name, ModelConfig& config) {
+  const GgufTensor* embedding = contents.FindTensor("token_embd.weight");
+  if (embedding == nullptr) {
+    return absl::NotFoundError(Concat(name, ": tensor \"token_embd.weight\" is missing"));
+  }
+  if (embedding->num_dims != 2 || embedding->dims[1] > static_cast<uint64_t>(kVocabMax)) {
+    return TensorError(name, *embedding,
+                       Concat("must have two dimensions, and at most ", kVocabMax, " rows"));
+  }
+  config.vocab_size = static_cast<int32_t>(embedding->dims[1]);
+  const int64_t said = of.keys().Int(of("vocab_size"), config.vocab_size, 1, kVocabMax);
+  if (said != config.vocab_size) {
+    of.keys().Fail(kInvalid, of("vocab_size"),
+                   Concat(said, ", but \"token_embd.weight\" has ", config.vocab_size, " rows"));
+  }
+  config.tie_word_embeddings = contents.FindTensor("output.weight") == nullptr;
+
+  const auto has = [&](std::string_view tensor) { return contents.FindTensor(tensor) != nullptr; };
+  config.qkv_bias = config.family == Family::kQwen2 || has("blk.0.attn_q.bias");
+  config.o_bias = has("blk.0.attn_output.bias");
+  config.mlp_bias = has("blk.0.ffn_gate.bias");
+  config.qk_norm = config.family == Family::kQwen3;
+
+  std::optional<uint32_t> type;
+  bool mixed = false;
+  for (const GgufTensor& tensor : contents.tensors()) {
+    if (tensor.num_dims < 2) continue;  // norms and biases, which are widened anyway
+    mixed |= type && *type != tensor.type;
+    type = tensor.type;
+  }
+  const std::optional<kernels::WeightType> weights = type ? WeightTypeOfGguf(*type) : std::nullopt;
+  config.dtype = DType::kBF16;
+  if (!mixed && weights) config.dtype = kernels::PlainType(*weights).value_or(DType::kBF16);
+  return absl::OkStatus();
+}
+
+void ReadTokens(GgufKeys& keys, ModelConfig& config) {
+  std::vector<int32_t>& ends = config.eos_token_ids;
+  for (const std::string_view key : {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
+                                     "tokenizer.ggml.eom_token_id"}) {
+    if (const auto id = keys.OptionalInt(key, 0, config.vocab_size - 1)) {
+      ends.push_back(static_cast<int32_t>(*id));
+    }
+  }
+  if (const auto bos = keys.OptionalInt("tokenizer.ggml.bos_token_id", 0, config.vocab_size - 1)) {
+    config.bos_token_id = static_cast<int32_t>(*bos);
+  }
+  const GgufValue* tokens = keys.Find("tokenizer.ggml.tokens");
+  const GgufValue* types = keys.Find("tokenizer.ggml.token_type");
+  if (tokens != nullptr && types != nullptr && tokens->IsArrayOf(GgufValueType::kString) &&
+      types->type == GgufValueType::kArray && types->element != GgufValueType::kString) {
+    const std::vector<std::string_view> texts = tokens->Strings();
+    const size_t count =
+        std::min<size_t>({texts.size(), types->count, static_cast<size_t>(config.vocab_size)});
+    for (size_t i = 0; i < count; ++i) {
+      if (types->IntegerAt(i) != static_cast<int64_t>(GgufTokenType::kControl)) continue;
+      if (std::find(std::begin(kEndTokens), std::end(kEndTokens), texts[i]) == std::end(kEndTokens))
+        continue;
+      if (ends.size() < kEosTokensMax) ends.push_back(static_cast<int32_t>(i));
+    }
+  }
+  std::sort(ends.begin(), ends.end());
+  ends.erase(std::unique(ends.begin(), ends.end()), ends.end());
+}
+
+}  // namespace
+
+absl::StatusOr<ModelConfig> GgufModelConfig(const GgufContents& contents, std::string_view name) {
+  GgufKeys keys(contents, name);
+  ModelConfig config;
+  const Architecture* architecture = FindArchitecture(keys);
+  if (architecture == nullptr) return keys.status();
+  config.family = architecture->family;
+  config.architecture = architecture->architecture;
+  const ArchitectureKeys of(keys, architecture->name);
+  ReadShape(of, config);
+  WINNOW_RETURN_IF_ERROR(keys.status());
+  RefuseWhatIsLacking(of, contents, config);
+  config.rope_theta = keys.Number(of("rope.freq_base"), 10000.0, kRopeThetaMin, kRopeThetaMax);
+  ReadRopeScaling(of, config);
+  WINNOW_RETURN_IF_ERROR(keys.status());
+  WINNOW_RETURN_IF_ERROR(ReadRopeFactors(contents, name, config));
+  WINNOW_RETURN_IF_ERROR(ReadTensors(of, contents, name, config));
+  ReadTokens(keys, config);
+  WINNOW_RETURN_IF_ERROR(keys.status());
+  return config;
+}
+
+}  // namespace winnow::engine

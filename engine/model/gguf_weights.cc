@@ -1,0 +1,89 @@
+#include "engine/model/gguf_weights.h"
+
+#include <algorithm>
+#include <set>
+#include <string_view>
+#include <vector>
+
+#include "absl/strings/str_join.h"
+#include "engine/concat.h"
+#include "engine/json_file.h"
+#include "engine/status_macros.h"
+
+namespace winnow::engine {
+namespace {
+
+std::string Place(const GgufFile& file, const GgufTensor& tensor) {
+  return Concat(file.path(), ": tensor ", ShortDump(std::string(tensor.name)), " at byte ",
+                tensor.begin, ": ");
+}
+
+std::string SupportedTypes() {
+  std::vector<const char*> names;
+  for (int i = 0; i < kernels::kNumWeightTypes; ++i) {
+    names.push_back(kernels::WeightTypeName(static_cast<kernels::WeightType>(i)));
+  }
+  return absl::StrJoin(names, ", ");
+}
+
+absl::StatusOr<WeightMatrix> CheckTensor(const GgufFile& file, const GgufTensor& tensor,
+                                         const TensorSpec& spec, bool interleaved) {
+  std::vector<uint64_t> expected = {static_cast<uint64_t>(spec.cols)};
+  if (spec.rows != 0) expected.push_back(static_cast<uint64_t>(spec.rows));
+  const std::vector<uint64_t> shape(tensor.dims.begin(), tensor.dims.begin() + tensor.num_dims);
+  if (shape != expected) {
+    return absl::InvalidArgumentError(
+        Concat(Place(file, tensor), "dimensions [", absl::StrJoin(shape, ", "), "], expected [",
+               absl::StrJoin(expected, ", "), "] by the file's keys"));
+  }
+  const std::optional<kernels::WeightType> type = WeightTypeOfGguf(tensor.type);
+  if (!type) {
+    return absl::UnimplementedError(Concat(Place(file, tensor), "type ",
+                                           GgufTensorTypeName(tensor.type),
+                                           " is not supported; winnow reads ", SupportedTypes()));
+  }
+  WeightMatrix matrix{.data = file.contents().Data(tensor).data(),
+                      .type = *type,
+                      .rows = std::max<int64_t>(spec.rows, 1),
+                      .cols = spec.cols,
+                      .interleaved_heads = interleaved ? spec.rotary_heads : 0};
+  if (matrix.interleaved_heads > 0 && spec.rows == 0) {
+    if (!kernels::PlainType(*type)) {
+      return absl::UnimplementedError(Concat(Place(file, tensor), "a bias of type ",
+                                             GgufTensorTypeName(tensor.type), " is not supported"));
+    }
+    std::swap(matrix.rows, matrix.cols);
+  }
+  return matrix;
+}
+
+}  // namespace
+
+absl::StatusOr<Weights> LoadGgufWeights(const std::string& path, const ModelConfig& config) {
+  Weights weights;
+  WINNOW_ASSIGN_OR_RETURN(weights.gguf, GgufFile::Open(path));
+  const GgufFile& file = *weights.gguf;
+  // The writer of "llama" files permutes Q and K for its own way to rotate; that of the others does not.
+  const bool interleaved = config.family == ModelConfig::Family::kLlama;
+  std::set<std::string_view> known = {"rope_freqs.weight"};  // read by GgufModelConfig
+  const std::vector<TensorSpec> specs = ModelTensors(config, &weights);
+  for (const TensorSpec& spec : specs) {
+    const GgufTensor* tensor = file.contents().FindTensor(spec.gguf_name);
+    if (tensor == nullptr) {
+      return absl::NotFoundError(
+          Concat(path, ": tensor ", ShortDump(spec.gguf_name), " is missing"));
+    }
+    WINNOW_ASSIGN_OR_RETURN(*spec.matrix, CheckTensor(file, *tensor, spec, interleaved));
+    known.insert(tensor->name);
+  }
+  for (const GgufTensor& tensor : file.contents().tensors()) {
+    if (known.contains(tensor.name)) continue;
+    return absl::InvalidArgumentError(Concat(Place(file, tensor), "no part of a ",
+                                             config.architecture, " with ", config.num_layers,
+                                             " layers and the biases of its first"));
+  }
+  if (config.tie_word_embeddings) weights.lm_head = weights.embedding;
+  return weights;
+}
+
+}  // namespace winnow::engine

@@ -1,0 +1,112 @@
+// WeightMatrix and what turns it into the matrices that backends take.
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "engine/concat.h"
+#include "engine/model/weights.h"
+#include "kernels/check.h"
+#include "kernels/dtype.h"
+
+namespace winnow::engine {
+namespace {
+
+using kernels::DType;
+using kernels::HostMatrix;
+
+// Type of the copy: plain values keep their own.
+DType CopyType(const WeightMatrix& from, DType dtype) {
+  return kernels::PlainType(from.type).value_or(dtype);
+}
+
+int64_t CopyBytes(const WeightMatrix& from, DType dtype) {
+  if (from.data == nullptr || from.IsPlain()) return 0;
+  return from.rows * from.cols * static_cast<int64_t>(kernels::DTypeBytes(CopyType(from, dtype)));
+}
+
+// Row `row` of the copy. `values` [cols] is scratch.
+void CopyRow(const WeightMatrix& from, int64_t row, DType dtype, float* values, std::byte* to) {
+  if (kernels::PlainType(from.type)) {
+    std::memcpy(to, from.RowInFile(row), kernels::WeightRowBytes(from.type, from.cols));
+    return;
+  }
+  from.WidenRow(row, values);
+  if (dtype == DType::kF32) {
+    std::memcpy(to, values, static_cast<size_t>(from.cols) * sizeof(float));
+    return;
+  }
+  for (int64_t i = 0; i < from.cols; ++i) {
+    const kernels::BF16 value = kernels::ToBF16(values[i]);
+    std::memcpy(to + i * static_cast<int64_t>(sizeof(value)), &value, sizeof(value));
+  }
+}
+
+}  // namespace
+
+HostMatrix WeightMatrix::host() const {
+  WINNOW_CHECK(IsPlain());
+  return {data, *kernels::PlainType(type), rows, cols};
+}
+
+const std::byte* WeightMatrix::RowInFile(int64_t row) const {
+  WINNOW_CHECK(row >= 0 && row < rows);
+  if (interleaved_heads > 0) {
+    const int64_t d = rows / interleaved_heads, in_head = row % d;
+    const int64_t there = in_head < d / 2 ? 2 * in_head : 2 * (in_head - d / 2) + 1;
+    row += there - in_head;
+  }
+  return static_cast<const std::byte*>(data) + row * kernels::WeightRowBytes(type, cols);
+}
+
+void WeightMatrix::WidenRow(int64_t row, float* out) const {
+  kernels::DequantizeRow(type, RowInFile(row), cols, out);
+}
+
+absl::StatusOr<HostMatrix> HostMatrixOf(const WeightMatrix& from, DType dtype,
+                                        std::unique_ptr<std::byte[]>* copy) {
+  if (from.IsPlain()) return from.host();
+  const DType to = CopyType(from, dtype);
+  WINNOW_CHECK(to != DType::kF16 || from.type == kernels::WeightType::kF16);
+  const int64_t bytes = CopyBytes(from, dtype);
+  copy->reset(new (std::nothrow) std::byte[bytes]);
+  if (*copy == nullptr) {
+    return absl::ResourceExhaustedError(Concat("no memory to widen weights: ", bytes, " bytes"));
+  }
+  const int64_t row_bytes = bytes / from.rows;
+  // A core widens some 500 million values a second.
+  constexpr int64_t kValuesPerThread = 1 << 19, kThreadsMax = 16;
+  const int64_t threads = std::clamp<int64_t>(
+      from.rows * from.cols / kValuesPerThread, 1,
+      std::min<int64_t>(kThreadsMax, std::max(std::thread::hardware_concurrency(), 1u)));
+  const auto copy_rows = [&](int64_t first, int64_t last) {
+    std::vector<float> values(from.cols);
+    for (int64_t row = first; row < last; ++row) {
+      CopyRow(from, row, to, values.data(), copy->get() + row * row_bytes);
+    }
+  };
+  std::vector<std::jthread> workers;
+  for (int64_t i = 1; i < threads; ++i) {
+    workers.emplace_back(copy_rows, from.rows * i / threads, from.rows * (i + 1) / threads);
+  }
+  copy_rows(0, from.rows / threads);
+  workers.clear();  // joins them
+  return HostMatrix{copy->get(), to, from.rows, from.cols};
+}
+
+int64_t PackingCopyBytes(const Weights& weights, DType dtype) {
+  int64_t most = CopyBytes(weights.lm_head, dtype);
+  for (const LayerWeights& layer : weights.layers) {
+    for (const int64_t bytes :
+         {CopyBytes(layer.q, dtype) + CopyBytes(layer.k, dtype) + CopyBytes(layer.v, dtype),
+          CopyBytes(layer.o, dtype), CopyBytes(layer.gate, dtype) + CopyBytes(layer.up, dtype),
+          CopyBytes(layer.down, dtype)}) {
+      most = std::max(most, bytes);
+    }
+  }
+  return most;
+}
+
+}  // namespace winnow::engine

@@ -1,0 +1,209 @@
+#include "kernels/quantized.h"
+
+#include <array>
+#include <cstring>
+
+#include "kernels/check.h"
+#include "kernels/host_matrix.h"
+
+namespace winnow::kernels {
+namespace {
+
+struct Traits {
+  const char* name;
+  BlockSize block;
+};
+constexpr std::array<Traits, kNumWeightTypes> kTraits = {{
+    {"F32", {1, 4}},
+    {"F16", {1, 2}},
+    {"BF16", {1, 2}},
+    {"Q4_0", {32, 18}},
+    {"Q4_1", {32, 20}},
+    {"Q5_0", {32, 22}},
+    {"Q5_1", {32, 24}},
+    {"Q8_0", {32, 34}},
+    {"Q4_K", {256, 144}},
+    {"Q5_K", {256, 176}},
+    {"Q6_K", {256, 210}},
+}};
+
+uint8_t U8(const std::byte* at) { return std::to_integer<uint8_t>(*at); }
+int8_t I8(const std::byte* at) { return static_cast<int8_t>(U8(at)); }
+float Half(const std::byte* at) { return ElementAt(at, DType::kF16, 0); }
+
+// In the types with blocks of 32, byte i of the packed integers holds value i in its low half and value i + 16 in
+// its high half. Bit i of `high` is the fifth bit of value i.
+int Nibble(const std::byte* packed, int i) {
+  return i < 16 ? U8(packed + i) & 15 : U8(packed + i - 16) >> 4;
+}
+int FiveBits(const std::byte* packed, const std::byte* high, int i) {
+  return Nibble(packed, i) | ((U8(high + i / 8) >> (i % 8)) & 1) << 4;
+}
+
+// Q4_0 := scale[2] packed[16]
+void BlockQ4_0(const std::byte* block, float* out) {
+  const float scale = Half(block);
+  for (int i = 0; i < 32; ++i) out[i] = scale * static_cast<float>(Nibble(block + 2, i) - 8);
+}
+
+// Q4_1 := scale[2] offset[2] packed[16]
+void BlockQ4_1(const std::byte* block, float* out) {
+  const float scale = Half(block), offset = Half(block + 2);
+  for (int i = 0; i < 32; ++i) out[i] = scale * static_cast<float>(Nibble(block + 4, i)) + offset;
+}
+
+// Q5_0 := scale[2] high[4] packed[16]
+void BlockQ5_0(const std::byte* block, float* out) {
+  const float scale = Half(block);
+  for (int i = 0; i < 32; ++i) {
+    out[i] = scale * static_cast<float>(FiveBits(block + 6, block + 2, i) - 16);
+  }
+}
+
+// Q5_1 := scale[2] offset[2] high[4] packed[16]
+void BlockQ5_1(const std::byte* block, float* out) {
+  const float scale = Half(block), offset = Half(block + 2);
+  for (int i = 0; i < 32; ++i) {
+    out[i] = scale * static_cast<float>(FiveBits(block + 8, block + 4, i)) + offset;
+  }
+}
+
+// Q8_0 := scale[2] values[32]
+void BlockQ8_0(const std::byte* block, float* out) {
+  const float scale = Half(block);
+  for (int i = 0; i < 32; ++i) out[i] = static_cast<float>(I8(block + 2 + i)) * scale;
+}
+
+// Scale and offset of group `g` of Q4_K and Q5_K, from 12 bytes that pack 8 of each, of 6 bits. The first four of
+// each have a byte of their own; the others have their low bits in the last four bytes and their high bits above
+// those of the first four.
+struct GroupScale {
+  float scale, offset;
+};
+GroupScale ScaleOfGroup(const std::byte* packed, int g) {
+  if (g < 4) {
+    return {static_cast<float>(U8(packed + g) & 63), static_cast<float>(U8(packed + 4 + g) & 63)};
+  }
+  const int low = U8(packed + 4 + g);
+  return {static_cast<float>((low & 15) | (U8(packed + g - 4) >> 6) << 4),
+          static_cast<float>((low >> 4) | (U8(packed + g) >> 6) << 4)};
+}
+
+// Q4_K := scale[2] offset[2] groups[12] packed[128]
+// Each 32 bytes of `packed` hold two groups: one in the low halves, the next in the high halves.
+void BlockQ4K(const std::byte* block, float* out) {
+  const float scale = Half(block), offset = Half(block + 2);
+  for (int g = 0; g < 8; ++g) {
+    const GroupScale group = ScaleOfGroup(block + 4, g);
+    const float d = scale * group.scale, m = offset * group.offset;
+    const std::byte* packed = block + 16 + g / 2 * 32;
+    for (int i = 0; i < 32; ++i) {
+      const int q = (U8(packed + i) >> (g % 2 * 4)) & 15;
+      *out++ = d * static_cast<float>(q) - m;
+    }
+  }
+}
+
+// Q5_K := scale[2] offset[2] groups[12] high[32] packed[128]
+// Bit g of byte i of `high` is the fifth bit of value i of group g.
+void BlockQ5K(const std::byte* block, float* out) {
+  const float scale = Half(block), offset = Half(block + 2);
+  for (int g = 0; g < 8; ++g) {
+    const GroupScale group = ScaleOfGroup(block + 4, g);
+    const float d = scale * group.scale, m = offset * group.offset;
+    const std::byte* high = block + 16;
+    const std::byte* packed = block + 48 + g / 2 * 32;
+    for (int i = 0; i < 32; ++i) {
+      const int q = ((U8(packed + i) >> (g % 2 * 4)) & 15) | ((U8(high + i) >> g) & 1) << 4;
+      *out++ = d * static_cast<float>(q) - m;
+    }
+  }
+}
+
+// Q6_K := low[128] high[64] groups[16] scale[2]
+// Each half of a block has 128 values, 64 bytes of `low` and 32 of `high`: value 32·r + i of a half has its low four
+// bits in byte i + 32·(r mod 2) of `low`, in the half that r / 2 says, and its high two bits in byte i of `high`.
+void BlockQ6K(const std::byte* block, float* out) {
+  const std::byte* groups = block + 192;
+  const float scale = Half(block + 208);
+  for (int i = 0; i < 256; ++i) {
+    const int half = i / 128, r = i % 128 / 32, column = i % 32;
+    const int low = (U8(block + half * 64 + r % 2 * 32 + column) >> (r / 2 * 4)) & 15;
+    const int high = (U8(block + 128 + half * 32 + column) >> (r * 2)) & 3;
+    const float d = scale * static_cast<float>(I8(groups + i / 16));
+    out[i] = d * static_cast<float>((low | high << 4) - 32);
+  }
+}
+
+using DequantizeBlock = void (*)(const std::byte* block, float* out);
+DequantizeBlock DequantizerOf(WeightType type) {
+  switch (type) {
+    case WeightType::kQ4_0:
+      return BlockQ4_0;
+    case WeightType::kQ4_1:
+      return BlockQ4_1;
+    case WeightType::kQ5_0:
+      return BlockQ5_0;
+    case WeightType::kQ5_1:
+      return BlockQ5_1;
+    case WeightType::kQ8_0:
+      return BlockQ8_0;
+    case WeightType::kQ4K:
+      return BlockQ4K;
+    case WeightType::kQ5K:
+      return BlockQ5K;
+    case WeightType::kQ6K:
+      return BlockQ6K;
+    case WeightType::kF32:
+    case WeightType::kF16:
+    case WeightType::kBF16:
+      break;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+BlockSize BlockSizeOf(WeightType type) { return kTraits[static_cast<size_t>(type)].block; }
+const char* WeightTypeName(WeightType type) { return kTraits[static_cast<size_t>(type)].name; }
+
+std::optional<DType> PlainType(WeightType type) {
+  switch (type) {
+    case WeightType::kF32:
+      return DType::kF32;
+    case WeightType::kF16:
+      return DType::kF16;
+    case WeightType::kBF16:
+      return DType::kBF16;
+    default:
+      return std::nullopt;
+  }
+}
+
+WeightType WeightTypeOf(DType dtype) {
+  return dtype == DType::kF32   ? WeightType::kF32
+         : dtype == DType::kF16 ? WeightType::kF16
+                                : WeightType::kBF16;
+}
+
+int64_t WeightRowBytes(WeightType type, int64_t cols) {
+  const BlockSize block = BlockSizeOf(type);
+  WINNOW_CHECK(cols % block.values == 0);
+  return cols / block.values * block.bytes;
+}
+
+void DequantizeRow(WeightType type, const std::byte* row, int64_t cols, float* out) {
+  if (const std::optional<DType> plain = PlainType(type)) {
+    for (int64_t i = 0; i < cols; ++i) out[i] = ElementAt(row, *plain, i);
+    return;
+  }
+  const BlockSize block = BlockSizeOf(type);
+  WINNOW_CHECK(cols % block.values == 0);
+  const DequantizeBlock dequantize = DequantizerOf(type);
+  for (int64_t i = 0; i < cols; i += block.values) {
+    dequantize(row, out + i);
+    row += block.bytes;
+  }
+}
+
+}  // namespace winnow::kernels

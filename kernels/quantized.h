@@ -1,0 +1,54 @@
+// Types of weights as files have them: plain values, and the quantised blocks of GGUF files.
+//
+// A quantised row is a sequence of blocks of 32 or 256 values. A block holds small integers, the scales that turn
+// them into values, and for some types an offset. Numbers are little-endian; blocks lie at any address.
+// Dequantisation is plain arithmetic in float32, one rounding per operation, in the order that the PyPI package
+// `gguf` has: results are equal bit for bit (NaN payloads aside).
+#ifndef WINNOW_KERNELS_QUANTIZED_H_
+#define WINNOW_KERNELS_QUANTIZED_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "kernels/dtype.h"
+
+namespace winnow::kernels {
+
+enum class WeightType : uint8_t {
+  kF32,
+  kF16,
+  kBF16,
+  kQ4_0,  // scale · (4 bits - 8)
+  kQ4_1,  // scale · 4 bits + offset
+  kQ5_0,  // scale · (5 bits - 16)
+  kQ5_1,  // scale · 5 bits + offset
+  kQ8_0,  // scale · 8 bits, signed
+  kQ4K,   // blocks of 256: 8 groups of 32, each with a 6-bit scale and a 6-bit offset; 4 bits
+  kQ5K,   // the same with 5 bits
+  kQ6K,   // blocks of 256: 16 groups of 16, each with an 8-bit signed scale; 6 bits - 32
+};
+inline constexpr int kNumWeightTypes = 11;
+
+// Size of one block: how many values it holds, in how many bytes. A plain type has blocks of one value.
+struct BlockSize {
+  int64_t values = 1;
+  int64_t bytes = 0;
+};
+BlockSize BlockSizeOf(WeightType type);
+
+const char* WeightTypeName(WeightType type);  // as GGUF spells it: "Q4_K"
+
+// The plain type; absent for a quantised one.
+std::optional<DType> PlainType(WeightType type);
+WeightType WeightTypeOf(DType dtype);
+
+// Size of a row of `cols` values. REQUIRES: cols is a multiple of the block's values.
+int64_t WeightRowBytes(WeightType type, int64_t cols);
+
+// out[i] = value i of the row, i < cols. REQUIRES: as WeightRowBytes.
+void DequantizeRow(WeightType type, const std::byte* row, int64_t cols, float* out);
+
+}  // namespace winnow::kernels
+
+#endif  // WINNOW_KERNELS_QUANTIZED_H_
