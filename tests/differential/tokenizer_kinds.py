@@ -8,6 +8,45 @@ LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[
 QWEN2 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
          r"\s*[\r\n]+|\s+(?!\S)|\s+")
 
+TEKKEN = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
+          r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|"
+          r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+O200K = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+         r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+         r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+HAN = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+DEEPSEEK_V3 = [r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+               "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+|"
+               " ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"]
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+
+
+def steps(*patterns, digits=False, use_regex=False):
+    """The JSON of a pre-tokenizer that splits by each pattern in turn and then maps bytes."""
+    splits = [{"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False} for pattern in patterns]
+    if digits:
+        splits.append({"type": "Digits", "individual_digits": True})
+    return {"type": "Sequence", "pretokenizers": splits + [{**BYTE_LEVEL, "use_regex": use_regex}]}
+
+
+def family(pre_tokenizer, normalizer=None, ignore_merges=False):
+    return {"pre_tokenizer": pre_tokenizer, "normalizer": normalizer, "ignore_merges": ignore_merges}
+
+
+# By the name that GGUF files have for them, as the families' tokenizer.json files have them.
+FAMILIES = {
+    "gpt-2": family(BYTE_LEVEL),
+    "smollm": family(steps(digits=True, use_regex=True)),
+    "llama-bpe": family(steps(LLAMA3), ignore_merges=True),
+    "dbrx": family(steps(LLAMA3)),
+    "qwen2": family(steps(QWEN2), {"type": "NFC"}),
+    "tekken": family(steps(TEKKEN), ignore_merges=True),
+    "gpt-4o": family(steps(O200K)),
+    "deepseek-v3": family(steps(*DEEPSEEK_V3)),
+    "deepseek-coder": family(steps("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", HAN, digits=True)),
+    "command-r": family(steps(digits=True, use_regex=True), {"type": "NFC"}),
+}
+
 
 def corpus():
     """Enough text of many kinds that merges of all lengths are learned."""
@@ -106,6 +145,42 @@ def legacy_specials(vocab_size=1500):
     return Tokenizer.from_str(json.dumps(full))
 
 
+def of_family(name, vocab_size=1500, missing=(), **bpe):
+    """A tokenizer of FAMILIES[name]; the bytes `missing` have no token, as some published vocabularies have it."""
+    import json
+    parts = FAMILIES[name]
+    template = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "post_processor": None,
+                "normalizer": parts["normalizer"], "pre_tokenizer": parts["pre_tokenizer"], "decoder": BYTE_LEVEL,
+                "model": {"type": "BPE", "vocab": {}, "merges": []}}
+    tokenizer = Tokenizer.from_str(json.dumps(template))
+    train(tokenizer, vocab_size, ["<|endoftext|>", "<|im_start|>", "<|im_end|>"], pre_tokenizers.ByteLevel.alphabet())
+    full = json.loads(tokenizer.to_str())
+    spelled = {pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(chr(b))[0][0]
+               for b in missing if b < 0x80}
+    lost = {token for token in full["model"]["vocab"] if any(character in token for character in spelled)}
+    lost -= {token["content"] for token in full["added_tokens"]}
+    kept = [token for token in full["model"]["vocab"] if token not in lost]
+    full["model"]["vocab"] = {token: number for number, token in enumerate(sorted(kept, key=full["model"]["vocab"].get))}
+    merges = [merge if isinstance(merge, list) else merge.split(" ") for merge in full["model"]["merges"]]
+    full["model"]["merges"] = [m for m in merges if not lost.intersection((*m, m[0] + m[1]))]
+    full["model"].update(ignore_merges=parts["ignore_merges"], **bpe)
+    return Tokenizer.from_str(json.dumps(full))
+
+
+# Letters, a digit, control characters and punctuation without tokens.
+MISSING = [ord(c) for c in "QZx7~^"] + [0x00, 0x0B, 0x7F]
+
+
+def affixes(vocab_size=1500):
+    """Prefixes inside words and suffixes at their end, as in older vocabularies."""
+    tokenizer = Tokenizer(models.BPE(unk_token="[UNK]", continuing_subword_prefix="##", end_of_word_suffix="</w>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=["[UNK]", "[PAD]"], show_progress=False,
+                                  continuing_subword_prefix="##", end_of_word_suffix="</w>")
+    tokenizer.train_from_iterator(corpus(), trainer)
+    return tokenizer
+
+
 def odd(vocab_size=1500):
     """Rarely used parts together."""
     tokenizer = Tokenizer(models.BPE(unk_token="[UNK]", fuse_unk=False))
@@ -129,6 +204,16 @@ def all_kinds(needle_path):
         "metaspace_split": sentencepiece(True, scheme="always", split=True),
         "legacy_specials": legacy_specials(),
         "odd": odd(),
+        "smollm": of_family("smollm", missing=MISSING),
+        "gpt2_unk": of_family("gpt-2", missing=MISSING, unk_token="<|endoftext|>"),
+        "gpt2_fused_unk": of_family("gpt-2", missing=MISSING, unk_token="<|endoftext|>", fuse_unk=True),
+        "tekken": of_family("tekken"),
+        "gpt4o": of_family("gpt-4o"),
+        "phi4": of_family("dbrx"),
+        "deepseek_v3": of_family("deepseek-v3"),
+        "deepseek_coder": of_family("deepseek-coder"),
+        "command_r": of_family("command-r"),
+        "affixes": affixes(),
     }
 
 
