@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "CLI/CLI.hpp"
+#include "absl/time/civil_time.h"
 #include "engine/model_text.h"
 #include "engine/status_macros.h"
 #include "engine/text/chat_template.h"
@@ -21,7 +22,7 @@
 namespace winnow::server {
 namespace {
 
-using nlohmann::json;
+using json = nlohmann::ordered_json;  // templates print tools as they came
 
 absl::Status CheckKeys(const json& line, std::initializer_list<std::string_view> known) {
   for (const auto& [key, value] : line.items()) {
@@ -89,27 +90,35 @@ class Answerer {
   }
 
   absl::StatusOr<json> Chat(const json& line) const {
-    WINNOW_RETURN_IF_ERROR(CheckKeys(line, {"messages", "add_generation_prompt", "date"}));
-    WINNOW_ASSIGN_OR_RETURN(const bool prompt, BoolOr(line, "add_generation_prompt", true));
-    std::string date;
-    if (line.contains("date")) {
-      WINNOW_ASSIGN_OR_RETURN(date, StringOf(line, "date"));
+    WINNOW_RETURN_IF_ERROR(
+        CheckKeys(line, {"messages", "tools", "documents", "chat_template_kwargs",
+                         "add_generation_prompt", "now", "segments"}));
+    engine::ChatRequest request;
+    WINNOW_ASSIGN_OR_RETURN(request.add_generation_prompt,
+                            BoolOr(line, "add_generation_prompt", true));
+    WINNOW_ASSIGN_OR_RETURN(const bool segments, BoolOr(line, "segments", false));
+    const auto part = [&line](const char* key) {
+      const auto found = line.find(key);
+      return found == line.end() ? nullptr : &*found;
+    };
+    request.messages = part("messages");
+    request.tools = part("tools");
+    request.documents = part("documents");
+    request.kwargs = part("chat_template_kwargs");
+    if (line.contains("now")) {
+      WINNOW_ASSIGN_OR_RETURN(const std::string text, StringOf(line, "now"));
+      absl::CivilSecond now;
+      if (!absl::ParseCivilTime(text, &now)) {
+        return absl::InvalidArgumentError("\"now\" must be a time like 2025-02-01T12:30:00");
+      }
+      request.now = now;
     }
-    const json& list = line["messages"];
-    if (!list.is_array()) return absl::InvalidArgumentError("\"messages\" must be an array");
-    std::vector<engine::ChatMessage> messages;
-    for (const json& entry : list) {
-      if (!entry.is_object()) return absl::InvalidArgumentError("a message must be an object");
-      WINNOW_RETURN_IF_ERROR(CheckKeys(entry, {"role", "content"}));
-      WINNOW_ASSIGN_OR_RETURN(std::string role, StringOf(entry, "role"));
-      WINNOW_ASSIGN_OR_RETURN(std::string content, StringOf(entry, "content"));
-      messages.push_back({std::move(role), std::move(content)});
-    }
-    WINNOW_ASSIGN_OR_RETURN(const engine::ChatTemplate::Rendered rendered,
-                            chat_.Render(messages, prompt, date));
+    WINNOW_ASSIGN_OR_RETURN(const engine::ChatTemplate::Rendered rendered, chat_.Render(request));
     WINNOW_ASSIGN_OR_RETURN(const std::vector<int32_t> ids,
                             tokenizer_.Encode(rendered.Segments(), /*add_special_tokens=*/false));
-    return json{{"text", rendered.text}, {"ids", ids}};
+    json answer{{"text", rendered.text}, {"ids", ids}};
+    if (segments) answer["segments"] = rendered.segments;
+    return answer;
   }
 
   const engine::Tokenizer& tokenizer_;

@@ -1,9 +1,12 @@
 // The work of `winnow tokenize`: JSON lines in, JSON lines out. A line is one of
 //   {"text":…, "add_special_tokens":true, "parse_special":true}   -> {"ids":[…]}
 //   {"ids":[…], "skip_special_tokens":false}                      -> {"text":…}
-//   {"messages":[{"role":…,"content":…}…], "add_generation_prompt":true, "date":"26 Jul 2024"}
+//   {"messages":[{"role":…,"content":…}…], "add_generation_prompt":true}
 //                                                                 -> {"text":…, "ids":[…]}
-// with the defaults shown (no date: the template's own). Empty lines are passed over.
+// with the defaults shown. Messages may have everything that the template reads; beside them
+// "tools", "documents" and "chat_template_kwargs" go to the template, "now" (2025-02-01T12:30:00)
+// is the time that it may print, and "segments":true adds to the answer which bytes of the text
+// may hold control tokens, as [length, true or false] pairs. Empty lines are passed over.
 #ifndef WINNOW_SERVER_TOKENIZE_COMMAND_H_
 #define WINNOW_SERVER_TOKENIZE_COMMAND_H_
 

@@ -351,15 +351,14 @@ absl::StatusOr<std::vector<int32_t>> Validator::TokenizeChat(const v1::ChatPromp
     messages.push_back({message.role(), message.content()});
   }
   const bool open_turn = !chat.has_add_generation_prompt() || chat.add_generation_prompt();
-  std::string date;
-  if (chat_template_.wants_date()) {
-    date = absl::FormatTime("%d %b %Y", absl::Now(), absl::UTCTimeZone());
-  }
-  auto rendered = chat_template_.Render(messages, open_turn, date);
+  const absl::CivilSecond now = absl::ToCivilSecond(absl::Now(), absl::UTCTimeZone());
+  auto rendered = chat_template_.Render(messages, open_turn, now);
   if (absl::IsInvalidArgument(rendered.status())) {
     return InvalidField("chat.messages", ToStd(rendered.status().message()));
   }
-  if (absl::IsFailedPrecondition(rendered.status())) {
+  // Of a template that runs into its limits, too: another try would be no better.
+  if (absl::IsFailedPrecondition(rendered.status()) ||
+      absl::IsResourceExhausted(rendered.status())) {
     return ErrorWithReason(absl::StatusCode::kFailedPrecondition, "NO_CHAT_TEMPLATE",
                            ToStd(rendered.status().message()));
   }

@@ -217,7 +217,7 @@ TEST(ModelLoader, MappedWeightsDoNotStayResidentBesideThePackedOnes) {
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   EXPECT_LT(ResidentFileBytes() - before, 4 << 20);  // the file has 11 MB
   EXPECT_EQ((*loaded)->decoder->max_context(), 1024);
-  EXPECT_EQ((*loaded)->chat_template.name().empty(), false);
+  EXPECT_EQ((*loaded)->chat_template.name(), "tokenizer_config.json");
 }
 
 }  // namespace

@@ -71,7 +71,7 @@ TEST_F(TokenizeCommand, ABadLineGivesAnErrorInItsPlaceAndTheOthersAreAnswered) {
       "{\"text\":\"a\"}\nnot "
       "json\n[]\n{}\n{\"text\":7}\n{\"text\":\"a\",\"typo\":true}\n{\"text\":\"\xFF\"}\n"
       "{\"ids\":[-1]}\n{\"ids\":[99999999999]}\n{\"ids\":\"1\"}\n{\"messages\":[{\"role\":"
-      "\"robot\",\"content\":\"\"}]}\n"
+      "\"rob ot\",\"content\":\"\"}]}\n"
       "{\"messages\":[]}\n\n{\"text\":\"a\",\"add_special_tokens\":\"yes\"}\n{\"text\":\"a\"}\n");
   ASSERT_EQ(answers.size(), 14u);
   EXPECT_FALSE(all_answered_);
