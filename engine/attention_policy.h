@@ -14,8 +14,9 @@
 //            | "suffix=" count               so many last prompt tokens retrieve, too, and those
 //                                            before them in the same block of KV; 0
 //            | "from=" count                 shorter contexts are dense; measured where absent
-//            | "floor=" number               coverage below which a sequence goes dense (0 < floor
-//                                            <= 1); none
+//            | "floor=" number               coverage below which a sequence reads more from its next
+//                                            token on: twice k, then four times, then everything (0
+//                                            < floor <= 1); none
 //   count   := digits, at most 268435456
 //   share   := decimal number above 0, at most 100
 //

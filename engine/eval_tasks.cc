@@ -1,6 +1,8 @@
 #include "engine/eval_tasks.h"
 
+#include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "engine/json_file.h"
@@ -73,21 +75,36 @@ absl::StatusOr<EvalTask> ReadTask(const json& object, const std::string& place) 
 
 }  // namespace
 
+double ExpectedEvalWork(double tokens) { return tokens + tokens * tokens / 8192; }
+
+absl::StatusOr<EvalTaskSource> SourceOf(std::span<const EvalTask> tasks,
+                                        std::span<const int32_t> lengths) {
+  std::vector<const EvalTask*> wanted;
+  for (const EvalTask& task : tasks) {
+    if (lengths.empty() ||
+        std::find(lengths.begin(), lengths.end(), task.target_tokens) != lengths.end()) {
+      wanted.push_back(&task);
+    }
+  }
+  if (wanted.empty()) return absl::InvalidArgumentError("no task of the lengths asked for");
+  EvalTaskSource source;
+  source.size = wanted.size();
+  source.work = [wanted](size_t i) {
+    return ExpectedEvalWork(static_cast<double>(wanted[i]->document.size()) / 4);
+  };
+  source.at = [wanted = std::move(wanted)](size_t i) { return *wanted[i]; };
+  return source;
+}
+
 absl::StatusOr<std::vector<EvalTask>> ParseEvalTasks(std::string_view json_lines,
                                                      std::string_view name) {
   std::vector<EvalTask> tasks;
-  int line_number = 0;
-  for (size_t begin = 0; begin < json_lines.size();) {
-    const size_t end = std::min(json_lines.find('\n', begin), json_lines.size());
-    const std::string_view line = json_lines.substr(begin, end - begin);
-    begin = end + 1;
-    ++line_number;
-    if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
-    const std::string place = fmt::format("{}:{}", name, line_number);
-    WINNOW_ASSIGN_OR_RETURN(const json object, ParseJsonObject(line, place));
-    WINNOW_ASSIGN_OR_RETURN(EvalTask task, ReadTask(object, place));
-    tasks.push_back(std::move(task));
-  }
+  WINNOW_RETURN_IF_ERROR(ForEachJsonLine(
+      json_lines, name, [&](const json& object, const std::string& place) -> absl::Status {
+        WINNOW_ASSIGN_OR_RETURN(EvalTask task, ReadTask(object, place));
+        tasks.push_back(std::move(task));
+        return absl::OkStatus();
+      }));
   if (tasks.empty()) return absl::InvalidArgumentError(fmt::format("{}: no task", name));
   return tasks;
 }

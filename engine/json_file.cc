@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 
 #include "absl/cleanup/cleanup.h"
@@ -67,6 +68,24 @@ absl::StatusOr<nlohmann::json> ParseJsonObject(std::string_view text, std::strin
   } catch (const Json::exception& error) {
     return absl::InvalidArgumentError(Concat(name, ": ", error.what()));
   }
+}
+
+absl::Status ForEachJsonLine(
+    std::string_view lines, std::string_view name,
+    const std::function<absl::Status(const nlohmann::json& object, const std::string& place)>&
+        read) {
+  int number = 0;
+  for (size_t begin = 0; begin < lines.size();) {
+    const size_t end = std::min(lines.find('\n', begin), lines.size());
+    const std::string_view line = lines.substr(begin, end - begin);
+    begin = end + 1;
+    ++number;
+    if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+    const std::string place = Concat(name, ":", number);
+    WINNOW_ASSIGN_OR_RETURN(const nlohmann::json object, ParseJsonObject(line, place));
+    WINNOW_RETURN_IF_ERROR(read(object, place));
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<nlohmann::json> ReadJsonObject(const std::string& path, size_t max_bytes) {

@@ -5,9 +5,11 @@
 #define WINNOW_ENGINE_JSON_FILE_H_
 
 #include <cstddef>
+#include <functional>
 #include <string>
 #include <string_view>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "nlohmann/json.hpp"
 
@@ -22,7 +24,13 @@ absl::StatusOr<std::string> ReadSmallFile(const std::string& path, size_t max_by
 // per byte of text: callers bound the text.
 absl::StatusOr<nlohmann::json> ParseJsonObject(std::string_view text, std::string_view name);
 
-// Both of the above, with the path as the name.
+// Calls `read` with the object of each line that is not empty, and "NAME:LINE". Stops at the first
+// error, which is ParseJsonObject's or `read`'s.
+absl::Status ForEachJsonLine(
+    std::string_view lines, std::string_view name,
+    const std::function<absl::Status(const nlohmann::json& object, const std::string& place)>& read);
+
+// Both of the first two, with the path as the name.
 absl::StatusOr<nlohmann::json> ReadJsonObject(const std::string& path, size_t max_bytes);
 
 // `value` as it stands in the file, cut short for a message.

@@ -26,7 +26,8 @@ using Kind = AttentionPolicy::Kind;
 // ---- one forward pass ----
 
 QueryPlan RetrievalAttention::Rows::Plan(int32_t row_in_chunk, int32_t from) const {
-  return PlanQuery(chunk->retrieval->policy(), chunk->position + row_in_chunk, from);
+  const int32_t position = chunk->position + row_in_chunk;
+  return PlanQuery(chunk->retrieval->policy(), position, from, floor.Widen(position));
 }
 
 void RetrievalAttention::Begin(std::span<const SequenceChunk> chunks) {
@@ -38,14 +39,18 @@ void RetrievalAttention::Begin(std::span<const SequenceChunk> chunks) {
     const SequenceChunk& chunk = chunks[i];
     const int32_t size = static_cast<int32_t>(chunk.tokens.size());
     if (chunk.retrieval != nullptr) {
-      Rows rows{&chunk, static_cast<int32_t>(i), first_row,
-                std::clamp(chunk.retrieve_from - chunk.position, 0, size), size};
+      Rows rows;
+      rows.chunk = &chunk;
+      rows.index = static_cast<int32_t>(i);
+      rows.first_row = first_row;
+      rows.first_retrieving = std::clamp(chunk.retrieve_from - chunk.position, 0, size);
+      rows.floor = chunk.retrieval->floor_;
       while (rows.first_retrieving < size &&
              rows.Plan(rows.first_retrieving, options_.from).dense) {
         ++rows.first_retrieving;
       }
       rows.last_retrieving = static_cast<int32_t>(
-          std::clamp<int64_t>(int64_t{chunk.retrieval->dense_from_} - chunk.position, 0, size));
+          std::clamp<int64_t>(int64_t{rows.floor.dense_from()} - chunk.position, 0, size));
       if (rows.first_retrieving >= rows.last_retrieving) {
         rows.first_retrieving = rows.last_retrieving = size;
       }
@@ -470,8 +475,7 @@ void RetrievalAttention::Probe(int32_t layer, int32_t first,
                                const Tensor& q) {
   if (options_.probe_interval == 0) return;
   for (size_t i = 0; i < queries.size(); ++i) {
-    const int64_t place = int64_t{queries[i].position} * config_.num_layers + layer;
-    if (place % options_.probe_interval != 0) continue;
+    if (!IsProbed(queries[i].position, layer, options_.probe_interval)) continue;
     RetrievalState& state = *query_rows_[first + i]->chunk->retrieval;
     const bool counted = queries[i].position < state.counted_;
     if (counted && !state.policy_.floor.has_value()) continue;
@@ -499,8 +503,8 @@ void RetrievalAttention::Probe(int32_t layer, int32_t first,
       const int32_t before = state.policy_.suffix > 0 ? layout_.block_tokens - 1 : 0;
       const int32_t prompt_end =
           query_rows_[first + i]->chunk->retrieve_from + state.policy_.suffix + before;
-      state.dense_from_ =
-          std::min(state.dense_from_, std::max(queries[i].position + 1, prompt_end));
+      state.floor_.Fell(queries[i].position, std::max(queries[i].position + 1, prompt_end),
+                        state.policy_.HasBudget());
     }
   }
 }
@@ -587,6 +591,9 @@ void RetrievalAttention::End() {
       const uint64_t heads = layout_.kv_heads;
       state.counts_.rows_dense += visible * layers * heads;
       state.counts_.rows_read += visible * layers * heads;
+      const int32_t steps = rows.floor.Taken(position);
+      state.counts_.widened_tokens += steps == 1 || steps == 2 ? 1 : 0;
+      state.counts_.floor_dense_tokens += steps == 3 ? 1 : 0;
     }
     state.counted_ = std::max(state.counted_, end);
   }

@@ -154,6 +154,7 @@ class RetrievalAttention {
     int32_t first_retrieving = 0, last_retrieving = 0;
     // The index of the last layer took in tokens from here on, as those before it did; -1: nothing.
     int32_t indexed_from = -1;
+    FloorSteps floor;  // as they were when the pass began: a probe acts from the next pass on
     int32_t size() const { return static_cast<int32_t>(chunk->tokens.size()); }
     QueryPlan Plan(int32_t row_in_chunk, int32_t from) const;
   };

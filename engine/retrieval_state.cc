@@ -24,10 +24,12 @@ RetrievalCounts& RetrievalCounts::operator+=(const RetrievalCounts& other) {
   iou += other.iou;
   completions += other.completions;
   completed += other.completed;
+  widened_tokens += other.widened_tokens;
+  floor_dense_tokens += other.floor_dense_tokens;
   return *this;
 }
 
-QueryPlan PlanQuery(const AttentionPolicy& policy, int32_t position, int32_t from) {
+QueryPlan PlanQuery(const AttentionPolicy& policy, int32_t position, int32_t from, int32_t widen) {
   const int32_t visible = position + 1;
   QueryPlan plan;
   plan.mid = {policy.sink, std::max(policy.sink, visible - policy.window)};
@@ -41,15 +43,46 @@ QueryPlan PlanQuery(const AttentionPolicy& policy, int32_t position, int32_t fro
   if (policy.kind == AttentionPolicy::Kind::kQuest) plan.k = RoundUpToPage(plan.k);
   if (plan.mid.size() <= plan.k || visible < policy.from.value_or(from)) return plan;
   plan.dense = false;
+  const auto widened = [&](int32_t count) {
+    return static_cast<int32_t>(std::min<int64_t>(int64_t{count} * widen, plan.mid.size()));
+  };
+  plan.k = widened(plan.k);
   plan.candidates = plan.k;
   if (policy.p.has_value()) {
     plan.candidates = policy.CandidatesFor(visible);
     if (policy.kind == AttentionPolicy::Kind::kQuest) {
       plan.candidates = RoundUpToPage(plan.candidates);
     }
-    plan.candidates = std::min(plan.candidates, plan.mid.size());
+    plan.candidates = widened(plan.candidates);
   }
   return plan;
+}
+
+void FloorSteps::Fell(int32_t position, int32_t next, bool can_widen) {
+  const auto all = static_cast<int32_t>(first_.size());
+  const int32_t taken = Taken(position);
+  if (Taken(next) != taken) return;
+  for (int32_t i = taken; i < (can_widen ? std::min(taken + 1, all) : all); ++i) first_[i] = next;
+}
+
+int32_t FloorSteps::Taken(int32_t position) const {
+  return static_cast<int32_t>(std::count_if(
+      first_.begin(), first_.end(), [&](int32_t first) { return first <= position; }));
+}
+
+void FloorSteps::Rewind(int32_t tokens) {
+  for (int32_t& first : first_) {
+    if (first > tokens) first = kNever;
+  }
+}
+
+bool IsProbed(int32_t position, int32_t layer, int32_t interval) {
+  // The last steps of SplitMix64, which mix every bit into every other.
+  uint64_t mixed = (static_cast<uint64_t>(position) << 32 | static_cast<uint32_t>(layer)) +
+                   0x9E3779B97F4A7C15;
+  mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9;
+  mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB;
+  return (mixed ^ mixed >> 31) % static_cast<uint64_t>(interval) == 0;
 }
 
 void RetrievalState::Truncate(int32_t tokens) {
@@ -66,7 +99,7 @@ void RetrievalState::Truncate(int32_t tokens) {
 void RetrievalState::Rewind(int32_t tokens) {
   Truncate(tokens);
   counted_ = std::min(counted_, tokens);
-  if (dense_from_ > tokens) dense_from_ = std::numeric_limits<int32_t>::max();
+  floor_.Rewind(tokens);
 }
 
 void RetrievalState::Suspend() {

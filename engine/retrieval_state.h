@@ -8,6 +8,8 @@
 #ifndef WINNOW_ENGINE_RETRIEVAL_STATE_H_
 #define WINNOW_ENGINE_RETRIEVAL_STATE_H_
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <limits>
 #include <vector>
@@ -31,6 +33,8 @@ struct RetrievalCounts {
   double iou = 0;            // the same
   uint64_t completions = 0;  // (query, layer, query head) that completion added to
   double completed = 0;      // sum over completions: the share of the mass that it stands for
+  uint64_t widened_tokens = 0;      // query tokens that selected more because of the policy's floor
+  uint64_t floor_dense_tokens = 0;  // query tokens that were dense because of it
 
   RetrievalCounts& operator+=(const RetrievalCounts& other);
 };
@@ -44,8 +48,38 @@ struct QueryPlan {
 };
 // Of the query at `position`, which sees position + 1 tokens. Dense where choosing would save
 // nothing: mid has no more tokens than k. `from` is the shortest context that retrieves, for
-// policies that leave it open. Monotone: what retrieves at a position retrieves at all later ones.
-QueryPlan PlanQuery(const AttentionPolicy& policy, int32_t position, int32_t from);
+// policies that leave it open. `widen` multiplies k, up to all candidates; whether the query is dense
+// does not depend on it. Monotone: what retrieves at a position retrieves at all later ones.
+QueryPlan PlanQuery(const AttentionPolicy& policy, int32_t position, int32_t from,
+                    int32_t widen = 1);
+
+// From which positions on a sequence reads more, because a probe before them fell below the policy's
+// floor: twice k, four times k, everything. Each step begins after the one before it, since it needs a
+// probe that fell below the floor in spite of that one. Plain data.
+class FloorSteps {
+ public:
+  static constexpr int32_t kNever = std::numeric_limits<int32_t>::max();
+
+  // The query at `position` fell below the floor, and queries from `next` on are yet to come: the next
+  // step begins there, or all of them if there is no k to widen. Does nothing if those queries read
+  // more than this one already. REQUIRES: position < next
+  void Fell(int32_t position, int32_t next, bool can_widen);
+  // Steps taken before or at `position`, 0 to 3.
+  int32_t Taken(int32_t position) const;
+  int32_t Widen(int32_t position) const { return 1 << std::min(Taken(position), 2); }
+  int32_t dense_from() const { return first_[2]; }
+  // Steps that begin after `tokens` are undone.
+  void Rewind(int32_t tokens);
+
+ private:
+  std::array<int32_t, 3> first_ = {kNever, kNever, kNever};
+};
+
+// Whether the selection of the query at `position` is measured in `layer`: one in `interval`, spread
+// over positions and layers as if drawn at random. Counting through positions and layers instead would
+// measure only some layers where their number and the interval share a factor: of 32 layers and an
+// interval of 64 only the first, which is dense. REQUIRES: interval > 0
+bool IsProbed(int32_t position, int32_t layer, int32_t interval);
 
 class RetrievalState {
  public:
@@ -76,9 +110,7 @@ class RetrievalState {
   std::vector<Layer> layers_;
   kernels::Buffer
       summaries_;  // of all layers, a place in RetrievalAttention's pool; null: suspended
-  // Queries from this position on are dense, because a probe before it fell below policy.floor; never
-  // inside a prompt.
-  int32_t dense_from_ = std::numeric_limits<int32_t>::max();
+  FloorSteps floor_;  // no step begins inside a prompt
   int32_t counted_ = 0;  // positions below this one have been counted
   RetrievalCounts counts_;
 };

@@ -14,6 +14,9 @@
 #include "CLI/CLI.hpp"
 #include "engine/attention_policy.h"
 #include "engine/eval.h"
+#include "engine/eval_longbench.h"
+#include "engine/eval_prompt.h"
+#include "engine/eval_ruler.h"
 #include "engine/eval_tasks.h"
 #include "engine/model_loader.h"
 #include "fmt/format.h"
@@ -28,12 +31,28 @@ namespace {
 constexpr size_t kInputBytesMax = size_t{4} << 30;
 
 struct EvalFlags {
-  std::string model_dir, tasks_path, text_path, json_path;
+  std::string model_dir, suite, tasks_path, text_path, haystack_path, json_path;
   std::vector<std::string> policies;
-  std::string free_run = "on", prompt = "chat";
+  std::string free_run = "on", prompt = "auto";
+  std::vector<int32_t> lengths;
+  std::vector<std::string> only;  // names of tasks
+  uint64_t seed = 1;
+  std::optional<int32_t> score_from, probe_interval;
   engine::EvalOptions options;
   engine::ModelOptions model;
+
+  bool IsText() const { return !text_path.empty(); }
+  bool IsRuler() const { return suite == "ruler"; }
+  bool IsLongBench() const { return suite == "longbench"; }
+  // Read whole before the model is, so that a typing error costs no time.
+  const std::string& InputPath() const { return IsRuler() ? haystack_path : IsText() ? text_path : tasks_path; }
 };
+
+// A text of a million queries needs few of them measured, and an answer of ten tokens needs all.
+constexpr int32_t kTextProbeInterval = 64;
+constexpr int32_t kTaskProbeInterval = 1;
+// RULER's own number is 500.
+constexpr int32_t kRulerQuestions = 100;
 
 std::string Clock(double seconds) {
   const int64_t whole = std::llround(seconds);
@@ -84,29 +103,170 @@ absl::StatusOr<std::vector<engine::AttentionPolicy>> ParsePolicies(
   return policies;
 }
 
-int Eval(EvalFlags flags) {
+// What is wrong among flags that are each right alone.
+absl::Status CheckFlags(const EvalFlags& flags) {
+  const auto only_for = [](bool given, bool allowed, const char* flag, const char* what) {
+    return given && !allowed ? absl::InvalidArgumentError(fmt::format("{}: is for {}", flag, what))
+                             : absl::OkStatus();
+  };
+  const bool file_of_tasks = !flags.IsText() && !flags.IsRuler() && !flags.IsLongBench();
+  if (flags.IsLongBench() && flags.tasks_path.empty()) {
+    return absl::InvalidArgumentError("--suite longbench: needs its file, as --tasks FILE.jsonl");
+  }
+  if (flags.IsRuler() && flags.lengths.empty()) {
+    return absl::InvalidArgumentError("--suite ruler: needs --lengths, as 4096,8192");
+  }
+  absl::Status status;
+  status.Update(only_for(flags.IsText() && !flags.suite.empty(), false, "--text", "no suite"));
+  status.Update(only_for(flags.IsRuler() && !flags.tasks_path.empty(), false, "--tasks",
+                         "longbench; --suite ruler makes its own (--only chooses)"));
+  status.Update(only_for(!flags.lengths.empty(), file_of_tasks || flags.IsRuler(), "--lengths",
+                         "--tasks and --suite ruler"));
+  status.Update(only_for(!flags.only.empty(), flags.IsRuler(), "--only", "--suite ruler"));
+  status.Update(
+      only_for(!flags.haystack_path.empty(), flags.IsRuler(), "--haystack", "--suite ruler"));
+  return status;
+}
+
+// The tasks of a file, or those that a suite makes for the loaded model.
+struct EvalInput {
+  std::vector<engine::EvalTask> tasks;
+  std::vector<std::string> sentences;
+  std::string text;
+};
+
+absl::StatusOr<EvalInput> ReadInput(const EvalFlags& flags) {
+  EvalInput input;
+  const std::string& path = flags.InputPath();
+  if (path.empty()) return input;
+  absl::StatusOr<std::string> content = ReadMaybeGzipped(path, kInputBytesMax);
+  if (!content.ok()) return content.status();
+  if (flags.IsText()) {
+    input.text = *std::move(content);
+    return input;
+  }
+  if (flags.IsRuler()) {
+    input.sentences = engine::SentencesOf(*content);
+    if (input.sentences.empty()) {
+      return absl::InvalidArgumentError(fmt::format("{}: has no sentence", path));
+    }
+    return input;
+  }
+  absl::StatusOr<std::vector<engine::EvalTask>> tasks =
+      flags.IsLongBench() ? engine::ParseLongBench(*content, path)
+                          : engine::ParseEvalTasks(*content, path);
+  if (!tasks.ok()) return tasks.status();
+  input.tasks = *std::move(tasks);
+  return input;
+}
+
+absl::StatusOr<engine::EvalTaskSource> MakeSource(const EvalFlags& flags, EvalInput& input,
+                                                  const engine::LoadedModel& loaded,
+                                                  int32_t max_tokens) {
+  if (!flags.IsRuler()) return engine::SourceOf(input.tasks, flags.lengths);
+  for (const int32_t length : flags.lengths) {
+    if (length > max_tokens) {
+      return absl::InvalidArgumentError(fmt::format(
+          "--lengths: {} is more than the {} tokens that the context and the KV pool hold", length,
+          max_tokens));
+    }
+  }
+  engine::RulerOptions options{.lengths = flags.lengths,
+                               .tasks = flags.only,
+                               .questions = flags.options.limit,
+                               .seed = flags.seed,
+                               .sentences = std::move(input.sentences)};
+  return engine::RulerSource(
+      std::move(options),
+      [&loaded, format = flags.options.prompt_format,
+       max_tokens](const engine::EvalTask& task) -> absl::StatusOr<int32_t> {
+        const auto prompt =
+            engine::EncodeEvalPrompt(*loaded.tokenizer, loaded.chat_template, format, task,
+                                     task.questions.front(), max_tokens);
+        if (!prompt.ok()) return prompt.status();
+        return static_cast<int32_t>(prompt->size());
+      });
+}
+
+nlohmann::ordered_json RunJson(const EvalFlags& flags, const engine::LoadedModel& loaded) {
+  nlohmann::ordered_json run = {
+      {"model", flags.model_dir},
+      {"suite", flags.suite},
+      {"input", flags.InputPath()},
+      {"backend", loaded.backend->name()},
+      {"products", kernels::DTypeName(loaded.decoder_options.compute)},
+      {"kv", kernels::DTypeName(loaded.decoder_options.kv_dtype)},
+      {"limit", flags.options.limit},
+      {"probe_interval", flags.model.retrieval.probe_interval},
+  };
+  if (flags.IsText()) {
+    run["window_tokens"] = flags.options.window_tokens;
+    run["retrieve_from"] = flags.options.retrieve_from;
+    run["score_from"] = flags.options.score_from;
+  } else {
+    run["prompt"] = flags.prompt;
+    run["free_run"] = flags.options.free_run;
+    run["suffix"] = flags.options.suffix;
+  }
+  if (flags.IsRuler()) {
+    run["lengths"] = flags.lengths;
+    run["seed"] = flags.seed;
+  }
+  return run;
+}
+
+struct EvalResults {
+  std::vector<engine::EvalCell> cells;
+  std::vector<engine::TextResult> texts;
+};
+
+absl::StatusOr<EvalResults> RunEval(const EvalFlags& flags, EvalInput& input,
+                                    const std::vector<engine::AttentionPolicy>& policies,
+                                    const engine::LoadedModel& loaded,
+                                    engine::Evaluator& evaluator) {
+  ProgressPrinter printer;
+  const auto progress = [&](double done, double total, const std::string& what) {
+    printer.Update(done, total, what);
+  };
+  EvalResults results;
+  if (flags.IsText()) {
+    auto texts = evaluator.RunText(input.text, policies, progress);
+    if (!texts.ok()) return texts.status();
+    results.texts = *std::move(texts);
+    return results;
+  }
+  const auto source = MakeSource(flags, input, loaded, evaluator.max_tokens());
+  if (!source.ok()) return source.status();
+  auto cells = evaluator.RunTasks(*source, policies, progress);
+  if (!cells.ok()) return cells.status();
+  results.cells = *std::move(cells);
+  return results;
+}
+
+// Sets what depends on what is run, after all flags are known.
+void ResolveFlags(EvalFlags& flags, const std::vector<engine::AttentionPolicy>& policies) {
   flags.options.free_run = flags.free_run == "on";
-  flags.options.prompt_format =
-      flags.prompt == "chat" ? engine::PromptFormat::kChat : engine::PromptFormat::kPlain;
+  flags.options.mean_over_tasks = !flags.suite.empty();
+  flags.options.score_from = flags.score_from.value_or(flags.options.retrieve_from);
+  if (flags.IsRuler() && flags.options.limit == 0) flags.options.limit = kRulerQuestions;
+  flags.model.max_batch_logits = flags.model.max_batch_tokens;
+  // A policy retrieves wherever its text lets it.
+  flags.model.retrieval.policies = policies;
+  flags.model.retrieval.probe_interval =
+      flags.probe_interval.value_or(flags.IsText() ? kTextProbeInterval : kTaskProbeInterval);
+  flags.model.retrieval.summaries = static_cast<int32_t>(policies.size());
+}
+
+int Eval(EvalFlags flags) {
+  if (const absl::Status status = CheckFlags(flags); !status.ok()) {
+    return ReportInputError("eval", status);
+  }
   const auto policies = ParsePolicies(flags.policies);
   if (!policies.ok()) return ReportInputError("eval", policies.status());
-
-  // The input is read before the model, so that a typing error costs no time.
-  const std::string& path = flags.tasks_path.empty() ? flags.text_path : flags.tasks_path;
-  const absl::StatusOr<std::string> input = ReadMaybeGzipped(path, kInputBytesMax);
+  absl::StatusOr<EvalInput> input = ReadInput(flags);
   if (!input.ok()) return ReportInputError("eval", input.status());
-  std::vector<engine::EvalTask> tasks;
-  if (!flags.tasks_path.empty()) {
-    absl::StatusOr<std::vector<engine::EvalTask>> parsed = engine::ParseEvalTasks(*input, path);
-    if (!parsed.ok()) return ReportInputError("eval", parsed.status());
-    tasks = *std::move(parsed);
-  }
+  ResolveFlags(flags, *policies);
 
-  flags.model.max_batch_logits = flags.model.max_batch_tokens;
-  // Every query is measured, and a policy retrieves wherever its text lets it.
-  flags.model.retrieval.policies = *policies;
-  flags.model.retrieval.probe_interval = 1;
-  flags.model.retrieval.summaries = static_cast<int32_t>(policies->size());
   // Flags that do not fit the model are the flags' fault, not the directory's.
   const auto config = engine::LoadModelConfig(flags.model_dir);
   if (!config.ok()) return ReportModelError("eval", config.status());
@@ -118,30 +278,24 @@ int Eval(EvalFlags flags) {
   const auto model = engine::LoadModel(flags.model_dir, flags.model, *std::move(backend));
   if (!model.ok()) return ReportModelError("eval", model.status());
   engine::LoadedModel& loaded = **model;
-  std::fprintf(stderr, "%s: %s, products in %s, KV in %s, context %d\n", flags.model_dir.c_str(),
-               loaded.backend->name().c_str(), kernels::DTypeName(loaded.decoder_options.compute),
-               kernels::DTypeName(loaded.decoder_options.kv_dtype), loaded.decoder->max_context());
+  const engine::PromptFormat best = engine::BestPromptFormat(loaded.chat_template);
+  flags.options.prompt_format = flags.prompt == "auto"   ? best
+                                : flags.prompt == "chat" ? engine::PromptFormat::kChat
+                                                         : engine::PromptFormat::kPlain;
+  flags.prompt = flags.options.prompt_format == engine::PromptFormat::kChat ? "chat" : "plain";
+  std::fprintf(stderr, "%s: %s, products in %s, KV in %s, context %d%s%s\n",
+               flags.model_dir.c_str(), loaded.backend->name().c_str(),
+               kernels::DTypeName(loaded.decoder_options.compute),
+               kernels::DTypeName(loaded.decoder_options.kv_dtype), loaded.decoder->max_context(),
+               flags.IsText() ? "" : ", prompts: ", flags.IsText() ? "" : flags.prompt.c_str());
 
   engine::Evaluator evaluator(*loaded.decoder, *loaded.tokenizer, loaded.chat_template,
                               loaded.config.eos_token_ids, flags.options);
-  ProgressPrinter printer;
-  const auto progress = [&](double done, double total, const std::string& what) {
-    printer.Update(done, total, what);
-  };
   const auto start = std::chrono::steady_clock::now();
-  std::vector<engine::EvalCell> cells;
-  std::vector<engine::TextResult> texts;
-  absl::Status status;
-  if (!tasks.empty()) {
-    auto results = evaluator.RunTasks(tasks, *policies, progress);
-    status = results.status();
-    if (results.ok()) cells = *std::move(results);
-  } else {
-    auto results = evaluator.RunText(*input, *policies, progress);
-    status = results.status();
-    if (results.ok()) texts = *std::move(results);
-  }
-  if (!status.ok()) {
+  const absl::StatusOr<EvalResults> results =
+      RunEval(flags, *input, *policies, loaded, evaluator);
+  if (!results.ok()) {
+    const absl::Status& status = results.status();
     return absl::IsInternal(status) || absl::IsUnavailable(status)
                ? ReportFailure("eval", status)
                : ReportInputError("eval", status);
@@ -150,28 +304,81 @@ int Eval(EvalFlags flags) {
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 
   FILE* const table = flags.json_path == "-" ? stderr : stdout;
-  std::fprintf(table, "%s%lld tokens computed in %.1f s\n", engine::EvalTable(cells, texts).c_str(),
+  std::fprintf(table, "%s%lld tokens computed in %.1f s\n",
+               engine::EvalTable(results->cells, results->texts).c_str(),
                static_cast<long long>(evaluator.computed_tokens()), seconds);
   if (flags.json_path.empty()) return kExitOk;
-  nlohmann::ordered_json run = {{"model", flags.model_dir},
-                                {"input", path},
-                                {"backend", loaded.backend->name()},
-                                {"products", kernels::DTypeName(loaded.decoder_options.compute)},
-                                {"kv", kernels::DTypeName(loaded.decoder_options.kv_dtype)},
-                                {"prompt", flags.prompt},
-                                {"free_run", flags.options.free_run},
-                                {"computed_tokens", evaluator.computed_tokens()},
-                                {"seconds", seconds}};
-  if (tasks.empty()) {
-    run["window_tokens"] = flags.options.window_tokens;
-    run["retrieve_from"] = flags.options.retrieve_from;
-  } else {
-    run["suffix"] = flags.options.suffix;
-  }
-  const absl::Status written =
-      WriteTextFile(flags.json_path, engine::EvalJson(cells, texts, run.dump()));
+  nlohmann::ordered_json run = RunJson(flags, loaded);
+  run["computed_tokens"] = evaluator.computed_tokens();
+  run["seconds"] = seconds;
+  const absl::Status written = WriteTextFile(
+      flags.json_path, engine::EvalJson(results->cells, results->texts, run.dump()));
   return written.ok() ? kExitOk : ReportFailure("eval", written);
 }
+
+void AddInputFlags(CLI::App& command, EvalFlags& flags) {
+  CLI::Option_group* input = command.add_option_group("input", "What to run: at least one of");
+  input
+      ->add_option("--suite", flags.suite,
+                   "RULER's 13 tasks, made for --lengths, or LongBench's file, as --tasks")
+      ->check(CLI::IsMember({"ruler", "longbench"}));
+  CLI::Option* tasks =
+      input->add_option("--tasks", flags.tasks_path, "Documents with questions, JSON lines")
+          ->type_name("FILE.jsonl[.gz]");
+  input->add_option("--text", flags.text_path, "Text for perplexity")
+      ->type_name("FILE[.gz]")
+      ->excludes(tasks);
+  input->require_option(1, 2);
+  command
+      .add_option("--lengths", flags.lengths,
+                  "Of --tasks only those made for these lengths; of --suite ruler all of them")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber);
+  command
+      .add_option("--only", flags.only, "Of --suite ruler only these tasks, as vt,cwe")
+      ->delimiter(',')
+      ->type_name("TASK");
+  command
+      .add_option("--haystack", flags.haystack_path,
+                  "Text whose sentences are the prose of --suite ruler, in place of made ones")
+      ->type_name("FILE[.gz]");
+  command.add_option("--seed", flags.seed, "Of --suite ruler: the same seed, the same questions")
+      ->capture_default_str();
+  command
+      .add_option("--limit", flags.options.limit,
+                  "At most this many questions of each task and length, or windows of text; where "
+                  "absent all, and of --suite ruler 100")
+      ->check(CLI::PositiveNumber);
+}
+
+void AddTextFlags(CLI::App& command, EvalFlags& flags) {
+  CLI::Option* const text = command.get_option("--text");
+  command
+      .add_option("--window", flags.options.window_tokens,
+                  "Tokens of a window of text, each begun afresh")
+      ->check(CLI::Range(2, 1 << 30))
+      ->needs(text)
+      ->capture_default_str();
+  command
+      .add_option("--retrieve-from", flags.options.retrieve_from,
+                  "Position in a window of text from which on all retrieve")
+      ->check(CLI::Range(0, 1 << 28))
+      ->needs(text)
+      ->capture_default_str();
+  command
+      .add_option("--score-from", flags.score_from,
+                  "Position in a window of text from which on predictions are scored; where absent "
+                  "--retrieve-from, because what comes before is the same under every policy")
+      ->check(CLI::Range(0, 1 << 28))
+      ->needs(text);
+}
+
+constexpr const char* kOutputHelp =
+    "Means are printed as mean±standard error, from blocks of 64 tokens or of one question. If a policy "
+    "is dense, the others are compared with it, token by token: of text, Δ% is per cent of perplexity, "
+    "top1% the share of places with the same likeliest token, run the mean number of such places in a "
+    "row; of tasks, Δ is the difference of the column's measure. probes is the number of (query, layer, "
+    "KV head) that coverage and iou are means over. docs/evaluation.md explains every column and key.";
 
 }  // namespace
 
@@ -179,55 +386,38 @@ void AddEvalCommand(CLI::App& app, int* exit_code) {
   auto flags = std::make_shared<EvalFlags>();
   CLI::App* command = app.add_subcommand(
       "eval", "Measure answers on long documents, or perplexity on text, under attention policies");
+  command->footer(kOutputHelp);
   command->add_option("--model", flags->model_dir, "Model directory or GGUF file")
       ->required()
       ->type_name("DIR|FILE.gguf");
-  CLI::Option_group* input = command->add_option_group("input", "What to run: one of");
-  input->add_option("--tasks", flags->tasks_path, "Documents with questions, JSON lines")
-      ->type_name("FILE.jsonl[.gz]");
-  input->add_option("--text", flags->text_path, "Text for perplexity")->type_name("FILE[.gz]");
-  input->require_option(1);
+  AddInputFlags(*command, *flags);
   command->add_option("--policy", flags->policies, "Attention policy; may be given several times")
       ->required()
       ->allow_extra_args(false)
       ->type_name("POLICY");
   command
-      ->add_option("--lengths", flags->options.lengths,
-                   "Only tasks made for these lengths, as 2048,8192")
-      ->delimiter(',')
-      ->check(CLI::PositiveNumber)
-      ->needs(command->get_option("--tasks"));
-  command
-      ->add_option("--limit", flags->options.limit,
-                   "At most this many questions of each task and length, or windows of text")
-      ->check(CLI::PositiveNumber);
-  command
-      ->add_option("--free-run", flags->free_run, "Let the model answer freely too, for `contains`")
+      ->add_option("--free-run", flags->free_run,
+                   "Let the model answer freely too, for `contains` and `score`")
       ->check(CLI::IsMember({"on", "off"}))
       ->capture_default_str();
   command
       ->add_option("--prompt", flags->prompt,
-                   "Ask in the model's chat format, or as plain text (for models without one)")
-      ->check(CLI::IsMember({"chat", "plain"}))
+                   "Ask in the model's chat format, or as plain text; auto: in the chat format if "
+                   "there is one")
+      ->check(CLI::IsMember({"auto", "chat", "plain"}))
       ->capture_default_str();
-  command
-      ->add_option("--window", flags->options.window_tokens,
-                   "Tokens of a window of text, each begun afresh")
-      ->check(CLI::Range(2, 1 << 30))
-      ->needs(command->get_option("--text"))
-      ->capture_default_str();
+  AddTextFlags(*command, *flags);
   command
       ->add_option("--suffix", flags->options.suffix,
                    "Last tokens of a prompt that retrieve, beside the answer's")
       ->check(CLI::Range(0, 1 << 28))
-      ->needs(command->get_option("--tasks"))
+      ->excludes("--text")
       ->capture_default_str();
   command
-      ->add_option("--retrieve-from", flags->options.retrieve_from,
-                   "Token of a window of text from which on all retrieve")
-      ->check(CLI::Range(0, 1 << 28))
-      ->needs(command->get_option("--text"))
-      ->capture_default_str();
+      ->add_option("--probe-interval", flags->probe_interval,
+                   "Measure coverage and iou of one (query, layer) in so many, which reads all its "
+                   "keys; 0: of none. Where absent 64 of text, and 1 of tasks, where few retrieve")
+      ->check(CLI::Range(0, 1 << 30));
   command->add_option("--json", flags->json_path, "Also write the results here; - is stdout")
       ->check(WrongOutputFile)
       ->type_name("OUT");

@@ -166,7 +166,9 @@ Json RetrievalJson(const v1::RetrievalUsage& usage) {
           {"coverage", optional(usage.has_coverage(), usage.coverage())},
           {"iou", optional(usage.has_iou(), usage.iou())},
           {"completions", usage.completions()},
-          {"completed", optional(usage.has_completed(), usage.completed())}};
+          {"completed", optional(usage.has_completed(), usage.completed())},
+          {"widened_tokens", usage.widened_tokens()},
+          {"floor_dense_tokens", usage.floor_dense_tokens()}};
 }
 
 Json UsageJson(const v1::Usage& usage) {

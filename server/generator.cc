@@ -40,6 +40,8 @@ void ToProto(const engine::RetrievalCounts& counts, v1::RetrievalUsage& out) {
   out.set_chosen_rows(counts.chosen_rows);
   out.set_probes(counts.probes);
   out.set_completions(counts.completions);
+  out.set_widened_tokens(counts.widened_tokens);
+  out.set_floor_dense_tokens(counts.floor_dense_tokens);
   if (counts.mid_rows > 0) {
     out.set_kept(static_cast<double>(counts.chosen_rows) / static_cast<double>(counts.mid_rows));
   }

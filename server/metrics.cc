@@ -177,6 +177,12 @@ std::vector<MetricFamily> EngineFamilies(const engine::EngineStats& stats,
       "KV rows that retrieving policies could choose from, while decoding.", retrieval.mid_rows);
   add(kC, "winnow_retrieval_chosen_rows_total", "Of these, the rows that they chose.",
       retrieval.chosen_rows);
+  add(kC, "winnow_retrieval_widened_tokens_total",
+      "Tokens that chose more rows because a measure fell below their policy's floor.",
+      retrieval.widened_tokens);
+  add(kC, "winnow_retrieval_floor_dense_tokens_total",
+      "Tokens that attended densely because a measure fell below their policy's floor.",
+      retrieval.floor_dense_tokens);
   out.push_back(Mean("winnow_retrieval_coverage_ratio",
                      "Share of the attention's mass on what was read; sampled choices.",
                      retrieval.coverage, retrieval.probes));

@@ -32,6 +32,7 @@ class Eval(unittest.TestCase):
                          "--json", out)
             self.assertEqual(result.returncode, 0, result.stderr)
             self.assertRegex(result.stdout, r"dense +fact +512 +1 +1\.000 +1\.0000 +1\.000 +1\.000")
+            self.assertIn("prompts: chat", result.stderr)
             self.assertIn("100%", result.stderr)
             written = json.loads(out.read_text())
             self.assertEqual(len(written["results"]), 1)
@@ -39,16 +40,54 @@ class Eval(unittest.TestCase):
             self.assertEqual([cell[key] for key in ("policy", "task", "length", "n", "exact", "token_acc", "contains",
                                                     "kept", "coverage", "iou")],
                              ["dense", "fact", 512, 1, 1, 1, 1, 1, 1, 1])
+            self.assertIsNone(cell["exact_se"])  # of one question
+            self.assertIsNone(cell["against_dense"])
+            self.assertEqual(written["run"]["prompt"], "chat")
 
     def test_text_gives_perplexity(self):
         with temporary_directory() as directory:
             text = directory / "text"
             text.write_text("".join(f"The mount point of volume {i} is a directory. " for i in range(20)))
-            result = run("eval", "--model", MODEL, "--text", text, "--policy", "dense", "--window", "64", "--json", "-")
+            result = run("eval", "--model", MODEL, "--text", text, "--policy", "window:sink=1,window=8", "--policy",
+                         "dense", "--window", "128", "--retrieve-from", "32", "--probe-interval", "7", "--json", "-")
             self.assertEqual(result.returncode, 0, result.stderr)
-            perplexity = json.loads(result.stdout)["text"][0]
-            self.assertGreater(perplexity["tokens"], 100)
-            self.assertTrue(1 < perplexity["perplexity"] < 1000, perplexity)
+            window, dense = json.loads(result.stdout)["text"]
+            self.assertGreater(dense["tokens"], 100)
+            self.assertTrue(1 < dense["perplexity"] < 1000, dense)
+            self.assertGreater(dense["perplexity_se"], 0)
+            pair = window["against_dense"]
+            self.assertAlmostEqual(pair["percent"], 100 * (window["perplexity"] / dense["perplexity"] - 1), 2)
+            self.assertTrue(0 < pair["top1"] < 1, pair)
+            self.assertAlmostEqual(pair["run"], pair["top1"] / (1 - pair["top1"]), 3)
+            # One in seven of the queries that retrieve, in four layers of two KV heads.
+            self.assertTrue(0.5 < window["probes"] / (dense["tokens"] * 8 / 7) < 1.5, window)
+            self.assertIn("±", result.stderr)
+
+    def test_suites_are_made_and_read(self):
+        with temporary_directory() as directory:
+            out = directory / "out.json"
+            result = run("eval", "--model", MODEL, "--suite", "ruler", "--lengths", "1024", "--only",
+                         "niah_single_1,vt", "--limit", "2", "--policy", "dense", "--policy", "window", "--json", out)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            written = json.loads(out.read_text())
+            self.assertEqual([(cell["policy"], cell["task"], cell["length"], cell["n"]) for cell in written["results"]],
+                             [(policy, task, 1024, n) for policy in ("dense", "window")
+                              for task, n in (("niah_single_1", 2), ("vt", 2), ("mean", 4))])
+            for cell in written["results"]:
+                self.assertTrue(0 <= cell["score"] <= 1, cell)
+                self.assertEqual(cell["against_dense"] is None, cell["policy"] == "dense")
+            self.assertEqual(written["run"]["seed"], 1)
+            lines = directory / "lb.jsonl"
+            lines.write_text("".join(json.dumps(
+                {"input": "What is the secret code for river-stone?", "context": task(512)["document"] * times,
+                 "answers": ["7319942"], "length": 99, "dataset": "passage_count", "language": "en",
+                 "all_classes": None, "_id": f"q{times}"}) + "\n" for times in (1, 400)))
+            result = run("eval", "--model", MODEL, "--suite", "longbench", "--tasks", lines, "--policy", "dense",
+                         "--limit", "1", "--json", out)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            cells = json.loads(out.read_text())["results"]
+            self.assertEqual([(cell["task"], cell["length"], cell["n"]) for cell in cells],
+                             [("passage_count", 0, 1), ("mean", 0, 1)])
 
     def test_an_answer_that_nobody_got_is_no_success(self):
         with open("/dev/full", "w") as full:
@@ -62,13 +101,24 @@ class Eval(unittest.TestCase):
         with temporary_directory() as directory:
             tasks = directory / "tasks.jsonl"
             tasks.write_text(json.dumps(task(512)))
+            lines = directory / "lb.jsonl"
+            lines.write_text(json.dumps({"dataset": "none"}))
             for code, text, *arguments in (
                     (2, "no artifact", "--tasks", tasks, "--artifact", "none", "--policy", "hata:k=2%"),
                     (2, "did you mean 'dense'?", "--tasks", tasks, "--policy", "dence"),
                     (2, "given twice", "--tasks", tasks, "--policy", "dense", "--policy", "dense"),
                     (2, "No such file", "--tasks", directory / "none", "--policy", "dense"),
                     (2, "no task of the lengths", "--tasks", tasks, "--policy", "dense", "--lengths", "7"),
-                    (2, "--tasks,--text", "--policy", "dense"),
+                    (2, "--tasks", "--policy", "dense"),
+                    (2, "no suite", "--suite", "ruler", "--text", tasks, "--policy", "dense"),
+                    (2, "needs --lengths", "--suite", "ruler", "--policy", "dense"),
+                    (2, "RULER has no task 'vtt'", "--suite", "ruler", "--lengths", "1024", "--only", "vtt", "--policy",
+                     "dense"),
+                    (2, "is more than the", "--suite", "ruler", "--lengths", "100000000", "--policy", "dense"),
+                    (2, "needs its file", "--suite", "longbench", "--policy", "dense"),
+                    (2, "is not one of LongBench's", "--suite", "longbench", "--tasks", lines, "--policy", "dense"),
+                    (2, "--haystack: is for", "--haystack", tasks, "--tasks", tasks, "--policy", "dense"),
+                    (2, "--score-from", "--text", tasks, "--policy", "dense", "--score-from", "100000"),
                     (2, "--policy", "--tasks", tasks),
                     (2, "f16 is for float16", "--tasks", tasks, "--policy", "dense", "--dtype", "f16"),
                     (2, "there is no directory", "--tasks", tasks, "--policy", "dense", "--json", directory / "no/out"),

@@ -45,7 +45,8 @@ class Answers(unittest.TestCase):
         self.assertGreater(usage["selected_rows"], 0)
         self.assertEqual(usage["selected_rows"], usage["dense_rows"])
         self.assertEqual(usage["retrieval"], {"mid_rows": 0, "chosen_rows": 0, "kept": None, "probes": 0, "coverage": None,
-                                              "iou": None, "completions": 0, "completed": None})
+                                              "iou": None, "completions": 0, "completed": None, "widened_tokens": 0,
+                                              "floor_dense_tokens": 0})
         self.assertGreater(usage["time_to_first_token_seconds"], 0)
         self.assertGreaterEqual(usage["total_seconds"], usage["time_to_first_token_seconds"])
         self.assertGreaterEqual(usage["queue_seconds"], 0)

@@ -185,6 +185,12 @@ class EvaluatorTest : public ::testing::Test {
                      model_->config.eos_token_ids, std::move(options));
   }
 
+  static absl::StatusOr<std::vector<EvalCell>> Run(EvalOptions options,
+                                                   std::span<const EvalTask> tasks,
+                                                   std::span<const AttentionPolicy> policies) {
+    return MakeEvaluator(options).RunTasks(*SourceOf(tasks, {}), policies, nullptr);
+  }
+
   // A document with two facts, and a question that the model cannot answer as expected.
   static EvalTask Task(const std::string& name, int32_t target_tokens) {
     EvalTask task;
@@ -217,7 +223,7 @@ LoadedModel* EvaluatorTest::model_ = nullptr;
 
 TEST_F(EvaluatorTest, CellsEqualWhatStepByStepDecodingGives) {
   const EvalTask task = Task("facts", 512);
-  const auto cells = MakeEvaluator({}).RunTasks({&task, 1}, {&testing::kDense, 1}, nullptr);
+  const auto cells = Run({}, {&task, 1}, {&testing::kDense, 1});
   ASSERT_TRUE(cells.ok()) << cells.status();
   ASSERT_THAT(*cells, SizeIs(1));
 
@@ -261,10 +267,12 @@ TEST_F(EvaluatorTest, CellsEqualWhatStepByStepDecodingGives) {
   EXPECT_EQ(cell.task, "facts");
   EXPECT_EQ(cell.length, 512);
   EXPECT_EQ(cell.n, 3);
-  EXPECT_DOUBLE_EQ(cell.exact, exact / 3);
-  EXPECT_DOUBLE_EQ(cell.token_acc, right / total);
-  ASSERT_TRUE(cell.contains.has_value());
-  EXPECT_DOUBLE_EQ(*cell.contains, contains / 3);
+  EXPECT_DOUBLE_EQ(cell.measures.exact.mean, exact / 3);
+  EXPECT_DOUBLE_EQ(cell.measures.token_acc.mean, right / total);
+  ASSERT_TRUE(cell.measures.contains.has_value());
+  EXPECT_DOUBLE_EQ(cell.measures.contains->mean, contains / 3);
+  EXPECT_FALSE(cell.measures.score.has_value());
+  EXPECT_FALSE(cell.against_dense.has_value());  // it is the reference itself
   EXPECT_DOUBLE_EQ(cell.prompt_tokens, prompt_tokens / 3);
   EXPECT_EQ(cell.kept, 1);
   EXPECT_EQ(cell.coverage, 1);
@@ -281,10 +289,10 @@ TEST_F(EvaluatorTest, FreeAnswersGoOnAfterTheWholeExpectedAnswer) {
   EvalTask task = Task("facts", 512);
   task.questions.resize(1);
   task.questions[0].answer = "The secret code for";
-  const auto cells = MakeEvaluator({}).RunTasks({&task, 1}, {&testing::kDense, 1}, nullptr);
+  const auto cells = Run({}, {&task, 1}, {&testing::kDense, 1});
   ASSERT_TRUE(cells.ok()) << cells.status();
-  EXPECT_EQ(cells->front().exact, 1);
-  EXPECT_EQ(cells->front().contains, 1);
+  EXPECT_EQ(cells->front().measures.exact.mean, 1);
+  EXPECT_EQ(cells->front().measures.contains->mean, 1);
 }
 
 TEST_F(EvaluatorTest, FreeAnswersEndAtAnEndToken) {
@@ -309,9 +317,9 @@ TEST_F(EvaluatorTest, FreeAnswersEndAtAnEndToken) {
   ASSERT_GE(after.size(), 8);
   ASSERT_EQ(before.find(after), before.npos);
   question.must_contain = {after};  // what the model would say if it were not stopped
-  const auto cells = MakeEvaluator({}).RunTasks({&task, 1}, {&testing::kDense, 1}, nullptr);
+  const auto cells = Run({}, {&task, 1}, {&testing::kDense, 1});
   ASSERT_TRUE(cells.ok()) << cells.status();
-  EXPECT_EQ(cells->front().contains, 0);
+  EXPECT_EQ(cells->front().measures.contains->mean, 0);
 }
 
 // What is computed once for several policies is what each would compute alone.
@@ -322,11 +330,11 @@ TEST_F(EvaluatorTest, PoliciesTogetherGiveWhatEachGivesAlone) {
        {"dense", "window:window=40", "oracle:k=30,window=40,suffix=9", "oracle:k=2%,window=40"}) {
     policies.push_back(*ParseAttentionPolicy(text));
   }
-  const auto together = MakeEvaluator({}).RunTasks(tasks, policies, nullptr);
+  const auto together = Run({}, tasks, policies);
   ASSERT_TRUE(together.ok()) << together.status();
   ASSERT_EQ(together->size(), 8u);
   for (size_t i = 0; i < policies.size(); ++i) {
-    const auto alone = MakeEvaluator({}).RunTasks(tasks, {&policies[i], 1}, nullptr);
+    const auto alone = Run({}, tasks, {&policies[i], 1});
     ASSERT_TRUE(alone.ok());
     for (size_t length = 0; length < 2; ++length) {
       const EvalCell& a = (*alone)[length];
@@ -334,9 +342,12 @@ TEST_F(EvaluatorTest, PoliciesTogetherGiveWhatEachGivesAlone) {
       SCOPED_TRACE(b.policy);
       EXPECT_EQ(a.policy, b.policy);
       EXPECT_EQ(a.n, b.n);
-      EXPECT_EQ(a.exact, b.exact);
-      EXPECT_EQ(a.token_acc, b.token_acc);
-      EXPECT_EQ(a.contains, b.contains);
+      EXPECT_EQ(a.measures.exact.mean, b.measures.exact.mean);
+      EXPECT_EQ(a.measures.token_acc.mean, b.measures.token_acc.mean);
+      EXPECT_EQ(a.measures.contains->mean, b.measures.contains->mean);
+      EXPECT_EQ(a.probes, b.probes);
+      EXPECT_FALSE(a.against_dense.has_value());  // there is no dense policy to compare with
+      EXPECT_EQ(b.against_dense.has_value(), i > 0);
       EXPECT_EQ(a.kept, b.kept);
       EXPECT_EQ(a.coverage, b.coverage);
       EXPECT_EQ(a.iou, b.iou);
@@ -357,12 +368,13 @@ TEST_F(EvaluatorTest, LengthsLimitAndOrder) {
   const std::vector<EvalTask> tasks = {Task("b", 1024), Task("a", 512), Task("b", 512),
                                        Task("a", 2048)};
   EvalOptions options;
-  options.lengths = {512, 1024};
+  const std::vector<int32_t> lengths = {512, 1024};
   options.limit = 2;
   options.free_run = false;
   double last_done = 0, last_total = 0;
   const auto cells = MakeEvaluator(options).RunTasks(
-      tasks, {&testing::kDense, 1}, [&](double done, double total, const std::string&) {
+      *SourceOf(tasks, lengths), {&testing::kDense, 1},
+      [&](double done, double total, const std::string&) {
         EXPECT_GT(done, last_done);
         last_done = done;
         last_total = total;
@@ -373,13 +385,12 @@ TEST_F(EvaluatorTest, LengthsLimitAndOrder) {
   for (const EvalCell& cell : *cells) {
     order.push_back(cell.task + std::to_string(cell.length));
     EXPECT_EQ(cell.n, 2);
-    EXPECT_FALSE(cell.contains.has_value());
+    EXPECT_FALSE(cell.measures.contains.has_value());
   }
   EXPECT_THAT(order, ElementsAre("b512", "b1024", "a512"));
 
-  options.lengths = {7};
-  const auto none = MakeEvaluator(options).RunTasks(tasks, {&testing::kDense, 1}, nullptr);
-  EXPECT_EQ(none.status().code(), absl::StatusCode::kInvalidArgument) << none.status();
+  const absl::Status none = SourceOf(tasks, std::vector<int32_t>{7}).status();
+  EXPECT_EQ(none.code(), absl::StatusCode::kInvalidArgument) << none;
 }
 
 TEST_F(EvaluatorTest, TextRetrievesFromAPositionOn) {
@@ -389,27 +400,116 @@ TEST_F(EvaluatorTest, TextRetrievesFromAPositionOn) {
   }
   EvalOptions options;
   options.window_tokens = 400;
-  options.retrieve_from = 150;
-  std::vector<AttentionPolicy> policies(1);
-  policies.push_back(*ParseAttentionPolicy("window:sink=2,window=20"));
+  options.retrieve_from = options.score_from = 150;
+  const std::vector<AttentionPolicy> policies = {*ParseAttentionPolicy("window:sink=2,window=20"),
+                                                 AttentionPolicy()};
   const auto together = MakeEvaluator(options).RunText(text, policies, nullptr);
-  const auto alone = MakeEvaluator(options).RunText(text, {&policies[1], 1}, nullptr);
+  const auto alone = MakeEvaluator(options).RunText(text, {policies.data(), 1}, nullptr);
   ASSERT_TRUE(together.ok() && alone.ok());
-  const TextResult &dense = (*together)[0], &window = (*together)[1];
-  EXPECT_NEAR(window.perplexity, alone->front().perplexity, 1e-9);
-  EXPECT_NEAR(window.retrieving_perplexity, alone->front().retrieving_perplexity, 1e-9);
+  const TextResult &window = (*together)[0], &dense = (*together)[1];
+  EXPECT_EQ(dense.policy, "dense");
+  EXPECT_NEAR(window.perplexity.mean, alone->front().perplexity.mean, 1e-9);
   EXPECT_EQ(window.tokens, dense.tokens);
-  EXPECT_GT(window.retrieving_tokens, 0);
-  EXPECT_LT(window.retrieving_tokens, window.tokens);
-  EXPECT_NE(window.retrieving_perplexity, dense.retrieving_perplexity);
+  EXPECT_NE(window.perplexity.mean, dense.perplexity.mean);
   EXPECT_EQ(window.kept, 0);
   EXPECT_LT(window.coverage, 1);
+  EXPECT_GT(window.probes, 0);
+  // The second of two policies is the reference, since it is the dense one.
+  EXPECT_FALSE(dense.against_dense.has_value());
+  EXPECT_FALSE(alone->front().against_dense.has_value());
+  ASSERT_TRUE(window.against_dense.has_value());
+  EXPECT_NEAR(window.against_dense->percent.mean,
+              100 * (window.perplexity.mean / dense.perplexity.mean - 1), 1e-6);
+  EXPECT_LT(window.against_dense->top1.mean, 1);
+
+  // What comes before is the same under both, so it thins the difference out and no more.
+  options.score_from = 0;
+  const auto all = MakeEvaluator(options).RunText(text, policies, nullptr);
+  ASSERT_TRUE(all.ok());
+  const TextResult &all_window = (*all)[0], &all_dense = (*all)[1];
+  ASSERT_GT(all_window.tokens, window.tokens);
+  const auto scored = [](const TextResult& of) { return static_cast<double>(of.tokens); };
+  EXPECT_NEAR(std::log(all_window.perplexity.mean / all_dense.perplexity.mean) * scored(all_window),
+              std::log(window.perplexity.mean / dense.perplexity.mean) * scored(window), 1e-6);
+  const auto misses = [&](const TextResult& of) {
+    return (1 - of.against_dense->top1.mean) * scored(of);
+  };
+  EXPECT_NEAR(misses(all_window), misses(window), 1e-6);
+
+  options.score_from = 400;
+  const absl::Status none = MakeEvaluator(options).RunText(text, policies, nullptr).status();
+  EXPECT_EQ(none.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(none.message()), HasSubstr("--score-from"));
+}
+
+// The figures of a run, from logits made one policy and one window at a time.
+TEST_F(EvaluatorTest, PairsAndErrorsAreThoseOfTheBlocksByHand) {
+  std::string text;
+  for (int i = 0; i < 50; ++i) {
+    text += "The mount point of volume " + std::to_string(i * 37 % 50) + " is a directory. ";
+  }
+  EvalOptions options;
+  options.window_tokens = 300;
+  options.retrieve_from = options.score_from = 100;
+  const std::vector<AttentionPolicy> policies = {AttentionPolicy(),
+                                                 *ParseAttentionPolicy("window:sink=2,window=9")};
+  const auto results = MakeEvaluator(options).RunText(text, policies, nullptr);
+  ASSERT_TRUE(results.ok()) << results.status();
+
+  const std::vector<int32_t> ids = *model_->tokenizer->Encode(text, false, false);
+  const std::vector<int32_t> before = *model_->tokenizer->Encode("", true, false);
+  const size_t stride = 300 - before.size();
+  std::mt19937_64 random(1);
+  const std::vector<int32_t> blocks = testing::ShuffledBlocks(*model_->decoder, random);
+  std::vector<BlockSum> loss, difference, agreement;
+  for (size_t begin = 0; begin < ids.size(); begin += stride) {
+    std::vector<int32_t> window = before;
+    window.insert(window.end(), ids.begin() + begin,
+                  ids.begin() + std::min(ids.size(), begin + stride));
+    if (window.size() < 102) continue;
+    std::vector<std::vector<float>> logits;
+    for (const AttentionPolicy& policy : policies) {
+      std::unique_ptr<RetrievalState> state;
+      if (!policy.IsDense()) state = *model_->decoder->NewRetrievalState(policy);
+      logits.push_back(testing::Run(*model_->decoder, window, 0, blocks,
+                                    static_cast<int32_t>(window.size()), 128, state.get(), 100));
+    }
+    for (size_t row = 100, n = 0; row + 1 < window.size(); ++row, ++n) {
+      if (n % 64 == 0) {
+        for (auto* sums : {&loss, &difference, &agreement}) sums->emplace_back();
+      }
+      const auto row_of = [&](int policy) {
+        return std::span(logits[policy]).subspan(row * 4096, 4096);
+      };
+      const double dense = testing::NegativeLogLikelihood(row_of(0), window[row + 1]);
+      const double other = testing::NegativeLogLikelihood(row_of(1), window[row + 1]);
+      const bool same = testing::ArgMax(row_of(0)) == testing::ArgMax(row_of(1));
+      loss.back().value += other;
+      difference.back().value += other - dense;
+      agreement.back().value += same ? 1 : 0;
+      for (auto* sums : {&loss, &difference, &agreement}) sums->back().weight += 1;
+    }
+  }
+  ASSERT_GT(loss.size(), 6u);
+  const TextResult& window = (*results)[1];
+  const auto expect_near = [](const Estimate& got, const Estimate& expected) {
+    EXPECT_NEAR(got.mean, expected.mean, 1e-5 * std::abs(expected.mean));
+    ASSERT_TRUE(got.error && expected.error);
+    EXPECT_GT(*got.error, 0);
+    EXPECT_NEAR(*got.error, *expected.error, 1e-4 * *expected.error);
+  };
+  expect_near(window.perplexity, Perplexity(MeanOfBlocks(loss)));
+  ASSERT_TRUE(window.against_dense.has_value());
+  expect_near(window.against_dense->percent, PerplexityPercent(MeanOfBlocks(difference)));
+  expect_near(window.against_dense->top1, MeanOfBlocks(agreement));
+  const double share = window.against_dense->top1.mean;
+  EXPECT_NEAR(window.against_dense->run, share / (1 - share), 1e-9);
 }
 
 TEST_F(EvaluatorTest, DocumentsBeyondTheContextAreSkippedAndCounted) {
   EvalTask task = Task("long", 512);
   while (task.document.size() < 40000) task.document += task.document;
-  const auto cells = MakeEvaluator({}).RunTasks({&task, 1}, {&testing::kDense, 1}, nullptr);
+  const auto cells = Run({}, {&task, 1}, {&testing::kDense, 1});
   ASSERT_TRUE(cells.ok()) << cells.status();
   EXPECT_EQ(cells->front().n, 0);
   EXPECT_EQ(cells->front().skipped, 3);
@@ -424,6 +524,7 @@ TEST_F(EvaluatorTest, PerplexityIsThatOfTheWindowsOneByOne) {
     text += "The mount point of volume " + std::to_string(i) + " is a directory. ";
   EvalOptions options;
   options.window_tokens = 100;
+  options.score_from = 0;
   const auto results = MakeEvaluator(options).RunText(text, {&testing::kDense, 1}, nullptr);
   ASSERT_TRUE(results.ok()) << results.status();
 
@@ -448,7 +549,7 @@ TEST_F(EvaluatorTest, PerplexityIsThatOfTheWindowsOneByOne) {
     tokens += static_cast<int64_t>(predicted);
   }
   EXPECT_EQ(results->front().tokens, tokens);
-  EXPECT_NEAR(results->front().perplexity, std::exp(loss / static_cast<double>(tokens)), 1e-4);
+  EXPECT_NEAR(results->front().perplexity.mean, std::exp(loss / static_cast<double>(tokens)), 1e-4);
   EXPECT_GT(tokens, 300);
 }
 
@@ -467,31 +568,60 @@ TEST_F(EvaluatorTest, TextErrorsAreNamed) {
 
 TEST(EvalReport, JsonHasTheSchemaOfTheCommand) {
   EvalCell cell;
-  cell.policy = "dense";
+  cell.policy = "lsh:k=2%";
   cell.task = "niah";
   cell.length = 2048;
   cell.n = 16;
-  cell.exact = 0.9375;
-  cell.token_acc = 2.0 / 3;
-  cell.kept = cell.coverage = cell.iou = 1;
+  cell.measures.exact = {0.9375, 0.0625};
+  cell.measures.token_acc = {2.0 / 3, std::nullopt};
+  cell.against_dense = EvalMeasures{.exact = {-0.0625, 0.0625},
+                                    .token_acc = {-0.01, 0.02},
+                                    .contains = {},
+                                    .score = {}};
+  cell.coverage = 0.75;
+  cell.probes = 96;
+  TextResult text{"dense", 1000, {5.5, 0.25}, {}};
+  TextResult other{"window", 1000, {6.5, 0.25}, {}};
+  other.against_dense = {{.mean = 18.2, .error = 1.5}, {.mean = 0.875, .error = 0.01}, 7};
   const nlohmann::json json = nlohmann::json::parse(
-      EvalJson({&cell, 1}, std::vector<TextResult>{{"dense", 5.5, 1000}}, R"({"model":"m"})"));
+      EvalJson({&cell, 1}, std::vector<TextResult>{text, other}, R"({"model":"m"})"));
   const nlohmann::json& result = json["results"][0];
-  for (const char* key : {"policy", "task", "length", "n", "exact", "token_acc", "contains", "kept",
-                          "coverage", "iou"}) {
+  for (const char* key :
+       {"policy", "task", "length", "n", "exact", "exact_se", "token_acc", "token_acc_se",
+        "contains", "contains_se", "score", "score_se", "kept", "coverage", "iou", "probes",
+        "skipped", "prompt_tokens", "against_dense"}) {
     EXPECT_TRUE(result.contains(key)) << key;
   }
+  EXPECT_EQ(result["exact_se"], 0.0625);
   EXPECT_EQ(result["token_acc"], 0.666667);
+  EXPECT_TRUE(result["token_acc_se"].is_null());
   EXPECT_TRUE(result["contains"].is_null());
+  EXPECT_EQ(result["against_dense"]["exact"], -0.0625);
+  EXPECT_EQ(result["against_dense"]["token_acc_se"], 0.02);
   EXPECT_EQ(json["text"][0]["policy"], "dense");
   EXPECT_EQ(json["text"][0]["perplexity"], 5.5);
+  EXPECT_EQ(json["text"][0]["perplexity_se"], 0.25);
   EXPECT_EQ(json["text"][0]["tokens"], 1000);
+  EXPECT_TRUE(json["text"][0]["against_dense"].is_null());
+  EXPECT_EQ(json["text"][1]["against_dense"]["percent"], 18.2);
+  EXPECT_EQ(json["text"][1]["against_dense"]["percent_se"], 1.5);
+  EXPECT_EQ(json["text"][1]["against_dense"]["top1"], 0.875);
+  EXPECT_EQ(json["text"][1]["against_dense"]["run"], 7);
   EXPECT_EQ(json["run"]["model"], "m");
-  const std::string table = EvalTable({&cell, 1}, {});
-  EXPECT_THAT(
-      table,
-      HasSubstr(
-          "dense   niah     2048    16   0.938     0.6667         -   1.000     1.000   1.000"));
+
+  EXPECT_EQ(
+      EvalTable({&cell, 1}, {}),
+      "policy    task  length   n        exact  token_acc      Δtoken_acc   kept  coverage    iou  "
+      "probes\n"
+      "lsh:k=2%  niah    2048  16  0.938±0.062     0.6667  -0.0100±0.0200  1.000     0.750  1.000  "
+      "    96\n");
+  EXPECT_EQ(EvalTable({}, std::vector<TextResult>{text, other}),
+            "policy     perplexity  tokens           Δ%       top1%  run   kept  coverage    iou  "
+            "probes\n"
+            "dense   5.5000±0.2500    1000            -           -    -  1.000     1.000  1.000  "
+            "     0\n"
+            "window  6.5000±0.2500    1000  +18.20±1.50  87.50±1.00  7.0  1.000     1.000  1.000  "
+            "     0\n");
 }
 
 }  // namespace

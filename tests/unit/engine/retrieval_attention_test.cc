@@ -379,6 +379,36 @@ TEST_F(RetrievalAttentionTest, BelowTheFloorASequenceGoesDense) {
   EXPECT_TRUE(std::isnan(again[11 * kRow]));
 }
 
+TEST_F(RetrievalAttentionTest, BelowTheFloorASequenceReadsMoreBeforeItGoesDense) {
+  SCOPED_TRACE("WINNOW_TEST_SEED=" + std::to_string(seed_));
+  Make({}, 1);
+  // Nothing short of all rows covers all of the mass.
+  const auto state = State(Policy("oracle:k=10,sink=1,window=4,floor=1"));
+  Pass(*state, 0, 290, 290);
+  const auto chosen_of_next = [&](int32_t position) {
+    const uint64_t before = state->counts().chosen_rows;
+    const bool dense = std::isnan(Pass(*state, position, position + 1, 290)[0]);
+    const uint64_t chosen = (state->counts().chosen_rows - before) / kKvHeads;
+    return dense ? -1 : static_cast<int>(chosen);
+  };
+  EXPECT_EQ(chosen_of_next(290), 10);
+  EXPECT_EQ(chosen_of_next(291), 20);
+  EXPECT_EQ(chosen_of_next(292), 40);
+  EXPECT_EQ(chosen_of_next(293), -1);
+  EXPECT_EQ(chosen_of_next(294), -1);
+  EXPECT_EQ(state->counts().widened_tokens, 2u);
+  EXPECT_EQ(state->counts().floor_dense_tokens, 2u);
+  // Computed again, each row reads as much as before, and is not counted again.
+  state->Truncate(0);
+  const std::vector<float> again = Pass(*state, 280, 301, 290);
+  EXPECT_FALSE(std::isnan(again[12 * kRow]));
+  EXPECT_TRUE(std::isnan(again[13 * kRow]));
+  EXPECT_EQ(state->counts().widened_tokens, 2u);
+  // Other tokens from here on: what their probes find is not known yet.
+  state->Rewind(291);
+  EXPECT_EQ(chosen_of_next(291), 20);
+}
+
 TEST_F(RetrievalAttentionTest, WhatCannotBeHonouredIsRefusedByName) {
   Make({{AttentionPolicy::Kind::kLsh, 128}});
   const auto message = [&](const char* text) {

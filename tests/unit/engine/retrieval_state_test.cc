@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 namespace winnow::engine {
 namespace {
 
@@ -68,6 +70,67 @@ TEST(PlanQuery, WhatRetrievesGoesOnRetrieving) {
     }
     EXPECT_TRUE(before) << text;
   }
+}
+
+// Layers whose number shares a factor with the interval were never measured once.
+TEST(IsProbed, MeasuresOneInTheIntervalOfEveryLayer) {
+  constexpr int32_t kPositions = 64 * 400;
+  for (const int32_t layers : {6, 16, 28, 30, 32}) {
+    for (const int32_t interval : {1, 7, 64}) {
+      for (int32_t layer = 0; layer < layers; ++layer) {
+        int32_t measured = 0;
+        for (int32_t position = 0; position < kPositions; ++position) {
+          measured += IsProbed(position, layer, interval) ? 1 : 0;
+        }
+        const double expected = static_cast<double>(kPositions) / interval;
+        // Six times the spread of a binomial draw.
+        EXPECT_NEAR(measured, expected, interval == 1 ? 0 : 6 * std::sqrt(expected))
+            << layers << " " << layer << " " << interval;
+      }
+    }
+  }
+}
+
+TEST(PlanQuery, WidensUpToAllCandidates) {
+  const AttentionPolicy policy = Policy("oracle:k=100,sink=16,window=128");
+  EXPECT_EQ(PlanQuery(policy, 999, 0, 2).k, 200);
+  EXPECT_EQ(PlanQuery(policy, 999, 0, 4).k, 400);
+  EXPECT_EQ(PlanQuery(policy, 399, 0, 4).k, 400 - 144);
+  EXPECT_FALSE(PlanQuery(policy, 399, 0, 4).dense);
+  const QueryPlan pruned = PlanQuery(Policy("oracle:k=100,p=0.9"), 9999, 0, 2);
+  EXPECT_EQ(pruned.k, 200);
+  EXPECT_EQ(pruned.candidates, 800);
+  const QueryPlan pages = PlanQuery(Policy("quest:k=20,sink=4,window=100"), 999, 0, 4);
+  EXPECT_EQ(pages.k, 4 * 32);
+}
+
+TEST(FloorSteps, EachStepNeedsAProbeThatFellInSpiteOfTheOneBefore) {
+  FloorSteps steps;
+  EXPECT_EQ(steps.Widen(1 << 30), 1);
+  steps.Fell(10, 11, true);
+  steps.Fell(10, 11, true);  // another layer of the same query
+  EXPECT_EQ(steps.Widen(10), 1);
+  EXPECT_EQ(steps.Widen(11), 2);
+  EXPECT_EQ(steps.Widen(1000), 2);
+  steps.Fell(9, 10, true);  // an earlier query, found later in the same pass
+  EXPECT_EQ(steps.Widen(10), 2);
+  EXPECT_EQ(steps.Taken(1000), 1);
+  steps.Fell(20, 21, true);
+  EXPECT_EQ(steps.Widen(21), 4);
+  EXPECT_EQ(steps.dense_from(), FloorSteps::kNever);
+  steps.Fell(30, 31, true);
+  EXPECT_EQ(steps.dense_from(), 31);
+  EXPECT_EQ(steps.Taken(31), 3);
+  steps.Rewind(25);
+  EXPECT_EQ(steps.dense_from(), FloorSteps::kNever);
+  EXPECT_EQ(steps.Widen(25), 4);
+}
+
+TEST(FloorSteps, APolicyWithoutABudgetGoesDenseAtOnce) {
+  FloorSteps steps;
+  steps.Fell(10, 64, false);
+  EXPECT_EQ(steps.dense_from(), 64);
+  EXPECT_EQ(steps.Taken(63), 0);
 }
 
 }  // namespace

@@ -53,6 +53,8 @@ TEST_F(MetricsTest, EverySeriesIsThereAtZeroFromTheStart) {
                            "winnow_step_selected_rows_count 0",
                            "winnow_retrieval_mid_rows_total 0",
                            "winnow_retrieval_chosen_rows_total 0",
+                           "winnow_retrieval_widened_tokens_total 0",
+                           "winnow_retrieval_floor_dense_tokens_total 0",
                            "winnow_retrieval_kept_ratio_count 0",
                            "winnow_retrieval_coverage_ratio_count 0",
                            "winnow_retrieval_coverage_ratio_sum 0",
