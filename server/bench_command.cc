@@ -478,6 +478,7 @@ void AddBenchCommand(CLI::App& app, int* exit_code) {
   AddJsonFlag(*prefill, *flags);
   prefill->callback([flags, exit_code] { *exit_code = BenchPrefill(*flags); });
 
+  AddReclaimBench(*bench, exit_code);
   CLI::App* kernels = bench->add_subcommand("kernels", "Every kernel at model shapes");
   kernels->add_option("--filter", flags->kernels.filter, "Only kernels whose name contains this");
   kernels->add_option("--isa", flags->kernels.isa, "Instruction set")

@@ -37,6 +37,9 @@ inline FILE* TableFile(const std::string& json_path) { return json_path == "-" ?
 // `bench tiers` and `bench resume` (bench_tiers_command.cc).
 void AddTierBenches(CLI::App& bench, int* exit_code);
 
+// `bench reclaim` (bench_reclaim_command.cc).
+void AddReclaimBench(CLI::App& bench, int* exit_code);
+
 }  // namespace winnow::server
 
 #endif  // WINNOW_SERVER_BENCH_OUTPUT_H_

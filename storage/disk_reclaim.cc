@@ -26,30 +26,8 @@ namespace {
 // Each keeps a buffer that the kernel has.
 constexpr size_t kStuckReadsMax = 8;
 
-// Header and footer of a segment; a segment without footer has no dead block of one page.
-constexpr uint64_t kEmptyBytes = 2 * kPageBytes;
-
-// Copying what is in use is worth it down to this part of a file.
-constexpr uint64_t kLeastGain = 16;
-
-struct Candidate {
-  bool expired;
-  bool in_use;
-  uint8_t priority;
-  uint64_t last_use;
-  bool pinned;
-  uint64_t bytes;
-  uint64_t segment_id;
-  BlockKey key;
-};
-
-bool ColderThan(const Candidate& a, const Candidate& b) {
-  if (a.pinned != b.pinned) return b.pinned;
-  if (a.expired != b.expired) return a.expired;
-  if (a.in_use != b.in_use) return b.in_use;
-  if (a.priority != b.priority) return a.priority < b.priority;
-  return a.last_use < b.last_use;
-}
+// Blocks of a victim that are dealt with in one go: dropping one takes some 2 us.
+constexpr int kEmptyingBlocks = 64;
 
 }  // namespace
 
@@ -57,8 +35,11 @@ bool ColderThan(const Candidate& a, const Candidate& b) {
 // all that is sealed is pinned, or there is nothing.
 bool DiskStore::StartReclaim() {
   if (victim_ != nullptr) return true;
-  bool soon = false;
-  for (const auto& [id, segment] : segments_) {
+  bool soon = !order_.settled();
+  std::vector<Segment*> dead;
+  for (uint64_t id : dead_) dead.push_back(segments_.at(id).get());
+  dead.insert(dead.end(), busy_.begin(), busy_.end());
+  for (Segment* segment : dead) {
     // Nobody knows when what hangs comes back: others make room meanwhile.
     if (segment->stuck > 0) continue;
     if (segment->state == Segment::State::kSealing) soon = true;
@@ -66,97 +47,49 @@ bool DiskStore::StartReclaim() {
     // Dead, and not deleted yet: in use, or its deletion failed and is tried again.
     if (segment->users > 0 || segment->outstanding > 0 || segment->doubts > 0) {
       soon = true;
-    } else if (DeleteSegment(segment.get())) {
+    } else if (DeleteSegment(segment)) {
       return true;
     }
   }
   if (soon) return true;
-
-  std::vector<Candidate> candidates;
-  candidates.reserve(entries_.size());
-  uint64_t live_bytes = 0;
-  for (const auto& [key, entry] : entries_) {
-    const uint64_t segment_id = entry.record->segment_id;
-    if (segments_.at(segment_id)->state != Segment::State::kSealed) continue;
-    const uint64_t bytes = entry.record->block_bytes();
-    live_bytes += bytes;
-    const bool expired = Expired(entry);
-    candidates.push_back({expired, entry.in_use && !expired, entry.priority, entry.last_use,
-                          entry.pinned, bytes, segment_id, key});
-  }
-  std::sort(candidates.begin(), candidates.end(), ColderThan);
-  const uint64_t cold_bytes = std::max(options_.segment_bytes, live_bytes / 8);
-  const uint64_t keep_max = options_.segment_bytes / 2;
-  size_t cold = 0;  // candidates that are
-  Segment* victim = nullptr;
-  bool spare = true;  // what is in use
-  const auto held = [&](const Candidate& c) { return c.pinned || (spare && c.in_use); };
-  const auto choose = [&] {
-    absl::flat_hash_map<uint64_t, uint64_t> kept_bytes, held_bytes, pinned_bytes;  // by segment
-    uint64_t seen_bytes = 0;
-    cold = 0;
-    for (const Candidate& candidate : candidates) {
-      if (candidate.pinned) pinned_bytes[candidate.segment_id] += candidate.bytes;
-      if (held(candidate)) held_bytes[candidate.segment_id] += candidate.bytes;
-      if (!held(candidate) && seen_bytes < cold_bytes) {
-        seen_bytes += candidate.bytes;
-        ++cold;
-      } else {
-        kept_bytes[candidate.segment_id] += candidate.bytes;
-      }
-    }
-    std::pair<bool, uint64_t> victim_gain;  // half a file can go; bytes
-    for (const auto& [id, segment] : segments_) {
-      if (segment->state != Segment::State::kSealed || segment->live_blocks == 0) continue;
-      if (segment->stuck > 0) continue;
-      const uint64_t half = std::min(keep_max, segment->file_bytes / 2);
-      if (pinned_bytes[id] > half) continue;
-      const bool light = held_bytes[id] <= half;
-      const uint64_t kept = light ? kept_bytes[id] : held_bytes[id] + kEmptyBytes;
-      const uint64_t gain = segment->file_bytes - std::min(kept, segment->file_bytes);
-      if (!light && gain < segment->file_bytes / kLeastGain) continue;
-      if (victim == nullptr || std::pair(light, gain) > victim_gain) {
-        victim = segment.get();
-        victim_gain = {light, gain};
-      }
-    }
-  };
-  choose();
-  if (victim == nullptr) {
-    spare = false;
-    choose();
-  }
-  if (victim == nullptr) return false;
+  const auto id =
+      order_.Choose([this](uint64_t segment) { return segments_.at(segment)->stuck == 0; });
+  if (!id) return false;
   Passed("reclaim.chosen");
-  victim_ = victim;
-  // Warmest first, so that what does not fit half a segment is the coldest of the rest.
-  IndexBatch batch;
-  uint64_t moved_bytes = 0;
-  for (size_t i = candidates.size(); i-- > 0;) {
-    const Candidate& candidate = candidates[i];
-    if (candidate.segment_id != victim->id) continue;
-    const bool keep = held(candidate) || (i >= cold && moved_bytes + candidate.bytes <= keep_max);
-    if (keep) {
-      moved_bytes += candidate.bytes;
-      move_keys_.push_back(candidate.key);
-    } else {
-      RemoveEntry(candidate.key, &batch);
-      if (candidate.expired) {
-        ++stats_.expired_blocks;
-      } else {
-        ++stats_.evicted_blocks;
-      }
-    }
-  }
-  if (!batch.erases.empty()) SubmitBatch(std::move(batch), {});
-  if (move_keys_.empty()) {
-    MarkBusy(victim_);
-    victim_ = nullptr;
-  }
+  victim_ = segments_.at(*id).get();
+  choosing_ = true;
+  EmptyVictim();
   return true;
 }
 
+// Drops blocks of the victim, or arranges their move: a part of them, the rest with the next Poll.
+void DiskStore::EmptyVictim() {
+  if (!choosing_) return;
+  IndexBatch batch;
+  for (int i = 0; i < kEmptyingBlocks; ++i) {
+    const auto verdict = order_.TakeNext();
+    if (!verdict) {
+      choosing_ = false;
+      break;
+    }
+    const auto it = entries_.find(verdict->key);
+    WINNOW_CHECK(it != entries_.end());
+    it->second.order = EvictionOrder::kNone;
+    if (verdict->keep) {
+      move_keys_.push_back(verdict->key);
+      continue;
+    }
+    RemoveEntry(verdict->key, &batch);
+    ++(verdict->expired ? stats_.expired_blocks : stats_.evicted_blocks);
+  }
+  if (!batch.erases.empty()) SubmitBatch(std::move(batch), {});
+  if (choosing_ || !move_keys_.empty()) return;
+  MarkBusy(victim_);
+  victim_ = nullptr;
+}
+
 void DiskStore::StartMoves() {
+  if (choosing_) return;
   while (!move_keys_.empty()) {
     const BlockKey key = move_keys_.front();
     const auto it = entries_.find(key);
@@ -200,6 +133,7 @@ void DiskStore::EndMove(uint32_t index, bool drop) {
       if (!unsound) ++stats_.evicted_blocks;
       Discard(op.id.key);
     } else {
+      if (it->second.order == EvictionOrder::kNone) Order(op.id.key, &it->second);  // it stays
       SaveLater(op.id.key);
     }
   }
@@ -213,11 +147,15 @@ bool DiskStore::DeleteSegment(Segment* segment) {
   if (!status.ok() && !absl::IsNotFound(status)) {
     Log(std::string(status.message()));
     ++stats_.io_errors;
+    dead_.insert(segment->id);
     return false;
   }
   used_bytes_ -= segment->file_bytes;
   ring_->engine().UnregisterFile(segment->file.fd());
   std::erase(busy_, segment);
+  dead_.erase(segment->id);
+  order_.DropSegment(segment->id);
+  closer_.Close(std::move(segment->file));
   segments_.erase(segment->id);
   Passed("reclaim.unlinked");
   return true;
@@ -231,7 +169,8 @@ VerifyReport DiskStore::VerifyAll(bool repair) {
   // Waiting for a read moves other work along, which may change the entries: from a copy.
   std::vector<std::pair<BlockKey, std::shared_ptr<const BlockRecord>>> records;
   records.reserve(entries_.size());
-  for (const auto& [key, entry] : entries_) records.emplace_back(key, entry.record);
+  entries_.ForEach(
+      [&](const BlockKey& key, const Entry& entry) { records.emplace_back(key, entry.record); });
   std::sort(records.begin(), records.end(), [](const auto& a, const auto& b) {
     return std::pair(a.second->segment_id, a.second->offset) <
            std::pair(b.second->segment_id, b.second->offset);
@@ -276,9 +215,9 @@ GcReport DiskStore::CollectGarbage(double live_min) {
   const uint64_t before_bytes = used_bytes_;
   IndexBatch batch;
   std::vector<BlockKey> expired;
-  for (const auto& [key, entry] : entries_) {
+  entries_.ForEach([&](const BlockKey& key, const Entry& entry) {
     if (Expired(entry)) expired.push_back(key);
-  }
+  });
   for (const BlockKey& key : expired) RemoveEntry(key, &batch);
   report.expired_blocks = expired.size();
   stats_.expired_blocks += expired.size();
@@ -296,7 +235,7 @@ GcReport DiskStore::CollectGarbage(double live_min) {
   for (const auto& [id, segment] : segments_) {
     if (segment->state == Segment::State::kSealed && segment->live_blocks > 0 &&
         static_cast<double>(segment->live_bytes) <
-            live_min * static_cast<double>(segment->file_bytes - kEmptyBytes)) {
+            live_min * static_cast<double>(segment->file_bytes - 2 * kPageBytes)) {
       sparse.push_back(id);
     }
   }
@@ -305,9 +244,9 @@ GcReport DiskStore::CollectGarbage(double live_min) {
     if (it == segments_.end() || victim_ != nullptr) continue;
     if (used_bytes_ + options_.segment_bytes > room_bytes_) break;
     victim_ = it->second.get();
-    for (const auto& [key, entry] : entries_) {
+    entries_.ForEach([&](const BlockKey& key, const Entry& entry) {
       if (entry.record->segment_id == id) move_keys_.push_back(key);
-    }
+    });
     settle();
   }
   done_.insert(done_.end(), completions.begin(), completions.end());

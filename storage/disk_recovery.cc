@@ -145,6 +145,8 @@ absl::Status DiskStore::Start() {
   writer_ = std::make_unique<IndexWriter>(*std::move(db), std::move(erase_log));
   if (!batch.erases.empty()) SubmitBatch(std::move(batch), {});
   TrimSegments();
+  for (const auto& [id, segment] : segments_) order_.Seal(id, segment->file_bytes);
+  order_.Advance(StoreSeconds(), SIZE_MAX);
   recovery_.blocks = entries_.size();
   // A capacity that was lowered. What stays is moved before files go, so for once there may be a
   // segment more; a disk that cannot write stays as it is.
@@ -290,7 +292,8 @@ void DiskStore::AddEntry(const BlockKey& key, BlockRecord record) {
   entry.last_use = record.sequence;
   uses_ = std::max(uses_, record.sequence);
   entry.record = std::make_shared<const BlockRecord>(std::move(record));
-  entries_[key] = std::move(entry);
+  Entry& added = entries_[key] = std::move(entry);
+  Order(key, &added);
 }
 
 void DiskStore::AddEntries(const IndexEntries& entries, const EraseLog& erase_log,

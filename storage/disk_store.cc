@@ -13,6 +13,13 @@ namespace winnow::storage {
 
 using std::chrono::nanoseconds;
 
+namespace {
+
+// How much of the order of eviction is brought up to date in one go: some 0.1 ms.
+constexpr size_t kOrderSteps = 128;
+
+}  // namespace
+
 absl::Status DiskStoreOptions::Validate() const {
   const auto refuse = [](const std::string& what) { return absl::InvalidArgumentError(what); };
   if (directory.empty()) return refuse("store directory is empty");
@@ -57,7 +64,9 @@ DiskStore::DiskStore(DiskStoreOptions options, const Clock* clock, std::shared_p
     : options_(std::move(options)),
       clock_(clock),
       opening_(std::move(opening)),
+      order_(options_.segment_bytes),
       health_(options_.health) {
+  closer_.set_limit(nanoseconds(options_.close_limit_ns));
   room_bytes_ = options_.capacity_bytes;
   stats_.capacity_bytes = options_.capacity_bytes;
 }
@@ -215,6 +224,7 @@ void DiskStore::Put(uint64_t tag, const BlockId& id, std::span<const std::byte> 
       entry.priority = std::max(entry.priority, priority);
       entry.expires_at_s = expires_at_s;
       entry.in_use |= options.in_use;
+      Reorder(entry);
       if (!options.pinned || entry.pinned || !SetPinned(id.key, true)) SaveEntry(id.key, &entry);
       return Complete(tag, Operation::kPut, Reason::kNone);
     }
@@ -271,6 +281,7 @@ const DiskStore::Entry* DiskStore::FindSound(const BlockId& id, Reason* reason) 
     return nullptr;
   }
   it->second.last_use = ++uses_;
+  Reorder(it->second);
   *reason = Reason::kNone;
   return &it->second;
 }
@@ -361,6 +372,7 @@ bool DiskStore::SetPinned(const BlockKey& key, bool pinned) {
   if (pinned && stats_.pinned_bytes + bytes > options_.capacity_bytes / 2) return false;
   entry.pinned = pinned;
   stats_.pinned_bytes = pinned ? stats_.pinned_bytes + bytes : stats_.pinned_bytes - bytes;
+  Reorder(entry);
   SaveEntry(key, &entry);
   return true;
 }
@@ -373,21 +385,37 @@ void DiskStore::SetInUse(const BlockKey& key, bool in_use) {
   if (it == entries_.end()) return;
   it->second.in_use = in_use;
   it->second.last_use = ++uses_;
+  Reorder(it->second);
 }
 
-void DiskStore::Unlive(const Entry& entry) {
-  Segment* segment = segments_.at(entry.record->segment_id).get();
-  segment->live_bytes -= entry.record->block_bytes();
+void DiskStore::Unlive(Entry* entry) {
+  Segment* segment = segments_.at(entry->record->segment_id).get();
+  segment->live_bytes -= entry->record->block_bytes();
   --segment->live_blocks;
   if (segment->live_blocks == 0) MarkBusy(segment);
-  if (entry.pinned) stats_.pinned_bytes -= entry.record->block_bytes();
+  if (entry->pinned) stats_.pinned_bytes -= entry->record->block_bytes();
+  order_.Remove(std::exchange(entry->order, EvictionOrder::kNone));
+}
+
+// Enters the block, at its present place, into the order of eviction.
+void DiskStore::Order(const BlockKey& key, Entry* entry) {
+  entry->order = order_.Add(key, entry->record->segment_id, entry->record->block_bytes(), {});
+  Reorder(*entry);
+}
+
+void DiskStore::Reorder(const Entry& entry) {
+  order_.Update(entry.order, {.last_use = entry.last_use,
+                              .expires_at_s = entry.expires_at_s,
+                              .priority = entry.priority,
+                              .pinned = entry.pinned,
+                              .in_use = entry.in_use});
 }
 
 void DiskStore::RemoveEntry(const BlockKey& key, IndexBatch* batch) {
   const auto it = entries_.find(key);
   if (it == entries_.end()) return;
   const bool indexed = !it->second.record->transient;
-  Unlive(it->second);
+  Unlive(&it->second);
   entries_.erase(it);
   if (IsCommitting(key)) return;  // it would be the newer block's
   if (indexed) batch->erases.push_back(key);
@@ -585,6 +613,8 @@ void DiskStore::Pump() {
   NoteState();
   AnswerLateCommits();
   StartReads();
+  order_.Advance(StoreSeconds(), kOrderSteps);
+  EmptyVictim();
   StartMoves();
   PlaceWrites();
   AdvanceSegments();
@@ -622,7 +652,7 @@ bool DiskStore::idle() const {
     return segment == open_ && segment->written.empty() && !segment->syncing;
   });
   return settled && ring_->in_flight() == 0 && writer_->in_flight() == 0 && moves_ == 0 &&
-         move_keys_.empty() && waiting_puts_.empty() && waiting_moves_.empty();
+         !choosing_ && move_keys_.empty() && waiting_puts_.empty() && waiting_moves_.empty();
 }
 
 StoreStats DiskStore::stats() const {

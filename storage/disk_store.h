@@ -19,6 +19,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,8 @@
 #include "absl/status/statusor.h"
 #include "storage/block_store.h"
 #include "storage/clock.h"
+#include "storage/eviction_order.h"
+#include "storage/file_closer.h"
 #include "storage/file_system.h"
 #include "storage/format.h"
 #include "storage/index.h"
@@ -35,6 +38,7 @@
 #include "storage/page_memory.h"
 #include "storage/ring.h"
 #include "storage/segment.h"
+#include "storage/sharded_map.h"
 #include "storage/tier_health.h"
 
 namespace winnow::storage {
@@ -154,6 +158,7 @@ class DiskStore final : public BlockStore {
     std::shared_ptr<const BlockRecord> record;
     uint64_t expires_at_s = 0;
     uint64_t last_use = 0;
+    EvictionOrder::Handle order = EvictionOrder::kNone;  // none while its move is being arranged
     uint8_t priority = 0;
     bool pinned = false;
     bool in_use = false;
@@ -261,7 +266,9 @@ class DiskStore final : public BlockStore {
   void OnIo(const IoResult& result);
   void Pump();
   void RemoveEntry(const BlockKey& key, IndexBatch* batch);
-  void Unlive(const Entry& entry);
+  void Unlive(Entry* entry);
+  void Order(const BlockKey& key, Entry* entry);
+  void Reorder(const Entry& entry);
   void Discard(const BlockKey& key);
   void NoteState();
   void Log(const std::string& line) const;
@@ -310,6 +317,7 @@ class DiskStore final : public BlockStore {
 
   // ---- disk_reclaim.cc: which blocks leave ----
   bool StartReclaim();
+  void EmptyVictim();
   void StartMoves();
   void EndMove(uint32_t index, bool drop);
   bool DeleteSegment(Segment* segment);
@@ -332,21 +340,26 @@ class DiskStore final : public BlockStore {
   std::unique_ptr<Ring> ring_;
   std::unique_ptr<IndexWriter> writer_;
 
-  absl::flat_hash_map<BlockKey, Entry> entries_;
+  ShardedMap<BlockKey, Entry> entries_;
+  EvictionOrder order_;  // of entries_, but for those whose move is being arranged
   std::map<uint64_t, std::unique_ptr<Segment>> segments_;
   Segment* open_ = nullptr;         // takes blocks
   Segment* creating_ = nullptr;     // will
   Segment* victim_ = nullptr;       // is being emptied
+  bool choosing_ = false;           // which of its blocks stay
   std::deque<BlockKey> move_keys_;  // of its blocks that stay, not yet started
   size_t moves_ = 0;                // started, not yet ended or late
   uint64_t moving_bytes_ = 0;       // of moves that have a place and are not done
   std::vector<Segment*> busy_;      // creating, open, sealing, or waiting for deletion
+  // Sealed, without a live block, and not on that list: their deletion failed, or waits for doubts.
+  std::set<uint64_t> dead_;
 
   std::vector<Op> ops_;
   std::vector<uint32_t> free_ops_;
   std::deque<uint32_t> waiting_reads_;  // for staging
   std::deque<uint32_t> waiting_puts_;   // for a place
   std::deque<uint32_t> waiting_moves_;  // for a place
+  FileCloser closer_;                   // of deleted segments' files
   absl::flat_hash_map<BlockKey, uint32_t> putting_;
   std::map<uint64_t, Commit> commits_;
   absl::flat_hash_map<BlockKey, Doubt> doubts_;

@@ -156,7 +156,8 @@ Segment* DiskStore::SegmentFor(size_t bytes, bool for_move, bool* never) {
     *never = true;
     return nullptr;
   }
-  CreateSegment();
+  // Otherwise a full file system has no room for it yet.
+  if (closer_.pending() == 0) CreateSegment();
   return nullptr;
 }
 
@@ -315,10 +316,12 @@ void DiskStore::Finish(Segment* segment) {
   const absl::Status status = files()->Truncate(segment->file, segment->end_offset);
   if (!status.ok()) {
     Log(std::string(status.message()));
+    order_.Seal(segment->id, segment->file_bytes);
     return NoteWriteError(EIO);  // it keeps its length, and its length is counted
   }
   used_bytes_ -= segment->file_bytes - segment->end_offset;
   segment->file_bytes = segment->end_offset;
+  order_.Seal(segment->id, segment->file_bytes);
   Passed("seal.truncated");
 }
 
@@ -357,7 +360,10 @@ bool DiskStore::Advance(Segment* segment) {
   }
   if (segment->state != State::kSealed) return true;
   if (segment->live_blocks > 0 || segment == victim_) return false;
-  if (segment->doubts > 0) return false;  // it is looked at again when they are gone
+  if (segment->doubts > 0) {  // it is looked at again when they are gone
+    dead_.insert(segment->id);
+    return false;
+  }
   if (!quiet || segment->users > 0) return true;
   (void)DeleteSegment(segment);  // tried again when room is needed
   return false;
@@ -448,8 +454,8 @@ void DiskStore::Publish(uint32_t index) {
   if (current) {
     Entry entry;
     if (it != entries_.end()) {
+      Unlive(&it->second);
       entry = it->second;
-      Unlive(it->second);
     }
     entry.record = op.record;
     if (!move) {
@@ -472,6 +478,7 @@ void DiskStore::Publish(uint32_t index) {
     const bool stale = entry.pinned != op.record->pinned || entry.priority != op.record->priority ||
                        entry.expires_at_s != op.record->expires_at_s;
     Entry& published = entries_[op.id.key] = entry;
+    Order(op.id.key, &published);
     if (stale) SaveEntry(op.id.key, &published);
   }
   if (move) {

@@ -1,4 +1,5 @@
-// One suite for every BlockStore: host, disk over io_uring, disk over threads, tiered.
+// One suite for every BlockStore: host, disk over io_uring, disk over threads, tiered, and the one that
+// the engine's tests put under it, over a disk and with answers late and in another order.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -8,12 +9,13 @@
 #include "storage/disk_store.h"
 #include "storage/host_store.h"
 #include "storage/tiered_store.h"
+#include "tests/fault/faulty_store.h"
 #include "tests/unit/storage/store_client.h"
 
 namespace winnow::storage {
 namespace {
 
-enum class Kind { kHost, kDiskUring, kDiskThreads, kTiered };
+enum class Kind { kHost, kDiskUring, kDiskThreads, kTiered, kFaulty };
 
 class BlockStoreSuite : public testing::TestWithParam<Kind> {
  protected:
@@ -41,6 +43,11 @@ class BlockStoreSuite : public testing::TestWithParam<Kind> {
         GetParam() == Kind::kDiskUring ? IoEngineKind::kUring : IoEngineKind::kThreads;
     auto store = DiskStore::Open(options, &clock_);
     EXPECT_TRUE(store.ok()) << store.status();
+    if (GetParam() == Kind::kFaulty) {
+      auto faulty = std::make_unique<FaultyStore>(*std::move(store), TestSeed(5));
+      faulty->faults = {.polls_max = 3, .reorder = true};
+      return faulty;
+    }
     if (GetParam() != Kind::kTiered) return *std::move(store);
     TieredStoreOptions tiered;
     tiered.host.capacity_bytes = uint64_t{2} << 20;
@@ -290,7 +297,7 @@ TEST_P(BlockStoreSuite, AgreesWithAModelOverRandomOperations) {
 
 INSTANTIATE_TEST_SUITE_P(Stores, BlockStoreSuite,
                          testing::Values(Kind::kHost, Kind::kDiskUring, Kind::kDiskThreads,
-                                         Kind::kTiered),
+                                         Kind::kTiered, Kind::kFaulty),
                          [](const auto& info) {
                            switch (info.param) {
                              case Kind::kHost:
@@ -301,6 +308,8 @@ INSTANTIATE_TEST_SUITE_P(Stores, BlockStoreSuite,
                                return "DiskThreads";
                              case Kind::kTiered:
                                return "Tiered";
+                             case Kind::kFaulty:
+                               return "Faulty";
                            }
                            return "";
                          });
