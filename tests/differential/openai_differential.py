@@ -53,7 +53,7 @@ def chat(client, options):
     answer = client.chat.completions.create(**ask, logprobs=True, top_logprobs=4)
     content = answer.choices[0].logprobs.content
     check("chat: logprobs", len(content) == 24 and all(len(t.top_logprobs) == 4 for t in content)
-          and "".join(t.token for t in content) == want, content)
+          and "".join(t.token for t in content if not t.token.startswith("<|")) == want, content[:2])
     answer = client.chat.completions.create(**{**ask, "temperature": 1.2, "seed": 5, "n": 3})
     check("chat: n", [c.index for c in answer.choices] == [0, 1, 2] and len({c.message.content for c in answer.choices}) > 1)
     word = next(w for w in want.split() if w.isalpha())
@@ -79,10 +79,13 @@ def responses(client, options):
     text = "".join(e.delta for e in events if e.type == "response.output_text.delta")
     check("responses, streamed: the same text", text == answer.output_text, events)
     check("responses, streamed: the last event has the usage", events[-1].response.usage.output_tokens > 0, events[-1])
-    with client.responses.stream(model=options.model, input="x", max_output_tokens=8) as stream:
+    # A short one: the helper wants an answer that was not cut off.
+    whole = client.responses.create(model=options.model, input="Hi")
+    with client.responses.stream(model=options.model, input="Hi") as stream:
         for _ in stream:
             pass
-        check("responses: the helper puts it together", stream.get_final_response().output_text is not None)
+        check("responses: the helper puts it together", whole.status == "completed"
+              and stream.get_final_response().output_text == whole.output_text, whole)
 
 
 def errors(client, options):
@@ -120,7 +123,7 @@ def messages(options):
     counted = client.messages.count_tokens(model=options.model, messages=MESSAGES, system="Be brief.").input_tokens
     check("messages: count_tokens", counted == answer.usage.input_tokens + answer.usage.cache_read_input_tokens, counted)
     try:
-        client.messages.create(**{**ask, "temperature": -1})
+        client.messages.create(**ask, extra_body={"temperature": -1})
         check("messages: errors", False)
     except anthropic.BadRequestError as error:
         check("messages: errors", "temperature" in error.message, error)
