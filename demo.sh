@@ -64,7 +64,7 @@ for line in open(sys.argv[1] + "/questions.jsonl"):
 PY
 
 step "winnow serve --model $model"
-"$winnow" serve --model "$model" --listen 127.0.0.1:0 --metrics 127.0.0.1:0 --port-file "$work/port" >"$work/server.log" 2>&1 &
+"$winnow" serve --model "$model" --listen 127.0.0.1:0 --metrics 127.0.0.1:0 --http 127.0.0.1:0 --port-file "$work/port" >"$work/server.log" 2>&1 &
 server_pid=$!
 for _ in $(seq 600); do
   [ -s "$work/port" ] && break

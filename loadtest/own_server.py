@@ -13,7 +13,7 @@ WINNOW = os.environ.get("WINNOW_BIN", "build/cuda/winnow")
 def own_server(*flags):
     """`winnow serve FLAG...` on loopback, from its line "listening" on: its address, and the port of its metrics. Ends the program
     with the server's log where it does not start."""
-    server = subprocess.Popen([WINNOW, "serve", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--retrieval-from", "0",
+    server = subprocess.Popen([WINNOW, "serve", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--http", "127.0.0.1:0", "--retrieval-from", "0",
                                *map(str, flags)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         log = []

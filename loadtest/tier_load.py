@@ -90,7 +90,7 @@ def ask_all(server, requests, streams, deadline):
 
 def least_kv_bytes(model, sizes):
     """The fewest frames that can work below which there is a store, as the server says."""
-    result = harness.run("serve", "--model", model, "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", *sizes,
+    result = harness.run("serve", "--model", model, "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--http", "127.0.0.1:0", *sizes,
                          "--kv-bytes", "1MiB", "--host-bytes", "64MiB")
     found = re.search(r"kv_bytes.*at least (\d+)", result.stderr)
     if not found:

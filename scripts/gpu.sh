@@ -66,7 +66,7 @@ prepare_questions() {
 start() {
   local name=$1
   shift
-  "${launch[@]}" "$winnow" serve --model "${WINNOW_MODEL:-models/needle-5m}" --listen 127.0.0.1:0 --metrics 127.0.0.1:0 --retrieval-from 0 \
+  "${launch[@]}" "$winnow" serve --model "${WINNOW_MODEL:-models/needle-5m}" --listen 127.0.0.1:0 --metrics 127.0.0.1:0 --http 127.0.0.1:0 --retrieval-from 0 \
     --port-file "$work/$name" "$@" >"$work/$name.log" 2>&1 &
   servers[$name]=$!
   until [ -s "$work/$name" ]; do

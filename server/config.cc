@@ -181,6 +181,20 @@ absl::Status CheckConfig(const ServeConfig& config) {
                 " can be reached from the network and would not be encrypted: set --tls-cert and "
                 "--tls-key, or --insecure if something in front of winnow protects it");
   }
+  if (config.http != "off") {
+    WINNOW_ASSIGN_OR_RETURN(const HostPort http, ParseHostPort(config.http));
+    if (!http.loopback && !tls && !config.insecure) {
+      return fail("--http ", config.http,
+                  " can be reached from the network and would not be encrypted: set --tls-cert and "
+                  "--tls-key, or --insecure if something in front of winnow protects it");
+    }
+    if (http.port != 0 && http.port == listen.port && http.host == listen.host) {
+      return fail("--http and --listen are both ", config.listen);
+    }
+  }
+  if (config.http == "off" && !config.api_keys.empty()) {
+    return fail("--api-keys is for HTTP, and --http is off");
+  }
   if (config.metrics != "off") {
     WINNOW_ASSIGN_OR_RETURN(const HostPort metrics, ParseHostPort(config.metrics));
     // Debian builds civetweb, which serves them, without it.
@@ -194,6 +208,9 @@ absl::Status CheckConfig(const ServeConfig& config) {
     }
     if (metrics.port != 0 && metrics.port == listen.port && metrics.host == listen.host) {
       return fail("--metrics and --listen are both ", config.listen);
+    }
+    if (metrics.port != 0 && config.metrics == config.http) {
+      return fail("--metrics and --http are both ", config.http);
     }
   }
   if (config.cuda_graphs == "off" && config.device != "cuda") {

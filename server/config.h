@@ -69,7 +69,14 @@ struct ServeConfig {
   // Endpoints.
   std::string listen = "127.0.0.1:50051";
   std::string metrics = "127.0.0.1:9464";  // "off": none
-  std::string port_file;                   // "": none
+  std::string http = "127.0.0.1:8000";     // "off": none
+  int64_t http_threads = 1;
+  int64_t http_connections = 4096;
+  absl::Duration http_idle_timeout = absl::Seconds(75);
+  absl::Duration http_read_timeout = absl::Seconds(20);
+  absl::Duration http_ping_interval = absl::Seconds(15);
+  std::string api_keys;   // "": nobody is asked for one
+  std::string port_file;  // "": none
   bool insecure = false;
   std::string tls_cert;
   std::string tls_key;

@@ -134,6 +134,7 @@ absl::Status Generation::SubmitChoices(CheckedGenerate checked) {
   n_ = checked.n;
   with_logprobs_ = checked.request.top_logprobs >= 0;
   policy_ = engine::ToString(checked.request.policy);
+  prompt_tokens_ = static_cast<int32_t>(checked.request.prompt.size());
   std::vector<engine::Submission> group;
   std::vector<Choice> choices;
   for (int32_t i = 0; i < checked.n; ++i) {
@@ -269,6 +270,7 @@ void Generation::Report(const absl::Status& status) {
   // Not the status's message: it may quote what the client sent.
   owner_.log_.Event(level, "request",
                     {{"id", name_},
+                     {"client_id", info_.client_request_id},
                      {"transport", info_.transport},
                      {"tenant", info_.tenant},
                      {"status", StatusCodeName(status.code())},

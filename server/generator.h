@@ -46,6 +46,8 @@ struct CallInfo {
   std::string_view transport;  // "grpc" or "http", for the log
   std::string tenant;
   std::optional<engine::TimePoint> deadline;
+  // What the client calls the request, for the log alone; checked by the transport.
+  std::string client_request_id;
   // The transport's own verdict: not OK ends the generation before it starts, but counted and
   // logged like every other.
   absl::Status refused;
@@ -75,6 +77,9 @@ class Generation : public std::enable_shared_from_this<Generation> {
   // For the client and the log.
   const std::string& name() const { return name_; }
 
+  // Tokens of the prompt; 0 until it is tokenised. Any thread.
+  int32_t prompt_tokens() const { return prompt_tokens_; }
+
  private:
   friend class Generator;
   struct Choice {
@@ -100,6 +105,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   const std::string name_;
   const std::function<void()> on_ready_;
   std::atomic<bool> scheduled_ = false;  // on_ready is posted and has not begun
+  std::atomic<int32_t> prompt_tokens_ = 0;
 
   absl::Mutex mutex_;
   std::vector<Choice> choices_ ABSL_GUARDED_BY(mutex_);

@@ -66,6 +66,8 @@ size_t OutcomeOf(const absl::Status& status) {
     case absl::StatusCode::kInvalidArgument:
     case absl::StatusCode::kFailedPrecondition:
     case absl::StatusCode::kPermissionDenied:
+    case absl::StatusCode::kUnauthenticated:
+    case absl::StatusCode::kNotFound:
     case absl::StatusCode::kUnimplemented:
       return 1;
     case absl::StatusCode::kResourceExhausted:
@@ -131,6 +133,53 @@ double OpenFds() {
 
 // Maps one snapshot of the engine's stats to families, so that all of a scrape's numbers belong
 // to one moment.
+// What routers of vLLM's servers read, by vLLM's names. Blocks that are kept for prompts to come count
+// as free, as there.
+std::vector<MetricFamily> RouterFamilies(const engine::EngineStats& stats,
+                                         const MetricsInfo& info) {
+  const ClientMetric::Label model = {"model_name", info.model};
+  std::vector<MetricFamily> out;
+  const auto add = [&](const char* name, const char* help, double value,
+                       std::vector<ClientMetric::Label> labels) {
+    MetricFamily family{name, help, MetricType::Gauge, {}};
+    family.metric.push_back(Value(MetricType::Gauge, value, std::move(labels)));
+    out.push_back(std::move(family));
+  };
+  add("vllm:num_requests_waiting", "As winnow_requests_waiting.", stats.waiting, {model});
+  add("vllm:num_requests_running", "As winnow_requests_running.", stats.running, {model});
+  add("vllm:kv_cache_usage_perc", "Share of the KV blocks that sequences use, 0 to 1.",
+      stats.blocks_total == 0 ? 0 : static_cast<double>(stats.blocks_used) / stats.blocks_total,
+      {model});
+  add("vllm:cache_config_info", "The KV pool; the value is 1.", 1,
+      {{"block_size", std::to_string(info.block_tokens)},
+       {"num_gpu_blocks", std::to_string(stats.blocks_total)}});
+  add("vllm:lora_requests_info", "There are no adapters; the value is when that last changed.", 0,
+      {{"max_lora", "0"}, {"running_lora_adapters", ""}, {"waiting_lora_adapters", ""}});
+  return out;
+}
+
+std::vector<MetricFamily> HttpFamilies(const HttpCounts& counts) {
+  constexpr MetricType kC = MetricType::Counter;
+  std::vector<MetricFamily> out;
+  const auto add = [&](const char* name, const char* help, uint64_t value) {
+    out.push_back(Single(kC, name, help, static_cast<double>(value)));
+  };
+  out.push_back(Single(MetricType::Gauge, "winnow_http_connections", "Open HTTP connections.",
+                       static_cast<double>(counts.connections)));
+  add("winnow_http_connections_accepted_total", "HTTP connections that were opened.",
+      counts.accepted);
+  add("winnow_http_connections_refused_total",
+      "HTTP connections that got 503 because all others were busy.", counts.refused);
+  add("winnow_http_connections_evicted_total",
+      "HTTP connections without a request that made room for others.", counts.evicted);
+  add("winnow_http_timeouts_total",
+      "HTTP requests that did not arrive, and responses that were not read, in time.",
+      counts.timed_out);
+  add("winnow_http_accept_errors_total", "Failures to take a new HTTP connection.",
+      counts.accept_errors);
+  return out;
+}
+
 std::vector<MetricFamily> EngineFamilies(const engine::EngineStats& stats,
                                          const engine::Clock& clock, int64_t kv_block_bytes) {
   constexpr MetricType kC = MetricType::Counter, kG = MetricType::Gauge;
@@ -246,8 +295,7 @@ std::vector<MetricFamily> EngineFamilies(const engine::EngineStats& stats,
 
 class Metrics::Impl final : public prometheus::Collectable {
  public:
-  Impl(const MetricsInfo& info, const engine::Clock& clock)
-      : clock_(clock), kv_block_bytes_(info.kv_block_bytes) {
+  Impl(const MetricsInfo& info, const engine::Clock& clock) : info_(info), clock_(clock) {
     auto& index_bytes = prometheus::BuildGauge()
                             .Name("winnow_index_bytes")
                             .Help("Bytes of an index beside the KV pool.")
@@ -312,17 +360,31 @@ class Metrics::Impl final : public prometheus::Collectable {
   }
 
   std::vector<MetricFamily> Collect() const override {
+    std::vector<MetricFamily> out = CollectState();
+    for (MetricFamily& family : CollectProcess()) out.push_back(std::move(family));
+    return out;
+  }
+
+  // What is cheap to ask.
+  std::vector<MetricFamily> CollectState() const {
     engine::EngineStats stats;
+    HttpCounts http;
     {
       absl::MutexLock lock(&mutex_);
       if (engine_ != nullptr) stats = engine_->stats();
+      if (http_) http = http_();
     }
-    std::vector<MetricFamily> out = EngineFamilies(stats, clock_, kv_block_bytes_);
-    out.push_back(Single(MetricType::Gauge, "process_resident_memory_bytes",
-                         "Resident memory size in bytes.", ResidentBytes()));
-    out.push_back(Single(MetricType::Gauge, "process_open_fds", "Number of open file descriptors.",
-                         OpenFds()));
+    std::vector<MetricFamily> out = EngineFamilies(stats, clock_, info_.kv_block_bytes);
+    for (MetricFamily& family : RouterFamilies(stats, info_)) out.push_back(std::move(family));
+    for (MetricFamily& family : HttpFamilies(http)) out.push_back(std::move(family));
     return out;
+  }
+
+  static std::vector<MetricFamily> CollectProcess() {
+    return {Single(MetricType::Gauge, "process_resident_memory_bytes",
+                   "Resident memory size in bytes.", ResidentBytes()),
+            Single(MetricType::Gauge, "process_open_fds", "Number of open file descriptors.",
+                   OpenFds())};
   }
 
   Histogram* Add(const char* name, const char* help, const Histogram::BucketBoundaries& buckets,
@@ -331,8 +393,21 @@ class Metrics::Impl final : public prometheus::Collectable {
                                                                                        buckets);
   }
 
+  // The registry's series and the process's as text, made again when they are older than
+  // `kPageSeconds`: with thousands of connections, counting descriptors takes milliseconds.
+  std::string SlowText() {
+    absl::MutexLock lock(&mutex_);
+    const engine::TimePoint now = clock_.Now();
+    if (slow_text_.empty() || Seconds(now - slow_text_of_) >= Metrics::kPageSeconds) {
+      slow_text_ = prometheus::TextSerializer().Serialize(registry_.Collect()) +
+                   prometheus::TextSerializer().Serialize(CollectProcess());
+      slow_text_of_ = now;
+    }
+    return slow_text_;
+  }
+
+  const MetricsInfo info_;
   const engine::Clock& clock_;
-  const int64_t kv_block_bytes_;
   prometheus::Registry registry_;
   std::array<prometheus::Counter*, kOutcomes.size()> requests_ = {};
   prometheus::Gauge* serving_ = nullptr;
@@ -344,6 +419,9 @@ class Metrics::Impl final : public prometheus::Collectable {
 
   mutable absl::Mutex mutex_;
   const engine::Engine* engine_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  std::function<HttpCounts()> http_ ABSL_GUARDED_BY(mutex_);
+  std::string slow_text_ ABSL_GUARDED_BY(mutex_);
+  engine::TimePoint slow_text_of_ ABSL_GUARDED_BY(mutex_);
 
   // Last: destroyed first, so that no scrape sees the rest half gone. The exposer holds weak
   // pointers; these point into the Impl without owning it, and live as long as the token.
@@ -365,6 +443,11 @@ void Metrics::Attach(const engine::Engine& engine) {
 void Metrics::Detach() {
   absl::MutexLock lock(&impl_->mutex_);
   impl_->engine_ = nullptr;
+}
+
+void Metrics::SetHttp(std::function<HttpCounts()> counts) {
+  absl::MutexLock lock(&impl_->mutex_);
+  impl_->http_ = std::move(counts);
 }
 
 void Metrics::CountRequest(const absl::Status& status) {
@@ -429,6 +512,10 @@ std::string Metrics::Text() const {
   std::vector<MetricFamily> families = impl_->registry_.Collect();
   for (MetricFamily& family : impl_->Collect()) families.push_back(std::move(family));
   return prometheus::TextSerializer().Serialize(families);
+}
+
+std::string Metrics::Page() const {
+  return impl_->SlowText() + prometheus::TextSerializer().Serialize(impl_->CollectState());
 }
 
 }  // namespace winnow::server

@@ -10,6 +10,7 @@
 #define WINNOW_SERVER_METRICS_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -29,6 +30,13 @@ struct MetricsInfo {
   // Of each index beside the KV pool, by name ("lsh:128", "int4").
   std::vector<std::pair<std::string, int64_t>> index_bytes = {};
   int64_t retrieval_from = 0;  // tokens; past the context: retrieval never wins
+  int32_t block_tokens = 0;    // of a KV block
+};
+
+// The HTTP port's connections (http_server.h has its own words for the same).
+struct HttpCounts {
+  int64_t connections = 0;
+  uint64_t accepted = 0, refused = 0, evicted = 0, timed_out = 0, accept_errors = 0;
 };
 
 class Metrics : public engine::EngineObserver {
@@ -39,6 +47,8 @@ class Metrics : public engine::EngineObserver {
 
   void Attach(const engine::Engine& engine);
   void Detach();
+  // The same for the HTTP port; an empty function detaches.
+  void SetHttp(std::function<HttpCounts()> counts);
 
   // A generation ended with this, whichever entry point it came through.
   void CountRequest(const absl::Status& status);
@@ -56,6 +66,10 @@ class Metrics : public engine::EngineObserver {
 
   // What /metrics answers, in Prometheus' text format.
   std::string Text() const;
+  // The same, made for routers that ask twenty times a second: gauges and counters are of now,
+  // histograms at most `kPageSeconds` old.
+  std::string Page() const;
+  static constexpr double kPageSeconds = 1;
 
  private:
   class Impl;

@@ -22,6 +22,7 @@
 #include "absl/strings/str_format.h"
 #include "engine/model_loader.h"
 #include "engine/status_macros.h"
+#include "kernels/check.h"
 #include "server/commands.h"
 #include "server/config.h"
 #include "server/credentials.h"
@@ -29,6 +30,8 @@
 #include "server/generator.h"
 #include "server/grpc_server.h"
 #include "server/health_monitor.h"
+#include "server/http/api.h"
+#include "server/http/http_server.h"
 #include "server/inference_service.h"
 #include "server/log.h"
 #include "server/metrics.h"
@@ -271,6 +274,7 @@ MetricsInfo MetricsInfoOf(const std::string& name, const engine::LoadedModel& mo
     info.index_bytes.emplace_back(pool.title(), pool.bytes);
   }
   info.retrieval_from = model.decoder_options.retrieval.from;
+  info.block_tokens = decoder.block_tokens();
   return info;
 }
 
@@ -309,6 +313,76 @@ void LogRetrieval(Log& log, const engine::LoadedModel& model) {
   }
 }
 
+HttpServerOptions HttpOptionsOf(const ServeConfig& config, int64_t max_message_bytes) {
+  HttpServerOptions options;
+  const absl::StatusOr<HostPort> address = ParseHostPort(config.http);  // CheckConfig has, too
+  WINNOW_CHECK(address.ok());
+  options.host = address->host;
+  options.port = address->port;
+  options.threads = static_cast<int>(config.http_threads);
+  options.max_connections = static_cast<size_t>(config.http_connections);
+  options.max_head_bytes = static_cast<size_t>(config.max_metadata_bytes);
+  options.max_body_bytes = static_cast<size_t>(max_message_bytes);
+  // As much as gRPC lets requests in transit take.
+  options.max_receiving_bytes = static_cast<size_t>(max_message_bytes) * 16 + (size_t{256} << 20);
+  options.idle_timeout = absl::ToChronoNanoseconds(config.http_idle_timeout);
+  options.read_timeout = absl::ToChronoNanoseconds(config.http_read_timeout);
+  options.write_timeout = absl::ToChronoNanoseconds(config.slow_reader_timeout);
+  options.ping_interval = absl::ToChronoNanoseconds(config.http_ping_interval);
+  options.tls_cert = config.tls_cert;
+  options.tls_key = config.tls_key;
+  options.tls_client_ca = config.tls_client_ca;
+  return options;
+}
+
+HttpCounts CountsOf(const HttpServerStats& stats) {
+  return {.connections = stats.connections,
+          .accepted = stats.accepted,
+          .refused = stats.refused,
+          .evicted = stats.evicted,
+          .timed_out = stats.timed_out,
+          .accept_errors = stats.accept_errors};
+}
+
+// Null where --http is off.
+absl::StatusOr<std::unique_ptr<HttpServer>> StartHttp(const ServeConfig& config,
+                                                      int64_t max_message_bytes, HttpApi& api,
+                                                      Log& log, const engine::Clock& clock,
+                                                      Metrics& metrics) {
+  if (config.http == "off") return nullptr;
+  auto http = HttpServer::Start(HttpOptionsOf(config, max_message_bytes), api, log, clock);
+  if (http.ok()) {
+    metrics.SetHttp([server = http->get()] { return CountsOf(server->stats()); });
+  }
+  return http;
+}
+
+// Null where nobody is asked for a key.
+absl::StatusOr<std::unique_ptr<ApiKeys>> LoadKeys(const ServeConfig& config, Log& log,
+                                                  const engine::Clock& clock) {
+  if (config.api_keys.empty()) return nullptr;
+  return ApiKeys::Load(config.api_keys, log, clock);
+}
+
+// What serves clients: gRPC always, HTTP unless it is off.
+struct FrontEnds {
+  GrpcServer& grpc;
+  HttpApi& api;
+  HttpServer* http;  // null: off
+
+  int http_port() const { return http == nullptr ? 0 : http->port(); }
+
+  void SetServing(bool serving) {
+    grpc.SetServing(serving);
+    api.SetServing(serving);
+  }
+  void BeginDrain() {
+    grpc.BeginDrain();
+    api.BeginDrain();
+    if (http != nullptr) http->BeginDrain();
+  }
+};
+
 int Fail(Log& log, std::string_view event, const absl::Status& status, int exit_code) {
   log.Event(LogLevel::kError, event,
             {{"status", StatusCodeName(status.code())}, {"message", ToStd(status.message())}});
@@ -319,7 +393,7 @@ int Fail(Log& log, std::string_view event, const absl::Status& status, int exit_
 // calls are refused, what runs may end within the grace, the rest is cut. A second signal exits
 // without ceremony.
 int WaitAndDrain(const ServeConfig& config, Log& log, Signals& signals, engine::Engine& engine,
-                 std::jthread& engine_thread, Generator& generator, GrpcServer& server) {
+                 std::jthread& engine_thread, Generator& generator, FrontEnds& front_ends) {
   for (;;) {
     const Signals::Event event = signals.Wait();
     if (event.signal == SIGHUP) {
@@ -335,7 +409,7 @@ int WaitAndDrain(const ServeConfig& config, Log& log, Signals& signals, engine::
       break;
     }
   }
-  server.BeginDrain();
+  front_ends.BeginDrain();
   engine.BeginDrain();
   const bool failed = engine.stats().failed;
 
@@ -361,7 +435,7 @@ int WaitAndDrain(const ServeConfig& config, Log& log, Signals& signals, engine::
   engine_thread.request_stop();
   engine.Wake();
   engine_thread.join();
-  server.Shutdown(absl::Milliseconds(500));
+  front_ends.grpc.Shutdown(absl::Milliseconds(500));
   log.Event(LogLevel::kInfo, "drained", {{"calls_cut", static_cast<uint64_t>(generator.calls())}});
   // It may have failed while it drained, too.
   return engine.stats().failed ? kExitSoftware : kExitOk;
@@ -381,6 +455,8 @@ int RunServer(const ServeConfig& config) {
   if (absl::Status tls = CheckTlsFiles(config); !tls.ok()) {
     return Fail(log, "config_error", tls, kExitUsage);
   }
+  auto keys = LoadKeys(config, log, clock);
+  if (!keys.ok()) return Fail(log, "config_error", keys.status(), kExitUsage);
   std::optional<WhileLoading> loading(std::in_place, log, signals);
   const engine::ModelOptions options = ModelOptionsOf(config, log);
   auto backend_or = engine::MakeBackend(options);
@@ -411,7 +487,10 @@ int RunServer(const ServeConfig& config) {
   generator_options.max_calls = static_cast<size_t>(config.queue_requests + config.max_running) * 2;
   generator_options.slow_reader_timeout = absl::ToChronoNanoseconds(config.slow_reader_timeout);
   Generator generator(generator_options, engine, validator, *model.tokenizer, metrics, log, clock);
-  InferenceService inference(generator, DescribeModel(name, model, *limits));
+  const v1::GetModelResponse description = DescribeModel(name, model, *limits);
+  InferenceService inference(generator, description);
+  const auto api = std::make_shared<HttpApi>(
+      generator, description, [&metrics] { return metrics.Page(); }, *std::move(keys));
   std::jthread engine_thread([&engine](const std::stop_token& stop) { engine.Run(stop); });
 
   const int64_t max_message_bytes =
@@ -422,6 +501,13 @@ int RunServer(const ServeConfig& config) {
                 absl::IsInvalidArgument(server_or.status()) ? kExitUsage : kExitFailure);
   }
   GrpcServer& server = **server_or;
+  auto http = StartHttp(config, max_message_bytes, *api, log, clock, metrics);
+  if (!http.ok()) {
+    return Fail(log, "listen_error", http.status(),
+                absl::IsInvalidArgument(http.status()) ? kExitUsage : kExitFailure);
+  }
+  const absl::Cleanup detach_http = [&metrics] { metrics.SetHttp({}); };
+  FrontEnds front_ends{server, *api, http->get()};
   int metrics_port = 0;
   if (config.metrics != "off") {
     auto port = metrics.Listen(config.metrics);
@@ -432,7 +518,7 @@ int RunServer(const ServeConfig& config) {
       [&engine] { return engine.stats(); }, clock,
       absl::ToChronoNanoseconds(config.heartbeat_timeout),
       [&](bool serving) {
-        server.SetServing(serving);
+        front_ends.SetServing(serving);
         metrics.SetServing(serving);
         log.Event(serving ? LogLevel::kInfo : LogLevel::kWarn, "health", {{"serving", serving}});
       });
@@ -468,6 +554,8 @@ int RunServer(const ServeConfig& config) {
             {{"grpc", config.listen},
              {"port", int64_t{server.port()}},
              {"tls", !config.tls_cert.empty()},
+             {"http", config.http},
+             {"http_port", int64_t{front_ends.http_port()}},
              {"metrics", config.metrics},
              {"metrics_port", int64_t{metrics_port}},
              {"start_seconds", std::chrono::duration<double>(clock.Now() - start).count()}});
@@ -476,7 +564,7 @@ int RunServer(const ServeConfig& config) {
       return Fail(log, "config_error", written, kExitUsage);
     }
   }
-  return WaitAndDrain(config, log, signals, engine, engine_thread, generator, server);
+  return WaitAndDrain(config, log, signals, engine, engine_thread, generator, front_ends);
 }
 
 struct Flags {
@@ -509,7 +597,7 @@ int Serve(const Flags& flags) {
 }  // namespace
 
 void AddServeCommand(CLI::App& app, int* exit_code) {
-  CLI::App* serve = app.add_subcommand("serve", "Serve a model over gRPC");
+  CLI::App* serve = app.add_subcommand("serve", "Serve a model over gRPC and HTTP");
   auto flags = std::make_shared<Flags>();
   serve->add_option("--config", flags->config_file,
                     "YAML file with options, by their names with underscores [WINNOW_CONFIG]");

@@ -40,6 +40,10 @@ const char* DefaultReason(absl::StatusCode code) {
       return "UNSUPPORTED";
     case absl::StatusCode::kFailedPrecondition:
       return "FAILED_PRECONDITION";
+    case absl::StatusCode::kNotFound:
+      return "NOT_FOUND";
+    case absl::StatusCode::kUnauthenticated:
+      return "UNAUTHENTICATED";
     case absl::StatusCode::kResourceExhausted:
       return "QUEUE_FULL";
     case absl::StatusCode::kUnavailable:
@@ -125,6 +129,23 @@ google::rpc::Status ToRpcStatus(const absl::Status& status) {
   if (google::rpc::BadRequest bad; GetDetail(status, bad)) out.add_details()->PackFrom(bad);
   if (google::rpc::RetryInfo retry; GetDetail(status, retry)) out.add_details()->PackFrom(retry);
   return out;
+}
+
+std::vector<std::pair<std::string, std::string>> ViolationsOf(const absl::Status& status) {
+  std::vector<std::pair<std::string, std::string>> out;
+  google::rpc::BadRequest bad;
+  if (!GetDetail(status, bad)) return out;
+  for (const auto& violation : bad.field_violations()) {
+    out.emplace_back(violation.field(), violation.description());
+  }
+  return out;
+}
+
+std::optional<absl::Duration> RetryAfterOf(const absl::Status& status) {
+  google::rpc::RetryInfo retry;
+  if (!GetDetail(status, retry)) return std::nullopt;
+  return absl::Milliseconds(
+      google::protobuf::util::TimeUtil::DurationToMilliseconds(retry.retry_delay()));
 }
 
 grpc::Status ToGrpcStatus(const absl::Status& status) {

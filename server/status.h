@@ -6,8 +6,10 @@
 #ifndef WINNOW_SERVER_STATUS_H_
 #define WINNOW_SERVER_STATUS_H_
 
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -57,6 +59,12 @@ google::rpc::Status ToRpcStatus(const absl::Status& status);
 
 // The reason in the status's ErrorInfo, or the one that fits its code; "" if OK.
 std::string ReasonOf(const absl::Status& status);
+
+// The fields that are wrong, each with its description; empty where the status names none.
+std::vector<std::pair<std::string, std::string>> ViolationsOf(const absl::Status& status);
+
+// When to try again, where the status says so.
+std::optional<absl::Duration> RetryAfterOf(const absl::Status& status);
 
 // OK turns into OK.
 grpc::Status ToGrpcStatus(const absl::Status& status);

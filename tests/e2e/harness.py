@@ -105,7 +105,7 @@ class Server:
         self.directory = tempfile.mkdtemp(prefix="winnow-e2e-")
         self.log_path = os.path.join(self.directory, "log")
         port_file = os.path.join(self.directory, "port")
-        self.command = [BIN, "serve", "--model", model, "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0",
+        self.command = [BIN, "serve", "--model", model, "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--http", "127.0.0.1:0",
                         "--port-file", port_file, "--log-format", "json", *map(str, flags)]
         # CTest sets TSAN_OPTIONS; by hand it is this. Without ThreadSanitizer it means nothing.
         environment = {"TSAN_OPTIONS": f"suppressions={SOURCE}/tests/tsan/suppressions.txt:exitcode=66", **os.environ,
@@ -121,7 +121,8 @@ class Server:
             time.sleep(0.01)
         self.port = int(pathlib.Path(port_file).read_text())
         self.address = f"127.0.0.1:{self.port}"
-        self.metrics_port = next(e["metrics_port"] for e in self.events() if e["event"] == "listening")
+        listening = next(e for e in self.events() if e["event"] == "listening")
+        self.metrics_port, self.http_port = listening["metrics_port"], listening["http_port"]
 
     def __enter__(self):
         return self

@@ -68,10 +68,10 @@ class Configuration(unittest.TestCase):
 
     def test_taken_port_is_an_error(self):
         with Server() as server:
-            result = run("serve", "--model", MODEL, "--listen", server.address, "--metrics", "off")
+            result = run("serve", "--model", MODEL, "--listen", server.address, "--metrics", "off", "--http", "off")
             self.assertEqual(result.returncode, 1)
             self.assertIn(f"cannot listen on {server.address}", result.stderr)
-            result = run("serve", "--model", MODEL, "--listen", "127.0.0.1:0", "--metrics",
+            result = run("serve", "--model", MODEL, "--listen", "127.0.0.1:0", "--http", "off", "--metrics",
                          f"127.0.0.1:{server.metrics_port}")
             self.assertEqual(result.returncode, 1)
             self.assertIn("metrics", result.stderr)
@@ -87,7 +87,7 @@ class Models(unittest.TestCase):
         shutil.copytree(MODEL, self.directory)
 
     def assert_model_error(self, *texts):
-        result = run("serve", "--model", self.directory, "--listen", "127.0.0.1:0", "--metrics", "off")
+        result = run("serve", "--model", self.directory, "--listen", "127.0.0.1:0", "--metrics", "off", "--http", "off")
         self.assertEqual(result.returncode, 78, result.stderr)
         for text in texts:
             self.assertIn(text, result.stderr)
@@ -181,7 +181,7 @@ class Tls(unittest.TestCase):
 
     def assert_refused(self, *flags, text):
         # Before the model is loaded, which may take minutes: here there is none.
-        result = run("serve", "--model", self.path("no_model"), "--listen", "127.0.0.1:0", "--metrics", "off", *flags)
+        result = run("serve", "--model", self.path("no_model"), "--listen", "127.0.0.1:0", "--metrics", "off", "--http", "off", *flags)
         self.assertEqual(result.returncode, 2, result.stderr)
         self.assertIn(text, result.stderr)
 

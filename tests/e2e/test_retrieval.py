@@ -159,7 +159,7 @@ class Configuration(unittest.TestCase):
                 self.assertIn(option, details_of(caught.exception)["BadRequest"].field_violations[0].description)
 
     def serve(self, *flags, model=MODEL):
-        return run("serve", "--model", model, "--listen", "127.0.0.1:0", "--metrics", "off", *flags)
+        return run("serve", "--model", model, "--listen", "127.0.0.1:0", "--metrics", "off", "--http", "off", *flags)
 
     def test_flags_that_cannot_be_honoured_end_the_start(self):
         with temporary_directory() as directory:

@@ -187,7 +187,7 @@ class Answers(unittest.TestCase):
         self.assertEqual(model.default_sampling.temperature, 0)
         self.assertTrue(model.chat_template)
 
-    def test_only_two_ports_listen_and_only_on_loopback(self):
+    def test_only_three_ports_listen_and_only_on_loopback(self):
         inodes = set()
         for fd in os.listdir(f"/proc/{self.server.process.pid}/fd"):
             match = re.match(r"socket:\[(\d+)\]", os.readlink(f"/proc/{self.server.process.pid}/fd/{fd}"))
@@ -201,7 +201,8 @@ class Answers(unittest.TestCase):
                     if fields[3] == "0A" and fields[9] in inodes:
                         host, port = fields[1].split(":")
                         listening.add((host[-8:], int(port, 16)))
-        self.assertEqual({port for _, port in listening}, {self.server.port, self.server.metrics_port})
+        self.assertEqual({port for _, port in listening},
+                         {self.server.port, self.server.metrics_port, self.server.http_port})
         self.assertEqual({host for host, _ in listening}, {"0100007F"})  # 127.0.0.1
 
 
@@ -334,7 +335,7 @@ class Signals(unittest.TestCase):
 
     def test_a_signal_while_the_model_is_loaded_ends_the_process(self):
         for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
-            process = subprocess.Popen([BIN, "serve", "--model", MODEL, "--listen", "127.0.0.1:0", "--metrics", "off",
+            process = subprocess.Popen([BIN, "serve", "--model", MODEL, "--listen", "127.0.0.1:0", "--metrics", "off", "--http", "off",
                                         "--crossover-cache", "none"], stderr=subprocess.PIPE, text=True)
             self.assertIn("event=starting", process.stderr.readline())
             process.send_signal(number)

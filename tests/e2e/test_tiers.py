@@ -25,7 +25,7 @@ SIZES = ["--max-context", 4096, "--max-running", 3, "--step-tokens", 192, "--blo
 
 def serve(*flags, **options):
     """`winnow serve` that is to refuse its flags."""
-    return run("serve", "--model", MODEL, "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", *SIZES, *flags,
+    return run("serve", "--model", MODEL, "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--http", "127.0.0.1:0", *SIZES, *flags,
                **options)
 
 

@@ -9,7 +9,6 @@
 #include <gtest/gtest.h>
 #include <spdlog/sinks/ostream_sink.h>
 
-#include <atomic>
 #include <chrono>
 #include <memory>
 #include <sstream>
@@ -28,6 +27,7 @@
 #include "server/inference_service.h"
 #include "server/log.h"
 #include "server/metrics.h"
+#include "tests/unit/server/movable_clock.h"
 #include "tests/unit/server/needle_model.h"
 #include "winnow/v1/inference.grpc.pb.h"
 
@@ -44,19 +44,6 @@ struct TestServerOptions {
     engine.step_tokens = 256;
     config.listen = "127.0.0.1:0";
   }
-};
-
-// The machine's, and what the test adds: a time-out is over when the test says so, however slow the
-// machine is.
-class MovableClock final : public engine::Clock {
- public:
-  engine::TimePoint Now() const override {
-    return std::chrono::steady_clock::now() + engine::Duration(added_.load());
-  }
-  void Advance(engine::Duration by) { added_ += by.count(); }
-
- private:
-  std::atomic<engine::Duration::rep> added_ = 0;
 };
 
 class TestServer {

@@ -1,0 +1,414 @@
+#include "server/http/api.h"
+
+#include <algorithm>
+#include <ctime>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "engine/status_macros.h"
+#include "server/http/anthropic.h"
+#include "server/http/generate_exchange.h"
+#include "server/http/http_error.h"
+#include "server/http/openai_answer.h"
+#include "server/http/openai_request.h"
+#include "server/http/posted_exchange.h"
+#include "server/http/responses.h"
+#include "server/status.h"
+#include "server/strings.h"
+#include "server/version.h"
+
+namespace winnow::server {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// Larger bodies are read by a tokenising thread: about a millisecond's worth of JSON.
+constexpr size_t kReadHereBytes = 32 << 10;
+constexpr size_t kMaxRequestIdBytes = 128;
+constexpr std::string_view kModelPrefix = "/v1/models/";
+
+std::unique_ptr<HttpExchange> AnswerJson(const Json& json, int status = 200) {
+  return Answered(Whole(status, "application/json", Dump(json)));
+}
+
+// The client's own id of a request goes into a header and into the log; anything odd is dropped.
+std::string ClientRequestId(const HttpRequest& request) {
+  const std::string* const id = request.Find("x-request-id");
+  if (id == nullptr || id->empty() || id->size() > kMaxRequestIdBytes) return "";
+  const bool plain = std::all_of(id->begin(), id->end(), [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+           std::string_view("._-:").find(c) != std::string_view::npos;
+  });
+  return plain ? *id : "";
+}
+
+// The key that the client shows, as OpenAI's or Anthropic's clients do; "" if it shows none.
+std::string_view KeyOf(const HttpRequest& request) {
+  if (const std::string* const key = request.Find("x-api-key")) return *key;
+  const std::string* const value = request.Find("authorization");
+  constexpr std::string_view kScheme = "bearer ";
+  if (value == nullptr || value->size() < kScheme.size() ||
+      !absl::EqualsIgnoreCase(ToAbsl(std::string_view(*value).substr(0, kScheme.size())),
+                              ToAbsl(kScheme))) {
+    return "";
+  }
+  std::string_view key = std::string_view(*value).substr(kScheme.size());
+  while (key.starts_with(' ')) key.remove_prefix(1);
+  return key;
+}
+
+// In the shape of the route's API.
+HttpPiece ErrorPiece(const HttpError& error, std::string_view path = "") {
+  return ErrorResponse(
+      error, path.starts_with("/v1/messages") ? AnthropicErrorBody(error) : OpenAiErrorBody(error));
+}
+
+std::unique_ptr<HttpExchange> AnswerError(const absl::Status& status, bool chat) {
+  return Answered(ErrorPiece(
+      ToHttpError(status, [chat](std::string_view field) { return OpenAiField(field, chat); })));
+}
+
+}  // namespace
+
+HttpApi::HttpApi(Generator& generator, v1::GetModelResponse model,
+                 std::function<std::string()> metrics_page, std::unique_ptr<ApiKeys> keys)
+    : generator_(generator),
+      model_(std::move(model)),
+      metrics_page_(std::move(metrics_page)),
+      keys_(std::move(keys)),
+      created_(std::time(nullptr)) {}
+
+const std::vector<HttpApi::Route>& HttpApi::Routes() {
+  static const std::vector<Route>& routes = *new std::vector<Route>{
+      {"GET", "/health", &HttpApi::Health, false, true, true},
+      {"GET", "/version", &HttpApi::Version, false, true},
+      {"GET", "/metrics", &HttpApi::MetricsPage, false, true},
+      {"GET", "/v1/models", &HttpApi::Models},
+      {"POST", "/v1/chat/completions", &HttpApi::Chat},
+      {"POST", "/v1/completions", &HttpApi::Completion},
+      {"POST", "/v1/messages", &HttpApi::Messages},
+      {"POST", "/v1/messages/count_tokens", &HttpApi::CountTokens, true},
+      {"POST", "/v1/responses", &HttpApi::Responses},
+      {"POST", "/v1/chat/completions/render", &HttpApi::RenderChat, true},
+      {"POST", "/v1/completions/render", &HttpApi::RenderCompletion, true},
+      {"POST", "/tokenize", &HttpApi::Tokenize, true},
+      {"POST", "/detokenize", &HttpApi::Detokenize, true},
+  };
+  return routes;
+}
+
+const HttpApi::Route* HttpApi::FindRoute(const HttpRequest& request, bool* path_known) {
+  const std::string_view path =
+      request.path.starts_with(kModelPrefix) ? "/v1/models" : std::string_view(request.path);
+  *path_known = false;
+  for (const Route& route : Routes()) {
+    if (route.path != path) continue;
+    *path_known = true;
+    if (route.method == request.method || (route.method == "GET" && request.method == "HEAD")) {
+      return &route;
+    }
+  }
+  return nullptr;
+}
+
+HttpPiece HttpApi::Refusal(int status, std::string_view message) {
+  std::string_view code = "invalid_request";
+  if (status == 413) code = "request_too_large";
+  if (status == 431) code = "headers_too_large";
+  if (status == 503) code = "overloaded";
+  return ErrorPiece(ToHttpError(status, code, message));
+}
+
+std::optional<HttpPiece> HttpApi::Refuse(const HttpRequest& head) {
+  bool path_known = false;
+  const Route* const route = FindRoute(head, &path_known);
+  // First, so that nobody without a key learns which routes there are.
+  if (keys_ != nullptr && (route == nullptr || !route->without_key) &&
+      !keys_->NameOf(KeyOf(head)).has_value()) {
+    return ErrorPiece(ToHttpError(401, "invalid_api_key",
+                                  "a key is needed: Authorization: Bearer KEY, or x-api-key"),
+                      head.path);
+  }
+  if (route == nullptr && path_known) {
+    HttpPiece piece = ErrorPiece(
+        ToHttpError(405, "method_not_allowed", "this route has another method"), head.path);
+    std::string allowed;
+    for (const Route& known : Routes()) {
+      if (known.path == head.path) Append(allowed, allowed.empty() ? "" : ", ", known.method);
+    }
+    piece.head->headers.emplace_back("Allow", allowed.empty() ? "GET" : allowed);
+    return piece;
+  }
+  if (route == nullptr) {
+    return ErrorPiece(ToHttpError(404, "unknown_route", "there is no such route"));
+  }
+  if (draining_ && !route->while_draining) {
+    return ErrorPiece(ToHttpError(503, "draining", "the server is going away: try another one"),
+                      head.path);
+  }
+  return std::nullopt;
+}
+
+std::unique_ptr<HttpExchange> HttpApi::Handle(HttpRequest request, HttpWaker wake) {
+  bool path_known = false;
+  const Route* const route = FindRoute(request, &path_known);  // Refuse has seen that it is there
+  if (!route->always_posted && request.body.size() <= kReadHereBytes) {
+    return (this->*route->work)(request, wake);
+  }
+  const size_t bytes = request.body.size();
+  // std::function must be copyable, so the request travels behind a pointer.
+  auto held = std::make_shared<HttpRequest>(std::move(request));
+  std::unique_ptr<HttpExchange> posted = PostExchange(
+      generator_, bytes,
+      [self = shared_from_this(), route, held, wake] {
+        return (self.get()->*route->work)(*held, wake);
+      },
+      wake);
+  if (posted != nullptr) return posted;
+  return Answered(ErrorPiece(ToHttpError(generator_.Busy(), {}), route->path));
+}
+
+std::unique_ptr<HttpExchange> HttpApi::Health(HttpRequest&, const HttpWaker&) {
+  const bool serving = serving_ && !draining_;
+  Json json;
+  json["status"] = serving ? "ok" : draining_ ? "draining" : "not serving";
+  return AnswerJson(json, serving ? 200 : 503);
+}
+
+std::unique_ptr<HttpExchange> HttpApi::Version(HttpRequest&, const HttpWaker&) {
+  return AnswerJson({{"version", kVersion}});
+}
+
+std::unique_ptr<HttpExchange> HttpApi::MetricsPage(HttpRequest&, const HttpWaker&) {
+  return Answered(Whole(200, "text/plain; version=0.0.4; charset=utf-8", metrics_page_()));
+}
+
+std::unique_ptr<HttpExchange> HttpApi::Models(HttpRequest& request, const HttpWaker&) {
+  Json model;
+  model["id"] = model_.name();
+  model["object"] = "model";
+  model["created"] = created_;
+  model["owned_by"] = "winnow";
+  model["root"] = model_.name();
+  model["parent"] = nullptr;
+  model["max_model_len"] = model_.max_context();
+  if (request.path.starts_with(kModelPrefix)) {
+    const absl::Status found = CheckModel(request.path.substr(kModelPrefix.size()));
+    if (!found.ok()) return Answered(ErrorPiece(ToHttpError(found, {})));
+    return AnswerJson(model);
+  }
+  Json list;
+  list["object"] = "list";
+  list["data"] = Json::array({model});
+  return AnswerJson(list);
+}
+
+absl::Status HttpApi::CheckModel(std::string_view name) const {
+  if (name.empty() || name == model_.name()) return absl::OkStatus();
+  return ErrorWithReason(
+      absl::StatusCode::kNotFound, "MODEL_NOT_FOUND",
+      Concat("the model ", name.substr(0, 128), " is not here; this is ", model_.name()));
+}
+
+// Whom the request counts for: the name of its key or its certificate; without either, as over gRPC, a
+// key of fairness that anyone may send.
+absl::StatusOr<std::string> HttpApi::TenantOf(const HttpRequest& request) const {
+  std::string claimed;
+  for (const auto& [name, value] : request.headers) {
+    if (name != "x-winnow-tenant") continue;
+    if (absl::Status status = Validator::CheckTenant(value); !status.ok()) return status;
+    if (!claimed.empty() && claimed != value) {
+      return ErrorWithReason(absl::StatusCode::kInvalidArgument, "INVALID_METADATA",
+                             "x-winnow-tenant is there twice");
+    }
+    claimed = value;
+  }
+  std::string identity = request.certificate_name;
+  if (keys_ != nullptr) identity = keys_->NameOf(KeyOf(request)).value_or("");
+  if (identity.empty()) return claimed;
+  if (!claimed.empty() && claimed != identity) {
+    return ErrorWithReason(absl::StatusCode::kPermissionDenied, "TENANT_MISMATCH",
+                           "x-winnow-tenant is not the name of the key or the certificate");
+  }
+  return identity;
+}
+
+CallInfo HttpApi::InfoOf(const HttpRequest& request) const {
+  CallInfo info;
+  info.transport = "http";
+  info.client_request_id = ClientRequestId(request);
+  absl::StatusOr<std::string> tenant = TenantOf(request);
+  info.refused = tenant.status();
+  if (tenant.ok()) info.tenant = *std::move(tenant);
+  return info;
+}
+
+absl::StatusOr<std::vector<int32_t>> HttpApi::TokensOf(v1::GenerateRequest& prompt) const {
+  const Validator& validator = generator_.validator();
+  if (prompt.has_tokens()) {
+    v1::DetokenizeRequest ids;
+    ids.mutable_ids()->Swap(prompt.mutable_tokens()->mutable_ids());
+    WINNOW_RETURN_IF_ERROR(validator.CheckDetokenize(ids));
+    return std::vector<int32_t>(ids.ids().begin(), ids.ids().end());
+  }
+  v1::TokenizeRequest request;
+  if (prompt.has_chat()) {
+    request.mutable_chat()->Swap(prompt.mutable_chat());
+  } else {
+    request.mutable_text()->Swap(prompt.mutable_text());
+  }
+  WINNOW_RETURN_IF_ERROR(validator.CheckTokenize(request));
+  return validator.TokenizePrompt(request);
+}
+
+std::unique_ptr<HttpExchange> HttpApi::Tokenize(HttpRequest& request, const HttpWaker&) {
+  absl::StatusOr<TokenizeBody> body = ParseTokenizeBody(request.body);
+  absl::Status status = body.status();
+  if (status.ok()) status = CheckModel(body->model);
+  if (!status.ok()) return AnswerError(status, false);
+  const bool chat = body->prompt.has_chat();
+  const absl::StatusOr<std::vector<int32_t>> ids = TokensOf(body->prompt);
+  if (!ids.ok()) return AnswerError(ids.status(), chat);
+  Json answer;
+  answer["count"] = ids->size();
+  answer["max_model_len"] = model_.max_context();
+  answer["tokens"] = *ids;
+  answer["token_strs"] = nullptr;
+  if (body->token_strs) {
+    Json texts = Json::array();
+    for (const int32_t id : *ids) texts.push_back(generator_.tokenizer().IdToToken(id));
+    answer["token_strs"] = std::move(texts);
+  }
+  return AnswerJson(answer);
+}
+
+std::unique_ptr<HttpExchange> HttpApi::Detokenize(HttpRequest& request, const HttpWaker&) {
+  absl::StatusOr<DetokenizeBody> body = ParseDetokenizeBody(request.body);
+  absl::Status status = body.status();
+  if (status.ok()) status = CheckModel(body->model);
+  if (status.ok()) status = generator_.validator().CheckDetokenize(body->request);
+  if (!status.ok()) {
+    return Answered(ErrorPiece(ToHttpError(status, [](std::string_view field) {
+      return field.starts_with("ids") ? Concat("tokens", field.substr(3)) : std::string(field);
+    })));
+  }
+  const auto& ids = body->request.ids();
+  Json answer;
+  answer["prompt"] = generator_.tokenizer().Decode({ids.data(), static_cast<size_t>(ids.size())},
+                                                   !body->request.show_special_tokens());
+  return AnswerJson(answer);
+}
+
+std::unique_ptr<HttpExchange> HttpApi::RenderChat(HttpRequest& request, const HttpWaker&) {
+  absl::StatusOr<OpenAiRequest> body = ParseChatRequest(request.body);
+  absl::Status status = body.status();
+  if (status.ok()) status = CheckModel(body->model);
+  if (!status.ok()) return AnswerError(status, true);
+  const absl::StatusOr<std::vector<int32_t>> ids = TokensOf(body->generate);
+  if (!ids.ok()) return AnswerError(ids.status(), true);
+  Json answer;
+  answer["token_ids"] = *ids;
+  answer["features"] = nullptr;
+  return AnswerJson(answer);
+}
+
+std::unique_ptr<HttpExchange> HttpApi::RenderCompletion(HttpRequest& request, const HttpWaker&) {
+  absl::StatusOr<RenderBody> body = ParseRenderBody(request.body);
+  absl::Status status = body.status();
+  if (status.ok()) status = CheckModel(body->model);
+  if (!status.ok()) return AnswerError(status, false);
+  Json answer = Json::array();
+  for (v1::GenerateRequest& prompt : body->prompts) {
+    const absl::StatusOr<std::vector<int32_t>> ids = TokensOf(prompt);
+    if (!ids.ok()) return AnswerError(ids.status(), false);
+    answer.push_back({{"token_ids", *ids}});
+  }
+  return AnswerJson(answer);
+}
+
+std::unique_ptr<HttpExchange> HttpApi::Chat(HttpRequest& request, const HttpWaker& wake) {
+  return Generate(request, wake, /*chat=*/true);
+}
+
+std::unique_ptr<HttpExchange> HttpApi::Completion(HttpRequest& request, const HttpWaker& wake) {
+  return Generate(request, wake, /*chat=*/false);
+}
+
+std::unique_ptr<HttpExchange> HttpApi::Messages(HttpRequest& request, const HttpWaker& wake) {
+  CallInfo info = InfoOf(request);
+  absl::StatusOr<AnthropicRequest> parsed = ParseAnthropicRequest(request.body, /*counting=*/false);
+  request.body = {};
+  v1::GenerateRequest generate;
+  bool stream = false, has_system = false;
+  if (info.refused.ok()) info.refused = parsed.status();
+  if (info.refused.ok()) {
+    info.refused = CheckModel(parsed->model);
+    generate = std::move(parsed->generate);
+    stream = parsed->stream;
+    has_system = parsed->has_system;
+  }
+  return StartGeneration(generator_, std::move(generate), std::move(info),
+                         MakeAnthropicFormat(model_.name(), stream, has_system), wake);
+}
+
+std::unique_ptr<HttpExchange> HttpApi::CountTokens(HttpRequest& request, const HttpWaker&) {
+  absl::StatusOr<AnthropicRequest> parsed = ParseAnthropicRequest(request.body, /*counting=*/true);
+  absl::Status status = parsed.status();
+  if (status.ok()) status = CheckModel(parsed->model);
+  if (status.ok()) {
+    const absl::StatusOr<std::vector<int32_t>> ids = TokensOf(parsed->generate);
+    status = ids.status();
+    if (ids.ok()) return AnswerJson({{"input_tokens", ids->size()}});
+  }
+  const bool has_system = parsed.ok() && parsed->has_system;
+  return Answered(ErrorPiece(
+      ToHttpError(status,
+                  [&](std::string_view field) { return AnthropicField(field, has_system); }),
+      request.path));
+}
+
+std::unique_ptr<HttpExchange> HttpApi::Responses(HttpRequest& request, const HttpWaker& wake) {
+  CallInfo info = InfoOf(request);
+  absl::StatusOr<ResponsesRequest> parsed = ParseResponsesRequest(request.body);
+  request.body = {};
+  v1::GenerateRequest generate;
+  bool stream = false;
+  Json echoed;
+  if (info.refused.ok()) info.refused = parsed.status();
+  if (info.refused.ok()) {
+    info.refused = CheckModel(parsed->model);
+    generate = std::move(parsed->generate);
+    stream = parsed->stream;
+    echoed = std::move(parsed->echoed);
+  }
+  return StartGeneration(generator_, std::move(generate), std::move(info),
+                         MakeResponsesFormat(model_.name(), stream, std::move(echoed)), wake);
+}
+
+std::unique_ptr<HttpExchange> HttpApi::Generate(HttpRequest& request, const HttpWaker& wake,
+                                                bool chat) {
+  CallInfo info = InfoOf(request);
+  absl::StatusOr<OpenAiRequest> parsed =
+      chat ? ParseChatRequest(request.body) : ParseCompletionRequest(request.body);
+  request.body = {};
+  OpenAiAnswerOptions options;
+  options.chat = chat;
+  options.model = model_.name();
+  options.eos_token_ids = generator_.validator().limits().eos_token_ids;
+  v1::GenerateRequest generate;
+  if (info.refused.ok()) info.refused = parsed.status();
+  if (info.refused.ok()) {
+    info.refused = CheckModel(parsed->model);
+    options.stream = parsed->stream;
+    options.include_usage = parsed->include_usage;
+    options.continuous_usage = parsed->continuous_usage;
+    options.logprobs = parsed->generate.has_top_logprobs();
+    // The validator has the say about n; until it has spoken, the format has room for what it allows.
+    options.n = std::clamp(parsed->generate.has_n() ? parsed->generate.n() : 1, 1, kMaxChoices);
+    generate = std::move(parsed->generate);
+  }
+  return StartGeneration(generator_, std::move(generate), std::move(info),
+                         MakeOpenAiFormat(std::move(options), generator_.tokenizer()), wake);
+}
+
+}  // namespace winnow::server

@@ -1,0 +1,91 @@
+// The routes of the HTTP port: which requests are answered, by whom, and who may ask.
+//
+//   GET  /health   /version   /metrics   /v1/models   /v1/models/NAME
+//   POST /v1/chat/completions          /v1/completions
+//        /v1/chat/completions/render   /v1/completions/render
+//        /v1/messages   /v1/messages/count_tokens   /v1/responses
+//        /tokenize   /detokenize
+//
+// docs/http.md describes them. Requests become winnow.v1 messages and go through the validator and
+// the generator that gRPC has.
+//
+// Owned by shared pointers, because work on the generator's threads keeps it, too.
+// Threads: any; nothing is changed after construction but the two switches.
+#ifndef WINNOW_SERVER_HTTP_API_H_
+#define WINNOW_SERVER_HTTP_API_H_
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "server/generator.h"
+#include "server/http/api_keys.h"
+#include "server/http/http_exchange.h"
+#include "winnow/v1/inference.pb.h"
+
+namespace winnow::server {
+
+class HttpApi final : public HttpHandler, public std::enable_shared_from_this<HttpApi> {
+ public:
+  // `generator` must outlive the API. `metrics_page`: what /metrics answers; called on I/O threads.
+  // `keys`: without one of them only /health is answered; null: nobody is asked for one.
+  HttpApi(Generator& generator, v1::GetModelResponse model,
+          std::function<std::string()> metrics_page, std::unique_ptr<ApiKeys> keys = nullptr);
+
+  // What /health says. After BeginDrain always no.
+  void SetServing(bool serving) { serving_ = serving; }
+  // From now on only /health, /metrics and /version are answered, the first with 503.
+  void BeginDrain() { draining_ = true; }
+
+  std::optional<HttpPiece> Refuse(const HttpRequest& head) override;
+  std::unique_ptr<HttpExchange> Handle(HttpRequest request, HttpWaker wake) override;
+  HttpPiece Refusal(int status, std::string_view message) override;
+
+ private:
+  using Work = std::unique_ptr<HttpExchange> (HttpApi::*)(HttpRequest&, const HttpWaker&);
+  struct Route {
+    std::string_view method;
+    std::string_view path;
+    Work work;
+    bool always_posted = false;  // to a tokenising thread, however small
+    bool while_draining = false;
+    bool without_key = false;
+  };
+  static const std::vector<Route>& Routes();
+  static const Route* FindRoute(const HttpRequest& request, bool* path_known);
+
+  std::unique_ptr<HttpExchange> Health(HttpRequest& request, const HttpWaker& wake);
+  std::unique_ptr<HttpExchange> Version(HttpRequest& request, const HttpWaker& wake);
+  std::unique_ptr<HttpExchange> MetricsPage(HttpRequest& request, const HttpWaker& wake);
+  std::unique_ptr<HttpExchange> Models(HttpRequest& request, const HttpWaker& wake);
+  std::unique_ptr<HttpExchange> Chat(HttpRequest& request, const HttpWaker& wake);
+  std::unique_ptr<HttpExchange> Completion(HttpRequest& request, const HttpWaker& wake);
+
+  std::unique_ptr<HttpExchange> Messages(HttpRequest& request, const HttpWaker& wake);
+  std::unique_ptr<HttpExchange> CountTokens(HttpRequest& request, const HttpWaker& wake);
+  std::unique_ptr<HttpExchange> Responses(HttpRequest& request, const HttpWaker& wake);
+  std::unique_ptr<HttpExchange> Tokenize(HttpRequest& request, const HttpWaker& wake);
+  std::unique_ptr<HttpExchange> Detokenize(HttpRequest& request, const HttpWaker& wake);
+  std::unique_ptr<HttpExchange> RenderChat(HttpRequest& request, const HttpWaker& wake);
+  std::unique_ptr<HttpExchange> RenderCompletion(HttpRequest& request, const HttpWaker& wake);
+
+  // The ids of a message's prompt, checked.
+  absl::StatusOr<std::vector<int32_t>> TokensOf(v1::GenerateRequest& prompt) const;
+  std::unique_ptr<HttpExchange> Generate(HttpRequest& request, const HttpWaker& wake, bool chat);
+  absl::StatusOr<std::string> TenantOf(const HttpRequest& request) const;
+  CallInfo InfoOf(const HttpRequest& request) const;
+  absl::Status CheckModel(std::string_view name) const;
+
+  Generator& generator_;
+  const v1::GetModelResponse model_;
+  const std::function<std::string()> metrics_page_;
+  const std::unique_ptr<ApiKeys> keys_;
+  const int64_t created_;  // Unix seconds; what /v1/models says
+  std::atomic<bool> serving_ = false;
+  std::atomic<bool> draining_ = false;
+};
+
+}  // namespace winnow::server
+
+#endif  // WINNOW_SERVER_HTTP_API_H_

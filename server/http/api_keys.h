@@ -1,0 +1,64 @@
+// Keys that HTTP clients must show, from a file of their SHA-256 hashes: who reads the file cannot
+// use them. Each key has a name, which is the tenant of whoever shows it.
+//
+//   # one line for each key: the name, and the hash as `printf %s "$KEY" | sha256sum` prints it
+//   alice 2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b
+//
+// Several keys may have one name, so that one can be replaced by another without a gap. The file is
+// read again when it changes; one that is not good leaves the keys as they were.
+//
+// Threads: any.
+#ifndef WINNOW_SERVER_HTTP_API_KEYS_H_
+#define WINNOW_SERVER_HTTP_API_KEYS_H_
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "engine/clock.h"
+#include "server/log.h"
+
+namespace winnow::server {
+
+class ApiKeys {
+ public:
+  // `log` and `clock` must outlive the keys. InvalidArgument names the file and the line.
+  static absl::StatusOr<std::unique_ptr<ApiKeys>> Load(std::string path, Log& log,
+                                                       const engine::Clock& clock);
+
+  // The name of the key; nothing if it is none. How long it takes says nothing about the keys: all
+  // of them are compared, each in constant time.
+  std::optional<std::string> NameOf(std::string_view key);
+
+ private:
+  struct Entry {
+    std::string name;
+    std::array<uint8_t, 32> hash;
+  };
+  using Entries = std::vector<Entry>;
+
+  ApiKeys(std::string path, Log& log, const engine::Clock& clock);
+  absl::StatusOr<Entries> Read() const;
+  std::string Stamp() const;  // changes when the file does
+  void LookAgain() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const std::string path_;
+  Log& log_;
+  const engine::Clock& clock_;
+  absl::Mutex mutex_;
+  std::shared_ptr<const Entries> entries_ ABSL_GUARDED_BY(mutex_);
+  std::string stamp_ ABSL_GUARDED_BY(mutex_);
+  engine::TimePoint looked_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace winnow::server
+
+#endif  // WINNOW_SERVER_HTTP_API_KEYS_H_

@@ -1,0 +1,750 @@
+#include "server/http/http_server.h"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <atomic>
+#include <boost/asio.hpp>
+#include <boost/asio/ssl.hpp>
+#include <boost/beast/core/buffers_range.hpp>
+#include <boost/beast/core/error.hpp>
+#include <boost/beast/http/error.hpp>
+#include <boost/beast/http/parser.hpp>
+#include <boost/beast/http/status.hpp>
+#include <filesystem>
+#include <list>
+#include <thread>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_format.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "kernels/check.h"
+#include "server/strings.h"
+
+namespace winnow::server {
+namespace {
+
+namespace asio = boost::asio;
+namespace http = boost::beast::http;
+using asio::ip::tcp;
+using boost::system::error_code;
+
+template <typename T = void>
+using Task = asio::awaitable<T>;
+// Errors come as values: a client that goes away is no exception.
+constexpr auto kValues = asio::as_tuple(asio::use_awaitable);
+
+// Bytes that are read ahead of what is being answered.
+constexpr size_t kReadAheadBytes = 64 << 10;
+// Each piece of a body extends its deadline: slower than this it runs out of time.
+constexpr size_t kBodyBytesPerSecond = 64 << 10;
+// Each socket's send buffer. The system's own choice grows to megabytes for a client that does not read.
+constexpr int kSendBufferBytes = 128 << 10;
+// A connection that is closed before its request was read gets this long to read the response.
+constexpr std::chrono::seconds kLinger{1};
+constexpr std::chrono::seconds kTlsReload{60};
+// Descriptors that connections leave to everybody else: files, gRPC's and the store's.
+constexpr size_t kReservedDescriptors = 128;
+
+// A body whose memory follows what has arrived, not what was announced, and that counts against the
+// budget of all connections.
+struct CountedBody {
+  struct value_type {
+    std::string bytes;
+    std::atomic<size_t>* total = nullptr;
+    size_t total_max = 0;
+  };
+  class reader {
+   public:
+    template <bool is_request, class Fields>
+    reader(http::header<is_request, Fields>&, value_type& body) : body_(body) {}
+    void init(const boost::optional<uint64_t>&, error_code& error) { error = {}; }
+    template <class Buffers>
+    size_t put(const Buffers& buffers, error_code& error) {
+      const size_t size = boost::beast::buffer_bytes(buffers);
+      if (body_.total->fetch_add(size) + size > body_.total_max) {
+        body_.total->fetch_sub(size);
+        error = http::error::buffer_overflow;
+        return 0;
+      }
+      for (const asio::const_buffer buffer : boost::beast::buffers_range_ref(buffers)) {
+        body_.bytes.append(static_cast<const char*>(buffer.data()), buffer.size());
+      }
+      error = {};
+      return size;
+    }
+    void finish(error_code& error) { error = {}; }
+
+   private:
+    value_type& body_;
+  };
+};
+using Parser = http::request_parser<CountedBody>;
+
+// What all threads share.
+struct Shared {
+  HttpServerOptions options;
+  HttpHandler* handler = nullptr;
+  const engine::Clock* clock = nullptr;
+  size_t max_connections = 0;
+  std::atomic<bool> draining = false;
+  std::atomic<size_t> receiving_bytes = 0;
+  std::atomic<int64_t> connections = 0;
+  std::atomic<uint64_t> accepted = 0, refused = 0, evicted = 0, timed_out = 0, accept_errors = 0;
+
+  absl::Mutex tls_mutex;
+  std::shared_ptr<asio::ssl::context> tls ABSL_GUARDED_BY(tls_mutex);  // null: plaintext
+  std::shared_ptr<asio::ssl::context> Tls() {
+    absl::MutexLock lock(&tls_mutex);
+    return tls;
+  }
+};
+
+class Connection;
+
+// One thread and its connections. Everything but `context`, which others post to, is its own.
+struct IoThread {
+  explicit IoThread(Shared& shared) : shared(shared), context(1) {}
+  Shared& shared;
+  asio::io_context context;
+  std::list<Connection*> connections;  // each of them keeps itself alive while it runs
+  std::list<Connection*> idle;         // those between requests, longest idle first
+  bool stopping = false;
+  std::array<char, 16 << 10> scratch;  // read into at once, never across a suspension
+};
+
+// Lets one coroutine wait until another says that something changed.
+class Signal {
+ public:
+  explicit Signal(asio::io_context& context)
+      : timer_(context, asio::steady_timer::time_point::max()) {}
+  void Notify() {
+    set_ = true;
+    timer_.cancel();
+  }
+  Task<> Wait() {
+    if (!set_) co_await timer_.async_wait(kValues);
+    set_ = false;
+  }
+
+ private:
+  asio::steady_timer timer_;
+  bool set_ = false;
+};
+
+// A connection is two coroutines on one thread: Receive reads what comes, so that a client that goes
+// away is noticed at once; Serve parses, has the request answered and writes.
+class Connection final : public std::enable_shared_from_this<Connection> {
+ public:
+  Connection(IoThread& io, std::shared_ptr<IoThread> owner, tcp::socket socket)
+      : io_(io),
+        owner_(std::move(owner)),
+        shared_(io.shared),
+        socket_(std::move(socket)),
+        news_(io.context),
+        room_(io.context),
+        in_list_(io_.connections.insert(io_.connections.end(), this)),
+        in_idle_(io_.idle.end()) {
+    ++shared_.connections;
+  }
+  ~Connection() {
+    io_.connections.erase(in_list_);
+    --shared_.connections;
+  }
+  Connection(const Connection&) = delete;
+  Connection& operator=(const Connection&) = delete;
+
+  Task<> Serve();
+  // The ticker's: closes what is overdue, and wakes who should ping.
+  void Check(engine::TimePoint now);
+  // Ends both coroutines soon.
+  void Abort();
+  // The same for one that waits for a request, which counts as idle no more.
+  void Evict() {
+    SetIdle(false);
+    Abort();
+  }
+  void Notify() { news_.Notify(); }
+
+ private:
+  Task<> Receive();
+  Task<bool> Handshake();
+  Task<bool> ServeOne();
+  Task<std::optional<HttpPiece>> ReadHead(Parser& parser, HttpRequest& request);
+  Task<std::optional<HttpPiece>> ReadBody(Parser& parser);
+  Task<bool> More();
+  Task<bool> Respond(HttpExchange& exchange, bool head_only, bool keep_alive, bool http10);
+  Task<bool> Write();
+  Task<> Linger();
+  void PutPiece(const HttpPiece& piece, bool head_only, bool close, bool http10);
+  HttpPiece BadRequest(error_code error);
+  void SetIdle(bool idle);
+  void SetDeadline(engine::Duration after) { deadline_ = shared_.clock->Now() + after; }
+  void NoDeadline() { deadline_ = engine::TimePoint::max(); }
+  void Consume(size_t bytes) {
+    in_.erase(0, bytes);
+    room_.Notify();
+  }
+  HttpWaker Waker();
+
+  IoThread& io_;
+  // The thread's own handlers keep it, too; this is for wakers, which outlive both.
+  const std::weak_ptr<IoThread> owner_;
+  Shared& shared_;
+  tcp::socket socket_;
+  std::shared_ptr<asio::ssl::context> tls_context_;
+  std::unique_ptr<asio::ssl::stream<tcp::socket&>> tls_;
+  std::string certificate_name_;
+  std::string in_;         // received and not yet parsed
+  bool in_ended_ = false;  // nothing more comes
+  bool discard_ = false;   // what comes is of no interest any more
+  Signal news_;            // for Serve: bytes, the end of them, or the exchange's waker
+  Signal room_;            // for Receive
+  std::string out_;        // being written
+  engine::TimePoint deadline_ = engine::TimePoint::max();
+  engine::TimePoint ping_at_ = engine::TimePoint::max();
+  bool timed_out_ = false;
+  bool ping_due_ = false;
+  std::list<Connection*>::iterator in_list_, in_idle_;
+};
+
+void Connection::Check(engine::TimePoint now) {
+  if (now >= deadline_) {
+    NoDeadline();
+    timed_out_ = true;
+    Abort();
+  }
+  if (now >= ping_at_) {
+    ping_at_ = engine::TimePoint::max();
+    ping_due_ = true;
+    Notify();
+  }
+}
+
+void Connection::Abort() {
+  error_code ignored;
+  socket_.close(ignored);
+  in_ended_ = true;
+  news_.Notify();
+  room_.Notify();
+}
+
+void Connection::SetIdle(bool idle) {
+  if (idle == (in_idle_ != io_.idle.end())) return;
+  if (idle) {
+    in_idle_ = io_.idle.insert(io_.idle.end(), this);
+  } else {
+    io_.idle.erase(in_idle_);
+    in_idle_ = io_.idle.end();
+  }
+}
+
+HttpWaker Connection::Waker() {
+  return [owner = owner_, self = weak_from_this()] {
+    const std::shared_ptr<IoThread> io = owner.lock();
+    if (io == nullptr) return;
+    asio::post(io->context, [self] {
+      if (const std::shared_ptr<Connection> connection = self.lock()) connection->Notify();
+    });
+  };
+}
+
+Task<> Connection::Receive() {
+  const std::shared_ptr<Connection> self = shared_from_this();
+  std::string chunk(tls_ == nullptr ? 0 : 4 << 10, '\0');
+  while (!in_ended_) {
+    if (in_.size() >= kReadAheadBytes) {
+      co_await room_.Wait();
+      continue;
+    }
+    error_code error;
+    size_t count = 0;
+    const char* data = nullptr;
+    if (tls_ == nullptr) {
+      // Waits first and reads then, so that a silent connection holds no buffer.
+      std::tie(error) = co_await socket_.async_wait(tcp::socket::wait_read, kValues);
+      if (!error) count = socket_.read_some(asio::buffer(io_.scratch), error);
+      data = io_.scratch.data();
+      if (error == asio::error::would_block || error == asio::error::try_again) continue;
+    } else {
+      std::tie(error, count) = co_await tls_->async_read_some(asio::buffer(chunk), kValues);
+      data = chunk.data();
+    }
+    if (!discard_) in_.append(data, count);
+    if (error) in_ended_ = true;
+    news_.Notify();
+  }
+}
+
+// Waits for bytes. False: none come any more.
+Task<bool> Connection::More() {
+  if (in_ended_) co_return false;
+  co_await news_.Wait();
+  co_return true;
+}
+
+Task<bool> Connection::Handshake() {
+  tls_context_ = shared_.Tls();
+  if (tls_context_ == nullptr) co_return true;
+  tls_ = std::make_unique<asio::ssl::stream<tcp::socket&>>(socket_, *tls_context_);
+  SetDeadline(shared_.options.read_timeout);
+  const auto [error] = co_await tls_->async_handshake(asio::ssl::stream_base::server, kValues);
+  if (error) co_return false;
+  NoDeadline();
+  X509* const certificate = SSL_get1_peer_certificate(tls_->native_handle());
+  if (certificate == nullptr) co_return true;
+  std::array<char, 256> name{};
+  const int length = X509_NAME_get_text_by_NID(X509_get_subject_name(certificate), NID_commonName,
+                                               name.data(), static_cast<int>(name.size()));
+  X509_free(certificate);
+  if (length > 0) certificate_name_.assign(name.data(), static_cast<size_t>(length));
+  co_return true;
+}
+
+Task<> Connection::Serve() {
+  const std::shared_ptr<Connection> self = shared_from_this();
+  error_code ignored;
+  socket_.set_option(tcp::no_delay(true), ignored);
+  socket_.set_option(asio::socket_base::send_buffer_size(kSendBufferBytes), ignored);
+  socket_.non_blocking(true, ignored);
+  const bool shaken = co_await Handshake();
+  if (shaken) {
+    asio::co_spawn(io_.context, Receive(), asio::detached);
+    for (;;) {
+      const bool again = co_await ServeOne();
+      if (!again) break;
+    }
+  }
+  SetIdle(false);
+  if (timed_out_) ++shared_.timed_out;
+  Abort();
+}
+
+// One request and its response. False: the connection is done.
+Task<bool> Connection::ServeOne() {
+  SetIdle(true);
+  SetDeadline(shared_.options.idle_timeout);
+  while (in_.empty()) {
+    const bool more = co_await More();
+    if (!more) {
+      timed_out_ = false;  // a connection that was idle is no loss
+      co_return false;
+    }
+  }
+  Parser parser;
+  parser.header_limit(static_cast<uint32_t>(shared_.options.max_head_bytes));
+  parser.body_limit(shared_.options.max_body_bytes);
+  parser.get().body().total = &shared_.receiving_bytes;
+  parser.get().body().total_max = shared_.options.max_receiving_bytes;
+  HttpRequest request;
+  std::optional<HttpPiece> refusal = co_await ReadHead(parser, request);
+  // Until here: who sends a head byte by byte has no better claim than who sends nothing.
+  SetIdle(false);
+  if (!refusal.has_value()) refusal = co_await ReadBody(parser);
+  shared_.receiving_bytes -= parser.get().body().bytes.size();
+  request.body = std::move(parser.get().body().bytes);
+  NoDeadline();
+  if (in_ended_ && !refusal.has_value() && !parser.is_done()) co_return false;
+  const bool http10 = parser.is_header_done() && parser.get().version() < 11;
+  const bool complete = parser.is_done() && !refusal.has_value();
+  const bool keep_alive = complete && parser.keep_alive();
+  const bool head_only = request.method == "HEAD";
+  std::unique_ptr<HttpExchange> exchange =
+      refusal.has_value() ? Answered(*std::move(refusal))
+                          : shared_.handler->Handle(std::move(request), Waker());
+  const bool again = co_await Respond(*exchange, head_only, keep_alive, http10);
+  exchange.reset();
+  if (!again && !complete) co_await Linger();
+  co_return again;
+}
+
+HttpPiece Connection::BadRequest(error_code error) {
+  if (error == http::error::header_limit) {
+    return shared_.handler->Refusal(
+        431, Concat("the request's head has more than ", shared_.options.max_head_bytes, " bytes"));
+  }
+  if (error == http::error::body_limit) {
+    return shared_.handler->Refusal(
+        413, Concat("the request's body has more than ", shared_.options.max_body_bytes, " bytes"));
+  }
+  if (error == http::error::buffer_overflow) {
+    return shared_.handler->Refusal(503, "too many requests are being received: try again");
+  }
+  return shared_.handler->Refusal(400, Concat("not an HTTP request: ", error.message()));
+}
+
+// Nothing: the head is there (or the connection ended: in_ended_).
+Task<std::optional<HttpPiece>> Connection::ReadHead(Parser& parser, HttpRequest& request) {
+  SetDeadline(shared_.options.read_timeout);
+  while (!parser.is_header_done()) {
+    error_code error;
+    const size_t used = parser.put(asio::buffer(in_), error);
+    Consume(used);
+    if (parser.is_header_done()) break;
+    if (error && error != http::error::need_more) co_return BadRequest(error);
+    const bool more = co_await More();
+    if (!more) co_return std::nullopt;
+  }
+  const auto& message = parser.get();
+  request.method = std::string(message.method_string());
+  const std::string_view target(message.target().data(), message.target().size());
+  request.path = std::string(target.substr(0, target.find('?')));
+  request.certificate_name = certificate_name_;
+  for (const auto& field : message) {
+    request.headers.emplace_back(
+        absl::AsciiStrToLower({field.name_string().data(), field.name_string().size()}),
+        std::string(field.value()));
+  }
+  if (parser.content_length().has_value() &&
+      *parser.content_length() > shared_.options.max_body_bytes) {
+    co_return BadRequest(http::error::body_limit);
+  }
+  std::optional<HttpPiece> refusal = shared_.handler->Refuse(request);
+  if (refusal.has_value()) co_return refusal;
+  const std::string* const expect = request.Find("expect");
+  if (expect == nullptr || parser.is_done()) co_return std::nullopt;
+  if (!absl::EqualsIgnoreCase(*expect, "100-continue")) {
+    co_return shared_.handler->Refusal(417, "Expect: only 100-continue is known");
+  }
+  out_ = "HTTP/1.1 100 Continue\r\n\r\n";
+  co_await Write();
+  co_return std::nullopt;
+}
+
+Task<std::optional<HttpPiece>> Connection::ReadBody(Parser& parser) {
+  if (!parser.is_header_done()) co_return std::nullopt;  // the connection ended
+  parser.eager(true);
+  const engine::TimePoint began = shared_.clock->Now();
+  while (!parser.is_done()) {
+    error_code error;
+    const size_t used = in_.empty() ? 0 : parser.put(asio::buffer(in_), error);
+    Consume(used);
+    if (parser.is_done()) break;
+    if (error && error != http::error::need_more) co_return BadRequest(error);
+    deadline_ = began + shared_.options.read_timeout +
+                std::chrono::seconds(parser.get().body().bytes.size() / kBodyBytesPerSecond);
+    if (used > 0 && !in_.empty()) continue;
+    const bool more = co_await More();
+    if (!more) co_return std::nullopt;
+  }
+  co_return std::nullopt;
+}
+
+// Sends what the exchange gives. False: the connection must be closed.
+Task<bool> Connection::Respond(HttpExchange& exchange, bool head_only, bool keep_alive,
+                               bool http10) {
+  ping_due_ = false;
+  ping_at_ = shared_.clock->Now() + shared_.options.ping_interval;
+  for (;;) {
+    std::optional<HttpPiece> piece = exchange.Take();
+    if (!piece.has_value() && ping_due_) {
+      piece = exchange.Ping();
+      ping_due_ = false;
+      ping_at_ = shared_.clock->Now() + shared_.options.ping_interval;
+    }
+    if (!piece.has_value()) {
+      const bool there = co_await More();
+      if (there) continue;
+      exchange.Cancel(/*slow=*/false);
+      co_return false;
+    }
+    const bool close = !keep_alive || piece->close || shared_.draining;
+    PutPiece(*piece, head_only, close, http10);
+    SetDeadline(shared_.options.write_timeout);
+    const bool written = co_await Write();
+    NoDeadline();
+    if (!written) {
+      exchange.Cancel(timed_out_);
+      co_return false;
+    }
+    if (piece->last) {
+      ping_at_ = engine::TimePoint::max();
+      co_return !close;
+    }
+    ping_at_ = shared_.clock->Now() + shared_.options.ping_interval;
+  }
+}
+
+// Appends a piece to out_ as HTTP/1.1 frames it.
+void Connection::PutPiece(const HttpPiece& piece, bool head_only, bool close, bool http10) {
+  const bool streamed = piece.head.has_value() ? piece.head->streamed : true;
+  if (piece.head.has_value()) {
+    const auto reason = http::obsolete_reason(http::int_to_status(piece.head->status));
+    Append(out_, "HTTP/1.1 ", piece.head->status, " ",
+           std::string_view(reason.data(), reason.size()), "\r\n");
+    for (const auto& [name, value] : piece.head->headers) Append(out_, name, ": ", value, "\r\n");
+    Append(out_, "Date: ",
+           absl::FormatTime("%a, %d %b %Y %H:%M:%S GMT", absl::Now(), absl::UTCTimeZone()), "\r\n");
+    if (!streamed) {
+      Append(out_, "Content-Length: ", piece.body.size(), "\r\n");
+    } else if (!http10) {
+      out_ += "Transfer-Encoding: chunked\r\n";
+    }
+    // HTTP/1.0 has no chunks: the end of the connection is the end of the body.
+    Append(out_, close || http10 ? "Connection: close\r\n\r\n" : "Connection: keep-alive\r\n\r\n");
+  }
+  if (head_only) return;
+  if (!streamed || http10) {
+    out_ += piece.body;
+    return;
+  }
+  if (!piece.body.empty()) {
+    Append(out_, absl::StrFormat("%x\r\n", piece.body.size()), piece.body, "\r\n");
+  }
+  if (piece.last) out_ += "0\r\n\r\n";
+}
+
+Task<bool> Connection::Write() {
+  error_code error;
+  size_t count = 0;
+  if (tls_ == nullptr) {
+    std::tie(error, count) = co_await asio::async_write(socket_, asio::buffer(out_), kValues);
+  } else {
+    std::tie(error, count) = co_await asio::async_write(*tls_, asio::buffer(out_), kValues);
+  }
+  if (out_.capacity() > (64 << 10)) out_ = {};
+  out_.clear();
+  co_return !error;
+}
+
+// The client may still be sending what nobody reads. Closing at once would reset the connection and
+// take the response away from it.
+Task<> Connection::Linger() {
+  error_code ignored;
+  socket_.shutdown(tcp::socket::shutdown_send, ignored);
+  discard_ = true;
+  in_.clear();
+  room_.Notify();
+  SetDeadline(kLinger);
+  for (;;) {
+    const bool more = co_await More();
+    if (!more) break;
+  }
+  timed_out_ = false;
+}
+
+// TLS as gRPC's port has it: the same files, the same rule about clients' certificates.
+absl::StatusOr<std::shared_ptr<asio::ssl::context>> MakeTls(const HttpServerOptions& options) {
+  auto context = std::make_shared<asio::ssl::context>(asio::ssl::context::tls_server);
+  SSL_CTX_set_min_proto_version(context->native_handle(), TLS1_2_VERSION);
+  SSL_CTX_set_mode(context->native_handle(), SSL_MODE_RELEASE_BUFFERS);
+  error_code error;
+  context->use_certificate_chain_file(options.tls_cert, error);
+  if (!error) context->use_private_key_file(options.tls_key, asio::ssl::context::pem, error);
+  if (!error && !options.tls_client_ca.empty()) {
+    context->load_verify_file(options.tls_client_ca, error);
+    context->set_verify_mode(asio::ssl::verify_peer | asio::ssl::verify_fail_if_no_peer_cert);
+    // Sessions carry the client's identity; without a context id OpenSSL refuses to resume them.
+    SSL_CTX_set_session_cache_mode(context->native_handle(), SSL_SESS_CACHE_OFF);
+    SSL_CTX_set_options(context->native_handle(), SSL_OP_NO_TICKET);
+  }
+  if (error) return absl::InvalidArgumentError(Concat("--tls-cert: ", error.message()));
+  return context;
+}
+
+void StartConnection(const std::shared_ptr<IoThread>& io, tcp::socket socket) {
+  if (io->stopping) return;
+  Shared& shared = io->shared;
+  ++shared.accepted;
+  if (shared.connections >= static_cast<int64_t>(shared.max_connections)) {
+    if (io->idle.empty()) {
+      ++shared.refused;
+      static constexpr std::string_view kBusy =
+          "HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n"
+          "Connection: close\r\n\r\n";
+      error_code ignored;
+      socket.non_blocking(true, ignored);
+      if (shared.Tls() == nullptr) socket.write_some(asio::buffer(kBusy), ignored);
+      return;
+    }
+    ++shared.evicted;
+    io->idle.front()->Evict();
+  }
+  auto connection = std::make_shared<Connection>(*io, io, std::move(socket));
+  asio::co_spawn(io->context, connection->Serve(), asio::detached);
+}
+
+// Looks after time-outs of the thread's connections.
+Task<> Tick(std::shared_ptr<IoThread> io) {
+  const HttpServerOptions& options = io->shared.options;
+  const engine::Duration shortest = std::min(
+      {options.idle_timeout, options.read_timeout, options.write_timeout, options.ping_interval});
+  const auto pause = std::clamp<engine::Duration>(shortest / 4, std::chrono::milliseconds(10),
+                                                  std::chrono::milliseconds(250));
+  asio::steady_timer timer(io->context);
+  while (!io->stopping) {
+    timer.expires_after(pause);
+    co_await timer.async_wait(kValues);
+    const engine::TimePoint now = io->shared.clock->Now();
+    for (Connection* connection : io->connections) connection->Check(now);
+  }
+}
+
+}  // namespace
+
+class HttpServer::Impl {
+ public:
+  Impl(const HttpServerOptions& options, HttpHandler& handler, Log& log, const engine::Clock& clock)
+      : log_(log) {
+    shared_.options = options;
+    shared_.handler = &handler;
+    shared_.clock = &clock;
+    for (int i = 0; i < options.threads; ++i)
+      threads_.push_back(std::make_shared<IoThread>(shared_));
+  }
+  ~Impl() { Shutdown(); }
+
+  absl::Status Listen() {
+    const HttpServerOptions& options = shared_.options;
+    const auto fail = [&](const error_code& error) {
+      return absl::UnavailableError(Concat("http: cannot listen on ", options.host, ":",
+                                           options.port, ": ", error.message()));
+    };
+    if (!options.tls_cert.empty()) {
+      auto tls = MakeTls(options);
+      if (!tls.ok()) return tls.status();
+      absl::MutexLock lock(&shared_.tls_mutex);
+      shared_.tls = *std::move(tls);
+    }
+    LimitConnections();
+    error_code error;
+    tcp::resolver resolver(threads_[0]->context);
+    const auto found =
+        resolver.resolve(options.host, std::to_string(options.port), tcp::resolver::passive, error);
+    if (error) return fail(error);
+    const tcp::endpoint endpoint = found.begin()->endpoint();
+    acceptor_.emplace(threads_[0]->context);
+    acceptor_->open(endpoint.protocol(), error);
+    if (!error) acceptor_->set_option(tcp::acceptor::reuse_address(true), error);
+    if (!error) acceptor_->bind(endpoint, error);
+    if (!error) acceptor_->listen(asio::socket_base::max_listen_connections, error);
+    if (error) return fail(error);
+    port_ = acceptor_->local_endpoint().port();
+    asio::co_spawn(threads_[0]->context, Accept(), asio::detached);
+    if (!options.tls_cert.empty()) {
+      asio::co_spawn(threads_[0]->context, ReloadTls(), asio::detached);
+    }
+    for (const std::shared_ptr<IoThread>& io : threads_) {
+      asio::co_spawn(io->context, Tick(io), asio::detached);
+      running_.emplace_back([io] { io->context.run(); });
+    }
+    return absl::OkStatus();
+  }
+
+  int port() const { return port_; }
+  Shared& shared() { return shared_; }
+
+ private:
+  // As many connections as descriptors allow, with a reserve for everybody else.
+  void LimitConnections() {
+    rlimit limit{};
+    shared_.max_connections = shared_.options.max_connections;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+    const rlim_t wanted = shared_.options.max_connections + kReservedDescriptors * 4;
+    if (limit.rlim_cur < wanted) {
+      rlimit raised = limit;
+      raised.rlim_cur = std::min(wanted, limit.rlim_max);
+      if (setrlimit(RLIMIT_NOFILE, &raised) == 0) limit = raised;
+    }
+    const size_t usable = limit.rlim_cur > 2 * kReservedDescriptors
+                              ? limit.rlim_cur - kReservedDescriptors
+                              : limit.rlim_cur / 2;
+    if (usable >= shared_.max_connections) return;
+    shared_.max_connections = usable;
+    log_.Event(LogLevel::kWarn, "http_connections",
+               {{"most", static_cast<uint64_t>(usable)},
+                {"wanted", static_cast<uint64_t>(shared_.options.max_connections)},
+                {"descriptors", static_cast<uint64_t>(limit.rlim_cur)}});
+  }
+
+  Task<> Accept() {
+    for (size_t next = 0; acceptor_->is_open(); ++next) {
+      const std::shared_ptr<IoThread> io = threads_[next % threads_.size()];
+      auto [error, socket] = co_await acceptor_->async_accept(io->context, kValues);
+      if (!acceptor_->is_open()) break;
+      if (!error) {
+        // std::function-like handlers must be copyable; a socket is not.
+        auto held = std::make_shared<tcp::socket>(std::move(socket));
+        asio::post(io->context, [io, held] { StartConnection(io, std::move(*held)); });
+        continue;
+      }
+      // Out of descriptors, mostly: the listener stays, and tries again when some may be free.
+      ++shared_.accept_errors;
+      asio::steady_timer pause(threads_[0]->context, std::chrono::milliseconds(50));
+      co_await pause.async_wait(kValues);
+    }
+  }
+
+  // New connections get the renewed certificate; files that are not good leave the old one.
+  Task<> ReloadTls() {
+    reload_.emplace(threads_[0]->context);
+    while (!threads_[0]->stopping) {
+      reload_->expires_after(kTlsReload);
+      const auto [error] = co_await reload_->async_wait(kValues);
+      if (error) break;
+      auto tls = MakeTls(shared_.options);
+      if (tls.ok()) {
+        absl::MutexLock lock(&shared_.tls_mutex);
+        shared_.tls = *std::move(tls);
+      } else {
+        log_.Event(LogLevel::kWarn, "http_tls", {{"message", ToStd(tls.status().message())}});
+      }
+    }
+  }
+
+  void Shutdown() {
+    if (running_.empty()) return;
+    for (const std::shared_ptr<IoThread>& io : threads_) {
+      asio::post(io->context, [this, io] {
+        io->stopping = true;
+        error_code ignored;
+        if (io == threads_[0] && acceptor_.has_value()) acceptor_->close(ignored);
+        if (io == threads_[0] && reload_.has_value()) reload_->cancel();
+        for (Connection* connection : io->connections) connection->Abort();
+      });
+    }
+    // Each returns when its last coroutine has ended.
+    for (std::thread& thread : running_) thread.join();
+    running_.clear();
+  }
+
+  Log& log_;
+  Shared shared_;
+  std::vector<std::shared_ptr<IoThread>> threads_;
+  std::optional<tcp::acceptor> acceptor_;
+  std::optional<asio::steady_timer> reload_;
+  int port_ = 0;
+  std::vector<std::thread> running_;
+};
+
+HttpServer::HttpServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+HttpServer::~HttpServer() = default;
+
+absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const HttpServerOptions& options,
+                                                              HttpHandler& handler, Log& log,
+                                                              const engine::Clock& clock) {
+  WINNOW_CHECK(options.threads >= 1);
+  auto impl = std::make_unique<Impl>(options, handler, log, clock);
+  if (absl::Status status = impl->Listen(); !status.ok()) return status;
+  return std::unique_ptr<HttpServer>(new HttpServer(std::move(impl)));
+}
+
+int HttpServer::port() const { return impl_->port(); }
+
+HttpServerStats HttpServer::stats() const {
+  const Shared& shared = impl_->shared();
+  HttpServerStats stats;
+  stats.connections = shared.connections;
+  stats.accepted = shared.accepted;
+  stats.refused = shared.refused;
+  stats.evicted = shared.evicted;
+  stats.timed_out = shared.timed_out;
+  stats.accept_errors = shared.accept_errors;
+  return stats;
+}
+
+void HttpServer::BeginDrain() { impl_->shared().draining = true; }
+
+}  // namespace winnow::server

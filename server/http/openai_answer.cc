@@ -1,0 +1,321 @@
+#include "server/http/openai_answer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "server/http/openai_request.h"
+#include "server/strings.h"
+#include "server/version.h"
+
+namespace winnow::server {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// JSON has no infinity. OpenAI's servers give this for what is as good as impossible.
+constexpr float kLeastLogprob = -9999;
+constexpr std::string_view kReplacement = "\xef\xbf\xbd";  // U+FFFD
+
+Json Logprob(float value) { return std::max(value, kLeastLogprob); }
+
+// A token's bytes; null for half a character, whose text does not give them.
+Json BytesOf(std::string_view text) {
+  if (text.find(kReplacement) != text.npos) return nullptr;
+  Json bytes = Json::array();
+  for (const char c : text) bytes.push_back(static_cast<unsigned char>(c));
+  return bytes;
+}
+
+const char* FinishName(v1::FinishReason reason) {
+  return reason == v1::FINISH_REASON_MAX_TOKENS ? "length" : "stop";
+}
+
+// The stop string, or the token of stop_token_ids, that ended a choice; null for the model's own end.
+Json StopReason(const v1::Finish& finish, const std::vector<int32_t>& eos_token_ids) {
+  if (!finish.stop_string().empty()) return finish.stop_string();
+  if (!finish.has_stop_token_id() || std::find(eos_token_ids.begin(), eos_token_ids.end(),
+                                               finish.stop_token_id()) != eos_token_ids.end()) {
+    return nullptr;
+  }
+  return finish.stop_token_id();
+}
+
+size_t Characters(std::string_view text) {
+  return static_cast<size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
+}
+
+class OpenAiFormat final : public AnswerFormat {
+ public:
+  OpenAiFormat(OpenAiAnswerOptions options, const engine::Tokenizer& tokenizer)
+      : options_(std::move(options)), tokenizer_(tokenizer), choices_(options_.n) {}
+
+  bool streamed() const override { return options_.stream; }
+
+  void Begin(const std::string& name, int64_t created) override {
+    id_ = Concat(options_.chat ? "chatcmpl-" : "cmpl-", name);
+    created_ = created;
+  }
+
+  void Add(const v1::GenerateResponse& message, int32_t prompt_tokens, std::string& out) override {
+    Choice& choice = choices_[message.choice()];
+    prompt_tokens_ = prompt_tokens;
+    live_tokens_ += message.tokens_size();
+    if (message.has_finish()) {
+      usage_.Add(message.finish().usage());
+      choice.finish = message.finish();
+    }
+    if (options_.stream) {
+      AddEvents(message, choice, out);
+      return;
+    }
+    choice.text += message.text();
+    if (options_.logprobs) AppendLogprobs(message, choice, choice.logprobs);
+  }
+
+  void End(std::string& out) override {
+    if (!options_.stream) {
+      out = Dump(WholeAnswer());
+      return;
+    }
+    if (options_.include_usage) {
+      Json chunk = Envelope();
+      chunk["choices"] = Json::array();
+      chunk["usage"] = Usage();
+      Event(chunk, out);
+    }
+    out += "data: [DONE]\n\n";
+  }
+
+  void Break(const HttpError& error, std::string& out) override {
+    Append(out, "data: ", OpenAiErrorBody(error), "\n\n");
+  }
+
+  std::string Field(std::string_view field) const override {
+    return OpenAiField(field, options_.chat);
+  }
+
+ private:
+  struct Choice {
+    bool begun = false;
+    std::string text;
+    Json logprobs;
+    size_t characters = 0;  // of all tokens' texts so far
+    v1::Finish finish;
+  };
+
+  static void Event(const Json& json, std::string& out) {
+    Append(out, "data: ", Dump(json), "\n\n");
+  }
+
+  Json Envelope() const {
+    Json json;
+    json["id"] = id_;
+    json["object"] = options_.chat ? (options_.stream ? "chat.completion.chunk" : "chat.completion")
+                                   : "text_completion";
+    json["created"] = created_;
+    json["model"] = options_.model;
+    json["system_fingerprint"] = Concat("winnow-", kVersion);
+    return json;
+  }
+
+  // A chunk with one choice. `delta`: chat's delta, or the text.
+  void Chunk(int32_t index, Json delta, Json logprobs, Json finish, Json stop, std::string& out) {
+    Json choice;
+    choice["index"] = index;
+    choice[options_.chat ? "delta" : "text"] = std::move(delta);
+    choice["logprobs"] = std::move(logprobs);
+    choice["finish_reason"] = std::move(finish);
+    if (!choice["finish_reason"].is_null()) choice["stop_reason"] = std::move(stop);
+    Json chunk = Envelope();
+    chunk["choices"].push_back(std::move(choice));
+    if (options_.continuous_usage) {
+      chunk["usage"] = LiveUsage();
+    } else if (options_.include_usage) {
+      chunk["usage"] = nullptr;
+    }
+    Event(chunk, out);
+  }
+
+  void AddEvents(const v1::GenerateResponse& message, Choice& choice, std::string& out) {
+    const int32_t index = message.choice();
+    if (options_.chat && !std::exchange(choice.begun, true)) {
+      Chunk(index, {{"role", "assistant"}, {"content", ""}}, nullptr, nullptr, nullptr, out);
+    }
+    Json logprobs;
+    if (options_.logprobs) AppendLogprobs(message, choice, logprobs);
+    if (!message.text().empty() || (options_.logprobs && message.tokens_size() > 0)) {
+      Json delta = message.text();
+      if (options_.chat) delta = {{"content", message.text()}};
+      Chunk(index, std::move(delta), std::move(logprobs), nullptr, nullptr, out);
+    }
+    // In a chunk of its own: some clients drop the text of the chunk that has the reason.
+    if (message.has_finish()) {
+      Chunk(index, options_.chat ? Json::object() : Json(""), nullptr,
+            FinishName(message.finish().reason()),
+            StopReason(message.finish(), options_.eos_token_ids), out);
+    }
+  }
+
+  std::string TextOf(int32_t id) const { return tokenizer_.Decode({&id, 1}, false); }
+
+  void AppendLogprobs(const v1::GenerateResponse& message, Choice& choice, Json& out) {
+    if (options_.chat) {
+      if (out.is_null()) out = {{"content", Json::array()}, {"refusal", nullptr}};
+      for (const v1::Token& token : message.tokens()) out["content"].push_back(ChatLogprob(token));
+      return;
+    }
+    if (out.is_null()) {
+      for (const char* const key : {"tokens", "token_logprobs", "top_logprobs", "text_offset"}) {
+        out[key] = Json::array();
+      }
+    }
+    for (const v1::Token& token : message.tokens()) {
+      const std::string text = TextOf(token.id());
+      out["text_offset"].push_back(choice.characters);
+      choice.characters += Characters(text);
+      out["tokens"].push_back(text);
+      out["token_logprobs"].push_back(Logprob(token.logprob()));
+      Json top = Json::object();
+      for (const v1::TokenLogprob& likely : token.top()) {
+        // Two tokens may have the same text; the likelier one is first.
+        if (!top.contains(likely.text())) top[likely.text()] = Logprob(likely.logprob());
+      }
+      out["top_logprobs"].push_back(std::move(top));
+    }
+  }
+
+  Json ChatLogprob(const v1::Token& token) const {
+    Json out;
+    const std::string text = TextOf(token.id());
+    out["token"] = text;
+    out["logprob"] = Logprob(token.logprob());
+    out["bytes"] = BytesOf(text);
+    Json top = Json::array();
+    for (const v1::TokenLogprob& likely : token.top()) {
+      top.push_back({{"token", likely.text()},
+                     {"logprob", Logprob(likely.logprob())},
+                     {"bytes", BytesOf(likely.text())}});
+    }
+    out["top_logprobs"] = std::move(top);
+    return out;
+  }
+
+  Json WholeAnswer() {
+    Json answer = Envelope();
+    answer["choices"] = Json::array();
+    for (size_t i = 0; i < choices_.size(); ++i) {
+      Choice& choice = choices_[i];
+      Json out;
+      out["index"] = i;
+      if (options_.chat) {
+        out["message"] = {
+            {"role", "assistant"}, {"content", std::move(choice.text)}, {"refusal", nullptr}};
+      } else {
+        out["text"] = std::move(choice.text);
+      }
+      out["logprobs"] = std::move(choice.logprobs);
+      out["finish_reason"] = FinishName(choice.finish.reason());
+      out["stop_reason"] = StopReason(choice.finish, options_.eos_token_ids);
+      answer["choices"].push_back(std::move(out));
+    }
+    answer["usage"] = Usage();
+    return answer;
+  }
+
+  static Json Counts(int32_t prompt, int32_t generated) {
+    return {{"prompt_tokens", prompt},
+            {"completion_tokens", generated},
+            {"total_tokens", int64_t{prompt} + generated}};
+  }
+  Json LiveUsage() const { return Counts(prompt_tokens_, live_tokens_); }
+  Json Usage() const {
+    Json usage = Counts(usage_.prompt_tokens, usage_.generated_tokens);
+    usage["prompt_tokens_details"] = {{"cached_tokens", usage_.cached_tokens.value_or(0)}};
+    usage["completion_tokens_details"] = {{"reasoning_tokens", 0}};
+    usage["winnow"] = WinnowUsage(usage_);
+    return usage;
+  }
+
+  const OpenAiAnswerOptions options_;
+  const engine::Tokenizer& tokenizer_;
+  std::vector<Choice> choices_;
+  std::string id_;
+  int64_t created_ = 0;
+  int32_t prompt_tokens_ = 0;
+  int32_t live_tokens_ = 0;
+  UsageSum usage_;
+};
+
+}  // namespace
+
+std::string Dump(const Json& json) {
+  return json.dump(-1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace);
+}
+
+void UsageSum::Add(const v1::Usage& usage) {
+  prompt_tokens = usage.prompt_tokens();
+  generated_tokens += usage.generated_tokens();
+  cached_tokens = std::min(cached_tokens.value_or(usage.cached_tokens()), usage.cached_tokens());
+  v1::KvReadBytes& read = *winnow.mutable_kv_read_bytes();
+  read.set_fast(read.fast() + usage.kv_read_bytes().fast());
+  read.set_host(read.host() + usage.kv_read_bytes().host());
+  read.set_disk(read.disk() + usage.kv_read_bytes().disk());
+  winnow.set_kv_dense_bytes(winnow.kv_dense_bytes() + usage.kv_dense_bytes());
+  winnow.set_selected_rows(winnow.selected_rows() + usage.selected_rows());
+  winnow.set_dense_rows(winnow.dense_rows() + usage.dense_rows());
+  winnow.set_preemptions(winnow.preemptions() + usage.preemptions());
+  winnow.set_queue_seconds(std::max(winnow.queue_seconds(), usage.queue_seconds()));
+  winnow.set_time_to_first_token_seconds(
+      std::max(winnow.time_to_first_token_seconds(), usage.time_to_first_token_seconds()));
+  winnow.set_total_seconds(std::max(winnow.total_seconds(), usage.total_seconds()));
+  v1::RetrievalUsage& sum = *winnow.mutable_retrieval();
+  const v1::RetrievalUsage& own = usage.retrieval();
+  // Means over the probes of all choices.
+  const auto mean = [&](double before, double after) {
+    return (before * static_cast<double>(sum.probes()) +
+            after * static_cast<double>(own.probes())) /
+           static_cast<double>(sum.probes() + own.probes());
+  };
+  if (own.probes() > 0) {
+    sum.set_coverage(mean(sum.coverage(), own.coverage()));
+    sum.set_iou(mean(sum.iou(), own.iou()));
+    sum.set_probes(sum.probes() + own.probes());
+  }
+  sum.set_mid_rows(sum.mid_rows() + own.mid_rows());
+  sum.set_chosen_rows(sum.chosen_rows() + own.chosen_rows());
+}
+
+Json WinnowUsage(const UsageSum& sum) {
+  const v1::Usage& usage = sum.winnow;
+  Json out;
+  out["kv_read_bytes"] = {{"fast", usage.kv_read_bytes().fast()},
+                          {"host", usage.kv_read_bytes().host()},
+                          {"disk", usage.kv_read_bytes().disk()}};
+  out["kv_dense_bytes"] = usage.kv_dense_bytes();
+  out["selected_rows"] = usage.selected_rows();
+  out["dense_rows"] = usage.dense_rows();
+  const v1::RetrievalUsage& retrieval = usage.retrieval();
+  if (retrieval.mid_rows() > 0) {
+    out["kept"] =
+        static_cast<double>(retrieval.chosen_rows()) / static_cast<double>(retrieval.mid_rows());
+  }
+  if (retrieval.probes() > 0) {
+    out["probes"] = retrieval.probes();
+    out["coverage"] = retrieval.coverage();
+    out["iou"] = retrieval.iou();
+  }
+  out["preemptions"] = usage.preemptions();
+  out["queue_seconds"] = usage.queue_seconds();
+  out["time_to_first_token_seconds"] = usage.time_to_first_token_seconds();
+  out["total_seconds"] = usage.total_seconds();
+  return out;
+}
+
+std::unique_ptr<AnswerFormat> MakeOpenAiFormat(OpenAiAnswerOptions options,
+                                               const engine::Tokenizer& tokenizer) {
+  return std::make_unique<OpenAiFormat>(std::move(options), tokenizer);
+}
+
+}  // namespace winnow::server

@@ -1,0 +1,445 @@
+#include "server/http/openai_request.h"
+
+#include <array>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "engine/status_macros.h"
+#include "server/strings.h"
+#include "server/suggest.h"
+#include "server/utf8.h"
+#include "server/validate.h"
+
+namespace winnow::server {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr size_t kMaxShownBytes = 40;
+constexpr size_t kMaxRenderPrompts = 1024;
+// Log-probabilities of one answer that is not streamed: it is put together in memory.
+constexpr int64_t kMaxWholeLogprobs = 1 << 20;
+
+// What would change the answer and is not done here.
+constexpr std::array<std::pair<std::string_view, std::string_view>, 21> kRefused = {{
+    {"chat_template", "is not taken from requests: the model's own is used"},
+    {"chat_template_kwargs", "is not served"},
+    {"documents", "is not served"},
+    {"continue_final_message", "is not served"},
+    {"tools", "is not served"},
+    {"functions", "is not served"},
+    {"function_call", "is not served"},
+    {"structured_outputs", "is not served"},
+    {"guided_json", "is not served"},
+    {"guided_regex", "is not served"},
+    {"guided_choice", "is not served"},
+    {"guided_grammar", "is not served"},
+    {"echo", "is not served"},
+    {"suffix", "is not served"},
+    {"prompt_logprobs", "is not served"},
+    {"bad_words", "is not served"},
+    {"allowed_token_ids", "is not served"},
+    {"truncate_prompt_tokens", "is not served: a prompt that is too long is refused"},
+    {"use_beam_search", "is not served"},
+    {"cache_salt", "is not served: what is shared is shared within a tenant"},
+    {"return_tokens_as_token_ids", "is not served"},
+}};
+
+std::string Quoted(std::string_view text) {
+  return Concat("\"", CleanUtf8(text, kMaxShownBytes), "\"");
+}
+
+void TakeStop(JsonFields& fields, v1::StoppingOptions& out) {
+  Json* const stop = fields.Find("stop");
+  if (stop == nullptr) return;
+  if (stop->is_string()) {
+    out.add_stop_strings(std::move(stop->get_ref<std::string&>()));
+    return;
+  }
+  if (!stop->is_array()) {
+    fields.Add("stop", "must be a string or a list of strings");
+    return;
+  }
+  // One more than may be: the validator says how many that is.
+  for (size_t i = 0; i < stop->size() && i <= kMaxStopStrings; ++i) {
+    Json& text = (*stop)[i];
+    if (text.is_string()) {
+      out.add_stop_strings(std::move(text.get_ref<std::string&>()));
+    } else {
+      fields.Add(Concat("stop[", i, "]"), "must be a string");
+    }
+  }
+}
+
+void TakeStopTokens(JsonFields& fields, v1::StoppingOptions& out) {
+  Json* const ids = fields.Array("stop_token_ids");
+  if (ids == nullptr) return;
+  for (size_t i = 0; i < ids->size() && i <= kMaxStopTokenIds; ++i) {
+    const std::optional<int32_t> id = ToInt32((*ids)[i]);
+    if (id.has_value()) {
+      out.add_stop_token_ids(*id);
+    } else {
+      fields.Add(Concat("stop_token_ids[", i, "]"), "must be a token id");
+    }
+  }
+}
+
+void TakeStopping(JsonFields& fields, v1::StoppingOptions& out) {
+  // The newer name wins, as at OpenAI.
+  const std::optional<int32_t> max_tokens = fields.Int32("max_tokens");
+  const std::optional<int32_t> newer = fields.Int32("max_completion_tokens");
+  if (newer.has_value()) {
+    out.set_max_tokens(*newer);
+  } else if (max_tokens.has_value()) {
+    out.set_max_tokens(*max_tokens);
+  }
+  if (const auto min_tokens = fields.Int32("min_tokens")) out.set_min_tokens(*min_tokens);
+  if (const auto ignore = fields.Bool("ignore_eos")) out.set_ignore_eos(*ignore);
+  if (const auto include = fields.Bool("include_stop_str_in_output")) {
+    out.set_include_stop(*include);
+  }
+  TakeStop(fields, out);
+  TakeStopTokens(fields, out);
+}
+
+void RefuseTools(JsonFields& fields) {
+  if (const Json* const choice = fields.Find("tool_choice")) {
+    const bool none = choice->is_string() && (*choice == "none" || *choice == "auto");
+    if (!none) fields.Add("tool_choice", "is not served");
+  }
+  if (Json* const format = fields.Object("response_format")) {
+    const auto type = format->find("type");
+    if (type == format->end() || *type != "text") {
+      fields.Add("response_format", "is not served but for type \"text\"");
+    }
+  }
+  if (const Json* const modalities = fields.Array("modalities")) {
+    if (*modalities != Json::array({"text"}) && !modalities->empty()) {
+      fields.Add("modalities", "text is all there is");
+    }
+  }
+}
+
+// What both routes have.
+void TakeCommon(JsonFields& fields, OpenAiRequest& out) {
+  for (const auto& [name, why] : kRefused) fields.Refuse(name, why);
+  RefuseTools(fields);
+  if (auto model = fields.String("model")) out.model = *std::move(model);
+  TakeSampling(fields, *out.generate.mutable_sampling());
+  TakeStopping(fields, *out.generate.mutable_stopping());
+  if (const auto n = fields.Int32("n")) out.generate.set_n(*n);
+  if (const auto best_of = fields.Int32("best_of")) {
+    if (*best_of != (out.generate.has_n() ? out.generate.n() : 1)) {
+      fields.Add("best_of", "is not served: it may only repeat n");
+    }
+  }
+  if (const auto skip = fields.Bool("skip_special_tokens")) {
+    out.generate.set_show_special_tokens(!*skip);
+  }
+  if (fields.Bool("return_token_ids").value_or(false)) {
+    fields.Add("return_token_ids", "is not served");
+  }
+  out.stream = fields.Bool("stream").value_or(false);
+  if (Json* const options = fields.Object("stream_options")) {
+    JsonFields stream(*options, fields.violations(), "stream_options.");
+    out.include_usage = stream.Bool("include_usage").value_or(false);
+    out.continuous_usage = stream.Bool("continuous_usage_stats").value_or(false);
+    if (!out.stream && (out.include_usage || out.continuous_usage)) {
+      fields.Add("stream_options", "is for stream: true");
+    }
+  }
+  TakeWinnowOptions(fields, out.generate);
+}
+
+// An answer with log-probabilities is held whole unless it is streamed.
+void BoundWhole(JsonFields& fields, const OpenAiRequest& request) {
+  const v1::GenerateRequest& generate = request.generate;
+  if (request.stream || !generate.has_top_logprobs()) return;
+  const int64_t n = generate.has_n() ? generate.n() : 1;
+  const int64_t tokens = generate.stopping().max_tokens();
+  const int64_t all = n * tokens * (1 + generate.top_logprobs());
+  if (n > 0 && tokens > 0 && all > kMaxWholeLogprobs) {
+    fields.Add("top_logprobs",
+               Concat("asks for ", all, " log-probabilities in one answer, at most ",
+                      kMaxWholeLogprobs, " are given: use stream"));
+  }
+}
+
+void TakeMessage(Json& message, const std::string& path, Violations& violations,
+                 v1::ChatMessage& out) {
+  if (!message.is_object()) {
+    violations.Add(path, "must be an object");
+    return;
+  }
+  JsonFields fields(message, violations, path + ".");
+  std::string role = fields.String("role").value_or("");
+  if (role == "developer") role = "system";  // OpenAI's newer name for it
+  out.set_role(std::move(role));
+  fields.Refuse("tool_calls", "is not served");
+  fields.Refuse("function_call", "is not served");
+  Json* const content = fields.Find("content");
+  if (content == nullptr) {
+    fields.Add("content", "must be set");
+  } else {
+    out.set_content(TakeContent(*content, fields.Path("content"), violations));
+  }
+}
+
+void TakeTokens(JsonFields& fields, const Json& ids, v1::TokenPrompt& out) {
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const std::optional<int32_t> id = ToInt32(ids[i]);
+    if (!id.has_value()) {
+      fields.Add(Concat("prompt[", i, "]"), "must be a token id");
+      return;
+    }
+    out.add_ids(*id);
+  }
+}
+
+// A text or token ids.
+void TakeOnePrompt(JsonFields& fields, Json& prompt, std::optional<bool> special,
+                   v1::GenerateRequest& out) {
+  if (prompt.is_string()) {
+    out.mutable_text()->set_text(std::move(prompt.get_ref<std::string&>()));
+    if (special.has_value()) out.mutable_text()->set_add_special_tokens(*special);
+  } else if (prompt.is_array()) {
+    TakeTokens(fields, prompt, *out.mutable_tokens());
+  } else {
+    fields.Add("prompt", "must be a string or a list of token ids");
+  }
+}
+
+bool IsListOfPrompts(const Json& prompt) {
+  return prompt.is_array() && !prompt.empty() && !prompt.front().is_number();
+}
+
+// A text, token ids, or a list of one of them.
+void TakePrompt(JsonFields& fields, v1::GenerateRequest& out) {
+  Json* prompt = fields.Find("prompt");
+  const std::optional<bool> special = fields.Bool("add_special_tokens");
+  if (prompt == nullptr) {
+    fields.Add("prompt", "must be set");
+    return;
+  }
+  if (IsListOfPrompts(*prompt)) {
+    if (prompt->size() > 1) {
+      fields.Add("prompt", Concat("has ", prompt->size(), " prompts; a request takes one"));
+      return;
+    }
+    prompt = &prompt->front();
+  }
+  TakeOnePrompt(fields, *prompt, special, out);
+}
+
+void TakeMessages(JsonFields& fields, v1::ChatPrompt& chat) {
+  if (Json* const messages = fields.Array("messages")) {
+    for (size_t i = 0; i < messages->size() && i <= kMaxMessages; ++i) {
+      TakeMessage((*messages)[i], Concat("messages[", i, "]"), fields.violations(),
+                  *chat.add_messages());
+    }
+  }
+  if (const auto open = fields.Bool("add_generation_prompt")) {
+    chat.set_add_generation_prompt(*open);
+  }
+}
+
+}  // namespace
+
+std::string TakeContent(Json& content, const std::string& path, Violations& violations) {
+  if (content.is_string()) return std::move(content.get_ref<std::string&>());
+  if (!content.is_array()) {
+    violations.Add(path, "must be a string or a list of parts");
+    return "";
+  }
+  std::string text;
+  for (size_t i = 0; i < content.size(); ++i) {
+    const std::string part_path = Concat(path, "[", i, "]");
+    if (!content[i].is_object()) {
+      violations.Add(part_path, "must be an object");
+      return "";
+    }
+    JsonFields part(content[i], violations, part_path + ".");
+    const std::string type = part.String("type").value_or("");
+    if (type != "text" && type != "input_text" && type != "output_text") {
+      part.Add("type", Concat("is ", Quoted(type), "; only \"text\" is served"));
+      return "";
+    }
+    const std::optional<std::string> piece = part.String("text");
+    if (!piece.has_value()) {
+      part.Add("text", "must be a string");
+      return "";
+    }
+    if (i > 0) text += "\n";
+    text += *piece;
+  }
+  return text;
+}
+
+void TakeSampling(JsonFields& fields, v1::SamplingOptions& out) {
+  if (const auto value = fields.Number("temperature")) out.set_temperature(*value);
+  if (const auto value = fields.Number("top_p")) out.set_top_p(*value);
+  if (const auto value = fields.Number("min_p")) out.set_min_p(*value);
+  // -1 is how other servers say off.
+  if (const auto value = fields.Int32("top_k")) out.set_top_k(*value == -1 ? 0 : *value);
+  if (const auto value = fields.Number("repetition_penalty")) out.set_repetition_penalty(*value);
+  if (const auto value = fields.Number("presence_penalty")) out.set_presence_penalty(*value);
+  if (const auto value = fields.Number("frequency_penalty")) out.set_frequency_penalty(*value);
+  if (const auto value = fields.Seed("seed")) out.set_seed(*value);
+  Json* const bias = fields.Object("logit_bias");
+  if (bias == nullptr) return;
+  for (const auto& [key, value] : bias->items()) {
+    int32_t id = 0;
+    const std::string name = Concat("logit_bias[", CleanUtf8(key, kMaxShownBytes), "]");
+    if (!absl::SimpleAtoi(key, &id)) {
+      fields.Add(name, "the key must be a token id");
+    } else if (!value.is_number()) {
+      fields.Add(name, "must be a number");
+    } else {
+      (*out.mutable_logit_bias())[id] = value.get<float>();
+    }
+    // One more than may be: the validator says how many that is.
+    if (out.logit_bias_size() > kMaxLogitBias) return;
+  }
+}
+
+void TakeWinnowOptions(JsonFields& fields, v1::GenerateRequest& out) {
+  if (Json* const own = fields.Object("winnow")) {
+    JsonFields options(*own, fields.violations(), "winnow.");
+    static const std::vector<std::string> kKnown = {"policy", "cache"};
+    for (const auto& [key, value] : own->items()) {
+      if (std::find(kKnown.begin(), kKnown.end(), key) == kKnown.end()) {
+        options.Add(CleanUtf8(key, kMaxShownBytes),
+                    Concat("is not known", DidYouMean(key, kKnown)));
+      }
+    }
+    if (auto policy = options.String("policy")) out.set_policy(*std::move(policy));
+    options.Refuse("cache", "is not served by this version");
+  }
+  if (Json* const extra = fields.Object("vllm_xargs")) {
+    JsonFields options(*extra, fields.violations(), "vllm_xargs.");
+    auto policy = options.String("winnow_policy");
+    if (policy.has_value() && !out.policy().empty() && *policy != out.policy()) {
+      options.Add("winnow_policy", "contradicts winnow.policy");
+    } else if (policy.has_value()) {
+      out.set_policy(*std::move(policy));
+    }
+  }
+}
+
+absl::StatusOr<OpenAiRequest> ParseChatRequest(std::string_view body) {
+  WINNOW_ASSIGN_OR_RETURN(Json json, ParseBody(body));
+  Violations violations;
+  JsonFields fields(json, violations);
+  OpenAiRequest out;
+  TakeCommon(fields, out);
+  TakeMessages(fields, *out.generate.mutable_chat());
+  if (fields.Bool("add_special_tokens").value_or(false)) {
+    fields.Add("add_special_tokens", "the chat template writes those that the model expects");
+  }
+  const bool logprobs = fields.Bool("logprobs").value_or(false);
+  const std::optional<int32_t> top = fields.Int32("top_logprobs");
+  if (logprobs) {
+    out.generate.set_top_logprobs(top.value_or(0));
+  } else if (top.value_or(0) != 0) {
+    fields.Add("top_logprobs", "needs logprobs: true");
+  }
+  BoundWhole(fields, out);
+  WINNOW_RETURN_IF_ERROR(violations.ToStatus());
+  return out;
+}
+
+absl::StatusOr<OpenAiRequest> ParseCompletionRequest(std::string_view body) {
+  WINNOW_ASSIGN_OR_RETURN(Json json, ParseBody(body));
+  Violations violations;
+  JsonFields fields(json, violations);
+  OpenAiRequest out;
+  TakeCommon(fields, out);
+  TakePrompt(fields, out.generate);
+  // A number here, where chat has a switch and a number.
+  if (const auto top = fields.Int32("logprobs")) out.generate.set_top_logprobs(*top);
+  BoundWhole(fields, out);
+  WINNOW_RETURN_IF_ERROR(violations.ToStatus());
+  return out;
+}
+
+absl::StatusOr<TokenizeBody> ParseTokenizeBody(std::string_view body) {
+  WINNOW_ASSIGN_OR_RETURN(Json json, ParseBody(body));
+  Violations violations;
+  JsonFields fields(json, violations);
+  TokenizeBody out;
+  fields.Refuse("chat_template", "is not taken from requests: the model's own is used");
+  fields.Refuse("chat_template_kwargs", "is not served");
+  fields.Refuse("continue_final_message", "is not served");
+  fields.Refuse("tools", "is not served");
+  if (auto model = fields.String("model")) out.model = *std::move(model);
+  out.token_strs = fields.Bool("return_token_strs").value_or(false);
+  if (fields.Find("messages") != nullptr) {
+    TakeMessages(fields, *out.prompt.mutable_chat());
+  } else {
+    TakePrompt(fields, out.prompt);
+  }
+  WINNOW_RETURN_IF_ERROR(violations.ToStatus());
+  return out;
+}
+
+absl::StatusOr<DetokenizeBody> ParseDetokenizeBody(std::string_view body) {
+  WINNOW_ASSIGN_OR_RETURN(Json json, ParseBody(body));
+  Violations violations;
+  JsonFields fields(json, violations);
+  DetokenizeBody out;
+  if (auto model = fields.String("model")) out.model = *std::move(model);
+  Json* const tokens = fields.Array("tokens");
+  if (tokens == nullptr) fields.Add("tokens", "must be a list of token ids");
+  for (size_t i = 0; tokens != nullptr && i < tokens->size() && violations.empty(); ++i) {
+    const std::optional<int32_t> id = ToInt32((*tokens)[i]);
+    if (!id.has_value()) fields.Add(Concat("tokens[", i, "]"), "must be a token id");
+    out.request.add_ids(id.value_or(0));
+  }
+  // As other servers answer: what a prompt's ids stand for, control tokens included.
+  out.request.set_show_special_tokens(!fields.Bool("skip_special_tokens").value_or(false));
+  WINNOW_RETURN_IF_ERROR(violations.ToStatus());
+  return out;
+}
+
+absl::StatusOr<RenderBody> ParseRenderBody(std::string_view body) {
+  WINNOW_ASSIGN_OR_RETURN(Json json, ParseBody(body));
+  Violations violations;
+  JsonFields fields(json, violations);
+  RenderBody out;
+  if (auto model = fields.String("model")) out.model = *std::move(model);
+  const std::optional<bool> special = fields.Bool("add_special_tokens");
+  Json* const prompt = fields.Find("prompt");
+  if (prompt == nullptr) {
+    fields.Add("prompt", "must be set");
+  } else if (!IsListOfPrompts(*prompt)) {
+    TakeOnePrompt(fields, *prompt, special, out.prompts.emplace_back());
+  } else if (prompt->size() > kMaxRenderPrompts) {
+    fields.Add("prompt",
+               Concat("has ", prompt->size(), " prompts, may have at most ", kMaxRenderPrompts));
+  } else {
+    for (Json& one : *prompt) TakeOnePrompt(fields, one, special, out.prompts.emplace_back());
+  }
+  WINNOW_RETURN_IF_ERROR(violations.ToStatus());
+  return out;
+}
+
+std::string OpenAiField(std::string_view field, bool chat) {
+  static constexpr std::array<std::pair<std::string_view, std::string_view>, 8> kNames = {{
+      {"stopping.stop_strings", "stop"},
+      {"stopping.", ""},
+      {"sampling.", ""},
+      {"chat.messages", "messages"},
+      {"text.text", "prompt"},
+      {"tokens.ids", "prompt"},
+      {"ids", "prompt"},
+      {"policy", "winnow.policy"},
+  }};
+  if (field == "top_logprobs") return chat ? "top_logprobs" : "logprobs";
+  for (const auto& [ours, theirs] : kNames) {
+    if (field.starts_with(ours)) return Concat(theirs, field.substr(ours.size()));
+  }
+  if (field == "prompt") return chat ? "messages" : "prompt";
+  return std::string(field);
+}
+
+}  // namespace winnow::server

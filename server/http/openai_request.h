@@ -1,0 +1,65 @@
+// OpenAI's request bodies to winnow's: types, names and what is not served. Ranges and everything
+// else are the validator's (server/validate.h), so that HTTP has no rules of its own.
+//
+// A field that other servers know and that would change the answer is refused by name if it asks for
+// something that winnow does not do; a field that is not known is ignored. docs/http.md lists them.
+#ifndef WINNOW_SERVER_HTTP_OPENAI_REQUEST_H_
+#define WINNOW_SERVER_HTTP_OPENAI_REQUEST_H_
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "nlohmann/json.hpp"
+#include "server/http/json_fields.h"
+#include "winnow/v1/inference.pb.h"
+
+namespace winnow::server {
+
+struct OpenAiRequest {
+  v1::GenerateRequest generate;
+  std::string model;  // "": the server's
+  bool stream = false;
+  bool include_usage = false;     // stream_options
+  bool continuous_usage = false;  // stream_options.continuous_usage_stats
+};
+
+// InvalidArgument, with the paths of the fields as the client knows them.
+absl::StatusOr<OpenAiRequest> ParseChatRequest(std::string_view body);
+absl::StatusOr<OpenAiRequest> ParseCompletionRequest(std::string_view body);
+
+// /tokenize: `prompt` or `messages`.
+struct TokenizeBody {
+  v1::GenerateRequest prompt;  // the prompt alone
+  std::string model;
+  bool token_strs = false;
+};
+absl::StatusOr<TokenizeBody> ParseTokenizeBody(std::string_view body);
+// /detokenize: `tokens`.
+struct DetokenizeBody {
+  v1::DetokenizeRequest request;
+  std::string model;
+};
+absl::StatusOr<DetokenizeBody> ParseDetokenizeBody(std::string_view body);
+// /v1/completions/render, which takes several prompts.
+struct RenderBody {
+  std::vector<v1::GenerateRequest> prompts;
+  std::string model;
+};
+absl::StatusOr<RenderBody> ParseRenderBody(std::string_view body);
+
+// Parts that other APIs have in common with these.
+// A message's content: a string, or a list of text parts, which are joined by line feeds.
+std::string TakeContent(nlohmann::json& content, const std::string& path, Violations& violations);
+// `winnow` and `vllm_xargs`.
+void TakeWinnowOptions(JsonFields& fields, v1::GenerateRequest& out);
+void TakeSampling(JsonFields& fields, v1::SamplingOptions& out);
+
+// The client's name for a field of v1::GenerateRequest that the validator names: "sampling.top_p" is
+// "top_p" to it.
+std::string OpenAiField(std::string_view field, bool chat);
+
+}  // namespace winnow::server
+
+#endif  // WINNOW_SERVER_HTTP_OPENAI_REQUEST_H_

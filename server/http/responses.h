@@ -1,0 +1,34 @@
+// OpenAI's Responses API, /v1/responses, without state: each request brings its whole history. Text
+// only.
+#ifndef WINNOW_SERVER_HTTP_RESPONSES_H_
+#define WINNOW_SERVER_HTTP_RESPONSES_H_
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "nlohmann/json.hpp"
+#include "server/http/answer_format.h"
+#include "winnow/v1/inference.pb.h"
+
+namespace winnow::server {
+
+struct ResponsesRequest {
+  v1::GenerateRequest generate;
+  std::string model;
+  bool stream = false;
+  nlohmann::ordered_json echoed;  // what the answer repeats of the request
+};
+
+// InvalidArgument as ParseChatRequest. A conversation that the server should remember
+// (previous_response_id, conversation, background) is refused by name.
+absl::StatusOr<ResponsesRequest> ParseResponsesRequest(std::string_view body);
+
+std::unique_ptr<AnswerFormat> MakeResponsesFormat(std::string model, bool stream,
+                                                  nlohmann::ordered_json echoed);
+
+}  // namespace winnow::server
+
+#endif  // WINNOW_SERVER_HTTP_RESPONSES_H_

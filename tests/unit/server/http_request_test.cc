@@ -1,0 +1,176 @@
+// What HTTP clients send: bodies to messages, and keys to names.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <spdlog/sinks/ostream_sink.h>
+
+#include <fstream>
+#include <sstream>
+
+#include "server/http/anthropic.h"
+#include "server/http/api_keys.h"
+#include "server/http/openai_request.h"
+#include "server/http/responses.h"
+#include "tests/unit/server/movable_clock.h"
+#include "tests/unit/temp_dir.h"
+
+namespace winnow::server {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Pair;
+
+std::vector<std::pair<std::string, std::string>> Turns(const v1::ChatPrompt& chat) {
+  std::vector<std::pair<std::string, std::string>> out;
+  for (const v1::ChatMessage& message : chat.messages()) {
+    out.emplace_back(message.role(), message.content());
+  }
+  return out;
+}
+
+TEST(HttpRequestTest, NumbersAreWholeWhereTheyMustBe) {
+  EXPECT_EQ(ToInt32(3), 3);
+  EXPECT_EQ(ToInt32(3.0), 3);
+  EXPECT_EQ(ToInt32(-2147483648.0), -2147483648);
+  for (const nlohmann::json& bad :
+       {nlohmann::json(3.5), nlohmann::json(2147483648), nlohmann::json("3"), nlohmann::json(1e300),
+        nlohmann::json(true), nlohmann::json(nullptr)}) {
+    EXPECT_EQ(ToInt32(bad), std::nullopt) << bad;
+  }
+}
+
+TEST(HttpRequestTest, NewerNamesWinAndNullIsAbsent) {
+  const auto request = ParseChatRequest(
+      R"({"messages":[{"role":"developer","content":"d"},{"role":"user","content":[
+          {"type":"text","text":"a"},{"type":"text","text":"b"}]}],
+          "max_tokens":1,"max_completion_tokens":7,"stop":null,"seed":-1,"top_k":-1,"n":null,
+          "logprobs":true,"stream":true,"stream_options":{"include_usage":true}})");
+  ASSERT_TRUE(request.ok()) << request.status();
+  EXPECT_THAT(Turns(request->generate.chat()),
+              ElementsAre(Pair("system", "d"), Pair("user", "a\nb")));
+  EXPECT_EQ(request->generate.stopping().max_tokens(), 7);
+  EXPECT_EQ(request->generate.sampling().seed(), std::numeric_limits<uint64_t>::max());
+  EXPECT_EQ(request->generate.sampling().top_k(), 0);
+  EXPECT_FALSE(request->generate.has_n());
+  EXPECT_EQ(request->generate.top_logprobs(), 0);
+  EXPECT_TRUE(request->stream);
+  EXPECT_TRUE(request->include_usage);
+}
+
+TEST(HttpRequestTest, ErrorsDoNotRepeatThePrompt) {
+  const auto request = ParseChatRequest("{\"messages\": \"" + std::string(100000, 's') + "\n\"}");
+  ASSERT_FALSE(request.ok());
+  EXPECT_LT(request.status().message().size(), 300);
+}
+
+TEST(HttpRequestTest, TheValidatorsFieldsHaveTheClientsNames) {
+  EXPECT_EQ(OpenAiField("sampling.top_p", true), "top_p");
+  EXPECT_EQ(OpenAiField("stopping.stop_strings[3]", true), "stop[3]");
+  EXPECT_EQ(OpenAiField("stopping.max_tokens", false), "max_tokens");
+  EXPECT_EQ(OpenAiField("chat.messages[1].role", true), "messages[1].role");
+  EXPECT_EQ(OpenAiField("tokens.ids[1]", false), "prompt[1]");
+  EXPECT_EQ(OpenAiField("policy", true), "winnow.policy");
+  EXPECT_EQ(OpenAiField("top_logprobs", false), "logprobs");
+}
+
+TEST(HttpRequestTest, WhatChangesWithEveryRequestIsDropped) {
+  const auto request = ParseAnthropicRequest(
+      R"({"max_tokens":4,"system":[{"type":"text","text":"x-anthropic-billing-header: v=1; id=9"},
+          {"type":"text","text":"Be brief."}],
+          "messages":[{"role":"user","content":[
+            {"type":"text","text":"<total_tokens>1234 tokens left</total_tokens>\n"},
+            {"type":"text","text":"What is <total_tokens>5 tokens left</total_tokens>?"}]}]})",
+      false);
+  ASSERT_TRUE(request.ok()) << request.status();
+  EXPECT_THAT(Turns(request->generate.chat()),
+              ElementsAre(Pair("system", "Be brief."),
+                          Pair("user", "What is <total_tokens>5 tokens left</total_tokens>?")));
+  // A header alone leaves nothing; one that is not the first block is the user's own.
+  const auto alone = ParseAnthropicRequest(
+      R"({"max_tokens":4,"system":"x-anthropic-billing-header: v=1",
+          "messages":[{"role":"user","content":"x-anthropic-billing-header: mine"}]})",
+      false);
+  ASSERT_TRUE(alone.ok()) << alone.status();
+  EXPECT_THAT(Turns(alone->generate.chat()),
+              ElementsAre(Pair("user", "x-anthropic-billing-header: mine")));
+  EXPECT_FALSE(ParseAnthropicRequest(R"({"messages":[]})", false).ok());  // no max_tokens
+  EXPECT_TRUE(ParseAnthropicRequest(R"({"messages":[]})", true).ok());
+}
+
+TEST(HttpRequestTest, ResponsesTakeAConversationAndNoState) {
+  const auto request = ParseResponsesRequest(
+      R"({"instructions":"Be brief.","input":[
+          {"type":"message","role":"developer","content":[{"type":"input_text","text":"d"}]},
+          {"role":"user","content":"u"},{"type":"reasoning","summary":[]},
+          {"role":"assistant","content":[{"type":"output_text","text":"a"}]}],
+          "tools":[{"type":"web_search"},{"type":"namespace"}],"store":true,"max_output_tokens":3})");
+  ASSERT_TRUE(request.ok()) << request.status();
+  EXPECT_THAT(Turns(request->generate.chat()),
+              ElementsAre(Pair("system", "Be brief."), Pair("system", "d"), Pair("user", "u"),
+                          Pair("assistant", "a")));
+  EXPECT_EQ(request->generate.stopping().max_tokens(), 3);
+  for (const char* bad : {R"({"input":"x","previous_response_id":"resp_1"})",
+                          R"({"input":"x","tools":[{"type":"function","name":"f"}]})",
+                          R"({"input":"x","text":{"format":{"type":"json_schema"}}})",
+                          R"({"input":"x","text":{"format":{"type":7}}})",
+                          R"({"input":[{"type":"function_call_output"}]})", R"({})"}) {
+    EXPECT_FALSE(ParseResponsesRequest(bad).ok()) << bad;
+  }
+}
+
+class ApiKeysTest : public ::testing::Test {
+ protected:
+  void Write(const std::string& text) { std::ofstream(path_, std::ios::trunc) << text; }
+  absl::StatusOr<std::unique_ptr<ApiKeys>> Load() { return ApiKeys::Load(path_, log_, clock_); }
+
+  // Of "secret" and of "other".
+  static constexpr char kSecret[] =
+      "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b";
+  static constexpr char kOther[] =
+      "D9298A10D1B0735837DC4BD85DAC641B0F3CEF27A47E5D53A54F2F3F5B2FCFFA";
+
+  TempDir directory_;
+  const std::string path_ = directory_.path() + "/keys";
+  MovableClock clock_;
+  std::ostringstream text_;
+  Log log_{"debug", "json", std::make_shared<spdlog::sinks::ostream_sink_mt>(text_)};
+};
+
+TEST_F(ApiKeysTest, AKeyHasItsName) {
+  Write(std::string("# who may ask\n\nalice ") + kSecret + "\r\n  bob\t" + kOther + "\n");
+  const auto keys = Load();
+  ASSERT_TRUE(keys.ok()) << keys.status();
+  EXPECT_EQ((*keys)->NameOf("secret"), "alice");
+  EXPECT_EQ((*keys)->NameOf("other"), "bob");
+  for (const char* bad : {"", "Secret", "secret ", "secre", kSecret}) {
+    EXPECT_EQ((*keys)->NameOf(bad), std::nullopt) << bad;
+  }
+}
+
+TEST_F(ApiKeysTest, AFileThatIsNotGoodNamesItsLine) {
+  for (const std::string& bad :
+       {std::string("alice\n"), std::string("alice 12\n"), std::string("al/ice ") + kSecret,
+        std::string("a b ") + kSecret, std::string("alice ") + std::string(64, 'g')}) {
+    Write("# first\n" + bad);
+    EXPECT_THAT(Load().status().message(), HasSubstr("keys:2: ")) << bad;
+  }
+  Write("# none\n");
+  EXPECT_THAT(Load().status().message(), HasSubstr("holds no key"));
+}
+
+TEST_F(ApiKeysTest, AFileThatChangesIsReadAgainIfItIsGood) {
+  Write(std::string("alice ") + kSecret + "\n");
+  const auto keys = Load();
+  ASSERT_TRUE(keys.ok()) << keys.status();
+  Write(std::string("bobby ") + kOther + "\nalice " + kSecret);
+  clock_.Advance(std::chrono::seconds(2));
+  EXPECT_EQ((*keys)->NameOf("other"), "bobby");
+  Write("nonsense");
+  clock_.Advance(std::chrono::seconds(2));
+  EXPECT_EQ((*keys)->NameOf("other"), "bobby");
+  EXPECT_THAT(text_.str(), HasSubstr("must be a name and a SHA-256 hash"));
+  EXPECT_THAT(text_.str(), ::testing::Not(HasSubstr(kOther)));
+}
+
+}  // namespace
+}  // namespace winnow::server

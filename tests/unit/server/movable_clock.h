@@ -1,0 +1,26 @@
+#ifndef WINNOW_TESTS_UNIT_SERVER_MOVABLE_CLOCK_H_
+#define WINNOW_TESTS_UNIT_SERVER_MOVABLE_CLOCK_H_
+
+#include <atomic>
+#include <chrono>
+
+#include "engine/clock.h"
+
+namespace winnow::server {
+
+// The machine's, and what the test adds: a time-out is over when the test says so, however slow the
+// machine is.
+class MovableClock final : public engine::Clock {
+ public:
+  engine::TimePoint Now() const override {
+    return std::chrono::steady_clock::now() + engine::Duration(added_.load());
+  }
+  void Advance(engine::Duration by) { added_ += by.count(); }
+
+ private:
+  std::atomic<engine::Duration::rep> added_ = 0;
+};
+
+}  // namespace winnow::server
+
+#endif  // WINNOW_TESTS_UNIT_SERVER_MOVABLE_CLOCK_H_
