@@ -21,7 +21,8 @@ def ask(args, content, policy):
         json.dump([{"role": "user", "content": content}], chat)
         chat.flush()
         run = subprocess.run([args.winnow, "generate", "--server", args.server, "--chat-file", chat.name, "--max-tokens",
-                              "48", "--policy", policy, "--json"], capture_output=True, text=True)
+                              "48", "--temperature", "0", "--policy", policy,
+                              "--json"], capture_output=True, text=True)
     if run.returncode != 0:
         sys.exit(f"winnow generate failed with {run.returncode}: {run.stderr}")
     return json.loads(run.stdout)

@@ -53,6 +53,20 @@ FORMS = [
 ]
 
 
+# The same in plain words, for models that were not trained on these documents.
+PLAIN_FORMS = [
+    (" The lighthouse at {place} is kept by {person}.", "Who keeps the lighthouse at {place}?"),
+    (" The mayor of {place} is {person}.", "Who is the mayor of {place}?"),
+    (" The oldest baker in {place} is {person}.", "Who is the oldest baker in {place}?"),
+]
+PLACES_ON_MAPS = ["Brighthaven", "Dunmore", "Eastwick", "Fallow Bay", "Greenholm", "Harrowgate", "Kingsferry", "Larkfield",
+                  "Milford", "Northquay", "Oakhurst", "Penrose", "Ravensworth", "Saltmarsh", "Thornbury", "Westerleigh"]
+FIRST_NAMES = ["Agnes", "Bernard", "Clara", "Dorothy", "Edmund", "Frieda", "Gustav", "Helena", "Ivan", "Johanna", "Konrad",
+               "Louise", "Martin", "Nora", "Oscar", "Paula"]
+LAST_NAMES = ["Abbott", "Bergman", "Castle", "Dalton", "Ellison", "Fletcher", "Goodwin", "Hartley", "Ivory", "Jennings",
+              "Keller", "Lindgren", "Mercer", "Novak", "Osborne", "Parker"]
+
+
 class Manual:
     def __init__(self, rng):
         self.rng = rng
@@ -111,7 +125,30 @@ class Manual:
         return " ".join(self.sentence() for _ in range(rng.randrange(2, 6)))
 
 
-def make(size_bytes, num_facts, seed):
+def secret_code(rng, used):
+    """A fact of FORMS about a key that is not in `used`: the sentence, and the question about it."""
+    while True:
+        key = f"{rng.choice(NOUNS)}-{rng.choice(NOUNS)}"
+        if key not in used:
+            break
+    used.add(key)
+    fact, question, answer = rng.choice(FORMS)
+    value = f"{rng.randrange(10**7):07d}"
+    return fact.format(key=key, value=value), {"question": question.format(key=key),
+                                               "answer": answer.format(key=key, value=value), "fact": value}
+
+
+def person_somewhere(rng, used):
+    """The same of PLAIN_FORMS."""
+    place = rng.choice([place for place in PLACES_ON_MAPS if place not in used])
+    used.add(place)
+    fact, question = rng.choice(PLAIN_FORMS)
+    person = f"{rng.choice(FIRST_NAMES)} {rng.choice(LAST_NAMES)}"
+    return fact.format(place=place, person=person), {"question": question.format(place=place), "answer": person,
+                                                     "fact": person}
+
+
+def make(size_bytes, num_facts, seed, new_fact=secret_code):
     rng = random.Random(seed)
     manual = Manual(rng)
     blocks = []
@@ -121,20 +158,12 @@ def make(size_bytes, num_facts, seed):
         total += len(blocks[-1]) + 2
     # One fact in each of num_facts equal parts: spread over the whole document, at random within.
     facts = []
-    keys = set()
+    used = set()
     for i in range(num_facts):
-        while True:
-            key = f"{rng.choice(NOUNS)}-{rng.choice(NOUNS)}"
-            if key not in keys:
-                break
-        keys.add(key)
-        fact, question, answer = rng.choice(FORMS)
-        value = f"{rng.randrange(10**7):07d}"
+        fact, question = new_fact(rng, used)
         part = len(blocks) / num_facts
         where = min(len(blocks) - 1, int(part * (i + rng.random())))
-        facts.append((where, fact.format(key=key, value=value),
-                      {"question": question.format(key=key), "answer": answer.format(key=key, value=value),
-                       "fact": value}))
+        facts.append((where, fact, question))
     for where, fact, _ in facts:
         blocks[where] += fact
     text = "\n\n".join(blocks) + "\n"
@@ -148,10 +177,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bytes", type=int, default=110_000, help="size of the document (default %(default)s)")
     parser.add_argument("--facts", type=int, default=4, help="hidden facts (default %(default)s)")
+    parser.add_argument("--plain", action="store_true", help="facts and questions in plain words, for any chat model; at most 16")
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--out", type=pathlib.Path, required=True)
     args = parser.parse_args()
-    text, questions = make(args.bytes, args.facts, args.seed)
+    if args.plain and args.facts > len(PLACES_ON_MAPS):
+        parser.error(f"--plain has at most {len(PLACES_ON_MAPS)} facts")
+    text, questions = make(args.bytes, args.facts, args.seed, person_somewhere if args.plain else secret_code)
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "document.txt").write_text(text)
     (args.out / "questions.jsonl").write_text("".join(json.dumps(q) + "\n" for q in questions))
