@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares how winnow reads GGUF files with the PyPI package `gguf` and with transformers.
 
-    pip install gguf==0.19.0 numpy            # and for `model`: torch transformers==5.23.0
+    pip install gguf==0.19.0 numpy            # and for `model`: torch transformers==5.23.0 accelerate
     cmake --build ../../build/release --target winnow_model_tool
     ./gguf_differential.py types --tool ../../build/release/winnow_model_tool --files 20
     ./gguf_differential.py model --tool ../../build/release/winnow_model_tool FILE.gguf

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes smollm2.json: what transformers computes from the real model's GGUF file (scripts/real_model.sh).
 
-    pip install gguf==0.19.0 tokenizers==0.23.3 torch transformers==5.23.0
+    pip install gguf==0.19.0 tokenizers==0.23.3 torch transformers==5.23.0 accelerate
     ./make_smollm2.py "$(../../../scripts/real_model.sh | tail -1)"
 
 For each prompt: its token ids, the greedy tokens that follow in float32 and by how much each led the second best, and the
