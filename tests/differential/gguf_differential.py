@@ -166,7 +166,7 @@ def main():
     parser.add_argument("--tokens", type=int, default=16)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     parser.add_argument("--lead", type=float, default=1e-3)
-    flags = parser.parse_args()
+    flags = parser.parse_intermixed_args()
     print(f"seed {flags.seed}")
     if flags.what == "types":
         good = compare_types(flags.tool, flags.files, flags.seed)

@@ -40,16 +40,19 @@ uint64_t ReadAll(const GgufContents& contents, size_t size) {
         for (const char c : text) sum += static_cast<unsigned char>(c);
       }
     } else {
-      for (uint64_t i = 0; i < value.count; ++i) sum += value.IntegerAt(i).value_or(0) + (value.FloatAt(i).has_value() ? 1 : 0);
+      for (uint64_t i = 0; i < value.count; ++i)
+        sum += value.IntegerAt(i).value_or(0) + (value.FloatAt(i).has_value() ? 1 : 0);
     }
   }
   for (const GgufTensor& tensor : contents.tensors()) {
-    WINNOW_CHECK(contents.data_offset() <= tensor.begin && tensor.begin < tensor.end && tensor.end <= size);
+    WINNOW_CHECK(contents.data_offset() <= tensor.begin && tensor.begin < tensor.end &&
+                 tensor.end <= size);
     WINNOW_CHECK(contents.FindTensor(tensor.name) == &tensor);
     const auto type = WeightTypeOfGguf(tensor.type);
     if (!type) continue;
     std::vector<float> row(tensor.dims[0]);
-    const int64_t row_bytes = winnow::kernels::WeightRowBytes(*type, static_cast<int64_t>(tensor.dims[0]));
+    const int64_t row_bytes =
+        winnow::kernels::WeightRowBytes(*type, static_cast<int64_t>(tensor.dims[0]));
     for (uint64_t at = tensor.begin; at < tensor.end; at += row_bytes) {
       winnow::kernels::DequantizeRow(*type, contents.Data(tensor).data() + (at - tensor.begin),
                                      static_cast<int64_t>(tensor.dims[0]), row.data());

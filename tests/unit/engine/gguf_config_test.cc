@@ -8,6 +8,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/unit/engine/gguf_files.h"
+#include "tests/unit/engine/model_files.h"
 
 namespace winnow::engine {
 namespace {
@@ -262,6 +263,20 @@ TEST(GgufConfig, WhatIsOffIsNoReasonToRefuse) {
   file.Set("split.count", uint32_t{1});
   file.Set("another.key", "of somebody else");
   EXPECT_TRUE(Read(file).ok()) << Read(file).status();
+}
+
+TEST(GgufConfig, ADirectoryOfGgufFilesIsNoModelButSaysWhatIs) {
+  const TempDir dir;
+  EXPECT_EQ(LoadModelConfig(dir.path()).status().code(), absl::StatusCode::kNotFound);
+  WriteText(dir.File("b.gguf"), "");
+  WriteText(dir.File("a.gguf"), Llama().Build());
+  const absl::Status status = LoadModelConfig(dir.path()).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("(to load " + dir.File("a.gguf") + ", name the file)"));
+  EXPECT_TRUE(LoadModelConfig(dir.File("a.gguf")).ok());
+  EXPECT_THAT(std::string(LoadModelConfig(dir.File("c.gguf")).status().message()),
+              HasSubstr(dir.File("c.gguf")));
 }
 
 }  // namespace

@@ -9,6 +9,8 @@
 #include "engine/decoder.h"
 #include "engine/model/model_fingerprint.h"
 #include "engine/model/random_model.h"
+#include "engine/model_loader.h"
+#include "engine/model_retrieval.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/host_matrix.h"
@@ -303,6 +305,35 @@ TEST(GgufWeights, FingerprintsAreOfTheFilesBytes) {
   const auto other = fingerprints(model.Gguf(DType::kBF16), "c.gguf");
   EXPECT_NE(other.first, same.first);
   EXPECT_NE(other.second, same.second);
+}
+
+TEST(GgufWeights, TheArtifactIsTheOneBesideTheFileOfTheSameName) {
+  const TempDir dir;
+  const RandomModel model(SmallConfig("llama"));
+  const std::string path = dir.File("name.Q8_0.gguf");
+  WriteText(path, model.Gguf(DType::kF32).Build());
+  const auto config = LoadModelConfig(path);
+  ASSERT_TRUE(config.ok()) << config.status();
+  const auto weights = LoadWeights(path, *config);
+  ASSERT_TRUE(weights.ok()) << weights.status();
+  WriteText(dir.File(kArtifactFile), "of another model in this folder");
+  EXPECT_TRUE(ResolveRetrieval(path, *config, *weights, {}).ok());
+  WriteText(dir.File("name.Q8_0.winnow-artifact.safetensors"), "no artifact");
+  const absl::Status status = ResolveRetrieval(path, *config, *weights, {}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("name.Q8_0.winnow-artifact.safetensors"));
+}
+
+TEST(GgufWeights, CopiesThatFindNoMemoryAreRefusedBeforeTheyAreMade) {
+  const RandomModel model(SmallConfig("llama"));
+  const auto options = ResolveDecoderOptions(model.config(), {});
+  ASSERT_TRUE(options.ok()) << options.status();
+  const auto backend = kernels::MakeCpuBackend("auto", 1);
+  EXPECT_TRUE(CheckMemory(model.config(), *options, *backend, 1 << 20).ok());
+  const absl::Status status = CheckMemory(model.config(), *options, *backend, int64_t{1} << 60);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("widening quantised weights takes 1152921504606846976"));
 }
 
 }  // namespace
