@@ -12,13 +12,23 @@ scripts/install-deps.sh
 step "Build (release)"
 scripts/build.sh release
 
+step "Real model"
+if [ -n "${WINNOW_REAL_MODEL:-}" ] || WINNOW_REAL_MODEL=$(scripts/real_model.sh | tail -1); then
+  export WINNOW_REAL_MODEL
+  leave_out=()
+  echo "Tests on $WINNOW_REAL_MODEL run."
+else
+  leave_out=(--label-exclude real)
+  echo "Tests on a real model (label real) are left out: there is no file, and scripts/real_model.sh got none."
+fi
+
 if [ "${WINNOW_TEST_SANITIZERS:-1}" != 0 ]; then
   step "Build (check: ASan + UBSan)"
   scripts/build.sh check
   step "Tests under ASan + UBSan"
-  ctest --preset check --label-exclude slow
+  ctest --preset check --label-exclude 'slow|real'
 fi
 
 step "Tests (release)"
-ctest --preset release
+ctest --preset release "${leave_out[@]}"
 printf '\nAll of it took %d s.\n' "$SECONDS"

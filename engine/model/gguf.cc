@@ -452,7 +452,8 @@ const GgufTensor* GgufContents::FindTensor(std::string_view name) const {
 
 bool IsGgufPath(const std::string& path) {
   struct stat info = {};
-  return stat(path.c_str(), &info) == 0 && !S_ISDIR(info.st_mode);
+  if (stat(path.c_str(), &info) != 0) return path.ends_with(".gguf");
+  return !S_ISDIR(info.st_mode);
 }
 
 absl::StatusOr<std::unique_ptr<GgufFile>> GgufFile::Open(const std::string& path) {

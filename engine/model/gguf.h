@@ -116,7 +116,7 @@ class GgufContents {
   uint64_t data_offset_ = 0;
 };
 
-// Whether a model's path means a GGUF file: it is there and is no directory.
+// Whether a model's path means a GGUF file: it is there and is no directory, or is not there and would be called one.
 bool IsGgufPath(const std::string& path);
 
 // A memory-mapped, read-only file. The file must not shrink while it is open: reading a page past its

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <filesystem>
 #include <string_view>
 
 #include "absl/strings/str_join.h"
@@ -321,6 +322,18 @@ void ReadTokens(JsonKeys& keys, ModelConfig& config) {
   if (!bos.empty()) config.bos_token_id = static_cast<int32_t>(bos[0]);
 }
 
+// The first by name of the GGUF files in a directory; "" if there is none.
+std::string FirstGgufFile(const std::string& directory) {
+  std::string first;
+  std::error_code error;
+  for (std::filesystem::directory_iterator at(directory, error), end; !error && at != end;
+       at.increment(error)) {
+    const std::string path = at->path().string();
+    if (path.ends_with(".gguf") && (first.empty() || path < first)) first = path;
+  }
+  return first;
+}
+
 }  // namespace
 
 absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view config_json,
@@ -361,15 +374,21 @@ absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& model_path) {
   }
   const std::string config_path = Concat(model_path, "/config.json");
   const std::string generation_path = Concat(model_path, "/generation_config.json");
-  WINNOW_ASSIGN_OR_RETURN(const std::string config_json,
-                          ReadSmallFile(config_path, kConfigBytesMax));
+  const absl::StatusOr<std::string> config_json = ReadSmallFile(config_path, kConfigBytesMax);
+  if (absl::IsNotFound(config_json.status())) {
+    if (const std::string gguf = FirstGgufFile(model_path); !gguf.empty()) {
+      return absl::NotFoundError(
+          Concat(config_json.status().message(), " (to load ", gguf, ", name the file)"));
+    }
+  }
+  WINNOW_RETURN_IF_ERROR(config_json.status());
   absl::StatusOr<std::string> generation_json = ReadSmallFile(generation_path, kConfigBytesMax);
   if (!generation_json.ok() && !absl::IsNotFound(generation_json.status()))
     return generation_json.status();
   if (generation_json.ok() && generation_json->empty()) {
     return absl::InvalidArgumentError(Concat(generation_path, ": empty"));
   }
-  return ParseModelConfig(config_json, config_path, generation_json.ok() ? *generation_json : "",
+  return ParseModelConfig(*config_json, config_path, generation_json.ok() ? *generation_json : "",
                           generation_path);
 }
 

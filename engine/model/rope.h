@@ -19,10 +19,10 @@ struct RopeScaling {
   double original_max_position_embeddings = 0;
   // yarn
   double beta_fast = 32, beta_slow = 1;
-  std::optional<double> attention_factor, mscale, mscale_all_dim;
+  std::optional<double> attention_factor = {}, mscale = {}, mscale_all_dim = {};
   bool truncate = true;
   // factors: what each frequency is divided by, [head_dim/2]. GGUF files have the outcome of llama3 so.
-  std::vector<float> factors;
+  std::vector<float> factors = {};
 
   bool operator==(const RopeScaling&) const = default;
 };

@@ -117,6 +117,23 @@ class Models(unittest.TestCase):
         (self.directory / "config.json").write_text(json.dumps(config))
         self.assert_model_error("MambaForCausalLM", "LlamaForCausalLM")
 
+    def test_gguf_files_that_cannot_be_used_are_refused_by_name(self):
+        def string(text):
+            return struct.pack("<Q", len(text)) + text
+
+        head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1)
+        architecture = string(b"general.architecture") + struct.pack("<I", 8) + string(b"mamba")
+        for file, texts in ((head + architecture, ("general.architecture", "mamba", "llama, qwen2, qwen3")),
+                            ((head + architecture)[:-1], ("general.architecture", "byte 64", "beyond the end of the file")),
+                            (head[:-8] + b"\xff" * 8, ("keys", "the most")),
+                            (b"once upon a time", ("not a GGUF file",))):
+            shutil.rmtree(self.directory, ignore_errors=True)
+            self.directory = self.directory.with_name("model.gguf")
+            self.directory.write_bytes(file)
+            self.assert_model_error("model.gguf: ", *texts)
+            self.directory.unlink()
+        self.assert_model_error("model.gguf")
+
     def test_bad_generation_defaults_are_refused(self):
         (self.directory / "generation_config.json").write_text('{"do_sample": true, "top_p": 3}')
         self.assert_model_error("generation_config.json", "top_p")

@@ -377,6 +377,8 @@ TEST(GgufFile, AModelsPathMeansAFileWhereThereIsOne) {
   EXPECT_TRUE(IsGgufPath(dir.File("model.gguf")));
   EXPECT_FALSE(IsGgufPath(dir.path()));
   EXPECT_FALSE(IsGgufPath(dir.File("other")));
+  EXPECT_TRUE(
+      IsGgufPath(dir.File("other.gguf")));  // so that errors are of a file that is not there
 }
 
 }  // namespace

@@ -1,0 +1,179 @@
+#!/usr/bin/env python3
+"""Compares how winnow reads GGUF files with the PyPI package `gguf` and with transformers.
+
+    pip install gguf==0.19.0 numpy            # and for `model`: torch transformers==5.23.0 accelerate
+    cmake --build ../../build/release --target winnow_model_tool
+    ./gguf_differential.py types --tool ../../build/release/winnow_model_tool --files 20
+    ./gguf_differential.py model --tool ../../build/release/winnow_model_tool FILE.gguf
+
+`types` writes files with random blocks of every type and compares all values, bit for bit (no number is equal to no number).
+`model` converts FILE.gguf to a Hugging Face directory with transformers, and compares greedy tokens and logits of 50 prompts:
+of winnow from the file, of winnow from the directory, and of transformers. It prints every difference with its gap in
+log-probability. Exits with 1 if values differ, or tokens do where transformers' lead was more than --lead.
+"""
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+
+import gguf
+import numpy as np
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType as Type
+
+TYPES = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]
+
+
+def dequantize(kind, data):
+    with np.errstate(all="ignore"):
+        return gguf.dequantize(data, kind).astype(np.float32).reshape(-1)
+
+
+def random_tensor(name, generator):
+    """(data as the writer takes them, kind); half of them as the package quantises noise, where it can"""
+    kind = Type[name]
+    values, size = GGML_QUANT_SIZES[kind]
+    rows, blocks = int(generator.integers(1, 20)), int(generator.integers(1, 30))
+    if generator.random() < 0.5:
+        noise = (generator.standard_normal((rows, blocks * values)) * 10.0 ** generator.integers(-6, 5)).astype(np.float32)
+        try:
+            return gguf.quantize(noise, kind), kind
+        except NotImplementedError:
+            pass  # the package reads these types only
+    data = generator.integers(0, 256, (rows, blocks * size), dtype=np.uint8)
+    if name == "F32":
+        data = data.view(np.float32)
+    if name == "F16":
+        data = data.view(np.float16)
+    return data, kind
+
+
+def compare_types(tool, files, seed):
+    values = different = 0
+    for number in range(files):
+        generator = np.random.default_rng([seed, number])
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "random.gguf")
+            writer = gguf.GGUFWriter(path, "llama")
+            tensors = [random_tensor(name, generator) for name in TYPES]
+            generator.shuffle(tensors)
+            for i, (data, kind) in enumerate(tensors):
+                writer.add_tensor(f"t{i}", data, raw_dtype=kind)
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_tensors_to_file()
+            writer.close()
+            subprocess.run([tool, "tensors", path, folder], check=True)
+            for i, tensor in enumerate(gguf.GGUFReader(path).tensors):
+                expected = dequantize(tensor.tensor_type, tensor.data)
+                got = np.fromfile(os.path.join(folder, f"{i}.f32"), dtype=np.float32)
+                same = got.shape == expected.shape and np.where(
+                    np.isnan(expected), np.isnan(got), got.view(np.uint32) == expected.view(np.uint32))
+                values += expected.size
+                if not np.all(same):
+                    different += int(expected.size - np.sum(same))
+                    print(f"file {number}, seed {seed}: {tensor.name} of type {tensor.tensor_type.name} differs")
+    print(f"{files} files with {len(TYPES)} types: {values} values, {different} different")
+    return different == 0
+
+
+WORDS = ("the of and a to in is it that was for on are with as his they at be this have from or had by word but what some we can "
+         "out other were all there when up use your how said an each she which do their time if will way about many then them "
+         "Paris river 1984 3.14 def return class import while { } ( ) Zürich 漢字 😀 \n\n").split(" ")
+
+
+def make_prompts(count, seed, vocab_size):
+    source = random.Random(seed)
+    texts = [" ".join(source.choice(WORDS) for _ in range(source.randint(1, 60))) for _ in range(count)]
+    return texts
+
+
+def run_tool(tool, model, dtype, tokens, prompts):
+    lines = "\n".join(" ".join(map(str, ids)) for ids in prompts) + "\n"
+    result = subprocess.run([tool, "greedy", model, dtype, str(tokens)], input=lines, capture_output=True, text=True)
+    answers = [json.loads(line) for line in result.stdout.splitlines()]
+    if len(answers) != len(prompts):
+        sys.exit(f"{tool} gave {len(answers)} answers to {len(prompts)} prompts: {result.stderr}")
+    return answers
+
+
+def log_probabilities(logits):
+    logits = np.asarray(logits, dtype=np.float64)
+    return logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
+
+
+def compare_answers(what, ours, theirs, lead_max):
+    """Prints differences; whether all that there are can be rounding."""
+    good, parted, worst, mean = True, 0, 0.0, 0.0
+    for number, (a, b) in enumerate(zip(ours, theirs)):
+        difference = np.abs(np.asarray(a["logits"]) - np.asarray(b["logits"]))
+        worst, mean = max(worst, float(difference.max())), mean + float(difference.mean()) / len(ours)
+        for at, (x, y) in enumerate(zip(a["greedy"], b["greedy"])):
+            if x != y:
+                gap = b["leads"][at]
+                parted += 1
+                good &= gap <= lead_max
+                print(f"  {what}: prompt {number} parts at token {at}: {x} for {y}, whose log-probability led by {gap:.5f}")
+                break
+    print(f"{what}: {len(ours) - parted} of {len(ours)} prompts have equal greedy tokens; logits differ by at most {worst:.5f}, "
+          f"{mean:.6f} on average")
+    return good
+
+
+def compare_model(tool, path, count, tokens, seed, lead_max):
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    folder, name = os.path.split(os.path.abspath(path))
+    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name)
+    prompts = [tokenizer(text).input_ids for text in make_prompts(count, seed, len(tokenizer))]
+
+    @torch.no_grad()
+    def continue_greedily(ids):
+        out = model(torch.tensor([ids]), use_cache=True)
+        first, greedy, leads = out.logits[0, -1].tolist(), [], []
+        while True:
+            best = out.logits[0, -1].topk(2)
+            greedy.append(best.indices[0].item())
+            leads.append((best.values[0] - best.values[1]).item())
+            if len(greedy) == tokens:
+                return {"greedy": greedy, "leads": leads, "logits": first}
+            out = model(torch.tensor([greedy[-1:]]), past_key_values=out.past_key_values, use_cache=True)
+
+    reference = [continue_greedily(ids) for ids in prompts]
+    good = True
+    with tempfile.TemporaryDirectory() as directory:
+        model.save_pretrained(directory)
+        tokenizer.save_pretrained(directory)
+        for dtype in ("f32", "bf16"):
+            of_file = run_tool(tool, path, dtype, tokens, prompts)
+            of_directory = run_tool(tool, directory, dtype, tokens, prompts)
+            good &= compare_answers(f"{dtype}: the file and the directory", of_file, of_directory, 0)
+            good &= compare_answers(f"{dtype}: the file and transformers in float32", of_file, reference,
+                                    lead_max if dtype == "f32" else 0.5)
+    return good
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["types", "model"])
+    parser.add_argument("model", nargs="?", help="a GGUF file")
+    parser.add_argument("--tool", required=True, help="winnow_model_tool")
+    parser.add_argument("--files", type=int, default=20)
+    parser.add_argument("--prompts", type=int, default=50)
+    parser.add_argument("--tokens", type=int, default=16)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
+    parser.add_argument("--lead", type=float, default=1e-3)
+    flags = parser.parse_intermixed_args()
+    print(f"seed {flags.seed}")
+    if flags.what == "types":
+        good = compare_types(flags.tool, flags.files, flags.seed)
+    else:
+        good = compare_model(flags.tool, flags.model, flags.prompts, flags.tokens, flags.seed, flags.lead)
+    sys.exit(0 if good else 1)
+
+
+if __name__ == "__main__":
+    main()

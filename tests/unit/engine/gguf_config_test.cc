@@ -1,0 +1,283 @@
+#include "engine/model/gguf_config.h"
+
+#include <cmath>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/unit/engine/gguf_files.h"
+#include "tests/unit/engine/model_files.h"
+
+namespace winnow::engine {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+// The keys of Llama 3.2 1B, and the tensors that say something by being there.
+GgufBuilder Llama() {
+  GgufBuilder file;
+  file.Set("general.architecture", "llama");
+  file.Set("general.type", "model");
+  file.Set("llama.block_count", uint32_t{16});
+  file.Set("llama.context_length", uint32_t{131072});
+  file.Set("llama.embedding_length", uint32_t{2048});
+  file.Set("llama.feed_forward_length", uint32_t{8192});
+  file.Set("llama.attention.head_count", uint32_t{32});
+  file.Set("llama.attention.head_count_kv", uint32_t{8});
+  file.Set("llama.rope.freq_base", 500000.0f);
+  file.Set("llama.attention.layer_norm_rms_epsilon", 1e-5f);
+  file.Set("llama.attention.key_length", uint32_t{64});
+  file.Set("llama.attention.value_length", uint32_t{64});
+  file.Set("llama.vocab_size", uint32_t{8});
+  file.Set("llama.rope.dimension_count", uint32_t{64});
+  file.Set("tokenizer.ggml.tokens", std::vector<std::string>{"a", "b", "<|begin|>", "<|eot_id|>",
+                                                             "<|eom_id|>", "<|end|>", "x", "y"});
+  file.Set("tokenizer.ggml.token_type", std::vector<int32_t>{1, 1, 3, 3, 3, 1, 1, 1});
+  file.Set("tokenizer.ggml.bos_token_id", uint32_t{2});
+  file.Set("tokenizer.ggml.eos_token_id", uint32_t{6});
+  file.Tensor("token_embd.weight", {2048, 8}, kGgufF16, std::string(2048 * 8 * 2, '\0'));
+  return file;
+}
+
+absl::StatusOr<ModelConfig> Read(const GgufBuilder& file) {
+  const std::string bytes = file.Build();
+  const auto contents = GgufContents::Parse(AsBytes(bytes));
+  if (!contents.ok()) return contents.status();
+  return GgufModelConfig(*contents, "m.gguf");
+}
+
+TEST(GgufConfig, ReadsWhatConfigJsonWouldSay) {
+  const auto config = Read(Llama());
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->family, ModelConfig::Family::kLlama);
+  EXPECT_EQ(config->architecture, "LlamaForCausalLM");
+  EXPECT_EQ(config->hidden_size, 2048);
+  EXPECT_EQ(config->intermediate_size, 8192);
+  EXPECT_EQ(config->num_layers, 16);
+  EXPECT_EQ(config->num_heads, 32);
+  EXPECT_EQ(config->num_kv_heads, 8);
+  EXPECT_EQ(config->head_dim, 64);
+  EXPECT_EQ(config->vocab_size, 8);
+  EXPECT_EQ(config->max_position_embeddings, 131072);
+  EXPECT_EQ(config->rms_norm_eps, 1e-5f);
+  EXPECT_EQ(config->rope_theta, 500000.0);
+  EXPECT_EQ(config->rope_scaling, RopeScaling());
+  EXPECT_FALSE(config->qkv_bias || config->o_bias || config->mlp_bias || config->qk_norm);
+  EXPECT_TRUE(config->tie_word_embeddings);
+  EXPECT_EQ(config->dtype, kernels::DType::kF16);
+  EXPECT_EQ(config->bos_token_id, 2);
+  // The key's, and the two control tokens that are known by their text; "<|end|>" is an ordinary one here.
+  EXPECT_THAT(config->eos_token_ids, ElementsAre(3, 4, 6));
+}
+
+TEST(GgufConfig, WhatTensorsThereAreIsPartOfIt) {
+  GgufBuilder file = Llama();
+  file.Tensor("output.weight", {2048, 8}, kGgufQ8_0, std::string(2048 * 8 / 32 * 34, '\0'));
+  file.Tensor("blk.0.attn_q.bias", {2048}, kGgufF32, std::string(8192, '\0'));
+  const auto config = Read(file);
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_FALSE(config->tie_word_embeddings);
+  EXPECT_TRUE(config->qkv_bias);
+  EXPECT_FALSE(config->o_bias);
+  EXPECT_EQ(config->dtype, kernels::DType::kBF16);  // of two types
+}
+
+TEST(GgufConfig, FamiliesDifferInWhatTheyHave) {
+  for (const auto& [name, family] : {std::pair("qwen2", ModelConfig::Family::kQwen2),
+                                     std::pair("qwen3", ModelConfig::Family::kQwen3)}) {
+    GgufBuilder file;
+    file.Set("general.architecture", name);
+    const std::string prefix = std::string(name) + ".";
+    file.Set(prefix + "block_count", uint32_t{2});
+    file.Set(prefix + "context_length", uint32_t{4096});
+    file.Set(prefix + "embedding_length", uint32_t{256});
+    file.Set(prefix + "feed_forward_length", uint32_t{512});
+    file.Set(prefix + "attention.head_count", uint32_t{4});
+    file.Set(prefix + "attention.layer_norm_rms_epsilon", 1e-6f);
+    file.Tensor("token_embd.weight", {256, 4}, kGgufF32, std::string(4096, '\0'));
+    const auto config = Read(file);
+    ASSERT_TRUE(config.ok()) << config.status();
+    EXPECT_EQ(config->family, family);
+    EXPECT_EQ(config->num_kv_heads, 4);  // as many as query heads where the key is not there
+    EXPECT_EQ(config->head_dim, 64);
+    EXPECT_EQ(config->rope_theta, 10000.0);
+    EXPECT_EQ(config->qkv_bias, family == ModelConfig::Family::kQwen2);
+    EXPECT_EQ(config->qk_norm, family == ModelConfig::Family::kQwen3);
+    EXPECT_EQ(config->bos_token_id, std::nullopt);
+    EXPECT_THAT(config->eos_token_ids, IsEmpty());
+  }
+}
+
+TEST(GgufConfig, NumbersForEachLayerMustBeTheSame) {
+  GgufBuilder file = Llama();
+  file.Remove("llama.attention.head_count_kv");
+  file.Set("llama.attention.head_count_kv", std::vector<int32_t>(16, 8));
+  ASSERT_TRUE(Read(file).ok()) << Read(file).status();
+  EXPECT_EQ(Read(file)->num_kv_heads, 8);
+  std::vector<int32_t> some(16, 8);
+  some[7] = 4;
+  file.Remove("llama.attention.head_count_kv");
+  file.Set("llama.attention.head_count_kv", some);
+  EXPECT_EQ(Read(file).status().code(), absl::StatusCode::kUnimplemented);
+}
+
+TEST(GgufConfig, RopeScalingIsThatOfTheKeys) {
+  GgufBuilder linear = Llama();
+  linear.Set("llama.rope.scaling.type", "linear");
+  linear.Set("llama.rope.scaling.factor", 4.0f);
+  EXPECT_EQ(Read(linear)->rope_scaling.kind, RopeScaling::Kind::kLinear);
+  EXPECT_EQ(Read(linear)->rope_scaling.factor, 4.0);
+
+  GgufBuilder older = Llama();
+  older.Set("llama.rope.scale_linear", 2.0f);
+  EXPECT_EQ(Read(older)->rope_scaling.kind, RopeScaling::Kind::kLinear);
+  EXPECT_EQ(Read(older)->rope_scaling.factor, 2.0);
+
+  GgufBuilder yarn = Llama();
+  yarn.Set("llama.rope.scaling.type", "yarn");
+  yarn.Set("llama.rope.scaling.factor", 4.0f);
+  yarn.Set("llama.rope.scaling.original_context_length", uint32_t{32768});
+  const auto config = Read(yarn);
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->rope_scaling.kind, RopeScaling::Kind::kYarn);
+  EXPECT_EQ(config->rope_scaling.original_max_position_embeddings, 32768);
+  EXPECT_EQ(config->rope_scaling.attention_factor, std::nullopt);
+  EXPECT_NEAR(ComputeRope(*config).attention_factor, 0.1 * std::log(4.0) + 1, 1e-6);
+  yarn.Set("llama.rope.scaling.attn_factor", 2.0f);
+  EXPECT_NEAR(ComputeRope(*Read(yarn)).attention_factor, 2 * (0.1 * std::log(4.0) + 1), 1e-6);
+}
+
+// A writer has the outcome of Llama 3's scaling in a tensor: what each frequency is divided by.
+TEST(GgufConfig, RopeFactorsAreLlama3sScaling) {
+  ModelConfig llama3 = *Read(Llama());
+  llama3.rope_scaling.kind = RopeScaling::Kind::kLlama3;
+  llama3.rope_scaling.factor = 32;
+  llama3.rope_scaling.original_max_position_embeddings = 8192;
+  const std::vector<float> scaled = ComputeRope(llama3).inv_freq;
+  const std::vector<float> plain = ComputeRope(*Read(Llama())).inv_freq;
+  std::string factors;
+  for (size_t j = 0; j < plain.size(); ++j) factors += GgufBuilder::Bytes(plain[j] / scaled[j]);
+  GgufBuilder file = Llama();
+  file.Tensor("rope_freqs.weight", {32}, kGgufF32, factors);
+  const auto config = Read(file);
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->rope_scaling.kind, RopeScaling::Kind::kFactors);
+  const std::vector<float> computed = ComputeRope(*config).inv_freq;
+  ASSERT_EQ(computed.size(), scaled.size());
+  EXPECT_NE(computed, plain);
+  for (size_t j = 0; j < computed.size(); ++j) EXPECT_NEAR(computed[j] / scaled[j], 1, 2e-7) << j;
+}
+
+struct Refusal {
+  std::string what;
+  std::function<void(GgufBuilder&)> change;
+  std::string error;
+  absl::StatusCode code = absl::StatusCode::kUnimplemented;
+};
+
+TEST(GgufConfig, WhatWouldChangeTheAnswerIsRefusedByName) {
+  constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+  const auto set = [](const char* key, auto value) {
+    return [=](GgufBuilder& file) {
+      file.Remove(key);
+      file.Set(key, value);
+    };
+  };
+  const auto remove = [](const char* key) { return [=](GgufBuilder& file) { file.Remove(key); }; };
+  const std::vector<Refusal> refusals = {
+      {"architecture", set("general.architecture", "gemma3"),
+       "\"gemma3\" is not supported; winnow runs llama, qwen2, qwen3"},
+      {"no architecture", remove("general.architecture"), "\"general.architecture\": missing",
+       kInvalid},
+      {"an adapter", set("general.type", "adapter"), "\"adapter\" is not supported"},
+      {"a part", set("split.count", uint32_t{3}), "one of several"},
+      {"experts", set("llama.expert_count", uint32_t{8}), "\"llama.expert_count\""},
+      {"a key that nobody knows", set("llama.attention.sharpness", 2.0f),
+       "winnow does not know this key"},
+      {"a window", set("llama.attention.sliding_window", uint32_t{4096}),
+       "sliding windows are not supported"},
+      {"a scale", set("llama.attention.scale", 0.25f), "winnow scales by 0.125"},
+      {"not causal", set("llama.attention.causal", false), "only causal attention"},
+      {"a part of each head", set("llama.rope.dimension_count", uint32_t{32}),
+       "it must be the head dimension, 64"},
+      {"values of another width", set("llama.attention.value_length", uint32_t{128}),
+       "it must be the head dimension"},
+      {"a head dimension",
+       [](GgufBuilder& f) {
+         for (const char* key : {"llama.attention.key_length", "llama.attention.value_length",
+                                 "llama.rope.dimension_count"}) {
+           f.Remove(key);
+           f.Set(key, uint32_t{72});
+         }
+       },
+       "a head dimension of 72 is not supported; winnow has 64, 80, 96, 128"},
+      {"rope", set("llama.rope.scaling.type", "longrope"), "winnow has none, linear, yarn"},
+      {"yarn's own", [](GgufBuilder& f) { f.Set("llama.rope.scaling.yarn_log_multiplier", 0.1f); },
+       "winnow does not know this key"},
+      {"no layers", remove("llama.block_count"), "\"llama.block_count\": missing", kInvalid},
+      {"a negative number", set("llama.block_count", uint32_t{0}),
+       "must be an integer from 1 to 1024, is 0", kInvalid},
+      {"a number that is text", set("llama.context_length", "long"), "is of type string", kInvalid},
+      {"a float for an integer", set("llama.embedding_length", 2048.0f), "is of type float32",
+       kInvalid},
+      {"no number", set("llama.attention.layer_norm_rms_epsilon", NAN),
+       "must be a number from 0 to 1", kInvalid},
+      {"heads", set("llama.attention.head_count_kv", uint32_t{7}), "does not divide", kInvalid},
+      {"a vocabulary", set("llama.vocab_size", uint32_t{9}), "\"token_embd.weight\" has 8 rows",
+       kInvalid},
+      {"an end", set("tokenizer.ggml.eos_token_id", uint32_t{8}),
+       "must be an integer from 0 to 7, is 8", kInvalid},
+      {"a factor of 0",
+       [](GgufBuilder& f) {
+         f.Tensor("rope_freqs.weight", {32}, kGgufF32, std::string(128, '\0'));
+       },
+       "tensor \"rope_freqs.weight\" at byte", kInvalid},
+      {"factors of another head",
+       [](GgufBuilder& f) { f.Tensor("rope_freqs.weight", {16}, kGgufF32, std::string(64, '\0')); },
+       "must be 32 values of type F32", kInvalid},
+      {"no embedding", [](GgufBuilder& f) { f.tensors()[0].name = "other"; },
+       "\"token_embd.weight\" is missing", absl::StatusCode::kNotFound},
+  };
+  for (const Refusal& refusal : refusals) {
+    SCOPED_TRACE(refusal.what);
+    GgufBuilder file = Llama();
+    refusal.change(file);
+    const auto config = Read(file);
+    ASSERT_FALSE(config.ok());
+    EXPECT_EQ(config.status().code(), refusal.code) << config.status();
+    EXPECT_THAT(std::string(config.status().message()), HasSubstr(refusal.error));
+  }
+}
+
+TEST(GgufConfig, WhatIsOffIsNoReasonToRefuse) {
+  GgufBuilder file = Llama();
+  file.Set("llama.expert_count", uint32_t{0});
+  file.Set("llama.use_parallel_residual", false);
+  file.Set("llama.attention.clamp_kqv", 0.0f);
+  file.Set("llama.attention.sliding_window", uint32_t{131072});
+  file.Set("llama.attention.scale", 0.125f);
+  file.Set("split.count", uint32_t{1});
+  file.Set("another.key", "of somebody else");
+  EXPECT_TRUE(Read(file).ok()) << Read(file).status();
+}
+
+TEST(GgufConfig, ADirectoryOfGgufFilesIsNoModelButSaysWhatIs) {
+  const TempDir dir;
+  EXPECT_EQ(LoadModelConfig(dir.path()).status().code(), absl::StatusCode::kNotFound);
+  WriteText(dir.File("b.gguf"), "");
+  WriteText(dir.File("a.gguf"), Llama().Build());
+  const absl::Status status = LoadModelConfig(dir.path()).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("(to load " + dir.File("a.gguf") + ", name the file)"));
+  EXPECT_TRUE(LoadModelConfig(dir.File("a.gguf")).ok());
+  EXPECT_THAT(std::string(LoadModelConfig(dir.File("c.gguf")).status().message()),
+              HasSubstr(dir.File("c.gguf")));
+}
+
+}  // namespace
+}  // namespace winnow::engine

@@ -1,0 +1,340 @@
+// A GGUF file's weights, by what a decoder computes from them.
+#include "engine/model/gguf_weights.h"
+
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "engine/decoder.h"
+#include "engine/model/model_fingerprint.h"
+#include "engine/model/random_model.h"
+#include "engine/model_loader.h"
+#include "engine/model_retrieval.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/host_matrix.h"
+#include "tests/unit/engine/gguf_files.h"
+#include "tests/unit/engine/model_files.h"
+#include "tests/unit/engine/sequence_runner.h"
+
+namespace winnow::engine {
+namespace {
+
+using kernels::DType;
+using kernels::WeightType;
+using nlohmann::json;
+using ::testing::HasSubstr;
+
+uint32_t GgufNumber(WeightType type) {
+  for (uint32_t number = 0; number < 64; ++number) {
+    if (WeightTypeOfGguf(number) == type) return number;
+  }
+  ADD_FAILURE();
+  return 0;
+}
+
+// A small configuration; hidden and intermediate sizes fit blocks of 32 values.
+json SmallConfig(const std::string& model_type) {
+  json config = TinyConfig();
+  config["intermediate_size"] = 64;
+  config["torch_dtype"] = "float32";
+  config["model_type"] = model_type;
+  config["architectures"] = {model_type == "llama"   ? "LlamaForCausalLM"
+                             : model_type == "qwen2" ? "Qwen2ForCausalLM"
+                                                     : "Qwen3ForCausalLM"};
+  return config;
+}
+
+// The keys that say what `config` says.
+GgufBuilder KeysOf(const ModelConfig& config) {
+  const std::string name = config.family == ModelConfig::Family::kLlama   ? "llama"
+                           : config.family == ModelConfig::Family::kQwen2 ? "qwen2"
+                                                                          : "qwen3";
+  GgufBuilder file;
+  const auto set = [&](const std::string& key, auto value) { file.Set(name + "." + key, value); };
+  file.Set("general.architecture", name);
+  set("embedding_length", static_cast<uint32_t>(config.hidden_size));
+  set("feed_forward_length", static_cast<uint32_t>(config.intermediate_size));
+  set("block_count", static_cast<uint32_t>(config.num_layers));
+  set("attention.head_count", static_cast<uint32_t>(config.num_heads));
+  set("attention.head_count_kv", static_cast<uint32_t>(config.num_kv_heads));
+  set("attention.key_length", static_cast<uint32_t>(config.head_dim));
+  set("attention.value_length", static_cast<uint32_t>(config.head_dim));
+  set("context_length", static_cast<uint32_t>(config.max_position_embeddings));
+  set("attention.layer_norm_rms_epsilon", config.rms_norm_eps);
+  set("rope.freq_base", static_cast<float>(config.rope_theta));
+  return file;
+}
+
+// Which row of a tensor of winnow's order a GGUF file of "llama" has in row `row` of its own: written from the other
+// side than the reader, as a writer has it.
+int64_t SourceRow(const TensorSpec& spec, const ModelConfig& config, int64_t row) {
+  if (spec.rotary_heads == 0 || config.family != ModelConfig::Family::kLlama) return row;
+  const int64_t d = config.head_dim, head = row / d, at = row % d;
+  return head * d + at / 2 + (at % 2 == 0 ? 0 : d / 2);
+}
+
+// A directory with random weights of `config`, and GGUF files of the same.
+class RandomModel {
+ public:
+  explicit RandomModel(const json& config) {
+    WriteText(dir_.File("config.json"), config.dump());
+    RandomModelOptions options;
+    options.config_path = dir_.File("config.json");
+    options.out_dir = directory();
+    options.seed = kSeed;
+    const auto report = WriteRandomModel(options);
+    EXPECT_TRUE(report.ok()) << report.status();
+    config_ = *LoadModelConfig(directory());
+  }
+  std::string directory() const { return dir_.File("model"); }
+  const ModelConfig& config() const { return config_; }
+
+  // The same values in a GGUF file, as `dtype`.
+  GgufBuilder Gguf(DType dtype) const {
+    GgufBuilder file = KeysOf(config_);
+    for (const TensorSpec& spec : ModelTensors(config_, nullptr)) {
+      const int64_t rows = spec.rows == 0 ? spec.cols : spec.rows,
+                    cols = spec.rows == 0 ? 1 : spec.cols;
+      const auto value_bytes = static_cast<int64_t>(kernels::DTypeBytes(dtype));
+      std::vector<std::byte> values(rows * cols * value_bytes);
+      FillRandomTensor(spec, config_, kSeed, dtype, 0, values);
+      std::string data;
+      for (int64_t row = 0; row < rows; ++row) {
+        const auto* from = reinterpret_cast<const char*>(values.data()) +
+                           SourceRow(spec, config_, row) * cols * value_bytes;
+        data.append(from, cols * value_bytes);
+      }
+      Add(spec, kernels::WeightTypeOf(dtype), data, &file);
+    }
+    return file;
+  }
+  static void Add(const TensorSpec& spec, WeightType type, const std::string& data,
+                  GgufBuilder* file) {
+    std::vector<uint64_t> dims = {static_cast<uint64_t>(spec.cols)};
+    if (spec.rows != 0) dims.push_back(spec.rows);
+    file->Tensor(spec.gguf_name, dims, GgufNumber(type), data);
+  }
+  std::string Write(const GgufBuilder& file, const std::string& name) const {
+    WriteText(dir_.File(name), file.Build());
+    return dir_.File(name);
+  }
+
+ private:
+  static constexpr uint64_t kSeed = 5;
+  TempDir dir_;
+  ModelConfig config_;
+};
+
+// Logits of a fixed sequence, and the configuration that it was computed with.
+std::vector<float> Logits(const std::string& path, DType compute) {
+  const auto config = LoadModelConfig(path);
+  EXPECT_TRUE(config.ok()) << config.status();
+  if (!config.ok()) return {};
+  const auto weights = LoadWeights(path, *config);
+  EXPECT_TRUE(weights.ok()) << weights.status();
+  if (!weights.ok()) return {};
+  const auto backend = kernels::MakeCpuBackend("auto", 2);
+  const auto decoder = Decoder::Create(*config, *weights, *backend,
+                                       {.compute = compute,
+                                        .kv_dtype = DType::kF32,
+                                        .block_tokens = 16,
+                                        .kv_bytes = 1 << 20,
+                                        .max_batch_tokens = 16,
+                                        .max_batch_logits = 16});
+  EXPECT_TRUE(decoder.ok()) << decoder.status();
+  if (!decoder.ok()) return {};
+  weights->ReleasePages();  // what was not copied must come back by itself
+  std::vector<int32_t> ids;
+  for (int32_t i = 0; i < 30; ++i) ids.push_back(i * 7 % config->vocab_size);
+  const std::vector<int32_t> blocks = {1, 0};
+  return testing::Run(**decoder, ids, 0, blocks, 30, 16);
+}
+
+TEST(GgufWeights, AFileAndADirectoryOfTheSameModelGiveTheSameLogits) {
+  for (const char* model_type : {"llama", "qwen2", "qwen3"}) {
+    for (const bool tied : {false, true}) {
+      SCOPED_TRACE(std::string(model_type) + (tied ? ", tied" : ""));
+      json json_config = SmallConfig(model_type);
+      json_config["tie_word_embeddings"] = tied;
+      if (std::string(model_type) == "llama")
+        json_config["attention_bias"] = json_config["mlp_bias"] = tied;
+      const RandomModel model(json_config);
+      const std::string path = model.Write(model.Gguf(DType::kF32), "f32.gguf");
+      const std::vector<float> expected = Logits(model.directory(), DType::kF32);
+      ASSERT_EQ(expected.size(), size_t{30} * 40);
+      EXPECT_EQ(Logits(path, DType::kF32), expected);
+      EXPECT_EQ(Logits(path, DType::kBF16), Logits(model.directory(), DType::kBF16));
+      EXPECT_EQ(LoadModelConfig(path)->tie_word_embeddings, tied);
+    }
+  }
+}
+
+TEST(GgufWeights, HalfPrecisionIsPackedAsItIs) {
+  const RandomModel model(SmallConfig("llama"));
+  const std::string path = model.Write(model.Gguf(DType::kF16), "f16.gguf");
+  EXPECT_EQ(LoadModelConfig(path)->dtype, DType::kF16);
+  EXPECT_EQ(Logits(path, DType::kF16).size(), size_t{30} * 40);
+  const std::string bf16 = model.Write(model.Gguf(DType::kBF16), "bf16.gguf");
+  EXPECT_EQ(LoadModelConfig(bf16)->dtype, DType::kBF16);
+  EXPECT_EQ(LoadModelConfig(model.Write(model.Gguf(DType::kF32), "f32.gguf"))->dtype, DType::kF32);
+}
+
+// Random blocks of every type in turn, and the values that they stand for.
+TEST(GgufWeights, QuantisedTensorsComputeWhatTheirValuesCompute) {
+  const RandomModel model(SmallConfig("llama"));
+  std::mt19937 random(3);
+  GgufBuilder quantised = KeysOf(model.config()), widened = KeysOf(model.config());
+  const WeightType types[] = {WeightType::kQ8_0, WeightType::kQ4_0, WeightType::kQ4_1,
+                              WeightType::kQ5_0, WeightType::kQ5_1, WeightType::kF16};
+  size_t turn = 0;
+  for (const TensorSpec& spec : ModelTensors(model.config(), nullptr)) {
+    const WeightType type = spec.rows == 0 ? WeightType::kF32 : types[turn++ % std::size(types)];
+    const int64_t rows = std::max<int64_t>(spec.rows, 1),
+                  row_bytes = kernels::WeightRowBytes(type, spec.cols);
+    std::string data(rows * row_bytes, '\0');
+    const kernels::BlockSize block = kernels::BlockSizeOf(type);
+    for (size_t at = 0; at < data.size(); at += block.bytes) {
+      for (int64_t i = 0; i < block.bytes; ++i) data[at + i] = static_cast<char>(random());
+      // Scales and offsets of about 2^-8, of either sign.
+      const int halves = type == WeightType::kQ4_1 || type == WeightType::kQ5_1 ? 2 : 1;
+      for (int half = 0; half < halves; ++half) {
+        const uint16_t bits = static_cast<uint16_t>(0x1C00 + (random() & 0x83FF));
+        std::memcpy(&data[at + 2 * half], &bits, 2);
+      }
+      if (type == WeightType::kF32) {
+        const float value = 1 + static_cast<float>(random() % 64) / 256;
+        std::memcpy(&data[at], &value, 4);
+      }
+    }
+    std::vector<float> values(rows * spec.cols);
+    for (int64_t row = 0; row < rows; ++row) {
+      kernels::DequantizeRow(type,
+                             reinterpret_cast<const std::byte*>(data.data()) + row * row_bytes,
+                             spec.cols, values.data() + row * spec.cols);
+    }
+    RandomModel::Add(spec, type, data, &quantised);
+    RandomModel::Add(spec, WeightType::kF32,
+                     std::string(reinterpret_cast<const char*>(values.data()), values.size() * 4),
+                     &widened);
+  }
+  const std::string path = model.Write(quantised, "quantised.gguf");
+  const std::string same = model.Write(widened, "widened.gguf");
+  EXPECT_EQ(LoadModelConfig(path)->dtype, DType::kBF16);
+  for (const DType compute : {DType::kF32, DType::kBF16}) {
+    const std::vector<float> logits = Logits(path, compute);
+    ASSERT_EQ(logits.size(), size_t{30} * 40);
+    EXPECT_EQ(logits, Logits(same, compute));
+  }
+}
+
+TEST(GgufWeights, TheBlocksStayWithinReachAndCopiesAreOfOneProduct) {
+  const RandomModel model(SmallConfig("llama"));
+  GgufBuilder file = model.Gguf(DType::kF32);
+  std::string data(34 * 40, '\0');
+  for (size_t at = 0; at < data.size(); at += 34) data[at + 1] = 0x1C;  // zeros with a scale
+  std::erase_if(file.tensors(), [](const auto& tensor) { return tensor.name == "output.weight"; });
+  file.Tensor("output.weight", {32, 40}, kGgufQ8_0, data);
+  const std::string path = model.Write(file, "q8.gguf");
+  const auto config = LoadModelConfig(path);
+  ASSERT_TRUE(config.ok()) << config.status();
+  const auto weights = LoadWeights(path, *config);
+  ASSERT_TRUE(weights.ok()) << weights.status();
+  EXPECT_EQ(weights->lm_head.type, WeightType::kQ8_0);
+  EXPECT_FALSE(weights->lm_head.IsPlain());
+  EXPECT_EQ(weights->lm_head.rows, 40);
+  EXPECT_EQ(weights->lm_head.RowInFile(3),
+            static_cast<const std::byte*>(weights->lm_head.data) + 3 * 34);
+  // Q and K of a layer, whose rows are put in order, are more than the output embedding.
+  EXPECT_EQ(PackingCopyBytes(*weights, DType::kBF16), (2 + 1) * 64 * 32 * 4);
+  EXPECT_TRUE(weights->layers[0].v.IsPlain());
+}
+
+TEST(GgufWeights, TensorsThatDoNotFitAreNamed) {
+  const RandomModel model(SmallConfig("llama"));
+  const GgufBuilder whole = model.Gguf(DType::kF32);
+  const auto refusal = [&](const std::function<void(GgufBuilder&)>& change) {
+    GgufBuilder file = whole;
+    change(file);
+    const std::string path = model.Write(file, "bad.gguf");
+    const auto config = LoadModelConfig(path);
+    if (!config.ok()) return config.status();
+    return LoadWeights(path, *config).status();
+  };
+  const auto named = [](GgufBuilder& file, std::string_view name) -> GgufBuilder::TensorInfo& {
+    for (auto& tensor : file.tensors()) {
+      if (tensor.name == name) return tensor;
+    }
+    std::abort();
+  };
+  absl::Status status =
+      refusal([&](GgufBuilder& f) { named(f, "blk.1.ffn_up.weight").name = "blk.1.other"; });
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("bad.gguf: tensor \"blk.1.ffn_up.weight\" is missing"));
+  status = refusal([&](GgufBuilder& f) { named(f, "blk.1.ffn_up.weight").dims = {64, 32}; });
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("dimensions [64, 32], expected [32, 64]"));
+  status = refusal([&](GgufBuilder& f) { named(f, "blk.0.attn_v.weight").type = 20; });
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("tensor \"blk.0.attn_v.weight\" at byte"));
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("type IQ4_NL is not supported; winnow reads F32, F16, BF16, Q4_0"));
+  status = refusal([&](GgufBuilder& f) {
+    f.Tensor("blk.0.attn_q_norm.weight", {64}, kGgufF32, std::string(256, 'a'));
+  });
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("\"blk.0.attn_q_norm.weight\" at byte"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("no part of a LlamaForCausalLM"));
+}
+
+TEST(GgufWeights, FingerprintsAreOfTheFilesBytes) {
+  const RandomModel model(SmallConfig("qwen3"));
+  const auto fingerprints = [&](const GgufBuilder& file, const std::string& name) {
+    const std::string path = model.Write(file, name);
+    const auto config = LoadModelConfig(path);
+    EXPECT_TRUE(config.ok()) << config.status();
+    const auto weights = LoadWeights(path, *config);
+    EXPECT_TRUE(weights.ok()) << weights.status();
+    return std::pair(ModelFingerprint(*config, *weights).value(),
+                     KvFingerprint(*config, *weights).value());
+  };
+  const auto same = fingerprints(model.Gguf(DType::kF32), "a.gguf");
+  EXPECT_EQ(fingerprints(model.Gguf(DType::kF32), "b.gguf"), same);
+  const auto other = fingerprints(model.Gguf(DType::kBF16), "c.gguf");
+  EXPECT_NE(other.first, same.first);
+  EXPECT_NE(other.second, same.second);
+}
+
+TEST(GgufWeights, TheArtifactIsTheOneBesideTheFileOfTheSameName) {
+  const TempDir dir;
+  const RandomModel model(SmallConfig("llama"));
+  const std::string path = dir.File("name.Q8_0.gguf");
+  WriteText(path, model.Gguf(DType::kF32).Build());
+  const auto config = LoadModelConfig(path);
+  ASSERT_TRUE(config.ok()) << config.status();
+  const auto weights = LoadWeights(path, *config);
+  ASSERT_TRUE(weights.ok()) << weights.status();
+  WriteText(dir.File(kArtifactFile), "of another model in this folder");
+  EXPECT_TRUE(ResolveRetrieval(path, *config, *weights, {}).ok());
+  WriteText(dir.File("name.Q8_0.winnow-artifact.safetensors"), "no artifact");
+  const absl::Status status = ResolveRetrieval(path, *config, *weights, {}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("name.Q8_0.winnow-artifact.safetensors"));
+}
+
+TEST(GgufWeights, CopiesThatFindNoMemoryAreRefusedBeforeTheyAreMade) {
+  const RandomModel model(SmallConfig("llama"));
+  const auto options = ResolveDecoderOptions(model.config(), {});
+  ASSERT_TRUE(options.ok()) << options.status();
+  const auto backend = kernels::MakeCpuBackend("auto", 1);
+  EXPECT_TRUE(CheckMemory(model.config(), *options, *backend, 1 << 20).ok());
+  const absl::Status status = CheckMemory(model.config(), *options, *backend, int64_t{1} << 60);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("widening quantised weights takes 1152921504606846976"));
+}
+
+}  // namespace
+}  // namespace winnow::engine
