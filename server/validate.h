@@ -5,7 +5,7 @@
 // whatever thread received it: ranges, counts, ids, UTF-8, and the prompt's bytes. What passes is
 // tokenised elsewhere, and Tokenize... checks the prompt's tokens against the context. Errors are
 // InvalidArgument with the paths of the fields (server/status.h); Tokenize also returns
-// FailedPrecondition when chat is asked of a model without a known template.
+// FailedPrecondition when chat is asked of a model without a usable template.
 //
 // Everything here is immutable after construction and may be called from any thread.
 #ifndef WINNOW_SERVER_VALIDATE_H_

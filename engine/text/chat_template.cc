@@ -31,9 +31,9 @@ NamedTemplate ParseNamed(std::string name, std::string_view text) {
   auto tree = jinja::ParseTemplate(text, jinja::Limits());
   if (tree.ok()) return {std::move(name), absl::OkStatus(), *std::move(tree)};
   return {std::move(name),
-          absl::FailedPreconditionError(Concat("the chat template cannot be used: ",
-                                               std::string_view(tree.status().message().data(),
-                                                                tree.status().message().size()))),
+          absl::FailedPreconditionError(Concat(
+              "the chat template cannot be used: ",
+              std::string_view(tree.status().message().data(), tree.status().message().size()))),
           nullptr};
 }
 
@@ -66,7 +66,8 @@ absl::Status ReadTokens(const JsonNode& config, ChatTemplate::SpecialTokens* tok
     WINNOW_ASSIGN_OR_RETURN(const std::string text, ReadToken(node));
     add(name, text);
   }
-  WINNOW_ASSIGN_OR_RETURN(const std::optional<JsonNode> extra, config.Optional("extra_special_tokens"));
+  WINNOW_ASSIGN_OR_RETURN(const std::optional<JsonNode> extra,
+                          config.Optional("extra_special_tokens"));
   if (extra && extra->value().is_object()) {
     for (const auto& [name, value] : extra->value().items()) {
       if (value.is_string()) add(name, value.get<std::string>());
@@ -99,20 +100,22 @@ absl::Status ReadTemplates(const JsonNode& config, std::vector<NamedTemplate>* t
 // ---- the request as values of the template ----
 
 bool IsUsualRole(std::string_view role) {
-  static constexpr std::string_view kUsual[] = {"system",   "user",     "assistant", "tool",   "developer",
-                                                "function", "ipython",  "model",     "human",  "gpt",
-                                                "chatbot",  "observation", "context", "document"};
+  static constexpr std::string_view kUsual[] = {
+      "system", "user",  "assistant", "tool",    "developer",   "function", "ipython",
+      "model",  "human", "gpt",       "chatbot", "observation", "context",  "document"};
   return std::find(std::begin(kUsual), std::end(kUsual), role) != std::end(kUsual);
 }
 
 absl::Status CheckRole(std::string_view role, size_t index) {
   constexpr size_t kRoleBytesMax = 64;
   const bool sound = !role.empty() && role.size() <= kRoleBytesMax &&
-                     role.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-                                            "0123456789_-") == role.npos;
+                     role.find_first_not_of(
+                         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                         "0123456789_-") == role.npos;
   if (sound) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      Concat("messages[", index, "].role: must be letters, digits, \"_\" and \"-\", at most ", kRoleBytesMax));
+      Concat("messages[", index, "].role: must be letters, digits, \"_\" and \"-\", at most ",
+             kRoleBytesMax));
 }
 
 // Makes values of JSON, all of them text from the request.
@@ -121,7 +124,8 @@ class Converter {
   explicit Converter(Interpreter* interpreter) : interpreter_(interpreter) {}
 
   absl::StatusOr<Value> Convert(const Json& json, const std::string& path, int depth = 0) {
-    if (depth > kDepthMax) return absl::InvalidArgumentError(Concat(path, ": nested deeper than ", kDepthMax));
+    if (depth > kDepthMax)
+      return absl::InvalidArgumentError(Concat(path, ": nested deeper than ", kDepthMax));
     switch (json.type()) {
       case Json::value_t::null:
         return Value::None();
@@ -142,7 +146,8 @@ class Converter {
         std::vector<Value> items;
         items.reserve(json.size());
         for (const Json& item : json) {
-          WINNOW_ASSIGN_OR_RETURN(Value value, Convert(item, Concat(path, "[", items.size(), "]"), depth + 1));
+          WINNOW_ASSIGN_OR_RETURN(Value value,
+                                  Convert(item, Concat(path, "[", items.size(), "]"), depth + 1));
           items.push_back(std::move(value));
         }
         return interpreter_->List(std::move(items));
@@ -189,7 +194,8 @@ class Converter {
 
   absl::StatusOr<Value> Plain(const ChatMessage& message, size_t index) {
     WINNOW_RETURN_IF_ERROR(CheckRole(message.role, index));
-    WINNOW_ASSIGN_OR_RETURN(Value content, String(message.content, Concat("messages[", index, "].content")));
+    WINNOW_ASSIGN_OR_RETURN(Value content,
+                            String(message.content, Concat("messages[", index, "].content")));
     const Value out = interpreter_->NewDict();
     Set(out, "role", Role(message.role));
     Set(out, "content", std::move(content));
@@ -212,7 +218,8 @@ class Converter {
   }
 
   void Set(const Value& dict, const std::string& key, Value value) {
-    interpreter_->DictSet(&jinja::AsDict(dict), interpreter_->String(jinja::MarkedText(key, /*user=*/true)),
+    interpreter_->DictSet(&jinja::AsDict(dict),
+                          interpreter_->String(jinja::MarkedText(key, /*user=*/true)),
                           std::move(value));
   }
 
@@ -229,11 +236,13 @@ class Converter {
   Interpreter* interpreter_;
 };
 
-absl::Status SetVariables(const ChatRequest& request, std::span<const ChatMessage> plain, Interpreter* interpreter) {
+absl::Status SetVariables(const ChatRequest& request, std::span<const ChatMessage> plain,
+                          Interpreter* interpreter) {
   Converter converter(interpreter);
   std::vector<Value> messages;
   if (request.messages != nullptr) {
-    if (!request.messages->is_array()) return absl::InvalidArgumentError("messages: must be an array");
+    if (!request.messages->is_array())
+      return absl::InvalidArgumentError("messages: must be an array");
     for (const Json& message : *request.messages) {
       WINNOW_ASSIGN_OR_RETURN(Value value, converter.Message(message, messages.size()));
       messages.push_back(std::move(value));
@@ -246,18 +255,24 @@ absl::Status SetVariables(const ChatRequest& request, std::span<const ChatMessag
   }
   if (messages.empty()) return absl::InvalidArgumentError("messages: must not be empty");
   if (request.kwargs != nullptr && !request.kwargs->is_null()) {
-    if (!request.kwargs->is_object()) return absl::InvalidArgumentError("chat_template_kwargs: must be an object");
+    if (!request.kwargs->is_object())
+      return absl::InvalidArgumentError("chat_template_kwargs: must be an object");
     for (const auto& [name, value] : request.kwargs->items()) {
-      for (const std::string_view taken : {"messages", "tools", "documents", "add_generation_prompt"}) {
-        if (name == taken) return absl::InvalidArgumentError(Concat("chat_template_kwargs.", name, ": has a field of its own"));
+      for (const std::string_view taken :
+           {"messages", "tools", "documents", "add_generation_prompt"}) {
+        if (name == taken)
+          return absl::InvalidArgumentError(
+              Concat("chat_template_kwargs.", name, ": has a field of its own"));
       }
-      WINNOW_ASSIGN_OR_RETURN(Value item, converter.Convert(value, Concat("chat_template_kwargs.", name)));
+      WINNOW_ASSIGN_OR_RETURN(Value item,
+                              converter.Convert(value, Concat("chat_template_kwargs.", name)));
       interpreter->SetVariable(name, std::move(item));
     }
   }
   interpreter->SetVariable("messages", interpreter->List(std::move(messages)));
   interpreter->SetVariable("add_generation_prompt", Value::Bool(request.add_generation_prompt));
-  for (const auto& [name, json] : {std::pair{"tools", request.tools}, std::pair{"documents", request.documents}}) {
+  for (const auto& [name, json] :
+       {std::pair{"tools", request.tools}, std::pair{"documents", request.documents}}) {
     Value value = Value::None();
     if (json != nullptr && !json->is_null()) {
       if (!json->is_array()) return absl::InvalidArgumentError(Concat(name, ": must be an array"));
@@ -279,7 +294,8 @@ struct ChatTemplate::State {
   // The template for a conversation with or without tools; nullptr: none.
   const NamedTemplate* Find(bool tools) const {
     const auto find = [this](std::string_view name) {
-      const auto found = std::find_if(templates.begin(), templates.end(), [name](const NamedTemplate& t) { return t.name == name; });
+      const auto found = std::find_if(templates.begin(), templates.end(),
+                                      [name](const NamedTemplate& t) { return t.name == name; });
       return found == templates.end() ? nullptr : &*found;
     };
     const NamedTemplate* for_tools = tools ? find("tool_use") : nullptr;
@@ -287,14 +303,16 @@ struct ChatTemplate::State {
   }
 };
 
-ChatTemplate ChatTemplate::FromText(std::string_view text, std::string bos_token, std::string eos_token) {
+ChatTemplate ChatTemplate::FromText(std::string_view text, std::string bos_token,
+                                    std::string eos_token) {
   SpecialTokens tokens;
   if (!bos_token.empty()) tokens.emplace_back("bos_token", std::move(bos_token));
   if (!eos_token.empty()) tokens.emplace_back("eos_token", std::move(eos_token));
   return FromText(text, std::move(tokens), "text");
 }
 
-ChatTemplate ChatTemplate::FromText(std::string_view text, SpecialTokens tokens, std::string source) {
+ChatTemplate ChatTemplate::FromText(std::string_view text, SpecialTokens tokens,
+                                    std::string source) {
   auto state = std::make_shared<State>();
   state->templates.push_back(ParseNamed("default", text));
   state->tokens = std::move(tokens);
@@ -309,11 +327,13 @@ absl::StatusOr<ChatTemplate> ChatTemplate::Load(const std::string& model_dir) {
   auto state = std::make_shared<State>();
   state->source = "tokenizer_config.json";
   for (const char* name : {"tokenizer_config.json", "special_tokens_map.json"}) {
-    const absl::StatusOr<JsonDocument> config = JsonDocument::ReadFile(Concat(model_dir, "/", name));
+    const absl::StatusOr<JsonDocument> config =
+        JsonDocument::ReadFile(Concat(model_dir, "/", name));
     if (absl::IsNotFound(config.status())) continue;
     WINNOW_RETURN_IF_ERROR(config.status());
     WINNOW_RETURN_IF_ERROR(ReadTokens(config->root(), &state->tokens));
-    if (name == state->source) WINNOW_RETURN_IF_ERROR(ReadTemplates(config->root(), &state->templates));
+    if (name == state->source)
+      WINNOW_RETURN_IF_ERROR(ReadTemplates(config->root(), &state->templates));
   }
   // The newer place, which goes before the older one.
   const size_t bytes_max = jinja::Limits().template_bytes_max;
@@ -322,7 +342,8 @@ absl::StatusOr<ChatTemplate> ChatTemplate::Load(const std::string& model_dir) {
     state->templates.clear();
     state->templates.push_back(ParseNamed("default", *file));
     state->source = kFile;
-    const auto tool_use = ReadSmallFile(model_dir + "/additional_chat_templates/tool_use.jinja", bytes_max);
+    const auto tool_use =
+        ReadSmallFile(model_dir + "/additional_chat_templates/tool_use.jinja", bytes_max);
     if (tool_use.ok()) {
       state->templates.push_back(ParseNamed("tool_use", *tool_use));
     } else if (!absl::IsNotFound(tool_use.status())) {
@@ -337,39 +358,49 @@ absl::StatusOr<ChatTemplate> ChatTemplate::Load(const std::string& model_dir) {
 }
 
 absl::Status ChatTemplate::status() const {
-  if (state_ == nullptr) return absl::FailedPreconditionError("the model directory has no chat template");
+  if (state_ == nullptr)
+    return absl::FailedPreconditionError("the model directory has no chat template");
   const NamedTemplate* found = state_->Find(/*tools=*/false);
-  if (found == nullptr) return absl::FailedPreconditionError("the model has no chat template named \"default\"");
+  if (found == nullptr)
+    return absl::FailedPreconditionError("the model has no chat template named \"default\"");
   return found->status;
 }
 
-std::string_view ChatTemplate::name() const { return status().ok() ? std::string_view(state_->source) : ""; }
+std::string_view ChatTemplate::name() const {
+  return status().ok() ? std::string_view(state_->source) : "";
+}
 
-absl::StatusOr<ChatTemplate::Rendered> ChatTemplate::Render(const ChatRequest& request, const jinja::Limits& limits) const {
+absl::StatusOr<ChatTemplate::Rendered> ChatTemplate::Render(const ChatRequest& request,
+                                                            const jinja::Limits& limits) const {
   return RenderWith(request, {}, limits);
 }
 
-absl::StatusOr<ChatTemplate::Rendered> ChatTemplate::Render(std::span<const ChatMessage> messages, bool add_generation_prompt,
-                                                            std::optional<absl::CivilSecond> now) const {
+absl::StatusOr<ChatTemplate::Rendered> ChatTemplate::Render(
+    std::span<const ChatMessage> messages, bool add_generation_prompt,
+    std::optional<absl::CivilSecond> now) const {
   ChatRequest request;
   request.add_generation_prompt = add_generation_prompt;
   request.now = now;
   return RenderWith(request, messages, jinja::Limits());
 }
 
-absl::StatusOr<ChatTemplate::Rendered> ChatTemplate::RenderWith(const ChatRequest& request, std::span<const ChatMessage> plain,
+absl::StatusOr<ChatTemplate::Rendered> ChatTemplate::RenderWith(const ChatRequest& request,
+                                                                std::span<const ChatMessage> plain,
                                                                 const jinja::Limits& limits) const {
   const bool tools = request.tools != nullptr && !request.tools->is_null();
   const NamedTemplate* chosen = state_ == nullptr ? nullptr : state_->Find(tools);
   if (chosen == nullptr) return status();
   WINNOW_RETURN_IF_ERROR(chosen->status);
   Interpreter interpreter(*chosen->tree, limits);
-  for (const auto& [name, token] : state_->tokens) interpreter.SetVariable(name, Value::String(token));
+  for (const auto& [name, token] : state_->tokens)
+    interpreter.SetVariable(name, Value::String(token));
   WINNOW_RETURN_IF_ERROR(SetVariables(request, plain, &interpreter));
   const absl::StatusOr<jinja::MarkedText> out = interpreter.Run();
   if (!out.ok()) {
     const std::string_view message(out.status().message().data(), out.status().message().size());
-    return absl::Status(out.status().code(), interpreter.raised() ? std::string(message) : Concat("chat template, ", message));
+    return absl::Status(out.status().code(), interpreter.raised()
+                                                 ? std::string(message)
+                                                 : Concat("chat template, ", message));
   }
   return Rendered{std::string(out->bytes()), out->Segments()};
 }

@@ -91,7 +91,8 @@ class ChatTemplate {
 
  private:
   struct State;
-  absl::StatusOr<Rendered> RenderWith(const ChatRequest& request, std::span<const ChatMessage> plain,
+  absl::StatusOr<Rendered> RenderWith(const ChatRequest& request,
+                                      std::span<const ChatMessage> plain,
                                       const jinja::Limits& limits) const;
   std::shared_ptr<const State> state_;  // null: no template
 };

@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import unicodedata
 
 import jinja2
 import jinja2.ext
@@ -117,6 +118,7 @@ class Conversations:
 
     def __init__(self, seed):
         self.r = random.Random(seed)
+        self.parts = self.odd = self.uses_tools = False
 
     def chance(self, p):
         return self.r.random() < p
@@ -125,8 +127,10 @@ class Conversations:
         if self.chance(0.15):
             return self.r.choice(TEXTS) + self.r.choice(TEXTS)
         if self.chance(0.05):
-            return "".join(chr(self.r.choice((self.r.randrange(32, 127), self.r.randrange(0xA0, 0x2000), self.r.randrange(0x4E00, 0x4F00))))
-                           for _ in range(self.r.randrange(1, 30)))
+            letters = [chr(self.r.choice((self.r.randrange(32, 127), self.r.randrange(0xA0, 0x2000), self.r.randrange(0x4E00, 0x4F00))))
+                       for _ in range(self.r.randrange(1, 30))]
+            # repr() escapes what this Python's version of Unicode does not know yet.
+            return "".join(letter for letter in letters if unicodedata.category(letter) != "Cn")
         return self.r.choice(TEXTS)
 
     def value(self, depth=0):
@@ -183,7 +187,7 @@ class Conversations:
         return call
 
     def content(self):
-        if self.chance(0.12):
+        if self.parts and self.chance(0.5):
             parts = []
             for _ in range(self.r.randrange(0, 4)):
                 kind = self.r.choice(("text", "text", "text", "image", "image_url", "video", "audio", "document", "tool_response"))
@@ -192,14 +196,14 @@ class Conversations:
                     del part["type"]
                 parts.append(part)
             return parts
-        if self.chance(0.02):
+        if self.odd and self.chance(0.1):
             return self.value()
         return self.text()
 
     def message(self, role):
         message = {"role": role, "content": self.content()}
         if role == "assistant":
-            if self.chance(0.25):
+            if self.uses_tools and self.chance(0.4):
                 message["tool_calls"] = [self.call() for _ in range(self.r.randrange(0, 3))]
                 if self.chance(0.5):
                     message["content"] = self.r.choice((None, "", self.text()))
@@ -210,11 +214,11 @@ class Conversations:
                 message["tool_call_id"] = self.r.choice(("call_1", "abcdefghi"))
             if self.chance(0.6):
                 message["name"] = self.r.choice(NAMES)
-            if self.chance(0.15):
+            if self.odd and self.chance(0.3):
                 message["content"] = self.value()
         if self.chance(0.03):
             message[self.r.choice(("name", "weight", "prefix", "recipient", "channel", "id", "train"))] = self.value(2)
-        if self.chance(0.02):
+        if self.odd and self.chance(0.1):
             del message["content"]
         return message
 
@@ -224,19 +228,21 @@ class Conversations:
             roles.append(self.r.choice(("system", "system", "system", "developer")))
         for _ in range(self.r.randrange(0 if roles else 1, 5)):
             roles.append("user")
-            if self.chance(0.75):
+            if self.chance(0.85):
                 roles.append("assistant")
-                while self.chance(0.25):
+                while self.uses_tools and self.chance(0.3):
                     roles.extend(["tool"] * self.r.randrange(1, 3) + ["assistant"])
         if not self.chance(0.6) and roles[-1] == "assistant":
             roles.pop()
-        if self.chance(0.08):
+        if self.odd and self.chance(0.5):
             roles.insert(self.r.randrange(len(roles) + 1), self.r.choice(ROLES))
         return [self.message(role) for role in roles or ["user"]]
 
     def next(self):
+        # Most templates refuse some of these: not every conversation has them.
+        self.parts, self.odd, self.uses_tools = self.chance(0.2), self.chance(0.1), self.chance(0.5)
         case = {"messages": self.messages(), "add_generation_prompt": self.chance(0.5), "now": NOW.isoformat()}
-        if self.chance(0.35):
+        if self.uses_tools and self.chance(0.7):
             case["tools"] = [self.tool() for _ in range(self.r.randrange(0, 4))]
         if self.chance(0.04):
             case["documents"] = [{"title": self.text(), "text": self.text()} for _ in range(self.r.randrange(0, 3))]
@@ -262,8 +268,11 @@ def compare(winnow, place, text, count, seed, totals):
     try:
         template = environment().from_string(text)
     except jinja2.exceptions.TemplateSyntaxError as error:
+        # A fragment, which a program puts together with others. Both must refuse it.
         template = None
-        print(f"  no template to jinja2: {error}")
+        totals["fragments"] += 1
+        count = 1
+        print(f"  a fragment: {error}")
     conversations = Conversations(f"{seed}-{text}")
     cases = [conversations.next() for _ in range(count)]
     wrong = 0
@@ -298,12 +307,13 @@ def main():
     templates = [(place, text) for place, text in template_sources.collect(args.cache) if args.only in place]
     totals = collections.Counter()
     each = -(-args.count // max(len(templates), 1))
+    totals["templates"] = len(templates)
     for place, text in templates:
         if args.list:
             print(f"{len(text):7d} bytes  {place}")
         else:
             compare(args.winnow, place, text, each, args.seed, totals)
-    print(f"{len(templates)} templates; " + ", ".join(f"{value} {name}" for name, value in totals.items()))
+    print(", ".join(f"{value} {name}" for name, value in totals.items()))
     return 1 if totals["differences"] else 0
 
 

@@ -23,7 +23,8 @@ std::string ObjectName(const Value& value) {
 }  // namespace
 
 Value Interpreter::UndefinedItem(const Value& object, const Value& name) {
-  if (name.IsString()) return Undefined(Concat("'", ObjectName(object), "' has no attribute '", name.bytes(), "'"));
+  if (name.IsString())
+    return Undefined(Concat("'", ObjectName(object), "' has no attribute '", name.bytes(), "'"));
   MarkedText text;
   AppendRepr(name, &text);
   return Undefined(Concat(ObjectName(object), " has no element ", text.bytes()));
@@ -38,7 +39,8 @@ int64_t Interpreter::LoopLength(Loop* loop) {
     rest.push_back(item);
     if ((rest.size() & 1023) == 0 && !Reserve(rest.size() * sizeof(Value))) break;
   }
-  loop->known_length = static_cast<int64_t>(rest.size()) + loop->index0 + 1 + (loop->after.IsMissing() ? 0 : 1);
+  loop->known_length =
+      static_cast<int64_t>(rest.size()) + loop->index0 + 1 + (loop->after.IsMissing() ? 0 : 1);
   const Value list = List(std::move(rest));
   loop->next = Iterate(list);
   return loop->known_length;
@@ -142,7 +144,8 @@ Value Interpreter::GetAttribute(const Value& object, std::string_view name) {
     if (const Value* found = AsDict(object).Find(name)) return *found;
   }
   if (IsHidden(name)) {
-    return Undefined(Concat("access to attribute '", name, "' of '", TypeName(object), "' object is unsafe."));
+    return Undefined(
+        Concat("access to attribute '", name, "' of '", TypeName(object), "' object is unsafe."));
   }
   return UndefinedItem(object, Value::String(std::string(name)));
 }
@@ -153,22 +156,26 @@ Value Interpreter::GetItem(const Value& object, const Value& key) {
     if (const Value* found = AsDict(object).Find(key)) return *found;
   } else if (key.IsIntLike()) {
     int64_t at = key.AsInt();
-    const bool indexed = object.IsString() || object.Is(Kind::kList) || object.Is(Kind::kTuple) || object.Is(Kind::kRange);
+    const bool indexed = object.IsString() || object.Is(Kind::kList) || object.Is(Kind::kTuple) ||
+                         object.Is(Kind::kRange);
     if (indexed) {
       const int64_t length = LengthOf(object);
       if (at < 0) at += length;
       if (at < 0 || at >= length) return UndefinedItem(object, key);
-      if (object.Is(Kind::kRange)) return Value::Int(static_cast<const Range*>(object.object)->At(at));
+      if (object.Is(Kind::kRange))
+        return Value::Int(static_cast<const Range*>(object.object)->At(at));
       if (!object.IsString()) return Items(object)[static_cast<size_t>(at)];
       const size_t begin = OffsetOf(object.bytes(), static_cast<size_t>(at));
-      return String(object.text->Slice(begin, begin + OffsetOf(object.bytes().substr(begin), 1)), object.markup);
+      return String(object.text->Slice(begin, begin + OffsetOf(object.bytes().substr(begin), 1)),
+                    object.markup);
     }
   }
   Value out;
   if (key.IsString()) {
     if (FindAttribute(object, key.bytes(), &out)) return out;
     if (IsHidden(key.bytes())) {
-      return Undefined(Concat("access to attribute '", key.bytes(), "' of '", TypeName(object), "' object is unsafe."));
+      return Undefined(Concat("access to attribute '", key.bytes(), "' of '", TypeName(object),
+                              "' object is unsafe."));
     }
   }
   return UndefinedItem(object, key);
@@ -202,23 +209,27 @@ std::vector<Value> Bind(Interpreter& interpreter, std::string_view of, Arguments
                         std::initializer_list<std::string_view> names, size_t required) {
   std::vector<Value> values(names.size());
   if (arguments.positional.size() > names.size()) {
-    interpreter.Fail(Concat(of, " takes at most ", names.size(), " argument(s), ", arguments.positional.size(), " given"));
+    interpreter.Fail(Concat(of, " takes at most ", names.size(), " argument(s), ",
+                            arguments.positional.size(), " given"));
     return values;
   }
   size_t i = 0;
   for (std::string_view name : names) {
     Value keyword = arguments.TakeKeyword(name);
     if (i < arguments.positional.size()) {
-      if (!keyword.IsMissing()) interpreter.Fail(Concat(of, " got multiple values for argument '", name, "'"));
+      if (!keyword.IsMissing())
+        interpreter.Fail(Concat(of, " got multiple values for argument '", name, "'"));
       values[i] = std::move(arguments.positional[i]);
     } else {
       values[i] = std::move(keyword);
     }
-    if (values[i].IsMissing() && i < required) interpreter.Fail(Concat(of, " needs the argument '", name, "'"));
+    if (values[i].IsMissing() && i < required)
+      interpreter.Fail(Concat(of, " needs the argument '", name, "'"));
     ++i;
   }
   if (!arguments.keyword.empty()) {
-    interpreter.Fail(Concat(of, " got an unexpected keyword argument '", arguments.keyword[0].first, "'"));
+    interpreter.Fail(
+        Concat(of, " got an unexpected keyword argument '", arguments.keyword[0].first, "'"));
   }
   return values;
 }

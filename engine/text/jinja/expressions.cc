@@ -31,7 +31,8 @@ Value Interpreter::EvaluateInner(const Expression& node, Activation* frame) {
     case Expression::kCondition:
       if (Truth(Evaluate(*node.children[0], frame))) return Evaluate(*node.children[1], frame);
       if (node.children[2] != nullptr) return Evaluate(*node.children[2], frame);
-      return Undefined("the inline if-expression evaluated to false and no else section was defined");
+      return Undefined(
+          "the inline if-expression evaluated to false and no else section was defined");
     case Expression::kOr: {
       Value left = Evaluate(*node.children[0], frame);
       return Truth(left) ? left : Evaluate(*node.children[1], frame);
@@ -108,8 +109,10 @@ Value Interpreter::EvaluateUnary(const Expression& node, Activation* frame) {
   const bool negative = node.type == Expression::kNegative;
   if (value.IsUndefined()) return Fail(value.bytes());
   if (value.Is(Kind::kFloat)) return negative ? Value::Float(-value.real) : value;
-  if (value.IsIntLike()) return negative ? Arithmetic("-", Value::Int(0), value) : Value::Int(value.AsInt());
-  return Fail(Concat("bad operand type for unary ", negative ? "-" : "+", ": '", TypeName(value), "'"));
+  if (value.IsIntLike())
+    return negative ? Arithmetic("-", Value::Int(0), value) : Value::Int(value.AsInt());
+  return Fail(
+      Concat("bad operand type for unary ", negative ? "-" : "+", ": '", TypeName(value), "'"));
 }
 
 Value Interpreter::EvaluateCompare(const Expression& node, Activation* frame) {
@@ -253,7 +256,8 @@ MarkedText SliceText(const MarkedText& text, const Positions& at) {
 
 }  // namespace
 
-Value Interpreter::SliceOf(const Value& object, const Value& start, const Value& stop, const Value& step) {
+Value Interpreter::SliceOf(const Value& object, const Value& start, const Value& stop,
+                           const Value& step) {
   if (object.IsUndefined()) return Fail(object.bytes());
   for (const Value* part : {&start, &stop, &step}) {
     if (part->IsIntLike() || part->Is(Kind::kNone)) continue;
@@ -274,7 +278,8 @@ Value Interpreter::SliceOf(const Value& object, const Value& start, const Value&
     const Positions at = ResolveSlice(static_cast<int64_t>(items.size()), start, stop, by);
     if (!Reserve(static_cast<size_t>(at.count) * sizeof(Value))) return object;
     std::vector<Value> out;
-    for (int64_t i = 0; i < at.count; ++i) out.push_back(items[static_cast<size_t>(at.start + i * at.step)]);
+    for (int64_t i = 0; i < at.count; ++i)
+      out.push_back(items[static_cast<size_t>(at.start + i * at.step)]);
     return List(std::move(out), object.kind);
   }
   if (object.Is(Kind::kRange)) {

@@ -29,13 +29,16 @@ Value TextOf(Interpreter& in, const Value& value) {
 }
 
 // A function that looks up a path like "a.b.0"; an absent path gives the value itself.
-std::function<Value(const Value&)> PathGetter(Interpreter& in, const Value& path, const Value& fallback = Value()) {
+std::function<Value(const Value&)> PathGetter(Interpreter& in, const Value& path,
+                                              const Value& fallback = Value()) {
   std::vector<Value> parts;
   if (path.IsString()) {
     const std::string_view separator = ".";
     for (const MarkedText& part : Split(*path.text, &separator, -1, false)) {
-      const bool number = part.size() < 10 && AllOf(part.bytes(), [](char32_t c) { return c >= '0' && c <= '9'; });
-      parts.push_back(number ? Value::Int(std::atoi(std::string(part.bytes()).c_str())) : in.String(part));
+      const bool number =
+          part.size() < 10 && AllOf(part.bytes(), [](char32_t c) { return c >= '0' && c <= '9'; });
+      parts.push_back(number ? Value::Int(std::atoi(std::string(part.bytes()).c_str()))
+                             : in.String(part));
     }
   } else if (Given(path)) {
     parts.push_back(path);
@@ -85,7 +88,8 @@ Value TitleFilter(Interpreter& in, const Value& input, Arguments arguments) {
     while (end < bytes.size()) {
       int length = 0;
       const char32_t c = DecodeCodePoint(bytes, end, &length);
-      const bool splits = IsPythonSpace(c) || c == '-' || c == '(' || c == '{' || c == '[' || c == '<';
+      const bool splits =
+          IsPythonSpace(c) || c == '-' || c == '(' || c == '{' || c == '[' || c == '<';
       if (end == at) separator = splits;
       if (splits != separator) break;
       end += static_cast<size_t>(length);
@@ -107,7 +111,8 @@ Value TrimFilter(Interpreter& in, const Value& input, Arguments arguments) {
 }
 
 Value ReplaceFilter(Interpreter& in, const Value& input, Arguments arguments) {
-  const std::vector<Value> given = Bind(in, "replace", std::move(arguments), {"old", "new", "count"}, 2);
+  const std::vector<Value> given =
+      Bind(in, "replace", std::move(arguments), {"old", "new", "count"}, 2);
   if (in.failed()) return input;
   // str() of everything: an undefined value replaces like an empty string.
   Value self = TextOf(in, input);
@@ -147,8 +152,12 @@ Value CenterFilter(Interpreter& in, const Value& input, Arguments arguments) {
 }
 
 Value IndentFilter(Interpreter& in, const Value& input, Arguments arguments) {
-  const std::vector<Value> given = Bind(in, "indent", std::move(arguments), {"width", "first", "blank"}, 0);
-  MarkedText indent(given[0].IsString() ? "" : std::string(static_cast<size_t>(std::clamp<int64_t>(IntOr(in, given[0], 4), 0, 1000)), ' '));
+  const std::vector<Value> given =
+      Bind(in, "indent", std::move(arguments), {"width", "first", "blank"}, 0);
+  MarkedText indent(given[0].IsString() ? ""
+                                        : std::string(static_cast<size_t>(std::clamp<int64_t>(
+                                                          IntOr(in, given[0], 4), 0, 1000)),
+                                                      ' '));
   if (given[0].IsString()) indent = *given[0].text;
   const bool first = !given[1].IsMissing() && in.Truth(given[1]);
   const bool blank = !given[2].IsMissing() && in.Truth(given[2]);
@@ -184,18 +193,21 @@ Value IndentFilter(Interpreter& in, const Value& input, Arguments arguments) {
 }
 
 Value TruncateFilter(Interpreter& in, const Value& input, Arguments arguments) {
-  const std::vector<Value> given = Bind(in, "truncate", std::move(arguments), {"length", "killwords", "end", "leeway"}, 0);
+  const std::vector<Value> given =
+      Bind(in, "truncate", std::move(arguments), {"length", "killwords", "end", "leeway"}, 0);
   const int64_t length = IntOr(in, given[0], 255);
   const bool kill_words = !given[1].IsMissing() && in.Truth(given[1]);
   const Value end = given[2].IsMissing() ? Value::String("...") : given[2];
   const int64_t leeway = IntOr(in, given[3], 5);
   if (!input.IsString() || !end.IsString()) return in.Fail("truncate needs a str");
   const auto end_length = static_cast<int64_t>(Length(end.bytes()));
-  if (length < end_length) return in.Fail(Concat("expected length >= ", end_length, ", got ", length));
+  if (length < end_length)
+    return in.Fail(Concat("expected length >= ", end_length, ", got ", length));
   if (leeway < 0) return in.Fail(Concat("expected leeway >= 0, got ", leeway));
   if (in.failed() || !in.Reserve(input.text->size())) return input;
   if (static_cast<int64_t>(Length(input.bytes())) <= length + leeway) return input;
-  MarkedText cut = input.text->Slice(0, OffsetOf(input.bytes(), static_cast<size_t>(length - end_length)));
+  MarkedText cut =
+      input.text->Slice(0, OffsetOf(input.bytes(), static_cast<size_t>(length - end_length)));
   if (!kill_words) {
     const size_t space = cut.bytes().rfind(' ');
     if (space != std::string_view::npos) cut = cut.Slice(0, space);
@@ -230,8 +242,10 @@ Value UrlEncodeFilter(Interpreter& in, const Value& input, Arguments arguments) 
   MarkedText out;
   for (size_t at = 0; at < text->size(); ++at) {
     const auto c = static_cast<unsigned char>(text->bytes()[at]);
-    const bool plain = (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == '_' || c == '.' || c == '-' || c == '~' || c == '/';
-    out.Append(plain ? std::string(1, static_cast<char>(c)) : absl::StrFormat("%%%02X", c), text->IsUser(at));
+    const bool plain = (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') ||
+                       c == '_' || c == '.' || c == '-' || c == '~' || c == '/';
+    out.Append(plain ? std::string(1, static_cast<char>(c)) : absl::StrFormat("%%%02X", c),
+               text->IsUser(at));
   }
   return in.String(std::move(out));
 }
@@ -245,7 +259,8 @@ Value FormatFilter(Interpreter& in, const Value& input, Arguments arguments) {
     values = in.List(std::move(arguments.positional), Kind::kTuple);
   } else {
     values = in.NewDict();
-    for (auto& [key, value] : arguments.keyword) in.DictSet(&AsDict(values), Value::String(key), value);
+    for (auto& [key, value] : arguments.keyword)
+      in.DictSet(&AsDict(values), Value::String(key), value);
   }
   return FormatPercent(in, TextOf(in, input), values);
 }
@@ -270,7 +285,8 @@ Value JoinFilter(Interpreter& in, const Value& input, Arguments arguments) {
 Value AbsFilter(Interpreter& in, const Value& input, Arguments arguments) {
   Bind(in, "abs", std::move(arguments), {}, 0);
   if (input.Is(Kind::kFloat)) return Value::Float(std::fabs(input.real));
-  if (input.IsIntLike()) return input.AsInt() < 0 ? in.Arithmetic("-", Value::Int(0), input) : Value::Int(input.AsInt());
+  if (input.IsIntLike())
+    return input.AsInt() < 0 ? in.Arithmetic("-", Value::Int(0), input) : Value::Int(input.AsInt());
   if (input.IsUndefined()) return in.Fail(input.bytes());
   return in.Fail(Concat("bad operand type for abs(): '", TypeName(input), "'"));
 }
@@ -285,7 +301,9 @@ std::string NumberText(std::string_view text) {
       out += text[i];
       continue;
     }
-    const auto digit = [&](size_t at) { return at < text.size() && std::isalnum(static_cast<unsigned char>(text[at])) != 0; };
+    const auto digit = [&](size_t at) {
+      return at < text.size() && std::isalnum(static_cast<unsigned char>(text[at])) != 0;
+    };
     if (i == 0 || !digit(i - 1) || !digit(i + 1)) return "";
   }
   return out;
@@ -305,9 +323,11 @@ bool ParseInt(std::string_view text, int base, int64_t* out, bool* too_large) {
   const size_t sign = number[0] == '-' || number[0] == '+' ? 1 : 0;
   if (number.size() > sign + 2 && number[sign] == '0') {
     const char kind = static_cast<char>(std::tolower(static_cast<unsigned char>(number[sign + 1])));
-    if ((base == 16 && kind == 'x') || (base == 8 && kind == 'o') || (base == 2 && kind == 'b')) number.erase(sign, 2);
+    if ((base == 16 && kind == 'x') || (base == 8 && kind == 'o') || (base == 2 && kind == 'b'))
+      number.erase(sign, 2);
   }
-  if (sign >= number.size() || std::isalnum(static_cast<unsigned char>(number[sign])) == 0) return false;
+  if (sign >= number.size() || std::isalnum(static_cast<unsigned char>(number[sign])) == 0)
+    return false;
   errno = 0;
   char* end = nullptr;
   *out = std::strtoll(number.c_str(), &end, base);
@@ -319,7 +339,8 @@ Value IntFilter(Interpreter& in, const Value& input, Arguments arguments) {
   const std::vector<Value> given = Bind(in, "int", std::move(arguments), {"default", "base"}, 0);
   const Value fallback = given[0].IsMissing() ? Value::Int(0) : given[0];
   const int64_t base = IntOr(in, given[1], 10);
-  if (base != 10 && base != 16 && base != 8 && base != 2) return in.Fail("int of this base is not supported");
+  if (base != 10 && base != 16 && base != 8 && base != 2)
+    return in.Fail("int of this base is not supported");
   if (input.IsIntLike()) return Value::Int(input.AsInt());
   double real = 0;
   if (input.IsString()) {
@@ -337,7 +358,8 @@ Value IntFilter(Interpreter& in, const Value& input, Arguments arguments) {
     return fallback;
   }
   if (std::isnan(real)) return fallback;
-  if (std::isinf(real)) return input.IsString() ? fallback : in.Fail("cannot convert float infinity to integer");
+  if (std::isinf(real))
+    return input.IsString() ? fallback : in.Fail("cannot convert float infinity to integer");
   if (std::fabs(real) >= 9.2e18) return in.Fail("integers beyond 64 bits are not supported");
   return Value::Int(static_cast<int64_t>(real));
 }
@@ -354,17 +376,22 @@ Value FloatFilter(Interpreter& in, const Value& input, Arguments arguments) {
 // Half to even at the decimal digits that are really there, as Python rounds.
 double RoundTo(double value, int64_t digits) {
   if (!std::isfinite(value) || digits > 300) return value;
-  if (digits >= 0) return std::strtod(absl::StrFormat("%.*f", static_cast<int>(digits), value).c_str(), nullptr);
+  if (digits >= 0)
+    return std::strtod(absl::StrFormat("%.*f", static_cast<int>(digits), value).c_str(), nullptr);
   if (digits < -308) return std::copysign(0.0, value);
   const double unit = std::pow(10.0, static_cast<double>(-digits));
   return std::nearbyint(value / unit) * unit;
 }
 
 Value RoundFilter(Interpreter& in, const Value& input, Arguments arguments) {
-  const std::vector<Value> given = Bind(in, "round", std::move(arguments), {"precision", "method"}, 0);
+  const std::vector<Value> given =
+      Bind(in, "round", std::move(arguments), {"precision", "method"}, 0);
   const int64_t precision = IntOr(in, given[0], 0);
-  const std::string_view method = given[1].IsString() ? given[1].bytes() : given[1].IsMissing() ? "common" : "";
-  if (method != "common" && method != "ceil" && method != "floor") return in.Fail("method must be common, ceil or floor");
+  const std::string_view method = given[1].IsString()    ? given[1].bytes()
+                                  : given[1].IsMissing() ? "common"
+                                                         : "";
+  if (method != "common" && method != "ceil" && method != "floor")
+    return in.Fail("method must be common, ceil or floor");
   if (!input.IsNumber()) {
     if (input.IsUndefined()) return in.Fail(input.bytes());
     return in.Fail(Concat("type ", TypeName(input), " doesn't define __round__ method"));
@@ -414,14 +441,15 @@ Value FirstFilter(Interpreter& in, const Value& input, Arguments arguments) {
 }
 
 bool IsReversible(const Value& value) {
-  return value.Is(Kind::kList) || value.Is(Kind::kTuple) || value.IsString() || value.Is(Kind::kDict) || value.Is(Kind::kRange) ||
-         value.Is(Kind::kDictView);
+  return value.Is(Kind::kList) || value.Is(Kind::kTuple) || value.IsString() ||
+         value.Is(Kind::kDict) || value.Is(Kind::kRange) || value.Is(Kind::kDictView);
 }
 
 Value LastFilter(Interpreter& in, const Value& input, Arguments arguments) {
   Bind(in, "last", std::move(arguments), {}, 0);
   if (input.IsUndefined()) return in.Undefined("No last item, sequence was empty.");
-  if (!IsReversible(input)) return in.Fail(Concat("'", TypeName(input), "' object is not reversible"));
+  if (!IsReversible(input))
+    return in.Fail(Concat("'", TypeName(input), "' object is not reversible"));
   const std::vector<Value> items = in.Collect(input);
   return items.empty() ? in.Undefined("No last item, sequence was empty.") : items.back();
 }
@@ -441,7 +469,8 @@ Value ReverseFilter(Interpreter& in, const Value& input, Arguments arguments) {
 }
 
 Value DefaultFilter(Interpreter& in, const Value& input, Arguments arguments) {
-  const std::vector<Value> given = Bind(in, "default", std::move(arguments), {"default_value", "boolean"}, 0);
+  const std::vector<Value> given =
+      Bind(in, "default", std::move(arguments), {"default_value", "boolean"}, 0);
   const bool falsy = !given[1].IsMissing() && in.Truth(given[1]) && !in.Truth(input);
   if (!input.IsUndefined() && !falsy) return input;
   return given[0].IsMissing() ? Value::String("") : given[0];
@@ -463,7 +492,8 @@ Value ItemsFilter(Interpreter& in, const Value& input, Arguments arguments) {
   return in.MakeIterator("generator", in.Iterate(Value::Of(Kind::kDictView, view)));
 }
 
-std::function<Value(const Value&)> SortKey(Interpreter& in, const Value& attribute, const Value& case_sensitive) {
+std::function<Value(const Value&)> SortKey(Interpreter& in, const Value& attribute,
+                                           const Value& case_sensitive) {
   const bool exact = !case_sensitive.IsMissing() && in.Truth(case_sensitive);
   return [&in, get = PathGetter(in, attribute), exact](const Value& item) {
     const Value key = get(item);
@@ -472,12 +502,14 @@ std::function<Value(const Value&)> SortKey(Interpreter& in, const Value& attribu
 }
 
 Value SortFilter(Interpreter& in, const Value& input, Arguments arguments) {
-  const std::vector<Value> given = Bind(in, "sort", std::move(arguments), {"reverse", "case_sensitive", "attribute"}, 0);
+  const std::vector<Value> given =
+      Bind(in, "sort", std::move(arguments), {"reverse", "case_sensitive", "attribute"}, 0);
   // "a,b" sorts by several attributes.
   std::vector<std::function<Value(const Value&)>> keys;
   if (given[2].IsString()) {
     const std::string_view comma = ",";
-    for (MarkedText& part : Split(*given[2].text, &comma, -1, false)) keys.push_back(SortKey(in, in.String(std::move(part)), given[1]));
+    for (MarkedText& part : Split(*given[2].text, &comma, -1, false))
+      keys.push_back(SortKey(in, in.String(std::move(part)), given[1]));
   } else {
     keys.push_back(SortKey(in, given[2], given[1]));
   }
@@ -495,11 +527,15 @@ Value SortFilter(Interpreter& in, const Value& input, Arguments arguments) {
 }
 
 Value DictSortFilter(Interpreter& in, const Value& input, Arguments arguments) {
-  const std::vector<Value> given = Bind(in, "dictsort", std::move(arguments), {"case_sensitive", "by", "reverse"}, 0);
+  const std::vector<Value> given =
+      Bind(in, "dictsort", std::move(arguments), {"case_sensitive", "by", "reverse"}, 0);
   const std::string_view by = given[1].IsString() ? given[1].bytes() : "key";
-  if (by != "key" && by != "value") return in.Fail("You can only sort by either \"key\" or \"value\"");
+  if (by != "key" && by != "value")
+    return in.Fail("You can only sort by either \"key\" or \"value\"");
   if (!input.Is(Kind::kDict)) {
-    return in.Fail(input.IsUndefined() ? std::string(input.bytes()) : Concat("'", TypeName(input), "' object has no attribute 'items'"));
+    return in.Fail(input.IsUndefined()
+                       ? std::string(input.bytes())
+                       : Concat("'", TypeName(input), "' object has no attribute 'items'"));
   }
   const auto key_of = SortKey(in, Value(), given[0]);
   std::vector<std::pair<Value, Value>> keyed;
@@ -515,7 +551,8 @@ Value DictSortFilter(Interpreter& in, const Value& input, Arguments arguments) {
 
 template <bool largest>
 Value ExtremeFilter(Interpreter& in, const Value& input, Arguments arguments) {
-  const std::vector<Value> given = Bind(in, "min", std::move(arguments), {"case_sensitive", "attribute"}, 0);
+  const std::vector<Value> given =
+      Bind(in, "min", std::move(arguments), {"case_sensitive", "attribute"}, 0);
   const auto key_of = SortKey(in, given[1], given[0]);
   Value best;
   Value best_key;
@@ -530,9 +567,11 @@ Value ExtremeFilter(Interpreter& in, const Value& input, Arguments arguments) {
 }
 
 Value UniqueFilter(Interpreter& in, const Value& input, Arguments arguments) {
-  const std::vector<Value> given = Bind(in, "unique", std::move(arguments), {"case_sensitive", "attribute"}, 0);
+  const std::vector<Value> given =
+      Bind(in, "unique", std::move(arguments), {"case_sensitive", "attribute"}, 0);
   const Value seen = in.NewDict();
-  return in.MakeIterator("generator", [&in, seen, key_of = SortKey(in, given[1], given[0]), next = in.Iterate(input)](Value* out) {
+  return in.MakeIterator("generator", [&in, seen, key_of = SortKey(in, given[1], given[0]),
+                                       next = in.Iterate(input)](Value* out) {
     while (!in.failed() && next(out)) {
       const Value key = key_of(*out);
       std::string hashed;
@@ -549,7 +588,8 @@ Value UniqueFilter(Interpreter& in, const Value& input, Arguments arguments) {
 }
 
 Value GroupByFilter(Interpreter& in, const Value& input, Arguments arguments) {
-  const std::vector<Value> given = Bind(in, "groupby", std::move(arguments), {"attribute", "default", "case_sensitive"}, 1);
+  const std::vector<Value> given =
+      Bind(in, "groupby", std::move(arguments), {"attribute", "default", "case_sensitive"}, 1);
   const auto get = PathGetter(in, given[0], given[1]);
   const bool exact = !given[2].IsMissing() && in.Truth(given[2]);
   std::vector<std::pair<Value, Value>> keyed;
@@ -563,7 +603,8 @@ Value GroupByFilter(Interpreter& in, const Value& input, Arguments arguments) {
   for (size_t begin = 0; begin < keyed.size() && !in.failed();) {
     std::vector<Value> items;
     size_t end = begin;
-    for (; end < keyed.size() && in.Equal(keyed[end].first, keyed[begin].first); ++end) items.push_back(keyed[end].second);
+    for (; end < keyed.size() && in.Equal(keyed[end].first, keyed[begin].first); ++end)
+      items.push_back(keyed[end].second);
     if (end == begin) break;  // NaN, or an error
     const Value first = get(items[0]);
     groups.push_back(in.List({first, in.List(std::move(items))}, Kind::kTuple));
@@ -573,14 +614,16 @@ Value GroupByFilter(Interpreter& in, const Value& input, Arguments arguments) {
 }
 
 Value BatchFilter(Interpreter& in, const Value& input, Arguments arguments) {
-  const std::vector<Value> given = Bind(in, "batch", std::move(arguments), {"linecount", "fill_with"}, 1);
+  const std::vector<Value> given =
+      Bind(in, "batch", std::move(arguments), {"linecount", "fill_with"}, 1);
   const int64_t size = IntOr(in, given[0], 0);
   const bool fills = Given(given[1]);
   if (fills && size > 100'000) return in.Fail("batch of more than 100000 is not supported");
   std::vector<Value> batches;
   std::vector<Value> batch;
   for (const Value& item : in.Collect(input)) {
-    if (static_cast<int64_t>(batch.size()) == size) batches.push_back(in.List(std::exchange(batch, {})));
+    if (static_cast<int64_t>(batch.size()) == size)
+      batches.push_back(in.List(std::exchange(batch, {})));
     batch.push_back(item);
     if (!in.Step()) return input;
   }
@@ -593,7 +636,8 @@ Value BatchFilter(Interpreter& in, const Value& input, Arguments arguments) {
 }
 
 Value SliceFilter(Interpreter& in, const Value& input, Arguments arguments) {
-  const std::vector<Value> given = Bind(in, "slice", std::move(arguments), {"slices", "fill_with"}, 1);
+  const std::vector<Value> given =
+      Bind(in, "slice", std::move(arguments), {"slices", "fill_with"}, 1);
   const int64_t slices = IntOr(in, given[0], 0);
   const std::vector<Value> items = in.Collect(input);
   if (in.failed()) return input;
@@ -643,7 +687,9 @@ Value MapFilter(Interpreter& in, const Value& input, Arguments arguments) {
     }
     const std::string name(arguments.positional[0].bytes());
     arguments.positional.erase(arguments.positional.begin());
-    map = [&in, name, arguments](const Value& item) { return in.ApplyFilter(name, item, arguments); };
+    map = [&in, name, arguments](const Value& item) {
+      return in.ApplyFilter(name, item, arguments);
+    };
   }
   if (!in.Truth(input)) return in.MakeIterator("generator", [](Value*) { return false; });
   return in.MakeIterator("generator", [&in, map, next = in.Iterate(input)](Value* out) {
@@ -669,7 +715,9 @@ Value SelectFilter(Interpreter& in, const Value& input, Arguments arguments) {
     if (!arguments.positional[0].IsString()) return in.Fail("the name of a test must be a string");
     const std::string name(arguments.positional[0].bytes());
     arguments.positional.erase(arguments.positional.begin());
-    test = [&in, name, arguments](const Value& item) { return in.ApplyTest(name, item, arguments); };
+    test = [&in, name, arguments](const Value& item) {
+      return in.ApplyTest(name, item, arguments);
+    };
   }
   return in.MakeIterator("generator", [&in, get, test, next = in.Iterate(input)](Value* out) {
     while (!in.failed() && next(out)) {
@@ -790,7 +838,8 @@ bool IsSequence(const Value& value) {
 }
 
 bool IsCallable(const Value& value) {
-  return value.Is(Kind::kFunction) || value.Is(Kind::kUndefined) || value.Is(Kind::kLoop) || value.Is(Kind::kJoiner);
+  return value.Is(Kind::kFunction) || value.Is(Kind::kUndefined) || value.Is(Kind::kLoop) ||
+         value.Is(Kind::kJoiner);
 }
 
 const std::unordered_map<std::string_view, TestEntry>& Tests() {

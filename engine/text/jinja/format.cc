@@ -46,8 +46,8 @@ std::string InBase(uint64_t value, unsigned base, bool upper) {
 }
 
 // Sign, prefix and digits with padding between or around them.
-std::string PadNumber(const std::string& sign, const std::string& prefix, std::string digits, const Spec& spec,
-                      char default_align) {
+std::string PadNumber(const std::string& sign, const std::string& prefix, std::string digits,
+                      const Spec& spec, char default_align) {
   const auto width = static_cast<size_t>(spec.width);
   const size_t length = sign.size() + prefix.size() + Length(digits);
   const size_t missing = width > length ? width - length : 0;
@@ -82,16 +82,21 @@ std::string FloatDigits(double value, char type, int64_t precision, bool alterna
   const double positive = std::fabs(value);
   switch (type) {
     case 'e':
-      return alternate ? absl::StrFormat("%#.*e", digits, positive) : absl::StrFormat("%.*e", digits, positive);
+      return alternate ? absl::StrFormat("%#.*e", digits, positive)
+                       : absl::StrFormat("%.*e", digits, positive);
     case 'E':
-      return alternate ? absl::StrFormat("%#.*E", digits, positive) : absl::StrFormat("%.*E", digits, positive);
+      return alternate ? absl::StrFormat("%#.*E", digits, positive)
+                       : absl::StrFormat("%.*E", digits, positive);
     case 'f':
     case 'F':
-      return alternate ? absl::StrFormat("%#.*f", digits, positive) : absl::StrFormat("%.*f", digits, positive);
+      return alternate ? absl::StrFormat("%#.*f", digits, positive)
+                       : absl::StrFormat("%.*f", digits, positive);
     case 'G':
-      return alternate ? absl::StrFormat("%#.*G", digits, positive) : absl::StrFormat("%.*G", digits, positive);
+      return alternate ? absl::StrFormat("%#.*G", digits, positive)
+                       : absl::StrFormat("%.*G", digits, positive);
     default:
-      return alternate ? absl::StrFormat("%#.*g", digits, positive) : absl::StrFormat("%.*g", digits, positive);
+      return alternate ? absl::StrFormat("%#.*g", digits, positive)
+                       : absl::StrFormat("%.*g", digits, positive);
   }
 }
 
@@ -104,7 +109,11 @@ uint64_t Magnitude(int64_t value) {
 class PercentFormatter {
  public:
   PercentFormatter(Interpreter& in, const Value& format, const Value& values)
-      : in_(in), format_(*format.text), text_(format_.bytes()), values_(values), is_tuple_(values.Is(Kind::kTuple)) {}
+      : in_(in),
+        format_(*format.text),
+        text_(format_.bytes()),
+        values_(values),
+        is_tuple_(values.Is(Kind::kTuple)) {}
 
   MarkedText Run() {
     while (at_ < text_.size() && in_.Reserve(1, out_.size())) {
@@ -116,8 +125,9 @@ class PercentFormatter {
     }
     if (in_.failed()) return {};
     out_.Append(format_, at_, text_.size());
-    const bool used_all = is_tuple_ ? next_ >= Items(values_).size()
-                                    : next_ > 0 || mapped_ || values_.Is(Kind::kDict) || values_.Is(Kind::kList);
+    const bool used_all =
+        is_tuple_ ? next_ >= Items(values_).size()
+                  : next_ > 0 || mapped_ || values_.Is(Kind::kDict) || values_.Is(Kind::kList);
     if (!used_all) in_.Fail("not all arguments converted during string formatting");
     return std::move(out_);
   }
@@ -226,7 +236,8 @@ class PercentFormatter {
         } else {
           in_.AppendRepr(value, &text);
         }
-        if (spec.precision >= 0) text = text.Slice(0, OffsetOf(text.bytes(), static_cast<size_t>(spec.precision)));
+        if (spec.precision >= 0)
+          text = text.Slice(0, OffsetOf(text.bytes(), static_cast<size_t>(spec.precision)));
         const size_t length = Length(text.bytes());
         const auto width = static_cast<size_t>(spec.width);
         const size_t missing = width > length ? width - length : 0;
@@ -255,9 +266,11 @@ class PercentFormatter {
           in_.Fail(Concat("must be real number, not ", TypeName(value)));
           return;
         }
-        out_.Append(PadNumber(SignOf(std::signbit(value.AsDouble()) && !std::isnan(value.AsDouble()), spec), "",
-                              FloatDigits(value.AsDouble(), spec.type, spec.precision, spec.alternate), spec, '>'),
-                    false);
+        out_.Append(
+            PadNumber(SignOf(std::signbit(value.AsDouble()) && !std::isnan(value.AsDouble()), spec),
+                      "", FloatDigits(value.AsDouble(), spec.type, spec.precision, spec.alternate),
+                      spec, '>'),
+            false);
         return;
       default:
         in_.Fail(Concat("unsupported format character '", std::string(1, spec.type), "'"));
@@ -289,7 +302,8 @@ class PercentFormatter {
       number = static_cast<int64_t>(value.real);
     } else {
       if (value.IsUndefined()) in_.Fail(value.bytes());
-      in_.Fail(Concat("%", std::string(1, spec.type), " format: a number is required, not ", TypeName(value)));
+      in_.Fail(Concat("%", std::string(1, spec.type), " format: a number is required, not ",
+                      TypeName(value)));
       return;
     }
     const unsigned base = is_decimal ? 10 : spec.type == 'o' ? 8 : 16;
@@ -297,7 +311,10 @@ class PercentFormatter {
     if (spec.precision > static_cast<int64_t>(digits.size())) {
       digits.insert(0, static_cast<size_t>(spec.precision) - digits.size(), '0');
     }
-    const std::string prefix = !spec.alternate || is_decimal ? "" : base == 8 ? "0o" : spec.type == 'X' ? "0X" : "0x";
+    const std::string prefix = !spec.alternate || is_decimal ? ""
+                               : base == 8                   ? "0o"
+                               : spec.type == 'X'            ? "0X"
+                                                             : "0x";
     out_.Append(PadNumber(SignOf(number < 0, spec), prefix, std::move(digits), spec, '>'), false);
   }
 
@@ -345,7 +362,8 @@ class BraceFormatter {
         ++at;
       }
       if (nested > 0) {
-        in_.Fail(begin == text.size() ? "Single '{' encountered in format string" : "expected '}' before end of string");
+        in_.Fail(begin == text.size() ? "Single '{' encountered in format string"
+                                      : "expected '}' before end of string");
         return;
       }
       Field(format.Slice(begin, at - 1), depth, out);
@@ -393,7 +411,9 @@ class BraceFormatter {
   }
 
   Value First(std::string_view name) {
-    const bool is_number = !name.empty() && name.size() < 10 && std::all_of(name.begin(), name.end(), [](char c) { return c >= '0' && c <= '9'; });
+    const bool is_number =
+        !name.empty() && name.size() < 10 &&
+        std::all_of(name.begin(), name.end(), [](char c) { return c >= '0' && c <= '9'; });
     if (!name.empty() && !is_number) {
       for (const auto& [key, value] : arguments_.keyword) {
         if (key == name) return value;
@@ -407,7 +427,8 @@ class BraceFormatter {
     numbering_ = automatic ? Numbering::kAutomatic : Numbering::kManual;
     const size_t index = automatic ? next_++ : static_cast<size_t>(std::stoi(std::string(name)));
     if (index >= arguments_.positional.size()) {
-      return in_.Fail(Concat("Replacement index ", index, " out of range for positional args tuple"));
+      return in_.Fail(
+          Concat("Replacement index ", index, " out of range for positional args tuple"));
     }
     return arguments_.positional[index];
   }
@@ -427,7 +448,9 @@ class BraceFormatter {
       if (name[at] != '[' || end == name.npos) return in_.Fail("Missing ']' in format string");
       const std::string key(name.substr(at + 1, end - at - 1));
       if (key.empty()) return in_.Fail("Empty attribute in format string");
-      const bool is_number = key.size() < 10 && std::all_of(key.begin(), key.end(), [](char c) { return c >= '0' && c <= '9'; });
+      const bool is_number = key.size() < 10 && std::all_of(key.begin(), key.end(), [](char c) {
+                               return c >= '0' && c <= '9';
+                             });
       value = in_.GetItem(value, is_number ? Value::Int(std::stoi(key)) : Value::String(key));
       at = end + 1;
       if (at < name.size() && name[at] != '.' && name[at] != '[') {
@@ -501,7 +524,9 @@ class BraceFormatter {
     if (!spec) return;
     if (value.IsString()) {
       AppendString(*value.text, *spec, out);
-    } else if (value.Is(Kind::kFloat) || (value.IsIntLike() && spec->type != '\0' && std::string_view("eEfFgG%").find(spec->type) != std::string_view::npos)) {
+    } else if (value.Is(Kind::kFloat) ||
+               (value.IsIntLike() && spec->type != '\0' &&
+                std::string_view("eEfFgG%").find(spec->type) != std::string_view::npos)) {
       AppendFloat(value.AsDouble(), *spec, out);
     } else if (value.Is(Kind::kInt) || (value.Is(Kind::kBool) && spec->type != '\0')) {
       AppendInteger(value.AsInt(), *spec, out);
@@ -514,11 +539,15 @@ class BraceFormatter {
   }
 
   void AppendString(const MarkedText& text, const Spec& spec, MarkedText* out) {
-    if ((spec.type != '\0' && spec.type != 's') || spec.sign != '-' || spec.alternate || spec.grouping != '\0' || spec.align == '=') {
+    if ((spec.type != '\0' && spec.type != 's') || spec.sign != '-' || spec.alternate ||
+        spec.grouping != '\0' || spec.align == '=') {
       in_.Fail("Unknown format code for object of type 'str'");
       return;
     }
-    MarkedText cut = spec.precision >= 0 ? text.Slice(0, OffsetOf(text.bytes(), static_cast<size_t>(spec.precision))) : text;
+    MarkedText cut =
+        spec.precision >= 0
+            ? text.Slice(0, OffsetOf(text.bytes(), static_cast<size_t>(spec.precision)))
+            : text;
     const size_t length = Length(cut.bytes());
     const auto width = static_cast<size_t>(spec.width);
     const size_t missing = width > length ? width - length : 0;
@@ -563,7 +592,8 @@ class BraceFormatter {
       in_.Fail("a precision without a type is not supported");
       return;
     } else if (std::string_view("eEfFgG%").find(spec.type) != std::string_view::npos) {
-      digits = FloatDigits(percent ? value * 100 : value, percent ? 'f' : spec.type, spec.precision, spec.alternate);
+      digits = FloatDigits(percent ? value * 100 : value, percent ? 'f' : spec.type, spec.precision,
+                           spec.alternate);
     } else {
       in_.Fail("Unknown format code for object of type 'float'");
       return;
@@ -573,7 +603,9 @@ class BraceFormatter {
       digits = Group(digits.substr(0, whole), spec.grouping, 3) + digits.substr(whole);
     }
     if (percent) digits += "%";
-    out->Append(PadNumber(SignOf(std::signbit(value) && !std::isnan(value), spec), "", std::move(digits), spec, '>'), false);
+    out->Append(PadNumber(SignOf(std::signbit(value) && !std::isnan(value), spec), "",
+                          std::move(digits), spec, '>'),
+                false);
   }
 
   enum class Numbering { kNone, kAutomatic, kManual };
@@ -681,7 +713,8 @@ class JsonWriter {
     if (!style_.ascii || c < 0x7F) return "";
     if (c == 0x7F) return "";
     if (c < 0x10000) return absl::StrFormat("\\u%04x", code);
-    return absl::StrFormat("\\u%04x\\u%04x", 0xD800 + ((code - 0x10000) >> 10), 0xDC00 + ((code - 0x10000) & 0x3FF));
+    return absl::StrFormat("\\u%04x\\u%04x", 0xD800 + ((code - 0x10000) >> 10),
+                           0xDC00 + ((code - 0x10000) & 0x3FF));
   }
 
   void NewLine(int level, MarkedText* out) {
@@ -772,8 +805,8 @@ Value FormatBraces(Interpreter& interpreter, const Value& format, Arguments argu
 }
 
 Value ToJson(Interpreter& in, const Value& value, Arguments arguments) {
-  const std::vector<Value> given =
-      Bind(in, "tojson", std::move(arguments), {"ensure_ascii", "indent", "separators", "sort_keys"}, 0);
+  const std::vector<Value> given = Bind(in, "tojson", std::move(arguments),
+                                        {"ensure_ascii", "indent", "separators", "sort_keys"}, 0);
   if (in.failed()) return value;
   JsonWriter::Style style;
   style.ascii = !given[0].IsMissing() && in.Truth(given[0]);
@@ -824,7 +857,8 @@ Value Escape(Interpreter& in, const Value& value) {
   return in.String(std::move(out), /*markup=*/true);
 }
 
-Value ReplaceIn(Interpreter& in, const Value& self, const Value& from, const Value& to, int64_t count) {
+Value ReplaceIn(Interpreter& in, const Value& self, const Value& from, const Value& to,
+                int64_t count) {
   for (const Value* value : {&from, &to}) {
     if (value->IsString()) continue;
     if (value->IsUndefined()) in.Fail(value->bytes());
@@ -834,7 +868,8 @@ Value ReplaceIn(Interpreter& in, const Value& self, const Value& from, const Val
   auto times = static_cast<size_t>(CountOf(self.bytes(), from.bytes()));
   if (count >= 0) times = std::min(times, static_cast<size_t>(count));
   const size_t size = to.text->size();
-  if (size > 0 && times > in.heap().bytes_max() / size) return in.FailLimit(Concat(in.heap().bytes_max(), " bytes of memory"));
+  if (size > 0 && times > in.heap().bytes_max() / size)
+    return in.FailLimit(Concat(in.heap().bytes_max(), " bytes of memory"));
   if (!in.Reserve(self.text->size() + times * (size + sizeof(MarkedText::Range)))) return self;
   const Value replacement = self.markup ? Escape(in, to) : to;
   return in.String(Replace(*self.text, from.bytes(), *replacement.text, count), self.markup);

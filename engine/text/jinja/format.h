@@ -25,7 +25,8 @@ Value ToJson(Interpreter& interpreter, const Value& value, Arguments arguments);
 Value Escape(Interpreter& interpreter, const Value& value);
 
 // str.replace with its bounds checked. REQUIRES: `self` is a string.
-Value ReplaceIn(Interpreter& interpreter, const Value& self, const Value& from, const Value& to, int64_t count);
+Value ReplaceIn(Interpreter& interpreter, const Value& self, const Value& from, const Value& to,
+                int64_t count);
 
 // str.isupper, str.islower.
 bool IsCaseOf(std::string_view text, bool upper);

@@ -17,14 +17,16 @@ Value MakeRange(Interpreter& in, Arguments arguments) {
   if (given.empty() || given.size() > 3) return in.Fail("range() takes one to three arguments");
   int64_t numbers[3] = {0, 0, 1};
   for (size_t i = 0; i < given.size(); ++i) {
-    if (given[i].Is(Kind::kNone)) return in.Fail("'NoneType' object cannot be interpreted as an integer");
+    if (given[i].Is(Kind::kNone))
+      return in.Fail("'NoneType' object cannot be interpreted as an integer");
     numbers[given.size() == 1 ? 1 : i] = IntOr(in, given[i], 0);
   }
   if (in.failed()) return Value();
   const auto [start, stop, step] = numbers;
   if (step == 0) return in.Fail("range() arg 3 must not be zero");
   int64_t distance = 0;
-  const bool too_far = step > 0 ? __builtin_sub_overflow(stop, start, &distance) : __builtin_sub_overflow(start, stop, &distance);
+  const bool too_far = step > 0 ? __builtin_sub_overflow(stop, start, &distance)
+                                : __builtin_sub_overflow(start, stop, &distance);
   int64_t size = 0;
   if (!too_far && distance > 0) {
     const uint64_t by = step > 0 ? static_cast<uint64_t>(step) : ~static_cast<uint64_t>(step) + 1;
@@ -57,7 +59,8 @@ Value MakeDict(Interpreter& in, Arguments arguments) {
       const Next next = in.Iterate(from);
       for (Value pair; !in.failed() && next(&pair);) {
         const std::vector<Value> items = in.Collect(pair);
-        if (items.size() != 2) return in.Fail("dictionary update sequence elements must have length 2");
+        if (items.size() != 2)
+          return in.Fail("dictionary update sequence elements must have length 2");
         in.DictSet(&AsDict(out), items[0], items[1]);
       }
     }
@@ -91,11 +94,13 @@ Value Strftime(Interpreter& in, const absl::CivilSecond& now, Arguments argument
   if (in.failed()) return format;
   if (!format.IsString()) return in.Fail("strftime_now() needs a str");
   constexpr size_t kFormatMax = 1000;
-  if (format.text->size() > kFormatMax) return in.Fail(Concat("a time format beyond ", kFormatMax, " bytes is not supported"));
+  if (format.text->size() > kFormatMax)
+    return in.Fail(Concat("a time format beyond ", kFormatMax, " bytes is not supported"));
   std::string text;
   const std::string_view bytes = format.bytes();
   for (size_t i = 0; i < bytes.size(); ++i) {
-    if (bytes[i] == '%' && i + 1 < bytes.size() && std::string_view("fzZ").find(bytes[i + 1]) != std::string_view::npos) {
+    if (bytes[i] == '%' && i + 1 < bytes.size() &&
+        std::string_view("fzZ").find(bytes[i + 1]) != std::string_view::npos) {
       if (bytes[++i] == 'f') text += "000000";
       continue;
     }
@@ -141,6 +146,8 @@ bool Interpreter::FindGlobal(std::string_view name, Value* out) {
     *out = MakeFunction(of, MakeCycler);
   } else if (name == "joiner") {
     *out = MakeFunction(of, MakeJoiner);
+  } else if (name == "self") {
+    *out = Value(Kind::kTemplate);
   } else if (name == "strftime_now" && now_) {
     *out = MakeFunction(of, [now = *now_](Interpreter& in, Arguments arguments) {
       return Strftime(in, now, std::move(arguments));

@@ -41,7 +41,8 @@ Value Interpreter::Fail(std::string_view message) {
 
 Value Interpreter::FailLimit(std::string_view limit) {
   if (!failed()) {
-    error_ = absl::ResourceExhaustedError(Concat("line ", line_, ": the limit of ", limit, " is reached"));
+    error_ = absl::ResourceExhaustedError(
+        Concat("line ", line_, ": the limit of ", limit, " is reached"));
   }
   return Undefined("");
 }
@@ -107,7 +108,8 @@ Value Interpreter::MakeIterator(std::string type, Next next) {
   return Value::Of(Kind::kIterator, iterator);
 }
 
-Value Interpreter::MakeFunction(std::string name, std::function<Value(Interpreter&, Arguments)> call) {
+Value Interpreter::MakeFunction(std::string name,
+                                std::function<Value(Interpreter&, Arguments)> call) {
   auto* function = heap_.New<Function>();
   function->name = std::move(name);
   function->call = std::move(call);
@@ -224,7 +226,8 @@ Interpreter::Flow Interpreter::Execute(const Statement& node, Activation* frame)
 }
 
 Interpreter::Flow Interpreter::ExecuteIf(const Statement& node, Activation* frame) {
-  if (Truth(Evaluate(*node.expressions[0], frame))) return failed() ? Flow::kNormal : Execute(node.body, frame);
+  if (Truth(Evaluate(*node.expressions[0], frame)))
+    return failed() ? Flow::kNormal : Execute(node.body, frame);
   for (const StatementPtr& elif : node.elifs) {
     if (failed()) return Flow::kNormal;
     line_ = elif->line;
@@ -237,7 +240,8 @@ Interpreter::Flow Interpreter::ExecuteIf(const Statement& node, Activation* fram
 void Interpreter::ExecuteSet(const Statement& node, Activation* frame) {
   // Before the value, as in Jinja.
   const std::function<void(const Expression&)> check = [&](const Expression& target) {
-    if (target.type == Expression::kAttribute && !Slot(target.variable, frame)->Is(Kind::kNamespace)) {
+    if (target.type == Expression::kAttribute &&
+        !Slot(target.variable, frame)->Is(Kind::kNamespace)) {
       Fail("cannot assign attribute on non-namespace object");
     }
     for (const ExpressionPtr& child : target.children) check(*child);
@@ -260,7 +264,8 @@ void Interpreter::Assign(const Expression& target, const Value& value, Activatio
       } else if (target.attribute.starts_with('_')) {
         Fail(Concat("a namespace cannot have the attribute '", target.attribute, "'"));
       } else {
-        DictSet(static_cast<Namespace*>(object.object)->attributes, Value::String(target.attribute), value);
+        DictSet(static_cast<Namespace*>(object.object)->attributes, Value::String(target.attribute),
+                value);
       }
       return;
     }
@@ -270,8 +275,8 @@ void Interpreter::Assign(const Expression& target, const Value& value, Activatio
   const std::vector<Value> items = Collect(value);
   if (failed()) return;
   if (items.size() != target.children.size()) {
-    Fail(Concat(items.size() < target.children.size() ? "not enough" : "too many", " values to unpack (expected ",
-                target.children.size(), ")"));
+    Fail(Concat(items.size() < target.children.size() ? "not enough" : "too many",
+                " values to unpack (expected ", target.children.size(), ")"));
     return;
   }
   for (size_t i = 0; i < items.size(); ++i) Assign(*target.children[i], items[i], frame);
@@ -279,10 +284,12 @@ void Interpreter::Assign(const Expression& target, const Value& value, Activatio
 
 Interpreter::Flow Interpreter::ExecuteScope(const Statement& node, Activation* frame, Flow* flow) {
   std::vector<Value> values;
-  for (const ExpressionPtr& expression : node.expressions) values.push_back(Evaluate(*expression, frame));
+  for (const ExpressionPtr& expression : node.expressions)
+    values.push_back(Evaluate(*expression, frame));
   Enter(node.scope, frame);
   if (node.type == Statement::kWith) {
-    for (size_t i = 0; i < values.size() && !failed(); ++i) Assign(*node.targets[i], values[i], frame);
+    for (size_t i = 0; i < values.size() && !failed(); ++i)
+      Assign(*node.targets[i], values[i], frame);
     *flow = Execute(node.body, frame);
   } else {
     Value text;
@@ -310,7 +317,8 @@ Interpreter::Flow Interpreter::ExecuteScope(const Statement& node, Activation* f
 
 // ---- loops ----
 
-Next Interpreter::LoopItems(const Statement& node, const Value& over, Activation* outer, int64_t* length) {
+Next Interpreter::LoopItems(const Statement& node, const Value& over, Activation* outer,
+                            int64_t* length) {
   Next items = Iterate(over);
   *length = -1;
   if (failed()) return items;
@@ -346,19 +354,21 @@ Interpreter::Flow Interpreter::ExecuteFor(const Statement& node, Activation* fra
   return failed() ? Flow::kNormal : RunLoop(node, frame, loop);
 }
 
-Value Interpreter::RunRecursiveLoop(const Statement& node, Activation* outer, const Value& over, int64_t depth0) {
+Value Interpreter::RunRecursiveLoop(const Statement& node, Activation* outer, const Value& over,
+                                    int64_t depth0) {
   const Depth depth(this);
   if (!depth.ok()) return Undefined("");
   auto* loop = heap_.New<Loop>();
   loop->depth0 = depth0;
   loop->next = LoopItems(node, over, outer, &loop->known_length);
   if (failed()) return Undefined("");
-  const Value recurse = MakeFunction("loop", [this, &node, outer, depth0](Interpreter&, Arguments arguments) {
-    if (arguments.positional.size() != 1 || !arguments.keyword.empty()) {
-      return Fail("loop() takes what to loop over");
-    }
-    return RunRecursiveLoop(node, outer, arguments.positional[0], depth0 + 1);
-  });
+  const Value recurse =
+      MakeFunction("loop", [this, &node, outer, depth0](Interpreter&, Arguments arguments) {
+        if (arguments.positional.size() != 1 || !arguments.keyword.empty()) {
+          return Fail("loop() takes what to loop over");
+        }
+        return RunRecursiveLoop(node, outer, arguments.positional[0], depth0 + 1);
+      });
   loop->recurse = static_cast<Function*>(recurse.object);
   Activation* frame = NewActivation(node.function, outer);
   Capture capture(this);
@@ -384,7 +394,8 @@ Interpreter::Flow Interpreter::RunLoop(const Statement& node, Activation* frame,
   while (!failed() && TakeNext(loop, &item)) {
     if (!Step()) break;
     Assign(*node.targets[0], item, frame);
-    if (node.loop_slot >= 0) frame->slots[static_cast<size_t>(node.loop_slot)] = Value::Of(Kind::kLoop, loop);
+    if (node.loop_slot >= 0)
+      frame->slots[static_cast<size_t>(node.loop_slot)] = Value::Of(Kind::kLoop, loop);
     Enter(node.scope, frame);
     const Flow flow = failed() ? Flow::kBreak : Execute(node.body, frame);
     if (flow == Flow::kBreak) break;
@@ -403,9 +414,10 @@ Interpreter::Flow Interpreter::RunLoop(const Statement& node, Activation* frame,
 
 Value Interpreter::MakeMacro(const Statement& node, Activation* frame) {
   const std::string name = node.type == Statement::kMacro ? node.name : "caller";
-  const Value macro = MakeFunction(name, [&node, frame, name](Interpreter& self, Arguments arguments) {
-    return self.CallMacro(node, frame, name, std::move(arguments));
-  });
+  const Value macro =
+      MakeFunction(name, [&node, frame, name](Interpreter& self, Arguments arguments) {
+        return self.CallMacro(node, frame, name, std::move(arguments));
+      });
   static_cast<Function*>(macro.object)->is_macro = true;
   return macro;
 }
@@ -435,7 +447,8 @@ bool Interpreter::BindMacro(const Statement& node, const std::string& name, Argu
   }
   if (given.size() >= count) found_caller = node.explicit_caller;
   if (node.uses_caller && !found_caller && node.explicit_caller) {
-    Fail(Concat("macro '", name, "': 'caller' cannot be given by position before other parameters"));
+    Fail(
+        Concat("macro '", name, "': 'caller' cannot be given by position before other parameters"));
   } else if (node.uses_caller && !found_caller) {
     Value caller = arguments->TakeKeyword("caller");
     if (caller.IsMissing() || caller.Is(Kind::kNone)) caller = Undefined("No caller defined");
@@ -443,12 +456,15 @@ bool Interpreter::BindMacro(const Statement& node, const std::string& name, Argu
   }
   if (node.uses_kwargs) {
     const Value kwargs = NewDict();
-    for (auto& [key, value] : arguments->keyword) DictSet(&AsDict(kwargs), Value::String(key), value);
+    for (auto& [key, value] : arguments->keyword)
+      DictSet(&AsDict(kwargs), Value::String(key), value);
     *Slot(node.kwargs, frame) = kwargs;
   } else if (!arguments->keyword.empty()) {
     Fail(arguments->FindKeyword("caller") != nullptr
-             ? Concat("macro '", name, "' was invoked with two values for the special caller argument")
-             : Concat("macro '", name, "' takes no keyword argument '", arguments->keyword[0].first, "'"));
+             ? Concat("macro '", name,
+                      "' was invoked with two values for the special caller argument")
+             : Concat("macro '", name, "' takes no keyword argument '", arguments->keyword[0].first,
+                      "'"));
   }
   if (node.uses_varargs) {
     std::vector<Value> rest;

@@ -119,7 +119,8 @@ class Interpreter {
   // Collects output apart from what is around it, until Take.
   class Capture {
    public:
-    explicit Capture(Interpreter* interpreter) : interpreter_(interpreter), outer_(interpreter->out_) {
+    explicit Capture(Interpreter* interpreter)
+        : interpreter_(interpreter), outer_(interpreter->out_) {
       interpreter->out_ = &text_;
     }
     ~Capture() {
@@ -144,7 +145,8 @@ class Interpreter {
   Flow ExecuteIf(const Statement& node, Activation* frame);
   Flow ExecuteFor(const Statement& node, Activation* frame);
   Flow RunLoop(const Statement& node, Activation* frame, Loop* loop);
-  Value RunRecursiveLoop(const Statement& node, Activation* outer, const Value& over, int64_t depth0);
+  Value RunRecursiveLoop(const Statement& node, Activation* outer, const Value& over,
+                         int64_t depth0);
   Next LoopItems(const Statement& node, const Value& over, Activation* outer, int64_t* length);
   bool TakeNext(Loop* loop, Value* item);
   Flow ExecuteScope(const Statement& node, Activation* frame, Flow* flow);
@@ -156,8 +158,10 @@ class Interpreter {
   void Assign(const Expression& target, const Value& value, Activation* frame);
   Activation* NewActivation(const FunctionInfo& info, Activation* parent);
   Value MakeMacro(const Statement& node, Activation* frame);
-  Value CallMacro(const Statement& node, Activation* closure, const std::string& name, Arguments arguments);
-  bool BindMacro(const Statement& node, const std::string& name, Arguments* arguments, Activation* frame);
+  Value CallMacro(const Statement& node, Activation* closure, const std::string& name,
+                  Arguments arguments);
+  bool BindMacro(const Statement& node, const std::string& name, Arguments* arguments,
+                 Activation* frame);
 
   // expressions (expressions.cc)
   Value Evaluate(const Expression& node, Activation* frame);
@@ -180,7 +184,8 @@ class Interpreter {
   Value Repeat(const Value& sequence, int64_t times);
   Value Add(const Value& a, const Value& b);
   Value FailOperands(std::string_view op, const Value& a, const Value& b);
-  void AppendSequenceRepr(const std::vector<Value>& items, const char* open, const char* close, MarkedText* out);
+  void AppendSequenceRepr(const std::vector<Value>& items, const char* open, const char* close,
+                          MarkedText* out);
   void AppendDictRepr(const Dict& dict, MarkedText* out);
   int CompareSequences(std::string_view op, const Value& a, const Value& b);
 

@@ -51,7 +51,8 @@ class Lexer {
     return at_ + ahead < source_.size() ? source_[at_ + ahead] : '\0';
   }
   void Advance(size_t bytes) {
-    line_ += static_cast<int>(std::count(source_.begin() + at_, source_.begin() + at_ + bytes, '\n'));
+    line_ +=
+        static_cast<int>(std::count(source_.begin() + at_, source_.begin() + at_ + bytes, '\n'));
     at_ += bytes;
   }
   void Add(TokenType type, std::string text) { tokens_.push_back({type, line_, std::move(text)}); }
@@ -129,7 +130,8 @@ class Lexer {
   absl::Status Raw(size_t begin) {
     Advance(begin - at_);
     line_starting_ = source_[begin - 1] == '\n';
-    for (size_t tag = source_.find("{%", at_); tag != source_.npos; tag = source_.find("{%", tag + 1)) {
+    for (size_t tag = source_.find("{%", at_); tag != source_.npos;
+         tag = source_.find("{%", tag + 1)) {
       size_t end = 0;
       if (!MatchRaw("endraw", tag, /*begins=*/false, &end)) continue;
       AddText(std::string_view(source_).substr(at_, tag - at_), source_[tag + 2], true);
@@ -198,9 +200,8 @@ class Lexer {
   size_t Digits(size_t at) const {
     size_t end = at;
     while (end < source_.size() &&
-           (IsDigit(source_[end]) ||
-            (source_[end] == '_' && end > at && source_[end - 1] != '_' &&
-             end + 1 < source_.size() && IsDigit(source_[end + 1])))) {
+           (IsDigit(source_[end]) || (source_[end] == '_' && end > at && source_[end - 1] != '_' &&
+                                      end + 1 < source_.size() && IsDigit(source_[end + 1])))) {
       ++end;
     }
     return end - at;
@@ -227,8 +228,8 @@ class Lexer {
   size_t BaseDigits(size_t at, const char* digits) const {
     const auto is_digit = [&](size_t i) {
       return i < source_.size() &&
-             std::string_view(digits).find(static_cast<char>(std::tolower(
-                 static_cast<unsigned char>(source_[i])))) != std::string_view::npos;
+             std::string_view(digits).find(static_cast<char>(
+                 std::tolower(static_cast<unsigned char>(source_[i])))) != std::string_view::npos;
     };
     size_t end = at;
     while (is_digit(end) || (end < source_.size() && source_[end] == '_' && is_digit(end + 1))) {
@@ -241,7 +242,10 @@ class Lexer {
     if (!IsDigit(Peek())) return 0;
     if (Peek() != '0') return BaseDigits(at_, "0123456789");
     const char base = static_cast<char>(std::tolower(static_cast<unsigned char>(Peek(1))));
-    const char* digits = base == 'b' ? "01" : base == 'o' ? "01234567" : base == 'x' ? "0123456789abcdef" : nullptr;
+    const char* digits = base == 'b'   ? "01"
+                         : base == 'o' ? "01234567"
+                         : base == 'x' ? "0123456789abcdef"
+                                       : nullptr;
     if (digits != nullptr) {
       const size_t length = BaseDigits(at_ + 2, digits);
       if (length > 0) return 2 + length;
@@ -308,9 +312,11 @@ class Lexer {
     const char quote = Peek();
     size_t end = at_ + 1;
     while (end < source_.size() && source_[end] != quote) end += source_[end] == '\\' ? 2 : 1;
-    if (end >= source_.size()) return Error(Concat("unexpected char '", std::string(1, quote), "'"));
+    if (end >= source_.size())
+      return Error(Concat("unexpected char '", std::string(1, quote), "'"));
     std::string text;
-    WINNOW_RETURN_IF_ERROR(Unescape(std::string_view(source_).substr(at_ + 1, end - at_ - 1), &text));
+    WINNOW_RETURN_IF_ERROR(
+        Unescape(std::string_view(source_).substr(at_ + 1, end - at_ - 1), &text));
     Add(TokenType::kString, std::move(text));
     Advance(end + 1 - at_);
     return absl::OkStatus();
@@ -333,7 +339,8 @@ class Lexer {
       } else if (c >= '0' && c <= '7') {
         char32_t value = 0;
         size_t digits = 0;
-        while (digits < 3 && i + digits < raw.size() && raw[i + digits] >= '0' && raw[i + digits] <= '7') {
+        while (digits < 3 && i + digits < raw.size() && raw[i + digits] >= '0' &&
+               raw[i + digits] <= '7') {
           value = value * 8 + static_cast<char32_t>(raw[i + digits++] - '0');
         }
         i += digits - 1;

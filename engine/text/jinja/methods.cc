@@ -39,7 +39,8 @@ Value StripMethod(Interpreter& in, const Value& self, Arguments arguments) {
 
 template <bool from_right>
 Value SplitMethod(Interpreter& in, const Value& self, Arguments arguments) {
-  const std::vector<Value> given = Bind(in, "split()", std::move(arguments), {"sep", "maxsplit"}, 0);
+  const std::vector<Value> given =
+      Bind(in, "split()", std::move(arguments), {"sep", "maxsplit"}, 0);
   const int64_t max = IntOr(in, given[1], -1);
   if (in.failed()) return self;
   std::string_view separator;
@@ -51,9 +52,12 @@ Value SplitMethod(Interpreter& in, const Value& self, Arguments arguments) {
     separator = text->bytes();
   }
   // At most a part for every separator, or for every other byte.
-  const int64_t parts = at_space ? static_cast<int64_t>(self.text->size() / 2) + 1 : CountOf(self.bytes(), separator) + 1;
+  const int64_t parts = at_space ? static_cast<int64_t>(self.text->size() / 2) + 1
+                                 : CountOf(self.bytes(), separator) + 1;
   const int64_t bound = max >= 0 ? std::min(parts, max == INT64_MAX ? max : max + 1) : parts;
-  if (!in.Reserve(self.text->size() + static_cast<size_t>(bound) * (sizeof(MarkedText) + sizeof(Value)))) return self;
+  if (!in.Reserve(self.text->size() +
+                  static_cast<size_t>(bound) * (sizeof(MarkedText) + sizeof(Value))))
+    return self;
   std::vector<Value> out;
   for (MarkedText& part : Split(*self.text, at_space ? nullptr : &separator, max, from_right)) {
     out.push_back(in.String(std::move(part), self.markup));
@@ -74,7 +78,8 @@ Value SplitLinesMethod(Interpreter& in, const Value& self, Arguments arguments) 
 
 template <bool at_end>
 Value StartsWithMethod(Interpreter& in, const Value& self, Arguments arguments) {
-  const std::vector<Value> given = Bind(in, "startswith()", std::move(arguments), {"prefix", "start", "end"}, 1);
+  const std::vector<Value> given =
+      Bind(in, "startswith()", std::move(arguments), {"prefix", "start", "end"}, 1);
   if (in.failed() || !in.Work(self.text->size())) return self;
   std::string_view text = self.bytes();
   const auto length = static_cast<int64_t>(Length(text));
@@ -106,7 +111,8 @@ Value StartsWithMethod(Interpreter& in, const Value& self, Arguments arguments) 
 
 // find, rfind, index, rindex: the code point's number, -1 for none.
 int64_t FindIn(Interpreter& in, const Value& self, Arguments arguments, bool from_right) {
-  const std::vector<Value> given = Bind(in, "find()", std::move(arguments), {"sub", "start", "end"}, 1);
+  const std::vector<Value> given =
+      Bind(in, "find()", std::move(arguments), {"sub", "start", "end"}, 1);
   if (in.failed()) return -1;
   const MarkedText* part = StringArgument(in, given[0], "find()");
   if (part == nullptr || !in.Work(self.text->size())) return -1;
@@ -119,7 +125,8 @@ int64_t FindIn(Interpreter& in, const Value& self, Arguments arguments, bool fro
   end = std::min(end, length);
   if (start > end || start > length) return -1;
   const size_t begin = OffsetOf(text, static_cast<size_t>(start));
-  const std::string_view window = text.substr(begin, OffsetOf(text.substr(begin), static_cast<size_t>(end - start)));
+  const std::string_view window =
+      text.substr(begin, OffsetOf(text.substr(begin), static_cast<size_t>(end - start)));
   const size_t found = from_right ? window.rfind(part->bytes()) : window.find(part->bytes());
   if (found == window.npos) return -1;
   return start + static_cast<int64_t>(Length(window.substr(0, found)));
@@ -143,7 +150,8 @@ Value CountMethod(Interpreter& in, const Value& self, Arguments arguments) {
 Value ReplaceMethod(Interpreter& in, const Value& self, Arguments arguments) {
   // Python takes these by position only.
   if (!arguments.keyword.empty()) return in.Fail("replace() takes no keyword arguments");
-  const std::vector<Value> given = Bind(in, "replace()", std::move(arguments), {"old", "new", "count"}, 2);
+  const std::vector<Value> given =
+      Bind(in, "replace()", std::move(arguments), {"old", "new", "count"}, 2);
   if (in.failed()) return self;
   if (given[2].Is(Kind::kNone)) return in.Fail("replace() needs an int for count");
   return ReplaceIn(in, self, given[0], given[1], IntOr(in, given[2], -1));
@@ -193,7 +201,8 @@ Value JoinMethod(Interpreter& in, const Value& self, Arguments arguments) {
   size_t total = 0;
   for (size_t i = 0; i < items.size() && !in.failed(); ++i) {
     if (!items[i].IsString()) {
-      return in.Fail(Concat("sequence item ", i, ": expected str instance, ", TypeName(items[i]), " found"));
+      return in.Fail(
+          Concat("sequence item ", i, ": expected str instance, ", TypeName(items[i]), " found"));
     }
     total += items[i].text->size() + self.text->size();
   }
@@ -208,7 +217,8 @@ Value JoinMethod(Interpreter& in, const Value& self, Arguments arguments) {
 // center, ljust, rjust
 template <Side side>
 Value JustifyMethod(Interpreter& in, const Value& self, Arguments arguments) {
-  const std::vector<Value> given = Bind(in, "ljust()", std::move(arguments), {"width", "fillchar"}, 1);
+  const std::vector<Value> given =
+      Bind(in, "ljust()", std::move(arguments), {"width", "fillchar"}, 1);
   if (in.failed()) return self;
   const int64_t width = IntOr(in, given[0], 0);
   std::string_view fill = " ";
@@ -216,7 +226,8 @@ Value JustifyMethod(Interpreter& in, const Value& self, Arguments arguments) {
   if (!given[1].IsMissing()) {
     const MarkedText* text = StringArgument(in, given[1], "ljust()");
     if (text == nullptr) return self;
-    if (Length(text->bytes()) != 1) return in.Fail("The fill character must be exactly one character long");
+    if (Length(text->bytes()) != 1)
+      return in.Fail("The fill character must be exactly one character long");
     fill = text->bytes();
     user = text->AnyUser();
   }
@@ -255,7 +266,9 @@ Value RemoveAffixMethod(Interpreter& in, const Value& self, Arguments arguments)
     const bool has = !text->empty() && self.bytes().ends_with(text->bytes());
     return in.String(self.text->Slice(0, has ? size - text->size() : size), self.markup);
   }
-  return in.String(self.text->Slice(self.bytes().starts_with(text->bytes()) ? text->size() : 0, size), self.markup);
+  return in.String(
+      self.text->Slice(self.bytes().starts_with(text->bytes()) ? text->size() : 0, size),
+      self.markup);
 }
 
 template <bool from_right>
@@ -265,7 +278,8 @@ Value PartitionMethod(Interpreter& in, const Value& self, Arguments arguments) {
   const MarkedText* text = StringArgument(in, separator, "partition()");
   if (text == nullptr || !in.Reserve(self.text->size())) return self;
   if (text->empty()) return in.Fail("empty separator");
-  const size_t found = from_right ? self.bytes().rfind(text->bytes()) : self.bytes().find(text->bytes());
+  const size_t found =
+      from_right ? self.bytes().rfind(text->bytes()) : self.bytes().find(text->bytes());
   if (found == std::string_view::npos) {
     if (from_right) return in.List({in.String(""), in.String(""), self}, Kind::kTuple);
     return in.List({self, in.String(""), in.String("")}, Kind::kTuple);
@@ -277,11 +291,13 @@ Value PartitionMethod(Interpreter& in, const Value& self, Arguments arguments) {
 }
 
 Value ExpandTabsMethod(Interpreter& in, const Value& self, Arguments arguments) {
-  const int64_t size = IntOr(in, Bind(in, "expandtabs()", std::move(arguments), {"tabsize"}, 0)[0], 8);
+  const int64_t size =
+      IntOr(in, Bind(in, "expandtabs()", std::move(arguments), {"tabsize"}, 0)[0], 8);
   const auto tabs = static_cast<size_t>(CountOf(self.bytes(), "\t"));
   if (in.failed()) return self;
   if (size > 1000) return in.Fail("expandtabs() by more than 1000 is not supported");
-  if (!in.Reserve(self.text->size() + tabs * static_cast<size_t>(std::max<int64_t>(size, 0)))) return self;
+  if (!in.Reserve(self.text->size() + tabs * static_cast<size_t>(std::max<int64_t>(size, 0))))
+    return self;
   MarkedText out;
   int64_t column = 0;
   const std::string_view text = self.bytes();
@@ -358,7 +374,8 @@ Value DictGet(Interpreter& in, const Value& self, Arguments arguments) {
   const std::vector<Value> given = Bind(in, "get()", std::move(arguments), {"key", "default"}, 1);
   if (in.failed()) return self;
   std::string hashed;
-  if (!Dict::HashKey(given[0], &hashed)) return in.Fail(Concat("unhashable type: '", TypeName(given[0]), "'"));
+  if (!Dict::HashKey(given[0], &hashed))
+    return in.Fail(Concat("unhashable type: '", TypeName(given[0]), "'"));
   if (const Value* found = AsDict(self).Find(given[0])) return *found;
   return given[1].IsMissing() ? Value::None() : given[1];
 }
@@ -450,9 +467,12 @@ const Table& DictMethods() {
 }
 
 bool Mutates(Kind kind, std::string_view name) {
-  static constexpr std::string_view kList[] = {"append", "clear", "pop", "reverse", "insert", "sort", "extend", "remove"};
+  static constexpr std::string_view kList[] = {"append", "clear", "pop",    "reverse",
+                                               "insert", "sort",  "extend", "remove"};
   static constexpr std::string_view kDict[] = {"clear", "pop", "popitem", "setdefault", "update"};
-  const auto has = [name](const auto& list) { return std::find(std::begin(list), std::end(list), name) != std::end(list); };
+  const auto has = [name](const auto& list) {
+    return std::find(std::begin(list), std::end(list), name) != std::end(list);
+  };
   return kind == Kind::kList ? has(kList) : kind == Kind::kDict && has(kDict);
 }
 
@@ -464,16 +484,17 @@ bool FindMethod(Interpreter& interpreter, const Value& self, std::string_view na
         Concat("access to attribute '", name, "' of '", TypeName(self), "' object is unsafe."));
     return true;
   }
-  const Table* table = self.IsString()           ? &StringMethods()
-                       : self.Is(Kind::kList)    ? &ListMethods()
-                       : self.Is(Kind::kTuple)   ? &TupleMethods()
-                       : self.Is(Kind::kDict)    ? &DictMethods()
-                                                 : nullptr;
+  const Table* table = self.IsString()         ? &StringMethods()
+                       : self.Is(Kind::kList)  ? &ListMethods()
+                       : self.Is(Kind::kTuple) ? &TupleMethods()
+                       : self.Is(Kind::kDict)  ? &DictMethods()
+                                               : nullptr;
   if (table == nullptr) return false;
   const auto found = table->find(name);
   if (found == table->end()) return false;
   const Method method = found->second;
-  *out = interpreter.MakeFunction(std::string(name), [method, self, name = std::string(name)](Interpreter& in, Arguments arguments) {
+  *out = interpreter.MakeFunction(std::string(name), [method, self, name = std::string(name)](
+                                                         Interpreter& in, Arguments arguments) {
     if (method == nullptr) return in.Fail(Concat("the method '", name, "' is not supported"));
     return method(in, self, std::move(arguments));
   });

@@ -51,7 +51,8 @@ int64_t Interpreter::LengthOf(const Value& value) {
     case Kind::kRange:
       return static_cast<const Range*>(value.object)->size;
     case Kind::kDictView:
-      return static_cast<int64_t>(static_cast<const DictView*>(value.object)->dict->entries().size());
+      return static_cast<int64_t>(
+          static_cast<const DictView*>(value.object)->dict->entries().size());
     case Kind::kLoop:
       return LoopLength(static_cast<Loop*>(value.object));
     default:
@@ -118,7 +119,8 @@ Next Interpreter::Iterate(const Value& value) {
         return true;
       };
     case Kind::kRange:
-      return [this, range = static_cast<const Range*>(value.object), at = int64_t{0}](Value* out) mutable {
+      return [this, range = static_cast<const Range*>(value.object),
+              at = int64_t{0}](Value* out) mutable {
         if (at >= range->size || !Step()) return false;
         *out = Value::Int(range->At(at++));
         return true;
@@ -128,7 +130,8 @@ Next Interpreter::Iterate(const Value& value) {
         return Step() && iterator->next(out) && !failed();
       };
     case Kind::kDictView:
-      return [this, view = static_cast<const DictView*>(value.object), at = size_t{0}](Value* out) mutable {
+      return [this, view = static_cast<const DictView*>(value.object),
+              at = size_t{0}](Value* out) mutable {
         if (at >= view->dict->entries().size() || !Step()) return false;
         *out = ViewItem(*this, *view, at++);
         return true;
@@ -191,7 +194,8 @@ bool Interpreter::Equal(const Value& a, const Value& b) {
       const auto& left = *static_cast<const Range*>(a.object);
       const auto& right = *static_cast<const Range*>(b.object);
       if (left.size != right.size) return false;
-      return left.size == 0 || (left.start == right.start && (left.size == 1 || left.step == right.step));
+      return left.size == 0 ||
+             (left.start == right.start && (left.size == 1 || left.step == right.step));
     }
     default:
       return a.object == b.object;
@@ -230,10 +234,12 @@ bool Interpreter::Order(std::string_view op, const Value& a, const Value& b) {
     Work(a.text->size());
     return compare(a.bytes(), b.bytes());  // UTF-8 sorts as its code points do
   }
-  if (a.kind == b.kind && (a.Is(Kind::kList) || a.Is(Kind::kTuple))) return CompareSequences(op, a, b) != 0;
+  if (a.kind == b.kind && (a.Is(Kind::kList) || a.Is(Kind::kTuple)))
+    return CompareSequences(op, a, b) != 0;
   if (a.IsUndefined()) Fail(a.bytes());
   if (b.IsUndefined()) Fail(b.bytes());
-  Fail(Concat("'", op, "' not supported between instances of '", TypeName(a), "' and '", TypeName(b), "'"));
+  Fail(Concat("'", op, "' not supported between instances of '", TypeName(a), "' and '",
+              TypeName(b), "'"));
   return false;
 }
 
@@ -273,7 +279,9 @@ bool Interpreter::Sort(std::vector<std::pair<Value, Value>>* keyed, bool reverse
   if (!Reserve(2 * keyed->size() * sizeof(Value))) return false;
   const size_t size = keyed->size();
   // With `reverse`, equal items keep their order too.
-  const auto before = [&](const Value& a, const Value& b) { return reverse ? Order("<", b, a) : Order("<", a, b); };
+  const auto before = [&](const Value& a, const Value& b) {
+    return reverse ? Order("<", b, a) : Order("<", a, b);
+  };
   for (size_t run = 1; run < size; run *= 2) {
     for (size_t begin = 0; begin < size; begin += 2 * run) {
       const size_t middle = std::min(begin + run, size);
@@ -295,7 +303,8 @@ bool Interpreter::Sort(std::vector<std::pair<Value, Value>>* keyed, bool reverse
 // ---- arithmetic ----
 
 Value Interpreter::FailOperands(std::string_view op, const Value& a, const Value& b) {
-  return Fail(Concat("unsupported operand type(s) for ", op, ": '", TypeName(a), "' and '", TypeName(b), "'"));
+  return Fail(Concat("unsupported operand type(s) for ", op, ": '", TypeName(a), "' and '",
+                     TypeName(b), "'"));
 }
 
 Value Interpreter::Arithmetic(std::string_view op, const Value& a, const Value& b) {
@@ -341,7 +350,8 @@ Value Interpreter::Repeat(const Value& sequence, int64_t times) {
   const auto count = static_cast<size_t>(std::max<int64_t>(times, 0));
   if (sequence.IsString()) {
     const size_t size = sequence.text->size();
-    if (size > 0 && count > heap_.bytes_max() / size) FailLimit(Concat(heap_.bytes_max(), " bytes of memory"));
+    if (size > 0 && count > heap_.bytes_max() / size)
+      FailLimit(Concat(heap_.bytes_max(), " bytes of memory"));
     if (failed() || !Reserve(size * count)) return sequence;
     MarkedText text;
     if (size > 0) {
@@ -351,7 +361,8 @@ Value Interpreter::Repeat(const Value& sequence, int64_t times) {
   }
   if (sequence.Is(Kind::kList) || sequence.Is(Kind::kTuple)) {
     const size_t size = Items(sequence).size() * sizeof(Value);
-    if (size > 0 && count > heap_.bytes_max() / size) FailLimit(Concat(heap_.bytes_max(), " bytes of memory"));
+    if (size > 0 && count > heap_.bytes_max() / size)
+      FailLimit(Concat(heap_.bytes_max(), " bytes of memory"));
     if (failed() || !Reserve(size * count)) return sequence;
     std::vector<Value> items;
     for (size_t i = 0; size > 0 && i < count; ++i) {
@@ -399,12 +410,17 @@ Value Interpreter::FloatArithmetic(std::string_view op, double a, double b) {
   if (op == "*") return Value::Float(a * b);
   if (op == "**") {
     if (a == 0 && b < 0) return Fail("0.0 cannot be raised to a negative power");
-    if (a < 0 && b != std::floor(b) && std::isfinite(b)) return Fail("complex numbers are not supported");
+    if (a < 0 && b != std::floor(b) && std::isfinite(b))
+      return Fail("complex numbers are not supported");
     const double out = std::pow(a, b);
-    if (std::isinf(out) && std::isfinite(a) && std::isfinite(b)) return Fail("numerical result out of range");
+    if (std::isinf(out) && std::isfinite(a) && std::isfinite(b))
+      return Fail("numerical result out of range");
     return Value::Float(out);
   }
-  if (b == 0) return Fail(op == "/" ? "float division by zero" : op == "%" ? "float modulo" : "float floor division by zero");
+  if (b == 0)
+    return Fail(op == "/"   ? "float division by zero"
+                : op == "%" ? "float modulo"
+                            : "float floor division by zero");
   if (op == "/") return Value::Float(a / b);
   double rest = std::fmod(a, b);
   double quotient = (a - rest) / b;
@@ -436,7 +452,8 @@ void AppendFloatRepr(double value, std::string* out) {
   }
   // The shortest digits that read back as the same number, laid out as Python does.
   char buffer[40];
-  const auto end = std::to_chars(buffer, buffer + sizeof(buffer), value, std::chars_format::scientific).ptr;
+  const auto end =
+      std::to_chars(buffer, buffer + sizeof(buffer), value, std::chars_format::scientific).ptr;
   std::string_view text(buffer, static_cast<size_t>(end - buffer));
   if (text.starts_with('-')) {
     *out += '-';
@@ -458,7 +475,8 @@ void AppendFloatRepr(double value, std::string* out) {
   } else if (count <= exponent + 1) {
     *out += digits + std::string(static_cast<size_t>(exponent + 1 - count), '0') + ".0";
   } else {
-    *out += digits.substr(0, static_cast<size_t>(exponent) + 1) + "." + digits.substr(static_cast<size_t>(exponent) + 1);
+    *out += digits.substr(0, static_cast<size_t>(exponent) + 1) + "." +
+            digits.substr(static_cast<size_t>(exponent) + 1);
   }
 }
 
@@ -497,8 +515,8 @@ void AppendStringRepr(const MarkedText& text, MarkedText* out) {
 
 }  // namespace
 
-void Interpreter::AppendSequenceRepr(const std::vector<Value>& items, const char* open, const char* close,
-                                     MarkedText* out) {
+void Interpreter::AppendSequenceRepr(const std::vector<Value>& items, const char* open,
+                                     const char* close, MarkedText* out) {
   out->Append(open, false);
   for (size_t i = 0; i < items.size() && !failed(); ++i) {
     if (i > 0) out->Append(", ", false);
@@ -584,8 +602,9 @@ void Interpreter::AppendText(const Value& value, MarkedText* out) {
       return;
     case Kind::kRange: {
       const auto& range = *static_cast<const Range*>(value.object);
-      out->Append(range.step == 1 ? Concat("range(", range.start, ", ", range.stop, ")")
-                                  : Concat("range(", range.start, ", ", range.stop, ", ", range.step, ")"),
+      out->Append(range.step == 1
+                      ? Concat("range(", range.start, ", ", range.stop, ")")
+                      : Concat("range(", range.start, ", ", range.stop, ", ", range.step, ")"),
                   false);
       return;
     }
@@ -602,6 +621,9 @@ void Interpreter::AppendText(const Value& value, MarkedText* out) {
       }
       break;
     }
+    case Kind::kTemplate:
+      out->Append("<TemplateReference None>", false);
+      return;
     case Kind::kList:
     case Kind::kTuple:
     case Kind::kDict:

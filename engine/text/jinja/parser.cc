@@ -185,7 +185,8 @@ class Parser {
 
   static std::string UnexpectedEnd(Names ends) {
     std::string text = "unexpected end of template, expected";
-    for (std::string_view end : ends) text += Concat(text.ends_with("expected") ? " " : " or ", end);
+    for (std::string_view end : ends)
+      text += Concat(text.ends_with("expected") ? " " : " or ", end);
     return text;
   }
 
@@ -223,11 +224,13 @@ class Parser {
     if (token.text == "break" || token.text == "continue") {
       Next();
       if (loops_ == 0) Fail(token.line, Concat("'", token.text, "' outside of a loop"));
-      return MakeStatement(token.text == "break" ? Statement::kBreak : Statement::kContinue, token.line);
+      return MakeStatement(token.text == "break" ? Statement::kBreak : Statement::kContinue,
+                           token.line);
     }
     for (const std::string_view refused :
          {"block", "extends", "include", "import", "from", "autoescape"}) {
-      if (token.text == refused) Fail(token.line, Concat("the tag '", refused, "' is not supported"));
+      if (token.text == refused)
+        Fail(token.line, Concat("the tag '", refused, "' is not supported"));
     }
     Fail(token.line, ends.size() == 0
                          ? Concat("unknown tag '", token.text, "'")
@@ -379,7 +382,8 @@ class Parser {
       case Type::kName:
         target.stores = true;
         for (const std::string_view reserved : {"true", "false", "none", "True", "False", "None"}) {
-          if (target.name == reserved) Fail(target.line, Concat("can't assign to '", reserved, "'"));
+          if (target.name == reserved)
+            Fail(target.line, Concat("can't assign to '", reserved, "'"));
         }
         return;
       case Type::kAttribute:
@@ -616,12 +620,16 @@ class Parser {
     int base = 10;
     if (token.text.size() > 2 && token.text[0] == '0') {
       const char kind = token.text[1];
-      base = kind == 'x' || kind == 'X' ? 16 : kind == 'o' || kind == 'O' ? 8 : kind == 'b' || kind == 'B' ? 2 : 10;
+      base = kind == 'x' || kind == 'X'   ? 16
+             : kind == 'o' || kind == 'O' ? 8
+             : kind == 'b' || kind == 'B' ? 2
+                                          : 10;
       if (base != 10) digits += 2;
     }
     errno = 0;
     node->constant = Value::Int(std::strtoll(digits, nullptr, base));
-    if (errno != 0) Fail(token.line, Concat("the number ", token.text.substr(0, 40), " is too large"));
+    if (errno != 0)
+      Fail(token.line, Concat("the number ", token.text.substr(0, 40), " is too large"));
     return node;
   }
 
@@ -686,7 +694,8 @@ class Parser {
         node->name = name.text;
         return node;
       }
-      if (name.type != TokenType::kInteger) Fail(name.line, "expected a name or a number after '.'");
+      if (name.type != TokenType::kInteger)
+        Fail(name.line, "expected a name or a number after '.'");
       return Make(Type::kGetItem, token.line, std::move(object), Integer(name));
     }
     if (IsSlice()) return ParseSlice(std::move(object), token.line);
@@ -701,7 +710,8 @@ class Parser {
       items.push_back(std::move(item));
     }
     ExpectOperator("]");
-    if (items.size() == 1) return Make(Type::kGetItem, token.line, std::move(object), std::move(items[0]));
+    if (items.size() == 1)
+      return Make(Type::kGetItem, token.line, std::move(object), std::move(items[0]));
     ExpressionPtr tuple = Make(Type::kTuple, token.line);
     for (ExpressionPtr& item : items) Adopt(tuple.get(), std::move(item));
     return Make(Type::kGetItem, token.line, std::move(object), std::move(tuple));
@@ -755,7 +765,8 @@ class Parser {
         node->keywords.emplace_back(std::move(name), ParseExpression());
         CountDepth(node, node->keywords.back().second);
       } else {
-        ensure(node->dynamic_arguments == nullptr && node->dynamic_keywords == nullptr && node->keywords.empty());
+        ensure(node->dynamic_arguments == nullptr && node->dynamic_keywords == nullptr &&
+               node->keywords.empty());
         Adopt(node, ParseExpression());
       }
     }
@@ -794,8 +805,9 @@ class Parser {
     const TokenType type = Current().type;
     if (AtOperator("(")) {
       ParseArguments(node.get());
-    } else if ((type == TokenType::kName || type == TokenType::kString || type == TokenType::kInteger ||
-                type == TokenType::kFloat || AtOperator("[") || AtOperator("{")) &&
+    } else if ((type == TokenType::kName || type == TokenType::kString ||
+                type == TokenType::kInteger || type == TokenType::kFloat || AtOperator("[") ||
+                AtOperator("{")) &&
                !AtName("else") && !AtName("or") && !AtName("and")) {
       if (AtName("is")) Fail(line, "tests with 'is' cannot be chained");
       Adopt(node.get(), ParsePostfix(ParsePrimary(false)));

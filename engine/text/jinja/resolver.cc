@@ -47,7 +47,9 @@ struct Symbols {
   };
 
   Symbols(Symbols* parent_scope, Function* of)
-      : parent(parent_scope), function(of), level(parent_scope == nullptr ? 0 : parent_scope->level + 1) {}
+      : parent(parent_scope),
+        function(of),
+        level(parent_scope == nullptr ? 0 : parent_scope->level + 1) {}
 
   Symbols* parent;
   Function* function;
@@ -466,7 +468,8 @@ class Resolver {
     if (hidden.contains("caller") && node->explicit_caller && !HasDefault(*node, "caller")) {
       Fail(node->line, "the parameter 'caller' must be omitted or have a default");
     }
-    node->uses_caller = declare("caller", &node->caller) || (hidden.contains("caller") && node->explicit_caller);
+    node->uses_caller =
+        declare("caller", &node->caller) || (hidden.contains("caller") && node->explicit_caller);
     node->uses_kwargs = declare("kwargs", &node->kwargs);
     node->uses_varargs = declare("varargs", &node->varargs);
     const Frame inner{&symbols, false};

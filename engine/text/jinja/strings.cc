@@ -79,7 +79,8 @@ MarkedText Strip(const MarkedText& text, Side side, const std::string_view* char
   return text.Slice(begin, end);
 }
 
-MarkedText Replace(const MarkedText& text, std::string_view from, const MarkedText& to, int64_t count) {
+MarkedText Replace(const MarkedText& text, std::string_view from, const MarkedText& to,
+                   int64_t count) {
   const std::string_view bytes = text.bytes();
   MarkedText out;
   size_t at = 0;
@@ -109,7 +110,8 @@ MarkedText Replace(const MarkedText& text, std::string_view from, const MarkedTe
 int64_t CountOf(std::string_view text, std::string_view part) {
   if (part.empty()) return static_cast<int64_t>(Length(text)) + 1;
   int64_t count = 0;
-  for (size_t at = text.find(part); at != text.npos; at = text.find(part, at + part.size())) ++count;
+  for (size_t at = text.find(part); at != text.npos; at = text.find(part, at + part.size()))
+    ++count;
   return count;
 }
 
@@ -121,7 +123,7 @@ std::vector<MarkedText> SplitAtSpace(const MarkedText& text, int64_t max) {
   size_t at = LeadingSpace(bytes);
   while (at < bytes.size()) {
     if (max-- == 0) {
-      out.push_back(text.Slice(at, bytes.size() - TrailingSpace(bytes)));
+      out.push_back(text.Slice(at, bytes.size()));  // with the space at its end, as in Python
       break;
     }
     size_t end = at;
@@ -142,7 +144,7 @@ std::vector<MarkedText> SplitAtSpaceFromRight(const MarkedText& text, int64_t ma
   size_t end = bytes.size() - TrailingSpace(bytes);
   while (end > 0) {
     if (max-- == 0) {
-      out.push_back(text.Slice(LeadingSpace(bytes), end));
+      out.push_back(text.Slice(0, end));
       break;
     }
     size_t begin = end;
@@ -161,8 +163,10 @@ std::vector<MarkedText> SplitAtSpaceFromRight(const MarkedText& text, int64_t ma
 
 }  // namespace
 
-std::vector<MarkedText> Split(const MarkedText& text, const std::string_view* separator, int64_t max, bool from_right) {
-  if (separator == nullptr) return from_right ? SplitAtSpaceFromRight(text, max) : SplitAtSpace(text, max);
+std::vector<MarkedText> Split(const MarkedText& text, const std::string_view* separator,
+                              int64_t max, bool from_right) {
+  if (separator == nullptr)
+    return from_right ? SplitAtSpaceFromRight(text, max) : SplitAtSpace(text, max);
   const std::string_view bytes = text.bytes();
   std::vector<MarkedText> out;
   if (!from_right) {
@@ -193,7 +197,8 @@ std::vector<MarkedText> SplitLines(const MarkedText& text, bool keep_ends) {
   std::vector<MarkedText> out;
   size_t begin = 0;
   ForEachCodePoint(bytes, [&](char32_t c, size_t at, size_t end) {
-    const bool line_break = (c >= 0x0A && c <= 0x0D) || (c >= 0x1C && c <= 0x1E) || c == 0x85 || c == 0x2028 || c == 0x2029;
+    const bool line_break = (c >= 0x0A && c <= 0x0D) || (c >= 0x1C && c <= 0x1E) || c == 0x85 ||
+                            c == 0x2028 || c == 0x2029;
     if (!line_break || at < begin) return;
     if (c == '\r' && end < bytes.size() && bytes[end] == '\n') ++end;
     out.push_back(text.Slice(begin, keep_ends ? end : at));
@@ -263,7 +268,8 @@ MarkedText SwapCase(const MarkedText& text) {
   return out;
 }
 
-MarkedText Pad(const MarkedText& text, std::string_view fill, bool user_fill, size_t before, size_t after) {
+MarkedText Pad(const MarkedText& text, std::string_view fill, bool user_fill, size_t before,
+               size_t after) {
   MarkedText out;
   for (size_t i = 0; i < before; ++i) out.Append(fill, user_fill);
   out.Append(text);

@@ -20,18 +20,21 @@ enum class Side { kLeft, kRight, kBoth };
 // Strips the code points of `characters`, or white space without any.
 MarkedText Strip(const MarkedText& text, Side side, const std::string_view* characters);
 // At most `count` times; all, if `count` is negative.
-MarkedText Replace(const MarkedText& text, std::string_view from, const MarkedText& to, int64_t count);
+MarkedText Replace(const MarkedText& text, std::string_view from, const MarkedText& to,
+                   int64_t count);
 // Number of non-overlapping occurrences; of an empty `part`, code points + 1.
 int64_t CountOf(std::string_view text, std::string_view part);
 // str.split and str.rsplit; at white space without a separator. REQUIRES: *separator not empty.
-std::vector<MarkedText> Split(const MarkedText& text, const std::string_view* separator, int64_t max, bool from_right);
+std::vector<MarkedText> Split(const MarkedText& text, const std::string_view* separator,
+                              int64_t max, bool from_right);
 std::vector<MarkedText> SplitLines(const MarkedText& text, bool keep_ends);
 MarkedText ToCase(const MarkedText& text, Case to);
 MarkedText Capitalize(const MarkedText& text);
 MarkedText TitleCase(const MarkedText& text);  // str.title
 MarkedText SwapCase(const MarkedText& text);
 // `fill` times n in front and behind.
-MarkedText Pad(const MarkedText& text, std::string_view fill, bool user_fill, size_t before, size_t after);
+MarkedText Pad(const MarkedText& text, std::string_view fill, bool user_fill, size_t before,
+               size_t after);
 // Whether there is a code point and all are of the class.
 bool AllOf(std::string_view text, const std::function<bool(char32_t)>& is);
 

@@ -35,8 +35,8 @@ struct Expression {
     kOr,
     kAnd,
     kNot,
-    kCompare,    // children: operands; operators between them
-    kArithmetic, // children: two; name is the operator
+    kCompare,     // children: operands; operators between them
+    kArithmetic,  // children: two; name is the operator
     kNegative,
     kPositive,
     kConcat,
@@ -107,14 +107,14 @@ struct Statement {
   Body otherwise;  // else
   bool recursive = false;
 
-  Scope scope;            // of the body
-  Scope else_scope;       // of a loop's else
-  Scope condition_scope;  // of a loop's condition
-  FunctionInfo function;            // of a macro, a call block, a recursive loop
-  FunctionInfo condition_function;  // of a loop's condition
+  Scope scope;                                   // of the body
+  Scope else_scope;                              // of a loop's else
+  Scope condition_scope;                         // of a loop's condition
+  FunctionInfo function;                         // of a macro, a call block, a recursive loop
+  FunctionInfo condition_function;               // of a loop's condition
   std::vector<ExpressionPtr> condition_targets;  // the loop's targets once more, in that function
-  int loop_slot = -1;               // of "loop", -1: not used
-  bool uses_caller = false;         // macros: which of the hidden parameters their bodies read
+  int loop_slot = -1;                            // of "loop", -1: not used
+  bool uses_caller = false;  // macros: which of the hidden parameters their bodies read
   bool uses_kwargs = false;
   bool uses_varargs = false;
   bool explicit_caller = false;  // "caller" is among the parameters

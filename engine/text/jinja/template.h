@@ -13,7 +13,8 @@
 namespace winnow::engine::jinja {
 
 // InvalidArgument: "line N: ...", also for a text that is larger than the limit or not UTF-8.
-absl::StatusOr<std::shared_ptr<const SyntaxTree>> ParseTemplate(std::string_view source, const Limits& limits);
+absl::StatusOr<std::shared_ptr<const SyntaxTree>> ParseTemplate(std::string_view source,
+                                                                const Limits& limits);
 
 }  // namespace winnow::engine::jinja
 

@@ -57,8 +57,9 @@ size_t TrailingSpace(std::string_view text) {
 }
 
 size_t Length(std::string_view text) {
-  return static_cast<size_t>(std::count_if(
-      text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
+  return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) {
+    return (static_cast<unsigned char>(c) & 0xC0) != 0x80;
+  }));
 }
 
 size_t OffsetOf(std::string_view text, size_t index) {
@@ -79,8 +80,9 @@ void AppendCase(char32_t c, Case to, std::string* out) {
   const auto table = to == Case::kUpper   ? UpperMappings()
                      : to == Case::kLower ? LowerMappings()
                                           : TitleMappings();
-  const auto found = std::lower_bound(table.begin(), table.end(), c,
-                                      [](const CaseMapping& m, char32_t code) { return m.from < code; });
+  const auto found =
+      std::lower_bound(table.begin(), table.end(), c,
+                       [](const CaseMapping& m, char32_t code) { return m.from < code; });
   if (found != table.end() && found->from == c) {
     for (const char32_t mapped : found->to) {
       if (mapped != 0) AppendCodePoint(mapped, out);
@@ -133,13 +135,13 @@ bool IsDecimal(char32_t c) { return CategoryOf(c) == UTF8PROC_CATEGORY_ND; }
 
 bool IsDigit(char32_t c) {
   return IsDecimal(c) || c == 0xB2 || c == 0xB3 || c == 0xB9 || (c >= 0x1369 && c <= 0x1371) ||
-         c == 0x19DA || c == 0x2070 || (c >= 0x2074 && c <= 0x2079) || (c >= 0x2080 && c <= 0x2089) ||
-         (c >= 0x2460 && c <= 0x2468) || (c >= 0x2474 && c <= 0x247C) ||
-         (c >= 0x2488 && c <= 0x2490) || c == 0x24EA || (c >= 0x24F5 && c <= 0x24FD) || c == 0x24FF ||
-         (c >= 0x2776 && c <= 0x277E) || (c >= 0x2780 && c <= 0x2788) ||
-         (c >= 0x278A && c <= 0x2792) || (c >= 0x10A40 && c <= 0x10A43) ||
-         (c >= 0x10E60 && c <= 0x10E68) || (c >= 0x11052 && c <= 0x1105A) ||
-         (c >= 0x1F100 && c <= 0x1F10A);
+         c == 0x19DA || c == 0x2070 || (c >= 0x2074 && c <= 0x2079) ||
+         (c >= 0x2080 && c <= 0x2089) || (c >= 0x2460 && c <= 0x2468) ||
+         (c >= 0x2474 && c <= 0x247C) || (c >= 0x2488 && c <= 0x2490) || c == 0x24EA ||
+         (c >= 0x24F5 && c <= 0x24FD) || c == 0x24FF || (c >= 0x2776 && c <= 0x277E) ||
+         (c >= 0x2780 && c <= 0x2788) || (c >= 0x278A && c <= 0x2792) ||
+         (c >= 0x10A40 && c <= 0x10A43) || (c >= 0x10E60 && c <= 0x10E68) ||
+         (c >= 0x11052 && c <= 0x1105A) || (c >= 0x1F100 && c <= 0x1F10A);
 }
 
 bool IsNumericChar(char32_t c) { return IsDigit(c) || IsNumeric(c); }

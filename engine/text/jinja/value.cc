@@ -156,6 +156,8 @@ std::string_view TypeName(const Value& value) {
       return "Cycler";
     case Kind::kJoiner:
       return "Joiner";
+    case Kind::kTemplate:
+      return "TemplateReference";
   }
   return "";
 }

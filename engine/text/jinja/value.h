@@ -21,7 +21,7 @@ namespace winnow::engine::jinja {
 class Interpreter;
 
 enum class Kind {
-  kMissing,    // a variable without a value, or an argument that was not given; templates never see it
+  kMissing,  // a variable without a value, or an argument that was not given; templates never see it
   kUndefined,  // text: what is wrong with using it
   kNone,
   kBool,
@@ -32,13 +32,14 @@ enum class Kind {
   kTuple,
   kDict,
   kRange,
-  kIterator,   // a generator: read once
-  kDictView,   // keys(), values(), items()
+  kIterator,  // a generator: read once
+  kDictView,  // keys(), values(), items()
   kNamespace,
-  kFunction,   // functions, bound methods, macros
+  kFunction,  // functions, bound methods, macros
   kLoop,
   kCycler,
   kJoiner,
+  kTemplate,  // "self": a template without blocks has nothing in it
 };
 
 // Everything in a Heap.
@@ -207,9 +208,7 @@ class Heap {
   void Release(size_t bytes) { bytes_ -= bytes; }
   bool full() const { return bytes_ > bytes_max_; }
   // Whether so many bytes more would be too many.
-  bool Exceeds(size_t bytes) const {
-    return bytes_ > bytes_max_ || bytes > bytes_max_ - bytes_;
-  }
+  bool Exceeds(size_t bytes) const { return bytes_ > bytes_max_ || bytes > bytes_max_ - bytes_; }
   size_t bytes() const { return bytes_; }
   size_t bytes_max() const { return bytes_max_; }
 

@@ -41,7 +41,8 @@ TEST_P(ChatGolden, RendersWhatTheTemplateRenders) {
   const std::string stem = SourcePath(std::string("tests/golden/chat/") + GetParam());
   const json golden = ReadJson(stem + ".json");
   const ChatTemplate chat =
-      ChatTemplate::FromText(ReadText(stem + ".jinja"), golden["bos_token"], golden["eos_token"]);
+      ChatTemplate::FromText(ReadText(stem + ".jinja"), golden["bos_token"].get<std::string>(),
+                             golden["eos_token"].get<std::string>());
   ASSERT_TRUE(chat.status().ok()) << chat.status();
   ASSERT_GE(golden["cases"].size(), 10u);
   for (const json& item : golden["cases"]) {
