@@ -45,7 +45,9 @@ struct EvalFlags {
   bool IsRuler() const { return suite == "ruler"; }
   bool IsLongBench() const { return suite == "longbench"; }
   // Read whole before the model is, so that a typing error costs no time.
-  const std::string& InputPath() const { return IsRuler() ? haystack_path : IsText() ? text_path : tasks_path; }
+  const std::string& InputPath() const {
+    return IsRuler() ? haystack_path : IsText() ? text_path : tasks_path;
+  }
 };
 
 // A text of a million queries needs few of them measured, and an answer of ten tokens needs all.
@@ -176,16 +178,15 @@ absl::StatusOr<engine::EvalTaskSource> MakeSource(const EvalFlags& flags, EvalIn
                                .questions = flags.options.limit,
                                .seed = flags.seed,
                                .sentences = std::move(input.sentences)};
-  return engine::RulerSource(
-      std::move(options),
-      [&loaded, format = flags.options.prompt_format,
-       max_tokens](const engine::EvalTask& task) -> absl::StatusOr<int32_t> {
-        const auto prompt =
-            engine::EncodeEvalPrompt(*loaded.tokenizer, loaded.chat_template, format, task,
-                                     task.questions.front(), max_tokens);
-        if (!prompt.ok()) return prompt.status();
-        return static_cast<int32_t>(prompt->size());
-      });
+  return engine::RulerSource(std::move(options),
+                             [&loaded, format = flags.options.prompt_format,
+                              max_tokens](const engine::EvalTask& task) -> absl::StatusOr<int32_t> {
+                               const auto prompt = engine::EncodeEvalPrompt(
+                                   *loaded.tokenizer, loaded.chat_template, format, task,
+                                   task.questions.front(), max_tokens);
+                               if (!prompt.ok()) return prompt.status();
+                               return static_cast<int32_t>(prompt->size());
+                             });
 }
 
 nlohmann::ordered_json RunJson(const EvalFlags& flags, const engine::LoadedModel& loaded) {
@@ -292,8 +293,7 @@ int Eval(EvalFlags flags) {
   engine::Evaluator evaluator(*loaded.decoder, *loaded.tokenizer, loaded.chat_template,
                               loaded.config.eos_token_ids, flags.options);
   const auto start = std::chrono::steady_clock::now();
-  const absl::StatusOr<EvalResults> results =
-      RunEval(flags, *input, *policies, loaded, evaluator);
+  const absl::StatusOr<EvalResults> results = RunEval(flags, *input, *policies, loaded, evaluator);
   if (!results.ok()) {
     const absl::Status& status = results.status();
     return absl::IsInternal(status) || absl::IsUnavailable(status)
@@ -311,8 +311,8 @@ int Eval(EvalFlags flags) {
   nlohmann::ordered_json run = RunJson(flags, loaded);
   run["computed_tokens"] = evaluator.computed_tokens();
   run["seconds"] = seconds;
-  const absl::Status written = WriteTextFile(
-      flags.json_path, engine::EvalJson(results->cells, results->texts, run.dump()));
+  const absl::Status written =
+      WriteTextFile(flags.json_path, engine::EvalJson(results->cells, results->texts, run.dump()));
   return written.ok() ? kExitOk : ReportFailure("eval", written);
 }
 
@@ -334,8 +334,7 @@ void AddInputFlags(CLI::App& command, EvalFlags& flags) {
                   "Of --tasks only those made for these lengths; of --suite ruler all of them")
       ->delimiter(',')
       ->check(CLI::PositiveNumber);
-  command
-      .add_option("--only", flags.only, "Of --suite ruler only these tasks, as vt,cwe")
+  command.add_option("--only", flags.only, "Of --suite ruler only these tasks, as vt,cwe")
       ->delimiter(',')
       ->type_name("TASK");
   command
@@ -374,11 +373,16 @@ void AddTextFlags(CLI::App& command, EvalFlags& flags) {
 }
 
 constexpr const char* kOutputHelp =
-    "Means are printed as mean±standard error, from blocks of 64 tokens or of one question. If a policy "
-    "is dense, the others are compared with it, token by token: of text, Δ% is per cent of perplexity, "
-    "top1% the share of places with the same likeliest token, run the mean number of such places in a "
-    "row; of tasks, Δ is the difference of the column's measure. probes is the number of (query, layer, "
-    "KV head) that coverage and iou are means over. docs/evaluation.md explains every column and key.";
+    "Means are printed as mean±standard error, from blocks of 64 tokens or of one question. If a "
+    "policy "
+    "is dense, the others are compared with it, token by token: of text, Δ% is per cent of "
+    "perplexity, "
+    "top1% the share of places with the same likeliest token, run the mean number of such places "
+    "in a "
+    "row; of tasks, Δ is the difference of the column's measure. probes is the number of (query, "
+    "layer, "
+    "KV head) that coverage and iou are means over. docs/evaluation.md explains every column and "
+    "key.";
 
 }  // namespace
 
