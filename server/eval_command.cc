@@ -36,7 +36,7 @@ struct EvalFlags {
   std::string free_run = "on", prompt = "auto";
   std::vector<int32_t> lengths;
   std::vector<std::string> only;  // names of tasks
-  uint64_t seed = 1;
+  std::optional<uint64_t> seed;
   std::optional<int32_t> score_from, probe_interval;
   engine::EvalOptions options;
   engine::ModelOptions model;
@@ -55,6 +55,7 @@ constexpr int32_t kTextProbeInterval = 64;
 constexpr int32_t kTaskProbeInterval = 1;
 // RULER's own number is 500.
 constexpr int32_t kRulerQuestions = 100;
+constexpr uint64_t kRulerSeed = 1;
 
 std::string Clock(double seconds) {
   const int64_t whole = std::llround(seconds);
@@ -112,12 +113,6 @@ absl::Status CheckFlags(const EvalFlags& flags) {
                              : absl::OkStatus();
   };
   const bool file_of_tasks = !flags.IsText() && !flags.IsRuler() && !flags.IsLongBench();
-  if (flags.IsLongBench() && flags.tasks_path.empty()) {
-    return absl::InvalidArgumentError("--suite longbench: needs its file, as --tasks FILE.jsonl");
-  }
-  if (flags.IsRuler() && flags.lengths.empty()) {
-    return absl::InvalidArgumentError("--suite ruler: needs --lengths, as 4096,8192");
-  }
   absl::Status status;
   status.Update(only_for(flags.IsText() && !flags.suite.empty(), false, "--text", "no suite"));
   status.Update(only_for(flags.IsRuler() && !flags.tasks_path.empty(), false, "--tasks",
@@ -125,8 +120,16 @@ absl::Status CheckFlags(const EvalFlags& flags) {
   status.Update(only_for(!flags.lengths.empty(), file_of_tasks || flags.IsRuler(), "--lengths",
                          "--tasks and --suite ruler"));
   status.Update(only_for(!flags.only.empty(), flags.IsRuler(), "--only", "--suite ruler"));
+  status.Update(only_for(flags.seed.has_value(), flags.IsRuler(), "--seed", "--suite ruler"));
   status.Update(
       only_for(!flags.haystack_path.empty(), flags.IsRuler(), "--haystack", "--suite ruler"));
+  if (!status.ok()) return status;
+  if (flags.IsLongBench() && flags.tasks_path.empty()) {
+    return absl::InvalidArgumentError("--suite longbench: needs its file, as --tasks FILE.jsonl");
+  }
+  if (flags.IsRuler() && flags.lengths.empty()) {
+    return absl::InvalidArgumentError("--suite ruler: needs --lengths, as 4096,8192");
+  }
   return status;
 }
 
@@ -176,7 +179,7 @@ absl::StatusOr<engine::EvalTaskSource> MakeSource(const EvalFlags& flags, EvalIn
   engine::RulerOptions options{.lengths = flags.lengths,
                                .tasks = flags.only,
                                .questions = flags.options.limit,
-                               .seed = flags.seed,
+                               .seed = flags.seed.value_or(kRulerSeed),
                                .sentences = std::move(input.sentences)};
   return engine::RulerSource(std::move(options),
                              [&loaded, format = flags.options.prompt_format,
@@ -211,7 +214,7 @@ nlohmann::ordered_json RunJson(const EvalFlags& flags, const engine::LoadedModel
   }
   if (flags.IsRuler()) {
     run["lengths"] = flags.lengths;
-    run["seed"] = flags.seed;
+    run["seed"] = flags.seed.value_or(kRulerSeed);
   }
   return run;
 }
@@ -341,8 +344,8 @@ void AddInputFlags(CLI::App& command, EvalFlags& flags) {
       .add_option("--haystack", flags.haystack_path,
                   "Text whose sentences are the prose of --suite ruler, in place of made ones")
       ->type_name("FILE[.gz]");
-  command.add_option("--seed", flags.seed, "Of --suite ruler: the same seed, the same questions")
-      ->capture_default_str();
+  command.add_option("--seed", flags.seed,
+                     "Of --suite ruler: the same seed, the same questions; where absent 1");
   command
       .add_option("--limit", flags.options.limit,
                   "At most this many questions of each task and length, or windows of text; where "
@@ -401,12 +404,14 @@ void AddEvalCommand(CLI::App& app, int* exit_code) {
       ->add_option("--free-run", flags->free_run,
                    "Let the model answer freely too, for `contains` and `score`")
       ->check(CLI::IsMember({"on", "off"}))
+      ->excludes("--text")
       ->capture_default_str();
   command
       ->add_option("--prompt", flags->prompt,
                    "Ask in the model's chat format, or as plain text; auto: in the chat format if "
                    "there is one")
       ->check(CLI::IsMember({"auto", "chat", "plain"}))
+      ->excludes("--text")
       ->capture_default_str();
   AddTextFlags(*command, *flags);
   command
