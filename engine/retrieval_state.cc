@@ -58,9 +58,8 @@ QueryPlan PlanQuery(const AttentionPolicy& policy, int32_t position, int32_t fro
   return plan;
 }
 
-void FloorSteps::Fell(int32_t position, int32_t next, bool can_widen) {
+void FloorSteps::Fell(int32_t taken, int32_t next, bool can_widen) {
   const auto all = static_cast<int32_t>(first_.size());
-  const int32_t taken = Taken(position);
   if (Taken(next) != taken) return;
   for (int32_t i = taken; i < (can_widen ? std::min(taken + 1, all) : all); ++i) first_[i] = next;
 }

@@ -60,10 +60,10 @@ class FloorSteps {
  public:
   static constexpr int32_t kNever = std::numeric_limits<int32_t>::max();
 
-  // The query at `position` fell below the floor, and queries from `next` on are yet to come: the next
-  // step begins there, or all of them if there is no k to widen. Does nothing if those queries read
-  // more than this one already. REQUIRES: position < next
-  void Fell(int32_t position, int32_t next, bool can_widen);
+  // A query that ran when `taken` steps were taken fell below the floor, and queries from `next` on are
+  // yet to come: the next step begins there, or all of them if there is no k to widen. Does nothing if
+  // those queries read more than that one already: others of its pass may have fallen, too.
+  void Fell(int32_t taken, int32_t next, bool can_widen);
   // Steps taken before or at `position`, 0 to 3.
   int32_t Taken(int32_t position) const;
   int32_t Widen(int32_t position) const { return 1 << std::min(Taken(position), 2); }
