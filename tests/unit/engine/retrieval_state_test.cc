@@ -115,6 +115,7 @@ TEST(FloorSteps, EachStepNeedsAProbeThatFellInSpiteOfTheOneBefore) {
   steps.Fell(0, 10, true);  // an earlier query of the same pass, in a later layer
   EXPECT_EQ(steps.Widen(10), 2);
   steps.Fell(0, 16, true);  // a later one of the same pass, which read no more than k
+  EXPECT_EQ(steps.Taken(10), 1);
   EXPECT_EQ(steps.Taken(1000), 1);
   steps.Fell(1, 21, true);
   EXPECT_EQ(steps.Widen(21), 4);
