@@ -22,10 +22,9 @@ absl::Status WithPlace(const absl::Status& status, std::string_view place) {
 }
 
 double ContainedShare(const std::vector<std::string>& words, std::string_view text) {
-  const auto found =
-      std::count_if(words.begin(), words.end(), [&](const std::string& word) {
-        return text.find(word) != std::string_view::npos;
-      });
+  const auto found = std::count_if(words.begin(), words.end(), [&](const std::string& word) {
+    return text.find(word) != std::string_view::npos;
+  });
   return static_cast<double>(found) / static_cast<double>(words.size());
 }
 
@@ -104,9 +103,9 @@ absl::Status Evaluator::Ask(const EvalTask& task, const EvalQuestion& question,
                              : static_cast<int32_t>(answer.size()) + kFreeRunExtraTokens;
   const int32_t room =
       sequence_.max_tokens() - std::max(budget, static_cast<int32_t>(answer.size()));
-  WINNOW_ASSIGN_OR_RETURN(std::vector<int32_t> tokens,
-                          EncodeEvalPrompt(tokenizer_, chat_template_, options_.prompt_format, task,
-                                           question, room));
+  WINNOW_ASSIGN_OR_RETURN(
+      std::vector<int32_t> tokens,
+      EncodeEvalPrompt(tokenizer_, chat_template_, options_.prompt_format, task, question, room));
   const size_t prompt_tokens = tokens.size();
   if (static_cast<int64_t>(prompt_tokens) > room) {
     ++tally.skipped;
@@ -134,8 +133,7 @@ absl::Status Evaluator::Ask(const EvalTask& task, const EvalQuestion& question,
   tally.prompt_tokens += static_cast<int64_t>(prompt_tokens);
   tally.retrieval += sequence_.counts();
 
-  const bool asks_for_more =
-      question.scorer != EvalScorer::kNone || !question.must_contain.empty();
+  const bool asks_for_more = question.scorer != EvalScorer::kNone || !question.must_contain.empty();
   if (options_.free_run && asks_for_more) {
     // Goes on from the first difference, or with the whole answer said.
     const size_t said = std::min({agreed, answer.size() - 1, static_cast<size_t>(budget)});
@@ -209,7 +207,8 @@ EvalCell MeanCell(std::span<const EvalCell* const> cells) {
     if (!score.empty()) measures.score = MeanOfEstimates(score);
     return measures;
   };
-  mean.measures = mean_of([](const EvalCell& cell) -> const EvalMeasures& { return cell.measures; });
+  mean.measures =
+      mean_of([](const EvalCell& cell) -> const EvalMeasures& { return cell.measures; });
   if (asked.front()->against_dense) {
     mean.against_dense =
         mean_of([](const EvalCell& cell) -> const EvalMeasures& { return *cell.against_dense; });

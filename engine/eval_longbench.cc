@@ -28,11 +28,12 @@ struct Dataset {
 };
 
 constexpr std::array kDatasets = {
-    Dataset{"narrativeqa", EvalScorer::kQaF1, 128, false, false,
-            "Here is a story, from a book or a film script. A question about it follows.\n\nStory: ",
-            "Answer in as few words as you can, with a single phrase if that will do, and explain "
-            "nothing.\n\nQuestion: {}",
-            "Answer:"},
+    Dataset{
+        "narrativeqa", EvalScorer::kQaF1, 128, false, false,
+        "Here is a story, from a book or a film script. A question about it follows.\n\nStory: ",
+        "Answer in as few words as you can, with a single phrase if that will do, and explain "
+        "nothing.\n\nQuestion: {}",
+        "Answer:"},
     Dataset{"qasper", EvalScorer::kQaF1, 128, false, false,
             "Here is a scientific article. A question about it follows.\n\nArticle: ",
             "Answer in as few words as you can, with a phrase or one sentence. If the article does "
@@ -80,12 +81,13 @@ constexpr std::array kDatasets = {
             "different ones there are.\n\n",
             "How many different paragraphs are there? Give nothing but the number, as 1, 2 or 3.",
             "The number of different paragraphs is"},
-    Dataset{"passage_retrieval_en", EvalScorer::kRetrieval, 32, false, false,
-            "Here are 30 paragraphs, and after them the abstract of one of them. Find out which one "
-            "it is.\n\n",
-            "This is the abstract:\n\n{}\n\nName the paragraph's number, as \"Paragraph 1\" or "
-            "\"Paragraph 2\".",
-            "The abstract is that of"},
+    Dataset{
+        "passage_retrieval_en", EvalScorer::kRetrieval, 32, false, false,
+        "Here are 30 paragraphs, and after them the abstract of one of them. Find out which one "
+        "it is.\n\n",
+        "This is the abstract:\n\n{}\n\nName the paragraph's number, as \"Paragraph 1\" or "
+        "\"Paragraph 2\".",
+        "The abstract is that of"},
     Dataset{"passage_retrieval_zh", EvalScorer::kRetrieval, 32, false, false,
             "下面是若干段落，之后是其中一段的摘要。请找出摘要属于哪一段。\n\n",
             "摘要如下：\n\n{}\n\n请写出段落编号，例如“段落1”或“段落2”。", "答案是："},
@@ -104,8 +106,9 @@ absl::StatusOr<const Dataset*> FindDataset(std::string_view name, const std::str
     if (dataset.name == base) return &dataset;
   }
   if (std::find(kNeedWords.begin(), kNeedWords.end(), base) != kNeedWords.end()) {
-    return absl::InvalidArgumentError(fmt::format(
-        "{}: dataset {} is scored by words of Chinese text, which winnow cannot split", place, name));
+    return absl::InvalidArgumentError(
+        fmt::format("{}: dataset {} is scored by words of Chinese text, which winnow cannot split",
+                    place, name));
   }
   return absl::InvalidArgumentError(
       fmt::format("{}: dataset {} is not one of LongBench's", place, name));
@@ -126,9 +129,8 @@ absl::StatusOr<std::vector<std::string>> ReadStrings(const json& object, const c
   const auto found = object.find(key);
   std::vector<std::string> strings;
   const auto wrong = [&] {
-    return absl::InvalidArgumentError(
-        fmt::format("{}: \"{}\" must be an array of strings, at least one of them not empty", place,
-                    key));
+    return absl::InvalidArgumentError(fmt::format(
+        "{}: \"{}\" must be an array of strings, at least one of them not empty", place, key));
   };
   if (found == object.end() || !found->is_array()) return wrong();
   for (const json& item : *found) {

@@ -16,8 +16,7 @@ double Rounded(double value) { return std::round(value * 1e6) / 1e6; }
 // "key" and "key_se", its standard error; null where there is none.
 void Put(Json& object, const std::string& key, const std::optional<Estimate>& estimate) {
   object[key] = estimate ? Json(Rounded(estimate->mean)) : Json();
-  object[key + "_se"] =
-      estimate && estimate->error ? Json(Rounded(*estimate->error)) : Json();
+  object[key + "_se"] = estimate && estimate->error ? Json(Rounded(*estimate->error)) : Json();
 }
 
 void PutMeasures(Json& object, const std::optional<EvalMeasures>& measures) {
@@ -31,8 +30,8 @@ void PutMeasures(Json& object, const std::optional<EvalMeasures>& measures) {
 Json CellJson(const EvalCell& cell) {
   const bool asked = cell.n > 0;
   const auto measured = [&](double value) { return asked ? Json(Rounded(value)) : Json(); };
-  Json json = {{"policy", cell.policy}, {"task", cell.task}, {"length", cell.length},
-               {"n", cell.n}};
+  Json json = {
+      {"policy", cell.policy}, {"task", cell.task}, {"length", cell.length}, {"n", cell.n}};
   PutMeasures(json, asked ? std::optional(cell.measures) : std::nullopt);
   json["kept"] = measured(cell.kept);
   json["coverage"] = measured(cell.coverage);
@@ -139,9 +138,9 @@ std::vector<std::string> TextRow(const TextResult& text) {
           Number(text.perplexity, 4),
           fmt::format("{}", text.tokens),
           pair ? Number(pair->percent, 2, true) : "-",
-          pair ? Number(Estimate{100 * pair->top1.mean,
-                                 pair->top1.error ? std::optional(100 * *pair->top1.error)
-                                                  : std::nullopt},
+          pair ? Number(Estimate{100 * pair->top1.mean, pair->top1.error
+                                                            ? std::optional(100 * *pair->top1.error)
+                                                            : std::nullopt},
                         2)
                : "-",
           pair ? fmt::format("{:.1f}", pair->run) : "-",
@@ -166,8 +165,8 @@ std::string EvalTable(std::span<const EvalCell> cells, std::span<const TextResul
   std::string table;
   if (!cells.empty()) {
     std::vector<std::vector<std::string>> rows = {
-        {"policy", "task", "length", "n", "exact", "token_acc", "contains", "score",
-         "Δtoken_acc", "Δcontains", "Δscore", "kept", "coverage", "iou", "probes"}};
+        {"policy", "task", "length", "n", "exact", "token_acc", "contains", "score", "Δtoken_acc",
+         "Δcontains", "Δscore", "kept", "coverage", "iou", "probes"}};
     int skipped = 0;
     for (const EvalCell& cell : cells) {
       rows.push_back(CellRow(cell));
@@ -179,9 +178,8 @@ std::string EvalTable(std::span<const EvalCell> cells, std::span<const TextResul
     }
   }
   if (!texts.empty()) {
-    std::vector<std::vector<std::string>> rows = {{"policy", "perplexity", "tokens", "Δ%",
-                                                   "top1%", "run", "kept", "coverage", "iou",
-                                                   "probes"}};
+    std::vector<std::vector<std::string>> rows = {{"policy", "perplexity", "tokens", "Δ%", "top1%",
+                                                   "run", "kept", "coverage", "iou", "probes"}};
     for (const TextResult& text : texts) rows.push_back(TextRow(text));
     table += Aligned(rows, 1);
   }

@@ -141,8 +141,8 @@ EvalTask BuildNiah(const Niah& niah, int64_t units, uint64_t seed, const RulerOp
   }
   const bool many = question.references.size() > 1;
   const std::string kinds = many ? kind + "s" : kind;
-  question.question = fmt::format("Which special magic {} of {} does the text above give?", kinds,
-                                  Listed(asked));
+  question.question =
+      fmt::format("Which special magic {} of {} does the text above give?", kinds, Listed(asked));
   question.answer_prefix = fmt::format("The special magic {} of {} that the text gives {}", kinds,
                                        Listed(asked), many ? "are" : "is");
   question.scorer = EvalScorer::kMatchAll;
@@ -199,8 +199,8 @@ EvalTask BuildTracking(int64_t units, uint64_t seed, const RulerOptions& options
   // The paper shows one solved example of this task.
   const std::string intro =
       task + WithNeedles(Noise(kExampleSentences), example.assignments, true, random) + "\n\n" +
-      TrackingQuestion(example) + "\n" + TrackingPrefix(example) + " " +
-      Listed(example.variables) + ".\n\n" + task;
+      TrackingQuestion(example) + "\n" + TrackingPrefix(example) + " " + Listed(example.variables) +
+      ".\n\n" + task;
   EvalQuestion question;
   question.question = TrackingQuestion(chain);
   question.answer_prefix = TrackingPrefix(chain);
@@ -259,13 +259,11 @@ EvalTask BuildFrequentWords(int64_t units, uint64_t seed, const RulerOptions& op
   std::vector<std::string> words, references;
   for (int64_t rank = 1; static_cast<int64_t>(words.size()) < units; ++rank) {
     const double share = 1 / (kZetaOf2 * static_cast<double>(rank) * static_cast<double>(rank));
-    const auto times =
-        std::max<int64_t>(1, std::llround(share * static_cast<double>(units)));
+    const auto times = std::max<int64_t>(1, std::llround(share * static_cast<double>(units)));
     // Of six letters always, so that none is part of another.
     const std::string word = rank == 1 ? "...." : texts.Letters(6);
     if (rank >= 2 && rank <= 4) references.push_back(word);
-    words.insert(words.end(), std::min(times, units - static_cast<int64_t>(words.size())),
-                 word);
+    words.insert(words.end(), std::min(times, units - static_cast<int64_t>(words.size())), word);
   }
   random.Shuffle(words);
   EvalQuestion question;
@@ -308,8 +306,7 @@ EvalTask BuildPassages(bool linked, int64_t units, uint64_t seed) {
                             passages[i].title, passages[i].text);
   }
   EvalQuestion question;
-  const std::string task =
-      "Answer the question from the documents. Give nothing but the answer.";
+  const std::string task = "Answer the question from the documents. Give nothing but the answer.";
   question.question = task + "\n\nQuestion: " + asked.first;
   question.answer_prefix = "Answer:";
   question.references = asked.second;
@@ -340,12 +337,16 @@ constexpr std::array<RulerTask, 13> kTasks = {{
     {"vt", BuildTracking, 1, 100},
     {"cwe", BuildCommonWords, 1, 40},
     {"fwe", BuildFrequentWords, 100, 300},
-    {"qa_1", [](int64_t units, uint64_t seed, const RulerOptions&) {
+    {"qa_1",
+     [](int64_t units, uint64_t seed, const RulerOptions&) {
        return BuildPassages(false, units, seed);
-     }, 1, 20},
-    {"qa_2", [](int64_t units, uint64_t seed, const RulerOptions&) {
+     },
+     1, 20},
+    {"qa_2",
+     [](int64_t units, uint64_t seed, const RulerOptions&) {
        return BuildPassages(true, units, seed);
-     }, 1, 20},
+     },
+     1, 20},
 }};
 
 // The longest document that fits: the number of units is searched, because only the tokenizer knows
@@ -367,9 +368,8 @@ absl::StatusOr<EvalTask> Fitted(const RulerTask& task, int32_t length, uint64_t 
   };
   WINNOW_ASSIGN_OR_RETURN(Sized fits, measure(task.least_units));
   if (fits.tokens > length) {
-    return absl::InvalidArgumentError(
-        fmt::format("{} needs at least {} tokens, and the length is {}", task.name, fits.tokens,
-                    length));
+    return absl::InvalidArgumentError(fmt::format(
+        "{} needs at least {} tokens, and the length is {}", task.name, fits.tokens, length));
   }
   std::optional<Sized> too_long;
   Sized last = fits;
@@ -379,8 +379,8 @@ absl::StatusOr<EvalTask> Fitted(const RulerTask& task, int32_t length, uint64_t 
     next = std::clamp(next, fits.units + 1, std::max(fits.units + 1, limit));
     if (too_long && next >= too_long->units) break;
     WINNOW_ASSIGN_OR_RETURN(const Sized now, measure(next));
-    const double per_unit = static_cast<double>(now.tokens - last.tokens) /
-                            static_cast<double>(now.units - last.units);
+    const double per_unit =
+        static_cast<double>(now.tokens - last.tokens) / static_cast<double>(now.units - last.units);
     (now.tokens <= length ? fits : too_long.emplace()) = now;
     last = now;
     const double room = static_cast<double>(length - now.tokens);
@@ -401,22 +401,19 @@ std::vector<std::string> RulerTasks() {
 absl::StatusOr<EvalTaskSource> RulerSource(RulerOptions options, CountPromptTokens count_tokens) {
   std::vector<const RulerTask*> wanted;
   for (const std::string& name : options.tasks.empty() ? RulerTasks() : options.tasks) {
-    const auto* const found =
-        std::find_if(kTasks.begin(), kTasks.end(),
-                     [&](const RulerTask& task) { return task.name == name; });
+    const auto* const found = std::find_if(
+        kTasks.begin(), kTasks.end(), [&](const RulerTask& task) { return task.name == name; });
     if (found == kTasks.end()) {
-      return absl::InvalidArgumentError(fmt::format("RULER has no task '{}'; it has {}", name,
-                                                    Listed(RulerTasks())));
+      return absl::InvalidArgumentError(
+          fmt::format("RULER has no task '{}'; it has {}", name, Listed(RulerTasks())));
     }
     wanted.push_back(found);
   }
   const size_t of_task = options.lengths.size() * options.questions;
   EvalTaskSource source;
   source.size = wanted.size() * of_task;
-  const auto length_of = [lengths = options.lengths, of_task,
-                          questions = options.questions](size_t i) {
-    return lengths[i % of_task / questions];
-  };
+  const auto length_of = [lengths = options.lengths, of_task, questions = options.questions](
+                             size_t i) { return lengths[i % of_task / questions]; };
   source.work = [length_of](size_t i) {
     return ExpectedEvalWork(static_cast<double>(length_of(i)));
   };
@@ -425,11 +422,9 @@ absl::StatusOr<EvalTaskSource> RulerSource(RulerOptions options, CountPromptToke
                count_tokens = std::move(count_tokens)](size_t i) -> absl::StatusOr<EvalTask> {
     const RulerTask& ruler = *wanted[i / of_task];
     const int32_t length = length_of(i);
-    const std::string id =
-        fmt::format("{}-{}-{}", ruler.name, length, i % shared->questions);
+    const std::string id = fmt::format("{}-{}-{}", ruler.name, length, i % shared->questions);
     WINNOW_ASSIGN_OR_RETURN(
-        EvalTask task,
-        Fitted(ruler, length, SeedFrom(shared->seed, id), *shared, count_tokens));
+        EvalTask task, Fitted(ruler, length, SeedFrom(shared->seed, id), *shared, count_tokens));
     task.id = id;
     task.task = ruler.name;
     task.target_tokens = length;

@@ -44,9 +44,9 @@ namespace winnow::engine {
 std::vector<std::string> RulerTasks();  // all 13 names, in the order above
 
 struct RulerOptions {
-  std::vector<int32_t> lengths;        // tokens
-  std::vector<std::string> tasks;      // empty: all
-  int32_t questions = 100;             // of each task and length
+  std::vector<int32_t> lengths;    // tokens
+  std::vector<std::string> tasks;  // empty: all
+  int32_t questions = 100;         // of each task and length
   uint64_t seed = 1;
   std::vector<std::string> sentences;  // the prose; empty: made
 };

@@ -66,9 +66,8 @@ Words PlainWords(std::string_view text) {
     if (!IsAsciiPunctuation(c)) kept += c;
   }
   Words words = SplitAtWhiteSpace(kept);
-  std::erase_if(words, [](const std::string& word) {
-    return word == "a" || word == "an" || word == "the";
-  });
+  std::erase_if(
+      words, [](const std::string& word) { return word == "a" || word == "an" || word == "the"; });
   return words;
 }
 

@@ -72,8 +72,7 @@ absl::Status Evaluator::RunWindow(const TextWindow& window,
                                   std::span<const AttentionPolicy> policies,
                                   std::span<const size_t> order, std::span<TextTally> tallies,
                                   const std::function<void(const AttentionPolicy&)>& ran) {
-  const std::span<const int32_t> inputs =
-      std::span(window.tokens).first(window.tokens.size() - 1);
+  const std::span<const int32_t> inputs = std::span(window.tokens).first(window.tokens.size() - 1);
   std::vector<double> first_loss(window.rows);
   std::vector<int32_t> first_best(window.rows);
   for (const size_t index : order) {
@@ -81,17 +80,17 @@ absl::Status Evaluator::RunWindow(const TextWindow& window,
     const bool is_first = index == order.front();
     std::vector<double> loss = first_loss;
     std::vector<int32_t> best = first_best;
-    const int32_t from = is_first ? window.first_scored
-                                  : std::max(window.first_scored, window.first_retrieving);
+    const int32_t from =
+        is_first ? window.first_scored : std::max(window.first_scored, window.first_retrieving);
     if (from < window.rows) {
       sequence_.Forget(options_.retrieve_from);
-      WINNOW_RETURN_IF_ERROR(sequence_.Run(
-          inputs, window.rows - from, policies[index], options_.retrieve_from,
-          [&](int32_t row_of_run, std::span<const float> logits) {
-            const int32_t row = from + row_of_run;
-            loss[row] = Loss(logits, window.tokens[window.first_row + row + 1]);
-            best[row] = ArgMax(logits);
-          }));
+      WINNOW_RETURN_IF_ERROR(
+          sequence_.Run(inputs, window.rows - from, policies[index], options_.retrieve_from,
+                        [&](int32_t row_of_run, std::span<const float> logits) {
+                          const int32_t row = from + row_of_run;
+                          loss[row] = Loss(logits, window.tokens[window.first_row + row + 1]);
+                          best[row] = ArgMax(logits);
+                        }));
       tally.retrieval += sequence_.counts();
     }
     if (is_first) {
@@ -131,8 +130,8 @@ absl::StatusOr<std::vector<TextResult>> Evaluator::RunText(
 
   std::vector<size_t> order(policies.size());
   std::iota(order.begin(), order.end(), 0);
-  const auto dense = std::find_if(order.begin(), order.end(),
-                                  [&](size_t i) { return policies[i].IsDense(); });
+  const auto dense =
+      std::find_if(order.begin(), order.end(), [&](size_t i) { return policies[i].IsDense(); });
   const size_t reference = dense == order.end() ? policies.size() : *dense;
   if (dense != order.end()) std::rotate(order.begin(), dense, dense + 1);
 
@@ -166,7 +165,8 @@ absl::StatusOr<std::vector<TextResult>> Evaluator::RunText(
   }
   std::vector<TextResult> results;
   for (size_t i = 0; i < policies.size(); ++i) {
-    results.push_back(tallies[i].Result(policies[i], reference < policies.size() && i != reference));
+    results.push_back(
+        tallies[i].Result(policies[i], reference < policies.size() && i != reference));
   }
   return results;
 }

@@ -8,105 +8,104 @@ namespace winnow::engine {
 namespace {
 
 constexpr std::string_view kAdjectives[] = {
-    "amber",    "ancient", "bitter",  "bold",    "brave",    "bright",  "brisk",    "broken",
-    "bronze",   "calm",    "careful", "clever",  "cloudy",   "copper",  "cosy",     "crimson",
-    "crooked",  "curious", "dapper",  "daring",  "dusty",    "eager",   "early",    "earnest",
-    "elegant",  "faded",   "faint",   "fancy",   "fearless", "fierce",  "flat",     "fond",
-    "fragile",  "frosty",  "gentle",  "giant",   "gilded",   "glassy",  "golden",   "graceful",
-    "grand",    "grey",    "hasty",   "hidden",  "hollow",   "honest",  "humble",   "icy",
-    "idle",     "ivory",   "jolly",   "jumpy",   "keen",     "kind",    "lanky",    "lazy",
-    "leafy",    "light",   "little",  "lively",  "lonely",   "loud",    "lucky",    "lunar",
-    "mellow",   "merry",   "mighty",  "misty",   "modest",   "muddy",   "narrow",   "nimble",
-    "noble",    "odd",     "olive",   "pale",    "patient",  "plain",   "polite",   "proud",
-    "purple",   "quick",   "quiet",   "rapid",   "rare",     "restless", "rigid",   "rough",
-    "round",    "royal",   "rusty",   "sandy",   "scarlet",  "shallow", "sharp",    "shiny",
-    "shy",      "silent",  "silver",  "simple",  "sleepy",   "slender", "smooth",   "snowy",
-    "solemn",   "sour",    "spare",   "steady",  "steep",    "stern",   "stormy",   "sturdy",
-    "subtle",   "sunny",   "swift",   "tall",    "tame",     "tender",  "thorny",   "tidy",
-    "timid",    "tiny",    "tough",   "upright", "urban",    "vast",    "velvet",   "violet",
-    "vivid",    "warm",    "wary",    "weary",   "wild",     "windy",   "wise",     "witty",
-    "wooden",   "worn",    "woven",   "yellow",  "young",    "zealous"};
+    "amber",   "ancient", "bitter",  "bold",    "brave",    "bright",   "brisk",  "broken",
+    "bronze",  "calm",    "careful", "clever",  "cloudy",   "copper",   "cosy",   "crimson",
+    "crooked", "curious", "dapper",  "daring",  "dusty",    "eager",    "early",  "earnest",
+    "elegant", "faded",   "faint",   "fancy",   "fearless", "fierce",   "flat",   "fond",
+    "fragile", "frosty",  "gentle",  "giant",   "gilded",   "glassy",   "golden", "graceful",
+    "grand",   "grey",    "hasty",   "hidden",  "hollow",   "honest",   "humble", "icy",
+    "idle",    "ivory",   "jolly",   "jumpy",   "keen",     "kind",     "lanky",  "lazy",
+    "leafy",   "light",   "little",  "lively",  "lonely",   "loud",     "lucky",  "lunar",
+    "mellow",  "merry",   "mighty",  "misty",   "modest",   "muddy",    "narrow", "nimble",
+    "noble",   "odd",     "olive",   "pale",    "patient",  "plain",    "polite", "proud",
+    "purple",  "quick",   "quiet",   "rapid",   "rare",     "restless", "rigid",  "rough",
+    "round",   "royal",   "rusty",   "sandy",   "scarlet",  "shallow",  "sharp",  "shiny",
+    "shy",     "silent",  "silver",  "simple",  "sleepy",   "slender",  "smooth", "snowy",
+    "solemn",  "sour",    "spare",   "steady",  "steep",    "stern",    "stormy", "sturdy",
+    "subtle",  "sunny",   "swift",   "tall",    "tame",     "tender",   "thorny", "tidy",
+    "timid",   "tiny",    "tough",   "upright", "urban",    "vast",     "velvet", "violet",
+    "vivid",   "warm",    "wary",    "weary",   "wild",     "windy",    "wise",   "witty",
+    "wooden",  "worn",    "woven",   "yellow",  "young",    "zealous"};
 
 constexpr std::string_view kNouns[] = {
-    "acorn",   "anchor",  "anvil",   "apple",   "apron",   "arrow",   "badge",   "bakery",
-    "barge",   "barley",  "barrel",  "basin",   "basket",  "beacon",  "bell",    "bench",
-    "berry",   "blanket", "boat",    "bottle",  "bracelet", "branch", "brick",   "bridge",
-    "broom",   "brush",   "bucket",  "button",  "cabin",   "cable",   "candle",  "canvas",
-    "canyon",  "carpet",  "castle",  "cellar",  "chain",   "chair",   "chapel",  "cherry",
-    "chest",   "chimney", "cider",   "circle",  "cliff",   "clock",   "cloth",   "clover",
-    "coat",    "cobbler", "comet",   "compass", "coral",   "cottage", "cradle",  "crane",
-    "crayon",  "creek",   "crown",   "crystal", "cup",     "curtain", "dagger",  "daisy",
-    "desk",    "diary",   "dome",    "drum",    "easel",   "elbow",   "engine",  "falcon",
-    "feather", "fence",   "fern",    "fiddle",  "field",   "flute",   "forest",  "forge",
-    "fountain", "fox",    "garden",  "garnet",  "gate",    "glacier", "glove",   "goblet",
-    "granite", "grape",   "guitar",  "hammer",  "harbour", "harp",    "hat",     "hazel",
-    "hedge",   "helmet",  "heron",   "hinge",   "honey",   "hook",    "horn",    "inkwell",
-    "island",  "jacket",  "jar",     "jewel",   "kettle",  "key",     "kite",    "knot",
-    "ladder",  "lagoon",  "lamp",    "lantern", "lemon",   "lens",    "letter",  "lever",
-    "library", "lily",    "linen",   "loom",    "magnet",  "mango",   "mantle",  "map",
-    "maple",   "marble",  "market",  "mask",    "meadow",  "medal",   "mill",    "mirror",
-    "mitten",  "moss",    "mountain", "mug",    "nail",    "needle",  "nest",    "nettle",
-    "notebook", "oak",    "oar",     "ocean",   "orchard", "organ",   "otter",   "oven",
-    "paddle",  "palace",  "pebble",  "pencil",  "pepper",  "piano",   "pigeon",  "pillow",
-    "pine",    "plank",   "plough",  "pocket",  "pond",    "poppy",   "prism",   "pulley",
-    "quarry",  "quill",   "rabbit",  "raft",    "rail",    "ribbon",  "ridge",   "ring",
-    "river",   "rope",    "rudder",  "saddle",  "sail",    "scarf",   "scroll",  "shell",
-    "shovel",  "sieve",   "spade",   "spindle", "spoon",   "stable",  "statue",  "stone",
-    "stove",   "tablet",  "teapot",  "temple",  "thimble", "thistle", "ticket",  "tower",
-    "trumpet", "tulip",   "tunnel",  "turtle",  "umbrella", "valley", "vase",    "violin",
-    "wagon",   "walnut",  "wheel",   "whistle", "willow",  "window",  "wrench",  "yarn"};
+    "acorn",    "anchor",  "anvil",    "apple",   "apron",    "arrow",   "badge",  "bakery",
+    "barge",    "barley",  "barrel",   "basin",   "basket",   "beacon",  "bell",   "bench",
+    "berry",    "blanket", "boat",     "bottle",  "bracelet", "branch",  "brick",  "bridge",
+    "broom",    "brush",   "bucket",   "button",  "cabin",    "cable",   "candle", "canvas",
+    "canyon",   "carpet",  "castle",   "cellar",  "chain",    "chair",   "chapel", "cherry",
+    "chest",    "chimney", "cider",    "circle",  "cliff",    "clock",   "cloth",  "clover",
+    "coat",     "cobbler", "comet",    "compass", "coral",    "cottage", "cradle", "crane",
+    "crayon",   "creek",   "crown",    "crystal", "cup",      "curtain", "dagger", "daisy",
+    "desk",     "diary",   "dome",     "drum",    "easel",    "elbow",   "engine", "falcon",
+    "feather",  "fence",   "fern",     "fiddle",  "field",    "flute",   "forest", "forge",
+    "fountain", "fox",     "garden",   "garnet",  "gate",     "glacier", "glove",  "goblet",
+    "granite",  "grape",   "guitar",   "hammer",  "harbour",  "harp",    "hat",    "hazel",
+    "hedge",    "helmet",  "heron",    "hinge",   "honey",    "hook",    "horn",   "inkwell",
+    "island",   "jacket",  "jar",      "jewel",   "kettle",   "key",     "kite",   "knot",
+    "ladder",   "lagoon",  "lamp",     "lantern", "lemon",    "lens",    "letter", "lever",
+    "library",  "lily",    "linen",    "loom",    "magnet",   "mango",   "mantle", "map",
+    "maple",    "marble",  "market",   "mask",    "meadow",   "medal",   "mill",   "mirror",
+    "mitten",   "moss",    "mountain", "mug",     "nail",     "needle",  "nest",   "nettle",
+    "notebook", "oak",     "oar",      "ocean",   "orchard",  "organ",   "otter",  "oven",
+    "paddle",   "palace",  "pebble",   "pencil",  "pepper",   "piano",   "pigeon", "pillow",
+    "pine",     "plank",   "plough",   "pocket",  "pond",     "poppy",   "prism",  "pulley",
+    "quarry",   "quill",   "rabbit",   "raft",    "rail",     "ribbon",  "ridge",  "ring",
+    "river",    "rope",    "rudder",   "saddle",  "sail",     "scarf",   "scroll", "shell",
+    "shovel",   "sieve",   "spade",    "spindle", "spoon",    "stable",  "statue", "stone",
+    "stove",    "tablet",  "teapot",   "temple",  "thimble",  "thistle", "ticket", "tower",
+    "trumpet",  "tulip",   "tunnel",   "turtle",  "umbrella", "valley",  "vase",   "violin",
+    "wagon",    "walnut",  "wheel",    "whistle", "willow",   "window",  "wrench", "yarn"};
 
 constexpr std::string_view kVerbs[] = {"carried", "painted",  "found",   "mended",  "sold",
                                        "hid",     "borrowed", "cleaned", "drew",    "kept",
                                        "lost",    "measured", "moved",   "noticed", "returned",
                                        "shared",  "studied",  "watched", "weighed", "wrapped"};
 constexpr std::string_view kPlaces[] = {"behind", "beside", "near", "beyond", "under", "above"};
-constexpr std::string_view kTimes[] = {"in the morning",   "before noon",      "after supper",
-                                       "on a rainy day",   "late in the year", "at the first frost",
-                                       "during the fair",  "once a week",      "without a word",
-                                       "for the last time"};
-constexpr std::string_view kPeople[] = {"baker",  "sailor", "weaver", "teacher", "miller",
-                                        "farmer", "tailor", "printer", "gardener", "carpenter",
-                                        "traveller", "merchant"};
+constexpr std::string_view kTimes[] = {
+    "in the morning",     "before noon",     "after supper", "on a rainy day", "late in the year",
+    "at the first frost", "during the fair", "once a week",  "without a word", "for the last time"};
+constexpr std::string_view kPeople[] = {"baker",    "sailor",    "weaver",    "teacher",
+                                        "miller",   "farmer",    "tailor",    "printer",
+                                        "gardener", "carpenter", "traveller", "merchant"};
 
 constexpr std::string_view kFirstNames[] = {
-    "Ada",   "Albin", "Agnes",  "Anselm", "Beata",  "Bruno",  "Carla",  "Caspar", "Clara",  "Conrad",
-    "Dora",  "Edgar", "Edith",  "Elias",  "Elsa",   "Emil",   "Erika",  "Felix",  "Flora",  "Frieda",
-    "Georg", "Greta", "Gustav", "Hanna",  "Hector", "Helena", "Hugo",   "Ida",    "Irma",   "Isidor",
-    "Jonas", "Judith", "Julius", "Karin", "Klara",  "Konrad", "Laura",  "Leon",   "Linus",  "Lydia",
-    "Magnus", "Marta", "Matilda", "Moritz", "Nadia", "Nils",  "Nora",   "Oscar",  "Ottilie", "Paula",
-    "Quentin", "Regina", "Rosa", "Rufus", "Selma",  "Silas",  "Thea",   "Tobias", "Vera",   "Viktor"};
+    "Ada",    "Albin",  "Agnes",  "Anselm",  "Beata",  "Bruno",   "Carla",   "Caspar", "Clara",
+    "Conrad", "Dora",   "Edgar",  "Edith",   "Elias",  "Elsa",    "Emil",    "Erika",  "Felix",
+    "Flora",  "Frieda", "Georg",  "Greta",   "Gustav", "Hanna",   "Hector",  "Helena", "Hugo",
+    "Ida",    "Irma",   "Isidor", "Jonas",   "Judith", "Julius",  "Karin",   "Klara",  "Konrad",
+    "Laura",  "Leon",   "Linus",  "Lydia",   "Magnus", "Marta",   "Matilda", "Moritz", "Nadia",
+    "Nils",   "Nora",   "Oscar",  "Ottilie", "Paula",  "Quentin", "Regina",  "Rosa",   "Rufus",
+    "Selma",  "Silas",  "Thea",   "Tobias",  "Vera",   "Viktor"};
 constexpr std::string_view kLastNames[] = {
-    "Abeling", "Ardmore",  "Barlow",   "Beckhurst", "Bellamy",  "Bramwell", "Brandt",   "Carvell",
-    "Castell", "Colbrook", "Corrigan", "Dalhaus",   "Denholm",  "Dorning",  "Eastwell", "Elmgren",
-    "Fairley", "Falkner",  "Fenwick",  "Forsberg",  "Galloway", "Garrick",  "Glaser",   "Grimley",
-    "Hallam",  "Hartwig",  "Haverly",  "Holmqvist", "Ingram",   "Jansson",  "Kellner",  "Kerrigan",
-    "Kingsley", "Lambert", "Langley",  "Lindqvist", "Lockhart", "Malvern",  "Marlowe",  "Merrick",
-    "Norwell", "Oakden",   "Olander",  "Pargeter",  "Pembroke", "Quillan",  "Radcliff", "Ravenhall",
-    "Redfern", "Rosenthal", "Sandell", "Selwyn",    "Sheridan", "Soderberg", "Stanhope", "Tarrant",
-    "Thorburn", "Tremayne", "Underhill", "Vantongeren", "Wakefield", "Westerby", "Wolfram", "Zeller"};
-constexpr std::string_view kTownHeads[] = {"Alder", "Ash",  "Birch", "Black", "Brack", "Clay",
-                                           "Cold",  "Dun",  "Elm",   "Fair",  "Glen",  "Green",
-                                           "Har",   "High", "Holt",  "Kings", "Lang",  "Lyn",
-                                           "Mar",   "Mill", "Nether", "North", "Ox",   "Penn",
-                                           "Red",   "Rock", "Salt",  "South", "Stan",  "Thorn",
-                                           "Wal",   "West", "White", "Win",   "Wood",  "Yar"};
-constexpr std::string_view kTownTails[] = {"bourne", "bridge", "brook", "bury",  "by",    "combe",
-                                           "dale",   "den",    "field", "ford",  "gate",  "ham",
-                                           "haven",  "hurst",  "ley",   "low",   "marsh", "mere",
-                                           "minster", "mouth", "port",  "stead", "stoke", "ton",
-                                           "wall",   "well",   "wick",  "worth"};
+    "Abeling",   "Ardmore",  "Barlow",    "Beckhurst",   "Bellamy",   "Bramwell",  "Brandt",
+    "Carvell",   "Castell",  "Colbrook",  "Corrigan",    "Dalhaus",   "Denholm",   "Dorning",
+    "Eastwell",  "Elmgren",  "Fairley",   "Falkner",     "Fenwick",   "Forsberg",  "Galloway",
+    "Garrick",   "Glaser",   "Grimley",   "Hallam",      "Hartwig",   "Haverly",   "Holmqvist",
+    "Ingram",    "Jansson",  "Kellner",   "Kerrigan",    "Kingsley",  "Lambert",   "Langley",
+    "Lindqvist", "Lockhart", "Malvern",   "Marlowe",     "Merrick",   "Norwell",   "Oakden",
+    "Olander",   "Pargeter", "Pembroke",  "Quillan",     "Radcliff",  "Ravenhall", "Redfern",
+    "Rosenthal", "Sandell",  "Selwyn",    "Sheridan",    "Soderberg", "Stanhope",  "Tarrant",
+    "Thorburn",  "Tremayne", "Underhill", "Vantongeren", "Wakefield", "Westerby",  "Wolfram",
+    "Zeller"};
+constexpr std::string_view kTownHeads[] = {
+    "Alder", "Ash",  "Birch",  "Black", "Brack", "Clay",  "Cold",  "Dun",  "Elm",
+    "Fair",  "Glen", "Green",  "Har",   "High",  "Holt",  "Kings", "Lang", "Lyn",
+    "Mar",   "Mill", "Nether", "North", "Ox",    "Penn",  "Red",   "Rock", "Salt",
+    "South", "Stan", "Thorn",  "Wal",   "West",  "White", "Win",   "Wood", "Yar"};
+constexpr std::string_view kTownTails[] = {
+    "bourne", "bridge", "brook", "bury",  "by",   "combe", "dale",  "den",  "field",   "ford",
+    "gate",   "ham",    "haven", "hurst", "ley",  "low",   "marsh", "mere", "minster", "mouth",
+    "port",   "stead",  "stoke", "ton",   "wall", "well",  "wick",  "worth"};
 constexpr std::string_view kRiverTails[] = {"are", "el", "enna", "eth", "ine", "or", "une", "ys"};
 constexpr std::string_view kProfessions[] = {
-    "architect", "astronomer", "botanist", "cartographer", "chemist",   "composer",
-    "engineer",  "geologist",  "historian", "painter",     "physician", "poet",
+    "architect", "astronomer", "botanist",   "cartographer", "chemist",   "composer",
+    "engineer",  "geologist",  "historian",  "painter",      "physician", "poet",
     "sculptor",  "surveyor",   "translator", "zoologist"};
-constexpr std::string_view kInstruments[] = {"bassoon", "cello", "clarinet", "flute", "harp",
-                                             "mandolin", "oboe", "organ",    "piano", "trombone",
-                                             "viola",   "violin"};
-constexpr std::string_view kProducts[] = {"bells",  "bricks", "cheese", "clocks", "glass",
-                                          "gloves", "honey",  "lace",   "paper",  "pottery",
-                                          "rope",   "salt"};
+constexpr std::string_view kInstruments[] = {"bassoon", "cello",    "clarinet", "flute",
+                                             "harp",    "mandolin", "oboe",     "organ",
+                                             "piano",   "trombone", "viola",    "violin"};
+constexpr std::string_view kProducts[] = {"bells", "bricks", "cheese", "clocks",  "glass", "gloves",
+                                          "honey", "lace",   "paper",  "pottery", "rope",  "salt"};
 
 std::string Capitalised(std::string_view word) {
   std::string text(word);
@@ -159,7 +158,8 @@ std::string UniqueTexts::WordPair() {
 std::string UniqueTexts::Digits(int count) {
   return Draw([&] {
     std::string text(1, static_cast<char>('1' + random_.Below(9)));
-    while (static_cast<int>(text.size()) < count) text += static_cast<char>('0' + random_.Below(10));
+    while (static_cast<int>(text.size()) < count)
+      text += static_cast<char>('0' + random_.Below(10));
     return text;
   });
 }
@@ -231,9 +231,9 @@ std::string ProseSentence(EvalRandom& random) {
 
 std::string FactWriter::PersonName() {
   while (true) {
-    std::string name = fmt::format("{} {}. {}", random_.OneOf(kFirstNames),
-                                   static_cast<char>('A' + random_.Below(26)),
-                                   random_.OneOf(kLastNames));
+    std::string name =
+        fmt::format("{} {}. {}", random_.OneOf(kFirstNames),
+                    static_cast<char>('A' + random_.Below(26)), random_.OneOf(kLastNames));
     if (names_.insert(name).second) return name;
   }
 }
@@ -260,12 +260,11 @@ FactPassage FactWriter::PersonOf(const std::string& birthplace) {
       "the {} in the evenings and collected {} {}s.",
       name, born, birthplace, profession, name, employer, instrument, random_.OneOf(kAdjectives),
       random_.OneOf(kNouns));
-  passage.questions = {
-      {fmt::format("In which year was {} born?", name), {born}},
-      {fmt::format("In which town was {} born?", name), {birthplace}},
-      {fmt::format("What was the profession of {}?", name), {profession}},
-      {fmt::format("Which instrument did {} play?", name), {instrument}},
-      {fmt::format("For which city did {} work?", name), {employer}}};
+  passage.questions = {{fmt::format("In which year was {} born?", name), {born}},
+                       {fmt::format("In which town was {} born?", name), {birthplace}},
+                       {fmt::format("What was the profession of {}?", name), {profession}},
+                       {fmt::format("Which instrument did {} play?", name), {instrument}},
+                       {fmt::format("For which city did {} work?", name), {employer}}};
   return passage;
 }
 
@@ -299,8 +298,7 @@ LinkedPassages FactWriter::PersonAndTown() {
   const std::string& name = linked.person.title;
   linked.questions = {
       {fmt::format("On which river lies the town where {} was born?", name), {facts.river}},
-      {fmt::format("In which year was the town founded where {} was born?", name),
-       {facts.founded}},
+      {fmt::format("In which year was the town founded where {} was born?", name), {facts.founded}},
       {fmt::format("Who founded the town where {} was born?", name), {facts.founder}}};
   return linked;
 }

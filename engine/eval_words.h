@@ -43,11 +43,11 @@ class UniqueTexts {
  public:
   explicit UniqueTexts(EvalRandom& random) : random_(random) {}
 
-  std::string WordPair();            // "amber-kettle"; of three words when pairs run short
-  std::string Digits(int count);     // "7319942", the first not 0
-  std::string Uuid();                // "0b5e9c1a-…", of version 4
-  std::string Letters(int count);    // lower-case letters
-  std::string Capitals(int count);   // upper-case letters
+  std::string WordPair();           // "amber-kettle"; of three words when pairs run short
+  std::string Digits(int count);    // "7319942", the first not 0
+  std::string Uuid();               // "0b5e9c1a-…", of version 4
+  std::string Letters(int count);   // lower-case letters
+  std::string Capitals(int count);  // upper-case letters
 
  private:
   template <typename Make>

@@ -70,10 +70,9 @@ absl::StatusOr<nlohmann::json> ParseJsonObject(std::string_view text, std::strin
   }
 }
 
-absl::Status ForEachJsonLine(
-    std::string_view lines, std::string_view name,
-    const std::function<absl::Status(const nlohmann::json& object, const std::string& place)>&
-        read) {
+absl::Status ForEachJsonLine(std::string_view lines, std::string_view name,
+                             const std::function<absl::Status(const nlohmann::json& object,
+                                                              const std::string& place)>& read) {
   int number = 0;
   for (size_t begin = 0; begin < lines.size();) {
     const size_t end = std::min(lines.find('\n', begin), lines.size());

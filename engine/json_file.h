@@ -26,9 +26,9 @@ absl::StatusOr<nlohmann::json> ParseJsonObject(std::string_view text, std::strin
 
 // Calls `read` with the object of each line that is not empty, and "NAME:LINE". Stops at the first
 // error, which is ParseJsonObject's or `read`'s.
-absl::Status ForEachJsonLine(
-    std::string_view lines, std::string_view name,
-    const std::function<absl::Status(const nlohmann::json& object, const std::string& place)>& read);
+absl::Status ForEachJsonLine(std::string_view lines, std::string_view name,
+                             const std::function<absl::Status(const nlohmann::json& object,
+                                                              const std::string& place)>& read);
 
 // Both of the first two, with the path as the name.
 absl::StatusOr<nlohmann::json> ReadJsonObject(const std::string& path, size_t max_bytes);

@@ -503,8 +503,8 @@ void RetrievalAttention::Probe(int32_t layer, int32_t first,
       const int32_t before = state.policy_.suffix > 0 ? layout_.block_tokens - 1 : 0;
       const int32_t prompt_end =
           query_rows_[first + i]->chunk->retrieve_from + state.policy_.suffix + before;
-      state.floor_.Fell(queries[i].position, std::max(queries[i].position + 1, prompt_end),
-                        state.policy_.HasBudget());
+      state.floor_.Fell(query_rows_[first + i]->floor.Taken(queries[i].position),
+                        std::max(queries[i].position + 1, prompt_end), state.policy_.HasBudget());
     }
   }
 }

@@ -58,16 +58,15 @@ QueryPlan PlanQuery(const AttentionPolicy& policy, int32_t position, int32_t fro
   return plan;
 }
 
-void FloorSteps::Fell(int32_t position, int32_t next, bool can_widen) {
+void FloorSteps::Fell(int32_t taken, int32_t next, bool can_widen) {
   const auto all = static_cast<int32_t>(first_.size());
-  const int32_t taken = Taken(position);
   if (Taken(next) != taken) return;
   for (int32_t i = taken; i < (can_widen ? std::min(taken + 1, all) : all); ++i) first_[i] = next;
 }
 
 int32_t FloorSteps::Taken(int32_t position) const {
-  return static_cast<int32_t>(std::count_if(
-      first_.begin(), first_.end(), [&](int32_t first) { return first <= position; }));
+  return static_cast<int32_t>(std::count_if(first_.begin(), first_.end(),
+                                            [&](int32_t first) { return first <= position; }));
 }
 
 void FloorSteps::Rewind(int32_t tokens) {
@@ -78,8 +77,8 @@ void FloorSteps::Rewind(int32_t tokens) {
 
 bool IsProbed(int32_t position, int32_t layer, int32_t interval) {
   // The last steps of SplitMix64, which mix every bit into every other.
-  uint64_t mixed = (static_cast<uint64_t>(position) << 32 | static_cast<uint32_t>(layer)) +
-                   0x9E3779B97F4A7C15;
+  uint64_t mixed =
+      (static_cast<uint64_t>(position) << 32 | static_cast<uint32_t>(layer)) + 0x9E3779B97F4A7C15;
   mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9;
   mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB;
   return (mixed ^ mixed >> 31) % static_cast<uint64_t>(interval) == 0;

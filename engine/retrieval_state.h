@@ -22,18 +22,18 @@ namespace winnow::engine {
 // Sums over the rows that a policy had its say in: those at retrieve_from and after. A row that
 // went dense (a short context, a dense layer) counts as having read everything.
 struct RetrievalCounts {
-  uint64_t rows_read = 0;    // KV rows that attention read, over layers and KV heads
-  uint64_t rows_dense = 0;   // what dense attention would have read
-  uint64_t rows_cached = 0;  // of rows_read: lay in the row cache
-  uint64_t rows_stored = 0;  // of rows_read: came from a slower tier for it
-  uint64_t mid_rows = 0;     // of layers under the policy: mid tokens, over KV heads
-  uint64_t chosen_rows = 0;  // of those, read
-  uint64_t probes = 0;       // (query, layer, KV head) whose selection was measured
-  double coverage = 0;       // sum over probes (kernels::SelectionQuality)
-  double iou = 0;            // the same
-  uint64_t completions = 0;  // (query, layer, query head) that completion added to
-  double completed = 0;      // sum over completions: the share of the mass that it stands for
-  uint64_t widened_tokens = 0;      // query tokens that selected more because of the policy's floor
+  uint64_t rows_read = 0;       // KV rows that attention read, over layers and KV heads
+  uint64_t rows_dense = 0;      // what dense attention would have read
+  uint64_t rows_cached = 0;     // of rows_read: lay in the row cache
+  uint64_t rows_stored = 0;     // of rows_read: came from a slower tier for it
+  uint64_t mid_rows = 0;        // of layers under the policy: mid tokens, over KV heads
+  uint64_t chosen_rows = 0;     // of those, read
+  uint64_t probes = 0;          // (query, layer, KV head) whose selection was measured
+  double coverage = 0;          // sum over probes (kernels::SelectionQuality)
+  double iou = 0;               // the same
+  uint64_t completions = 0;     // (query, layer, query head) that completion added to
+  double completed = 0;         // sum over completions: the share of the mass that it stands for
+  uint64_t widened_tokens = 0;  // query tokens that selected more because of the policy's floor
   uint64_t floor_dense_tokens = 0;  // query tokens that were dense because of it
 
   RetrievalCounts& operator+=(const RetrievalCounts& other);
@@ -60,10 +60,10 @@ class FloorSteps {
  public:
   static constexpr int32_t kNever = std::numeric_limits<int32_t>::max();
 
-  // The query at `position` fell below the floor, and queries from `next` on are yet to come: the next
-  // step begins there, or all of them if there is no k to widen. Does nothing if those queries read
-  // more than this one already. REQUIRES: position < next
-  void Fell(int32_t position, int32_t next, bool can_widen);
+  // A query that ran when `taken` steps were taken fell below the floor, and queries from `next` on are
+  // yet to come: the next step begins there, or all of them if there is no k to widen. Does nothing if
+  // those queries read more than that one already: others of its pass may have fallen, too.
+  void Fell(int32_t taken, int32_t next, bool can_widen);
   // Steps taken before or at `position`, 0 to 3.
   int32_t Taken(int32_t position) const;
   int32_t Widen(int32_t position) const { return 1 << std::min(Taken(position), 2); }
@@ -109,8 +109,8 @@ class RetrievalState {
   const AttentionPolicy policy_;
   std::vector<Layer> layers_;
   kernels::Buffer
-      summaries_;  // of all layers, a place in RetrievalAttention's pool; null: suspended
-  FloorSteps floor_;  // no step begins inside a prompt
+      summaries_;        // of all layers, a place in RetrievalAttention's pool; null: suspended
+  FloorSteps floor_;     // no step begins inside a prompt
   int32_t counted_ = 0;  // positions below this one have been counted
   RetrievalCounts counts_;
 };

@@ -36,7 +36,7 @@ struct EvalFlags {
   std::string free_run = "on", prompt = "auto";
   std::vector<int32_t> lengths;
   std::vector<std::string> only;  // names of tasks
-  uint64_t seed = 1;
+  std::optional<uint64_t> seed;
   std::optional<int32_t> score_from, probe_interval;
   engine::EvalOptions options;
   engine::ModelOptions model;
@@ -45,7 +45,9 @@ struct EvalFlags {
   bool IsRuler() const { return suite == "ruler"; }
   bool IsLongBench() const { return suite == "longbench"; }
   // Read whole before the model is, so that a typing error costs no time.
-  const std::string& InputPath() const { return IsRuler() ? haystack_path : IsText() ? text_path : tasks_path; }
+  const std::string& InputPath() const {
+    return IsRuler() ? haystack_path : IsText() ? text_path : tasks_path;
+  }
 };
 
 // A text of a million queries needs few of them measured, and an answer of ten tokens needs all.
@@ -53,6 +55,7 @@ constexpr int32_t kTextProbeInterval = 64;
 constexpr int32_t kTaskProbeInterval = 1;
 // RULER's own number is 500.
 constexpr int32_t kRulerQuestions = 100;
+constexpr uint64_t kRulerSeed = 1;
 
 std::string Clock(double seconds) {
   const int64_t whole = std::llround(seconds);
@@ -110,12 +113,6 @@ absl::Status CheckFlags(const EvalFlags& flags) {
                              : absl::OkStatus();
   };
   const bool file_of_tasks = !flags.IsText() && !flags.IsRuler() && !flags.IsLongBench();
-  if (flags.IsLongBench() && flags.tasks_path.empty()) {
-    return absl::InvalidArgumentError("--suite longbench: needs its file, as --tasks FILE.jsonl");
-  }
-  if (flags.IsRuler() && flags.lengths.empty()) {
-    return absl::InvalidArgumentError("--suite ruler: needs --lengths, as 4096,8192");
-  }
   absl::Status status;
   status.Update(only_for(flags.IsText() && !flags.suite.empty(), false, "--text", "no suite"));
   status.Update(only_for(flags.IsRuler() && !flags.tasks_path.empty(), false, "--tasks",
@@ -123,8 +120,16 @@ absl::Status CheckFlags(const EvalFlags& flags) {
   status.Update(only_for(!flags.lengths.empty(), file_of_tasks || flags.IsRuler(), "--lengths",
                          "--tasks and --suite ruler"));
   status.Update(only_for(!flags.only.empty(), flags.IsRuler(), "--only", "--suite ruler"));
+  status.Update(only_for(flags.seed.has_value(), flags.IsRuler(), "--seed", "--suite ruler"));
   status.Update(
       only_for(!flags.haystack_path.empty(), flags.IsRuler(), "--haystack", "--suite ruler"));
+  if (!status.ok()) return status;
+  if (flags.IsLongBench() && flags.tasks_path.empty()) {
+    return absl::InvalidArgumentError("--suite longbench: needs its file, as --tasks FILE.jsonl");
+  }
+  if (flags.IsRuler() && flags.lengths.empty()) {
+    return absl::InvalidArgumentError("--suite ruler: needs --lengths, as 4096,8192");
+  }
   return status;
 }
 
@@ -174,18 +179,17 @@ absl::StatusOr<engine::EvalTaskSource> MakeSource(const EvalFlags& flags, EvalIn
   engine::RulerOptions options{.lengths = flags.lengths,
                                .tasks = flags.only,
                                .questions = flags.options.limit,
-                               .seed = flags.seed,
+                               .seed = flags.seed.value_or(kRulerSeed),
                                .sentences = std::move(input.sentences)};
-  return engine::RulerSource(
-      std::move(options),
-      [&loaded, format = flags.options.prompt_format,
-       max_tokens](const engine::EvalTask& task) -> absl::StatusOr<int32_t> {
-        const auto prompt =
-            engine::EncodeEvalPrompt(*loaded.tokenizer, loaded.chat_template, format, task,
-                                     task.questions.front(), max_tokens);
-        if (!prompt.ok()) return prompt.status();
-        return static_cast<int32_t>(prompt->size());
-      });
+  return engine::RulerSource(std::move(options),
+                             [&loaded, format = flags.options.prompt_format,
+                              max_tokens](const engine::EvalTask& task) -> absl::StatusOr<int32_t> {
+                               const auto prompt = engine::EncodeEvalPrompt(
+                                   *loaded.tokenizer, loaded.chat_template, format, task,
+                                   task.questions.front(), max_tokens);
+                               if (!prompt.ok()) return prompt.status();
+                               return static_cast<int32_t>(prompt->size());
+                             });
 }
 
 nlohmann::ordered_json RunJson(const EvalFlags& flags, const engine::LoadedModel& loaded) {
@@ -210,7 +214,7 @@ nlohmann::ordered_json RunJson(const EvalFlags& flags, const engine::LoadedModel
   }
   if (flags.IsRuler()) {
     run["lengths"] = flags.lengths;
-    run["seed"] = flags.seed;
+    run["seed"] = flags.seed.value_or(kRulerSeed);
   }
   return run;
 }
@@ -292,8 +296,7 @@ int Eval(EvalFlags flags) {
   engine::Evaluator evaluator(*loaded.decoder, *loaded.tokenizer, loaded.chat_template,
                               loaded.config.eos_token_ids, flags.options);
   const auto start = std::chrono::steady_clock::now();
-  const absl::StatusOr<EvalResults> results =
-      RunEval(flags, *input, *policies, loaded, evaluator);
+  const absl::StatusOr<EvalResults> results = RunEval(flags, *input, *policies, loaded, evaluator);
   if (!results.ok()) {
     const absl::Status& status = results.status();
     return absl::IsInternal(status) || absl::IsUnavailable(status)
@@ -311,8 +314,8 @@ int Eval(EvalFlags flags) {
   nlohmann::ordered_json run = RunJson(flags, loaded);
   run["computed_tokens"] = evaluator.computed_tokens();
   run["seconds"] = seconds;
-  const absl::Status written = WriteTextFile(
-      flags.json_path, engine::EvalJson(results->cells, results->texts, run.dump()));
+  const absl::Status written =
+      WriteTextFile(flags.json_path, engine::EvalJson(results->cells, results->texts, run.dump()));
   return written.ok() ? kExitOk : ReportFailure("eval", written);
 }
 
@@ -334,16 +337,15 @@ void AddInputFlags(CLI::App& command, EvalFlags& flags) {
                   "Of --tasks only those made for these lengths; of --suite ruler all of them")
       ->delimiter(',')
       ->check(CLI::PositiveNumber);
-  command
-      .add_option("--only", flags.only, "Of --suite ruler only these tasks, as vt,cwe")
+  command.add_option("--only", flags.only, "Of --suite ruler only these tasks, as vt,cwe")
       ->delimiter(',')
       ->type_name("TASK");
   command
       .add_option("--haystack", flags.haystack_path,
                   "Text whose sentences are the prose of --suite ruler, in place of made ones")
       ->type_name("FILE[.gz]");
-  command.add_option("--seed", flags.seed, "Of --suite ruler: the same seed, the same questions")
-      ->capture_default_str();
+  command.add_option("--seed", flags.seed,
+                     "Of --suite ruler: the same seed, the same questions; where absent 1");
   command
       .add_option("--limit", flags.options.limit,
                   "At most this many questions of each task and length, or windows of text; where "
@@ -374,11 +376,16 @@ void AddTextFlags(CLI::App& command, EvalFlags& flags) {
 }
 
 constexpr const char* kOutputHelp =
-    "Means are printed as mean±standard error, from blocks of 64 tokens or of one question. If a policy "
-    "is dense, the others are compared with it, token by token: of text, Δ% is per cent of perplexity, "
-    "top1% the share of places with the same likeliest token, run the mean number of such places in a "
-    "row; of tasks, Δ is the difference of the column's measure. probes is the number of (query, layer, "
-    "KV head) that coverage and iou are means over. docs/evaluation.md explains every column and key.";
+    "Means are printed as mean±standard error, from blocks of 64 tokens or of one question. If a "
+    "policy "
+    "is dense, the others are compared with it, token by token: of text, Δ% is per cent of "
+    "perplexity, "
+    "top1% the share of places with the same likeliest token, run the mean number of such places "
+    "in a "
+    "row; of tasks, Δ is the difference of the column's measure. probes is the number of (query, "
+    "layer, "
+    "KV head) that coverage and iou are means over. docs/evaluation.md explains every column and "
+    "key.";
 
 }  // namespace
 
@@ -399,12 +406,14 @@ void AddEvalCommand(CLI::App& app, int* exit_code) {
       ->add_option("--free-run", flags->free_run,
                    "Let the model answer freely too, for `contains` and `score`")
       ->check(CLI::IsMember({"on", "off"}))
+      ->excludes("--text")
       ->capture_default_str();
   command
       ->add_option("--prompt", flags->prompt,
                    "Ask in the model's chat format, or as plain text; auto: in the chat format if "
                    "there is one")
       ->check(CLI::IsMember({"auto", "chat", "plain"}))
+      ->excludes("--text")
       ->capture_default_str();
   AddTextFlags(*command, *flags);
   command

@@ -69,8 +69,8 @@ size_t Occurrences(const std::string& text, const std::string& part) {
 
 TEST_F(EvalRuler, AllThirteenFillTheirLengthAndHoldTheirAnswers) {
   ASSERT_THAT(RulerTasks(), SizeIs(13));
-  const std::vector<EvalTask> tasks = Make(
-      {.lengths = {4096, 6000}, .tasks = {}, .questions = 2, .seed = 3, .sentences = {}});
+  const std::vector<EvalTask> tasks =
+      Make({.lengths = {4096, 6000}, .tasks = {}, .questions = 2, .seed = 3, .sentences = {}});
   ASSERT_EQ(tasks.size(), 13u * 2 * 2);
   std::map<std::string, int> seen;
   std::set<std::string> ids, documents;
@@ -147,11 +147,8 @@ TEST_F(EvalRuler, NeedlesAreAsManyAsTheTaskSays) {
 }
 
 TEST_F(EvalRuler, NeedlesLieAnywhere) {
-  const std::vector<EvalTask> tasks = Make({.lengths = {2048},
-                                            .tasks = {"niah_single_2"},
-                                            .questions = 60,
-                                            .seed = 1,
-                                            .sentences = {}});
+  const std::vector<EvalTask> tasks = Make(
+      {.lengths = {2048}, .tasks = {"niah_single_2"}, .questions = 60, .seed = 1, .sentences = {}});
   int early = 0, late = 0;
   for (const EvalTask& task : tasks) {
     const double place = static_cast<double>(task.document.find("A special magic")) /

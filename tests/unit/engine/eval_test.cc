@@ -372,13 +372,13 @@ TEST_F(EvaluatorTest, LengthsLimitAndOrder) {
   options.limit = 2;
   options.free_run = false;
   double last_done = 0, last_total = 0;
-  const auto cells = MakeEvaluator(options).RunTasks(
-      *SourceOf(tasks, lengths), {&testing::kDense, 1},
-      [&](double done, double total, const std::string&) {
-        EXPECT_GT(done, last_done);
-        last_done = done;
-        last_total = total;
-      });
+  const auto cells =
+      MakeEvaluator(options).RunTasks(*SourceOf(tasks, lengths), {&testing::kDense, 1},
+                                      [&](double done, double total, const std::string&) {
+                                        EXPECT_GT(done, last_done);
+                                        last_done = done;
+                                        last_total = total;
+                                      });
   ASSERT_TRUE(cells.ok()) << cells.status();
   EXPECT_DOUBLE_EQ(last_done, last_total);
   std::vector<std::string> order;
@@ -574,10 +574,8 @@ TEST(EvalReport, JsonHasTheSchemaOfTheCommand) {
   cell.n = 16;
   cell.measures.exact = {0.9375, 0.0625};
   cell.measures.token_acc = {2.0 / 3, std::nullopt};
-  cell.against_dense = EvalMeasures{.exact = {-0.0625, 0.0625},
-                                    .token_acc = {-0.01, 0.02},
-                                    .contains = {},
-                                    .score = {}};
+  cell.against_dense = EvalMeasures{
+      .exact = {-0.0625, 0.0625}, .token_acc = {-0.01, 0.02}, .contains = {}, .score = {}};
   cell.coverage = 0.75;
   cell.probes = 96;
   TextResult text{"dense", 1000, {5.5, 0.25}, {}};

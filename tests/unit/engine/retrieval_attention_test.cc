@@ -404,6 +404,14 @@ TEST_F(RetrievalAttentionTest, BelowTheFloorASequenceReadsMoreBeforeItGoesDense)
   EXPECT_FALSE(std::isnan(again[12 * kRow]));
   EXPECT_TRUE(std::isnan(again[13 * kRow]));
   EXPECT_EQ(state->counts().widened_tokens, 2u);
+  // Several queries of one pass fall below the floor: that is one step, as none of them read more.
+  const auto chunk = State(Policy("oracle:k=10,sink=1,window=4,floor=1"));
+  Pass(*chunk, 0, 290, 290);
+  Pass(*chunk, 290, 295, 290);
+  const uint64_t before_chunk = chunk->counts().chosen_rows;
+  Pass(*chunk, 295, 296, 290);
+  EXPECT_EQ(chunk->counts().chosen_rows - before_chunk, 20u * kKvHeads);
+
   // Other tokens from here on: what their probes find is not known yet.
   state->Rewind(291);
   EXPECT_EQ(chosen_of_next(291), 20);

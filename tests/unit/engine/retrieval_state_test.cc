@@ -107,18 +107,20 @@ TEST(PlanQuery, WidensUpToAllCandidates) {
 TEST(FloorSteps, EachStepNeedsAProbeThatFellInSpiteOfTheOneBefore) {
   FloorSteps steps;
   EXPECT_EQ(steps.Widen(1 << 30), 1);
-  steps.Fell(10, 11, true);
-  steps.Fell(10, 11, true);  // another layer of the same query
+  steps.Fell(0, 11, true);
+  steps.Fell(0, 11, true);  // another layer of the same query
   EXPECT_EQ(steps.Widen(10), 1);
   EXPECT_EQ(steps.Widen(11), 2);
   EXPECT_EQ(steps.Widen(1000), 2);
-  steps.Fell(9, 10, true);  // an earlier query, found later in the same pass
+  steps.Fell(0, 10, true);  // an earlier query of the same pass, in a later layer
   EXPECT_EQ(steps.Widen(10), 2);
+  steps.Fell(0, 16, true);  // a later one of the same pass, which read no more than k
+  EXPECT_EQ(steps.Taken(10), 1);
   EXPECT_EQ(steps.Taken(1000), 1);
-  steps.Fell(20, 21, true);
+  steps.Fell(1, 21, true);
   EXPECT_EQ(steps.Widen(21), 4);
   EXPECT_EQ(steps.dense_from(), FloorSteps::kNever);
-  steps.Fell(30, 31, true);
+  steps.Fell(2, 31, true);
   EXPECT_EQ(steps.dense_from(), 31);
   EXPECT_EQ(steps.Taken(31), 3);
   steps.Rewind(25);
@@ -128,7 +130,7 @@ TEST(FloorSteps, EachStepNeedsAProbeThatFellInSpiteOfTheOneBefore) {
 
 TEST(FloorSteps, APolicyWithoutABudgetGoesDenseAtOnce) {
   FloorSteps steps;
-  steps.Fell(10, 64, false);
+  steps.Fell(0, 64, false);
   EXPECT_EQ(steps.dense_from(), 64);
   EXPECT_EQ(steps.Taken(63), 0);
 }
