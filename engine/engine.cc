@@ -557,15 +557,18 @@ void Engine::Publish() {
 }
 
 void Engine::TellQueue() {
-  if (waiting_change_ == 0 && waiting_tokens_change_ == 0) return;
-  queue_.AdjustWaiting(waiting_change_, waiting_tokens_change_);
+  for (const auto& [tenant, change] : waiting_changes_) {
+    queue_.AdjustWaiting(tenant, change.first, change.second);
+  }
+  waiting_changes_.clear();
   waiting_change_ = 0;
-  waiting_tokens_change_ = 0;
 }
 
 void Engine::ChangeWaiting(int32_t requests, const Sequence& sequence) {
   waiting_change_ += requests;
-  waiting_tokens_change_ += int64_t{requests} * sequence.num_prompt_tokens();
+  auto& [tenant_requests, tenant_tokens] = waiting_changes_[sequence.request.tenant];
+  tenant_requests += requests;
+  tenant_tokens += int64_t{requests} * sequence.num_prompt_tokens();
 }
 
 void Engine::Observe(Duration duration) {

@@ -172,8 +172,10 @@ class Engine {
   absl::Status failure_;  // not yet told to the observer
   EngineStats stats_;
   uint64_t observed_rows_ = 0;  // of stats_.selected_rows
-  int32_t waiting_change_ = 0;  // not yet told to the queue
-  int64_t waiting_tokens_change_ = 0;
+  // Requests that began or ceased to wait, not yet told to the queue: of all, and by tenant with their
+  // prompt tokens.
+  int32_t waiting_change_ = 0;
+  absl::flat_hash_map<std::string, std::pair<int32_t, int64_t>> waiting_changes_;
 
   // Scratch of a step; kept, so that steps do not allocate it again.
   std::vector<Submission> submissions_;

@@ -1,6 +1,7 @@
 #include "engine/kv_store.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <utility>
 
 #include "engine/status_macros.h"
@@ -8,6 +9,7 @@
 #include "storage/disk_store.h"
 #include "storage/format.h"
 #include "storage/host_store.h"
+#include "storage/late_store.h"
 #include "storage/tiered_store.h"
 
 namespace winnow::engine {
@@ -26,6 +28,13 @@ constexpr double kUsableShareOfHost = 0.875;
 // A store of few segments could not compact; a piece must fit into one.
 int64_t SegmentBytes(int64_t disk_bytes) {
   return std::clamp(disk_bytes / 16 / 4096 * 4096, int64_t{1} << 20, kSegmentBytes);
+}
+
+// Not even room for what a store begins with, whichever of its steps said so.
+bool IsFull(const std::string& directory) {
+  std::error_code error;
+  const auto space = std::filesystem::space(directory, error);
+  return !error && space.available < uint64_t{1} << 20;
 }
 
 }  // namespace
@@ -74,14 +83,40 @@ absl::StatusOr<KvStore> OpenKvStore(const TierFlags& flags, const kernels::KvLay
   disk.io.kind = flags.io == "uring"     ? storage::IoEngineKind::kUring
                  : flags.io == "threads" ? storage::IoEngineKind::kThreads
                                          : storage::IoEngineKind::kAuto;
-  WINNOW_ASSIGN_OR_RETURN(std::unique_ptr<storage::DiskStore> opened,
-                          storage::DiskStore::Open(disk, kv.clock.get()));
-  if (layout.BlockBytes() > opened->payload_bytes_max()) {
-    return absl::InvalidArgumentError(
-        fmt::format("disk_bytes is {}: a block of one layer, {} bytes, does not fit into a segment",
-                    flags.disk_bytes, layout.BlockBytes()));
+  disk.warn = flags.warn;
+  disk.strict = flags.strict_store;
+  const auto open =
+      [disk, clock = kv.clock.get(), block_bytes = layout.BlockBytes(),
+       disk_bytes = flags.disk_bytes](
+          std::string* description) -> absl::StatusOr<std::unique_ptr<storage::BlockStore>> {
+    WINNOW_ASSIGN_OR_RETURN(std::unique_ptr<storage::DiskStore> store,
+                            storage::DiskStore::Open(disk, clock));
+    if (block_bytes > store->payload_bytes_max()) {
+      return absl::InvalidArgumentError(fmt::format(
+          "disk_bytes is {}: a block of one layer, {} bytes, does not fit into a segment",
+          disk_bytes, block_bytes));
+    }
+    if (description != nullptr) *description = store->Describe();
+    return store;
+  };
+  absl::StatusOr<std::unique_ptr<storage::BlockStore>> first = open(&kv.description);
+  if (!first.ok() && (absl::IsResourceExhausted(first.status()) || IsFull(flags.store_dir))) {
+    kv.description = fmt::format("store {}: off, its file system is full", flags.store_dir);
+    if (flags.warn) {
+      flags.warn(fmt::format(
+          "store {}: its file system is full, and {} bytes were to be stored: serving without it, "
+          "until there is room ({})",
+          flags.store_dir, flags.disk_bytes, std::string(first.status().message())));
+    }
+    storage::LateStoreOptions late;
+    late.open = [open] { return open(nullptr); };
+    late.capacity_bytes = disk.capacity_bytes;
+    late.log = [log = flags.log, directory = flags.store_dir](const std::string& line) {
+      if (log) log(fmt::format("store {}: {}", directory, line));
+    };
+    first = std::make_unique<storage::LateStore>(std::move(late));
   }
-  kv.description = opened->Describe();
+  WINNOW_ASSIGN_OR_RETURN(std::unique_ptr<storage::BlockStore> opened, std::move(first));
   if (flags.host_bytes == 0) {
     kv.store = std::move(opened);
     return kv;

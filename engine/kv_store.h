@@ -28,7 +28,9 @@ struct TierFlags {
   bool keep_prefixes = true;  // on disk, for later requests and after a restart
   // Rows read from slower tiers; -1: an eighth of kv_bytes, with a GPU of host_bytes.
   int64_t row_cache_bytes = -1;
-  std::function<void(const std::string&)> log = {};  // one line per event of the store
+  bool strict_store = false;                          // refuses a store_dir that others may write
+  std::function<void(const std::string&)> log = {};   // one line per event of the store
+  std::function<void(const std::string&)> warn = {};  // the same, of trouble
 
   bool any() const { return host_bytes != 0 || disk_bytes != 0; }
 };
@@ -42,7 +44,8 @@ struct KvStore {
   std::string description;  // one line for the log
 };
 
-// Null `store` without tiers. Errors: what opening the directory gives.
+// Null `store` without tiers. Errors: what opening the directory gives, except that a full file system is
+// none: the store is off then, and opens by itself when there is room.
 absl::StatusOr<KvStore> OpenKvStore(const TierFlags& flags, const kernels::KvLayout& layout);
 
 // Blocks of `num_layers` layers that can be held with the tiers, beyond those that fast memory of

@@ -22,6 +22,36 @@ absl::Status RequestQueue::Push(Submission submission) {
   return Push(std::move(group));
 }
 
+// `own`: what waits of the tenant already.
+absl::Status RequestQueue::Refusal(const Waiting& own, int32_t requests, int64_t tokens) const {
+  if (counts_.waiting_requests == 0) return absl::OkStatus();
+  const int64_t all_requests = int64_t{counts_.waiting_requests} + requests;
+  const int64_t all_tokens = counts_.waiting_tokens + tokens;
+  if (all_requests <= capacity_requests_ && all_tokens <= capacity_tokens_) {
+    return absl::OkStatus();
+  }
+  const auto tenants = static_cast<int64_t>(tenants_.size()) + (own.requests == 0 ? 1 : 0);
+  const int64_t share_requests = capacity_requests_ / (2 * tenants);
+  const int64_t share_tokens = capacity_tokens_ / (2 * tenants);
+  const bool little = own.requests == 0 || (own.requests + requests <= share_requests &&
+                                            own.tokens + tokens <= share_tokens);
+  if (little && all_requests <= int64_t{capacity_requests_} + (capacity_requests_ + 1) / 2 &&
+      all_tokens <= capacity_tokens_ + (capacity_tokens_ + 1) / 2) {
+    return absl::OkStatus();
+  }
+  const std::string of_tenant =
+      tenants > 1 ? absl::StrCat(", ", own.requests, " of this tenant") : "";
+  if (all_requests > capacity_requests_) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the queue is full: ", counts_.waiting_requests, " requests wait", of_tenant,
+                     " of at most ", capacity_requests_,
+                     requests > 1 ? absl::StrCat(", and these are ", requests) : ""));
+  }
+  return absl::ResourceExhaustedError(absl::StrCat("the queue is full: ", counts_.waiting_tokens,
+                                                   " prompt tokens wait, ", tokens,
+                                                   " more would exceed ", capacity_tokens_));
+}
+
 absl::Status RequestQueue::Push(std::vector<Submission> group) {
   const auto requests = static_cast<int32_t>(group.size());
   int64_t tokens = 0;
@@ -29,23 +59,18 @@ absl::Status RequestQueue::Push(std::vector<Submission> group) {
     tokens += static_cast<int64_t>(submission.request.prompt.size());
   }
   const MutexLock lock(mutex_);
-  absl::Status refusal;
-  if (closed_) {
-    refusal = absl::UnavailableError(closed_reason_);
-  } else if (counts_.waiting_requests > 0 &&
-             counts_.waiting_requests + requests > capacity_requests_) {
-    refusal = absl::ResourceExhaustedError(absl::StrCat(
-        "the queue is full: ", counts_.waiting_requests, " requests wait of at most ",
-        capacity_requests_, requests > 1 ? absl::StrCat(", and these are ", requests) : ""));
-  } else if (counts_.waiting_requests > 0 && counts_.waiting_tokens + tokens > capacity_tokens_) {
-    refusal = absl::ResourceExhaustedError(
-        absl::StrCat("the queue is full: ", counts_.waiting_tokens, " prompt tokens wait, ", tokens,
-                     " more would exceed ", capacity_tokens_));
-  }
+  const std::string& tenant = group.front().request.tenant;
+  const auto own = tenants_.find(tenant);
+  const absl::Status refusal =
+      closed_ ? absl::UnavailableError(closed_reason_)
+              : Refusal(own == tenants_.end() ? Waiting() : own->second, requests, tokens);
   if (!refusal.ok()) {
     counts_.rejected += requests;
     return refusal;
   }
+  Waiting& waiting = tenants_[tenant];
+  waiting.requests += requests;
+  waiting.tokens += tokens;
   counts_.waiting_requests += requests;
   counts_.waiting_tokens += tokens;
   counts_.accepted += requests;
@@ -98,8 +123,13 @@ void RequestQueue::Wait(Duration max) {
   woken_ = false;
 }
 
-void RequestQueue::AdjustWaiting(int32_t requests, int64_t tokens) {
+void RequestQueue::AdjustWaiting(const std::string& tenant, int32_t requests, int64_t tokens) {
   const MutexLock lock(mutex_);
+  Waiting& waiting = tenants_[tenant];
+  waiting.requests += requests;
+  waiting.tokens += tokens;
+  WINNOW_CHECK(waiting.requests >= 0 && waiting.tokens >= 0);
+  if (waiting.requests == 0) tenants_.erase(tenant);
   counts_.waiting_requests += requests;
   counts_.waiting_tokens += tokens;
   WINNOW_CHECK(counts_.waiting_requests >= 0);

@@ -1,6 +1,11 @@
 // The bounded hand-over from the service's threads to the engine thread, and the one place where
 // both meet: requests and cancellations in, the engine woken.
 //
+// Each tenant has a share of it. A tenant may take every place while nobody else wants one; beyond the
+// capacity there is half as much again, for tenants that have little waiting: at least one request, and at
+// most the capacity divided by twice the number of tenants that wait. So a tenant that floods the queue
+// fills it against itself and not against others.
+//
 // Bounded are the requests that wait, wherever they wait: here, or taken over by the engine and not
 // yet admitted, or preempted. The engine says when that number changes.
 #ifndef WINNOW_ENGINE_REQUEST_QUEUE_H_
@@ -12,6 +17,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "engine/mutex.h"
 #include "engine/output_queue.h"
@@ -26,12 +32,12 @@ struct Submission {
 
 class RequestQueue {
  public:
-  // REQUIRES: both at least 1.
+  // What one tenant may fill alone. REQUIRES: both at least 1.
   RequestQueue(int32_t capacity_requests, int64_t capacity_tokens);
 
   // ---- any thread ----
 
-  // All of a group are taken, or none. ResourceExhausted: with the numbers. Unavailable: closed,
+  // All of a group are taken, or none; they are of one tenant. ResourceExhausted: with the numbers. Unavailable: closed,
   // with the reason given to Close. What is larger than the capacity alone is taken when no other
   // waits: the bound is of what piles up.
   absl::Status Push(std::vector<Submission> group);
@@ -56,10 +62,17 @@ class RequestQueue {
   void Drain(std::vector<Submission>* submissions, std::vector<RequestId>* cancellations);
   // Until there is something to drain, Wake was called since the last Wait, or `max` has passed.
   void Wait(Duration max);
-  // Requests that no longer wait (negative) or wait again (positive), with their prompt tokens.
-  void AdjustWaiting(int32_t requests, int64_t tokens);
+  // Requests of a tenant that no longer wait (negative) or wait again (positive), with their prompt
+  // tokens.
+  void AdjustWaiting(const std::string& tenant, int32_t requests, int64_t tokens);
 
  private:
+  struct Waiting {
+    int32_t requests = 0;
+    int64_t tokens = 0;
+  };
+  absl::Status Refusal(const Waiting& own, int32_t requests, int64_t tokens) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool HasNews() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return woken_ || !submissions_.empty() || !cancellations_.empty();
   }
@@ -74,6 +87,7 @@ class RequestQueue {
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
   std::string closed_reason_ ABSL_GUARDED_BY(mutex_);
   Counts counts_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<std::string, Waiting> tenants_ ABSL_GUARDED_BY(mutex_);  // that wait
 };
 
 }  // namespace winnow::engine

@@ -131,6 +131,26 @@ absl::StatusOr<int64_t> ParseBytes(std::string_view text) {
   return static_cast<int64_t>(value * scale);
 }
 
+std::vector<std::string> UnknownEnvironment(const char* const* environ) {
+  constexpr std::string_view kPrefix = "WINNOW_";
+  std::vector<std::string> known = {"WINNOW_CONFIG"};
+  for (const ServeOption& option : ServeOptions()) known.push_back(option.env());
+  std::vector<std::string> unknown;
+  for (; *environ != nullptr; ++environ) {
+    const std::string_view entry = *environ;
+    const std::string name(entry.substr(0, entry.find('=')));
+    const std::string_view value = entry.substr(std::min(entry.size(), name.size() + 1));
+    if (!name.starts_with(kPrefix) || std::count(known.begin(), known.end(), name) > 0) continue;
+    const bool of_kubernetes = name.find("_SERVICE_HOST") != name.npos ||
+                               name.find("_SERVICE_PORT") != name.npos ||
+                               name.find("_TCP") != name.npos || value.starts_with("tcp://");
+    if (of_kubernetes) continue;
+    unknown.push_back(Concat("environment variable ", absl::CHexEscape(name),
+                             " is no option of winnow serve", DidYouMean(name, known)));
+  }
+  return unknown;
+}
+
 absl::StatusOr<ResolvedConfig> ResolveConfig(const std::map<std::string, std::string>& flags,
                                              const Environment& environment,
                                              const std::string& config_file) {
@@ -252,6 +272,9 @@ absl::Status CheckConfig(const ServeConfig& config) {
     if (config.row_cache_bytes > 0) return fail("--row-cache-bytes", kNoTier);
     if (config.prefetch == "on") return fail("--prefetch", kNoTier);
     if (config.resume != "auto") return fail("--resume", kNoTier);
+  }
+  if (config.disk_bytes == 0 && config.strict_store) {
+    return fail("--strict-store: there is no directory: set --disk-bytes and --store-dir");
   }
   if (config.disk_bytes == 0 && config.io != "auto") {
     return fail("--io: there are no files to read: set --disk-bytes");

@@ -82,6 +82,7 @@ struct ServeConfig {
   std::string tls_key;
   std::string tls_client_ca;
   bool reflection = false;
+  bool strict_store = false;
   int64_t max_streams = 256;
   int64_t max_metadata_bytes = 8192;
   absl::Duration keepalive_time = absl::Minutes(2);
@@ -111,6 +112,11 @@ struct ServeOption {
 };
 
 const std::vector<ServeOption>& ServeOptions();
+
+// Environment variables that begin as ours do but are no option's, one sentence each, with the nearest
+// name. Warnings and not errors, because others make such names too: Kubernetes gives every pod beside a
+// service named winnow a WINNOW_SERVICE_HOST (names of that kind are left out). `environ`: NAME=VALUE.
+std::vector<std::string> UnknownEnvironment(const char* const* environ);
 
 struct ResolvedConfig {
   ServeConfig config;

@@ -205,6 +205,9 @@ std::vector<ServeOption> MakeServeOptions() {
       Choice("spill", &C::spill, {"on", "off"},
              "with --device cuda: KV may be more than --host-bytes hold, and the rest lies in the "
              "files of --disk-bytes; each layer then waits for the host"),
+      Switch(
+          "strict-store", &C::strict_store,
+          "refuse a --store-dir that other users can write or own; without it that is a warning"),
       Choice("prefetch", &C::prefetch, {"on", "off"},
              "read rows that the next layer may choose from slower tiers while this one computes"),
       Choice(

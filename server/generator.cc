@@ -303,6 +303,8 @@ void Generation::Close() {
     }
   }
   const engine::MutexLock lock(owner_.mutex_);
+  const auto own = owner_.tenant_calls_.find(info_.tenant);
+  if (--own->second == 0) owner_.tenant_calls_.erase(own);
   if (--owner_.calls_ == 0) owner_.idle_.NotifyAll();
 }
 
@@ -320,7 +322,7 @@ Generator::Generator(const Options& options, engine::Engine& engine, const Valid
       // A closed generation may be posted once more while the engine ends its choices, so twice the
       // calls would do; what is refused at the door is posted too.
       deliver_(1, size_t{1} << 24),
-      tokenize_(options.tokenize_threads, options.max_tokenizing) {}
+      tokenize_(options.tokenize_threads, 2 * options.max_tokenizing) {}
 
 Generator::~Generator() = default;
 
@@ -332,7 +334,11 @@ std::shared_ptr<Generation> Generator::Start(v1::GenerateRequest message, CallIn
   {
     const engine::MutexLock lock(mutex_);
     ++calls_;
-    too_many = calls_ > options_.max_calls;
+    const size_t own = ++tenant_calls_[generation->info_.tenant];
+    // As the engine's queue does: half as much again for tenants that have little.
+    const size_t share = options_.max_calls / (2 * tenant_calls_.size());
+    too_many = calls_ > options_.max_calls &&
+               ((own > 1 && own > share) || calls_ > options_.max_calls + options_.max_calls / 2);
   }
   absl::Status status = generation->info_.refused;
   if (status.ok()) {
@@ -348,9 +354,10 @@ std::shared_ptr<Generation> Generator::Start(v1::GenerateRequest message, CallIn
       // std::function must be copyable, so the message travels behind a pointer.
       auto work = std::make_shared<std::pair<v1::GenerateRequest, CheckedGenerate>>(
           std::move(message), *std::move(checked));
-      if (!PostTokenizing(bytes, [generation, work] {
-            generation->Submit(work->first, std::move(work->second));
-          })) {
+      if (!PostTokenizing(
+              bytes,
+              [generation, work] { generation->Submit(work->first, std::move(work->second)); },
+              generation->info_.tenant)) {
         status = Busy();
       }
     }
@@ -394,17 +401,32 @@ bool Generator::WaitIdle(absl::Duration timeout) {
   return calls_ == 0;
 }
 
-bool Generator::PostTokenizing(size_t bytes, std::function<void()> task) {
+bool Generator::PostTokenizing(size_t bytes, std::function<void()> task,
+                               const std::string& tenant) {
   {
     const engine::MutexLock lock(mutex_);
+    const auto own = tenant_tokenizing_.find(tenant);
+    const bool is_new = own == tenant_tokenizing_.end();
+    const size_t share = options_.max_tokenizing / (2 * (tenant_tokenizing_.size() + is_new));
+    const size_t threads = static_cast<size_t>(options_.tokenize_threads);  // they work, none waits
+    if (tokenizing_ >= options_.max_tokenizing + threads &&
+        ((!is_new && own->second >= share) ||
+         tokenizing_ >= options_.max_tokenizing + options_.max_tokenizing / 2 + threads)) {
+      return false;
+    }
     if (tokenizing_bytes_ > 0 && tokenizing_bytes_ + bytes > options_.max_tokenizing_bytes) {
       return false;
     }
     tokenizing_bytes_ += bytes;
+    ++tokenizing_;
+    ++tenant_tokenizing_[tenant];
   }
-  const auto done = [this, bytes] {
+  const auto done = [this, bytes, tenant] {
     const engine::MutexLock lock(mutex_);
     tokenizing_bytes_ -= bytes;
+    --tokenizing_;
+    const auto own = tenant_tokenizing_.find(tenant);
+    if (--own->second == 0) tenant_tokenizing_.erase(own);
   };
   if (tokenize_.Post([task = std::move(task), done] {
         task();

@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "engine/clock.h"
@@ -155,7 +156,9 @@ class Generator {
   bool WaitIdle(absl::Duration timeout);  // by the steady clock
 
   // Work for the tokenising threads, on a message of `bytes`; false when they are too busy.
-  [[nodiscard]] bool PostTokenizing(size_t bytes, std::function<void()> task);
+  // `tenant`: whose share of what may wait it takes; half as much again is for tenants that have little.
+  [[nodiscard]] bool PostTokenizing(size_t bytes, std::function<void()> task,
+                                    const std::string& tenant = {});
   absl::Status Busy() const;  // what to answer then
 
   const Options& options() const { return options_; }
@@ -181,7 +184,10 @@ class Generator {
   mutable engine::Mutex mutex_;
   engine::CondVar idle_;
   size_t calls_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::flat_hash_map<std::string, size_t> tenant_calls_ ABSL_GUARDED_BY(mutex_);
   size_t tokenizing_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t tokenizing_ ABSL_GUARDED_BY(mutex_) = 0;  // calls
+  absl::flat_hash_map<std::string, size_t> tenant_tokenizing_ ABSL_GUARDED_BY(mutex_);
 
   // Last: joined first, while everything that tasks use is there.
   Executor deliver_;

@@ -6,6 +6,7 @@
 #include <grpcpp/server.h>
 #include <grpcpp/server_builder.h>
 
+#include "server/acceptor.h"
 #include "server/credentials.h"
 #include "server/strings.h"
 
@@ -36,6 +37,8 @@ int Milliseconds(absl::Duration duration) {
 
 class GrpcServer::Impl {
  public:
+  std::unique_ptr<Acceptor> acceptor;
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> connections;
   std::unique_ptr<grpc::Server> server;
 };
 
@@ -46,25 +49,37 @@ GrpcServer::~GrpcServer() { Shutdown(absl::ZeroDuration()); }
 
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const ServeConfig& config,
                                                               int64_t max_message_bytes,
-                                                              InferenceService& inference) {
+                                                              InferenceService& inference,
+                                                              Events events) {
   absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> credentials =
       MakeServerCredentials(config);
   if (!credentials.ok()) return credentials.status();
 
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
-  int port = 0;
-  builder.AddListeningPort(config.listen, *credentials, &port);
+  absl::StatusOr<HostPort> address = ParseHostPort(config.listen);
+  if (!address.ok()) return address.status();
+  auto impl = std::make_unique<Impl>();
+  absl::StatusOr<std::unique_ptr<Acceptor>> acceptor = Acceptor::Listen(*address);
+  if (!acceptor.ok()) {
+    return absl::UnavailableError(
+        Concat("cannot listen on ", config.listen, ": ", ToStd(acceptor.status().message())));
+  }
+  impl->acceptor = *std::move(acceptor);
+  impl->connections = builder.experimental().AddExternalConnectionAcceptor(
+      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, *credentials);
   builder.RegisterService(&inference.service());
   builder.SetOption(std::make_unique<ReflectionOption>(config.reflection));
 
+  // gRPC inflates before it looks at the size: 1.5 MB become 1.5 GiB. Calls that say they are compressed
+  // end with UNIMPLEMENTED before their message is looked at.
+  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
+  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
   builder.SetMaxReceiveMessageSize(static_cast<int>(max_message_bytes));
   builder.SetMaxSendMessageSize(-1);  // we bound what we send
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, static_cast<int>(config.max_streams));
   builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE,
                              static_cast<int>(config.max_metadata_bytes));
-  // Otherwise a second server on the same port starts, and the system splits the clients.
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, Milliseconds(config.keepalive_time));
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, Milliseconds(config.keepalive_timeout));
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
@@ -75,13 +90,21 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const ServeConfig&
   quota.Resize(static_cast<size_t>(max_message_bytes) * 16 + (size_t{256} << 20));
   builder.SetResourceQuota(quota);
 
-  auto impl = std::make_unique<Impl>();
   impl->server = builder.BuildAndStart();
-  if (impl->server == nullptr || port == 0) {
-    return absl::UnavailableError(Concat("cannot listen on ", config.listen));
-  }
+  if (impl->server == nullptr) return absl::InternalError("gRPC does not start");
+  const int port = impl->acceptor->port();
   std::unique_ptr<GrpcServer> server(new GrpcServer(std::move(impl), port));
   server->SetServing(true);
+  server->impl_->acceptor->Start(
+      ConnectionDescriptors(RaiseDescriptorLimit()),
+      {.on_connection =
+           [connections = server->impl_->connections.get()](int fd) {
+             grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters parameters;
+             parameters.fd = fd;
+             connections->HandleNewConnection(&parameters);
+           },
+       .on_refused = std::move(events.on_refused),
+       .on_failure = std::move(events.on_listener_failure)});
   return server;
 }
 
@@ -94,6 +117,7 @@ void GrpcServer::SetServing(bool serving) {
 void GrpcServer::BeginDrain() { impl_->server->GetHealthCheckService()->Shutdown(); }
 
 void GrpcServer::Shutdown(absl::Duration grace) {
+  impl_->acceptor->Stop();
   impl_->server->Shutdown(absl::ToChronoTime(absl::Now() + grace));
   impl_->server->Wait();
 }

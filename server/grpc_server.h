@@ -3,6 +3,7 @@
 #define WINNOW_SERVER_GRPC_SERVER_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 #include "absl/status/statusor.h"
@@ -16,11 +17,23 @@ inline constexpr char kInferenceServiceName[] = "winnow.v1.InferenceService";
 
 class GrpcServer {
  public:
+  // What an operator should know of connections; from a thread of the server's.
+  struct Events {
+    std::function<void(uint64_t refused)> on_refused = [](uint64_t) {};  // acceptor.h
+    std::function<void(const absl::Status&)> on_listener_failure = [](const absl::Status&) {};
+  };
+
   // Listens and serves from now on; health says SERVING. `inference` must outlive the server.
   // InvalidArgument: the TLS files. Unavailable: the address is taken or cannot be bound.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(const ServeConfig& config,
                                                            int64_t max_message_bytes,
-                                                           InferenceService& inference);
+                                                           InferenceService& inference,
+                                                           Events events);
+  static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(const ServeConfig& config,
+                                                           int64_t max_message_bytes,
+                                                           InferenceService& inference) {
+    return Start(config, max_message_bytes, inference, Events());
+  }
   // Cuts what is still running.
   ~GrpcServer();
 

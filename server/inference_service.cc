@@ -25,6 +25,11 @@ constexpr char kTenantKey[] = "x-winnow-tenant";
 constexpr char kRequestIdKey[] = "x-winnow-request-id";
 
 absl::Status Parse(const grpc::ByteBuffer& bytes, google::protobuf::Message& message) {
+  // Reset, or its connection gone, between the call's beginning and its message.
+  if (!bytes.Valid()) {
+    return ErrorWithReason(absl::StatusCode::kCancelled, "CANCELLED",
+                           "the call ended before its message came");
+  }
   grpc::Slice slice;
   if (!bytes.DumpToSingleSlice(&slice).ok()) {
     return ErrorWithReason(absl::StatusCode::kInvalidArgument, "INVALID_ENCODING",

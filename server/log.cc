@@ -5,6 +5,7 @@
 #include <spdlog/sinks/base_sink.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cmath>
@@ -14,6 +15,7 @@
 #include "absl/time/time.h"
 #include "google/protobuf/stubs/logging.h"
 #include "kernels/check.h"
+#include "server/line_queue.h"
 #include "server/strings.h"
 #include "server/utf8.h"
 
@@ -21,6 +23,8 @@ namespace winnow::server {
 namespace {
 
 constexpr size_t kMaxValueBytes = 2048;
+// Some 2,000 lines: what a reader that comes back after a pause still gets.
+constexpr size_t kQueueBytes = size_t{1} << 20;
 
 spdlog::level::level_enum SpdlogLevel(LogLevel level) {
   switch (level) {
@@ -93,6 +97,27 @@ std::string FormatValue(const LogField& field, bool json) {
   return std::visit(Visitor{json}, field.value);
 }
 
+std::string FormatLine(bool json, LogLevel level, std::string_view event,
+                       std::initializer_list<LogField> fields) {
+  const std::string time =
+      absl::FormatTime("%Y-%m-%dT%H:%M:%E6SZ", absl::Now(), absl::UTCTimeZone());
+  std::string line;
+  if (json) {
+    line = Concat("{\"time\":\"", time, "\",\"level\":\"", LevelName(level),
+                  "\",\"event\":", Quote(event));
+    for (const LogField& field : fields) {
+      Append(line, ",\"", field.key, "\":", FormatValue(field, true));
+    }
+    line += "}";
+  } else {
+    line = Concat("time=", time, " level=", LevelName(level), " event=", event);
+    for (const LogField& field : fields) {
+      Append(line, " ", field.key, "=", FormatValue(field, false));
+    }
+  }
+  return line;
+}
+
 // What spdlog's default logger is given by libraries that use it becomes an event.
 class ForwardingSink final : public spdlog::sinks::base_sink<std::mutex> {
  public:
@@ -110,6 +135,21 @@ class ForwardingSink final : public spdlog::sinks::base_sink<std::mutex> {
   void flush_() override {}
 
   Log& log_;
+};
+
+class QueueSink final : public spdlog::sinks::base_sink<std::mutex> {
+ public:
+  explicit QueueSink(std::shared_ptr<LineQueue> queue) : queue_(std::move(queue)) {}
+
+ private:
+  void sink_it_(const spdlog::details::log_msg& message) override {
+    spdlog::memory_buf_t line;
+    formatter_->format(message, line);
+    queue_->Push(std::string(line.data(), line.size()));
+  }
+  void flush_() override {}
+
+  const std::shared_ptr<LineQueue> queue_;
 };
 
 // gRPC and Protobuf take a plain function, so the log they write to is the process's.
@@ -134,7 +174,13 @@ void LogProtobuf(google::protobuf::LogLevel, const char*, int, const std::string
 
 Log::Log(std::string_view level, std::string_view format, std::shared_ptr<spdlog::sinks::sink> sink)
     : json_(format == "json") {
-  if (sink == nullptr) sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
+  if (sink == nullptr) {
+    queue_ =
+        std::make_shared<LineQueue>(STDERR_FILENO, kQueueBytes, [json = json_](uint64_t lines) {
+          return FormatLine(json, LogLevel::kWarn, "log_dropped_lines", {{"lines", lines}});
+        });
+    sink = std::make_shared<QueueSink>(queue_);
+  }
   sink->set_pattern("%v");
   logger_ = std::make_shared<spdlog::logger>("winnow", std::move(sink));
   logger_->set_level(spdlog::level::from_str(std::string(level)));
@@ -150,25 +196,16 @@ Log::~Log() {
       std::make_shared<spdlog::logger>("", std::make_shared<spdlog::sinks::stderr_sink_mt>()));
 }
 
+uint64_t Log::dropped_lines() const { return queue_ == nullptr ? 0 : queue_->dropped(); }
+
+void Log::Flush(std::chrono::nanoseconds limit) {
+  if (queue_ != nullptr) queue_->Flush(limit);
+}
+
 void Log::Event(LogLevel level, std::string_view event, std::initializer_list<LogField> fields) {
   const spdlog::level::level_enum spdlog_level = SpdlogLevel(level);
   if (!logger_->should_log(spdlog_level)) return;
-  const std::string time =
-      absl::FormatTime("%Y-%m-%dT%H:%M:%E6SZ", absl::Now(), absl::UTCTimeZone());
-  std::string line;
-  if (json_) {
-    line = Concat("{\"time\":\"", time, "\",\"level\":\"", LevelName(level),
-                  "\",\"event\":", Quote(event));
-    for (const LogField& field : fields) {
-      Append(line, ",\"", field.key, "\":", FormatValue(field, true));
-    }
-    line += "}";
-  } else {
-    line = Concat("time=", time, " level=", LevelName(level), " event=", event);
-    for (const LogField& field : fields) {
-      Append(line, " ", field.key, "=", FormatValue(field, false));
-    }
-  }
+  const std::string line = FormatLine(json_, level, event, fields);
   logger_->log(spdlog_level, spdlog::string_view_t(line.data(), line.size()));
 }
 

@@ -2,10 +2,13 @@
 // is escaped, so that nothing a client sends can begin a line of its own. Prompts and generated
 // text are never logged, at any level: callers pass ids, counts and times.
 //
-// Threads: Event may be called from any thread; a line is written whole.
+// Threads: Event may be called from any thread and never waits: lines for standard error are queued, and
+// dropped and counted where nobody reads them.
 #ifndef WINNOW_SERVER_LOG_H_
 #define WINNOW_SERVER_LOG_H_
 
+#include <chrono>
+#include <cstdint>
 #include <initializer_list>
 #include <memory>
 #include <string>
@@ -20,6 +23,8 @@ class sink;
 }  // namespace spdlog
 
 namespace winnow::server {
+
+class LineQueue;
 
 enum class LogLevel { kDebug, kInfo, kWarn, kError };
 
@@ -41,12 +46,18 @@ class Log {
   // `event` is a literal that names the kind of line.
   void Event(LogLevel level, std::string_view event, std::initializer_list<LogField> fields = {});
 
+  // Lines that nobody read in time, since the start.
+  uint64_t dropped_lines() const;
+  // Until what was logged is written, at most this long. For a process that ends without destructors.
+  void Flush(std::chrono::nanoseconds limit);
+
   // From now on what libraries say (spdlog's default logger, gRPC, Protobuf) comes out as events of
   // this log. For the process's one log; it must live until the process ends or the call is undone
   // by its destructor.
   void TakeOverLibraries();
 
  private:
+  std::shared_ptr<LineQueue> queue_;  // null where another sink was given
   std::shared_ptr<spdlog::logger> logger_;
   const bool json_;
   bool took_over_ = false;

@@ -291,6 +291,11 @@ std::vector<MetricFamily> EngineFamilies(const engine::EngineStats& stats,
   return out;
 }
 
+// A scrape that is sent half keeps a thread until its time is over, so there are more threads than
+// anything that scrapes has connections; idle ones cost an address range.
+constexpr char kScrapeThreads[] = "48";
+constexpr char kScrapeTimeoutMs[] = "1000";
+
 }  // namespace
 
 class Metrics::Impl final : public prometheus::Collectable {
@@ -377,6 +382,9 @@ class Metrics::Impl final : public prometheus::Collectable {
     std::vector<MetricFamily> out = EngineFamilies(stats, clock_, info_.kv_block_bytes);
     for (MetricFamily& family : RouterFamilies(stats, info_)) out.push_back(std::move(family));
     for (MetricFamily& family : HttpFamilies(http)) out.push_back(std::move(family));
+    out.push_back(Single(MetricType::Counter, "winnow_log_dropped_lines_total",
+                         "Lines of the log that nobody read in time.",
+                         dropped_lines_ ? static_cast<double>(dropped_lines_()) : 0));
     return out;
   }
 
@@ -417,6 +425,8 @@ class Metrics::Impl final : public prometheus::Collectable {
   Histogram *gen_ai_first_token_ = nullptr, *gen_ai_per_token_ = nullptr,
             *gen_ai_request_ = nullptr;
 
+  std::function<uint64_t()> dropped_lines_;
+
   mutable absl::Mutex mutex_;
   const engine::Engine* engine_ ABSL_GUARDED_BY(mutex_) = nullptr;
   std::function<HttpCounts()> http_ ABSL_GUARDED_BY(mutex_);
@@ -452,6 +462,10 @@ void Metrics::SetHttp(std::function<HttpCounts()> counts) {
 
 void Metrics::CountRequest(const absl::Status& status) {
   impl_->requests_[OutcomeOf(status)]->Increment();
+}
+
+void Metrics::SetDroppedLines(std::function<uint64_t()> dropped_lines) {
+  impl_->dropped_lines_ = std::move(dropped_lines);
 }
 
 void Metrics::SetServing(bool serving) { impl_->serving_->Set(serving ? 1 : 0); }
@@ -498,7 +512,9 @@ void Metrics::OnStep(const engine::StepObservation& step) {
 
 absl::StatusOr<int> Metrics::Listen(const std::string& address) {
   try {
-    impl_->exposer_ = std::make_unique<prometheus::Exposer>(address, 2);
+    impl_->exposer_ = std::make_unique<prometheus::Exposer>(std::vector<std::string>{
+        "listening_ports", address, "num_threads", kScrapeThreads, "request_timeout_ms",
+        kScrapeTimeoutMs, "keep_alive_timeout_ms", kScrapeTimeoutMs});
   } catch (const std::exception& error) {
     return absl::UnavailableError(
         Concat("metrics: cannot listen on ", address, ": ", error.what()));

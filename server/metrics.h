@@ -52,6 +52,8 @@ class Metrics : public engine::EngineObserver {
 
   // A generation ended with this, whichever entry point it came through.
   void CountRequest(const absl::Status& status);
+  // Where the number of lines that the log dropped comes from; before Listen.
+  void SetDroppedLines(std::function<uint64_t()> dropped_lines);
   // What the health service says.
   void SetServing(bool serving);
 

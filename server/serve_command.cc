@@ -23,6 +23,7 @@
 #include "engine/model_loader.h"
 #include "engine/status_macros.h"
 #include "kernels/check.h"
+#include "server/acceptor.h"
 #include "server/commands.h"
 #include "server/config.h"
 #include "server/credentials.h"
@@ -71,6 +72,7 @@ class WhileLoading {
             const Signals::Event event = signals_.Wait();
             if (event.signal == SIGTERM || event.signal == SIGINT) {
               log.Event(LogLevel::kWarn, "exits_at_once", {{"signal", int64_t{event.signal}}});
+              log.Flush(std::chrono::milliseconds(200));
               _exit(128 + event.signal);
             }
             if (is_over_) return;
@@ -112,6 +114,10 @@ engine::ModelOptions ModelOptionsOf(const ServeConfig& config, Log& log) {
   options.tiers.log = [&log](const std::string& line) {
     log.Event(LogLevel::kInfo, "store", {{"message", line}});
   };
+  options.tiers.warn = [&log](const std::string& line) {
+    log.Event(LogLevel::kWarn, "store", {{"message", line}});
+  };
+  options.tiers.strict_store = config.strict_store;
   options.retrieval.artifact = config.artifact;
   options.retrieval.index = config.index;
   options.retrieval.from = config.retrieval_from;
@@ -393,7 +399,8 @@ int Fail(Log& log, std::string_view event, const absl::Status& status, int exit_
 // calls are refused, what runs may end within the grace, the rest is cut. A second signal exits
 // without ceremony.
 int WaitAndDrain(const ServeConfig& config, Log& log, Signals& signals, engine::Engine& engine,
-                 std::jthread& engine_thread, Generator& generator, FrontEnds& front_ends) {
+                 std::jthread& engine_thread, Generator& generator, FrontEnds& front_ends,
+                 const std::atomic<bool>& listener_failed) {
   for (;;) {
     const Signals::Event event = signals.Wait();
     if (event.signal == SIGHUP) {
@@ -405,7 +412,7 @@ int WaitAndDrain(const ServeConfig& config, Log& log, Signals& signals, engine::
                  {"calls", static_cast<uint64_t>(generator.calls())},
                  {"grace_seconds", absl::ToDoubleSeconds(config.drain_grace)}});
       break;
-    } else if (event.notified && engine.stats().failed) {
+    } else if (event.notified && (engine.stats().failed || listener_failed)) {
       break;
     }
   }
@@ -427,6 +434,7 @@ int WaitAndDrain(const ServeConfig& config, Log& log, Signals& signals, engine::
     const Signals::Event event = signals.Wait();
     if (event.signal == SIGTERM || event.signal == SIGINT) {
       log.Event(LogLevel::kWarn, "exits_at_once", {{"signal", int64_t{event.signal}}});
+      log.Flush(std::chrono::milliseconds(200));
       _exit(128 + event.signal);
     }
     if (is_idle) break;  // an engine that fails meanwhile notifies, too
@@ -438,17 +446,23 @@ int WaitAndDrain(const ServeConfig& config, Log& log, Signals& signals, engine::
   front_ends.grpc.Shutdown(absl::Milliseconds(500));
   log.Event(LogLevel::kInfo, "drained", {{"calls_cut", static_cast<uint64_t>(generator.calls())}});
   // It may have failed while it drained, too.
-  return engine.stats().failed ? kExitSoftware : kExitOk;
+  if (engine.stats().failed) return kExitSoftware;
+  return listener_failed ? kExitFailure : kExitOk;
 }
 
 int RunServer(const ServeConfig& config) {
   Signals signals;
   Log log(config.log_level, config.log_format);
   log.TakeOverLibraries();
+  RaiseDescriptorLimit();  // before the store opens a file for each of its segments
   const engine::SteadyClock clock;
   const engine::TimePoint start = clock.Now();
   log.Event(LogLevel::kInfo, "starting",
             {{"version", kVersion}, {"model", config.model}, {"pid", int64_t{getpid()}}});
+
+  for (const std::string& text : UnknownEnvironment(environ)) {
+    log.Event(LogLevel::kWarn, "unknown_environment", {{"text", text}});
+  }
 
   // A bad certificate should not cost the loading of a model. A port that is taken does: clients
   // must not be let in before there is one.
@@ -477,6 +491,7 @@ int RunServer(const ServeConfig& config) {
   if (!engine_or.ok()) return Fail(log, "config_error", engine_or.status(), kExitUsage);
   engine::Engine& engine = **engine_or;
   metrics.Attach(engine);
+  metrics.SetDroppedLines([&log] { return log.dropped_lines(); });
   // The engine goes before the metrics do, and a scrape may come in between.
   const absl::Cleanup detach = [&metrics] { metrics.Detach(); };
 
@@ -495,7 +510,20 @@ int RunServer(const ServeConfig& config) {
 
   const int64_t max_message_bytes =
       config.max_message_bytes > 0 ? config.max_message_bytes : DefaultMaxMessageBytes(*limits);
-  auto server_or = GrpcServer::Start(config, max_message_bytes, inference);
+  std::atomic<bool> listener_failed = false;
+  auto server_or = GrpcServer::Start(
+      config, max_message_bytes, inference,
+      {.on_refused =
+           [&log](uint64_t refused) {
+             log.Event(LogLevel::kWarn, "connections_refused",
+                       {{"connections", refused}, {"text", "too many descriptors are open"}});
+           },
+       .on_listener_failure =
+           [&](const absl::Status& status) {
+             log.Event(LogLevel::kError, "listener_failed", {{"message", ToStd(status.message())}});
+             listener_failed = true;
+             signals.Notify();
+           }});
   if (!server_or.ok()) {
     return Fail(log, "listen_error", server_or.status(),
                 absl::IsInvalidArgument(server_or.status()) ? kExitUsage : kExitFailure);
@@ -515,8 +543,12 @@ int RunServer(const ServeConfig& config) {
     metrics_port = *port;
   }
   HealthMonitor health(
-      [&engine] { return engine.stats(); }, clock,
-      absl::ToChronoNanoseconds(config.heartbeat_timeout),
+      [&] {
+        engine::EngineStats stats = engine.stats();
+        stats.draining |= listener_failed;
+        return stats;
+      },
+      clock, absl::ToChronoNanoseconds(config.heartbeat_timeout),
       [&](bool serving) {
         front_ends.SetServing(serving);
         metrics.SetServing(serving);
@@ -559,12 +591,15 @@ int RunServer(const ServeConfig& config) {
              {"metrics", config.metrics},
              {"metrics_port", int64_t{metrics_port}},
              {"start_seconds", std::chrono::duration<double>(clock.Now() - start).count()}});
+  // Who waits for the file finds that line.
+  log.Flush(std::chrono::seconds(1));
   if (!config.port_file.empty()) {
     if (absl::Status written = WritePortFile(config.port_file, server.port()); !written.ok()) {
       return Fail(log, "config_error", written, kExitUsage);
     }
   }
-  return WaitAndDrain(config, log, signals, engine, engine_thread, generator, front_ends);
+  return WaitAndDrain(config, log, signals, engine, engine_thread, generator, front_ends,
+                      listener_failed);
 }
 
 struct Flags {
@@ -589,7 +624,12 @@ int Serve(const Flags& flags) {
     std::cerr << "winnow serve: " << status.message() << std::endl;
     return kExitUsage;
   }
-  if (flags.check) std::cerr << "The configuration is good." << std::endl;
+  if (flags.check) {
+    for (const std::string& text : UnknownEnvironment(environ)) {
+      std::cerr << "winnow serve: warning: " << text << std::endl;
+    }
+    std::cerr << "The configuration is good." << std::endl;
+  }
   if (flags.check || flags.print) return kExitOk;
   return RunServer(resolved->config);
 }
@@ -625,7 +665,8 @@ void AddServeCommand(CLI::App& app, int* exit_code) {
   }
   serve->footer(
       "An option is taken from its flag, else from the environment, else from the file, else it "
-      "has its default.\nExit codes: 0 drained after SIGTERM or SIGINT; 1 cannot listen; 2 "
+      "has its default.\nExit codes: 0 drained after SIGTERM or SIGINT; 1 cannot listen, or not "
+      "any more; 2 "
       "configuration; 70 the model failed while serving; 78 the model directory cannot be used; "
       "130, 143 a second signal, or one while the model is loaded.");
   serve->callback([flags, exit_code] { *exit_code = Serve(*flags); });

@@ -28,6 +28,8 @@ constexpr size_t kStuckReadsMax = 8;
 
 // Blocks of a victim that are dealt with in one go: dropping one takes some 2 us.
 constexpr int kEmptyingBlocks = 64;
+// Moves at a time: they are committed and published together, some 5 us each.
+constexpr size_t kMovesMax = 64;
 
 }  // namespace
 
@@ -90,7 +92,7 @@ void DiskStore::EmptyVictim() {
 
 void DiskStore::StartMoves() {
   if (choosing_) return;
-  while (!move_keys_.empty()) {
+  while (!move_keys_.empty() && moves_ < kMovesMax) {
     const BlockKey key = move_keys_.front();
     const auto it = entries_.find(key);
     if (it != entries_.end() && it->second.record->segment_id == victim_->id) {
@@ -115,7 +117,7 @@ void DiskStore::StartMoves() {
     }
     move_keys_.pop_front();
   }
-  if (victim_ != nullptr && moves_ == 0) {
+  if (victim_ != nullptr && moves_ == 0 && move_keys_.empty()) {
     MarkBusy(victim_);
     victim_ = nullptr;
   }

@@ -2,14 +2,17 @@
 // index says is believed only where a sound segment holds the place; an index that cannot be read
 // is put aside and rebuilt from the segments.
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/time/time.h"
 #include "storage/check.h"
 #include "storage/disk_store.h"
@@ -81,6 +84,7 @@ absl::StatusOr<std::unique_ptr<DiskStore>> DiskStore::Open(DiskStoreOptions opti
 absl::Status DiskStore::Start() {
   const std::string& directory = options_.directory;
   WINNOW_RETURN_IF_ERROR(files()->MakeDirectory(directory));
+  WINNOW_RETURN_IF_ERROR(CheckDirectory());
   WINNOW_RETURN_IF_ERROR(Lock());
   absl::StatusOr<File> opened = files()->Open(directory, {.directory = true});
   WINNOW_RETURN_IF_ERROR(opened.status());
@@ -108,6 +112,7 @@ absl::Status DiskStore::Start() {
   move_stage_ = std::make_unique<PageAllocator>(PagesFor(move_bytes));
 
   WINNOW_RETURN_IF_ERROR(LoadSegments());
+  CheckRoom();
   auto erase_log = std::make_unique<EraseLog>(files(), directory);
   // An id is never used twice, even where all files are gone.
   next_segment_ = std::max(next_segment_, erase_log->hidden_below_segment());
@@ -136,7 +141,8 @@ absl::Status DiskStore::Start() {
   const uint64_t life = std::max(erase_log->life(), (next_sequence_ - 1) >> kLifeShift) + 1;
   next_sequence_ = life << kLifeShift;
   if (!segments_.empty() && erase_log->found() != EraseLog::Found::kSound) {
-    Log("store: the list of erased blocks is damaged or gone: a rebuilt index will do without what "
+    Warn(
+        "store: the list of erased blocks is damaged or gone: a rebuilt index will do without what "
         "is stored now");
   }
   const absl::Status started = erase_log->Start(
@@ -160,6 +166,36 @@ absl::Status DiskStore::Start() {
   // A ring changes threads only while nothing is in flight.
   while (!idle()) Poll(std::chrono::milliseconds(10), &none);
   return absl::OkStatus();
+}
+
+// Who can write the directory can forge blocks: a checksum is not a signature.
+absl::Status DiskStore::CheckDirectory() const {
+  struct stat info = {};
+  if (::stat(options_.directory.c_str(), &info) != 0) {
+    return ErrnoStatus(errno, "stat " + options_.directory);
+  }
+  std::string what;
+  if (info.st_uid != ::geteuid()) {
+    what = absl::StrCat("belongs to user ", info.st_uid, " and not to ", ::geteuid());
+  } else if ((info.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
+    what = absl::StrFormat("has mode %04o", info.st_mode & 07777);
+  } else {
+    return absl::OkStatus();
+  }
+  const std::string line = absl::StrCat("store ", options_.directory, ": the directory ", what,
+                                        ": others can put blocks into it");
+  if (options_.strict) return absl::PermissionDeniedError(line);
+  Warn(line);
+  return absl::OkStatus();
+}
+
+void DiskStore::CheckRoom() const {
+  std::error_code error;
+  const auto space = std::filesystem::space(options_.directory, error);
+  if (error || used_bytes_ + space.available >= options_.capacity_bytes) return;
+  Warn(absl::StrCat("store ", options_.directory, ": may take ", options_.capacity_bytes,
+                    " bytes, but its file system has room for ", used_bytes_ + space.available,
+                    ": it will hold no more than that"));
 }
 
 absl::Status DiskStore::Lock() {
@@ -261,6 +297,8 @@ absl::StatusOr<std::unique_ptr<IndexDb>> DiskStore::OpenIndex(IndexEntries* entr
                                                               std::string* meta) {
   absl::StatusOr<std::unique_ptr<IndexDb>> db = LoadIndex(entries, meta);
   if (db.ok()) return db;
+  // No room says nothing about the index.
+  if (absl::IsResourceExhausted(db.status())) return db;
   // One damaged index is kept to look at; an older one has been looked at by now.
   const std::string path = options_.directory + "/index";
   const std::string quarantine = options_.directory + "/quarantine";
@@ -270,7 +308,8 @@ absl::StatusOr<std::unique_ptr<IndexDb>> DiskStore::OpenIndex(IndexEntries* entr
   } else {
     WINNOW_RETURN_IF_ERROR(files()->RemoveTree(path));
   }
-  Log(absl::StrCat("store: damaged index put aside: ", std::string(db.status().message())));
+  Warn(absl::StrCat("store ", options_.directory,
+                    ": damaged index put aside: ", std::string(db.status().message())));
   recovery_.index_rebuilt = true;
   return LoadIndex(entries, meta);
 }

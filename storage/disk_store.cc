@@ -118,6 +118,12 @@ void DiskStore::Log(const std::string& line) const {
   if (options_.log && !opening_->abandoned) options_.log(line);
 }
 
+void DiskStore::Warn(const std::string& line) const {
+  if (!options_.warn) return Log(line);
+  const MutexLock lock(opening_->mutex);
+  if (!opening_->abandoned) options_.warn(line);
+}
+
 std::string DiskStore::Describe() const {
   return absl::StrCat("store ", options_.directory, ": ", entries_.size(), " blocks, ",
                       used_bytes_ >> 20, " of ", options_.capacity_bytes >> 20, " MiB, ",
@@ -604,8 +610,21 @@ void DiskStore::OnIo(const IoResult& result) {
 void DiskStore::NoteState() {
   const TierState state = health_.Update(clock_->NowNs());
   if (state == known_state_) return;
-  Log(absl::StrCat("store ", options_.directory, ": ", std::string(TierStateName(known_state_)),
-                   " -> ", std::string(TierStateName(state))));
+  const std::string line =
+      absl::StrCat("store ", options_.directory, ": ", std::string(TierStateName(known_state_)),
+                   " -> ", std::string(TierStateName(state)), ", ", used_bytes_, " of ",
+                   options_.capacity_bytes, " bytes used");
+  switch (state) {
+    case TierState::kOk:
+      Log(line);
+      break;
+    case TierState::kDegraded:
+      Warn(line +
+           ": it is read and nothing is put into it, until it is tried again in some seconds");
+      break;
+    case TierState::kOff:
+      Warn(line + ": KV that it holds is computed again, until it is tried again in some seconds");
+  }
   known_state_ = state;
 }
 

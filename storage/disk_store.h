@@ -59,6 +59,10 @@ struct DiskStoreOptions {
   TierHealthOptions health;
   IoEngineOptions io;
   std::function<void(const std::string&)> log;  // one line per event worth an operator's eye
+  // The same for trouble, with directory, bytes and what follows; empty: `log` has it.
+  std::function<void(const std::string&)> warn;
+  // A directory that others may write, or that is another user's, is refused; otherwise it is a warning.
+  bool strict = false;
 
   // What tests replace or watch; production leaves it alone.
   struct Seams {
@@ -107,6 +111,7 @@ class DiskStore final : public BlockStore {
   // Opens or creates the store. Damage never fails an open: a damaged index is put aside and
   // rebuilt from the segments, unsound files are dropped. FailedPrecondition: another process owns
   // the directory; io_uring was demanded and is refused. InvalidArgument: options.
+  // PermissionDenied: `strict`, and others may write the directory. ResourceExhausted: no room to begin.
   // DeadlineExceeded: the disk hangs (open_stall_ns). Others: the directory cannot be used at all.
   //
   // Opening happens on a thread of its own, since no system call on a hung disk can be taken back.
@@ -230,6 +235,8 @@ class DiskStore final : public BlockStore {
   // ---- disk_recovery.cc ----
   using IndexEntries = std::vector<std::pair<BlockKey, std::string>>;
   absl::Status Start();
+  absl::Status CheckDirectory() const;
+  void CheckRoom() const;
   absl::Status Lock();
   absl::Status LoadSegments();
   absl::StatusOr<std::unique_ptr<IndexDb>> LoadIndex(IndexEntries* entries, std::string* meta);
@@ -272,6 +279,7 @@ class DiskStore final : public BlockStore {
   void Discard(const BlockKey& key);
   void NoteState();
   void Log(const std::string& line) const;
+  void Warn(const std::string& line) const;
   void Passed(const char* point) const {
     if (options_.seams.passed) options_.seams.passed(point);
   }

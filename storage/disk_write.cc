@@ -35,6 +35,11 @@ void DiskStore::NoteWriteError(int error) {
   ++stats_.io_errors;
   if (error == ENOSPC || error == EDQUOT) {
     // What is there is all that fits: the next segment must replace one.
+    if (room_bytes_ > used_bytes_) {
+      Warn(absl::StrCat("store ", options_.directory, ": no space left on its file system, ",
+                        used_bytes_, " of ", options_.capacity_bytes,
+                        " bytes used: from now on new blocks replace old ones"));
+    }
     room_bytes_ = used_bytes_;
     health_.NoSpace(clock_->NowNs());
   } else {
@@ -235,7 +240,8 @@ void DiskStore::CreateSegment() {
 // No more writes, no more syncs. Blocks that were not committed yet fail.
 void DiskStore::Break(Segment* segment, int error) {
   if (!segment->broken) {
-    Log(absl::StrCat("segment ", segment->id, " takes no more writes: ", std::strerror(error)));
+    Warn(absl::StrCat("store ", options_.directory, ": segment ", segment->id,
+                      " takes no more writes: ", std::strerror(error)));
   }
   segment->broken = true;
   MarkBusy(segment);

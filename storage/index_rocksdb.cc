@@ -1,6 +1,8 @@
 // The one file that sees RocksDB. 7.8 as packaged has known faults, so it is asked for little: no
 // DeleteRange, no atomic flush, no async I/O, two memtables, few background jobs, every batch
 // synced. Entries carry checksums of ours besides.
+#include <sys/stat.h>
+
 #include <rocksdb/cache.h>
 #include <rocksdb/db.h>
 #include <rocksdb/options.h>
@@ -110,6 +112,10 @@ rocksdb::Options OptionsOf() {
 absl::StatusOr<std::unique_ptr<IndexDb>> OpenRocksIndex(const std::string& path) {
   rocksdb::Options options = OptionsOf();
   options.create_if_missing = true;
+  // RocksDB makes its files readable by everybody: the directory keeps others out, whatever is above it.
+  // Errors show when the index is opened.
+  (void)::mkdir(path.c_str(), 0700);
+  (void)::chmod(path.c_str(), 0700);
   rocksdb::DB* db = nullptr;
   const rocksdb::Status status = rocksdb::DB::Open(options, path, &db);
   if (!status.ok()) return FromRocks(status, "open");

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import pathlib
+import resource
 import shutil
 import signal
 import subprocess
@@ -101,7 +102,8 @@ def run(*args, **kwargs):
 class Server:
     """`winnow serve` with the small model. Use as a context manager: whatever happens, it is stopped."""
 
-    def __init__(self, *flags, model=MODEL, env=None):
+    def __init__(self, *flags, model=MODEL, env=None, descriptors=None):
+        """`descriptors`: soft and hard limit of the process."""
         self.directory = tempfile.mkdtemp(prefix="winnow-e2e-")
         self.log_path = os.path.join(self.directory, "log")
         port_file = os.path.join(self.directory, "port")
@@ -111,7 +113,8 @@ class Server:
         environment = {"TSAN_OPTIONS": f"suppressions={SOURCE}/tests/tsan/suppressions.txt:exitcode=66", **os.environ,
                        "XDG_CACHE_HOME": CACHE.name, **(env or {})}
         with open(self.log_path, "w") as log:
-            self.process = subprocess.Popen(self.command, stderr=log, stdout=log, env=environment)
+            self.process = subprocess.Popen(self.command, stderr=log, stdout=log, env=environment, preexec_fn=descriptors and (
+                lambda: resource.setrlimit(resource.RLIMIT_NOFILE, descriptors)))
         end = time.monotonic() + PATIENCE
         while not os.path.exists(port_file):
             if self.process.poll() is not None or time.monotonic() > end:
@@ -137,7 +140,11 @@ class Server:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def log(self):
-        return pathlib.Path(self.log_path).read_text()
+        # A thread of the server's writes it: until it has grown no more for a moment.
+        text = None
+        while text != (text := pathlib.Path(self.log_path).read_text()):
+            time.sleep(0.1)
+        return text
 
     def events(self):
         """The log's lines. One that is not JSON is a failure (or a sanitizer's report)."""

@@ -84,13 +84,55 @@ TEST(RequestQueueTest, AGroupBeyondTheBoundsIsTakenWhenNobodyWaits) {
   EXPECT_FALSE(queue.Push(Of(5, 1)).ok());
 }
 
+Submission Of(RequestId id, int32_t tokens, const std::string& tenant) {
+  Submission submission = Of(id, tokens);
+  submission.request.tenant = tenant;
+  return submission;
+}
+
+TEST(RequestQueueTest, ATenantMayFillItAndOthersStillGetIn) {
+  for (const int32_t tokens : {1, 100}) {  // bounded by requests, then by tokens
+    RequestQueue queue(tokens == 1 ? 8 : 1000, tokens == 1 ? 1000 : 800);
+    RequestId id = 0;
+    int heavy = 0;
+    for (int i = 0; i < 80; ++i) heavy += queue.Push(Of(++id, tokens, "heavy")).ok();
+    EXPECT_EQ(heavy, 8) << "every place, as long as nobody else wants one";
+    int light = 0;
+    for (int i = 0; i < 80; ++i) {
+      light += queue.Push(Of(++id, tokens, "light")).ok();
+      EXPECT_FALSE(queue.Push(Of(++id, tokens, "heavy")).ok()) << "not beyond the capacity";
+    }
+    EXPECT_EQ(light, 2);  // 8 places / (2 * 2 tenants)
+    EXPECT_TRUE(queue.Push(Of(++id, tokens, "another")).ok());
+    // Names alone do not make the queue longer than half as much again.
+    int others = 0;
+    for (int i = 0; i < 80; ++i) {
+      others += queue.Push(Of(++id, tokens, "other" + std::to_string(i))).ok();
+    }
+    EXPECT_EQ(heavy + light + 1 + others, 12);
+    // What no longer waits makes room, and of the heavy tenant only up to the capacity.
+    queue.AdjustWaiting("heavy", -7, -7 * tokens);
+    heavy = 0;
+    for (int i = 0; i < 80; ++i) heavy += queue.Push(Of(++id, tokens, "heavy")).ok();
+    EXPECT_EQ(heavy, 3);
+  }
+}
+
+TEST(RequestQueueTest, ALargePromptOfATenantWithNothingWaitingGetsIn) {
+  RequestQueue queue(100, 1000);
+  for (int i = 0; i < 10; ++i) ASSERT_TRUE(queue.Push(Of(i, 100, "heavy")).ok());
+  EXPECT_TRUE(queue.Push(Of(20, 400, "light")).ok()) << "more than its share, but its only one";
+  EXPECT_FALSE(queue.Push(Of(21, 1, "light")).ok());
+  EXPECT_FALSE(queue.Push(Of(22, 400, "another")).ok()) << "more than half as much again";
+}
+
 TEST(RequestQueueTest, WhatTheEngineTookOverStillWaitsUntilItSaysSo) {
   RequestQueue queue(1, 100);
   ASSERT_TRUE(queue.Push(Of(1, 7)).ok());
   DrainIds(queue);
   EXPECT_FALSE(queue.Push(Of(2, 1)).ok());
   EXPECT_EQ(queue.counts().waiting_tokens, 7);
-  queue.AdjustWaiting(-1, -7);
+  queue.AdjustWaiting("", -1, -7);
   EXPECT_TRUE(queue.Push(Of(3, 1)).ok());
 }
 
@@ -172,7 +214,7 @@ TEST(RequestQueueTest, ManyThreadsLoseNothing) {
     }
     total += static_cast<int>(ids.size());
     const auto count = static_cast<int32_t>(ids.size());
-    if (count > 0) queue.AdjustWaiting(-count, -2 * count);
+    if (count > 0) queue.AdjustWaiting("", -count, -2 * count);
   }
   for (std::thread& client : clients) client.join();
   EXPECT_EQ(queue.counts().waiting_requests, 0);

@@ -324,5 +324,30 @@ TEST_F(CheckConfigTest, BoundsThatContradictEachOtherAreRefused) {
   EXPECT_THAT(Error(), HasSubstr("--metrics and --listen"));
 }
 
+TEST(UnknownEnvironment, NamesWhatIsNoOptionWithTheNearestOne) {
+  const char* const environ[] = {"PATH=/bin",
+                                 "WINNOW_THREADS=2",
+                                 "WINNOW_THREDS=2",
+                                 "WINNOW_CONFIG=x",
+                                 "WINNOW_ZZZZZZZZZZ=",
+                                 "WINNOW_KV_BYTE=1",
+                                 "WINNOW_PORT=tcp://10.0.0.1:1",
+                                 "WINNOW_SERVICE_HOST=10.0.0.1",
+                                 "WINNOW_PORT_80_TCP_ADDR=10.0.0.1",
+                                 "XWINNOW_THREDS=1",
+                                 "WINNOW_",
+                                 nullptr};
+  const std::vector<std::string> unknown = UnknownEnvironment(environ);
+  ASSERT_EQ(unknown.size(), 4u);
+  EXPECT_EQ(unknown[0],
+            "environment variable WINNOW_THREDS is no option of winnow serve: did you mean "
+            "WINNOW_THREADS?");
+  EXPECT_EQ(unknown[1], "environment variable WINNOW_ZZZZZZZZZZ is no option of winnow serve");
+  EXPECT_EQ(unknown[2],
+            "environment variable WINNOW_KV_BYTE is no option of winnow serve: did you mean "
+            "WINNOW_KV_BYTES?");
+  EXPECT_EQ(unknown[3].find("environment variable WINNOW_ is no option"), 0u);
+}
+
 }  // namespace
 }  // namespace winnow::server

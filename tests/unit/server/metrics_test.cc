@@ -165,6 +165,12 @@ TEST_F(MetricsTest, SharesAreOfSequencesThatRetrievedAndRowsOfStepsThatDecoded) 
   EXPECT_THAT(text, HasSubstr("\nwinnow_step_selected_rows_sum 5000"));
 }
 
+TEST_F(MetricsTest, SaysHowManyLinesTheLogDropped) {
+  EXPECT_THAT(metrics_.Text(), HasSubstr("\nwinnow_log_dropped_lines_total 0\n"));
+  metrics_.SetDroppedLines([] { return uint64_t{7}; });
+  EXPECT_THAT(metrics_.Text(), HasSubstr("\nwinnow_log_dropped_lines_total 7\n"));
+}
+
 TEST_F(MetricsTest, ListensOnAFreePortAndRefusesATakenOne) {
   const auto port = metrics_.Listen("127.0.0.1:0");
   ASSERT_TRUE(port.ok()) << port.status();

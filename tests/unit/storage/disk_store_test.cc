@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <cerrno>
+#include <filesystem>
+
+#include "absl/strings/str_format.h"
 #include "tests/unit/storage/disk_store_testing.h"
 
 namespace winnow::storage {
@@ -40,6 +44,65 @@ TEST_F(DiskStoreTest, UsedBytesAreTheFilesBytes) {
   EXPECT_GT(store_->stats().evicted_blocks, 0u);
   Open();
   EXPECT_EQ(store_->stats().used_bytes, SegmentFileBytes());
+}
+
+TEST_F(DiskStoreTest, ADirectoryThatOthersMayWriteIsAWarningOrRefused) {
+  namespace fs = std::filesystem;
+  std::vector<std::string> warnings;
+  DiskStoreOptions options = Options();
+  options.warn = [&](const std::string& line) { warnings.push_back(line); };
+  Open(options);
+  EXPECT_TRUE(warnings.empty()) << warnings.front();
+  EXPECT_EQ(fs::status(StoreDir()).permissions(), fs::perms::owner_all);
+  // RocksDB makes files that everybody may read; the directory keeps others out, also one made before.
+  EXPECT_EQ(fs::status(StoreDir() + "/index").permissions(), fs::perms::owner_all);
+  Close();
+  fs::permissions(StoreDir() + "/index", fs::perms(0755));
+  for (const int mode : {0777, 0770, 0702}) {
+    fs::permissions(StoreDir(), fs::perms(mode));
+    options.strict = true;
+    EXPECT_EQ(OpenStatus(options).code(), absl::StatusCode::kPermissionDenied);
+    options.strict = false;
+    warnings.clear();
+    Open(options);
+    ASSERT_EQ(warnings.size(), 1u);
+    EXPECT_NE(warnings[0].find(absl::StrFormat("mode %04o", mode)), std::string::npos);
+    EXPECT_NE(warnings[0].find(StoreDir()), std::string::npos);
+    Close();
+  }
+  EXPECT_EQ(fs::status(StoreDir() + "/index").permissions(), fs::perms::owner_all);
+  fs::permissions(StoreDir(), fs::perms(0755));  // others may look at names
+  options.strict = true;
+  Open(options);
+}
+
+TEST_F(DiskStoreTest, TroubleIsAWarningWithBytesAndWhatFollows) {
+  std::vector<std::string> warnings;
+  DiskStoreOptions options = Options();
+  options.warn = [&](const std::string& line) { warnings.push_back(line); };
+  Open(options);
+  ASSERT_EQ(client_->Put(IdOf(1), kSmall), Reason::kNone);
+  plan_->FailAll(Call::kAllocate, ENOSPC);
+  for (int i = 2; i < 40; ++i) client_->Put(IdOf(i), kSmall);
+  ASSERT_EQ(store_->state(), TierState::kDegraded);
+  std::vector<Completion> none;
+  store_->Poll(std::chrono::nanoseconds(0), &none);
+  const auto warned = [&](const std::vector<std::string>& parts) {
+    return std::any_of(warnings.begin(), warnings.end(), [&](const std::string& line) {
+      return std::all_of(parts.begin(), parts.end(), [&](const std::string& part) {
+        return line.find(part) != std::string::npos;
+      });
+    });
+  };
+  const std::string capacity = std::to_string(options.capacity_bytes) + " bytes used";
+  EXPECT_TRUE(warned({StoreDir(), "no space left", capacity}));
+  EXPECT_TRUE(warned({StoreDir(), "ok -> degraded", capacity, "nothing is put"}));
+  plan_->Heal();
+  Close();
+  warnings.clear();
+  options.capacity_bytes = uint64_t{1} << 60;
+  Open(options);
+  EXPECT_TRUE(warned({StoreDir(), std::to_string(options.capacity_bytes), "has room for"}));
 }
 
 TEST_F(DiskStoreTest, SecondOwnerIsRefusedWithTheFirstOnesName) {

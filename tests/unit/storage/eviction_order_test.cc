@@ -126,7 +126,7 @@ class Pair {
     } else if (what == 13) {
       standing.pinned = !standing.pinned && random_() % 3 == 0;  // keeps its last use
     } else if (what == 14) {
-      standing.in_use = random_() % 4 != 0;
+      standing.in_use = random_() % 100 < in_use_percent_;
       standing.last_use = ++uses_;
     } else if (what == 15) {
       standing.priority = random_() % 4;
@@ -156,6 +156,10 @@ class Pair {
     EXPECT_EQ(chosen.has_value(), expected.has_value());
     if (!chosen || !expected) return chosen.has_value() == expected.has_value();
     EXPECT_EQ(*chosen, expected->segment);
+    for (const auto& [number, block] : sorted_.blocks) {
+      if (block.in_use || !sorted_.sealed.contains(block.segment)) continue;
+      if (order_.cold(handles_.at(number)) != sorted_.cold.contains(block.key.bytes)) return false;
+    }
     if (*chosen != expected->segment) return false;
     std::map<std::array<uint8_t, 40>, uint64_t> numbers;
     for (const auto& [number, block] : sorted_.blocks) numbers[block.key.bytes] = number;
@@ -198,7 +202,7 @@ class Pair {
     block.bytes = (2 + random_() % 12) * kPageBytes;
     block.standing.last_use = ++uses_;
     block.standing.priority = random_() % 4;
-    block.standing.in_use = random_() % 5 == 0;
+    block.standing.in_use = random_() % 100 < in_use_percent_;
     block.standing.pinned = random_() % 40 == 0;
     if (random_() % 6 == 0) block.standing.expires_at_s = now_s_ + 1 + random_() % 30;
     handles_[number] = order_.Add(block.key, open_, block.bytes, block.standing);
@@ -225,6 +229,7 @@ class Pair {
   }
 
   std::mt19937 random_;
+  const uint32_t in_use_percent_ = random_() % 3 == 0 ? 98 : random_() % 100;
   SortedOrder sorted_;
   EvictionOrder order_{kSegmentBytes};
   std::map<uint64_t, EvictionOrder::Handle> handles_;

@@ -1,0 +1,331 @@
+"""Faults that were seen on the served program: descriptors, the log's reader, scrapes, floods, full and open directories.
+docs/faults.md has a row for each."""
+import concurrent.futures
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import pathlib
+import signal
+import socket
+import stat
+import subprocess
+import threading
+import time
+import unittest
+
+import grpc
+
+import harness
+from harness import Api, Server, counting_request, eventually, main, run, temporary_directory
+
+MIB = 1 << 20
+
+
+def ask(api, tokens=1, timeout=harness.PATIENCE, **kwargs):
+    return list(api.generate(counting_request("Count: one two three", tokens), timeout=timeout, **kwargs))
+
+
+def varint(value):
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    return bytes(out + bytes([value]))
+
+
+def connect(port):
+    return socket.create_connection(("127.0.0.1", port), timeout=10)
+
+
+class Descriptors(unittest.TestCase):
+    def test_the_soft_limit_is_raised(self):
+        with Server(descriptors=(200, 700)) as server:
+            limits = pathlib.Path(f"/proc/{server.process.pid}/limits").read_text()
+            line = next(line for line in limits.splitlines() if line.startswith("Max open files"))
+            self.assertEqual(line.split()[3:5], ["700", "700"])
+            self.assertEqual(server.terminate(), 0)
+
+    def test_running_out_is_survived(self):
+        for limit in (256, 700, 1100):
+            with self.subTest(limit=limit), Server(descriptors=(limit, limit)) as server, \
+                    contextlib.ExitStack() as idle:
+                early = Api(server.address)
+                ask(early)
+                for _ in range(limit + 100):
+                    idle.enter_context(connect(server.port))
+                eventually(lambda: any(e["event"] == "connections_refused" for e in server.events()), "a refusal")
+                # There are descriptors left for a scrape, and who was connected is served and told the truth.
+                self.assertEqual(server.metric("winnow_serving"), 1)
+                self.assertLess(server.metric("process_open_fds"), limit)
+                ask(early)
+                self.assertTrue(early.serving())
+                idle.close()
+                started = time.monotonic()
+                while True:
+                    try:
+                        ask(Api(server.address, options=[("grpc.use_local_subchannel_pool", 1)]), timeout=5)
+                        break
+                    except grpc.RpcError:
+                        self.assertLess(time.monotonic() - started, 10, "no new connection is served")
+                self.assertEqual(server.terminate(), 0)
+
+    def test_a_server_whose_listener_died_says_so_and_ends(self):
+        with Server("--drain-grace", "20s") as server:
+            api = Api(server.address)
+            stream = api.generate(counting_request("Count: one", 200), timeout=harness.PATIENCE)
+            next(stream)
+            self.shut_listener(server)
+            eventually(lambda: not api.serving(), "NOT_SERVING")
+            self.assertGreater(len(list(stream)), 0)  # what runs ends well
+            self.assertEqual(server.wait(), 1)
+            self.assertEqual([e["level"] for e in server.events() if e["event"] == "listener_failed"], ["error"])
+
+    def shut_listener(self, server):
+        inodes = set()
+        for line in pathlib.Path(f"/proc/{server.process.pid}/net/tcp").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and int(fields[1].split(":")[1], 16) == server.port:
+                inodes.add(f"socket:[{fields[9]}]")
+        libc = ctypes.CDLL(None, use_errno=True)
+        pidfd = libc.syscall(434, server.process.pid, 0)  # pidfd_open
+        for name in os.listdir(f"/proc/{server.process.pid}/fd"):
+            if os.readlink(f"/proc/{server.process.pid}/fd/{name}") not in inodes:
+                continue
+            fd = libc.syscall(438, pidfd, int(name), 0)  # pidfd_getfd
+            if fd < 0:
+                self.skipTest(f"pidfd_getfd is refused: {os.strerror(ctypes.get_errno())}")
+            with socket.socket(fileno=fd) as listener:
+                listener.shutdown(socket.SHUT_RDWR)
+            return
+        self.fail("no listening socket")
+
+
+class LogReader(unittest.TestCase):
+    def test_nobody_reads_the_log(self):
+        with temporary_directory() as path:
+            reader, writer = os.pipe()
+            fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+            process = subprocess.Popen(
+                [harness.BIN, "serve", "--model", harness.MODEL, "--listen", "127.0.0.1:0", "--metrics", "off",
+                 "--log-format", "json", "--port-file", path / "port"], stdout=subprocess.DEVNULL, stderr=writer)
+            try:
+                os.close(writer)
+                text = b""
+                while b'"listening"' not in text or not text.endswith(b"\n"):
+                    text += os.read(reader, 4096)
+                eventually((path / "port").exists, "the port file")
+                api = Api(f"127.0.0.1:{(path / 'port').read_text().strip()}")
+                for _ in range(200):  # twenty times what the pipe holds
+                    ask(api, timeout=20)
+                self.assertTrue(api.serving())
+                process.send_signal(signal.SIGTERM)  # its end does not wait for a reader either
+                self.assertEqual(process.wait(timeout=harness.PATIENCE), 0)
+                lines = b"".join(iter(lambda: os.read(reader, 4096), b"")).splitlines()
+                for line in lines[:-1]:  # the last may be cut
+                    json.loads(line)
+            finally:
+                process.kill()
+                process.wait()
+                os.close(reader)
+
+
+class Scrapes(unittest.TestCase):
+    def test_half_sent_scrapes_block_nobody(self):
+        with Server() as server, contextlib.ExitStack() as half:
+            for _ in range(30):
+                sock = half.enter_context(connect(server.metrics_port))
+                sock.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n")
+            time.sleep(0.2)
+            for _ in range(3):
+                started = time.monotonic()
+                self.assertIn("winnow_log_dropped_lines_total 0", server.metrics_text())
+                self.assertLess(time.monotonic() - started, 1)
+            self.assertEqual(server.terminate(), 0)
+
+
+class Cancelled(unittest.TestCase):
+    def test_calls_cancelled_at_once_are_counted_as_cancelled(self):
+        with Server("--max-streams", "1000") as server:
+            api = Api(server.address)
+            ask(api)
+            for _ in range(10):
+                calls = [api.generate(counting_request("Count: one two " * 2000, 50), timeout=60) for _ in range(30)]
+                for call in calls:
+                    call.cancel()
+            eventually(lambda: server.metric('winnow_sequences_accepted_total') >= 0 and
+                       server.metric("winnow_requests_running") == 0, "the end of all")
+            time.sleep(0.5)
+            self.assertEqual(server.metric('winnow_requests_total{outcome="invalid"}'), 0)
+            requests = [e for e in server.events() if e["event"] == "request"]
+            self.assertEqual({e["reason"] for e in requests} - {"", "CANCELLED", "QUEUE_FULL"}, set())
+            self.assertEqual(server.terminate(), 0)
+
+
+class Compressed(unittest.TestCase):
+    def test_a_message_that_inflates_a_thousand_times_is_not_inflated(self):
+        def resident():
+            return int(next(line for line in pathlib.Path(f"/proc/{server.process.pid}/status").read_text().splitlines()
+                            if line.startswith("VmHWM")).split()[1]) / 1024  # MiB, the most so far
+
+        with Server("--max-message-bytes", "8MiB") as server:
+            ask(Api(server.address))
+            before = resident()
+            bomb = counting_request("x", 1).SerializeToString() + bytes([0xfa, 0x7f]) + varint(
+                400 * MIB) + bytes(400 * MIB)  # a field that is not known
+            for algorithm in (grpc.Compression.Gzip, grpc.Compression.Deflate):
+                api = Api(server.address, options=[("grpc.max_send_message_length", -1)])
+                call = api.channel.unary_stream("/winnow.v1.InferenceService/Generate")
+                with self.assertRaises(grpc.RpcError) as raised:
+                    list(call(bomb, compression=algorithm, timeout=harness.PATIENCE))
+                self.assertEqual(raised.exception.code(), grpc.StatusCode.UNIMPLEMENTED)
+            self.assertLess(resident() - before, 32)
+            ask(Api(server.address))
+            self.assertEqual(server.terminate(), 0)
+
+
+class Environment(unittest.TestCase):
+    def test_a_misspelt_variable_is_named(self):
+        environment = {**os.environ, "WINNOW_THREDS": "2", "WINNOW_PORT": "tcp://10.0.0.1:80",
+                       "WINNOW_SERVICE_HOST": "10.0.0.1"}
+        checked = run("serve", "--model", harness.MODEL, "--check-config", env=environment)
+        self.assertEqual(checked.returncode, 0)
+        self.assertIn("WINNOW_THREDS is no option of winnow serve: did you mean WINNOW_THREADS?", checked.stderr)
+        self.assertNotIn("WINNOW_PORT", checked.stderr)
+        self.assertNotIn("SERVICE_HOST", checked.stderr)
+        with Server(env={"WINNOW_THREDS": "2"}) as server:
+            events = [e for e in server.events() if e["event"] == "unknown_environment"]
+            self.assertTrue(any("WINNOW_THREADS" in e["text"] and e["level"] == "warn" for e in events))
+
+    def test_an_unknown_key_of_the_file_is_named(self):
+        with temporary_directory() as path:
+            (path / "config.yaml").write_text("threds: 2\n")
+            checked = run("serve", "--config", path / "config.yaml", "--check-config")
+            self.assertEqual(checked.returncode, 2)
+            self.assertIn("did you mean threads?", checked.stderr)
+
+
+class Store(unittest.TestCase):
+    FLAGS = ("--disk-bytes", "64MiB", "--kv-bytes", "32MiB", "--max-context", "4096")
+
+    def test_a_directory_that_others_may_write(self):
+        with temporary_directory() as path:
+            store = path / "store"
+            store.mkdir()
+            store.chmod(0o777)
+            with Server(*self.FLAGS, "--store-dir", store) as server:
+                warned = [e["message"] for e in server.events() if e["event"] == "store" and e["level"] == "warn"]
+                self.assertTrue(any("mode 0777" in message and str(store) in message for message in warned), warned)
+                self.assertEqual(stat.S_IMODE((store / "index").stat().st_mode), 0o700)
+                self.assertEqual(server.terminate(), 0)
+            with self.assertRaisesRegex(RuntimeError, "mode 0777"):
+                Server(*self.FLAGS, "--store-dir", store, "--strict-store")
+            store.chmod(0o700)
+            os.chown(store, 12345, -1)
+            with self.assertRaisesRegex(RuntimeError, "belongs to user 12345"):
+                Server(*self.FLAGS, "--store-dir", store, "--strict-store")
+
+    @contextlib.contextmanager
+    def mounted(self, path, size):
+        try:
+            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", path], check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            self.skipTest(f"nothing can be mounted: {error}")
+        try:
+            yield
+        finally:
+            subprocess.run(["umount", "-l", path], check=True)
+
+    def test_a_file_system_that_is_full_at_start(self):
+        with temporary_directory() as path, self.mounted(path, "400k"):
+            filler = path / "filler"
+            with open(filler, "wb", buffering=0) as file, contextlib.suppress(OSError):
+                while True:
+                    file.write(bytes(4096))
+            with Server(*self.FLAGS, "--store-dir", path / "store") as server:
+                warned = [e["message"] for e in server.events() if e["event"] == "store" and e["level"] == "warn"]
+                self.assertTrue(any("full" in m and str(path / "store") in m and str(64 * MIB) in m for m in warned),
+                                warned)
+                api = Api(server.address)
+                self.assertTrue(api.serving())
+                expected = harness.token_ids(ask(api, 20))
+                self.assertEqual(server.metric("winnow_store_state"), 2)
+                filler.unlink()
+                subprocess.run(["mount", "-o", "remount,size=256m", path], check=True)
+                eventually(lambda: ask(api) and server.metric("winnow_store_state") == 0, "the store")
+                self.assertEqual(harness.token_ids(ask(api, 20)), expected)
+                self.assertEqual(server.terminate(), 0)
+            self.assertEqual(run("store", "verify", "--dir", path / "store").returncode, 0)
+
+    def test_a_store_too_large_for_its_disk(self):
+        with temporary_directory() as path, self.mounted(path, "48m"):
+            with Server(*self.FLAGS, "--store-dir", path / "store") as server:
+                warned = [e["message"] for e in server.events() if e["event"] == "store" and e["level"] == "warn"]
+                self.assertTrue(any(str(64 * MIB) in m and "has room for" in m for m in warned), warned)
+
+
+class Tenants(unittest.TestCase):
+    """Offered load of 5 and 10 times what is served: every tenant keeps that many calls open and asks again at once."""
+    FLAGS = ("--max-running", "2", "--queue-requests", "8", "--prefix-cache", "off")
+    SECONDS = 4
+
+    def load(self, server, tenant, calls, until, served):
+        api = Api(server.address, options=[("grpc.use_local_subchannel_pool", 1)])
+
+        def one():
+            while time.monotonic() < until:
+                try:
+                    served[tenant] = served.get(tenant, 0) + len(harness.token_ids(
+                        ask(api, 12, metadata=[("x-winnow-tenant", tenant)])))
+                except grpc.RpcError as error:
+                    self.assertEqual(error.code(), grpc.StatusCode.RESOURCE_EXHAUSTED)
+                    time.sleep(0.02)
+
+        threads = [threading.Thread(target=one) for _ in range(calls)]
+        for thread in threads:
+            thread.start()
+        return threads
+
+    def test_a_light_tenant_gets_in_beside_heavy_ones(self):
+        for heavy, times in ((1, 5), (1, 10), (4, 5)):
+            with self.subTest(heavy=heavy, times=times), Server(*self.FLAGS) as server:
+                until = time.monotonic() + self.SECONDS
+                served, threads = {}, []
+                for i in range(heavy):
+                    threads += self.load(server, f"heavy{i}", 2 * times, until, served)
+                time.sleep(0.3)
+                api = Api(server.address)
+                asked = answered = 0
+                while time.monotonic() < until:
+                    asked += 1
+                    try:
+                        ask(api, 4, metadata=[("x-winnow-tenant", "light")])
+                        answered += 1
+                    except grpc.RpcError:
+                        pass
+                    time.sleep(0.05)
+                for thread in threads:
+                    thread.join()
+                print(f"{heavy} heavy at {times}x: light {answered} of {asked}; served {served}", flush=True)
+                self.assertGreaterEqual(answered, 0.95 * asked)
+                self.assertGreater(asked, 3)
+                self.assertEqual(server.terminate(), 0)
+
+    def test_equal_tenants_are_served_equally(self):
+        with Server(*self.FLAGS) as server:
+            until = time.monotonic() + 2 * self.SECONDS
+            served, threads = {}, []
+            for i in range(5):
+                # One of them asks four times as much as the others, who all ask for more than there is.
+                threads += self.load(server, f"tenant{i}", 20 if i == 0 else 5, until, served)
+            for thread in threads:
+                thread.join()
+            tokens = list(served.values())
+            jain = sum(tokens) ** 2 / (5 * sum(t * t for t in tokens))
+            print(f"Jain's index {jain:.3f}, served {served}", flush=True)
+            self.assertGreaterEqual(jain, 0.95)
+
+
+if __name__ == "__main__":
+    main()
