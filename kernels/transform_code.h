@@ -82,7 +82,6 @@
 #ifndef WINNOW_KERNELS_TRANSFORM_CODE_H_
 #define WINNOW_KERNELS_TRANSFORM_CODE_H_
 
-#include <array>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -95,8 +94,8 @@ namespace winnow::kernels {
 
 inline constexpr float kTransformLog2E = 1.44269504088896341f;
 // c5 .. c0 of E2's polynomial: 2^f for |f| <= 1/2, relative error 1e-7, exactly 1 at 0.
-inline constexpr std::array<float, 6> kTransformExp2 = {
-    0.00132647271f, 0.00967151265f, 0.0555073374f, 0.240222421f, 0.693146978f, 1.0f};
+inline constexpr float kTransformExp2[6] = {0.00132647271f, 0.00967151265f, 0.0555073374f,
+                                            0.240222421f,   0.693146978f,   1.0f};
 inline constexpr float kTransformExp2Least = -60;
 inline constexpr float kTransformPeakLeast = 0x1p-100f;
 inline constexpr int32_t kMassPieceTokens = 512;

@@ -100,7 +100,7 @@ float TransformExp2(float x) {
   x = std::max(x, kTransformExp2Least);
   const float n = std::rint(x), f = x - n;
   float y = kTransformExp2[0];
-  for (size_t i = 1; i < kTransformExp2.size(); ++i) y = std::fmaf(y, f, kTransformExp2[i]);
+  for (int i = 1; i < 6; ++i) y = std::fmaf(y, f, kTransformExp2[i]);
   return std::ldexp(y, static_cast<int>(n));
 }
 

@@ -263,5 +263,156 @@ TEST(TransformCodeTest, CellTablesSumValuesOfTheirTokensAndTheTailIsTheirWeighte
   }
 }
 
+// ---- each instruction set against the reference, bit for bit ----
+
+class TransformCodeBackendTest : public EachIsa {
+ protected:
+  void SetUp() override {
+    EachIsa::SetUp();
+    backend = Make(3);
+  }
+  Random& random = random_;
+  std::unique_ptr<Backend> backend;
+};
+WINNOW_FOR_EACH_ISA(TransformCodeBackendTest);
+
+TEST_P(TransformCodeBackendTest, EncodesKeysAsTheReferenceDoes) {
+  SCOPED_TRACE(Seed());
+  for (const int32_t bits : {64, 128, 256}) {
+    const DType dtype = random.Int(0, 1) == 0 ? DType::kBF16 : DType::kF32;
+    const int32_t d = bits == 128 ? 96 : 64;
+    Scene scene(random, d, 2, 1, bits, {150, 37}, dtype);
+    const auto packed = backend->PackTransformCode(scene.weights);
+    std::vector<std::byte> codes(scene.codes.size(), std::byte{0});
+    // In parts, so that tiles are begun and ended anywhere.
+    for (int32_t first = 0, last = 0; first < 150; first = last) {
+      last = static_cast<int32_t>(std::min<int64_t>(150, first + random.Int(1, 40)));
+      const KeySpan span{scene.kv.table(0), {first, last}};
+      backend->EncodeTransformKeys({&span, 1}, scene.kv.pool(), scene.kv.layout(), *packed,
+                                   codes.data(), scene.layout);
+    }
+    backend->EncodeTransformKeys({&scene.spans[1], 1}, scene.kv.pool(), scene.kv.layout(), *packed,
+                                 codes.data(), scene.layout);
+    EXPECT_TRUE(codes == scene.codes);
+  }
+}
+
+TEST_P(TransformCodeBackendTest, SelectsAndLeavesTheTailAsTheReferenceDoes) {
+  SCOPED_TRACE(Seed());
+  for (int round = 0; round < 8; ++round) {
+    const auto bits = static_cast<int32_t>(64 * random.Int(1, 4));
+    const auto group = static_cast<int32_t>(random.Int(1, 7));
+    Scene scene(random, 64, 2, group, bits, {1400, 300}, DType::kBF16, 64, round % 2 == 1);
+    scene.weights.heads[1].tail = random.Int(0, 1) == 1;
+    const auto packed = backend->PackTransformCode(scene.weights);
+    Matrix q = Matrix::Normal(random, 5, scene.heads() * 64);
+    if (round == 3) q.row(2)[5] = std::nanf("");
+    std::vector<RetrievalQuery> queries = {
+        scene.kv.Query(0, 0, 1399, 16, 128, static_cast<int32_t>(random.Int(0, 1300))),
+        scene.kv.Query(0, 1, static_cast<int32_t>(random.Int(200, 1399)), 3, 1, 20),
+        scene.kv.Query(1, 2, 299, 16, 100, 17), scene.kv.Query(1, 3, 250, 0, 7, 0),
+        scene.kv.Query(1, 4, 50, 16, 100, 4)};
+    std::vector<float> anchors;
+    for (int32_t i = 0; i < 5 * scene.heads(); ++i) anchors.push_back(random.Normal(5.0f));
+    anchors[0] = -std::numeric_limits<float>::infinity();
+    OwnedSelection chosen(5, 2, 1300), expected(5, 2, 1300);
+    OwnedTail tail(5, scene.heads()), expected_tail(5, scene.heads());
+    SelectByMassRef(q.tensor(), queries, anchors.data(), scene.weights, kScale, scene.codes.data(),
+                    scene.layout, expected.view(), &expected_tail.view);
+    for (const bool with_tail : {true, false}) {
+      backend->SelectByMass(q.tensor(), queries, anchors.data(), *packed, kScale,
+                            scene.codes.data(), scene.layout, chosen.view(),
+                            with_tail ? &tail.view : nullptr);
+      ASSERT_TRUE(chosen == expected) << "round " << round;
+    }
+    for (int32_t i = 0; i < 5; ++i) {
+      for (int32_t head = 0; head < scene.heads(); ++head) {
+        if (queries[i].mid.size() == 0 || !scene.weights.heads[head / group].tail) continue;
+        const int32_t at = i * scene.heads() + head;
+        ASSERT_EQ(tail.references[at], expected_tail.references[at]);
+        ASSERT_EQ(tail.deltas[at], expected_tail.deltas[at]);
+        for (int32_t c = 0; c < kTransformCells; ++c) {
+          ASSERT_EQ(tail.masses[at * kTransformCells + c],
+                    expected_tail.masses[at * kTransformCells + c]);
+        }
+      }
+    }
+  }
+}
+
+// So many tokens that a bound is guessed, and so few different masses that it is of no use.
+TEST_P(TransformCodeBackendTest, SelectsLikeTheReferenceWhereMassesAreManyAndWhereTheyTie) {
+  for (const bool ties : {false, true}) {
+    Scene scene(random, 32, 1, 2, 64, {9000});
+    if (ties) {
+      for (int32_t token = 0; token < 9000; ++token) {
+        if (token % 5 != 0) scene.kv.CopyKey(0, 0, 0, token);
+      }
+      EncodeTransformKeysRef(scene.spans, scene.kv.pool(), scene.kv.layout(), scene.weights,
+                             scene.codes.data(), scene.layout);
+    }
+    const auto packed = backend->PackTransformCode(scene.weights);
+    Matrix q = Matrix::Normal(random, 1, 64);
+    const RetrievalQuery query =
+        scene.kv.Query(0, 0, 8999, 16, 128, static_cast<int32_t>(random.Int(1, 2500)));
+    const std::vector<float> anchors = {2, 3};
+    OwnedSelection chosen(1, 1, 2500), expected(1, 1, 2500);
+    SelectByMassRef(q.tensor(), {&query, 1}, anchors.data(), scene.weights, kScale,
+                    scene.codes.data(), scene.layout, expected.view(), nullptr);
+    backend->SelectByMass(q.tensor(), {&query, 1}, anchors.data(), *packed, kScale,
+                          scene.codes.data(), scene.layout, chosen.view(), nullptr);
+    EXPECT_TRUE(chosen == expected);
+  }
+}
+
+TEST_P(TransformCodeBackendTest, ExtendsTablesAsTheReferenceDoesHoweverTheyAreCut) {
+  Scene scene(random, 64, 3, 1, 128, {700});
+  const auto packed = backend->PackTransformCode(scene.weights);
+  std::vector<float> data(CellTableFloats(3, 64), 5), expected(data);
+  Summary table{data.data(), {16, 16}}, expected_table{expected.data(), {16, 16}};
+  const CellTableExtension all{&expected_table, scene.kv.table(0), scene.kv.table(0), 640};
+  ExtendCellTablesRef({&all, 1}, scene.kv.pool(), scene.kv.layout(), scene.weights,
+                      scene.codes.data(), scene.layout);
+  for (int32_t last = 16; last < 640;) {
+    last = static_cast<int32_t>(std::min<int64_t>(640, (last / 64 + random.Int(1, 4)) * 64));
+    const CellTableExtension extension{&table, scene.kv.table(0), scene.kv.table(0), last};
+    backend->ExtendCellTables({&extension, 1}, scene.kv.pool(), scene.kv.layout(), *packed,
+                              scene.codes.data(), scene.layout);
+  }
+  EXPECT_EQ(table.tokens, expected_table.tokens);
+  EXPECT_EQ(data, expected);
+}
+
+TEST_P(TransformCodeBackendTest, MergesTailsAsTheReferenceDoes) {
+  Scene scene(random, 64, 2, 3, 128, {700});
+  scene.weights.heads[0].tail = false;
+  const auto packed = backend->PackTransformCode(scene.weights);
+  std::vector<float> data(CellTableFloats(2, 64));
+  Summary table{data.data(), {16, 16}};
+  const CellTableExtension extension{&table, scene.kv.table(0), scene.kv.table(0), 640};
+  ExtendCellTablesRef({&extension, 1}, scene.kv.pool(), scene.kv.layout(), scene.weights,
+                      scene.codes.data(), scene.layout);
+  const int64_t floats = AttentionStateFloats(64);
+  OwnedTail tail(2, 6);
+  for (int64_t& mass : tail.masses) mass = random.Int(0, 1) * random.Int(0, 1 << 30);
+  std::fill_n(tail.masses.begin() + 4 * kTransformCells, kTransformCells, 0);
+  for (float& reference : tail.references) reference = random.Normal(20);
+  std::vector<float> states(2 * 6 * floats);
+  for (float& value : states) value = random.Normal();
+  for (int32_t i = 0; i < 12; ++i) states[i * floats + 65] = 1 + random.Normal() * random.Normal();
+  for (int32_t i = 0; i < 12; ++i) states[i * floats + 65] = std::fabs(states[i * floats + 65]);
+  std::vector<float> expected = states, before = states;
+  const std::vector<RetrievalQuery> queries(2, scene.kv.Query(0, 0, 699, 16, 100, 3));
+  const float* const tables[] = {table.data, table.data};
+  MergeTailsRef(queries, tables, scene.weights, tail.view, 64, expected.data());
+  backend->MergeTails(queries, tables, *packed, tail.view, 64, states.data());
+  for (size_t i = 0; i < states.size(); ++i) {
+    ASSERT_NEAR(states[i], expected[i], 2e-4 * (1 + std::fabs(expected[i]))) << i;
+  }
+  // Heads without a tail, and a query head without mass, keep their bits.
+  for (int64_t i = 0; i < 3 * floats; ++i) ASSERT_EQ(states[i], before[i]);
+  for (int64_t i = 4 * floats; i < 5 * floats; ++i) ASSERT_EQ(states[i], before[i]);
+}
+
 }  // namespace
 }  // namespace winnow::kernels
