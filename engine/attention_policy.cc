@@ -240,7 +240,8 @@ absl::Status SetOption(AttentionPolicy& policy, std::string_view option,
 
 IndexKind AttentionPolicy::index_kind() const {
   if (kind == Kind::kQuest) return IndexKind::kBounds;
-  return kind == Kind::kLsh || kind == Kind::kPca || IsLearned() ? IndexKind::kCodes : IndexKind::kNone;
+  return kind == Kind::kLsh || kind == Kind::kPca || IsLearned() ? IndexKind::kCodes
+                                                                 : IndexKind::kNone;
 }
 
 int32_t AttentionPolicy::KFor(int32_t visible) const {

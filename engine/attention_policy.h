@@ -45,7 +45,17 @@ enum class IndexKind {
 
 // Plain data. A default one is `dense`; one with only `kind` set is what the name alone parses to.
 struct AttentionPolicy {
-  enum class Kind { kDense, kWindow, kOracle, kQuest, kLsh, kPca, kHata, kSpotlight, kHashAttention };
+  enum class Kind {
+    kDense,
+    kWindow,
+    kOracle,
+    kQuest,
+    kLsh,
+    kPca,
+    kHata,
+    kSpotlight,
+    kHashAttention
+  };
 
   // Exactly one of the two is set; the other is 0. Policies that choose nothing ignore it.
   struct Budget {

@@ -10,9 +10,9 @@
 
 #include "engine/concat.h"
 #include "engine/model/model_fingerprint.h"
+#include "engine/status_macros.h"
 #include "engine/transform_fit_cache.h"
 #include "engine/transform_fit_run.h"
-#include "engine/status_macros.h"
 #include "fmt/format.h"
 #include "kernels/kv_layout.h"
 
@@ -21,8 +21,8 @@ namespace {
 
 using Kind = AttentionPolicy::Kind;
 
-constexpr Kind kIndexKinds[] = {Kind::kQuest, Kind::kLsh, Kind::kPca, Kind::kHata, Kind::kSpotlight,
-                                Kind::kHashAttention};
+constexpr Kind kIndexKinds[] = {Kind::kQuest, Kind::kLsh,       Kind::kPca,
+                                Kind::kHata,  Kind::kSpotlight, Kind::kHashAttention};
 constexpr char kFourBitKeys[] = "int4";
 // No window of text is begun later than this; the first is run whatever it takes.
 constexpr Duration kFitBudget = std::chrono::seconds(20);
@@ -43,10 +43,10 @@ std::optional<int32_t> ParseNumber(std::string_view text) {
 }
 
 absl::Status BadEntry(std::string_view entry, std::string_view why) {
-  return absl::InvalidArgumentError(
-      fmt::format("index: '{}' {}; there are auto, none, or a list of quest, lsh, pca, hata, spotlight, "
-                  "hashattention (each but quest with bits, as lsh:128, or its own), int4",
-                  entry.substr(0, 64), why));
+  return absl::InvalidArgumentError(fmt::format(
+      "index: '{}' {}; there are auto, none, or a list of quest, lsh, pca, hata, spotlight, "
+      "hashattention (each but quest with bits, as lsh:128, or its own), int4",
+      entry.substr(0, 64), why));
 }
 
 absl::StatusOr<IndexSpec> ParseIndex(std::string_view entry) {
@@ -211,9 +211,9 @@ absl::StatusOr<int32_t> WantedTransformBits(const ModelConfig& config, const Ret
     if (policy.kind != Kind::kPca) continue;
     const int32_t bits = policy.bits == 0 ? usual : policy.bits;
     if (wanted != 0 && wanted != bits) {
-      return absl::InvalidArgumentError(
-          fmt::format("policies ask for transform codes of {} and of {} bits; there is one index pca",
-                      wanted, bits));
+      return absl::InvalidArgumentError(fmt::format(
+          "policies ask for transform codes of {} and of {} bits; there is one index pca", wanted,
+          bits));
     }
     wanted = bits;
   }
@@ -243,10 +243,10 @@ absl::StatusOr<TransformReport> ResolveTransform(const ModelConfig& config, cons
   }
   WINNOW_ASSIGN_OR_RETURN(const std::string fingerprint, ModelFingerprint(config, weights.files));
   const std::string_view text = TransformFitText();
-  const std::string key = fmt::format(
-      "transform fit {} of {}, compute {}, kv {}, text {}, bits {}", kTransformFitVersion,
-      fingerprint, kernels::DTypeName(options.compute), kernels::DTypeName(options.kv_dtype),
-      HexDigits(Sha256(text)), report.bits);
+  const std::string key =
+      fmt::format("transform fit {} of {}, compute {}, kv {}, text {}, bits {}",
+                  kTransformFitVersion, fingerprint, kernels::DTypeName(options.compute),
+                  kernels::DTypeName(options.kv_dtype), HexDigits(Sha256(text)), report.bits);
   const std::string crossover = flags.crossover_cache == "auto" ? DefaultCrossoverPath(Environment)
                                 : flags.crossover_cache == "none" ? ""
                                                                   : flags.crossover_cache;
@@ -263,8 +263,9 @@ absl::StatusOr<TransformReport> ResolveTransform(const ModelConfig& config, cons
   if (options.retrieval.transform == nullptr) {
     const SteadyClock clock;
     const TimePoint start = clock.Now();
-    WINNOW_ASSIGN_OR_RETURN(std::vector<int32_t> tokens,
-                            tokenizer.Encode(text, /*add_special_tokens=*/false));
+    WINNOW_ASSIGN_OR_RETURN(
+        std::vector<int32_t> tokens,
+        tokenizer.Encode(text, /*add_special_tokens=*/false, /*parse_special=*/false));
     if (tokens.size() > static_cast<size_t>(kFitTokens)) tokens.resize(kFitTokens);
     absl::StatusOr<TransformFit> made = MakeTransformFit(
         config, weights, tokens, backend, options, report.bits, clock, kFitBudget, flags.progress);

@@ -69,12 +69,13 @@ absl::StatusOr<RetrievalOptions> ResolveRetrieval(const std::string& model_dir,
 
 // What became of transform codes.
 struct TransformReport {
-  int32_t bits = 0;      // 0: there are none
-  bool cached = false;   // fitted by an earlier start
-  double seconds = 0;    // that the fit took
+  int32_t bits = 0;     // 0: there are none
+  bool cached = false;  // fitted by an earlier start
+  double seconds = 0;   // that the fit took
   int32_t sample_tokens = 0;
   int32_t heads = 0, heads_with_tail = 0;
-  std::string problem;   // with the cache, or why there are none; it does not keep a server from starting
+  std::string
+      problem;  // with the cache, or why there are none; it does not keep a server from starting
 };
 // Bits of the index pca that the flags ask for; 0: none. `auto` without policies takes it where there is no artifact.
 // InvalidArgument: policies that ask for different ones.

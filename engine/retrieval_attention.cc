@@ -145,7 +145,8 @@ void RetrievalAttention::IndexSpans(int32_t layer, const Method& method) {
       }
       table_extensions_.clear();
     } else {
-    backend_.EncodeKeys(spans_, pool_, layout_, *of_layer.key, of_layer.pool.data(), codes->layout);
+      backend_.EncodeKeys(spans_, pool_, layout_, *of_layer.key, of_layer.pool.data(),
+                          codes->layout);
     }
   }
   if (method.policy->p.has_value()) {

@@ -141,7 +141,7 @@ class RetrievalAttention {
   // Learned or random functions and the pools of one kind, for every layer that has them.
   struct CodeIndex {
     struct Layer {
-      std::unique_ptr<kernels::PackedEncoder> key, query;  // null: the layer has none
+      std::unique_ptr<kernels::PackedEncoder> key, query;       // null: the layer has none
       std::unique_ptr<kernels::PackedTransformCode> transform;  // of pca, in place of both
       kernels::Buffer pool;
     };
@@ -217,8 +217,8 @@ class RetrievalAttention {
                                     std::span<kernels::RetrievalQuery> queries,
                                     const kernels::Tensor& q);
   // pca's own steps (retrieval_mass.cc).
-  bool MeasureAnchors(int32_t layer, int32_t first, std::span<const kernels::RetrievalQuery> queries,
-                      const kernels::Tensor& q);
+  bool MeasureAnchors(int32_t layer, int32_t first,
+                      std::span<const kernels::RetrievalQuery> queries, const kernels::Tensor& q);
   void SelectByMass(int32_t layer, const AttentionPolicy& policy, int32_t first,
                     std::span<const kernels::RetrievalQuery> queries, const kernels::Tensor& q,
                     const kernels::Selection& chosen);
@@ -325,7 +325,7 @@ class RetrievalAttention {
     uint64_t cached = 0, stored = 0;
     uint64_t in_frames = 0;  // of `stored`, where frames are a slower tier themselves
   };
-  std::vector<TierRows> tier_rows_;  // [queries]
+  std::vector<TierRows> tier_rows_;    // [queries]
   std::vector<TierRows> anchor_rows_;  // [queries] what reading the anchors first took
   std::vector<kernels::CellTableExtension> table_extensions_;
   std::vector<const float*> cell_tables_;  // [queries]
@@ -347,7 +347,7 @@ class RetrievalAttention {
   kernels::Buffer counts_;  // [kCountCalls][kMaxQueries][Hkv] of selections
   kernels::Buffer tokens_;  // of a selection
   kernels::Buffer addresses_;
-  kernels::Buffer query_codes_, states_;            // the device's
+  kernels::Buffer query_codes_, states_;  // the device's
   // pca: log-sum-exps of anchors [kMaxQueries][H], shared; and what the tail needs of each query head.
   kernels::Buffer no_counts_;  // [kMaxQueries][Hkv] zeros: a selection of nothing, shared
   kernels::Buffer anchor_masses_, tail_masses_, tail_references_, tail_deltas_;

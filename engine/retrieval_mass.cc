@@ -23,8 +23,7 @@ using kernels::Tensor;
 
 // The end of the table for a query at `position`: the last border that it sees, at least its first token.
 int32_t RetrievalAttention::TableEnd(const Rows& rows, int32_t position) const {
-  const int32_t border =
-      (position + 1) / kernels::kCellRefreshTokens * kernels::kCellRefreshTokens;
+  const int32_t border = (position + 1) / kernels::kCellRefreshTokens * kernels::kCellRefreshTokens;
   return std::max(rows.chunk->retrieval->policy_.sink, border);
 }
 

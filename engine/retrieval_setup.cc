@@ -38,8 +38,7 @@ int32_t CodeBits(const AttentionPolicy& policy, const Artifact* artifact,
 int64_t CellTableBytes(const ModelConfig& config, const RetrievalOptions& options) {
   const bool has = std::any_of(options.indexes.begin(), options.indexes.end(),
                                [](const IndexSpec& spec) { return spec.kind == Kind::kPca; });
-  return has ? config.num_layers *
-                   kernels::CellTableFloats(config.num_kv_heads, config.head_dim) *
+  return has ? config.num_layers * kernels::CellTableFloats(config.num_kv_heads, config.head_dim) *
                    static_cast<int64_t>(sizeof(float))
              : 0;
 }
@@ -103,10 +102,10 @@ int64_t IndexBlockBytes(const ModelConfig& config, const kernels::KvLayout& layo
       continue;
     }
     const kernels::CodeLayout codes{layout.kv_heads, layout.block_tokens, spec.bits};
-    const int64_t layers = spec.kind == Kind::kLsh || spec.kind == Kind::kPca ||
-                                   options.artifact == nullptr
-                               ? config.num_layers
-                               : static_cast<int64_t>(options.artifact->layers(spec.kind).size());
+    const int64_t layers =
+        spec.kind == Kind::kLsh || spec.kind == Kind::kPca || options.artifact == nullptr
+            ? config.num_layers
+            : static_cast<int64_t>(options.artifact->layers(spec.kind).size());
     bytes += static_cast<int64_t>(codes.BlockBytes()) * layers;
   }
   if (options.four_bit_keys) {
@@ -371,9 +370,10 @@ absl::Status RetrievalAttention::CheckPolicy(const AttentionPolicy& policy) cons
       }
     }
     if (FindCodes(policy) == nullptr) {
-      return refuse("name",
-                    fmt::format("there is no index {} here",
-                                ToString(IndexSpec{policy.kind, CodeBits(policy, artifact, nullptr)})));
+      return refuse(
+          "name",
+          fmt::format("there is no index {} here",
+                      ToString(IndexSpec{policy.kind, CodeBits(policy, artifact, nullptr)})));
     }
   }
   if (policy.kind == Kind::kQuest && bounds_.empty()) {

@@ -24,8 +24,8 @@ constexpr double kRidge = 1e-4;  // of the queries' mean second moment
 // Of a unit normal, by width: the step of the uniform quantiser of least squared error (Max, 1960), and that error.
 constexpr std::array<double, kWidthMax + 1> kSteps = {0,      1.5958, 0.9957, 0.5860, 0.3352,
                                                       0.1881, 0.1041, 0.0569, 0.0308};
-constexpr std::array<double, kWidthMax + 1> kErrors = {1,       0.3634,  0.1188,   0.03744,  0.01154,
-                                                       0.00349, 0.00104, 0.000304, 0.0000877};
+constexpr std::array<double, kWidthMax + 1> kErrors = {
+    1, 0.3634, 0.1188, 0.03744, 0.01154, 0.00349, 0.00104, 0.000304, 0.0000877};
 
 // Rows of a sample at new positions: real numbers, one in each of as many equal parts of [first, context), in random
 // order. Without this the slow pairs of RoPE, which a short sample hardly turns, drift out of the quantiser later.
@@ -265,8 +265,8 @@ bool SymmetricEigen(std::vector<double> m, int32_t n, std::vector<double>* value
   vectors->resize(m.size());
   for (int32_t j = 0; j < n; ++j) {
     const double* row = &v[at(order[j], 0)];
-    const double* largest =
-        std::max_element(row, row + n, [](double a, double b) { return std::fabs(a) < std::fabs(b); });
+    const double* largest = std::max_element(
+        row, row + n, [](double a, double b) { return std::fabs(a) < std::fabs(b); });
     const double sign = *largest < 0 ? -1 : 1;
     (*values)[j] = m[at(order[j], order[j])];
     for (int32_t i = 0; i < n; ++i) (*vectors)[at(i, j)] = sign * row[i];
@@ -359,7 +359,8 @@ class TailMeter {
         n_(4 * fit.head.quads) {
     kernels::TransformCodeWeights weights{d_, 0, {fit.head}};
     for (int32_t t = 0; t < window.tokens; ++t) {
-      indexes_.push_back(kernels::TransformIndexesRef(&window.keys[size_t{1} * t * d_], weights, 0));
+      indexes_.push_back(
+          kernels::TransformIndexesRef(&window.keys[size_t{1} * t * d_], weights, 0));
       cells_.push_back(CellOf(indexes_.back()));
     }
   }
@@ -387,14 +388,15 @@ class TailMeter {
     }
     std::vector<int32_t> order(mids);
     std::iota(order.begin(), order.end(), 0);
-    std::nth_element(order.begin(), order.begin() + (k - 1), order.end(), [&](int32_t a, int32_t b) {
-      return scores[a] != scores[b] ? scores[a] > scores[b] : a > b;
-    });
+    std::nth_element(order.begin(), order.begin() + (k - 1), order.end(),
+                     [&](int32_t a, int32_t b) {
+                       return scores[a] != scores[b] ? scores[a] > scores[b] : a > b;
+                     });
     std::vector<bool> read(visible, false);
     for (int32_t t = 0; t < visible; ++t) read[t] = t < kSink || t >= mid_last;
     for (int32_t j = 0; j < k; ++j) read[kSink + order[j]] = true;
-    const std::vector<Doubles> means = CellMeans(visible / kernels::kCellRefreshTokens *
-                                                 kernels::kCellRefreshTokens);
+    const std::vector<Doubles> means =
+        CellMeans(visible / kernels::kCellRefreshTokens * kernels::kCellRefreshTokens);
     for (int32_t g = 0; g < window_.group; ++g) {
       const float* q = &window_.queries[(size_t{1} * query * window_.group + g) * d_];
       AddErrors(exact[g], estimates[g], read, means, Delta(q), errors);
@@ -408,7 +410,8 @@ class TailMeter {
     for (const uint8_t bit : fit_.head.cell_bits) {
       for (const kernels::CodeField& field : fit_.head.fields) {
         const int32_t in_byte = bit % 8;
-        if (field.word != bit / 32 || in_byte < field.shift || in_byte >= field.shift + field.width) {
+        if (field.word != bit / 32 || in_byte < field.shift ||
+            in_byte >= field.shift + field.width) {
           continue;
         }
         cell = cell << 1 |
@@ -450,7 +453,8 @@ class TailMeter {
     double sum = 0;
     for (int32_t i = 0; i < d_; ++i) {
       double along = 0;
-      for (int32_t c = 0; c < d_; ++c) along += double{q[c]} * fit_.delta_weight[size_t{1} * i * d_ + c];
+      for (int32_t c = 0; c < d_; ++c)
+        along += double{q[c]} * fit_.delta_weight[size_t{1} * i * d_ + c];
       sum += along * along;
     }
     return sum / static_cast<double>(kernels::kTransformLog2E);
@@ -467,7 +471,8 @@ class TailMeter {
       }
     }
     for (int32_t cell = 0; cell < kernels::kTransformCells; ++cell) {
-      for (int32_t c = 0; c < d_; ++c) sums[cell][c] = (sums[cell][c] + all[c]) / (counts[cell] + 1);
+      for (int32_t c = 0; c < d_; ++c)
+        sums[cell][c] = (sums[cell][c] + all[c]) / (counts[cell] + 1);
     }
     return sums;
   }
@@ -498,8 +503,7 @@ class TailMeter {
       norm += square(out);
       none += square(of_read[c] / read_sum - out);
       tail += square((of_read[c] + of_tail[c]) / (read_sum + tail_sum) - out);
-      with_delta +=
-          square((of_read[c] + grown * of_tail[c]) / (read_sum + grown * tail_sum) - out);
+      with_delta += square((of_read[c] + grown * of_tail[c]) / (read_sum + grown * tail_sum) - out);
     }
     norm = std::max(norm, 1e-30);
     errors += {std::sqrt(none / norm), std::sqrt(tail / norm), std::sqrt(with_delta / norm), 1};

@@ -85,8 +85,7 @@ std::string Body(const TransformFit& fit) {
       AddBytes(head.widths.data(), head.widths.size(), out);
       AddU32(static_cast<uint32_t>(head.fields.size()), out);
       for (const CodeField& field : head.fields) {
-        for (const uint8_t value :
-             {field.word, field.shift, field.width, field.low, field.quad}) {
+        for (const uint8_t value : {field.word, field.shift, field.width, field.low, field.quad}) {
           out.push_back(static_cast<char>(value));
         }
       }

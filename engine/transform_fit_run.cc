@@ -23,8 +23,8 @@ using kernels::Tensor;
 constexpr int32_t kSink = 16;
 constexpr int32_t kQueryStride = 4;
 constexpr int32_t kServedContextMost = 131072;  // positions are spread up to here
-constexpr int32_t kTokensLeast = 256;  // of a window
-constexpr int32_t kJudgedQueries = 12;  // of each window, for the tail
+constexpr int32_t kTokensLeast = 256;           // of a window
+constexpr int32_t kJudgedQueries = 12;          // of each window, for the tail
 
 // What the forward passes leave.
 struct Capture {
@@ -56,8 +56,8 @@ class FitRun {
           fmt::format("a window of {} tokens is too short to fit transform codes on; {} are needed",
                       capture_.window, kTokensLeast));
     }
-    const auto whole = static_cast<int32_t>(
-        std::min<size_t>(kFitTokens, tokens.size()) / static_cast<size_t>(capture_.window));
+    const auto whole = static_cast<int32_t>(std::min<size_t>(kFitTokens, tokens.size()) /
+                                            static_cast<size_t>(capture_.window));
     const kernels::KvLayout layout{config_.num_kv_heads, config_.head_dim, options_.block_tokens,
                                    options_.kv_dtype};
     options_.max_context = capture_.window;
@@ -69,8 +69,8 @@ class FitRun {
     const TimePoint start = clock.Now();
     for (; capture_.windows < whole; ++capture_.windows) {
       if (capture_.windows > 0 && clock.Now() - start > budget) break;
-      WINNOW_RETURN_IF_ERROR(RunWindow(tokens.subspan(size_t{1} * capture_.windows * capture_.window,
-                                                      capture_.window)));
+      WINNOW_RETURN_IF_ERROR(RunWindow(
+          tokens.subspan(size_t{1} * capture_.windows * capture_.window, capture_.window)));
       if (progress) progress(0.7 * (capture_.windows + 1) / whole);
     }
     return absl::OkStatus();
@@ -110,7 +110,7 @@ class FitRun {
         if (!made[head].ok()) {
           return absl::InvalidArgumentError(
               fmt::format("transform codes cannot be fitted to layer {}, KV head {}: {}", layer,
-                          head, made[head].status().message()));
+                          head, std::string(made[head].status().message())));
         }
         of_layer.push_back(*std::move(made[head]));
         tails_.push_back(errors[head]);
@@ -145,13 +145,13 @@ class FitRun {
  private:
   absl::Status RunWindow(std::span<const int32_t> tokens) {
     std::vector<int32_t> table(capture_.window / options_.block_tokens);
-    std::iota(table.begin(), table.end(),
-              capture_.windows * static_cast<int32_t>(table.size()));
+    std::iota(table.begin(), table.end(), capture_.windows * static_cast<int32_t>(table.size()));
     for (int32_t first = 0; first < capture_.window;) {
       const int32_t count = std::min(options_.max_batch_tokens, capture_.window - first);
       position_ = first;
       Batch batch;
-      batch.chunks = {{.tokens = tokens.subspan(first, count), .position = first, .block_table = table}};
+      batch.chunks = {
+          {.tokens = tokens.subspan(first, count), .position = first, .block_table = table}};
       WINNOW_RETURN_IF_ERROR(decoder_->Forward(batch, {}));
       first += count;
     }
@@ -171,8 +171,7 @@ class FitRun {
   // The layer's blocks in the host's memory.
   void ReadLayer(int32_t layer) {
     const size_t block_bytes = decoder_->kv_layout().BlockBytes();
-    const size_t blocks =
-        size_t{1} * capture_.windows * capture_.window / options_.block_tokens;
+    const size_t blocks = size_t{1} * capture_.windows * capture_.window / options_.block_tokens;
     layer_kv_.resize(blocks * block_bytes);
     backend_.CopyToHost(decoder_->kv_memory()->LayerPool(layer), layer_kv_.data(),
                         layer_kv_.size());

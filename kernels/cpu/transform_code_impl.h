@@ -31,27 +31,35 @@ inline void StoreDistances(uint16_t* p, Vec::Reg mass) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(distance));
 }
 
-// Dots of a tile's 16 codes with a group's coefficients, kGroup queries at a time.
-template <int kGroup>
+// Dots of 16 codes for each of kTiles tiles side by side with the coefficients of kGroup queries. Sums of two tiles are
+// independent chains: one alone would wait for itself.
+template <int kGroup, int kTiles>
 inline void TileDots(const MassCall& call, const uint32_t* tile, int32_t first_query,
                      int32_t* dots) {
-  __m512i acc[kGroup];
-  for (int g = 0; g < kGroup; ++g) acc[g] = _mm512_setzero_si512();
+  __m512i acc[kGroup][kTiles];
+  for (int g = 0; g < kGroup; ++g) {
+    for (int t = 0; t < kTiles; ++t) acc[g][t] = _mm512_setzero_si512();
+  }
+  const int64_t tile_words = int64_t{kTile} * (call.layout.bits / 32);
   const int32_t* coef = call.coefs + int64_t{first_query} * call.num_fields;
   for (int32_t f = 0; f < call.num_fields; ++f) {
     const MassField& field = call.fields[f];
-    const __m512i word = _mm512_loadu_si512(tile + field.word * kTile);
-    const __m512i turned =
-        _mm512_rorv_epi32(word, _mm512_set1_epi32((field.shift - field.low) & 31));
-    const __m512i bytes =
-        _mm512_and_si512(turned, _mm512_set1_epi32(static_cast<int>(field.mask << field.low)));
+    const __m512i turn = _mm512_set1_epi32((field.shift - field.low) & 31);
+    const __m512i mask = _mm512_set1_epi32(static_cast<int>(field.mask << field.low));
+    __m512i bytes[kTiles];
+    for (int t = 0; t < kTiles; ++t) {
+      const __m512i word = _mm512_loadu_si512(tile + t * tile_words + field.word * kTile);
+      bytes[t] = _mm512_and_si512(_mm512_rorv_epi32(word, turn), mask);
+    }
     for (int g = 0; g < kGroup; ++g) {
-      acc[g] = _mm512_dpbusd_epi32(acc[g], bytes,
-                                   _mm512_set1_epi32(coef[int64_t{g} * call.num_fields + f]));
+      const __m512i c = _mm512_set1_epi32(coef[int64_t{g} * call.num_fields + f]);
+      for (int t = 0; t < kTiles; ++t) acc[g][t] = _mm512_dpbusd_epi32(acc[g][t], bytes[t], c);
     }
   }
   for (int g = 0; g < kGroup; ++g) {
-    _mm512_storeu_si512(dots + int64_t{first_query + g} * kMassDotsStride, acc[g]);
+    for (int t = 0; t < kTiles; ++t) {
+      _mm512_storeu_si512(dots + int64_t{first_query + g} * kMassDotsStride + t * kTile, acc[g][t]);
+    }
   }
 }
 
@@ -86,8 +94,8 @@ inline __m256i FieldDots(__m256i bytes, int32_t coef, int32_t low) {
 }
 
 template <int kGroup>
-inline void TileDots(const MassCall& call, const uint32_t* tile, int32_t first_query,
-                     int32_t* dots) {
+inline void OneTileDots(const MassCall& call, const uint32_t* tile, int32_t first_query,
+                        int32_t* dots) {
   const int32_t* coef = call.coefs + int64_t{first_query} * call.num_fields;
   for (int half = 0; half < 2; ++half) {
     __m256i acc[kGroup];
@@ -139,8 +147,8 @@ inline void StoreDistances(uint16_t* p, Vec::Reg mass) {
 }
 
 template <int kGroup>
-inline void TileDots(const MassCall& call, const uint32_t* tile, int32_t first_query,
-                     int32_t* dots) {
+inline void OneTileDots(const MassCall& call, const uint32_t* tile, int32_t first_query,
+                        int32_t* dots) {
   for (int g = 0; g < kGroup; ++g) {
     int32_t* to = dots + int64_t{first_query + g} * kMassDotsStride;
     for (int32_t t = 0; t < kTile; ++t) to[t] = 0;
@@ -165,6 +173,33 @@ inline void TileDots(const MassCall& call, const uint32_t* tile, int32_t first_q
 }
 
 #endif
+
+#if !defined(__AVX512F__)
+template <int kGroup, int kTiles>
+inline void TileDots(const MassCall& call, const uint32_t* tile, int32_t first_query,
+                     int32_t* dots) {
+  for (int t = 0; t < kTiles; ++t) {
+    OneTileDots<kGroup>(call, tile + int64_t{t} * kTile * (call.layout.bits / 32), first_query,
+                        dots + t * kTile);
+  }
+}
+#endif
+
+template <int kTiles>
+inline void GroupDots(const MassCall& call, const uint32_t* tile, int32_t* dots) {
+  int32_t g = 0;
+  for (; g + 4 <= call.group; g += 4) TileDots<4, kTiles>(call, tile, g, dots);
+  switch (call.group - g) {
+    case 3:
+      return TileDots<3, kTiles>(call, tile, g, dots);
+    case 2:
+      return TileDots<2, kTiles>(call, tile, g, dots);
+    case 1:
+      return TileDots<1, kTiles>(call, tile, g, dots);
+    default:
+      return;
+  }
+}
 
 // Power of two of x <= 0 (transform_code.h, E2).
 inline Vec::Reg MassExp2(Vec::Reg x) {
@@ -216,23 +251,19 @@ void TransformRows(const float* x, int64_t rows, int32_t d, const float* weights
 }
 
 void MassDots(const MassCall& call, int32_t first, int32_t last, int32_t* dots) {
-  for (int32_t token = first / kTile * kTile; token < last; token += kTile, dots += kTile) {
+  for (int32_t token = first / kTile * kTile; token < last;) {
     const uint32_t* tile = TileOf(call, token);
-    int32_t g = 0;
-    for (; g + 4 <= call.group; g += 4) TileDots<4>(call, tile, g, dots);
-    switch (call.group - g) {
-      case 3:
-        TileDots<3>(call, tile, g, dots);
-        break;
-      case 2:
-        TileDots<2>(call, tile, g, dots);
-        break;
-      case 1:
-        TileDots<1>(call, tile, g, dots);
-        break;
-      default:
-        break;
+    // Side by side where both are of one block.
+    const bool two = token + kTile < last &&
+                     token % call.layout.block_tokens + 2 * kTile <= call.layout.block_tokens;
+    if (two) {
+      GroupDots<2>(call, tile, dots);
+    } else {
+      GroupDots<1>(call, tile, dots);
     }
+    const int32_t done = two ? 2 * kTile : kTile;
+    token += done;
+    dots += done;
   }
 }
 

@@ -183,10 +183,11 @@ void SumRange(const CpuOps& ops, Unit& unit, const Range& range, int32_t* dots) 
     const int32_t piece = PieceOf(unit, tokens.first);
     for (int32_t g = 0; g < group; ++g) {
       const int32_t* of_query = dots + int64_t{g} * kMassDotsStride + (tokens.first - tile);
-      const int32_t peak = *std::max_element(of_query, of_query + tokens.size());
-      unit.peaks[int64_t{piece} * group + g] = peak;
-      unit.sums[int64_t{piece} * group + g] =
-          ops.mass_sum(of_query, tokens.size(), unit.heads[g].a, peak);
+      const int64_t at = int64_t{piece} * group + g;
+      int32_t peak = of_query[0];  // a loop that becomes vectors, as std::max_element does not
+      for (int32_t j = 1; j < tokens.size(); ++j) peak = of_query[j] > peak ? of_query[j] : peak;
+      unit.peaks[at] = peak;
+      unit.sums[at] = ops.mass_sum(of_query, tokens.size(), unit.heads[g].a, peak);
     }
   });
 }
@@ -440,8 +441,8 @@ void CpuBackend::SelectMassWave(const Tensor& q, std::span<const RetrievalQuery>
   const auto scratch_of = [&](int thread) {
     std::byte* of_thread = scratch + wave_bytes + thread_bytes * thread;
     return PieceScratch{reinterpret_cast<int32_t*>(of_thread),
-                   reinterpret_cast<int32_t*>(of_thread + dots_bytes),
-                   reinterpret_cast<uint8_t*>(of_thread + 2 * dots_bytes)};
+                        reinterpret_cast<int32_t*>(of_thread + dots_bytes),
+                        reinterpret_cast<uint8_t*>(of_thread + 2 * dots_bytes)};
   };
   std::vector<Unit> units(wave.size());
   std::vector<std::pair<Unit*, Range*>> ranges;
