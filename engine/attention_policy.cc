@@ -19,7 +19,7 @@ namespace {
 using Kind = AttentionPolicy::Kind;
 
 // What an option asks of the policy that it follows.
-enum class Needs { kAnchors, kBudget, kCodes };
+enum class Needs { kAnchors, kBudget, kCodes, kTransform };
 
 struct NameRule {
   std::string_view name;
@@ -33,12 +33,13 @@ struct OptionRule {
   std::optional<std::string> (*set)(AttentionPolicy& policy, std::string_view value);
 };
 
-constexpr std::array<NameRule, 8> kNames = {{
+constexpr std::array<NameRule, 9> kNames = {{
     {"dense", Kind::kDense},
     {"window", Kind::kWindow},
     {"oracle", Kind::kOracle},
     {"quest", Kind::kQuest},
     {"lsh", Kind::kLsh},
+    {"pca", Kind::kPca},
     {"hata", Kind::kHata},
     {"spotlight", Kind::kSpotlight},
     {"hashattention", Kind::kHashAttention},
@@ -123,8 +124,19 @@ std::optional<std::string> SetCompletion(AttentionPolicy& policy, std::string_vi
   return std::nullopt;
 }
 
+std::optional<std::string> SetTail(AttentionPolicy& policy, std::string_view value) {
+  if (value != "on" && value != "off") return "on or off";
+  policy.tail = value == "on";
+  return std::nullopt;
+}
+
 std::optional<std::string> SetBits(AttentionPolicy& policy, std::string_view value) {
   const int32_t bits = ParseCount(value).value_or(0);
+  if (policy.kind == Kind::kPca) {
+    if (bits < 64 || bits > 256 || bits % 64 != 0) return "one of 64, 128, 192, 256";
+    policy.bits = bits;
+    return std::nullopt;
+  }
   const bool is_lsh = policy.kind == Kind::kLsh;
   const bool of_all = bits == 32 || bits == 64 || bits == 128 || bits == 256;
   if (!of_all && !(is_lsh && (bits == 512 || bits == 1024))) {
@@ -134,11 +146,12 @@ std::optional<std::string> SetBits(AttentionPolicy& policy, std::string_view val
   return std::nullopt;
 }
 
-constexpr std::array<OptionRule, 10> kOptions = {{
+constexpr std::array<OptionRule, 11> kOptions = {{
     {"k", Needs::kBudget, SetK},
     {"p", Needs::kBudget,
      [](AttentionPolicy& a, std::string_view v) { return SetUpToOne(a.p, v); }},
     {"completion", Needs::kAnchors, SetCompletion},
+    {"tail", Needs::kTransform, SetTail},
     {"sink", Needs::kAnchors,
      [](AttentionPolicy& a, std::string_view v) { return SetCount(a.sink, v, 0); }},
     // A query always sees itself, so there is no window of none.
@@ -161,6 +174,8 @@ bool Has(const AttentionPolicy& policy, Needs needs) {
       return !policy.IsDense();
     case Needs::kBudget:
       return policy.HasBudget();
+    case Needs::kTransform:
+      return policy.kind == Kind::kPca;
     case Needs::kCodes:
       return policy.index_kind() == IndexKind::kCodes;
   }
@@ -225,7 +240,8 @@ absl::Status SetOption(AttentionPolicy& policy, std::string_view option,
 
 IndexKind AttentionPolicy::index_kind() const {
   if (kind == Kind::kQuest) return IndexKind::kBounds;
-  return kind == Kind::kLsh || IsLearned() ? IndexKind::kCodes : IndexKind::kNone;
+  return kind == Kind::kLsh || kind == Kind::kPca || IsLearned() ? IndexKind::kCodes
+                                                                 : IndexKind::kNone;
 }
 
 int32_t AttentionPolicy::KFor(int32_t visible) const {
@@ -283,6 +299,7 @@ std::string ToString(const AttentionPolicy& policy) {
   }
   if (policy.p) add("p", NumberText(*policy.p));
   if (policy.completion) add("completion", "on");
+  if (!policy.tail) add("tail", "off");
   if (policy.sink != defaults.sink) add("sink", policy.sink);
   if (policy.window != defaults.window) add("window", policy.window);
   if (policy.dense_layers != defaults.dense_layers) add("dense_layers", policy.dense_layers);

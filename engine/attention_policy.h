@@ -2,7 +2,7 @@
 // the API, on the command line and in results:
 //
 //   policy  := name [":" option {"," option}]
-//   name    := dense | window | oracle | quest | lsh | hata | spotlight | hashattention
+//   name    := dense | window | oracle | quest | lsh | pca | hata | spotlight | hashattention
 //   option  := "k=" (count | share "%")      tokens to choose; 2% where absent
 //            | "p=" number                   choose 4k, keep the fewest that have this share of
 //                                            their attention (0 < p <= 1)
@@ -10,7 +10,10 @@
 //            | "sink=" count                 first tokens that are always read; 16
 //            | "window=" count               last tokens that are always read, at least 1; 128
 //            | "dense_layers=" count         first layers that always read everything; 2
-//            | "bits=" (32 | 64 | 128 | 256) of a code; the artifact's, 128 for lsh. lsh: 512, 1024
+//            | "tail=" ("on" | "off")        pca: mean values stand for what was not read, at heads
+//                                            where the fit found that they help; on
+//            | "bits=" (32 | 64 | 128 | 256) of a code; the artifact's, 128 for lsh. lsh: 512, 1024;
+//                                            pca: 64, 128, 192, 256, by the head dimension
 //            | "suffix=" count               so many last prompt tokens retrieve, too, and those
 //                                            before them in the same block of KV; 0
 //            | "from=" count                 shorter contexts are dense; measured where absent
@@ -43,7 +46,17 @@ enum class IndexKind {
 
 // Plain data. A default one is `dense`; one with only `kind` set is what the name alone parses to.
 struct AttentionPolicy {
-  enum class Kind { kDense, kWindow, kOracle, kQuest, kLsh, kHata, kSpotlight, kHashAttention };
+  enum class Kind {
+    kDense,
+    kWindow,
+    kOracle,
+    kQuest,
+    kLsh,
+    kPca,
+    kHata,
+    kSpotlight,
+    kHashAttention
+  };
 
   // Exactly one of the two is set; the other is 0. Policies that choose nothing ignore it.
   struct Budget {
@@ -60,6 +73,7 @@ struct AttentionPolicy {
   Budget k = {};
   std::optional<double> p = {};
   bool completion = false;
+  bool tail = true;  // of pca; others have none
   int32_t sink = 16;
   int32_t window = 128;  // with the query's own token, so at least 1
   int32_t dense_layers = 2;
@@ -78,6 +92,8 @@ struct AttentionPolicy {
   // The kind's functions, or the feature maps.
   bool NeedsArtifact() const { return IsLearned() || completion; }
   IndexKind index_kind() const;
+  // Whether its queries may have a tail, as far as the policy goes.
+  bool HasTail() const { return kind == Kind::kPca && tail; }
 
   // Tokens that end up chosen where `visible` tokens are seen: the count, or at least 1 and the
   // share, rounded to the nearest (docs/calibration.md). 0 without a budget. May exceed mid: the

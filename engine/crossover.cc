@@ -62,11 +62,13 @@ class BackendTimer final : public AttentionTimer {
     policy.kind = index.kind;
     policy.bits = index.kind == Kind::kLsh ? index.bits : 0;
     policy.dense_layers = timer->layer_;
+    policy.tail = index.kind != Kind::kPca;  // summaries have no place here
     policy.from = 0;
     const int32_t tokens = std::min(options.max_context, kCrossoverLast);
     const int32_t blocks = (tokens + options.block_tokens - 1) / options.block_tokens;
     RetrievalOptions retrieval;
     retrieval.artifact = options.retrieval.artifact;
+    if (index.kind == Kind::kPca) retrieval.transform = options.retrieval.transform;
     retrieval.indexes = {index};
     retrieval.summaries = 0;
     KvMemoryOptions of_memory;

@@ -234,6 +234,7 @@ void Decoder::ProjectAndWriteKv(int32_t index) {
 
   // q and k, per head: rotate by position
   RotateAndWriteKv(index, q, k, v);
+  if (observe_queries_) observe_queries_(index, q);
   retrieval_->Index(index);
 }
 

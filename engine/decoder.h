@@ -11,8 +11,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -112,6 +114,11 @@ class Decoder final : public Model {
   absl::Status Forward(const Batch& batch, std::span<float> logits) override;
   absl::Status Sample(const Batch& batch, std::span<const kernels::SampleRow> rows,
                       std::span<kernels::SampledToken> sampled) override;
+
+  // `observe` is called in each layer of a pass with the queries of all rows, after RoPE: [m][H*d], the device's.
+  void ObserveQueries(std::function<void(int32_t layer, const kernels::Tensor& q)> observe) {
+    observe_queries_ = std::move(observe);
+  }
 
   // Sizes, for the log, metrics and bench.
   size_t weight_bytes() const {
@@ -221,6 +228,7 @@ class Decoder final : public Model {
   std::vector<std::vector<int32_t>> tables_;
   std::vector<uint64_t> block_written_in_;  // [num_blocks] the last Forward that wrote it
   uint64_t forward_count_ = 0;
+  std::function<void(int32_t, const kernels::Tensor&)> observe_queries_;
 };
 
 }  // namespace winnow::engine

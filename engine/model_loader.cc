@@ -31,6 +31,7 @@ absl::StatusOr<StoreNames> NamesOf(const ModelConfig& config, const Weights& wei
   names.retrieval =
       fmt::format("from {} probes {} artifact {}", retrieval.from, retrieval.probe_interval,
                   retrieval.artifact == nullptr ? "none" : retrieval.artifact->ContentId());
+  if (retrieval.transform != nullptr) names.retrieval += " transform " + retrieval.transform->id;
   return names;
 }
 
@@ -54,6 +55,10 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& model_
   }
   WINNOW_ASSIGN_OR_RETURN(decoder_options.retrieval,
                           ResolveRetrieval(model_path, config, weights, options.retrieval));
+  // Before memory is counted and taken: it adds an index, and needs a decoder of its own meanwhile.
+  WINNOW_ASSIGN_OR_RETURN(TransformReport transform,
+                          ResolveTransform(config, weights, *tokenizer, options.retrieval, *backend,
+                                           decoder_options));
   const kernels::KvLayout layout{config.num_kv_heads, config.head_dim, decoder_options.block_tokens,
                                  decoder_options.kv_dtype};
   WINNOW_RETURN_IF_ERROR(CheckMemory(config, decoder_options, *backend,
@@ -85,6 +90,7 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& model_
       .backend = std::move(backend),
       .decoder_options = std::move(decoder_options),
       .crossover = std::move(crossover),
+      .transform = std::move(transform),
       .store = std::move(store),
       .decoder = std::move(decoder),
   });

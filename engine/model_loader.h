@@ -68,6 +68,7 @@ struct LoadedModel {
   std::unique_ptr<kernels::Backend> backend;
   DecoderOptions decoder_options;  // as they were resolved: no "auto" and no 0 left
   CrossoverReport crossover;       // where decoder_options.retrieval.from comes from
+  TransformReport transform;       // of decoder_options.retrieval.transform
   KvStore store;                   // of slower tiers; empty without
   std::unique_ptr<Decoder> decoder;
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <optional>
@@ -10,6 +11,8 @@
 #include "engine/concat.h"
 #include "engine/model/model_fingerprint.h"
 #include "engine/status_macros.h"
+#include "engine/transform_fit_cache.h"
+#include "engine/transform_fit_run.h"
 #include "fmt/format.h"
 #include "kernels/kv_layout.h"
 
@@ -18,9 +21,17 @@ namespace {
 
 using Kind = AttentionPolicy::Kind;
 
-constexpr Kind kIndexKinds[] = {Kind::kQuest, Kind::kLsh, Kind::kHata, Kind::kSpotlight,
-                                Kind::kHashAttention};
+constexpr Kind kIndexKinds[] = {Kind::kQuest, Kind::kLsh,       Kind::kPca,
+                                Kind::kHata,  Kind::kSpotlight, Kind::kHashAttention};
 constexpr char kFourBitKeys[] = "int4";
+// No window of text is begun later than this; the first is run whatever it takes.
+constexpr Duration kFitBudget = std::chrono::seconds(20);
+
+std::string HexDigits(const Digest& digest) {
+  std::string digits;
+  for (const uint8_t byte : digest) digits += fmt::format("{:02x}", byte);
+  return digits;
+}
 
 std::optional<int32_t> ParseNumber(std::string_view text) {
   int32_t value = 0;
@@ -32,10 +43,10 @@ std::optional<int32_t> ParseNumber(std::string_view text) {
 }
 
 absl::Status BadEntry(std::string_view entry, std::string_view why) {
-  return absl::InvalidArgumentError(
-      fmt::format("index: '{}' {}; there are auto, none, or a list of quest, lsh, hata, spotlight, "
-                  "hashattention (each but quest with bits, as lsh:128, or its own), int4",
-                  entry.substr(0, 64), why));
+  return absl::InvalidArgumentError(fmt::format(
+      "index: '{}' {}; there are auto, none, or a list of quest, lsh, pca, hata, spotlight, "
+      "hashattention (each but quest with bits, as lsh:128, or its own), int4",
+      entry.substr(0, 64), why));
 }
 
 absl::StatusOr<IndexSpec> ParseIndex(std::string_view entry) {
@@ -48,6 +59,13 @@ absl::StatusOr<IndexSpec> ParseIndex(std::string_view entry) {
   if (colon == entry.npos) return spec;
   if (*kind == Kind::kQuest) return BadEntry(entry, "has bits, and quest has no codes");
   const std::optional<int32_t> bits = ParseNumber(entry.substr(colon + 1));
+  if (*kind == Kind::kPca) {
+    if (!bits.has_value() || *bits < 64 || *bits > 256 || *bits % 64 != 0) {
+      return BadEntry(entry, "has bits that are not 64, 128, 192 or 256");
+    }
+    spec.bits = *bits;
+    return spec;
+  }
   const bool wide = *kind == Kind::kLsh && bits.has_value() && (*bits == 512 || *bits == 1024);
   if (!wide &&
       (!bits.has_value() || !(*bits == 32 || *bits == 64 || *bits == 128 || *bits == 256))) {
@@ -75,6 +93,7 @@ absl::StatusOr<std::vector<IndexSpec>> ResolveIndexes(const IndexList& list,
                                                       const Artifact* artifact) {
   std::vector<IndexSpec> specs;
   for (IndexSpec spec : list.specs) {
+    if (spec.kind == Kind::kPca) continue;  // joins them with its fit (UseTransform)
     if (spec.kind == Kind::kLsh && spec.bits == 0) spec.bits = AttentionPolicy::kLshBits;
     if (spec.kind != Kind::kLsh && spec.kind != Kind::kQuest) {
       const std::string name(KindName(spec.kind));
@@ -177,6 +196,100 @@ absl::StatusOr<RetrievalOptions> ResolveRetrieval(const std::string& model_path,
   options.probe_interval = flags.probe_interval;
   options.summaries = flags.summaries;
   return options;
+}
+
+absl::StatusOr<int32_t> WantedTransformBits(const ModelConfig& config, const RetrievalFlags& flags,
+                                            const RetrievalOptions& options) {
+  WINNOW_ASSIGN_OR_RETURN(const IndexList list, ParseIndexList(flags.index));
+  const int32_t usual = DefaultTransformBits(config.head_dim);
+  if (!list.automatic) {
+    for (const IndexSpec& spec : list.specs) {
+      if (spec.kind == Kind::kPca) return spec.bits == 0 ? usual : spec.bits;
+    }
+    return 0;
+  }
+  if (flags.policies.empty()) return options.artifact == nullptr ? usual : 0;
+  int32_t wanted = 0;
+  for (const AttentionPolicy& policy : flags.policies) {
+    if (policy.kind != Kind::kPca) continue;
+    const int32_t bits = policy.bits == 0 ? usual : policy.bits;
+    if (wanted != 0 && wanted != bits) {
+      return absl::InvalidArgumentError(fmt::format(
+          "policies ask for transform codes of {} and of {} bits; there is one index pca", wanted,
+          bits));
+    }
+    wanted = bits;
+  }
+  return wanted;
+}
+
+absl::StatusOr<TransformReport> ResolveTransform(const ModelConfig& config, const Weights& weights,
+                                                 const Tokenizer& tokenizer,
+                                                 const RetrievalFlags& flags,
+                                                 kernels::Backend& backend,
+                                                 DecoderOptions& options) {
+  TransformReport report;
+  WINNOW_ASSIGN_OR_RETURN(report.bits, WantedTransformBits(config, flags, options.retrieval));
+  if (report.bits == 0) return report;
+  // What was not asked for by name must not keep a server from starting.
+  const bool by_name = flags.index != "auto" || !flags.policies.empty();
+  const auto without = [&](absl::Status status) -> absl::StatusOr<TransformReport> {
+    if (by_name) return status;
+    options.retrieval.no_transform = std::string(status.message());
+    report.bits = 0;
+    report.problem = options.retrieval.no_transform;
+    return report;
+  };
+  if (!backend.HasTransformCodes()) {
+    return without(absl::UnimplementedError(
+        fmt::format("index: pca: {} has no transform codes yet", backend.name())));
+  }
+  WINNOW_ASSIGN_OR_RETURN(const std::string fingerprint, ModelFingerprint(config, weights.files));
+  const std::string_view text = TransformFitText();
+  const std::string key =
+      fmt::format("transform fit {} of {}, compute {}, kv {}, text {}, bits {}",
+                  kTransformFitVersion, fingerprint, kernels::DTypeName(options.compute),
+                  kernels::DTypeName(options.kv_dtype), HexDigits(Sha256(text)), report.bits);
+  const std::string crossover = flags.crossover_cache == "auto" ? DefaultCrossoverPath(Environment)
+                                : flags.crossover_cache == "none" ? ""
+                                                                  : flags.crossover_cache;
+  const std::string path = TransformFitPath(crossover, key);
+  if (!path.empty()) {
+    absl::StatusOr<std::optional<TransformFit>> found = ReadTransformFit(path, key, config);
+    if (!found.ok()) {
+      report.problem = std::string(found.status().message());
+    } else if (found->has_value()) {
+      options.retrieval.transform = std::make_shared<const TransformFit>(**std::move(found));
+      report.cached = true;
+    }
+  }
+  if (options.retrieval.transform == nullptr) {
+    const SteadyClock clock;
+    const TimePoint start = clock.Now();
+    WINNOW_ASSIGN_OR_RETURN(
+        std::vector<int32_t> tokens,
+        tokenizer.Encode(text, /*add_special_tokens=*/false, /*parse_special=*/false));
+    if (tokens.size() > static_cast<size_t>(kFitTokens)) tokens.resize(kFitTokens);
+    absl::StatusOr<TransformFit> made = MakeTransformFit(
+        config, weights, tokens, backend, options, report.bits, clock, kFitBudget, flags.progress);
+    if (!made.ok()) return without(made.status());
+    options.retrieval.transform = std::make_shared<const TransformFit>(*std::move(made));
+    report.seconds = std::chrono::duration<double>(clock.Now() - start).count();
+    if (!path.empty()) {
+      const absl::Status status = WriteTransformFit(path, key, *options.retrieval.transform);
+      if (!status.ok()) report.problem = std::string(status.message());
+    }
+  }
+  const TransformFit& fit = *options.retrieval.transform;
+  report.sample_tokens = fit.sample_tokens;
+  for (const kernels::TransformCodeWeights& layer : fit.layers) {
+    for (const kernels::TransformCodeHead& head : layer.heads) {
+      ++report.heads;
+      report.heads_with_tail += head.tail ? 1 : 0;
+    }
+  }
+  options.retrieval.indexes.push_back({Kind::kPca, report.bits});
+  return report;
 }
 
 absl::StatusOr<CrossoverReport> ResolveFrom(const ModelConfig& config, const RetrievalFlags& flags,

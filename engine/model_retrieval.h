@@ -4,6 +4,7 @@
 #define WINNOW_ENGINE_MODEL_RETRIEVAL_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -18,6 +19,7 @@
 #include "engine/model/model_config.h"
 #include "engine/model/weights.h"
 #include "engine/retrieval_attention.h"
+#include "engine/text/tokenizer.h"
 #include "kernels/backend.h"
 
 namespace winnow::engine {
@@ -38,7 +40,9 @@ struct RetrievalFlags {
   std::string from = "0";
   int32_t probe_interval = 0;  // RetrievalOptions::probe_interval
   int32_t summaries = 1;       // RetrievalOptions::summaries
-  // Where the measured crossover is remembered: "auto" (DefaultCrossoverPath), "none", or a file.
+  // Called while transform codes are fitted, with the share that is done; may be empty.
+  std::function<void(double)> progress;
+  // Where the measured crossover and, beside it, the fit of transform codes are remembered: "auto" (DefaultCrossoverPath), "none", or a file.
   std::string crossover_cache = "auto";
 };
 
@@ -63,6 +67,28 @@ absl::Status CheckRetrievalFlags(const RetrievalFlags& flags);
 absl::StatusOr<RetrievalOptions> ResolveRetrieval(const std::string& model_path,
                                                   const ModelConfig& config, const Weights& weights,
                                                   const RetrievalFlags& flags);
+
+// What became of transform codes.
+struct TransformReport {
+  int32_t bits = 0;     // 0: there are none
+  bool cached = false;  // fitted by an earlier start
+  double seconds = 0;   // that the fit took
+  int32_t sample_tokens = 0;
+  int32_t heads = 0, heads_with_tail = 0;
+  std::string
+      problem;  // with the cache, or why there are none; it does not keep a server from starting
+};
+// Bits of the index pca that the flags ask for; 0: none. `auto` without policies takes it where there is no artifact.
+// InvalidArgument: policies that ask for different ones.
+absl::StatusOr<int32_t> WantedTransformBits(const ModelConfig& config, const RetrievalFlags& flags,
+                                            const RetrievalOptions& options);
+// Recalls or makes the fit, and adds the index pca to `options`. Unimplemented: the backend lacks it. InvalidArgument:
+// the fit fails, with layer and KV head. Neither where pca was not asked for by name: the report says so then.
+absl::StatusOr<TransformReport> ResolveTransform(const ModelConfig& config, const Weights& weights,
+                                                 const Tokenizer& tokenizer,
+                                                 const RetrievalFlags& flags,
+                                                 kernels::Backend& backend,
+                                                 DecoderOptions& options);
 
 // Measures or recalls `options.retrieval.from` where the flags say so; else reports what they say.
 absl::StatusOr<CrossoverReport> ResolveFrom(const ModelConfig& config, const RetrievalFlags& flags,

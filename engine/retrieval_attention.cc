@@ -66,7 +66,7 @@ void RetrievalAttention::Begin(std::span<const SequenceChunk> chunks) {
     for (; method != methods_.end() && !method->rows.empty(); ++method) {
       const AttentionPolicy& other = *method->policy;
       if (policy.kind == other.kind && policy.bits == other.bits && policy.p == other.p &&
-          policy.completion == other.completion) {
+          policy.completion == other.completion && policy.HasTail() == other.HasTail()) {
         break;
       }
     }
@@ -88,6 +88,7 @@ void RetrievalAttention::IndexMethod(int32_t layer, const Method& method) {
   memory_.Unpin();
   spans_.clear();
   extensions_.clear();
+  table_extensions_.clear();
   tables_.resize(std::max(tables_.size(), method.rows.size()));
   for (size_t at = 0; at < method.rows.size(); ++at) {
     Rows& rows = rows_[method.rows[at]];
@@ -108,6 +109,13 @@ void RetrievalAttention::IndexMethod(int32_t layer, const Method& method) {
       extends = mid.last > summary.tokens.last;
       if (extends) first = std::min(first, summary.tokens.last);
     }
+    int32_t table_end = 0;
+    if (state.policy_.HasTail()) {
+      if (summary.tokens.size() == 0) summary.tokens = {mid.first, mid.first};
+      table_end = std::min(TableEnd(rows, chunk.position + rows.first_retrieving),
+                           end / kernels::kCellRefreshTokens * kernels::kCellRefreshTokens);
+      if (table_end > summary.tokens.last) first = std::min(first, summary.tokens.last);
+    }
     PinnedBlocks pinned;
     // A page of bounds is read from its beginning: blocks are whole pages.
     if (!memory_.Pin(rows.index, layer, chunk.block_table, first / layout_.block_tokens,
@@ -119,6 +127,9 @@ void RetrievalAttention::IndexMethod(int32_t layer, const Method& method) {
     of_layer.indexed = end;
     rows.indexed_from = begin;
     if (extends) extensions_.push_back({&summary, pinned.table, mid.last});
+    if (table_end > summary.tokens.last) {
+      table_extensions_.push_back({&summary, pinned.table, chunk.block_table, table_end});
+    }
     pool_ = pinned.pool;
   }
   IndexSpans(layer, method);
@@ -130,7 +141,18 @@ void RetrievalAttention::IndexSpans(int32_t layer, const Method& method) {
     backend_.BoundKeys(spans_, pool_, layout_, bounds_[layer].data());
   } else if (const CodeIndex* codes = FindCodes(*method.policy)) {
     const CodeIndex::Layer& of_layer = codes->layers[layer];
-    backend_.EncodeKeys(spans_, pool_, layout_, *of_layer.key, of_layer.pool.data(), codes->layout);
+    if (of_layer.transform != nullptr) {
+      backend_.EncodeTransformKeys(spans_, pool_, layout_, *of_layer.transform,
+                                   of_layer.pool.data(), codes->layout);
+      if (!table_extensions_.empty()) {
+        backend_.ExtendCellTables(table_extensions_, pool_, layout_, *of_layer.transform,
+                                  of_layer.pool.data(), codes->layout);
+      }
+      table_extensions_.clear();
+    } else {
+      backend_.EncodeKeys(spans_, pool_, layout_, *of_layer.key, of_layer.pool.data(),
+                          codes->layout);
+    }
   }
   if (method.policy->p.has_value()) {
     backend_.QuantizeKeys(spans_, pool_, layout_, int4_keys_[layer].data());
@@ -203,6 +225,13 @@ int32_t RetrievalAttention::CallSize(int32_t first) const {
     const int64_t attended = query.position + 1 - query.mid.size() + candidates_[first + count];
     widest = std::max(widest, attended);
     if (count > 0 && widest * (count + 1) * layout_.kv_heads > max_entries_) break;
+    // Queries of a sequence in one call see the same table.
+    const Rows& rows = *query_rows_[first + count];
+    if (count > 0 && &rows == query_rows_[first + count - 1] &&
+        rows.chunk->retrieval->policy_.HasTail() &&
+        TableEnd(rows, query.position) != TableEnd(rows, queries_[first + count - 1].position)) {
+      break;
+    }
     ++count;
   }
   return count;
@@ -236,7 +265,9 @@ void RetrievalAttention::Predict(int32_t layer, const Tensor& q) {
     for (int32_t first = 0; first < static_cast<int32_t>(queries_.size());) {
       const int32_t count = CallSize(first);
       const std::span<RetrievalQuery> queries = std::span(queries_).subspan(first, count);
+      predicting_ = true;
       const Selection chosen = SelectAndPrune(layer, *method.policy, first, queries, q);
+      predicting_ = false;
       if (!backend_.Synchronize()) return;
       for (int32_t i = 0; i < count; ++i) {
         for (int32_t head = 0; head < layout_.kv_heads; ++head) {
@@ -279,6 +310,17 @@ void RetrievalAttention::RunQueries(int32_t layer, const Method& method, int32_t
                                     int32_t count, const Tensor& q, const Tensor& out) {
   const AttentionPolicy& policy = *method.policy;
   const std::span<RetrievalQuery> queries = std::span(queries_).subspan(first, count);
+  anchor_rows_.clear();
+  if (policy.kind == Kind::kPca) {
+    if (!backend_.failure().empty()) return;
+    if (!MeasureAnchors(layer, first, queries, q) || !ExtendTables(layer, first, queries)) {
+      if (!backend_.failure().empty()) return;
+      // As below: fewer queries at a time.
+      RunQueries(layer, method, first, count / 2, q, out);
+      RunQueries(layer, method, first + count / 2, count - count / 2, q, out);
+      return;
+    }
+  }
   const Selection chosen = SelectAndPrune(layer, policy, first, queries, q);
 
   if (!BringRows(layer, first, queries, chosen)) return;
@@ -308,6 +350,12 @@ void RetrievalAttention::RunQueries(int32_t layer, const Method& method, int32_t
     RunQueries(layer, method, first + count / 2, count - count / 2, q, out);
     return;
   }
+  for (size_t i = 0; i < anchor_rows_.size(); ++i) {
+    // What the anchors took was read once, and found in the cache the second time.
+    const uint64_t stored = std::min(anchor_rows_[i].stored, tier_rows_[i].cached);
+    tier_rows_[i].cached -= stored;
+    tier_rows_[i].stored += stored;
+  }
   Count(first, queries, chosen);
   if (memory_.IsShared(layer)) {
     for (int32_t i = 0; i < count; ++i) {
@@ -321,6 +369,7 @@ void RetrievalAttention::RunQueries(int32_t layer, const Method& method, int32_t
   float* const states = static_cast<float*>(states_.data());
   backend_.AttendRows(q, queries, lists_, layout_, scale_, states);
   if (policy.completion) Complete(layer, first, queries, q);
+  if (policy.HasTail()) MergeTails(layer, first, queries);
   backend_.FinishStates(queries, states, layout_.head_dim, out);
   if (fetcher_->keeps() && !backend_.Synchronize()) return;
   fetcher_->End();
@@ -345,6 +394,17 @@ bool RetrievalAttention::AttendChosen(int32_t layer, int32_t first,
     // What a summary takes in has to be resident, and of KV in the host's memory rows have addresses.
     return !any_lost && !memory_.IsShared(layer) && PinForCompletion(layer, first, queries) &&
            AttendAndComplete(layer, first, queries, chosen, q, out);
+  }
+  const AttentionPolicy& policy = query_rows_[first]->chunk->retrieval->policy_;
+  if (policy.HasTail()) {
+    float* const states = static_cast<float*>(states_.data());
+    if (any_lost || !backend_.AttendChosenStates(q, queries, chosen, memory_.LayerPool(layer),
+                                                 layout_, scale_, states)) {
+      return false;
+    }
+    MergeTails(layer, first, queries);
+    backend_.FinishStates(queries, states, layout_.head_dim, out);
+    return true;
   }
   // A part of a selection is known to the host only.
   if (any_lost && !backend_.Synchronize()) return true;
@@ -428,6 +488,9 @@ void RetrievalAttention::Select(int32_t layer, const AttentionPolicy& policy, in
       return;
     case Kind::kQuest:
       backend_.SelectByBounds(q, queries, bounds_[layer].data(), layout_, scale_, chosen);
+      return;
+    case Kind::kPca:
+      SelectByMass(layer, policy, first, queries, q, chosen);
       return;
     case Kind::kLsh:
     case Kind::kHata:

@@ -30,6 +30,7 @@
 #include "engine/model/model_config.h"
 #include "engine/retrieval_state.h"
 #include "engine/row_fetcher.h"
+#include "engine/transform_fit.h"
 #include "kernels/backend.h"
 
 namespace winnow::engine {
@@ -37,7 +38,7 @@ namespace winnow::engine {
 // An index that policies of one kind need: its pools hold memory, so a server may leave some out.
 struct IndexSpec {
   AttentionPolicy::Kind kind =
-      AttentionPolicy::Kind::kLsh;  // quest, lsh, hata, spotlight or hashattention
+      AttentionPolicy::Kind::kLsh;  // quest, lsh, pca, hata, spotlight or hashattention
   int32_t bits = 0;                 // of codes; 0 for quest
   bool operator==(const IndexSpec&) const = default;
 };
@@ -45,6 +46,8 @@ std::string ToString(const IndexSpec& spec);  // "lsh:128", "quest"
 
 struct RetrievalOptions {
   std::shared_ptr<const Artifact> artifact;  // null: learned policies and completion are refused
+  std::shared_ptr<const TransformFit> transform;  // null: pca is refused
+  std::string no_transform;                       // why there is none, where one was tried
   std::vector<IndexSpec> indexes;
   bool four_bit_keys = false;  // for policies with p
   int32_t from = 0;            // shortest context that retrieves, for policies that leave it open
@@ -58,7 +61,8 @@ struct RetrievalOptions {
 // What the policies need, and no more.
 RetrievalOptions OptionsFor(std::span<const AttentionPolicy> policies,
                             std::shared_ptr<const Artifact> artifact);
-// Every index that can be had: those that need no training, and the artifact's kinds.
+// Every index that can be had: those that need no training, and the artifact's kinds. pca, which needs a fit, is not
+// among them (model_retrieval.h adds it).
 std::vector<IndexSpec> AllIndexes(const Artifact* artifact);
 // Bytes of the summaries of one sequence; 0 without feature maps.
 int64_t SummaryBytes(const ModelConfig& config, const RetrievalOptions& options);
@@ -137,7 +141,8 @@ class RetrievalAttention {
   // Learned or random functions and the pools of one kind, for every layer that has them.
   struct CodeIndex {
     struct Layer {
-      std::unique_ptr<kernels::PackedEncoder> key, query;  // null: the layer has none
+      std::unique_ptr<kernels::PackedEncoder> key, query;       // null: the layer has none
+      std::unique_ptr<kernels::PackedTransformCode> transform;  // of pca, in place of both
       kernels::Buffer pool;
     };
     IndexSpec spec;
@@ -212,6 +217,16 @@ class RetrievalAttention {
   kernels::Selection SelectAndPrune(int32_t layer, const AttentionPolicy& policy, int32_t first,
                                     std::span<kernels::RetrievalQuery> queries,
                                     const kernels::Tensor& q);
+  // pca's own steps (retrieval_mass.cc).
+  bool MeasureAnchors(int32_t layer, int32_t first,
+                      std::span<const kernels::RetrievalQuery> queries, const kernels::Tensor& q);
+  void SelectByMass(int32_t layer, const AttentionPolicy& policy, int32_t first,
+                    std::span<const kernels::RetrievalQuery> queries, const kernels::Tensor& q,
+                    const kernels::Selection& chosen);
+  bool ExtendTables(int32_t layer, int32_t first, std::span<const kernels::RetrievalQuery> queries);
+  void MergeTails(int32_t layer, int32_t first, std::span<const kernels::RetrievalQuery> queries);
+  int32_t TableEnd(const Rows& rows, int32_t position) const;
+  kernels::TailMasses TailOfCall() const;
   void Select(int32_t layer, const AttentionPolicy& policy, int32_t first,
               std::span<const kernels::RetrievalQuery> queries, const kernels::Tensor& q,
               const kernels::Selection& chosen);
@@ -311,7 +326,11 @@ class RetrievalAttention {
     uint64_t cached = 0, stored = 0;
     uint64_t in_frames = 0;  // of `stored`, where frames are a slower tier themselves
   };
-  std::vector<TierRows> tier_rows_;  // [queries]
+  std::vector<TierRows> tier_rows_;    // [queries]
+  std::vector<TierRows> anchor_rows_;  // [queries] what reading the anchors first took
+  std::vector<kernels::CellTableExtension> table_extensions_;
+  std::vector<const float*> cell_tables_;  // [queries]
+  bool predicting_ = false;                // anchors are not known yet
   // A query's counts of chosen tokens, which the device may not have written yet.
   struct PendingCount {
     RetrievalState* state = nullptr;
@@ -329,7 +348,10 @@ class RetrievalAttention {
   kernels::Buffer counts_;  // [kCountCalls][kMaxQueries][Hkv] of selections
   kernels::Buffer tokens_;  // of a selection
   kernels::Buffer addresses_;
-  kernels::Buffer query_codes_, states_;            // the device's
+  kernels::Buffer query_codes_, states_;  // the device's
+  // pca: log-sum-exps of anchors [kMaxQueries][H], shared; and what the tail needs of each query head.
+  kernels::Buffer no_counts_;  // [kMaxQueries][Hkv] zeros: a selection of nothing, shared
+  kernels::Buffer anchor_masses_, tail_masses_, tail_references_, tail_deltas_;
   std::vector<kernels::SelectionQuality> quality_;  // [Hkv]
   std::vector<uint64_t> wanted_pages_;              // [logical blocks][pages of a block] bits
   std::vector<int32_t> whole_blocks_, whole_frames_;

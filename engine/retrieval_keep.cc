@@ -62,7 +62,10 @@ void RetrievalAttention::MakeKeepable() {
     index.marks.resize(memory_.num_blocks());
     // lsh and quest depend on nothing that is learned. The model's part of the identity is in it.
     const Digest& model = memory_.names().model;
-    index.digest = Sha256(fmt::format("index 2 {} {} ", index.title, artifact_id_) +
+    // A new fit costs pca's codes, and nothing else.
+    const bool fitted = index.title.starts_with(KindName(Kind::kPca));
+    const std::string& functions = fitted ? options_.transform->id : artifact_id_;
+    index.digest = Sha256(fmt::format("index 2 {} {} ", index.title, functions) +
                           std::string(reinterpret_cast<const char*>(model.data()), model.size()));
     index.kind = KindOf(index.digest);
     keepable_.push_back(std::move(index));
@@ -225,11 +228,16 @@ void RetrievalAttention::AdoptIndex(RetrievalState& state, std::span<const int32
   for (int32_t layer = first_layer; layer < config_.num_layers; ++layer) {
     state.layers_[layer].indexed = tokens;
   }
-  if (state.policy_.completion) LoadSummary(state, names, retrieve_from);
+  if (state.policy_.completion || state.policy_.HasTail()) LoadSummary(state, names, retrieve_from);
 }
 
 uint32_t RetrievalAttention::SummaryKind(const AttentionPolicy& policy, Digest* digest) const {
   // Its tokens begin behind the sink. Where they end depends on the window, and stands beside.
+  if (policy.HasTail()) {
+    *digest = Sha256(fmt::format("cells {} sink {} layers {}", options_.transform->id, policy.sink,
+                                 policy.dense_layers));
+    return KindOf(*digest);
+  }
   *digest = Sha256(
       fmt::format("summary {} sink {} layers {}", artifact_id_, policy.sink, policy.dense_layers));
   return KindOf(*digest);
@@ -264,6 +272,8 @@ bool RetrievalAttention::LoadSummary(RetrievalState& state, std::span<const Bloc
   // the policy's matter: quest's are whole pages, and other kinds keep summaries under the same name.
   const kernels::TokenRange mid =
       PlanQuery(state.policy_, std::max(adopted, retrieve_from), options_.from).mid;
+  // A table reaches a border of tokens that are there.
+  const int32_t last = state.policy_.HasTail() ? adopted : mid.last;
   const std::span<std::byte> kept = Kept(sizeof(KeptHeader) + state.summaries_.size_bytes());
   if (kept.empty()) return false;
   for (size_t back = 0; back < std::min(names.size(), kSummaryBlocksBack); ++back) {
@@ -272,7 +282,7 @@ bool RetrievalAttention::LoadSummary(RetrievalState& state, std::span<const Bloc
     KeptHeader header;
     std::memcpy(&header, kept.data(), sizeof header);
     if (header.digest != digest || header.first != mid.first || header.last <= header.first ||
-        header.last > mid.last) {
+        header.last > last) {
       continue;
     }
     backend_.CopyToDevice(kept.data() + sizeof header, state.summaries_.data(),

@@ -10,6 +10,8 @@
 #include "engine/status_macros.h"
 #include "fmt/format.h"
 #include "kernels/attention_state.h"
+#include "kernels/check.h"
+#include "kernels/transform_code.h"
 
 namespace winnow::engine {
 
@@ -23,11 +25,22 @@ using Kind = AttentionPolicy::Kind;
 constexpr int64_t kMinEntries = int64_t{1} << 18;
 
 // Of the policy's codes; 0 if it has none, or the artifact does not.
-int32_t CodeBits(const AttentionPolicy& policy, const Artifact* artifact) {
+int32_t CodeBits(const AttentionPolicy& policy, const Artifact* artifact,
+                 const TransformFit* transform) {
   if (policy.index_kind() != IndexKind::kCodes) return 0;
   if (policy.bits != 0) return policy.bits;
   if (policy.kind == Kind::kLsh) return AttentionPolicy::kLshBits;
+  if (policy.kind == Kind::kPca) return transform != nullptr ? transform->bits : 0;
   return artifact != nullptr && artifact->HasKind(policy.kind) ? artifact->bits(policy.kind) : 0;
+}
+
+// Tables of cells of one sequence, of every layer.
+int64_t CellTableBytes(const ModelConfig& config, const RetrievalOptions& options) {
+  const bool has = std::any_of(options.indexes.begin(), options.indexes.end(),
+                               [](const IndexSpec& spec) { return spec.kind == Kind::kPca; });
+  return has ? config.num_layers * kernels::CellTableFloats(config.num_kv_heads, config.head_dim) *
+                   static_cast<int64_t>(sizeof(float))
+             : 0;
 }
 
 }  // namespace
@@ -53,7 +66,8 @@ RetrievalOptions OptionsFor(std::span<const AttentionPolicy> policies,
   for (const AttentionPolicy& policy : policies) {
     options.four_bit_keys |= policy.p.has_value();
     if (policy.index_kind() == IndexKind::kNone) continue;
-    const IndexSpec spec{policy.kind, CodeBits(policy, options.artifact.get())};
+    if (policy.kind == Kind::kPca) continue;  // needs a fit: model_retrieval.h
+    const IndexSpec spec{policy.kind, CodeBits(policy, options.artifact.get(), nullptr)};
     // Codes that the artifact does not have, or not so: CheckPolicy says so.
     const bool learned = policy.IsLearned();
     if (learned && (options.artifact == nullptr || !options.artifact->HasKind(policy.kind) ||
@@ -68,14 +82,15 @@ RetrievalOptions OptionsFor(std::span<const AttentionPolicy> policies,
 }
 
 int64_t SummaryBytes(const ModelConfig& config, const RetrievalOptions& options) {
-  if (options.artifact == nullptr) return 0;
+  const int64_t tables = CellTableBytes(config, options);
+  if (options.artifact == nullptr) return tables;
   int64_t floats = 0;
   for (int32_t layer = 0; layer < config.num_layers; ++layer) {
     if (!options.artifact->HasFeatures(layer)) continue;
     const int32_t features = options.artifact->FeatureMap(layer, Artifact::Side::kKey).out.out;
     floats += config.num_kv_heads * kernels::SummaryFloats(features, config.head_dim);
   }
-  return floats * static_cast<int64_t>(sizeof(float));
+  return std::max(tables, floats * static_cast<int64_t>(sizeof(float)));
 }
 
 int64_t IndexBlockBytes(const ModelConfig& config, const kernels::KvLayout& layout,
@@ -87,9 +102,10 @@ int64_t IndexBlockBytes(const ModelConfig& config, const kernels::KvLayout& layo
       continue;
     }
     const kernels::CodeLayout codes{layout.kv_heads, layout.block_tokens, spec.bits};
-    const int64_t layers = spec.kind == Kind::kLsh || options.artifact == nullptr
-                               ? config.num_layers
-                               : static_cast<int64_t>(options.artifact->layers(spec.kind).size());
+    const int64_t layers =
+        spec.kind == Kind::kLsh || spec.kind == Kind::kPca || options.artifact == nullptr
+            ? config.num_layers
+            : static_cast<int64_t>(options.artifact->layers(spec.kind).size());
     bytes += static_cast<int64_t>(codes.BlockBytes()) * layers;
   }
   if (options.four_bit_keys) {
@@ -158,7 +174,9 @@ absl::Status RetrievalAttention::Allocate(const RowFetcherOptions& rows) {
   }
   if (options_.artifact != nullptr && options_.artifact->has_features()) {
     WINNOW_RETURN_IF_ERROR(MakeFeatureMaps());
-    const size_t place_bytes = SummaryBytes(config_, options_);
+  }
+  if (const auto place_bytes = static_cast<size_t>(SummaryBytes(config_, options_));
+      place_bytes > 0) {
     if (options_.summaries > 0) {
       WINNOW_ASSIGN_OR_RETURN(summary_pool_, Pool(place_bytes * options_.summaries, "summaries"));
     }
@@ -202,6 +220,18 @@ absl::Status RetrievalAttention::Allocate(const RowFetcherOptions& rows) {
   WINNOW_RETURN_IF_ERROR(
       scratch(num_states * code_bytes, "codes of queries", /*shared=*/false, &query_codes_));
   WINNOW_RETURN_IF_ERROR(scratch(states, "attention states", /*shared=*/false, &states_));
+  if (options_.transform != nullptr) {
+    WINNOW_RETURN_IF_ERROR(scratch(num_states * sizeof(float), "masses of anchors",
+                                   /*shared=*/true, &anchor_masses_));
+    WINNOW_RETURN_IF_ERROR(scratch(size_t{kMaxQueries} * heads * sizeof(int32_t), "no counts",
+                                   /*shared=*/true, &no_counts_));
+    WINNOW_RETURN_IF_ERROR(scratch(num_states * kernels::kTransformCells * sizeof(int64_t),
+                                   "masses of cells", /*shared=*/false, &tail_masses_));
+    WINNOW_RETURN_IF_ERROR(scratch(num_states * sizeof(float), "references of masses",
+                                   /*shared=*/false, &tail_references_));
+    WINNOW_RETURN_IF_ERROR(
+        scratch(num_states * sizeof(float), "deltas", /*shared=*/false, &tail_deltas_));
+  }
   pending_counts_.reserve(size_t{kCountCalls} * kMaxQueries);
   quality_.resize(heads);
   MakeKeepable();
@@ -225,7 +255,18 @@ absl::Status RetrievalAttention::MakeCodeIndex(const IndexSpec& spec, int32_t nu
   };
   for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
     CodeIndex::Layer& to = index->layers[layer];
-    if (spec.kind == Kind::kLsh) {
+    if (spec.kind == Kind::kPca) {
+      WINNOW_CHECK(options_.transform != nullptr && options_.transform->bits == spec.bits);
+      if (!backend_.HasTransformCodes()) {
+        return absl::UnimplementedError(
+            fmt::format("index: {} has no transform codes ({})", backend_.name(), ToString(spec)));
+      }
+      to.transform = backend_.PackTransformCode(options_.transform->layers[layer]);
+      if (to.transform == nullptr) {
+        return absl::ResourceExhaustedError(
+            fmt::format("no memory for the transforms of {}", ToString(spec)));
+      }
+    } else if (spec.kind == Kind::kLsh) {
       const LshEncoder lsh(layer, config_.num_kv_heads, config_.head_dim, spec.bits);
       WINNOW_RETURN_IF_ERROR(pack(lsh.weights(), &to.key));
       WINNOW_RETURN_IF_ERROR(pack(lsh.weights(), &to.query));
@@ -264,7 +305,7 @@ absl::Status RetrievalAttention::MakeFeatureMaps() {
 const RetrievalAttention::CodeIndex* RetrievalAttention::FindCodes(
     const AttentionPolicy& policy) const {
   if (policy.index_kind() != IndexKind::kCodes) return nullptr;
-  const int32_t bits = CodeBits(policy, options_.artifact.get());
+  const int32_t bits = CodeBits(policy, options_.artifact.get(), options_.transform.get());
   for (const auto& index : code_indexes_) {
     if (index->spec == IndexSpec{policy.kind, bits}) return index.get();
   }
@@ -312,10 +353,27 @@ absl::Status RetrievalAttention::CheckPolicy(const AttentionPolicy& policy) cons
                       fmt::format("the artifact has no {} for layer {}", name, layer));
       }
     }
+    if (policy.kind == Kind::kPca) {
+      if (policy.completion) {
+        return refuse("completion", "pca has a tail of its own (tail=on)");
+      }
+      if (policy.bits != 0 && options_.transform != nullptr &&
+          policy.bits != options_.transform->bits) {
+        return refuse("bits", fmt::format("the codes here have {}", options_.transform->bits));
+      }
+      if (FindCodes(policy) == nullptr) {
+        return refuse("name", options_.no_transform.empty() ? "there is no index pca here"
+                                                            : options_.no_transform);
+      }
+      if (policy.tail && options_.summaries == 0) {
+        return refuse("tail", "there is no room for tables of cells here; say tail=off");
+      }
+    }
     if (FindCodes(policy) == nullptr) {
-      return refuse("name",
-                    fmt::format("there is no index {} here",
-                                ToString(IndexSpec{policy.kind, CodeBits(policy, artifact)})));
+      return refuse(
+          "name",
+          fmt::format("there is no index {} here",
+                      ToString(IndexSpec{policy.kind, CodeBits(policy, artifact, nullptr)})));
     }
   }
   if (policy.kind == Kind::kQuest && bounds_.empty()) {
@@ -351,10 +409,13 @@ absl::StatusOr<std::unique_ptr<RetrievalState>> RetrievalAttention::NewState(
 }
 
 absl::Status RetrievalAttention::Resume(RetrievalState& state) {
-  if (!state.policy().completion || state.summaries_.data() != nullptr) return absl::OkStatus();
+  const bool tail = state.policy().HasTail();
+  if (!(state.policy().completion || tail) || state.summaries_.data() != nullptr) {
+    return absl::OkStatus();
+  }
   if (free_summaries_.empty()) {
     return absl::ResourceExhaustedError(
-        fmt::format("{} sequences with completion run already", options_.summaries));
+        fmt::format("{} sequences with completion or a tail run already", options_.summaries));
   }
   std::byte* place = free_summaries_.back();
   free_summaries_.pop_back();
@@ -363,6 +424,11 @@ absl::Status RetrievalAttention::Resume(RetrievalState& state) {
       [this](void* given_back) { free_summaries_.push_back(static_cast<std::byte*>(given_back)); });
   auto* data = reinterpret_cast<float*>(place);
   for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
+    if (tail) {
+      state.layers_[layer].summary.data = data;
+      data += kernels::CellTableFloats(layout_.kv_heads, config_.head_dim);
+      continue;
+    }
     if (feature_maps_[layer].key == nullptr) continue;
     state.layers_[layer].summary.data = data;
     data += layout_.kv_heads *

@@ -89,7 +89,10 @@ void RetrievalState::Truncate(int32_t tokens) {
   const int32_t mid_last = PlanQuery(policy_, tokens, 0).mid.last;
   for (Layer& layer : layers_) {
     layer.indexed = std::min(layer.indexed, tokens);
-    if (layer.summary.tokens.last > mid_last) {
+    const int32_t last = policy_.HasTail()
+                             ? tokens / kernels::kCellRefreshTokens * kernels::kCellRefreshTokens
+                             : mid_last;
+    if (layer.summary.tokens.last > last) {
       layer.summary.tokens.last = layer.summary.tokens.first;
     }
   }

@@ -329,4 +329,47 @@ void TimedBackend::Sample(const Tensor& logits, std::span<const kernels::SampleR
   inner_.Sample(logits, rows, sampled);
 }
 
+std::unique_ptr<kernels::PackedTransformCode> TimedBackend::PackTransformCode(
+    const kernels::TransformCodeWeights& weights) {
+  return inner_.PackTransformCode(weights);
+}
+
+void TimedBackend::EncodeTransformKeys(std::span<const kernels::KeySpan> spans, const void* pool,
+                                       const KvLayout& layout,
+                                       const kernels::PackedTransformCode& transform, void* codes,
+                                       const kernels::CodeLayout& code_layout) {
+  const Timer timer = Time(index_);
+  inner_.EncodeTransformKeys(spans, pool, layout, transform, codes, code_layout);
+}
+
+void TimedBackend::SelectByMass(const Tensor& q, std::span<const kernels::RetrievalQuery> queries,
+                                const float* anchor_masses,
+                                const kernels::PackedTransformCode& transform, float scale,
+                                const void* codes, const kernels::CodeLayout& code_layout,
+                                const kernels::Selection& chosen, const kernels::TailMasses* tail) {
+  const Timer timer = Time(select_);
+  inner_.SelectByMass(q, queries, anchor_masses, transform, scale, codes, code_layout, chosen, tail);
+}
+
+void TimedBackend::ExtendCellTables(std::span<const kernels::CellTableExtension> extensions,
+                                    const void* pool, const KvLayout& layout,
+                                    const kernels::PackedTransformCode& transform,
+                                    const void* codes, const kernels::CodeLayout& code_layout) {
+  const Timer timer = Time(index_);
+  inner_.ExtendCellTables(extensions, pool, layout, transform, codes, code_layout);
+}
+
+void TimedBackend::MergeTails(std::span<const kernels::RetrievalQuery> queries,
+                              std::span<const float* const> tables,
+                              const kernels::PackedTransformCode& transform,
+                              const kernels::TailMasses& tail, int32_t head_dim, float* states) {
+  const Timer timer = Time(complete_);
+  inner_.MergeTails(queries, tables, transform, tail, head_dim, states);
+}
+
+void TimedBackend::MergeStates(const float* parts, int64_t count, int32_t head_dim, float* states) {
+  const Timer timer = Time(complete_);
+  inner_.MergeStates(parts, count, head_dim, states);
+}
+
 }  // namespace winnow::engine

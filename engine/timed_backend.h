@@ -167,6 +167,26 @@ class TimedBackend : public kernels::Backend {
                         const void* pool, const kernels::KvLayout& layout, float scale,
                         const kernels::Selection& chosen,
                         kernels::SelectionQuality* quality) override;
+  bool HasTransformCodes() const override { return inner_.HasTransformCodes(); }
+  std::unique_ptr<kernels::PackedTransformCode> PackTransformCode(
+      const kernels::TransformCodeWeights& weights) override;
+  void EncodeTransformKeys(std::span<const kernels::KeySpan> spans, const void* pool,
+                           const kernels::KvLayout& layout,
+                           const kernels::PackedTransformCode& transform, void* codes,
+                           const kernels::CodeLayout& code_layout) override;
+  void SelectByMass(const kernels::Tensor& q, std::span<const kernels::RetrievalQuery> queries,
+                    const float* anchor_masses, const kernels::PackedTransformCode& transform,
+                    float scale, const void* codes, const kernels::CodeLayout& code_layout,
+                    const kernels::Selection& chosen, const kernels::TailMasses* tail) override;
+  void ExtendCellTables(std::span<const kernels::CellTableExtension> extensions, const void* pool,
+                        const kernels::KvLayout& layout,
+                        const kernels::PackedTransformCode& transform, const void* codes,
+                        const kernels::CodeLayout& code_layout) override;
+  void MergeTails(std::span<const kernels::RetrievalQuery> queries,
+                  std::span<const float* const> tables,
+                  const kernels::PackedTransformCode& transform, const kernels::TailMasses& tail,
+                  int32_t head_dim, float* states) override;
+  void MergeStates(const float* parts, int64_t count, int32_t head_dim, float* states) override;
   void Sample(const kernels::Tensor& logits, std::span<const kernels::SampleRow> rows,
               kernels::SampledToken* sampled) override;
 

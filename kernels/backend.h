@@ -390,6 +390,39 @@ class Backend {
   virtual void FinishStates(std::span<const RetrievalQuery> queries, const float* states,
                             int32_t head_dim, const Tensor& out) = 0;
 
+  // ---- transform codes (kernels/transform_code.h) ----
+  // The five operations go together: a backend has all of them, or says no to HasTransformCodes and none is called.
+
+  virtual bool HasTransformCodes() const { return false; }
+  // Null if the memory cannot be had. The sources may go afterwards.
+  virtual std::unique_ptr<PackedTransformCode> PackTransformCode(
+      const TransformCodeWeights& weights) {
+    return nullptr;
+  }
+  // Codes of the spans' keys.
+  virtual void EncodeTransformKeys(std::span<const KeySpan> spans, const void* pool,
+                                   const KvLayout& layout, const PackedTransformCode& transform,
+                                   void* codes, const CodeLayout& code_layout);
+  // The k mid tokens of the largest estimated mass, summed over the group; of equals the later. `anchor_masses`
+  // [queries][H]: StateMasses of the anchors' exact attention, in shared memory or the device's. `tail`: what is left
+  // for MergeTails; null: nothing.
+  virtual void SelectByMass(const Tensor& q, std::span<const RetrievalQuery> queries,
+                            const float* anchor_masses, const PackedTransformCode& transform,
+                            float scale, const void* codes, const CodeLayout& code_layout,
+                            const Selection& chosen, const TailMasses* tail);
+  // Each table takes in the tokens up to its extension's `last`, whose codes are made.
+  virtual void ExtendCellTables(std::span<const CellTableExtension> extensions, const void* pool,
+                                const KvLayout& layout, const PackedTransformCode& transform,
+                                const void* codes, const CodeLayout& code_layout);
+  // Adds to each state of the queries what the mid tokens that were not selected are estimated to give. `tables`
+  // [queries]: data of the table of each query's sequence.
+  virtual void MergeTails(std::span<const RetrievalQuery> queries,
+                          std::span<const float* const> tables,
+                          const PackedTransformCode& transform, const TailMasses& tail,
+                          int32_t head_dim, float* states);
+  // states [count] become those of both parts; a part of no keys leaves the state's bits.
+  virtual void MergeStates(const float* parts, int64_t count, int32_t head_dim, float* states);
+
   // quality [queries][Hkv] of tokens of mid, ascending; any memory of the host, written when this
   // returns. Reads all keys.
   virtual void MeasureSelection(const Tensor& q, std::span<const RetrievalQuery> queries,

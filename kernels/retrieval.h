@@ -183,6 +183,75 @@ struct CompletionGroup {
                                // its first query
 };
 
+// ---- transform codes (kernels/transform_code.h) ----
+
+inline constexpr int32_t kCodeTileTokens = 16;
+inline constexpr int32_t kTransformCells = 256;
+inline constexpr int32_t kTransformBitsMin = 64, kTransformBitsMax = 256;
+inline constexpr int32_t kCellRefreshTokens = 64;
+
+// A slice of a quad's level indexes in a code.
+struct CodeField {
+  uint8_t word = 0;   // of the code
+  uint8_t shift = 0;  // its lowest bit in each byte of the word
+  uint8_t width = 0;  // bits, 1 to 8
+  uint8_t low = 0;    // the index's bit that is the slice's lowest
+  uint8_t quad = 0;
+  bool operator==(const CodeField&) const = default;
+};
+
+// The transform of one KV head. n = 4 * quads kept dimensions.
+struct TransformCodeHead {
+  int32_t quads = 0;
+  std::vector<uint8_t> widths;      // [quads]
+  std::vector<CodeField> fields;    // by word, then shift: they fill the words
+  std::vector<float> key_weight;    // [d][n]
+  std::vector<float> key_bias;      // [n]
+  std::vector<float> query_weight;  // [d][n]
+  std::vector<float> mean;          // [d] of the keys
+  std::vector<float> delta_weight;  // [rows][d]; empty: no delta
+  std::vector<uint8_t>
+      cell_bits;      // bits of the code (32 * word + bit), the highest first; at most 8
+  bool tail = false;  // whether the tail estimate is merged for this head's queries
+};
+
+// Of one layer.
+struct TransformCodeWeights {
+  int32_t head_dim = 0;
+  int32_t bits = 128;                    // of a code: 64, 128, 192 or 256
+  std::vector<TransformCodeHead> heads;  // [Hkv]
+};
+
+// The same in the backend's own order. Made by Backend::PackTransformCode.
+class PackedTransformCode {
+ public:
+  virtual ~PackedTransformCode() = default;
+  virtual int32_t bits() const = 0;
+  virtual size_t size_bytes() const = 0;
+};
+
+// What SelectByMass leaves for the tail of each query head. Device memory.
+struct TailMasses {
+  int32_t heads = 0;            // H
+  int64_t* masses = nullptr;    // [queries][H][kTransformCells] M_c
+  float* references = nullptr;  // [queries][H] R
+  float* deltas = nullptr;      // [queries][H] delta
+};
+
+// A sequence's table of one layer: sums and counts of V for each cell, and last of all cells together, of the tokens
+// [tokens.first, tokens.last). Float32: [Hkv][kTransformCells + 1][d] sums, then [Hkv][kTransformCells + 1] counts.
+// While `tokens` is empty, what `data` holds does not matter.
+constexpr int64_t CellTableFloats(int32_t kv_heads, int32_t head_dim) {
+  return int64_t{kv_heads} * (kTransformCells + 1) * (int64_t{head_dim} + 1);
+}
+struct CellTableExtension {
+  Summary* table = nullptr;
+  std::span<const int32_t> block_table;  // of the KV pool
+  std::span<const int32_t> index_table;  // of the codes' pool
+  int32_t last =
+      0;  // REQUIRES: >= table->tokens.last, a multiple of kCellRefreshTokens or tokens.first
+};
+
 // ---- quality ----
 
 struct SelectionQuality {

@@ -112,6 +112,23 @@ class CpuBackend final : public Backend {
   void MeasureSelection(const Tensor& q, std::span<const RetrievalQuery> queries, const void* pool,
                         const KvLayout& layout, float scale, const Selection& chosen,
                         SelectionQuality* quality) override;
+  bool HasTransformCodes() const override { return true; }
+  std::unique_ptr<PackedTransformCode> PackTransformCode(
+      const TransformCodeWeights& weights) override;
+  void EncodeTransformKeys(std::span<const KeySpan> spans, const void* pool, const KvLayout& layout,
+                           const PackedTransformCode& transform, void* codes,
+                           const CodeLayout& code_layout) override;
+  void SelectByMass(const Tensor& q, std::span<const RetrievalQuery> queries,
+                    const float* anchor_masses, const PackedTransformCode& transform, float scale,
+                    const void* codes, const CodeLayout& code_layout, const Selection& chosen,
+                    const TailMasses* tail) override;
+  void ExtendCellTables(std::span<const CellTableExtension> extensions, const void* pool,
+                        const KvLayout& layout, const PackedTransformCode& transform,
+                        const void* codes, const CodeLayout& code_layout) override;
+  void MergeTails(std::span<const RetrievalQuery> queries, std::span<const float* const> tables,
+                  const PackedTransformCode& transform, const TailMasses& tail, int32_t head_dim,
+                  float* states) override;
+  void MergeStates(const float* parts, int64_t count, int32_t head_dim, float* states) override;
   void Sample(const Tensor& logits, std::span<const SampleRow> rows,
               SampledToken* sampled) override;
 
@@ -161,6 +178,12 @@ class CpuBackend final : public Backend {
                   std::span<const std::pair<int64_t, int32_t>> wave, size_t wave_bytes,
                   const void* query_codes, int32_t group, const void* codes,
                   const CodeLayout& code_layout, const Selection& chosen);
+  // The same by masses (transform_codes.cc).
+  void SelectMassWave(const Tensor& q, std::span<const RetrievalQuery> queries,
+                      std::span<const std::pair<int64_t, int32_t>> wave, size_t wave_bytes,
+                      const float* anchor_masses, const PackedTransformCode& transform, float scale,
+                      const void* codes, const CodeLayout& code_layout, const Selection& chosen,
+                      const TailMasses* tail);
   // Retrieval: pieces [first, last) of the work of one unit (a query and KV head).
   struct RetrievalItem {
     int64_t unit;

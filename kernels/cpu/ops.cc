@@ -22,6 +22,8 @@ namespace {
     .quantize_key = isa::QuantizeKey, .prepare_int4_queries = isa::PrepareInt4Queries,            \
     .int4_scores = isa::Int4Scores, .gelu_mul_row = isa::GeluMulRow,                              \
     .summary_weights = isa::SummaryWeights, .add_outer = isa::AddOuter,                           \
+    .transform_rows = isa::TransformRows, .mass_dots = isa::MassDots, .mass_sum = isa::MassSum,   \
+    .mass_weights = isa::MassWeights, .mass_cells = isa::MassCells,                               \
     .examine_logits = isa::ExamineLogits, .weigh_logits = isa::WeighLogits,                       \
   }
 constexpr CpuOps kScalar = WINNOW_CPU_OPS(scalar, "scalar", 4);

@@ -179,6 +179,42 @@ constexpr int64_t Int4QueryFloats(const RowsCall& call) {
 using Int4ScoresFn = void(const RowsCall& call, const float* prepared, const std::byte* const* keys,
                           int32_t count, float* scores, int64_t stride);
 
+// ---- transform codes (kernels/transform_code.h) ----
+// y [rows][n] = chains over d of x [rows][d] and weights [d][n], each begun with begin [n]. REQUIRES: n a multiple of 16.
+using TransformRowsFn = void(const float* x, int64_t rows, int32_t d, const float* weights,
+                             int32_t n, const float* begin, float* y);
+struct MassField {
+  int32_t word = 0, shift = 0, low = 0;
+  uint32_t mask = 0;  // of the four bytes, after the shift
+};
+struct MassCall {
+  const void* codes = nullptr;  // the layer's pool
+  CodeLayout layout;
+  int32_t head = 0;
+  const int32_t* block_table = nullptr;
+  const MassField* fields = nullptr;
+  int32_t num_fields = 0;
+  int32_t group = 0;
+  const int32_t* coefs = nullptr;  // [group][num_fields] four bytes each, of the field's quad
+};
+// Places for the dots of a piece, in whole tiles, and what vectors write past them.
+inline constexpr int32_t kMassDotsStride = 512 + 32;
+// D_j of the tokens of whole tiles that hold [first, last), at most a piece: dots [group][kMassDotsStride], the first
+// is that of the first tile's first token.
+using MassDotsFn = void(const MassCall& call, int32_t first, int32_t last, int32_t* dots);
+// S_p of `count` dots. REQUIRES: none above `peak`.
+using MassSumFn = int64_t(const int32_t* dots, int32_t count, float a, int32_t peak);
+struct MassHead {
+  float a = 0, b = 0, reference = 0, inverse = 0;
+};
+// Of dots [group][kMassDotsStride]: distances = 65535 - key, and int(w_j * 2^30) in `fixed`, as dots, unless it is null.
+// Reads and writes up to 15 places past `count`.
+using MassWeightsFn = void(const MassHead* heads, int32_t group, const int32_t* dots, int32_t count,
+                           uint16_t* distances, int32_t* fixed);
+// Cells of the same tokens as MassDots; writes whole tiles.
+using MassCellsFn = void(const MassCall& call, const uint8_t* cell_bits, int32_t num_bits,
+                         int32_t first, int32_t last, uint8_t* cells);
+
 // ---- sampling (kernels/sample.h) ----
 struct LogitFacts {
   float max;  // of those that are no NaN
@@ -225,6 +261,11 @@ struct CpuOps {
   GeluMulRowFn* gelu_mul_row;
   SummaryWeightsFn* summary_weights;
   AddOuterFn* add_outer;
+  TransformRowsFn* transform_rows;
+  MassDotsFn* mass_dots;
+  MassSumFn* mass_sum;
+  MassWeightsFn* mass_weights;
+  MassCellsFn* mass_cells;
   ExamineLogitsFn* examine_logits;
   WeighLogitsFn* weigh_logits;
 };
@@ -256,6 +297,11 @@ struct CpuOps {
   GeluMulRowFn GeluMulRow;                 \
   SummaryWeightsFn SummaryWeights;         \
   AddOuterFn AddOuter;                     \
+  TransformRowsFn TransformRows;           \
+  MassDotsFn MassDots;                     \
+  MassSumFn MassSum;                       \
+  MassWeightsFn MassWeights;               \
+  MassCellsFn MassCells;                   \
   ExamineLogitsFn ExamineLogits;           \
   WeighLogitsFn WeighLogits;               \
   }

@@ -45,6 +45,7 @@ TEST(AttentionPolicy, ANameAloneHasTheDefaults) {
                                                            {"oracle", Kind::kOracle},
                                                            {"quest", Kind::kQuest},
                                                            {"lsh", Kind::kLsh},
+                                                           {"pca", Kind::kPca},
                                                            {"hata", Kind::kHata},
                                                            {"spotlight", Kind::kSpotlight},
                                                            {"hashattention", Kind::kHashAttention}};
@@ -170,14 +171,27 @@ TEST(AttentionPolicy, PruningBeginsWithFourTimesAsMany) {
   EXPECT_EQ(Parse("window").CandidatesFor(1000), 0);
 }
 
+TEST(AttentionPolicy, TheTailIsPcasAndOnUnlessSaidOtherwise) {
+  EXPECT_TRUE(Parse("pca").HasTail());
+  EXPECT_EQ(Parse("pca:tail=on"), Parse("pca"));
+  EXPECT_FALSE(Parse("pca:tail=off").HasTail());
+  EXPECT_EQ(ToString(Parse("pca:k=2%,tail=off")), "pca:k=2%,tail=off");
+  EXPECT_EQ(Parse(ToString(Parse("pca:tail=off,bits=192"))), Parse("pca:bits=192,tail=off"));
+  EXPECT_FALSE(Parse("lsh").HasTail());
+  ExpectInvalid("lsh:tail=on", "policy option 'tail' does not apply to 'lsh'");
+  ExpectInvalid("pca:tail=maybe", "policy option 'tail': 'maybe' is not on or off");
+  ExpectInvalid("pca:bits=32", "policy option 'bits': '32' is not one of 64, 128, 192, 256");
+  ExpectInvalid("pca:rerank=on", "policy option 'rerank' is not known");
+}
+
 TEST(AttentionPolicy, SaysWhatItNeeds) {
   EXPECT_EQ(Parse("dense").index_kind(), IndexKind::kNone);
   EXPECT_EQ(Parse("window").index_kind(), IndexKind::kNone);
   EXPECT_EQ(Parse("oracle").index_kind(), IndexKind::kNone);
   EXPECT_EQ(Parse("quest").index_kind(), IndexKind::kBounds);
-  for (const char* name : {"lsh", "hata", "spotlight", "hashattention"})
+  for (const char* name : {"lsh", "pca", "hata", "spotlight", "hashattention"})
     EXPECT_EQ(Parse(name).index_kind(), IndexKind::kCodes) << name;
-  for (const char* name : {"dense", "window", "oracle", "quest", "lsh"})
+  for (const char* name : {"dense", "window", "oracle", "quest", "lsh", "pca"})
     EXPECT_FALSE(Parse(name).NeedsArtifact()) << name;
   for (const char* name : {"hata", "spotlight", "hashattention", "window:completion=on",
                            "lsh:completion=on", "oracle:k=2%,completion=on"})
@@ -188,7 +202,7 @@ TEST(AttentionPolicy, UnknownNamesGetASuggestionAndTheList) {
   ExpectInvalid(
       "dens",
       "policy 'dens' is not known (did you mean 'dense'?); policies: dense, window, oracle, quest, "
-      "lsh, hata, spotlight, hashattention");
+      "lsh, pca, hata, spotlight, hashattention");
   ExpectInvalid("spotligth:k=2%", "did you mean 'spotlight'?");
   ExpectInvalid("Dense", "did you mean 'dense'?");
   ExpectInvalid("", "policy '' is not known; policies: ");

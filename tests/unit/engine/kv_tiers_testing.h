@@ -41,7 +41,8 @@ inline std::vector<AttentionPolicy> Policies() {
        {"dense", "window:sink=2,window=20", "oracle:k=5,window=9", "quest:k=16,window=9,suffix=40",
         "lsh:k=5,window=9,suffix=30", "lsh:k=9,p=0.9,window=9,dense_layers=0", "hata:k=6,window=9",
         "spotlight:k=5%,window=9,completion=on,suffix=50", "spotlight:k=90%,window=9,suffix=99",
-        "lsh:k=5,window=9,floor=0.5"}) {
+        "lsh:k=5,window=9,floor=0.5", "pca:k=5,window=9,suffix=70",
+        "pca:k=3%,window=20,sink=3,tail=off,suffix=40"}) {
     auto policy = ParseAttentionPolicy(text);
     EXPECT_TRUE(policy.ok()) << policy.status();
     policies.push_back(*policy);
@@ -58,6 +59,9 @@ inline ModelOptions Options() {
   options.max_batch_logits = kRunning;
   options.retrieval.probe_interval = 5;
   options.retrieval.summaries = kRunning;
+  options.retrieval.index = "quest,lsh,pca,hata,spotlight,int4";
+  // One fit for all tests of a run.
+  options.retrieval.crossover_cache = testing::TempDir() + "/winnow-tiers-fit/crossover.json";
   return options;
 }
 
@@ -78,7 +82,7 @@ class KvTiersTest : public ::testing::Test {
   KvTiersTest() : seed_(testing::TestSeed()), random_(seed_) {
     auto config = LoadModelConfig(kNeedle);
     config_ = *std::move(config);
-    for (int i = 0; i < 14; ++i) {
+    for (int i = 0; i < 16; ++i) {
       const auto length =
           static_cast<int32_t>(random_() % 3 == 0 ? 1 + random_() % 60 : 200 + random_() % 400);
       std::vector<int32_t> prompt(length);

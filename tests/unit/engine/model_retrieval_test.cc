@@ -123,6 +123,7 @@ ModelOptions Small(const std::string& artifact, const std::string& index) {
   options.num_threads = 1;
   options.retrieval.artifact = artifact;
   options.retrieval.index = index;
+  options.retrieval.crossover_cache = testing::TempDir() + "/winnow-fits/crossover.json";
   return options;
 }
 
@@ -139,12 +140,14 @@ TEST(ModelRetrieval, TheDirectorysArtifactIsTakenUnlessToldOtherwise) {
   const auto without = LoadModel(directory.path(), Small("", "auto"));
   ASSERT_TRUE(without.ok()) << without.status();
   EXPECT_EQ((*without)->decoder_options.retrieval.artifact, nullptr);
-  EXPECT_THAT(Indexes(**without), ElementsAre("quest", "lsh:128", "int4"));
+  // Without one, what needs no training takes its place.
+  EXPECT_THAT(Indexes(**without), ElementsAre("quest", "lsh:128", "pca:128", "int4"));
 
   std::filesystem::create_symlink(kArtifact, directory.artifact());
   const auto with = LoadModel(directory.path(), Small("", "auto"));
   ASSERT_TRUE(with.ok()) << with.status();
   ASSERT_NE((*with)->decoder_options.retrieval.artifact, nullptr);
+  EXPECT_EQ((*with)->decoder_options.retrieval.transform, nullptr);
   EXPECT_THAT(Indexes(**with),
               ::testing::IsSupersetOf({"quest", "lsh:128", "spotlight:128", "int4"}));
 
@@ -188,6 +191,53 @@ TEST(ModelRetrieval, IndexesAreWhatIsAskedFor) {
               HasSubstr("index: spotlight is learned, and there is no artifact"));
   EXPECT_THAT(Message(LoadModel(kNeedle, Small("", "spotlight:32")).status()),
               HasSubstr("index: the artifact's spotlight has 128 bits, not 32"));
+}
+
+TEST(ModelRetrieval, TransformCodesAreFittedOnceAndRemembered) {
+  const ModelDirectory directory;
+  const TempDir cache;
+  ModelOptions options = Small("", "pca:64");
+  options.retrieval.crossover_cache = cache.File("crossover.json");
+  double done = 0;
+  options.retrieval.progress = [&](double share) {
+    EXPECT_GE(share, done);
+    done = share;
+  };
+  const auto first = LoadModel(directory.path(), options);
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_FALSE((*first)->transform.cached);
+  EXPECT_EQ(done, 1);
+  EXPECT_GE((*first)->transform.sample_tokens, 1024);
+  EXPECT_GT((*first)->transform.heads_with_tail, 0);
+  EXPECT_THAT(Indexes(**first), ElementsAre("pca:64"));
+  const auto second = LoadModel(directory.path(), options);
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_TRUE((*second)->transform.cached);
+  const std::string& id = (*first)->decoder_options.retrieval.transform->id;
+  EXPECT_EQ((*second)->decoder_options.retrieval.transform->id, id);
+  // A file that is damaged is made again, and comes out the same.
+  for (const auto& entry : std::filesystem::directory_iterator(cache.File(""))) {
+    if (entry.path().extension() != ".bin") continue;
+    std::string bytes = ReadText(entry.path().string());
+    bytes[bytes.size() / 2] ^= 1;
+    WriteText(entry.path().string(), bytes);
+  }
+  const auto third = LoadModel(directory.path(), options);
+  ASSERT_TRUE(third.ok()) << third.status();
+  EXPECT_FALSE((*third)->transform.cached);
+  EXPECT_EQ((*third)->decoder_options.retrieval.transform->id, id);
+
+  const Decoder& decoder = *(*first)->decoder;
+  EXPECT_TRUE(decoder.CheckPolicy(*ParseAttentionPolicy("pca:k=2%")).ok());
+  EXPECT_THAT(Message(decoder.CheckPolicy(*ParseAttentionPolicy("pca:bits=128"))),
+              HasSubstr("bits: the codes here have 64"));
+  EXPECT_THAT(Message(decoder.CheckPolicy(*ParseAttentionPolicy("pca:completion=on"))),
+              HasSubstr("completion"));
+  options.retrieval.policies = {*ParseAttentionPolicy("pca:bits=64"),
+                                *ParseAttentionPolicy("pca:bits=128")};
+  options.retrieval.index = "auto";
+  EXPECT_THAT(Message(LoadModel(directory.path(), options).status()),
+              HasSubstr("of 64 and of 128 bits"));
 }
 
 TEST(ModelRetrieval, PoliciesSayWhatIsNeeded) {

@@ -19,7 +19,9 @@
 #include "engine/lsh.h"
 #include "engine/model/safetensors.h"
 #include "engine/synthetic_artifact.h"
+#include "engine/transform_fit.h"
 #include "kernels/dtype.h"
+#include "kernels/transform_code.h"
 #include "nlohmann/json.hpp"
 #include "tests/unit/engine/sequence_runner.h"
 
@@ -84,6 +86,7 @@ class RetrievalAttentionTest : public ::testing::Test {
     options.indexes = std::move(indexes);
     options.probe_interval = probe_interval;
     options.four_bit_keys = four_bit_keys;
+    options.transform = transform_;
     auto made = RetrievalAttention::Create(config_, *memory_, kTokens, *backend_, options);
     ASSERT_TRUE(made.ok()) << made.status();
     retrieval_ = *std::move(made);
@@ -210,9 +213,183 @@ class RetrievalAttentionTest : public ::testing::Test {
   std::unique_ptr<KvMemory> memory_;
   std::vector<float> k_, v_, q_;
   std::unique_ptr<RetrievalAttention> retrieval_;
+  std::shared_ptr<TransformFit> transform_;
 };
 
 constexpr int32_t kRow = kHeads * kDim;
+
+// Transform codes that are fitted to this test's own keys and queries.
+class RetrievalByMassTest : public RetrievalAttentionTest {
+ protected:
+  RetrievalByMassTest() {
+    transform_ = std::make_shared<TransformFit>();
+    transform_->bits = 128;
+    transform_->id = "of a test";
+    for (int32_t kv_head = 0; kv_head < kKvHeads; ++kv_head) {
+      TransformSample sample;
+      for (int32_t t = 0; t < kTokens; ++t) {
+        const float* k = &k_[(t * kKvHeads + kv_head) * kDim];
+        sample.keys.insert(sample.keys.end(), k, k + kDim);
+        sample.key_positions.push_back(t);
+        const float* q = &q_[(t * kHeads + kv_head * kGroup) * kDim];
+        sample.queries.insert(sample.queries.end(), q, q + kDim);
+        sample.query_positions.push_back(t);
+      }
+      TransformFitOptions options;
+      options.head_dim = kDim;
+      options.copies = 0;
+      options.served_context = kTokens;
+      options.inv_freq.assign(kDim / 2, 1.0f);
+      auto fit = FitTransformHead(sample, options);
+      EXPECT_TRUE(fit.ok()) << fit.status();
+      fit->head.tail = true;
+      heads_.push_back(fit->head);
+    }
+    transform_->layers.assign(kLayers, {kDim, 128, heads_});
+  }
+
+  const kernels::TransformCodeWeights& weights() const { return transform_->layers[0]; }
+  std::vector<uint8_t> Index(int32_t kv_head, int32_t token) const {
+    return kernels::TransformIndexesRef(&k_[(token * kKvHeads + kv_head) * kDim], weights(),
+                                        kv_head);
+  }
+  // The estimated logit, in nats, with the coefficients that the query really has.
+  double Estimate(const kernels::TransformQuery& query, const std::vector<uint8_t>& index) const {
+    double dot = 0;
+    for (size_t i = 0; i < index.size(); ++i) dot += query.coef[i] * index[i];
+    return (query.a * dot + query.b) / kernels::kTransformLog2E;
+  }
+  // A code of one token alone, as the index lays it out; its cell.
+  int32_t Cell(int32_t kv_head, const std::vector<uint8_t>& index) const {
+    std::vector<uint32_t> codes(16 * 4);
+    for (const kernels::CodeField& field : heads_[kv_head].fields) {
+      for (int32_t b = 0; b < 4; ++b) {
+        codes[field.word * 16] |=
+            (index[4 * field.quad + b] >> field.low & ((1u << field.width) - 1))
+            << (8 * b + field.shift);
+      }
+    }
+    return kernels::TransformCellRef(codes.data(), 0, weights(), kv_head);
+  }
+
+  // `out` of a query: its selection by masses, and its tail where there is one.
+  void ExpectMassRow(const AttentionPolicy& policy, int32_t position, const float* out) {
+    const QueryPlan plan = PlanQuery(policy, position, 0);
+    ASSERT_FALSE(plan.dense);
+    const float scale2 = 1 / std::sqrt(static_cast<float>(kDim)) * kernels::kTransformLog2E;
+    for (int32_t kv_head = 0; kv_head < kKvHeads; ++kv_head) {
+      std::vector<std::vector<double>> logits(kGroup);
+      std::vector<double> mass(plan.mid.last);
+      std::vector<int32_t> cells(position + 1);
+      std::vector<std::vector<uint8_t>> indexes;
+      for (int32_t t = 0; t <= position; ++t) {
+        indexes.push_back(Index(kv_head, t));
+        cells[t] = Cell(kv_head, indexes.back());
+      }
+      for (int32_t g = 0; g < kGroup; ++g) {
+        const int32_t head = kv_head * kGroup + g;
+        const kernels::TransformQuery query = kernels::PrepareTransformQueryRef(
+            &q_[(position * kHeads + head) * kDim], weights(), kv_head, scale2);
+        double sum = 0;
+        for (int32_t t = 0; t <= position; ++t) {
+          const bool candidate = t >= plan.mid.first && t < plan.mid.last;
+          logits[g].push_back(candidate ? Estimate(query, indexes[t]) : Logit(head, position, t));
+          sum += std::exp(logits[g][t]);
+        }
+        for (int32_t t = plan.mid.first; t < plan.mid.last; ++t) {
+          mass[t] += std::exp(logits[g][t]) / sum;
+        }
+      }
+      const std::vector<int32_t> chosen = Best(plan, [&](int32_t t) { return mass[t]; });
+      std::vector<bool> read(position + 1);
+      for (int32_t t = 0; t <= position; ++t) read[t] = t < plan.mid.first || t >= plan.mid.last;
+      for (const int32_t t : chosen) read[t] = true;
+      const int32_t table_end = std::max(policy.sink, (position + 1) / 64 * 64);
+      std::vector<std::vector<double>> sums(256, std::vector<double>(kDim));
+      std::vector<double> counts(256), all(kDim);
+      const auto value = [&](int32_t t, int32_t i) {
+        return double{v_[(t * kKvHeads + kv_head) * kDim + i]};
+      };
+      for (int32_t t = policy.sink; t < table_end; ++t) {
+        ++counts[cells[t]];
+        for (int32_t i = 0; i < kDim; ++i) {
+          sums[cells[t]][i] += value(t, i);
+          all[i] += value(t, i) / (table_end - policy.sink);
+        }
+      }
+      for (int32_t g = 0; g < kGroup; ++g) {
+        std::vector<double> expected(kDim);
+        double sum = 0;
+        for (int32_t t = 0; t <= position; ++t) {
+          if (!read[t] && !policy.tail) continue;
+          const int32_t head = kv_head * kGroup + g;
+          const double weight = std::exp(read[t] ? Logit(head, position, t) : logits[g][t]);
+          sum += weight;
+          for (int32_t i = 0; i < kDim; ++i) {
+            expected[i] +=
+                weight *
+                (read[t] ? value(t, i) : (sums[cells[t]][i] + all[i]) / (counts[cells[t]] + 1));
+          }
+        }
+        for (int32_t i = 0; i < kDim; ++i) {
+          ASSERT_NEAR(out[(kv_head * kGroup + g) * kDim + i], expected[i] / sum, 2e-3)
+              << ToString(policy) << " position " << position << " head " << kv_head << " " << g;
+        }
+      }
+    }
+  }
+  std::vector<kernels::TransformCodeHead> heads_;
+};
+
+// A prompt's last tokens together, over borders of the table; then tokens one by one.
+TEST_F(RetrievalByMassTest, ReadsTheTokensOfTheLargestMassesAndAddsTheTail) {
+  SCOPED_TRACE("WINNOW_TEST_SEED=" + std::to_string(seed_));
+  Make({{AttentionPolicy::Kind::kPca, 128}});
+  for (const char* text : {"pca:k=11,sink=5,window=20", "pca:k=11,sink=5,window=20,tail=off"}) {
+    const AttentionPolicy policy = Policy(text);
+    const auto state = State(policy);
+    Pass(*state, 0, 170, 1000);
+    const std::vector<float> out = Pass(*state, 170, 320, 180);
+    for (const int32_t position : {180, 190, 191, 192, 255, 256, 300, 319}) {
+      ExpectMassRow(policy, position, &out[(position - 170) * kRow]);
+    }
+    for (int32_t position = 320; position < 330; ++position) {
+      const std::vector<float> row = Pass(*state, position, position + 1, 180);
+      if (position == 320 || position == 329) ExpectMassRow(policy, position, row.data());
+    }
+  }
+}
+
+// Computed again from an earlier token, in other chunks: the same bits.
+TEST_F(RetrievalByMassTest, TablesAreMadeAgainAfterARewind) {
+  Make({{AttentionPolicy::Kind::kPca, 128}});
+  const AttentionPolicy policy = Policy("pca:k=7,window=30");
+  const auto state = State(policy);
+  Pass(*state, 0, 200, 1000);
+  const std::vector<float> first = Pass(*state, 200, 390, 210);
+  state->Truncate(130);
+  Pass(*state, 130, 205, 1000);
+  const std::vector<float> again = Pass(*state, 205, 390, 210);
+  for (size_t i = 10 * kRow; i < first.size(); ++i) {
+    ASSERT_EQ(std::bit_cast<uint32_t>(first[i]), std::bit_cast<uint32_t>(again[i - 5 * kRow]));
+  }
+}
+
+// A head's verdict is honoured: without a tail it gives what tail=off gives.
+TEST_F(RetrievalByMassTest, AHeadWithoutATailHasNone) {
+  for (kernels::TransformCodeWeights& layer : transform_->layers) layer.heads[1].tail = false;
+  Make({{AttentionPolicy::Kind::kPca, 128}});
+  const AttentionPolicy with = Policy("pca:k=7,window=30"),
+                        without = Policy("pca:k=7,window=30,tail=off");
+  const auto state = State(with);
+  Pass(*state, 0, 300, 1000);
+  const std::vector<float> a = Pass(*state, 300, 301, 300);
+  const auto other = State(without);
+  Pass(*other, 0, 300, 1000);
+  const std::vector<float> b = Pass(*other, 300, 301, 300);
+  EXPECT_FALSE(std::equal(a.begin(), a.begin() + kGroup * kDim, b.begin()));
+  EXPECT_TRUE(std::equal(a.begin() + kGroup * kDim, a.end(), b.begin() + kGroup * kDim));
+}
 
 TEST_F(RetrievalAttentionTest, WindowReadsAnchorsAndNothingElse) {
   SCOPED_TRACE("WINNOW_TEST_SEED=" + std::to_string(seed_));

@@ -1,0 +1,341 @@
+// See kernels/transform_code.h. Compiled by transform_code_{scalar,avx2,avx512}.cc, one of vec_*.h before it. Every
+// expression is rounded as the contract says, so that all of them give the same bits.
+#include "kernels/cpu/ops.h"
+#include "kernels/transform_code.h"
+
+namespace winnow::kernels::WINNOW_ISA {
+namespace {
+
+constexpr int kLanes = Vec::kLanes;
+constexpr int32_t kTile = kCodeTileTokens;
+
+#if defined(__AVX512F__)
+
+inline Vec::Reg Fma(Vec::Reg a, Vec::Reg b, Vec::Reg c) { return _mm512_fmadd_ps(a, b, c); }
+inline Vec::Reg FromInts(const int32_t* p) { return _mm512_cvtepi32_ps(_mm512_loadu_si512(p)); }
+inline Vec::Reg Round(Vec::Reg x) {
+  return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+inline Vec::Reg TimesPowerOf2(Vec::Reg y, Vec::Reg n) {
+  const __m512i exponent = _mm512_slli_epi32(_mm512_cvtps_epi32(n), 23);
+  return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(y), exponent));
+}
+inline void StoreInts(int32_t* p, Vec::Reg x) { _mm512_storeu_si512(p, _mm512_cvttps_epi32(x)); }
+// Bits of x, less those of a key's begin, held in [0, 65535] and counted from the other end.
+inline void StoreDistances(uint16_t* p, Vec::Reg mass) {
+  const __m512i key = _mm512_sub_epi32(_mm512_srli_epi32(_mm512_castps_si512(mass), kMassKeyShift),
+                                       _mm512_set1_epi32(kMassKeyBase));
+  const __m512i held = _mm512_min_epi32(_mm512_max_epi32(key, _mm512_setzero_si512()),
+                                        _mm512_set1_epi32(kMassKeyBins - 1));
+  const __m512i distance = _mm512_sub_epi32(_mm512_set1_epi32(kMassKeyBins - 1), held);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(distance));
+}
+
+// Dots of 16 codes for each of kTiles tiles side by side with the coefficients of kGroup queries. Sums of two tiles are
+// independent chains: one alone would wait for itself.
+template <int kGroup, int kTiles>
+inline void TileDots(const MassCall& call, const uint32_t* tile, int32_t first_query,
+                     int32_t* dots) {
+  __m512i acc[kGroup][kTiles];
+  for (int g = 0; g < kGroup; ++g) {
+    for (int t = 0; t < kTiles; ++t) acc[g][t] = _mm512_setzero_si512();
+  }
+  const int64_t tile_words = int64_t{kTile} * (call.layout.bits / 32);
+  const int32_t* coef = call.coefs + int64_t{first_query} * call.num_fields;
+  for (int32_t f = 0; f < call.num_fields; ++f) {
+    const MassField& field = call.fields[f];
+    const __m512i turn = _mm512_set1_epi32((field.shift - field.low) & 31);
+    const __m512i mask = _mm512_set1_epi32(static_cast<int>(field.mask << field.low));
+    __m512i bytes[kTiles];
+    for (int t = 0; t < kTiles; ++t) {
+      const __m512i word = _mm512_loadu_si512(tile + t * tile_words + field.word * kTile);
+      bytes[t] = _mm512_and_si512(_mm512_rorv_epi32(word, turn), mask);
+    }
+    for (int g = 0; g < kGroup; ++g) {
+      const __m512i c = _mm512_set1_epi32(coef[int64_t{g} * call.num_fields + f]);
+      for (int t = 0; t < kTiles; ++t) acc[g][t] = _mm512_dpbusd_epi32(acc[g][t], bytes[t], c);
+    }
+  }
+  for (int g = 0; g < kGroup; ++g) {
+    for (int t = 0; t < kTiles; ++t) {
+      _mm512_storeu_si512(dots + int64_t{first_query + g} * kMassDotsStride + t * kTile, acc[g][t]);
+    }
+  }
+}
+
+#elif defined(__AVX2__)
+
+inline Vec::Reg Fma(Vec::Reg a, Vec::Reg b, Vec::Reg c) { return _mm256_fmadd_ps(a, b, c); }
+inline Vec::Reg FromInts(const int32_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+inline Vec::Reg Round(Vec::Reg x) { return Vec::RoundToNearest(x); }
+inline Vec::Reg TimesPowerOf2(Vec::Reg y, Vec::Reg n) {
+  const __m256i exponent = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);
+  return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(y), exponent));
+}
+inline void StoreInts(int32_t* p, Vec::Reg x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_cvttps_epi32(x));
+}
+inline void StoreDistances(uint16_t* p, Vec::Reg mass) {
+  const __m256i key = _mm256_sub_epi32(_mm256_srli_epi32(_mm256_castps_si256(mass), kMassKeyShift),
+                                       _mm256_set1_epi32(kMassKeyBase));
+  const __m256i held = _mm256_min_epi32(_mm256_max_epi32(key, _mm256_setzero_si256()),
+                                        _mm256_set1_epi32(kMassKeyBins - 1));
+  const __m256i distance = _mm256_sub_epi32(_mm256_set1_epi32(kMassKeyBins - 1), held);
+  const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(distance, distance), 0b1000);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
+}
+
+// Products of two bytes are added in 16 bits, which a field of 8 bits would overflow: its halves go one by one.
+inline __m256i FieldDots(__m256i bytes, int32_t coef, int32_t low) {
+  const __m256i pairs = _mm256_maddubs_epi16(bytes, _mm256_set1_epi32(coef));
+  return _mm256_madd_epi16(pairs, _mm256_set1_epi16(static_cast<int16_t>(1 << low)));
+}
+
+template <int kGroup>
+inline void OneTileDots(const MassCall& call, const uint32_t* tile, int32_t first_query,
+                        int32_t* dots) {
+  const int32_t* coef = call.coefs + int64_t{first_query} * call.num_fields;
+  for (int half = 0; half < 2; ++half) {
+    __m256i acc[kGroup];
+    for (int g = 0; g < kGroup; ++g) acc[g] = _mm256_setzero_si256();
+    for (int32_t f = 0; f < call.num_fields; ++f) {
+      const MassField& field = call.fields[f];
+      const __m256i word = _mm256_loadu_si256(
+          reinterpret_cast<const __m256i*>(tile + field.word * kTile + 8 * half));
+      const __m256i low_bytes = _mm256_srl_epi32(word, _mm_cvtsi32_si128(field.shift));
+      if (field.mask == 0xffffffffu) {
+        const __m256i nibble = _mm256_set1_epi32(0x0f0f0f0f);
+        const __m256i lower = _mm256_and_si256(low_bytes, nibble);
+        const __m256i upper = _mm256_and_si256(_mm256_srli_epi32(low_bytes, 4), nibble);
+        for (int g = 0; g < kGroup; ++g) {
+          const int32_t c = coef[int64_t{g} * call.num_fields + f];
+          acc[g] = _mm256_add_epi32(acc[g], FieldDots(lower, c, 0));
+          acc[g] = _mm256_add_epi32(acc[g], FieldDots(upper, c, 4));
+        }
+        continue;
+      }
+      const __m256i bytes =
+          _mm256_and_si256(low_bytes, _mm256_set1_epi32(static_cast<int>(field.mask)));
+      for (int g = 0; g < kGroup; ++g) {
+        acc[g] = _mm256_add_epi32(
+            acc[g], FieldDots(bytes, coef[int64_t{g} * call.num_fields + f], field.low));
+      }
+    }
+    for (int g = 0; g < kGroup; ++g) {
+      _mm256_storeu_si256(
+          reinterpret_cast<__m256i*>(dots + int64_t{first_query + g} * kMassDotsStride + 8 * half),
+          acc[g]);
+    }
+  }
+}
+
+#else
+
+inline Vec::Reg Fma(Vec::Reg a, Vec::Reg b, Vec::Reg c) { return std::fma(a, b, c); }
+inline Vec::Reg FromInts(const int32_t* p) { return static_cast<float>(*p); }
+inline Vec::Reg Round(Vec::Reg x) { return std::nearbyint(x); }
+inline Vec::Reg TimesPowerOf2(Vec::Reg y, Vec::Reg n) { return std::ldexp(y, static_cast<int>(n)); }
+inline void StoreInts(int32_t* p, Vec::Reg x) { *p = static_cast<int32_t>(x); }
+inline void StoreDistances(uint16_t* p, Vec::Reg mass) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &mass, sizeof bits);
+  int32_t key = static_cast<int32_t>(bits >> kMassKeyShift) - kMassKeyBase;
+  key = key < 0 ? 0 : key >= kMassKeyBins ? kMassKeyBins - 1 : key;
+  *p = static_cast<uint16_t>(kMassKeyBins - 1 - key);
+}
+
+template <int kGroup>
+inline void OneTileDots(const MassCall& call, const uint32_t* tile, int32_t first_query,
+                        int32_t* dots) {
+  for (int g = 0; g < kGroup; ++g) {
+    int32_t* to = dots + int64_t{first_query + g} * kMassDotsStride;
+    for (int32_t t = 0; t < kTile; ++t) to[t] = 0;
+  }
+  for (int32_t f = 0; f < call.num_fields; ++f) {
+    const MassField& field = call.fields[f];
+    for (int g = 0; g < kGroup; ++g) {
+      const auto coef =
+          static_cast<uint32_t>(call.coefs[int64_t{first_query + g} * call.num_fields + f]);
+      int32_t* to = dots + int64_t{first_query + g} * kMassDotsStride;
+      for (int32_t t = 0; t < kTile; ++t) {
+        const uint32_t bytes = tile[field.word * kTile + t] >> field.shift & field.mask;
+        int32_t sum = 0;
+        for (int b = 0; b < 4; ++b) {
+          sum += static_cast<int32_t>(bytes >> 8 * b & 0xff) *
+                 static_cast<int8_t>(coef >> 8 * b & 0xff);
+        }
+        to[t] += sum * (1 << field.low);
+      }
+    }
+  }
+}
+
+#endif
+
+#if !defined(__AVX512F__)
+template <int kGroup, int kTiles>
+inline void TileDots(const MassCall& call, const uint32_t* tile, int32_t first_query,
+                     int32_t* dots) {
+  for (int t = 0; t < kTiles; ++t) {
+    OneTileDots<kGroup>(call, tile + int64_t{t} * kTile * (call.layout.bits / 32), first_query,
+                        dots + t * kTile);
+  }
+}
+#endif
+
+template <int kTiles>
+inline void GroupDots(const MassCall& call, const uint32_t* tile, int32_t* dots) {
+  int32_t g = 0;
+  for (; g + 4 <= call.group; g += 4) TileDots<4, kTiles>(call, tile, g, dots);
+  switch (call.group - g) {
+    case 3:
+      return TileDots<3, kTiles>(call, tile, g, dots);
+    case 2:
+      return TileDots<2, kTiles>(call, tile, g, dots);
+    case 1:
+      return TileDots<1, kTiles>(call, tile, g, dots);
+    default:
+      return;
+  }
+}
+
+// Power of two of x <= 0 (transform_code.h, E2).
+inline Vec::Reg MassExp2(Vec::Reg x) {
+  x = Vec::Max(x, Vec::Set1(kTransformExp2Least));
+  const Vec::Reg n = Round(x), f = Vec::Sub(x, n);
+  Vec::Reg y = Vec::Set1(kTransformExp2[0]);
+  for (int i = 1; i < 6; ++i) y = Fma(y, f, Vec::Set1(kTransformExp2[i]));
+  return TimesPowerOf2(y, n);
+}
+
+// Words of the tile that has `token`.
+inline const uint32_t* TileOf(const MassCall& call, int32_t token) {
+  const int32_t bt = call.layout.block_tokens;
+  const auto* of_head =
+      reinterpret_cast<const uint32_t*>(static_cast<const std::byte*>(call.codes) +
+                                        call.block_table[token / bt] * call.layout.BlockBytes() +
+                                        call.head * call.layout.HeadBytes());
+  return of_head + int64_t{token % bt / kTile} * kTile * (call.layout.bits / 32);
+}
+
+}  // namespace
+
+void TransformRows(const float* x, int64_t rows, int32_t d, const float* weights, int32_t n,
+                   const float* begin, float* y) {
+  constexpr int kRows = 4;  // that share a load of weights
+  for (int64_t row = 0; row < rows; row += kRows) {
+    const int count = rows - row < kRows ? static_cast<int>(rows - row) : kRows;
+    for (int32_t i = 0; i < n; i += kLanes) {
+      Vec::Reg acc[kRows];
+      for (int r = 0; r < kRows; ++r) acc[r] = Vec::Load(begin + i);
+      if (count == kRows) {
+        for (int32_t c = 0; c < d; ++c) {
+          const Vec::Reg w = Vec::Load(weights + int64_t{c} * n + i);
+          for (int r = 0; r < kRows; ++r) {
+            acc[r] = Fma(Vec::Set1(x[(row + r) * d + c]), w, acc[r]);
+          }
+        }
+      } else {
+        for (int r = 0; r < count; ++r) {
+          for (int32_t c = 0; c < d; ++c) {
+            const Vec::Reg w = Vec::Load(weights + int64_t{c} * n + i);
+            acc[r] = Fma(Vec::Set1(x[(row + r) * d + c]), w, acc[r]);
+          }
+        }
+      }
+      for (int r = 0; r < count; ++r) Vec::Store(y + (row + r) * n + i, acc[r]);
+    }
+  }
+}
+
+void MassDots(const MassCall& call, int32_t first, int32_t last, int32_t* dots) {
+  for (int32_t token = first / kTile * kTile; token < last;) {
+    const uint32_t* tile = TileOf(call, token);
+    // Side by side where both are of one block.
+    const bool two = token + kTile < last &&
+                     token % call.layout.block_tokens + 2 * kTile <= call.layout.block_tokens;
+    if (two) {
+      GroupDots<2>(call, tile, dots);
+    } else {
+      GroupDots<1>(call, tile, dots);
+    }
+    const int32_t done = two ? 2 * kTile : kTile;
+    token += done;
+    dots += done;
+  }
+}
+
+int64_t MassSum(const int32_t* dots, int32_t count, float a, int32_t peak) {
+  alignas(64) int32_t terms[kLanes];
+  int64_t sum = 0;
+  const Vec::Reg scale = Vec::Set1(a), top = Vec::Set1(0x1p26f);
+  int32_t i = 0;
+  alignas(64) int32_t below[kLanes];
+#if defined(__AVX512F__)
+  // 32 terms of 2^26 fit into 32 bits.
+  __m512i wide = _mm512_setzero_si512(), part = wide;
+  for (int32_t n = 0; i + kLanes <= count; i += kLanes) {
+    const __m512i difference =
+        _mm512_sub_epi32(_mm512_loadu_si512(dots + i), _mm512_set1_epi32(peak));
+    const Vec::Reg e = MassExp2(Vec::Mul(scale, _mm512_cvtepi32_ps(difference)));
+    part = _mm512_add_epi32(part, _mm512_cvttps_epi32(Vec::Mul(e, top)));
+    if (++n < 32 && i + 2 * kLanes <= count) continue;
+    wide = _mm512_add_epi64(wide, _mm512_cvtepu32_epi64(_mm512_castsi512_si256(part)));
+    wide = _mm512_add_epi64(wide, _mm512_cvtepu32_epi64(_mm512_extracti64x4_epi64(part, 1)));
+    part = _mm512_setzero_si512();
+    n = 0;
+  }
+  sum = _mm512_reduce_add_epi64(wide);
+#else
+  for (; i + kLanes <= count; i += kLanes) {
+    for (int lane = 0; lane < kLanes; ++lane) below[lane] = dots[i + lane] - peak;
+    StoreInts(terms, Vec::Mul(MassExp2(Vec::Mul(scale, FromInts(below))), top));
+    for (int lane = 0; lane < kLanes; ++lane) sum += terms[lane];
+  }
+#endif
+  if (i < count) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      below[lane] = i + lane < count ? dots[i + lane] - peak : 0;
+    }
+    StoreInts(terms, Vec::Mul(MassExp2(Vec::Mul(scale, FromInts(below))), top));
+    for (int lane = 0; i + lane < count; ++lane) sum += terms[lane];
+  }
+  return sum;
+}
+
+void MassWeights(const MassHead* heads, int32_t group, const int32_t* dots, int32_t count,
+                 uint16_t* distances, int32_t* fixed) {
+  for (int32_t i = 0; i < count; i += kLanes) {
+    Vec::Reg mass = Vec::Zero();
+    for (int32_t g = 0; g < group; ++g) {
+      const MassHead& head = heads[g];
+      const Vec::Reg logit = Fma(
+          Vec::Set1(head.a), FromInts(dots + int64_t{g} * kMassDotsStride + i), Vec::Set1(head.b));
+      const Vec::Reg weight = MassExp2(Vec::Sub(logit, Vec::Set1(head.reference)));
+      mass = Fma(weight, Vec::Set1(head.inverse), mass);
+      if (fixed == nullptr) continue;
+      StoreInts(fixed + int64_t{g} * kMassDotsStride + i, Vec::Mul(weight, Vec::Set1(0x1p30f)));
+    }
+    StoreDistances(distances + i, mass);
+  }
+}
+
+void MassCells(const MassCall& call, const uint8_t* cell_bits, int32_t num_bits, int32_t first,
+               int32_t last, uint8_t* cells) {
+  for (int32_t token = first / kTile * kTile; token < last; token += kTile, cells += kTile) {
+    const uint32_t* tile = TileOf(call, token);
+    uint32_t of_tile[kTile] = {};
+    for (int32_t bit = 0; bit < num_bits; ++bit) {
+      const uint32_t* word = tile + cell_bits[bit] / 32 * kTile;
+      const int shift = cell_bits[bit] % 32;
+      for (int32_t t = 0; t < kTile; ++t) {
+        of_tile[t] = of_tile[t] << 1 | (word[t] >> shift & 1);
+      }
+    }
+    for (int32_t t = 0; t < kTile; ++t) cells[t] = static_cast<uint8_t>(of_tile[t]);
+  }
+}
+
+}  // namespace winnow::kernels::WINNOW_ISA

@@ -1,0 +1,632 @@
+// The transform-code operations of the CPU backend (kernels/transform_code.h). SelectByMass works in units, one query
+// and KV head each, in loops over threads:
+//
+//   prepare  for each unit the coefficients of its queries
+//   sums     for each range of its tokens the pieces' peaks and sums
+//   combine  for each unit its references and denominators
+//   weigh    for each range the dots again, which costs less than writing and reading them would: distances (keys from
+//            the other end) of all tokens, and masses of cells
+//   take     for each unit its selection, whose masses leave those of the cells
+//
+// Ranges are cut at fixed positions and only integers cross them.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "kernels/attention_state.h"
+#include "kernels/check.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/transform_code.h"
+
+namespace winnow::kernels {
+namespace {
+
+constexpr int32_t kRangePieces = 16;
+constexpr int32_t kRangeTokens = kRangePieces * kMassPieceTokens;
+constexpr int32_t kCandidateTokens = 16384;  // whose slots fit in the upper half of a candidate
+constexpr size_t kWaveBytes = size_t{64} << 20;
+constexpr int32_t kSampleTokens = 1024;
+constexpr int32_t kPadding = 128;  // places that vectors may read or write past the last token's
+
+class CpuTransformCode final : public PackedTransformCode {
+ public:
+  struct Head {
+    int32_t n = 0;       // kept dimensions
+    int32_t padded = 0;  // n + 1 at least, a multiple of 16
+    std::vector<float> key_weight,
+        query_weight;                    // [d][padded]; column n of the queries' is the mean
+    std::vector<float> key_bias, zeros;  // [padded]
+    std::vector<float> most;             // [n] the largest index
+    std::vector<MassField> fields;
+  };
+  explicit CpuTransformCode(const TransformCodeWeights& weights) : weights_(weights) {
+    const int32_t d = weights.head_dim;
+    for (const TransformCodeHead& from : weights_.heads) {
+      Head head;
+      head.n = 4 * from.quads;
+      head.padded = (head.n + 16) / 16 * 16;
+      const auto pad = [&](const std::vector<float>& values, const std::vector<float>* last) {
+        std::vector<float> padded(size_t{1} * d * head.padded);
+        for (int32_t c = 0; c < d; ++c) {
+          std::copy_n(&values[int64_t{c} * head.n], head.n, &padded[int64_t{c} * head.padded]);
+          if (last != nullptr) padded[int64_t{c} * head.padded + head.n] = (*last)[c];
+        }
+        return padded;
+      };
+      head.key_weight = pad(from.key_weight, nullptr);
+      head.query_weight = pad(from.query_weight, &from.mean);
+      head.key_bias = from.key_bias;
+      head.key_bias.resize(head.padded);
+      head.zeros.resize(head.padded);
+      for (int32_t i = 0; i < head.n; ++i) {
+        head.most.push_back(static_cast<float>((1 << from.widths[i / 4]) - 1));
+      }
+      for (const CodeField& field : from.fields) {
+        head.fields.push_back(
+            {field.word, field.shift, field.low, ((1u << field.width) - 1) * 0x01010101u});
+      }
+      size_bytes_ += (head.key_weight.size() + head.query_weight.size()) * sizeof(float);
+      heads_.push_back(std::move(head));
+    }
+  }
+  int32_t bits() const override { return weights_.bits; }
+  size_t size_bytes() const override { return size_bytes_; }
+  const TransformCodeWeights& weights() const { return weights_; }
+  const Head& head(int32_t i) const { return heads_[i]; }
+
+ private:
+  const TransformCodeWeights weights_;
+  std::vector<Head> heads_;
+  size_t size_bytes_ = 0;
+};
+
+const CpuTransformCode& Packed(const PackedTransformCode& transform) {
+  return static_cast<const CpuTransformCode&>(transform);
+}
+
+struct Range {
+  TokenRange tokens;  // of mid
+  int32_t first_piece = 0;
+  int64_t* masses = nullptr;  // [group][kTransformCells] of the range; null: no tail
+};
+
+struct Unit {
+  const RetrievalQuery* query = nullptr;
+  int64_t index = 0;  // of the query
+  MassCall call;
+  std::vector<int32_t> coefs;
+  std::vector<MassHead> heads;  // [group]
+  std::vector<float> deltas;
+  std::vector<int32_t> peaks;  // [pieces][group]
+  std::vector<int64_t> sums;
+  std::vector<Range> ranges;
+  uint16_t* distances = nullptr;  // from the first token's tile on
+  uint32_t* candidates = nullptr;
+  int32_t base = 0;  // token of distances[0]
+};
+
+int32_t PieceOf(const Unit& unit, int32_t token) {
+  return token / kMassPieceTokens - unit.query->mid.first / kMassPieceTokens;
+}
+
+size_t UnitBytes(TokenRange mid) {
+  const size_t places = size_t{1} * mid.size() + kCodeTileTokens + kPadding;
+  return (places * (sizeof(uint16_t) + sizeof(uint32_t)) + 63) / 64 * 64;
+}
+
+// Calls body(tokens, first token of the first tile) for each piece of a range.
+template <typename Body>
+void ForPieces(TokenRange tokens, Body body) {
+  for (int32_t first = tokens.first, last = first; first < tokens.last; first = last) {
+    last = std::min(tokens.last, (first / kMassPieceTokens + 1) * kMassPieceTokens);
+    body(TokenRange{first, last}, first / kCodeTileTokens * kCodeTileTokens);
+  }
+}
+
+void PrepareUnit(const CpuOps& ops, const CpuTransformCode& transform, int32_t kv_head,
+                 const float* q, float scale2, Unit& unit) {
+  const TransformCodeHead& weights = transform.weights().heads[kv_head];
+  const CpuTransformCode::Head& head = transform.head(kv_head);
+  const int32_t d = transform.weights().head_dim, group = unit.call.group;
+  const auto num_fields = static_cast<int32_t>(head.fields.size());
+  std::vector<float> y(size_t{1} * group * head.padded);
+  ops.transform_rows(q, group, d, head.query_weight.data(), head.padded, head.zeros.data(),
+                     y.data());
+  unit.coefs.assign(size_t{1} * group * num_fields, 0);
+  unit.heads.assign(group, {});
+  unit.deltas.assign(group, 0);
+  std::vector<int8_t> coef(head.n);
+  for (int32_t g = 0; g < group; ++g) {
+    const float* of_query = &y[size_t{1} * g * head.padded];
+    float peak = 0;
+    bool finite = true;
+    for (int32_t i = 0; i < head.n; ++i) {
+      finite &= std::isfinite(of_query[i]);
+      peak = std::max(peak, std::fabs(of_query[i]));
+    }
+    if (!finite) continue;
+    int32_t half_steps = 0;
+    const float inverse = 127.0f / peak;
+    for (int32_t i = 0; i < head.n; ++i) {
+      coef[i] = peak >= kTransformPeakLeast
+                    ? static_cast<int8_t>(std::nearbyint(of_query[i] * inverse))
+                    : int8_t{0};
+      half_steps += coef[i] * ((1 << weights.widths[i / 4]) - 1);
+    }
+    const float a = peak / 127.0f * scale2;
+    const float b = std::fma(a, -0.5f * static_cast<float>(half_steps), scale2 * of_query[head.n]);
+    if (!std::isfinite(a) || !std::isfinite(b)) continue;
+    unit.heads[g].a = a;
+    unit.heads[g].b = b;
+    for (int32_t f = 0; f < num_fields; ++f) {
+      std::memcpy(&unit.coefs[size_t{1} * g * num_fields + f], &coef[4 * weights.fields[f].quad],
+                  4);
+    }
+    for (size_t row = 0; row * d < weights.delta_weight.size(); ++row) {
+      float acc = 0;
+      for (int32_t c = 0; c < d; ++c) {
+        acc = std::fma(q[int64_t{g} * d + c], weights.delta_weight[row * d + c], acc);
+      }
+      unit.deltas[g] = std::fma(acc, acc, unit.deltas[g]);
+    }
+  }
+  unit.call.coefs = unit.coefs.data();
+}
+
+void SumRange(const CpuOps& ops, Unit& unit, const Range& range, int32_t* dots) {
+  const int32_t group = unit.call.group;
+  ForPieces(range.tokens, [&](TokenRange tokens, int32_t tile) {
+    ops.mass_dots(unit.call, tokens.first, tokens.last, dots);
+    const int32_t piece = PieceOf(unit, tokens.first);
+    for (int32_t g = 0; g < group; ++g) {
+      const int32_t* of_query = dots + int64_t{g} * kMassDotsStride + (tokens.first - tile);
+      const int64_t at = int64_t{piece} * group + g;
+      int32_t peak = of_query[0];  // a loop that becomes vectors, as std::max_element does not
+      for (int32_t j = 1; j < tokens.size(); ++j) peak = of_query[j] > peak ? of_query[j] : peak;
+      unit.peaks[at] = peak;
+      unit.sums[at] = ops.mass_sum(of_query, tokens.size(), unit.heads[g].a, peak);
+    }
+  });
+}
+
+void Combine(const float* anchor_masses, Unit& unit) {
+  const int32_t group = unit.call.group;
+  const size_t pieces = unit.peaks.size() / group;
+  for (int32_t g = 0; g < group; ++g) {
+    MassHead& head = unit.heads[g];
+    const auto logit = [&](size_t piece) {
+      return std::fma(head.a, static_cast<float>(unit.peaks[piece * group + g]), head.b);
+    };
+    float e = -std::numeric_limits<float>::infinity();
+    if (std::isfinite(anchor_masses[g])) {
+      e = std::nearbyint(anchor_masses[g] * kTransformLog2E * 256.0f) / 256.0f;
+    }
+    head.reference = e;
+    for (size_t piece = 0; piece < pieces; ++piece) {
+      head.reference = std::max(head.reference, logit(piece));
+    }
+    auto total = static_cast<int64_t>(TransformExp2(e - head.reference) * 0x1p26f);
+    for (size_t piece = 0; piece < pieces; ++piece) {
+      total +=
+          static_cast<int64_t>(static_cast<double>(unit.sums[piece * group + g]) *
+                               static_cast<double>(TransformExp2(logit(piece) - head.reference)));
+    }
+    head.inverse = 0x1p26f / static_cast<float>(total);
+  }
+}
+
+// Of a thread: dots, the same as fixed-point weights, cells.
+struct PieceScratch {
+  int32_t* dots = nullptr;
+  int32_t* fixed = nullptr;
+  uint8_t* cells = nullptr;
+};
+
+void WeighRange(const CpuOps& ops, const std::vector<uint8_t>& cell_bits, const Unit& unit,
+                const Range& range, const PieceScratch& scratch) {
+  const int32_t group = unit.call.group;
+  ForPieces(range.tokens, [&](TokenRange tokens, int32_t tile) {
+    ops.mass_dots(unit.call, tokens.first, tokens.last, scratch.dots);
+    ops.mass_weights(unit.heads.data(), group, scratch.dots, tokens.last - tile,
+                     unit.distances + (tile - unit.base),
+                     range.masses == nullptr ? nullptr : scratch.fixed);
+    if (range.masses == nullptr) return;
+    ops.mass_cells(unit.call, cell_bits.data(), static_cast<int32_t>(cell_bits.size()),
+                   tokens.first, tokens.last, scratch.cells);
+    for (int32_t g = 0; g < group; ++g) {
+      const int32_t* fixed = scratch.fixed + int64_t{g} * kMassDotsStride;
+      int64_t* masses = range.masses + int64_t{g} * kTransformCells;
+      for (int32_t j = tokens.first - tile; j < tokens.last - tile; ++j) {
+        masses[scratch.cells[j]] += fixed[j];
+      }
+    }
+  });
+}
+
+// A distance that few more than k tokens do not pass, from a sample.
+int32_t GuessBound(const Unit& unit) {
+  const TokenRange mid = unit.query->mid;
+  if (mid.size() < 4 * kSampleTokens) return kMassKeyBins - 1;
+  uint16_t sample[kSampleTokens];
+  uint32_t random = 1;
+  const int64_t step = (int64_t{mid.size()} << 16) / kSampleTokens;
+  for (int32_t i = 0; i < kSampleTokens; ++i) {
+    random = random * 1664525u + 1013904223u;
+    const int64_t at = (i * step + (random >> 16) * step / 65536) >> 16;
+    sample[i] = unit.distances[mid.first - unit.base + at];
+  }
+  const double expected = static_cast<double>(unit.query->k) * kSampleTokens / mid.size();
+  const auto rank = static_cast<int32_t>(expected + 3 * std::sqrt(expected) + 2);
+  if (rank >= kSampleTokens) return kMassKeyBins - 1;
+  std::nth_element(sample, sample + rank, sample + kSampleTokens);
+  return sample[rank];
+}
+
+void Take(const CpuOps& ops, Unit& unit, int32_t* tokens) {
+  const TokenRange mid = unit.query->mid;
+  const int32_t k = unit.query->k;
+  if (k == 0) return;
+  std::vector<uint64_t> found;  // distance, then the later token first
+  for (int32_t bound = GuessBound(unit);; bound = kMassKeyBins - 1) {
+    found.clear();
+    for (int32_t first = mid.first; first < mid.last; first += kCandidateTokens) {
+      const int32_t count = std::min(kCandidateTokens, mid.last - first);
+      const int32_t candidates = ops.find_candidates(unit.distances + (first - unit.base), count,
+                                                     bound, 0, unit.candidates);
+      for (int32_t i = 0; i < candidates; ++i) {
+        const uint32_t token = static_cast<uint32_t>(first) + (unit.candidates[i] >> 16);
+        found.push_back(uint64_t{unit.candidates[i] & 0xffff} << 32 | (0xffffffffu - token));
+      }
+    }
+    if (static_cast<int64_t>(found.size()) >= k) break;
+    WINNOW_CHECK(bound < kMassKeyBins - 1);
+  }
+  std::nth_element(found.begin(), found.begin() + (k - 1), found.end());
+  for (int32_t i = 0; i < k; ++i) {
+    tokens[i] = static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(found[i]));
+  }
+  std::sort(tokens, tokens + k);
+}
+
+// Selected tokens give their masses back.
+void LeaveTail(const CpuOps& ops, const std::vector<uint8_t>& cell_bits, const Unit& unit,
+               const int32_t* tokens, int64_t* masses, const PieceScratch& scratch) {
+  const int32_t group = unit.call.group;
+  std::fill_n(masses, int64_t{group} * kTransformCells, 0);
+  for (const Range& range : unit.ranges) {
+    if (range.masses == nullptr) return;
+    for (int64_t i = 0; i < int64_t{group} * kTransformCells; ++i) masses[i] += range.masses[i];
+  }
+  uint16_t unused[kCodeTileTokens];
+  for (int32_t i = 0; i < unit.query->k; ++i) {
+    const int32_t at = tokens[i] % kCodeTileTokens;
+    ops.mass_dots(unit.call, tokens[i], tokens[i] + 1, scratch.dots);
+    ops.mass_weights(unit.heads.data(), group, scratch.dots, kCodeTileTokens, unused,
+                     scratch.fixed);
+    ops.mass_cells(unit.call, cell_bits.data(), static_cast<int32_t>(cell_bits.size()), tokens[i],
+                   tokens[i] + 1, scratch.cells);
+    for (int32_t g = 0; g < group; ++g) {
+      masses[int64_t{g} * kTransformCells + scratch.cells[at]] -=
+          scratch.fixed[int64_t{g} * kMassDotsStride + at];
+    }
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<PackedTransformCode> CpuBackend::PackTransformCode(
+    const TransformCodeWeights& weights) {
+  WINNOW_CHECK(CheckTransformCode(weights).empty());
+  return std::make_unique<CpuTransformCode>(weights);
+}
+
+void CpuBackend::EncodeTransformKeys(std::span<const KeySpan> spans, const void* pool,
+                                     const KvLayout& layout, const PackedTransformCode& transform,
+                                     void* codes, const CodeLayout& code_layout) {
+  const CpuTransformCode& packed = Packed(transform);
+  const int32_t d = layout.head_dim, words = code_layout.bits / 32;
+  WINNOW_CHECK(packed.weights().head_dim == d && code_layout.bits == packed.bits());
+  WINNOW_CHECK(static_cast<int32_t>(packed.weights().heads.size()) == layout.kv_heads);
+  WINNOW_CHECK(layout.block_tokens % kCodeTileTokens == 0);
+  struct Tile {
+    const KeySpan* span;
+    TokenRange tokens;
+  };
+  std::vector<Tile> tiles;
+  for (const KeySpan& span : spans) {
+    WINNOW_CHECK(span.tokens.last <=
+                 static_cast<int64_t>(span.block_table.size()) * layout.block_tokens);
+    for (int32_t first = span.tokens.first, last = first; first < span.tokens.last; first = last) {
+      last = std::min(span.tokens.last, (first / kCodeTileTokens + 1) * kCodeTileTokens);
+      tiles.push_back({&span, {first, last}});
+    }
+  }
+  threads_.ParallelFor(static_cast<int64_t>(tiles.size()) * layout.kv_heads, [&](int64_t i, int) {
+    const Tile& tile = tiles[i / layout.kv_heads];
+    const auto head = static_cast<int32_t>(i % layout.kv_heads);
+    const CpuTransformCode::Head& of_head = packed.head(head);
+    float keys[kCodeTileTokens * 256], y[kCodeTileTokens * 272];
+    uint8_t indexes[256];
+    const int32_t logical = tile.tokens.first / layout.block_tokens;
+    const int32_t at = tile.tokens.first % layout.block_tokens;
+    const std::byte* row = static_cast<const std::byte*>(pool) +
+                           layout.RowOffset(tile.span->block_table[logical], head, at);
+    for (int32_t t = 0; t < tile.tokens.size(); ++t) {
+      ops_.widen_row(row + t * layout.RowBytes(), layout.dtype, d, keys + t * d);
+    }
+    ops_.transform_rows(keys, tile.tokens.size(), d, of_head.key_weight.data(), of_head.padded,
+                        of_head.key_bias.data(), y);
+    auto* to = reinterpret_cast<uint32_t*>(
+        static_cast<std::byte*>(codes) + tile.span->IndexBlock(logical) * code_layout.BlockBytes() +
+        head * code_layout.HeadBytes());
+    for (int32_t t = 0; t < tile.tokens.size(); ++t) {
+      for (int32_t k = 0; k < of_head.n; ++k) {
+        const float value = y[t * of_head.padded + k];
+        const float held = value > 0 ? std::min(value, of_head.most[k]) : 0;
+        indexes[k] = static_cast<uint8_t>(held);
+      }
+      uint32_t code[8] = {};
+      for (const CodeField& field : packed.weights().heads[head].fields) {
+        uint32_t bytes;
+        std::memcpy(&bytes, indexes + 4 * field.quad, 4);
+        const uint32_t mask = ((1u << field.width) - 1) * 0x01010101u;
+        code[field.word] |= (bytes >> field.low & mask) << field.shift;
+      }
+      for (int32_t word = 0; word < words; ++word) {
+        to[TransformWordOffset(words, at + t, word)] = code[word];
+      }
+    }
+  });
+}
+
+void CpuBackend::SelectByMass(const Tensor& q, std::span<const RetrievalQuery> queries,
+                              const float* anchor_masses, const PackedTransformCode& transform,
+                              float scale, const void* codes, const CodeLayout& code_layout,
+                              const Selection& chosen, const TailMasses* tail) {
+  const CpuTransformCode& packed = Packed(transform);
+  const int32_t d = packed.weights().head_dim, kv_heads = code_layout.kv_heads;
+  const auto heads = static_cast<int32_t>(q.cols / d);
+  const int32_t group = heads / kv_heads;
+  WINNOW_CHECK(chosen.kv_heads == kv_heads && heads == group * kv_heads &&
+               code_layout.bits == packed.bits());
+  // By head and then query: neighbours read the same codes.
+  std::vector<std::pair<int64_t, int32_t>> units;
+  for (int32_t head = 0; head < kv_heads; ++head) {
+    for (int64_t i = 0; i < static_cast<int64_t>(queries.size()); ++i) {
+      const RetrievalQuery& query = queries[i];
+      WINNOW_CHECK(query.mid.first >= 0 && query.mid.size() >= 0);
+      WINNOW_CHECK(query.k >= 0 && query.k <= query.mid.size() && query.k <= chosen.capacity);
+      WINNOW_CHECK(query.mid.last <=
+                   static_cast<int64_t>(query.block_table.size()) * code_layout.block_tokens);
+      chosen.count(i, head) = query.k;
+      if (query.mid.size() > 0) {
+        units.emplace_back(i, head);
+      } else if (tail != nullptr) {
+        const int64_t first = i * heads + int64_t{head} * group;
+        std::fill_n(tail->masses + first * kTransformCells, int64_t{group} * kTransformCells, 0);
+        std::fill_n(tail->references + first, group, 0.0f);
+        std::fill_n(tail->deltas + first, group, 0.0f);
+      }
+    }
+  }
+  for (size_t first = 0, last = 0; first < units.size(); first = last) {
+    size_t wave_bytes = 0;
+    for (; last < units.size(); ++last) {
+      const size_t unit_bytes = UnitBytes(queries[units[last].first].mid);
+      if (last > first && wave_bytes + unit_bytes > kWaveBytes) break;
+      wave_bytes += unit_bytes;
+    }
+    SelectMassWave(q, queries, {units.data() + first, last - first}, wave_bytes, anchor_masses,
+                   transform, scale, codes, code_layout, chosen, tail);
+  }
+}
+
+void CpuBackend::SelectMassWave(const Tensor& q, std::span<const RetrievalQuery> queries,
+                                std::span<const std::pair<int64_t, int32_t>> wave,
+                                size_t wave_bytes, const float* anchor_masses,
+                                const PackedTransformCode& transform, float scale,
+                                const void* codes, const CodeLayout& code_layout,
+                                const Selection& chosen, const TailMasses* tail) {
+  const CpuTransformCode& packed = Packed(transform);
+  const int32_t d = packed.weights().head_dim;
+  const auto num_heads = static_cast<int32_t>(q.cols / d);
+  const int32_t group = num_heads / code_layout.kv_heads;
+  const float scale2 = scale * kTransformLog2E;
+  const size_t dots_bytes = size_t{4} * group * kMassDotsStride;
+  const size_t thread_bytes = (2 * dots_bytes + kMassDotsStride + 63) / 64 * 64;
+  std::byte* scratch = codes_scratch_.Get(wave_bytes + thread_bytes * num_threads());
+  const auto scratch_of = [&](int thread) {
+    std::byte* of_thread = scratch + wave_bytes + thread_bytes * thread;
+    return PieceScratch{reinterpret_cast<int32_t*>(of_thread),
+                        reinterpret_cast<int32_t*>(of_thread + dots_bytes),
+                        reinterpret_cast<uint8_t*>(of_thread + 2 * dots_bytes)};
+  };
+  std::vector<Unit> units(wave.size());
+  std::vector<std::pair<Unit*, Range*>> ranges;
+  std::byte* free = scratch;
+  for (size_t i = 0; i < units.size(); ++i) {
+    Unit& unit = units[i];
+    unit.index = wave[i].first;
+    unit.query = &queries[unit.index];
+    const TokenRange mid = unit.query->mid;
+    const auto& fields = packed.head(wave[i].second).fields;
+    unit.call = {codes,          code_layout,
+                 wave[i].second, unit.query->block_table.data(),
+                 fields.data(),  static_cast<int32_t>(fields.size()),
+                 group};
+    unit.base = mid.first / kCodeTileTokens * kCodeTileTokens;
+    unit.candidates = reinterpret_cast<uint32_t*>(free);
+    unit.distances = reinterpret_cast<uint16_t*>(
+        free + (size_t{1} * mid.size() + kCodeTileTokens + kPadding) * sizeof(uint32_t));
+    free += UnitBytes(mid);
+    const int32_t pieces = PieceOf(unit, mid.last - 1) + 1;
+    unit.peaks.resize(size_t{1} * pieces * group);
+    unit.sums.resize(size_t{1} * pieces * group);
+    for (int32_t first = mid.first, last = first; first < mid.last; first = last) {
+      last = static_cast<int32_t>(
+          std::min<int64_t>(mid.last, (int64_t{first} / kRangeTokens + 1) * kRangeTokens));
+      unit.ranges.push_back({{first, last}});
+    }
+  }
+  std::vector<int64_t> masses;  // of ranges
+  size_t with_tail = 0;
+  const auto has_tail = [&](const Unit& unit) {
+    return tail != nullptr && packed.weights().heads[unit.call.head].tail;
+  };
+  for (const Unit& unit : units) with_tail += has_tail(unit) ? unit.ranges.size() : 0;
+  masses.resize(with_tail * group * kTransformCells);
+  size_t used = 0;
+  for (Unit& unit : units) {
+    for (Range& range : unit.ranges) {
+      if (has_tail(unit)) range.masses = &masses[used++ * group * kTransformCells];
+      ranges.emplace_back(&unit, &range);
+    }
+  }
+  const auto num_units = static_cast<int64_t>(units.size());
+  const auto num_ranges = static_cast<int64_t>(ranges.size());
+  const auto first_head = [&](const Unit& unit) { return int64_t{unit.call.head} * group; };
+  threads_.ParallelFor(num_units, [&](int64_t i, int) {
+    Unit& unit = units[i];
+    PrepareUnit(ops_, packed, unit.call.head, q.f32(unit.query->row) + first_head(unit) * d, scale2,
+                unit);
+  });
+  threads_.ParallelFor(num_ranges, [&](int64_t i, int thread) {
+    SumRange(ops_, *ranges[i].first, *ranges[i].second, scratch_of(thread).dots);
+  });
+  threads_.ParallelFor(num_units, [&](int64_t i, int) {
+    Combine(anchor_masses + units[i].index * num_heads + first_head(units[i]), units[i]);
+  });
+  const auto cell_bits = [&](const Unit& unit) -> const std::vector<uint8_t>& {
+    return packed.weights().heads[unit.call.head].cell_bits;
+  };
+  threads_.ParallelFor(num_ranges, [&](int64_t i, int thread) {
+    const auto& [unit, range] = ranges[i];
+    WeighRange(ops_, cell_bits(*unit), *unit, *range, scratch_of(thread));
+  });
+  threads_.ParallelFor(num_units, [&](int64_t i, int thread) {
+    Unit& unit = units[i];
+    int32_t* tokens = chosen.chosen(unit.index, unit.call.head);
+    Take(ops_, unit, tokens);
+    if (tail == nullptr) return;
+    const int64_t first = unit.index * num_heads + first_head(unit);
+    for (int32_t g = 0; g < group; ++g) {
+      tail->references[first + g] = unit.heads[g].reference;
+      tail->deltas[first + g] = unit.deltas[g];
+    }
+    LeaveTail(ops_, cell_bits(unit), unit, tokens, tail->masses + first * kTransformCells,
+              scratch_of(thread));
+  });
+}
+
+void CpuBackend::ExtendCellTables(std::span<const CellTableExtension> extensions, const void* pool,
+                                  const KvLayout& layout, const PackedTransformCode& transform,
+                                  const void* codes, const CodeLayout& code_layout) {
+  const CpuTransformCode& packed = Packed(transform);
+  const int32_t d = layout.head_dim;
+  constexpr int64_t kRows = kTransformCells + 1;
+  WINNOW_CHECK(packed.weights().head_dim == d && d <= 256);
+  const auto items = static_cast<int64_t>(extensions.size()) * layout.kv_heads;
+  threads_.ParallelFor(items, [&](int64_t i, int) {
+    const CellTableExtension& extension = extensions[i / layout.kv_heads];
+    const auto head = static_cast<int32_t>(i % layout.kv_heads);
+    const TransformCodeHead& weights = packed.weights().heads[head];
+    const Summary& table = *extension.table;
+    float* const sums = table.data + head * kRows * d;
+    float* const counts = table.data + (layout.kv_heads * d + head) * kRows;
+    if (table.tokens.size() == 0) {
+      std::fill_n(sums, kRows * d, 0.0f);
+      std::fill_n(counts, kRows, 0.0f);
+    }
+    MassCall call{codes, code_layout, head, extension.index_table.data()};
+    float value[256], of_block[256] = {};
+    float block_count = 0;
+    uint8_t cells[kCodeTileTokens];
+    int32_t tile = -1;
+    for (int32_t token = table.tokens.last; token < extension.last; ++token) {
+      if (token / kCodeTileTokens != tile) {
+        tile = token / kCodeTileTokens;
+        ops_.mass_cells(call, weights.cell_bits.data(),
+                        static_cast<int32_t>(weights.cell_bits.size()), token, token + 1, cells);
+      }
+      const int32_t cell = cells[token % kCodeTileTokens];
+      const std::byte* row = static_cast<const std::byte*>(pool) +
+                             layout.RowOffset(extension.block_table[token / layout.block_tokens],
+                                              head, token % layout.block_tokens) +
+                             layout.ValueOffsetInRow();
+      ops_.widen_row(row, layout.dtype, d, value);
+      float* of_cell = sums + int64_t{cell} * d;
+      for (int32_t c = 0; c < d; ++c) {
+        of_cell[c] += value[c];
+        of_block[c] += value[c];
+      }
+      counts[cell] += 1;
+      block_count += 1;
+      if ((token + 1) % kCellRefreshTokens != 0) continue;
+      float* all = sums + int64_t{kTransformCells} * d;
+      for (int32_t c = 0; c < d; ++c) all[c] += of_block[c];
+      counts[kTransformCells] += block_count;
+      std::fill_n(of_block, d, 0.0f);
+      block_count = 0;
+    }
+  });
+  for (const CellTableExtension& extension : extensions) {
+    TokenRange& tokens = extension.table->tokens;
+    tokens.last = std::max(tokens.last, extension.last);
+  }
+}
+
+// o = sum of weight_c sum_c + (sum of weight_c) mean of all, weight_c = M_c / 2^30 / (count_c + 1).
+void CpuBackend::MergeTails(std::span<const RetrievalQuery> queries,
+                            std::span<const float* const> tables,
+                            const PackedTransformCode& transform, const TailMasses& tail,
+                            int32_t head_dim, float* states) {
+  const CpuTransformCode& packed = Packed(transform);
+  const int32_t d = head_dim, kv_heads = static_cast<int32_t>(packed.weights().heads.size());
+  const int32_t group = tail.heads / kv_heads;
+  constexpr int64_t kRows = kTransformCells + 1;
+  const int64_t state_floats = AttentionStateFloats(d);
+  WINNOW_CHECK(tables.size() == queries.size() && d <= 256);
+  threads_.ParallelFor(static_cast<int64_t>(queries.size()) * kv_heads, [&](int64_t i, int) {
+    const int64_t query = i / kv_heads;
+    const auto kv_head = static_cast<int32_t>(i % kv_heads);
+    if (!packed.weights().heads[kv_head].tail) return;
+    const float* sums = tables[query] + kv_head * kRows * d;
+    const float* counts = tables[query] + (kv_heads * d + kv_head) * kRows;
+    const float* all = sums + int64_t{kTransformCells} * d;
+    const float all_count = std::max(1.0f, counts[kTransformCells]);
+    for (int32_t g = 0; g < group; ++g) {
+      const int64_t at = query * tail.heads + int64_t{kv_head} * group + g;
+      const int64_t* masses = tail.masses + at * kTransformCells;
+      float weights[kTransformCells], part[256 + 2] = {};
+      int64_t total = 0;
+      float weight_sum = 0;
+      for (int32_t cell = 0; cell < kTransformCells; ++cell) {
+        total += masses[cell];
+        weights[cell] = static_cast<float>(masses[cell]) * 0x1p-30f / (counts[cell] + 1);
+        weight_sum += weights[cell];
+      }
+      if (total == 0) continue;
+      ops_.add_outer({weights, 1, sums, kTransformCells, 1, d, part});
+      for (int32_t c = 0; c < d; ++c) part[c] += weight_sum * (all[c] / all_count);
+      float* const state = states + at * state_floats;
+      part[d] = tail.references[at] + tail.deltas[at];
+      if (state[d + 1] > 0) {
+        part[d] = std::min(part[d], state[d] + std::log2(state[d + 1]) + kTailClampLog2);
+      }
+      part[d + 1] = static_cast<float>(total) * 0x1p-30f;
+      MergeAttentionState(state, part, d);
+    }
+  });
+}
+
+void CpuBackend::MergeStates(const float* parts, int64_t count, int32_t head_dim, float* states) {
+  const int64_t floats = AttentionStateFloats(head_dim);
+  for (int64_t i = 0; i < count; ++i) {
+    MergeAttentionState(states + i * floats, parts + i * floats, head_dim);
+  }
+}
+
+}  // namespace winnow::kernels

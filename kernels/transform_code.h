@@ -1,0 +1,171 @@
+// Transform codes: selection by estimated attention masses, and the tail estimate from the same codes.
+//
+// A key is centred, transformed and quantised, so that its code estimates the logit of any query. Each of a group's
+// queries gets its own estimated mass, whose denominator has the exact logits of the anchors; only masses are summed
+// over the group. What is not read stands in the tail: the mean V of each cell of codes, weighted by estimated mass.
+//
+// Everything below is defined to the bit. Integer sums have no order, and each floating-point expression names its
+// roundings, so that every instruction set, thread count and device selects the same tokens from the same inputs.
+// fma(a, b, c) is rounded once; "chain" is acc = fma(x[c], w[c], acc) for c ascending, in float32.
+//
+// ---- Codes ----
+//
+// Dimensions i of the transform come in quads of four: quad Q has dimensions 4Q .. 4Q + 3 and one width of 1 to 8 bits.
+// The first `quads` quads are kept.
+//
+//   t_i      = chain over d, begun with key_bias[i], of k[c] and key_weight[c][i]
+//   index_i  = the integer part of min(max(t_i, 0), 2^width - 1); a NaN counts as 0
+//
+// A code is bits / 32 words of 32 bits. A *field* is a slice of one quad's indexes: bits [low, low + width) of the
+// index of dimension 4Q + b, at bits [shift, shift + width) of byte b of one word, for the four b. So (word >> shift) &
+// mask unpacks four dimensions into the four bytes of a word, as integer dot products read them. A quad has one field,
+// or two where its width did not fit into a word. Fields fill every bit of the code.
+//
+// Codes lie in tiles of 16 tokens, word by word: [num_blocks][Hkv][block_tokens / 16][bits / 32][16] words. The bytes
+// of a block and head are those of CodeLayout.
+//
+// ---- Queries ----
+//
+// For each query head, with scale2 = scale * kLog2E (one float32 product):
+//
+//   y_i     = chain over d, begun with 0, of q[c] and query_weight[c][i]
+//   centre  = chain over d, begun with 0, of q[c] and mean[c]
+//   peak    = max |y_i| over the kept dimensions
+//   coef_i  = int8 of y_i * (127 / peak), rounded to the nearest even; 0 where peak is below 2^-100
+//   a       = (peak / 127) * scale2
+//   b       = fma(a, -0.5 * float(sum of coef_i * (2^width_i - 1)), scale2 * centre)
+//
+// Where peak or b is not finite, all coef_i, a and b are 0. The estimated logit of token j, in base 2, is
+// L_j = fma(a, float(D_j), b) with the integer D_j = sum of coef_i * index_i.
+//
+// ---- Masses ----
+//
+// E2(x) for x <= 0: x = max(x, -60); n = x rounded to the nearest even; f = x - n; y = the polynomial kExp2 in f by
+// fma, highest power first; y * 2^n. For each query head, over the pieces p of mid (tokens of mid in
+// [512 p, 512 (p + 1))):
+//
+//   P_p  = the largest D_j of the piece,   S_p = sum of int(E2(a * float(D_j - P_p)) * 2^26)
+//   e    = the anchors' log-sum-exp in base 2, rounded to a multiple of 2^-8: rint(mass * kLog2E * 256) / 256; minus
+//          infinity if it is NaN or infinite
+//   R    = max(e, the largest fma(a, float(P_p), b))
+//   T    = int(E2(e - R) * 2^26) + sum of int(double(S_p) * double(E2(fma(a, float(P_p), b) - R)))
+//   inv  = 2^26 / float(T)
+//   w_j  = E2(L_j - R)
+//
+// int() truncates; integers have 64 bits. The mass of token j, over the group's heads g ascending, begun with 0:
+// s_j = fma(w_gj, inv_g, s_j). Its key is bits(s_j) >> 13, less 68 << 10, held in [0, 65535]: 1024 steps for each power
+// of two from 2^-59 on. Selected are the k largest keys; of equals the later tokens.
+//
+// The anchors' exact mass is the one input whose bits depend on the backend (an attention state's order of summation).
+// It is rounded to 1/256 of a power of two, which changes E by 0.14 % at most, so that backends agree but where a mass
+// lies within a few float32 roundings of the middle of two multiples.
+//
+// ---- Tail ----
+//
+// A token's cell is the code's bits `cell_bits`, the highest first. Of the tokens of mid that are not selected,
+// M_c = sum of int(w_j * 2^30) over cell c, for each query head. The table of a sequence and KV head has for each cell
+// the sum of V and the count over the tokens [sink, T), T = the last multiple of 64 that the query sees (at least
+// sink), and a last row with those of all cells together:
+//
+//   cell c's sum += v, count += 1      for the tokens in ascending order
+//   all's sum    += (sum over the tokens of one block of 64, begun with 0, ascending), count likewise, for each block
+//   mean_c  = (sum_c + sum_all / max(1, count_all)) / (count_c + 1)
+//
+// The tail is one more attention state of the query head: max = R + delta, sum = sum of M_c / 2^30,
+// o = sum of M_c / 2^30 * mean_c, c ascending, float32. delta (base 2; 0 where there are no delta weights) is what
+// quantisation takes from a mean of exponentials: the sum of squares of chain(q, delta_weight[r]), r ascending. `max`
+// is held at 20 / ln 2 above the log-sum-exp, in base 2, of what the head has read. Heads whose tail is off, and
+// queries without mass, keep their states to the bit.
+//
+// Cost per query and KV head: reads bits / 8 bytes a token once, and does for each query head one dot of `quads` * 4
+// bytes and two E2 a token; the tail reads 2 * 256 * d floats and adds one integer a token and head.
+#ifndef WINNOW_KERNELS_TRANSFORM_CODE_H_
+#define WINNOW_KERNELS_TRANSFORM_CODE_H_
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "kernels/retrieval.h"
+
+namespace winnow::kernels {
+
+inline constexpr float kTransformLog2E = 1.44269504088896341f;
+// c5 .. c0 of E2's polynomial: 2^f for |f| <= 1/2, relative error 1e-7, exactly 1 at 0.
+inline constexpr float kTransformExp2[6] = {0.00132647271f, 0.00967151265f, 0.0555073374f,
+                                            0.240222421f,   0.693146978f,   1.0f};
+inline constexpr float kTransformExp2Least = -60;
+inline constexpr float kTransformPeakLeast = 0x1p-100f;
+inline constexpr int32_t kMassPieceTokens = 512;
+inline constexpr int32_t kMassKeyBins = 65536;
+inline constexpr int32_t kMassKeyShift = 13;
+inline constexpr int32_t kMassKeyBase = 68 << 10;
+inline constexpr float kTailClampLog2 = 20 * kTransformLog2E;
+
+// Nothing if `weights` can be used; else what is wrong with it, as the end of a sentence.
+std::string CheckTransformCode(const TransformCodeWeights& weights);
+
+// Fields that hold quads of these widths in a code of so many words, few of them split. REQUIRES: the widths add up to
+// 8 * words.
+std::vector<CodeField> LayCodeFields(std::span<const uint8_t> widths, int32_t words);
+
+// Bytes that selection has to read of the codes.
+inline double SelectByMassBytes(std::span<const RetrievalQuery> queries, const CodeLayout& layout) {
+  double tokens = 0;
+  for (const RetrievalQuery& query : queries) tokens += query.mid.size();
+  return tokens * layout.kv_heads * static_cast<double>(layout.CodeBytes());
+}
+// Integer multiply-adds count as two.
+constexpr double SelectByMassFlops(double tokens, int32_t group, int32_t quads) {
+  return 8.0 * tokens * group * quads;
+}
+
+// Where word `word` of a token's code lies, in words from the beginning of its block and head.
+constexpr int64_t TransformWordOffset(int32_t words, int32_t token_in_block, int32_t word) {
+  return (int64_t{token_in_block / kCodeTileTokens} * words + word) * kCodeTileTokens +
+         token_in_block % kCodeTileTokens;
+}
+
+// ---- the references ----
+
+// E2 above.
+float TransformExp2(float x);
+
+struct TransformQuery {
+  std::vector<int8_t> coef;  // [4 * quads]
+  float a = 0, b = 0;
+  float delta = 0;
+};
+// Of one query head [d] of KV head `head`. `scale2`: scale * kLog2E.
+TransformQuery PrepareTransformQueryRef(const float* q, const TransformCodeWeights& weights,
+                                        int32_t head, float scale2);
+// Level indexes [4 * quads] of a key, and of a code in a block and head's codes.
+std::vector<uint8_t> TransformIndexesRef(const float* key, const TransformCodeWeights& weights,
+                                         int32_t head);
+std::vector<uint8_t> TransformDecodeRef(const uint32_t* head_codes, int32_t token_in_block,
+                                        const TransformCodeWeights& weights, int32_t head);
+int32_t TransformCellRef(const uint32_t* head_codes, int32_t token_in_block,
+                         const TransformCodeWeights& weights, int32_t head);
+// The 16-bit key of a mass.
+int32_t MassKey(float mass);
+
+// As the operations of Backend, one token after the other.
+void EncodeTransformKeysRef(std::span<const KeySpan> spans, const void* pool,
+                            const KvLayout& layout, const TransformCodeWeights& weights,
+                            void* codes, const CodeLayout& code_layout);
+void SelectByMassRef(const Tensor& q, std::span<const RetrievalQuery> queries,
+                     const float* anchor_masses, const TransformCodeWeights& weights, float scale,
+                     const void* codes, const CodeLayout& code_layout, const Selection& chosen,
+                     const TailMasses* tail);
+void ExtendCellTablesRef(std::span<const CellTableExtension> extensions, const void* pool,
+                         const KvLayout& layout, const TransformCodeWeights& weights,
+                         const void* codes, const CodeLayout& code_layout);
+void MergeTailsRef(std::span<const RetrievalQuery> queries, std::span<const float* const> tables,
+                   const TransformCodeWeights& weights, const TailMasses& tail, int32_t head_dim,
+                   float* states);
+
+}  // namespace winnow::kernels
+
+#endif  // WINNOW_KERNELS_TRANSFORM_CODE_H_

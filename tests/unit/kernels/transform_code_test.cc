@@ -1,0 +1,418 @@
+#include "kernels/transform_code.h"
+
+#include <cmath>
+#include <numeric>
+
+#include "kernels/attention_state.h"
+#include "tests/unit/kernels/kernel_testing.h"
+#include "tests/unit/kernels/paged_kv.h"
+#include "tests/unit/kernels/random_transform.h"
+#include "tests/unit/kernels/retrieval_testing.h"
+
+namespace winnow::kernels {
+namespace {
+
+// Sequences, a transform, the codes of all their keys by the reference, and queries' masses of anchors.
+struct Scene {
+  Scene(Random& random, int32_t d, int32_t kv_heads, int32_t group_size, int32_t bits,
+        std::vector<int32_t> lengths, DType dtype = DType::kBF16, int32_t block_tokens = 64,
+        bool delta = false)
+      : kv(random, {kv_heads, d, block_tokens, dtype}, lengths),
+        weights(RandomTransform(random, d, kv_heads, bits, delta)),
+        layout{kv_heads, block_tokens, bits},
+        group(group_size),
+        codes(kv.num_blocks() * layout.BlockBytes()) {
+    for (int s = 0; s < static_cast<int>(lengths.size()); ++s) {
+      spans.push_back({kv.table(s), {0, lengths[s]}});
+    }
+    EncodeTransformKeysRef(spans, kv.pool(), kv.layout(), weights, codes.data(), layout);
+  }
+  int32_t heads() const { return layout.kv_heads * group; }
+  const uint32_t* HeadCodes(int32_t block, int32_t head) const {
+    return reinterpret_cast<const uint32_t*>(codes.data() + block * layout.BlockBytes() +
+                                             head * layout.HeadBytes());
+  }
+
+  PagedKv kv;
+  TransformCodeWeights weights;
+  CodeLayout layout;
+  int32_t group;
+  std::vector<std::byte> codes;
+  std::vector<KeySpan> spans;
+};
+
+struct OwnedTail {
+  OwnedTail(size_t queries, int32_t heads)
+      : masses(queries * heads * kTransformCells, -1),
+        references(queries * heads),
+        deltas(queries * heads) {
+    view = {heads, masses.data(), references.data(), deltas.data()};
+  }
+  std::vector<int64_t> masses;
+  std::vector<float> references, deltas;
+  TailMasses view;
+};
+
+constexpr float kScale = 0.3f;
+
+// Logits in base 2 of one query head for the tokens of mid, in double from the code's indexes; and that the query's
+// coefficients of 8 bits give them but for their rounding.
+std::vector<double> Logits(const Scene& scene, const float* q, const RetrievalQuery& query,
+                           int32_t kv_head) {
+  const TransformCodeHead& head = scene.weights.heads[kv_head];
+  const int32_t d = scene.weights.head_dim, n = 4 * head.quads;
+  const TransformQuery prepared =
+      PrepareTransformQueryRef(q, scene.weights, kv_head, kScale * kTransformLog2E);
+  std::vector<double> logits;
+  for (int32_t token = query.mid.first; token < query.mid.last; ++token) {
+    const int32_t bt = scene.layout.block_tokens;
+    const std::vector<uint8_t> index =
+        TransformDecodeRef(scene.HeadCodes(query.block_table[token / bt], kv_head), token % bt,
+                           scene.weights, kv_head);
+    double exact = 0, rounded = prepared.b, slack = 1e-3;
+    for (int32_t i = 0; i < n; ++i) {
+      const double level = index[i] - ((1 << head.widths[i / 4]) - 1) / 2.0;
+      for (int32_t c = 0; c < d; ++c) exact += q[c] * head.query_weight[c * n + i] * level;
+      rounded += double{prepared.a} * prepared.coef[i] * index[i];
+      slack += prepared.a * std::fabs(level) * 0.51;
+    }
+    for (int32_t c = 0; c < d; ++c) exact += double{q[c]} * head.mean[c];
+    EXPECT_NEAR(rounded, exact * kScale * std::log2(std::exp(1.0)), slack);
+    logits.push_back(rounded);
+  }
+  return logits;
+}
+
+TEST(TransformCodeTest, FieldsFillEveryWordForAnyWidths) {
+  Random random;
+  SCOPED_TRACE(random.seed());
+  for (int round = 0; round < 300; ++round) {
+    const auto bits = static_cast<int32_t>(64 * random.Int(1, 4));
+    const TransformCodeWeights weights = RandomTransform(random, 128, 2, bits);
+    ASSERT_EQ(CheckTransformCode(weights), "");
+  }
+}
+
+TEST(TransformCodeTest, RefusesFieldsThatOverlapOrLackBits) {
+  Random random;
+  TransformCodeWeights weights = RandomTransform(random, 64, 1, 128);
+  ASSERT_EQ(CheckTransformCode(weights), "");
+  TransformCodeWeights wrong = weights;
+  wrong.heads[0].fields.back().shift ^= 1;
+  EXPECT_NE(CheckTransformCode(wrong), "");
+  wrong = weights;
+  wrong.heads[0].fields.pop_back();
+  EXPECT_NE(CheckTransformCode(wrong), "");
+  wrong = weights;
+  wrong.heads[0].key_weight[5] = std::nanf("");
+  EXPECT_NE(CheckTransformCode(wrong), "");
+  wrong = weights;
+  wrong.heads[0].widths[0] = 9;
+  EXPECT_NE(CheckTransformCode(wrong), "");
+}
+
+TEST(TransformCodeTest, CodesUnpackToTheIndexesOfTheirKeys) {
+  Random random;
+  SCOPED_TRACE(random.seed());
+  for (const int32_t bits : {64, 128, 192, 256}) {
+    Scene scene(random, 64, 2, 1, bits, {150});
+    for (int32_t token = 0; token < 150; ++token) {
+      for (int32_t head = 0; head < 2; ++head) {
+        std::vector<float> key(64);
+        for (int32_t c = 0; c < 64; ++c) {
+          BF16 value;
+          std::memcpy(&value, scene.kv.Row(0, head, token) + 2 * c, 2);
+          key[c] = ToFloat(value);
+        }
+        const uint32_t* of_head = scene.HeadCodes(scene.kv.table(0)[token / 64], head);
+        ASSERT_EQ(TransformDecodeRef(of_head, token % 64, scene.weights, head),
+                  TransformIndexesRef(key.data(), scene.weights, head));
+      }
+    }
+  }
+}
+
+TEST(TransformCodeTest, Exp2IsExactAtWholeNumbersAndCloseBetween) {
+  for (int n = 0; n >= -60; --n) {
+    EXPECT_EQ(TransformExp2(static_cast<float>(n)), std::ldexp(1.0f, n));
+  }
+  EXPECT_EQ(TransformExp2(-1000.0f), 0x1p-60f);
+  for (double x = -50; x < 0; x += 0.0137) {
+    const auto at = static_cast<float>(x);
+    EXPECT_NEAR(TransformExp2(at) / std::exp2(static_cast<double>(at)), 1, 3e-7);
+  }
+}
+
+TEST(TransformCodeTest, MassKeysKeepTheOrderOfMasses) {
+  float last = 0;
+  for (float mass = 0x1p-59f; mass <= 16; mass *= 1.0005f) {
+    EXPECT_GE(MassKey(mass), MassKey(last));
+    last = mass;
+  }
+  EXPECT_LT(MassKey(1.0f), MassKey(1.001f));
+  EXPECT_EQ(MassKey(0), 0);
+  EXPECT_LT(MassKey(16.0f), kMassKeyBins);
+}
+
+// The reference itself, against the definition of a mass in double.
+TEST(TransformCodeTest, SelectsTheLargestSumsOfMassesThatCountTheAnchors) {
+  Random random;
+  SCOPED_TRACE(random.seed());
+  for (int round = 0; round < 6; ++round) {
+    const auto bits = static_cast<int32_t>(64 * random.Int(1, 4));
+    const auto group = static_cast<int32_t>(random.Int(1, 5));
+    Scene scene(random, 64, 2, group, bits, {1300}, DType::kF32);
+    Matrix q = Matrix::Normal(random, 1, scene.heads() * 64);
+    RetrievalQuery query = scene.kv.Query(0, 0, 1299, 16, 100, 40);
+    std::vector<float> anchors;
+    for (int32_t h = 0; h < scene.heads(); ++h) anchors.push_back(random.Normal(4.0f) + 6);
+    OwnedSelection chosen(1, 2, 40);
+    OwnedTail tail(1, scene.heads());
+    SelectByMassRef(q.tensor(), {&query, 1}, anchors.data(), scene.weights, kScale,
+                    scene.codes.data(), scene.layout, chosen.view(), &tail.view);
+    for (int32_t kv_head = 0; kv_head < 2; ++kv_head) {
+      std::vector<double> sums(query.mid.size()), all_logits;
+      for (int32_t g = 0; g < group; ++g) {
+        const int32_t head = kv_head * group + g;
+        const std::vector<double> logits = Logits(scene, q.row(0) + head * 64, query, kv_head);
+        double denominator = std::exp(static_cast<double>(anchors[head]));
+        for (const double logit : logits) denominator += std::exp2(logit);
+        double unread = 0;
+        const std::vector<int32_t> tokens = chosen.Of(0, kv_head);
+        for (size_t j = 0; j < logits.size(); ++j) {
+          sums[j] += std::exp2(logits[j]) / denominator;
+          const bool read = std::binary_search(tokens.begin(), tokens.end(),
+                                               query.mid.first + static_cast<int32_t>(j));
+          if (!read) unread += std::exp2(logits[j] - tail.references[head]);
+        }
+        double kept = 0;
+        for (int32_t c = 0; c < kTransformCells; ++c) {
+          kept += static_cast<double>(tail.masses[head * kTransformCells + c]) * 0x1p-30;
+        }
+        EXPECT_NEAR(kept, unread, 1e-4 * unread + query.mid.size() * 0x1p-30);
+      }
+      ExpectTopK(chosen.Of(0, kv_head), sums, query.mid.first, 40, 0.004);  // keys have 10 bits
+    }
+  }
+}
+
+TEST(TransformCodeTest, OfEqualMassesTheLaterTokensAreSelected) {
+  Random random;
+  Scene scene(random, 64, 1, 2, 128, {600}, DType::kF32);
+  for (int32_t token = 1; token < 600; ++token) scene.kv.CopyKey(0, 0, 0, token);
+  EncodeTransformKeysRef(scene.spans, scene.kv.pool(), scene.kv.layout(), scene.weights,
+                         scene.codes.data(), scene.layout);
+  Matrix q = Matrix::Normal(random, 1, 128);
+  const RetrievalQuery query = scene.kv.Query(0, 0, 599, 16, 100, 3);
+  const std::vector<float> anchors = {1, 1};
+  OwnedSelection chosen(1, 1, 3);
+  SelectByMassRef(q.tensor(), {&query, 1}, anchors.data(), scene.weights, kScale,
+                  scene.codes.data(), scene.layout, chosen.view(), nullptr);
+  EXPECT_EQ(chosen.Of(0, 0), (std::vector<int32_t>{497, 498, 499}));
+}
+
+TEST(TransformCodeTest, CellTablesSumValuesOfTheirTokensAndTheTailIsTheirWeightedMean) {
+  Random random;
+  SCOPED_TRACE(random.seed());
+  Scene scene(random, 32, 2, 2, 64, {400}, DType::kF32);
+  std::vector<float> data(CellTableFloats(2, 32), std::nanf(""));
+  Summary table{data.data(), {16, 16}};
+  for (const int32_t last : {64, 192, 320}) {
+    const CellTableExtension extension{&table, scene.kv.table(0), scene.kv.table(0), last};
+    ExtendCellTablesRef({&extension, 1}, scene.kv.pool(), scene.kv.layout(), scene.weights,
+                        scene.codes.data(), scene.layout);
+    ASSERT_EQ(table.tokens, (TokenRange{16, last}));
+  }
+  std::vector<int64_t> masses(4 * kTransformCells);
+  std::vector<float> references = {1, 2, 3, 4}, deltas = {0, 0, 0, 0.5f};
+  for (int64_t& mass : masses) mass = random.Int(0, 3) == 0 ? random.Int(0, 1 << 30) : 0;
+  const TailMasses tail{4, masses.data(), references.data(), deltas.data()};
+  std::vector<float> states(4 * AttentionStateFloats(32));
+  for (int32_t head = 0; head < 4; ++head) {
+    ResetAttentionState(&states[head * AttentionStateFloats(32)], 32);
+  }
+  const RetrievalQuery query = scene.kv.Query(0, 0, 383, 16, 100, 3);
+  const float* const tables[] = {table.data};
+  MergeTailsRef({&query, 1}, tables, scene.weights, tail, 32, states.data());
+  for (int32_t head = 0; head < 4; ++head) {
+    const int32_t kv_head = head / 2;
+    std::vector<std::vector<double>> sums(kTransformCells, std::vector<double>(32));
+    std::vector<double> counts(kTransformCells), all(32), out(32);
+    for (int32_t token = 16; token < 320; ++token) {
+      const int32_t cell = TransformCellRef(scene.HeadCodes(scene.kv.table(0)[token / 64], kv_head),
+                                            token % 64, scene.weights, kv_head);
+      ++counts[cell];
+      for (int32_t c = 0; c < 32; ++c) {
+        float value;
+        std::memcpy(&value, scene.kv.Row(0, kv_head, token) + 4 * (32 + c), 4);
+        sums[cell][c] += value;
+        all[c] += value / 304.0;
+      }
+    }
+    double total = 0;
+    for (int32_t cell = 0; cell < kTransformCells; ++cell) {
+      const double mass = static_cast<double>(masses[head * kTransformCells + cell]) * 0x1p-30;
+      total += mass;
+      for (int32_t c = 0; c < 32; ++c)
+        out[c] += mass * (sums[cell][c] + all[c]) / (counts[cell] + 1);
+    }
+    const float* state = &states[head * AttentionStateFloats(32)];
+    EXPECT_EQ(state[32], references[head] + deltas[head]);
+    EXPECT_NEAR(state[33] / total, 1, 1e-5);
+    for (int32_t c = 0; c < 32; ++c) EXPECT_NEAR(state[c], out[c], 1e-4 * total);
+  }
+}
+
+// ---- each instruction set against the reference, bit for bit ----
+
+class TransformCodeBackendTest : public EachIsa {
+ protected:
+  void SetUp() override {
+    EachIsa::SetUp();
+    backend = Make(3);
+  }
+  Random& random = random_;
+  std::unique_ptr<Backend> backend;
+};
+WINNOW_FOR_EACH_ISA(TransformCodeBackendTest);
+
+TEST_P(TransformCodeBackendTest, EncodesKeysAsTheReferenceDoes) {
+  SCOPED_TRACE(Seed());
+  for (const int32_t bits : {64, 128, 256}) {
+    const DType dtype = random.Int(0, 1) == 0 ? DType::kBF16 : DType::kF32;
+    const int32_t d = bits == 128 ? 96 : 64;
+    Scene scene(random, d, 2, 1, bits, {150, 37}, dtype);
+    const auto packed = backend->PackTransformCode(scene.weights);
+    std::vector<std::byte> codes(scene.codes.size(), std::byte{0});
+    // In parts, so that tiles are begun and ended anywhere.
+    for (int32_t first = 0, last = 0; first < 150; first = last) {
+      last = static_cast<int32_t>(std::min<int64_t>(150, first + random.Int(1, 40)));
+      const KeySpan span{scene.kv.table(0), {first, last}};
+      backend->EncodeTransformKeys({&span, 1}, scene.kv.pool(), scene.kv.layout(), *packed,
+                                   codes.data(), scene.layout);
+    }
+    backend->EncodeTransformKeys({&scene.spans[1], 1}, scene.kv.pool(), scene.kv.layout(), *packed,
+                                 codes.data(), scene.layout);
+    EXPECT_TRUE(codes == scene.codes);
+  }
+}
+
+TEST_P(TransformCodeBackendTest, SelectsAndLeavesTheTailAsTheReferenceDoes) {
+  SCOPED_TRACE(Seed());
+  for (int round = 0; round < 8; ++round) {
+    const auto bits = static_cast<int32_t>(64 * random.Int(1, 4));
+    const auto group = static_cast<int32_t>(random.Int(1, 7));
+    Scene scene(random, 64, 2, group, bits, {1400, 300}, DType::kBF16, 64, round % 2 == 1);
+    scene.weights.heads[1].tail = random.Int(0, 1) == 1;
+    const auto packed = backend->PackTransformCode(scene.weights);
+    Matrix q = Matrix::Normal(random, 5, scene.heads() * 64);
+    if (round == 3) q.row(2)[5] = std::nanf("");
+    std::vector<RetrievalQuery> queries = {
+        scene.kv.Query(0, 0, 1399, 16, 128, static_cast<int32_t>(random.Int(0, 1300))),
+        scene.kv.Query(0, 1, static_cast<int32_t>(random.Int(200, 1399)), 3, 1, 20),
+        scene.kv.Query(1, 2, 299, 16, 100, 17), scene.kv.Query(1, 3, 250, 0, 7, 0),
+        scene.kv.Query(1, 4, 50, 16, 100, 4)};
+    std::vector<float> anchors;
+    for (int32_t i = 0; i < 5 * scene.heads(); ++i) anchors.push_back(random.Normal(5.0f));
+    anchors[0] = -std::numeric_limits<float>::infinity();
+    OwnedSelection chosen(5, 2, 1300), expected(5, 2, 1300);
+    OwnedTail tail(5, scene.heads()), expected_tail(5, scene.heads());
+    SelectByMassRef(q.tensor(), queries, anchors.data(), scene.weights, kScale, scene.codes.data(),
+                    scene.layout, expected.view(), &expected_tail.view);
+    for (const bool with_tail : {true, false}) {
+      backend->SelectByMass(q.tensor(), queries, anchors.data(), *packed, kScale,
+                            scene.codes.data(), scene.layout, chosen.view(),
+                            with_tail ? &tail.view : nullptr);
+      ASSERT_TRUE(chosen == expected) << "round " << round;
+    }
+    for (int32_t i = 0; i < 5; ++i) {
+      for (int32_t head = 0; head < scene.heads(); ++head) {
+        if (queries[i].mid.size() == 0 || !scene.weights.heads[head / group].tail) continue;
+        const int32_t at = i * scene.heads() + head;
+        ASSERT_EQ(tail.references[at], expected_tail.references[at]);
+        ASSERT_EQ(tail.deltas[at], expected_tail.deltas[at]);
+        for (int32_t c = 0; c < kTransformCells; ++c) {
+          ASSERT_EQ(tail.masses[at * kTransformCells + c],
+                    expected_tail.masses[at * kTransformCells + c]);
+        }
+      }
+    }
+  }
+}
+
+// So many tokens that a bound is guessed, and so few different masses that it is of no use.
+TEST_P(TransformCodeBackendTest, SelectsLikeTheReferenceWhereMassesAreManyAndWhereTheyTie) {
+  for (const bool ties : {false, true}) {
+    Scene scene(random, 32, 1, 2, 64, {9000});
+    if (ties) {
+      for (int32_t token = 0; token < 9000; ++token) {
+        if (token % 5 != 0) scene.kv.CopyKey(0, 0, 0, token);
+      }
+      EncodeTransformKeysRef(scene.spans, scene.kv.pool(), scene.kv.layout(), scene.weights,
+                             scene.codes.data(), scene.layout);
+    }
+    const auto packed = backend->PackTransformCode(scene.weights);
+    Matrix q = Matrix::Normal(random, 1, 64);
+    const RetrievalQuery query =
+        scene.kv.Query(0, 0, 8999, 16, 128, static_cast<int32_t>(random.Int(1, 2500)));
+    const std::vector<float> anchors = {2, 3};
+    OwnedSelection chosen(1, 1, 2500), expected(1, 1, 2500);
+    SelectByMassRef(q.tensor(), {&query, 1}, anchors.data(), scene.weights, kScale,
+                    scene.codes.data(), scene.layout, expected.view(), nullptr);
+    backend->SelectByMass(q.tensor(), {&query, 1}, anchors.data(), *packed, kScale,
+                          scene.codes.data(), scene.layout, chosen.view(), nullptr);
+    EXPECT_TRUE(chosen == expected);
+  }
+}
+
+TEST_P(TransformCodeBackendTest, ExtendsTablesAsTheReferenceDoesHoweverTheyAreCut) {
+  Scene scene(random, 64, 3, 1, 128, {700});
+  const auto packed = backend->PackTransformCode(scene.weights);
+  std::vector<float> data(CellTableFloats(3, 64), 5), expected(data);
+  Summary table{data.data(), {16, 16}}, expected_table{expected.data(), {16, 16}};
+  const CellTableExtension all{&expected_table, scene.kv.table(0), scene.kv.table(0), 640};
+  ExtendCellTablesRef({&all, 1}, scene.kv.pool(), scene.kv.layout(), scene.weights,
+                      scene.codes.data(), scene.layout);
+  for (int32_t last = 16; last < 640;) {
+    last = static_cast<int32_t>(std::min<int64_t>(640, (last / 64 + random.Int(1, 4)) * 64));
+    const CellTableExtension extension{&table, scene.kv.table(0), scene.kv.table(0), last};
+    backend->ExtendCellTables({&extension, 1}, scene.kv.pool(), scene.kv.layout(), *packed,
+                              scene.codes.data(), scene.layout);
+  }
+  EXPECT_EQ(table.tokens, expected_table.tokens);
+  EXPECT_EQ(data, expected);
+}
+
+TEST_P(TransformCodeBackendTest, MergesTailsAsTheReferenceDoes) {
+  Scene scene(random, 64, 2, 3, 128, {700});
+  scene.weights.heads[0].tail = false;
+  const auto packed = backend->PackTransformCode(scene.weights);
+  std::vector<float> data(CellTableFloats(2, 64));
+  Summary table{data.data(), {16, 16}};
+  const CellTableExtension extension{&table, scene.kv.table(0), scene.kv.table(0), 640};
+  ExtendCellTablesRef({&extension, 1}, scene.kv.pool(), scene.kv.layout(), scene.weights,
+                      scene.codes.data(), scene.layout);
+  const int64_t floats = AttentionStateFloats(64);
+  OwnedTail tail(2, 6);
+  for (int64_t& mass : tail.masses) mass = random.Int(0, 1) * random.Int(0, 1 << 30);
+  std::fill_n(tail.masses.begin() + 4 * kTransformCells, kTransformCells, 0);
+  for (float& reference : tail.references) reference = random.Normal(20);
+  std::vector<float> states(2 * 6 * floats);
+  for (float& value : states) value = random.Normal();
+  for (int32_t i = 0; i < 12; ++i) states[i * floats + 65] = 1 + random.Normal() * random.Normal();
+  for (int32_t i = 0; i < 12; ++i) states[i * floats + 65] = std::fabs(states[i * floats + 65]);
+  std::vector<float> expected = states, before = states;
+  const std::vector<RetrievalQuery> queries(2, scene.kv.Query(0, 0, 699, 16, 100, 3));
+  const float* const tables[] = {table.data, table.data};
+  MergeTailsRef(queries, tables, scene.weights, tail.view, 64, expected.data());
+  backend->MergeTails(queries, tables, *packed, tail.view, 64, states.data());
+  for (size_t i = 0; i < states.size(); ++i) {
+    ASSERT_NEAR(states[i], expected[i], 2e-4 * (1 + std::fabs(expected[i]))) << i;
+  }
+  // Heads without a tail, and a query head without mass, keep their bits.
+  for (int64_t i = 0; i < 3 * floats; ++i) ASSERT_EQ(states[i], before[i]);
+  for (int64_t i = 4 * floats; i < 5 * floats; ++i) ASSERT_EQ(states[i], before[i]);
+}
+
+}  // namespace
+}  // namespace winnow::kernels
