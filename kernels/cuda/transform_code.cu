@@ -25,6 +25,7 @@ constexpr int kEncodeTokens = 16;
 constexpr int kEncodeThreads = 256;  // the most dimensions
 constexpr int kTableDims = 64;
 constexpr int32_t kSharedTableTokens = 128;
+constexpr int kTableBatch = 16;
 constexpr int64_t kTableRows = kTransformCells + 1;
 
 // ---- packing ----
@@ -237,19 +238,26 @@ __global__ void __launch_bounds__(kTableDims)
       cells[token - begin] = static_cast<uint16_t>(cell);
     }
     __syncthreads();
-    for (int32_t token = begin; token < end; ++token) {
-      const int32_t cell = cells[token - begin];
-      if (thread < dims) {
-        const float value = WidenBf16(
-            args.rows.Row(args.pool, extension.block_table, head, token)[d + first_dim + thread]);
-        sums[cell * stride + thread] += value;
-        block_sum += value;
+    for (int32_t some = begin; some < end; some += kTableBatch) {
+      float values[kTableBatch];  // asked for together
+#pragma unroll
+      for (int i = 0; i < kTableBatch; ++i) {
+        values[i] = 0;
+        if (some + i < end && thread < dims) {
+          values[i] = WidenBf16(args.rows.Row(args.pool, extension.block_table, head,
+                                              some + i)[d + first_dim + thread]);
+        }
       }
-      if (thread == 0) {
-        counts[cell] += 1;
-        block_count += 1;
+#pragma unroll
+      for (int i = 0; i < kTableBatch; ++i) {
+        if (some + i >= end) break;
+        const int32_t cell = cells[some + i - begin];
+        if (thread < dims) sums[cell * stride + thread] += values[i];
+        block_sum += values[i];
+        if (thread == 0) counts[cell] += 1;
       }
     }
+    block_count += static_cast<float>(end - begin);
     if (end % kCellRefreshTokens == 0) {
       if (thread < dims) sums[kTransformCells * stride + thread] += block_sum;
       if (thread == 0) counts[kTransformCells] += block_count;

@@ -71,7 +71,7 @@ struct MassSelectShape {
 };
 
 // Scan: one block a piece of 512 tokens; integer dots, the piece's peak and sum; the row's last block makes R and the
-// sum of masses. Mass: each token's key, counted by its upper 11 bits. Count: the lower 5 bits of those in the cut's
+// sum of masses. Mass: each token's key, counted by its upper 9 bits. Count: the lower 7 bits of those in the cut's
 // bin; the row's last block finds the cut and where each chunk's tokens go. Compact: tokens, and cells of the rest.
 // Five launches; dots (4 bytes a token and query head) and keys (2 bytes a token) go through the workspace.
 size_t MassSelectWorkspaceBytes(const MassSelectShape& shape);

@@ -4,10 +4,12 @@
 // Mapping. A row is one query and KV head. Prepare: a block a query head, a thread a dimension. Scan: a block of 128
 // threads a piece of 512 tokens, four tokens a thread, 128 apart, so that 16 lanes read 64 bytes of a word's plane; the
 // fields and the group's coefficients lie in shared memory and are read once for four tokens. Mass, Count and Compact:
-// a block of 256 threads a chunk of 4096 tokens.
+// a block of 256 threads a chunk of 1024 tokens, a thread four neighbours, so that what it reads is asked for at once.
 //
-// Keys are counted in two levels, 2048 bins and then 32, because 65,536 counts do not fit beside the rest in shared
-// memory. Ties cost nothing: additions to one address are merged within a warp.
+// Keys are counted in two levels, 512 bins and then 128, because 65,536 counts do not fit into shared memory and few of
+// the 512 are not zero. Ties cost nothing: additions to one address are merged within a warp.
+//
+// Cells are made by the scan, where the words lie in registers.
 //
 // The last block of a row to finish does what needs the whole row (a ticket, as in hamming_select.cu): no launch of its
 // own, and no block waits for another.
@@ -27,8 +29,9 @@ constexpr int kScanThreads = 128;
 constexpr int kScanTokens = kMassPieceTokens / kScanThreads;
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int32_t kChunkTokens = 4096;
-constexpr int32_t kFineBits = 5;
+constexpr int kTokens = 4;  // of a thread
+constexpr int32_t kChunkTokens = kThreads * kTokens;
+constexpr int32_t kFineBits = 7;
 constexpr int32_t kFineBins = 1 << kFineBits;
 constexpr int32_t kCoarseBins = kMassKeyBins >> kFineBits;
 constexpr int32_t kNoBin = kCoarseBins;  // nothing is selected
@@ -68,7 +71,8 @@ struct Args {
   uint16_t* keys;           // [rows][row_tokens]
   uint32_t* coarse;         // [rows][kCoarseBins], zero between calls
   uint32_t* fine;           // [rows][kFineBins], zero between calls
-  uint32_t* counts;         // [rows][chunks][kFineBins + 1]: above the cut's bin, and in it
+  uint8_t* cells;           // [rows][row_tokens]
+  uint32_t* counts;         // [rows][chunks][kFineBins], of the cut's bin: tokens there, and 2^16 times those above
   uint32_t* places;         // [rows][chunks][2]: selected before the chunk, and ties before it
   MassCut* cuts;            // [rows]
   uint32_t* tickets;        // [rows][3], zero between calls
@@ -94,6 +98,12 @@ __device__ __forceinline__ float Exp2(float x) {
 }
 __device__ __forceinline__ float Logit(const PreparedQuery& query, int32_t dot) {
   return __fmaf_rn(query.a, __int2float_rn(dot), query.b);
+}
+// e of query head `at`.
+__device__ __forceinline__ float AnchorsOf(const Args& args, int64_t at) {
+  const float mass = args.anchor_masses[at];
+  if (!isfinite(mass)) return -INFINITY;
+  return __fmul_rn(rintf(__fmul_rn(__fmul_rn(mass, kTransformLog2E), 256.0f)), 1.0f / 256.0f);
 }
 __device__ __forceinline__ int32_t FirstPiece(const DeviceQuery& query) {
   return query.mid.first / kMassPieceTokens;
@@ -143,13 +153,13 @@ __global__ void __launch_bounds__(kPrepareThreads)
   float y = 0;
   if (i < own) {
     const float* weight = args.transform.query_weight + int64_t{kv_head} * d * n + i;
-#pragma unroll 8
+#pragma unroll 32
     for (int32_t c = 0; c < d; ++c) y = __fmaf_rn(q[c], weight[int64_t{c} * n], y);
     if (!isfinite(y)) not_finite = 1;
   } else if (i == kPrepareThreads - 1) {
     const float* mean = args.transform.mean + int64_t{kv_head} * d;
     float acc = 0;
-#pragma unroll 8
+#pragma unroll 32
     for (int32_t c = 0; c < d; ++c) acc = __fmaf_rn(q[c], mean[c], acc);
     centre = acc;
   }
@@ -193,65 +203,47 @@ __global__ void __launch_bounds__(kPrepareThreads)
   }
   if (query.mid.first < query.mid.last) return;
   // No block scans: what the last of them would leave.
-  if (args.tail_masses != nullptr) {
-    const float mass = args.anchor_masses[at];
-    args.tail_references[at] =
-        isfinite(mass) ? rintf(__fmul_rn(__fmul_rn(mass, kTransformLog2E), 256.0f)) / 256.0f
-                       : -INFINITY;
-  }
+  if (args.tail_masses != nullptr) args.tail_references[at] = AnchorsOf(args, at);
   if (g == 0) args.chosen_counts[int64_t{blockIdx.y} * args.kv_heads + kv_head] = 0;
 }
 
 // ---- scan ----
 
-// R and inv of the row's heads, from its pieces.
+// R and inv of the row's heads, from its pieces: a warp a head.
 template <int kGroup>
 __device__ void FinishRow(const Args& args, int32_t row, const DeviceQuery& query) {
-  __shared__ float warp_values[kScanThreads / 32];
-  __shared__ unsigned long long total;
   const int32_t first = FirstPiece(query);
-  const int32_t count = static_cast<int32_t>((query.mid.last - 1) / kMassPieceTokens) - first + 1;
+  const int32_t count = (query.mid.last - 1) / kMassPieceTokens - first + 1;
   const int32_t heads = args.kv_heads * args.group, kv_head = row % args.kv_heads;
-  for (int32_t g = 0; g < args.group; ++g) {
+  const int32_t lane = threadIdx.x % 32;
+  for (int32_t g = threadIdx.x / 32; g < args.group; g += kScanThreads / 32) {
     PreparedQuery& prepared = args.prepared[int64_t{row} * args.group + g];
     const int64_t at = int64_t{row / args.kv_heads} * heads + kv_head * args.group + g;
-    const float mass = args.anchor_masses[at];
-    const float e = isfinite(mass)
-                        ? rintf(__fmul_rn(__fmul_rn(mass, kTransformLog2E), 256.0f)) / 256.0f
-                        : -INFINITY;
+    const float e = AnchorsOf(args, at);
     const int64_t of_row = int64_t{row} * args.pieces * kGroup + g;
     float reference = e;
-    for (int32_t p = threadIdx.x; p < count; p += kScanThreads) {
+#pragma unroll 8
+    for (int32_t p = lane; p < count; p += 32) {
       reference =
           fmaxf(reference, Logit(prepared, __ldcg(&args.peaks[of_row + int64_t{p} * kGroup])));
     }
     reference = WarpMax(reference);
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) warp_values[threadIdx.x / 32] = reference;
-    if (threadIdx.x == 0) total = 0;
-    __syncthreads();
-#pragma unroll
-    for (int w = 0; w < kScanThreads / 32; ++w) reference = fmaxf(reference, warp_values[w]);
-    unsigned long long sum = 0;
-    for (int32_t p = threadIdx.x; p < count; p += kScanThreads) {
+    long long sum = 0;
+#pragma unroll 4
+    for (int32_t p = lane; p < count; p += 32) {
       const int64_t piece = of_row + int64_t{p} * kGroup;
       const float share =
           Exp2(__fsub_rn(Logit(prepared, __ldcg(&args.peaks[piece])), reference));
-      sum += static_cast<unsigned long long>(__double2ll_rz(__dmul_rn(
+      sum += __double2ll_rz(__dmul_rn(
           __ll2double_rn(__ldcg(reinterpret_cast<const long long*>(&args.sums[piece]))),
-          static_cast<double>(share))));
+          static_cast<double>(share)));
     }
     sum = WarpSum(sum);
-    if (threadIdx.x % 32 == 0) atomicAdd(&total, sum);
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      const auto all = static_cast<long long>(total) +
-                       __float2ll_rz(__fmul_rn(Exp2(__fsub_rn(e, reference)), 0x1p26f));
-      prepared.reference = reference;
-      prepared.inverse = __fdiv_rn(0x1p26f, __ll2float_rn(all));
-      if (args.tail_masses != nullptr) args.tail_references[at] = reference;
-    }
-    __syncthreads();
+    if (lane != 0) continue;
+    sum += __float2ll_rz(__fmul_rn(Exp2(__fsub_rn(e, reference)), 0x1p26f));
+    prepared.reference = reference;
+    prepared.inverse = __fdiv_rn(0x1p26f, __ll2float_rn(sum));
+    if (args.tail_masses != nullptr) args.tail_references[at] = reference;
   }
 }
 
@@ -265,6 +257,8 @@ __global__ void __launch_bounds__(kScanThreads) ScanKernel(const __grid_constant
   __shared__ uint32_t warp_sums[kScanThreads / 32][2][kGroup];
   __shared__ uint32_t is_last;
   __shared__ float scales[kGroup];
+  __shared__ int2 cell_bits[8];  // of the code, and of the cell
+  __shared__ int32_t word_cell_bits[kWords + 1];
   LetNextStart();
   WaitForEarlier();
   const int32_t row = blockIdx.y, kv_head = row % args.kv_heads;
@@ -286,6 +280,17 @@ __global__ void __launch_bounds__(kScanThreads) ScanKernel(const __grid_constant
   if (threadIdx.x <= kWords) word_fields[threadIdx.x] = of_head.word_fields[threadIdx.x];
   if (threadIdx.x < kGroup) {
     scales[threadIdx.x] = threadIdx.x < args.group ? prepared[threadIdx.x].a : 0;
+  }
+  if (threadIdx.x == kScanThreads - 1) {  // by word, so that words stay in registers
+    int32_t count = 0;
+    for (int32_t w = 0; w < kWords; ++w) {
+      word_cell_bits[w] = count;
+      for (int32_t i = 0; i < of_head.num_cell_bits; ++i) {
+        if (of_head.cell_bits[i] / 32 != w) continue;
+        cell_bits[count++] = make_int2(of_head.cell_bits[i] % 32, of_head.num_cell_bits - 1 - i);
+      }
+    }
+    word_cell_bits[kWords] = count;
   }
   for (int32_t t = threadIdx.x; t < kMassPieceTokens / kCodeTileTokens; t += kScanThreads) {
     const int32_t token = begin + t * kCodeTileTokens;
@@ -327,6 +332,22 @@ __global__ void __launch_bounds__(kScanThreads) ScanKernel(const __grid_constant
           asm("dp4a.u32.s32 %0, %1, %2, %0;" : "+r"(dots[i][g]) : "r"(bytes), "r"(of_group[g]));
         }
       }
+    }
+  }
+  if (args.tail_masses != nullptr) {
+    uint32_t cells[kScanTokens] = {};
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      for (int32_t b = word_cell_bits[w]; b < word_cell_bits[w + 1]; ++b) {
+        const int2 bit = cell_bits[b];
+#pragma unroll
+        for (int i = 0; i < kScanTokens; ++i) cells[i] |= (words[i][w] >> bit.x & 1) << bit.y;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kScanTokens; ++i) {
+      const int32_t at = begin - base + i * kScanThreads + static_cast<int32_t>(threadIdx.x);
+      args.cells[row * args.row_tokens + at] = static_cast<uint8_t>(cells[i]);
     }
   }
   // Dots leave, and the piece's peak and sum.
@@ -405,31 +426,45 @@ __device__ __forceinline__ uint32_t ChunksOf(const DeviceQuery& query) {
   return static_cast<uint32_t>((query.mid.last - BaseOf(query) + kChunkTokens - 1) / kChunkTokens);
 }
 
-// The heads' weights of a token, relative to R.
+// What weighing tokens takes of a prepared query.
+struct Weighing {
+  float a, b, reference, inverse;
+};
 template <int kGroup>
-__device__ __forceinline__ void WeightsOf(const Args& args, int32_t row, int32_t at,
-                                          const PreparedQuery* shared, float (&weights)[kGroup]) {
-  const int32_t* from = args.dots + (row * args.row_tokens + at) * kGroup;
-  int32_t dots[kGroup];
+__device__ __forceinline__ void TakeWeighing(const Args& args, int32_t row,
+                                             Weighing (&heads)[kGroup]) {
+  if (threadIdx.x >= kGroup) return;
+  if (threadIdx.x >= args.group) {
+    heads[threadIdx.x] = {};
+    return;
+  }
+  const PreparedQuery& from = args.prepared[int64_t{row} * args.group + threadIdx.x];
+  heads[threadIdx.x] = {from.a, from.b, from.reference, from.inverse};
+}
+
+// Of the thread's tokens, whose first lies `at` in the workspace: each head's weights relative to R. Tokens outside mid
+// have any.
+template <int kGroup>
+__device__ __forceinline__ void WeightsOf(const Args& args, int64_t at,
+                                          const Weighing (&heads)[kGroup],
+                                          float (&weights)[kTokens][kGroup]) {
+  const int32_t* from = args.dots + at * kGroup;
+  int32_t dots[kTokens * kGroup];
 #pragma unroll
-  for (int g = 0; g < kGroup; ++g) {
-    if constexpr (kGroup % 4 == 0) {
-      if (g % 4 == 0) {
-        const int4 four = *reinterpret_cast<const int4*>(from + g);
-        dots[g] = four.x;
-        dots[g + 1] = four.y;
-        dots[g + 2] = four.z;
-        dots[g + 3] = four.w;
-      }
-    } else {
-      dots[g] = from[g];
-    }
+  for (int i = 0; i < kTokens * kGroup; i += 4) {
+    const int4 four = *reinterpret_cast<const int4*>(from + i);
+    dots[i] = four.x;
+    dots[i + 1] = four.y;
+    dots[i + 2] = four.z;
+    dots[i + 3] = four.w;
   }
 #pragma unroll
-  for (int g = 0; g < kGroup; ++g) {
-    weights[g] = g < args.group
-                     ? Exp2(__fsub_rn(Logit(shared[g], dots[g]), shared[g].reference))
-                     : 0;
+  for (int i = 0; i < kTokens; ++i) {
+#pragma unroll
+    for (int g = 0; g < kGroup; ++g) {
+      const float logit = __fmaf_rn(heads[g].a, __int2float_rn(dots[i * kGroup + g]), heads[g].b);
+      weights[i][g] = Exp2(__fsub_rn(logit, heads[g].reference));
+    }
   }
 }
 
@@ -462,137 +497,154 @@ __device__ uint2 FindFromTop(const uint32_t* counts, uint32_t k, uint32_t* warp_
   return *found;
 }
 
+// What Mass and Compact begin with: whether the block has tokens, and which are its thread's.
+struct Chunk {
+  DeviceQuery query;
+  int32_t row, base, mine;  // `mine`: the thread's first token
+  bool has_tokens;
+};
+__device__ __forceinline__ Chunk ChunkOf(const Args& args) {
+  Chunk chunk;
+  chunk.row = blockIdx.y;
+  chunk.query = args.queries[chunk.row / args.kv_heads];
+  chunk.base = BaseOf(chunk.query);
+  const int32_t begin = chunk.base + static_cast<int32_t>(blockIdx.x) * kChunkTokens;
+  chunk.mine = begin + static_cast<int32_t>(threadIdx.x) * kTokens;
+  chunk.has_tokens = begin < chunk.query.mid.last && chunk.query.mid.first < chunk.query.mid.last;
+  return chunk;
+}
+__device__ __forceinline__ bool IsInside(const DeviceQuery& query, int32_t token) {
+  return token >= query.mid.first && token < query.mid.last;
+}
+
 template <int kGroup>
 __global__ void __launch_bounds__(kThreads) MassKernel(const __grid_constant__ Args args) {
   __shared__ uint32_t counts[kCoarseBins];
-  __shared__ PreparedQuery prepared[kGroup];
+  __shared__ Weighing heads[kGroup];
   __shared__ uint32_t warp_sums[kWarps];
   __shared__ uint32_t is_last;
   __shared__ uint2 found;
   LetNextStart();
   WaitForEarlier();
-  const int32_t row = blockIdx.y;
-  const DeviceQuery query = args.queries[row / args.kv_heads];
-  const int32_t base = BaseOf(query);
-  const int32_t begin = base + static_cast<int32_t>(blockIdx.x) * kChunkTokens;
-  if (begin >= query.mid.last || query.mid.first >= query.mid.last) return;
+  const Chunk chunk = ChunkOf(args);
+  if (!chunk.has_tokens) return;
+  const DeviceQuery& query = chunk.query;
   for (int32_t bin = threadIdx.x; bin < kCoarseBins; bin += kThreads) counts[bin] = 0;
-  if (threadIdx.x < args.group) {
-    const PreparedQuery& from = args.prepared[int64_t{row} * args.group + threadIdx.x];
-    prepared[threadIdx.x].a = from.a;
-    prepared[threadIdx.x].b = from.b;
-    prepared[threadIdx.x].reference = from.reference;
-    prepared[threadIdx.x].inverse = from.inverse;
-  }
+  TakeWeighing<kGroup>(args, chunk.row, heads);
   __syncthreads();
-  const int32_t end = min(begin + kChunkTokens, query.mid.last);
-  for (int32_t token = begin + static_cast<int32_t>(threadIdx.x); token < end; token += kThreads) {
-    if (token < query.mid.first) continue;
-    float weights[kGroup], mass = 0;
-    WeightsOf<kGroup>(args, row, token - base, prepared, weights);
+  const int64_t at = chunk.row * args.row_tokens + (chunk.mine - chunk.base);
+  float weights[kTokens][kGroup];
+  WeightsOf<kGroup>(args, at, heads, weights);
+  uint32_t keys[kTokens];
+#pragma unroll
+  for (int i = 0; i < kTokens; ++i) {
+    float mass = 0;
 #pragma unroll
     for (int g = 0; g < kGroup; ++g) {
-      if (g < args.group) mass = __fmaf_rn(weights[g], prepared[g].inverse, mass);
+      if (g < args.group) mass = __fmaf_rn(weights[i][g], heads[g].inverse, mass);
     }
     const int32_t key =
         min(max(static_cast<int32_t>(__float_as_uint(mass) >> kMassKeyShift) - kMassKeyBase, 0),
             kMassKeyBins - 1);
-    args.keys[row * args.row_tokens + (token - base)] = static_cast<uint16_t>(key);
-    atomicAdd(&counts[key >> kFineBits], 1u);
+    keys[i] = static_cast<uint32_t>(key);
+    if (IsInside(query, chunk.mine + i)) atomicAdd(&counts[key >> kFineBits], 1u);
   }
+  *reinterpret_cast<uint2*>(&args.keys[at]) =
+      make_uint2(keys[0] | keys[1] << 16, keys[2] | keys[3] << 16);
   __syncthreads();
-  uint32_t* coarse = args.coarse + int64_t{row} * kCoarseBins;
+  uint32_t* coarse = args.coarse + int64_t{chunk.row} * kCoarseBins;
   for (int32_t bin = threadIdx.x; bin < kCoarseBins; bin += kThreads) {
     if (counts[bin] != 0) atomicAdd(&coarse[bin], counts[bin]);
   }
-  if (!IsLast(&args.tickets[3 * row + 1], ChunksOf(query), &is_last)) return;
+  if (!IsLast(&args.tickets[3 * chunk.row + 1], ChunksOf(query), &is_last)) return;
   for (int32_t bin = threadIdx.x; bin < kCoarseBins; bin += kThreads) {
     counts[bin] = __ldcg(&coarse[bin]);
     coarse[bin] = 0;
   }
   __syncthreads();
-  uint2 at = make_uint2(kNoBin, 0);
+  uint2 cut = make_uint2(kNoBin, 0);
   if (query.k > 0) {
-    at = FindFromTop<kCoarseBins>(counts, static_cast<uint32_t>(query.k), warp_sums, &found);
+    cut = FindFromTop<kCoarseBins>(counts, static_cast<uint32_t>(query.k), warp_sums, &found);
   }
   if (threadIdx.x == 0) {
-    args.cuts[row].coarse = at.x;
-    args.cuts[row].above = at.y;
-    args.chosen_counts[row] = max(query.k, 0);
+    args.cuts[chunk.row].coarse = cut.x;
+    args.cuts[chunk.row].above = cut.y;
+    args.chosen_counts[chunk.row] = max(query.k, 0);
   }
 }
 
 __global__ void __launch_bounds__(kThreads) CountKernel(const __grid_constant__ Args args) {
-  __shared__ uint32_t counts[kFineBins + 1];  // in the cut's bin, and above it
+  __shared__ uint32_t counts[kFineBins];  // in the cut's bin
+  __shared__ uint32_t above_shared;
   __shared__ uint32_t warp_sums[kWarps];
   __shared__ uint32_t is_last;
   __shared__ uint2 found;
-  __shared__ uint32_t fine[kFineBins];
   LetNextStart();
   WaitForEarlier();
-  const int32_t row = blockIdx.y;
-  const DeviceQuery query = args.queries[row / args.kv_heads];
-  const int32_t base = BaseOf(query);
-  const int32_t begin = base + static_cast<int32_t>(blockIdx.x) * kChunkTokens;
-  if (begin >= query.mid.last || query.mid.first >= query.mid.last) return;
-  if (threadIdx.x <= kFineBins) counts[threadIdx.x] = 0;
+  const Chunk chunk = ChunkOf(args);
+  if (!chunk.has_tokens) return;
+  const DeviceQuery& query = chunk.query;
+  const int32_t row = chunk.row;
+  if (threadIdx.x < kFineBins) counts[threadIdx.x] = 0;
+  if (threadIdx.x == 0) above_shared = 0;
   __syncthreads();
   const uint32_t coarse = args.cuts[row].coarse;
-  const int32_t end = min(begin + kChunkTokens, query.mid.last);
+  const uint2 packed = *reinterpret_cast<const uint2*>(
+      &args.keys[row * args.row_tokens + (chunk.mine - chunk.base)]);
   uint32_t above = 0;
-  for (int32_t token = begin + static_cast<int32_t>(threadIdx.x); token < end; token += kThreads) {
-    if (token < query.mid.first) continue;
-    const uint32_t key = args.keys[row * args.row_tokens + (token - base)];
+#pragma unroll
+  for (int i = 0; i < kTokens; ++i) {
+    const uint32_t key = (i < 2 ? packed.x : packed.y) >> i % 2 * 16 & 0xffffu;
+    if (!IsInside(query, chunk.mine + i)) continue;
     above += key >> kFineBits > coarse ? 1 : 0;
     if (key >> kFineBits == coarse) atomicAdd(&counts[key & (kFineBins - 1)], 1u);
   }
   above = __reduce_add_sync(kFullMask, above);
-  if (threadIdx.x % 32 == 0 && above != 0) atomicAdd(&counts[kFineBins], above);
+  if (threadIdx.x % 32 == 0 && above != 0) atomicAdd(&above_shared, above);
   __syncthreads();
-  uint32_t* of_chunks = args.counts + int64_t{row} * args.chunks * (kFineBins + 1);
-  if (threadIdx.x <= kFineBins) {
-    const uint32_t count = counts[threadIdx.x];
-    of_chunks[blockIdx.x * (kFineBins + 1) + threadIdx.x] = count;
-    if (threadIdx.x < kFineBins && count != 0) {
-      atomicAdd(&args.fine[row * kFineBins + threadIdx.x], count);
-    }
+  uint32_t* of_row = args.counts + int64_t{row} * args.chunks * kFineBins;
+  const bool has_bin = threadIdx.x < kFineBins;
+  const int32_t bin = kFineBins - 1 - static_cast<int32_t>(threadIdx.x);  // from the top
+  const uint32_t count = has_bin ? counts[bin] : 0;
+  uint32_t total;
+  const uint32_t higher = BlockExclusiveScan<kWarps>(count, warp_sums, &total);
+  if (has_bin) {
+    of_row[int64_t{blockIdx.x} * kFineBins + bin] = (above_shared + higher) << 16 | count;
+    if (count != 0) atomicAdd(&args.fine[row * kFineBins + bin], count);
   }
   const uint32_t chunks = ChunksOf(query);
   if (!IsLast(&args.tickets[3 * row + 2], chunks, &is_last)) return;
-  if (threadIdx.x < kFineBins) {
-    fine[threadIdx.x] = __ldcg(&args.fine[row * kFineBins + threadIdx.x]);
-    args.fine[row * kFineBins + threadIdx.x] = 0;
+  if (has_bin) {
+    counts[bin] = __ldcg(&args.fine[row * kFineBins + bin]);
+    args.fine[row * kFineBins + bin] = 0;
   }
   __syncthreads();
   const uint32_t k = static_cast<uint32_t>(max(query.k, 0));
-  uint32_t threshold = kMassKeyBins, skip = 0, least = kFineBins;
+  uint32_t threshold = kMassKeyBins, skip = 0, least = 0;
   if (k > 0) {
     const uint32_t left = k - args.cuts[row].above;  // of the cut's bin
-    const uint2 at = FindFromTop<kFineBins>(fine, left, warp_sums, &found);
-    least = at.x;
+    const uint2 cut = FindFromTop<kFineBins>(counts, left, warp_sums, &found);
+    least = cut.x;
     threshold = coarse << kFineBits | least;
-    skip = fine[least] - (left - at.y);
+    skip = counts[least] - (left - cut.y);
   }
   // Where each chunk's selected tokens go: 256 chunks at a time.
-  uint32_t above_before = 0, ties_before = 0;
+  uint32_t higher_before = 0, ties_before = 0;
   for (uint32_t first = 0; first < chunks; first += kThreads) {
-    const uint32_t chunk = first + threadIdx.x;
-    uint32_t higher = 0, ties = 0;
-    if (chunk < chunks && k > 0) {
-      const uint32_t* of_chunk = of_chunks + chunk * (kFineBins + 1);
-      higher = __ldcg(&of_chunk[kFineBins]);
-      for (uint32_t bin = least + 1; bin < kFineBins; ++bin) higher += __ldcg(&of_chunk[bin]);
-      ties = __ldcg(&of_chunk[least]);
-    }
+    const uint32_t other = first + threadIdx.x;
+    const uint32_t record =
+        other < chunks && k > 0 ? __ldcg(&of_row[int64_t{other} * kFineBins + least]) : 0;
     uint32_t all_higher, all_ties;
     const uint32_t higher_here =
-        above_before + BlockExclusiveScan<kWarps>(higher, warp_sums, &all_higher);
-    const uint32_t ties_here = ties_before + BlockExclusiveScan<kWarps>(ties, warp_sums, &all_ties);
-    if (chunk < chunks) {
-      args.places[(int64_t{row} * args.chunks + chunk) * 2] = higher_here;
-      args.places[(int64_t{row} * args.chunks + chunk) * 2 + 1] = ties_here;
+        higher_before + BlockExclusiveScan<kWarps>(record >> 16, warp_sums, &all_higher);
+    const uint32_t ties_here =
+        ties_before + BlockExclusiveScan<kWarps>(record & 0xffffu, warp_sums, &all_ties);
+    if (other < chunks) {
+      uint32_t* to = &args.places[(int64_t{row} * args.chunks + other) * 2];
+      to[0] = higher_here;
+      to[1] = ties_here;
     }
-    above_before += all_higher;
+    higher_before += all_higher;
     ties_before += all_ties;
   }
   if (threadIdx.x == 0) {
@@ -605,76 +657,67 @@ template <int kGroup>
 __global__ void __launch_bounds__(kThreads) CompactKernel(const __grid_constant__ Args args) {
   // Of each head and cell, 2^30 times the mass: its lower 15 bits, and what is above them.
   __shared__ uint32_t cells[kGroup][kTransformCells][2];
-  __shared__ PreparedQuery prepared[kGroup];
+  __shared__ Weighing heads[kGroup];
   __shared__ uint32_t warp_sums[kWarps];
   LetNextStart();
   WaitForEarlier();
-  const int32_t row = blockIdx.y, kv_head = row % args.kv_heads;
-  const DeviceQuery query = args.queries[row / args.kv_heads];
-  const int32_t base = BaseOf(query);
-  const int32_t begin = base + static_cast<int32_t>(blockIdx.x) * kChunkTokens;
-  if (begin >= query.mid.last || query.mid.first >= query.mid.last) return;
-  const DeviceTransformHead& of_head = args.transform.heads[kv_head];
+  const Chunk chunk = ChunkOf(args);
+  if (!chunk.has_tokens) return;
+  const DeviceQuery& query = chunk.query;
+  const int32_t row = chunk.row, kv_head = row % args.kv_heads;
   const bool tail = args.tail_masses != nullptr;
   if (tail) {
     for (int32_t i = threadIdx.x; i < kGroup * kTransformCells * 2; i += kThreads) {
       (&cells[0][0][0])[i] = 0;
     }
-    if (threadIdx.x < args.group) {
-      const PreparedQuery& from = args.prepared[int64_t{row} * args.group + threadIdx.x];
-      prepared[threadIdx.x].a = from.a;
-      prepared[threadIdx.x].b = from.b;
-      prepared[threadIdx.x].reference = from.reference;
-    }
-    __syncthreads();
+    TakeWeighing<kGroup>(args, row, heads);
   }
   const MassCut cut = args.cuts[row];
-  const int64_t chunk = int64_t{row} * args.chunks + blockIdx.x;
-  uint32_t higher_before = args.places[2 * chunk], ties_before = args.places[2 * chunk + 1];
-  int32_t* tokens = args.chosen_tokens + row * args.capacity;
-  const int32_t end = min(begin + kChunkTokens, query.mid.last);
-  const int32_t words = args.transform.bits / 32;
-  for (int32_t pass = begin; pass < end; pass += kThreads) {
-    const int32_t token = pass + static_cast<int32_t>(threadIdx.x);
-    const bool inside = token >= query.mid.first && token < end;
-    const uint32_t key = inside ? args.keys[row * args.row_tokens + (token - base)] : 0;
-    const bool higher = inside && key > cut.threshold, tie = inside && key == cut.threshold;
-    uint32_t all;
-    const uint32_t before = BlockExclusiveScan<kWarps>((higher ? 1u : 0u) | (tie ? 1u << 16 : 0u),
-                                                       warp_sums, &all);
-    const uint32_t my_ties = ties_before + (before >> 16);
-    const bool selected = higher || (tie && my_ties >= cut.skip);
-    if (selected) {
-      const uint32_t ties_taken = my_ties > cut.skip ? my_ties - cut.skip : 0;
-      tokens[higher_before + (before & 0xffffu) + ties_taken] = token;
-    } else if (tail && inside) {
-      float weights[kGroup];
-      WeightsOf<kGroup>(args, row, token - base, prepared, weights);
-      const int32_t block = args.block_tokens.Divide(token);
-      const uint32_t* code = args.codes + kv_head * args.head_words +
-                             query.block_table[block] * args.block_words;
-      const int32_t at = token - block * args.block_tokens.divisor();
-      uint32_t cell = 0;
-      for (int32_t i = 0; i < of_head.num_cell_bits; ++i) {
-        const int32_t bit = of_head.cell_bits[i];
-        cell = cell << 1 | (__ldg(&code[TransformWordOffset(words, at, bit / 32)]) >> bit % 32 & 1);
-      }
+  const int64_t place = int64_t{row} * args.chunks + blockIdx.x;
+  const uint32_t higher_before = args.places[2 * place], ties_before = args.places[2 * place + 1];
+  const int64_t at = row * args.row_tokens + (chunk.mine - chunk.base);
+  const uint2 packed = *reinterpret_cast<const uint2*>(&args.keys[at]);
+  uint32_t inside = 0, higher = 0, ties = 0;  // bit i is the thread's token i
 #pragma unroll
-      for (int g = 0; g < kGroup; ++g) {
-        if (g >= args.group) continue;
-        const uint32_t mass = __float2uint_rz(__fmul_rn(weights[g], 0x1p30f));
-        if ((mass & 0x7fffu) != 0) atomicAdd(&cells[g][cell][0], mass & 0x7fffu);
-        if (mass >> 15 != 0) atomicAdd(&cells[g][cell][1], mass >> 15);
-      }
-    }
-    higher_before += all & 0xffffu;
-    ties_before += all >> 16;
+  for (int i = 0; i < kTokens; ++i) {
+    const uint32_t key = (i < 2 ? packed.x : packed.y) >> i % 2 * 16 & 0xffffu;
+    if (!IsInside(query, chunk.mine + i)) continue;
+    inside |= 1u << i;
+    higher |= (key > cut.threshold ? 1u : 0u) << i;
+    ties |= (key == cut.threshold ? 1u : 0u) << i;
+  }
+  uint32_t all;
+  const uint32_t before =
+      BlockExclusiveScan<kWarps>(__popc(higher) | __popc(ties) << 16, warp_sums, &all);
+  uint32_t my_ties = ties_before + (before >> 16);
+  uint32_t to = higher_before + (before & 0xffffu) + (my_ties > cut.skip ? my_ties - cut.skip : 0);
+  uint32_t selected = higher;
+  int32_t* tokens = args.chosen_tokens + row * args.capacity;
+#pragma unroll
+  for (int i = 0; i < kTokens; ++i) {
+    if ((ties >> i & 1) != 0 && my_ties++ >= cut.skip) selected |= 1u << i;
+    if ((selected >> i & 1) != 0) tokens[to++] = chunk.mine + i;
   }
   if (!tail) return;
+  float weights[kTokens][kGroup];
+  WeightsOf<kGroup>(args, at, heads, weights);
+  const uint32_t of_cells = *reinterpret_cast<const uint32_t*>(&args.cells[at]);
+#pragma unroll
+  for (int i = 0; i < kTokens; ++i) {
+    if (((inside & ~selected) >> i & 1) == 0) continue;
+    const uint32_t cell = of_cells >> 8 * i & 0xffu;
+#pragma unroll
+    for (int g = 0; g < kGroup; ++g) {
+      if (g >= args.group) continue;
+      const uint32_t mass = __float2uint_rz(__fmul_rn(weights[i][g], 0x1p30f));
+      if ((mass & 0x7fffu) != 0) atomicAdd(&cells[g][cell][0], mass & 0x7fffu);
+      if (mass >> 15 != 0) atomicAdd(&cells[g][cell][1], mass >> 15);
+    }
+  }
   __syncthreads();
-  const int64_t heads = int64_t{args.kv_heads} * args.group;
+  const int64_t query_heads = int64_t{args.kv_heads} * args.group;
   auto* masses = reinterpret_cast<unsigned long long*>(args.tail_masses) +
-                 (row / args.kv_heads * heads + kv_head * args.group) * kTransformCells;
+                 (row / args.kv_heads * query_heads + kv_head * args.group) * kTransformCells;
   for (int32_t i = threadIdx.x; i < args.group * kTransformCells; i += kThreads) {
     const uint32_t* of_cell = cells[i / kTransformCells][i % kTransformCells];
     const unsigned long long mass =
@@ -695,7 +738,7 @@ struct Plan {
   int32_t rows, pieces, chunks;
   int64_t row_tokens;
   size_t zeroed_bytes;  // from the beginning
-  size_t coarse, fine, tickets, prepared, peaks, sums, counts, places, cuts, keys, dots, size_bytes;
+  size_t coarse, fine, tickets, prepared, peaks, sums, counts, places, cuts, keys, cells, dots, size_bytes;
 };
 
 Plan MakePlan(const MassSelectShape& shape) {
@@ -721,10 +764,11 @@ Plan MakePlan(const MassSelectShape& shape) {
   plan.prepared = take(rows * shape.group * sizeof(PreparedQuery));
   plan.peaks = take(rows * plan.pieces * group * 4);
   plan.sums = take(rows * plan.pieces * group * 8);
-  plan.counts = take(rows * plan.chunks * (kFineBins + 1) * 4);
+  plan.counts = take(rows * plan.chunks * kFineBins * 4);
   plan.places = take(rows * plan.chunks * 2 * 4);
   plan.cuts = take(rows * sizeof(MassCut));
   plan.keys = take(rows * plan.row_tokens * 2);
+  plan.cells = take(rows * plan.row_tokens);
   plan.dots = take(rows * plan.row_tokens * group * 4);
   plan.size_bytes = end;
   return plan;
@@ -758,6 +802,7 @@ Args MakeArgs(const MassSelectShape& shape, const Plan& plan, const DeviceTransf
           reinterpret_cast<uint16_t*>(memory + plan.keys),
           reinterpret_cast<uint32_t*>(memory + plan.coarse),
           reinterpret_cast<uint32_t*>(memory + plan.fine),
+          reinterpret_cast<uint8_t*>(memory + plan.cells),
           reinterpret_cast<uint32_t*>(memory + plan.counts),
           reinterpret_cast<uint32_t*>(memory + plan.places),
           reinterpret_cast<MassCut*>(memory + plan.cuts),
