@@ -382,7 +382,7 @@ class Backend {
                                     const KvLayout& layout, const PackedFeatureMap& key_map,
                                     const PackedFeatureMap& query_map, float* states) = 0;
 
-  // masses [count], in shared memory: of each of the states, the natural logarithm of the sum of
+  // masses [count], in shared memory or the device's: of each of the states, the natural logarithm of the sum of
   // exp(score) over its keys; minus infinity if it is of no keys.
   virtual void StateMasses(const float* states, int64_t count, int32_t head_dim, float* masses) = 0;
 

@@ -208,7 +208,7 @@ int Main(int argc, char** argv) {
       shape = argv[++i];
     } else {
       std::fprintf(stderr,
-                   "usage: %s [--filter codes|encode|attend|gather|fetch|far|pin|top-p|completion|"
+                   "usage: %s [--filter codes|masses|encode|attend|gather|fetch|far|pin|top-p|completion|"
                    "sample|products|prompt] [--shape TEXT]\n",
                    argv[0]);
       return 2;
@@ -218,6 +218,7 @@ int Main(int argc, char** argv) {
   CHECK_CUDA(cudaGetDeviceCount(&devices));
   Bench bench(filter, shape);
   BenchCodes(bench);
+  BenchMasses(bench);
   BenchEncode(bench);
   BenchAttention(bench);
   BenchGather(bench);

@@ -149,6 +149,7 @@ struct Lists {
 
 // Each does nothing if its name is not asked for.
 void BenchCodes(Bench& bench);       // codes
+void BenchMasses(Bench& bench);      // masses
 void BenchEncode(Bench& bench);      // encode
 void BenchAttention(Bench& bench);   // attend
 void BenchGather(Bench& bench);      // gather

@@ -7,12 +7,14 @@
 #include "kernels/cuda/int4_keys.h"
 #include "kernels/cuda/sample.h"
 #include "kernels/cuda/top_p.h"
+#include "kernels/cuda/transform_code.h"
 #include "kernels/dtype.h"
 #include "kernels/hamming_select.h"
 #include "kernels/hash_encode.h"
 #include "kernels/int4_keys.h"
 #include "kernels/sample.h"
 #include "kernels/top_p.h"
+#include "kernels/transform_code.h"
 
 namespace winnow::kernels::cuda {
 
@@ -50,6 +52,124 @@ void BenchCodes(Bench& bench) {
                            chosen, workspace.data(), stream);
     });
     bench.Report("codes: select", text, seconds, bytes);
+  }
+}
+
+namespace {
+
+// Widths as a fit gives them: `bits` over quads of falling variance.
+TransformCodeWeights BenchTransform(int32_t d, int32_t bits) {
+  TransformCodeWeights weights;
+  weights.head_dim = d;
+  weights.bits = bits;
+  TransformCodeHead head;
+  for (int32_t left = bits / 4, quad = 0; left > 0; ++quad) {
+    const int32_t width = std::min(left, std::max(1, 5 - quad / 2));
+    head.widths.push_back(static_cast<uint8_t>(width));
+    left -= width;
+  }
+  head.quads = static_cast<int32_t>(head.widths.size());
+  head.fields = LayCodeFields(head.widths, bits / 32);
+  const auto random = [](float deviation) {
+    return deviation * (static_cast<float>(HostRandom() % 2001) / 1000.0f - 1.0f);
+  };
+  for (int32_t i = 0; i < 4 * head.quads * d; ++i) {
+    const auto levels = static_cast<float>(1 << head.widths[i % (4 * head.quads) / 4]);
+    head.key_weight.push_back(random(levels / 12.0f));
+    head.query_weight.push_back(random(0.1f / levels));
+  }
+  for (int32_t i = 0; i < 4 * head.quads; ++i) {
+    head.key_bias.push_back(static_cast<float>(1 << head.widths[i / 4]) / 2);
+  }
+  head.mean.assign(d, 0.01f);
+  for (uint8_t bit = 0; bit < 8; ++bit) head.cell_bits.push_back(16 * bit);
+  head.tail = true;
+  weights.heads.assign(kKvHeads, head);
+  return weights;
+}
+
+struct DeviceTransformMemory {
+  explicit DeviceTransformMemory(const TransformCodeWeights& weights)
+      : memory(static_cast<int64_t>(PackedTransformBytes(weights))) {
+    std::vector<std::byte> host(PackedTransformBytes(weights));
+    transform = PackTransform(weights, host.data(), memory.data());
+    CHECK_CUDA(cudaMemcpy(memory.data(), host.data(), host.size(), cudaMemcpyDefault));
+  }
+  Memory<std::byte> memory;
+  DeviceTransform transform;
+};
+
+}  // namespace
+
+void BenchMasses(Bench& bench) {
+  if (!bench.Wants("masses")) return;
+  constexpr int32_t d = 128, heads = kKvHeads * kGroup;
+  struct Case {
+    int32_t batch, n, k, bits;
+  };
+  for (const Case c : {Case{1, 8192, 512, 128},
+                       {1, 32768, 512, 128},
+                       {1, 131072, 2048, 128},
+                       {1, 524288, 2048, 128},
+                       {1, 1 << 20, 2048, 128},
+                       {1, 131072, 2048, 256},
+                       {8, 32768, 512, 128},
+                       {24, 32768, 512, 128}}) {
+    const std::string text =
+        Text("batch %d, n %dK, k %d, %d bits", c.batch, c.n >> 10, c.k, c.bits);
+    if (!bench.WantsShape(text)) continue;
+    const DeviceTransformMemory transform(BenchTransform(d, c.bits));
+    const Sequences sequences(c.batch, c.n, c.k);
+    const CodeLayout layout{kKvHeads, kBlock, c.bits};
+    const MassSelectShape shape{c.batch, kGroup, layout, c.n};
+    const double bytes = static_cast<double>(sequences.num_blocks) * layout.BlockBytes();
+    const int copies = Bench::Copies(bytes);
+    std::vector<Memory<std::byte>> codes;
+    for (int i = 0; i < copies; ++i) codes.push_back(RandomBytes(static_cast<int64_t>(bytes)));
+    const auto q = RandomFloats(int64_t{c.batch} * heads * d);
+    const Memory<float> anchors(std::vector<float>(c.batch * heads, 5.0f));
+    Memory<std::byte> workspace(static_cast<int64_t>(MassSelectWorkspaceBytes(shape)));
+    Memory<int32_t> counts(c.batch * kKvHeads), tokens(int64_t{c.batch} * kKvHeads * c.k);
+    const Selection chosen{kKvHeads, c.k, counts.data(), tokens.data()};
+    Memory<int64_t> masses(int64_t{c.batch} * heads * kTransformCells);
+    Memory<float> references(c.batch * heads), deltas(c.batch * heads);
+    for (const bool tail : {false, true}) {
+      const TailMasses of_tail =
+          tail ? TailMasses{heads, masses.data(), references.data(), deltas.data()} : TailMasses{};
+      const double seconds = bench.Seconds(copies, 20, [&](int i, cudaStream_t stream) {
+        return SelectByMass(shape, transform.transform, q.data(), int64_t{heads} * d,
+                            sequences.queries.data(), anchors.data(), 0.1f, codes[i].data(), chosen,
+                            of_tail, workspace.data(), stream);
+      });
+      bench.Report(tail ? "masses: select, tail" : "masses: select", text, seconds, bytes);
+    }
+  }
+  const KvLayout kv{kKvHeads, d, kBlock, DType::kBF16};
+  const CodeLayout layout{kKvHeads, kBlock, 128};
+  const DeviceTransformMemory transform(BenchTransform(d, 128));
+  for (const int32_t tokens : {1, 512, 2048, 8192}) {
+    const Sequences sequences(1, std::max(tokens, 1024), 0);
+    const auto pool = RandomBf16(static_cast<int64_t>(sequences.num_blocks * kv.BlockBytes()), 1);
+    Memory<std::byte> codes(static_cast<int64_t>(sequences.num_blocks * layout.BlockBytes()));
+    const Memory<DeviceKeySpan> spans(
+        std::vector<DeviceKeySpan>{{sequences.table.data(), {0, tokens}, sequences.table.data()}});
+    const double seconds = bench.Seconds(2, 20, [&](int, cudaStream_t stream) {
+      return EncodeTransformKeys(transform.transform, spans.data(), 1, tokens, pool.data(), kv,
+                                 codes.data(), layout, stream);
+    });
+    const double flops = 2.0 * tokens * kKvHeads * d * 4 * transform.transform.quads;
+    bench.Report("masses: codes of keys", Text("%d tokens", tokens), seconds,
+                 2.0 * d * kKvHeads * tokens, false, flops);
+    if (tokens < kCellRefreshTokens) continue;
+    Memory<float> table(CellTableFloats(kKvHeads, d));
+    const Memory<DeviceTableExtension> extension(std::vector<DeviceTableExtension>{
+        {sequences.table.data(), sequences.table.data(), table.data(), {0, tokens}, 1, 0}});
+    const double extend = bench.Seconds(2, 20, [&](int, cudaStream_t stream) {
+      return ExtendCellTables(transform.transform, extension.data(), 1, tokens, pool.data(), kv,
+                              codes.data(), layout, stream);
+    });
+    bench.Report("masses: cell tables", Text("%d tokens", tokens), extend,
+                 2.0 * d * kKvHeads * tokens);
   }
 }
 

@@ -143,6 +143,23 @@ class CudaBackend final : public Backend {
   void StateMasses(const float* states, int64_t count, int32_t head_dim, float* masses) override;
   void FinishStates(std::span<const RetrievalQuery> queries, const float* states, int32_t head_dim,
                     const Tensor& out) override;
+  bool HasTransformCodes() const override { return true; }
+  std::unique_ptr<PackedTransformCode> PackTransformCode(
+      const TransformCodeWeights& weights) override;
+  void EncodeTransformKeys(std::span<const KeySpan> spans, const void* pool, const KvLayout& layout,
+                           const PackedTransformCode& transform, void* codes,
+                           const CodeLayout& code_layout) override;
+  void SelectByMass(const Tensor& q, std::span<const RetrievalQuery> queries,
+                    const float* anchor_masses, const PackedTransformCode& transform, float scale,
+                    const void* codes, const CodeLayout& code_layout, const Selection& chosen,
+                    const TailMasses* tail) override;
+  void ExtendCellTables(std::span<const CellTableExtension> extensions, const void* pool,
+                        const KvLayout& layout, const PackedTransformCode& transform,
+                        const void* codes, const CodeLayout& code_layout) override;
+  void MergeTails(std::span<const RetrievalQuery> queries, std::span<const float* const> tables,
+                  const PackedTransformCode& transform, const TailMasses& tail, int32_t head_dim,
+                  float* states) override;
+  void MergeStates(const float* parts, int64_t count, int32_t head_dim, float* states) override;
   void MeasureSelection(const Tensor& q, std::span<const RetrievalQuery> queries, const void* pool,
                         const KvLayout& layout, float scale, const Selection& chosen,
                         SelectionQuality* quality) override;
@@ -312,8 +329,8 @@ class CudaBackend final : public Backend {
   Workspace fetched_;                                      // lists and addresses of rows
 
   Workspace zeros_;  // nobody writes it
-  Workspace matmul_, dense_, codes_, bounds_, logits_, prune_, rows_, addresses_, extend_,
-      complete_, selection_, masses_, quality_, pack_, sample_;
+  Workspace matmul_, dense_, codes_, transform_, bounds_, logits_, prune_, rows_, addresses_,
+      extend_, complete_, selection_, quality_, pack_, sample_;
   // Whose selection lies in selection_ (and its counts in counts_); tokens null: nobody's.
   Selection selected_, selected_on_device_;
   size_t selected_queries_ = 0;

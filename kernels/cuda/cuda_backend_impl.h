@@ -4,6 +4,7 @@
 //   cuda_backend_layer.cc   weights, products, what lies around attention, dense attention
 //   cuda_backend_select.cc  indexes, and choosing from them
 //   cuda_backend_rows.cc    attention over what was chosen, completion
+//   cuda_backend_transform.cc  transform codes: selection by mass, tails
 //   cuda_backend_sample.cc  the next tokens
 //   cuda_backend_host_kv.cc KV in pinned host memory: row cache, dense attention from there
 #ifndef WINNOW_KERNELS_CUDA_CUDA_BACKEND_IMPL_H_

@@ -262,13 +262,8 @@ void CudaBackend::Complete(const Tensor& q, std::span<const RetrievalQuery> quer
 }
 
 void CudaBackend::StateMasses(const float* states, int64_t count, int32_t head_dim, float* masses) {
-  if (!Grow(masses_, static_cast<size_t>(count) * 4, "masses")) return;
-  auto* on_device = reinterpret_cast<float*>(masses_.data());
-  Good(cuda::StateMasses(states, count, head_dim, on_device, stream()), "masses");
-  if (failed()) return;
-  Good(cudaMemcpyAsync(masses, on_device, static_cast<size_t>(count) * 4, cudaMemcpyDeviceToHost,
-                       stream()),
-       "masses");
+  // The kernel writes pinned memory as it writes the device's, where SelectByMass reads them next.
+  Good(cuda::StateMasses(states, count, head_dim, masses, stream()), "masses");
 }
 
 void CudaBackend::FinishStates(std::span<const RetrievalQuery> queries, const float* states,

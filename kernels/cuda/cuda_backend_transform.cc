@@ -1,0 +1,148 @@
+// Transform codes of the CUDA backend (kernels/cuda/transform_code.h).
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "kernels/check.h"
+#include "kernels/cuda/cuda_backend_impl.h"
+#include "kernels/cuda/transform_code.h"
+#include "kernels/transform_code.h"
+
+namespace winnow::kernels::cuda {
+namespace {
+
+// Shapes grow in such steps, so that a sequence's next token does not make a new one.
+constexpr int32_t kShapeTokens = 8192;
+
+class CudaPackedTransformCode final : public Packed<PackedTransformCode, DeviceTransform> {
+ public:
+  using Packed::Packed;
+  int32_t bits() const override { return device().bits; }
+};
+
+const DeviceTransform& TransformOf(const PackedTransformCode& transform) {
+  return static_cast<const CudaPackedTransformCode&>(transform).device();
+}
+
+}  // namespace
+
+std::unique_ptr<PackedTransformCode> CudaBackend::PackTransformCode(
+    const TransformCodeWeights& weights) {
+  if (failed() || !CheckTransformCode(weights).empty()) return nullptr;
+  const size_t bytes = PackedTransformBytes(weights);
+  Buffer memory = Allocate(bytes);
+  if (memory.data() == nullptr) return nullptr;
+  std::vector<std::byte> host(bytes);
+  const DeviceTransform transform = PackTransform(weights, host.data(), memory.data());
+  CopyToDevice(host.data(), memory.data(), bytes);
+  return std::make_unique<CudaPackedTransformCode>(transform, std::move(memory));
+}
+
+void CudaBackend::EncodeTransformKeys(std::span<const KeySpan> spans, const void* pool,
+                                      const KvLayout& layout, const PackedTransformCode& transform,
+                                      void* codes, const CodeLayout& code_layout) {
+  int32_t most = 0;
+  const DeviceKeySpan* on_device = StageSpans(spans, layout, &most);
+  if (on_device == nullptr) return;
+  Good(cuda::EncodeTransformKeys(TransformOf(transform), on_device,
+                                 static_cast<int32_t>(spans.size()), most, pool, layout, codes,
+                                 code_layout, stream()),
+       "transform codes of keys");
+}
+
+void CudaBackend::SelectByMass(const Tensor& q, std::span<const RetrievalQuery> queries,
+                               const float* anchor_masses, const PackedTransformCode& transform,
+                               float scale, const void* codes, const CodeLayout& code_layout,
+                               const Selection& chosen, const TailMasses* tail) {
+  const DeviceTransform& of_layer = TransformOf(transform);
+  const auto heads = static_cast<int32_t>(q.cols / of_layer.head_dim);
+  const int32_t group = heads / code_layout.kv_heads;
+  int32_t longest = 0;
+  for (const RetrievalQuery& query : queries) longest = std::max(longest, query.mid.size());
+  longest = RoundUp(longest, kShapeTokens);
+  const auto shape_of = [&](int32_t num_queries) {
+    return MassSelectShape{num_queries, group, code_layout, longest};
+  };
+  const DeviceQuery* on_device = StageQueries(queries, code_layout.block_tokens);
+  if (on_device == nullptr || !EndStaging()) return;
+  const Selection selection = NewSelection(chosen, queries.size());
+  // Dots of all tokens lie in the workspace: of one query of 8 heads, G = 4, at 1M tokens 128 MiB.
+  const size_t at_once = QueriesAtOnce(queries.size(), [&](int32_t num_queries) {
+    return MassSelectWorkspaceBytes(shape_of(num_queries));
+  });
+  for (size_t first = 0; first < queries.size() && !failed(); first += at_once) {
+    const MassSelectShape shape =
+        shape_of(static_cast<int32_t>(std::min(at_once, queries.size() - first)));
+    if (!Prepare(transform_, MassSelectWorkspaceBytes(shape), MassSelectZeroedPart(shape),
+                 {shape.num_queries, group, code_layout.kv_heads, code_layout.bits,
+                  code_layout.block_tokens, shape.max_mid_tokens, 1},
+                 "selection by mass")) {
+      return;
+    }
+    const auto before = static_cast<int64_t>(first) * heads;
+    const TailMasses of_call =
+        tail == nullptr ? TailMasses{}
+                        : TailMasses{tail->heads, tail->masses + before * kTransformCells,
+                                     tail->references + before, tail->deltas + before};
+    Good(cuda::SelectByMass(shape, of_layer, q.f32(), q.stride, on_device + first,
+                            anchor_masses + before, scale, codes,
+                            selection.From(static_cast<int64_t>(first)), of_call,
+                            transform_.data(), stream()),
+         "selection by mass");
+  }
+  if (!failed()) NoteSelection(selection, chosen, queries.size());
+}
+
+void CudaBackend::ExtendCellTables(std::span<const CellTableExtension> extensions,
+                                   const void* pool, const KvLayout& layout,
+                                   const PackedTransformCode& transform, const void* codes,
+                                   const CodeLayout& code_layout) {
+  size_t bytes = extensions.size() * sizeof(DeviceTableExtension) + 256;
+  int32_t most = 0;
+  for (const CellTableExtension& extension : extensions) {
+    bytes += 2 * TableBytes(BlocksOf(extension.last, layout.block_tokens));
+    most = std::max(most, extension.last - extension.table->tokens.last);
+  }
+  if (!BeginStaging(bytes)) return;
+  std::vector<DeviceTableExtension> on_host;
+  for (const CellTableExtension& extension : extensions) {
+    const Summary& table = *extension.table;
+    WINNOW_CHECK(extension.last >= table.tokens.last);
+    const int64_t blocks = BlocksOf(extension.last, layout.block_tokens);
+    on_host.push_back({StageTable(extension.block_table, blocks),
+                       StageTable(extension.index_table, blocks), table.data,
+                       {table.tokens.last, extension.last},
+                       table.tokens.size() <= 0 ? 1 : 0, 0});
+  }
+  const DeviceTableExtension* on_device = Stage(std::span<const DeviceTableExtension>(on_host));
+  if (!EndStaging() ||
+      !Good(cuda::ExtendCellTables(TransformOf(transform), on_device,
+                                   static_cast<int32_t>(on_host.size()), most, pool, layout, codes,
+                                   code_layout, stream()),
+            "tables of cells")) {
+    return;
+  }
+  for (const CellTableExtension& extension : extensions) {
+    extension.table->tokens.last = extension.last;
+  }
+}
+
+void CudaBackend::MergeTails(std::span<const RetrievalQuery> queries,
+                             std::span<const float* const> tables,
+                             const PackedTransformCode& transform, const TailMasses& tail,
+                             int32_t head_dim, float* states) {
+  WINNOW_CHECK(tables.size() == queries.size());
+  if (!BeginStaging(tables.size_bytes() + 256)) return;
+  const float* const* on_device = Stage(tables);
+  if (!EndStaging()) return;
+  Good(cuda::MergeTails(TransformOf(transform), static_cast<int32_t>(queries.size()), on_device,
+                        tail, states, stream()),
+       "tails");
+}
+
+void CudaBackend::MergeStates(const float* parts, int64_t count, int32_t head_dim, float* states) {
+  Good(cuda::MergeStates(parts, count, head_dim, states, stream()), "merging states");
+}
+
+}  // namespace winnow::kernels::cuda

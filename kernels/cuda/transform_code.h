@@ -1,0 +1,114 @@
+// Transform codes (kernels/transform_code.h) on the device: codes of keys, selection by estimated mass, and the tail.
+//
+// Codes, coefficients, masses, selected tokens, cell sums and table rows have the reference's bits: integer sums have no
+// order, and every float expression is the header's, rounding by rounding. Only merging a tail into an attention state
+// uses the device's exp2.
+//
+//   pool    one layer's KV, bfloat16 (KvLayout)
+//   codes   one layer's pool (CodeLayout), 16-byte aligned; block_tokens a multiple of 16
+//   q       [rows][H*d] f32, rows `q_stride` floats apart; G up to 16, d a multiple of 16 up to 256
+#ifndef WINNOW_KERNELS_CUDA_TRANSFORM_CODE_H_
+#define WINNOW_KERNELS_CUDA_TRANSFORM_CODE_H_
+
+#include "kernels/cuda/device_types.h"
+#include "kernels/retrieval.h"
+
+namespace winnow::kernels::cuda {
+
+inline constexpr int kTransformWordsMax = kTransformBitsMax / 32;
+inline constexpr int kTransformQuadsMax = 64;
+inline constexpr int kTransformFieldsMax = 8 * kTransformWordsMax;
+inline constexpr int32_t kTransformGroupMax = 16;
+
+// How the codes of one KV head are laid out.
+struct DeviceTransformHead {
+  // A slice of a quad: the word rotated right by `rotate`, masked with `mask`, is its bytes at their place in the index.
+  struct Field {
+    uint32_t rotate = 0;
+    uint32_t mask = 0;
+    uint32_t quad = 0;
+  };
+  Field fields[kTransformFieldsMax];                 // by word
+  int32_t word_fields[kTransformWordsMax + 1] = {};  // where each word's fields begin
+  uint32_t field_shift[kTransformFieldsMax] = {};    // CodeField's, for encoding
+  uint32_t field_low[kTransformFieldsMax] = {};
+  uint32_t field_width[kTransformFieldsMax] = {};
+  int32_t widths[kTransformQuadsMax] = {};  // [quads]
+  int32_t quads = 0;
+  int32_t num_cell_bits = 0;
+  int32_t cell_bits[8] = {};
+  int32_t tail = 0;
+  int32_t delta_rows = 0;
+};
+
+// Of one layer, in memory of the caller. n = 4 * quads, the most of any head.
+struct DeviceTransform {
+  const DeviceTransformHead* heads = nullptr;  // [kv_heads]
+  const float* key_weight = nullptr;           // [kv_heads][d][n], zeros past a head's own
+  const float* key_bias = nullptr;             // [kv_heads][n]
+  const float* query_weight = nullptr;         // [kv_heads][d][n]
+  const float* mean = nullptr;                 // [kv_heads][d]
+  const float* delta_weight = nullptr;         // [kv_heads][delta_rows][d]
+  int32_t kv_heads = 0, head_dim = 0, bits = 0, quads = 0, delta_rows = 0;
+  int32_t unused = 0;
+};
+
+// As PackEncoder (hash_encode.h): `host` is packed bytes, which the caller copies to `device`.
+size_t PackedTransformBytes(const TransformCodeWeights& weights);
+DeviceTransform PackTransform(const TransformCodeWeights& weights, void* host, void* device);
+
+[[nodiscard]] cudaError_t EncodeTransformKeys(const DeviceTransform& transform,
+                                              const DeviceKeySpan* spans, int32_t num_spans,
+                                              int32_t max_span_tokens, const void* pool,
+                                              const KvLayout& layout, void* codes,
+                                              const CodeLayout& code_layout, Stream stream);
+
+struct MassSelectShape {
+  int32_t num_queries = 0;
+  int32_t group = 0;           // G, 1 to 16
+  CodeLayout layout;           // bits 64, 128, 192 or 256
+  int32_t max_mid_tokens = 0;  // no query's mid is longer
+};
+
+// Scan: one block a piece of 512 tokens; integer dots, the piece's peak and sum; the row's last block makes R and the
+// sum of masses. Mass: each token's key, counted by its upper 9 bits. Count: the lower 7 bits of those in the cut's
+// bin; the row's last block finds the cut and where each chunk's tokens go. Compact: tokens, and cells of the rest.
+// Five launches; dots (4 bytes a token and query head) and keys (2 bytes a token) go through the workspace.
+size_t MassSelectWorkspaceBytes(const MassSelectShape& shape);
+ZeroedPart MassSelectZeroedPart(const MassSelectShape& shape);
+
+// `tail.masses` null: nothing is left for a tail.
+[[nodiscard]] cudaError_t SelectByMass(const MassSelectShape& shape,
+                                       const DeviceTransform& transform, const float* q,
+                                       int64_t q_stride, const DeviceQuery* queries,
+                                       const float* anchor_masses, float scale, const void* codes,
+                                       const Selection& chosen, const TailMasses& tail,
+                                       void* workspace, Stream stream);
+
+// retrieval.h's CellTableExtension: tokens that enter a table. With `clear` it is made that of no tokens first.
+struct DeviceTableExtension {
+  const int32_t* block_table = nullptr;
+  const int32_t* index_table = nullptr;
+  float* table = nullptr;  // CellTableFloats(Hkv, d)
+  TokenRange tokens;
+  int32_t clear = 0, unused = 0;
+};
+[[nodiscard]] cudaError_t ExtendCellTables(const DeviceTransform& transform,
+                                           const DeviceTableExtension* extensions,
+                                           int32_t num_extensions, int32_t max_tokens,
+                                           const void* pool, const KvLayout& layout,
+                                           const void* codes, const CodeLayout& code_layout,
+                                           Stream stream);
+
+// tables [num_queries]: device pointers, in device memory.
+[[nodiscard]] cudaError_t MergeTails(const DeviceTransform& transform, int32_t num_queries,
+                                     const float* const* tables, const TailMasses& tail,
+                                     float* states, Stream stream);
+
+// states [count][d + 2] become those of both parts.
+[[nodiscard]] cudaError_t MergeStates(const float* parts, int64_t count, int32_t head_dim,
+                                      float* states, Stream stream);
+
+}  // namespace winnow::kernels::cuda
+
+#endif  // WINNOW_KERNELS_CUDA_TRANSFORM_CODE_H_

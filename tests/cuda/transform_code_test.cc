@@ -1,0 +1,282 @@
+#include "kernels/cuda/transform_code.h"
+
+#include <numeric>
+
+#include "kernels/attention_state.h"
+#include "kernels/transform_code.h"
+#include "tests/cuda/cuda_testing.h"
+#include "tests/unit/kernels/random_transform.h"
+
+namespace winnow::kernels::cuda {
+namespace {
+
+// Sequences, a transform and the reference's codes of all their keys, on the host and on the device.
+struct Scene {
+  Scene(Random& random, int32_t d, int32_t kv_heads, int32_t group_size, int32_t bits,
+        const std::vector<int32_t>& lengths, int32_t block_tokens = 64)
+      : kv(random, {kv_heads, d, block_tokens, DType::kBF16}, lengths),
+        weights(RandomTransform(random, d, kv_heads, bits, /*delta=*/true)),
+        layout{kv_heads, block_tokens, bits},
+        group(group_size),
+        codes(kv.num_blocks() * layout.BlockBytes()),
+        packed_memory(PackedTransformBytes(weights)) {
+    for (int s = 0; s < static_cast<int>(lengths.size()); ++s) {
+      spans.push_back({kv.table(s), {0, lengths[s]}});
+    }
+    EncodeTransformKeysRef(spans, kv.pool(), kv.layout(), weights, codes.data(), layout);
+    std::vector<std::byte> host(packed_memory.size());
+    transform = PackTransform(weights, host.data(), packed_memory.data());
+    packed_memory.Set(host);
+  }
+  int32_t heads() const { return layout.kv_heads * group; }
+
+  PagedKv kv;
+  TransformCodeWeights weights;
+  CodeLayout layout;
+  int32_t group;
+  std::vector<std::byte> codes;
+  std::vector<KeySpan> spans;
+  DeviceArray<std::byte> packed_memory;
+  DeviceTransform transform;
+};
+
+constexpr float kScale = 0.3f;
+
+class CudaTransformCodeTest : public CudaTest {
+ protected:
+  RetrievalQuery AnyQuery(const Scene& scene, int sequence, int32_t row, int32_t tokens) {
+    RetrievalQuery query;
+    query.row = row;
+    query.block_table = scene.kv.table(sequence);
+    query.position = tokens - 1;
+    query.mid.last = static_cast<int32_t>(random_.Int(0, tokens));
+    query.mid.first = static_cast<int32_t>(random_.Int(0, query.mid.last));
+    query.k = static_cast<int32_t>(random_.Int(0, query.mid.size()));
+    if (random_.Int(0, 1) == 0) query.k = std::min(query.k, 20);
+    return query;
+  }
+
+  // SelectByMass of `queries` twice, against the reference, to the bit.
+  void ExpectSelects(const Scene& scene, const std::vector<RetrievalQuery>& queries, int32_t rows,
+                     bool flat) {
+    const int32_t d = scene.weights.head_dim, heads = scene.heads();
+    const size_t states = queries.size() * heads;
+    // Queries of zeros have equal masses everywhere.
+    Matrix q = flat ? Matrix(rows, int64_t{heads} * d)
+                    : Matrix::Normal(random_, rows, int64_t{heads} * d);
+    std::vector<float> anchors(states);
+    for (float& mass : anchors) mass = random_.Normal(3.0f);
+    anchors[0] = -std::numeric_limits<float>::infinity();
+    int32_t capacity = 1;
+    for (const RetrievalQuery& query : queries) capacity = std::max(capacity, query.k);
+
+    OwnedSelection expected(queries.size(), scene.layout.kv_heads, capacity);
+    std::vector<int64_t> cells(states * kTransformCells, -1);
+    std::vector<float> references(states), deltas(states);
+    const TailMasses tail{heads, cells.data(), references.data(), deltas.data()};
+    SelectByMassRef(q.tensor(), queries, anchors.data(), scene.weights, kScale,
+                    scene.codes.data(), scene.layout, expected.view(), &tail);
+
+    MassSelectShape shape{static_cast<int32_t>(queries.size()), scene.group, scene.layout, 0};
+    for (const RetrievalQuery& query : queries) {
+      shape.max_mid_tokens = std::max(shape.max_mid_tokens, query.mid.size());
+    }
+    shape.max_mid_tokens += static_cast<int32_t>(random_.Int(0, 5000));
+    const DeviceArray<float> on_device = Upload(q), masses(anchors);
+    const DeviceArray<std::byte> codes(scene.codes);
+    const DeviceQueries device_queries(queries);
+    Workspace workspace(MassSelectWorkspaceBytes(shape));
+    for (int call = 0; call < 3; ++call) {  // the workspace is left ready for the next call
+      DeviceSelection selection(queries.size(), scene.layout.kv_heads, capacity);
+      const DeviceArray<int64_t> device_cells(cells.size());
+      const DeviceArray<float> device_references(states), device_deltas(states);
+      TailMasses device_tail{heads, device_cells.data(), device_references.data(),
+                             device_deltas.data()};
+      if (call == 2) device_tail = {};
+      WINNOW_CUDA_OK(SelectByMass(shape, scene.transform, on_device.data(), q.tensor().stride,
+                                  device_queries.data(), masses.data(), kScale, codes.data(),
+                                  selection.view(), device_tail, workspace.data(), nullptr));
+      const auto chosen = selection.Chosen();
+      for (size_t i = 0; i < queries.size(); ++i) {
+        for (int32_t head = 0; head < scene.layout.kv_heads; ++head) {
+          ASSERT_EQ(chosen[i * scene.layout.kv_heads + head],
+                    expected.Of(static_cast<int64_t>(i), head))
+              << "query " << i << " head " << head << " call " << call;
+        }
+      }
+      if (call == 2) continue;
+      ASSERT_EQ(device_cells.Get(), cells) << "call " << call;
+      EXPECT_EQ(device_references.Get(), references);
+      EXPECT_EQ(device_deltas.Get(), deltas);
+    }
+  }
+};
+
+TEST_F(CudaTransformCodeTest, CodesAreTheReferencesToTheBit) {
+  SCOPED_TRACE(Seed());
+  for (const int32_t d : {64, 80, 96, 128, 256}) {
+    for (const int32_t bits : {64, 128, 192, 256}) {
+      const Scene scene(random_, d, 3, 1, bits, {70, 1, 333});
+      const DeviceArray<std::byte> pool = UploadPool(scene.kv), codes(scene.codes.size());
+      std::vector<KeySpan> spans = scene.spans;
+      // In two parts, so that a span begins within a tile.
+      std::vector<KeySpan> rest = {spans[2]};
+      spans[2].tokens.last = rest[0].tokens.first = static_cast<int32_t>(random_.Int(1, 332));
+      for (const auto& part : {spans, rest}) {
+        const DeviceSpans on_device(part);
+        WINNOW_CUDA_OK(EncodeTransformKeys(scene.transform, on_device.data(), on_device.size(),
+                                           on_device.max_tokens(), pool.data(),
+                                           scene.kv.layout(), codes.data(), scene.layout, nullptr));
+      }
+      const std::vector<std::byte> made = codes.Get();
+      for (const KeySpan& span : scene.spans) {
+        for (int32_t token = 0; token < span.tokens.last; ++token) {
+          for (int32_t head = 0; head < 3; ++head) {
+            for (int32_t word = 0; word < bits / 32; ++word) {
+              const size_t at = span.block_table[token / 64] * scene.layout.BlockBytes() +
+                                head * scene.layout.HeadBytes() +
+                                4 * TransformWordOffset(bits / 32, token % 64, word);
+              ASSERT_EQ(std::memcmp(&made[at], &scene.codes[at], 4), 0)
+                  << "d " << d << " bits " << bits << " token " << token << " head " << head;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(CudaTransformCodeTest, SelectsTheReferencesTokensAndLeavesItsTail) {
+  SCOPED_TRACE(Seed());
+  for (const int32_t bits : {64, 128, 192, 256}) {
+    for (const int32_t group : {1, 2, 3, 4, 7, 8, 16}) {
+      const int32_t d = bits == 256 ? 128 : 64;
+      const int32_t block_tokens = static_cast<int32_t>(16 * random_.Int(1, 5));
+      const Scene scene(random_, d, 2, group, bits, {900, 2500}, block_tokens);
+      ExpectSelects(scene,
+                    {AnyQuery(scene, 0, 1, 900), AnyQuery(scene, 1, 0, 2500),
+                     AnyQuery(scene, 1, 2, 2400)},
+                    3, random_.Int(0, 3) == 0);
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST_F(CudaTransformCodeTest, LongRowsOfManyChunks) {
+  SCOPED_TRACE(Seed());
+  const Scene scene(random_, 128, 2, 4, 128, {30000});
+  RetrievalQuery query;
+  query.block_table = scene.kv.table(0);
+  query.position = 29999;
+  query.mid = {16, 29872};
+  for (const int32_t k : {600, 1, 0, query.mid.size()}) {
+    query.k = k;
+    ExpectSelects(scene, {query}, 1, false);
+  }
+}
+
+TEST_F(CudaTransformCodeTest, TablesAreTheReferencesToTheBit) {
+  SCOPED_TRACE(Seed());
+  for (const int32_t d : {64, 80, 128, 256}) {
+    const Scene scene(random_, d, 2, 1, 128, {900, 400});
+    const DeviceArray<std::byte> pool = UploadPool(scene.kv), codes(scene.codes);
+    const auto floats = static_cast<size_t>(CellTableFloats(2, d));
+    std::vector<float> expected(floats);
+    Summary table{expected.data(), {16, 16}};
+    const DeviceArray<float> made(floats);
+    int32_t first = 16;
+    for (const int32_t last : {64, 128, 512, 832}) {  // token by token, and through shared memory
+      const std::vector<CellTableExtension> extensions = {
+          {&table, scene.kv.table(0), scene.kv.table(0), last}};
+      ExtendCellTablesRef(extensions, scene.kv.pool(), scene.kv.layout(), scene.weights,
+                          scene.codes.data(), scene.layout);
+      const DeviceArray<int32_t> block_table(scene.kv.table(0));
+      const std::vector<DeviceTableExtension> on_host = {
+          {block_table.data(), block_table.data(), made.data(), {first, last}, first == 16 ? 1 : 0,
+           0}};
+      const DeviceArray<DeviceTableExtension> on_device(on_host);
+      WINNOW_CUDA_OK(ExtendCellTables(scene.transform, on_device.data(), 1, last - first,
+                                      pool.data(), scene.kv.layout(), codes.data(), scene.layout,
+                                      nullptr));
+      ASSERT_EQ(made.Get(), expected) << "d " << d << " up to " << last;
+      first = last;
+    }
+  }
+}
+
+TEST_F(CudaTransformCodeTest, TailsAreMergedAsTheReferenceMergesThem) {
+  SCOPED_TRACE(Seed());
+  for (const int32_t d : {64, 80, 128}) {
+    Scene scene(random_, d, 2, 3, 128, {100});
+    const int32_t heads = scene.heads(), queries = 3;
+    const auto floats = static_cast<size_t>(CellTableFloats(2, d));
+    std::vector<float> table(floats);
+    for (float& value : table) value = random_.Normal(2.0f);
+    for (size_t i = floats - 2 * (kTransformCells + 1); i < floats; ++i) {
+      table[i] = static_cast<float>(random_.Int(0, 50));
+    }
+    const std::vector<const float*> tables(queries, table.data());
+    const size_t states = static_cast<size_t>(queries) * heads;
+    std::vector<int64_t> masses(states * kTransformCells);
+    for (int64_t& mass : masses) mass = random_.Int(0, 2) == 0 ? random_.Int(0, 1 << 30) : 0;
+    std::fill_n(masses.begin(), kTransformCells, 0);  // a head without a tail
+    std::vector<float> references(states), deltas(states), expected;
+    for (float& value : references) value = random_.Normal(10.0f);
+    for (float& value : deltas) value = random_.Normal(0.1f);
+    for (size_t i = 0; i < states * AttentionStateFloats(d); ++i) {
+      expected.push_back(random_.Normal(1.0f));
+    }
+    for (size_t i = 0; i < states; ++i) {
+      float* const state = &expected[i * AttentionStateFloats(d)];
+      state[d + 1] = 1 + std::abs(state[d + 1]);
+      if (i % 5 == 4) ResetAttentionState(state, d);  // nothing was read
+    }
+    const DeviceArray<float> on_device(expected), device_table(table), device_references(references),
+        device_deltas(deltas);
+    const DeviceArray<int64_t> device_masses(masses);
+    const DeviceArray<const float*> device_tables(
+        std::vector<const float*>(queries, device_table.data()));
+    const std::vector<RetrievalQuery> of_queries(queries);
+    MergeTailsRef(of_queries, tables, scene.weights,
+                  {heads, masses.data(), references.data(), deltas.data()}, d, expected.data());
+    WINNOW_CUDA_OK(MergeTails(scene.transform, queries, device_tables.data(),
+                              {heads, device_masses.data(), device_references.data(),
+                               device_deltas.data()},
+                              on_device.data(), nullptr));
+    const std::vector<float> merged = on_device.Get();
+    for (size_t i = 0; i < merged.size(); ++i) {
+      if (expected[i] == merged[i]) continue;  // infinities, too
+      ASSERT_NEAR(merged[i], expected[i], 1e-4 * (1 + std::abs(expected[i]))) << "d " << d << " " << i;
+    }
+  }
+}
+
+TEST_F(CudaTransformCodeTest, StatesOfTwoPartsBecomeOne) {
+  SCOPED_TRACE(Seed());
+  const int32_t d = 80, count = 7;
+  std::vector<float> states, parts;
+  for (int i = 0; i < count * (d + 2); ++i) {
+    states.push_back(random_.Normal(1.0f));
+    parts.push_back(random_.Normal(1.0f));
+  }
+  for (int i = 0; i < count; ++i) {
+    float &sum = states[i * (d + 2) + d + 1], &part_sum = parts[i * (d + 2) + d + 1];
+    sum = 1 + std::abs(sum);
+    part_sum = 1 + std::abs(part_sum);
+  }
+  ResetAttentionState(&states[2 * (d + 2)], d);
+  ResetAttentionState(&parts[3 * (d + 2)], d);
+  const DeviceArray<float> on_device(states), device_parts(parts);
+  for (int i = 0; i < count; ++i) {
+    MergeAttentionState(&states[i * (d + 2)], &parts[i * (d + 2)], d);
+  }
+  WINNOW_CUDA_OK(MergeStates(device_parts.data(), count, d, on_device.data(), nullptr));
+  const std::vector<float> merged = on_device.Get();
+  for (size_t i = 0; i < merged.size(); ++i) {
+    if (states[i] == merged[i]) continue;
+    ASSERT_NEAR(merged[i], states[i], 1e-5 * (1 + std::abs(states[i]))) << i;
+  }
+}
+
+}  // namespace
+}  // namespace winnow::kernels::cuda
