@@ -156,8 +156,7 @@ TEST_F(EvalPrompt, PlainQuestionsEndWhereTheAnswerGoesOn) {
     EXPECT_THAT(Prompt(code, format, 1 << 20), ::testing::EndsWith("\n\nNext line of the code:\n"));
   }
   EXPECT_EQ(BestPromptFormat(chat_), PromptFormat::kChat);
-  EXPECT_EQ(BestPromptFormat(ChatTemplate::FromText("{% if %}", "", "")),
-            PromptFormat::kPlain);
+  EXPECT_EQ(BestPromptFormat(ChatTemplate::FromText("{% if %}", "", "")), PromptFormat::kPlain);
 }
 
 }  // namespace
