@@ -303,8 +303,11 @@ void Generation::Close() {
     }
   }
   const engine::MutexLock lock(owner_.mutex_);
-  const auto own = owner_.tenant_calls_.find(info_.tenant);
-  if (--own->second == 0) owner_.tenant_calls_.erase(own);
+  if (counted_) {
+    const auto own = owner_.tenant_calls_.find(info_.tenant);
+    if (--own->second == 0) owner_.tenant_calls_.erase(own);
+    --owner_.counted_calls_;
+  }
   if (--owner_.calls_ == 0) owner_.idle_.NotifyAll();
 }
 
@@ -334,11 +337,20 @@ std::shared_ptr<Generation> Generator::Start(v1::GenerateRequest message, CallIn
   {
     const engine::MutexLock lock(mutex_);
     ++calls_;
-    const size_t own = ++tenant_calls_[generation->info_.tenant];
-    // As the engine's queue does: half as much again for tenants that have little.
+    // As the engine's queue does: half as much again for tenants that have little. Calls that are refused
+    // here do not count, or a tenant that floods would refuse itself.
+    size_t& own = tenant_calls_[generation->info_.tenant];
     const size_t share = options_.max_calls / (2 * tenant_calls_.size());
-    too_many = calls_ > options_.max_calls &&
-               ((own > 1 && own > share) || calls_ > options_.max_calls + options_.max_calls / 2);
+    too_many = counted_calls_ >= options_.max_calls &&
+               ((own > 0 && own >= share) ||
+                counted_calls_ >= options_.max_calls + options_.max_calls / 2);
+    generation->counted_ = !too_many;
+    if (!too_many) {
+      ++own;
+      ++counted_calls_;
+    } else if (own == 0) {
+      tenant_calls_.erase(generation->info_.tenant);
+    }
   }
   absl::Status status = generation->info_.refused;
   if (status.ok()) {

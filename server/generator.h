@@ -102,6 +102,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
 
   Generator& owner_;
   const CallInfo info_;
+  bool counted_ = false;  // by the owner, under its mutex
   const engine::TimePoint arrival_;
   const std::string name_;
   const std::function<void()> on_ready_;
@@ -184,7 +185,8 @@ class Generator {
   mutable engine::Mutex mutex_;
   engine::CondVar idle_;
   size_t calls_ ABSL_GUARDED_BY(mutex_) = 0;
-  absl::flat_hash_map<std::string, size_t> tenant_calls_ ABSL_GUARDED_BY(mutex_);
+  size_t counted_calls_ ABSL_GUARDED_BY(mutex_) = 0;  // of them: not refused for their number
+  absl::flat_hash_map<std::string, size_t> tenant_calls_ ABSL_GUARDED_BY(mutex_);  // counted ones
   size_t tokenizing_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t tokenizing_ ABSL_GUARDED_BY(mutex_) = 0;  // calls
   absl::flat_hash_map<std::string, size_t> tenant_tokenizing_ ABSL_GUARDED_BY(mutex_);
