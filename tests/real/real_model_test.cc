@@ -143,8 +143,8 @@ TEST_F(RealModelTest, LogitsInBfloat16DifferByItsRounding) {
   const Difference difference = LogitsDifference(*model->decoder);
   RecordProperty("worst", std::to_string(difference.worst));
   RecordProperty("mean", std::to_string(difference.mean));
-  EXPECT_LT(difference.worst, 1.0);
-  EXPECT_LT(difference.mean, 0.1);
+  EXPECT_LT(difference.worst, 0.4);  // 0.18 was measured
+  EXPECT_LT(difference.mean, 0.1);   // 0.053
 }
 
 }  // namespace
