@@ -234,7 +234,8 @@ Value JustifyMethod(Interpreter& in, const Value& self, Arguments arguments) {
   const auto length = static_cast<int64_t>(Length(self.bytes()));
   if (in.failed() || width <= length) return self;
   const auto missing = static_cast<size_t>(width - length);
-  if (missing > in.heap().bytes_max()) return in.FailLimit("memory");
+  if (missing > in.heap().bytes_max())
+    return in.FailLimit(Concat(in.heap().bytes_max(), " bytes of memory"));
   if (!in.Reserve(self.text->size() + missing * fill.size())) return self;
   size_t before = side == Side::kLeft ? 0 : missing;
   if (side == Side::kBoth) before = missing / 2 + (missing & static_cast<size_t>(width) & 1);
@@ -246,7 +247,8 @@ Value ZfillMethod(Interpreter& in, const Value& self, Arguments arguments) {
   const auto length = static_cast<int64_t>(Length(self.bytes()));
   if (in.failed() || width <= length) return self;
   const auto missing = static_cast<size_t>(width - length);
-  if (missing > in.heap().bytes_max()) return in.FailLimit("memory");
+  if (missing > in.heap().bytes_max())
+    return in.FailLimit(Concat(in.heap().bytes_max(), " bytes of memory"));
   if (!in.Reserve(self.text->size() + missing)) return self;
   const size_t sign = self.bytes().starts_with('-') || self.bytes().starts_with('+') ? 1 : 0;
   MarkedText out = self.text->Slice(0, sign);

@@ -30,9 +30,10 @@ std::string ReadText(const std::string& path) {
 // The goldens are what Jinja renders from templates of published models. The templates here are
 // ours, and must render the same.
 const char* const kGoldens[] = {
-    "needle",    "chatml",    "llama2",        "llama3",     "llama3_always", "llama31", "llama32",
-    "mistral01", "mistral02", "mistral7b_mid", "mistral_v1", "mistral03",     "mistral03_old",
-    "nemo",      "qwen15",    "qwen2",         "qwen25",     "qwen25_base",   "qwen3",
+    "needle",     "chatml",    "llama2",        "llama3",    "llama3_always",
+    "llama31",    "llama32",   "mistral01",     "mistral02", "mistral7b_mid",
+    "mistral_v1", "mistral03", "mistral03_old", "nemo",      "qwen15",
+    "qwen2",      "qwen25",    "qwen25_base",   "qwen3",
 };
 
 class ChatGolden : public testing::TestWithParam<const char*> {};
@@ -183,12 +184,13 @@ TEST(ChatTemplate, ToolsHaveATemplateOfTheirOwnWhereTheModelHasOne) {
 }
 
 TEST(ChatTemplate, TokensOfTheConfigurationAreVariablesAndArgumentsGoBeforeThem) {
-  const json config = {{"chat_template", "{{ bos_token ~ pad_token ~ image_token ~ unk_token ~ add_bos_token }}"},
-                       {"bos_token", {{"content", "<s>"}}},
-                       {"pad_token", "<pad>"},
-                       {"unk_token", nullptr},
-                       {"add_bos_token", true},
-                       {"extra_special_tokens", {{"image_token", "<image>"}}}};
+  const json config = {
+      {"chat_template", "{{ bos_token ~ pad_token ~ image_token ~ unk_token ~ add_bos_token }}"},
+      {"bos_token", {{"content", "<s>"}}},
+      {"pad_token", "<pad>"},
+      {"unk_token", nullptr},
+      {"add_bos_token", true},
+      {"extra_special_tokens", {{"image_token", "<image>"}}}};
   const auto chat = ChatTemplate::Load(ModelDir(config.dump()).path());
   ASSERT_TRUE(chat.ok()) << chat.status();
   const auto messages = nlohmann::ordered_json::parse(R"([{"role":"user","content":"x"}])");

@@ -47,35 +47,49 @@ TEST(Jinja, RendersWhatPythonRenders) {
 }
 
 TEST(Jinja, ErrorsNameTheLine) {
-  const auto message = [](std::string_view text) { return Render(text, Json::object()).status().ToString(); };
+  const auto message = [](std::string_view text) {
+    return Render(text, Json::object()).status().ToString();
+  };
   EXPECT_NE(message("a\n{{ b }}\n{% for %}").find("line 3"), std::string::npos);
   EXPECT_NE(message("a\n\n{# no end").find("line 3"), std::string::npos);
-  EXPECT_NE(message("{% if a %}\n{{ '\n' ~ \n\n 1 / 0 }}{% endif %}").find("line 5"), std::string::npos);
-  EXPECT_NE(message("{% macro f() %}\n{{ 1 + none }}{% endmacro %}\n\n{{ f() }}").find("line 2"), std::string::npos);
+  EXPECT_NE(message("{% if 1 %}\n{{ '\n' ~ \n\n 1 / 0 }}{% endif %}").find("line 5"),
+            std::string::npos);
+  EXPECT_NE(message("{% macro f() %}\n{{ 1 + none }}{% endmacro %}\n\n{{ f() }}").find("line 2"),
+            std::string::npos);
   EXPECT_NE(message("\n{% if a %}\n").find("endif"), std::string::npos);
-  EXPECT_NE(message("\n\n{{ a | nosuch }}").find("line 3: no filter named 'nosuch'"), std::string::npos);
+  EXPECT_NE(message("\n\n{{ a | nosuch }}").find("line 3: no filter named 'nosuch'"),
+            std::string::npos);
   EXPECT_NE(message("\xFF").find("not UTF-8"), std::string::npos);
 }
 
 TEST(Jinja, WhatIsNotSupportedIsRefusedByName) {
-  for (const char* tag : {"block x", "extends 'x'", "include 'x'", "import 'x' as y", "autoescape true"}) {
+  for (const char* tag :
+       {"block x", "extends 'x'", "include 'x'", "import 'x' as y", "autoescape true"}) {
     const std::string name(tag, std::string_view(tag).find(' '));
     const std::string error = Render(Concat("{% ", tag, " %}"), Json::object()).status().ToString();
     EXPECT_NE(error.find("'" + name + "' is not supported"), std::string::npos) << error;
   }
-  EXPECT_NE(Render("{{ 'a'.encode() }}", Json::object()).status().ToString().find("'encode' is not supported"), std::string::npos);
-  EXPECT_NE(Render("{{ 9223372036854775807 + 1 }}", Json::object()).status().ToString().find("64 bits"), std::string::npos);
+  EXPECT_NE(Render("{{ 'a'.encode() }}", Json::object())
+                .status()
+                .ToString()
+                .find("'encode' is not supported"),
+            std::string::npos);
+  EXPECT_NE(
+      Render("{{ 9223372036854775807 + 1 }}", Json::object()).status().ToString().find("64 bits"),
+      std::string::npos);
 }
 
 TEST(Jinja, AnyThreadRenders) {
-  const ChatTemplate chat = ChatTemplate::FromText("{% for m in messages %}{{ m.content | upper ~ m | tojson }}{% endfor %}", "", "");
+  const ChatTemplate chat = ChatTemplate::FromText(
+      "{% for m in messages %}{{ m.content | upper ~ m | tojson }}{% endfor %}", "", "");
   const ChatMessage messages[] = {{"user", "hello"}, {"assistant", "there"}};
   const std::string expected = chat.Render(messages, true)->text;
   std::vector<std::thread> threads;
   std::vector<int> wrong(4, 0);
   for (size_t i = 0; i < wrong.size(); ++i) {
     threads.emplace_back([&, i] {
-      for (int n = 0; n < 200; ++n) wrong[i] += chat.Render(messages, true)->text == expected ? 0 : 1;
+      for (int n = 0; n < 200; ++n)
+        wrong[i] += chat.Render(messages, true)->text == expected ? 0 : 1;
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -89,28 +103,41 @@ const char* const kHandling[] = {
     "{{ c }}",
     "{{ c.strip() }}{{ c | trim }}{{ c.lstrip('x') }}{{ c.rstrip() }}",
     "{{ c | replace('q', 'r') }}{{ c.replace('', '') }}{{ c.replace('|', '|') }}",
-    "{{ c | upper | lower }}{{ c.upper().lower() }}{{ c.title().swapcase() }}{{ c | capitalize }}{{ c | title }}",
+    "{{ c | upper | lower }}{{ c.upper().lower() }}{{ c.title().swapcase() }}{{ c | capitalize "
+    "}}{{ c | title }}",
     "{{ c ~ c }}{{ c + c }}{{ c * 2 }}{{ '' ~ c }}",
-    "{{ c[:] }}{{ c[1:] }}{{ c[:-1] }}{{ c[::-1][::-1] }}{{ c[0] ~ c[1:] }}{{ (c | list)[1:] | join }}",
+    "{{ c[:] }}{{ c[1:] }}{{ c[:-1] }}{{ c[::-1][::-1] }}{{ c[0] ~ c[1:] }}{{ (c | list)[1:] | "
+    "join }}",
     "{{ '<' ~ c[1:] }}{{ c[:-1] ~ '>' }}{{ c[:2] ~ c[2:] }}",
-    "{{ c | tojson }}{{ [c] | tojson(indent=1) }}{{ {c: c} | tojson(sort_keys=true) }}{{ c | tojson(separators=(c, c)) }}",
+    "{{ c | tojson }}{{ [c] | tojson(indent=1) }}{{ {c: c} | tojson(sort_keys=true) }}{{ c | "
+    "tojson(separators=(c, c)) }}",
     "{{ [c] }}{{ {'a': c} }}{{ {c: 1} }}{{ (c, c) }}{{ {c: c}.items() }}{{ namespace(a=c) }}",
-    "{{ '%s' % c }}{{ '%r|%5s' % (c, c) }}{{ '{} {0!r:>3}'.replace('0', '').format(c, c) }}{{ c | format }}",
-    "{{ c.split('|') | join('|') }}{{ c.split() | join(' ') }}{{ c.rsplit('|', 1) | join('|') }}{{ c.splitlines() | join }}",
-    "{{ c.partition('|') | join }}{{ c.removeprefix('x') }}{{ c.center(60) }}{{ c.ljust(60, '<') }}{{ c.zfill(60) }}",
-    "{{ c | indent }}{{ c | indent(2, true) }}{{ c | truncate(200) }}{{ c | safe }}{{ c | string }}{{ c.expandtabs() }}",
+    "{{ '%s' % c }}{{ '%r|%5s' % (c, c) }}{{ '{} {0!r:>3}'.replace('0', '').format(c, c) }}{{ c | "
+    "format }}",
+    "{{ c.split('|') | join('|') }}{{ c.split() | join(' ') }}{{ c.rsplit('|', 1) | join('|') }}{{ "
+    "c.splitlines() | join }}",
+    "{{ c.partition('|') | join }}{{ c.removeprefix('x') }}{{ c.center(60) }}{{ c.ljust(60, '<') "
+    "}}{{ c.zfill(60) }}",
+    "{{ c | indent }}{{ c | indent(2, true) }}{{ c | truncate(200) }}{{ c | safe }}{{ c | string "
+    "}}{{ c.expandtabs() }}",
     "{{ c | e | replace('&lt;', '<') | replace('&gt;', '>') }}",
-    "{{ c | list | join }}{{ c | reverse | reverse }}{{ c | list | reverse | list | reverse | join }}",
-    "{{ [c, c] | join(c) }}{{ c.join(['a', 'b']) }}{{ [c] | map('upper') | map('lower') | join }}{{ [c] | first }}{{ [c] | sort | last }}",
+    "{{ c | list | join }}{{ c | reverse | reverse }}{{ c | list | reverse | list | reverse | join "
+    "}}",
+    "{{ [c, c] | join(c) }}{{ c.join(['a', 'b']) }}{{ [c] | map('upper') | map('lower') | join "
+    "}}{{ [c] | first }}{{ [c] | sort | last }}",
     "{% set x %}a{{ c }}b{% endset %}{{ x }}{{ x | upper | lower }}",
     "{% filter trim | replace('q', 'r') %} {{ c }} {% endfilter %}",
     "{% macro m(a, b=c) %}{{ a }}{{ b }}{% endmacro %}{{ m(c) }}{{ m(c) | upper | lower }}",
     "{% macro m() %}{{ caller(c) }}{% endmacro %}{% call(y) m() %}{{ y }}{% endcall %}",
     "{% generation %}{{ c }}{% endgeneration %}",
-    "{% for x in c %}{{ x }}{% endfor %}{% for k in {c: 1} %}{{ k }}{% endfor %}{% for k, v in {c: c} | items %}{{ k ~ v }}{% endfor %}",
-    "{% set ns = namespace(all='') %}{% for x in c %}{% set ns.all = ns.all ~ x %}{% endfor %}{{ ns.all }}",
-    "{{ x | default(c) }}{{ c if c else 1 }}{{ c or 1 }}{{ c and c }}{{ [c] | unique | list }}{{ [[c]] | sum(start=[]) }}",
-    "{{ ([c] | groupby(0))[0][1] }}{{ [c] | batch(2, c) | list }}{{ [{'a': c}] | map(attribute='a') | join }}",
+    "{% for x in c %}{{ x }}{% endfor %}{% for k in {c: 1} %}{{ k }}{% endfor %}{% for k, v in {c: "
+    "c} | items %}{{ k ~ v }}{% endfor %}",
+    "{% set ns = namespace(all='') %}{% for x in c %}{% set ns.all = ns.all ~ x %}{% endfor %}{{ "
+    "ns.all }}",
+    "{{ x | default(c) }}{{ c if c else 1 }}{{ c or 1 }}{{ c and c }}{{ [c] | unique | list }}{{ "
+    "[[c]] | sum(start=[]) }}",
+    "{{ ([c] | groupby(0))[0][1] }}{{ [c] | batch(2, c) | list }}{{ [{'a': c}] | "
+    "map(attribute='a') | join }}",
     "{{ '%c%c' % (60, 124) }}{{ '%c' % 60 ~ '|end|>' }}{{ '{:c}'.format(60) ~ '|end|>' }}",
     "{{ strftime_now(c) }}{{ joiner(c)() ~ c }}{{ cycler(c).next() }}",
 };
@@ -136,7 +163,8 @@ TEST(JinjaMarks, TextOfTheRequestNeverBecomesAControlToken) {
           if ((*tokenizer)->IsSpecial(id)) found.push_back((*tokenizer)->IdToToken(id));
         }
         // The template's own, and no others.
-        EXPECT_EQ(found, (std::vector<std::string>{"<|user|>", "<|end|>"})) << handling << "\n" << rendered->text;
+        EXPECT_EQ(found, (std::vector<std::string>{"<|user|>", "<|end|>"})) << handling << "\n"
+                                                                            << rendered->text;
       }
     }
   }
@@ -153,7 +181,8 @@ TEST(JinjaMarks, AreExact) {
       const std::string part = rendered->text.substr(at, length);
       at += length;
       if (!is_template) continue;
-      for (char c : part) EXPECT_LT(static_cast<unsigned char>(c), 0x80) << handling << ": " << rendered->text;
+      for (char c : part)
+        EXPECT_LT(static_cast<unsigned char>(c), 0x80) << handling << ": " << rendered->text;
     }
     ASSERT_EQ(at, rendered->text.size());
     ASSERT_GE(rendered->segments.size(), 1u);
@@ -197,22 +226,49 @@ struct Hostile {
 
 std::vector<Hostile> HostileTemplates() {
   return {
-      {"doubling", "{% set ns = namespace(x='a' * 1000) %}{% for i in range(100) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}"},
-      {"doubling by set blocks", "{% set ns = namespace(x='a' * 1000) %}{% for i in range(100) %}{% set y %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = y %}{% endfor %}"},
-      {"doubling by join", "{% set ns = namespace(x='a' * 1000) %}{% for i in range(100) %}{% set ns.x = [ns.x, ns.x] | join(ns.x) %}{% endfor %}"},
-      {"doubling by format", "{% set ns = namespace(x='a' * 1000) %}{% for i in range(100) %}{% set ns.x = '%s%s' % (ns.x, ns.x) %}{% endfor %}"},
-      {"doubling lists", "{% set ns = namespace(x=[1]) %}{% for i in range(100) %}{% set ns.x = ns.x + ns.x %}{% endfor %}"},
-      {"printing what shares", "{% set ns = namespace(x=['a']) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}"},
-      {"tojson of what shares", "{% set ns = namespace(x=['a' * 100]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x | tojson }}"},
-      {"comparing what shares", "{% set a = namespace(x=['a'], y=['a']) %}{% for i in range(60) %}{% set a.x = [a.x, a.x] %}{% set a.y = [a.y, a.y] %}{% endfor %}{{ a.x == a.y }}"},
+      {"doubling",
+       "{% set ns = namespace(x='a' * 1000) %}{% for i in range(100) %}{% set ns.x = ns.x ~ ns.x "
+       "%}{% endfor %}"},
+      {"doubling by set blocks",
+       "{% set ns = namespace(x='a' * 1000) %}{% for i in range(100) %}{% set y %}{{ ns.x }}{{ "
+       "ns.x }}{% endset %}{% set ns.x = y %}{% endfor %}"},
+      {"doubling by join",
+       "{% set ns = namespace(x='a' * 1000) %}{% for i in range(100) %}{% set ns.x = [ns.x, ns.x] "
+       "| join(ns.x) %}{% endfor %}"},
+      {"doubling by format",
+       "{% set ns = namespace(x='a' * 1000) %}{% for i in range(100) %}{% set ns.x = '%s%s' % "
+       "(ns.x, ns.x) %}{% endfor %}"},
+      {"doubling lists",
+       "{% set ns = namespace(x=[1]) %}{% for i in range(100) %}{% set ns.x = ns.x + ns.x %}{% "
+       "endfor %}"},
+      {"printing what shares",
+       "{% set ns = namespace(x=['a']) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% "
+       "endfor %}{{ ns.x }}"},
+      {"tojson of what shares",
+       "{% set ns = namespace(x=['a' * 100]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] "
+       "%}{% endfor %}{{ ns.x | tojson }}"},
+      {"comparing what shares",
+       "{% set a = namespace(x=['a'], y=['a']) %}{% for i in range(60) %}{% set a.x = [a.x, a.x] "
+       "%}{% set a.y = [a.y, a.y] %}{% endfor %}{{ a.x == a.y }}"},
       {"a macro without end", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"},
-      {"macros that branch", "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(100) }}"},
+      {"macros that branch",
+       "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(100) "
+       "}}"},
       {"a loop that calls itself", "{% for i in [1] recursive %}{{ loop([i]) }}{% endfor %}"},
-      {"nested ranges", "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"},
-      {"a deep list", "{% set ns = namespace(x=[]) %}{% for i in range(50000) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x }}"},
-      {"a deep list to JSON", "{% set ns = namespace(x=[]) %}{% for i in range(50000) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x | tojson }}"},
-      {"deep lists compared", "{% set a = namespace(x=[], y=[]) %}{% for i in range(50000) %}{% set a.x = [a.x] %}{% set a.y = [a.y] %}{% endfor %}{{ a.x == a.y }}"},
-      {"a deep key", "{% set ns = namespace(x=()) %}{% for i in range(50000) %}{% set ns.x = (ns.x,) %}{% endfor %}{{ {ns.x: 1} }}"},
+      {"nested ranges",
+       "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"},
+      {"a deep list",
+       "{% set ns = namespace(x=[]) %}{% for i in range(50000) %}{% set ns.x = [ns.x] %}{% endfor "
+       "%}{{ ns.x }}"},
+      {"a deep list to JSON",
+       "{% set ns = namespace(x=[]) %}{% for i in range(50000) %}{% set ns.x = [ns.x] %}{% endfor "
+       "%}{{ ns.x | tojson }}"},
+      {"deep lists compared",
+       "{% set a = namespace(x=[], y=[]) %}{% for i in range(50000) %}{% set a.x = [a.x] %}{% set "
+       "a.y = [a.y] %}{% endfor %}{{ a.x == a.y }}"},
+      {"a deep key",
+       "{% set ns = namespace(x=()) %}{% for i in range(50000) %}{% set ns.x = (ns.x,) %}{% endfor "
+       "%}{{ {ns.x: 1} }}"},
       {"quadratic replace", "{{ ('a' * 1000000) | replace('a', 'b' * 1000000) }}"},
       {"replace of nothing", "{{ ('a' * 1000000) | replace('', 'b' * 1000000) }}"},
       {"a long string", "{{ 'a' * 1000000000000 }}"},
@@ -226,13 +282,21 @@ std::vector<Hostile> HostileTemplates() {
       {"a wide center", "{{ 'a'.center(1000000000000) }}"},
       {"a long batch", "{{ [1] | batch(1000000000000, 2) | list }}"},
       {"many slices", "{{ [1] | slice(1000000000000) | list }}"},
-      {"many parts", "{% set x = ('a ' * 1000000) %}{% for i in range(100) %}{% set y = x.split() %}{% endfor %}"},
+      {"many parts",
+       "{% set x = ('a ' * 1000000) %}{% for i in range(100) %}{% set y = x.split() %}{% endfor "
+       "%}"},
       {"a power", "{{ 10 ** 1000000 }}"},
       {"much output", "{% set x = 'a' * 1000000 %}{% for i in range(100000) %}{{ x }}{% endfor %}"},
-      {"nested captures", Times("{% set y %}", 90) + "{{ 'a' * 20000000 }}{{ 'a' * 20000000 }}" + Times("{{ 'a' * 20000000 }}{% endset %}", 90)},
-      {"many searches", "{% set x = 'a' * 1000000 %}{% for i in range(100000) %}{{ x.find('b') }}{% endfor %}"},
-      {"much sorting", "{% set x = range(100000) | list %}{% for i in range(1000) %}{% set y = x | sort(reverse=true) %}{% endfor %}"},
-      {"many objects", "{% set ns = namespace(x=[]) %}{% for i in range(100000) %}{% for j in range(100000) %}{% set y = {'a': [1]} %}{% endfor %}{% endfor %}"},
+      {"nested captures", Times("{% set y %}", 90) + "{{ 'a' * 20000000 }}{{ 'a' * 20000000 }}" +
+                              Times("{{ 'a' * 20000000 }}{% endset %}", 90)},
+      {"many searches",
+       "{% set x = 'a' * 1000000 %}{% for i in range(100000) %}{{ x.find('b') }}{% endfor %}"},
+      {"much sorting",
+       "{% set x = range(100000) | list %}{% for i in range(1000) %}{% set y = x | "
+       "sort(reverse=true) %}{% endfor %}"},
+      {"many objects",
+       "{% set ns = namespace(x=[]) %}{% for i in range(100000) %}{% for j in range(100000) %}{% "
+       "set y = {'a': [1]} %}{% endfor %}{% endfor %}"},
       {"open brackets", "{{ " + Times("(", 100000)},
       {"open lists", "{{ " + Times("[", 100000)},
       {"open dicts", "{{ " + Times("{1:", 100000)},
@@ -254,12 +318,15 @@ TEST(JinjaLimits, HostileTemplatesEndSoonInBoundedMemory) {
   for (const Hostile& hostile : HostileTemplates()) {
     const int64_t before = PeakBytes();
     const auto start = std::chrono::steady_clock::now();
-    const absl::Status status = Render(hostile.text, Json::object()).status();
+    jinja::Limits limits;
+    limits.time_max = std::chrono::milliseconds(200);
+    const absl::Status status = Render(hostile.text, Json::object(), limits).status();
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
     EXPECT_FALSE(status.ok()) << hostile.name;
-    EXPECT_NE(status.ToString().find("line 1: "), std::string::npos) << hostile.name << ": " << status;
+    EXPECT_NE(status.ToString().find("line 1: "), std::string::npos)
+        << hostile.name << ": " << status;
     EXPECT_LT(status.message().size(), 300u) << hostile.name;
-    // One second is the limit; the rest is for a busy machine.
+    // The rest beyond the limit is for a busy machine.
     EXPECT_LT(seconds.count(), 10) << hostile.name;
 #ifndef __SANITIZE_ADDRESS__
     EXPECT_LT(PeakBytes() - before, int64_t{800} << 20) << hostile.name;
@@ -275,17 +342,21 @@ TEST(JinjaLimits, EachNamesItself) {
     set(&limits);
     return Render(text, Json::object(), limits).status();
   };
-  const absl::Status steps = with("\n{% for i in range(1000) %}{% endfor %}", [](auto* l) { l->steps_max = 100; });
+  const absl::Status steps =
+      with("\n{% for i in range(1000) %}{% endfor %}", [](auto* l) { l->steps_max = 100; });
   EXPECT_EQ(steps.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(steps.message(), "chat template, line 2: the limit of 100 steps is reached");
   const absl::Status depth = with("{{ [[[[[1]]]]] }}", [](auto* l) { l->depth_max = 4; });
   EXPECT_EQ(depth.message(), "chat template, line 1: the limit of 4 levels of nesting is reached");
   const absl::Status output = with("\n\n{{ 'a' * 11 }}", [](auto* l) { l->output_bytes_max = 10; });
   EXPECT_EQ(output.message(), "chat template, line 3: the limit of 10 bytes of output is reached");
-  const absl::Status memory = with("{{ 'a' * 100000 }}", [](auto* l) { l->memory_bytes_max = 50000; });
-  EXPECT_EQ(memory.message(), "chat template, line 1: the limit of 50000 bytes of memory is reached");
-  const absl::Status time = with("{% for i in range(100000) %}{% for i in range(9) %}{% endfor %}{% endfor %}",
-                                 [](auto* l) { l->time_max = std::chrono::milliseconds(0); });
+  const absl::Status memory =
+      with("{{ 'a' * 100000 }}", [](auto* l) { l->memory_bytes_max = 50000; });
+  EXPECT_EQ(memory.message(),
+            "chat template, line 1: the limit of 50000 bytes of memory is reached");
+  const absl::Status time =
+      with("{% for i in range(100000) %}{% for i in range(9) %}{% endfor %}{% endfor %}",
+           [](auto* l) { l->time_max = std::chrono::milliseconds(0); });
   EXPECT_EQ(time.message(), "chat template, line 1: the limit of 0 ms of time is reached");
 }
 
@@ -293,7 +364,8 @@ TEST(JinjaLimits, RequestsAreBoundedToo) {
   Json deep = 1;
   for (int i = 0; i < 200; ++i) deep = Json::array({deep});
   EXPECT_EQ(Render("x", {{"a", deep}}).status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(Render("x", {{"a", uint64_t{1} << 63}}).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Render("x", {{"a", uint64_t{1} << 63}}).status().code(),
+            absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(Render("x", {{"messages", 1}}).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(Render("x", {{"a", "\xFF"}}).status().code(), absl::StatusCode::kInvalidArgument);
 }
