@@ -297,6 +297,11 @@ class Routes(unittest.TestCase):
             self.assertEqual(ask(self.server, "GET", "/health", connection=connection)[0], 200)
             # An error of the request is none of the connection.
             self.assertEqual(ask(self.server, "POST", "/v1/completions", {}, connection=connection)[0], 400)
+            local = connection.sock.getsockname()
+            status, headers, _ = ask(self.server, "GET", "/no/such/route", connection=connection)
+            self.assertEqual((status, headers["Connection"]), (404, "keep-alive"))
+            self.assertEqual(ask(self.server, "GET", "/health", connection=connection)[0], 200)
+            self.assertEqual(connection.sock.getsockname(), local)
         connection.close()
 
     def test_pipelined_requests_are_answered_in_order(self):
