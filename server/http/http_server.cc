@@ -309,6 +309,7 @@ Task<> Connection::Serve() {
   socket_.set_option(tcp::no_delay(true), ignored);
   socket_.set_option(asio::socket_base::send_buffer_size(kSendBufferBytes), ignored);
   socket_.non_blocking(true, ignored);
+  SetIdle(true);  // who does not finish its handshake makes room, too
   const bool shaken = co_await Handshake();
   if (shaken) {
     asio::co_spawn(io_.context, Receive(), asio::detached);
@@ -348,7 +349,8 @@ Task<bool> Connection::ServeOne() {
   NoDeadline();
   if (in_ended_ && !refusal.has_value() && !parser.is_done()) co_return false;
   const bool http10 = parser.is_header_done() && parser.get().version() < 11;
-  const bool complete = parser.is_done() && !refusal.has_value();
+  // Also where it is refused: a request without a body ends with its head.
+  const bool complete = parser.is_done();
   const bool keep_alive = complete && parser.keep_alive();
   const bool head_only = request.method == "HEAD";
   std::unique_ptr<HttpExchange> exchange =

@@ -297,6 +297,11 @@ class Routes(unittest.TestCase):
             self.assertEqual(ask(self.server, "GET", "/health", connection=connection)[0], 200)
             # An error of the request is none of the connection.
             self.assertEqual(ask(self.server, "POST", "/v1/completions", {}, connection=connection)[0], 400)
+            local = connection.sock.getsockname()
+            status, headers, _ = ask(self.server, "GET", "/no/such/route", connection=connection)
+            self.assertEqual((status, headers["Connection"]), (404, "keep-alive"))
+            self.assertEqual(ask(self.server, "GET", "/health", connection=connection)[0], 200)
+            self.assertEqual(connection.sock.getsockname(), local)
         connection.close()
 
     def test_pipelined_requests_are_answered_in_order(self):
@@ -424,7 +429,7 @@ class Hostile(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        cls.server = Server("--http-read-timeout", "2s", "--slow-reader-timeout", "2s", "--http-ping-interval", "50ms")
+        cls.server = Server("--http-read-timeout", "2s", "--slow-reader-timeout", "2s", "--http-ping-interval", "20ms")
         cls.addClassCleanup(cls.server.close)
 
     def tearDown(self):
@@ -498,7 +503,7 @@ class Hostile(unittest.TestCase):
                 connection.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Length: 50\r\n\r\n{\"prompt\"")
 
     def test_pings_keep_a_waiting_stream_open(self):
-        prompt = "word " * 25000
+        prompt = "word " * 4000
         connection = connect(self.server)
         connection.request("POST", "/v1/completions", json.dumps(counting(prompt, 1, stream=True)))
         text = connection.getresponse().read().decode()
@@ -525,9 +530,9 @@ class Limits(unittest.TestCase):
 
     def test_overload_is_told_when_to_come_back(self):
         with Server("--queue-requests", 2, "--max-running", 2) as server:
-            body = counting(tokens=2000)
-            with concurrent.futures.ThreadPoolExecutor(40) as pool:
-                answers = list(pool.map(lambda _: post(server, "/v1/completions", body), range(40)))
+            body = counting(tokens=300)
+            with concurrent.futures.ThreadPoolExecutor(30) as pool:
+                answers = list(pool.map(lambda _: post(server, "/v1/completions", body), range(30)))
             refused = [a for a in answers if a[0] == 429]
             self.assertEqual({a[0] for a in answers}, {200, 429})
             for _, headers, body in refused:
@@ -538,7 +543,7 @@ class Limits(unittest.TestCase):
     def test_a_drain_refuses_what_is_new_and_finishes_what_runs(self):
         with Server("--drain-grace", "60s") as server:
             connection = connect(server)
-            connection.request("POST", "/v1/completions", json.dumps(counting(tokens=3000, stream=True)))
+            connection.request("POST", "/v1/completions", json.dumps(counting(tokens=1000, stream=True)))
             response = connection.getresponse()
             first = response.read(1)
             idle = connect(server)

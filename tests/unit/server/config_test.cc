@@ -311,6 +311,23 @@ TEST_F(CheckConfigTest, WhatOnlySlowerTiersHaveIsRefusedWithoutThem) {
   EXPECT_TRUE(CheckConfig(config_).ok()) << CheckConfig(config_);
 }
 
+TEST_F(CheckConfigTest, HttpHasGrpcsRuleAboutTheNetworkAndAPortOfItsOwn) {
+  config_.http = "0.0.0.0:8000";
+  EXPECT_THAT(Error(), HasSubstr("--http 0.0.0.0:8000 can be reached from the network"));
+  config_.insecure = true;
+  EXPECT_TRUE(CheckConfig(config_).ok()) << CheckConfig(config_);
+  config_.insecure = false;
+  config_.tls_cert = config_.tls_key = "/x";
+  EXPECT_TRUE(CheckConfig(config_).ok()) << CheckConfig(config_);
+  config_.http = config_.listen;
+  EXPECT_THAT(Error(), HasSubstr("--http and --listen are both"));
+  config_.http = config_.metrics;
+  EXPECT_THAT(Error(), HasSubstr("--metrics and --http are both"));
+  config_.http = "off";
+  config_.api_keys = "/keys";
+  EXPECT_THAT(Error(), HasSubstr("--api-keys is for HTTP"));
+}
+
 TEST_F(CheckConfigTest, BoundsThatContradictEachOtherAreRefused) {
   config_.max_running = 100;
   config_.step_tokens = 99;

@@ -226,7 +226,9 @@ TEST_F(HttpServerTest, WhatIsTooLargeOrMalformedIsRefusedAndTheConnectionClosed)
     const bool closes = one.status != "200";
     const std::string answer = closes ? client.ReadAll() : client.ReadUntil("\r\n\r\n");
     EXPECT_THAT(answer, StartsWith("HTTP/1.1 " + one.status)) << one.bytes.substr(0, 70);
-    if (closes) EXPECT_THAT(answer, HasSubstr("Connection: close\r\n"));
+    if (closes) {
+      EXPECT_THAT(answer, HasSubstr("Connection: close\r\n"));
+    }
   }
   Socket client(port());
   client.Send("POST /echo HTTP/1.1\r\nContent-Length: 9\r\nExpect: the-impossible\r\n\r\n");

@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "server/status.h"
+#include "tests/unit/server/movable_clock.h"
 
 namespace winnow::server {
 namespace {
@@ -16,7 +17,7 @@ using ::testing::HasSubstr;
 
 class MetricsTest : public ::testing::Test {
  protected:
-  engine::SteadyClock clock_;
+  MovableClock clock_;
   Metrics metrics_{{"1.2.3",
                     "needle",
                     "bf16",
@@ -24,7 +25,8 @@ class MetricsTest : public ::testing::Test {
                     "cpu (avx2)",
                     4096,
                     {{"lsh:128", 640}, {"int4", 99}},
-                    2560},
+                    2560,
+                    64},
                    clock_};
 };
 
@@ -178,6 +180,38 @@ TEST_F(MetricsTest, ListensOnAFreePortAndRefusesATakenOne) {
   Metrics other({}, clock_);
   EXPECT_EQ(other.Listen("127.0.0.1:" + std::to_string(*port)).status().code(),
             absl::StatusCode::kUnavailable);
+}
+
+TEST_F(MetricsTest, RoutersFindTheirNames) {
+  const std::string text = metrics_.Text();
+  for (const char* line : {"vllm:num_requests_waiting{model_name=\"needle\"} 0",
+                           "vllm:num_requests_running{model_name=\"needle\"} 0",
+                           "vllm:kv_cache_usage_perc{model_name=\"needle\"} 0",
+                           "vllm:cache_config_info{block_size=\"64\",num_gpu_blocks=\"0\"} 1",
+                           "vllm:lora_requests_info{max_lora=\"0\""}) {
+    EXPECT_THAT(text, HasSubstr(std::string("\n") + line)) << line;
+  }
+}
+
+TEST_F(MetricsTest, ThePageHasTheSameSeriesAndOldHistograms) {
+  const auto names = [](const std::string& text) {
+    std::set<std::string> out;
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) {
+      if (!line.starts_with('#')) out.insert(line.substr(0, line.rfind(' ')));
+    }
+    return out;
+  };
+  HttpCounts counts;
+  metrics_.SetHttp([&counts] { return counts; });
+  const std::string before = metrics_.Page();
+  EXPECT_EQ(names(before), names(metrics_.Text()));
+  metrics_.OnFirstToken({}, std::chrono::milliseconds(3));
+  counts.connections = 7;
+  EXPECT_THAT(metrics_.Page(), HasSubstr("winnow_time_to_first_token_seconds_count 0"));
+  EXPECT_THAT(metrics_.Page(), HasSubstr("winnow_http_connections 7"));
+  clock_.Advance(std::chrono::seconds(2));
+  EXPECT_THAT(metrics_.Page(), HasSubstr("winnow_time_to_first_token_seconds_count 1"));
 }
 
 }  // namespace
