@@ -4,9 +4,12 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <optional>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/status/status.h"
+#include "engine/model/finite_weights.h"
 #include "engine/status_macros.h"
 #include "fmt/format.h"
 #include "kernels/check.h"
@@ -483,8 +486,15 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(const ModelConfig& conf
   return decoder;
 }
 
+absl::Status Decoder::CheckFinite(const HostMatrix& values, const void* tensor) {
+  const std::optional<int64_t> index = FindNonFinite(values);
+  if (!index.has_value()) return absl::OkStatus();
+  return NonFiniteError(config_, *packing_, tensor, values, *index);
+}
+
 absl::StatusOr<std::unique_ptr<PackedMatrix>> Decoder::Pack(std::span<const HostMatrix> parts,
                                                             const char* what) {
+  for (const HostMatrix& part : parts) WINNOW_RETURN_IF_ERROR(CheckFinite(part, part.data));
   std::unique_ptr<PackedMatrix> packed = backend_.Pack(parts, options_.compute);
   if (packed == nullptr) {
     int64_t values = 0;
@@ -505,6 +515,9 @@ absl::StatusOr<Buffer> Decoder::Widen(std::span<const HostMatrix> parts, const c
     for (int64_t i = 0; i < part.rows * part.cols; ++i) {
       values.push_back(kernels::ElementAt(part.data, part.dtype, i));
     }
+    const int64_t count = part.rows * part.cols;
+    const HostMatrix widened{values.data() + values.size() - count, DType::kF32, 1, count};
+    WINNOW_RETURN_IF_ERROR(CheckFinite(widened, part.data));
   }
   if (values.empty()) return Buffer();
   const size_t size_bytes = values.size() * sizeof(float);
@@ -520,9 +533,16 @@ absl::StatusOr<Buffer> Decoder::Widen(std::span<const HostMatrix> parts, const c
 
 absl::Status Decoder::PackWeights(const Weights& weights) {
   WINNOW_CHECK(static_cast<int32_t>(weights.layers.size()) == config_.num_layers);
+  packing_ = &weights;
+  const absl::Cleanup done = [this] { packing_ = nullptr; };
   embedding_ = weights.embedding;
+  // A tied one is checked where it is packed, as the output embedding.
+  if (embedding_.data != weights.lm_head.data) {
+    WINNOW_RETURN_IF_ERROR(CheckFinite(embedding_, embedding_.data));
+  }
   layers_.resize(weights.layers.size());
   for (size_t i = 0; i < layers_.size(); ++i) {
+    if (options_.on_packing) options_.on_packing(i, layers_.size());
     const LayerWeights& from = weights.layers[i];
     Layer& to = layers_[i];
     WINNOW_ASSIGN_OR_RETURN(to.attention_norm, Widen({{from.attention_norm}}, "a norm"));

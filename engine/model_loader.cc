@@ -4,6 +4,7 @@
 
 #include "absl/status/status.h"
 #include "engine/model/model_fingerprint.h"
+#include "engine/model/vocabulary_fit.h"
 #include "engine/status_macros.h"
 #include "fmt/format.h"
 
@@ -42,12 +43,11 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& model_
   WINNOW_ASSIGN_OR_RETURN(DecoderOptions decoder_options, ResolveDecoderOptions(config, options));
   WINNOW_ASSIGN_OR_RETURN(Weights weights, LoadWeights(model_dir, config));
   WINNOW_ASSIGN_OR_RETURN(std::unique_ptr<Tokenizer> tokenizer, Tokenizer::Load(model_dir));
-  if (tokenizer->vocab_size() > config.vocab_size) {
-    return absl::InvalidArgumentError(
-        fmt::format("{}/tokenizer.json: has ids up to {}, but config.json's vocab_size is {}",
-                    model_dir, tokenizer->vocab_size() - 1, config.vocab_size));
-  }
+  WINNOW_RETURN_IF_ERROR(CheckVocabularyFits(tokenizer->vocab_size(), config.vocab_size,
+                                             model_dir + "/tokenizer.json"));
   WINNOW_ASSIGN_OR_RETURN(ChatTemplate chat_template, ChatTemplate::Load(model_dir));
+  if (options.on_opened) options.on_opened(config, weights, *tokenizer);
+  decoder_options.on_packing = options.on_packing;
   if (backend == nullptr) {
     WINNOW_ASSIGN_OR_RETURN(backend, MakeBackend(options));
   }

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "engine/concat.h"
+#include "engine/json_file.h"
 #include "engine/model/model_fingerprint.h"
 #include "engine/status_macros.h"
 #include "fmt/format.h"
@@ -62,6 +63,7 @@ absl::StatusOr<std::string> FindArtifact(const std::string& model_dir, const std
   if (flag == "none") return std::string();
   if (!flag.empty()) return flag;
   const std::string path = model_dir + "/" + kArtifactFile;
+  WINNOW_RETURN_IF_ERROR(CheckLink(path));
   std::error_code error;
   const bool there = std::filesystem::exists(path, error);
   if (error) return absl::InvalidArgumentError(Concat(path, ": ", error.message()));

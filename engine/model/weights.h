@@ -51,6 +51,14 @@ struct Weights {
 // nothing is read but headers, and nothing is allocated but their contents.
 absl::StatusOr<Weights> LoadWeights(const std::string& model_dir, const ModelConfig& config);
 
+// What all tensors come to; a tied output embedding counts once.
+struct WeightsSummary {
+  int64_t parameters = 0;
+  int64_t bytes = 0;  // as they lie in the files
+  std::string dtype;  // of most values
+};
+WeightsSummary Summarize(const ModelConfig& config, const Weights& weights);
+
 // A tensor that a configuration calls for.
 struct TensorSpec {
   std::string name;  // "model.layers.0.self_attn.q_proj.weight"
