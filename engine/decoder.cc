@@ -5,9 +5,12 @@
 #include <cmath>
 #include <cstring>
 #include <numeric>
+#include <optional>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/status/status.h"
+#include "engine/model/finite_weights.h"
 #include "engine/status_macros.h"
 #include "fmt/format.h"
 #include "kernels/check.h"
@@ -497,6 +500,22 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(const ModelConfig& conf
   return decoder;
 }
 
+absl::Status Decoder::CheckFinite(const HostMatrix& values, const void* tensor) {
+  const std::optional<int64_t> index = FindNonFinite(values);
+  if (!index.has_value()) return absl::OkStatus();
+  return NonFiniteError(config_, *packing_, tensor, values, *index);
+}
+
+absl::Status Decoder::CheckFiniteRows(const WeightMatrix& matrix) {
+  if (matrix.IsPlain()) return CheckFinite(matrix.host(), matrix.data);
+  std::vector<float> row(matrix.cols);
+  for (int64_t i = 0; i < matrix.rows; ++i) {
+    matrix.WidenRow(i, row.data());
+    WINNOW_RETURN_IF_ERROR(CheckFinite({row.data(), DType::kF32, 1, matrix.cols}, matrix.data));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::unique_ptr<PackedMatrix>> Decoder::Pack(std::span<const WeightMatrix> parts,
                                                             const char* what) {
   // Copies live until their product's weights are packed: memory is bounded by the largest of these.
@@ -504,6 +523,7 @@ absl::StatusOr<std::unique_ptr<PackedMatrix>> Decoder::Pack(std::span<const Weig
   std::vector<HostMatrix> matrices(parts.size());
   for (size_t i = 0; i < parts.size(); ++i) {
     WINNOW_ASSIGN_OR_RETURN(matrices[i], HostMatrixOf(parts[i], options_.compute, &copies[i]));
+    WINNOW_RETURN_IF_ERROR(CheckFinite(matrices[i], parts[i].data));
   }
   std::unique_ptr<PackedMatrix> packed = backend_.Pack(matrices, options_.compute);
   if (packed == nullptr) {
@@ -526,6 +546,9 @@ absl::StatusOr<Buffer> Decoder::Widen(std::span<const WeightMatrix> parts, const
       values.resize(values.size() + part.cols);
       part.WidenRow(row, values.data() + values.size() - part.cols);
     }
+    const int64_t count = part.rows * part.cols;
+    const HostMatrix widened{values.data() + values.size() - count, DType::kF32, 1, count};
+    WINNOW_RETURN_IF_ERROR(CheckFinite(widened, part.data));
   }
   if (values.empty()) return Buffer();
   const size_t size_bytes = values.size() * sizeof(float);
@@ -541,6 +564,8 @@ absl::StatusOr<Buffer> Decoder::Widen(std::span<const WeightMatrix> parts, const
 
 absl::Status Decoder::PackWeights(const Weights& weights) {
   WINNOW_CHECK(static_cast<int32_t>(weights.layers.size()) == config_.num_layers);
+  packing_ = &weights;
+  const absl::Cleanup done = [this] { packing_ = nullptr; };
   embedding_ = weights.embedding;
   if (!embedding_.IsPlain()) {
     embedded_rows_.resize(static_cast<size_t>(options_.max_batch_tokens) * embedding_.cols);
@@ -548,8 +573,12 @@ absl::Status Decoder::PackWeights(const Weights& weights) {
     std::iota(row_numbers_.begin(), row_numbers_.end(), 0);
     scratch_bytes_ += embedded_rows_.size() * sizeof(float);
   }
+  // A tied one is checked where it is packed, as the output embedding.
+  if (embedding_.data != weights.lm_head.data) WINNOW_RETURN_IF_ERROR(CheckFiniteRows(embedding_));
+
   layers_.resize(weights.layers.size());
   for (size_t i = 0; i < layers_.size(); ++i) {
+    if (options_.on_packing) options_.on_packing(i, layers_.size());
     const LayerWeights& from = weights.layers[i];
     Layer& to = layers_[i];
     WINNOW_ASSIGN_OR_RETURN(to.attention_norm, Widen({{from.attention_norm}}, "a norm"));

@@ -54,6 +54,9 @@ struct DecoderOptions {
   int32_t max_batch_logits = 64;    // logits rows of one Forward, at most max_batch_tokens
   int32_t max_context = 0;          // 0: the model's max_position_embeddings
   RetrievalOptions retrieval = {};  // indexes beside the KV pool, and the artifact
+  // Called before the weights of each layer are read and packed, from the thread that does so, with
+  // the number of layers done and of all. Empty: nobody asks.
+  std::function<void(size_t done, size_t total)> on_packing;
 };
 
 // Layers that the default policy leaves dense stay on the device.
@@ -69,7 +72,7 @@ class Decoder final : public Model {
   // are looked up where they lie (quantised ones are widened then). Every other weight is copied: its
   // pages may be released afterwards. InvalidArgument: an option out of range. ResourceExhausted: with bytes asked for
   // and what for, or with those taken where a device's operations are left too few. Unavailable: the
-  // device has failed.
+  // device has failed. InvalidArgument, with the tensor's name: a weight that is NaN or infinite.
   static absl::StatusOr<std::unique_ptr<Decoder>> Create(const ModelConfig& config,
                                                          const Weights& weights,
                                                          kernels::Backend& backend,
@@ -160,6 +163,11 @@ class Decoder final : public Model {
   Decoder(const ModelConfig& config, kernels::Backend& backend, const DecoderOptions& options);
 
   absl::Status PackWeights(const Weights& weights);
+  // InvalidArgument, with the tensor's name, if one of `values`, which come from the weights' view at
+  // `tensor`, is NaN or infinite. REQUIRES: packing_.
+  absl::Status CheckFinite(const kernels::HostMatrix& values, const void* tensor);
+  // The same of a matrix where it lies, quantised or not.
+  absl::Status CheckFiniteRows(const WeightMatrix& matrix);
   absl::Status AllocatePools();
   absl::StatusOr<std::unique_ptr<kernels::PackedMatrix>> Pack(std::span<const WeightMatrix> parts,
                                                               const char* what);
@@ -196,7 +204,8 @@ class Decoder final : public Model {
   std::unique_ptr<RetrievalAttention> retrieval_;
 
   // Weights.
-  WeightMatrix embedding_;  // [vocab][hidden], where it lies in the file
+  const Weights* packing_ = nullptr;  // while weights are packed: for the names of tensors
+  WeightMatrix embedding_;            // [vocab][hidden], where it lies in the file
   // Of an embedding that no backend takes where it lies: the rows of one batch, widened, and 0, 1, 2, ...
   std::vector<float> embedded_rows_;  // [max_batch_tokens][hidden]
   std::vector<int32_t> row_numbers_;  // [max_batch_tokens]

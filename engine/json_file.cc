@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <filesystem>
 
 #include "absl/cleanup/cleanup.h"
 #include "engine/concat.h"
@@ -18,10 +19,24 @@ constexpr int kDepthMax = 64;
 
 }  // namespace
 
+absl::Status CheckLink(const std::string& path) {
+  struct stat info = {};
+  if (stat(path.c_str(), &info) == 0 || errno != ENOENT) return absl::OkStatus();
+  std::error_code error;
+  const std::filesystem::path target = std::filesystem::read_symlink(path, error);
+  if (error) return absl::OkStatus();  // absent, or no link
+  return absl::InvalidArgumentError(
+      Concat(path, ": a link to ", target.string(), ", which does not exist"));
+}
+
 absl::StatusOr<std::string> ReadSmallFile(const std::string& path, size_t max_bytes) {
   // O_NONBLOCK: opening a FIFO must not hang the start.
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) return absl::ErrnoToStatus(errno, path);
+  if (fd < 0) {
+    const int error = errno;
+    WINNOW_RETURN_IF_ERROR(CheckLink(path));
+    return absl::ErrnoToStatus(error, path);
+  }
   const absl::Cleanup closer = [fd] { close(fd); };
 
   struct stat info = {};

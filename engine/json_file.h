@@ -15,8 +15,13 @@
 
 namespace winnow::engine {
 
+// InvalidArgument, with its target, if `path` is a symbolic link that leads nowhere. Such a file is
+// not absent: somebody put it there, and a default in its place would be a silent change.
+absl::Status CheckLink(const std::string& path);
+
 // The whole of a regular file of at most `max_bytes`.
-// NotFound, PermissionDenied: as the system says. InvalidArgument: not a regular file, too large.
+// NotFound, PermissionDenied: as the system says. InvalidArgument: not a regular file, too large, or a
+// link that leads nowhere.
 absl::StatusOr<std::string> ReadSmallFile(const std::string& path, size_t max_bytes);
 
 // `text` as a JSON object; `name` stands for it in errors. InvalidArgument: not JSON (with the byte

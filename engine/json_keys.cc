@@ -30,14 +30,24 @@ void JsonKeys::Fail(absl::StatusCode code, std::string_view key, std::string_vie
 void JsonKeys::Adopt(const absl::Status& status) { status_.Update(status); }
 
 const nlohmann::json* JsonKeys::Find(std::string_view key) const {
+  asked_.emplace(key);
   const auto found = json_.find(std::string(key));
   if (found == json_.end() || found->is_null()) return nullptr;
   return &*found;
 }
 
 bool JsonKeys::IsNull(std::string_view key) const {
+  asked_.emplace(key);
   const auto found = json_.find(std::string(key));
   return found != json_.end() && found->is_null();
+}
+
+std::vector<std::string> JsonKeys::UnaskedKeys() const {
+  std::vector<std::string> keys;
+  for (const auto& [key, value] : json_.items()) {
+    if (!asked_.contains(key)) keys.push_back(key);
+  }
+  return keys;
 }
 
 int64_t JsonKeys::Int(std::string_view key, std::optional<int64_t> absent, int64_t min,

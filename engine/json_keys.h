@@ -8,7 +8,9 @@
 #define WINNOW_ENGINE_JSON_KEYS_H_
 
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -31,6 +33,8 @@ class JsonKeys {
 
   const nlohmann::json* Find(std::string_view key) const;  // nullptr if absent or null
   bool IsNull(std::string_view key) const;                 // there, and null
+  // Keys of the object that nobody has asked for, by any method, in ascending order.
+  std::vector<std::string> UnaskedKeys() const;
 
   // `absent`: the value of an absent key; without it the key is required. A wrong value gives
   // `absent` or zero, and the error.
@@ -45,6 +49,7 @@ class JsonKeys {
  private:
   const nlohmann::json& json_;
   std::string name_, prefix_;
+  mutable std::set<std::string, std::less<>> asked_;
   absl::Status status_;
 };
 

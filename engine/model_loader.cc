@@ -4,6 +4,7 @@
 
 #include "absl/status/status.h"
 #include "engine/model/model_fingerprint.h"
+#include "engine/model/vocabulary_fit.h"
 #include "engine/model_text.h"
 #include "engine/status_macros.h"
 #include "fmt/format.h"
@@ -44,21 +45,20 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& model_
   WINNOW_ASSIGN_OR_RETURN(DecoderOptions decoder_options, ResolveDecoderOptions(config, options));
   WINNOW_ASSIGN_OR_RETURN(Weights weights, LoadWeights(model_path, config));
   WINNOW_ASSIGN_OR_RETURN(std::unique_ptr<Tokenizer> tokenizer, LoadTokenizer(model_path));
-  if (tokenizer->vocab_size() > config.vocab_size) {
-    return absl::InvalidArgumentError(fmt::format(
-        "{}: the tokenizer has ids up to {}, but the model's vocabulary (vocab_size) is {}",
-        model_path, tokenizer->vocab_size() - 1, config.vocab_size));
-  }
+  WINNOW_RETURN_IF_ERROR(
+      CheckVocabularyFits(tokenizer->vocab_size(), config.vocab_size, TokenizerFile(model_path)));
   WINNOW_ASSIGN_OR_RETURN(ChatTemplate chat_template, LoadChatTemplate(model_path));
+  if (options.on_opened) options.on_opened(config, weights, *tokenizer);
+  decoder_options.on_packing = options.on_packing;
   if (backend == nullptr) {
     WINNOW_ASSIGN_OR_RETURN(backend, MakeBackend(options));
   }
   WINNOW_ASSIGN_OR_RETURN(decoder_options.retrieval,
                           ResolveRetrieval(model_path, config, weights, options.retrieval));
   // Before memory is counted and taken: it adds an index, and needs a decoder of its own meanwhile.
-  WINNOW_ASSIGN_OR_RETURN(TransformReport transform,
-                          ResolveTransform(config, weights, *tokenizer, options.retrieval, *backend,
-                                           decoder_options));
+  WINNOW_ASSIGN_OR_RETURN(
+      TransformReport transform,
+      ResolveTransform(config, weights, *tokenizer, options.retrieval, *backend, decoder_options));
   const kernels::KvLayout layout{config.num_kv_heads, config.head_dim, decoder_options.block_tokens,
                                  decoder_options.kv_dtype};
   WINNOW_RETURN_IF_ERROR(CheckMemory(config, decoder_options, *backend,

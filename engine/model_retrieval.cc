@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "engine/concat.h"
+#include "engine/json_file.h"
 #include "engine/model/model_fingerprint.h"
 #include "engine/status_macros.h"
 #include "engine/transform_fit_cache.h"
@@ -83,6 +84,7 @@ absl::StatusOr<std::string> FindArtifact(const std::string& model_path, const st
       IsGgufPath(model_path)
           ? std::filesystem::path(model_path).replace_extension(kArtifactFile).string()
           : model_path + "/" + kArtifactFile;
+  WINNOW_RETURN_IF_ERROR(CheckLink(path));
   std::error_code error;
   const bool there = std::filesystem::exists(path, error);
   if (error) return absl::InvalidArgumentError(Concat(path, ": ", error.message()));

@@ -17,6 +17,10 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::string& mode
   return Tokenizer::Parse(json, Concat(model_path, ": as tokenizer.json"));
 }
 
+std::string TokenizerFile(const std::string& model_path) {
+  return IsGgufPath(model_path) ? model_path : model_path + "/tokenizer.json";
+}
+
 absl::StatusOr<ChatTemplate> LoadChatTemplate(const std::string& model_path) {
   if (!IsGgufPath(model_path)) return ChatTemplate::Load(model_path);
   WINNOW_ASSIGN_OR_RETURN(const std::unique_ptr<GgufFile> file, GgufFile::Open(model_path));

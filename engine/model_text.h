@@ -14,6 +14,9 @@ namespace winnow::engine {
 // Tokenizer::Load of a directory; of a GGUF file, what GgufTokenizerJson makes of it. Errors are theirs.
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::string& model_path);
 
+// The file that its tokenizer is read from, for errors.
+std::string TokenizerFile(const std::string& model_path);
+
 // ChatTemplate::Load of a directory; of a GGUF file, its own template.
 absl::StatusOr<ChatTemplate> LoadChatTemplate(const std::string& model_path);
 

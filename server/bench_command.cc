@@ -494,6 +494,7 @@ void AddBenchCommand(CLI::App& app, int* exit_code) {
   AddJsonFlag(*kernels, *flags);
   kernels->callback([flags, exit_code] { *exit_code = BenchKernels(*flags); });
 
+  AddStartBench(*bench, exit_code);
   AddTierBenches(*bench, exit_code);
 }
 

@@ -34,6 +34,9 @@ inline int FinishBench(const std::string& json_path, const Json& json) {
 
 inline FILE* TableFile(const std::string& json_path) { return json_path == "-" ? stderr : stdout; }
 
+// `bench start` (bench_start_command.cc).
+void AddStartBench(CLI::App& bench, int* exit_code);
+
 // `bench tiers` and `bench resume` (bench_tiers_command.cc).
 void AddTierBenches(CLI::App& bench, int* exit_code);
 

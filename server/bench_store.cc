@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "engine/json_file.h"
+#include "engine/model/vocabulary_fit.h"
 #include "engine/model_loader.h"
 #include "engine/model_retrieval.h"
 #include "engine/model_text.h"
@@ -468,6 +469,8 @@ absl::StatusOr<std::vector<int32_t>> BenchTokens(const StoreBenchFlags& flags, i
   WINNOW_ASSIGN_OR_RETURN(const std::string text, ReadMaybeGzipped(flags.text_path, kTextBytesMax));
   WINNOW_ASSIGN_OR_RETURN(const std::unique_ptr<engine::Tokenizer> tokenizer,
                           engine::LoadTokenizer(flags.model.model_dir));
+  WINNOW_RETURN_IF_ERROR(engine::CheckVocabularyFits(tokenizer->vocab_size(), vocab_size,
+                                                     engine::TokenizerFile(flags.model.model_dir)));
   WINNOW_ASSIGN_OR_RETURN(
       std::vector<int32_t> tokens,
       tokenizer->Encode(text, /*add_special_tokens=*/true, /*parse_special=*/false));

@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
+#include "engine/json_file.h"
 #include "engine/kv_store.h"
 #include "engine/status_macros.h"
 #include "server/strings.h"
@@ -17,6 +18,9 @@
 
 namespace winnow::server {
 namespace {
+
+// All options with their longest values take a few KiB. The parser takes seconds for tens of MB.
+constexpr size_t kConfigFileBytesMax = 1 << 20;
 
 struct FileValue {
   std::string text;
@@ -29,11 +33,12 @@ absl::StatusOr<std::map<std::string, FileValue>> ReadConfigFile(const std::strin
     return absl::InvalidArgumentError(
         mark.is_null() ? Concat(path, ": ", what) : Concat(path, ":", mark.line + 1, ": ", what));
   };
+  const absl::StatusOr<std::string> text = engine::ReadSmallFile(path, kConfigFileBytesMax);
+  if (absl::IsInvalidArgument(text.status())) return text.status();
+  if (!text.ok()) return absl::InvalidArgumentError(Concat(path, ": cannot be read"));
   std::vector<YAML::Node> documents;
   try {
-    documents = YAML::LoadAllFromFile(path);
-  } catch (const YAML::BadFile&) {
-    return absl::InvalidArgumentError(Concat(path, ": cannot be read"));
+    documents = YAML::LoadAll(*text);
   } catch (const YAML::Exception& error) {
     return fail(error.mark, error.msg);
   }

@@ -39,19 +39,32 @@ struct Flags {
   std::string policy;
 };
 
-absl::StatusOr<std::string> ReadFile(const std::string& path) {
-  if (path == "-") {
-    return std::string(std::istreambuf_iterator<char>(std::cin), {});
+// Far more than the longest prompt: a file that does not end must not take all memory.
+constexpr size_t kInputBytesMax = size_t{256} << 20;
+
+absl::StatusOr<std::string> ReadStream(std::istream& in, const std::string& name) {
+  std::string text;
+  std::vector<char> chunk(1 << 20);
+  while (in.read(chunk.data(), static_cast<std::streamsize>(chunk.size())) || in.gcount() > 0) {
+    text.append(chunk.data(), static_cast<size_t>(in.gcount()));
+    if (text.size() > kInputBytesMax) {
+      return absl::InvalidArgumentError(
+          Concat(name, ": more than ", kInputBytesMax, " bytes, which no prompt has"));
+    }
   }
+  if (in.bad()) return absl::NotFoundError(Concat(name, ": cannot be read"));
+  return text;
+}
+
+absl::StatusOr<std::string> ReadFile(const std::string& path) {
+  if (path == "-") return ReadStream(std::cin, "standard input");
   std::error_code error;
   if (std::filesystem::is_directory(path, error)) {  // which opens, and reads as empty
     return absl::InvalidArgumentError(Concat(path, ": is a directory"));
   }
   std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
   if (!file) return absl::NotFoundError(Concat(path, ": cannot be read"));
-  return std::move(text).str();
+  return ReadStream(file, path);
 }
 
 absl::Status ReadChat(const std::string& path, v1::ChatPrompt& chat) {
@@ -301,7 +314,9 @@ int Generate(const Flags& flags) {
   }
   // Beside the answer, not in it.
   if (!flags.json) std::cerr << ReadLine(read_bytes, dense_bytes) << std::flush;
-  return std::cout ? kExitOk : kExitFailure;
+  if (std::cout) return kExitOk;
+  std::cerr << "winnow generate: standard output took no more" << std::endl;
+  return kExitFailure;
 }
 
 }  // namespace

@@ -14,17 +14,13 @@ namespace {
 
 // What CLI11 says about an argument that it does not know is only that there is one: name it, and
 // the flag that was probably meant.
-std::string ExplainExtras(const CLI::App& app) {
-  const CLI::App* command = &app;
-  while (!command->get_subcommands().empty()) command = command->get_subcommands().front();
+std::string ExplainExtras(const CLI::App* command) {
   std::vector<std::string> known;
   for (const CLI::Option* option : command->get_options()) {
     for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
   }
-  if (command == &app) {
-    for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; })) {
-      known.push_back(sub->get_name());
-    }
+  for (const CLI::App* sub : command->get_subcommands([](const CLI::App*) { return true; })) {
+    if (!sub->get_name().empty()) known.push_back(sub->get_name());  // option groups have none
   }
   for (const std::string& argument : command->remaining()) {
     const std::string name = argument.substr(0, argument.find('='));
@@ -54,11 +50,14 @@ int main(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    const CLI::App* command = &app;
+    while (!command->get_subcommands().empty()) command = command->get_subcommands().front();
     // A mistyped command is reported as a missing one.
-    const bool extras = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr ||
-                        (app.get_subcommands().empty() && !app.remaining().empty());
+    const bool extras =
+        dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr ||
+        (command->get_require_subcommand_min() > 0 && !command->remaining().empty());
     std::fprintf(stderr, "winnow: %s\nTry: winnow %s--help\n",
-                 extras ? ExplainExtras(app).c_str() : error.what(),
+                 extras ? ExplainExtras(command).c_str() : error.what(),
                  app.get_subcommands().empty()
                      ? ""
                      : (app.get_subcommands().front()->get_name() + " ").c_str());

@@ -34,6 +34,7 @@
 #include "server/http/api.h"
 #include "server/http/http_server.h"
 #include "server/inference_service.h"
+#include "server/loading_log.h"
 #include "server/log.h"
 #include "server/metrics.h"
 #include "server/signals.h"
@@ -389,6 +390,17 @@ struct FrontEnds {
   }
 };
 
+// Whether an error of loading is an option's fault and not the model's: these begin with the option's
+// name, the others with a file's.
+bool NamesAnOption(const absl::Status& status) {
+  const std::string_view message = ToStd(status.message());
+  const std::vector<ServeOption>& options = ServeOptions();
+  return absl::IsInvalidArgument(status) &&
+         std::any_of(options.begin(), options.end(), [&message](const ServeOption& option) {
+           return message.starts_with(Concat(option.yaml(), ": "));
+         });
+}
+
 int Fail(Log& log, std::string_view event, const absl::Status& status, int exit_code) {
   log.Event(LogLevel::kError, event,
             {{"status", StatusCodeName(status.code())}, {"message", ToStd(status.message())}});
@@ -472,12 +484,23 @@ int RunServer(const ServeConfig& config) {
   auto keys = LoadKeys(config, log, clock);
   if (!keys.ok()) return Fail(log, "config_error", keys.status(), kExitUsage);
   std::optional<WhileLoading> loading(std::in_place, log, signals);
-  const engine::ModelOptions options = ModelOptionsOf(config, log);
+  engine::ModelOptions options = ModelOptionsOf(config, log);
+  options.on_opened = [&log](const engine::ModelConfig& model_config,
+                             const engine::Weights& weights, const engine::Tokenizer& tokenizer) {
+    LogModel(log, model_config, weights, tokenizer);
+  };
+  LoadingProgress progress(log, clock, isatty(STDERR_FILENO) != 0);
+  options.on_packing = [&progress](size_t done, size_t total) { progress.Update(done, total); };
   auto backend_or = engine::MakeBackend(options);
   if (!backend_or.ok()) return Fail(log, "device_error", backend_or.status(), kExitUsage);
   auto model_or = engine::LoadModel(config.model, options, *std::move(backend_or));
   loading.reset();
-  if (!model_or.ok()) return Fail(log, "model_error", model_or.status(), kExitModel);
+  if (!model_or.ok()) {
+    if (NamesAnOption(model_or.status())) {
+      return Fail(log, "config_error", model_or.status(), kExitUsage);
+    }
+    return Fail(log, "model_error", model_or.status(), kExitModel);
+  }
   engine::LoadedModel& model = **model_or;
   auto limits = LimitsOf(config, model);
   if (!limits.ok()) return Fail(log, "model_error", limits.status(), kExitModel);

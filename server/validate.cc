@@ -1,8 +1,10 @@
 #include "server/validate.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <limits>
+#include <string>
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -16,11 +18,20 @@
 namespace winnow::server {
 namespace {
 
+// As many digits as tell the value from its neighbours: 100.00001 is not 100.
+template <typename T>
+std::string Digits(T value) {
+  char text[64];
+  const auto [end, error] = std::to_chars(text, text + sizeof(text), value);
+  WINNOW_CHECK(error == std::errc());
+  return std::string(text, end);
+}
+
 // NaN compares false with everything, so the test is for being inside, not outside.
 template <typename T>
 void CheckRange(Violations& violations, std::string_view field, T value, T low, T high) {
   if (!(value >= low && value <= high)) {
-    violations.Add(field, Concat("must be in [", low, ", ", high, "], is ", value));
+    violations.Add(field, Concat("must be in [", low, ", ", high, "], is ", Digits(value)));
   }
 }
 

@@ -334,6 +334,162 @@ std::string FirstGgufFile(const std::string& directory) {
   return first;
 }
 
+// Keys of these families' files that do not change what a forward pass computes: of training, of
+// generation, of the classes that transformers loads, and what its older versions wrote of every
+// model. pretraining_tp only cuts products into parts.
+constexpr std::array<std::string_view, 80> kHarmlessKeys = {
+    "_attn_implementation",
+    "_attn_implementation_autoset",
+    "_commit_hash",
+    "_name_or_path",
+    "add_cross_attention",
+    "attention_dropout",
+    "attn_implementation",
+    "attn_pdrop",
+    "auto_map",
+    "bad_words_ids",
+    "begin_suppress_tokens",
+    "chunk_size_feed_forward",
+    "cross_attention_hidden_size",
+    "decoder_start_token_id",
+    "diversity_penalty",
+    "do_sample",
+    "early_stopping",
+    "embd_pdrop",
+    "encoder_no_repeat_ngram_size",
+    "exponential_decay_length_penalty",
+    "finetuning_task",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "gradient_checkpointing",
+    "hidden_dropout",
+    "hidden_dropout_prob",
+    "id2label",
+    "initializer_range",
+    "is_decoder",
+    "is_encoder_decoder",
+    "is_llama_config",
+    "keys_to_ignore_at_inference",
+    "label2id",
+    "length_penalty",
+    "max_length",
+    "max_window_layers",
+    "min_length",
+    "model_max_length",
+    "neftune_noise_alpha",
+    "no_repeat_ngram_size",
+    "num_beam_groups",
+    "num_beams",
+    "num_return_sequences",
+    "output_attentions",
+    "output_hidden_states",
+    "output_router_logits",
+    "output_scores",
+    "pad_token_id",
+    "prefix",
+    "pretraining_tp",
+    "problem_type",
+    "remove_invalid_values",
+    "repetition_penalty",
+    "resid_pdrop",
+    "return_dict",
+    "return_dict_in_generate",
+    "rope_parameters",
+    "sep_token_id",
+    "seq_length",
+    "sliding_window",  // RefuseSlidingWindow asks where it counts
+    "suppress_tokens",
+    "task_specific_params",
+    "temperature",
+    "tf_legacy_loss",
+    "tie_encoder_decoder",
+    "tokenizer_class",
+    "top_k",
+    "top_p",
+    "torch_dtype",
+    "torchscript",
+    "transformers.js_config",
+    "transformers_version",
+    "typical_p",
+    "unsloth_fixed",
+    "unsloth_version",
+    "use_bfloat16",
+    "use_cache",
+    "use_flash_attention_2",
+    "use_flash_attn",
+    "use_sliding_window",
+};
+
+// Keys by which relatives of these families compute something else, and the value with which they do
+// not; none: every value that is set changes something.
+struct ChangingKey {
+  std::string_view key;
+  std::optional<double> neutral;
+};
+constexpr std::array<ChangingKey, 33> kChangingKeys = {{
+    {"alibi", {}},
+    {"attention_chunk_size", {}},
+    {"attention_multiplier", {}},
+    {"attn_logit_softcapping", {}},
+    {"block_configs", {}},
+    {"clip_qkv", {}},
+    {"dim_model_base", {}},
+    {"embedding_multiplier", 1.0},
+    {"final_logit_softcapping", {}},
+    {"kv_lora_rank", {}},
+    {"logit_scale", 1.0},
+    {"logits_scaling", 1.0},
+    {"moe_intermediate_size", {}},
+    {"n_routed_experts", 0.0},
+    {"no_rope_layer_interval", {}},
+    {"no_rope_layers", {}},
+    {"num_experts", 0.0},
+    {"num_experts_per_tok", 0.0},
+    {"num_local_experts", 0.0},
+    {"parallel_attn", {}},
+    {"q_lora_rank", {}},
+    {"qk_layernorm", {}},
+    {"qk_norm", {}},
+    {"query_pre_attn_scalar", {}},
+    {"residual_multiplier", 1.0},
+    {"rotary_pct", 1.0},
+    {"scale_depth", {}},
+    {"scale_emb", 1.0},
+    {"sliding_window_pattern", {}},
+    {"use_alibi", {}},
+    {"use_mup", {}},
+    {"use_parallel_residual", {}},
+    {"use_qk_norm", {}},
+}};
+
+// A value that switches nothing on.
+bool IsOff(const Json& value) {
+  return value.is_null() || value == false || value == "" ||
+         ((value.is_array() || value.is_object()) && value.empty());
+}
+
+// What nobody has read. REQUIRES: everything that is read has been.
+void SortOutUnreadKeys(JsonKeys& keys, const Json& json, ModelConfig& config) {
+  for (const std::string& key : keys.UnaskedKeys()) {
+    const Json& value = json[key];
+    if (IsOff(value)) continue;
+    const auto* changing = std::find_if(kChangingKeys.begin(), kChangingKeys.end(),
+                                        [&key](const ChangingKey& c) { return c.key == key; });
+    if (changing != kChangingKeys.end()) {
+      if (changing->neutral && value.is_number() && value.get<double>() == *changing->neutral) {
+        continue;
+      }
+      keys.Fail(kUnimplemented, key,
+                Concat(ShortDump(value), " is not supported: no ", config.architecture,
+                       " of winnow's computes with it"));
+      return;
+    }
+    if (std::find(kHarmlessKeys.begin(), kHarmlessKeys.end(), key) == kHarmlessKeys.end()) {
+      config.unknown_keys.push_back(key);
+    }
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view config_json,
@@ -355,6 +511,7 @@ absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view config_json,
   ReadRope(keys, json, config_name, config);
   config.tie_word_embeddings = keys.Bool("tie_word_embeddings", false);
   ReadTokens(keys, config);
+  SortOutUnreadKeys(keys, json, config);
   WINNOW_RETURN_IF_ERROR(keys.status());
 
   if (!generation_json.empty()) {

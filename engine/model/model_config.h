@@ -5,6 +5,10 @@
 // dtype, ...), with its defaults where a key is absent. What winnow does not compute is refused by
 // name: an option is honoured or it is an error.
 //
+// Keys that winnow does not read: those known to leave the computation alone are passed over, those
+// known to change it are refused by name unless they have the value that changes nothing, and any
+// other is listed in ModelConfig::unknown_keys, unless it is null, false or empty.
+//
 // Sliding windows. winnow attends to every earlier token, so a window must be off:
 //   - "sliding_window" is null, or at least max_position_embeddings (it can never bite);
 //   - Qwen: "use_sliding_window" is false (the default), or max_window_layers >= num_hidden_layers;
@@ -48,6 +52,9 @@ struct ModelConfig {
   kernels::DType dtype = kernels::DType::kBF16;  // torch_dtype or dtype, float32 where absent
   std::vector<int32_t> eos_token_ids;   // of config.json and generation_config.json, ascending
   std::optional<int32_t> bos_token_id;  // generation_config.json's, else config.json's
+  // Keys of config.json that winnow does not know, that are set, and that are not among those known
+  // to leave the computation alone; ascending. Whoever loads a model says that they are not applied.
+  std::vector<std::string> unknown_keys;
 };
 
 // `model_path` is a directory: reads DIR/config.json and, if it is there, DIR/generation_config.json. Or it is a GGUF

@@ -297,12 +297,47 @@ std::string GenerationConfigText(const ModelConfig& config) {
   return json.dump(2) + "\n";
 }
 
-absl::Status CopyTokenizer(const std::string& from_dir, Output& output) {
+// tokenizer.json with a token for every row of the embedding, so that a small tokenizer goes with a
+// large shape. No text leads to the tokens that fill it up: no merge makes them.
+absl::StatusOr<std::string> FillVocabulary(const std::string& text, int32_t vocab_size,
+                                           const std::string& path) {
+  OrderedJson json = OrderedJson::parse(text, nullptr, /*allow_exceptions=*/false);
+  const OrderedJson::json_pointer vocab_path("/model/vocab");
+  if (!json.is_object() || !json.contains(vocab_path) || !json[vocab_path].is_object()) {
+    return absl::InvalidArgumentError(Concat(path, ": has no $.model.vocab"));
+  }
+  OrderedJson& vocab = json[vocab_path];
+  int64_t id_end = 0;
+  for (const auto& [token, id] : vocab.items()) {
+    if (id.is_number_integer()) id_end = std::max(id_end, id.get<int64_t>() + 1);
+  }
+  // An added token beyond the vocabulary gets a place in it: else it would follow the last filler.
+  if (const auto added = json.find("added_tokens"); added != json.end() && added->is_array()) {
+    for (const OrderedJson& token : *added) {
+      if (!token.is_object() || !token.contains("id") || !token["id"].is_number_integer()) continue;
+      const int64_t id = token["id"].get<int64_t>();
+      if (id < id_end || !token.contains("content") || !token["content"].is_string()) continue;
+      vocab[token["content"].get<std::string>()] = id;
+      id_end = id + 1;
+    }
+  }
+  if (id_end >= vocab_size) return text;
+  for (int64_t id = id_end; id < vocab_size; ++id) vocab[Concat("[unused", id, "]")] = id;
+  return json.dump();
+}
+
+absl::Status CopyTokenizer(const std::string& from_dir, int32_t vocab_size, Output& output) {
   for (const std::string_view name : kTokenizerFiles) {
     const absl::StatusOr<std::string> text =
         ReadSmallFile(Concat(from_dir, "/", name), kTokenizerBytesMax);
     if (absl::IsNotFound(text.status()) && name != "tokenizer.json") continue;
     WINNOW_RETURN_IF_ERROR(text.status());
+    if (name == "tokenizer.json") {
+      WINNOW_ASSIGN_OR_RETURN(const std::string filled,
+                              FillVocabulary(*text, vocab_size, Concat(from_dir, "/", name)));
+      WINNOW_RETURN_IF_ERROR(output.WriteFile(name, filled));
+      continue;
+    }
     WINNOW_RETURN_IF_ERROR(output.WriteFile(name, *text));
   }
   return absl::OkStatus();
@@ -348,7 +383,7 @@ absl::StatusOr<RandomModelReport> WriteRandomModel(const RandomModelOptions& opt
   WINNOW_RETURN_IF_ERROR(output.MakeDir());
   WINNOW_RETURN_IF_ERROR(CheckSpace(options.out_dir, report.weight_bytes));
   if (!options.tokenizer_dir.empty())
-    WINNOW_RETURN_IF_ERROR(CopyTokenizer(options.tokenizer_dir, output));
+    WINNOW_RETURN_IF_ERROR(CopyTokenizer(options.tokenizer_dir, config.vocab_size, output));
   WeightWriter writer(config, options.seed, dtype, output);
   for (const Shard& shard : shards) WINNOW_RETURN_IF_ERROR(writer.Write(shard));
   if (shards.size() > 1) WINNOW_RETURN_IF_ERROR(WriteIndex(shards, report.weight_bytes, output));

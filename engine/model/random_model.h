@@ -25,7 +25,9 @@ struct RandomModelOptions {
   std::string out_dir;      // made if it is not there; must be empty if it is
   uint64_t seed = 0;
   std::optional<kernels::DType> dtype;  // absent: as the configuration says
-  std::string tokenizer_dir;            // copies tokenizer files from there; empty: none
+  // Copies tokenizer files from there; empty: none. A vocabulary that is smaller than the shape's is
+  // filled up with tokens that no text has.
+  std::string tokenizer_dir;
   int64_t shard_bytes =
       5'000'000'000;  // of tensor data per file; one larger tensor has its own file
 };

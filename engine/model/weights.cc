@@ -92,6 +92,7 @@ absl::StatusOr<std::vector<std::unique_ptr<SafetensorsFile>>> OpenFiles(
   std::vector<std::unique_ptr<SafetensorsFile>> files;
   const std::string single = Concat(model_dir, "/model.safetensors");
   const std::string index = Concat(model_dir, "/model.safetensors.index.json");
+  for (const std::string& path : {single, index}) WINNOW_RETURN_IF_ERROR(CheckLink(path));
   if (Exists(single)) {
     WINNOW_ASSIGN_OR_RETURN(files.emplace_back(), SafetensorsFile::Open(single));
     return files;
@@ -106,8 +107,9 @@ absl::StatusOr<std::vector<std::unique_ptr<SafetensorsFile>>> OpenFiles(
   }
   WINNOW_ASSIGN_OR_RETURN(const std::vector<Shard> shards, ReadIndex(index));
   for (const Shard& shard : shards) {
-    absl::StatusOr<std::unique_ptr<SafetensorsFile>> file =
-        SafetensorsFile::Open(Concat(model_dir, "/", shard.name));
+    const std::string path = Concat(model_dir, "/", shard.name);
+    WINNOW_RETURN_IF_ERROR(CheckLink(path));
+    absl::StatusOr<std::unique_ptr<SafetensorsFile>> file = SafetensorsFile::Open(path);
     if (absl::IsNotFound(file.status())) {
       return absl::NotFoundError(Concat(file.status().message(), " (", index, " names it, for ",
                                         shard.tensors.size(), " tensors, the first ",
@@ -257,6 +259,24 @@ std::vector<TensorSpec> ModelTensors(const ModelConfig& config, Weights* weights
 void Weights::ReleasePages() const {
   for (const auto& file : files) file->ReleasePages();
   if (gguf != nullptr) gguf->ReleasePages();
+}
+
+WeightsSummary Summarize(const ModelConfig& config, const Weights& weights) {
+  WeightsSummary summary;
+  std::map<std::string, int64_t> values_of_dtype;
+  // ModelTensors takes the addresses of the views and changes nothing: the layers have their number.
+  for (const TensorSpec& spec : ModelTensors(config, const_cast<Weights*>(&weights))) {
+    const WeightMatrix& matrix = *spec.matrix;
+    const int64_t values = matrix.rows * matrix.cols;
+    summary.parameters += values;
+    summary.bytes +=
+        matrix.rows * static_cast<int64_t>(kernels::WeightRowBytes(matrix.type, matrix.cols));
+    values_of_dtype[kernels::WeightTypeName(matrix.type)] += values;
+  }
+  summary.dtype = std::max_element(values_of_dtype.begin(), values_of_dtype.end(),
+                                   [](const auto& a, const auto& b) { return a.second < b.second; })
+                      ->first;
+  return summary;
 }
 
 absl::StatusOr<Weights> LoadWeights(const std::string& model_path, const ModelConfig& config) {

@@ -87,6 +87,14 @@ absl::StatusOr<kernels::HostMatrix> HostMatrixOf(const WeightMatrix& from, kerne
 // Memory that such copies take at most at a time, while a decoder packs one product's weights after another.
 int64_t PackingCopyBytes(const Weights& weights, kernels::DType dtype);
 
+// What all tensors come to; a tied output embedding counts once.
+struct WeightsSummary {
+  int64_t parameters = 0;
+  int64_t bytes = 0;  // as they lie in the files
+  std::string dtype;  // of most values
+};
+WeightsSummary Summarize(const ModelConfig& config, const Weights& weights);
+
 // A tensor that a configuration calls for.
 struct TensorSpec {
   std::string name;       // "model.layers.0.self_attn.q_proj.weight"

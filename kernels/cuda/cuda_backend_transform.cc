@@ -87,17 +87,16 @@ void CudaBackend::SelectByMass(const Tensor& q, std::span<const RetrievalQuery> 
                                      tail->references + before, tail->deltas + before};
     Good(cuda::SelectByMass(shape, of_layer, q.f32(), q.stride, on_device + first,
                             anchor_masses + before, scale, codes,
-                            selection.From(static_cast<int64_t>(first)), of_call,
-                            transform_.data(), stream()),
+                            selection.From(static_cast<int64_t>(first)), of_call, transform_.data(),
+                            stream()),
          "selection by mass");
   }
   if (!failed()) NoteSelection(selection, chosen, queries.size());
 }
 
-void CudaBackend::ExtendCellTables(std::span<const CellTableExtension> extensions,
-                                   const void* pool, const KvLayout& layout,
-                                   const PackedTransformCode& transform, const void* codes,
-                                   const CodeLayout& code_layout) {
+void CudaBackend::ExtendCellTables(std::span<const CellTableExtension> extensions, const void* pool,
+                                   const KvLayout& layout, const PackedTransformCode& transform,
+                                   const void* codes, const CodeLayout& code_layout) {
   size_t bytes = extensions.size() * sizeof(DeviceTableExtension) + 256;
   int32_t most = 0;
   for (const CellTableExtension& extension : extensions) {
@@ -111,16 +110,17 @@ void CudaBackend::ExtendCellTables(std::span<const CellTableExtension> extension
     WINNOW_CHECK(extension.last >= table.tokens.last);
     const int64_t blocks = BlocksOf(extension.last, layout.block_tokens);
     on_host.push_back({StageTable(extension.block_table, blocks),
-                       StageTable(extension.index_table, blocks), table.data,
+                       StageTable(extension.index_table, blocks),
+                       table.data,
                        {table.tokens.last, extension.last},
-                       table.tokens.size() <= 0 ? 1 : 0, 0});
+                       table.tokens.size() <= 0 ? 1 : 0,
+                       0});
   }
   const DeviceTableExtension* on_device = Stage(std::span<const DeviceTableExtension>(on_host));
-  if (!EndStaging() ||
-      !Good(cuda::ExtendCellTables(TransformOf(transform), on_device,
-                                   static_cast<int32_t>(on_host.size()), most, pool, layout, codes,
-                                   code_layout, stream()),
-            "tables of cells")) {
+  if (!EndStaging() || !Good(cuda::ExtendCellTables(TransformOf(transform), on_device,
+                                                    static_cast<int32_t>(on_host.size()), most,
+                                                    pool, layout, codes, code_layout, stream()),
+                             "tables of cells")) {
     return;
   }
   for (const CellTableExtension& extension : extensions) {

@@ -62,8 +62,8 @@ class CudaTransformCodeTest : public CudaTest {
     const int32_t d = scene.weights.head_dim, heads = scene.heads();
     const size_t states = queries.size() * heads;
     // Queries of zeros have equal masses everywhere.
-    Matrix q = flat ? Matrix(rows, int64_t{heads} * d)
-                    : Matrix::Normal(random_, rows, int64_t{heads} * d);
+    Matrix q =
+        flat ? Matrix(rows, int64_t{heads} * d) : Matrix::Normal(random_, rows, int64_t{heads} * d);
     std::vector<float> anchors(states);
     for (float& mass : anchors) mass = random_.Normal(3.0f);
     anchors[0] = -std::numeric_limits<float>::infinity();
@@ -74,8 +74,8 @@ class CudaTransformCodeTest : public CudaTest {
     std::vector<int64_t> cells(states * kTransformCells, -1);
     std::vector<float> references(states), deltas(states);
     const TailMasses tail{heads, cells.data(), references.data(), deltas.data()};
-    SelectByMassRef(q.tensor(), queries, anchors.data(), scene.weights, kScale,
-                    scene.codes.data(), scene.layout, expected.view(), &tail);
+    SelectByMassRef(q.tensor(), queries, anchors.data(), scene.weights, kScale, scene.codes.data(),
+                    scene.layout, expected.view(), &tail);
 
     MassSelectShape shape{static_cast<int32_t>(queries.size()), scene.group, scene.layout, 0};
     for (const RetrievalQuery& query : queries) {
@@ -125,8 +125,8 @@ TEST_F(CudaTransformCodeTest, CodesAreTheReferencesToTheBit) {
       for (const auto& part : {spans, rest}) {
         const DeviceSpans on_device(part);
         WINNOW_CUDA_OK(EncodeTransformKeys(scene.transform, on_device.data(), on_device.size(),
-                                           on_device.max_tokens(), pool.data(),
-                                           scene.kv.layout(), codes.data(), scene.layout, nullptr));
+                                           on_device.max_tokens(), pool.data(), scene.kv.layout(),
+                                           codes.data(), scene.layout, nullptr));
       }
       const std::vector<std::byte> made = codes.Get();
       for (const KeySpan& span : scene.spans) {
@@ -153,10 +153,10 @@ TEST_F(CudaTransformCodeTest, SelectsTheReferencesTokensAndLeavesItsTail) {
       const int32_t d = bits == 256 ? 128 : 64;
       const int32_t block_tokens = static_cast<int32_t>(16 * random_.Int(1, 5));
       const Scene scene(random_, d, 2, group, bits, {900, 2500}, block_tokens);
-      ExpectSelects(scene,
-                    {AnyQuery(scene, 0, 1, 900), AnyQuery(scene, 1, 0, 2500),
-                     AnyQuery(scene, 1, 2, 2400)},
-                    3, random_.Int(0, 3) == 0);
+      ExpectSelects(
+          scene,
+          {AnyQuery(scene, 0, 1, 900), AnyQuery(scene, 1, 0, 2500), AnyQuery(scene, 1, 2, 2400)}, 3,
+          random_.Int(0, 3) == 0);
       if (HasFailure()) return;
     }
   }
@@ -191,9 +191,12 @@ TEST_F(CudaTransformCodeTest, TablesAreTheReferencesToTheBit) {
       ExtendCellTablesRef(extensions, scene.kv.pool(), scene.kv.layout(), scene.weights,
                           scene.codes.data(), scene.layout);
       const DeviceArray<int32_t> block_table(scene.kv.table(0));
-      const std::vector<DeviceTableExtension> on_host = {
-          {block_table.data(), block_table.data(), made.data(), {first, last}, first == 16 ? 1 : 0,
-           0}};
+      const std::vector<DeviceTableExtension> on_host = {{block_table.data(),
+                                                          block_table.data(),
+                                                          made.data(),
+                                                          {first, last},
+                                                          first == 16 ? 1 : 0,
+                                                          0}};
       const DeviceArray<DeviceTableExtension> on_device(on_host);
       WINNOW_CUDA_OK(ExtendCellTables(scene.transform, on_device.data(), 1, last - first,
                                       pool.data(), scene.kv.layout(), codes.data(), scene.layout,
@@ -231,22 +234,23 @@ TEST_F(CudaTransformCodeTest, TailsAreMergedAsTheReferenceMergesThem) {
       state[d + 1] = 1 + std::abs(state[d + 1]);
       if (i % 5 == 4) ResetAttentionState(state, d);  // nothing was read
     }
-    const DeviceArray<float> on_device(expected), device_table(table), device_references(references),
-        device_deltas(deltas);
+    const DeviceArray<float> on_device(expected), device_table(table),
+        device_references(references), device_deltas(deltas);
     const DeviceArray<int64_t> device_masses(masses);
     const DeviceArray<const float*> device_tables(
         std::vector<const float*>(queries, device_table.data()));
     const std::vector<RetrievalQuery> of_queries(queries);
     MergeTailsRef(of_queries, tables, scene.weights,
                   {heads, masses.data(), references.data(), deltas.data()}, d, expected.data());
-    WINNOW_CUDA_OK(MergeTails(scene.transform, queries, device_tables.data(),
-                              {heads, device_masses.data(), device_references.data(),
-                               device_deltas.data()},
-                              on_device.data(), nullptr));
+    WINNOW_CUDA_OK(
+        MergeTails(scene.transform, queries, device_tables.data(),
+                   {heads, device_masses.data(), device_references.data(), device_deltas.data()},
+                   on_device.data(), nullptr));
     const std::vector<float> merged = on_device.Get();
     for (size_t i = 0; i < merged.size(); ++i) {
       if (expected[i] == merged[i]) continue;  // infinities, too
-      ASSERT_NEAR(merged[i], expected[i], 1e-4 * (1 + std::abs(expected[i]))) << "d " << d << " " << i;
+      ASSERT_NEAR(merged[i], expected[i], 1e-4 * (1 + std::abs(expected[i])))
+          << "d " << d << " " << i;
     }
   }
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes tests/golden/tokenizer/: tiny tokenizers of every kind, and what the reference does with them.
 
-    pip install -r requirements.txt; ./make_tokenizer_goldens.py ../golden/tokenizer
+    pip install -r requirements.txt; ./make_tokenizer_goldens.py ../golden/tokenizer [KIND ...]
 
 For each kind: the tokenizer, some cases in full, and a digest for every ten of some thousand strings, which the
 unit test makes again from `pieces` with the same little generator.
@@ -51,7 +51,7 @@ def fnv1a(data):
 
 
 def main():
-    out_dir = sys.argv[1]
+    out_dir, only = sys.argv[1], sys.argv[2:]
     blocks = sorted({chr(c) for lo, hi in BLOCKS for c in (lo, hi, (lo + hi) // 2) if not 0xD800 <= c < 0xE000})
     pieces = WORDS + CODE + CONTRACTIONS + EMOJI + MARKS + WHITESPACE + blocks + list("0123456789") + ["<0x0A>", "<0xE4>", "\u2581"]
     write(out_dir, "pieces.json", pieces)
@@ -61,7 +61,18 @@ def main():
                        ("metaspace_split", lambda: tokenizer_kinds.sentencepiece(True, 620, "always", True)),
                        ("prepend_replace", lambda: tokenizer_kinds.sentencepiece(False, 620)),
                        ("legacy_specials", lambda: tokenizer_kinds.legacy_specials(600)),
-                       ("odd", lambda: tokenizer_kinds.odd(520))):
+                       ("odd", lambda: tokenizer_kinds.odd(520)),
+                       ("smollm", lambda: tokenizer_kinds.of_family("smollm", 400, missing=tokenizer_kinds.MISSING)),
+                       ("gpt2_fused_unk", lambda: tokenizer_kinds.of_family("gpt-2", 380, missing=tokenizer_kinds.MISSING,
+                                                                            unk_token="<|endoftext|>", fuse_unk=True)),
+                       ("tekken", lambda: tokenizer_kinds.of_family("tekken", 400)),
+                       ("gpt4o", lambda: tokenizer_kinds.of_family("gpt-4o", 400)),
+                       ("deepseek_v3", lambda: tokenizer_kinds.of_family("deepseek-v3", 400)),
+                       ("deepseek_coder", lambda: tokenizer_kinds.of_family("deepseek-coder", 400)),
+                       ("command_r", lambda: tokenizer_kinds.of_family("command-r", 380)),
+                       ("affixes", lambda: tokenizer_kinds.affixes(420))):
+        if only and name not in only:
+            continue
         tokenizer = make()
         specials = tokenizer_kinds.special_texts(tokenizer)
         seed = fnv1a(name.encode())

@@ -8,7 +8,7 @@ import struct
 import subprocess
 import unittest
 
-from harness import MODEL, PATIENCE, Api, Server, counting_request, main, run, temporary_directory
+from harness import BIN, MODEL, PATIENCE, Api, Server, counting_request, main, run, temporary_directory
 
 
 class Configuration(unittest.TestCase):
@@ -20,6 +20,21 @@ class Configuration(unittest.TestCase):
     def test_unknown_flag_and_command_suggest(self):
         self.assert_usage_error(run("serve", "--modle", "x"), "unknown argument --modle", "did you mean --model?")
         self.assert_usage_error(run("serv"), "did you mean serve?")
+        self.assert_usage_error(run("bench", "decod"), "unknown argument decod", "did you mean decode?")
+        self.assert_usage_error(run("bench"), "subcommand")
+
+    def test_an_option_too_small_for_the_model_is_a_usage_error(self):
+        self.assert_usage_error(run("serve", "--model", MODEL, "--listen", "127.0.0.1:0", "--metrics", "off", "--kv-bytes", "1"),
+                                "kv_bytes: ", "at least")
+
+    def test_generate_takes_no_endless_file_and_says_when_output_is_lost(self):
+        endless = run("generate", "--server", "127.0.0.1:1", "--prompt-file", "/dev/zero")
+        self.assert_usage_error(endless, "/dev/zero: more than 268435456 bytes")
+        with Server() as server, open("/dev/full", "w") as full:
+            result = subprocess.run([BIN, "generate", "--server", server.address, "--prompt", "x", "--max-tokens", "2"],
+                                    stdout=full, stderr=subprocess.PIPE, text=True)
+            self.assertEqual(result.returncode, 1)
+            self.assertIn("standard output took no more", result.stderr)
         self.assert_usage_error(run())
 
     def test_bad_values_say_where_they_come_from(self):
@@ -133,6 +148,41 @@ class Models(unittest.TestCase):
             self.assert_model_error("model.gguf: ", *texts)
             self.directory.unlink()
         self.assert_model_error("model.gguf")
+
+    def test_weights_that_are_not_finite_name_the_tensor(self):
+        path = self.directory / "model.safetensors"
+        data = bytearray(path.read_bytes())
+        length = struct.unpack("<Q", data[:8])[0]
+        begin = json.loads(data[8:8 + length])["model.layers.3.mlp.up_proj.weight"]["data_offsets"][0] + 8 + length
+        data[begin:begin + 2] = struct.pack("<H", 0x7FC0)
+        path.write_bytes(data)
+        self.assert_model_error("model.safetensors", "model.layers.3.mlp.up_proj.weight", "has NaN at [0, 0]")
+
+    def test_a_tokenizer_of_another_size_is_refused(self):
+        config = json.loads((self.directory / "config.json").read_text())
+        config["vocab_size"] = 49152
+        (self.directory / "config.json").write_text(json.dumps(config))
+        self.assert_model_error("model.embed_tokens.weight")  # the weights disagree first
+        shutil.rmtree(self.directory)
+        like = self.directory.parent / "like.json"
+        config.update(num_hidden_layers=1)
+        like.write_text(json.dumps(config))
+        made = run("make-model", "--like", like, "--out", self.directory)
+        self.assertEqual(made.returncode, 0, made.stderr)
+        shutil.copy(pathlib.Path(MODEL) / "tokenizer.json", self.directory)
+        self.assert_model_error("tokenizer.json: has ids up to 4095 only", "49152")
+
+    def test_links_that_lead_nowhere_are_named_with_their_targets(self):
+        for name in ("generation_config.json", "tokenizer_config.json", "chat_template.jinja", "winnow-artifact.safetensors"):
+            with self.subTest(name):
+                path = self.directory / name
+                kept = path.read_bytes() if path.exists() else None
+                path.unlink(missing_ok=True)
+                path.symlink_to("../blobs/gone")
+                self.assert_model_error(f"{name}: a link to ../blobs/gone, which does not exist")
+                path.unlink()
+                if kept is not None:
+                    path.write_bytes(kept)
 
     def test_bad_generation_defaults_are_refused(self):
         (self.directory / "generation_config.json").write_text('{"do_sample": true, "top_p": 3}')

@@ -1,6 +1,7 @@
 #include "engine/json_file.h"
 
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <string>
 
@@ -42,6 +43,24 @@ TEST(JsonFileTest, DeepNestingIsRefusedWithoutRecursion) {
   EXPECT_THAT(ErrorOf("{\"a\": " + std::string(1'000'000, '[')), HasSubstr("x.json: "));
   EXPECT_TRUE(
       ParseJsonObject("{\"a\": " + std::string(63, '[') + std::string(63, ']') + "}", "x").ok());
+}
+
+TEST(JsonFileTest, ALinkThatLeadsNowhereIsNotAnAbsentFile) {
+  const TempDir dir;
+  WriteText(dir.File("there"), "{}");
+  ASSERT_EQ(symlink("there", dir.File("good").c_str()), 0);
+  ASSERT_EQ(symlink("../gone/blob", dir.File("dangling").c_str()), 0);
+  ASSERT_EQ(symlink("dangling", dir.File("chain").c_str()), 0);
+  EXPECT_EQ(ReadSmallFile(dir.File("good"), 5).value(), "{}");
+  EXPECT_TRUE(CheckLink(dir.File("good")).ok());
+  EXPECT_TRUE(CheckLink(dir.File("there")).ok());
+  EXPECT_TRUE(CheckLink(dir.File("absent")).ok());
+  const absl::Status status = ReadSmallFile(dir.File("dangling"), 5).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr(dir.File("dangling")), HasSubstr("../gone/blob")));
+  EXPECT_THAT(std::string(ReadSmallFile(dir.File("chain"), 5).status().message()),
+              HasSubstr("a link to dangling"));
 }
 
 TEST(JsonFileTest, OnlyRegularFilesWithinTheLimitAreRead) {

@@ -1,5 +1,6 @@
 #include "engine/model/model_config.h"
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -326,6 +327,51 @@ TEST(ModelConfigTest, EachRefusalNamesFileAndKey) {
     EXPECT_THAT(message, StartsWith("dir/config.json: " + refusal.key + ": "));
     EXPECT_THAT(message, HasSubstr(refusal.says));
   }
+}
+
+TEST(ModelConfigTest, KeysThatNobodyKnowsAreListedAndHarmlessOnesAreNot) {
+  json config = With({{"transformers_version", "4.57.1"},
+                      {"use_cache", true},
+                      {"initializer_range", 0.02},
+                      {"pretraining_tp", 1},
+                      {"attention_dropout", 0.0},
+                      {"_name_or_path", "x"}});
+  EXPECT_THAT(ParseGood(config).unknown_keys, IsEmpty());
+  config.update({{"zoom_factor", 2.0},
+                 {"a_new_switch", true},
+                 {"a_switch_that_is_off", false},
+                 {"nothing", nullptr},
+                 {"none", json::object()}});
+  EXPECT_THAT(ParseGood(config).unknown_keys, ElementsAre("a_new_switch", "zoom_factor"));
+  // What the families' own classes write is known.
+  const auto trained = LoadModelConfig(SourcePath("models/needle-5m"));
+  ASSERT_TRUE(trained.ok()) << trained.status();
+  EXPECT_THAT(trained->unknown_keys, IsEmpty());
+  const json cases = json::parse(ReadText(SourcePath("tests/golden/families/cases.json")));
+  for (const std::string name : cases["cases"]) {
+    const auto golden = LoadModelConfig(SourcePath("tests/golden/families/" + name));
+    ASSERT_TRUE(golden.ok()) << golden.status();
+    EXPECT_THAT(golden->unknown_keys, IsEmpty()) << name;
+  }
+}
+
+TEST(ModelConfigTest, KeysThatChangeTheComputationAreRefusedUnlessTheyAreNeutral) {
+  for (const auto& [key, value] : std::map<std::string, json>{{"logits_scaling", 8.0},
+                                                              {"embedding_multiplier", 12},
+                                                              {"final_logit_softcapping", 30.0},
+                                                              {"num_local_experts", 8},
+                                                              {"no_rope_layers", {1, 0}},
+                                                              {"use_qk_norm", true}}) {
+    const absl::Status status = Parse(With({{key, value}})).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << key;
+    EXPECT_THAT(std::string(status.message()), StartsWith("dir/config.json: " + key + ": "));
+  }
+  const ModelConfig neutral = ParseGood(With({{"logits_scaling", 1.0},
+                                              {"embedding_multiplier", 1},
+                                              {"final_logit_softcapping", nullptr},
+                                              {"num_local_experts", 0},
+                                              {"use_qk_norm", false}}));
+  EXPECT_THAT(neutral.unknown_keys, IsEmpty());
 }
 
 TEST(ModelConfigTest, RefusalsOfTheGenerationConfigNameItsFile) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "engine/model/model_config.h"
+#include "engine/text/tokenizer.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/unit/engine/model_files.h"
@@ -180,6 +181,24 @@ TEST_F(RandomModelTest, TheTokenizersFilesAreCopied) {
   ASSERT_TRUE(WriteRandomModel(options).ok());
   for (const char* name : {"tokenizer.json", "tokenizer_config.json"}) {
     EXPECT_EQ(ReadText(Out("m") + "/" + name), ReadText(options.tokenizer_dir + "/" + name));
+  }
+}
+
+TEST_F(RandomModelTest, ASmallTokenizerIsFilledUpToTheShapesVocabulary) {
+  json config = TinyConfig();
+  config["vocab_size"] = 9000;
+  WriteText(ConfigPath(), config.dump());
+  RandomModelOptions options = Options("m");
+  options.tokenizer_dir = SourcePath("models/needle-5m");
+  ASSERT_TRUE(WriteRandomModel(options).ok());
+  const auto before = Tokenizer::Load(options.tokenizer_dir);
+  const auto after = Tokenizer::Load(Out("m"));
+  ASSERT_TRUE(before.ok() && after.ok()) << after.status();
+  EXPECT_LT((*before)->vocab_size(), 9000);
+  EXPECT_EQ((*after)->vocab_size(), 9000);
+  for (const char* text : {"The quick brown fox.", "<|user|> [unused8999] \n\n", ""}) {
+    EXPECT_EQ((*after)->Encode(text, true, true).value(),
+              (*before)->Encode(text, true, true).value());
   }
 }
 

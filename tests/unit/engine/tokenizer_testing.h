@@ -106,7 +106,9 @@ inline uint64_t Fnv1a(const std::string& data) {
 inline const std::vector<std::string>& GoldenKinds() {
   static const std::vector<std::string> kinds = {
       "llama3",          "qwen2",           "gpt2_digits",     "metaspace",
-      "metaspace_split", "prepend_replace", "legacy_specials", "odd"};
+      "metaspace_split", "prepend_replace", "legacy_specials", "odd",
+      "smollm",          "gpt2_fused_unk",  "tekken",          "gpt4o",
+      "deepseek_v3",     "deepseek_coder",  "command_r",       "affixes"};
   return kinds;
 }
 

@@ -79,6 +79,10 @@ TEST_F(ConfigTest, FileThatIsNotAFlatMapIsAnError) {
   EXPECT_THAT(Error(Resolve({}, {}, File("threads: 1\nthreads: 2\n"))), HasSubstr("twice"));
   EXPECT_THAT(Error(Resolve({}, {}, File("threads: 'x\n"))), HasSubstr("yaml:"));
   EXPECT_THAT(Error(Resolve({}, {}, path_ + ".missing")), HasSubstr("cannot be read"));
+  EXPECT_THAT(Error(Resolve({}, {}, "/")), HasSubstr("/: not a regular file"));
+  // Refused by its size: the parser would take seconds for it.
+  EXPECT_THAT(Error(Resolve({}, {}, File("model: " + std::string(2 << 20, 'x') + "\n"))),
+              HasSubstr("bytes, more than the 1048576 allowed"));
   EXPECT_THAT(Error(Resolve({}, {}, File("threads: 1\n---\nmax_running: 2\n"))),
               HasSubstr("more than one document"));
   for (const char* empty : {"", "~", "null"}) {
