@@ -138,9 +138,9 @@ class Signal {
 // away is noticed at once; Serve parses, has the request answered and writes.
 class Connection final : public std::enable_shared_from_this<Connection> {
  public:
-  Connection(IoThread& io, std::shared_ptr<IoThread> owner, tcp::socket socket)
+  Connection(IoThread& io, const std::shared_ptr<IoThread>& owner, tcp::socket socket)
       : io_(io),
-        owner_(std::move(owner)),
+        owner_(owner),
         shared_(io.shared),
         socket_(std::move(socket)),
         news_(io.context),

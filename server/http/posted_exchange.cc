@@ -57,7 +57,7 @@ std::unique_ptr<HttpExchange> PostExchange(Generator& generator, size_t bytes,
     {
       absl::MutexLock lock(&handover->mutex);
       // If the client went meanwhile, the exchange ends below, without the lock.
-      if (!handover->gone) handover->exchange = std::move(exchange);
+      if (!handover->gone) handover->exchange.swap(exchange);
     }
     if (exchange == nullptr) {
       wake();

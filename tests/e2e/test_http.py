@@ -434,7 +434,8 @@ class Hostile(unittest.TestCase):
 
     def tearDown(self):
         began = time.monotonic()
-        self.assertEqual(post(self.server, "/v1/completions", counting(tokens=2))[0], 200)
+        # What was cancelled leaves the queue with the engine's next step: until then it may still be full.
+        eventually(lambda: post(self.server, "/v1/completions", counting(tokens=2))[0] == 200, "others are served")
         self.assertIsNone(self.server.process.poll())
         eventually(lambda: self.server.metric("winnow_requests_running") == 0, "nothing runs")
         self.assertLess(time.monotonic() - began, PATIENCE)
