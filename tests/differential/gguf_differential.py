@@ -122,6 +122,21 @@ def compare_answers(what, ours, theirs, lead_max):
     return good
 
 
+def save_directory(model, tokenizer, directory):
+    """What save_pretrained writes; it refuses to write a model that was read from a GGUF file."""
+    from safetensors.torch import save_file
+    config = model.config.to_dict()
+    config.pop("quantization_config", None)
+    config["architectures"] = [type(model).__name__]
+    with open(os.path.join(directory, "config.json"), "w") as file:
+        json.dump(config, file)
+    tensors = {name: values.detach().contiguous().clone() for name, values in model.state_dict().items()}
+    if config.get("tie_word_embeddings"):
+        tensors.pop("lm_head.weight", None)
+    save_file(tensors, os.path.join(directory, "model.safetensors"))
+    tokenizer.save_pretrained(directory)
+
+
 def compare_model(tool, path, count, tokens, seed, lead_max):
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -145,8 +160,7 @@ def compare_model(tool, path, count, tokens, seed, lead_max):
     reference = [continue_greedily(ids) for ids in prompts]
     good = True
     with tempfile.TemporaryDirectory() as directory:
-        model.save_pretrained(directory)
-        tokenizer.save_pretrained(directory)
+        save_directory(model, tokenizer, directory)
         for dtype in ("f32", "bf16"):
             of_file = run_tool(tool, path, dtype, tokens, prompts)
             of_directory = run_tool(tool, directory, dtype, tokens, prompts)

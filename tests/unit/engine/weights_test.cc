@@ -16,7 +16,6 @@ namespace winnow::engine {
 namespace {
 
 using kernels::DType;
-using kernels::HostMatrix;
 using nlohmann::json;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -81,11 +80,11 @@ void Append(json& header, std::string& data, const std::string& name, size_t byt
 TEST(WeightsTest, TensorsOfATrainedModelHaveTheirShapes) {
   const auto weights = Load(SourcePath("models/needle-5m"));
   ASSERT_TRUE(weights.ok()) << weights.status();
-  const auto expect = [](const HostMatrix& matrix, int64_t rows, int64_t cols) {
+  const auto expect = [](const WeightMatrix& matrix, int64_t rows, int64_t cols) {
     EXPECT_NE(matrix.data, nullptr);
     EXPECT_EQ(matrix.rows, rows);
     EXPECT_EQ(matrix.cols, cols);
-    EXPECT_EQ(matrix.dtype, DType::kBF16);
+    EXPECT_EQ(matrix.type, kernels::WeightType::kBF16);
   };
   expect(weights->embedding, 4096, 256);
   EXPECT_EQ(weights->lm_head.data, weights->embedding.data);  // tied
@@ -101,7 +100,7 @@ TEST(WeightsTest, TensorsOfATrainedModelHaveTheirShapes) {
     expect(layer.gate, 704, 256);
     expect(layer.up, 704, 256);
     expect(layer.down, 256, 704);
-    for (const HostMatrix* absent :
+    for (const WeightMatrix* absent :
          {&layer.q_bias, &layer.k_bias, &layer.v_bias, &layer.o_bias, &layer.gate_bias,
           &layer.up_bias, &layer.down_bias, &layer.q_norm, &layer.k_norm}) {
       EXPECT_EQ(absent->data, nullptr);
@@ -132,7 +131,7 @@ TEST(WeightsTest, EveryFamilyGoldenLoadsWithItsOptionalTensors) {
     EXPECT_EQ(layer.o_bias.data != nullptr, config->o_bias);
     EXPECT_EQ(layer.down_bias.data != nullptr, config->mlp_bias);
     EXPECT_EQ(layer.k_norm.data != nullptr, config->qk_norm);
-    EXPECT_EQ(layer.q.dtype, config->dtype);
+    EXPECT_EQ(layer.q.type, kernels::WeightTypeOf(config->dtype));
     EXPECT_EQ(weights->lm_head.data == weights->embedding.data, config->tie_word_embeddings);
   }
 }
@@ -151,7 +150,7 @@ TEST(WeightsTest, ViewsShowTheBytesOfTheirOwnTensor) {
   ASSERT_EQ(specs.size(), loaded.size());
   std::set<const void*> seen;
   for (const TensorSpec& spec : loaded) {
-    const HostMatrix& matrix = *spec.matrix;
+    const WeightMatrix& matrix = *spec.matrix;
     std::vector<std::byte> expected(matrix.rows * matrix.cols * sizeof(float));
     FillRandomTensor(spec, *config, 5, DType::kF32, 0, expected);
     EXPECT_EQ(std::memcmp(matrix.data, expected.data(), expected.size()), 0) << spec.name;
