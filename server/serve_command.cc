@@ -397,7 +397,8 @@ bool NamesAnOption(const absl::Status& status) {
   const std::vector<ServeOption>& options = ServeOptions();
   return absl::IsInvalidArgument(status) &&
          std::any_of(options.begin(), options.end(), [&message](const ServeOption& option) {
-           return message.starts_with(Concat(option.yaml(), ": "));
+           return message.starts_with(Concat(option.yaml(), ": ")) ||
+                  message.starts_with(Concat(option.yaml(), " is "));
          });
 }
 

@@ -25,7 +25,7 @@ class Configuration(unittest.TestCase):
 
     def test_an_option_too_small_for_the_model_is_a_usage_error(self):
         self.assert_usage_error(run("serve", "--model", MODEL, "--listen", "127.0.0.1:0", "--metrics", "off", "--kv-bytes", "1"),
-                                "kv_bytes: ", "at least")
+                                "kv_bytes is 1", "at least")
 
     def test_generate_takes_no_endless_file_and_says_when_output_is_lost(self):
         endless = run("generate", "--server", "127.0.0.1:1", "--prompt-file", "/dev/zero")
@@ -150,6 +150,7 @@ class Models(unittest.TestCase):
         self.assert_model_error("model.gguf")
 
     def test_weights_that_are_not_finite_name_the_tensor(self):
+        (self.directory / "winnow-artifact.safetensors").unlink()  # it would be another model's, and say so first
         path = self.directory / "model.safetensors"
         data = bytearray(path.read_bytes())
         length = struct.unpack("<Q", data[:8])[0]

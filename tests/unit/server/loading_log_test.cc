@@ -54,8 +54,8 @@ TEST(LoadingLog, OneLineSaysWhatModelThisIs) {
   const std::string lines = ModelLines({}, false);
   EXPECT_EQ(std::count(lines.begin(), lines.end(), '\n'), 1) << lines;
   EXPECT_THAT(lines, AllOf(HasSubstr("event=model"), HasSubstr("family=LlamaForCausalLM"),
-                           HasSubstr("parameters=5476608"), HasSubstr("context=32768"),
-                           HasSubstr("bytes=10953216"), HasSubstr("dtype=bfloat16")));
+                           HasSubstr("parameters=5475584"), HasSubstr("context=32768"),
+                           HasSubstr("bytes=10951168"), HasSubstr("dtype=bfloat16")));
 }
 
 TEST(LoadingLog, UnknownKeysAndMissingBytesAreNamed) {
