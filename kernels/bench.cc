@@ -541,13 +541,15 @@ class Bench {
       });
       AddBesideRead({"select by codes", shape + ", k 2 %", seconds, bytes, 0, "", 0});
     }
-    if (Wanted("select by masses")) SelectByMasses(q.tensor, query, codes.data(), layout, shape);
+    if (Wanted("select by masses")) {
+      SelectByMasses(q.tensor, kGroup, query, codes.data(), layout, shape);
+    }
   }
 
   // The same bytes read as transform codes, with the widths that a layer of a real model got.
-  void SelectByMasses(const Tensor& q, const RetrievalQuery& query, const void* codes,
-                      const CodeLayout& layout, const std::string& shape) {
-    const auto d = static_cast<int32_t>(q.cols / 8 / kGroup);
+  void SelectByMasses(const Tensor& q, int32_t group, const RetrievalQuery& query,
+                      const void* codes, const CodeLayout& layout, const std::string& shape) {
+    const auto d = static_cast<int32_t>(q.cols / 8 / group);
     std::mt19937 random(1);
     std::normal_distribution<float> normal;
     TransformCodeHead head;
@@ -563,14 +565,14 @@ class Bench {
     head.tail = true;
     const TransformCodeWeights weights{d, layout.bits, std::vector<TransformCodeHead>(8, head)};
     const auto transform = backend_->PackTransformCode(weights);
-    const std::vector<float> anchors(size_t{8} * kGroup, 3.0f);
+    const std::vector<float> anchors(size_t{8} * group, 3.0f);
     std::vector<int64_t> masses(anchors.size() * kTransformCells);
     std::vector<float> references(anchors.size()), deltas(anchors.size());
-    const TailMasses tail{8 * kGroup, masses.data(), references.data(), deltas.data()};
+    const TailMasses tail{8 * group, masses.data(), references.data(), deltas.data()};
     std::vector<int32_t> counts(8), tokens(size_t{8} * query.k);
     const Selection chosen{8, query.k, counts.data(), tokens.data()};
     const double bytes = SelectByMassBytes({&query, 1}, layout);
-    const double flops = SelectByMassFlops(8.0 * query.mid.size(), kGroup, head.quads);
+    const double flops = SelectByMassFlops(8.0 * query.mid.size(), group, head.quads);
     for (const bool with_tail : {false, true}) {
       const double seconds = Time([&] {
         backend_->SelectByMass(q, {&query, 1}, anchors.data(), *transform, 0.1f, codes, layout,
