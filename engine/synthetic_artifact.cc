@@ -1,14 +1,17 @@
 #include "engine/synthetic_artifact.h"
 
 #include <cmath>
+
 #include <numeric>
 #include <random>
 #include <utility>
 #include <vector>
+#include "engine/sampler.h"
 
 #include "absl/status/status.h"
 #include "engine/concat.h"
 #include "engine/model/safetensors.h"
+#include "engine/sampler.h"
 #include "engine/status_macros.h"
 #include "kernels/dtype.h"
 #include "nlohmann/json.hpp"
@@ -114,6 +117,39 @@ absl::StatusOr<SyntheticArtifact> MakeSyntheticArtifact(const ModelConfig& confi
   WINNOW_ASSIGN_OR_RETURN(made.artifact, Artifact::Parse(std::as_bytes(std::span(*made.bytes)),
                                                          "random functions", config, fingerprint));
   return made;
+}
+
+absl::StatusOr<std::shared_ptr<const TransformFit>> MakeSyntheticTransform(
+    const ModelConfig& config, int32_t bits) {
+  constexpr int32_t kRows = 512;
+  TransformFitOptions options;
+  options.head_dim = config.head_dim;
+  options.bits = bits;
+  options.copies = 0;
+  options.served_context = kRows;
+  options.inv_freq.assign(config.head_dim / 2, 1.0f);
+  TransformSample sample;
+  uint64_t index = 0;
+  for (int32_t row = 0; row < kRows; ++row) {
+    for (int32_t c = 0; c < config.head_dim; ++c) {
+      // Variances fall as a model's do, so that widths differ.
+      const double scale = std::exp2(-8.0 * c / config.head_dim);
+      sample.keys.push_back(static_cast<float>(scale * (CounterRandom(1, index++) - 0.5)));
+      sample.queries.push_back(static_cast<float>(CounterRandom(1, index++) - 0.5));
+    }
+    sample.key_positions.push_back(row);
+    sample.query_positions.push_back(row);
+  }
+  WINNOW_ASSIGN_OR_RETURN(TransformHeadFit head, FitTransformHead(sample, options));
+  head.head.tail = true;
+  auto fit = std::make_shared<TransformFit>();
+  fit->bits = bits;
+  fit->sample_tokens = kRows;
+  fit->layers.assign(config.num_layers,
+                     {config.head_dim, bits,
+                      std::vector<kernels::TransformCodeHead>(config.num_kv_heads, head.head)});
+  fit->id = "synthetic";
+  return std::shared_ptr<const TransformFit>(std::move(fit));
 }
 
 }  // namespace winnow::engine

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "engine/artifact.h"
 #include "engine/model/model_config.h"
+#include "engine/transform_fit.h"
 
 namespace winnow::engine {
 
@@ -23,6 +24,11 @@ struct SyntheticArtifact {
 // All kinds and the feature maps, for every layer. The same seed gives the same functions.
 // As Artifact::Parse: InvalidArgument for a shape that no artifact can have.
 absl::StatusOr<SyntheticArtifact> MakeSyntheticArtifact(const ModelConfig& config, uint64_t seed);
+
+// Transform codes that are fitted to noise, the same for every layer and KV head, with a tail.
+// As FitTransformHead: InvalidArgument.
+absl::StatusOr<std::shared_ptr<const TransformFit>> MakeSyntheticTransform(
+    const ModelConfig& config, int32_t bits);
 
 }  // namespace winnow::engine
 

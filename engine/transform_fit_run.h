@@ -28,7 +28,7 @@ inline constexpr int32_t kTransformFitVersion = 1;
 
 // At most so many tokens of text, in windows; at least one window is run, and no further one is begun later than
 // `budget` after the first.
-inline constexpr int32_t kFitTokens = 8192, kFitWindow = 2048;
+inline constexpr int32_t kFitTokens = 4096, kFitWindow = 2048;
 
 // `tokens`: of the text, as many as there are. `options`: the decoder's that the fit is for. `progress` is called with
 // the share that is done, up to 1; may be empty.

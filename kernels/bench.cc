@@ -27,6 +27,7 @@
 #include "kernels/silu_mul.h"
 #include "kernels/thread_pool.h"
 #include "kernels/top_p.h"
+#include "kernels/transform_code.h"
 #include "kernels/write_kv.h"
 
 namespace winnow::kernels {
@@ -539,6 +540,46 @@ class Bench {
         backend_->SelectByCodes(queries, query_codes.data(), kGroup, codes.data(), layout, chosen);
       });
       AddBesideRead({"select by codes", shape + ", k 2 %", seconds, bytes, 0, "", 0});
+    }
+    if (Wanted("select by masses")) {
+      SelectByMasses(q.tensor, kGroup, query, codes.data(), layout, shape);
+    }
+  }
+
+  // The same bytes read as transform codes, with the widths that a layer of a real model got.
+  void SelectByMasses(const Tensor& q, int32_t group, const RetrievalQuery& query,
+                      const void* codes, const CodeLayout& layout, const std::string& shape) {
+    const auto d = static_cast<int32_t>(q.cols / 8 / group);
+    std::mt19937 random(1);
+    std::normal_distribution<float> normal;
+    TransformCodeHead head;
+    head.widths = {7, 4, 4, 3, 3, 2, 2, 2, 1, 1, 1, 1, 1};
+    head.quads = 13;
+    head.fields = LayCodeFields(head.widths, layout.bits / 32);
+    const size_t n = size_t{4} * head.quads;
+    head.key_weight.assign(n * d, 0.1f);
+    for (size_t i = 0; i < n * d; ++i) head.query_weight.push_back(0.03f * normal(random));
+    head.key_bias.assign(n, 1);
+    head.mean.assign(d, 0.1f);
+    head.cell_bits = {0, 9, 17, 33, 40, 70, 80, 100};
+    head.tail = true;
+    const TransformCodeWeights weights{d, layout.bits, std::vector<TransformCodeHead>(8, head)};
+    const auto transform = backend_->PackTransformCode(weights);
+    const std::vector<float> anchors(size_t{8} * group, 3.0f);
+    std::vector<int64_t> masses(anchors.size() * kTransformCells);
+    std::vector<float> references(anchors.size()), deltas(anchors.size());
+    const TailMasses tail{8 * group, masses.data(), references.data(), deltas.data()};
+    std::vector<int32_t> counts(8), tokens(size_t{8} * query.k);
+    const Selection chosen{8, query.k, counts.data(), tokens.data()};
+    const double bytes = SelectByMassBytes({&query, 1}, layout);
+    const double flops = SelectByMassFlops(8.0 * query.mid.size(), group, head.quads);
+    for (const bool with_tail : {false, true}) {
+      const double seconds = Time([&] {
+        backend_->SelectByMass(q, {&query, 1}, anchors.data(), *transform, 0.1f, codes, layout,
+                               chosen, with_tail ? &tail : nullptr);
+      });
+      AddBesideRead({"select by masses", shape + ", k 2 %" + (with_tail ? ", tail" : ""), seconds,
+                     bytes, flops, "", 0});
     }
   }
 

@@ -194,6 +194,17 @@ absl::StatusOr<std::unique_ptr<BenchModel>> MakeBenchModel(
   WINNOW_ASSIGN_OR_RETURN(options.retrieval, BenchRetrieval(flags, made->config, made->weights,
                                                             policies, made->synthetic_artifact));
   options.retrieval.summaries = options.max_batch_logits;  // each sequence of a step may complete
+  for (const engine::AttentionPolicy& policy : policies) {
+    if (policy.kind != engine::AttentionPolicy::Kind::kPca ||
+        options.retrieval.transform != nullptr) {
+      continue;
+    }
+    const int32_t bits =
+        policy.bits != 0 ? policy.bits : engine::DefaultTransformBits(made->config.head_dim);
+    WINNOW_ASSIGN_OR_RETURN(options.retrieval.transform,
+                            engine::MakeSyntheticTransform(made->config, bits));
+    options.retrieval.indexes.push_back({engine::AttentionPolicy::Kind::kPca, bits});
+  }
   WINNOW_ASSIGN_OR_RETURN(made->backend, engine::MakeBackend(flags.model));
   made->available_bytes = made->backend->AvailableBytes();
   WINNOW_RETURN_IF_ERROR(engine::CheckMemory(made->config, options, *made->backend));

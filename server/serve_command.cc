@@ -125,6 +125,11 @@ engine::ModelOptions ModelOptionsOf(const ServeConfig& config, Log& log) {
   options.retrieval.probe_interval = static_cast<int32_t>(config.probe_interval);
   options.retrieval.summaries = static_cast<int32_t>(config.max_running);
   options.retrieval.crossover_cache = config.crossover_cache;
+  options.retrieval.progress = [&log, tenth = 0](double share) mutable {
+    if (static_cast<int>(share * 10) == tenth) return;
+    tenth = static_cast<int>(share * 10);
+    log.Event(LogLevel::kInfo, "transform_fit_progress", {{"percent", int64_t{10} * tenth}});
+  };
   return options;
 }
 
@@ -299,6 +304,19 @@ void LogRetrieval(Log& log, const engine::LoadedModel& model) {
              {"index_bytes", uint64_t{model.decoder->index_bytes()}},
              {"summary_bytes", uint64_t{model.decoder->summary_bytes()}},
              {"probe_interval", int64_t{options.probe_interval}}});
+  const engine::TransformReport& transform = model.transform;
+  if (transform.bits != 0) {
+    log.Event(LogLevel::kInfo, "transform_fit",
+              {{"bits", int64_t{transform.bits}},
+               {"source", transform.cached ? "fitted by an earlier start" : "fitted now"},
+               {"seconds", transform.seconds},
+               {"sample_tokens", int64_t{transform.sample_tokens}},
+               {"heads", int64_t{transform.heads}},
+               {"heads_with_tail", int64_t{transform.heads_with_tail}}});
+  }
+  if (!transform.problem.empty()) {
+    log.Event(LogLevel::kWarn, "transform_fit", {{"message", transform.problem}});
+  }
   const engine::CrossoverReport& report = model.crossover;
   std::string samples;
   for (const engine::CrossoverSample& sample : report.crossover.samples) {

@@ -202,8 +202,8 @@ inline constexpr int32_t kMassDotsStride = 512 + 32;
 // D_j of the tokens of whole tiles that hold [first, last), at most a piece: dots [group][kMassDotsStride], the first
 // is that of the first tile's first token.
 using MassDotsFn = void(const MassCall& call, int32_t first, int32_t last, int32_t* dots);
-// S_p of `count` dots. REQUIRES: none above `peak`.
-using MassSumFn = int64_t(const int32_t* dots, int32_t count, float a, int32_t peak);
+// S_p of `count` dots, and P_p in `peak`. REQUIRES: count > 0.
+using MassSumFn = int64_t(const int32_t* dots, int32_t count, float a, int32_t* peak);
 struct MassHead {
   float a = 0, b = 0, reference = 0, inverse = 0;
 };

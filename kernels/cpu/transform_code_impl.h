@@ -267,7 +267,31 @@ void MassDots(const MassCall& call, int32_t first, int32_t last, int32_t* dots) 
   }
 }
 
-int64_t MassSum(const int32_t* dots, int32_t count, float a, int32_t peak) {
+int64_t MassSum(const int32_t* dots, int32_t count, float a, int32_t* peak_of) {
+  int32_t peak = dots[0];
+  int32_t seen = 1;
+#if defined(__AVX512F__)
+  if (count >= kLanes) {
+    __m512i most = _mm512_loadu_si512(dots);
+    for (seen = kLanes; seen + kLanes <= count; seen += kLanes) {
+      most = _mm512_max_epi32(most, _mm512_loadu_si512(dots + seen));
+    }
+    peak = _mm512_reduce_max_epi32(most);
+  }
+#elif defined(__AVX2__)
+  if (count >= kLanes) {
+    __m256i most = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(dots));
+    for (seen = kLanes; seen + kLanes <= count; seen += kLanes) {
+      most =
+          _mm256_max_epi32(most, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(dots + seen)));
+    }
+    alignas(32) int32_t lanes[kLanes];
+    _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), most);
+    for (int lane = 0; lane < kLanes; ++lane) peak = lanes[lane] > peak ? lanes[lane] : peak;
+  }
+#endif
+  for (; seen < count; ++seen) peak = dots[seen] > peak ? dots[seen] : peak;
+  *peak_of = peak;
   alignas(64) int32_t terms[kLanes];
   int64_t sum = 0;
   const Vec::Reg scale = Vec::Set1(a), top = Vec::Set1(0x1p26f);

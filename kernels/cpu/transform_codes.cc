@@ -184,10 +184,7 @@ void SumRange(const CpuOps& ops, Unit& unit, const Range& range, int32_t* dots) 
     for (int32_t g = 0; g < group; ++g) {
       const int32_t* of_query = dots + int64_t{g} * kMassDotsStride + (tokens.first - tile);
       const int64_t at = int64_t{piece} * group + g;
-      int32_t peak = of_query[0];  // a loop that becomes vectors, as std::max_element does not
-      for (int32_t j = 1; j < tokens.size(); ++j) peak = of_query[j] > peak ? of_query[j] : peak;
-      unit.peaks[at] = peak;
-      unit.sums[at] = ops.mass_sum(of_query, tokens.size(), unit.heads[g].a, peak);
+      unit.sums[at] = ops.mass_sum(of_query, tokens.size(), unit.heads[g].a, &unit.peaks[at]);
     }
   });
 }
@@ -236,12 +233,22 @@ void WeighRange(const CpuOps& ops, const std::vector<uint8_t>& cell_bits, const 
     if (range.masses == nullptr) return;
     ops.mass_cells(unit.call, cell_bits.data(), static_cast<int32_t>(cell_bits.size()),
                    tokens.first, tokens.last, scratch.cells);
-    for (int32_t g = 0; g < group; ++g) {
+    // Two queries at a time: their additions to one cell do not wait for each other.
+    const int32_t begin = tokens.first - tile, end = tokens.last - tile;
+    int32_t g = 0;
+    for (; g + 2 <= group; g += 2) {
       const int32_t* fixed = scratch.fixed + int64_t{g} * kMassDotsStride;
       int64_t* masses = range.masses + int64_t{g} * kTransformCells;
-      for (int32_t j = tokens.first - tile; j < tokens.last - tile; ++j) {
-        masses[scratch.cells[j]] += fixed[j];
+      for (int32_t j = begin; j < end; ++j) {
+        const int32_t cell = scratch.cells[j];
+        masses[cell] += fixed[j];
+        masses[cell + kTransformCells] += fixed[j + kMassDotsStride];
       }
+    }
+    for (; g < group; ++g) {
+      const int32_t* fixed = scratch.fixed + int64_t{g} * kMassDotsStride;
+      int64_t* masses = range.masses + int64_t{g} * kTransformCells;
+      for (int32_t j = begin; j < end; ++j) masses[scratch.cells[j]] += fixed[j];
     }
   });
 }

@@ -118,7 +118,7 @@ TEST(AttentionPolicy, RandomPoliciesParseBack) {
   };
   const auto share = [&] { return 1 - std::uniform_real_distribution<double>(0, 1)(random); };
   for (int i = 0; i < 2000; ++i) {
-    AttentionPolicy policy{.kind = static_cast<Kind>(1 + below(7))};
+    AttentionPolicy policy{.kind = static_cast<Kind>(1 + below(8))};
     if (policy.HasBudget()) {
       if (below(2) == 0) {
         policy.k = {.count = 1 + below(AttentionPolicy::kCountMax), .share = 0};
@@ -131,7 +131,11 @@ TEST(AttentionPolicy, RandomPoliciesParseBack) {
     if (below(2) == 0) policy.sink = below(1000);
     if (below(2) == 0) policy.window = 1 + below(1000);
     if (below(2) == 0) policy.dense_layers = below(8);
-    if (policy.index_kind() == IndexKind::kCodes && below(2) == 0) policy.bits = 32 << below(2);
+    const bool is_pca = policy.kind == Kind::kPca;
+    if (policy.index_kind() == IndexKind::kCodes && below(2) == 0) {
+      policy.bits = is_pca ? 64 * (1 + below(4)) : 32 << below(2);
+    }
+    if (is_pca) policy.tail = below(2) == 0;
     if (below(2) == 0) policy.suffix = below(1000);
     if (below(2) == 0) policy.from = below(100000);
     if (below(2) == 0) policy.floor = share();
@@ -233,7 +237,7 @@ TEST(AttentionPolicy, OptionsThatDoNotApplyAreNamed) {
 TEST(AttentionPolicy, BadOptionsAreNamed) {
   ExpectInvalid("hata:kk=2",
                 "policy option 'kk' is not known (did you mean 'k'?); options: k, p, completion, "
-                "sink, window, dense_layers, bits, suffix, from, floor");
+                "tail, sink, window, dense_layers, bits, suffix, from, floor");
   ExpectInvalid("hata:complition=on", "did you mean 'completion'?");
   ExpectInvalid("hata:k=2,k=3", "policy option 'k' is given twice");
   ExpectInvalid("hata:from=2,from=2", "policy option 'from' is given twice");

@@ -61,7 +61,7 @@ inline ModelOptions Options() {
   options.retrieval.summaries = kRunning;
   options.retrieval.index = "quest,lsh,pca,hata,spotlight,int4";
   // One fit for all tests of a run.
-  options.retrieval.crossover_cache = testing::TempDir() + "/winnow-tiers-fit/crossover.json";
+  options.retrieval.crossover_cache = ::testing::TempDir() + "/winnow-tiers-fit/crossover.json";
   return options;
 }
 

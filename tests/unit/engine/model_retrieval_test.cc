@@ -210,6 +210,7 @@ TEST(ModelRetrieval, TransformCodesAreFittedOnceAndRemembered) {
   EXPECT_GE((*first)->transform.sample_tokens, 1024);
   EXPECT_GT((*first)->transform.heads_with_tail, 0);
   EXPECT_THAT(Indexes(**first), ElementsAre("pca:64"));
+  options.retrieval.progress = nullptr;
   const auto second = LoadModel(directory.path(), options);
   ASSERT_TRUE(second.ok()) << second.status();
   EXPECT_TRUE((*second)->transform.cached);
