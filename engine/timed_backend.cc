@@ -348,7 +348,8 @@ void TimedBackend::SelectByMass(const Tensor& q, std::span<const kernels::Retrie
                                 const void* codes, const kernels::CodeLayout& code_layout,
                                 const kernels::Selection& chosen, const kernels::TailMasses* tail) {
   const Timer timer = Time(select_);
-  inner_.SelectByMass(q, queries, anchor_masses, transform, scale, codes, code_layout, chosen, tail);
+  inner_.SelectByMass(q, queries, anchor_masses, transform, scale, codes, code_layout, chosen,
+                      tail);
 }
 
 void TimedBackend::ExtendCellTables(std::span<const kernels::CellTableExtension> extensions,
