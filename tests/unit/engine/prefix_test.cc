@@ -58,8 +58,9 @@ TEST_F(PrefixTest, AStoreOfAnotherModelOrOfOtherSettingsHasNothing) {
   };
   copy_model();
   ModelOptions options = Tiered();
-  options.retrieval.index = "quest,lsh";  // the copies have no artifact, and pca would be fitted to each
-  options.kv_bytes *= 4;                  // enough for any of the settings below
+  options.retrieval.index =
+      "quest,lsh";        // the copies have no artifact, and pca would be fitted to each
+  options.kv_bytes *= 4;  // enough for any of the settings below
   options.tiers.disk_bytes = 256 << 20;
   options.tiers.store_dir = directory_.File("store");
   ExpectEqual(Answers(*Load(options, model_dir), true));
