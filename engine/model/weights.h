@@ -97,9 +97,9 @@ WeightsSummary Summarize(const ModelConfig& config, const Weights& weights);
 
 // A tensor that a configuration calls for.
 struct TensorSpec {
-  std::string name;       // "model.layers.0.self_attn.q_proj.weight"
-  std::string gguf_name;  // "blk.0.attn_q.weight"
-  int64_t rows = 0;       // 0: a vector of `cols`
+  std::string name;            // "model.layers.0.self_attn.q_proj.weight"
+  std::string gguf_name = {};  // "blk.0.attn_q.weight"
+  int64_t rows = 0;            // 0: a vector of `cols`
   int64_t cols = 0;
   enum class Role { kMatrix, kEmbedding, kNorm, kBias };
   Role role = Role::kMatrix;

@@ -250,8 +250,8 @@ TEST(WeightsTest, TypesMayBeMixed) {
              [](json& header, std::string& data) { header["model.norm.weight"]["dtype"] = "F16"; });
   const auto weights = Load(model.dir());
   ASSERT_TRUE(weights.ok());
-  EXPECT_EQ(weights->final_norm.dtype, DType::kF16);
-  EXPECT_EQ(weights->embedding.dtype, DType::kBF16);
+  EXPECT_EQ(weights->final_norm.type, kernels::WeightType::kF16);
+  EXPECT_EQ(weights->embedding.type, kernels::WeightType::kBF16);
 }
 
 TEST(WeightsTest, TensorsThatTheConfigurationDoesNotKnowAreRefused) {
