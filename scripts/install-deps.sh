@@ -19,6 +19,8 @@ packages=(
   libdnnl-dev
   # tests and the demo's document generator
   libgtest-dev libgmock-dev python3 python3-grpcio python3-protobuf
+  # fetching the real model from PyPI
+  python3-venv
 )
 
 missing=()
