@@ -56,7 +56,7 @@ struct DecoderOptions {
   RetrievalOptions retrieval = {};  // indexes beside the KV pool, and the artifact
   // Called before the weights of each layer are read and packed, from the thread that does so, with
   // the number of layers done and of all. Empty: nobody asks.
-  std::function<void(size_t done, size_t total)> on_packing;
+  std::function<void(size_t done, size_t total)> on_packing = {};
 };
 
 // Layers that the default policy leaves dense stay on the device.

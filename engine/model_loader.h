@@ -55,7 +55,7 @@ struct ModelOptions {
   // Called once, when everything small has been read and checked and before weights are read.
   std::function<void(const ModelConfig&, const Weights&, const Tokenizer&)> on_opened;
   // As DecoderOptions::on_packing.
-  std::function<void(size_t done, size_t total)> on_packing;
+  std::function<void(size_t done, size_t total)> on_packing = {};
   // For tests: what the store that `tiers` make is wrapped in.
   std::function<std::unique_ptr<storage::BlockStore>(std::unique_ptr<storage::BlockStore>)>
       decorate_store;

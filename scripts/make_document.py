@@ -58,6 +58,8 @@ PLAIN_FORMS = [
     (" The lighthouse at {place} is kept by {person}.", "Who keeps the lighthouse at {place}?"),
     (" The mayor of {place} is {person}.", "Who is the mayor of {place}?"),
     (" The oldest baker in {place} is {person}.", "Who is the oldest baker in {place}?"),
+    (" The best violinist of {place} is {person}.", "Who is the best violinist of {place}?"),
+    (" The old mill at {place} belongs to {person}.", "To whom does the old mill at {place} belong?"),
 ]
 PLACES_ON_MAPS = ["Brighthaven", "Dunmore", "Eastwick", "Fallow Bay", "Greenholm", "Harrowgate", "Kingsferry", "Larkfield",
                   "Milford", "Northquay", "Oakhurst", "Penrose", "Ravensworth", "Saltmarsh", "Thornbury", "Westerleigh"]
@@ -141,8 +143,9 @@ def secret_code(rng, used):
 def person_somewhere(rng, used):
     """The same of PLAIN_FORMS."""
     place = rng.choice([place for place in PLACES_ON_MAPS if place not in used])
-    used.add(place)
-    fact, question = rng.choice(PLAIN_FORMS)
+    # Each form once: small models mix up two keepers of lighthouses.
+    fact, question = rng.choice([form for form in PLAIN_FORMS if form[0] not in used])
+    used.update((place, fact))
     person = f"{rng.choice(FIRST_NAMES)} {rng.choice(LAST_NAMES)}"
     return fact.format(place=place, person=person), {"question": question.format(place=place), "answer": person,
                                                      "fact": person}
@@ -177,12 +180,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bytes", type=int, default=110_000, help="size of the document (default %(default)s)")
     parser.add_argument("--facts", type=int, default=4, help="hidden facts (default %(default)s)")
-    parser.add_argument("--plain", action="store_true", help="facts and questions in plain words, for any chat model; at most 16")
+    parser.add_argument("--plain", action="store_true", help="facts and questions in plain words, for any chat model; at most 5")
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--out", type=pathlib.Path, required=True)
     args = parser.parse_args()
-    if args.plain and args.facts > len(PLACES_ON_MAPS):
-        parser.error(f"--plain has at most {len(PLACES_ON_MAPS)} facts")
+    if args.plain and args.facts > len(PLAIN_FORMS):
+        parser.error(f"--plain has at most {len(PLAIN_FORMS)} facts")
     text, questions = make(args.bytes, args.facts, args.seed, person_somewhere if args.plain else secret_code)
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "document.txt").write_text(text)
