@@ -48,14 +48,17 @@ bool RetrievalAttention::MeasureAnchors(int32_t layer, int32_t first,
   if (memory_.tiered() || any_lost ||
       !backend_.AttendChosenStates(q, queries, nothing, memory_.LayerPool(layer), layout_, scale_,
                                    states)) {
-    if (!Fetch(layer, first, queries, nothing)) return false;
+    // The device may still read what an earlier call fetched.
+    if (!backend_.Synchronize() || !Fetch(layer, first, queries, nothing)) return false;
     backend_.AttendRows(q, queries, lists_, layout_, scale_, states);
-    if (fetcher_->keeps() && !backend_.Synchronize()) return false;
+    // The fetch of what is selected takes the same addresses and frames again.
+    if (!backend_.Synchronize()) return false;
     fetcher_->End();
     anchor_rows_ = tier_rows_;
   }
   backend_.StateMasses(states, num_states, layout_.head_dim, masses);
-  return true;
+  // Where blocks are away, what is fetched next may take the frames that this reads.
+  return memory_.away_in(layer) == 0 || backend_.Synchronize();
 }
 
 void RetrievalAttention::SelectByMass(int32_t layer, const AttentionPolicy& policy, int32_t first,
@@ -103,6 +106,8 @@ bool RetrievalAttention::ExtendTables(int32_t layer, int32_t first,
     const kernels::CellTableExtension extension{&table, pinned.table, queries[i].block_table, end};
     backend_.ExtendCellTables({&extension, 1}, pinned.pool, layout_, *codes.layers[layer].transform,
                               codes.layers[layer].pool.data(), codes.layout);
+    // What was pinned may go to others from here on.
+    if ((memory_.tiered() || memory_.away_in(layer) != 0) && !backend_.Synchronize()) return false;
   }
   return true;
 }

@@ -170,7 +170,7 @@ class Configuration(unittest.TestCase):
             for flags, code, part in ((["--artifact", damaged], 78, str(damaged)),
                                       (["--artifact", directory / "none"], 78, "none"),
                                       (["--index", "spotlite"], 2, "spotlite"),
-                                      (["--artifact", "none", "--index", "spotlight"], 78, "spotlight"),
+                                      (["--artifact", "none", "--index", "spotlight"], 2, "spotlight"),
                                       (["--retrieval-from", "4k"], 2, "4k"),
                                       (["--artifact", "none", "--policy", "spotlight"], 78, "artifact")):
                 with self.subTest(flags=flags):

@@ -154,7 +154,8 @@ TEST_F(ArtifactTest, HeadsThatCompletionHarmsHaveNoMass) {
   std::vector<bool> helps(2 * heads, true);  // layers 2 and 3
   helps[heads + 1] = false;                  // layer 3, head 1
   file.header["features"]["helps"] = helps;
-  const auto all = Parse(good_.Bytes()), some = Parse(file.Bytes());
+  const std::string all_bytes = good_.Bytes(), some_bytes = file.Bytes();
+  const auto all = Parse(all_bytes), some = Parse(some_bytes);
   ASSERT_TRUE(some.ok()) << some.status();
   for (const int32_t layer : {2, 3}) {
     const auto whole = (*all)->FeatureMap(layer, Side::kQuery).out.bias;

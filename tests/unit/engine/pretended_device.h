@@ -71,6 +71,19 @@ class PretendedDevice : public TimedBackend {
                       const kernels::Selection& chosen) override {
     cpu_.SelectByLogits(q, queries, pool, layout, scale, Make(chosen, queries.size()));
   }
+  void SelectByMass(const kernels::Tensor& q, std::span<const kernels::RetrievalQuery> queries,
+                    const float* anchor_masses, const kernels::PackedTransformCode& transform,
+                    float scale, const void* codes, const kernels::CodeLayout& code_layout,
+                    const kernels::Selection& chosen, const kernels::TailMasses* tail) override {
+    // A device reads what its own kernels wrote, before the host sees it.
+    for (auto made = masses_.rbegin(); made != masses_.rend(); ++made) {
+      if (made->second != anchor_masses) continue;
+      anchor_masses = made->first.data();
+      break;
+    }
+    cpu_.SelectByMass(q, queries, anchor_masses, transform, scale, codes, code_layout,
+                      Make(chosen, queries.size()), tail);
+  }
   void PruneSelection(const kernels::Tensor& q, std::span<const kernels::RetrievalQuery> queries,
                       const void* int4_keys, const kernels::KvLayout& layout, float scale, float p,
                       const kernels::Selection& candidates,

@@ -55,7 +55,7 @@ TEST(LoadingLog, OneLineSaysWhatModelThisIs) {
   EXPECT_EQ(std::count(lines.begin(), lines.end(), '\n'), 1) << lines;
   EXPECT_THAT(lines, AllOf(HasSubstr("event=model"), HasSubstr("family=LlamaForCausalLM"),
                            HasSubstr("parameters=5475584"), HasSubstr("context=32768"),
-                           HasSubstr("bytes=10951168"), HasSubstr("dtype=bfloat16")));
+                           HasSubstr("bytes=10951168"), HasSubstr("dtype=BF16")));
 }
 
 TEST(LoadingLog, UnknownKeysAndMissingBytesAreNamed) {
