@@ -246,7 +246,7 @@ absl::StatusOr<TransformReport> ResolveTransform(const ModelConfig& config, cons
     return without(absl::UnimplementedError(
         fmt::format("index: pca: {} has no transform codes yet", backend.name())));
   }
-  WINNOW_ASSIGN_OR_RETURN(const std::string fingerprint, ModelFingerprint(config, weights.files));
+  WINNOW_ASSIGN_OR_RETURN(const std::string fingerprint, ModelFingerprint(config, weights));
   const std::string_view text = TransformFitText();
   const std::string key =
       fmt::format("transform fit {} of {}, compute {}, kv {}, text {}, bits {}",
