@@ -37,9 +37,10 @@ std::string Group(std::string digits, char separator, size_t every) {
 }
 
 std::string InBase(uint64_t value, unsigned base, bool upper) {
+  const std::string_view alphabet = upper ? "0123456789ABCDEF" : "0123456789abcdef";
   std::string digits;
   do {
-    digits.insert(digits.begin(), (upper ? "0123456789ABCDEF" : "0123456789abcdef")[value % base]);
+    digits.insert(digits.begin(), alphabet[value % base]);
     value /= base;
   } while (value != 0);
   return digits;
