@@ -206,7 +206,7 @@ class Decoder final : public Model {
   // Weights.
   const Weights* packing_ = nullptr;  // while weights are packed: for the names of tensors
   WeightMatrix embedding_;            // [vocab][hidden], where it lies in the file
-  // Of an embedding that no backend takes where it lies: the rows of one batch, widened, and 0, 1, 2, ...
+  // Rows of one batch, widened, where no backend takes the embedding as it lies; and 0, 1, 2, ...
   std::vector<float> embedded_rows_;  // [max_batch_tokens][hidden]
   std::vector<int32_t> row_numbers_;  // [max_batch_tokens]
   std::vector<Layer> layers_;

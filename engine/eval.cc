@@ -30,7 +30,7 @@ double ContainedShare(const std::vector<std::string>& words, std::string_view te
 
 }  // namespace
 
-// What became of one question under one policy.
+// Outcome of one question under one policy.
 struct Evaluator::Outcome {
   int64_t answer_tokens = 0, right_tokens = 0;
   double exact = 0;

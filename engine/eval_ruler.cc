@@ -260,7 +260,7 @@ EvalTask BuildFrequentWords(int64_t units, uint64_t seed, const RulerOptions& op
   for (int64_t rank = 1; static_cast<int64_t>(words.size()) < units; ++rank) {
     const double share = 1 / (kZetaOf2 * static_cast<double>(rank) * static_cast<double>(rank));
     const auto times = std::max<int64_t>(1, std::llround(share * static_cast<double>(units)));
-    // Of six letters always, so that none is part of another.
+    // Words have six letters each, so that none is part of another.
     const std::string word = rank == 1 ? "...." : texts.Letters(6);
     if (rank >= 2 && rank <= 4) references.push_back(word);
     words.insert(words.end(), std::min(times, units - static_cast<int64_t>(words.size())), word);

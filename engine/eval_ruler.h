@@ -20,7 +20,7 @@
 // (vt), 120 (cwe), 50 (fwe) or 32 (qa) tokens, or for qa whether any form of the answer is found. The
 // length is that of the whole prompt, chat format included, and the answer's tokens.
 //
-// What differs from the paper, because its material may not be here: the wording of prompts; prose is
+// Differences from the paper, because its material may not be here: the wording of prompts; prose is
 // made of random sentences (or taken from a file) instead of essays; qa has passages about people and
 // towns that do not exist instead of SQuAD and HotpotQA, so a model cannot know the answers before it
 // reads; keys are pairs of words from a list of 358, and so are the words of cwe that go beyond that

@@ -1,4 +1,4 @@
-// What RetrievalCounts says as shares, for the results of eval; 1 where nothing retrieved or nothing was
+// RetrievalCounts as shares, for the results of eval; 1 where nothing retrieved or nothing was
 // measured.
 //
 // Pure functions; any thread.

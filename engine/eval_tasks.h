@@ -1,4 +1,4 @@
-// What `winnow eval` asks: documents with questions, and the task files that hold them, one JSON object
+// Input of `winnow eval`: documents with questions, and the task files that hold them, one JSON object
 // a line,
 //
 //   {"id", "task", "target_tokens", "intro", "document",
@@ -71,7 +71,7 @@ struct EvalTaskSource {
 absl::StatusOr<EvalTaskSource> SourceOf(std::span<const EvalTask> tasks,
                                         std::span<const int32_t> lengths);
 
-// What a document of so many tokens costs to read, in arbitrary units: products grow with its length,
+// Cost of reading a document of so many tokens, in arbitrary units: products grow with its length,
 // attention with the square.
 double ExpectedEvalWork(double tokens);
 

@@ -129,7 +129,7 @@ void Converter::ReadTypes() {
       if (*type != 0) types_[id] = static_cast<GgufTokenType>(*type);
     }
   }
-  // What ends or begins a text is no text, even in files without types.
+  // Tokens that begin or end a text are control tokens, even in files without token types.
   for (const char* key : {"tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id",
                           "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"}) {
     if (const std::optional<size_t> id = SpecialId(key, {})) types_[*id] = GgufTokenType::kControl;
@@ -209,7 +209,7 @@ std::vector<Pair> Converter::ScoredMerges() {
     Fail(kInvalid, kScores, Concat("must be an array of ", tokens_.size(), " float32"));
     return {};
   }
-  // Of all parts of all tokens few are tokens: their hashes say so at once.
+  // Looks parts up by hash first, because few parts of tokens are tokens themselves.
   absl::flat_hash_map<uint64_t, size_t> by_hash;
   by_hash.reserve(tokens_.size());
   const auto mergeable = [&](size_t id) {

@@ -27,7 +27,7 @@ namespace winnow::engine {
 // winnow lacks, with the list of what it has. InvalidArgument names the key, and the token where it is one.
 absl::StatusOr<std::string> GgufTokenizerJson(const GgufContents& contents, std::string_view name);
 
-// What a chat template needs: its text, and the tokens that it may print, "" where the file names none.
+// Chat template of a file: its text, and the tokens that it may print, "" where the file names none.
 struct GgufChatTemplate {
   std::string text, bos_token, eos_token;
 };

@@ -215,7 +215,7 @@ void ReadRopeScaling(const ArchitectureKeys& of, ModelConfig& config) {
     scaling.attention_factor = attention * (0.1 * std::log(scaling.factor) + 1.0);
 }
 
-// What a tensor that is read here is called in errors.
+// Makes the error for a tensor that is read here.
 absl::Status TensorError(std::string_view name, const GgufTensor& tensor, std::string_view what) {
   return absl::InvalidArgumentError(Concat(name, ": tensor ", ShortDump(std::string(tensor.name)),
                                            " at byte ", tensor.begin, ": ", what));
@@ -245,7 +245,7 @@ absl::Status ReadRopeFactors(const GgufContents& contents, std::string_view name
   return absl::OkStatus();
 }
 
-// What shows in the tensors: how large the vocabulary is, which biases there are, what type most of them have.
+// Reads what only the tensors show: how large the vocabulary is, which biases there are, what type most of them have.
 absl::Status ReadTensors(const ArchitectureKeys& of, const GgufContents& contents,
                          std::string_view name, ModelConfig& config) {
   const GgufTensor* embedding = contents.FindTensor("token_embd.weight");
