@@ -56,17 +56,9 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& model_
   WINNOW_ASSIGN_OR_RETURN(decoder_options.retrieval,
                           ResolveRetrieval(model_path, config, weights, options.retrieval));
   // Before memory is counted and taken: it adds an index, and needs a decoder of its own meanwhile.
-  TransformReport transform;
-  if (options.device == "cuda" && options.retrieval.index == "auto" &&
-      options.retrieval.policies.empty()) {
-    // Its kernels have the reference's bits, but no server has run them yet: who wants them says so.
-    transform.problem = "index: pca: not made by itself on a GPU yet; --index pca asks for it";
-    decoder_options.retrieval.no_transform = transform.problem;
-  } else {
-    WINNOW_ASSIGN_OR_RETURN(
-        transform, ResolveTransform(config, weights, *tokenizer, options.retrieval, *backend,
-                                    decoder_options));
-  }
+  WINNOW_ASSIGN_OR_RETURN(TransformReport transform,
+                          ResolveTransform(config, weights, *tokenizer, options.retrieval, *backend,
+                                           decoder_options));
   const kernels::KvLayout layout{config.num_kv_heads, config.head_dim, decoder_options.block_tokens,
                                  decoder_options.kv_dtype};
   WINNOW_RETURN_IF_ERROR(CheckMemory(config, decoder_options, *backend,

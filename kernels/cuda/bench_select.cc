@@ -121,19 +121,24 @@ void BenchMasses(Bench& bench) {
     const DeviceTransformMemory transform(BenchTransform(d, c.bits));
     const Sequences sequences(c.batch, c.n, c.k);
     const CodeLayout layout{kKvHeads, kBlock, c.bits};
-    const MassSelectShape shape{c.batch, kGroup, layout, c.n};
+    MassSelectShape shape{c.batch, kGroup, layout, c.n};
+    MassSelectShape in_passes = shape;
+    in_passes.fused = false;
     const double bytes = static_cast<double>(sequences.num_blocks) * layout.BlockBytes();
     const int copies = Bench::Copies(bytes);
     std::vector<Memory<std::byte>> codes;
     for (int i = 0; i < copies; ++i) codes.push_back(RandomBytes(static_cast<int64_t>(bytes)));
     const auto q = RandomFloats(int64_t{c.batch} * heads * d);
     const Memory<float> anchors(std::vector<float>(c.batch * heads, 5.0f));
-    Memory<std::byte> workspace(static_cast<int64_t>(MassSelectWorkspaceBytes(shape)));
+    Memory<std::byte> workspace(static_cast<int64_t>(
+        std::max(MassSelectWorkspaceBytes(shape), MassSelectWorkspaceBytes(in_passes))));
     Memory<int32_t> counts(c.batch * kKvHeads), tokens(int64_t{c.batch} * kKvHeads * c.k);
     const Selection chosen{kKvHeads, c.k, counts.data(), tokens.data()};
     Memory<int64_t> masses(int64_t{c.batch} * heads * kTransformCells);
     Memory<float> references(c.batch * heads), deltas(c.batch * heads);
-    for (const bool tail : {false, true}) {
+    for (const int way : {0, 1, 2, 3}) {
+      const bool tail = way % 2 != 0;
+      shape.fused = way < 2;
       const TailMasses of_tail =
           tail ? TailMasses{heads, masses.data(), references.data(), deltas.data()} : TailMasses{};
       const double seconds = bench.Seconds(copies, 20, [&](int i, cudaStream_t stream) {
@@ -141,7 +146,8 @@ void BenchMasses(Bench& bench) {
                             sequences.queries.data(), anchors.data(), 0.1f, codes[i].data(), chosen,
                             of_tail, workspace.data(), stream);
       });
-      bench.Report(tail ? "masses: select, tail" : "masses: select", text, seconds, bytes);
+      bench.Report(Text("masses: select%s%s", tail ? ", tail" : "", shape.fused ? "" : ", in passes"),
+                   text, seconds, bytes);
     }
   }
   const KvLayout kv{kKvHeads, d, kBlock, DType::kBF16};

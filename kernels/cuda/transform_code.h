@@ -19,6 +19,7 @@ inline constexpr int kTransformWordsMax = kTransformBitsMax / 32;
 inline constexpr int kTransformQuadsMax = 64;
 inline constexpr int kTransformFieldsMax = 8 * kTransformWordsMax;
 inline constexpr int32_t kTransformGroupMax = 16;
+inline constexpr int kTransformFusedSteps = 4;  // a word has up to 8 fields
 
 // How the codes of one KV head are laid out.
 struct DeviceTransformHead {
@@ -39,6 +40,16 @@ struct DeviceTransformHead {
   int32_t cell_bits[8] = {};
   int32_t tail = 0;
   int32_t delta_rows = 0;
+  // The same for transform_select_fused.cuh, by slot and class of lanes: fields, two of each step, and bits of the cell
+  // (where in the word, and 256 times where in the cell). Steps and bits are the most of any class; masks of 0, and bit 31
+  // of the cell, stand where a class has fewer.
+  struct Class {
+    Field fields[kTransformFusedSteps][2];
+    int32_t cell_bits[8] = {};
+  };
+  Class classes[kTransformWordsMax / 4][4];
+  int32_t steps[kTransformWordsMax / 4] = {};
+  int32_t class_cell_bits[kTransformWordsMax / 4] = {};
 };
 
 // Of one layer, in memory of the caller. n = 4 * quads, the most of any head.
@@ -68,12 +79,15 @@ struct MassSelectShape {
   int32_t group = 0;           // G, 1 to 16
   CodeLayout layout;           // bits 64, 128, 192 or 256
   int32_t max_mid_tokens = 0;  // no query's mid is longer
+  // In one launch, where all blocks of a row run at once. False: in passes, whatever the row's length.
+  bool fused = true;
 };
 
-// Scan: one block a piece of 512 tokens; integer dots, the piece's peak and sum; the row's last block makes R and the
-// sum of masses. Mass: each token's key, counted by its upper 9 bits. Count: the lower 7 bits of those in the cut's
-// bin; the row's last block finds the cut and where each chunk's tokens go. Compact: tokens, and cells of the rest.
-// Five launches; dots (4 bytes a token and query head) and keys (2 bytes a token) go through the workspace.
+// Prepare makes coefficients of the queries; then one launch for as many rows as there is room for, whose blocks meet; or
+// four: Scan (integer dots, each piece's peak and sum; the row's last block makes R and the sum of masses), Mass (each
+// token's key, counted by its upper 9 bits), Count (the lower 7 bits of those in the cut's bin, and where each chunk's
+// tokens go), Compact (tokens, and cells of the rest). Then dots (4 bytes a token and query head) and keys (2 bytes a
+// token) go through the workspace.
 size_t MassSelectWorkspaceBytes(const MassSelectShape& shape);
 ZeroedPart MassSelectZeroedPart(const MassSelectShape& shape);
 

@@ -58,7 +58,7 @@ class CudaTransformCodeTest : public CudaTest {
 
   // SelectByMass of `queries` twice, against the reference, to the bit.
   void ExpectSelects(const Scene& scene, const std::vector<RetrievalQuery>& queries, int32_t rows,
-                     bool flat) {
+                     bool flat, bool fused = true) {
     const int32_t d = scene.weights.head_dim, heads = scene.heads();
     const size_t states = queries.size() * heads;
     // Queries of zeros have equal masses everywhere.
@@ -82,6 +82,7 @@ class CudaTransformCodeTest : public CudaTest {
       shape.max_mid_tokens = std::max(shape.max_mid_tokens, query.mid.size());
     }
     shape.max_mid_tokens += static_cast<int32_t>(random_.Int(0, 5000));
+    shape.fused = fused;
     const DeviceArray<float> on_device = Upload(q), masses(anchors);
     const DeviceArray<std::byte> codes(scene.codes);
     const DeviceQueries device_queries(queries);
@@ -153,11 +154,14 @@ TEST_F(CudaTransformCodeTest, SelectsTheReferencesTokensAndLeavesItsTail) {
       const int32_t d = bits == 256 ? 128 : 64;
       const int32_t block_tokens = static_cast<int32_t>(16 * random_.Int(1, 5));
       const Scene scene(random_, d, 2, group, bits, {900, 2500}, block_tokens);
-      ExpectSelects(
-          scene,
-          {AnyQuery(scene, 0, 1, 900), AnyQuery(scene, 1, 0, 2500), AnyQuery(scene, 1, 2, 2400)}, 3,
-          random_.Int(0, 3) == 0);
-      if (HasFailure()) return;
+      for (const bool fused : {true, false}) {
+        SCOPED_TRACE(::testing::Message() << bits << " bits, G " << group << ", fused " << fused);
+        ExpectSelects(
+            scene,
+            {AnyQuery(scene, 0, 1, 900), AnyQuery(scene, 1, 0, 2500), AnyQuery(scene, 1, 2, 2400)},
+            3, random_.Int(0, 3) == 0, fused);
+        if (HasFailure()) return;
+      }
     }
   }
 }
@@ -171,7 +175,25 @@ TEST_F(CudaTransformCodeTest, LongRowsOfManyChunks) {
   query.mid = {16, 29872};
   for (const int32_t k : {600, 1, 0, query.mid.size()}) {
     query.k = k;
-    ExpectSelects(scene, {query}, 1, false);
+    for (const bool fused : {true, false}) ExpectSelects(scene, {query}, 1, false, fused);
+  }
+}
+
+// The fused kernel's chunks grow with the number of rows, and then there are several launches.
+TEST_F(CudaTransformCodeTest, ManyRowsTakeLongerChunksAndSeveralLaunches) {
+  SCOPED_TRACE(Seed());
+  for (const int32_t group : {2, 4, 8, 16}) {
+    const int32_t bits = random_.Int(0, 1) == 0 ? 128 : 256;
+    const Scene scene(random_, 64, 2, group, bits, {4000, 9000});
+    for (const int32_t count : {9, 30, 60, 130, 300}) {
+      SCOPED_TRACE(::testing::Message() << bits << " bits, G " << group << ", " << count << " queries");
+      std::vector<RetrievalQuery> queries;
+      for (int32_t i = 0; i < count; ++i) {
+        queries.push_back(AnyQuery(scene, i % 16 == 0 ? 1 : 0, i % 7, i % 16 == 0 ? 9000 : 700));
+      }
+      ExpectSelects(scene, queries, 7, false);
+      if (HasFailure()) return;
+    }
   }
 }
 

@@ -1,0 +1,724 @@
+// Selection by estimated mass in one launch whose blocks meet (transform_select.cu says when): dots stay in registers, and
+// keys in shared memory.
+//
+// Mapping. A block of 256 threads has a chunk of a row, a warp 16 * kTiles tokens of it, which lie in one piece. Dots are
+// int8 matrix products: A is 16 tokens by 32 unpacked dimensions, B those dimensions' coefficients by 8 query heads. What
+// stands at which place of the sum is free, so a *class* of lanes (lane % 4, whose registers of A hold the same columns)
+// unpacks the fields of its own word, and reads no other: word `class`, and word 4 + class of codes of more than 128 bits;
+// of codes of 64 bits two classes share a word and take every second field. A's rows r and r + 8 are tokens 2r and 2r + 1,
+// so that a lane's two words lie side by side.
+//
+// A product has 8 columns. With fewer heads (kGroup) it takes 8 / kGroup tiles: the coefficients stand at the columns of
+// the tile's *part* and zeros elsewhere. A lane then has for each product two tokens and two heads; with 16 heads a tile
+// takes two products. Accumulators begin with the bits of kIntegerFloat, so that they are floats at once.
+//
+// The row's blocks meet three times: when every piece has its peak and sum (each block then makes R and inv for itself),
+// when the row's keys are counted by their upper 9 bits, and when those in the cut's bin are, by their lower 7. All blocks
+// run at once, so none waits for one that has not begun.
+#ifndef WINNOW_KERNELS_CUDA_TRANSFORM_SELECT_FUSED_CUH_
+#define WINNOW_KERNELS_CUDA_TRANSFORM_SELECT_FUSED_CUH_
+
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/transform_select_parts.cuh"
+
+namespace winnow::kernels::cuda::masses {
+
+inline constexpr int kFusedBlocksPerMultiprocessor = 2;
+inline constexpr int kTilesAtOnce = 4;  // of a warp, unpacked for one reading of the fields
+inline constexpr int kMeetings = 3;
+
+template <int kSlots, int kGroup, int kTiles>
+struct FusedShape {
+  static constexpr int kColumnHalves = kGroup > 8 ? 2 : 1;    // products of a tile
+  static constexpr int kParts = kGroup > 8 ? 1 : 8 / kGroup;  // tiles of a product
+  static constexpr int kHolders =
+      kGroup > 8 ? 4 : kGroup / 2;                // lanes that hold the heads of a token
+  static constexpr int kUnits = kTiles / kParts;  // a lane has two tokens of each
+  static constexpr int kProducts = kUnits * kColumnHalves;
+  static constexpr int32_t kWarpTokens = 16 * kTiles;
+  static constexpr int32_t kChunkTokens = kWarps * kWarpTokens;
+  static constexpr int32_t kPieces = kChunkTokens / kMassPieceTokens;
+  static constexpr int32_t kPieceWarps = kMassPieceTokens / kWarpTokens;
+  static constexpr int kMine =
+      kChunkTokens / kThreads;  // tokens of a thread, side by side, once keys are made
+  static_assert(kTiles % kParts == 0 && kTiles % kTilesAtOnce == 0 && kTilesAtOnce % kParts == 0);
+  static_assert(kWarpTokens <= kMassPieceTokens && 2 * kUnits <= 32);
+};
+
+template <int kSlots, int kGroup, int kTiles>
+struct FusedShared {
+  using Shape = FusedShape<kSlots, kGroup, kTiles>;
+  uint4 fields[kSlots][kTransformFusedSteps][4];  // by class: rotate and mask of two fields
+  uint2 coefs[kSlots][kTransformFusedSteps][Shape::kColumnHalves][4][8];
+  int32_t steps[kSlots];
+  int2 cell_bits[kSlots][4][8];                           // by class: of the word, and of the cell
+  int32_t num_cell_bits[kSlots];                          // the most of any class
+  uint32_t tiles[Shape::kChunkTokens / kCodeTileTokens];  // where they begin, in tiles
+  int32_t warp_peaks[kWarps][kGroup];
+  long long warp_sums[kWarps][kGroup];
+  float warp_references[kWarps][kGroup];
+  Weighing heads[kGroup];
+  alignas(16) uint32_t keys[Shape::kChunkTokens / 2];
+  uint16_t cells[Shape::kChunkTokens / 2];  // two tokens each
+  uint16_t is_left[kThreads];    // bits: of a thread's tokens those inside mid and not selected
+  uint32_t counts[kCoarseBins];  // of the chunk, then of the row
+  uint32_t masses[kGroup][kTransformCells]
+                 [2];  // 2^30 times the mass: its lower 15 bits, and what is above them
+  uint32_t scan[kWarps];
+  uint32_t places[kWarps][2];
+  uint32_t above, is_last;
+  uint2 found;
+};
+
+// c [16][8] += a [16][32] b [32][8]: bytes without signs times bytes with signs.
+__device__ __forceinline__ void MultiplyAddUnsigned(int32_t (&c)[4], const uint32_t (&a)[4],
+                                                    uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, "
+      "%9}, {%0, %1, %2, %3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// All `blocks` of a row come here; what they wrote before can then be read.
+__device__ __forceinline__ void Meet(uint32_t* meeting, uint32_t blocks) {
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    atomicAdd(meeting, 1u);
+    uint32_t seen;
+    do {
+      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(meeting) : "memory");
+    } while (seen < blocks);
+    __threadfence();
+  }
+  __syncthreads();
+}
+
+template <int kSlots, int kGroup, int kTiles>
+class Fused {
+ public:
+  using Shape = FusedShape<kSlots, kGroup, kTiles>;
+  using Shared = FusedShared<kSlots, kGroup, kTiles>;
+
+  __device__ Fused(const Args& args, Shared& shared)
+      : args_(args),
+        shared_(shared),
+        row_(args.first_row + static_cast<int32_t>(blockIdx.y)),
+        kv_head_(row_ % args.kv_heads),
+        query_(args.queries[row_ / args.kv_heads]),
+        base_(BaseOf(query_)),
+        begin_(base_ + static_cast<int32_t>(blockIdx.x) * Shape::kChunkTokens),
+        blocks_(static_cast<uint32_t>((query_.mid.last - base_ + Shape::kChunkTokens - 1) /
+                                      Shape::kChunkTokens)),
+        lane_(static_cast<int32_t>(threadIdx.x) % 32),
+        warp_(static_cast<int32_t>(threadIdx.x) / 32),
+        class_(lane_ % 4),
+        part_(2 * class_ / kGroup % Shape::kParts) {}
+
+  __device__ __forceinline__ void Run() {
+    const bool has_tokens = begin_ < query_.mid.last && query_.mid.first < query_.mid.last;
+    uint2 quads[kCoefsOfThread];
+    if (has_tokens) PrepareTables(quads);
+    WaitForEarlier();
+    if (!has_tokens) return;
+    PrepareQueries(quads);
+    __syncthreads();
+    MakeDots();
+    LeavePieces();
+    Meet(&Meetings()[0], blocks_);
+    FinishRow();
+    MakeKeys();
+    __syncthreads();
+    const MassCut cut = FindCut();
+    Select(cut);
+    if (args_.tail_masses != nullptr) LeaveTail();
+    if (IsLast(&args_.tickets[4 * row_ + 3], blocks_, &shared_.is_last)) MakeReadyForNextCall();
+  }
+
+ private:
+  // Which coefficient a thread brings to shared memory.
+  static constexpr int32_t kCoefs = kSlots * kTransformFusedSteps * Shape::kColumnHalves * 4 * 8;
+  static constexpr int kCoefsOfThread = (kCoefs + kThreads - 1) / kThreads;
+  struct CoefPlace {
+    __device__ __forceinline__ explicit CoefPlace(int32_t i)
+        : column(i % 8),
+          of_class(i / 8 % 4),
+          columns(i / 32 % Shape::kColumnHalves),
+          step(i / 32 / Shape::kColumnHalves % kTransformFusedSteps),
+          slot(i / 32 / Shape::kColumnHalves / kTransformFusedSteps),
+          g(8 * columns + column % (kGroup > 8 ? 8 : kGroup)) {}
+    int32_t column, of_class, columns, step, slot, g;
+  };
+
+  // Meetings take turns with the tickets of the other way: both are zero between calls.
+  __device__ uint32_t* Meetings() const { return &args_.tickets[4 * row_]; }
+
+  __device__ int32_t WordOf(int32_t slot, int32_t of_class) const {
+    return args_.transform.bits == 64 ? of_class % 2 : 4 * slot + of_class;
+  }
+  __device__ bool IsWhole() const {
+    return begin_ >= query_.mid.first && begin_ + Shape::kChunkTokens <= query_.mid.last;
+  }
+  // The lane's token `half` of a unit.
+  __device__ int32_t TokenOf(int unit, int half) const {
+    return begin_ + warp_ * Shape::kWarpTokens + (unit * Shape::kParts + part_) * kCodeTileTokens +
+           lane_ / 4 * 2 + half;
+  }
+  __device__ int32_t HeadOf(int columns, int j) const {
+    return 8 * columns + (2 * class_ + j) % (kGroup > 8 ? 8 : kGroup);
+  }
+
+  // What no kernel writes: fields, where tiles begin, bits of cells. Leaves the thread's quads in `quads`.
+  __device__ __forceinline__ void PrepareTables(uint2 (&quads)[kCoefsOfThread]) {
+    const DeviceTransformHead& of_head = args_.transform.heads[kv_head_];
+    const bool tail = args_.tail_masses != nullptr;
+    for (int32_t i = threadIdx.x; i < kSlots * kTransformFusedSteps * 4; i += kThreads) {
+      const int32_t of_class = i % 4, step = i / 4 % kTransformFusedSteps,
+                    slot = i / 4 / kTransformFusedSteps;
+      const DeviceTransformHead::Field(&pair)[2] = of_head.classes[slot][of_class].fields[step];
+      shared_.fields[slot][step][of_class] =
+          make_uint4(pair[0].rotate, pair[0].mask, pair[1].rotate, pair[1].mask);
+    }
+#pragma unroll
+    for (int n = 0; n < kCoefsOfThread; ++n) {
+      const CoefPlace place(static_cast<int32_t>(threadIdx.x) + n * kThreads);
+      if (place.slot >= kSlots) break;
+      const DeviceTransformHead::Field(&pair)[2] =
+          of_head.classes[place.slot][place.of_class].fields[place.step];
+      quads[n] = make_uint2(pair[0].quad, pair[1].quad);
+    }
+    if (threadIdx.x < kSlots) {
+      shared_.steps[threadIdx.x] = of_head.steps[threadIdx.x];
+      shared_.num_cell_bits[threadIdx.x] = of_head.class_cell_bits[threadIdx.x];
+    }
+    if (threadIdx.x >= 32 && threadIdx.x < 32 + kSlots * 4 * 8) {
+      const int32_t i = threadIdx.x - 32;
+      const int32_t bit = of_head.classes[i / 32][i / 8 % 4].cell_bits[i % 8];
+      shared_.cell_bits[i / 32][i / 8 % 4][i % 8] = make_int2(bit & 0xff, bit >> 8);
+    }
+    const int32_t words = args_.transform.bits / 32;
+    for (int32_t t = threadIdx.x; t < Shape::kChunkTokens / kCodeTileTokens; t += kThreads) {
+      // Of tiles past mid the first one's codes are read, and not used.
+      const int32_t token =
+          begin_ + t * kCodeTileTokens < query_.mid.last ? begin_ + t * kCodeTileTokens : begin_;
+      const int32_t block = args_.block_tokens.Divide(token);
+      shared_.tiles[t] =
+          static_cast<uint32_t>((query_.block_table[block] * args_.block_words +
+                                 int64_t{token - block * args_.block_tokens.divisor()} * words) /
+                                (kCodeTileTokens * words));
+    }
+    for (int32_t bin = threadIdx.x; bin < kCoarseBins; bin += kThreads) shared_.counts[bin] = 0;
+    if (threadIdx.x == 0) shared_.above = 0;
+    if (tail) {
+      for (int32_t i = threadIdx.x; i < kGroup * kTransformCells * 2; i += kThreads)
+        (&shared_.masses[0][0][0])[i] = 0;
+    }
+  }
+  // What the kernel before made: the queries' coefficients.
+  __device__ __forceinline__ void PrepareQueries(const uint2 (&quads)[kCoefsOfThread]) {
+    const PreparedQuery* prepared = args_.prepared + int64_t{row_} * args_.group;
+#pragma unroll
+    for (int n = 0; n < kCoefsOfThread; ++n) {
+      const CoefPlace place(static_cast<int32_t>(threadIdx.x) + n * kThreads);
+      if (place.slot >= kSlots) break;
+      uint2 both = {};
+      if (place.g < args_.group)
+        both = make_uint2(prepared[place.g].coef[quads[n].x], prepared[place.g].coef[quads[n].y]);
+      shared_.coefs[place.slot][place.step][place.columns][place.of_class][place.column] = both;
+    }
+    if (threadIdx.x >= kThreads - kGroup) {
+      const int32_t g = threadIdx.x - (kThreads - kGroup);
+      shared_.heads[g] = {};
+      if (g < args_.group) shared_.heads[g] = {prepared[g].a, prepared[g].b, 0, 0};
+    }
+  }
+
+  // The lane's words of kTilesAtOnce tiles: two tokens each.
+  __device__ __forceinline__ void LoadWords(int first_tile,
+                                            uint2 (&words)[kTilesAtOnce][kSlots]) const {
+    const int32_t count = args_.transform.bits / 32;
+    const uint32_t* head_codes = args_.codes + kv_head_ * args_.head_words + lane_ / 4 * 2;
+#pragma unroll
+    for (int t = 0; t < kTilesAtOnce; ++t) {
+      const uint32_t* tile = head_codes + uint64_t{shared_.tiles[warp_ * kTiles + first_tile + t]} *
+                                              static_cast<uint32_t>(kCodeTileTokens * count);
+#pragma unroll
+      for (int s = 0; s < kSlots; ++s) {
+        const int32_t word = WordOf(s, class_);
+        words[t][s] = word < count
+                          ? __ldg(reinterpret_cast<const uint2*>(tile + word * kCodeTileTokens))
+                          : make_uint2(0, 0);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void MakeDots() {
+#pragma unroll
+    for (int p = 0; p < Shape::kProducts; ++p) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) dots_[p][i] = kIntegerBits;
+    }
+    uint2 words[2][kTilesAtOnce][kSlots];
+    LoadWords(0, words[0]);
+#pragma unroll
+    for (int first = 0; first < kTiles; first += kTilesAtOnce) {
+      uint2(&now)[kTilesAtOnce][kSlots] = words[first / kTilesAtOnce % 2];
+      if (first + kTilesAtOnce < kTiles)
+        LoadWords(first + kTilesAtOnce, words[1 - first / kTilesAtOnce % 2]);
+      if (args_.tail_masses != nullptr) MakeCells(first, now);
+#pragma unroll
+      for (int s = 0; s < kSlots; ++s) {
+        for (int step = 0; step < shared_.steps[s]; ++step) {
+          const uint4 fields = shared_.fields[s][step][class_];
+          uint2 coefs[Shape::kColumnHalves];
+#pragma unroll
+          for (int c = 0; c < Shape::kColumnHalves; ++c)
+            coefs[c] = shared_.coefs[s][step][c][class_][lane_ / 4];
+#pragma unroll
+          for (int t = 0; t < kTilesAtOnce; ++t) {
+            const uint2 pair = now[t][s];
+            const uint32_t a[4] = {__funnelshift_r(pair.x, pair.x, fields.x) & fields.y,
+                                   __funnelshift_r(pair.y, pair.y, fields.x) & fields.y,
+                                   __funnelshift_r(pair.x, pair.x, fields.z) & fields.w,
+                                   __funnelshift_r(pair.y, pair.y, fields.z) & fields.w};
+            // The tile's part of the columns.
+            const bool mine = lane_ / 4 / (kGroup > 8 ? 8 : kGroup) == t % Shape::kParts;
+#pragma unroll
+            for (int c = 0; c < Shape::kColumnHalves; ++c) {
+              MultiplyAddUnsigned(dots_[(first + t) / Shape::kParts * Shape::kColumnHalves + c], a,
+                                  mine ? coefs[c].x : 0, mine ? coefs[c].y : 0);
+            }
+          }
+        }
+      }
+    }
+  }
+  __device__ __forceinline__ void MakeCells(int first, const uint2 (&words)[kTilesAtOnce][kSlots]) {
+    uint32_t cells[kTilesAtOnce] = {};
+#pragma unroll
+    for (int s = 0; s < kSlots; ++s) {
+      for (int32_t i = 0; i < shared_.num_cell_bits[s]; ++i) {
+        const int2 bit = shared_.cell_bits[s][class_][i];
+#pragma unroll
+        for (int t = 0; t < kTilesAtOnce; ++t) {
+          const uint32_t both = (words[t][s].x >> bit.x & 1) | (words[t][s].y >> bit.x & 1) << 8;
+          cells[t] |= bit.y < 8 ? both << bit.y : 0;
+        }
+      }
+    }
+#pragma unroll
+    for (int t = 0; t < kTilesAtOnce; ++t) {
+      cells[t] |= __shfl_xor_sync(kFullMask, cells[t], 1);
+      cells[t] |= __shfl_xor_sync(kFullMask, cells[t], 2);
+      if (class_ == t) {
+        shared_.cells[(warp_ * kTiles + first + t) * (kCodeTileTokens / 2) + lane_ / 4] =
+            static_cast<uint16_t>(cells[t]);
+      }
+    }
+  }
+
+  // Whether the lane's token `half` of a unit lies in mid.
+  __device__ __forceinline__ bool Has(int unit, int half) const {
+    return (inside_ >> (2 * unit + half) & 1) != 0;
+  }
+
+  // Peaks and sums of the chunk's pieces.
+  __device__ __forceinline__ void LeavePieces() {
+    inside_ = ~0u;
+    if (!IsWhole()) {
+      inside_ = 0;
+#pragma unroll
+      for (int u = 0; u < Shape::kUnits; ++u) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+          inside_ |= (IsInside(query_, TokenOf(u, h)) ? 1u : 0u) << (2 * u + h);
+      }
+    }
+    // Lanes with the same heads differ in these bits.
+    constexpr int kSameHeads = kGroup >= 8 ? 4 : kGroup / 2;
+#pragma unroll
+    for (int c = 0; c < Shape::kColumnHalves; ++c) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        int32_t peak = INT32_MIN;
+#pragma unroll
+        for (int u = 0; u < Shape::kUnits; ++u) {
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            if (Has(u, h)) peak = max(peak, dots_[u * Shape::kColumnHalves + c][2 * h + j]);
+          }
+        }
+#pragma unroll
+        for (int offset = 16; offset >= kSameHeads; offset /= 2) {
+          peak = max(peak, __shfl_xor_sync(kFullMask, peak, offset));
+        }
+        if (lane_ < kSameHeads) shared_.warp_peaks[warp_][HeadOf(c, j)] = peak;
+      }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int c = 0; c < Shape::kColumnHalves; ++c) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const int32_t g = HeadOf(c, j);
+        const float peak = __int_as_float(PiecePeak(warp_ / Shape::kPieceWarps, g)),
+                    scale = shared_.heads[g].a;
+        uint32_t sum = 0;
+#pragma unroll
+        for (int u = 0; u < Shape::kUnits; ++u) {
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            // Both are kIntegerFloat and an integer, and so is the difference exact.
+            const float below =
+                __fsub_rn(__int_as_float(dots_[u * Shape::kColumnHalves + c][2 * h + j]), peak);
+            const uint32_t share =
+                __float2uint_rz(__fmul_rn(Exp2(__fmul_rn(scale, below)), 0x1p26f));
+            if (Has(u, h)) sum += share;
+          }
+        }
+        long long all = sum;
+#pragma unroll
+        for (int offset = 16; offset >= kSameHeads; offset /= 2)
+          all += __shfl_xor_sync(kFullMask, all, offset);
+        if (lane_ < kSameHeads) shared_.warp_sums[warp_][g] = all;
+      }
+    }
+    __syncthreads();
+    if (threadIdx.x >= Shape::kPieces * kGroup) return;
+    const int32_t piece = threadIdx.x / kGroup, g = threadIdx.x % kGroup;
+    if (begin_ + piece * kMassPieceTokens >= query_.mid.last) return;
+    long long sum = 0;
+#pragma unroll
+    for (int w = 0; w < Shape::kPieceWarps; ++w)
+      sum += shared_.warp_sums[piece * Shape::kPieceWarps + w][g];
+    const int64_t at =
+        (int64_t{row_} * args_.pieces + blockIdx.x * Shape::kPieces + piece) * kGroup + g;
+    args_.peaks[at] = PiecePeak(piece, g) - kIntegerBits;
+    args_.sums[at] = sum;
+  }
+  __device__ __forceinline__ int32_t PiecePeak(int32_t piece, int32_t g) const {
+    int32_t peak = INT32_MIN;
+#pragma unroll
+    for (int w = 0; w < Shape::kPieceWarps; ++w)
+      peak = max(peak, shared_.warp_peaks[piece * Shape::kPieceWarps + w][g]);
+    return peak;
+  }
+
+  // R and inv of the row's heads, from all its pieces. Every block makes them.
+  __device__ __forceinline__ void FinishRow() {
+    const int32_t pieces = (query_.mid.last - 1) / kMassPieceTokens - FirstPiece(query_) + 1;
+    const int32_t g = threadIdx.x % kGroup;
+    const int64_t of_row = int64_t{row_} * args_.pieces * kGroup;
+    const int64_t heads = int64_t{args_.kv_heads} * args_.group;
+    const float a = shared_.heads[g].a, b = shared_.heads[g].b;
+    const auto logit = [&](int32_t i) {
+      return __fmaf_rn(a, FloatOf(__ldcg(&args_.peaks[of_row + i]) + kIntegerBits), b);
+    };
+    const float e =
+        g < args_.group
+            ? AnchorsOf(args_, row_ / args_.kv_heads * heads + kv_head_ * args_.group + g)
+            : 0;
+    float reference = e;
+#pragma unroll 4
+    for (int32_t i = threadIdx.x; i < pieces * kGroup; i += kThreads)
+      reference = fmaxf(reference, logit(i));
+#pragma unroll
+    for (int offset = 16; offset >= kGroup; offset /= 2) {
+      reference = fmaxf(reference, __shfl_xor_sync(kFullMask, reference, offset));
+    }
+    if (lane_ < kGroup) shared_.warp_references[warp_][g] = reference;
+    __syncthreads();
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) reference = fmaxf(reference, shared_.warp_references[w][g]);
+    long long sum = 0;
+#pragma unroll 4
+    for (int32_t i = threadIdx.x; i < pieces * kGroup; i += kThreads) {
+      const float share = Exp2(__fsub_rn(logit(i), reference));
+      sum += __double2ll_rz(__dmul_rn(
+          __ll2double_rn(__ldcg(reinterpret_cast<const long long*>(&args_.sums[of_row + i]))),
+          static_cast<double>(share)));
+    }
+#pragma unroll
+    for (int offset = 16; offset >= kGroup; offset /= 2)
+      sum += __shfl_xor_sync(kFullMask, sum, offset);
+    if (lane_ < kGroup) shared_.warp_sums[warp_][g] = sum;
+    __syncthreads();
+    if (threadIdx.x < args_.group) {
+      sum = __float2ll_rz(__fmul_rn(Exp2(__fsub_rn(e, reference)), 0x1p26f));
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) sum += shared_.warp_sums[w][g];
+      shared_.heads[g].reference = reference;
+      shared_.heads[g].inverse = __fdiv_rn(0x1p26f, __ll2float_rn(sum));
+      if (args_.tail_masses != nullptr && blockIdx.x == 0) {
+        args_.tail_references[row_ / args_.kv_heads * heads + kv_head_ * args_.group + g] =
+            reference;
+      }
+    }
+    __syncthreads();
+  }
+
+  // Weights relative to R take the dots' place; keys go to shared memory.
+  __device__ __forceinline__ void MakeKeys() {
+#pragma unroll
+    for (int c = 0; c < Shape::kColumnHalves; ++c) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const Weighing head = shared_.heads[HeadOf(c, j)];
+#pragma unroll
+        for (int u = 0; u < Shape::kUnits; ++u) {
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            int32_t& dot = dots_[u * Shape::kColumnHalves + c][2 * h + j];
+            dot = __float_as_int(
+                Exp2(__fsub_rn(__fmaf_rn(head.a, FloatOf(dot), head.b), head.reference)));
+          }
+        }
+      }
+    }
+    // The sum over the heads goes from one holder of a token to the next: heads ascend.
+    const int32_t before = (lane_ & ~(Shape::kHolders - 1)) | ((lane_ - 1) & (Shape::kHolders - 1));
+#pragma unroll
+    for (int u = 0; u < Shape::kUnits; ++u) {
+      uint32_t keys[2];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float mass = 0;
+#pragma unroll
+        for (int c = 0; c < Shape::kColumnHalves; ++c) {
+          const int32_t(&weights)[4] = dots_[u * Shape::kColumnHalves + c];
+          const float first = shared_.heads[HeadOf(c, 0)].inverse,
+                      second = shared_.heads[HeadOf(c, 1)].inverse;
+#pragma unroll
+          for (int holder = 0; holder < Shape::kHolders; ++holder) {
+            if (holder > 0 || c > 0) mass = __shfl_sync(kFullMask, mass, before);
+            mass = __fmaf_rn(__int_as_float(weights[2 * h]), first, mass);
+            mass = __fmaf_rn(__int_as_float(weights[2 * h + 1]), second, mass);
+          }
+        }
+        const int32_t key =
+            static_cast<int32_t>(__float_as_uint(mass) >> kMassKeyShift) - kMassKeyBase;
+        keys[h] = static_cast<uint32_t>(min(max(key, 0), kMassKeyBins - 1));
+      }
+      if (class_ % Shape::kHolders == Shape::kHolders - 1) {
+        shared_.keys[(TokenOf(u, 0) - begin_) / 2] = keys[0] | keys[1] << 16;
+      }
+    }
+  }
+
+  // ---- from here on a thread has kMine tokens, side by side ----
+
+  // The thread's keys, two a word.
+  __device__ __forceinline__ void TakeKeys(uint32_t (&keys)[Shape::kMine / 2]) const {
+    const uint32_t* from = &shared_.keys[static_cast<int32_t>(threadIdx.x) * (Shape::kMine / 2)];
+    if constexpr (Shape::kMine >= 8) {
+#pragma unroll
+      for (int i = 0; i < Shape::kMine / 2; i += 4) {
+        const uint4 four = *reinterpret_cast<const uint4*>(from + i);
+        keys[i] = four.x;
+        keys[i + 1] = four.y;
+        keys[i + 2] = four.z;
+        keys[i + 3] = four.w;
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < Shape::kMine / 2; ++i) keys[i] = from[i];
+    }
+  }
+  static __device__ __forceinline__ uint32_t KeyOf(const uint32_t (&keys)[Shape::kMine / 2],
+                                                   int i) {
+    return keys[i / 2] >> i % 2 * 16 & 0xffffu;
+  }
+  __device__ __forceinline__ int32_t MineOf(int i) const {
+    return begin_ + static_cast<int32_t>(threadIdx.x) * Shape::kMine + i;
+  }
+
+  __device__ __forceinline__ MassCut FindCut() {
+    MassCut cut = {kNoBin, 0, kMassKeyBins, 0};
+    const auto k = static_cast<uint32_t>(max(query_.k, 0));
+    const bool whole = IsWhole();
+    uint32_t keys[Shape::kMine / 2];
+    TakeKeys(keys);
+#pragma unroll
+    for (int i = 0; i < Shape::kMine; ++i) {
+      if (whole || IsInside(query_, MineOf(i)))
+        atomicAdd(&shared_.counts[KeyOf(keys, i) >> kFineBits], 1u);
+    }
+    __syncthreads();
+    uint32_t* coarse = args_.coarse + int64_t{row_} * kCoarseBins;
+    for (int32_t bin = threadIdx.x; bin < kCoarseBins; bin += kThreads) {
+      if (shared_.counts[bin] != 0) atomicAdd(&coarse[bin], shared_.counts[bin]);
+    }
+    if (blockIdx.x == 0 && threadIdx.x == 0) args_.chosen_counts[row_] = static_cast<int32_t>(k);
+    Meet(&Meetings()[1], blocks_);
+    for (int32_t bin = threadIdx.x; bin < kCoarseBins; bin += kThreads)
+      shared_.counts[bin] = __ldcg(&coarse[bin]);
+    __syncthreads();
+    if (k > 0) {
+      const uint2 found = FindFromTop<kCoarseBins>(shared_.counts, k, shared_.scan, &shared_.found);
+      cut.coarse = found.x;
+      cut.above = found.y;
+    }
+    __syncthreads();
+    const uint32_t least = CountFine(cut, k);
+    if (k == 0) return cut;
+    cut.threshold = cut.coarse << kFineBits | least;
+    return cut;
+  }
+
+  // Counts the cut's bin by the lower bits, meets, and finds the least key of the selected there, how many tokens at it
+  // are too many, and what is selected before this chunk.
+  __device__ __forceinline__ uint32_t CountFine(MassCut& cut, uint32_t k) {
+    if (threadIdx.x < kFineBins) shared_.counts[threadIdx.x] = 0;
+    __syncthreads();
+    uint32_t above = 0, keys[Shape::kMine / 2];
+    const bool whole = IsWhole();
+    TakeKeys(keys);
+#pragma unroll
+    for (int i = 0; i < Shape::kMine; ++i) {
+      const uint32_t key = KeyOf(keys, i);
+      if (!whole && !IsInside(query_, MineOf(i))) continue;
+      above += key >> kFineBits > cut.coarse ? 1 : 0;
+      if (key >> kFineBits == cut.coarse) atomicAdd(&shared_.counts[key & (kFineBins - 1)], 1u);
+    }
+    above = __reduce_add_sync(kFullMask, above);
+    if (lane_ == 0 && above != 0) atomicAdd(&shared_.above, above);
+    __syncthreads();
+    uint32_t* of_row = args_.counts + int64_t{row_} * args_.chunks * kFineBins;
+    uint32_t* fine = args_.fine + int64_t{row_} * kFineBins;
+    const bool has_bin = threadIdx.x < kFineBins;
+    const int32_t bin = kFineBins - 1 - static_cast<int32_t>(threadIdx.x);  // from the top
+    const uint32_t count = has_bin ? shared_.counts[bin] : 0;
+    uint32_t total;
+    const uint32_t higher = BlockExclusiveScan<kWarps>(count, shared_.scan, &total);
+    if (has_bin) {
+      of_row[int64_t{blockIdx.x} * kFineBins + bin] = (shared_.above + higher) << 16 | count;
+      if (count != 0) atomicAdd(&fine[bin], count);
+    }
+    Meet(&Meetings()[2], blocks_);
+    if (k == 0) return 0;
+    if (has_bin) shared_.counts[bin] = __ldcg(&fine[bin]);
+    __syncthreads();
+    const uint32_t left = k - cut.above;  // of the cut's bin
+    const uint2 found = FindFromTop<kFineBins>(shared_.counts, left, shared_.scan, &shared_.found);
+    cut.skip = shared_.counts[found.x] - (left - found.y);
+    uint32_t higher_before = 0, ties_before = 0;
+    for (uint32_t other = threadIdx.x; other < blockIdx.x; other += kThreads) {
+      const uint32_t record = __ldcg(&of_row[int64_t{other} * kFineBins + found.x]);
+      higher_before += record >> 16;
+      ties_before += record & 0xffffu;
+    }
+    higher_before = __reduce_add_sync(kFullMask, higher_before);
+    ties_before = __reduce_add_sync(kFullMask, ties_before);
+    if (lane_ == 0) {
+      shared_.places[warp_][0] = higher_before;
+      shared_.places[warp_][1] = ties_before;
+    }
+    __syncthreads();
+    return found.x;
+  }
+
+  __device__ __forceinline__ void Select(const MassCut& cut) {
+    uint32_t inside = 0, higher = 0, ties = 0;  // bit i is the thread's token i
+    uint32_t keys[Shape::kMine / 2];
+    TakeKeys(keys);
+#pragma unroll
+    for (int i = 0; i < Shape::kMine; ++i) {
+      const uint32_t key = KeyOf(keys, i);
+      if (!IsInside(query_, MineOf(i))) continue;
+      inside |= 1u << i;
+      higher |= (key > cut.threshold ? 1u : 0u) << i;
+      ties |= (key == cut.threshold ? 1u : 0u) << i;
+    }
+    uint32_t selected = higher;
+    if (query_.k > 0) {
+      uint32_t higher_before = 0, my_ties = 0;
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) {
+        higher_before += shared_.places[w][0];
+        my_ties += shared_.places[w][1];
+      }
+      uint32_t all;
+      const uint32_t before =
+          BlockExclusiveScan<kWarps>(__popc(higher) | __popc(ties) << 16, shared_.scan, &all);
+      my_ties += before >> 16;
+      uint32_t to =
+          higher_before + (before & 0xffffu) + (my_ties > cut.skip ? my_ties - cut.skip : 0);
+      int32_t* tokens = args_.chosen_tokens + row_ * args_.capacity;
+#pragma unroll
+      for (int i = 0; i < Shape::kMine; ++i) {
+        if ((ties >> i & 1) != 0 && my_ties++ >= cut.skip) selected |= 1u << i;
+        if ((selected >> i & 1) != 0) tokens[to++] = MineOf(i);
+      }
+    }
+    shared_.is_left[threadIdx.x] = static_cast<uint16_t>(inside & ~selected);
+  }
+
+  // What is not selected goes to its cell.
+  __device__ __forceinline__ void LeaveTail() {
+    __syncthreads();
+#pragma unroll
+    for (int u = 0; u < Shape::kUnits; ++u) {
+      const int32_t at = TokenOf(u, 0) - begin_;
+      const uint32_t left = shared_.is_left[at / Shape::kMine] >> at % Shape::kMine;
+      const uint32_t both = shared_.cells[at / 2];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        if ((left >> h & 1) == 0) continue;
+        const uint32_t cell = both >> 8 * h & 0xffu;
+#pragma unroll
+        for (int c = 0; c < Shape::kColumnHalves; ++c) {
+#pragma unroll
+          for (int j = 0; j < 2; ++j) {
+            const int32_t g = HeadOf(c, j);
+            if (g >= args_.group) continue;
+            const float weight = __int_as_float(dots_[u * Shape::kColumnHalves + c][2 * h + j]);
+            const uint32_t mass = __float2uint_rz(__fmul_rn(weight, 0x1p30f));
+            if ((mass & 0x7fffu) != 0) atomicAdd(&shared_.masses[g][cell][0], mass & 0x7fffu);
+            if (mass >> 15 != 0) atomicAdd(&shared_.masses[g][cell][1], mass >> 15);
+          }
+        }
+      }
+    }
+    __syncthreads();
+    const int64_t heads = int64_t{args_.kv_heads} * args_.group;
+    auto* masses = reinterpret_cast<unsigned long long*>(args_.tail_masses) +
+                   (row_ / args_.kv_heads * heads + kv_head_ * args_.group) * kTransformCells;
+    for (int32_t i = threadIdx.x; i < args_.group * kTransformCells; i += kThreads) {
+      const uint32_t* of_cell = shared_.masses[i / kTransformCells][i % kTransformCells];
+      const unsigned long long mass =
+          of_cell[0] + (static_cast<unsigned long long>(of_cell[1]) << 15);
+      if (mass != 0) atomicAdd(&masses[i], mass);
+    }
+  }
+
+  // By the last of the row's blocks: nobody reads these any more.
+  __device__ __forceinline__ void MakeReadyForNextCall() {
+    for (int32_t bin = threadIdx.x; bin < kCoarseBins; bin += kThreads)
+      args_.coarse[int64_t{row_} * kCoarseBins + bin] = 0;
+    if (threadIdx.x < kFineBins) args_.fine[int64_t{row_} * kFineBins + threadIdx.x] = 0;
+    if (threadIdx.x < kMeetings) Meetings()[threadIdx.x] = 0;
+  }
+
+  const Args& args_;
+  Shared& shared_;
+  const int32_t row_, kv_head_;
+  const DeviceQuery query_;
+  const int32_t base_, begin_;
+  const uint32_t blocks_;
+  const int32_t lane_, warp_, class_, part_;
+  uint32_t inside_;
+  int32_t dots_[Shape::kProducts][4];  // rows r, columns 2c and 2c + 1; rows r + 8, the same
+};
+
+template <int kSlots, int kGroup, int kTiles>
+__global__ void __launch_bounds__(kThreads, kFusedBlocksPerMultiprocessor)
+    FusedKernel(const __grid_constant__ Args args) {
+  __shared__ FusedShared<kSlots, kGroup, kTiles> shared;
+  LetNextStart();
+  Fused<kSlots, kGroup, kTiles>(args, shared).Run();
+}
+
+}  // namespace winnow::kernels::cuda::masses
+
+#endif  // WINNOW_KERNELS_CUDA_TRANSFORM_SELECT_FUSED_CUH_

@@ -1,0 +1,162 @@
+// What both ways of selecting by estimated mass share (transform_select.cu): arguments, arithmetic, and the cut.
+#ifndef WINNOW_KERNELS_CUDA_TRANSFORM_SELECT_PARTS_CUH_
+#define WINNOW_KERNELS_CUDA_TRANSFORM_SELECT_PARTS_CUH_
+
+#include "kernels/cuda/block_scan.cuh"
+#include "kernels/cuda/device_math.cuh"
+#include "kernels/cuda/transform_code.h"
+#include "kernels/transform_code.h"
+
+namespace winnow::kernels::cuda::masses {
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / 32;
+constexpr int32_t kFineBits = 7;
+constexpr int32_t kFineBins = 1 << kFineBits;
+constexpr int32_t kCoarseBins = kMassKeyBins >> kFineBits;
+constexpr int32_t kNoBin = kCoarseBins;  // nothing is selected
+
+// What Prepare leaves of one query head.
+struct PreparedQuery {
+  uint32_t coef[kTransformQuadsMax];
+  float a, b;
+  float reference, inverse;  // R and inv, by the scan's last block
+};
+
+// A row's cut.
+struct MassCut {
+  uint32_t coarse;     // the bin of the k-th largest key; kNoBin
+  uint32_t above;      // tokens in higher bins
+  uint32_t threshold;  // T, the k-th largest key
+  uint32_t skip;       // of those at T the earliest are too many
+};
+
+// What weighing tokens takes of a prepared query.
+struct Weighing {
+  float a, b, reference, inverse;
+};
+
+struct Args {
+  DeviceTransform transform;
+  const float* q;
+  int64_t q_stride;
+  const DeviceQuery* queries;
+  const float* anchor_masses;
+  const uint32_t* codes;
+  int64_t block_words, head_words;
+  FastDivider block_tokens;
+  int64_t row_tokens;  // room of a row, a multiple of kChunkTokens
+  int32_t pieces, chunks, kv_heads, group;
+  float scale2;
+  int32_t first_row;        // of the launch
+  PreparedQuery* prepared;  // [rows][group]
+  int32_t* dots;            // [rows][row_tokens][padded_group]
+  int32_t* peaks;           // [rows][pieces][padded_group]
+  int64_t* sums;            // [rows][pieces][padded_group]
+  uint16_t* keys;           // [rows][row_tokens]
+  uint32_t* coarse;         // [rows][kCoarseBins], zero between calls
+  uint32_t* fine;           // [rows][kFineBins], zero between calls
+  uint8_t* cells;           // [rows][row_tokens]
+  uint32_t*
+      counts;  // [rows][chunks][kFineBins], of the cut's bin: tokens there, and 2^16 times those above
+  uint32_t* places;      // [rows][chunks][2]: selected before the chunk, and ties before it
+  MassCut* cuts;         // [rows]
+  uint32_t* tickets;     // [rows][4], zero between calls
+  int64_t* tail_masses;  // null: no tail
+  float* tail_references;
+  float* tail_deltas;
+  int32_t* chosen_counts;
+  int32_t* chosen_tokens;
+  int64_t capacity;
+};
+
+// Integers and floats in [-2^22, 2^22] become each other by an addition, because 1.5 * 2^23 plus one of them is a float
+// whose lower bits are the integer. Conversions have a sixteenth of an addition's rate on a multiprocessor, and dots of a
+// code (127 * 32 * 255 at most) are in that range, and differences of two.
+constexpr float kIntegerFloat = 0x1.8p23f;
+constexpr int32_t kIntegerBits = 0x4B400000;  // of kIntegerFloat
+// The float of `shifted` - kIntegerBits.
+__device__ __forceinline__ float FloatOf(int32_t shifted) {
+  return __fsub_rn(__int_as_float(shifted), kIntegerFloat);
+}
+
+__device__ __forceinline__ float Exp2(float x) {
+  x = fmaxf(x, kTransformExp2Least);
+  const float shifted =
+      __fadd_rn(x, kIntegerFloat);  // its lower bits are the nearest integer's, of two the even
+  const float f = __fsub_rn(x, __fsub_rn(shifted, kIntegerFloat));
+  constexpr float kC0 = kTransformExp2[0], kC1 = kTransformExp2[1], kC2 = kTransformExp2[2];
+  constexpr float kC3 = kTransformExp2[3], kC4 = kTransformExp2[4], kC5 = kTransformExp2[5];
+  float y = __fmaf_rn(kC0, f, kC1);
+  y = __fmaf_rn(y, f, kC2);
+  y = __fmaf_rn(y, f, kC3);
+  y = __fmaf_rn(y, f, kC4);
+  y = __fmaf_rn(y, f, kC5);
+  return __uint_as_float(__float_as_uint(y) +
+                         (__float_as_uint(shifted) << 23));  // y is near 1: no exponent overflows
+}
+__device__ __forceinline__ float Logit(const PreparedQuery& query, int32_t dot) {
+  return __fmaf_rn(query.a, FloatOf(dot + kIntegerBits), query.b);
+}
+// e of query head `at`.
+__device__ __forceinline__ float AnchorsOf(const Args& args, int64_t at) {
+  const float mass = args.anchor_masses[at];
+  if (!isfinite(mass)) return -INFINITY;
+  return __fmul_rn(rintf(__fmul_rn(__fmul_rn(mass, kTransformLog2E), 256.0f)), 1.0f / 256.0f);
+}
+__device__ __forceinline__ int32_t FirstPiece(const DeviceQuery& query) {
+  return query.mid.first / kMassPieceTokens;
+}
+// Rows begin at the border of a piece.
+__device__ __forceinline__ int32_t BaseOf(const DeviceQuery& query) {
+  return FirstPiece(query) * kMassPieceTokens;
+}
+
+// Whether this block is the last of `blocks` that come here, of a ticket that is zero again afterwards. What they wrote
+// before can be read.
+__device__ __forceinline__ bool IsLast(uint32_t* ticket, uint32_t blocks, uint32_t* shared) {
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    *shared = atomicInc(ticket, blocks - 1) == blocks - 1 ? 1 : 0;
+    __threadfence();
+  }
+  __syncthreads();
+  return *shared != 0;
+}
+
+// Where the k-th largest of `bins` counts lies, counted from the top: the bin, and how many lie above it. All threads
+// get it. REQUIRES: the counts add up to k or more, k > 0.
+template <int kBins>
+__device__ uint2 FindFromTop(const uint32_t* counts, uint32_t k, uint32_t* warp_sums,
+                             uint2* found) {
+  constexpr int kPerThread = (kBins + kThreads - 1) / kThreads;
+  uint32_t mine[kPerThread], sum = 0, total;
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) {
+    const int32_t bin = kBins - 1 - (static_cast<int32_t>(threadIdx.x) * kPerThread + i);
+    mine[i] = bin >= 0 ? counts[bin] : 0;
+    sum += mine[i];
+  }
+  uint32_t above = BlockExclusiveScan<kWarps>(sum, warp_sums, &total);
+  if (above < k && k <= above + sum) {
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      if (above < k && k <= above + mine[i]) {
+        *found = make_uint2(
+            static_cast<uint32_t>(kBins - 1 - (static_cast<int32_t>(threadIdx.x) * kPerThread + i)),
+            above);
+      }
+      above += mine[i];
+    }
+  }
+  __syncthreads();
+  return *found;
+}
+__device__ __forceinline__ bool IsInside(const DeviceQuery& query, int32_t token) {
+  return token >= query.mid.first && token < query.mid.last;
+}
+
+}  // namespace winnow::kernels::cuda::masses
+
+#endif  // WINNOW_KERNELS_CUDA_TRANSFORM_SELECT_PARTS_CUH_
