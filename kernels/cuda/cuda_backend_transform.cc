@@ -133,12 +133,8 @@ void CudaBackend::MergeTails(std::span<const RetrievalQuery> queries,
                              const PackedTransformCode& transform, const TailMasses& tail,
                              int32_t head_dim, float* states) {
   WINNOW_CHECK(tables.size() == queries.size());
-  if (!BeginStaging(tables.size_bytes() + 256)) return;
-  const float* const* on_device = Stage(tables);
-  if (!EndStaging()) return;
-  Good(cuda::MergeTails(TransformOf(transform), static_cast<int32_t>(queries.size()), on_device,
-                        tail, states, stream()),
-       "tails");
+  if (failed()) return;
+  Good(cuda::MergeTails(TransformOf(transform), tables, tail, states, stream()), "tails");
 }
 
 void CudaBackend::MergeStates(const float* parts, int64_t count, int32_t head_dim, float* states) {

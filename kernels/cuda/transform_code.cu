@@ -3,12 +3,17 @@
 // EncodeTransformKeys: a block takes up to 16 tokens of one span and KV head; thread i makes dimension i of all of
 // them, each a chain in one register, with the keys in shared memory. Then a thread makes one word of one token.
 //
-// ExtendCellTables: a block has one KV head and up to 64 dimensions. Tokens enter a cell one after the other, because
-// sums are the reference's to the bit; but cells do not wait for each other: eight groups of threads take every eighth
-// cell each, and a ninth the sum of all. From 512 tokens on the slice of the table lies in shared memory meanwhile
-// (66 KB). Tried and lost: one group for all cells, 3.3 ms for 8192 tokens of 8 heads on an H100.
+// ExtendCellTables: a block has one KV head and up to 32 dimensions. Tokens enter a cell one after the other, because
+// sums are the reference's to the bit; but cells do not wait for each other: sixteen groups of threads take every
+// sixteenth cell each, and one more the sum of all. Which of 64 tokens are a group's is a mask of bits, and the next 64
+// fly meanwhile. From 512 tokens on the slice of the table lies in shared memory (33 KB). Tried and lost, for 8192 tokens
+// of 8 heads on an H100: one group for all cells, 3.3 ms; eight groups that look at every token's cell, without loads
+// ahead, 64 dimensions a block, 1.0 ms.
 //
-// MergeTails: a block a query head, a thread a dimension of V; cells in ascending order.
+// MergeTails: a block a query head; kTailParts groups of threads take a slice of the cells each, a thread a dimension of
+// V, and the slices' sums are added in ascending order. One group for all cells waits for each cell's row in turn: 126 us
+// for the 32 heads of a layer on an H100. Tables are parameters of the launch and not descriptors in memory, so that no
+// copy stands between a layer's kernels, and a step's kernels remain the same and go as graphs.
 #include "kernels/cuda/transform_code.h"
 
 #include <algorithm>
@@ -24,8 +29,8 @@ namespace {
 
 constexpr int kEncodeTokens = 16;
 constexpr int kEncodeThreads = 256;  // the most dimensions
-constexpr int kTableDims = 64;
-constexpr int kTableParts = 8;
+constexpr int kTableDims = 32;
+constexpr int kTableParts = 16;  // a power of two
 constexpr int kTableThreads = kTableDims * (kTableParts + 1);
 constexpr int32_t kSharedTableTokens = 512;
 constexpr int64_t kTableRows = kTransformCells + 1;
@@ -217,11 +222,52 @@ struct ExtendArgs {
   int32_t words;
 };
 
+// Up to 64 tokens on their way: of each thread some pairs of values, and of the first 64 threads a token's cell.
+struct TokensAhead {
+  static constexpr int kPairs = kTableDims / 2;
+  static constexpr int kMine = (kCellRefreshTokens * kPairs + kTableThreads - 1) / kTableThreads;
+  uint32_t values[kMine];
+  uint32_t cell;
+};
+
+__device__ __forceinline__ void LoadAhead(const ExtendArgs& args,
+                                          const DeviceTableExtension& extension, int32_t head,
+                                          int32_t first_dim, int32_t begin, int32_t count,
+                                          TokensAhead& ahead) {
+  constexpr int kPairs = TokensAhead::kPairs;
+  const int32_t d = args.rows.head_dim, thread = threadIdx.x;
+#pragma unroll
+  for (int n = 0; n < TokensAhead::kMine; ++n) {
+    const int32_t i = (thread + n * kTableThreads) / kPairs;
+    const int32_t pair = (thread + n * kTableThreads) % kPairs;
+    ahead.values[n] = 0;
+    if (i < count && first_dim + 2 * pair < d) {
+      const uint16_t* row = args.rows.Row(args.pool, extension.block_table, head, begin + i);
+      ahead.values[n] = *reinterpret_cast<const uint32_t*>(row + d + first_dim + 2 * pair);
+    }
+  }
+  if (thread >= count) return;
+  const DeviceTransformHead& of_head = args.heads[head];
+  const int32_t token = begin + thread, ct = args.code_layout.block_tokens;
+  const uint32_t* of_codes =
+      args.codes + (extension.index_table[token / ct] * args.code_layout.BlockBytes() +
+                    head * args.code_layout.HeadBytes()) /
+                       4;
+  uint32_t cell = 0;
+  for (int32_t i = 0; i < of_head.num_cell_bits; ++i) {
+    const int32_t bit = of_head.cell_bits[i];
+    cell = cell << 1 |
+           (of_codes[TransformWordOffset(args.words, token % ct, bit / 32)] >> bit % 32 & 1);
+  }
+  ahead.cell = cell;
+}
+
 __global__ void __launch_bounds__(kTableThreads)
     ExtendKernel(const __grid_constant__ ExtendArgs args) {
   extern __shared__ float slice[];  // [kTableRows][dims], where the table comes here
   __shared__ float values[kCellRefreshTokens][kTableDims];
   __shared__ uint16_t cells[kCellRefreshTokens];
+  __shared__ unsigned long long of_part[2][kTableParts];  // bits of tokens; two, which take turns
   __shared__ float counts[kTableRows];
   LetNextStart();
   WaitForEarlier();
@@ -237,6 +283,14 @@ __global__ void __launch_bounds__(kTableThreads)
   const bool in_shared = extension.tokens.size() >= kSharedTableTokens;
   float* const sums = in_shared ? slice : table;
   const int32_t stride = in_shared ? dims : d;
+  const auto end_of = [&](int32_t begin) {
+    return min(extension.tokens.last, (begin / kCellRefreshTokens + 1) * kCellRefreshTokens);
+  };
+  TokensAhead ahead;
+  int32_t begin = extension.tokens.first;
+  if (begin < extension.tokens.last) {
+    LoadAhead(args, extension, head, first_dim, begin, end_of(begin) - begin, ahead);
+  }
   if (in_shared || extension.clear != 0) {
 #pragma unroll 8
     for (int32_t row = part; row < kTableRows; row += kTableThreads / kTableDims) {
@@ -248,45 +302,40 @@ __global__ void __launch_bounds__(kTableThreads)
   for (int32_t row = thread; row < kTableRows; row += kTableThreads) {
     counts[row] = extension.clear != 0 ? 0 : of_counts[row];
   }
-  const DeviceTransformHead& of_head = args.heads[head];
-  for (int32_t begin = extension.tokens.first; begin < extension.tokens.last;) {
-    const int32_t end =
-        min(extension.tokens.last, (begin / kCellRefreshTokens + 1) * kCellRefreshTokens);
+  if (thread < 2 * kTableParts) of_part[thread / kTableParts][thread % kTableParts] = 0;
+  for (int turn = 0; begin < extension.tokens.last; turn = 1 - turn) {
+    const int32_t end = end_of(begin), count = end - begin;
     __syncthreads();
-    for (int32_t i = part; i < end - begin; i += kTableThreads / kTableDims) {
-      if (dim < dims) {
-        values[i][dim] = WidenBf16(
-            args.rows.Row(args.pool, extension.block_table, head, begin + i)[d + first_dim + dim]);
-      }
+#pragma unroll
+    for (int n = 0; n < TokensAhead::kMine; ++n) {
+      const int32_t at = thread + n * kTableThreads;
+      if (at >= kCellRefreshTokens * TokensAhead::kPairs) break;
+      float* to = &values[at / TokensAhead::kPairs][at % TokensAhead::kPairs * 2];
+      to[0] = WidenLow(ahead.values[n]);
+      to[1] = WidenHigh(ahead.values[n]);
     }
-    if (thread < end - begin) {
-      const int32_t token = begin + thread, ct = args.code_layout.block_tokens;
-      const uint32_t* of_codes =
-          args.codes + (extension.index_table[token / ct] * args.code_layout.BlockBytes() +
-                        head * args.code_layout.HeadBytes()) /
-                           4;
-      uint32_t cell = 0;
-      for (int32_t i = 0; i < of_head.num_cell_bits; ++i) {
-        const int32_t bit = of_head.cell_bits[i];
-        cell = cell << 1 |
-               (of_codes[TransformWordOffset(args.words, token % ct, bit / 32)] >> bit % 32 & 1);
-      }
-      cells[thread] = static_cast<uint16_t>(cell);
+    if (thread < count) {
+      cells[thread] = static_cast<uint16_t>(ahead.cell);
+      atomicOr(&of_part[turn][ahead.cell % kTableParts], 1ull << thread);
     }
+    if (thread >= kTableThreads - kTableParts) of_part[1 - turn][thread % kTableParts] = 0;
     __syncthreads();
+    if (end < extension.tokens.last) {
+      LoadAhead(args, extension, head, first_dim, end, end_of(end) - end, ahead);
+    }
     if (part < kTableParts) {
-      for (int32_t i = 0; i < end - begin; ++i) {
+      for (unsigned long long left = of_part[turn][part]; left != 0; left &= left - 1) {
+        const int i = __ffsll(static_cast<long long>(left)) - 1;
         const int32_t cell = cells[i];
-        if (cell % kTableParts != part) continue;
         if (dim < dims) sums[cell * stride + dim] += values[i][dim];
         if (dim == 0) counts[cell] += 1;
       }
     } else if (end % kCellRefreshTokens == 0) {
       float block_sum = 0;
 #pragma unroll 8
-      for (int32_t i = 0; i < end - begin; ++i) block_sum += values[i][dim];
+      for (int32_t i = 0; i < count; ++i) block_sum += values[i][dim];
       if (dim < dims) sums[kTransformCells * stride + dim] += block_sum;
-      if (dim == 0) counts[kTransformCells] += static_cast<float>(end - begin);
+      if (dim == 0) counts[kTransformCells] += static_cast<float>(count);
     }
     begin = end;
   }
@@ -322,9 +371,14 @@ __device__ __forceinline__ void MergeState(float* state, float part, float part_
   }
 }
 
+constexpr int kTailParts = 4;
+constexpr int kPartCells = kTransformCells / kTailParts;
+constexpr int kTailQueries = 32;  // of a launch
+constexpr int kTailAtOnce = 16;   // rows of the table in flight
+
 struct TailArgs {
+  const float* tables[kTailQueries];
   const DeviceTransformHead* heads;
-  const float* const* tables;
   const int64_t* masses;
   const float* references;
   const float* deltas;
@@ -332,8 +386,9 @@ struct TailArgs {
   int32_t query_heads, kv_heads, head_dim, unused;
 };
 
-__global__ void TailKernel(const __grid_constant__ TailArgs args) {
+__global__ void __launch_bounds__(1024) TailKernel(const __grid_constant__ TailArgs args) {
   __shared__ float masses[kTransformCells], divisors[kTransformCells];
+  __shared__ float slices[kTailParts][256];
   __shared__ long long total_shared;
   LetNextStart();
   WaitForEarlier();
@@ -354,21 +409,39 @@ __global__ void TailKernel(const __grid_constant__ TailArgs args) {
     masses[cell] = __fmul_rn(__ll2float_rn(mass), 0x1p-30f);
     divisors[cell] = counts[cell] + 1;
   }
-  atomicAdd(reinterpret_cast<unsigned long long*>(&total_shared),
-            static_cast<unsigned long long>(mine));
+  mine = WarpSum(mine);
+  if (threadIdx.x % 32 == 0 && mine != 0) {
+    atomicAdd(reinterpret_cast<unsigned long long*>(&total_shared),
+              static_cast<unsigned long long>(mine));
+  }
   __syncthreads();
   const long long total = total_shared;
   if (total == 0) return;
-  const int32_t c = threadIdx.x;
-  float part = 0;
+  const auto threads = static_cast<int32_t>(blockDim.x) / kTailParts;  // of a slice
+  const int32_t slice = static_cast<int32_t>(threadIdx.x) / threads;
+  const int32_t c = static_cast<int32_t>(threadIdx.x) % threads;
   if (c < d) {
     const float common =
         __fdiv_rn(sums[int64_t{kTransformCells} * d + c], fmaxf(1.0f, counts[kTransformCells]));
-    for (int32_t cell = 0; cell < kTransformCells; ++cell) {
-      if (masses[cell] == 0) continue;
-      const float mean = __fdiv_rn(__fadd_rn(sums[int64_t{cell} * d + c], common), divisors[cell]);
-      part = __fmaf_rn(masses[cell], mean, part);
+    float part = 0;
+    for (int32_t first = slice * kPartCells; first < (slice + 1) * kPartCells;
+         first += kTailAtOnce) {
+      float rows[kTailAtOnce];
+#pragma unroll
+      for (int i = 0; i < kTailAtOnce; ++i) rows[i] = sums[int64_t{first + i} * d + c];
+#pragma unroll
+      for (int i = 0; i < kTailAtOnce; ++i) {
+        const float mean = __fdiv_rn(__fadd_rn(rows[i], common), divisors[first + i]);
+        if (masses[first + i] != 0) part = __fmaf_rn(masses[first + i], mean, part);
+      }
     }
+    slices[slice][c] = part;
+  }
+  __syncthreads();
+  float part = 0;
+  if (slice == 0 && c < d) {
+#pragma unroll
+    for (int i = 0; i < kTailParts; ++i) part = __fadd_rn(part, slices[i][c]);
   }
   float* state = args.states + at * AttentionStateFloats(d);
   float part_max = args.references[at] + args.deltas[at];
@@ -468,16 +541,31 @@ cudaError_t ExtendCellTables(const DeviceTransform& transform,
   return Launch(ExtendKernel, grid, kTableThreads, shared_bytes, stream, false, args);
 }
 
-cudaError_t MergeTails(const DeviceTransform& transform, int32_t num_queries,
-                       const float* const* tables, const TailMasses& tail, float* states,
-                       Stream stream) {
-  if (num_queries <= 0) return cudaSuccess;
-  const TailArgs args{transform.heads,    tables, tail.masses, tail.references,
-                      tail.deltas,        states, tail.heads,  transform.kv_heads,
-                      transform.head_dim, 0};
-  return Launch(TailKernel,
-                dim3(static_cast<unsigned>(tail.heads), static_cast<unsigned>(num_queries)),
-                ThreadsFor(transform.head_dim), 0, stream, false, args);
+cudaError_t MergeTails(const DeviceTransform& transform, std::span<const float* const> tables,
+                       const TailMasses& tail, float* states, Stream stream) {
+  const int64_t heads = tail.heads;
+  const auto num_queries = static_cast<int64_t>(tables.size());
+  for (int64_t first = 0; first < num_queries; first += kTailQueries) {
+    const int64_t count = std::min<int64_t>(kTailQueries, num_queries - first),
+                  before = first * heads;
+    TailArgs args{};
+    std::copy_n(tables.begin() + first, count, args.tables);
+    args.heads = transform.heads;
+    args.masses = tail.masses + before * kTransformCells;
+    args.references = tail.references + before;
+    args.deltas = tail.deltas + before;
+    args.states = states + before * AttentionStateFloats(transform.head_dim);
+    args.query_heads = tail.heads;
+    args.kv_heads = transform.kv_heads;
+    args.head_dim = transform.head_dim;
+    if (const cudaError_t error =
+            Launch(TailKernel, dim3(static_cast<unsigned>(heads), static_cast<unsigned>(count)),
+                   kTailParts * ThreadsFor(transform.head_dim), 0, stream, false, args);
+        error != cudaSuccess) {
+      return error;
+    }
+  }
+  return cudaSuccess;
 }
 
 cudaError_t MergeStates(const float* parts, int64_t count, int32_t head_dim, float* states,

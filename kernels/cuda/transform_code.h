@@ -10,6 +10,8 @@
 #ifndef WINNOW_KERNELS_CUDA_TRANSFORM_CODE_H_
 #define WINNOW_KERNELS_CUDA_TRANSFORM_CODE_H_
 
+#include <span>
+
 #include "kernels/cuda/device_types.h"
 #include "kernels/retrieval.h"
 
@@ -114,9 +116,9 @@ struct DeviceTableExtension {
                                            const void* codes, const CodeLayout& code_layout,
                                            Stream stream);
 
-// tables [num_queries]: device pointers, in device memory.
-[[nodiscard]] cudaError_t MergeTails(const DeviceTransform& transform, int32_t num_queries,
-                                     const float* const* tables, const TailMasses& tail,
+// tables: of each query, in device memory.
+[[nodiscard]] cudaError_t MergeTails(const DeviceTransform& transform,
+                                     std::span<const float* const> tables, const TailMasses& tail,
                                      float* states, Stream stream);
 
 // states [count][d + 2] become those of both parts.

@@ -20,6 +20,7 @@ namespace {
 using namespace masses;  // NOLINT(google-build-using-namespace): its own headers
 
 constexpr int kPrepareThreads = 288;  // 256 dimensions, and one for the mean
+constexpr int kPrepareAhead = 128;    // of a column, in registers
 constexpr int32_t kFusedTiles[] = {4, 8, 16, 32};
 
 // ---- prepare ----
@@ -31,13 +32,22 @@ __global__ void __launch_bounds__(kPrepareThreads)
   __shared__ float warp_peaks[kPrepareThreads / 32];
   __shared__ float centre;
   LetNextStart();
-  WaitForEarlier();
   const int32_t heads = args.kv_heads * args.group;
   const int32_t head = blockIdx.x, kv_head = head / args.group, g = head % args.group;
   const DeviceQuery query = args.queries[blockIdx.y];
   const int32_t d = args.transform.head_dim, n = 4 * args.transform.quads;
   const DeviceTransformHead& of_head = args.transform.heads[kv_head];
   const int32_t own = 4 * of_head.quads, i = threadIdx.x;
+  // The thread's column of the transform, or the mean; most of it is here before the query is.
+  const bool is_mean = i == kPrepareThreads - 1;
+  const float* column = is_mean ? args.transform.mean + int64_t{kv_head} * d
+                                : args.transform.query_weight + int64_t{kv_head} * d * n + i;
+  const int64_t stride = is_mean ? 1 : n;
+  const bool has_column = i < own || is_mean;
+  float ahead[kPrepareAhead];
+#pragma unroll
+  for (int c = 0; c < kPrepareAhead; ++c) ahead[c] = has_column && c < d ? column[c * stride] : 0;
+  WaitForEarlier();
   for (int32_t c = i; c < d; c += kPrepareThreads) {
     q[c] = args.q[query.row * args.q_stride + int64_t{head} * d + c];
   }
@@ -47,17 +57,18 @@ __global__ void __launch_bounds__(kPrepareThreads)
   }
   __syncthreads();
   float y = 0;
-  if (i < own) {
-    const float* weight = args.transform.query_weight + int64_t{kv_head} * d * n + i;
+  if (has_column) {
+#pragma unroll
+    for (int c = 0; c < kPrepareAhead; ++c) {
+      if (c < d) y = __fmaf_rn(q[c], ahead[c], y);
+    }
 #pragma unroll 32
-    for (int32_t c = 0; c < d; ++c) y = __fmaf_rn(q[c], weight[int64_t{c} * n], y);
-    if (!isfinite(y)) not_finite = 1;
-  } else if (i == kPrepareThreads - 1) {
-    const float* mean = args.transform.mean + int64_t{kv_head} * d;
-    float acc = 0;
-#pragma unroll 32
-    for (int32_t c = 0; c < d; ++c) acc = __fmaf_rn(q[c], mean[c], acc);
-    centre = acc;
+    for (int32_t c = kPrepareAhead; c < d; ++c) y = __fmaf_rn(q[c], column[c * stride], y);
+  }
+  if (is_mean) {
+    centre = y;
+  } else if (i < own && !isfinite(y)) {
+    not_finite = 1;
   }
   if (args.tail_masses != nullptr && i < of_head.delta_rows) {
     const float* weight =

@@ -51,8 +51,8 @@ struct FusedShared {
   uint4 fields[kSlots][kTransformFusedSteps][4];  // by class: rotate and mask of two fields
   uint2 coefs[kSlots][kTransformFusedSteps][Shape::kColumnHalves][4][8];
   int32_t steps[kSlots];
-  int2 cell_bits[kSlots][4][8];                           // by class: of the word, and of the cell
-  int32_t num_cell_bits[kSlots];                          // the most of any class
+  uint2 cell_bits[kSlots][4][8];  // by class: rotate of the word, and mask of the cell
+  int32_t num_cell_bits[kSlots];  // the most of any class
   uint32_t tiles[Shape::kChunkTokens / kCodeTileTokens];  // where they begin, in tiles
   int32_t warp_peaks[kWarps][kGroup];
   long long warp_sums[kWarps][kGroup];
@@ -195,7 +195,9 @@ class Fused {
     if (threadIdx.x >= 32 && threadIdx.x < 32 + kSlots * 4 * 8) {
       const int32_t i = threadIdx.x - 32;
       const int32_t bit = of_head.classes[i / 32][i / 8 % 4].cell_bits[i % 8];
-      shared_.cell_bits[i / 32][i / 8 % 4][i % 8] = make_int2(bit & 0xff, bit >> 8);
+      const int32_t to = bit >> 8;
+      shared_.cell_bits[i / 32][i / 8 % 4][i % 8] =
+          make_uint2(static_cast<uint32_t>((bit & 0xff) - to) & 31, to < 8 ? 1u << to : 0);
     }
     const int32_t words = args_.transform.bits / 32;
     for (int32_t t = threadIdx.x; t < Shape::kChunkTokens / kCodeTileTokens; t += kThreads) {
@@ -295,20 +297,21 @@ class Fused {
     }
   }
   __device__ __forceinline__ void MakeCells(int first, const uint2 (&words)[kTilesAtOnce][kSlots]) {
-    uint32_t cells[kTilesAtOnce] = {};
+    uint32_t cells[kTilesAtOnce] = {}, of_second[kTilesAtOnce] = {};
 #pragma unroll
     for (int s = 0; s < kSlots; ++s) {
       for (int32_t i = 0; i < shared_.num_cell_bits[s]; ++i) {
-        const int2 bit = shared_.cell_bits[s][class_][i];
+        const uint2 bit = shared_.cell_bits[s][class_][i];
 #pragma unroll
         for (int t = 0; t < kTilesAtOnce; ++t) {
-          const uint32_t both = (words[t][s].x >> bit.x & 1) | (words[t][s].y >> bit.x & 1) << 8;
-          cells[t] |= bit.y < 8 ? both << bit.y : 0;
+          cells[t] |= __funnelshift_r(words[t][s].x, words[t][s].x, bit.x) & bit.y;
+          of_second[t] |= __funnelshift_r(words[t][s].y, words[t][s].y, bit.x) & bit.y;
         }
       }
     }
 #pragma unroll
     for (int t = 0; t < kTilesAtOnce; ++t) {
+      cells[t] |= of_second[t] << 8;
       cells[t] |= __shfl_xor_sync(kFullMask, cells[t], 1);
       cells[t] |= __shfl_xor_sync(kFullMask, cells[t], 2);
       if (class_ == t) {
