@@ -23,7 +23,7 @@ namespace {
     .int4_scores = isa::Int4Scores, .gelu_mul_row = isa::GeluMulRow,                              \
     .summary_weights = isa::SummaryWeights, .add_outer = isa::AddOuter,                           \
     .transform_rows = isa::TransformRows, .mass_dots = isa::MassDots, .mass_sum = isa::MassSum,   \
-    .mass_weights = isa::MassWeights, .mass_cells = isa::MassCells,                               \
+    .mass_weights = isa::MassWeights, .mass_cells = isa::MassCells, .mass_add = isa::MassAdd,     \
     .examine_logits = isa::ExamineLogits, .weigh_logits = isa::WeighLogits,                       \
   }
 constexpr CpuOps kScalar = WINNOW_CPU_OPS(scalar, "scalar", 4);

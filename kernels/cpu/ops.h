@@ -199,6 +199,7 @@ struct MassCall {
 };
 // Places for the dots of a piece, in whole tiles, and what vectors write past them.
 inline constexpr int32_t kMassDotsStride = 512 + 32;
+inline constexpr int kMassAddQueries = 4;
 // D_j of the tokens of whole tiles that hold [first, last), at most a piece: dots [group][kMassDotsStride], the first
 // is that of the first tile's first token.
 using MassDotsFn = void(const MassCall& call, int32_t first, int32_t last, int32_t* dots);
@@ -214,6 +215,10 @@ using MassWeightsFn = void(const MassHead* heads, int32_t group, const int32_t* 
 // Cells of the same tokens as MassDots; writes whole tiles.
 using MassCellsFn = void(const MassCall& call, const uint8_t* cell_bits, int32_t num_bits,
                          int32_t first, int32_t last, uint8_t* cells);
+// For kMassAddQueries queries: masses [cell][kMassAddQueries] += fixed [kMassAddQueries][kMassDotsStride] of the tokens
+// [begin, end), each at its cell.
+using MassAddFn = void(const int32_t* fixed, const uint8_t* cells, int32_t begin, int32_t end,
+                       int64_t* masses);
 
 // ---- sampling (kernels/sample.h) ----
 struct LogitFacts {
@@ -266,6 +271,7 @@ struct CpuOps {
   MassSumFn* mass_sum;
   MassWeightsFn* mass_weights;
   MassCellsFn* mass_cells;
+  MassAddFn* mass_add;
   ExamineLogitsFn* examine_logits;
   WeighLogitsFn* weigh_logits;
 };
@@ -302,6 +308,7 @@ struct CpuOps {
   MassSumFn MassSum;                       \
   MassWeightsFn MassWeights;               \
   MassCellsFn MassCells;                   \
+  MassAddFn MassAdd;                       \
   ExamineLogitsFn ExamineLogits;           \
   WeighLogitsFn WeighLogits;               \
   }

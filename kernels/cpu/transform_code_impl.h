@@ -362,4 +362,33 @@ void MassCells(const MassCall& call, const uint8_t* cell_bits, int32_t num_bits,
   }
 }
 
+void MassAdd(const int32_t* fixed, const uint8_t* cells, int32_t begin, int32_t end,
+             int64_t* masses) {
+  const auto add_one = [&](int32_t j) {
+    int64_t* of_cell = masses + int64_t{cells[j]} * kMassAddQueries;
+    for (int g = 0; g < kMassAddQueries; ++g) of_cell[g] += fixed[g * kMassDotsStride + j];
+  };
+  int32_t j = begin;
+#if defined(__AVX2__)
+  const auto load = [&](int g, int32_t at) {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(fixed + g * kMassDotsStride + at));
+  };
+  const auto add = [&](int32_t at, __m128i of_token) {
+    auto* of_cell = reinterpret_cast<__m256i*>(masses + int64_t{cells[at]} * kMassAddQueries);
+    _mm256_storeu_si256(
+        of_cell, _mm256_add_epi64(_mm256_loadu_si256(of_cell), _mm256_cvtepi32_epi64(of_token)));
+  };
+  for (; j + 4 <= end; j += 4) {
+    const __m128i a = load(0, j), b = load(1, j), c = load(2, j), d = load(3, j);
+    const __m128i ab_low = _mm_unpacklo_epi32(a, b), ab_high = _mm_unpackhi_epi32(a, b);
+    const __m128i cd_low = _mm_unpacklo_epi32(c, d), cd_high = _mm_unpackhi_epi32(c, d);
+    add(j, _mm_unpacklo_epi64(ab_low, cd_low));
+    add(j + 1, _mm_unpackhi_epi64(ab_low, cd_low));
+    add(j + 2, _mm_unpacklo_epi64(ab_high, cd_high));
+    add(j + 3, _mm_unpackhi_epi64(ab_high, cd_high));
+  }
+#endif
+  for (; j < end; ++j) add_one(j);
+}
+
 }  // namespace winnow::kernels::WINNOW_ISA

@@ -90,8 +90,14 @@ const CpuTransformCode& Packed(const PackedTransformCode& transform) {
 struct Range {
   TokenRange tokens;  // of mid
   int32_t first_piece = 0;
-  int64_t* masses = nullptr;  // [group][kTransformCells] of the range; null: no tail
+  // [group / kMassAddQueries, rounded up][kTransformCells][kMassAddQueries] of the range; null: no tail
+  int64_t* masses = nullptr;
 };
+
+int32_t FullGroups(int32_t group) { return (group + kMassAddQueries - 1) / kMassAddQueries; }
+int64_t RangeMasses(int32_t group) {
+  return int64_t{FullGroups(group)} * kMassAddQueries * kTransformCells;
+}
 
 struct Unit {
   const RetrievalQuery* query = nullptr;
@@ -233,22 +239,10 @@ void WeighRange(const CpuOps& ops, const std::vector<uint8_t>& cell_bits, const 
     if (range.masses == nullptr) return;
     ops.mass_cells(unit.call, cell_bits.data(), static_cast<int32_t>(cell_bits.size()),
                    tokens.first, tokens.last, scratch.cells);
-    // Two queries at a time: their additions to one cell do not wait for each other.
-    const int32_t begin = tokens.first - tile, end = tokens.last - tile;
-    int32_t g = 0;
-    for (; g + 2 <= group; g += 2) {
-      const int32_t* fixed = scratch.fixed + int64_t{g} * kMassDotsStride;
-      int64_t* masses = range.masses + int64_t{g} * kTransformCells;
-      for (int32_t j = begin; j < end; ++j) {
-        const int32_t cell = scratch.cells[j];
-        masses[cell] += fixed[j];
-        masses[cell + kTransformCells] += fixed[j + kMassDotsStride];
-      }
-    }
-    for (; g < group; ++g) {
-      const int32_t* fixed = scratch.fixed + int64_t{g} * kMassDotsStride;
-      int64_t* masses = range.masses + int64_t{g} * kTransformCells;
-      for (int32_t j = begin; j < end; ++j) masses[scratch.cells[j]] += fixed[j];
+    for (int32_t full = 0; full < FullGroups(group); ++full) {
+      ops.mass_add(scratch.fixed + int64_t{full} * kMassAddQueries * kMassDotsStride, scratch.cells,
+                   tokens.first - tile, tokens.last - tile,
+                   range.masses + int64_t{full} * kMassAddQueries * kTransformCells);
     }
   });
 }
@@ -305,7 +299,14 @@ void LeaveTail(const CpuOps& ops, const std::vector<uint8_t>& cell_bits, const U
   std::fill_n(masses, int64_t{group} * kTransformCells, 0);
   for (const Range& range : unit.ranges) {
     if (range.masses == nullptr) return;
-    for (int64_t i = 0; i < int64_t{group} * kTransformCells; ++i) masses[i] += range.masses[i];
+    for (int32_t g = 0; g < group; ++g) {
+      const int64_t* of_query = range.masses +
+                                int64_t{g / kMassAddQueries} * kMassAddQueries * kTransformCells +
+                                g % kMassAddQueries;
+      for (int32_t cell = 0; cell < kTransformCells; ++cell) {
+        masses[int64_t{g} * kTransformCells + cell] += of_query[int64_t{cell} * kMassAddQueries];
+      }
+    }
   }
   uint16_t unused[kCodeTileTokens];
   for (int32_t i = 0; i < unit.query->k; ++i) {
@@ -442,7 +443,8 @@ void CpuBackend::SelectMassWave(const Tensor& q, std::span<const RetrievalQuery>
   const auto num_heads = static_cast<int32_t>(q.cols / d);
   const int32_t group = num_heads / code_layout.kv_heads;
   const float scale2 = scale * kTransformLog2E;
-  const size_t dots_bytes = size_t{4} * group * kMassDotsStride;
+  // Queries that fill up the last four have weights of 0.
+  const size_t dots_bytes = size_t{4} * FullGroups(group) * kMassAddQueries * kMassDotsStride;
   const size_t thread_bytes = (2 * dots_bytes + kMassDotsStride + 63) / 64 * 64;
   std::byte* scratch = codes_scratch_.Get(wave_bytes + thread_bytes * num_threads());
   const auto scratch_of = [&](int thread) {
@@ -451,6 +453,11 @@ void CpuBackend::SelectMassWave(const Tensor& q, std::span<const RetrievalQuery>
                         reinterpret_cast<int32_t*>(of_thread + dots_bytes),
                         reinterpret_cast<uint8_t*>(of_thread + 2 * dots_bytes)};
   };
+  for (int thread = 0; thread < num_threads(); ++thread) {
+    const int64_t used_values = int64_t{group} * kMassDotsStride;
+    std::fill(scratch_of(thread).fixed + used_values,
+              scratch_of(thread).fixed + dots_bytes / sizeof(int32_t), 0);
+  }
   std::vector<Unit> units(wave.size());
   std::vector<std::pair<Unit*, Range*>> ranges;
   std::byte* free = scratch;
@@ -484,11 +491,11 @@ void CpuBackend::SelectMassWave(const Tensor& q, std::span<const RetrievalQuery>
     return tail != nullptr && packed.weights().heads[unit.call.head].tail;
   };
   for (const Unit& unit : units) with_tail += has_tail(unit) ? unit.ranges.size() : 0;
-  masses.resize(with_tail * group * kTransformCells);
+  masses.resize(with_tail * RangeMasses(group));
   size_t used = 0;
   for (Unit& unit : units) {
     for (Range& range : unit.ranges) {
-      if (has_tail(unit)) range.masses = &masses[used++ * group * kTransformCells];
+      if (has_tail(unit)) range.masses = &masses[used++ * RangeMasses(group)];
       ranges.emplace_back(&unit, &range);
     }
   }
