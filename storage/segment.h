@@ -53,7 +53,8 @@ struct Segment {
   uint32_t unsynced = 0;     // placed blocks that are neither published nor failed
   bool syncing = false;
   bool footer_started = false;
-  bool busy = false;              // on the store's list of segments that need attention
+  bool victim = false;            // it is being emptied: not deleted before that ends
+  bool busy = false;              // on the log's list of segments that need attention
   std::vector<uint32_t> written;  // operations: written, not covered by a sync yet
   std::vector<uint32_t> covered;  // operations: the sync in flight covers them
   PageMemory page;                // header, then footer
