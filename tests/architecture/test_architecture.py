@@ -21,7 +21,7 @@ ROOMS = {
     "kernels/bench*": "kernels/bench",
     "server/main.cc": "program",
     "server/serve_command.cc": "server/wiring",  # builds every part of `serve`
-    "engine/text/unicode_*": "engine/text/unicode",
+    "engine/text/unicode_text.*": "engine/text/unicode", "engine/text/unicode_tables.*": "engine/text/unicode",
 }
 
 # Each room, and the rooms that it may include besides itself.
