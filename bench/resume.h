@@ -41,7 +41,7 @@ struct ResumeResult {
   int64_t question = 0;  // tokens
   double seconds = 0;    // to the first token; the best
   double seconds_median = 0;
-  // Of the best: names and tables; indexes and summary; pieces into frames (eager); the question.
+  // Of the best: names and tables; indexes and summary; layer blocks into frames (eager); the question.
   double name_seconds = 0, index_seconds = 0, load_seconds = 0, question_seconds = 0;
   std::array<CountingStore::Counts, CountingStore::kParts> parts = {};
   uint64_t row_payload_bytes = 0;  // of the rows among `parts`' pages

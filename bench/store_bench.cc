@@ -37,7 +37,7 @@ constexpr std::chrono::seconds kSaveTime(120);
 // Of the disk's bytes, for blocks (engine/kv_store.cc): nothing of a run may be evicted.
 constexpr double kUsableShare = 0.75;
 constexpr int64_t kDiskSlackBytes = int64_t{320} << 20;
-// Blocks written between two waits: pieces on their way have copies in the store's buffers.
+// Blocks written between two waits: layer blocks on their way have copies in the store's buffers.
 constexpr int32_t kBlocksAtOnce = 16;
 
 // A store gives up on reads after 2 s, and a server computes again. A bench waits for a slow disk, and
@@ -56,6 +56,41 @@ uint32_t KindOf(const storage::BlockKey& key) {
   uint32_t kind = 0;
   std::memcpy(&kind, key.bytes.data() + 32, sizeof kind);
   return kind;
+}
+
+// ResourceExhausted: the directory's file system has no room for the store, with the numbers.
+absl::Status CheckStoreRoom(const std::string& store_dir, int64_t document_tokens,
+                            int64_t disk_bytes) {
+  std::error_code error;
+  const std::filesystem::space_info space = std::filesystem::space(store_dir, error);
+  if (error) {
+    return absl::InvalidArgumentError(fmt::format("store_dir: {}: {}", store_dir, error.message()));
+  }
+  std::error_code count_error;
+  int64_t there = 0;  // of an earlier part of the run
+  for (const auto& entry : std::filesystem::directory_iterator(store_dir, count_error)) {
+    if (entry.is_regular_file()) there += static_cast<int64_t>(entry.file_size());
+  }
+  if (static_cast<int64_t>(space.available) + there < disk_bytes) {
+    return absl::ResourceExhaustedError(
+        fmt::format("store_dir: {} bytes are free in {}, and the store of {} tokens may take {}",
+                    space.available, store_dir, document_tokens, disk_bytes));
+  }
+  return absl::OkStatus();
+}
+
+// Capacity of a store that everything fits: layer blocks, what the index keeps of each block, and a summary or two.
+int64_t StoreBytes(int64_t blocks, const engine::ModelConfig& config,
+                   const kernels::KvLayout& layout, const engine::RetrievalOptions& retrieval) {
+  const int64_t index_bytes = engine::IndexBlockBytes(config, layout, retrieval) + 64;
+  const int64_t stored =
+      blocks *
+          (static_cast<int64_t>(storage::BlockBytesFor(layout.BlockBytes())) * config.num_layers +
+           static_cast<int64_t>(storage::BlockBytesFor(index_bytes)) + 2 * kPageBytes) +
+      4 * engine::SummaryBytes(config, retrieval);
+  const int64_t bytes =
+      static_cast<int64_t>(static_cast<double>(stored) / kUsableShare) + kDiskSlackBytes;
+  return bytes - bytes % (int64_t{1} << 20);
 }
 
 }  // namespace
@@ -78,7 +113,7 @@ void CountingStore::Get(uint64_t tag, const storage::BlockId& id, std::span<std:
                         int64_t deadline_ns) {
   const uint32_t kind = KindOf(id.key);
   const Part part = kind == 0
-                        ? static_cast<int32_t>(id.layer) < dense_layers_ ? kDenseLayers : kPieces
+                        ? static_cast<int32_t>(id.layer) < dense_layers_ ? kDenseLayers : kLayerBlocks
                     : summary_kinds_.contains(kind) ? kSummary
                                                     : kIndex;
   Count(part, into.size(), storage::PageAlign(into.size()));
@@ -180,6 +215,20 @@ StoreDirectory::~StoreDirectory() {
 
 // ---- making ----
 
+// Opens the store, and counts what is read through it.
+absl::Status StoreBench::OpenStore(const engine::TierFlags& tiers,
+                                   const kernels::KvLayout& layout, int32_t dense_layers) {
+  const Clock::time_point start = Clock::now();
+  WINNOW_ASSIGN_OR_RETURN(kv_store_, engine::OpenKvStore(tiers, layout));
+  open_seconds_ = SecondsSince(start);
+  disk_ = dynamic_cast<storage::DiskStore*>(kv_store_.store.get());
+  WINNOW_CHECK(disk_ != nullptr);
+  auto counting = std::make_unique<CountingStore>(std::move(kv_store_.store), dense_layers);
+  counting_ = counting.get();
+  kv_store_.store = std::move(counting);
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::unique_ptr<StoreBench>> StoreBench::Make(
     const StoreBenchFlags& flags, std::span<const engine::AttentionPolicy> policies,
     const Shape& shape) {
@@ -222,16 +271,7 @@ absl::StatusOr<std::unique_ptr<StoreBench>> StoreBench::Make(
       const engine::RetrievalOptions retrieval,
       BenchRetrieval(flags.model, config, bench->weights_, policies, bench->synthetic_artifact_));
 
-  // Everything that is put: pieces, what the index keeps of a block, and a summary or two.
-  const int64_t index_bytes = engine::IndexBlockBytes(config, layout, retrieval) + 64;
-  const int64_t stored =
-      document *
-          (static_cast<int64_t>(storage::BlockBytesFor(layout.BlockBytes())) * config.num_layers +
-           static_cast<int64_t>(storage::BlockBytesFor(index_bytes)) + 2 * kPageBytes) +
-      4 * engine::SummaryBytes(config, retrieval);
-  options.tiers.disk_bytes =
-      static_cast<int64_t>(static_cast<double>(stored) / kUsableShare) + kDiskSlackBytes;
-  options.tiers.disk_bytes -= options.tiers.disk_bytes % (int64_t{1} << 20);
+  options.tiers.disk_bytes = StoreBytes(document, config, layout, retrieval);
   options.tiers.store_dir = flags.store_dir;
   options.tiers.io = flags.io;
   options.tiers.row_cache_bytes = std::max<int64_t>(flags.row_cache_bytes, 0);
@@ -257,22 +297,8 @@ absl::StatusOr<std::unique_ptr<StoreBench>> StoreBench::Make(
     options.tiers.host_bytes = frames * block_bytes;
     options.kv_bytes = blocks * own_layers * block_bytes;
   }
-  std::error_code error;
-  const std::filesystem::space_info space = std::filesystem::space(flags.store_dir, error);
-  if (error) {
-    return absl::InvalidArgumentError(
-        fmt::format("store_dir: {}: {}", flags.store_dir, error.message()));
-  }
-  std::error_code count_error;
-  int64_t there = 0;  // of an earlier part of the run
-  for (const auto& entry : std::filesystem::directory_iterator(flags.store_dir, count_error)) {
-    if (entry.is_regular_file()) there += static_cast<int64_t>(entry.file_size());
-  }
-  if (static_cast<int64_t>(space.available) + there < options.tiers.disk_bytes) {
-    return absl::ResourceExhaustedError(fmt::format(
-        "store_dir: {} bytes are free in {}, and the store of {} tokens may take {}",
-        space.available, flags.store_dir, shape.document_tokens, options.tiers.disk_bytes));
-  }
+  WINNOW_RETURN_IF_ERROR(
+      CheckStoreRoom(flags.store_dir, shape.document_tokens, options.tiers.disk_bytes));
 
   WINNOW_ASSIGN_OR_RETURN(engine::DecoderOptions resolved,
                           engine::ResolveDecoderOptions(config, options));
@@ -295,15 +321,7 @@ absl::StatusOr<std::unique_ptr<StoreBench>> StoreBench::Make(
   bench->recorder_ = std::make_unique<RecordingBackend>(*bench->backend_, resolved.compute);
   bench->recorder_->set_waits(false);
 
-  const Clock::time_point start = Clock::now();
-  WINNOW_ASSIGN_OR_RETURN(bench->kv_store_, engine::OpenKvStore(options.tiers, layout));
-  bench->open_seconds_ = SecondsSince(start);
-  bench->disk_ = dynamic_cast<storage::DiskStore*>(bench->kv_store_.store.get());
-  WINNOW_CHECK(bench->disk_ != nullptr);
-  auto counting = std::make_unique<CountingStore>(std::move(bench->kv_store_.store),
-                                                  static_cast<int32_t>(dense));
-  bench->counting_ = counting.get();
-  bench->kv_store_.store = std::move(counting);
+  WINNOW_RETURN_IF_ERROR(bench->OpenStore(options.tiers, layout, static_cast<int32_t>(dense)));
   resolved.store = bench->counting_;
   resolved.write_through = true;
   resolved.names.model = engine::Sha256("winnow bench");

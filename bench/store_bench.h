@@ -32,8 +32,8 @@ namespace winnow::bench {
 class CountingStore final : public storage::BlockStore {
  public:
   enum Part {
-    kDenseLayers,  // whole pieces of the layers that are always dense
-    kPieces,       // whole pieces of other layers
+    kDenseLayers,  // whole layer blocks of the layers that are always dense
+    kLayerBlocks,       // whole layer blocks of other layers
     kRows,         // pages with chosen rows and anchors
     kIndex,        // what indexes keep of a block
     kSummary,      // of completion
@@ -157,7 +157,7 @@ class StoreBench {
   struct Shape {
     int64_t document_tokens = 0;  // whole blocks
     int64_t more_tokens = 0;      // that follow it
-    // Of the document's pieces in layers under the policy, this share has a frame at a time.
+    // Of the document's layer blocks in layers under the policy, this share has a frame at a time.
     double resident_share = 1;
     int32_t max_batch_tokens = 512;
   };
@@ -187,7 +187,7 @@ class StoreBench {
   // Of a document of these tokens.
   std::vector<engine::BlockName> Names(std::span<const int32_t> tokens) const;
 
-  // The document's KV: noise in every piece, sealed under `names` and saved.
+  // The document's KV: noise in every layer block, sealed under `names` and saved.
   absl::Status FillWithNoise(std::span<const engine::BlockName> names);
   // The same of blocks that have been computed: seals those before token `end` that are not, ...
   void Seal(std::span<const engine::BlockName> names, int64_t end);
@@ -202,13 +202,15 @@ class StoreBench {
   void Drop();
   // The document's blocks come from the store, under these names. NotFound: it lacks some.
   absl::Status Adopt(std::span<const engine::BlockName> names);
-  // Reads pieces of these blocks into frames.
+  // Reads layer blocks of these blocks into frames.
   absl::Status MakeResident(int32_t layer, std::span<const int32_t> blocks);
   // Waits until nothing is on its way to the store.
   absl::Status Settle();
 
  private:
   StoreBench() = default;
+  absl::Status OpenStore(const engine::TierFlags& tiers, const kernels::KvLayout& layout,
+                         int32_t dense_layers);
 
   engine::AttentionPolicy policy_;
   engine::ModelConfig config_;

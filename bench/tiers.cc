@@ -101,6 +101,34 @@ std::vector<OverlapResult> Overlaps(std::vector<std::vector<RecordingBackend::Ch
   return results;
 }
 
+// Means over the steps whose times are `seconds`, between two readings of the counters.
+void SetMeans(const Counters& start, const Counters& end, const engine::RetrievalCounts& counts,
+              std::vector<double> seconds, bool on_device, TiersResult* result) {
+  const auto steps = static_cast<double>(seconds.size());
+  const auto mean = [&](uint64_t to, uint64_t from) {
+    return static_cast<double>(to - from) / steps;
+  };
+  result->seconds_mean = std::accumulate(seconds.begin(), seconds.end(), 0.0) / steps;
+  std::sort(seconds.begin(), seconds.end());
+  result->seconds_min = seconds.front();
+  result->seconds_median = seconds[seconds.size() / 2];
+  result->wait_seconds = mean(end.memory.wait_ns, start.memory.wait_ns) * 1e-9;
+  result->attend_seconds = on_device ? std::nan("")  // there calls return before they are done
+                                     : (end.attend_seconds - start.attend_seconds) / steps;
+  result->chosen_rows = mean(counts.chosen_rows, 0);
+  result->stored_rows = mean(end.rows.store_rows + end.rows.asked_hits,
+                             start.rows.store_rows + start.rows.asked_hits);
+  result->cached_rows = mean(end.rows.cache_rows, start.rows.cache_rows);
+  result->share_measured = 1 - result->stored_rows / result->chosen_rows;
+  result->payload_bytes = mean(end.rows.payload_bytes, start.rows.payload_bytes);
+  result->page_bytes = mean(end.rows.page_bytes, start.rows.page_bytes);
+  result->pages = mean(end.rows.pages, start.rows.pages);
+  result->used_rows = mean(end.rows.asked_hits, start.rows.asked_hits);
+  result->asked_rows = mean(end.rows.asked_rows, start.rows.asked_rows);
+  result->reads = mean(end.reads, start.reads);
+  result->device_bytes = mean(end.device_bytes, start.device_bytes);
+}
+
 }  // namespace
 
 absl::StatusOr<TiersRun> RunTiers(const TiersFlags& flags,
@@ -195,31 +223,9 @@ absl::StatusOr<TiersRun> RunTiers(const TiersFlags& flags,
       WINNOW_ASSIGN_OR_RETURN(const DeviceRate after,
                               MeasureRandomReads(flags.store, flags.device_seconds));
       run.device = after;
-      const auto mean = [&](uint64_t to, uint64_t from) {
-        return static_cast<double>(to - from) / flags.steps;
-      };
       result.device_before = before.reads_per_s;
       result.device_after = after.reads_per_s;
-      result.seconds_mean = std::accumulate(seconds.begin(), seconds.end(), 0.0) / flags.steps;
-      std::sort(seconds.begin(), seconds.end());
-      result.seconds_min = seconds.front();
-      result.seconds_median = seconds[seconds.size() / 2];
-      result.wait_seconds = mean(end.memory.wait_ns, start.memory.wait_ns) * 1e-9;
-      result.attend_seconds = bench.recorder().on_device()
-                                  ? std::nan("")  // there calls return before they are done
-                                  : (end.attend_seconds - start.attend_seconds) / flags.steps;
-      result.chosen_rows = mean(counts.chosen_rows, 0);
-      result.stored_rows = mean(end.rows.store_rows + end.rows.asked_hits,
-                                start.rows.store_rows + start.rows.asked_hits);
-      result.cached_rows = mean(end.rows.cache_rows, start.rows.cache_rows);
-      result.share_measured = 1 - result.stored_rows / result.chosen_rows;
-      result.payload_bytes = mean(end.rows.payload_bytes, start.rows.payload_bytes);
-      result.page_bytes = mean(end.rows.page_bytes, start.rows.page_bytes);
-      result.pages = mean(end.rows.pages, start.rows.pages);
-      result.used_rows = mean(end.rows.asked_hits, start.rows.asked_hits);
-      result.asked_rows = mean(end.rows.asked_rows, start.rows.asked_rows);
-      result.reads = mean(end.reads, start.reads);
-      result.device_bytes = mean(end.device_bytes, start.device_bytes);
+      SetMeans(start, end, counts, std::move(seconds), bench.recorder().on_device(), &result);
       run.results.push_back(result);
       on_result(result);
       // Which rows are chosen does not depend on where they lie: once is enough, and untimed.

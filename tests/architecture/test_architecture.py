@@ -150,6 +150,16 @@ class Architecture(unittest.TestCase):
         self.assertEqual(unused, [])
 
 
+class Page(unittest.TestCase):
+    """docs/architecture.md names files that are there."""
+
+    def test_files_exist(self):
+        text = (SOURCE / "docs/architecture.md").read_text()
+        named = re.findall(r"`([a-z][a-z0-9_/]*/[a-z0-9_./]+\.(?:cc|h|py|proto|md))`", text)
+        self.assertGreater(len(named), 40)
+        self.assertEqual([name for name in named if not (SOURCE / name).exists()], [])
+
+
 class TheTestItself(unittest.TestCase):
     """It must be able to fail."""
 
