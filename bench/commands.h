@@ -1,4 +1,4 @@
-// The subcommands that measure, and that make what is measured. Each Add function declares its flags on `app` (or on
+// The subcommands that measure, and that make models to measure. Each Add function declares its flags on `app` (or on
 // `bench`, for a subcommand of `bench`) and what to do when it is chosen; the chosen one writes what the process should
 // exit with (server/commands.h has the codes).
 #ifndef WINNOW_BENCH_COMMANDS_H_

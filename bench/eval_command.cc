@@ -107,7 +107,7 @@ absl::StatusOr<std::vector<engine::AttentionPolicy>> ParsePolicies(
   return policies;
 }
 
-// What is wrong among flags that are each right alone.
+// Errors in combinations of flags that are each right alone.
 absl::Status CheckFlags(const EvalFlags& flags) {
   const auto only_for = [](bool given, bool allowed, const char* flag, const char* what) {
     return given && !allowed ? absl::InvalidArgumentError(fmt::format("{}: is for {}", flag, what))
@@ -245,7 +245,7 @@ absl::StatusOr<EvalResults> RunEval(const EvalFlags& flags, EvalInput& input,
   return results;
 }
 
-// Sets what depends on what is run, after all flags are known.
+// Sets the defaults that depend on the suite and policies, after all flags are known.
 void ResolveFlags(EvalFlags& flags, const std::vector<engine::AttentionPolicy>& policies) {
   flags.options.free_run = flags.free_run == "on";
   flags.options.mean_over_tasks = !flags.suite.empty();

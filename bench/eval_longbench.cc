@@ -24,7 +24,7 @@ struct Dataset {
   bool first_line_only;  // of the answer
   std::string_view intro;
   std::string_view question;       // "{}" stands for the line's "input"
-  std::string_view answer_prefix;  // what the answer begins with
+  std::string_view answer_prefix;  // the beginning of the answer
 };
 
 constexpr std::array kDatasets = {

@@ -66,7 +66,7 @@ struct Evaluator::TextTally {
   }
 };
 
-// The first policy of `order` is the reference, if there is one: what it gives is kept for the others.
+// The first policy of `order` is the reference, if there is one: its logits are kept for the others.
 // Rows before first_retrieving are the same under every policy, so only it computes them.
 absl::Status Evaluator::RunWindow(const TextWindow& window,
                                   std::span<const engine::AttentionPolicy> policies,

@@ -1,5 +1,5 @@
-// What `winnow bench decode` and `winnow bench prefill` have in common: the flags that choose a model, the checks of
-// what was asked for, and the first lines of their output.
+// Shared by `winnow bench decode` and `winnow bench prefill`: the flags that choose a model, the checks of
+// the other flags, and the first lines of their output.
 #ifndef WINNOW_BENCH_MODEL_COMMANDS_H_
 #define WINNOW_BENCH_MODEL_COMMANDS_H_
 

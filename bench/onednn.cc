@@ -18,7 +18,7 @@ Function* OpenMp(const char* name) {
   return reinterpret_cast<Function*>(dlsym(RTLD_DEFAULT, name));
 }
 
-// Ends OpenMP's threads, which go on spinning for a moment: what is measured next shall not share with them.
+// Ends OpenMP's threads, because they spin on for a moment, and the next measurement must not share processors with them.
 void EndOpenMpThreads() {
   constexpr int kPauseHard = 2;  // omp_pause_hard
   if (auto* pause = OpenMp<int(int)>("omp_pause_resource_all")) pause(kPauseHard);

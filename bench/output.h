@@ -1,4 +1,4 @@
-// What the commands of `winnow bench` write, beside their tables.
+// Output of the commands of `winnow bench`, beside their tables.
 #ifndef WINNOW_BENCH_OUTPUT_H_
 #define WINNOW_BENCH_OUTPUT_H_
 
@@ -21,7 +21,7 @@ inline constexpr double kMilli = 1e-3;
 
 inline double Round(double value) { return std::stod(fmt::format("{:.6g}", value)); }
 
-// Prints what was asked for as JSON too. The table has gone to stdout, or to stderr when stdout is
+// Writes the JSON where a path was given. The table has gone to stdout, or to stderr when stdout is
 // where the JSON goes.
 inline int FinishBench(const std::string& json_path, const Json& json) {
   if (json_path.empty()) return server::kExitOk;

@@ -78,7 +78,7 @@ storage::BlockId IdOf(uint64_t number) {
   return id;
 }
 
-// A disk that has synced as soon as it is asked: its time is not what is measured.
+// A disk that has synced as soon as it is asked, because its time is not measured here.
 class SyncedEngine final : public storage::IoEngine {
  public:
   explicit SyncedEngine(std::unique_ptr<storage::IoEngine> inner) : inner_(std::move(inner)) {}
@@ -117,7 +117,7 @@ class NoIndex final : public storage::IndexDb {
   absl::Status Write(const storage::IndexBatch&) override { return absl::OkStatus(); }
 };
 
-// The store's caller: what the engine's thread does, one timed call at a time.
+// The store's caller: makes the calls of the engine's thread, and times each.
 class Caller {
  public:
   Caller(storage::BlockStore* store, uint32_t in_flight)

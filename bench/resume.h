@@ -1,4 +1,4 @@
-// What `winnow bench resume` measures: a document was read once and is on disk; a question about it
+// `winnow bench resume` measures this: a document was read once and is on disk; a question about it
 // comes. Time and bytes until the first token of the answer, three ways in one run:
 //
 //   lazy     the store's index of the document, the summary and the dense layers are read; of the
@@ -41,7 +41,7 @@ struct ResumeResult {
   int64_t question = 0;  // tokens
   double seconds = 0;    // to the first token; the best
   double seconds_median = 0;
-  // Of the best: names and tables; indexes and summary; layer blocks into frames (eager); the question.
+  // Parts of the best run: names and tables; indexes and summary; layer blocks into frames (eager); the question.
   double name_seconds = 0, index_seconds = 0, load_seconds = 0, question_seconds = 0;
   std::array<CountingStore::Counts, CountingStore::kParts> parts = {};
   uint64_t row_payload_bytes = 0;  // of the rows among `parts`' pages
@@ -53,7 +53,7 @@ struct ResumeResult {
 };
 
 struct ResumeRun {
-  // Of each policy and each of its questions: lazy, eager, prefill.
+  // Results of each policy and each of its questions: lazy, eager, prefill.
   std::vector<ResumeResult> results;
   int64_t document_tokens = 0;
   uint64_t kv_bytes = 0;              // of the document

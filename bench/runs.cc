@@ -105,7 +105,7 @@ class DriftingInputs {
   }
 
  private:
-  // Of uniform noise of about the variance of random weights.
+  // Scale of uniform noise of about the variance of random weights.
   static constexpr float kDeviation = 0.04f;
   size_t RowBytes() const { return table_.cols * kernels::DTypeBytes(table_.dtype); }
   // The noise of random weights is made writable by nobody else: all but this table is packed.

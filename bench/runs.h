@@ -1,4 +1,4 @@
-// What `winnow bench decode` and `winnow bench prefill` measure; the flags and tables are
+// The measurements of `winnow bench decode` and `winnow bench prefill`; the flags and tables are
 // bench_command's.
 //
 // A speed is a share of a baseline measured in the same run: decoding reads memory, so a plain read
@@ -66,7 +66,7 @@ struct DecodeResult {
   double bytes = 0;                        // weights, KV and index that a step reads
   double kv_bytes = 0, index_bytes = 0;    // of them
   double read_loop_bytes_per_s = 0;        // 0 on a device: there is none
-  // Of the best step; on a device, of one more, which waits after each call.
+  // Parts of the best step; on a device, of one more, which waits after each call.
   double parts_seconds = 0;
   // Index: this token's codes. Select: scores and choice. Complete: the summary's
   // part.
@@ -104,7 +104,7 @@ struct DecodeCase {
 };
 absl::StatusOr<DecodeResult> RunDecode(BenchModel& model, const DecodeCase& what,
                                        const engine::AttentionPolicy& policy, int num_threads);
-// That RunDecode needs: those of the shared document once, and each sequence's own.
+// Blocks that RunDecode needs: those of the shared document once, and each sequence's own.
 int64_t BlocksOfDecode(const DecodeCase& what, int32_t block_tokens);
 
 struct PrefillResult {

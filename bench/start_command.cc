@@ -55,7 +55,7 @@ double SecondsSince(SteadyTime start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// A folder for one run's port file and log, removed with what is in it.
+// A folder for one run's port file and log, removed with its contents.
 class RunFolder {
  public:
   static absl::StatusOr<std::unique_ptr<RunFolder>> Create() {

@@ -32,9 +32,9 @@ using storage::kPageBytes;
 
 constexpr size_t kConfigBytesMax = 16 << 20;
 constexpr size_t kTextBytesMax = size_t{1} << 30;
-// Waiting for the store to take what it was given: longer means that it never will.
+// Time that the store may take to write: longer means that it never will.
 constexpr std::chrono::seconds kSaveTime(120);
-// Of the disk's bytes, for blocks (engine/kv_store.cc): nothing of a run may be evicted.
+// Share of the disk's bytes that blocks may take (engine/kv_store.cc): nothing of a run may be evicted.
 constexpr double kUsableShare = 0.75;
 constexpr int64_t kDiskSlackBytes = int64_t{320} << 20;
 // Blocks written between two waits: layer blocks on their way have copies in the store's buffers.
@@ -79,7 +79,7 @@ absl::Status CheckStoreRoom(const std::string& store_dir, int64_t document_token
   return absl::OkStatus();
 }
 
-// Capacity of a store that everything fits: layer blocks, what the index keeps of each block, and a summary or two.
+// Capacity of a store that everything fits: layer blocks, the index's share of each block, and a summary or two.
 int64_t StoreBytes(int64_t blocks, const engine::ModelConfig& config,
                    const kernels::KvLayout& layout, const engine::RetrievalOptions& retrieval) {
   const int64_t index_bytes = engine::IndexBlockBytes(config, layout, retrieval) + 64;
@@ -95,7 +95,7 @@ int64_t StoreBytes(int64_t blocks, const engine::ModelConfig& config,
 
 }  // namespace
 
-// ---- what is counted ----
+// ---- counting ----
 
 void CountingStore::Count(Part part, uint64_t payload_bytes, uint64_t device_bytes) {
   ++counts_[part].operations;
@@ -112,10 +112,10 @@ void CountingStore::Put(uint64_t tag, const storage::BlockId& id,
 void CountingStore::Get(uint64_t tag, const storage::BlockId& id, std::span<std::byte> into,
                         int64_t deadline_ns) {
   const uint32_t kind = KindOf(id.key);
-  const Part part = kind == 0
-                        ? static_cast<int32_t>(id.layer) < dense_layers_ ? kDenseLayers : kLayerBlocks
-                    : summary_kinds_.contains(kind) ? kSummary
-                                                    : kIndex;
+  const Part part =
+      kind == 0 ? static_cast<int32_t>(id.layer) < dense_layers_ ? kDenseLayers : kLayerBlocks
+      : summary_kinds_.contains(kind) ? kSummary
+                                      : kIndex;
   Count(part, into.size(), storage::PageAlign(into.size()));
   inner_->Get(tag, id, into, ReadDeadline(deadline_ns));
 }
@@ -215,9 +215,9 @@ StoreDirectory::~StoreDirectory() {
 
 // ---- making ----
 
-// Opens the store, and counts what is read through it.
-absl::Status StoreBench::OpenStore(const engine::TierFlags& tiers,
-                                   const kernels::KvLayout& layout, int32_t dense_layers) {
+// Opens the store, and counts the reads through it.
+absl::Status StoreBench::OpenStore(const engine::TierFlags& tiers, const kernels::KvLayout& layout,
+                                   int32_t dense_layers) {
   const Clock::time_point start = Clock::now();
   WINNOW_ASSIGN_OR_RETURN(kv_store_, engine::OpenKvStore(tiers, layout));
   open_seconds_ = SecondsSince(start);
@@ -471,7 +471,7 @@ absl::Status StoreBench::MakeResident(int32_t layer, std::span<const int32_t> bl
                                     : "the store lost KV while it was read into frames");
 }
 
-// ---- what is read ----
+// ---- reading ----
 
 absl::StatusOr<std::vector<int32_t>> BenchTokens(const StoreBenchFlags& flags, int64_t count,
                                                  int32_t vocab_size) {

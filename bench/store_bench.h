@@ -1,4 +1,4 @@
-// What `winnow bench tiers` and `winnow bench resume` stand on: a decoder over a store on disk, a
+// Common ground of `winnow bench tiers` and `winnow bench resume`: a decoder over a store on disk, a
 // document whose KV is in that store, and the device's own speed.
 //
 // The KV is real (a text that the model reads) or noise under made-up names; either way it takes
@@ -28,12 +28,12 @@
 
 namespace winnow::bench {
 
-// Counts what is read through it, by what it is for. One thread at a time, as the store below.
+// Counts the reads through it, by purpose. One thread at a time, as the store below.
 class CountingStore final : public storage::BlockStore {
  public:
   enum Part {
     kDenseLayers,  // whole layer blocks of the layers that are always dense
-    kLayerBlocks,       // whole layer blocks of other layers
+    kLayerBlocks,  // whole layer blocks of other layers
     kRows,         // pages with chosen rows and anchors
     kIndex,        // what indexes keep of a block
     kSummary,      // of completion
@@ -133,7 +133,7 @@ struct StoreBenchFlags {
   BenchModelFlags model;
   std::string store_dir;  // made, and removed at the end; must not exist, or be empty
   std::string io = "auto";
-  std::string text_path;         // what the model reads; "": noise
+  std::string text_path;         // the document; "": noise
   int64_t row_cache_bytes = -1;  // -1: the command's own default
 };
 
@@ -157,7 +157,7 @@ class StoreBench {
   struct Shape {
     int64_t document_tokens = 0;  // whole blocks
     int64_t more_tokens = 0;      // that follow it
-    // Of the document's layer blocks in layers under the policy, this share has a frame at a time.
+    // Share of the document's layer blocks, in layers under the policy, that have a frame at a time.
     double resident_share = 1;
     int32_t max_batch_tokens = 512;
   };
@@ -177,14 +177,14 @@ class StoreBench {
   const kernels::Backend& backend() const { return *backend_; }
   double open_seconds() const { return open_seconds_; }  // of the store
   int32_t document_blocks() const { return document_blocks_; }
-  // Of the document, in all layers.
+  // KV bytes of the document, in all layers.
   uint64_t document_kv_bytes() const {
     return static_cast<uint64_t>(document_blocks_) * decoder_->kv_layout().BlockBytes() *
            config_.num_layers;
   }
   // The first `document` blocks of the document, and those that follow it.
   std::vector<int32_t> Table(int32_t document) const;
-  // Of a document of these tokens.
+  // Block hashes of a document of these tokens.
   std::vector<engine::BlockName> Names(std::span<const int32_t> tokens) const;
 
   // The document's KV: noise in every layer block, sealed under `names` and saved.

@@ -1,4 +1,4 @@
-// What `winnow bench tiers` measures: decode steps whose chosen rows lie partly in fast memory and
+// `winnow bench tiers` measures this: decode steps whose chosen rows lie partly in fast memory and
 // partly on disk, beside the rate at which the disk gives random pages at all.
 //
 // "Share in memory": of the document's blocks in layers under the policy, this share, drawn at random

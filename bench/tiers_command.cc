@@ -192,8 +192,8 @@ int BenchResume(TierBenchFlags flags) {
         r.load_seconds / kMilli, r.question_seconds / kMilli,
         static_cast<double>(r.device_bytes) / kMega, static_cast<unsigned long long>(r.reads),
         100 * static_cast<double>(r.device_bytes) / kv_bytes, share(CountingStore::kDenseLayers),
-        share(CountingStore::kLayerBlocks), share(CountingStore::kIndex), share(CountingStore::kRows),
-        share(CountingStore::kSummary),
+        share(CountingStore::kLayerBlocks), share(CountingStore::kIndex),
+        share(CountingStore::kRows), share(CountingStore::kSummary),
         r.estimated ? fmt::format("  from {} chunks", r.measured_chunks).c_str() : "");
     std::fflush(table);
   };

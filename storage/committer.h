@@ -1,4 +1,4 @@
-// What the durable index is told: batches of changes, their answers, and what is set right after one that failed.
+// Tells the durable index: batches of changes, their answers, and the repairs after a batch that failed.
 //
 // Order        A batch with a block's new place is the last word about its key until it is answered: changes of priority,
 //              pin and expiry wait behind it (Save), because with the old place they would take the new one back.
@@ -29,7 +29,7 @@ namespace winnow::storage {
 
 class Committer {
  public:
-  // What becomes of batches. Called from Poll and AnswerLate.
+  // Hears the outcome of batches. Called from Poll and AnswerLate.
   class Listener {
    public:
     virtual void OnCommitted(uint32_t operation) = 0;

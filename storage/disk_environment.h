@@ -1,4 +1,4 @@
-// What the parts of a DiskStore have in common: options, clock, files and ring; the store's own time; health, counters
+// Shared by the parts of a DiskStore: options, clock, files and ring; the store's own time; health, counters
 // and log. It decides nothing and calls no part.
 //
 // Life cycle   Made with the store. `ring` and `direct` come when the directory is open, before any other part runs.
@@ -60,7 +60,7 @@ class DiskEnvironment {
   }
   void CountStep() { opening_->steps.fetch_add(1, std::memory_order_relaxed); }
 
-  // What a hung disk keeps when the store goes.
+  // Memory and files that a hung disk keeps when the store goes.
   std::unique_ptr<Ring> TakeRing() { return std::move(ring_); }
   std::unique_ptr<FileSystem> TakeFiles() { return std::move(own_files_); }
 

@@ -1,4 +1,4 @@
-// What an operator asks of an open DiskStore: to check every block, and to collect garbage. These wait for the disk.
+// An operator's commands to an open DiskStore: checking every block, and collecting garbage. They wait for the disk.
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
@@ -84,7 +84,7 @@ GcReport DiskStore::CollectGarbage(double live_min) {
     } while (!idle() && std::chrono::steady_clock::now() < limit);
   };
   settle();
-  // What lives in sparse segments moves, and the file goes.
+  // The living blocks of sparse segments move, and the files go.
   std::vector<uint64_t> sparse;
   for (const auto& [id, segment] : log_.segments()) {
     if (segment->state == Segment::State::kSealed && segment->live_blocks > 0 &&

@@ -67,7 +67,7 @@ class DiskOperations {
   size_t stage_pages() const { return stage_.total_pages(); }
 
   std::span<std::byte> memory() const { return memory_.bytes(); }
-  // What a hung disk keeps when the store goes.
+  // Memory that a hung disk keeps when the store goes.
   PageMemory TakeMemory() { return std::move(memory_); }
 
  private:

@@ -1,4 +1,4 @@
-// What a DiskStore is told when it is opened.
+// The options with which a DiskStore is opened.
 #ifndef WINNOW_STORAGE_DISK_OPTIONS_H_
 #define WINNOW_STORAGE_DISK_OPTIONS_H_
 
@@ -38,7 +38,7 @@ struct DiskStoreOptions {
   // A directory that others may write, or that is another user's, is refused; otherwise it is a warning.
   bool strict = false;
 
-  // What tests replace or watch; production leaves it alone.
+  // Parts that tests replace or watch; production leaves them alone.
   struct Seams {
     std::function<std::unique_ptr<IoEngine>(std::unique_ptr<IoEngine>)> decorate_engine;
     std::function<absl::StatusOr<std::unique_ptr<IndexDb>>(const std::string&)> open_index;

@@ -457,7 +457,7 @@ void DiskStore::StartGet(Op::Kind kind, uint64_t tag, const BlockId& id, std::sp
 bool DiskStore::StartRead(uint32_t index) {
   Op& op = ops_[index];
   const BlockRecord& record = *op.record;
-  // A move writes the header again and needs it; others know from the index what it would tell.
+  // A move writes the header again and needs it; others have its contents from the index.
   const size_t pages = op.is_move()                ? record.block_bytes() / kPageBytes
                        : op.kind == Op::Kind::kGet ? record.payload_pages()
                                                    : op.pages.size();

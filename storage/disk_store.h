@@ -6,7 +6,7 @@
 //
 //   SegmentLog   the files: places, syncs, sealing, deletion
 //   EntryTable   the blocks that are there, and the order in which they leave
-//   Committer    what the durable index is told, and what follows when that fails
+//   Committer    tells the durable index, and repairs it after a failure
 //   Reclaimer    which blocks leave a full store, and which move
 //   Recovery     opening, after whatever has happened
 //
@@ -45,7 +45,7 @@
 
 namespace winnow::storage {
 
-// What VerifyAll found: every live block read and checked.
+// Findings of VerifyAll: every live block read and checked.
 struct VerifyReport {
   uint64_t blocks = 0;
   uint64_t bytes = 0;  // payload
@@ -77,7 +77,7 @@ class DiskStore final : public BlockStore,
   // Otherwise `clock` outlives the store.
   static absl::StatusOr<std::unique_ptr<DiskStore>> Open(DiskStoreOptions options,
                                                          const Clock* clock);
-  // Finishes what is in flight and seals the open segment; then the ring, then the index are
+  // Finishes operations in flight and seals the open segment; then the ring, then the index are
   // closed: each for at most close_limit_ns. What the kernel has not given back by then (buffers,
   // files, the lock) is left to it and never freed. On the thread that used the store, unless it is
   // idle.
@@ -155,7 +155,7 @@ class DiskStore final : public BlockStore,
   void FailPut(uint32_t index, Reason reason);
   void EndMove(uint32_t index, bool drop);
 
-  // ---- what the parts say ----
+  // ---- answers of the parts ----
   void OnSynced(std::span<const uint32_t> operations) override;
   void OnLost(uint32_t operation) override { FailPut(operation, Reason::kIoError); }
   void OnNoSegment() override;

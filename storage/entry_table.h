@@ -1,4 +1,4 @@
-// What a DiskStore knows of its blocks, in memory: for each key the place, the checksums and what decides when the block
+// The blocks of a DiskStore, in memory: for each key the place, the checksums and the standing that decides when the block
 // leaves. Keeps the order of eviction and the segments' counts of living blocks in step with every change.
 //
 // Ownership    Owns the entries. A pointer to an entry holds until the next Set or Remove of any key.
@@ -49,7 +49,7 @@ class EntryTable {
     entries_.ForEach(visit);
   }
 
-  // Enters the block at the place that its record names, in place of what is there under the key. A pin beyond the limit
+  // Enters the block at the place that its record names, in place of the entry under the key, if any. A pin beyond the limit
   // is not honoured. REQUIRES: the segment exists, and the entry is in no order.
   Entry* Set(const BlockKey& key, Entry entry);
   // False: there is none. `indexed` (may be null): the durable index has it.

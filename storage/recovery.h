@@ -29,7 +29,7 @@
 
 namespace winnow::storage {
 
-// What opening found and did.
+// Findings and repairs of opening.
 struct RecoveryReport {
   bool index_rebuilt = false;
   std::string quarantined;  // where a damaged index was moved to

@@ -13,7 +13,7 @@
 
 namespace winnow::storage {
 
-// What an I/O of a segment itself (not of one operation) was for; the top byte of its tag.
+// The purpose of a segment's own I/O (not of one operation); the top byte of its tag.
 enum class SegmentIo : uint8_t {
   kNone,  // an operation's
   kAllocate,
@@ -28,7 +28,7 @@ enum class SegmentIo : uint8_t {
 
 // Life: kCreating -> kOpen -> kSealing -> kSealed -> file deleted. A write or sync that fails on
 // the way makes it `broken`: no more writes and no more syncs, for an fsync that failed once may
-// lie the next time; what was committed before stays readable, and every read is checked anyway.
+// lie the next time; blocks committed before stay readable, and every read is checked anyway.
 // A write that was given up may still land whenever the kernel likes, and make the file longer: the
 // file is cut or deleted only when the kernel has given every buffer back.
 struct Segment {

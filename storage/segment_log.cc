@@ -103,7 +103,7 @@ void SegmentLog::NoteWriteError(int error) {
     env_.health.WriteError(env_.NowNs());
     return;
   }
-  // What is there is all that fits: the next segment must replace one.
+  // The present files are all that fit: the next segment must replace one.
   if (room_bytes_ > used_bytes_) {
     env_.Warn(absl::StrCat("store ", env_.options().directory,
                            ": no space left on its file system, ", used_bytes_, " of ",

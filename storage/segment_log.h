@@ -32,7 +32,7 @@ namespace winnow::storage {
 
 class SegmentLog {
  public:
-  // What the log tells its store. Called from within its own calls; `operation` is as it was given to Append.
+  // Hears from the log. Called from within its own calls; `operation` is as it was given to Append.
   class Listener {
    public:
     // A sync has covered these writes: their blocks survive a power cut.
@@ -123,7 +123,7 @@ class SegmentLog {
   uint64_t TakeSequence() { return next_sequence_++; }
   // No segment is being created, synced, sealed or deleted.
   bool idle() const;
-  // What a hung disk keeps when the store goes.
+  // Files that a hung disk keeps when the store goes.
   std::map<uint64_t, std::unique_ptr<Segment>> TakeSegments() { return std::move(segments_); }
   File TakeDirectory() { return std::move(directory_); }
 

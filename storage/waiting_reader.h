@@ -37,7 +37,7 @@ class WaitingReader {
   // A result of kReadSync.
   void OnIo(uint64_t segment_id, const IoResult& result);
 
-  // What a hung disk keeps when the store goes.
+  // Buffers that a hung disk keeps when the store goes.
   std::map<uint64_t, PageMemory> TakeStuck() { return std::move(stuck_); }
 
  private:
