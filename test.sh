@@ -26,7 +26,7 @@ if [ "${WINNOW_TEST_SANITIZERS:-1}" != 0 ]; then
   step "Build (check: ASan + UBSan)"
   scripts/build.sh check
   step "Tests under ASan + UBSan"
-  ctest --preset check --label-exclude 'slow|real'
+  ctest --preset check
 fi
 
 step "Tests (release)"

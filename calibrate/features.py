@@ -11,14 +11,12 @@ with GELU(x) = x Phi(x). The scalar of a ReZero block is folded into `down`, whi
 from __future__ import annotations
 
 import math
-import random
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from tqdm import tqdm
 
-from .artifact import Features, storable_weight
+from .artifact import storable_weight
 from .capture import Shard
 from .region import Region, budget, group_importance, select_top
 

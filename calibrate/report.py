@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import torch
 
 from .artifact import Artifact
 from .evaluate import LEARNED, describe, measure

@@ -144,10 +144,11 @@ class Bench {
       result.seconds = Time([&] { backend_->Matmul(x.tensor, *packed, y.tensor, {}); });
     }
     if (m <= 4) return AddBesideRead(std::move(result));
-    const double baseline =
-        dtype == DType::kF16 ? 0 : MeasureOneDnnFlopsPerSecond(m, out, in, dtype, threads_);
+    const double baseline = options_.products == nullptr
+                                ? 0
+                                : options_.products->flops_per_s(m, out, in, dtype, threads_);
     if (baseline > 0) {
-      result.baseline = OneDnnVersion() + " " + DTypeName(dtype);
+      result.baseline = options_.products->name + " " + DTypeName(dtype);
       result.share = result.FlopsPerSecond() / baseline;
     }
     Add(std::move(result));

@@ -1,5 +1,5 @@
-// Measurements: every kernel at model shapes, and the two baselines that speeds are shares of.
-// For `winnow bench`. Only bench_baselines.cc sees oneDNN.
+// Measurements: every kernel at model shapes, and the baselines that speeds are shares of. For `winnow bench`. The baseline
+// of products is a library that the caller brings (bench/onednn.h): kernels do without.
 //
 // Every figure is the best of several repetitions: other work on the machine only adds time.
 #ifndef WINNOW_KERNELS_BENCH_H_
@@ -15,11 +15,20 @@
 
 namespace winnow::kernels {
 
+// Another implementation of matrix products.
+struct ProductBaseline {
+  std::string name;  // "oneDNN 2.6.3"
+  // FLOP per second of [m][in] x [in][out] on `num_threads` threads (0: all); 0 if it has no such product.
+  std::function<double(int64_t m, int64_t out, int64_t in, DType dtype, int num_threads)>
+      flops_per_s;
+};
+
 struct BenchOptions {
   std::string isa = "auto";       // as MakeCpuBackend takes it
   int num_threads = 0;            // 0: as many as the processors this process may use
   double seconds_per_case = 0.5;  // repetitions go on for this long, and are three at least
   std::string filter;             // only kernels whose name contains it
+  const ProductBaseline* products = nullptr;  // not owned; null: products stand alone
 };
 
 struct BenchResult {
@@ -44,16 +53,6 @@ std::vector<BenchResult> BenchKernels(const BenchOptions& options,
 // to end, adding nothing but an exclusive-or per load, in huge pages where the system has them: the
 // bound of what a kernel can reach that reads as many bytes. 0 if the memory cannot be had.
 double MeasureReadBytesPerSecond(size_t size_bytes, int num_threads);
-
-// FLOP per second of oneDNN's matmul [m][in] x [in][out] on `num_threads` (0: all) OpenMP threads.
-// The weights are in the order that oneDNN prefers; kBF16 takes x as bf16 already and yields f32;
-// kF32 is f32 throughout. 0 if oneDNN has no such product on this processor, or is built without
-// OpenMP so that its threads cannot be set.
-double MeasureOneDnnFlopsPerSecond(int64_t m, int64_t out, int64_t in, DType dtype,
-                                   int num_threads);
-
-// "oneDNN 2.6.3"
-std::string OneDnnVersion();
 
 }  // namespace winnow::kernels
 

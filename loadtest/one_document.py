@@ -10,7 +10,6 @@ suffixes', not the document's. Exits 1 if a request did not find the document, o
 of the suffixes and a margin.
 """
 import argparse
-import pathlib
 import sys
 import tempfile
 

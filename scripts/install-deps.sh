@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Installs what building, testing and running winnow needs, from Debian 12's own packages.
-# Does nothing, quickly, when all of it is there. Needs root or sudo only if something is missing.
+# Packages that are named as arguments come in addition. Does nothing, quickly, when all of it is there. Needs root or sudo only if something is missing.
 set -euo pipefail
 
 packages=(
   # tools
-  build-essential cmake ninja-build ccache mold pkg-config git ca-certificates
+  build-essential cmake ninja-build ccache mold pkg-config git ca-certificates clang-format
   # RPC, data formats, logs, metrics
   libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc libabsl-dev
   libspdlog-dev prometheus-cpp-dev nlohmann-json3-dev libcli11-dev libyaml-cpp-dev zlib1g-dev libssl-dev
@@ -21,6 +21,7 @@ packages=(
   libgtest-dev libgmock-dev python3 python3-grpcio python3-protobuf
   # fetching the real model from PyPI
   python3-venv
+  "$@"
 )
 
 missing=()

@@ -1,4 +1,4 @@
-// The subcommands of the one program. Each Add function declares its flags on `app` and what to do
+// The subcommands of the one program that serve and ask (bench/commands.h has those that measure). Each Add function declares its flags on `app` and what to do
 // when it is chosen; the chosen one writes what the process should exit with.
 #ifndef WINNOW_SERVER_COMMANDS_H_
 #define WINNOW_SERVER_COMMANDS_H_
@@ -22,9 +22,6 @@ void AddServeCommand(CLI::App& app, int* exit_code);
 void AddGenerateCommand(CLI::App& app, int* exit_code);
 void AddHealthcheckCommand(CLI::App& app, int* exit_code);
 void AddTokenizeCommand(CLI::App& app, int* exit_code);
-void AddEvalCommand(CLI::App& app, int* exit_code);
-void AddBenchCommand(CLI::App& app, int* exit_code);
-void AddMakeModelCommand(CLI::App& app, int* exit_code);
 void AddStoreCommand(CLI::App& app, int* exit_code);
 
 }  // namespace winnow::server

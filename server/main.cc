@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "CLI/CLI.hpp"
+#include "bench/commands.h"
 #include "server/commands.h"
 #include "server/suggest.h"
 #include "server/version.h"
@@ -41,9 +42,9 @@ int main(int argc, char** argv) {
   winnow::server::AddGenerateCommand(app, &exit_code);
   winnow::server::AddHealthcheckCommand(app, &exit_code);
   winnow::server::AddTokenizeCommand(app, &exit_code);
-  winnow::server::AddEvalCommand(app, &exit_code);
-  winnow::server::AddBenchCommand(app, &exit_code);
-  winnow::server::AddMakeModelCommand(app, &exit_code);
+  winnow::bench::AddEvalCommand(app, &exit_code);
+  winnow::bench::AddBenchCommand(app, &exit_code);
+  winnow::bench::AddMakeModelCommand(app, &exit_code);
   winnow::server::AddStoreCommand(app, &exit_code);
 
   try {

@@ -10,7 +10,7 @@
 
 namespace winnow::storage {
 
-// What the bytes are found by. Opaque to the stores: the caller puts in the SHA-256 of the chain of
+// The key that finds the bytes. Opaque to the stores: the caller puts in the SHA-256 of the chain of
 // token blocks (which covers model, KV format, tenant salt, parent and token ids) and, since one
 // token block has many values, which of them this is.
 struct BlockKey {

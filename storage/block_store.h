@@ -7,9 +7,9 @@
 // computes them again. No call fails a request.
 //
 // Life cycle   Submit calls (Put, Get, GetPages, Erase) start an operation and return; Poll hands
-//              out one Completion for each, in any order. Destruction drops what is in flight: the
+//              out one Completion for each, in any order. Destruction drops operations in flight: the
 //              buffers of operations without completion are free when the destructor returns.
-// Threads      One thread at a time, and every call is short: what blocks (disk, RocksDB) happens
+// Threads      One thread at a time, and every call is short: waits (disk, RocksDB) happen
 //              elsewhere. The store calls nobody back from a thread of its own.
 // Ownership    Put has copied the payload when it returns. `into` of a Get belongs to the store until
 //              its completion, and is written only with verified bytes, only before an outcome of
@@ -50,7 +50,7 @@ enum class Reason : uint8_t {
   kLate,      // the deadline passed first
   kOff,       // the tier is degraded (Put) or off (any)
   kBusy,      // too much in flight
-  kFull,      // no room: what is there is pinned, or the block is larger than the store takes
+  kFull,      // no room: all blocks are pinned, or this one is larger than the store takes
 };
 inline constexpr size_t kReasons = 9;
 std::string_view ReasonName(Reason reason);
@@ -79,7 +79,7 @@ struct BlockInfo {
   uint32_t payload_bytes = 0;
   uint8_t priority = 0;
   bool pinned = false;
-  uint32_t ttl_s = 0;  // what is left of it, rounded up; 0: no expiry
+  uint32_t ttl_s = 0;  // the rest of it, rounded up; 0: no expiry
   bool in_use = false;
   bool transient = false;
 };
@@ -145,7 +145,7 @@ class BlockStore {
   // Moves work along and appends completions; waits for the first of them for at most `wait`.
   virtual void Poll(std::chrono::nanoseconds wait, std::vector<Completion>* completions) = 0;
 
-  // What is known without I/O, from memory. A block that is found may still turn out a miss.
+  // Looks the block up in memory, without I/O. A block that is found may still turn out a miss.
   virtual std::optional<BlockInfo> Find(const BlockId& id) const = 0;
 
   // False: no such block, or pins would take more than half of the store.
@@ -159,7 +159,7 @@ class BlockStore {
 
   virtual size_t in_flight() const = 0;  // operations without completion
   virtual StoreStats stats() const = 0;
-  // The same as stats().state, for who asks often.
+  // The same as stats().state, for callers that ask often.
   virtual TierState state() const { return stats().state; }
   // Nothing runs inside either, sealing or compaction: another thread may take the store over.
   virtual bool idle() const { return in_flight() == 0; }

@@ -1,12 +1,18 @@
-// Operations, reads and the loop. Writing is in disk_write.cc, room in disk_reclaim.cc, opening in
-// disk_recovery.cc.
+// Opening and closing, callers' operations, reads, and the loop. Writes are in disk_writes.cc.
 #include "storage/disk_store.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
+#include <chrono>
+#include <cstdint>
 #include <cstring>
+#include <functional>
+#include <thread>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "storage/check.h"
 
 namespace winnow::storage {
@@ -15,35 +21,21 @@ using std::chrono::nanoseconds;
 
 namespace {
 
-// How much of the order of eviction is brought up to date in one go: some 0.1 ms.
+// Steps of the order of eviction that are taken in one go: some 0.1 ms.
 constexpr size_t kOrderSteps = 128;
+
+constexpr uint64_t kMoveBytesMin = uint64_t{2} << 20;
 
 }  // namespace
 
-absl::Status DiskStoreOptions::Validate() const {
-  const auto refuse = [](const std::string& what) { return absl::InvalidArgumentError(what); };
-  if (directory.empty()) return refuse("store directory is empty");
-  if (segment_bytes % kPageBytes != 0 || segment_bytes < 16 * kPageBytes ||
-      segment_bytes > uint64_t{4} << 30) {
-    return refuse(absl::StrCat("segment_bytes ", segment_bytes,
-                               " is not a multiple of 4096 between 64 KiB and 4 GiB"));
-  }
-  if (capacity_bytes < 4 * segment_bytes) {
-    return refuse(absl::StrCat("store capacity ", capacity_bytes, " is less than four segments of ",
-                               segment_bytes, " bytes"));
-  }
-  if (staging_bytes < uint64_t{1} << 20) return refuse("staging_bytes is less than 1 MiB");
-  if (operations_max == 0 || operations_max > 1u << 20) {
-    return refuse("operations_max is not between 1 and 1048576");
-  }
-  if (read_deadline_ns <= 0 || write_deadline_ns <= 0 || open_stall_ns <= 0 ||
-      close_limit_ns <= 0) {
-    return refuse("a deadline is not positive");
-  }
-  if (io.depth == 0 || io.depth > 4096) return refuse("I/O depth is not between 1 and 4096");
-  if (io.threads == 0 || io.threads > 256) return refuse("I/O threads are not between 1 and 256");
-  return absl::OkStatus();
-}
+// ---- opening and closing ----
+
+struct DiskStore::Opening : DiskEnvironment::Opening {
+  CondVar changed;  // `done`
+  bool done ABSL_GUARDED_BY(mutex) = false;
+  absl::Status status ABSL_GUARDED_BY(mutex);
+  std::unique_ptr<DiskStore> store ABSL_GUARDED_BY(mutex);
+};
 
 // Never freed, but in sight of a debugger, and of leak checkers.
 struct DiskStore::Remains {
@@ -52,136 +44,205 @@ struct DiskStore::Remains {
   std::unique_ptr<FileSystem> files;
   std::map<uint64_t, std::unique_ptr<Segment>> segments;
   std::map<uint64_t, PageMemory> stuck_reads;
-  PageMemory staging;
-  File directory;
-  File lock;  // the kernel may still write: no other process may own the directory
+  PageMemory buffers;
+  File segment_directory;
+  StoreDirectory directory;  // the kernel may still write: no other process may own it
   Remains* next = nullptr;
   static std::atomic<Remains*> all;
 };
 std::atomic<DiskStore::Remains*> DiskStore::Remains::all = nullptr;
 
 DiskStore::DiskStore(DiskStoreOptions options, const Clock* clock, std::shared_ptr<Opening> opening)
-    : options_(std::move(options)),
-      clock_(clock),
-      opening_(std::move(opening)),
-      order_(options_.segment_bytes),
-      health_(options_.health) {
-  closer_.set_limit(nanoseconds(options_.close_limit_ns));
-  room_bytes_ = options_.capacity_bytes;
-  stats_.capacity_bytes = options_.capacity_bytes;
+    : env_(std::move(options), clock, std::move(opening)),
+      order_(env_.options().segment_bytes),
+      log_(env_, order_, *this),
+      table_(log_, order_, env_.options().capacity_bytes / 2),
+      committer_(env_, log_, table_, *this),
+      reclaimer_(env_, log_, table_, committer_, order_, *this),
+      reader_(env_, log_, [this](const IoResult& result) { OnIo(result); }) {}
+
+absl::StatusOr<std::unique_ptr<DiskStore>> DiskStore::Open(DiskStoreOptions options,
+                                                           const Clock* clock) {
+  WINNOW_RETURN_IF_ERROR(options.Validate());
+  const std::string directory = options.directory;
+  const nanoseconds stall(options.open_stall_ns);
+  const auto steady_now = options.seams.steady_now;
+  auto opening = std::make_shared<Opening>();
+  std::unique_ptr<DiskStore> fresh(new DiskStore(std::move(options), clock, opening));
+  std::thread thread([opening, store = std::move(fresh)]() mutable {
+    absl::Status status = store->Start();
+    if (!status.ok()) store.reset();
+    {
+      const MutexLock lock(opening->mutex);
+      if (!opening->abandoned) opening->store = std::move(store);
+      opening->status = std::move(status);
+      opening->done = true;
+    }
+    opening->changed.NotifyOne();
+    store.reset();  // abandoned
+  });
+  uint64_t steps = 0;
+  auto last_step = steady_now();
+  {
+    const MutexLock lock(opening->mutex);
+    while (!opening->done) {
+      const auto until = std::chrono::steady_clock::now() +
+                         std::min<nanoseconds>(stall / 4, std::chrono::milliseconds(100));
+      while (!opening->done && opening->changed.WaitUntil(opening->mutex, until)) {
+      }
+      const auto now = steady_now();
+      const uint64_t now_steps = opening->steps.load();
+      if (now_steps != steps) last_step = now;
+      steps = now_steps;
+      if (opening->done || now - last_step < stall) continue;
+      opening->abandoned = true;
+      thread.detach();
+      return absl::DeadlineExceededError(
+          absl::StrCat("store ", directory, ": the disk answered nothing for ",
+                       absl::FormatDuration(absl::FromChrono(stall)), " while it was opened"));
+    }
+  }
+  thread.join();
+  std::unique_ptr<DiskStore> store;
+  {
+    const MutexLock lock(opening->mutex);
+    WINNOW_RETURN_IF_ERROR(opening->status);
+    store = std::move(opening->store);
+  }
+  // Here and not there: a ring that changes threads is made anew, and the kernel takes its time to
+  // give back the memory that the old one had locked.
+  store->env_.ring().engine().RegisterBuffer(store->ops_.memory());
+  store->env_.Log(store->Describe());
+  return store;
+}
+
+absl::Status DiskStore::Start() {
+  absl::StatusOr<StoreDirectory> directory = OwnStoreDirectory(env_);
+  WINNOW_RETURN_IF_ERROR(directory.status());
+  directory_.lock = std::move(directory->lock);
+  log_.SetDirectory(std::move(directory->directory));
+  WINNOW_RETURN_IF_ERROR(StartRing());
+  Recovery recovery(env_, log_, table_, reader_, payload_bytes_max_);
+  absl::StatusOr<Recovery::Opened> opened = recovery.Run();
+  WINNOW_RETURN_IF_ERROR(opened.status());
+  committer_.Start(std::move(opened->writer));
+  committer_.Forget(std::move(opened->dropped));
+  recovery.Trim();
+  for (const auto& [id, segment] : log_.segments()) order_.Seal(id, segment->file_bytes);
+  order_.Advance(env_.StoreSeconds(), SIZE_MAX);
+  recovery_ = recovery.report();
+  recovery_.blocks = table_.size();
+  Shrink();
+  // A ring changes threads only while nothing is in flight.
+  std::vector<Completion> none;
+  while (!idle()) Poll(std::chrono::milliseconds(10), &none);
+  return absl::OkStatus();
+}
+
+// Chooses the engine of I/O, and allocates the buffers.
+absl::Status DiskStore::StartRing() {
+  const DiskStoreOptions& options = env_.options();
+  absl::StatusOr<IoEngineChoice> choice = ChooseIoEngine(options.io, options.directory);
+  WINNOW_RETURN_IF_ERROR(choice.status());
+  io_fallback_ = choice->fallback_reason;
+  if (!io_fallback_.empty()) env_.Log("store: " + io_fallback_);
+  std::unique_ptr<IoEngine> engine = std::move(choice->engine);
+  if (options.seams.decorate_engine) engine = options.seams.decorate_engine(std::move(engine));
+  env_.SetRing(std::move(engine), choice->direct);
+  // The largest payload whose block fits a segment between header and footer, and half of staging.
+  const uint64_t block_bytes_max =
+      std::min(options.segment_bytes - 2 * kPageBytes, options.staging_bytes / 2);
+  payload_bytes_max_ = std::min<uint64_t>(kPayloadBytesMax, block_bytes_max);
+  while (BlockBytesFor(payload_bytes_max_) > block_bytes_max) payload_bytes_max_ -= kPageBytes;
+  ops_.AllocateBuffers(options.staging_bytes,
+                       std::max<uint64_t>(kMoveBytesMin, 2 * BlockBytesFor(payload_bytes_max_)));
+  return absl::OkStatus();
+}
+
+// Puts a capacity into force that was lowered. The blocks that stay are moved before files go, so for once there may be a
+// segment more; a disk that cannot write stays as it is.
+void DiskStore::Shrink() {
+  std::vector<Completion> none;
+  log_.set_shrinking(true);
+  while (log_.used_bytes() > env_.options().capacity_bytes &&
+         env_.health.state() == TierState::kOk && reclaimer_.Start()) {
+    Poll(std::chrono::milliseconds(10), &none);
+  }
+  log_.set_shrinking(false);
+}
+
+// Until nothing is in flight, for at most `max` of real time, because a disk that hangs must not keep the process, whatever
+// the clock given to us says.
+void DiskStore::Settle(nanoseconds max) {
+  const auto end = std::chrono::steady_clock::now() + max;
+  std::vector<Completion> ignored;
+  while ((in_flight() > 0 || !idle()) && std::chrono::steady_clock::now() < end) {
+    ignored.clear();
+    Poll(std::chrono::milliseconds(10), &ignored);
+  }
 }
 
 DiskStore::~DiskStore() {
-  // Real time: a disk that hangs must not keep the process, whatever the clock given to us says.
-  const nanoseconds limit(options_.close_limit_ns);
-  if (writer_ != nullptr) {
+  const nanoseconds limit(env_.options().close_limit_ns);
+  if (committer_.started()) {
     const auto end = std::chrono::steady_clock::now() + limit;
-    std::vector<Completion> ignored;
-    const auto settle = [&] {
-      while ((in_flight() > 0 || !idle()) && std::chrono::steady_clock::now() < end) {
-        ignored.clear();
-        Poll(std::chrono::milliseconds(10), &ignored);
-      }
-    };
-    settle();
-    if (open_ != nullptr) {
-      Seal(open_);
-      open_ = nullptr;
-      settle();
+    Settle(limit);
+    if (log_.has_open()) {
+      log_.SealOpen();
+      Settle(end - std::chrono::steady_clock::now());
     }
-    IndexBatch last;
-    SubmitBatch(std::move(last), {});
+    committer_.SaveMeta();
   }
   // The kernel must give back every buffer before memory and files go.
-  const bool drained = ring_ == nullptr || ring_->Drain(limit);
-  const bool closed = writer_ == nullptr || writer_->Close(limit);
+  const bool drained = !env_.has_ring() || env_.ring().Drain(limit);
+  const bool closed = committer_.Close(limit);
   if (drained && closed) return;
-  Log(absl::StrCat("store ", options_.directory, ": closed while the disk hangs; ",
-                   drained ? 0 : ring_->in_flight(), " requests and their buffers are left to it"));
+  env_.Log(absl::StrCat("store ", env_.options().directory, ": closed while the disk hangs; ",
+                        drained ? 0 : env_.ring().in_flight(),
+                        " requests and their buffers are left to it"));
   Remains* const remains =
       std::make_unique<Remains>().release();  // never freed: the disk may yet write into it
-  remains->ring = std::move(ring_);
-  remains->writer = std::move(writer_);
-  remains->files = std::move(own_files_);
-  remains->segments = std::move(segments_);
-  remains->stuck_reads = std::move(stuck_reads_);
-  remains->staging = std::move(staging_);
+  remains->ring = env_.TakeRing();
+  remains->writer = committer_.TakeWriter();
+  remains->files = env_.TakeFiles();
+  remains->segments = log_.TakeSegments();
+  remains->stuck_reads = reader_.TakeStuck();
+  remains->buffers = ops_.TakeMemory();
+  remains->segment_directory = log_.TakeDirectory();
   remains->directory = std::move(directory_);
-  remains->lock = std::move(lock_);
   remains->next = Remains::all.load();
   while (!Remains::all.compare_exchange_weak(remains->next, remains)) {
   }
 }
 
-void DiskStore::Log(const std::string& line) const {
-  const MutexLock lock(opening_->mutex);
-  if (options_.log && !opening_->abandoned) options_.log(line);
-}
-
-void DiskStore::Warn(const std::string& line) const {
-  if (!options_.warn) return Log(line);
-  const MutexLock lock(opening_->mutex);
-  if (!opening_->abandoned) options_.warn(line);
-}
-
 std::string DiskStore::Describe() const {
-  return absl::StrCat("store ", options_.directory, ": ", entries_.size(), " blocks, ",
-                      used_bytes_ >> 20, " of ", options_.capacity_bytes >> 20, " MiB, ",
-                      ring_->engine().Describe(), direct_ ? ", O_DIRECT" : ", buffered",
-                      io_fallback_.empty() ? "" : "; ", io_fallback_);
+  return absl::StrCat(
+      "store ", env_.options().directory, ": ", table_.size(), " blocks, ", log_.used_bytes() >> 20,
+      " of ", env_.options().capacity_bytes >> 20, " MiB, ", env_.ring().engine().Describe(),
+      env_.direct() ? ", O_DIRECT" : ", buffered", io_fallback_.empty() ? "" : "; ", io_fallback_);
 }
 
-uint64_t DiskStore::StoreSeconds() const {
-  return base_s_ + static_cast<uint64_t>((clock_->NowNs() - base_ns_) / 1'000'000'000);
-}
-
-bool DiskStore::Expired(const Entry& entry) const {
-  return entry.expires_at_s != 0 && StoreSeconds() >= entry.expires_at_s;
-}
-
-// ---- operations ----
-
-uint32_t DiskStore::NewOp(Op::Kind kind, uint64_t tag, const BlockId& id) {
-  if (free_ops_.empty()) {
-    free_ops_.push_back(static_cast<uint32_t>(ops_.size()));
-    ops_.emplace_back();
-  }
-  const uint32_t index = free_ops_.back();
-  free_ops_.pop_back();
-  ops_[index] = Op();
-  ops_[index].kind = kind;
-  ops_[index].tag = tag;
-  ops_[index].id = id;
-  return index;
-}
+// ---- operations and their answers ----
 
 void DiskStore::FreeOp(uint32_t index) {
-  Op& op = ops_[index];
-  WINNOW_CHECK(op.outstanding == 0 && op.kind != Op::Kind::kFree);
-  if (op.stage_page) AllocatorOf(op).Free(*op.stage_page, op.stage_pages);
-  if (op.segment != nullptr) {
-    --op.segment->users;
-    if (op.segment->live_blocks == 0 || op.segment->state != Segment::State::kSealed) {
-      MarkBusy(op.segment);
-    }
-  }
-  op = Op();
-  free_ops_.push_back(index);
+  if (Segment* segment = ops_[index].segment) log_.Release(segment);
+  ops_.Free(index);
 }
 
 void DiskStore::Complete(uint64_t tag, Operation operation, Reason reason) {
   const Outcome outcome = reason == Reason::kNone ? Outcome::kOk : Outcome::kMiss;
   const bool read = operation == Operation::kGet || operation == Operation::kGetPages;
   done_.push_back({tag, operation, outcome, reason, read});
+  StoreStats& stats = env_.stats;
   if (operation == Operation::kPut) {
-    ++stats_.puts;
-    if (outcome == Outcome::kOk) ++stats_.puts_stored;
-  } else if (operation != Operation::kErase) {
-    ++stats_.gets;
+    ++stats.puts;
+    if (outcome == Outcome::kOk) ++stats.puts_stored;
+  } else if (read) {
+    ++stats.gets;
     if (outcome == Outcome::kOk) {
-      ++stats_.hits;
+      ++stats.hits;
     } else {
-      ++stats_.misses[static_cast<size_t>(reason)];
+      ++stats.misses[static_cast<size_t>(reason)];
     }
   }
 }
@@ -190,137 +251,107 @@ void DiskStore::Complete(uint64_t tag, Operation operation, Reason reason) {
 void DiskStore::Answer(Op* op, Reason reason) {
   if (op->answered) return;
   op->answered = true;
-  if (op->kind == Op::Kind::kMove) return;
-  const Operation operation = op->kind == Op::Kind::kPut   ? Operation::kPut
-                              : op->kind == Op::Kind::kGet ? Operation::kGet
-                                                           : Operation::kGetPages;
+  if (op->is_move()) return;
   --in_flight_;
-  Complete(op->tag, operation, reason);
+  Complete(op->tag, op->answers(), reason);
   for (uint64_t tag : op->joined) {
     --in_flight_;
-    Complete(tag, operation, reason);
+    Complete(tag, op->answers(), reason);
   }
 }
 
-bool DiskStore::Stage(Op* op, size_t pages) {
-  op->stage_page = AllocatorOf(*op).Allocate(pages);
-  op->stage_pages = pages;
-  return op->stage_page.has_value();
-}
-
-std::span<std::byte> DiskStore::Staged(const Op& op) const {
-  const size_t base = op.kind == Op::Kind::kMove ? stage_->total_pages() : 0;
-  return staging_.bytes().subspan((base + *op.stage_page) * kPageBytes,
-                                  op.stage_pages * kPageBytes);
+bool DiskStore::Expired(const Entry& entry) const {
+  return entry.expires_at_s != 0 && env_.StoreSeconds() >= entry.expires_at_s;
 }
 
 void DiskStore::Put(uint64_t tag, const BlockId& id, std::span<const std::byte> payload,
                     const PutOptions& options) {
   WINNOW_CHECK(!payload.empty());
-  if (health_.Update(clock_->NowNs()) != TierState::kOk) {
+  if (env_.health.Update(env_.NowNs()) != TierState::kOk) {
     return Complete(tag, Operation::kPut, Reason::kOff);
   }
-  const uint64_t expires_at_s = options.ttl_s == 0 ? 0 : StoreSeconds() + options.ttl_s;
-  const uint8_t priority = std::min(options.priority, kPriorityMax);
-  Reason reason;
-  if (FindSound(id, &reason) != nullptr) {
-    Entry& entry = entries_.find(id.key)->second;
-    if (entry.record->payload_bytes == payload.size() &&
-        (options.transient || !entry.record->transient)) {
-      entry.priority = std::max(entry.priority, priority);
-      entry.expires_at_s = expires_at_s;
-      entry.in_use |= options.in_use;
-      Reorder(entry);
-      if (!options.pinned || entry.pinned || !SetPinned(id.key, true)) SaveEntry(id.key, &entry);
-      return Complete(tag, Operation::kPut, Reason::kNone);
-    }
+  if (RefreshStored(id, payload.size(), options)) {
+    return Complete(tag, Operation::kPut, Reason::kNone);
   }
   if (payload.size() > payload_bytes_max_) return Complete(tag, Operation::kPut, Reason::kFull);
-  if (const auto it = putting_.find(id.key); it != putting_.end()) {
-    Op& op = ops_[it->second];
-    const bool becomes_durable = op.options.transient && !options.transient;
-    if (op.cancelled || op.answered || !(op.id == id) || op.payload_bytes != payload.size() ||
-        (becomes_durable && op.placed)) {  // its header says otherwise
-      return Complete(tag, Operation::kPut, Reason::kBusy);
+  if (putting_.contains(id.key)) {
+    if (!JoinPut(tag, id, payload.size(), options)) {
+      Complete(tag, Operation::kPut, Reason::kBusy);
     }
-    op.joined.push_back(tag);
-    op.options.in_use |= options.in_use;
-    op.options.transient &= options.transient;
-    ++in_flight_;
     return;
   }
-  if (in_flight_ >= options_.operations_max) {
+  if (in_flight_ >= env_.options().operations_max) {
     return Complete(tag, Operation::kPut, Reason::kBusy);
   }
-  const uint32_t index = NewOp(Op::Kind::kPut, tag, id);
+  const uint32_t index = ops_.New(Op::Kind::kPut, tag, id);
   Op& op = ops_[index];
-  if (!Stage(&op, BlockBytesFor(payload.size()) / kPageBytes)) {
+  if (!ops_.Stage(&op, BlockBytesFor(payload.size()) / kPageBytes)) {
     FreeOp(index);
     return Complete(tag, Operation::kPut, Reason::kBusy);
   }
   op.payload_bytes = static_cast<uint32_t>(payload.size());
   op.options = options;
-  op.options.priority = priority;
-  op.expires_at_s = expires_at_s;
-  op.deadline_ns = WriteDeadline();
-  std::memcpy(Staged(op).data() + HeaderPagesFor(payload.size()) * kPageBytes, payload.data(),
+  op.options.priority = std::min(options.priority, kPriorityMax);
+  op.expires_at_s = options.ttl_s == 0 ? 0 : env_.StoreSeconds() + options.ttl_s;
+  op.deadline_ns = env_.WriteDeadline();
+  std::memcpy(ops_.Staged(op).data() + HeaderPagesFor(payload.size()) * kPageBytes, payload.data(),
               payload.size());
   ++in_flight_;
   putting_[id.key] = index;
   waiting_puts_.push_back(index);
 }
 
-const DiskStore::Entry* DiskStore::FindSound(const BlockId& id, Reason* reason) {
-  const auto it = entries_.find(id.key);
-  if (it == entries_.end()) {
+// A Put of a block that is there keeps its bytes, and takes the options. False: it is to be written.
+bool DiskStore::RefreshStored(const BlockId& id, size_t payload_bytes, const PutOptions& options) {
+  Reason reason;
+  Entry* entry = FindSound(id, &reason);
+  if (entry == nullptr || entry->record->payload_bytes != payload_bytes ||
+      (!options.transient && entry->record->transient)) {
+    return false;
+  }
+  entry->priority = std::max(entry->priority, std::min(options.priority, kPriorityMax));
+  entry->expires_at_s = options.ttl_s == 0 ? 0 : env_.StoreSeconds() + options.ttl_s;
+  entry->in_use |= options.in_use;
+  table_.Reorder(*entry);
+  if (!options.pinned || entry->pinned || !SetPinned(id.key, true)) committer_.Save(id.key, entry);
+  return true;
+}
+
+// A Put of a block that is being put shares its fate. False: it cannot.
+bool DiskStore::JoinPut(uint64_t tag, const BlockId& id, size_t payload_bytes,
+                        const PutOptions& options) {
+  Op& op = ops_[putting_.at(id.key)];
+  const bool becomes_durable = op.options.transient && !options.transient;
+  if (op.cancelled || op.answered || !(op.id == id) || op.payload_bytes != payload_bytes ||
+      (becomes_durable && op.placed)) {  // its header says otherwise
+    return false;
+  }
+  op.joined.push_back(tag);
+  op.options.in_use |= options.in_use;
+  op.options.transient &= options.transient;
+  ++in_flight_;
+  return true;
+}
+
+Entry* DiskStore::FindSound(const BlockId& id, Reason* reason) {
+  Entry* entry = table_.Find(id.key);
+  if (entry == nullptr) {
     *reason = Reason::kAbsent;
     return nullptr;
   }
-  if (Expired(it->second)) {
-    ++stats_.expired_blocks;
-    Discard(id.key);
+  if (Expired(*entry)) {
+    ++env_.stats.expired_blocks;
+    committer_.Discard(id.key);
     *reason = Reason::kAbsent;
     return nullptr;
   }
-  if (it->second.record->identity_sum != IdentitySum(id)) {
+  if (entry->record->identity_sum != IdentitySum(id)) {
     *reason = Reason::kIdentity;
     return nullptr;
   }
-  it->second.last_use = ++uses_;
-  Reorder(it->second);
+  table_.Touch(entry);
   *reason = Reason::kNone;
-  return &it->second;
-}
-
-void DiskStore::StartGet(Op::Kind kind, uint64_t tag, const BlockId& id, std::span<std::byte> into,
-                         std::span<const uint32_t> pages, int64_t deadline_ns) {
-  const Operation operation = kind == Op::Kind::kGet ? Operation::kGet : Operation::kGetPages;
-  if (health_.Update(clock_->NowNs()) == TierState::kOff) {
-    return Complete(tag, operation, Reason::kOff);
-  }
-  Reason reason;
-  const Entry* entry = FindSound(id, &reason);
-  if (entry == nullptr) return Complete(tag, operation, reason);
-  const BlockRecord& record = *entry->record;
-  const bool fits = kind == Op::Kind::kGet ? record.payload_bytes == into.size()
-                                           : pages.empty() || pages.back() < record.payload_pages();
-  if (!fits) return Complete(tag, operation, Reason::kIdentity);
-  if (into.empty()) return Complete(tag, operation, Reason::kNone);
-  const size_t stage_pages = kind == Op::Kind::kGet ? record.payload_pages() : pages.size();
-  // No wait would make room for a read larger than all of staging.
-  if (in_flight_ >= options_.operations_max || stage_pages > stage_->total_pages()) {
-    return Complete(tag, operation, Reason::kBusy);
-  }
-  const uint32_t index = NewOp(kind, tag, id);
-  Op& op = ops_[index];
-  op.record = entry->record;
-  op.segment = segments_.at(record.segment_id).get();
-  ++op.segment->users;
-  op.into = into;
-  op.pages.assign(pages.begin(), pages.end());
-  op.deadline_ns = deadline_ns != 0 ? deadline_ns : clock_->NowNs() + options_.read_deadline_ns;
-  ++in_flight_;
-  if (!waiting_reads_.empty() || !StartRead(index)) waiting_reads_.push_back(index);
+  return entry;
 }
 
 void DiskStore::Get(uint64_t tag, const BlockId& id, std::span<std::byte> into,
@@ -337,49 +368,46 @@ void DiskStore::GetPages(uint64_t tag, const BlockId& id, std::span<const uint32
 
 void DiskStore::Erase(uint64_t tag, const BlockKey& key) {
   const auto put = putting_.find(key);
-  const bool in_flight = put != putting_.end() && !ops_[put->second].cancelled;
-  if (in_flight) ops_[put->second].cancelled = true;
-  IndexBatch batch;
-  const auto entry = entries_.find(key);
-  const bool absent = !in_flight && entry == entries_.end();
-  if (!absent && (!in_flight || ops_[put->second].options.transient) &&
-      (entry == entries_.end() || entry->second.record->transient) && !doubts_.contains(key)) {
-    RemoveEntry(key, &batch);
-    return Complete(tag, Operation::kErase, Reason::kNone);
+  Op* const writing =
+      put != putting_.end() && !ops_[put->second].cancelled ? &ops_[put->second] : nullptr;
+  if (writing != nullptr) {
+    writing->cancelled = true;
+    committer_.Cancel(key);
   }
-  RemoveEntry(key, &batch);
+  const Entry* entry = table_.Find(key);
+  const bool absent = writing == nullptr && entry == nullptr;
+  // A block that the index never heard of, and never will: nothing has to be written down.
+  const bool only_here = !absent && (writing == nullptr || writing->options.transient) &&
+                         (entry == nullptr || entry->record->transient) && !committer_.InDoubt(key);
+  std::vector<BlockKey> erased;  // Erase tells the index in any case
+  committer_.Remove(key, &erased);
+  if (only_here) return Complete(tag, Operation::kErase, Reason::kNone);
   // Also where there is nothing to be found: a batch with this block may be on its way, or have failed
   // and be there all the same; and a rebuilt index could find an evicted block again.
-  batch.erases.assign(1, key);
-  batch.erasures.push_back({key, next_sequence_++, next_segment_});
   ++in_flight_;
-  SubmitBatch(
-      std::move(batch),
-      {.puts = {}, .erases = {{tag, absent ? Reason::kAbsent : Reason::kNone}}, .repairs = {}});
-  Passed("erase.submitted");
+  committer_.Erase(tag, key, absent ? Reason::kAbsent : Reason::kNone);
+}
+
+void DiskStore::OnErased(uint64_t tag, Reason reason) {
+  --in_flight_;
+  Complete(tag, Operation::kErase, reason);
 }
 
 std::optional<BlockInfo> DiskStore::Find(const BlockId& id) const {
-  const auto it = entries_.find(id.key);
-  if (it == entries_.end() || Expired(it->second)) return std::nullopt;
-  const Entry& entry = it->second;
-  if (entry.record->identity_sum != IdentitySum(id)) return std::nullopt;
-  const uint64_t left_s = entry.expires_at_s == 0 ? 0 : entry.expires_at_s - StoreSeconds();
-  return BlockInfo{entry.record->payload_bytes,   entry.priority, entry.pinned,
-                   static_cast<uint32_t>(left_s), entry.in_use,   entry.record->transient};
+  const Entry* entry = table_.Find(id.key);
+  if (entry == nullptr || Expired(*entry)) return std::nullopt;
+  if (entry->record->identity_sum != IdentitySum(id)) return std::nullopt;
+  const uint64_t left_s = entry->expires_at_s == 0 ? 0 : entry->expires_at_s - env_.StoreSeconds();
+  return BlockInfo{entry->record->payload_bytes,  entry->priority, entry->pinned,
+                   static_cast<uint32_t>(left_s), entry->in_use,   entry->record->transient};
 }
 
 bool DiskStore::SetPinned(const BlockKey& key, bool pinned) {
-  const auto it = entries_.find(key);
-  if (it == entries_.end()) return false;
-  Entry& entry = it->second;
-  if (entry.pinned == pinned) return true;
-  const uint64_t bytes = entry.record->block_bytes();
-  if (pinned && stats_.pinned_bytes + bytes > options_.capacity_bytes / 2) return false;
-  entry.pinned = pinned;
-  stats_.pinned_bytes = pinned ? stats_.pinned_bytes + bytes : stats_.pinned_bytes - bytes;
-  Reorder(entry);
-  SaveEntry(key, &entry);
+  Entry* entry = table_.Find(key);
+  if (entry == nullptr) return false;
+  if (entry->pinned == pinned) return true;
+  if (!table_.SetPinned(entry, pinned)) return false;
+  committer_.Save(key, entry);
   return true;
 }
 
@@ -387,75 +415,66 @@ void DiskStore::SetInUse(const BlockKey& key, bool in_use) {
   if (const auto put = putting_.find(key); put != putting_.end()) {
     ops_[put->second].options.in_use = in_use;
   }
-  const auto it = entries_.find(key);
-  if (it == entries_.end()) return;
-  it->second.in_use = in_use;
-  it->second.last_use = ++uses_;
-  Reorder(it->second);
-}
-
-void DiskStore::Unlive(Entry* entry) {
-  Segment* segment = segments_.at(entry->record->segment_id).get();
-  segment->live_bytes -= entry->record->block_bytes();
-  --segment->live_blocks;
-  if (segment->live_blocks == 0) MarkBusy(segment);
-  if (entry->pinned) stats_.pinned_bytes -= entry->record->block_bytes();
-  order_.Remove(std::exchange(entry->order, EvictionOrder::kNone));
-}
-
-// Enters the block, at its present place, into the order of eviction.
-void DiskStore::Order(const BlockKey& key, Entry* entry) {
-  entry->order = order_.Add(key, entry->record->segment_id, entry->record->block_bytes(), {});
-  Reorder(*entry);
-}
-
-void DiskStore::Reorder(const Entry& entry) {
-  order_.Update(entry.order, {.last_use = entry.last_use,
-                              .expires_at_s = entry.expires_at_s,
-                              .priority = entry.priority,
-                              .pinned = entry.pinned,
-                              .in_use = entry.in_use});
-}
-
-void DiskStore::RemoveEntry(const BlockKey& key, IndexBatch* batch) {
-  const auto it = entries_.find(key);
-  if (it == entries_.end()) return;
-  const bool indexed = !it->second.record->transient;
-  Unlive(&it->second);
-  entries_.erase(it);
-  if (IsCommitting(key)) return;  // it would be the newer block's
-  if (indexed) batch->erases.push_back(key);
-}
-
-void DiskStore::Discard(const BlockKey& key) {
-  IndexBatch batch;
-  RemoveEntry(key, &batch);
-  if (!batch.erases.empty()) SubmitBatch(std::move(batch), {});
+  Entry* entry = table_.Find(key);
+  if (entry == nullptr) return;
+  entry->in_use = in_use;
+  table_.Touch(entry);
 }
 
 // ---- reads ----
 
+void DiskStore::StartGet(Op::Kind kind, uint64_t tag, const BlockId& id, std::span<std::byte> into,
+                         std::span<const uint32_t> pages, int64_t deadline_ns) {
+  const Operation operation = kind == Op::Kind::kGet ? Operation::kGet : Operation::kGetPages;
+  if (env_.health.Update(env_.NowNs()) == TierState::kOff) {
+    return Complete(tag, operation, Reason::kOff);
+  }
+  Reason reason;
+  const Entry* entry = FindSound(id, &reason);
+  if (entry == nullptr) return Complete(tag, operation, reason);
+  const BlockRecord& record = *entry->record;
+  const bool fits = kind == Op::Kind::kGet ? record.payload_bytes == into.size()
+                                           : pages.empty() || pages.back() < record.payload_pages();
+  if (!fits) return Complete(tag, operation, Reason::kIdentity);
+  if (into.empty()) return Complete(tag, operation, Reason::kNone);
+  const size_t stage_pages = kind == Op::Kind::kGet ? record.payload_pages() : pages.size();
+  // No wait would make room for a read larger than all of staging.
+  if (in_flight_ >= env_.options().operations_max || stage_pages > ops_.stage_pages()) {
+    return Complete(tag, operation, Reason::kBusy);
+  }
+  const uint32_t index = ops_.New(kind, tag, id);
+  Op& op = ops_[index];
+  op.record = entry->record;
+  op.segment = &log_.At(record.segment_id);
+  log_.Hold(op.segment);
+  op.into = into;
+  op.pages.assign(pages.begin(), pages.end());
+  op.deadline_ns = deadline_ns != 0 ? deadline_ns : env_.NowNs() + env_.options().read_deadline_ns;
+  ++in_flight_;
+  if (!waiting_reads_.empty() || !StartRead(index)) waiting_reads_.push_back(index);
+}
+
 bool DiskStore::StartRead(uint32_t index) {
   Op& op = ops_[index];
   const BlockRecord& record = *op.record;
-  // A move writes the header again and needs it; others know from the index what it would tell.
-  const size_t pages = op.kind == Op::Kind::kMove  ? record.block_bytes() / kPageBytes
+  // A move writes the header again and needs it; others have its contents from the index.
+  const size_t pages = op.is_move()                ? record.block_bytes() / kPageBytes
                        : op.kind == Op::Kind::kGet ? record.payload_pages()
                                                    : op.pages.size();
-  if (!op.stage_page && !Stage(&op, pages)) return false;
-  const std::span<std::byte> staged = Staged(op);
+  if (!op.stage_page && !ops_.Stage(&op, pages)) return false;
+  const std::span<std::byte> staged = ops_.Staged(op);
   const auto read = [&](uint64_t offset, std::span<std::byte> data) {
     ++op.outstanding;
-    stats_.device_bytes_read += data.size();
-    ring_->Submit({.kind = IoKind::kRead,
-                   .fd = op.segment->file.fd(),
-                   .offset = offset,
-                   .data = data,
-                   .deadline_ns = op.deadline_ns,
-                   .tag = index});
+    env_.stats.device_bytes_read += data.size();
+    env_.ring().Submit({.kind = IoKind::kRead,
+                        .fd = op.segment->file.fd(),
+                        .offset = offset,
+                        .data = data,
+                        .deadline_ns = op.deadline_ns,
+                        .tag = index});
   };
   if (op.kind != Op::Kind::kGetPages) {
-    read(op.kind == Op::Kind::kMove ? record.offset : record.payload_offset(), staged);
+    read(op.is_move() ? record.offset : record.payload_offset(), staged);
     return true;
   }
   // Neighbouring pages are one read.
@@ -472,11 +491,11 @@ bool DiskStore::StartRead(uint32_t index) {
 void DiskStore::StartReads() {
   while (!waiting_reads_.empty()) {
     const uint32_t index = waiting_reads_.front();
-    if (clock_->NowNs() >= ops_[index].deadline_ns) {
+    if (env_.NowNs() >= ops_[index].deadline_ns) {
       waiting_reads_.pop_front();
       // Others have kept all buffers for so long: the device is as slow as if it had this read.
-      ++stats_.io_errors;
-      health_.ReadError(clock_->NowNs());
+      ++env_.stats.io_errors;
+      env_.health.ReadError(env_.NowNs());
       Answer(&ops_[index], Reason::kLate);
       FreeOp(index);
       continue;
@@ -487,9 +506,9 @@ void DiskStore::StartReads() {
 }
 
 bool DiskStore::VerifyRead(const Op& op) const {
-  const std::span<const std::byte> staged = Staged(op);
+  const std::span<const std::byte> staged = ops_.Staged(op);
   const BlockRecord& record = *op.record;
-  if (op.kind == Op::Kind::kMove) return BlockMatches(staged, op.id.key, record);
+  if (op.is_move()) return BlockMatches(staged, op.id.key, record);
   for (size_t i = 0; i < staged.size() / kPageBytes; ++i) {
     const size_t page = op.kind == Op::Kind::kGet ? i : op.pages[i];
     if (PageSum(record.place_sum, page, staged.subspan(i * kPageBytes, kPageBytes)) !=
@@ -503,11 +522,10 @@ bool DiskStore::VerifyRead(const Op& op) const {
 // All parts of a read are back.
 void DiskStore::OnRead(uint32_t index) {
   Op& op = ops_[index];
-  const bool move = op.kind == Op::Kind::kMove;
   if (op.error != 0) {
-    ++stats_.io_errors;
-    health_.ReadError(clock_->NowNs());
-    if (move) return EndMove(index, /*drop=*/true);
+    ++env_.stats.io_errors;
+    env_.health.ReadError(env_.NowNs());
+    if (op.is_move()) return EndMove(index, /*drop=*/true);
     Answer(&op, Reason::kIoError);
     return FreeOp(index);
   }
@@ -517,68 +535,28 @@ void DiskStore::OnRead(uint32_t index) {
       StartRead(index);
       return;
     }
-    ++stats_.corrupt_blocks;
-    Log(absl::StrCat("corrupt block in segment ", op.record->segment_id, " at ", op.record->offset,
-                     ": dropped"));
-    const auto it = entries_.find(op.id.key);
-    if (!move && it != entries_.end() && it->second.record == op.record) Discard(op.id.key);
-    if (move) return EndMove(index, /*drop=*/true);
+    ++env_.stats.corrupt_blocks;
+    env_.Log(absl::StrCat("corrupt block in segment ", op.record->segment_id, " at ",
+                          op.record->offset, ": dropped"));
+    if (op.is_move()) return EndMove(index, /*drop=*/true);
+    const Entry* entry = table_.Find(op.id.key);
+    if (entry != nullptr && entry->record == op.record) committer_.Discard(op.id.key);
     Answer(&op, Reason::kCorrupt);
     return FreeOp(index);
   }
-  health_.Success();
-  if (move) {
-    op.id = DecodeBlock(Staged(op))->id;
+  env_.health.Success();
+  if (op.is_move()) {
+    op.id = DecodeBlock(ops_.Staged(op))->id;
     op.reading = false;
     op.retried = false;
-    --op.segment->users;
-    op.segment = nullptr;
+    --std::exchange(op.segment, nullptr)->users;
     waiting_moves_.push_back(index);
     return;
   }
-  std::memcpy(op.into.data(), Staged(op).data(), op.into.size());
-  stats_.payload_bytes_read += op.into.size();
+  std::memcpy(op.into.data(), ops_.Staged(op).data(), op.into.size());
+  env_.stats.payload_bytes_read += op.into.size();
   Answer(&op, Reason::kNone);
   FreeOp(index);
-}
-
-void DiskStore::OnOpIo(uint32_t index, const IoResult& result) {
-  Op& op = ops_[index];
-  const bool write = op.kind == Op::Kind::kPut || (op.kind == Op::Kind::kMove && !op.reading);
-  if (result.late) {
-    // The kernel still has the buffer: the operation is answered now and stays until it is back.
-    op.error = ETIMEDOUT;
-    if (op.late) return;
-    op.late = true;
-    ++op.segment->stuck;
-    if (op.kind == Op::Kind::kMove) --moves_;  // its victim does not wait for it
-    ++stats_.io_errors;
-    if (write) {
-      NoteWriteError(ETIMEDOUT);
-      Break(op.segment, ETIMEDOUT);
-      FailPut(index, Reason::kLate);
-    } else {
-      health_.ReadError(clock_->NowNs());
-      Answer(&op, Reason::kLate);
-    }
-    return;
-  }
-  --op.outstanding;
-  if (write) --op.segment->writing;
-  if (op.error == 0) op.error = result.error;
-  if (op.outstanding > 0) return;
-  if (op.late) --op.segment->stuck;
-  if (!op.late) {
-    if (write) {
-      OnWritten(index);
-    } else {
-      OnRead(index);
-    }
-  } else if (op.kind == Op::Kind::kMove) {
-    EndMove(index, /*drop=*/false);
-  } else {
-    FreeOp(index);
-  }
 }
 
 // ---- the loop ----
@@ -586,99 +564,119 @@ void DiskStore::OnOpIo(uint32_t index, const IoResult& result) {
 void DiskStore::OnIo(const IoResult& result) {
   const auto purpose = static_cast<SegmentIo>(result.tag >> 56);
   const uint64_t id = result.tag & ((uint64_t{1} << 56) - 1);
-  opening_->steps.fetch_add(1, std::memory_order_relaxed);
+  env_.CountStep();
   if (purpose == SegmentIo::kReadSync) {
-    if (!result.returned) sync_result_ = result.error;
-    if (!result.late && !result.returned) return;
-    Segment* segment = segments_.at(id).get();
-    if (result.late) {
-      ++segment->users;
-      ++segment->stuck;
-      return;
-    }
-    --segment->users;
-    --segment->stuck;
-    stuck_reads_.erase(id);
-    MarkBusy(segment);
+    reader_.OnIo(id, result);
   } else if (purpose == SegmentIo::kNone) {
     OnOpIo(static_cast<uint32_t>(id), result);
   } else {
-    OnSegmentIo(purpose, id, result);
+    log_.OnIo(purpose, id, result);
+  }
+}
+
+void DiskStore::OnOpIo(uint32_t index, const IoResult& result) {
+  Op& op = ops_[index];
+  const bool write = op.kind == Op::Kind::kPut || (op.is_move() && !op.reading);
+  if (result.late) return OnLateIo(index, write);
+  --op.outstanding;
+  if (write) --op.segment->writing;
+  if (op.error == 0) op.error = result.error;
+  if (op.outstanding > 0) return;
+  if (op.late) {  // it was answered then
+    --op.segment->stuck;
+    return op.is_move() ? EndMove(index, /*drop=*/false) : FreeOp(index);
+  }
+  return write ? OnWritten(index) : OnRead(index);
+}
+
+// The kernel still has the buffer: the operation is answered now and stays until it is back.
+void DiskStore::OnLateIo(uint32_t index, bool write) {
+  Op& op = ops_[index];
+  op.error = ETIMEDOUT;
+  if (op.late) return;
+  op.late = true;
+  ++op.segment->stuck;
+  if (op.is_move()) reclaimer_.EndMove();
+  ++env_.stats.io_errors;
+  if (write) {
+    log_.NoteWriteError(ETIMEDOUT);
+    log_.Break(op.segment, ETIMEDOUT);
+    FailPut(index, Reason::kLate);
+  } else {
+    env_.health.ReadError(env_.NowNs());
+    Answer(&op, Reason::kLate);
   }
 }
 
 void DiskStore::NoteState() {
-  const TierState state = health_.Update(clock_->NowNs());
+  const TierState state = env_.health.Update(env_.NowNs());
   if (state == known_state_) return;
-  const std::string line =
-      absl::StrCat("store ", options_.directory, ": ", std::string(TierStateName(known_state_)),
-                   " -> ", std::string(TierStateName(state)), ", ", used_bytes_, " of ",
-                   options_.capacity_bytes, " bytes used");
+  const std::string line = absl::StrCat("store ", env_.options().directory, ": ",
+                                        std::string(TierStateName(known_state_)), " -> ",
+                                        std::string(TierStateName(state)), ", ", log_.used_bytes(),
+                                        " of ", env_.options().capacity_bytes, " bytes used");
   switch (state) {
     case TierState::kOk:
-      Log(line);
+      env_.Log(line);
       break;
     case TierState::kDegraded:
-      Warn(line +
-           ": it is read and nothing is put into it, until it is tried again in some seconds");
+      env_.Warn(line +
+                ": it is read and nothing is put into it, until it is tried again in some seconds");
       break;
     case TierState::kOff:
-      Warn(line + ": KV that it holds is computed again, until it is tried again in some seconds");
+      env_.Warn(line +
+                ": KV that it holds is computed again, until it is tried again in some seconds");
   }
   known_state_ = state;
 }
 
 void DiskStore::Pump() {
   NoteState();
-  AnswerLateCommits();
+  committer_.AnswerLate();
   StartReads();
-  order_.Advance(StoreSeconds(), kOrderSteps);
-  EmptyVictim();
-  StartMoves();
+  order_.Advance(env_.StoreSeconds(), kOrderSteps);
+  reclaimer_.Advance();
   PlaceWrites();
-  AdvanceSegments();
-  RepairIndex();
+  log_.Advance();
+  committer_.RepairIfDue();
+}
+
+void DiskStore::PollRing(nanoseconds wait) {
+  io_results_.clear();
+  env_.ring().Poll(wait, &io_results_);
+  for (const IoResult& result : io_results_) OnIo(result);
 }
 
 void DiskStore::Poll(nanoseconds wait, std::vector<Completion>* completions) {
   Pump();
   if (!done_.empty()) wait = nanoseconds(0);
   // Two sources, one wait: while both have work, neither may be slept on for long.
-  const bool io = ring_->in_flight() > 0;
-  const bool index = writer_->in_flight() > 0;
+  const bool io = env_.ring().in_flight() > 0;
+  const bool index = committer_.in_flight() > 0;
   if (io) {
-    io_results_.clear();
-    ring_->Poll(index ? std::min<nanoseconds>(wait, std::chrono::microseconds(200)) : wait,
-                &io_results_);
-    for (const IoResult& result : io_results_) OnIo(result);
+    PollRing(index ? std::min<nanoseconds>(wait, std::chrono::microseconds(200)) : wait);
   } else if (index && wait.count() > 0) {
-    writer_->Wait(wait);
+    committer_.Wait(wait);
   }
-  index_results_.clear();
-  writer_->Poll(&index_results_);
-  for (const IndexResult& result : index_results_) OnIndex(result);
+  committer_.Poll();
   Pump();
-  // What Pump queued starts now, not with the caller's next step.
-  io_results_.clear();
-  ring_->Poll(nanoseconds(0), &io_results_);
-  for (const IoResult& result : io_results_) OnIo(result);
+  PollRing(
+      nanoseconds(0));  // the work that Pump queued starts now, not with the caller's next step
   completions->insert(completions->end(), done_.begin(), done_.end());
   done_.clear();
 }
 
 bool DiskStore::idle() const {
-  const bool settled = std::all_of(busy_.begin(), busy_.end(), [this](const Segment* segment) {
-    return segment == open_ && segment->written.empty() && !segment->syncing;
-  });
-  return settled && ring_->in_flight() == 0 && writer_->in_flight() == 0 && moves_ == 0 &&
-         !choosing_ && move_keys_.empty() && waiting_puts_.empty() && waiting_moves_.empty();
+  return log_.idle() && env_.ring().in_flight() == 0 && committer_.in_flight() == 0 &&
+         reclaimer_.idle() && waiting_puts_.empty() && waiting_moves_.empty();
 }
 
 StoreStats DiskStore::stats() const {
-  StoreStats stats = stats_;
-  stats.state = health_.state();
-  stats.blocks = entries_.size();
-  stats.used_bytes = used_bytes_;
+  StoreStats stats = env_.stats;
+  stats.state = env_.health.state();
+  stats.blocks = table_.size();
+  stats.pinned_bytes = table_.pinned_bytes();
+  stats.used_bytes = log_.used_bytes();
   return stats;
 }
 

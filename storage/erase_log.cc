@@ -8,7 +8,7 @@
 namespace winnow::storage {
 namespace {
 
-// A log that is longer was not written by us; nothing is allocated for what it claims.
+// A log that is longer was not written by us; nothing is allocated for its claims.
 constexpr uint64_t kLogBytesMax = kPageBytes + 2 * EraseLog::kErasuresMax * kErasureBytes;
 
 }  // namespace
@@ -88,7 +88,7 @@ absl::Status EraseLog::Append(std::span<const Erasure> erasures) {
   absl::Status status = files_->WriteAt(file_, kPageBytes + records_ * kErasureBytes, bytes);
   if (status.ok()) status = files_->Datasync(file_);
   if (!status.ok()) {
-    // What the file holds is unknown now, and a sync that failed once is not asked again.
+    // The contents of the file are unknown now, and a sync that failed once is not asked again.
     file_.Close();
     return status;
   }

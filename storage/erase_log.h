@@ -1,8 +1,8 @@
-// What was erased, written down so that it stays erased when the index is lost.
+// The list of erased blocks: they stay erased when the index is lost.
 //
 // Segments are append-only, so an erased block's bytes stay in a file until that file goes. A sound
 // index does not point at them; a rebuilt one would. DIR/erased lists the erasures that some
-// segment may still contradict, and a rebuild leaves out what it hides. Where the list itself is in
+// segment may still contradict, and a rebuild leaves out the blocks that it hides. Where the list itself is in
 // doubt (damaged, gone, could not be written, grown too long) it hides all that is older than the
 // doubt: any doubt is a miss.
 //
@@ -28,11 +28,11 @@ class EraseLog {
 
   enum class Found : uint8_t { kSound, kMissing, kDamaged };
 
-  // Reads what is there. Only `files` is used later; nothing is written before Start.
+  // Reads the list. Only `files` is used later; nothing is written before Start.
   EraseLog(FileSystem* files, const std::string& directory);
 
   Found found() const { return found_; }
-  // Of the last run that could write its life down; 0: unknown.
+  // Number of the last run that could write it down; 0: unknown.
   uint64_t life() const { return info_.life; }
   // True: the list has this block.
   bool Lists(const BlockKey& key, uint64_t sequence) const;

@@ -35,7 +35,7 @@ class EvictionOrder {
   using Handle = uint32_t;
   static constexpr Handle kNone = UINT32_MAX;
 
-  // What decides when a block leaves.
+  // The properties that decide when a block leaves.
   struct Standing {
     uint64_t last_use = 0;      // no two blocks have the same
     uint64_t expires_at_s = 0;  // 0: never
@@ -54,7 +54,7 @@ class EvictionOrder {
   // `segment_bytes`: length of a full segment file.
   explicit EvictionOrder(uint64_t segment_bytes) : segment_bytes_(segment_bytes) {}
 
-  // A block in a segment that need not be known before. `bytes`: what it takes in the file.
+  // A block in a segment that need not be known before. `bytes`: its length in the file.
   Handle Add(const BlockKey& key, uint64_t segment_id, uint64_t bytes, const Standing& standing);
   // kNone: nothing happens.
   void Remove(Handle handle);
@@ -66,7 +66,7 @@ class EvictionOrder {
   // REQUIRES: no block is left in it.
   void DropSegment(uint64_t segment_id);
 
-  // Moves along what is left to do, at most `steps` of it. `now_s`: the store's time; it never
+  // Does pending work, at most `steps` of it. `now_s`: the store's time; it never
   // decreases.
   void Advance(uint64_t now_s, size_t steps);
   // Nothing is left to do: Choose and cold() tell the truth.

@@ -21,7 +21,7 @@ namespace winnow::storage {
 
 static_assert(std::endian::native == std::endian::little, "files are little-endian");
 
-// What O_DIRECT can read by itself on every device we target, and the unit of checksums.
+// The unit of O_DIRECT on every device we target, and of checksums.
 inline constexpr size_t kPageBytes = 4096;
 inline constexpr uint32_t kFormatVersion = 1;
 // 64 tokens of the widest layer we serve are 1 MiB; the limit bounds what a decoder believes.
@@ -36,7 +36,7 @@ struct Checksum128 {
   friend bool operator==(const Checksum128&, const Checksum128&) = default;
 };
 
-// ---- what is on disk: fixed-width fields, no padding the compiler chose ----
+// ---- structures on disk: fixed-width fields, no padding the compiler chose ----
 
 struct SegmentHeader {  // the first page of a segment
   uint64_t magic;
@@ -122,7 +122,7 @@ constexpr uint64_t BlocksInSegment(uint64_t segment_bytes, size_t payload_bytes)
   return (segment_bytes - 2 * kPageBytes) / BlockBytesFor(payload_bytes);
 }
 
-// ---- what the rest of storage works with ----
+// ---- the same as the rest of storage works with it ----
 
 // Where a block is and how to be sure of it: the index's value, and what a header says of itself.
 struct BlockRecord {
@@ -191,7 +191,7 @@ inline constexpr unsigned kLifeShift = 40;
 // Continues FooterInfo::blocks_sum, which starts at 0, by one block.
 uint64_t AddToBlocksSum(uint64_t blocks_sum, uint64_t header_sum);
 
-// What the caller of EncodeBlock decides; the rest of the record is computed.
+// The part of a record that the caller of EncodeBlock decides; the rest of the record is computed.
 struct BlockPlace {
   uint64_t segment_id = 0;
   uint64_t offset = 0;

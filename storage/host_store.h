@@ -125,7 +125,7 @@ class HostStore final : public BlockStore {
   bool refused_ = false;  // the last chunk
   absl::flat_hash_map<BlockKey, std::unique_ptr<Entry>> entries_;
   std::vector<std::unique_ptr<Entry>> doomed_;
-  // By priority, and behind them what is in use; front: most recently used.
+  // By priority, and behind them the blocks in use; front: most recently used.
   std::array<List, kPriorityMax + 2> lru_;
   std::vector<Completion> done_;
   StoreStats stats_;

@@ -64,7 +64,7 @@ struct IndexResult {
 class IndexWriter {
  public:
   IndexWriter(std::unique_ptr<IndexDb> db, std::unique_ptr<EraseLog> erase_log);
-  // Commits what was submitted, then closes the index; as long as it takes.
+  // Commits the batches that were submitted, then closes the index; as long as it takes.
   ~IndexWriter();
   // The same, but false if it was not done in time (real time, as Wait's is): it goes on, and the
   // object must stay.

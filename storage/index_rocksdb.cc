@@ -82,7 +82,7 @@ class RocksIndex final : public IndexDb {
 
 // Its own log is a file in the index's directory. A second line after one that found no room on the disk
 // fails an assertion of the packaged build, which ends the process; and who only reads would rotate it.
-// What matters of it comes back in statuses.
+// Everything that matters comes back in statuses.
 class NoLog final : public rocksdb::Logger {
  public:
   using rocksdb::Logger::Logv;

@@ -103,7 +103,7 @@ void LateStore::GetPages(uint64_t tag, const BlockId& id, std::span<const uint32
   store_->GetPages(tag, id, pages, into, deadline_ns);
 }
 
-// What the directory has of it, if anything, is erased by nobody: kOff says that it may come back.
+// A copy of it in the directory, if there is one, is not erased: kOff says that it may come back.
 void LateStore::Erase(uint64_t tag, const BlockKey& key) {
   if (store_ == nullptr) return Refuse(tag, Operation::kErase);
   store_->Erase(tag, key);

@@ -71,7 +71,7 @@ using Blocks = std::vector<std::pair<BlockKey, BlockRecord>>;
 
 absl::StatusOr<File> OpenToRead(const std::string& path) {
   FileSystem files;
-  // O_DIRECT, so that what is checked is the medium and not the page cache.
+  // O_DIRECT, so that the medium is checked and not the page cache.
   auto file = files.Open(path, {.direct = true, .read_only = true});
   return file.ok() ? std::move(file) : files.Open(path, {.read_only = true});
 }
@@ -236,7 +236,7 @@ void ReadBlocks(const MaintenanceOptions& options, const Clock* clock, Blocks bl
     }
   }
   if (ring->Drain(std::chrono::seconds(1))) return;
-  // A hung disk keeps what it has; the process is about to end.
+  // A hung disk keeps its buffers; the process is about to end.
   (void)ring.release();
   (void)new std::vector<PageMemory>(std::move(stuck));
   (void)new std::map<uint64_t, SegmentFile>(std::move(*segments));
@@ -268,7 +268,7 @@ void Settle(DiskStore* store) {
   } while (!store->idle() && std::chrono::steady_clock::now() < limit);
 }
 
-// Of the segment files, with the store closed: closing seals and cuts the last one.
+// Length of the segment files, with the store closed, because closing seals and cuts the last one.
 uint64_t FileBytesAfter(const MaintenanceOptions& options, std::unique_ptr<DiskStore> store) {
   store.reset();
   StoreInspection seen;

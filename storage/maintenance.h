@@ -1,4 +1,4 @@
-// What an operator does to a store's directory: look, check, repair, clean up. Behind `winnow
+// An operator's commands for a store's directory: look, check, repair, clean up. Behind `winnow
 // store`. These wait for the disk; none is for a serving process.
 #ifndef WINNOW_STORAGE_MAINTENANCE_H_
 #define WINNOW_STORAGE_MAINTENANCE_H_
@@ -22,7 +22,7 @@ struct MaintenanceOptions {
   std::function<void(const std::string&)> log;  // Repair and CollectGarbage; may be empty
 };
 
-// What is there, and with VerifyStore whether it is sound. One line for each finding, up to a
+// The contents of a store, and with VerifyStore whether it is sound. One line for each finding, up to a
 // hundred.
 struct StoreInspection {
   std::string owner;  // of a process that has the store open; empty: none, or it cannot be told
@@ -31,7 +31,7 @@ struct StoreInspection {
   uint64_t sealed_segments = 0;
   uint64_t unsound_segments = 0;  // without a sound header: deleted at the next start
   uint64_t file_bytes = 0;        // of all segments
-  uint64_t segment_bytes = 0;     // what the largest segment was made for
+  uint64_t segment_bytes = 0;     // capacity of the largest segment
   // Blocks that the index has.
   std::string index_error;  // it cannot be read: the next start rebuilds it from the segments
   uint64_t blocks = 0;
@@ -84,7 +84,7 @@ struct CollectReport {
   uint64_t blocks = 0;
   uint64_t used_bytes = 0;
 };
-// Opens the store, drops what has expired and empties segments that are less than `live_min` live.
+// Opens the store, drops expired blocks and empties segments that are less than `live_min` live.
 // 1: every byte that is not of a live block goes from the files, erased blocks included.
 absl::StatusOr<CollectReport> CollectStore(const MaintenanceOptions& options, double live_min,
                                            const Clock* clock);

@@ -15,7 +15,7 @@ namespace winnow::storage {
 class PageMemory {
  public:
   PageMemory() = default;
-  // Aborts when the machine refuses; for what is sized from configuration, at start.
+  // Aborts when the machine refuses; for memory that is sized from configuration, at start.
   explicit PageMemory(size_t bytes);
   // The same, but nullopt where the machine (a limit, a container) has no more to give.
   static std::optional<PageMemory> TryMake(size_t bytes);

@@ -59,7 +59,7 @@ class IoEngine {
   // Takes a request. REQUIRES: fewer than depth() are in flight. Data stays valid and untouched
   // until its event was reaped.
   virtual void Push(const IoRequest& request) = 0;
-  // Hands what was pushed to the kernel; returns 0 or an errno after which it will be tried again
+  // Hands pushed requests to the kernel; returns 0 or an errno after which it will be tried again
   // by the next call.
   virtual int Flush() = 0;
   // Appends finished requests; waits for the first of them for at most `wait`.
@@ -132,7 +132,7 @@ class Ring {
   // Starts queued operations and appends results; waits for the first for at most `wait`.
   void Poll(std::chrono::nanoseconds wait, std::vector<IoResult>* results);
 
-  // Drops what has not begun and waits for the rest, results unheard; false if `max` passed first.
+  // Drops operations that have not begun and waits for the rest, results unheard; false if `max` passed first.
   bool Drain(std::chrono::nanoseconds max);
 
   // Submitted and without result; late ones count until they are returned.

@@ -222,7 +222,7 @@ class UringEngine final : public IoEngine {
     buffers_registered_ = buffers_error_ == 0;
   }
 
-  // What was registered with a ring that is no more.
+  // Forgets registrations with a ring that is no more.
   void RegisterAgain() {
     RegisterBuffers();
     const std::vector<int> before = std::move(file_slots_);

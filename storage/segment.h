@@ -13,7 +13,7 @@
 
 namespace winnow::storage {
 
-// What an I/O of a segment itself (not of one operation) was for; the top byte of its tag.
+// The purpose of a segment's own I/O (not of one operation); the top byte of its tag.
 enum class SegmentIo : uint8_t {
   kNone,  // an operation's
   kAllocate,
@@ -28,7 +28,7 @@ enum class SegmentIo : uint8_t {
 
 // Life: kCreating -> kOpen -> kSealing -> kSealed -> file deleted. A write or sync that fails on
 // the way makes it `broken`: no more writes and no more syncs, for an fsync that failed once may
-// lie the next time; what was committed before stays readable, and every read is checked anyway.
+// lie the next time; blocks committed before stay readable, and every read is checked anyway.
 // A write that was given up may still land whenever the kernel likes, and make the file longer: the
 // file is cut or deleted only when the kernel has given every buffer back.
 struct Segment {
@@ -53,7 +53,8 @@ struct Segment {
   uint32_t unsynced = 0;     // placed blocks that are neither published nor failed
   bool syncing = false;
   bool footer_started = false;
-  bool busy = false;              // on the store's list of segments that need attention
+  bool victim = false;            // it is being emptied: not deleted before that ends
+  bool busy = false;              // on the log's list of segments that need attention
   std::vector<uint32_t> written;  // operations: written, not covered by a sync yet
   std::vector<uint32_t> covered;  // operations: the sync in flight covers them
   PageMemory page;                // header, then footer

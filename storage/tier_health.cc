@@ -30,7 +30,7 @@ void TierHealth::Trip(int64_t now_ns, TierState next) {
     pause_ns_ = std::min(pause_ns_ * 2, options_.pause_ns_max);
   }
   probation_left_ = 0;
-  // Errors of what was in flight when the tier was degraded do not make it better.
+  // Errors of operations in flight when the tier was degraded do not make it better.
   if (static_cast<uint8_t>(next) > static_cast<uint8_t>(state_)) state_ = next;
   resume_at_ns_ = now_ns + pause_ns_;
 }

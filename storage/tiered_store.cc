@@ -99,7 +99,7 @@ void TieredStore::Put(uint64_t tag, const BlockId& id, std::span<const std::byte
   host_options.pinned = options.pinned && !options_.write_through;
   host_->Put(0, id, payload, host_options);
   const Reason reason = HostAnswer();
-  // What host cannot take goes to disk whatever the policy.
+  // Blocks that the host cannot take go to disk whatever the policy.
   if (!options_.write_through && reason == Reason::kNone) {
     return Done(tag, Operation::kPut, Reason::kNone);
   }
@@ -250,7 +250,7 @@ void TieredStore::OnFetched(uint64_t number, Reason reason) {
       reads_.erase(fetch.id.key);
     }
   }
-  // The first request's own buffer goes last: it is what the others copy from, and the caller's
+  // The first request's own buffer goes last: the others copy from it, and the caller's
   // again once that request is answered.
   for (const Waiter& waiter : fetch.waiters) {
     Request& request = requests_[waiter.request];

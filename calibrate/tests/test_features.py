@@ -8,10 +8,8 @@ import torch
 from safetensors.numpy import load_file
 
 from calibrate import golden
-from calibrate.evaluate import make_selector
 from calibrate.features import FeatureMaps, apply_folded, complete, kernel, losses, summary
 from calibrate.policies import Policy, Selector, attend
-from calibrate.region import Region
 
 
 def exact_features(keys, queries, scale):

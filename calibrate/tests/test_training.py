@@ -1,6 +1,6 @@
 import torch
 
-from calibrate.encoders import Balance, Encoder
+from calibrate.encoders import Balance
 from calibrate.policies import fast_codes
 from calibrate.training import (Corpus, EncoderSettings, FeatureSettings, build_encoder, encoder_loss,
                                 train_encoder, train_features)

@@ -1,6 +1,6 @@
 // Where the time of a decode step goes, between kernels and inside them. A build with -DWINNOW_CUDA_TIMELINE=ON
 // writes down the device's clock at the marks that block 0 of a kernel passes, and the backend, when it goes, appends them
-// to the file that WINNOW_TIMELINE names; scripts/timeline.py makes a table of that, scripts/gpu.sh timeline both. In any
+// to the file that WINNOW_TIMELINE names; scripts/timeline.py makes a table of that, scripts/gpu.py timeline both. In any
 // other build a mark is nothing.
 //
 // A mark costs its kernel some 0.1 us (a clock, an atomic addition and a store by one thread), and the clock ticks every 32 ns:

@@ -1,5 +1,5 @@
 // A library that breaks the GPU under a running program: a real fault, of the kind that a defect of a kernel or of
-// the card would be, in a program that knows nothing of it (scripts/gpu.sh fault).
+// the card would be, in a program that knows nothing of it (scripts/gpu.py fault).
 //
 //   WINNOW_CUDA_FAULT_FIFO=FIFO LD_PRELOAD=libwinnow_cuda_fault.so PROGRAM...
 //

@@ -1,6 +1,5 @@
 """Faults that were seen on the served program: descriptors, the log's reader, scrapes, floods, full and open directories.
 docs/faults.md has a row for each."""
-import concurrent.futures
 import contextlib
 import ctypes
 import fcntl

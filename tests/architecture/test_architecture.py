@@ -1,0 +1,184 @@
+#!/usr/bin/env python3
+"""Who may include whom. A change that makes this test fail either belongs elsewhere, or changes the architecture: then the
+tables below and docs/architecture.md change with it.
+
+A room is a folder, or files of one (ROOMS) that are set apart from the rest. MAY_SEE says which other rooms a room may
+include; the rooms must not form a cycle, nor may any files. OWNERS says which files alone see a library.
+"""
+import fnmatch
+import os
+import pathlib
+import re
+import unittest
+
+SOURCE = pathlib.Path(os.environ.get("WINNOW_SOURCE_DIR", pathlib.Path(__file__).resolve().parents[2]))
+TOPS = ("kernels", "storage", "engine", "server", "bench")
+
+# Files that are no part of their folder's room. The first pattern that fits counts.
+ROOMS = {
+    "engine/concat.h": "engine/ground", "engine/json_file.*": "engine/ground", "engine/json_keys.*": "engine/ground",
+    "engine/status_macros.h": "engine/ground",
+    "kernels/bench*": "kernels/bench",
+    "server/main.cc": "program",
+    "server/serve_command.cc": "server/wiring",  # builds every part of `serve`
+    "engine/text/unicode_text.*": "engine/text/unicode", "engine/text/unicode_tables.*": "engine/text/unicode",
+}
+
+# Each room, and the rooms that it may include besides itself.
+MAY_SEE = {
+    "kernels": (),
+    "kernels/cpu": ("kernels",),
+    "kernels/cuda": ("kernels",),
+    "kernels/bench": ("kernels", "kernels/cpu"),
+    "storage": (),
+    "engine/ground": (),
+    "engine/text/jinja": ("engine/ground", "engine/text/unicode"),
+    "engine/text/unicode": (),
+    "engine/text": ("engine/ground", "engine/text/jinja", "engine/text/unicode", "kernels"),
+    "engine/model": ("engine/ground", "kernels"),
+    "engine": ("engine/ground", "engine/text", "engine/text/unicode", "engine/model", "kernels", "storage"),
+    "server": ("engine/ground", "engine", "engine/text", "engine/model", "kernels", "storage"),
+    "server/http": ("server", "engine/ground", "engine", "engine/text", "kernels"),
+    "server/wiring": ("server", "server/http", "engine/ground", "engine", "kernels"),
+    "bench": ("server", "engine/ground", "engine", "engine/text", "engine/text/unicode", "engine/model", "kernels", "kernels/bench", "storage"),
+    "program": ("server", "bench"),
+}
+
+# Libraries that one place has to itself: the beginning of their includes, and the files that may have them.
+OWNERS = {
+    "liburing": ["storage/ring_uring.cc"],
+    "rocksdb/": ["storage/index_rocksdb.cc"],
+    "xxhash": ["storage/format.cc"],
+    "oneapi/": ["bench/onednn.cc"],
+    "boost/": ["server/http/*"],
+    "prometheus/": ["server/metrics.*"],
+    "grpc": ["server/*"],
+    "yaml-cpp/": ["server/config*"],
+    "zlib": ["server/gzip_file.cc"],
+    "cuda": ["kernels/cuda/*"],
+}
+
+INCLUDE = re.compile(r'^\s*#\s*include\s+(["<])([^">]+)[">]', re.MULTILINE)
+
+
+def sources(root=SOURCE):
+    for top in TOPS:
+        for path in sorted((root / top).rglob("*")):
+            if path.suffix in (".cc", ".h", ".cu", ".cuh"):
+                yield path.relative_to(root).as_posix()
+
+
+def room_of(path):
+    for pattern, room in ROOMS.items():
+        if fnmatch.fnmatchcase(path, pattern):
+            return room
+    return path.rsplit("/", 1)[0]
+
+
+def includes(path, root=SOURCE):
+    return [name for _, name in INCLUDE.findall((root / path).read_text())]
+
+
+def find_cycle(edges):
+    """Some nodes that form a cycle, in order; none: []."""
+    done, way = set(), []
+
+    def visit(node):
+        if node in way:
+            return way[way.index(node):] + [node]
+        if node in done:
+            return []
+        way.append(node)
+        for other in edges.get(node, ()):
+            if cycle := visit(other):
+                return cycle
+        way.pop()
+        done.add(node)
+        return []
+
+    for node in edges:
+        if cycle := visit(node):
+            return cycle
+    return []
+
+
+def strangers(files):
+    """Includes that the table does not allow; `files`: path -> includes."""
+    wrong = []
+    for path, names in files.items():
+        room = room_of(path)
+        if room not in MAY_SEE:
+            wrong.append(f"{path}: the room {room} is not in MAY_SEE")
+            continue
+        for name in names:
+            if name.split("/")[0] in TOPS and room_of(name) not in (room, *MAY_SEE[room]):
+                wrong.append(f"{path} includes {name}: {room} may not see {room_of(name)}")
+    return wrong
+
+
+def trespassers(files):
+    return [f"{path} includes {name}, which belongs to {', '.join(owners)}"
+            for path, names in files.items() for name in names for library, owners in OWNERS.items()
+            if name.startswith(library) and not any(fnmatch.fnmatchcase(path, owner) for owner in owners)]
+
+
+class Architecture(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.files = {path: includes(path) for path in sources()}
+
+    def test_the_tree_was_read(self):
+        self.assertGreater(len(self.files), 300)
+        self.assertIn("storage/segment_log.h", self.files["storage/entry_table.h"])
+
+    def test_rooms_see_what_they_may(self):
+        self.assertEqual(strangers(self.files), [])
+
+    def test_rooms_form_no_cycle(self):
+        self.assertEqual(find_cycle(MAY_SEE), [])
+
+    def test_files_form_no_cycle(self):
+        self.assertEqual(find_cycle({path: [name for name in names if name in self.files] for path, names in self.files.items()}), [])
+
+    def test_libraries_have_one_owner(self):
+        self.assertEqual(trespassers(self.files), [])
+
+    def test_every_permission_is_used(self):
+        used = {(room_of(path), room_of(name)) for path, names in self.files.items() for name in names
+                if name.split("/")[0] in TOPS}
+        unused = [f"{room} -> {other}" for room, others in MAY_SEE.items() for other in others if (room, other) not in used]
+        self.assertEqual(unused, [])
+
+
+class Page(unittest.TestCase):
+    """docs/architecture.md names files that are there."""
+
+    def test_files_exist(self):
+        text = (SOURCE / "docs/architecture.md").read_text()
+        named = re.findall(r"`([a-z][a-z0-9_/]*/[a-z0-9_./]+\.(?:cc|h|py|proto|md))`", text)
+        self.assertGreater(len(named), 40)
+        self.assertEqual([name for name in named if not (SOURCE / name).exists()], [])
+
+
+class TheTestItself(unittest.TestCase):
+    """It must be able to fail."""
+
+    def test_a_stranger_is_seen(self):
+        self.assertEqual(len(strangers({"storage/x.cc": ["engine/engine.h"]})), 1)
+        self.assertEqual(len(strangers({"engine/x.cc": ["server/log.h"]})), 1)
+        self.assertEqual(len(strangers({"server/x.cc": ["bench/runs.h"]})), 1)
+        self.assertEqual(len(strangers({"engine/text/x.cc": ["engine/engine.h"]})), 1)
+        self.assertEqual(len(strangers({"attic/x.cc": []})), 1)
+        self.assertEqual(strangers({"engine/x.cc": ["kernels/backend.h", "storage/block_store.h", "vector"]}), [])
+
+    def test_a_trespasser_is_seen(self):
+        self.assertEqual(len(trespassers({"server/main.cc": ["oneapi/dnnl/dnnl.hpp"]})), 1)
+        self.assertEqual(len(trespassers({"engine/x.cc": ["grpcpp/grpcpp.h"]})), 1)
+
+    def test_a_cycle_is_seen(self):
+        self.assertEqual(find_cycle({"a": ["b"], "b": ["c"], "c": ["b"]}), ["b", "c", "b"])
+        self.assertEqual(find_cycle({"a": ["b", "c"], "b": ["c"], "c": []}), [])
+
+
+if __name__ == "__main__":
+    unittest.main()
