@@ -17,6 +17,9 @@ namespace {
 
 // A cancellation this shortly before the deadline is the deadline's, for the log and the metrics.
 constexpr engine::Duration kDeadlineSlack = std::chrono::milliseconds(50);
+// Lines about requests that came to nothing: so many at once, and in a second.
+constexpr double kRefusalLines = 200;
+constexpr double kRefusalLinesPerSecond = 20;
 
 double Seconds(engine::Duration duration) {
   return std::chrono::duration<double>(duration).count();
@@ -265,6 +268,9 @@ void Generation::AddEvent(engine::OutputEvent event, v1::GenerateResponse& respo
 void Generation::Report(const absl::Status& status) {
   reported_ = true;
   owner_.metrics_.CountRequest(status);
+  std::optional<uint64_t> not_logged = 0;
+  if (!status.ok() && usage_.generated_tokens == 0) not_logged = owner_.SampleRefusal();
+  if (!not_logged.has_value()) return;
   const LogLevel level =
       status.code() == absl::StatusCode::kInternal ? LogLevel::kError : LogLevel::kInfo;
   // Not the status's message: it may quote what the client sent.
@@ -288,7 +294,8 @@ void Generation::Report(const absl::Status& status) {
                      {"kv_dense_bytes", usage_.kv_dense_bytes},
                      {"queue_seconds", Seconds(usage_.queue_time)},
                      {"first_token_seconds", Seconds(usage_.time_to_first_token)},
-                     {"total_seconds", Seconds(owner_.clock_.Now() - arrival_)}});
+                     {"total_seconds", Seconds(owner_.clock_.Now() - arrival_)},
+                     {"not_logged", *not_logged}});
 }
 
 void Generation::Close() {
@@ -322,6 +329,8 @@ Generator::Generator(const Options& options, engine::Engine& engine, const Valid
       log_(log),
       clock_(clock),
       name_prefix_(RandomPrefix()),
+      refusal_lines_(kRefusalLines),
+      refusal_lines_at_(clock.Now()),
       // A closed generation may be posted once more while the engine ends its choices, so twice the
       // calls would do; what is refused at the door is posted too.
       deliver_(1, size_t{1} << 24),
@@ -379,6 +388,31 @@ std::shared_ptr<Generation> Generator::Start(v1::GenerateRequest message, CallIn
     generation->Fail(std::move(status));
   }
   return generation;
+}
+
+std::optional<uint64_t> Generator::SampleRefusal() {
+  const engine::MutexLock lock(mutex_);
+  const engine::TimePoint now = clock_.Now();
+  refusal_lines_ = std::min(
+      kRefusalLines, refusal_lines_ + Seconds(now - refusal_lines_at_) * kRefusalLinesPerSecond);
+  refusal_lines_at_ = now;
+  if (refusal_lines_ < 1) {
+    ++refusals_not_logged_;
+    return std::nullopt;
+  }
+  refusal_lines_ -= 1;
+  return std::exchange(refusals_not_logged_, 0);
+}
+
+void Generator::CountUnstarted(std::string_view transport, const absl::Status& status) {
+  metrics_.CountRequest(status);
+  const std::optional<uint64_t> not_logged = SampleRefusal();
+  if (!not_logged.has_value()) return;
+  log_.Event(LogLevel::kInfo, "request",
+             {{"transport", transport},
+              {"status", StatusCodeName(status.code())},
+              {"reason", ReasonOf(status)},
+              {"not_logged", *not_logged}});
 }
 
 absl::Status Generator::FromEngine(const absl::Status& status) const {

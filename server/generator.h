@@ -151,6 +151,9 @@ class Generator {
   std::shared_ptr<Generation> Start(v1::GenerateRequest message, CallInfo info,
                                     std::function<void()> on_ready);
 
+  // A call that ended before there was a generation: counted, and logged as refusals are.
+  void CountUnstarted(std::string_view transport, const absl::Status& status);
+
   // Generations that are not closed.
   size_t calls() const;
   // Waits until there is none, or until `timeout` has passed; true if there is none.
@@ -170,6 +173,9 @@ class Generator {
  private:
   friend class Generation;
   absl::Status FromEngine(const absl::Status& status) const;
+  // Whether a request that came to nothing has a line of its own in the log; if so, how many before it had
+  // none. A flood of them must not fill a disk.
+  std::optional<uint64_t> SampleRefusal();
 
   const Options options_;
   engine::Engine& engine_;
@@ -190,6 +196,9 @@ class Generator {
   size_t tokenizing_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t tokenizing_ ABSL_GUARDED_BY(mutex_) = 0;  // calls
   absl::flat_hash_map<std::string, size_t> tenant_tokenizing_ ABSL_GUARDED_BY(mutex_);
+  double refusal_lines_ ABSL_GUARDED_BY(mutex_);  // that may be logged
+  engine::TimePoint refusal_lines_at_ ABSL_GUARDED_BY(mutex_);
+  uint64_t refusals_not_logged_ ABSL_GUARDED_BY(mutex_) = 0;
 
   // Last: joined first, while everything that tasks use is there.
   Executor deliver_;

@@ -383,7 +383,7 @@ absl::StatusOr<std::unique_ptr<HttpServer>> StartHttp(const ServeConfig& config,
 }
 
 // Null where nobody is asked for a key.
-absl::StatusOr<std::unique_ptr<ApiKeys>> LoadKeys(const ServeConfig& config, Log& log,
+absl::StatusOr<std::shared_ptr<ApiKeys>> LoadKeys(const ServeConfig& config, Log& log,
                                                   const engine::Clock& clock) {
   if (config.api_keys.empty()) return nullptr;
   return ApiKeys::Load(config.api_keys, log, clock);
@@ -545,9 +545,9 @@ int RunServer(const ServeConfig& config) {
   generator_options.slow_reader_timeout = absl::ToChronoNanoseconds(config.slow_reader_timeout);
   Generator generator(generator_options, engine, validator, *model.tokenizer, metrics, log, clock);
   const v1::GetModelResponse description = DescribeModel(name, model, *limits);
-  InferenceService inference(generator, description);
+  InferenceService inference(generator, description, *keys);
   const auto api = std::make_shared<HttpApi>(
-      generator, description, [&metrics] { return metrics.Page(); }, *std::move(keys));
+      generator, description, [&metrics] { return metrics.Page(); }, *keys);
   std::jthread engine_thread([&engine](const std::stop_token& stop) { engine.Run(stop); });
 
   const int64_t max_message_bytes =
@@ -565,6 +565,10 @@ int RunServer(const ServeConfig& config) {
              log.Event(LogLevel::kError, "listener_failed", {{"message", ToStd(status.message())}});
              listener_failed = true;
              signals.Notify();
+           },
+       .on_tls_problem =
+           [&log](const absl::Status& status) {
+             log.Event(LogLevel::kWarn, "tls", {{"message", ToStd(status.message())}});
            }});
   if (!server_or.ok()) {
     return Fail(log, "listen_error", server_or.status(),

@@ -18,10 +18,10 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "kernels/check.h"
 #include "server/strings.h"
+#include "server/tls_files.h"
 
 namespace winnow::server {
 namespace {
@@ -44,7 +44,6 @@ constexpr size_t kBodyBytesPerSecond = 64 << 10;
 constexpr int kSendBufferBytes = 128 << 10;
 // A connection that is closed before its request was read gets this long to read the response.
 constexpr std::chrono::seconds kLinger{1};
-constexpr std::chrono::seconds kTlsReload{60};
 // Descriptors that connections leave to everybody else: files, gRPC's and the store's.
 constexpr size_t kReservedDescriptors = 128;
 
@@ -94,12 +93,7 @@ struct Shared {
   std::atomic<int64_t> connections = 0;
   std::atomic<uint64_t> accepted = 0, refused = 0, evicted = 0, timed_out = 0, accept_errors = 0;
 
-  absl::Mutex tls_mutex;
-  std::shared_ptr<asio::ssl::context> tls ABSL_GUARDED_BY(tls_mutex);  // null: plaintext
-  std::shared_ptr<asio::ssl::context> Tls() {
-    absl::MutexLock lock(&tls_mutex);
-    return tls;
-  }
+  std::unique_ptr<TlsFiles> tls;  // null: plaintext
 };
 
 class Connection;
@@ -194,7 +188,6 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   const std::weak_ptr<IoThread> owner_;
   Shared& shared_;
   tcp::socket socket_;
-  std::shared_ptr<asio::ssl::context> tls_context_;
   std::unique_ptr<asio::ssl::stream<tcp::socket&>> tls_;
   std::string certificate_name_;
   std::string in_;         // received and not yet parsed
@@ -286,20 +279,15 @@ Task<bool> Connection::More() {
 }
 
 Task<bool> Connection::Handshake() {
-  tls_context_ = shared_.Tls();
-  if (tls_context_ == nullptr) co_return true;
-  tls_ = std::make_unique<asio::ssl::stream<tcp::socket&>>(socket_, *tls_context_);
+  if (shared_.tls == nullptr) co_return true;
+  SSL* const ssl = SSL_new(shared_.tls->Context().get());
+  if (ssl == nullptr) co_return false;
+  tls_ = std::make_unique<asio::ssl::stream<tcp::socket&>>(socket_, ssl);  // takes it
   SetDeadline(shared_.options.read_timeout);
   const auto [error] = co_await tls_->async_handshake(asio::ssl::stream_base::server, kValues);
   if (error) co_return false;
   NoDeadline();
-  X509* const certificate = SSL_get1_peer_certificate(tls_->native_handle());
-  if (certificate == nullptr) co_return true;
-  std::array<char, 256> name{};
-  const int length = X509_NAME_get_text_by_NID(X509_get_subject_name(certificate), NID_commonName,
-                                               name.data(), static_cast<int>(name.size()));
-  X509_free(certificate);
-  if (length > 0) certificate_name_.assign(name.data(), static_cast<size_t>(length));
+  certificate_name_ = ClientName(tls_->native_handle());
   co_return true;
 }
 
@@ -527,25 +515,6 @@ Task<> Connection::Linger() {
   timed_out_ = false;
 }
 
-// TLS as gRPC's port has it: the same files, the same rule about clients' certificates.
-absl::StatusOr<std::shared_ptr<asio::ssl::context>> MakeTls(const HttpServerOptions& options) {
-  auto context = std::make_shared<asio::ssl::context>(asio::ssl::context::tls_server);
-  SSL_CTX_set_min_proto_version(context->native_handle(), TLS1_2_VERSION);
-  SSL_CTX_set_mode(context->native_handle(), SSL_MODE_RELEASE_BUFFERS);
-  error_code error;
-  context->use_certificate_chain_file(options.tls_cert, error);
-  if (!error) context->use_private_key_file(options.tls_key, asio::ssl::context::pem, error);
-  if (!error && !options.tls_client_ca.empty()) {
-    context->load_verify_file(options.tls_client_ca, error);
-    context->set_verify_mode(asio::ssl::verify_peer | asio::ssl::verify_fail_if_no_peer_cert);
-    // Sessions carry the client's identity; without a context id OpenSSL refuses to resume them.
-    SSL_CTX_set_session_cache_mode(context->native_handle(), SSL_SESS_CACHE_OFF);
-    SSL_CTX_set_options(context->native_handle(), SSL_OP_NO_TICKET);
-  }
-  if (error) return absl::InvalidArgumentError(Concat("--tls-cert: ", error.message()));
-  return context;
-}
-
 void StartConnection(const std::shared_ptr<IoThread>& io, tcp::socket socket) {
   if (io->stopping) return;
   Shared& shared = io->shared;
@@ -558,7 +527,7 @@ void StartConnection(const std::shared_ptr<IoThread>& io, tcp::socket socket) {
           "Connection: close\r\n\r\n";
       error_code ignored;
       socket.non_blocking(true, ignored);
-      if (shared.Tls() == nullptr) socket.write_some(asio::buffer(kBusy), ignored);
+      if (shared.tls == nullptr) socket.write_some(asio::buffer(kBusy), ignored);
       return;
     }
     ++shared.evicted;
@@ -604,12 +573,13 @@ class HttpServer::Impl {
       return absl::UnavailableError(Concat("http: cannot listen on ", options.host, ":",
                                            options.port, ": ", error.message()));
     };
-    if (!options.tls_cert.empty()) {
-      auto tls = MakeTls(options);
-      if (!tls.ok()) return tls.status();
-      absl::MutexLock lock(&shared_.tls_mutex);
-      shared_.tls = *std::move(tls);
-    }
+    auto tls = TlsFiles::Load(
+        {.cert = options.tls_cert, .key = options.tls_key, .client_ca = options.tls_client_ca},
+        TlsFiles::Protocol::kHttp1, [this](const absl::Status& status) {
+          log_.Event(LogLevel::kWarn, "http_tls", {{"message", ToStd(status.message())}});
+        });
+    if (!tls.ok()) return tls.status();
+    shared_.tls = *std::move(tls);
     LimitConnections();
     error_code error;
     tcp::resolver resolver(threads_[0]->context);
@@ -625,9 +595,6 @@ class HttpServer::Impl {
     if (error) return fail(error);
     port_ = acceptor_->local_endpoint().port();
     asio::co_spawn(threads_[0]->context, Accept(), asio::detached);
-    if (!options.tls_cert.empty()) {
-      asio::co_spawn(threads_[0]->context, ReloadTls(), asio::detached);
-    }
     for (const std::shared_ptr<IoThread>& io : threads_) {
       asio::co_spawn(io->context, Tick(io), asio::detached);
       running_.emplace_back([io] { io->context.run(); });
@@ -679,23 +646,6 @@ class HttpServer::Impl {
     }
   }
 
-  // New connections get the renewed certificate; files that are not good leave the old one.
-  Task<> ReloadTls() {
-    reload_.emplace(threads_[0]->context);
-    while (!threads_[0]->stopping) {
-      reload_->expires_after(kTlsReload);
-      const auto [error] = co_await reload_->async_wait(kValues);
-      if (error) break;
-      auto tls = MakeTls(shared_.options);
-      if (tls.ok()) {
-        absl::MutexLock lock(&shared_.tls_mutex);
-        shared_.tls = *std::move(tls);
-      } else {
-        log_.Event(LogLevel::kWarn, "http_tls", {{"message", ToStd(tls.status().message())}});
-      }
-    }
-  }
-
   void Shutdown() {
     if (running_.empty()) return;
     for (const std::shared_ptr<IoThread>& io : threads_) {
@@ -703,7 +653,6 @@ class HttpServer::Impl {
         io->stopping = true;
         error_code ignored;
         if (io == threads_[0] && acceptor_.has_value()) acceptor_->close(ignored);
-        if (io == threads_[0] && reload_.has_value()) reload_->cancel();
         for (Connection* connection : io->connections) connection->Abort();
       });
     }
@@ -716,7 +665,6 @@ class HttpServer::Impl {
   Shared shared_;
   std::vector<std::shared_ptr<IoThread>> threads_;
   std::optional<tcp::acceptor> acceptor_;
-  std::optional<asio::steady_timer> reload_;
   int port_ = 0;
   std::vector<std::thread> running_;
 };

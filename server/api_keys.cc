@@ -1,4 +1,4 @@
-#include "server/http/api_keys.h"
+#include "server/api_keys.h"
 
 #include <openssl/crypto.h>
 #include <openssl/sha.h>

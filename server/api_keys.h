@@ -1,4 +1,4 @@
-// Keys that HTTP clients must show, from a file of their SHA-256 hashes: who reads the file cannot
+// Keys that clients must show, over HTTP and gRPC, from a file of their SHA-256 hashes: who reads the file cannot
 // use them. Each key has a name, which is the tenant of whoever shows it.
 //
 //   # one line for each key: the name, and the hash as `printf %s "$KEY" | sha256sum` prints it
@@ -8,8 +8,8 @@
 // read again when it changes; one that is not good leaves the keys as they were.
 //
 // Threads: any.
-#ifndef WINNOW_SERVER_HTTP_API_KEYS_H_
-#define WINNOW_SERVER_HTTP_API_KEYS_H_
+#ifndef WINNOW_SERVER_API_KEYS_H_
+#define WINNOW_SERVER_API_KEYS_H_
 
 #include <array>
 #include <cstdint>
@@ -61,4 +61,4 @@ class ApiKeys {
 
 }  // namespace winnow::server
 
-#endif  // WINNOW_SERVER_HTTP_API_KEYS_H_
+#endif  // WINNOW_SERVER_API_KEYS_H_
