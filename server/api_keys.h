@@ -17,14 +17,13 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "engine/clock.h"
 #include "server/log.h"
+#include "server/watched_file.h"
 
 namespace winnow::server {
 
@@ -45,18 +44,10 @@ class ApiKeys {
   };
   using Entries = std::vector<Entry>;
 
-  ApiKeys(std::string path, Log& log, const engine::Clock& clock);
-  absl::StatusOr<Entries> Read() const;
-  std::string Stamp() const;  // changes when the file does
-  void LookAgain() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  explicit ApiKeys(std::unique_ptr<WatchedFile<Entries>> file) : file_(std::move(file)) {}
+  static absl::StatusOr<Entries> Parse(const std::string& text);
 
-  const std::string path_;
-  Log& log_;
-  const engine::Clock& clock_;
-  absl::Mutex mutex_;
-  std::shared_ptr<const Entries> entries_ ABSL_GUARDED_BY(mutex_);
-  std::string stamp_ ABSL_GUARDED_BY(mutex_);
-  engine::TimePoint looked_ ABSL_GUARDED_BY(mutex_);
+  const std::unique_ptr<WatchedFile<Entries>> file_;
 };
 
 }  // namespace winnow::server

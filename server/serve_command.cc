@@ -502,6 +502,12 @@ int RunServer(const ServeConfig& config) {
   }
   auto keys = LoadKeys(config, log, clock);
   if (!keys.ok()) return Fail(log, "config_error", keys.status(), kExitUsage);
+  std::shared_ptr<TenantTable> tenants;
+  if (!config.tenants.empty()) {
+    auto table = TenantTable::Load(config.tenants, log, clock);
+    if (!table.ok()) return Fail(log, "config_error", table.status(), kExitUsage);
+    tenants = *std::move(table);
+  }
   std::optional<WhileLoading> loading(std::in_place, log, signals);
   engine::ModelOptions options = ModelOptionsOf(config, log);
   options.on_opened = [&log](const engine::ModelConfig& model_config,
@@ -543,6 +549,7 @@ int RunServer(const ServeConfig& config) {
   generator_options.max_tokenizing = static_cast<size_t>(config.queue_requests);
   generator_options.max_calls = static_cast<size_t>(config.queue_requests + config.max_running) * 2;
   generator_options.slow_reader_timeout = absl::ToChronoNanoseconds(config.slow_reader_timeout);
+  generator_options.tenants = tenants;
   Generator generator(generator_options, engine, validator, *model.tokenizer, metrics, log, clock);
   const v1::GetModelResponse description = DescribeModel(name, model, *limits);
   InferenceService inference(generator, description, *keys);

@@ -19,7 +19,8 @@ struct Scene {
   int32_t max_running = 8;
   int32_t num_blocks = 100;
   std::vector<SequenceView> sequences = {};
-  std::vector<int64_t> served = {0, 0, 0};
+  std::vector<double> served = {0, 0, 0};
+  std::vector<double> weights = {1, 1, 1};
 
   void Running(int32_t known, int32_t computed, bool paused = false, bool yields = false) {
     sequences.push_back({.phase = Phase::kRunning,
@@ -49,7 +50,8 @@ struct Scene {
                            .free_blocks = scarce ? 0 : free_blocks(),
                            .scarce = scarce,
                            .sequences = sequences,
-                           .served = served});
+                           .served = served,
+                           .weights = weights});
   }
 };
 
@@ -348,7 +350,7 @@ TEST(SchedulerTest, RandomScenesKeepEveryRule) {
     for (int32_t i = pick(0, 6); i > 0; --i) {
       scene.Waiting(pick(1, scene.num_blocks * kBlockTokens), pick(0, 2));
     }
-    for (int64_t& served : scene.served) served = pick(0, 100);
+    for (double& served : scene.served) served = pick(0, 100);
     CheckPlan(scene, scene.Plan());
     if (HasFailure()) return;
   }
