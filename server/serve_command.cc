@@ -373,9 +373,12 @@ HttpCounts CountsOf(const HttpServerStats& stats) {
 absl::StatusOr<std::unique_ptr<HttpServer>> StartHttp(const ServeConfig& config,
                                                       int64_t max_message_bytes, HttpApi& api,
                                                       Log& log, const engine::Clock& clock,
-                                                      Metrics& metrics) {
+                                                      Metrics& metrics,
+                                                      std::function<void(const absl::Status&)>
+                                                          on_listener_failure) {
   if (config.http == "off") return nullptr;
-  auto http = HttpServer::Start(HttpOptionsOf(config, max_message_bytes), api, log, clock);
+  auto http = HttpServer::Start(HttpOptionsOf(config, max_message_bytes), api, log, clock,
+                                std::move(on_listener_failure));
   if (http.ok()) {
     metrics.SetHttp([server = http->get()] { return CountsOf(server->stats()); });
   }
@@ -560,6 +563,11 @@ int RunServer(const ServeConfig& config) {
   const int64_t max_message_bytes =
       config.max_message_bytes > 0 ? config.max_message_bytes : DefaultMaxMessageBytes(*limits);
   std::atomic<bool> listener_failed = false;
+  const auto on_listener_failure = [&](const absl::Status& status) {
+    log.Event(LogLevel::kError, "listener_failed", {{"message", ToStd(status.message())}});
+    listener_failed = true;
+    signals.Notify();
+  };
   auto server_or = GrpcServer::Start(
       config, max_message_bytes, inference,
       {.on_refused =
@@ -567,12 +575,7 @@ int RunServer(const ServeConfig& config) {
              log.Event(LogLevel::kWarn, "connections_refused",
                        {{"connections", refused}, {"text", "too many descriptors are open"}});
            },
-       .on_listener_failure =
-           [&](const absl::Status& status) {
-             log.Event(LogLevel::kError, "listener_failed", {{"message", ToStd(status.message())}});
-             listener_failed = true;
-             signals.Notify();
-           },
+       .on_listener_failure = on_listener_failure,
        .on_tls_problem =
            [&log](const absl::Status& status) {
              log.Event(LogLevel::kWarn, "tls", {{"message", ToStd(status.message())}});
@@ -582,12 +585,16 @@ int RunServer(const ServeConfig& config) {
                 absl::IsInvalidArgument(server_or.status()) ? kExitUsage : kExitFailure);
   }
   GrpcServer& server = **server_or;
-  auto http = StartHttp(config, max_message_bytes, *api, log, clock, metrics);
+  auto http = StartHttp(config, max_message_bytes, *api, log, clock, metrics, on_listener_failure);
   if (!http.ok()) {
     return Fail(log, "listen_error", http.status(),
                 absl::IsInvalidArgument(http.status()) ? kExitUsage : kExitFailure);
   }
-  const absl::Cleanup detach_http = [&metrics] { metrics.SetHttp({}); };
+  metrics.SetGuard([&server] { return server.stats(); });
+  const absl::Cleanup detach_http = [&metrics] {
+    metrics.SetHttp({});
+    metrics.SetGuard({});
+  };
   FrontEnds front_ends{server, *api, http->get()};
   int metrics_port = 0;
   if (config.metrics != "off") {

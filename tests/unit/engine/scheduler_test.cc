@@ -162,6 +162,21 @@ TEST(SchedulerTest, TheTenantServedLeastIsAdmittedFirstInOrderOfArrival) {
   EXPECT_EQ(scene.Plan().admit, (std::vector<int32_t>{1, 3, 2}));
 }
 
+TEST(SchedulerTest, AWeightMakesAnAdmissionCostLess) {
+  Scene scene{.max_running = 4};
+  scene.weights = {4, 1, 1};
+  scene.Waiting(8, 0);
+  scene.Waiting(8, 0);
+  scene.Waiting(8, 0);
+  scene.Waiting(5, 1);
+  // Tenant 0 is at 2 after its first, tenant 1 at 5 after its only one; then tenant 0 again at 2 and 4.
+  EXPECT_EQ(scene.Plan().admit, (std::vector<int32_t>{0, 3, 1, 2}));
+  scene.weights = {1, 1, 1};
+  scene.max_running = 3;
+  scene.Waiting(5, 1);
+  EXPECT_EQ(scene.Plan().admit, (std::vector<int32_t>{0, 3, 4}));
+}
+
 TEST(SchedulerTest, TheLastAdmittedGivesItsBlocksWhenTheyRunOut) {
   Scene scene{.num_blocks = 6};
   scene.Running(9, 8);  // 2 blocks, needs a third
