@@ -63,8 +63,8 @@ absl::Status RequestQueue::Push(std::vector<Submission> group) {
   const auto own = tenants_.find(tenant);
   const Waiting waits = own == tenants_.end() ? Waiting() : own->second;
   const int64_t quota = group.front().request.tenant_waiting_tokens;
-  absl::Status refusal = closed_ ? absl::UnavailableError(closed_reason_)
-                                 : Refusal(waits, requests, tokens);
+  absl::Status refusal =
+      closed_ ? absl::UnavailableError(closed_reason_) : Refusal(waits, requests, tokens);
   if (refusal.ok() && quota > 0 && waits.tokens + tokens > quota) {
     refusal = absl::ResourceExhaustedError(
         absl::StrCat("the tenant's quota of waiting_tokens: ", waits.tokens, " wait, ", tokens,

@@ -15,7 +15,8 @@
 namespace winnow::server {
 absl::StatusOr<std::unique_ptr<ApiKeys>> ApiKeys::Load(std::string path, Log& log,
                                                        const engine::Clock& clock) {
-  auto file = WatchedFile<Entries>::Load("--api-keys", "api_keys", std::move(path), Parse, log, clock);
+  auto file =
+      WatchedFile<Entries>::Load("--api-keys", "api_keys", std::move(path), Parse, log, clock);
   if (!file.ok()) return file.status();
   return std::unique_ptr<ApiKeys>(new ApiKeys(*std::move(file)));
 }

@@ -102,13 +102,12 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Create(const ClientOptions& opti
   if (!options.api_key_file.empty()) {
     absl::StatusOr<std::string> text = engine::ReadSmallFile(options.api_key_file, 1 << 10);
     if (!text.ok()) {
-      return absl::InvalidArgumentError(
-          Concat("--api-key-file: ", ToStd(text.status().message())));
+      return absl::InvalidArgumentError(Concat("--api-key-file: ", ToStd(text.status().message())));
     }
     api_key = text->substr(0, text->find_first_of("\r\n"));
     // What no metadata can hold would end the process inside gRPC.
-    if (api_key.empty() || !std::all_of(api_key.begin(), api_key.end(),
-                                        [](char c) { return c > 0x20 && c < 0x7f; })) {
+    if (api_key.empty() ||
+        !std::all_of(api_key.begin(), api_key.end(), [](char c) { return c > 0x20 && c < 0x7f; })) {
       return absl::InvalidArgumentError(
           Concat("--api-key-file: ", options.api_key_file, ": its first line is no key"));
     }
@@ -118,7 +117,8 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Create(const ClientOptions& opti
   arguments.SetUserAgentPrefix("winnow-cli");
   std::shared_ptr<grpc::Channel> channel =
       grpc::CreateCustomChannel(options.server, *credentials, arguments);
-  return std::unique_ptr<Client>(new Client(std::make_unique<Impl>(options, std::move(api_key), std::move(channel))));
+  return std::unique_ptr<Client>(
+      new Client(std::make_unique<Impl>(options, std::move(api_key), std::move(channel))));
 }
 
 CallResult Client::Generate(const v1::GenerateRequest& request,

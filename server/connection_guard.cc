@@ -1,7 +1,7 @@
 #include "server/connection_guard.h"
 
 #include <netinet/in.h>
-#include <netinet/tcp.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -69,7 +69,7 @@ struct Buckets {
         control(begins.control, most.control, each_second.control, Time::now()) {}
 };
 
-enum Kind : uint8_t { kResets, kControl };
+enum Kind : uint8_t { kResets, kControl, kOpenings };
 
 class Link;
 
@@ -89,7 +89,7 @@ struct Shared {
   asio::io_context context;
   bool stopping = false;
   std::list<Link*> links;
-  std::array<std::list<Link*>, 2> waiting;  // for credit of either kind, longest first
+  std::array<std::list<Link*>, 3> waiting;  // for credit, by its kind, longest first
   Buckets shared;
   Bucket openings;
   asio::steady_timer ticker;
@@ -133,6 +133,11 @@ class Link final : public std::enable_shared_from_this<Link> {
   void Check(Time::time_point now) {
     if (now >= deadline_) Abort();
   }
+  // The client has closed its end, which nobody reads while the link waits.
+  bool IsGone() {
+    pollfd end = {client_.native_handle(), POLLRDHUP, 0};
+    return poll(&end, 1, 0) > 0;
+  }
   void Abort() {
     aborted_ = true;
     error_code ignored;
@@ -142,7 +147,8 @@ class Link final : public std::enable_shared_from_this<Link> {
   }
   // Credit of what all share, of the kind that it waits for.
   void Give(int64_t credit) {
-    (waits_for_ == kResets ? drawn_.resets : drawn_.control) += credit;
+    if (waits_for_ == kResets) drawn_.resets += credit;
+    if (waits_for_ == kControl) drawn_.control += credit;
     StopWaiting();
     given_.cancel();
   }
@@ -152,6 +158,7 @@ class Link final : public std::enable_shared_from_this<Link> {
   Task<bool> Handshake();
   Task<bool> Forward(std::string_view bytes);
   Task<std::pair<error_code, std::string_view>> ReadClient();
+  Task<bool> WaitForTurn();
   Task<bool> Open();
   bool Connect();
   Task<> WaitForCredit(Kind kind);
@@ -175,6 +182,7 @@ class Link final : public std::enable_shared_from_this<Link> {
   std::string out_;    // to gRPC, being written
   std::string in_;     // to the client, being written
   bool aborted_ = false;
+  bool had_turn_ = false;
   bool waits_ = false;
   Kind waits_for_ = kResets;
   Time::time_point deadline_ = Time::time_point::max();
@@ -183,6 +191,8 @@ class Link final : public std::enable_shared_from_this<Link> {
 
 Task<bool> Link::Handshake() {
   if (shared_.tls == nullptr) co_return true;
+  const bool turn = co_await WaitForTurn();
+  if (!turn) co_return false;
   const std::shared_ptr<SSL_CTX> context = shared_.tls->Context();
   SSL* const ssl = SSL_new(context.get());
   if (ssl == nullptr) co_return false;
@@ -245,15 +255,20 @@ bool Link::Connect() {
   return true;
 }
 
-// A turn to be handed to gRPC. False: the connection is done.
-Task<bool> Link::Open() {
-  while (shared_.openings.Level(Time::now()) < 1) {
-    asio::steady_timer pause(shared_.context, kGiveEvery);
-    co_await pause.async_wait(kValues);
-    if (aborted_) co_return false;
+// A turn to be opened, which is a handshake and gRPC's work. False: the connection is done.
+Task<bool> Link::WaitForTurn() {
+  if (std::exchange(had_turn_, true)) co_return true;
+  if (shared_.waiting[kOpenings].empty() && shared_.openings.Level(Time::now()) >= 1) {
+    shared_.openings.Take(1);
+    co_return true;
   }
-  shared_.openings.Take(1);
-  if (!Connect()) co_return false;
+  co_await WaitForCredit(kOpenings);
+  co_return !aborted_ && !IsGone();
+}
+
+Task<bool> Link::Open() {
+  const bool turn = co_await WaitForTurn();
+  if (!turn || !Connect()) co_return false;
   deadline_ = Time::time_point::max();
   asio::co_spawn(
       shared_.context, [self = shared_from_this()] { return self->Down(); }, asio::detached);
@@ -363,14 +378,29 @@ void Share(std::list<Link*>& waiting, Bucket& bucket, int64_t least) {
   }
 }
 
+// Turns to be opened, one each. Who went away meanwhile takes none, so that a flood of connections is over when
+// its sender is.
+void ShareTurns(std::list<Link*>& waiting, Bucket& openings) {
+  while (!waiting.empty()) {
+    Link* const link = waiting.front();
+    if (!link->IsGone()) {
+      if (openings.Level(Time::now()) < 1) return;
+      openings.Take(1);
+    }
+    link->Give(0);
+  }
+}
+
 Task<> Tick(Shared& shared) {
   Time::time_point check_at = Time::now();
   while (!shared.stopping) {
-    const bool wait = !shared.waiting[kResets].empty() || !shared.waiting[kControl].empty();
+    const bool wait = std::any_of(shared.waiting.begin(), shared.waiting.end(),
+                                  [](const auto& list) { return !list.empty(); });
     shared.ticker.expires_after(wait ? kGiveEvery : kCheckEvery);
     co_await shared.ticker.async_wait(kValues);
     Share(shared.waiting[kResets], shared.shared.resets, 1);
     Share(shared.waiting[kControl], shared.shared.control, 32);
+    ShareTurns(shared.waiting[kOpenings], shared.openings);
     if (Time::now() < check_at) continue;
     check_at = Time::now() + kCheckEvery;
     for (Link* link : shared.links) link->Check(Time::now());

@@ -417,11 +417,10 @@ std::shared_ptr<Generation> Generator::Start(v1::GenerateRequest message, CallIn
 
 absl::Status Generator::OverQuota(std::string_view quota, int64_t have, int64_t more,
                                   int64_t most) const {
-  return WithRetryAfter(
-      ErrorWithReason(absl::StatusCode::kResourceExhausted, "QUOTA_EXCEEDED",
-                      Concat("the tenant's quota of ", quota, ": it has ", have, ", ", more,
-                             " more would exceed ", most)),
-      absl::FromChrono(engine_.RetryAfter()));
+  return WithRetryAfter(ErrorWithReason(absl::StatusCode::kResourceExhausted, "QUOTA_EXCEEDED",
+                                        Concat("the tenant's quota of ", quota, ": it has ", have,
+                                               ", ", more, " more would exceed ", most)),
+                        absl::FromChrono(engine_.RetryAfter()));
 }
 
 absl::Status Generator::ReserveTokens(Generation& generation, int64_t tokens, int64_t most) {

@@ -106,7 +106,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   Generator& owner_;
   const CallInfo info_;
   const TenantLimits limits_;
-  bool counted_ = false;  // by the owner, under its mutex
+  bool counted_ = false;         // by the owner, under its mutex
   int64_t reserved_tokens_ = 0;  // of the tenant's running_tokens; the owner's mutex
   const engine::TimePoint arrival_;
   const std::string name_;
@@ -203,7 +203,7 @@ class Generator {
   engine::CondVar idle_;
   size_t calls_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t counted_calls_ ABSL_GUARDED_BY(mutex_) = 0;  // of them: not refused for their number
-  absl::flat_hash_map<std::string, size_t> tenant_calls_ ABSL_GUARDED_BY(mutex_);  // counted ones
+  absl::flat_hash_map<std::string, size_t> tenant_calls_ ABSL_GUARDED_BY(mutex_);    // counted ones
   absl::flat_hash_map<std::string, int64_t> tenant_tokens_ ABSL_GUARDED_BY(mutex_);  // reserved
   size_t tokenizing_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t tokenizing_ ABSL_GUARDED_BY(mutex_) = 0;  // calls

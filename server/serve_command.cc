@@ -370,12 +370,10 @@ HttpCounts CountsOf(const HttpServerStats& stats) {
 }
 
 // Null where --http is off.
-absl::StatusOr<std::unique_ptr<HttpServer>> StartHttp(const ServeConfig& config,
-                                                      int64_t max_message_bytes, HttpApi& api,
-                                                      Log& log, const engine::Clock& clock,
-                                                      Metrics& metrics,
-                                                      std::function<void(const absl::Status&)>
-                                                          on_listener_failure) {
+absl::StatusOr<std::unique_ptr<HttpServer>> StartHttp(
+    const ServeConfig& config, int64_t max_message_bytes, HttpApi& api, Log& log,
+    const engine::Clock& clock, Metrics& metrics,
+    std::function<void(const absl::Status&)> on_listener_failure) {
   if (config.http == "off") return nullptr;
   auto http = HttpServer::Start(HttpOptionsOf(config, max_message_bytes), api, log, clock,
                                 std::move(on_listener_failure));

@@ -38,9 +38,7 @@ absl::Status ReadLimit(const std::string& key, const YAML::Node& value, TenantLi
                          : key == "running_tokens" ? &limits.running_tokens
                                                    : nullptr;
   if (quota == nullptr) {
-    return Invalid(value.Mark(),
-                   Concat("unknown key ", key,
-                          DidYouMean(key, kLimitKeys)));
+    return Invalid(value.Mark(), Concat("unknown key ", key, DidYouMean(key, kLimitKeys)));
   }
   if (!absl::SimpleAtoi(text, quota) || *quota < 1 || *quota > kMaxQuota) {
     return Invalid(value.Mark(), Concat(key, ": must be an integer of at least 1"));
@@ -84,8 +82,7 @@ absl::StatusOr<TenantTable::Limits> TenantTable::Parse(const std::string& text) 
       continue;
     }
     if (key != "tenants") {
-      return Invalid(entry.first.Mark(),
-                     Concat("unknown key ", key, DidYouMean(key, kFileKeys)));
+      return Invalid(entry.first.Mark(), Concat("unknown key ", key, DidYouMean(key, kFileKeys)));
     }
     if (!entry.second.IsMap()) return Invalid(entry.second.Mark(), "tenants: must be a map");
     for (const auto& tenant : entry.second) {

@@ -33,8 +33,8 @@ class WatchedFile {
   static absl::StatusOr<std::unique_ptr<WatchedFile>> Load(std::string flag, const char* event,
                                                            std::string path, Parse parse, Log& log,
                                                            const engine::Clock& clock) {
-    std::unique_ptr<WatchedFile> file(new WatchedFile(
-        std::move(flag), event, std::move(path), std::move(parse), log, clock));
+    std::unique_ptr<WatchedFile> file(
+        new WatchedFile(std::move(flag), event, std::move(path), std::move(parse), log, clock));
     absl::MutexLock lock(&file->mutex_);
     file->stamp_ = file->Stamp();
     file->looked_ = clock.Now();
@@ -69,8 +69,7 @@ class WatchedFile {
     }
     absl::StatusOr<T> value = parse_(*text);
     if (value.ok()) return value;
-    return absl::InvalidArgumentError(
-        Concat(flag_, " ", path_, ToStd(value.status().message())));
+    return absl::InvalidArgumentError(Concat(flag_, " ", path_, ToStd(value.status().message())));
   }
 
   // Changes when the file does.

@@ -581,8 +581,7 @@ class HttpServer::Impl {
         Acceptor::Listen({.host = options.host, .port = options.port});
     if (!acceptor.ok()) {
       return absl::UnavailableError(Concat("http: cannot listen on ", options.host, ":",
-                                           options.port, ": ",
-                                           ToStd(acceptor.status().message())));
+                                           options.port, ": ", ToStd(acceptor.status().message())));
     }
     acceptor_ = *std::move(acceptor);
     for (const std::shared_ptr<IoThread>& io : threads_) {
@@ -649,8 +648,7 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(
     const HttpServerOptions& options, HttpHandler& handler, Log& log, const engine::Clock& clock,
     std::function<void(const absl::Status&)> on_listener_failure) {
   WINNOW_CHECK(options.threads >= 1);
-  auto impl = std::make_unique<Impl>(options, handler, log, clock,
-                                     std::move(on_listener_failure));
+  auto impl = std::make_unique<Impl>(options, handler, log, clock, std::move(on_listener_failure));
   if (absl::Status status = impl->Listen(); !status.ok()) return status;
   return std::unique_ptr<HttpServer>(new HttpServer(std::move(impl)));
 }

@@ -114,6 +114,7 @@ def kinds():
         "rapid_reset_whole": lambda: resets(message, end=True),
         "announced_header": announced_header,
         "continuations": continuations,
+        "connections": lambda: iter([hello()]),  # and closed at once
         "pings": lambda: small_frames(frame(PING, 0, 0, bytes(8)) * 1000),
         "settings": lambda: small_frames(frame(SETTINGS, 0, 0) * 1000),
         "empty_data": lambda: small_frames(frame(DATA, 0, 1) * 1000),

@@ -111,7 +111,7 @@ class Floods(unittest.TestCase):
         self.assertLess(os.path.getsize(self.server.log_path), 1 << 20)
 
 
-for _kind in ("rapid_reset", "rapid_reset_body", "rapid_reset_whole", "announced_header", "continuations", "pings", "settings",
+for _kind in ("rapid_reset", "rapid_reset_body", "rapid_reset_whole", "announced_header", "continuations", "connections", "pings", "settings",
               "empty_data"):
     setattr(Floods, "test_" + _kind, lambda self, kind=_kind: self.flood(kind))
 

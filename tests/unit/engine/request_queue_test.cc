@@ -60,7 +60,8 @@ TEST(RequestQueueTest, ATenantsQuotaBoundsItsWaitingTokensAndNobodyElses) {
   ASSERT_TRUE(queue.Push(of(1, 60, "a", 100)).ok());
   const absl::Status refused = queue.Push(of(2, 41, "a", 100));
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_EQ(refused.message().find("the tenant's quota of waiting_tokens: 60 wait, 41"), 0u) << refused;
+  EXPECT_EQ(refused.message().find("the tenant's quota of waiting_tokens: 60 wait, 41"), 0u)
+      << refused;
   EXPECT_TRUE(queue.Push(of(3, 40, "a", 100)).ok());
   EXPECT_TRUE(queue.Push(of(4, 500, "b", 0)).ok());
   EXPECT_FALSE(queue.Push(of(5, 200, "c", 100)).ok()) << "also one alone";
@@ -76,7 +77,8 @@ TEST(RequestQueueTest, CheckRoomSaysWhatPushWould) {
   EXPECT_EQ(queue.CheckRoom("", 2).code(), absl::StatusCode::kResourceExhausted);
   ASSERT_TRUE(queue.Push(Of(4, 1)).ok());
   EXPECT_FALSE(queue.CheckRoom("", 1).ok());
-  EXPECT_TRUE(queue.CheckRoom("another", 1).ok()) << "half as much again is for tenants with little";
+  EXPECT_TRUE(queue.CheckRoom("another", 1).ok())
+      << "half as much again is for tenants with little";
   EXPECT_EQ(queue.counts().rejected, 3u);
   EXPECT_EQ(queue.counts().waiting_requests, 4) << "asking takes no room";
   queue.Close("draining");
