@@ -222,7 +222,7 @@ void Engine::TakeOver() {
     auto sequence =
         std::make_unique<Sequence>(std::move(submission), tokenizer_, pool_, model_.block_tokens());
     sequence->order = next_order_++;
-    sequence->tenant = tenants_.Join(sequence->request.tenant);
+    sequence->tenant = tenants_.Join(sequence->request.tenant, sequence->request.tenant_weight);
     const bool is_new = by_id_.emplace(sequence->request.id, sequence.get()).second;
     WINNOW_CHECK(is_new);
     sequences_.push_back(std::move(sequence));
@@ -275,7 +275,8 @@ PlanInput Engine::View(TimePoint now) {
                                             : std::min(pool_.num_free(), memory_->RoomForBlocks()),
           .scarce = memory_ != nullptr && memory_->scarce(),
           .sequences = views_,
-          .served = tenants_.served()};
+          .served = tenants_.served(),
+          .weights = tenants_.weights()};
 }
 
 void Engine::Apply(const StepPlan& plan, TimePoint now) {

@@ -82,6 +82,12 @@ class Engine {
   // The same for several that belong together: all are taken, or none.
   absl::Status Submit(std::vector<Submission> group);
 
+  // Whether Submit would refuse a group of the tenant's now because the queue is full, however few its tokens:
+  // OK or ResourceExhausted. So that a request that would be refused need not be tokenised first.
+  absl::Status CheckRoom(const std::string& tenant, int32_t requests) {
+    return queue_.CheckRoom(tenant, requests);
+  }
+
   // Ends the request with kCancelled at the next Step, wherever it is. Unknown ids are ignored: the
   // request may have ended meanwhile.
   void Cancel(RequestId id);

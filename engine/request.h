@@ -43,7 +43,10 @@ struct StoppingOptions {
 
 struct Request {
   RequestId id = 0;
-  std::string tenant;           // for fairness; "" is a tenant like any other
+  std::string tenant;        // for fairness; "" is a tenant like any other
+  double tenant_weight = 1;  // its share against other tenants'. REQUIRES: > 0
+  // The most prompt tokens of its tenant that may wait, with this request's; 0: no bound but the queue's.
+  int64_t tenant_waiting_tokens = 0;
   std::vector<int32_t> prompt;  // token ids, at least one, validated
   SamplingOptions sampling;
   StoppingOptions stopping;

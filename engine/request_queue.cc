@@ -61,9 +61,15 @@ absl::Status RequestQueue::Push(std::vector<Submission> group) {
   const MutexLock lock(mutex_);
   const std::string& tenant = group.front().request.tenant;
   const auto own = tenants_.find(tenant);
-  const absl::Status refusal =
-      closed_ ? absl::UnavailableError(closed_reason_)
-              : Refusal(own == tenants_.end() ? Waiting() : own->second, requests, tokens);
+  const Waiting waits = own == tenants_.end() ? Waiting() : own->second;
+  const int64_t quota = group.front().request.tenant_waiting_tokens;
+  absl::Status refusal =
+      closed_ ? absl::UnavailableError(closed_reason_) : Refusal(waits, requests, tokens);
+  if (refusal.ok() && quota > 0 && waits.tokens + tokens > quota) {
+    refusal = absl::ResourceExhaustedError(
+        absl::StrCat("the tenant's quota of waiting_tokens: ", waits.tokens, " wait, ", tokens,
+                     " more would exceed ", quota));
+  }
   if (!refusal.ok()) {
     counts_.rejected += requests;
     return refusal;
@@ -78,6 +84,16 @@ absl::Status RequestQueue::Push(std::vector<Submission> group) {
   std::move(group.begin(), group.end(), std::back_inserter(submissions_));
   news_.NotifyOne();
   return absl::OkStatus();
+}
+
+absl::Status RequestQueue::CheckRoom(const std::string& tenant, int32_t requests) {
+  const MutexLock lock(mutex_);
+  if (closed_) return absl::OkStatus();  // Push has the reason
+  const auto own = tenants_.find(tenant);
+  absl::Status refusal =
+      Refusal(own == tenants_.end() ? Waiting() : own->second, requests, requests);
+  if (!refusal.ok()) counts_.rejected += requests;
+  return refusal;
 }
 
 void RequestQueue::Cancel(RequestId id) {

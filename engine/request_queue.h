@@ -37,11 +37,14 @@ class RequestQueue {
 
   // ---- any thread ----
 
-  // All of a group are taken, or none; they are of one tenant. ResourceExhausted: with the numbers. Unavailable: closed,
+  // All of a group are taken, or none; they are of one tenant. ResourceExhausted: with the numbers; its tenant's
+  // tenant_waiting_tokens begin the message with "the tenant's quota of waiting_tokens". Unavailable: closed,
   // with the reason given to Close. What is larger than the capacity alone is taken when no other
   // waits: the bound is of what piles up.
   absl::Status Push(std::vector<Submission> group);
   absl::Status Push(Submission submission);
+  // What Push would say to so many requests of a token each; a refusal counts as Push's.
+  absl::Status CheckRoom(const std::string& tenant, int32_t requests);
   void Cancel(RequestId id);  // at most once per accepted request, which bounds the list
   void Wake();
   void Close(std::string reason);  // the first reason stays

@@ -118,7 +118,9 @@ void Scheduler::Admit() {
     ++num_active_;
     reserved_ += NeededBlocks(candidate, Pending(candidate));
     const SequenceView& view = input_->sequences[candidate];
-    if (view.phase == Phase::kWaiting) served_[view.tenant] += view.known_tokens;
+    if (view.phase == Phase::kWaiting) {
+      served_[view.tenant] += view.known_tokens / input_->weights[view.tenant];
+    }
     plan_.admit.push_back(candidate);
   }
 }

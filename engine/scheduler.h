@@ -42,7 +42,9 @@ struct PlanInput {
   bool scarce = false;  // free_blocks are few for a while: even the oldest may have to wait
   // Running ones by admission, then preempted ones by admission, then waiting ones by arrival.
   std::span<const SequenceView> sequences;
-  std::span<const int64_t> served;  // tokens, by tenant
+  // By tenant: tokens divided by its weight, and the weight.
+  std::span<const double> served;
+  std::span<const double> weights;
 };
 
 struct PlannedChunk {
@@ -89,7 +91,7 @@ class Scheduler {
   const PlanInput* input_ = nullptr;
   StepPlan plan_;
   std::vector<State> states_;
-  std::vector<int64_t> served_;
+  std::vector<double> served_;
   std::vector<int32_t> prompts_;
   std::vector<bool> tenant_seen_;
   int32_t free_ = 0;

@@ -6,13 +6,15 @@
 
 namespace winnow::engine {
 
-int32_t TenantShares::Join(const std::string& tenant) {
+int32_t TenantShares::Join(const std::string& tenant, double weight) {
+  WINNOW_CHECK(weight > 0);
   const auto [entry, is_new] = index_.try_emplace(tenant, 0);
   if (is_new) {
     if (unused_.empty()) {
       unused_.push_back(static_cast<int32_t>(tenants_.size()));
       tenants_.emplace_back();
       served_.push_back(0);
+      weights_.push_back(1);
     }
     entry->second = unused_.back();
     unused_.pop_back();
@@ -20,6 +22,7 @@ int32_t TenantShares::Join(const std::string& tenant) {
     served_[entry->second] = level_;
   }
   const int32_t index = entry->second;
+  weights_[index] = weight;
   ++requests_;
   if (tenants_[index].requests++ == 0) served_[index] = std::max(served_[index], level_);
   return index;

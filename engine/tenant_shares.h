@@ -18,14 +18,19 @@ namespace winnow::engine {
 class TenantShares {
  public:
   // A request of the tenant came, or ended. The index is the tenant's while it has requests.
-  int32_t Join(const std::string& tenant);
+  // `weight`: how much more of a share it has than one of weight 1; what came last counts.
+  int32_t Join(const std::string& tenant, double weight = 1);
   void Leave(int32_t index);
 
-  void Charge(int32_t index, int64_t tokens) { served_[index] += tokens; }
+  void Charge(int32_t index, int64_t tokens) {
+    served_[index] += static_cast<double>(tokens) / weights_[index];
+  }
   // Before the prompt of an admitted request is charged: its tenant's share is the level now.
   void SetLevel(int32_t index);
 
-  std::span<const int64_t> served() const { return served_; }
+  // Tokens divided by the tenant's weight.
+  std::span<const double> served() const { return served_; }
+  std::span<const double> weights() const { return weights_; }
 
  private:
   struct Tenant {
@@ -35,11 +40,12 @@ class TenantShares {
   };
   void Forget(int32_t index);
 
-  std::vector<int64_t> served_;  // by index
+  std::vector<double> served_;   // by index
+  std::vector<double> weights_;  // by index
   std::vector<Tenant> tenants_;  // by index
   std::vector<int32_t> unused_;  // indices
   absl::flat_hash_map<std::string, int32_t> index_;
-  int64_t level_ = 0;
+  double level_ = 0;
   int64_t requests_ = 0;  // of all tenants
 };
 

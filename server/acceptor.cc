@@ -28,6 +28,8 @@ namespace {
 constexpr int kBacklog = 4096;
 // Without descriptors, accepting is tried again after this.
 constexpr int kPauseMs = 50;
+// Beyond the limit, while others make room: half of the smallest reserve.
+constexpr int64_t kCrowdedMost = 8;
 constexpr int64_t kTellEveryNs = 1'000'000'000;
 
 int64_t NowNs() {
@@ -155,6 +157,10 @@ absl::Status Acceptor::AcceptAll(int socket) {
     const int fd = accept4(socket, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd >= 0) {
       if (fd >= descriptors_) {
+        if (events_.on_crowded && fd < descriptors_ + kCrowdedMost) {
+          events_.on_crowded(fd);
+          continue;
+        }
         close(fd);
         ++refused_;
         Refused();

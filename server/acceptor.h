@@ -1,7 +1,8 @@
-// Accepts connections for the gRPC server, whose own listener (1.51) closes for good when the process runs
-// out of descriptors once.
+// Accepts connections for the gRPC and the HTTP server. (gRPC's own listener, of 1.51, closes for good when the
+// process runs out of descriptors once.)
 //
-// A connection whose descriptor is at or above the limit is closed at once: the kernel hands out the lowest
+// A connection whose descriptor is at or above the limit is closed at once, or takes an idle one's place where
+// the server knows of one: the kernel hands out the lowest
 // free one, so that number says how many the process has open. What lies between the limit and the
 // process's own limit is for files, scrapes and health checks' answers.
 //
@@ -28,6 +29,8 @@ int64_t ConnectionDescriptors(int64_t limit);
 
 struct AcceptorEvents {
   std::function<void(int fd)> on_connection;  // takes the descriptor: non-blocking, close on exec
+  // The same beyond the limit, for a few at a time: another connection must make room for it. May be empty.
+  std::function<void(int fd)> on_crowded = {};
   // `refused` connections since the last call were closed, because too many are open; at most once a
   // second.
   std::function<void(uint64_t refused)> on_refused;

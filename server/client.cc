@@ -5,10 +5,12 @@
 #include <grpcpp/create_channel.h>
 #include <grpcpp/support/channel_arguments.h>
 
+#include <algorithm>
 #include <chrono>
 
 #include "CLI/CLI.hpp"
 #include "absl/time/clock.h"
+#include "engine/json_file.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "server/commands.h"
 #include "server/status.h"
@@ -49,6 +51,11 @@ void AddClientFlags(CLI::App& command, ClientOptions* options) {
       ->type_name("FILE");
   command.add_option("--tls-key", options->tls.key, "its private key, PEM")->type_name("FILE");
   command.add_option("--tenant", options->tenant, "sent as x-winnow-tenant");
+  // Not the key itself, which every user of the machine would see among the processes.
+  command
+      .add_option("--api-key-file", options->api_key_file,
+                  "the key that the server asks for is the first line of this file")
+      ->type_name("FILE");
   command
       .add_option_function<std::string>(
           "--timeout",
@@ -64,8 +71,10 @@ void AddClientFlags(CLI::App& command, ClientOptions* options) {
 
 class Client::Impl {
  public:
-  Impl(const ClientOptions& options, const std::shared_ptr<grpc::Channel>& channel)
+  Impl(const ClientOptions& options, std::string api_key,
+       const std::shared_ptr<grpc::Channel>& channel)
       : options(options),
+        api_key(std::move(api_key)),
         inference(v1::InferenceService::NewStub(channel)),
         health(grpc::health::v1::Health::NewStub(channel)) {}
 
@@ -74,9 +83,11 @@ class Client::Impl {
       context.set_deadline(absl::ToChronoTime(absl::Now() + options.timeout));
     }
     if (!options.tenant.empty()) context.AddMetadata("x-winnow-tenant", options.tenant);
+    if (!api_key.empty()) context.AddMetadata("authorization", Concat("Bearer ", api_key));
   }
 
   const ClientOptions options;
+  const std::string api_key;
   const std::unique_ptr<v1::InferenceService::Stub> inference;
   const std::unique_ptr<grpc::health::v1::Health::Stub> health;
 };
@@ -87,12 +98,27 @@ Client::~Client() = default;
 absl::StatusOr<std::unique_ptr<Client>> Client::Create(const ClientOptions& options) {
   auto credentials = MakeChannelCredentials(options.tls);
   if (!credentials.ok()) return credentials.status();
+  std::string api_key;
+  if (!options.api_key_file.empty()) {
+    absl::StatusOr<std::string> text = engine::ReadSmallFile(options.api_key_file, 1 << 10);
+    if (!text.ok()) {
+      return absl::InvalidArgumentError(Concat("--api-key-file: ", ToStd(text.status().message())));
+    }
+    api_key = text->substr(0, text->find_first_of("\r\n"));
+    // What no metadata can hold would end the process inside gRPC.
+    if (api_key.empty() ||
+        !std::all_of(api_key.begin(), api_key.end(), [](char c) { return c > 0x20 && c < 0x7f; })) {
+      return absl::InvalidArgumentError(
+          Concat("--api-key-file: ", options.api_key_file, ": its first line is no key"));
+    }
+  }
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(-1);
   arguments.SetUserAgentPrefix("winnow-cli");
   std::shared_ptr<grpc::Channel> channel =
       grpc::CreateCustomChannel(options.server, *credentials, arguments);
-  return std::unique_ptr<Client>(new Client(std::make_unique<Impl>(options, std::move(channel))));
+  return std::unique_ptr<Client>(
+      new Client(std::make_unique<Impl>(options, std::move(api_key), std::move(channel))));
 }
 
 CallResult Client::Generate(const v1::GenerateRequest& request,

@@ -31,15 +31,16 @@ struct ClientOptions {
   std::string server;  // HOST:PORT
   ClientTls tls;
   std::string tenant;                                 // "": not sent
+  std::string api_key_file;                           // its first line is sent; "": none
   absl::Duration timeout = absl::InfiniteDuration();  // of each call; includes connecting
 };
 
-// Declares --server, --tls..., --tenant and --timeout on a command.
+// Declares --server, --tls..., --tenant, --api-key-file and --timeout on a command.
 void AddClientFlags(CLI::App& command, ClientOptions* options);
 
 class Client {
  public:
-  // InvalidArgument: the TLS files, or the options contradict each other. Does not connect yet.
+  // InvalidArgument: the TLS files, the key's file, or the options contradict each other. Does not connect yet.
   static absl::StatusOr<std::unique_ptr<Client>> Create(const ClientOptions& options);
   ~Client();
 

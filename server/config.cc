@@ -217,9 +217,6 @@ absl::Status CheckConfig(const ServeConfig& config) {
       return fail("--http and --listen are both ", config.listen);
     }
   }
-  if (config.http == "off" && !config.api_keys.empty()) {
-    return fail("--api-keys is for HTTP, and --http is off");
-  }
   if (config.metrics != "off") {
     WINNOW_ASSIGN_OR_RETURN(const HostPort metrics, ParseHostPort(config.metrics));
     // Debian builds civetweb, which serves them, without it.

@@ -76,6 +76,7 @@ struct ServeConfig {
   absl::Duration http_read_timeout = absl::Seconds(20);
   absl::Duration http_ping_interval = absl::Seconds(15);
   std::string api_keys;   // "": nobody is asked for one
+  std::string tenants;    // "": no quotas
   std::string port_file;  // "": none
   bool insecure = false;
   std::string tls_cert;

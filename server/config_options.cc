@@ -266,10 +266,11 @@ std::vector<ServeOption> MakeServeOptions() {
            "second more for each 64KiB"),
       Time("http-ping-interval", &C::http_ping_interval, absl::Milliseconds(10), absl::Hours(1),
            "an HTTP stream that has nothing to say for this long gets a comment"),
-      Text(
-          "api-keys", "FILE", &C::api_keys,
-          "file of names and SHA-256 hashes of keys, one of which every HTTP request must show but "
-          "for /health; the key's name is the tenant"),
+      Text("api-keys", "FILE", &C::api_keys,
+           "file of names and SHA-256 hashes of keys, one of which every request must show but for "
+           "health; the key's name is the tenant"),
+      Text("tenants", "FILE", &C::tenants,
+           "YAML file of tenants' weights and quotas, read again when it changes"),
       Text("port-file", "FILE", &C::port_file, "write the gRPC port here once it listens"),
       Switch(
           "insecure", &C::insecure,

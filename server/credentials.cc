@@ -1,9 +1,6 @@
 #include "server/credentials.h"
 
 #include <grpcpp/security/credentials.h>
-#include <grpcpp/security/server_credentials.h>
-#include <grpcpp/security/tls_certificate_provider.h>
-#include <grpcpp/security/tls_credentials_options.h>
 #include <openssl/err.h>
 #include <openssl/pem.h>
 #include <openssl/ssl.h>
@@ -17,7 +14,6 @@ namespace winnow::server {
 namespace {
 
 constexpr size_t kMaxPemBytes = 4 << 20;
-constexpr unsigned kReloadSeconds = 60;
 
 template <auto Free>
 struct Freer {
@@ -88,26 +84,6 @@ absl::Status CheckTlsFiles(const ServeConfig& config) {
     WINNOW_RETURN_IF_ERROR(CheckCertificates("tls-client-ca", config.tls_client_ca));
   }
   return absl::OkStatus();
-}
-
-absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeServerCredentials(
-    const ServeConfig& config) {
-  if (config.tls_cert.empty()) return grpc::InsecureServerCredentials();
-  WINNOW_RETURN_IF_ERROR(CheckTlsFiles(config));
-  namespace tls = grpc::experimental;
-  auto provider = std::make_shared<tls::FileWatcherCertificateProvider>(
-      config.tls_key, config.tls_cert, config.tls_client_ca, kReloadSeconds);
-  tls::TlsServerCredentialsOptions options(provider);
-  options.watch_identity_key_cert_pairs();
-  if (config.tls_client_ca.empty()) {
-    options.set_cert_request_type(GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE);
-  } else {
-    options.watch_root_certs();
-    options.set_cert_request_type(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
-  }
-  std::shared_ptr<grpc::ServerCredentials> credentials = tls::TlsServerCredentials(options);
-  if (credentials == nullptr) return absl::InternalError("gRPC refuses the TLS options");
-  return credentials;
 }
 
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> MakeChannelCredentials(

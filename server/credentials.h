@@ -12,7 +12,6 @@
 
 namespace grpc {
 class ChannelCredentials;
-class ServerCredentials;
 }  // namespace grpc
 
 namespace winnow::server {
@@ -20,11 +19,6 @@ namespace winnow::server {
 // InvalidArgument names the file of --tls-...: cannot be read, not PEM, key and certificate do not
 // belong together, expired, not valid yet. OK where there is none.
 absl::Status CheckTlsFiles(const ServeConfig& config);
-
-// Plaintext if the configuration has no certificate (CheckConfig decides whether it may). The files
-// are read again every minute: a renewed certificate needs no restart. Errors are CheckTlsFiles'.
-absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeServerCredentials(
-    const ServeConfig& config);
 
 // A client's side. All empty: plaintext. `ca`: whom to trust; `cert` and `key`: who we are.
 struct ClientTls {

@@ -17,6 +17,9 @@ namespace {
 
 // A cancellation this shortly before the deadline is the deadline's, for the log and the metrics.
 constexpr engine::Duration kDeadlineSlack = std::chrono::milliseconds(50);
+// Lines about requests that came to nothing: so many at once, and in a second.
+constexpr double kRefusalLines = 200;
+constexpr double kRefusalLinesPerSecond = 20;
 
 double Seconds(engine::Duration duration) {
   return std::chrono::duration<double>(duration).count();
@@ -95,6 +98,8 @@ std::string RandomPrefix() {
 Generation::Generation(Generator& owner, CallInfo info, std::function<void()> on_ready)
     : owner_(owner),
       info_(std::move(info)),
+      limits_(owner.options_.tenants == nullptr ? TenantLimits()
+                                                : owner.options_.tenants->Of(info_.tenant)),
       arrival_(owner.clock_.Now()),
       name_(Concat(owner.name_prefix_, "-", owner.next_name_.fetch_add(1))),
       on_ready_(std::move(on_ready)) {}
@@ -135,6 +140,14 @@ absl::Status Generation::SubmitChoices(CheckedGenerate checked) {
   with_logprobs_ = checked.request.top_logprobs >= 0;
   policy_ = engine::ToString(checked.request.policy);
   prompt_tokens_ = static_cast<int32_t>(checked.request.prompt.size());
+  if (limits_.running_tokens > 0) {
+    const int64_t tokens =
+        (prompt_tokens_ + int64_t{checked.request.stopping.max_tokens}) * checked.n;
+    if (absl::Status status = owner_.ReserveTokens(*this, tokens, limits_.running_tokens);
+        !status.ok()) {
+      return status;
+    }
+  }
   std::vector<engine::Submission> group;
   std::vector<Choice> choices;
   for (int32_t i = 0; i < checked.n; ++i) {
@@ -142,6 +155,8 @@ absl::Status Generation::SubmitChoices(CheckedGenerate checked) {
     const uint64_t seed = request.sampling.seed;
     request.id = owner_.next_request_.fetch_add(1);
     request.tenant = info_.tenant;
+    request.tenant_weight = limits_.weight;
+    request.tenant_waiting_tokens = limits_.waiting_tokens;
     request.arrival = arrival_;
     request.deadline = info_.deadline;
     request.sampling.seed = SeedOfChoice(seed, i);
@@ -160,6 +175,11 @@ absl::Status Generation::SubmitChoices(CheckedGenerate checked) {
   open_choices_ = choices_.size();
   submitted_ = true;
   return absl::OkStatus();
+}
+
+void Generation::Refuse(absl::Status status) {
+  absl::MutexLock lock(&mutex_);
+  failure_ = std::move(status);
 }
 
 void Generation::Fail(absl::Status status) {
@@ -265,6 +285,9 @@ void Generation::AddEvent(engine::OutputEvent event, v1::GenerateResponse& respo
 void Generation::Report(const absl::Status& status) {
   reported_ = true;
   owner_.metrics_.CountRequest(status);
+  std::optional<uint64_t> not_logged = 0;
+  if (!status.ok() && usage_.generated_tokens == 0) not_logged = owner_.SampleRefusal();
+  if (!not_logged.has_value()) return;
   const LogLevel level =
       status.code() == absl::StatusCode::kInternal ? LogLevel::kError : LogLevel::kInfo;
   // Not the status's message: it may quote what the client sent.
@@ -288,7 +311,8 @@ void Generation::Report(const absl::Status& status) {
                      {"kv_dense_bytes", usage_.kv_dense_bytes},
                      {"queue_seconds", Seconds(usage_.queue_time)},
                      {"first_token_seconds", Seconds(usage_.time_to_first_token)},
-                     {"total_seconds", Seconds(owner_.clock_.Now() - arrival_)}});
+                     {"total_seconds", Seconds(owner_.clock_.Now() - arrival_)},
+                     {"not_logged", *not_logged}});
 }
 
 void Generation::Close() {
@@ -303,6 +327,11 @@ void Generation::Close() {
     }
   }
   const engine::MutexLock lock(owner_.mutex_);
+  if (reserved_tokens_ > 0) {
+    const auto own = owner_.tenant_tokens_.find(info_.tenant);
+    own->second -= reserved_tokens_;
+    if (own->second == 0) owner_.tenant_tokens_.erase(own);
+  }
   if (counted_) {
     const auto own = owner_.tenant_calls_.find(info_.tenant);
     if (--own->second == 0) owner_.tenant_calls_.erase(own);
@@ -322,6 +351,8 @@ Generator::Generator(const Options& options, engine::Engine& engine, const Valid
       log_(log),
       clock_(clock),
       name_prefix_(RandomPrefix()),
+      refusal_lines_(kRefusalLines),
+      refusal_lines_at_(clock.Now()),
       // A closed generation may be posted once more while the engine ends its choices, so twice the
       // calls would do; what is refused at the door is posted too.
       deliver_(1, size_t{1} << 24),
@@ -333,6 +364,8 @@ std::shared_ptr<Generation> Generator::Start(v1::GenerateRequest message, CallIn
                                              std::function<void()> on_ready) {
   std::shared_ptr<Generation> generation(
       new Generation(*this, std::move(info), std::move(on_ready)));
+  const int64_t quota = generation->limits_.requests;
+  int64_t open = 0;  // of the tenant's
   bool too_many = false;
   {
     const engine::MutexLock lock(mutex_);
@@ -340,10 +373,12 @@ std::shared_ptr<Generation> Generator::Start(v1::GenerateRequest message, CallIn
     // As the engine's queue does: half as much again for tenants that have little. Calls that are refused
     // here do not count, or a tenant that floods would refuse itself.
     size_t& own = tenant_calls_[generation->info_.tenant];
+    open = static_cast<int64_t>(own);
     const size_t share = options_.max_calls / (2 * tenant_calls_.size());
     too_many = counted_calls_ >= options_.max_calls &&
                ((own > 0 && own >= share) ||
                 counted_calls_ >= options_.max_calls + options_.max_calls / 2);
+    too_many |= quota > 0 && open >= quota;
     generation->counted_ = !too_many;
     if (!too_many) {
       ++own;
@@ -356,7 +391,9 @@ std::shared_ptr<Generation> Generator::Start(v1::GenerateRequest message, CallIn
   if (status.ok()) {
     absl::StatusOr<CheckedGenerate> checked = validator_.CheckGenerate(message);
     status = checked.status();
+    if (status.ok() && quota > 0 && open >= quota) status = OverQuota("requests", open, 1, quota);
     if (status.ok() && too_many) status = Busy();
+    if (status.ok()) status = FromEngine(engine_.CheckRoom(generation->info_.tenant, checked->n));
     if (status.ok()) {
       if (checked->seed_unset) {
         std::random_device random;
@@ -374,16 +411,62 @@ std::shared_ptr<Generation> Generator::Start(v1::GenerateRequest message, CallIn
       }
     }
   }
-  if (!status.ok()) {
-    absl::MutexLock lock(&generation->mutex_);
-    generation->Fail(std::move(status));
-  }
+  if (!status.ok()) generation->Refuse(std::move(status));
   return generation;
 }
 
+absl::Status Generator::OverQuota(std::string_view quota, int64_t have, int64_t more,
+                                  int64_t most) const {
+  return WithRetryAfter(ErrorWithReason(absl::StatusCode::kResourceExhausted, "QUOTA_EXCEEDED",
+                                        Concat("the tenant's quota of ", quota, ": it has ", have,
+                                               ", ", more, " more would exceed ", most)),
+                        absl::FromChrono(engine_.RetryAfter()));
+}
+
+absl::Status Generator::ReserveTokens(Generation& generation, int64_t tokens, int64_t most) {
+  const engine::MutexLock lock(mutex_);
+  int64_t& own = tenant_tokens_[generation.info_.tenant];
+  if (own + tokens > most) {
+    const int64_t have = own;
+    if (have == 0) tenant_tokens_.erase(generation.info_.tenant);
+    return OverQuota("running_tokens", have, tokens, most);
+  }
+  own += tokens;
+  generation.reserved_tokens_ = tokens;
+  return absl::OkStatus();
+}
+
+std::optional<uint64_t> Generator::SampleRefusal() {
+  const engine::MutexLock lock(mutex_);
+  const engine::TimePoint now = clock_.Now();
+  refusal_lines_ = std::min(
+      kRefusalLines, refusal_lines_ + Seconds(now - refusal_lines_at_) * kRefusalLinesPerSecond);
+  refusal_lines_at_ = now;
+  if (refusal_lines_ < 1) {
+    ++refusals_not_logged_;
+    return std::nullopt;
+  }
+  refusal_lines_ -= 1;
+  return std::exchange(refusals_not_logged_, 0);
+}
+
+void Generator::CountUnstarted(std::string_view transport, const absl::Status& status) {
+  metrics_.CountRequest(status);
+  const std::optional<uint64_t> not_logged = SampleRefusal();
+  if (!not_logged.has_value()) return;
+  log_.Event(LogLevel::kInfo, "request",
+             {{"transport", transport},
+              {"status", StatusCodeName(status.code())},
+              {"reason", ReasonOf(status)},
+              {"not_logged", *not_logged}});
+}
+
 absl::Status Generator::FromEngine(const absl::Status& status) const {
+  if (status.ok()) return status;
   if (absl::IsResourceExhausted(status)) {
-    return WithRetryAfter(ErrorWithReason(status.code(), "QUEUE_FULL", ToStd(status.message())),
+    const bool quota = ToStd(status.message()).starts_with("the tenant's quota");
+    return WithRetryAfter(ErrorWithReason(status.code(), quota ? "QUOTA_EXCEEDED" : "QUEUE_FULL",
+                                          ToStd(status.message())),
                           absl::FromChrono(engine_.RetryAfter()));
   }
   if (absl::IsUnavailable(status)) {

@@ -37,6 +37,7 @@
 #include "server/executor.h"
 #include "server/log.h"
 #include "server/metrics.h"
+#include "server/tenant_limits.h"
 #include "server/validate.h"
 #include "winnow/v1/inference.pb.h"
 
@@ -91,6 +92,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
 
   Generation(Generator& owner, CallInfo info, std::function<void()> on_ready);
 
+  // A refusal that Take tells when Start has returned.
+  void Refuse(absl::Status status);
   void Submit(const v1::GenerateRequest& message, CheckedGenerate checked);
   absl::Status SubmitChoices(CheckedGenerate checked) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Fail(absl::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -102,7 +105,9 @@ class Generation : public std::enable_shared_from_this<Generation> {
 
   Generator& owner_;
   const CallInfo info_;
-  bool counted_ = false;  // by the owner, under its mutex
+  const TenantLimits limits_;
+  bool counted_ = false;         // by the owner, under its mutex
+  int64_t reserved_tokens_ = 0;  // of the tenant's running_tokens; the owner's mutex
   const engine::TimePoint arrival_;
   const std::string name_;
   const std::function<void()> on_ready_;
@@ -136,6 +141,7 @@ class Generator {
     // A transport whose client does not take a message for this long gives up. The engine's own
     // timeout does not cover it: it has nothing to do any more with a sequence that is finished.
     engine::Duration slow_reader_timeout = std::chrono::seconds(30);
+    std::shared_ptr<TenantTable> tenants;  // null: no tenant has a quota, all weigh the same
   };
 
   // All references must outlive the generator. It must outlive every generation: destroy it after
@@ -146,10 +152,14 @@ class Generator {
   ~Generator();
 
   // `on_ready` is called on the delivering thread whenever Take may have something, and never on
-  // the caller's stack. It should keep the transport's side alive by what it captured; it is kept
+  // the caller's stack. A request that is refused at once has its end in Take when Start returns, and
+  // `on_ready` is not called: overload must not wait for other threads. It should keep the transport's side alive by what it captured; it is kept
   // until the engine has ended every choice.
   std::shared_ptr<Generation> Start(v1::GenerateRequest message, CallInfo info,
                                     std::function<void()> on_ready);
+
+  // A call that ended before there was a generation: counted, and logged as refusals are.
+  void CountUnstarted(std::string_view transport, const absl::Status& status);
 
   // Generations that are not closed.
   size_t calls() const;
@@ -170,6 +180,13 @@ class Generator {
  private:
   friend class Generation;
   absl::Status FromEngine(const absl::Status& status) const;
+  // ResourceExhausted that names the quota and has RetryInfo.
+  absl::Status OverQuota(std::string_view quota, int64_t have, int64_t more, int64_t most) const;
+  // Takes tokens of the tenant's quota for a generation, until it is closed.
+  absl::Status ReserveTokens(Generation& generation, int64_t tokens, int64_t most);
+  // Whether a request that came to nothing has a line of its own in the log; if so, how many before it had
+  // none. A flood of them must not fill a disk.
+  std::optional<uint64_t> SampleRefusal();
 
   const Options options_;
   engine::Engine& engine_;
@@ -186,10 +203,14 @@ class Generator {
   engine::CondVar idle_;
   size_t calls_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t counted_calls_ ABSL_GUARDED_BY(mutex_) = 0;  // of them: not refused for their number
-  absl::flat_hash_map<std::string, size_t> tenant_calls_ ABSL_GUARDED_BY(mutex_);  // counted ones
+  absl::flat_hash_map<std::string, size_t> tenant_calls_ ABSL_GUARDED_BY(mutex_);    // counted ones
+  absl::flat_hash_map<std::string, int64_t> tenant_tokens_ ABSL_GUARDED_BY(mutex_);  // reserved
   size_t tokenizing_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t tokenizing_ ABSL_GUARDED_BY(mutex_) = 0;  // calls
   absl::flat_hash_map<std::string, size_t> tenant_tokenizing_ ABSL_GUARDED_BY(mutex_);
+  double refusal_lines_ ABSL_GUARDED_BY(mutex_);  // that may be logged
+  engine::TimePoint refusal_lines_at_ ABSL_GUARDED_BY(mutex_);
+  uint64_t refusals_not_logged_ ABSL_GUARDED_BY(mutex_) = 0;
 
   // Last: joined first, while everything that tasks use is there.
   Executor deliver_;

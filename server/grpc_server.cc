@@ -3,12 +3,17 @@
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/resource_quota.h>
+#include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server.h>
 #include <grpcpp/server_builder.h>
 
+#include <algorithm>
+
 #include "server/acceptor.h"
+#include "server/connection_guard.h"
 #include "server/credentials.h"
 #include "server/strings.h"
+#include "server/tls_files.h"
 
 namespace winnow::server {
 namespace {
@@ -29,17 +34,34 @@ class ReflectionOption final : public grpc::ServerBuilderOption {
   const bool on_;
 };
 
+// What a client may want that cancels every call of a connection at once, and more than once.
+GuardOptions GuardOptionsOf(const ServeConfig& config) {
+  GuardOptions options;
+  // gRPC refuses metadata over its limit by itself; this is about blocks that go on and on.
+  options.http2.header_block_bytes =
+      std::max<size_t>(64 << 10, static_cast<size_t>(config.max_metadata_bytes) * 2);
+  options.most.resets = config.max_streams;
+  options.shared_most.resets =
+      std::max<int64_t>(options.shared_most.resets, 2 * config.max_streams);
+  options.write_timeout = absl::ToChronoNanoseconds(
+      std::max(config.slow_reader_timeout, config.keepalive_time + config.keepalive_timeout));
+  return options;
+}
+
 int Milliseconds(absl::Duration duration) {
   return static_cast<int>(absl::ToInt64Milliseconds(duration));
 }
 
 }  // namespace
 
+// Destroyed last to first: the acceptor hands to the guard, the guard to gRPC.
 class GrpcServer::Impl {
  public:
-  std::unique_ptr<Acceptor> acceptor;
+  std::unique_ptr<TlsFiles> tls;
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> connections;
   std::unique_ptr<grpc::Server> server;
+  std::unique_ptr<ConnectionGuard> guard;
+  std::unique_ptr<Acceptor> acceptor;
 };
 
 GrpcServer::GrpcServer(std::unique_ptr<Impl> impl, int port)
@@ -51,9 +73,11 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const ServeConfig&
                                                               int64_t max_message_bytes,
                                                               InferenceService& inference,
                                                               Events events) {
-  absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> credentials =
-      MakeServerCredentials(config);
-  if (!credentials.ok()) return credentials.status();
+  if (absl::Status files = CheckTlsFiles(config); !files.ok()) return files;
+  auto tls = TlsFiles::Load(
+      {.cert = config.tls_cert, .key = config.tls_key, .client_ca = config.tls_client_ca},
+      TlsFiles::Protocol::kHttp2, std::move(events.on_tls_problem));
+  if (!tls.ok()) return tls.status();
 
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
@@ -66,8 +90,11 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const ServeConfig&
         Concat("cannot listen on ", config.listen, ": ", ToStd(acceptor.status().message())));
   }
   impl->acceptor = *std::move(acceptor);
+  impl->tls = *std::move(tls);
+  // Without TLS, because the guard has it.
   impl->connections = builder.experimental().AddExternalConnectionAcceptor(
-      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, *credentials);
+      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+      grpc::InsecureServerCredentials());
   builder.RegisterService(&inference.service());
   builder.SetOption(std::make_unique<ReflectionOption>(config.reflection));
 
@@ -92,21 +119,26 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const ServeConfig&
 
   impl->server = builder.BuildAndStart();
   if (impl->server == nullptr) return absl::InternalError("gRPC does not start");
+  impl->guard = std::make_unique<ConnectionGuard>(
+      GuardOptionsOf(config), impl->tls.get(), [connections = impl->connections.get()](int fd) {
+        grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters parameters;
+        parameters.fd = fd;
+        connections->HandleNewConnection(&parameters);
+      });
+  inference.callers().SetCertificateNames(
+      [guard = impl->guard.get()](std::string_view peer) { return guard->ClientNameOf(peer); });
   const int port = impl->acceptor->port();
   std::unique_ptr<GrpcServer> server(new GrpcServer(std::move(impl), port));
   server->SetServing(true);
   server->impl_->acceptor->Start(
       ConnectionDescriptors(RaiseDescriptorLimit()),
-      {.on_connection =
-           [connections = server->impl_->connections.get()](int fd) {
-             grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters parameters;
-             parameters.fd = fd;
-             connections->HandleNewConnection(&parameters);
-           },
+      {.on_connection = [guard = server->impl_->guard.get()](int fd) { guard->Add(fd); },
        .on_refused = std::move(events.on_refused),
        .on_failure = std::move(events.on_listener_failure)});
   return server;
 }
+
+GuardStats GrpcServer::stats() const { return impl_->guard->stats(); }
 
 void GrpcServer::SetServing(bool serving) {
   grpc::HealthCheckServiceInterface* health = impl_->server->GetHealthCheckService();

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "server/config.h"
+#include "server/connection_guard.h"
 #include "server/inference_service.h"
 
 namespace winnow::server {
@@ -21,6 +22,8 @@ class GrpcServer {
   struct Events {
     std::function<void(uint64_t refused)> on_refused = [](uint64_t) {};  // acceptor.h
     std::function<void(const absl::Status&)> on_listener_failure = [](const absl::Status&) {};
+    std::function<void(const absl::Status&)> on_tls_problem = [](const absl::Status&) {
+    };  // tls_files.h
   };
 
   // Listens and serves from now on; health says SERVING. `inference` must outlive the server.
@@ -38,6 +41,7 @@ class GrpcServer {
   ~GrpcServer();
 
   int port() const { return port_; }
+  GuardStats stats() const;
 
   // What the health service says for "" and the inference service; after BeginDrain always
   // NOT_SERVING.

@@ -1,16 +1,17 @@
 #include "server/inference_service.h"
 
 #include <grpc/support/time.h>
-#include <grpcpp/security/auth_context.h>
 #include <grpcpp/server_context.h>
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/server_callback.h>
 
 #include <algorithm>
-#include <set>
+#include <array>
 #include <thread>
 #include <utility>
 
+#include "absl/container/flat_hash_set.h"
+#include "absl/hash/hash.h"
 #include "absl/strings/cord.h"
 #include "engine/mutex.h"
 #include "server/status.h"
@@ -21,15 +22,16 @@
 namespace winnow::server {
 namespace {
 
-constexpr char kTenantKey[] = "x-winnow-tenant";
 constexpr char kRequestIdKey[] = "x-winnow-request-id";
 
+// Or its connection gone.
+absl::Status ResetBeforeItsMessage() {
+  return ErrorWithReason(absl::StatusCode::kCancelled, "CANCELLED",
+                         "the call ended before its message came");
+}
+
 absl::Status Parse(const grpc::ByteBuffer& bytes, google::protobuf::Message& message) {
-  // Reset, or its connection gone, between the call's beginning and its message.
-  if (!bytes.Valid()) {
-    return ErrorWithReason(absl::StatusCode::kCancelled, "CANCELLED",
-                           "the call ended before its message came");
-  }
+  if (!bytes.Valid()) return ResetBeforeItsMessage();
   grpc::Slice slice;
   if (!bytes.DumpToSingleSlice(&slice).ok()) {
     return ErrorWithReason(absl::StatusCode::kInvalidArgument, "INVALID_ENCODING",
@@ -41,33 +43,6 @@ absl::Status Parse(const grpc::ByteBuffer& bytes, google::protobuf::Message& mes
 grpc::ByteBuffer Serialize(const google::protobuf::Message& message) {
   grpc::Slice slice(message.SerializeAsString());
   return grpc::ByteBuffer(&slice, 1);
-}
-
-// Whom the call counts for. A verified certificate is an identity; the metadata key is only a
-// fairness key, and may not claim another tenant than the certificate.
-absl::StatusOr<std::string> TenantOf(const grpc::CallbackServerContext& context) {
-  std::string claimed;
-  const auto range = context.client_metadata().equal_range(kTenantKey);
-  for (auto it = range.first; it != range.second; ++it) {
-    const std::string_view value(it->second.data(), it->second.size());
-    if (absl::Status status = Validator::CheckTenant(value); !status.ok()) return status;
-    if (it != range.first && value != claimed) {
-      return ErrorWithReason(absl::StatusCode::kInvalidArgument, "INVALID_METADATA",
-                             "x-winnow-tenant is there twice");
-    }
-    claimed = std::string(value);
-  }
-  const std::shared_ptr<const grpc::AuthContext> auth = context.auth_context();
-  if (auth == nullptr || !auth->IsPeerAuthenticated()) return claimed;
-  std::vector<grpc::string_ref> names = auth->FindPropertyValues("x509_common_name");
-  if (names.empty()) names = auth->GetPeerIdentity();
-  if (names.empty()) return claimed;
-  const std::string identity(names.front().data(), names.front().size());
-  if (!claimed.empty() && claimed != identity) {
-    return ErrorWithReason(absl::StatusCode::kPermissionDenied, "TENANT_MISMATCH",
-                           "x-winnow-tenant is not the certificate's common name");
-  }
-  return identity;
 }
 
 // gRPC's deadline is on its own clock; what is left of it counts, and the wall clock does not.
@@ -84,7 +59,8 @@ std::optional<engine::TimePoint> DeadlineOf(grpc::CallbackServerContext& context
 class GenerateReactor;
 
 // Cancels streams whose write does not complete. One thread for all of them: a timer for each write
-// would cost more than the write.
+// would cost more than the write. Only streams that have written are here, in parts with a lock each, and no
+// lock is held while streams are looked at: a flood of calls must not queue up behind it.
 class StuckStreams {
  public:
   StuckStreams(const engine::Clock& clock, engine::Duration timeout)
@@ -100,44 +76,58 @@ class StuckStreams {
 
   const engine::Clock& clock() const { return clock_; }
   void Add(const std::shared_ptr<GenerateReactor>& stream) {
-    const engine::MutexLock lock(mutex_);
-    streams_.insert(stream);
+    Part& part = PartOf(stream);
+    absl::MutexLock lock(&part.mutex);
+    part.streams.insert(stream);
   }
   void Remove(const std::shared_ptr<GenerateReactor>& stream) {
-    const engine::MutexLock lock(mutex_);
-    streams_.erase(stream);
+    Part& part = PartOf(stream);
+    absl::MutexLock lock(&part.mutex);
+    part.streams.erase(stream);
   }
 
  private:
+  struct Part {
+    absl::Mutex mutex;
+    absl::flat_hash_set<std::shared_ptr<GenerateReactor>> streams ABSL_GUARDED_BY(mutex);
+  };
+  Part& PartOf(const std::shared_ptr<GenerateReactor>& stream) {
+    return parts_[absl::HashOf(stream.get()) % parts_.size()];
+  }
   void Watch();
 
   const engine::Clock& clock_;
   const engine::Duration timeout_;
+  std::array<Part, 16> parts_;
   engine::Mutex mutex_;
   engine::CondVar stop_;
-  std::set<std::shared_ptr<GenerateReactor>> streams_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
+};
+
+// A call that ends before there is anything to do: it was reset before its message came.
+class EndedReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
+ public:
+  explicit EndedReactor(const grpc::Status& status) { Finish(status); }
+  void OnDone() override { delete this; }
 };
 
 class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
                               public std::enable_shared_from_this<GenerateReactor> {
  public:
-  static GenerateReactor* Start(Generator& generator, StuckStreams& stuck,
-                                grpc::CallbackServerContext& context,
+  static GenerateReactor* Start(Generator& generator, const GrpcCallers& callers,
+                                StuckStreams& stuck, grpc::CallbackServerContext& context,
                                 const grpc::ByteBuffer& request) {
     auto reactor = std::make_shared<GenerateReactor>(stuck, context);
-    stuck.Add(reactor);
+    reactor->self_ = reactor;
     CallInfo info;
     info.transport = "grpc";
     info.deadline = DeadlineOf(context, generator.clock());
     v1::GenerateRequest message;
-    info.refused = Parse(request, message);
-    if (info.refused.ok()) {
-      absl::StatusOr<std::string> tenant = TenantOf(context);
-      info.refused = tenant.status();
-      if (tenant.ok()) info.tenant = *std::move(tenant);
-    }
+    absl::StatusOr<std::string> tenant = callers.TenantOf(context);
+    info.refused = tenant.status();
+    if (tenant.ok()) info.tenant = *std::move(tenant);
+    if (info.refused.ok()) info.refused = Parse(request, message);
     std::shared_ptr<Generation> generation =
         generator.Start(std::move(message), std::move(info), [reactor] { reactor->Pump(); });
     context.AddInitialMetadata(kRequestIdKey, generation->name());
@@ -173,8 +163,8 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
   }
 
   void OnDone() override {
-    const std::shared_ptr<GenerateReactor> self = shared_from_this();
-    stuck_.Remove(self);  // it was what kept the reactor
+    const std::shared_ptr<GenerateReactor> self = std::move(self_);
+    if (listed_) stuck_.Remove(self);
     std::shared_ptr<Generation> generation;
     {
       absl::MutexLock lock(&mutex_);
@@ -203,6 +193,7 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
       if (auto* message = std::get_if<v1::GenerateResponse>(&item)) {
         bytes_ = Serialize(*message);
         writing_ = true;
+        if (!std::exchange(listed_, true)) stuck_.Add(self_);
         write_began_ = stuck_.clock().Now();
       } else if (std::holds_alternative<Generation::End>(item)) {
         finished_ = true;
@@ -218,6 +209,8 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
 
   StuckStreams& stuck_;
   grpc::CallbackServerContext& context_;
+  std::shared_ptr<GenerateReactor> self_;  // until OnDone
+  bool listed_ = false;  // in stuck_; set before a write, and read when all are done
   absl::Mutex mutex_;
   std::shared_ptr<Generation> generation_ ABSL_GUARDED_BY(mutex_);  // until OnDone
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
@@ -229,16 +222,25 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
 void StuckStreams::Watch() {
   const engine::Duration pause = std::clamp<engine::Duration>(
       timeout_ / 4, std::chrono::milliseconds(10), std::chrono::seconds(1));
-  const engine::MutexLock lock(mutex_);
-  while (!stopping_) {
-    // OnDone of a stream waits for this lock, so none of them is gone.
-    for (const std::shared_ptr<GenerateReactor>& stream : streams_) {
-      stream->CancelIfStuck(clock_.Now(), timeout_);
+  std::vector<std::shared_ptr<GenerateReactor>> streams;
+  for (;;) {
+    for (Part& part : parts_) {
+      {
+        absl::MutexLock lock(&part.mutex);
+        streams.assign(part.streams.begin(), part.streams.end());
+      }
+      // One that is done meanwhile says so itself.
+      for (const std::shared_ptr<GenerateReactor>& stream : streams) {
+        stream->CancelIfStuck(clock_.Now(), timeout_);
+      }
+      streams.clear();
     }
+    const engine::MutexLock lock(mutex_);
     // By the steady clock (health_monitor.cc says why).
     const auto until = std::chrono::steady_clock::now() + pause;
     while (!stopping_ && stop_.WaitUntil(mutex_, until)) {
     }
+    if (stopping_) return;
   }
 }
 
@@ -250,14 +252,20 @@ using RawService = V1::WithRawCallbackMethod_Generate<V1::WithRawCallbackMethod_
 
 class InferenceService::Impl final : public RawService {
  public:
-  Impl(Generator& generator, v1::GetModelResponse model)
+  Impl(Generator& generator, v1::GetModelResponse model, std::shared_ptr<ApiKeys> keys)
       : generator_(generator),
+        callers_(std::move(keys)),
         model_(std::move(model)),
         stuck_(generator.clock(), generator.options().slow_reader_timeout) {}
 
   grpc::ServerWriteReactor<grpc::ByteBuffer>* Generate(grpc::CallbackServerContext* context,
                                                        const grpc::ByteBuffer* request) override {
-    return GenerateReactor::Start(generator_, stuck_, *context, *request);
+    if (!request->Valid()) {
+      const absl::Status status = ResetBeforeItsMessage();
+      generator_.CountUnstarted("grpc", status);
+      return new EndedReactor(ToGrpcStatus(status));
+    }
+    return GenerateReactor::Start(generator_, callers_, stuck_, *context, *request);
   }
 
   grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext* context,
@@ -299,11 +307,14 @@ class InferenceService::Impl final : public RawService {
                                      grpc::ByteBuffer* response) override {
     v1::GetModelRequest message;
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    const absl::Status status = Parse(*request, message);
+    absl::Status status = callers_.TenantOf(*context).status();
+    if (status.ok()) status = Parse(*request, message);
     if (status.ok()) *response = Serialize(model_);
     reactor->Finish(ToGrpcStatus(status));
     return reactor;
   }
+
+  GrpcCallers& callers() { return callers_; }
 
  private:
   // A unary call: parsed and checked here, worked on by a tokenising thread. gRPC keeps context and
@@ -314,11 +325,14 @@ class InferenceService::Impl final : public RawService {
                                    const Check& check, Work work) {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     auto request = std::make_shared<Request>();
-    absl::Status status = Parse(bytes, *request);
+    const absl::StatusOr<std::string> tenant = callers_.TenantOf(*context);
+    absl::Status status = tenant.status();
+    if (status.ok()) status = Parse(bytes, *request);
     if (status.ok()) status = check(*request);
     if (status.ok()) {
       const bool posted = generator_.PostTokenizing(
-          bytes.Length(), [reactor, context, response, request, work = std::move(work)] {
+          bytes.Length(),
+          [reactor, context, response, request, work = std::move(work)] {
             if (context->IsCancelled()) {
               reactor->Finish(grpc::Status::CANCELLED);
               return;
@@ -326,7 +340,8 @@ class InferenceService::Impl final : public RawService {
             auto answer = work(*request);
             if (answer.ok()) *response = Serialize(*answer);
             reactor->Finish(ToGrpcStatus(answer.status()));
-          });
+          },
+          *tenant);
       if (posted) return reactor;
       status = generator_.Busy();
     }
@@ -335,14 +350,18 @@ class InferenceService::Impl final : public RawService {
   }
 
   Generator& generator_;
+  GrpcCallers callers_;
   const v1::GetModelResponse model_;
   StuckStreams stuck_;
 };
 
-InferenceService::InferenceService(Generator& generator, v1::GetModelResponse model)
-    : impl_(std::make_unique<Impl>(generator, std::move(model))) {}
+InferenceService::InferenceService(Generator& generator, v1::GetModelResponse model,
+                                   std::shared_ptr<ApiKeys> keys)
+    : impl_(std::make_unique<Impl>(generator, std::move(model), std::move(keys))) {}
 InferenceService::~InferenceService() = default;
 
 grpc::Service& InferenceService::service() { return *impl_; }
+
+GrpcCallers& InferenceService::callers() { return impl_->callers(); }
 
 }  // namespace winnow::server

@@ -21,6 +21,7 @@
 #include <memory>
 
 #include "server/generator.h"
+#include "server/grpc_callers.h"
 
 namespace grpc {
 class Service;
@@ -30,12 +31,16 @@ namespace winnow::server {
 
 class InferenceService {
  public:
-  // `generator` must outlive the service; `model` is what GetModel answers.
-  InferenceService(Generator& generator, v1::GetModelResponse model);
+  // `generator` must outlive the service; `model` is what GetModel answers. `keys` may be null: nobody is
+  // asked for one.
+  InferenceService(Generator& generator, v1::GetModelResponse model,
+                   std::shared_ptr<ApiKeys> keys = nullptr);
   ~InferenceService();
 
   // To be registered with one server, which must be shut down before the service is destroyed.
   grpc::Service& service();
+  // Whom calls are of, for other services of the same server, too.
+  GrpcCallers& callers();
 
  private:
   class Impl;

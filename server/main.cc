@@ -2,6 +2,7 @@
 // server/serve_command.cc.
 #include <cstdio>
 #include <exception>
+#include <iostream>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,15 @@ std::string ExplainExtras(const CLI::App* command) {
   return "unknown argument";
 }
 
+// The exit code once everything is written: an answer that nobody got is no success.
+int Finish(int exit_code) {
+  std::cout.flush();
+  const bool written = std::fflush(stdout) == 0 && !std::ferror(stdout) && std::cout.good();
+  if (exit_code != winnow::server::kExitOk || written) return exit_code;
+  std::fprintf(stderr, "winnow: standard output took no more\n");
+  return winnow::server::kExitFailure;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -50,7 +60,10 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    if (error.get_exit_code() == 0) {  // --help, --version
+      app.exit(error);
+      return Finish(winnow::server::kExitOk);
+    }
     const CLI::App* command = &app;
     while (!command->get_subcommands().empty()) command = command->get_subcommands().front();
     // A mistyped command is reported as a missing one.
@@ -68,10 +81,5 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "winnow: %s\n", error.what());
     return winnow::server::kExitFailure;
   }
-  // Once for all commands: an answer that nobody got is no success.
-  if (exit_code == winnow::server::kExitOk && (std::fflush(stdout) != 0 || std::ferror(stdout))) {
-    std::fprintf(stderr, "winnow: standard output took no more\n");
-    return winnow::server::kExitFailure;
-  }
-  return exit_code;
+  return Finish(exit_code);
 }

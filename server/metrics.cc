@@ -180,6 +180,23 @@ std::vector<MetricFamily> HttpFamilies(const HttpCounts& counts) {
   return out;
 }
 
+std::vector<MetricFamily> GuardFamilies(const GuardStats& stats) {
+  std::vector<MetricFamily> out;
+  const auto add = [&](const char* name, const char* help, uint64_t value) {
+    out.push_back(Single(MetricType::Counter, name, help, static_cast<double>(value)));
+  };
+  out.push_back(Single(MetricType::Gauge, "winnow_grpc_connections", "Open gRPC connections.",
+                       static_cast<double>(stats.connections)));
+  add("winnow_grpc_connections_accepted_total", "gRPC connections that were opened.",
+      stats.accepted);
+  add("winnow_grpc_connections_broken_total",
+      "gRPC connections closed because of what they sent: no HTTP/2, or headers without an end.",
+      stats.broken);
+  add("winnow_grpc_delays_total",
+      "Times that a gRPC connection had to wait because of resets or small frames.", stats.delayed);
+  return out;
+}
+
 std::vector<MetricFamily> EngineFamilies(const engine::EngineStats& stats,
                                          const engine::Clock& clock, int64_t kv_block_bytes) {
   constexpr MetricType kC = MetricType::Counter, kG = MetricType::Gauge;
@@ -374,14 +391,17 @@ class Metrics::Impl final : public prometheus::Collectable {
   std::vector<MetricFamily> CollectState() const {
     engine::EngineStats stats;
     HttpCounts http;
+    GuardStats guard;
     {
       absl::MutexLock lock(&mutex_);
       if (engine_ != nullptr) stats = engine_->stats();
       if (http_) http = http_();
+      if (guard_) guard = guard_();
     }
     std::vector<MetricFamily> out = EngineFamilies(stats, clock_, info_.kv_block_bytes);
     for (MetricFamily& family : RouterFamilies(stats, info_)) out.push_back(std::move(family));
     for (MetricFamily& family : HttpFamilies(http)) out.push_back(std::move(family));
+    for (MetricFamily& family : GuardFamilies(guard)) out.push_back(std::move(family));
     out.push_back(Single(MetricType::Counter, "winnow_log_dropped_lines_total",
                          "Lines of the log that nobody read in time.",
                          dropped_lines_ ? static_cast<double>(dropped_lines_()) : 0));
@@ -430,6 +450,7 @@ class Metrics::Impl final : public prometheus::Collectable {
   mutable absl::Mutex mutex_;
   const engine::Engine* engine_ ABSL_GUARDED_BY(mutex_) = nullptr;
   std::function<HttpCounts()> http_ ABSL_GUARDED_BY(mutex_);
+  std::function<GuardStats()> guard_ ABSL_GUARDED_BY(mutex_);
   std::string slow_text_ ABSL_GUARDED_BY(mutex_);
   engine::TimePoint slow_text_of_ ABSL_GUARDED_BY(mutex_);
 
@@ -458,6 +479,11 @@ void Metrics::Detach() {
 void Metrics::SetHttp(std::function<HttpCounts()> counts) {
   absl::MutexLock lock(&impl_->mutex_);
   impl_->http_ = std::move(counts);
+}
+
+void Metrics::SetGuard(std::function<GuardStats()> stats) {
+  absl::MutexLock lock(&impl_->mutex_);
+  impl_->guard_ = std::move(stats);
 }
 
 void Metrics::CountRequest(const absl::Status& status) {

@@ -21,6 +21,7 @@
 #include "engine/clock.h"
 #include "engine/engine.h"
 #include "engine/engine_stats.h"
+#include "server/connection_guard.h"
 
 namespace winnow::server {
 
@@ -49,6 +50,9 @@ class Metrics : public engine::EngineObserver {
   void Detach();
   // The same for the HTTP port; an empty function detaches.
   void SetHttp(std::function<HttpCounts()> counts);
+
+  // The same for connections to the gRPC port (connection_guard.h).
+  void SetGuard(std::function<GuardStats()> stats);
 
   // A generation ended with this, whichever entry point it came through.
   void CountRequest(const absl::Status& status);

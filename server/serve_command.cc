@@ -370,12 +370,13 @@ HttpCounts CountsOf(const HttpServerStats& stats) {
 }
 
 // Null where --http is off.
-absl::StatusOr<std::unique_ptr<HttpServer>> StartHttp(const ServeConfig& config,
-                                                      int64_t max_message_bytes, HttpApi& api,
-                                                      Log& log, const engine::Clock& clock,
-                                                      Metrics& metrics) {
+absl::StatusOr<std::unique_ptr<HttpServer>> StartHttp(
+    const ServeConfig& config, int64_t max_message_bytes, HttpApi& api, Log& log,
+    const engine::Clock& clock, Metrics& metrics,
+    std::function<void(const absl::Status&)> on_listener_failure) {
   if (config.http == "off") return nullptr;
-  auto http = HttpServer::Start(HttpOptionsOf(config, max_message_bytes), api, log, clock);
+  auto http = HttpServer::Start(HttpOptionsOf(config, max_message_bytes), api, log, clock,
+                                std::move(on_listener_failure));
   if (http.ok()) {
     metrics.SetHttp([server = http->get()] { return CountsOf(server->stats()); });
   }
@@ -383,7 +384,7 @@ absl::StatusOr<std::unique_ptr<HttpServer>> StartHttp(const ServeConfig& config,
 }
 
 // Null where nobody is asked for a key.
-absl::StatusOr<std::unique_ptr<ApiKeys>> LoadKeys(const ServeConfig& config, Log& log,
+absl::StatusOr<std::shared_ptr<ApiKeys>> LoadKeys(const ServeConfig& config, Log& log,
                                                   const engine::Clock& clock) {
   if (config.api_keys.empty()) return nullptr;
   return ApiKeys::Load(config.api_keys, log, clock);
@@ -502,6 +503,12 @@ int RunServer(const ServeConfig& config) {
   }
   auto keys = LoadKeys(config, log, clock);
   if (!keys.ok()) return Fail(log, "config_error", keys.status(), kExitUsage);
+  std::shared_ptr<TenantTable> tenants;
+  if (!config.tenants.empty()) {
+    auto table = TenantTable::Load(config.tenants, log, clock);
+    if (!table.ok()) return Fail(log, "config_error", table.status(), kExitUsage);
+    tenants = *std::move(table);
+  }
   std::optional<WhileLoading> loading(std::in_place, log, signals);
   engine::ModelOptions options = ModelOptionsOf(config, log);
   options.on_opened = [&log](const engine::ModelConfig& model_config,
@@ -543,16 +550,22 @@ int RunServer(const ServeConfig& config) {
   generator_options.max_tokenizing = static_cast<size_t>(config.queue_requests);
   generator_options.max_calls = static_cast<size_t>(config.queue_requests + config.max_running) * 2;
   generator_options.slow_reader_timeout = absl::ToChronoNanoseconds(config.slow_reader_timeout);
+  generator_options.tenants = tenants;
   Generator generator(generator_options, engine, validator, *model.tokenizer, metrics, log, clock);
   const v1::GetModelResponse description = DescribeModel(name, model, *limits);
-  InferenceService inference(generator, description);
+  InferenceService inference(generator, description, *keys);
   const auto api = std::make_shared<HttpApi>(
-      generator, description, [&metrics] { return metrics.Page(); }, *std::move(keys));
+      generator, description, [&metrics] { return metrics.Page(); }, *keys);
   std::jthread engine_thread([&engine](const std::stop_token& stop) { engine.Run(stop); });
 
   const int64_t max_message_bytes =
       config.max_message_bytes > 0 ? config.max_message_bytes : DefaultMaxMessageBytes(*limits);
   std::atomic<bool> listener_failed = false;
+  const auto on_listener_failure = [&](const absl::Status& status) {
+    log.Event(LogLevel::kError, "listener_failed", {{"message", ToStd(status.message())}});
+    listener_failed = true;
+    signals.Notify();
+  };
   auto server_or = GrpcServer::Start(
       config, max_message_bytes, inference,
       {.on_refused =
@@ -560,23 +573,26 @@ int RunServer(const ServeConfig& config) {
              log.Event(LogLevel::kWarn, "connections_refused",
                        {{"connections", refused}, {"text", "too many descriptors are open"}});
            },
-       .on_listener_failure =
-           [&](const absl::Status& status) {
-             log.Event(LogLevel::kError, "listener_failed", {{"message", ToStd(status.message())}});
-             listener_failed = true;
-             signals.Notify();
+       .on_listener_failure = on_listener_failure,
+       .on_tls_problem =
+           [&log](const absl::Status& status) {
+             log.Event(LogLevel::kWarn, "tls", {{"message", ToStd(status.message())}});
            }});
   if (!server_or.ok()) {
     return Fail(log, "listen_error", server_or.status(),
                 absl::IsInvalidArgument(server_or.status()) ? kExitUsage : kExitFailure);
   }
   GrpcServer& server = **server_or;
-  auto http = StartHttp(config, max_message_bytes, *api, log, clock, metrics);
+  auto http = StartHttp(config, max_message_bytes, *api, log, clock, metrics, on_listener_failure);
   if (!http.ok()) {
     return Fail(log, "listen_error", http.status(),
                 absl::IsInvalidArgument(http.status()) ? kExitUsage : kExitFailure);
   }
-  const absl::Cleanup detach_http = [&metrics] { metrics.SetHttp({}); };
+  metrics.SetGuard([&server] { return server.stats(); });
+  const absl::Cleanup detach_http = [&metrics] {
+    metrics.SetHttp({});
+    metrics.SetGuard({});
+  };
   FrontEnds front_ends{server, *api, http->get()};
   int metrics_port = 0;
   if (config.metrics != "off") {

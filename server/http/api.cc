@@ -4,8 +4,8 @@
 #include <ctime>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "engine/status_macros.h"
+#include "server/grpc_callers.h"
 #include "server/http/anthropic.h"
 #include "server/http/generate_exchange.h"
 #include "server/http/http_error.h"
@@ -46,15 +46,7 @@ std::string ClientRequestId(const HttpRequest& request) {
 std::string_view KeyOf(const HttpRequest& request) {
   if (const std::string* const key = request.Find("x-api-key")) return *key;
   const std::string* const value = request.Find("authorization");
-  constexpr std::string_view kScheme = "bearer ";
-  if (value == nullptr || value->size() < kScheme.size() ||
-      !absl::EqualsIgnoreCase(ToAbsl(std::string_view(*value).substr(0, kScheme.size())),
-                              ToAbsl(kScheme))) {
-    return "";
-  }
-  std::string_view key = std::string_view(*value).substr(kScheme.size());
-  while (key.starts_with(' ')) key.remove_prefix(1);
-  return key;
+  return value == nullptr ? "" : BearerKey(*value);
 }
 
 // In the shape of the route's API.
@@ -71,7 +63,7 @@ std::unique_ptr<HttpExchange> AnswerError(const absl::Status& status, bool chat)
 }  // namespace
 
 HttpApi::HttpApi(Generator& generator, v1::GetModelResponse model,
-                 std::function<std::string()> metrics_page, std::unique_ptr<ApiKeys> keys)
+                 std::function<std::string()> metrics_page, std::shared_ptr<ApiKeys> keys)
     : generator_(generator),
       model_(std::move(model)),
       metrics_page_(std::move(metrics_page)),
@@ -125,9 +117,7 @@ std::optional<HttpPiece> HttpApi::Refuse(const HttpRequest& head) {
   // First, so that nobody without a key learns which routes there are.
   if (keys_ != nullptr && (route == nullptr || !route->without_key) &&
       !keys_->NameOf(KeyOf(head)).has_value()) {
-    return ErrorPiece(ToHttpError(401, "invalid_api_key",
-                                  "a key is needed: Authorization: Bearer KEY, or x-api-key"),
-                      head.path);
+    return ErrorPiece(ToHttpError(NoApiKey(), {}), head.path);
   }
   if (route == nullptr && path_known) {
     HttpPiece piece = ErrorPiece(

@@ -19,8 +19,8 @@
 #include <memory>
 #include <string>
 
+#include "server/api_keys.h"
 #include "server/generator.h"
-#include "server/http/api_keys.h"
 #include "server/http/http_exchange.h"
 #include "winnow/v1/inference.pb.h"
 
@@ -31,7 +31,7 @@ class HttpApi final : public HttpHandler, public std::enable_shared_from_this<Ht
   // `generator` must outlive the API. `metrics_page`: what /metrics answers; called on I/O threads.
   // `keys`: without one of them only /health is answered; null: nobody is asked for one.
   HttpApi(Generator& generator, v1::GetModelResponse model,
-          std::function<std::string()> metrics_page, std::unique_ptr<ApiKeys> keys = nullptr);
+          std::function<std::string()> metrics_page, std::shared_ptr<ApiKeys> keys = nullptr);
 
   // What /health says. After BeginDrain always no.
   void SetServing(bool serving) { serving_ = serving; }
@@ -80,7 +80,7 @@ class HttpApi final : public HttpHandler, public std::enable_shared_from_this<Ht
   Generator& generator_;
   const v1::GetModelResponse model_;
   const std::function<std::string()> metrics_page_;
-  const std::unique_ptr<ApiKeys> keys_;
+  const std::shared_ptr<ApiKeys> keys_;
   const int64_t created_;  // Unix seconds; what /v1/models says
   std::atomic<bool> serving_ = false;
   std::atomic<bool> draining_ = false;

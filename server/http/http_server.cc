@@ -1,6 +1,7 @@
 #include "server/http/http_server.h"
 
-#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -18,10 +19,11 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "kernels/check.h"
+#include "server/acceptor.h"
 #include "server/strings.h"
+#include "server/tls_files.h"
 
 namespace winnow::server {
 namespace {
@@ -44,9 +46,6 @@ constexpr size_t kBodyBytesPerSecond = 64 << 10;
 constexpr int kSendBufferBytes = 128 << 10;
 // A connection that is closed before its request was read gets this long to read the response.
 constexpr std::chrono::seconds kLinger{1};
-constexpr std::chrono::seconds kTlsReload{60};
-// Descriptors that connections leave to everybody else: files, gRPC's and the store's.
-constexpr size_t kReservedDescriptors = 128;
 
 // A body whose memory follows what has arrived, not what was announced, and that counts against the
 // budget of all connections.
@@ -88,18 +87,12 @@ struct Shared {
   HttpServerOptions options;
   HttpHandler* handler = nullptr;
   const engine::Clock* clock = nullptr;
-  size_t max_connections = 0;
   std::atomic<bool> draining = false;
   std::atomic<size_t> receiving_bytes = 0;
   std::atomic<int64_t> connections = 0;
   std::atomic<uint64_t> accepted = 0, refused = 0, evicted = 0, timed_out = 0, accept_errors = 0;
 
-  absl::Mutex tls_mutex;
-  std::shared_ptr<asio::ssl::context> tls ABSL_GUARDED_BY(tls_mutex);  // null: plaintext
-  std::shared_ptr<asio::ssl::context> Tls() {
-    absl::MutexLock lock(&tls_mutex);
-    return tls;
-  }
+  std::unique_ptr<TlsFiles> tls;  // null: plaintext
 };
 
 class Connection;
@@ -194,7 +187,6 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   const std::weak_ptr<IoThread> owner_;
   Shared& shared_;
   tcp::socket socket_;
-  std::shared_ptr<asio::ssl::context> tls_context_;
   std::unique_ptr<asio::ssl::stream<tcp::socket&>> tls_;
   std::string certificate_name_;
   std::string in_;         // received and not yet parsed
@@ -286,20 +278,15 @@ Task<bool> Connection::More() {
 }
 
 Task<bool> Connection::Handshake() {
-  tls_context_ = shared_.Tls();
-  if (tls_context_ == nullptr) co_return true;
-  tls_ = std::make_unique<asio::ssl::stream<tcp::socket&>>(socket_, *tls_context_);
+  if (shared_.tls == nullptr) co_return true;
+  SSL* const ssl = SSL_new(shared_.tls->Context().get());
+  if (ssl == nullptr) co_return false;
+  tls_ = std::make_unique<asio::ssl::stream<tcp::socket&>>(socket_, ssl);  // takes it
   SetDeadline(shared_.options.read_timeout);
   const auto [error] = co_await tls_->async_handshake(asio::ssl::stream_base::server, kValues);
   if (error) co_return false;
   NoDeadline();
-  X509* const certificate = SSL_get1_peer_certificate(tls_->native_handle());
-  if (certificate == nullptr) co_return true;
-  std::array<char, 256> name{};
-  const int length = X509_NAME_get_text_by_NID(X509_get_subject_name(certificate), NID_commonName,
-                                               name.data(), static_cast<int>(name.size()));
-  X509_free(certificate);
-  if (length > 0) certificate_name_.assign(name.data(), static_cast<size_t>(length));
+  certificate_name_ = ClientName(tls_->native_handle());
   co_return true;
 }
 
@@ -527,30 +514,12 @@ Task<> Connection::Linger() {
   timed_out_ = false;
 }
 
-// TLS as gRPC's port has it: the same files, the same rule about clients' certificates.
-absl::StatusOr<std::shared_ptr<asio::ssl::context>> MakeTls(const HttpServerOptions& options) {
-  auto context = std::make_shared<asio::ssl::context>(asio::ssl::context::tls_server);
-  SSL_CTX_set_min_proto_version(context->native_handle(), TLS1_2_VERSION);
-  SSL_CTX_set_mode(context->native_handle(), SSL_MODE_RELEASE_BUFFERS);
-  error_code error;
-  context->use_certificate_chain_file(options.tls_cert, error);
-  if (!error) context->use_private_key_file(options.tls_key, asio::ssl::context::pem, error);
-  if (!error && !options.tls_client_ca.empty()) {
-    context->load_verify_file(options.tls_client_ca, error);
-    context->set_verify_mode(asio::ssl::verify_peer | asio::ssl::verify_fail_if_no_peer_cert);
-    // Sessions carry the client's identity; without a context id OpenSSL refuses to resume them.
-    SSL_CTX_set_session_cache_mode(context->native_handle(), SSL_SESS_CACHE_OFF);
-    SSL_CTX_set_options(context->native_handle(), SSL_OP_NO_TICKET);
-  }
-  if (error) return absl::InvalidArgumentError(Concat("--tls-cert: ", error.message()));
-  return context;
-}
-
-void StartConnection(const std::shared_ptr<IoThread>& io, tcp::socket socket) {
+// `crowded`: there are too few descriptors for one more connection.
+void StartConnection(const std::shared_ptr<IoThread>& io, tcp::socket socket, bool crowded) {
   if (io->stopping) return;
   Shared& shared = io->shared;
   ++shared.accepted;
-  if (shared.connections >= static_cast<int64_t>(shared.max_connections)) {
+  if (crowded || shared.connections >= static_cast<int64_t>(shared.options.max_connections)) {
     if (io->idle.empty()) {
       ++shared.refused;
       static constexpr std::string_view kBusy =
@@ -558,7 +527,7 @@ void StartConnection(const std::shared_ptr<IoThread>& io, tcp::socket socket) {
           "Connection: close\r\n\r\n";
       error_code ignored;
       socket.non_blocking(true, ignored);
-      if (shared.Tls() == nullptr) socket.write_some(asio::buffer(kBusy), ignored);
+      if (shared.tls == nullptr) socket.write_some(asio::buffer(kBusy), ignored);
       return;
     }
     ++shared.evicted;
@@ -588,8 +557,9 @@ Task<> Tick(std::shared_ptr<IoThread> io) {
 
 class HttpServer::Impl {
  public:
-  Impl(const HttpServerOptions& options, HttpHandler& handler, Log& log, const engine::Clock& clock)
-      : log_(log) {
+  Impl(const HttpServerOptions& options, HttpHandler& handler, Log& log, const engine::Clock& clock,
+       std::function<void(const absl::Status&)> on_listener_failure)
+      : log_(log), on_listener_failure_(std::move(on_listener_failure)) {
     shared_.options = options;
     shared_.handler = &handler;
     shared_.clock = &clock;
@@ -600,110 +570,60 @@ class HttpServer::Impl {
 
   absl::Status Listen() {
     const HttpServerOptions& options = shared_.options;
-    const auto fail = [&](const error_code& error) {
+    auto tls = TlsFiles::Load(
+        {.cert = options.tls_cert, .key = options.tls_key, .client_ca = options.tls_client_ca},
+        TlsFiles::Protocol::kHttp1, [this](const absl::Status& status) {
+          log_.Event(LogLevel::kWarn, "http_tls", {{"message", ToStd(status.message())}});
+        });
+    if (!tls.ok()) return tls.status();
+    shared_.tls = *std::move(tls);
+    absl::StatusOr<std::unique_ptr<Acceptor>> acceptor =
+        Acceptor::Listen({.host = options.host, .port = options.port});
+    if (!acceptor.ok()) {
       return absl::UnavailableError(Concat("http: cannot listen on ", options.host, ":",
-                                           options.port, ": ", error.message()));
-    };
-    if (!options.tls_cert.empty()) {
-      auto tls = MakeTls(options);
-      if (!tls.ok()) return tls.status();
-      absl::MutexLock lock(&shared_.tls_mutex);
-      shared_.tls = *std::move(tls);
+                                           options.port, ": ", ToStd(acceptor.status().message())));
     }
-    LimitConnections();
-    error_code error;
-    tcp::resolver resolver(threads_[0]->context);
-    const auto found =
-        resolver.resolve(options.host, std::to_string(options.port), tcp::resolver::passive, error);
-    if (error) return fail(error);
-    const tcp::endpoint endpoint = found.begin()->endpoint();
-    acceptor_.emplace(threads_[0]->context);
-    acceptor_->open(endpoint.protocol(), error);
-    if (!error) acceptor_->set_option(tcp::acceptor::reuse_address(true), error);
-    if (!error) acceptor_->bind(endpoint, error);
-    if (!error) acceptor_->listen(asio::socket_base::max_listen_connections, error);
-    if (error) return fail(error);
-    port_ = acceptor_->local_endpoint().port();
-    asio::co_spawn(threads_[0]->context, Accept(), asio::detached);
-    if (!options.tls_cert.empty()) {
-      asio::co_spawn(threads_[0]->context, ReloadTls(), asio::detached);
-    }
+    acceptor_ = *std::move(acceptor);
     for (const std::shared_ptr<IoThread>& io : threads_) {
       asio::co_spawn(io->context, Tick(io), asio::detached);
       running_.emplace_back([io] { io->context.run(); });
     }
+    acceptor_->Start(ConnectionDescriptors(RaiseDescriptorLimit()),
+                     {.on_connection = [this](int fd) { HandOver(fd, /*crowded=*/false); },
+                      .on_crowded = [this](int fd) { HandOver(fd, /*crowded=*/true); },
+                      .on_refused = [this](uint64_t refused) { shared_.accept_errors += refused; },
+                      .on_failure = on_listener_failure_});
     return absl::OkStatus();
   }
 
-  int port() const { return port_; }
+  int port() const { return acceptor_->port(); }
   Shared& shared() { return shared_; }
 
  private:
-  // As many connections as descriptors allow, with a reserve for everybody else.
-  void LimitConnections() {
-    rlimit limit{};
-    shared_.max_connections = shared_.options.max_connections;
-    if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-    const rlim_t wanted = shared_.options.max_connections + kReservedDescriptors * 4;
-    if (limit.rlim_cur < wanted) {
-      rlimit raised = limit;
-      raised.rlim_cur = std::min(wanted, limit.rlim_max);
-      if (setrlimit(RLIMIT_NOFILE, &raised) == 0) limit = raised;
-    }
-    const size_t usable = limit.rlim_cur > 2 * kReservedDescriptors
-                              ? limit.rlim_cur - kReservedDescriptors
-                              : limit.rlim_cur / 2;
-    if (usable >= shared_.max_connections) return;
-    shared_.max_connections = usable;
-    log_.Event(LogLevel::kWarn, "http_connections",
-               {{"most", static_cast<uint64_t>(usable)},
-                {"wanted", static_cast<uint64_t>(shared_.options.max_connections)},
-                {"descriptors", static_cast<uint64_t>(limit.rlim_cur)}});
-  }
-
-  Task<> Accept() {
-    for (size_t next = 0; acceptor_->is_open(); ++next) {
-      const std::shared_ptr<IoThread> io = threads_[next % threads_.size()];
-      auto [error, socket] = co_await acceptor_->async_accept(io->context, kValues);
-      if (!acceptor_->is_open()) break;
-      if (!error) {
-        // std::function-like handlers must be copyable; a socket is not.
-        auto held = std::make_shared<tcp::socket>(std::move(socket));
-        asio::post(io->context, [io, held] { StartConnection(io, std::move(*held)); });
-        continue;
+  // To the I/O threads in turn.
+  void HandOver(int fd, bool crowded) {
+    const std::shared_ptr<IoThread> io = threads_[next_++ % threads_.size()];
+    asio::post(io->context, [io, fd, crowded] {
+      sockaddr_storage address = {};
+      socklen_t size = sizeof address;
+      getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size);
+      tcp::socket socket(io->context);
+      error_code error;
+      socket.assign(address.ss_family == AF_INET6 ? tcp::v6() : tcp::v4(), fd, error);
+      if (error) {
+        close(fd);
+        return;
       }
-      // Out of descriptors, mostly: the listener stays, and tries again when some may be free.
-      ++shared_.accept_errors;
-      asio::steady_timer pause(threads_[0]->context, std::chrono::milliseconds(50));
-      co_await pause.async_wait(kValues);
-    }
-  }
-
-  // New connections get the renewed certificate; files that are not good leave the old one.
-  Task<> ReloadTls() {
-    reload_.emplace(threads_[0]->context);
-    while (!threads_[0]->stopping) {
-      reload_->expires_after(kTlsReload);
-      const auto [error] = co_await reload_->async_wait(kValues);
-      if (error) break;
-      auto tls = MakeTls(shared_.options);
-      if (tls.ok()) {
-        absl::MutexLock lock(&shared_.tls_mutex);
-        shared_.tls = *std::move(tls);
-      } else {
-        log_.Event(LogLevel::kWarn, "http_tls", {{"message", ToStd(tls.status().message())}});
-      }
-    }
+      StartConnection(io, std::move(socket), crowded);
+    });
   }
 
   void Shutdown() {
     if (running_.empty()) return;
+    acceptor_->Stop();
     for (const std::shared_ptr<IoThread>& io : threads_) {
       asio::post(io->context, [this, io] {
         io->stopping = true;
-        error_code ignored;
-        if (io == threads_[0] && acceptor_.has_value()) acceptor_->close(ignored);
-        if (io == threads_[0] && reload_.has_value()) reload_->cancel();
         for (Connection* connection : io->connections) connection->Abort();
       });
     }
@@ -713,22 +633,22 @@ class HttpServer::Impl {
   }
 
   Log& log_;
+  const std::function<void(const absl::Status&)> on_listener_failure_;
   Shared shared_;
   std::vector<std::shared_ptr<IoThread>> threads_;
-  std::optional<tcp::acceptor> acceptor_;
-  std::optional<asio::steady_timer> reload_;
-  int port_ = 0;
+  std::unique_ptr<Acceptor> acceptor_;
+  size_t next_ = 0;  // thread, for a connection; the acceptor's thread
   std::vector<std::thread> running_;
 };
 
 HttpServer::HttpServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 HttpServer::~HttpServer() = default;
 
-absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const HttpServerOptions& options,
-                                                              HttpHandler& handler, Log& log,
-                                                              const engine::Clock& clock) {
+absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(
+    const HttpServerOptions& options, HttpHandler& handler, Log& log, const engine::Clock& clock,
+    std::function<void(const absl::Status&)> on_listener_failure) {
   WINNOW_CHECK(options.threads >= 1);
-  auto impl = std::make_unique<Impl>(options, handler, log, clock);
+  auto impl = std::make_unique<Impl>(options, handler, log, clock, std::move(on_listener_failure));
   if (absl::Status status = impl->Listen(); !status.ok()) return status;
   return std::unique_ptr<HttpServer>(new HttpServer(std::move(impl)));
 }

@@ -6,8 +6,8 @@
 // to be read, and how much is read ahead of a response (pipelining). An open stream costs no thread,
 // only its connection's state.
 //
-// When there are as many connections as may be, the one that has been idle longest makes room for a
-// new one; if none is idle, the new one gets 503 and is closed.
+// When there are as many connections as may be, by their own limit or by descriptors (acceptor.h), the one that
+// has been idle longest makes room for a new one; if none is idle, the new one gets 503 and is closed.
 //
 // Threads: `threads` I/O threads of its own; each connection stays on one of them. The methods may
 // be called from any other thread.
@@ -15,6 +15,7 @@
 #define WINNOW_SERVER_HTTP_HTTP_SERVER_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -56,10 +57,11 @@ struct HttpServerStats {
 class HttpServer {
  public:
   // Serves from now on. All references must outlive the server.
+  // `on_listener_failure`: nothing is accepted any more; from a thread of the server's, at most once.
   // InvalidArgument: the TLS files. Unavailable: the address is taken or cannot be bound.
-  static absl::StatusOr<std::unique_ptr<HttpServer>> Start(const HttpServerOptions& options,
-                                                           HttpHandler& handler, Log& log,
-                                                           const engine::Clock& clock);
+  static absl::StatusOr<std::unique_ptr<HttpServer>> Start(
+      const HttpServerOptions& options, HttpHandler& handler, Log& log, const engine::Clock& clock,
+      std::function<void(const absl::Status&)> on_listener_failure = [](const absl::Status&) {});
   // Closes every connection.
   ~HttpServer();
 

@@ -35,6 +35,10 @@ class Configuration(unittest.TestCase):
                                     stdout=full, stderr=subprocess.PIPE, text=True)
             self.assertEqual(result.returncode, 1)
             self.assertIn("standard output took no more", result.stderr)
+            for arguments in (["--version"], ["--help"], ["serve", "--help"]):
+                with self.subTest(arguments=arguments):
+                    said = subprocess.run([BIN, *arguments], stdout=full, stderr=subprocess.PIPE, text=True)
+                    self.assertEqual((said.returncode, said.stderr), (1, "winnow: standard output took no more\n"))
         self.assert_usage_error(run())
 
     def test_bad_values_say_where_they_come_from(self):

@@ -9,33 +9,7 @@ import unittest
 import grpc
 
 from harness import PATIENCE, SEED, Api, Server, counting_request, eventually, main
-
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-HEADERS, RST_STREAM, SETTINGS, PING, CONTINUATION = 1, 3, 4, 6, 9
-END_STREAM, END_HEADERS = 1, 4
-
-
-def frame(kind, flags, stream, payload=b""):
-    return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
-
-
-def literal(name, value):
-    """A header without indexing nor Huffman coding, of up to 126 + 127 bytes each."""
-    def string(text):
-        if len(text) < 127:
-            return bytes([len(text)]) + text
-        rest, out = len(text) - 127, bytearray([127])
-        while rest >= 128:
-            out.append(rest % 128 + 128)
-            rest //= 128
-        return bytes(out + bytes([rest])) + text
-    return b"\x00" + string(name) + string(value)
-
-
-def call_headers(*more, path=b"/winnow.v1.InferenceService/Generate"):
-    fields = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", path), (b":authority", b"x"),
-              (b"content-type", b"application/grpc"), (b"te", b"trailers"), *more]
-    return b"".join(literal(*field) for field in fields)
+from http2_attacks import CONTINUATION, END_HEADERS, END_STREAM, HEADERS, PREFACE, RST_STREAM, SETTINGS, call_headers, frame, literal
 
 
 class Hostile(unittest.TestCase):

@@ -14,13 +14,22 @@ done
 
 mkdir -p "$work/found"
 packages="absl_status absl_statusor absl_strings absl_flat_hash_set absl_flat_hash_map absl_synchronization absl_time fmt spdlog libpcre2-8 libutf8proc libcrypto"
-flags="-std=c++20 -O1 -g -I. -DFMT_SHARED -DSPDLOG_COMPILED_LIB -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all $(pkg-config --cflags $packages)"
+# Messages are generated anew for a target that names their files in `Protos:` lines.
+protos=$(sed -n 's|^// Protos: ||p' "tests/fuzz/${name}_fuzz.cc" | tr '\n' ' ')
+generated=
+if [ -n "$protos" ]; then
+  packages="$packages protobuf grpc++"
+  mkdir -p "$work/proto"
+  protoc -I proto --cpp_out="$work/proto" $protos
+  for proto in $protos; do generated="$generated $work/proto/${proto%.proto}.pb.cc"; done
+fi
+flags="-std=c++20 -O1 -g -I. -I$work/proto -DFMT_SHARED -DSPDLOG_COMPILED_LIB -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all $(pkg-config --cflags $packages)"
 # Only what the target says that it reaches, so that a run starts within a minute.
-sources="tests/fuzz/${name}_fuzz.cc $(sed -n 's|^// Sources: ||p' "tests/fuzz/${name}_fuzz.cc" | tr '\n' ' ')"
+sources="tests/fuzz/${name}_fuzz.cc $(sed -n 's|^// Sources: ||p' "tests/fuzz/${name}_fuzz.cc" | tr '\n' ' ') $generated"
 objects=
 for source in $sources; do
   object=$work/$(echo "$source" | tr / _).o
-  if [ ! -e "$object" ] || [ -n "$(find engine kernels tests/fuzz -newer "$object" \( -name '*.h' -o -path "$source" \) | head -1)" ]; then
+  if [ ! -e "$object" ] || [ -n "$(find engine kernels server tests/fuzz -newer "$object" \( -name '*.h' -o -path "$source" \) | head -1)" ]; then
     echo "$source"
     "$compiler" $flags -fsanitize=fuzzer-no-link -c "$source" -o "$object"
   fi

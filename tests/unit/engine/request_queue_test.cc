@@ -49,6 +49,42 @@ TEST(RequestQueueTest, IsBoundedByTokens) {
   EXPECT_TRUE(queue.Push(Of(3, 40)).ok());
 }
 
+TEST(RequestQueueTest, ATenantsQuotaBoundsItsWaitingTokensAndNobodyElses) {
+  RequestQueue queue(10, 1000);
+  const auto of = [](RequestId id, int32_t tokens, const char* tenant, int64_t quota) {
+    Submission submission = Of(id, tokens);
+    submission.request.tenant = tenant;
+    submission.request.tenant_waiting_tokens = quota;
+    return submission;
+  };
+  ASSERT_TRUE(queue.Push(of(1, 60, "a", 100)).ok());
+  const absl::Status refused = queue.Push(of(2, 41, "a", 100));
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(refused.message().find("the tenant's quota of waiting_tokens: 60 wait, 41"), 0u)
+      << refused;
+  EXPECT_TRUE(queue.Push(of(3, 40, "a", 100)).ok());
+  EXPECT_TRUE(queue.Push(of(4, 500, "b", 0)).ok());
+  EXPECT_FALSE(queue.Push(of(5, 200, "c", 100)).ok()) << "also one alone";
+  queue.AdjustWaiting("a", -1, -60);
+  EXPECT_TRUE(queue.Push(of(6, 60, "a", 100)).ok());
+}
+
+TEST(RequestQueueTest, CheckRoomSaysWhatPushWould) {
+  RequestQueue queue(4, 1000);
+  EXPECT_TRUE(queue.CheckRoom("", 4).ok());
+  for (RequestId id = 1; id <= 3; ++id) ASSERT_TRUE(queue.Push(Of(id, 1)).ok());
+  EXPECT_TRUE(queue.CheckRoom("", 1).ok());
+  EXPECT_EQ(queue.CheckRoom("", 2).code(), absl::StatusCode::kResourceExhausted);
+  ASSERT_TRUE(queue.Push(Of(4, 1)).ok());
+  EXPECT_FALSE(queue.CheckRoom("", 1).ok());
+  EXPECT_TRUE(queue.CheckRoom("another", 1).ok())
+      << "half as much again is for tenants with little";
+  EXPECT_EQ(queue.counts().rejected, 3u);
+  EXPECT_EQ(queue.counts().waiting_requests, 4) << "asking takes no room";
+  queue.Close("draining");
+  EXPECT_TRUE(queue.CheckRoom("", 1).ok()) << "Push has the reason";
+}
+
 TEST(RequestQueueTest, APromptBeyondTheBoundIsTakenWhenNobodyWaits) {
   RequestQueue queue(10, 100);
   EXPECT_TRUE(queue.Push(Of(1, 500)).ok());

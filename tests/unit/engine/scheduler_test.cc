@@ -19,7 +19,8 @@ struct Scene {
   int32_t max_running = 8;
   int32_t num_blocks = 100;
   std::vector<SequenceView> sequences = {};
-  std::vector<int64_t> served = {0, 0, 0};
+  std::vector<double> served = {0, 0, 0};
+  std::vector<double> weights = {1, 1, 1};
 
   void Running(int32_t known, int32_t computed, bool paused = false, bool yields = false) {
     sequences.push_back({.phase = Phase::kRunning,
@@ -49,7 +50,8 @@ struct Scene {
                            .free_blocks = scarce ? 0 : free_blocks(),
                            .scarce = scarce,
                            .sequences = sequences,
-                           .served = served});
+                           .served = served,
+                           .weights = weights});
   }
 };
 
@@ -158,6 +160,21 @@ TEST(SchedulerTest, TheTenantServedLeastIsAdmittedFirstInOrderOfArrival) {
   scene.Waiting(4, 2);
   // Tenant 1 (20), which is then at 30; tenant 2 (25), then at 29 but with nothing left; tenant 1.
   EXPECT_EQ(scene.Plan().admit, (std::vector<int32_t>{1, 3, 2}));
+}
+
+TEST(SchedulerTest, AWeightMakesAnAdmissionCostLess) {
+  Scene scene{.max_running = 4};
+  scene.weights = {4, 1, 1};
+  scene.Waiting(8, 0);
+  scene.Waiting(8, 0);
+  scene.Waiting(8, 0);
+  scene.Waiting(5, 1);
+  // Tenant 0 is at 2 after its first, tenant 1 at 5 after its only one; then tenant 0 again at 2 and 4.
+  EXPECT_EQ(scene.Plan().admit, (std::vector<int32_t>{0, 3, 1, 2}));
+  scene.weights = {1, 1, 1};
+  scene.max_running = 3;
+  scene.Waiting(5, 1);
+  EXPECT_EQ(scene.Plan().admit, (std::vector<int32_t>{0, 3, 4}));
 }
 
 TEST(SchedulerTest, TheLastAdmittedGivesItsBlocksWhenTheyRunOut) {
@@ -348,7 +365,7 @@ TEST(SchedulerTest, RandomScenesKeepEveryRule) {
     for (int32_t i = pick(0, 6); i > 0; --i) {
       scene.Waiting(pick(1, scene.num_blocks * kBlockTokens), pick(0, 2));
     }
-    for (int64_t& served : scene.served) served = pick(0, 100);
+    for (double& served : scene.served) served = pick(0, 100);
     CheckPlan(scene, scene.Plan());
     if (HasFailure()) return;
   }

@@ -23,6 +23,20 @@ TEST(TenantSharesTest, ATenantKeepsItsIndexWhileItHasRequests) {
   EXPECT_EQ(shares.served()[a], 10);
 }
 
+TEST(TenantSharesTest, AWeightDividesWhatIsCharged) {
+  TenantShares shares;
+  const int32_t heavy = shares.Join("heavy", 4);
+  const int32_t light = shares.Join("light", 0.5);
+  shares.Charge(heavy, 100);
+  shares.Charge(light, 100);
+  EXPECT_EQ(shares.served()[heavy], 25);
+  EXPECT_EQ(shares.served()[light], 200);
+  shares.Join("heavy", 2);  // what came last counts
+  shares.Charge(heavy, 100);
+  EXPECT_EQ(shares.served()[heavy], 75);
+  EXPECT_EQ(shares.weights()[heavy], 2);
+}
+
 TEST(TenantSharesTest, ANewcomerStartsAtTheLevel) {
   TenantShares shares;
   const int32_t a = shares.Join("a");

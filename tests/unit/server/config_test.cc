@@ -329,7 +329,6 @@ TEST_F(CheckConfigTest, HttpHasGrpcsRuleAboutTheNetworkAndAPortOfItsOwn) {
   EXPECT_THAT(Error(), HasSubstr("--metrics and --http are both"));
   config_.http = "off";
   config_.api_keys = "/keys";
-  EXPECT_THAT(Error(), HasSubstr("--api-keys is for HTTP"));
 }
 
 TEST_F(CheckConfigTest, BoundsThatContradictEachOtherAreRefused) {

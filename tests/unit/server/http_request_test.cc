@@ -6,8 +6,8 @@
 #include <fstream>
 #include <sstream>
 
+#include "server/api_keys.h"
 #include "server/http/anthropic.h"
-#include "server/http/api_keys.h"
 #include "server/http/openai_request.h"
 #include "server/http/responses.h"
 #include "tests/unit/server/movable_clock.h"

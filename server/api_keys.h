@@ -1,4 +1,4 @@
-// Keys that HTTP clients must show, from a file of their SHA-256 hashes: who reads the file cannot
+// Keys that clients must show, over HTTP and gRPC, from a file of their SHA-256 hashes: who reads the file cannot
 // use them. Each key has a name, which is the tenant of whoever shows it.
 //
 //   # one line for each key: the name, and the hash as `printf %s "$KEY" | sha256sum` prints it
@@ -8,8 +8,8 @@
 // read again when it changes; one that is not good leaves the keys as they were.
 //
 // Threads: any.
-#ifndef WINNOW_SERVER_HTTP_API_KEYS_H_
-#define WINNOW_SERVER_HTTP_API_KEYS_H_
+#ifndef WINNOW_SERVER_API_KEYS_H_
+#define WINNOW_SERVER_API_KEYS_H_
 
 #include <array>
 #include <cstdint>
@@ -17,14 +17,13 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "engine/clock.h"
 #include "server/log.h"
+#include "server/watched_file.h"
 
 namespace winnow::server {
 
@@ -45,20 +44,12 @@ class ApiKeys {
   };
   using Entries = std::vector<Entry>;
 
-  ApiKeys(std::string path, Log& log, const engine::Clock& clock);
-  absl::StatusOr<Entries> Read() const;
-  std::string Stamp() const;  // changes when the file does
-  void LookAgain() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  explicit ApiKeys(std::unique_ptr<WatchedFile<Entries>> file) : file_(std::move(file)) {}
+  static absl::StatusOr<Entries> Parse(const std::string& text);
 
-  const std::string path_;
-  Log& log_;
-  const engine::Clock& clock_;
-  absl::Mutex mutex_;
-  std::shared_ptr<const Entries> entries_ ABSL_GUARDED_BY(mutex_);
-  std::string stamp_ ABSL_GUARDED_BY(mutex_);
-  engine::TimePoint looked_ ABSL_GUARDED_BY(mutex_);
+  const std::unique_ptr<WatchedFile<Entries>> file_;
 };
 
 }  // namespace winnow::server
 
-#endif  // WINNOW_SERVER_HTTP_API_KEYS_H_
+#endif  // WINNOW_SERVER_API_KEYS_H_

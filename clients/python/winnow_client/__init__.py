@@ -1,0 +1,13 @@
+"""A client of winnow's gRPC service, for threads and for asyncio.
+
+    from winnow_client import Client
+    with Client("127.0.0.1:50051") as client:
+        print(client.generate("Once upon a time", max_tokens=32).text)
+        for piece in client.stream(messages=[("user", "Hello")], policy="lsh:k=2%"):
+            print(piece.text, end="", flush=True)
+"""
+from .client import AsyncClient, Client
+from .errors import RetryPolicy, WinnowError
+from .types import Answer, Choice, Piece, TokenPiece
+
+__all__ = ["Answer", "AsyncClient", "Choice", "Client", "Piece", "RetryPolicy", "TokenPiece", "WinnowError"]

@@ -1,0 +1,58 @@
+// TLS of a listening port, from PEM files that may be renewed while it is served.
+//
+// Threads: any.
+#ifndef WINNOW_SERVER_TLS_FILES_H_
+#define WINNOW_SERVER_TLS_FILES_H_
+
+#include <openssl/ssl.h>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+
+namespace winnow::server {
+
+struct TlsPaths {
+  std::string cert, key;  // empty: plaintext
+  std::string client_ca;  // empty: clients are not asked for a certificate
+};
+
+class TlsFiles {
+ public:
+  enum class Protocol { kHttp1, kHttp2 };  // kHttp2: clients must ask for it (ALPN), as gRPC's do
+
+  // Files that are not good any more, when they are read again.
+  using Problem = std::function<void(const absl::Status&)>;
+
+  // InvalidArgument: the files. Null where there are none.
+  static absl::StatusOr<std::unique_ptr<TlsFiles>> Load(TlsPaths paths, Protocol protocol,
+                                                        Problem on_problem);
+
+  // For a new connection. The files are read again after a minute; files that are not good leave what there
+  // was, and are told.
+  std::shared_ptr<SSL_CTX> Context();
+
+ private:
+  TlsFiles(TlsPaths paths, Protocol protocol, Problem on_problem);
+  absl::StatusOr<std::shared_ptr<SSL_CTX>> Read() const;
+
+  const TlsPaths paths_;
+  const Protocol protocol_;
+  const Problem on_problem_;
+  absl::Mutex mutex_;
+  std::shared_ptr<SSL_CTX> context_ ABSL_GUARDED_BY(mutex_);
+  std::chrono::steady_clock::time_point read_at_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Whom the certificate names that the client showed and that was verified: its common name, else the first of
+// its other names; "" if it showed none.
+std::string ClientName(SSL* tls);
+
+}  // namespace winnow::server
+
+#endif  // WINNOW_SERVER_TLS_FILES_H_

@@ -1,0 +1,222 @@
+#!/usr/bin/python3
+"""Tenants over gRPC and HTTP: keys, quotas, weights, and fairness beside one that floods."""
+import hashlib
+import http.client
+import json
+import threading
+import time
+import unittest
+
+import grpc
+
+import harness
+from harness import Api, Server, counting_request, details_of, eventually, inference, main, run, temporary_directory
+
+PROMPT = "Once upon a time there was a fox. " * 40
+
+
+def hashed(**keys):
+    return "".join(f"{name} {hashlib.sha256(key.encode()).hexdigest()}\n" for name, key in keys.items())
+
+
+def generate(api, tokens=1, text="Count: one two three", timeout=harness.PATIENCE, **metadata):
+    pairs = [(name.replace("_", "-"), value) for name, value in metadata.items()]
+    return list(api.generate(counting_request(text, tokens), metadata=pairs, timeout=timeout))
+
+
+def post(server, body, **headers):
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=harness.PATIENCE)
+    connection.request("POST", "/v1/completions", json.dumps(body), {k.replace("_", "-"): v for k, v in headers.items()})
+    response = connection.getresponse()
+    answer = json.loads(response.read())
+    connection.close()
+    return response.status, dict(response.getheaders()), answer
+
+
+class Keys(unittest.TestCase):
+    def refused(self, code, reason, call):
+        with self.assertRaises(grpc.RpcError) as caught:
+            call()
+        self.assertEqual(caught.exception.code(), code)
+        self.assertEqual(details_of(caught.exception)["ErrorInfo"].reason, reason)
+
+    def test_every_call_but_health_wants_a_key_and_its_name_is_the_tenant(self):
+        with temporary_directory() as directory:
+            keys = directory / "keys"
+            keys.write_text(hashed(alice="a-key", bob="b-key"))
+            with Server("--api-keys", keys) as server:
+                api = Api(server.address)
+                self.assertTrue(api.serving())
+                calls = [lambda metadata: list(api.generate(counting_request("x", 1), metadata=metadata)),
+                         lambda metadata: api.tokenize(inference.TokenizeRequest(text=inference.TextPrompt(text="x")), metadata=metadata),
+                         lambda metadata: api.get_model(inference.GetModelRequest(), metadata=metadata)]
+                for call in calls:
+                    for metadata in ([], [("authorization", "Bearer c-key")], [("authorization", "a-key")], [("x-api-key", "")]):
+                        self.refused(grpc.StatusCode.UNAUTHENTICATED, "INVALID_API_KEY", lambda: call(metadata))
+                    call([("authorization", "Bearer a-key")])
+                    call([("x-api-key", "b-key")])
+                cached = lambda **metadata: generate(api, 2, PROMPT, **metadata)[-1].finish.usage.cached_tokens
+                self.assertEqual(cached(authorization="Bearer a-key"), 0)
+                self.assertEqual(cached(authorization="bearer b-key"), 0)  # another tenant
+                self.assertGreater(cached(x_api_key="a-key"), 0)
+                # The same tenant over HTTP.
+                answer = post(server, {"prompt": PROMPT, "max_tokens": 2}, x_api_key="a-key")[2]
+                self.assertGreater(answer["usage"]["prompt_tokens_details"]["cached_tokens"], 0)
+                self.refused(grpc.StatusCode.PERMISSION_DENIED, "TENANT_MISMATCH",
+                             lambda: generate(api, authorization="Bearer a-key", x_winnow_tenant="bob"))
+                self.assertIn("alice", {e.get("tenant") for e in server.events() if e["event"] == "request"})
+                (directory / "key").write_text("a-key\n")
+                said = run("generate", "--server", server.address, "--prompt", "x", "--max-tokens", 2, "--api-key-file", directory / "key")
+                self.assertEqual(said.returncode, 0, said.stderr)
+                keys.write_text("not a line of keys\n")  # leaves what there was
+                time.sleep(1.1)
+                generate(api, x_api_key="a-key")
+                keys.write_text(hashed(carol="c-key"))
+                def known(key):
+                    try:
+                        generate(api, x_api_key=key)
+                    except grpc.RpcError:
+                        return False
+                    return True
+                eventually(lambda: known("c-key"), "the new key")
+                self.assertFalse(known("a-key"))
+
+
+class Quotas(unittest.TestCase):
+    FILE = """
+default: {requests: 50}
+tenants:
+  few: {requests: 2}
+  short: {waiting_tokens: 300}
+  small: {running_tokens: 500}
+"""
+
+    def held(self, api, tokens, text, tenant, count):
+        """Calls that stay open."""
+        calls = [api.generate(counting_request(text, tokens), metadata=[("x-winnow-tenant", tenant)]) for _ in range(count)]
+        for call in calls:
+            threading.Thread(target=lambda call=call: [None for _ in self.quiet(call)], daemon=True).start()
+        return calls
+
+    def quiet(self, call):
+        try:
+            yield from call
+        except grpc.RpcError:
+            pass
+
+    def over(self, server, api, tenant, quota, body, request):
+        with self.assertRaises(grpc.RpcError) as caught:
+            list(api.generate(request, metadata=[("x-winnow-tenant", tenant)], timeout=harness.PATIENCE))
+        self.assertEqual(caught.exception.code(), grpc.StatusCode.RESOURCE_EXHAUSTED)
+        details = details_of(caught.exception)
+        self.assertEqual(details["ErrorInfo"].reason, "QUOTA_EXCEEDED")
+        self.assertIn("RetryInfo", details)
+        self.assertIn(f"quota of {quota}", caught.exception.details())
+        status, headers, answer = post(server, body, x_winnow_tenant=tenant)
+        self.assertEqual((status, answer["error"]["code"]), (429, "quota_exceeded"))
+        self.assertIn(f"quota of {quota}", answer["error"]["message"])
+        self.assertGreaterEqual(int(headers["Retry-After"]), 1)
+
+    def told(self, server, api, level, text):
+        """The file is looked at by whoever asks, once a second at most."""
+        def found():
+            generate(api, 1, x_winnow_tenant="another")
+            return any(e["event"] == "tenants" and e["level"] == level and text in e.get("message", "") for e in server.events())
+        eventually(found, f"a line about the file: {level} {text}")
+
+    def test_each_quota_is_kept_and_named(self):
+        with temporary_directory() as directory:
+            path = directory / "tenants.yaml"
+            path.write_text(self.FILE)
+            with Server("--tenants", path, "--max-running", 2, "--prefix-cache", "off") as server:
+                api = Api(server.address)
+                running = lambda: server.metric("winnow_requests_running")
+                # small: 500 tokens of prompt and answer together.
+                self.over(server, api, "small", "running_tokens", {"prompt": "x", "max_tokens": 600}, counting_request("x", 600))
+                generate(api, 4, x_winnow_tenant="small")
+                # few: two calls.
+                calls = self.held(api, 20000, "x", "few", 2)
+                eventually(lambda: running() == 2, "both run")
+                self.over(server, api, "few", "requests", {"prompt": "x", "max_tokens": 1}, counting_request("x", 1))
+                # short: what waits behind those two.
+                calls += self.held(api, 1, "word " * 200, "short", 1)
+                eventually(lambda: server.metric("winnow_requests_waiting") == 1, "one waits")
+                self.over(server, api, "short", "waiting_tokens", {"prompt": "word " * 200, "max_tokens": 1},
+                          counting_request("word " * 200, 1))
+                calls += self.held(api, 1, "word " * 200, "another", 1)  # has no such quota
+                eventually(lambda: server.metric("winnow_requests_waiting") == 2, "the other waits")
+                for call in calls:
+                    call.cancel()
+                # What was held is given back.
+                eventually(lambda: running() == 0, "the end of all")
+                eventually(lambda: server.metric("winnow_requests_waiting") == 0, "none waits")
+                for tenant in ("few", "short", "small"):
+                    generate(api, 2, x_winnow_tenant=tenant)
+                path.write_text("tenants:\n  few: {reqests: 1}\n")
+                self.told(server, api, "warn", "did you mean requests?")
+                path.write_text("tenants:\n  small: {running_tokens: 5000}\n")
+                self.told(server, api, "info", "")
+                generate(api, 600, x_winnow_tenant="small")
+
+    def test_a_bad_file_is_named_with_its_line(self):
+        for text, message in (("tenants:\n  a: {weight: 0}\n", ":2: weight: must be a number in [0.01, 1000]"),
+                              ("tenents: {}\n", ":1: unknown key tenents: did you mean tenants?"),
+                              ("tenants:\n  a/b: {}\n", ":2: a tenant's name"),
+                              ("tenants: [", ":"), ("default: {requests: -1}\n", ":1: requests: must be an integer")):
+            with temporary_directory() as directory:
+                (directory / "t").write_text(text)
+                with self.assertRaises(RuntimeError) as caught:
+                    Server("--tenants", directory / "t")
+                self.assertIn("(2)", str(caught.exception))
+                self.assertIn(f"t{message}", str(caught.exception).replace("\\\\", ""))
+
+
+class Shares(unittest.TestCase):
+    """Tenants that ask all the time, over HTTP: each connection asks again as soon as it was answered or refused."""
+    FLAGS = ("--max-running", "4", "--queue-requests", "16", "--prefix-cache", "off")
+    SECONDS = 6
+
+    def load(self, server, calls_of):
+        served, until = dict.fromkeys(calls_of, 0), time.monotonic() + self.SECONDS
+        lock = threading.Lock()
+
+        def one(tenant):
+            connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=harness.PATIENCE)
+            body = json.dumps({"prompt": "Count: one two three", "max_tokens": 32, "ignore_eos": True})
+            while time.monotonic() < until:
+                connection.request("POST", "/v1/completions", body, {"x-winnow-tenant": tenant})
+                response = connection.getresponse()
+                answer = json.loads(response.read())
+                if response.status == 200 and time.monotonic() < until:
+                    with lock:
+                        served[tenant] += answer["usage"]["completion_tokens"]
+                elif response.status == 429:
+                    time.sleep(0.01)
+            connection.close()
+
+        threads = [threading.Thread(target=one, args=(tenant,)) for tenant, calls in calls_of.items() for _ in range(calls)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return served
+
+    def test_one_of_five_floods(self):
+        with Server(*self.FLAGS) as server:
+            served = self.load(server, {"flood": 40, "a": 4, "b": 4, "c": 4, "d": 4})
+            jain = sum(served.values()) ** 2 / (5 * sum(t * t for t in served.values()))
+            print(f"Jain's index {jain:.3f}, served {served}", flush=True)
+            self.assertGreaterEqual(jain, 0.95)
+
+    def test_weights(self):
+        with temporary_directory() as directory:
+            (directory / "t").write_text("tenants: {double: {weight: 2}, half: {weight: 0.5}}\n")
+            with Server(*self.FLAGS, "--tenants", directory / "t") as server:
+                served = self.load(server, {"double": 8, "one": 8, "half": 8})
+                print(f"weights 2, 1, 0.5: served {served}", flush=True)
+                self.assertAlmostEqual(served["double"] / served["one"], 2, delta=0.5)
+                self.assertAlmostEqual(served["one"] / served["half"], 2, delta=0.6)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+// Bodies of the HTTP routes that take JSON. The first byte chooses the route. A body that is taken makes a message
+// that Protobuf writes and reads back; one that is not has a status with a message that is UTF-8.
+//
+// Protos: winnow/v1/inference.proto google/rpc/status.proto google/rpc/error_details.proto
+// Sources: server/http/anthropic.cc server/http/http_error.cc server/http/http_exchange.cc server/http/json_fields.cc
+// Sources: server/http/openai_request.cc server/http/responses.cc server/status.cc server/utf8.cc
+// Sources: engine/text/unicode_text.cc kernels/check.cc
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "engine/text/unicode_text.h"
+#include "kernels/check.h"
+#include "server/http/anthropic.h"
+#include "server/http/http_error.h"
+#include "server/http/openai_request.h"
+#include "server/http/responses.h"
+
+namespace server = winnow::server;
+
+namespace {
+
+void CheckError(const absl::Status& status) {
+  WINNOW_CHECK(!status.ok());
+  const server::HttpError error = server::ToHttpError(status, {});
+  WINNOW_CHECK(error.status >= 400 && error.status < 500);
+  WINNOW_CHECK(winnow::engine::FindInvalidUtf8(error.message) == std::string::npos);
+  WINNOW_CHECK(!server::OpenAiErrorBody(error).empty());
+}
+
+void CheckMessage(const google::protobuf::Message& message) {
+  const std::string bytes = message.SerializeAsString();
+  winnow::v1::GenerateRequest again;
+  if (message.GetDescriptor() == again.GetDescriptor()) WINNOW_CHECK(again.ParseFromString(bytes));
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  if (size < 1) return 0;
+  const std::string_view body(reinterpret_cast<const char*>(data + 1), size - 1);
+  const auto check = [](const auto& parsed, const auto& message) {
+    if (parsed.ok()) {
+      CheckMessage(message(*parsed));
+    } else {
+      CheckError(parsed.status());
+    }
+  };
+  const auto generate = [](const auto& parsed) -> const google::protobuf::Message& {
+    return parsed.generate;
+  };
+  switch (data[0] % 7) {
+    case 0:
+      check(server::ParseChatRequest(body), generate);
+      break;
+    case 1:
+      check(server::ParseCompletionRequest(body), generate);
+      break;
+    case 2:
+      check(server::ParseAnthropicRequest(body, /*counting=*/(data[0] & 0x80) != 0), generate);
+      break;
+    case 3:
+      check(server::ParseResponsesRequest(body), generate);
+      break;
+    case 4:
+      check(server::ParseTokenizeBody(body),
+            [](const auto& parsed) -> const google::protobuf::Message& { return parsed.prompt; });
+      break;
+    case 5:
+      check(server::ParseDetokenizeBody(body),
+            [](const auto& parsed) -> const google::protobuf::Message& { return parsed.request; });
+      break;
+    default:
+      if (const auto parsed = server::ParseRenderBody(body); !parsed.ok()) {
+        CheckError(parsed.status());
+      } else {
+        for (const auto& prompt : parsed->prompts) CheckMessage(prompt);
+      }
+  }
+  return 0;
+}
