@@ -50,7 +50,8 @@ GrpcServer::~GrpcServer() { Shutdown(absl::ZeroDuration()); }
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const ServeConfig& config,
                                                               int64_t max_message_bytes,
                                                               InferenceService& inference,
-                                                              Events events) {
+                                                              Events events,
+                                                              std::vector<grpc::Service*> more) {
   absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> credentials =
       MakeServerCredentials(config);
   if (!credentials.ok()) return credentials.status();
@@ -69,6 +70,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const ServeConfig&
   impl->connections = builder.experimental().AddExternalConnectionAcceptor(
       grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, *credentials);
   builder.RegisterService(&inference.service());
+  for (grpc::Service* service : more) builder.RegisterService(service);
   builder.SetOption(std::make_unique<ReflectionOption>(config.reflection));
 
   // gRPC inflates before it looks at the size: 1.5 MB become 1.5 GiB. Calls that say they are compressed

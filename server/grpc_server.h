@@ -5,11 +5,16 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "server/config.h"
 #include "server/inference_service.h"
+
+namespace grpc {
+class Service;
+}
 
 namespace winnow::server {
 
@@ -23,12 +28,14 @@ class GrpcServer {
     std::function<void(const absl::Status&)> on_listener_failure = [](const absl::Status&) {};
   };
 
-  // Listens and serves from now on; health says SERVING. `inference` must outlive the server.
+  // Listens and serves from now on; health says SERVING. `inference` must outlive the server, and so must `more`: other
+  // services on the same port.
   // InvalidArgument: the TLS files. Unavailable: the address is taken or cannot be bound.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(const ServeConfig& config,
                                                            int64_t max_message_bytes,
                                                            InferenceService& inference,
-                                                           Events events);
+                                                           Events events,
+                                                           std::vector<grpc::Service*> more = {});
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(const ServeConfig& config,
                                                            int64_t max_message_bytes,
                                                            InferenceService& inference) {

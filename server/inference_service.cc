@@ -1,74 +1,28 @@
 #include "server/inference_service.h"
 
 #include <grpc/support/time.h>
-#include <grpcpp/security/auth_context.h>
 #include <grpcpp/server_context.h>
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/server_callback.h>
 
 #include <algorithm>
+#include <deque>
+#include <iterator>
 #include <set>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/cord.h"
 #include "engine/mutex.h"
+#include "server/grpc_call.h"
 #include "server/status.h"
 #include "server/strings.h"
-#include "server/wire.h"
 #include "winnow/v1/inference.grpc.pb.h"
 
 namespace winnow::server {
 namespace {
 
-constexpr char kTenantKey[] = "x-winnow-tenant";
 constexpr char kRequestIdKey[] = "x-winnow-request-id";
-
-absl::Status Parse(const grpc::ByteBuffer& bytes, google::protobuf::Message& message) {
-  // Reset, or its connection gone, between the call's beginning and its message.
-  if (!bytes.Valid()) {
-    return ErrorWithReason(absl::StatusCode::kCancelled, "CANCELLED",
-                           "the call ended before its message came");
-  }
-  grpc::Slice slice;
-  if (!bytes.DumpToSingleSlice(&slice).ok()) {
-    return ErrorWithReason(absl::StatusCode::kInvalidArgument, "INVALID_ENCODING",
-                           "the message cannot be read");
-  }
-  return ParseMessage({reinterpret_cast<const char*>(slice.begin()), slice.size()}, message);
-}
-
-grpc::ByteBuffer Serialize(const google::protobuf::Message& message) {
-  grpc::Slice slice(message.SerializeAsString());
-  return grpc::ByteBuffer(&slice, 1);
-}
-
-// Whom the call counts for. A verified certificate is an identity; the metadata key is only a
-// fairness key, and may not claim another tenant than the certificate.
-absl::StatusOr<std::string> TenantOf(const grpc::CallbackServerContext& context) {
-  std::string claimed;
-  const auto range = context.client_metadata().equal_range(kTenantKey);
-  for (auto it = range.first; it != range.second; ++it) {
-    const std::string_view value(it->second.data(), it->second.size());
-    if (absl::Status status = Validator::CheckTenant(value); !status.ok()) return status;
-    if (it != range.first && value != claimed) {
-      return ErrorWithReason(absl::StatusCode::kInvalidArgument, "INVALID_METADATA",
-                             "x-winnow-tenant is there twice");
-    }
-    claimed = std::string(value);
-  }
-  const std::shared_ptr<const grpc::AuthContext> auth = context.auth_context();
-  if (auth == nullptr || !auth->IsPeerAuthenticated()) return claimed;
-  std::vector<grpc::string_ref> names = auth->FindPropertyValues("x509_common_name");
-  if (names.empty()) names = auth->GetPeerIdentity();
-  if (names.empty()) return claimed;
-  const std::string identity(names.front().data(), names.front().size());
-  if (!claimed.empty() && claimed != identity) {
-    return ErrorWithReason(absl::StatusCode::kPermissionDenied, "TENANT_MISMATCH",
-                           "x-winnow-tenant is not the certificate's common name");
-  }
-  return identity;
-}
 
 // gRPC's deadline is on its own clock; what is left of it counts, and the wall clock does not.
 std::optional<engine::TimePoint> DeadlineOf(grpc::CallbackServerContext& context,
@@ -80,6 +34,18 @@ std::optional<engine::TimePoint> DeadlineOf(grpc::CallbackServerContext& context
   if (left.tv_sec > int64_t{10} * 365 * 24 * 3600) return std::nullopt;
   return clock.Now() + std::chrono::seconds(left.tv_sec) + std::chrono::nanoseconds(left.tv_nsec);
 }
+
+// winnow.v1's own messages.
+class OwnCodec final : public GenerateCodec {
+ public:
+  absl::Status Read(const grpc::ByteBuffer& bytes, v1::GenerateRequest& message,
+                    CallInfo& info) override {
+    return ParseBuffer(bytes, message);
+  }
+  std::vector<grpc::ByteBuffer> Write(v1::GenerateResponse message) override {
+    return {SerializeBuffer(message)};
+  }
+};
 
 class GenerateReactor;
 
@@ -125,21 +91,24 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
  public:
   static GenerateReactor* Start(Generator& generator, StuckStreams& stuck,
                                 grpc::CallbackServerContext& context,
-                                const grpc::ByteBuffer& request) {
-    auto reactor = std::make_shared<GenerateReactor>(stuck, context);
+                                const grpc::ByteBuffer& request,
+                                std::unique_ptr<GenerateCodec> codec) {
+    auto reactor = std::make_shared<GenerateReactor>(stuck, context, std::move(codec));
     stuck.Add(reactor);
     CallInfo info;
     info.transport = "grpc";
     info.deadline = DeadlineOf(context, generator.clock());
     v1::GenerateRequest message;
-    info.refused = Parse(request, message);
+    info.refused = reactor->codec_->Read(request, message, info);
     if (info.refused.ok()) {
       absl::StatusOr<std::string> tenant = TenantOf(context);
       info.refused = tenant.status();
       if (tenant.ok()) info.tenant = *std::move(tenant);
     }
+    const std::string tenant = info.tenant;
     std::shared_ptr<Generation> generation =
         generator.Start(std::move(message), std::move(info), [reactor] { reactor->Pump(); });
+    reactor->codec_->Started(generation, tenant);
     context.AddInitialMetadata(kRequestIdKey, generation->name());
     {
       absl::MutexLock lock(&reactor->mutex_);
@@ -150,8 +119,9 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
     return reactor.get();
   }
 
-  GenerateReactor(StuckStreams& stuck, grpc::CallbackServerContext& context)
-      : stuck_(stuck), context_(context) {}
+  GenerateReactor(StuckStreams& stuck, grpc::CallbackServerContext& context,
+                  std::unique_ptr<GenerateCodec> codec)
+      : stuck_(stuck), context_(context), codec_(std::move(codec)) {}
 
   void OnWriteDone(bool ok) override {
     {
@@ -195,35 +165,48 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
 
  private:
   void Pump() {
-    Generation::Item item;
+    std::optional<absl::Status> end;
     {
       absl::MutexLock lock(&mutex_);
       if (writing_ || finished_ || generation_ == nullptr) return;
-      item = generation_->Take();
-      if (auto* message = std::get_if<v1::GenerateResponse>(&item)) {
-        bytes_ = Serialize(*message);
+      while (outgoing_.empty() && !end.has_value()) {
+        Generation::Item item = generation_->Take();
+        if (auto* message = std::get_if<v1::GenerateResponse>(&item)) {
+          std::vector<grpc::ByteBuffer> messages = codec_->Write(*std::move(message));
+          std::move(messages.begin(), messages.end(), std::back_inserter(outgoing_));
+        } else if (auto* last = std::get_if<Generation::End>(&item)) {
+          end = codec_->End(std::move(last->status));
+        } else {
+          return;
+        }
+      }
+      if (end.has_value()) {
+        finished_ = true;
+      } else {
+        bytes_ = std::move(outgoing_.front());
+        outgoing_.pop_front();
         writing_ = true;
         write_began_ = stuck_.clock().Now();
-      } else if (std::holds_alternative<Generation::End>(item)) {
-        finished_ = true;
       }
     }
     // Without the lock: gRPC may answer before these return. Nobody else gets here meanwhile.
-    if (auto* end = std::get_if<Generation::End>(&item)) {
-      Finish(ToGrpcStatus(end->status));
-    } else if (std::holds_alternative<v1::GenerateResponse>(item)) {
+    if (end.has_value()) {
+      Finish(ToGrpcStatus(*end));
+    } else {
       StartWrite(&bytes_);
     }
   }
 
   StuckStreams& stuck_;
   grpc::CallbackServerContext& context_;
+  const std::unique_ptr<GenerateCodec> codec_;  // called under mutex_ once the call has started
   absl::Mutex mutex_;
   std::shared_ptr<Generation> generation_ ABSL_GUARDED_BY(mutex_);  // until OnDone
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   engine::TimePoint write_began_ ABSL_GUARDED_BY(mutex_);
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
-  grpc::ByteBuffer bytes_;  // of the write in flight
+  std::deque<grpc::ByteBuffer> outgoing_ ABSL_GUARDED_BY(mutex_);  // made and not written yet
+  grpc::ByteBuffer bytes_;                                         // of the write in flight
 };
 
 void StuckStreams::Watch() {
@@ -257,7 +240,12 @@ class InferenceService::Impl final : public RawService {
 
   grpc::ServerWriteReactor<grpc::ByteBuffer>* Generate(grpc::CallbackServerContext* context,
                                                        const grpc::ByteBuffer* request) override {
-    return GenerateReactor::Start(generator_, stuck_, *context, *request);
+    return Generate(*context, *request, std::make_unique<OwnCodec>());
+  }
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* Generate(grpc::CallbackServerContext& context,
+                                                       const grpc::ByteBuffer& request,
+                                                       std::unique_ptr<GenerateCodec> codec) {
+    return GenerateReactor::Start(generator_, stuck_, context, request, std::move(codec));
   }
 
   grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext* context,
@@ -299,8 +287,8 @@ class InferenceService::Impl final : public RawService {
                                      grpc::ByteBuffer* response) override {
     v1::GetModelRequest message;
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    const absl::Status status = Parse(*request, message);
-    if (status.ok()) *response = Serialize(model_);
+    const absl::Status status = ParseBuffer(*request, message);
+    if (status.ok()) *response = SerializeBuffer(model_);
     reactor->Finish(ToGrpcStatus(status));
     return reactor;
   }
@@ -314,7 +302,7 @@ class InferenceService::Impl final : public RawService {
                                    const Check& check, Work work) {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     auto request = std::make_shared<Request>();
-    absl::Status status = Parse(bytes, *request);
+    absl::Status status = ParseBuffer(bytes, *request);
     if (status.ok()) status = check(*request);
     if (status.ok()) {
       const bool posted = generator_.PostTokenizing(
@@ -324,7 +312,7 @@ class InferenceService::Impl final : public RawService {
               return;
             }
             auto answer = work(*request);
-            if (answer.ok()) *response = Serialize(*answer);
+            if (answer.ok()) *response = SerializeBuffer(*answer);
             reactor->Finish(ToGrpcStatus(answer.status()));
           });
       if (posted) return reactor;
@@ -344,5 +332,11 @@ InferenceService::InferenceService(Generator& generator, v1::GetModelResponse mo
 InferenceService::~InferenceService() = default;
 
 grpc::Service& InferenceService::service() { return *impl_; }
+
+grpc::ServerWriteReactor<grpc::ByteBuffer>* InferenceService::Generate(
+    grpc::CallbackServerContext& context, const grpc::ByteBuffer& request,
+    std::unique_ptr<GenerateCodec> codec) {
+  return impl_->Generate(context, request, std::move(codec));
+}
 
 }  // namespace winnow::server

@@ -374,10 +374,12 @@ class Metrics::Impl final : public prometheus::Collectable {
   std::vector<MetricFamily> CollectState() const {
     engine::EngineStats stats;
     HttpCounts http;
+    uint64_t missed_kv_events = 0;
     {
       absl::MutexLock lock(&mutex_);
       if (engine_ != nullptr) stats = engine_->stats();
       if (http_) http = http_();
+      if (missed_kv_events_) missed_kv_events = missed_kv_events_();
     }
     std::vector<MetricFamily> out = EngineFamilies(stats, clock_, info_.kv_block_bytes);
     for (MetricFamily& family : RouterFamilies(stats, info_)) out.push_back(std::move(family));
@@ -385,6 +387,10 @@ class Metrics::Impl final : public prometheus::Collectable {
     out.push_back(Single(MetricType::Counter, "winnow_log_dropped_lines_total",
                          "Lines of the log that nobody read in time.",
                          dropped_lines_ ? static_cast<double>(dropped_lines_()) : 0));
+    out.push_back(Single(MetricType::Counter, "winnow_kv_event_batches_missed_total",
+                         "KV event batches that were not published on ZMQ, because they were made "
+                         "faster than sent: readers see a gap, and ask again.",
+                         static_cast<double>(missed_kv_events)));
     return out;
   }
 
@@ -430,6 +436,7 @@ class Metrics::Impl final : public prometheus::Collectable {
   mutable absl::Mutex mutex_;
   const engine::Engine* engine_ ABSL_GUARDED_BY(mutex_) = nullptr;
   std::function<HttpCounts()> http_ ABSL_GUARDED_BY(mutex_);
+  std::function<uint64_t()> missed_kv_events_ ABSL_GUARDED_BY(mutex_);
   std::string slow_text_ ABSL_GUARDED_BY(mutex_);
   engine::TimePoint slow_text_of_ ABSL_GUARDED_BY(mutex_);
 
@@ -458,6 +465,11 @@ void Metrics::Detach() {
 void Metrics::SetHttp(std::function<HttpCounts()> counts) {
   absl::MutexLock lock(&impl_->mutex_);
   impl_->http_ = std::move(counts);
+}
+
+void Metrics::SetMissedKvEvents(std::function<uint64_t()> missed) {
+  absl::MutexLock lock(&impl_->mutex_);
+  impl_->missed_kv_events_ = std::move(missed);
 }
 
 void Metrics::CountRequest(const absl::Status& status) {

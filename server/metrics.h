@@ -49,6 +49,8 @@ class Metrics : public engine::EngineObserver {
   void Detach();
   // The same for the HTTP port; an empty function detaches.
   void SetHttp(std::function<HttpCounts()> counts);
+  // The same for batches of KV events that were not published.
+  void SetMissedKvEvents(std::function<uint64_t()> missed);
 
   // A generation ended with this, whichever entry point it came through.
   void CountRequest(const absl::Status& status);
