@@ -12,14 +12,22 @@ scripts/install-deps.sh
 step "Build (release)"
 scripts/build.sh release
 
+left_out=
 step "Real model"
 if [ -n "${WINNOW_REAL_MODEL:-}" ] || WINNOW_REAL_MODEL=$(scripts/real_model.sh | tail -1); then
   export WINNOW_REAL_MODEL
-  leave_out=()
   echo "Tests on $WINNOW_REAL_MODEL run."
 else
-  leave_out=(--label-exclude real)
+  left_out+="|real"
   echo "Tests on a real model (label real) are left out: there is no file, and scripts/real_model.sh got none."
+fi
+
+step "Router"
+if scripts/smg.sh >/dev/null; then
+  echo "Tests of several servers behind a router run."
+else
+  left_out+="|cluster"
+  echo "Tests of several servers behind a router (label cluster) are left out: scripts/smg.sh got no smg."
 fi
 
 if [ "${WINNOW_TEST_SANITIZERS:-1}" != 0 ]; then
@@ -30,5 +38,5 @@ if [ "${WINNOW_TEST_SANITIZERS:-1}" != 0 ]; then
 fi
 
 step "Tests (release)"
-ctest --preset release "${leave_out[@]}"
+ctest --preset release ${left_out:+--label-exclude "${left_out#|}"}
 printf '\nAll of it took %d s.\n' "$SECONDS"

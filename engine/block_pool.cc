@@ -1,11 +1,13 @@
 #include "engine/block_pool.h"
 
+#include "engine/kv_event_log.h"
 #include "engine/kv_memory.h"
 #include "kernels/check.h"
 
 namespace winnow::engine {
 
-BlockPool::BlockPool(int32_t num_blocks, KvMemory* memory) : memory_(memory) {
+BlockPool::BlockPool(int32_t num_blocks, KvMemory* memory, KvEventLog* events)
+    : memory_(memory), events_(events) {
   WINNOW_CHECK(num_blocks >= 1);
   blocks_.resize(num_blocks);
   free_.reserve(num_blocks);
@@ -83,12 +85,13 @@ void BlockPool::Unlink(int32_t index) {
   --num_idle_;
 }
 
-void BlockPool::Publish(int32_t index, const Digest& name) {
+bool BlockPool::Publish(int32_t index, const Digest& name) {
   Block& block = blocks_[index];
   WINNOW_CHECK(block.holders > 0);
-  if (block.published || !by_name_.emplace(name, index).second) return;
+  if (block.published || !by_name_.emplace(name, index).second) return false;
   block.published = true;
   block.name = name;
+  return true;
 }
 
 std::optional<int32_t> BlockPool::Find(const Digest& name) const {
@@ -102,6 +105,7 @@ void BlockPool::Withdraw(int32_t index) {
   if (!block.published) return;
   by_name_.erase(block.name);
   block.published = false;
+  if (events_ != nullptr) events_->Removed(KvTier::kFast, block.name);
 }
 
 }  // namespace winnow::engine

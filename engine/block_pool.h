@@ -20,13 +20,14 @@
 
 namespace winnow::engine {
 
+class KvEventLog;
 class KvMemory;
 
 class BlockPool {
  public:
   // `memory` is told of each block that becomes idle, or is held again, or whose content goes; null:
-  // nobody. REQUIRES: at least 1.
-  explicit BlockPool(int32_t num_blocks, KvMemory* memory = nullptr);
+  // nobody. `events` is told of names that can no longer be found; null: nobody. REQUIRES: at least 1.
+  explicit BlockPool(int32_t num_blocks, KvMemory* memory = nullptr, KvEventLog* events = nullptr);
   // What is idle is forgotten, too. REQUIRES: nothing is held.
   ~BlockPool();
   BlockPool(const BlockPool&) = delete;
@@ -45,8 +46,8 @@ class BlockPool {
   void Give(int32_t block);   // one holder less. REQUIRES: held
 
   // The block's content can be found by this name from now on; if another block has the name, that
-  // one stays. REQUIRES: held.
-  void Publish(int32_t block, const Digest& name);
+  // one stays. Whether this block is the one that is found. REQUIRES: held.
+  bool Publish(int32_t block, const Digest& name);
   std::optional<int32_t> Find(const Digest& name) const;
   // It can no longer be found: its content is gone.
   void Withdraw(int32_t block);
@@ -61,6 +62,7 @@ class BlockPool {
   void Unlink(int32_t block);
 
   KvMemory* const memory_;
+  KvEventLog* const events_;
   std::vector<Block> blocks_;
   std::vector<int32_t> free_;  // a stack: the block freed last is the warmest
   int32_t oldest_idle_ = -1, newest_idle_ = -1;

@@ -70,15 +70,19 @@ Engine::Engine(const EngineOptions& options, Model& model, const Tokenizer& toke
       queue_(options.queue_requests, options.queue_tokens),
       heartbeat_(clock.Now().time_since_epoch().count()),
       memory_(model.kv_memory()),
-      pool_(model.num_blocks(), memory_),
+      pool_(model.num_blocks(), memory_, options.kv_events),
       sampled_(options.max_running) {
   batch_.chunks.reserve(options.max_running);
   batch_sequences_.reserve(options.max_running);
   sample_rows_.reserve(options.max_running);
+  if (memory_ != nullptr) memory_->SetEvents(options_.kv_events, options_.store_tier);
   Publish();
 }
 
-Engine::~Engine() { Shutdown(); }
+Engine::~Engine() {
+  Shutdown();
+  if (memory_ != nullptr) memory_->SetEvents(nullptr, options_.store_tier);
+}
 
 // ---- any thread ----
 
@@ -206,6 +210,10 @@ bool Engine::Step() {
   }
   EndStarved(computes || adopted, now);
   Emit();
+  if (options_.kv_events != nullptr) {
+    TellEvictions();
+    options_.kv_events->Commit();
+  }
   // Only now: who hears of it looks at the statistics, and these show it since Emit.
   if (!failure_.ok()) observer_.OnFailure(std::exchange(failure_, absl::OkStatus()));
   if (computes) Observe(clock_.Now() - now);
@@ -485,6 +493,7 @@ void Engine::Fail(const absl::Status& status) {
   stats_.failed = true;
   queue_.Close("the model failed");
   EndAll(FinishReason::kError, "the model failed", absl::StatusCode::kUnavailable);
+  if (options_.kv_events != nullptr) options_.kv_events->Cleared();
   failure_ = status;
 }
 
@@ -596,6 +605,12 @@ void Engine::Shutdown() {
   batch_.chunks.clear();
   batch_sequences_.clear();
   Emit();
+  // Nobody can be served from here any more.
+  if (options_.kv_events != nullptr && !stopped_) {
+    options_.kv_events->Cleared();
+    options_.kv_events->Commit();
+  }
+  stopped_ = true;
   if (memory_ != nullptr) memory_->Flush(kFlushTime);
 }
 

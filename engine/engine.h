@@ -27,6 +27,7 @@
 #include "engine/block_pool.h"
 #include "engine/clock.h"
 #include "engine/engine_stats.h"
+#include "engine/kv_event_log.h"
 #include "engine/model.h"
 #include "engine/mutex.h"
 #include "engine/output_queue.h"
@@ -55,6 +56,9 @@ struct EngineOptions {
   // A prefix that comes from the store is read at once if its KV takes at most this share of the
   // frames; else when it is attended to, or chosen.
   double eager_share = 0.125;
+  // Is told what the prefix cache has; outlives the engine. Null: nobody. `store_tier`: of the model's store.
+  KvEventLog* kv_events = nullptr;
+  KvTier store_tier = KvTier::kDisk;
 };
 
 class Engine {
@@ -141,6 +145,8 @@ class Engine {
   Digest NameOf(Sequence& sequence, int32_t i, bool* shareable);
   void NameBlocks(Sequence& sequence);
   bool AdoptPrefix(Sequence& sequence);
+  void TellStored(const Sequence& sequence, int32_t i);
+  void TellEvictions();
   void ChangeWaiting(int32_t requests, const Sequence& sequence);
   void Publish();
   void TellQueue();
@@ -174,7 +180,10 @@ class Engine {
   std::vector<std::unique_ptr<Sequence>> sequences_;  // by phase, then order
   absl::flat_hash_map<RequestId, Sequence*> by_id_;
   uint64_t next_order_ = 0;
+  uint64_t told_evictions_ = 0;  // of the store's, when TellEvictions last began to look
+  size_t copies_to_check_ = 0;   // of the store's blocks, that it has not looked at since
   bool failed_ = false;
+  bool stopped_ = false;  // Shutdown was here
   absl::Status failure_;  // not yet told to the observer
   EngineStats stats_;
   uint64_t observed_rows_ = 0;  // of stats_.selected_rows

@@ -1,5 +1,6 @@
-// What the engine does so that nobody computes KV again that somebody has: blocks get the name of their
-// content when they are full, and a sequence that begins takes over what is known of its tokens.
+// What the engine does so that nobody computes KV again that somebody has: blocks get the name of
+// their content when they are full, and a sequence that begins takes over what is known of its
+// tokens.
 #include <algorithm>
 #include <cstdint>
 #include <optional>
@@ -13,8 +14,8 @@
 
 namespace winnow::engine {
 
-// Of the sequence's block `i`, when the blocks before it are named. Sets whether anyone may find it:
-// what a policy with a floor computed depends on more than its name says.
+// Of the sequence's block `i`, when the blocks before it are named. Sets whether anyone may find
+// it: what a policy with a floor computed depends on more than its name says.
 Digest Engine::NameOf(Sequence& sequence, int32_t i, bool* shareable) {
   const int32_t block_tokens = model_.block_tokens();
   const AttentionPolicy& policy = sequence.request.policy;
@@ -50,7 +51,9 @@ void Engine::NameBlocks(Sequence& sequence) {
     const bool keep = options_.prefix_cache && how_.empty();
     const BlockName name{sequence.names.back(), sequence.tenant_digest, i};
     memory_->Seal(block, name, keep);
-    if (options_.prefix_cache && shareable) pool_.Publish(block, name.chain);
+    if (options_.prefix_cache && shareable && pool_.Publish(block, name.chain)) {
+      TellStored(sequence, i);
+    }
     if (keep) model_.SaveIndex(block, name);
   }
   if (sequence.retrieval == nullptr || !options_.prefix_cache || sequence.alone) return;
@@ -61,6 +64,39 @@ void Engine::NameBlocks(Sequence& sequence) {
     sequence.summary_saved = true;
     model_.SaveSummary(*sequence.retrieval,
                        {sequence.names.back(), sequence.tenant_digest, full - 1});
+  }
+}
+
+// The sequence's block `i`, which NameOf named last, can be found. KV that was made under a policy
+// is not told: a router knows requests by their tokens, and only some requests with these tokens
+// find it.
+void Engine::TellStored(const Sequence& sequence, int32_t i) {
+  if (options_.kv_events == nullptr || !how_.empty()) return;
+  const int32_t block_tokens = model_.block_tokens();
+  options_.kv_events->Stored(
+      KvTier::kFast, {sequence.known_names[i], sequence.tenant_digest, i},
+      i == 0 ? std::nullopt : std::optional<Digest>(sequence.known_names[i - 1]),
+      std::span(sequence.tokens).subspan(int64_t{i} * block_tokens, block_tokens));
+}
+
+// The store evicts without telling anybody. When it has, a few of its blocks are looked up in each
+// step, until all were once: without I/O, but there may be hundreds of thousands.
+void Engine::TellEvictions() {
+  constexpr size_t kChecksInAStep = 32;
+  if (memory_ == nullptr || !memory_->has_store()) return;
+  KvEventLog& events = *options_.kv_events;
+  const storage::StoreStats& store = stats_.store;
+  const uint64_t evictions =
+      store.evicted_blocks + store.expired_blocks + store.corrupt_blocks + store.io_errors;
+  if (evictions != told_evictions_) {
+    told_evictions_ = evictions;
+    copies_to_check_ = events.size(options_.store_tier);
+  }
+  for (size_t i = 0; i < kChecksInAStep && copies_to_check_ > 0; ++i) {
+    --copies_to_check_;
+    const auto block = events.NextOf(options_.store_tier);
+    if (block == nullptr) break;
+    if (!memory_->Stored(block->name)) events.Removed(options_.store_tier, block->name.chain);
   }
 }
 
@@ -81,6 +117,10 @@ bool Engine::AdoptPrefix(Sequence& sequence) {
       block = pool_.Take();
       memory_->Adopt(block, name);
       pool_.Publish(block, name.chain);
+      TellStored(sequence, i);
+      if (options_.kv_events != nullptr) {
+        options_.kv_events->Copied(options_.store_tier, name.chain);
+      }
     } else {
       break;
     }

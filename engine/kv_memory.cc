@@ -400,9 +400,19 @@ void KvMemory::OnCompletion(const Completion& completion) {
   if (saved) {
     piece.saved = true;
     clean_frames_ += piece.frame >= own_frames_;
+    TellSaved(BlockOf(saving.piece));
   } else {
     SaveQueue(saving.piece, block.keep).emplace_back(saving.piece, saving.generation);
   }
+}
+
+void KvMemory::TellSaved(int32_t index) {
+  const Block& block = blocks_[index];
+  if (events_ == nullptr || !block.keep) return;
+  for (int32_t layer = 0; layer < options_.num_layers; ++layer) {
+    if (!pieces_[PieceOf(layer, index)].saved) return;
+  }
+  events_->Copied(store_tier_, block.name.chain);
 }
 
 // Where a piece waits that is to be saved.
@@ -578,6 +588,7 @@ void KvMemory::Forget(int32_t index) {
       // What is lost here may still be there: a read that was late, or that fails every time.
       if ((piece.saved || piece.lost) && last_of_name && !block.keep) {
         options_.store->Erase(next_tag_++, StoreId(layer, index).key);
+        if (events_ != nullptr) events_->Removed(store_tier_, block.name.chain);
       }
       DropFrame(&piece);
       SetAway(PieceOf(layer, index), false);

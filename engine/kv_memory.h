@@ -41,6 +41,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "engine/block_name.h"
+#include "engine/kv_event_log.h"
 #include "kernels/backend.h"
 #include "storage/block_store.h"
 
@@ -250,6 +251,12 @@ class KvMemory {
   void Distrust(int32_t block) { blocks_[block].keep = false; }
   // Whether a piece of the block is lost.
   bool block_lost(int32_t block) const;
+  // Tells `events` of blocks that the store has all of, as copies in `tier`, and of those that it is told to erase.
+  // What the store evicts by itself nobody tells (Engine::TellEvictions). Null: nobody.
+  void SetEvents(KvEventLog* events, KvTier tier) {
+    events_ = events;
+    store_tier_ = tier;
+  }
   // Whether a sequence has the block in its table, as all have that are sealed or adopted until this
   // says otherwise: what the store has of it then leaves after all that nobody runs on.
   void SetHeld(int32_t block, bool held);
@@ -360,6 +367,7 @@ class KvMemory {
   }
   int32_t Evict(int32_t frame);
   bool SaveSome();
+  void TellSaved(int32_t block);
   bool MaySave(int64_t piece) const;
   void StartSave(int64_t piece, const std::byte* content);
   void OnCompletion(const storage::Completion& completion);
@@ -432,6 +440,8 @@ class KvMemory {
     int32_t held = 0;
   };
   absl::flat_hash_map<std::array<uint8_t, 32>, Named> names_;
+  KvEventLog* events_ = nullptr;
+  KvTier store_tier_ = KvTier::kDisk;
   uint64_t next_tag_ = 1;
   int32_t failed_saves_in_a_row_ = 0;
   std::vector<Chunk> chunks_;  // of the pass

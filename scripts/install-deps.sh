@@ -9,6 +9,8 @@ packages=(
   # RPC, data formats, logs, metrics
   libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc libabsl-dev
   libspdlog-dev prometheus-cpp-dev nlohmann-json3-dev libcli11-dev libyaml-cpp-dev zlib1g-dev libssl-dev
+  # KV events for routers
+  libzmq3-dev
   # HTTP (Asio and Beast, headers alone)
   libboost1.81-dev
   # key-value blocks on disk

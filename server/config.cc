@@ -189,6 +189,43 @@ absl::StatusOr<ResolvedConfig> ResolveConfig(const std::map<std::string, std::st
   return resolved;
 }
 
+namespace {
+
+absl::Status CheckKvEvents(const ServeConfig& config) {
+  const auto fail = [](auto&&... parts) { return absl::InvalidArgumentError(Concat(parts...)); };
+  const bool zmq = config.kv_events_zmq != "off";
+  if (config.kv_events == "off" && zmq) return fail("--kv-events-zmq needs --kv-events on");
+  if (config.kv_events == "on" && config.prefix_cache == "off") {
+    return fail("--kv-events tell what the prefix cache has, and --prefix-cache is off");
+  }
+  if (!zmq && config.kv_events_replay != "off") {
+    return fail("--kv-events-replay needs --kv-events-zmq");
+  }
+  if (!zmq && !config.kv_events_topic.empty()) {
+    return fail("--kv-events-topic needs --kv-events-zmq");
+  }
+  for (const auto& [name, value] : {std::pair("--kv-events-zmq ", &config.kv_events_zmq),
+                                    std::pair("--kv-events-replay ", &config.kv_events_replay)}) {
+    if (*value == "off") continue;
+    WINNOW_ASSIGN_OR_RETURN(const HostPort address, ParseHostPort(*value));
+    if (!address.loopback && !config.insecure) {
+      return fail(name, *value,
+                  " can be reached from the network, tells the tokens of prompts and is never "
+                  "encrypted: set --insecure if that is meant");
+    }
+    for (const std::string* other : {&config.listen, &config.http, &config.metrics}) {
+      if (address.port != 0 && *other == *value) return fail(name, *value, " is taken by another");
+    }
+  }
+  if (zmq && config.kv_events_zmq == config.kv_events_replay &&
+      ParseHostPort(config.kv_events_zmq)->port != 0) {
+    return fail("--kv-events-zmq and --kv-events-replay are both ", config.kv_events_zmq);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::Status CheckConfig(const ServeConfig& config) {
   const auto fail = [](auto&&... parts) { return absl::InvalidArgumentError(Concat(parts...)); };
   if (config.model.empty()) return fail("--model is required");
@@ -235,6 +272,7 @@ absl::Status CheckConfig(const ServeConfig& config) {
       return fail("--metrics and --http are both ", config.http);
     }
   }
+  WINNOW_RETURN_IF_ERROR(CheckKvEvents(config));
   if (config.cuda_graphs == "off" && config.device != "cuda") {
     return fail("--cuda-graphs is for --device cuda");
   }

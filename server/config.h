@@ -83,6 +83,11 @@ struct ServeConfig {
   std::string tls_key;
   std::string tls_client_ca;
   bool reflection = false;
+  // What the prefix cache has, for routers.
+  std::string kv_events = "off";         // "on": vllm.grpc.engine's SubscribeKvEvents
+  std::string kv_events_zmq = "off";     // HOST:PORT of a ZMQ PUB socket; needs kv_events
+  std::string kv_events_replay = "off";  // HOST:PORT of the ROUTER socket beside it
+  std::string kv_events_topic;           // "": kv@<http>@<model name>
   bool strict_store = false;
   int64_t max_streams = 256;
   int64_t max_metadata_bytes = 8192;

@@ -279,6 +279,16 @@ std::vector<ServeOption> MakeServeOptions() {
       Text("tls-key", "FILE", &C::tls_key, "private key, PEM; with --tls-cert"),
       Text("tls-client-ca", "FILE", &C::tls_client_ca,
            "ask clients for a certificate signed by one of these, PEM"),
+      Choice("kv-events", &C::kv_events, {"on", "off"},
+             "tell routers which prefixes are here (vllm.grpc.engine's SubscribeKvEvents): a "
+             "subscriber reads the tokens of its tenant's prompts"),
+      Endpoint("kv-events-zmq", &C::kv_events_zmq, true,
+               "the same on a ZMQ PUB socket, of all tenants; needs --kv-events on; port 0: any "
+               "free one"),
+      Endpoint("kv-events-replay", &C::kv_events_replay, true,
+               "ZMQ ROUTER socket that repeats batches of --kv-events-zmq"),
+      Text("kv-events-topic", "TEXT", &C::kv_events_topic,
+           "topic of --kv-events-zmq, as kv@POD_IP:PORT@MODEL; empty: kv@<--http>@<model's name>"),
       Switch("reflection", &C::reflection,
              "tell clients the API's schema (gRPC server reflection)"),
       Integer("max-streams", &C::max_streams, 1, kInt32Max, "concurrent calls of one connection"),

@@ -72,7 +72,8 @@ GrpcServer::~GrpcServer() { Shutdown(absl::ZeroDuration()); }
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const ServeConfig& config,
                                                               int64_t max_message_bytes,
                                                               InferenceService& inference,
-                                                              Events events) {
+                                                              Events events,
+                                                              std::vector<grpc::Service*> more) {
   if (absl::Status files = CheckTlsFiles(config); !files.ok()) return files;
   auto tls = TlsFiles::Load(
       {.cert = config.tls_cert, .key = config.tls_key, .client_ca = config.tls_client_ca},
@@ -96,6 +97,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const ServeConfig&
       grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
       grpc::InsecureServerCredentials());
   builder.RegisterService(&inference.service());
+  for (grpc::Service* service : more) builder.RegisterService(service);
   builder.SetOption(std::make_unique<ReflectionOption>(config.reflection));
 
   // gRPC inflates before it looks at the size: 1.5 MB become 1.5 GiB. Calls that say they are compressed

@@ -5,12 +5,17 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "server/config.h"
 #include "server/connection_guard.h"
 #include "server/inference_service.h"
+
+namespace grpc {
+class Service;
+}
 
 namespace winnow::server {
 
@@ -26,12 +31,14 @@ class GrpcServer {
     };  // tls_files.h
   };
 
-  // Listens and serves from now on; health says SERVING. `inference` must outlive the server.
+  // Listens and serves from now on; health says SERVING. `inference` must outlive the server, and so must `more`: other
+  // services on the same port.
   // InvalidArgument: the TLS files. Unavailable: the address is taken or cannot be bound.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(const ServeConfig& config,
                                                            int64_t max_message_bytes,
                                                            InferenceService& inference,
-                                                           Events events);
+                                                           Events events,
+                                                           std::vector<grpc::Service*> more = {});
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(const ServeConfig& config,
                                                            int64_t max_message_bytes,
                                                            InferenceService& inference) {

@@ -7,6 +7,9 @@
 
 #include <algorithm>
 #include <array>
+#include <deque>
+#include <iterator>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -14,36 +17,15 @@
 #include "absl/hash/hash.h"
 #include "absl/strings/cord.h"
 #include "engine/mutex.h"
+#include "server/grpc_call.h"
 #include "server/status.h"
 #include "server/strings.h"
-#include "server/wire.h"
 #include "winnow/v1/inference.grpc.pb.h"
 
 namespace winnow::server {
 namespace {
 
 constexpr char kRequestIdKey[] = "x-winnow-request-id";
-
-// Or its connection gone.
-absl::Status ResetBeforeItsMessage() {
-  return ErrorWithReason(absl::StatusCode::kCancelled, "CANCELLED",
-                         "the call ended before its message came");
-}
-
-absl::Status Parse(const grpc::ByteBuffer& bytes, google::protobuf::Message& message) {
-  if (!bytes.Valid()) return ResetBeforeItsMessage();
-  grpc::Slice slice;
-  if (!bytes.DumpToSingleSlice(&slice).ok()) {
-    return ErrorWithReason(absl::StatusCode::kInvalidArgument, "INVALID_ENCODING",
-                           "the message cannot be read");
-  }
-  return ParseMessage({reinterpret_cast<const char*>(slice.begin()), slice.size()}, message);
-}
-
-grpc::ByteBuffer Serialize(const google::protobuf::Message& message) {
-  grpc::Slice slice(message.SerializeAsString());
-  return grpc::ByteBuffer(&slice, 1);
-}
 
 // gRPC's deadline is on its own clock; what is left of it counts, and the wall clock does not.
 std::optional<engine::TimePoint> DeadlineOf(grpc::CallbackServerContext& context,
@@ -55,6 +37,18 @@ std::optional<engine::TimePoint> DeadlineOf(grpc::CallbackServerContext& context
   if (left.tv_sec > int64_t{10} * 365 * 24 * 3600) return std::nullopt;
   return clock.Now() + std::chrono::seconds(left.tv_sec) + std::chrono::nanoseconds(left.tv_nsec);
 }
+
+// winnow.v1's own messages.
+class OwnCodec final : public GenerateCodec {
+ public:
+  absl::Status Read(const grpc::ByteBuffer& bytes, v1::GenerateRequest& message,
+                    CallInfo& info) override {
+    return ParseBuffer(bytes, message);
+  }
+  std::vector<grpc::ByteBuffer> Write(v1::GenerateResponse message) override {
+    return {SerializeBuffer(message)};
+  }
+};
 
 class GenerateReactor;
 
@@ -117,19 +111,22 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
  public:
   static GenerateReactor* Start(Generator& generator, const GrpcCallers& callers,
                                 StuckStreams& stuck, grpc::CallbackServerContext& context,
-                                const grpc::ByteBuffer& request) {
-    auto reactor = std::make_shared<GenerateReactor>(stuck, context);
+                                const grpc::ByteBuffer& request,
+                                std::unique_ptr<GenerateCodec> codec) {
+    auto reactor = std::make_shared<GenerateReactor>(stuck, context, std::move(codec));
     reactor->self_ = reactor;
     CallInfo info;
     info.transport = "grpc";
     info.deadline = DeadlineOf(context, generator.clock());
     v1::GenerateRequest message;
-    absl::StatusOr<std::string> tenant = callers.TenantOf(context);
-    info.refused = tenant.status();
-    if (tenant.ok()) info.tenant = *std::move(tenant);
-    if (info.refused.ok()) info.refused = Parse(request, message);
+    absl::StatusOr<std::string> caller = callers.TenantOf(context);
+    info.refused = caller.status();
+    if (caller.ok()) info.tenant = *std::move(caller);
+    const std::string tenant = info.tenant;
+    if (info.refused.ok()) info.refused = reactor->codec_->Read(request, message, info);
     std::shared_ptr<Generation> generation =
         generator.Start(std::move(message), std::move(info), [reactor] { reactor->Pump(); });
+    reactor->codec_->Started(generation, tenant);
     context.AddInitialMetadata(kRequestIdKey, generation->name());
     {
       absl::MutexLock lock(&reactor->mutex_);
@@ -140,8 +137,9 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
     return reactor.get();
   }
 
-  GenerateReactor(StuckStreams& stuck, grpc::CallbackServerContext& context)
-      : stuck_(stuck), context_(context) {}
+  GenerateReactor(StuckStreams& stuck, grpc::CallbackServerContext& context,
+                  std::unique_ptr<GenerateCodec> codec)
+      : stuck_(stuck), context_(context), codec_(std::move(codec)) {}
 
   void OnWriteDone(bool ok) override {
     {
@@ -185,24 +183,35 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
 
  private:
   void Pump() {
-    Generation::Item item;
+    std::optional<absl::Status> end;
     {
       absl::MutexLock lock(&mutex_);
       if (writing_ || finished_ || generation_ == nullptr) return;
-      item = generation_->Take();
-      if (auto* message = std::get_if<v1::GenerateResponse>(&item)) {
-        bytes_ = Serialize(*message);
+      while (outgoing_.empty() && !end.has_value()) {
+        Generation::Item item = generation_->Take();
+        if (auto* message = std::get_if<v1::GenerateResponse>(&item)) {
+          std::vector<grpc::ByteBuffer> messages = codec_->Write(*std::move(message));
+          std::move(messages.begin(), messages.end(), std::back_inserter(outgoing_));
+        } else if (auto* last = std::get_if<Generation::End>(&item)) {
+          end = codec_->End(std::move(last->status));
+        } else {
+          return;
+        }
+      }
+      if (end.has_value()) {
+        finished_ = true;
+      } else {
+        bytes_ = std::move(outgoing_.front());
+        outgoing_.pop_front();
         writing_ = true;
         if (!std::exchange(listed_, true)) stuck_.Add(self_);
         write_began_ = stuck_.clock().Now();
-      } else if (std::holds_alternative<Generation::End>(item)) {
-        finished_ = true;
       }
     }
     // Without the lock: gRPC may answer before these return. Nobody else gets here meanwhile.
-    if (auto* end = std::get_if<Generation::End>(&item)) {
-      Finish(ToGrpcStatus(end->status));
-    } else if (std::holds_alternative<v1::GenerateResponse>(item)) {
+    if (end.has_value()) {
+      Finish(ToGrpcStatus(*end));
+    } else {
       StartWrite(&bytes_);
     }
   }
@@ -211,12 +220,14 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
   grpc::CallbackServerContext& context_;
   std::shared_ptr<GenerateReactor> self_;  // until OnDone
   bool listed_ = false;  // in stuck_; set before a write, and read when all are done
+  const std::unique_ptr<GenerateCodec> codec_;  // called under mutex_ once the call has started
   absl::Mutex mutex_;
   std::shared_ptr<Generation> generation_ ABSL_GUARDED_BY(mutex_);  // until OnDone
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   engine::TimePoint write_began_ ABSL_GUARDED_BY(mutex_);
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
-  grpc::ByteBuffer bytes_;  // of the write in flight
+  std::deque<grpc::ByteBuffer> outgoing_ ABSL_GUARDED_BY(mutex_);  // made and not written yet
+  grpc::ByteBuffer bytes_;                                         // of the write in flight
 };
 
 void StuckStreams::Watch() {
@@ -260,12 +271,18 @@ class InferenceService::Impl final : public RawService {
 
   grpc::ServerWriteReactor<grpc::ByteBuffer>* Generate(grpc::CallbackServerContext* context,
                                                        const grpc::ByteBuffer* request) override {
-    if (!request->Valid()) {
+    return Generate(*context, *request, std::make_unique<OwnCodec>());
+  }
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* Generate(grpc::CallbackServerContext& context,
+                                                       const grpc::ByteBuffer& request,
+                                                       std::unique_ptr<GenerateCodec> codec) {
+    if (!request.Valid()) {
       const absl::Status status = ResetBeforeItsMessage();
       generator_.CountUnstarted("grpc", status);
       return new EndedReactor(ToGrpcStatus(status));
     }
-    return GenerateReactor::Start(generator_, callers_, stuck_, *context, *request);
+    return GenerateReactor::Start(generator_, callers_, stuck_, context, request,
+                                  std::move(codec));
   }
 
   grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext* context,
@@ -308,8 +325,8 @@ class InferenceService::Impl final : public RawService {
     v1::GetModelRequest message;
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     absl::Status status = callers_.TenantOf(*context).status();
-    if (status.ok()) status = Parse(*request, message);
-    if (status.ok()) *response = Serialize(model_);
+    if (status.ok()) status = ParseBuffer(*request, message);
+    if (status.ok()) *response = SerializeBuffer(model_);
     reactor->Finish(ToGrpcStatus(status));
     return reactor;
   }
@@ -327,7 +344,7 @@ class InferenceService::Impl final : public RawService {
     auto request = std::make_shared<Request>();
     const absl::StatusOr<std::string> tenant = callers_.TenantOf(*context);
     absl::Status status = tenant.status();
-    if (status.ok()) status = Parse(bytes, *request);
+    if (status.ok()) status = ParseBuffer(bytes, *request);
     if (status.ok()) status = check(*request);
     if (status.ok()) {
       const bool posted = generator_.PostTokenizing(
@@ -338,7 +355,7 @@ class InferenceService::Impl final : public RawService {
               return;
             }
             auto answer = work(*request);
-            if (answer.ok()) *response = Serialize(*answer);
+            if (answer.ok()) *response = SerializeBuffer(*answer);
             reactor->Finish(ToGrpcStatus(answer.status()));
           },
           *tenant);
@@ -363,5 +380,10 @@ InferenceService::~InferenceService() = default;
 grpc::Service& InferenceService::service() { return *impl_; }
 
 GrpcCallers& InferenceService::callers() { return impl_->callers(); }
+grpc::ServerWriteReactor<grpc::ByteBuffer>* InferenceService::Generate(
+    grpc::CallbackServerContext& context, const grpc::ByteBuffer& request,
+    std::unique_ptr<GenerateCodec> codec) {
+  return impl_->Generate(context, request, std::move(codec));
+}
 
 }  // namespace winnow::server

@@ -18,16 +18,40 @@
 #ifndef WINNOW_SERVER_INFERENCE_SERVICE_H_
 #define WINNOW_SERVER_INFERENCE_SERVICE_H_
 
+#include <grpcpp/support/byte_buffer.h>
+
 #include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "server/generator.h"
 #include "server/grpc_callers.h"
 
 namespace grpc {
+class CallbackServerContext;
 class Service;
-}
+template <typename Message>
+class ServerWriteReactor;
+}  // namespace grpc
 
 namespace winnow::server {
+
+// How another service's Generate looks on the wire. One object for one call; one thread at a time.
+class GenerateCodec {
+ public:
+  virtual ~GenerateCodec() = default;
+  // First, once. What cannot be read or honoured ends the call with this status. May set
+  // `info.client_request_id`.
+  virtual absl::Status Read(const grpc::ByteBuffer& bytes, v1::GenerateRequest& message,
+                            CallInfo& info) = 0;
+  // The call has a generation, also where it was refused. To keep it alive from here would be a circle.
+  virtual void Started(const std::shared_ptr<Generation>& generation, const std::string& tenant) {}
+  // The messages that tell it to the client; may be none.
+  virtual std::vector<grpc::ByteBuffer> Write(v1::GenerateResponse message) = 0;
+  // The call's end: the same status, perhaps in the client's words.
+  virtual absl::Status End(absl::Status status) { return status; }
+};
 
 class InferenceService {
  public:
@@ -41,6 +65,11 @@ class InferenceService {
   grpc::Service& service();
   // Whom calls are of, for other services of the same server, too.
   GrpcCallers& callers();
+
+  // A call of another service on the same server that generates: everything but the messages is as in Generate.
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* Generate(grpc::CallbackServerContext& context,
+                                                       const grpc::ByteBuffer& request,
+                                                       std::unique_ptr<GenerateCodec> codec);
 
  private:
   class Impl;

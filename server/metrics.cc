@@ -392,11 +392,13 @@ class Metrics::Impl final : public prometheus::Collectable {
     engine::EngineStats stats;
     HttpCounts http;
     GuardStats guard;
+    uint64_t missed_kv_events = 0;
     {
       absl::MutexLock lock(&mutex_);
       if (engine_ != nullptr) stats = engine_->stats();
       if (http_) http = http_();
       if (guard_) guard = guard_();
+      if (missed_kv_events_) missed_kv_events = missed_kv_events_();
     }
     std::vector<MetricFamily> out = EngineFamilies(stats, clock_, info_.kv_block_bytes);
     for (MetricFamily& family : RouterFamilies(stats, info_)) out.push_back(std::move(family));
@@ -405,6 +407,10 @@ class Metrics::Impl final : public prometheus::Collectable {
     out.push_back(Single(MetricType::Counter, "winnow_log_dropped_lines_total",
                          "Lines of the log that nobody read in time.",
                          dropped_lines_ ? static_cast<double>(dropped_lines_()) : 0));
+    out.push_back(Single(MetricType::Counter, "winnow_kv_event_batches_missed_total",
+                         "KV event batches that were not published on ZMQ, because they were made "
+                         "faster than sent: readers see a gap, and ask again.",
+                         static_cast<double>(missed_kv_events)));
     return out;
   }
 
@@ -451,6 +457,7 @@ class Metrics::Impl final : public prometheus::Collectable {
   const engine::Engine* engine_ ABSL_GUARDED_BY(mutex_) = nullptr;
   std::function<HttpCounts()> http_ ABSL_GUARDED_BY(mutex_);
   std::function<GuardStats()> guard_ ABSL_GUARDED_BY(mutex_);
+  std::function<uint64_t()> missed_kv_events_ ABSL_GUARDED_BY(mutex_);
   std::string slow_text_ ABSL_GUARDED_BY(mutex_);
   engine::TimePoint slow_text_of_ ABSL_GUARDED_BY(mutex_);
 
@@ -484,6 +491,11 @@ void Metrics::SetHttp(std::function<HttpCounts()> counts) {
 void Metrics::SetGuard(std::function<GuardStats()> stats) {
   absl::MutexLock lock(&impl_->mutex_);
   impl_->guard_ = std::move(stats);
+}
+
+void Metrics::SetMissedKvEvents(std::function<uint64_t()> missed) {
+  absl::MutexLock lock(&impl_->mutex_);
+  impl_->missed_kv_events_ = std::move(missed);
 }
 
 void Metrics::CountRequest(const absl::Status& status) {

@@ -50,6 +50,8 @@ class Metrics : public engine::EngineObserver {
   void Detach();
   // The same for the HTTP port; an empty function detaches.
   void SetHttp(std::function<HttpCounts()> counts);
+  // The same for batches of KV events that were not published.
+  void SetMissedKvEvents(std::function<uint64_t()> missed);
 
   // The same for connections to the gRPC port (connection_guard.h).
   void SetGuard(std::function<GuardStats()> stats);

@@ -20,6 +20,9 @@
 #include "CLI/CLI.hpp"
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "engine/kv_event_log.h"
 #include "engine/model_loader.h"
 #include "engine/status_macros.h"
 #include "kernels/check.h"
@@ -34,6 +37,7 @@
 #include "server/http/api.h"
 #include "server/http/http_server.h"
 #include "server/inference_service.h"
+#include "server/kv_event_publisher.h"
 #include "server/loading_log.h"
 #include "server/log.h"
 #include "server/metrics.h"
@@ -41,6 +45,7 @@
 #include "server/status.h"
 #include "server/strings.h"
 #include "server/version.h"
+#include "server/vllm/vllm_service.h"
 
 namespace winnow::server {
 namespace {
@@ -133,8 +138,10 @@ engine::ModelOptions ModelOptionsOf(const ServeConfig& config, Log& log) {
   return options;
 }
 
-engine::EngineOptions EngineOptionsOf(const ServeConfig& config) {
+engine::EngineOptions EngineOptionsOf(const ServeConfig& config, engine::KvEventLog* kv_events) {
   engine::EngineOptions options;
+  options.kv_events = kv_events;
+  options.store_tier = config.disk_bytes > 0 ? engine::KvTier::kDisk : engine::KvTier::kHost;
   options.max_running = static_cast<int32_t>(config.max_running);
   options.step_tokens = static_cast<int32_t>(config.step_tokens);
   options.prefix_cache = config.prefix_cache == "on";
@@ -255,6 +262,19 @@ v1::GetModelResponse DescribeModel(const std::string& name, const engine::Loaded
   out.set_max_prompt_bytes(limits.max_prompt_bytes);
   out.set_version(kVersion);
   DescribeRetrieval(model, *out.mutable_retrieval());
+  return out;
+}
+
+double UnixSeconds() { return absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()); }
+
+VllmModel VllmModelOf(const ServeConfig& config, const engine::LoadedModel& model,
+                      const v1::GetModelResponse& description) {
+  VllmModel out;
+  out.description = description;
+  out.path = config.model;
+  out.bos_token_id = model.config.bos_token_id.value_or(-1);
+  out.block_tokens = model.decoder->block_tokens();
+  out.max_running = static_cast<int32_t>(config.max_running);
   return out;
 }
 
@@ -383,6 +403,24 @@ absl::StatusOr<std::unique_ptr<HttpServer>> StartHttp(
   return http;
 }
 
+// Null where they go to no ZMQ socket.
+absl::StatusOr<std::unique_ptr<KvEventPublisher>> StartKvEvents(const ServeConfig& config,
+                                                                const std::string& model_name,
+                                                                int http_port,
+                                                                const engine::KvEventLog* events) {
+  if (config.kv_events_zmq == "off") return nullptr;
+  WINNOW_CHECK(events != nullptr);  // CheckConfig
+  KvEventPublisher::Options options;
+  options.address = config.kv_events_zmq;
+  if (config.kv_events_replay != "off") options.replay = config.kv_events_replay;
+  options.topic = config.kv_events_topic;
+  if (options.topic.empty()) {
+    const std::string host = config.http.substr(0, config.http.rfind(':'));
+    options.topic = Concat("kv@", host, ":", http_port, "@", model_name);
+  }
+  return KvEventPublisher::Start(options, *events);
+}
+
 // Null where nobody is asked for a key.
 absl::StatusOr<std::shared_ptr<ApiKeys>> LoadKeys(const ServeConfig& config, Log& log,
                                                   const engine::Clock& clock) {
@@ -394,16 +432,19 @@ absl::StatusOr<std::shared_ptr<ApiKeys>> LoadKeys(const ServeConfig& config, Log
 struct FrontEnds {
   GrpcServer& grpc;
   HttpApi& api;
-  HttpServer* http;  // null: off
+  HttpServer* http;   // null: off
+  VllmService* vllm;  // null: this build has none
 
   int http_port() const { return http == nullptr ? 0 : http->port(); }
 
   void SetServing(bool serving) {
     grpc.SetServing(serving);
     api.SetServing(serving);
+    if (vllm != nullptr) vllm->SetServing(serving);
   }
   void BeginDrain() {
     grpc.BeginDrain();
+    if (vllm != nullptr) vllm->SetServing(false);
     api.BeginDrain();
     if (http != nullptr) http->BeginDrain();
   }
@@ -535,8 +576,13 @@ int RunServer(const ServeConfig& config) {
   const MetricsInfo info = MetricsInfoOf(name, model);
 
   Observer metrics(info, clock, log, signals);
-  auto engine_or = engine::Engine::Create(EngineOptionsOf(config), *model.decoder, *model.tokenizer,
-                                          clock, &metrics);
+  std::optional<engine::KvEventLog> kv_events;
+  if (config.kv_events == "on") {
+    kv_events.emplace(engine::KvEventLog::Options{.unix_seconds = UnixSeconds});
+  }
+  engine::KvEventLog* const events = kv_events.has_value() ? &*kv_events : nullptr;
+  auto engine_or = engine::Engine::Create(EngineOptionsOf(config, events), *model.decoder,
+                                          *model.tokenizer, clock, &metrics);
   if (!engine_or.ok()) return Fail(log, "config_error", engine_or.status(), kExitUsage);
   engine::Engine& engine = **engine_or;
   metrics.Attach(engine);
@@ -554,6 +600,15 @@ int RunServer(const ServeConfig& config) {
   Generator generator(generator_options, engine, validator, *model.tokenizer, metrics, log, clock);
   const v1::GetModelResponse description = DescribeModel(name, model, *limits);
   InferenceService inference(generator, description, *keys);
+  const std::unique_ptr<VllmService> vllm = MakeVllmService(
+      VllmModelOf(config, model, description), inference, generator,
+      [&engine] { return engine.stats(); }, events);
+  if (vllm == nullptr && events != nullptr && config.kv_events_zmq == "off") {
+    return Fail(log, "config_error",
+                absl::InvalidArgumentError(
+                    "--kv-events: this build has no vllm.grpc.engine.VllmEngine to tell them by"),
+                kExitUsage);
+  }
   const auto api = std::make_shared<HttpApi>(
       generator, description, [&metrics] { return metrics.Page(); }, *keys);
   std::jthread engine_thread([&engine](const std::stop_token& stop) { engine.Run(stop); });
@@ -577,7 +632,8 @@ int RunServer(const ServeConfig& config) {
        .on_tls_problem =
            [&log](const absl::Status& status) {
              log.Event(LogLevel::kWarn, "tls", {{"message", ToStd(status.message())}});
-           }});
+           }},
+      vllm == nullptr ? std::vector<grpc::Service*>() : std::vector{&vllm->service()});
   if (!server_or.ok()) {
     return Fail(log, "listen_error", server_or.status(),
                 absl::IsInvalidArgument(server_or.status()) ? kExitUsage : kExitFailure);
@@ -593,7 +649,13 @@ int RunServer(const ServeConfig& config) {
     metrics.SetHttp({});
     metrics.SetGuard({});
   };
-  FrontEnds front_ends{server, *api, http->get()};
+  FrontEnds front_ends{server, *api, http->get(), vllm.get()};
+  auto publisher = StartKvEvents(config, name, front_ends.http_port(), events);
+  if (!publisher.ok()) return Fail(log, "listen_error", publisher.status(), kExitFailure);
+  const absl::Cleanup detach_kv_events = [&metrics] { metrics.SetMissedKvEvents({}); };
+  if (*publisher != nullptr) {
+    metrics.SetMissedKvEvents([of = publisher->get()] { return of->missed(); });
+  }
   int metrics_port = 0;
   if (config.metrics != "off") {
     auto port = metrics.Listen(config.metrics);
@@ -640,15 +702,20 @@ int RunServer(const ServeConfig& config) {
        {"max_message_bytes", max_message_bytes},
        {"chat_template", model.chat_template.name()}});
   LogRetrieval(log, model);
-  log.Event(LogLevel::kInfo, "listening",
-            {{"grpc", config.listen},
-             {"port", int64_t{server.port()}},
-             {"tls", !config.tls_cert.empty()},
-             {"http", config.http},
-             {"http_port", int64_t{front_ends.http_port()}},
-             {"metrics", config.metrics},
-             {"metrics_port", int64_t{metrics_port}},
-             {"start_seconds", std::chrono::duration<double>(clock.Now() - start).count()}});
+  log.Event(
+      LogLevel::kInfo, "listening",
+      {{"grpc", config.listen},
+       {"port", int64_t{server.port()}},
+       {"tls", !config.tls_cert.empty()},
+       {"http", config.http},
+       {"http_port", int64_t{front_ends.http_port()}},
+       {"kv_events", config.kv_events},
+       {"kv_events_port", int64_t{*publisher == nullptr ? 0 : (*publisher)->port()}},
+       {"kv_events_replay_port", int64_t{*publisher == nullptr ? 0 : (*publisher)->replay_port()}},
+       {"vllm_engine", vllm != nullptr ? "on" : "not in this build"},
+       {"metrics", config.metrics},
+       {"metrics_port", int64_t{metrics_port}},
+       {"start_seconds", std::chrono::duration<double>(clock.Now() - start).count()}});
   // Who waits for the file finds that line.
   log.Flush(std::chrono::seconds(1));
   if (!config.port_file.empty()) {

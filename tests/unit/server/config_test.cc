@@ -315,6 +315,31 @@ TEST_F(CheckConfigTest, WhatOnlySlowerTiersHaveIsRefusedWithoutThem) {
   EXPECT_TRUE(CheckConfig(config_).ok()) << CheckConfig(config_);
 }
 
+TEST_F(CheckConfigTest, KvEventsNeedEachOtherAndAPlaceOfTheirOwn) {
+  config_.kv_events_zmq = "127.0.0.1:5557";
+  EXPECT_THAT(Error(), HasSubstr("--kv-events-zmq needs --kv-events on"));
+  config_.kv_events = "on";
+  EXPECT_EQ(Error(), "");
+  config_.kv_events_replay = "127.0.0.1:5557";
+  EXPECT_THAT(Error(), HasSubstr("--kv-events-zmq and --kv-events-replay are both"));
+  config_.kv_events_replay = config_.listen;
+  EXPECT_THAT(Error(), HasSubstr("--kv-events-replay"));
+  config_.kv_events_replay = "127.0.0.1:5558";
+  EXPECT_EQ(Error(), "");
+  config_.kv_events_replay = "0.0.0.0:5558";
+  EXPECT_THAT(Error(), HasSubstr("--insecure"));
+  config_.insecure = true;
+  EXPECT_EQ(Error(), "");
+  config_.prefix_cache = "off";
+  EXPECT_THAT(Error(), HasSubstr("--prefix-cache is off"));
+  config_.prefix_cache = "on";
+  config_.kv_events_zmq = "off";
+  EXPECT_THAT(Error(), HasSubstr("--kv-events-replay needs --kv-events-zmq"));
+  config_.kv_events_replay = "off";
+  config_.kv_events_topic = "kv@a@b";
+  EXPECT_THAT(Error(), HasSubstr("--kv-events-topic needs --kv-events-zmq"));
+}
+
 TEST_F(CheckConfigTest, HttpHasGrpcsRuleAboutTheNetworkAndAPortOfItsOwn) {
   config_.http = "0.0.0.0:8000";
   EXPECT_THAT(Error(), HasSubstr("--http 0.0.0.0:8000 can be reached from the network"));

@@ -173,6 +173,14 @@ TEST_F(MetricsTest, SaysHowManyLinesTheLogDropped) {
   EXPECT_THAT(metrics_.Text(), HasSubstr("\nwinnow_log_dropped_lines_total 7\n"));
 }
 
+TEST_F(MetricsTest, SaysHowManyKvEventsWereMissed) {
+  EXPECT_THAT(metrics_.Text(), HasSubstr("\nwinnow_kv_event_batches_missed_total 0\n"));
+  metrics_.SetMissedKvEvents([] { return uint64_t{3}; });
+  EXPECT_THAT(metrics_.Text(), HasSubstr("\nwinnow_kv_event_batches_missed_total 3\n"));
+  metrics_.SetMissedKvEvents({});
+  EXPECT_THAT(metrics_.Text(), HasSubstr("\nwinnow_kv_event_batches_missed_total 0\n"));
+}
+
 TEST_F(MetricsTest, ListensOnAFreePortAndRefusesATakenOne) {
   const auto port = metrics_.Listen("127.0.0.1:0");
   ASSERT_TRUE(port.ok()) << port.status();

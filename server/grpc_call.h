@@ -1,0 +1,28 @@
+// What the gRPC services have in common: bytes to messages and back. Whom a call is of: server/grpc_callers.h.
+//
+// Services register their methods raw and parse here, so that a string that is not UTF-8 is
+// InvalidArgument with its path (server/wire.h) instead of gRPC's INTERNAL. Any thread.
+#ifndef WINNOW_SERVER_GRPC_CALL_H_
+#define WINNOW_SERVER_GRPC_CALL_H_
+
+#include <grpcpp/support/byte_buffer.h>
+
+#include "absl/status/status.h"
+
+namespace google::protobuf {
+class Message;
+}
+
+namespace winnow::server {
+
+// Cancelled: the call, or its connection, ended before its message came.
+absl::Status ResetBeforeItsMessage();
+
+// ParseMessage's errors; Cancelled: the call ended before its message came.
+absl::Status ParseBuffer(const grpc::ByteBuffer& bytes, google::protobuf::Message& message);
+
+grpc::ByteBuffer SerializeBuffer(const google::protobuf::Message& message);
+
+}  // namespace winnow::server
+
+#endif  // WINNOW_SERVER_GRPC_CALL_H_
