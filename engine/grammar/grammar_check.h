@@ -14,6 +14,9 @@ namespace winnow::engine {
 
 inline constexpr size_t kMaxGrammarBytes = size_t{128} << 10;
 inline constexpr size_t kMaxRegexBytes = size_t{16} << 10;
+// White space between the parts of a JSON text: enough for indentation, and an answer of a model that likes line feeds
+// ends.
+inline constexpr int kMaxJsonWhitespace = 16;
 inline constexpr int kMaxSchemaDepth = 64;  // of JSON values, in a schema and in a structural tag
 
 // InvalidArgument: names what is wrong, of a schema with its path ("#/properties/name: ...").

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "engine/grammar/grammar.h"
+#include "engine/grammar/grammar_check.h"
 #include "kernels/check.h"
 #include "kernels/sample.h"
 
@@ -40,8 +41,6 @@ namespace {
 
 // Nesting of rules while xgrammar walks them, so that its stack is bounded.
 constexpr int kMaxRecursion = 1000;
-// White space between the parts of a JSON text: enough for indentation, and a model that likes line feeds ends.
-constexpr int kMaxWhitespace = 32;
 constexpr size_t kMaxShownBytes = 400;
 
 std::string Shown(std::string_view message) {
@@ -132,7 +131,7 @@ class XgrammarLibrary final : public GrammarLibrary {
       case GrammarKind::kJsonSchema:
         return compiler.CompileJSONSchema(source.text, /*any_whitespace=*/true,
                                           /*indent=*/std::nullopt, /*separators=*/std::nullopt,
-                                          /*strict_mode=*/source.closed, kMaxWhitespace);
+                                          /*strict_mode=*/source.closed, kMaxJsonWhitespace);
       case GrammarKind::kRegex:
         return compiler.CompileRegex(source.text);
       case GrammarKind::kEbnf:

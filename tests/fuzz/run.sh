@@ -20,7 +20,7 @@ sources="tests/fuzz/${name}_fuzz.cc $(sed -n 's|^// Sources: ||p' "tests/fuzz/${
 objects=
 for source in $sources; do
   object=$work/$(echo "$source" | tr / _).o
-  if [ ! -e "$object" ] || [ -n "$(find engine kernels tests/fuzz -newer "$object" \( -name '*.h' -o -path "$source" \) | head -1)" ]; then
+  if [ ! -e "$object" ] || [ -n "$(find engine kernels server tests/fuzz -newer "$object" \( -name '*.h' -o -path "$source" \) | head -1)" ]; then
     echo "$source"
     "$compiler" $flags -fsanitize=fuzzer-no-link -c "$source" -o "$object"
   fi
