@@ -35,8 +35,7 @@ struct GrammarSource {
 
 // What the ids of a row of logits stand for.
 struct GrammarVocabulary {
-  std::vector<std::string>
-      tokens;  // bytes by id; "": none that text may have (control tokens, gaps)
+  std::vector<std::string> tokens;  // bytes by id; "": never drawn, but for end tokens
   std::vector<int32_t> end_tokens;  // allowed where the grammar may end
 };
 

@@ -50,7 +50,10 @@ GrammarVocabulary MakeGrammarVocabulary(const Tokenizer& tokenizer, int32_t widt
   GrammarVocabulary vocabulary;
   vocabulary.tokens.resize(static_cast<size_t>(width));
   for (int32_t id = 0; id < std::min(width, tokenizer.vocab_size()); ++id) {
-    vocabulary.tokens[static_cast<size_t>(id)] = tokenizer.BytesOf(id);
+    // A byte that no text has keeps control tokens out of texts, and leaves them to grammars that ask for them by id:
+    // xgrammar takes tokens without bytes for ones that are never drawn.
+    vocabulary.tokens[static_cast<size_t>(id)] =
+        tokenizer.IsSpecial(id) ? Concat("\xff", tokenizer.IdToToken(id)) : tokenizer.BytesOf(id);
   }
   for (const int32_t id : end_tokens) {
     if (id < 0 || id >= width) continue;

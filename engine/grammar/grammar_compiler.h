@@ -26,7 +26,7 @@ namespace winnow::engine {
 
 class Tokenizer;
 
-// Ids below `width`, the width of a row of logits. Control tokens and end tokens have no text.
+// Ids below `width`, the width of a row of logits. End tokens have no bytes; those of control tokens are no text.
 GrammarVocabulary MakeGrammarVocabulary(const Tokenizer& tokenizer, int32_t width,
                                         const std::vector<int32_t>& end_tokens);
 

@@ -67,7 +67,7 @@ TEST(GrammarTest, ABuildWithoutItSaysSo) {
 TEST(GrammarTest, VocabulariesHaveTheBytesOfText) {
   const GrammarVocabulary vocabulary = TestVocabulary();
   EXPECT_EQ(vocabulary.tokens[kEndToken], "");
-  EXPECT_EQ(vocabulary.tokens[0], "") << "a control token";
+  EXPECT_EQ(vocabulary.tokens[0], "\xff<|begin_of_text|>") << "a control token";
   // Of any text, half characters included.
   for (const std::string text :
        {"{\"name\": \"Zoë\", \"n\": [1, 2]}", "日本語 🙂\n\tx", "\x01\x7f"}) {
@@ -106,6 +106,18 @@ TEST_F(GrammarOfXgrammarTest, TakesWhatItShouldAndNothingElse) {
   const auto ebnf = Compiled(GrammarKind::kEbnf, "root ::= \"a\" root \"b\" | \"ab\"");
   EXPECT_TRUE(Takes(*ebnf, "aaabbb"));
   EXPECT_FALSE(Takes(*ebnf, "aabbb"));
+  // Any text, and no control tokens.
+  const auto anything = Compiled(GrammarKind::kRegex, "(.|\\n)*");
+  EXPECT_TRUE(Takes(*anything, "Zoë 🙂\n<|begin_of_text|>"));
+  const auto state = anything->NewState();
+  for (int32_t id = 0; id < kVocabulary; ++id) {
+    if (!TestTokenizer().IsSpecial(id) || id == kEndToken) continue;
+    EXPECT_FALSE(kernels::IsAllowed(state->AllowedTokens(), id)) << id;
+  }
+  const auto control =
+      Compiled(GrammarKind::kStructuralTag,
+               R"({"type": "structural_tag", "format": {"type": "token", "token": 0}})");
+  EXPECT_TRUE(control->NewState()->Accept(0)) << "asked for by id";
   const auto choice = Compiled(GrammarKind::kStructuralTag,
                                R"({"type": "structural_tag", "format": {"type": "or", "elements":
       [{"type": "const_string", "value": "yes, \"all\""}, {"type": "const_string", "value": "no"}]}})");

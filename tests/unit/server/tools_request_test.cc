@@ -91,7 +91,7 @@ const engine::GrammarLibrary& ByteLibrary() {
     engine::GrammarVocabulary vocabulary;
     for (int byte = 0; byte < 256; ++byte)
       vocabulary.tokens.emplace_back(1, static_cast<char>(byte));
-    vocabulary.tokens.resize(kEnd + 1);
+    vocabulary.tokens.insert(vocabulary.tokens.end(), {"\xff[TOOL_CALLS]", "\xff[ARGS]", ""});
     vocabulary.end_tokens = {kEnd};
     return engine::GrammarLibrary::Make(vocabulary)->release();
   }();
