@@ -347,7 +347,9 @@ Generator::Generator(const Options& options, engine::Engine& engine, const Valid
       // calls would do; what is refused at the door is posted too.
       deliver_(1, size_t{1} << 24),
       compile_(1, options.max_compiling),
-      tokenize_(options.tokenize_threads, 2 * options.max_tokenizing) {}
+      tokenize_(options.tokenize_threads, 2 * options.max_tokenizing) {
+  WINNOW_CHECK(grammars != nullptr || !validator.limits().structured_output);
+}
 
 Generator::~Generator() = default;
 

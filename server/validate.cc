@@ -6,6 +6,7 @@
 #include <limits>
 #include <string>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "engine/concat.h"
@@ -315,12 +316,19 @@ void CheckStopping(Violations& violations, const v1::StoppingOptions& in,
 // A conversation as templates read it. Arguments of calls are objects there, not texts of them.
 absl::StatusOr<Json> MessagesOf(const v1::ChatPrompt& chat) {
   Json messages = Json::array();
+  absl::flat_hash_map<std::string, std::string> names;  // of functions, by call
   for (int i = 0; i < chat.messages_size(); ++i) {
     const v1::ChatMessage& message = chat.messages(i);
     Json out = {{"role", message.role()}, {"content", message.content()}};
     if (!message.reasoning().empty()) out["reasoning_content"] = message.reasoning();
     if (!message.tool_call_id().empty()) out["tool_call_id"] = message.tool_call_id();
-    if (!message.name().empty()) out["name"] = message.name();
+    // Some templates want the function's name beside its result, which clients leave out.
+    if (!message.name().empty()) {
+      out["name"] = message.name();
+    } else if (const auto call = names.find(message.tool_call_id());
+               message.role() == "tool" && call != names.end()) {
+      out["name"] = call->second;
+    }
     for (int j = 0; j < message.tool_calls_size(); ++j) {
       const v1::ToolCall& call = message.tool_calls(j);
       absl::StatusOr<Json> arguments =
@@ -329,6 +337,7 @@ absl::StatusOr<Json> MessagesOf(const v1::ChatPrompt& chat) {
         return InvalidField(Concat("chat.messages[", i, "].tool_calls[", j, "].arguments"),
                             "must be a JSON object");
       }
+      names[call.id()] = call.name();
       out["tool_calls"].push_back(
           {{"id", call.id()},
            {"type", "function"},

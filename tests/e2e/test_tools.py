@@ -18,7 +18,7 @@ from test_http import events, post
 TEMPLATE = """{{ bos_token }}{% if tools %}<|system|>
 {% for tool in tools %}{{ tool | tojson }}
 {% endfor %}<|end|>
-{% endif %}{% for message in messages %}<|{{ message.role }}|>
+{% endif %}{% for message in messages %}<|{{ message.role }}|>{{ message.name or "" }}
 {{ message.content }}{% for call in message.tool_calls or [] %}<tool_call>
 {"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
 </tool_call>{% endfor %}<|end|>
@@ -224,7 +224,7 @@ class ToolsTest(unittest.TestCase):
                  {"role": "tool", "tool_call_id": "abcdefghi", "content": "rain"}]
         want = ("<|system|>\n" + json.dumps(WEATHER) + "\n<|end|>\n<|user|>\nWhat is the weather?<|end|>\n<|assistant|>\n<tool_call>\n"
                 "{\"name\": \"get_weather\", \"arguments\": {\"zone\": \"north\", \"days\": 2, \"a\": {\"b\": 1}}}\n</tool_call><|end|>\n"
-                "<|tool|>\nrain<|end|>\n<|assistant|>\n")
+                "<|tool|>get_weather\nrain<|end|>\n<|assistant|>\n")
 
         def rendered(body):
             status, _, answer = post(self.server, "/v1/chat/completions/render", body)

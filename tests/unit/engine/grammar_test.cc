@@ -1,5 +1,6 @@
 #include "engine/grammar/grammar.h"
 
+#include <functional>
 #include <set>
 
 #include "engine/grammar/grammar_check.h"
@@ -79,6 +80,64 @@ TEST(GrammarTest, VocabulariesHaveTheBytesOfText) {
     }
     EXPECT_EQ(bytes, text);
   }
+}
+
+// A grammar of the test's own: it takes its time, or allows nothing.
+class FakeGrammar final : public Grammar {
+ public:
+  explicit FakeGrammar(std::function<uint32_t()> allowed) : allowed_(std::move(allowed)) {}
+  std::unique_ptr<GrammarState> NewState() const override {
+    return std::make_unique<State>(allowed_);
+  }
+  size_t size_bytes() const override { return 1; }
+
+ private:
+  class State final : public GrammarState {
+   public:
+    explicit State(const std::function<uint32_t()>& allowed) : allowed_(allowed) {}
+    std::span<const uint32_t> AllowedTokens() override {
+      words_.assign(kernels::AllowedWords(300), allowed_());
+      return words_;
+    }
+    bool Accept(int32_t) override { return true; }
+
+   private:
+    const std::function<uint32_t()> allowed_;
+    std::vector<uint32_t> words_;
+  };
+  const std::function<uint32_t()> allowed_;
+};
+
+TEST(GrammarFaultTest, EndsItsOwnRequestAndNobodyElses) {
+  FakeClock clock;
+  FakeModel model;
+  auto engine =
+      Engine::Create({.max_running = 8, .step_tokens = 64}, model, TestTokenizer(), clock);
+  ASSERT_TRUE(engine.ok());
+  int steps = 0;
+  const auto slow = std::make_shared<FakeGrammar>([&] {
+    if (++steps == 3) clock.Advance(std::chrono::seconds(1));
+    return ~0u;
+  });
+  const auto nothing = std::make_shared<FakeGrammar>([] { return 0u; });
+  Client of_slow, of_nothing, of_none;
+  Request request = MakeRequest(1, {5, 6}, 20);
+  request.grammar = slow;
+  ASSERT_TRUE((*engine)->Submit(request, of_slow.output).ok());
+  request.id = 2;
+  request.grammar = nothing;
+  ASSERT_TRUE((*engine)->Submit(request, of_nothing.output).ok());
+  ASSERT_TRUE((*engine)->Submit(MakeRequest(3, {5, 6}, 20), of_none.output).ok());
+  while ((*engine)->Step()) {
+  }
+  EXPECT_EQ(of_slow.Read().last.finish, FinishReason::kError);
+  EXPECT_EQ(of_slow.reply.last.error_code, absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(of_slow.reply.last.error.find("took 1s"), std::string::npos)
+      << of_slow.reply.last.error;
+  EXPECT_EQ(of_slow.reply.tokens.size(), 2u);
+  EXPECT_EQ(of_nothing.Read().last.error_code, absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(of_nothing.reply.last.error.find("allows no token"), std::string::npos);
+  EXPECT_EQ(of_none.Read().last.finish, FinishReason::kMaxTokens);
 }
 
 // What follows needs xgrammar. CMake says why it has none; these tests are not there then.
