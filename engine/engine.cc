@@ -22,6 +22,8 @@ constexpr int32_t kLossesMax = 24;
 // Losses of a sequence that what it shares may cost it. A store with many damaged blocks gives them
 // away one by one, each after a prompt that was computed in vain.
 constexpr int32_t kLossesShared = 2;
+// For one sequence's grammar to say which tokens may come next.
+constexpr Duration kGrammarStepMax = std::chrono::milliseconds(500);
 // A request that fast memory is too small for waits so long for a store that takes nothing. It tries
 // again by itself, first after seconds.
 constexpr Duration kStarvedMax = std::chrono::seconds(30);
@@ -401,9 +403,25 @@ void Engine::PlanSampling() {
   for (size_t i = 0; i < batch_.chunks.size(); ++i) {
     if (batch_.chunks[i].num_logits == 0) continue;
     const Sequence& sequence = *batch_sequences_[i];
+    std::span<const uint32_t> allowed;
+    if (sequence.grammar != nullptr) allowed = AllowedTokens(*batch_sequences_[i]);
     sample_rows_.push_back(
-        MakeSampleRow(sequence.request, sequence.history, sequence.answer.num_tokens()));
+        MakeSampleRow(sequence.request, sequence.history, sequence.answer.num_tokens(), allowed));
   }
+}
+
+// How many rules a grammar is in at once is a matter of the text so far, and everybody waits for its answer: one that
+// takes its time does so once.
+std::span<const uint32_t> Engine::AllowedTokens(Sequence& sequence) {
+  const TimePoint begun = clock_.Now();
+  const std::span<const uint32_t> allowed = sequence.grammar->AllowedTokens();
+  if (const Duration taken = clock_.Now() - begun; taken > kGrammarStepMax) {
+    sequence.grammar_fault =
+        absl::StrCat("the grammar took ", absl::FormatDuration(absl::FromChrono(taken)),
+                     " to say what may come next, at most ",
+                     absl::FormatDuration(absl::FromChrono(kGrammarStepMax)), " are given");
+  }
+  return allowed;
 }
 
 void Engine::Advance(TimePoint now) {
@@ -439,6 +457,18 @@ void Engine::Advance(TimePoint now) {
 void Engine::Take(Sequence& sequence, const kernels::SampledToken& sampled, TimePoint now) {
   const Request& request = sequence.request;
   absl::StatusOr<OutputToken> token = ToOutputToken(sampled);
+  if (sequence.grammar != nullptr) {
+    if (sampled.status == kernels::SampleStatus::kNothing) {
+      sequence.grammar_fault = "the grammar allows no token that the model has";
+    } else if (token.ok() && !sequence.grammar->Accept(token->token)) {
+      token = absl::InternalError("a token was drawn that the grammar does not allow");
+    }
+    if (!sequence.grammar_fault.empty()) {
+      End(sequence, FinishReason::kError, sequence.grammar_fault,
+          absl::StatusCode::kInvalidArgument);
+      return;
+    }
+  }
   if (!token.ok()) {
     End(sequence, FinishReason::kError, std::string(token.status().message()),
         absl::StatusCode::kInternal);

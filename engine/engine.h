@@ -127,7 +127,8 @@ class Engine {
   PlanInput View(TimePoint now);
   void Apply(const StepPlan& plan, TimePoint now);  // sequences change phase; batch_ is filled
   void PlanSampling();                              // how the batch's rows become tokens
-  void Advance(TimePoint now);                      // sequences by what was computed and sampled
+  std::span<const uint32_t> AllowedTokens(Sequence& sequence);
+  void Advance(TimePoint now);  // sequences by what was computed and sampled
   void Fail(const absl::Status& status);
   void Emit();
   void Observe(Duration duration);

@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "engine/attention_policy.h"
 #include "engine/clock.h"
+#include "engine/grammar/grammar.h"
 #include "engine/retrieval_state.h"
 
 namespace winnow::engine {
@@ -54,6 +55,8 @@ struct Request {
       -1;  // -1: no log-probabilities; else this many alternatives (0: the chosen token's only)
   bool skip_special_tokens = true;  // in the text; ids always come
   AttentionPolicy policy;
+  // What the answer must be; null: anything. Its end tokens are among the stop tokens, and min_tokens is 0.
+  std::shared_ptr<const Grammar> grammar;
   TimePoint arrival{};
   std::optional<TimePoint> deadline;
 };

@@ -44,11 +44,12 @@ kernels::LogitEdit& TokenHistory::EditOf(int32_t token) {
   return edits_[place->second];
 }
 
-kernels::SampleRow MakeSampleRow(const Request& request, const TokenHistory& history,
-                                 int32_t index) {
+kernels::SampleRow MakeSampleRow(const Request& request, const TokenHistory& history, int32_t index,
+                                 std::span<const uint32_t> allowed) {
   const SamplingOptions& options = request.sampling;
   kernels::SampleRow row;
   row.edits = history.edits();
+  row.allowed = allowed;
   if (index < request.stopping.min_tokens) row.masked = request.stopping.stop_token_ids;
   row.repetition_penalty = options.repetition_penalty;
   row.presence_penalty = options.presence_penalty;

@@ -45,8 +45,9 @@ class TokenHistory {
 
 // How the token with this index of the request's answer is chosen: before min_tokens without its stop tokens.
 // Views into both.
-kernels::SampleRow MakeSampleRow(const Request& request, const TokenHistory& history,
-                                 int32_t index);
+// `allowed`: those that a grammar allows; empty: all.
+kernels::SampleRow MakeSampleRow(const Request& request, const TokenHistory& history, int32_t index,
+                                 std::span<const uint32_t> allowed = {});
 
 // Internal: the row held NaN or infinity, or no token was left that may be chosen. Nothing but this row is
 // concerned.

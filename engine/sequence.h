@@ -32,6 +32,7 @@ struct Sequence {
         block_tokens(block_tokens),
         answer(request, tokenizer),
         history(request.sampling, request.prompt),
+        grammar(request.grammar == nullptr ? nullptr : request.grammar->NewState()),
         tenant_digest(Sha256(request.tenant)) {
     usage.prompt_tokens = num_prompt_tokens();
   }
@@ -62,7 +63,9 @@ struct Sequence {
   std::unique_ptr<RetrievalState> retrieval;  // from admission on; null if the policy is dense
   Answer answer;
   TokenHistory history;
+  const std::unique_ptr<GrammarState> grammar;  // null: the answer may be anything
   const Digest tenant_digest;
+  std::string grammar_fault;  // not empty: it ends for this
   Usage usage;
 
   Phase phase = Phase::kWaiting;

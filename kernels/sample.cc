@@ -16,6 +16,7 @@ float EditedLogit(float logit, const LogitEdit& edit, const SampleRow& row) {
 void CheckSampleRow(const SampleRow& row, int64_t vocab) {
   for (const LogitEdit& edit : row.edits) WINNOW_CHECK(edit.token >= 0 && edit.token < vocab);
   for (const int32_t token : row.masked) WINNOW_CHECK(token >= 0 && token < vocab);
+  WINNOW_CHECK(row.allowed.empty() || row.allowed.size() == AllowedWords(vocab));
   WINNOW_CHECK(row.temperature >= 0 && row.top_k >= 0);
   WINNOW_CHECK(row.top_p > 0 && row.top_p <= 1 && row.min_p >= 0 && row.min_p <= 1);
   WINNOW_CHECK(row.random >= 0 && row.random < 1);

@@ -6,7 +6,7 @@
 // One order of steps, as in the reference library (`transformers`), with the two penalties that it lacks
 // after its own:
 //
-//   bias -> repetition penalty -> presence and frequency penalties -> masked tokens -> temperature
+//   bias -> repetition penalty -> presence and frequency penalties -> tokens masked or not allowed -> temperature
 //     -> top-k -> top-p -> min-p -> draw
 //
 // In float32, each operation rounded (no fused ones): l + bias; l < 0 ? l * repetition : l / repetition;
@@ -49,6 +49,8 @@ struct LogitEdit {
 struct SampleRow {
   std::span<const LogitEdit> edits;  // no token twice
   std::span<const int32_t> masked;   // must not be chosen
+  // Empty, or AllowedWords(vocab) of them: token t may be chosen where bit t % 32 of word t / 32 is set.
+  std::span<const uint32_t> allowed;
   float repetition_penalty = 1, presence_penalty = 0, frequency_penalty = 0;
   float temperature = 0;  // >= 0
   int32_t top_k = 0;      // 0: off
@@ -59,6 +61,11 @@ struct SampleRow {
       -1;  // -1: no log-probability; else the token's and those of so many others,
            // kMaxTopLogprobs at most
 };
+
+constexpr size_t AllowedWords(int64_t vocab) { return static_cast<size_t>((vocab + 31) / 32); }
+inline bool IsAllowed(std::span<const uint32_t> allowed, int64_t token) {
+  return allowed.empty() || (allowed[static_cast<size_t>(token) / 32] >> (token % 32) & 1) != 0;
+}
 
 // Nothing but `status` means anything unless it is kOk.
 enum class SampleStatus : int32_t {

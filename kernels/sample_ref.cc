@@ -18,6 +18,9 @@ std::vector<float> Edited(std::span<const float> logits, const SampleRow& row) {
     edited[edit.token] = EditedLogit(edited[edit.token], edit, row);
   }
   for (const int32_t token : row.masked) edited[token] = -kInfinity;
+  for (size_t token = 0; token < edited.size(); ++token) {
+    if (!IsAllowed(row.allowed, static_cast<int64_t>(token))) edited[token] = -kInfinity;
+  }
   return edited;
 }
 

@@ -20,9 +20,11 @@ inline constexpr int kExitModel = 78;       // the model directory cannot be use
 
 void AddServeCommand(CLI::App& app, int* exit_code);
 void AddGenerateCommand(CLI::App& app, int* exit_code);
+void AddChatCommand(CLI::App& app, int* exit_code);
 void AddHealthcheckCommand(CLI::App& app, int* exit_code);
 void AddTokenizeCommand(CLI::App& app, int* exit_code);
 void AddStoreCommand(CLI::App& app, int* exit_code);
+void AddGrammarWorkerCommand(CLI::App& app, int* exit_code);
 
 }  // namespace winnow::server
 

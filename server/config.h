@@ -65,6 +65,8 @@ struct ServeConfig {
   int64_t max_prompt_bytes = 0;   // 0: 16 bytes for each token of the context, at least 64 KiB
   int64_t max_message_bytes = 0;  // 0: the largest valid request and 1 MiB
   int64_t tokenize_threads = 2;
+  std::string tool_parser = "auto";
+  std::string reasoning_parser = "auto";
 
   // Endpoints.
   std::string listen = "127.0.0.1:50051";

@@ -22,6 +22,9 @@ absl::Status StatusOfEnd(const engine::OutputEvent& event, bool engine_failed) {
         return ErrorWithReason(absl::StatusCode::kUnavailable,
                                engine_failed ? "ENGINE_FAILED" : "STORE_FAILED", event.error);
       }
+      if (event.error_code == absl::StatusCode::kInvalidArgument) {
+        return ErrorWithReason(event.error_code, "INVALID_FIELD", event.error);
+      }
       return ErrorWithReason(event.error_code == absl::StatusCode::kOk ? absl::StatusCode::kInternal
                                                                        : event.error_code,
                              "INTERNAL", event.error);

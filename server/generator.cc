@@ -115,7 +115,7 @@ void Generation::Schedule() {
   WINNOW_CHECK(posted);
 }
 
-void Generation::Submit(const v1::GenerateRequest& message, CheckedGenerate checked) {
+void Generation::Tokenize(const v1::GenerateRequest& message, CheckedGenerate checked) {
   {
     absl::MutexLock lock(&mutex_);
     if (!failure_.ok()) return;  // cancelled while it waited for this thread
@@ -127,6 +127,26 @@ void Generation::Submit(const v1::GenerateRequest& message, CheckedGenerate chec
   } else {
     status = owner_.validator_.TokenizePrompt(message, checked);
   }
+  if (status.ok() && checked.grammar.has_value()) {
+    // std::function must be copyable, so the request travels behind a pointer.
+    auto work = std::make_shared<CheckedGenerate>(std::move(checked));
+    if (owner_.compile_.Post([self = shared_from_this(), work] {
+          auto grammar = self->owner_.grammars_->Compile(*work->grammar);
+          absl::Status compiled = grammar.status();
+          if (compiled.ok()) work->request.grammar = *std::move(grammar);
+          if (absl::IsInvalidArgument(compiled)) {
+            compiled = InvalidField("structured_output", ToStd(compiled.message()));
+          }
+          self->Submit(std::move(compiled), std::move(*work));
+        })) {
+      return;
+    }
+    status = owner_.Busy();
+  }
+  Submit(std::move(status), std::move(checked));
+}
+
+void Generation::Submit(absl::Status status, CheckedGenerate checked) {
   absl::MutexLock lock(&mutex_);
   if (!failure_.ok()) return;
   // Under the lock, so that Cancel sees either no choice or all of them. The engine never calls
@@ -342,7 +362,7 @@ void Generation::Close() {
 
 Generator::Generator(const Options& options, engine::Engine& engine, const Validator& validator,
                      const engine::Tokenizer& tokenizer, Metrics& metrics, Log& log,
-                     const engine::Clock& clock)
+                     const engine::Clock& clock, engine::GrammarCompiler* grammars)
     : options_(options),
       engine_(engine),
       validator_(validator),
@@ -350,13 +370,17 @@ Generator::Generator(const Options& options, engine::Engine& engine, const Valid
       metrics_(metrics),
       log_(log),
       clock_(clock),
+      grammars_(grammars),
       name_prefix_(RandomPrefix()),
       refusal_lines_(kRefusalLines),
       refusal_lines_at_(clock.Now()),
       // A closed generation may be posted once more while the engine ends its choices, so twice the
       // calls would do; what is refused at the door is posted too.
       deliver_(1, size_t{1} << 24),
-      tokenize_(options.tokenize_threads, 2 * options.max_tokenizing) {}
+      compile_(1, options.max_compiling),
+      tokenize_(options.tokenize_threads, 2 * options.max_tokenizing) {
+  WINNOW_CHECK(grammars != nullptr || !validator.limits().structured_output);
+}
 
 Generator::~Generator() = default;
 
@@ -405,7 +429,7 @@ std::shared_ptr<Generation> Generator::Start(v1::GenerateRequest message, CallIn
           std::move(message), *std::move(checked));
       if (!PostTokenizing(
               bytes,
-              [generation, work] { generation->Submit(work->first, std::move(work->second)); },
+              [generation, work] { generation->Tokenize(work->first, std::move(work->second)); },
               generation->info_.tenant)) {
         status = Busy();
       }

@@ -3,7 +3,7 @@
 // Life of a generation:
 //   1. Start checks the message (cheap, on the caller's thread) and posts the tokenising.
 //   2. A tokenising thread turns the prompt into ids and submits one engine request for each
-//   choice, all of them or none.
+//   choice, all of them or none. What the answer must be is compiled in between, on a thread of its own.
 //   3. The engine pushes events to each choice's OutputQueue. The delivering thread calls
 //   `on_ready`.
 //   4. The transport calls Take until there is nothing: messages, and once the end. What came since
@@ -31,6 +31,7 @@
 #include "absl/synchronization/mutex.h"
 #include "engine/clock.h"
 #include "engine/engine.h"
+#include "engine/grammar/grammar_compiler.h"
 #include "engine/mutex.h"
 #include "engine/output_queue.h"
 #include "engine/text/tokenizer.h"
@@ -94,7 +95,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
 
   // A refusal that Take tells when Start has returned.
   void Refuse(absl::Status status);
-  void Submit(const v1::GenerateRequest& message, CheckedGenerate checked);
+  void Tokenize(const v1::GenerateRequest& message, CheckedGenerate checked);
+  void Submit(absl::Status status, CheckedGenerate checked);
   absl::Status SubmitChoices(CheckedGenerate checked) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Fail(absl::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::optional<v1::GenerateResponse> TakeFrom(int32_t index) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -138,17 +140,18 @@ class Generator {
     size_t max_tokenizing_bytes = size_t{256} << 20;
     size_t max_calls = 1024;    // generations that are not closed yet
     size_t queue_events = 256;  // of one choice, before the engine pauses it
+    size_t max_compiling = 32;  // grammars that wait for their thread
     // A transport whose client does not take a message for this long gives up. The engine's own
     // timeout does not cover it: it has nothing to do any more with a sequence that is finished.
     engine::Duration slow_reader_timeout = std::chrono::seconds(30);
     std::shared_ptr<TenantTable> tenants;  // null: no tenant has a quota, all weigh the same
   };
 
-  // All references must outlive the generator. It must outlive every generation: destroy it after
+  // `grammars`: null where the validator refuses structured output. All references must outlive the generator. It must outlive every generation: destroy it after
   // the transports, and after the engine ended what it had.
   Generator(const Options& options, engine::Engine& engine, const Validator& validator,
             const engine::Tokenizer& tokenizer, Metrics& metrics, Log& log,
-            const engine::Clock& clock);
+            const engine::Clock& clock, engine::GrammarCompiler* grammars = nullptr);
   ~Generator();
 
   // `on_ready` is called on the delivering thread whenever Take may have something, and never on
@@ -195,6 +198,7 @@ class Generator {
   Metrics& metrics_;
   Log& log_;
   const engine::Clock& clock_;
+  engine::GrammarCompiler* const grammars_;
   const std::string name_prefix_;  // tells processes apart in logs
   std::atomic<uint64_t> next_name_ = 1;
   std::atomic<engine::RequestId> next_request_ = 1;
@@ -214,6 +218,7 @@ class Generator {
 
   // Last: joined first, while everything that tasks use is there.
   Executor deliver_;
+  Executor compile_;
   Executor tokenize_;
 };
 

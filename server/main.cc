@@ -50,12 +50,14 @@ int main(int argc, char** argv) {
   int exit_code = winnow::server::kExitOk;
   winnow::server::AddServeCommand(app, &exit_code);
   winnow::server::AddGenerateCommand(app, &exit_code);
+  winnow::server::AddChatCommand(app, &exit_code);
   winnow::server::AddHealthcheckCommand(app, &exit_code);
   winnow::server::AddTokenizeCommand(app, &exit_code);
   winnow::bench::AddEvalCommand(app, &exit_code);
   winnow::bench::AddBenchCommand(app, &exit_code);
   winnow::bench::AddMakeModelCommand(app, &exit_code);
   winnow::server::AddStoreCommand(app, &exit_code);
+  winnow::server::AddGrammarWorkerCommand(app, &exit_code);
 
   try {
     app.parse(argc, argv);

@@ -181,6 +181,7 @@ absl::StatusOr<RequestLimits> LimitsOf(const ServeConfig& config,
                                                         : DefaultMaxPromptBytes(limits.max_context);
   limits.default_max_tokens = static_cast<int32_t>(config.default_max_tokens);
   limits.eos_token_ids = model.config.eos_token_ids;
+  limits.structured_output = engine::HasGrammars();
   WINNOW_ASSIGN_OR_RETURN(limits.default_policy, engine::ParseAttentionPolicy(config.policy));
   limits.check_policy = [&decoder = *model.decoder](const engine::AttentionPolicy& policy) {
     return decoder.CheckPolicy(policy);
@@ -262,6 +263,7 @@ v1::GetModelResponse DescribeModel(const std::string& name, const engine::Loaded
   out.set_max_prompt_bytes(limits.max_prompt_bytes);
   out.set_version(kVersion);
   DescribeRetrieval(model, *out.mutable_retrieval());
+  out.set_structured_output(limits.structured_output);
   return out;
 }
 
@@ -597,8 +599,22 @@ int RunServer(const ServeConfig& config) {
   generator_options.max_calls = static_cast<size_t>(config.queue_requests + config.max_running) * 2;
   generator_options.slow_reader_timeout = absl::ToChronoNanoseconds(config.slow_reader_timeout);
   generator_options.tenants = tenants;
-  Generator generator(generator_options, engine, validator, *model.tokenizer, metrics, log, clock);
+  std::optional<engine::GrammarCompiler> grammars;
+  if (limits->structured_output) {
+    grammars.emplace(
+        engine::GrammarCompilerOptions(),
+        engine::MakeGrammarVocabulary(*model.tokenizer, limits->vocab_size, limits->eos_token_ids));
+  } else {
+    log.Event(LogLevel::kWarn, "no_structured_output",
+              {{"text",
+                "built without xgrammar: JSON schemas, grammars and required tools are refused"}});
+  }
+  Generator generator(generator_options, engine, validator, *model.tokenizer, metrics, log, clock,
+                      grammars.has_value() ? &*grammars : nullptr);
   const v1::GetModelResponse description = DescribeModel(name, model, *limits);
+  const auto habits = FindModelHabits(model.chat_template, *model.tokenizer, config.tool_parser,
+                                      config.reasoning_parser);
+  if (!habits.ok()) return Fail(log, "config_error", habits.status(), kExitUsage);
   InferenceService inference(generator, description, *keys);
   const std::unique_ptr<VllmService> vllm = MakeVllmService(
       VllmModelOf(config, model, description), inference, generator,
@@ -610,7 +626,7 @@ int RunServer(const ServeConfig& config) {
                 kExitUsage);
   }
   const auto api = std::make_shared<HttpApi>(
-      generator, description, [&metrics] { return metrics.Page(); }, *keys);
+      generator, description, [&metrics] { return metrics.Page(); }, *keys, *habits);
   std::jthread engine_thread([&engine](const std::stop_token& stop) { engine.Run(stop); });
 
   const int64_t max_message_bytes =

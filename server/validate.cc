@@ -6,10 +6,15 @@
 #include <limits>
 #include <string>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "engine/concat.h"
+#include "engine/grammar/grammar_check.h"
 #include "engine/status_macros.h"
 #include "kernels/check.h"
+#include "nlohmann/json.hpp"
+#include "server/ordered_json.h"
 #include "server/status.h"
 #include "server/strings.h"
 #include "server/utf8.h"
@@ -17,6 +22,8 @@
 
 namespace winnow::server {
 namespace {
+
+using Json = nlohmann::ordered_json;
 
 // As many digits as tell the value from its neighbours: 100.00001 is not 100.
 template <typename T>
@@ -77,6 +84,71 @@ void CheckTokens(Violations& violations, const v1::TokenPrompt& tokens,
   }
 }
 
+// Of a function or a call; it may be absent.
+void CheckName(Violations& violations, std::string_view field, std::string_view name) {
+  if (name.size() > kMaxNameBytes) {
+    violations.Add(field, Concat("has ", name.size(), " bytes, may have at most ", kMaxNameBytes));
+  } else {
+    CheckUtf8(violations, field, name);
+  }
+}
+
+void CheckToolCalls(Violations& violations, const std::string& path,
+                    const v1::ChatMessage& message) {
+  if (message.tool_calls_size() > kMaxTools) {
+    violations.Add(path + ".tool_calls", Concat("has ", message.tool_calls_size(),
+                                                " calls, may have at most ", kMaxTools));
+    return;
+  }
+  for (int i = 0; i < message.tool_calls_size(); ++i) {
+    const v1::ToolCall& call = message.tool_calls(i);
+    const std::string call_path = Concat(path, ".tool_calls[", i, "]");
+    if (call.name().empty()) violations.Add(call_path + ".name", "must not be empty");
+    CheckName(violations, call_path + ".name", call.name());
+    CheckName(violations, call_path + ".id", call.id());
+    CheckUtf8(violations, call_path + ".arguments", call.arguments());
+  }
+}
+
+absl::StatusOr<engine::GrammarSource> GrammarSourceOf(const v1::StructuredOutput& in) {
+  using engine::GrammarKind;
+  switch (in.kind_case()) {
+    case v1::StructuredOutput::kJsonSchema:
+      return engine::GrammarSource{GrammarKind::kJsonSchema, in.json_schema(), !in.open()};
+    case v1::StructuredOutput::kJsonObject:
+      if (!in.json_object()) break;
+      return engine::GrammarSource{GrammarKind::kJsonSchema, R"({"type":"object"})", false};
+    case v1::StructuredOutput::kRegex:
+      return engine::GrammarSource{GrammarKind::kRegex, in.regex()};
+    case v1::StructuredOutput::kChoice: {
+      if (in.choice().texts_size() < 1 || in.choice().texts_size() > kMaxGrammarChoices) {
+        return absl::InvalidArgumentError(engine::Concat("choice: must have 1 to ",
+                                                         kMaxGrammarChoices, " texts, has ",
+                                                         in.choice().texts_size()));
+      }
+      Json elements = Json::array();
+      for (const std::string& text : in.choice().texts()) {
+        if (text.empty()) return absl::InvalidArgumentError("choice: a text is empty");
+        if (InvalidUtf8At(text).has_value()) {
+          return absl::InvalidArgumentError("choice: a text is not UTF-8");
+        }
+        elements.push_back({{"type", "const_string"}, {"value", text}});
+      }
+      const Json tag = {{"type", "structural_tag"},
+                        {"format", {{"type", "or"}, {"elements", std::move(elements)}}}};
+      return engine::GrammarSource{GrammarKind::kStructuralTag, tag.dump()};
+    }
+    case v1::StructuredOutput::kGrammar:
+      return engine::GrammarSource{GrammarKind::kEbnf, in.grammar()};
+    case v1::StructuredOutput::kStructuralTag:
+      return engine::GrammarSource{GrammarKind::kStructuralTag, in.structural_tag()};
+    case v1::StructuredOutput::KIND_NOT_SET:
+      break;
+  }
+  return absl::InvalidArgumentError(
+      "one of json_schema, json_object, regex, choice, grammar and structural_tag must be set");
+}
+
 void CheckChat(Violations& violations, const v1::ChatPrompt& chat, const RequestLimits& limits) {
   if (chat.messages_size() == 0) {
     violations.Add("chat.messages", "must not be empty");
@@ -89,8 +161,12 @@ void CheckChat(Violations& violations, const v1::ChatPrompt& chat, const Request
   }
   int64_t bytes = 0;
   for (const v1::ChatMessage& message : chat.messages()) {
-    bytes += static_cast<int64_t>(message.content().size());
+    bytes += static_cast<int64_t>(message.content().size() + message.reasoning().size());
+    for (const v1::ToolCall& call : message.tool_calls()) {
+      bytes += static_cast<int64_t>(call.arguments().size());
+    }
   }
+  for (const std::string& tool : chat.tools()) bytes += static_cast<int64_t>(tool.size());
   if (bytes > limits.max_prompt_bytes) {
     violations.Add("chat.messages",
                    Concat("have ", bytes, " bytes, may have at most ", limits.max_prompt_bytes));
@@ -99,11 +175,60 @@ void CheckChat(Violations& violations, const v1::ChatPrompt& chat, const Request
   for (int i = 0; i < chat.messages_size(); ++i) {
     const v1::ChatMessage& message = chat.messages(i);
     const std::string path = Concat("chat.messages[", i, "]");
-    if (message.role() != "system" && message.role() != "user" && message.role() != "assistant") {
-      violations.Add(path + ".role", Concat("must be system, user or assistant, is \"",
-                                            CleanUtf8(message.role(), kMaxRoleBytes), "\""));
+    const std::string& role = message.role();
+    if (role != "system" && role != "user" && role != "assistant" && role != "tool") {
+      violations.Add(path + ".role", Concat("must be system, user, assistant or tool, is \"",
+                                            CleanUtf8(role, kMaxRoleBytes), "\""));
     }
     CheckUtf8(violations, path + ".content", message.content());
+    CheckUtf8(violations, path + ".reasoning", message.reasoning());
+    CheckName(violations, path + ".tool_call_id", message.tool_call_id());
+    CheckName(violations, path + ".name", message.name());
+    if (role != "assistant" && (message.tool_calls_size() > 0 || !message.reasoning().empty())) {
+      violations.Add(path + ".tool_calls", "and reasoning are of the assistant alone");
+    }
+    CheckToolCalls(violations, path, message);
+  }
+  if (chat.tools_size() > kMaxTools) {
+    violations.Add("chat.tools",
+                   Concat("has ", chat.tools_size(), " tools, may have at most ", kMaxTools));
+    return;
+  }
+  for (int i = 0; i < chat.tools_size(); ++i) {
+    CheckUtf8(violations, Concat("chat.tools[", i, "]"), chat.tools(i));
+  }
+  if (chat.template_options().size() > kMaxTemplateOptionsBytes) {
+    violations.Add("chat.template_options",
+                   Concat("has ", chat.template_options().size(), " bytes, may have at most ",
+                          kMaxTemplateOptionsBytes));
+  }
+}
+
+void CheckStructuredOutput(Violations& violations, const v1::GenerateRequest& message,
+                           const RequestLimits& limits, std::optional<engine::GrammarSource>& out) {
+  constexpr std::string_view kField = "structured_output";
+  const v1::StructuredOutput& in = message.structured_output();
+  if (!limits.structured_output) {
+    violations.Add(kField, "is not served: this server was built without xgrammar");
+    return;
+  }
+  if (limits.eos_token_ids.empty()) {
+    violations.Add(kField, "is not served: the model has no end token");
+    return;
+  }
+  if (message.stopping().ignore_eos()) {
+    violations.Add("stopping.ignore_eos", "contradicts structured_output, which says where to end");
+  }
+  if (message.stopping().min_tokens() > 0) {
+    violations.Add("stopping.min_tokens", "contradicts structured_output, which says where to end");
+  }
+  absl::StatusOr<engine::GrammarSource> source = GrammarSourceOf(in);
+  absl::Status status = source.status();
+  if (status.ok()) status = engine::CheckGrammarSource(*source);
+  if (status.ok()) {
+    out = *std::move(source);
+  } else {
+    violations.Add(kField, ToStd(status.message()));
   }
 }
 
@@ -188,6 +313,54 @@ void CheckStopping(Violations& violations, const v1::StoppingOptions& in,
   out.include_stop = in.include_stop();
 }
 
+// A conversation as templates read it. Arguments of calls are objects there, not texts of them.
+absl::StatusOr<Json> MessagesOf(const v1::ChatPrompt& chat) {
+  Json messages = Json::array();
+  absl::flat_hash_map<std::string, std::string> names;  // of functions, by call
+  for (int i = 0; i < chat.messages_size(); ++i) {
+    const v1::ChatMessage& message = chat.messages(i);
+    Json out = {{"role", message.role()}, {"content", message.content()}};
+    if (!message.reasoning().empty()) out["reasoning_content"] = message.reasoning();
+    if (!message.tool_call_id().empty()) out["tool_call_id"] = message.tool_call_id();
+    // Some templates want the function's name beside its result, which clients leave out.
+    if (!message.name().empty()) {
+      out["name"] = message.name();
+    } else if (const auto call = names.find(message.tool_call_id());
+               message.role() == "tool" && call != names.end()) {
+      out["name"] = call->second;
+    }
+    for (int j = 0; j < message.tool_calls_size(); ++j) {
+      const v1::ToolCall& call = message.tool_calls(j);
+      absl::StatusOr<Json> arguments =
+          call.arguments().empty() ? Json::object() : ParseOrdered(call.arguments());
+      if (!arguments.ok() || !arguments->is_object()) {
+        return InvalidField(Concat("chat.messages[", i, "].tool_calls[", j, "].arguments"),
+                            "must be a JSON object");
+      }
+      names[call.id()] = call.name();
+      out["tool_calls"].push_back(
+          {{"id", call.id()},
+           {"type", "function"},
+           {"function", {{"name", call.name()}, {"arguments", *std::move(arguments)}}}});
+    }
+    messages.push_back(std::move(out));
+  }
+  return messages;
+}
+
+absl::StatusOr<Json> ToolsOf(const v1::ChatPrompt& chat) {
+  Json tools = Json::array();
+  for (int i = 0; i < chat.tools_size(); ++i) {
+    absl::StatusOr<Json> tool = ParseOrdered(chat.tools(i));
+    if (!tool.ok() || !tool->is_object()) {
+      return InvalidField(Concat("chat.tools[", i, "]"),
+                          tool.ok() ? "must be a JSON object" : ToStd(tool.status().message()));
+    }
+    tools.push_back(*std::move(tool));
+  }
+  return tools;
+}
+
 }  // namespace
 
 int64_t DefaultMaxPromptBytes(int32_t max_context) {
@@ -259,6 +432,9 @@ absl::StatusOr<CheckedGenerate> Validator::CheckGenerate(const v1::GenerateReque
     }
   }
   checked.request.skip_special_tokens = !message.show_special_tokens();
+  if (message.has_structured_output()) {
+    CheckStructuredOutput(violations, message, limits_, checked.grammar);
+  }
   WINNOW_RETURN_IF_ERROR(violations.ToStatus());
   return checked;
 }
@@ -356,14 +532,23 @@ absl::StatusOr<std::vector<int32_t>> Validator::TokenizeText(const v1::TextPromp
 }
 
 absl::StatusOr<std::vector<int32_t>> Validator::TokenizeChat(const v1::ChatPrompt& chat) const {
-  std::vector<engine::ChatMessage> messages;
-  messages.reserve(chat.messages_size());
-  for (const v1::ChatMessage& message : chat.messages()) {
-    messages.push_back({message.role(), message.content()});
+  WINNOW_ASSIGN_OR_RETURN(const Json messages, MessagesOf(chat));
+  WINNOW_ASSIGN_OR_RETURN(const Json tools, ToolsOf(chat));
+  engine::ChatRequest request;
+  request.messages = &messages;
+  if (!tools.empty()) request.tools = &tools;
+  Json options;
+  if (!chat.template_options().empty()) {
+    absl::StatusOr<Json> parsed = ParseOrdered(chat.template_options());
+    if (!parsed.ok() || !parsed->is_object()) {
+      return InvalidField("chat.template_options", "must be a JSON object");
+    }
+    options = *std::move(parsed);
+    request.kwargs = &options;
   }
-  const bool open_turn = !chat.has_add_generation_prompt() || chat.add_generation_prompt();
-  const absl::CivilSecond now = absl::ToCivilSecond(absl::Now(), absl::UTCTimeZone());
-  auto rendered = chat_template_.Render(messages, open_turn, now);
+  request.add_generation_prompt = !chat.has_add_generation_prompt() || chat.add_generation_prompt();
+  request.now = absl::ToCivilSecond(absl::Now(), absl::UTCTimeZone());
+  auto rendered = chat_template_.Render(request);
   if (absl::IsInvalidArgument(rendered.status())) {
     return InvalidField("chat.messages", ToStd(rendered.status().message()));
   }
@@ -379,6 +564,21 @@ absl::StatusOr<std::vector<int32_t>> Validator::TokenizeChat(const v1::ChatPromp
   auto ids = tokenizer_.Encode(segments, /*add_special_tokens=*/false);
   if (!ids.ok()) return InvalidField("chat.messages", ToStd(ids.status().message()));
   return ids;
+}
+
+bool Validator::OpensReasoning(const v1::ChatPrompt& chat) const {
+  const Json messages = Json::array({{{"role", "user"}, {"content", "x"}}});
+  engine::ChatRequest request;
+  request.messages = &messages;
+  const absl::StatusOr<Json> options = ParseOrdered(chat.template_options());
+  if (options.ok() && options->is_object()) request.kwargs = &*options;
+  request.add_generation_prompt = !chat.has_add_generation_prompt() || chat.add_generation_prompt();
+  request.now = absl::CivilSecond(2026, 1, 1);
+  const auto rendered = chat_template_.Render(request);
+  if (!rendered.ok()) return false;  // the prompt itself will say why
+  std::string_view text = rendered->text;
+  while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.remove_suffix(1);
+  return text.ends_with("<think>");
 }
 
 absl::Status Validator::CheckTenant(std::string_view tenant) {

@@ -50,6 +50,10 @@ inline constexpr int kMaxTopLogprobs = 20;
 inline constexpr int kMaxMessages = 1024;
 inline constexpr int kMaxRoleBytes = 32;
 inline constexpr int kMaxPolicyBytes = 256;
+inline constexpr int kMaxTools = 128;      // of a chat, and calls of a message
+inline constexpr int kMaxNameBytes = 128;  // of tools, and ids of calls
+inline constexpr int kMaxTemplateOptionsBytes = 4096;
+inline constexpr int kMaxGrammarChoices = 1024;
 inline constexpr int kMaxTenantBytes = 64;
 
 // Bounds and defaults that follow from the model and the configuration.
@@ -62,6 +66,7 @@ struct RequestLimits {
   // Whether the model can attend so: Model::CheckPolicy. Any thread. REQUIRES: set.
   std::function<absl::Status(const engine::AttentionPolicy&)> check_policy;
   engine::SamplingOptions default_sampling;
+  bool structured_output = false;  // whether there is a compiler of grammars
   std::vector<int32_t> eos_token_ids;
 };
 
@@ -76,6 +81,8 @@ struct CheckedGenerate {
   int32_t n = 1;
   bool max_tokens_unset = false;
   bool seed_unset = false;
+  // To be compiled into request.grammar.
+  std::optional<engine::GrammarSource> grammar;
 };
 
 class Validator {
@@ -94,6 +101,10 @@ class Validator {
   // the context.
   absl::Status TokenizePrompt(const v1::GenerateRequest& message, CheckedGenerate& checked) const;
   absl::StatusOr<std::vector<int32_t>> TokenizePrompt(const v1::TokenizeRequest& message) const;
+
+  // Whether the prompt of a chat ends inside the model's reasoning: "<think>". Of the template and its
+  // options, not of the messages.
+  bool OpensReasoning(const v1::ChatPrompt& chat) const;
 
   // A fairness key as clients send it: 1 to 64 of [A-Za-z0-9._-].
   static absl::Status CheckTenant(std::string_view tenant);

@@ -25,16 +25,17 @@ struct NamedTemplate {
   std::string name;
   absl::Status status;
   std::shared_ptr<const jinja::SyntaxTree> tree;
+  std::string source;
 };
 
 NamedTemplate ParseNamed(std::string name, std::string_view text) {
   auto tree = jinja::ParseTemplate(text, jinja::Limits());
-  if (tree.ok()) return {std::move(name), absl::OkStatus(), *std::move(tree)};
+  if (tree.ok()) return {std::move(name), absl::OkStatus(), *std::move(tree), std::string(text)};
   return {std::move(name),
           absl::FailedPreconditionError(Concat(
               "the chat template cannot be used: ",
               std::string_view(tree.status().message().data(), tree.status().message().size()))),
-          nullptr};
+          nullptr, std::string(text)};
 }
 
 // ---- files ----
@@ -368,6 +369,13 @@ absl::Status ChatTemplate::status() const {
 
 std::string_view ChatTemplate::name() const {
   return status().ok() ? std::string_view(state_->source) : "";
+}
+
+bool ChatTemplate::Mentions(std::string_view text) const {
+  return state_ != nullptr && std::any_of(state_->templates.begin(), state_->templates.end(),
+                                          [text](const NamedTemplate& known) {
+                                            return known.source.find(text) != std::string::npos;
+                                          });
 }
 
 absl::StatusOr<ChatTemplate::Rendered> ChatTemplate::Render(const ChatRequest& request,

@@ -86,6 +86,8 @@ class ChatTemplate {
   // Where the template was found: "chat_template.jinja", "tokenizer_config.json", ...; "" if there
   // is none that can be used.
   std::string_view name() const;
+  // Whether any of the model's templates has `text` in its source.
+  bool Mentions(std::string_view text) const;
   // What is wrong with the template, if it cannot be used.
   absl::Status status() const;
 

@@ -5,6 +5,8 @@
 #include "engine/concat.h"
 #include "engine/status_macros.h"
 #include "engine/text/tokenizer_impl.h"
+#include "engine/text/tokenizer_normalizer.h"
+#include "engine/text/unicode_text.h"
 
 namespace winnow::engine {
 
@@ -117,6 +119,37 @@ bool Tokenizer::has_unk() const { return impl_->model().has_unk(); }
 bool Tokenizer::IsSpecial(int32_t id) const {
   const AddedToken* added = impl_->added().Find(id);
   return added != nullptr && added->special;
+}
+
+std::string Tokenizer::BytesOf(int32_t id) const {
+  const auto token = impl_->DecoderText(id, /*skip_special_tokens=*/true);
+  if (!token || token->empty() || IsSpecial(id)) return "";
+  // Not at the beginning, where some decoders take a space away.
+  constexpr std::string_view kBefore = "x";
+  const auto decoded = [&](std::string_view text) {
+    TokenDecoder::Stream stream = impl_->decoder().NewStream();
+    stream.Add(kBefore);
+    stream.Add(text);
+    stream.Finish();
+    std::string out = stream.Take();
+    return out.starts_with(kBefore) ? out.substr(kBefore.size()) : out;
+  };
+  std::string text = decoded(*token);
+  if (text.find(kReplacementCharacter) == text.npos) return text;
+  // Not a whole character: as the byte alphabet, or as the name of one byte, has it.
+  if (token->size() == 6 && token->starts_with("<0x")) {
+    return std::string(1,
+                       static_cast<char>(std::stoi(std::string(token->substr(3, 2)), nullptr, 16)));
+  }
+  std::string bytes;
+  for (size_t at = 0; at < token->size();) {
+    int length = 0;
+    const int byte = ByteLevelByte(DecodeCodePoint(*token, at, &length));
+    if (byte < 0) return text;
+    bytes.push_back(static_cast<char>(byte));
+    at += static_cast<size_t>(length);
+  }
+  return bytes;
 }
 
 }  // namespace winnow::engine

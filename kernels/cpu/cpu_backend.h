@@ -208,6 +208,7 @@ class CpuBackend final : public Backend {
     std::vector<float> logits, weights;  // of tokens
     std::vector<double> buckets;
     std::vector<int32_t> edge;
+    std::vector<float> allowed;                     // logits with a mask over them
     std::vector<std::pair<int32_t, float>> edited;  // logits as they were, oldest first
   };
   SampledToken SampleOne(std::span<float> logits, const SampleRow& row, Sampling& work) const;

@@ -57,6 +57,16 @@ void Collect(std::span<const float> logits, std::span<const float> strips, float
   tokens.resize(out - tokens.data());
 }
 
+void KeepAllowed(std::span<const uint32_t> allowed, std::vector<float>& logits) {
+  for (size_t word = 0; word < allowed.size(); ++word) {
+    if (allowed[word] == ~0u) continue;
+    const size_t end = std::min(32 * word + 32, logits.size());
+    for (size_t token = 32 * word; token < end; ++token) {
+      if (!IsAllowed(allowed, static_cast<int64_t>(token))) logits[token] = -kInfinity;
+    }
+  }
+}
+
 // Of two tokens, the more likely, and of equals the lower.
 auto Before(std::span<const float> logits) {
   return [logits](int32_t a, int32_t b) {
@@ -245,7 +255,7 @@ SampledToken CpuBackend::SampleOne(std::span<float> logits, const SampleRow& row
     }
   }
 
-  // In place, and undone at the end.
+  // A few tokens in place, and undone at the end; a mask of all in a copy.
   work.edited.clear();
   const auto edit = [&](int32_t token, float value) {
     work.edited.emplace_back(token, logits[token]);
@@ -253,16 +263,21 @@ SampledToken CpuBackend::SampleOne(std::span<float> logits, const SampleRow& row
   };
   for (const LogitEdit& e : row.edits) edit(e.token, EditedLogit(logits[e.token], e, row));
   for (const int32_t token : row.masked) edit(token, -kInfinity);
-  if (!work.edited.empty()) facts = Examine(logits, work);
+  std::span<const float> drawn = logits;
+  if (!row.allowed.empty()) {
+    work.allowed.assign(logits.begin(), logits.end());
+    KeepAllowed(row.allowed, work.allowed);
+    drawn = work.allowed;
+  }
+  if (!work.edited.empty() || !row.allowed.empty()) facts = Examine(drawn, work);
   sampled.status = StatusOf(facts);
   if (sampled.status == SampleStatus::kOk) {
     if (row.temperature > 0) {
-      sampled.token = Draw(logits, facts.max, row, work);
+      sampled.token = Draw(drawn, facts.max, row, work);
     } else {
       const auto strip = std::find(work.strips.begin(), work.strips.end(), facts.max);
-      const auto from = logits.begin() + (strip - work.strips.begin()) * kStrip;
-      sampled.token =
-          static_cast<int32_t>(std::find(from, logits.end(), facts.max) - logits.begin());
+      const auto from = drawn.begin() + (strip - work.strips.begin()) * kStrip;
+      sampled.token = static_cast<int32_t>(std::find(from, drawn.end(), facts.max) - drawn.begin());
     }
   }
   for (size_t i = work.edited.size(); i > 0; --i) {

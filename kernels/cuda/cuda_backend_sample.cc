@@ -10,16 +10,16 @@ void CudaBackend::Sample(const Tensor& logits, std::span<const SampleRow> rows,
   size_t bytes = rows.size() * sizeof(DeviceSampleRow) + 256;
   for (const SampleRow& row : rows) {
     CheckSampleRow(row, logits.cols);
-    bytes += row.edits.size_bytes() + row.masked.size_bytes() + 2 * 16;
+    bytes += row.edits.size_bytes() + row.masked.size_bytes() + row.allowed.size_bytes() + 3 * 16;
   }
   if (!BeginStaging(bytes)) return;
   sample_rows_.clear();
   for (const SampleRow& row : rows) {
-    sample_rows_.push_back({Stage(row.edits), Stage(row.masked),
-                            static_cast<int32_t>(row.edits.size()),
-                            static_cast<int32_t>(row.masked.size()), row.repetition_penalty,
-                            row.presence_penalty, row.frequency_penalty, row.temperature, row.top_k,
-                            row.top_p, row.min_p, row.top_logprobs, row.random});
+    sample_rows_.push_back(
+        {Stage(row.edits), Stage(row.masked), row.allowed.empty() ? nullptr : Stage(row.allowed),
+         static_cast<int32_t>(row.edits.size()), static_cast<int32_t>(row.masked.size()),
+         row.repetition_penalty, row.presence_penalty, row.frequency_penalty, row.temperature,
+         row.top_k, row.top_p, row.min_p, row.top_logprobs, row.random});
   }
   const DeviceSampleRow* on_device = Stage(std::span<const DeviceSampleRow>(sample_rows_));
   const SampleShape shape{static_cast<int32_t>(rows.size()), static_cast<int32_t>(logits.cols)};

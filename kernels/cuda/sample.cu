@@ -110,7 +110,8 @@ __global__ void __launch_bounds__(kThreads, 1) SampleKernel(const __grid_constan
     }
   }
 
-  if (status == SampleStatus::kOk && row.num_edits + row.num_masked > 0) {
+  if (status == SampleStatus::kOk &&
+      (row.num_edits + row.num_masked > 0 || row.allowed != nullptr)) {
     __syncthreads();
     for (int32_t e = static_cast<int32_t>(threadIdx.x); e < row.num_edits; e += kThreads) {
       const LogitEdit edit = row.edits[e];
@@ -121,6 +122,12 @@ __global__ void __launch_bounds__(kThreads, 1) SampleKernel(const __grid_constan
     for (int32_t e = static_cast<int32_t>(threadIdx.x); e < row.num_masked; e += kThreads) {
       const int32_t i = row.masked[e] - first;
       if (i >= 0 && i < count) values[i] = -INFINITY;
+    }
+    if (row.allowed != nullptr) {
+      for (int32_t i = static_cast<int32_t>(threadIdx.x); i < count; i += kThreads) {
+        const int32_t token = first + i;
+        if ((row.allowed[token / 32] >> (token % 32) & 1) == 0) values[i] = -INFINITY;
+      }
     }
     __syncthreads();
     largest = r.Largest();

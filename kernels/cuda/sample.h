@@ -23,6 +23,7 @@ struct SampleShape {
 struct DeviceSampleRow {
   const LogitEdit* edits = nullptr;
   const int32_t* masked = nullptr;
+  const uint32_t* allowed = nullptr;  // null: every token
   int32_t num_edits = 0, num_masked = 0;
   float repetition_penalty = 1, presence_penalty = 0, frequency_penalty = 0;
   float temperature = 0;

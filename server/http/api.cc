@@ -63,11 +63,13 @@ std::unique_ptr<HttpExchange> AnswerError(const absl::Status& status, bool chat)
 }  // namespace
 
 HttpApi::HttpApi(Generator& generator, v1::GetModelResponse model,
-                 std::function<std::string()> metrics_page, std::shared_ptr<ApiKeys> keys)
+                 std::function<std::string()> metrics_page, std::shared_ptr<ApiKeys> keys,
+                 ModelHabits habits)
     : generator_(generator),
       model_(std::move(model)),
       metrics_page_(std::move(metrics_page)),
       keys_(std::move(keys)),
+      habits_(habits),
       created_(std::time(nullptr)) {}
 
 const std::vector<HttpApi::Route>& HttpApi::Routes() {
@@ -252,7 +254,7 @@ absl::StatusOr<std::vector<int32_t>> HttpApi::TokensOf(v1::GenerateRequest& prom
 }
 
 std::unique_ptr<HttpExchange> HttpApi::Tokenize(HttpRequest& request, const HttpWaker&) {
-  absl::StatusOr<TokenizeBody> body = ParseTokenizeBody(request.body);
+  absl::StatusOr<TokenizeBody> body = ParseTokenizeBody(request.body, habits_);
   absl::Status status = body.status();
   if (status.ok()) status = CheckModel(body->model);
   if (!status.ok()) return AnswerError(status, false);
@@ -290,7 +292,7 @@ std::unique_ptr<HttpExchange> HttpApi::Detokenize(HttpRequest& request, const Ht
 }
 
 std::unique_ptr<HttpExchange> HttpApi::RenderChat(HttpRequest& request, const HttpWaker&) {
-  absl::StatusOr<OpenAiRequest> body = ParseChatRequest(request.body);
+  absl::StatusOr<OpenAiRequest> body = ParseChatRequest(request.body, habits_);
   absl::Status status = body.status();
   if (status.ok()) status = CheckModel(body->model);
   if (!status.ok()) return AnswerError(status, true);
@@ -316,6 +318,13 @@ std::unique_ptr<HttpExchange> HttpApi::RenderCompletion(HttpRequest& request, co
   return AnswerJson(answer);
 }
 
+// A grammar is of the whole answer, and leaves no room to think.
+void HttpApi::SetInReasoning(const v1::GenerateRequest& generate,
+                             AnswerParserOptions& parser) const {
+  if (!parser.reasoning || generate.has_structured_output()) return;
+  parser.in_reasoning = generator_.validator().OpensReasoning(generate.chat());
+}
+
 std::unique_ptr<HttpExchange> HttpApi::Chat(HttpRequest& request, const HttpWaker& wake) {
   return Generate(request, wake, /*chat=*/true);
 }
@@ -326,23 +335,29 @@ std::unique_ptr<HttpExchange> HttpApi::Completion(HttpRequest& request, const Ht
 
 std::unique_ptr<HttpExchange> HttpApi::Messages(HttpRequest& request, const HttpWaker& wake) {
   CallInfo info = InfoOf(request);
-  absl::StatusOr<AnthropicRequest> parsed = ParseAnthropicRequest(request.body, /*counting=*/false);
+  absl::StatusOr<AnthropicRequest> parsed =
+      ParseAnthropicRequest(request.body, /*counting=*/false, habits_);
   request.body = {};
   v1::GenerateRequest generate;
-  bool stream = false, has_system = false;
+  AnthropicAnswerOptions options;
+  options.model = model_.name();
   if (info.refused.ok()) info.refused = parsed.status();
   if (info.refused.ok()) {
     info.refused = CheckModel(parsed->model);
+    options.stream = parsed->stream;
+    options.paths = std::move(parsed->paths);
+    options.parser = std::move(parsed->parser);
+    SetInReasoning(parsed->generate, options.parser);
+    options.shows_reasoning = parsed->shows_reasoning;
     generate = std::move(parsed->generate);
-    stream = parsed->stream;
-    has_system = parsed->has_system;
   }
   return StartGeneration(generator_, std::move(generate), std::move(info),
-                         MakeAnthropicFormat(model_.name(), stream, has_system), wake);
+                         MakeAnthropicFormat(std::move(options)), wake);
 }
 
 std::unique_ptr<HttpExchange> HttpApi::CountTokens(HttpRequest& request, const HttpWaker&) {
-  absl::StatusOr<AnthropicRequest> parsed = ParseAnthropicRequest(request.body, /*counting=*/true);
+  absl::StatusOr<AnthropicRequest> parsed =
+      ParseAnthropicRequest(request.body, /*counting=*/true, habits_);
   absl::Status status = parsed.status();
   if (status.ok()) status = CheckModel(parsed->model);
   if (status.ok()) {
@@ -350,36 +365,38 @@ std::unique_ptr<HttpExchange> HttpApi::CountTokens(HttpRequest& request, const H
     status = ids.status();
     if (ids.ok()) return AnswerJson({{"input_tokens", ids->size()}});
   }
-  const bool has_system = parsed.ok() && parsed->has_system;
+  const std::vector<std::string> paths = parsed.ok() ? parsed->paths : std::vector<std::string>();
   return Answered(ErrorPiece(
-      ToHttpError(status,
-                  [&](std::string_view field) { return AnthropicField(field, has_system); }),
+      ToHttpError(status, [&](std::string_view field) { return AnthropicField(field, paths); }),
       request.path));
 }
 
 std::unique_ptr<HttpExchange> HttpApi::Responses(HttpRequest& request, const HttpWaker& wake) {
   CallInfo info = InfoOf(request);
-  absl::StatusOr<ResponsesRequest> parsed = ParseResponsesRequest(request.body);
+  absl::StatusOr<ResponsesRequest> parsed = ParseResponsesRequest(request.body, habits_);
   request.body = {};
   v1::GenerateRequest generate;
-  bool stream = false;
-  Json echoed;
+  ResponsesAnswerOptions options;
+  options.model = model_.name();
   if (info.refused.ok()) info.refused = parsed.status();
   if (info.refused.ok()) {
     info.refused = CheckModel(parsed->model);
+    options.stream = parsed->stream;
+    options.echoed = std::move(parsed->echoed);
+    options.parser = std::move(parsed->parser);
+    SetInReasoning(parsed->generate, options.parser);
+    options.structured_field = std::move(parsed->structured_field);
     generate = std::move(parsed->generate);
-    stream = parsed->stream;
-    echoed = std::move(parsed->echoed);
   }
   return StartGeneration(generator_, std::move(generate), std::move(info),
-                         MakeResponsesFormat(model_.name(), stream, std::move(echoed)), wake);
+                         MakeResponsesFormat(std::move(options)), wake);
 }
 
 std::unique_ptr<HttpExchange> HttpApi::Generate(HttpRequest& request, const HttpWaker& wake,
                                                 bool chat) {
   CallInfo info = InfoOf(request);
   absl::StatusOr<OpenAiRequest> parsed =
-      chat ? ParseChatRequest(request.body) : ParseCompletionRequest(request.body);
+      chat ? ParseChatRequest(request.body, habits_) : ParseCompletionRequest(request.body);
   request.body = {};
   OpenAiAnswerOptions options;
   options.chat = chat;
@@ -395,6 +412,9 @@ std::unique_ptr<HttpExchange> HttpApi::Generate(HttpRequest& request, const Http
     options.logprobs = parsed->generate.has_top_logprobs();
     // The validator has the say about n; until it has spoken, the format has room for what it allows.
     options.n = std::clamp(parsed->generate.has_n() ? parsed->generate.n() : 1, 1, kMaxChoices);
+    options.parser = std::move(parsed->parser);
+    SetInReasoning(parsed->generate, options.parser);
+    options.structured_field = std::move(parsed->structured_field);
     generate = std::move(parsed->generate);
   }
   return StartGeneration(generator_, std::move(generate), std::move(info),

@@ -22,6 +22,7 @@
 #include "server/api_keys.h"
 #include "server/generator.h"
 #include "server/http/http_exchange.h"
+#include "server/http/model_habits.h"
 #include "winnow/v1/inference.pb.h"
 
 namespace winnow::server {
@@ -29,9 +30,10 @@ namespace winnow::server {
 class HttpApi final : public HttpHandler, public std::enable_shared_from_this<HttpApi> {
  public:
   // `generator` must outlive the API. `metrics_page`: what /metrics answers; called on I/O threads.
-  // `keys`: without one of them only /health is answered; null: nobody is asked for one.
+  // `habits`: how the model calls functions and thinks. `keys`: without one of them only /health is answered; null: nobody is asked for one.
   HttpApi(Generator& generator, v1::GetModelResponse model,
-          std::function<std::string()> metrics_page, std::shared_ptr<ApiKeys> keys = nullptr);
+          std::function<std::string()> metrics_page, std::shared_ptr<ApiKeys> keys = nullptr,
+          ModelHabits habits = {});
 
   // What /health says. After BeginDrain always no.
   void SetServing(bool serving) { serving_ = serving; }
@@ -76,11 +78,13 @@ class HttpApi final : public HttpHandler, public std::enable_shared_from_this<Ht
   absl::StatusOr<std::string> TenantOf(const HttpRequest& request) const;
   CallInfo InfoOf(const HttpRequest& request) const;
   absl::Status CheckModel(std::string_view name) const;
+  void SetInReasoning(const v1::GenerateRequest& generate, AnswerParserOptions& parser) const;
 
   Generator& generator_;
   const v1::GetModelResponse model_;
   const std::function<std::string()> metrics_page_;
   const std::shared_ptr<ApiKeys> keys_;
+  const ModelHabits habits_;
   const int64_t created_;  // Unix seconds; what /v1/models says
   std::atomic<bool> serving_ = false;
   std::atomic<bool> draining_ = false;

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "server/http/openai_request.h"
+#include "server/http/tools_request.h"
 #include "server/strings.h"
 #include "server/version.h"
 
@@ -49,7 +50,9 @@ size_t Characters(std::string_view text) {
 class OpenAiFormat final : public AnswerFormat {
  public:
   OpenAiFormat(OpenAiAnswerOptions options, const engine::Tokenizer& tokenizer)
-      : options_(std::move(options)), tokenizer_(tokenizer), choices_(options_.n) {}
+      : options_(std::move(options)), tokenizer_(tokenizer), choices_(options_.n) {
+    for (Choice& choice : choices_) choice.parser = MakeAnswerParser(options_.parser);
+  }
 
   bool streamed() const override { return options_.stream; }
 
@@ -62,15 +65,19 @@ class OpenAiFormat final : public AnswerFormat {
     Choice& choice = choices_[message.choice()];
     prompt_tokens_ = prompt_tokens;
     live_tokens_ += message.tokens_size();
+    std::vector<AnswerPiece> pieces;
+    choice.parser->Add(message.text(), pieces);
     if (message.has_finish()) {
       usage_.Add(message.finish().usage());
       choice.finish = message.finish();
+      choice.parser->Finish(pieces);
     }
+    CountReasoning(message, pieces, choice);
     if (options_.stream) {
-      AddEvents(message, choice, out);
+      AddEvents(message, pieces, choice, out);
       return;
     }
-    choice.text += message.text();
+    for (const AnswerPiece& piece : pieces) AddPiece(piece, choice);
     if (options_.logprobs) AppendLogprobs(message, choice, choice.logprobs);
   }
 
@@ -93,13 +100,19 @@ class OpenAiFormat final : public AnswerFormat {
   }
 
   std::string Field(std::string_view field) const override {
-    return OpenAiField(field, options_.chat);
+    return OpenAiField(field, options_.chat, options_.structured_field);
   }
 
  private:
+  struct Call {
+    std::string name, arguments;
+  };
   struct Choice {
+    std::unique_ptr<AnswerParser> parser;
     bool begun = false;
-    std::string text;
+    bool reasons = false;  // the last of what came was reasoning
+    std::string text, reasoning;
+    std::vector<Call> calls;  // streamed: names alone
     Json logprobs;
     size_t characters = 0;  // of all tokens' texts so far
     v1::Finish finish;
@@ -138,22 +151,91 @@ class OpenAiFormat final : public AnswerFormat {
     Event(chunk, out);
   }
 
-  void AddEvents(const v1::GenerateResponse& message, Choice& choice, std::string& out) {
+  // Tokens of a message that was reasoning to its end, or ended it.
+  void CountReasoning(const v1::GenerateResponse& message, const std::vector<AnswerPiece>& pieces,
+                      Choice& choice) {
+    const bool begins = !pieces.empty() && pieces.front().kind == AnswerPiece::Kind::kReasoning;
+    if (begins || (pieces.empty() && choice.reasons)) reasoning_tokens_ += message.tokens_size();
+    if (!pieces.empty()) choice.reasons = pieces.back().kind == AnswerPiece::Kind::kReasoning;
+  }
+
+  static void AddPiece(const AnswerPiece& piece, Choice& choice) {
+    switch (piece.kind) {
+      case AnswerPiece::Kind::kContent:
+        choice.text += piece.text;
+        break;
+      case AnswerPiece::Kind::kReasoning:
+        choice.reasoning += piece.text;
+        break;
+      case AnswerPiece::Kind::kCallBegin:
+        choice.calls.push_back({piece.text, ""});
+        break;
+      case AnswerPiece::Kind::kCallArguments:
+        choice.calls.back().arguments += piece.text;
+        break;
+      case AnswerPiece::Kind::kCallEnd:
+        break;
+    }
+  }
+
+  Json CallJson(int32_t choice, size_t index, const std::string& name,
+                const std::string& arguments) const {
+    return {{"id", CallId(id_, choice, index)},
+            {"type", "function"},
+            {"function", {{"name", name}, {"arguments", arguments}}}};
+  }
+
+  // Null: nothing to say. A call's name comes once, in its first delta: some clients join names as they do arguments.
+  Json DeltaOf(const AnswerPiece& piece, int32_t index, Choice& choice) {
+    switch (piece.kind) {
+      case AnswerPiece::Kind::kContent:
+        return {{"content", piece.text}};
+      case AnswerPiece::Kind::kReasoning:
+        return {{"reasoning_content", piece.text}, {"reasoning", piece.text}};
+      case AnswerPiece::Kind::kCallBegin: {
+        Json call = {{"index", choice.calls.size()}};
+        call.update(CallJson(index, choice.calls.size(), piece.text, ""));
+        choice.calls.push_back({piece.text, ""});
+        return {{"tool_calls", Json::array({std::move(call)})}};
+      }
+      case AnswerPiece::Kind::kCallArguments: {
+        Json call = {{"index", choice.calls.size() - 1}, {"function", {{"arguments", piece.text}}}};
+        return {{"tool_calls", Json::array({std::move(call)})}};
+      }
+      case AnswerPiece::Kind::kCallEnd:
+        break;
+    }
+    return nullptr;
+  }
+
+  static const char* FinishOf(const Choice& choice) {
+    const v1::FinishReason reason = choice.finish.reason();
+    if (!choice.calls.empty() && reason != v1::FINISH_REASON_MAX_TOKENS) return "tool_calls";
+    return FinishName(reason);
+  }
+
+  void AddEvents(const v1::GenerateResponse& message, const std::vector<AnswerPiece>& pieces,
+                 Choice& choice, std::string& out) {
     const int32_t index = message.choice();
     if (options_.chat && !std::exchange(choice.begun, true)) {
       Chunk(index, {{"role", "assistant"}, {"content", ""}}, nullptr, nullptr, nullptr, out);
     }
     Json logprobs;
     if (options_.logprobs) AppendLogprobs(message, choice, logprobs);
-    if (!message.text().empty() || (options_.logprobs && message.tokens_size() > 0)) {
-      Json delta = message.text();
-      if (options_.chat) delta = {{"content", message.text()}};
+    for (const AnswerPiece& piece : pieces) {
+      Json delta = piece.text;
+      if (options_.chat) delta = DeltaOf(piece, index, choice);
+      if (delta.is_null()) continue;
+      Chunk(index, std::move(delta), std::exchange(logprobs, nullptr), nullptr, nullptr, out);
+    }
+    if (!logprobs.is_null() && message.tokens_size() > 0) {
+      Json delta = "";
+      if (options_.chat) delta = {{"content", ""}};
       Chunk(index, std::move(delta), std::move(logprobs), nullptr, nullptr, out);
     }
     // In a chunk of its own: some clients drop the text of the chunk that has the reason.
     if (message.has_finish()) {
-      Chunk(index, options_.chat ? Json::object() : Json(""), nullptr,
-            FinishName(message.finish().reason()),
+      Chunk(index, options_.chat ? Json::object() : Json(""), nullptr, FinishOf(choice),
             StopReason(message.finish(), options_.eos_token_ids), out);
     }
   }
@@ -202,6 +284,22 @@ class OpenAiFormat final : public AnswerFormat {
     return out;
   }
 
+  Json Message(int32_t index, Choice& choice) const {
+    Json message = {
+        {"role", "assistant"}, {"content", std::move(choice.text)}, {"refusal", nullptr}};
+    if (!choice.reasoning.empty()) {
+      message["reasoning_content"] = choice.reasoning;
+      message["reasoning"] = std::move(choice.reasoning);
+    }
+    if (choice.calls.empty()) return message;
+    if (message["content"] == "") message["content"] = nullptr;
+    for (size_t i = 0; i < choice.calls.size(); ++i) {
+      message["tool_calls"].push_back(
+          CallJson(index, i, choice.calls[i].name, choice.calls[i].arguments));
+    }
+    return message;
+  }
+
   Json WholeAnswer() {
     Json answer = Envelope();
     answer["choices"] = Json::array();
@@ -210,13 +308,12 @@ class OpenAiFormat final : public AnswerFormat {
       Json out;
       out["index"] = i;
       if (options_.chat) {
-        out["message"] = {
-            {"role", "assistant"}, {"content", std::move(choice.text)}, {"refusal", nullptr}};
+        out["message"] = Message(static_cast<int32_t>(i), choice);
       } else {
         out["text"] = std::move(choice.text);
       }
       out["logprobs"] = std::move(choice.logprobs);
-      out["finish_reason"] = FinishName(choice.finish.reason());
+      out["finish_reason"] = FinishOf(choice);
       out["stop_reason"] = StopReason(choice.finish, options_.eos_token_ids);
       answer["choices"].push_back(std::move(out));
     }
@@ -233,7 +330,7 @@ class OpenAiFormat final : public AnswerFormat {
   Json Usage() const {
     Json usage = Counts(usage_.prompt_tokens, usage_.generated_tokens);
     usage["prompt_tokens_details"] = {{"cached_tokens", usage_.cached_tokens.value_or(0)}};
-    usage["completion_tokens_details"] = {{"reasoning_tokens", 0}};
+    usage["completion_tokens_details"] = {{"reasoning_tokens", reasoning_tokens_}};
     usage["winnow"] = WinnowUsage(usage_);
     return usage;
   }
@@ -245,6 +342,7 @@ class OpenAiFormat final : public AnswerFormat {
   int64_t created_ = 0;
   int32_t prompt_tokens_ = 0;
   int32_t live_tokens_ = 0;
+  int32_t reasoning_tokens_ = 0;
   UsageSum usage_;
 };
 

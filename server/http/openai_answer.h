@@ -10,6 +10,7 @@
 #include "engine/text/tokenizer.h"
 #include "nlohmann/json.hpp"
 #include "server/http/answer_format.h"
+#include "server/parse/answer_parser.h"
 
 namespace winnow::server {
 
@@ -22,6 +23,8 @@ struct OpenAiAnswerOptions {
   int32_t n = 1;
   std::string model;
   std::vector<int32_t> eos_token_ids;
+  AnswerParserOptions parser;
+  std::string structured_field;  // as OpenAiField takes it
 };
 
 // `tokenizer` must outlive the format.

@@ -5,6 +5,8 @@
 
 #include "absl/strings/numbers.h"
 #include "engine/status_macros.h"
+#include "server/http/structured_request.h"
+#include "server/http/tools_request.h"
 #include "server/strings.h"
 #include "server/suggest.h"
 #include "server/utf8.h"
@@ -21,19 +23,12 @@ constexpr size_t kMaxRenderPrompts = 1024;
 constexpr int64_t kMaxWholeLogprobs = 1 << 20;
 
 // What would change the answer and is not done here.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 21> kRefused = {{
+constexpr std::array<std::pair<std::string_view, std::string_view>, 14> kRefused = {{
     {"chat_template", "is not taken from requests: the model's own is used"},
-    {"chat_template_kwargs", "is not served"},
     {"documents", "is not served"},
     {"continue_final_message", "is not served"},
-    {"tools", "is not served"},
     {"functions", "is not served"},
     {"function_call", "is not served"},
-    {"structured_outputs", "is not served"},
-    {"guided_json", "is not served"},
-    {"guided_regex", "is not served"},
-    {"guided_choice", "is not served"},
-    {"guided_grammar", "is not served"},
     {"echo", "is not served"},
     {"suffix", "is not served"},
     {"prompt_logprobs", "is not served"},
@@ -102,17 +97,7 @@ void TakeStopping(JsonFields& fields, v1::StoppingOptions& out) {
   TakeStopTokens(fields, out);
 }
 
-void RefuseTools(JsonFields& fields) {
-  if (const Json* const choice = fields.Find("tool_choice")) {
-    const bool none = choice->is_string() && (*choice == "none" || *choice == "auto");
-    if (!none) fields.Add("tool_choice", "is not served");
-  }
-  if (Json* const format = fields.Object("response_format")) {
-    const auto type = format->find("type");
-    if (type == format->end() || *type != "text") {
-      fields.Add("response_format", "is not served but for type \"text\"");
-    }
-  }
+void RefuseModalities(JsonFields& fields) {
   if (const Json* const modalities = fields.Array("modalities")) {
     if (*modalities != Json::array({"text"}) && !modalities->empty()) {
       fields.Add("modalities", "text is all there is");
@@ -121,9 +106,10 @@ void RefuseTools(JsonFields& fields) {
 }
 
 // What both routes have.
-void TakeCommon(JsonFields& fields, OpenAiRequest& out) {
+void TakeCommon(std::string_view body, JsonFields& fields, OpenAiRequest& out) {
   for (const auto& [name, why] : kRefused) fields.Refuse(name, why);
-  RefuseTools(fields);
+  RefuseModalities(fields);
+  out.structured_field = TakeStructuredOutput(body, fields, out.generate);
   if (auto model = fields.String("model")) out.model = *std::move(model);
   TakeSampling(fields, *out.generate.mutable_sampling());
   TakeStopping(fields, *out.generate.mutable_stopping());
@@ -165,6 +151,26 @@ void BoundWhole(JsonFields& fields, const OpenAiRequest& request) {
   }
 }
 
+// Calls of an earlier turn.
+void TakeToolCalls(JsonFields& fields, v1::ChatMessage& out) {
+  Json* const calls = fields.Array("tool_calls");
+  for (size_t i = 0; calls != nullptr && i < calls->size() && i <= kMaxTools; ++i) {
+    const std::string path = Concat("tool_calls[", i, "]");
+    Json& call = (*calls)[i];
+    const auto function = call.is_object() ? call.find("function") : call.end();
+    if (!call.is_object() || function == call.end() || !function->is_object()) {
+      fields.Add(path, "must be {\"id\", \"type\": \"function\", \"function\": {...}}");
+      continue;
+    }
+    v1::ToolCall& taken = *out.add_tool_calls();
+    JsonFields own(*function, fields.violations(), Concat(fields.Path(path), ".function."));
+    taken.set_id(
+        JsonFields(call, fields.violations(), fields.Path(path) + ".").String("id").value_or(""));
+    taken.set_name(own.String("name").value_or(""));
+    taken.set_arguments(own.String("arguments").value_or(""));
+  }
+}
+
 void TakeMessage(Json& message, const std::string& path, Violations& violations,
                  v1::ChatMessage& out) {
   if (!message.is_object()) {
@@ -175,13 +181,21 @@ void TakeMessage(Json& message, const std::string& path, Violations& violations,
   std::string role = fields.String("role").value_or("");
   if (role == "developer") role = "system";  // OpenAI's newer name for it
   out.set_role(std::move(role));
-  fields.Refuse("tool_calls", "is not served");
-  fields.Refuse("function_call", "is not served");
+  fields.Refuse("function_call", "is not served: tool_calls is its newer form");
+  TakeToolCalls(fields, out);
+  if (auto id = fields.String("tool_call_id")) out.set_tool_call_id(*std::move(id));
+  if (auto name = fields.String("name"); name && out.role() == "tool")
+    out.set_name(*std::move(name));
+  for (const char* const name : {"reasoning_content", "reasoning"}) {
+    if (auto reasoning = fields.String(name); reasoning && out.role() == "assistant") {
+      out.set_reasoning(*std::move(reasoning));
+    }
+  }
   Json* const content = fields.Find("content");
-  if (content == nullptr) {
-    fields.Add("content", "must be set");
-  } else {
+  if (content != nullptr) {
     out.set_content(TakeContent(*content, fields.Path("content"), violations));
+  } else if (out.tool_calls_size() == 0) {
+    fields.Add("content", "must be set");
   }
 }
 
@@ -302,6 +316,17 @@ void TakeSampling(JsonFields& fields, v1::SamplingOptions& out) {
   }
 }
 
+void TakeTemplateOptions(JsonFields& fields, v1::ChatPrompt& chat) {
+  if (const Json* const options = fields.Object("chat_template_kwargs");
+      options && !options->empty()) {
+    chat.set_template_options(options->dump(-1, ' ', false, Json::error_handler_t::replace));
+  }
+  const std::optional<std::string> effort = fields.String("reasoning_effort");
+  if (effort == "none" && chat.template_options().empty()) {
+    chat.set_template_options(R"({"enable_thinking": false})");
+  }
+}
+
 void TakeWinnowOptions(JsonFields& fields, v1::GenerateRequest& out) {
   if (Json* const own = fields.Object("winnow")) {
     JsonFields options(*own, fields.violations(), "winnow.");
@@ -326,13 +351,20 @@ void TakeWinnowOptions(JsonFields& fields, v1::GenerateRequest& out) {
   }
 }
 
-absl::StatusOr<OpenAiRequest> ParseChatRequest(std::string_view body) {
+absl::StatusOr<OpenAiRequest> ParseChatRequest(std::string_view body, const ModelHabits& habits) {
   WINNOW_ASSIGN_OR_RETURN(Json json, ParseBody(body));
   Violations violations;
   JsonFields fields(json, violations);
   OpenAiRequest out;
-  TakeCommon(fields, out);
+  TakeCommon(body, fields, out);
   TakeMessages(fields, *out.generate.mutable_chat());
+  TakeTemplateOptions(fields, *out.generate.mutable_chat());
+  const RequestedTools tools = TakeChatTools(body, fields);
+  out.parser = ApplyTools(tools, habits, fields, out.generate);
+  out.parser.reasoning = habits.reasoning;
+  if (out.structured_field.empty() && out.generate.has_structured_output()) {
+    out.structured_field = "tools";
+  }
   if (fields.Bool("add_special_tokens").value_or(false)) {
     fields.Add("add_special_tokens", "the chat template writes those that the model expects");
   }
@@ -353,7 +385,8 @@ absl::StatusOr<OpenAiRequest> ParseCompletionRequest(std::string_view body) {
   Violations violations;
   JsonFields fields(json, violations);
   OpenAiRequest out;
-  TakeCommon(fields, out);
+  TakeCommon(body, fields, out);
+  fields.Refuse("tools", "is not served: they are for chats");
   TakePrompt(fields, out.generate);
   // A number here, where chat has a switch and a number.
   if (const auto top = fields.Int32("logprobs")) out.generate.set_top_logprobs(*top);
@@ -362,19 +395,20 @@ absl::StatusOr<OpenAiRequest> ParseCompletionRequest(std::string_view body) {
   return out;
 }
 
-absl::StatusOr<TokenizeBody> ParseTokenizeBody(std::string_view body) {
+absl::StatusOr<TokenizeBody> ParseTokenizeBody(std::string_view body, const ModelHabits& habits) {
   WINNOW_ASSIGN_OR_RETURN(Json json, ParseBody(body));
   Violations violations;
   JsonFields fields(json, violations);
   TokenizeBody out;
   fields.Refuse("chat_template", "is not taken from requests: the model's own is used");
-  fields.Refuse("chat_template_kwargs", "is not served");
   fields.Refuse("continue_final_message", "is not served");
-  fields.Refuse("tools", "is not served");
   if (auto model = fields.String("model")) out.model = *std::move(model);
   out.token_strs = fields.Bool("return_token_strs").value_or(false);
   if (fields.Find("messages") != nullptr) {
     TakeMessages(fields, *out.prompt.mutable_chat());
+    TakeTemplateOptions(fields, *out.prompt.mutable_chat());
+    ApplyTools(TakeChatTools(body, fields), habits, fields, out.prompt);
+    out.prompt.clear_structured_output();
   } else {
     TakePrompt(fields, out.prompt);
   }
@@ -423,8 +457,10 @@ absl::StatusOr<RenderBody> ParseRenderBody(std::string_view body) {
   return out;
 }
 
-std::string OpenAiField(std::string_view field, bool chat) {
-  static constexpr std::array<std::pair<std::string_view, std::string_view>, 8> kNames = {{
+std::string OpenAiField(std::string_view field, bool chat, std::string_view structured_field) {
+  static constexpr std::array<std::pair<std::string_view, std::string_view>, 10> kNames = {{
+      {"chat.template_options", "chat_template_kwargs"},
+      {"chat.tools", "tools"},
       {"stopping.stop_strings", "stop"},
       {"stopping.", ""},
       {"sampling.", ""},
@@ -434,6 +470,9 @@ std::string OpenAiField(std::string_view field, bool chat) {
       {"ids", "prompt"},
       {"policy", "winnow.policy"},
   }};
+  if (field == "structured_output") {
+    return structured_field.empty() ? "response_format" : std::string(structured_field);
+  }
   if (field == "top_logprobs") return chat ? "top_logprobs" : "logprobs";
   for (const auto& [ours, theirs] : kNames) {
     if (field.starts_with(ours)) return Concat(theirs, field.substr(ours.size()));

@@ -13,6 +13,8 @@
 #include "absl/status/statusor.h"
 #include "nlohmann/json.hpp"
 #include "server/http/json_fields.h"
+#include "server/http/model_habits.h"
+#include "server/parse/answer_parser.h"
 #include "winnow/v1/inference.pb.h"
 
 namespace winnow::server {
@@ -23,10 +25,14 @@ struct OpenAiRequest {
   bool stream = false;
   bool include_usage = false;     // stream_options
   bool continuous_usage = false;  // stream_options.continuous_usage_stats
+  AnswerParserOptions parser;     // of the answer; in_reasoning is not known here
+  std::string structured_field;   // the client's name of what became structured_output
 };
 
 // InvalidArgument, with the paths of the fields as the client knows them.
-absl::StatusOr<OpenAiRequest> ParseChatRequest(std::string_view body);
+// `habits`: the model's; where it has none, tools are refused.
+absl::StatusOr<OpenAiRequest> ParseChatRequest(std::string_view body,
+                                               const ModelHabits& habits = {});
 absl::StatusOr<OpenAiRequest> ParseCompletionRequest(std::string_view body);
 
 // /tokenize: `prompt` or `messages`.
@@ -35,7 +41,8 @@ struct TokenizeBody {
   std::string model;
   bool token_strs = false;
 };
-absl::StatusOr<TokenizeBody> ParseTokenizeBody(std::string_view body);
+absl::StatusOr<TokenizeBody> ParseTokenizeBody(std::string_view body,
+                                               const ModelHabits& habits = {});
 // /detokenize: `tokens`.
 struct DetokenizeBody {
   v1::DetokenizeRequest request;
@@ -52,13 +59,16 @@ absl::StatusOr<RenderBody> ParseRenderBody(std::string_view body);
 // Parts that other APIs have in common with these.
 // A message's content: a string, or a list of text parts, which are joined by line feeds.
 std::string TakeContent(nlohmann::json& content, const std::string& path, Violations& violations);
+// `chat_template_kwargs`, and `reasoning_effort` "none", which is {"enable_thinking": false}.
+void TakeTemplateOptions(JsonFields& fields, v1::ChatPrompt& chat);
 // `winnow` and `vllm_xargs`.
 void TakeWinnowOptions(JsonFields& fields, v1::GenerateRequest& out);
 void TakeSampling(JsonFields& fields, v1::SamplingOptions& out);
 
 // The client's name for a field of v1::GenerateRequest that the validator names: "sampling.top_p" is
 // "top_p" to it.
-std::string OpenAiField(std::string_view field, bool chat);
+// `structured_field`: of OpenAiRequest.
+std::string OpenAiField(std::string_view field, bool chat, std::string_view structured_field = {});
 
 }  // namespace winnow::server
 

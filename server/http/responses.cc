@@ -1,12 +1,16 @@
 #include "server/http/responses.h"
 
+#include <algorithm>
 #include <array>
 #include <utility>
+#include <vector>
 
 #include "engine/status_macros.h"
 #include "server/http/json_fields.h"
 #include "server/http/openai_answer.h"
 #include "server/http/openai_request.h"
+#include "server/http/structured_request.h"
+#include "server/http/tools_request.h"
 #include "server/strings.h"
 #include "server/validate.h"
 
@@ -25,30 +29,38 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 6> kRefused 
     {"max_tool_calls", "is not served"},
 }};
 
-void RefuseTools(JsonFields& fields) {
-  Json* const tools = fields.Array("tools");
-  for (size_t i = 0; tools != nullptr && i < tools->size(); ++i) {
-    const Json& tool = (*tools)[i];
-    const auto type = tool.is_object() ? tool.find("type") : tool.end();
-    // Tools that the server of a kind would run itself are passed over, as other servers do.
-    if (tool.is_object() && type != tool.end() && *type == "function") {
-      fields.Add(Concat("tools[", i, "]"), "functions are not served");
-      return;
-    }
-  }
-  if (Json* const text = fields.Object("text")) {
-    const auto format = text->find("format");
-    const bool is_text =
-        format == text->end() || format->is_null() ||
-        (format->is_object() && format->contains("type") && (*format)["type"] == "text");
-    if (!is_text) fields.Add("text.format", "is not served but for type \"text\"");
-  }
-}
+// What the answer says of them where the request says nothing is no null.
+constexpr std::array<std::string_view, 3> kOwnDefaults = {"parallel_tool_calls", "tool_choice",
+                                                          "text"};
 
 void AddMessage(std::string role, std::string content, v1::ChatPrompt& out) {
   v1::ChatMessage& message = *out.add_messages();
   message.set_role(role == "developer" ? "system" : std::move(role));
   message.set_content(std::move(content));
+}
+
+// A call is part of the assistant's turn: of the message before it, or of the call before it.
+void TakeCall(JsonFields& fields, v1::ChatPrompt& out) {
+  const bool goes_on =
+      out.messages_size() > 0 && out.messages(out.messages_size() - 1).role() == "assistant";
+  if (!goes_on) AddMessage("assistant", "", out);
+  v1::ChatMessage& turn = *out.mutable_messages(out.messages_size() - 1);
+  if (turn.tool_calls_size() > kMaxTools) return;  // the validator says how many may be
+  v1::ToolCall& call = *turn.add_tool_calls();
+  call.set_id(fields.String("call_id").value_or(""));
+  call.set_name(fields.String("name").value_or(""));
+  call.set_arguments(fields.String("arguments").value_or(""));
+}
+
+void TakeCallOutput(JsonFields& fields, v1::ChatPrompt& out) {
+  Json* const output = fields.Find("output");
+  if (output == nullptr) {
+    fields.Add("output", "must be set");
+    return;
+  }
+  AddMessage("tool", TakeContent(*output, fields.Path("output"), fields.violations()), out);
+  out.mutable_messages(out.messages_size() - 1)
+      ->set_tool_call_id(fields.String("call_id").value_or(""));
 }
 
 void TakeItem(Json& item, const std::string& path, Violations& violations, v1::ChatPrompt& out) {
@@ -59,6 +71,14 @@ void TakeItem(Json& item, const std::string& path, Violations& violations, v1::C
   JsonFields fields(item, violations, path + ".");
   const std::string type = fields.String("type").value_or("message");
   if (type == "reasoning") return;  // of an earlier answer: not part of the prompt
+  if (type == "function_call") {
+    TakeCall(fields, out);
+    return;
+  }
+  if (type == "function_call_output") {
+    TakeCallOutput(fields, out);
+    return;
+  }
   if (type != "message") {
     fields.Add("type", Concat("\"", type.substr(0, 40), "\" is not served"));
     return;
@@ -92,53 +112,54 @@ void TakeInput(JsonFields& fields, v1::ChatPrompt& out) {
   }
 }
 
+// The answer as items: a message, calls, reasoning, in the order in which they come.
 class ResponsesFormat final : public AnswerFormat {
  public:
-  ResponsesFormat(std::string model, bool stream, OutJson echoed)
-      : model_(std::move(model)), stream_(stream), echoed_(std::move(echoed)) {}
+  explicit ResponsesFormat(ResponsesAnswerOptions options)
+      : options_(std::move(options)), parser_(MakeAnswerParser(options_.parser)) {}
 
-  bool streamed() const override { return stream_; }
+  bool streamed() const override { return options_.stream; }
   void Begin(const std::string& name, int64_t created) override {
-    id_ = Concat("resp_", name);
-    item_ = Concat("msg_", name);
+    name_ = name;
     created_ = created;
   }
 
   void Add(const v1::GenerateResponse& message, int32_t, std::string& out) override {
+    std::vector<AnswerPiece> pieces;
+    parser_->Add(message.text(), pieces);
     if (message.has_finish()) {
+      parser_->Finish(pieces);
       finish_ = message.finish();
       usage_.Add(message.finish().usage());
     }
-    text_ += message.text();
-    if (!stream_) return;
-    if (!std::exchange(begun_, true)) {
+    const bool reasons = !pieces.empty() && pieces.front().kind == AnswerPiece::Kind::kReasoning;
+    if (reasons || (pieces.empty() && open_ && items_.back().kind == Item::Kind::kReasoning)) {
+      reasoning_tokens_ += message.tokens_size();
+    }
+    if (options_.stream && !std::exchange(begun_, true)) {
       Event("response.created", {{"response", Response("in_progress")}}, out);
       Event("response.in_progress", {{"response", Response("in_progress")}}, out);
-      Event("response.output_item.added",
-            {{"output_index", 0}, {"item", Item("in_progress", OutJson::array())}}, out);
-      Event("response.content_part.added", InPart({{"part", Part("")}}), out);
     }
-    if (message.text().empty()) return;
-    Event("response.output_text.delta",
-          InPart({{"delta", message.text()}, {"logprobs", OutJson::array()}}), out);
+    for (const AnswerPiece& piece : pieces) AddPiece(piece, out);
   }
 
   void End(std::string& out) override {
     const bool whole = finish_.reason() != v1::FINISH_REASON_MAX_TOKENS;
     const char* const status = whole ? "completed" : "incomplete";
-    OutJson item = Item(status, OutJson::array({Part(text_)}));
+    if (items_.empty())
+      BeginItem(Item::Kind::kMessage, "", out);  // an answer without text has one, too
+    EndItem(status, out);
     OutJson response = Response(status);
-    response["output"] = OutJson::array({item});
+    response["output"] = OutJson::array();
+    for (size_t i = 0; i < items_.size(); ++i) {
+      response["output"].push_back(ItemJson(i, i + 1 < items_.size() ? "completed" : status));
+    }
     response["usage"] = Usage();
     if (!whole) response["incomplete_details"] = {{"reason", "max_output_tokens"}};
-    if (!stream_) {
+    if (!options_.stream) {
       out = Dump(response);
       return;
     }
-    Event("response.output_text.done", InPart({{"text", text_}, {"logprobs", OutJson::array()}}),
-          out);
-    Event("response.content_part.done", InPart({{"part", Part(text_)}}), out);
-    Event("response.output_item.done", {{"output_index", 0}, {"item", std::move(item)}}, out);
     Event(Concat("response.", status), {{"response", std::move(response)}}, out);
   }
 
@@ -152,10 +173,93 @@ class ResponsesFormat final : public AnswerFormat {
     if (field == "stopping.max_tokens") return "max_output_tokens";
     // Which item a message came from is not known any more.
     if (field.starts_with("chat.messages")) return "input";
-    return OpenAiField(field, /*chat=*/true);
+    return OpenAiField(field, /*chat=*/true, options_.structured_field);
   }
 
  private:
+  struct Item {
+    enum class Kind { kMessage, kReasoning, kCall };
+    Kind kind;
+    std::string name;  // of a call
+    std::string text;  // of its one part, or a call's arguments
+  };
+
+  void AddPiece(const AnswerPiece& piece, std::string& out) {
+    switch (piece.kind) {
+      case AnswerPiece::Kind::kContent:
+        AddText(Item::Kind::kMessage, piece.text, out);
+        break;
+      case AnswerPiece::Kind::kReasoning:
+        AddText(Item::Kind::kReasoning, piece.text, out);
+        break;
+      case AnswerPiece::Kind::kCallBegin:
+        BeginItem(Item::Kind::kCall, piece.text, out);
+        break;
+      case AnswerPiece::Kind::kCallArguments:
+        AddDelta(piece.text, out);
+        break;
+      case AnswerPiece::Kind::kCallEnd:
+        EndItem("completed", out);
+        break;
+    }
+  }
+
+  void AddText(Item::Kind kind, const std::string& text, std::string& out) {
+    if (!open_ || items_.back().kind != kind) BeginItem(kind, "", out);
+    AddDelta(text, out);
+  }
+
+  void BeginItem(Item::Kind kind, const std::string& name, std::string& out) {
+    EndItem("completed", out);
+    items_.push_back({kind, name, ""});
+    open_ = true;
+    if (!options_.stream) return;
+    OutJson item = ItemJson(items_.size() - 1, "in_progress");
+    if (kind != Item::Kind::kCall) item["content"] = OutJson::array();
+    Event("response.output_item.added", InItem({{"item", std::move(item)}}), out);
+    if (kind != Item::Kind::kCall)
+      Event("response.content_part.added", InPart({{"part", Part()}}), out);
+  }
+
+  void AddDelta(const std::string& text, std::string& out) {
+    Item& item = items_.back();
+    item.text += text;
+    if (!options_.stream) return;
+    switch (item.kind) {
+      case Item::Kind::kMessage:
+        Event("response.output_text.delta",
+              InPart({{"delta", text}, {"logprobs", OutJson::array()}}), out);
+        break;
+      case Item::Kind::kReasoning:
+        Event("response.reasoning_text.delta", InPart({{"delta", text}}), out);
+        break;
+      case Item::Kind::kCall:
+        Event("response.function_call_arguments.delta",
+              InItem({{"item_id", Id()}, {"delta", text}}), out);
+    }
+  }
+
+  void EndItem(const char* status, std::string& out) {
+    if (!std::exchange(open_, false) || !options_.stream) return;
+    const Item& item = items_.back();
+    switch (item.kind) {
+      case Item::Kind::kMessage:
+        Event("response.output_text.done",
+              InPart({{"text", item.text}, {"logprobs", OutJson::array()}}), out);
+        break;
+      case Item::Kind::kReasoning:
+        Event("response.reasoning_text.done", InPart({{"text", item.text}}), out);
+        break;
+      case Item::Kind::kCall:
+        Event("response.function_call_arguments.done",
+              InItem({{"item_id", Id()}, {"name", item.name}, {"arguments", item.text}}), out);
+    }
+    if (item.kind != Item::Kind::kCall)
+      Event("response.content_part.done", InPart({{"part", Part()}}), out);
+    Event("response.output_item.done", InItem({{"item", ItemJson(items_.size() - 1, status)}}),
+          out);
+  }
+
   void Event(std::string_view type, const OutJson& fields, std::string& out) {
     OutJson data;
     data["type"] = type;
@@ -164,41 +268,78 @@ class ResponsesFormat final : public AnswerFormat {
     Append(out, "event: ", type, "\ndata: ", Dump(data), "\n\n");
   }
 
-  // Fields of an event about the one part of the one item.
+  // Fields of an event about the last item, and about its one part.
+  OutJson InItem(const OutJson& fields) const {
+    OutJson out = {{"output_index", items_.size() - 1}};
+    out.update(fields);
+    return out;
+  }
   OutJson InPart(const OutJson& fields) const {
-    OutJson out = {{"item_id", item_}, {"output_index", 0}, {"content_index", 0}};
+    OutJson out = {{"item_id", Id()}, {"output_index", items_.size() - 1}, {"content_index", 0}};
     out.update(fields);
     return out;
   }
 
-  static OutJson Part(const std::string& text) {
+  std::string IdOf(size_t index) const {
+    const char* prefix = "msg_";
+    if (items_[index].kind == Item::Kind::kReasoning) prefix = "rs_";
+    if (items_[index].kind == Item::Kind::kCall) prefix = "fc_";
+    return index == 0 ? Concat(prefix, name_) : Concat(prefix, name_, "-", index);
+  }
+  std::string Id() const { return IdOf(items_.size() - 1); }
+
+  // The part of the last item, as far as it has come.
+  OutJson Part() const { return PartOf(items_.back()); }
+  static OutJson PartOf(const Item& item) {
     OutJson part;
+    if (item.kind == Item::Kind::kReasoning) {
+      part["type"] = "reasoning_text";
+      part["text"] = item.text;
+      return part;
+    }
     part["type"] = "output_text";
-    part["text"] = text;
+    part["text"] = item.text;
     part["annotations"] = OutJson::array();
     part["logprobs"] = OutJson::array();
     return part;
   }
 
-  OutJson Item(const char* status, OutJson content) const {
+  OutJson ItemJson(size_t index, const char* status) const {
+    const Item& of = items_[index];
     OutJson item;
-    item["id"] = item_;
-    item["type"] = "message";
-    item["status"] = status;
-    item["role"] = "assistant";
-    item["content"] = std::move(content);
+    item["id"] = IdOf(index);
+    switch (of.kind) {
+      case Item::Kind::kMessage:
+        item["type"] = "message";
+        item["status"] = status;
+        item["role"] = "assistant";
+        item["content"] = OutJson::array({PartOf(of)});
+        break;
+      case Item::Kind::kReasoning:
+        item["type"] = "reasoning";
+        item["summary"] = OutJson::array();
+        item["content"] = OutJson::array({PartOf(of)});
+        item["status"] = status;
+        break;
+      case Item::Kind::kCall:
+        item["type"] = "function_call";
+        item["status"] = status;
+        item["call_id"] = CallId(name_, 0, index);
+        item["name"] = of.name;
+        item["arguments"] = of.text;
+    }
     return item;
   }
 
   OutJson Response(const char* status) const {
     OutJson response;
-    response["id"] = id_;
+    response["id"] = Concat("resp_", name_);
     response["object"] = "response";
     response["created_at"] = created_;
     response["status"] = status;
     response["error"] = nullptr;
     response["incomplete_details"] = nullptr;
-    response["model"] = model_;
+    response["model"] = options_.model;
     response["output"] = OutJson::array();
     response["parallel_tool_calls"] = true;
     response["previous_response_id"] = nullptr;
@@ -208,7 +349,7 @@ class ResponsesFormat final : public AnswerFormat {
     response["text"] = {{"format", {{"type", "text"}}}};
     response["truncation"] = "disabled";
     response["usage"] = nullptr;
-    response.update(echoed_);
+    response.update(options_.echoed);
     return response;
   }
 
@@ -217,18 +358,20 @@ class ResponsesFormat final : public AnswerFormat {
     usage["input_tokens"] = usage_.prompt_tokens;
     usage["input_tokens_details"] = {{"cached_tokens", usage_.cached_tokens.value_or(0)}};
     usage["output_tokens"] = usage_.generated_tokens;
-    usage["output_tokens_details"] = {{"reasoning_tokens", 0}};
+    usage["output_tokens_details"] = {{"reasoning_tokens", reasoning_tokens_}};
     usage["total_tokens"] = int64_t{usage_.prompt_tokens} + usage_.generated_tokens;
     usage["winnow"] = WinnowUsage(usage_);
     return usage;
   }
 
-  const std::string model_;
-  const bool stream_;
-  const OutJson echoed_;
-  std::string id_, item_, text_;
+  const ResponsesAnswerOptions options_;
+  const std::unique_ptr<AnswerParser> parser_;
+  std::string name_;
+  std::vector<Item> items_;
+  bool open_ = false;  // the last item
   int64_t created_ = 0;
   int64_t sequence_ = 0;
+  int32_t reasoning_tokens_ = 0;
   bool begun_ = false;
   v1::Finish finish_;
   UsageSum usage_;
@@ -236,13 +379,14 @@ class ResponsesFormat final : public AnswerFormat {
 
 }  // namespace
 
-absl::StatusOr<ResponsesRequest> ParseResponsesRequest(std::string_view body) {
+absl::StatusOr<ResponsesRequest> ParseResponsesRequest(std::string_view body,
+                                                       const ModelHabits& habits) {
   WINNOW_ASSIGN_OR_RETURN(Json json, ParseBody(body));
   Violations violations;
   JsonFields fields(json, violations);
   ResponsesRequest out;
   for (const auto& [name, why] : kRefused) fields.Refuse(name, why);
-  RefuseTools(fields);
+  out.structured_field = TakeTextFormat(body, fields, out.generate);
   if (const Json* const truncation = fields.Find("truncation")) {
     if (*truncation != "disabled") {
       fields.Add("truncation", "is not served: an input that is too long is refused");
@@ -250,17 +394,34 @@ absl::StatusOr<ResponsesRequest> ParseResponsesRequest(std::string_view body) {
   }
   // Before they are moved out.
   for (const char* const name :
-       {"instructions", "max_output_tokens", "temperature", "top_p", "metadata", "user"}) {
+       {"instructions", "max_output_tokens", "temperature", "top_p", "metadata", "user",
+        "parallel_tool_calls", "tool_choice", "text"}) {
     if (const Json* const value = fields.Find(name)) {
       out.echoed[name] =
           OutJson::parse(value->dump(-1, ' ', false, Json::error_handler_t::replace));
-    } else {
+    } else if (std::find(kOwnDefaults.begin(), kOwnDefaults.end(), name) == kOwnDefaults.end()) {
       out.echoed[name] = nullptr;
     }
   }
   if (auto model = fields.String("model")) out.model = *std::move(model);
   out.stream = fields.Bool("stream").value_or(false);
   TakeInput(fields, *out.generate.mutable_chat());
+  if (Json* const reasoning = fields.Object("reasoning"); reasoning && habits.reasoning) {
+    JsonFields own(*reasoning, fields.violations(), "reasoning.");
+    if (own.String("effort") == "none") {
+      out.generate.mutable_chat()->set_template_options(R"({"enable_thinking": false})");
+    }
+  }
+  const RequestedTools tools = TakeResponsesTools(body, fields);
+  out.parser = ApplyTools(tools, habits, fields, out.generate);
+  out.parser.reasoning = habits.reasoning;
+  if (out.structured_field.empty()) out.structured_field = "tools";
+  for (const RequestedTool& tool : tools.tools) {
+    OutJson shown = {{"type", "function"}};
+    shown.update(tool.shown["function"]);
+    shown["strict"] = tool.strict;
+    out.echoed["tools"].push_back(std::move(shown));
+  }
   TakeSampling(fields, *out.generate.mutable_sampling());
   TakeWinnowOptions(fields, out.generate);
   if (const auto most = fields.Int32("max_output_tokens")) {
@@ -270,8 +431,8 @@ absl::StatusOr<ResponsesRequest> ParseResponsesRequest(std::string_view body) {
   return out;
 }
 
-std::unique_ptr<AnswerFormat> MakeResponsesFormat(std::string model, bool stream, OutJson echoed) {
-  return std::make_unique<ResponsesFormat>(std::move(model), stream, std::move(echoed));
+std::unique_ptr<AnswerFormat> MakeResponsesFormat(ResponsesAnswerOptions options) {
+  return std::make_unique<ResponsesFormat>(std::move(options));
 }
 
 }  // namespace winnow::server

@@ -21,12 +21,15 @@ class CudaSampleTest : public CudaTest {
                                           size_t first, size_t count) {
     std::vector<DeviceArray<LogitEdit>> edits;
     std::vector<DeviceArray<int32_t>> masked;
+    std::vector<DeviceArray<uint32_t>> allowed;
     std::vector<DeviceSampleRow> on_device;
     for (size_t i = first; i < first + count; ++i) {
       const SampleRow row = rows[i].row();
       edits.emplace_back(row.edits);
       masked.emplace_back(row.masked);
+      allowed.emplace_back(row.allowed);
       on_device.push_back({edits.back().data(), masked.back().data(),
+                           row.allowed.empty() ? nullptr : allowed.back().data(),
                            static_cast<int32_t>(row.edits.size()),
                            static_cast<int32_t>(row.masked.size()), row.repetition_penalty,
                            row.presence_penalty, row.frequency_penalty, row.temperature, row.top_k,
@@ -145,10 +148,12 @@ TEST_F(CudaSampleTest, ABrokenRowIsSaidToBeAndDisturbsNobody) {
     for (int32_t t = 0; t < vocab; ++t) rows[9].masked.push_back(t);
     logits.row(11)[0] = kInfinity;
     rows[11].masked = {0};
+    rows[11].allowed.clear();
     const int64_t grown = at();
     logits.row(13)[grown] = 3e38f;
     rows[13].repetition_penalty = 0.01f;
     rows[13].masked.clear();
+    rows[13].allowed.clear();
     rows[13].edits = {{static_cast<int32_t>(grown), 0, 0.0f}};
     const auto on_device = Upload(logits);
     const auto sampled = Launch(on_device, logits.tensor().stride, static_cast<int32_t>(vocab),

@@ -2,7 +2,7 @@
 """The packages openai and anthropic (where it is installed) against a running server, and its texts against gRPC's.
 
     pip install openai anthropic
-    build/release/winnow serve --model models/needle-5m --model-name needle &
+    build/release/winnow serve --model models/needle-5m --model-name needle --tool-parser hermes &
     tests/differential/openai_differential.py [--http http://127.0.0.1:8000] [--grpc 127.0.0.1:50051] [--model needle]
 
 Prints a line for each thing that was tried; exits 1 at the first that is wrong.
@@ -88,10 +88,60 @@ def responses(client, options):
               and stream.get_final_response().output_text == whole.output_text, whole)
 
 
+COLOURS = {"type": "object", "properties": {"colour": {"enum": ["red", "green", "blue"]}, "n": {"type": "integer", "minimum": 0, "maximum": 99}},
+           "required": ["colour", "n"], "additionalProperties": False}
+WEATHER = {"name": "get_weather", "description": "The weather", "parameters": {
+    "type": "object", "properties": {"zone": {"enum": ["north", "south"]}}, "required": ["zone"], "additionalProperties": False}}
+
+
+def structured(client, options):
+    kind = {"type": "json_schema", "json_schema": {"name": "colour", "schema": COLOURS, "strict": True}}
+    good = 0
+    for seed in range(options.answers):
+        answer = client.chat.completions.create(model=options.model, messages=MESSAGES, response_format=kind, temperature=1.0, seed=seed, max_tokens=300)
+        value = json.loads(answer.choices[0].message.content)
+        good += list(value) == ["colour", "n"] and value["colour"] in COLOURS["properties"]["colour"]["enum"] and 0 <= value["n"] <= 99
+    check(f"structured: {good} of {options.answers} answers are of the schema", good == options.answers)
+    answer = client.responses.create(model=options.model, input="A colour", text={"format": {"type": "json_schema", **kind["json_schema"]}})
+    check("structured: responses", set(json.loads(answer.output_text)) == {"colour", "n"}, answer)
+
+
+def tools(client, options):
+    ask = {"model": options.model, "messages": MESSAGES, "tools": [{"type": "function", "function": WEATHER}], "tool_choice": "required",
+           "parallel_tool_calls": False, "max_tokens": 300}
+    call = client.chat.completions.create(**ask).choices[0].message.tool_calls[0]
+    check("tools: a call", call.function.name == "get_weather" and json.loads(call.function.arguments)["zone"] in ("north", "south"), call)
+    names, arguments, finish = [], "", None
+    for chunk in client.chat.completions.create(**ask, stream=True):
+        for choice in chunk.choices:
+            for part in choice.delta.tool_calls or []:
+                names += [part.function.name] if part.function.name else []
+                arguments += part.function.arguments or ""
+            finish = choice.finish_reason or finish
+    check("tools, streamed: the same call", (names, arguments, finish) == (["get_weather"], call.function.arguments, "tool_calls"), (names, arguments))
+    with client.chat.completions.stream(**ask) as stream:
+        for _ in stream:
+            pass
+        whole = stream.get_final_completion().choices[0].message.tool_calls[0].function
+    check("tools: the helper puts it together", (whole.name, whole.arguments) == ("get_weather", call.function.arguments), whole)
+    turns = [*MESSAGES, {"role": "assistant", "tool_calls": [call.model_dump()]}, {"role": "tool", "tool_call_id": call.id, "content": "rain"}]
+    answer = client.chat.completions.create(model=options.model, messages=turns, tools=ask["tools"], max_tokens=4)
+    check("tools: a result goes back", answer.usage.completion_tokens > 0, answer)
+    answer = client.responses.create(model=options.model, input="The weather?", tools=[{"type": "function", **WEATHER, "strict": True}],
+                                     tool_choice="required", parallel_tool_calls=False, max_output_tokens=300)
+    check("tools: responses", answer.output[0].type == "function_call" and answer.output[0].name == "get_weather", answer)
+    with client.responses.stream(model=options.model, input="The weather?", tools=[{"type": "function", **WEATHER, "strict": True}],
+                                 tool_choice="required", parallel_tool_calls=False, max_output_tokens=300) as stream:
+        for _ in stream:
+            pass
+        final = stream.get_final_response().output[0]
+    check("tools, responses streamed: the same call", final.arguments == answer.output[0].arguments, final)
+
+
 def errors(client, options):
     cases = [
         (openai.BadRequestError, {"temperature": -1}), (openai.NotFoundError, {"model": "no-such-model"}),
-        (openai.BadRequestError, {"response_format": {"type": "json_object"}}),
+        (openai.BadRequestError, {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}}),
         (openai.BadRequestError, {"messages": [{"role": "user", "content": [
             {"type": "image_url", "image_url": {"url": "data:,"}}]}]}),
     ]
@@ -120,6 +170,16 @@ def messages(options):
         final = stream.get_final_message()
     check("messages, streamed: the same text", text == answer.content[0].text == final.content[0].text, text)
     check("messages, streamed: usage", final.usage.output_tokens == answer.usage.output_tokens, final.usage)
+    tool = {"name": WEATHER["name"], "input_schema": WEATHER["parameters"]}
+    called = client.messages.create(**{**ask, "max_tokens": 300}, tools=[tool], tool_choice={"type": "any", "disable_parallel_tool_use": True})
+    check("messages: a call", called.stop_reason == "tool_use" and called.content[0].input["zone"] in ("north", "south"), called)
+    with client.messages.stream(**{**ask, "max_tokens": 300}, tools=[tool], tool_choice={"type": "any", "disable_parallel_tool_use": True}) as stream:
+        final = stream.get_final_message()
+    check("messages, streamed: the same call", final.content[0].input == called.content[0].input, final)
+    answered = client.messages.create(model=options.model, max_tokens=4, tools=[tool], messages=[
+        *MESSAGES, {"role": "assistant", "content": [b.model_dump() for b in called.content]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": called.content[0].id, "content": "rain"}]}])
+    check("messages: a result goes back", answered.usage.output_tokens > 0, answered)
     counted = client.messages.count_tokens(model=options.model, messages=MESSAGES, system="Be brief.").input_tokens
     check("messages: count_tokens", counted == answer.usage.input_tokens + answer.usage.cache_read_input_tokens, counted)
     try:
@@ -134,12 +194,15 @@ def main():
     parser.add_argument("--http", default="http://127.0.0.1:8000")
     parser.add_argument("--grpc", default="127.0.0.1:50051")
     parser.add_argument("--model", default="needle")
+    parser.add_argument("--answers", type=int, default=20, help="with a schema")
     parser.add_argument("--winnow", default="build/release/winnow")
     options = parser.parse_args()
     client = openai.OpenAI(base_url=options.http + "/v1", api_key="any", max_retries=0, timeout=120)
     chat(client, options)
     completions(client, options)
     responses(client, options)
+    structured(client, options)
+    tools(client, options)
     errors(client, options)
     messages(options)
 

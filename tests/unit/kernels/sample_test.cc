@@ -38,6 +38,21 @@ TEST(SampleRefTest, EditsComeInOneOrder) {
   EXPECT_EQ(Sampled({0, 1, 2}, row).token, 2);
 }
 
+TEST(SampleRefTest, OnlyWhatIsAllowedIsDrawnAndLogprobsDoNotKnow) {
+  AnySampleRow row;
+  row.allowed = {0b1011};
+  row.top_logprobs = 1;
+  const SampledToken greedy = Sampled({1, 2, 5, 2}, row);
+  EXPECT_EQ(greedy.token, 1);
+  EXPECT_EQ(greedy.top[0].token, 2) << "the model's distribution, not the mask's";
+  row.temperature = 1;
+  EXPECT_EQ(DrawnFrom({1, 2, 5, 2}, row), (Tokens{0, 1, 3}));
+  row.top_k = 2;  // of those that are allowed
+  EXPECT_EQ(DrawnFrom({1, 2, 5, 2}, row), (Tokens{1, 3}));
+  row.allowed = {0};
+  EXPECT_EQ(Sampled({1, 2, 5, 2}, row).status, SampleStatus::kNothing);
+}
+
 TEST(SampleRefTest, EqualsGoByTheirIds) {
   EXPECT_EQ(Sampled({1, 2, 2}, {}).token, 1);
   AnySampleRow row;
@@ -141,6 +156,7 @@ TEST_P(SampleTest, ABrokenRowIsSaidToBeWhereverItIsBrokenAndDisturbsNobody) {
       logits.row(5)[at] = 3e38f;
       rows[5].repetition_penalty = 0.01f;
       rows[5].masked.clear();
+      rows[5].allowed.clear();
       rows[5].edits = {{static_cast<int32_t>(at), 0, 0.0f}};
       logits.row(6)[at] = -kInfinity;
       const auto sampled = Run(*backend, logits, rows);

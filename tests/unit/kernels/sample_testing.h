@@ -20,6 +20,7 @@ namespace winnow::kernels {
 struct AnySampleRow {
   std::vector<LogitEdit> edits;
   std::vector<int32_t> masked;
+  std::vector<uint32_t> allowed;
   float repetition_penalty = 1, presence_penalty = 0, frequency_penalty = 0;
   float temperature = 0;
   int32_t top_k = 0;
@@ -30,6 +31,7 @@ struct AnySampleRow {
   SampleRow row() const {
     return {edits,
             masked,
+            allowed,
             repetition_penalty,
             presence_penalty,
             frequency_penalty,
@@ -78,12 +80,23 @@ struct AnySampleRow {
         row.masked.push_back(static_cast<int32_t>(random.Int(0, vocab - 1)));
       }
     }
+    if (random.Int(0, 2) == 0) row.AllowSome(random, vocab);
     return row;
+  }
+
+  // Few tokens, half of them, or nearly all.
+  void AllowSome(Random& random, int64_t vocab) {
+    allowed.assign(AllowedWords(vocab), 0);
+    const int64_t of_16 = random.Int(0, 2) == 0 ? 1 : random.Int(0, 1) == 0 ? 8 : 15;
+    for (int64_t token = 0; token < vocab; ++token) {
+      if (random.Int(0, 15) < of_16) allowed[token / 32] |= 1u << (token % 32);
+    }
   }
 };
 
 inline std::ostream& operator<<(std::ostream& out, const AnySampleRow& row) {
-  return out << row.edits.size() << " edits, " << row.masked.size() << " masked, temperature "
+  return out << row.edits.size() << " edits, " << row.masked.size() << " masked, "
+             << (row.allowed.empty() ? "all" : "some") << " allowed, temperature "
              << row.temperature << ", top_k " << row.top_k << ", top_p " << row.top_p << ", min_p "
              << row.min_p << ", random " << row.random << ", top_logprobs " << row.top_logprobs;
 }
@@ -190,6 +203,7 @@ inline void ExpectSampled(const Matrix& all, int64_t index, const AnySampleRow& 
   AnySampleRow same = any;
   same.edits = {{sampled.token, -1, 3e38f}};
   same.masked.clear();
+  same.allowed.clear();
   same.temperature = 0;
   const float logprob = SampleRef(logits, same.row()).logprob;
   ASSERT_NEAR(sampled.logprob, logprob, 2e-6 + 1e-6 * std::abs(logprob));

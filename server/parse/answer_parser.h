@@ -1,0 +1,69 @@
+// An answer's text, taken apart while it is made: what the model thought, what it says, and the functions that it
+// calls. How a model writes the last two is a habit of its family.
+//
+//   ReasoningParser   <think> what it thought </think> what it says
+//   HermesParser      <tool_call> {"name": ..., "arguments": {...}} </tool_call>      (Hermes, Qwen)
+//   Llama3Parser      {"name": ..., "parameters": {...}}, as the whole answer         (Llama 3.1 and later)
+//   MistralParser     [TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...], or [TOOL_CALLS]name[ARGS]{...}
+//
+// Pieces do not depend on how the text was cut, but for how texts of one kind are cut. Text that looks like a call and
+// turns out to be none is content. What a model leaves unfinished is given as far as it came.
+//
+// Pure: no input or output, no clock. One thread at a time. Memory is bounded by the text before a call's name.
+#ifndef WINNOW_SERVER_PARSE_ANSWER_PARSER_H_
+#define WINNOW_SERVER_PARSE_ANSWER_PARSER_H_
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace winnow::server {
+
+struct AnswerPiece {
+  enum class Kind {
+    kContent,
+    kReasoning,
+    kCallBegin,      // text: the function's name
+    kCallArguments,  // text: more of a JSON object
+    kCallEnd,
+  };
+  Kind kind = Kind::kContent;
+  std::string text;
+
+  bool operator==(const AnswerPiece&) const = default;
+};
+
+class AnswerParser {
+ public:
+  virtual ~AnswerParser() = default;
+  // Appends what has become certain.
+  virtual void Add(std::string_view text, std::vector<AnswerPiece>& out) = 0;
+  // The answer has ended: what was held back.
+  virtual void Finish(std::vector<AnswerPiece>& out) = 0;
+};
+
+enum class ToolFormat { kNone, kHermes, kLlama3, kMistral };
+
+struct AnswerParserOptions {
+  ToolFormat tools = ToolFormat::kNone;
+  // Functions that may be called. Llama3Parser takes nothing else for a call, because any JSON object looks like one.
+  std::vector<std::string> names;
+  // What follows the first call is left out.
+  bool one_call = false;
+  bool reasoning = false;
+  // The prompt has opened the reasoning already.
+  bool in_reasoning = false;
+};
+
+// Content passes through it where there is nothing to look for.
+std::unique_ptr<AnswerParser> MakeAnswerParser(const AnswerParserOptions& options);
+
+// ToolFormat's name on the command line: "none", "hermes", "llama3_json", "mistral".
+std::string_view ToolFormatName(ToolFormat format);
+std::optional<ToolFormat> ToolFormatOf(std::string_view name);
+
+}  // namespace winnow::server
+
+#endif  // WINNOW_SERVER_PARSE_ANSWER_PARSER_H_

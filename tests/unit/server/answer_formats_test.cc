@@ -1,0 +1,184 @@
+// Answers with reasoning and calls, as each API words them.
+#include <memory>
+
+#include "engine/text/tokenizer.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "server/http/anthropic.h"
+#include "server/http/openai_answer.h"
+#include "server/http/responses.h"
+
+namespace winnow::server {
+namespace {
+
+using Json = nlohmann::json;
+
+AnswerParserOptions Parser() { return {.tools = ToolFormat::kHermes, .reasoning = true}; }
+
+// "<think>\nHm.\n</think>\n\nSo: <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>", in messages of four bytes
+// and a token each.
+std::vector<v1::GenerateResponse> Messages(v1::FinishReason reason, size_t leave_out = 0) {
+  std::string text =
+      "<think>\nHm.\n</think>\n\nSo: <tool_call>{\"name\": \"f\", \"arguments\": {\"a\": "
+      "1}}</tool_call>";
+  text.resize(text.size() - leave_out);
+  std::vector<v1::GenerateResponse> messages;
+  for (size_t at = 0; at < text.size(); at += 4) {
+    messages.emplace_back().set_text(text.substr(at, 4));
+    messages.back().add_tokens()->set_id(5);
+  }
+  messages.back().mutable_finish()->set_reason(reason);
+  messages.back().mutable_finish()->mutable_usage()->set_generated_tokens(
+      static_cast<int32_t>(messages.size()));
+  return messages;
+}
+
+std::string Body(AnswerFormat& format, const std::vector<v1::GenerateResponse>& messages) {
+  std::string out;
+  format.Begin("n-1", 7);
+  for (const v1::GenerateResponse& message : messages) format.Add(message, 3, out);
+  format.End(out);
+  return out;
+}
+
+// The data of events; "[DONE]" is left out.
+std::vector<Json> Events(const std::string& body) {
+  std::vector<Json> events;
+  for (size_t at = 0; (at = body.find("data: ", at)) != body.npos;) {
+    at += 6;
+    const size_t end = body.find("\n\n", at);
+    if (body[at] == '{') events.push_back(Json::parse(body.substr(at, end - at)));
+    at = end;
+  }
+  return events;
+}
+
+const engine::Tokenizer& AnyTokenizer() {
+  static const engine::Tokenizer& tokenizer =
+      *engine::Tokenizer::Load(std::string(WINNOW_SOURCE_DIR) + "/models/needle-5m")->release();
+  return tokenizer;
+}
+
+OpenAiAnswerOptions Chat(bool stream) {
+  OpenAiAnswerOptions options;
+  options.stream = stream;
+  options.parser = Parser();
+  return options;
+}
+
+TEST(AnswerFormatsTest, ChatHasReasoningAndCallsApart) {
+  const auto whole = MakeOpenAiFormat(Chat(false), AnyTokenizer());
+  const Json answer = Json::parse(Body(*whole, Messages(v1::FINISH_REASON_STOP_TOKEN)));
+  const Json& choice = answer["choices"][0];
+  EXPECT_EQ(choice["message"]["reasoning_content"], "Hm.");
+  EXPECT_EQ(choice["message"]["reasoning"], "Hm.");
+  EXPECT_EQ(choice["message"]["content"], "So:");
+  EXPECT_EQ(choice["message"]["tool_calls"][0]["function"],
+            Json({{"name", "f"}, {"arguments", "{\"a\": 1}"}}));
+  EXPECT_EQ(choice["finish_reason"], "tool_calls");
+  const int reasoning = answer["usage"]["completion_tokens_details"]["reasoning_tokens"];
+  EXPECT_GE(reasoning, 1);
+  EXPECT_LT(reasoning, 8) << "of more than 20";
+  const auto cut = MakeOpenAiFormat(Chat(false), AnyTokenizer());
+  const Json shorter = Json::parse(Body(*cut, Messages(v1::FINISH_REASON_MAX_TOKENS, 20)));
+  EXPECT_EQ(shorter["choices"][0]["finish_reason"], "length");
+
+  const auto streamed = MakeOpenAiFormat(Chat(true), AnyTokenizer());
+  std::string reasoned, content, arguments, id;
+  int names = 0;
+  for (const Json& event : Events(Body(*streamed, Messages(v1::FINISH_REASON_STOP_TOKEN)))) {
+    const Json& delta = event["choices"][0]["delta"];
+    reasoned += delta.value("reasoning_content", "");
+    content += delta.value("content", "");
+    if (!delta.contains("tool_calls")) continue;
+    const Json& call = delta["tool_calls"][0];
+    EXPECT_EQ(call["index"], 0);
+    names += call["function"].contains("name");
+    if (call.contains("id")) id = call["id"];
+    arguments += call["function"]["arguments"].get<std::string>();
+  }
+  EXPECT_EQ(reasoned, "Hm.");
+  EXPECT_EQ(content, "So:");
+  EXPECT_EQ(arguments, "{\"a\": 1}");
+  EXPECT_EQ(names, 1);
+  EXPECT_EQ(id, choice["message"]["tool_calls"][0]["id"]);
+}
+
+TEST(AnswerFormatsTest, MessagesShowReasoningToThoseWhoAsked) {
+  for (const bool shows : {false, true}) {
+    AnthropicAnswerOptions options;
+    options.parser = Parser();
+    options.shows_reasoning = shows;
+    const auto whole = MakeAnthropicFormat(options);
+    const Json answer = Json::parse(Body(*whole, Messages(v1::FINISH_REASON_STOP_TOKEN)));
+    EXPECT_EQ(answer["stop_reason"], "tool_use");
+    ASSERT_EQ(answer["content"].size(), shows ? 3u : 2u) << answer;
+    if (shows)
+      EXPECT_EQ(answer["content"][0],
+                Json({{"type", "thinking"}, {"thinking", "Hm."}, {"signature", ""}}));
+    EXPECT_EQ(answer["content"][shows]["text"], "So:");
+    EXPECT_EQ(answer["content"][shows + 1]["input"], Json({{"a", 1}}));
+
+    options.stream = true;
+    const auto streamed = MakeAnthropicFormat(options);
+    std::vector<std::string> blocks;
+    std::string input;
+    int open = -1;
+    for (const Json& event : Events(Body(*streamed, Messages(v1::FINISH_REASON_STOP_TOKEN)))) {
+      if (event["type"] == "content_block_start") {
+        EXPECT_EQ(open, -1) << "one block at a time";
+        open = event["index"];
+        EXPECT_EQ(open, static_cast<int>(blocks.size()));
+        blocks.push_back(event["content_block"]["type"]);
+      } else if (event["type"] == "content_block_delta") {
+        EXPECT_EQ(event["index"], open);
+        input += event["delta"].value("partial_json", "");
+      } else if (event["type"] == "content_block_stop") {
+        EXPECT_EQ(event["index"], open);
+        open = -1;
+      }
+    }
+    const std::vector<std::string> all = {"thinking", "text", "tool_use"};
+    EXPECT_EQ(blocks, std::vector<std::string>(all.begin() + (shows ? 0 : 1), all.end()));
+    EXPECT_EQ(Json::parse(input), Json({{"a", 1}}));
+    EXPECT_EQ(open, -1);
+  }
+}
+
+TEST(AnswerFormatsTest, ResponsesHaveAnItemForEach) {
+  ResponsesAnswerOptions options;
+  options.parser = Parser();
+  options.echoed = Json::object();
+  const auto whole = MakeResponsesFormat(options);
+  const Json answer = Json::parse(Body(*whole, Messages(v1::FINISH_REASON_STOP_TOKEN)));
+  ASSERT_EQ(answer["output"].size(), 3u) << answer;
+  EXPECT_EQ(answer["output"][0]["type"], "reasoning");
+  EXPECT_EQ(answer["output"][0]["content"][0]["text"], "Hm.");
+  EXPECT_EQ(answer["output"][1]["content"][0]["text"], "So:");
+  EXPECT_EQ(answer["output"][2]["arguments"], "{\"a\": 1}");
+  options.stream = true;
+  const auto streamed = MakeResponsesFormat(options);
+  const std::vector<Json> events = Events(Body(*streamed, Messages(v1::FINISH_REASON_STOP_TOKEN)));
+  std::vector<int> begun, ended;
+  for (size_t i = 0; i < events.size(); ++i) {
+    EXPECT_EQ(events[i]["sequence_number"], i);
+    if (events[i]["type"] == "response.output_item.added")
+      begun.push_back(events[i]["output_index"]);
+    if (events[i]["type"] == "response.output_item.done") {
+      ended.push_back(events[i]["output_index"]);
+      EXPECT_EQ(events[i]["item"], answer["output"][static_cast<size_t>(ended.back())]);
+    }
+  }
+  EXPECT_EQ(begun, (std::vector<int>{0, 1, 2}));
+  EXPECT_EQ(ended, begun);
+  EXPECT_EQ(events.back()["response"]["output"], answer["output"]);
+  // Cut off in a call: what there is, and that it is not all.
+  options.stream = false;
+  const auto cut = MakeResponsesFormat(options);
+  const Json shorter = Json::parse(Body(*cut, Messages(v1::FINISH_REASON_MAX_TOKENS, 16)));
+  EXPECT_EQ(shorter["status"], "incomplete");
+  EXPECT_EQ(shorter["output"][2]["status"], "incomplete");
+}
+
+}  // namespace
+}  // namespace winnow::server

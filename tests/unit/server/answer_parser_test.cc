@@ -1,0 +1,208 @@
+#include "server/parse/answer_parser.h"
+
+#include <random>
+
+#include "gtest/gtest.h"
+#include "server/parse/json_call.h"
+
+namespace winnow::server {
+namespace {
+
+using Kind = AnswerPiece::Kind;
+using Pieces = std::vector<AnswerPiece>;
+
+// Pieces of one kind that follow one another, joined: where text was cut is not the parser's doing.
+Pieces Joined(const Pieces& pieces) {
+  Pieces joined;
+  for (const AnswerPiece& piece : pieces) {
+    const bool text = piece.kind == Kind::kContent || piece.kind == Kind::kReasoning ||
+                      piece.kind == Kind::kCallArguments;
+    EXPECT_FALSE(text && piece.text.empty()) << "a piece without text";
+    if (text && !joined.empty() && joined.back().kind == piece.kind) {
+      joined.back().text += piece.text;
+    } else {
+      joined.push_back(piece);
+    }
+  }
+  return joined;
+}
+
+Pieces Parsed(const AnswerParserOptions& options, const std::vector<std::string>& parts) {
+  const auto parser = MakeAnswerParser(options);
+  Pieces all;
+  for (const std::string& part : parts) {
+    Pieces pieces;
+    parser->Add(part, pieces);
+    all.insert(all.end(), pieces.begin(), pieces.end());
+  }
+  Pieces pieces;
+  parser->Finish(pieces);
+  all.insert(all.end(), pieces.begin(), pieces.end());
+  return Joined(all);
+}
+
+// The pieces of `text`, and that they are the same however it is cut.
+Pieces Parsed(const AnswerParserOptions& options, const std::string& text) {
+  const Pieces whole = Parsed(options, std::vector<std::string>{text});
+  for (size_t at = 0; at <= text.size(); ++at) {
+    EXPECT_EQ(Parsed(options, {text.substr(0, at), text.substr(at)}), whole)
+        << text << " cut at " << at;
+  }
+  std::vector<std::string> bytes;
+  for (const char c : text) bytes.emplace_back(1, c);
+  EXPECT_EQ(Parsed(options, bytes), whole) << text << " byte by byte";
+  return whole;
+}
+
+Pieces operator+(Pieces a, const Pieces& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+Pieces Content(const std::string& text) { return {{Kind::kContent, text}}; }
+Pieces Reasoning(const std::string& text) { return {{Kind::kReasoning, text}}; }
+Pieces Call(const std::string& name, const std::string& arguments) {
+  return {{Kind::kCallBegin, name}, {Kind::kCallArguments, arguments}, {Kind::kCallEnd, ""}};
+}
+
+std::ostream& operator<<(std::ostream& out, const Pieces& pieces) {
+  for (const AnswerPiece& piece : pieces)
+    out << static_cast<int>(piece.kind) << ":" << piece.text << " | ";
+  return out;
+}
+
+const AnswerParserOptions kHermes = {.tools = ToolFormat::kHermes};
+const AnswerParserOptions kLlama = {.tools = ToolFormat::kLlama3, .names = {"f", "get_weather"}};
+const AnswerParserOptions kMistral = {.tools = ToolFormat::kMistral};
+const AnswerParserOptions kThink = {.reasoning = true};
+
+TEST(AnswerParserTest, HermesCallsStandBetweenTags) {
+  EXPECT_EQ(Parsed(kHermes, R"(<tool_call>
+{"name": "get_weather", "arguments": {"city": "Köln", "days": [1, {"a": "}"}]}}
+</tool_call>)"),
+            Call("get_weather", R"({"city": "Köln", "days": [1, {"a": "}"}]})"));
+  EXPECT_EQ(
+      Parsed(kHermes,
+             "I look.\n\n<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>\n"
+             "<tool_call>\n{\"arguments\": {\"x\": 1}, \"name\": \"g\"}\n</tool_call>\nDone. "),
+      Content("I look.") + Call("f", "{}") + Call("g", "{\"x\": 1}") + Content("Done. "));
+  // Without a call, and with what only looks like one.
+  EXPECT_EQ(Parsed(kHermes, "a < b, <tool_cal, \n"), Content("a < b, <tool_cal, \n"));
+  EXPECT_EQ(Parsed(kHermes, "<tool_call>no JSON</tool_call> x"),
+            Content("<tool_call>no JSON</tool_call> x"));
+  EXPECT_EQ(Parsed(kHermes, R"(<tool_call>{"name": 3}</tool_call>)"),
+            Content(R"(<tool_call>{"name": 3}</tool_call>)"));
+  EXPECT_EQ(Parsed(kHermes, R"(<tool_call>{"arguments": {}}x)"),
+            Content(R"(<tool_call>{"arguments": {}}x)"));
+}
+
+TEST(AnswerParserTest, ArgumentsMayBeAStringOrMissingAndAnEndMayBeToo) {
+  EXPECT_EQ(
+      Parsed(kHermes, R"(<tool_call>{"name": "f", "arguments": "{\"a\": \"ä\\n\"}"}</tool_call>)"),
+      Call("f", R"({"a": "ä\n"})"));
+  EXPECT_EQ(Parsed(kHermes, R"(<tool_call>{"name": "f"}</tool_call>)"), Call("f", "{}"));
+  EXPECT_EQ(Parsed(kHermes, R"(<tool_call>{"name": "f", "arguments": null, "id": 7}</tool_call>)"),
+            Call("f", "{}"));
+  // max_tokens came first: what there is.
+  EXPECT_EQ(Parsed(kHermes, R"(<tool_call>{"name": "f", "arguments": {"a": "b)"),
+            Call("f", R"({"a": "b)"));
+  EXPECT_EQ(Parsed(kHermes, R"(x <tool_call>{"nam)"), Content(R"(x <tool_call>{"nam)"));
+  // An escape at the end of a key and of a string.
+  EXPECT_EQ(
+      Parsed(kHermes, R"(<tool_call>{"\u006eame": "f\"g", "arguments": {"\\": "\\"}}</tool_call>)"),
+      Call("f\"g", R"({"\\": "\\"})"));
+}
+
+TEST(AnswerParserTest, LlamaCallsAreTheWholeAnswer) {
+  EXPECT_EQ(Parsed(kLlama, R"({"name": "get_weather", "parameters": {"city": "x"}})"),
+            Call("get_weather", R"({"city": "x"})"));
+  EXPECT_EQ(
+      Parsed(
+          kLlama,
+          R"( <|python_tag|>{"type": "function", "name": "f", "parameters": {}}; {"name": "f", "parameters": {"a": 1}})"),
+      Call("f", "{}") + Call("f", R"({"a": 1})"));
+  // JSON that calls nothing that is known.
+  EXPECT_EQ(Parsed(kLlama, R"({"name": "Zoë", "age": 3})"),
+            Content(R"({"name": "Zoë", "age": 3})"));
+  EXPECT_EQ(Parsed(kLlama, R"({"answer": [1, 2]} and more)"),
+            Content(R"({"answer": [1, 2]} and more)"));
+  EXPECT_EQ(Parsed(kLlama, R"(Use {"name": "f", "parameters": {}})"),
+            Content(R"(Use {"name": "f", "parameters": {}})"));
+  EXPECT_EQ(Parsed(kLlama, "<|python_tag|>print(1)"), Content("<|python_tag|>print(1)"));
+  EXPECT_EQ(Parsed(kLlama, " \n"), Content(" \n"));
+}
+
+TEST(AnswerParserTest, MistralCallsFollowAMarkerInAListOrByName) {
+  EXPECT_EQ(
+      Parsed(
+          kMistral,
+          R"([TOOL_CALLS] [{"name": "f", "arguments": {"a": [1]}}, {"name": "g", "arguments": {}}])"),
+      Call("f", R"({"a": [1]})") + Call("g", "{}"));
+  EXPECT_EQ(Parsed(kMistral, R"(Let me see. [TOOL_CALLS]f[ARGS]{"a": {"b": "]"}}[TOOL_CALLS]g{})"),
+            Content("Let me see.") + Call("f", R"({"a": {"b": "]"}})") + Call("g", "{}"));
+  EXPECT_EQ(Parsed(kMistral, "[TOOL_CALLS]{\"name\": \"f\", \"arguments\": {}}"), Call("f", "{}"));
+  EXPECT_EQ(Parsed(kMistral, "[TOOL_CALLS][]"), Pieces());
+  EXPECT_EQ(Parsed(kMistral, "[TOOL_CALLS]what"), Content("[TOOL_CALLS]what"));
+  EXPECT_EQ(Parsed(kMistral, "[1, 2] [TOOL"), Content("[1, 2] [TOOL"));
+  EXPECT_EQ(Parsed(kMistral, R"([TOOL_CALLS]f[ARGS]{"a": )"), Call("f", R"({"a": )"));
+}
+
+TEST(AnswerParserTest, ReasoningStandsFirst) {
+  EXPECT_EQ(Parsed(kThink, "<think>\nLet me <see>.\n\n</think>\n\nYes."),
+            Reasoning("Let me <see>.") + Content("Yes."));
+  EXPECT_EQ(Parsed(kThink, "\n<think></think>Yes."), Content("Yes."));
+  EXPECT_EQ(Parsed(kThink, "Yes. <think>no</think>"), Content("Yes. <think>no</think>"));
+  EXPECT_EQ(Parsed(kThink, " <thin"), Content(" <thin"));
+  EXPECT_EQ(Parsed(kThink, "<think>and no end </thin"), Reasoning("and no end </thin"));
+  AnswerParserOptions opened = kThink;
+  opened.in_reasoning = true;
+  EXPECT_EQ(Parsed(opened, "\nHm.\n</think>\n\nYes.\n"), Reasoning("Hm.") + Content("Yes.\n"));
+  AnswerParserOptions both = kHermes;
+  both.reasoning = true;
+  EXPECT_EQ(
+      Parsed(both, "<think>a <tool_call> b</think>\n<tool_call>{\"name\": \"f\"}</tool_call>"),
+      Reasoning("a <tool_call> b") + Call("f", "{}"));
+}
+
+TEST(AnswerParserTest, OneCallMayBeAllThatIsWanted) {
+  AnswerParserOptions one = kHermes;
+  one.one_call = true;
+  EXPECT_EQ(
+      Parsed(
+          one,
+          "a <tool_call>{\"name\": \"f\"}</tool_call> b <tool_call>{\"name\": \"g\"}</tool_call>"),
+      Content("a") + Call("f", "{}"));
+}
+
+TEST(AnswerParserTest, NothingIsLostOrHeldForLong) {
+  // Whatever comes, content without markers is the text itself, and at most a marker's length is held back.
+  std::mt19937 random(7);
+  const std::string alphabet = "<>tool_call/{}\":\\ \n[]TOOL_CALLSxn";
+  for (const AnswerParserOptions& options : {kHermes, kMistral}) {
+    for (int round = 0; round < 500; ++round) {
+      std::string text;
+      for (int i = 0; i < 40; ++i) text += alphabet[random() % alphabet.size()];
+      const Pieces pieces = Parsed(options, text);
+      ASSERT_EQ(pieces.size(), 1u) << text;
+      EXPECT_EQ(pieces[0].text, text);
+    }
+  }
+  const auto parser = MakeAnswerParser(kHermes);
+  Pieces pieces;
+  parser->Add("word", pieces);
+  EXPECT_EQ(pieces, Content("word"));
+  // Arguments go on as they come.
+  pieces.clear();
+  parser->Add("<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"long", pieces);
+  EXPECT_EQ(pieces, (Pieces{{Kind::kCallBegin, "f"}, {Kind::kCallArguments, "{\"a\": \"long"}}));
+}
+
+TEST(AnswerParserTest, NamesOfFormats) {
+  for (const char* const name : {"none", "hermes", "llama3_json", "mistral"}) {
+    ASSERT_TRUE(ToolFormatOf(name).has_value());
+    EXPECT_EQ(ToolFormatName(*ToolFormatOf(name)), name);
+  }
+  EXPECT_FALSE(ToolFormatOf("openai").has_value());
+}
+
+}  // namespace
+}  // namespace winnow::server
