@@ -171,7 +171,7 @@ case $what in
       echo "==> --resume $resume, $(du -sm "$work/kv" | cut -f1) MiB in the store"
       # Those first that read least of what is stored: whatever has been read stays.
       compare memory store window:suffix=100 lsh:k=2%,suffix=100 spotlight:k=2%,suffix=100 "${every_policy[@]:1}" dense || result=$?
-      metrics store | grep -E '^winnow_(prompt_tokens|cached_tokens|kv_losses|kv_pieces|kv_read_bytes|kv_tier_wait|store_(state|blocks|device))'
+      metrics store | grep -E '^winnow_(prompt_tokens|cached_tokens|kv_losses|kv_layer_blocks|kv_read_bytes|kv_tier_wait|store_(state|blocks|device))'
       stop store
     done
     exit $result

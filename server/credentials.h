@@ -21,6 +21,10 @@ namespace winnow::server {
 // belong together, expired, not valid yet. OK where there is none.
 absl::Status CheckTlsFiles(const ServeConfig& config);
 
+// When the first certificate of the PEM file expires, in Unix seconds. InvalidArgument: cannot be read, or
+// holds none.
+absl::StatusOr<int64_t> CertificateExpiry(const std::string& path);
+
 // Plaintext if the configuration has no certificate (CheckConfig decides whether it may). The files
 // are read again every minute: a renewed certificate needs no restart. Errors are CheckTlsFiles'.
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeServerCredentials(

@@ -54,6 +54,9 @@ class Metrics : public engine::EngineObserver {
   void CountRequest(const absl::Status& status);
   // Where the number of lines that the log dropped comes from; before Listen.
   void SetDroppedLines(std::function<uint64_t()> dropped_lines);
+  // When the first of the server's certificates expires, in Unix seconds; before Listen. Called at scrapes,
+  // on any thread; without it the series is 0.
+  void SetCertificateExpiry(std::function<int64_t()> unix_seconds);
   // What the health service says.
   void SetServing(bool serving);
 

@@ -194,12 +194,22 @@ void DiskStore::Answer(Op* op, Reason reason) {
   const Operation operation = op->kind == Op::Kind::kPut   ? Operation::kPut
                               : op->kind == Op::Kind::kGet ? Operation::kGet
                                                            : Operation::kGetPages;
+  if (operation != Operation::kPut) CountLatency(*op);
   --in_flight_;
   Complete(op->tag, operation, reason);
   for (uint64_t tag : op->joined) {
     --in_flight_;
     Complete(tag, operation, reason);
   }
+}
+
+void DiskStore::CountLatency(const Op& op) {
+  const int64_t latency_ns = clock_->NowNs() - op.start_ns;
+  const auto bound =
+      std::lower_bound(kReadLatencyBoundsSeconds.begin(), kReadLatencyBoundsSeconds.end(),
+                       static_cast<double>(latency_ns) * 1e-9);
+  ++stats_.read_latency[static_cast<size_t>(bound - kReadLatencyBoundsSeconds.begin())];
+  stats_.read_latency_ns += static_cast<uint64_t>(latency_ns);
 }
 
 bool DiskStore::Stage(Op* op, size_t pages) {
@@ -318,7 +328,8 @@ void DiskStore::StartGet(Op::Kind kind, uint64_t tag, const BlockId& id, std::sp
   ++op.segment->users;
   op.into = into;
   op.pages.assign(pages.begin(), pages.end());
-  op.deadline_ns = deadline_ns != 0 ? deadline_ns : clock_->NowNs() + options_.read_deadline_ns;
+  op.start_ns = clock_->NowNs();
+  op.deadline_ns = deadline_ns != 0 ? deadline_ns : op.start_ns + options_.read_deadline_ns;
   ++in_flight_;
   if (!waiting_reads_.empty() || !StartRead(index)) waiting_reads_.push_back(index);
 }
@@ -679,6 +690,8 @@ StoreStats DiskStore::stats() const {
   stats.state = health_.state();
   stats.blocks = entries_.size();
   stats.used_bytes = used_bytes_;
+  stats.in_flight = in_flight_;
+  stats.io_backend = ring_->engine().name() == "uring" ? "uring" : "threads";  // outlives the store
   return stats;
 }
 

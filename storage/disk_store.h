@@ -184,6 +184,7 @@ class DiskStore final : public BlockStore {
     uint32_t payload_bytes = 0;
     PutOptions options;
     uint64_t expires_at_s = 0;
+    int64_t start_ns = 0;  // of a Get
     int64_t deadline_ns = 0;
     std::optional<size_t> stage_page;
     size_t stage_pages = 0;
@@ -256,6 +257,7 @@ class DiskStore final : public BlockStore {
   uint32_t NewOp(Op::Kind kind, uint64_t tag, const BlockId& id);
   void FreeOp(uint32_t index);
   void Answer(Op* op, Reason reason);
+  void CountLatency(const Op& op);
   void Complete(uint64_t tag, Operation operation, Reason reason);
   const Entry* FindSound(const BlockId& id, Reason* reason);
   void StartGet(Op::Kind kind, uint64_t tag, const BlockId& id, std::span<std::byte> into,
