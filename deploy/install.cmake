@@ -11,7 +11,8 @@ install(TARGETS winnow RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT pro
 
 install(FILES deploy/systemd/winnow.service DESTINATION lib/systemd/system COMPONENT service)
 install(FILES deploy/systemd/winnow.sysusers DESTINATION lib/sysusers.d RENAME winnow.conf COMPONENT service)
-install(FILES deploy/winnow.yaml DESTINATION ${CMAKE_INSTALL_FULL_SYSCONFDIR}/winnow COMPONENT service)
+# Absolute, whatever the prefix: the unit names it. A stage is made with DESTDIR.
+install(FILES deploy/winnow.yaml DESTINATION /etc/winnow COMPONENT service)
 
 set(WINNOW_DOC ${CMAKE_INSTALL_DATAROOTDIR}/doc/winnow)
 install(FILES LICENSE DESTINATION ${WINNOW_DOC} RENAME copyright COMPONENT documents)
