@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The Debian package, made by CPack of the build that WINNOW_BIN lies in: what is in it, where, and what it asks for.
 
-Without dpkg-deb it is left out: exit code 77, which CTest shows as skipped. Installing it into a fresh root: deploy/try_package.sh.
+Without dpkg-deb it is left out: exit code 77, which CTest shows as skipped. Installing it into a fresh root: deploy/try_roots.py.
 """
 import os
 import pathlib
