@@ -145,7 +145,7 @@ def try_image(base, work, package, model):
     root.make_read_only(mounts=[(model, "/model")])
     root.bind("tmpfs", volume, f"uid={user[0]}", f"gid={user[1]}", "mode=0750")
     first, read_only, process = serve_and_ask(root, *user, environment, [*entry, *default, "--model", "/model", "--listen", "127.0.0.1:50051", "--http", "0.0.0.0:8000",
-                                              "--insecure", "--disk-bytes", "64MiB", "--store-dir", volume + "/store"], 50051)
+                                              "--insecure", "--kv-bytes", "512MiB", "--disk-bytes", "1GiB", "--store-dir", volume + "/store"], 50051)
     assert read_only, "the root could be written"
     stop(process)
     print(f"image: {whole} MiB unpacked, {whole - root.base_mib} MiB over the base; as {':'.join(user)} with a read-only root, exec to first token {first:.2f} s, drained with 0")

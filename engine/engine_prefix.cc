@@ -77,7 +77,7 @@ bool Engine::AdoptPrefix(Sequence& sequence) {
     if (const std::optional<int32_t> found = pool_.Find(name.chain)) {
       block = *found;
       pool_.Share(block);
-      stats_.prefix_tokens_memory += model_.block_tokens();
+      stats_.prefix_tokens_pool += model_.block_tokens();
     } else if (how_.empty() && pool_.num_free() > 0 && memory_->Stored(name)) {
       block = pool_.Take();
       memory_->Adopt(block, name);

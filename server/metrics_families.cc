@@ -164,10 +164,10 @@ void AddTokens(const engine::EngineStats& stats, Families& out) {
               "Prompt tokens taken over from a cache. Its share of winnow_prompt_tokens_total is "
               "the hit rate: low beside similar prompts, look at what changes at their head.",
               stats.cached_tokens);
-  out.By("tier", kCounter, "winnow_prefix_hit_tokens_total",
-         "Prompt tokens whose KV was found, by where: memory of this process, or the store "
-         "(--host-bytes, --disk-bytes).",
-         {{"fast", stats.prefix_tokens_memory}, {"store", stats.prefix_tokens_store}});
+  out.By("from", kCounter, "winnow_prefix_hit_tokens_total",
+         "Prompt tokens whose KV was found, by where: in the pool, whichever tier it has moved to, "
+         "or in the store, where an earlier process or a full pool left it (--disk-bytes).",
+         {{"pool", stats.prefix_tokens_pool}, {"store", stats.prefix_tokens_store}});
   out.Counter("winnow_generated_tokens_total", "Tokens generated: the throughput that clients see.",
               stats.generated_tokens);
   out.Counter("winnow_computed_tokens_total",

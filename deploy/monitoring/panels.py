@@ -160,7 +160,7 @@ READS = {
               [("{{instance}}: {{io}}", "winnow_store_info@")], "stat"),
         Panel("Bytes", "Used, and allowed. A full store is its normal state: it evicts.", "bytes",
               [("used " + INSTANCE, "winnow_store_used_bytes@"), ("allowed " + INSTANCE, "winnow_store_capacity_bytes@")]),
-        Panel("Prefixes found", "Prompt tokens whose KV was found, by where.", "short", [("{{tier}}", rate("winnow_prefix_hit_tokens_total", "tier"))], stack=True),
+        Panel("Prefixes found", "Prompt tokens whose KV was found, by where.", "short", [("{{from}}", rate("winnow_prefix_hit_tokens_total", "from"))], stack=True),
         Panel("Entries", "And those that made room for others, a second.", "short",
               [("entries " + INSTANCE, "winnow_store_blocks@"), ("evicted/s " + INSTANCE, rate("winnow_store_evicted_blocks_total"))]),
         Panel("Trouble", "Damaged entries, failed input and output, and KV that was lost and computed again, in the window.", "short",

@@ -179,21 +179,21 @@ class Prefixes(unittest.TestCase):
             with urllib.request.urlopen(request, timeout=harness.PATIENCE) as answer:
                 return json.load(answer)["usage"]["prompt_tokens_details"]["cached_tokens"]
 
-        found = 'winnow_prefix_hit_tokens_total{tier="%s"}'
+        found = 'winnow_prefix_hit_tokens_total{from="%s"}'
         with harness.temporary_directory() as directory:
             flags = ["--kv-bytes", "24MiB", "--max-context", "4096", "--max-running", "4", "--disk-bytes", "64MiB", "--store-dir", directory / "store"]
             with harness.Server(*flags) as running:
                 self.assertEqual(ask(running), 0)
                 harness.eventually(lambda: running.metric("winnow_store_blocks") > 0, "a stored block")
-                self.assertEqual(running.metric(found % "fast") + running.metric(found % "store"), 0)
+                self.assertEqual(running.metric(found % "pool") + running.metric(found % "store"), 0)
                 self.assertEqual(running.terminate(), 0)
             with harness.Server(*flags) as running:
                 stored = ask(running)
                 self.assertGreater(stored, 0)
                 harness.eventually(lambda: running.metric(found % "store") == stored, "tokens found in the store")
-                self.assertEqual(running.metric(found % "fast"), 0)
+                self.assertEqual(running.metric(found % "pool"), 0)
                 again = ask(running)
-                harness.eventually(lambda: running.metric(found % "fast") == again, "tokens found in memory")
+                harness.eventually(lambda: running.metric(found % "pool") == again, "tokens found in the pool")
                 self.assertEqual(running.metric(found % "store"), stored)
 
 

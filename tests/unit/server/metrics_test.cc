@@ -75,8 +75,8 @@ TEST_F(MetricsTest, EverySeriesIsThereAtZeroFromTheStart) {
                            "winnow_request_duration_seconds_count 0",
                            "winnow_queue_seconds_count 0",
                            "winnow_engine_heartbeat_age_seconds 0",
-                           "winnow_prefix_hit_tokens_total{tier=\"fast\"} 0",
-                           "winnow_prefix_hit_tokens_total{tier=\"store\"} 0",
+                           "winnow_prefix_hit_tokens_total{from=\"pool\"} 0",
+                           "winnow_prefix_hit_tokens_total{from=\"store\"} 0",
                            "winnow_kv_row_cache_hits_total 0",
                            "winnow_kv_row_cache_misses_total 0",
                            "winnow_kv_prefetch_rows_total 0",
@@ -133,7 +133,7 @@ TEST_F(MetricsTest, TextIsWellFormed) {
 
 TEST_F(MetricsTest, WhatTheStoreAndPrefixesCountIsShown) {
   engine::EngineStats stats;
-  stats.prefix_tokens_memory = 128;
+  stats.prefix_tokens_pool = 128;
   stats.prefix_tokens_store = 64;
   stats.prefetch = {10, 4};
   stats.store.io_backend = "uring";
@@ -147,8 +147,8 @@ TEST_F(MetricsTest, WhatTheStoreAndPrefixesCountIsShown) {
   }
   const std::string text = prometheus::TextSerializer().Serialize(families);
   for (const char* line :
-       {"winnow_prefix_hit_tokens_total{tier=\"fast\"} 128",
-        "winnow_prefix_hit_tokens_total{tier=\"store\"} 64", "winnow_kv_prefetch_rows_total 10",
+       {"winnow_prefix_hit_tokens_total{from=\"pool\"} 128",
+        "winnow_prefix_hit_tokens_total{from=\"store\"} 64", "winnow_kv_prefetch_rows_total 10",
         "winnow_kv_prefetch_hits_total 4", "winnow_store_info{io=\"uring\"} 1",
         "winnow_kv_read_seconds_count{tier=\"disk\"} 4",
         "winnow_kv_read_seconds_sum{tier=\"disk\"} 3",
