@@ -144,11 +144,16 @@ def try_image(base, work, package, model):
     whole = size_mib(root.path)
     root.make_read_only(mounts=[(model, "/model")])
     root.bind("tmpfs", volume, f"uid={user[0]}", f"gid={user[1]}", "mode=0750")
-    first, read_only, process = serve_and_ask(root, *user, environment, [*entry, *default, "--model", "/model", "--listen", "127.0.0.1:50051", "--http", "0.0.0.0:8000",
-                                              "--insecure", "--kv-bytes", "512MiB", "--disk-bytes", "1GiB", "--store-dir", volume + "/store"], 50051)
-    assert read_only, "the root could be written"
-    stop(process)
-    print(f"image: {whole} MiB unpacked, {whole - root.base_mib} MiB over the base; as {':'.join(user)} with a read-only root, exec to first token {first:.2f} s, drained with 0")
+    command = [*entry, *default, "--model", "/model", "--listen", "127.0.0.1:50051", "--http", "0.0.0.0:8000", "--insecure", "--kv-bytes", "512MiB",
+               "--disk-bytes", "1GiB", "--store-dir", volume + "/store"]
+    times = []
+    for _ in range(2):  # the first start measures and fits, the second one remembers
+        first, read_only, process = serve_and_ask(root, *user, environment, command, 50051)
+        assert read_only, "the root could be written"
+        stop(process)
+        times.append(f"{first:.2f}")
+    print(f"image: {whole} MiB unpacked, {whole - root.base_mib} MiB over the base; as {':'.join(user)} with a read-only root, exec to first token "
+          f"{times[0]} s, at the second start {times[1]} s; drained with 0")
 
 
 def try_package(base, work, package, model):

@@ -189,17 +189,17 @@ class Metrics::Impl final : public prometheus::Collectable {
     Append(out, StoreFamilies(stats));
     Append(out, VllmFamilies(stats, info_));
     Append(out, HttpFamilies(http));
-    out.push_back(SingleFamily(MetricType::Counter, "winnow_log_dropped_lines_total",
-                               "Lines of the log that nobody read in time. Rising: whatever reads "
-                               "standard error is too slow.",
-                               dropped_lines_ ? static_cast<double>(dropped_lines_()) : 0));
+    out.push_back(Single(MetricType::Counter, "winnow_log_dropped_lines_total",
+                         "Lines of the log that nobody read in time. Rising: whatever reads "
+                         "standard error is too slow.",
+                         dropped_lines_ ? static_cast<double>(dropped_lines_()) : 0));
     return out;
   }
 
   // What asks the system.
   std::vector<MetricFamily> CollectSlow() const {
     std::vector<MetricFamily> out = ProcessFamilies();
-    out.push_back(SingleFamily(
+    out.push_back(Single(
         MetricType::Gauge, "winnow_tls_certificate_expiry_timestamp_seconds",
         "When the first certificate of --tls-cert expires, in Unix seconds; 0 without TLS, and "
         "while the file cannot be read. Renew it before: the file is read again every minute.",

@@ -39,11 +39,11 @@ class Families {
  public:
   template <typename Number>
   void Counter(const char* name, const char* help, Number value) {
-    out_.push_back(SingleFamily(kCounter, name, help, static_cast<double>(value)));
+    out_.push_back(Single(kCounter, name, help, static_cast<double>(value)));
   }
   template <typename Number>
   void Gauge(const char* name, const char* help, Number value) {
-    out_.push_back(SingleFamily(kGauge, name, help, static_cast<double>(value)));
+    out_.push_back(Single(kGauge, name, help, static_cast<double>(value)));
   }
   template <typename Number>
   void Labelled(MetricType type, const char* name, const char* help, Number value, Labels labels) {
@@ -189,7 +189,7 @@ double Seconds(engine::Duration duration) {
   return std::chrono::duration<double>(duration).count();
 }
 
-MetricFamily SingleFamily(MetricType type, std::string name, std::string help, double value) {
+MetricFamily Single(MetricType type, std::string name, std::string help, double value) {
   MetricFamily family;
   family.name = std::move(name);
   family.help = std::move(help);

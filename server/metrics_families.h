@@ -26,8 +26,8 @@ using MetricFamilies = std::vector<prometheus::MetricFamily>;
 double Seconds(engine::Duration duration);
 
 // A family of one series without labels.
-prometheus::MetricFamily SingleFamily(prometheus::MetricType type, std::string name,
-                                      std::string help, double value);
+prometheus::MetricFamily Single(prometheus::MetricType type, std::string name, std::string help,
+                                double value);
 
 // Requests, steps, tokens and the KV pool. `kv_block_bytes`: of all layers.
 MetricFamilies EngineFamilies(const engine::EngineStats& stats, const engine::Clock& clock,
