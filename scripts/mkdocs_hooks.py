@@ -1,5 +1,6 @@
 """Hooks of mkdocs.yml. Pages link to files of the project that are not pages (`../engine/eval_score.h`): on the site, which does
 not have them, such a link is the file's path as text."""
+import pathlib
 import posixpath
 import re
 
@@ -17,3 +18,8 @@ def on_page_markdown(markdown, page, config, files):
         return text if text.startswith("`") else f"{text} (`{path}`)"
 
     return re.sub(r"(?<!!)\[([^]]+)\]\(([^)\s]+)\)", replace, markdown)
+
+
+def on_post_build(config):
+    """The site begins with the start page."""
+    pathlib.Path(config["site_dir"], "index.html").write_text('<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url=start.html">\n')

@@ -30,7 +30,7 @@ GROUPS = [
 
 HEAD = """# Metrics
 
-`GET /metrics` on the metrics port (`--metrics`, without a key) and on the HTTP port (with one, where keys are asked for; histograms at
+`GET /metrics` on the metrics port (`--metrics`, without a key) and on the HTTP port (with one, where keys are asked for; histograms and outcomes of requests at
 most a second old). Names, texts and labels are those of a running server: this page is made by `scripts/reference_pages.py`, and a test
 compares. Every series is there from the start, at zero, unless it counts something that a server does not have (`winnow_index_bytes`).
 

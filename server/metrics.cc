@@ -138,9 +138,9 @@ class Metrics::Impl final : public prometheus::Collectable {
     queue_ =
         Add("winnow_queue_seconds",
             "From arrival until the engine first worked on it. Long: add replicas.", kQueueBuckets);
-    step_ =
-        Add("winnow_step_seconds", "Of one engine step: bounds the time between tokens from below.",
-            kInterTokenBuckets);
+    step_ = Add("winnow_step_seconds",
+                "Duration of an engine step: bounds the time between tokens from below.",
+                kInterTokenBuckets);
     step_tokens_ = Add("winnow_step_tokens",
                        "Tokens that one step computed. Near 1 under load: batches do not form.",
                        kStepTokenBuckets);
@@ -163,7 +163,7 @@ class Metrics::Impl final : public prometheus::Collectable {
                               "From arrival to the first token.", kFirstTokenBuckets, gen_ai);
     gen_ai_per_token_ =
         Add("gen_ai_server_time_per_output_token_seconds",
-            "Of each token after the first, mean of a sequence.", kInterTokenBuckets, gen_ai);
+            "Time of each token after the first, mean of a sequence.", kInterTokenBuckets, gen_ai);
     gen_ai_request_ =
         Add("gen_ai_server_request_duration_seconds",
             "From arrival to the end of sequences that were finished.", kRequestBuckets, gen_ai);

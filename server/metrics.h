@@ -71,8 +71,8 @@ class Metrics : public engine::EngineObserver {
 
   // What /metrics answers, in Prometheus' text format.
   std::string Text() const;
-  // The same, made for routers that ask twenty times a second: gauges and counters are of now,
-  // histograms at most `kPageSeconds` old.
+  // The same, made for routers that ask twenty times a second: gauges and the engine's counters are of now,
+  // histograms and outcomes of requests at most `kPageSeconds` old.
   std::string Page() const;
   static constexpr double kPageSeconds = 1;
 

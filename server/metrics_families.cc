@@ -137,7 +137,7 @@ void AddRequests(const engine::EngineStats& stats, Families& out) {
             "computed. The number to scale replicas by.",
             stats.waiting);
   out.Gauge("winnow_requests_preempted",
-            "Of the waiting: ran before and lost their KV blocks, which are computed again.",
+            "Waiting sequences that ran before and lost their KV blocks, which are computed again.",
             stats.preempted);
   out.Gauge("winnow_waiting_tokens",
             "Prompt tokens of waiting sequences: over the tokens computed a second it is how long "

@@ -116,7 +116,7 @@ struct StoreStats {
   uint64_t corrupt_blocks = 0;
   uint64_t io_errors = 0;
   uint64_t moved_blocks = 0;  // by compaction, promotion or demotion
-  // Of a disk. Reads by the time from Get or GetPages to the answer, late ones included.
+  // Reads of a disk by the time from Get or GetPages to the answer, late ones included.
   std::array<uint64_t, kReadLatencyBoundsSeconds.size() + 1> read_latency = {};
   uint64_t read_latency_ns = 0;      // sum
   uint64_t in_flight = 0;            // now: reads and writes without an answer

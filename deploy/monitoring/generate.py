@@ -30,7 +30,7 @@ def with_selection(query):
 
 
 def thresholds():
-    """Of each alert whose expression ends with a comparison to a number."""
+    """Sign and limit of each alert whose expression ends with a comparison to a number."""
     found = {}
     for group in yaml.safe_load((HERE / "alerts.yaml").read_text())["groups"]:
         for rule in group["rules"]:

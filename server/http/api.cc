@@ -16,6 +16,7 @@
 #include "server/http/status_page.h"
 #include "server/status.h"
 #include "server/strings.h"
+#include "server/trace_context.h"
 #include "server/version.h"
 
 namespace winnow::server {
@@ -247,6 +248,10 @@ CallInfo HttpApi::InfoOf(const HttpRequest& request) const {
   CallInfo info;
   info.transport = "http";
   info.client_request_id = ClientRequestId(request);
+  if (const std::string* const trace = request.Find("traceparent");
+      trace != nullptr && ParseTraceParent(*trace).valid()) {
+    info.traceparent = *trace;
+  }
   absl::StatusOr<std::string> tenant = TenantOf(request);
   info.refused = tenant.status();
   if (tenant.ok()) info.tenant = *std::move(tenant);

@@ -197,6 +197,22 @@ class Prefixes(unittest.TestCase):
                 self.assertEqual(running.metric(found % "store"), stored)
 
 
+class TraceContext(unittest.TestCase):
+    def test_a_callers_trace_is_in_the_log_and_in_the_answer(self):
+        trace, span = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+        with harness.Server() as running:
+            answers = []
+            for header in (f"00-{trace}-{span}-01", f"00-{trace}-{span}-0"):
+                request = urllib.request.Request(f"http://127.0.0.1:{running.http_port}/v1/completions", b'{"prompt": "a", "max_tokens": 1}',
+                                                 headers={"traceparent": header})
+                with urllib.request.urlopen(request, timeout=harness.PATIENCE) as answer:
+                    answers.append(answer.headers["traceparent"])
+                    answer.read()
+            lines = [event for event in running.events() if event["event"] == "request"]
+        self.assertEqual(answers, [f"00-{trace}-{span}-01", None])
+        self.assertEqual([(line["trace_id"], line["parent_span_id"]) for line in lines], [(trace, span), ("", "")])
+
+
 class StatusPage(unittest.TestCase):
     def get(self, running, path, key=None):
         request = urllib.request.Request(f"http://127.0.0.1:{running.http_port}{path}", headers={"Authorization": f"Bearer {key}"} if key else {})
