@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 import unittest
 import urllib.error
 import urllib.request
@@ -195,6 +196,23 @@ class Prefixes(unittest.TestCase):
                 again = ask(running)
                 harness.eventually(lambda: running.metric(found % "pool") == again, "tokens found in the pool")
                 self.assertEqual(running.metric(found % "store"), stored)
+
+
+class Certificate(unittest.TestCase):
+    def test_the_first_one_to_expire_is_told(self):
+        with harness.temporary_directory() as directory:
+            def make(name, days):
+                subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", directory / f"{name}.key", "-out", directory / f"{name}.pem",
+                                "-days", str(days), "-subj", "/CN=localhost"], check=True, capture_output=True)
+                return (directory / f"{name}.pem").read_text()
+
+            (directory / "chain.pem").write_text(make("server", 90) + make("authority", 30))
+            with harness.Server("--tls-cert", directory / "chain.pem", "--tls-key", directory / "server.key") as running:
+                left = running.metric("winnow_tls_certificate_expiry_timestamp_seconds") - time.time()
+                self.assertAlmostEqual(left / 86400, 30, delta=0.01)
+                (directory / "chain.pem").write_text((directory / "server.pem").read_text())
+                left = running.metric("winnow_tls_certificate_expiry_timestamp_seconds") - time.time()
+                self.assertAlmostEqual(left / 86400, 90, delta=0.01)
 
 
 class TraceContext(unittest.TestCase):
