@@ -110,6 +110,9 @@ class Decoder final : public Model {
   }
   KvMemory* kv_memory() override { return memory_.get(); }
   const RowFetcher& row_fetcher() const { return retrieval_->fetcher(); }
+  PrefetchCounts prefetch_counts() const override {
+    return {row_fetcher().stats().asked_rows, row_fetcher().stats().asked_hits};
+  }
 
   // REQUIRES (all checked): a batch within max_batch_tokens and max_batch_logits, token ids within
   // the vocabulary, positions within max_context, blocks within the pool, and no block written by

@@ -587,6 +587,7 @@ void Engine::Publish() {
     stats_.kv = memory_->stats();
     stats_.store = memory_->store()->stats();
   }
+  stats_.prefetch = model_.prefetch_counts();
   // In this order, so that a reader never misses a request that moves between both counts.
   if (waiting_change_ > 0) TellQueue();
   {

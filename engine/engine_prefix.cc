@@ -113,6 +113,7 @@ bool Engine::AdoptPrefix(Sequence& sequence) {
     if (const std::optional<int32_t> found = pool_.Find(name.chain)) {
       block = *found;
       pool_.Share(block);
+      stats_.prefix_tokens_pool += model_.block_tokens();
     } else if (how_.empty() && pool_.num_free() > 0 && memory_->Stored(name)) {
       block = pool_.Take();
       memory_->Adopt(block, name);
@@ -121,6 +122,7 @@ bool Engine::AdoptPrefix(Sequence& sequence) {
       if (options_.kv_events != nullptr) {
         options_.kv_events->Copied(options_.store_tier, name.chain);
       }
+      stats_.prefix_tokens_store += model_.block_tokens();
     } else {
       break;
     }

@@ -45,6 +45,10 @@ struct EngineStats {
       0;  // that went through Forward: prompts, decoding, and again after preemption
   uint64_t cached_tokens = 0;  // of prompts, taken over from other sequences or the store; also
                                // where what was taken over got lost afterwards
+  // Prompt tokens whose blocks were found, by where: in the pool, of another sequence, or in the store.
+  // More than cached_tokens where a preempted sequence takes over anew.
+  uint64_t prefix_tokens_pool = 0;
+  uint64_t prefix_tokens_store = 0;
   uint64_t generated_tokens = 0;
   uint64_t preemptions = 0;
   uint64_t kv_losses = 0;  // times that a sequence's KV was lost in a slower tier, and made again
@@ -54,6 +58,7 @@ struct EngineStats {
   uint64_t kv_dense_bytes = 0;
   uint64_t selected_rows = 0;
   RetrievalCounts retrieval;
+  PrefetchCounts prefetch;
 };
 
 // One Step that ran the model.

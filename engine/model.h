@@ -79,6 +79,8 @@ class Model {
   // Where KV lies, and which chunks of the last Forward lost what they need: their logits mean
   // nothing, and their sequences must be computed again. Null: KV never moves and is never lost.
   virtual KvMemory* kv_memory() { return nullptr; }
+  // KV entries that were read from slower tiers before a policy chose them, since the start.
+  virtual PrefetchCounts prefetch_counts() const { return {}; }
 
   // The block is full and sealed: what was made beside its KV may be kept for others.
   virtual void SaveIndex(int32_t block, const BlockName& name) {}

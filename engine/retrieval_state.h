@@ -39,6 +39,12 @@ struct RetrievalCounts {
   RetrievalCounts& operator+=(const RetrievalCounts& other);
 };
 
+// KV entries that were read ahead of time, and those of them that a policy then chose; the rest was
+// read in vain.
+struct PrefetchCounts {
+  uint64_t asked = 0, hits = 0;
+};
+
 // How one query token attends in a layer under the policy. Sizes in tokens.
 struct QueryPlan {
   bool dense = true;

@@ -60,7 +60,7 @@ def main():
     for policy in args.policy or ["lsh:k=2%"]:
         for size in args.size or ["1MiB", "2MiB", "4MiB", "8MiB", "16MiB", "64MiB"]:
             grown, usage = run([*flags, "--row-cache-bytes", size], prompt, policy, args.tokens)
-            hits, misses = grown["winnow_row_cache_hits_total"], grown["winnow_row_cache_misses_total"]
+            hits, misses = grown["winnow_kv_row_cache_hits_total"], grown["winnow_kv_row_cache_misses_total"]
             tokens = usage["generated_tokens"] - 1  # the prompt's pass gave the first
             bus = grown['winnow_kv_read_bytes_total{tier="host"}']
             seconds = usage["total_seconds"] - usage["time_to_first_token_seconds"]

@@ -22,10 +22,16 @@ if [ -z "$program" ]; then
 fi
 [[ $(readelf -d "$program") == *'[$ORIGIN/lib]'* ]] || { echo "bundle.sh: $program has no RPATH of \$ORIGIN/lib" >&2; exit 1; }
 
-rm -rf "$out/lib"
+rm -rf "$out/lib" "$out/winnow"
 mkdir -p "$out/lib"
-install -m 755 "$program" "$out/winnow"
-strip --strip-unneeded "$out/winnow"
+# What the program is, says deploy/install.cmake; a folder needs no bin.
+build=$(dirname "$program")
+stage=$(mktemp -d)
+trap 'rm -rf "$stage"' EXIT
+[ -f "$build/cmake_install.cmake" ] || { echo "bundle.sh: $program is not in a folder that CMake built" >&2; exit 1; }
+cmake --install "$build" --component program --prefix "$stage" --strip >/dev/null
+[ "$(ls "$stage/bin")" = winnow ] || { echo "bundle.sh: deploy/install.cmake installs more programs than winnow: $(ls "$stage/bin")" >&2; exit 1; }
+install -m 755 "$stage/bin/winnow" "$out/winnow"
 ldd "$program" | awk '/not found/ { print "bundle.sh: " $1 " is missing" > "/dev/stderr"; exit 1 }'
 ldd "$program" | awk '$2 == "=>" { print $1, $3 }' | while read -r name path; do
   case $name in

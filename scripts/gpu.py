@@ -47,7 +47,7 @@ EVERY_POLICY = ["dense", "window", "oracle:k=2%", "quest:k=2%", "lsh:k=2%", "hat
 # Those first that read least of what is stored: whatever has been read stays.
 RESUME_POLICIES = ["window:suffix=100", "lsh:k=2%,suffix=100", "spotlight:k=2%,suffix=100", *EVERY_POLICY[1:], "dense"]
 STORE_METRICS = re.compile(
-    r"winnow_(prompt_tokens|cached_tokens|kv_losses|kv_pieces|kv_read_bytes|kv_tier_wait|store_(state|blocks|device))")
+    r"winnow_(prompt_tokens|cached_tokens|kv_losses|kv_layer_blocks|kv_read_bytes|kv_tier_wait|store_(state|blocks|device))")
 SANITIZERS = ["memcheck", "racecheck", "synccheck"]
 GIVE_UP_S = 600  # for a server to be ready, or to end
 

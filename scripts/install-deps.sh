@@ -20,7 +20,7 @@ packages=(
   # matrix products to measure against
   libdnnl-dev
   # tests and the demo's document generator
-  libgtest-dev libgmock-dev python3 python3-grpcio python3-protobuf
+  libgtest-dev libgmock-dev python3 python3-grpcio python3-protobuf python3-yaml
   # fetching the real model from PyPI
   python3-venv
   "$@"

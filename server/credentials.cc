@@ -6,6 +6,10 @@
 #include <openssl/ssl.h>
 #include <openssl/x509.h>
 
+#include <algorithm>
+#include <ctime>
+#include <optional>
+
 #include "engine/json_file.h"
 #include "engine/status_macros.h"
 #include "server/strings.h"
@@ -84,6 +88,21 @@ absl::Status CheckTlsFiles(const ServeConfig& config) {
     WINNOW_RETURN_IF_ERROR(CheckCertificates("tls-client-ca", config.tls_client_ca));
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<int64_t> CertificateExpiry(const std::string& path) {
+  WINNOW_ASSIGN_OR_RETURN(const std::string pem, ReadPem("tls-cert", path));
+  const Bio bio(BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())));
+  std::optional<int64_t> first;
+  while (Certificate certificate{PEM_read_bio_X509(bio.get(), nullptr, nullptr, nullptr)}) {
+    tm time = {};
+    if (ASN1_TIME_to_tm(X509_get0_notAfter(certificate.get()), &time) != 1) continue;
+    const int64_t expiry = timegm(&time);
+    first = std::min(first.value_or(expiry), expiry);
+  }
+  ERR_clear_error();  // the end of the file is an error to OpenSSL
+  if (!first.has_value()) return Invalid("tls-cert", path, "holds no PEM certificate");
+  return *first;
 }
 
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> MakeChannelCredentials(

@@ -20,6 +20,10 @@ namespace winnow::server {
 // belong together, expired, not valid yet. OK where there is none.
 absl::Status CheckTlsFiles(const ServeConfig& config);
 
+// When the first certificate of the PEM file expires, in Unix seconds. InvalidArgument: cannot be read, or
+// holds none.
+absl::StatusOr<int64_t> CertificateExpiry(const std::string& path);
+
 // A client's side. All empty: plaintext. `ca`: whom to trust; `cert` and `key`: who we are.
 struct ClientTls {
   bool tls = false;  // without `ca`: the system's authorities

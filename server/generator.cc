@@ -11,6 +11,7 @@
 #include "server/end_status.h"
 #include "server/status.h"
 #include "server/strings.h"
+#include "server/trace_context.h"
 
 namespace winnow::server {
 namespace {
@@ -310,10 +311,13 @@ void Generation::Report(const absl::Status& status) {
   if (!not_logged.has_value()) return;
   const LogLevel level =
       status.code() == absl::StatusCode::kInternal ? LogLevel::kError : LogLevel::kInfo;
+  const TraceContext trace = ParseTraceParent(info_.traceparent);
   // Not the status's message: it may quote what the client sent.
   owner_.log_.Event(level, "request",
                     {{"id", name_},
                      {"client_id", info_.client_request_id},
+                     {"trace_id", trace.trace_id},
+                     {"parent_span_id", trace.parent_id},
                      {"transport", info_.transport},
                      {"tenant", info_.tenant},
                      {"status", StatusCodeName(status.code())},

@@ -51,6 +51,7 @@ struct CallInfo {
   std::optional<engine::TimePoint> deadline;
   // What the client calls the request, for the log alone; checked by the transport.
   std::string client_request_id;
+  std::string traceparent;  // the caller's trace context (trace_context.h); "" without a valid one
   // The transport's own verdict: not OK ends the generation before it starts, but counted and
   // logged like every other.
   absl::Status refused;

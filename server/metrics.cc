@@ -6,29 +6,21 @@
 #include <prometheus/histogram.h>
 #include <prometheus/registry.h>
 #include <prometheus/text_serializer.h>
-#include <unistd.h>
 
 #include <array>
-#include <cstdio>
-#include <filesystem>
-#include <sstream>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "server/metrics_families.h"
 #include "server/status.h"
 #include "server/strings.h"
 
 namespace winnow::server {
 namespace {
 
-using prometheus::ClientMetric;
 using prometheus::Histogram;
 using prometheus::MetricFamily;
 using prometheus::MetricType;
-
-double Seconds(engine::Duration duration) {
-  return std::chrono::duration<double>(duration).count();
-}
 
 // Small models decode in fractions of a millisecond, so the buckets begin there; above, they keep
 // OpenTelemetry's bounds so that its dashboards' quantiles agree.
@@ -50,9 +42,6 @@ const Histogram::BucketBoundaries kShareBuckets = {.005, .01, .02, .03, .05, .07
                                                    .15,  .2,  .3,  .5,  .75, 1};
 const Histogram::BucketBoundaries kStepTokenBuckets = {1,   2,   4,   8,    16,   32,  64,
                                                        128, 256, 512, 1024, 2048, 4096};
-
-constexpr std::array<const char*, engine::kNumFinishReasons> kFinishNames = {
-    "none", "stop_token", "stop_string", "max_tokens", "cancelled", "deadline", "error"};
 
 // The outcomes of requests: what an operator treats alike.
 constexpr std::array<const char*, 8> kOutcomes = {
@@ -83,231 +72,6 @@ size_t OutcomeOf(const absl::Status& status) {
   }
 }
 
-ClientMetric Value(MetricType type, double value, std::vector<ClientMetric::Label> labels = {}) {
-  ClientMetric metric;
-  metric.label = std::move(labels);
-  if (type == MetricType::Counter) {
-    metric.counter.value = value;
-  } else {
-    metric.gauge.value = value;
-  }
-  return metric;
-}
-
-MetricFamily Single(MetricType type, std::string name, std::string help, double value) {
-  MetricFamily family;
-  family.name = std::move(name);
-  family.help = std::move(help);
-  family.type = type;
-  family.metric.push_back(Value(type, value));
-  return family;
-}
-
-// A sum and how many there were, without quantiles.
-MetricFamily Mean(std::string name, std::string help, double sum, uint64_t count) {
-  MetricFamily family;
-  family.name = std::move(name);
-  family.help = std::move(help);
-  family.type = MetricType::Summary;
-  family.metric.emplace_back();
-  family.metric.back().summary.sample_sum = sum;
-  family.metric.back().summary.sample_count = count;
-  return family;
-}
-
-double ResidentBytes() {
-  long total = 0, resident = 0;
-  std::FILE* file = std::fopen("/proc/self/statm", "re");
-  if (file == nullptr) return 0;
-  if (std::fscanf(file, "%ld %ld", &total, &resident) != 2) resident = 0;
-  std::fclose(file);
-  return static_cast<double>(resident) * static_cast<double>(sysconf(_SC_PAGESIZE));
-}
-
-double OpenFds() {
-  std::error_code error;
-  std::filesystem::directory_iterator entries("/proc/self/fd", error);
-  if (error) return 0;
-  return static_cast<double>(std::distance(begin(entries), end(entries)) - 1);  // less this one
-}
-
-// Maps one snapshot of the engine's stats to families, so that all of a scrape's numbers belong
-// to one moment.
-// What routers of vLLM's servers read, by vLLM's names. Blocks that are kept for prompts to come count
-// as free, as there.
-std::vector<MetricFamily> RouterFamilies(const engine::EngineStats& stats,
-                                         const MetricsInfo& info) {
-  const ClientMetric::Label model = {"model_name", info.model};
-  std::vector<MetricFamily> out;
-  const auto add = [&](const char* name, const char* help, double value,
-                       std::vector<ClientMetric::Label> labels) {
-    MetricFamily family{name, help, MetricType::Gauge, {}};
-    family.metric.push_back(Value(MetricType::Gauge, value, std::move(labels)));
-    out.push_back(std::move(family));
-  };
-  add("vllm:num_requests_waiting", "As winnow_requests_waiting.", stats.waiting, {model});
-  add("vllm:num_requests_running", "As winnow_requests_running.", stats.running, {model});
-  add("vllm:kv_cache_usage_perc", "Share of the KV blocks that sequences use, 0 to 1.",
-      stats.blocks_total == 0 ? 0 : static_cast<double>(stats.blocks_used) / stats.blocks_total,
-      {model});
-  add("vllm:cache_config_info", "The KV pool; the value is 1.", 1,
-      {{"block_size", std::to_string(info.block_tokens)},
-       {"num_gpu_blocks", std::to_string(stats.blocks_total)}});
-  add("vllm:lora_requests_info", "There are no adapters; the value is when that last changed.", 0,
-      {{"max_lora", "0"}, {"running_lora_adapters", ""}, {"waiting_lora_adapters", ""}});
-  return out;
-}
-
-std::vector<MetricFamily> HttpFamilies(const HttpCounts& counts) {
-  constexpr MetricType kC = MetricType::Counter;
-  std::vector<MetricFamily> out;
-  const auto add = [&](const char* name, const char* help, uint64_t value) {
-    out.push_back(Single(kC, name, help, static_cast<double>(value)));
-  };
-  out.push_back(Single(MetricType::Gauge, "winnow_http_connections", "Open HTTP connections.",
-                       static_cast<double>(counts.connections)));
-  add("winnow_http_connections_accepted_total", "HTTP connections that were opened.",
-      counts.accepted);
-  add("winnow_http_connections_refused_total",
-      "HTTP connections that got 503 because all others were busy.", counts.refused);
-  add("winnow_http_connections_evicted_total",
-      "HTTP connections without a request that made room for others.", counts.evicted);
-  add("winnow_http_timeouts_total",
-      "HTTP requests that did not arrive, and responses that were not read, in time.",
-      counts.timed_out);
-  add("winnow_http_accept_errors_total", "Failures to take a new HTTP connection.",
-      counts.accept_errors);
-  return out;
-}
-
-std::vector<MetricFamily> GuardFamilies(const GuardStats& stats) {
-  std::vector<MetricFamily> out;
-  const auto add = [&](const char* name, const char* help, uint64_t value) {
-    out.push_back(Single(MetricType::Counter, name, help, static_cast<double>(value)));
-  };
-  out.push_back(Single(MetricType::Gauge, "winnow_grpc_connections", "Open gRPC connections.",
-                       static_cast<double>(stats.connections)));
-  add("winnow_grpc_connections_accepted_total", "gRPC connections that were opened.",
-      stats.accepted);
-  add("winnow_grpc_connections_broken_total",
-      "gRPC connections closed because of what they sent: no HTTP/2, or headers without an end.",
-      stats.broken);
-  add("winnow_grpc_delays_total",
-      "Times that a gRPC connection had to wait because of resets or small frames.", stats.delayed);
-  return out;
-}
-
-std::vector<MetricFamily> EngineFamilies(const engine::EngineStats& stats,
-                                         const engine::Clock& clock, int64_t kv_block_bytes) {
-  constexpr MetricType kC = MetricType::Counter, kG = MetricType::Gauge;
-  std::vector<MetricFamily> out;
-  const auto add = [&](MetricType type, const char* name, const char* help, auto value) {
-    out.push_back(Single(type, name, help, static_cast<double>(value)));
-  };
-  add(kG, "winnow_requests_running", "Sequences that hold KV blocks, paused ones included.",
-      stats.running);
-  add(kG, "winnow_requests_paused", "Running sequences whose reader is slow.", stats.paused);
-  add(kG, "winnow_requests_waiting", "Accepted sequences that do not run.", stats.waiting);
-  add(kG, "winnow_requests_preempted", "Waiting sequences that ran before.", stats.preempted);
-  add(kG, "winnow_waiting_tokens", "Prompt tokens of waiting sequences.", stats.waiting_tokens);
-  add(kG, "winnow_kv_blocks_used", "KV blocks in use.", stats.blocks_used);
-  add(kG, "winnow_kv_blocks_capacity", "KV blocks of the pool.", stats.blocks_total);
-  add(kG, "winnow_kv_block_bytes", "Bytes of a KV block, all layers.", kv_block_bytes);
-  add(kG, "winnow_engine_draining", "1 while the server accepts nothing any more.",
-      stats.draining ? 1 : 0);
-  add(kG, "winnow_engine_failed", "1 after the model failed.", stats.failed ? 1 : 0);
-  const double age =
-      stats.heartbeat == engine::TimePoint{} ? 0 : Seconds(clock.Now() - stats.heartbeat);
-  add(kG, "winnow_engine_heartbeat_age_seconds", "Since the engine last began a step.", age);
-  add(kC, "winnow_engine_steps_total", "Steps.", stats.steps);
-  add(kC, "winnow_sequences_accepted_total", "Sequences accepted; a request has n.",
-      stats.accepted);
-  add(kC, "winnow_sequences_rejected_total", "Sequences that the queue refused.", stats.rejected);
-  add(kC, "winnow_prompt_tokens_total", "Prompt tokens of accepted sequences.",
-      stats.prompt_tokens);
-  add(kC, "winnow_cached_tokens_total", "Prompt tokens taken from a cache.", stats.cached_tokens);
-  add(kC, "winnow_generated_tokens_total", "Tokens generated.", stats.generated_tokens);
-  add(kC, "winnow_computed_tokens_total",
-      "Tokens that went through the model: prompts, decoding, and again after preemption.",
-      stats.computed_tokens);
-  add(kC, "winnow_preemptions_total", "Sequences that lost their KV blocks to others.",
-      stats.preemptions);
-  add(kC, "winnow_kv_losses_total",
-      "Times that a slower tier lost KV of a sequence, which was computed again.", stats.kv_losses);
-  add(kC, "winnow_kv_dense_bytes_total",
-      "KV bytes that dense attention would have read while decoding.", stats.kv_dense_bytes);
-  add(kC, "winnow_kv_selected_rows_total", "KV rows attended while decoding.", stats.selected_rows);
-
-  const engine::RetrievalCounts& retrieval = stats.retrieval;
-  add(kC, "winnow_retrieval_mid_rows_total",
-      "KV rows that retrieving policies could choose from, while decoding.", retrieval.mid_rows);
-  add(kC, "winnow_retrieval_chosen_rows_total", "Of these, the rows that they chose.",
-      retrieval.chosen_rows);
-  add(kC, "winnow_retrieval_widened_tokens_total",
-      "Tokens that chose more rows because a measure fell below their policy's floor.",
-      retrieval.widened_tokens);
-  add(kC, "winnow_retrieval_floor_dense_tokens_total",
-      "Tokens that attended densely because a measure fell below their policy's floor.",
-      retrieval.floor_dense_tokens);
-  out.push_back(Mean("winnow_retrieval_coverage_ratio",
-                     "Share of the attention's mass on what was read; sampled choices.",
-                     retrieval.coverage, retrieval.probes));
-  out.push_back(Mean("winnow_retrieval_iou_ratio",
-                     "Of the chosen set with the best one of its size; sampled choices.",
-                     retrieval.iou, retrieval.probes));
-  out.push_back(Mean("winnow_retrieval_completed_ratio",
-                     "Share of the attention's mass that completion stood for.",
-                     retrieval.completed, retrieval.completions));
-
-  add(kG, "winnow_kv_blocks_idle",
-      "KV blocks of no sequence, kept for prompts that begin with them.", stats.blocks_idle);
-  add(kC, "winnow_row_cache_hits_total", "Rows from slower tiers that were still at hand.",
-      retrieval.rows_cached);
-  add(kC, "winnow_row_cache_misses_total", "Rows that had to be brought from a slower tier.",
-      retrieval.rows_stored);
-  if (stats.tiered) {
-    const storage::StoreStats& store = stats.store;
-    add(kC, "winnow_kv_pieces_saved_total", "Blocks of a layer that moved to a slower tier.",
-        stats.kv.saved_pieces);
-    add(kC, "winnow_kv_pieces_loaded_total", "Blocks of a layer that came back whole.",
-        stats.kv.loaded_pieces);
-    add(kC, "winnow_kv_save_failures_total", "Blocks of a layer that no slower tier took.",
-        stats.kv.save_failures);
-    add(kC, "winnow_kv_tier_wait_seconds_total", "Time that steps waited for slower tiers.",
-        static_cast<double>(stats.kv.wait_ns) * 1e-9);
-    add(kG, "winnow_store_state", "Of the slower tiers: 0 ok, 1 reads only, 2 off.",
-        static_cast<int>(store.state));
-    add(kG, "winnow_store_blocks", "Entries of the store.", store.blocks);
-    add(kG, "winnow_store_used_bytes", "Bytes that the store takes; of files, their lengths.",
-        store.used_bytes);
-    add(kG, "winnow_store_capacity_bytes", "Bytes that the store may take.", store.capacity_bytes);
-    add(kC, "winnow_store_device_read_bytes_total", "Bytes read from the medium.",
-        store.device_bytes_read);
-    add(kC, "winnow_store_device_written_bytes_total", "Bytes written to the medium.",
-        store.device_bytes_written);
-    add(kC, "winnow_store_evicted_blocks_total", "Entries that made room for others.",
-        store.evicted_blocks);
-    add(kC, "winnow_store_corrupt_blocks_total", "Entries whose checksum did not hold.",
-        store.corrupt_blocks);
-    add(kC, "winnow_store_io_errors_total", "Reads and writes that failed.", store.io_errors);
-  }
-
-  MetricFamily read{"winnow_kv_read_bytes_total", "KV bytes read while decoding, by tier.", kC, {}};
-  read.metric = {Value(kC, static_cast<double>(stats.kv_read_bytes_fast), {{"tier", "fast"}}),
-                 Value(kC, static_cast<double>(stats.kv_read_bytes_host), {{"tier", "host"}}),
-                 Value(kC, static_cast<double>(stats.kv_read_bytes_disk), {{"tier", "disk"}})};
-  out.push_back(std::move(read));
-
-  MetricFamily finished{
-      "winnow_sequences_finished_total", "Sequences that ended, by reason.", kC, {}};
-  for (int i = 1; i < engine::kNumFinishReasons; ++i) {
-    finished.metric.push_back(
-        Value(kC, static_cast<double>(stats.finished[i]), {{"reason", kFinishNames[i]}}));
-  }
-  out.push_back(std::move(finished));
-  return out;
-}
-
 // A scrape that is sent half keeps a thread until its time is over, so there are more threads than
 // anything that scrapes has connections; idle ones cost an address range.
 constexpr char kScrapeThreads[] = "48";
@@ -318,22 +82,25 @@ constexpr char kScrapeTimeoutMs[] = "1000";
 class Metrics::Impl final : public prometheus::Collectable {
  public:
   Impl(const MetricsInfo& info, const engine::Clock& clock) : info_(info), clock_(clock) {
-    auto& index_bytes = prometheus::BuildGauge()
-                            .Name("winnow_index_bytes")
-                            .Help("Bytes of an index beside the KV pool.")
-                            .Register(registry_);
+    auto& index_bytes =
+        prometheus::BuildGauge()
+            .Name("winnow_index_bytes")
+            .Help("Bytes of an index beside the KV pool; --index says which are kept.")
+            .Register(registry_);
     for (const auto& [index, bytes] : info.index_bytes) {
       index_bytes.Add({{"index", index}}).Set(static_cast<double>(bytes));
     }
     prometheus::BuildGauge()
         .Name("winnow_retrieval_from_tokens")
-        .Help("Shortest context that retrieves, for policies that do not say.")
+        .Help(
+            "Shortest context that retrieves, for policies that do not say: measured at the "
+            "first start, or --retrieval-from.")
         .Register(registry_)
         .Add({})
         .Set(static_cast<double>(info.retrieval_from));
     prometheus::BuildGauge()
         .Name("winnow_build_info")
-        .Help("What runs; the value is 1.")
+        .Help("What runs; the value is 1. Join it to other series to tell versions apart.")
         .Register(registry_)
         .Add({{"version", info.version},
               {"model", info.model},
@@ -341,33 +108,54 @@ class Metrics::Impl final : public prometheus::Collectable {
               {"kv_dtype", info.kv_dtype},
               {"backend", info.backend}})
         .Set(1);
-    auto& requests = prometheus::BuildCounter()
-                         .Name("winnow_requests_total")
-                         .Help("Generate calls that ended, by outcome.")
-                         .Register(registry_);
+    auto& requests =
+        prometheus::BuildCounter()
+            .Name("winnow_requests_total")
+            .Help(
+                "Requests to generate that ended, by outcome. error and unavailable are the "
+                "server's fault, rejected is load, the others are the clients'.")
+            .Register(registry_);
     for (size_t i = 0; i < kOutcomes.size(); ++i) {
       requests_[i] = &requests.Add({{"outcome", kOutcomes[i]}});
     }
     serving_ = &prometheus::BuildGauge()
                     .Name("winnow_serving")
-                    .Help("1 while the health service says SERVING.")
+                    .Help("1 while the health service says SERVING; 0 for long: the log says why.")
                     .Register(registry_)
                     .Add({});
-    first_token_ = Add("winnow_time_to_first_token_seconds", "From arrival to the first token.",
-                       kFirstTokenBuckets);
-    inter_token_ =
-        Add("winnow_inter_token_seconds", "Between tokens of a sequence.", kInterTokenBuckets);
+    first_token_ =
+        Add("winnow_time_to_first_token_seconds",
+            "From arrival to the first token. Long beside a short winnow_queue_seconds: prompts "
+            "are long and not cached.",
+            kFirstTokenBuckets);
+    inter_token_ = Add(
+        "winnow_inter_token_seconds",
+        "Between tokens of a sequence: how fluent an answer is. Long tails: long prompts beside "
+        "it (--step-tokens), or waits for a disk.",
+        kInterTokenBuckets);
     request_ = Add("winnow_request_duration_seconds",
                    "From arrival to the end of sequences that were finished.", kRequestBuckets);
-    queue_ = Add("winnow_queue_seconds", "From arrival until the engine first worked on it.",
-                 kQueueBuckets);
-    step_ = Add("winnow_step_seconds", "Of one engine step.", kInterTokenBuckets);
-    step_tokens_ = Add("winnow_step_tokens", "Tokens that one step computed.", kStepTokenBuckets);
+    queue_ =
+        Add("winnow_queue_seconds",
+            "From arrival until the engine first worked on it. Long: add replicas.", kQueueBuckets);
+    step_ = Add("winnow_step_seconds",
+                "Duration of an engine step: bounds the time between tokens from below.",
+                kInterTokenBuckets);
+    step_tokens_ = Add("winnow_step_tokens",
+                       "Tokens that one step computed. Near 1 under load: batches do not form.",
+                       kStepTokenBuckets);
     step_rows_ = Add("winnow_step_selected_rows",
                      "KV rows attended in one engine step that decoded.", kStepRowBuckets);
     kept_ = Add("winnow_retrieval_kept_ratio",
                 "Share of the rows to choose from that a policy chose; mean of a sequence.",
                 kShareBuckets);
+    const prometheus::Labels vllm = {{"model_name", info.model}};
+    vllm_first_token_ = Add("vllm:time_to_first_token_seconds",
+                            "As winnow_time_to_first_token_seconds.", kFirstTokenBuckets, vllm);
+    vllm_inter_token_ = Add("vllm:inter_token_latency_seconds", "As winnow_inter_token_seconds.",
+                            kInterTokenBuckets, vllm);
+    vllm_request_ = Add("vllm:e2e_request_latency_seconds", "As winnow_request_duration_seconds.",
+                        kRequestBuckets, vllm);
     const prometheus::Labels gen_ai = {{"gen_ai_operation_name", "text_completion"},
                                        {"gen_ai_provider_name", "winnow"},
                                        {"gen_ai_request_model", info.model}};
@@ -375,7 +163,7 @@ class Metrics::Impl final : public prometheus::Collectable {
                               "From arrival to the first token.", kFirstTokenBuckets, gen_ai);
     gen_ai_per_token_ =
         Add("gen_ai_server_time_per_output_token_seconds",
-            "Of each token after the first, mean of a sequence.", kInterTokenBuckets, gen_ai);
+            "Time of each token after the first, mean of a sequence.", kInterTokenBuckets, gen_ai);
     gen_ai_request_ =
         Add("gen_ai_server_request_duration_seconds",
             "From arrival to the end of sequences that were finished.", kRequestBuckets, gen_ai);
@@ -383,7 +171,7 @@ class Metrics::Impl final : public prometheus::Collectable {
 
   std::vector<MetricFamily> Collect() const override {
     std::vector<MetricFamily> out = CollectState();
-    for (MetricFamily& family : CollectProcess()) out.push_back(std::move(family));
+    Append(out, CollectSlow());
     return out;
   }
 
@@ -401,11 +189,14 @@ class Metrics::Impl final : public prometheus::Collectable {
       if (missed_kv_events_) missed_kv_events = missed_kv_events_();
     }
     std::vector<MetricFamily> out = EngineFamilies(stats, clock_, info_.kv_block_bytes);
-    for (MetricFamily& family : RouterFamilies(stats, info_)) out.push_back(std::move(family));
-    for (MetricFamily& family : HttpFamilies(http)) out.push_back(std::move(family));
-    for (MetricFamily& family : GuardFamilies(guard)) out.push_back(std::move(family));
+    Append(out, ReadFamilies(stats));
+    Append(out, StoreFamilies(stats));
+    Append(out, VllmFamilies(stats, info_));
+    Append(out, HttpFamilies(http));
+    Append(out, GuardFamilies(guard));
     out.push_back(Single(MetricType::Counter, "winnow_log_dropped_lines_total",
-                         "Lines of the log that nobody read in time.",
+                         "Lines of the log that nobody read in time. Rising: whatever reads "
+                         "standard error is too slow.",
                          dropped_lines_ ? static_cast<double>(dropped_lines_()) : 0));
     out.push_back(Single(MetricType::Counter, "winnow_kv_event_batches_missed_total",
                          "KV event batches that were not published on ZMQ, because they were made "
@@ -414,11 +205,19 @@ class Metrics::Impl final : public prometheus::Collectable {
     return out;
   }
 
-  static std::vector<MetricFamily> CollectProcess() {
-    return {Single(MetricType::Gauge, "process_resident_memory_bytes",
-                   "Resident memory size in bytes.", ResidentBytes()),
-            Single(MetricType::Gauge, "process_open_fds", "Number of open file descriptors.",
-                   OpenFds())};
+  // What asks the system.
+  std::vector<MetricFamily> CollectSlow() const {
+    std::vector<MetricFamily> out = ProcessFamilies();
+    out.push_back(Single(
+        MetricType::Gauge, "winnow_tls_certificate_expiry_timestamp_seconds",
+        "When the first certificate of --tls-cert expires, in Unix seconds; 0 without TLS, and "
+        "while the file cannot be read. Renew it before: the file is read again every minute.",
+        certificate_expiry_ ? static_cast<double>(certificate_expiry_()) : 0));
+    return out;
+  }
+
+  static void Append(std::vector<MetricFamily>& out, std::vector<MetricFamily> more) {
+    for (MetricFamily& family : more) out.push_back(std::move(family));
   }
 
   Histogram* Add(const char* name, const char* help, const Histogram::BucketBoundaries& buckets,
@@ -434,7 +233,7 @@ class Metrics::Impl final : public prometheus::Collectable {
     const engine::TimePoint now = clock_.Now();
     if (slow_text_.empty() || Seconds(now - slow_text_of_) >= Metrics::kPageSeconds) {
       slow_text_ = prometheus::TextSerializer().Serialize(registry_.Collect()) +
-                   prometheus::TextSerializer().Serialize(CollectProcess());
+                   prometheus::TextSerializer().Serialize(CollectSlow());
       slow_text_of_ = now;
     }
     return slow_text_;
@@ -450,8 +249,10 @@ class Metrics::Impl final : public prometheus::Collectable {
             *kept_ = nullptr;
   Histogram *gen_ai_first_token_ = nullptr, *gen_ai_per_token_ = nullptr,
             *gen_ai_request_ = nullptr;
+  Histogram *vllm_first_token_ = nullptr, *vllm_inter_token_ = nullptr, *vllm_request_ = nullptr;
 
   std::function<uint64_t()> dropped_lines_;
+  std::function<int64_t()> certificate_expiry_;
 
   mutable absl::Mutex mutex_;
   const engine::Engine* engine_ ABSL_GUARDED_BY(mutex_) = nullptr;
@@ -506,15 +307,21 @@ void Metrics::SetDroppedLines(std::function<uint64_t()> dropped_lines) {
   impl_->dropped_lines_ = std::move(dropped_lines);
 }
 
+void Metrics::SetCertificateExpiry(std::function<int64_t()> unix_seconds) {
+  impl_->certificate_expiry_ = std::move(unix_seconds);
+}
+
 void Metrics::SetServing(bool serving) { impl_->serving_->Set(serving ? 1 : 0); }
 
 void Metrics::OnFirstToken(const engine::Request&, engine::Duration since_arrival) {
   impl_->first_token_->Observe(Seconds(since_arrival));
   impl_->gen_ai_first_token_->Observe(Seconds(since_arrival));
+  impl_->vllm_first_token_->Observe(Seconds(since_arrival));
 }
 
 void Metrics::OnNextToken(const engine::Request&, engine::Duration since_previous_token) {
   impl_->inter_token_->Observe(Seconds(since_previous_token));
+  impl_->vllm_inter_token_->Observe(Seconds(since_previous_token));
 }
 
 void Metrics::OnFinished(const engine::Request&, engine::FinishReason reason,
@@ -533,6 +340,7 @@ void Metrics::OnFinished(const engine::Request&, engine::FinishReason reason,
   const double total = Seconds(usage.total_time);
   impl_->request_->Observe(total);
   impl_->gen_ai_request_->Observe(total);
+  impl_->vllm_request_->Observe(total);
   if (usage.generated_tokens > 1) {
     impl_->gen_ai_per_token_->Observe((total - Seconds(usage.time_to_first_token)) /
                                       (usage.generated_tokens - 1));

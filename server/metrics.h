@@ -60,6 +60,9 @@ class Metrics : public engine::EngineObserver {
   void CountRequest(const absl::Status& status);
   // Where the number of lines that the log dropped comes from; before Listen.
   void SetDroppedLines(std::function<uint64_t()> dropped_lines);
+  // When the first of the server's certificates expires, in Unix seconds; before Listen. Called at scrapes,
+  // on any thread; without it the series is 0.
+  void SetCertificateExpiry(std::function<int64_t()> unix_seconds);
   // What the health service says.
   void SetServing(bool serving);
 
@@ -74,8 +77,8 @@ class Metrics : public engine::EngineObserver {
 
   // What /metrics answers, in Prometheus' text format.
   std::string Text() const;
-  // The same, made for routers that ask twenty times a second: gauges and counters are of now,
-  // histograms at most `kPageSeconds` old.
+  // The same, made for routers that ask twenty times a second: gauges and the engine's counters are of now,
+  // histograms and outcomes of requests at most `kPageSeconds` old.
   std::string Page() const;
   static constexpr double kPageSeconds = 1;
 

@@ -589,6 +589,10 @@ int RunServer(const ServeConfig& config) {
   engine::Engine& engine = **engine_or;
   metrics.Attach(engine);
   metrics.SetDroppedLines([&log] { return log.dropped_lines(); });
+  if (!config.tls_cert.empty()) {
+    metrics.SetCertificateExpiry(
+        [path = config.tls_cert] { return CertificateExpiry(path).value_or(0); });
+  }
   // The engine goes before the metrics do, and a scrape may come in between.
   const absl::Cleanup detach = [&metrics] { metrics.Detach(); };
 

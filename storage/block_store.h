@@ -91,6 +91,11 @@ enum class TierState : uint8_t {
 };
 std::string_view TierStateName(TierState state);
 
+// Upper bounds of StoreStats::read_latency's buckets; the last bucket has what took longer.
+inline constexpr std::array<double, 16> kReadLatencyBoundsSeconds = {
+    .00005, .0001, .0002, .0004, .0008, .0016, .0032, .0064,
+    .0128,  .0256, .0512, .1024, .25,   .5,    1,     2.5};
+
 // Counters since the store was made, and levels. Pulled by whoever exports metrics.
 struct StoreStats {
   TierState state = TierState::kOk;
@@ -111,6 +116,11 @@ struct StoreStats {
   uint64_t corrupt_blocks = 0;
   uint64_t io_errors = 0;
   uint64_t moved_blocks = 0;  // by compaction, promotion or demotion
+  // Reads of a disk by the time from Get or GetPages to the answer, late ones included.
+  std::array<uint64_t, kReadLatencyBoundsSeconds.size() + 1> read_latency = {};
+  uint64_t read_latency_ns = 0;      // sum
+  uint64_t in_flight = 0;            // now: reads and writes without an answer
+  std::string_view io_backend = "";  // "uring" or "threads"; "": no disk
 };
 
 class BlockStore {

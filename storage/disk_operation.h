@@ -31,6 +31,7 @@ struct DiskOperation {
   uint32_t payload_bytes = 0;
   PutOptions options;
   uint64_t expires_at_s = 0;
+  int64_t start_ns = 0;  // of a Get
   int64_t deadline_ns = 0;
   std::optional<size_t> stage_page;  // its buffers
   size_t stage_pages = 0;

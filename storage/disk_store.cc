@@ -252,12 +252,22 @@ void DiskStore::Answer(Op* op, Reason reason) {
   if (op->answered) return;
   op->answered = true;
   if (op->is_move()) return;
+  if (op->answers() != Operation::kPut) CountLatency(*op);
   --in_flight_;
   Complete(op->tag, op->answers(), reason);
   for (uint64_t tag : op->joined) {
     --in_flight_;
     Complete(tag, op->answers(), reason);
   }
+}
+
+void DiskStore::CountLatency(const Op& op) {
+  const int64_t latency_ns = env_.NowNs() - op.start_ns;
+  const auto bound =
+      std::lower_bound(kReadLatencyBoundsSeconds.begin(), kReadLatencyBoundsSeconds.end(),
+                       static_cast<double>(latency_ns) * 1e-9);
+  ++env_.stats.read_latency[static_cast<size_t>(bound - kReadLatencyBoundsSeconds.begin())];
+  env_.stats.read_latency_ns += static_cast<uint64_t>(latency_ns);
 }
 
 bool DiskStore::Expired(const Entry& entry) const {
@@ -449,7 +459,8 @@ void DiskStore::StartGet(Op::Kind kind, uint64_t tag, const BlockId& id, std::sp
   log_.Hold(op.segment);
   op.into = into;
   op.pages.assign(pages.begin(), pages.end());
-  op.deadline_ns = deadline_ns != 0 ? deadline_ns : env_.NowNs() + env_.options().read_deadline_ns;
+  op.start_ns = env_.NowNs();
+  op.deadline_ns = deadline_ns != 0 ? deadline_ns : op.start_ns + env_.options().read_deadline_ns;
   ++in_flight_;
   if (!waiting_reads_.empty() || !StartRead(index)) waiting_reads_.push_back(index);
 }
@@ -677,6 +688,8 @@ StoreStats DiskStore::stats() const {
   stats.blocks = table_.size();
   stats.pinned_bytes = table_.pinned_bytes();
   stats.used_bytes = log_.used_bytes();
+  stats.in_flight = in_flight_;
+  stats.io_backend = env_.ring().engine().name() == "uring" ? "uring" : "threads";  // outlives the store
   return stats;
 }
 

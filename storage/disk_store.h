@@ -131,6 +131,7 @@ class DiskStore final : public BlockStore,
   // ---- operations and their answers ----
   void Complete(uint64_t tag, Operation operation, Reason reason);
   void Answer(Op* op, Reason reason);
+  void CountLatency(const Op& op);
   void FreeOp(uint32_t index);
   bool Expired(const Entry& entry) const;
   Entry* FindSound(const BlockId& id, Reason* reason);

@@ -322,6 +322,10 @@ StoreStats TieredStore::stats() const {
   stats.expired_blocks = host.expired_blocks + disk.expired_blocks;
   stats.corrupt_blocks = host.corrupt_blocks + disk.corrupt_blocks;
   stats.io_errors = disk.io_errors;
+  stats.read_latency = disk.read_latency;
+  stats.read_latency_ns = disk.read_latency_ns;
+  stats.in_flight = disk.in_flight;
+  stats.io_backend = disk.io_backend;
   stats.moved_blocks = promoted_blocks_ + demoted_blocks_;
   return stats;
 }

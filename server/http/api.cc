@@ -13,8 +13,10 @@
 #include "server/http/openai_request.h"
 #include "server/http/posted_exchange.h"
 #include "server/http/responses.h"
+#include "server/http/status_page.h"
 #include "server/status.h"
 #include "server/strings.h"
+#include "server/trace_context.h"
 #include "server/version.h"
 
 namespace winnow::server {
@@ -77,6 +79,7 @@ const std::vector<HttpApi::Route>& HttpApi::Routes() {
       {"GET", "/health", &HttpApi::Health, false, true, true},
       {"GET", "/version", &HttpApi::Version, false, true},
       {"GET", "/metrics", &HttpApi::MetricsPage, false, true},
+      {"GET", "/status", &HttpApi::Status, false, true, true},
       {"GET", "/v1/models", &HttpApi::Models},
       {"POST", "/v1/chat/completions", &HttpApi::Chat},
       {"POST", "/v1/completions", &HttpApi::Completion},
@@ -175,6 +178,14 @@ std::unique_ptr<HttpExchange> HttpApi::MetricsPage(HttpRequest&, const HttpWaker
   return Answered(Whole(200, "text/plain; version=0.0.4; charset=utf-8", metrics_page_()));
 }
 
+std::unique_ptr<HttpExchange> HttpApi::Status(HttpRequest&, const HttpWaker&) {
+  HttpPiece piece = Whole(200, "text/html; charset=utf-8", std::string(kStatusPage));
+  piece.head->headers.emplace_back("Content-Security-Policy", std::string(kStatusPagePolicy));
+  piece.head->headers.emplace_back("Cache-Control", "no-cache");
+  piece.head->headers.emplace_back("X-Content-Type-Options", "nosniff");
+  return Answered(std::move(piece));
+}
+
 std::unique_ptr<HttpExchange> HttpApi::Models(HttpRequest& request, const HttpWaker&) {
   Json model;
   model["id"] = model_.name();
@@ -229,6 +240,10 @@ CallInfo HttpApi::InfoOf(const HttpRequest& request) const {
   CallInfo info;
   info.transport = "http";
   info.client_request_id = ClientRequestId(request);
+  if (const std::string* const trace = request.Find("traceparent");
+      trace != nullptr && ParseTraceParent(*trace).valid()) {
+    info.traceparent = *trace;
+  }
   absl::StatusOr<std::string> tenant = TenantOf(request);
   info.refused = tenant.status();
   if (tenant.ok()) info.tenant = *std::move(tenant);

@@ -1,6 +1,6 @@
 // The routes of the HTTP port: which requests are answered, by whom, and who may ask.
 //
-//   GET  /health   /version   /metrics   /v1/models   /v1/models/NAME
+//   GET  /health   /version   /metrics   /status   /v1/models   /v1/models/NAME
 //   POST /v1/chat/completions          /v1/completions
 //        /v1/chat/completions/render   /v1/completions/render
 //        /v1/messages   /v1/messages/count_tokens   /v1/responses
@@ -30,14 +30,15 @@ namespace winnow::server {
 class HttpApi final : public HttpHandler, public std::enable_shared_from_this<HttpApi> {
  public:
   // `generator` must outlive the API. `metrics_page`: what /metrics answers; called on I/O threads.
-  // `habits`: how the model calls functions and thinks. `keys`: without one of them only /health is answered; null: nobody is asked for one.
+  // `habits`: how the model calls functions and thinks. `keys`: without one of them only /health and the empty page
+  // of /status are answered; null: nobody is asked for one.
   HttpApi(Generator& generator, v1::GetModelResponse model,
           std::function<std::string()> metrics_page, std::shared_ptr<ApiKeys> keys = nullptr,
           ModelHabits habits = {});
 
   // What /health says. After BeginDrain always no.
   void SetServing(bool serving) { serving_ = serving; }
-  // From now on only /health, /metrics and /version are answered, the first with 503.
+  // From now on only /health, /metrics, /status and /version are answered, the first with 503.
   void BeginDrain() { draining_ = true; }
 
   std::optional<HttpPiece> Refuse(const HttpRequest& head) override;
@@ -60,6 +61,7 @@ class HttpApi final : public HttpHandler, public std::enable_shared_from_this<Ht
   std::unique_ptr<HttpExchange> Health(HttpRequest& request, const HttpWaker& wake);
   std::unique_ptr<HttpExchange> Version(HttpRequest& request, const HttpWaker& wake);
   std::unique_ptr<HttpExchange> MetricsPage(HttpRequest& request, const HttpWaker& wake);
+  std::unique_ptr<HttpExchange> Status(HttpRequest& request, const HttpWaker& wake);
   std::unique_ptr<HttpExchange> Models(HttpRequest& request, const HttpWaker& wake);
   std::unique_ptr<HttpExchange> Chat(HttpRequest& request, const HttpWaker& wake);
   std::unique_ptr<HttpExchange> Completion(HttpRequest& request, const HttpWaker& wake);

@@ -13,7 +13,9 @@ class GenerateExchange final : public HttpExchange {
  public:
   GenerateExchange(Generator& generator, v1::GenerateRequest request, CallInfo info,
                    std::unique_ptr<AnswerFormat> format, HttpWaker wake)
-      : request_id_(info.client_request_id), format_(std::move(format)) {
+      : request_id_(info.client_request_id),
+        traceparent_(info.traceparent),
+        format_(std::move(format)) {
     generation_ = generator.Start(std::move(request), std::move(info), std::move(wake));
     if (request_id_.empty()) request_id_ = generation_->name();
     format_->Begin(generation_->name(), std::time(nullptr));
@@ -92,9 +94,11 @@ class GenerateExchange final : public HttpExchange {
   void AddIds(HttpHead& head) const {
     head.headers.emplace_back("X-Request-Id", request_id_);
     head.headers.emplace_back("X-Winnow-Request-Id", generation_->name());
+    if (!traceparent_.empty()) head.headers.emplace_back("traceparent", traceparent_);
   }
 
   std::string request_id_;
+  const std::string traceparent_;
   const std::unique_ptr<AnswerFormat> format_;
   std::shared_ptr<Generation> generation_;
   bool begun_ = false;  // the head is out

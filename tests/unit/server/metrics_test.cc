@@ -2,11 +2,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <prometheus/text_serializer.h>
 
 #include <regex>
 #include <set>
 #include <sstream>
 
+#include "server/metrics_families.h"
 #include "server/status.h"
 #include "tests/unit/server/movable_clock.h"
 
@@ -73,6 +75,24 @@ TEST_F(MetricsTest, EverySeriesIsThereAtZeroFromTheStart) {
                            "winnow_request_duration_seconds_count 0",
                            "winnow_queue_seconds_count 0",
                            "winnow_engine_heartbeat_age_seconds 0",
+                           "winnow_prefix_hit_tokens_total{from=\"pool\"} 0",
+                           "winnow_prefix_hit_tokens_total{from=\"store\"} 0",
+                           "winnow_kv_row_cache_hits_total 0",
+                           "winnow_kv_row_cache_misses_total 0",
+                           "winnow_kv_prefetch_rows_total 0",
+                           "winnow_kv_prefetch_hits_total 0",
+                           "winnow_kv_loaded_bytes_total 0",
+                           "winnow_kv_tier_wait_seconds_total 0",
+                           "winnow_kv_read_seconds_count{tier=\"disk\"} 0",
+                           "winnow_kv_read_seconds_bucket{tier=\"disk\",le=\"+Inf\"} 0",
+                           "winnow_store_info{io=\"none\"} 1",
+                           "winnow_store_state 0",
+                           "winnow_store_queue_depth 0",
+                           "winnow_store_corrupt_blocks_total 0",
+                           "winnow_store_io_errors_total 0",
+                           "winnow_tls_certificate_expiry_timestamp_seconds 0",
+                           "vllm:prefix_cache_hits_total{model_name=\"needle\"} 0",
+                           "vllm:time_to_first_token_seconds_count{model_name=\"needle\"} 0",
                            "winnow_serving 0"}) {
     EXPECT_THAT(text, HasSubstr(std::string("\n") + line)) << line;
   }
@@ -109,6 +129,46 @@ TEST_F(MetricsTest, TextIsWellFormed) {
     }
   }
   EXPECT_GT(families.size(), 25u);
+}
+
+TEST_F(MetricsTest, WhatTheStoreAndPrefixesCountIsShown) {
+  engine::EngineStats stats;
+  stats.prefix_tokens_pool = 128;
+  stats.prefix_tokens_store = 64;
+  stats.prefetch = {10, 4};
+  stats.store.io_backend = "uring";
+  stats.store.read_latency[0] = 2;  // at most 50 us
+  stats.store.read_latency[3] = 1;  // at most 400 us
+  stats.store.read_latency.back() = 1;
+  stats.store.read_latency_ns = 3'000'000'000;
+  std::vector<prometheus::MetricFamily> families = EngineFamilies(stats, clock_, 4096);
+  for (auto more : {ReadFamilies(stats), StoreFamilies(stats)}) {
+    families.insert(families.end(), more.begin(), more.end());
+  }
+  const std::string text = prometheus::TextSerializer().Serialize(families);
+  for (const char* line :
+       {"winnow_prefix_hit_tokens_total{from=\"pool\"} 128",
+        "winnow_prefix_hit_tokens_total{from=\"store\"} 64", "winnow_kv_prefetch_rows_total 10",
+        "winnow_kv_prefetch_hits_total 4", "winnow_store_info{io=\"uring\"} 1",
+        "winnow_kv_read_seconds_count{tier=\"disk\"} 4",
+        "winnow_kv_read_seconds_sum{tier=\"disk\"} 3",
+        "winnow_kv_read_seconds_bucket{tier=\"disk\",le=\"5e-05\"} 2",
+        "winnow_kv_read_seconds_bucket{tier=\"disk\",le=\"0.0002\"} 2",
+        "winnow_kv_read_seconds_bucket{tier=\"disk\",le=\"0.0004\"} 3",
+        "winnow_kv_read_seconds_bucket{tier=\"disk\",le=\"2.5\"} 3",
+        "winnow_kv_read_seconds_bucket{tier=\"disk\",le=\"+Inf\"} 4"}) {
+    EXPECT_THAT(text, HasSubstr(std::string("\n") + line)) << line;
+  }
+}
+
+TEST_F(MetricsTest, TheCertificatesExpiryIsAskedForAtEachScrape) {
+  int64_t expiry = 1'900'000'000;
+  metrics_.SetCertificateExpiry([&] { return expiry; });
+  EXPECT_THAT(metrics_.Text(),
+              HasSubstr("\nwinnow_tls_certificate_expiry_timestamp_seconds 1900000000"));
+  expiry = 2'000'000'000;
+  EXPECT_THAT(metrics_.Text(),
+              HasSubstr("\nwinnow_tls_certificate_expiry_timestamp_seconds 2000000000"));
 }
 
 TEST_F(MetricsTest, BucketsAreFineBelowTenMilliseconds) {

@@ -185,6 +185,33 @@ TEST_F(DiskStoreTest, ReadErrorIsAMissAndTheBlockStays) {
   EXPECT_EQ(store_->stats().io_errors, 2u);
 }
 
+TEST_F(DiskStoreTest, ReadsAreCountedByTheTimeTheyTook) {
+  Open();
+  ASSERT_EQ(client_->Put(IdOf(1), kSmall), Reason::kNone);
+  const auto total = [this] {
+    const StoreStats stats = store_->stats();
+    return std::accumulate(stats.read_latency.begin(), stats.read_latency.end(), uint64_t{0});
+  };
+  EXPECT_EQ(total(), 0u) << "a write is no read";
+  EXPECT_EQ(client_->GetAndCheck(IdOf(1), kSmall), Reason::kNone);
+  EXPECT_EQ(client_->GetPagesAndCheck(IdOf(1), kSmall, {0, 4}), Reason::kNone);
+  EXPECT_EQ(client_->GetAndCheck(IdOf(9), kSmall), Reason::kAbsent);
+  // The clock stands still, and the disk was not asked for what is absent.
+  EXPECT_EQ(store_->stats().read_latency[0], 2u);
+  EXPECT_EQ(total(), 2u);
+
+  std::vector<std::byte> into(kSmall);
+  store_->Get(77, IdOf(1), into, 0);
+  EXPECT_EQ(store_->stats().in_flight, 1u);
+  clock_.now_ns += 3'000'000;  // 3 ms
+  std::vector<Completion> done;
+  while (done.empty()) store_->Poll(std::chrono::milliseconds(10), &done);
+  const StoreStats stats = store_->stats();
+  EXPECT_EQ(stats.read_latency[6], 1u) << "of more than 1.6 ms and at most 3.2";
+  EXPECT_EQ(stats.read_latency_ns, 3'000'000u);
+  EXPECT_EQ(stats.in_flight, 0u);
+}
+
 TEST_F(DiskStoreTest, ManyReadErrorsTurnTheTierOffAndItComesBack) {
   Open();
   ASSERT_EQ(client_->Put(IdOf(1), kSmall), Reason::kNone);

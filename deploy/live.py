@@ -1,0 +1,254 @@
+#!/usr/bin/env python3
+"""A server under load, Prometheus scraping it, and every query of every panel asked:
+
+    deploy/live.py [--seconds 60] [--prometheus FILE] [--json FILE]
+
+Each must succeed and return data that is finite. Then two faults are injected, and the panels and alerts that are for them must move:
+bits of the store's files are flipped (Reads: Trouble; WinnowStoreCorrupt), and more comes in than the queue takes (Overview: Refused for
+want of room). Prometheus is Debian's package prometheus, or --prometheus. The model is models/needle-5m, with TLS, KV over a disk tier,
+prefetch, and six policies. Exit code 1 where something did not return data or did not move.
+"""
+import argparse
+import contextlib
+import json
+import math
+import pathlib
+import random
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+
+import yaml
+
+SOURCE = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(SOURCE / "tests/e2e"))
+import harness  # noqa: E402
+
+WINDOW = "20s"
+POLICIES = ["dense", "lsh:k=2%,from=0", "lsh:k=2%,p=0.9,from=0", "lsh:k=2%,completion=on,from=0", "lsh:k=4%,suffix=64,from=0",
+            "lsh:k=1%,floor=0.99,from=0"]
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Prometheus:
+    def __init__(self, program, directory, target):
+        self.port = free_port()
+        rules = yaml.safe_load((SOURCE / "deploy/monitoring/alerts.yaml").read_text())
+        (directory / "alerts.yaml").write_text(yaml.safe_dump(rules))
+        (directory / "prometheus.yml").write_text(yaml.safe_dump({
+            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"}, "rule_files": ["alerts.yaml"],
+            "scrape_configs": [{"job_name": "winnow", "static_configs": [{"targets": [target]}]}]}))
+        self.log = open(directory / "prometheus.log", "w")
+        self.process = subprocess.Popen([program, f"--config.file={directory / 'prometheus.yml'}", f"--storage.tsdb.path={directory / 'tsdb'}",
+                                         f"--web.listen-address=127.0.0.1:{self.port}"], stdout=self.log, stderr=self.log)
+        harness.eventually(self.ready, "Prometheus")
+
+    def get(self, path, **query):
+        url = f"http://127.0.0.1:{self.port}{path}?{urllib.parse.urlencode(query)}"
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            body = json.load(answer)
+        assert body["status"] == "success", body
+        return body["data"]
+
+    def ready(self):
+        try:
+            return self.get("/api/v1/query", query="1")["result"]
+        except (OSError, urllib.error.HTTPError):
+            return False
+
+    def points(self, query, range_s=None):
+        """{series: finite values} of an instant, or of the last `range_s` seconds."""
+        query = query.replace("$__rate_interval", WINDOW).replace("$job", "winnow").replace("$instance", ".*")
+        now = time.time()
+        data = (self.get("/api/v1/query", query=query, time=now) if range_s is None else
+                self.get("/api/v1/query_range", query=query, start=now - range_s, end=now, step=2))
+        found = {}
+        for series in data["result"]:
+            values = [series["value"]] if "value" in series else series["values"]
+            finite = [float(value) for _, value in values if math.isfinite(float(value))]
+            if finite:
+                found[json.dumps(series["metric"], sort_keys=True)] = finite
+        return found
+
+    def firing(self):
+        return {alert["labels"]["alertname"] for alert in self.get("/api/v1/alerts")["alerts"] if alert["state"] == "firing"}
+
+    def close(self):
+        self.process.terminate()
+        self.process.wait()
+        self.log.close()
+
+
+class Load:
+    """Clients that ask about a few documents, under all policies, until they are stopped."""
+
+    def __init__(self, server, clients, seed):
+        self.server, self.random = server, random.Random(seed)
+        self.documents = [" ".join(self.random.choice("red blue green tall old new dog cat house river stone bird runs sleeps sees and the".split())
+                                   for _ in range(words)) for words in (600, 1200, *[3000] * 14)]  # more KV than --kv-bytes
+        self.stop, self.answers, self.errors = threading.Event(), 0, []
+        self.context = ssl._create_unverified_context()
+        self.threads = [threading.Thread(target=self.run, args=(i,)) for i in range(clients)]
+        for thread in self.threads:
+            thread.start()
+
+    def ask(self, body):
+        request = urllib.request.Request(f"https://127.0.0.1:{self.server.http_port}/v1/completions", json.dumps(body).encode())
+        with urllib.request.urlopen(request, timeout=120, context=self.context) as answer:
+            return json.load(answer)
+
+    def run(self, client):
+        turn = client
+        while not self.stop.is_set():
+            turn += 1
+            try:
+                self.ask({"prompt": self.random.choice(self.documents) + f" Question {self.random.randrange(50)}?", "max_tokens": 24,
+                          "winnow": {"policy": POLICIES[turn % len(POLICIES)]}})
+                self.answers += 1
+            except urllib.error.HTTPError as error:
+                self.errors.append(f"{error.code} {error.read()[:200]}")
+            except OSError as error:
+                self.errors.append(repr(error))
+
+    def end(self):
+        self.stop.set()
+        for thread in self.threads:
+            thread.join()
+
+
+def make_certificate(directory):
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", directory / "key.pem", "-out", directory / "cert.pem", "-days",
+                    "90", "-subj", "/CN=localhost"], check=True, capture_output=True)
+
+
+def check_panels(prometheus):
+    """(failures, rows) of all panels of both dashboards."""
+    failures, rows = [], []
+    for path in sorted((SOURCE / "deploy/monitoring/dashboards").glob("*.json")):
+        for panel in json.loads(path.read_text())["panels"]:
+            if panel["type"] == "row":
+                continue
+            counts, values = [], []
+            for target in panel["targets"]:
+                points = prometheus.points(target["expr"], None if target["instant"] else 20)
+                counts.append(len(points))
+                values += [series[-1] for series in points.values()]
+                if not points:
+                    failures.append(f"{path.stem}: {panel['title']}: no finite data: {target['expr']}")
+            rows.append({"dashboard": path.stem, "panel": panel["title"], "series": counts, "last": values})
+    return failures, rows
+
+
+def value_of(prometheus, dashboard, title, target=0):
+    panels = json.loads((SOURCE / f"deploy/monitoring/dashboards/{dashboard}.json").read_text())["panels"]
+    expr = next(p for p in panels if p["title"] == title)["targets"][target]["expr"]
+    return max((series[-1] for series in prometheus.points(expr).values()), default=0)
+
+
+def flip_bits(store):
+    """In every second page of the store's segments, so that records of other pages are still found."""
+    flipped = 0
+    for path in store.rglob("*"):
+        if not path.is_file() or "index" in path.relative_to(store).parts or path.stat().st_size < 65536:
+            continue
+        with open(path, "r+b") as file:
+            for offset in range(8192 + 100, path.stat().st_size, 8192):
+                file.seek(offset)
+                byte = file.read(1)
+                file.seek(offset)
+                file.write(bytes([byte[0] ^ 0x40]))
+                flipped += 1
+    return flipped
+
+
+def inject(prometheus, server, load, store):
+    failures = []
+
+    def moves(what, condition):
+        end = time.monotonic() + 90
+        while not condition():
+            if time.monotonic() > end:
+                failures.append(f"did not move: {what}")
+                print(f"    did NOT move: {what}")
+                return
+            time.sleep(0.5)
+        print(f"    moved: {what}")
+
+    print("Bits of the store's files are flipped")
+    assert value_of(prometheus, "reads", "Trouble") == 0
+    assert flip_bits(store) > 0
+    moves("Reads: Trouble (damaged)", lambda: value_of(prometheus, "reads", "Trouble") > 0)
+    moves("alert WinnowStoreCorrupt", lambda: "WinnowStoreCorrupt" in prometheus.firing())
+    print("More comes in than the queue takes")
+    assert value_of(prometheus, "overview", "Refused for want of room") == 0
+    flood = [threading.Thread(target=quiet, args=(load,)) for _ in range(40)]
+    for thread in flood:
+        thread.start()
+    moves("Overview: Refused for want of room", lambda: value_of(prometheus, "overview", "Refused for want of room") > 0)
+    for thread in flood:
+        thread.join()
+    return failures
+
+
+def quiet(load):
+    try:
+        load.ask({"prompt": load.documents[0], "max_tokens": 8})
+    except OSError:
+        pass
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=int, default=60)
+    parser.add_argument("--prometheus", default=shutil.which("prometheus"))
+    parser.add_argument("--json")
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    if not args.prometheus:
+        sys.exit("live.py: Prometheus is not there: Debian's package prometheus, or --prometheus FILE")
+    with tempfile.TemporaryDirectory(prefix="winnow-live-") as directory, contextlib.ExitStack() as stack:
+        directory = pathlib.Path(directory)
+        make_certificate(directory)
+        store = directory / "store"
+        server = stack.enter_context(harness.Server(
+            "--tls-cert", directory / "cert.pem", "--tls-key", directory / "key.pem", "--index", "lsh:128,int4", "--probe-interval", "4", "--kv-bytes",
+            "24MiB", "--disk-bytes", "256MiB", "--store-dir", store, "--prefetch", "on", "--row-cache-bytes", "1MiB", "--max-running", "4", "--max-context", "6144",
+            "--queue-requests", "8"))
+        prometheus = Prometheus(args.prometheus, directory, f"127.0.0.1:{server.metrics_port}")
+        stack.callback(prometheus.close)
+        load = Load(server, 3, args.seed)
+        stack.callback(load.end)
+        print(f"Load for {args.seconds} s")
+        time.sleep(args.seconds)
+        failures, rows = check_panels(prometheus)
+        width = max(len(row["panel"]) for row in rows)
+        for row in rows:
+            shown = ", ".join(f"{value:.4g}" for value in row["last"][:4])
+            print(f"    {row['dashboard']:9} {row['panel']:{width}} {sum(row['series']):3} series  {shown}")
+        before = load.errors[:]
+        failures += inject(prometheus, server, load, store)
+        load.end()
+        print(f"{load.answers} answers, {len(before)} errors before the faults; {len(rows)} panels, {sum(len(r['series']) for r in rows)} queries")
+        failures += [f"error: {error}" for error in before[:5]]
+        if args.json:
+            pathlib.Path(args.json).write_text(json.dumps({"panels": rows, "failures": failures}, indent=1))
+        if failures:
+            sys.exit("\n".join(failures))
+        print("Every query of every panel returned data, and what should move moved.")
+
+
+if __name__ == "__main__":
+    main()

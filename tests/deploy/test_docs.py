@@ -1,0 +1,161 @@
+#!/usr/bin/env python3
+"""The documents speak of what is there: links and anchors, commands and their flags, files of the project; each page is in the
+site's menu; generated pages are current. WINNOW_BIN is the program. Needs PyYAML. The site itself: deploy/check.sh.
+"""
+import os
+import re
+import subprocess
+import sys
+import unittest
+
+import yaml
+
+import manifests
+
+SOURCE = manifests.SOURCE
+BIN = os.environ.get("WINNOW_BIN", str(SOURCE / "build/release/winnow"))
+DOCS = SOURCE / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+OTHERS = [SOURCE / name for name in ("README.md", "CONTRIBUTING.md")] + sorted(
+    path for path in SOURCE.rglob("README.md") if path.parent != SOURCE and not {"build", ".venv"} & set(path.parts))
+# Flags of programs that are not the project's.
+FOREIGN = {"docker", "smg", "kubectl", "apt-get", "curl", "git", "helm", "mkdocs", "pip", "ctest", "cmake", "cpack", "systemctl", "install", "python3", "nvidia-smi"}
+
+
+def without_code(text):
+    text = re.sub(r"(?ms)^```.*?^```", "", text)
+    text = re.sub(r"(?m)^(?:    |\t).*$", "", text)
+    return re.sub(r"`[^`\n]*`", "", text)
+
+
+def anchors(path):
+    """Anchors as GitHub and the site make them of headings."""
+    found, seen = set(), {}
+    for heading in re.findall(r"(?m)^#{1,6} (.*)$", re.sub(r"(?ms)^```.*?^```", "", path.read_text())):
+        heading = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading)
+        slug = re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+        slug += f"-{seen[slug]}" if slug in seen else ""
+        seen[slug.rsplit("-", 1)[0] if slug in found else slug] = seen.get(slug, 0) + 1
+        found.add(slug)
+    return found
+
+
+def help_of(*command):
+    done = subprocess.run([BIN, *command, "--help"], capture_output=True, text=True)
+    return done.stdout if done.returncode == 0 else None
+
+
+def commands(text):
+    """Command lines of code blocks, continued lines joined, `A && B` and pipes apart."""
+    blocks = re.findall(r"(?ms)^```[^\n]*\n(.*?)^```", text) + re.findall(r"(?m)(?:^    .*\n?)+", re.sub(r"(?ms)^```.*?^```", "", text))
+    for block in blocks:
+        block = re.sub(r"\\\n\s*", " ", block)
+        for line in block.splitlines():
+            yield from (part.strip() for part in re.split(r"&&|\|(?! *\w+\])", line.strip()))
+
+
+class Links(unittest.TestCase):
+    def test_links_lead_somewhere(self):
+        checked = 0
+        for path in PAGES + OTHERS:
+            for target in re.findall(r"\]\(([^)\s]+)\)", without_code(path.read_text())):
+                if re.match(r"[a-z]+:", target):
+                    continue
+                with self.subTest(page=str(path.relative_to(SOURCE)), link=target):
+                    name, _, anchor = target.partition("#")
+                    file = (path.parent / name).resolve() if name else path
+                    self.assertTrue(file.exists())
+                    if anchor and file.suffix == ".md":
+                        self.assertIn(anchor, anchors(file))
+                    checked += 1
+        self.assertGreater(checked, 60)
+
+    def test_each_page_is_in_the_menu(self):
+        def pages(entry):
+            if isinstance(entry, str):
+                yield entry
+            elif isinstance(entry, list):
+                for one in entry:
+                    yield from pages(one)
+            else:
+                for one in entry.values():
+                    yield from pages(one)
+        menu = list(pages(yaml.safe_load((SOURCE / "mkdocs.yml").read_text())["nav"]))
+        self.assertEqual(len(menu), len(set(menu)))
+        self.assertEqual(set(menu), {str(path.relative_to(DOCS)) for path in PAGES})
+
+
+class Commands(unittest.TestCase):
+    def test_commands_of_winnow_have_the_flags_that_they_are_given(self):
+        checked = 0
+        for path in PAGES + OTHERS:
+            for command in commands(path.read_text()):
+                match = re.match(r"(?:[A-Z_]+=\S+ )*(?:build/release/|build/cuda/|\./)?winnow ([a-z].*)$", command)
+                if not match:
+                    continue
+                with self.subTest(page=str(path.relative_to(SOURCE)), command=command):
+                    words = match.group(1).split()
+                    sub = [words[0]]
+                    text = help_of(*sub)
+                    self.assertIsNotNone(text, "no such command")
+                    if len(words) > 1 and re.search(rf"(?m)^  {re.escape(words[1])}\s", text.partition("Subcommands:")[2]):
+                        sub.append(words[1])
+                        text = help_of(*sub)
+                    for flag in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", match.group(1)):
+                        self.assertRegex(text, rf"(?<![\w-]){flag}(?![\w-])")
+                    checked += 1
+        self.assertGreater(checked, 25)
+
+    def test_scripts_that_are_named_are_there(self):
+        checked = 0
+        for path in PAGES + OTHERS:
+            for name in re.findall(r"(?<![\w./-])((?:scripts|loadtest|tests|deploy|calibrate|docs|server|engine|kernels|storage|models)/[\w./-]+"
+                                   r"\.(?:sh|py|cc|h|cu|cuh|md|json|yaml|cmake|proto))\b", path.read_text()):
+                if "/X" in name:  # a name to be filled in
+                    continue
+                with self.subTest(page=str(path.relative_to(SOURCE)), file=name):
+                    self.assertTrue((SOURCE / name).exists())
+                    checked += 1
+        self.assertGreater(checked, 40)
+
+    def test_flags_in_the_text_are_options_of_something(self):
+        """Wherever `--flag` stands: it is winnow's, or of a script of the project, or its line is about another program."""
+        known = set()
+        top = help_of()
+        for command in re.findall(r"(?m)^  ([a-z][a-z-]*)\s{2,}", top.partition("Subcommands:")[2]):
+            text = help_of(command)
+            known |= set(re.findall(r"--[a-z][a-z0-9-]*", text))
+            for nested in re.findall(r"(?m)^  ([a-z][a-z-]*)\s{2,}", text.partition("Subcommands:")[2]):
+                known |= set(re.findall(r"--[a-z][a-z0-9-]*", help_of(command, nested)))
+        for folder in ("scripts", "loadtest", "tests", "calibrate", "deploy", "kernels"):
+            for path in (SOURCE / folder).rglob("*"):
+                if path.suffix in (".py", ".sh", ".cc", ".cu") and "build" not in path.parts:
+                    known |= set(re.findall(r"--[a-z][a-z0-9-]*", path.read_text(errors="replace")))
+        known |= set(re.findall(r"--[a-z][a-z0-9-]*", (SOURCE / "demo.sh").read_text() + (SOURCE / "test.sh").read_text()))
+        for path in PAGES + OTHERS:
+            if path.name == "flags.md":
+                continue
+            text = re.sub(r"\\\n\s*", " ", path.read_text())
+            for line in text.splitlines():
+                if any(re.search(rf"\b{re.escape(word)}\b", line) for word in FOREIGN):
+                    continue
+                for flag in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]", line):
+                    with self.subTest(page=str(path.relative_to(SOURCE)), flag=flag):
+                        self.assertIn(flag, known)
+
+    def test_environment_variables_are_options(self):
+        options = set(re.findall(r"\[(WINNOW_[A-Z0-9_]+)\]", help_of("serve"))) | {"WINNOW_CONFIG", "WINNOW_KV_BYTES"}
+        for path in [DOCS / name for name in ("start.md", "deploy.md", "cluster.md", "http.md")]:
+            for name in re.findall(r"WINNOW_[A-Z0-9_]+", path.read_text()):
+                self.assertIn(name, options, path)
+
+
+class Generated(unittest.TestCase):
+    def test_the_page_of_options_is_current(self):
+        sys.path.insert(0, str(SOURCE / "scripts"))
+        import reference_pages
+        self.assertEqual((DOCS / "flags.md").read_text(), reference_pages.flags_page(BIN), "run scripts/reference_pages.py --write")
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
