@@ -2,6 +2,7 @@
 """The documents speak of what is there: links and anchors, commands and their flags, files of the project; each page is in the
 site's menu; generated pages are current. WINNOW_BIN is the program. Needs PyYAML. The site itself: deploy/check.sh.
 """
+import functools
 import os
 import re
 import subprocess
@@ -40,6 +41,7 @@ def anchors(path):
     return found
 
 
+@functools.lru_cache(None)
 def help_of(*command):
     done = subprocess.run([BIN, *command, "--help"], capture_output=True, text=True)
     return done.stdout if done.returncode == 0 else None
