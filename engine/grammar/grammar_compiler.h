@@ -37,7 +37,8 @@ struct GrammarCompilerOptions {
   std::chrono::milliseconds compile_time{10'000};
   // The first grammar has to wait for the process and its vocabulary, too.
   std::chrono::milliseconds start_time{30'000};
-  size_t worker_bytes = size_t{1} << 30;     // of the process, beyond what it has when it is ready
+  // Of the process: for its first grammar all that it has, for others what is beyond that.
+  size_t worker_bytes = size_t{1} << 30;
   size_t compiled_bytes = size_t{32} << 20;  // of one grammar on its way here
   size_t cache_bytes = size_t{256} << 20;    // of grammars that are kept
 };

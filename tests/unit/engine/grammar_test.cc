@@ -264,9 +264,10 @@ TEST_F(GrammarOfXgrammarTest, AWorkerThatIsTooSlowOrBreaksIsReplaced) {
             absl::StatusCode::kUnavailable);
 
   options = WorkerOptions();
-  options.worker_bytes = 1;  // beyond what it has when it is ready
+  options.worker_bytes = 1;
   GrammarCompiler small(options, TestVocabulary());
-  ASSERT_FALSE(small.Compile({GrammarKind::kRegex, "a"}).ok()) << "its start is not counted";
+  ASSERT_FALSE(small.Compile({GrammarKind::kRegex, "a"}).ok())
+      << "its first grammar counts the whole process";
 }
 
 TEST_F(GrammarOfXgrammarTest, TheCacheForgetsWhatWasUsedLongestAgo) {
