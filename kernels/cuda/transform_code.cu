@@ -127,8 +127,7 @@ __global__ void __launch_bounds__(kEncodeThreads)
   if (count <= 0) return;
   const int32_t head = blockIdx.y, d = args.transform.head_dim, n = 4 * args.transform.quads;
   for (int32_t at = threadIdx.x; at < count * d; at += blockDim.x) {
-    keys[at] =
-        WidenBf16(args.rows.Row(args.pool, span.block_table, head, first + at / d)[at % d]);
+    keys[at] = WidenBf16(args.rows.Row(args.pool, span.block_table, head, first + at / d)[at % d]);
   }
   __syncthreads();
   const DeviceTransformHead& of_head = args.transform.heads[head];
@@ -171,7 +170,8 @@ __global__ void __launch_bounds__(kEncodeThreads)
     }
     const int32_t block = span.index_table[token / args.code_layout.block_tokens];
     uint32_t* of_codes =
-        args.codes + (block * args.code_layout.BlockBytes() + head * args.code_layout.HeadBytes()) / 4;
+        args.codes +
+        (block * args.code_layout.BlockBytes() + head * args.code_layout.HeadBytes()) / 4;
     of_codes[TransformWordOffset(words, token % args.code_layout.block_tokens, word)] = value;
   }
 }
@@ -221,8 +221,8 @@ __global__ void __launch_bounds__(kTableThreads)
   }
   const DeviceTransformHead& of_head = args.heads[head];
   for (int32_t begin = extension.tokens.first; begin < extension.tokens.last;) {
-    const int32_t end = min(extension.tokens.last,
-                            (begin / kCellRefreshTokens + 1) * kCellRefreshTokens);
+    const int32_t end =
+        min(extension.tokens.last, (begin / kCellRefreshTokens + 1) * kCellRefreshTokens);
     __syncthreads();
     for (int32_t i = part; i < end - begin; i += kTableThreads / kTableDims) {
       if (dim < dims) {
@@ -277,8 +277,8 @@ __global__ void __launch_bounds__(kTableThreads)
 // ---- tail ----
 
 // state becomes that of both; one thread a dimension, all threads of the block call it.
-__device__ __forceinline__ void MergeState(float* state, float part, float part_max,
-                                           float part_sum, int32_t d) {
+__device__ __forceinline__ void MergeState(float* state, float part, float part_max, float part_sum,
+                                           int32_t d) {
   const float max = state[d], sum = state[d + 1];
   __syncthreads();
   if (part_sum == 0) return;
@@ -312,8 +312,7 @@ __global__ void TailKernel(const __grid_constant__ TailArgs args) {
   const int32_t kv_head = head / (args.query_heads / args.kv_heads);
   if (args.heads[kv_head].tail == 0) return;
   const int64_t at = int64_t{blockIdx.y} * args.query_heads + head;
-  const auto* of_cells =
-      reinterpret_cast<const long long*>(args.masses) + at * kTransformCells;
+  const auto* of_cells = reinterpret_cast<const long long*>(args.masses) + at * kTransformCells;
   const float* sums = args.tables[blockIdx.y] + kv_head * kTableRows * d;
   const float* counts =
       args.tables[blockIdx.y] + args.kv_heads * kTableRows * d + kv_head * kTableRows;
@@ -338,8 +337,7 @@ __global__ void TailKernel(const __grid_constant__ TailArgs args) {
         __fdiv_rn(sums[int64_t{kTransformCells} * d + c], fmaxf(1.0f, counts[kTransformCells]));
     for (int32_t cell = 0; cell < kTransformCells; ++cell) {
       if (masses[cell] == 0) continue;
-      const float mean =
-          __fdiv_rn(__fadd_rn(sums[int64_t{cell} * d + c], common), divisors[cell]);
+      const float mean = __fdiv_rn(__fadd_rn(sums[int64_t{cell} * d + c], common), divisors[cell]);
       part = __fmaf_rn(masses[cell], mean, part);
     }
   }
@@ -407,11 +405,15 @@ DeviceTransform PackTransform(const TransformCodeWeights& weights, void* host, v
 
 cudaError_t EncodeTransformKeys(const DeviceTransform& transform, const DeviceKeySpan* spans,
                                 int32_t num_spans, int32_t max_span_tokens, const void* pool,
-                                const KvLayout& layout, void* codes,
-                                const CodeLayout& code_layout, Stream stream) {
+                                const KvLayout& layout, void* codes, const CodeLayout& code_layout,
+                                Stream stream) {
   if (num_spans <= 0 || max_span_tokens <= 0) return cudaSuccess;
-  const EncodeArgs args{transform,      spans, static_cast<const uint16_t*>(pool),
-                        KvRows(layout), static_cast<uint32_t*>(codes), code_layout};
+  const EncodeArgs args{transform,
+                        spans,
+                        static_cast<const uint16_t*>(pool),
+                        KvRows(layout),
+                        static_cast<uint32_t*>(codes),
+                        code_layout};
   const dim3 grid(static_cast<unsigned>(CeilDiv(max_span_tokens, kEncodeTokens)),
                   static_cast<unsigned>(transform.kv_heads), static_cast<unsigned>(num_spans));
   return Launch(EncodeKernel, grid, ThreadsFor(4 * transform.quads), 0, stream, false, args);
@@ -441,11 +443,11 @@ cudaError_t MergeTails(const DeviceTransform& transform, int32_t num_queries,
                        const float* const* tables, const TailMasses& tail, float* states,
                        Stream stream) {
   if (num_queries <= 0) return cudaSuccess;
-  const TailArgs args{transform.heads, tables,     tail.masses,        tail.references,
-                      tail.deltas,     states,     tail.heads,         transform.kv_heads,
+  const TailArgs args{transform.heads,    tables, tail.masses, tail.references,
+                      tail.deltas,        states, tail.heads,  transform.kv_heads,
                       transform.head_dim, 0};
-  return Launch(TailKernel, dim3(static_cast<unsigned>(tail.heads),
-                                 static_cast<unsigned>(num_queries)),
+  return Launch(TailKernel,
+                dim3(static_cast<unsigned>(tail.heads), static_cast<unsigned>(num_queries)),
                 ThreadsFor(transform.head_dim), 0, stream, false, args);
 }
 

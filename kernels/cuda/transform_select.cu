@@ -72,11 +72,12 @@ struct Args {
   uint32_t* coarse;         // [rows][kCoarseBins], zero between calls
   uint32_t* fine;           // [rows][kFineBins], zero between calls
   uint8_t* cells;           // [rows][row_tokens]
-  uint32_t* counts;         // [rows][chunks][kFineBins], of the cut's bin: tokens there, and 2^16 times those above
-  uint32_t* places;         // [rows][chunks][2]: selected before the chunk, and ties before it
-  MassCut* cuts;            // [rows]
-  uint32_t* tickets;        // [rows][3], zero between calls
-  int64_t* tail_masses;     // null: no tail
+  uint32_t*
+      counts;  // [rows][chunks][kFineBins], of the cut's bin: tokens there, and 2^16 times those above
+  uint32_t* places;      // [rows][chunks][2]: selected before the chunk, and ties before it
+  MassCut* cuts;         // [rows]
+  uint32_t* tickets;     // [rows][3], zero between calls
+  int64_t* tail_masses;  // null: no tail
   float* tail_references;
   float* tail_deltas;
   int32_t* chosen_counts;
@@ -183,10 +184,11 @@ __global__ void __launch_bounds__(kPrepareThreads)
   if (coef != 0) atomicAdd(&half_steps, coef * ((1 << of_head.widths[i / 4]) - 1));
   __syncthreads();
   float a = __fmul_rn(__fdiv_rn(peak, 127.0f), args.scale2);
-  float b = __fmaf_rn(a, __fmul_rn(-0.5f, __int2float_rn(half_steps)),
-                      __fmul_rn(args.scale2, centre));
+  float b =
+      __fmaf_rn(a, __fmul_rn(-0.5f, __int2float_rn(half_steps)), __fmul_rn(args.scale2, centre));
   const bool usable = not_finite == 0 && isfinite(a) && isfinite(b);
-  PreparedQuery& to = args.prepared[(int64_t{blockIdx.y} * args.kv_heads + kv_head) * args.group + g];
+  PreparedQuery& to =
+      args.prepared[(int64_t{blockIdx.y} * args.kv_heads + kv_head) * args.group + g];
   if (i < 4 * kTransformQuadsMax) {
     reinterpret_cast<int8_t*>(to.coef)[i] = static_cast<int8_t>(usable ? coef : 0);
   }
@@ -232,11 +234,10 @@ __device__ void FinishRow(const Args& args, int32_t row, const DeviceQuery& quer
 #pragma unroll 4
     for (int32_t p = lane; p < count; p += 32) {
       const int64_t piece = of_row + int64_t{p} * kGroup;
-      const float share =
-          Exp2(__fsub_rn(Logit(prepared, __ldcg(&args.peaks[piece])), reference));
-      sum += __double2ll_rz(__dmul_rn(
-          __ll2double_rn(__ldcg(reinterpret_cast<const long long*>(&args.sums[piece]))),
-          static_cast<double>(share)));
+      const float share = Exp2(__fsub_rn(Logit(prepared, __ldcg(&args.peaks[piece])), reference));
+      sum += __double2ll_rz(
+          __dmul_rn(__ll2double_rn(__ldcg(reinterpret_cast<const long long*>(&args.sums[piece]))),
+                    static_cast<double>(share)));
     }
     sum = WarpSum(sum);
     if (lane != 0) continue;
@@ -296,10 +297,10 @@ __global__ void __launch_bounds__(kScanThreads) ScanKernel(const __grid_constant
     const int32_t token = begin + t * kCodeTileTokens;
     if (token >= query.mid.last) break;
     const int32_t block = args.block_tokens.Divide(token);
-    tiles[t] = static_cast<uint32_t>(
-        (query.block_table[block] * args.block_words +
-         int64_t{token - block * args.block_tokens.divisor()} * kWords) /
-        (kCodeTileTokens * kWords));
+    tiles[t] =
+        static_cast<uint32_t>((query.block_table[block] * args.block_words +
+                               int64_t{token - block * args.block_tokens.divisor()} * kWords) /
+                              (kCodeTileTokens * kWords));
   }
   __syncthreads();
   const uint32_t* head_codes = args.codes + kv_head * args.head_words;
@@ -309,10 +310,10 @@ __global__ void __launch_bounds__(kScanThreads) ScanKernel(const __grid_constant
   for (int i = 0; i < kScanTokens; ++i) {
     const int32_t at = i * kScanThreads + static_cast<int32_t>(threadIdx.x);
     const bool inside = begin + at < query.mid.last;
-    const uint32_t* code = head_codes +
-                           uint64_t{tiles[inside ? at / kCodeTileTokens : 0]} *
-                               uint64_t{kCodeTileTokens * kWords} +
-                           at % kCodeTileTokens;
+    const uint32_t* code =
+        head_codes +
+        uint64_t{tiles[inside ? at / kCodeTileTokens : 0]} * uint64_t{kCodeTileTokens * kWords} +
+        at % kCodeTileTokens;
 #pragma unroll
     for (int w = 0; w < kWords; ++w) words[i][w] = inside ? __ldg(code + w * kCodeTileTokens) : 0;
   }
@@ -390,8 +391,8 @@ __global__ void __launch_bounds__(kScanThreads) ScanKernel(const __grid_constant
 #pragma unroll
     for (int i = 0; i < kScanTokens; ++i) {
       if (!inside[i]) continue;
-      sum += __float2uint_rz(__fmul_rn(
-          Exp2(__fmul_rn(scales[g], __int2float_rn(dots[i][g] - peak))), 0x1p26f));
+      sum += __float2uint_rz(
+          __fmul_rn(Exp2(__fmul_rn(scales[g], __int2float_rn(dots[i][g] - peak))), 0x1p26f));
     }
     // At most 2^28 a thread: two halves, which 32 threads cannot overflow.
     const uint32_t low = __reduce_add_sync(kFullMask, sum & 0xffffu);
@@ -738,7 +739,8 @@ struct Plan {
   int32_t rows, pieces, chunks;
   int64_t row_tokens;
   size_t zeroed_bytes;  // from the beginning
-  size_t coarse, fine, tickets, prepared, peaks, sums, counts, places, cuts, keys, cells, dots, size_bytes;
+  size_t coarse, fine, tickets, prepared, peaks, sums, counts, places, cuts, keys, cells, dots,
+      size_bytes;
 };
 
 Plan MakePlan(const MassSelectShape& shape) {
@@ -858,9 +860,7 @@ bool IsRefused(const MassSelectShape& shape, const DeviceTransform& transform) {
 
 }  // namespace
 
-size_t MassSelectWorkspaceBytes(const MassSelectShape& shape) {
-  return MakePlan(shape).size_bytes;
-}
+size_t MassSelectWorkspaceBytes(const MassSelectShape& shape) { return MakePlan(shape).size_bytes; }
 ZeroedPart MassSelectZeroedPart(const MassSelectShape& shape) {
   return {0, MakePlan(shape).zeroed_bytes};
 }
