@@ -129,12 +129,24 @@ void SetMeans(const Counters& start, const Counters& end, const engine::Retrieva
   result->device_bytes = mean(end.device_bytes, start.device_bytes);
 }
 
-}  // namespace
+// The document's KV, computed from its first `length` tokens and saved.
+absl::Status ReadDocument(StoreBench& bench, std::span<const int32_t> tokens,
+                          std::span<const engine::BlockName> names, int64_t length) {
+  const std::vector<int32_t> table = bench.Table(static_cast<int32_t>(names.size()));
+  for (int64_t position = 0; position < length;) {
+    const int64_t count = std::min<int64_t>(bench.decoder().max_batch_tokens(), length - position);
+    WINNOW_RETURN_IF_ERROR(
+        bench.Forward(tokens.subspan(position, count), position, table, nullptr, length, false));
+    position += count;
+    bench.Seal(names, position);
+  }
+  return bench.Save(names, /*with_index=*/false);
+}
 
-absl::StatusOr<TiersRun> RunTiers(const TiersFlags& flags,
-                                  const std::function<void(const TiersResult&)>& on_result) {
+// Tokens of each context's document, in whole blocks. InvalidArgument: a context is too short.
+absl::StatusOr<std::vector<int64_t>> Documents(const TiersFlags& flags) {
   const int64_t block_tokens = flags.store.model.model.block_tokens;
-  std::vector<int64_t> documents;  // tokens
+  std::vector<int64_t> documents;
   for (const int64_t context : flags.contexts) {
     documents.push_back((context - flags.steps) / block_tokens * block_tokens);
     if (documents.back() < block_tokens + flags.policy.sink + flags.policy.window) {
@@ -143,6 +155,15 @@ absl::StatusOr<TiersRun> RunTiers(const TiersFlags& flags,
           context, flags.steps));
     }
   }
+  return documents;
+}
+
+}  // namespace
+
+absl::StatusOr<TiersRun> RunTiers(const TiersFlags& flags,
+                                  const std::function<void(const TiersResult&)>& on_result) {
+  const int64_t block_tokens = flags.store.model.model.block_tokens;
+  WINNOW_ASSIGN_OR_RETURN(const std::vector<int64_t> documents, Documents(flags));
   const int64_t longest = *std::max_element(documents.begin(), documents.end());
   const double most = *std::max_element(flags.shares.begin(), flags.shares.end()) / 100;
   const bool reads_text = !flags.store.text_path.empty();
@@ -163,15 +184,7 @@ absl::StatusOr<TiersRun> RunTiers(const TiersFlags& flags,
 
   // The longest document contains the others.
   if (reads_text) {
-    const std::vector<int32_t> table = bench.Table(static_cast<int32_t>(names.size()));
-    for (int64_t position = 0; position < longest;) {
-      const int64_t count = std::min<int64_t>(decoder.max_batch_tokens(), longest - position);
-      WINNOW_RETURN_IF_ERROR(bench.Forward(std::span(tokens).subspan(position, count), position,
-                                           table, nullptr, longest, false));
-      position += count;
-      bench.Seal(names, position);
-    }
-    WINNOW_RETURN_IF_ERROR(bench.Save(names, /*with_index=*/false));
+    WINNOW_RETURN_IF_ERROR(ReadDocument(bench, tokens, names, longest));
   } else {
     WINNOW_RETURN_IF_ERROR(bench.FillWithNoise(names));
   }

@@ -207,10 +207,11 @@ int Main(int argc, char** argv) {
     } else if (std::strcmp(argv[i], "--shape") == 0 && i + 1 < argc) {
       shape = argv[++i];
     } else {
-      std::fprintf(stderr,
-                   "usage: %s [--filter codes|masses|encode|attend|gather|fetch|far|pin|top-p|completion|"
-                   "sample|products|prompt] [--shape TEXT]\n",
-                   argv[0]);
+      std::fprintf(
+          stderr,
+          "usage: %s [--filter codes|masses|encode|attend|gather|fetch|far|pin|top-p|completion|"
+          "sample|products|prompt] [--shape TEXT]\n",
+          argv[0]);
       return 2;
     }
   }

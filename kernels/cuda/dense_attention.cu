@@ -315,8 +315,7 @@ class SwizzledRing {
   __device__ uint32_t BarrierOf(int32_t unit) const { return barriers_ + (unit - first_) % 2 * 8; }
   __device__ int32_t RowOf(int32_t unit) const {
     const int32_t token = unit * kDenseUnitTokens, block = args_.block_tokens.Divide(token);
-    return table_[block] * block_rows_ + head_row_ + token -
-           block * args_.block_tokens.divisor();
+    return table_[block] * block_rows_ + head_row_ + token - block * args_.block_tokens.divisor();
   }
   __device__ void Start(int32_t unit, int32_t units) {
     const uint32_t to = Stage(unit), barrier = BarrierOf(unit);
