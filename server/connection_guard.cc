@@ -401,11 +401,12 @@ void Share(std::list<Link*>& waiting, Bucket& bucket, int64_t least) {
   }
 }
 
-// Turns to be opened, one each. Who went away meanwhile takes none, so that a flood of connections is over when
-// its sender is.
+// Turns to be opened, one each. The latest first, and none for who went away meanwhile: what a flood has left behind
+// cannot always be told from clients (its end is behind bytes that nobody reads), and must not stand before those
+// that come after it.
 void ShareTurns(std::list<Link*>& waiting, Bucket& openings) {
   while (!waiting.empty()) {
-    Link* const link = waiting.front();
+    Link* const link = waiting.back();
     if (!link->IsGone()) {
       if (openings.Level(Time::now()) < 1) return;
       openings.Take(1);
