@@ -38,6 +38,9 @@ constexpr size_t kReadBytes = 16 << 10;
 // Of each socket, in bytes: what a client that does not read makes the guard and the kernel hold.
 constexpr int kBufferBytes = 128 << 10;
 constexpr std::chrono::milliseconds kGiveEvery{10};
+// All connections' own allowances of resets together, so that a thousand connections have no thousand times as
+// much: saved up, and in a second.
+constexpr int64_t kAllResetsMost = 8192, kAllResetsEachSecond = 1024;
 constexpr std::chrono::milliseconds kCheckEvery{250};
 
 // Grows with time up to a most.
@@ -54,6 +57,11 @@ class Bucket {
     level_ = std::min(most_, level_ + seconds * each_second_);
     at_ = now;
     return static_cast<int64_t>(level_);
+  }
+  // Lower ones than it was made with.
+  void Bound(double most, double each_second) {
+    most_ = most;
+    each_second_ = each_second;
   }
   void Take(int64_t amount) { level_ -= static_cast<double>(amount); }
 
@@ -131,12 +139,17 @@ class Link final : public std::enable_shared_from_this<Link> {
 
   Task<> Up();
   void Check(Time::time_point now) {
-    if (now >= deadline_) Abort();
+    // What a client that is gone has left behind unread is of no use to anybody.
+    if (now >= deadline_ || (waits_ && IsGone())) Abort();
   }
   // The client has closed its end, which nobody reads while the link waits.
   bool IsGone() {
     pollfd end = {client_.native_handle(), POLLRDHUP, 0};
     return poll(&end, 1, 0) > 0;
+  }
+  void Drop() {
+    StopWaiting();
+    Abort();
   }
   void Abort() {
     aborted_ = true;
@@ -293,6 +306,11 @@ Task<bool> Link::Forward(std::string_view bytes) {
   size_t from = 0;
   while (from < rest.size() && !aborted_) {
     const Time::time_point now = Time::now();
+    const auto others = static_cast<double>(std::max<int64_t>(shared_.connections, 1));
+    own_.resets.Bound(
+        std::min(static_cast<double>(shared_.options.most.resets), kAllResetsMost / others),
+        std::min(static_cast<double>(shared_.options.each_second.resets),
+                 kAllResetsEachSecond / others));
     const Http2Credit own = {own_.resets.Level(now), own_.control.Level(now)};
     Http2Credit credit = {std::max<int64_t>(own.resets, 0) + drawn_.resets,
                           std::max<int64_t>(own.control, 0) + drawn_.control};
@@ -373,16 +391,22 @@ void Share(std::list<Link*>& waiting, Bucket& bucket, int64_t least) {
   const Time::time_point now = Time::now();
   const int64_t part = std::max(bucket.Level(now) / static_cast<int64_t>(waiting.size()), least);
   while (!waiting.empty() && bucket.Level(now) >= part) {
+    Link* const link = waiting.front();
+    if (link->IsGone()) {
+      link->Drop();
+      continue;
+    }
     bucket.Take(part);
-    waiting.front()->Give(part);
+    link->Give(part);
   }
 }
 
-// Turns to be opened, one each. Who went away meanwhile takes none, so that a flood of connections is over when
-// its sender is.
+// Turns to be opened, one each. The latest first, and none for who went away meanwhile: what a flood has left behind
+// cannot always be told from clients (its end is behind bytes that nobody reads), and must not stand before those
+// that come after it.
 void ShareTurns(std::list<Link*>& waiting, Bucket& openings) {
   while (!waiting.empty()) {
-    Link* const link = waiting.front();
+    Link* const link = waiting.back();
     if (!link->IsGone()) {
       if (openings.Level(Time::now()) < 1) return;
       openings.Take(1);

@@ -39,7 +39,8 @@ struct GuardOptions {
   Http2Credit shared_most = {.resets = 1024, .control = 16384};
   Http2Credit shared_each_second = {.resets = 256, .control = 8192};
   // Connections that may be handed to gRPC: what there is at once, and in a second.
-  int64_t connections_most = 1024, connections_each_second = 256;
+  // Each costs gRPC about a millisecond.
+  int64_t connections_most = 64, connections_each_second = 256;
   engine::Duration begin_timeout = std::chrono::seconds(20);  // TLS and preface
   engine::Duration write_timeout = std::chrono::seconds(60);  // a client that takes nothing
 };

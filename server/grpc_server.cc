@@ -41,6 +41,8 @@ GuardOptions GuardOptionsOf(const ServeConfig& config) {
   options.http2.header_block_bytes =
       std::max<size_t>(64 << 10, static_cast<size_t>(config.max_metadata_bytes) * 2);
   options.most.resets = config.max_streams;
+  // Next to nothing, because a new connection costs an attacker nothing either; beyond it there is what all share.
+  options.begins.resets = 2;
   options.shared_most.resets =
       std::max<int64_t>(options.shared_most.resets, 2 * config.max_streams);
   options.write_timeout = absl::ToChronoNanoseconds(

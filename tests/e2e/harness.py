@@ -23,6 +23,8 @@ BIN = os.environ.get("WINNOW_BIN", str(SOURCE / "build/release/winnow"))
 MODEL = str(SOURCE / "models/needle-5m")
 # A sanitizer makes everything slower; no test's verdict should hang on that.
 PATIENCE = 120
+# Bounds of time and memory, and shares of work within seconds, mean nothing there.
+SANITIZED = any(f"/build/{preset}/" in BIN for preset in ("check", "tsan"))
 # Where servers remember what they measured at start: one for all of a test program, and gone with it.
 CACHE = tempfile.TemporaryDirectory(prefix="winnow-e2e-cache-")
 

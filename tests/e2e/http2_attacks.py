@@ -20,7 +20,7 @@ END_STREAM, END_HEADERS = 1, 4
 WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 GENERATE = b"/winnow.v1.InferenceService/Generate"
 # Streams for each connection before it is opened anew: their blocks are made once.
-STREAMS = 100_000
+STREAMS = 40_000
 
 
 def frame(kind, flags, stream, payload=b""):

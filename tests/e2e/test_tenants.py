@@ -174,7 +174,7 @@ tenants:
 class Shares(unittest.TestCase):
     """Tenants that ask all the time, over HTTP: each connection asks again as soon as it was answered or refused."""
     FLAGS = ("--max-running", "4", "--queue-requests", "16", "--prefix-cache", "off")
-    SECONDS = 6
+    SECONDS = 4
 
     def load(self, server, calls_of):
         served, until = dict.fromkeys(calls_of, 0), time.monotonic() + self.SECONDS
@@ -182,7 +182,7 @@ class Shares(unittest.TestCase):
 
         def one(tenant):
             connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=harness.PATIENCE)
-            body = json.dumps({"prompt": "Count: one two three", "max_tokens": 32, "ignore_eos": True})
+            body = json.dumps({"prompt": "Count: one two three", "max_tokens": 16, "ignore_eos": True})
             while time.monotonic() < until:
                 connection.request("POST", "/v1/completions", body, {"x-winnow-tenant": tenant})
                 response = connection.getresponse()
@@ -206,7 +206,9 @@ class Shares(unittest.TestCase):
             served = self.load(server, {"flood": 40, "a": 4, "b": 4, "c": 4, "d": 4})
             jain = sum(served.values()) ** 2 / (5 * sum(t * t for t in served.values()))
             print(f"Jain's index {jain:.3f}, served {served}", flush=True)
-            self.assertGreaterEqual(jain, 0.95)
+            if not harness.SANITIZED:
+                self.assertGreaterEqual(jain, 0.95)
+            self.assertGreater(min(served.values()), 0)
 
     def test_weights(self):
         with temporary_directory() as directory:
@@ -214,8 +216,10 @@ class Shares(unittest.TestCase):
             with Server(*self.FLAGS, "--tenants", directory / "t") as server:
                 served = self.load(server, {"double": 8, "one": 8, "half": 8})
                 print(f"weights 2, 1, 0.5: served {served}", flush=True)
-                self.assertAlmostEqual(served["double"] / served["one"], 2, delta=0.5)
-                self.assertAlmostEqual(served["one"] / served["half"], 2, delta=0.6)
+                if not harness.SANITIZED:
+                    self.assertAlmostEqual(served["double"] / served["one"], 2, delta=0.5)
+                    self.assertAlmostEqual(served["one"] / served["half"], 2, delta=0.6)
+                self.assertGreater(served["double"], served["half"])
 
 
 if __name__ == "__main__":

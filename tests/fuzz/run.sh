@@ -23,7 +23,7 @@ if [ -n "$protos" ]; then
   protoc -I proto --cpp_out="$work/proto" $protos
   for proto in $protos; do generated="$generated $work/proto/${proto%.proto}.pb.cc"; done
 fi
-flags="-std=c++20 -O1 -g -I. -I$work/proto -DFMT_SHARED -DSPDLOG_COMPILED_LIB -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all $(pkg-config --cflags $packages)"
+flags="-std=c++20 -DWINNOW_VERSION=\"fuzz\" -O1 -g -I. -I$work/proto -DFMT_SHARED -DSPDLOG_COMPILED_LIB -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all $(pkg-config --cflags $packages)"
 # Only what the target says that it reaches, so that a run starts within a minute.
 sources="tests/fuzz/${name}_fuzz.cc $(sed -n 's|^// Sources: ||p' "tests/fuzz/${name}_fuzz.cc" | tr '\n' ' ') $generated"
 objects=
