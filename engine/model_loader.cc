@@ -56,9 +56,9 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& model_
   WINNOW_ASSIGN_OR_RETURN(decoder_options.retrieval,
                           ResolveRetrieval(model_path, config, weights, options.retrieval));
   // Before memory is counted and taken: it adds an index, and needs a decoder of its own meanwhile.
-  WINNOW_ASSIGN_OR_RETURN(TransformReport transform,
-                          ResolveTransform(config, weights, *tokenizer, options.retrieval, *backend,
-                                           decoder_options));
+  WINNOW_ASSIGN_OR_RETURN(
+      TransformReport transform,
+      ResolveTransform(config, weights, *tokenizer, options.retrieval, *backend, decoder_options));
   const kernels::KvLayout layout{config.num_kv_heads, config.head_dim, decoder_options.block_tokens,
                                  decoder_options.kv_dtype};
   WINNOW_RETURN_IF_ERROR(CheckMemory(config, decoder_options, *backend,

@@ -281,8 +281,7 @@ class InferenceService::Impl final : public RawService {
       generator_.CountUnstarted("grpc", status);
       return new EndedReactor(ToGrpcStatus(status));
     }
-    return GenerateReactor::Start(generator_, callers_, stuck_, context, request,
-                                  std::move(codec));
+    return GenerateReactor::Start(generator_, callers_, stuck_, context, request, std::move(codec));
   }
 
   grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext* context,

@@ -689,7 +689,8 @@ StoreStats DiskStore::stats() const {
   stats.pinned_bytes = table_.pinned_bytes();
   stats.used_bytes = log_.used_bytes();
   stats.in_flight = in_flight_;
-  stats.io_backend = env_.ring().engine().name() == "uring" ? "uring" : "threads";  // outlives the store
+  stats.io_backend =
+      env_.ring().engine().name() == "uring" ? "uring" : "threads";  // outlives the store
   return stats;
 }
 

@@ -146,8 +146,9 @@ void BenchMasses(Bench& bench) {
                             sequences.queries.data(), anchors.data(), 0.1f, codes[i].data(), chosen,
                             of_tail, workspace.data(), stream);
       });
-      bench.Report(Text("masses: select%s%s", tail ? ", tail" : "", shape.fused ? "" : ", in passes"),
-                   text, seconds, bytes);
+      bench.Report(
+          Text("masses: select%s%s", tail ? ", tail" : "", shape.fused ? "" : ", in passes"), text,
+          seconds, bytes);
     }
   }
   const KvLayout kv{kKvHeads, d, kBlock, DType::kBF16};

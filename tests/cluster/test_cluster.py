@@ -20,7 +20,7 @@ import urllib.error
 import urllib.request
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "e2e"))
-from harness import MODEL, PATIENCE, SOURCE, Server, eventually, main  # noqa: E402
+from harness import PATIENCE, SOURCE, Server, eventually, main  # noqa: E402
 
 FLAGS = ("--kv-events", "on", "--max-context", "8192", "--kv-bytes", "64MiB", "--max-running", "8", "--threads", "1",
          "--index", "none", "--retrieval-from", "0", "--model-name", "needle")

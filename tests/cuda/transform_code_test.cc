@@ -186,7 +186,8 @@ TEST_F(CudaTransformCodeTest, ManyRowsTakeLongerChunksAndSeveralLaunches) {
     const int32_t bits = random_.Int(0, 1) == 0 ? 128 : 256;
     const Scene scene(random_, 64, 2, group, bits, {4000, 9000});
     for (const int32_t count : {9, 30, 60, 130, 300}) {
-      SCOPED_TRACE(::testing::Message() << bits << " bits, G " << group << ", " << count << " queries");
+      SCOPED_TRACE(::testing::Message()
+                   << bits << " bits, G " << group << ", " << count << " queries");
       std::vector<RetrievalQuery> queries;
       for (int32_t i = 0; i < count; ++i) {
         queries.push_back(AnyQuery(scene, i % 16 == 0 ? 1 : 0, i % 7, i % 16 == 0 ? 9000 : 700));

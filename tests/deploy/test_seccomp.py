@@ -4,8 +4,6 @@ io_uring's calls lets it serve with threads, which its metrics say, and makes --
 """
 import contextlib
 import json
-import os
-import pathlib
 import sys
 import unittest
 import urllib.request

@@ -1,12 +1,9 @@
 """vllm.grpc.engine.VllmEngine as routers speak it: its protos are those that the build fetched."""
 import hashlib
 import io
-import json
-import os
 import pathlib
 import subprocess
 import tempfile
-import time
 import unittest
 import zipfile
 
