@@ -38,8 +38,16 @@ class DiskPartsTest : public testing::Test,
     Restart();
   }
 
+  void TearDown() override { Drain(); }
+  // The kernel gives back every buffer before memory and files go.
+  void Drain() {
+    if (env_ == nullptr) return;
+    EXPECT_TRUE(env_->ring().Drain(std::chrono::seconds(30)));
+  }
+
   // The parts anew over the same directory, as after a restart; the index stays.
   void Restart() {
+    Drain();
     committer_.reset();
     reader_.reset();
     table_.reset();

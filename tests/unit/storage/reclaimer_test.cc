@@ -14,7 +14,10 @@ class ReclaimerTest : public DiskPartsTest, public Reclaimer::Host {
     StartIndex();
     reclaimer_ = std::make_unique<Reclaimer>(*env_, *log_, *table_, *committer_, *order_, *this);
   }
-  void TearDown() override { reclaimer_.reset(); }
+  void TearDown() override {
+    reclaimer_.reset();
+    DiskPartsTest::TearDown();
+  }
   bool StartMove(const BlockKey& key, const Entry& entry, Segment* victim) override {
     if (buffers_ == 0) return false;
     --buffers_;
