@@ -23,8 +23,8 @@ class _Base:
 
     def __init__(self, address: str, *, api_key: Optional[str] = None, tenant: Optional[str] = None, tls: bool = False,
                  root_certificates: Optional[bytes] = None, private_key: Optional[bytes] = None,
-                 certificate_chain: Optional[bytes] = None, timeout: Optional[float] = None, retry: RetryPolicy = RetryPolicy()):
-        self._timeout, self._retry = timeout, retry
+                 certificate_chain: Optional[bytes] = None, timeout: Optional[float] = None, retry: Optional[RetryPolicy] = None):
+        self._timeout, self._retry = timeout, retry or RetryPolicy()
         self._metadata: List[Tuple[str, str]] = []
         if api_key is not None:
             self._metadata.append(("authorization", f"Bearer {api_key}"))
