@@ -30,6 +30,7 @@ EXEMPT = {
     "winnow_sequences_accepted_total": "of runbooks",
     "winnow_sequences_rejected_total": "as winnow_requests_total{outcome=\"rejected\"}, of sequences",
     "winnow_http_connections_accepted_total": "of no concern while nothing is refused",
+    "winnow_grpc_connections_accepted_total": "as for HTTP",
 }
 
 

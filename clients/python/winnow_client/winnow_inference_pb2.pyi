@@ -11,20 +11,38 @@ FINISH_REASON_STOP_TOKEN: FinishReason
 FINISH_REASON_UNSPECIFIED: FinishReason
 
 class ChatMessage(_message.Message):
-    __slots__ = ["content", "role"]
+    __slots__ = ["content", "name", "reasoning", "role", "tool_call_id", "tool_calls"]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REASONING_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CALL_ID_FIELD_NUMBER: _ClassVar[int]
     content: str
+    name: str
+    reasoning: str
     role: str
-    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ...) -> None: ...
+    tool_call_id: str
+    tool_calls: _containers.RepeatedCompositeFieldContainer[ToolCall]
+    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., tool_call_id: _Optional[str] = ..., name: _Optional[str] = ..., reasoning: _Optional[str] = ...) -> None: ...
 
 class ChatPrompt(_message.Message):
-    __slots__ = ["add_generation_prompt", "messages"]
+    __slots__ = ["add_generation_prompt", "messages", "template_options", "tools"]
     ADD_GENERATION_PROMPT_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    TEMPLATE_OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    TOOLS_FIELD_NUMBER: _ClassVar[int]
     add_generation_prompt: bool
     messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
-    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., add_generation_prompt: bool = ...) -> None: ...
+    template_options: str
+    tools: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., add_generation_prompt: bool = ..., tools: _Optional[_Iterable[str]] = ..., template_options: _Optional[str] = ...) -> None: ...
+
+class Choices(_message.Message):
+    __slots__ = ["texts"]
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    texts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, texts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DetokenizeRequest(_message.Message):
     __slots__ = ["ids", "show_special_tokens"]
@@ -53,13 +71,14 @@ class Finish(_message.Message):
     def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_string: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ["chat", "n", "policy", "sampling", "show_special_tokens", "stopping", "text", "tokens", "top_logprobs"]
+    __slots__ = ["chat", "n", "policy", "sampling", "show_special_tokens", "stopping", "structured_output", "text", "tokens", "top_logprobs"]
     CHAT_FIELD_NUMBER: _ClassVar[int]
     N_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     SHOW_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STOPPING_FIELD_NUMBER: _ClassVar[int]
+    STRUCTURED_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
@@ -69,10 +88,11 @@ class GenerateRequest(_message.Message):
     sampling: SamplingOptions
     show_special_tokens: bool
     stopping: StoppingOptions
+    structured_output: StructuredOutput
     text: TextPrompt
     tokens: TokenPrompt
     top_logprobs: int
-    def __init__(self, text: _Optional[_Union[TextPrompt, _Mapping]] = ..., tokens: _Optional[_Union[TokenPrompt, _Mapping]] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., stopping: _Optional[_Union[StoppingOptions, _Mapping]] = ..., n: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., policy: _Optional[str] = ..., show_special_tokens: bool = ...) -> None: ...
+    def __init__(self, text: _Optional[_Union[TextPrompt, _Mapping]] = ..., tokens: _Optional[_Union[TokenPrompt, _Mapping]] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., stopping: _Optional[_Union[StoppingOptions, _Mapping]] = ..., n: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., policy: _Optional[str] = ..., show_special_tokens: bool = ..., structured_output: _Optional[_Union[StructuredOutput, _Mapping]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ["choice", "finish", "text", "tokens"]
@@ -91,7 +111,7 @@ class GetModelRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelResponse(_message.Message):
-    __slots__ = ["architecture", "chat_template", "default_max_tokens", "default_policy", "default_sampling", "dtype", "eos_token_ids", "kv_dtype", "max_context", "max_prompt_bytes", "name", "policies", "retrieval", "version", "vocab_size"]
+    __slots__ = ["architecture", "chat_template", "default_max_tokens", "default_policy", "default_sampling", "dtype", "eos_token_ids", "kv_dtype", "max_context", "max_prompt_bytes", "name", "policies", "retrieval", "structured_output", "version", "vocab_size"]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -105,6 +125,7 @@ class GetModelResponse(_message.Message):
     NAME_FIELD_NUMBER: _ClassVar[int]
     POLICIES_FIELD_NUMBER: _ClassVar[int]
     RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
+    STRUCTURED_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     architecture: str
@@ -120,9 +141,10 @@ class GetModelResponse(_message.Message):
     name: str
     policies: _containers.RepeatedScalarFieldContainer[str]
     retrieval: RetrievalInfo
+    structured_output: bool
     version: str
     vocab_size: int
-    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context: _Optional[int] = ..., dtype: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., chat_template: _Optional[str] = ..., policies: _Optional[_Iterable[str]] = ..., default_policy: _Optional[str] = ..., default_sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., default_max_tokens: _Optional[int] = ..., max_prompt_bytes: _Optional[int] = ..., version: _Optional[str] = ..., retrieval: _Optional[_Union[RetrievalInfo, _Mapping]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context: _Optional[int] = ..., dtype: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., chat_template: _Optional[str] = ..., policies: _Optional[_Iterable[str]] = ..., default_policy: _Optional[str] = ..., default_sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., default_max_tokens: _Optional[int] = ..., max_prompt_bytes: _Optional[int] = ..., version: _Optional[str] = ..., retrieval: _Optional[_Union[RetrievalInfo, _Mapping]] = ..., structured_output: bool = ...) -> None: ...
 
 class KvReadBytes(_message.Message):
     __slots__ = ["disk", "fast", "host"]
@@ -231,6 +253,24 @@ class StoppingOptions(_message.Message):
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_strings: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., include_stop: bool = ...) -> None: ...
 
+class StructuredOutput(_message.Message):
+    __slots__ = ["choice", "grammar", "json_object", "json_schema", "open", "regex", "structural_tag"]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    JSON_OBJECT_FIELD_NUMBER: _ClassVar[int]
+    JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    REGEX_FIELD_NUMBER: _ClassVar[int]
+    STRUCTURAL_TAG_FIELD_NUMBER: _ClassVar[int]
+    choice: Choices
+    grammar: str
+    json_object: bool
+    json_schema: str
+    open: bool
+    regex: str
+    structural_tag: str
+    def __init__(self, json_schema: _Optional[str] = ..., json_object: bool = ..., regex: _Optional[str] = ..., choice: _Optional[_Union[Choices, _Mapping]] = ..., grammar: _Optional[str] = ..., structural_tag: _Optional[str] = ..., open: bool = ...) -> None: ...
+
 class TextPrompt(_message.Message):
     __slots__ = ["add_special_tokens", "text"]
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -278,6 +318,16 @@ class TokenizeResponse(_message.Message):
     IDS_FIELD_NUMBER: _ClassVar[int]
     ids: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ToolCall(_message.Message):
+    __slots__ = ["arguments", "id", "name"]
+    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    arguments: str
+    id: str
+    name: str
+    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., arguments: _Optional[str] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ["cached_tokens", "dense_rows", "generated_tokens", "kv_dense_bytes", "kv_read_bytes", "preemptions", "prompt_tokens", "queue_seconds", "retrieval", "selected_rows", "time_to_first_token_seconds", "total_seconds"]
