@@ -49,7 +49,7 @@ enum class ToolFormat { kNone, kHermes, kLlama3, kMistral };
 struct AnswerParserOptions {
   ToolFormat tools = ToolFormat::kNone;
   // Functions that may be called. Llama3Parser takes nothing else for a call, because any JSON object looks like one.
-  std::vector<std::string> names;
+  std::vector<std::string> names = {};
   // What follows the first call is left out.
   bool one_call = false;
   bool reasoning = false;

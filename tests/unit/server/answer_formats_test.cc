@@ -113,9 +113,10 @@ TEST(AnswerFormatsTest, MessagesShowReasoningToThoseWhoAsked) {
     const Json answer = Json::parse(Body(*whole, Messages(v1::FINISH_REASON_STOP_TOKEN)));
     EXPECT_EQ(answer["stop_reason"], "tool_use");
     ASSERT_EQ(answer["content"].size(), shows ? 3u : 2u) << answer;
-    if (shows)
+    if (shows) {
       EXPECT_EQ(answer["content"][0],
                 Json({{"type", "thinking"}, {"thinking", "Hm."}, {"signature", ""}}));
+    }
     EXPECT_EQ(answer["content"][shows]["text"], "So:");
     EXPECT_EQ(answer["content"][shows + 1]["input"], Json({{"a", 1}}));
 
