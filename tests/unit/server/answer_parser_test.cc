@@ -64,12 +64,6 @@ Pieces Call(const std::string& name, const std::string& arguments) {
   return {{Kind::kCallBegin, name}, {Kind::kCallArguments, arguments}, {Kind::kCallEnd, ""}};
 }
 
-std::ostream& operator<<(std::ostream& out, const Pieces& pieces) {
-  for (const AnswerPiece& piece : pieces)
-    out << static_cast<int>(piece.kind) << ":" << piece.text << " | ";
-  return out;
-}
-
 const AnswerParserOptions kHermes = {.tools = ToolFormat::kHermes};
 const AnswerParserOptions kLlama = {.tools = ToolFormat::kLlama3, .names = {"f", "get_weather"}};
 const AnswerParserOptions kMistral = {.tools = ToolFormat::kMistral};
