@@ -31,7 +31,7 @@ JsonCall::State JsonCall::Add(char c) {
       if (IsSpace(c)) return State::kOpen;
       if (c == '}') return AddAfterValue(c);
       if (c != '"') return State::kBroken;
-      key_ = "\"";
+      key_.assign(1, '"');
       escaped_ = false;
       place_ = Place::kInKey;
       return State::kOpen;
@@ -88,7 +88,7 @@ JsonCall::State JsonCall::AddValueByte(char c) {
   } else if (member_ != Member::kOther || value_.empty()) {
     value_.push_back(c);
   }
-  if (streams && value_.empty()) value_ = "{";  // it has begun
+  if (streams && value_.empty()) value_.assign(1, '{');  // it has begun
   if (in_string_) {
     if (escaped_) {
       escaped_ = false;
