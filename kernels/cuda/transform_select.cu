@@ -25,6 +25,8 @@ constexpr int32_t kFusedTiles[] = {4, 8, 16, 32};
 
 // ---- prepare ----
 
+// kAhead: of each column, in registers before the query is there. Then a multiprocessor has room for one block only.
+template <int kAhead>
 __global__ void __launch_bounds__(kPrepareThreads)
     PrepareKernel(const __grid_constant__ Args args) {
   __shared__ float q[256], deltas[256];
@@ -44,9 +46,9 @@ __global__ void __launch_bounds__(kPrepareThreads)
                                 : args.transform.query_weight + int64_t{kv_head} * d * n + i;
   const int64_t stride = is_mean ? 1 : n;
   const bool has_column = i < own || is_mean;
-  float ahead[kPrepareAhead];
+  float ahead[kAhead > 0 ? kAhead : 1];
 #pragma unroll
-  for (int c = 0; c < kPrepareAhead; ++c) ahead[c] = has_column && c < d ? column[c * stride] : 0;
+  for (int c = 0; c < kAhead; ++c) ahead[c] = has_column && c < d ? column[c * stride] : 0;
   WaitForEarlier();
   for (int32_t c = i; c < d; c += kPrepareThreads) {
     q[c] = args.q[query.row * args.q_stride + int64_t{head} * d + c];
@@ -59,11 +61,11 @@ __global__ void __launch_bounds__(kPrepareThreads)
   float y = 0;
   if (has_column) {
 #pragma unroll
-    for (int c = 0; c < kPrepareAhead; ++c) {
+    for (int c = 0; c < kAhead; ++c) {
       if (c < d) y = __fmaf_rn(q[c], ahead[c], y);
     }
 #pragma unroll 32
-    for (int32_t c = kPrepareAhead; c < d; ++c) y = __fmaf_rn(q[c], column[c * stride], y);
+    for (int32_t c = kAhead; c < d; ++c) y = __fmaf_rn(q[c], column[c * stride], y);
   }
   if (is_mean) {
     centre = y;
@@ -332,8 +334,11 @@ cudaError_t SelectByMass(const MassSelectShape& shape, const DeviceTransform& tr
                              codes, chosen, tail, workspace);
   const dim3 grid(static_cast<unsigned>(shape.layout.kv_heads * shape.group),
                   static_cast<unsigned>(shape.num_queries));
+  const bool one_each = int64_t{grid.x} * grid.y <= CurrentDevice().multiprocessors;
   if (const cudaError_t error =
-          Launch(PrepareKernel, grid, kPrepareThreads, 0, stream, false, args);
+          one_each
+              ? Launch(PrepareKernel<kPrepareAhead>, grid, kPrepareThreads, 0, stream, false, args)
+              : Launch(PrepareKernel<0>, grid, kPrepareThreads, 0, stream, false, args);
       error != cudaSuccess) {
     return error;
   }
