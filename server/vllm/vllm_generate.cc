@@ -21,13 +21,14 @@ namespace pb = vllm::grpc::engine;
 constexpr size_t kMaxRequestIdBytes = 256;
 
 // The validator's names of fields, and those of this API, longest first.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 12> kFieldNames = {{
+constexpr std::array<std::pair<std::string_view, std::string_view>, 13> kFieldNames = {{
     {"stopping.stop_token_ids", "sampling_params.stop_token_ids"},
     {"stopping.stop_strings", "sampling_params.stop"},
     {"stopping.include_stop", "sampling_params.include_stop_str_in_output"},
     {"stopping.max_tokens", "sampling_params.max_tokens"},
     {"stopping.min_tokens", "sampling_params.min_tokens"},
     {"stopping.ignore_eos", "sampling_params.ignore_eos"},
+    {"structured_output", "sampling_params"},
     {"top_logprobs", "sampling_params.logprobs"},
     {"tokens.ids", "tokenized.input_ids"},
     {"text.text", "text"},
@@ -59,11 +60,6 @@ void RefuseWhatCannotBeDone(const pb::GenerateRequest& in, Violations& violation
          "log-probabilities are of generated tokens only");
   refuse(sampling.has_truncate_prompt_tokens(), "sampling_params.truncate_prompt_tokens",
          "prompts are taken whole or not at all");
-  if (const auto set = sampling.constraint_case(); set != pb::SamplingParams::CONSTRAINT_NOT_SET) {
-    const std::string name(
-        pb::SamplingParams::descriptor()->FindFieldByNumber(static_cast<int>(set))->name());
-    refuse(true, Concat("sampling_params.", name), "this route has no structured output");
-  }
   refuse(in.has_kv_transfer_params(), "kv_transfer_params", "KV is not moved between servers");
   refuse(in.has_kv_transfer_params_json(), "kv_transfer_params_json",
          "KV is not moved between servers");
@@ -72,6 +68,28 @@ void RefuseWhatCannotBeDone(const pb::GenerateRequest& in, Violations& violation
   refuse(in.has_media_refs(), "media_refs", "it reads text only");
   refuse(in.has_data_parallel_rank() && in.data_parallel_rank() != 0, "data_parallel_rank",
          "there is rank 0 only");
+}
+
+// A grammar holds from the first token on, whatever `grammar_from_first_token` says: winnow keeps none back for thoughts.
+void ReadConstraint(const pb::SamplingParams& in, v1::GenerateRequest& out) {
+  switch (in.constraint_case()) {
+    case pb::SamplingParams::kJsonSchema:
+      return out.mutable_structured_output()->set_json_schema(in.json_schema());
+    case pb::SamplingParams::kRegex:
+      return out.mutable_structured_output()->set_regex(in.regex());
+    case pb::SamplingParams::kGrammar:
+      return out.mutable_structured_output()->set_grammar(in.grammar());
+    case pb::SamplingParams::kStructuralTag:
+      return out.mutable_structured_output()->set_structural_tag(in.structural_tag());
+    case pb::SamplingParams::kJsonObject:
+      if (in.json_object()) out.mutable_structured_output()->set_json_object(true);
+      return;
+    case pb::SamplingParams::kChoice:
+      *out.mutable_structured_output()->mutable_choice()->mutable_texts() = in.choice().choices();
+      return;
+    case pb::SamplingParams::CONSTRAINT_NOT_SET:
+      return;
+  }
 }
 
 void ReadSampling(const pb::SamplingParams& in, Violations& violations, v1::GenerateRequest& out) {
@@ -150,6 +168,7 @@ class Codec final : public GenerateCodec {
         violations.Add("input", "one of tokenized and text must be set");
     }
     ReadSampling(in.sampling_params(), violations, message);
+    ReadConstraint(in.sampling_params(), message);
     if (absl::Status status = violations.ToStatus(); !status.ok()) return status;
     stream_ = in.stream();
     name_ = in.request_id();

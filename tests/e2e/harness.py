@@ -61,6 +61,8 @@ class Api:
                                                   inference.GenerateResponse.FromString)
         self.tokenize = self.channel.unary_unary(service + "Tokenize", serialize,
                                                  inference.TokenizeResponse.FromString)
+        self.detokenize = self.channel.unary_unary(service + "Detokenize", serialize,
+                                                   inference.DetokenizeResponse.FromString)
         self.get_model = self.channel.unary_unary(service + "GetModel", serialize,
                                                   inference.GetModelResponse.FromString)
         self.check = self.channel.unary_unary("/grpc.health.v1.Health/Check", serialize,

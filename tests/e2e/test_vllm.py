@@ -1,6 +1,7 @@
 """vllm.grpc.engine.VllmEngine as routers speak it: its protos are those that the build fetched."""
 import hashlib
 import io
+import json
 import pathlib
 import subprocess
 import tempfile
@@ -164,11 +165,30 @@ class VllmEngine(unittest.TestCase):
             temperature=0.0, max_tokens=4, ignore_eos=True))
         self.assertEqual(len(list(self.api.Generate(text, timeout=PATIENCE))[0].complete.output_ids), 4)
 
+    def test_constraints_hold(self):
+        def answer(**constraint):
+            got = list(self.api.Generate(vllm.GenerateRequest(
+                tokenized=vllm.TokenizedInput(input_ids=self.ids[:20]),
+                sampling_params=vllm.SamplingParams(temperature=1.0, seed=7, max_tokens=40, **constraint)), timeout=PATIENCE))
+            ids = list(got[0].complete.output_ids)
+            return self.own.detokenize(harness.inference.DetokenizeRequest(ids=ids), timeout=PATIENCE).text
+
+        if not self.own.get_model(harness.inference.GetModelRequest(), timeout=PATIENCE).structured_output:
+            with self.assertRaises(grpc.RpcError) as raised:
+                answer(regex="a")
+            self.assertEqual(raised.exception.code(), grpc.StatusCode.INVALID_ARGUMENT)
+            return
+        self.assertIn(answer(choice=vllm.ChoiceConstraint(choices=["north", "south"])), ["north", "south"])
+        self.assertRegex(answer(regex="[0-9]{3}-[0-9]{2}"), "^[0-9]{3}-[0-9]{2}$")
+        said = json.loads(answer(json_schema=json.dumps({
+            "type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": False})))
+        self.assertIsInstance(said["ok"], bool)
+        self.assertIn(answer(grammar='root ::= "yes" | "no"'), ["yes", "no"])
+
     def test_what_cannot_be_done_is_named(self):
         sampling = vllm.SamplingParams
         for field, change in {
-                "sampling_params.json_schema": {"sampling_params": sampling(json_schema="{}")},
-                "sampling_params.choice": {"sampling_params": sampling(choice=vllm.ChoiceConstraint(choices=["a"]))},
+                "sampling_params": {"sampling_params": sampling(regex="(")},
                 "sampling_params.prompt_logprobs": {"sampling_params": sampling(prompt_logprobs=1)},
                 "sampling_params.truncate_prompt_tokens": {"sampling_params": sampling(truncate_prompt_tokens=-1)},
                 "sampling_params.logprobs": {"sampling_params": sampling(logprobs=-1)},
