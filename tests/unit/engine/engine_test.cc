@@ -21,6 +21,7 @@ class EngineTest : public testing::Test {
  protected:
   void Make(const EngineOptions& options = {}, const FakeModelShape& shape = {},
             EngineObserver* observer = nullptr) {
+    engine_.reset();  // before its model
     model_ = std::make_unique<FakeModel>(shape);
     engine_ = MakeEngine(options, *model_, clock_, observer);
   }
