@@ -1,4 +1,4 @@
-# What is installed, once: `cmake --install`, the Debian package (CPack), the image (deploy/docker/Dockerfile installs that
+# The list of installed files, once: `cmake --install`, the Debian package (CPack), the image (deploy/docker/Dockerfile installs that
 # package) and scripts/bundle.sh (component `program`) take it from here. tests/deploy/test_package.py compares the
 # package with this list.
 #

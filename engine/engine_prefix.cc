@@ -1,4 +1,4 @@
-// What the engine does so that nobody computes KV again that somebody has: blocks get the name of
+// Sharing of prefixes, so that KV that is there is not computed again: blocks get the name of
 // their content when they are full, and a sequence that begins takes over what is known of its
 // tokens.
 #include <algorithm>
@@ -14,7 +14,7 @@
 
 namespace winnow::engine {
 
-// Of the sequence's block `i`, when the blocks before it are named. Sets whether anyone may find
+// Names the sequence's block `i`, when the blocks before it are named. Sets whether anyone may find
 // it: what a policy with a floor computed depends on more than its name says.
 Digest Engine::NameOf(Sequence& sequence, int32_t i, bool* shareable) {
   const int32_t block_tokens = model_.block_tokens();

@@ -63,7 +63,7 @@ void KvEventLog::Removed(KvTier tier, const Digest& name) {
 void KvEventLog::Cleared() {
   live_.clear();
   for (std::list<Digest>& names : by_tier_) names.clear();
-  // Whatever came before it in this batch is undone.
+  // It undoes all that came before it in this batch.
   pending_.clear();
   Tell(KvEvent::Kind::kCleared, KvTier::kFast, nullptr);
 }

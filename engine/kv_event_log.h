@@ -1,4 +1,4 @@
-// What the prefix cache has, told as it changes, for routers that send a request to the server that
+// The prefix cache's contents, told as they change, for routers that send a request to the server that
 // has its prefix.
 //
 // The engine records three events of a block's dense KV: stored in a tier, removed from it, and
@@ -79,7 +79,7 @@ class KvEventLog {
   void Copied(KvTier tier, const Digest& name);
   void Removed(KvTier tier, const Digest& name);  // one that is not stored there: nothing
   void Cleared();
-  // What was recorded since the last call becomes a batch, if there is anything.
+  // Makes a batch of all that was recorded since the last call, if there is anything.
   void Commit();
   // The block of the tier that was looked at longest ago, which counts as looked at now; null: the
   // tier is empty.
@@ -97,7 +97,7 @@ class KvEventLog {
   // not kept any more, or was never given (a process that began anew).
   std::optional<std::vector<std::shared_ptr<const KvEventBatch>>> Read(uint64_t from,
                                                                        size_t most) const;
-  // What is stored, each tier's copy by itself, parents before children, as it is after all batches
+  // The stored blocks, each tier's copy by itself, parents before children, as it is after all batches
   // before `next`.
   struct Snapshot {
     uint64_t next = 0;

@@ -252,7 +252,7 @@ class KvMemory {
   // Whether a piece of the block is lost.
   bool block_lost(int32_t block) const;
   // Tells `events` of blocks that the store has all of, as copies in `tier`, and of those that it is told to erase.
-  // What the store evicts by itself nobody tells (Engine::TellEvictions). Null: nobody.
+  // Nobody tells the store's own evictions (Engine::TellEvictions). Null: nobody is told.
   void SetEvents(KvEventLog* events, KvTier tier) {
     events_ = events;
     store_tier_ = tier;

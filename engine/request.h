@@ -55,7 +55,7 @@ struct Request {
       -1;  // -1: no log-probabilities; else this many alternatives (0: the chosen token's only)
   bool skip_special_tokens = true;  // in the text; ids always come
   AttentionPolicy policy;
-  // What the answer must be; null: anything. Its end tokens are among the stop tokens, and min_tokens is 0.
+  // The grammar of the answer; null: none. Its end tokens are among the stop tokens, and min_tokens is 0.
   std::shared_ptr<const Grammar> grammar;
   TimePoint arrival{};
   std::optional<TimePoint> deadline;

@@ -43,7 +43,7 @@ class RequestQueue {
   // waits: the bound is of what piles up.
   absl::Status Push(std::vector<Submission> group);
   absl::Status Push(Submission submission);
-  // What Push would say to so many requests of a token each; a refusal counts as Push's.
+  // Push's answer to so many requests of a token each; a refusal counts as Push's.
   absl::Status CheckRoom(const std::string& tenant, int32_t requests);
   void Cancel(RequestId id);  // at most once per accepted request, which bounds the list
   void Wake();

@@ -1,4 +1,4 @@
-// What the speed of reading is a share of (kernels/bench.h): a loop that only reads.
+// The baseline of reading speed (kernels/bench.h): a loop that only reads.
 #include <algorithm>
 #include <atomic>
 #include <cstring>

@@ -24,7 +24,7 @@ fi
 
 rm -rf "$out/lib" "$out/winnow"
 mkdir -p "$out/lib"
-# What the program is, says deploy/install.cmake; a folder needs no bin.
+# deploy/install.cmake lists the program's files; a folder needs no bin.
 build=$(dirname "$program")
 stage=$(mktemp -d)
 trap 'rm -rf "$stage"' EXIT

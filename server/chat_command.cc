@@ -59,7 +59,7 @@ class InterruptGuard {
   struct sigaction before_ = {};
 };
 
-// What was read for an answer, and what dense attention would have read.
+// Bytes read for an answer, and those that dense attention would have read.
 std::string UsageLine(const v1::Usage& usage, const std::string& policy) {
   std::string line = absl::StrFormat(
       "[%d tokens, %d of them cached; %d generated; first token after %.2f s, all after %.2f s",

@@ -105,7 +105,7 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Create(const ClientOptions& opti
       return absl::InvalidArgumentError(Concat("--api-key-file: ", ToStd(text.status().message())));
     }
     api_key = text->substr(0, text->find_first_of("\r\n"));
-    // What no metadata can hold would end the process inside gRPC.
+    // gRPC ends the process at values that no metadata can hold.
     if (api_key.empty() ||
         !std::all_of(api_key.begin(), api_key.end(), [](char c) { return c > 0x20 && c < 0x7f; })) {
       return absl::InvalidArgumentError(

@@ -85,7 +85,7 @@ struct ServeConfig {
   std::string tls_key;
   std::string tls_client_ca;
   bool reflection = false;
-  // What the prefix cache has, for routers.
+  // The prefix cache's contents, for routers.
   std::string kv_events = "off";         // "on": vllm.grpc.engine's SubscribeKvEvents
   std::string kv_events_zmq = "off";     // HOST:PORT of a ZMQ PUB socket; needs kv_events
   std::string kv_events_replay = "off";  // HOST:PORT of the ROUTER socket beside it

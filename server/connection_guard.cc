@@ -35,7 +35,7 @@ using Task = asio::awaitable<T>;
 constexpr auto kValues = asio::as_tuple(asio::use_awaitable);
 
 constexpr size_t kReadBytes = 16 << 10;
-// Of each socket, in bytes: what a client that does not read makes the guard and the kernel hold.
+// Buffers of each socket, in bytes: what a client that does not read makes the guard and the kernel hold.
 constexpr int kBufferBytes = 128 << 10;
 constexpr std::chrono::milliseconds kGiveEvery{10};
 // All connections' own allowances of resets together, so that a thousand connections have no thousand times as
@@ -139,7 +139,7 @@ class Link final : public std::enable_shared_from_this<Link> {
 
   Task<> Up();
   void Check(Time::time_point now) {
-    // What a client that is gone has left behind unread is of no use to anybody.
+    // Nobody needs the unread rest of a client that is gone.
     if (now >= deadline_ || (waits_ && IsGone())) Abort();
   }
   // The client has closed its end, which nobody reads while the link waits.
@@ -320,7 +320,7 @@ Task<bool> Link::Forward(std::string_view bytes) {
       ++shared_.broken;
       co_return false;
     }
-    // What was drawn goes first: it was drawn because it was needed.
+    // Drawn credit goes first: it was drawn because it was needed.
     const auto pay = [](int64_t cost, int64_t& drawn, Bucket& bucket) {
       const int64_t from_drawn = std::min(cost, drawn);
       drawn -= from_drawn;
@@ -379,7 +379,7 @@ Task<> Link::Down() {
     deadline_ = Time::time_point::max();
     if (error) break;
   }
-  // What was written is sent before the connection ends.
+  // Written bytes are sent before the connection ends.
   error_code ignored;
   client_.shutdown(tcp::socket::shutdown_both, ignored);
   Abort();

@@ -35,7 +35,7 @@ struct GuardOptions {
   Http2Credit begins = {.resets = 16, .control = 256};
   Http2Credit most = {.resets = 256, .control = 4096};
   Http2Credit each_second = {.resets = 32, .control = 1024};
-  // What all connections together may draw beyond that.
+  // The share of all connections together beyond that.
   Http2Credit shared_most = {.resets = 1024, .control = 16384};
   Http2Credit shared_each_second = {.resets = 256, .control = 8192};
   // Connections that may be handed to gRPC: what there is at once, and in a second.

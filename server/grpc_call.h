@@ -1,4 +1,4 @@
-// What the gRPC services have in common: bytes to messages and back. Whom a call is of: server/grpc_callers.h.
+// Common to the gRPC services: bytes to messages and back. A call's tenant: server/grpc_callers.h.
 //
 // Services register their methods raw and parse here, so that a string that is not UTF-8 is
 // InvalidArgument with its path (server/wire.h) instead of gRPC's INTERNAL. Any thread.

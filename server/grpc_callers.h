@@ -1,4 +1,4 @@
-// Who a gRPC call is of: the tenant whose quotas it takes and with whom it shares KV.
+// The tenant of a gRPC call, whose quotas it takes and with whom it shares KV.
 //
 // With a key file every call shows a key (metadata `authorization: Bearer KEY` or `x-api-key: KEY`), and its name
 // is the tenant. Without one the common name of the client's certificate is, and without either the metadata

@@ -34,7 +34,7 @@ class ReflectionOption final : public grpc::ServerBuilderOption {
   const bool on_;
 };
 
-// What a client may want that cancels every call of a connection at once, and more than once.
+// Allowance of a client that cancels every call of a connection at once, and more than once.
 GuardOptions GuardOptionsOf(const ServeConfig& config) {
   GuardOptions options;
   // gRPC refuses metadata over its limit by itself; this is about blocks that go on and on.

@@ -1,4 +1,4 @@
-// What a client's HTTP/2 frames cost the server, before anything acts on them.
+// The cost of a client's HTTP/2 frames to the server, before anything acts on them.
 //
 // gRPC 1.51 makes a stream and a call for every HEADERS frame, however soon it is reset, and reads header
 // blocks for as long as they go on. A meter walks over the bytes of one connection and counts: resets, which
@@ -18,7 +18,7 @@
 
 namespace winnow::server {
 
-// What frames may cost.
+// Limits of that cost.
 struct Http2Credit {
   int64_t resets = 0;   // streams that end before they are answered
   int64_t control = 0;  // frames that carry next to nothing, and KiB of headers
@@ -29,7 +29,7 @@ struct Http2Limits {
   int32_t header_block_frames = 64;
 };
 
-// Of the bytes that a client sends.
+// For the bytes that a client sends.
 class Http2Meter {
  public:
   explicit Http2Meter(const Http2Limits& limits) : limits_(limits) {}
@@ -60,7 +60,7 @@ class Http2Meter {
   int32_t block_frames_ = 0;
 };
 
-// Of the bytes that the server sends: streams that it resets, because the client's frames make it.
+// For the bytes that the server sends: streams that it resets, because the client's frames make it.
 class Http2ResetCounter {
  public:
   int64_t Count(std::string_view bytes);

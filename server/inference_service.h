@@ -63,7 +63,7 @@ class InferenceService {
 
   // To be registered with one server, which must be shut down before the service is destroyed.
   grpc::Service& service();
-  // Whom calls are of, for other services of the same server, too.
+  // The tenants of calls, for other services of the same server, too.
   GrpcCallers& callers();
 
   // A call of another service on the same server that generates: everything but the messages is as in Generate.

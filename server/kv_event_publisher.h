@@ -31,7 +31,7 @@ class KvEventPublisher {
   // `log` must outlive the publisher. Unavailable: an address is taken or cannot be bound.
   static absl::StatusOr<std::unique_ptr<KvEventPublisher>> Start(const Options& options,
                                                                  const engine::KvEventLog& log);
-  // What is in the log goes out first.
+  // Sends first all that is in the log.
   ~KvEventPublisher();
 
   int port() const;

@@ -175,7 +175,7 @@ class Metrics::Impl final : public prometheus::Collectable {
     return out;
   }
 
-  // What is cheap to ask.
+  // Families that are cheap to ask.
   std::vector<MetricFamily> CollectState() const {
     engine::EngineStats stats;
     HttpCounts http;
@@ -205,7 +205,7 @@ class Metrics::Impl final : public prometheus::Collectable {
     return out;
   }
 
-  // What asks the system.
+  // Families that ask the system.
   std::vector<MetricFamily> CollectSlow() const {
     std::vector<MetricFamily> out = ProcessFamilies();
     out.push_back(Single(

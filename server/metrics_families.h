@@ -1,4 +1,4 @@
-// What /metrics says of the engine, the store, the HTTP port and the process: snapshots mapped to
+// The families of /metrics about the engine, the store, the ports and the process: snapshots mapped to
 // families, so that all of a scrape's numbers belong to one moment. Names, HELP texts and labels are
 // here and in metrics.cc, nowhere else; docs/metrics.md is made of them.
 //
@@ -32,11 +32,11 @@ prometheus::MetricFamily Single(prometheus::MetricType type, std::string name, s
 // Requests, steps, tokens and the KV pool. `kv_block_bytes`: of all layers.
 MetricFamilies EngineFamilies(const engine::EngineStats& stats, const engine::Clock& clock,
                               int64_t kv_block_bytes);
-// What attention read, what it would have read, and how good the choice was.
+// KV that attention read, KV that it would have read, and how good the choice was.
 MetricFamilies ReadFamilies(const engine::EngineStats& stats);
 // Slower tiers: moves of KV, the store and its disk.
 MetricFamilies StoreFamilies(const engine::EngineStats& stats);
-// What routers and dashboards of vLLM's servers read, by vLLM's names.
+// Families for routers and dashboards of vLLM's servers, by vLLM's names.
 MetricFamilies VllmFamilies(const engine::EngineStats& stats, const MetricsInfo& info);
 MetricFamilies HttpFamilies(const HttpCounts& counts);
 MetricFamilies GuardFamilies(const GuardStats& stats);

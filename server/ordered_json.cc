@@ -38,7 +38,7 @@ size_t SkipValue(std::string_view json, size_t at) {
     }
     if (c == '{' || c == '[') ++depth;
     if (c == '}' || c == ']') {
-      // Of what holds a number or a word, which has no end of its own.
+      // Ends with what holds a number or a word, which has no end of its own.
       if (depth == 0) return at;
       if (--depth == 0) return at + 1;
     }

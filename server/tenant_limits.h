@@ -1,4 +1,4 @@
-// What each tenant may have, from a YAML file that is read again when it changes:
+// Limits of each tenant, from a YAML file that is read again when it changes:
 //
 //   default: {requests: 100}       # of tenants that are not named; optional
 //   tenants:

@@ -49,7 +49,7 @@ class TlsFiles {
   std::chrono::steady_clock::time_point read_at_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Whom the certificate names that the client showed and that was verified: its common name, else the first of
+// The name in the client's verified certificate: its common name, else the first of
 // its other names; "" if it showed none.
 std::string ClientName(SSL* tls);
 

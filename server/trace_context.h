@@ -14,7 +14,7 @@ struct TraceContext {
   bool valid() const { return !trace_id.empty(); }
 };
 
-// Of a header as the specification has it: lower-case digits, version 00 to the byte, and later versions with
+// Reads a header as the specification has it: lower-case digits, version 00 to the byte, and later versions with
 // whatever follows. Anything else is not valid, and to be treated as if it were not there.
 TraceContext ParseTraceParent(std::string_view header);
 

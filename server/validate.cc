@@ -84,7 +84,7 @@ void CheckTokens(Violations& violations, const v1::TokenPrompt& tokens,
   }
 }
 
-// Of a function or a call; it may be absent.
+// A function's or a call's; it may be absent.
 void CheckName(Violations& violations, std::string_view field, std::string_view name) {
   if (name.size() > kMaxNameBytes) {
     violations.Add(field, Concat("has ", name.size(), " bytes, may have at most ", kMaxNameBytes));

@@ -1,4 +1,4 @@
-// What a small text file of the operator's says, read again when it changes, so that no restart is needed.
+// A small text file of the operator's, read again when it changes, so that no restart is needed.
 //
 // The file is looked at once a second at most, by whoever asks. One that is not good is logged and leaves what
 // there was. Threads: any.

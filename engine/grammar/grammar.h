@@ -29,11 +29,11 @@ enum class GrammarKind : uint8_t { kJsonSchema, kRegex, kEbnf, kStructuralTag };
 struct GrammarSource {
   GrammarKind kind = GrammarKind::kJsonSchema;
   std::string text;  // UTF-8
-  // Of a schema: objects and lists hold what it names and no more, where it does not say.
+  // For a schema: objects and lists that do not say so hold only what the schema names.
   bool closed = true;
 };
 
-// What the ids of a row of logits stand for.
+// The meaning of the ids of a row of logits.
 struct GrammarVocabulary {
   std::vector<std::string> tokens;  // bytes by id; "": never drawn, but for end tokens
   std::vector<int32_t> end_tokens;  // allowed where the grammar may end

@@ -40,7 +40,7 @@ constexpr std::array<std::string_view, 13> kUnknown = {"not",
 // The first of these that a schema has decides alone; what stands beside it is passed over.
 constexpr std::array<std::string_view, 6> kDeciding = {"$ref",  "const", "enum",
                                                        "anyOf", "oneOf", "allOf"};
-// What says something about values of one type.
+// Keywords that are about values of one type.
 constexpr std::array<std::string_view, 24> kOfTypes = {"minimum",
                                                        "maximum",
                                                        "exclusiveMinimum",
@@ -105,7 +105,7 @@ class SchemaCheck {
       return Wrong(
           path, Concat("the format ", format->get_ref<const std::string&>(), " is not supported"));
     }
-    // Of these xgrammar takes the type for granted.
+    // xgrammar takes the type for granted where these stand.
     for (const std::string_view name : {"format", "pattern"}) {
       if (schema.contains(name) && !schema[std::string(name)].is_string()) {
         return Wrong(path, Concat(name, " must be a string"));

@@ -1,4 +1,4 @@
-// What is looked at before a grammar is compiled: sizes, nesting, and parts of a JSON schema that xgrammar would leave
+// Checks before a grammar is compiled: sizes, nesting, and parts of a JSON schema that xgrammar would leave
 // out without a word, so that an answer could break them. What it warns of, or cannot parse, it says itself
 // (engine/grammar/xgrammar.cc); how much time and memory compiling may take is the compiler's
 // (engine/grammar/grammar_compiler.h).

@@ -31,7 +31,7 @@ std::string KeyOf(const GrammarSource& source) {
   return key + source.text;
 }
 
-// Of a process; 0 if it is not there any more.
+// A process's; 0 if it is not there any more.
 size_t ResidentBytes(pid_t pid) {
   const std::string path = Concat("/proc/", pid, "/statm");
   FILE* const file = std::fopen(path.c_str(), "re");

@@ -37,7 +37,7 @@ struct GrammarCompilerOptions {
   std::chrono::milliseconds compile_time{10'000};
   // The first grammar has to wait for the process and its vocabulary, too.
   std::chrono::milliseconds start_time{30'000};
-  // Of the process: for its first grammar all that it has, for others what is beyond that.
+  // The process's memory: for its first grammar all that it has, for others what is beyond that.
   size_t worker_bytes = size_t{1} << 30;
   size_t compiled_bytes = size_t{32} << 20;  // of one grammar on its way here
   size_t cache_bytes = size_t{256} << 20;    // of grammars that are kept
@@ -56,7 +56,7 @@ class GrammarCompiler {
   absl::StatusOr<std::shared_ptr<const Grammar>> Compile(const GrammarSource& source)
       ABSL_LOCKS_EXCLUDED(worker_mutex_, cache_mutex_);
 
-  // Of grammars that are kept.
+  // The cache's, of grammars that are kept.
   size_t cached_bytes() const ABSL_LOCKS_EXCLUDED(cache_mutex_);
 
  private:

@@ -28,7 +28,7 @@ inline constexpr uint8_t kVocabularyTag = 0xff;
 
 std::string EncodeVocabulary(const GrammarVocabulary& vocabulary);
 
-// Of blocking sockets. Unavailable: the other end is gone.
+// The sockets block. Unavailable: the other end is gone.
 absl::Status WriteGrammarFrame(int fd, uint8_t tag, std::string_view bytes);
 // ResourceExhausted: a frame of more than `most` bytes. `go_on`, where given, is asked every 10 ms while nothing
 // comes; its error is the result.

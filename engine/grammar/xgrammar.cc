@@ -19,7 +19,7 @@
 
 namespace xgrammar {
 
-// Of the calling thread, since it was last cleared: compiling takes one thread.
+// The calling thread's, since it was last cleared: compiling takes one thread.
 static std::string& FirstWarning() {
   thread_local std::string warning;
   return warning;

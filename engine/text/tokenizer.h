@@ -58,7 +58,7 @@ class Tokenizer {
   std::optional<int32_t> TokenToId(std::string_view token) const;
   std::string IdToToken(int32_t id) const;  // "" if there is none
   bool IsSpecial(int32_t id) const;         // a control token: added, and marked special
-  // What a token adds to a text that has begun, as bytes: those of half a character, too. "": a
+  // The bytes that a token adds to a text that has begun: those of half a character, too. "": a
   // control token, or none.
   std::string BytesOf(int32_t id) const;
   // Of a byte-level vocabulary: bytes that occur in UTF-8 and have no token, as published models

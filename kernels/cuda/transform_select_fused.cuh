@@ -169,7 +169,7 @@ class Fused {
     return 8 * columns + (2 * class_ + j) % (kGroup > 8 ? 8 : kGroup);
   }
 
-  // What no kernel writes: fields, where tiles begin, bits of cells. Leaves the thread's quads in `quads`.
+  // Prepares all that no kernel writes: fields, where tiles begin, bits of cells. Leaves the thread's quads in `quads`.
   __device__ __forceinline__ void PrepareTables(uint2 (&quads)[kCoefsOfThread]) {
     const DeviceTransformHead& of_head = args_.transform.heads[kv_head_];
     const bool tail = args_.tail_masses != nullptr;
@@ -201,7 +201,7 @@ class Fused {
     }
     const int32_t words = args_.transform.bits / 32;
     for (int32_t t = threadIdx.x; t < Shape::kChunkTokens / kCodeTileTokens; t += kThreads) {
-      // Of tiles past mid the first one's codes are read, and not used.
+      // Tiles past mid stand for the chunk's first, whose codes are read again and not used.
       const int32_t token =
           begin_ + t * kCodeTileTokens < query_.mid.last ? begin_ + t * kCodeTileTokens : begin_;
       const int32_t block = args_.block_tokens.Divide(token);
@@ -217,7 +217,7 @@ class Fused {
         (&shared_.masses[0][0][0])[i] = 0;
     }
   }
-  // What the kernel before made: the queries' coefficients.
+  // Takes the queries' coefficients, which the kernel before made.
   __device__ __forceinline__ void PrepareQueries(const uint2 (&quads)[kCoefsOfThread]) {
     const PreparedQuery* prepared = args_.prepared + int64_t{row_} * args_.group;
 #pragma unroll
@@ -657,7 +657,7 @@ class Fused {
     shared_.is_left[threadIdx.x] = static_cast<uint16_t>(inside & ~selected);
   }
 
-  // What is not selected goes to its cell.
+  // Adds the masses of tokens that are not selected to their cells.
   __device__ __forceinline__ void LeaveTail() {
     __syncthreads();
 #pragma unroll

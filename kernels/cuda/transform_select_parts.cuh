@@ -1,4 +1,4 @@
-// What both ways of selecting by estimated mass share (transform_select.cu): arguments, arithmetic, and the cut.
+// The common part of both ways of selecting by estimated mass (transform_select.cu): arguments, arithmetic, and the cut.
 #ifndef WINNOW_KERNELS_CUDA_TRANSFORM_SELECT_PARTS_CUH_
 #define WINNOW_KERNELS_CUDA_TRANSFORM_SELECT_PARTS_CUH_
 
@@ -16,7 +16,7 @@ constexpr int32_t kFineBins = 1 << kFineBits;
 constexpr int32_t kCoarseBins = kMassKeyBins >> kFineBits;
 constexpr int32_t kNoBin = kCoarseBins;  // nothing is selected
 
-// What Prepare leaves of one query head.
+// One query head as Prepare leaves it.
 struct PreparedQuery {
   uint32_t coef[kTransformQuadsMax];
   float a, b;
@@ -31,7 +31,7 @@ struct MassCut {
   uint32_t skip;       // of those at T the earliest are too many
 };
 
-// What weighing tokens takes of a prepared query.
+// The part of a prepared query that weighs tokens.
 struct Weighing {
   float a, b, reference, inverse;
 };

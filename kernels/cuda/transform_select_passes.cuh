@@ -250,7 +250,7 @@ __device__ __forceinline__ void TakeWeighing(const Args& args, int32_t row,
   heads[threadIdx.x] = {from.a, from.b, from.reference, from.inverse};
 }
 
-// Of the thread's tokens, whose first lies `at` in the workspace: each head's weights relative to R. Tokens outside mid
+// Each head's weights relative to R, of the thread's tokens, whose first lies `at` in the workspace. Tokens outside mid
 // have any.
 template <int kGroup>
 __device__ __forceinline__ void WeightsOf(const Args& args, int64_t at,
@@ -277,7 +277,7 @@ __device__ __forceinline__ void WeightsOf(const Args& args, int64_t at,
   }
 }
 
-// What Mass and Compact begin with: whether the block has tokens, and which are its thread's.
+// The beginning of Mass and Compact: whether the block has tokens, and which are its thread's.
 struct Chunk {
   DeviceQuery query;
   int32_t row, base, mine;  // `mine`: the thread's first token
@@ -432,7 +432,7 @@ __global__ void __launch_bounds__(kThreads) CountKernel(const __grid_constant__ 
 
 template <int kGroup>
 __global__ void __launch_bounds__(kThreads) CompactKernel(const __grid_constant__ Args args) {
-  // Of each head and cell, 2^30 times the mass: its lower 15 bits, and what is above them.
+  // 2^30 times the mass of each head and cell: its lower 15 bits, and what is above them.
   __shared__ uint32_t cells[kGroup][kTransformCells][2];
   __shared__ Weighing heads[kGroup];
   __shared__ uint32_t warp_sums[kWarps];

@@ -68,7 +68,7 @@ void TakeSystem(JsonFields& fields, v1::ChatPrompt& out) {
   message.set_content(std::move(text));
 }
 
-// What a tool was given, by the call's id, in the order in which the model wrote it.
+// Arguments of tools, by the call's id, in the order in which the model wrote it.
 using Inputs = absl::flat_hash_map<std::string, std::string>;
 
 Inputs InputsOf(std::string_view body, JsonFields& fields) {
@@ -132,7 +132,7 @@ class TurnTaker {
       JsonFields fields(block, violations_, Concat(path, "[", i, "]."));
       if (type == "tool_use") TakeCall(fields);
       if (type == "tool_result") TakeResult(fields);
-      // What nobody but Anthropic can read is passed over.
+      // Passes over blocks that nobody but Anthropic can read.
       if (type == "thinking")
         turn_.set_reasoning(turn_.reasoning() + fields.String("thinking").value_or(""));
     }
@@ -362,7 +362,7 @@ class AnthropicFormat final : public AnswerFormat {
     }
     OutJson input = OutJson::object();
     if (!block.text.empty()) {
-      // What max_tokens cut off is no JSON, and Anthropic's clients know nothing but JSON here.
+      // Arguments that max_tokens cut off are no JSON, and Anthropic's clients know nothing but JSON here.
       absl::StatusOr<OutJson> parsed = ParseOrdered(block.text);
       if (parsed.ok()) input = *std::move(parsed);
     }

@@ -8,7 +8,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// What the template writes when it is given a tool; "" if that is what it writes without.
+// The template's text for a prompt with a tool; "" if that is what it writes without.
 std::string TextWithTool(const engine::ChatTemplate& chat_template) {
   const Json messages = Json::array({{{"role", "user"}, {"content", "x"}}});
   const Json tools =

@@ -18,7 +18,7 @@ namespace winnow::server {
 struct ModelHabits {
   // kNone: tools are refused.
   ToolFormat tools = ToolFormat::kNone;
-  // Of kMistral: the control tokens before calls and, where the model has it, before arguments.
+  // For kMistral: the control tokens before calls and, where the model has it, before arguments.
   std::optional<int32_t> calls_token, arguments_token;
   bool reasoning = false;
 };

@@ -29,7 +29,7 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 6> kRefused 
     {"max_tool_calls", "is not served"},
 }};
 
-// What the answer says of them where the request says nothing is no null.
+// Fields that the request leaves out are no null in the answer.
 constexpr std::array<std::string_view, 3> kOwnDefaults = {"parallel_tool_calls", "tool_choice",
                                                           "text"};
 

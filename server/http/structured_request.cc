@@ -25,7 +25,7 @@ bool TakeSchema(const Json& schema, std::string* out) {
   return schema.is_object() || schema.is_boolean();
 }
 
-// What is taken; a second one is a contradiction.
+// The constraint that is taken; a second one is a contradiction.
 class Taker {
  public:
   Taker(JsonFields& fields, v1::GenerateRequest& out) : fields_(fields), out_(out) {}

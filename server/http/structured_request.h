@@ -1,4 +1,4 @@
-// What a request wants its answer to be: OpenAI's `response_format` (and the Responses' `text.format`), vLLM's
+// The form that a request asks for: OpenAI's `response_format` (and the Responses' `text.format`), vLLM's
 // `structured_outputs` and the older `guided_...`, as one v1::StructuredOutput.
 #ifndef WINNOW_SERVER_HTTP_STRUCTURED_REQUEST_H_
 #define WINNOW_SERVER_HTTP_STRUCTURED_REQUEST_H_

@@ -64,7 +64,7 @@ class UntilMarker {
     const size_t last = text.find_last_not_of(kSpaces);
     return text.substr(0, last == text.npos ? 0 : last + 1);
   }
-  // Of the end of held_ that may be the marker's beginning.
+  // Bytes at the end of held_ that may be the marker's beginning.
   size_t PossibleMarker() const {
     for (size_t size = std::min(held_.size(), marker_.size() - 1); size > 0; --size) {
       if (std::string_view(held_).ends_with(marker_.substr(0, size))) return size;
@@ -85,7 +85,7 @@ class PlainParser final : public AnswerParser {
 // One call after the other; what both of a kind of parser do with JsonCall.
 class CallReader {
  public:
-  // Of `names`, if there are some; else any.
+  // One of `names`, if there are some; else any.
   explicit CallReader(std::vector<std::string> names) : names_(std::move(names)) {}
 
   enum class State { kOpen, kDone, kBroken };
@@ -129,7 +129,7 @@ class CallReader {
     }
     Reset();
   }
-  // What was taken for a call and is none; after kBroken. Empty: the client has heard of it.
+  // Text that was taken for a call and is none; after kBroken. Empty: the client has heard of it.
   std::string TakeBroken() { return std::exchange(broken_, {}); }
 
  private:
@@ -177,7 +177,7 @@ class HermesParser final : public AnswerParser {
           }
           break;
         case Place::kAfterCall:
-          // Whatever stands before the end marker is of no use to anybody.
+          // Nobody needs text between a call and its end marker.
           if (end_.Add(text, Kind::kContent, skipped_)) place_ = Place::kBetween;
           skipped_.clear();
           break;

@@ -50,7 +50,7 @@ struct AnswerParserOptions {
   ToolFormat tools = ToolFormat::kNone;
   // Functions that may be called. Llama3Parser takes nothing else for a call, because any JSON object looks like one.
   std::vector<std::string> names = {};
-  // What follows the first call is left out.
+  // Leaves out all that follows the first call.
   bool one_call = false;
   bool reasoning = false;
   // The prompt has opened the reasoning already.

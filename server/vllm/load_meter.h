@@ -19,7 +19,7 @@ struct Load {
   // Prompt tokens of those that wait. What a cache will have of them shows when they are admitted,
   // so all count.
   int64_t waiting_tokens = 0;
-  // Of the KV pool; idle blocks, which anyone may take, count as free.
+  // The KV pool's; idle blocks, which anyone may take, count as free.
   int64_t used_tokens = 0, total_tokens = 0;
   double usage = 0;        // used / total
   double utilization = 0;  // running / max_running

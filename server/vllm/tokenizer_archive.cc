@@ -33,7 +33,7 @@ void Put32(std::string& out, size_t value) {
   Put16(out, value >> 16 & 0xffff);
 }
 
-// What a file's header and its entry in the directory have in common: version 2.0, no flags, no
+// Fields that a file's header and its entry in the directory share: version 2.0, no flags, no
 // compression, and the first date that the format knows, so that the same files make the same
 // archive.
 void PutCommon(std::string& out, const std::string& name, const std::string& bytes, size_t crc) {

@@ -17,7 +17,7 @@ namespace winnow::server {
 // fewer than 65,536 names.
 std::string ZipArchive(const std::vector<std::pair<std::string, std::string>>& files);
 
-// Of those files of a model's directory that are there. FailedPrecondition: the path has no
+// Made of those files of a model's directory that are there. FailedPrecondition: the path has no
 // tokenizer.json, as a GGUF file. ResourceExhausted: more than 200 MB, which is what readers take.
 absl::StatusOr<std::string> TokenizerArchive(const std::string& model_path);
 

@@ -2,7 +2,7 @@
 // goes through the same validator as all others; what comes back becomes chunks and, for each
 // choice, one message that is complete.
 //
-// What the request offers and winnow cannot do is InvalidArgument and named: log-probabilities of
+// Options that winnow does not have are InvalidArgument and named: log-probabilities of
 // the prompt, truncated prompts, constraints, images, KV that another server made, ranks of data
 // parallelism. Numbers that proto3 cannot tell from absent ones (top_p 0, n 0) are absent: the
 // server's default holds.

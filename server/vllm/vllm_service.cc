@@ -73,7 +73,7 @@ class ArchiveReactor final : public grpc::ServerWriteReactor<common::GetTokenize
   common::GetTokenizerChunk chunk_;
 };
 
-// What the model's generation_config.json says, in the names of requests; empty where it says
+// The model's generation_config.json, in the names of requests; empty where it says
 // nothing.
 std::string DefaultSamplingJson(const v1::SamplingOptions& defaults) {
   nlohmann::ordered_json json = nlohmann::ordered_json::object();

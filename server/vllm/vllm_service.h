@@ -20,7 +20,7 @@ namespace winnow::server {
 
 inline constexpr char kVllmServiceName[] = "vllm.grpc.engine.VllmEngine";
 
-// What is served, beside what GetModel says. It does not change.
+// The served model, beside GetModel's description. It does not change.
 struct VllmModel {
   v1::GetModelResponse description;
   // A model's directory, whose tokenizer is handed out; a GGUF file has none to hand out.
@@ -38,7 +38,7 @@ class VllmService {
   // goes.
   virtual grpc::Service& service() = 0;
 
-  // What HealthCheck says; false until the first call.
+  // HealthCheck's answer; false until the first call.
   virtual void SetServing(bool serving) = 0;
 };
 

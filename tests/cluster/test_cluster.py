@@ -122,7 +122,7 @@ class Chat:
     def turn(self, router, stream=False):
         answer = router.post("/v1/chat/completions", chat_body(self.messages, stream=stream))
         if stream:
-            # What was streamed when a server went cannot be made good by the router: no end, or an error before it.
+            # The router cannot make good a stream whose server went: no end, or an error before it.
             events = events_of(answer)
             if not answer.rstrip().endswith("data: [DONE]") or any("error" in event for event in events):
                 raise ValueError(f"a stream was cut: {answer[-200:]}")

@@ -234,7 +234,7 @@ TEST_F(CudaTransformCodeTest, TailsAreMergedAsTheReferenceMergesThem) {
   SCOPED_TRACE(Seed());
   for (const int32_t d : {64, 80, 128}) {
     Scene scene(random_, d, 2, 3, 128, {100});
-    // Of one launch, and of several.
+    // One launch, and several.
     const int32_t heads = scene.heads(), queries = d == 64 ? 3 : 70;
     const auto floats = static_cast<size_t>(CellTableFloats(2, d));
     std::vector<float> table(floats);

@@ -21,7 +21,7 @@ sys.path.insert(0, str(manifests.SOURCE / "tests/e2e"))
 import harness  # noqa: E402
 
 MONITORING = manifests.DEPLOY / "monitoring"
-# Of PromQL, and what Prometheus makes itself.
+# Words of PromQL, and series that Prometheus makes itself.
 WORDS = {"sum", "rate", "increase", "by", "le", "histogram_quantile", "count", "and", "or", "time", "up"}
 # On no dashboard and in no alert, because others read them.
 EXEMPT = {

@@ -147,7 +147,7 @@ tenants:
                 eventually(lambda: server.metric("winnow_requests_waiting") == 2, "the other waits")
                 for call in calls:
                     call.cancel()
-                # What was held is given back.
+                # Held quota is given back.
                 eventually(lambda: running() == 0, "the end of all")
                 eventually(lambda: server.metric("winnow_requests_waiting") == 0, "none waits")
                 for tenant in ("few", "short", "small"):

@@ -88,7 +88,7 @@ class ToolsTest(unittest.TestCase):
                 self.assertEqual(choice["finish_reason"], "stop")
                 self.assertTrue(good_colour(json.loads(choice["message"]["content"])), choice)
                 texts.add(choice["message"]["content"])
-                # Of the model, whatever the grammar says.
+                # The model's, whatever the grammar says.
                 self.assertTrue(any(t["top_logprobs"][0]["token"] != t["token"] for t in choice["logprobs"]["content"]))
         self.assertGreater(len(texts), 6)
 

@@ -69,7 +69,7 @@ TEST(GrammarTest, VocabulariesHaveTheBytesOfText) {
   const GrammarVocabulary vocabulary = TestVocabulary();
   EXPECT_EQ(vocabulary.tokens[kEndToken], "");
   EXPECT_EQ(vocabulary.tokens[0], "\xff<|begin_of_text|>") << "a control token";
-  // Of any text, half characters included.
+  // Any text, half characters included.
   for (const std::string text :
        {"{\"name\": \"Zoë\", \"n\": [1, 2]}", "日本語 🙂\n\tx", "\x01\x7f"}) {
     std::string bytes;
@@ -140,7 +140,7 @@ TEST(GrammarFaultTest, EndsItsOwnRequestAndNobodyElses) {
   EXPECT_EQ(of_none.Read().last.finish, FinishReason::kMaxTokens);
 }
 
-// What follows needs xgrammar. CMake says why it has none; these tests are not there then.
+// The tests below need xgrammar. CMake says why it has none; these tests are not there then.
 #ifdef WINNOW_HAS_XGRAMMAR
 
 class GrammarOfXgrammarTest : public testing::Test {};
@@ -337,7 +337,7 @@ TEST_F(GrammarEngineTest, EveryAnswerIsOfItsGrammarWhateverTheModelLikes) {
     EXPECT_EQ(reply.tokens.back(), kEndToken);
     texts.insert(reply.text);
     if (request.top_logprobs >= 0) {
-      // Of the model, which would have said something else.
+      // The model's, which would have said something else.
       bool other = false;
       for (const OutputToken& token : reply.details)
         other |= token.top.front().token != token.token;

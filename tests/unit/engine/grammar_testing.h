@@ -1,4 +1,4 @@
-// What tests of grammars share: the project's model's vocabulary, a compiler for it, and texts as tokens.
+// Common to tests of grammars: the project's model's vocabulary, a compiler for it, and texts as tokens.
 #ifndef WINNOW_TESTS_UNIT_ENGINE_GRAMMAR_TESTING_H_
 #define WINNOW_TESTS_UNIT_ENGINE_GRAMMAR_TESTING_H_
 
@@ -47,7 +47,7 @@ inline bool Takes(const Grammar& grammar, const std::string& text) {
   EXPECT_TRUE(ids.ok());
   const std::unique_ptr<GrammarState> state = grammar.NewState();
   for (const int32_t id : *ids) {
-    // What the mask says is what Accept does.
+    // Accept does as the mask says.
     const bool allowed = kernels::IsAllowed(state->AllowedTokens(), id);
     EXPECT_EQ(allowed, state->Accept(id)) << text << ", token " << id;
     if (!allowed) return false;

@@ -1,4 +1,4 @@
-// What the log of KV events keeps, and what the engine tells it: a reader of the events must know,
+// The log of KV events, and what the engine tells it: a reader of the events must know,
 // before a request runs, how much of its prompt is here.
 #include "engine/kv_event_log.h"
 
@@ -162,7 +162,7 @@ TEST(KvEventLog, AWaitEndsWithTheBatchOrTheWake) {
 
 // ---- what the engine tells ----
 
-// What a router makes of the events: blocks by their tokens, and no idea of names.
+// A router's view of the events: blocks by their tokens, and no idea of names.
 class Mirror {
  public:
   void Follow(const KvEventLog& log) {
@@ -333,7 +333,7 @@ TEST_F(KvEventsTest, TellWhatTheStoreEvicted) {
   const auto model = kv_tiers::Load(options);
   const auto started = Start(*model, /*prefix_cache=*/true);
   StepUntilIdle(*started->engine);
-  // What is to be kept is saved behind the steps.
+  // Saves go on behind the steps.
   KvMemory& memory = *model->decoder->kv_memory();
   memory.Flush(std::chrono::seconds(30));
   started->engine->Step();

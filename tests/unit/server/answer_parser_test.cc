@@ -168,7 +168,7 @@ TEST(AnswerParserTest, OneCallMayBeAllThatIsWanted) {
 }
 
 TEST(AnswerParserTest, NothingIsLostOrHeldForLong) {
-  // Whatever comes, content without markers is the text itself, and at most a marker's length is held back.
+  // Content without markers is the text itself, and at most a marker's length is held back.
   std::mt19937 random(7);
   const std::string alphabet = "<>tool_call/{}\":\\ \n[]TOOL_CALLSxn";
   for (const AnswerParserOptions& options : {kHermes, kMistral}) {

@@ -135,7 +135,7 @@ TEST(Http2MeterTest, FramesOutOfPlaceAreErrors) {
   EXPECT_TRUE(StatusOf(Frame(kData, 0, 1 << 20)).ok());
 }
 
-// Whatever the pieces in which bytes come, and however little credit there is at a time, the same bytes pass
+// In pieces of any size, and with however little credit at a time, the same bytes pass
 // for the same cost.
 TEST(Http2MeterTest, PiecesMakeNoDifference) {
   std::mt19937 random(20261124);

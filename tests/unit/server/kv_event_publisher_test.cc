@@ -25,7 +25,7 @@ KvEventLog::Options Small(size_t batches = 1000) {
       .max_batches = batches, .max_events = 100'000, .unix_seconds = [] { return 1789095808.83; }};
 }
 
-// Of tenant "" unless another is said. Its last 8 bytes are `hash`.
+// Tenant "" unless another is said. Its last 8 bytes are `hash`.
 BlockName Name(uint64_t hash, int32_t index, const std::string& tenant = "") {
   BlockName name;
   name.chain.fill(0xee);

@@ -31,7 +31,7 @@ TEST(ModelHabitsTest, TheTemplateSaysHowToolsAreCalled) {
   // A mark alone does not show a tool to the model.
   EXPECT_EQ(Find(std::string("<tool_call>") + kMessages)->tools, ToolFormat::kNone);
   EXPECT_EQ(Find("{{ broken")->tools, ToolFormat::kNone);
-  // Who starts the server may know better.
+  // The operator may know better.
   EXPECT_EQ(Find(kMessages, "llama3_json")->tools, ToolFormat::kLlama3);
   EXPECT_EQ(Find(std::string(kTools) + "<tool_call>" + kMessages, "none")->tools,
             ToolFormat::kNone);

@@ -23,7 +23,7 @@ class RecoveryTest : public DiskPartsTest {
     sealed_ = blocks_.at(0).record->segment_id;
     unsealed_ = blocks_.at(19).record->segment_id;
   }
-  // What Open does, up to the point where the index is handed over.
+  // Open's steps, up to the point where the index is handed over.
   RecoveryReport Recover() {
     Restart();
     Recovery recovery(*env_, *log_, *table_, *reader_, kPayloadMax);

@@ -34,7 +34,7 @@ CALLS = {
 
 
 def profile(without=()):
-    # Whatever is not listed fails as if the kernel did not have it: libraries then take their other way.
+    # Calls that are not listed fail as if the kernel did not have them: libraries then take their other way.
     return {"defaultAction": "SCMP_ACT_ERRNO", "defaultErrnoRet": 38, "archMap": [{"architecture": "SCMP_ARCH_X86_64", "subArchitectures": []}, {
         "architecture": "SCMP_ARCH_AARCH64", "subArchitectures": []}], "syscalls": [
             {"names": sorted(calls.split()), "action": "SCMP_ACT_ALLOW", "comment": purpose} for purpose, calls in CALLS.items() if purpose not in without]}
