@@ -136,7 +136,7 @@ class Attacker:
         self.left = b""
 
     def step(self):
-        """Sends until the server takes no more for now."""
+        """Sends as much as the socket takes without waiting."""
         try:
             for _ in range(8):
                 if not self.left:

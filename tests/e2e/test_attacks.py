@@ -75,7 +75,7 @@ class Attack:
         waiter.start()
         while not done.is_set():
             self.ask()
-            time.sleep(PAUSE)
+            done.wait(PAUSE)
         waiter.join()
         ended = time.monotonic()
         # A connection of its own: a newcomer is served, too.
@@ -207,7 +207,7 @@ class Drain(unittest.TestCase):
             attack = Attack(server, "rapid_reset", seconds=30)
             try:
                 attack.process.stdout.readline()
-                time.sleep(1)  # of the attack
+                eventually(lambda: server.metric("winnow_grpc_delays_total") > 0, "the guard makes the attackers wait")
                 started = time.monotonic()
                 self.assertEqual(server.terminate(), 0)
                 if not SANITIZED:

@@ -69,8 +69,11 @@ class Keys(unittest.TestCase):
                 said = run("generate", "--server", server.address, "--prompt", "x", "--max-tokens", 2, "--api-key-file", directory / "key")
                 self.assertEqual(said.returncode, 0, said.stderr)
                 keys.write_text("not a line of keys\n")  # leaves what there was
-                time.sleep(1.1)
-                generate(api, x_api_key="a-key")
+
+                def refused_and_serves_on():
+                    generate(api, x_api_key="a-key")
+                    return any(e["event"] == "api_keys" and e["level"] == "warn" for e in server.events())
+                eventually(refused_and_serves_on, "the broken file is read and left")
                 keys.write_text(hashed(carol="c-key"))
                 def known(key):
                     try:
