@@ -118,6 +118,16 @@ __device__ __forceinline__ void MultiplyAdd16x8x32(int32_t (&c)[4], const uint32
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// The same of bytes without signs and bytes with them.
+__device__ __forceinline__ void MultiplyAddUnsigned16x8x32(int32_t (&c)[4], const uint32_t (&a)[4],
+                                                           uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, "
+      "%9}, {%0, %1, %2, %3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 template <typename Number>
 __device__ __forceinline__ Number WarpSum(Number x) {
 #pragma unroll

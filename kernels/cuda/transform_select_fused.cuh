@@ -70,16 +70,6 @@ struct FusedShared {
   uint2 found;
 };
 
-// c [16][8] += a [16][32] b [32][8]: bytes without signs times bytes with signs.
-__device__ __forceinline__ void MultiplyAddUnsigned(int32_t (&c)[4], const uint32_t (&a)[4],
-                                                    uint32_t b0, uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, "
-      "%9}, {%0, %1, %2, %3};"
-      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 // All `blocks` of a row come here; what they wrote before can then be read.
 __device__ __forceinline__ void Meet(uint32_t* meeting, uint32_t blocks) {
   __syncthreads();
@@ -288,8 +278,9 @@ class Fused {
             const bool mine = lane_ / 4 / (kGroup > 8 ? 8 : kGroup) == t % Shape::kParts;
 #pragma unroll
             for (int c = 0; c < Shape::kColumnHalves; ++c) {
-              MultiplyAddUnsigned(dots_[(first + t) / Shape::kParts * Shape::kColumnHalves + c], a,
-                                  mine ? coefs[c].x : 0, mine ? coefs[c].y : 0);
+              MultiplyAddUnsigned16x8x32(
+                  dots_[(first + t) / Shape::kParts * Shape::kColumnHalves + c], a,
+                  mine ? coefs[c].x : 0, mine ? coefs[c].y : 0);
             }
           }
         }

@@ -129,8 +129,13 @@ class CallReader {
     }
     Reset();
   }
-  // Text that was taken for a call and is none; after kBroken. Empty: the client has heard of it.
-  std::string TakeBroken() { return std::exchange(broken_, {}); }
+  // After kBroken: text that was taken for a call and is none becomes content, behind what led to it. Nothing where the
+  // client has heard of the call.
+  void GiveBack(const std::string& before, Pieces& out) {
+    if (const std::string broken = std::exchange(broken_, {}); !broken.empty()) {
+      AddText(Kind::kContent, before + broken, out);
+    }
+  }
 
  private:
   State Break(Pieces& out) {
@@ -170,9 +175,7 @@ class HermesParser final : public AnswerParser {
               place_ = Place::kAfterCall;
               break;
             case CallReader::State::kBroken:
-              if (const std::string broken = call_.TakeBroken(); !broken.empty()) {
-                AddText(Kind::kContent, content_.found() + broken, out);
-              }
+              call_.GiveBack(content_.found(), out);
               place_ = Place::kContent;
           }
           break;
@@ -222,9 +225,7 @@ class Llama3Parser final : public AnswerParser {
               place_ = Place::kBetween;
               break;
             case CallReader::State::kBroken:
-              if (const std::string broken = call_.TakeBroken(); !broken.empty()) {
-                AddText(Kind::kContent, before_ + broken, out);
-              }
+              call_.GiveBack(before_, out);
               before_.clear();
               place_ = Place::kContent;
           }
@@ -384,9 +385,7 @@ class MistralParser final : public AnswerParser {
         place_ = Place::kBetween;
         break;
       case CallReader::State::kBroken:
-        if (const std::string broken = call_.TakeBroken(); !broken.empty()) {
-          AddText(Kind::kContent, Raw() + broken, out);
-        }
+        call_.GiveBack(Raw(), out);
         place_ = Place::kContent;
     }
   }
