@@ -7,7 +7,7 @@
 #include "absl/status/status.h"
 #include "bench/eval_score.h"
 #include "bench/eval_shares.h"
-#include "engine/status_macros.h"
+#include "engine/base/status_macros.h"
 #include "fmt/format.h"
 
 namespace winnow::bench {

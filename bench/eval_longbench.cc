@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "engine/json_file.h"
-#include "engine/status_macros.h"
+#include "engine/base/json_file.h"
+#include "engine/base/status_macros.h"
 #include "fmt/format.h"
 #include "nlohmann/json.hpp"
 

@@ -4,7 +4,7 @@
 #include <span>
 #include <string>
 
-#include "engine/status_macros.h"
+#include "engine/base/status_macros.h"
 
 namespace winnow::bench {
 namespace {

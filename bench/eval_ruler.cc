@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "bench/eval_words.h"
-#include "engine/status_macros.h"
+#include "engine/base/status_macros.h"
 #include "fmt/format.h"
 
 namespace winnow::bench {

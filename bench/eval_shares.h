@@ -5,7 +5,7 @@
 #ifndef WINNOW_BENCH_EVAL_SHARES_H_
 #define WINNOW_BENCH_EVAL_SHARES_H_
 
-#include "engine/retrieval_state.h"
+#include "engine/retrieval/retrieval_state.h"
 
 namespace winnow::bench {
 

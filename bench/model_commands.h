@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "bench/output.h"
 #include "bench/runs.h"
-#include "engine/attention_policy.h"
+#include "engine/retrieval/attention_policy.h"
 
 namespace winnow::bench {
 

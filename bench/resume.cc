@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "engine/status_macros.h"
+#include "engine/base/status_macros.h"
 #include "fmt/format.h"
 #include "server/strings.h"
 #include "storage/file_system.h"

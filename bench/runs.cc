@@ -9,9 +9,9 @@
 #include <span>
 
 #include "absl/status/status.h"
-#include "engine/attention_policy.h"
-#include "engine/json_file.h"
-#include "engine/status_macros.h"
+#include "engine/base/json_file.h"
+#include "engine/base/status_macros.h"
+#include "engine/retrieval/attention_policy.h"
 #include "fmt/format.h"
 #include "kernels/bench.h"
 #include "kernels/host_matrix.h"

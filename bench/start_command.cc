@@ -22,7 +22,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "bench/commands.h"
 #include "bench/output.h"
-#include "engine/status_macros.h"
+#include "engine/base/status_macros.h"
 #include "server/client.h"
 #include "server/commands.h"
 #include "server/strings.h"

@@ -9,12 +9,12 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "engine/json_file.h"
+#include "engine/base/json_file.h"
+#include "engine/base/status_macros.h"
 #include "engine/model/vocabulary_fit.h"
 #include "engine/model_loader.h"
 #include "engine/model_retrieval.h"
 #include "engine/model_text.h"
-#include "engine/status_macros.h"
 #include "engine/text/tokenizer.h"
 #include "fmt/format.h"
 #include "kernels/check.h"
@@ -34,7 +34,7 @@ constexpr size_t kConfigBytesMax = 16 << 20;
 constexpr size_t kTextBytesMax = size_t{1} << 30;
 // Time that the store may take to write: longer means that it never will.
 constexpr std::chrono::seconds kSaveTime(120);
-// Share of the disk's bytes that blocks may take (engine/kv_store.cc): nothing of a run may be evicted.
+// Share of the disk's bytes that blocks may take (engine/kv/kv_store.cc): nothing of a run may be evicted.
 constexpr double kUsableShare = 0.75;
 constexpr int64_t kDiskSlackBytes = int64_t{320} << 20;
 // Blocks written between two waits: layer blocks on their way have copies in the store's buffers.

@@ -7,7 +7,7 @@
 #include <random>
 #include <utility>
 
-#include "engine/status_macros.h"
+#include "engine/base/status_macros.h"
 #include "fmt/format.h"
 #include "storage/format.h"
 

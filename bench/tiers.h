@@ -15,7 +15,7 @@
 
 #include "absl/status/statusor.h"
 #include "bench/store_bench.h"
-#include "engine/attention_policy.h"
+#include "engine/retrieval/attention_policy.h"
 
 namespace winnow::bench {
 

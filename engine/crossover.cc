@@ -9,8 +9,8 @@
 #include <numeric>
 #include <utility>
 
-#include "engine/concat.h"
-#include "engine/status_macros.h"
+#include "engine/base/concat.h"
+#include "engine/base/status_macros.h"
 #include "fmt/format.h"
 #include "kernels/check.h"
 #include "kernels/dtype.h"

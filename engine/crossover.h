@@ -22,10 +22,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "engine/clock.h"
+#include "engine/base/clock.h"
 #include "engine/decoder.h"
 #include "engine/model/model_config.h"
-#include "engine/retrieval_attention.h"
+#include "engine/retrieval/retrieval_attention.h"
 #include "kernels/backend.h"
 
 namespace winnow::engine {

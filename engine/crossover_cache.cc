@@ -8,10 +8,10 @@
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
-#include "engine/concat.h"
+#include "engine/base/concat.h"
+#include "engine/base/json_file.h"
+#include "engine/base/status_macros.h"
 #include "engine/crossover.h"
-#include "engine/json_file.h"
-#include "engine/status_macros.h"
 #include "nlohmann/json.hpp"
 
 namespace winnow::engine {

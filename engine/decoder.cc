@@ -10,8 +10,8 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/status/status.h"
+#include "engine/base/status_macros.h"
 #include "engine/model/finite_weights.h"
-#include "engine/status_macros.h"
 #include "fmt/format.h"
 #include "kernels/check.h"
 #include "kernels/dtype.h"

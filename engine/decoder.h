@@ -18,11 +18,11 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "engine/kv_memory.h"
+#include "engine/kv/kv_memory.h"
 #include "engine/model.h"
 #include "engine/model/model_config.h"
 #include "engine/model/weights.h"
-#include "engine/retrieval_attention.h"
+#include "engine/retrieval/retrieval_attention.h"
 #include "kernels/backend.h"
 #include "kernels/kv_layout.h"
 

@@ -12,9 +12,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "engine/attention_policy.h"
-#include "engine/block_name.h"
-#include "engine/retrieval_state.h"
+#include "engine/kv/block_name.h"
+#include "engine/retrieval/attention_policy.h"
+#include "engine/retrieval/retrieval_state.h"
 #include "kernels/backend.h"
 
 namespace winnow::engine {

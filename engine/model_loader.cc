@@ -3,10 +3,10 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "engine/base/status_macros.h"
 #include "engine/model/model_fingerprint.h"
 #include "engine/model/vocabulary_fit.h"
 #include "engine/model_text.h"
-#include "engine/status_macros.h"
 #include "fmt/format.h"
 
 namespace winnow::engine {

@@ -11,7 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/decoder.h"
-#include "engine/kv_store.h"
+#include "engine/kv/kv_store.h"
 #include "engine/model/model_config.h"
 #include "engine/model/weights.h"
 #include "engine/model_retrieval.h"

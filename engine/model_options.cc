@@ -8,10 +8,10 @@
 #include <string_view>
 
 #include "absl/status/status.h"
-#include "engine/host_memory.h"
+#include "engine/base/status_macros.h"
+#include "engine/kv/host_memory.h"
 #include "engine/model/weights.h"
 #include "engine/model_loader.h"
-#include "engine/status_macros.h"
 #include "fmt/format.h"
 #include "kernels/dtype.h"
 #include "kernels/kv_layout.h"

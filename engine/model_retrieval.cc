@@ -8,11 +8,11 @@
 #include <optional>
 #include <utility>
 
-#include "engine/concat.h"
-#include "engine/json_file.h"
+#include "engine/base/concat.h"
+#include "engine/base/json_file.h"
+#include "engine/base/status_macros.h"
 #include "engine/model/model_fingerprint.h"
-#include "engine/status_macros.h"
-#include "engine/transform_fit_cache.h"
+#include "engine/retrieval/transform_fit_cache.h"
 #include "engine/transform_fit_run.h"
 #include "fmt/format.h"
 #include "kernels/kv_layout.h"

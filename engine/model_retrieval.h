@@ -12,13 +12,13 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "engine/artifact.h"
-#include "engine/attention_policy.h"
 #include "engine/crossover.h"
 #include "engine/decoder.h"
 #include "engine/model/model_config.h"
 #include "engine/model/weights.h"
-#include "engine/retrieval_attention.h"
+#include "engine/retrieval/artifact.h"
+#include "engine/retrieval/attention_policy.h"
+#include "engine/retrieval/retrieval_attention.h"
 #include "engine/text/tokenizer.h"
 #include "kernels/backend.h"
 

@@ -3,10 +3,10 @@
 #include <optional>
 #include <utility>
 
-#include "engine/concat.h"
+#include "engine/base/concat.h"
+#include "engine/base/status_macros.h"
 #include "engine/gguf_tokenizer.h"
 #include "engine/model/gguf.h"
-#include "engine/status_macros.h"
 
 namespace winnow::engine {
 

@@ -5,7 +5,7 @@
 #include <numeric>
 #include <utility>
 
-#include "engine/status_macros.h"
+#include "engine/base/status_macros.h"
 #include "kernels/check.h"
 
 namespace winnow::engine {

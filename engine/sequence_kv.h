@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "engine/attention_policy.h"
 #include "engine/model.h"
+#include "engine/retrieval/attention_policy.h"
 
 namespace winnow::engine {
 

@@ -6,13 +6,13 @@
 #include <random>
 #include <utility>
 #include <vector>
-#include "engine/sampler.h"
+#include "engine/base/counter_random.h"
 
 #include "absl/status/status.h"
-#include "engine/concat.h"
+#include "engine/base/concat.h"
+#include "engine/base/counter_random.h"
+#include "engine/base/status_macros.h"
 #include "engine/model/safetensors.h"
-#include "engine/sampler.h"
-#include "engine/status_macros.h"
 #include "kernels/dtype.h"
 #include "nlohmann/json.hpp"
 

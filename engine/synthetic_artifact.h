@@ -9,9 +9,9 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "engine/artifact.h"
 #include "engine/model/model_config.h"
-#include "engine/transform_fit.h"
+#include "engine/retrieval/artifact.h"
+#include "engine/retrieval/transform_fit.h"
 
 namespace winnow::engine {
 

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "engine/status_macros.h"
-#include "engine/transform_fit_cache.h"
+#include "engine/base/status_macros.h"
+#include "engine/retrieval/transform_fit_cache.h"
 #include "fmt/format.h"
 #include "kernels/check.h"
 #include "kernels/dtype.h"

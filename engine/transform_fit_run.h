@@ -11,11 +11,11 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
-#include "engine/clock.h"
+#include "engine/base/clock.h"
 #include "engine/decoder.h"
 #include "engine/model/model_config.h"
 #include "engine/model/weights.h"
-#include "engine/transform_fit.h"
+#include "engine/retrieval/transform_fit.h"
 #include "kernels/backend.h"
 
 namespace winnow::engine {

@@ -79,17 +79,17 @@ and `--disk-bytes` holds prefixes, or with `--spill on` all KV that memory has n
 ## The way of a token
 
     client ──gRPC──► server/   validate, tokenise, admit               server/inference_service.h, validate.h
-                       │ bounded queue                                 engine/request_queue.h
-                     engine/   Step(): plan ► forward ► sample ► emit  engine/engine.h, scheduler.h, sampler.h
+                       │ bounded queue                                 engine/schedule/request_queue.h
+                     engine/   Step(): plan ► forward ► sample ► emit  engine/schedule/engine.h, scheduler.h, sampler.h
                        │         │
                        │       layer by layer: norm ► q,k,v ► rope ► write KV ► attend ► mlp     engine/decoder.cc
                        │         │                                               │ dense, or
-                       │         │              index ► select ► fetch ► attend ► complete       engine/retrieval_attention.cc
-                       │         │                                 │ frame, row cache, or store  engine/kv_memory.h, row_fetcher.h
+                       │         │              index ► select ► fetch ► attend ► complete       engine/retrieval/retrieval_attention.cc
+                       │         │                                 │ frame, row cache, or store  engine/kv/kv_memory.h, row_fetcher.h
                        │         │                               storage/   host memory ► SSD    storage/block_store.h
                        │         │
                        │       kernels/   each operation for scalar, AVX2, AVX-512 and CUDA      kernels/backend.h
-                       │ bounded queue                                 engine/output_queue.h
+                       │ bounded queue                                 engine/schedule/output_queue.h
     client ◄─────────┘  text, ids, log-probabilities; usage at the end
 
 One engine thread owns all state; edges between folders go one way.
@@ -127,7 +127,7 @@ prints it, and `WINNOW_TEST_SEED=<seed>` repeats the run.
 
 `CMakeLists.txt` has every package, target and edge on one page. Edges go one way: `server` → `engine` → `kernels` and
 `storage`, which know nothing of each other.
-To follow one token, read `server/inference_service.h`, `engine/engine.h` (`Step`), `engine/decoder.cc` and
+To follow one token, read `server/inference_service.h`, `engine/schedule/engine.h` (`Step`), `engine/decoder.cc` and
 `kernels/backend.h`, in this order; each opens with what it is for and what may be touched.
 
 - `server/` sees gRPC, Protobuf and Prometheus; nothing below does.
@@ -136,7 +136,7 @@ To follow one token, read `server/inference_service.h`, `engine/engine.h` (`Step
 - `engine/text/` turns text into token ids and back; `engine/model/` reads model files. Neither knows of sequences, KV or requests.
 - `kernels/` is plain memory and arithmetic behind `backend.h`; `kernels/cuda/` is the same on a GPU.
 - `storage/` keeps blocks of bytes in host memory and on disk behind `block_store.h`, and knows nothing of models.
-- `calibrate/` (Python) learns the hash functions and feature maps that `engine/artifact.h` reads.
+- `calibrate/` (Python) learns the hash functions and feature maps that `engine/retrieval/artifact.h` reads.
 - `loadtest/` has what takes too long for `./test.sh`: soaks, servers that are killed, every way to lay out KV against memory; and shapes of models to time.
 
 Errors: `absl::Status` for what the world does to us, `WINNOW_CHECK` for our own bugs, `optional` for ordinary absence.
@@ -167,8 +167,8 @@ A change to `proto/` must pass the linter and the breaking-change check in `test
 ## Add a kind of hash function
 
 1. `docs/artifact-format.md` and `calibrate/artifact.py` (`STAGES`): its name and how many stages it has. Whatever the format
-   gains, `read` there and `engine/artifact.cc` both check.
-2. `engine/attention_policy.cc`: its name; `engine/artifact_header.cc`: its stages.
+   gains, `read` there and `engine/retrieval/artifact.cc` both check.
+2. `engine/retrieval/attention_policy.cc`: its name; `engine/retrieval/artifact_header.cc`: its stages.
 3. `tests/unit/engine/artifact_test.cc`: a good file that has it, and for each new check a file that breaks exactly that.
    `tests/fuzz/run.sh artifact 300` looks for the rest.
 4. `calibrate/recipes.py`: how it is learned, with its recall beside the others' in `docs/calibration.md`.
@@ -181,7 +181,7 @@ claimed as a ratio against a named baseline in one run, by a command that is in 
 
 ## The way of a layer
 
-`engine/decoder.cc` runs a layer; `engine/retrieval_attention.cc` (with `retrieval_fetch.cc` for step 3) does everything between its projections for the rows that a
+`engine/decoder.cc` runs a layer; `engine/retrieval/retrieval_attention.cc` (with `retrieval_fetch.cc` for step 3) does everything between its projections for the rows that a
 policy covers. In this order, each step a call of `kernels/backend.h`:
 
 1. **Index**, when a layer's KV has been written, also while a prompt is read: codes of the new keys, bounds of the pages they
@@ -640,7 +640,7 @@ refused with the bytes where it does not fit. `--kv-bytes` beside it and `--pref
   on the order of threads; the bits of a result do not: rows are attended in the order of their tokens, wherever they lie, after the last has come.
 - **Dense attention** brings a layer of the chunk's sequence to a staging area, and meanwhile the next layer's old blocks to the other one.
 - **Selection by `oracle`, completion and probes** read over the bus what they need.
-- **Prefixes on disk** (`--disk-bytes`; `engine/kv_memory_own.cc`): a device knows rows by their places, so every piece has its own, in the
+- **Prefixes on disk** (`--disk-bytes`; `engine/kv/kv_memory_own.cc`): a device knows rows by their places, so every piece has its own, in the
   device's memory or the host's, and the disk lies beside: it holds what outlives a sequence and no KV beyond what memory holds. Blocks are
   written behind the passes. A prefix that comes back is first nowhere but in the store. `--resume eager` reads it whole before the first
   token; lazily, dense layers and dense chunks bring whole pieces, and a call that retrieves waits for what it chose, brings the pages of those rows that are

@@ -20,9 +20,9 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/base/thread_annotations.h"
-#include "engine/engine.h"
+#include "engine/base/mutex.h"
 #include "engine/model_loader.h"
-#include "engine/mutex.h"
+#include "engine/schedule/engine.h"
 
 namespace winnow {
 namespace {

@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "engine/clock.h"
+#include "engine/base/clock.h"
 #include "server/log.h"
 #include "server/watched_file.h"
 

@@ -10,7 +10,7 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/time/clock.h"
-#include "engine/json_file.h"
+#include "engine/base/json_file.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "server/commands.h"
 #include "server/status.h"

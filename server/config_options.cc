@@ -7,8 +7,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
-#include "engine/attention_policy.h"
 #include "engine/model_retrieval.h"
+#include "engine/retrieval/attention_policy.h"
 #include "server/config.h"
 #include "server/strings.h"
 

@@ -22,7 +22,7 @@
 #include <string>
 #include <string_view>
 
-#include "engine/clock.h"
+#include "engine/base/clock.h"
 #include "server/http2_meter.h"
 #include "server/tls_files.h"
 

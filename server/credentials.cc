@@ -10,8 +10,8 @@
 #include <ctime>
 #include <optional>
 
-#include "engine/json_file.h"
-#include "engine/status_macros.h"
+#include "engine/base/json_file.h"
+#include "engine/base/status_macros.h"
 #include "server/strings.h"
 
 namespace winnow::server {

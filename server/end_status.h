@@ -3,7 +3,7 @@
 #define WINNOW_SERVER_END_STATUS_H_
 
 #include "absl/status/status.h"
-#include "engine/request.h"
+#include "engine/schedule/request.h"
 
 namespace winnow::server {
 

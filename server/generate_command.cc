@@ -11,7 +11,7 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_format.h"
-#include "engine/status_macros.h"
+#include "engine/base/status_macros.h"
 #include "nlohmann/json.hpp"
 #include "server/client.h"
 #include "server/commands.h"

@@ -1,9 +1,9 @@
 #include "server/generation_defaults.h"
 
-#include "engine/json_file.h"
-#include "engine/json_keys.h"
+#include "engine/base/json_file.h"
+#include "engine/base/json_keys.h"
+#include "engine/base/status_macros.h"
 #include "engine/model/gguf.h"
-#include "engine/status_macros.h"
 #include "server/validate.h"
 
 namespace winnow::server {

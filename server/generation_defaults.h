@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
-#include "engine/request.h"
+#include "engine/schedule/request.h"
 
 namespace winnow::server {
 

@@ -4,7 +4,7 @@
 #include <grpcpp/support/server_callback.h>
 
 #include "absl/strings/match.h"
-#include "engine/status_macros.h"
+#include "engine/base/status_macros.h"
 #include "server/status.h"
 #include "server/strings.h"
 #include "server/validate.h"

@@ -7,9 +7,9 @@
 #include <thread>
 
 #include "absl/base/thread_annotations.h"
-#include "engine/clock.h"
-#include "engine/engine_stats.h"
-#include "engine/mutex.h"
+#include "engine/base/clock.h"
+#include "engine/base/mutex.h"
+#include "engine/schedule/engine_stats.h"
 
 namespace winnow::server {
 

@@ -16,7 +16,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/hash/hash.h"
 #include "absl/strings/cord.h"
-#include "engine/mutex.h"
+#include "engine/base/mutex.h"
 #include "server/grpc_call.h"
 #include "server/status.h"
 #include "server/strings.h"

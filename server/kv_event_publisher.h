@@ -16,7 +16,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "engine/kv_event_log.h"
+#include "engine/kv/kv_event_log.h"
 
 namespace winnow::server {
 

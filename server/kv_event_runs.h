@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "engine/kv_event_log.h"
+#include "engine/kv/kv_event_log.h"
 
 namespace winnow::server {
 

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
-#include "engine/mutex.h"
+#include "engine/base/mutex.h"
 
 namespace winnow::server {
 namespace {

@@ -6,7 +6,7 @@
 
 #include <cstddef>
 
-#include "engine/clock.h"
+#include "engine/base/clock.h"
 #include "engine/model/model_config.h"
 #include "engine/model/weights.h"
 #include "engine/text/tokenizer.h"

@@ -18,9 +18,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "engine/clock.h"
-#include "engine/engine.h"
-#include "engine/engine_stats.h"
+#include "engine/base/clock.h"
+#include "engine/schedule/engine.h"
+#include "engine/schedule/engine_stats.h"
 #include "server/connection_guard.h"
 
 namespace winnow::server {

@@ -15,8 +15,8 @@
 #include <string>
 #include <vector>
 
-#include "engine/clock.h"
-#include "engine/engine_stats.h"
+#include "engine/base/clock.h"
+#include "engine/schedule/engine_stats.h"
 #include "server/metrics.h"
 
 namespace winnow::server {

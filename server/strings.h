@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "absl/strings/string_view.h"
-#include "engine/concat.h"
+#include "engine/base/concat.h"
 
 namespace winnow::server {
 

@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "engine/did_you_mean.h"
+#include "engine/base/did_you_mean.h"
 
 namespace winnow::server {
 

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "absl/strings/numbers.h"
-#include "engine/status_macros.h"
+#include "engine/base/status_macros.h"
 #include "server/strings.h"
 #include "server/suggest.h"
 #include "server/validate.h"

@@ -12,8 +12,8 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/time/civil_time.h"
+#include "engine/base/status_macros.h"
 #include "engine/model_text.h"
-#include "engine/status_macros.h"
 #include "engine/text/chat_template.h"
 #include "engine/text/tokenizer.h"
 #include "server/commands.h"

@@ -20,7 +20,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "engine/request.h"
+#include "engine/schedule/request.h"
 #include "engine/text/chat_template.h"
 #include "engine/text/tokenizer.h"
 

@@ -15,8 +15,8 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
-#include "engine/clock.h"
-#include "engine/json_file.h"
+#include "engine/base/clock.h"
+#include "engine/base/json_file.h"
 #include "server/log.h"
 #include "server/strings.h"
 

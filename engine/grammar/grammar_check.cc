@@ -7,8 +7,8 @@
 #include <string>
 #include <string_view>
 
-#include "engine/concat.h"
-#include "engine/status_macros.h"
+#include "engine/base/concat.h"
+#include "engine/base/status_macros.h"
 #include "engine/text/unicode_text.h"
 
 namespace winnow::engine {

@@ -13,9 +13,9 @@
 #include <cstring>
 #include <utility>
 
-#include "engine/concat.h"
+#include "engine/base/concat.h"
+#include "engine/base/status_macros.h"
 #include "engine/grammar/grammar_worker.h"
-#include "engine/status_macros.h"
 #include "engine/text/tokenizer.h"
 
 namespace winnow::engine {

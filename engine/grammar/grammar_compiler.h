@@ -19,8 +19,8 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
+#include "engine/base/mutex.h"
 #include "engine/grammar/grammar.h"
-#include "engine/mutex.h"
 
 namespace winnow::engine {
 

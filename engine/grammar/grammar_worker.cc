@@ -10,8 +10,8 @@
 #include <limits>
 #include <vector>
 
-#include "engine/concat.h"
-#include "engine/status_macros.h"
+#include "engine/base/concat.h"
+#include "engine/base/status_macros.h"
 
 namespace winnow::engine {
 namespace {

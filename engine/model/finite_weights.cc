@@ -6,8 +6,8 @@
 #include <thread>
 #include <vector>
 
-#include "engine/concat.h"
-#include "engine/json_file.h"
+#include "engine/base/concat.h"
+#include "engine/base/json_file.h"
 #include "kernels/check.h"
 #include "kernels/host_matrix.h"
 

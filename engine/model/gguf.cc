@@ -12,9 +12,9 @@
 #include <numeric>
 
 #include "absl/cleanup/cleanup.h"
-#include "engine/concat.h"
-#include "engine/json_file.h"
-#include "engine/status_macros.h"
+#include "engine/base/concat.h"
+#include "engine/base/json_file.h"
+#include "engine/base/status_macros.h"
 #include "kernels/check.h"
 
 namespace winnow::engine {

@@ -6,11 +6,11 @@
 #include <cstring>
 
 #include "absl/strings/str_join.h"
-#include "engine/concat.h"
-#include "engine/json_file.h"
+#include "engine/base/concat.h"
+#include "engine/base/json_file.h"
+#include "engine/base/status_macros.h"
 #include "engine/model/gguf_keys.h"
 #include "engine/model/model_limits.h"
-#include "engine/status_macros.h"
 #include "kernels/host_matrix.h"
 
 namespace winnow::engine {

@@ -1,7 +1,7 @@
 #include "engine/model/gguf_keys.h"
 
-#include "engine/concat.h"
-#include "engine/json_file.h"
+#include "engine/base/concat.h"
+#include "engine/base/json_file.h"
 
 namespace winnow::engine {
 

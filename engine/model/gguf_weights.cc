@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "absl/strings/str_join.h"
-#include "engine/concat.h"
-#include "engine/json_file.h"
-#include "engine/status_macros.h"
+#include "engine/base/concat.h"
+#include "engine/base/json_file.h"
+#include "engine/base/status_macros.h"
 
 namespace winnow::engine {
 namespace {

@@ -6,12 +6,12 @@
 #include <string_view>
 
 #include "absl/strings/str_join.h"
-#include "engine/concat.h"
-#include "engine/json_file.h"
-#include "engine/json_keys.h"
+#include "engine/base/concat.h"
+#include "engine/base/json_file.h"
+#include "engine/base/json_keys.h"
+#include "engine/base/status_macros.h"
 #include "engine/model/gguf_config.h"
 #include "engine/model/model_limits.h"
-#include "engine/status_macros.h"
 
 namespace winnow::engine {
 namespace {

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "engine/base/status_macros.h"
 #include "engine/model/rope.h"
-#include "engine/status_macros.h"
 #include "fmt/format.h"
 #include "fmt/ranges.h"
 

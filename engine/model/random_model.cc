@@ -16,10 +16,10 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "engine/concat.h"
-#include "engine/json_file.h"
+#include "engine/base/concat.h"
+#include "engine/base/json_file.h"
+#include "engine/base/status_macros.h"
 #include "engine/model/model_config.h"
-#include "engine/status_macros.h"
 #include "kernels/check.h"
 
 namespace winnow::engine {

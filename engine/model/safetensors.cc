@@ -9,7 +9,7 @@
 #include <cstring>
 
 #include "absl/cleanup/cleanup.h"
-#include "engine/concat.h"
+#include "engine/base/concat.h"
 #include "kernels/check.h"
 
 namespace winnow::engine {

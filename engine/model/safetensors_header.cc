@@ -7,9 +7,9 @@
 #include <cstring>
 
 #include "absl/strings/str_join.h"
-#include "engine/concat.h"
+#include "engine/base/concat.h"
+#include "engine/base/status_macros.h"
 #include "engine/model/safetensors.h"
-#include "engine/status_macros.h"
 #include "kernels/check.h"
 #include "nlohmann/json.hpp"
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "engine/concat.h"
+#include "engine/base/concat.h"
 
 namespace winnow::engine {
 

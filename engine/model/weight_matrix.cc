@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "engine/concat.h"
+#include "engine/base/concat.h"
 #include "engine/model/weights.h"
 #include "kernels/check.h"
 #include "kernels/dtype.h"

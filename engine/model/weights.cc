@@ -10,10 +10,10 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_join.h"
-#include "engine/concat.h"
-#include "engine/json_file.h"
+#include "engine/base/concat.h"
+#include "engine/base/json_file.h"
+#include "engine/base/status_macros.h"
 #include "engine/model/gguf_weights.h"
-#include "engine/status_macros.h"
 
 namespace winnow::engine {
 namespace {

@@ -1,7 +1,7 @@
 #include "engine/text/added_tokens.h"
 
-#include "engine/concat.h"
-#include "engine/status_macros.h"
+#include "engine/base/concat.h"
+#include "engine/base/status_macros.h"
 #include "engine/text/unicode_text.h"
 
 namespace winnow::engine {

@@ -1,7 +1,7 @@
 // BpeModel::Make: the model's JSON, checked.
 #include "absl/strings/str_format.h"
-#include "engine/concat.h"
-#include "engine/status_macros.h"
+#include "engine/base/concat.h"
+#include "engine/base/status_macros.h"
 #include "engine/text/bpe.h"
 #include "engine/text/tokenizer_normalizer.h"
 #include "engine/text/unicode_text.h"

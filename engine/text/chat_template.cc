@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "engine/concat.h"
-#include "engine/json_file.h"
-#include "engine/status_macros.h"
+#include "engine/base/concat.h"
+#include "engine/base/json_file.h"
+#include "engine/base/status_macros.h"
 #include "engine/text/jinja/interpreter.h"
 #include "engine/text/jinja/template.h"
 #include "engine/text/tokenizer_json.h"

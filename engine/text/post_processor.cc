@@ -1,7 +1,7 @@
 #include "engine/text/post_processor.h"
 
-#include "engine/concat.h"
-#include "engine/status_macros.h"
+#include "engine/base/concat.h"
+#include "engine/base/status_macros.h"
 
 namespace winnow::engine {
 

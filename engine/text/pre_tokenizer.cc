@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <optional>
 
-#include "engine/concat.h"
-#include "engine/status_macros.h"
+#include "engine/base/concat.h"
+#include "engine/base/status_macros.h"
 #include "engine/text/tokenizer_normalizer.h"
 #include "engine/text/unicode_text.h"
 

@@ -1,7 +1,7 @@
 #include "engine/text/token_decoder.h"
 
-#include "engine/concat.h"
-#include "engine/status_macros.h"
+#include "engine/base/concat.h"
+#include "engine/base/status_macros.h"
 #include "engine/text/tokenizer_normalizer.h"
 #include "engine/text/tokenizer_regex.h"
 #include "engine/text/unicode_text.h"

@@ -1,8 +1,8 @@
 // Tokenizer::Impl::Encode: segments -> text between added tokens -> normalised -> words -> ids.
 #include <algorithm>
 
-#include "engine/concat.h"
-#include "engine/status_macros.h"
+#include "engine/base/concat.h"
+#include "engine/base/status_macros.h"
 #include "engine/text/tokenizer_impl.h"
 #include "engine/text/unicode_text.h"
 

@@ -1,8 +1,8 @@
 #include "engine/text/tokenizer_json.h"
 
-#include "engine/concat.h"
-#include "engine/json_file.h"
-#include "engine/status_macros.h"
+#include "engine/base/concat.h"
+#include "engine/base/json_file.h"
+#include "engine/base/status_macros.h"
 #include "engine/text/unicode_text.h"
 
 namespace winnow::engine {

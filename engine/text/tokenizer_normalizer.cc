@@ -4,8 +4,8 @@
 #include <array>
 #include <vector>
 
-#include "engine/concat.h"
-#include "engine/status_macros.h"
+#include "engine/base/concat.h"
+#include "engine/base/status_macros.h"
 #include "engine/text/unicode_text.h"
 
 namespace winnow::engine {

@@ -3,8 +3,8 @@
 
 #include <pcre2.h>
 
-#include "engine/concat.h"
-#include "engine/status_macros.h"
+#include "engine/base/concat.h"
+#include "engine/base/status_macros.h"
 #include "engine/text/tokenizer_regex_syntax.h"
 #include "engine/text/unicode_text.h"
 #include "kernels/check.h"

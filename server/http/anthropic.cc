@@ -6,7 +6,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/numbers.h"
-#include "engine/status_macros.h"
+#include "engine/base/status_macros.h"
 #include "server/http/json_fields.h"
 #include "server/http/openai_answer.h"
 #include "server/http/openai_request.h"

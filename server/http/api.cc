@@ -4,7 +4,7 @@
 #include <ctime>
 #include <utility>
 
-#include "engine/status_macros.h"
+#include "engine/base/status_macros.h"
 #include "server/grpc_callers.h"
 #include "server/http/anthropic.h"
 #include "server/http/generate_exchange.h"

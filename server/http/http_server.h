@@ -20,7 +20,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "engine/clock.h"
+#include "engine/base/clock.h"
 #include "server/http/http_exchange.h"
 #include "server/log.h"
 

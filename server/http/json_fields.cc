@@ -3,7 +3,7 @@
 #include <cmath>
 #include <limits>
 
-#include "engine/json_file.h"
+#include "engine/base/json_file.h"
 #include "kernels/check.h"
 #include "server/strings.h"
 #include "server/utf8.h"

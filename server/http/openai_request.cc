@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/strings/numbers.h"
-#include "engine/status_macros.h"
+#include "engine/base/status_macros.h"
 #include "server/http/structured_request.h"
 #include "server/http/tools_request.h"
 #include "server/strings.h"

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/status_macros.h"
+#include "engine/base/status_macros.h"
 #include "server/http/json_fields.h"
 #include "server/http/openai_answer.h"
 #include "server/http/openai_request.h"

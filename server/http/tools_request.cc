@@ -4,8 +4,8 @@
 #include <set>
 #include <utility>
 
-#include "engine/block_name.h"
 #include "engine/grammar/grammar_check.h"
+#include "engine/kv/block_name.h"
 #include "server/http/openai_answer.h"
 #include "server/ordered_json.h"
 #include "server/strings.h"

@@ -9,8 +9,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
-#include "engine/clock.h"
-#include "engine/engine_stats.h"
+#include "engine/base/clock.h"
+#include "engine/schedule/engine_stats.h"
 
 namespace winnow::server {
 

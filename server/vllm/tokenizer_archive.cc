@@ -8,7 +8,7 @@
 #include <iterator>
 
 #include "absl/strings/escaping.h"
-#include "engine/block_name.h"
+#include "engine/kv/block_name.h"
 #include "kernels/check.h"
 #include "server/status.h"
 #include "server/strings.h"

@@ -18,8 +18,8 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "engine/clock.h"
-#include "engine/kv_event_log.h"
+#include "engine/base/clock.h"
+#include "engine/kv/kv_event_log.h"
 #include "server/vllm/load_meter.h"
 
 namespace grpc {

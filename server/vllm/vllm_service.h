@@ -12,8 +12,8 @@
 #include <memory>
 #include <string>
 
-#include "engine/engine_stats.h"
-#include "engine/kv_event_log.h"
+#include "engine/kv/kv_event_log.h"
+#include "engine/schedule/engine_stats.h"
 #include "server/inference_service.h"
 
 namespace winnow::server {

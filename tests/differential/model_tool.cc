@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
-#include "engine/concat.h"
+#include "engine/base/concat.h"
+#include "engine/base/status_macros.h"
 #include "engine/model_loader.h"
-#include "engine/status_macros.h"
 #include "nlohmann/json.hpp"
 #include "tests/unit/engine/sequence_runner.h"
 

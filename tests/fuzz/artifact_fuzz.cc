@@ -1,8 +1,8 @@
 // Any bytes as an artifact: refused, or all that it says it has can be read. The model is the
 // smallest there can be, so that whole files are short.
 //
-// Sources: engine/artifact.cc engine/artifact_header.cc engine/attention_policy.cc
-// Sources: engine/block_name.cc engine/did_you_mean.cc engine/json_file.cc engine/json_keys.cc
+// Sources: engine/retrieval/artifact.cc engine/retrieval/artifact_header.cc engine/retrieval/attention_policy.cc
+// Sources: engine/kv/block_name.cc engine/base/did_you_mean.cc engine/base/json_file.cc engine/base/json_keys.cc
 // Sources: engine/model/safetensors.cc engine/model/safetensors_header.cc kernels/check.cc
 #include <cmath>
 #include <cstddef>
@@ -10,7 +10,7 @@
 #include <span>
 #include <string>
 
-#include "engine/artifact.h"
+#include "engine/retrieval/artifact.h"
 #include "kernels/check.h"
 
 using winnow::engine::Artifact;

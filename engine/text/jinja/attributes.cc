@@ -1,7 +1,7 @@
 // Interpreter: attributes, items and calls; and the binding of arguments.
 #include <utility>
 
-#include "engine/concat.h"
+#include "engine/base/concat.h"
 #include "engine/text/jinja/arguments.h"
 #include "engine/text/jinja/interpreter.h"
 #include "engine/text/jinja/methods.h"

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "engine/concat.h"
+#include "engine/base/concat.h"
 #include "engine/text/jinja/interpreter.h"
 #include "engine/text/jinja/unicode.h"
 

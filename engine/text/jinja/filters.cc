@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
-#include "engine/concat.h"
+#include "engine/base/concat.h"
 #include "engine/text/jinja/arguments.h"
 #include "engine/text/jinja/format.h"
 #include "engine/text/jinja/interpreter.h"

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "absl/time/time.h"
-#include "engine/concat.h"
+#include "engine/base/concat.h"
 #include "engine/text/jinja/arguments.h"
 #include "engine/text/jinja/interpreter.h"
 

@@ -4,8 +4,8 @@
 #include <cctype>
 
 #include "absl/strings/str_format.h"
-#include "engine/concat.h"
-#include "engine/status_macros.h"
+#include "engine/base/concat.h"
+#include "engine/base/status_macros.h"
 #include "engine/text/jinja/unicode.h"
 #include "engine/text/unicode_text.h"
 

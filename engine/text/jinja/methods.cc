@@ -4,7 +4,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "engine/concat.h"
+#include "engine/base/concat.h"
 #include "engine/text/jinja/arguments.h"
 #include "engine/text/jinja/format.h"
 #include "engine/text/jinja/strings.h"

@@ -5,8 +5,8 @@
 #include <cstdlib>
 #include <initializer_list>
 
-#include "engine/concat.h"
-#include "engine/status_macros.h"
+#include "engine/base/concat.h"
+#include "engine/base/status_macros.h"
 #include "engine/text/jinja/lexer.h"
 
 namespace winnow::engine::jinja {

@@ -6,7 +6,7 @@
 #include <set>
 #include <string>
 
-#include "engine/concat.h"
+#include "engine/base/concat.h"
 #include "engine/text/jinja/filters.h"
 
 namespace winnow::engine::jinja {

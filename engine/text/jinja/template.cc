@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "engine/concat.h"
-#include "engine/status_macros.h"
+#include "engine/base/concat.h"
+#include "engine/base/status_macros.h"
 #include "engine/text/jinja/parser.h"
 #include "engine/text/jinja/resolver.h"
 #include "engine/text/unicode_text.h"

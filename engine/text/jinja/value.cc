@@ -3,7 +3,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "engine/concat.h"
+#include "engine/base/concat.h"
 
 namespace winnow::engine::jinja {
 

@@ -1,4 +1,4 @@
-#include "engine/answer.h"
+#include "engine/schedule/answer.h"
 
 #include <random>
 #include <string>

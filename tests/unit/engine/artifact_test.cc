@@ -1,4 +1,4 @@
-#include "engine/artifact.h"
+#include "engine/retrieval/artifact.h"
 
 #include <algorithm>
 #include <cmath>

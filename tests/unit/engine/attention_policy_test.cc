@@ -1,4 +1,4 @@
-#include "engine/attention_policy.h"
+#include "engine/retrieval/attention_policy.h"
 
 #include <cmath>
 #include <cstdint>

@@ -1,4 +1,4 @@
-#include "engine/block_name.h"
+#include "engine/kv/block_name.h"
 
 #include <set>
 #include <string>

@@ -1,4 +1,4 @@
-#include "engine/did_you_mean.h"
+#include "engine/base/did_you_mean.h"
 
 #include <string>
 #include <vector>

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "engine/mutex.h"
+#include "engine/base/mutex.h"
 #include "gtest/gtest.h"
 #include "tests/unit/engine/engine_testing.h"
 

@@ -1,4 +1,4 @@
-#include "engine/engine.h"
+#include "engine/schedule/engine.h"
 
 #include <algorithm>
 #include <memory>

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "engine/clock.h"
-#include "engine/engine.h"
+#include "engine/base/clock.h"
+#include "engine/schedule/engine.h"
 #include "engine/text/tokenizer.h"
 #include "gtest/gtest.h"
 #include "tests/unit/engine/fake_model.h"

@@ -5,7 +5,7 @@
 #include <chrono>
 #include <thread>
 
-#include "engine/concat.h"
+#include "engine/base/concat.h"
 #include "engine/text/chat_template.h"
 #include "tests/unit/engine/tokenizer_testing.h"
 

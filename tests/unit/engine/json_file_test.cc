@@ -1,4 +1,4 @@
-#include "engine/json_file.h"
+#include "engine/base/json_file.h"
 
 #include <sys/stat.h>
 #include <unistd.h>

@@ -1,6 +1,6 @@
 // The log of KV events, and what the engine tells it: a reader of the events must know,
 // before a request runs, how much of its prompt is here.
-#include "engine/kv_event_log.h"
+#include "engine/kv/kv_event_log.h"
 
 #include <algorithm>
 #include <map>

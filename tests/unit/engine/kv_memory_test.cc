@@ -1,11 +1,11 @@
 // KvMemory over a store, without a model: blocks are begun, filled, sealed and forgotten.
-#include "engine/kv_memory.h"
+#include "engine/kv/kv_memory.h"
 
 #include <memory>
 #include <utility>
 #include <vector>
 
-#include "engine/block_pool.h"
+#include "engine/kv/block_pool.h"
 #include "gtest/gtest.h"
 #include "storage/clock.h"
 #include "storage/host_store.h"

@@ -1,4 +1,4 @@
-#include "engine/lsh.h"
+#include "engine/retrieval/lsh.h"
 
 #include <algorithm>
 #include <bit>

@@ -4,7 +4,7 @@
 #include <fstream>
 #include <string>
 
-#include "engine/host_memory.h"
+#include "engine/kv/host_memory.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -1,4 +1,4 @@
-#include "engine/output_queue.h"
+#include "engine/schedule/output_queue.h"
 
 #include <memory>
 #include <thread>

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "engine/decoder.h"
-#include "engine/kv_memory.h"
+#include "engine/kv/kv_memory.h"
 #include "engine/model_loader.h"
 #include "gtest/gtest.h"
 #include "tests/fault/faulty_store.h"

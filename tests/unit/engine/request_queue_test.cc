@@ -1,4 +1,4 @@
-#include "engine/request_queue.h"
+#include "engine/schedule/request_queue.h"
 
 #include <thread>
 #include <utility>

@@ -1,7 +1,7 @@
 // RetrievalAttention against plain arithmetic: for every query the set that its policy must read is
 // worked out here from keys and queries alone, and attention over it in double. An anchor too few,
 // a tie rule the wrong way round or a neighbour's head shows.
-#include "engine/retrieval_attention.h"
+#include "engine/retrieval/retrieval_attention.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -16,10 +16,10 @@
 #include <string>
 #include <vector>
 
-#include "engine/lsh.h"
 #include "engine/model/safetensors.h"
+#include "engine/retrieval/lsh.h"
+#include "engine/retrieval/transform_fit.h"
 #include "engine/synthetic_artifact.h"
-#include "engine/transform_fit.h"
 #include "kernels/dtype.h"
 #include "kernels/transform_code.h"
 #include "nlohmann/json.hpp"

@@ -1,4 +1,4 @@
-#include "engine/retrieval_state.h"
+#include "engine/retrieval/retrieval_state.h"
 
 #include <gtest/gtest.h>
 

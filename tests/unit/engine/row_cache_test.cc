@@ -1,4 +1,4 @@
-#include "engine/row_cache.h"
+#include "engine/kv/row_cache.h"
 
 #include <cstring>
 #include <map>

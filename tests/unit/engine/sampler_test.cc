@@ -1,4 +1,5 @@
-#include "engine/sampler.h"
+#include "engine/schedule/sampler.h"
+#include "engine/base/counter_random.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,11 +1,11 @@
-#include "engine/scheduler.h"
+#include "engine/schedule/scheduler.h"
 
 #include <algorithm>
 #include <random>
 #include <set>
 #include <vector>
 
-#include "engine/kv_cache.h"
+#include "engine/kv/kv_cache.h"
 #include "gtest/gtest.h"
 
 namespace winnow::engine {

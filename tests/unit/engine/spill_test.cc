@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "engine/decoder.h"
-#include "engine/kv_memory.h"
+#include "engine/kv/kv_memory.h"
 #include "engine/model_loader.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

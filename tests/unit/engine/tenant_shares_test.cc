@@ -1,4 +1,4 @@
-#include "engine/tenant_shares.h"
+#include "engine/schedule/tenant_shares.h"
 
 #include <string>
 

@@ -1,4 +1,4 @@
-#include "engine/transform_fit.h"
+#include "engine/retrieval/transform_fit.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,7 +6,7 @@
 #include <fstream>
 #include <numeric>
 
-#include "engine/transform_fit_cache.h"
+#include "engine/retrieval/transform_fit_cache.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/attention_state.h"

@@ -4,7 +4,7 @@
 #include <atomic>
 #include <chrono>
 
-#include "engine/clock.h"
+#include "engine/base/clock.h"
 
 namespace winnow::server {
 

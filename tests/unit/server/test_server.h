@@ -17,7 +17,7 @@
 #include <thread>
 #include <vector>
 
-#include "engine/engine.h"
+#include "engine/schedule/engine.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
 #include "grpc/health/v1/health.grpc.pb.h"

@@ -1,0 +1,53 @@
+// The name of a block's content: a SHA-256 chain over everything that decides its bytes (DESIGN,
+// section 5). Two blocks with one name have the same KV, bit for bit, in any process of the same
+// model, settings, kernels and instruction set.
+#ifndef WINNOW_ENGINE_KV_BLOCK_NAME_H_
+#define WINNOW_ENGINE_KV_BLOCK_NAME_H_
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "storage/block_id.h"
+
+namespace winnow::engine {
+
+using Digest = std::array<uint8_t, 32>;
+
+struct BlockName {
+  Digest chain = {};   // of the block and all before it
+  Digest tenant = {};  // of the tenant's salt
+  int32_t index = 0;   // of the block in its sequence
+};
+
+// What all blocks of a process have in common.
+struct StoreNames {
+  // Of weights, KV format, compute type, kernels, instruction set: whatever decides the bits of dense
+  // KV.
+  Digest model = {};
+  // What decides, beside a policy, the bits of KV that was made under it.
+  std::string retrieval;
+
+  // `kind` 0: KV. Others: what belongs to the block beside it (engine/retrieval/retrieval_keep.cc).
+  storage::BlockId Id(const BlockName& name, uint32_t kind, int32_t layer) const {
+    return {.key = storage::BlockKey::Make(name.chain, kind, static_cast<uint32_t>(layer)),
+            .model = model,
+            .tenant = name.tenant,
+            .layer = static_cast<uint32_t>(layer),
+            .token_block = static_cast<uint64_t>(name.index)};
+  }
+};
+
+Digest Sha256(std::string_view bytes);
+
+// Beginning of a chain: model and tenant's salt.
+Digest ChainRoot(const Digest& model, const Digest& tenant);
+// One block more. `how` is empty where all of the block's tokens attended densely, as those of the
+// blocks before; else it says how they attended (policy, from which position).
+Digest ChainNext(const Digest& parent, std::span<const int32_t> tokens, std::string_view how);
+
+}  // namespace winnow::engine
+
+#endif  // WINNOW_ENGINE_KV_BLOCK_NAME_H_

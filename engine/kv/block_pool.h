@@ -1,0 +1,75 @@
+// Which KV blocks are held, and which of the others are worth keeping. Exact: a block is free, idle,
+// or held by as many sequences as have it in their tables, and giving back what was not taken is a
+// bug that ends the process. Engine thread only.
+//
+//   free ── Take ──▶ held ── Give by the last holder ──▶ idle, if it can be found; else free
+//                     ▲                                    │
+//                     └────────────── Share ───────────────┘    idle blocks go, oldest first, when
+//                                                                Take finds none free
+//
+// Only full blocks can be found, and nobody writes to a full block: sharing needs no copies.
+#ifndef WINNOW_ENGINE_KV_BLOCK_POOL_H_
+#define WINNOW_ENGINE_KV_BLOCK_POOL_H_
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "engine/kv/block_name.h"
+
+namespace winnow::engine {
+
+class KvEventLog;
+class KvMemory;
+
+class BlockPool {
+ public:
+  // `memory` is told of each block that becomes idle, or is held again, or whose content goes; null:
+  // nobody. `events` is told of names that can no longer be found; null: nobody. REQUIRES: at least 1.
+  explicit BlockPool(int32_t num_blocks, KvMemory* memory = nullptr, KvEventLog* events = nullptr);
+  // What is idle is forgotten, too. REQUIRES: nothing is held.
+  ~BlockPool();
+  BlockPool(const BlockPool&) = delete;
+  BlockPool& operator=(const BlockPool&) = delete;
+
+  int32_t num_blocks() const { return static_cast<int32_t>(blocks_.size()); }
+  // That Take can give: idle ones too.
+  int32_t num_free() const { return static_cast<int32_t>(free_.size()) + num_idle_; }
+  int32_t num_idle() const { return num_idle_; }
+  int32_t num_used() const { return num_blocks() - num_free(); }
+
+  int32_t Take();  // REQUIRES: num_free() > 0
+  // Forgets idle blocks that fast memory alone has. False: there are none.
+  bool ForgetUnsaved();
+  void Share(int32_t block);  // one holder more. REQUIRES: held or idle
+  void Give(int32_t block);   // one holder less. REQUIRES: held
+
+  // The block's content can be found by this name from now on; if another block has the name, that
+  // one stays. Whether this block is the one that is found. REQUIRES: held.
+  bool Publish(int32_t block, const Digest& name);
+  std::optional<int32_t> Find(const Digest& name) const;
+  // It can no longer be found: its content is gone.
+  void Withdraw(int32_t block);
+
+ private:
+  struct Block {
+    int32_t holders = 0;
+    bool published = false;
+    Digest name = {};
+    int32_t before = -1, after = -1;  // in the list of idle blocks
+  };
+  void Unlink(int32_t block);
+
+  KvMemory* const memory_;
+  KvEventLog* const events_;
+  std::vector<Block> blocks_;
+  std::vector<int32_t> free_;  // a stack: the block freed last is the warmest
+  int32_t oldest_idle_ = -1, newest_idle_ = -1;
+  int32_t num_idle_ = 0;
+  absl::flat_hash_map<Digest, int32_t> by_name_;
+};
+
+}  // namespace winnow::engine
+
+#endif  // WINNOW_ENGINE_KV_BLOCK_POOL_H_

@@ -1,0 +1,313 @@
+#include "engine/retrieval/attention_policy.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "engine/base/did_you_mean.h"
+#include "engine/base/status_macros.h"
+#include "fmt/format.h"
+
+namespace winnow::engine {
+namespace {
+
+using Kind = AttentionPolicy::Kind;
+
+// What an option asks of the policy that it follows.
+enum class Needs { kAnchors, kBudget, kCodes, kTransform };
+
+struct NameRule {
+  std::string_view name;
+  Kind kind;
+};
+
+struct OptionRule {
+  std::string_view name;
+  Needs needs;
+  // Sets the option, or says what the value should have been.
+  std::optional<std::string> (*set)(AttentionPolicy& policy, std::string_view value);
+};
+
+constexpr std::array<NameRule, 9> kNames = {{
+    {"dense", Kind::kDense},
+    {"window", Kind::kWindow},
+    {"oracle", Kind::kOracle},
+    {"quest", Kind::kQuest},
+    {"lsh", Kind::kLsh},
+    {"pca", Kind::kPca},
+    {"hata", Kind::kHata},
+    {"spotlight", Kind::kSpotlight},
+    {"hashattention", Kind::kHashAttention},
+}};
+
+// Digits alone, so that a policy has one text: no sign, no exponent, no "nan".
+std::optional<int32_t> ParseCount(std::string_view text) {
+  int32_t count = 0;
+  if (text.empty() || text.front() == '-') return std::nullopt;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), count);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  if (count > AttentionPolicy::kCountMax) return std::nullopt;
+  return count;
+}
+
+// The double nearest to text * 10^exponent: a share must not be rounded once as a percentage and
+// once more as a fraction.
+std::optional<double> ParseNumber(std::string_view text, int exponent = 0) {
+  if (text.empty() || text.find_first_not_of("0123456789.") != std::string_view::npos)
+    return std::nullopt;
+  const std::string scaled = fmt::format("{}e{}", text, exponent);
+  double number = 0;
+  const auto [end, error] = std::from_chars(scaled.data(), scaled.data() + scaled.size(), number);
+  if (error != std::errc() || end != scaled.data() + scaled.size()) return std::nullopt;
+  return number;
+}
+
+// The fewest digits that parse back to `number`, without an exponent.
+std::string NumberText(double number) {
+  std::array<char, 400> digits;  // the smallest double has 324 places and 17 digits
+  const auto [end, error] =
+      std::to_chars(digits.data(), digits.data() + digits.size(), number, std::chars_format::fixed);
+  return error == std::errc() ? std::string(digits.data(), end) : "";
+}
+
+// NumberText with the point two places on: a product with 100 would be rounded.
+std::string PercentText(double share) {
+  std::string whole = NumberText(share);
+  std::string places;
+  if (const size_t point = whole.find('.'); point != std::string::npos) {
+    places = whole.substr(point + 1);
+    whole.resize(point);
+  }
+  places.resize(std::max<size_t>(places.size(), 2), '0');
+  whole += places.substr(0, 2);
+  whole.erase(0, std::min(whole.find_first_not_of('0'), whole.size() - 1));
+  return fmt::format("{}{}{}%", whole, places.size() > 2 ? "." : "", places.substr(2));
+}
+
+std::optional<std::string> SetCount(int32_t& field, std::string_view value, int32_t min) {
+  const std::optional<int32_t> count = ParseCount(value);
+  if (!count || *count < min) {
+    return fmt::format("a count of at least {} and at most {}", min, AttentionPolicy::kCountMax);
+  }
+  field = *count;
+  return std::nullopt;
+}
+
+std::optional<std::string> SetUpToOne(std::optional<double>& field, std::string_view value) {
+  const double number = ParseNumber(value).value_or(0);
+  if (number <= 0 || number > 1) return "a number above 0 and up to 1";
+  field = number;
+  return std::nullopt;
+}
+
+std::optional<std::string> SetK(AttentionPolicy& policy, std::string_view value) {
+  if (value.ends_with('%')) {
+    const double share = ParseNumber(value.substr(0, value.size() - 1), -2).value_or(0);
+    if (share <= 0 || share > 1) return "a share above 0% and up to 100%";
+    policy.k = {.count = 0, .share = share};
+    return std::nullopt;
+  }
+  const int32_t count = ParseCount(value).value_or(0);
+  if (count < 1) return "a count of at least 1 or a share such as 2%";
+  policy.k = {.count = count, .share = 0};
+  return std::nullopt;
+}
+
+std::optional<std::string> SetCompletion(AttentionPolicy& policy, std::string_view value) {
+  if (value != "on" && value != "off") return "on or off";
+  policy.completion = value == "on";
+  return std::nullopt;
+}
+
+std::optional<std::string> SetTail(AttentionPolicy& policy, std::string_view value) {
+  if (value != "on" && value != "off") return "on or off";
+  policy.tail = value == "on";
+  return std::nullopt;
+}
+
+std::optional<std::string> SetBits(AttentionPolicy& policy, std::string_view value) {
+  const int32_t bits = ParseCount(value).value_or(0);
+  if (policy.kind == Kind::kPca) {
+    if (bits < 64 || bits > 256 || bits % 64 != 0) return "one of 64, 128, 192, 256";
+    policy.bits = bits;
+    return std::nullopt;
+  }
+  const bool is_lsh = policy.kind == Kind::kLsh;
+  const bool of_all = bits == 32 || bits == 64 || bits == 128 || bits == 256;
+  if (!of_all && !(is_lsh && (bits == 512 || bits == 1024))) {
+    return is_lsh ? "one of 32, 64, 128, 256, 512, 1024" : "one of 32, 64, 128, 256";
+  }
+  policy.bits = is_lsh && bits == AttentionPolicy::kLshBits ? 0 : bits;  // one text for one policy
+  return std::nullopt;
+}
+
+constexpr std::array<OptionRule, 11> kOptions = {{
+    {"k", Needs::kBudget, SetK},
+    {"p", Needs::kBudget,
+     [](AttentionPolicy& a, std::string_view v) { return SetUpToOne(a.p, v); }},
+    {"completion", Needs::kAnchors, SetCompletion},
+    {"tail", Needs::kTransform, SetTail},
+    {"sink", Needs::kAnchors,
+     [](AttentionPolicy& a, std::string_view v) { return SetCount(a.sink, v, 0); }},
+    // A query always sees itself, so there is no window of none.
+    {"window", Needs::kAnchors,
+     [](AttentionPolicy& a, std::string_view v) { return SetCount(a.window, v, 1); }},
+    {"dense_layers", Needs::kAnchors,
+     [](AttentionPolicy& a, std::string_view v) { return SetCount(a.dense_layers, v, 0); }},
+    {"bits", Needs::kCodes, SetBits},
+    {"suffix", Needs::kAnchors,
+     [](AttentionPolicy& a, std::string_view v) { return SetCount(a.suffix, v, 0); }},
+    {"from", Needs::kAnchors,
+     [](AttentionPolicy& a, std::string_view v) { return SetCount(a.from.emplace(), v, 0); }},
+    {"floor", Needs::kAnchors,
+     [](AttentionPolicy& a, std::string_view v) { return SetUpToOne(a.floor, v); }},
+}};
+
+bool Has(const AttentionPolicy& policy, Needs needs) {
+  switch (needs) {
+    case Needs::kAnchors:
+      return !policy.IsDense();
+    case Needs::kBudget:
+      return policy.HasBudget();
+    case Needs::kTransform:
+      return policy.kind == Kind::kPca;
+    case Needs::kCodes:
+      return policy.index_kind() == IndexKind::kCodes;
+  }
+  return false;
+}
+
+// The list, and before it the word that was probably meant.
+template <typename Rules>
+std::string KnownNames(std::string_view word, std::string_view what, const Rules& rules) {
+  std::string list;
+  std::vector<std::string_view> names;
+  for (const auto& rule : rules) {
+    list += fmt::format("{}{}", list.empty() ? "" : ", ", rule.name);
+    names.push_back(rule.name);
+  }
+  const std::string_view nearest = word.empty() ? "" : NearestName(word, names);
+  const std::string suggestion =
+      nearest.empty() ? "" : fmt::format(" (did you mean '{}'?)", nearest);
+  return fmt::format("{}; {}: {}", suggestion, what, list);
+}
+
+// As much of a client's text as an error message repeats.
+std::string Quoted(std::string_view text) {
+  size_t limit = 64;
+  if (text.size() <= limit) return fmt::format("'{}'", text);
+  while (limit > 0 && (text[limit] & 0xc0) == 0x80) --limit;  // not inside a character
+  return fmt::format("'{}...'", text.substr(0, limit));
+}
+
+absl::Status SetOption(AttentionPolicy& policy, std::string_view option,
+                       std::vector<std::string_view>& seen) {
+  const size_t equals = option.find('=');
+  const std::string_view name = option.substr(0, equals);
+  const auto* rule = std::find_if(kOptions.begin(), kOptions.end(),
+                                  [&](const OptionRule& r) { return r.name == name; });
+  if (rule == kOptions.end()) {
+    return absl::InvalidArgumentError(fmt::format("policy option {} is not known{}", Quoted(name),
+                                                  KnownNames(name, "options", kOptions)));
+  }
+  if (!Has(policy, rule->needs)) {
+    return absl::InvalidArgumentError(fmt::format("policy option '{}' does not apply to '{}'{}",
+                                                  name, KindName(policy.kind),
+                                                  policy.IsDense() ? ", which takes none" : ""));
+  }
+  if (equals == std::string_view::npos) {
+    return absl::InvalidArgumentError(
+        fmt::format("policy option '{}' has no value; write {}=...", name, name));
+  }
+  if (std::find(seen.begin(), seen.end(), name) != seen.end()) {
+    return absl::InvalidArgumentError(fmt::format("policy option '{}' is given twice", name));
+  }
+  seen.push_back(name);
+  const std::string_view value = option.substr(equals + 1);
+  if (const std::optional<std::string> wanted = rule->set(policy, value)) {
+    return absl::InvalidArgumentError(
+        fmt::format("policy option '{}': {} is not {}", name, Quoted(value), *wanted));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+IndexKind AttentionPolicy::index_kind() const {
+  if (kind == Kind::kQuest) return IndexKind::kBounds;
+  return kind == Kind::kLsh || kind == Kind::kPca || IsLearned() ? IndexKind::kCodes
+                                                                 : IndexKind::kNone;
+}
+
+int32_t AttentionPolicy::KFor(int32_t visible) const {
+  if (!HasBudget()) return 0;
+  if (k.count > 0) return k.count;
+  return std::max(1, static_cast<int32_t>(std::floor(k.share * visible + 0.5)));
+}
+
+int32_t AttentionPolicy::CandidatesFor(int32_t visible) const {
+  const int64_t chosen = KFor(visible);
+  const int64_t candidates = p ? 4 * chosen : chosen;
+  return static_cast<int32_t>(std::min<int64_t>(candidates, std::numeric_limits<int32_t>::max()));
+}
+
+std::string_view KindName(AttentionPolicy::Kind kind) {
+  return std::find_if(kNames.begin(), kNames.end(),
+                      [&](const NameRule& rule) { return rule.kind == kind; })
+      ->name;
+}
+
+absl::StatusOr<AttentionPolicy> ParseAttentionPolicy(std::string_view text) {
+  const size_t colon = text.find(':');
+  const std::string_view name = text.substr(0, colon);
+  const auto* rule =
+      std::find_if(kNames.begin(), kNames.end(), [&](const NameRule& r) { return r.name == name; });
+  if (rule == kNames.end()) {
+    return absl::InvalidArgumentError(fmt::format("policy {} is not known{}", Quoted(name),
+                                                  KnownNames(name, "policies", kNames)));
+  }
+  AttentionPolicy policy;
+  policy.kind = rule->kind;
+  std::vector<std::string_view> seen;
+  for (size_t begin = colon; begin != std::string_view::npos;) {
+    const size_t end = text.find(',', begin + 1);
+    WINNOW_RETURN_IF_ERROR(SetOption(policy, text.substr(begin + 1, end - begin - 1), seen));
+    begin = end;
+  }
+  return policy;
+}
+
+std::string ToString(const AttentionPolicy& policy) {
+  std::string text(KindName(policy.kind));
+  char separator = ':';
+  const auto add = [&](std::string_view name, const auto& value) {
+    text += fmt::format("{}{}={}", separator, name, value);
+    separator = ',';
+  };
+  const AttentionPolicy defaults;
+  if (policy.HasBudget()) {
+    if (policy.k.count > 0) {
+      add("k", policy.k.count);
+    } else {
+      add("k", PercentText(policy.k.share));
+    }
+  }
+  if (policy.p) add("p", NumberText(*policy.p));
+  if (policy.completion) add("completion", "on");
+  if (!policy.tail) add("tail", "off");
+  if (policy.sink != defaults.sink) add("sink", policy.sink);
+  if (policy.window != defaults.window) add("window", policy.window);
+  if (policy.dense_layers != defaults.dense_layers) add("dense_layers", policy.dense_layers);
+  if (policy.bits != defaults.bits) add("bits", policy.bits);
+  if (policy.suffix != defaults.suffix) add("suffix", policy.suffix);
+  if (policy.from) add("from", *policy.from);
+  if (policy.floor) add("floor", NumberText(*policy.floor));
+  return text;
+}
+
+}  // namespace winnow::engine

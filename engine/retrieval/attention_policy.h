@@ -1,0 +1,117 @@
+// How mid tokens are chosen and what is done about the rest (DESIGN: "Policy"). The same text in
+// the API, on the command line and in results:
+//
+//   policy  := name [":" option {"," option}]
+//   name    := dense | window | oracle | quest | lsh | pca | hata | spotlight | hashattention
+//   option  := "k=" (count | share "%")      tokens to choose; 2% where absent
+//            | "p=" number                   choose 4k, keep the fewest that have this share of
+//                                            their attention (0 < p <= 1)
+//            | "completion=" ("on" | "off")  the summary stands for what was not read; off
+//            | "sink=" count                 first tokens that are always read; 16
+//            | "window=" count               last tokens that are always read, at least 1; 128
+//            | "dense_layers=" count         first layers that always read everything; 2
+//            | "tail=" ("on" | "off")        pca: mean values stand for what was not read, at heads
+//                                            where the fit found that they help; on
+//            | "bits=" (32 | 64 | 128 | 256) of a code; the artifact's, 128 for lsh. lsh: 512, 1024;
+//                                            pca: 64, 128, 192, 256, by the head dimension
+//            | "suffix=" count               so many last prompt tokens retrieve, too, and those
+//                                            before them in the same block of KV; 0
+//            | "from=" count                 shorter contexts are dense; measured where absent
+//            | "floor=" number               coverage below which a sequence reads more from its next
+//                                            token on: twice k, then four times, then everything (0
+//                                            < floor <= 1); none
+//   count   := digits, at most 268435456
+//   share   := decimal number above 0, at most 100
+//
+// Each option once, in any order. `dense` takes none; `window` chooses nothing, so neither k nor p;
+// only policies with codes take bits.
+#ifndef WINNOW_ENGINE_RETRIEVAL_ATTENTION_POLICY_H_
+#define WINNOW_ENGINE_RETRIEVAL_ATTENTION_POLICY_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+
+namespace winnow::engine {
+
+// What is kept beside the keys to find the ones that matter.
+enum class IndexKind {
+  kNone,    // dense, window; oracle, which reads the keys themselves
+  kBounds,  // quest: smallest and largest values of each page
+  kCodes,   // a hash code of each key
+};
+
+// Plain data. A default one is `dense`; one with only `kind` set is what the name alone parses to.
+struct AttentionPolicy {
+  enum class Kind {
+    kDense,
+    kWindow,
+    kOracle,
+    kQuest,
+    kLsh,
+    kPca,
+    kHata,
+    kSpotlight,
+    kHashAttention
+  };
+
+  // Exactly one of the two is set; the other is 0. Policies that choose nothing ignore it.
+  struct Budget {
+    int32_t count = 0;
+    double share = 0.02;  // of the visible tokens, not of mid
+    bool operator==(const Budget&) const = default;
+  };
+
+  // Small enough that sums of a few, and 4k, are int32_t.
+  static constexpr int32_t kCountMax = 1 << 28;
+  static constexpr int32_t kLshBits = 128;
+
+  Kind kind = Kind::kDense;
+  Budget k = {};
+  std::optional<double> p = {};
+  bool completion = false;
+  bool tail = true;  // of pca; others have none
+  int32_t sink = 16;
+  int32_t window = 128;  // with the query's own token, so at least 1
+  int32_t dense_layers = 2;
+  int32_t bits = 0;  // 0: the artifact's; kLshBits for lsh, which is never written otherwise
+  int32_t suffix = 0;
+  std::optional<int32_t> from = {};  // absent: the device's measured crossover; 0: always retrieve
+  std::optional<double> floor = {};
+
+  bool operator==(const AttentionPolicy&) const = default;
+
+  bool IsDense() const { return kind == Kind::kDense; }
+  bool HasBudget() const { return kind != Kind::kDense && kind != Kind::kWindow; }
+  bool IsLearned() const {
+    return kind == Kind::kHata || kind == Kind::kSpotlight || kind == Kind::kHashAttention;
+  }
+  // The kind's functions, or the feature maps.
+  bool NeedsArtifact() const { return IsLearned() || completion; }
+  IndexKind index_kind() const;
+  // Whether its queries may have a tail, as far as the policy goes.
+  bool HasTail() const { return kind == Kind::kPca && tail; }
+
+  // Tokens that end up chosen where `visible` tokens are seen: the count, or at least 1 and the
+  // share, rounded to the nearest (docs/calibration.md). 0 without a budget. May exceed mid: the
+  // caller takes all of mid then.
+  int32_t KFor(int32_t visible) const;
+  // Tokens to select first: KFor, or four times as many where p prunes them.
+  int32_t CandidatesFor(int32_t visible) const;
+};
+
+// The name alone: "hata". Also what an artifact calls it.
+std::string_view KindName(AttentionPolicy::Kind kind);
+
+// InvalidArgument names the policy or the option that is wrong.
+absl::StatusOr<AttentionPolicy> ParseAttentionPolicy(std::string_view text);
+
+// The canonical text: k, and what differs from the defaults. Parses back to an equal policy.
+std::string ToString(const AttentionPolicy& policy);
+
+}  // namespace winnow::engine
+
+#endif  // WINNOW_ENGINE_RETRIEVAL_ATTENTION_POLICY_H_

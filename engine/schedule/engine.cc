@@ -1,0 +1,648 @@
+#include "engine/schedule/engine.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "engine/base/status_macros.h"
+#include "engine/kv/kv_cache.h"
+#include "engine/kv/kv_memory.h"
+#include "kernels/check.h"
+
+namespace winnow::engine {
+namespace {
+
+// An idle engine looks around and beats this often.
+constexpr Duration kIdleWait = std::chrono::milliseconds(100);
+// At the end, for what is to be found after a restart.
+constexpr Duration kFlushTime = std::chrono::seconds(5);
+// Times that a sequence is computed again for its next token before it is given up.
+constexpr int32_t kLossesMax = 24;
+// Losses of a sequence that what it shares may cost it. A store with many damaged blocks gives them
+// away one by one, each after a prompt that was computed in vain.
+constexpr int32_t kLossesShared = 2;
+// For one sequence's grammar to say which tokens may come next.
+constexpr Duration kGrammarStepMax = std::chrono::milliseconds(500);
+// A request that fast memory is too small for waits so long for a store that takes nothing. It tries
+// again by itself, first after seconds.
+constexpr Duration kStarvedMax = std::chrono::seconds(30);
+
+absl::Status CheckOption(bool good, const char* name, auto value, const std::string& rule) {
+  if (good) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(name, " is ", value, ": ", rule));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options, Model& model,
+                                                       const Tokenizer& tokenizer,
+                                                       const Clock& clock,
+                                                       EngineObserver* observer) {
+  WINNOW_RETURN_IF_ERROR(CheckOption(
+      options.step_tokens >= 1 && options.step_tokens <= model.max_batch_tokens(), "step_tokens",
+      options.step_tokens,
+      absl::StrCat("must be 1 to ", model.max_batch_tokens(), ", the largest batch of the model")));
+  WINNOW_RETURN_IF_ERROR(CheckOption(
+      options.max_running >= 1 &&
+          options.max_running <= std::min(model.max_batch_logits(), options.step_tokens),
+      "max_running", options.max_running,
+      absl::StrCat("must be 1 to ", std::min(model.max_batch_logits(), options.step_tokens),
+                   ", the smaller of the model's rows of logits and step_tokens")));
+  WINNOW_RETURN_IF_ERROR(CheckOption(options.queue_requests >= 1, "queue_requests",
+                                     options.queue_requests, "must be at least 1"));
+  WINNOW_RETURN_IF_ERROR(CheckOption(options.queue_tokens >= 1, "queue_tokens",
+                                     options.queue_tokens, "must be at least 1"));
+  WINNOW_RETURN_IF_ERROR(CheckOption(options.pause_grace >= Duration::zero(), "pause_grace",
+                                     absl::FormatDuration(absl::FromChrono(options.pause_grace)),
+                                     "must not be negative"));
+  WINNOW_RETURN_IF_ERROR(CheckOption(
+      options.slow_reader_timeout > Duration::zero(), "slow_reader_timeout",
+      absl::FormatDuration(absl::FromChrono(options.slow_reader_timeout)), "must be positive"));
+  return std::unique_ptr<Engine>(new Engine(options, model, tokenizer, clock, observer));
+}
+
+Engine::Engine(const EngineOptions& options, Model& model, const Tokenizer& tokenizer,
+               const Clock& clock, EngineObserver* observer)
+    : options_(options),
+      model_(model),
+      tokenizer_(tokenizer),
+      clock_(clock),
+      observer_(observer != nullptr ? *observer : silent_),
+      queue_(options.queue_requests, options.queue_tokens),
+      heartbeat_(clock.Now().time_since_epoch().count()),
+      memory_(model.kv_memory()),
+      pool_(model.num_blocks(), memory_, options.kv_events),
+      sampled_(options.max_running) {
+  batch_.chunks.reserve(options.max_running);
+  batch_sequences_.reserve(options.max_running);
+  sample_rows_.reserve(options.max_running);
+  if (memory_ != nullptr) memory_->SetEvents(options_.kv_events, options_.store_tier);
+  Publish();
+}
+
+Engine::~Engine() {
+  Shutdown();
+  if (memory_ != nullptr) memory_->SetEvents(nullptr, options_.store_tier);
+}
+
+// ---- any thread ----
+
+absl::Status Engine::Submit(Request request, std::shared_ptr<OutputQueue> output) {
+  WINNOW_RETURN_IF_ERROR(CheckRequest(request));
+  return queue_.Push({.request = std::move(request), .output = std::move(output)});
+}
+
+absl::Status Engine::Submit(std::vector<Submission> group) {
+  for (const Submission& submission : group) {
+    WINNOW_RETURN_IF_ERROR(CheckRequest(submission.request));
+  }
+  return queue_.Push(std::move(group));
+}
+
+absl::Status Engine::CheckRequest(const Request& request) const {
+  const auto prompt = static_cast<int64_t>(request.prompt.size());
+  const int64_t most = request.stopping.max_tokens;
+  if (prompt < 1) return absl::InvalidArgumentError("the prompt holds no tokens");
+  if (most < 1) return absl::InvalidArgumentError(absl::StrCat("max_tokens is ", most));
+  if (prompt + most > model_.max_context()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("can never fit: a prompt of ", prompt, " tokens and max_tokens ", most,
+                     " make ", prompt + most, ", the context holds ", model_.max_context()));
+  }
+  // The KV of the last token is never needed.
+  const int32_t blocks = BlocksFor(prompt + most - 1, model_.block_tokens());
+  if (blocks > model_.num_blocks()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "can never fit: a prompt of ", prompt, " tokens and max_tokens ", most, " need ", blocks,
+        " KV blocks of ", model_.block_tokens(), " tokens, the pool holds ", model_.num_blocks()));
+  }
+  WINNOW_RETURN_IF_ERROR(model_.CheckPolicy(request.policy));
+  // Ids index the model's tables and the row of logits: never past its width.
+  const auto known = [this](int32_t id) { return id >= 0 && id < model_.vocab_size(); };
+  for (const int32_t id : request.prompt) {
+    if (!known(id)) return absl::InvalidArgumentError(absl::StrCat("prompt: no token ", id));
+  }
+  for (const auto& [id, bias] : request.sampling.logit_bias) {
+    if (!known(id)) return absl::InvalidArgumentError(absl::StrCat("logit_bias: no token ", id));
+  }
+  for (const int32_t id : request.stopping.stop_token_ids) {
+    if (!known(id))
+      return absl::InvalidArgumentError(absl::StrCat("stop_token_ids: no token ", id));
+  }
+  if (request.top_logprobs > kernels::kMaxTopLogprobs) {
+    return absl::InvalidArgumentError(absl::StrCat("top_logprobs is ", request.top_logprobs,
+                                                   ", at most ", kernels::kMaxTopLogprobs));
+  }
+  for (const std::string& text : request.stopping.stop_strings) {
+    if (text.empty()) return absl::InvalidArgumentError("stop_strings: an empty string");
+  }
+  return absl::OkStatus();
+}
+
+void Engine::Cancel(RequestId id) { queue_.Cancel(id); }
+
+void Engine::BeginDrain() {
+  draining_ = true;
+  queue_.Close("the server is draining");
+}
+
+void Engine::Wake() { queue_.Wake(); }
+
+Duration Engine::RetryAfter() const {
+  const double pace = tokens_per_second_.load(std::memory_order_relaxed);
+  const auto tokens = static_cast<double>(queue_.counts().waiting_tokens);
+  const double seconds = std::clamp(pace > 0 ? tokens / pace : 1.0, 0.1, 60.0);
+  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
+}
+
+EngineStats Engine::stats() const {
+  // The queue first: who leaves it was published as running before, so nobody is ever missing.
+  const RequestQueue::Counts counts = queue_.counts();
+  EngineStats stats;
+  {
+    const MutexLock lock(stats_mutex_);
+    stats = published_;
+  }
+  stats.waiting = counts.waiting_requests;
+  stats.waiting_tokens = counts.waiting_tokens;
+  stats.accepted = counts.accepted;
+  stats.prompt_tokens = counts.accepted_tokens;
+  stats.rejected = counts.rejected;
+  stats.draining = draining_;
+  stats.heartbeat = TimePoint(Duration(heartbeat_.load(std::memory_order_relaxed)));
+  return stats;
+}
+
+// ---- engine thread ----
+
+void Engine::Run(const std::stop_token& stop) {
+  const std::stop_callback wake(stop, [this] { queue_.Wake(); });
+  while (!stop.stop_requested()) {
+    if (Step()) continue;
+    if (draining_ && sequences_.empty() && queue_.counts().waiting_requests == 0) break;
+    queue_.Wait(kIdleWait);
+  }
+  Shutdown();
+}
+
+bool Engine::Step() {
+  const TimePoint now = clock_.Now();
+  heartbeat_.store(now.time_since_epoch().count(), std::memory_order_relaxed);
+  TakeOver();
+  EndOverdue(now);
+  const StepPlan* plan = &scheduler_.Plan(View(now));
+  // What nobody holds must not take frames from those who need them.
+  if (memory_ != nullptr && memory_->scarce() && plan->chunks.size() < sequences_.size() &&
+      pool_.ForgetUnsaved()) {
+    plan = &scheduler_.Plan(View(now));
+  }
+  Apply(*plan, now);
+  const bool computes = !batch_.chunks.empty();
+  const bool adopted = std::exchange(adopted_, false);
+  if (computes) {
+    ++stats_.steps;
+    PlanSampling();
+    const absl::Status status = model_.Sample(batch_, sample_rows_, sampled_);
+    if (status.ok()) {
+      Advance(clock_.Now());
+    } else {
+      Fail(status);
+    }
+  }
+  EndStarved(computes || adopted, now);
+  Emit();
+  if (options_.kv_events != nullptr) {
+    TellEvictions();
+    options_.kv_events->Commit();
+  }
+  // Only now: who hears of it looks at the statistics, and these show it since Emit.
+  if (!failure_.ok()) observer_.OnFailure(std::exchange(failure_, absl::OkStatus()));
+  if (computes) Observe(clock_.Now() - now);
+  // A store that takes nothing has to be asked whether it does again.
+  if (!computes && memory_ != nullptr && (memory_->has_work() || memory_->scarce())) {
+    memory_->Idle();
+  }
+  return computes || adopted;
+}
+
+void Engine::TakeOver() {
+  queue_.Drain(&submissions_, &cancellations_);
+  for (Submission& submission : submissions_) {
+    auto sequence =
+        std::make_unique<Sequence>(std::move(submission), tokenizer_, pool_, model_.block_tokens());
+    sequence->order = next_order_++;
+    sequence->tenant = tenants_.Join(sequence->request.tenant, sequence->request.tenant_weight);
+    const bool is_new = by_id_.emplace(sequence->request.id, sequence.get()).second;
+    WINNOW_CHECK(is_new);
+    sequences_.push_back(std::move(sequence));
+  }
+  for (const RequestId id : cancellations_) {
+    if (const auto found = by_id_.find(id); found != by_id_.end()) {
+      End(*found->second, FinishReason::kCancelled);
+    }
+  }
+  submissions_.clear();
+  cancellations_.clear();
+  if (failed_) EndAll(FinishReason::kError, "the model failed", absl::StatusCode::kUnavailable);
+}
+
+void Engine::EndOverdue(TimePoint now) {
+  for (const std::unique_ptr<Sequence>& sequence : sequences_) {
+    if (sequence->ended) continue;
+    if (sequence->request.deadline.has_value() && *sequence->request.deadline <= now) {
+      End(*sequence, FinishReason::kDeadline);
+    } else if (sequence->output->HasRoom()) {
+      sequence->paused_since.reset();
+    } else if (!sequence->paused_since.has_value()) {
+      sequence->paused_since = now;
+    } else if (now - *sequence->paused_since >= options_.slow_reader_timeout) {
+      End(*sequence, FinishReason::kCancelled,
+          absl::StrCat("the output was not read for ",
+                       absl::FormatDuration(absl::FromChrono(options_.slow_reader_timeout))),
+          absl::StatusCode::kCancelled);
+    }
+  }
+  std::erase_if(sequences_, [](const auto& sequence) { return sequence->ended; });
+}
+
+PlanInput Engine::View(TimePoint now) {
+  views_.clear();
+  for (const std::unique_ptr<Sequence>& sequence : sequences_) {
+    const std::optional<TimePoint>& paused = sequence->paused_since;
+    views_.push_back({.phase = sequence->phase,
+                      .known_tokens = sequence->num_known_tokens(),
+                      .computed_tokens = sequence->cache.num_tokens(),
+                      .blocks = sequence->cache.num_blocks(),
+                      .tenant = sequence->tenant,
+                      .paused = paused.has_value(),
+                      .yields = paused.has_value() && now - *paused >= options_.pause_grace});
+  }
+  return {.step_tokens = options_.step_tokens,
+          .max_running = options_.max_running,
+          .block_tokens = model_.block_tokens(),
+          .free_blocks = memory_ == nullptr ? pool_.num_free()
+                                            : std::min(pool_.num_free(), memory_->RoomForBlocks()),
+          .scarce = memory_ != nullptr && memory_->scarce(),
+          .sequences = views_,
+          .served = tenants_.served(),
+          .weights = tenants_.weights()};
+}
+
+void Engine::Apply(const StepPlan& plan, TimePoint now) {
+  for (const int32_t index : plan.preempt) {
+    Preempt(*sequences_[index]);
+  }
+  for (const int32_t index : plan.admit) {
+    Sequence& sequence = *sequences_[index];
+    if (!sequence.first_planned.has_value()) {
+      sequence.first_planned = now;
+      sequence.order = next_order_++;
+      tenants_.SetLevel(sequence.tenant);
+      tenants_.Charge(sequence.tenant, sequence.num_known_tokens());
+    }
+    sequence.phase = Phase::kRunning;
+    ChangeWaiting(-1, sequence);
+    StartRetrieval(sequence);
+    if (!sequence.ended) adopted_ |= AdoptPrefix(sequence);
+  }
+  batch_.chunks.clear();
+  batch_sequences_.clear();
+  for (const PlannedChunk& chunk : plan.chunks) {
+    Sequence& sequence = *sequences_[chunk.sequence];
+    if (sequence.ended) continue;
+    // It adopted a prefix after the plan was made: the next plan knows where it goes on.
+    if (sequence.cache.num_tokens() != views_[chunk.sequence].computed_tokens) continue;
+    sequence.cache.Grow(chunk.new_blocks);
+    const int32_t position = sequence.cache.num_tokens();
+    const bool to_end = position + chunk.tokens == sequence.num_known_tokens();
+    batch_.chunks.push_back({.tokens = std::span(sequence.tokens).subspan(position, chunk.tokens),
+                             .position = position,
+                             .block_table = sequence.cache.block_table(),
+                             .num_logits = to_end ? 1 : 0,
+                             .retrieval = sequence.retrieval.get(),
+                             .retrieve_from = sequence.retrieve_from()});
+    batch_sequences_.push_back(&sequence);
+  }
+  if (!plan.preempt.empty() || !plan.admit.empty()) SortSequences();
+}
+
+// Nothing can go on because the store takes nothing: the first in line is told so after a while.
+void Engine::EndStarved(bool progress, TimePoint now) {
+  const auto first = std::find_if(sequences_.begin(), sequences_.end(), [](const auto& sequence) {
+    return !sequence->ended && !sequence->paused_since.has_value();
+  });
+  if (progress || memory_ == nullptr || !memory_->scarce() || first == sequences_.end()) {
+    starved_since_.reset();
+  } else if (!starved_since_.has_value()) {
+    starved_since_ = now;
+  } else if (now - *starved_since_ >= kStarvedMax) {
+    End(**first, FinishReason::kError,
+        "fast memory is too small for this request alone, and its store takes nothing",
+        absl::StatusCode::kUnavailable);
+  }
+}
+
+void Engine::SortSequences() {
+  std::sort(sequences_.begin(), sequences_.end(), [](const auto& a, const auto& b) {
+    return a->phase != b->phase ? a->phase < b->phase : a->order < b->order;
+  });
+}
+
+// Its blocks go back; its tokens, its answer and what was counted stay.
+void Engine::Preempt(Sequence& sequence) {
+  if (memory_ != nullptr) {
+    for (const int32_t block : sequence.cache.block_table()) {
+      if (sequence.alone) memory_->Distrust(block);
+      if (sequence.alone || memory_->block_lost(block)) pool_.Withdraw(block);
+    }
+  }
+  sequence.cache.Release();
+  sequence.names.clear();
+  if (sequence.retrieval != nullptr) sequence.retrieval->Suspend();
+  sequence.phase = Phase::kPreempted;
+  ++sequence.usage.preemptions;
+  ++stats_.preemptions;
+  ChangeWaiting(+1, sequence);
+}
+
+// The sequence's KV was lost in a slower tier. It is computed again, like one that was preempted;
+// a store that loses it time and again must not keep it here for ever.
+void Engine::Recompute(Sequence& sequence) {
+  ++stats_.kv_losses;
+  if (++sequence.losses > kLossesMax) {
+    End(sequence, FinishReason::kError, "the KV of this request was lost by its store repeatedly",
+        absl::StatusCode::kUnavailable);
+    return;
+  }
+  if (++sequence.losses_in_all >= kLossesShared) {
+    sequence.alone = true;
+    sequence.known_names.clear();  // it goes on under others
+  }
+  Preempt(sequence);
+}
+
+void Engine::StartRetrieval(Sequence& sequence) {
+  const AttentionPolicy& policy = sequence.request.policy;
+  if (policy.IsDense()) return;
+  absl::Status status;
+  if (sequence.retrieval != nullptr) {
+    status = model_.ResumeRetrieval(*sequence.retrieval);
+  } else if (auto state = model_.NewRetrievalState(policy); state.ok()) {
+    sequence.retrieval = *std::move(state);
+  } else {
+    status = state.status();
+  }
+  if (!status.ok()) {
+    End(sequence, FinishReason::kError, std::string(status.message()), status.code());
+  }
+}
+
+void Engine::PlanSampling() {
+  sample_rows_.clear();
+  for (size_t i = 0; i < batch_.chunks.size(); ++i) {
+    if (batch_.chunks[i].num_logits == 0) continue;
+    const Sequence& sequence = *batch_sequences_[i];
+    std::span<const uint32_t> allowed;
+    if (sequence.grammar != nullptr) allowed = AllowedTokens(*batch_sequences_[i]);
+    sample_rows_.push_back(
+        MakeSampleRow(sequence.request, sequence.history, sequence.answer.num_tokens(), allowed));
+  }
+}
+
+// How many rules a grammar is in at once is a matter of the text so far, and everybody waits for its answer: one that
+// takes its time does so once.
+std::span<const uint32_t> Engine::AllowedTokens(Sequence& sequence) {
+  const TimePoint begun = clock_.Now();
+  const std::span<const uint32_t> allowed = sequence.grammar->AllowedTokens();
+  if (const Duration taken = clock_.Now() - begun; taken > kGrammarStepMax) {
+    sequence.grammar_fault =
+        absl::StrCat("the grammar took ", absl::FormatDuration(absl::FromChrono(taken)),
+                     " to say what may come next, at most ",
+                     absl::FormatDuration(absl::FromChrono(kGrammarStepMax)), " are given");
+  }
+  return allowed;
+}
+
+void Engine::Advance(TimePoint now) {
+  size_t row = 0;
+  bool lost = false;
+  for (size_t i = 0; i < batch_.chunks.size(); ++i) {
+    const SequenceChunk& chunk = batch_.chunks[i];
+    Sequence& sequence = *batch_sequences_[i];
+    stats_.computed_tokens += chunk.tokens.size();
+    if (memory_ != nullptr && memory_->chunk_lost(static_cast<int32_t>(i))) {
+      if (sequence.retrieval != nullptr) CountRetrieval(sequence);
+      row += chunk.num_logits;
+      Recompute(sequence);
+      lost = true;
+      continue;
+    }
+    sequence.cache.Append(static_cast<int32_t>(chunk.tokens.size()));
+    if (memory_ != nullptr) NameBlocks(sequence);
+    if (sequence.retrieval != nullptr) CountRetrieval(sequence);
+    if (memory_ != nullptr && chunk.position >= sequence.retrieve_from()) {
+      const TierBytes& bytes = memory_->chunk_bytes(static_cast<int32_t>(i));
+      sequence.usage.kv_read_bytes_host += bytes.host;
+      sequence.usage.kv_read_bytes_disk += bytes.disk;
+      stats_.kv_read_bytes_host += bytes.host;
+      stats_.kv_read_bytes_disk += bytes.disk;
+    }
+    if (chunk.num_logits == 0) continue;
+    Take(sequence, sampled_[row++], now);
+  }
+  if (lost) SortSequences();
+}
+
+void Engine::Take(Sequence& sequence, const kernels::SampledToken& sampled, TimePoint now) {
+  const Request& request = sequence.request;
+  absl::StatusOr<OutputToken> token = ToOutputToken(sampled);
+  if (sequence.grammar != nullptr) {
+    if (sampled.status == kernels::SampleStatus::kNothing) {
+      sequence.grammar_fault = "the grammar allows no token that the model has";
+    } else if (token.ok() && !sequence.grammar->Accept(token->token)) {
+      token = absl::InternalError("a token was drawn that the grammar does not allow");
+    }
+    if (!sequence.grammar_fault.empty()) {
+      End(sequence, FinishReason::kError, sequence.grammar_fault,
+          absl::StatusCode::kInvalidArgument);
+      return;
+    }
+  }
+  if (!token.ok()) {
+    End(sequence, FinishReason::kError, std::string(token.status().message()),
+        absl::StatusCode::kInternal);
+    return;
+  }
+  if (sequence.answer.num_tokens() == 0) {
+    sequence.usage.time_to_first_token = now - request.arrival;
+    observer_.OnFirstToken(request, sequence.usage.time_to_first_token);
+  } else {
+    observer_.OnNextToken(request, now - *sequence.last_token);
+    if (sequence.retrieval == nullptr) CountDenseDecode(sequence);
+  }
+  sequence.last_token = now;
+  sequence.losses = 0;
+  sequence.tokens.push_back(token->token);
+  sequence.history.AddGenerated(token->token);
+  tenants_.Charge(sequence.tenant, 1);
+  ++stats_.generated_tokens;
+  if (const FinishReason reason = sequence.answer.Add(*std::move(token));
+      reason != FinishReason::kNone) {
+    End(sequence, reason);
+  }
+}
+
+void Engine::CountDenseDecode(Sequence& sequence) {
+  // The step's one token reads every row up to its own.
+  RetrievalCounts counts;
+  counts.rows_read = counts.rows_dense =
+      static_cast<uint64_t>(sequence.num_known_tokens()) * model_.kv_rows_per_token();
+  Count(sequence, counts);
+}
+
+void Engine::CountRetrieval(Sequence& sequence) {
+  Count(sequence, sequence.retrieval->TakeCounts());
+}
+
+void Engine::Count(Sequence& sequence, const RetrievalCounts& counts) {
+  const uint64_t row_bytes = model_.kv_row_bytes();
+  sequence.usage.selected_rows += counts.rows_read;
+  sequence.usage.kv_read_bytes_fast += counts.rows_read * row_bytes;
+  sequence.usage.kv_dense_bytes += counts.rows_dense * row_bytes;
+  sequence.usage.retrieval += counts;
+  stats_.selected_rows += counts.rows_read;
+  stats_.kv_read_bytes_fast += counts.rows_read * row_bytes;
+  stats_.kv_dense_bytes += counts.rows_dense * row_bytes;
+  stats_.retrieval += counts;
+}
+
+void Engine::Fail(const absl::Status& status) {
+  // Nothing of the batch can be trusted, nor can the device: it would fail those that wait, too.
+  failed_ = true;
+  stats_.failed = true;
+  queue_.Close("the model failed");
+  EndAll(FinishReason::kError, "the model failed", absl::StatusCode::kUnavailable);
+  if (options_.kv_events != nullptr) options_.kv_events->Cleared();
+  failure_ = status;
+}
+
+void Engine::End(Sequence& sequence, FinishReason reason, std::string error,
+                 absl::StatusCode code) {
+  if (sequence.ended) return;
+  sequence.ended = true;  // removed in this Step, and its blocks with it
+  tenants_.Leave(sequence.tenant);
+  by_id_.erase(sequence.request.id);
+  if (sequence.phase != Phase::kRunning) ChangeWaiting(-1, sequence);
+
+  const TimePoint now = clock_.Now();
+  sequence.answer.Cut();
+  Usage& usage = sequence.usage;
+  usage.generated_tokens = sequence.answer.num_tokens();
+  usage.queue_time = sequence.first_planned.value_or(now) - sequence.request.arrival;
+  usage.total_time = now - sequence.request.arrival;
+  OutputEvent event;
+  sequence.answer.TakeInto(&event);
+  event.finish = reason;
+  event.error = std::move(error);
+  event.error_code = code;
+  event.usage = usage;
+  ++stats_.finished[static_cast<int>(reason)];
+  observer_.OnFinished(sequence.request, reason, usage);
+  last_events_.emplace_back(sequence.output, std::move(event));
+}
+
+void Engine::EndAll(FinishReason reason, const std::string& error, absl::StatusCode code) {
+  for (const std::unique_ptr<Sequence>& sequence : sequences_) End(*sequence, reason, error, code);
+}
+
+void Engine::Emit() {
+  for (Sequence* sequence : batch_sequences_) {
+    if (sequence->ended || !sequence->answer.has_news()) continue;
+    OutputEvent event;
+    sequence->answer.TakeInto(&event);
+    sequence->output->Push(std::move(event));
+  }
+  std::erase_if(sequences_, [](const auto& sequence) { return sequence->ended; });
+  // Whoever sees the last event of a request finds its blocks free in the statistics.
+  Publish();
+  for (auto& [output, event] : last_events_) output->Push(std::move(event));
+  last_events_.clear();
+}
+
+void Engine::Publish() {
+  stats_.running = 0;
+  stats_.paused = 0;
+  stats_.preempted = 0;
+  for (const std::unique_ptr<Sequence>& sequence : sequences_) {
+    stats_.running += sequence->phase == Phase::kRunning;
+    stats_.paused += sequence->paused_since.has_value();
+    stats_.preempted += sequence->phase == Phase::kPreempted;
+  }
+  stats_.blocks_used = pool_.num_used();
+  stats_.blocks_total = pool_.num_blocks();
+  stats_.blocks_idle = pool_.num_idle();
+  if (memory_ != nullptr && memory_->has_store()) {
+    stats_.tiered = true;
+    stats_.kv = memory_->stats();
+    stats_.store = memory_->store()->stats();
+  }
+  stats_.prefetch = model_.prefetch_counts();
+  // In this order, so that a reader never misses a request that moves between both counts.
+  if (waiting_change_ > 0) TellQueue();
+  {
+    const MutexLock lock(stats_mutex_);
+    published_ = stats_;
+  }
+  TellQueue();
+}
+
+void Engine::TellQueue() {
+  for (const auto& [tenant, change] : waiting_changes_) {
+    queue_.AdjustWaiting(tenant, change.first, change.second);
+  }
+  waiting_changes_.clear();
+  waiting_change_ = 0;
+}
+
+void Engine::ChangeWaiting(int32_t requests, const Sequence& sequence) {
+  waiting_change_ += requests;
+  auto& [tenant_requests, tenant_tokens] = waiting_changes_[sequence.request.tenant];
+  tenant_requests += requests;
+  tenant_tokens += int64_t{requests} * sequence.num_prompt_tokens();
+}
+
+void Engine::Observe(Duration duration) {
+  const int64_t tokens = batch_.num_tokens();
+  const uint64_t rows = stats_.selected_rows - observed_rows_;
+  observed_rows_ = stats_.selected_rows;
+  observer_.OnStep({.sequences = static_cast<int32_t>(batch_.chunks.size()),
+                    .tokens = static_cast<int32_t>(tokens),
+                    .selected_rows = rows,
+                    .duration = duration});
+  const double seconds = std::chrono::duration<double>(duration).count();
+  if (seconds <= 0) return;
+  constexpr double kRecent = 0.1;  // weight of the newest step
+  const double pace = tokens_per_second_.load(std::memory_order_relaxed);
+  const double now = static_cast<double>(tokens) / seconds;
+  tokens_per_second_.store(pace == 0 ? now : pace + kRecent * (now - pace),
+                           std::memory_order_relaxed);
+}
+
+void Engine::Shutdown() {
+  queue_.Close("the server has stopped");
+  TakeOver();
+  EndAll(FinishReason::kCancelled, "the server is stopping", absl::StatusCode::kUnavailable);
+  batch_.chunks.clear();
+  batch_sequences_.clear();
+  Emit();
+  // Nobody can be served from here any more.
+  if (options_.kv_events != nullptr && !stopped_) {
+    options_.kv_events->Cleared();
+    options_.kv_events->Commit();
+  }
+  stopped_ = true;
+  if (memory_ != nullptr) memory_->Flush(kFlushTime);
+}
+
+}  // namespace winnow::engine

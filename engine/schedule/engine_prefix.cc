@@ -1,0 +1,153 @@
+// Sharing of prefixes, so that KV that is there is not computed again: blocks get the name of
+// their content when they are full, and a sequence that begins takes over what is known of its
+// tokens.
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "absl/strings/str_cat.h"
+#include "engine/kv/block_name.h"
+#include "engine/kv/kv_memory.h"
+#include "engine/schedule/engine.h"
+#include "kernels/check.h"
+
+namespace winnow::engine {
+
+// Names the sequence's block `i`, when the blocks before it are named. Sets whether anyone may find
+// it: what a policy with a floor computed depends on more than its name says.
+Digest Engine::NameOf(Sequence& sequence, int32_t i, bool* shareable) {
+  const int32_t block_tokens = model_.block_tokens();
+  const AttentionPolicy& policy = sequence.request.policy;
+  // Tokens before retrieve_from attended densely whatever the policy says.
+  const bool dense = policy.IsDense() || (i + 1) * block_tokens <= sequence.retrieve_from();
+  how_.clear();
+  if (!dense) {
+    how_ = absl::StrCat(ToString(policy), " from ", sequence.retrieve_from(), " ",
+                        memory_->names().retrieval);
+  }
+  *shareable = (dense || !policy.floor.has_value()) && !sequence.alone;
+  // Under a new name nothing meets what the store has of the old one.
+  if (sequence.alone) {
+    absl::StrAppend(&how_, " alone ", sequence.request.id, " ", sequence.losses_in_all);
+  }
+  if (i < std::ssize(sequence.known_names)) return sequence.known_names[i];
+  WINNOW_CHECK(i == std::ssize(sequence.known_names) && i == std::ssize(sequence.names));
+  const Digest parent =
+      i == 0 ? ChainRoot(memory_->names().model, sequence.tenant_digest) : sequence.names.back();
+  sequence.known_names.push_back(ChainNext(
+      parent, std::span(sequence.tokens).subspan(int64_t{i} * block_tokens, block_tokens), how_));
+  return sequence.known_names.back();
+}
+
+// Blocks that became full can move and be shared from now on, under the name of their content.
+void Engine::NameBlocks(Sequence& sequence) {
+  const int32_t full = sequence.cache.num_tokens() / model_.block_tokens();
+  for (auto i = static_cast<int32_t>(sequence.names.size()); i < full; ++i) {
+    bool shareable = false;
+    sequence.names.push_back(NameOf(sequence, i, &shareable));
+    const int32_t block = sequence.cache.block_table()[i];
+    // Prompts come again; what was generated, and under a policy, is for this process at most.
+    const bool keep = options_.prefix_cache && how_.empty();
+    const BlockName name{sequence.names.back(), sequence.tenant_digest, i};
+    memory_->Seal(block, name, keep);
+    if (options_.prefix_cache && shareable && pool_.Publish(block, name.chain)) {
+      TellStored(sequence, i);
+    }
+    if (keep) model_.SaveIndex(block, name);
+  }
+  if (sequence.retrieval == nullptr || !options_.prefix_cache || sequence.alone) return;
+  // The summary as it is before the step in which the sequence begins to complete: from then on it
+  // is ahead of what another question about the same text begins with.
+  const int32_t left = sequence.retrieve_from() - sequence.cache.num_tokens();
+  if (!sequence.summary_saved && full > 0 && left >= 0 && left <= options_.step_tokens) {
+    sequence.summary_saved = true;
+    model_.SaveSummary(*sequence.retrieval,
+                       {sequence.names.back(), sequence.tenant_digest, full - 1});
+  }
+}
+
+// The sequence's block `i`, which NameOf named last, can be found. KV that was made under a policy
+// is not told: a router knows requests by their tokens, and only some requests with these tokens
+// find it.
+void Engine::TellStored(const Sequence& sequence, int32_t i) {
+  if (options_.kv_events == nullptr || !how_.empty()) return;
+  const int32_t block_tokens = model_.block_tokens();
+  options_.kv_events->Stored(
+      KvTier::kFast, {sequence.known_names[i], sequence.tenant_digest, i},
+      i == 0 ? std::nullopt : std::optional<Digest>(sequence.known_names[i - 1]),
+      std::span(sequence.tokens).subspan(int64_t{i} * block_tokens, block_tokens));
+}
+
+// The store evicts without telling anybody. When it has, a few of its blocks are looked up in each
+// step, until all were once: without I/O, but there may be hundreds of thousands.
+void Engine::TellEvictions() {
+  constexpr size_t kChecksInAStep = 32;
+  if (memory_ == nullptr || !memory_->has_store()) return;
+  KvEventLog& events = *options_.kv_events;
+  const storage::StoreStats& store = stats_.store;
+  const uint64_t evictions =
+      store.evicted_blocks + store.expired_blocks + store.corrupt_blocks + store.io_errors;
+  if (evictions != told_evictions_) {
+    told_evictions_ = evictions;
+    copies_to_check_ = events.size(options_.store_tier);
+  }
+  for (size_t i = 0; i < kChecksInAStep && copies_to_check_ > 0; ++i) {
+    --copies_to_check_;
+    const auto block = events.NextOf(options_.store_tier);
+    if (block == nullptr) break;
+    if (!memory_->Stored(block->name)) events.Removed(options_.store_tier, block->name.chain);
+  }
+}
+
+// Takes over what is known of the sequence's tokens, from other sequences or from the store, as far
+// as it reaches from the first token on. The last token is always computed.
+bool Engine::AdoptPrefix(Sequence& sequence) {
+  if (memory_ == nullptr || !options_.prefix_cache) return false;
+  const int32_t most = (sequence.num_known_tokens() - 1) / model_.block_tokens();
+  for (int32_t i = 0; i < most; ++i) {
+    bool shareable = false;
+    const BlockName name{NameOf(sequence, i, &shareable), sequence.tenant_digest, i};
+    if (!shareable) break;
+    int32_t block = 0;
+    if (const std::optional<int32_t> found = pool_.Find(name.chain)) {
+      block = *found;
+      pool_.Share(block);
+      stats_.prefix_tokens_pool += model_.block_tokens();
+    } else if (how_.empty() && pool_.num_free() > 0 && memory_->Stored(name)) {
+      block = pool_.Take();
+      memory_->Adopt(block, name);
+      pool_.Publish(block, name.chain);
+      TellStored(sequence, i);
+      if (options_.kv_events != nullptr) {
+        options_.kv_events->Copied(options_.store_tier, name.chain);
+      }
+      stats_.prefix_tokens_store += model_.block_tokens();
+    } else {
+      break;
+    }
+    sequence.names.push_back(name.chain);
+    sequence.cache.Adopt(block);
+  }
+  const int32_t adopted = sequence.cache.num_tokens();
+  // What was taken over before, and is computed again now, was not cached after all.
+  int32_t& cached = sequence.usage.cached_tokens;
+  cached = sequence.usage.preemptions == 0 ? adopted : std::min(cached, adopted);
+  if (adopted == 0) return false;
+  if (memory_->ShareOfFrames(sequence.cache.num_blocks()) <= options_.eager_share) {
+    memory_->Load(sequence.cache.block_table());
+  }
+  if (sequence.retrieval != nullptr) {
+    adopted_names_.clear();
+    for (size_t i = 0; i < sequence.names.size(); ++i) {
+      adopted_names_.push_back(
+          {sequence.names[i], sequence.tenant_digest, static_cast<int32_t>(i)});
+    }
+    model_.AdoptIndex(*sequence.retrieval, sequence.cache.block_table(), adopted_names_,
+                      sequence.retrieve_from());
+  }
+  if (sequence.usage.preemptions == 0) stats_.cached_tokens += adopted;
+  return true;
+}
+
+}  // namespace winnow::engine

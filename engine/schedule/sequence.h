@@ -1,0 +1,85 @@
+// One accepted request inside the engine: plain state, owned and changed by the engine thread only.
+// What is derived from tokens alone (answer, history) survives preemption; the KV cache does not.
+#ifndef WINNOW_ENGINE_SCHEDULE_SEQUENCE_H_
+#define WINNOW_ENGINE_SCHEDULE_SEQUENCE_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "engine/base/clock.h"
+#include "engine/kv/block_name.h"
+#include "engine/kv/kv_cache.h"
+#include "engine/retrieval/retrieval_state.h"
+#include "engine/schedule/answer.h"
+#include "engine/schedule/output_queue.h"
+#include "engine/schedule/request.h"
+#include "engine/schedule/request_queue.h"
+#include "engine/schedule/sampler.h"
+#include "engine/schedule/scheduler.h"
+
+namespace winnow::engine {
+
+struct Sequence {
+  Sequence(Submission submission, const Tokenizer& tokenizer, BlockPool& pool, int32_t block_tokens)
+      : request(std::move(submission.request)),
+        output(std::move(submission.output)),
+        tokens(request.prompt),
+        cache(pool, block_tokens),
+        block_tokens(block_tokens),
+        answer(request, tokenizer),
+        history(request.sampling, request.prompt),
+        grammar(request.grammar == nullptr ? nullptr : request.grammar->NewState()),
+        tenant_digest(Sha256(request.tenant)) {
+    usage.prompt_tokens = num_prompt_tokens();
+  }
+  Sequence(const Sequence&) = delete;  // answer refers to request
+  Sequence& operator=(const Sequence&) = delete;
+
+  int32_t num_prompt_tokens() const { return static_cast<int32_t>(request.prompt.size()); }
+  // The first token that attends as the policy says: the first generated one, or `suffix` before it
+  // and those before that in its block. So what is dense is whole blocks, which other questions
+  // about the same text take over; a part of one would have to be computed, and read all KV for it.
+  int32_t retrieve_from() const {
+    if (request.policy.suffix == 0) return num_prompt_tokens();
+    const int32_t first = std::max(0, num_prompt_tokens() - request.policy.suffix);
+    return first / block_tokens * block_tokens;
+  }
+  int32_t num_known_tokens() const { return static_cast<int32_t>(tokens.size()); }
+
+  const Request request;
+  const std::shared_ptr<OutputQueue> output;
+  std::vector<int32_t> tokens;  // prompt and generated
+  KvCache cache;                // of a prefix of tokens
+  const int32_t block_tokens;
+  std::vector<Digest> names;  // of the full blocks in cache
+  // Of its first blocks, in `cache` or not: names are made once, however often it is admitted.
+  std::vector<Digest> known_names;
+  int32_t losses = 0;  // of KV, since the last token came
+  int32_t losses_in_all = 0;
+  std::unique_ptr<RetrievalState> retrieval;  // from admission on; null if the policy is dense
+  Answer answer;
+  TokenHistory history;
+  const std::unique_ptr<GrammarState> grammar;  // null: the answer may be anything
+  const Digest tenant_digest;
+  std::string grammar_fault;  // not empty: it ends for this
+  Usage usage;
+
+  Phase phase = Phase::kWaiting;
+  uint64_t order = 0;  // by arrival while waiting, by first admission afterwards
+  int32_t tenant = 0;  // index in TenantShares
+  bool summary_saved = false;
+  bool alone = false;  // lost KV too often: takes over nothing any more, and shares nothing
+  bool ended = false;  // its last event is made; to be removed
+
+  std::optional<TimePoint> paused_since;  // its output queue is full
+  std::optional<TimePoint> first_planned;
+  std::optional<TimePoint> last_token;
+};
+
+}  // namespace winnow::engine
+
+#endif  // WINNOW_ENGINE_SCHEDULE_SEQUENCE_H_
