@@ -98,6 +98,7 @@ struct ServeConfig {
   absl::Duration min_ping_interval = absl::Seconds(30);
 
   // Process.
+  absl::Duration drain_delay = absl::ZeroDuration();
   absl::Duration drain_grace = absl::Seconds(30);
   absl::Duration heartbeat_timeout = absl::Seconds(30);
   std::string log_level = "info";

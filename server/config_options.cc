@@ -309,6 +309,10 @@ std::vector<ServeOption> MakeServeOptions() {
       Time("min-ping-interval", &C::min_ping_interval, absl::Milliseconds(100), absl::Hours(1),
            "clients that ping more often than this are sent away"),
 
+      Time("drain-delay", &C::drain_delay, absl::ZeroDuration(), absl::Hours(1),
+           "how long new requests are still served after SIGTERM, while health says NOT_SERVING: "
+           "longer than a "
+           "router takes to notice"),
       Time("drain-grace", &C::drain_grace, absl::ZeroDuration(), absl::Hours(24),
            "how long running requests may go on after SIGTERM"),
       Time("heartbeat-timeout", &C::heartbeat_timeout, absl::Milliseconds(100), absl::Hours(24),

@@ -470,12 +470,30 @@ int Fail(Log& log, std::string_view event, const absl::Status& status, int exit_
   return exit_code;
 }
 
+[[noreturn]] void ExitAtOnce(Log& log, int signal) {
+  log.Event(LogLevel::kWarn, "exits_at_once", {{"signal", int64_t{signal}}});
+  log.Flush(std::chrono::milliseconds(200));
+  _exit(128 + signal);
+}
+
+// The time in which routers learn that this server goes: health says NOT_SERVING, and calls that are
+// on their way are served as ever. Ends early when the engine fails; a second signal exits.
+void ServeWhileLeaving(const ServeConfig& config, Log& log, Signals& signals,
+                       const engine::Engine& engine) {
+  const auto deadline =
+      std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(config.drain_delay);
+  while (!engine.stats().failed && std::chrono::steady_clock::now() < deadline) {
+    const Signals::Event event = signals.Wait(deadline);
+    if (event.signal == SIGTERM || event.signal == SIGINT) ExitAtOnce(log, event.signal);
+  }
+}
+
 // Waits for a signal or the engine's failure, then drains: health says NOT_SERVING at once, new
-// calls are refused, what runs may end within the grace, the rest is cut. A second signal exits
-// without ceremony.
+// calls are refused after the delay, running ones may end within the grace, the rest is cut. A second
+// signal exits without ceremony. `leaving`: set when the drain begins.
 int WaitAndDrain(const ServeConfig& config, Log& log, Signals& signals, engine::Engine& engine,
                  std::jthread& engine_thread, Generator& generator, FrontEnds& front_ends,
-                 const std::atomic<bool>& listener_failed) {
+                 const std::atomic<bool>& listener_failed, std::atomic<bool>& leaving) {
   for (;;) {
     const Signals::Event event = signals.Wait();
     if (event.signal == SIGHUP) {
@@ -485,7 +503,10 @@ int WaitAndDrain(const ServeConfig& config, Log& log, Signals& signals, engine::
       log.Event(LogLevel::kInfo, "drain_begins",
                 {{"signal", int64_t{event.signal}},
                  {"calls", static_cast<uint64_t>(generator.calls())},
+                 {"delay_seconds", absl::ToDoubleSeconds(config.drain_delay)},
                  {"grace_seconds", absl::ToDoubleSeconds(config.drain_grace)}});
+      leaving = true;
+      ServeWhileLeaving(config, log, signals, engine);
       break;
     } else if (event.notified && (engine.stats().failed || listener_failed)) {
       break;
@@ -507,11 +528,7 @@ int WaitAndDrain(const ServeConfig& config, Log& log, Signals& signals, engine::
   });
   for (;;) {
     const Signals::Event event = signals.Wait();
-    if (event.signal == SIGTERM || event.signal == SIGINT) {
-      log.Event(LogLevel::kWarn, "exits_at_once", {{"signal", int64_t{event.signal}}});
-      log.Flush(std::chrono::milliseconds(200));
-      _exit(128 + event.signal);
-    }
+    if (event.signal == SIGTERM || event.signal == SIGINT) ExitAtOnce(log, event.signal);
     if (is_idle) break;  // an engine that fails meanwhile notifies, too
   }
   idle.join();
@@ -682,10 +699,11 @@ int RunServer(const ServeConfig& config) {
     if (!port.ok()) return Fail(log, "listen_error", port.status(), kExitFailure);
     metrics_port = *port;
   }
+  std::atomic<bool> leaving = false;
   HealthMonitor health(
       [&] {
         engine::EngineStats stats = engine.stats();
-        stats.draining |= listener_failed;
+        stats.draining |= listener_failed || leaving;
         return stats;
       },
       clock, absl::ToChronoNanoseconds(config.heartbeat_timeout),
@@ -744,7 +762,7 @@ int RunServer(const ServeConfig& config) {
     }
   }
   return WaitAndDrain(config, log, signals, engine, engine_thread, generator, front_ends,
-                      listener_failed);
+                      listener_failed, leaving);
 }
 
 struct Flags {

@@ -5,11 +5,15 @@
 #include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/signalfd.h>
+#include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
 
 #include "kernels/check.h"
 
@@ -31,10 +35,18 @@ Signals::~Signals() {
   close(event_fd_);
 }
 
-Signals::Event Signals::Wait() {
+Signals::Event Signals::Wait(std::optional<std::chrono::steady_clock::time_point> deadline) {
+  using Clock = std::chrono::steady_clock;
   for (;;) {
     pollfd fds[] = {{signal_fd_, POLLIN, 0}, {event_fd_, POLLIN, 0}};
-    if (poll(fds, 2, -1) < 0) {
+    timespec left{};
+    if (deadline) {
+      const auto rest =
+          std::max<Clock::duration>(*deadline - Clock::now(), Clock::duration::zero());
+      left.tv_sec = std::chrono::duration_cast<std::chrono::seconds>(rest).count();
+      left.tv_nsec = (rest % std::chrono::seconds(1)) / std::chrono::nanoseconds(1);
+    }
+    if (ppoll(fds, 2, deadline ? &left : nullptr, nullptr) < 0) {
       WINNOW_CHECK(errno == EINTR);
       continue;
     }
@@ -49,7 +61,8 @@ Signals::Event Signals::Wait() {
       uint64_t count = 0;
       event.notified = read(event_fd_, &count, sizeof count) == sizeof count;
     }
-    if (event.signal != 0 || event.notified) return event;
+    const bool late = deadline && Clock::now() >= *deadline;
+    if (event.signal != 0 || event.notified || late) return event;
   }
 }
 

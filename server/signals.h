@@ -6,6 +6,9 @@
 #ifndef WINNOW_SERVER_SIGNALS_H_
 #define WINNOW_SERVER_SIGNALS_H_
 
+#include <chrono>
+#include <optional>
+
 namespace winnow::server {
 
 class Signals {
@@ -19,8 +22,8 @@ class Signals {
     int signal = 0;         // SIGTERM, ...; 0 if it was not a signal
     bool notified = false;  // Notify was called since the last Wait
   };
-  // The next signal or notification.
-  Event Wait();
+  // The next signal or notification; empty (no signal, not notified) when neither came until `deadline`.
+  Event Wait(std::optional<std::chrono::steady_clock::time_point> deadline = std::nullopt);
 
   // Any thread.
   void Notify();

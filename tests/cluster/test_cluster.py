@@ -250,6 +250,13 @@ class ThreeServers(unittest.TestCase):
     def tearDown(self):
         self.stack.close()
 
+    def join(self, server):
+        """One more server, which the router has begun to use."""
+        self.servers.append(self.stack.enter_context(server))
+        self.router.post("/workers", {"url": f"grpc://{server.address}"})
+        eventually(lambda: f"grpc://{server.address}" in self.router.ready(), "the router knows the new server")
+        return server
+
     def share_at_home(self, router, first):
         """Of follow-ups, those that went to the server of the turn before, and found all of its blocks there."""
         chats = [Chat(number) for number in range(first, first + 20)]
@@ -287,10 +294,8 @@ class ThreeServers(unittest.TestCase):
             killed = time.monotonic()
             victim.process.wait()
             load.wait_for(60)
-            added = self.stack.enter_context(Server(*FLAGS))
             joined = time.monotonic()
-            self.router.post("/workers", {"url": f"grpc://{added.address}"})
-            eventually(lambda: f"grpc://{added.address}" in self.router.ready(), "the router knows the new server")
+            added = self.join(Server(*FLAGS))
             eventually(lambda: added.metric("winnow_sequences_accepted_total") > 5, "the new server takes part")
         # Only what was in flight when the server went, and no more than it can have had.
         for begin, end, _, error in load.failed():
@@ -304,13 +309,16 @@ class ThreeServers(unittest.TestCase):
         print(f"{len(load.calls)} calls, {len(load.failed())} failed; answers/s before the kill and after it: "
               f"{rates[0]:.0f}, {rates[1]:.0f}; the first call that began after it ended after {first_good - killed:.2f} s",
               flush=True)
-        self.expect_single_answers([*self.servers[:2], added])
+        self.expect_single_answers([server for server in self.servers if server is not victim])
 
     def test_a_server_is_drained_under_load(self):
+        # The router asks for the servers' health each second. Until it knows, this one serves.
+        leaving = self.join(Server(*FLAGS, "--drain-delay", "10s"))
         with Load(self.router) as load:
             load.wait_for(40)
-            self.servers[1].signal(15)
-            self.assertEqual(self.servers[1].wait(), 0)
+            self.assertGreater(leaving.metric("winnow_sequences_accepted_total"), 0)
+            leaving.signal(15)
+            self.assertEqual(leaving.wait(), 0)
             load.wait_for(40)
         print(f"{len(load.calls)} calls, {len(load.failed())} failed", flush=True)
         self.assertEqual(load.failed(), [])

@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 import unittest
+import urllib.request
 
 import grpc
 
@@ -293,6 +294,21 @@ class Observed(unittest.TestCase):
 
 
 class Signals(unittest.TestCase):
+    def test_until_routers_know_a_server_that_goes_serves_new_calls(self):
+        with Server("--drain-delay", "10m") as server:
+            api = Api(server.address)
+            alone = token_ids(api.generate(counting_request("A story", 20), timeout=PATIENCE))
+            server.signal(signal.SIGTERM)
+            eventually(lambda: not api.serving(), "health says NOT_SERVING")
+            self.assertEqual(token_ids(api.generate(counting_request("A story", 20), timeout=PATIENCE)), alone)
+            with self.assertRaises(urllib.error.HTTPError) as raised:
+                urllib.request.urlopen(f"http://127.0.0.1:{server.http_port}/health", timeout=PATIENCE)
+            self.assertEqual(raised.exception.code, 503)
+            raised.exception.close()
+            self.assertIsNone(server.process.poll())
+            server.signal(signal.SIGTERM)
+            self.assertEqual(server.wait(), 128 + signal.SIGTERM)
+
     def test_sigterm_finishes_streams_and_refuses_new_calls(self):
         with Server("--drain-grace", "10m", "--slow-reader-timeout", "10m") as server:
             api = Api(server.address)
