@@ -32,6 +32,7 @@
 
 #include "kernels/dtype.h"
 #include "kernels/kv_layout.h"
+#include "kernels/quantized.h"
 #include "kernels/retrieval.h"
 #include "kernels/sample.h"
 
@@ -84,6 +85,14 @@ struct HostMatrix {
   DType dtype = DType::kF32;
   int64_t rows = 0;
   int64_t cols = 0;
+};
+
+// Weights as they lie in the file, of any type. The rows are multiples of the type's blocks and may lie anywhere in host
+// memory: their order is that of the outputs.
+struct StoredMatrix {
+  WeightType type = WeightType::kF32;
+  int64_t cols = 0;
+  std::vector<const std::byte*> rows;
 };
 
 // What a matrix product does after the sum: y = x Wᵀ (+ bias) (+ y).
@@ -216,6 +225,16 @@ class Backend {
   // f32 activations). The sources may be unmapped afterwards.
   // Null if the memory cannot be had. REQUIRES: for kF16, f16 sources.
   virtual std::unique_ptr<PackedMatrix> Pack(std::span<const HostMatrix> parts, DType compute) = 0;
+
+  // Whether PackStored takes blocks as they are.
+  virtual bool ComputesStored() const { return false; }
+  // As Pack, for products that compute with quantised blocks as they are (quantized_matmul.h); parts of plain types are
+  // packed for `compute`, as Pack does. REQUIRES: ComputesStored(), and cols a multiple of kRoundedValues where blocks
+  // are quantised.
+  virtual std::unique_ptr<PackedMatrix> PackStored(std::span<const StoredMatrix> parts,
+                                                   DType compute) {
+    return nullptr;
+  }
 
   // y[m][out] = x[m][in] Wᵀ, then the epilogue.
   virtual void Matmul(const Tensor& x, const PackedMatrix& w, const Tensor& y,

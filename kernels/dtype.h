@@ -44,6 +44,22 @@ inline float ToFloat(F16 x) {
   return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (mantissa << 13));
 }
 
+// Round to nearest even; beyond the largest float16 becomes infinity, NaN stays a (quiet) NaN.
+inline F16 ToF16(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  const uint16_t sign = static_cast<uint16_t>((bits >> 16) & 0x8000u);
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return {static_cast<uint16_t>(sign | 0x7e00u)};
+  if (magnitude >= 0x477ff000u) return {static_cast<uint16_t>(sign | 0x7c00u)};  // 65520 and more
+  if (magnitude < 0x38800000u) {
+    // Below 2^-14 a float16 counts in steps of 2^-24, which are float32's at 0.5.
+    const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
+    return {static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(shifted) - 0x3f000000u))};
+  }
+  const uint32_t rounded = magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1);
+  return {static_cast<uint16_t>(sign | (rounded >> 13))};
+}
+
 }  // namespace winnow::kernels
 
 #endif  // WINNOW_KERNELS_DTYPE_H_

@@ -1,6 +1,8 @@
 #include "kernels/quantized.h"
 
+#include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 
 #include "kernels/check.h"
@@ -123,15 +125,18 @@ void BlockQ5K(const std::byte* block, float* out) {
 // Q6_K := low[128] high[64] groups[16] scale[2]
 // Each half of a block has 128 values, 64 bytes of `low` and 32 of `high`: value 32·r + i of a half has its low four
 // bits in byte i + 32·(r mod 2) of `low`, in the half that r / 2 says, and its high two bits in byte i of `high`.
+int SixBits(const std::byte* block, int i) {
+  const int half = i / 128, r = i % 128 / 32, column = i % 32;
+  const int low = (U8(block + half * 64 + r % 2 * 32 + column) >> (r / 2 * 4)) & 15;
+  const int high = (U8(block + 128 + half * 32 + column) >> (r * 2)) & 3;
+  return low | high << 4;
+}
 void BlockQ6K(const std::byte* block, float* out) {
   const std::byte* groups = block + 192;
   const float scale = Half(block + 208);
   for (int i = 0; i < 256; ++i) {
-    const int half = i / 128, r = i % 128 / 32, column = i % 32;
-    const int low = (U8(block + half * 64 + r % 2 * 32 + column) >> (r / 2 * 4)) & 15;
-    const int high = (U8(block + 128 + half * 32 + column) >> (r * 2)) & 3;
     const float d = scale * static_cast<float>(I8(groups + i / 16));
-    out[i] = d * static_cast<float>((low | high << 4) - 32);
+    out[i] = d * static_cast<float>(SixBits(block, i) - 32);
   }
 }
 
@@ -184,6 +189,120 @@ WeightType WeightTypeOf(DType dtype) {
   return dtype == DType::kF32   ? WeightType::kF32
          : dtype == DType::kF16 ? WeightType::kF16
                                 : WeightType::kBF16;
+}
+
+BlockShape BlockShapeOf(WeightType type) {
+  switch (type) {
+    case WeightType::kQ4_0:
+      return {.values = 32, .group = 32, .bits = 4, .bias = 8};
+    case WeightType::kQ4_1:
+      return {.values = 32, .group = 32, .bits = 4, .has_offset = true};
+    case WeightType::kQ5_0:
+      return {.values = 32, .group = 32, .bits = 8, .bias = 16};
+    case WeightType::kQ5_1:
+      return {.values = 32, .group = 32, .bits = 8, .has_offset = true};
+    case WeightType::kQ8_0:
+      return {.values = 32, .group = 32, .bits = 8, .bias = 128};
+    case WeightType::kQ4K:
+      return {.values = 256, .group = 32, .bits = 4, .has_offset = true, .has_codes = true};
+    case WeightType::kQ5K:
+      return {.values = 256, .group = 32, .bits = 8, .has_offset = true, .has_codes = true};
+    case WeightType::kQ6K:
+      return {.values = 256, .group = 16, .bits = 8, .bias = 32, .has_codes = true};
+    case WeightType::kF32:
+    case WeightType::kF16:
+    case WeightType::kBF16:
+      break;
+  }
+  WINNOW_CHECK(false);
+}
+
+void SplitBlock(WeightType type, const std::byte* block, BlockParts* parts) {
+  uint8_t* q = parts->integers;
+  const auto half = [block](int64_t at) {
+    return static_cast<uint16_t>(U8(block + at) | U8(block + at + 1) << 8);
+  };
+  switch (type) {
+    case WeightType::kQ4_0:
+    case WeightType::kQ4_1: {
+      const bool offset = type == WeightType::kQ4_1;
+      parts->scale = half(0);
+      if (offset) parts->offset = half(2);
+      for (int i = 0; i < 32; ++i) q[i] = static_cast<uint8_t>(Nibble(block + (offset ? 4 : 2), i));
+      return;
+    }
+    case WeightType::kQ5_0:
+    case WeightType::kQ5_1: {
+      const bool offset = type == WeightType::kQ5_1;
+      parts->scale = half(0);
+      if (offset) parts->offset = half(2);
+      const std::byte* high = block + (offset ? 4 : 2);
+      for (int i = 0; i < 32; ++i) q[i] = static_cast<uint8_t>(FiveBits(high + 4, high, i));
+      return;
+    }
+    case WeightType::kQ8_0:
+      parts->scale = half(0);
+      for (int i = 0; i < 32; ++i) q[i] = static_cast<uint8_t>(I8(block + 2 + i) + 128);
+      return;
+    case WeightType::kQ4K:
+    case WeightType::kQ5K: {
+      parts->scale = half(0);
+      parts->offset = half(2);
+      const bool five = type == WeightType::kQ5K;
+      const std::byte *high = block + 16, *packed = block + (five ? 48 : 16);
+      for (int g = 0; g < 8; ++g) {
+        const GroupScale group = ScaleOfGroup(block + 4, g);
+        parts->scale_codes[g] = static_cast<int8_t>(group.scale);
+        parts->offset_codes[g] = static_cast<uint8_t>(group.offset);
+        for (int i = 0; i < 32; ++i) {
+          const int low = (U8(packed + g / 2 * 32 + i) >> (g % 2 * 4)) & 15;
+          q[32 * g + i] = static_cast<uint8_t>(low | (five ? ((U8(high + i) >> g) & 1) << 4 : 0));
+        }
+      }
+      return;
+    }
+    case WeightType::kQ6K:
+      parts->scale = half(208);
+      for (int g = 0; g < 16; ++g) parts->scale_codes[g] = I8(block + 192 + g);
+      for (int i = 0; i < 256; ++i) q[i] = static_cast<uint8_t>(SixBits(block, i));
+      return;
+    case WeightType::kF32:
+    case WeightType::kF16:
+    case WeightType::kBF16:
+      break;
+  }
+  WINNOW_CHECK(false);
+}
+
+void QuantizeRow(WeightType type, const float* row, int64_t cols, std::byte* out) {
+  WINNOW_CHECK(type == WeightType::kQ8_0 || type == WeightType::kQ4_1);
+  WINNOW_CHECK(cols % 32 == 0);
+  const auto put_half = [](std::byte* to, F16 value) { std::memcpy(to, &value.bits, 2); };
+  const auto nearest = [](float x, float least, float most) {
+    return static_cast<int>(std::nearbyint(std::clamp(x, least, most)));
+  };
+  for (int64_t at = 0; at < cols; at += 32, out += BlockSizeOf(type).bytes) {
+    const float* x = row + at;
+    const auto [least, most] = std::minmax_element(x, x + 32);
+    if (type == WeightType::kQ8_0) {
+      const F16 scale = ToF16(std::max(std::abs(*least), std::abs(*most)) / 127);
+      const float s = ToFloat(scale), inverse = s == 0 ? 0 : 1 / s;
+      put_half(out, scale);
+      for (int i = 0; i < 32; ++i) {
+        out[2 + i] = static_cast<std::byte>(static_cast<int8_t>(nearest(x[i] * inverse, -127, 127)));
+      }
+      continue;
+    }
+    const F16 scale = ToF16((*most - *least) / 15), offset = ToF16(*least);
+    const float s = ToFloat(scale), inverse = s == 0 ? 0 : 1 / s, o = ToFloat(offset);
+    put_half(out, scale);
+    put_half(out + 2, offset);
+    for (int i = 0; i < 16; ++i) {
+      const int low = nearest((x[i] - o) * inverse, 0, 15);
+      const int high = nearest((x[i + 16] - o) * inverse, 0, 15);
+      out[4 + i] = static_cast<std::byte>(low | high << 4);
+    }
+  }
 }
 
 int64_t WeightRowBytes(WeightType type, int64_t cols) {

@@ -49,6 +49,35 @@ int64_t WeightRowBytes(WeightType type, int64_t cols);
 // out[i] = value i of the row, i < cols. REQUIRES: as WeightRowBytes.
 void DequantizeRow(WeightType type, const std::byte* row, int64_t cols, float* out);
 
+// ---- the parts of a block, for products that compute with the integers ----
+//
+// Value i of a block is s·(q[i] - bias) + o, with the scale s and the offset o of its group of values.
+struct BlockShape {
+  int64_t values = 0;        // of a block: 32 or 256
+  int64_t group = 0;         // values of one scale: 32, of Q6_K 16
+  int32_t bits = 0;          // of an integer as it is packed for products: 4, or 8 for more than 4
+  int32_t bias = 0;          // what is taken from an integer
+  bool has_offset = false;   // else o = 0
+  bool has_codes = false;    // s = scale · scale_code[group], o = -offset · offset_code[group]; else s = scale, o = offset
+  constexpr int64_t groups() const { return values / group; }
+};
+// REQUIRES: a quantised type.
+BlockShape BlockShapeOf(WeightType type);
+
+struct BlockParts {
+  uint8_t integers[256];
+  uint16_t scale = 0, offset = 0;  // f16
+  int8_t scale_codes[16];          // with has_codes: of each group
+  uint8_t offset_codes[16];
+};
+// REQUIRES: a quantised type.
+void SplitBlock(WeightType type, const std::byte* block, BlockParts* parts);
+
+// Rounds a row to Q8_0 or Q4_1, each block by itself: Q8_0's scale is max |x| / 127, Q4_1 spans from the block's
+// smallest value to its largest in 15 steps. Scales and offsets are rounded to f16 before integers are chosen, so that
+// each integer is the nearest (ties to even). Values must be finite. REQUIRES: cols is a multiple of 32.
+void QuantizeRow(WeightType type, const float* row, int64_t cols, std::byte* out);
+
 }  // namespace winnow::kernels
 
 #endif  // WINNOW_KERNELS_QUANTIZED_H_

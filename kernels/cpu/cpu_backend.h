@@ -30,6 +30,8 @@ void CheckQuery(const Tensor& q, const RetrievalQuery& query, const KvLayout& la
 void CheckSelection(std::span<const RetrievalQuery> queries, const KvLayout& layout,
                     const Selection& chosen);
 
+struct MatrixPart;  // packed_matrix.h
+
 class CpuBackend final : public Backend {
  public:
   CpuBackend(const CpuOps& ops, int num_threads);
@@ -50,6 +52,9 @@ class CpuBackend final : public Backend {
   void CopyToHost(const void* device, void* host, size_t size_bytes) override;
   void CopyToDevice(const void* host, void* device, size_t size_bytes) override;
   std::unique_ptr<PackedMatrix> Pack(std::span<const HostMatrix> parts, DType compute) override;
+  bool ComputesStored() const override { return true; }
+  std::unique_ptr<PackedMatrix> PackStored(std::span<const StoredMatrix> parts,
+                                           DType compute) override;
   void Matmul(const Tensor& x, const PackedMatrix& w, const Tensor& y,
               const MatmulEpilogue& epilogue) override;
   void EmbedRows(const HostMatrix& table, std::span<const int32_t> ids, const Tensor& out) override;
@@ -156,6 +161,12 @@ class CpuBackend final : public Backend {
       for (int64_t row = item * per_item; row < last; ++row) body(row);
     });
   }
+
+  // One part of a product (matmul.cc): y and the epilogue are the part's.
+  void MultiplyPlain(const Tensor& x, int64_t in, const MatrixPart& part, const Tensor& y,
+                     const MatmulEpilogue& epilogue);
+  void MultiplyQuantized(const Tensor& x, int64_t in, const MatrixPart& part, const Tensor& y,
+                         const MatmulEpilogue& epilogue);
 
   // One tile of queries of an attention call.
   struct AttentionWork {

@@ -1,38 +1,20 @@
-// Pack and Matmul of the CPU backend: memory and the split over threads. The order of summation is
-// in matmul_impl.h; nothing here can change it.
+// Pack, PackStored and Matmul of the CPU backend: memory and the split over threads. The orders of summation are
+// in matmul_impl.h and quantized_matmul_impl.h; nothing here can change them.
 #include <algorithm>
 #include <cstring>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "kernels/check.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/packed_matrix.h"
 #include "kernels/cpu/panel.h"
+#include "kernels/cpu/quantized_panel.h"
 #include "kernels/host_matrix.h"
 
 namespace winnow::kernels {
 namespace {
-
-class CpuPackedMatrix final : public PackedMatrix {
- public:
-  CpuPackedMatrix(int64_t out_features, int64_t in_features, DType compute)
-      : out_features_(out_features),
-        in_features_(in_features),
-        compute_(compute),
-        buffer_(AllocateHostMemory(static_cast<size_t>(NumPanels(out_features)) *
-                                   PanelBytes(compute, in_features))) {}
-
-  int64_t out_features() const override { return out_features_; }
-  int64_t in_features() const override { return in_features_; }
-  size_t size_bytes() const override { return buffer_.size_bytes(); }
-  DType compute() const { return compute_; }
-  std::byte* panels() const { return static_cast<std::byte*>(buffer_.data()); }
-
- private:
-  const int64_t out_features_;
-  const int64_t in_features_;
-  const DType compute_;
-  const Buffer buffer_;
-};
 
 // One output's weights into its lane of a panel, which is zeroed.
 void PackRow(const std::byte* row, DType from, DType compute, int64_t in, std::byte* panel,
@@ -60,53 +42,168 @@ void PackRow(const std::byte* row, DType from, DType compute, int64_t in, std::b
   }
 }
 
+// An output's weights: a row of the file, and its type.
+struct PlainRow {
+  const std::byte* data;
+  DType dtype;
+};
+
+// Blocks of one output into its lane of a panel, which is zeroed.
+void PackBlocks(WeightType type, const std::byte* row, int64_t in, std::byte* panel, int64_t lane) {
+  const BlockShape shape = BlockShapeOf(type);
+  const int64_t block_bytes = BlockSizeOf(type).bytes;
+  const auto put_half = [lane](std::byte* halves, uint16_t bits) {
+    std::memcpy(halves + 2 * lane, &bits, sizeof bits);
+  };
+  const uint16_t sign = shape.has_codes ? 0x8000 : 0;  // K types take their offsets away
+  for (int64_t at = 0; at < in; at += shape.values, row += block_bytes) {
+    BlockParts parts;
+    SplitBlock(type, row, &parts);
+    if (shape.has_codes) {
+      put_half(panel, parts.scale);
+      if (shape.has_offset) put_half(panel + 2 * kPanelOutputs, parts.offset ^ sign);
+    }
+    std::byte* group = panel + PanelHeadBytes(shape);
+    for (int64_t g = 0; g < shape.groups(); ++g, group += PanelGroupBytes(shape)) {
+      const uint8_t* q = parts.integers + g * shape.group;
+      for (int64_t i = 0; i < shape.group; ++i) {
+        const int64_t four = i / 4, step = shape.bits == 4 ? four / 2 : four;
+        const int shift = shape.bits == 4 ? static_cast<int>(four % 2) * 4 : 0;
+        group[step * kStepBytes + 4 * lane + i % 4] |= static_cast<std::byte>(q[i] << shift);
+      }
+      std::byte* own = group + GroupIntegerBytes(shape);
+      if (shape.has_codes) {
+        own[lane] = static_cast<std::byte>(parts.scale_codes[g]);
+        if (shape.has_offset) own[kPanelOutputs + lane] = std::byte{parts.offset_codes[g]};
+      } else {
+        put_half(own, parts.scale);
+        if (shape.has_offset) put_half(own + 2 * kPanelOutputs, parts.offset);
+      }
+    }
+    panel = group;
+  }
+}
+
+// Makes a part's panels; pack(output, panel, lane) writes an output's weights into its lane. False: no memory.
+template <typename Pack>
+bool FillPart(ThreadPool& threads, Pack pack, MatrixPart* part) {
+  const int64_t panels = NumPanels(part->outputs);
+  part->panels = AllocateHostMemory(static_cast<size_t>(panels) * part->panel_bytes);
+  if (part->panels.data() == nullptr) return false;
+  threads.ParallelFor(panels, [&](int64_t panel, int) {
+    const int64_t first = panel * kPanelOutputs;
+    for (int64_t lane = 0; lane < std::min(kPanelOutputs, part->outputs - first); ++lane) {
+      pack(first + lane, part->panel(panel), lane);
+    }
+  });
+  return true;
+}
+
+bool FillPlainPart(ThreadPool& threads, std::span<const PlainRow> rows, DType compute, int64_t in,
+                   MatrixPart* part) {
+  part->outputs = static_cast<int64_t>(rows.size());
+  part->compute = compute;
+  part->panel_bytes = PanelBytes(compute, in);
+  return FillPart(
+      threads,
+      [&](int64_t output, std::byte* panel, int64_t lane) {
+        PackRow(rows[output].data, rows[output].dtype, compute, in, panel, lane);
+      },
+      part);
+}
+
+// Calls tiles(first_row, last_row, first_panel, last_panel) so that all rows meet all panels, on all threads. An item is
+// a group of panels and a range of rows. Panels: as many as make it worth a hand-over; rows: all, unless there are too
+// few groups to keep the threads evenly busy.
+template <typename Tiles>
+void ForEachItem(ThreadPool& threads, int64_t rows, int64_t panels, size_t panel_bytes,
+                 int num_threads, Tiles tiles) {
+  constexpr int64_t kPanelsPerGroup = 4;
+  constexpr size_t kGroupBytes = 128 << 10;
+  const int64_t group =
+      rows == 1 ? std::max<int64_t>(8, kGroupBytes / panel_bytes / 8 * 8) : kPanelsPerGroup;
+  const int64_t groups = (panels + group - 1) / group;
+  constexpr int64_t kRowsPerItemMin = 48;  // a multiple of every kTileRows
+  const int64_t wanted = 8 * num_threads;
+  int64_t rows_per_item = rows;
+  if (groups < wanted) {
+    rows_per_item = std::max<int64_t>(
+        kRowsPerItemMin, rows * groups / wanted / kRowsPerItemMin * kRowsPerItemMin);
+  }
+  const int64_t row_items = (rows + rows_per_item - 1) / rows_per_item;
+  threads.ParallelFor(groups * row_items, [&](int64_t item, int) {
+    const int64_t first_panel = item / row_items * group;
+    const int64_t first_row = item % row_items * rows_per_item;
+    tiles(first_row, std::min(rows, first_row + rows_per_item), first_panel,
+          std::min(panels, first_panel + group));
+  });
+}
+
+// One cache line more than the row, so that rows of 2^k values do not fall into one set of the cache.
+size_t PaddedRowBytes(size_t bytes) { return (bytes + 63) / 64 * 64 + 64; }
+
 }  // namespace
 
 std::unique_ptr<PackedMatrix> CpuBackend::Pack(std::span<const HostMatrix> parts, DType compute) {
   WINNOW_CHECK(!parts.empty());
   const int64_t in = parts[0].cols;
-  std::vector<std::pair<const std::byte*, DType>> rows;
+  std::vector<PlainRow> rows;
   for (const HostMatrix& part : parts) {
     WINNOW_CHECK(part.cols == in);
     WINNOW_CHECK(compute != DType::kF16 || part.dtype == DType::kF16);
-    for (int64_t row = 0; row < part.rows; ++row) rows.emplace_back(RowOf(part, row), part.dtype);
+    for (int64_t row = 0; row < part.rows; ++row) rows.push_back({RowOf(part, row), part.dtype});
   }
-  const int64_t out = static_cast<int64_t>(rows.size());
-  auto packed = std::make_unique<CpuPackedMatrix>(out, in, compute);
-  if (packed->panels() == nullptr) return nullptr;
-  const size_t panel_bytes = PanelBytes(compute, in);
-  threads_.ParallelFor(NumPanels(out), [&](int64_t panel, int) {
-    const int64_t first = panel * kPanelOutputs;
-    for (int64_t lane = 0; lane < std::min(kPanelOutputs, out - first); ++lane) {
-      const auto& [row, dtype] = rows[first + lane];
-      PackRow(row, dtype, compute, in, packed->panels() + static_cast<size_t>(panel) * panel_bytes,
-              lane);
-    }
-  });
+  auto packed = std::make_unique<CpuPackedMatrix>(in);
+  MatrixPart part;
+  if (!FillPlainPart(threads_, rows, compute, in, &part)) return nullptr;
+  packed->Append(std::move(part));
   return packed;
 }
 
-void CpuBackend::Matmul(const Tensor& x, const PackedMatrix& w, const Tensor& y,
-                        const MatmulEpilogue& epilogue) {
-  const auto& weights = static_cast<const CpuPackedMatrix&>(w);
+std::unique_ptr<PackedMatrix> CpuBackend::PackStored(std::span<const StoredMatrix> parts,
+                                                     DType compute) {
+  WINNOW_CHECK(!parts.empty());
+  const int64_t in = parts[0].cols;
+  auto packed = std::make_unique<CpuPackedMatrix>(in);
+  for (const StoredMatrix& stored : parts) {
+    WINNOW_CHECK(stored.cols == in);
+    MatrixPart part;
+    part.first_output = packed->out_features();
+    if (const std::optional<DType> plain = PlainType(stored.type)) {
+      WINNOW_CHECK(compute != DType::kF16 || *plain == DType::kF16);
+      std::vector<PlainRow> rows;
+      for (const std::byte* row : stored.rows) rows.push_back({row, *plain});
+      if (!FillPlainPart(threads_, rows, compute, in, &part)) return nullptr;
+    } else {
+      WINNOW_CHECK(in % BlockSizeOf(stored.type).values == 0);
+      part.outputs = static_cast<int64_t>(stored.rows.size());
+      part.blocks = BlockShapeOf(stored.type);
+      part.panel_bytes = static_cast<size_t>(QuantizedPanelBytes(*part.blocks, in));
+      const auto pack = [&](int64_t output, std::byte* panel, int64_t lane) {
+        PackBlocks(stored.type, stored.rows[output], in, panel, lane);
+      };
+      if (!FillPart(threads_, pack, &part)) return nullptr;
+    }
+    packed->Append(std::move(part));
+  }
+  return packed;
+}
+
+void CpuBackend::MultiplyPlain(const Tensor& x, int64_t in, const MatrixPart& part, const Tensor& y,
+                               const MatmulEpilogue& epilogue) {
   const int64_t m = x.rows;
-  const int64_t in = weights.in_features();
-  WINNOW_CHECK(x.cols == in && y.rows >= m && y.cols == weights.out_features());
-  if (m == 0) return;
   MatmulCall call;
-  call.compute = weights.compute();
-  call.panels = weights.panels();
+  call.compute = part.compute;
+  call.panels = part.panel(0);
   call.in_features = in;
-  call.out_features = weights.out_features();
+  call.out_features = part.outputs;
   call.y = y.f32();
   call.y_stride = y.stride;
   call.bias = epilogue.bias;
   call.accumulate = epilogue.accumulate;
   if (call.compute == DType::kBF16) {
-    // One cache line more than the row, so that rows of 2^k values do not fall into one set of the
-    // cache.
     call.row_bytes =
-        (static_cast<size_t>(in + in % 2) * ops_.prepared_bf16_value_bytes + 63) / 64 * 64 + 64;
+        PaddedRowBytes(static_cast<size_t>(in + in % 2) * ops_.prepared_bf16_value_bytes);
     std::byte* prepared = rows_scratch_.Get(static_cast<size_t>(m) * call.row_bytes);
     ForEachRow(m, in, [&](int64_t i) {
       ops_.prepare_bf16_row(x.f32(i), in, prepared + i * call.row_bytes);
@@ -116,30 +213,53 @@ void CpuBackend::Matmul(const Tensor& x, const PackedMatrix& w, const Tensor& y,
     call.row_bytes = static_cast<size_t>(x.stride) * sizeof(float);
     call.rows = x.data;
   }
+  ForEachItem(threads_, m, NumPanels(part.outputs), part.panel_bytes, num_threads(),
+              [&](int64_t first_row, int64_t last_row, int64_t first_panel, int64_t last_panel) {
+                ops_.matmul_tiles(call, first_row, last_row, first_panel, last_panel);
+              });
+}
 
-  // An item is a group of panels and a range of rows. Panels: as many as make it worth a hand-over;
-  // rows: all, unless there are too few groups to keep the threads evenly busy.
-  constexpr int64_t kPanelsPerGroup = 4;
-  constexpr size_t kGroupBytes = 128 << 10;
-  const int64_t panels = NumPanels(call.out_features);
-  const size_t panel_bytes = PanelBytes(call.compute, in);
-  const int64_t group =
-      m == 1 ? std::max<int64_t>(8, kGroupBytes / panel_bytes / 8 * 8) : kPanelsPerGroup;
-  const int64_t groups = (panels + group - 1) / group;
-  constexpr int64_t kRowsPerItemMin = 48;  // a multiple of every kTileRows
-  const int64_t wanted = 8 * num_threads();
-  int64_t rows_per_item = m;
-  if (groups < wanted) {
-    rows_per_item =
-        std::max<int64_t>(kRowsPerItemMin, m * groups / wanted / kRowsPerItemMin * kRowsPerItemMin);
-  }
-  const int64_t row_items = (m + rows_per_item - 1) / rows_per_item;
-  threads_.ParallelFor(groups * row_items, [&](int64_t item, int) {
-    const int64_t first_panel = item / row_items * group;
-    const int64_t first_row = item % row_items * rows_per_item;
-    ops_.matmul_tiles(call, first_row, std::min(m, first_row + rows_per_item), first_panel,
-                      std::min(panels, first_panel + group));
+void CpuBackend::MultiplyQuantized(const Tensor& x, int64_t in, const MatrixPart& part,
+                                   const Tensor& y, const MatmulEpilogue& epilogue) {
+  const int64_t m = x.rows;
+  QuantizedMatmulCall call;
+  call.shape = *part.blocks;
+  call.panels = part.panel(0);
+  call.in_features = in;
+  call.out_features = part.outputs;
+  call.y = y.f32();
+  call.y_stride = y.stride;
+  call.bias = epilogue.bias;
+  call.accumulate = epilogue.accumulate;
+  call.row_bytes = PaddedRowBytes(static_cast<size_t>(PreparedRow::Bytes(in)));
+  std::byte* prepared = rows_scratch_.Get(static_cast<size_t>(m) * call.row_bytes);
+  ForEachRow(m, in, [&](int64_t i) {
+    ops_.prepare_rounded_row(x.f32(i), in, prepared + i * call.row_bytes);
   });
+  call.rows = prepared;
+  ForEachItem(threads_, m, NumPanels(part.outputs), part.panel_bytes, num_threads(),
+              [&](int64_t first_row, int64_t last_row, int64_t first_panel, int64_t last_panel) {
+                ops_.quantized_matmul_tiles(call, first_row, last_row, first_panel, last_panel);
+              });
+}
+
+void CpuBackend::Matmul(const Tensor& x, const PackedMatrix& w, const Tensor& y,
+                        const MatmulEpilogue& epilogue) {
+  const auto& weights = static_cast<const CpuPackedMatrix&>(w);
+  const int64_t in = weights.in_features();
+  WINNOW_CHECK(x.cols == in && y.rows >= x.rows && y.cols == weights.out_features());
+  if (x.rows == 0) return;
+  for (const MatrixPart& part : weights.parts()) {
+    if (part.outputs == 0) continue;
+    const Tensor to = y.ColRange(part.first_output, part.outputs);
+    MatmulEpilogue of_part = epilogue;
+    if (epilogue.bias != nullptr) of_part.bias += part.first_output;
+    if (part.blocks) {
+      MultiplyQuantized(x, in, part, to, of_part);
+    } else {
+      MultiplyPlain(x, in, part, to, of_part);
+    }
+  }
 }
 
 }  // namespace winnow::kernels

@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include "kernels/backend.h"
+#include "kernels/quantized.h"
 
 namespace winnow::kernels {
 
@@ -41,6 +42,24 @@ struct MatmulCall {
 // Rows [first_row, last_row) times panels [first_panel, last_panel).
 using MatmulTilesFn = void(const MatmulCall& call, int64_t first_row, int64_t last_row,
                            int64_t first_panel, int64_t last_panel);
+
+// ---- matmul with quantised weights (kernels/quantized_matmul.h) ----
+struct QuantizedMatmulCall {
+  BlockShape shape;
+  const void* rows = nullptr;         // prepared
+  size_t row_bytes = 0;               // distance of rows
+  const std::byte* panels = nullptr;  // quantized_panel.h
+  int64_t in_features = 0;
+  int64_t out_features = 0;
+  float* y = nullptr;
+  int64_t y_stride = 0;
+  const float* bias = nullptr;
+  bool accumulate = false;
+};
+using QuantizedMatmulTilesFn = void(const QuantizedMatmulCall& call, int64_t first_row,
+                                    int64_t last_row, int64_t first_panel, int64_t last_panel);
+// Rounds a row of x: PreparedRow (quantized_panel.h) says where its parts lie.
+using PrepareRoundedRowFn = void(const float* x, int64_t n, void* out);
 
 // ---- attention ----
 struct AttentionCall {
@@ -248,6 +267,8 @@ struct CpuOps {
   PrepareBF16RowFn* prepare_bf16_row;
   size_t prepared_bf16_value_bytes;  // of a value in a prepared row
   MatmulTilesFn* matmul_tiles;
+  QuantizedMatmulTilesFn* quantized_matmul_tiles;
+  PrepareRoundedRowFn* prepare_rounded_row;
   AttendSplitsFn* attend_splits;
   EncodeRowsFn* encode_rows;
   ScanCodesFn* scan_codes;
@@ -285,6 +306,8 @@ struct CpuOps {
   NarrowRowFn NarrowRow;                   \
   PrepareBF16RowFn PrepareBF16Row;         \
   MatmulTilesFn MatmulTiles;               \
+  QuantizedMatmulTilesFn QuantizedMatmulTiles;\
+  PrepareRoundedRowFn PrepareRoundedRow;   \
   AttendSplitsFn AttendSplits;             \
   EncodeRowsFn EncodeRows;                 \
   ScanCodesFn ScanCodes;                   \

@@ -84,14 +84,6 @@ class Matrix {
   std::vector<float> values_;
 };
 
-inline F16 ToF16(float x) {  // exact for values that f16 holds; tests use small multiples of 2^-8
-  const uint32_t bits = std::bit_cast<uint32_t>(x);
-  if (x == 0) return {0};
-  const uint32_t exponent = ((bits >> 23) & 0xff) - 112;
-  return {
-      static_cast<uint16_t>(((bits >> 16) & 0x8000) | (exponent << 10) | ((bits >> 13) & 0x3ff))};
-}
-
 // Weights as a file holds them: any dtype, at an odd address.
 class FileMatrix {
  public:

@@ -1,5 +1,7 @@
 #include "kernels/quantized.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <fstream>
 #include <random>
@@ -87,6 +89,82 @@ TEST(Quantized, PlainTypesAreThoseOfBackends) {
   for (const WeightType type : AllTypes()) {
     EXPECT_EQ(PlainType(type).has_value(), BlockSizeOf(type).values == 1) << WeightTypeName(type);
   }
+}
+
+TEST(Quantized, PartsOfABlockGiveItsValues) {
+  std::mt19937_64 random(std::random_device{}());
+  for (const WeightType type : AllTypes()) {
+    if (PlainType(type)) continue;
+    SCOPED_TRACE(WeightTypeName(type));
+    const BlockSize size = BlockSizeOf(type);
+    const BlockShape shape = BlockShapeOf(type);
+    EXPECT_EQ(shape.values, size.values);
+    for (int round = 0; round < 200; ++round) {
+      std::vector<std::byte> block(size.bytes);
+      for (std::byte& byte : block) byte = static_cast<std::byte>(random());
+      std::vector<float> expected(size.values);
+      DequantizeRow(type, block.data(), size.values, expected.data());
+      BlockParts parts;
+      SplitBlock(type, block.data(), &parts);
+      const float scale = ToFloat(F16{parts.scale}), offset = ToFloat(F16{parts.offset});
+      for (int64_t i = 0; i < size.values; ++i) {
+        ASSERT_LT(parts.integers[i], 1 << (shape.bits == 4 ? 4 : 8));
+        const int64_t group = i / shape.group;
+        const float s = shape.has_codes ? scale * parts.scale_codes[group] : scale;
+        const float o = !shape.has_offset ? 0
+                        : shape.has_codes ? -(offset * parts.offset_codes[group])
+                                          : offset;
+        const float value = s * static_cast<float>(parts.integers[i] - shape.bias) + o;
+        if (std::isnan(expected[i])) {
+          ASSERT_TRUE(std::isnan(value));
+        } else {
+          ASSERT_EQ(value, expected[i]) << "value " << i;
+        }
+      }
+    }
+  }
+}
+
+TEST(Quantized, RoundedRowsAreAsNearAsTheirStepsAllow) {
+  std::mt19937_64 random(std::random_device{}());
+  std::normal_distribution<float> normal;
+  constexpr int64_t kCols = 32 * 40;
+  std::vector<float> row(kCols), back(kCols);
+  for (int64_t i = 0; i < kCols; ++i) row[i] = normal(random) * std::exp(normal(random));
+  std::fill_n(row.begin(), 32, 0.0f);
+  std::fill_n(row.begin() + 32, 32, -3.25f);
+  for (const WeightType type : {WeightType::kQ8_0, WeightType::kQ4_1}) {
+    SCOPED_TRACE(WeightTypeName(type));
+    std::vector<std::byte> packed(WeightRowBytes(type, kCols));
+    QuantizeRow(type, row.data(), kCols, packed.data());
+    DequantizeRow(type, packed.data(), kCols, back.data());
+    for (int64_t at = 0; at < kCols; at += 32) {
+      const auto [least, most] = std::minmax_element(row.begin() + at, row.begin() + at + 32);
+      const float largest = std::max(std::abs(*least), std::abs(*most));
+      const float step = type == WeightType::kQ8_0 ? largest / 127 : (*most - *least) / 15;
+      // Half a step, and what f16 loses of scale and offset.
+      for (int64_t i = at; i < at + 32; ++i) {
+        ASSERT_NEAR(back[i], row[i], 0.5f * step + 16e-4f * largest) << "value " << i;
+      }
+    }
+  }
+}
+
+TEST(Half, RoundsToTheNearestAndTiesToEven) {
+  const auto value = [](uint32_t bits) { return ToFloat(F16{static_cast<uint16_t>(bits)}); };
+  for (uint32_t bits = 0; bits < 0x7c00; ++bits) {
+    const float x = value(bits), above = bits + 1 == 0x7c00 ? 65536.0f : value(bits + 1);
+    const float tie = x + (above - x) / 2;
+    ASSERT_EQ(ToF16(x).bits, bits);
+    ASSERT_EQ(ToF16(-x).bits, bits | 0x8000);
+    ASSERT_EQ(ToF16(std::nextafter(tie, 0.0f)).bits, bits);
+    ASSERT_EQ(ToF16(std::nextafter(tie, 1e9f)).bits, bits + 1);
+    ASSERT_EQ(ToF16(tie).bits, bits % 2 == 0 ? bits : bits + 1);
+  }
+  EXPECT_EQ(ToF16(INFINITY).bits, 0x7c00);
+  EXPECT_EQ(ToF16(1e30f).bits, 0x7c00);
+  EXPECT_EQ(ToF16(1e-30f).bits, 0);
+  EXPECT_TRUE(std::isnan(ToFloat(ToF16(NAN))));
 }
 
 }  // namespace

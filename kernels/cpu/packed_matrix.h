@@ -1,0 +1,54 @@
+// What Pack and PackStored make on the CPU: panels of 16 outputs, in parts of one type each.
+#ifndef WINNOW_KERNELS_CPU_PACKED_MATRIX_H_
+#define WINNOW_KERNELS_CPU_PACKED_MATRIX_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "kernels/cpu/panel.h"
+#include "kernels/quantized.h"
+
+namespace winnow::kernels {
+
+// Outputs [first_output, first_output + outputs) of a matrix.
+struct MatrixPart {
+  int64_t first_output = 0;
+  int64_t outputs = 0;
+  std::optional<BlockShape> blocks;  // quantised (quantized_panel.h); else plain (panel.h)
+  DType compute = DType::kF32;       // of plain panels
+  size_t panel_bytes = 0;
+  Buffer panels;
+
+  std::byte* panel(int64_t i) const {
+    return static_cast<std::byte*>(panels.data()) + static_cast<size_t>(i) * panel_bytes;
+  }
+};
+
+class CpuPackedMatrix final : public PackedMatrix {
+ public:
+  explicit CpuPackedMatrix(int64_t in_features) : in_features_(in_features) {}
+
+  int64_t out_features() const override {
+    return parts_.empty() ? 0 : parts_.back().first_output + parts_.back().outputs;
+  }
+  int64_t in_features() const override { return in_features_; }
+  size_t size_bytes() const override {
+    size_t bytes = 0;
+    for (const MatrixPart& part : parts_) bytes += part.panels.size_bytes();
+    return bytes;
+  }
+  const std::vector<MatrixPart>& parts() const { return parts_; }
+  void Append(MatrixPart part) { parts_.push_back(std::move(part)); }
+
+ private:
+  const int64_t in_features_;
+  std::vector<MatrixPart> parts_;
+};
+
+}  // namespace winnow::kernels
+
+#endif  // WINNOW_KERNELS_CPU_PACKED_MATRIX_H_

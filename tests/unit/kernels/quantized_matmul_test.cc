@@ -1,0 +1,218 @@
+#include "kernels/quantized_matmul.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "kernels/cpu/ops.h"
+#include "kernels/cpu/quantized_panel.h"
+#include "kernels/quantized.h"
+#include "tests/unit/kernels/kernel_testing.h"
+
+namespace winnow::kernels {
+namespace {
+
+constexpr WeightType kBlocks[] = {WeightType::kQ4_0, WeightType::kQ4_1, WeightType::kQ5_0,
+                                  WeightType::kQ5_1, WeightType::kQ8_0, WeightType::kQ4K,
+                                  WeightType::kQ5K,  WeightType::kQ6K};
+
+// Random blocks, at odd addresses, whose scales are those of weights.
+class BlockMatrix {
+ public:
+  BlockMatrix(Random& random, int64_t rows, int64_t cols, WeightType type)
+      : type_(type), cols_(cols), row_bytes_(WeightRowBytes(type, cols)) {
+    bytes_.resize(1 + rows * row_bytes_);
+    for (std::byte& byte : bytes_) byte = static_cast<std::byte>(random.Int(0, 255));
+    const BlockSize size = BlockSizeOf(type);
+    if (PlainType(type)) {
+      for (int64_t i = 0; i < rows * cols; ++i) {
+        const BF16 value = ToBF16(random.Normal());
+        std::memcpy(bytes_.data() + 1 + 2 * i, &value, 2);
+      }
+    } else {
+      for (int64_t at = 1; at < static_cast<int64_t>(bytes_.size()); at += size.bytes) {
+        const auto put = [&](int64_t where, float deviation) {
+          const F16 value = ToF16(random.Normal(deviation));
+          std::memcpy(bytes_.data() + at + where, &value, 2);
+        };
+        const BlockShape shape = BlockShapeOf(type);
+        put(type == WeightType::kQ6K ? 208 : 0, shape.has_codes ? 0.002f : 0.1f);
+        if (shape.has_offset) put(2, shape.has_codes ? 0.03f : 1.0f);
+      }
+    }
+    for (int64_t i = 0; i < rows; ++i) rows_.push_back(bytes_.data() + 1 + i * row_bytes_);
+    random.Shuffle(rows_);  // rows may lie in any order
+  }
+  StoredMatrix stored() const { return {type_, cols_, rows_}; }
+
+ private:
+  WeightType type_;
+  int64_t cols_, row_bytes_;
+  std::vector<std::byte> bytes_;
+  std::vector<const std::byte*> rows_;
+};
+
+class QuantizedMatmulTest : public EachIsa {};
+WINNOW_FOR_EACH_ISA(QuantizedMatmulTest);
+
+TEST_P(QuantizedMatmulTest, EqualsTheReferenceForEveryTypeAndOddShapes) {
+  SCOPED_TRACE(Seed());
+  for (int round = 0; round < 6; ++round) {
+    const auto backend = Make(static_cast<int>(random_.Int(1, 3)));
+    ASSERT_TRUE(backend->ComputesStored());
+    for (const WeightType type : kBlocks) {
+      const int64_t in = BlockSizeOf(type).values * random_.Int(1, 5), m = random_.Int(1, 20);
+      const int64_t out_a = random_.Int(1, 150), out_b = random_.Int(0, 70);
+      SCOPED_TRACE(testing::Message() << WeightTypeName(type) << ", m " << m << ", in " << in
+                                      << ", out " << out_a << "+" << out_b);
+      const BlockMatrix a(random_, out_a, in, type), b(random_, out_b, in, type);
+      const std::vector<StoredMatrix> parts = {a.stored(), b.stored()};
+      Matrix x = Matrix::Normal(random_, m, in);
+      Matrix bias = Matrix::Normal(random_, 1, out_a + out_b);
+      Matrix y = Matrix::Normal(random_, m, out_a + out_b);
+      Matrix expected = y;
+      MatmulEpilogue epilogue;
+      if (random_.Int(0, 1) == 1) epilogue.bias = bias.row(0);
+      epilogue.accumulate = random_.Int(0, 1) == 1;
+      const auto w = backend->PackStored(parts, DType::kBF16);
+      EXPECT_EQ(w->out_features(), out_a + out_b);
+      EXPECT_EQ(w->in_features(), in);
+      backend->Matmul(x.tensor(), *w, y.tensor(), epilogue);
+      QuantizedMatmulRef(x.tensor(), parts, expected.tensor(), epilogue);
+      EXPECT_TRUE(y.GuardsIntact());
+      // The sums' values are around 1, and there are `in` of them in float32.
+      ExpectNear(y, expected, 1e-5 * static_cast<double>(in), 1e-5);
+    }
+  }
+}
+
+TEST_P(QuantizedMatmulTest, PartsOfDifferentTypesAreEachTheirOwn) {
+  SCOPED_TRACE(Seed());
+  const auto backend = Make(2);
+  const int64_t in = 512, m = 9;
+  const BlockMatrix q(random_, 70, in, WeightType::kQ4K), k(random_, 33, in, WeightType::kQ6K);
+  const BlockMatrix v(random_, 17, in, WeightType::kBF16);
+  const std::vector<StoredMatrix> parts = {q.stored(), k.stored(), v.stored()};
+  Matrix x = Matrix::Normal(random_, m, in), bias = Matrix::Normal(random_, 1, 120);
+  Matrix y(m, 120);
+  const MatmulEpilogue epilogue{.bias = bias.row(0), .accumulate = true};
+  backend->Matmul(x.tensor(), *backend->PackStored(parts, DType::kBF16), y.tensor(), epilogue);
+  int64_t first = 0;
+  for (const StoredMatrix& part : parts) {
+    const auto rows = static_cast<int64_t>(part.rows.size());
+    Matrix alone(m, rows);
+    const MatmulEpilogue own{.bias = bias.row(0) + first, .accumulate = true};
+    const auto w = backend->PackStored({{part}}, DType::kBF16);
+    backend->Matmul(x.tensor(), *w, alone.tensor(), own);
+    for (int64_t i = 0; i < m; ++i) {
+      ASSERT_EQ(std::memcmp(alone.row(i), y.row(i) + first, rows * sizeof(float)), 0) << first;
+    }
+    first += rows;
+  }
+}
+
+TEST_P(QuantizedMatmulTest, ARowIsTheSameBitsAloneAndInABatchOfAnySize) {
+  SCOPED_TRACE(Seed());
+  for (const WeightType type : kBlocks) {
+    const int64_t in = 256 * random_.Int(1, 3), out = random_.Int(150, 300);
+    const BlockMatrix w(random_, out, in, type);
+    const auto backend = Make(1);
+    const auto packed = backend->PackStored({{w.stored()}}, DType::kF32);
+    Matrix x = Matrix::Normal(random_, 64, in);
+    Matrix alone(64, out);
+    for (int64_t i = 0; i < 64; ++i) {
+      backend->Matmul(x.tensor().RowRange(i, 1), *packed, alone.tensor().RowRange(i, 1), {});
+    }
+    for (int threads = 1; threads <= 3; ++threads) {
+      const auto other = Make(threads);
+      const auto repacked = other->PackStored({{w.stored()}}, DType::kF32);
+      for (int64_t m : {2, 3, 4, 5, 6, 7, 8, 11, 13, 16, 33, 64}) {
+        const int64_t first = random_.Int(0, 64 - m);
+        Matrix y(m, out);
+        other->Matmul(x.tensor().RowRange(first, m), *repacked, y.tensor(), {});
+        for (int64_t i = 0; i < m; ++i) {
+          ASSERT_TRUE(SameBits(y, i, alone, first + i))
+              << WeightTypeName(type) << ", m " << m << ", " << threads << " threads";
+        }
+      }
+    }
+  }
+}
+
+TEST_P(QuantizedMatmulTest, RoundsRowsAsTheReferenceDoes) {
+  SCOPED_TRACE(Seed());
+  const CpuOps* ops = FindCpuOps(GetParam().c_str());
+  constexpr int64_t kValues = 32 * 8;
+  for (int round = 0; round < 50; ++round) {
+    std::vector<float> x(kValues);
+    for (float& value : x) value = random_.Normal() * std::exp(random_.Normal(3));
+    // Halves are ties, and the largest is a power of two: the integers lie on them exactly.
+    for (int64_t i = 0; i < 32; ++i) x[i] = static_cast<float>(random_.Int(-254, 254)) / 2;
+    x[0] = 127;
+    std::fill_n(x.begin() + 32, 32, 0.0f);
+    x[64 + random_.Int(0, 31)] = round % 2 == 0 ? NAN : -INFINITY;
+    for (int64_t i = 96; i < 128; ++i) x[i] *= 1e-38f;
+    x[130] = 3e38f;
+    std::vector<std::byte> prepared(PreparedRow::Bytes(kValues));
+    ops->prepare_rounded_row(x.data(), kValues, prepared.data());
+    for (int64_t at = 0; at < kValues; at += kRoundedValues) {
+      int8_t expected[kRoundedValues];
+      const float scale = RoundActivations(x.data() + at, expected);
+      float prepared_scale;
+      std::memcpy(&prepared_scale, prepared.data() + PreparedRow::ScalesAt(kValues) + at / 32 * 4, 4);
+      if (std::isnan(scale)) {
+        EXPECT_TRUE(std::isnan(prepared_scale));
+      } else {
+        EXPECT_EQ(prepared_scale, scale);
+      }
+      ASSERT_EQ(std::memcmp(prepared.data() + at, expected, sizeof expected), 0) << "at " << at;
+      for (int64_t half = 0; half < 2; ++half) {
+        int32_t sum = 0, prepared_sum;
+        for (int64_t i = 0; i < 16; ++i) sum += expected[16 * half + i];
+        std::memcpy(&prepared_sum,
+                    prepared.data() + PreparedRow::SumsAt(kValues) + (at / 16 + half) * 4, 4);
+        EXPECT_EQ(prepared_sum, sum);
+      }
+    }
+  }
+}
+
+TEST_P(QuantizedMatmulTest, NotANumberStaysInItsRow) {
+  const auto backend = Make(2);
+  for (const WeightType type : kBlocks) {
+    const BlockMatrix w(random_, 40, 256, type);
+    const auto packed = backend->PackStored({{w.stored()}}, DType::kBF16);
+    Matrix x = Matrix::Normal(random_, 9, 256);
+    Matrix clean(9, 40), dirty(9, 40);
+    backend->Matmul(x.tensor(), *packed, clean.tensor(), {});
+    x.row(4)[7] = NAN;
+    backend->Matmul(x.tensor(), *packed, dirty.tensor(), {});
+    for (int64_t i = 0; i < 9; ++i) {
+      if (i == 4) {
+        for (int64_t j = 0; j < 40; ++j) EXPECT_TRUE(std::isnan(dirty.row(i)[j]));
+      } else {
+        EXPECT_TRUE(SameBits(dirty, i, clean, i));
+      }
+    }
+  }
+}
+
+TEST(QuantizedMatmulVectorTest, Avx2AndAvx512GiveTheSameBits) {
+  const auto avx2 = MakeCpuBackend("avx2", 1), avx512 = MakeCpuBackend("avx512", 1);
+  if (avx2 == nullptr || avx512 == nullptr) return;  // there is nothing to compare
+  Random random;
+  SCOPED_TRACE(random.seed());
+  for (const WeightType type : kBlocks) {
+    const BlockMatrix w(random, 150, 768, type);
+    Matrix x = Matrix::Normal(random, 7, 768), a(7, 150), b(7, 150);
+    avx2->Matmul(x.tensor(), *avx2->PackStored({{w.stored()}}, DType::kF32), a.tensor(), {});
+    avx512->Matmul(x.tensor(), *avx512->PackStored({{w.stored()}}, DType::kF32), b.tensor(), {});
+    for (int64_t i = 0; i < 7; ++i) EXPECT_TRUE(SameBits(a, i, b, i)) << WeightTypeName(type);
+  }
+}
+
+}  // namespace
+}  // namespace winnow::kernels
