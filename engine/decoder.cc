@@ -516,8 +516,8 @@ absl::Status Decoder::CheckFiniteRows(const WeightMatrix& matrix) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<PackedMatrix>> Decoder::Pack(std::span<const WeightMatrix> parts,
-                                                            const char* what) {
+absl::StatusOr<std::unique_ptr<PackedMatrix>> Decoder::PackWide(
+    std::span<const WeightMatrix> parts) {
   // Copies live until their product's weights are packed: memory is bounded by the largest of these.
   std::vector<std::unique_ptr<std::byte[]>> copies(parts.size());
   std::vector<HostMatrix> matrices(parts.size());
@@ -525,7 +525,22 @@ absl::StatusOr<std::unique_ptr<PackedMatrix>> Decoder::Pack(std::span<const Weig
     WINNOW_ASSIGN_OR_RETURN(matrices[i], HostMatrixOf(parts[i], options_.compute, &copies[i]));
     WINNOW_RETURN_IF_ERROR(CheckFinite(matrices[i], parts[i].data));
   }
-  std::unique_ptr<PackedMatrix> packed = backend_.Pack(matrices, options_.compute);
+  return backend_.Pack(matrices, options_.compute);
+}
+
+absl::StatusOr<std::unique_ptr<PackedMatrix>> Decoder::PackStored(
+    std::span<const WeightMatrix> parts, bool is_output) {
+  for (const WeightMatrix& part : parts) WINNOW_RETURN_IF_ERROR(CheckFiniteRows(part));
+  WINNOW_ASSIGN_OR_RETURN(const StoredParts stored,
+                          StoredPartsOf(options_.weights, parts, is_output));
+  return backend_.PackStored(stored.parts, options_.compute);
+}
+
+absl::StatusOr<std::unique_ptr<PackedMatrix>> Decoder::Pack(std::span<const WeightMatrix> parts,
+                                                            const char* what, bool is_output) {
+  WINNOW_ASSIGN_OR_RETURN(
+      std::unique_ptr<PackedMatrix> packed,
+      IsStored(options_.weights, parts) ? PackStored(parts, is_output) : PackWide(parts));
   if (packed == nullptr) {
     int64_t values = 0;
     for (const WeightMatrix& part : parts) values += part.rows * part.cols;
@@ -597,7 +612,7 @@ absl::Status Decoder::PackWeights(const Weights& weights) {
     WINNOW_ASSIGN_OR_RETURN(to.down_bias, Widen({{from.down_bias}}, "biases"));
   }
   WINNOW_ASSIGN_OR_RETURN(final_norm_, Widen({{weights.final_norm}}, "a norm"));
-  WINNOW_ASSIGN_OR_RETURN(lm_head_, Pack({{weights.lm_head}}, "the output embedding"));
+  WINNOW_ASSIGN_OR_RETURN(lm_head_, Pack({{weights.lm_head}}, "the output embedding", /*is_output=*/true));
   return absl::OkStatus();
 }
 

@@ -21,6 +21,7 @@
 #include "engine/kv/kv_memory.h"
 #include "engine/model.h"
 #include "engine/model/model_config.h"
+#include "engine/model/weight_storage.h"
 #include "engine/model/weights.h"
 #include "engine/retrieval/retrieval_attention.h"
 #include "kernels/backend.h"
@@ -30,6 +31,8 @@ namespace winnow::engine {
 
 struct DecoderOptions {
   kernels::DType compute = kernels::DType::kBF16;   // of matrix products; kF32 is exact
+  // REQUIRES: other than kWide, that the backend ComputesStored, and CheckWeightStorage.
+  WeightStorage weights = WeightStorage::kWide;
   kernels::DType kv_dtype = kernels::DType::kBF16;  // kBF16 or kF32
   int32_t block_tokens = 64;
   // Size of the KV pool: the frames of fast memory. REQUIRES: at least one block of every layer; with
@@ -172,8 +175,14 @@ class Decoder final : public Model {
   // The same of a matrix where it lies, quantised or not.
   absl::Status CheckFiniteRows(const WeightMatrix& matrix);
   absl::Status AllocatePools();
+  // One product's weights, in the form that options_.weights says. `is_output`: the output embedding.
   absl::StatusOr<std::unique_ptr<kernels::PackedMatrix>> Pack(std::span<const WeightMatrix> parts,
-                                                              const char* what);
+                                                              const char* what,
+                                                              bool is_output = false);
+  absl::StatusOr<std::unique_ptr<kernels::PackedMatrix>> PackWide(
+      std::span<const WeightMatrix> parts);
+  absl::StatusOr<std::unique_ptr<kernels::PackedMatrix>> PackStored(
+      std::span<const WeightMatrix> parts, bool is_output);
   absl::StatusOr<kernels::Buffer> Widen(std::span<const WeightMatrix> parts, const char* what);
   absl::StatusOr<kernels::Tensor> AllocateScratch(int64_t rows, int64_t cols, const char* what);
 

@@ -26,8 +26,9 @@ absl::StatusOr<StoreNames> NamesOf(const ModelConfig& config, const Weights& wei
   const RetrievalOptions& retrieval = options.retrieval;
   StoreNames names;
   names.model =
-      Sha256(fmt::format("{} compute {} kv {} block {} on {} of {}", fingerprint,
-                         kernels::DTypeName(options.compute), kernels::DTypeName(options.kv_dtype),
+      Sha256(fmt::format("{} weights {} compute {} kv {} block {} on {} of {}", fingerprint,
+                         WeightStorageName(options.weights), kernels::DTypeName(options.compute),
+                         kernels::DTypeName(options.kv_dtype),
                          options.block_tokens, backend.arithmetic(), WINNOW_ARITHMETIC));
   names.retrieval =
       fmt::format("from {} probes {} artifact {}", retrieval.from, retrieval.probe_interval,
@@ -49,6 +50,7 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& model_
       CheckVocabularyFits(tokenizer->vocab_size(), config.vocab_size, TokenizerFile(model_path)));
   WINNOW_ASSIGN_OR_RETURN(ChatTemplate chat_template, LoadChatTemplate(model_path));
   if (options.on_opened) options.on_opened(config, weights, *tokenizer);
+  WINNOW_RETURN_IF_ERROR(CheckWeightStorage(decoder_options.weights, weights));
   decoder_options.on_packing = options.on_packing;
   if (backend == nullptr) {
     WINNOW_ASSIGN_OR_RETURN(backend, MakeBackend(options));
@@ -62,7 +64,9 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& model_
   const kernels::KvLayout layout{config.num_kv_heads, config.head_dim, decoder_options.block_tokens,
                                  decoder_options.kv_dtype};
   WINNOW_RETURN_IF_ERROR(CheckMemory(config, decoder_options, *backend,
-                                     PackingCopyBytes(weights, decoder_options.compute)));
+                                     PackingCopyBytes(weights, decoder_options.compute),
+                                     StorageBytes(decoder_options.weights, weights,
+                                                  decoder_options.compute)));
   TierFlags tiers = options.tiers;
   if (decoder_options.shared_kv_bytes != 0) tiers.host_bytes = 0;  // a GPU reads that memory itself
   WINNOW_ASSIGN_OR_RETURN(KvStore store, OpenKvStore(tiers, layout));

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -40,6 +41,8 @@ struct ModelOptions {
   // (exact). With "bf16", what is multiplied with the weights is rounded to bf16 too if the model
   // is large, as that doubles the speed of prompts; small models (kExactModelBytes) keep it in f32.
   std::string dtype = "auto";
+  // "wide", "stored", "int8", "int4": WeightStorage says what they are. Others than "wide" are of the CPU.
+  std::string weights = "wide";
   std::string kv_dtype =
       "auto";                // "auto" (f32 if `dtype` comes out as f32, else bf16), "bf16", "f32"
   std::string isa = "auto";  // "auto", "avx512", "avx2", "scalar"
@@ -95,10 +98,11 @@ absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeBackend(const ModelOptions
 
 // ResourceExhausted if the weights, the KV pool, the indexes and the summaries are more than the
 // memory that is available to the backend. `copy_bytes`: what packing the weights takes of the host's
-// memory for copies (PackingCopyBytes), before KV has its own. The host's is taken lazily by the system: without this
+// memory for copies (PackingCopyBytes), before KV has its own. `weight_bytes`: StorageBytes; absent: WeightBytes. The host's is taken lazily by the system: without this
 // check a pool that does not fit would end the process in the middle of a request.
 absl::Status CheckMemory(const ModelConfig& config, const DecoderOptions& options,
-                         const kernels::Backend& backend, int64_t copy_bytes = 0);
+                         const kernels::Backend& backend, int64_t copy_bytes = 0,
+                         std::optional<int64_t> weight_bytes = std::nullopt);
 
 // Of all tensors, in this type.
 int64_t WeightBytes(const ModelConfig& config, kernels::DType dtype);

@@ -106,13 +106,14 @@ int64_t WeightBytes(const ModelConfig& config, DType dtype) {
 }
 
 absl::Status CheckMemory(const ModelConfig& config, const DecoderOptions& options,
-                         const kernels::Backend& backend, int64_t copy_bytes) {
+                         const kernels::Backend& backend, int64_t copy_bytes,
+                         std::optional<int64_t> weight_bytes_or) {
   const int64_t of_device = backend.AvailableBytes();
   const bool on_host = of_device < 0;
   const std::optional<int64_t> available =
       on_host ? AvailableMemoryBytes() : std::optional(of_device);
   if (!available) return absl::OkStatus();
-  const int64_t weight_bytes = WeightBytes(config, options.compute);
+  const int64_t weight_bytes = weight_bytes_or.value_or(WeightBytes(config, options.compute));
   const int64_t index_bytes = IndexBytes(config, options);
   const int64_t summary_bytes =
       SummaryBytes(config, options.retrieval) * options.retrieval.summaries;
@@ -195,6 +196,12 @@ absl::StatusOr<DecoderOptions> ResolveDecoderOptions(const ModelConfig& config,
   WINNOW_ASSIGN_OR_RETURN(const DType weights, ResolveWeights(config, options.dtype));
   WINNOW_ASSIGN_OR_RETURN(resolved.kv_dtype, ResolveKv(weights, options.kv_dtype));
   WINNOW_RETURN_IF_ERROR(CheckDevice(options, resolved.kv_dtype));
+  WINNOW_ASSIGN_OR_RETURN(resolved.weights, ParseWeightStorage(options.weights));
+  if (resolved.weights != WeightStorage::kWide && options.device != "cpu") {
+    return absl::InvalidArgumentError(
+        fmt::format("weights is {}: only --device cpu computes with quantised weights; {} takes wide",
+                    options.weights, options.device));
+  }
   resolved.compute = weights;
   if (weights == DType::kBF16 && config.dtype == DType::kBF16 &&
       WeightBytes(config, DType::kF32) <= kExactModelBytes) {

@@ -79,6 +79,11 @@ class TimedBackend : public kernels::Backend {
   void CopyAllToDevice(std::span<const kernels::CopyPart> parts) override;
   std::unique_ptr<kernels::PackedMatrix> Pack(std::span<const kernels::HostMatrix> parts,
                                               kernels::DType compute) override;
+  bool ComputesStored() const override { return inner_.ComputesStored(); }
+  std::unique_ptr<kernels::PackedMatrix> PackStored(std::span<const kernels::StoredMatrix> parts,
+                                                    kernels::DType compute) override {
+    return inner_.PackStored(parts, compute);
+  }
   void Matmul(const kernels::Tensor& x, const kernels::PackedMatrix& w, const kernels::Tensor& y,
               const kernels::MatmulEpilogue& epilogue) override;
   void EmbedRows(const kernels::HostMatrix& table, std::span<const int32_t> ids,

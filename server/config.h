@@ -27,6 +27,7 @@ struct ServeConfig {
   std::string model_name;  // "": the directory's name
   std::string device = "cpu";
   std::string cuda_graphs = "on";
+  std::string weights = "wide";
   std::string dtype = "auto";
   std::string kv_dtype = "auto";
   std::string isa = "auto";

@@ -25,6 +25,12 @@ void AddModelFlags(CLI::App& command, engine::ModelOptions& options) {
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
   command
+      .add_option("--weights", options.weights,
+                  "How weights are kept: wide (plain values), stored (a GGUF file's quantised blocks as they are), int8, "
+                  "int4 (rounded while loading); others than wide on a CPU")
+      ->check(CLI::IsMember({"wide", "stored", "int8", "int4"}))
+      ->capture_default_str();
+  command
       .add_option("--dtype", options.dtype, "Type of the weights in matrix products; f32 is exact")
       ->check(CLI::IsMember({"auto", "bf16", "f16", "f32"}))
       ->capture_default_str();

@@ -99,6 +99,7 @@ class WhileLoading {
 engine::ModelOptions ModelOptionsOf(const ServeConfig& config, Log& log) {
   engine::ModelOptions options;
   options.device = config.device;
+  options.weights = config.weights;
   options.dtype = config.dtype;
   options.kv_dtype = config.kv_dtype;
   options.isa = config.isa;
@@ -718,6 +719,7 @@ int RunServer(const ServeConfig& config) {
       LogLevel::kInfo, "sizes",
       {{"architecture", model.config.architecture},
        {"dtype", info.dtype},
+       {"weights", engine::WeightStorageName(model.decoder_options.weights)},
        {"kv_dtype", info.kv_dtype},
        {"backend", info.backend},
        {"weight_bytes", uint64_t{decoder.weight_bytes()}},

@@ -1,6 +1,7 @@
 // A GGUF file's weights, by what a decoder computes from them.
 #include "engine/model/gguf_weights.h"
 
+#include <cmath>
 #include <functional>
 #include <random>
 #include <string>
@@ -9,6 +10,7 @@
 #include "engine/decoder.h"
 #include "engine/model/model_fingerprint.h"
 #include "engine/model/random_model.h"
+#include "engine/model/weight_storage.h"
 #include "engine/model_loader.h"
 #include "engine/model_retrieval.h"
 #include "gmock/gmock.h"
@@ -128,7 +130,18 @@ class RandomModel {
 };
 
 // Logits of a fixed sequence, and the configuration that it was computed with.
-std::vector<float> Logits(const std::string& path, DType compute) {
+// Root of the mean square of the differences, as a share of that of the values.
+double RelativeError(const std::vector<float>& values, const std::vector<float>& exact) {
+  double difference = 0, total = 0;
+  for (size_t i = 0; i < exact.size(); ++i) {
+    difference += (double{values[i]} - exact[i]) * (double{values[i]} - exact[i]);
+    total += double{exact[i]} * exact[i];
+  }
+  return std::sqrt(difference / total);
+}
+
+std::vector<float> Logits(const std::string& path, DType compute,
+                          WeightStorage storage = WeightStorage::kWide) {
   const auto config = LoadModelConfig(path);
   EXPECT_TRUE(config.ok()) << config.status();
   if (!config.ok()) return {};
@@ -138,6 +151,7 @@ std::vector<float> Logits(const std::string& path, DType compute) {
   const auto backend = kernels::MakeCpuBackend("auto", 2);
   const auto decoder = Decoder::Create(*config, *weights, *backend,
                                        {.compute = compute,
+                                        .weights = storage,
                                         .kv_dtype = DType::kF32,
                                         .block_tokens = 16,
                                         .kv_bytes = 1 << 20,
@@ -226,6 +240,77 @@ TEST(GgufWeights, QuantisedTensorsComputeWhatTheirValuesCompute) {
     const std::vector<float> logits = Logits(path, compute);
     ASSERT_EQ(logits.size(), size_t{30} * 40);
     EXPECT_EQ(logits, Logits(same, compute));
+  }
+
+  // As they are stored, what rounding the activations to 8 bits costs is all that differs.
+  const std::vector<float> wide = Logits(path, DType::kF32);
+  const std::vector<float> stored = Logits(path, DType::kF32, WeightStorage::kStored);
+  const double error = RelativeError(stored, wide);
+  EXPECT_GT(error, 0);
+  EXPECT_LT(error, 0.02);
+}
+
+TEST(GgufWeights, RoundedWhileLoadingWeightsComputeWhatTheirBlocksCompute) {
+  const RandomModel model(SmallConfig("qwen2"));
+  const std::vector<float> exact = Logits(model.directory(), DType::kF32);
+  const std::vector<float> int8 = Logits(model.directory(), DType::kF32, WeightStorage::kInt8);
+  const std::vector<float> int4 = Logits(model.directory(), DType::kF32, WeightStorage::kInt4);
+  EXPECT_LT(RelativeError(int8, exact), 0.03);
+  EXPECT_LT(RelativeError(int4, exact), 0.3);
+  EXPECT_GT(RelativeError(int4, exact), RelativeError(int8, exact));
+  // A plain file has nothing to compute as stored: its products stay as they are.
+  EXPECT_EQ(Logits(model.directory(), DType::kF32, WeightStorage::kStored), exact);
+}
+
+TEST(GgufWeights, AStorageThatTheFileDoesNotFitIsRefused) {
+  const RandomModel model(SmallConfig("llama"));
+  const auto plain = LoadWeights(model.directory(), model.config());
+  ASSERT_TRUE(plain.ok());
+  EXPECT_TRUE(CheckWeightStorage(WeightStorage::kWide, *plain).ok());
+  EXPECT_TRUE(CheckWeightStorage(WeightStorage::kInt8, *plain).ok());
+  EXPECT_TRUE(CheckWeightStorage(WeightStorage::kInt4, *plain).ok());
+  EXPECT_THAT(std::string(CheckWeightStorage(WeightStorage::kStored, *plain).message()),
+ ::testing::StartsWith("weights is stored: this model's file has no quantised weights"));
+  GgufBuilder file = KeysOf(model.config());
+  for (const TensorSpec& spec : ModelTensors(model.config(), nullptr)) {
+    const WeightType type = spec.rows == 0 ? WeightType::kF32 : WeightType::kQ8_0;
+    const int64_t bytes = std::max<int64_t>(spec.rows, 1) * kernels::WeightRowBytes(type, spec.cols);
+    RandomModel::Add(spec, type, std::string(bytes, '\0'), &file);
+  }
+  const auto blocks = LoadWeights(model.Write(file, "q8_0.gguf"), model.config());
+  ASSERT_TRUE(blocks.ok()) << blocks.status();
+  EXPECT_TRUE(CheckWeightStorage(WeightStorage::kStored, *blocks).ok());
+  for (const WeightStorage storage : {WeightStorage::kInt8, WeightStorage::kInt4}) {
+    EXPECT_THAT(std::string(CheckWeightStorage(storage, *blocks).message()),
+ ::testing::HasSubstr("this model's file is quantised (Q8_0): say stored or wide"));
+  }
+  EXPECT_EQ(ParseWeightStorage("int4").value(), WeightStorage::kInt4);
+  EXPECT_EQ(ParseWeightStorage("fp8").status().message(),
+            "weights: 'fp8' is not one of wide, stored, int8, int4");
+  ModelOptions options;
+  options.weights = "int8";
+  options.device = "cuda";
+  EXPECT_THAT(std::string(ResolveDecoderOptions(model.config(), options).status().message()),
+ ::testing::StartsWith("weights is int8: only --device cpu"));
+}
+
+TEST(GgufWeights, MemoryOfWeightsIsCountedAsTheyAreKept) {
+  const RandomModel model(SmallConfig("llama"));
+  const auto weights = LoadWeights(model.directory(), model.config());
+  ASSERT_TRUE(weights.ok());
+  for (const WeightStorage storage :
+       {WeightStorage::kWide, WeightStorage::kInt8, WeightStorage::kInt4}) {
+    const auto backend = kernels::MakeCpuBackend("auto", 1);
+    DecoderOptions options;
+    options.compute = DType::kBF16;
+    options.weights = storage;
+    options.kv_bytes = 1 << 20;
+    const auto decoder = Decoder::Create(model.config(), *weights, *backend, options);
+    ASSERT_TRUE(decoder.ok()) << decoder.status();
+    // Vectors come on top, and panels are filled up to 16 outputs and to pages.
+    const auto counted = static_cast<double>(StorageBytes(storage, *weights, DType::kBF16));
+    EXPECT_GE(static_cast<double>((*decoder)->weight_bytes()), counted);
+    EXPECT_LE(static_cast<double>((*decoder)->weight_bytes()), 1.3 * counted + 65536);
   }
 }
 

@@ -1,0 +1,144 @@
+#include "engine/model/weight_storage.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <functional>
+#include <new>
+#include <optional>
+
+#include "engine/base/concat.h"
+#include "kernels/check.h"
+#include "kernels/quantized.h"
+
+namespace winnow::engine {
+namespace {
+
+using kernels::WeightType;
+
+bool IsQuantized(const WeightMatrix& matrix) {
+  return matrix.data != nullptr && !kernels::PlainType(matrix.type).has_value();
+}
+
+// Calls visit(matrix, is_output) for every matrix that products read.
+void ForEachMatrix(const Weights& weights,
+                   const std::function<void(const WeightMatrix&, bool)>& visit) {
+  for (const LayerWeights& layer : weights.layers) {
+    for (const WeightMatrix* matrix :
+         {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down}) {
+      visit(*matrix, false);
+    }
+  }
+  visit(weights.lm_head, true);
+}
+
+WeightType RoundedType(WeightStorage storage, bool is_output) {
+  return storage == WeightStorage::kInt4 && !is_output ? WeightType::kQ4_1 : WeightType::kQ8_0;
+}
+
+bool Rounds(WeightStorage storage) {
+  return storage == WeightStorage::kInt8 || storage == WeightStorage::kInt4;
+}
+
+}  // namespace
+
+const char* WeightStorageName(WeightStorage storage) {
+  switch (storage) {
+    case WeightStorage::kWide:
+      return "wide";
+    case WeightStorage::kStored:
+      return "stored";
+    case WeightStorage::kInt8:
+      return "int8";
+    case WeightStorage::kInt4:
+      return "int4";
+  }
+  return "";
+}
+
+absl::StatusOr<WeightStorage> ParseWeightStorage(std::string_view text) {
+  for (const WeightStorage storage : {WeightStorage::kWide, WeightStorage::kStored,
+                                      WeightStorage::kInt8, WeightStorage::kInt4}) {
+    if (text == WeightStorageName(storage)) return storage;
+  }
+  return absl::InvalidArgumentError(
+      Concat("weights: '", text, "' is not one of wide, stored, int8, int4"));
+}
+
+absl::Status CheckWeightStorage(WeightStorage storage, const Weights& weights) {
+  if (storage == WeightStorage::kWide) return absl::OkStatus();
+  const WeightMatrix* quantized = nullptr;
+  const WeightMatrix* odd = nullptr;
+  ForEachMatrix(weights, [&](const WeightMatrix& matrix, bool) {
+    if (IsQuantized(matrix)) quantized = &matrix;
+    if (matrix.cols % 32 != 0) odd = &matrix;
+  });
+  if (storage == WeightStorage::kStored) {
+    if (quantized != nullptr) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        "weights is stored: this model's file has no quantised weights; int8 and int4 round them");
+  }
+  if (quantized != nullptr) {
+    return absl::InvalidArgumentError(
+        Concat("weights is ", WeightStorageName(storage), ": this model's file is quantised (",
+               kernels::WeightTypeName(quantized->type), "): say stored or wide"));
+  }
+  if (odd != nullptr) {
+    return absl::InvalidArgumentError(
+        Concat("weights is ", WeightStorageName(storage), ": a matrix of this model has rows of ",
+               odd->cols, " values, which are no multiple of 32"));
+  }
+  return absl::OkStatus();
+}
+
+int64_t StorageBytes(WeightStorage storage, const Weights& weights, kernels::DType compute) {
+  int64_t bytes = 0;
+  ForEachMatrix(weights, [&](const WeightMatrix& matrix, bool is_output) {
+    if (Rounds(storage)) {
+      bytes += matrix.rows * kernels::WeightRowBytes(RoundedType(storage, is_output), matrix.cols);
+    } else if (storage == WeightStorage::kStored && IsQuantized(matrix)) {
+      // As it is packed: integers of 5 and 6 bits take 8, scales stay as they are.
+      const kernels::BlockShape shape = kernels::BlockShapeOf(matrix.type);
+      const int64_t scales = (shape.has_codes ? shape.groups() + 2 : 2) * (shape.has_offset ? 2 : 1);
+      bytes += matrix.rows * (matrix.cols / shape.values) * (shape.values * shape.bits / 8 + scales);
+    } else {
+      bytes += matrix.rows * matrix.cols * static_cast<int64_t>(kernels::DTypeBytes(compute));
+    }
+  });
+  return bytes;
+}
+
+bool IsStored(WeightStorage storage, std::span<const WeightMatrix> parts) {
+  if (Rounds(storage)) return true;
+  return storage == WeightStorage::kStored && std::any_of(parts.begin(), parts.end(), IsQuantized);
+}
+
+absl::StatusOr<StoredParts> StoredPartsOf(WeightStorage storage,
+                                          std::span<const WeightMatrix> parts, bool is_output) {
+  StoredParts stored;
+  for (const WeightMatrix& matrix : parts) {
+    kernels::StoredMatrix part{.type = matrix.type, .cols = matrix.cols, .rows = {}};
+    if (!Rounds(storage)) {
+      for (int64_t row = 0; row < matrix.rows; ++row) part.rows.push_back(matrix.RowInFile(row));
+      stored.parts.push_back(std::move(part));
+      continue;
+    }
+    part.type = RoundedType(storage, is_output);
+    const int64_t row_bytes = kernels::WeightRowBytes(part.type, matrix.cols);
+    std::unique_ptr<std::byte[]> copy(new (std::nothrow) std::byte[matrix.rows * row_bytes]);
+    if (copy == nullptr) {
+      return absl::ResourceExhaustedError(
+          Concat("no memory to round weights: ", matrix.rows * row_bytes, " bytes"));
+    }
+    std::vector<float> values(matrix.cols);
+    for (int64_t row = 0; row < matrix.rows; ++row) {
+      matrix.WidenRow(row, values.data());
+      kernels::QuantizeRow(part.type, values.data(), matrix.cols, copy.get() + row * row_bytes);
+      part.rows.push_back(copy.get() + row * row_bytes);
+    }
+    stored.parts.push_back(std::move(part));
+    stored.copies.push_back(std::move(copy));
+  }
+  return stored;
+}
+
+}  // namespace winnow::engine

@@ -1,0 +1,53 @@
+// In which form a model's matrices are kept in memory, apart from the type that products compute with.
+#ifndef WINNOW_ENGINE_MODEL_WEIGHT_STORAGE_H_
+#define WINNOW_ENGINE_MODEL_WEIGHT_STORAGE_H_
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/model/weights.h"
+#include "kernels/backend.h"
+#include "kernels/dtype.h"
+
+namespace winnow::engine {
+
+enum class WeightStorage : uint8_t {
+  kWide,    // plain values of the computing type; quantised blocks are widened while a model loads
+  kStored,  // quantised blocks as the file has them, computed with their integers; plain values as kWide
+  kInt8,    // plain values rounded to blocks of 8 bits (Q8_0) while a model loads
+  kInt4,    // the same to 4 bits (Q4_1), but for the output embedding, which has 8
+};
+
+const char* WeightStorageName(WeightStorage storage);  // "wide", "stored", "int8", "int4"
+
+// InvalidArgument, by the option's name ("weights"), for another word.
+absl::StatusOr<WeightStorage> ParseWeightStorage(std::string_view text);
+
+// Whether a model's file can be kept so: InvalidArgument if `storage` asks for quantised blocks and the file has none,
+// for rounding and the file has been rounded already, or where rows are no multiple of 32 values.
+absl::Status CheckWeightStorage(WeightStorage storage, const Weights& weights);
+
+// Memory of all matrices and vectors in that form, a tied output embedding counted once; the pages of the file that
+// embeddings are looked up in do not count.
+int64_t StorageBytes(WeightStorage storage, const Weights& weights, kernels::DType compute);
+
+// Parts of one product for Backend::PackStored; they point into the file or into `copies`.
+struct StoredParts {
+  std::vector<kernels::StoredMatrix> parts;
+  std::vector<std::unique_ptr<std::byte[]>> copies;
+};
+// Whether such a product is computed with quantised blocks at all: else it is packed as kWide.
+bool IsStored(WeightStorage storage, std::span<const WeightMatrix> parts);
+// `is_output`: the output embedding. ResourceExhausted: no memory for copies. REQUIRES: IsStored, and that
+// CheckWeightStorage was OK; values that are finite.
+absl::StatusOr<StoredParts> StoredPartsOf(WeightStorage storage,
+                                          std::span<const WeightMatrix> parts, bool is_output);
+
+}  // namespace winnow::engine
+
+#endif  // WINNOW_ENGINE_MODEL_WEIGHT_STORAGE_H_
