@@ -83,6 +83,23 @@ class PlanAndServe(unittest.TestCase):
             self.check_sizes("--max-context", 4096, "--kv-bytes", "16MiB", "--disk-bytes", "256MiB", "--store-dir", store / "s",
                              "--index", "lsh:128,int4", "--row-cache-bytes", "3MiB", "--max-running", 4)
 
+    def test_a_resume_from_disk_is_counted(self):
+        request = inference.GenerateRequest(
+            tokens=inference.TokenPrompt(ids=[11 + i % 97 for i in range(2000)]), policy="lsh:k=64,suffix=64",
+            stopping=inference.StoppingOptions(max_tokens=4, ignore_eos=True))
+        with harness.temporary_directory() as store:
+            flags = ("--max-context", 4096, "--kv-bytes", "16MiB", "--disk-bytes", "256MiB", "--store-dir", store / "s",
+                     "--index", "lsh:128", "--max-running", 2, "--retrieval-from", 0)
+            for resumes in (0, 1):
+                with Server(*flags) as server:
+                    list(Api(server.address).generate(request, timeout=harness.PATIENCE))
+                    self.assertEqual(server.metric("winnow_resume_seconds_count"), resumes)
+                    self.assertEqual(server.metric("winnow_resume_bytes_total") > 0, resumes == 1)
+                    row_bytes = server.metric("winnow_kv_block_bytes") / 64 / 12  # 6 layers, 2 KV heads
+                    self.assertEqual(server.metric('winnow_kv_read_rows_total{tier="disk"}') * row_bytes,
+                                     server.metric('winnow_kv_read_bytes_total{tier="disk"}'))
+                    self.assertEqual(server.terminate(), 0)
+
     def test_what_is_not_resident_is_read_from_the_tier_that_has_it(self):
         flags = ("--max-context", 8192, "--kv-bytes", "8MiB", "--max-running", 4, "--index", "lsh:128", "--context", 8192)
         disk = plan(*flags, "--disk-bytes", "1GiB")["dense_step"]["kv_bytes"]

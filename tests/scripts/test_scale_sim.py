@@ -7,8 +7,8 @@ import unittest
 
 SOURCE = pathlib.Path(os.environ.get("WINNOW_SOURCE_DIR", pathlib.Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(SOURCE / "loadtest"))
-import scale_sim
-from scale_sim import Costs, Replica, Router, Traffic, simulate
+import scale_sim  # noqa: E402
+from scale_sim import Costs, Replica, Router, Traffic, simulate  # noqa: E402
 
 COSTS = Costs(1000.0, 10000.0, [(1, 0.01), (3, 0.03)], store_tokens=1_000_000)
 FEW = Traffic(conversations_per_replica_s=0.02, seconds=500, documents_per_replica=4, document_tokens=2000, turns=4, question_tokens=50,
