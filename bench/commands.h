@@ -16,6 +16,7 @@ namespace winnow::bench {
 void AddEvalCommand(CLI::App& app, int* exit_code);
 void AddBenchCommand(CLI::App& app, int* exit_code);
 void AddMakeModelCommand(CLI::App& app, int* exit_code);
+void AddPlanCommand(CLI::App& app, int* exit_code);
 
 // Parts of AddBenchCommand. `baseline` is what matrix products are compared with; null: nothing, and it outlives the
 // parsing.

@@ -113,6 +113,7 @@ class Decoder final : public Model {
   }
   KvMemory* kv_memory() override { return memory_.get(); }
   const RowFetcher& row_fetcher() const { return retrieval_->fetcher(); }
+  kernels::LaunchCounts launches() const override { return backend_.launches(); }
   PrefetchCounts prefetch_counts() const override {
     return {row_fetcher().stats().asked_rows, row_fetcher().stats().asked_hits};
   }

@@ -81,6 +81,8 @@ class Model {
   virtual KvMemory* kv_memory() { return nullptr; }
   // KV entries that were read from slower tiers before a policy chose them, since the start.
   virtual PrefetchCounts prefetch_counts() const { return {}; }
+  // Kernels that the device was asked for, since the start; zeros on a CPU.
+  virtual kernels::LaunchCounts launches() const { return {}; }
 
   // The block is full and sealed: what was made beside its KV may be kept for others.
   virtual void SaveIndex(int32_t block, const BlockName& name) {}

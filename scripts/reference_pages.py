@@ -18,9 +18,9 @@ GROUPS = [
     ("Requests", r"winnow_(requests|waiting|sequences|serving)"),
     ("Time", r"winnow_(time_to|inter_token|request_duration|queue_seconds|step_)"),
     ("Tokens and prefixes", r"winnow_(prompt|cached|generated|computed|prefix|preemptions)"),
-    ("Engine and KV", r"winnow_(engine|kv_block|build_info)"),
-    ("What attention reads", r"winnow_(kv_read_bytes|kv_dense|kv_selected|retrieval|index|kv_row_cache|kv_prefetch)"),
-    ("Slower tiers", r"winnow_(kv_|store_)"),
+    ("Engine and KV", r"winnow_(engine|device|kv_block|build_info)"),
+    ("What attention reads", r"winnow_(kv_read_bytes|kv_read_rows|kv_dense|kv_selected|retrieval|index|kv_row_cache|kv_prefetch)"),
+    ("Slower tiers", r"winnow_(kv_|store_|resume_)"),
     ("HTTP, log, TLS", r"winnow_"),
     ("The process", r"process_"),
     ("Scrapes of the metrics port", r"exposer_"),  # prometheus-cpp's own

@@ -56,6 +56,7 @@ int main(int argc, char** argv) {
   winnow::bench::AddEvalCommand(app, &exit_code);
   winnow::bench::AddBenchCommand(app, &exit_code);
   winnow::bench::AddMakeModelCommand(app, &exit_code);
+  winnow::bench::AddPlanCommand(app, &exit_code);
   winnow::server::AddStoreCommand(app, &exit_code);
   winnow::server::AddGrammarWorkerCommand(app, &exit_code);
 

@@ -189,7 +189,7 @@ class Metrics::Impl final : public prometheus::Collectable {
       if (missed_kv_events_) missed_kv_events = missed_kv_events_();
     }
     std::vector<MetricFamily> out = EngineFamilies(stats, clock_, info_.kv_block_bytes);
-    Append(out, ReadFamilies(stats));
+    Append(out, ReadFamilies(stats, info_.kv_row_bytes));
     Append(out, StoreFamilies(stats));
     Append(out, VllmFamilies(stats, info_));
     Append(out, HttpFamilies(http));

@@ -32,6 +32,7 @@ struct MetricsInfo {
   std::vector<std::pair<std::string, int64_t>> index_bytes = {};
   int64_t retrieval_from = 0;  // tokens; past the context: retrieval never wins
   int32_t block_tokens = 0;    // of a KV block
+  int64_t kv_row_bytes = 0;    // of a KV entry
 };
 
 // The HTTP port's connections (http_server.h has its own words for the same).

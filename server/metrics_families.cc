@@ -225,10 +225,17 @@ MetricFamilies EngineFamilies(const engine::EngineStats& stats, const engine::Cl
             "--heartbeat-timeout the health service says NOT_SERVING.",
             stats.heartbeat == engine::TimePoint{} ? 0 : Seconds(clock.Now() - stats.heartbeat));
   out.Counter("winnow_engine_steps_total", "Steps of the engine.", stats.steps);
+  out.By(
+      "how", kCounter, "winnow_device_launches_total",
+      "Kernels that a GPU was asked for, one by one (alone) or as part of a CUDA graph (graph); 0 "
+      "on a CPU. Many alone while only decoding: steps differ too much to repeat a graph, and "
+      "pay for launches.",
+      {{"alone", static_cast<uint64_t>(stats.launches.alone)},
+       {"graph", static_cast<uint64_t>(stats.launches.in_graphs)}});
   return out.Take();
 }
 
-MetricFamilies ReadFamilies(const engine::EngineStats& stats) {
+MetricFamilies ReadFamilies(const engine::EngineStats& stats, int64_t row_bytes) {
   Families out;
   const engine::RetrievalCounts& retrieval = stats.retrieval;
   out.By("tier", kCounter, "winnow_kv_read_bytes_total",
@@ -237,6 +244,17 @@ MetricFamilies ReadFamilies(const engine::EngineStats& stats) {
          {{"fast", stats.kv_read_bytes_fast},
           {"host", stats.kv_read_bytes_host},
           {"disk", stats.kv_read_bytes_disk}});
+  const auto rows = [row_bytes](uint64_t bytes) {
+    return row_bytes == 0 ? 0 : bytes / static_cast<uint64_t>(row_bytes);
+  };
+  out.By(
+      "tier", kCounter, "winnow_kv_read_rows_total",
+      "KV entries that attention read while decoding (fast), and that were brought from slower "
+      "tiers for it (host, disk), those of whole blocks included. host and disk over fast is the "
+      "share of reads that memory has no room for: a larger --row-cache-bytes or --kv-bytes.",
+      {{"fast", stats.selected_rows},
+       {"host", rows(stats.kv_read_bytes_host)},
+       {"disk", rows(stats.kv_read_bytes_disk)}});
   out.Counter("winnow_kv_dense_bytes_total",
               "KV bytes that dense attention would have read while decoding: "
               "winnow_kv_read_bytes_total{tier=\"fast\"} over this is what retrieval costs.",
@@ -303,6 +321,16 @@ MetricFamilies StoreFamilies(const engine::EngineStats& stats) {
               "Time that steps waited for slower tiers. Its rate is the share of time that a "
               "faster disk, a larger --row-cache-bytes or a smaller k would save.",
               static_cast<double>(stats.kv.wait_ns) * 1e-9);
+  out.Mean("winnow_resume_seconds",
+           "Time that the step loop took to take over found prefixes: their indexes and summaries, "
+           "and, resumed eagerly, their KV. Long beside short answers: --resume lazy, or a faster "
+           "disk.",
+           Seconds(stats.resume_time), stats.resumes);
+  out.Counter(
+      "winnow_resume_bytes_total",
+      "Bytes read from slower tiers in that time. Over winnow_prefix_hit_tokens_total it is "
+      "what a token of a prefix costs to come back.",
+      stats.resume_bytes);
   out.Gauge("winnow_store_state",
             "0 the slower tiers work (or there are none), 1 reads only, 2 off. Not 0: the log has "
             "the reason; requests go on, and compute what they do not find.",

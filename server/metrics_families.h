@@ -32,8 +32,8 @@ prometheus::MetricFamily Single(prometheus::MetricType type, std::string name, s
 // Requests, steps, tokens and the KV pool. `kv_block_bytes`: of all layers.
 MetricFamilies EngineFamilies(const engine::EngineStats& stats, const engine::Clock& clock,
                               int64_t kv_block_bytes);
-// KV that attention read, KV that it would have read, and how good the choice was.
-MetricFamilies ReadFamilies(const engine::EngineStats& stats);
+// KV that attention read, KV that it would have read, and how good the choice was. `row_bytes`: of a KV entry.
+MetricFamilies ReadFamilies(const engine::EngineStats& stats, int64_t row_bytes);
 // Slower tiers: moves of KV, the store and its disk.
 MetricFamilies StoreFamilies(const engine::EngineStats& stats);
 // Families for routers and dashboards of vLLM's servers, by vLLM's names.

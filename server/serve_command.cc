@@ -41,6 +41,7 @@
 #include "server/loading_log.h"
 #include "server/log.h"
 #include "server/metrics.h"
+#include "server/model_options.h"
 #include "server/signals.h"
 #include "server/status.h"
 #include "server/strings.h"
@@ -96,41 +97,15 @@ class WhileLoading {
   std::thread thread_;
 };
 
-engine::ModelOptions ModelOptionsOf(const ServeConfig& config, Log& log) {
-  engine::ModelOptions options;
-  options.device = config.device;
-  options.weights = config.weights;
-  options.dtype = config.dtype;
-  options.kv_dtype = config.kv_dtype;
-  options.isa = config.isa;
-  options.num_threads = static_cast<int>(config.threads);
-  options.kv_bytes = config.kv_bytes;
-  options.block_tokens = static_cast<int32_t>(config.block_tokens);
-  options.max_batch_tokens = static_cast<int32_t>(config.step_tokens);
-  options.max_batch_logits = static_cast<int32_t>(config.max_running);
-  options.max_context = static_cast<int32_t>(config.max_context);
-  options.tiers.host_bytes = config.host_bytes;
-  options.tiers.disk_bytes = config.disk_bytes;
-  options.tiers.store_dir = config.store_dir;
-  options.tiers.io = config.io;
-  options.cuda_graphs = config.cuda_graphs == "on";
-  options.tiers.prefetch = config.prefetch == "on";
-  options.tiers.spill = config.spill == "on";
-  options.tiers.keep_prefixes = config.prefix_cache == "on";
-  if (config.row_cache_bytes > 0) options.tiers.row_cache_bytes = config.row_cache_bytes;
+// What the configuration says, and where the store and a long fit report to.
+engine::ModelOptions LoggedModelOptions(const ServeConfig& config, Log& log) {
+  engine::ModelOptions options = ModelOptionsOf(config);
   options.tiers.log = [&log](const std::string& line) {
     log.Event(LogLevel::kInfo, "store", {{"message", line}});
   };
   options.tiers.warn = [&log](const std::string& line) {
     log.Event(LogLevel::kWarn, "store", {{"message", line}});
   };
-  options.tiers.strict_store = config.strict_store;
-  options.retrieval.artifact = config.artifact;
-  options.retrieval.index = config.index;
-  options.retrieval.from = config.retrieval_from;
-  options.retrieval.probe_interval = static_cast<int32_t>(config.probe_interval);
-  options.retrieval.summaries = static_cast<int32_t>(config.max_running);
-  options.retrieval.crossover_cache = config.crossover_cache;
   options.retrieval.progress = [&log, tenth = 0](double share) mutable {
     if (static_cast<int>(share * 10) == tenth) return;
     tenth = static_cast<int>(share * 10);
@@ -310,6 +285,7 @@ MetricsInfo MetricsInfoOf(const std::string& name, const engine::LoadedModel& mo
   }
   info.retrieval_from = model.decoder_options.retrieval.from;
   info.block_tokens = decoder.block_tokens();
+  info.kv_row_bytes = decoder.kv_row_bytes();
   return info;
 }
 
@@ -571,7 +547,7 @@ int RunServer(const ServeConfig& config) {
     tenants = *std::move(table);
   }
   std::optional<WhileLoading> loading(std::in_place, log, signals);
-  engine::ModelOptions options = ModelOptionsOf(config, log);
+  engine::ModelOptions options = LoggedModelOptions(config, log);
   options.on_opened = [&log](const engine::ModelConfig& model_config,
                              const engine::Weights& weights, const engine::Tokenizer& tokenizer) {
     LogModel(log, model_config, weights, tokenizer);

@@ -122,7 +122,10 @@ READS = {
               quantiles("winnow_step_selected_rows", .5, .95)),
         Panel("Share kept by a sequence", "Distribution over sequences of chosen candidates.", "percentunit",
               quantiles("winnow_retrieval_kept_ratio", .5, .95)),
-        Panel("KV entries attended", "A second, while decoding.", "short", [(INSTANCE, rate("winnow_kv_selected_rows_total"))]),
+        Panel("KV entries", "A second, while decoding: attended, and by tier read for it, with those of whole blocks.", "short",
+              [("{{tier}}", rate("winnow_kv_read_rows_total", "tier")), ("attended", rate("winnow_kv_selected_rows_total"))]),
+        Panel("Kernels asked for", "A second, of a GPU: one by one, or within CUDA graphs. Many alone while only decoding: steps pay for launches.", "short",
+              [("{{how}}", rate("winnow_device_launches_total", "how"))], stack=True),
     ],
     "How good the choice is": [
         Panel("Coverage", "Share of the attention's mass on what was read, of sampled choices. Below 0.9 answers begin to differ from dense ones.",
@@ -157,6 +160,8 @@ READS = {
         Panel("Layer blocks moved", "Written to slower tiers, read back whole, and not taken.", "short",
               [("saved " + INSTANCE, rate("winnow_kv_layer_blocks_saved_total")), ("loaded " + INSTANCE, rate("winnow_kv_layer_blocks_loaded_total")),
                ("not taken " + INSTANCE, rate("winnow_kv_save_failures_total"))]),
+        Panel("Resume", "Mean time in which the step loop takes over a found prefix.", "s", [(INSTANCE, mean("winnow_resume_seconds"))]),
+        Panel("Resume reads", "Bytes of slower tiers that taking over prefixes read.", "Bps", [(INSTANCE, rate("winnow_resume_bytes_total"))]),
         Panel("Read back whole", "Bytes of layer blocks: dense attention, and eager resume.", "Bps", [(INSTANCE, rate("winnow_kv_loaded_bytes_total"))]),
     ],
     "The store": [

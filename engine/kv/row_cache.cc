@@ -10,8 +10,7 @@ absl::StatusOr<RowCache> RowCache::Create(kernels::Backend& backend, size_t size
   RowCache cache;
   cache.parts_ = parts;
   cache.row_bytes_ = row_bytes;
-  const size_t set_bytes = kWays * (row_bytes + sizeof(uint64_t) + 1) + 1;
-  cache.sets_ = size_bytes / parts / set_bytes;
+  cache.sets_ = SetsFor(size_bytes, parts, row_bytes);
   if (cache.sets_ == 0) return cache;
   const size_t sets = cache.sets_ * parts;
   cache.memory_ = backend.AllocateShared(sets * kWays * row_bytes);

@@ -30,6 +30,10 @@ class RowCache {
   static absl::StatusOr<RowCache> Create(kernels::Backend& backend, size_t size_bytes,
                                          int32_t parts, size_t row_bytes);
   RowCache() = default;
+  // size_bytes() of the cache that Create would make.
+  static size_t SizeBytesFor(size_t size_bytes, int32_t parts, size_t row_bytes) {
+    return SetsFor(size_bytes, parts, row_bytes) * parts * WaysBytes(row_bytes);
+  }
 
   int64_t rows() const { return int64_t{parts_} * sets_ * kWays; }
   size_t size_bytes() const { return memory_.size_bytes() + tags_.size() * (sizeof(uint64_t) + 1); }
@@ -53,6 +57,11 @@ class RowCache {
   static constexpr size_t kWays = 8;
   static constexpr uint64_t kEmpty = 0;
 
+  // Rows of a set and their tags and marks; a set has a hand beside.
+  static size_t WaysBytes(size_t row_bytes) { return kWays * (row_bytes + sizeof(uint64_t) + 1); }
+  static size_t SetsFor(size_t size_bytes, int32_t parts, size_t row_bytes) {
+    return size_bytes / parts / (WaysBytes(row_bytes) + 1);
+  }
   static uint64_t TagOf(const Key& key) { return (uint64_t{key.generation} << 32 | key.token) + 1; }
   size_t SetOf(const Key& key) const {
     // Tokens in a row go to sets in a row: a page of neighbours never fights for one set.

@@ -588,6 +588,7 @@ void Engine::Publish() {
     stats_.store = memory_->store()->stats();
   }
   stats_.prefetch = model_.prefetch_counts();
+  stats_.launches = model_.launches();
   // In this order, so that a reader never misses a request that moves between both counts.
   if (waiting_change_ > 0) TellQueue();
   {

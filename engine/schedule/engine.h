@@ -146,6 +146,7 @@ class Engine {
   Digest NameOf(Sequence& sequence, int32_t i, bool* shareable);
   void NameBlocks(Sequence& sequence);
   bool AdoptPrefix(Sequence& sequence);
+  uint64_t StoreBytesRead() const;
   void TellStored(const Sequence& sequence, int32_t i);
   void TellEvictions();
   void ChangeWaiting(int32_t requests, const Sequence& sequence);

@@ -100,6 +100,11 @@ void Engine::TellEvictions() {
   }
 }
 
+// Since the start, by readers of the slower tiers.
+uint64_t Engine::StoreBytesRead() const {
+  return memory_->has_store() ? memory_->store()->stats().payload_bytes_read : 0;
+}
+
 // Takes over what is known of the sequence's tokens, from other sequences or from the store, as far
 // as it reaches from the first token on. The last token is always computed.
 bool Engine::AdoptPrefix(Sequence& sequence) {
@@ -134,6 +139,8 @@ bool Engine::AdoptPrefix(Sequence& sequence) {
   int32_t& cached = sequence.usage.cached_tokens;
   cached = sequence.usage.preemptions == 0 ? adopted : std::min(cached, adopted);
   if (adopted == 0) return false;
+  const TimePoint begun = clock_.Now();
+  const uint64_t read_before = StoreBytesRead();
   if (memory_->ShareOfFrames(sequence.cache.num_blocks()) <= options_.eager_share) {
     memory_->Load(sequence.cache.block_table());
   }
@@ -146,6 +153,9 @@ bool Engine::AdoptPrefix(Sequence& sequence) {
     model_.AdoptIndex(*sequence.retrieval, sequence.cache.block_table(), adopted_names_,
                       sequence.retrieve_from());
   }
+  ++stats_.resumes;
+  stats_.resume_time += clock_.Now() - begun;
+  stats_.resume_bytes += StoreBytesRead() - read_before;
   if (sequence.usage.preemptions == 0) stats_.cached_tokens += adopted;
   return true;
 }

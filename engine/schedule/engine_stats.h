@@ -10,6 +10,7 @@
 #include "engine/base/clock.h"
 #include "engine/kv/kv_memory.h"
 #include "engine/schedule/request.h"
+#include "kernels/backend.h"
 
 namespace winnow::engine {
 
@@ -59,6 +60,12 @@ struct EngineStats {
   uint64_t selected_rows = 0;
   RetrievalCounts retrieval;
   PrefetchCounts prefetch;
+  kernels::LaunchCounts launches;
+  // Sequences that began with blocks that were found, and what bringing them back took at once: indexes and
+  // summaries, and with an eager resume the blocks themselves.
+  uint64_t resumes = 0;
+  uint64_t resume_bytes = 0;
+  Duration resume_time{};
 };
 
 // One Step that ran the model.

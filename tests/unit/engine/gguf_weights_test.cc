@@ -289,6 +289,7 @@ TEST(GgufWeights, AStorageThatTheFileDoesNotFitIsRefused) {
             "weights: 'fp8' is not one of wide, stored, int8, int4");
   ModelOptions options;
   options.weights = "int8";
+  options.kv_dtype = "bf16";
   options.device = "cuda";
   EXPECT_THAT(std::string(ResolveDecoderOptions(model.config(), options).status().message()),
  ::testing::StartsWith("weights is int8: only --device cpu"));

@@ -52,6 +52,14 @@ TEST_F(MetricsTest, EverySeriesIsThereAtZeroFromTheStart) {
                            "winnow_kv_read_bytes_total{tier=\"fast\"} 0",
                            "winnow_kv_read_bytes_total{tier=\"host\"} 0",
                            "winnow_kv_read_bytes_total{tier=\"disk\"} 0",
+                           "winnow_kv_read_rows_total{tier=\"fast\"} 0",
+                           "winnow_kv_read_rows_total{tier=\"host\"} 0",
+                           "winnow_kv_read_rows_total{tier=\"disk\"} 0",
+                           "winnow_resume_seconds_sum 0",
+                           "winnow_resume_seconds_count 0",
+                           "winnow_resume_bytes_total 0",
+                           "winnow_device_launches_total{how=\"alone\"} 0",
+                           "winnow_device_launches_total{how=\"graph\"} 0",
                            "winnow_kv_dense_bytes_total 0",
                            "winnow_kv_selected_rows_total 0",
                            "winnow_step_selected_rows_count 0",
@@ -136,27 +144,43 @@ TEST_F(MetricsTest, WhatTheStoreAndPrefixesCountIsShown) {
   stats.prefix_tokens_pool = 128;
   stats.prefix_tokens_store = 64;
   stats.prefetch = {10, 4};
+  stats.selected_rows = 7;
+  stats.kv_read_bytes_host = 3 * 512;
+  stats.kv_read_bytes_disk = 5 * 512;
+  stats.launches = {.alone = 11, .in_graphs = 600};
+  stats.resumes = 2;
+  stats.resume_time = std::chrono::milliseconds(1500);
+  stats.resume_bytes = 4096;
   stats.store.io_backend = "uring";
   stats.store.read_latency[0] = 2;  // at most 50 us
   stats.store.read_latency[3] = 1;  // at most 400 us
   stats.store.read_latency.back() = 1;
   stats.store.read_latency_ns = 3'000'000'000;
   std::vector<prometheus::MetricFamily> families = EngineFamilies(stats, clock_, 4096);
-  for (auto more : {ReadFamilies(stats), StoreFamilies(stats)}) {
+  for (auto more : {ReadFamilies(stats, 512), StoreFamilies(stats)}) {
     families.insert(families.end(), more.begin(), more.end());
   }
   const std::string text = prometheus::TextSerializer().Serialize(families);
-  for (const char* line :
-       {"winnow_prefix_hit_tokens_total{from=\"pool\"} 128",
-        "winnow_prefix_hit_tokens_total{from=\"store\"} 64", "winnow_kv_prefetch_rows_total 10",
-        "winnow_kv_prefetch_hits_total 4", "winnow_store_info{io=\"uring\"} 1",
-        "winnow_kv_read_seconds_count{tier=\"disk\"} 4",
-        "winnow_kv_read_seconds_sum{tier=\"disk\"} 3",
-        "winnow_kv_read_seconds_bucket{tier=\"disk\",le=\"5e-05\"} 2",
-        "winnow_kv_read_seconds_bucket{tier=\"disk\",le=\"0.0002\"} 2",
-        "winnow_kv_read_seconds_bucket{tier=\"disk\",le=\"0.0004\"} 3",
-        "winnow_kv_read_seconds_bucket{tier=\"disk\",le=\"2.5\"} 3",
-        "winnow_kv_read_seconds_bucket{tier=\"disk\",le=\"+Inf\"} 4"}) {
+  for (const char* line : {"winnow_prefix_hit_tokens_total{from=\"pool\"} 128",
+                           "winnow_prefix_hit_tokens_total{from=\"store\"} 64",
+                           "winnow_kv_prefetch_rows_total 10",
+                           "winnow_kv_prefetch_hits_total 4",
+                           "winnow_store_info{io=\"uring\"} 1",
+                           "winnow_kv_read_rows_total{tier=\"fast\"} 7",
+                           "winnow_kv_read_rows_total{tier=\"host\"} 3",
+                           "winnow_kv_read_rows_total{tier=\"disk\"} 5",
+                           "winnow_device_launches_total{how=\"alone\"} 11",
+                           "winnow_device_launches_total{how=\"graph\"} 600",
+                           "winnow_resume_seconds_count 2",
+                           "winnow_resume_seconds_sum 1.5",
+                           "winnow_resume_bytes_total 4096",
+                           "winnow_kv_read_seconds_count{tier=\"disk\"} 4",
+                           "winnow_kv_read_seconds_sum{tier=\"disk\"} 3",
+                           "winnow_kv_read_seconds_bucket{tier=\"disk\",le=\"5e-05\"} 2",
+                           "winnow_kv_read_seconds_bucket{tier=\"disk\",le=\"0.0002\"} 2",
+                           "winnow_kv_read_seconds_bucket{tier=\"disk\",le=\"0.0004\"} 3",
+                           "winnow_kv_read_seconds_bucket{tier=\"disk\",le=\"2.5\"} 3",
+                           "winnow_kv_read_seconds_bucket{tier=\"disk\",le=\"+Inf\"} 4"}) {
     EXPECT_THAT(text, HasSubstr(std::string("\n") + line)) << line;
   }
 }

@@ -1,0 +1,533 @@
+#include "bench/plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "engine/base/json_file.h"
+#include "engine/base/status_macros.h"
+#include "engine/decoder.h"
+#include "engine/kv/row_cache.h"
+#include "engine/model_loader.h"
+#include "engine/model_retrieval.h"
+#include "engine/retrieval/retrieval_state.h"
+#include "engine/synthetic_artifact.h"
+#include "fmt/format.h"
+#include "kernels/kv_layout.h"
+#include "server/model_options.h"
+
+namespace winnow::bench {
+namespace {
+
+using engine::AttentionPolicy;
+using Kind = AttentionPolicy::Kind;
+
+constexpr size_t kConfigBytesMax = size_t{1} << 20;
+// A disk gives whole pages.
+constexpr double kPageBytes = 4096;
+
+// The model as far as sizes go.
+struct PlannedModel {
+  engine::ModelConfig config;
+  engine::Weights weights;  // mapped and not read; empty for a shape alone
+  engine::SyntheticArtifact synthetic;
+  engine::DecoderOptions options;
+  AttentionPolicy policy;
+
+  kernels::KvLayout layout() const {
+    return {config.num_kv_heads, config.head_dim, options.block_tokens, options.kv_dtype};
+  }
+};
+
+// As ResolveRetrieval; a shape alone has the artifact that its policy needs, of the widths that calibrate chooses.
+absl::StatusOr<engine::RetrievalOptions> PlannedRetrieval(const PlanRequest& request,
+                                                          const engine::RetrievalFlags& flags,
+                                                          PlannedModel& model) {
+  if (request.like.empty()) {
+    return engine::ResolveRetrieval(request.config.model, model.config, model.weights, flags);
+  }
+  if (!flags.artifact.empty() && flags.artifact != "none") {
+    return absl::InvalidArgumentError("artifact: is of a model, and --like has none");
+  }
+  engine::RetrievalFlags without = flags;
+  without.artifact = "none";
+  WINNOW_ASSIGN_OR_RETURN(engine::RetrievalOptions options,
+                          engine::ResolveRetrieval("", model.config, model.weights, without));
+  if (flags.index == "auto" && model.policy.NeedsArtifact()) {
+    WINNOW_ASSIGN_OR_RETURN(model.synthetic, engine::MakeSyntheticArtifact(model.config, 1));
+    options.artifact = model.synthetic.artifact;
+    options.indexes = engine::AllIndexes(options.artifact.get());
+  }
+  return options;
+}
+
+absl::StatusOr<std::unique_ptr<PlannedModel>> OpenModel(const PlanRequest& request) {
+  auto model = std::make_unique<PlannedModel>();
+  WINNOW_ASSIGN_OR_RETURN(model->policy, engine::ParseAttentionPolicy(request.config.policy));
+  if (request.like.empty()) {
+    WINNOW_ASSIGN_OR_RETURN(model->config, engine::LoadModelConfig(request.config.model));
+    WINNOW_ASSIGN_OR_RETURN(model->weights,
+                            engine::LoadWeights(request.config.model, model->config));
+  } else {
+    WINNOW_ASSIGN_OR_RETURN(const std::string text,
+                            engine::ReadSmallFile(request.like, kConfigBytesMax));
+    WINNOW_ASSIGN_OR_RETURN(model->config, engine::ParseModelConfig(text, request.like, "", ""));
+  }
+  const engine::ModelOptions options = server::ModelOptionsOf(request.config);
+  WINNOW_ASSIGN_OR_RETURN(model->options, engine::ResolveDecoderOptions(model->config, options));
+  WINNOW_ASSIGN_OR_RETURN(model->options.retrieval,
+                          PlannedRetrieval(request, options.retrieval, *model));
+  WINNOW_ASSIGN_OR_RETURN(
+      const int32_t bits,
+      engine::WantedTransformBits(model->config, options.retrieval, model->options.retrieval));
+  if (bits != 0) model->options.retrieval.indexes.push_back({Kind::kPca, bits});
+  return model;
+}
+
+// A store lies below the pool, so that its frames are fewer than the layer blocks.
+bool IsPaged(const engine::DecoderOptions& options, const server::ServeConfig& config) {
+  if (config.device == "cuda") return options.spills;
+  return config.host_bytes != 0 || config.disk_bytes != 0;
+}
+
+PlannedMemory SizeMemory(const PlannedModel& model, const server::ServeConfig& config) {
+  const engine::DecoderOptions& options = model.options;
+  const auto layer_block = static_cast<int64_t>(model.layout().BlockBytes());
+  const int64_t blocks = engine::NumKvBlocks(model.config, options) - options.lower_blocks;
+  PlannedMemory memory;
+  memory.weight_bytes = engine::WeightBytes(model.config, options.compute);
+  if (options.shared_kv_bytes > 0) {
+    const kernels::SharedKvShape shape = engine::ShapeOfSharedKv(model.config, options);
+    const int64_t pools = std::max(1, shape.num_pools);
+    memory.kv_host_bytes = pools * shape.num_blocks * layer_block;
+    memory.kv_pool_bytes = blocks * engine::FirstSharedLayer() * layer_block + memory.kv_host_bytes;
+  } else if (IsPaged(options, config)) {
+    memory.kv_pool_bytes = options.kv_bytes / layer_block * layer_block;
+  } else {
+    memory.kv_pool_bytes = blocks * model.config.num_layers * layer_block;
+  }
+  for (const engine::IndexPool& pool : engine::IndexPools(model.config, options)) {
+    memory.indexes.push_back({pool.name(), pool.title(), pool.bytes});
+  }
+  memory.summary_bytes =
+      engine::SummaryBytes(model.config, options.retrieval) * options.retrieval.summaries;
+  // A GPU rounds its own to whole sets; it is as large as was asked for at most.
+  memory.row_cache_bytes = static_cast<int64_t>(
+      options.shared_kv_bytes > 0
+          ? options.rows.cache_bytes
+          : engine::RowCache::SizeBytesFor(options.rows.cache_bytes,
+                                           model.config.num_layers * model.config.num_kv_heads,
+                                           model.layout().RowBytes()));
+  memory.staging_bytes =
+      static_cast<int64_t>(options.rows.staging_bytes * (options.rows.prefetch ? 2 : 1));
+  memory.host_bytes = options.shared_kv_bytes > 0 ? 0 : config.host_bytes;
+  memory.disk_bytes = config.disk_bytes;
+  return memory;
+}
+
+// What `index` keeps of a token, per layer and KV head.
+double IndexTokenBytes(const PlannedModel& model, const engine::RetrievalOptions& index) {
+  return static_cast<double>(engine::IndexBlockBytes(model.config, model.layout(), index)) /
+         model.options.block_tokens / model.config.num_layers / model.config.num_kv_heads;
+}
+
+// NotFound where the server keeps no index that the policy could choose by.
+absl::StatusOr<double> ChoosingBytesPerToken(const PlannedModel& model) {
+  const AttentionPolicy& policy = model.policy;
+  if (policy.index_kind() == engine::IndexKind::kNone) {
+    const bool reads_keys = policy.kind == Kind::kOracle;
+    return reads_keys ? static_cast<double>(model.layout().RowBytes()) / 2 : 0.0;
+  }
+  for (const engine::IndexSpec& spec : model.options.retrieval.indexes) {
+    const int32_t bits =
+        policy.kind == Kind::kLsh && policy.bits == 0 ? AttentionPolicy::kLshBits : policy.bits;
+    if (spec.kind != policy.kind || (bits != 0 && bits != spec.bits)) continue;
+    engine::RetrievalOptions alone;
+    alone.indexes = {spec};
+    return IndexTokenBytes(model, alone);
+  }
+  return absl::InvalidArgumentError(fmt::format(
+      "policy '{}': the server would keep no index of it (--index, --artifact)", ToString(policy)));
+}
+
+// The query of the token that is decoded: the last of `context`.
+engine::QueryPlan QueryOf(const PlannedModel& model, const Plan& plan) {
+  return engine::PlanQuery(model.policy, static_cast<int32_t>(plan.context) - 1,
+                           model.options.retrieval.from);
+}
+
+// Where the batch's KV lies. Layer blocks that are not resident are spread evenly over sequences and layers, because
+// nothing is known of which are used again.
+struct Residency {
+  double fast = 1, host = 0, disk = 0;  // shares of the layers from `first_layer` on
+  int32_t first_layer = 0;              // those before are in fast memory
+};
+Residency ResidencyOf(const PlannedModel& model, const Plan& plan,
+                      const server::ServeConfig& config) {
+  const engine::DecoderOptions& options = model.options;
+  Residency out;
+  const auto layer_block = static_cast<double>(model.layout().BlockBytes());
+  if (options.shared_kv_bytes > 0) {
+    out.first_layer = std::min(model.config.num_layers, engine::FirstSharedLayer());
+    const double needed = static_cast<double>(plan.kv_blocks_needed) * layer_block *
+                          (model.config.num_layers - out.first_layer);
+    const double held = static_cast<double>(plan.memory.kv_host_bytes);
+    out.fast = 0;
+    out.host = options.spills ? std::min(1.0, held / needed) : 1;
+    out.disk = 1 - out.host;
+    return out;
+  }
+  if (!IsPaged(options, config)) return out;
+  const double needed =
+      static_cast<double>(plan.kv_blocks_needed) * layer_block * model.config.num_layers;
+  out.fast = std::min(1.0, static_cast<double>(plan.memory.kv_pool_bytes) / needed);
+  const double below = (1 - out.fast) * needed;
+  if (below <= 0) return out;
+  const double in_host =
+      config.disk_bytes == 0 ? 1.0 : std::min(1.0, static_cast<double>(config.host_bytes) / below);
+  out.host = (1 - out.fast) * in_host;
+  out.disk = 1 - out.fast - out.host;
+  return out;
+}
+
+// KV of `layers` layers in which each KV head reads `rows` rows. Single rows are read by pages of a disk, and what the
+// row cache has is not read from below.
+void AddKv(const PlannedModel& model, const Residency& where, double layers, double rows,
+           bool single_rows, double cache_hits, StepReads* step) {
+  const double row_bytes = static_cast<double>(model.layout().RowBytes());
+  const double all = layers * model.config.num_kv_heads * rows;
+  const double misses = single_rows ? 1 - cache_hits : 1;
+  const double page = single_rows ? std::max(row_bytes, kPageBytes) : row_bytes;
+  step->rows += std::llround(all);
+  step->fast_kv_bytes += all * row_bytes * (where.fast + (where.host + where.disk) * (1 - misses));
+  step->host_kv_bytes += all * row_bytes * where.host * misses;
+  step->disk_kv_bytes += all * page * where.disk * misses;
+}
+
+StepReads ReadsOf(const PlannedModel& model, const Plan& plan, const Residency& where,
+                  double cache_hits, const engine::QueryPlan& query, double choosing_bytes) {
+  StepReads step;
+  // The embedding is looked up, not read, unless it is the output embedding as well.
+  const int64_t looked_up =
+      model.config.tie_word_embeddings
+          ? 0
+          : int64_t{model.config.vocab_size} * model.config.hidden_size *
+                static_cast<int64_t>(kernels::DTypeBytes(model.options.compute));
+  step.weight_bytes = static_cast<double>(plan.memory.weight_bytes - looked_up);
+  const auto batch = static_cast<double>(plan.batch);
+  const auto context = static_cast<double>(plan.context);
+  const double layers = model.config.num_layers;
+  const double kv_heads = model.config.num_kv_heads;
+  const double dense = !query.dense ? std::min<double>(model.policy.dense_layers, layers) : layers;
+  // Layers that a GPU keeps are read from its memory.
+  const double kept = std::min<double>(dense, where.first_layer);
+  AddKv(model, Residency(), batch * kept, context, false, 0, &step);
+  AddKv(model, where, batch * (dense - kept), context, false, 0, &step);
+  if (query.dense) return step;
+  const double retrieving = layers - dense;
+  const double kept_retrieving = std::max(0.0, where.first_layer - dense);
+  // All but the candidates are anchors.
+  const double read = context - query.mid.size() + query.k;
+  AddKv(model, Residency(), batch * kept_retrieving, read, true, cache_hits, &step);
+  AddKv(model, where, batch * (retrieving - kept_retrieving), read, true, cache_hits, &step);
+  step.index_bytes = batch * retrieving * kv_heads * query.mid.size() * choosing_bytes;
+  if (model.policy.p.has_value()) {
+    engine::RetrievalOptions four_bit;
+    four_bit.four_bit_keys = true;
+    step.index_bytes +=
+        batch * retrieving * kv_heads * query.candidates * IndexTokenBytes(model, four_bit);
+  }
+  if (model.policy.completion || model.policy.HasTail()) {
+    step.summary_bytes =
+        batch * static_cast<double>(engine::SummaryBytes(model.config, model.options.retrieval)) *
+        retrieving / layers;
+  }
+  return step;
+}
+
+absl::Status CheckRequest(const PlanRequest& request, const Plan& plan) {
+  const auto fail = [](const std::string& text) { return absl::InvalidArgumentError(text); };
+  if (plan.context > plan.max_context) {
+    return fail(fmt::format("--context: {} is more than the server's --max-context of {}",
+                            plan.context, plan.max_context));
+  }
+  if (request.batch > request.config.max_running) {
+    return fail(fmt::format("--batch: {} is more than --max-running, {}", request.batch,
+                            request.config.max_running));
+  }
+  return absl::OkStatus();
+}
+
+void AddNotes(const PlanRequest& request, const PlannedModel& model, Plan* plan) {
+  plan->notes.push_back(
+      "The time is what the bytes take at full bandwidth. Measured steps took 1.1 to 1.3 times as "
+      "long (docs/benchmarks.md).");
+  plan->notes.push_back(
+      "Not counted: scratch of steps and the process itself (the line \"sizes\" of the server's "
+      "log).");
+  if (model.policy.p.has_value()) {
+    plan->notes.push_back(
+        "p keeps at most the entries that are counted here; how many depends on the text.");
+  }
+  if (!model.policy.IsDense() && !model.policy.from && request.config.retrieval_from == "auto") {
+    plan->notes.push_back(
+        "Whether a context of this length retrieves is measured at the first start "
+        "(--retrieval-from); here it does.");
+  }
+  if (plan->step.host_kv_bytes + plan->step.disk_kv_bytes > 0) {
+    plan->notes.push_back(
+        fmt::format("{:.0f} % of the reads of slower tiers are saved by the row cache "
+                    "(--row-cache-hits); docs/tiers.md has measured shares.",
+                    100 * request.row_cache_hits));
+  }
+  if (request.config.device == "cuda" && model.options.shared_kv_bytes > 0) {
+    plan->notes.push_back(
+        "Not counted: the row cache's tables and staging on the GPU, which only a build for it "
+        "knows (the log says).");
+  }
+}
+
+}  // namespace
+
+int64_t PlannedMemory::index_bytes() const {
+  int64_t bytes = 0;
+  for (const PlannedIndex& index : indexes) bytes += index.bytes;
+  return bytes;
+}
+
+int64_t PlannedMemory::fast_bytes(bool on_host) const {
+  const int64_t pool = kv_pool_bytes - kv_host_bytes;
+  const int64_t rows = row_cache_bytes + (on_host ? staging_bytes + host_bytes : 0);
+  return weight_bytes + pool + index_bytes() + summary_bytes + rows;
+}
+
+double StepReads::Seconds(const TierSpeeds& speeds) const {
+  const auto at = [](double bytes, double speed) { return bytes == 0 ? 0 : bytes / speed; };
+  return at(fast_bytes(), speeds.fast) + at(host_kv_bytes, speeds.host) +
+         at(disk_kv_bytes, speeds.disk);
+}
+
+bool Plan::memory_fits() const {
+  return memory_bytes == 0 || memory.fast_bytes(device == "cpu") <= memory_bytes;
+}
+
+absl::StatusOr<Plan> MakePlan(const PlanRequest& request, const TierSpeeds& speeds) {
+  WINNOW_ASSIGN_OR_RETURN(const std::unique_ptr<PlannedModel> opened, OpenModel(request));
+  const PlannedModel& model = *opened;
+  const engine::DecoderOptions& options = model.options;
+  Plan plan;
+  plan.model = request.like.empty() ? request.config.model : request.like;
+  plan.architecture = model.config.architecture;
+  plan.device = request.config.device;
+  plan.dtype = kernels::DTypeName(options.compute);
+  plan.kv_dtype = kernels::DTypeName(options.kv_dtype);
+  plan.policy = ToString(model.policy);
+  plan.block_tokens = options.block_tokens;
+  plan.kv_blocks = engine::NumKvBlocks(model.config, options);
+  plan.max_context = std::min<int64_t>(options.max_context, plan.kv_blocks * options.block_tokens);
+  plan.context = request.context == 0 ? plan.max_context : request.context;
+  plan.batch = request.batch;
+  WINNOW_RETURN_IF_ERROR(CheckRequest(request, plan));
+  plan.kv_token_bytes = int64_t{model.config.num_layers} * model.config.num_kv_heads *
+                        static_cast<int64_t>(model.layout().RowBytes());
+  plan.kv_blocks_needed =
+      plan.batch * ((plan.context + options.block_tokens - 1) / options.block_tokens);
+  plan.memory_bytes = request.memory_bytes;
+  plan.memory = SizeMemory(model, request.config);
+  if (plan.memory_bytes > 0 && options.shared_kv_bytes == 0 && !IsPaged(options, request.config)) {
+    // Indexes grow with the pool.
+    const double beside = static_cast<double>(plan.memory.index_bytes()) /
+                          static_cast<double>(plan.memory.kv_pool_bytes);
+    const int64_t rest = plan.memory_bytes - plan.memory.fast_bytes(plan.device == "cpu") +
+                         plan.memory.kv_pool_bytes + plan.memory.index_bytes();
+    plan.kv_bytes_that_fit =
+        std::max<int64_t>(0, static_cast<int64_t>(static_cast<double>(rest) / (1 + beside)));
+  }
+  plan.speeds = speeds;
+  const engine::QueryPlan query = QueryOf(model, plan);
+  double choosing = 0;
+  if (!query.dense) {
+    WINNOW_ASSIGN_OR_RETURN(choosing, ChoosingBytesPerToken(model));
+  }
+  const Residency where = ResidencyOf(model, plan, request.config);
+  plan.step = ReadsOf(model, plan, where, request.row_cache_hits, query, choosing);
+  plan.dense = ReadsOf(model, plan, where, 0, engine::QueryPlan(), 0);
+  AddNotes(request, model, &plan);
+  return plan;
+}
+
+absl::StatusOr<TierSpeeds> ParseSpeeds(std::string_view text, const TierSpeeds& defaults) {
+  TierSpeeds speeds = defaults;
+  std::vector<std::string_view> seen;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    const std::string_view entry = text.substr(begin, end - begin);
+    begin = end + 1;
+    const size_t equals = entry.find('=');
+    const std::string_view tier = entry.substr(0, equals);
+    double* const to = tier == "fast"   ? &speeds.fast
+                       : tier == "host" ? &speeds.host
+                       : tier == "disk" ? &speeds.disk
+                                        : nullptr;
+    const std::string number(equals == entry.npos ? "" : entry.substr(equals + 1));
+    char* rest = nullptr;
+    const double value = std::strtod(number.c_str(), &rest);
+    if (to == nullptr || number.empty() || *rest != '\0' || !(value > 0) || !std::isfinite(value) ||
+        std::find(seen.begin(), seen.end(), tier) != seen.end()) {
+      return absl::InvalidArgumentError(
+          fmt::format("--bandwidth: '{}' is not one of fast=, host=, disk= with GB a second, each "
+                      "once",
+                      entry));
+    }
+    seen.push_back(tier);
+    *to = value * kGiga;
+  }
+  speeds.source = fmt::format("--bandwidth {}; the rest: {}", text, defaults.source);
+  return speeds;
+}
+
+namespace {
+
+Json ReadsJson(const StepReads& step, const TierSpeeds& speeds) {
+  return {{"weight_bytes", std::llround(step.weight_bytes)},
+          {"index_bytes", std::llround(step.index_bytes)},
+          {"summary_bytes", std::llround(step.summary_bytes)},
+          {"kv_bytes",
+           {{"fast", std::llround(step.fast_kv_bytes)},
+            {"host", std::llround(step.host_kv_bytes)},
+            {"disk", std::llround(step.disk_kv_bytes)}}},
+          {"kv_rows", step.rows},
+          {"ms", Round(step.Seconds(speeds) / kMilli)}};
+}
+
+std::string Bytes(double bytes) {
+  constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  int unit = 0;
+  while (bytes >= 1024 && unit < 4) {
+    bytes /= 1024;
+    ++unit;
+  }
+  return fmt::format("{:.{}f} {}", bytes, unit == 0 ? 0 : 2, kUnits[unit]);
+}
+std::string Bytes(int64_t bytes) { return Bytes(static_cast<double>(bytes)); }
+
+void AddLine(std::string& out, const std::string& what, const std::string& size,
+             const std::string& where) {
+  out += fmt::format("  {:<34} {:>12}  {}\n", what, size, where);
+}
+
+void AddStep(std::string& out, const std::string& what, const StepReads& step,
+             const TierSpeeds& speeds, int64_t batch) {
+  const double seconds = step.Seconds(speeds);
+  out += fmt::format(
+      "  {:<34} weights {}, indexes {}, summaries {}; KV fast {}, host {}, disk {}: {:.2f} ms, "
+      "{:.1f} tokens/s\n",
+      what, Bytes(step.weight_bytes), Bytes(step.index_bytes), Bytes(step.summary_bytes),
+      Bytes(step.fast_kv_bytes), Bytes(step.host_kv_bytes), Bytes(step.disk_kv_bytes),
+      seconds / kMilli, static_cast<double>(batch) / seconds);
+}
+
+}  // namespace
+
+Json PlanJson(const Plan& plan) {
+  Json indexes = Json::array();
+  for (const PlannedIndex& index : plan.memory.indexes) {
+    indexes.push_back({{"name", index.name}, {"title", index.title}, {"bytes", index.bytes}});
+  }
+  const PlannedMemory& memory = plan.memory;
+  return {{"plan",
+           {{"model", plan.model},
+            {"architecture", plan.architecture},
+            {"device", plan.device},
+            {"dtype", plan.dtype},
+            {"kv_dtype", plan.kv_dtype},
+            {"policy", plan.policy},
+            {"context", plan.context},
+            {"batch", plan.batch},
+            {"max_context", plan.max_context}}},
+          {"memory",
+           {{"weight_bytes", memory.weight_bytes},
+            {"kv_pool_bytes", memory.kv_pool_bytes},
+            {"kv_host_bytes", memory.kv_host_bytes},
+            {"indexes", indexes},
+            {"index_bytes", memory.index_bytes()},
+            {"summary_bytes", memory.summary_bytes},
+            {"row_cache_bytes", memory.row_cache_bytes},
+            {"staging_bytes", memory.staging_bytes},
+            {"host_bytes", memory.host_bytes},
+            {"disk_bytes", memory.disk_bytes},
+            {"fast_bytes", memory.fast_bytes(plan.device == "cpu")},
+            {"memory_bytes", plan.memory_bytes == 0 ? Json() : Json(plan.memory_bytes)},
+            {"fits", plan.memory_fits()},
+            {"kv_bytes_that_fit",
+             plan.kv_bytes_that_fit == 0 ? Json() : Json(plan.kv_bytes_that_fit)}}},
+          {"kv",
+           {{"token_bytes", plan.kv_token_bytes},
+            {"block_tokens", plan.block_tokens},
+            {"blocks", plan.kv_blocks},
+            {"blocks_needed", plan.kv_blocks_needed},
+            {"fits", plan.sequences_fit()}}},
+          {"step", ReadsJson(plan.step, plan.speeds)},
+          {"dense_step", ReadsJson(plan.dense, plan.speeds)},
+          {"speeds",
+           {{"fast_gb_per_s", Round(plan.speeds.fast / kGiga)},
+            {"host_gb_per_s", Round(plan.speeds.host / kGiga)},
+            {"disk_gb_per_s", Round(plan.speeds.disk / kGiga)},
+            {"source", plan.speeds.source}}},
+          {"notes", plan.notes}};
+}
+
+std::string PlanText(const Plan& plan) {
+  const PlannedMemory& memory = plan.memory;
+  const bool on_host = plan.device == "cpu";
+  const std::string fast = on_host ? "memory" : "the GPU's memory";
+  std::string out =
+      fmt::format("{} ({}), weights {}, KV {}, --device {}\n\nWhat lies where\n", plan.model,
+                  plan.architecture, plan.dtype, plan.kv_dtype, plan.device);
+  AddLine(out, "weights", Bytes(memory.weight_bytes), fast);
+  AddLine(out, "KV pool", Bytes(memory.kv_pool_bytes - memory.kv_host_bytes), fast);
+  for (const PlannedIndex& index : memory.indexes) {
+    AddLine(out, "index " + index.title, Bytes(index.bytes), fast);
+  }
+  AddLine(out, "summaries", Bytes(memory.summary_bytes), fast);
+  if (memory.row_cache_bytes > 0) AddLine(out, "row cache", Bytes(memory.row_cache_bytes), fast);
+  if (on_host && memory.staging_bytes > 0) {
+    AddLine(out, "staging", Bytes(memory.staging_bytes), fast);
+  }
+  if (memory.kv_host_bytes > 0) {
+    AddLine(out, "KV pool", Bytes(memory.kv_host_bytes), "the host's memory, pinned");
+  }
+  if (memory.host_bytes > 0) {
+    AddLine(out, "store", Bytes(memory.host_bytes), "the host's memory, as it fills");
+  }
+  if (memory.disk_bytes > 0) AddLine(out, "store", Bytes(memory.disk_bytes), "disk, as it fills");
+  AddLine(out, "together", Bytes(memory.fast_bytes(on_host)), fast);
+  if (plan.memory_bytes > 0) {
+    out += fmt::format(
+        "  {} of {}",
+        plan.memory_fits() ? "fits into --memory" : "DOES NOT FIT: --memory is too small,",
+        Bytes(plan.memory_bytes));
+    if (plan.kv_bytes_that_fit > 0) {
+      out += fmt::format("; --kv-bytes up to {} would fit", plan.kv_bytes_that_fit);
+    }
+    out += "\n";
+  }
+  out += fmt::format(
+      "\nKV: {} a token; {} sequences of {} tokens need {} blocks of {} tokens, the server holds "
+      "{}{}\n",
+      Bytes(plan.kv_token_bytes), plan.batch, plan.context, plan.kv_blocks_needed,
+      plan.block_tokens, plan.kv_blocks,
+      plan.sequences_fit() ? "" : ": THEY DO NOT FIT, the rest waits");
+  out += "\nWhat a decode step reads\n";
+  AddStep(out, plan.policy, plan.step, plan.speeds, plan.batch);
+  if (plan.policy != "dense") AddStep(out, "dense", plan.dense, plan.speeds, plan.batch);
+  out += fmt::format("  at {:.1f}, {:.1f} and {:.2f} GB/s of fast, host and disk ({})\n",
+                     plan.speeds.fast / kGiga, plan.speeds.host / kGiga, plan.speeds.disk / kGiga,
+                     plan.speeds.source);
+  for (const std::string& note : plan.notes) out += "\n" + note;
+  return out + "\n";
+}
+
+}  // namespace winnow::bench

@@ -1,0 +1,16 @@
+// What serve's configuration means for the model that is loaded. `winnow serve` loads with it and `winnow plan` sizes
+// with it, so that the two cannot read an option differently.
+#ifndef WINNOW_SERVER_MODEL_OPTIONS_H_
+#define WINNOW_SERVER_MODEL_OPTIONS_H_
+
+#include "engine/model_loader.h"
+#include "server/config.h"
+
+namespace winnow::server {
+
+// REQUIRES: CheckConfig(config) is OK. The callbacks stay empty: nobody is told of progress.
+engine::ModelOptions ModelOptionsOf(const ServeConfig& config);
+
+}  // namespace winnow::server
+
+#endif  // WINNOW_SERVER_MODEL_OPTIONS_H_

@@ -1,0 +1,164 @@
+"""`winnow plan` against `winnow serve`: servers are started with the options that were planned for, and what they
+allocated and read is compared, byte for byte."""
+import json
+import unittest
+
+import harness
+from harness import Api, Server, inference
+
+SPEEDS = ("--bandwidth", "fast=40,host=10,disk=0.5")
+
+
+def plan(*flags, model=harness.MODEL, code=0):
+    done = harness.run("plan", "--model", model, "--json", "-", *SPEEDS, *flags)
+    if done.returncode != code:
+        raise AssertionError(f"exit code {done.returncode}: {done.stderr}")
+    return json.loads(done.stdout)
+
+
+def event(server, name):
+    return next(e for e in server.events() if e["event"] == name)
+
+
+class PlanAndServe(unittest.TestCase):
+    def check_sizes(self, *flags):
+        planned = plan(*flags)
+        with Server(*flags) as server:
+            self.compare(planned, server)
+
+    def compare(self, planned, server):
+        sizes, retrieval = event(server, "sizes"), event(server, "retrieval")
+        memory, kv = planned["memory"], planned["kv"]
+        self.assertEqual(memory["kv_pool_bytes"], sizes["kv_pool_bytes"])
+        self.assertEqual(memory["row_cache_bytes"], sizes["row_cache_bytes"])
+        self.assertEqual(memory["index_bytes"], retrieval["index_bytes"])
+        self.assertEqual(memory["summary_bytes"], retrieval["summary_bytes"])
+        self.assertEqual(kv["blocks"], sizes["kv_blocks"])
+        self.assertEqual(kv["token_bytes"] * kv["block_tokens"], sizes["kv_block_bytes"])
+        self.assertEqual(planned["plan"]["max_context"], sizes["max_context"])
+        self.assertEqual((planned["plan"]["dtype"], planned["plan"]["kv_dtype"]), (sizes["dtype"], sizes["kv_dtype"]))
+        # What is packed has the output embedding and not the one that is looked up; a step reads it all.
+        self.assertEqual(planned["step"]["weight_bytes"], sizes["weight_bytes"])
+        described = Api(server.address).get_model(inference.GetModelRequest(), timeout=harness.PATIENCE).retrieval
+        self.assertEqual({index["name"]: index["bytes"] for index in memory["indexes"]},
+                         {index.name: index.pool_bytes for index in described.indexes})
+        for index in memory["indexes"]:
+            self.assertEqual(index["bytes"], server.metric(f'winnow_index_bytes{{index="{index["title"]}"}}'))
+
+    def check_reads(self, server, flags, policy, context):
+        """One decode step: the first of two tokens belongs to the prompt."""
+        planned = plan(*flags, "--policy", policy, "--context", context)
+        request = inference.GenerateRequest(
+            tokens=inference.TokenPrompt(ids=[11 + i % 97 for i in range(context - 1)]), policy=policy,
+            stopping=inference.StoppingOptions(max_tokens=2, ignore_eos=True))
+        answers = list(Api(server.address).generate(request, timeout=harness.PATIENCE))
+        usage = answers[-1].finish.usage
+        self.assertEqual(usage.selected_rows, planned["step"]["kv_rows"], policy)
+        self.assertEqual(usage.dense_rows, planned["dense_step"]["kv_rows"], policy)
+        self.assertEqual(usage.kv_read_bytes.fast, planned["step"]["kv_bytes"]["fast"], policy)
+        self.assertEqual(usage.kv_dense_bytes, planned["dense_step"]["kv_bytes"]["fast"], policy)
+
+    def test_sizes_and_reads_with_all_kv_in_memory(self):
+        flags = ("--max-context", 4096, "--index", "lsh:128,quest,int4", "--max-running", 3, "--retrieval-from", 0)
+        with Server(*flags) as server:
+            self.compare(plan(*flags), server)
+            self.check_reads(server, flags, "dense", 700)
+            self.check_reads(server, flags, "lsh:k=100", 1000)
+            self.check_reads(server, flags, "quest:k=5%,sink=4,window=32,dense_layers=1", 900)
+            # Nothing to choose from, and shorter than what retrieves.
+            self.check_reads(server, flags, "lsh:k=100", 90)
+            self.check_reads(server, flags, "lsh:k=10,from=2000", 700)
+
+    def test_sizes_with_the_indexes_of_the_artifact(self):
+        self.check_sizes("--max-context", 2048)
+
+    def test_sizes_with_fitted_codes(self):
+        self.check_sizes("--max-context", 2048, "--artifact", "none", "--index", "pca:64,lsh:64", "--max-running", 2)
+
+    def test_sizes_with_a_host_tier(self):
+        self.check_sizes("--max-context", 2048, "--kv-bytes", "8MiB", "--host-bytes", "64MiB", "--index", "lsh:128", "--max-running", 2)
+
+    def test_sizes_with_a_disk_tier(self):
+        with harness.temporary_directory() as store:
+            self.check_sizes("--max-context", 4096, "--kv-bytes", "16MiB", "--disk-bytes", "256MiB", "--store-dir", store / "s",
+                             "--index", "lsh:128,int4", "--row-cache-bytes", "3MiB", "--max-running", 4)
+
+    def test_a_resume_from_disk_is_counted(self):
+        request = inference.GenerateRequest(
+            tokens=inference.TokenPrompt(ids=[11 + i % 97 for i in range(2000)]), policy="lsh:k=64,suffix=64",
+            stopping=inference.StoppingOptions(max_tokens=4, ignore_eos=True))
+        with harness.temporary_directory() as store:
+            flags = ("--max-context", 4096, "--kv-bytes", "16MiB", "--disk-bytes", "256MiB", "--store-dir", store / "s",
+                     "--index", "lsh:128", "--max-running", 2, "--retrieval-from", 0)
+            for resumes in (0, 1):
+                with Server(*flags) as server:
+                    list(Api(server.address).generate(request, timeout=harness.PATIENCE))
+                    self.assertEqual(server.metric("winnow_resume_seconds_count"), resumes)
+                    self.assertEqual(server.metric("winnow_resume_bytes_total") > 0, resumes == 1)
+                    row_bytes = server.metric("winnow_kv_block_bytes") / 64 / 12  # 6 layers, 2 KV heads
+                    self.assertEqual(server.metric('winnow_kv_read_rows_total{tier="disk"}') * row_bytes,
+                                     server.metric('winnow_kv_read_bytes_total{tier="disk"}'))
+                    self.assertEqual(server.terminate(), 0)
+
+    def test_what_is_not_resident_is_read_from_the_tier_that_has_it(self):
+        flags = ("--max-context", 8192, "--kv-bytes", "8MiB", "--max-running", 4, "--index", "lsh:128", "--context", 8192)
+        disk = plan(*flags, "--disk-bytes", "1GiB")["dense_step"]["kv_bytes"]
+        whole = 8192 * plan(*flags, "--disk-bytes", "1GiB")["kv"]["token_bytes"]
+        self.assertEqual(disk["fast"] + disk["disk"], whole)
+        self.assertAlmostEqual(disk["fast"], 8 << 20, delta=whole * 0.01)
+        host = plan(*flags, "--host-bytes", "128MiB")["dense_step"]["kv_bytes"]
+        self.assertEqual((host["host"], host["disk"]), (disk["disk"], 0))
+        both = plan(*flags, "--host-bytes", "8MiB", "--disk-bytes", "1GiB")["dense_step"]["kv_bytes"]
+        self.assertEqual(both["host"], 8 << 20)
+        self.assertEqual(sum(both.values()), whole)
+        # Single rows come with their pages, unless the row cache has them.
+        step = plan(*flags, "--disk-bytes", "1GiB", "--policy", "lsh:k=64,from=0", "--row-cache-hits", 1)["step"]["kv_bytes"]
+        missing = plan(*flags, "--disk-bytes", "1GiB", "--policy", "lsh:k=64,from=0")["step"]["kv_bytes"]
+        # Four layers choose; two read whole blocks either way.
+        away = 1 - (8 << 20) / whole
+        self.assertAlmostEqual(missing["disk"] - step["disk"], 4 * 2 * (64 + 144) * 4096 * away, delta=2)
+
+    def test_a_gpu_is_planned_for_without_one(self):
+        shape = harness.SOURCE / "loadtest/shapes/llama-3.1-8b.json"
+        done = harness.run("plan", "--like", shape, "--device", "cuda", "--host-bytes", "64GiB", "--policy", "lsh:k=2048",
+                           "--context", 131072, "--row-cache-hits", 0.9, "--json", "-")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        planned = json.loads(done.stdout)
+        # LIMITS: 128 KiB of KV and 512 bytes of codes a layer and token; two layers stay on the GPU.
+        self.assertEqual(planned["kv"]["token_bytes"], 128 << 10)
+        lsh = next(i for i in planned["memory"]["indexes"] if i["title"] == "lsh:128")
+        self.assertEqual(lsh["bytes"], planned["kv"]["blocks"] * 64 * 4096)
+        rows = 30 * 8 * (2048 + 144)
+        self.assertAlmostEqual(planned["step"]["kv_bytes"]["host"], rows * 512 * 0.1, delta=1)
+        self.assertAlmostEqual(planned["step"]["kv_bytes"]["fast"], 2 * 8 * 131072 * 512 + rows * 512 * 0.9, delta=1)
+        self.assertEqual(planned["dense_step"]["kv_bytes"]["host"], 30 * 8 * 131072 * 512)
+
+    def test_what_does_not_fit_is_said_and_exits_with_one(self):
+        planned = plan("--max-context", 2048, "--index", "none", "--memory", "16MiB", code=1)
+        self.assertFalse(planned["memory"]["fits"])
+        self.assertTrue(planned["kv"]["fits"])
+        planned = plan("--max-context", 2048, "--index", "lsh:128", "--memory", "200MiB")
+        self.assertTrue(planned["memory"]["fits"])
+        # The largest pool that is said to fit does, and one of a hundredth more does not.
+        most = planned["memory"]["kv_bytes_that_fit"]
+        self.assertTrue(plan("--max-context", 2048, "--index", "lsh:128", "--memory", "200MiB", "--kv-bytes", most)["memory"]["fits"])
+        plan("--max-context", 2048, "--index", "lsh:128", "--memory", "200MiB", "--kv-bytes", int(most * 1.01), code=1)
+        self.assertFalse(plan("--max-context", 2048, "--kv-bytes", "6MiB", "--batch", 2, "--context", 2000, code=1)["kv"]["fits"])
+
+    def test_what_serve_refuses_is_refused_in_the_same_words(self):
+        for flags, words in [(("--kv-dtype", "f64"), "kv-dtype"), (("--device", "cuda", "--threads", "2"), "threads"),
+                             (("--index", "wavelets"), "wavelets"), (("--policy", "dense:k=3"), "dense"),
+                             (("--host-bytes", "1"), "host_bytes"), (("--context", "40000"), "--context"),
+                             (("--batch", "65"), "--max-running"), (("--bandwidth", "fast=0"), "--bandwidth"),
+                             (("--bandwidth", "fast=1,fast=2"), "--bandwidth"), (("--memory", "lots"), "--memory"),
+                             (("--policy", "pca:k=9"), "no index")]:
+            done = harness.run("plan", "--model", harness.MODEL, *flags)
+            self.assertEqual(done.returncode, 2, (flags, done.stderr))
+            self.assertIn(words, done.stderr)
+        self.assertEqual(harness.run("plan", "--model", "/nowhere").returncode, 78)
+        self.assertEqual(harness.run("plan").returncode, 2)
+        self.assertEqual(harness.run("plan", "--like", "a", "--model", "b").returncode, 2)
+
+
+if __name__ == "__main__":
+    harness.main()
