@@ -102,17 +102,17 @@ class Decoder final : public Model {
   }
   absl::Status ResumeRetrieval(RetrievalState& state) override { return retrieval_->Resume(state); }
   void SaveIndex(int32_t block, const BlockName& name) override {
-    retrieval_->SaveIndex(block, name);
+    retrieval_->keeper().SaveBlock(block, name);
   }
   void SaveSummary(const RetrievalState& state, const BlockName& name) override {
-    retrieval_->SaveSummary(state, name);
+    retrieval_->keeper().SaveSummary(state, name);
   }
   void AdoptIndex(RetrievalState& state, std::span<const int32_t> blocks,
                   std::span<const BlockName> names, int32_t retrieve_from) override {
-    retrieval_->AdoptIndex(state, blocks, names, retrieve_from);
+    retrieval_->keeper().Adopt(state, blocks, names, retrieve_from);
   }
   KvMemory* kv_memory() override { return memory_.get(); }
-  const RowFetcher& row_fetcher() const { return retrieval_->fetcher(); }
+  const RowFetcher& row_fetcher() const { return retrieval_->row_fetcher(); }
   kernels::LaunchCounts launches() const override { return backend_.launches(); }
   PrefetchCounts prefetch_counts() const override {
     return {row_fetcher().stats().asked_rows, row_fetcher().stats().asked_hits};
@@ -144,11 +144,11 @@ class Decoder final : public Model {
   double pin_seconds() const { return memory_->pin_seconds(); }
   // Rows that retrieval read of shared KV, since the start.
   const SharedReads& shared_reads() const { return retrieval_->shared_reads(); }
-  size_t index_bytes() const { return retrieval_->index_bytes(); }  // beside it
-  size_t summary_bytes() const { return retrieval_->summary_bytes(); }
+  size_t index_bytes() const { return retrieval_->indexes().pool_bytes(); }  // beside it
+  size_t summary_bytes() const { return retrieval_->indexes().summary_bytes(); }
   // What choosing reads of a mid token's index, per layer and KV head.
   double IndexRowBytes(const AttentionPolicy& policy) const {
-    return retrieval_->IndexRowBytes(policy);
+    return retrieval_->indexes().RowBytes(policy);
   }
   size_t scratch_bytes() const { return scratch_bytes_; }  // everything else that Create allocated
   const ModelConfig& config() const { return config_; }

@@ -30,7 +30,7 @@ struct StoreNames {
   // What decides, beside a policy, the bits of KV that was made under it.
   std::string retrieval;
 
-  // `kind` 0: KV. Others: what belongs to the block beside it (engine/retrieval/retrieval_keep.cc).
+  // `kind` 0: KV. Others: what belongs to the block beside it (engine/retrieval/index_keeper.h).
   storage::BlockId Id(const BlockName& name, uint32_t kind, int32_t layer) const {
     return {.key = storage::BlockKey::Make(name.chain, kind, static_cast<uint32_t>(layer)),
             .model = model,

@@ -105,19 +105,30 @@ class RetrievalState {
   void Suspend();
   RetrievalCounts TakeCounts();
 
- private:
-  friend class RetrievalAttention;
+  // ---- for engine/retrieval/ alone ----
+
   struct Layer {
     int32_t indexed = 0;       // tokens [0, indexed) are in the index of the policy
-    kernels::Summary summary;  // its data are in summaries_
+    kernels::Summary summary;  // its data are in summaries()
   };
+  Layer& layer(int32_t i) { return layers_[i]; }
+  const Layer& layer(int32_t i) const { return layers_[i]; }
+  int32_t num_layers() const { return static_cast<int32_t>(layers_.size()); }
+  // Of all layers, a place in the pool of Indexes; null: suspended.
+  kernels::Buffer& summaries() { return summaries_; }
+  const kernels::Buffer& summaries() const { return summaries_; }
+  FloorSteps& floor() { return floor_; }
+  // Positions below this one have been counted.
+  int32_t counted() const { return counted_; }
+  void CountedUpTo(int32_t position) { counted_ = std::max(counted_, position); }
+  RetrievalCounts& tally() { return counts_; }
 
+ private:
   const AttentionPolicy policy_;
   std::vector<Layer> layers_;
-  kernels::Buffer
-      summaries_;        // of all layers, a place in RetrievalAttention's pool; null: suspended
-  FloorSteps floor_;     // no step begins inside a prompt
-  int32_t counted_ = 0;  // positions below this one have been counted
+  kernels::Buffer summaries_;
+  FloorSteps floor_;  // no step begins inside a prompt
+  int32_t counted_ = 0;
   RetrievalCounts counts_;
 };
 

@@ -1,0 +1,101 @@
+#include "engine/retrieval/selector.h"
+
+#include <algorithm>
+#include <limits>
+#include <span>
+#include <utility>
+
+#include "engine/base/status_macros.h"
+
+namespace winnow::engine {
+
+using kernels::RetrievalQuery;
+using kernels::Selection;
+using kernels::Tensor;
+using Kind = AttentionPolicy::Kind;
+
+absl::Status Selector::Allocate(int64_t max_entries, ScratchAllocator& scratch) {
+  const size_t counts = size_t{kMaxCallQueries} * shape_.kv_heads * sizeof(int32_t);
+  WINNOW_RETURN_IF_ERROR(
+      scratch.Allocate(kCallSlots * counts, "counts of chosen tokens", /*shared=*/true, &counts_));
+  WINNOW_RETURN_IF_ERROR(scratch.Allocate(max_entries * sizeof(int32_t), "chosen tokens",
+                                          /*shared=*/true, &tokens_));
+  WINNOW_RETURN_IF_ERROR(scratch.Allocate(counts, "no counts", /*shared=*/true, &no_counts_));
+  return scratch.Allocate(size_t{kMaxCallQueries} * shape_.num_heads * indexes_.max_code_bytes(),
+                          "codes of queries",
+                          /*shared=*/false, &query_codes_);
+}
+
+Selection Selector::Nothing() const {
+  return {shape_.kv_heads, 1, static_cast<int32_t*>(no_counts_.data()),
+          static_cast<int32_t*>(tokens_.data())};
+}
+
+Selection Selector::Select(const QueryCall& call, const Tensor& q, const MassInputs& masses) {
+  int32_t capacity = 1;
+  for (const int32_t candidates : call.candidates) capacity = std::max(capacity, candidates);
+  int32_t* const counts = static_cast<int32_t*>(counts_.data()) +
+                          int64_t{call.slot} * kMaxCallQueries * shape_.kv_heads;
+  const Selection selected{shape_.kv_heads, capacity, counts,
+                           static_cast<int32_t*>(tokens_.data())};
+  // Wider first where the selection is pruned afterwards.
+  for (size_t i = 0; i < call.size(); ++i) std::swap(call.queries[i].k, call.candidates[i]);
+  SelectTokens(call, q, masses, selected);
+  for (size_t i = 0; i < call.size(); ++i) std::swap(call.queries[i].k, call.candidates[i]);
+  if (call.policy->p.has_value()) {
+    backend_.PruneSelection(q, call.queries, indexes_.int4_keys(call.layer), shape_.layout,
+                            shape_.scale, static_cast<float>(*call.policy->p), selected, selected);
+  }
+  return selected;
+}
+
+void Selector::SelectTokens(const QueryCall& call, const Tensor& q, const MassInputs& masses,
+                            const Selection& selected) {
+  switch (call.policy->kind) {
+    case Kind::kDense:
+    case Kind::kWindow:
+      std::fill_n(selected.counts, call.size() * shape_.kv_heads, 0);
+      return;
+    case Kind::kOracle:
+      std::fill_n(selected.counts, call.size() * shape_.kv_heads, 0);
+      whole_.ForEach(call,
+                     [&](size_t begin, std::span<const RetrievalQuery> queries, const void* pool) {
+                       backend_.SelectByLogits(q, queries, pool, shape_.layout, shape_.scale,
+                                               selected.From(static_cast<int64_t>(begin)));
+                     });
+      return;
+    case Kind::kQuest:
+      backend_.SelectByBounds(q, call.queries, indexes_.bounds(call.layer), shape_.layout,
+                              shape_.scale, selected);
+      return;
+    case Kind::kPca:
+      SelectByMass(call, q, masses, selected);
+      return;
+    case Kind::kLsh:
+    case Kind::kHata:
+    case Kind::kSpotlight:
+    case Kind::kHashAttention: {
+      const Indexes::Codes& codes = *indexes_.CodesOf(*call.policy);
+      const Indexes::Codes::Layer& of_layer = codes.layers[call.layer];
+      backend_.EncodeQueries(q, call.queries, *of_layer.query, query_codes_.data());
+      backend_.SelectByCodes(call.queries, query_codes_.data(), shape_.group(),
+                             of_layer.pool.data(), codes.layout, selected);
+      return;
+    }
+  }
+}
+
+void Selector::SelectByMass(const QueryCall& call, const Tensor& q, const MassInputs& masses,
+                            const Selection& selected) {
+  const Indexes::Codes& codes = *indexes_.CodesOf(*call.policy);
+  const Indexes::Codes::Layer& of_layer = codes.layers[call.layer];
+  if (!masses.anchors_known) {
+    if (!backend_.Synchronize()) return;
+    std::fill_n(masses.anchors, call.size() * static_cast<size_t>(shape_.num_heads),
+                -std::numeric_limits<float>::infinity());
+  }
+  backend_.SelectByMass(q, call.queries, masses.anchors, *of_layer.transform, shape_.scale,
+                        of_layer.pool.data(), codes.layout, selected, masses.tail);
+}
+
+}  // namespace winnow::engine
