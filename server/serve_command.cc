@@ -106,7 +106,9 @@ engine::ModelOptions ModelOptionsOf(const ServeConfig& config, Log& log) {
   options.kv_bytes = config.kv_bytes;
   options.block_tokens = static_cast<int32_t>(config.block_tokens);
   options.max_batch_tokens = static_cast<int32_t>(config.step_tokens);
-  options.max_batch_logits = static_cast<int32_t>(config.max_running);
+  options.max_sequences = static_cast<int32_t>(config.max_running);
+  // One draft of any length can be verified beside them.
+  options.max_batch_logits = options.max_sequences + engine::AttentionPolicy::kVerifyMax;
   options.max_context = static_cast<int32_t>(config.max_context);
   options.tiers.host_bytes = config.host_bytes;
   options.tiers.disk_bytes = config.disk_bytes;

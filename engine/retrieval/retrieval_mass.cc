@@ -21,9 +21,11 @@ using kernels::RetrievalQuery;
 using kernels::Selection;
 using kernels::Tensor;
 
-// The end of the table for a query at `position`: the last border that it sees, at least its first token.
+// The end of the table for a query at `position`: the last border that it sees, at least its first token. A draft's
+// tokens stay outside: the means of a cell cannot give them back.
 int32_t RetrievalAttention::TableEnd(const Rows& rows, int32_t position) const {
-  const int32_t border = (position + 1) / kernels::kCellRefreshTokens * kernels::kCellRefreshTokens;
+  const int32_t seen = std::min(position + 1, rows.chunk->settled);
+  const int32_t border = seen / kernels::kCellRefreshTokens * kernels::kCellRefreshTokens;
   return std::max(rows.chunk->retrieval->policy_.sink, border);
 }
 

@@ -58,6 +58,7 @@ struct EngineStats {
   uint64_t kv_dense_bytes = 0;
   uint64_t selected_rows = 0;
   RetrievalCounts retrieval;
+  DraftCounts drafts;
   PrefetchCounts prefetch;
 };
 
