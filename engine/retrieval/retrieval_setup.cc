@@ -330,6 +330,12 @@ absl::Status RetrievalAttention::CheckPolicy(const AttentionPolicy& policy) cons
     return absl::InvalidArgumentError(
         fmt::format("policy '{}', {}: {}", ToString(policy), option, why));
   };
+  if (policy.IsVerified() && memory_.shared_kv() != nullptr) {
+    return refuse(
+        "verify",
+        "not with KV in host memory on a GPU (--host-bytes), where rows of a draft stay in "
+        "the device's row cache");
+  }
   if (policy.kind == Kind::kDense) return absl::OkStatus();
   const Artifact* artifact = options_.artifact.get();
   const int32_t first = std::min(policy.dense_layers, config_.num_layers);
