@@ -1,6 +1,11 @@
 // Answers under verified policies are those of dense attention, bit for bit, whatever drafts them and
 // wherever KV lies. engine_random_test.cc shows the same of what happens around it on a model of hashes.
+#include <algorithm>
 #include <array>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -145,6 +150,71 @@ TEST_F(VerifyTest, TiersDoNotShow) {
     ExpectNoLosses(*again);
   }
   ExpectDraftsOfBothKinds();
+}
+
+// What a draft leaves in codes, bounds and tables can change no token, but later drafts would be worse for
+// it. After a draft of quite other tokens and its verification a query under the policy gets the
+// logits that it gets where nothing was drafted.
+TEST_F(VerifyTest, NothingOfADraftIsLeftInAnIndex) {
+  ModelOptions options = WithRowsToVerify(kv_tiers::Options());
+  options.kv_dtype = "bf16";
+  options.kv_bytes = FrameBytes(config_) * config_.num_layers * 2 * (kContext / kBlockTokens);
+  const auto model = Load(options);
+  Decoder& decoder = *model->decoder;
+  constexpr int32_t kDrafted = 30;
+  // A draft from here on passes a border of the tables (64 tokens), two pages and a block.
+  constexpr int32_t kPosition = 240;
+  constexpr int32_t kEnd = 400;
+  const auto random_tokens = [&](int32_t count) {
+    std::vector<int32_t> tokens(count);
+    for (int32_t& token : tokens) token = static_cast<int32_t>(random_() % config_.vocab_size);
+    return tokens;
+  };
+  const std::vector<int32_t> tokens = random_tokens(kEnd + 1);
+  const std::vector<int32_t> wrong = random_tokens(kDrafted);
+  std::vector<int32_t> blocks(kContext / kBlockTokens);
+  std::vector<float> logits(static_cast<size_t>(decoder.max_batch_logits()) * config_.vocab_size);
+  for (const char* text :
+       {"pca:k=4,window=4", "pca:k=1,sink=1,window=1,dense_layers=0", "pca:k=4,window=4,tail=off",
+        "lsh:k=4,window=4", "quest:k=16,window=4", "lsh:k=4,p=0.8,window=4", "hata:k=4,window=4"}) {
+    SCOPED_TRACE(std::string(text) + ", seed " + std::to_string(seed_));
+    const AttentionPolicy policy = *ParseAttentionPolicy(text);
+    const auto run = [&](bool drafts, int32_t first_block) {
+      std::iota(blocks.begin(), blocks.end(), first_block);
+      const std::unique_ptr<RetrievalState> state = *decoder.NewRetrievalState(policy);
+      const auto forward = [&](std::span<const int32_t> some, int32_t position, int32_t from,
+                               int32_t settled) {
+        const Batch batch{{{.tokens = some,
+                            .position = position,
+                            .block_table = blocks,
+                            .num_logits = 1,
+                            .retrieval = state.get(),
+                            .retrieve_from = from,
+                            .settled = settled}}};
+        EXPECT_TRUE(decoder.Forward(batch, logits).ok());
+      };
+      constexpr int32_t kNever = std::numeric_limits<int32_t>::max();
+      for (int32_t at = 0; at < kEnd;) {
+        if (drafts && at == kPosition) {
+          for (int32_t i = 0; i < kDrafted; ++i) {
+            forward(std::span(wrong).subspan(i, 1), at + i, at + i, at);
+          }
+          forward(std::span(tokens).subspan(at, kDrafted + 1), at, kNever, at);
+          at += kDrafted + 1;
+          state->Rewind(at);
+          continue;
+        }
+        const int32_t end = at < kPosition ? kPosition : kEnd;
+        const int32_t count = std::min(end - at, kv_tiers::kStepTokens);
+        forward(std::span(tokens).subspan(at, count), at, kNever, kNever);
+        at += count;
+      }
+      forward(std::span(tokens).subspan(kEnd, 1), kEnd, kEnd, kEnd);
+      return std::vector<float>(logits.begin(), logits.begin() + config_.vocab_size);
+    };
+    const std::vector<float> alone = run(/*drafts=*/false, 0);
+    EXPECT_EQ(run(/*drafts=*/true, kContext / kBlockTokens), alone);
+  }
 }
 
 TEST_F(VerifyTest, WithoutRowsToVerifyItIsRefusedByName) {
