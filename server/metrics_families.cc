@@ -8,7 +8,9 @@
 #include <filesystem>
 #include <iterator>
 #include <limits>
+#include <string>
 #include <utility>
+#include <vector>
 
 namespace winnow::server {
 namespace {
@@ -149,7 +151,7 @@ void AddRequests(const engine::EngineStats& stats, Families& out) {
               "Sequences that the queue refused because it was full: add replicas, or let clients "
               "wait longer (--queue-requests, --queue-tokens).",
               stats.rejected);
-  std::vector<std::pair<const char*, uint64_t>> finished;
+  std::vector<std::pair<std::string, uint64_t>> finished;
   for (int i = 1; i < engine::kNumFinishReasons; ++i) {
     finished.emplace_back(kFinishNames[i], stats.finished[i]);
   }
