@@ -9,6 +9,7 @@ void AddBenchCommand(CLI::App& app, int* exit_code) {
   bench->require_subcommand(1);
   AddDecodeBench(*bench, exit_code);
   AddPrefillBench(*bench, /*baseline=*/nullptr, exit_code);
+  AddExactBench(*bench, exit_code);
   AddReclaimBench(*bench, exit_code);
   AddKernelsBench(*bench, /*baseline=*/nullptr, exit_code);
   AddStartBench(*bench, exit_code);

@@ -21,6 +21,7 @@ void AddPlanCommand(CLI::App& app, int* exit_code);
 // Parts of AddBenchCommand. `baseline` is what matrix products are compared with; null: nothing, and it outlives the
 // parsing.
 void AddDecodeBench(CLI::App& bench, int* exit_code);
+void AddExactBench(CLI::App& bench, int* exit_code);
 void AddPrefillBench(CLI::App& bench, const kernels::ProductBaseline* baseline, int* exit_code);
 void AddKernelsBench(CLI::App& bench, const kernels::ProductBaseline* baseline, int* exit_code);
 void AddReclaimBench(CLI::App& bench, int* exit_code);

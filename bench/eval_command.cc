@@ -99,6 +99,12 @@ absl::StatusOr<std::vector<engine::AttentionPolicy>> ParsePolicies(
   for (const std::string& text : texts) {
     absl::StatusOr<engine::AttentionPolicy> policy = engine::ParseAttentionPolicy(text);
     if (!policy.ok()) return policy.status();
+    if (policy->IsVerified()) {
+      return absl::InvalidArgumentError(fmt::format(
+          "--policy {}: nothing is drafted here, and answers under verify are those of dense; "
+          "bench exact measures acceptance",
+          text));
+    }
     if (std::find(policies.begin(), policies.end(), *policy) != policies.end()) {
       return absl::InvalidArgumentError(fmt::format("--policy {}: given twice", text));
     }

@@ -95,6 +95,10 @@ absl::Status ParsePolicies(const ModelBenchFlags& flags,
   for (const std::string& text : flags.policies) {
     const auto policy = engine::ParseAttentionPolicy(text);
     if (!policy.ok()) return policy.status();
+    if (policy->IsVerified()) {
+      return absl::InvalidArgumentError(
+          "--policy: nothing is verified here; bench exact measures policies with verify");
+    }
     if (!policy->IsDense()) policies.push_back(*policy);
   }
   return absl::OkStatus();

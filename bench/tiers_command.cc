@@ -38,6 +38,10 @@ absl::StatusOr<std::vector<engine::AttentionPolicy>> Prepare(TierBenchFlags& fla
   for (const std::string& text : flags.policies) {
     auto policy = engine::ParseAttentionPolicy(text);
     if (!policy.ok()) return policy.status();
+    if (policy->IsVerified()) {
+      return absl::InvalidArgumentError(
+          "--policy: nothing is verified here; bench exact measures policies with verify");
+    }
     if (policy->IsDense()) {
       return absl::InvalidArgumentError("--policy: dense chooses no rows");
     }

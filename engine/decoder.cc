@@ -463,18 +463,19 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(const ModelConfig& conf
   if (tiered) {
     // Those of the first layers, where there are such, are one for each of their pieces.
     const int64_t own_layers = options.spills ? FirstSharedLayer() : 0;
+    const int32_t sequences =
+        options.max_sequences > 0 ? options.max_sequences : options.max_batch_logits;
     const int64_t least = KvMemory::LeastFrames(
         static_cast<int32_t>(config.num_layers - own_layers), options.block_tokens,
-        resolved.max_context, options.max_batch_tokens, options.max_batch_logits);
+        resolved.max_context, options.max_batch_tokens, sequences);
     const int64_t bytes = options.spills ? options.shared_kv_bytes : options.kv_bytes;
     const int64_t frames = bytes / static_cast<int64_t>(decoder->kv_layout_.BlockBytes());
     if (frames < least) {
-      return refuse(
-          options.spills ? "host_bytes" : "kv_bytes", bytes,
-          fmt::format("at least {}: with slower tiers, what {} sequences write in a step "
-                      "of {} tokens and one layer of {} tokens stay in fast memory",
-                      least * static_cast<int64_t>(decoder->kv_layout_.BlockBytes()),
-                      options.max_batch_logits, options.max_batch_tokens, resolved.max_context));
+      return refuse(options.spills ? "host_bytes" : "kv_bytes", bytes,
+                    fmt::format("at least {}: with slower tiers, what {} sequences write in a step "
+                                "of {} tokens and one layer of {} tokens stay in fast memory",
+                                least * static_cast<int64_t>(decoder->kv_layout_.BlockBytes()),
+                                sequences, options.max_batch_tokens, resolved.max_context));
     }
     if (frames + own_layers * blocks > INT32_MAX) {
       return refuse(options.spills ? "host_bytes" : "kv_bytes", bytes,

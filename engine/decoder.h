@@ -55,6 +55,7 @@ struct DecoderOptions {
   bool spills = false;
   int32_t max_batch_tokens = 512;   // tokens of one Forward
   int32_t max_batch_logits = 64;    // logits rows of one Forward, at most max_batch_tokens
+  int32_t max_sequences = 0;        // of one Forward; 0: max_batch_logits
   int32_t max_context = 0;          // 0: the model's max_position_embeddings
   RetrievalOptions retrieval = {};  // indexes beside the KV pool, and the artifact
   // Called before the weights of each layer are read and packed, from the thread that does so, with
@@ -95,6 +96,9 @@ class Decoder final : public Model {
 
   absl::Status CheckPolicy(const AttentionPolicy& policy) const override {
     return retrieval_->CheckPolicy(policy);
+  }
+  bool Retrieves(const AttentionPolicy& policy, int32_t position) const override {
+    return !PlanQuery(policy, position, options_.retrieval.from).dense;
   }
   absl::StatusOr<std::unique_ptr<RetrievalState>> NewRetrievalState(
       const AttentionPolicy& policy) override {

@@ -32,6 +32,9 @@ struct SequenceChunk {
   // as the policy says, those before densely. Null: all do.
   RetrievalState* retrieval = nullptr;
   int32_t retrieve_from = std::numeric_limits<int32_t>::max();
+  // Tokens at positions from here on are a draft's: others may be written in their place. What cannot
+  // give tokens back (tables of means) does not take them in.
+  int32_t settled = std::numeric_limits<int32_t>::max();
 };
 
 struct Batch {
@@ -67,6 +70,10 @@ class Model {
   // Whether the model can attend so. InvalidArgument names the option that it cannot honour. Any
   // thread.
   virtual absl::Status CheckPolicy(const AttentionPolicy& policy) const = 0;
+  // Whether a query at `position` reads less than all under the policy: else a draft saves nothing.
+  virtual bool Retrieves(const AttentionPolicy& policy, int32_t position) const {
+    return !PlanQuery(policy, position, /*from=*/0).dense;
+  }
   // For a sequence under a policy that is not dense. REQUIRES: CheckPolicy is OK; the state goes
   // before the model does. ResourceExhausted: as ResumeRetrieval. Engine thread only, as are all
   // calls on the state.

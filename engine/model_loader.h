@@ -52,7 +52,8 @@ struct ModelOptions {
   int32_t block_tokens = 64;
   int32_t max_batch_tokens = 512;
   int32_t max_batch_logits = 64;
-  int32_t max_context = 0;  // 0: the model's max_position_embeddings
+  int32_t max_sequences = 0;  // of a step; 0: max_batch_logits
+  int32_t max_context = 0;    // 0: the model's max_position_embeddings
   RetrievalFlags retrieval;
   TierFlags tiers;
   // Called once, when everything small has been read and checked and before weights are read.

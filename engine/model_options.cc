@@ -210,6 +210,7 @@ absl::StatusOr<DecoderOptions> ResolveDecoderOptions(const ModelConfig& config,
   resolved.block_tokens = options.block_tokens;
   resolved.max_batch_tokens = options.max_batch_tokens;
   resolved.max_batch_logits = std::min(options.max_batch_logits, options.max_batch_tokens);
+  resolved.max_sequences = options.max_sequences;
   resolved.max_context =
       options.max_context != 0 ? options.max_context : config.max_position_embeddings;
   resolved.kv_bytes = options.kv_bytes;

@@ -184,6 +184,13 @@ Json RetrievalJson(const v1::RetrievalUsage& usage) {
           {"floor_dense_tokens", usage.floor_dense_tokens()}};
 }
 
+Json DraftsJson(const v1::DraftUsage& usage) {
+  return {
+      {"drafted_tokens", usage.drafted_tokens()},   {"verified_tokens", usage.verified_tokens()},
+      {"accepted_tokens", usage.accepted_tokens()}, {"verifications", usage.verifications()},
+      {"verified_at", Json(usage.verified_at())},   {"accepted_at", Json(usage.accepted_at())}};
+}
+
 Json UsageJson(const v1::Usage& usage) {
   return {{"prompt_tokens", usage.prompt_tokens()},
           {"cached_tokens", usage.cached_tokens()},
@@ -197,6 +204,7 @@ Json UsageJson(const v1::Usage& usage) {
           {"selected_rows", usage.selected_rows()},
           {"dense_rows", usage.dense_rows()},
           {"retrieval", RetrievalJson(usage.retrieval())},
+          {"drafts", usage.has_drafts() ? DraftsJson(usage.drafts()) : Json()},
           {"queue_seconds", usage.queue_seconds()},
           {"time_to_first_token_seconds", usage.time_to_first_token_seconds()},
           {"total_seconds", usage.total_seconds()}};

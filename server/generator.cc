@@ -58,6 +58,17 @@ void ToProto(const engine::RetrievalCounts& counts, v1::RetrievalUsage& out) {
   }
 }
 
+void ToProto(const engine::DraftCounts& counts, v1::DraftUsage& out) {
+  out.set_drafted_tokens(counts.drafted);
+  out.set_verified_tokens(counts.verified);
+  out.set_accepted_tokens(counts.accepted);
+  out.set_verifications(counts.verifications);
+  for (size_t i = 0; i < counts.verified_at.size() && counts.verified_at[i] > 0; ++i) {
+    out.add_verified_at(counts.verified_at[i]);
+    out.add_accepted_at(counts.accepted_at[i]);
+  }
+}
+
 void ToProto(const engine::Usage& usage, v1::Usage& out) {
   out.set_prompt_tokens(usage.prompt_tokens);
   out.set_cached_tokens(usage.cached_tokens);
@@ -70,6 +81,7 @@ void ToProto(const engine::Usage& usage, v1::Usage& out) {
   out.set_selected_rows(usage.selected_rows);
   out.set_dense_rows(usage.retrieval.rows_dense);
   ToProto(usage.retrieval, *out.mutable_retrieval());
+  if (usage.drafts.drafted > 0) ToProto(usage.drafts, *out.mutable_drafts());
   out.set_queue_seconds(Seconds(usage.queue_time));
   out.set_time_to_first_token_seconds(Seconds(usage.time_to_first_token));
   out.set_total_seconds(Seconds(usage.total_time));

@@ -8,7 +8,9 @@
 #include <filesystem>
 #include <iterator>
 #include <limits>
+#include <string>
 #include <utility>
+#include <vector>
 
 namespace winnow::server {
 namespace {
@@ -61,7 +63,7 @@ class Families {
   }
   // One series for each value of a label.
   void By(const char* label, MetricType type, const char* name, const char* help,
-          const std::vector<std::pair<const char*, uint64_t>>& values) {
+          const std::vector<std::pair<std::string, uint64_t>>& values) {
     MetricFamily family{name, help, type, {}};
     for (const auto& [value, count] : values) {
       family.metric.push_back(Value(type, static_cast<double>(count), {{label, value}}));
@@ -149,7 +151,7 @@ void AddRequests(const engine::EngineStats& stats, Families& out) {
               "Sequences that the queue refused because it was full: add replicas, or let clients "
               "wait longer (--queue-requests, --queue-tokens).",
               stats.rejected);
-  std::vector<std::pair<const char*, uint64_t>> finished;
+  std::vector<std::pair<std::string, uint64_t>> finished;
   for (int i = 1; i < engine::kNumFinishReasons; ++i) {
     finished.emplace_back(kFinishNames[i], stats.finished[i]);
   }
@@ -285,6 +287,28 @@ MetricFamilies ReadFamilies(const engine::EngineStats& stats, int64_t row_bytes)
   out.Mean("winnow_retrieval_completed_ratio",
            "Share of the attention's mass that the tail estimate stood for.", retrieval.completed,
            retrieval.completions);
+  const engine::DraftCounts& drafts = stats.drafts;
+  out.Counter("winnow_draft_tokens_total", "Tokens drafted under policies with verify.",
+              drafts.drafted);
+  out.Counter("winnow_draft_verified_tokens_total",
+              "Drafted tokens that a pass of dense attention verified.", drafts.verified);
+  out.Counter("winnow_draft_accepted_tokens_total",
+              "Of those, tokens that became part of an answer. Few: raise k, or take verify=auto, "
+              "which stops drafting where it does not pay.",
+              drafts.accepted);
+  out.Counter("winnow_draft_verifications_total", "Passes that verified a draft.",
+              drafts.verifications);
+  std::vector<std::pair<std::string, uint64_t>> verified_at;
+  std::vector<std::pair<std::string, uint64_t>> accepted_at;
+  for (size_t i = 0; i == 0 || (i < drafts.verified_at.size() && drafts.verified_at[i] > 0); ++i) {
+    verified_at.emplace_back(std::to_string(i + 1), drafts.verified_at[i]);
+    accepted_at.emplace_back(std::to_string(i + 1), drafts.accepted_at[i]);
+  }
+  out.By("place", kCounter, "winnow_draft_verified_at_total",
+         "Drafted tokens that were verified, by place in their draft.", verified_at);
+  out.By("place", kCounter, "winnow_draft_accepted_at_total",
+         "Of them, accepted: over winnow_draft_verified_at_total it falls with the place.",
+         accepted_at);
   out.Counter("winnow_kv_row_cache_hits_total",
               "KV entries of slower tiers that were still in the row cache.",
               retrieval.rows_cached);

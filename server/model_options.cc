@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include "engine/retrieval/attention_policy.h"
+
 namespace winnow::server {
 
 engine::ModelOptions ModelOptionsOf(const ServeConfig& config) {
@@ -15,7 +17,9 @@ engine::ModelOptions ModelOptionsOf(const ServeConfig& config) {
   options.kv_bytes = config.kv_bytes;
   options.block_tokens = static_cast<int32_t>(config.block_tokens);
   options.max_batch_tokens = static_cast<int32_t>(config.step_tokens);
-  options.max_batch_logits = static_cast<int32_t>(config.max_running);
+  options.max_sequences = static_cast<int32_t>(config.max_running);
+  // One draft of any length can be verified beside them.
+  options.max_batch_logits = options.max_sequences + engine::AttentionPolicy::kVerifyMax;
   options.max_context = static_cast<int32_t>(config.max_context);
   options.tiers.host_bytes = config.host_bytes;
   options.tiers.disk_bytes = config.disk_bytes;

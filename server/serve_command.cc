@@ -165,6 +165,10 @@ absl::StatusOr<RequestLimits> LimitsOf(const ServeConfig& config,
   if (absl::Status status = limits.check_policy(limits.default_policy); !status.ok()) {
     return absl::Status(status.code(), Concat("--policy: ", ToStd(status.message())));
   }
+  if (limits.default_policy.IsVerified() && config.step_tokens <= config.max_running) {
+    return absl::InvalidArgumentError(
+        Concat("--policy: verify needs --step-tokens above --max-running, ", config.max_running));
+  }
   WINNOW_ASSIGN_OR_RETURN(limits.default_sampling, LoadGenerationDefaults(config.model));
   return limits;
 }
@@ -198,6 +202,15 @@ bool CanComplete(const engine::Decoder& decoder) {
   return decoder.CheckPolicy(policy).ok();
 }
 
+// Whether answers can be exact under a policy that needs nothing else.
+bool CanVerify(const engine::Decoder& decoder) {
+  engine::AttentionPolicy policy;
+  policy.kind = engine::AttentionPolicy::Kind::kWindow;
+  policy.verify = engine::AttentionPolicy::kVerifyAuto;
+  return decoder.max_batch_logits() > decoder.options().max_sequences &&
+         decoder.CheckPolicy(policy).ok();
+}
+
 void DescribeRetrieval(const engine::LoadedModel& model, v1::RetrievalInfo& out) {
   const engine::RetrievalOptions& options = model.decoder_options.retrieval;
   for (const engine::IndexPool& pool : engine::IndexPools(model.config, model.decoder_options)) {
@@ -208,6 +221,7 @@ void DescribeRetrieval(const engine::LoadedModel& model, v1::RetrievalInfo& out)
     index.set_pool_bytes(pool.bytes);
   }
   out.set_completion(CanComplete(*model.decoder));
+  out.set_exact(CanVerify(*model.decoder));
   out.set_artifact(options.artifact == nullptr ? "" : options.artifact->Description());
   out.set_retrieve_from(options.from);
   out.set_retrieve_from_measured(!model.crossover.index.empty());

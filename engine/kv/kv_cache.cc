@@ -19,6 +19,14 @@ void KvCache::Adopt(int32_t block) {
   num_tokens_ += block_tokens_;
 }
 
+void KvCache::Trim() {
+  const auto used = static_cast<size_t>(BlocksFor(num_tokens_, block_tokens_));
+  while (block_table_.size() > used) {
+    pool_.Give(block_table_.back());
+    block_table_.pop_back();
+  }
+}
+
 void KvCache::Release() {
   // The end first: what goes idle first is taken first, and a prefix is of use without its end.
   for (auto block = block_table_.rbegin(); block != block_table_.rend(); ++block) {

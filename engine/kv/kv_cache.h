@@ -32,6 +32,7 @@ class KvCache {
   void Append(int32_t tokens);  // their KV was written. REQUIRES: blocks for them
   // Takes over a full block that is held for it already. REQUIRES: all blocks before it are full.
   void Adopt(int32_t block);
+  void Trim();     // gives back blocks that hold no token of it
   void Release();  // gives every block back; empty afterwards
 
  private:

@@ -19,7 +19,7 @@ namespace {
 using Kind = AttentionPolicy::Kind;
 
 // What an option asks of the policy that it follows.
-enum class Needs { kAnchors, kBudget, kCodes, kTransform };
+enum class Needs { kNothing, kAnchors, kBudget, kCodes, kTransform };
 
 struct NameRule {
   std::string_view name;
@@ -146,7 +146,26 @@ std::optional<std::string> SetBits(AttentionPolicy& policy, std::string_view val
   return std::nullopt;
 }
 
-constexpr std::array<OptionRule, 11> kOptions = {{
+std::optional<std::string> SetVerify(AttentionPolicy& policy, std::string_view value) {
+  if (value == "auto") {
+    policy.verify = AttentionPolicy::kVerifyAuto;
+    return std::nullopt;
+  }
+  const int32_t count = ParseCount(value).value_or(0);
+  if (count < 1 || count > AttentionPolicy::kVerifyMax) {
+    return fmt::format("auto or a count from 1 to {}", AttentionPolicy::kVerifyMax);
+  }
+  policy.verify = count;
+  return std::nullopt;
+}
+
+std::optional<std::string> SetLookup(AttentionPolicy& policy, std::string_view value) {
+  if (value != "on" && value != "off") return "on or off";
+  policy.lookup = value == "on";
+  return std::nullopt;
+}
+
+constexpr std::array<OptionRule, 13> kOptions = {{
     {"k", Needs::kBudget, SetK},
     {"p", Needs::kBudget,
      [](AttentionPolicy& a, std::string_view v) { return SetUpToOne(a.p, v); }},
@@ -166,10 +185,14 @@ constexpr std::array<OptionRule, 11> kOptions = {{
      [](AttentionPolicy& a, std::string_view v) { return SetCount(a.from.emplace(), v, 0); }},
     {"floor", Needs::kAnchors,
      [](AttentionPolicy& a, std::string_view v) { return SetUpToOne(a.floor, v); }},
+    {"verify", Needs::kNothing, SetVerify},
+    {"lookup", Needs::kNothing, SetLookup},
 }};
 
 bool Has(const AttentionPolicy& policy, Needs needs) {
   switch (needs) {
+    case Needs::kNothing:
+      return true;
     case Needs::kAnchors:
       return !policy.IsDense();
     case Needs::kBudget:
@@ -218,7 +241,7 @@ absl::Status SetOption(AttentionPolicy& policy, std::string_view option,
   if (!Has(policy, rule->needs)) {
     return absl::InvalidArgumentError(fmt::format("policy option '{}' does not apply to '{}'{}",
                                                   name, KindName(policy.kind),
-                                                  policy.IsDense() ? ", which takes none" : ""));
+                                                  policy.IsDense() ? ", which reads all" : ""));
   }
   if (equals == std::string_view::npos) {
     return absl::InvalidArgumentError(
@@ -232,6 +255,30 @@ absl::Status SetOption(AttentionPolicy& policy, std::string_view option,
   if (const std::optional<std::string> wanted = rule->set(policy, value)) {
     return absl::InvalidArgumentError(
         fmt::format("policy option '{}': {} is not {}", name, Quoted(value), *wanted));
+  }
+  return absl::OkStatus();
+}
+
+// Options that say of a verified policy what cannot be.
+absl::Status CheckVerified(const AttentionPolicy& policy) {
+  if (!policy.IsVerified()) return absl::OkStatus();
+  const auto refuse = [](std::string_view option, std::string_view reason) {
+    return absl::InvalidArgumentError(
+        fmt::format("policy options 'verify' and '{}' exclude each other: {}", option, reason));
+  };
+  if (policy.IsDense() && !policy.lookup) {
+    return absl::InvalidArgumentError(
+        "policy option 'verify' does not apply to 'dense', which drafts nothing; with lookup=on it "
+        "does");
+  }
+  if (policy.completion) {
+    return refuse("completion", "a summary cannot give back the tokens of a refused draft");
+  }
+  if (policy.suffix > 0) {
+    return refuse("suffix", "of an answer that is verified the whole prompt attends densely");
+  }
+  if (policy.floor.has_value()) {
+    return refuse("floor", "an answer that is verified has all coverage");
   }
   return absl::OkStatus();
 }
@@ -279,6 +326,8 @@ absl::StatusOr<AttentionPolicy> ParseAttentionPolicy(std::string_view text) {
     WINNOW_RETURN_IF_ERROR(SetOption(policy, text.substr(begin + 1, end - begin - 1), seen));
     begin = end;
   }
+  if (policy.lookup && !policy.IsVerified()) policy.verify = AttentionPolicy::kVerifyAuto;
+  WINNOW_RETURN_IF_ERROR(CheckVerified(policy));
   return policy;
 }
 
@@ -307,6 +356,12 @@ std::string ToString(const AttentionPolicy& policy) {
   if (policy.suffix != defaults.suffix) add("suffix", policy.suffix);
   if (policy.from) add("from", *policy.from);
   if (policy.floor) add("floor", NumberText(*policy.floor));
+  if (policy.lookup) add("lookup", "on");
+  if (policy.verify == AttentionPolicy::kVerifyAuto) {
+    add("verify", "auto");
+  } else if (policy.IsVerified()) {
+    add("verify", policy.verify);
+  }
   return text;
 }
 

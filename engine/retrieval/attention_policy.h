@@ -20,11 +20,16 @@
 //            | "floor=" number               coverage below which a sequence reads more from its next
 //                                            token on: twice k, then four times, then everything (0
 //                                            < floor <= 1); none
+//            | "verify=" (count | "auto")    exact answers: the policy drafts so many tokens at most, 1 to
+//                                            64, and dense attention verifies them in one pass
+//                                            (docs/exact.md); auto: as many as pay. none
+//            | "lookup=" ("on" | "off")      drafts are first looked up in the sequence's own text; off.
+//                                            On without verify: verify=auto
 //   count   := digits, at most 268435456
 //   share   := decimal number above 0, at most 100
 //
-// Each option once, in any order. `dense` takes none; `window` chooses nothing, so neither k nor p;
-// only policies with codes take bits.
+// Each option once, in any order. `dense` takes none but lookup, and verify beside it; `window` chooses nothing, so neither k nor p;
+// only policies with codes take bits. `verify` goes with neither completion nor suffix nor floor.
 #ifndef WINNOW_ENGINE_RETRIEVAL_ATTENTION_POLICY_H_
 #define WINNOW_ENGINE_RETRIEVAL_ATTENTION_POLICY_H_
 
@@ -68,6 +73,8 @@ struct AttentionPolicy {
   // Small enough that sums of a few, and 4k, are int32_t.
   static constexpr int32_t kCountMax = 1 << 28;
   static constexpr int32_t kLshBits = 128;
+  static constexpr int32_t kVerifyMax = 64;
+  static constexpr int32_t kVerifyAuto = -1;
 
   Kind kind = Kind::kDense;
   Budget k = {};
@@ -81,6 +88,10 @@ struct AttentionPolicy {
   int32_t suffix = 0;
   std::optional<int32_t> from = {};  // absent: the device's measured crossover; 0: always retrieve
   std::optional<double> floor = {};
+  // Tokens that are drafted before a verification, at most; kVerifyAuto; 0: what the policy chooses is
+  // the answer.
+  int32_t verify = 0;
+  bool lookup = false;
 
   bool operator==(const AttentionPolicy&) const = default;
 
@@ -94,6 +105,8 @@ struct AttentionPolicy {
   IndexKind index_kind() const;
   // Whether its queries may have a tail, as far as the policy goes.
   bool HasTail() const { return kind == Kind::kPca && tail; }
+  // Whether dense attention has the last word on every token: answers and KV are those of `dense`.
+  bool IsVerified() const { return verify != 0; }
 
   // Tokens that end up chosen where `visible` tokens are seen: the count, or at least 1 and the
   // share, rounded to the nearest (docs/calibration.md). 0 without a budget. May exceed mid: the

@@ -5,7 +5,8 @@
 namespace winnow::engine {
 
 int32_t PassRows::TableEnd(int32_t position) const {
-  const int32_t border = (position + 1) / kernels::kCellRefreshTokens * kernels::kCellRefreshTokens;
+  const int32_t seen = std::min(position + 1, chunk->settled);
+  const int32_t border = seen / kernels::kCellRefreshTokens * kernels::kCellRefreshTokens;
   return std::max(policy().sink, border);
 }
 

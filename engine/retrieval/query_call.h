@@ -58,7 +58,7 @@ struct PassRows {
     return PlanQuery(policy(), position, from, floor.Widen(position));
   }
   // The end of the table of cells for a query at `position`: the last border that it sees, at least the table's first
-  // token.
+  // token. A draft's tokens stay outside: the means of a cell cannot give them back.
   int32_t TableEnd(int32_t position) const;
 };
 

@@ -5,6 +5,7 @@
 
 #include "engine/base/status_macros.h"
 #include "engine/retrieval/scratch.h"
+#include "fmt/format.h"
 #include "kernels/attention_state.h"
 
 namespace winnow::engine {
@@ -76,6 +77,16 @@ absl::Status RetrievalAttention::Allocate(int32_t max_context, const RetrievalOp
   }
   scratch_bytes_ = scratch.size_bytes();
   return absl::OkStatus();
+}
+
+absl::Status RetrievalAttention::CheckPolicy(const AttentionPolicy& policy) const {
+  if (policy.IsVerified() && memory_.shared_kv() != nullptr) {
+    return absl::InvalidArgumentError(
+        fmt::format("policy '{}', verify: not with KV in host memory on a GPU (--host-bytes), where "
+                    "rows of a draft stay in the device's row cache",
+                    ToString(policy)));
+  }
+  return indexes_->Check(policy);
 }
 
 absl::StatusOr<std::unique_ptr<RetrievalState>> RetrievalAttention::NewState(

@@ -51,7 +51,7 @@ class RetrievalAttention {
       const RetrievalOptions& options, const RowFetcherOptions& rows = {});
 
   // InvalidArgument names the option that cannot be honoured, and what would help.
-  absl::Status CheckPolicy(const AttentionPolicy& policy) const { return indexes_->Check(policy); }
+  absl::Status CheckPolicy(const AttentionPolicy& policy) const;
   // REQUIRES: CheckPolicy is OK; the state goes before this does. ResourceExhausted: as many states
   // as options.summaries complete already.
   absl::StatusOr<std::unique_ptr<RetrievalState>> NewState(const AttentionPolicy& policy);

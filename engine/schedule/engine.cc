@@ -73,10 +73,10 @@ Engine::Engine(const EngineOptions& options, Model& model, const Tokenizer& toke
       heartbeat_(clock.Now().time_since_epoch().count()),
       memory_(model.kv_memory()),
       pool_(model.num_blocks(), memory_, options.kv_events),
-      sampled_(options.max_running) {
+      sampled_(model.max_batch_logits()) {
   batch_.chunks.reserve(options.max_running);
   batch_sequences_.reserve(options.max_running);
-  sample_rows_.reserve(options.max_running);
+  sample_rows_.reserve(model.max_batch_logits());
   if (memory_ != nullptr) memory_->SetEvents(options_.kv_events, options_.store_tier);
   Publish();
 }
@@ -118,6 +118,12 @@ absl::Status Engine::CheckRequest(const Request& request) const {
         " KV blocks of ", model_.block_tokens(), " tokens, the pool holds ", model_.num_blocks()));
   }
   WINNOW_RETURN_IF_ERROR(model_.CheckPolicy(request.policy));
+  if (const int32_t rows = std::min(options_.step_tokens, model_.max_batch_logits());
+      request.policy.IsVerified() && rows <= options_.max_running) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "policy option 'verify' needs more rows in a step than max_running, ", options_.max_running,
+        ": step_tokens and the model's rows of logits leave ", rows));
+  }
   // Ids index the model's tables and the row of logits: never past its width.
   const auto known = [this](int32_t id) { return id >= 0 && id < model_.vocab_size(); };
   for (const int32_t id : request.prompt) {
@@ -203,9 +209,15 @@ bool Engine::Step() {
   if (computes) {
     ++stats_.steps;
     PlanSampling();
+    const TimePoint begun = clock_.Now();
     const absl::Status status = model_.Sample(batch_, sample_rows_, sampled_);
+    const TimePoint done = clock_.Now();
+    decode_seconds_.reset();
+    if (batch_.num_tokens() == batch_.num_logits()) {
+      decode_seconds_ = std::chrono::duration<double>(done - begun).count();
+    }
     if (status.ok()) {
-      Advance(clock_.Now());
+      Advance(done);
     } else {
       Fail(status);
     }
@@ -268,21 +280,25 @@ void Engine::EndOverdue(TimePoint now) {
 
 PlanInput Engine::View(TimePoint now) {
   views_.clear();
+  const int32_t free_blocks =
+      memory_ == nullptr ? pool_.num_free() : std::min(pool_.num_free(), memory_->RoomForBlocks());
+  PlanDrafts(free_blocks);
   for (const std::unique_ptr<Sequence>& sequence : sequences_) {
     const std::optional<TimePoint>& paused = sequence->paused_since;
     views_.push_back({.phase = sequence->phase,
-                      .known_tokens = sequence->num_known_tokens(),
-                      .computed_tokens = sequence->cache.num_tokens(),
+                      .known_tokens = sequence->planned_known_tokens(),
+                      .computed_tokens = sequence->planned_computed_tokens(),
                       .blocks = sequence->cache.num_blocks(),
                       .tenant = sequence->tenant,
+                      .verifies = sequence->draft.verifies(),
                       .paused = paused.has_value(),
                       .yields = paused.has_value() && now - *paused >= options_.pause_grace});
   }
   return {.step_tokens = options_.step_tokens,
+          .step_logits = model_.max_batch_logits(),
           .max_running = options_.max_running,
           .block_tokens = model_.block_tokens(),
-          .free_blocks = memory_ == nullptr ? pool_.num_free()
-                                            : std::min(pool_.num_free(), memory_->RoomForBlocks()),
+          .free_blocks = free_blocks,
           .scarce = memory_ != nullptr && memory_->scarce(),
           .sequences = views_,
           .served = tenants_.served(),
@@ -312,8 +328,14 @@ void Engine::Apply(const StepPlan& plan, TimePoint now) {
     Sequence& sequence = *sequences_[chunk.sequence];
     if (sequence.ended) continue;
     // It adopted a prefix after the plan was made: the next plan knows where it goes on.
-    if (sequence.cache.num_tokens() != views_[chunk.sequence].computed_tokens) continue;
+    if (sequence.planned_computed_tokens() != views_[chunk.sequence].computed_tokens) continue;
     sequence.cache.Grow(chunk.new_blocks);
+    batch_sequences_.push_back(&sequence);
+    if (sequence.draft.active()) {
+      batch_.chunks.push_back(sequence.draft.Chunk(chunk.tokens, sequence.cache.block_table(),
+                                                   sequence.retrieval.get()));
+      continue;
+    }
     const int32_t position = sequence.cache.num_tokens();
     const bool to_end = position + chunk.tokens == sequence.num_known_tokens();
     batch_.chunks.push_back({.tokens = std::span(sequence.tokens).subspan(position, chunk.tokens),
@@ -322,7 +344,6 @@ void Engine::Apply(const StepPlan& plan, TimePoint now) {
                              .num_logits = to_end ? 1 : 0,
                              .retrieval = sequence.retrieval.get(),
                              .retrieve_from = sequence.retrieve_from()});
-    batch_sequences_.push_back(&sequence);
   }
   if (!plan.preempt.empty() || !plan.admit.empty()) SortSequences();
 }
@@ -357,6 +378,7 @@ void Engine::Preempt(Sequence& sequence) {
       if (sequence.alone || memory_->block_lost(block)) pool_.Withdraw(block);
     }
   }
+  DropDraft(sequence);
   sequence.cache.Release();
   sequence.names.clear();
   if (sequence.retrieval != nullptr) sequence.retrieval->Suspend();
@@ -401,10 +423,16 @@ void Engine::StartRetrieval(Sequence& sequence) {
 void Engine::PlanSampling() {
   sample_rows_.clear();
   for (size_t i = 0; i < batch_.chunks.size(); ++i) {
-    if (batch_.chunks[i].num_logits == 0) continue;
-    const Sequence& sequence = *batch_sequences_[i];
+    const int32_t rows = batch_.chunks[i].num_logits;
+    if (rows == 0) continue;
+    Sequence& sequence = *batch_sequences_[i];
+    if (sequence.draft.active()) {
+      sequence.draft.AppendSampleRows(sequence.request, sequence.history,
+                                      sequence.answer.num_tokens(), rows, &sample_rows_);
+      continue;
+    }
     std::span<const uint32_t> allowed;
-    if (sequence.grammar != nullptr) allowed = AllowedTokens(*batch_sequences_[i]);
+    if (sequence.grammar != nullptr) allowed = AllowedTokens(sequence);
     sample_rows_.push_back(
         MakeSampleRow(sequence.request, sequence.history, sequence.answer.num_tokens(), allowed));
   }
@@ -438,17 +466,17 @@ void Engine::Advance(TimePoint now) {
       lost = true;
       continue;
     }
+    CountTiers(sequence, static_cast<int32_t>(i));
+    if (sequence.draft.active()) {
+      AdvanceDraft(sequence, std::span(sampled_).subspan(row, chunk.num_logits), now);
+      row += chunk.num_logits;
+      continue;
+    }
     sequence.cache.Append(static_cast<int32_t>(chunk.tokens.size()));
     if (memory_ != nullptr) NameBlocks(sequence);
     if (sequence.retrieval != nullptr) CountRetrieval(sequence);
-    if (memory_ != nullptr && chunk.position >= sequence.retrieve_from()) {
-      const TierBytes& bytes = memory_->chunk_bytes(static_cast<int32_t>(i));
-      sequence.usage.kv_read_bytes_host += bytes.host;
-      sequence.usage.kv_read_bytes_disk += bytes.disk;
-      stats_.kv_read_bytes_host += bytes.host;
-      stats_.kv_read_bytes_disk += bytes.disk;
-    }
     if (chunk.num_logits == 0) continue;
+    if (decode_seconds_.has_value()) sequence.draft_length.OnDense(*decode_seconds_);
     Take(sequence, sampled_[row++], now);
   }
   if (lost) SortSequences();
@@ -479,7 +507,8 @@ void Engine::Take(Sequence& sequence, const kernels::SampledToken& sampled, Time
     observer_.OnFirstToken(request, sequence.usage.time_to_first_token);
   } else {
     observer_.OnNextToken(request, now - *sequence.last_token);
-    if (sequence.retrieval == nullptr) CountDenseDecode(sequence);
+    const bool dense = sequence.retrieval == nullptr || sequence.request.policy.IsVerified();
+    if (dense && !sequence.draft.active()) CountDenseDecode(sequence);
   }
   sequence.last_token = now;
   sequence.losses = 0;
@@ -491,6 +520,16 @@ void Engine::Take(Sequence& sequence, const kernels::SampledToken& sampled, Time
       reason != FinishReason::kNone) {
     End(sequence, reason);
   }
+}
+
+// What was brought from slower tiers for a chunk that decodes.
+void Engine::CountTiers(Sequence& sequence, int32_t chunk) {
+  if (memory_ == nullptr || batch_.chunks[chunk].position < sequence.decode_from()) return;
+  const TierBytes& bytes = memory_->chunk_bytes(chunk);
+  sequence.usage.kv_read_bytes_host += bytes.host;
+  sequence.usage.kv_read_bytes_disk += bytes.disk;
+  stats_.kv_read_bytes_host += bytes.host;
+  stats_.kv_read_bytes_disk += bytes.disk;
 }
 
 void Engine::CountDenseDecode(Sequence& sequence) {

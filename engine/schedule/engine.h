@@ -134,11 +134,19 @@ class Engine {
   void Observe(Duration duration);
 
   void Take(Sequence& sequence, const kernels::SampledToken& sampled, TimePoint now);
+  // engine_draft.cc
+  void PlanDrafts(int32_t free_blocks);
+  void BeginDraft(Sequence& sequence, int32_t verifying);
+  void AdvanceDraft(Sequence& sequence, std::span<const kernels::SampledToken> drawn,
+                    TimePoint now);
+  void DropDraft(Sequence& sequence);
+  void CountDrafted(Sequence& sequence, int32_t tokens);
   void SortSequences();
   void Preempt(Sequence& sequence);
   void EndStarved(bool progress, TimePoint now);
   void Recompute(Sequence& sequence);
   void StartRetrieval(Sequence& sequence);
+  void CountTiers(Sequence& sequence, int32_t chunk);
   void CountDenseDecode(Sequence& sequence);
   void CountRetrieval(Sequence& sequence);
   void Count(Sequence& sequence, const RetrievalCounts& counts);
@@ -201,6 +209,8 @@ class Engine {
   std::vector<BlockName> adopted_names_;
   bool adopted_ = false;  // a prefix, in this step
   std::optional<TimePoint> starved_since_;
+  // That the step's pass took, if every row of it was decoded or verified: what a draft's length depends on.
+  std::optional<double> decode_seconds_;
   std::vector<SequenceView> views_;
   Batch batch_;
   std::vector<Sequence*> batch_sequences_;       // of batch_.chunks

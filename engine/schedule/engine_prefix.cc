@@ -20,7 +20,8 @@ Digest Engine::NameOf(Sequence& sequence, int32_t i, bool* shareable) {
   const int32_t block_tokens = model_.block_tokens();
   const AttentionPolicy& policy = sequence.request.policy;
   // Tokens before retrieve_from attended densely whatever the policy says.
-  const bool dense = policy.IsDense() || (i + 1) * block_tokens <= sequence.retrieve_from();
+  const bool dense =
+      policy.IsDense() || policy.IsVerified() || (i + 1) * block_tokens <= sequence.retrieve_from();
   how_.clear();
   if (!dense) {
     how_ = absl::StrCat(ToString(policy), " from ", sequence.retrieve_from(), " ",
@@ -59,7 +60,7 @@ void Engine::NameBlocks(Sequence& sequence) {
   if (sequence.retrieval == nullptr || !options_.prefix_cache || sequence.alone) return;
   // The summary as it is before the step in which the sequence begins to complete: from then on it
   // is ahead of what another question about the same text begins with.
-  const int32_t left = sequence.retrieve_from() - sequence.cache.num_tokens();
+  const int32_t left = sequence.decode_from() - sequence.cache.num_tokens();
   if (!sequence.summary_saved && full > 0 && left >= 0 && left <= options_.step_tokens) {
     sequence.summary_saved = true;
     model_.SaveSummary(*sequence.retrieval,
@@ -151,7 +152,7 @@ bool Engine::AdoptPrefix(Sequence& sequence) {
           {sequence.names[i], sequence.tenant_digest, static_cast<int32_t>(i)});
     }
     model_.AdoptIndex(*sequence.retrieval, sequence.cache.block_table(), adopted_names_,
-                      sequence.retrieve_from());
+                      sequence.decode_from());
   }
   ++stats_.resumes;
   stats_.resume_time += clock_.Now() - begun;

@@ -59,6 +59,7 @@ struct EngineStats {
   uint64_t kv_dense_bytes = 0;
   uint64_t selected_rows = 0;
   RetrievalCounts retrieval;
+  DraftCounts drafts;
   PrefetchCounts prefetch;
   kernels::LaunchCounts launches;
   // Sequences that began with blocks that were found, and what bringing them back took at once: indexes and

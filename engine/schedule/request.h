@@ -2,6 +2,7 @@
 #ifndef WINNOW_ENGINE_SCHEDULE_REQUEST_H_
 #define WINNOW_ENGINE_SCHEDULE_REQUEST_H_
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -82,6 +83,17 @@ struct OutputToken {
   std::vector<TokenLogprob> top;  // most likely first
 };
 
+// What drafts were worth. A verification brings a token more than it accepts of its draft.
+struct DraftCounts {
+  uint64_t drafted = 0;   // tokens, verified or not
+  uint64_t verified = 0;  // of them, in a verification
+  uint64_t accepted = 0;  // of those, part of the answer
+  uint64_t verifications = 0;
+  // By position in the draft: of drafts that were verified so far, and of them accepted.
+  std::array<uint64_t, AttentionPolicy::kVerifyMax> verified_at = {}, accepted_at = {};
+  DraftCounts& operator+=(const DraftCounts& other);
+};
+
 struct Usage {
   int32_t prompt_tokens = 0;
   int32_t cached_tokens = 0;  // of the prompt, not computed again
@@ -98,6 +110,7 @@ struct Usage {
   uint64_t kv_dense_bytes = 0;     // what dense attention would have read for the same steps
   uint64_t selected_rows = 0;      // rows that were attended, over layers and KV heads
   RetrievalCounts retrieval;       // the same and more, in rows
+  DraftCounts drafts;              // of policies with verify
   Duration queue_time{};           // arrival until first planned
   Duration time_to_first_token{};  // arrival until the first token was sampled
   Duration total_time{};           // arrival until the end

@@ -27,6 +27,8 @@ class TokenHistory {
   TokenHistory(const SamplingOptions& options, std::span<const int32_t> prompt);
   void AddGenerated(int32_t token);
 
+  // Whether AddGenerated changes anything.
+  bool grows() const { return generated_counts_; }
   // No token twice. Valid until AddGenerated.
   std::span<const kernels::LogitEdit> edits() const { return edits_; }
 

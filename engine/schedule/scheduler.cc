@@ -9,6 +9,7 @@ namespace winnow::engine {
 
 const StepPlan& Scheduler::Plan(const PlanInput& input) {
   WINNOW_CHECK(input.step_tokens >= input.max_running);
+  WINNOW_CHECK(input.step_logits >= input.max_running);
   input_ = &input;
   plan_.preempt.clear();
   plan_.admit.clear();
@@ -42,6 +43,10 @@ int32_t Scheduler::Pending(int32_t index) const {
   return view.known_tokens - view.computed_tokens;
 }
 
+bool Scheduler::Decodes(int32_t index) const {
+  return Pending(index) == 1 || input_->sequences[index].verifies;
+}
+
 int32_t Scheduler::NeededBlocks(int32_t index, int32_t tokens) const {
   const int64_t end = int64_t{input_->sequences[index].computed_tokens} + tokens;
   return std::max(0, BlocksFor(end, input_->block_tokens) - states_[index].held);
@@ -54,15 +59,20 @@ void Scheduler::PlanDecodes() {
   for (int32_t i = 0; i < count; ++i) {
     if (!IsActive(i)) continue;
     if (oldest < 0) oldest = i;
-    decodes += Pending(i) == 1;
+    decodes += Decodes(i);
   }
+  // Beyond a token for each that decodes, and a row of logits for each that may run: any prompt may end.
+  int32_t spare =
+      std::min(input_->step_tokens - decodes, input_->step_logits - input_->max_running);
   for (int32_t i = 0; i < count; ++i) {
     if (!IsActive(i)) continue;
-    const bool decode = Pending(i) == 1;
+    const bool decode = Decodes(i);
     if (!decode && i != oldest) continue;
     // The oldest may be inside its prompt: its blocks are secured here too, whatever its share of
     // the tokens will be.
-    const int32_t tokens = decode ? 1 : std::min(Pending(i), input_->step_tokens - decodes);
+    int32_t tokens = decode ? std::min(Pending(i), 1 + spare)
+                            : std::min(Pending(i), input_->step_tokens - decodes);
+    if (decode && free_ < NeededBlocks(i, tokens)) tokens = 1;
     const int32_t blocks = NeededBlocks(i, tokens);
     while (free_ < blocks) {
       const int32_t victim = Victim(i);
@@ -76,7 +86,10 @@ void Scheduler::PlanDecodes() {
     }
     free_ -= blocks;
     states_[i].held += blocks;
-    if (decode) states_[i].tokens = 1;
+    if (decode) {
+      states_[i].tokens = tokens;
+      spare -= tokens - 1;
+    }
   }
 }
 
@@ -175,7 +188,8 @@ void Scheduler::PlanPrompts() {
   const auto count = static_cast<int32_t>(states_.size());
   for (int32_t i = 0; i < count; ++i) {
     left -= states_[i].tokens;
-    if (IsActive(i) && states_[i].tokens == 0) prompts_.push_back(i);
+    if (IsActive(i) && states_[i].tokens == 0 && !input_->sequences[i].verifies)
+      prompts_.push_back(i);
   }
   if (prompts_.empty()) return;
   const auto give = [this, &left](int32_t index, int32_t most) {

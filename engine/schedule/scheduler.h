@@ -4,7 +4,9 @@
 // The rules, in the order they are applied:
 //   1. Decoding first. Every running sequence that lacks one token gets it. When blocks run out, the
 //      sequence admitted last gives its blocks up (paused ones before all others), never an older
-//      one for a younger: so the oldest that can run always runs, and everything ends.
+//      one for a younger: so the oldest that can run always runs, and everything ends. A draft that is
+//      to be verified counts as one token, too, and gets the rows that are left over for all of it, the
+//      oldest first; where blocks are short it takes none for more than its first token.
 //   2. Admission, while there are slots, blocks for all known tokens, and one spare block for each
 //      running sequence to grow into: first those preempted, in order of admission; then those that
 //      wait, the tenant that was served least first, each tenant's in order of arrival. Who does
@@ -27,15 +29,17 @@ struct SequenceView {
   Phase phase = Phase::kWaiting;
   int32_t known_tokens = 0;  // prompt and generated. REQUIRES: blocks for them are in the pool
   int32_t computed_tokens =
-      0;                // of them, KV is in blocks; less than known_tokens; 0 unless running
-  int32_t blocks = 0;   // held; 0 unless running
-  int32_t tenant = 0;   // index into served
-  bool paused = false;  // its reader is slow: must not run
-  bool yields = false;  // paused for so long that it may lose its blocks to any that waits
+      0;                  // of them, KV is in blocks; less than known_tokens; 0 unless running
+  int32_t blocks = 0;     // held; 0 unless running
+  int32_t tenant = 0;     // index into served
+  bool verifies = false;  // what it lacks is its last token and a draft, wanted in one step
+  bool paused = false;    // its reader is slow: must not run
+  bool yields = false;    // paused for so long that it may lose its blocks to any that waits
 };
 
 struct PlanInput {
   int32_t step_tokens = 0;  // budget. REQUIRES: >= max_running
+  int32_t step_logits = 0;  // rows of logits. REQUIRES: >= max_running
   int32_t max_running = 0;
   int32_t block_tokens = 0;
   int32_t free_blocks = 0;
@@ -80,6 +84,7 @@ class Scheduler {
 
   bool IsActive(int32_t index) const;  // runs and is not paused
   int32_t Pending(int32_t index) const;
+  bool Decodes(int32_t index) const;  // lacks one token, and a draft after it at most
   int32_t NeededBlocks(int32_t index, int32_t tokens) const;  // beyond those held
   // The one to lose its blocks so that `for_index` can go on; -1: none.
   int32_t Victim(int32_t for_index) const;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -15,7 +16,10 @@
 #include "engine/kv/kv_cache.h"
 #include "engine/retrieval/retrieval_state.h"
 #include "engine/schedule/answer.h"
+#include "engine/schedule/draft.h"
+#include "engine/schedule/draft_length.h"
 #include "engine/schedule/output_queue.h"
+#include "engine/schedule/prompt_lookup.h"
 #include "engine/schedule/request.h"
 #include "engine/schedule/request_queue.h"
 #include "engine/schedule/sampler.h"
@@ -43,12 +47,23 @@ struct Sequence {
   // The first token that attends as the policy says: the first generated one, or `suffix` before it
   // and those before that in its block. So what is dense is whole blocks, which other questions
   // about the same text take over; a part of one would have to be computed, and read all KV for it.
+  // A verified policy has none: only drafts attend as it says, and no KV that stays is theirs.
   int32_t retrieve_from() const {
+    if (request.policy.IsVerified()) return std::numeric_limits<int32_t>::max();
     if (request.policy.suffix == 0) return num_prompt_tokens();
     const int32_t first = std::max(0, num_prompt_tokens() - request.policy.suffix);
     return first / block_tokens * block_tokens;
   }
+  // The first token whose KV reads are counted, and the first whose query may have a tail.
+  int32_t decode_from() const { return std::min(retrieve_from(), num_prompt_tokens()); }
   int32_t num_known_tokens() const { return static_cast<int32_t>(tokens.size()); }
+  // As the scheduler sees it: with the draft that it holds.
+  int32_t planned_known_tokens() const {
+    return draft.active() ? draft.known_tokens() : num_known_tokens();
+  }
+  int32_t planned_computed_tokens() const {
+    return draft.active() ? draft.computed_tokens() : cache.num_tokens();
+  }
 
   const Request request;
   const std::shared_ptr<OutputQueue> output;
@@ -63,6 +78,10 @@ struct Sequence {
   std::unique_ptr<RetrievalState> retrieval;  // from admission on; null if the policy is dense
   Answer answer;
   TokenHistory history;
+  Draft draft;
+  DraftLength draft_length;
+  PromptLookup lookup;                          // of policies that look up; else empty
+  int32_t lookups_left_out = 0;                 // since one was tried
   const std::unique_ptr<GrammarState> grammar;  // null: the answer may be anything
   const Digest tenant_digest;
   std::string grammar_fault;  // not empty: it ends for this

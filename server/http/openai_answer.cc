@@ -368,6 +368,13 @@ void UsageSum::Add(const v1::Usage& usage) {
   winnow.set_time_to_first_token_seconds(
       std::max(winnow.time_to_first_token_seconds(), usage.time_to_first_token_seconds()));
   winnow.set_total_seconds(std::max(winnow.total_seconds(), usage.total_seconds()));
+  if (usage.has_drafts()) {
+    v1::DraftUsage& drafts = *winnow.mutable_drafts();
+    drafts.set_drafted_tokens(drafts.drafted_tokens() + usage.drafts().drafted_tokens());
+    drafts.set_verified_tokens(drafts.verified_tokens() + usage.drafts().verified_tokens());
+    drafts.set_accepted_tokens(drafts.accepted_tokens() + usage.drafts().accepted_tokens());
+    drafts.set_verifications(drafts.verifications() + usage.drafts().verifications());
+  }
   v1::RetrievalUsage& sum = *winnow.mutable_retrieval();
   const v1::RetrievalUsage& own = usage.retrieval();
   // Means over the probes of all choices.
@@ -394,6 +401,12 @@ Json WinnowUsage(const UsageSum& sum) {
   out["kv_dense_bytes"] = usage.kv_dense_bytes();
   out["selected_rows"] = usage.selected_rows();
   out["dense_rows"] = usage.dense_rows();
+  if (usage.has_drafts()) {
+    out["drafted_tokens"] = usage.drafts().drafted_tokens();
+    out["verified_draft_tokens"] = usage.drafts().verified_tokens();
+    out["accepted_draft_tokens"] = usage.drafts().accepted_tokens();
+    out["verifications"] = usage.drafts().verifications();
+  }
   const v1::RetrievalUsage& retrieval = usage.retrieval();
   if (retrieval.mid_rows() > 0) {
     out["kept"] =

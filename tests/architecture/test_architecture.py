@@ -49,7 +49,7 @@ MAY_SEE = {
     "server/http": ("server", "server/parse", "engine/base", "engine/kv", "engine/grammar", "engine/text", "kernels"),
     "server/vllm": ("server", "engine/base", "engine/mutex", "engine/kv", "engine/schedule", "kernels"),
     "server/wiring": ("server", "server/http", "server/vllm", "engine/base", "engine/kv", "engine", "kernels"),
-    "bench": ("server", "engine/base", "engine/step", "engine/kv", "engine", "engine/text", "engine/text/unicode", "engine/model", "kernels", "kernels/bench", "storage"),
+    "bench": ("server", "engine/base", "engine/step", "engine/kv", "engine/schedule", "engine", "engine/text", "engine/text/unicode", "engine/model", "kernels", "kernels/bench", "storage"),
     "program": ("server", "bench"),
 }
 

@@ -58,6 +58,22 @@ class DetokenizeResponse(_message.Message):
     text: str
     def __init__(self, text: _Optional[str] = ...) -> None: ...
 
+class DraftUsage(_message.Message):
+    __slots__ = ["accepted_at", "accepted_tokens", "drafted_tokens", "verifications", "verified_at", "verified_tokens"]
+    ACCEPTED_AT_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    VERIFICATIONS_FIELD_NUMBER: _ClassVar[int]
+    VERIFIED_AT_FIELD_NUMBER: _ClassVar[int]
+    VERIFIED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    accepted_at: _containers.RepeatedScalarFieldContainer[int]
+    accepted_tokens: int
+    drafted_tokens: int
+    verifications: int
+    verified_at: _containers.RepeatedScalarFieldContainer[int]
+    verified_tokens: int
+    def __init__(self, drafted_tokens: _Optional[int] = ..., verified_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., verifications: _Optional[int] = ..., verified_at: _Optional[_Iterable[int]] = ..., accepted_at: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class Finish(_message.Message):
     __slots__ = ["reason", "stop_string", "stop_token_id", "usage"]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -169,20 +185,22 @@ class RetrievalIndex(_message.Message):
     def __init__(self, name: _Optional[str] = ..., bits: _Optional[int] = ..., learned: bool = ..., pool_bytes: _Optional[int] = ...) -> None: ...
 
 class RetrievalInfo(_message.Message):
-    __slots__ = ["artifact", "completion", "indexes", "probe_interval", "retrieve_from", "retrieve_from_measured"]
+    __slots__ = ["artifact", "completion", "exact", "indexes", "probe_interval", "retrieve_from", "retrieve_from_measured"]
     ARTIFACT_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_FIELD_NUMBER: _ClassVar[int]
+    EXACT_FIELD_NUMBER: _ClassVar[int]
     INDEXES_FIELD_NUMBER: _ClassVar[int]
     PROBE_INTERVAL_FIELD_NUMBER: _ClassVar[int]
     RETRIEVE_FROM_FIELD_NUMBER: _ClassVar[int]
     RETRIEVE_FROM_MEASURED_FIELD_NUMBER: _ClassVar[int]
     artifact: str
     completion: bool
+    exact: bool
     indexes: _containers.RepeatedCompositeFieldContainer[RetrievalIndex]
     probe_interval: int
     retrieve_from: int
     retrieve_from_measured: bool
-    def __init__(self, indexes: _Optional[_Iterable[_Union[RetrievalIndex, _Mapping]]] = ..., completion: bool = ..., artifact: _Optional[str] = ..., retrieve_from: _Optional[int] = ..., retrieve_from_measured: bool = ..., probe_interval: _Optional[int] = ...) -> None: ...
+    def __init__(self, indexes: _Optional[_Iterable[_Union[RetrievalIndex, _Mapping]]] = ..., completion: bool = ..., artifact: _Optional[str] = ..., retrieve_from: _Optional[int] = ..., retrieve_from_measured: bool = ..., probe_interval: _Optional[int] = ..., exact: bool = ...) -> None: ...
 
 class RetrievalUsage(_message.Message):
     __slots__ = ["chosen_rows", "completed", "completions", "coverage", "floor_dense_tokens", "iou", "kept", "mid_rows", "probes", "widened_tokens"]
@@ -330,9 +348,10 @@ class ToolCall(_message.Message):
     def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., arguments: _Optional[str] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ["cached_tokens", "dense_rows", "generated_tokens", "kv_dense_bytes", "kv_read_bytes", "preemptions", "prompt_tokens", "queue_seconds", "retrieval", "selected_rows", "time_to_first_token_seconds", "total_seconds"]
+    __slots__ = ["cached_tokens", "dense_rows", "drafts", "generated_tokens", "kv_dense_bytes", "kv_read_bytes", "preemptions", "prompt_tokens", "queue_seconds", "retrieval", "selected_rows", "time_to_first_token_seconds", "total_seconds"]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DENSE_ROWS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
     GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     KV_DENSE_BYTES_FIELD_NUMBER: _ClassVar[int]
     KV_READ_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -345,6 +364,7 @@ class Usage(_message.Message):
     TOTAL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     cached_tokens: int
     dense_rows: int
+    drafts: DraftUsage
     generated_tokens: int
     kv_dense_bytes: int
     kv_read_bytes: KvReadBytes
@@ -355,7 +375,7 @@ class Usage(_message.Message):
     selected_rows: int
     time_to_first_token_seconds: float
     total_seconds: float
-    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., kv_read_bytes: _Optional[_Union[KvReadBytes, _Mapping]] = ..., kv_dense_bytes: _Optional[int] = ..., selected_rows: _Optional[int] = ..., queue_seconds: _Optional[float] = ..., time_to_first_token_seconds: _Optional[float] = ..., total_seconds: _Optional[float] = ..., dense_rows: _Optional[int] = ..., retrieval: _Optional[_Union[RetrievalUsage, _Mapping]] = ...) -> None: ...
+    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., kv_read_bytes: _Optional[_Union[KvReadBytes, _Mapping]] = ..., kv_dense_bytes: _Optional[int] = ..., selected_rows: _Optional[int] = ..., queue_seconds: _Optional[float] = ..., time_to_first_token_seconds: _Optional[float] = ..., total_seconds: _Optional[float] = ..., dense_rows: _Optional[int] = ..., retrieval: _Optional[_Union[RetrievalUsage, _Mapping]] = ..., drafts: _Optional[_Union[DraftUsage, _Mapping]] = ...) -> None: ...
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = []

@@ -221,7 +221,7 @@ TEST(AttentionPolicy, LongTextIsNotRepeatedInFull) {
 }
 
 TEST(AttentionPolicy, OptionsThatDoNotApplyAreNamed) {
-  ExpectInvalid("dense:k=2", "policy option 'k' does not apply to 'dense', which takes none");
+  ExpectInvalid("dense:k=2", "policy option 'k' does not apply to 'dense', which reads all");
   ExpectInvalid("dense:completion=on", "does not apply to 'dense'");
   ExpectInvalid("dense:from=0", "does not apply to 'dense'");
   ExpectInvalid("dense:", "policy option '' is not known; options: ");
@@ -234,10 +234,35 @@ TEST(AttentionPolicy, OptionsThatDoNotApplyAreNamed) {
   ExpectInvalid("quest:bits=128", "policy option 'bits' does not apply to 'quest'");
 }
 
+TEST(AttentionPolicy, VerifyAndLookupHaveOneText) {
+  EXPECT_EQ(ToString(Parse("pca:verify=8,k=2%")), "pca:k=2%,verify=8");
+  EXPECT_EQ(ToString(Parse("window:verify=auto")), "window:verify=auto");
+  EXPECT_EQ(ToString(Parse("dense:lookup=on")), "dense:lookup=on,verify=auto");
+  EXPECT_EQ(ToString(Parse("dense:verify=64,lookup=on")), "dense:lookup=on,verify=64");
+  EXPECT_EQ(ToString(Parse("dense:lookup=off")), "dense");
+  EXPECT_EQ(Parse("lsh:verify=1").verify, 1);
+  EXPECT_FALSE(Parse("lsh").IsVerified());
+}
+
+TEST(AttentionPolicy, WhatCannotBeVerifiedIsRefusedWithBothNames) {
+  ExpectInvalid("dense:verify=8", "policy option 'verify' does not apply to 'dense'");
+  ExpectInvalid("spotlight:completion=on,verify=8",
+                "policy options 'verify' and 'completion' exclude each other: ");
+  ExpectInvalid("pca:verify=8,suffix=1",
+                "policy options 'verify' and 'suffix' exclude each other: ");
+  ExpectInvalid("pca:floor=0.9,verify=8",
+                "policy options 'verify' and 'floor' exclude each other: ");
+  ExpectInvalid("spotlight:completion=on,lookup=on", "'verify' and 'completion'");
+  for (const char* bad : {"0", "65", "-1", "8.0", "", "AUTO"}) {
+    ExpectInvalid(std::string("pca:verify=") + bad, "is not auto or a count from 1 to 64");
+  }
+  ExpectInvalid("pca:lookup=8", "policy option 'lookup': '8' is not on or off");
+}
+
 TEST(AttentionPolicy, BadOptionsAreNamed) {
   ExpectInvalid("hata:kk=2",
                 "policy option 'kk' is not known (did you mean 'k'?); options: k, p, completion, "
-                "tail, sink, window, dense_layers, bits, suffix, from, floor");
+                "tail, sink, window, dense_layers, bits, suffix, from, floor, verify, lookup");
   ExpectInvalid("hata:complition=on", "did you mean 'completion'?");
   ExpectInvalid("hata:k=2,k=3", "policy option 'k' is given twice");
   ExpectInvalid("hata:from=2,from=2", "policy option 'from' is given twice");

@@ -69,12 +69,22 @@ bool EndedByItself(FinishReason reason) {
          reason == FinishReason::kMaxTokens;
 }
 
-void ExpectSame(const Reply& got, const Reply& alone) {
+// Of a request under any verified policy, every token and probability is that of dense attention.
+Reply RunAloneDensely(Request request) {
+  request.policy = {};
+  return RunAlone(std::move(request));
+}
+
+void ExpectSame(const Reply& got, const Reply& alone, bool verified) {
   EXPECT_EQ(got.tokens, alone.tokens);
   EXPECT_EQ(got.text, alone.text);
   EXPECT_EQ(got.last.finish, alone.last.finish);
   EXPECT_EQ(got.last.stop_match, alone.last.stop_match);
-  EXPECT_EQ(got.last.usage.kv_read_bytes_fast, alone.last.usage.kv_read_bytes_fast);
+  // A draft reads for itself; what dense attention would have read stays the same.
+  EXPECT_EQ(got.last.usage.kv_dense_bytes, alone.last.usage.kv_dense_bytes);
+  if (!verified) {
+    EXPECT_EQ(got.last.usage.kv_read_bytes_fast, alone.last.usage.kv_read_bytes_fast);
+  }
   ASSERT_EQ(got.details.size(), alone.details.size());
   for (size_t i = 0; i < got.details.size(); ++i) {
     EXPECT_EQ(got.details[i].logprob, alone.details[i].logprob);
@@ -89,6 +99,7 @@ struct Totals {
   std::map<FinishReason, int> finished;
   int64_t preemptions = 0;
   int64_t steps_with_paused = 0;
+  uint64_t drafted = 0, accepted = 0, verifications = 0;
 };
 
 void RunWorkload(uint32_t seed, Totals& totals) {
@@ -117,6 +128,17 @@ void RunWorkload(uint32_t seed, Totals& totals) {
   for (int32_t i = dice.Pick(1, 12); i > 0; --i) {
     Entry entry;
     entry.request = RandomRequest(dice, i, most_tokens);
+    if (options.step_tokens > options.max_running && dice.OneIn(2)) {
+      entry.request.policy = {.kind = AttentionPolicy::Kind::kWindow,
+                              .sink = 1,
+                              .window = dice.Pick(1, 20),
+                              .verify = dice.OneIn(3) ? 64 : dice.Pick(1, 9),
+                              .lookup = dice.OneIn(3)};
+      if (dice.OneIn(5)) entry.request.policy.verify = AttentionPolicy::kVerifyAuto;
+      if (entry.request.policy.lookup && dice.OneIn(2)) {
+        entry.request.policy.kind = AttentionPolicy::Kind::kDense;
+      }
+    }
     entry.arrives_at_step = dice.OneIn(3) ? 0 : dice.Pick(0, 60);
     entry.cancelled_at_step = dice.OneIn(6) ? entry.arrives_at_step + dice.Pick(0, 40) : -1;
     const bool slow = dice.OneIn(4);
@@ -153,14 +175,17 @@ void RunWorkload(uint32_t seed, Totals& totals) {
   EXPECT_EQ(stats.waiting_tokens, 0);
   EXPECT_EQ(stats.preempted, 0);
   totals.preemptions += static_cast<int64_t>(stats.preemptions);
+  totals.drafted += stats.drafts.drafted;
+  totals.accepted += stats.drafts.accepted;
+  totals.verifications += stats.drafts.verifications;
   for (const Entry& entry : entries) {
     SCOPED_TRACE(testing::Message() << "request " << entry.request.id);
     const Reply& reply = entry.client->reply;
     ++totals.finished[reply.last.finish];
     EXPECT_EQ(static_cast<int32_t>(reply.tokens.size()), reply.last.usage.generated_tokens);
-    const Reply alone = RunAlone(entry.request);
+    const Reply alone = RunAloneDensely(entry.request);
     if (EndedByItself(reply.last.finish)) {
-      ExpectSame(reply, alone);
+      ExpectSame(reply, alone, entry.request.policy.IsVerified());
     } else {
       // What came is the beginning of what would have come.
       ASSERT_LE(reply.tokens.size(), alone.tokens.size());
@@ -179,6 +204,9 @@ TEST(EngineRandomTest, EveryRequestHasTheTokensThatItHasAlone) {
   // The workloads are only worth something if they meet everything.
   EXPECT_GT(totals.preemptions, 1000);
   EXPECT_GT(totals.steps_with_paused, 1000);
+  EXPECT_GT(totals.verifications, 5000u);
+  EXPECT_GT(totals.accepted, 5000u);
+  EXPECT_GT(totals.drafted, totals.accepted + 5000u);
   for (const FinishReason reason :
        {FinishReason::kStopToken, FinishReason::kStopString, FinishReason::kMaxTokens,
         FinishReason::kCancelled, FinishReason::kDeadline}) {

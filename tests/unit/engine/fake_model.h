@@ -67,8 +67,10 @@ class FakeModel final : public Model {
       const auto count = static_cast<int32_t>(chunk.tokens.size());
       for (int32_t i = 0; i < count; ++i) {
         const int32_t position = chunk.position + i;
-        const uint64_t before = position == 0 ? 1 : Kv(chunk, position - 1);
-        Kv(chunk, position) = Mix(before ^ Mix(chunk.tokens[i]) ^ Mix(position + 1'000'000));
+        const uint64_t before =
+            position == 0 ? 1 : Kv(chunk, position - 1) ^ MarkAt(chunk, position - 1);
+        Kv(chunk, position) = Mix(before ^ Mix(chunk.tokens[i]) ^ Mix(position + 1'000'000)) ^
+                              MarkAt(chunk, position);
         if (i >= count - chunk.num_logits) {
           Fill(chunk, position, logits.subspan(row++ * shape_.vocab_size, shape_.vocab_size));
         }
@@ -90,6 +92,10 @@ class FakeModel final : public Model {
     return absl::OkStatus();
   }
 
+  // Drafts (chunks whose KV is not settled and that retrieve): one position in so many gets other logits
+  // than from dense attention. 0: none. Whatever this says, KV that a draft wrote is of no use to others.
+  int32_t wrong_draft_every = 4;
+  int64_t drafted = 0;
   // From this Forward on (the first is 1), every one fails.
   std::optional<int64_t> fail_at_forward;
   // A row of logits after this token is NaN.
@@ -106,6 +112,15 @@ class FakeModel final : public Model {
     return x ^ (x >> 31);
   }
 
+  static bool IsDraft(const SequenceChunk& chunk) {
+    return chunk.retrieval != nullptr && chunk.retrieve_from <= chunk.position &&
+           chunk.settled <= chunk.position;
+  }
+  // What a draft's KV is written and read with.
+  static uint64_t MarkAt(const SequenceChunk& chunk, int32_t position) {
+    return IsDraft(chunk) && position >= chunk.settled ? 0xD5A4'0000'0001 : 0;
+  }
+
   uint64_t& Kv(const SequenceChunk& chunk, int32_t position) {
     const int32_t block = chunk.block_table[position / shape_.block_tokens];
     return kv_[static_cast<size_t>(block) * shape_.block_tokens + position % shape_.block_tokens];
@@ -113,7 +128,11 @@ class FakeModel final : public Model {
 
   void Fill(const SequenceChunk& chunk, int32_t position, std::span<float> row) {
     uint64_t all = 0;
-    for (int32_t p = 0; p <= position; ++p) all = Mix(all ^ Kv(chunk, p));
+    for (int32_t p = 0; p <= position; ++p) all = Mix(all ^ Kv(chunk, p) ^ MarkAt(chunk, p));
+    if (IsDraft(chunk)) {
+      ++drafted;
+      if (wrong_draft_every > 0 && Mix(position) % wrong_draft_every == 0) all = Mix(all);
+    }
     for (int32_t token = 0; token < shape_.vocab_size; ++token) {
       const uint64_t bits = Mix(all ^ static_cast<uint64_t>(token) << 40);
       row[token] = static_cast<float>(bits >> 40) * 0x1p-22f;  // 0 to 4

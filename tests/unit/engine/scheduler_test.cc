@@ -16,6 +16,7 @@ constexpr int32_t kBlockTokens = 4;
 // A pool and sequences for Plan, with the numbers that a test does not care about filled in.
 struct Scene {
   int32_t step_tokens = 16;
+  int32_t step_logits = 0;  // 0: max_running
   int32_t max_running = 8;
   int32_t num_blocks = 100;
   std::vector<SequenceView> sequences = {};
@@ -45,6 +46,7 @@ struct Scene {
   StepPlan Plan() const {
     Scheduler scheduler;
     return scheduler.Plan({.step_tokens = step_tokens,
+                           .step_logits = step_logits > 0 ? step_logits : max_running,
                            .max_running = max_running,
                            .block_tokens = kBlockTokens,
                            .free_blocks = scarce ? 0 : free_blocks(),
@@ -72,6 +74,32 @@ TEST(SchedulerTest, NothingToDoIsAnEmptyPlan) {
   const StepPlan plan = Scene().Plan();
   EXPECT_TRUE(plan.chunks.empty());
   EXPECT_TRUE(plan.admit.empty());
+}
+
+TEST(SchedulerTest, ADraftIsVerifiedInOneStepAsFarAsRowsGo) {
+  Scene scene{.step_tokens = 32, .step_logits = 8 + 10};
+  for (int i = 0; i < 3; ++i) {
+    scene.Running(27, 20);  // 6 drafted
+    scene.sequences.back().verifies = true;
+  }
+  scene.Running(9, 8);
+  scene.Running(200, 10);  // a prompt
+  const StepPlan plan = scene.Plan();
+  EXPECT_EQ(TokensOf(plan, 0), 7);
+  EXPECT_EQ(TokensOf(plan, 1), 5);  // what is left of the ten
+  EXPECT_EQ(TokensOf(plan, 2), 1);
+  EXPECT_EQ(TokensOf(plan, 3), 1);
+  EXPECT_EQ(TokensOf(plan, 4), 32 - 14);
+}
+
+TEST(SchedulerTest, NobodyLosesBlocksForADraft) {
+  Scene scene{.step_logits = 8 + 10, .num_blocks = 6};
+  scene.Running(18, 12);  // 3 blocks; its last token needs one, its draft another
+  scene.sequences.back().verifies = true;
+  scene.Running(9, 8);
+  const StepPlan plan = scene.Plan();
+  EXPECT_TRUE(plan.preempt.empty());
+  EXPECT_EQ(TokensOf(plan, 0), 1);
 }
 
 TEST(SchedulerTest, WhereBlocksAreScarceEvenTheOldestWaits) {

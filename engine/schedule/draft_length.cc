@@ -1,0 +1,116 @@
+#include "engine/schedule/draft_length.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace winnow::engine {
+namespace {
+
+constexpr double kNewest = 0.15;  // weight of the newest sample
+// Acceptance before anything is known, as of so many tokens. Measured ones: docs/exact.md.
+constexpr double kPrior = 0.8;
+constexpr double kPriorTokens = 3;
+constexpr double kForget = 0.99;             // of what was tried, for each token tried
+constexpr double kFirstDraftOfDense = 0.75;  // before one was measured
+constexpr double kRowOfDense = 0.1;          // a row more, before one was measured
+constexpr double kWorthwhile = 1.02;         // times dense decoding's speed, or drafts do not pay
+constexpr double kFirstCredit = 0.9;         // dense tokens
+constexpr double kCreditShare = 0.01;
+constexpr double kMostCredit =
+    8;  // dense tokens: what was won long ago does not pay for a bad stretch
+
+}  // namespace
+
+void DraftLength::Average::Add(double sample) {
+  ++samples;
+  value += std::max(kNewest, 1.0 / samples) * (sample - value);
+}
+
+double DraftLength::acceptance(DraftSource source) const {
+  const Source& of = sources_[static_cast<size_t>(source)];
+  return (of.accepted + kPrior * kPriorTokens) / (of.tried + kPriorTokens);
+}
+
+double DraftLength::RowSeconds() const {
+  return row_.samples > 0 ? std::max(0.0, row_.value) : kRowOfDense * dense_.value;
+}
+
+double DraftLength::Speed(DraftSource source, int32_t drafted) const {
+  // Before a draft step was measured it is taken for a dense one.
+  const double step = source == DraftSource::kLookup ? 0
+                      : draft_.samples > 0           ? draft_.value
+                                                     : dense_.value;
+  const double a = acceptance(source);
+  const double tokens =
+      a < 1 ? (1 - std::pow(a, drafted + 1)) / (1 - a) : static_cast<double>(drafted + 1);
+  return tokens / (drafted * (step + RowSeconds()) + dense_.value);
+}
+
+int32_t DraftLength::Next(DraftSource source, int32_t most) const {
+  if (most <= 0) return 0;
+  if (dense_.samples == 0) return 0;
+  if (!measured_) return std::min(most, kUnmeasured);
+  const double dense_speed = 1 / dense_.value;
+  int32_t best = 0;
+  double best_speed = dense_speed * kWorthwhile;
+  for (int32_t drafted = 1; drafted <= most; ++drafted) {
+    const double speed = Speed(source, drafted);
+    if (speed > best_speed) {
+      best = drafted;
+      best_speed = speed;
+    }
+  }
+  // What a draft that fails from its first token on would lose must be there. So the first draft, of which
+  // nothing is known, is short, and one that nothing speaks for is tried when there is credit for it.
+  const bool unknown = source == DraftSource::kPolicy && draft_.samples == 0;
+  const double step = source == DraftSource::kLookup ? 0
+                      : unknown                      ? dense_.value * kFirstDraftOfDense
+                                                     : draft_.value;
+  const double each = step + RowSeconds();
+  const bool tries = best == 0 || unknown;
+  const double credit =
+      tries ? std::min(credit_, sources_[static_cast<size_t>(source)].credit) : credit_;
+  const int32_t affordable =
+      each > 0 ? static_cast<int32_t>(std::clamp(credit / each, 0.0, double{1 << 20})) : most;
+  return std::min(tries ? 1 : best, affordable);
+}
+
+void DraftLength::Earn(double seconds) {
+  credit_ = std::min(credit_ + seconds, kMostCredit * dense_.value);
+  for (Source& source : sources_) {
+    source.credit = std::min(source.credit + seconds, kFirstCredit * dense_.value);
+  }
+}
+
+void DraftLength::OnDense(double seconds) {
+  if (seconds > 0) measured_ = true;
+  const bool first = dense_.samples == 0;
+  dense_.Add(seconds);
+  Earn((first ? kFirstCredit : kCreditShare) * dense_.value);
+}
+
+void DraftLength::OnDraftStep(double seconds) {
+  draft_.Add(seconds);
+  spent_drafting_ += seconds;
+}
+
+void DraftLength::OnVerification(DraftSource source, int32_t drafted, int32_t accepted,
+                                 std::optional<double> seconds) {
+  Source& of = sources_[static_cast<size_t>(source)];
+  // One trial for each that was accepted, and one for the token that ended it.
+  const int32_t tried = std::min(drafted, accepted + 1);
+  for (int32_t i = 0; i < tried; ++i) {
+    of.tried = of.tried * kForget + 1;
+    of.accepted = of.accepted * kForget + (i < accepted);
+  }
+  if (seconds.has_value() && dense_.samples > 0) {
+    if (drafted > 0) row_.Add((*seconds - dense_.value) / drafted);
+    Earn((1 + accepted) * dense_.value * kCreditShare);
+    const double won = (1 + accepted) * dense_.value - *seconds - spent_drafting_;
+    credit_ = std::min(credit_ + won, kMostCredit * dense_.value);
+    of.credit += std::min(0.0, won);
+  }
+  spent_drafting_ = 0;
+}
+
+}  // namespace winnow::engine

@@ -1,0 +1,153 @@
+// Verified policies in the step loop (docs/exact.md): a sequence drafts token by token under its
+// policy, then dense attention computes the draft in one chunk, and of what it draws the sequence takes
+// all up to the first token that was drafted wrong. Only what was taken is the sequence's: KV, block
+// names and indexes end where it ends.
+#include <algorithm>
+#include <span>
+
+#include "engine/kv/kv_memory.h"
+#include "engine/schedule/engine.h"
+#include "kernels/check.h"
+
+namespace winnow::engine {
+namespace {
+
+// Looked-up tokens come first, as they cost nothing but rows of a verification. Where they are mostly
+// wrong and the policy drafts better, they are tried now and then only.
+bool MayLookUp(Sequence& sequence, bool policy_drafts) {
+  constexpr double kOftenRight = 0.5;
+  constexpr int32_t kTryEvery = 16;
+  if (!policy_drafts || sequence.draft_length.acceptance(DraftSource::kLookup) >= kOftenRight ||
+      ++sequence.lookups_left_out >= kTryEvery) {
+    sequence.lookups_left_out = 0;
+    return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+// Before a plan is made: who has one token to go drafts, and who drafts may have to stop.
+void Engine::PlanDrafts(int32_t free_blocks) {
+  const auto verifies = [](const Sequence& sequence) {
+    return sequence.phase == Phase::kRunning && sequence.request.policy.IsVerified();
+  };
+  int32_t running = 0;
+  int32_t verifying = 0;
+  for (const std::unique_ptr<Sequence>& sequence : sequences_) {
+    running += sequence->phase == Phase::kRunning;
+    verifying += verifies(*sequence);
+  }
+  for (const std::unique_ptr<Sequence>& sequence : sequences_) {
+    if (!verifies(*sequence)) continue;
+    Draft& draft = sequence->draft;
+    if (!draft.active()) {
+      BeginDraft(*sequence, verifying);
+    } else if (!draft.verifies() && free_blocks <= running &&
+               BlocksFor(draft.known_tokens(), model_.block_tokens()) >
+                   sequence->cache.num_blocks()) {
+      // Nobody loses blocks for a guess: what has none left is not drafted on.
+      draft.Cut(std::max(0, draft.num_drafted() - 1));
+      draft.EndDrafting();
+    }
+  }
+}
+
+void Engine::BeginDraft(Sequence& sequence, int32_t verifying) {
+  const int32_t known = sequence.num_known_tokens();
+  // The first token comes out of the prompt's last chunk. A grammar's masks depend on the tokens before
+  // them, and its state cannot go back: such an answer is decoded densely, token by token.
+  if (sequence.answer.num_tokens() == 0 || sequence.cache.num_tokens() != known - 1 ||
+      sequence.grammar != nullptr) {
+    return;
+  }
+  const AttentionPolicy& policy = sequence.request.policy;
+  const bool is_auto = policy.verify == AttentionPolicy::kVerifyAuto;
+  const int32_t most =
+      DraftRoom{
+          .answer_tokens = sequence.request.stopping.max_tokens - sequence.answer.num_tokens(),
+          .rows = std::min(options_.step_tokens, model_.max_batch_logits()) - options_.max_running,
+          .verifying = verifying,
+          .position = known - 1,
+          .block_tokens = model_.block_tokens(),
+          .one_block_more = memory_ != nullptr && memory_->tiered()}
+          .Length(is_auto ? AttentionPolicy::kVerifyMax : policy.verify);
+  const auto wanted = [&](DraftSource source) {
+    return is_auto ? sequence.draft_length.Next(source, most) : most;
+  };
+  const bool retrieves = sequence.retrieval != nullptr && model_.Retrieves(policy, known);
+  if (policy.lookup && MayLookUp(sequence, retrieves)) {
+    const std::vector<int32_t> found =
+        sequence.lookup.Propose(sequence.tokens, wanted(DraftSource::kLookup));
+    if (!found.empty()) {
+      sequence.draft.BeginLookedUp(known - 1, sequence.tokens.back(), found);
+      CountDrafted(sequence, static_cast<int32_t>(found.size()));
+      return;
+    }
+  }
+  if (!retrieves) return;
+  if (const int32_t length = wanted(DraftSource::kPolicy); length > 0) {
+    sequence.draft.Begin(known - 1, sequence.tokens.back(), length);
+  }
+}
+
+void Engine::CountDrafted(Sequence& sequence, int32_t tokens) {
+  sequence.usage.drafts.drafted += tokens;
+  stats_.drafts.drafted += tokens;
+}
+
+// By what was drawn for the draft's chunk.
+void Engine::AdvanceDraft(Sequence& sequence, std::span<const kernels::SampledToken> drawn,
+                          TimePoint now) {
+  Draft& draft = sequence.draft;
+  RetrievalCounts counts;
+  if (sequence.retrieval != nullptr) counts = sequence.retrieval->TakeCounts();
+  counts.rows_dense = 0;  // without a draft nobody would have read for it
+  if (!draft.verifies()) {
+    Count(sequence, counts);
+    const kernels::SampledToken& next = drawn.front();
+    if (next.status != kernels::SampleStatus::kOk) {
+      draft.EndDrafting();  // the verification finds out whether it is the model's fault
+      return;
+    }
+    draft.Add(next.token);
+    CountDrafted(sequence, 1);
+    if (decode_seconds_.has_value()) sequence.draft_length.OnDraftStep(*decode_seconds_);
+    const std::vector<int32_t>& stops = sequence.request.stopping.stop_token_ids;
+    if (std::find(stops.begin(), stops.end(), next.token) != stops.end()) draft.EndDrafting();
+    return;
+  }
+  const auto rows = static_cast<int32_t>(drawn.size());
+  const auto row_rows = static_cast<uint64_t>(model_.kv_rows_per_token());
+  // One pass reads what its last row sees, once for all rows.
+  counts.rows_read += static_cast<uint64_t>(draft.position() + rows) * row_rows;
+  const int32_t accepted = draft.NumAccepted(drawn);
+  int32_t taken = 0;
+  while (taken < accepted && !sequence.ended) {
+    // Before it may end the answer, whose usage is told then.
+    counts.rows_dense = static_cast<uint64_t>(draft.position() + 1 + taken) * row_rows;
+    Count(sequence, counts);
+    const DraftCounts drafts = draft.CountsOf(rows, taken);
+    sequence.usage.drafts += drafts;
+    stats_.drafts += drafts;
+    counts = {};
+    Take(sequence, drawn[taken++], now);
+  }
+  if (rows > 1) {
+    sequence.draft_length.OnVerification(draft.source(), rows - 1, taken - 1, decode_seconds_);
+  } else if (decode_seconds_.has_value()) {
+    sequence.draft_length.OnDense(*decode_seconds_);
+  }
+  sequence.cache.Append(taken);
+  sequence.cache.Trim();
+  if (memory_ != nullptr) NameBlocks(sequence);
+  DropDraft(sequence);
+}
+
+void Engine::DropDraft(Sequence& sequence) {
+  if (!sequence.draft.active()) return;
+  sequence.draft.Drop();
+  if (sequence.retrieval != nullptr) sequence.retrieval->Rewind(sequence.cache.num_tokens());
+}
+
+}  // namespace winnow::engine

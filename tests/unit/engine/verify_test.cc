@@ -1,0 +1,235 @@
+// Answers under verified policies are those of dense attention, bit for bit, whatever drafts them and
+// wherever KV lies. engine_random_test.cc shows the same of what happens around it on a model of hashes.
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/unit/engine/kv_tiers_testing.h"
+
+namespace winnow::engine {
+namespace {
+
+using kv_tiers::FrameBytes;
+using kv_tiers::kBlockTokens;
+using kv_tiers::kContext;
+using kv_tiers::kFewer;
+using kv_tiers::KvTiersTest;
+using kv_tiers::Load;
+using ::testing::HasSubstr;
+
+class VerifyTest : public KvTiersTest {
+ protected:
+  VerifyTest() {
+    constexpr std::array<const char*, 11> kDrafts = {"window:sink=2,window=20",
+                                                     "oracle:k=9,window=9",
+                                                     "quest:k=16,window=9",
+                                                     "lsh:k=9,window=9",
+                                                     "lsh:k=9,p=0.9,window=9,dense_layers=0",
+                                                     "hata:k=6,window=9",
+                                                     "spotlight:k=50%,window=9",
+                                                     "pca:k=5%,window=9",
+                                                     "pca:k=3%,window=20,sink=3,tail=off",
+                                                     "dense:lookup=on",
+                                                     "pca:k=5%,window=9,lookup=on"};
+    requests_.clear();
+    for (size_t i = 0; i < 22 / kFewer; ++i) {
+      std::vector<int32_t> prompt(100 + random_() % 400);
+      for (int32_t& token : prompt) token = static_cast<int32_t>(random_() % config_.vocab_size);
+      Request request = MakeRequest(i + 1, std::move(prompt), 1 + random_() % 60);
+      request.tenant = i % 3 == 0 ? "a" : "b";
+      const std::string draft = kDrafts[i % kDrafts.size()];
+      constexpr std::array<const char*, 6> kLengths = {"1", "3", "8", "8", "64", "auto"};
+      auto policy =
+          ParseAttentionPolicy(draft + ",verify=" + kLengths[random_() % kLengths.size()]);
+      EXPECT_TRUE(policy.ok()) << policy.status();
+      request.policy = *policy;
+      if (random_() % 3 != 0) {
+        request.sampling.temperature = static_cast<float>(random_() % 12) / 10;
+        request.sampling.seed = random_();
+      }
+      if (random_() % 3 == 0) request.sampling.repetition_penalty = 1.2f;
+      if (random_() % 3 == 0) request.sampling.frequency_penalty = 0.3f;
+      if (random_() % 2 == 0) request.top_logprobs = static_cast<int32_t>(random_() % 4);
+      if (random_() % 3 == 0) {
+        request.stopping.stop_token_ids = {static_cast<int32_t>(random_() % config_.vocab_size)};
+        request.stopping.min_tokens = std::min(3, request.stopping.max_tokens);
+      }
+      if (random_() % 3 == 0) request.stopping.stop_strings = {"e", "7 "};
+      requests_.push_back(std::move(request));
+    }
+  }
+
+  static ModelOptions WithRowsToVerify(ModelOptions options) {
+    options.max_sequences = kv_tiers::kRunning;
+    options.max_batch_logits = kv_tiers::kRunning + 32;
+    return options;
+  }
+
+  // KV in memory, and no policy.
+  const std::vector<Reply>& Dense() {
+    if (!dense_.empty()) return dense_;
+    const std::vector<Request> verified = requests_;
+    for (Request& request : requests_) request.policy = {};
+    ModelOptions options = kv_tiers::Options();
+    options.kv_dtype = "bf16";
+    options.kv_bytes = FrameBytes(config_) * config_.num_layers * 8 * (kContext / kBlockTokens);
+    dense_ = Answers(*Load(options));
+    requests_ = verified;
+    return dense_;
+  }
+
+  void ExpectDense(const std::vector<Reply>& replies) {
+    ASSERT_EQ(replies.size(), Dense().size());
+    for (size_t i = 0; i < replies.size(); ++i) {
+      SCOPED_TRACE(ToString(requests_[i].policy) + ", prompt " +
+                   std::to_string(requests_[i].prompt.size()) + ", seed " + std::to_string(seed_));
+      const Reply& reply = replies[i];
+      const Reply& dense = Dense()[i];
+      EXPECT_EQ(reply.last.finish, dense.last.finish) << reply.last.error;
+      EXPECT_EQ(reply.tokens, dense.tokens);
+      EXPECT_EQ(reply.text, dense.text);
+      EXPECT_EQ(reply.last.stop_match, dense.last.stop_match);
+      ASSERT_EQ(reply.details.size(), dense.details.size());
+      for (size_t t = 0; t < reply.details.size(); ++t) {
+        EXPECT_EQ(reply.details[t].logprob, dense.details[t].logprob);
+        ASSERT_EQ(reply.details[t].top.size(), dense.details[t].top.size());
+        for (size_t j = 0; j < reply.details[t].top.size(); ++j) {
+          EXPECT_EQ(reply.details[t].top[j].token, dense.details[t].top[j].token);
+          EXPECT_EQ(reply.details[t].top[j].logprob, dense.details[t].top[j].logprob);
+        }
+      }
+      EXPECT_EQ(reply.last.usage.kv_dense_bytes, dense.last.usage.kv_dense_bytes);
+      drafts_ += reply.last.usage.drafts;
+    }
+  }
+
+  // Else equality shows nothing.
+  void ExpectDraftsOfBothKinds() const {
+    EXPECT_GT(drafts_.accepted, 60u / kFewer);
+    EXPECT_GT(drafts_.verified, drafts_.accepted + 60u / kFewer);
+    EXPECT_GT(drafts_.verifications, 60u / kFewer);
+  }
+
+  std::vector<Reply> dense_;
+  DraftCounts drafts_;
+};
+
+TEST_F(VerifyTest, AnswersAreThoseOfDenseAttention) {
+  ModelOptions options = WithRowsToVerify(kv_tiers::Options());
+  options.kv_dtype = "bf16";
+  options.kv_bytes = FrameBytes(config_) * config_.num_layers * 8 * (kContext / kBlockTokens);
+  const auto model = Load(options);
+  ExpectDense(Answers(*model));
+  ExpectDraftsOfBothKinds();
+}
+
+TEST_F(VerifyTest, TiersDoNotShow) {
+  for (const bool disk : {false, true}) {
+    SCOPED_TRACE(disk ? "disk" : "host");
+    ModelOptions options = WithRowsToVerify(Tiered());
+    (disk ? options.tiers.disk_bytes : options.tiers.host_bytes) = 64 << 20;
+    if (disk) options.tiers.store_dir = directory_.File("store");
+    {
+      const auto model = Load(options);
+      ExpectDense(Answers(*model, /*prefix_cache=*/true));
+      ExpectNoLosses(*model);
+      EXPECT_GT(model->decoder->kv_memory()->stats().evicted_frames, 0u);
+    }
+    if (!disk) continue;
+    // What the store kept of verified answers is what dense attention would have left.
+    const auto again = Load(options);
+    ExpectDense(Answers(*again, /*prefix_cache=*/true));
+    EXPECT_GT(cached_tokens_, 1000u / kFewer);
+    ExpectNoLosses(*again);
+  }
+  ExpectDraftsOfBothKinds();
+}
+
+// What a draft leaves in codes, bounds and tables can change no token, but later drafts would be worse for
+// it. After a draft of quite other tokens and its verification a query under the policy gets the
+// logits that it gets where nothing was drafted.
+TEST_F(VerifyTest, NothingOfADraftIsLeftInAnIndex) {
+  ModelOptions options = WithRowsToVerify(kv_tiers::Options());
+  options.kv_dtype = "bf16";
+  options.kv_bytes = FrameBytes(config_) * config_.num_layers * 2 * (kContext / kBlockTokens);
+  const auto model = Load(options);
+  Decoder& decoder = *model->decoder;
+  constexpr int32_t kDrafted = 30;
+  // A draft from here on passes a border of the tables (64 tokens), two pages and a block.
+  constexpr int32_t kPosition = 240;
+  constexpr int32_t kEnd = 400;
+  const auto random_tokens = [&](int32_t count) {
+    std::vector<int32_t> tokens(count);
+    for (int32_t& token : tokens) token = static_cast<int32_t>(random_() % config_.vocab_size);
+    return tokens;
+  };
+  const std::vector<int32_t> tokens = random_tokens(kEnd + 1);
+  const std::vector<int32_t> wrong = random_tokens(kDrafted);
+  std::vector<int32_t> blocks(kContext / kBlockTokens);
+  std::vector<float> logits(static_cast<size_t>(decoder.max_batch_logits()) * config_.vocab_size);
+  for (const char* text :
+       {"pca:k=4,window=4", "pca:k=1,sink=1,window=1,dense_layers=0", "pca:k=4,window=4,tail=off",
+        "lsh:k=4,window=4", "quest:k=16,window=4", "lsh:k=4,p=0.8,window=4", "hata:k=4,window=4"}) {
+    SCOPED_TRACE(std::string(text) + ", seed " + std::to_string(seed_));
+    const AttentionPolicy policy = *ParseAttentionPolicy(text);
+    const auto run = [&](bool drafts, int32_t first_block) {
+      std::iota(blocks.begin(), blocks.end(), first_block);
+      const std::unique_ptr<RetrievalState> state = *decoder.NewRetrievalState(policy);
+      const auto forward = [&](std::span<const int32_t> some, int32_t position, int32_t from,
+                               int32_t settled) {
+        const Batch batch{{{.tokens = some,
+                            .position = position,
+                            .block_table = blocks,
+                            .num_logits = 1,
+                            .retrieval = state.get(),
+                            .retrieve_from = from,
+                            .settled = settled}}};
+        EXPECT_TRUE(decoder.Forward(batch, logits).ok());
+      };
+      constexpr int32_t kNever = std::numeric_limits<int32_t>::max();
+      for (int32_t at = 0; at < kEnd;) {
+        if (drafts && at == kPosition) {
+          for (int32_t i = 0; i < kDrafted; ++i) {
+            forward(std::span(wrong).subspan(i, 1), at + i, at + i, at);
+          }
+          forward(std::span(tokens).subspan(at, kDrafted + 1), at, kNever, at);
+          at += kDrafted + 1;
+          state->Rewind(at);
+          continue;
+        }
+        const int32_t end = at < kPosition ? kPosition : kEnd;
+        const int32_t count = std::min(end - at, kv_tiers::kStepTokens);
+        forward(std::span(tokens).subspan(at, count), at, kNever, kNever);
+        at += count;
+      }
+      forward(std::span(tokens).subspan(kEnd, 1), kEnd, kEnd, kEnd);
+      return std::vector<float>(logits.begin(), logits.begin() + config_.vocab_size);
+    };
+    const std::vector<float> alone = run(/*drafts=*/false, 0);
+    EXPECT_EQ(run(/*drafts=*/true, kContext / kBlockTokens), alone);
+  }
+}
+
+TEST_F(VerifyTest, WithoutRowsToVerifyItIsRefusedByName) {
+  ModelOptions options = kv_tiers::Options();
+  options.kv_bytes = FrameBytes(config_) * config_.num_layers * 2 * (kContext / kBlockTokens);
+  const auto model = Load(options);
+  FakeClock clock;
+  const auto engine =
+      MakeEngine({.max_running = kv_tiers::kRunning, .step_tokens = kv_tiers::kStepTokens},
+                 *model->decoder, clock);
+  Client client;
+  const absl::Status status = engine->Submit(requests_[0], client.output);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("'verify' needs more rows in a step"));
+}
+
+}  // namespace
+}  // namespace winnow::engine
