@@ -31,11 +31,23 @@ namespace {
 
 constexpr std::chrono::seconds kPatience{120};
 constexpr char kPreface[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-enum : uint8_t { kData, kHeaders, kPriority, kReset, kSettings, kPush, kPing, kGoAway, kWindow, kContinuation };
+enum : uint8_t {
+  kData,
+  kHeaders,
+  kPriority,
+  kReset,
+  kSettings,
+  kPush,
+  kPing,
+  kGoAway,
+  kWindow,
+  kContinuation
+};
 constexpr uint8_t kEndStream = 1, kEndHeaders = 4;
 
 bool Eventually(const std::function<bool()>& condition) {
-  for (const auto end = std::chrono::steady_clock::now() + kPatience; std::chrono::steady_clock::now() < end;) {
+  for (const auto end = std::chrono::steady_clock::now() + kPatience;
+       std::chrono::steady_clock::now() < end;) {
     if (condition()) return true;
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
@@ -190,7 +202,8 @@ class Door {
 
 // Sends `frame` again and again, each when the one before is through, and returns how many came before the guard made
 // the connection wait; at most `most`.
-int CountUntilItWaits(const Door& door, const End& client, const End& grpc, const std::string& frame, int most) {
+int CountUntilItWaits(const Door& door, const End& client, const End& grpc,
+                      const std::string& frame, int most) {
   const uint64_t delayed = door.stats().delayed;
   for (int i = 0; i < most; ++i) {
     client.Send(frame);
@@ -217,7 +230,8 @@ TEST(ConnectionGuardTest, CallsPassUnchangedAndFreeInBothDirections) {
   std::mt19937 random(7);
   std::string up, down;
   for (int i = 0; i < 300; ++i) {
-    up += Frame(kHeaders, kEndHeaders, 20 + random() % 900, 'h') + Frame(kData, 0, 32 + random() % 16000, 'd') +
+    up += Frame(kHeaders, kEndHeaders, 20 + random() % 900, 'h') +
+          Frame(kData, 0, 32 + random() % 16000, 'd') +
           Frame(kData, kEndStream, random() % 32, 'e');
     down += Frame(kHeaders, kEndHeaders, 30, 'H') + Frame(kData, 0, random() % 16000, 'D') +
             Frame(kHeaders, kEndStream | kEndHeaders, 20, 'T');
@@ -237,8 +251,9 @@ TEST(ConnectionGuardTest, CallsPassUnchangedAndFreeInBothDirections) {
 
 TEST(ConnectionGuardTest, BytesOneByOneAreTheSame) {
   Door door(Poor(1, 1));
-  const std::string text = kPreface + Frame(kSettings, 0, 0) + Frame(kHeaders, kEndHeaders, 9, 'h') +
-                           Frame(kData, kEndStream, 3, 'd') + Frame(kReset, 0, 4);
+  const std::string text = kPreface + Frame(kSettings, 0, 0) +
+                           Frame(kHeaders, kEndHeaders, 9, 'h') + Frame(kData, kEndStream, 3, 'd') +
+                           Frame(kReset, 0, 4);
   const End client = door.Connect();
   const int yes = 1;
   setsockopt(client.fd(), IPPROTO_TCP, 1 /* TCP_NODELAY */, &yes, sizeof yes);
@@ -254,7 +269,8 @@ TEST(ConnectionGuardTest, AConnectionPaysForEachKindOfFrame) {
     bool reset = false;
   };
   for (const Case& c :
-       {Case{"reset", Frame(kReset, 0, 4), 1, true}, Case{"headers", Frame(kHeaders, kEndHeaders, 3 << 10), 3},
+       {Case{"reset", Frame(kReset, 0, 4), 1, true},
+        Case{"headers", Frame(kHeaders, kEndHeaders, 3 << 10), 3},
         Case{"continuation", Frame(kHeaders, 0, 10) + Frame(kContinuation, kEndHeaders, 10), 1},
         Case{"ping", Frame(kPing, 0, 8), 1}, Case{"settings", Frame(kSettings, 0, 6), 1},
         Case{"priority", Frame(kPriority, 0, 5), 1}, Case{"window", Frame(kWindow, 0, 4), 1},
@@ -348,7 +364,8 @@ TEST(ConnectionGuardTest, SharedCreditIsGivenInEqualParts) {
   ASSERT_TRUE(Eventually([&] { return greedy_grpc.Readable(); }));
   auto [modest, modest_grpc] = door.Begun();
   modest.Send(Times(5, Frame(kReset, 0, 4)));
-  EXPECT_EQ(modest_grpc.Read(5 * 13).size(), 5 * 13u) << "before the other's 2000, which take 40 seconds";
+  EXPECT_EQ(modest_grpc.Read(5 * 13).size(), 5 * 13u)
+      << "before the other's 2000, which take 40 seconds";
 }
 
 TEST(ConnectionGuardTest, StreamsThatTheServerResetsArePaidForByTheClient) {
@@ -364,8 +381,8 @@ TEST(ConnectionGuardTest, StreamsThatTheServerResetsArePaidForByTheClient) {
 TEST(ConnectionGuardTest, WhatNoClientNeedsClosesThatConnectionAlone) {
   for (const std::string& bad :
        {std::string("GET / HTTP/1.1\r\n\r\n"), kPreface + Frame(kPush, kEndHeaders, 4),
-        kPreface + Frame(kContinuation, kEndHeaders, 4), kPreface + Frame(kHeaders, 0, 4) + Frame(kData, 0, 100),
-        kPreface + Frame(kPing, 0, 20000),
+        kPreface + Frame(kContinuation, kEndHeaders, 4),
+        kPreface + Frame(kHeaders, 0, 4) + Frame(kData, 0, 100), kPreface + Frame(kPing, 0, 20000),
         // A block of headers without an end: by bytes, and by frames.
         kPreface + Frame(kHeaders, 0, 16000) + Times(4, Frame(kContinuation, 0, 16000)),
         kPreface + Frame(kHeaders, 0, 1) + Times(64, Frame(kContinuation, 0, 1))}) {
@@ -472,7 +489,8 @@ TEST(ConnectionGuardTest, TheEndOfTheGuardClosesAll) {
   const End silent = door.Connect();
   ASSERT_TRUE(Eventually([&] { return door.stats().accepted == 3; }));
   door.CloseGuard();
-  for (const End* end : std::initializer_list<const End*>{&idle, &silent, &idle_grpc}) EXPECT_EQ(end->ReadToEnd(), "");
+  for (const End* end : std::initializer_list<const End*>{&idle, &silent, &idle_grpc})
+    EXPECT_EQ(end->ReadToEnd(), "");
 }
 
 // ---- TLS ----
@@ -491,8 +509,8 @@ struct Identity {
     X509_gmtime_adj(X509_getm_notAfter(x509.get()), 86400);
     X509_set_pubkey(x509.get(), pair.get());
     X509_NAME* const subject = X509_get_subject_name(x509.get());
-    X509_NAME_add_entry_by_txt(subject, "CN", MBSTRING_ASC, reinterpret_cast<const unsigned char*>(name.c_str()), -1,
-                               -1, 0);
+    X509_NAME_add_entry_by_txt(subject, "CN", MBSTRING_ASC,
+                               reinterpret_cast<const unsigned char*>(name.c_str()), -1, -1, 0);
     X509_set_issuer_name(x509.get(), subject);
     X509_sign(x509.get(), pair.get(), EVP_sha256());
     FILE* file = fopen(cert.c_str(), "w");
@@ -512,7 +530,8 @@ class TlsClient {
       : end_(std::move(end)), context_(SSL_CTX_new(TLS_client_method()), SSL_CTX_free) {
     if (identity != nullptr) {
       EXPECT_EQ(SSL_CTX_use_certificate_chain_file(context_.get(), identity->cert.c_str()), 1);
-      EXPECT_EQ(SSL_CTX_use_PrivateKey_file(context_.get(), identity->key.c_str(), SSL_FILETYPE_PEM), 1);
+      EXPECT_EQ(
+          SSL_CTX_use_PrivateKey_file(context_.get(), identity->key.c_str(), SSL_FILETYPE_PEM), 1);
     }
     const timeval patience{.tv_sec = kPatience.count(), .tv_usec = 0};
     setsockopt(end_.fd(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
@@ -526,7 +545,8 @@ class TlsClient {
   }
   bool Handshake() { return SSL_connect(ssl_.get()) == 1; }
   void Send(std::string_view bytes) {
-    EXPECT_EQ(SSL_write(ssl_.get(), bytes.data(), static_cast<int>(bytes.size())), static_cast<int>(bytes.size()));
+    EXPECT_EQ(SSL_write(ssl_.get(), bytes.data(), static_cast<int>(bytes.size())),
+              static_cast<int>(bytes.size()));
   }
   // "": the connection is over.
   std::string Read(size_t count) {
@@ -571,7 +591,8 @@ TEST_F(GuardTlsTest, TlsEndsInTheGuardAndGRpcSeesPlainFrames) {
   Door door(Poor(3, 0), files.get());
   TlsClient client(door.Connect(), "h2", nullptr);
   ASSERT_TRUE(client.Handshake());
-  const std::string call = Frame(kHeaders, kEndHeaders, 20, 'h') + Frame(kData, kEndStream, 40000, 'd');
+  const std::string call =
+      Frame(kHeaders, kEndHeaders, 20, 'h') + Frame(kData, kEndStream, 40000, 'd');
   client.Send(kPreface + call);
   const End grpc = door.Opened();
   EXPECT_EQ(grpc.Read(24 + call.size()), kPreface + call);
