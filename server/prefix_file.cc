@@ -40,7 +40,9 @@ std::optional<engine::Digest> FromHex(const std::string& text) {
   return digest;
 }
 
-std::string SumLine(const std::string& text) { return "sha256 " + Hex(engine::Sha256(text)) + "\n"; }
+std::string SumLine(const std::string& text) {
+  return "sha256 " + Hex(engine::Sha256(text)) + "\n";
+}
 
 absl::Status Failed(const std::string& path, const char* what) {
   return absl::UnavailableError(Concat(path, ": ", what, ": ", std::strerror(errno)));
@@ -76,8 +78,8 @@ std::optional<engine::SavedPrefix> Read(const json& entry, double now) {
   if (blocks.empty() || prefix.tokens < 1) return std::nullopt;
   prefix.blocks = std::make_shared<const std::vector<engine::Digest>>(std::move(blocks));
   if (entry.contains("expires")) {
-    const double left = std::min(entry.at("expires").get<double>() - now,
-                                 entry.at("left").get<double>());
+    const double left =
+        std::min(entry.at("expires").get<double>() - now, entry.at("left").get<double>());
     prefix.left = std::chrono::duration_cast<engine::Duration>(
         std::chrono::duration<double>(std::clamp(left, 0.0, 1e9)));
   }

@@ -24,8 +24,8 @@ constexpr int kMaxOrders = 512;
 
 bool IsPrefixName(std::string_view name) {
   return !name.empty() && name.size() <= kMaxPrefixNameBytes &&
-         name.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") ==
-             name.npos;
+         name.find_first_not_of(
+             "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") == name.npos;
 }
 
 void CheckName(std::string_view name, Violations& violations) {
@@ -137,20 +137,21 @@ class PrefixService::Impl final : public RawService {
 
   void Finish(PrefixResult result, std::optional<std::vector<engine::SavedPrefix>> all,
               const Done& done) {
-    const bool posted = writer_.Post([this, result = std::move(result), all = std::move(all), done] {
-      absl::Status status = result.status();
-      if (all.has_value()) {
-        if (!file_->Save(*all).ok()) {
-          status = ErrorWithReason(absl::StatusCode::kUnavailable, "STORE_FAILED",
-                                   "the prefix holds until the server ends; it could not be "
-                                   "written beside the store");
-        }
-      } else {
-        status = FromTable(status);
-      }
-      --orders_;
-      done(status.ok() ? result : PrefixResult(status));
-    });
+    const bool posted =
+        writer_.Post([this, result = std::move(result), all = std::move(all), done] {
+          absl::Status status = result.status();
+          if (all.has_value()) {
+            if (!file_->Save(*all).ok()) {
+              status = ErrorWithReason(absl::StatusCode::kUnavailable, "STORE_FAILED",
+                                       "the prefix holds until the server ends; it could not be "
+                                       "written beside the store");
+            }
+          } else {
+            status = FromTable(status);
+          }
+          --orders_;
+          done(status.ok() ? result : PrefixResult(status));
+        });
     WINNOW_CHECK(posted);  // orders_ bounds them
   }
 
@@ -308,12 +309,12 @@ class PrefixService::Impl::PutCall final : public grpc::ServerUnaryReactor,
         [self = shared_from_this()](engine::PrefixTable& table) {
           const v1::PutPrefixRequest& request = self->request_;
           const auto& ids = request.tokens().ids();
-          return table.Put(self->tenant_, request.name(),
-                           {ids.data(), static_cast<size_t>(ids.size())}, request.pinned(),
-                           request.ttl_seconds() == 0
-                               ? std::nullopt
-                               : std::optional<engine::Duration>(
-                                     std::chrono::seconds(request.ttl_seconds())));
+          return table.Put(
+              self->tenant_, request.name(), {ids.data(), static_cast<size_t>(ids.size())},
+              request.pinned(),
+              request.ttl_seconds() == 0
+                  ? std::nullopt
+                  : std::optional<engine::Duration>(std::chrono::seconds(request.ttl_seconds())));
         },
         [self = shared_from_this()](PrefixResult result) {
           if (!result.ok()) return self->End(result.status());
@@ -383,12 +384,12 @@ grpc::ServerUnaryReactor* PrefixService::Impl::PinPrefix(grpc::CallbackServerCon
                                                          grpc::ByteBuffer* response) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   std::string tenant;
-  const auto request = Read<v1::PinPrefixRequest>(
-      context, *bytes, reactor, &tenant,
-      [](const v1::PinPrefixRequest& message, Violations& violations) {
-        CheckName(message.name(), violations);
-        CheckTtl(message.ttl_seconds(), violations);
-      });
+  const auto request =
+      Read<v1::PinPrefixRequest>(context, *bytes, reactor, &tenant,
+                                 [](const v1::PinPrefixRequest& message, Violations& violations) {
+                                   CheckName(message.name(), violations);
+                                   CheckTtl(message.ttl_seconds(), violations);
+                                 });
   if (request == nullptr) return reactor;
   Ask(
       [request, tenant](engine::PrefixTable& table) {

@@ -36,9 +36,8 @@ absl::StatusOr<PrefixInfo> PrefixTable::Put(const std::string& tenant, const std
   DropExpired();
   const size_t count = tokens.size() / static_cast<size_t>(block_tokens_);
   if (count == 0) {
-    return absl::InvalidArgumentError(absl::StrCat("a prefix of ", tokens.size(),
-                                                   " tokens has not one whole block of ",
-                                                   block_tokens_));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a prefix of ", tokens.size(), " tokens has not one whole block of ", block_tokens_));
   }
   const Key key{tenant, name};
   const auto old = prefixes_.find(key);
@@ -64,8 +63,10 @@ absl::StatusOr<PrefixInfo> PrefixTable::Put(const std::string& tenant, const std
   auto blocks = std::make_shared<std::vector<Digest>>();
   Digest chain = ChainRoot(model(), prefix.tenant);
   for (size_t i = 0; i < count; ++i) {
-    chain = ChainNext(chain, tokens.subspan(i * static_cast<size_t>(block_tokens_),
-                                            static_cast<size_t>(block_tokens_)), "");
+    chain = ChainNext(
+        chain,
+        tokens.subspan(i * static_cast<size_t>(block_tokens_), static_cast<size_t>(block_tokens_)),
+        "");
     blocks->push_back(chain);
   }
   prefix.blocks = std::move(blocks);

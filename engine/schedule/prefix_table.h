@@ -55,7 +55,7 @@ struct PrefixInfo {
 class PrefixTable {
  public:
   static constexpr size_t kMaxPerTenant = 256;
-  static constexpr size_t kMaxNames = 4096;  // of all tenants
+  static constexpr size_t kMaxNames = 4096;              // of all tenants
   static constexpr size_t kMaxBlocks = size_t{1} << 20;  // of all names together: 32 MiB
 
   // All outlive the table. `memory` may be null: nothing can be named then.

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <thread>
 
+#include "absl/cleanup/cleanup.h"
 #include "engine/decoder.h"
 #include "engine/kv/kv_memory.h"
 #include "gtest/gtest.h"
@@ -38,11 +39,13 @@ class PrefixTableTest : public kv_tiers::KvTiersTest {
     return options;
   }
 
-  void Run(LoadedModel& model) {
+  // The engine ends before the model does: with what this gives.
+  [[nodiscard]] auto Run(LoadedModel& model) {
     EngineOptions options;
     options.max_running = kv_tiers::kRunning;
     options.step_tokens = kv_tiers::kStepTokens;
     engine_ = MakeEngine(options, *model.decoder, clock_);
+    return absl::MakeCleanup([this] { engine_.reset(); });
   }
 
   // Prompt tokens that were found.
@@ -105,7 +108,7 @@ class PrefixTableTest : public kv_tiers::KvTiersTest {
 
 TEST_F(PrefixTableTest, NamesAreOfATenant) {
   const auto model = Load(InMemory(80));
-  Run(*model);
+  const auto stop = Run(*model);
   EXPECT_TRUE(Put("a", "x", Prompt(kTokens)).ok());
   EXPECT_TRUE(Put("a", "w", Prompt(40)).ok());
   EXPECT_TRUE(List("b").empty());
@@ -124,7 +127,7 @@ TEST_F(PrefixTableTest, NamesAreOfATenant) {
 
 TEST_F(PrefixTableTest, ATenantAndAllTenantsHaveABound) {
   const auto model = Load(InMemory(80));
-  Run(*model);
+  const auto stop = Run(*model);
   const std::vector<int32_t> tokens = Prompt(kBlockTokens);
   InEngine([&](PrefixTable& table) {
     for (size_t i = 0; i < PrefixTable::kMaxNames; ++i) {
@@ -145,7 +148,7 @@ TEST_F(PrefixTableTest, ATenantAndAllTenantsHaveABound) {
 
 TEST_F(PrefixTableTest, ANameEndsInTimeAndItsKvStays) {
   const auto model = Load(InMemory(80));
-  Run(*model);
+  const auto stop = Run(*model);
   Ask("a", Prompt(kTokens));
   EXPECT_TRUE(Put("a", "x", Prompt(kTokens), true, std::chrono::seconds(10)).ok());
   clock_.Advance(std::chrono::seconds(9));
@@ -159,7 +162,7 @@ TEST_F(PrefixTableTest, ANameEndsInTimeAndItsKvStays) {
 
 TEST_F(PrefixTableTest, DeletedKvIsComputedAgainButForWhatOthersName) {
   const auto model = Load(InMemory(80));
-  Run(*model);
+  const auto stop = Run(*model);
   Ask("a", Prompt(kTokens));
   Ask("b", Prompt(kTokens));
   EXPECT_TRUE(Put("a", "long", Prompt(kTokens)).ok());
@@ -174,7 +177,7 @@ TEST_F(PrefixTableTest, DeletedKvIsComputedAgainButForWhatOthersName) {
 
 TEST_F(PrefixTableTest, DeletingWhatARequestRunsWithLeavesTheRequestAlone) {
   const auto model = Load(InMemory(80));
-  Run(*model);
+  const auto stop = Run(*model);
   Client client;
   Request request = MakeRequest(++id_, Prompt(kTokens), 8);
   request.tenant = "a";
@@ -202,7 +205,7 @@ TEST_F(PrefixTableTest, DeletingWhatARequestRunsWithLeavesTheRequestAlone) {
 
 TEST_F(PrefixTableTest, PinnedBlocksLeaveFastMemoryLastAndMakeRoomAtTheEnd) {
   const auto model = Load(InMemory(kContext / kBlockTokens));
-  Run(*model);
+  const auto stop = Run(*model);
   Ask("a", Prompt(kTokens, 1));
   Ask("a", Prompt(kTokens, 2));
   EXPECT_TRUE(Put("a", "first", Prompt(kTokens, 1), true).ok());
@@ -231,7 +234,7 @@ TEST_F(PrefixTableTest, PinsAreInTheStoreAndComeBackWithTheirNames) {
   const ModelOptions options = OnDisk();
   {
     const auto model = Load(options);
-    Run(*model);
+    const auto stop = Run(*model);
     Ask("a", Prompt(kTokens, 1));
     Ask("b", Prompt(kTokens, 2));
     EXPECT_TRUE(Put("a", "x", Prompt(kTokens, 1), true).ok());
@@ -249,7 +252,7 @@ TEST_F(PrefixTableTest, PinsAreInTheStoreAndComeBackWithTheirNames) {
   const auto model = Load(options);
   const uint64_t pinned = model->store.store->stats().pinned_bytes;
   EXPECT_GT(pinned, 0u);
-  Run(*model);
+  const auto stop = Run(*model);
   engine_->RestorePrefixes(saved);
   EXPECT_EQ(model->store.store->stats().pinned_bytes, pinned / 2) << "the orphan's pins are free";
   EXPECT_EQ(Seen("a").pinned_blocks, 10);
@@ -259,13 +262,10 @@ TEST_F(PrefixTableTest, PinsAreInTheStoreAndComeBackWithTheirNames) {
   std::vector<int32_t> start = Prompt(kTokens, 1);
   start.resize(4 * kBlockTokens);
   EXPECT_TRUE(Put("a", "start", start, true).ok());
-  InEngine([](PrefixTable& table) {
-    EXPECT_TRUE(table.Change("a", "x", false, std::nullopt).ok());
-  });
+  InEngine(
+      [](PrefixTable& table) { EXPECT_TRUE(table.Change("a", "x", false, std::nullopt).ok()); });
   EXPECT_EQ(model->store.store->stats().pinned_bytes, pinned / 2 * 4 / 10);
-  InEngine([](PrefixTable& table) {
-    EXPECT_TRUE(table.Delete("a", "start").ok());
-  });
+  InEngine([](PrefixTable& table) { EXPECT_TRUE(table.Delete("a", "start").ok()); });
   EXPECT_EQ(model->store.store->stats().pinned_bytes, 0u);
 }
 
@@ -273,7 +273,7 @@ TEST_F(PrefixTableTest, DeletedKvLeavesTheStoreEvenIfASaveWasUnderWay) {
   const ModelOptions options = OnDisk();
   storage::FaultyStore* faulty = nullptr;
   const auto model = LoadOver(&faulty, options);
-  Run(*model);
+  const auto stop = Run(*model);
   EXPECT_TRUE(Put("a", "x", Prompt(kTokens, 1)).ok());
   faulty->faults.hold = true;
   Ask("a", Prompt(kTokens, 1));
@@ -321,7 +321,7 @@ TEST_F(PrefixTableTest, TheStoreKeepsNoMoreOfATenantThanItsQuota) {
   uint64_t stored = 0;
   {
     const auto model = Load(options);
-    Run(*model);
+    const auto stop = Run(*model);
     ask("free", 1, 0);
     engine_.reset();  // waits until all is saved
     stored = model->store.store->TenantBytes(Sha256("free"));
@@ -332,7 +332,7 @@ TEST_F(PrefixTableTest, TheStoreKeepsNoMoreOfATenantThanItsQuota) {
   {
     const auto model = Load(options);
     EXPECT_EQ(model->store.store->TenantBytes(Sha256("free")), stored) << "known after a restart";
-    Run(*model);
+    const auto stop = Run(*model);
     ask("small", 1, quota);
     ask("small", 2, quota);
     EXPECT_EQ(ask("small", 1, quota), 10 * kBlockTokens) << "in fast memory it is shared";
@@ -340,11 +340,12 @@ TEST_F(PrefixTableTest, TheStoreKeepsNoMoreOfATenantThanItsQuota) {
     engine_.reset();
     kept = model->store.store->TenantBytes(Sha256("small"));
     EXPECT_GT(kept, static_cast<uint64_t>(quota) / 2);
-    EXPECT_LE(kept, static_cast<uint64_t>(quota) * 5 / 4);  // indexes that were put beside the last ones
+    EXPECT_LE(kept,
+              static_cast<uint64_t>(quota) * 5 / 4);  // indexes that were put beside the last ones
     EXPECT_EQ(model->store.store->TenantBytes(Sha256("free")), stored);
   }
   const auto model = Load(options);
-  Run(*model);
+  const auto stop = Run(*model);
   const int32_t found = ask("small", 1, quota);
   EXPECT_GT(found, 0);
   EXPECT_LT(found, 10 * kBlockTokens);
@@ -372,7 +373,7 @@ TEST(EngineMailboxTest, IsBoundedAndAnswersEveryTaskOnce) {
 
 TEST_F(PrefixTableTest, ManyThreadsMayPost) {
   const auto model = Load(InMemory(80));
-  Run(*model);
+  const auto stop = Run(*model);
   std::atomic<int> called = 0, taken = 0, stopped = 0;
   {
     std::jthread engine_thread([&](const std::stop_token& stop) { engine_->Run(stop); });

@@ -51,8 +51,10 @@ class PrefixFileTest : public ::testing::Test {
 TEST_F(PrefixFileTest, GivesBackWhatItWasGiven) {
   EXPECT_TRUE(File().Load(&problem_).empty());
   EXPECT_EQ(problem_, "");
-  ASSERT_TRUE(File().Save({Saved("x", true, std::nullopt),
-                           Saved("y", false, std::chrono::seconds(100))}).ok());
+  ASSERT_TRUE(
+      File()
+          .Save({Saved("x", true, std::nullopt), Saved("y", false, std::chrono::seconds(100))})
+          .ok());
   now_ += absl::Seconds(30);
   const std::vector<SavedPrefix> read = File().Load(&problem_);
   EXPECT_EQ(problem_, "");
