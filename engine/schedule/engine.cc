@@ -233,7 +233,10 @@ bool Engine::Step() {
   if (!failure_.ok()) observer_.OnFailure(std::exchange(failure_, absl::OkStatus()));
   if (computes) Observe(clock_.Now() - now);
   // A store that takes nothing has to be asked whether it does again.
-  if (!computes && memory_ != nullptr && (memory_->has_work() || memory_->scarce())) {
+  // And erases of deleted prefixes want to be moved along.
+  if (!computes && memory_ != nullptr &&
+      (memory_->has_work() || memory_->scarce() ||
+       (memory_->has_store() && memory_->store()->in_flight() > 0))) {
     memory_->Idle();
   }
   return computes || adopted;

@@ -340,8 +340,8 @@ TEST_F(PrefixTableTest, TheStoreKeepsNoMoreOfATenantThanItsQuota) {
     engine_.reset();
     kept = model->store.store->TenantBytes(Sha256("small"));
     EXPECT_GT(kept, static_cast<uint64_t>(quota) / 2);
-    EXPECT_LE(kept,
-              static_cast<uint64_t>(quota) * 5 / 4);  // indexes that were put beside the last ones
+    // Indexes of blocks that are on their way are not counted yet.
+    EXPECT_LE(kept, static_cast<uint64_t>(quota) * 3 / 2);
     EXPECT_EQ(model->store.store->TenantBytes(Sha256("free")), stored);
   }
   const auto model = Load(options);
