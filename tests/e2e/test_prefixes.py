@@ -222,6 +222,7 @@ class Administration(Refusals, unittest.TestCase):
             address = admin_address(server)
             with Admin(address) as admin, Client(server.address) as client:
                 client.put_prefix("x", TEXT, pinned=True)
+                eventually(lambda: admin.state().calls == 0, "the call is closed")  # a moment after its answer
                 state = admin.state()
                 self.assertEqual((state.calls, state.running, state.draining, state.failed), (0, 0, False, False))
                 self.assertEqual((state.named_prefixes, state.pinned_prefixes, state.log_level), (1, 1, "info"))
