@@ -68,6 +68,10 @@ class CountingStore final : public storage::BlockStore {
   std::optional<storage::BlockInfo> Find(const storage::BlockId& id) const override {
     return inner_->Find(id);
   }
+  void ForEach(const Visit& visit) const override { inner_->ForEach(visit); }
+  uint64_t TenantBytes(const std::array<uint8_t, 32>& tenant) const override {
+    return inner_->TenantBytes(tenant);
+  }
   bool SetPinned(const storage::BlockKey& key, bool pinned) override {
     return inner_->SetPinned(key, pinned);
   }

@@ -272,6 +272,18 @@ absl::Status CheckConfig(const ServeConfig& config) {
       return fail("--metrics and --http are both ", config.http);
     }
   }
+  if (config.admin_listen != "off") {
+    WINNOW_ASSIGN_OR_RETURN(const HostPort admin, ParseHostPort(config.admin_listen));
+    if (!admin.loopback) {
+      return fail("--admin-listen ", config.admin_listen,
+                  ": who reaches it may end the server, so it must be a loopback address");
+    }
+    for (const std::string* other : {&config.listen, &config.http, &config.metrics}) {
+      if (admin.port != 0 && *other == config.admin_listen) {
+        return fail("--admin-listen ", config.admin_listen, " is taken by another");
+      }
+    }
+  }
   WINNOW_RETURN_IF_ERROR(CheckKvEvents(config));
   if (config.cuda_graphs == "off" && config.device != "cuda") {
     return fail("--cuda-graphs is for --device cuda");

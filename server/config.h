@@ -73,6 +73,7 @@ struct ServeConfig {
   std::string listen = "127.0.0.1:50051";
   std::string metrics = "127.0.0.1:9464";  // "off": none
   std::string http = "127.0.0.1:8000";     // "off": none
+  std::string admin_listen = "off";        // AdminService; loopback only
   int64_t http_threads = 1;
   int64_t http_connections = 4096;
   absl::Duration http_idle_timeout = absl::Seconds(75);

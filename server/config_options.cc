@@ -267,6 +267,8 @@ std::vector<ServeOption> MakeServeOptions() {
                "Prometheus metrics under /metrics, IPv4; port 0: any free one; off: none"),
       Endpoint("http", &C::http, true,
                "HTTP: OpenAI's routes, /health, /metrics; port 0: any free one; off: none"),
+      Endpoint("admin-listen", &C::admin_listen, true,
+               "AdminService (drain, state, log level), on loopback only; port 0: any free one"),
       Integer("http-threads", &C::http_threads, 1, 64, "threads that read and write HTTP"),
       Integer("http-connections", &C::http_connections, 1, 1 << 20,
               "HTTP connections, at most; the one that is idle longest makes room for a new one"),

@@ -158,6 +158,13 @@ class Link final : public std::enable_shared_from_this<Link> {
     inner_.close(ignored);
     given_.cancel();
   }
+  // Whether its own credit of the kind that it waits for has grown to what any frame costs, or to all that it can save.
+  bool HasEarned(Time::time_point now) {
+    const Http2Credit own = Own(now);
+    const Http2Credit& most = shared_.options.most;
+    if (waits_for_ == kResets) return own.resets >= 1;
+    return own.control >= std::clamp<int64_t>(most.control, 1, Http2Meter::kMostCost);
+  }
   // Credit of what all share, of the kind that it waits for.
   void Give(int64_t credit) {
     if (waits_for_ == kResets) drawn_.resets += credit;
@@ -168,6 +175,8 @@ class Link final : public std::enable_shared_from_this<Link> {
 
  private:
   Task<> Down();
+  // What it has of its own; below zero, where the server's resets took more.
+  Http2Credit Own(Time::time_point now);
   Task<bool> Handshake();
   Task<bool> Forward(std::string_view bytes);
   Task<std::pair<error_code, std::string_view>> ReadClient();
@@ -300,18 +309,21 @@ Task<> Link::WaitForCredit(Kind kind) {
   StopWaiting();
 }
 
+Http2Credit Link::Own(Time::time_point now) {
+  const auto links = static_cast<double>(std::max<int64_t>(shared_.connections, 1));
+  const GuardOptions& options = shared_.options;
+  own_.resets.Bound(
+      std::min(static_cast<double>(options.most.resets), kAllResetsMost / links),
+      std::min(static_cast<double>(options.each_second.resets), kAllResetsEachSecond / links));
+  return {own_.resets.Level(now), own_.control.Level(now)};
+}
+
 // Hands on what is paid for, and waits for what is not. False: the connection is done.
 Task<bool> Link::Forward(std::string_view bytes) {
   std::string rest(bytes);
   size_t from = 0;
   while (from < rest.size() && !aborted_) {
-    const Time::time_point now = Time::now();
-    const auto others = static_cast<double>(std::max<int64_t>(shared_.connections, 1));
-    own_.resets.Bound(
-        std::min(static_cast<double>(shared_.options.most.resets), kAllResetsMost / others),
-        std::min(static_cast<double>(shared_.options.each_second.resets),
-                 kAllResetsEachSecond / others));
-    const Http2Credit own = {own_.resets.Level(now), own_.control.Level(now)};
+    const Http2Credit own = Own(Time::now());
     Http2Credit credit = {std::max<int64_t>(own.resets, 0) + drawn_.resets,
                           std::max<int64_t>(own.control, 0) + drawn_.control};
     const Http2Credit before = credit;
@@ -415,6 +427,15 @@ void ShareTurns(std::list<Link*>& waiting, Bucket& openings) {
   }
 }
 
+// Those that wait while there is nothing to share go on with what they earn themselves.
+void WakeEarners(std::list<Link*>& waiting) {
+  const Time::time_point now = Time::now();
+  for (auto next = waiting.begin(); next != waiting.end();) {
+    Link* const link = *next++;
+    if (link->HasEarned(now)) link->Give(0);
+  }
+}
+
 Task<> Tick(Shared& shared) {
   Time::time_point check_at = Time::now();
   while (!shared.stopping) {
@@ -422,6 +443,8 @@ Task<> Tick(Shared& shared) {
                                   [](const auto& list) { return !list.empty(); });
     shared.ticker.expires_after(wait ? kGiveEvery : kCheckEvery);
     co_await shared.ticker.async_wait(kValues);
+    WakeEarners(shared.waiting[kResets]);
+    WakeEarners(shared.waiting[kControl]);
     Share(shared.waiting[kResets], shared.shared.resets, 1);
     Share(shared.waiting[kControl], shared.shared.control, 32);
     ShareTurns(shared.waiting[kOpenings], shared.openings);

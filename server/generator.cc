@@ -190,6 +190,7 @@ absl::Status Generation::SubmitChoices(CheckedGenerate checked) {
     request.tenant = info_.tenant;
     request.tenant_weight = limits_.weight;
     request.tenant_waiting_tokens = limits_.waiting_tokens;
+    request.tenant_store_bytes = limits_.store_bytes;
     request.arrival = arrival_;
     request.deadline = info_.deadline;
     request.sampling.seed = SeedOfChoice(seed, i);

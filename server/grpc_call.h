@@ -7,10 +7,18 @@
 
 #include <grpcpp/support/byte_buffer.h>
 
+#include <optional>
+#include <string>
+
 #include "absl/status/status.h"
+#include "engine/base/clock.h"
 
 namespace google::protobuf {
 class Message;
+}
+
+namespace grpc {
+class CallbackServerContext;
 }
 
 namespace winnow::server {
@@ -20,6 +28,13 @@ absl::Status ResetBeforeItsMessage();
 
 // ParseMessage's errors; Cancelled: the call ended before its message came.
 absl::Status ParseBuffer(const grpc::ByteBuffer& bytes, google::protobuf::Message& message);
+
+// The call's deadline on the engine's clock; none where it is far away or absent.
+std::optional<engine::TimePoint> DeadlineOf(grpc::CallbackServerContext& context,
+                                            const engine::Clock& clock);
+
+// The caller's trace context (trace_context.h) in the metadata `traceparent`; "" without a valid one.
+std::string TraceParentOf(const grpc::CallbackServerContext& context);
 
 grpc::ByteBuffer SerializeBuffer(const google::protobuf::Message& message);
 

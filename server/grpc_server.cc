@@ -18,11 +18,9 @@
 namespace winnow::server {
 namespace {
 
-// Reflection as the configuration says. Linking gRPC's reflection library is enough to turn it on
-// for every server of the process, so off has to be said, too.
-class ReflectionOption final : public grpc::ServerBuilderOption {
+class ReflectionSwitch final : public grpc::ServerBuilderOption {
  public:
-  explicit ReflectionOption(bool on) : on_(on) {}
+  explicit ReflectionSwitch(bool on) : on_(on) {}
   void UpdateArguments(grpc::ChannelArguments*) override {}
   void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
     const std::string name = grpc::reflection::ProtoServerReflectionPlugin().name();
@@ -55,6 +53,10 @@ int Milliseconds(absl::Duration duration) {
 }
 
 }  // namespace
+
+std::unique_ptr<grpc::ServerBuilderOption> ReflectionOption(bool on) {
+  return std::make_unique<ReflectionSwitch>(on);
+}
 
 // Destroyed last to first: the acceptor hands to the guard, the guard to gRPC.
 class GrpcServer::Impl {
@@ -100,7 +102,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const ServeConfig&
       grpc::InsecureServerCredentials());
   builder.RegisterService(&inference.service());
   for (grpc::Service* service : more) builder.RegisterService(service);
-  builder.SetOption(std::make_unique<ReflectionOption>(config.reflection));
+  builder.SetOption(ReflectionOption(config.reflection));
 
   // gRPC inflates before it looks at the size: 1.5 MB become 1.5 GiB. Calls that say they are compressed
   // end with UNIMPLEMENTED before their message is looked at.

@@ -14,12 +14,17 @@
 #include "server/inference_service.h"
 
 namespace grpc {
+class ServerBuilderOption;
 class Service;
-}
+}  // namespace grpc
 
 namespace winnow::server {
 
 inline constexpr char kInferenceServiceName[] = "winnow.v1.InferenceService";
+
+// Reflection of a server, on or off. Linking gRPC's reflection library is enough to turn it on for every server of the
+// process, so off has to be said, too.
+std::unique_ptr<grpc::ServerBuilderOption> ReflectionOption(bool on);
 
 class GrpcServer {
  public:

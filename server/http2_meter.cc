@@ -13,8 +13,6 @@ constexpr size_t kHeaderBytes = 9;
 constexpr size_t kSmallFrameBytes = 16384;
 // A DATA frame smaller than this that does not end its stream costs more to handle than it carries.
 constexpr size_t kTinyDataBytes = 32;
-// A frame costs no more, so that there is a credit that every frame can wait for.
-constexpr size_t kMostCost = 32;
 
 enum FrameType : uint8_t {
   kData = 0,
@@ -38,9 +36,9 @@ Http2Credit Http2Meter::CostOf() const {
     case kData:
       return {0, length < kTinyDataBytes && (header_[4] & kEndStream) == 0};
     case kHeaders:
-      return {0, static_cast<int64_t>(std::min(length >> 10, kMostCost))};
+      return {0, std::min(static_cast<int64_t>(length >> 10), kMostCost)};
     case kContinuation:
-      return {0, static_cast<int64_t>(std::min(1 + (length >> 10), kMostCost))};
+      return {0, std::min(static_cast<int64_t>(1 + (length >> 10)), kMostCost)};
     case kResetStream:
       return {1, 0};
     default:

@@ -32,6 +32,9 @@ struct Http2Limits {
 // For the bytes that a client sends.
 class Http2Meter {
  public:
+  // A frame costs no more of either kind, so that there is a credit that every frame can wait for.
+  static constexpr int64_t kMostCost = 32;
+
   explicit Http2Meter(const Http2Limits& limits) : limits_(limits) {}
 
   struct Passed {

@@ -1,6 +1,5 @@
 #include "server/inference_service.h"
 
-#include <grpc/support/time.h>
 #include <grpcpp/server_context.h>
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/server_callback.h>
@@ -26,17 +25,6 @@ namespace winnow::server {
 namespace {
 
 constexpr char kRequestIdKey[] = "x-winnow-request-id";
-
-// gRPC's deadline is on its own clock; what is left of it counts, and the wall clock does not.
-std::optional<engine::TimePoint> DeadlineOf(grpc::CallbackServerContext& context,
-                                            const engine::Clock& clock) {
-  const gpr_timespec deadline = gpr_convert_clock_type(context.raw_deadline(), GPR_CLOCK_MONOTONIC);
-  if (gpr_time_cmp(deadline, gpr_inf_future(GPR_CLOCK_MONOTONIC)) == 0) return std::nullopt;
-  const gpr_timespec left = gpr_time_sub(deadline, gpr_now(GPR_CLOCK_MONOTONIC));
-  // Far deadlines would overflow the sum, and mean none.
-  if (left.tv_sec > int64_t{10} * 365 * 24 * 3600) return std::nullopt;
-  return clock.Now() + std::chrono::seconds(left.tv_sec) + std::chrono::nanoseconds(left.tv_nsec);
-}
 
 // winnow.v1's own messages.
 class OwnCodec final : public GenerateCodec {
@@ -118,6 +106,8 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
     CallInfo info;
     info.transport = "grpc";
     info.deadline = DeadlineOf(context, generator.clock());
+    info.traceparent = TraceParentOf(context);
+    if (!info.traceparent.empty()) context.AddInitialMetadata("traceparent", info.traceparent);
     v1::GenerateRequest message;
     absl::StatusOr<std::string> caller = callers.TenantOf(context);
     info.refused = caller.status();

@@ -196,6 +196,30 @@ Log::~Log() {
       std::make_shared<spdlog::logger>("", std::make_shared<spdlog::sinks::stderr_sink_mt>()));
 }
 
+std::optional<std::string> Log::SetLevel(std::string_view level) {
+  for (const LogLevel known :
+       {LogLevel::kDebug, LogLevel::kInfo, LogLevel::kWarn, LogLevel::kError}) {
+    if (level != LevelName(known)) continue;
+    std::string previous = this->level();
+    logger_->set_level(SpdlogLevel(known));
+    return previous;
+  }
+  return std::nullopt;
+}
+
+std::string Log::level() const {
+  switch (logger_->level()) {
+    case spdlog::level::debug:
+      return "debug";
+    case spdlog::level::warn:
+      return "warn";
+    case spdlog::level::err:
+      return "error";
+    default:
+      return "info";
+  }
+}
+
 uint64_t Log::dropped_lines() const { return queue_ == nullptr ? 0 : queue_->dropped(); }
 
 void Log::Flush(std::chrono::nanoseconds limit) {

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -45,6 +46,10 @@ class Log {
 
   // `event` is a literal that names the kind of line.
   void Event(LogLevel level, std::string_view event, std::initializer_list<LogField> fields = {});
+
+  // As --log-level takes it; any thread. The level that it was; nothing: there is no such level, and it stays.
+  std::optional<std::string> SetLevel(std::string_view level);
+  std::string level() const;
 
   // Lines that nobody read in time, since the start.
   uint64_t dropped_lines() const;

@@ -183,6 +183,10 @@ void AddTokens(const engine::EngineStats& stats, Families& out) {
               "Times that a slower tier lost KV of a sequence, which was computed again. Rising: "
               "look at winnow_store_io_errors_total and winnow_store_corrupt_blocks_total.",
               stats.kv_losses);
+  out.Counter("winnow_store_quota_refused_blocks_total",
+              "Blocks that the store did not keep because their tenant has its store_bytes of "
+              "--tenants. Rising: its prompts are computed again once fast memory forgets them.",
+              stats.blocks_over_store_quota);
 }
 
 }  // namespace

@@ -27,6 +27,7 @@
 #include "engine/model_loader.h"
 #include "kernels/check.h"
 #include "server/acceptor.h"
+#include "server/admin_server.h"
 #include "server/commands.h"
 #include "server/config.h"
 #include "server/credentials.h"
@@ -42,11 +43,14 @@
 #include "server/log.h"
 #include "server/metrics.h"
 #include "server/model_options.h"
+#include "server/prefix_file.h"
+#include "server/prefix_service.h"
 #include "server/signals.h"
 #include "server/status.h"
 #include "server/strings.h"
 #include "server/version.h"
 #include "server/vllm/vllm_service.h"
+#include "winnow/v1/admin.pb.h"
 
 namespace winnow::server {
 namespace {
@@ -455,6 +459,49 @@ bool NamesAnOption(const absl::Status& status) {
          });
 }
 
+// Prefixes that an earlier process has named, from beside the store; nullopt: there is no file for them.
+std::optional<PrefixFile> RestorePrefixes(const ServeConfig& config, engine::Engine& engine,
+                                          Log& log) {
+  const std::optional<engine::Digest> model = engine.prefix_model();
+  if (!model.has_value() || config.disk_bytes == 0) return std::nullopt;
+  PrefixFile file((std::filesystem::path(config.store_dir) / "prefixes").string(), *model);
+  std::string problem;
+  std::vector<engine::SavedPrefix> saved = file.Load(&problem);
+  if (!problem.empty()) {
+    log.Event(LogLevel::kWarn, "prefixes",
+              {{"text", "named prefixes are forgotten, and their file is put aside"},
+               {"message", problem}});
+  }
+  const auto names = static_cast<uint64_t>(saved.size());
+  engine.RestorePrefixes(std::move(saved));
+  if (names > 0) log.Event(LogLevel::kInfo, "prefixes", {{"named", names}});
+  return file;
+}
+
+// What AdminService.GetState tells.
+void DescribeState(const engine::EngineStats& stats, engine::TimePoint now,
+                   v1::GetStateResponse& out) {
+  out.set_draining(stats.draining);
+  out.set_failed(stats.failed);
+  out.set_heartbeat_age_seconds(std::chrono::duration<double>(now - stats.heartbeat).count());
+  out.set_running(stats.running);
+  out.set_paused(stats.paused);
+  out.set_waiting(stats.waiting);
+  out.set_waiting_tokens(stats.waiting_tokens);
+  out.set_kv_blocks(stats.blocks_total);
+  out.set_kv_blocks_used(stats.blocks_used);
+  out.set_kv_blocks_idle(stats.blocks_idle);
+  out.set_named_prefixes(stats.named_prefixes);
+  out.set_pinned_prefixes(stats.pinned_prefixes);
+  if (!stats.tiered) return;
+  v1::StoreState& store = *out.mutable_store();
+  store.set_state(std::string(storage::TierStateName(stats.store.state)));
+  store.set_blocks(stats.store.blocks);
+  store.set_used_bytes(stats.store.used_bytes);
+  store.set_capacity_bytes(stats.store.capacity_bytes);
+  store.set_pinned_bytes(stats.store.pinned_bytes);
+}
+
 int Fail(Log& log, std::string_view event, const absl::Status& status, int exit_code) {
   log.Event(LogLevel::kError, event,
             {{"status", StatusCodeName(status.code())}, {"message", ToStd(status.message())}});
@@ -484,15 +531,17 @@ void ServeWhileLeaving(const ServeConfig& config, Log& log, Signals& signals,
 // signal exits without ceremony. `leaving`: set when the drain begins.
 int WaitAndDrain(const ServeConfig& config, Log& log, Signals& signals, engine::Engine& engine,
                  std::jthread& engine_thread, Generator& generator, FrontEnds& front_ends,
-                 const std::atomic<bool>& listener_failed, std::atomic<bool>& leaving) {
+                 const std::atomic<bool>& listener_failed, const std::atomic<bool>& drain_asked,
+                 std::atomic<bool>& leaving) {
   for (;;) {
     const Signals::Event event = signals.Wait();
     if (event.signal == SIGHUP) {
       log.Event(LogLevel::kInfo, "sighup",
                 {{"text", "nothing to do: certificates are read again every minute"}});
-    } else if (event.signal != 0) {
+    } else if (event.signal != 0 || (event.notified && drain_asked)) {
       log.Event(LogLevel::kInfo, "drain_begins",
-                {{"signal", int64_t{event.signal}},
+                {{"by", event.signal != 0 ? "signal" : "admin"},
+                 {"signal", int64_t{event.signal}},
                  {"calls", static_cast<uint64_t>(generator.calls())},
                  {"delay_seconds", absl::ToDoubleSeconds(config.drain_delay)},
                  {"grace_seconds", absl::ToDoubleSeconds(config.drain_grace)}});
@@ -639,6 +688,8 @@ int RunServer(const ServeConfig& config) {
   }
   const auto api = std::make_shared<HttpApi>(
       generator, description, [&metrics] { return metrics.Page(); }, *keys, *habits);
+  PrefixService prefixes(generator, engine, inference.callers(),
+                         RestorePrefixes(config, engine, log));
   std::jthread engine_thread([&engine](const std::stop_token& stop) { engine.Run(stop); });
 
   const int64_t max_message_bytes =
@@ -649,6 +700,8 @@ int RunServer(const ServeConfig& config) {
     listener_failed = true;
     signals.Notify();
   };
+  std::vector<grpc::Service*> services = {&prefixes.service()};
+  if (vllm != nullptr) services.push_back(&vllm->service());
   auto server_or = GrpcServer::Start(
       config, max_message_bytes, inference,
       {.on_refused =
@@ -661,7 +714,7 @@ int RunServer(const ServeConfig& config) {
            [&log](const absl::Status& status) {
              log.Event(LogLevel::kWarn, "tls", {{"message", ToStd(status.message())}});
            }},
-      vllm == nullptr ? std::vector<grpc::Service*>() : std::vector{&vllm->service()});
+      services);
   if (!server_or.ok()) {
     return Fail(log, "listen_error", server_or.status(),
                 absl::IsInvalidArgument(server_or.status()) ? kExitUsage : kExitFailure);
@@ -683,6 +736,28 @@ int RunServer(const ServeConfig& config) {
   const absl::Cleanup detach_kv_events = [&metrics] { metrics.SetMissedKvEvents({}); };
   if (*publisher != nullptr) {
     metrics.SetMissedKvEvents([of = publisher->get()] { return of->missed(); });
+  }
+  std::atomic<bool> drain_asked = false;
+  std::unique_ptr<AdminServer> admin;
+  if (config.admin_listen != "off") {
+    const AdminHooks hooks = {
+        .drain =
+            [&] {
+              drain_asked = true;
+              signals.Notify();
+              return static_cast<int64_t>(generator.calls());
+            },
+        .describe =
+            [&](v1::GetStateResponse& out) {
+              out.set_version(kVersion);
+              out.set_model(name);
+              out.set_uptime_seconds(std::chrono::duration<double>(clock.Now() - start).count());
+              out.set_calls(static_cast<int64_t>(generator.calls()));
+              DescribeState(engine.stats(), clock.Now(), out);
+            }};
+    auto started = AdminServer::Start(config.admin_listen, hooks, *keys, log);
+    if (!started.ok()) return Fail(log, "listen_error", started.status(), kExitFailure);
+    admin = *std::move(started);
   }
   int metrics_port = 0;
   if (config.metrics != "off") {
@@ -739,6 +814,8 @@ int RunServer(const ServeConfig& config) {
        {"tls", !config.tls_cert.empty()},
        {"http", config.http},
        {"http_port", int64_t{front_ends.http_port()}},
+       {"admin", config.admin_listen},
+       {"admin_port", int64_t{admin == nullptr ? 0 : admin->port()}},
        {"kv_events", config.kv_events},
        {"kv_events_port", int64_t{*publisher == nullptr ? 0 : (*publisher)->port()}},
        {"kv_events_replay_port", int64_t{*publisher == nullptr ? 0 : (*publisher)->replay_port()}},
@@ -754,7 +831,7 @@ int RunServer(const ServeConfig& config) {
     }
   }
   return WaitAndDrain(config, log, signals, engine, engine_thread, generator, front_ends,
-                      listener_failed, leaving);
+                      listener_failed, drain_asked, leaving);
 }
 
 struct Flags {

@@ -16,7 +16,8 @@ namespace {
 constexpr double kMinWeight = 0.01, kMaxWeight = 1000;
 constexpr int64_t kMaxQuota = int64_t{1} << 50;
 const std::string kFileKeys[] = {"default", "tenants"};
-const std::string kLimitKeys[] = {"weight", "requests", "waiting_tokens", "running_tokens"};
+const std::string kLimitKeys[] = {"weight", "requests", "waiting_tokens", "running_tokens",
+                                  "store_bytes"};
 
 // Messages continue what names the file: ":LINE: what is wrong".
 absl::Status Invalid(const YAML::Mark& mark, std::string_view what) {
@@ -36,6 +37,7 @@ absl::Status ReadLimit(const std::string& key, const YAML::Node& value, TenantLi
   int64_t* const quota = key == "requests"         ? &limits.requests
                          : key == "waiting_tokens" ? &limits.waiting_tokens
                          : key == "running_tokens" ? &limits.running_tokens
+                         : key == "store_bytes"    ? &limits.store_bytes
                                                    : nullptr;
   if (quota == nullptr) {
     return Invalid(value.Mark(), Concat("unknown key ", key, DidYouMean(key, kLimitKeys)));

@@ -9,6 +9,7 @@
 //   requests        calls that are open
 //   waiting_tokens  prompt tokens of its requests that wait
 //   running_tokens  prompt and max_tokens of its requests, waiting or running
+//   store_bytes     of its KV that the store of slower tiers keeps; what comes beyond is not kept
 //
 // A quota that is not given does not bound. A tenant that is named has what its line says and nothing of the
 // default's. Threads: any.
@@ -32,6 +33,7 @@ struct TenantLimits {
   int64_t requests = 0;  // 0: no bound, also below
   int64_t waiting_tokens = 0;
   int64_t running_tokens = 0;
+  int64_t store_bytes = 0;
 };
 
 class TenantTable {

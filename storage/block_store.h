@@ -23,6 +23,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -157,6 +158,14 @@ class BlockStore {
 
   // Looks the block up in memory, without I/O. A block that is found may still turn out a miss.
   virtual std::optional<BlockInfo> Find(const BlockId& id) const = 0;
+
+  // Every block that Find would find, once, in any order; without I/O, and in time linear in their number: for a start, not
+  // for a step. `visit` must not call the store.
+  using Visit = std::function<void(const BlockKey&, const BlockInfo&)>;
+  virtual void ForEach(const Visit& visit) const = 0;
+
+  // Bytes of the tenant's blocks that are here to stay, with what each takes beside its payload. Without I/O.
+  virtual uint64_t TenantBytes(const std::array<uint8_t, 32>& tenant) const = 0;
 
   // False: no such block, or pins would take more than half of the store.
   virtual bool SetPinned(const BlockKey& key, bool pinned) = 0;

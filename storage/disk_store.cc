@@ -407,9 +407,23 @@ std::optional<BlockInfo> DiskStore::Find(const BlockId& id) const {
   const Entry* entry = table_.Find(id.key);
   if (entry == nullptr || Expired(*entry)) return std::nullopt;
   if (entry->record->identity_sum != IdentitySum(id)) return std::nullopt;
-  const uint64_t left_s = entry->expires_at_s == 0 ? 0 : entry->expires_at_s - env_.StoreSeconds();
-  return BlockInfo{entry->record->payload_bytes,  entry->priority, entry->pinned,
-                   static_cast<uint32_t>(left_s), entry->in_use,   entry->record->transient};
+  return InfoOf(*entry);
+}
+
+void DiskStore::ForEach(const Visit& visit) const {
+  table_.ForEach([&](const BlockKey& key, const Entry& entry) {
+    if (!Expired(entry)) visit(key, InfoOf(entry));
+  });
+}
+
+BlockInfo DiskStore::InfoOf(const Entry& entry) const {
+  const uint64_t left_s = entry.expires_at_s == 0 ? 0 : entry.expires_at_s - env_.StoreSeconds();
+  return {entry.record->payload_bytes,   entry.priority, entry.pinned,
+          static_cast<uint32_t>(left_s), entry.in_use,   entry.record->transient};
+}
+
+uint64_t DiskStore::TenantBytes(const std::array<uint8_t, 32>& tenant) const {
+  return table_.TenantBytes(TenantTag(tenant));
 }
 
 bool DiskStore::SetPinned(const BlockKey& key, bool pinned) {

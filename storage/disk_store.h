@@ -92,6 +92,8 @@ class DiskStore final : public BlockStore,
   void Erase(uint64_t tag, const BlockKey& key) override;
   void Poll(std::chrono::nanoseconds wait, std::vector<Completion>* completions) override;
   std::optional<BlockInfo> Find(const BlockId& id) const override;
+  void ForEach(const Visit& visit) const override;
+  uint64_t TenantBytes(const std::array<uint8_t, 32>& tenant) const override;
   bool SetPinned(const BlockKey& key, bool pinned) override;
   void SetInUse(const BlockKey& key, bool in_use) override;
   size_t in_flight() const override { return in_flight_ + done_.size(); }
@@ -134,6 +136,7 @@ class DiskStore final : public BlockStore,
   void CountLatency(const Op& op);
   void FreeOp(uint32_t index);
   bool Expired(const Entry& entry) const;
+  BlockInfo InfoOf(const Entry& entry) const;
   Entry* FindSound(const BlockId& id, Reason* reason);
   bool RefreshStored(const BlockId& id, size_t payload_bytes, const PutOptions& options);
   bool JoinPut(uint64_t tag, const BlockId& id, size_t payload_bytes, const PutOptions& options);

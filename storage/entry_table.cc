@@ -28,6 +28,7 @@ Entry* EntryTable::Set(const BlockKey& key, Entry entry) {
   if (entry.pinned && pinned_bytes_ + bytes > pinned_bytes_max_) entry.pinned = false;
   if (entry.pinned) pinned_bytes_ += bytes;
   log_.AddLive(entry.record->segment_id, bytes);
+  if (!entry.record->transient) tenant_bytes_[entry.record->tenant_tag] += bytes;
   Entry& set = entries_[key] = std::move(entry);
   EnterOrder(key, &set);
   return &set;
@@ -74,6 +75,10 @@ void EntryTable::EnterOrder(const BlockKey& key, Entry* entry) {
 void EntryTable::Withdraw(Entry* entry) {
   const uint64_t bytes = entry->record->block_bytes();
   log_.RemoveLive(entry->record->segment_id, bytes);
+  if (!entry->record->transient) {
+    const auto tenant = tenant_bytes_.find(entry->record->tenant_tag);
+    if ((tenant->second -= bytes) == 0) tenant_bytes_.erase(tenant);
+  }
   if (entry->pinned) pinned_bytes_ -= bytes;
   order_.Remove(std::exchange(entry->order, EvictionOrder::kNone));
 }

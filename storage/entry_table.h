@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "absl/container/flat_hash_map.h"
 #include "storage/block_id.h"
 #include "storage/eviction_order.h"
 #include "storage/format.h"
@@ -44,6 +45,11 @@ class EntryTable {
   const Entry* Find(const BlockKey& key) const;
   size_t size() const { return entries_.size(); }
   uint64_t pinned_bytes() const { return pinned_bytes_; }
+  // Of blocks that stay.
+  uint64_t TenantBytes(uint32_t tenant_tag) const {
+    const auto found = tenant_bytes_.find(tenant_tag);
+    return found == tenant_bytes_.end() ? 0 : found->second;
+  }
   template <typename Visit>
   void ForEach(const Visit& visit) const {
     entries_.ForEach(visit);
@@ -76,6 +82,7 @@ class EntryTable {
   const uint64_t pinned_bytes_max_;
   ShardedMap<BlockKey, Entry> entries_;
   uint64_t pinned_bytes_ = 0;
+  absl::flat_hash_map<uint32_t, uint64_t> tenant_bytes_;  // by tag, none of them zero
   uint64_t uses_ = 0;
 };
 

@@ -35,7 +35,8 @@ struct IndexValue {
   uint64_t identity_sum_high;
   uint8_t priority;
   uint8_t pinned;
-  uint8_t zero[6];
+  uint8_t zero[2];
+  uint32_t tenant_tag;  // zero where an earlier version wrote it
 };
 static_assert(sizeof(IndexValue) == 104);
 
@@ -244,6 +245,7 @@ BlockRecord EncodeBlock(const BlockId& id, const BlockPlace& place, size_t paylo
   record.expires_at_s = place.expires_at_s;
   record.written_at_s = place.written_at_s;
   record.payload_bytes = header.payload_bytes;
+  record.tenant_tag = TenantTag(id.tenant);
   record.priority = place.priority;
   record.pinned = place.pinned;
   record.transient = place.transient;
@@ -300,6 +302,7 @@ std::optional<DecodedHeader> DecodeBlockHeader(std::span<const std::byte> header
   record.payload_bytes = header.payload_bytes;
   record.priority = header.priority;
   record.pinned = header.pinned != 0;
+  std::memcpy(&record.tenant_tag, header.tenant, sizeof record.tenant_tag);
   record.transient = header.transient != 0;
   record.place_sum = PlaceSum(header);
   record.header_sum = header.header_sum;
@@ -356,6 +359,7 @@ std::string EncodeIndexValue(const BlockKey& key, const BlockRecord& record) {
   fixed.identity_sum_high = record.identity_sum.high;
   fixed.priority = record.priority;
   fixed.pinned = record.pinned ? 1 : 0;
+  fixed.tenant_tag = record.tenant_tag;
   const size_t sums_bytes = record.page_sums.size() * sizeof(uint64_t);
   std::string value(sizeof fixed + sums_bytes + sizeof(uint64_t), '\0');
   std::memcpy(value.data(), &fixed, sizeof fixed);
@@ -389,6 +393,7 @@ std::optional<BlockRecord> DecodeIndexValue(const BlockKey& key, std::string_vie
   record.payload_bytes = fixed.payload_bytes;
   record.priority = fixed.priority;
   record.pinned = fixed.pinned != 0;
+  record.tenant_tag = fixed.tenant_tag;
   record.place_sum = fixed.place_sum;
   record.header_sum = fixed.header_sum;
   record.payload_sum = {fixed.payload_sum_low, fixed.payload_sum_high};

@@ -135,6 +135,8 @@ struct BlockRecord {
   uint8_t priority = 0;
   bool pinned = false;
   bool transient = false;
+  // Of the identity's tenant; 0 in an index that was written before it had any.
+  uint32_t tenant_tag = 0;
   uint64_t place_sum = 0;    // XXH3-64 of the prefix: seeds the page sums
   uint64_t header_sum = 0;   // of the header pages
   Checksum128 payload_sum;   // of the payload, with identity and place

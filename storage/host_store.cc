@@ -73,6 +73,7 @@ void HostStore::Remove(Entry* entry) {
   if (entry->pinned) stats_.pinned_bytes -= PageAlign(entry->payload_bytes);
   auto node = entries_.extract(entry->id.key);
   WINNOW_CHECK(!node.empty() && node.mapped().get() == entry);
+  CountTenant(*entry, false);
   --stats_.blocks;
   if (entry->leases == 0) {
     FreeMemory(entry);
@@ -192,7 +193,9 @@ void HostStore::Put(uint64_t tag, const BlockId& id, std::span<const std::byte> 
       Unlink(entry);
       entry->priority = std::max(entry->priority, priority);
       entry->in_use |= options.in_use;
+      CountTenant(*entry, false);
       entry->transient &= options.transient;
+      CountTenant(*entry, true);
       Link(entry);
       entry->expires_at_ns = expires_at_ns;
       if (options.pinned) SetPinned(id.key, true);
@@ -219,6 +222,7 @@ void HostStore::Put(uint64_t tag, const BlockId& id, std::span<const std::byte> 
   }
   Link(entry.get());
   ++stats_.blocks;
+  CountTenant(*entry, true);
   entries_[id.key] = std::move(entry);
   if (options.pinned) SetPinned(id.key, true);
   Done(tag, Operation::kPut, Reason::kNone);
@@ -288,6 +292,26 @@ std::optional<BlockInfo> HostStore::Find(const BlockId& id) const {
       entry.payload_bytes, entry.priority,
       entry.pinned,        static_cast<uint32_t>((left_ns + 999'999'999) / 1'000'000'000),
       entry.in_use,        entry.transient};
+}
+
+void HostStore::ForEach(const Visit& visit) const {
+  for (const auto& [key, entry] : entries_) {
+    if (const auto info = Find(entry->id)) visit(key, *info);
+  }
+}
+
+uint64_t HostStore::TenantBytes(const std::array<uint8_t, 32>& tenant) const {
+  const auto found = tenant_bytes_.find(TenantTag(tenant));
+  return found == tenant_bytes_.end() ? 0 : found->second;
+}
+
+// Whether the block counts as its tenant's.
+void HostStore::CountTenant(const Entry& entry, bool here) {
+  if (entry.transient) return;
+  const uint64_t bytes = PageAlign(entry.payload_bytes);
+  const auto tenant = tenant_bytes_.try_emplace(TenantTag(entry.id.tenant)).first;
+  tenant->second = here ? tenant->second + bytes : tenant->second - bytes;
+  if (tenant->second == 0) tenant_bytes_.erase(tenant);
 }
 
 bool HostStore::SetPinned(const BlockKey& key, bool pinned) {

@@ -73,6 +73,8 @@ class HostStore final : public BlockStore {
   void Erase(uint64_t tag, const BlockKey& key) override;
   void Poll(std::chrono::nanoseconds wait, std::vector<Completion>* completions) override;
   std::optional<BlockInfo> Find(const BlockId& id) const override;
+  void ForEach(const Visit& visit) const override;
+  uint64_t TenantBytes(const std::array<uint8_t, 32>& tenant) const override;
   bool SetPinned(const BlockKey& key, bool pinned) override;
   void SetInUse(const BlockKey& key, bool in_use) override;
   size_t in_flight() const override { return done_.size(); }
@@ -111,6 +113,7 @@ class HostStore final : public BlockStore {
   bool EvictOne();
   void Remove(Entry* entry);
   void FreeMemory(Entry* entry);
+  void CountTenant(const Entry& entry, bool here);
   List& ListOf(const Entry& entry) {
     return lru_[entry.in_use ? kPriorityMax + 1 : entry.priority];
   }
@@ -124,6 +127,7 @@ class HostStore final : public BlockStore {
   std::vector<Chunk> chunks_;
   bool refused_ = false;  // the last chunk
   absl::flat_hash_map<BlockKey, std::unique_ptr<Entry>> entries_;
+  absl::flat_hash_map<uint32_t, uint64_t> tenant_bytes_;  // by tag, none of them zero
   std::vector<std::unique_ptr<Entry>> doomed_;
   // By priority, and behind them the blocks in use; front: most recently used.
   std::array<List, kPriorityMax + 2> lru_;

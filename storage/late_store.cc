@@ -123,6 +123,14 @@ std::optional<BlockInfo> LateStore::Find(const BlockId& id) const {
   return store_ == nullptr ? std::nullopt : store_->Find(id);
 }
 
+void LateStore::ForEach(const Visit& visit) const {
+  if (store_ != nullptr) store_->ForEach(visit);
+}
+
+uint64_t LateStore::TenantBytes(const std::array<uint8_t, 32>& tenant) const {
+  return store_ == nullptr ? 0 : store_->TenantBytes(tenant);
+}
+
 bool LateStore::SetPinned(const BlockKey& key, bool pinned) {
   return store_ != nullptr && store_->SetPinned(key, pinned);
 }

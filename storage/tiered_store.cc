@@ -4,6 +4,8 @@
 #include <cstring>
 #include <limits>
 
+#include "absl/container/flat_hash_set.h"
+
 #include "storage/check.h"
 #include "storage/format.h"
 
@@ -294,6 +296,21 @@ void TieredStore::Poll(std::chrono::nanoseconds wait, std::vector<Completion>* c
 std::optional<BlockInfo> TieredStore::Find(const BlockId& id) const {
   const auto on_disk = disk_->Find(id);
   return on_disk ? on_disk : host_->Find(id);
+}
+
+void TieredStore::ForEach(const Visit& visit) const {
+  absl::flat_hash_set<BlockKey> on_disk;
+  disk_->ForEach([&](const BlockKey& key, const BlockInfo& info) {
+    on_disk.insert(key);
+    visit(key, info);
+  });
+  host_->ForEach([&](const BlockKey& key, const BlockInfo& info) {
+    if (!on_disk.contains(key)) visit(key, info);
+  });
+}
+
+uint64_t TieredStore::TenantBytes(const std::array<uint8_t, 32>& tenant) const {
+  return std::max(disk_->TenantBytes(tenant), host_->TenantBytes(tenant));
 }
 
 bool TieredStore::SetPinned(const BlockKey& key, bool pinned) {

@@ -46,6 +46,9 @@ class TieredStore final : public BlockStore {
   void Erase(uint64_t tag, const BlockKey& key) override;
   void Poll(std::chrono::nanoseconds wait, std::vector<Completion>* completions) override;
   std::optional<BlockInfo> Find(const BlockId& id) const override;
+  void ForEach(const Visit& visit) const override;
+  // Of the tier that has more, since most are in both.
+  uint64_t TenantBytes(const std::array<uint8_t, 32>& tenant) const override;
   // Pins where the block is; on disk if it is in both, since what host drops is found there.
   bool SetPinned(const BlockKey& key, bool pinned) override;
   void SetInUse(const BlockKey& key, bool in_use) override;

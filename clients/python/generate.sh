@@ -7,6 +7,11 @@ out=${1:-winnow_client}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 # By the path that every generator gives it: one process may load the file twice, but not under two names.
-protoc -I ../../proto --python_out="$work" --pyi_out="$work" winnow/v1/inference.proto
-for kind in py pyi; do cp "$work/winnow/v1/inference_pb2.$kind" "$out/winnow_inference_pb2.$kind"; done
+protoc -I ../../proto --python_out="$work" --pyi_out="$work" winnow/v1/inference.proto winnow/v1/prefix.proto winnow/v1/admin.proto
+for kind in py pyi; do
+  for name in inference prefix admin; do
+    sed 's/^from winnow\.v1 import inference_pb2 as/from . import winnow_inference_pb2 as/' "$work/winnow/v1/${name}_pb2.$kind" \
+      >"$out/winnow_${name}_pb2.$kind"
+  done
+done
 protoc -I proto --python_out="$out" --pyi_out="$out" winnow_errors.proto

@@ -15,15 +15,18 @@ BlockPool::BlockPool(int32_t num_blocks, KvMemory* memory, KvEventLog* events)
 }
 
 BlockPool::~BlockPool() {
-  for (int32_t block = oldest_idle_; block >= 0; block = blocks_[block].after) {
-    if (memory_ != nullptr) memory_->Forget(block);
+  if (memory_ == nullptr) return;
+  for (const IdleList* list : {&idle_, &pinned_idle_}) {
+    for (int32_t block = list->oldest; block >= 0; block = blocks_[block].after) {
+      memory_->Forget(block);
+    }
   }
 }
 
 int32_t BlockPool::Take() {
   WINNOW_CHECK(num_free() > 0);
   if (free_.empty()) {
-    const int32_t idle = oldest_idle_;
+    const int32_t idle = idle_.oldest >= 0 ? idle_.oldest : pinned_idle_.oldest;
     Unlink(idle);
     Withdraw(idle);
     if (memory_ != nullptr) memory_->Forget(idle);
@@ -35,9 +38,11 @@ int32_t BlockPool::Take() {
   return block;
 }
 
-bool BlockPool::ForgetUnsaved() {
+bool BlockPool::ForgetUnsaved() { return ForgetUnsaved(idle_) || ForgetUnsaved(pinned_idle_); }
+
+bool BlockPool::ForgetUnsaved(const IdleList& list) {
   const size_t free = free_.size();
-  for (int32_t block = oldest_idle_; block >= 0;) {
+  for (int32_t block = list.oldest; block >= 0;) {
     const int32_t after = blocks_[block].after;
     if (memory_ != nullptr && memory_->HoldsFrames(block)) {
       Unlink(block);
@@ -66,21 +71,28 @@ void BlockPool::Give(int32_t index) {
   if (--block.holders > 0) return;
   if (block.published) {
     if (memory_ != nullptr) memory_->SetHeld(index, false);
-    block.before = newest_idle_;
-    block.after = -1;
-    (newest_idle_ < 0 ? oldest_idle_ : blocks_[newest_idle_].after) = index;
-    newest_idle_ = index;
-    ++num_idle_;
+    Link(index);
     return;
   }
   if (memory_ != nullptr) memory_->Forget(index);
   free_.push_back(index);
 }
 
+void BlockPool::Link(int32_t index) {
+  Block& block = blocks_[index];
+  IdleList& list = ListOf(block);
+  block.before = list.newest;
+  block.after = -1;
+  (list.newest < 0 ? list.oldest : blocks_[list.newest].after) = index;
+  list.newest = index;
+  ++num_idle_;
+}
+
 void BlockPool::Unlink(int32_t index) {
   Block& block = blocks_[index];
-  (block.before < 0 ? oldest_idle_ : blocks_[block.before].after) = block.after;
-  (block.after < 0 ? newest_idle_ : blocks_[block.after].before) = block.before;
+  IdleList& list = ListOf(block);
+  (block.before < 0 ? list.oldest : blocks_[block.before].after) = block.after;
+  (block.after < 0 ? list.newest : blocks_[block.after].before) = block.before;
   block.before = block.after = -1;
   --num_idle_;
 }
@@ -104,8 +116,36 @@ void BlockPool::Withdraw(int32_t index) {
   Block& block = blocks_[index];
   if (!block.published) return;
   by_name_.erase(block.name);
-  block.published = false;
+  block.published = block.pinned = false;
   if (events_ != nullptr) events_->Removed(KvTier::kFast, block.name);
+}
+
+bool BlockPool::Drop(const Digest& name) {
+  const std::optional<int32_t> found = Find(name);
+  if (!found.has_value()) return false;
+  const int32_t index = *found;
+  if (memory_ != nullptr) memory_->Distrust(index);
+  if (blocks_[index].holders > 0) {
+    Withdraw(index);
+    return true;
+  }
+  Unlink(index);
+  Withdraw(index);
+  if (memory_ != nullptr) memory_->Forget(index);
+  free_.push_back(index);
+  return true;
+}
+
+bool BlockPool::SetPinned(const Digest& name, bool pinned) {
+  const std::optional<int32_t> found = Find(name);
+  if (!found.has_value()) return false;
+  Block& block = blocks_[*found];
+  if (block.pinned == pinned) return true;
+  const bool idle = block.holders == 0;
+  if (idle) Unlink(*found);
+  block.pinned = pinned;
+  if (idle) Link(*found);
+  return true;
 }
 
 }  // namespace winnow::engine

@@ -5,7 +5,8 @@
 //   free ── Take ──▶ held ── Give by the last holder ──▶ idle, if it can be found; else free
 //                     ▲                                    │
 //                     └────────────── Share ───────────────┘    idle blocks go, oldest first, when
-//                                                                Take finds none free
+//                                                                Take finds none free; pinned ones
+//                                                                after all others
 //
 // Only full blocks can be found, and nobody writes to a full block: sharing needs no copies.
 #ifndef WINNOW_ENGINE_KV_BLOCK_POOL_H_
@@ -51,21 +52,33 @@ class BlockPool {
   std::optional<int32_t> Find(const Digest& name) const;
   // It can no longer be found: its content is gone.
   void Withdraw(int32_t block);
+  // The same by name, for content that is to go: an idle block is free at once, one that is held when its last holder
+  // gives it, and `memory` keeps no copy. False: there is none.
+  bool Drop(const Digest& name);
+  // A pinned block leaves after all others that are idle, and its pin with its name. False: there is none.
+  bool SetPinned(const Digest& name, bool pinned);
 
  private:
   struct Block {
     int32_t holders = 0;
     bool published = false;
+    bool pinned = false;
     Digest name = {};
-    int32_t before = -1, after = -1;  // in the list of idle blocks
+    int32_t before = -1, after = -1;  // in its list of idle blocks
   };
+  struct IdleList {
+    int32_t oldest = -1, newest = -1;
+  };
+  IdleList& ListOf(const Block& block) { return block.pinned ? pinned_idle_ : idle_; }
+  void Link(int32_t block);
   void Unlink(int32_t block);
+  bool ForgetUnsaved(const IdleList& list);
 
   KvMemory* const memory_;
   KvEventLog* const events_;
   std::vector<Block> blocks_;
   std::vector<int32_t> free_;  // a stack: the block freed last is the warmest
-  int32_t oldest_idle_ = -1, newest_idle_ = -1;
+  IdleList idle_, pinned_idle_;
   int32_t num_idle_ = 0;
   absl::flat_hash_map<Digest, int32_t> by_name_;
 };

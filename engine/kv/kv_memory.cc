@@ -5,6 +5,7 @@
 #include <limits>
 #include <string>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "fmt/format.h"
 #include "kernels/check.h"
@@ -400,6 +401,7 @@ void KvMemory::OnCompletion(const Completion& completion) {
   if (saved) {
     piece.saved = true;
     clean_frames_ += piece.frame >= own_frames_;
+    CountKept(BlockOf(saving.piece), 1);
     TellSaved(BlockOf(saving.piece));
   } else {
     SaveQueue(saving.piece, block.keep).emplace_back(saving.piece, saving.generation);
@@ -496,6 +498,10 @@ void KvMemory::Seal(int32_t index, const BlockName& name, bool keep) {
   if (!has_store()) return;
   ++names_[name.chain].blocks;
   SetHeld(index, true);
+  if (keep) {
+    block.unsaved = options_.num_layers;
+    unsaved_kept_[name.tenant] += block.unsaved;
+  }
   for (int32_t layer = 0; layer < options_.num_layers; ++layer) {
     // Nothing needs a piece saved that has a place of its own, but to outlive its sequence.
     if (!keep && (!tiered() || HasOwnFrames(layer))) continue;
@@ -508,6 +514,55 @@ void KvMemory::Seal(int32_t index, const BlockName& name, bool keep) {
       return blocks_[BlockOf(entry.first)].generation != entry.second;
     });
   }
+}
+
+bool KvMemory::SetPinned(const BlockName& name, bool pinned) {
+  if (!has_store()) return false;
+  bool all = true;
+  for (int32_t layer = 0; layer < options_.num_layers; ++layer) {
+    all &= options_.store->SetPinned(options_.names.Id(name, kKindKv, layer).key, pinned);
+  }
+  return all;
+}
+
+std::vector<Digest> KvMemory::PinnedChains() const {
+  absl::flat_hash_set<Digest> chains;
+  if (!has_store()) return {};
+  options_.store->ForEach([&](const storage::BlockKey& key, const storage::BlockInfo& info) {
+    if (!info.pinned) return;
+    Digest chain;
+    std::copy_n(key.bytes.begin(), chain.size(), chain.begin());
+    chains.insert(chain);
+  });
+  return {chains.begin(), chains.end()};
+}
+
+uint64_t KvMemory::KeptBytes(const Digest& tenant) const {
+  if (!has_store()) return 0;
+  const auto unsaved = unsaved_kept_.find(tenant);
+  const int64_t pieces = unsaved == unsaved_kept_.end() ? 0 : unsaved->second;
+  // What a disk takes for a piece: whole pages, and one for its header.
+  constexpr uint64_t kPage = 4096;
+  const uint64_t piece_bytes = (options_.layout.BlockBytes() + kPage - 1) / kPage * kPage + kPage;
+  return options_.store->TenantBytes(tenant) + static_cast<uint64_t>(pieces) * piece_bytes;
+}
+
+// So many pieces of the block are no longer on their way to be kept.
+void KvMemory::CountKept(int32_t index, int32_t pieces) {
+  Block& block = blocks_[index];
+  pieces = std::min(pieces, block.unsaved);
+  if (pieces == 0) return;
+  block.unsaved -= pieces;
+  const auto tenant = unsaved_kept_.find(block.name.tenant);
+  if ((tenant->second -= pieces) == 0) unsaved_kept_.erase(tenant);
+}
+
+void KvMemory::Erase(const BlockName& name) {
+  if (!has_store()) return;
+  for (int32_t layer = 0; layer < options_.num_layers; ++layer) {
+    options_.store->Erase(next_tag_++, options_.names.Id(name, kKindKv, layer).key);
+  }
+  if (events_ != nullptr) events_->Removed(store_tier_, name.chain);
 }
 
 bool KvMemory::Stored(const BlockName& name) const {
@@ -576,6 +631,7 @@ void KvMemory::Forget(int32_t index) {
   Block& block = blocks_[index];
   if (has_store()) {
     SetHeld(index, false);
+    CountKept(index, block.unsaved);
     bool last_of_name = false;
     if (block.sealed) {
       const auto name = names_.find(block.name.chain);

@@ -238,6 +238,13 @@ class KvMemory {
   void Seal(int32_t block, const BlockName& name, bool keep);
   // Whether the store seems to have all pieces of a block of this name: known without I/O.
   bool Stored(const BlockName& name) const;
+  // Pins what the store has of the block, in each layer, or gives it free. False: it has not all of it, or its pins are
+  // used up.
+  bool SetPinned(const BlockName& name, bool pinned);
+  // The chains of blocks of which the store has pinned something. Looks at all that it has.
+  std::vector<Digest> PinnedChains() const;
+  // Takes KV of that name out of the store, whoever has a copy here.
+  void Erase(const BlockName& name);
   // Makes what is stored of the blocks resident, as far as frames can be had; between passes.
   void Load(std::span<const int32_t> blocks);
   // Takes the block's content from the store, where it stays: nothing is resident.
@@ -248,7 +255,15 @@ class KvMemory {
   const BlockName& name(int32_t block) const { return blocks_[block].name; }
   bool kept(int32_t block) const { return blocks_[block].keep; }
   // What the store has of the block may be damaged: it goes when the block is forgotten.
-  void Distrust(int32_t block) { blocks_[block].keep = false; }
+  void Distrust(int32_t block) {
+    CountKept(block, blocks_[block].unsaved);
+    blocks_[block].keep = false;
+  }
+  // Bytes of the tenant's blocks that the store keeps, or is going to.
+  uint64_t KeptBytes(const Digest& tenant) const;
+  uint64_t StoredBlockBytes() const {
+    return uint64_t{options_.layout.BlockBytes()} * static_cast<uint64_t>(options_.num_layers);
+  }
   // Whether a piece of the block is lost.
   bool block_lost(int32_t block) const;
   // Tells `events` of blocks that the store has all of, as copies in `tier`, and of those that it is told to erase.
@@ -315,6 +330,7 @@ class KvMemory {
     bool sealed = false;
     bool keep = false;
     bool held = false;
+    int32_t unsaved = 0;  // pieces that are to be kept, until they are saved
   };
   struct Frame {
     int64_t piece = -1;
@@ -368,6 +384,7 @@ class KvMemory {
   int32_t Evict(int32_t frame);
   bool SaveSome();
   void TellSaved(int32_t block);
+  void CountKept(int32_t block, int32_t pieces);
   bool MaySave(int64_t piece) const;
   void StartSave(int64_t piece, const std::byte* content);
   void OnCompletion(const storage::Completion& completion);
@@ -440,6 +457,7 @@ class KvMemory {
     int32_t held = 0;
   };
   absl::flat_hash_map<std::array<uint8_t, 32>, Named> names_;
+  absl::flat_hash_map<Digest, int64_t> unsaved_kept_;  // by tenant, pieces; none is zero
   KvEventLog* events_ = nullptr;
   KvTier store_tier_ = KvTier::kDisk;
   uint64_t next_tag_ = 1;

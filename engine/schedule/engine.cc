@@ -15,6 +15,9 @@ namespace {
 
 // An idle engine looks around and beats this often.
 constexpr Duration kIdleWait = std::chrono::milliseconds(100);
+constexpr size_t kMailboxTasks = 256;
+// Blocks of named prefixes that are looked at in a step, and by an engine that has nothing else to do.
+constexpr size_t kSweptBlocks = 32, kSweptBlocksIdle = 512;
 // At the end, for what is to be found after a restart.
 constexpr Duration kFlushTime = std::chrono::seconds(5);
 // Times that a sequence is computed again for its next token before it is given up.
@@ -70,9 +73,11 @@ Engine::Engine(const EngineOptions& options, Model& model, const Tokenizer& toke
       clock_(clock),
       observer_(observer != nullptr ? *observer : silent_),
       queue_(options.queue_requests, options.queue_tokens),
+      mailbox_(kMailboxTasks),
       heartbeat_(clock.Now().time_since_epoch().count()),
       memory_(model.kv_memory()),
       pool_(model.num_blocks(), memory_, options.kv_events),
+      prefixes_(options.prefix_cache ? memory_ : nullptr, pool_, model.block_tokens(), clock),
       sampled_(model.max_batch_logits()) {
   batch_.chunks.reserve(options.max_running);
   batch_sequences_.reserve(options.max_running);
@@ -155,6 +160,12 @@ void Engine::BeginDrain() {
 
 void Engine::Wake() { queue_.Wake(); }
 
+bool Engine::Post(EngineMailbox::Task task) {
+  if (!mailbox_.Post(std::move(task))) return false;
+  queue_.Wake();
+  return true;
+}
+
 Duration Engine::RetryAfter() const {
   const double pace = tokens_per_second_.load(std::memory_order_relaxed);
   const auto tokens = static_cast<double>(queue_.counts().waiting_tokens);
@@ -196,6 +207,7 @@ bool Engine::Step() {
   const TimePoint now = clock_.Now();
   heartbeat_.store(now.time_since_epoch().count(), std::memory_order_relaxed);
   TakeOver();
+  mailbox_.Run(prefixes_);
   EndOverdue(now);
   const StepPlan* plan = &scheduler_.Plan(View(now));
   // What nobody holds must not take frames from those who need them.
@@ -223,6 +235,7 @@ bool Engine::Step() {
     }
   }
   EndStarved(computes || adopted, now);
+  prefixes_.Sweep(computes ? kSweptBlocks : kSweptBlocksIdle);
   Emit();
   if (options_.kv_events != nullptr) {
     TellEvictions();
@@ -232,7 +245,10 @@ bool Engine::Step() {
   if (!failure_.ok()) observer_.OnFailure(std::exchange(failure_, absl::OkStatus()));
   if (computes) Observe(clock_.Now() - now);
   // A store that takes nothing has to be asked whether it does again.
-  if (!computes && memory_ != nullptr && (memory_->has_work() || memory_->scarce())) {
+  // And erases of deleted prefixes want to be moved along.
+  if (!computes && memory_ != nullptr &&
+      (memory_->has_work() || memory_->scarce() ||
+       (memory_->has_store() && memory_->store()->in_flight() > 0))) {
     memory_->Idle();
   }
   return computes || adopted;
@@ -621,6 +637,8 @@ void Engine::Publish() {
   stats_.blocks_used = pool_.num_used();
   stats_.blocks_total = pool_.num_blocks();
   stats_.blocks_idle = pool_.num_idle();
+  stats_.named_prefixes = static_cast<int32_t>(prefixes_.size());
+  stats_.pinned_prefixes = static_cast<int32_t>(prefixes_.pinned());
   if (memory_ != nullptr && memory_->has_store()) {
     stats_.tiered = true;
     stats_.kv = memory_->stats();
@@ -673,6 +691,7 @@ void Engine::Shutdown() {
   queue_.Close("the server has stopped");
   TakeOver();
   EndAll(FinishReason::kCancelled, "the server is stopping", absl::StatusCode::kUnavailable);
+  mailbox_.Close();
   batch_.chunks.clear();
   batch_sequences_.clear();
   Emit();

@@ -29,8 +29,10 @@
 #include "engine/kv/block_pool.h"
 #include "engine/kv/kv_event_log.h"
 #include "engine/model.h"
+#include "engine/schedule/engine_mailbox.h"
 #include "engine/schedule/engine_stats.h"
 #include "engine/schedule/output_queue.h"
+#include "engine/schedule/prefix_table.h"
 #include "engine/schedule/request.h"
 #include "engine/schedule/request_queue.h"
 #include "engine/schedule/sampler.h"
@@ -96,6 +98,17 @@ class Engine {
   // request may have ended meanwhile.
   void Cancel(RequestId id);
 
+  // Calls the task on the engine thread, between steps, with the named prefixes; with null if the engine has stopped
+  // before. False: too many wait, or it has stopped; the task is not called.
+  [[nodiscard]] bool Post(EngineMailbox::Task task);
+
+  // What an earlier process had named. Before Run. REQUIRES: a prefix cache.
+  void RestorePrefixes(std::vector<SavedPrefix> saved) { prefixes_.Restore(std::move(saved)); }
+  // Model and settings whose KV names are of; nullopt: nothing can be named, because there is no prefix cache.
+  std::optional<Digest> prefix_model() const {
+    return prefixes_.has_memory() ? std::optional(prefixes_.model()) : std::nullopt;
+  }
+
   // From now on Submit refuses; what was accepted is finished. Run returns when nothing is left.
   void BeginDrain();
 
@@ -152,6 +165,7 @@ class Engine {
   void Count(Sequence& sequence, const RetrievalCounts& counts);
   // engine_prefix.cc
   Digest NameOf(Sequence& sequence, int32_t i, bool* shareable);
+  bool MayKeep(const Sequence& sequence);
   void NameBlocks(Sequence& sequence);
   bool AdoptPrefix(Sequence& sequence);
   uint64_t StoreBytesRead() const;
@@ -176,6 +190,7 @@ class Engine {
   // Shared with other threads. The queue's lock is where they meet; the lock of the snapshot is
   // held for a copy of it.
   RequestQueue queue_;
+  EngineMailbox mailbox_;
   std::atomic<bool> draining_ = false;
   std::atomic<Duration::rep> heartbeat_;
   std::atomic<double> tokens_per_second_ = 0;  // computed; recent
@@ -185,6 +200,7 @@ class Engine {
   // Engine thread only.
   KvMemory* const memory_;  // the model's; null: KV never moves
   BlockPool pool_;
+  PrefixTable prefixes_;
   Scheduler scheduler_;
   TenantShares tenants_;
   std::vector<std::unique_ptr<Sequence>> sequences_;  // by phase, then order

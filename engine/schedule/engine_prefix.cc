@@ -41,6 +41,17 @@ Digest Engine::NameOf(Sequence& sequence, int32_t i, bool* shareable) {
   return sequence.known_names.back();
 }
 
+// Whether the store may keep another block of the sequence's tenant. One that it may not keep is shared in fast memory
+// like any other.
+bool Engine::MayKeep(const Sequence& sequence) {
+  const int64_t most = sequence.request.tenant_store_bytes;
+  if (most == 0 || !memory_->has_store()) return true;
+  const uint64_t bytes = memory_->KeptBytes(sequence.tenant_digest) + memory_->StoredBlockBytes();
+  if (bytes <= static_cast<uint64_t>(most)) return true;
+  ++stats_.blocks_over_store_quota;
+  return false;
+}
+
 // Blocks that became full can move and be shared from now on, under the name of their content.
 void Engine::NameBlocks(Sequence& sequence) {
   const int32_t full = sequence.cache.num_tokens() / model_.block_tokens();
@@ -49,7 +60,7 @@ void Engine::NameBlocks(Sequence& sequence) {
     sequence.names.push_back(NameOf(sequence, i, &shareable));
     const int32_t block = sequence.cache.block_table()[i];
     // Prompts come again; what was generated, and under a policy, is for this process at most.
-    const bool keep = options_.prefix_cache && how_.empty();
+    const bool keep = options_.prefix_cache && how_.empty() && MayKeep(sequence);
     const BlockName name{sequence.names.back(), sequence.tenant_digest, i};
     memory_->Seal(block, name, keep);
     if (options_.prefix_cache && shareable && pool_.Publish(block, name.chain)) {

@@ -33,9 +33,11 @@ struct EngineStats {
   TimePoint heartbeat{};  // when the engine thread last began a Step; an idle engine beats too
 
   // Totals.
-  KvMemoryStats kv;         // moves of KV between tiers
-  int32_t blocks_idle = 0;  // now: of no sequence, and kept for whoever begins with them
-  bool tiered = false;      // there is a store, of which:
+  KvMemoryStats kv;             // moves of KV between tiers
+  int32_t blocks_idle = 0;      // now: of no sequence, and kept for whoever begins with them
+  int32_t named_prefixes = 0;   // now (prefix_table.h)
+  int32_t pinned_prefixes = 0;  // of them
+  bool tiered = false;          // there is a store, of which:
   storage::StoreStats store;
   uint64_t steps = 0;
   uint64_t accepted = 0;                                  // requests
@@ -50,6 +52,8 @@ struct EngineStats {
   // More than cached_tokens where a preempted sequence takes over anew.
   uint64_t prefix_tokens_pool = 0;
   uint64_t prefix_tokens_store = 0;
+  uint64_t blocks_over_store_quota =
+      0;  // that the store did not keep, because of their tenant's quota
   uint64_t generated_tokens = 0;
   uint64_t preemptions = 0;
   uint64_t kv_losses = 0;  // times that a sequence's KV was lost in a slower tier, and made again

@@ -49,6 +49,8 @@ struct Request {
   double tenant_weight = 1;  // its share against other tenants'. REQUIRES: > 0
   // The most prompt tokens of its tenant that may wait, with this request's; 0: no bound but the queue's.
   int64_t tenant_waiting_tokens = 0;
+  // The most bytes that the store may keep of its tenant's KV; what this request adds beyond is not kept. 0: no bound.
+  int64_t tenant_store_bytes = 0;
   std::vector<int32_t> prompt;  // token ids, at least one, validated
   SamplingOptions sampling;
   StoppingOptions stopping;

@@ -203,6 +203,11 @@ std::unique_ptr<HttpExchange> HttpApi::Models(HttpRequest& request, const HttpWa
   Json list;
   list["object"] = "list";
   list["data"] = Json::array({model});
+  // Codex looks here, and not at `data`.
+  Json own;
+  own["slug"] = own["id"] = own["display_name"] = model_.name();
+  own["context_window"] = model_.max_context();
+  list["models"] = Json::array({own});
   return AnswerJson(list);
 }
 

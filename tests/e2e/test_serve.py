@@ -385,5 +385,19 @@ class Signals(unittest.TestCase):
             self.assertEqual(server.terminate(), 0)
 
 
+class Traces(unittest.TestCase):
+    def test_a_callers_trace_is_in_the_log_and_in_the_answer(self):
+        good = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+        with Server() as server:
+            api = Api(server.address)
+            for metadata, trace in (([("traceparent", good)], good), ([("traceparent", good.upper())], None), ([], None),
+                                    ([("traceparent", good), ("traceparent", good)], None)):
+                call = api.generate(counting_request("x", 1), metadata=metadata)
+                self.assertEqual(dict(call.initial_metadata()).get("traceparent"), trace)
+                list(call)
+                request = [e for e in server.events() if e["event"] == "request"][-1]
+                self.assertEqual((request["trace_id"], request["parent_span_id"]), tuple(good.split("-")[1:3]) if trace else ("", ""))
+
+
 if __name__ == "__main__":
     main()

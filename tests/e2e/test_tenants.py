@@ -174,6 +174,47 @@ tenants:
                 self.assertIn(f"t{message}", str(caught.exception).replace("\\\\", ""))
 
 
+class Isolation(unittest.TestCase):
+    """A tenant's prompts and names are invisible to another in everything that the server answers."""
+
+    def test_what_one_tenant_asked_no_other_finds(self):
+        marker = "The safe behind the picture opens with 4711. " * 40
+        with Server() as server:
+            api = Api(server.address)
+            self.assertEqual(generate(api, text=marker, x_winnow_tenant="a")[-1].finish.usage.cached_tokens, 0)
+            self.assertGreater(generate(api, text=marker, x_winnow_tenant="a")[-1].finish.usage.cached_tokens, 0)
+            for tenant in ({"x_winnow_tenant": "b"}, {}):
+                self.assertEqual(generate(api, text=marker, **tenant)[-1].finish.usage.cached_tokens, 0, tenant)
+            chat = [{"role": "user", "content": marker}]
+            bodies = {"/v1/completions": {"prompt": marker, "max_tokens": 1}, "/v1/chat/completions": {"messages": chat, "max_tokens": 1},
+                      "/v1/responses": {"input": marker, "max_output_tokens": 1}, "/v1/messages": {"messages": chat, "max_tokens": 1}}
+            found = {"/v1/completions": lambda a: a["usage"]["prompt_tokens_details"]["cached_tokens"],
+                     "/v1/chat/completions": lambda a: a["usage"]["prompt_tokens_details"]["cached_tokens"],
+                     "/v1/responses": lambda a: a["usage"]["input_tokens_details"]["cached_tokens"],
+                     "/v1/messages": lambda a: a["usage"]["cache_read_input_tokens"]}
+            ask = lambda method, path, body=None, tenant=None: self.ask(server, method, path, body, tenant)
+            for path, body in bodies.items():
+                for tenant in ("c", "c"):  # and then its own is found
+                    ask("POST", path, body, tenant)
+                self.assertGreater(found[path](ask("POST", path, body, "c")), 0, path)
+            for n, (path, body) in enumerate(bodies.items()):
+                # A tenant of its own for each route: chats of two routes are the same prompt.
+                self.assertEqual(found[path](ask("POST", path, body, f"d{n}")), 0, path)
+            # Nor does a page have what it said.
+            for path in ("/metrics", "/version", "/health", "/v1/models", "/status"):
+                self.assertNotIn("4711", json.dumps(ask("GET", path, tenant="b")), path)
+            self.assertNotIn("4711", server.log())
+
+    def ask(self, server, method, path, body, tenant):
+        connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=harness.PATIENCE)
+        connection.request(method, path, body and json.dumps(body), {"x-winnow-tenant": tenant} if tenant else {})
+        response = connection.getresponse()
+        text = response.read().decode()
+        connection.close()
+        self.assertEqual(response.status, 200, text)
+        return json.loads(text) if "json" in response.getheader("content-type", "") else text
+
+
 class Shares(unittest.TestCase):
     """Tenants that ask all the time, over HTTP: each connection asks again as soon as it was answered or refused."""
     FLAGS = ("--max-running", "4", "--queue-requests", "16", "--prefix-cache", "off")

@@ -97,6 +97,10 @@ class FaultyStore final : public BlockStore {
     ++finds;
     return inner_->Find(id);
   }
+  void ForEach(const Visit& visit) const override { inner_->ForEach(visit); }
+  uint64_t TenantBytes(const std::array<uint8_t, 32>& tenant) const override {
+    return inner_->TenantBytes(tenant);
+  }
   bool SetPinned(const BlockKey& key, bool pinned) override {
     return inner_->SetPinned(key, pinned);
   }

@@ -6,8 +6,9 @@
         for piece in client.stream(messages=[("user", "Hello")], policy="lsh:k=2%"):
             print(piece.text, end="", flush=True)
 """
+from .admin import Admin, AsyncAdmin
 from .client import AsyncClient, Client
 from .errors import RetryPolicy, WinnowError
 from .types import Answer, Choice, Piece, TokenPiece
 
-__all__ = ["Answer", "AsyncClient", "Choice", "Client", "Piece", "RetryPolicy", "TokenPiece", "WinnowError"]
+__all__ = ["Admin", "Answer", "AsyncAdmin", "AsyncClient", "Choice", "Client", "Piece", "RetryPolicy", "TokenPiece", "WinnowError"]

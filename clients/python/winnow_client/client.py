@@ -7,10 +7,12 @@ import grpc
 import grpc.aio
 
 from . import winnow_inference_pb2 as pb
+from . import winnow_prefix_pb2 as prefix_pb
 from .errors import RetryPolicy, WinnowError, from_rpc
 from .types import Answer, Choice, Messages, Piece, Prompt, make_request, set_prompt, to_piece
 
 _SERVICE = "/winnow.v1.InferenceService/"
+_PREFIXES = "/winnow.v1.PrefixService/"
 _OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
 
@@ -34,16 +36,26 @@ class _Base:
         if tls or root_certificates is not None or certificate_chain is not None:
             credentials = grpc.ssl_channel_credentials(root_certificates, private_key, certificate_chain)
         self._channel = self._connect(address, credentials)
-        unary = lambda name, response: self._channel.unary_unary(  # noqa: E731
-            _SERVICE + name, lambda message: message.SerializeToString(), response.FromString)
+        unary = lambda name, response, service=_SERVICE: self._channel.unary_unary(  # noqa: E731
+            service + name, lambda message: message.SerializeToString(), response.FromString)
         self._generate = self._channel.unary_stream(_SERVICE + "Generate", lambda message: message.SerializeToString(),
                                                     pb.GenerateResponse.FromString)
         self._tokenize = unary("Tokenize", pb.TokenizeResponse)
         self._detokenize = unary("Detokenize", pb.DetokenizeResponse)
         self._get_model = unary("GetModel", pb.GetModelResponse)
+        self._put_prefix = unary("PutPrefix", prefix_pb.PutPrefixResponse, _PREFIXES)
+        self._list_prefixes = unary("ListPrefixes", prefix_pb.ListPrefixesResponse, _PREFIXES)
+        self._pin_prefix = unary("PinPrefix", prefix_pb.PinPrefixResponse, _PREFIXES)
+        self._delete_prefix = unary("DeletePrefix", prefix_pb.DeletePrefixResponse, _PREFIXES)
 
     def _connect(self, address: str, credentials: Optional[grpc.ChannelCredentials]) -> Any:
         raise NotImplementedError
+
+    @staticmethod
+    def _put_request(name: str, prompt: Prompt, messages: Messages, pinned: bool, ttl_seconds: int) -> prefix_pb.PutPrefixRequest:
+        request = prefix_pb.PutPrefixRequest(name=name, pinned=pinned, ttl_seconds=ttl_seconds)
+        set_prompt(request, prompt, messages)
+        return request
 
     def _ends(self) -> Optional[float]:
         return None if self._timeout is None else time.monotonic() + self._timeout
@@ -128,6 +140,23 @@ class Client(_Base):
     def model(self) -> pb.GetModelResponse:
         return self._unary(self._get_model, pb.GetModelRequest())
 
+    def put_prefix(self, name: str, prompt: Prompt = None, *, messages: Messages = None, pinned: bool = False,
+                   ttl_seconds: int = 0) -> prefix_pb.PutPrefixResponse:
+        """Computes the prefix ahead of time and names it; `ttl_seconds` 0: for good. Of `messages` the answer's opening is left out."""
+        return self._unary(self._put_prefix, self._put_request(name, prompt, messages, pinned, ttl_seconds))
+
+    def list_prefixes(self, name: str = "") -> List[prefix_pb.Prefix]:
+        return list(self._unary(self._list_prefixes, prefix_pb.ListPrefixesRequest(name=name)).prefixes)
+
+    def pin_prefix(self, name: str, pinned: Optional[bool] = True, ttl_seconds: Optional[int] = None) -> prefix_pb.Prefix:
+        """Changes what is not None."""
+        request = prefix_pb.PinPrefixRequest(name=name, pinned=pinned, ttl_seconds=ttl_seconds)
+        return self._unary(self._pin_prefix, request).prefix
+
+    def delete_prefix(self, name: str) -> None:
+        """Forgets the name and its KV."""
+        self._unary(self._delete_prefix, prefix_pb.DeletePrefixRequest(name=name))
+
 
 class AsyncClient(_Base):
     """For asyncio; of the event loop in which it is made."""
@@ -193,3 +222,17 @@ class AsyncClient(_Base):
 
     async def model(self) -> pb.GetModelResponse:
         return await self._unary(self._get_model, pb.GetModelRequest())
+
+    async def put_prefix(self, name: str, prompt: Prompt = None, *, messages: Messages = None, pinned: bool = False,
+                   ttl_seconds: int = 0) -> prefix_pb.PutPrefixResponse:
+        return await self._unary(self._put_prefix, self._put_request(name, prompt, messages, pinned, ttl_seconds))
+
+    async def list_prefixes(self, name: str = "") -> List[prefix_pb.Prefix]:
+        return list((await self._unary(self._list_prefixes, prefix_pb.ListPrefixesRequest(name=name))).prefixes)
+
+    async def pin_prefix(self, name: str, pinned: Optional[bool] = True, ttl_seconds: Optional[int] = None) -> prefix_pb.Prefix:
+        request = prefix_pb.PinPrefixRequest(name=name, pinned=pinned, ttl_seconds=ttl_seconds)
+        return (await self._unary(self._pin_prefix, request)).prefix
+
+    async def delete_prefix(self, name: str) -> None:
+        await self._unary(self._delete_prefix, prefix_pb.DeletePrefixRequest(name=name))

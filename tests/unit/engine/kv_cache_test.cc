@@ -117,6 +117,40 @@ TEST(BlockPoolTest, TheFirstBlockOfANameStaysItsBlock) {
   EXPECT_EQ(pool.num_idle(), 1);
 }
 
+TEST(BlockPoolTest, PinnedIdleBlocksGoLastAndDroppedOnesAtOnce) {
+  BlockPool pool(3);
+  const auto name = [](uint8_t value) {
+    Digest digest = {};
+    digest[0] = value;
+    return digest;
+  };
+  int32_t blocks[3];
+  for (int32_t& block : blocks) block = pool.Take();
+  for (uint8_t i = 0; i < 3; ++i) EXPECT_TRUE(pool.Publish(blocks[i], name(i)));
+  EXPECT_TRUE(pool.SetPinned(name(0), true));  // held
+  for (const int32_t block : blocks) pool.Give(block);
+  EXPECT_TRUE(pool.SetPinned(name(1), true));  // idle
+  EXPECT_TRUE(pool.SetPinned(name(1), true));
+  EXPECT_FALSE(pool.SetPinned(name(9), true));
+  EXPECT_EQ(pool.num_idle(), 3);
+  EXPECT_EQ(pool.Take(), blocks[2]);
+  EXPECT_TRUE(pool.Drop(name(1)));
+  EXPECT_FALSE(pool.Drop(name(1)));
+  EXPECT_EQ(pool.num_free(), 2);
+  EXPECT_EQ(pool.num_idle(), 1);
+  EXPECT_EQ(pool.Take(), blocks[1]);
+  EXPECT_TRUE(pool.Find(name(0)).has_value());
+  EXPECT_EQ(pool.Take(), blocks[0]) << "pinned, and nothing else is left";
+  // Its pin went with its name.
+  EXPECT_TRUE(pool.Publish(blocks[0], name(0)));
+  EXPECT_TRUE(pool.Publish(blocks[1], name(1)));
+  EXPECT_TRUE(pool.Drop(name(1)));  // held: given back it is free
+  pool.Give(blocks[0]);
+  pool.Give(blocks[1]);
+  pool.Give(blocks[2]);
+  EXPECT_EQ(pool.num_idle(), 1);
+}
+
 TEST(KvCacheTest, AdoptedBlocksAreFullOnes) {
   BlockPool pool(4);
   const int32_t block = pool.Take();

@@ -229,6 +229,16 @@ TEST_F(CheckConfigTest, PlaintextOnTheNetworkNeedsInsecure) {
   EXPECT_THAT(Error(), HasSubstr("--metrics"));
 }
 
+TEST_F(CheckConfigTest, TheOperatorsPortIsOnLoopbackWhateverElseIsAllowed) {
+  config_.insecure = true;
+  config_.admin_listen = "0.0.0.0:50052";
+  EXPECT_THAT(Error(), HasSubstr("--admin-listen 0.0.0.0:50052"));
+  config_.admin_listen = "127.0.0.1:50052";
+  EXPECT_TRUE(CheckConfig(config_).ok());
+  config_.admin_listen = config_.listen;
+  EXPECT_THAT(Error(), HasSubstr("--admin-listen"));
+}
+
 TEST_F(CheckConfigTest, OfSlowerTiersAGpuHasTheHostsMemory) {
   config_.device = "cuda";
   config_.host_bytes = int64_t{8} << 30;

@@ -238,6 +238,46 @@ TEST_P(BlockStoreSuite, PinsTakeAtMostHalfAndCanBeGivenBack) {
   EXPECT_FALSE(store_->SetPinned(IdOf(1000).key, true));
 }
 
+TEST_P(BlockStoreSuite, ForEachVisitsWhatFindFindsOnce) {
+  for (int i = 0; i < 20; ++i) ASSERT_EQ(client_->Put(IdOf(i), 5000 + i), Reason::kNone);
+  ASSERT_EQ(client_->Put(IdOf(20), 5000, {.ttl_s = 10}), Reason::kNone);
+  EXPECT_TRUE(store_->SetPinned(IdOf(3).key, true));
+  ASSERT_EQ(client_->Erase(IdOf(4).key), Reason::kNone);
+  clock_.AdvanceSeconds(11);
+  std::map<std::array<uint8_t, 40>, BlockInfo> seen;
+  store_->ForEach([&](const BlockKey& key, const BlockInfo& info) {
+    EXPECT_TRUE(seen.emplace(key.bytes, info).second) << "twice";
+  });
+  EXPECT_EQ(seen.size(), 19u);
+  for (int i = 0; i < 21; ++i) {
+    const auto found = seen.find(IdOf(i).key.bytes);
+    ASSERT_EQ(found != seen.end(), store_->Find(IdOf(i)).has_value()) << i;
+    if (found == seen.end()) continue;
+    EXPECT_EQ(found->second.payload_bytes, static_cast<uint32_t>(5000 + i));
+    EXPECT_EQ(found->second.pinned, i == 3);
+  }
+}
+
+TEST_P(BlockStoreSuite, TenantBytesAreThoseOfBlocksThatStay) {
+  BlockId other = IdOf(100);
+  other.tenant.fill(0x77);
+  EXPECT_EQ(store_->TenantBytes(other.tenant), 0u);
+  ASSERT_EQ(client_->Put(IdOf(1), 5000), Reason::kNone);
+  const uint64_t one = store_->TenantBytes(IdOf(1).tenant);
+  EXPECT_GE(one, 8192u);
+  EXPECT_LE(one, 12288u);
+  ASSERT_EQ(client_->Put(IdOf(2), 5000), Reason::kNone);
+  ASSERT_EQ(client_->Put(IdOf(2), 5000), Reason::kNone);  // again
+  EXPECT_EQ(store_->TenantBytes(IdOf(1).tenant), 2 * one);
+  ASSERT_EQ(client_->Put(IdOf(3), 5000, {.transient = true}), Reason::kNone);
+  EXPECT_EQ(store_->TenantBytes(IdOf(1).tenant), 2 * one);
+  ASSERT_EQ(client_->Put(IdOf(3), 5000), Reason::kNone);  // it stays after all
+  EXPECT_EQ(store_->TenantBytes(IdOf(1).tenant), 3 * one);
+  EXPECT_EQ(store_->TenantBytes(other.tenant), 0u);
+  for (const int i : {1, 2, 3}) ASSERT_EQ(client_->Erase(IdOf(i).key), Reason::kNone);
+  EXPECT_EQ(store_->TenantBytes(IdOf(1).tenant), 0u);
+}
+
 TEST_P(BlockStoreSuite, ExpiredBlockIsAMiss) {
   ASSERT_EQ(client_->Put(IdOf(1), 5000, {.ttl_s = 10}), Reason::kNone);
   ASSERT_EQ(client_->Put(IdOf(2), 5000), Reason::kNone);

@@ -1,0 +1,34 @@
+#include "engine/schedule/engine_mailbox.h"
+
+#include <utility>
+
+namespace winnow::engine {
+
+bool EngineMailbox::Post(Task task) {
+  const MutexLock lock(mutex_);
+  if (closed_ || tasks_.size() >= capacity_) return false;
+  tasks_.push_back(std::move(task));
+  return true;
+}
+
+bool EngineMailbox::Run(PrefixTable& prefixes) {
+  std::vector<Task> tasks;
+  {
+    const MutexLock lock(mutex_);
+    tasks.swap(tasks_);
+  }
+  for (const Task& task : tasks) task(&prefixes);
+  return !tasks.empty();
+}
+
+void EngineMailbox::Close() {
+  std::vector<Task> tasks;
+  {
+    const MutexLock lock(mutex_);
+    closed_ = true;
+    tasks.swap(tasks_);
+  }
+  for (const Task& task : tasks) task(nullptr);
+}
+
+}  // namespace winnow::engine

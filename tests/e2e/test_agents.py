@@ -1,0 +1,150 @@
+#!/usr/bin/python3
+"""Requests in the shape in which coding agents send them, replayed: Codex on /v1/responses, Claude Code on /v1/messages. agents/ has the bodies,
+written after what others recorded of them (field by field, the texts are our own). Every event is checked in its order, and each follow-up finds the prompt
+before it, whatever the client changes from request to request."""
+import http.client
+import json
+import os
+import shutil
+import tempfile
+import unittest
+
+from harness import MODEL, PATIENCE, SOURCE, Server, main
+from test_tools import TEMPLATE
+
+AGENTS = SOURCE / "tests/e2e/agents"
+CODEX_HEADERS = {"content-type": "application/json", "accept": "text/event-stream", "originator": "codex_cli_rs", "user-agent": "codex_cli_rs/0.1",
+                 "authorization": "Bearer none", "conversation_id": "019a", "session_id": "019a"}
+CLAUDE_HEADERS = {"content-type": "application/json", "accept": "application/json", "x-api-key": "none", "anthropic-version": "2023-06-01",
+                  "anthropic-beta": "claude-code-20250219,interleaved-thinking-2025-05-14", "x-app": "cli", "user-agent": "claude-cli/2.1.0 (external, cli)"}
+
+
+def body(name):
+    return json.loads((AGENTS / f"{name}.json").read_text())
+
+
+class AgentsTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.directory = tempfile.TemporaryDirectory(prefix="winnow-e2e-")
+        cls.addClassCleanup(cls.directory.cleanup)
+        model = os.path.join(cls.directory.name, "hermes")
+        shutil.copytree(MODEL, model)
+        with open(os.path.join(model, "chat_template.jinja"), "w") as file:
+            file.write(TEMPLATE)
+        cls.server = Server("--default-max-tokens", 24, "--model-name", "coder", model=model)
+        cls.addClassCleanup(cls.server.close)
+
+    def stream(self, path, request, headers):
+        """(event, data) of each event, and how many comments came between."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.http_port, timeout=PATIENCE)
+        self.addCleanup(connection.close)
+        connection.request("POST", path, json.dumps(request), headers)
+        response = connection.getresponse()
+        text = response.read().decode()
+        self.assertEqual((response.status, response.getheader("content-type").split(";")[0]), (200, "text/event-stream"), text)
+        self.assertTrue(text.endswith("\n\n"))
+        out = []
+        for part in text[:-2].split("\n\n"):
+            if part.startswith(":"):
+                continue
+            event, data = part.split("\n")
+            self.assertTrue(event.startswith("event: ") and data.startswith("data: "), part)
+            out.append((event[len("event: "):], json.loads(data[len("data: "):])))
+            self.assertEqual(out[-1][0], out[-1][1]["type"])
+        return out
+
+    # ---- Codex ----
+
+    def codex(self, name):
+        """The response of the last event; all events are checked on the way."""
+        events = self.stream("/v1/responses", body(name), CODEX_HEADERS)
+        datas = [data for _, data in events]
+        self.assertEqual([d["sequence_number"] for d in datas], list(range(len(datas))))
+        self.assertEqual([kind for kind, _ in events[:2]], ["response.created", "response.in_progress"])
+        response_id = datas[0]["response"]["id"]
+        for data in datas[:2]:
+            self.assertEqual((data["response"]["id"], data["response"]["status"], data["response"]["output"]), (response_id, "in_progress", []))
+        last = datas[-1]["response"]
+        self.assertEqual(last["id"], response_id)
+        self.assertEqual(events[-1][0], {"completed": "response.completed", "incomplete": "response.incomplete"}[last["status"]])
+        at, items = 2, []
+        while at < len(events) - 1:
+            self.assertEqual(events[at][0], "response.output_item.added")
+            item = datas[at]["item"]
+            self.assertEqual((datas[at]["output_index"], item["type"], item["status"]), (len(items), "message", "in_progress"))
+            self.assertEqual(events[at + 1][0], "response.content_part.added")
+            at += 2
+            text = ""
+            while events[at][0] == "response.output_text.delta":
+                self.assertEqual((datas[at]["item_id"], datas[at]["output_index"], datas[at]["content_index"]), (item["id"], len(items), 0))
+                text += datas[at]["delta"]
+                at += 1
+            self.assertEqual([kind for kind, _ in events[at:at + 3]],
+                             ["response.output_text.done", "response.content_part.done", "response.output_item.done"])
+            self.assertEqual((datas[at]["text"], datas[at + 1]["part"]["text"], datas[at + 2]["item"]["content"][0]["text"]), (text,) * 3)
+            items.append(datas[at + 2]["item"])
+            at += 3
+        self.assertEqual(last["output"], items)
+        self.assertEqual(len(items), 1)
+        usage = last["usage"]
+        self.assertEqual(usage["input_tokens"] + usage["output_tokens"], usage["total_tokens"])
+        self.assertIn("reasoning_tokens", usage["output_tokens_details"])
+        return last
+
+    def test_codex(self):
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.http_port, timeout=PATIENCE)
+        connection.request("GET", "/v1/models?client_version=0.1", headers=CODEX_HEADERS)
+        models = json.loads(connection.getresponse().read())
+        connection.close()
+        self.assertEqual(len(models["data"]), 1)
+        self.assertEqual([m["slug"] if "slug" in m else m["id"] for m in models["models"]], [models["data"][0]["id"]])
+        probe = self.codex("codex_1_probe")
+        self.assertEqual(probe["usage"]["output_tokens"], 1)
+        before = self.codex("codex_2_question")["usage"]
+        for name in ("codex_3_tool_result", "codex_4_follow_up"):
+            usage = self.codex(name)["usage"]
+            self.assertGreater(usage["input_tokens"], before["input_tokens"])
+            # But for the answer's opening and a block that was not full.
+            self.assertGreater(usage["input_tokens_details"]["cached_tokens"], before["input_tokens"] - 80, name)
+            before = usage
+
+    # ---- Claude Code ----
+
+    def claude(self, name):
+        """The usage of all events together; they are checked on the way."""
+        events = self.stream("/v1/messages?beta=true", body(name), CLAUDE_HEADERS)
+        kinds = [kind for kind, _ in events if kind != "ping"]
+        datas = [data for kind, data in events if kind != "ping"]
+        self.assertEqual((kinds[0], kinds[1], kinds[-3:]), ("message_start", "content_block_start",
+                                                           ["content_block_stop", "message_delta", "message_stop"]))
+        self.assertEqual(set(kinds[2:-3]), {"content_block_delta"})
+        message = datas[0]["message"]
+        self.assertEqual((message["type"], message["role"], message["content"], message["stop_reason"], message["stop_sequence"]),
+                         ("message", "assistant", [], None, None))
+        self.assertEqual((datas[1]["index"], datas[1]["content_block"]), (0, {"type": "text", "text": ""}))
+        for data in datas[2:-3]:
+            self.assertEqual((data["index"], data["delta"]["type"]), (0, "text_delta"))
+        self.assertEqual(datas[-3]["index"], 0)
+        self.assertIn(datas[-2]["delta"]["stop_reason"], ("end_turn", "max_tokens"))
+        self.assertIsNone(datas[-2]["delta"]["stop_sequence"])
+        usage = {**message["usage"], **datas[-2]["usage"]}
+        self.assertTrue(0 < usage["output_tokens"] <= 48)
+        return usage
+
+    def test_claude_code(self):
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.http_port, timeout=PATIENCE)
+        connection.request("POST", "/v1/messages/count_tokens?beta=true", json.dumps(body("claude_count")), CLAUDE_HEADERS)
+        counted = json.loads(connection.getresponse().read())["input_tokens"]
+        connection.close()
+        size = lambda usage: usage["input_tokens"] + usage["cache_read_input_tokens"]
+        usage = self.claude("claude_1_question")
+        self.assertEqual(size(usage), counted)  # which has neither billing header nor token counter
+        for name in ("claude_2_tool_result", "claude_3_follow_up"):
+            before, usage = size(usage), self.claude(name)
+            self.assertGreater(size(usage), before)
+            self.assertGreater(usage["cache_read_input_tokens"], before - 80, name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,399 @@
+// Names of prefixes: what they keep, in fast memory and in a store, and what is left when they go.
+#include "engine/schedule/prefix_table.h"
+
+#include <algorithm>
+#include <atomic>
+#include <thread>
+
+#include "absl/cleanup/cleanup.h"
+#include "engine/decoder.h"
+#include "engine/kv/kv_memory.h"
+#include "gtest/gtest.h"
+#include "tests/unit/engine/kv_tiers_testing.h"
+
+namespace winnow::engine {
+namespace {
+
+using kv_tiers::FrameBytes;
+using kv_tiers::kBlockTokens;
+using kv_tiers::kContext;
+using kv_tiers::Load;
+using kv_tiers::Options;
+
+constexpr int32_t kTokens = 10 * kBlockTokens + 3;
+
+class PrefixTableTest : public kv_tiers::KvTiersTest {
+ protected:
+  ModelOptions InMemory(int64_t blocks) const {
+    ModelOptions options = Options();
+    options.kv_dtype = "bf16";
+    options.retrieval.index = "lsh";
+    options.kv_bytes = FrameBytes(config_) * config_.num_layers * blocks;
+    return options;
+  }
+  ModelOptions OnDisk() const {
+    ModelOptions options = InMemory(2 * (kContext / kBlockTokens));
+    options.tiers.disk_bytes = 256 << 20;
+    options.tiers.store_dir = directory_.File("store");
+    options.tiers.io = "threads";
+    return options;
+  }
+
+  // The engine ends before the model does: with what this gives.
+  [[nodiscard]] auto Run(LoadedModel& model) {
+    EngineOptions options;
+    options.max_running = kv_tiers::kRunning;
+    options.step_tokens = kv_tiers::kStepTokens;
+    engine_ = MakeEngine(options, *model.decoder, clock_);
+    return absl::MakeCleanup([this] { engine_.reset(); });
+  }
+
+  // Prompt tokens that were found.
+  int32_t Ask(const std::string& tenant, std::vector<int32_t> prompt) {
+    Client client;
+    Request request = MakeRequest(++id_, std::move(prompt), 1);
+    request.tenant = tenant;
+    EXPECT_TRUE(engine_->Submit(std::move(request), client.output).ok());
+    StepUntilIdle(*engine_);
+    return client.Read().last.usage.cached_tokens;
+  }
+
+  template <typename Work>
+  void InEngine(Work work) {
+    bool called = false;
+    EXPECT_TRUE(engine_->Post([&](PrefixTable* table) {
+      called = true;
+      ASSERT_NE(table, nullptr);
+      work(*table);
+    }));
+    engine_->Step();
+    EXPECT_TRUE(called);
+  }
+  absl::Status Put(const std::string& tenant, const std::string& name,
+                   const std::vector<int32_t>& tokens, bool pinned = false,
+                   std::optional<Duration> ttl = std::nullopt) {
+    absl::Status status;
+    InEngine([&](PrefixTable& table) {
+      status = table.Put(tenant, name, tokens, pinned, ttl).status();
+    });
+    return status;
+  }
+  std::vector<PrefixInfo> List(const std::string& tenant) {
+    std::vector<PrefixInfo> out;
+    InEngine([&](PrefixTable& table) { out = table.List(tenant); });
+    return out;
+  }
+  // As the next sweep sees it.
+  PrefixInfo Seen(const std::string& tenant) {
+    clock_.Advance(std::chrono::seconds(2));
+    engine_->Step();
+    engine_->Step();
+    const std::vector<PrefixInfo> all = List(tenant);
+    EXPECT_EQ(all.size(), 1u);
+    return all.empty() ? PrefixInfo() : all[0];
+  }
+  bool SeenUntil(const std::string& tenant, const std::function<bool(const PrefixInfo&)>& good) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    while (std::chrono::steady_clock::now() < end) {
+      if (good(Seen(tenant))) return true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    return false;
+  }
+
+  FakeClock clock_;
+  std::unique_ptr<Engine> engine_;
+  RequestId id_ = 0;
+};
+
+TEST_F(PrefixTableTest, NamesAreOfATenant) {
+  const auto model = Load(InMemory(80));
+  const auto stop = Run(*model);
+  EXPECT_TRUE(Put("a", "x", Prompt(kTokens)).ok());
+  EXPECT_TRUE(Put("a", "w", Prompt(40)).ok());
+  EXPECT_TRUE(List("b").empty());
+  EXPECT_TRUE(List("").empty());
+  ASSERT_EQ(List("a").size(), 2u);
+  EXPECT_EQ(List("a")[0].name, "w");
+  EXPECT_EQ(List("a")[1].tokens, 10 * kBlockTokens);
+  InEngine([&](PrefixTable& table) {
+    EXPECT_TRUE(absl::IsNotFound(table.Delete("b", "x")));
+    EXPECT_TRUE(absl::IsNotFound(table.Change("b", "x", true, std::nullopt).status()));
+  });
+  EXPECT_EQ(List("a").size(), 2u);
+  EXPECT_TRUE(absl::IsInvalidArgument(Put("a", "y", Prompt(kBlockTokens - 1))));
+  EXPECT_EQ(engine_->stats().named_prefixes, 2);
+}
+
+TEST_F(PrefixTableTest, ATenantAndAllTenantsHaveABound) {
+  const auto model = Load(InMemory(80));
+  const auto stop = Run(*model);
+  const std::vector<int32_t> tokens = Prompt(kBlockTokens);
+  InEngine([&](PrefixTable& table) {
+    for (size_t i = 0; i < PrefixTable::kMaxNames; ++i) {
+      const std::string tenant = std::to_string(i / PrefixTable::kMaxPerTenant);
+      ASSERT_TRUE(table.Put(tenant, std::to_string(i), tokens, false, std::nullopt).ok());
+      if (i + 1 == PrefixTable::kMaxPerTenant) {
+        EXPECT_TRUE(absl::IsResourceExhausted(
+            table.Put("0", "more", tokens, false, std::nullopt).status()));
+        EXPECT_TRUE(table.Put("0", "0", tokens, false, std::nullopt).ok());
+      }
+    }
+    EXPECT_TRUE(
+        absl::IsResourceExhausted(table.Put("new", "x", tokens, false, std::nullopt).status()));
+    EXPECT_TRUE(table.Delete("0", "1").ok());
+    EXPECT_TRUE(table.Put("new", "x", tokens, false, std::nullopt).ok());
+  });
+}
+
+TEST_F(PrefixTableTest, ANameEndsInTimeAndItsKvStays) {
+  const auto model = Load(InMemory(80));
+  const auto stop = Run(*model);
+  Ask("a", Prompt(kTokens));
+  EXPECT_TRUE(Put("a", "x", Prompt(kTokens), true, std::chrono::seconds(10)).ok());
+  clock_.Advance(std::chrono::seconds(9));
+  ASSERT_EQ(List("a").size(), 1u);
+  EXPECT_EQ(*List("a")[0].left, std::chrono::seconds(1));
+  clock_.Advance(std::chrono::seconds(1));
+  EXPECT_TRUE(List("a").empty());
+  EXPECT_EQ(engine_->stats().named_prefixes, 0);
+  EXPECT_EQ(Ask("a", Prompt(kTokens)), 10 * kBlockTokens);
+}
+
+TEST_F(PrefixTableTest, DeletedKvIsComputedAgainButForWhatOthersName) {
+  const auto model = Load(InMemory(80));
+  const auto stop = Run(*model);
+  Ask("a", Prompt(kTokens));
+  Ask("b", Prompt(kTokens));
+  EXPECT_TRUE(Put("a", "long", Prompt(kTokens)).ok());
+  std::vector<int32_t> start = Prompt(kTokens);
+  start.resize(4 * kBlockTokens);
+  EXPECT_TRUE(Put("a", "short", start).ok());
+  InEngine([](PrefixTable& table) { EXPECT_TRUE(table.Delete("a", "long").ok()); });
+  EXPECT_EQ(engine_->stats().blocks_idle, 4 + 10);
+  EXPECT_EQ(Ask("a", Prompt(kTokens)), 4 * kBlockTokens);
+  EXPECT_EQ(Ask("b", Prompt(kTokens)), 10 * kBlockTokens);
+}
+
+TEST_F(PrefixTableTest, DeletingWhatARequestRunsWithLeavesTheRequestAlone) {
+  const auto model = Load(InMemory(80));
+  const auto stop = Run(*model);
+  Client client;
+  Request request = MakeRequest(++id_, Prompt(kTokens), 8);
+  request.tenant = "a";
+  const Reply expected = [&] {
+    const auto other = Load(InMemory(80));
+    Client alone;
+    FakeClock clock;
+    EngineOptions options;
+    options.max_running = kv_tiers::kRunning;
+    options.step_tokens = kv_tiers::kStepTokens;
+    const auto engine = MakeEngine(options, *other->decoder, clock);
+    EXPECT_TRUE(engine->Submit(request, alone.output).ok());
+    StepUntilIdle(*engine);
+    return alone.Read();
+  }();
+  EXPECT_TRUE(engine_->Submit(request, client.output).ok());
+  for (int i = 0; i < 4; ++i) engine_->Step();  // its prompt, in chunks
+  EXPECT_TRUE(Put("a", "x", Prompt(kTokens)).ok());
+  InEngine([](PrefixTable& table) { EXPECT_TRUE(table.Delete("a", "x").ok()); });
+  StepUntilIdle(*engine_);
+  EXPECT_EQ(client.Read().tokens, expected.tokens);
+  EXPECT_EQ(engine_->stats().blocks_used, 0);
+  EXPECT_EQ(Ask("a", Prompt(kTokens)), 0);
+}
+
+TEST_F(PrefixTableTest, PinnedBlocksLeaveFastMemoryLastAndMakeRoomAtTheEnd) {
+  const auto model = Load(InMemory(kContext / kBlockTokens));
+  const auto stop = Run(*model);
+  Ask("a", Prompt(kTokens, 1));
+  Ask("a", Prompt(kTokens, 2));
+  EXPECT_TRUE(Put("a", "first", Prompt(kTokens, 1), true).ok());
+  EXPECT_EQ(Seen("a").fast_blocks, 10);
+  // More than fits beside both: what was used last goes before what is pinned.
+  Ask("b", Prompt(300, 3));
+  Ask("b", Prompt(300, 4));
+  EXPECT_EQ(Ask("a", Prompt(kTokens, 2)), 0);
+  EXPECT_EQ(Ask("a", Prompt(kTokens, 1)), 10 * kBlockTokens);
+  // A request that needs all there is gets it.
+  Ask("b", Prompt(kContext - 1, 5));
+  EXPECT_EQ(Seen("a").fast_blocks, 0);
+  // The pin comes back with the content, and goes when it is taken back.
+  Ask("a", Prompt(kTokens, 1));
+  EXPECT_EQ(Seen("a").fast_blocks, 10);
+  InEngine([](PrefixTable& table) {
+    EXPECT_TRUE(table.Change("a", "first", false, std::nullopt).ok());
+  });
+  Ask("b", Prompt(300, 6));
+  Ask("b", Prompt(300, 7));
+  EXPECT_EQ(Ask("a", Prompt(kTokens, 1)), 0);
+}
+
+TEST_F(PrefixTableTest, PinsAreInTheStoreAndComeBackWithTheirNames) {
+  std::vector<SavedPrefix> saved;
+  const ModelOptions options = OnDisk();
+  {
+    const auto model = Load(options);
+    const auto stop = Run(*model);
+    Ask("a", Prompt(kTokens, 1));
+    Ask("b", Prompt(kTokens, 2));
+    EXPECT_TRUE(Put("a", "x", Prompt(kTokens, 1), true).ok());
+    EXPECT_TRUE(Put("b", "orphan", Prompt(kTokens, 2), true).ok());
+    for (const char* tenant : {"a", "b"}) {
+      EXPECT_TRUE(SeenUntil(tenant, [](const PrefixInfo& seen) {
+        return seen.stored_blocks == 10 && seen.pinned_blocks == 10;
+      }));
+    }
+    InEngine([&](PrefixTable& table) { saved = table.Save(); });
+    engine_.reset();
+  }
+  std::erase_if(saved, [](const SavedPrefix& entry) { return entry.name == "orphan"; });
+  ASSERT_EQ(saved.size(), 1u);
+  const auto model = Load(options);
+  const uint64_t pinned = model->store.store->stats().pinned_bytes;
+  EXPECT_GT(pinned, 0u);
+  const auto stop = Run(*model);
+  engine_->RestorePrefixes(saved);
+  EXPECT_EQ(model->store.store->stats().pinned_bytes, pinned / 2) << "the orphan's pins are free";
+  EXPECT_EQ(Seen("a").pinned_blocks, 10);
+  EXPECT_TRUE(List("b").empty());
+  EXPECT_EQ(Ask("a", Prompt(kTokens, 1)), 10 * kBlockTokens);
+  // What two names pin stays pinned until both are gone.
+  std::vector<int32_t> start = Prompt(kTokens, 1);
+  start.resize(4 * kBlockTokens);
+  EXPECT_TRUE(Put("a", "start", start, true).ok());
+  InEngine(
+      [](PrefixTable& table) { EXPECT_TRUE(table.Change("a", "x", false, std::nullopt).ok()); });
+  EXPECT_EQ(model->store.store->stats().pinned_bytes, pinned / 2 * 4 / 10);
+  InEngine([](PrefixTable& table) { EXPECT_TRUE(table.Delete("a", "start").ok()); });
+  EXPECT_EQ(model->store.store->stats().pinned_bytes, 0u);
+}
+
+TEST_F(PrefixTableTest, DeletedKvLeavesTheStoreEvenIfASaveWasUnderWay) {
+  const ModelOptions options = OnDisk();
+  storage::FaultyStore* faulty = nullptr;
+  const auto model = LoadOver(&faulty, options);
+  const auto stop = Run(*model);
+  EXPECT_TRUE(Put("a", "x", Prompt(kTokens, 1)).ok());
+  faulty->faults.hold = true;
+  Ask("a", Prompt(kTokens, 1));
+  engine_->Step();
+  EXPECT_GT(faulty->in_flight(), 0u);
+  InEngine([](PrefixTable& table) { EXPECT_TRUE(table.Delete("a", "x").ok()); });
+  faulty->faults.hold = false;
+  const auto kv_blocks = [&] {
+    size_t count = 0;
+    faulty->ForEach([&](const storage::BlockKey& key, const storage::BlockInfo&) {
+      count += std::all_of(key.bytes.begin() + 32, key.bytes.begin() + 36,
+                           [](uint8_t byte) { return byte == 0; });
+    });
+    return count;
+  };
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  bool idle = false;
+  while (std::chrono::steady_clock::now() < end && !idle) {
+    clock_.Advance(std::chrono::seconds(2));
+    engine_->Step();
+    idle = faulty->idle() && kv_blocks() == 0;
+  }
+  EXPECT_TRUE(idle);
+  for (int i = 0; i < 5; ++i) {
+    clock_.Advance(std::chrono::seconds(2));
+    engine_->Step();
+  }
+  EXPECT_EQ(kv_blocks(), 0u);
+  EXPECT_EQ(Ask("a", Prompt(kTokens, 1)), 0);
+}
+
+TEST_F(PrefixTableTest, TheStoreKeepsNoMoreOfATenantThanItsQuota) {
+  const ModelOptions options = OnDisk();
+  const int64_t block = FrameBytes(config_) * config_.num_layers;
+  const auto ask = [&](const std::string& tenant, int32_t salt, int64_t quota) {
+    Client client;
+    Request request = MakeRequest(++id_, Prompt(kTokens, salt), 1);
+    request.tenant = tenant;
+    request.tenant_store_bytes = quota;
+    EXPECT_TRUE(engine_->Submit(std::move(request), client.output).ok());
+    StepUntilIdle(*engine_);
+    return client.Read().last.usage.cached_tokens;
+  };
+  // What a block takes in the store, with its index: learned from one tenant without a quota.
+  uint64_t stored = 0;
+  {
+    const auto model = Load(options);
+    const auto stop = Run(*model);
+    ask("free", 1, 0);
+    engine_.reset();  // waits until all is saved
+    stored = model->store.store->TenantBytes(Sha256("free"));
+    EXPECT_GE(stored, static_cast<uint64_t>(10 * block));
+  }
+  const auto quota = static_cast<int64_t>(stored) / 2;
+  uint64_t kept = 0;
+  {
+    const auto model = Load(options);
+    EXPECT_EQ(model->store.store->TenantBytes(Sha256("free")), stored) << "known after a restart";
+    const auto stop = Run(*model);
+    ask("small", 1, quota);
+    ask("small", 2, quota);
+    EXPECT_EQ(ask("small", 1, quota), 10 * kBlockTokens) << "in fast memory it is shared";
+    EXPECT_GT(engine_->stats().blocks_over_store_quota, 10u);
+    engine_.reset();
+    kept = model->store.store->TenantBytes(Sha256("small"));
+    EXPECT_GT(kept, static_cast<uint64_t>(quota) / 2);
+    // Indexes of blocks that are on their way are not counted yet.
+    EXPECT_LE(kept, static_cast<uint64_t>(quota) * 3 / 2);
+    EXPECT_EQ(model->store.store->TenantBytes(Sha256("free")), stored);
+  }
+  const auto model = Load(options);
+  const auto stop = Run(*model);
+  const int32_t found = ask("small", 1, quota);
+  EXPECT_GT(found, 0);
+  EXPECT_LT(found, 10 * kBlockTokens);
+  EXPECT_EQ(ask("small", 2, quota), 0) << "nothing was left for it";
+  EXPECT_EQ(ask("free", 1, 0), 10 * kBlockTokens);
+}
+
+TEST(EngineMailboxTest, IsBoundedAndAnswersEveryTaskOnce) {
+  EngineMailbox mailbox(3);
+  int called = 0, refused = 0;
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_TRUE(mailbox.Post([&](PrefixTable* table) {
+      ++called;
+      EXPECT_EQ(table, nullptr);
+    }));
+  }
+  EXPECT_FALSE(mailbox.Post([&](PrefixTable*) { ++refused; }));
+  mailbox.Close();
+  EXPECT_EQ(called, 3);
+  EXPECT_FALSE(mailbox.Post([&](PrefixTable*) { ++refused; }));
+  mailbox.Close();
+  EXPECT_EQ(called, 3);
+  EXPECT_EQ(refused, 0);
+}
+
+TEST_F(PrefixTableTest, ManyThreadsMayPost) {
+  const auto model = Load(InMemory(80));
+  const auto stop = Run(*model);
+  std::atomic<int> called = 0, taken = 0, stopped = 0;
+  {
+    std::jthread engine_thread([&](const std::stop_token& stop) { engine_->Run(stop); });
+    std::vector<std::jthread> threads;
+    for (int t = 0; t < 4; ++t) {
+      threads.emplace_back([&] {
+        for (int i = 0; i < 200; ++i) {
+          taken += engine_->Post([&](PrefixTable* table) {
+            ++called;
+            stopped += table == nullptr;
+          });
+        }
+      });
+    }
+    threads.clear();
+  }
+  EXPECT_EQ(called.load(), taken.load());
+  EXPECT_GT(taken.load(), 0);
+  EXPECT_FALSE(engine_->Post([](PrefixTable*) {}));
+}
+
+}  // namespace
+}  // namespace winnow::engine
