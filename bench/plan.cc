@@ -77,6 +77,13 @@ absl::StatusOr<std::unique_ptr<PlannedModel>> OpenModel(const PlanRequest& reque
   }
   const engine::ModelOptions options = server::ModelOptionsOf(request.config);
   WINNOW_ASSIGN_OR_RETURN(model->options, engine::ResolveDecoderOptions(model->config, options));
+  if (model->options.weights != engine::WeightStorage::kWide) {
+    if (!request.like.empty()) {
+      return absl::InvalidArgumentError(fmt::format(
+          "weights is {}: a plan of it needs --model, as --like has no files", options.weights));
+    }
+    WINNOW_RETURN_IF_ERROR(engine::CheckWeightStorage(model->options.weights, model->weights));
+  }
   WINNOW_ASSIGN_OR_RETURN(model->options.retrieval,
                           PlannedRetrieval(request, options.retrieval, *model));
   WINNOW_ASSIGN_OR_RETURN(
@@ -97,7 +104,9 @@ PlannedMemory SizeMemory(const PlannedModel& model, const server::ServeConfig& c
   const auto layer_block = static_cast<int64_t>(model.layout().BlockBytes());
   const int64_t blocks = engine::NumKvBlocks(model.config, options) - options.lower_blocks;
   PlannedMemory memory;
-  memory.weight_bytes = engine::WeightBytes(model.config, options.compute);
+  memory.weight_bytes = options.weights == engine::WeightStorage::kWide
+                            ? engine::WeightBytes(model.config, options.compute)
+                            : engine::StorageBytes(options.weights, model.weights, options.compute);
   if (options.shared_kv_bytes > 0) {
     const kernels::SharedKvShape shape = engine::ShapeOfSharedKv(model.config, options);
     const int64_t pools = std::max(1, shape.num_pools);

@@ -539,9 +539,9 @@ absl::StatusOr<std::unique_ptr<PackedMatrix>> Decoder::PackStored(
 
 absl::StatusOr<std::unique_ptr<PackedMatrix>> Decoder::Pack(std::span<const WeightMatrix> parts,
                                                             const char* what, bool is_output) {
-  WINNOW_ASSIGN_OR_RETURN(
-      std::unique_ptr<PackedMatrix> packed,
-      IsStored(options_.weights, parts) ? PackStored(parts, is_output) : PackWide(parts));
+  WINNOW_ASSIGN_OR_RETURN(std::unique_ptr<PackedMatrix> packed, IsStored(options_.weights, parts)
+                                                                    ? PackStored(parts, is_output)
+                                                                    : PackWide(parts));
   if (packed == nullptr) {
     int64_t values = 0;
     for (const WeightMatrix& part : parts) values += part.rows * part.cols;
@@ -613,7 +613,8 @@ absl::Status Decoder::PackWeights(const Weights& weights) {
     WINNOW_ASSIGN_OR_RETURN(to.down_bias, Widen({{from.down_bias}}, "biases"));
   }
   WINNOW_ASSIGN_OR_RETURN(final_norm_, Widen({{weights.final_norm}}, "a norm"));
-  WINNOW_ASSIGN_OR_RETURN(lm_head_, Pack({{weights.lm_head}}, "the output embedding", /*is_output=*/true));
+  WINNOW_ASSIGN_OR_RETURN(lm_head_,
+                          Pack({{weights.lm_head}}, "the output embedding", /*is_output=*/true));
   return absl::OkStatus();
 }
 

@@ -30,7 +30,7 @@
 namespace winnow::engine {
 
 struct DecoderOptions {
-  kernels::DType compute = kernels::DType::kBF16;   // of matrix products; kF32 is exact
+  kernels::DType compute = kernels::DType::kBF16;  // of matrix products; kF32 is exact
   // REQUIRES: other than kWide, that the backend ComputesStored, and CheckWeightStorage.
   WeightStorage weights = WeightStorage::kWide;
   kernels::DType kv_dtype = kernels::DType::kBF16;  // kBF16 or kF32

@@ -28,8 +28,8 @@ absl::StatusOr<StoreNames> NamesOf(const ModelConfig& config, const Weights& wei
   names.model =
       Sha256(fmt::format("{} weights {} compute {} kv {} block {} on {} of {}", fingerprint,
                          WeightStorageName(options.weights), kernels::DTypeName(options.compute),
-                         kernels::DTypeName(options.kv_dtype),
-                         options.block_tokens, backend.arithmetic(), WINNOW_ARITHMETIC));
+                         kernels::DTypeName(options.kv_dtype), options.block_tokens,
+                         backend.arithmetic(), WINNOW_ARITHMETIC));
   names.retrieval =
       fmt::format("from {} probes {} artifact {}", retrieval.from, retrieval.probe_interval,
                   retrieval.artifact == nullptr ? "none" : retrieval.artifact->ContentId());
@@ -63,10 +63,9 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& model_
       ResolveTransform(config, weights, *tokenizer, options.retrieval, *backend, decoder_options));
   const kernels::KvLayout layout{config.num_kv_heads, config.head_dim, decoder_options.block_tokens,
                                  decoder_options.kv_dtype};
-  WINNOW_RETURN_IF_ERROR(CheckMemory(config, decoder_options, *backend,
-                                     PackingCopyBytes(weights, decoder_options.compute),
-                                     StorageBytes(decoder_options.weights, weights,
-                                                  decoder_options.compute)));
+  WINNOW_RETURN_IF_ERROR(CheckMemory(
+      config, decoder_options, *backend, PackingCopyBytes(weights, decoder_options.compute),
+      StorageBytes(decoder_options.weights, weights, decoder_options.compute)));
   TierFlags tiers = options.tiers;
   if (decoder_options.shared_kv_bytes != 0) tiers.host_bytes = 0;  // a GPU reads that memory itself
   WINNOW_ASSIGN_OR_RETURN(KvStore store, OpenKvStore(tiers, layout));

@@ -198,9 +198,9 @@ absl::StatusOr<DecoderOptions> ResolveDecoderOptions(const ModelConfig& config,
   WINNOW_RETURN_IF_ERROR(CheckDevice(options, resolved.kv_dtype));
   WINNOW_ASSIGN_OR_RETURN(resolved.weights, ParseWeightStorage(options.weights));
   if (resolved.weights != WeightStorage::kWide && options.device != "cpu") {
-    return absl::InvalidArgumentError(
-        fmt::format("weights is {}: only --device cpu computes with quantised weights; {} takes wide",
-                    options.weights, options.device));
+    return absl::InvalidArgumentError(fmt::format(
+        "weights is {}: only --device cpu computes with quantised weights; {} takes wide",
+        options.weights, options.device));
   }
   resolved.compute = weights;
   if (weights == DType::kBF16 && config.dtype == DType::kBF16 &&

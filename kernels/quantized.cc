@@ -289,7 +289,8 @@ void QuantizeRow(WeightType type, const float* row, int64_t cols, std::byte* out
       const float s = ToFloat(scale), inverse = s == 0 ? 0 : 1 / s;
       put_half(out, scale);
       for (int i = 0; i < 32; ++i) {
-        out[2 + i] = static_cast<std::byte>(static_cast<int8_t>(nearest(x[i] * inverse, -127, 127)));
+        out[2 + i] =
+            static_cast<std::byte>(static_cast<int8_t>(nearest(x[i] * inverse, -127, 127)));
       }
       continue;
     }

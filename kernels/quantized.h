@@ -53,12 +53,13 @@ void DequantizeRow(WeightType type, const std::byte* row, int64_t cols, float* o
 //
 // Value i of a block is s·(q[i] - bias) + o, with the scale s and the offset o of its group of values.
 struct BlockShape {
-  int64_t values = 0;        // of a block: 32 or 256
-  int64_t group = 0;         // values of one scale: 32, of Q6_K 16
-  int32_t bits = 0;          // of an integer as it is packed for products: 4, or 8 for more than 4
-  int32_t bias = 0;          // what is taken from an integer
-  bool has_offset = false;   // else o = 0
-  bool has_codes = false;    // s = scale · scale_code[group], o = -offset · offset_code[group]; else s = scale, o = offset
+  int64_t values = 0;       // of a block: 32 or 256
+  int64_t group = 0;        // values of one scale: 32, of Q6_K 16
+  int32_t bits = 0;         // of an integer as it is packed for products: 4, or 8 for more than 4
+  int32_t bias = 0;         // what is taken from an integer
+  bool has_offset = false;  // else o = 0
+  bool has_codes =
+      false;  // s = scale · scale_code[group], o = -offset · offset_code[group]; else s = scale, o = offset
   constexpr int64_t groups() const { return values / group; }
 };
 // REQUIRES: a quantised type.

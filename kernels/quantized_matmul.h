@@ -26,7 +26,8 @@
 namespace winnow::kernels {
 
 inline constexpr int64_t kRoundedValues = 32;  // of x with one scale
-inline constexpr float kLeastRounded = 1e-36f;  // below about a third of it 127 / max |x| is infinite
+inline constexpr float kLeastRounded =
+    1e-36f;  // below about a third of it 127 / max |x| is infinite
 
 // What rounding makes of `x` [32]; returns t. The oracle of the CPU's own.
 float RoundActivations(const float* x, int8_t* integers);

@@ -171,7 +171,8 @@ std::vector<ServeOption> MakeServeOptions() {
              "with --device cuda: launches of kernels that repeat the last step's go as one CUDA "
              "graph; the same bits either way"),
       Choice("weights", &C::weights, {"wide", "stored", "int8", "int4"},
-             "how matrices are kept: wide: as plain values; stored: a GGUF file's quantised blocks as they are; int8, "
+             "how matrices are kept: wide: as plain values; stored: a GGUF file's quantised blocks "
+             "as they are; int8, "
              "int4: rounded while loading. With --device cpu"),
       Choice("dtype", &C::dtype, {"auto", "bf16", "f16", "f32"},
              "of matrix products; auto: as config.json says"),

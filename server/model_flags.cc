@@ -26,7 +26,8 @@ void AddModelFlags(CLI::App& command, engine::ModelOptions& options) {
       ->capture_default_str();
   command
       .add_option("--weights", options.weights,
-                  "How weights are kept: wide (plain values), stored (a GGUF file's quantised blocks as they are), int8, "
+                  "How weights are kept: wide (plain values), stored (a GGUF file's quantised "
+                  "blocks as they are), int8, "
                   "int4 (rounded while loading); others than wide on a CPU")
       ->check(CLI::IsMember({"wide", "stored", "int8", "int4"}))
       ->capture_default_str();

@@ -56,8 +56,8 @@ const char* WeightStorageName(WeightStorage storage) {
 }
 
 absl::StatusOr<WeightStorage> ParseWeightStorage(std::string_view text) {
-  for (const WeightStorage storage : {WeightStorage::kWide, WeightStorage::kStored,
-                                      WeightStorage::kInt8, WeightStorage::kInt4}) {
+  for (const WeightStorage storage :
+       {WeightStorage::kWide, WeightStorage::kStored, WeightStorage::kInt8, WeightStorage::kInt4}) {
     if (text == WeightStorageName(storage)) return storage;
   }
   return absl::InvalidArgumentError(
@@ -83,9 +83,9 @@ absl::Status CheckWeightStorage(WeightStorage storage, const Weights& weights) {
                kernels::WeightTypeName(quantized->type), "): say stored or wide"));
   }
   if (odd != nullptr) {
-    return absl::InvalidArgumentError(
-        Concat("weights is ", WeightStorageName(storage), ": a matrix of this model has rows of ",
-               odd->cols, " values, which are no multiple of 32"));
+    return absl::InvalidArgumentError(Concat("weights is ", WeightStorageName(storage),
+                                             ": a matrix of this model has rows of ", odd->cols,
+                                             " values, which are no multiple of 32"));
   }
   return absl::OkStatus();
 }
@@ -98,8 +98,10 @@ int64_t StorageBytes(WeightStorage storage, const Weights& weights, kernels::DTy
     } else if (storage == WeightStorage::kStored && IsQuantized(matrix)) {
       // As it is packed: integers of 5 and 6 bits take 8, scales stay as they are.
       const kernels::BlockShape shape = kernels::BlockShapeOf(matrix.type);
-      const int64_t scales = (shape.has_codes ? shape.groups() + 2 : 2) * (shape.has_offset ? 2 : 1);
-      bytes += matrix.rows * (matrix.cols / shape.values) * (shape.values * shape.bits / 8 + scales);
+      const int64_t scales =
+          (shape.has_codes ? shape.groups() + 2 : 2) * (shape.has_offset ? 2 : 1);
+      bytes +=
+          matrix.rows * (matrix.cols / shape.values) * (shape.values * shape.bits / 8 + scales);
     } else {
       bytes += matrix.rows * matrix.cols * static_cast<int64_t>(kernels::DTypeBytes(compute));
     }

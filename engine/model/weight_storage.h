@@ -17,10 +17,10 @@
 namespace winnow::engine {
 
 enum class WeightStorage : uint8_t {
-  kWide,    // plain values of the computing type; quantised blocks are widened while a model loads
+  kWide,  // plain values of the computing type; quantised blocks are widened while a model loads
   kStored,  // quantised blocks as the file has them, computed with their integers; plain values as kWide
-  kInt8,    // plain values rounded to blocks of 8 bits (Q8_0) while a model loads
-  kInt4,    // the same to 4 bits (Q4_1), but for the output embedding, which has 8
+  kInt8,  // plain values rounded to blocks of 8 bits (Q8_0) while a model loads
+  kInt4,  // the same to 4 bits (Q4_1), but for the output embedding, which has 8
 };
 
 const char* WeightStorageName(WeightStorage storage);  // "wide", "stored", "int8", "int4"

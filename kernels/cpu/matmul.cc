@@ -127,8 +127,8 @@ void ForEachItem(ThreadPool& threads, int64_t rows, int64_t panels, size_t panel
   const int64_t wanted = 8 * num_threads;
   int64_t rows_per_item = rows;
   if (groups < wanted) {
-    rows_per_item = std::max<int64_t>(
-        kRowsPerItemMin, rows * groups / wanted / kRowsPerItemMin * kRowsPerItemMin);
+    rows_per_item = std::max<int64_t>(kRowsPerItemMin,
+                                      rows * groups / wanted / kRowsPerItemMin * kRowsPerItemMin);
   }
   const int64_t row_items = (rows + rows_per_item - 1) / rows_per_item;
   threads.ParallelFor(groups * row_items, [&](int64_t item, int) {

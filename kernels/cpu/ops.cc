@@ -14,7 +14,7 @@ namespace {
     .silu_mul_row = isa::SiluMulRow, .widen_row = isa::WidenRow, .narrow_row = isa::NarrowRow,    \
     .prepare_bf16_row = isa::PrepareBF16Row, .prepared_bf16_value_bytes = bf16_value_bytes,       \
     .matmul_tiles = isa::MatmulTiles, .quantized_matmul_tiles = isa::QuantizedMatmulTiles,        \
-    .prepare_rounded_row = isa::PrepareRoundedRow, .attend_splits = isa::AttendSplits,                         \
+    .prepare_rounded_row = isa::PrepareRoundedRow, .attend_splits = isa::AttendSplits,            \
     .encode_rows = isa::EncodeRows, .scan_codes = isa::ScanCodes,                                 \
     .find_candidates = isa::FindCandidates, .read_loop = isa::ReadLoop,                           \
     .split_row_queries = isa::SplitRowQueries, .row_scores = isa::RowScores,                      \

@@ -297,43 +297,43 @@ struct CpuOps {
   WeighLogitsFn* weigh_logits;
 };
 
-#define WINNOW_DECLARE_CPU_OPS(isa)        \
-  namespace isa {                          \
-  RmsNormRowFn RmsNormRow;                 \
-  RopeRowFn RopeRow;                       \
-  SiluMulRowFn SiluMulRow;                 \
-  WidenRowFn WidenRow;                     \
-  NarrowRowFn NarrowRow;                   \
-  PrepareBF16RowFn PrepareBF16Row;         \
-  MatmulTilesFn MatmulTiles;               \
-  QuantizedMatmulTilesFn QuantizedMatmulTiles;\
-  PrepareRoundedRowFn PrepareRoundedRow;   \
-  AttendSplitsFn AttendSplits;             \
-  EncodeRowsFn EncodeRows;                 \
-  ScanCodesFn ScanCodes;                   \
-  FindCandidatesFn FindCandidates;         \
-  ReadLoopFn ReadLoop;                     \
-  SplitRowQueriesFn SplitRowQueries;       \
-  RowScoresFn RowScores;                   \
-  AttendPartsFn AttendParts;               \
-  ScoreMaxSumFn ScoreMaxSum;               \
-  WeighScoresFn WeighScores;               \
-  AddMassesFn AddMasses;                   \
-  BoundPageFn BoundPage;                   \
-  QuantizeKeyFn QuantizeKey;               \
-  PrepareInt4QueriesFn PrepareInt4Queries; \
-  Int4ScoresFn Int4Scores;                 \
-  GeluMulRowFn GeluMulRow;                 \
-  SummaryWeightsFn SummaryWeights;         \
-  AddOuterFn AddOuter;                     \
-  TransformRowsFn TransformRows;           \
-  MassDotsFn MassDots;                     \
-  MassSumFn MassSum;                       \
-  MassWeightsFn MassWeights;               \
-  MassCellsFn MassCells;                   \
-  MassAddFn MassAdd;                       \
-  ExamineLogitsFn ExamineLogits;           \
-  WeighLogitsFn WeighLogits;               \
+#define WINNOW_DECLARE_CPU_OPS(isa)            \
+  namespace isa {                              \
+  RmsNormRowFn RmsNormRow;                     \
+  RopeRowFn RopeRow;                           \
+  SiluMulRowFn SiluMulRow;                     \
+  WidenRowFn WidenRow;                         \
+  NarrowRowFn NarrowRow;                       \
+  PrepareBF16RowFn PrepareBF16Row;             \
+  MatmulTilesFn MatmulTiles;                   \
+  QuantizedMatmulTilesFn QuantizedMatmulTiles; \
+  PrepareRoundedRowFn PrepareRoundedRow;       \
+  AttendSplitsFn AttendSplits;                 \
+  EncodeRowsFn EncodeRows;                     \
+  ScanCodesFn ScanCodes;                       \
+  FindCandidatesFn FindCandidates;             \
+  ReadLoopFn ReadLoop;                         \
+  SplitRowQueriesFn SplitRowQueries;           \
+  RowScoresFn RowScores;                       \
+  AttendPartsFn AttendParts;                   \
+  ScoreMaxSumFn ScoreMaxSum;                   \
+  WeighScoresFn WeighScores;                   \
+  AddMassesFn AddMasses;                       \
+  BoundPageFn BoundPage;                       \
+  QuantizeKeyFn QuantizeKey;                   \
+  PrepareInt4QueriesFn PrepareInt4Queries;     \
+  Int4ScoresFn Int4Scores;                     \
+  GeluMulRowFn GeluMulRow;                     \
+  SummaryWeightsFn SummaryWeights;             \
+  AddOuterFn AddOuter;                         \
+  TransformRowsFn TransformRows;               \
+  MassDotsFn MassDots;                         \
+  MassSumFn MassSum;                           \
+  MassWeightsFn MassWeights;                   \
+  MassCellsFn MassCells;                       \
+  MassAddFn MassAdd;                           \
+  ExamineLogitsFn ExamineLogits;               \
+  WeighLogitsFn WeighLogits;                   \
   }
 WINNOW_DECLARE_CPU_OPS(scalar)
 WINNOW_DECLARE_CPU_OPS(avx2)

@@ -145,7 +145,8 @@ inline void AddGroup(const Row* rows, int64_t at, int32_t bias, const std::byte*
       if constexpr (K::kBits == 4) {
         const Ints::Reg low = Ints::LowHalves(w), high = Ints::HighHalves(w);
         for (int r = 0; r < kRows; ++r) {
-          products[r][i] = Ints::Dot<4>(Ints::Dot<4>(products[r][i], low, first[r]), high, second[r]);
+          products[r][i] =
+              Ints::Dot<4>(Ints::Dot<4>(products[r][i], low, first[r]), high, second[r]);
         }
       } else {
         for (int r = 0; r < kRows; ++r) {

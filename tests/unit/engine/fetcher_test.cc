@@ -41,7 +41,6 @@ class FetcherTest : public ::testing::Test {
                                scratch)
                     .ok());
     KvMemory& memory = *scene_->memory;
-    const kernels::AttentionChunk all{0, RetrievalScene::kTokens, 0, scene_->blocks};
     for (int32_t i = 0; i < RetrievalScene::kUsed; ++i) {
       // A block at a time, as a prompt is read.
       memory.BeginPass(1);

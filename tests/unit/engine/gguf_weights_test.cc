@@ -269,12 +269,14 @@ TEST(GgufWeights, AStorageThatTheFileDoesNotFitIsRefused) {
   EXPECT_TRUE(CheckWeightStorage(WeightStorage::kWide, *plain).ok());
   EXPECT_TRUE(CheckWeightStorage(WeightStorage::kInt8, *plain).ok());
   EXPECT_TRUE(CheckWeightStorage(WeightStorage::kInt4, *plain).ok());
-  EXPECT_THAT(std::string(CheckWeightStorage(WeightStorage::kStored, *plain).message()),
- ::testing::StartsWith("weights is stored: this model's file has no quantised weights"));
+  EXPECT_THAT(
+      std::string(CheckWeightStorage(WeightStorage::kStored, *plain).message()),
+      ::testing::StartsWith("weights is stored: this model's file has no quantised weights"));
   GgufBuilder file = KeysOf(model.config());
   for (const TensorSpec& spec : ModelTensors(model.config(), nullptr)) {
     const WeightType type = spec.rows == 0 ? WeightType::kF32 : WeightType::kQ8_0;
-    const int64_t bytes = std::max<int64_t>(spec.rows, 1) * kernels::WeightRowBytes(type, spec.cols);
+    const int64_t bytes =
+        std::max<int64_t>(spec.rows, 1) * kernels::WeightRowBytes(type, spec.cols);
     RandomModel::Add(spec, type, std::string(bytes, '\0'), &file);
   }
   const auto blocks = LoadWeights(model.Write(file, "q8_0.gguf"), model.config());
@@ -282,7 +284,7 @@ TEST(GgufWeights, AStorageThatTheFileDoesNotFitIsRefused) {
   EXPECT_TRUE(CheckWeightStorage(WeightStorage::kStored, *blocks).ok());
   for (const WeightStorage storage : {WeightStorage::kInt8, WeightStorage::kInt4}) {
     EXPECT_THAT(std::string(CheckWeightStorage(storage, *blocks).message()),
- ::testing::HasSubstr("this model's file is quantised (Q8_0): say stored or wide"));
+                ::testing::HasSubstr("this model's file is quantised (Q8_0): say stored or wide"));
   }
   EXPECT_EQ(ParseWeightStorage("int4").value(), WeightStorage::kInt4);
   EXPECT_EQ(ParseWeightStorage("fp8").status().message(),
@@ -292,7 +294,7 @@ TEST(GgufWeights, AStorageThatTheFileDoesNotFitIsRefused) {
   options.kv_dtype = "bf16";
   options.device = "cuda";
   EXPECT_THAT(std::string(ResolveDecoderOptions(model.config(), options).status().message()),
- ::testing::StartsWith("weights is int8: only --device cpu"));
+              ::testing::StartsWith("weights is int8: only --device cpu"));
 }
 
 TEST(GgufWeights, MemoryOfWeightsIsCountedAsTheyAreKept) {

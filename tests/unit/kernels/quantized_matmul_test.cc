@@ -162,7 +162,8 @@ TEST_P(QuantizedMatmulTest, RoundsRowsAsTheReferenceDoes) {
       int8_t expected[kRoundedValues];
       const float scale = RoundActivations(x.data() + at, expected);
       float prepared_scale;
-      std::memcpy(&prepared_scale, prepared.data() + PreparedRow::ScalesAt(kValues) + at / 32 * 4, 4);
+      std::memcpy(&prepared_scale, prepared.data() + PreparedRow::ScalesAt(kValues) + at / 32 * 4,
+                  4);
       if (std::isnan(scale)) {
         EXPECT_TRUE(std::isnan(prepared_scale));
       } else {
