@@ -141,6 +141,15 @@ READS = {
         Panel("Retrieval begins at", "Shortest context that retrieves, where the policy does not say. Huge: retrieval never won here.", "short",
               [(INSTANCE, "winnow_retrieval_from_tokens@")], "stat"),
     ],
+    "Drafts of policies with verify": [
+        Panel("Drafted, verified, accepted", "Tokens a second. Drafted and not verified: the answer ended, or its draft was dropped.", "short",
+              [("drafted " + INSTANCE, rate("winnow_draft_tokens_total")), ("verified " + INSTANCE, rate("winnow_draft_verified_tokens_total")),
+               ("accepted " + INSTANCE, rate("winnow_draft_accepted_tokens_total"))]),
+        Panel("Accepted of a pass", "Drafted tokens that became part of an answer, of each pass of dense attention, which adds one of its own.", "short",
+              [(INSTANCE, ratio(rate("winnow_draft_accepted_tokens_total"), rate("winnow_draft_verifications_total")))]),
+        Panel("Accepted by place", "Share of the tokens at a place in their draft. Where it falls low, drafts are too long.", "percentunit",
+              [("{{place}}", ratio(rate("winnow_draft_accepted_at_total", "place"), rate("winnow_draft_verified_at_total", "place")))], maximum=1),
+    ],
     "Slower tiers": [
         Panel("Row cache hits", "KV entries of slower tiers that were still at hand. Low: raise --row-cache-bytes.", "percentunit",
               [(INSTANCE, ratio(rate("winnow_kv_row_cache_hits_total"), "(" + rate("winnow_kv_row_cache_hits_total") + " + " +

@@ -18,7 +18,7 @@ BIN = os.environ.get("WINNOW_BIN", str(SOURCE / "build/release/winnow"))
 DOCS = SOURCE / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 OTHERS = [SOURCE / name for name in ("README.md", "CONTRIBUTING.md")] + sorted(
-    path for path in SOURCE.rglob("README.md") if path.parent != SOURCE and not {"build", ".venv"} & set(path.parts))
+    path for path in SOURCE.rglob("README.md") if path.parent != SOURCE and "build" not in path.parts and not any(part.startswith(".") for part in path.relative_to(SOURCE).parts))
 # Flags of programs that are not the project's.
 FOREIGN = {"docker", "smg", "kubectl", "apt-get", "curl", "git", "helm", "mkdocs", "pip", "ctest", "cmake", "cpack", "systemctl", "install", "python3", "nvidia-smi"}
 
