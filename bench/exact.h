@@ -27,7 +27,7 @@ struct ExactOptions {
   bool plain = false;
 };
 
-// Of one policy, `dense` first.
+// Results of one policy, `dense` first.
 struct ExactResult {
   std::string policy;
   int64_t requests = 0;

@@ -136,7 +136,7 @@ PlannedMemory SizeMemory(const PlannedModel& model, const server::ServeConfig& c
   return memory;
 }
 
-// What `index` keeps of a token, per layer and KV head.
+// Bytes that `index` keeps of a token, per layer and KV head.
 double IndexTokenBytes(const PlannedModel& model, const engine::RetrievalOptions& index) {
   return static_cast<double>(engine::IndexBlockBytes(model.config, model.layout(), index)) /
          model.options.block_tokens / model.config.num_layers / model.config.num_kv_heads;

@@ -29,7 +29,7 @@ inline constexpr int64_t kRoundedValues = 32;  // of x with one scale
 inline constexpr float kLeastRounded =
     1e-36f;  // below about a third of it 127 / max |x| is infinite
 
-// What rounding makes of `x` [32]; returns t. The oracle of the CPU's own.
+// Rounds `x` [32] to `integers`; returns t. The oracle of the CPU's own.
 float RoundActivations(const float* x, int8_t* integers);
 
 // The oracle: rounds x, and sums in double over the values that DequantizeRow gives.

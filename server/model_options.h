@@ -1,4 +1,4 @@
-// What serve's configuration means for the model that is loaded. `winnow serve` loads with it and `winnow plan` sizes
+// The options of the model that serve's configuration asks for. `winnow serve` loads with it and `winnow plan` sizes
 // with it, so that the two cannot read an option differently.
 #ifndef WINNOW_SERVER_MODEL_OPTIONS_H_
 #define WINNOW_SERVER_MODEL_OPTIONS_H_

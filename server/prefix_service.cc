@@ -55,7 +55,7 @@ v1::Prefix ToProto(const engine::PrefixInfo& info) {
   return out;
 }
 
-// What the table says, in the words of prefix.proto.
+// The table's answer in the words of prefix.proto.
 absl::Status FromTable(const absl::Status& status) {
   switch (status.code()) {
     case absl::StatusCode::kNotFound:

@@ -1,7 +1,7 @@
 // winnow.v1.PrefixService over gRPC. A prefix is computed as a request of one token, so that the tenant's quotas, its
 // share of the queue and the call's deadline hold for it; then the engine thread gives it its name (prefix_table.h).
 //
-// What changes names is written to a file before it is answered, on a thread of the service's own, in the order in which
+// Each change of names is written to a file before it is answered, on a thread of the service's own, in the order in which
 // the engine thread did it.
 //
 // Threads: gRPC's call it; the tokenising threads make ids; the engine thread is asked through its mailbox.

@@ -101,7 +101,7 @@ class WhileLoading {
   std::thread thread_;
 };
 
-// What the configuration says, and where the store and a long fit report to.
+// The configuration's options, and where the store and a long fit report to.
 engine::ModelOptions LoggedModelOptions(const ServeConfig& config, Log& log) {
   engine::ModelOptions options = ModelOptionsOf(config);
   options.tiers.log = [&log](const std::string& line) {
@@ -478,7 +478,7 @@ std::optional<PrefixFile> RestorePrefixes(const ServeConfig& config, engine::Eng
   return file;
 }
 
-// What AdminService.GetState tells.
+// The answer of AdminService.GetState.
 void DescribeState(const engine::EngineStats& stats, engine::TimePoint now,
                    v1::GetStateResponse& out) {
   out.set_draining(stats.draining);

@@ -14,7 +14,7 @@ using kernels::Selection;
 
 namespace {
 
-// Of a block's pages: when a call wants so many, the block comes whole (LoadWanted). A read of all of
+// Pages of a block: when a call wants so many, the block comes whole (LoadWanted). A read of all of
 // it takes no longer than reads of three quarters one by one. Where rows on their way find no room,
 // less is enough.
 constexpr double kWholeShare = 0.75;
@@ -73,7 +73,7 @@ bool Fetcher::LoadPages(const QueryCall& call, const Selection& selected) {
   return true;
 }
 
-// What was read of a lost block is nothing.
+// Reads of a lost block count as nothing.
 void Fetcher::LoseChunksOfLostBlocks(const QueryCall& call) {
   for (size_t i = 0; i < call.size(); ++i) {
     const RetrievalQuery& query = call.queries[i];

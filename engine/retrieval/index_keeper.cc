@@ -22,7 +22,7 @@ static_assert(sizeof(KeptHeader) == 64);
 // few blocks more or fewer of what comes after it: it is looked for so far back.
 constexpr size_t kSummaryBlocksBack = 64;
 
-// Of blocks, in flight together.
+// Reads of blocks, in flight together.
 constexpr size_t kIndexReads = 128;
 
 uint32_t KindOf(const Digest& digest) {
@@ -97,7 +97,7 @@ bool IndexKeeper::Has(const Keepable& index, int32_t block, int32_t first_layer)
   return mark.generation == memory_.generation(block) && mark.first_layer <= first_layer;
 }
 
-// What is kept begins there: layers that have none take no room before the first that has one.
+// The kept part begins there: layers that have none take no room before the first that has one.
 int32_t IndexKeeper::FirstKept(const Keepable& index, int32_t first_layer) const {
   int32_t first = first_layer;
   while (first < shape_.num_layers && index.part.pools[first] == nullptr) ++first;
@@ -138,7 +138,7 @@ void IndexKeeper::SaveBlock(int32_t block, const BlockName& name) {
   }
 }
 
-// Of the first blocks that lack the index and that the store has it of: their reads, without their memory.
+// Reads of the first blocks that lack the index and whose index the store has, without their memory.
 std::vector<KvMemory::AsideRead> IndexKeeper::PlanReads(const Keepable& index,
                                                         std::span<const int32_t> blocks,
                                                         std::span<const BlockName> names,

@@ -16,7 +16,7 @@
 
 namespace winnow::engine {
 
-// What the steps need to know of the model.
+// Facts of the model that the steps need.
 struct RetrievalShape {
   RetrievalShape(const ModelConfig& config, const kernels::KvLayout& kv)
       : num_layers(config.num_layers),
@@ -88,7 +88,7 @@ struct QueryCall {
   }
 };
 
-// Of states, query heads side by side: the logarithms of their masses before and after an estimate was merged, in shared
+// Logarithms of states' masses, query heads side by side, before and after an estimate was merged, in shared
 // memory.
 struct StateMasses {
   float *before = nullptr, *after = nullptr;

@@ -1,4 +1,4 @@
-// What retrieval read: KV entries selected, from which tier, and what dense attention would have read. Counts go to the
+// Counts of retrieval's reads: KV entries selected, from which tier, and what dense attention would have read. Counts go to the
 // sequences' states, each position once, however often it is computed.
 //
 // Threads: the engine thread.

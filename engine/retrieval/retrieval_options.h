@@ -1,4 +1,4 @@
-// What a model's retrieval is made of: its indexes, learned functions and places for summaries. Plain data, and the
+// The parts of a model's retrieval: its indexes, learned functions and places for summaries. Plain data, and the
 // memory that it takes.
 #ifndef WINNOW_ENGINE_RETRIEVAL_RETRIEVAL_OPTIONS_H_
 #define WINNOW_ENGINE_RETRIEVAL_RETRIEVAL_OPTIONS_H_
@@ -40,7 +40,7 @@ struct RetrievalOptions {
   int32_t probe_interval = 0;
 };
 
-// What the policies need, and no more.
+// Everything that the policies need, and no more.
 RetrievalOptions OptionsFor(std::span<const AttentionPolicy> policies,
                             std::shared_ptr<const Artifact> artifact);
 // Every index that can be had: those that need no training, and the artifact's kinds. pca, which needs a fit, is not

@@ -20,7 +20,7 @@
 
 namespace winnow::engine {
 
-// What pca's estimated masses are measured against.
+// The masses against which pca's estimates are measured.
 struct MassInputs {
   float* anchors = nullptr;  // [queries][H] log masses of the anchors, in shared memory
   // Whether they are known; if not, `anchors` is set to nothing, and masses are over the candidates alone.

@@ -1,4 +1,4 @@
-// What stands for the candidates that were not read: one more partial state, merged into each query's. Two kinds:
+// The estimate for the candidates that were not read: one more partial state, merged into each query's. Two kinds:
 //
 //   tables of cells   pca's: mean values of cells of codes, weighted by the masses that the selection left (MergeTables)
 //   completion        the papers': sums of learned features of keys and values (CompleteRows, CompleteSelected)

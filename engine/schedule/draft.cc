@@ -72,7 +72,7 @@ void Draft::AppendSampleRows(const Request& request, const TokenHistory& history
   }
 }
 
-// Of `histories_` a view that is handed out must stay while others are made: what moves with the vector is the
+// A view of `histories_` that is handed out must stay while others are made: what moves with the vector is the
 // object, not the edits that it owns.
 const TokenHistory& Draft::HistoryAfter(const TokenHistory& history, int32_t drafted) {
   if (drafted == 0 || !history.grows()) return history;

@@ -538,7 +538,7 @@ void Engine::Take(Sequence& sequence, const kernels::SampledToken& sampled, Time
   }
 }
 
-// What was brought from slower tiers for a chunk that decodes.
+// Bytes brought from slower tiers for a chunk that decodes.
 void Engine::CountTiers(Sequence& sequence, int32_t chunk) {
   if (memory_ == nullptr || batch_.chunks[chunk].position < sequence.decode_from()) return;
   const TierBytes& bytes = memory_->chunk_bytes(chunk);

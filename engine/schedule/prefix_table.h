@@ -39,7 +39,7 @@ struct SavedPrefix {
   std::optional<Duration> left;  // of its time; none: for good
 };
 
-// What Describe tells. Counts of blocks are of the last sweep.
+// The answer of Describe. Counts of blocks are of the last sweep.
 struct PrefixInfo {
   std::string name;
   int32_t tokens = 0;

@@ -6,7 +6,7 @@
 
 namespace winnow::engine {
 
-// Of tokens [end - kGram, end). Equal hashes are compared again.
+// Hash of the tokens [end - kGram, end). Equal hashes are compared again.
 uint64_t PromptLookup::GramAt(std::span<const int32_t> tokens, int32_t end) {
   uint64_t hash = 0;
   for (int32_t i = end - kGram; i < end; ++i) {

@@ -85,7 +85,7 @@ struct OutputToken {
   std::vector<TokenLogprob> top;  // most likely first
 };
 
-// What drafts were worth. A verification brings a token more than it accepts of its draft.
+// Counts of drafts and their worth. A verification brings a token more than it accepts of its draft.
 struct DraftCounts {
   uint64_t drafted = 0;   // tokens, verified or not
   uint64_t verified = 0;  // of them, in a verification

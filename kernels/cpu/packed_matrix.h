@@ -1,4 +1,4 @@
-// What Pack and PackStored make on the CPU: panels of 16 outputs, in parts of one type each.
+// The matrices that Pack and PackStored make on the CPU: panels of 16 outputs, in parts of one type each.
 #ifndef WINNOW_KERNELS_CPU_PACKED_MATRIX_H_
 #define WINNOW_KERNELS_CPU_PACKED_MATRIX_H_
 

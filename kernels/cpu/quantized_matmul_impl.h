@@ -98,7 +98,7 @@ struct Row {
   const int32_t* sums;
 };
 
-// What a type's groups are, as far as the inner loops ask.
+// A type's groups, as far as the inner loops ask.
 template <int kBitsOf, int kGroupOf, bool kCodesOf, bool kOffsetOf>
 struct Kind {
   static constexpr int kBits = kBitsOf;

@@ -24,7 +24,7 @@ inline constexpr int64_t kStepBytes = 4 * kPanelOutputs;
 constexpr int64_t GroupIntegerBytes(const BlockShape& shape) {
   return shape.group * kPanelOutputs * shape.bits / 8;
 }
-// Of a group, its scales included where they belong to it.
+// Bytes of a group, its scales included where they belong to it.
 constexpr int64_t PanelGroupBytes(const BlockShape& shape) {
   return GroupIntegerBytes(shape) +
          kPanelOutputs * (shape.has_codes ? 1 : 2) * (shape.has_offset ? 2 : 1);

@@ -69,7 +69,7 @@ bool EndedByItself(FinishReason reason) {
          reason == FinishReason::kMaxTokens;
 }
 
-// Of a request under any verified policy, every token and probability is that of dense attention.
+// Under any verified policy, every token and probability is that of dense attention.
 Reply RunAloneDensely(Request request) {
   request.policy = {};
   return RunAlone(std::move(request));

@@ -144,7 +144,7 @@ TEST_F(IndexKeeperTest, CodesWithoutAFitAreEverybodys) {
   EXPECT_EQ(second.Adopt(*second.State("lsh:k=4,dense_layers=0")), RetrievalScene::kTokens);
 }
 
-// What begins at a later layer does not serve a policy with fewer dense layers; the other way round it does.
+// An index that begins at a later layer does not serve a policy with fewer dense layers; the other way round it does.
 TEST_F(IndexKeeperTest, LayersThatWereDenseHaveNoIndex) {
   Process first(seed_, &store_, "a fit"), second(seed_, &store_, "a fit");
   const auto saved = first.State("lsh:k=4,dense_layers=1");

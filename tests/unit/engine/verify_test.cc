@@ -152,7 +152,7 @@ TEST_F(VerifyTest, TiersDoNotShow) {
   ExpectDraftsOfBothKinds();
 }
 
-// What a draft leaves in codes, bounds and tables can change no token, but later drafts would be worse for
+// Traces of a draft in codes, bounds and tables can change no token, but later drafts would be worse for
 // it. After a draft of quite other tokens and its verification a query under the policy gets the
 // logits that it gets where nothing was drafted.
 TEST_F(VerifyTest, NothingOfADraftIsLeftInAnIndex) {

@@ -143,7 +143,7 @@ std::pair<End, int> Connection() {
   return {std::move(client), accept4(listener.fd(), nullptr, nullptr, SOCK_CLOEXEC)};
 }
 
-// What is left when a connection has used up what it begins with: nothing comes back.
+// The rest when a connection has used up what it begins with: nothing comes back.
 GuardOptions Poor(int64_t resets, int64_t control) {
   GuardOptions options;
   options.begins = options.most = {resets, control};
