@@ -90,7 +90,10 @@ void TimedBackend::RopeAndWriteKv(const Tensor& q, const Tensor& k, const Tensor
 
 void TimedBackend::CountProduct(int64_t m, const PackedMatrix& w) {
   const int64_t out = w.out_features(), in = w.in_features();
-  matmul_.bytes += kernels::MatmulBytes(m, out, in, compute_);
+  // Plain weights are counted without their padding; quantised ones are less than plain ones would be.
+  const double plain = kernels::MatmulBytes(0, out, in, compute_);
+  matmul_.bytes += kernels::MatmulBytes(m, out, in, compute_) - plain +
+                   std::min(plain, static_cast<double>(w.size_bytes()));
   matmul_.flops += kernels::MatmulFlops(m, out, in);
   const auto shape = std::find_if(shapes_.begin(), shapes_.end(), [&](const MatmulShape& s) {
     return s.m == m && s.out == out && s.in == in;
