@@ -53,7 +53,7 @@ struct PlannedMemory {
   int64_t host_bytes = 0, disk_bytes = 0;  // of the store below
 
   int64_t index_bytes() const;
-  // What must find room in fast memory. The host's tier is in the same memory on a CPU.
+  // Bytes that must find room in fast memory. The host's tier is in the same memory on a CPU.
   int64_t fast_bytes(bool on_host) const;
 };
 

@@ -541,7 +541,7 @@ uint64_t KvMemory::KeptBytes(const Digest& tenant) const {
   if (!has_store()) return 0;
   const auto unsaved = unsaved_kept_.find(tenant);
   const int64_t pieces = unsaved == unsaved_kept_.end() ? 0 : unsaved->second;
-  // What a disk takes for a piece: whole pages, and one for its header.
+  // Bytes that a piece takes on disk: whole pages, and one for its header.
   constexpr uint64_t kPage = 4096;
   const uint64_t piece_bytes = (options_.layout.BlockBytes() + kPage - 1) / kPage * kPage + kPage;
   return options_.store->TenantBytes(tenant) + static_cast<uint64_t>(pieces) * piece_bytes;

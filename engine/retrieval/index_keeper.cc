@@ -118,7 +118,7 @@ void IndexKeeper::SaveBlock(int32_t block, const BlockName& name) {
     const int32_t first = FirstKept(index, index.marks[block].first_layer);
     const size_t bytes = (shape_.num_layers - first) * block_bytes;
     const storage::BlockId id = IdOf(index, name);
-    // What was kept under a policy with fewer dense layers serves this one, too.
+    // An index kept under a policy with fewer dense layers serves this one, too.
     if (bytes == 0 || memory_.AsideBytes(id) >= bytes) continue;
     const std::span<std::byte> payload = Payload(bytes);
     if (payload.empty()) return;

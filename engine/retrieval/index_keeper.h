@@ -50,7 +50,7 @@ class IndexKeeper {
  private:
   struct Keepable {
     Indexes::Part part;
-    // Of each block: its generation then, and the first layer that has all of it, as have those
+    // A block's generation at that time, and the first layer that has all of it, as have those
     // after it.
     struct Mark {
       uint32_t generation = 0;

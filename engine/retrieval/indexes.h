@@ -80,7 +80,7 @@ class Indexes {
   std::vector<Part> Parts() const;
   std::vector<std::string> TitlesFor(const AttentionPolicy& policy) const;
 
-  // What selecting reads of a candidate, per layer and KV head: its code, its share of a page's bounds, its key.
+  // Bytes that selecting reads of a candidate, per layer and KV head: its code, its share of a page's bounds, its key.
   double RowBytes(const AttentionPolicy& policy) const;
   size_t pool_bytes() const { return pool_bytes_; }
   size_t summary_bytes() const { return summary_pool_.size_bytes(); }  // of all sequences

@@ -54,7 +54,7 @@ void ReadCounter::Count(const QueryCall& call, const Selection& selected,
   for (size_t i = 0; i < call.size(); ++i) {
     Fetcher::TierRows rows = tier_rows[i];
     if (!anchors.empty()) {
-      // What the anchors took was read once, and found in the cache the second time.
+      // Entries of the anchors were read once, and found in the cache the second time.
       const uint64_t stored = std::min(anchors[i].stored, rows.cached);
       rows.cached -= stored;
       rows.stored += stored;

@@ -31,7 +31,7 @@ class ReadCounter {
       : shape_(shape), memory_(memory), backend_(backend) {}
   absl::Status Allocate();  // before anything else
 
-  // Of the next call: what Defer keeps of it lies there until the slots are counted.
+  // The slot of the next call: Defer keeps its data there until the slots are counted.
   int32_t slot() const { return slot_; }
   // Counts the call at the end of the pass, because the device may not have selected yet. `masses.before` is null unless
   // its states were completed.

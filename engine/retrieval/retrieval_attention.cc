@@ -373,7 +373,7 @@ bool RetrievalAttention::AttendInPool(const QueryCall& call, const Selection& se
 bool RetrievalAttention::AttendStatesInPool(const QueryCall& call, const Selection& selected,
                                             const Tensor& q, const Tensor& out) {
   float* const states = static_cast<float*>(states_.data());
-  // What a summary takes in has to be resident, and of KV in the host's memory entries have addresses.
+  // Entries that a summary takes in have to be resident, and of KV in the host's memory entries have addresses.
   if (call.policy->completion && (memory_.IsShared(call.layer) || !tail_.PinCompletion(call))) {
     return false;
   }

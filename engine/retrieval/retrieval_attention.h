@@ -68,7 +68,7 @@ class RetrievalAttention {
 
   void Index(int32_t layer);
 
-  // Of `all` (a chunk of every sequence, or its last rows), what attends densely in `layer`.
+  // The chunks of `all` (one of every sequence, or its last rows) that attend densely in `layer`.
   std::span<const kernels::AttentionChunk> DenseChunks(
       int32_t layer, std::span<const kernels::AttentionChunk> all);
   // out rows of every query that retrieves in `layer`; only those with logits if `logits_only`.
@@ -88,7 +88,7 @@ class RetrievalAttention {
   size_t scratch_bytes() const { return scratch_bytes_; }
 
  private:
-  // What one call of the backend can serve: sequences whose policies agree in all but sizes.
+  // Rows that one call of the backend can serve: of sequences whose policies agree in all but sizes.
   struct Method {
     const AttentionPolicy* policy = nullptr;
     std::vector<PassRows*> rows;
@@ -126,7 +126,7 @@ class RetrievalAttention {
   Probe probe_;
   ReadCounter counter_;
 
-  // Of the pass.
+  // State of the present pass.
   std::vector<PassRows> rows_;
   std::vector<Method> methods_;
   bool any_retrieves_ = false;

@@ -114,7 +114,7 @@ class RetrievalState {
   Layer& layer(int32_t i) { return layers_[i]; }
   const Layer& layer(int32_t i) const { return layers_[i]; }
   int32_t num_layers() const { return static_cast<int32_t>(layers_.size()); }
-  // Of all layers, a place in the pool of Indexes; null: suspended.
+  // A place in the pool of Indexes, for all layers; null: suspended.
   kernels::Buffer& summaries() { return summaries_; }
   const kernels::Buffer& summaries() const { return summaries_; }
   FloorSteps& floor() { return floor_; }
