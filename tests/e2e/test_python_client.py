@@ -117,8 +117,9 @@ class Retries(unittest.TestCase):
             threading.Timer(0.3, done.set).start()
             with Client(server.address, retry=RetryPolicy(attempts=50, longest_pause=0.2), timeout=PATIENCE) as client:
                 self.assertEqual(len(client.generate("x", max_tokens=2, ignore_eos=True).choices[0].tokens), 2)
-            with Client(server.address, timeout=0.001, retry=RetryPolicy(attempts=50)) as client, self.assertRaises(WinnowError) as caught:
-                client.generate("x", max_tokens=1)
+            # An answer that takes seconds: one of a token can be there before the clock of a millisecond rings.
+            with Client(server.address, timeout=0.2, retry=RetryPolicy(attempts=50)) as client, self.assertRaises(WinnowError) as caught:
+                client.generate("x", max_tokens=30000, ignore_eos=True)
             self.assertEqual(caught.exception.code, grpc.StatusCode.DEADLINE_EXCEEDED)
 
     def test_a_server_that_is_not_there_yet(self):
