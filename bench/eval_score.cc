@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-#include "engine/text/unicode_text.h"
+#include "engine/text/unicode/unicode_text.h"
 #include "kernels/check.h"
 
 namespace winnow::bench {

@@ -15,7 +15,7 @@
 #include "engine/model/gguf_keys.h"
 #include "engine/text/bpe.h"
 #include "engine/text/pre_tokenizer_kinds.h"
-#include "engine/text/unicode_text.h"
+#include "engine/text/unicode/unicode_text.h"
 #include "nlohmann/json.hpp"
 
 namespace winnow::engine {

@@ -8,13 +8,14 @@
 #include "engine/model/vocabulary_fit.h"
 #include "engine/model_text.h"
 #include "fmt/format.h"
+#include "kernels/arithmetic_version.h"
 
 namespace winnow::engine {
 
 namespace {
 
 // Whatever decides the bits of KV goes into its name: a store that was filled under other settings, or
-// by kernels that may round differently (WINNOW_ARITHMETIC, CMakeLists.txt), has nothing for this process.
+// by kernels that may round differently (kernels/arithmetic_version.h), has nothing for this process.
 // Where KV ends with the process there are no others.
 absl::StatusOr<StoreNames> NamesOf(const ModelConfig& config, const Weights& weights,
                                    const kernels::Backend& backend, const DecoderOptions& options,
@@ -25,11 +26,11 @@ absl::StatusOr<StoreNames> NamesOf(const ModelConfig& config, const Weights& wei
   }
   const RetrievalOptions& retrieval = options.retrieval;
   StoreNames names;
-  names.model =
-      Sha256(fmt::format("{} weights {} compute {} kv {} block {} on {} of {}", fingerprint,
-                         WeightStorageName(options.weights), kernels::DTypeName(options.compute),
-                         kernels::DTypeName(options.kv_dtype), options.block_tokens,
-                         backend.arithmetic(), WINNOW_ARITHMETIC));
+  names.model = Sha256(
+      fmt::format("{} weights {} compute {} kv {} block {} on {} version {} by {}", fingerprint,
+                  WeightStorageName(options.weights), kernels::DTypeName(options.compute),
+                  kernels::DTypeName(options.kv_dtype), options.block_tokens, backend.arithmetic(),
+                  kernels::kArithmeticVersion, WINNOW_COMPILER));
   names.retrieval =
       fmt::format("from {} probes {} artifact {}", retrieval.from, retrieval.probe_interval,
                   retrieval.artifact == nullptr ? "none" : retrieval.artifact->ContentId());

@@ -179,7 +179,7 @@ class Backend {
   virtual ~Backend() = default;
 
   virtual std::string name() const = 0;  // "cpu (avx512_bf16, 2 threads)"
-  // What its results' bits depend on beside the operands: backends that say the same round alike.
+  // Backends of one arithmetic version (arithmetic_version.h) that say the same give the same bits for the same operands.
   virtual std::string arithmetic() const = 0;  // "cpu avx512_bf16"
 
   // Why a model with this KV cannot run here, as the end of a sentence; empty if it can.

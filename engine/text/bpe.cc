@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "engine/text/unicode_text.h"
+#include "engine/text/unicode/unicode_text.h"
 
 namespace winnow::engine {
 

@@ -4,7 +4,7 @@
 #include "engine/base/status_macros.h"
 #include "engine/text/bpe.h"
 #include "engine/text/tokenizer_normalizer.h"
-#include "engine/text/unicode_text.h"
+#include "engine/text/unicode/unicode_text.h"
 
 namespace winnow::engine {
 namespace {

@@ -9,7 +9,7 @@
 #include "engine/text/jinja/interpreter.h"
 #include "engine/text/jinja/template.h"
 #include "engine/text/tokenizer_json.h"
-#include "engine/text/unicode_text.h"
+#include "engine/text/unicode/unicode_text.h"
 
 namespace winnow::engine {
 namespace {

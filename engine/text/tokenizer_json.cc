@@ -3,7 +3,7 @@
 #include "engine/base/concat.h"
 #include "engine/base/json_file.h"
 #include "engine/base/status_macros.h"
-#include "engine/text/unicode_text.h"
+#include "engine/text/unicode/unicode_text.h"
 
 namespace winnow::engine {
 namespace {

@@ -6,7 +6,7 @@
 #include "engine/base/concat.h"
 #include "engine/base/status_macros.h"
 #include "engine/text/tokenizer_regex_syntax.h"
-#include "engine/text/unicode_text.h"
+#include "engine/text/unicode/unicode_text.h"
 #include "kernels/check.h"
 
 namespace winnow::engine {

@@ -7,8 +7,8 @@
 #include "absl/strings/str_format.h"
 #include "engine/base/concat.h"
 #include "engine/base/status_macros.h"
-#include "engine/text/unicode_tables.h"
-#include "engine/text/unicode_text.h"
+#include "engine/text/unicode/unicode_tables.h"
+#include "engine/text/unicode/unicode_text.h"
 
 namespace winnow::engine {
 namespace {

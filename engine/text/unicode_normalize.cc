@@ -5,8 +5,8 @@
 #include <cstdlib>
 
 #include "engine/text/tokenizer_normalizer.h"
-#include "engine/text/unicode_tables.h"
-#include "engine/text/unicode_text.h"
+#include "engine/text/unicode/unicode_tables.h"
+#include "engine/text/unicode/unicode_text.h"
 #include "kernels/check.h"
 
 namespace winnow::engine {

@@ -95,7 +95,7 @@ std::unique_ptr<CudaBackend> CudaBackend::Create(int device, std::string* why, b
   backend->alone_ = BeAlone(device);
   backend->name_ = std::string("cuda (") + properties.name + ", compute capability " + capability +
                    ", CUDA " + VersionOf(runtime) + ")";
-  backend->arithmetic_ = "cuda " + capability;
+  backend->arithmetic_ = "cuda " + capability + " " + WINNOW_CUDA_ARITHMETIC;
   backend->Good(UseDevice(device), "cudaSetDevice");
   std::unique_ptr<LoggedStream> launches;
   backend->Good(LoggedStream::Create(graphs, &launches), "cudaStreamCreate");

@@ -22,7 +22,7 @@ ROOMS = {
     "kernels/bench*": "kernels/bench",
     "server/main.cc": "program",
     "server/serve_command.cc": "server/wiring",  # builds every part of `serve`
-    "engine/text/unicode_text.*": "engine/text/unicode", "engine/text/unicode_tables.*": "engine/text/unicode",
+    "engine/text/unicode/unicode_text.*": "engine/text/unicode", "engine/text/unicode/unicode_tables.*": "engine/text/unicode",
 }
 
 # Each room, and the rooms that it may include besides itself.
@@ -88,6 +88,17 @@ def room_of(path):
 
 def includes(path, root=SOURCE):
     return [name for _, name in INCLUDE.findall((root / path).read_text())]
+
+
+# Rooms that are no folder of their own, and the folder whose library has them.
+PARTS = {"engine/mutex": "engine/base", "engine/step": "engine/retrieval"}
+
+
+def engine_edges(cmake):
+    """From CMakeLists.txt: folder of engine/ -> folders whose libraries its own is linked with."""
+    rooms = re.findall(r"^engine_room\((\w+) (\S+)((?: [^)\s]+)*)\)", cmake, re.MULTILINE)
+    folders = {f"winnow_{name}": folder for name, folder, _ in rooms} | {"winnow_kernels": "kernels", "winnow_storage": "storage"}
+    return {folder: {folders[name] for name in libraries.split() if name.startswith("winnow_")} for _, folder, libraries in rooms}
 
 
 def find_cycle(edges):
@@ -161,6 +172,20 @@ class Architecture(unittest.TestCase):
         self.assertEqual(unused, [])
 
 
+class Libraries(unittest.TestCase):
+    """CMake's edges between the folders of engine/ are those of MAY_SEE."""
+
+    def test_edges(self):
+        edges = engine_edges((SOURCE / "CMakeLists.txt").read_text())
+        folders = {path.parent.relative_to(SOURCE).as_posix() for path in (SOURCE / "engine").rglob("*.cc")}
+        self.assertEqual(set(edges), folders)
+        seen = {folder: set() for folder in folders}
+        for room, others in MAY_SEE.items():
+            if (folder := PARTS.get(room, room)) in seen:
+                seen[folder] |= {PARTS.get(other, other) for other in others} - {folder}
+        self.assertEqual(edges, seen)
+
+
 class Page(unittest.TestCase):
     """docs/architecture.md names files that are there."""
 
@@ -185,6 +210,10 @@ class TheTestItself(unittest.TestCase):
     def test_a_trespasser_is_seen(self):
         self.assertEqual(len(trespassers({"server/main.cc": ["oneapi/dnnl/dnnl.hpp"]})), 1)
         self.assertEqual(len(trespassers({"engine/x.cc": ["grpcpp/grpcpp.h"]})), 1)
+
+    def test_a_library_is_seen(self):
+        self.assertEqual(engine_edges("engine_room(a engine/a winnow_kernels absl::x)\nengine_room(b engine winnow_a)\n"),
+                         {"engine/a": {"kernels"}, "engine": {"engine/a"}})
 
     def test_a_cycle_is_seen(self):
         self.assertEqual(find_cycle({"a": ["b"], "b": ["c"], "c": ["b"]}), ["b", "c", "b"])

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Writes engine/text/unicode_tables.cc: where the reference's Unicode data and the libraries' differ.
+"""Writes engine/text/unicode/unicode_tables.cc: where the reference's Unicode data and the libraries' differ.
 
 The reference (PyPI `tokenizers`) knows Unicode 16 in its regexes, 17 in its digit test and 9 in its
 normalisation forms; Debian's PCRE2 10.42 knows 14 and utf8proc 2.8 knows 15. This script asks all of
 them about every code point and writes the differences as ranges. It takes a few minutes.
 
-    pip install -r requirements.txt; ./make_unicode_tables.py > ../../engine/text/unicode_tables.cc
+    pip install -r requirements.txt; ./make_unicode_tables.py > ../../engine/text/unicode/unicode_tables.cc
 """
 import ctypes
 import ctypes.util
@@ -114,7 +114,7 @@ def main():
     print(f"// Written by tests/differential/make_unicode_tables.py: tokenizers {tokenizers.__version__}, "
           f"utf8proc {utf8proc.utf8proc_version().decode()}.")
     print("// Do not edit.")
-    print('#include "engine/text/unicode_tables.h"\n')
+    print('#include "engine/text/unicode/unicode_tables.h"\n')
     print("namespace winnow::engine {\nnamespace {\n")
     print("// Code points whose general category is another one than in Unicode 14.")
     print("constexpr CategoryRange kCategoryChanges[] = {")

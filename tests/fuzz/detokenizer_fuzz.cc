@@ -5,8 +5,8 @@
 // Sources: engine/text/post_processor.cc engine/text/pre_tokenizer.cc engine/text/token_decoder.cc
 // Sources: engine/text/tokenizer.cc engine/text/tokenizer_encode.cc engine/text/tokenizer_json.cc
 // Sources: engine/text/tokenizer_normalizer.cc engine/text/tokenizer_regex.cc
-// Sources: engine/text/tokenizer_regex_syntax.cc engine/text/unicode_normalize.cc engine/text/unicode_tables.cc
-// Sources: engine/text/unicode_text.cc kernels/check.cc
+// Sources: engine/text/tokenizer_regex_syntax.cc engine/text/unicode_normalize.cc engine/text/unicode/unicode_tables.cc
+// Sources: engine/text/unicode/unicode_text.cc kernels/check.cc
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -17,7 +17,7 @@
 
 #include "engine/text/tokenizer.h"
 #include "engine/text/tokenizer_normalizer.h"
-#include "engine/text/unicode_text.h"
+#include "engine/text/unicode/unicode_text.h"
 #include "kernels/check.h"
 
 using nlohmann::json;

@@ -2,8 +2,8 @@
 // tokenizer.json and its chat template are refused, or well-formed.
 //
 // Sources: engine/model/gguf.cc engine/model/gguf_keys.cc engine/model/gguf_config.cc engine/model/rope.cc
-// Sources: engine/gguf_tokenizer.cc engine/base/json_file.cc engine/text/pre_tokenizer_kinds.cc engine/text/unicode_text.cc
-// Sources: engine/text/unicode_tables.cc kernels/check.cc kernels/quantized.cc
+// Sources: engine/gguf_tokenizer.cc engine/base/json_file.cc engine/text/pre_tokenizer_kinds.cc engine/text/unicode/unicode_text.cc
+// Sources: engine/text/unicode/unicode_tables.cc kernels/check.cc kernels/quantized.cc
 #include <cstddef>
 #include <cstdint>
 #include <span>

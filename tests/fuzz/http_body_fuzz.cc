@@ -8,14 +8,14 @@
 // Sources: engine/text/bpe_load.cc engine/text/detokenizer.cc engine/text/post_processor.cc engine/text/pre_tokenizer.cc
 // Sources: engine/text/token_decoder.cc engine/text/tokenizer.cc engine/text/tokenizer_encode.cc
 // Sources: engine/text/tokenizer_json.cc engine/text/tokenizer_normalizer.cc engine/text/tokenizer_regex.cc
-// Sources: engine/text/tokenizer_regex_syntax.cc engine/text/unicode_normalize.cc engine/text/unicode_tables.cc
-// Sources: engine/text/unicode_text.cc kernels/check.cc
+// Sources: engine/text/tokenizer_regex_syntax.cc engine/text/unicode_normalize.cc engine/text/unicode/unicode_tables.cc
+// Sources: engine/text/unicode/unicode_text.cc kernels/check.cc
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
 
-#include "engine/text/unicode_text.h"
+#include "engine/text/unicode/unicode_text.h"
 #include "kernels/check.h"
 #include "server/http/anthropic.h"
 #include "server/http/http_error.h"

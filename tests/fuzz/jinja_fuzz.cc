@@ -8,8 +8,8 @@
 // Sources: engine/text/jinja/marked_text.cc engine/text/jinja/methods.cc engine/text/jinja/operators.cc
 // Sources: engine/text/jinja/parser.cc engine/text/jinja/resolver.cc engine/text/jinja/strings.cc
 // Sources: engine/text/jinja/template.cc engine/text/jinja/unicode.cc engine/text/jinja/value.cc
-// Sources: engine/base/json_file.cc engine/text/tokenizer_json.cc engine/text/unicode_tables.cc
-// Sources: engine/text/unicode_text.cc kernels/check.cc
+// Sources: engine/base/json_file.cc engine/text/tokenizer_json.cc engine/text/unicode/unicode_tables.cc
+// Sources: engine/text/unicode/unicode_text.cc kernels/check.cc
 #include <cstddef>
 #include <cstdint>
 #include <nlohmann/json.hpp>
@@ -17,7 +17,7 @@
 #include <string_view>
 
 #include "engine/text/chat_template.h"
-#include "engine/text/unicode_text.h"
+#include "engine/text/unicode/unicode_text.h"
 #include "kernels/check.h"
 
 using winnow::engine::ChatRequest;

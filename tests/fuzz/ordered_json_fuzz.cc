@@ -1,8 +1,8 @@
 // Any bytes as a request's body, and as a schema. Of a body that is a JSON object each member is found by its name and
 // parses to what the whole has there; a schema is good or refused.
 //
-// Sources: server/ordered_json.cc engine/grammar/grammar_check.cc engine/text/unicode_text.cc kernels/check.cc
-// Sources: engine/text/unicode_tables.cc
+// Sources: server/ordered_json.cc engine/grammar/grammar_check.cc engine/text/unicode/unicode_text.cc kernels/check.cc
+// Sources: engine/text/unicode/unicode_tables.cc
 #include <cstddef>
 #include <cstdint>
 #include <string>

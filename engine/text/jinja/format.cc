@@ -9,7 +9,7 @@
 #include "engine/base/concat.h"
 #include "engine/text/jinja/arguments.h"
 #include "engine/text/jinja/strings.h"
-#include "engine/text/unicode_text.h"
+#include "engine/text/unicode/unicode_text.h"
 
 namespace winnow::engine::jinja {
 namespace {

@@ -9,7 +9,7 @@
 #include "engine/text/jinja/format.h"
 #include "engine/text/jinja/interpreter.h"
 #include "engine/text/jinja/unicode.h"
-#include "engine/text/unicode_text.h"
+#include "engine/text/unicode/unicode_text.h"
 
 namespace winnow::engine::jinja {
 

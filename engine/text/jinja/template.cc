@@ -6,7 +6,7 @@
 #include "engine/base/status_macros.h"
 #include "engine/text/jinja/parser.h"
 #include "engine/text/jinja/resolver.h"
-#include "engine/text/unicode_text.h"
+#include "engine/text/unicode/unicode_text.h"
 
 namespace winnow::engine::jinja {
 

@@ -7,7 +7,7 @@
 
 #include "engine/model_text.h"
 #include "engine/text/tokenizer_normalizer.h"
-#include "engine/text/unicode_text.h"
+#include "engine/text/unicode/unicode_text.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/unit/engine/gguf_files.h"

@@ -12,7 +12,7 @@
 
 #include "engine/text/tokenizer.h"
 #include "engine/text/tokenizer_normalizer.h"
-#include "engine/text/unicode_text.h"
+#include "engine/text/unicode/unicode_text.h"
 #include "gtest/gtest.h"
 
 namespace winnow::engine {

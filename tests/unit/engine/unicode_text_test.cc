@@ -1,4 +1,4 @@
-#include "engine/text/unicode_text.h"
+#include "engine/text/unicode/unicode_text.h"
 
 #include "tests/unit/engine/tokenizer_testing.h"
 

@@ -1,10 +1,10 @@
-#include "engine/text/unicode_text.h"
+#include "engine/text/unicode/unicode_text.h"
 
 #include <utf8proc.h>
 
 #include <algorithm>
 
-#include "engine/text/unicode_tables.h"
+#include "engine/text/unicode/unicode_tables.h"
 
 namespace winnow::engine {
 namespace {

@@ -1,7 +1,7 @@
 // Where the reference's Unicode data and the libraries' differ; see the header.
 // Written by tests/differential/make_unicode_tables.py: tokenizers 0.23.3, utf8proc 2.8.0.
 // Do not edit.
-#include "engine/text/unicode_tables.h"
+#include "engine/text/unicode/unicode_tables.h"
 
 namespace winnow::engine {
 namespace {

@@ -1,0 +1,145 @@
+// What winnow computes keeps its bits until kernels/arithmetic_version.h says otherwise: stored KV outlives the program
+// that computed it. tests/golden/arithmetic.json has digests by instruction set. Where they differ and the change is
+// meant, raise kArithmeticVersion and put the digests that this prints into that file.
+#include <cstdint>
+#include <fstream>
+#include <memory>
+#include <numeric>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/base/counter_random.h"
+#include "engine/decoder.h"
+#include "engine/kv/block_name.h"
+#include "engine/model/synthetic_weights.h"
+#include "engine/retrieval/lsh.h"
+#include "fmt/format.h"
+#include "fmt/ranges.h"
+#include "gtest/gtest.h"
+#include "kernels/arithmetic_version.h"
+#include "nlohmann/json.hpp"
+#include "tests/unit/engine/sequence_runner.h"
+
+namespace winnow::engine {
+namespace {
+
+using kernels::DType;
+using nlohmann::json;
+
+std::string DigestOf(std::span<const std::byte> bytes) {
+  return fmt::format(
+      "{:02x}", fmt::join(Sha256({reinterpret_cast<const char*>(bytes.data()), bytes.size()}), ""));
+}
+
+ModelConfig Shape(int32_t head_dim, DType dtype) {
+  ModelConfig config;
+  config.hidden_size = 128;
+  config.intermediate_size = 192;
+  config.num_layers = 4;
+  config.num_heads = 4;
+  config.num_kv_heads = 2;
+  config.head_dim = head_dim;
+  config.vocab_size = 211;
+  config.max_position_embeddings = 512;
+  config.rms_norm_eps = 1e-5f;
+  config.rope_theta = 10000;
+  config.dtype = dtype;
+  return config;
+}
+
+struct GoldenCase {
+  std::string_view name;
+  int32_t head_dim = 64;
+  bool biases_and_norms = false;
+  DType compute = DType::kBF16;
+  WeightStorage weights = WeightStorage::kWide;
+  std::string_view policy = "dense";
+};
+
+constexpr GoldenCase kCases[] = {
+    {.name = "bf16 d 64"},
+    {.name = "bf16 d 128, biases, norms of heads", .head_dim = 128, .biases_and_norms = true},
+    {.name = "f32 d 80", .head_dim = 80, .compute = DType::kF32},
+    {.name = "int8 weights", .weights = WeightStorage::kInt8},
+    {.name = "int4 weights", .weights = WeightStorage::kInt4},
+    {.name = "bf16 quest", .policy = "quest:k=48,window=16,sink=4,dense_layers=1"},
+    {.name = "bf16 lsh", .policy = "lsh:k=40,window=16,sink=4,dense_layers=1"},
+    {.name = "f32 lsh, nucleus",
+     .compute = DType::kF32,
+     .policy = "lsh:k=64,p=0.9,window=16,sink=4,dense_layers=1"},
+};
+
+// The logits of every token of a prompt, in chunks, and of some tokens decoded one by one after it. Every row of KV
+// below the last layer's is in them.
+std::vector<float> Logits(kernels::Backend& backend, const GoldenCase& golden) {
+  constexpr int32_t kTokens = 200, kPrompt = 192, kChunk = 96;
+  ModelConfig config = Shape(golden.head_dim, golden.compute);
+  config.qkv_bias = config.qk_norm = golden.biases_and_norms;
+  const auto weights = MakeSyntheticWeights(config, 20);
+  DecoderOptions options;
+  options.compute = golden.compute;
+  options.weights = golden.weights;
+  options.kv_dtype = golden.compute;
+  options.block_tokens = 64;
+  options.kv_bytes = 8 << 20;
+  options.max_batch_tokens = options.max_batch_logits = kChunk;
+  const auto policy = ParseAttentionPolicy(golden.policy);
+  EXPECT_TRUE(policy.ok()) << policy.status();
+  options.retrieval = OptionsFor(std::span(&*policy, 1), nullptr);
+  const auto decoder = Decoder::Create(config, weights->weights, backend, options);
+  EXPECT_TRUE(decoder.ok()) << decoder.status();
+  const auto state = (*decoder)->NewRetrievalState(*policy);
+  EXPECT_TRUE(state.ok()) << state.status();
+
+  std::vector<int32_t> tokens(kTokens), blocks((*decoder)->num_blocks());
+  for (int32_t i = 0; i < kTokens; ++i) {
+    tokens[i] = static_cast<int32_t>(CounterRandom(5, i) * config.vocab_size);
+  }
+  std::iota(blocks.begin(), blocks.end(), 0);
+  const std::span all(tokens);
+  std::vector<float> logits =
+      testing::Run(**decoder, all.first(kPrompt), 0, blocks, kPrompt, kChunk, state->get());
+  for (int32_t at = kPrompt; at < kTokens; ++at) {
+    const auto row = testing::Run(**decoder, all.subspan(at, 1), at, blocks, 1, 1, state->get());
+    logits.insert(logits.end(), row.begin(), row.end());
+  }
+  return logits;
+}
+
+class ArithmeticGolden : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(ArithmeticGolden, BitsAreThoseOfTheVersion) {
+  const auto backend = kernels::MakeCpuBackend(GetParam(), 2);
+  json found;
+  for (const GoldenCase& golden : kCases) {
+    const std::vector<float> logits = Logits(*backend, golden);
+    found[std::string(golden.name)] = DigestOf(std::as_bytes(std::span(logits)));
+  }
+  std::ifstream file(std::string(WINNOW_SOURCE_DIR) + "/tests/golden/arithmetic.json");
+  const json goldens = json::parse(file);
+  EXPECT_EQ(goldens.at("version"), kernels::kArithmeticVersion);
+  const std::string arithmetic = backend->arithmetic();
+  if (!goldens.at("logits").contains(arithmetic)) {
+    GTEST_SKIP() << "no digests of \"" << arithmetic << "\"; here: " << found.dump(2);
+  }
+  EXPECT_EQ(found, goldens.at("logits").at(arithmetic)) << found.dump(2);
+}
+
+INSTANTIATE_TEST_SUITE_P(Isa, ArithmeticGolden, ::testing::ValuesIn(testing::Isas()),
+                         [](const auto& info) { return info.param; });
+
+// Functions that codes are made with; those of artifacts and fits are named by their content.
+TEST(ArithmeticVersion, HashFunctionsAreThoseOfTheVersion) {
+  json found;
+  for (const int32_t head_dim : {64, 80, 128}) {
+    const LshEncoder encoder(3, 2, head_dim, 128);
+    found[std::to_string(head_dim)] = DigestOf(std::as_bytes(encoder.weights().stages[0].weight));
+  }
+  std::ifstream file(std::string(WINNOW_SOURCE_DIR) + "/tests/golden/arithmetic.json");
+  EXPECT_EQ(found, json::parse(file).at("lsh")) << found.dump(2);
+}
+
+}  // namespace
+}  // namespace winnow::engine
