@@ -21,6 +21,8 @@ packages=(
   libdnnl-dev
   # tests and the demo's document generator
   libgtest-dev libgmock-dev python3 python3-grpcio python3-protobuf python3-yaml
+  # reports of load tests, and the pictures of the documentation
+  python3-matplotlib
   # fetching the real model from PyPI
   python3-venv
   "$@"
