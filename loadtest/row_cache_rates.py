@@ -28,7 +28,7 @@ def metrics_of(port):
 
 def run(flags, prompt, policy, tokens):
     """Metrics' growth over the steps, and usage."""
-    with tempfile.TemporaryDirectory() as work, own_server("--device", "cuda", *flags) as (address, metrics_port):
+    with tempfile.TemporaryDirectory() as work, own_server("--device", "cuda", *flags) as (address, metrics_port, _):
         before = metrics_of(metrics_port)
         text = pathlib.Path(work, "chat.json")
         text.write_text(json.dumps([{"role": "user", "content": prompt}]))

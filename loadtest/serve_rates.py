@@ -33,7 +33,7 @@ def main():
     args = parser.parse_args()
     options = args.option or ["--temperature 0", "--temperature 0.8 --top-p 0.95"]
     numbers = random.Random(1)
-    with own_server("--model", args.model, *args.flags) as (address, _):
+    with own_server("--model", args.model, *args.flags) as (address, *_):
 
         def ask(option, seed, directory):
             prompt = ",".join(str(numbers.randrange(1000)) for _ in range(args.prompt))

@@ -125,7 +125,7 @@ def peers_table():
         shown = []
         for column in columns:
             key = next((key for key in row if key.startswith(column)), None)
-            value = "" if key is None else f"{row[key]:,}"
+            value = "" if key is None else f"{row[key]:,}" if row[key] >= 1000 else f"{row[key]:#.3g}"
             shown.append(f"**{value}**" if key is not None and row[key] == best(v for k, v in row.items() if k not in ("context", "batch", "tokens")) else value)
         return " | ".join(shown)
 
