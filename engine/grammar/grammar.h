@@ -47,6 +47,8 @@ class GrammarState {
   virtual std::span<const uint32_t> AllowedTokens() = 0;
   // False: it may not come next, and nothing has changed.
   virtual bool Accept(int32_t token) = 0;
+  // A state of its own that is where this one is.
+  virtual std::unique_ptr<GrammarState> Clone() const = 0;
 };
 
 class Grammar {

@@ -54,8 +54,8 @@ std::string Shown(std::string_view message) {
 
 class XgrammarState final : public GrammarState {
  public:
-  XgrammarState(xgrammar::CompiledGrammar compiled, int32_t vocab)
-      : matcher_(compiled), words_(kernels::AllowedWords(vocab)) {}
+  XgrammarState(xgrammar::GrammarMatcher matcher, int32_t vocab)
+      : matcher_(std::move(matcher)), words_(kernels::AllowedWords(vocab)), vocab_(vocab) {}
 
   std::span<const uint32_t> AllowedTokens() override {
     WINNOW_CHECK(!matcher_.IsTerminated());
@@ -68,9 +68,15 @@ class XgrammarState final : public GrammarState {
 
   bool Accept(int32_t token) override { return matcher_.AcceptToken(token); }
 
+  // Not by the matcher's rollback, which forgets the budgets of a structural tag that were about to be enforced.
+  std::unique_ptr<GrammarState> Clone() const override {
+    return std::make_unique<XgrammarState>(matcher_.Fork(), vocab_);
+  }
+
  private:
   xgrammar::GrammarMatcher matcher_;
   std::vector<uint32_t> words_;
+  const int32_t vocab_;
 };
 
 class XgrammarGrammar final : public Grammar {
@@ -78,7 +84,7 @@ class XgrammarGrammar final : public Grammar {
   XgrammarGrammar(xgrammar::CompiledGrammar compiled, int32_t vocab)
       : compiled_(std::move(compiled)), vocab_(vocab) {}
   std::unique_ptr<GrammarState> NewState() const override {
-    return std::make_unique<XgrammarState>(compiled_, vocab_);
+    return std::make_unique<XgrammarState>(xgrammar::GrammarMatcher(compiled_), vocab_);
   }
   size_t size_bytes() const override { return compiled_.MemorySizeBytes(); }
 

@@ -6,6 +6,13 @@
 
 namespace winnow::engine {
 
+KvReads& KvReads::operator+=(const KvReads& other) {
+  fast += other.fast;
+  host += other.host;
+  disk += other.disk;
+  return *this;
+}
+
 DraftCounts& DraftCounts::operator+=(const DraftCounts& other) {
   drafted += other.drafted;
   verified += other.verified;
@@ -15,6 +22,8 @@ DraftCounts& DraftCounts::operator+=(const DraftCounts& other) {
     verified_at[i] += other.verified_at[i];
     accepted_at[i] += other.accepted_at[i];
   }
+  draft_reads += other.draft_reads;
+  verify_reads += other.verify_reads;
   return *this;
 }
 
@@ -46,6 +55,8 @@ void Draft::Cut(int32_t drafted) {
 void Draft::Drop() {
   tokens_.clear();
   histories_.clear();
+  grammar_.reset();
+  allowed_.clear();
   verifies_ = false;
 }
 
@@ -66,7 +77,13 @@ void Draft::AppendSampleRows(const Request& request, const TokenHistory& history
                              int32_t rows, std::vector<kernels::SampleRow>* into) {
   const int32_t first = computed_tokens() - position_;
   for (int32_t drafted = first; drafted < first + rows; ++drafted) {
-    into->push_back(MakeSampleRow(request, HistoryAfter(history, drafted), answered + drafted));
+    std::span<const uint32_t> allowed;
+    if (grammar_ != nullptr) {
+      WINNOW_CHECK(drafted < num_allowed());
+      allowed = allowed_[drafted];
+    }
+    into->push_back(
+        MakeSampleRow(request, HistoryAfter(history, drafted), answered + drafted, allowed));
     // Nobody is told of a draft's probabilities.
     if (!verifies_) into->back().top_logprobs = -1;
   }

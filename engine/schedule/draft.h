@@ -14,9 +14,11 @@
 
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <span>
 #include <vector>
 
+#include "engine/grammar/grammar.h"
 #include "engine/model.h"
 #include "engine/schedule/draft_length.h"
 #include "engine/schedule/request.h"
@@ -40,6 +42,17 @@ class Draft {
   void Cut(int32_t drafted);
   void Drop();
 
+  // Under a grammar a draft follows it with a state of its own, which has taken the drafted tokens; the answer's state
+  // sees accepted ones only. What it allows after 0, 1, ... drafted tokens is kept for the verification's rows.
+  // REQUIRES: nothing is drafted yet, or nothing of it was followed.
+  void SetGrammar(std::unique_ptr<GrammarState> state) { grammar_ = std::move(state); }
+  GrammarState* grammar() const { return grammar_.get(); }  // null: the answer may be anything
+  int32_t num_allowed() const { return static_cast<int32_t>(allowed_.size()); }
+  // Empty: all tokens.
+  void AddAllowed(std::span<const uint32_t> words) {
+    allowed_.emplace_back(words.begin(), words.end());
+  }
+
   bool active() const { return !tokens_.empty(); }
   bool verifies() const { return verifies_; }
   DraftSource source() const { return source_; }
@@ -57,7 +70,7 @@ class Draft {
   // How the rows of that chunk become tokens: those that follow `answered` tokens of the answer and the
   // drafted ones before them, with the random number, the penalties and the masks of that place. Equal
   // draws therefore mean that nobody can tell a drafted token from one that was decoded alone. Views
-  // into the draft and the arguments.
+  // into the draft and the arguments. REQUIRES: with a grammar, AddAllowed was called for every row.
   void AppendSampleRows(const Request& request, const TokenHistory& history, int32_t answered,
                         int32_t rows, std::vector<kernels::SampleRow>* into);
   // Of what the verification drew for its rows: how many are the answer's next tokens. Every row whose
@@ -76,6 +89,8 @@ class Draft {
   DraftSource source_ = DraftSource::kPolicy;
   // After 1, 2, ... drafted tokens; only of requests with penalties. Grows as it is asked for.
   std::vector<TokenHistory> histories_;
+  std::unique_ptr<GrammarState> grammar_;
+  std::vector<std::vector<uint32_t>> allowed_;
 };
 
 // The most tokens that may be drafted, by what a step and the request have room for.

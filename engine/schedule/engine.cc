@@ -443,12 +443,13 @@ void Engine::PlanSampling() {
     if (rows == 0) continue;
     Sequence& sequence = *batch_sequences_[i];
     if (sequence.draft.active()) {
+      AllowNextDrafted(sequence);
       sequence.draft.AppendSampleRows(sequence.request, sequence.history,
                                       sequence.answer.num_tokens(), rows, &sample_rows_);
       continue;
     }
     std::span<const uint32_t> allowed;
-    if (sequence.grammar != nullptr) allowed = AllowedTokens(sequence);
+    if (sequence.grammar != nullptr) allowed = AllowedTokens(sequence, *sequence.grammar);
     sample_rows_.push_back(
         MakeSampleRow(sequence.request, sequence.history, sequence.answer.num_tokens(), allowed));
   }
@@ -456,9 +457,9 @@ void Engine::PlanSampling() {
 
 // How many rules a grammar is in at once is a matter of the text so far, and everybody waits for its answer: one that
 // takes its time does so once.
-std::span<const uint32_t> Engine::AllowedTokens(Sequence& sequence) {
+std::span<const uint32_t> Engine::AllowedTokens(Sequence& sequence, GrammarState& state) {
   const TimePoint begun = clock_.Now();
-  const std::span<const uint32_t> allowed = sequence.grammar->AllowedTokens();
+  const std::span<const uint32_t> allowed = state.AllowedTokens();
   if (const Duration taken = clock_.Now() - begun; taken > kGrammarStepMax) {
     sequence.grammar_fault =
         absl::StrCat("the grammar took ", absl::FormatDuration(absl::FromChrono(taken)),
@@ -546,6 +547,8 @@ void Engine::CountTiers(Sequence& sequence, int32_t chunk) {
   sequence.usage.kv_read_bytes_disk += bytes.disk;
   stats_.kv_read_bytes_host += bytes.host;
   stats_.kv_read_bytes_disk += bytes.disk;
+  CountDraftReads(sequence, static_cast<int32_t>(batch_.chunks[chunk].tokens.size()),
+                  {.host = bytes.host, .disk = bytes.disk});
 }
 
 void Engine::CountDenseDecode(Sequence& sequence) {

@@ -140,7 +140,8 @@ class Engine {
   PlanInput View(TimePoint now);
   void Apply(const StepPlan& plan, TimePoint now);  // sequences change phase; batch_ is filled
   void PlanSampling();                              // how the batch's rows become tokens
-  std::span<const uint32_t> AllowedTokens(Sequence& sequence);
+  // What may come next after `state`, which is the sequence's or its draft's.
+  std::span<const uint32_t> AllowedTokens(Sequence& sequence, GrammarState& state);
   void Advance(TimePoint now);  // sequences by what was computed and sampled
   void Fail(const absl::Status& status);
   void Emit();
@@ -153,7 +154,10 @@ class Engine {
   void AdvanceDraft(Sequence& sequence, std::span<const kernels::SampledToken> drawn,
                     TimePoint now);
   void DropDraft(Sequence& sequence);
+  void CutToGrammar(Sequence& sequence);
+  void AllowNextDrafted(Sequence& sequence);
   void CountDrafted(Sequence& sequence, int32_t tokens);
+  void CountDraftReads(Sequence& sequence, int32_t rows, const KvReads& reads);
   void SortSequences();
   void Preempt(Sequence& sequence);
   void EndStarved(bool progress, TimePoint now);

@@ -25,6 +25,11 @@ bool MayLookUp(Sequence& sequence, bool policy_drafts) {
   return false;
 }
 
+bool IsStopToken(const Request& request, int32_t token) {
+  const std::vector<int32_t>& stops = request.stopping.stop_token_ids;
+  return std::find(stops.begin(), stops.end(), token) != stops.end();
+}
+
 }  // namespace
 
 // Before a plan is made: who has one token to go drafts, and who drafts may have to stop.
@@ -55,12 +60,8 @@ void Engine::PlanDrafts(int32_t free_blocks) {
 
 void Engine::BeginDraft(Sequence& sequence, int32_t verifying) {
   const int32_t known = sequence.num_known_tokens();
-  // The first token comes out of the prompt's last chunk. A grammar's masks depend on the tokens before
-  // them, and its state cannot go back: such an answer is decoded densely, token by token.
-  if (sequence.answer.num_tokens() == 0 || sequence.cache.num_tokens() != known - 1 ||
-      sequence.grammar != nullptr) {
-    return;
-  }
+  // The first token comes out of the prompt's last chunk.
+  if (sequence.answer.num_tokens() == 0 || sequence.cache.num_tokens() != known - 1) return;
   const AttentionPolicy& policy = sequence.request.policy;
   const bool is_auto = policy.verify == AttentionPolicy::kVerifyAuto;
   const int32_t most =
@@ -81,19 +82,55 @@ void Engine::BeginDraft(Sequence& sequence, int32_t verifying) {
         sequence.lookup.Propose(sequence.tokens, wanted(DraftSource::kLookup));
     if (!found.empty()) {
       sequence.draft.BeginLookedUp(known - 1, sequence.tokens.back(), found);
-      CountDrafted(sequence, static_cast<int32_t>(found.size()));
-      return;
+      CutToGrammar(sequence);
+      if (const int32_t drafted = sequence.draft.num_drafted(); drafted > 0) {
+        CountDrafted(sequence, drafted);
+        return;
+      }
+      sequence.draft.Drop();
     }
   }
   if (!retrieves) return;
   if (const int32_t length = wanted(DraftSource::kPolicy); length > 0) {
     sequence.draft.Begin(known - 1, sequence.tokens.back(), length);
+    if (sequence.grammar != nullptr) sequence.draft.SetGrammar(sequence.grammar->Clone());
   }
+}
+
+// Of a draft that was looked up: it ends before the first token that the grammar does not allow there, which no
+// verification could accept, and after a stop token.
+void Engine::CutToGrammar(Sequence& sequence) {
+  if (sequence.grammar == nullptr) return;
+  Draft& draft = sequence.draft;
+  draft.SetGrammar(sequence.grammar->Clone());
+  for (int32_t i = 0; i < draft.num_drafted(); ++i) {
+    draft.AddAllowed(AllowedTokens(sequence, *draft.grammar()));
+    const int32_t token = draft.tokens()[i + 1];
+    if (IsStopToken(sequence.request, token)) return draft.Cut(i + 1);
+    if (!draft.grammar()->Accept(token)) return draft.Cut(i);
+  }
+}
+
+// After a stop token nothing is allowed or not: what is drawn there is no answer's, and the grammar has ended.
+void Engine::AllowNextDrafted(Sequence& sequence) {
+  Draft& draft = sequence.draft;
+  if (draft.grammar() == nullptr || draft.num_allowed() > draft.num_drafted()) return;
+  const bool ended =
+      draft.num_drafted() > 0 && IsStopToken(sequence.request, draft.tokens().back());
+  draft.AddAllowed(ended ? std::span<const uint32_t>() : AllowedTokens(sequence, *draft.grammar()));
 }
 
 void Engine::CountDrafted(Sequence& sequence, int32_t tokens) {
   sequence.usage.drafts.drafted += tokens;
   stats_.drafts.drafted += tokens;
+}
+
+// `rows`: of the sequence's chunk. A draft that was cut to nothing has one to verify, which is plain decoding.
+void Engine::CountDraftReads(Sequence& sequence, int32_t rows, const KvReads& reads) {
+  if (!sequence.draft.active() || (sequence.draft.verifies() && rows == 1)) return;
+  for (DraftCounts* counts : {&sequence.usage.drafts, &stats_.drafts}) {
+    (sequence.draft.verifies() ? counts->verify_reads : counts->draft_reads) += reads;
+  }
 }
 
 // By what was drawn for the draft's chunk.
@@ -103,8 +140,10 @@ void Engine::AdvanceDraft(Sequence& sequence, std::span<const kernels::SampledTo
   RetrievalCounts counts;
   if (sequence.retrieval != nullptr) counts = sequence.retrieval->TakeCounts();
   counts.rows_dense = 0;  // without a draft nobody would have read for it
+  const auto rows = static_cast<int32_t>(drawn.size());
   if (!draft.verifies()) {
     Count(sequence, counts);
+    CountDraftReads(sequence, rows, {.fast = counts.rows_read * model_.kv_row_bytes()});
     const kernels::SampledToken& next = drawn.front();
     if (next.status != kernels::SampleStatus::kOk) {
       draft.EndDrafting();  // the verification finds out whether it is the model's fault
@@ -113,14 +152,19 @@ void Engine::AdvanceDraft(Sequence& sequence, std::span<const kernels::SampledTo
     draft.Add(next.token);
     CountDrafted(sequence, 1);
     if (decode_seconds_.has_value()) sequence.draft_length.OnDraftStep(*decode_seconds_);
-    const std::vector<int32_t>& stops = sequence.request.stopping.stop_token_ids;
-    if (std::find(stops.begin(), stops.end(), next.token) != stops.end()) draft.EndDrafting();
+    if (IsStopToken(sequence.request, next.token)) {
+      draft.EndDrafting();
+    } else if (draft.grammar() != nullptr && !draft.grammar()->Accept(next.token)) {
+      // Its own mask allowed the token: without it the verification says what is wrong.
+      draft.Cut(draft.num_drafted() - 1);
+      draft.EndDrafting();
+    }
     return;
   }
-  const auto rows = static_cast<int32_t>(drawn.size());
   const auto row_rows = static_cast<uint64_t>(model_.kv_rows_per_token());
   // One pass reads what its last row sees, once for all rows.
   counts.rows_read += static_cast<uint64_t>(draft.position() + rows) * row_rows;
+  CountDraftReads(sequence, rows, {.fast = counts.rows_read * model_.kv_row_bytes()});
   const int32_t accepted = draft.NumAccepted(drawn);
   int32_t taken = 0;
   while (taken < accepted && !sequence.ended) {

@@ -85,6 +85,12 @@ struct OutputToken {
   std::vector<TokenLogprob> top;  // most likely first
 };
 
+// KV bytes that were read: by attention, and brought from slower tiers for it.
+struct KvReads {
+  uint64_t fast = 0, host = 0, disk = 0;
+  KvReads& operator+=(const KvReads& other);
+};
+
 // Counts of drafts and their worth. A verification brings a token more than it accepts of its draft.
 struct DraftCounts {
   uint64_t drafted = 0;   // tokens, verified or not
@@ -93,6 +99,8 @@ struct DraftCounts {
   uint64_t verifications = 0;
   // By position in the draft: of drafts that were verified so far, and of them accepted.
   std::array<uint64_t, AttentionPolicy::kVerifyMax> verified_at = {}, accepted_at = {};
+  // Both are also among all reads. What is left of those is of tokens that were decoded without a draft.
+  KvReads draft_reads, verify_reads;
   DraftCounts& operator+=(const DraftCounts& other);
 };
 

@@ -100,6 +100,9 @@ class FakeGrammar final : public Grammar {
       return words_;
     }
     bool Accept(int32_t) override { return true; }
+    std::unique_ptr<GrammarState> Clone() const override {
+      return std::make_unique<State>(allowed_);
+    }
 
    private:
     const std::function<uint32_t()> allowed_;
@@ -144,6 +147,40 @@ TEST(GrammarFaultTest, EndsItsOwnRequestAndNobodyElses) {
 #ifdef WINNOW_HAS_XGRAMMAR
 
 class GrammarOfXgrammarTest : public testing::Test {};
+
+// A clone goes its own way from where it was made, to the end and beyond what the other takes.
+TEST_F(GrammarOfXgrammarTest, ClonesGoOnAlone) {
+  const auto grammar = Compiled(GrammarKind::kJsonSchema,
+                                R"({"type": "object", "properties": {"a": {"type": "integer"}, "b":
+                                {"type": "array", "items": {"enum": ["x", "yes"]}}}, "required": ["a", "b"]})");
+  ASSERT_NE(grammar, nullptr);
+  const auto ids = *TestTokenizer().Encode(R"({"a": 12, "b": ["yes", "x"]})", false, false);
+  const auto allowed = [](GrammarState& state) {
+    const std::span<const uint32_t> words = state.AllowedTokens();
+    return std::vector<uint32_t>(words.begin(), words.end());
+  };
+  const std::unique_ptr<GrammarState> state = grammar->NewState();
+  std::vector<std::vector<uint32_t>> masks;
+  for (const int32_t id : ids) {
+    masks.push_back(allowed(*state));
+    ASSERT_TRUE(state->Accept(id));
+  }
+  for (size_t from = 0; from < ids.size(); ++from) {
+    const std::unique_ptr<GrammarState> answer = grammar->NewState();
+    for (size_t i = 0; i < from; ++i) ASSERT_TRUE(answer->Accept(ids[i]));
+    {
+      const std::unique_ptr<GrammarState> draft = answer->Clone();
+      for (size_t i = from; i < ids.size(); ++i) {
+        EXPECT_EQ(allowed(*draft), masks[i]) << from << " " << i;
+        ASSERT_TRUE(draft->Accept(ids[i]));
+      }
+      EXPECT_TRUE(draft->Accept(kEndToken));
+      EXPECT_EQ(allowed(*answer), masks[from]) << from;
+    }
+    EXPECT_EQ(allowed(*answer), masks[from]) << from;
+    ASSERT_TRUE(answer->Accept(ids[from]));
+  }
+}
 
 TEST_F(GrammarOfXgrammarTest, TakesWhatItShouldAndNothingElse) {
   const auto schema = Compiled(GrammarKind::kJsonSchema, R"({"type": "object", "properties":

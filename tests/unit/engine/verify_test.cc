@@ -9,8 +9,10 @@
 #include <string>
 #include <vector>
 
+#include "engine/grammar/grammar.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/sample.h"
 #include "tests/unit/engine/kv_tiers_testing.h"
 
 namespace winnow::engine {
@@ -23,6 +25,48 @@ using kv_tiers::kFewer;
 using kv_tiers::KvTiersTest;
 using kv_tiers::Load;
 using ::testing::HasSubstr;
+
+// Which quarter of the vocabulary may come next depends on every token so far, so that a state that took one token more or
+// less, or in another order, allows others. An end token may come now and then.
+class HashGrammar final : public Grammar {
+ public:
+  static constexpr int32_t kEndToken = 1;
+  explicit HashGrammar(int32_t vocab) : vocab_(vocab) {}
+  std::unique_ptr<GrammarState> NewState() const override {
+    return std::make_unique<State>(vocab_, 7);
+  }
+  size_t size_bytes() const override { return 1; }
+
+ private:
+  static uint64_t Mix(uint64_t x) {
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+  }
+  class State final : public GrammarState {
+   public:
+    State(int32_t vocab, uint64_t hash) : words_(kernels::AllowedWords(vocab)), hash_(hash) {}
+    std::span<const uint32_t> AllowedTokens() override {
+      for (size_t i = 0; i < words_.size(); ++i) {
+        words_[i] = static_cast<uint32_t>(Mix(hash_ + i)) & static_cast<uint32_t>(Mix(hash_ - i));
+      }
+      words_[0] &= ~(1u << kEndToken);
+      words_[0] |= static_cast<uint32_t>(hash_ % 8 == 0) << kEndToken;
+      return words_;
+    }
+    bool Accept(int32_t token) override {
+      if (!kernels::IsAllowed(AllowedTokens(), token)) return false;
+      hash_ = Mix(hash_ * 31 + static_cast<uint64_t>(token) + 1);
+      return true;
+    }
+    std::unique_ptr<GrammarState> Clone() const override { return std::make_unique<State>(*this); }
+
+   private:
+    std::vector<uint32_t> words_;
+    uint64_t hash_;
+  };
+  const int32_t vocab_;
+};
 
 class VerifyTest : public KvTiersTest {
  protected:
@@ -62,6 +106,11 @@ class VerifyTest : public KvTiersTest {
         request.stopping.min_tokens = std::min(3, request.stopping.max_tokens);
       }
       if (random_() % 3 == 0) request.stopping.stop_strings = {"e", "7 "};
+      if (random_() % 3 == 0) {
+        request.grammar = std::make_shared<HashGrammar>(config_.vocab_size);
+        request.stopping.min_tokens = 0;
+        request.stopping.stop_token_ids.push_back(HashGrammar::kEndToken);
+      }
       requests_.push_back(std::move(request));
     }
   }
@@ -106,7 +155,22 @@ class VerifyTest : public KvTiersTest {
         }
       }
       EXPECT_EQ(reply.last.usage.kv_dense_bytes, dense.last.usage.kv_dense_bytes);
+      ExpectReads(reply.last.usage);
       drafts_ += reply.last.usage.drafts;
+      if (requests_[i].grammar != nullptr) grammar_drafts_ += reply.last.usage.drafts;
+    }
+  }
+
+  // Drafts and verifications have their share of every tier's reads, and nothing is read for none.
+  static void ExpectReads(const Usage& usage) {
+    const KvReads& drafts = usage.drafts.draft_reads;
+    const KvReads& verifications = usage.drafts.verify_reads;
+    EXPECT_LE(drafts.fast + verifications.fast, usage.kv_read_bytes_fast);
+    EXPECT_LE(drafts.host + verifications.host, usage.kv_read_bytes_host);
+    EXPECT_LE(drafts.disk + verifications.disk, usage.kv_read_bytes_disk);
+    EXPECT_EQ(verifications.fast > 0, usage.drafts.verifications > 0);
+    if (usage.drafts.drafted == 0) {
+      EXPECT_EQ(drafts.fast, 0u);
     }
   }
 
@@ -115,10 +179,11 @@ class VerifyTest : public KvTiersTest {
     EXPECT_GT(drafts_.accepted, 60u / kFewer);
     EXPECT_GT(drafts_.verified, drafts_.accepted + 60u / kFewer);
     EXPECT_GT(drafts_.verifications, 60u / kFewer);
+    EXPECT_GT(grammar_drafts_.verified, 0u);
   }
 
   std::vector<Reply> dense_;
-  DraftCounts drafts_;
+  DraftCounts drafts_, grammar_drafts_;
 };
 
 TEST_F(VerifyTest, AnswersAreThoseOfDenseAttention) {
@@ -214,6 +279,49 @@ TEST_F(VerifyTest, NothingOfADraftIsLeftInAnIndex) {
     };
     const std::vector<float> alone = run(/*drafts=*/false, 0);
     EXPECT_EQ(run(/*drafts=*/true, kContext / kBlockTokens), alone);
+  }
+}
+
+// One request whose drafts all have their full length: every byte is of a draft, of its verification, or of a token that
+// was decoded densely, and each can be counted by hand.
+TEST_F(VerifyTest, ReadsOfDraftsAndVerificationsAddUp) {
+  for (const bool tiered : {false, true}) {
+    SCOPED_TRACE(tiered ? "host" : "memory");
+    ModelOptions options = WithRowsToVerify(tiered ? Tiered() : kv_tiers::Options());
+    if (tiered) {
+      options.tiers.host_bytes = 64 << 20;
+    } else {
+      options.kv_dtype = "bf16";
+      options.kv_bytes = FrameBytes(config_) * config_.num_layers * 8 * (kContext / kBlockTokens);
+    }
+    const auto model = Load(options);
+    const uint64_t token_bytes =
+        model->decoder->kv_rows_per_token() * static_cast<uint64_t>(model->decoder->kv_row_bytes());
+    constexpr int32_t kPrompt = 300, kTokens = 41;
+    Request request = MakeRequest(1, requests_[0].prompt, kTokens);
+    request.prompt.resize(kPrompt, 7);
+    request.policy =
+        *ParseAttentionPolicy("window:sink=2,window=20,dense_layers=0,from=0,verify=3");
+    requests_ = {request};
+    const std::vector<Reply> replies = Answers(*model);
+    const Usage& usage = replies[0].last.usage;
+    const DraftCounts& drafts = usage.drafts;
+    ASSERT_GT(drafts.verifications, 0u);
+    // 22 tokens of every layer for a drafted one; a verification reads what its last row sees.
+    EXPECT_EQ(drafts.draft_reads.fast, drafts.drafted * 22 * token_bytes);
+    EXPECT_GE(drafts.verify_reads.fast, drafts.verifications * (kPrompt + 1) * token_bytes);
+    EXPECT_LE(drafts.verify_reads.fast, drafts.verifications * (kPrompt + kTokens) * token_bytes);
+    // Tokens that no verification brought are the last ones, where there is no room for a draft.
+    const uint64_t decoded = kTokens - 1 - drafts.accepted - drafts.verifications;
+    const uint64_t dense =
+        usage.kv_read_bytes_fast - drafts.draft_reads.fast - drafts.verify_reads.fast;
+    EXPECT_LE(decoded, 1u);
+    EXPECT_EQ(dense > 0, decoded > 0);
+    EXPECT_LE(dense, decoded * (kPrompt + kTokens) * token_bytes);
+    const uint64_t below = drafts.draft_reads.host + drafts.verify_reads.host;
+    EXPECT_LE(below, usage.kv_read_bytes_host);
+    EXPECT_EQ(drafts.verify_reads.host > 0, tiered);
+    EXPECT_EQ(usage.kv_read_bytes_disk, 0u);
   }
 }
 
