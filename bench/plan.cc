@@ -9,7 +9,7 @@
 #include "engine/base/json_file.h"
 #include "engine/base/status_macros.h"
 #include "engine/decoder.h"
-#include "engine/kv/row_cache.h"
+#include "engine/kv_plan.h"
 #include "engine/model_loader.h"
 #include "engine/model_retrieval.h"
 #include "engine/retrieval/retrieval_state.h"
@@ -94,43 +94,25 @@ absl::StatusOr<std::unique_ptr<PlannedModel>> OpenModel(const PlanRequest& reque
 }
 
 // A store lies below the pool, so that its frames are fewer than the layer blocks.
-bool IsPaged(const engine::DecoderOptions& options, const server::ServeConfig& config) {
-  if (config.device == "cuda") return options.spills;
-  return config.host_bytes != 0 || config.disk_bytes != 0;
+bool IsPaged(const engine::DecoderOptions& options) {
+  return options.residency == engine::ResidencyKind::kPaged;
 }
 
 PlannedMemory SizeMemory(const PlannedModel& model, const server::ServeConfig& config) {
   const engine::DecoderOptions& options = model.options;
-  const auto layer_block = static_cast<int64_t>(model.layout().BlockBytes());
-  const int64_t blocks = engine::NumKvBlocks(model.config, options) - options.lower_blocks;
+  const engine::KvPlan kv = engine::PlanKv(model.config, options);
   PlannedMemory memory;
   memory.weight_bytes = options.weights == engine::WeightStorage::kWide
                             ? engine::WeightBytes(model.config, options.compute)
                             : engine::StorageBytes(options.weights, model.weights, options.compute);
-  if (options.shared_kv_bytes > 0) {
-    const kernels::SharedKvShape shape = engine::ShapeOfSharedKv(model.config, options);
-    const int64_t pools = std::max(1, shape.num_pools);
-    memory.kv_host_bytes = pools * shape.num_blocks * layer_block;
-    memory.kv_pool_bytes = blocks * engine::FirstSharedLayer() * layer_block + memory.kv_host_bytes;
-  } else if (IsPaged(options, config)) {
-    memory.kv_pool_bytes = options.kv_bytes / layer_block * layer_block;
-  } else {
-    memory.kv_pool_bytes = blocks * model.config.num_layers * layer_block;
-  }
+  memory.kv_pool_bytes = kv.pool_bytes();
+  memory.kv_host_bytes = kv.host_bytes;
   for (const engine::IndexPool& pool : engine::IndexPools(model.config, options)) {
     memory.indexes.push_back({pool.name(), pool.title(), pool.bytes});
   }
-  memory.summary_bytes =
-      engine::SummaryBytes(model.config, options.retrieval) * options.retrieval.summaries;
-  // A GPU rounds its own to whole sets; it is as large as was asked for at most.
-  memory.row_cache_bytes = static_cast<int64_t>(
-      options.shared_kv_bytes > 0
-          ? options.rows.cache_bytes
-          : engine::RowCache::SizeBytesFor(options.rows.cache_bytes,
-                                           model.config.num_layers * model.config.num_kv_heads,
-                                           model.layout().RowBytes()));
-  memory.staging_bytes =
-      static_cast<int64_t>(options.rows.staging_bytes * (options.rows.prefetch ? 2 : 1));
+  memory.summary_bytes = kv.summary_bytes;
+  memory.row_cache_bytes = kv.row_cache_bytes;
+  memory.staging_bytes = kv.staging_bytes;
   memory.host_bytes = options.shared_kv_bytes > 0 ? 0 : config.host_bytes;
   memory.disk_bytes = config.disk_bytes;
   return memory;
@@ -188,7 +170,7 @@ Residency ResidencyOf(const PlannedModel& model, const Plan& plan,
     out.disk = 1 - out.host;
     return out;
   }
-  if (!IsPaged(options, config)) return out;
+  if (!IsPaged(options)) return out;
   const double needed =
       static_cast<double>(plan.kv_blocks_needed) * layer_block * model.config.num_layers;
   out.fast = std::min(1.0, static_cast<double>(plan.memory.kv_pool_bytes) / needed);
@@ -291,7 +273,7 @@ void AddNotes(const PlanRequest& request, const PlannedModel& model, Plan* plan)
                     "(--row-cache-hits); docs/tiers.md has measured shares.",
                     100 * request.row_cache_hits));
   }
-  if (request.config.device == "cuda" && model.options.shared_kv_bytes > 0) {
+  if (model.options.shared_kv_bytes > 0) {
     plan->notes.push_back(
         "Not counted: the row cache's tables and staging on the GPU, which only a build for it "
         "knows (the log says).");
@@ -344,8 +326,9 @@ absl::StatusOr<Plan> MakePlan(const PlanRequest& request, const TierSpeeds& spee
   plan.kv_blocks_needed =
       plan.batch * ((plan.context + options.block_tokens - 1) / options.block_tokens);
   plan.memory_bytes = request.memory_bytes;
+  plan.kv_layers = ToString(engine::PlanKv(model.config, options));
   plan.memory = SizeMemory(model, request.config);
-  if (plan.memory_bytes > 0 && options.shared_kv_bytes == 0 && !IsPaged(options, request.config)) {
+  if (plan.memory_bytes > 0 && options.shared_kv_bytes == 0 && !IsPaged(options)) {
     // Indexes grow with the pool.
     const double beside = static_cast<double>(plan.memory.index_bytes()) /
                           static_cast<double>(plan.memory.kv_pool_bytes);
@@ -476,6 +459,7 @@ Json PlanJson(const Plan& plan) {
            {{"token_bytes", plan.kv_token_bytes},
             {"block_tokens", plan.block_tokens},
             {"blocks", plan.kv_blocks},
+            {"layers", plan.kv_layers},
             {"blocks_needed", plan.kv_blocks_needed},
             {"fits", plan.sequences_fit()}}},
           {"step", ReadsJson(plan.step, plan.speeds)},
@@ -529,6 +513,7 @@ std::string PlanText(const Plan& plan) {
       Bytes(plan.kv_token_bytes), plan.batch, plan.context, plan.kv_blocks_needed,
       plan.block_tokens, plan.kv_blocks,
       plan.sequences_fit() ? "" : ": THEY DO NOT FIT, the rest waits");
+  out += fmt::format("  {}\n", plan.kv_layers);
   out += "\nWhat a decode step reads\n";
   AddStep(out, plan.policy, plan.step, plan.speeds, plan.batch);
   if (plan.policy != "dense") AddStep(out, "dense", plan.dense, plan.speeds, plan.batch);

@@ -1,6 +1,6 @@
 // `winnow plan`: what a server of given options holds and where, and what one decode step reads, without the weights
 // being loaded or a byte of KV being taken. Sizes come from the functions that the server itself allocates by
-// (ResolveDecoderOptions, IndexPools, SummaryBytes, LowerBlocks); tests/e2e/test_plan.py starts servers with the same
+// (ResolveDecoderOptions, PlanKv, LowerBlocks); tests/e2e/test_plan.py starts servers with the same
 // options and compares.
 //
 // A step's reads are those of one token for each of `batch` sequences that see `context` keys. They are exact where
@@ -78,7 +78,8 @@ struct Plan {
   int64_t kv_blocks_needed = 0;  // by the batch
   int64_t memory_bytes = 0;      // as asked
   int64_t kv_bytes_that_fit =
-      0;  // the largest --kv-bytes that memory_bytes has room for; 0: not asked
+      0;                  // the largest --kv-bytes that memory_bytes has room for; 0: not asked
+  std::string kv_layers;  // engine::KvPlan, as the server's log has it
   PlannedMemory memory;
   StepReads step, dense;  // by the policy; as dense attention would
   TierSpeeds speeds;

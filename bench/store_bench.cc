@@ -277,7 +277,7 @@ absl::StatusOr<std::unique_ptr<StoreBench>> StoreBench::Make(
   options.tiers.row_cache_bytes = std::max<int64_t>(flags.row_cache_bytes, 0);
   // Dense layers whole, the share of the others, and what one pass needs beside. With a GPU frames lie in
   // the host's memory, and all KV of the first layers on the device.
-  const bool on_device = options.device == "cuda";
+  const bool on_device = engine::HasDeviceMemory(options);
   const int32_t own_layers =
       on_device ? std::min(config.num_layers, engine::FirstSharedLayer()) : 0;
   int64_t dense = 0;
@@ -392,13 +392,13 @@ absl::Status StoreBench::FillWithNoise(std::span<const engine::BlockName> names)
 void StoreBench::Seal(std::span<const engine::BlockName> names, int64_t end) {
   for (int32_t i = 0; i < document_blocks_ && (i + 1) * int64_t{decoder_->block_tokens()} <= end;
        ++i) {
-    if (!memory().sealed(i)) memory().Seal(i, names[i], /*keep=*/true);
+    if (!memory().blocks()[i].sealed) memory().Seal(i, names[i], /*keep=*/true);
   }
 }
 
 absl::Status StoreBench::Settle() {
   memory().Flush(kSaveTime);
-  if (counting_->in_flight() == 0 && !memory().has_work()) return absl::OkStatus();
+  if (counting_->in_flight() == 0 && !memory().residency().has_work()) return absl::OkStatus();
   return absl::UnavailableError(
       fmt::format("the store did not settle: {} operations in flight, {} errors",
                   counting_->in_flight(), counting_->stats().io_errors));
@@ -407,7 +407,7 @@ absl::Status StoreBench::Settle() {
 absl::Status StoreBench::Save(std::span<const engine::BlockName> names, bool with_index) {
   WINNOW_RETURN_IF_ERROR(Settle());
   for (const engine::BlockName& name : names) {
-    if (memory().Stored(name)) continue;
+    if (memory().store().Stored(name)) continue;
     return absl::UnavailableError(
         fmt::format("the store did not take block {}: {} I/O errors, {} bytes used", name.index,
                     counting_->stats().io_errors, counting_->stats().used_bytes));
@@ -450,7 +450,7 @@ void StoreBench::Drop() {
 
 absl::Status StoreBench::Adopt(std::span<const engine::BlockName> names) {
   for (int32_t i = 0; i < document_blocks_; ++i) {
-    if (!memory().Stored(names[i])) {
+    if (!memory().store().Stored(names[i])) {
       return absl::NotFoundError(fmt::format("the store lacks block {}", i));
     }
     memory().Adopt(i, names[i]);

@@ -58,6 +58,8 @@ struct DecoderOptions {
   int32_t max_sequences = 0;        // of one Forward; 0: max_batch_logits
   int32_t max_context = 0;          // 0: the model's max_position_embeddings
   RetrievalOptions retrieval = {};  // indexes beside the KV pool, and the artifact
+  // Kind of residency that the flags ask for, with their store: what KvMemory has where `store` is of them.
+  ResidencyKind residency = ResidencyKind::kInPlace;
   // Called before the weights of each layer are read and packed, from the thread that does so, with
   // the number of layers done and of all. Empty: nobody asks.
   std::function<void(size_t done, size_t total)> on_packing = {};
@@ -140,12 +142,12 @@ class Decoder final : public Model {
   }  // packed weights: what a step reads of them
   size_t kv_pool_bytes() const { return kv_pool_bytes_; }  // of all layers
   // Of them in shared memory, with what they take on the device and how long making them took.
-  size_t shared_kv_bytes() const { return memory_->shared_bytes(); }
+  size_t shared_kv_bytes() const { return memory_->places().shared_bytes(); }
   kernels::SharedKvSizes shared_kv_sizes() const {
-    return memory_->shared_kv() == nullptr ? kernels::SharedKvSizes()
-                                           : memory_->shared_kv()->sizes();
+    return memory_->places().shared_kv() == nullptr ? kernels::SharedKvSizes()
+                                                    : memory_->places().shared_kv()->sizes();
   }
-  double pin_seconds() const { return memory_->pin_seconds(); }
+  double pin_seconds() const { return memory_->places().pin_seconds(); }
   // Rows that retrieval read of shared KV, since the start.
   const SharedReads& shared_reads() const { return retrieval_->shared_reads(); }
   size_t index_bytes() const { return retrieval_->indexes().pool_bytes(); }  // beside it

@@ -30,8 +30,8 @@ inline constexpr int64_t kExactModelBytes = int64_t{128} << 20;
 
 struct ModelOptions {
   // "cpu" or "cuda". With "cuda" KV is bf16 and lies in the device's memory, or, with tiers.host_bytes,
-  // in pinned memory of the host but for the first layers; a disk holds prefixes (KvMemory:
-  // own_frames) or, with tiers.spill, all that is too much for that memory. kv_dtype f32, isa and
+  // in pinned memory of the host but for the first layers; a disk holds prefixes (mirrored
+  // residency) or, with tiers.spill, all that is too much for that memory. kv_dtype f32, isa and
   // num_threads are refused by name, and so are row_cache_bytes without host_bytes, spill without
   // host_bytes and disk_bytes and, without spill, prefetch, kv_bytes beside host_bytes (with it: of the
   // first layers on the device) and disk_bytes without keep_prefixes.
@@ -94,6 +94,8 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(
 // Without a directory there is no retrieval: its options stay empty, though bad flags are refused.
 absl::StatusOr<DecoderOptions> ResolveDecoderOptions(const ModelConfig& config,
                                                      const ModelOptions& options);
+// Whether the device computes in memory of its own, beside the host's.
+inline bool HasDeviceMemory(const ModelOptions& options) { return options.device == "cuda"; }
 // FailedPrecondition: there is no such device that can be used, why, and what can be.
 absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeBackend(const ModelOptions& options);
 

@@ -95,6 +95,15 @@ absl::Status CheckDevice(const ModelOptions& options, DType kv) {
   return absl::OkStatus();
 }
 
+// A device's own memory holds every layer block, unless its host's memory spills; a processor's need not.
+ResidencyKind ResidencyOf(const ModelOptions& options) {
+  if (!HasDeviceMemory(options)) {
+    return options.tiers.any() ? ResidencyKind::kPaged : ResidencyKind::kInPlace;
+  }
+  if (options.tiers.spill) return ResidencyKind::kPaged;
+  return options.tiers.disk_bytes != 0 ? ResidencyKind::kMirrored : ResidencyKind::kInPlace;
+}
+
 }  // namespace
 
 int64_t WeightBytes(const ModelConfig& config, DType dtype) {
@@ -215,9 +224,9 @@ absl::StatusOr<DecoderOptions> ResolveDecoderOptions(const ModelConfig& config,
       options.max_context != 0 ? options.max_context : config.max_position_embeddings;
   resolved.kv_bytes = options.kv_bytes;
   resolved.spills = options.tiers.spill;
-  resolved.own_frames =
-      options.device == "cuda" && options.tiers.disk_bytes != 0 && !resolved.spills;
-  if (options.device == "cuda" && options.tiers.host_bytes != 0 && resolved.block_tokens > 0) {
+  resolved.residency = ResidencyOf(options);
+  resolved.own_frames = resolved.residency == ResidencyKind::kMirrored;
+  if (HasDeviceMemory(options) && options.tiers.host_bytes != 0 && resolved.block_tokens > 0) {
     const kernels::KvLayout layout{config.num_kv_heads, config.head_dim, resolved.block_tokens,
                                    resolved.kv_dtype};
     resolved.shared_kv_bytes = options.tiers.host_bytes;
@@ -243,7 +252,7 @@ absl::StatusOr<DecoderOptions> ResolveDecoderOptions(const ModelConfig& config,
         (int64_t{resolved.max_context} + resolved.block_tokens - 1) / resolved.block_tokens;
     resolved.kv_bytes = blocks * static_cast<int64_t>(layout.BlockBytes()) * config.num_layers;
   }
-  if (options.device == "cpu" && options.tiers.any() && resolved.block_tokens > 0) {
+  if (resolved.residency == ResidencyKind::kPaged && resolved.block_tokens > 0) {
     const kernels::KvLayout layout{config.num_kv_heads, config.head_dim, resolved.block_tokens,
                                    resolved.kv_dtype};
     resolved.lower_blocks = static_cast<int32_t>(std::min<int64_t>(
@@ -275,7 +284,7 @@ absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeBackend(const ModelOptions
     return absl::InvalidArgumentError(
         fmt::format("isa: '{}' is not one of auto, avx512, avx2, scalar", options.isa));
   }
-  if (options.device == "cuda") {
+  if (HasDeviceMemory(options)) {
     std::string why;
     std::unique_ptr<kernels::Backend> cuda = kernels::MakeCudaBackend(options.cuda_graphs, &why);
     if (cuda != nullptr) return cuda;

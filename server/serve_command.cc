@@ -24,6 +24,7 @@
 #include "absl/time/time.h"
 #include "engine/base/status_macros.h"
 #include "engine/kv/kv_event_log.h"
+#include "engine/kv_plan.h"
 #include "engine/model_loader.h"
 #include "kernels/check.h"
 #include "server/acceptor.h"
@@ -791,6 +792,7 @@ int RunServer(const ServeConfig& config) {
        {"scratch_bytes", uint64_t{decoder.scratch_bytes()}},
        {"kv_pool_bytes", uint64_t{decoder.kv_pool_bytes()}},
        {"kv_blocks", int64_t{decoder.num_blocks()}},
+       {"kv_layers", ToString(engine::PlanKv(model.config, model.decoder_options))},
        {"tiers", DescribeTiers(model)},
        {"row_cache_bytes", uint64_t{decoder.row_fetcher().cache_bytes() + shared.cache_bytes}},
        {"row_table_bytes", uint64_t{shared.table_bytes}},

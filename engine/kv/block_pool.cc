@@ -7,18 +7,22 @@
 namespace winnow::engine {
 
 BlockPool::BlockPool(int32_t num_blocks, KvMemory* memory, KvEventLog* events)
-    : memory_(memory), events_(events) {
-  WINNOW_CHECK(num_blocks >= 1);
-  blocks_.resize(num_blocks);
+    : memory_(memory),
+      events_(events),
+      num_blocks_(num_blocks),
+      own_table_(memory == nullptr ? std::make_unique<BlockTable>(0, num_blocks) : nullptr),
+      table_(memory == nullptr ? *own_table_ : memory->blocks()) {
+  WINNOW_CHECK(num_blocks >= 1 && num_blocks <= table_.num_blocks());
   free_.reserve(num_blocks);
   for (int32_t block = num_blocks - 1; block >= 0; --block) free_.push_back(block);
 }
 
 BlockPool::~BlockPool() {
-  if (memory_ == nullptr) return;
   for (const IdleList* list : {&idle_, &pinned_idle_}) {
-    for (int32_t block = list->oldest; block >= 0; block = blocks_[block].after) {
-      memory_->Forget(block);
+    for (int32_t block = list->oldest; block >= 0;) {
+      const int32_t after = At(block).after;
+      Forget(block);
+      block = after;
     }
   }
 }
@@ -28,13 +32,11 @@ int32_t BlockPool::Take() {
   if (free_.empty()) {
     const int32_t idle = idle_.oldest >= 0 ? idle_.oldest : pinned_idle_.oldest;
     Unlink(idle);
-    Withdraw(idle);
-    if (memory_ != nullptr) memory_->Forget(idle);
-    free_.push_back(idle);
+    Free(idle);
   }
   const int32_t block = free_.back();
   free_.pop_back();
-  blocks_[block].holders = 1;
+  At(block).holders = 1;
   return block;
 }
 
@@ -43,12 +45,10 @@ bool BlockPool::ForgetUnsaved() { return ForgetUnsaved(idle_) || ForgetUnsaved(p
 bool BlockPool::ForgetUnsaved(const IdleList& list) {
   const size_t free = free_.size();
   for (int32_t block = list.oldest; block >= 0;) {
-    const int32_t after = blocks_[block].after;
-    if (memory_ != nullptr && memory_->HoldsFrames(block)) {
+    const int32_t after = At(block).after;
+    if (memory_ != nullptr && memory_->residency().HoldsFrames(block)) {
       Unlink(block);
-      Withdraw(block);
-      memory_->Forget(block);
-      free_.push_back(block);
+      Free(block);
     }
     block = after;
   }
@@ -56,53 +56,71 @@ bool BlockPool::ForgetUnsaved(const IdleList& list) {
 }
 
 void BlockPool::Share(int32_t block) {
-  if (blocks_[block].holders == 0) {
-    WINNOW_CHECK(blocks_[block].published);
+  if (At(block).holders == 0) {
+    WINNOW_CHECK(At(block).cached);
     Unlink(block);
-    if (memory_ != nullptr) memory_->SetHeld(block, true);
+    SetHeld(block, true);
   }
-  ++blocks_[block].holders;
+  ++At(block).holders;
 }
 
 void BlockPool::Give(int32_t index) {
   WINNOW_CHECK(index >= 0 && index < num_blocks());
-  Block& block = blocks_[index];
+  BlockRecord& block = At(index);
   WINNOW_CHECK(block.holders > 0);
   if (--block.holders > 0) return;
-  if (block.published) {
-    if (memory_ != nullptr) memory_->SetHeld(index, false);
+  if (block.cached) {
+    SetHeld(index, false);
     Link(index);
     return;
   }
-  if (memory_ != nullptr) memory_->Forget(index);
-  free_.push_back(index);
+  Free(index);
+}
+
+void BlockPool::Free(int32_t block) {
+  Withdraw(block);
+  Forget(block);
+  free_.push_back(block);
+}
+
+void BlockPool::SetHeld(int32_t block, bool held) {
+  if (memory_ != nullptr) memory_->SetHeld(block, held);
+}
+
+void BlockPool::Forget(int32_t block) {
+  if (memory_ != nullptr) {
+    memory_->Forget(block);
+  } else {
+    table_.Forget(block);
+  }
 }
 
 void BlockPool::Link(int32_t index) {
-  Block& block = blocks_[index];
+  BlockRecord& block = At(index);
   IdleList& list = ListOf(block);
   block.before = list.newest;
   block.after = -1;
-  (list.newest < 0 ? list.oldest : blocks_[list.newest].after) = index;
+  (list.newest < 0 ? list.oldest : At(list.newest).after) = index;
   list.newest = index;
   ++num_idle_;
 }
 
 void BlockPool::Unlink(int32_t index) {
-  Block& block = blocks_[index];
+  BlockRecord& block = At(index);
   IdleList& list = ListOf(block);
-  (block.before < 0 ? list.oldest : blocks_[block.before].after) = block.after;
-  (block.after < 0 ? list.newest : blocks_[block.after].before) = block.before;
+  (block.before < 0 ? list.oldest : At(block.before).after) = block.after;
+  (block.after < 0 ? list.newest : At(block.after).before) = block.before;
   block.before = block.after = -1;
   --num_idle_;
 }
 
 bool BlockPool::Publish(int32_t index, const Digest& name) {
-  Block& block = blocks_[index];
+  BlockRecord& block = At(index);
   WINNOW_CHECK(block.holders > 0);
-  if (block.published || !by_name_.emplace(name, index).second) return false;
-  block.published = true;
-  block.name = name;
+  if (block.cached || !by_name_.emplace(name, index).second) return false;
+  block.cached = true;
+  if (!block.sealed) table_.SetHash(index, name);
+  WINNOW_CHECK(block.name.chain == name);
   return true;
 }
 
@@ -113,33 +131,31 @@ std::optional<int32_t> BlockPool::Find(const Digest& name) const {
 }
 
 void BlockPool::Withdraw(int32_t index) {
-  Block& block = blocks_[index];
-  if (!block.published) return;
-  by_name_.erase(block.name);
-  block.published = block.pinned = false;
-  if (events_ != nullptr) events_->Removed(KvTier::kFast, block.name);
+  BlockRecord& block = At(index);
+  if (!block.cached) return;
+  by_name_.erase(block.name.chain);
+  block.cached = block.pinned = false;
+  if (events_ != nullptr) events_->Removed(KvTier::kFast, block.name.chain);
 }
 
 bool BlockPool::Drop(const Digest& name) {
   const std::optional<int32_t> found = Find(name);
   if (!found.has_value()) return false;
   const int32_t index = *found;
-  if (memory_ != nullptr) memory_->Distrust(index);
-  if (blocks_[index].holders > 0) {
+  table_.Distrust(index);
+  if (At(index).holders > 0) {
     Withdraw(index);
     return true;
   }
   Unlink(index);
-  Withdraw(index);
-  if (memory_ != nullptr) memory_->Forget(index);
-  free_.push_back(index);
+  Free(index);
   return true;
 }
 
 bool BlockPool::SetPinned(const Digest& name, bool pinned) {
   const std::optional<int32_t> found = Find(name);
   if (!found.has_value()) return false;
-  Block& block = blocks_[*found];
+  BlockRecord& block = At(*found);
   if (block.pinned == pinned) return true;
   const bool idle = block.holders == 0;
   if (idle) Unlink(*found);

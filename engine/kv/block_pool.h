@@ -13,11 +13,13 @@
 #define WINNOW_ENGINE_KV_BLOCK_POOL_H_
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "engine/kv/block_name.h"
+#include "engine/kv/block_table.h"
 
 namespace winnow::engine {
 
@@ -26,15 +28,16 @@ class KvMemory;
 
 class BlockPool {
  public:
-  // `memory` is told of each block that becomes idle, or is held again, or whose content goes; null:
-  // nobody. `events` is told of names that can no longer be found; null: nobody. REQUIRES: at least 1.
+  // `memory` has the records of the blocks, and is told of each that becomes idle, or is held again, or
+  // whose content goes; null: the pool has records of its own, and nobody is told. `events` is told of
+  // names that can no longer be found; null: nobody. REQUIRES: at least 1.
   explicit BlockPool(int32_t num_blocks, KvMemory* memory = nullptr, KvEventLog* events = nullptr);
   // What is idle is forgotten, too. REQUIRES: nothing is held.
   ~BlockPool();
   BlockPool(const BlockPool&) = delete;
   BlockPool& operator=(const BlockPool&) = delete;
 
-  int32_t num_blocks() const { return static_cast<int32_t>(blocks_.size()); }
+  int32_t num_blocks() const { return num_blocks_; }
   // That Take can give: idle ones too.
   int32_t num_free() const { return static_cast<int32_t>(free_.size()) + num_idle_; }
   int32_t num_idle() const { return num_idle_; }
@@ -59,24 +62,24 @@ class BlockPool {
   bool SetPinned(const Digest& name, bool pinned);
 
  private:
-  struct Block {
-    int32_t holders = 0;
-    bool published = false;
-    bool pinned = false;
-    Digest name = {};
-    int32_t before = -1, after = -1;  // in its list of idle blocks
-  };
   struct IdleList {
     int32_t oldest = -1, newest = -1;
   };
-  IdleList& ListOf(const Block& block) { return block.pinned ? pinned_idle_ : idle_; }
+  BlockRecord& At(int32_t block) { return table_.allocation(block); }
+  IdleList& ListOf(const BlockRecord& block) { return block.pinned ? pinned_idle_ : idle_; }
   void Link(int32_t block);
   void Unlink(int32_t block);
+  // Nobody holds the block, and it is in no list: it is free from now on.
+  void Free(int32_t block);
+  void SetHeld(int32_t block, bool held);
+  void Forget(int32_t block);
   bool ForgetUnsaved(const IdleList& list);
 
   KvMemory* const memory_;
   KvEventLog* const events_;
-  std::vector<Block> blocks_;
+  const int32_t num_blocks_;
+  std::unique_ptr<BlockTable> own_table_;  // without a memory
+  BlockTable& table_;
   std::vector<int32_t> free_;  // a stack: the block freed last is the warmest
   IdleList idle_, pinned_idle_;
   int32_t num_idle_ = 0;

@@ -37,6 +37,62 @@ bool IsFull(const std::string& directory) {
   return !error && space.available < uint64_t{1} << 20;
 }
 
+storage::DiskStoreOptions DiskOptionsOf(const TierFlags& flags) {
+  storage::DiskStoreOptions disk;
+  disk.directory = flags.store_dir;
+  disk.capacity_bytes = static_cast<uint64_t>(flags.disk_bytes);
+  disk.segment_bytes = static_cast<uint64_t>(SegmentBytes(flags.disk_bytes));
+  disk.log = flags.log;
+  disk.io.kind = flags.io == "uring"     ? storage::IoEngineKind::kUring
+                 : flags.io == "threads" ? storage::IoEngineKind::kThreads
+                                         : storage::IoEngineKind::kAuto;
+  disk.warn = flags.warn;
+  disk.strict = flags.strict_store;
+  return disk;
+}
+
+// `description`, which may be null, gets a line about the store.
+absl::StatusOr<std::unique_ptr<storage::BlockStore>> OpenDisk(
+    const storage::DiskStoreOptions& options, size_t block_bytes, const storage::Clock* clock,
+    std::string* description) {
+  WINNOW_ASSIGN_OR_RETURN(std::unique_ptr<storage::DiskStore> store,
+                          storage::DiskStore::Open(options, clock));
+  if (block_bytes > store->payload_bytes_max()) {
+    return absl::InvalidArgumentError(
+        fmt::format("disk_bytes is {}: a block of one layer, {} bytes, does not fit into a segment",
+                    options.capacity_bytes, block_bytes));
+  }
+  if (description != nullptr) *description = store->Describe();
+  return store;
+}
+
+// A store whose file system is full opens by itself later.
+absl::StatusOr<std::unique_ptr<storage::BlockStore>> OpenDiskOrLate(const TierFlags& flags,
+                                                                    size_t block_bytes,
+                                                                    const storage::Clock* clock,
+                                                                    std::string* description) {
+  const storage::DiskStoreOptions disk = DiskOptionsOf(flags);
+  absl::StatusOr<std::unique_ptr<storage::BlockStore>> first =
+      OpenDisk(disk, block_bytes, clock, description);
+  if (first.ok() || (!absl::IsResourceExhausted(first.status()) && !IsFull(flags.store_dir))) {
+    return first;
+  }
+  *description = fmt::format("store {}: off, its file system is full", flags.store_dir);
+  if (flags.warn) {
+    flags.warn(fmt::format(
+        "store {}: its file system is full, and {} bytes were to be stored: serving without it, "
+        "until there is room ({})",
+        flags.store_dir, flags.disk_bytes, std::string(first.status().message())));
+  }
+  storage::LateStoreOptions late;
+  late.open = [disk, block_bytes, clock] { return OpenDisk(disk, block_bytes, clock, nullptr); };
+  late.capacity_bytes = disk.capacity_bytes;
+  late.log = [log = flags.log, directory = flags.store_dir](const std::string& line) {
+    if (log) log(fmt::format("store {}: {}", directory, line));
+  };
+  return std::make_unique<storage::LateStore>(std::move(late));
+}
+
 }  // namespace
 
 absl::Status CheckTierFlags(const TierFlags& flags) {
@@ -75,57 +131,14 @@ absl::StatusOr<KvStore> OpenKvStore(const TierFlags& flags, const kernels::KvLay
     kv.description = fmt::format("host memory, {} bytes", flags.host_bytes);
     return kv;
   }
-  storage::DiskStoreOptions disk;
-  disk.directory = flags.store_dir;
-  disk.capacity_bytes = static_cast<uint64_t>(flags.disk_bytes);
-  disk.segment_bytes = static_cast<uint64_t>(SegmentBytes(flags.disk_bytes));
-  disk.log = flags.log;
-  disk.io.kind = flags.io == "uring"     ? storage::IoEngineKind::kUring
-                 : flags.io == "threads" ? storage::IoEngineKind::kThreads
-                                         : storage::IoEngineKind::kAuto;
-  disk.warn = flags.warn;
-  disk.strict = flags.strict_store;
-  const auto open =
-      [disk, clock = kv.clock.get(), block_bytes = layout.BlockBytes(),
-       disk_bytes = flags.disk_bytes](
-          std::string* description) -> absl::StatusOr<std::unique_ptr<storage::BlockStore>> {
-    WINNOW_ASSIGN_OR_RETURN(std::unique_ptr<storage::DiskStore> store,
-                            storage::DiskStore::Open(disk, clock));
-    if (block_bytes > store->payload_bytes_max()) {
-      return absl::InvalidArgumentError(fmt::format(
-          "disk_bytes is {}: a block of one layer, {} bytes, does not fit into a segment",
-          disk_bytes, block_bytes));
-    }
-    if (description != nullptr) *description = store->Describe();
-    return store;
-  };
-  absl::StatusOr<std::unique_ptr<storage::BlockStore>> first = open(&kv.description);
-  if (!first.ok() && (absl::IsResourceExhausted(first.status()) || IsFull(flags.store_dir))) {
-    kv.description = fmt::format("store {}: off, its file system is full", flags.store_dir);
-    if (flags.warn) {
-      flags.warn(fmt::format(
-          "store {}: its file system is full, and {} bytes were to be stored: serving without it, "
-          "until there is room ({})",
-          flags.store_dir, flags.disk_bytes, std::string(first.status().message())));
-    }
-    storage::LateStoreOptions late;
-    late.open = [open] { return open(nullptr); };
-    late.capacity_bytes = disk.capacity_bytes;
-    late.log = [log = flags.log, directory = flags.store_dir](const std::string& line) {
-      if (log) log(fmt::format("store {}: {}", directory, line));
-    };
-    first = std::make_unique<storage::LateStore>(std::move(late));
-  }
-  WINNOW_ASSIGN_OR_RETURN(std::unique_ptr<storage::BlockStore> opened, std::move(first));
-  if (flags.host_bytes == 0) {
-    kv.store = std::move(opened);
-    return kv;
-  }
+  WINNOW_ASSIGN_OR_RETURN(
+      kv.store, OpenDiskOrLate(flags, layout.BlockBytes(), kv.clock.get(), &kv.description));
+  if (flags.host_bytes == 0) return kv;
   storage::TieredStoreOptions tiered;
   tiered.host = host;
   kv.description = fmt::format("host memory, {} bytes, over {}", flags.host_bytes, kv.description);
-  kv.store =
-      std::make_unique<storage::TieredStore>(std::move(tiered), std::move(opened), kv.clock.get());
+  kv.store = std::make_unique<storage::TieredStore>(std::move(tiered), std::move(kv.store),
+                                                    kv.clock.get());
   return kv;
 }
 

@@ -37,7 +37,7 @@ absl::Status Fetcher::Allocate(int64_t max_entries, const RowFetcherOptions& row
 bool Fetcher::IsAway(int32_t layer, const RetrievalQuery& query) const {
   const auto blocks = query.block_table.first(shape_.BlockOf(query.position) + 1);
   return std::any_of(blocks.begin(), blocks.end(),
-                     [&](int32_t block) { return !memory_.IsResident(layer, block); });
+                     [&](int32_t block) { return !memory_.residency().IsResident(layer, block); });
 }
 
 // Sinks, selected tokens, recent ones: in the order of their positions.
@@ -52,7 +52,7 @@ void Fetcher::ForEachToken(const RetrievalQuery& query, const Selection& selecte
 }
 
 bool Fetcher::LoadPages(const QueryCall& call, const Selection& selected) {
-  if (memory_.away_in(call.layer) == 0) return true;
+  if (memory_.blocks().num_away(call.layer) == 0) return true;
   const auto is_away = [&](const RetrievalQuery& query) { return IsAway(call.layer, query); };
   if (std::none_of(call.queries.begin(), call.queries.end(), is_away)) return true;
   if (!backend_.Synchronize()) return false;  // for what was selected
@@ -63,12 +63,12 @@ bool Fetcher::LoadPages(const QueryCall& call, const Selection& selected) {
     if (memory_.chunk_lost(chunk) || !is_away(query)) continue;
     for (int32_t head = 0; head < shape_.kv_heads; ++head) {
       ForEachToken(query, selected, i, head, [&](int32_t token) {
-        memory_.Want(chunk, call.layer, query.block_table[token / block_tokens],
-                     shape_.layout.RowOffset(0, head, token % block_tokens));
+        memory_.residency().Want(chunk, call.layer, query.block_table[token / block_tokens],
+                                 shape_.layout.RowOffset(0, head, token % block_tokens));
       });
     }
   }
-  memory_.BringWanted(call.layer);
+  memory_.residency().LoadWanted(call.layer);
   LoseChunksOfLostBlocks(call);
   return true;
 }
@@ -78,7 +78,7 @@ void Fetcher::LoseChunksOfLostBlocks(const QueryCall& call) {
   for (size_t i = 0; i < call.size(); ++i) {
     const RetrievalQuery& query = call.queries[i];
     for (int32_t block = 0; block <= shape_.BlockOf(query.position); ++block) {
-      if (memory_.lost(call.layer, query.block_table[block])) {
+      if (memory_.blocks().lost(call.layer, query.block_table[block])) {
         memory_.LoseChunk(call.rows[i]->index);
         break;
       }
@@ -223,13 +223,14 @@ void Fetcher::ChooseWholeBlocks(int32_t layer, std::span<const int32_t> table, d
   const size_t pages = (shape_.layout.BlockBytes() + storage::kPageBytes - 1) / storage::kPageBytes;
   const size_t words = (pages + 63) / 64;
   whole_blocks_.clear();
-  const int64_t spare = memory_.SpareFrames();
+  const int64_t spare = memory_.residency().SpareFrames();
   for (size_t i = 0; i < table.size() && std::ssize(whole_blocks_) < spare; ++i) {
     const uint64_t* bits = &wanted_pages_[i * words];
     size_t wanted = 0;
     for (size_t word = 0; word < words; ++word) wanted += std::popcount(bits[word]);
     if (wanted > 0 && static_cast<double>(wanted) >= pages_share * static_cast<double>(pages) &&
-        !memory_.IsResident(layer, table[i]) && !memory_.lost(layer, table[i])) {
+        !memory_.residency().IsResident(layer, table[i]) &&
+        !memory_.blocks().lost(layer, table[i])) {
       whole_blocks_.push_back(table[i]);
     }
   }

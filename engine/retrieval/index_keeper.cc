@@ -44,14 +44,14 @@ IndexKeeper::IndexKeeper(const RetrievalShape& shape, KvMemory& memory, kernels:
       fit_id_(options.transform != nullptr ? options.transform->id : "") {
   for (Indexes::Part& part : indexes.Parts()) {
     // lsh and quest depend on nothing that is learned. The model's part of the identity is in it.
-    const Digest& model = memory_.names().model;
+    const Digest& model = memory_.store().names().model;
     // A new fit costs pca's codes, and nothing else.
     const std::string& functions = part.fitted ? fit_id_ : artifact_id_;
     Keepable index;
     index.digest = Sha256(fmt::format("index 2 {} {} ", part.title, functions) +
                           std::string(reinterpret_cast<const char*>(model.data()), model.size()));
     index.kind = KindOf(index.digest);
-    index.marks.resize(memory_.num_blocks());
+    index.marks.resize(memory_.blocks().num_blocks());
     index.part = std::move(part);
     keepables_.push_back(std::move(index));
   }
@@ -83,18 +83,18 @@ void IndexKeeper::Mark(const PassRows& rows, int32_t begin, int32_t end) {
     for (int32_t i = begin / block_tokens; i < end / block_tokens; ++i) {
       const int32_t block = rows.chunk->block_table[i];
       Keepable::Mark& mark = index->marks[block];
-      const uint32_t generation = memory_.generation(block);
-      if (mark.generation != generation) mark = {.generation = generation};
+      const BlockRecord& record = memory_.blocks()[block];
+      if (mark.generation != record.generation) mark = {.generation = record.generation};
       mark.first_layer = std::min(mark.first_layer, policy.dense_layers);
       // Others made the block and kept it, without this index.
-      if (memory_.sealed(block) && memory_.kept(block)) SaveBlock(block, memory_.name(block));
+      if (record.sealed && record.keep) SaveBlock(block, record.name);
     }
   }
 }
 
 bool IndexKeeper::Has(const Keepable& index, int32_t block, int32_t first_layer) const {
   const Keepable::Mark& mark = index.marks[block];
-  return mark.generation == memory_.generation(block) && mark.first_layer <= first_layer;
+  return mark.generation == memory_.blocks()[block].generation && mark.first_layer <= first_layer;
 }
 
 // The kept part begins there: layers that have none take no room before the first that has one.
@@ -105,13 +105,13 @@ int32_t IndexKeeper::FirstKept(const Keepable& index, int32_t first_layer) const
 }
 
 storage::BlockId IndexKeeper::IdOf(const Keepable& index, const BlockName& name) const {
-  storage::BlockId id = memory_.names().Id(name, index.kind, 0);
+  storage::BlockId id = memory_.store().names().Id(name, index.kind, 0);
   id.model = index.digest;
   return id;
 }
 
 void IndexKeeper::SaveBlock(int32_t block, const BlockName& name) {
-  if (!memory_.has_store()) return;
+  if (!memory_.store().exists()) return;
   for (const Keepable& index : keepables_) {
     if (!Has(index, block, shape_.num_layers - 1)) continue;
     const size_t block_bytes = index.part.block_bytes;
@@ -119,7 +119,7 @@ void IndexKeeper::SaveBlock(int32_t block, const BlockName& name) {
     const size_t bytes = (shape_.num_layers - first) * block_bytes;
     const storage::BlockId id = IdOf(index, name);
     // An index kept under a policy with fewer dense layers serves this one, too.
-    if (bytes == 0 || memory_.AsideBytes(id) >= bytes) continue;
+    if (bytes == 0 || memory_.store().SideBytes(id) >= bytes) continue;
     const std::span<std::byte> payload = Payload(bytes);
     if (payload.empty()) return;
     copies_.clear();
@@ -134,23 +134,23 @@ void IndexKeeper::SaveBlock(int32_t block, const BlockName& name) {
     }
     backend_.CopyAllToHost(copies_);
     if (!backend_.failure().empty()) return;  // what came cannot be trusted
-    memory_.PutAside(id, payload);
+    memory_.store().PutSide(id, payload);
   }
 }
 
 // Reads of the first blocks that lack the index and whose index the store has, without their memory.
-std::vector<KvMemory::AsideRead> IndexKeeper::PlanReads(const Keepable& index,
-                                                        std::span<const int32_t> blocks,
-                                                        std::span<const BlockName> names,
-                                                        int32_t first_layer) const {
+std::vector<StoreClient::SideRead> IndexKeeper::PlanReads(const Keepable& index,
+                                                          std::span<const int32_t> blocks,
+                                                          std::span<const BlockName> names,
+                                                          int32_t first_layer) const {
   const int32_t first_wanted = FirstKept(index, first_layer);
   const size_t block_bytes = index.part.block_bytes;
-  std::vector<KvMemory::AsideRead> reads;
+  std::vector<StoreClient::SideRead> reads;
   for (size_t i = 0;
        i < blocks.size() && reads.size() < kIndexReads && !Has(index, blocks[i], first_layer);
        ++i) {
     const storage::BlockId id = IdOf(index, names[i]);
-    const size_t kept = memory_.AsideBytes(id);
+    const size_t kept = memory_.store().SideBytes(id);
     const int32_t first =
         shape_.num_layers - static_cast<int32_t>(kept / std::max<size_t>(1, block_bytes));
     if (kept == 0 || kept % block_bytes != 0 || first < 0 || first > first_wanted) break;
@@ -169,23 +169,23 @@ size_t IndexKeeper::Load(Keepable& index, std::span<const int32_t> blocks,
       ++begin;
       continue;
     }
-    if (!memory_.has_store()) return begin;
-    std::vector<KvMemory::AsideRead> reads =
+    if (!memory_.store().exists()) return begin;
+    std::vector<StoreClient::SideRead> reads =
         PlanReads(index, blocks.subspan(begin), names.subspan(begin), first_layer);
     if (reads.empty()) return begin;
     size_t bytes = 0;
-    for (const KvMemory::AsideRead& read : reads) bytes += read.bytes;
+    for (const StoreClient::SideRead& read : reads) bytes += read.bytes;
     const std::span<std::byte> payload = Payload(bytes);
     if (payload.empty()) return begin;
     size_t at = 0;
-    for (KvMemory::AsideRead& read : reads) {
+    for (StoreClient::SideRead& read : reads) {
       read.into = payload.subspan(at, read.bytes);
       at += read.bytes;
     }
-    memory_.GetAsides(reads);
+    memory_.store().GetSides(reads);
     copies_.clear();
     bool good = true;
-    for (const KvMemory::AsideRead& read : reads) {
+    for (const StoreClient::SideRead& read : reads) {
       good = read.good;
       if (!good) break;
       const int32_t block = blocks[begin];
@@ -197,7 +197,7 @@ size_t IndexKeeper::Load(Keepable& index, std::span<const int32_t> blocks,
         copies_.push_back(
             {read.into.data() + i * block_bytes, pool + block * block_bytes, block_bytes});
       }
-      index.marks[block] = {memory_.generation(block), std::min(first, first_layer)};
+      index.marks[block] = {memory_.blocks()[block].generation, std::min(first, first_layer)};
       ++begin;
     }
     backend_.CopyAllToDevice(copies_);
@@ -231,7 +231,7 @@ uint32_t IndexKeeper::SummaryKind(const AttentionPolicy& policy, Digest* digest)
 
 void IndexKeeper::SaveSummary(const RetrievalState& state, const BlockName& name) {
   const kernels::Buffer& place = state.summaries();
-  if (!memory_.has_store() || place.data() == nullptr) return;
+  if (!memory_.store().exists() || place.data() == nullptr) return;
   const kernels::TokenRange tokens = state.layer(state.num_layers() - 1).summary.tokens;
   for (int32_t layer = state.policy().dense_layers; layer < shape_.num_layers; ++layer) {
     if (state.layer(layer).summary.tokens != tokens) return;
@@ -245,13 +245,13 @@ void IndexKeeper::SaveSummary(const RetrievalState& state, const BlockName& name
   std::memcpy(payload.data(), &header, sizeof header);
   backend_.CopyToHost(place.data(), payload.data() + sizeof header, place.size_bytes());
   if (!backend_.failure().empty()) return;  // what came cannot be trusted
-  memory_.PutAside(memory_.names().Id(name, kind, 0), payload);
+  memory_.store().PutSide(memory_.store().names().Id(name, kind, 0), payload);
 }
 
 bool IndexKeeper::LoadSummary(RetrievalState& state, std::span<const BlockName> names,
                               int32_t retrieve_from) {
   const kernels::Buffer& place = state.summaries();
-  if (!memory_.has_store() || place.data() == nullptr) return false;
+  if (!memory_.store().exists() || place.data() == nullptr) return false;
   Digest digest;
   const AttentionPolicy& policy = state.policy();
   const uint32_t kind = SummaryKind(policy, &digest);
@@ -264,8 +264,9 @@ bool IndexKeeper::LoadSummary(RetrievalState& state, std::span<const BlockName> 
   const std::span<std::byte> payload = Payload(sizeof(KeptHeader) + place.size_bytes());
   if (payload.empty()) return false;
   for (size_t back = 0; back < std::min(names.size(), kSummaryBlocksBack); ++back) {
-    const storage::BlockId id = memory_.names().Id(names[names.size() - 1 - back], kind, 0);
-    if (memory_.AsideBytes(id) != payload.size() || !memory_.GetAside(id, payload)) continue;
+    const storage::BlockId id = memory_.store().names().Id(names[names.size() - 1 - back], kind, 0);
+    StoreClient& store = memory_.store();
+    if (store.SideBytes(id) != payload.size() || !store.GetSide(id, payload)) continue;
     KeptHeader header;
     std::memcpy(&header, payload.data(), sizeof header);
     if (header.digest != digest || header.first != mid.first || header.last <= header.first ||

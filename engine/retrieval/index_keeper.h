@@ -68,9 +68,10 @@ class IndexKeeper {
   bool Has(const Keepable& index, int32_t block, int32_t first_layer) const;
   size_t Load(Keepable& index, std::span<const int32_t> blocks, std::span<const BlockName> names,
               int32_t first_layer);
-  std::vector<KvMemory::AsideRead> PlanReads(const Keepable& index, std::span<const int32_t> blocks,
-                                             std::span<const BlockName> names,
-                                             int32_t first_layer) const;
+  std::vector<StoreClient::SideRead> PlanReads(const Keepable& index,
+                                               std::span<const int32_t> blocks,
+                                               std::span<const BlockName> names,
+                                               int32_t first_layer) const;
   bool LoadSummary(RetrievalState& state, std::span<const BlockName> names, int32_t retrieve_from);
   uint32_t SummaryKind(const AttentionPolicy& policy, Digest* digest) const;
 

@@ -66,7 +66,7 @@ absl::Status Indexes::Allocate() {
 
 absl::Status Indexes::AllocateLayers(size_t block_bytes, const char* what,
                                      std::vector<Buffer>* out) {
-  const auto blocks = static_cast<size_t>(memory_.num_blocks());
+  const auto blocks = static_cast<size_t>(memory_.blocks().num_blocks());
   for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
     WINNOW_ASSIGN_OR_RETURN(Buffer pool, AllocatePool(backend_, block_bytes * blocks, what));
     pool_bytes_ += pool.size_bytes();
@@ -86,7 +86,7 @@ absl::Status Indexes::MakeCodes(const IndexSpec& spec) {
     if (learned && !options_.artifact->HasLayer(spec.kind, layer)) continue;
     WINNOW_RETURN_IF_ERROR(MakeCodesOfLayer(spec, layer, &to));
     WINNOW_ASSIGN_OR_RETURN(
-        to.pool, AllocatePool(backend_, codes->layout.BlockBytes() * memory_.num_blocks(),
+        to.pool, AllocatePool(backend_, codes->layout.BlockBytes() * memory_.blocks().num_blocks(),
                               fmt::format("the codes of {}", ToString(spec))));
     pool_bytes_ += to.pool.size_bytes();
   }

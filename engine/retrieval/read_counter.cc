@@ -14,8 +14,8 @@ using kernels::Selection;
 
 absl::Status ReadCounter::Allocate() {
   pending_.reserve(size_t{kCallSlots} * kMaxCallQueries);
-  if (memory_.shared_kv() == nullptr) return absl::OkStatus();
-  const auto rows = static_cast<size_t>(memory_.max_batch_tokens());
+  if (memory_.places().shared_kv() == nullptr) return absl::OkStatus();
+  const auto rows = static_cast<size_t>(memory_.places().shared_batch_tokens());
   WINNOW_ASSIGN_OR_RETURN(reads_, AllocatePool(backend_, rows * sizeof(kernels::SharedKvReads),
                                                "counts of rows", /*shared=*/true));
   return absl::OkStatus();
@@ -104,7 +104,7 @@ void ReadCounter::CountSharedReads(std::span<const PassRows> pass) {
   const PassRows& last = pass.back();
   const std::span reads(static_cast<kernels::SharedKvReads*>(reads_.data()),
                         static_cast<size_t>(last.first_row) + last.size());
-  memory_.shared_kv()->TakeReads(reads);
+  memory_.places().shared_kv()->TakeReads(reads);
   if (!backend_.Synchronize()) return;
   for (const PassRows& rows : pass) {
     RetrievalState& state = rows.state();
@@ -143,7 +143,7 @@ void ReadCounter::CountRows(const PassRows& rows) {
 }
 
 void ReadCounter::EndPass(std::span<const PassRows> pass, bool any_retrieves) {
-  if (memory_.shared_kv() != nullptr && any_retrieves) CountSharedReads(pass);
+  if (memory_.places().shared_kv() != nullptr && any_retrieves) CountSharedReads(pass);
   CountPending();
   for (const PassRows& rows : pass) CountRows(rows);
 }

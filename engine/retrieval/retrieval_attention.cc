@@ -80,7 +80,7 @@ absl::Status RetrievalAttention::Allocate(int32_t max_context, const RetrievalOp
 }
 
 absl::Status RetrievalAttention::CheckPolicy(const AttentionPolicy& policy) const {
-  if (policy.IsVerified() && memory_.shared_kv() != nullptr) {
+  if (policy.IsVerified() && memory_.places().shared_kv() != nullptr) {
     return absl::InvalidArgumentError(fmt::format(
         "policy '{}', verify: not with KV in host memory on a GPU (--host-bytes), where "
         "rows of a draft stay in the device's row cache",
@@ -342,7 +342,7 @@ bool RetrievalAttention::MeasureAnchors(const QueryCall& call, const Tensor& q) 
   backend_.StateMasses(states, num_states, shape_.layout.head_dim,
                        static_cast<float*>(anchor_masses_.data()));
   // Where blocks are away, what is fetched next may take the frames that this reads.
-  return memory_.away_in(call.layer) == 0 || backend_.Synchronize();
+  return memory_.blocks().num_away(call.layer) == 0 || backend_.Synchronize();
 }
 
 // ATTEND where all entries are resident and the backend finds them itself. False: it needs addresses. The queries of lost

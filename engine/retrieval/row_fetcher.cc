@@ -12,13 +12,6 @@ namespace winnow::engine {
 
 using storage::kPageBytes;
 
-namespace {
-
-// Of the reads of ahead_, beside KvMemory::kForeignTag.
-constexpr uint64_t kAheadTag = uint64_t{1} << 62;
-
-}  // namespace
-
 absl::StatusOr<std::unique_ptr<RowFetcher>> RowFetcher::Create(kernels::Backend& backend,
                                                                KvMemory& memory, int32_t num_layers,
                                                                const RowFetcherOptions& options) {
@@ -49,8 +42,6 @@ absl::StatusOr<std::unique_ptr<RowFetcher>> RowFetcher::Create(kernels::Backend&
     return absl::ResourceExhaustedError(
         fmt::format("no memory for rows on their way: {} bytes", options.staging_bytes));
   }
-  fetcher->call_.tag = KvMemory::kForeignTag;
-  fetcher->ahead_.tag = KvMemory::kForeignTag | kAheadTag;
   return fetcher;
 }
 
@@ -76,7 +67,7 @@ const std::byte* RowFetcher::ResolveAway(int32_t chunk, int32_t block, int32_t h
     return row;
   }
   const int64_t place = PlaceOf(block, head, token);
-  if (ahead_.layer == layer_ && !memory_.lost(layer_, block)) {
+  if (ahead_.layer == layer_ && !memory_.blocks().lost(layer_, block)) {
     if (const auto slot = ahead_.slots.find(place); slot != ahead_.slots.end()) {
       ++stats_.asked_hits;
       return Slot(ahead_, slot->second);
@@ -108,7 +99,8 @@ void RowFetcher::Expect(int32_t layer, int32_t chunk, int32_t block, int32_t hea
     ahead_.layer = layer;
   }
   const auto next = static_cast<int32_t>(ahead_.misses.size());
-  if (next == staging_rows_ || memory_.IsResident(layer, block) || memory_.lost(layer, block) ||
+  if (next == staging_rows_ || memory_.residency().IsResident(layer, block) ||
+      memory_.blocks().lost(layer, block) ||
       cache_.Find(KeyOf(layer, block, head, token)) != nullptr ||
       !ahead_.slots.emplace(PlaceOf(block, head, token), next).second) {
     return;
@@ -145,7 +137,7 @@ void RowFetcher::SubmitAll(Batch* batch, bool may_wait) {
 bool RowFetcher::Submit(Batch* batch, size_t first, size_t last, bool may_wait) {
   const int32_t block = batch->misses[first].block;
   const int32_t layer = batch == &call_ ? layer_ : batch->layer;
-  if (memory_.lost(layer, block)) {
+  if (memory_.blocks().lost(layer, block)) {
     for (size_t i = first; i < last; ++i) {
       std::memset(Slot(*batch, batch->misses[i].slot), 0, layout_.RowBytes());
     }
@@ -174,11 +166,10 @@ bool RowFetcher::Submit(Batch* batch, size_t first, size_t last, bool may_wait) 
   stats_.pages += pages.size();
   stats_.page_bytes += pages.size() * kPageBytes;
   ++batch->reads_left;
-  memory_.store()->GetPages(
-      batch->tag | index, memory_.StoreId(layer, block), pages,
+  memory_.store().LoadPages(
+      {batch, index}, memory_.blocks()[block].name, layer, pages,
       {static_cast<std::byte*>(batch->pages.data()) + batch->pages_taken * kPageBytes,
-       pages.size() * kPageBytes},
-      0);
+       pages.size() * kPageBytes});
   batch->pages_taken += pages.size();
   return true;
 }
@@ -186,21 +177,28 @@ bool RowFetcher::Submit(Batch* batch, size_t first, size_t last, bool may_wait) 
 // Waits for the batch's reads in flight; their pages are free then.
 void RowFetcher::Collect(Batch* batch) {
   if (batch->reads_left > 0) {
-    memory_.Wait([batch] { return batch->reads_left == 0; },
-                 [this](const storage::Completion& completion) { OnRead(completion); });
+    memory_.store().Wait([this, batch] {
+      TakeIn(&call_);
+      TakeIn(&ahead_);
+      return batch->reads_left == 0;
+    });
   }
   batch->reads.clear();
   batch->pages_taken = 0;
 }
 
-void RowFetcher::OnRead(const storage::Completion& completion) {
-  Batch& batch = (completion.tag & kAheadTag) != 0 ? ahead_ : call_;
-  const Read& read = batch.reads[completion.tag & ~(KvMemory::kForeignTag | kAheadTag)];
+void RowFetcher::TakeIn(Batch* batch) {
+  for (const auto& [number, answer] : batch->answers) OnRead(*batch, batch->reads[number], answer);
+  batch->answers.clear();
+}
+
+void RowFetcher::OnRead(Batch& batch, const Read& read, const StoreAnswer& answer) {
   --batch.reads_left;
-  const bool good = completion.outcome == storage::Outcome::kOk;
-  if (!good) {
+  if (!answer.ok) {
     lost_ = true;
-    memory_.MarkLost(&batch == &call_ ? layer_ : batch.layer, batch.misses[read.first_miss].block);
+    const int32_t layer = &batch == &call_ ? layer_ : batch.layer;
+    memory_.residency().MarkLost(
+        memory_.blocks().IndexOf(layer, batch.misses[read.first_miss].block));
   }
   const std::byte* pages =
       static_cast<const std::byte*>(batch.pages.data()) + read.first_page * kPageBytes;
@@ -209,11 +207,11 @@ void RowFetcher::OnRead(const storage::Completion& completion) {
   for (int32_t i = read.first_miss; i < read.last_miss; ++i) {
     const Miss& miss = batch.misses[i];
     std::byte* to = Slot(batch, miss.slot);
-    if (!good) {
+    if (!answer.ok) {
       std::memset(to, 0, row_bytes);
       continue;
     }
-    memory_.CountRead(miss.chunk, row_bytes, completion.from_disk);
+    memory_.CountRead(miss.chunk, row_bytes, answer.from_disk);
     const size_t begin = miss.row * row_bytes;
     while (read.pages[at] < begin / kPageBytes) ++at;
     // Where the row goes on, its second page is the next one that was read.
@@ -240,7 +238,7 @@ void RowFetcher::EndPass() {
 void RowFetcher::Keep(const Batch& batch) {
   const int32_t layer = &batch == &call_ ? layer_ : batch.layer;
   for (const Miss& miss : batch.misses) {
-    if (memory_.lost(layer, miss.block)) continue;
+    if (memory_.blocks().lost(layer, miss.block)) continue;
     const RowCache::Key key =
         KeyOf(layer, miss.block, miss.row / layout_.block_tokens, miss.row % layout_.block_tokens);
     cache_.Insert(key, Slot(batch, miss.slot));

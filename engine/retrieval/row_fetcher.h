@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -61,7 +62,8 @@ class RowFetcher {
   // Address of the row of `token` (in the block) of `head`, for a chunk of the pass; its bytes are there after Wait. Null: the
   // staging area is full, and the caller takes fewer queries at a time or pins what they need.
   const std::byte* Resolve(int32_t chunk, int32_t block, int32_t head, int32_t token) {
-    if (const std::byte* row = memory_.Resident(layer_, block, layout_.RowOffset(0, head, token))) {
+    if (const std::byte* row =
+            memory_.residency().Resident(layer_, block, layout_.RowOffset(0, head, token))) {
       ++stats_.frame_rows;
       return row;
     }
@@ -69,7 +71,7 @@ class RowFetcher {
   }
   // Forgets what was resolved since Begin; nothing has been read for it.
   void Abandon();
-  // Reads what is missing. False: blocks were lost (KvMemory::lost).
+  // Reads what is missing. False: blocks were lost (LayerBlock::lost).
   bool Wait();
   // Whether End will write to memory that addresses of this call may point to.
   bool keeps() const {
@@ -104,8 +106,12 @@ class RowFetcher {
     std::vector<uint32_t> pages;
   };
 
-  // Rows that are missing, and where they go.
-  struct Batch {
+  // Rows that are missing, and where they go. Takes the answers to its reads when it is next waited for.
+  struct Batch final : StoreClient::Receiver {
+    void OnAnswer(uint64_t number, const StoreAnswer& answer) override {
+      answers.emplace_back(number, answer);
+    }
+
     int32_t layer = 0;
     kernels::Buffer rows;   // [staging_rows_], shared memory, as what addresses point to must be
     kernels::Buffer pages;  // [staging_pages_] of storage's pages
@@ -114,7 +120,7 @@ class RowFetcher {
     std::vector<Read> reads;                      // of the wave in flight
     size_t pages_taken = 0;
     size_t reads_left = 0;
-    uint64_t tag = 0;  // bits of its reads' tags
+    std::vector<std::pair<uint64_t, StoreAnswer>> answers;  // by number of the read; not taken in
   };
 
   explicit RowFetcher(KvMemory& memory) : memory_(memory), layout_(memory.layout()) {}
@@ -122,7 +128,7 @@ class RowFetcher {
     return (int64_t{block} * layout_.kv_heads + head) * layout_.block_tokens + token;
   }
   RowCache::Key KeyOf(int32_t layer, int32_t block, int32_t head, int32_t token) const {
-    return {layer * layout_.kv_heads + head, memory_.generation(block),
+    return {layer * layout_.kv_heads + head, memory_.blocks()[block].generation,
             static_cast<uint32_t>(block) * static_cast<uint32_t>(layout_.block_tokens) + token};
   }
   std::byte* Slot(const Batch& batch, int32_t slot) const {
@@ -131,7 +137,8 @@ class RowFetcher {
   const std::byte* ResolveAway(int32_t chunk, int32_t block, int32_t head, int32_t token);
   void SubmitAll(Batch* batch, bool may_wait);
   bool Submit(Batch* batch, size_t first, size_t last, bool may_wait);
-  void OnRead(const storage::Completion& completion);
+  void TakeIn(Batch* batch);
+  void OnRead(Batch& batch, const Read& read, const StoreAnswer& answer);
   void Collect(Batch* batch);
   void Keep(const Batch& batch);
   void Clear(Batch* batch);

@@ -57,7 +57,8 @@ bool TailEstimator::ExtendTables(const QueryCall& call) {
     backend_.ExtendCellTables({&extension, 1}, pinned.pool, shape_.layout, *of_layer.transform,
                               of_layer.pool.data(), codes.layout);
     // What was pinned may go to others from here on.
-    if ((memory_.tiered() || memory_.away_in(call.layer) != 0) && !backend_.Synchronize()) {
+    if ((memory_.tiered() || memory_.blocks().num_away(call.layer) != 0) &&
+        !backend_.Synchronize()) {
       return false;
     }
   }

@@ -82,13 +82,13 @@ Engine::Engine(const EngineOptions& options, Model& model, const Tokenizer& toke
   batch_.chunks.reserve(options.max_running);
   batch_sequences_.reserve(options.max_running);
   sample_rows_.reserve(model.max_batch_logits());
-  if (memory_ != nullptr) memory_->SetEvents(options_.kv_events, options_.store_tier);
+  if (memory_ != nullptr) memory_->store().SetEvents(options_.kv_events, options_.store_tier);
   Publish();
 }
 
 Engine::~Engine() {
   Shutdown();
-  if (memory_ != nullptr) memory_->SetEvents(nullptr, options_.store_tier);
+  if (memory_ != nullptr) memory_->store().SetEvents(nullptr, options_.store_tier);
 }
 
 // ---- any thread ----
@@ -211,8 +211,8 @@ bool Engine::Step() {
   EndOverdue(now);
   const StepPlan* plan = &scheduler_.Plan(View(now));
   // What nobody holds must not take frames from those who need them.
-  if (memory_ != nullptr && memory_->scarce() && plan->chunks.size() < sequences_.size() &&
-      pool_.ForgetUnsaved()) {
+  if (memory_ != nullptr && memory_->residency().scarce() &&
+      plan->chunks.size() < sequences_.size() && pool_.ForgetUnsaved()) {
     plan = &scheduler_.Plan(View(now));
   }
   Apply(*plan, now);
@@ -247,8 +247,8 @@ bool Engine::Step() {
   // A store that takes nothing has to be asked whether it does again.
   // And erases of deleted prefixes want to be moved along.
   if (!computes && memory_ != nullptr &&
-      (memory_->has_work() || memory_->scarce() ||
-       (memory_->has_store() && memory_->store()->in_flight() > 0))) {
+      (memory_->residency().has_work() || memory_->residency().scarce() ||
+       memory_->store().in_flight() > 0)) {
     memory_->Idle();
   }
   return computes || adopted;
@@ -297,7 +297,8 @@ void Engine::EndOverdue(TimePoint now) {
 PlanInput Engine::View(TimePoint now) {
   views_.clear();
   const int32_t free_blocks =
-      memory_ == nullptr ? pool_.num_free() : std::min(pool_.num_free(), memory_->RoomForBlocks());
+      memory_ == nullptr ? pool_.num_free()
+                         : std::min(pool_.num_free(), memory_->residency().RoomForBlocks());
   PlanDrafts(free_blocks);
   for (const std::unique_ptr<Sequence>& sequence : sequences_) {
     const std::optional<TimePoint>& paused = sequence->paused_since;
@@ -315,7 +316,7 @@ PlanInput Engine::View(TimePoint now) {
           .max_running = options_.max_running,
           .block_tokens = model_.block_tokens(),
           .free_blocks = free_blocks,
-          .scarce = memory_ != nullptr && memory_->scarce(),
+          .scarce = memory_ != nullptr && memory_->residency().scarce(),
           .sequences = views_,
           .served = tenants_.served(),
           .weights = tenants_.weights()};
@@ -369,7 +370,8 @@ void Engine::EndStarved(bool progress, TimePoint now) {
   const auto first = std::find_if(sequences_.begin(), sequences_.end(), [](const auto& sequence) {
     return !sequence->ended && !sequence->paused_since.has_value();
   });
-  if (progress || memory_ == nullptr || !memory_->scarce() || first == sequences_.end()) {
+  if (progress || memory_ == nullptr || !memory_->residency().scarce() ||
+      first == sequences_.end()) {
     starved_since_.reset();
   } else if (!starved_since_.has_value()) {
     starved_since_ = now;
@@ -390,13 +392,13 @@ void Engine::SortSequences() {
 void Engine::Preempt(Sequence& sequence) {
   if (memory_ != nullptr) {
     for (const int32_t block : sequence.cache.block_table()) {
-      if (sequence.alone) memory_->Distrust(block);
-      if (sequence.alone || memory_->block_lost(block)) pool_.Withdraw(block);
+      if (sequence.alone) memory_->blocks().Distrust(block);
+      if (sequence.alone || memory_->blocks().AnyLost(block)) pool_.Withdraw(block);
     }
   }
   DropDraft(sequence);
   sequence.cache.Release();
-  sequence.names.clear();
+  sequence.named_blocks = 0;
   if (sequence.retrieval != nullptr) sequence.retrieval->Suspend();
   sequence.phase = Phase::kPreempted;
   ++sequence.usage.preemptions;
@@ -642,10 +644,10 @@ void Engine::Publish() {
   stats_.blocks_idle = pool_.num_idle();
   stats_.named_prefixes = static_cast<int32_t>(prefixes_.size());
   stats_.pinned_prefixes = static_cast<int32_t>(prefixes_.pinned());
-  if (memory_ != nullptr && memory_->has_store()) {
+  if (memory_ != nullptr && memory_->store().exists()) {
     stats_.tiered = true;
     stats_.kv = memory_->stats();
-    stats_.store = memory_->store()->stats();
+    stats_.store = memory_->store().stats();
   }
   stats_.prefetch = model_.prefetch_counts();
   stats_.launches = model_.launches();

@@ -169,6 +169,8 @@ class Engine {
   void Count(Sequence& sequence, const RetrievalCounts& counts);
   // engine_prefix.cc
   Digest NameOf(Sequence& sequence, int32_t i, bool* shareable);
+  // The name of a full block that the sequence has. REQUIRES: i < named_blocks.
+  const BlockName& BlockNameOf(const Sequence& sequence, int32_t i) const;
   bool MayKeep(const Sequence& sequence);
   void NameBlocks(Sequence& sequence);
   bool AdoptPrefix(Sequence& sequence);

@@ -14,6 +14,10 @@
 
 namespace winnow::engine {
 
+const BlockName& Engine::BlockNameOf(const Sequence& sequence, int32_t i) const {
+  return memory_->blocks()[sequence.cache.block_table()[i]].name;
+}
+
 // Names the sequence's block `i`, when the blocks before it are named. Sets whether anyone may find
 // it: what a policy with a floor computed depends on more than its name says.
 Digest Engine::NameOf(Sequence& sequence, int32_t i, bool* shareable) {
@@ -25,7 +29,7 @@ Digest Engine::NameOf(Sequence& sequence, int32_t i, bool* shareable) {
   how_.clear();
   if (!dense) {
     how_ = absl::StrCat(ToString(policy), " from ", sequence.retrieve_from(), " ",
-                        memory_->names().retrieval);
+                        memory_->store().names().retrieval);
   }
   *shareable = (dense || !policy.floor.has_value()) && !sequence.alone;
   // Under a new name nothing meets what the store has of the old one.
@@ -33,9 +37,9 @@ Digest Engine::NameOf(Sequence& sequence, int32_t i, bool* shareable) {
     absl::StrAppend(&how_, " alone ", sequence.request.id, " ", sequence.losses_in_all);
   }
   if (i < std::ssize(sequence.known_names)) return sequence.known_names[i];
-  WINNOW_CHECK(i == std::ssize(sequence.known_names) && i == std::ssize(sequence.names));
-  const Digest parent =
-      i == 0 ? ChainRoot(memory_->names().model, sequence.tenant_digest) : sequence.names.back();
+  WINNOW_CHECK(i == std::ssize(sequence.known_names) && i == sequence.named_blocks);
+  const Digest parent = i == 0 ? ChainRoot(memory_->store().names().model, sequence.tenant_digest)
+                               : BlockNameOf(sequence, i - 1).chain;
   sequence.known_names.push_back(ChainNext(
       parent, std::span(sequence.tokens).subspan(int64_t{i} * block_tokens, block_tokens), how_));
   return sequence.known_names.back();
@@ -45,8 +49,8 @@ Digest Engine::NameOf(Sequence& sequence, int32_t i, bool* shareable) {
 // like any other.
 bool Engine::MayKeep(const Sequence& sequence) {
   const int64_t most = sequence.request.tenant_store_bytes;
-  if (most == 0 || !memory_->has_store()) return true;
-  const uint64_t bytes = memory_->KeptBytes(sequence.tenant_digest) + memory_->StoredBlockBytes();
+  if (most == 0 || !memory_->store().exists()) return true;
+  const uint64_t bytes = memory_->KeptBytes(sequence.tenant_digest) + memory_->store().BlockBytes();
   if (bytes <= static_cast<uint64_t>(most)) return true;
   ++stats_.blocks_over_store_quota;
   return false;
@@ -55,14 +59,14 @@ bool Engine::MayKeep(const Sequence& sequence) {
 // Blocks that became full can move and be shared from now on, under the name of their content.
 void Engine::NameBlocks(Sequence& sequence) {
   const int32_t full = sequence.cache.num_tokens() / model_.block_tokens();
-  for (auto i = static_cast<int32_t>(sequence.names.size()); i < full; ++i) {
+  for (int32_t i = sequence.named_blocks; i < full; ++i) {
     bool shareable = false;
-    sequence.names.push_back(NameOf(sequence, i, &shareable));
+    const BlockName name{NameOf(sequence, i, &shareable), sequence.tenant_digest, i};
     const int32_t block = sequence.cache.block_table()[i];
     // Prompts come again; what was generated, and under a policy, is for this process at most.
     const bool keep = options_.prefix_cache && how_.empty() && MayKeep(sequence);
-    const BlockName name{sequence.names.back(), sequence.tenant_digest, i};
     memory_->Seal(block, name, keep);
+    ++sequence.named_blocks;
     if (options_.prefix_cache && shareable && pool_.Publish(block, name.chain)) {
       TellStored(sequence, i);
     }
@@ -74,8 +78,7 @@ void Engine::NameBlocks(Sequence& sequence) {
   const int32_t left = sequence.decode_from() - sequence.cache.num_tokens();
   if (!sequence.summary_saved && full > 0 && left >= 0 && left <= options_.step_tokens) {
     sequence.summary_saved = true;
-    model_.SaveSummary(*sequence.retrieval,
-                       {sequence.names.back(), sequence.tenant_digest, full - 1});
+    model_.SaveSummary(*sequence.retrieval, BlockNameOf(sequence, full - 1));
   }
 }
 
@@ -95,7 +98,7 @@ void Engine::TellStored(const Sequence& sequence, int32_t i) {
 // step, until all were once: without I/O, but there may be hundreds of thousands.
 void Engine::TellEvictions() {
   constexpr size_t kChecksInAStep = 32;
-  if (memory_ == nullptr || !memory_->has_store()) return;
+  if (memory_ == nullptr || !memory_->store().exists()) return;
   KvEventLog& events = *options_.kv_events;
   const storage::StoreStats& store = stats_.store;
   const uint64_t evictions =
@@ -108,14 +111,14 @@ void Engine::TellEvictions() {
     --copies_to_check_;
     const auto block = events.NextOf(options_.store_tier);
     if (block == nullptr) break;
-    if (!memory_->Stored(block->name)) events.Removed(options_.store_tier, block->name.chain);
+    if (!memory_->store().Stored(block->name)) {
+      events.Removed(options_.store_tier, block->name.chain);
+    }
   }
 }
 
 // Since the start, by readers of the slower tiers.
-uint64_t Engine::StoreBytesRead() const {
-  return memory_->has_store() ? memory_->store()->stats().payload_bytes_read : 0;
-}
+uint64_t Engine::StoreBytesRead() const { return memory_->store().stats().payload_bytes_read; }
 
 // Takes over what is known of the sequence's tokens, from other sequences or from the store, as far
 // as it reaches from the first token on. The last token is always computed.
@@ -131,7 +134,7 @@ bool Engine::AdoptPrefix(Sequence& sequence) {
       block = *found;
       pool_.Share(block);
       stats_.prefix_tokens_pool += model_.block_tokens();
-    } else if (how_.empty() && pool_.num_free() > 0 && memory_->Stored(name)) {
+    } else if (how_.empty() && pool_.num_free() > 0 && memory_->store().Stored(name)) {
       block = pool_.Take();
       memory_->Adopt(block, name);
       pool_.Publish(block, name.chain);
@@ -143,8 +146,8 @@ bool Engine::AdoptPrefix(Sequence& sequence) {
     } else {
       break;
     }
-    sequence.names.push_back(name.chain);
     sequence.cache.Adopt(block);
+    ++sequence.named_blocks;
   }
   const int32_t adopted = sequence.cache.num_tokens();
   // What was taken over before, and is computed again now, was not cached after all.
@@ -153,14 +156,13 @@ bool Engine::AdoptPrefix(Sequence& sequence) {
   if (adopted == 0) return false;
   const TimePoint begun = clock_.Now();
   const uint64_t read_before = StoreBytesRead();
-  if (memory_->ShareOfFrames(sequence.cache.num_blocks()) <= options_.eager_share) {
+  if (memory_->residency().ShareOfFrames(sequence.cache.num_blocks()) <= options_.eager_share) {
     memory_->Load(sequence.cache.block_table());
   }
   if (sequence.retrieval != nullptr) {
     adopted_names_.clear();
-    for (size_t i = 0; i < sequence.names.size(); ++i) {
-      adopted_names_.push_back(
-          {sequence.names[i], sequence.tenant_digest, static_cast<int32_t>(i)});
+    for (int32_t i = 0; i < sequence.named_blocks; ++i) {
+      adopted_names_.push_back(BlockNameOf(sequence, i));
     }
     model_.AdoptIndex(*sequence.retrieval, sequence.cache.block_table(), adopted_names_,
                       sequence.decode_from());

@@ -21,7 +21,7 @@ constexpr Duration kEraseEvery = std::chrono::seconds(1);
 
 const Digest& PrefixTable::model() const {
   WINNOW_CHECK(memory_ != nullptr);
-  return memory_->names().model;
+  return memory_->store().names().model;
 }
 
 size_t PrefixTable::pinned() const {
@@ -123,7 +123,7 @@ absl::Status PrefixTable::Delete(const std::string& tenant, const std::string& n
     const BlockName block{(*gone.blocks)[static_cast<size_t>(i)], gone.tenant, i};
     if (kept.contains(block.chain)) continue;
     pool_.Drop(block.chain);
-    memory_->Erase(block);
+    memory_->store().Erase(block);
     erased_.push_back({block, kEraseLooks, clock_.Now() + kEraseEvery});
   }
   return absl::OkStatus();
@@ -162,8 +162,8 @@ void PrefixTable::Restore(std::vector<SavedPrefix> saved) {
       blocks_ += blocks;
     }
   }
-  for (const Digest& chain : memory_->PinnedChains()) {
-    if (!pinned.contains(chain)) memory_->SetPinned({.chain = chain}, false);
+  for (const Digest& chain : memory_->store().PinnedChains()) {
+    if (!pinned.contains(chain)) memory_->store().SetPinned({.chain = chain}, false);
   }
 }
 
@@ -207,11 +207,11 @@ void PrefixTable::Sweep(size_t blocks) {
 void PrefixTable::Look(Prefix& prefix, int32_t i) {
   const BlockName block{(*prefix.blocks)[static_cast<size_t>(i)], prefix.tenant, i};
   counting_.fast_blocks += pool_.Find(block.chain).has_value();
-  const bool stored = memory_->Stored(block);
+  const bool stored = memory_->store().Stored(block);
   counting_.stored_blocks += stored;
   if (!prefix.pinned) return;
   pool_.SetPinned(block.chain, true);
-  counting_.pinned_blocks += stored && memory_->SetPinned(block, true);
+  counting_.pinned_blocks += stored && memory_->store().SetPinned(block, true);
 }
 
 void PrefixTable::EraseAgain(size_t most) {
@@ -221,7 +221,7 @@ void PrefixTable::EraseAgain(size_t most) {
     erased_.pop_front();
     // It was made again meanwhile, and is wanted.
     if (pool_.Find(entry.name.chain).has_value()) continue;
-    if (memory_->Stored(entry.name)) memory_->Erase(entry.name);
+    if (memory_->store().Stored(entry.name)) memory_->store().Erase(entry.name);
     if (--entry.looks > 0) {
       entry.next = now + kEraseEvery;
       erased_.push_back(entry);
@@ -264,7 +264,8 @@ void PrefixTable::Unpin(const Key& key, const Prefix& prefix) {
   for (size_t i = 0; i < prefix.blocks->size(); ++i) {
     if (others.contains((*prefix.blocks)[i])) continue;
     pool_.SetPinned((*prefix.blocks)[i], false);
-    memory_->SetPinned({(*prefix.blocks)[i], prefix.tenant, static_cast<int32_t>(i)}, false);
+    memory_->store().SetPinned({(*prefix.blocks)[i], prefix.tenant, static_cast<int32_t>(i)},
+                               false);
   }
 }
 

@@ -70,8 +70,8 @@ struct Sequence {
   std::vector<int32_t> tokens;  // prompt and generated
   KvCache cache;                // of a prefix of tokens
   const int32_t block_tokens;
-  std::vector<Digest> names;  // of the full blocks in cache
-  // Of its first blocks, in `cache` or not: names are made once, however often it is admitted.
+  int32_t named_blocks = 0;  // full blocks in `cache`, whose names the block table has
+  // Names of its first blocks, in `cache` or not: they are made once, however often it is admitted.
   std::vector<Digest> known_names;
   int32_t losses = 0;  // of KV, since the last token came
   int32_t losses_in_all = 0;

@@ -34,6 +34,7 @@ class PlanAndServe(unittest.TestCase):
         self.assertEqual(memory["index_bytes"], retrieval["index_bytes"])
         self.assertEqual(memory["summary_bytes"], retrieval["summary_bytes"])
         self.assertEqual(kv["blocks"], sizes["kv_blocks"])
+        self.assertEqual(kv["layers"], sizes["kv_layers"])
         self.assertEqual(kv["token_bytes"] * kv["block_tokens"], sizes["kv_block_bytes"])
         self.assertEqual(planned["plan"]["max_context"], sizes["max_context"])
         self.assertEqual((planned["plan"]["dtype"], planned["plan"]["kv_dtype"]), (sizes["dtype"], sizes["kv_dtype"]))

@@ -67,9 +67,9 @@ class FetcherTest : public ::testing::Test {
                                               RetrievalScene::kLayers);
   }
   int32_t Resident() const {
-    return static_cast<int32_t>(
-        std::count_if(scene_->blocks.begin(), scene_->blocks.end(),
-                      [&](int32_t block) { return scene_->memory->IsResident(kLast, block); }));
+    return static_cast<int32_t>(std::count_if(
+        scene_->blocks.begin(), scene_->blocks.end(),
+        [&](int32_t block) { return scene_->memory->residency().IsResident(kLast, block); }));
   }
 
   // Every ninth candidate of each query, other ones for each head.

@@ -283,7 +283,9 @@ TEST_F(KvEventsTest, SayWhatADiskHasAfterMemoryForgotIt) {
   ExpectPredicted(*model);
   const std::vector<BlockName> copies = mirror_.In(KvTier::kDisk);
   EXPECT_FALSE(copies.empty());
-  for (const BlockName& name : copies) EXPECT_TRUE(model->decoder->kv_memory()->Stored(name));
+  for (const BlockName& name : copies) {
+    EXPECT_TRUE(model->decoder->kv_memory()->store().Stored(name));
+  }
 }
 
 TEST_F(KvEventsTest, ACopyIsToldWhenAllOfItIsThere) {
@@ -300,7 +302,7 @@ TEST_F(KvEventsTest, ACopyIsToldWhenAllOfItIsThere) {
     const std::vector<BlockName> copies = mirror_.In(KvTier::kDisk);
     told = std::max(told, copies.size());
     for (const BlockName& name : copies) {
-      ASSERT_TRUE(model->decoder->kv_memory()->Stored(name)) << "seed " << seed_;
+      ASSERT_TRUE(model->decoder->kv_memory()->store().Stored(name)) << "seed " << seed_;
     }
   }
   EXPECT_GT(told, 0u);
@@ -345,14 +347,16 @@ TEST_F(KvEventsTest, TellWhatTheStoreEvicted) {
   const int damaged = kv_tiers::DamageAllOver(directory_.File("store"));
   ASSERT_GT(damaged, 0);
   std::vector<std::byte> bytes(memory.layout().BlockBytes());
-  for (const BlockName& name : copies) memory.GetAside(memory.names().Id(name, 0, 0), bytes);
+  for (const BlockName& name : copies) {
+    memory.store().GetSide(memory.store().names().Id(name, 0, 0), bytes);
+  }
   size_t left = 0;
-  for (const BlockName& name : copies) left += memory.Stored(name);
+  for (const BlockName& name : copies) left += memory.store().Stored(name);
   ASSERT_LT(left, copies.size());
   for (size_t i = 0; i < copies.size(); ++i) started->engine->Step();
   mirror_.Follow(log_);
   EXPECT_EQ(mirror_.In(KvTier::kDisk).size(), left);
-  for (const BlockName& name : mirror_.In(KvTier::kDisk)) EXPECT_TRUE(memory.Stored(name));
+  for (const BlockName& name : mirror_.In(KvTier::kDisk)) EXPECT_TRUE(memory.store().Stored(name));
 }
 
 TEST_F(KvEventsTest, NothingIsThereAfterTheEngineStopped) {

@@ -56,6 +56,9 @@ class KvMemoryTest : public ::testing::Test {
     memory_->Seal(block, name, keep);
     return block;
   }
+  storage::BlockId IdOf(int32_t layer, int32_t block) const {
+    return memory_->store().IdOf(memory_->blocks()[block].name, layer);
+  }
   // Makes frames scarce, so that what was made before is saved.
   std::vector<int32_t> FillUp(BlockPool& pool) {
     std::vector<int32_t> held;
@@ -77,7 +80,7 @@ TEST_F(KvMemoryTest, TheQueueOfWhatIsToBeSavedDoesNotGrowWithBlocksThatAreGone) 
   const int32_t stays = MakeBlock(pool);
   for (int i = 0; i < 1000; ++i) {
     pool.Give(MakeBlock(pool));
-    ASSERT_LE(memory_->queued_pieces(), size_t{3} * kLayers * kBlocks);
+    ASSERT_LE(memory_->residency().num_queued(), size_t{3} * kLayers * kBlocks);
   }
   EXPECT_EQ(memory_->stats().saved_pieces, 0u);
   // What is there still is in line.
@@ -104,7 +107,7 @@ TEST_F(KvMemoryTest, ABlockThatEndsWhileItIsSavedLeavesWhatAnotherOfItsNameHasIn
   while (store_.in_flight() > 0) memory_->Idle();
   EXPECT_GT(memory_->stats().saved_pieces, 0u);
   for (int32_t layer = 0; layer < kLayers; ++layer) {
-    EXPECT_TRUE(store_.Find(memory_->StoreId(layer, stays)).has_value()) << layer;
+    EXPECT_TRUE(store_.Find(IdOf(layer, stays)).has_value()) << layer;
   }
   for (const int32_t block : held) pool.Give(block);
   pool.Give(stays);
@@ -118,11 +121,11 @@ TEST_F(KvMemoryTest, ABlockIsInUseAsLongAsOneOfItsNameIsHeld) {
   constexpr int kName = 1000, kOther = 1001;
   const int32_t one = MakeBlock(pool, kName, /*keep=*/true), two = MakeBlock(pool, kName, true);
   const int32_t other = MakeBlock(pool, kOther, /*keep=*/false);
-  pool.Publish(one, memory_->name(one).chain);
+  pool.Publish(one, memory_->blocks()[one].name.chain);
   const std::vector<int32_t> held = FillUp(pool);
   const auto expect = [&](int32_t block, bool in_use, bool transient) {
     for (int32_t layer = 0; layer < kLayers; ++layer) {
-      const auto info = store_.Find(memory_->StoreId(layer, block));
+      const auto info = store_.Find(IdOf(layer, block));
       ASSERT_TRUE(info.has_value()) << layer;
       EXPECT_EQ(info->in_use, in_use) << layer;
       EXPECT_EQ(info->transient, transient) << layer;
@@ -132,7 +135,7 @@ TEST_F(KvMemoryTest, ABlockIsInUseAsLongAsOneOfItsNameIsHeld) {
   expect(other, true, true);
   pool.Give(one);  // idle; the other of its name is held
   expect(one, true, false);
-  const storage::BlockId id = memory_->StoreId(0, two);
+  const storage::BlockId id = IdOf(0, two);
   pool.Give(two);
   expect(one, false, false);
   pool.Share(one);
@@ -167,13 +170,13 @@ TEST_F(KvMemoryTest, ABlockThatNobodyHoldsWhenItIsSavedIsNotInUse) {
   BlockPool pool(kBlocks, memory_.get());
   store_.faults.hold = true;
   const int32_t block = MakeBlock(pool, 1000, /*keep=*/true);
-  pool.Publish(block, memory_->name(block).chain);
+  pool.Publish(block, memory_->blocks()[block].name.chain);
   const std::vector<int32_t> held = FillUp(pool);
   ASSERT_GT(store_.in_flight(), 0u);
   pool.Give(block);
   store_.faults.hold = false;
   while (store_.in_flight() > 0) memory_->Idle();
-  const auto info = store_.Find(memory_->StoreId(0, block));
+  const auto info = store_.Find(IdOf(0, block));
   ASSERT_TRUE(info.has_value());
   EXPECT_FALSE(info->in_use);
   for (const int32_t other : held) pool.Give(other);

@@ -100,8 +100,8 @@ TEST_F(TailEstimatorTest, TheTailIsOneMoreState) {
   for (int32_t head = 0; head < RetrievalScene::kKvHeads; ++head) {
     for (int32_t t = 0; t < selected.count(0, head); ++t) {
       const int32_t token = selected.chosen(0, head)[t];
-      addresses.push_back(scene_.memory->Resident(kLast, scene_.blocks[token / 16],
-                                                  scene_.layout.RowOffset(0, head, token % 16)));
+      addresses.push_back(scene_.memory->residency().Resident(
+          kLast, scene_.blocks[token / 16], scene_.layout.RowOffset(0, head, token % 16)));
     }
   }
   const std::byte* const* rows = addresses.data();

@@ -1,0 +1,108 @@
+#include "engine/kv/frame_table.h"
+
+#include "kernels/check.h"
+
+namespace winnow::engine {
+
+FrameTable::FrameTable(BlockTable& blocks, int32_t own_layers, int64_t num_frames)
+    : blocks_(blocks),
+      own_layers_(own_layers),
+      num_own_(own_layers * blocks.num_blocks()),
+      frames_(static_cast<size_t>(num_frames)) {
+  WINNOW_CHECK(num_frames >= num_own_);
+  for (auto frame = static_cast<int32_t>(num_frames) - 1; frame >= num_own_; --frame) {
+    free_.push_back(frame);
+  }
+}
+
+void FrameTable::BeginPass() {
+  ++pass_;
+  unused_seen_ = 0;
+}
+
+void FrameTable::Unpin() {
+  ++pin_group_;
+  latest_from_ = -1;
+}
+
+void FrameTable::Pin(int64_t index) {
+  Frame& frame = frames_[blocks_.at(index).frame];
+  frame.pin_group = pin_group_;
+  frame.used_in = pass_;
+}
+
+bool FrameTable::Take(int64_t index) {
+  const int32_t frame = Find(index);
+  if (frame < 0) return false;
+  blocks_.SetFrame(index, frame);
+  frames_[frame] = {.holds = index, .pin_group = pin_group_, .used_in = pass_};
+  num_clean_ += frame >= num_own_ && blocks_.at(index).saved;
+  return true;
+}
+
+// A frame for the layer block; -1: none.
+int32_t FrameTable::Find(int64_t index) {
+  const int32_t layer = blocks_.LayerOf(index);
+  if (HasOwnFrames(layer)) return static_cast<int32_t>(index);
+  if (!free_.empty()) {
+    const int32_t frame = free_.back();
+    free_.pop_back();
+    return frame;
+  }
+  if (num_clean_ == 0) return -1;
+  // Frames that neither this pass nor the one before has used go first. If everything is in use, frames are
+  // too few for what runs, and every pass goes through the same layers in turn: to take what was used longest
+  // ago would take what is needed soonest, and nothing would ever be found again. So what was used last goes,
+  // which is needed last: of this layer what is not pinned, then of those before it. The rest stays from pass
+  // to pass.
+  const int32_t unused = EvictUnused();
+  return unused >= 0 ? unused : EvictLatest(layer);
+}
+
+void FrameTable::Release(int64_t index) {
+  const int32_t frame = blocks_.at(index).frame;
+  if (frame < 0) return;
+  frames_[frame] = {};
+  if (frame >= num_own_) {
+    num_clean_ -= blocks_.at(index).saved;
+    free_.push_back(frame);
+  }
+  blocks_.SetFrame(index, -1);
+}
+
+int32_t FrameTable::EvictUnused() {
+  // A frame that is used in a pass stays so: each is looked at once.
+  for (; unused_seen_ < num_shared(); ++unused_seen_) {
+    const auto index = static_cast<int32_t>(num_own_ + next_unused_);
+    next_unused_ = (next_unused_ + 1) % num_shared();
+    if (MayEvict(frames_[index]) && frames_[index].used_in + 1 < pass_) return Evict(index);
+  }
+  return -1;
+}
+
+int32_t FrameTable::EvictLatest(int32_t layer) {
+  const int32_t num_layers = blocks_.num_layers();
+  if (latest_from_ != layer) {
+    latest_from_ = latest_layer_ = layer;
+    latest_block_ = 0;
+  }
+  for (int32_t step = 0; step <= num_layers - own_layers_; ++step) {
+    for (; latest_block_ < blocks_.num_blocks(); ++latest_block_) {
+      const int32_t frame = blocks_.at(latest_layer_, latest_block_).frame;
+      if (frame >= 0 && MayEvict(frames_[frame])) return Evict(frame);
+    }
+    latest_block_ = 0;
+    latest_layer_ = latest_layer_ > own_layers_ ? latest_layer_ - 1 : num_layers - 1;
+  }
+  return -1;
+}
+
+int32_t FrameTable::Evict(int32_t frame) {
+  blocks_.SetFrame(frames_[frame].holds, -1);
+  frames_[frame] = {};
+  --num_clean_;
+  ++num_evicted_;
+  return frame;
+}
+
+}  // namespace winnow::engine

@@ -1,0 +1,79 @@
+// The frames of paged residency: which are free, which layer block each holds, and which is given to another
+// when none is free.
+//
+// Layers [0, own_layers) have a frame for each of their blocks: frame and layer block have one number there,
+// and it is never given to others. The other layers share the frames behind.
+//
+// Threads: the engine thread only.
+#ifndef WINNOW_ENGINE_KV_FRAME_TABLE_H_
+#define WINNOW_ENGINE_KV_FRAME_TABLE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "engine/kv/block_table.h"
+
+namespace winnow::engine {
+
+class FrameTable {
+ public:
+  // `blocks` outlives the table and has the frame of each layer block. REQUIRES: more frames than
+  // own_layers take, unless those are all layers.
+  FrameTable(BlockTable& blocks, int32_t own_layers, int64_t num_frames);
+
+  bool HasOwnFrames(int32_t layer) const { return layer < own_layers_; }
+  int32_t num_own() const { return num_own_; }
+  int64_t num_shared() const { return static_cast<int64_t>(frames_.size()) - num_own_; }
+  int64_t num_free() const { return static_cast<int64_t>(free_.size()); }
+  // Shared frames whose layer block is saved: they can be given to others.
+  int64_t num_clean() const { return num_clean_; }
+  // Frames that were given to others, since the start.
+  uint64_t num_evicted() const { return num_evicted_; }
+
+  void BeginPass();
+  void Unpin();
+  // Keeps the layer block's frame until Unpin. REQUIRES: it has one.
+  void Pin(int64_t index);
+  // The frame was read in this pass.
+  void Use(int32_t frame) { frames_[frame].used_in = pass_; }
+  // Gives the layer block a frame, pinned. False: none is free, and none that is not pinned is clean.
+  // REQUIRES: it has none.
+  bool Take(int64_t index);
+  // Takes the layer block's frame back, if it has one. Precedes changes of LayerBlock::saved.
+  void Release(int64_t index);
+  // The layer block is saved from now on.
+  void OnSaved(int64_t index) { num_clean_ += blocks_.at(index).frame >= num_own_; }
+
+ private:
+  struct Frame {
+    int64_t holds = -1;  // layer block
+    uint32_t pin_group = 0;
+    uint32_t used_in = 0;  // the last pass that did; 0: none
+  };
+  int32_t Find(int64_t index);
+  int32_t EvictUnused();
+  int32_t EvictLatest(int32_t layer);
+  bool MayEvict(const Frame& frame) const {
+    return frame.holds >= 0 && frame.pin_group != pin_group_ && blocks_.at(frame.holds).saved;
+  }
+  int32_t Evict(int32_t frame);
+
+  BlockTable& blocks_;
+  const int32_t own_layers_;
+  const int32_t num_own_;
+  std::vector<Frame> frames_;
+  std::vector<int32_t> free_;
+  int64_t num_clean_ = 0;
+  uint64_t num_evicted_ = 0;
+  uint32_t pass_ = 2;
+  uint32_t pin_group_ = 1;
+  int64_t unused_seen_ = 0;  // frames that EvictUnused has looked at in this pass
+  int64_t next_unused_ = 0;  // where it goes on
+  // Where EvictLatest goes on for a layer block of layer latest_from_; -1: it begins anew.
+  int32_t latest_from_ = -1, latest_layer_ = 0, latest_block_ = 0;
+};
+
+}  // namespace winnow::engine
+
+#endif  // WINNOW_ENGINE_KV_FRAME_TABLE_H_
