@@ -23,7 +23,6 @@ import time
 
 SOURCE = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(SOURCE / "clients/python"), str(SOURCE / "loadtest")]
-import grpc.aio  # noqa: E402
 from google.protobuf import json_format  # noqa: E402
 from winnow_client import AsyncClient, WinnowError  # noqa: E402
 from winnow_client.errors import NO_RETRIES  # noqa: E402
