@@ -33,8 +33,8 @@ REVISION = "0" * 40
 
 
 def tokenizer_cache(model, folder):
-    """A Hugging Face cache with the model's tokenizer in it, and nothing else: tools find it there by NAME without a network. A local path
-    would do for guidellm, but aiperf's processes take only names while they are offline."""
+    """Makes a Hugging Face cache with the model's tokenizer in it, and nothing else, and returns the tokenizer's folder. Without a network aiperf
+    takes only the name of what lies in a cache, and guidellm only a folder."""
     snapshot = folder / "hub" / f"models--{NAME.replace('/', '--')}" / "snapshots" / REVISION
     snapshot.mkdir(parents=True, exist_ok=True)
     (snapshot.parents[1] / "refs").mkdir(exist_ok=True)
@@ -45,10 +45,11 @@ def tokenizer_cache(model, folder):
             shutil.copy(file, snapshot)
         if (model / "config.json").exists():
             shutil.copy(model / "config.json", snapshot)
-        return
+        return snapshot
     # transformers and gguf, which read a GGUF file's tokenizer, are in guidellm's environment.
     script = "import sys; from transformers import AutoTokenizer; AutoTokenizer.from_pretrained(sys.argv[1], gguf_file=sys.argv[2]).save_pretrained(sys.argv[3])"
     subprocess.run([pathlib.Path(tool("guidellm")).parent / "python", "-c", script, model.parent, model.name, snapshot], check=True)
+    return snapshot
 
 
 def tool(name):
@@ -94,11 +95,11 @@ class Sweep:
     def __init__(self, args):
         self.args, self.program = args, tool("guidellm")
 
-    def command(self, http_port, out):
+    def command(self, http_port, tokenizer, out):
         a = self.args
         return [self.program, "run", "--backend", f"kind=openai_http,target=http://127.0.0.1:{http_port},model={NAME},request_format=/v1/completions",
                 "--profile", f"kind=sweep,sweep_size={a.steps},max_concurrency={a.concurrency}", "--constraint", f"kind=max_duration,seconds={a.seconds:g}",
-                "--tokenizer", f"kind=hf_auto,model={NAME}", "--data",
+                "--tokenizer", f"kind=hf_auto,model={tokenizer}", "--data",
                 f"kind=synthetic_text,prompt_tokens={a.prompt},output_tokens={a.answer},prefix_tokens={a.prefix},prefix_count=4",
                 "--output", f"kind=json,path={out / 'guidellm.json'}", "--output", f"kind=html,path={out / 'guidellm.html'}", "--disable-console-interactive"]
 
@@ -112,9 +113,10 @@ class Sweep:
             metrics, strategy = benchmark["metrics"], benchmark["config"]["strategy"]
             of = lambda name: metrics[name]["successful"]
             name = strategy["type_"] + (f" {strategy['rate']:.2f}/s" if strategy.get("rate") else "")
+            # Of no answer guidellm says that it took no time.
+            seconds = lambda name: [of(name)["percentiles"][p] / 1000 for p in ("p50", "p95")] if metrics["request_totals"]["successful"] else None
             yield {"strategy": name, "requests/s": of("requests_per_second")["mean"], "tokens/s": of("output_tokens_per_second")["mean"],
-                   "first token p50 / p95": [of("time_to_first_token_ms")["percentiles"][p] / 1000 for p in ("p50", "p95")],
-                   "between tokens p50 / p95": [of("inter_token_latency_ms")["percentiles"][p] / 1000 for p in ("p50", "p95")],
+                   "first token p50 / p95": seconds("time_to_first_token_ms"), "between tokens p50 / p95": seconds("inter_token_latency_ms"),
                    "failed": metrics["request_totals"]["errored"], "answered": metrics["request_totals"]["successful"]}
 
 
@@ -150,7 +152,7 @@ class Agents:
                           "layer1_5_groups": {"num_groups": 1, "zipf_alpha": 0.6},
                           "layer2": {"mean": tokens(own["lognormal"]["mean"]), "median": tokens(own["lognormal"]["median"]), "max": tokens(own["max"])}}}
 
-    def command(self, http_port, out):
+    def command(self, http_port, tokenizer, out):
         a = self.args
         return [self.program, "profile", "--model", NAME, "--url", f"http://127.0.0.1:{http_port}", "--endpoint-type", "chat", "--streaming", "--tokenizer", NAME,
                 "--input-file", self.dataset, "--custom-dataset-type", "mooncake-trace", "--no-fixed-schedule", "--isl-block-size", self.BLOCK,
@@ -170,7 +172,7 @@ class Agents:
 
 def measure(args):
     driver = {"sweep": Sweep, "agents": Agents}[args.what](args)
-    tokenizer_cache(args.model, args.out / "tokenizer")
+    tokenizer = tokenizer_cache(args.model, (args.out / "tokenizer").resolve())
     environment = {**os.environ, "HF_HOME": str(args.out.resolve() / "tokenizer"), "HF_HUB_OFFLINE": "1"}
     results = []
     for number, (attention, cache, flags) in enumerate(configurations(args.policy)):
@@ -178,7 +180,7 @@ def measure(args):
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir(parents=True)
         with own_server.own_server("--model", args.model, "--model-name", NAME, *flags, *args.flags) as server:
-            command = driver.command(server.http_port, out)
+            command = driver.command(server.http_port, tokenizer, out)
             load_before = os.getloadavg()
             run_tool(command, environment, out / "log", driver.limit())
             counted = counters(server.metrics_port)
@@ -191,6 +193,8 @@ def measure(args):
 
 
 def cell(value):
+    if value is None:
+        return "–"
     if isinstance(value, list):
         return " / ".join(load_report.seconds_text(one) for one in value)
     return f"{value:.2f}" if isinstance(value, float) and value != int(value) else f"{value:.0f}" if isinstance(value, (int, float)) else str(value)
@@ -222,10 +226,10 @@ def main():
     parser.add_argument("flags", nargs="*", help="of the servers, behind --")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    driver, results = measure(args)
-    report = {"command": shlex.join(["loadtest/http_tools.py", *sys.argv[1:]]), "machine": load_report.machine(), "model": pathlib.Path(args.model).name, "results": results}
+    report = {"command": shlex.join(["loadtest/http_tools.py", *sys.argv[1:]]), "machine": load_report.machine(), "model": pathlib.Path(args.model).name}
+    driver, report["results"] = measure(args)
     (args.out / f"{args.what}.json").write_text(json.dumps(report, indent=1) + "\n")
-    print(table(driver.COLUMNS, results))
+    print(table(driver.COLUMNS, report["results"]))
 
 
 if __name__ == "__main__":

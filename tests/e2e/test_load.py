@@ -103,13 +103,13 @@ class Program(unittest.TestCase):
 
     def test_reports(self):
         with Server() as server, harness.temporary_directory() as out:
-            args = ["--server", server.address, "--workload", SOURCE / "loadtest/workloads/chats.json", "--scale", "1/20", "--rate", "50", "--conversations", "3"]
+            args = ["--server", server.address, "--workload", SOURCE / "loadtest/workloads/chats.json", "--scale", "1/2", "--rate", "50", "--conversations", "3"]
             (out / "w.json").write_text(json.dumps(dict(CHAT, arrivals={"process": "poisson", "per_second": 50})))
             args[3] = out / "w.json"
             done = self.run_load(*args, "--json", out / "r.json", "--slo", "first=60,token=10")
             self.assertEqual(done.returncode, 0, done.stderr)
             report = json.loads((out / "r.json").read_text())
-            self.assertIn("--scale 1/20", report["command"])
+            self.assertIn("--scale 1/2", report["command"])
             self.assertEqual(report["workload"]["conversations"], 3)
             self.assertEqual(report["summary"]["answered"], 6)
             self.assertTrue(report["summary"]["slo"]["held"])
@@ -120,12 +120,11 @@ class Program(unittest.TestCase):
             report = json.loads((out / "r.json").read_text())
             self.assertEqual((report["search"]["largest_rate"], report["search"]["smallest_missed"]), (40, None), done.stderr)
             self.assertEqual([trial["rate"] for trial in report["search"]["trials"]], [20, 40])
+            # Texts of one try are not those of the one before: the first of three conversations finds nothing in the cache.
+            self.assertLess(report["search"]["trials"][1]["by_turn"][0]["cached_share"], 0.7)
             done = self.run_load(*args, "--json", out / "r.json", "--slo", "first=0.000001,token=10", "--search", "20:40")
             report = json.loads((out / "r.json").read_text())
             self.assertEqual((report["search"]["largest_rate"], report["search"]["smallest_missed"]), (None, 20), done.stderr)
-            # Texts of one try are not those of the next: what was cached is of the same try.
-            for trial in report["search"]["trials"]:
-                self.assertEqual(trial["by_turn"][0]["requests"], 3)
 
     def test_peers_are_measured_through_their_servers(self):
         command = f"{harness.BIN} serve --model {harness.MODEL} --http 127.0.0.1:{{port}} --listen 127.0.0.1:0 --metrics 127.0.0.1:0"

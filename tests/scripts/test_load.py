@@ -289,9 +289,9 @@ class Tools(unittest.TestCase):
         self.assertEqual([(attention, cache, flags) for attention, cache, flags in http_tools.configurations("quest:k=64")],
                          [("dense", "on", ["--prefix-cache", "on"]), ("dense", "off", ["--prefix-cache", "off"]),
                           ("quest:k=64", "on", ["--policy", "quest:k=64", "--prefix-cache", "on"]), ("quest:k=64", "off", ["--policy", "quest:k=64", "--prefix-cache", "off"])])
-        results = [{"attention": "dense", "prefix_cache": "on", "cached_share": 0.5, "kv_read_share": None, "rows": [{"a": 1.25, "b": [0.5, 2.0]}, {"a": 3, "b": [0.01, 0.02]}]}]
+        results = [{"attention": "dense", "prefix_cache": "on", "cached_share": 0.5, "kv_read_share": None, "rows": [{"a": 1.25, "b": [0.5, 2.0]}, {"a": 3, "b": [0.01, 0.02]}, {"a": 0.0, "b": None}]}]
         self.assertEqual(http_tools.table(("a", "b"), results).splitlines()[2:],
-                         ["| dense | on | 1.25 | 500.0 ms / 2.00 s | 50.0 % | – |", "| dense | on | 3 | 10.0 ms / 20.0 ms | 50.0 % | – |"])
+                         ["| dense | on | 1.25 | 500.0 ms / 2.00 s | 50.0 % | – |", "| dense | on | 3 | 10.0 ms / 20.0 ms | 50.0 % | – |", "| dense | on | 0 | – | 50.0 % | – |"])
 
     def test_a_tool_that_fails_or_hangs_ends_the_run_with_its_log(self):
         with tempfile.TemporaryDirectory() as folder:
