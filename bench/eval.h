@@ -35,7 +35,8 @@
 // tokens or of one question. If one of the policies is dense, the first such is the reference: each
 // other policy is compared with it token by token and question by question. A paired difference's
 // error is much smaller than the two means', because easy and hard places are the same for both. The
-// reference's losses and likeliest tokens are computed once per window and kept until the next.
+// reference's losses and likeliest tokens are computed once per window and kept until the next. Of text another run can be
+// the reference (eval_reference.h), of the same tokens under other weights.
 #ifndef WINNOW_BENCH_EVAL_H_
 #define WINNOW_BENCH_EVAL_H_
 
@@ -49,6 +50,7 @@
 
 #include "absl/status/statusor.h"
 #include "bench/eval_prompt.h"
+#include "bench/eval_reference.h"
 #include "bench/eval_statistics.h"
 #include "bench/eval_tasks.h"
 #include "engine/model.h"
@@ -129,10 +131,14 @@ class Evaluator {
                                                  std::span<const engine::AttentionPolicy> policies,
                                                  const EvalProgress& progress);
 
-  // InvalidArgument: the window does not fit, or no token is scored.
+  // `against`, where given, is the reference of every policy, also of dense. `found` gets what the first dense policy
+  // found. InvalidArgument: the window does not fit, no token is scored, or `against` is of other tokens.
+  // REQUIRES: with `found`, a dense policy.
   absl::StatusOr<std::vector<TextResult>> RunText(std::string_view text,
                                                   std::span<const engine::AttentionPolicy> policies,
-                                                  const EvalProgress& progress);
+                                                  const EvalProgress& progress,
+                                                  const TextReference* against = nullptr,
+                                                  TextReference* found = nullptr);
 
   // Tokens that the model computed so far; those of shared prefixes count once.
   int64_t computed_tokens() const { return sequence_.computed_tokens(); }
@@ -150,6 +156,7 @@ class Evaluator {
   absl::Status RunWindow(const TextWindow& window,
                          std::span<const engine::AttentionPolicy> policies,
                          std::span<const size_t> order, std::span<TextTally> tallies,
+                         const TextReference* against, TextReference* found,
                          const std::function<void(const engine::AttentionPolicy&)>& ran);
 
   const engine::Tokenizer& tokenizer_;

@@ -33,6 +33,7 @@ constexpr size_t kInputBytesMax = size_t{4} << 30;
 
 struct EvalFlags {
   std::string model_dir, suite, tasks_path, text_path, haystack_path, json_path;
+  std::string reference_path, save_reference_path;
   std::vector<std::string> policies;
   std::string free_run = "on", prompt = "auto";
   std::vector<int32_t> lengths;
@@ -134,6 +135,11 @@ absl::Status CheckFlags(const EvalFlags& flags) {
   if (flags.IsLongBench() && flags.tasks_path.empty()) {
     return absl::InvalidArgumentError("--suite longbench: needs its file, as --tasks FILE.jsonl");
   }
+  const bool has_dense = std::any_of(flags.policies.begin(), flags.policies.end(),
+                                     [](const std::string& text) { return text == "dense"; });
+  if (!flags.save_reference_path.empty() && !has_dense) {
+    return absl::InvalidArgumentError("--save-reference: needs --policy dense");
+  }
   if (flags.IsRuler() && flags.lengths.empty()) {
     return absl::InvalidArgumentError("--suite ruler: needs --lengths, as 4096,8192");
   }
@@ -145,6 +151,7 @@ struct EvalInput {
   std::vector<EvalTask> tasks;
   std::vector<std::string> sentences;
   std::string text;
+  std::optional<TextReference> reference;
 };
 
 absl::StatusOr<EvalInput> ReadInput(const EvalFlags& flags) {
@@ -155,6 +162,13 @@ absl::StatusOr<EvalInput> ReadInput(const EvalFlags& flags) {
   if (!content.ok()) return content.status();
   if (flags.IsText()) {
     input.text = *std::move(content);
+    if (flags.reference_path.empty()) return input;
+    absl::StatusOr<std::string> lines =
+        server::ReadMaybeGzipped(flags.reference_path, kInputBytesMax);
+    if (!lines.ok()) return lines.status();
+    auto reference = ParseTextReference(*lines, flags.reference_path);
+    if (!reference.ok()) return reference.status();
+    input.reference = *std::move(reference);
     return input;
   }
   if (flags.IsRuler()) {
@@ -204,6 +218,7 @@ nlohmann::ordered_json RunJson(const EvalFlags& flags, const engine::LoadedModel
       {"input", flags.InputPath()},
       {"backend", loaded.backend->name()},
       {"products", kernels::DTypeName(loaded.decoder_options.compute)},
+      {"weights", flags.model.weights},
       {"kv", kernels::DTypeName(loaded.decoder_options.kv_dtype)},
       {"limit", flags.options.limit},
       {"probe_interval", flags.model.retrieval.probe_interval},
@@ -212,6 +227,7 @@ nlohmann::ordered_json RunJson(const EvalFlags& flags, const engine::LoadedModel
     run["window_tokens"] = flags.options.window_tokens;
     run["retrieve_from"] = flags.options.retrieve_from;
     run["score_from"] = flags.options.score_from;
+    run["reference"] = flags.reference_path;
   } else {
     run["prompt"] = flags.prompt;
     run["free_run"] = flags.options.free_run;
@@ -238,8 +254,17 @@ absl::StatusOr<EvalResults> RunEval(const EvalFlags& flags, EvalInput& input,
   };
   EvalResults results;
   if (flags.IsText()) {
-    auto texts = evaluator.RunText(input.text, policies, progress);
+    TextReference found;
+    const bool save = !flags.save_reference_path.empty();
+    auto texts = evaluator.RunText(input.text, policies, progress,
+                                   input.reference.has_value() ? &*input.reference : nullptr,
+                                   save ? &found : nullptr);
     if (!texts.ok()) return texts.status();
+    if (save) {
+      const absl::Status written =
+          server::WriteTextFile(flags.save_reference_path, TextReferenceLines(found));
+      if (!written.ok()) return written;
+    }
     results.texts = *std::move(texts);
     return results;
   }
@@ -376,6 +401,19 @@ void AddTextFlags(CLI::App& command, EvalFlags& flags) {
                   "Position in a window of text from which on predictions are scored; where absent "
                   "--retrieve-from, because what comes before is the same under every policy")
       ->check(CLI::Range(0, 1 << 28))
+      ->needs(text);
+  command
+      .add_option("--save-reference", flags.save_reference_path,
+                  "Write what dense finds at every scored token, for another run's --reference")
+      ->check(server::WrongOutputFile)
+      ->type_name("OUT")
+      ->needs(text);
+  command
+      .add_option(
+          "--reference", flags.reference_path,
+          "Compare every policy with the run that wrote this, token by token: other weights or "
+          "another file of the same model")
+      ->type_name("FILE[.gz]")
       ->needs(text);
 }
 

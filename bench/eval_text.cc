@@ -66,15 +66,37 @@ struct Evaluator::TextTally {
   }
 };
 
+namespace {
+
+// Whether the scored tokens of a window, of which the first is number `first` of the text's, are those of `against`.
+bool SameTokens(std::span<const int32_t> scored, int64_t first, const TextReference& against) {
+  const auto there = static_cast<int64_t>(against.tokens.size());
+  return first + static_cast<int64_t>(scored.size()) <= there &&
+         std::equal(scored.begin(), scored.end(), against.tokens.begin() + first);
+}
+
+absl::Status OtherTokens() {
+  return absl::InvalidArgumentError(
+      "--reference: is of other tokens: text, tokenizer, --window, --score-from and --limit must "
+      "be those of the run that wrote it");
+}
+
+}  // namespace
+
 // The first policy of `order` is the reference, if there is one: its logits are kept for the others.
 // Rows before first_retrieving are the same under every policy, so only it computes them.
 absl::Status Evaluator::RunWindow(const TextWindow& window,
                                   std::span<const engine::AttentionPolicy> policies,
                                   std::span<const size_t> order, std::span<TextTally> tallies,
+                                  const TextReference* against, TextReference* found,
                                   const std::function<void(const engine::AttentionPolicy&)>& ran) {
   const std::span<const int32_t> inputs = std::span(window.tokens).first(window.tokens.size() - 1);
   std::vector<double> first_loss(window.rows);
   std::vector<int32_t> first_best(window.rows);
+  const std::span<const int32_t> scored =
+      std::span(window.tokens).subspan(window.first_row + window.first_scored + 1);
+  const int64_t before = tallies[order.front()].tokens;  // scored tokens of other windows
+  if (against != nullptr && !SameTokens(scored, before, *against)) return OtherTokens();
   for (const size_t index : order) {
     TextTally& tally = tallies[index];
     const bool is_first = index == order.front();
@@ -96,12 +118,21 @@ absl::Status Evaluator::RunWindow(const TextWindow& window,
     if (is_first) {
       first_loss = loss;
       first_best = best;
+      if (found != nullptr) {
+        found->tokens.insert(found->tokens.end(), scored.begin(), scored.end());
+        found->losses.insert(found->losses.end(), loss.begin() + window.first_scored, loss.end());
+        found->likeliest.insert(found->likeliest.end(), best.begin() + window.first_scored,
+                                best.end());
+      }
     }
     tally.Break();
     for (int32_t row = window.first_scored; row < window.rows; ++row) {
       tally.loss.Add(loss[row]);
-      tally.loss_difference.Add(loss[row] - first_loss[row]);
-      tally.agreement.Add(best[row] == first_best[row] ? 1 : 0);
+      const int64_t place = before + row - window.first_scored;
+      const double other_loss = against != nullptr ? against->losses[place] : first_loss[row];
+      const int32_t other_best = against != nullptr ? against->likeliest[place] : first_best[row];
+      tally.loss_difference.Add(loss[row] - other_loss);
+      tally.agreement.Add(best[row] == other_best ? 1 : 0);
     }
     tally.tokens += window.rows - window.first_scored;
     ran(policies[index]);
@@ -111,7 +142,7 @@ absl::Status Evaluator::RunWindow(const TextWindow& window,
 
 absl::StatusOr<std::vector<TextResult>> Evaluator::RunText(
     std::string_view text, std::span<const engine::AttentionPolicy> policies,
-    const EvalProgress& progress) {
+    const EvalProgress& progress, const TextReference* against, TextReference* found) {
   if (options_.window_tokens < 2 || options_.window_tokens > sequence_.max_tokens()) {
     return absl::InvalidArgumentError(
         fmt::format("window: {} is not from 2 to {}, what the context and the KV pool hold",
@@ -149,8 +180,9 @@ absl::StatusOr<std::vector<TextResult>> Evaluator::RunText(
     window.first_retrieving =
         std::clamp(options_.retrieve_from - window.first_row, 0, std::max(0, window.rows));
     if (window.first_scored >= window.rows) continue;  // there is nothing to measure
-    WINNOW_RETURN_IF_ERROR(
-        RunWindow(window, policies, order, tallies, [&](const engine::AttentionPolicy& policy) {
+    WINNOW_RETURN_IF_ERROR(RunWindow(
+        window, policies, order, tallies, against, found,
+        [&](const engine::AttentionPolicy& policy) {
           done += 1;
           if (progress) {
             progress(done, total, fmt::format("window {} {}", index + 1, ToString(policy)));
@@ -163,10 +195,14 @@ absl::StatusOr<std::vector<TextResult>> Evaluator::RunText(
                     "position {} on (--score-from)",
                     std::min<int64_t>(options_.window_tokens, size), options_.score_from));
   }
+  if (against != nullptr &&
+      tallies.front().tokens != static_cast<int64_t>(against->tokens.size())) {
+    return OtherTokens();
+  }
   std::vector<TextResult> results;
   for (size_t i = 0; i < policies.size(); ++i) {
-    results.push_back(
-        tallies[i].Result(policies[i], reference < policies.size() && i != reference));
+    const bool compared = against != nullptr || (reference < policies.size() && i != reference);
+    results.push_back(tallies[i].Result(policies[i], compared));
   }
   return results;
 }

@@ -44,6 +44,26 @@ class Eval(unittest.TestCase):
             self.assertIsNone(cell["against_dense"])
             self.assertEqual(written["run"]["prompt"], "chat")
 
+    def test_a_form_of_the_weights_is_compared_with_another(self):
+        with temporary_directory() as directory:
+            text, wide = directory / "text", directory / "wide.jsonl"
+            text.write_text("".join(f"The mount point of volume {i} is a directory. " for i in range(20)))
+            def measure(*flags):
+                result = run("eval", "--model", MODEL, "--text", text, "--policy", "dense", "--window", "128", "--score-from", "32",
+                             "--json", "-", *flags)
+                self.assertEqual(result.returncode, 0, result.stderr)
+                return json.loads(result.stdout)["text"][0]
+            reference = measure("--save-reference", wide)
+            self.assertIsNone(reference["against_dense"])
+            again = measure("--reference", wide)["against_dense"]
+            self.assertEqual((again["percent"], again["top1"]), (0, 1))
+            eight, four = (measure("--weights", form, "--reference", wide) for form in ("int8", "int4"))
+            for rounded in (eight, four):
+                self.assertAlmostEqual(rounded["against_dense"]["percent"],
+                                       100 * (rounded["perplexity"] / reference["perplexity"] - 1), 2)
+            self.assertNotEqual(eight["perplexity"], reference["perplexity"])
+            self.assertGreaterEqual(eight["against_dense"]["top1"], four["against_dense"]["top1"])
+
     def test_text_gives_perplexity(self):
         with temporary_directory() as directory:
             text = directory / "text"
@@ -120,6 +140,8 @@ class Eval(unittest.TestCase):
                     (2, "--haystack: is for", "--haystack", tasks, "--tasks", tasks, "--policy", "dense"),
                     (2, "--score-from", "--text", tasks, "--policy", "dense", "--score-from", "100000"),
                     (2, "--policy", "--tasks", tasks),
+                    (2, "needs --policy dense", "--text", tasks, "--policy", "window", "--save-reference", directory / "out"),
+                    (2, "lb.jsonl:1", "--text", tasks, "--policy", "dense", "--reference", lines),
                     (2, "f16 is for float16", "--tasks", tasks, "--policy", "dense", "--dtype", "f16"),
                     (2, "there is no directory", "--tasks", tasks, "--policy", "dense", "--json", directory / "no/out"),
                     (2, "is a directory", "--tasks", tasks, "--policy", "dense", "--json", directory)):

@@ -445,6 +445,84 @@ TEST_F(EvaluatorTest, TextRetrievesFromAPositionOn) {
   EXPECT_THAT(std::string(none.message()), HasSubstr("--score-from"));
 }
 
+// What a run kept of dense attention gives the differences that dense attention gives in the same run.
+TEST_F(EvaluatorTest, ATextIsComparedWithAnotherRun) {
+  std::string text;
+  for (int i = 0; i < 40; ++i) {
+    text += "The mount point of volume " + std::to_string(i * 31 % 40) + " is a directory. ";
+  }
+  EvalOptions options;
+  options.window_tokens = 200;
+  options.retrieve_from = options.score_from = 80;
+  const std::vector<engine::AttentionPolicy> policies = {
+      *engine::ParseAttentionPolicy("window:sink=2,window=9"), engine::AttentionPolicy()};
+  TextReference found;
+  const auto together =
+      MakeEvaluator(options).RunText(text, policies, nullptr, /*against=*/nullptr, &found);
+  ASSERT_TRUE(together.ok()) << together.status();
+  ASSERT_EQ(static_cast<int64_t>(found.tokens.size()), (*together)[1].tokens);
+  const auto kept = ParseTextReference(TextReferenceLines(found), "kept");
+  ASSERT_TRUE(kept.ok()) << kept.status();
+  EXPECT_EQ(kept->tokens, found.tokens);
+  EXPECT_EQ(kept->losses, found.losses);
+  EXPECT_EQ(kept->likeliest, found.likeliest);
+
+  const auto alone = MakeEvaluator(options).RunText(text, {policies.data(), 1}, nullptr, &*kept);
+  ASSERT_TRUE(alone.ok()) << alone.status();
+  const TextResult::AgainstDense& expected = *(*together)[0].against_dense;
+  ASSERT_TRUE(alone->front().against_dense.has_value());
+  EXPECT_EQ(alone->front().against_dense->percent.mean, expected.percent.mean);
+  EXPECT_EQ(alone->front().against_dense->percent.error, expected.percent.error);
+  EXPECT_EQ(alone->front().against_dense->top1.mean, expected.top1.mean);
+
+  // Its own reference: no difference; a shifted one: one that a hand can add up.
+  const std::span<const engine::AttentionPolicy> dense = std::span(policies).last(1);
+  const auto same = MakeEvaluator(options).RunText(text, dense, nullptr, &*kept);
+  ASSERT_TRUE(same.ok()) << same.status();
+  EXPECT_EQ(same->front().against_dense->percent.mean, 0);
+  EXPECT_EQ(same->front().against_dense->top1.mean, 1);
+  TextReference other = found;
+  for (double& loss : other.losses) loss += std::log(2.0);
+  for (size_t i = 0; i < other.likeliest.size(); i += 2) ++other.likeliest[i];
+  const auto halved = MakeEvaluator(options).RunText(text, dense, nullptr, &other);
+  ASSERT_TRUE(halved.ok()) << halved.status();
+  EXPECT_NEAR(halved->front().against_dense->percent.mean, -50, 1e-6);
+  EXPECT_NEAR(
+      halved->front().against_dense->top1.mean,
+      static_cast<double>(other.likeliest.size() / 2) / static_cast<double>(other.likeliest.size()),
+      1e-9);
+
+  const auto refused = [&](const TextReference& reference) {
+    const absl::Status status =
+        MakeEvaluator(options).RunText(text, dense, nullptr, &reference).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("other tokens"));
+  };
+  other = found;
+  ++other.tokens.back();
+  refused(other);
+  other = found;
+  for (auto* list : {&other.tokens, &other.likeliest}) list->push_back(3);
+  other.losses.push_back(1);
+  refused(other);
+  other.tokens.resize(other.tokens.size() / 2);
+  refused(other);
+}
+
+TEST(TextReferenceTest, DamagedLinesAreRefusedByName) {
+  for (const auto& [lines, part] :
+       {std::pair{"", "has no line"},
+        {"{\"token\": 1, \"loss\": 2}\n", "likeliest"},
+        {"{\"token\": -1, \"loss\": 2, \"likeliest\": 1}\n", "token"},
+        {"{\"token\": 1, \"loss\": null, \"likeliest\": 1}\n", "loss"},
+        {"{\"token\": 1, \"loss\": -2, \"likeliest\": 1}\n", "loss"},
+        {"{\"token\": 1, \"loss\": 2, \"likeliest\": 1}\n[]\n", "here:2"}}) {
+    const absl::Status status = ParseTextReference(lines, "here").status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << lines;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(part)) << lines;
+  }
+}
+
 // The figures of a run, from logits made one policy and one window at a time.
 TEST_F(EvaluatorTest, PairsAndErrorsAreThoseOfTheBlocksByHand) {
   std::string text;
