@@ -4,6 +4,8 @@
 // Protos: winnow/v1/inference.proto winnow/v1/prefix.proto google/rpc/status.proto google/rpc/error_details.proto
 // Sources: server/http/anthropic.cc server/http/http_error.cc server/http/http_exchange.cc server/http/json_fields.cc
 // Sources: server/http/openai_answer.cc server/http/openai_request.cc server/http/prefix_request.cc server/http/responses.cc server/status.cc
+// Sources: server/http/structured_request.cc server/http/tools_request.cc server/ordered_json.cc server/parse/answer_parser.cc
+// Sources: server/parse/json_call.cc engine/kv/block_name.cc
 // Sources: server/suggest.cc server/utf8.cc engine/base/did_you_mean.cc engine/base/json_file.cc engine/text/added_tokens.cc engine/text/bpe.cc
 // Sources: engine/text/bpe_load.cc engine/text/detokenizer.cc engine/text/post_processor.cc engine/text/pre_tokenizer.cc
 // Sources: engine/text/token_decoder.cc engine/text/tokenizer.cc engine/text/tokenizer_encode.cc
