@@ -69,11 +69,13 @@ void ThreadPool::Run(int64_t count, Trampoline call, void* context) {
   WorkItems(0);
   // Every item is taken. Shut the gate, then wait for those inside to finish theirs.
   gate_.fetch_and(~kOpen, std::memory_order_acq_rel);
-  for (int spins = 0; gate_.load(std::memory_order_acquire) != 0; ++spins) {
+  uint32_t inside = 0;
+  for (int spins = 0; (inside = gate_.load(std::memory_order_acquire)) != 0; ++spins) {
     if (spins < kSpins) {
       Pause();
     } else {
-      std::this_thread::yield();
+      // One of them has lost its processor: asleep, this thread leaves it its own.
+      gate_.wait(inside, std::memory_order_acquire);
     }
   }
 }
@@ -108,7 +110,8 @@ void ThreadPool::WorkerMain(int thread) {
     if (stopping_.load(std::memory_order_relaxed)) return;
     if (!TryJoin()) continue;
     WorkItems(thread);
-    gate_.fetch_sub(1, std::memory_order_acq_rel);
+    // The caller waits for each change of a gate that is shut.
+    if ((gate_.fetch_sub(1, std::memory_order_acq_rel) & kOpen) == 0) gate_.notify_one();
   }
 }
 

@@ -1,13 +1,14 @@
 #!/usr/bin/python3
 """Overload: what a server still gives when it is asked for several times what it can do.
 
-    loadtest/overload.py [--transport http|grpc] [--times 5,10] [--seconds 20] [--tenants 5 --flood 4] [-- SERVE FLAGS]
+    loadtest/overload.py [--transport http|grpc] [--times 5,10] [--seconds 20] [--tenants 5 --flood 4] [--cores 0/1] [-- SERVE FLAGS]
 
 First the peak: as many requests at once as run, each followed by the next. Then an open loop: requests come at random
 times at a multiple of that rate, whether or not others were answered, as from clients that know nothing of each other.
 The peak is measured again after each, because a shared machine's speed drifts. Goodput is tokens of answers that were
 given whole. With --tenants the arrivals are spread over so many, and the last of them asks --flood times as often as
-each other; Jain's index is of the tokens that those got who asked for more than an equal share.
+each other; Jain's index is of the tokens that those got who asked for more than an equal share. --cores gives server and
+driver processors of their own, as on two machines: else the driver takes from the server what the server's goodput then lacks.
 """
 import argparse
 import asyncio
@@ -130,6 +131,11 @@ def cpu_seconds(pid):
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def rss_mib(pid):
+    pages = int(pathlib.Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return round(pages * os.sysconf("SC_PAGE_SIZE") / 2**20, 1)
+
+
 async def measure(server, args):
     make = {"http": Http, "grpc": Grpc}[args.transport]
     client = make(server, args.tokens)
@@ -138,6 +144,7 @@ async def measure(server, args):
     for times in args.times:
         rate = times * peak / args.tokens
         phase = Phase(client)
+        before_mib = rss_mib(server.process.pid)
         own, theirs = time.process_time(), cpu_seconds(server.process.pid)
         goodput, late = await phase.open_loop(rate, args.seconds, args.tenants, args.flood)
         own, theirs = time.process_time() - own, cpu_seconds(server.process.pid) - theirs
@@ -146,6 +153,7 @@ async def measure(server, args):
         for tenant, tokens, _ in phase.answered:
             by_tenant[tenant] += tokens
         got = list(by_tenant.values())
+        light = [s for tenant, _, s in phase.answered if tenant == "t0"]
         result = {
             "transport": args.transport, "times": times, "offered_requests_s": round(rate, 1),
             "goodput_tokens_s": round(goodput, 1), "peak_before": round(peak, 1), "peak_after": round(after, 1),
@@ -154,9 +162,11 @@ async def measure(server, args):
             "refused_p50_ms": round(1e3 * percentile(phase.refused, 0.5), 2),
             "refused_p99_ms": round(1e3 * percentile(phase.refused, 0.99), 2),
             "answered_p99_s": round(percentile([s for _, _, s in phase.answered], 0.99), 2),
-            "driver_cpu_s": round(own, 2), "server_cpu_s": round(theirs, 2), "driver_late_s": round(late, 2)}
+            "driver_cpu_s": round(own, 2), "server_cpu_s": round(theirs, 2), "driver_late_s": round(late, 2),
+            "server_rss_mib": [before_mib, rss_mib(server.process.pid)], "load_average": round(os.getloadavg()[0], 1)}
         if args.tenants > 1:
             result["tokens_by_tenant"] = by_tenant
+            result["light_tenant_p99_s"] = round(percentile(light, 0.99), 2)
             result["jain"] = round(sum(got) ** 2 / (len(got) * sum(g * g for g in got)), 3)
         print(json.dumps(result), flush=True)
         peak = after
@@ -172,9 +182,15 @@ def main():
     parser.add_argument("--running", type=int, default=16, help="--max-running of the server, and requests at once at the peak")
     parser.add_argument("--tenants", type=int, default=1)
     parser.add_argument("--flood", type=float, default=1)
+    parser.add_argument("--cores", help="processors of the server, a slash, those of the driver: 0,1/2")
     parser.add_argument("serve", nargs="*", help="after --: flags of winnow serve")
     args = parser.parse_args()
+    cores = [{int(core) for core in part.split(",")} for part in args.cores.split("/")] if args.cores else []
+    if cores:
+        os.sched_setaffinity(0, cores[0])  # which the server inherits
     with Server("--max-running", args.running, "--queue-requests", 2 * args.running, "--prefix-cache", "off", *args.serve) as server:
+        if cores:
+            os.sched_setaffinity(0, cores[1])
         asyncio.run(measure(server, args))
 
 

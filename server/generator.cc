@@ -429,12 +429,16 @@ std::shared_ptr<Generation> Generator::Start(v1::GenerateRequest message, CallIn
     }
   }
   absl::Status status = generation->info_.refused;
+  // Before the message is looked at: there is no room for it, whatever is in it.
+  if (status.ok() && quota > 0 && open >= quota) status = OverQuota("requests", open, 1, quota);
+  if (status.ok() && too_many) status = Busy();
+  if (status.ok()) status = CheckRoom(generation->info_.tenant);
   if (status.ok()) {
     absl::StatusOr<CheckedGenerate> checked = validator_.CheckGenerate(message);
     status = checked.status();
-    if (status.ok() && quota > 0 && open >= quota) status = OverQuota("requests", open, 1, quota);
-    if (status.ok() && too_many) status = Busy();
-    if (status.ok()) status = FromEngine(engine_.CheckRoom(generation->info_.tenant, checked->n));
+    if (status.ok() && checked->n > 1) {
+      status = FromEngine(engine_.CheckRoom(generation->info_.tenant, checked->n));
+    }
     if (status.ok()) {
       if (checked->seed_unset) {
         std::random_device random;
@@ -454,6 +458,10 @@ std::shared_ptr<Generation> Generator::Start(v1::GenerateRequest message, CallIn
   }
   if (!status.ok()) generation->Refuse(std::move(status));
   return generation;
+}
+
+absl::Status Generator::CheckRoom(const std::string& tenant) const {
+  return FromEngine(engine_.CheckRoom(tenant, 1));
 }
 
 absl::Status Generator::OverQuota(std::string_view quota, int64_t have, int64_t more,

@@ -162,6 +162,10 @@ class Generator {
   std::shared_ptr<Generation> Start(v1::GenerateRequest message, CallInfo info,
                                     std::function<void()> on_ready);
 
+  // Whether Start would refuse whatever the tenant asks now, because the queue is full: for transports, before they read a
+  // message, as most of what comes in an overload comes to nothing.
+  absl::Status CheckRoom(const std::string& tenant) const;
+
   // A call that ended before there was a generation: counted, and logged as refusals are.
   void CountUnstarted(std::string_view transport, const absl::Status& status);
 

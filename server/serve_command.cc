@@ -26,12 +26,12 @@
 #include "engine/kv/kv_event_log.h"
 #include "engine/kv_plan.h"
 #include "engine/model_loader.h"
-#include "kernels/check.h"
 #include "server/acceptor.h"
 #include "server/admin_server.h"
 #include "server/commands.h"
 #include "server/config.h"
 #include "server/credentials.h"
+#include "server/drain.h"
 #include "server/generation_defaults.h"
 #include "server/generator.h"
 #include "server/grpc_server.h"
@@ -44,14 +44,14 @@
 #include "server/log.h"
 #include "server/metrics.h"
 #include "server/model_options.h"
-#include "server/prefix_file.h"
+#include "server/prefix_calls.h"
 #include "server/prefix_service.h"
+#include "server/serve_parts.h"
 #include "server/signals.h"
 #include "server/status.h"
 #include "server/strings.h"
 #include "server/version.h"
 #include "server/vllm/vllm_service.h"
-#include "winnow/v1/admin.pb.h"
 
 namespace winnow::server {
 namespace {
@@ -356,97 +356,12 @@ void LogRetrieval(Log& log, const engine::LoadedModel& model) {
   }
 }
 
-HttpServerOptions HttpOptionsOf(const ServeConfig& config, int64_t max_message_bytes) {
-  HttpServerOptions options;
-  const absl::StatusOr<HostPort> address = ParseHostPort(config.http);  // CheckConfig has, too
-  WINNOW_CHECK(address.ok());
-  options.host = address->host;
-  options.port = address->port;
-  options.threads = static_cast<int>(config.http_threads);
-  options.max_connections = static_cast<size_t>(config.http_connections);
-  options.max_head_bytes = static_cast<size_t>(config.max_metadata_bytes);
-  options.max_body_bytes = static_cast<size_t>(max_message_bytes);
-  // As much as gRPC lets requests in transit take.
-  options.max_receiving_bytes = static_cast<size_t>(max_message_bytes) * 16 + (size_t{256} << 20);
-  options.idle_timeout = absl::ToChronoNanoseconds(config.http_idle_timeout);
-  options.read_timeout = absl::ToChronoNanoseconds(config.http_read_timeout);
-  options.write_timeout = absl::ToChronoNanoseconds(config.slow_reader_timeout);
-  options.ping_interval = absl::ToChronoNanoseconds(config.http_ping_interval);
-  options.tls_cert = config.tls_cert;
-  options.tls_key = config.tls_key;
-  options.tls_client_ca = config.tls_client_ca;
-  return options;
-}
-
-HttpCounts CountsOf(const HttpServerStats& stats) {
-  return {.connections = stats.connections,
-          .accepted = stats.accepted,
-          .refused = stats.refused,
-          .evicted = stats.evicted,
-          .timed_out = stats.timed_out,
-          .accept_errors = stats.accept_errors};
-}
-
-// Null where --http is off.
-absl::StatusOr<std::unique_ptr<HttpServer>> StartHttp(
-    const ServeConfig& config, int64_t max_message_bytes, HttpApi& api, Log& log,
-    const engine::Clock& clock, Metrics& metrics,
-    std::function<void(const absl::Status&)> on_listener_failure) {
-  if (config.http == "off") return nullptr;
-  auto http = HttpServer::Start(HttpOptionsOf(config, max_message_bytes), api, log, clock,
-                                std::move(on_listener_failure));
-  if (http.ok()) {
-    metrics.SetHttp([server = http->get()] { return CountsOf(server->stats()); });
-  }
-  return http;
-}
-
-// Null where they go to no ZMQ socket.
-absl::StatusOr<std::unique_ptr<KvEventPublisher>> StartKvEvents(const ServeConfig& config,
-                                                                const std::string& model_name,
-                                                                int http_port,
-                                                                const engine::KvEventLog* events) {
-  if (config.kv_events_zmq == "off") return nullptr;
-  WINNOW_CHECK(events != nullptr);  // CheckConfig
-  KvEventPublisher::Options options;
-  options.address = config.kv_events_zmq;
-  if (config.kv_events_replay != "off") options.replay = config.kv_events_replay;
-  options.topic = config.kv_events_topic;
-  if (options.topic.empty()) {
-    const std::string host = config.http.substr(0, config.http.rfind(':'));
-    options.topic = Concat("kv@", host, ":", http_port, "@", model_name);
-  }
-  return KvEventPublisher::Start(options, *events);
-}
-
 // Null where nobody is asked for a key.
 absl::StatusOr<std::shared_ptr<ApiKeys>> LoadKeys(const ServeConfig& config, Log& log,
                                                   const engine::Clock& clock) {
   if (config.api_keys.empty()) return nullptr;
   return ApiKeys::Load(config.api_keys, log, clock);
 }
-
-// What serves clients: gRPC always, HTTP unless it is off.
-struct FrontEnds {
-  GrpcServer& grpc;
-  HttpApi& api;
-  HttpServer* http;   // null: off
-  VllmService* vllm;  // null: this build has none
-
-  int http_port() const { return http == nullptr ? 0 : http->port(); }
-
-  void SetServing(bool serving) {
-    grpc.SetServing(serving);
-    api.SetServing(serving);
-    if (vllm != nullptr) vllm->SetServing(serving);
-  }
-  void BeginDrain() {
-    grpc.BeginDrain();
-    if (vllm != nullptr) vllm->SetServing(false);
-    api.BeginDrain();
-    if (http != nullptr) http->BeginDrain();
-  }
-};
 
 // Whether an error of loading is an option's fault and not the model's: these begin with the option's
 // name, the others with a file's.
@@ -460,127 +375,10 @@ bool NamesAnOption(const absl::Status& status) {
          });
 }
 
-// Prefixes that an earlier process has named, from beside the store; nullopt: there is no file for them.
-std::optional<PrefixFile> RestorePrefixes(const ServeConfig& config, engine::Engine& engine,
-                                          Log& log) {
-  const std::optional<engine::Digest> model = engine.prefix_model();
-  if (!model.has_value() || config.disk_bytes == 0) return std::nullopt;
-  PrefixFile file((std::filesystem::path(config.store_dir) / "prefixes").string(), *model);
-  std::string problem;
-  std::vector<engine::SavedPrefix> saved = file.Load(&problem);
-  if (!problem.empty()) {
-    log.Event(LogLevel::kWarn, "prefixes",
-              {{"text", "named prefixes are forgotten, and their file is put aside"},
-               {"message", problem}});
-  }
-  const auto names = static_cast<uint64_t>(saved.size());
-  engine.RestorePrefixes(std::move(saved));
-  if (names > 0) log.Event(LogLevel::kInfo, "prefixes", {{"named", names}});
-  return file;
-}
-
-// The answer of AdminService.GetState.
-void DescribeState(const engine::EngineStats& stats, engine::TimePoint now,
-                   v1::GetStateResponse& out) {
-  out.set_draining(stats.draining);
-  out.set_failed(stats.failed);
-  out.set_heartbeat_age_seconds(std::chrono::duration<double>(now - stats.heartbeat).count());
-  out.set_running(stats.running);
-  out.set_paused(stats.paused);
-  out.set_waiting(stats.waiting);
-  out.set_waiting_tokens(stats.waiting_tokens);
-  out.set_kv_blocks(stats.blocks_total);
-  out.set_kv_blocks_used(stats.blocks_used);
-  out.set_kv_blocks_idle(stats.blocks_idle);
-  out.set_named_prefixes(stats.named_prefixes);
-  out.set_pinned_prefixes(stats.pinned_prefixes);
-  if (!stats.tiered) return;
-  v1::StoreState& store = *out.mutable_store();
-  store.set_state(std::string(storage::TierStateName(stats.store.state)));
-  store.set_blocks(stats.store.blocks);
-  store.set_used_bytes(stats.store.used_bytes);
-  store.set_capacity_bytes(stats.store.capacity_bytes);
-  store.set_pinned_bytes(stats.store.pinned_bytes);
-}
-
 int Fail(Log& log, std::string_view event, const absl::Status& status, int exit_code) {
   log.Event(LogLevel::kError, event,
             {{"status", StatusCodeName(status.code())}, {"message", ToStd(status.message())}});
   return exit_code;
-}
-
-[[noreturn]] void ExitAtOnce(Log& log, int signal) {
-  log.Event(LogLevel::kWarn, "exits_at_once", {{"signal", int64_t{signal}}});
-  log.Flush(std::chrono::milliseconds(200));
-  _exit(128 + signal);
-}
-
-// The time in which routers learn that this server goes: health says NOT_SERVING, and calls that are
-// on their way are served as ever. Ends early when the engine fails; a second signal exits.
-void ServeWhileLeaving(const ServeConfig& config, Log& log, Signals& signals,
-                       const engine::Engine& engine) {
-  const auto deadline =
-      std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(config.drain_delay);
-  while (!engine.stats().failed && std::chrono::steady_clock::now() < deadline) {
-    const Signals::Event event = signals.Wait(deadline);
-    if (event.signal == SIGTERM || event.signal == SIGINT) ExitAtOnce(log, event.signal);
-  }
-}
-
-// Waits for a signal or the engine's failure, then drains: health says NOT_SERVING at once, new
-// calls are refused after the delay, running ones may end within the grace, the rest is cut. A second
-// signal exits without ceremony. `leaving`: set when the drain begins.
-int WaitAndDrain(const ServeConfig& config, Log& log, Signals& signals, engine::Engine& engine,
-                 std::jthread& engine_thread, Generator& generator, FrontEnds& front_ends,
-                 const std::atomic<bool>& listener_failed, const std::atomic<bool>& drain_asked,
-                 std::atomic<bool>& leaving) {
-  for (;;) {
-    const Signals::Event event = signals.Wait();
-    if (event.signal == SIGHUP) {
-      log.Event(LogLevel::kInfo, "sighup",
-                {{"text", "nothing to do: certificates are read again every minute"}});
-    } else if (event.signal != 0 || (event.notified && drain_asked)) {
-      log.Event(LogLevel::kInfo, "drain_begins",
-                {{"by", event.signal != 0 ? "signal" : "admin"},
-                 {"signal", int64_t{event.signal}},
-                 {"calls", static_cast<uint64_t>(generator.calls())},
-                 {"delay_seconds", absl::ToDoubleSeconds(config.drain_delay)},
-                 {"grace_seconds", absl::ToDoubleSeconds(config.drain_grace)}});
-      leaving = true;
-      ServeWhileLeaving(config, log, signals, engine);
-      break;
-    } else if (event.notified && (engine.stats().failed || listener_failed)) {
-      break;
-    }
-  }
-  front_ends.BeginDrain();
-  engine.BeginDrain();
-  const bool failed = engine.stats().failed;
-
-  std::atomic<bool> is_idle = false;
-  std::thread idle([&] {
-    if (!generator.WaitIdle(failed ? absl::Seconds(2) : config.drain_grace)) {
-      engine_thread.request_stop();
-      engine.Wake();
-      generator.WaitIdle(absl::Seconds(2));
-    }
-    is_idle = true;
-    signals.Notify();
-  });
-  for (;;) {
-    const Signals::Event event = signals.Wait();
-    if (event.signal == SIGTERM || event.signal == SIGINT) ExitAtOnce(log, event.signal);
-    if (is_idle) break;  // an engine that fails meanwhile notifies, too
-  }
-  idle.join();
-  engine_thread.request_stop();
-  engine.Wake();
-  engine_thread.join();
-  front_ends.grpc.Shutdown(absl::Milliseconds(500));
-  log.Event(LogLevel::kInfo, "drained", {{"calls_cut", static_cast<uint64_t>(generator.calls())}});
-  // It may have failed while it drained, too.
-  if (engine.stats().failed) return kExitSoftware;
-  return listener_failed ? kExitFailure : kExitOk;
 }
 
 int RunServer(const ServeConfig& config) {
@@ -687,10 +485,10 @@ int RunServer(const ServeConfig& config) {
                     "--kv-events: this build has no vllm.grpc.engine.VllmEngine to tell them by"),
                 kExitUsage);
   }
+  PrefixCalls prefix_calls(generator, engine, RestorePrefixes(config, engine, log));
+  PrefixService prefixes(prefix_calls, inference.callers());
   const auto api = std::make_shared<HttpApi>(
-      generator, description, [&metrics] { return metrics.Page(); }, *keys, *habits);
-  PrefixService prefixes(generator, engine, inference.callers(),
-                         RestorePrefixes(config, engine, log));
+      generator, prefix_calls, description, [&metrics] { return metrics.Page(); }, *keys, *habits);
   std::jthread engine_thread([&engine](const std::stop_token& stop) { engine.Run(stop); });
 
   const int64_t max_message_bytes =
@@ -739,27 +537,17 @@ int RunServer(const ServeConfig& config) {
     metrics.SetMissedKvEvents([of = publisher->get()] { return of->missed(); });
   }
   std::atomic<bool> drain_asked = false;
-  std::unique_ptr<AdminServer> admin;
-  if (config.admin_listen != "off") {
-    const AdminHooks hooks = {
-        .drain =
-            [&] {
-              drain_asked = true;
-              signals.Notify();
-              return static_cast<int64_t>(generator.calls());
-            },
-        .describe =
-            [&](v1::GetStateResponse& out) {
-              out.set_version(kVersion);
-              out.set_model(name);
-              out.set_uptime_seconds(std::chrono::duration<double>(clock.Now() - start).count());
-              out.set_calls(static_cast<int64_t>(generator.calls()));
-              DescribeState(engine.stats(), clock.Now(), out);
-            }};
-    auto started = AdminServer::Start(config.admin_listen, hooks, *keys, log);
-    if (!started.ok()) return Fail(log, "listen_error", started.status(), kExitFailure);
-    admin = *std::move(started);
-  }
+  const auto admin_or = StartAdmin(config,
+                                   {.model_name = name,
+                                    .engine = engine,
+                                    .generator = generator,
+                                    .clock = clock,
+                                    .start = start,
+                                    .drain_asked = drain_asked,
+                                    .signals = signals},
+                                   *keys, log);
+  if (!admin_or.ok()) return Fail(log, "listen_error", admin_or.status(), kExitFailure);
+  const std::unique_ptr<AdminServer>& admin = *admin_or;
   int metrics_port = 0;
   if (config.metrics != "off") {
     auto port = metrics.Listen(config.metrics);

@@ -12,6 +12,7 @@
 #include "server/http/openai_answer.h"
 #include "server/http/openai_request.h"
 #include "server/http/posted_exchange.h"
+#include "server/http/prefix_routes.h"
 #include "server/http/responses.h"
 #include "server/http/status_page.h"
 #include "server/status.h"
@@ -28,6 +29,7 @@ using Json = nlohmann::ordered_json;
 constexpr size_t kReadHereBytes = 32 << 10;
 constexpr size_t kMaxRequestIdBytes = 128;
 constexpr std::string_view kModelPrefix = "/v1/models/";
+constexpr std::string_view kOnePrefix = "/v1/prefixes/NAME";
 
 std::unique_ptr<HttpExchange> AnswerJson(const Json& json, int status = 200) {
   return Answered(Whole(status, "application/json", Dump(json)));
@@ -51,6 +53,15 @@ std::string_view KeyOf(const HttpRequest& request) {
   return value == nullptr ? "" : BearerKey(*value);
 }
 
+// The path as Routes() has it: a name in it is any name.
+std::string_view RoutePath(std::string_view path) {
+  if (path.starts_with(kModelPrefix)) return "/v1/models";
+  if (path.starts_with(kPrefixesPath) && path.substr(kPrefixesPath.size()).starts_with("/")) {
+    return kOnePrefix;
+  }
+  return path;
+}
+
 // In the shape of the route's API.
 HttpPiece ErrorPiece(const HttpError& error, std::string_view path = "") {
   return ErrorResponse(
@@ -64,10 +75,11 @@ std::unique_ptr<HttpExchange> AnswerError(const absl::Status& status, bool chat)
 
 }  // namespace
 
-HttpApi::HttpApi(Generator& generator, v1::GetModelResponse model,
+HttpApi::HttpApi(Generator& generator, PrefixCalls& prefixes, v1::GetModelResponse model,
                  std::function<std::string()> metrics_page, std::shared_ptr<ApiKeys> keys,
                  ModelHabits habits)
     : generator_(generator),
+      prefixes_(prefixes),
       model_(std::move(model)),
       metrics_page_(std::move(metrics_page)),
       keys_(std::move(keys)),
@@ -90,13 +102,17 @@ const std::vector<HttpApi::Route>& HttpApi::Routes() {
       {"POST", "/v1/completions/render", &HttpApi::RenderCompletion, true},
       {"POST", "/tokenize", &HttpApi::Tokenize, true},
       {"POST", "/detokenize", &HttpApi::Detokenize, true},
+      {"GET", kPrefixesPath, &HttpApi::ListPrefixes},
+      {"GET", kOnePrefix, &HttpApi::ListPrefixes},
+      {"PUT", kOnePrefix, &HttpApi::PutPrefix},
+      {"PATCH", kOnePrefix, &HttpApi::PinPrefix},
+      {"DELETE", kOnePrefix, &HttpApi::DeletePrefix},
   };
   return routes;
 }
 
 const HttpApi::Route* HttpApi::FindRoute(const HttpRequest& request, bool* path_known) {
-  const std::string_view path =
-      request.path.starts_with(kModelPrefix) ? "/v1/models" : std::string_view(request.path);
+  const std::string_view path = RoutePath(request.path);
   *path_known = false;
   for (const Route& route : Routes()) {
     if (route.path != path) continue;
@@ -129,9 +145,11 @@ std::optional<HttpPiece> HttpApi::Refuse(const HttpRequest& head) {
         ToHttpError(405, "method_not_allowed", "this route has another method"), head.path);
     std::string allowed;
     for (const Route& known : Routes()) {
-      if (known.path == head.path) Append(allowed, allowed.empty() ? "" : ", ", known.method);
+      if (known.path == RoutePath(head.path)) {
+        Append(allowed, allowed.empty() ? "" : ", ", known.method);
+      }
     }
-    piece.head->headers.emplace_back("Allow", allowed.empty() ? "GET" : allowed);
+    piece.head->headers.emplace_back("Allow", allowed);
     return piece;
   }
   if (route == nullptr) {
@@ -255,6 +273,12 @@ CallInfo HttpApi::InfoOf(const HttpRequest& request) const {
   return info;
 }
 
+CallInfo HttpApi::InfoOfGeneration(const HttpRequest& request) const {
+  CallInfo info = InfoOf(request);
+  if (info.refused.ok()) info.refused = generator_.CheckRoom(info.tenant);
+  return info;
+}
+
 absl::StatusOr<std::vector<int32_t>> HttpApi::TokensOf(v1::GenerateRequest& prompt) const {
   const Validator& validator = generator_.validator();
   if (prompt.has_tokens()) {
@@ -338,6 +362,24 @@ std::unique_ptr<HttpExchange> HttpApi::RenderCompletion(HttpRequest& request, co
   return AnswerJson(answer);
 }
 
+std::unique_ptr<HttpExchange> HttpApi::PutPrefix(HttpRequest& request, const HttpWaker& wake) {
+  return PutPrefixRoute(
+      prefixes_, request, InfoOf(request), habits_,
+      [this](const std::string& model) { return CheckModel(model); }, wake);
+}
+
+std::unique_ptr<HttpExchange> HttpApi::ListPrefixes(HttpRequest& request, const HttpWaker& wake) {
+  return ListPrefixesRoute(prefixes_, request, InfoOf(request), wake);
+}
+
+std::unique_ptr<HttpExchange> HttpApi::PinPrefix(HttpRequest& request, const HttpWaker& wake) {
+  return PinPrefixRoute(prefixes_, request, InfoOf(request), wake);
+}
+
+std::unique_ptr<HttpExchange> HttpApi::DeletePrefix(HttpRequest& request, const HttpWaker& wake) {
+  return DeletePrefixRoute(prefixes_, request, InfoOf(request), wake);
+}
+
 // A grammar is of the whole answer, and leaves no room to think.
 void HttpApi::SetInReasoning(const v1::GenerateRequest& generate,
                              AnswerParserOptions& parser) const {
@@ -354,14 +396,15 @@ std::unique_ptr<HttpExchange> HttpApi::Completion(HttpRequest& request, const Ht
 }
 
 std::unique_ptr<HttpExchange> HttpApi::Messages(HttpRequest& request, const HttpWaker& wake) {
-  CallInfo info = InfoOf(request);
+  CallInfo info = InfoOfGeneration(request);
   absl::StatusOr<AnthropicRequest> parsed =
-      ParseAnthropicRequest(request.body, /*counting=*/false, habits_);
+      info.refused.ok() ? ParseAnthropicRequest(request.body, /*counting=*/false, habits_)
+                        : info.refused;
+  info.refused = parsed.status();
   request.body = {};
   v1::GenerateRequest generate;
   AnthropicAnswerOptions options;
   options.model = model_.name();
-  if (info.refused.ok()) info.refused = parsed.status();
   if (info.refused.ok()) {
     info.refused = CheckModel(parsed->model);
     options.stream = parsed->stream;
@@ -392,13 +435,14 @@ std::unique_ptr<HttpExchange> HttpApi::CountTokens(HttpRequest& request, const H
 }
 
 std::unique_ptr<HttpExchange> HttpApi::Responses(HttpRequest& request, const HttpWaker& wake) {
-  CallInfo info = InfoOf(request);
-  absl::StatusOr<ResponsesRequest> parsed = ParseResponsesRequest(request.body, habits_);
+  CallInfo info = InfoOfGeneration(request);
+  absl::StatusOr<ResponsesRequest> parsed =
+      info.refused.ok() ? ParseResponsesRequest(request.body, habits_) : info.refused;
+  info.refused = parsed.status();
   request.body = {};
   v1::GenerateRequest generate;
   ResponsesAnswerOptions options;
   options.model = model_.name();
-  if (info.refused.ok()) info.refused = parsed.status();
   if (info.refused.ok()) {
     info.refused = CheckModel(parsed->model);
     options.stream = parsed->stream;
@@ -414,16 +458,17 @@ std::unique_ptr<HttpExchange> HttpApi::Responses(HttpRequest& request, const Htt
 
 std::unique_ptr<HttpExchange> HttpApi::Generate(HttpRequest& request, const HttpWaker& wake,
                                                 bool chat) {
-  CallInfo info = InfoOf(request);
-  absl::StatusOr<OpenAiRequest> parsed =
-      chat ? ParseChatRequest(request.body, habits_) : ParseCompletionRequest(request.body);
+  CallInfo info = InfoOfGeneration(request);
+  absl::StatusOr<OpenAiRequest> parsed = !info.refused.ok() ? info.refused
+                                         : chat ? ParseChatRequest(request.body, habits_)
+                                                : ParseCompletionRequest(request.body);
+  info.refused = parsed.status();
   request.body = {};
   OpenAiAnswerOptions options;
   options.chat = chat;
   options.model = model_.name();
   options.eos_token_ids = generator_.validator().limits().eos_token_ids;
   v1::GenerateRequest generate;
-  if (info.refused.ok()) info.refused = parsed.status();
   if (info.refused.ok()) {
     info.refused = CheckModel(parsed->model);
     options.stream = parsed->stream;

@@ -5,6 +5,7 @@
 //        /v1/chat/completions/render   /v1/completions/render
 //        /v1/messages   /v1/messages/count_tokens   /v1/responses
 //        /tokenize   /detokenize
+//   GET  /v1/prefixes   GET, PUT, PATCH, DELETE  /v1/prefixes/NAME
 //
 // docs/http.md describes them. Requests become winnow.v1 messages and go through the validator and
 // the generator that gRPC has.
@@ -23,16 +24,17 @@
 #include "server/generator.h"
 #include "server/http/http_exchange.h"
 #include "server/http/model_habits.h"
+#include "server/prefix_calls.h"
 #include "winnow/v1/inference.pb.h"
 
 namespace winnow::server {
 
 class HttpApi final : public HttpHandler, public std::enable_shared_from_this<HttpApi> {
  public:
-  // `generator` must outlive the API. `metrics_page`: what /metrics answers; called on I/O threads.
+  // `generator` and `prefixes` must outlive the API. `metrics_page`: what /metrics answers; called on I/O threads.
   // `habits`: how the model calls functions and thinks. `keys`: without one of them only /health and the empty page
   // of /status are answered; null: nobody is asked for one.
-  HttpApi(Generator& generator, v1::GetModelResponse model,
+  HttpApi(Generator& generator, PrefixCalls& prefixes, v1::GetModelResponse model,
           std::function<std::string()> metrics_page, std::shared_ptr<ApiKeys> keys = nullptr,
           ModelHabits habits = {});
 
@@ -71,6 +73,10 @@ class HttpApi final : public HttpHandler, public std::enable_shared_from_this<Ht
   std::unique_ptr<HttpExchange> Responses(HttpRequest& request, const HttpWaker& wake);
   std::unique_ptr<HttpExchange> Tokenize(HttpRequest& request, const HttpWaker& wake);
   std::unique_ptr<HttpExchange> Detokenize(HttpRequest& request, const HttpWaker& wake);
+  std::unique_ptr<HttpExchange> PutPrefix(HttpRequest& request, const HttpWaker& wake);
+  std::unique_ptr<HttpExchange> ListPrefixes(HttpRequest& request, const HttpWaker& wake);
+  std::unique_ptr<HttpExchange> PinPrefix(HttpRequest& request, const HttpWaker& wake);
+  std::unique_ptr<HttpExchange> DeletePrefix(HttpRequest& request, const HttpWaker& wake);
   std::unique_ptr<HttpExchange> RenderChat(HttpRequest& request, const HttpWaker& wake);
   std::unique_ptr<HttpExchange> RenderCompletion(HttpRequest& request, const HttpWaker& wake);
 
@@ -79,10 +85,13 @@ class HttpApi final : public HttpHandler, public std::enable_shared_from_this<Ht
   std::unique_ptr<HttpExchange> Generate(HttpRequest& request, const HttpWaker& wake, bool chat);
   absl::StatusOr<std::string> TenantOf(const HttpRequest& request) const;
   CallInfo InfoOf(const HttpRequest& request) const;
+  // Of a generation: refused where the queue is full.
+  CallInfo InfoOfGeneration(const HttpRequest& request) const;
   absl::Status CheckModel(std::string_view name) const;
   void SetInReasoning(const v1::GenerateRequest& generate, AnswerParserOptions& parser) const;
 
   Generator& generator_;
+  PrefixCalls& prefixes_;
   const v1::GetModelResponse model_;
   const std::function<std::string()> metrics_page_;
   const std::shared_ptr<ApiKeys> keys_;

@@ -351,6 +351,15 @@ void TakeWinnowOptions(JsonFields& fields, v1::GenerateRequest& out) {
   }
 }
 
+void TakeTextOrChat(std::string_view body, JsonFields& fields, const ModelHabits& habits,
+                    v1::GenerateRequest& out) {
+  if (fields.Find("messages") == nullptr) return TakePrompt(fields, out);
+  TakeMessages(fields, *out.mutable_chat());
+  TakeTemplateOptions(fields, *out.mutable_chat());
+  ApplyTools(TakeChatTools(body, fields), habits, fields, out);
+  out.clear_structured_output();
+}
+
 absl::StatusOr<OpenAiRequest> ParseChatRequest(std::string_view body, const ModelHabits& habits) {
   WINNOW_ASSIGN_OR_RETURN(Json json, ParseBody(body));
   Violations violations;
@@ -404,14 +413,7 @@ absl::StatusOr<TokenizeBody> ParseTokenizeBody(std::string_view body, const Mode
   fields.Refuse("continue_final_message", "is not served");
   if (auto model = fields.String("model")) out.model = *std::move(model);
   out.token_strs = fields.Bool("return_token_strs").value_or(false);
-  if (fields.Find("messages") != nullptr) {
-    TakeMessages(fields, *out.prompt.mutable_chat());
-    TakeTemplateOptions(fields, *out.prompt.mutable_chat());
-    ApplyTools(TakeChatTools(body, fields), habits, fields, out.prompt);
-    out.prompt.clear_structured_output();
-  } else {
-    TakePrompt(fields, out.prompt);
-  }
+  TakeTextOrChat(body, fields, habits, out.prompt);
   WINNOW_RETURN_IF_ERROR(violations.ToStatus());
   return out;
 }

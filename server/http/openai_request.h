@@ -64,6 +64,9 @@ void TakeTemplateOptions(JsonFields& fields, v1::ChatPrompt& chat);
 // `winnow` and `vllm_xargs`.
 void TakeWinnowOptions(JsonFields& fields, v1::GenerateRequest& out);
 void TakeSampling(JsonFields& fields, v1::SamplingOptions& out);
+// A prompt alone: `messages` with what belongs to them, or `prompt`. `body`: what `fields` are of.
+void TakeTextOrChat(std::string_view body, JsonFields& fields, const ModelHabits& habits,
+                    v1::GenerateRequest& out);
 
 // The client's name for a field of v1::GenerateRequest that the validator names: "sampling.top_p" is
 // "top_p" to it.

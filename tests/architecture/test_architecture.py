@@ -21,7 +21,8 @@ ROOMS = {
     "engine/retrieval/attention_policy.*": "engine/step", "engine/retrieval/retrieval_state.*": "engine/step", "engine/model.h": "engine/step",
     "kernels/bench*": "kernels/bench",
     "server/main.cc": "program",
-    "server/serve_command.cc": "server/wiring",  # builds every part of `serve`
+    # They build every part of `serve`, and take it down.
+    "server/serve_command.cc": "server/wiring", "server/serve_parts.*": "server/wiring", "server/drain.*": "server/wiring",
     "engine/text/unicode/unicode_text.*": "engine/text/unicode", "engine/text/unicode/unicode_tables.*": "engine/text/unicode",
 }
 
@@ -48,7 +49,7 @@ MAY_SEE = {
     "server/parse": (),
     "server/http": ("server", "server/parse", "engine/base", "engine/kv", "engine/grammar", "engine/text", "kernels"),
     "server/vllm": ("server", "engine/base", "engine/mutex", "engine/kv", "engine/schedule", "kernels"),
-    "server/wiring": ("server", "server/http", "server/vllm", "engine/base", "engine/kv", "engine", "kernels"),
+    "server/wiring": ("server", "server/http", "server/vllm", "engine/base", "engine/kv", "engine/schedule", "engine", "kernels"),
     "bench": ("server", "engine/base", "engine/step", "engine/kv", "engine/schedule", "engine", "engine/text", "engine/text/unicode", "engine/model", "kernels", "kernels/bench", "storage"),
     "program": ("server", "bench"),
 }

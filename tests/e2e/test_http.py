@@ -542,6 +542,20 @@ class Limits(unittest.TestCase):
                 self.assertGreaterEqual(int(headers["Retry-After-Ms"]), 1)
                 self.assertEqual((body["error"]["type"], body["error"]["code"]), ("rate_limit_error", "queue_full"))
 
+    def test_a_full_queue_refuses_without_reading_what_is_asked(self):
+        with Server("--queue-requests", 1, "--max-running", 1) as server:
+            streams = [connect(server) for _ in range(2)]
+            for stream in streams:
+                stream.request("POST", "/v1/completions", json.dumps(counting(tokens=8000, stream=True)))
+            eventually(lambda: server.metric("winnow_requests_waiting") == 1, "one runs and one waits")
+            for path in ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses"):
+                status, headers, body = post(server, path, "{")
+                self.assertEqual((status, body["error"]["type"]), (429, "rate_limit_error"), path)
+                self.assertIn("Retry-After", headers)
+            for stream in streams:
+                stream.close()
+            eventually(lambda: post(server, "/v1/completions", "{")[0] == 400, "there is room again")
+
     def test_a_drain_refuses_what_is_new_and_finishes_what_runs(self):
         with Server("--drain-grace", "60s") as server:
             connection = connect(server)

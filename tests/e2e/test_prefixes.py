@@ -1,15 +1,17 @@
 #!/usr/bin/python3
-"""PrefixService and AdminService of the real program, through clients/python: names, pins, times, restarts, tenants; state, log level,
-drain."""
+"""Named prefixes over gRPC (through clients/python) and over HTTP, and AdminService: names, pins, times, restarts, tenants; state, log
+level, drain."""
 import asyncio
 import hashlib
+import http.client
+import json
 import signal
 import sys
 import unittest
 
 import grpc
 
-from harness import SOURCE, Server, eventually, main, temporary_directory
+from harness import PATIENCE, SOURCE, Server, eventually, main, temporary_directory
 
 sys.path.insert(0, str(SOURCE / "clients/python"))
 from winnow_client import Admin, AsyncAdmin, AsyncClient, Client, RetryPolicy, WinnowError  # noqa: E402
@@ -163,9 +165,162 @@ class Prefixes(Refusals, unittest.TestCase):
         asyncio.run(everything())
 
 
+class OverHttp(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.server = Server()
+        cls.addClassCleanup(cls.server.close)
+
+    def ask(self, method, path="", body=None, tenant="http", server=None, status=200, **headers):
+        own = http.client.HTTPConnection("127.0.0.1", (server or self.server).http_port, timeout=PATIENCE)
+        try:
+            own.request(method, "/v1/prefixes" + path, body if body is None or isinstance(body, str) else json.dumps(body),
+                        {**({"x-winnow-tenant": tenant} if tenant else {}), **headers})
+            response = own.getresponse()
+            text = response.read()
+            self.assertEqual(response.status, status, text)
+            return json.loads(text) if text else response.headers
+        finally:
+            own.close()
+
+    def error(self, *args, **kwargs):
+        error = self.ask(*args, **kwargs)["error"]
+        return error["code"], error["param"]
+
+    def names(self, tenant="http"):
+        answer = self.ask("GET", tenant=tenant)
+        self.assertEqual(answer["object"], "list")
+        return [prefix["name"] for prefix in answer["data"]]
+
+    def test_a_name_is_one_over_both_ports(self):
+        put = self.ask("PUT", "/doc", {"prompt": TEXT, "pinned": True, "ttl_seconds": 3600}, tenant="both")
+        self.assertEqual((put["object"], put["name"], put["pinned"]), ("prefix", "doc", True))
+        self.assertEqual(put["usage"]["prompt_tokens_details"]["cached_tokens"], 0)
+        self.assertTrue(0 < put["tokens"] <= put["usage"]["prompt_tokens"] < put["tokens"] + 256)
+        with Client(self.server.address, tenant="both") as client:
+            seen, = client.list_prefixes()
+            self.assertEqual((seen.name, seen.tokens, seen.blocks, seen.pinned), ("doc", put["tokens"], put["blocks"], True))
+            self.assertTrue(3590 < seen.expires_in_seconds <= 3600)
+            self.assertGreaterEqual(cached(client, TEXT), put["tokens"] - put["tokens"] // put["blocks"])
+            eventually(lambda: self.ask("GET", "/doc", tenant="both")["fast_blocks"] == put["blocks"], "the sweep has looked")
+            changed = self.ask("PATCH", "/doc", {"pinned": False, "ttl_seconds": 0}, tenant="both")
+            self.assertEqual((changed["pinned"], changed["expires_in_seconds"]), (False, None))
+            self.assertTrue(self.ask("PATCH", "/doc", {"pinned": True}, tenant="both")["pinned"])
+            brief = self.ask("PATCH", "/doc", {"ttl_seconds": 100}, tenant="both")
+            self.assertTrue(brief["pinned"] and 90 < brief["expires_in_seconds"] <= 100)
+            self.assertEqual(self.ask("DELETE", "/doc", tenant="both"),
+                             {"object": "prefix.deleted", "name": "doc", "deleted": True})
+            self.assertEqual(client.list_prefixes(), [])
+            self.assertEqual(cached(client, TEXT), 0)
+            # As gRPC makes it: the same tokens, whichever port names them.
+            for body, prompt in (({"prompt": list(range(5, 200))}, {"prompt": list(range(5, 200))}),
+                                 ({"messages": [{"role": "system", "content": TEXT}]}, {"messages": [("system", TEXT)]})):
+                over_http = self.ask("PUT", "/same", body, tenant="both")
+                over_grpc = client.put_prefix("same", **prompt)
+                self.assertEqual(over_http["usage"]["prompt_tokens"], over_grpc.usage.prompt_tokens)
+                self.assertEqual(over_grpc.usage.cached_tokens // 64 * 64, over_grpc.usage.cached_tokens)
+                self.assertGreater(over_grpc.usage.cached_tokens, 0)
+
+    def test_a_large_body_is_read_by_another_thread(self):
+        words = "word " * 8000  # more than is read on an I/O thread
+        for body in ({"prompt": words}, {"messages": [{"role": "user", "content": words}]}):
+            self.assertGreater(self.ask("PUT", "/long", body, tenant="large")["tokens"], 7000)
+        for body, param in (({"prompt": words * 10}, "prompt"), ({"messages": [{"role": "user", "content": words * 10}]}, "messages")):
+            self.assertEqual(self.error("PUT", "/longer", body, tenant="large", status=400), ("invalid_field", param))
+        self.assertEqual(self.names("large"), ["long"])
+
+    def test_names_end_in_time(self):
+        self.ask("PUT", "/brief", {"prompt": TEXT, "ttl_seconds": 1}, tenant="times")
+        eventually(lambda: not self.names("times"), "it expires")
+
+    def test_what_is_wrong_is_named(self):
+        for name in ("/", "/a%2Fb", "/a/b", "/" + "x" * 129):
+            self.assertEqual(self.error("PUT", name, {"prompt": TEXT}, status=400), ("invalid_field", "name"))
+            self.assertEqual(self.error("PATCH", name, {"pinned": True}, status=400), ("invalid_field", "name"))
+            self.assertEqual(self.error("DELETE", name, status=400), ("invalid_field", "name"))
+        self.assertEqual(self.error("GET", "/a%2Fb", status=400), ("invalid_field", "name"))
+        self.assertEqual(self.error("GET", "/", status=404)[0], "prefix_not_found")
+        for method, body in (("GET", None), ("DELETE", None), ("PATCH", {"pinned": True})):
+            self.assertEqual(self.error(method, "/nobody", body, status=404)[0], "prefix_not_found")
+        for body, param in (({}, "prompt"), ({"prompt": TEXT, "pined": True}, "pined"), ({"prompt": 3}, "prompt"),
+                            ({"prompt": TEXT, "ttl_seconds": -1}, "ttl_seconds"), ({"prompt": TEXT, "ttl_seconds": 31536001}, "ttl_seconds"),
+                            ({"prompt": TEXT, "ttl_seconds": 1.5}, "ttl_seconds"), ({"prompt": TEXT, "pinned": "yes"}, "pinned"),
+                            ({"prompt": "Short."}, "prompt"), ({"prompt": [1 << 30] * 64}, "prompt[0]"), ({"messages": []}, "messages"),
+                            ({"prompt": TEXT, "messages": [{"role": "user", "content": "x"}]}, "prompt")):
+            self.assertEqual(self.error("PUT", "/x", body, status=400), ("invalid_field", param), body)
+        for body, param in (({}, "pinned"), ({"pinned": 1}, "pinned"), ({"prompt": "x"}, "prompt"), ({"ttl_seconds": -1}, "ttl_seconds")):
+            self.assertEqual(self.error("PATCH", "/x", body, status=400), ("invalid_field", param), body)
+        for body in ("", "[]", "{", "\"x\""):
+            self.assertEqual(self.error("PUT", "/x", body, status=400)[0], "invalid_encoding")
+            self.assertEqual(self.error("PATCH", "/x", body, status=400)[0], "invalid_encoding")
+        self.assertEqual(self.error("PUT", "/x", {"prompt": TEXT, "model": "another"}, status=404)[0], "model_not_found")
+        for method, path, allowed in (("POST", "/x", {"GET", "PUT", "PATCH", "DELETE"}), ("PUT", "", {"GET"})):
+            own = http.client.HTTPConnection("127.0.0.1", self.server.http_port, timeout=PATIENCE)
+            own.request(method, "/v1/prefixes" + path, "{}")
+            response = own.getresponse()
+            self.assertEqual((response.status, set(response.headers["Allow"].split(", "))), (405, allowed))
+            own.close()
+        self.assertEqual(self.names(), [])
+
+    def test_another_tenant_sees_and_changes_nothing(self):
+        self.ask("PUT", "/secret", {"prompt": TEXT}, tenant="mine")
+        self.assertEqual(self.names("other"), [])
+        for method, body in (("GET", None), ("DELETE", None), ("PATCH", {"pinned": True})):
+            self.assertEqual(self.error(method, "/secret", body, tenant="other", status=404)[0], "prefix_not_found")
+        put = self.ask("PUT", "/secret", {"prompt": TEXT}, tenant="other")
+        self.assertEqual(put["usage"]["prompt_tokens_details"]["cached_tokens"], 0)
+        self.ask("DELETE", "/secret", tenant="other")
+        self.assertEqual(self.names("mine"), ["secret"])
+        self.assertEqual(self.error("GET", "", tenant="not a tenant\u00e9", status=400)[0], "invalid_metadata")
+
+    def test_a_client_that_goes_away_names_nothing(self):
+        for _ in range(20):
+            own = http.client.HTTPConnection("127.0.0.1", self.server.http_port, timeout=PATIENCE)
+            own.request("PUT", "/v1/prefixes/gone", json.dumps({"prompt": TEXT * 4}), {"x-winnow-tenant": "gone"})
+            own.close()
+        # What was done before its client went may have its name; then nothing is open, and the server goes on.
+        with Client(self.server.address, tenant="gone") as client:
+            client.generate("x", max_tokens=1)
+            eventually(lambda: self.server.metric("winnow_requests_running") == 0, "nothing runs")
+            self.assertIn(self.names("gone"), ([], ["gone"]))
+            self.assertGreater(client.put_prefix("gone", TEXT).prefix.tokens, 0)
+
+    def test_every_route_wants_a_key_and_its_name_is_the_tenant(self):
+        with temporary_directory() as directory:
+            keys = directory / "keys"
+            keys.write_text("".join(f"{name} {hashlib.sha256(key.encode()).hexdigest()}\n" for name, key in (("alice", "a-key"), ("bob", "b-key"))))
+            with Server("--api-keys", keys) as server:
+                def ask(*args, key=None, **kwargs):
+                    return self.ask(*args, server=server, **{"tenant": None, **kwargs, **({"Authorization": f"Bearer {key}"} if key else {})})
+                calls = (("GET", "", None), ("GET", "/x", None), ("PUT", "/x", {"prompt": TEXT}), ("PATCH", "/x", {"pinned": True}), ("DELETE", "/x", None))
+                for key in (None, "c-key"):
+                    for call in calls:
+                        self.assertEqual(ask(*call, key=key, status=401)["error"]["code"], "invalid_api_key")
+                ask("PUT", "/x", {"prompt": TEXT}, key="a-key")
+                self.assertEqual([p["name"] for p in ask("GET", key="a-key")["data"]], ["x"])
+                self.assertEqual(ask("GET", key="b-key")["data"], [])
+                for call in calls:
+                    self.assertEqual(ask(*call, key="b-key", tenant="alice", status=403)["error"]["code"], "tenant_mismatch")
+                self.assertEqual(server.terminate(), 0)
+
+    def test_quotas_hold(self):
+        with temporary_directory() as directory:
+            tenants = directory / "tenants"
+            tenants.write_text("tenants:\n  small: {running_tokens: 50}\n")
+            with Server("--tenants", tenants) as server:
+                self.assertEqual(self.ask("PUT", "/x", {"prompt": TEXT}, tenant="small", server=server, status=429)["error"]["code"], "quota_exceeded")
+                self.ask("PUT", "/x", {"prompt": TEXT}, tenant="large", server=server)
+
+
 class Off(Refusals, unittest.TestCase):
     def test_without_a_prefix_cache_there_are_no_names(self):
         with Server("--prefix-cache", "off") as server, Client(server.address) as client:
+            for method, path, body in (("GET", "", None), ("PUT", "/x", {"prompt": TEXT}), ("PATCH", "/x", {"pinned": True}), ("DELETE", "/x", None)):
+                own = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=PATIENCE)
+                own.request(method, "/v1/prefixes" + path, body and json.dumps(body))
+                response = own.getresponse()
+                self.assertEqual((response.status, json.loads(response.read())["error"]["code"]), (400, "prefix_cache_off"))
+                own.close()
             for call in (lambda: client.put_prefix("x", TEXT), client.list_prefixes, lambda: client.pin_prefix("x"),
                          lambda: client.delete_prefix("x")):
                 self.refused("FAILED_PRECONDITION", "PREFIX_CACHE_OFF", call)

@@ -1,9 +1,11 @@
 // Bodies of the HTTP routes that take JSON. The first byte chooses the route. A body that is taken makes a message
 // that Protobuf writes and reads back; one that is not has a status with a message that is UTF-8.
 //
-// Protos: winnow/v1/inference.proto google/rpc/status.proto google/rpc/error_details.proto
+// Protos: winnow/v1/inference.proto winnow/v1/prefix.proto google/rpc/status.proto google/rpc/error_details.proto
 // Sources: server/http/anthropic.cc server/http/http_error.cc server/http/http_exchange.cc server/http/json_fields.cc
-// Sources: server/http/openai_answer.cc server/http/openai_request.cc server/http/responses.cc server/status.cc
+// Sources: server/http/openai_answer.cc server/http/openai_request.cc server/http/prefix_request.cc server/http/responses.cc server/status.cc
+// Sources: server/http/structured_request.cc server/http/tools_request.cc server/ordered_json.cc server/parse/answer_parser.cc
+// Sources: server/parse/json_call.cc engine/kv/block_name.cc
 // Sources: server/suggest.cc server/utf8.cc engine/base/did_you_mean.cc engine/base/json_file.cc engine/text/added_tokens.cc engine/text/bpe.cc
 // Sources: engine/text/bpe_load.cc engine/text/detokenizer.cc engine/text/post_processor.cc engine/text/pre_tokenizer.cc
 // Sources: engine/text/token_decoder.cc engine/text/tokenizer.cc engine/text/tokenizer_encode.cc
@@ -20,6 +22,7 @@
 #include "server/http/anthropic.h"
 #include "server/http/http_error.h"
 #include "server/http/openai_request.h"
+#include "server/http/prefix_request.h"
 #include "server/http/responses.h"
 
 namespace server = winnow::server;
@@ -55,7 +58,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto generate = [](const auto& parsed) -> const google::protobuf::Message& {
     return parsed.generate;
   };
-  switch (data[0] % 7) {
+  switch (data[0] % 9) {
     case 0:
       check(server::ParseChatRequest(body), generate);
       break;
@@ -75,6 +78,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     case 5:
       check(server::ParseDetokenizeBody(body),
             [](const auto& parsed) -> const google::protobuf::Message& { return parsed.request; });
+      break;
+    case 7:
+      check(server::ParsePutPrefixBody(body),
+            [](const auto& parsed) -> const google::protobuf::Message& { return parsed.request; });
+      break;
+    case 8:
+      check(server::ParsePinPrefixBody(body),
+            [](const auto& parsed) -> const google::protobuf::Message& { return parsed; });
       break;
     default:
       if (const auto parsed = server::ParseRenderBody(body); !parsed.ok()) {

@@ -1,8 +1,12 @@
 #include "kernels/thread_pool.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <chrono>
+#include <fstream>
+#include <string>
 #include <vector>
 
 namespace winnow::kernels {
@@ -61,6 +65,36 @@ TEST(ThreadPoolTest, LoopsAfterTheWorkersWentToSleep) {
     pool.ParallelFor(100, [&](int64_t item, int) { sum += item; });
   }
   EXPECT_EQ(sum, 5 * 4950);
+}
+
+// A worker that lost its processor gets the caller's.
+TEST(ThreadPoolTest, TheCallerSleepsWhileAWorkerIsLate) {
+  const std::string stat = "/proc/self/task/" + std::to_string(gettid()) + "/stat";
+  const auto sleeps = [&stat] {
+    std::ifstream file(stat);
+    std::string line;
+    std::getline(file, line);
+    return line.substr(line.rfind(')') + 2, 1) == "S";
+  };
+  ThreadPool pool(2);
+  bool seen = false;
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (!seen && std::chrono::steady_clock::now() < end) {
+    std::atomic<bool> worker_is_in = false;
+    // The caller's item ends when the worker has one, if it joins at all; the worker's when the caller sleeps.
+    pool.ParallelFor(2, [&](int64_t, int thread) {
+      if (thread == 0) {
+        const auto join_by = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
+        while (!worker_is_in && std::chrono::steady_clock::now() < join_by) {
+        }
+        return;
+      }
+      worker_is_in = true;
+      const auto late = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+      while (!seen && std::chrono::steady_clock::now() < late) seen = sleeps();
+    });
+  }
+  EXPECT_TRUE(seen);
 }
 
 TEST(ThreadPoolTest, AtLeastOneProcessorIsUsable) { EXPECT_GE(UsableProcessors(), 1); }

@@ -9,6 +9,7 @@
 #include "server/api_keys.h"
 #include "server/http/anthropic.h"
 #include "server/http/openai_request.h"
+#include "server/http/prefix_request.h"
 #include "server/http/responses.h"
 #include "tests/unit/server/movable_clock.h"
 #include "tests/unit/temp_dir.h"
@@ -55,6 +56,42 @@ TEST(HttpRequestTest, NewerNamesWinAndNullIsAbsent) {
   EXPECT_EQ(request->generate.top_logprobs(), 0);
   EXPECT_TRUE(request->stream);
   EXPECT_TRUE(request->include_usage);
+}
+
+TEST(HttpRequestTest, PrefixesTakeATextIdsOrAChat) {
+  const auto text = ParsePutPrefixBody(
+      R"({"prompt":"a","add_special_tokens":false,"pinned":true,"ttl_seconds":5,"model":"m"})");
+  ASSERT_TRUE(text.ok()) << text.status();
+  EXPECT_EQ(text->model, "m");
+  EXPECT_EQ(text->request.text().text(), "a");
+  EXPECT_FALSE(text->request.text().add_special_tokens());
+  EXPECT_TRUE(text->request.pinned());
+  EXPECT_EQ(text->request.ttl_seconds(), 5);
+  const auto ids = ParsePutPrefixBody(R"({"prompt":[1,2]})");
+  ASSERT_TRUE(ids.ok()) << ids.status();
+  EXPECT_THAT(ids->request.tokens().ids(), ElementsAre(1, 2));
+  EXPECT_FALSE(ids->request.pinned());
+  const auto chat = ParsePutPrefixBody(R"({"messages":[{"role":"developer","content":"d"}]})");
+  ASSERT_TRUE(chat.ok()) << chat.status();
+  EXPECT_THAT(Turns(chat->request.chat()), ElementsAre(Pair("system", "d")));
+  EXPECT_FALSE(chat->request.chat().has_add_generation_prompt());
+  for (const char* const bad :
+       {R"({"prompt":"a","ttl":5})", R"({"prompt":"a","messages":[]})", R"({"prompt":["a","b"]})",
+        R"({"pinned":true})", R"({"prompt":"a","pinned":1})", "[]", ""}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(ParsePutPrefixBody(bad).status())) << bad;
+  }
+}
+
+TEST(HttpRequestTest, APinSaysWhatItChanges) {
+  const auto pin = ParsePinPrefixBody(R"({"pinned":false})");
+  ASSERT_TRUE(pin.ok()) << pin.status();
+  EXPECT_TRUE(pin->has_pinned() && !pin->pinned() && !pin->has_ttl_seconds());
+  const auto ttl = ParsePinPrefixBody(R"({"ttl_seconds":0})");
+  ASSERT_TRUE(ttl.ok()) << ttl.status();
+  EXPECT_TRUE(ttl->has_ttl_seconds() && !ttl->has_pinned());
+  for (const char* const bad : {"{}", R"({"pinned":null})", R"({"pinnd":true})", "3"}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(ParsePinPrefixBody(bad).status())) << bad;
+  }
 }
 
 TEST(HttpRequestTest, ErrorsDoNotRepeatThePrompt) {

@@ -370,6 +370,8 @@ TEST(InferenceService, FullQueueIsResourceExhaustedWithRetryInfo) {
   const Answer answer = Generate(*server.Stub(), CountingRequest("One too many", 5));
   EXPECT_EQ(answer.status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_EQ(answer.reason(), "QUEUE_FULL");
+  // Whatever is in it: the message is not looked at.
+  EXPECT_EQ(Generate(*server.Stub(), v1::GenerateRequest()).reason(), "QUEUE_FULL");
   google::rpc::RetryInfo retry;
   bool found = false;
   const google::rpc::Status details = answer.details();
