@@ -69,6 +69,9 @@ class CountingStore final : public storage::BlockStore {
     return inner_->Find(id);
   }
   void ForEach(const Visit& visit) const override { inner_->ForEach(visit); }
+  std::vector<storage::BlockKey> AsidesOf(const std::array<uint8_t, 32>& chain) const override {
+    return inner_->AsidesOf(chain);
+  }
   uint64_t TenantBytes(const std::array<uint8_t, 32>& tenant) const override {
     return inner_->TenantBytes(tenant);
   }

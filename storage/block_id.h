@@ -3,7 +3,9 @@
 #ifndef WINNOW_STORAGE_BLOCK_ID_H_
 #define WINNOW_STORAGE_BLOCK_ID_H_
 
+#include <algorithm>
 #include <array>
+#include <compare>
 #include <cstdint>
 #include <cstring>
 #include <utility>
@@ -23,8 +25,19 @@ struct BlockKey {
     std::memcpy(key.bytes.data() + 36, &layer, sizeof layer);
     return key;
   }
+  std::array<uint8_t, 32> chain() const {
+    std::array<uint8_t, 32> chain;
+    std::copy_n(bytes.begin(), chain.size(), chain.begin());
+    return chain;
+  }
+  uint32_t kind() const {
+    uint32_t kind = 0;
+    std::memcpy(&kind, bytes.data() + 32, sizeof kind);
+    return kind;
+  }
 
   friend bool operator==(const BlockKey&, const BlockKey&) = default;
+  friend auto operator<=>(const BlockKey&, const BlockKey&) = default;
   template <typename H>
   friend H AbslHashValue(H h, const BlockKey& key) {
     return H::combine(std::move(h), key.bytes);

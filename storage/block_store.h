@@ -182,6 +182,9 @@ class BlockStore {
   virtual TierState state() const { return stats().state; }
   // Nothing runs inside either, sealing or compaction: another thread may take the store over.
   virtual bool idle() const { return in_flight() == 0; }
+
+  // The keys with this chain and a kind other than 0, without I/O; those whose Put is in flight may be missing.
+  virtual std::vector<BlockKey> AsidesOf(const std::array<uint8_t, 32>& chain) const = 0;
 };
 
 }  // namespace winnow::storage

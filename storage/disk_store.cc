@@ -422,6 +422,10 @@ BlockInfo DiskStore::InfoOf(const Entry& entry) const {
           static_cast<uint32_t>(left_s), entry.in_use,   entry.record->transient};
 }
 
+std::vector<BlockKey> DiskStore::AsidesOf(const std::array<uint8_t, 32>& chain) const {
+  return table_.AsidesOf(chain);
+}
+
 uint64_t DiskStore::TenantBytes(const std::array<uint8_t, 32>& tenant) const {
   return table_.TenantBytes(TenantTag(tenant));
 }

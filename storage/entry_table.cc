@@ -29,6 +29,7 @@ Entry* EntryTable::Set(const BlockKey& key, Entry entry) {
   if (entry.pinned) pinned_bytes_ += bytes;
   log_.AddLive(entry.record->segment_id, bytes);
   if (!entry.record->transient) tenant_bytes_[entry.record->tenant_tag] += bytes;
+  asides_.Add(key);
   Entry& set = entries_[key] = std::move(entry);
   EnterOrder(key, &set);
   return &set;
@@ -40,6 +41,7 @@ bool EntryTable::Remove(const BlockKey& key, bool* indexed) {
   if (indexed != nullptr) *indexed = !it->second.record->transient;
   Withdraw(&it->second);
   entries_.erase(it);
+  asides_.Remove(key);
   return true;
 }
 

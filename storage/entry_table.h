@@ -8,8 +8,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "storage/aside_keys.h"
 #include "storage/block_id.h"
 #include "storage/eviction_order.h"
 #include "storage/format.h"
@@ -45,6 +47,9 @@ class EntryTable {
   const Entry* Find(const BlockKey& key) const;
   size_t size() const { return entries_.size(); }
   uint64_t pinned_bytes() const { return pinned_bytes_; }
+  std::vector<BlockKey> AsidesOf(const std::array<uint8_t, 32>& chain) const {
+    return asides_.Of(chain);
+  }
   // Of blocks that stay.
   uint64_t TenantBytes(uint32_t tenant_tag) const {
     const auto found = tenant_bytes_.find(tenant_tag);
@@ -84,6 +89,7 @@ class EntryTable {
   uint64_t pinned_bytes_ = 0;
   absl::flat_hash_map<uint32_t, uint64_t> tenant_bytes_;  // by tag, none of them zero
   uint64_t uses_ = 0;
+  AsideKeys asides_;
 };
 
 }  // namespace winnow::storage

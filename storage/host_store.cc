@@ -74,6 +74,7 @@ void HostStore::Remove(Entry* entry) {
   auto node = entries_.extract(entry->id.key);
   WINNOW_CHECK(!node.empty() && node.mapped().get() == entry);
   CountTenant(*entry, false);
+  asides_.Remove(entry->id.key);
   --stats_.blocks;
   if (entry->leases == 0) {
     FreeMemory(entry);
@@ -223,6 +224,7 @@ void HostStore::Put(uint64_t tag, const BlockId& id, std::span<const std::byte> 
   Link(entry.get());
   ++stats_.blocks;
   CountTenant(*entry, true);
+  asides_.Add(id.key);
   entries_[id.key] = std::move(entry);
   if (options.pinned) SetPinned(id.key, true);
   Done(tag, Operation::kPut, Reason::kNone);
@@ -298,6 +300,10 @@ void HostStore::ForEach(const Visit& visit) const {
   for (const auto& [key, entry] : entries_) {
     if (const auto info = Find(entry->id)) visit(key, *info);
   }
+}
+
+std::vector<BlockKey> HostStore::AsidesOf(const std::array<uint8_t, 32>& chain) const {
+  return asides_.Of(chain);
 }
 
 uint64_t HostStore::TenantBytes(const std::array<uint8_t, 32>& tenant) const {

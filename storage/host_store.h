@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "storage/aside_keys.h"
 #include "storage/block_store.h"
 #include "storage/clock.h"
 #include "storage/page_memory.h"
@@ -74,6 +75,7 @@ class HostStore final : public BlockStore {
   void Poll(std::chrono::nanoseconds wait, std::vector<Completion>* completions) override;
   std::optional<BlockInfo> Find(const BlockId& id) const override;
   void ForEach(const Visit& visit) const override;
+  std::vector<BlockKey> AsidesOf(const std::array<uint8_t, 32>& chain) const override;
   uint64_t TenantBytes(const std::array<uint8_t, 32>& tenant) const override;
   bool SetPinned(const BlockKey& key, bool pinned) override;
   void SetInUse(const BlockKey& key, bool in_use) override;
@@ -127,6 +129,7 @@ class HostStore final : public BlockStore {
   std::vector<Chunk> chunks_;
   bool refused_ = false;  // the last chunk
   absl::flat_hash_map<BlockKey, std::unique_ptr<Entry>> entries_;
+  AsideKeys asides_;
   absl::flat_hash_map<uint32_t, uint64_t> tenant_bytes_;  // by tag, none of them zero
   std::vector<std::unique_ptr<Entry>> doomed_;
   // By priority, and behind them the blocks in use; front: most recently used.

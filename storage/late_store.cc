@@ -127,6 +127,10 @@ void LateStore::ForEach(const Visit& visit) const {
   if (store_ != nullptr) store_->ForEach(visit);
 }
 
+std::vector<BlockKey> LateStore::AsidesOf(const std::array<uint8_t, 32>& chain) const {
+  return store_ == nullptr ? std::vector<BlockKey>() : store_->AsidesOf(chain);
+}
+
 uint64_t LateStore::TenantBytes(const std::array<uint8_t, 32>& tenant) const {
   return store_ == nullptr ? 0 : store_->TenantBytes(tenant);
 }

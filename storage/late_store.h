@@ -41,6 +41,7 @@ class LateStore final : public BlockStore {
   void Poll(std::chrono::nanoseconds wait, std::vector<Completion>* completions) override;
   std::optional<BlockInfo> Find(const BlockId& id) const override;
   void ForEach(const Visit& visit) const override;
+  std::vector<BlockKey> AsidesOf(const std::array<uint8_t, 32>& chain) const override;
   uint64_t TenantBytes(const std::array<uint8_t, 32>& tenant) const override;
   bool SetPinned(const BlockKey& key, bool pinned) override;
   void SetInUse(const BlockKey& key, bool in_use) override;

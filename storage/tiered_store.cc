@@ -309,6 +309,14 @@ void TieredStore::ForEach(const Visit& visit) const {
   });
 }
 
+std::vector<BlockKey> TieredStore::AsidesOf(const std::array<uint8_t, 32>& chain) const {
+  std::vector<BlockKey> keys = disk_->AsidesOf(chain);
+  for (const BlockKey& key : host_->AsidesOf(chain)) {
+    if (std::find(keys.begin(), keys.end(), key) == keys.end()) keys.push_back(key);
+  }
+  return keys;
+}
+
 uint64_t TieredStore::TenantBytes(const std::array<uint8_t, 32>& tenant) const {
   return std::max(disk_->TenantBytes(tenant), host_->TenantBytes(tenant));
 }

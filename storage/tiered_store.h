@@ -48,6 +48,7 @@ class TieredStore final : public BlockStore {
   std::optional<BlockInfo> Find(const BlockId& id) const override;
   void ForEach(const Visit& visit) const override;
   // Of the tier that has more, since most are in both.
+  std::vector<BlockKey> AsidesOf(const std::array<uint8_t, 32>& chain) const override;
   uint64_t TenantBytes(const std::array<uint8_t, 32>& tenant) const override;
   // Pins where the block is; on disk if it is in both, since what host drops is found there.
   bool SetPinned(const BlockKey& key, bool pinned) override;

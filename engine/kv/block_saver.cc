@@ -40,7 +40,7 @@ bool BlockSaver::MaySave(int64_t index) const {
 void BlockSaver::Start(int64_t index, const std::byte* content) {
   const int32_t block = rooms_.blocks.BlockOf(index);
   const BlockRecord& record = rooms_.blocks[block];
-  rooms_.blocks.SetSaving(index, true);
+  rooms_.blocks.BeginSave(index);
   const uint64_t number = saves_.Issue({{index, record.generation}, record.name, record.keep});
   rooms_.store.Save({this, number}, record.name, rooms_.blocks.LayerOf(index),
                     {content, rooms_.pools.block_bytes()},
@@ -131,6 +131,7 @@ void BlockSaver::OnAnswer(uint64_t number, const StoreAnswer& answer) {
   const Save save = saves_.Redeem(number);
   ++(answer.ok ? rooms_.stats.saved_pieces : rooms_.stats.save_failures);
   const int64_t index = save.what.index;
+  rooms_.blocks.EndSave(index, save.name.tenant, save.keep, IsCurrent(save.what), answer.ok);
   if (!IsCurrent(save.what)) {  // its block is gone
     if (answer.ok && !save.keep && !rooms_.blocks.Knows(save.name.chain)) {
       rooms_.store.EraseLayer(save.name, rooms_.blocks.LayerOf(index));
@@ -138,7 +139,6 @@ void BlockSaver::OnAnswer(uint64_t number, const StoreAnswer& answer) {
     return;
   }
   if (!answer.ok) {
-    rooms_.blocks.SetSaving(index, false);
     Enqueue(index);
     return;
   }

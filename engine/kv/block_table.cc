@@ -1,7 +1,5 @@
 #include "engine/kv/block_table.h"
 
-#include <algorithm>
-
 #include "kernels/check.h"
 
 namespace winnow::engine {
@@ -31,12 +29,12 @@ void BlockTable::Seal(int32_t block, const BlockName& name, bool keep) {
   ++hashes_[name.chain].blocks;
   if (!keep) return;
   record.unsaved = num_layers_;
-  unsaved_[name.tenant] += record.unsaved;
+  CountComing(name.tenant, record.unsaved);
 }
 
 void BlockTable::Adopt(int32_t block, const BlockName& name) {
   Seal(block, name, /*keep=*/true);
-  CountKept(block, num_layers_);
+  DropUnsaved(block);
   for (int32_t layer = 0; layer < num_layers_; ++layer) {
     LayerBlock& layer_block = layer_blocks_[IndexOf(layer, block)];
     WINNOW_CHECK(layer_block.frame < 0 && !layer_block.away);
@@ -55,14 +53,14 @@ bool BlockTable::SetHeld(int32_t block, bool held) {
 }
 
 void BlockTable::Distrust(int32_t block) {
-  CountKept(block, records_[block].unsaved);
+  DropUnsaved(block);
   records_[block].keep = false;
 }
 
 bool BlockTable::Leave(int32_t block) {
   const BlockRecord& record = records_[block];
   WINNOW_CHECK(!record.held);
-  CountKept(block, record.unsaved);
+  DropUnsaved(block);
   if (!record.sealed) return false;
   const auto hash = hashes_.find(record.name.chain);
   WINNOW_CHECK(hash != hashes_.end());
@@ -87,18 +85,23 @@ bool BlockTable::InUse(const Digest& chain) const {
   return hash != hashes_.end() && hash->second.held > 0;
 }
 
-int64_t BlockTable::NumUnsaved(const Digest& tenant) const {
-  const auto unsaved = unsaved_.find(tenant);
-  return unsaved == unsaved_.end() ? 0 : unsaved->second;
+int64_t BlockTable::NumComing(const Digest& tenant) const {
+  const auto coming = coming_.find(tenant);
+  return coming == coming_.end() ? 0 : coming->second;
 }
 
-void BlockTable::CountKept(int32_t block, int32_t count) {
+void BlockTable::DropUnsaved(int32_t block) {
   BlockRecord& record = records_[block];
-  count = std::min(count, record.unsaved);
+  CountComing(record.name.tenant, -record.unsaved);
+  record.unsaved = 0;
+}
+
+void BlockTable::CountComing(const Digest& tenant, int64_t count) {
   if (count == 0) return;
-  record.unsaved -= count;
-  const auto tenant = unsaved_.find(record.name.tenant);
-  if ((tenant->second -= count) == 0) unsaved_.erase(tenant);
+  const auto coming = coming_.try_emplace(tenant).first;
+  coming->second += count;
+  WINNOW_CHECK(coming->second >= 0);
+  if (coming->second == 0) coming_.erase(coming);
 }
 
 // ---- layer blocks ----
@@ -111,12 +114,29 @@ bool BlockTable::SetAway(int64_t index, bool away) {
   return true;
 }
 
+void BlockTable::BeginSave(int64_t index) {
+  layer_blocks_[index].saving = true;
+  BlockRecord& record = records_[BlockOf(index)];
+  if (!record.keep) return;
+  // It counts as coming until EndSave.
+  WINNOW_CHECK(record.unsaved > 0);
+  --record.unsaved;
+}
+
+void BlockTable::EndSave(int64_t index, const Digest& tenant, bool kept, bool current, bool ok) {
+  if (current) layer_blocks_[index].saving = false;
+  if (!kept) return;
+  BlockRecord& record = records_[BlockOf(index)];
+  if (current && record.keep && !ok) {
+    ++record.unsaved;  // it is tried again
+  } else {
+    CountComing(tenant, -1);
+  }
+}
+
 bool BlockTable::MarkSaved(int64_t index) {
-  LayerBlock& layer_block = layer_blocks_[index];
-  layer_block.saving = false;
-  layer_block.saved = true;
+  layer_blocks_[index].saved = true;
   const int32_t block = BlockOf(index);
-  CountKept(block, 1);
   if (!records_[block].keep) return false;
   for (int32_t layer = 0; layer < num_layers_; ++layer) {
     if (!at(layer, block).saved) return false;

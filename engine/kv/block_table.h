@@ -33,7 +33,7 @@ struct BlockRecord {
   bool sealed = false;
   bool keep = false;    // the store has it for later requests, and leaves it there
   bool held = false;    // a sequence has it in its table
-  int32_t unsaved = 0;  // layer blocks that are to be kept and not saved yet
+  int32_t unsaved = 0;  // layer blocks that are to be kept and not given to the store yet
 
   // The allocation, which BlockPool decides.
   int32_t holders = 0;              // sequences that have it in their tables
@@ -86,15 +86,20 @@ class BlockTable {
   // Whether a block with this hash is sealed, and whether one is held.
   bool Knows(const Digest& chain) const { return hashes_.contains(chain); }
   bool InUse(const Digest& chain) const;
-  // Layer blocks of the tenant that are to be kept and not saved yet.
-  int64_t NumUnsaved(const Digest& tenant) const;
+  // Layer blocks of the tenant that are to be kept and that the store does not have yet, those of forgotten blocks whose
+  // save has no answer included.
+  int64_t NumComing(const Digest& tenant) const;
 
   // ---- layer blocks ----
 
   void SetFrame(int64_t index, int32_t frame) { layer_blocks_[index].frame = frame; }
   // Whether its state changed.
   bool SetAway(int64_t index, bool away);
-  void SetSaving(int64_t index, bool saving) { layer_blocks_[index].saving = saving; }
+  // The store is asked to take it. EndSave follows, whatever becomes of the block.
+  void BeginSave(int64_t index);
+  // The store has answered. `kept`: the block was to be kept when it was asked, in the name of `tenant`. `current`: the
+  // block has not been forgotten meanwhile.
+  void EndSave(int64_t index, const Digest& tenant, bool kept, bool current, bool ok);
   // The store has it. True: it is to be kept, and so the store has all of its block.
   bool MarkSaved(int64_t index);
   // False: it was lost before.
@@ -110,15 +115,16 @@ class BlockTable {
   struct Hash {
     int32_t blocks = 0, held = 0;
   };
-  // `count` layer blocks of the block are no longer on their way to be kept.
-  void CountKept(int32_t block, int32_t count);
+  // The layer blocks of the block that the store was not given are no longer on their way to be kept.
+  void DropUnsaved(int32_t block);
+  void CountComing(const Digest& tenant, int64_t count);
 
   const int32_t num_layers_, num_blocks_;
   std::vector<BlockRecord> records_;
   std::vector<LayerBlock> layer_blocks_;  // [layers][blocks]
   std::vector<int64_t> away_;             // [layers]
   absl::flat_hash_map<Digest, Hash> hashes_;
-  absl::flat_hash_map<Digest, int64_t> unsaved_;  // by tenant; none is zero
+  absl::flat_hash_map<Digest, int64_t> coming_;  // layer blocks by tenant; none is zero
 };
 
 }  // namespace winnow::engine

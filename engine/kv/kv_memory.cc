@@ -96,10 +96,16 @@ void KvMemory::Load(std::span<const int32_t> blocks) {
 
 uint64_t KvMemory::KeptBytes(const Digest& tenant) const {
   if (!store_.exists()) return 0;
-  // Bytes that a layer block takes on disk: whole pages, and one for its header.
-  constexpr uint64_t kPage = 4096;
-  const uint64_t bytes = (layout().BlockBytes() + kPage - 1) / kPage * kPage + kPage;
-  return store_.TenantBytes(tenant) + static_cast<uint64_t>(blocks_.NumUnsaved(tenant)) * bytes;
+  return store_.TenantBytes(tenant) + store_.SideBytesInFlight(tenant) +
+         static_cast<uint64_t>(blocks_.NumComing(tenant)) * store_.StoredLayerBytes();
+}
+
+void KvMemory::SetQuotas(std::function<int64_t(const Digest& tenant)> quota_of) {
+  if (quota_of == nullptr) return store_.SetSideQuota(nullptr);
+  store_.SetSideQuota([this, quota_of = std::move(quota_of)](const Digest& tenant, uint64_t bytes) {
+    const int64_t quota = quota_of(tenant);
+    return quota <= 0 || KeptBytes(tenant) + bytes <= static_cast<uint64_t>(quota);
+  });
 }
 
 // ---- between passes ----

@@ -21,6 +21,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -110,8 +111,11 @@ class KvMemory {
   void Forget(int32_t block);
   // Makes what is stored of the blocks resident, as far as frames can be had; between passes.
   void Load(std::span<const int32_t> blocks);
-  // Bytes of the tenant's blocks that the store keeps, or is going to.
+  // Bytes that the store keeps of the tenant, or is going to.
   uint64_t KeptBytes(const Digest& tenant) const;
+  // `quota_of`: how many bytes the store may keep of the tenant; 0: no bound. Side payloads keep to it; of blocks whoever
+  // seals them decides. Null: no bounds.
+  void SetQuotas(std::function<int64_t(const Digest& tenant)> quota_of);
 
   // ---- between passes ----
 

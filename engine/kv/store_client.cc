@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "absl/container/flat_hash_set.h"
+#include "storage/format.h"
 
 namespace winnow::engine {
 
@@ -67,10 +68,7 @@ std::vector<Digest> StoreClient::PinnedChains() const {
   if (!exists()) return {};
   absl::flat_hash_set<Digest> chains;
   store_->ForEach([&](const storage::BlockKey& key, const storage::BlockInfo& info) {
-    if (!info.pinned) return;
-    Digest chain;
-    std::copy_n(key.bytes.begin(), chain.size(), chain.begin());
-    chains.insert(chain);
+    if (info.pinned) chains.insert(key.chain());
   });
   return {chains.begin(), chains.end()};
 }
@@ -85,8 +83,23 @@ void StoreClient::SetInUse(const BlockName& name, bool in_use) {
 void StoreClient::Erase(const BlockName& name) {
   if (!exists()) return;
   for (int32_t layer = 0; layer < num_layers_; ++layer) EraseLayer(name, layer);
+  std::vector<storage::BlockKey> side = store_->AsidesOf(name.chain);
+  for (const auto& [tag, put] : side_puts_) {
+    if (put.key.chain() == name.chain) side.push_back(put.key);
+  }
+  for (const storage::BlockKey& key : side) store_->Erase(next_tag_++, key);
   TellRemoved(name.chain);
 }
+
+bool StoreClient::StoredInPart(const BlockName& name) const {
+  if (!exists()) return false;
+  for (int32_t layer = 0; layer < num_layers_; ++layer) {
+    if (store_->Find(IdOf(name, layer)).has_value()) return true;
+  }
+  return !store_->AsidesOf(name.chain).empty();
+}
+
+uint64_t StoreClient::StoredLayerBytes() const { return storage::BlockBytesFor(block_bytes_); }
 
 void StoreClient::TellCopied(const Digest& chain) {
   if (events_ != nullptr) events_->Copied(tier_, chain);
@@ -105,7 +118,18 @@ size_t StoreClient::SideBytes(const storage::BlockId& id) const {
 }
 
 void StoreClient::PutSide(const storage::BlockId& id, std::span<const std::byte> bytes) {
-  if (AcceptsSaves()) store_->Put(next_tag_++, id, bytes, {.priority = kPriority});
+  if (!AcceptsSaves()) return;
+  const uint64_t stored = storage::BlockBytesFor(bytes.size());
+  if (may_keep_ && !may_keep_(id.tenant, stored)) return;
+  const uint64_t tag = next_tag_++;
+  side_puts_.emplace(tag, SidePut{id.key, id.tenant, stored});
+  store_->Put(tag, id, bytes, {.priority = kPriority});
+}
+
+uint64_t StoreClient::SideBytesInFlight(const Digest& tenant) const {
+  uint64_t bytes = 0;
+  for (const auto& [tag, put] : side_puts_) bytes += put.tenant == tenant ? put.bytes : 0;
+  return bytes;
 }
 
 bool StoreClient::GetSide(const storage::BlockId& id, std::span<std::byte> into) {
@@ -140,8 +164,10 @@ void StoreClient::Poll(std::chrono::nanoseconds wait) {
   store_->Poll(wait, &completions_);
   for (const storage::Completion& completion : completions_) {
     const auto found = in_flight_.find(completion.tag);
-    // An erase: what it did not find is gone as well. Or a side put.
-    if (found == in_flight_.end()) continue;
+    if (found == in_flight_.end()) {
+      side_puts_.erase(completion.tag);  // or an erase: what it did not find is gone as well
+      continue;
+    }
     const InFlight operation = found->second;
     in_flight_.erase(found);
     const StoreAnswer answer{completion.outcome == storage::Outcome::kOk, completion.from_disk};

@@ -15,6 +15,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -121,7 +122,9 @@ class StoreClient {
   // Hashes of the blocks of which something is pinned. Looks at all that the store has.
   std::vector<Digest> PinnedChains() const;
   void SetInUse(const BlockName& name, bool in_use);
-  // Takes it out of the store, whoever has a copy in fast memory.
+  // Whether the store has any of it: KV of a layer, or a side payload.
+  bool StoredInPart(const BlockName& name) const;
+  // Takes it out of the store with its side payloads, whoever has a copy in fast memory.
   void Erase(const BlockName& name);
   // Tells the events that the store has all of it, or that it was told to erase it.
   void TellCopied(const Digest& chain);
@@ -129,8 +132,10 @@ class StoreClient {
   uint64_t TenantBytes(const Digest& tenant) const {
     return exists() ? store_->TenantBytes(tenant) : 0;
   }
-  uint64_t BlockBytes() const {
-    return uint64_t{block_bytes_} * static_cast<uint64_t>(num_layers_);
+  // Bytes that a layer block, and the KV of a block, take on disk, which are no fewer than in host memory.
+  uint64_t StoredLayerBytes() const;
+  uint64_t StoredBlockBytes() const {
+    return StoredLayerBytes() * static_cast<uint64_t>(num_layers_);
   }
 
   // ---- what belongs to a block beside its KV, under an id of another kind ----
@@ -143,7 +148,13 @@ class StoreClient {
   };
   // Bytes that the store seems to have under the id, known without I/O; 0: none.
   size_t SideBytes(const storage::BlockId& id) const;
-  // A put that fails is forgotten.
+  // Asked before each side payload is put: whether the store may keep so many bytes more of the tenant. Null: it may.
+  void SetSideQuota(std::function<bool(const Digest& tenant, uint64_t bytes)> may_keep) {
+    may_keep_ = std::move(may_keep);
+  }
+  // Bytes of the tenant's side payloads whose put has no answer yet.
+  uint64_t SideBytesInFlight(const Digest& tenant) const;
+  // A put that fails, or that the quota forbids, is forgotten.
   void PutSide(const storage::BlockId& id, std::span<const std::byte> bytes);
   bool GetSide(const storage::BlockId& id, std::span<std::byte> into);
   // Reads them together, and waits.
@@ -181,7 +192,15 @@ class StoreClient {
   const size_t block_bytes_;
   KvEventLog* events_ = nullptr;
   KvTier tier_ = KvTier::kDisk;
+  struct SidePut {
+    storage::BlockKey key;
+    Digest tenant = {};
+    uint64_t bytes = 0;
+  };
+
   absl::flat_hash_map<uint64_t, InFlight> in_flight_;  // by tag, of operations that have a receiver
+  absl::flat_hash_map<uint64_t, SidePut> side_puts_;   // by tag, in flight
+  std::function<bool(const Digest&, uint64_t)> may_keep_;
   uint64_t next_tag_ = 1;
   int32_t failed_saves_in_a_row_ = 0;
   std::vector<storage::Completion> completions_;

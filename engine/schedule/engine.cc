@@ -82,13 +82,18 @@ Engine::Engine(const EngineOptions& options, Model& model, const Tokenizer& toke
   batch_.chunks.reserve(options.max_running);
   batch_sequences_.reserve(options.max_running);
   sample_rows_.reserve(model.max_batch_logits());
-  if (memory_ != nullptr) memory_->store().SetEvents(options_.kv_events, options_.store_tier);
+  if (memory_ != nullptr) {
+    memory_->store().SetEvents(options_.kv_events, options_.store_tier);
+    memory_->SetQuotas([this](const Digest& tenant) { return StoreQuota(tenant); });
+  }
   Publish();
 }
 
 Engine::~Engine() {
   Shutdown();
-  if (memory_ != nullptr) memory_->store().SetEvents(nullptr, options_.store_tier);
+  if (memory_ == nullptr) return;
+  memory_->store().SetEvents(nullptr, options_.store_tier);
+  memory_->SetQuotas(nullptr);
 }
 
 // ---- any thread ----

@@ -45,12 +45,21 @@ Digest Engine::NameOf(Sequence& sequence, int32_t i, bool* shareable) {
   return sequence.known_names.back();
 }
 
+// Whoever has something kept runs.
+int64_t Engine::StoreQuota(const Digest& tenant) const {
+  for (const std::unique_ptr<Sequence>& sequence : sequences_) {
+    if (sequence->tenant_digest == tenant) return sequence->request.tenant_store_bytes;
+  }
+  return 0;
+}
+
 // Whether the store may keep another block of the sequence's tenant. One that it may not keep is shared in fast memory
 // like any other.
 bool Engine::MayKeep(const Sequence& sequence) {
   const int64_t most = sequence.request.tenant_store_bytes;
   if (most == 0 || !memory_->store().exists()) return true;
-  const uint64_t bytes = memory_->KeptBytes(sequence.tenant_digest) + memory_->store().BlockBytes();
+  const uint64_t bytes =
+      memory_->KeptBytes(sequence.tenant_digest) + memory_->store().StoredBlockBytes();
   if (bytes <= static_cast<uint64_t>(most)) return true;
   ++stats_.blocks_over_store_quota;
   return false;

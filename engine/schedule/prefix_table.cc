@@ -221,7 +221,7 @@ void PrefixTable::EraseAgain(size_t most) {
     erased_.pop_front();
     // It was made again meanwhile, and is wanted.
     if (pool_.Find(entry.name.chain).has_value()) continue;
-    if (memory_->store().Stored(entry.name)) memory_->store().Erase(entry.name);
+    if (memory_->store().StoredInPart(entry.name)) memory_->store().Erase(entry.name);
     if (--entry.looks > 0) {
       entry.next = now + kEraseEvery;
       erased_.push_back(entry);

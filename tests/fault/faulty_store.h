@@ -98,6 +98,9 @@ class FaultyStore final : public BlockStore {
     return inner_->Find(id);
   }
   void ForEach(const Visit& visit) const override { inner_->ForEach(visit); }
+  std::vector<BlockKey> AsidesOf(const std::array<uint8_t, 32>& chain) const override {
+    return inner_->AsidesOf(chain);
+  }
   uint64_t TenantBytes(const std::array<uint8_t, 32>& tenant) const override {
     return inner_->TenantBytes(tenant);
   }

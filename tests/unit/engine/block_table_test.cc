@@ -25,9 +25,18 @@ struct PlainTable {
     BlockName name;
     uint32_t generation = 0;
     bool sealed = false, keep = false, held = false, counted = false;
-    bool saved[kLayers] = {}, lost[kLayers] = {}, away[kLayers] = {}, waits[kLayers] = {};
+    bool saved[kLayers] = {}, lost[kLayers] = {}, away[kLayers] = {}, waits[kLayers] = {},
+         saving[kLayers] = {};
+  };
+  // A save that the store has not answered; its block may be gone.
+  struct Save {
+    int32_t block = 0, layer = 0;
+    uint32_t generation = 0;
+    Digest tenant = {};
+    bool keep = false;
   };
   std::vector<Block> blocks = std::vector<Block>(kBlocks);
+  std::vector<Save> saves;
 
   int64_t Sealed(const Digest& chain) const {
     return std::count_if(blocks.begin(), blocks.end(), [&](const Block& block) {
@@ -39,8 +48,10 @@ struct PlainTable {
       return block.sealed && block.held && block.name.chain == chain;
     });
   }
-  int64_t Unsaved(const Digest& tenant) const {
-    int64_t sum = 0;
+  int64_t Coming(const Digest& tenant) const {
+    int64_t sum = std::count_if(saves.begin(), saves.end(), [&](const Save& save) {
+      return save.keep && save.tenant == tenant;
+    });
     for (const Block& block : blocks) {
       if (block.sealed && block.keep && block.name.tenant == tenant) {
         sum += std::count(std::begin(block.waits), std::end(block.waits), true);
@@ -79,14 +90,32 @@ class BlockTableTest : public ::testing::Test {
     const bool changed = plain.sealed && before != plain_.InUse(plain.name.chain);
     EXPECT_EQ(table_.SetHeld(block, held), changed);
   }
-  void Save(int32_t block, int32_t layer) {
+  void BeginSave(int32_t block, int32_t layer) {
     PlainTable::Block& plain = plain_.blocks[block];
-    if (!plain.sealed || plain.saved[layer] || plain.lost[layer]) return;
-    plain.saved[layer] = true;
+    if (!plain.sealed || plain.saved[layer] || plain.lost[layer] || plain.saving[layer]) return;
+    plain.saving[layer] = true;
     plain.waits[layer] = false;
+    plain_.saves.push_back({block, layer, plain.generation, plain.name.tenant, plain.keep});
+    table_.BeginSave(table_.IndexOf(layer, block));
+  }
+  // Answers one of the saves.
+  void EndSave(bool ok) {
+    if (plain_.saves.empty()) return;
+    std::swap(plain_.saves[random_() % plain_.saves.size()], plain_.saves.back());
+    const PlainTable::Save save = plain_.saves.back();
+    plain_.saves.pop_back();
+    PlainTable::Block& plain = plain_.blocks[save.block];
+    const bool current = plain.generation == save.generation;
+    const int64_t index = table_.IndexOf(save.layer, save.block);
+    table_.EndSave(index, save.tenant, save.keep, current, ok);
+    if (!current) return;
+    plain.saving[save.layer] = false;
+    plain.saved[save.layer] = ok;
+    plain.waits[save.layer] = !ok && save.keep && plain.keep;
+    if (!ok) return;
     const bool all = std::all_of(std::begin(plain.saved), std::end(plain.saved),
                                  [](bool saved) { return saved; });
-    EXPECT_EQ(table_.MarkSaved(table_.IndexOf(layer, block)), plain.keep && all);
+    EXPECT_EQ(table_.MarkSaved(index), plain.keep && all);
   }
   void Lose(int32_t block, int32_t layer) {
     PlainTable::Block& plain = plain_.blocks[block];
@@ -125,6 +154,7 @@ class BlockTableTest : public ::testing::Test {
         ASSERT_EQ(table_.at(layer, i).saved, plain.saved[layer]);
         ASSERT_EQ(table_.lost(layer, i), plain.lost[layer]);
         ASSERT_EQ(table_.at(layer, i).away, plain.away[layer]);
+        ASSERT_EQ(table_.at(layer, i).saving, plain.saving[layer]);
         any_lost |= plain.lost[layer];
       }
       ASSERT_EQ(table_.AnyLost(i), any_lost);
@@ -136,7 +166,7 @@ class BlockTableTest : public ::testing::Test {
     }
     for (int tenant = 0; tenant < 2; ++tenant) {
       const Digest digest = NameOf(0, tenant).tenant;
-      ASSERT_EQ(table_.NumUnsaved(digest), plain_.Unsaved(digest));
+      ASSERT_EQ(table_.NumComing(digest), plain_.Coming(digest));
     }
     for (int32_t layer = 0; layer < kLayers; ++layer) {
       ASSERT_EQ(table_.num_away(layer), plain_.Away(layer));
@@ -162,8 +192,10 @@ TEST_F(BlockTableTest, AnswersWhatCountingAnewWouldSay) {
         SetHeld(block, random_() % 2 == 0);
         break;
       case 3:
+        BeginSave(block, layer);
+        break;
       case 4:
-        Save(block, layer);
+        EndSave(random_() % 4 != 0);
         break;
       case 5:
         Lose(block, layer);

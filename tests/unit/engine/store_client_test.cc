@@ -8,6 +8,7 @@
 
 #include "gtest/gtest.h"
 #include "storage/clock.h"
+#include "storage/format.h"
 #include "storage/host_store.h"
 #include "tests/fault/faulty_store.h"
 #include "tests/unit/engine/sequence_runner.h"
@@ -176,6 +177,49 @@ TEST_F(StoreClientTest, WhatBelongsToABlockIsReadTogether) {
   EXPECT_FALSE(client_.GetSide(ids[3], into[0]));
 }
 
+TEST_F(StoreClientTest, ErasingABlockTakesItsSidePayloadsAlsoThoseOnTheirWay) {
+  const storage::BlockId stored = client_.names().Id(NameOf(1), /*kind=*/100, 0),
+                         coming = client_.names().Id(NameOf(1), /*kind=*/101, 1),
+                         other = client_.names().Id(NameOf(2), /*kind=*/100, 0);
+  Save(1, 0);
+  client_.PutSide(stored, ContentOf(1, 0));
+  client_.PutSide(other, ContentOf(2, 0));
+  Finish();
+  EXPECT_TRUE(client_.StoredInPart(NameOf(1)));
+  client_.PutSide(coming, ContentOf(3, 0));
+  client_.Erase(NameOf(1));
+  Finish();
+  EXPECT_FALSE(client_.StoredInPart(NameOf(1)));
+  EXPECT_EQ(client_.SideBytes(stored), 0u);
+  EXPECT_EQ(client_.SideBytes(coming), 0u);
+  EXPECT_EQ(client_.SideBytes(other), kBytes);
+  // A side payload alone is a part, too.
+  EXPECT_TRUE(client_.StoredInPart(NameOf(2)));
+}
+
+TEST_F(StoreClientTest, SidePayloadsKeepToAQuotaThatCountsWhatIsOnItsWay) {
+  const BlockName name = NameOf(1);
+  const uint64_t each = storage::BlockBytesFor(kBytes), quota = 3 * each;
+  std::vector<uint64_t> asked;
+  client_.SetSideQuota([&](const Digest& tenant, uint64_t bytes) {
+    EXPECT_EQ(tenant, name.tenant);
+    asked.push_back(bytes);
+    return client_.TenantBytes(tenant) + client_.SideBytesInFlight(tenant) + bytes <= quota;
+  });
+  store_.faults.hold = true;
+  for (uint32_t i = 0; i < 5; ++i) {
+    client_.PutSide(client_.names().Id(name, 100 + i, 0), ContentOf(static_cast<int>(i), 0));
+  }
+  EXPECT_EQ(asked, std::vector<uint64_t>(5, each));
+  EXPECT_EQ(client_.SideBytesInFlight(name.tenant), quota);
+  EXPECT_EQ(client_.SideBytesInFlight(Digest{}), 0u);
+  store_.faults.hold = false;
+  Finish();
+  EXPECT_EQ(client_.SideBytesInFlight(name.tenant), 0u);
+  EXPECT_EQ(client_.SideBytes(client_.names().Id(name, 102, 0)), kBytes);
+  EXPECT_EQ(client_.SideBytes(client_.names().Id(name, 103, 0)), 0u);
+}
+
 TEST(StoreClientWithoutAStoreTest, HasNothingAndTakesNothing) {
   StoreClient client(nullptr, {}, kLayers, kBytes);
   EXPECT_FALSE(client.exists());
@@ -189,6 +233,7 @@ TEST(StoreClientWithoutAStoreTest, HasNothingAndTakesNothing) {
   EXPECT_TRUE(client.idle());
   client.SetInUse(NameOf(1), true);
   client.Erase(NameOf(1));
+  EXPECT_FALSE(client.StoredInPart(NameOf(1)));
   std::vector<std::byte> into(16);
   client.PutSide({}, into);
   EXPECT_FALSE(client.GetSide({}, into));

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <set>
 
 #include "storage/block_store.h"
 #include "storage/disk_store.h"
@@ -255,6 +256,39 @@ TEST_P(BlockStoreSuite, ForEachVisitsWhatFindFindsOnce) {
     if (found == seen.end()) continue;
     EXPECT_EQ(found->second.payload_bytes, static_cast<uint32_t>(5000 + i));
     EXPECT_EQ(found->second.pinned, i == 3);
+  }
+}
+
+TEST_P(BlockStoreSuite, AsidesAreFoundByTheirChain) {
+  std::vector<BlockId> ids;
+  for (uint8_t chain : {1, 2}) {
+    for (uint32_t kind : {0u, 7u, 0x80000001u, 0xffffffffu}) {
+      BlockId id = IdOf(ids.size());
+      id.key = BlockKey::Make({chain}, kind, 0);
+      ids.push_back(id);
+      ASSERT_EQ(client_->Put(id, 5000), Reason::kNone);
+    }
+  }
+  const auto kinds = [&](uint8_t chain) {
+    std::set<uint32_t> found;
+    for (const BlockKey& key : store_->AsidesOf({chain})) {
+      EXPECT_EQ(key.chain()[0], chain);
+      EXPECT_TRUE(found.insert(key.kind()).second) << "twice";
+    }
+    return found;
+  };
+  EXPECT_EQ(kinds(1), (std::set<uint32_t>{7, 0x80000001, 0xffffffff}));
+  EXPECT_EQ(kinds(2), kinds(1));
+  EXPECT_EQ(kinds(3), std::set<uint32_t>());
+  ASSERT_EQ(client_->Put(ids[1], 6000), Reason::kNone);  // in place of the other bytes
+  ASSERT_EQ(client_->Erase(ids[2].key), Reason::kNone);
+  EXPECT_EQ(kinds(1), (std::set<uint32_t>{7, 0xffffffff}));
+  // What leaves to make room is not listed either.
+  for (int i = 100; i < 900; ++i) client_->Put(IdOf(i), 30000);
+  for (const BlockKey& key : store_->AsidesOf({2})) {
+    bool there = false;
+    store_->ForEach([&](const BlockKey& other, const BlockInfo&) { there |= other == key; });
+    EXPECT_TRUE(there);
   }
 }
 
