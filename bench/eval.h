@@ -75,6 +75,8 @@ struct EvalOptions {
   int32_t retrieve_from = 1024;  // position in a window of text
   int32_t score_from = 1024;     // the same
   bool mean_over_tasks = false;  // a further cell for each policy and length
+  // Of text: a second reference, one of the policies.
+  std::optional<engine::AttentionPolicy> beside;
 };
 
 // Measures of one policy's questions, or their paired differences to the reference's.
@@ -106,6 +108,7 @@ struct TextResult {
     double run = 0;
   };
   std::optional<AgainstDense> against_dense;
+  std::optional<Estimate> beside_percent;  // of perplexity, paired with EvalOptions::beside
   double kept = 1, coverage = 1, iou = 1;
   int64_t probes = 0;
 };
@@ -132,8 +135,8 @@ class Evaluator {
                                                  const EvalProgress& progress);
 
   // `against`, where given, is the reference of every policy, also of dense. `found` gets what the first dense policy
-  // found. InvalidArgument: the window does not fit, no token is scored, or `against` is of other tokens.
-  // REQUIRES: with `found`, a dense policy.
+  // found. InvalidArgument: the window does not fit, no token is scored, `against` is of other tokens, or the second
+  // reference is not among the policies. REQUIRES: with `found`, a dense policy.
   absl::StatusOr<std::vector<TextResult>> RunText(std::string_view text,
                                                   std::span<const engine::AttentionPolicy> policies,
                                                   const EvalProgress& progress,

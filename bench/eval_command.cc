@@ -35,6 +35,8 @@ struct EvalFlags {
   std::string model_dir, suite, tasks_path, text_path, haystack_path, json_path;
   std::string reference_path, save_reference_path;
   std::vector<std::string> policies;
+  std::string beside;  // a policy
+  std::string fit_path;
   std::string free_run = "on", prompt = "auto";
   std::vector<int32_t> lengths;
   std::vector<std::string> only;  // names of tasks
@@ -222,12 +224,14 @@ nlohmann::ordered_json RunJson(const EvalFlags& flags, const engine::LoadedModel
       {"kv", kernels::DTypeName(loaded.decoder_options.kv_dtype)},
       {"limit", flags.options.limit},
       {"probe_interval", flags.model.retrieval.probe_interval},
+      {"fit_text", flags.fit_path},
   };
   if (flags.IsText()) {
     run["window_tokens"] = flags.options.window_tokens;
     run["retrieve_from"] = flags.options.retrieve_from;
     run["score_from"] = flags.options.score_from;
     run["reference"] = flags.reference_path;
+    run["beside"] = flags.options.beside ? ToString(*flags.options.beside) : "";
   } else {
     run["prompt"] = flags.prompt;
     run["free_run"] = flags.options.free_run;
@@ -296,6 +300,19 @@ int Eval(EvalFlags flags) {
   }
   const auto policies = ParsePolicies(flags.policies);
   if (!policies.ok()) return server::ReportInputError("eval", policies.status());
+  if (!flags.beside.empty()) {
+    const auto beside = engine::ParseAttentionPolicy(flags.beside);
+    if (!beside.ok()) return server::ReportInputError("eval", beside.status());
+    flags.options.beside = *beside;
+  }
+  if (!flags.fit_path.empty()) {
+    absl::StatusOr<std::string> text = server::ReadMaybeGzipped(flags.fit_path, kInputBytesMax);
+    if (text.ok() && text->empty()) {
+      text = absl::InvalidArgumentError(fmt::format("{}: is empty", flags.fit_path));
+    }
+    if (!text.ok()) return server::ReportInputError("eval", text.status());
+    flags.model.retrieval.fit_text = *std::move(text);
+  }
   absl::StatusOr<EvalInput> input = ReadInput(flags);
   if (!input.ok()) return server::ReportInputError("eval", input.status());
   ResolveFlags(flags, *policies);
@@ -385,6 +402,11 @@ void AddInputFlags(CLI::App& command, EvalFlags& flags) {
 void AddTextFlags(CLI::App& command, EvalFlags& flags) {
   CLI::Option* const text = command.get_option("--text");
   command
+      .add_option("--beside", flags.beside,
+                  "One of the policies, with which the others are paired beside dense (beside%)")
+      ->needs(text)
+      ->type_name("POLICY");
+  command
       .add_option("--window", flags.options.window_tokens,
                   "Tokens of a window of text, each begun afresh")
       ->check(CLI::Range(2, 1 << 30))
@@ -469,6 +491,10 @@ void AddEvalCommand(CLI::App& app, int* exit_code) {
                    "Measure coverage and iou of one (query, layer) in so many, which reads all its "
                    "keys; 0: of none. Where absent 64 of text, and 1 of tasks, where few retrieve")
       ->check(CLI::Range(0, 1 << 30));
+  command
+      ->add_option("--fit-text", flags->fit_path,
+                   "Text that the transform codes of pca are fitted on, in place of the project's")
+      ->type_name("FILE[.gz]");
   command->add_option("--json", flags->json_path, "Also write the results here; - is stdout")
       ->check(server::WrongOutputFile)
       ->type_name("OUT");

@@ -58,6 +58,7 @@ Json TextJson(const TextResult& text) {
     Put(json["against_dense"], "top1", text.against_dense->top1);
     json["against_dense"]["run"] = Rounded(text.against_dense->run);
   }
+  if (text.beside_percent) Put(json, "beside_percent", text.beside_percent);
   return json;
 }
 
@@ -138,6 +139,7 @@ std::vector<std::string> TextRow(const TextResult& text) {
           Number(text.perplexity, 4),
           fmt::format("{}", text.tokens),
           pair ? Number(pair->percent, 2, true) : "-",
+          Number(text.beside_percent, 2, true),
           pair ? Number(Estimate{100 * pair->top1.mean, pair->top1.error
                                                             ? std::optional(100 * *pair->top1.error)
                                                             : std::nullopt},
@@ -178,8 +180,9 @@ std::string EvalTable(std::span<const EvalCell> cells, std::span<const TextResul
     }
   }
   if (!texts.empty()) {
-    std::vector<std::vector<std::string>> rows = {{"policy", "perplexity", "tokens", "Δ%", "top1%",
-                                                   "run", "kept", "coverage", "iou", "probes"}};
+    std::vector<std::vector<std::string>> rows = {{"policy", "perplexity", "tokens", "Δ%",
+                                                   "beside%", "top1%", "run", "kept", "coverage",
+                                                   "iou", "probes"}};
     for (const TextResult& text : texts) rows.push_back(TextRow(text));
     table += Aligned(rows, 1);
   }

@@ -37,7 +37,7 @@ struct Evaluator::TextWindow {
 
 // Sums over the scored tokens of a text under one policy, and those beside the reference.
 struct Evaluator::TextTally {
-  BlockSums loss, loss_difference, agreement;
+  BlockSums loss, loss_difference, agreement, beside_difference;
   int64_t tokens = 0;
   engine::RetrievalCounts retrieval;
 
@@ -45,13 +45,15 @@ struct Evaluator::TextTally {
     loss.Break();
     loss_difference.Break();
     agreement.Break();
+    beside_difference.Break();
   }
 
-  TextResult Result(const engine::AttentionPolicy& policy, bool compared) const {
+  TextResult Result(const engine::AttentionPolicy& policy, bool compared, bool beside) const {
     TextResult result{.policy = ToString(policy),
                       .tokens = tokens,
                       .perplexity = Perplexity(MeanOfBlocks(loss.blocks())),
                       .against_dense = {},
+                      .beside_percent = {},
                       .kept = KeptShare(retrieval),
                       .coverage = MeanCoverage(retrieval),
                       .iou = MeanIou(retrieval),
@@ -61,6 +63,9 @@ struct Evaluator::TextTally {
       const auto all = static_cast<double>(tokens);
       result.against_dense = {PerplexityPercent(MeanOfBlocks(loss_difference.blocks())), top1,
                               MeanAgreeingRun(std::round(top1.mean * all), all)};
+    }
+    if (beside) {
+      result.beside_percent = PerplexityPercent(MeanOfBlocks(beside_difference.blocks()));
     }
     return result;
   }
@@ -83,15 +88,15 @@ absl::Status OtherTokens() {
 
 }  // namespace
 
-// The first policy of `order` is the reference, if there is one: its logits are kept for the others.
-// Rows before first_retrieving are the same under every policy, so only it computes them.
+// The first policy of `order` is the reference, if there is one, then comes the second, if there is one: what they
+// gave is kept for the others. Rows before first_retrieving are the same under every policy, so only it computes them.
 absl::Status Evaluator::RunWindow(const TextWindow& window,
                                   std::span<const engine::AttentionPolicy> policies,
                                   std::span<const size_t> order, std::span<TextTally> tallies,
                                   const TextReference* against, TextReference* found,
                                   const std::function<void(const engine::AttentionPolicy&)>& ran) {
   const std::span<const int32_t> inputs = std::span(window.tokens).first(window.tokens.size() - 1);
-  std::vector<double> first_loss(window.rows);
+  std::vector<double> first_loss(window.rows), beside_loss;
   std::vector<int32_t> first_best(window.rows);
   const std::span<const int32_t> scored =
       std::span(window.tokens).subspan(window.first_row + window.first_scored + 1);
@@ -125,6 +130,7 @@ absl::Status Evaluator::RunWindow(const TextWindow& window,
                                 best.end());
       }
     }
+    if (options_.beside == policies[index]) beside_loss = loss;
     tally.Break();
     for (int32_t row = window.first_scored; row < window.rows; ++row) {
       tally.loss.Add(loss[row]);
@@ -133,6 +139,7 @@ absl::Status Evaluator::RunWindow(const TextWindow& window,
       const int32_t other_best = against != nullptr ? against->likeliest[place] : first_best[row];
       tally.loss_difference.Add(loss[row] - other_loss);
       tally.agreement.Add(best[row] == other_best ? 1 : 0);
+      if (!beside_loss.empty()) tally.beside_difference.Add(loss[row] - beside_loss[row]);
     }
     tally.tokens += window.rows - window.first_scored;
     ran(policies[index]);
@@ -165,6 +172,16 @@ absl::StatusOr<std::vector<TextResult>> Evaluator::RunText(
       std::find_if(order.begin(), order.end(), [&](size_t i) { return policies[i].IsDense(); });
   const size_t reference = dense == order.end() ? policies.size() : *dense;
   if (dense != order.end()) std::rotate(order.begin(), dense, dense + 1);
+  if (options_.beside.has_value()) {
+    const auto beside = std::find_if(order.begin(), order.end(),
+                                     [&](size_t i) { return policies[i] == *options_.beside; });
+    if (beside == order.end()) {
+      return absl::InvalidArgumentError(
+          fmt::format("beside: {} is not one of the policies", ToString(*options_.beside)));
+    }
+    const auto second = std::min(beside, order.begin() + (reference < policies.size() ? 1 : 0));
+    std::rotate(second, beside, beside + 1);
+  }
 
   std::vector<TextTally> tallies(policies.size());
   const double total = static_cast<double>(windows) * static_cast<double>(policies.size());
@@ -202,7 +219,9 @@ absl::StatusOr<std::vector<TextResult>> Evaluator::RunText(
   std::vector<TextResult> results;
   for (size_t i = 0; i < policies.size(); ++i) {
     const bool compared = against != nullptr || (reference < policies.size() && i != reference);
-    results.push_back(tallies[i].Result(policies[i], compared));
+    const bool beside =
+        i != reference && options_.beside.has_value() && policies[i] != *options_.beside;
+    results.push_back(tallies[i].Result(policies[i], compared, beside));
   }
   return results;
 }

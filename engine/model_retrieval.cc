@@ -247,7 +247,7 @@ absl::StatusOr<TransformReport> ResolveTransform(const ModelConfig& config, cons
         fmt::format("index: pca: {} has no transform codes yet", backend.name())));
   }
   WINNOW_ASSIGN_OR_RETURN(const std::string fingerprint, ModelFingerprint(config, weights));
-  const std::string_view text = TransformFitText();
+  const std::string_view text = flags.fit_text.empty() ? TransformFitText() : flags.fit_text;
   const std::string key =
       fmt::format("transform fit {} of {}, compute {}, kv {}, text {}, bits {}",
                   kTransformFitVersion, fingerprint, kernels::DTypeName(options.compute),

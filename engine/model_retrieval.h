@@ -44,6 +44,7 @@ struct RetrievalFlags {
   std::function<void(double)> progress;
   // Where the measured crossover and, beside it, the fit of transform codes are remembered: "auto" (DefaultCrossoverPath), "none", or a file.
   std::string crossover_cache = "auto";
+  std::string fit_text;  // that transform codes are fitted on; "": TransformFitText()
 };
 
 // `index` as it is written. Bits of 0: the kind's own.

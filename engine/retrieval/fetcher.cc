@@ -43,11 +43,15 @@ bool Fetcher::IsAway(int32_t layer, const RetrievalQuery& query) const {
 // Sinks, selected tokens, recent ones: in the order of their positions.
 template <typename Use>
 void Fetcher::ForEachToken(const RetrievalQuery& query, const Selection& selected, size_t i,
-                           int32_t head, Use use) const {
+                           int32_t head, Entries entries, Use use) const {
   const auto row = static_cast<int64_t>(i);
-  for (int32_t t = 0; t < std::min(query.mid.first, query.position + 1); ++t) use(t);
+  const bool anchors = entries == Entries::kAll;
+  if (anchors) {
+    for (int32_t t = 0; t < std::min(query.mid.first, query.position + 1); ++t) use(t);
+  }
   const int32_t* tokens = selected.chosen(row, head);
   for (int32_t t = 0; t < selected.count(row, head); ++t) use(tokens[t]);
+  if (!anchors) return;
   for (int32_t t = query.mid.last; t <= query.position; ++t) use(t);
 }
 
@@ -62,7 +66,7 @@ bool Fetcher::LoadPages(const QueryCall& call, const Selection& selected) {
     const int32_t chunk = call.rows[i]->index;
     if (memory_.chunk_lost(chunk) || !is_away(query)) continue;
     for (int32_t head = 0; head < shape_.kv_heads; ++head) {
-      ForEachToken(query, selected, i, head, [&](int32_t token) {
+      ForEachToken(query, selected, i, head, Entries::kAll, [&](int32_t token) {
         memory_.residency().Want(chunk, call.layer, query.block_table[token / block_tokens],
                                  shape_.layout.RowOffset(0, head, token % block_tokens));
       });
@@ -89,26 +93,26 @@ void Fetcher::LoseChunksOfLostBlocks(const QueryCall& call) {
 // ---- addresses ----
 
 bool Fetcher::Address(const QueryCall& call, const Selection& selected,
-                      absl::FunctionRef<bool()> pin_first) {
+                      absl::FunctionRef<bool()> pin_first, Entries entries) {
   memory_.Unpin();
   if (!pin_first() && call.size() > 1) return false;
   LoadWanted(call, selected, kWholeShare);
   rows_->Begin(call.layer);
-  bool addressed = AddressAll(call, selected);
+  bool addressed = AddressAll(call, selected, entries);
   if (!addressed && call.size() > 1) {
     // Fewer queries at a time would read many a page again for each of them.
     LoadWanted(call, selected, kWholeShareOfTooMany);
     rows_->Begin(call.layer);
-    addressed = AddressAll(call, selected);
+    addressed = AddressAll(call, selected, entries);
     if (!addressed) return false;
   }
-  if (!addressed) AddressOneOrLose(call, selected);
+  if (!addressed) AddressOneOrLose(call, selected, entries);
   if (!rows_->Wait()) LoseChunksOfLostBlocks(call);
   return true;
 }
 
 // One query alone wants more than can be on its way: it gets all of its sequence's blocks.
-void Fetcher::AddressOneOrLose(const QueryCall& call, const Selection& selected) {
+void Fetcher::AddressOneOrLose(const QueryCall& call, const Selection& selected, Entries entries) {
   PinnedBlocks pinned;
   const RetrievalQuery& query = call.queries[0];
   const int32_t chunk = call.rows[0]->index;
@@ -117,7 +121,7 @@ void Fetcher::AddressOneOrLose(const QueryCall& call, const Selection& selected)
     memory_.LoseChunk(chunk);
   }
   rows_->Abandon();
-  if (!AddressAll(call, selected)) {
+  if (!AddressAll(call, selected, entries)) {
     // Lost: its list is empty, and nobody reads what comes of it.
     rows_->Abandon();
     lists_.assign(shape_.kv_heads, RowList{});
@@ -125,7 +129,7 @@ void Fetcher::AddressOneOrLose(const QueryCall& call, const Selection& selected)
 }
 
 // False: they do not fit.
-bool Fetcher::AddressAll(const QueryCall& call, const Selection& selected) {
+bool Fetcher::AddressAll(const QueryCall& call, const Selection& selected, Entries entries) {
   const int32_t block_tokens = shape_.layout.block_tokens;
   const std::byte** address = static_cast<const std::byte**>(addresses_.data());
   lists_.clear();
@@ -137,13 +141,14 @@ bool Fetcher::AddressAll(const QueryCall& call, const Selection& selected) {
     for (int32_t head = 0; head < shape_.kv_heads; ++head) {
       const std::byte** const rows = address;
       bool fits = true;
-      ForEachToken(query, selected, i, head, [&](int32_t token) {
+      ForEachToken(query, selected, i, head, entries, [&](int32_t token) {
         const std::byte* row = rows_->Resolve(chunk, query.block_table[token / block_tokens], head,
                                               token % block_tokens);
         fits &= row != nullptr;
         *address++ = row;
       });
-      const int32_t first = std::min(query.mid.first, query.position + 1);
+      const int32_t first =
+          entries == Entries::kAll ? std::min(query.mid.first, query.position + 1) : 0;
       lists_.push_back({.rows = rows,
                         .count = static_cast<int32_t>(address - rows),
                         .chosen_first = first,

@@ -32,6 +32,12 @@ class Fetcher {
     uint64_t in_frames = 0;  // of `stored`, where frames are a slower tier themselves
   };
 
+  // Of which KV entries Address makes lists.
+  enum class Entries {
+    kAll,     // anchors and selected tokens, in the order of their positions
+    kChosen,  // the selected tokens alone: the anchors were attended before
+  };
+
   // `memory` and `backend` must outlive it.
   Fetcher(const RetrievalShape& shape, KvMemory& memory, kernels::Backend& backend)
       : shape_(shape), memory_(memory), backend_(backend) {}
@@ -48,7 +54,7 @@ class Fetcher {
   // addresses are known. False: too many entries are missing for this number of queries, of which there are more than one.
   // REQUIRES: the device is done with the addresses of the call before, and with `selected`.
   bool Address(const QueryCall& call, const kernels::Selection& selected,
-               absl::FunctionRef<bool()> pin_first);
+               absl::FunctionRef<bool()> pin_first, Entries entries = Entries::kAll);
   std::span<const kernels::RowList> lists() const { return lists_; }  // [queries][Hkv]
   std::span<const TierRows> tier_rows() const { return tier_rows_; }  // [queries]
 
@@ -66,11 +72,11 @@ class Fetcher {
  private:
   template <typename Use>
   void ForEachToken(const kernels::RetrievalQuery& query, const kernels::Selection& selected,
-                    size_t i, int32_t head, Use use) const;
+                    size_t i, int32_t head, Entries entries, Use use) const;
   bool IsAway(int32_t layer, const kernels::RetrievalQuery& query) const;
   void LoseChunksOfLostBlocks(const QueryCall& call);
-  void AddressOneOrLose(const QueryCall& call, const kernels::Selection& selected);
-  bool AddressAll(const QueryCall& call, const kernels::Selection& selected);
+  void AddressOneOrLose(const QueryCall& call, const kernels::Selection& selected, Entries entries);
+  bool AddressAll(const QueryCall& call, const kernels::Selection& selected, Entries entries);
   // Whole blocks.
   void LoadWanted(const QueryCall& call, const kernels::Selection& selected, double pages_share);
   void MarkWantedPages(const QueryCall& call, const kernels::Selection& selected);

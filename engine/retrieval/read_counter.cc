@@ -50,10 +50,14 @@ void ReadCounter::Defer(const QueryCall& call, const Selection& selected,
 
 void ReadCounter::Count(const QueryCall& call, const Selection& selected,
                         std::span<const Fetcher::TierRows> tier_rows,
-                        std::span<const Fetcher::TierRows> anchors) {
+                        std::span<const Fetcher::TierRows> anchors, Fetcher::Entries entries) {
   for (size_t i = 0; i < call.size(); ++i) {
     Fetcher::TierRows rows = tier_rows[i];
-    if (!anchors.empty()) {
+    if (!anchors.empty() && entries == Fetcher::Entries::kChosen) {
+      rows.cached += anchors[i].cached;
+      rows.stored += anchors[i].stored;
+      rows.in_frames += anchors[i].in_frames;
+    } else if (!anchors.empty()) {
       // Entries of the anchors were read once, and found in the cache the second time.
       const uint64_t stored = std::min(anchors[i].stored, rows.cached);
       rows.cached -= stored;

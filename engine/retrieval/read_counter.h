@@ -37,10 +37,10 @@ class ReadCounter {
   // its states were completed.
   void Defer(const QueryCall& call, const kernels::Selection& selected, const StateMasses& masses);
   // Counts a call whose selection the host has seen; `tier_rows` of its queries. `anchors` of pca's anchors, which were read
-  // before; empty: they were not, or without addresses.
+  // before; empty: they were not, or without addresses. `entries`: whether `tier_rows` has the anchors again.
   void Count(const QueryCall& call, const kernels::Selection& selected,
              std::span<const Fetcher::TierRows> tier_rows,
-             std::span<const Fetcher::TierRows> anchors);
+             std::span<const Fetcher::TierRows> anchors, Fetcher::Entries entries);
   // REQUIRES: the device is done with the masses.
   void CountCompletions(const QueryCall& call, const StateMasses& masses);
 

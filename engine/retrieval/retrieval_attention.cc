@@ -63,17 +63,24 @@ absl::Status RetrievalAttention::Allocate(int32_t max_context, const RetrievalOp
   const bool completes = options.summaries > 0 && indexes_->has_feature_maps();
   const bool by_mass = options.transform != nullptr;
   const size_t num_states = size_t{kMaxCallQueries} * shape_.num_heads;
+  const size_t states_bytes =
+      num_states * kernels::AttentionStateFloats(shape_.head_dim) * sizeof(float);
   ScratchAllocator scratch(backend_);
   WINNOW_RETURN_IF_ERROR(fetcher_.Allocate(max_entries_, rows, scratch));
   WINNOW_RETURN_IF_ERROR(counter_.Allocate());
   WINNOW_RETURN_IF_ERROR(selector_.Allocate(max_entries_, scratch));
   WINNOW_RETURN_IF_ERROR(tail_.Allocate(completes, by_mass, scratch));
   WINNOW_RETURN_IF_ERROR(
-      scratch.Allocate(num_states * kernels::AttentionStateFloats(shape_.head_dim) * sizeof(float),
-                       "attention states", /*shared=*/false, &states_));
+      scratch.Allocate(states_bytes, "attention states", /*shared=*/false, &states_));
   if (by_mass) {
     WINNOW_RETURN_IF_ERROR(scratch.Allocate(num_states * sizeof(float), "masses of anchors",
                                             /*shared=*/true, &anchor_masses_));
+    // A backend whose memory is the host's always attends by address, so one order of merging serves everywhere. A device also
+    // attends a selection where it lies (AttendChosenStates), and the two ways agree to the bit only over one list.
+    if (backend_.AvailableBytes() < 0) {
+      WINNOW_RETURN_IF_ERROR(scratch.Allocate(states_bytes, "attention states of anchors",
+                                              /*shared=*/false, &anchor_states_));
+    }
   }
   scratch_bytes_ = scratch.size_bytes();
   return absl::OkStatus();
@@ -301,11 +308,14 @@ void RetrievalAttention::RunCall(QueryCall call, const Tensor& q, const Tensor& 
   // The host looks at what was selected. If the device has failed there is nothing to look at, and
   // Forward says so.
   if (!backend_.Synchronize()) return;
-  if (!fetcher_.Address(call, selected, [&] { return tail_.PinCompletion(call); })) {
+  const Fetcher::Entries entries =
+      AnchorsApart(*call.policy) ? Fetcher::Entries::kChosen : Fetcher::Entries::kAll;
+  if (!fetcher_.Address(
+          call, selected, [&] { return tail_.PinCompletion(call); }, entries)) {
     RunHalves(call, q, out);
     return;
   }
-  counter_.Count(call, selected, fetcher_.tier_rows(), anchor_rows_);
+  counter_.Count(call, selected, fetcher_.tier_rows(), anchor_rows_, entries);
   AttendByAddress(call, selected, q, out);
 }
 
@@ -316,11 +326,16 @@ void RetrievalAttention::RunHalves(const QueryCall& call, const Tensor& q, const
   RunCall(call.Part(half, call.size() - half), q, out);
 }
 
-// anchor_masses_ of the queries. Selection by masses needs the anchors' exact logits in its denominators, so they are attended
-// twice, which is 144 entries of a call's thousands: one list in the order of positions keeps the bits of a state independent
-// of how it was read. False: they do not fit in one call, or the device has failed.
+// Whether MeasureAnchors leaves states that the chosen rows are merged into, in that order wherever the rows lie.
+bool RetrievalAttention::AnchorsApart(const AttentionPolicy& policy) const {
+  return policy.kind == Kind::kPca && anchor_states_.data() != nullptr;
+}
+
+// anchor_masses_ of the queries, because selection by masses needs the anchors' exact logits in its denominators; with
+// AnchorsApart also anchor_states_. False: they do not fit in one call, or the device has failed.
 bool RetrievalAttention::MeasureAnchors(const QueryCall& call, const Tensor& q) {
-  float* const states = static_cast<float*>(states_.data());
+  float* const states =
+      static_cast<float*>((AnchorsApart(*call.policy) ? anchor_states_ : states_).data());
   const auto num_states = static_cast<int64_t>(call.size()) * shape_.num_heads;
   const Selection nothing = selector_.Nothing();
   if (!fetcher_.LoadPages(call, nothing)) return false;
@@ -387,15 +402,21 @@ bool RetrievalAttention::AttendStatesInPool(const QueryCall& call, const Selecti
   return true;
 }
 
-// ATTEND: states [queries][H][d + 2] over the entries whose addresses fetcher_ has.
+// ATTEND: states [queries][H][d + 2] over the entries whose addresses fetcher_ has, and the anchors that were attended before.
 void RetrievalAttention::AttendByAddress(const QueryCall& call, const Selection& selected,
                                          const Tensor& q, const Tensor& out) {
-  float* const states = static_cast<float*>(states_.data());
+  float* states = static_cast<float*>(states_.data());
   backend_.AttendRows(q, call.queries, fetcher_.lists(), shape_.layout, shape_.scale, states);
   const bool lost = memory_.chunk_lost(call.rows[0]->index) && call.size() == 1;
   if (call.policy->completion && !lost) {
     const StateMasses masses = tail_.CompleteRows(call, q, fetcher_.lists(), states);
     if (backend_.Synchronize()) counter_.CountCompletions(call, masses);
+  }
+  if (AnchorsApart(*call.policy)) {
+    float* const anchors = static_cast<float*>(anchor_states_.data());
+    backend_.MergeStates(states, static_cast<int64_t>(call.size()) * shape_.num_heads,
+                         shape_.head_dim, anchors);
+    states = anchors;
   }
   if (call.policy->HasTail()) tail_.MergeTables(call, states);
   backend_.FinishStates(call.queries, states, shape_.layout.head_dim, out);

@@ -106,6 +106,7 @@ class RetrievalAttention {
   int32_t CallSize(int32_t first) const;
   void RunCall(QueryCall call, const kernels::Tensor& q, const kernels::Tensor& out);
   void RunHalves(const QueryCall& call, const kernels::Tensor& q, const kernels::Tensor& out);
+  bool AnchorsApart(const AttentionPolicy& policy) const;
   bool MeasureAnchors(const QueryCall& call, const kernels::Tensor& q);
   bool AttendInPool(const QueryCall& call, const kernels::Selection& selected,
                     const kernels::Tensor& q, const kernels::Tensor& out);
@@ -140,6 +141,7 @@ class RetrievalAttention {
   std::vector<Fetcher::TierRows> anchor_rows_;  // [queries] what reading the anchors first took
   kernels::Buffer states_;                      // the device's
   kernels::Buffer anchor_masses_;               // of pca: [kMaxCallQueries][H], shared
+  kernels::Buffer anchor_states_;               // of AnchorsApart: as states_
   size_t scratch_bytes_ = 0;
 };
 

@@ -523,6 +523,39 @@ TEST(TextReferenceTest, DamagedLinesAreRefusedByName) {
   }
 }
 
+// Differences to a second reference: those of the two perplexities, wherever it stands in the list.
+TEST_F(EvaluatorTest, TextIsPairedWithASecondReference) {
+  std::string text;
+  for (int i = 0; i < 60; ++i) {
+    text += "The mount point of volume " + std::to_string(i) + " is a directory. ";
+  }
+  EvalOptions options;
+  options.window_tokens = 300;
+  options.retrieve_from = options.score_from = 100;
+  options.beside = *engine::ParseAttentionPolicy("window:sink=2,window=9");
+  for (const bool last : {false, true}) {
+    std::vector<engine::AttentionPolicy> policies = {
+        *options.beside, *engine::ParseAttentionPolicy("window:sink=2,window=40"),
+        engine::AttentionPolicy()};
+    if (last) std::swap(policies[0], policies[1]);
+    const auto results = MakeEvaluator(options).RunText(text, policies, nullptr);
+    ASSERT_TRUE(results.ok()) << results.status();
+    const TextResult &second = (*results)[last ? 1 : 0], &other = (*results)[last ? 0 : 1];
+    ASSERT_TRUE(other.beside_percent.has_value());
+    EXPECT_NEAR(other.beside_percent->mean,
+                100 * (other.perplexity.mean / second.perplexity.mean - 1), 1e-6);
+    EXPECT_GT(other.beside_percent->error.value_or(0), 0);
+    EXPECT_TRUE(other.against_dense.has_value() && second.against_dense.has_value());
+    // Neither reference is compared with the second.
+    EXPECT_FALSE(second.beside_percent.has_value());
+    EXPECT_FALSE((*results)[2].beside_percent.has_value());
+  }
+  const engine::AttentionPolicy dense;
+  const absl::Status none = MakeEvaluator(options).RunText(text, {&dense, 1}, nullptr).status();
+  EXPECT_EQ(none.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(none.message()), HasSubstr("beside: window:sink=2,window=9 is not one"));
+}
+
 // The figures of a run, from logits made one policy and one window at a time.
 TEST_F(EvaluatorTest, PairsAndErrorsAreThoseOfTheBlocksByHand) {
   std::string text;
@@ -660,8 +693,8 @@ TEST(EvalReport, JsonHasTheSchemaOfTheCommand) {
       .exact = {-0.0625, 0.0625}, .token_acc = {-0.01, 0.02}, .contains = {}, .score = {}};
   cell.coverage = 0.75;
   cell.probes = 96;
-  TextResult text{"dense", 1000, {5.5, 0.25}, {}};
-  TextResult other{"window", 1000, {6.5, 0.25}, {}};
+  TextResult text{"dense", 1000, {5.5, 0.25}, {}, {}};
+  TextResult other{"window", 1000, {6.5, 0.25}, {}, {}};
   other.against_dense = {{.mean = 18.2, .error = 1.5}, {.mean = 0.875, .error = 0.01}, 7};
   const nlohmann::json json = nlohmann::json::parse(
       EvalJson({&cell, 1}, std::vector<TextResult>{text, other}, R"({"model":"m"})"));

@@ -89,7 +89,9 @@ class FetcherTest : public ::testing::Test {
     }
     return selected;
   }
-  void ExpectRows(const SceneCall& made, const Selection& selected) {
+  void ExpectRows(const SceneCall& made, const Selection& selected,
+                  Fetcher::Entries entries = Fetcher::Entries::kAll) {
+    const bool anchors = entries == Fetcher::Entries::kAll;
     constexpr int32_t kHeads = RetrievalScene::kKvHeads, kDim = RetrievalScene::kDim;
     ASSERT_EQ(fetcher_->lists().size(), made.queries.size() * kHeads);
     for (size_t i = 0; i < made.queries.size(); ++i) {
@@ -97,14 +99,14 @@ class FetcherTest : public ::testing::Test {
       for (int32_t head = 0; head < kHeads; ++head) {
         const auto row = static_cast<int64_t>(i);
         std::vector<int32_t> tokens;
-        for (int32_t t = 0; t < query.mid.first; ++t) tokens.push_back(t);
+        for (int32_t t = 0; anchors && t < query.mid.first; ++t) tokens.push_back(t);
         for (int32_t t = 0; t < selected.count(row, head); ++t) {
           tokens.push_back(selected.chosen(row, head)[t]);
         }
-        for (int32_t t = query.mid.last; t <= query.position; ++t) tokens.push_back(t);
+        for (int32_t t = query.mid.last; anchors && t <= query.position; ++t) tokens.push_back(t);
         const kernels::RowList& list = fetcher_->lists()[i * kHeads + head];
         ASSERT_EQ(list.count, std::ssize(tokens));
-        EXPECT_EQ(list.chosen_first, query.mid.first);
+        EXPECT_EQ(list.chosen_first, anchors ? query.mid.first : 0);
         EXPECT_EQ(list.chosen_last - list.chosen_first, selected.count(row, head));
         for (size_t t = 0; t < tokens.size(); ++t) {
           const float* key = &scene_->k[(tokens[t] * kHeads + head) * kDim];
@@ -145,6 +147,12 @@ TEST_F(FetcherTest, EntriesOfEveryTierHaveTheirBytes) {
   ExpectRows(made, selected);
   EXPECT_EQ(fetcher_->tier_rows()[0].stored, 0u);
   EXPECT_EQ(fetcher_->tier_rows()[0].cached, first.stored);
+  fetcher_->EndCall();
+  // Without the anchors, which somebody has attended already.
+  ASSERT_TRUE(fetcher_->Address(
+      made.call, selected, [] { return true; }, Fetcher::Entries::kChosen));
+  ExpectRows(made, selected, Fetcher::Entries::kChosen);
+  EXPECT_LE(fetcher_->tier_rows()[0].cached, first.stored);
   fetcher_->EndCall();
   fetcher_->EndPass();
 }

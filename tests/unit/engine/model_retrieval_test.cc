@@ -228,6 +228,18 @@ TEST(ModelRetrieval, TransformCodesAreFittedOnceAndRemembered) {
   EXPECT_FALSE((*third)->transform.cached);
   EXPECT_EQ((*third)->decoder_options.retrieval.transform->id, id);
 
+  // Another text is another fit, which is remembered beside the first.
+  options.retrieval.fit_text = ReadText(directory.path() + "/tokenizer.json");
+  for (const bool cached : {false, true}) {
+    const auto other = LoadModel(directory.path(), options);
+    ASSERT_TRUE(other.ok()) << other.status();
+    EXPECT_EQ((*other)->transform.cached, cached);
+    EXPECT_NE((*other)->decoder_options.retrieval.transform->id, id);
+  }
+  options.retrieval.fit_text = "Too short.";
+  EXPECT_THAT(Message(LoadModel(directory.path(), options).status()), HasSubstr("too short"));
+  options.retrieval.fit_text.clear();
+
   const Decoder& decoder = *(*first)->decoder;
   EXPECT_TRUE(decoder.CheckPolicy(*ParseAttentionPolicy("pca:k=2%")).ok());
   EXPECT_THAT(Message(decoder.CheckPolicy(*ParseAttentionPolicy("pca:bits=128"))),

@@ -20,6 +20,7 @@
 #include "engine/retrieval/lsh.h"
 #include "engine/retrieval/transform_fit.h"
 #include "engine/synthetic_artifact.h"
+#include "engine/timed_backend.h"
 #include "kernels/dtype.h"
 #include "kernels/transform_code.h"
 #include "nlohmann/json.hpp"
@@ -375,6 +376,38 @@ TEST_F(RetrievalByMassTest, ReadsTheTokensOfTheLargestMassesAndAddsTheTail) {
     }
   }
   EXPECT_LT(4 * heads_in_doubt_, heads_seen_);
+}
+
+// Counts the rows of its lists.
+class CountingBackend final : public TimedBackend {
+ public:
+  explicit CountingBackend(kernels::Backend& inner) : TimedBackend(inner, kernels::DType::kF32) {}
+  void AttendRows(const kernels::Tensor& q, std::span<const kernels::RetrievalQuery> queries,
+                  std::span<const kernels::RowList> lists, const kernels::KvLayout& layout,
+                  float scale, float* states) override {
+    for (const kernels::RowList& list : lists) rows += list.count;
+    TimedBackend::AttendRows(q, queries, lists, layout, scale, states);
+  }
+  int64_t rows = 0;
+};
+
+// Selection needs the anchors' masses before it knows the rest, and they are not read a second time for it.
+TEST_F(RetrievalByMassTest, EveryRowIsAttendedOnce) {
+  CountingBackend counting(*backend_);
+  RetrievalOptions options;
+  options.indexes = {{AttentionPolicy::Kind::kPca, 128}};
+  options.transform = transform_;
+  auto made = RetrievalAttention::Create(config_, *memory_, kTokens, counting, options);
+  ASSERT_TRUE(made.ok()) << made.status();
+  retrieval_ = *std::move(made);
+  auto state = State(Policy("pca:k=11,sink=5,window=20"));
+  Pass(*state, 0, 300, 1000);
+  counting.rows = 0;
+  Pass(*state, 300, 303, 300);
+  EXPECT_EQ(counting.rows, 3 * kKvHeads * (5 + 20 + 11));
+  EXPECT_EQ(state->counts().chosen_rows, 3u * kKvHeads * 11);
+  state.reset();
+  retrieval_.reset();  // before its backend
 }
 
 // Computed again from an earlier token, in other chunks: the same bits.
