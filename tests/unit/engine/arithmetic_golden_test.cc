@@ -15,6 +15,7 @@
 #include "engine/kv/block_name.h"
 #include "engine/model/synthetic_weights.h"
 #include "engine/retrieval/lsh.h"
+#include "engine/retrieval/transform_fit.h"
 #include "fmt/format.h"
 #include "fmt/ranges.h"
 #include "gtest/gtest.h"
@@ -66,10 +67,45 @@ constexpr GoldenCase kCases[] = {
     {.name = "int4 weights", .weights = WeightStorage::kInt4},
     {.name = "bf16 quest", .policy = "quest:k=48,window=16,sink=4,dense_layers=1"},
     {.name = "bf16 lsh", .policy = "lsh:k=40,window=16,sink=4,dense_layers=1"},
+    {.name = "bf16 pca, tail", .policy = "pca:k=40,window=16,sink=4,dense_layers=1"},
     {.name = "f32 lsh, nucleus",
      .compute = DType::kF32,
      .policy = "lsh:k=64,p=0.9,window=16,sink=4,dense_layers=1"},
 };
+
+// A fit to noise whose channels differ in size: the same in every process.
+std::shared_ptr<const TransformFit> MakeFit(const ModelConfig& config) {
+  constexpr int32_t kSamples = 256;
+  const int32_t d = config.head_dim;
+  auto fit = std::make_shared<TransformFit>();
+  fit->bits = 128;
+  fit->id = "golden";
+  std::vector<kernels::TransformCodeHead> heads;
+  for (int32_t head = 0; head < config.num_kv_heads; ++head) {
+    TransformSample sample;
+    for (int32_t t = 0; t < kSamples; ++t) {
+      for (int32_t c = 0; c < d; ++c) {
+        const uint64_t index = (uint64_t{1} * head * kSamples + t) * d + c;
+        const float size = static_cast<float>(1 + c % 7);
+        sample.keys.push_back(size * static_cast<float>(CounterRandom(31, index) - 0.5));
+        sample.queries.push_back(size * static_cast<float>(CounterRandom(32, index) - 0.5));
+      }
+      sample.key_positions.push_back(t);
+      sample.query_positions.push_back(t);
+    }
+    TransformFitOptions options;
+    options.head_dim = d;
+    options.copies = 0;
+    options.served_context = kSamples;
+    options.inv_freq.assign(d / 2, 1.0f);
+    auto fitted = FitTransformHead(sample, options);
+    EXPECT_TRUE(fitted.ok()) << fitted.status();
+    fitted->head.tail = true;
+    heads.push_back(fitted->head);
+  }
+  fit->layers.assign(config.num_layers, {d, 128, heads});
+  return fit;
+}
 
 // The logits of every token of a prompt, in chunks, and of some tokens decoded one by one after it. Every row of KV
 // below the last layer's is in them.
@@ -88,6 +124,10 @@ std::vector<float> Logits(kernels::Backend& backend, const GoldenCase& golden) {
   const auto policy = ParseAttentionPolicy(golden.policy);
   EXPECT_TRUE(policy.ok()) << policy.status();
   options.retrieval = OptionsFor(std::span(&*policy, 1), nullptr);
+  if (policy->kind == AttentionPolicy::Kind::kPca) {
+    options.retrieval.transform = MakeFit(config);
+    options.retrieval.indexes.push_back({policy->kind, options.retrieval.transform->bits});
+  }
   const auto decoder = Decoder::Create(config, weights->weights, backend, options);
   EXPECT_TRUE(decoder.ok()) << decoder.status();
   const auto state = (*decoder)->NewRetrievalState(*policy);
