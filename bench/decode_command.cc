@@ -24,13 +24,17 @@ constexpr char kGraphs[] = "graphs";
 struct DecodeFlags : ModelBenchFlags {
   std::vector<int64_t> contexts = {1024, 32768, 131072};
   int32_t batch = 1;
+  std::vector<int32_t> rows = {1};
   int64_t shared = 0;
   std::vector<std::string> without;
   int32_t steps = 30;
   double drift = 0;
   bool skip_dense = false;
 
-  DecodeCase At(int64_t context) const { return {context, batch, shared, steps, drift}; }
+  DecodeCase At(int64_t context, int32_t with_rows = 1) const {
+    return {context, batch, shared, steps, drift, with_rows};
+  }
+  int32_t most_rows() const { return *std::max_element(rows.begin(), rows.end()); }
   bool LeavesOut(const char* what) const {
     return std::find(without.begin(), without.end(), what) != without.end();
   }
@@ -42,6 +46,13 @@ absl::Status CheckFlags(DecodeFlags& flags) {
   if (flags.drift != 0 && !flags.model.model_dir.empty()) {
     return absl::InvalidArgumentError(
         "--drift: changes random weights; a model's stay: use --like");
+  }
+  if (flags.most_rows() > 1 && !flags.policies.empty()) {
+    return absl::InvalidArgumentError(
+        "--rows: several are a verification, which is dense: without --policy");
+  }
+  if (flags.most_rows() > *std::min_element(flags.contexts.begin(), flags.contexts.end())) {
+    return absl::InvalidArgumentError("--rows: are more than a context's tokens");
   }
   if (!flags.without.empty() && flags.model.model.device != "cuda") {
     return absl::InvalidArgumentError("--without: is for --device cuda");
@@ -57,13 +68,14 @@ void PrintRow(FILE* table, const DecodeResult& r, double times_faster) {
   const std::string device =
       r.device_bytes < 0 ? "-" : fmt::format("{:.2f}", static_cast<double>(r.device_bytes) / kGiga);
   std::fprintf(table,
-               "%9lld %9.3f %9.3f %9.1f %7.2f %10s %7s %8.3f %8.3f %8.3f %8.3f %8.3f %8.3f "
+               "%9lld %5d %9.3f %9.3f %9.1f %7.2f %10s %7s %8.3f %8.3f %8.3f %8.3f %8.3f %8.3f "
                "%9.2f %9s  %s\n",
-               static_cast<long long>(r.context), r.seconds / kMilli, r.seconds_median / kMilli,
-               r.batch / r.seconds, r.BytesPerSecond() / kGiga, read_loop.c_str(), share.c_str(),
-               r.matmul.seconds / kMilli, r.attention.seconds / kMilli, r.select.seconds / kMilli,
-               r.index.seconds / kMilli, r.complete.seconds / kMilli, r.other.seconds / kMilli,
-               times_faster, device.c_str(), r.policy.c_str());
+               static_cast<long long>(r.context), r.rows, r.seconds / kMilli,
+               r.seconds_median / kMilli, r.batch * r.rows / r.seconds, r.BytesPerSecond() / kGiga,
+               read_loop.c_str(), share.c_str(), r.matmul.seconds / kMilli,
+               r.attention.seconds / kMilli, r.select.seconds / kMilli, r.index.seconds / kMilli,
+               r.complete.seconds / kMilli, r.other.seconds / kMilli, times_faster, device.c_str(),
+               r.policy.c_str());
   if (r.row_bytes > 0) {
     std::fprintf(table,
                  "%9s %.0f rows a step: %.1f%% in the row cache, %.0f fetched, %.0f read in place; "
@@ -84,8 +96,9 @@ Json RowJson(const DecodeResult& r, double drift, double times_faster) {
   return {{"context", r.context},
           {"policy", r.policy},
           {"batch", r.batch},
+          {"rows", r.rows},
           {"shared_tokens", r.shared},
-          {"tokens_per_s", Round(r.batch / r.seconds)},
+          {"tokens_per_s", Round(r.batch * r.rows / r.seconds)},
           {"device_bytes", r.device_bytes < 0 ? Json() : Json(r.device_bytes)},
           {"ms_per_step", Round(r.seconds / kMilli)},
           {"ms_per_step_median", Round(r.seconds_median / kMilli)},
@@ -119,21 +132,24 @@ int Measure(const DecodeFlags& flags, std::span<const engine::AttentionPolicy> p
   PrintHeader(table, model);
   Json json = {{"decode", Json::array()}, {"run", RunInfo(flags, model)}};
   json["run"]["without"] = flags.without;
-  std::fprintf(table, "%9s %9s %9s %9s %7s %10s %7s %8s %8s %8s %8s %8s %8s %9s %9s  %s\n",
-               "context", "ms/step", "median", "tokens/s", "GB/s", "read loop", "share", "matmul",
-               "attend", "select", "index", "complete", "other", "attn, x", "device GB", "policy");
+  std::fprintf(table, "%9s %5s %9s %9s %9s %7s %10s %7s %8s %8s %8s %8s %8s %8s %9s %9s  %s\n",
+               "context", "rows", "ms/step", "median", "tokens/s", "GB/s", "read loop", "share",
+               "matmul", "attend", "select", "index", "complete", "other", "attn, x", "device GB",
+               "policy");
   for (const int64_t context : flags.contexts) {
-    double dense_attention = 0;
-    for (const engine::AttentionPolicy& policy : policies) {
-      const absl::StatusOr<DecodeResult> result =
-          RunDecode(model, flags.At(context), policy, flags.model.model.num_threads);
-      if (!result.ok()) return server::ReportFailure("bench", result.status());
-      const DecodeResult& r = *result;
-      if (policy.IsDense()) dense_attention = r.AttentionSeconds();
-      // 0: there is nothing to compare with.
-      const double times_faster = dense_attention / r.AttentionSeconds();
-      PrintRow(table, r, times_faster);
-      json["decode"].push_back(RowJson(r, flags.drift, times_faster));
+    for (const int32_t rows : flags.rows) {
+      double dense_attention = 0;
+      for (const engine::AttentionPolicy& policy : policies) {
+        const absl::StatusOr<DecodeResult> result =
+            RunDecode(model, flags.At(context, rows), policy, flags.model.model.num_threads);
+        if (!result.ok()) return server::ReportFailure("bench", result.status());
+        const DecodeResult& r = *result;
+        if (policy.IsDense()) dense_attention = r.AttentionSeconds();
+        // 0: there is nothing to compare with.
+        const double times_faster = dense_attention / r.AttentionSeconds();
+        PrintRow(table, r, times_faster);
+        json["decode"].push_back(RowJson(r, flags.drift, times_faster));
+      }
     }
   }
   return FinishBench(flags.json_path, json);
@@ -144,8 +160,8 @@ int BenchDecode(DecodeFlags flags) {
   if (absl::Status status = CheckFlags(flags); !status.ok()) {
     return server::ReportInputError("bench", status);
   }
-  options.max_batch_tokens = std::max(options.max_batch_tokens, flags.batch);
-  options.max_batch_logits = flags.batch;
+  options.max_batch_logits = flags.batch * flags.most_rows();
+  options.max_batch_tokens = std::max(options.max_batch_tokens, options.max_batch_logits);
   int64_t kv_tokens = 0;
   for (const int64_t context : flags.contexts) {
     kv_tokens = std::max(
@@ -191,6 +207,14 @@ void AddDecodeBench(CLI::App& bench, int* exit_code) {
       ->type_name("POLICY");
   decode->add_option("--batch", flags->batch, "Sequences in a step")
       ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  decode
+      ->add_option(
+          "--rows", flags->rows,
+          "Tokens of each sequence in a step; several are the verification of a draft, to be "
+          "compared with 1")
+      ->delimiter(',')
+      ->check(CLI::Range(1, engine::AttentionPolicy::kVerifyMax + 1))
       ->capture_default_str();
   decode->add_option("--steps", flags->steps, "Steps that are timed")
       ->check(CLI::Range(1, 1000000))

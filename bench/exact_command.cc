@@ -164,7 +164,9 @@ void AddExactBench(CLI::App& bench, int* exit_code) {
   count("--min-prompt", flags->run.min_prompt, 1 << 28, "Tokens of the shortest prompt");
   count("--max-prompt", flags->run.max_prompt, 1 << 28, "Tokens of the longest");
   count("--max-tokens", flags->run.max_tokens, 1 << 20, "Tokens of the longest answer");
-  count("--concurrent", flags->run.concurrent, 256, "Requests that run at a time");
+  count("--concurrent", flags->run.concurrent, 256,
+        "Requests that run at a time. Above 1 ms/token is not fair to dense, which comes first "
+        "and waits for the prompts of the others; the policies find their KV");
   exact->add_option("--seed", flags->run.seed, "Of everything that is drawn")
       ->capture_default_str();
   exact->add_flag("--plain", flags->run.plain,

@@ -12,6 +12,7 @@
 #include "engine/kv_plan.h"
 #include "engine/model_loader.h"
 #include "engine/model_retrieval.h"
+#include "engine/retrieval/exactness.h"
 #include "engine/retrieval/retrieval_state.h"
 #include "engine/synthetic_artifact.h"
 #include "fmt/format.h"
@@ -66,6 +67,12 @@ absl::StatusOr<engine::RetrievalOptions> PlannedRetrieval(const PlanRequest& req
 absl::StatusOr<std::unique_ptr<PlannedModel>> OpenModel(const PlanRequest& request) {
   auto model = std::make_unique<PlannedModel>();
   WINNOW_ASSIGN_OR_RETURN(model->policy, engine::ParseAttentionPolicy(request.config.policy));
+  if (!request.config.exactness.empty()) {
+    WINNOW_ASSIGN_OR_RETURN(const engine::Exactness exactness,
+                            engine::ParseExactness(request.config.exactness));
+    WINNOW_ASSIGN_OR_RETURN(
+        model->policy, engine::WithExactness(model->policy, exactness, /*policy_yields=*/false));
+  }
   if (request.like.empty()) {
     WINNOW_ASSIGN_OR_RETURN(model->config, engine::LoadModelConfig(request.config.model));
     WINNOW_ASSIGN_OR_RETURN(model->weights,

@@ -227,7 +227,7 @@ int64_t BlocksOfDecode(const DecodeCase& what, int32_t block_tokens) {
 absl::StatusOr<DecodeResult> RunDecode(BenchModel& model, const DecodeCase& what,
                                        const engine::AttentionPolicy& policy, int num_threads) {
   engine::Decoder& decoder = *model.decoder;
-  const auto [context, batch, shared, steps, drift] = what;
+  const auto [context, batch, shared, steps, drift, rows] = what;
   if (drift != 0 && model.config.dtype == kernels::DType::kF16) {
     return absl::InvalidArgumentError("--drift: is for inputs of bfloat16 or float32");
   }
@@ -240,9 +240,9 @@ absl::StatusOr<DecodeResult> RunDecode(BenchModel& model, const DecodeCase& what
           static_cast<int32_t>(block < blocks.shared ? block : block + i * blocks.own));
     }
   }
-  const std::vector<int32_t> tokens = RandomTokens(batch, decoder.vocab_size());
-  const std::vector<kernels::SampleRow> greedy(batch);
-  std::vector<kernels::SampledToken> sampled(batch);
+  const std::vector<int32_t> tokens = RandomTokens(int64_t{batch} * rows, decoder.vocab_size());
+  const std::vector<kernels::SampleRow> greedy(int64_t{batch} * rows);
+  std::vector<kernels::SampledToken> sampled(greedy.size());
   engine::Batch step;
   std::vector<std::unique_ptr<engine::RetrievalState>> states(batch);
   for (int32_t i = 0; i < batch; ++i) {
@@ -250,15 +250,16 @@ absl::StatusOr<DecodeResult> RunDecode(BenchModel& model, const DecodeCase& what
       WINNOW_ASSIGN_OR_RETURN(states[i], decoder.NewRetrievalState(policy));
     }
     step.chunks.push_back(
-        {std::span(tokens).subspan(i, 1), static_cast<int32_t>(context - 1),
-         std::span(tables).subspan(i * (blocks.shared + blocks.own), blocks.shared + blocks.own), 1,
-         states[i].get(), 0});
+        {std::span(tokens).subspan(i * rows, rows), static_cast<int32_t>(context - rows),
+         std::span(tables).subspan(i * (blocks.shared + blocks.own), blocks.shared + blocks.own),
+         rows, states[i].get(), 0});
   }
   // The read loop runs before and after, so that a busy spell of the machine meets both.
   DecodeResult result;
   result.context = context;
   result.policy = engine::ToString(policy);
   result.batch = batch;
+  result.rows = rows;
   result.shared = blocks.shared * decoder.block_tokens();
   const auto read_loop = [&](double bytes) {
     // It is the host's memory that it reads.

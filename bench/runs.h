@@ -60,6 +60,7 @@ struct DecodeResult {
   int64_t context = 0;  // keys that each sequence sees
   std::string policy;
   int32_t batch = 0;                       // sequences
+  int32_t rows = 1;                        // of each
   int64_t shared = 0;                      // of the context, tokens whose KV all of them share
   int64_t device_bytes = -1;               // of the device's memory that are taken; -1: no device
   double seconds = 0, seconds_median = 0;  // of one step
@@ -101,6 +102,9 @@ struct DecodeCase {
       0;  // the first so many tokens, in whole blocks, are one document's that all ask about
   int32_t steps = 30;
   double drift = 0;
+  // Last tokens of each context that are computed in a step, with logits: above 1 it is the verification of a draft.
+  // REQUIRES: at most `context`; 1 unless the policy is dense.
+  int32_t rows = 1;
 };
 absl::StatusOr<DecodeResult> RunDecode(BenchModel& model, const DecodeCase& what,
                                        const engine::AttentionPolicy& policy, int num_threads);

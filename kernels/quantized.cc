@@ -27,6 +27,8 @@ constexpr std::array<Traits, kNumWeightTypes> kTraits = {{
     {"Q4_K", {256, 144}},
     {"Q5_K", {256, 176}},
     {"Q6_K", {256, 210}},
+    {"I4x32", {32, 20}},
+    {"I4x128", {128, 68}},
 }};
 
 uint8_t U8(const std::byte* at) { return std::to_integer<uint8_t>(*at); }
@@ -140,6 +142,16 @@ void BlockQ6K(const std::byte* block, float* out) {
   }
 }
 
+// I4 := scale[2] zero[1] unused[1] packed[values / 2], 16 bytes for each 32 values as in Q4_0
+template <int kValues>
+void BlockI4(const std::byte* block, float* out) {
+  const float scale = Half(block), zero = scale * static_cast<float>(U8(block + 2));
+  for (int i = 0; i < kValues; ++i) {
+    const int q = Nibble(block + 4 + i / 32 * 16, i % 32);
+    out[i] = scale * static_cast<float>(q) - zero;  // both products and the difference are exact
+  }
+}
+
 using DequantizeBlock = void (*)(const std::byte* block, float* out);
 DequantizeBlock DequantizerOf(WeightType type) {
   switch (type) {
@@ -159,6 +171,10 @@ DequantizeBlock DequantizerOf(WeightType type) {
       return BlockQ5K;
     case WeightType::kQ6K:
       return BlockQ6K;
+    case WeightType::kI4x32:
+      return BlockI4<32>;
+    case WeightType::kI4x128:
+      return BlockI4<128>;
     case WeightType::kF32:
     case WeightType::kF16:
     case WeightType::kBF16:
@@ -209,6 +225,11 @@ BlockShape BlockShapeOf(WeightType type) {
       return {.values = 256, .group = 32, .bits = 8, .has_offset = true, .has_codes = true};
     case WeightType::kQ6K:
       return {.values = 256, .group = 16, .bits = 8, .bias = 32, .has_codes = true};
+    // Codes, because the product of scale and zero point is no float16.
+    case WeightType::kI4x32:
+      return {.values = 32, .group = 32, .bits = 4, .has_offset = true, .has_codes = true};
+    case WeightType::kI4x128:
+      return {.values = 128, .group = 32, .bits = 4, .has_offset = true, .has_codes = true};
     case WeightType::kF32:
     case WeightType::kF16:
     case WeightType::kBF16:
@@ -265,6 +286,15 @@ void SplitBlock(WeightType type, const std::byte* block, BlockParts* parts) {
       parts->scale = half(208);
       for (int g = 0; g < 16; ++g) parts->scale_codes[g] = I8(block + 192 + g);
       for (int i = 0; i < 256; ++i) q[i] = static_cast<uint8_t>(SixBits(block, i));
+      return;
+    case WeightType::kI4x32:
+    case WeightType::kI4x128:
+      parts->scale = parts->offset = half(0);
+      for (int64_t i = 0; i < BlockSizeOf(type).values; ++i) {
+        q[i] = static_cast<uint8_t>(Nibble(block + 4 + i / 32 * 16, static_cast<int>(i % 32)));
+        parts->scale_codes[i / 32] = 1;
+        parts->offset_codes[i / 32] = U8(block + 2);
+      }
       return;
     case WeightType::kF32:
     case WeightType::kF16:

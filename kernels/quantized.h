@@ -1,4 +1,5 @@
-// Types of weights as files have them: plain values, and the quantised blocks of GGUF files.
+// Types of weights as files have them: plain values, and the quantised blocks of GGUF files. Two further types hold the
+// 4-bit groups of safetensors files, which lie in several tensors there and are put into blocks while they are loaded.
 //
 // A quantised row is a sequence of blocks of 32 or 256 values. A block holds small integers, the scales that turn
 // them into values, and for some types an offset. Numbers are little-endian; blocks lie at any address.
@@ -19,16 +20,19 @@ enum class WeightType : uint8_t {
   kF32,
   kF16,
   kBF16,
-  kQ4_0,  // scale · (4 bits - 8)
-  kQ4_1,  // scale · 4 bits + offset
-  kQ5_0,  // scale · (5 bits - 16)
-  kQ5_1,  // scale · 5 bits + offset
-  kQ8_0,  // scale · 8 bits, signed
-  kQ4K,   // blocks of 256: 8 groups of 32, each with a 6-bit scale and a 6-bit offset; 4 bits
-  kQ5K,   // the same with 5 bits
-  kQ6K,   // blocks of 256: 16 groups of 16, each with an 8-bit signed scale; 6 bits - 32
+  kQ4_0,    // scale · (4 bits - 8)
+  kQ4_1,    // scale · 4 bits + offset
+  kQ5_0,    // scale · (5 bits - 16)
+  kQ5_1,    // scale · 5 bits + offset
+  kQ8_0,    // scale · 8 bits, signed
+  kQ4K,     // blocks of 256: 8 groups of 32, each with a 6-bit scale and a 6-bit offset; 4 bits
+  kQ5K,     // the same with 5 bits
+  kQ6K,     // blocks of 256: 16 groups of 16, each with an 8-bit signed scale; 6 bits - 32
+  kI4x32,   // scale · (4 bits - zero point), blocks of 32; in no file
+  kI4x128,  // the same, blocks of 128
 };
-inline constexpr int kNumWeightTypes = 11;
+inline constexpr int kNumWeightTypes = 13;
+inline constexpr int kNumGgufTypes = 11;  // the first ones
 
 // Size of one block: how many values it holds, in how many bytes. A plain type has blocks of one value.
 struct BlockSize {

@@ -24,7 +24,7 @@ namespace {
 
 struct Flags {
   ClientOptions client;
-  std::string system, policy;
+  std::string system, policy, exactness;
   std::optional<float> temperature, top_p;
   std::optional<int32_t> max_tokens;
   std::optional<uint64_t> seed;
@@ -32,6 +32,7 @@ struct Flags {
 
 constexpr std::string_view kHelp =
     "/policy TEXT   how later answers attend: dense, lsh:k=2%, ...; alone: what it is\n"
+    "/exactness X   how near to dense: exact, floor:C or fast; alone: what it is\n"
     "/system TEXT   the instructions before the conversation; alone: none\n"
     "/file PATH     puts a text before the next message, as a document to ask about\n"
     "/history       the conversation so far\n"
@@ -60,14 +61,13 @@ class InterruptGuard {
 };
 
 // Bytes read for an answer, and those that dense attention would have read.
-std::string UsageLine(const v1::Usage& usage, const std::string& policy) {
+std::string UsageLine(const v1::Usage& usage) {
   std::string line = absl::StrFormat(
       "[%d tokens, %d of them cached; %d generated; first token after %.2f s, all after %.2f s",
       usage.prompt_tokens(), usage.cached_tokens(), usage.generated_tokens(),
       usage.time_to_first_token_seconds(), usage.total_seconds());
   if (usage.kv_dense_bytes() > 0) {
-    line += absl::StrFormat("; %s read %.1f %% of dense KV",
-                            policy.empty() ? "the server's policy" : policy,
+    line += absl::StrFormat("; %s (%s) read %.1f %% of dense KV", usage.policy(), usage.exactness(),
                             100 * static_cast<double>(usage.kv_read_bytes().fast()) /
                                 static_cast<double>(usage.kv_dense_bytes()));
     const uint64_t host = usage.kv_read_bytes().host(), disk = usage.kv_read_bytes().disk();
@@ -83,7 +83,11 @@ std::string UsageLine(const v1::Usage& usage, const std::string& policy) {
 class Conversation {
  public:
   Conversation(const Flags& flags, Client& client)
-      : flags_(flags), client_(client), system_(flags.system), policy_(flags.policy) {}
+      : flags_(flags),
+        client_(client),
+        system_(flags.system),
+        policy_(flags.policy),
+        exactness_(flags.exactness) {}
 
   // False: the conversation ends.
   bool Take(const std::string& line) {
@@ -97,8 +101,9 @@ class Conversation {
     const std::string rest = space == line.npos ? "" : line.substr(space + 1);
     if (word == "/quit") return false;
     if (word == "/policy") {
-      if (!rest.empty()) policy_ = rest;
-      std::cerr << "policy: " << (policy_.empty() ? "the server's" : policy_) << "\n";
+      SetOrShow("policy", rest, policy_);
+    } else if (word == "/exactness") {
+      SetOrShow("exactness", rest, exactness_);
     } else if (word == "/system") {
       system_ = rest;
     } else if (word == "/file") {
@@ -123,6 +128,11 @@ class Conversation {
   int exit_code() const { return exit_code_; }
 
  private:
+  static void SetOrShow(std::string_view name, const std::string& value, std::string& setting) {
+    if (!value.empty()) setting = value;
+    std::cerr << name << ": " << (setting.empty() ? "the server's" : setting) << "\n";
+  }
+
   void AddFile(const std::string& path) {
     std::ifstream file(path, std::ios::binary);
     const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
@@ -150,6 +160,7 @@ class Conversation {
     chat.mutable_messages()->MergeFrom(turns_.messages());
     add(chat, "user", document_ + question);
     request.set_policy(policy_);
+    request.set_exactness(exactness_);
     if (flags_.temperature) request.mutable_sampling()->set_temperature(*flags_.temperature);
     if (flags_.top_p) request.mutable_sampling()->set_top_p(*flags_.top_p);
     if (flags_.seed) request.mutable_sampling()->set_seed(*flags_.seed);
@@ -175,12 +186,12 @@ class Conversation {
     add(turns_, "user", std::exchange(document_, {}) + question);
     add(turns_, "assistant", std::move(answer));
     if (interrupted) std::cerr << "[stopped]\n";
-    if (usage.has_value()) std::cerr << UsageLine(*usage, policy_);
+    if (usage.has_value()) std::cerr << UsageLine(*usage);
   }
 
   const Flags& flags_;
   Client& client_;
-  std::string system_, policy_, document_;
+  std::string system_, policy_, exactness_, document_;
   v1::ChatPrompt turns_;
   int exit_code_ = kExitOk;  // of the last answer
 };
@@ -211,6 +222,9 @@ void AddChatCommand(CLI::App& app, int* exit_code) {
   command->add_option("--system", flags->system, "instructions before the conversation");
   command->add_option("--policy", flags->policy,
                       "attention policy, as dense or quest:k=2%; empty: the server's");
+  command->add_option(
+      "--exactness", flags->exactness,
+      "exact, floor:C or fast: how near to dense; empty: as the server and the policy say");
   command->add_option("--temperature", flags->temperature, "0: greedy");
   command->add_option("--top-p", flags->top_p, "in (0, 1]");
   command->add_option("--seed", flags->seed, "the same seed repeats the answers");

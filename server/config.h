@@ -62,6 +62,7 @@ struct ServeConfig {
 
   // Requests.
   std::string policy = "dense";
+  std::string exactness;  // "": as the policy's own options say
   int64_t default_max_tokens = 512;
   int64_t max_prompt_bytes = 0;   // 0: 16 bytes for each token of the context, at least 64 KiB
   int64_t max_message_bytes = 0;  // 0: the largest valid request and 1 MiB

@@ -9,6 +9,7 @@
 #include "absl/strings/str_replace.h"
 #include "engine/model_retrieval.h"
 #include "engine/retrieval/attention_policy.h"
+#include "engine/retrieval/exactness.h"
 #include "server/config.h"
 #include "server/strings.h"
 
@@ -133,6 +134,26 @@ ServeOption Policy() {
   return option;
 }
 
+ServeOption ExactnessOption() {
+  ServeOption option = Text("exactness", "exact|floor:C|fast", &ServeConfig::exactness,
+                            "how near to dense answers are that name none: exact: dense attention "
+                            "verifies what the policy "
+                            "drafts; floor:C: a measured coverage below C reads more; fast: as the "
+                            "policy says. Empty: the "
+                            "policy's options verify and floor decide");
+  option.set = [](ServeConfig& config, std::string_view text) -> absl::Status {
+    if (text.empty()) {
+      config.exactness.clear();
+      return absl::OkStatus();
+    }
+    absl::StatusOr<engine::Exactness> exactness = engine::ParseExactness(text);
+    if (!exactness.ok()) return exactness.status();
+    config.exactness = engine::ToString(*exactness);
+    return absl::OkStatus();
+  };
+  return option;
+}
+
 ServeOption Index() {
   ServeOption option = Text(
       "index", "LIST", &ServeConfig::index,
@@ -245,6 +266,7 @@ std::vector<ServeOption> MakeServeOptions() {
            "a request whose reader takes nothing for this long is cancelled"),
 
       Policy(),
+      ExactnessOption(),
       Integer("default-max-tokens", &C::default_max_tokens, 1, kInt32Max,
               "max_tokens of requests that set none, as far as the context has room"),
       Bytes("max-prompt-bytes", &C::max_prompt_bytes, 1 << 30,

@@ -36,7 +36,7 @@ struct Flags {
   std::vector<std::string> logit_bias, stop;
   std::vector<int32_t> stop_ids;
   bool ignore_eos = false, include_stop = false, show_special = false, json = false;
-  std::string policy;
+  std::string policy, exactness;
 };
 
 // Far more than the longest prompt: a file that does not end must not take all memory.
@@ -166,6 +166,7 @@ absl::StatusOr<v1::GenerateRequest> MakeRequest(const Flags& flags) {
   if (flags.n) request.set_n(*flags.n);
   if (flags.top_logprobs) request.set_top_logprobs(*flags.top_logprobs);
   request.set_policy(flags.policy);
+  request.set_exactness(flags.exactness);
   request.set_show_special_tokens(flags.show_special);
   return request;
 }
@@ -184,11 +185,19 @@ Json RetrievalJson(const v1::RetrievalUsage& usage) {
           {"floor_dense_tokens", usage.floor_dense_tokens()}};
 }
 
+Json ReadsJson(const v1::KvReadBytes& reads) {
+  return {{"fast", reads.fast()}, {"host", reads.host()}, {"disk", reads.disk()}};
+}
+
 Json DraftsJson(const v1::DraftUsage& usage) {
-  return {
-      {"drafted_tokens", usage.drafted_tokens()},   {"verified_tokens", usage.verified_tokens()},
-      {"accepted_tokens", usage.accepted_tokens()}, {"verifications", usage.verifications()},
-      {"verified_at", Json(usage.verified_at())},   {"accepted_at", Json(usage.accepted_at())}};
+  return {{"drafted_tokens", usage.drafted_tokens()},
+          {"verified_tokens", usage.verified_tokens()},
+          {"accepted_tokens", usage.accepted_tokens()},
+          {"verifications", usage.verifications()},
+          {"verified_at", Json(usage.verified_at())},
+          {"accepted_at", Json(usage.accepted_at())},
+          {"draft_read_bytes", ReadsJson(usage.draft_read_bytes())},
+          {"verify_read_bytes", ReadsJson(usage.verify_read_bytes())}};
 }
 
 Json UsageJson(const v1::Usage& usage) {
@@ -196,15 +205,14 @@ Json UsageJson(const v1::Usage& usage) {
           {"cached_tokens", usage.cached_tokens()},
           {"generated_tokens", usage.generated_tokens()},
           {"preemptions", usage.preemptions()},
-          {"kv_read_bytes",
-           {{"fast", usage.kv_read_bytes().fast()},
-            {"host", usage.kv_read_bytes().host()},
-            {"disk", usage.kv_read_bytes().disk()}}},
+          {"kv_read_bytes", ReadsJson(usage.kv_read_bytes())},
           {"kv_dense_bytes", usage.kv_dense_bytes()},
           {"selected_rows", usage.selected_rows()},
           {"dense_rows", usage.dense_rows()},
           {"retrieval", RetrievalJson(usage.retrieval())},
           {"drafts", usage.has_drafts() ? DraftsJson(usage.drafts()) : Json()},
+          {"policy", usage.policy()},
+          {"exactness", usage.exactness()},
           {"queue_seconds", usage.queue_seconds()},
           {"time_to_first_token_seconds", usage.time_to_first_token_seconds()},
           {"total_seconds", usage.total_seconds()}};
@@ -371,6 +379,9 @@ void AddGenerateCommand(CLI::App& app, int* exit_code) {
                       "with --json: log-probabilities, with this many of the likeliest tokens");
   command->add_option("--policy", flags->policy,
                       "attention policy, as dense or quest:k=2%; empty: the server's");
+  command->add_option(
+      "--exactness", flags->exactness,
+      "exact, floor:C or fast: how near to dense; empty: as the server and the policy say");
   command->add_flag("--json", flags->json,
                     "print one object: text, finish_reason, token_ids, usage");
   // CLI11 takes an empty value of an optional for none at all: --seed "$SEED" with nothing in SEED

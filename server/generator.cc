@@ -58,6 +58,12 @@ void ToProto(const engine::RetrievalCounts& counts, v1::RetrievalUsage& out) {
   }
 }
 
+void ToProto(const engine::KvReads& reads, v1::KvReadBytes& out) {
+  out.set_fast(reads.fast);
+  out.set_host(reads.host);
+  out.set_disk(reads.disk);
+}
+
 void ToProto(const engine::DraftCounts& counts, v1::DraftUsage& out) {
   out.set_drafted_tokens(counts.drafted);
   out.set_verified_tokens(counts.verified);
@@ -67,6 +73,8 @@ void ToProto(const engine::DraftCounts& counts, v1::DraftUsage& out) {
     out.add_verified_at(counts.verified_at[i]);
     out.add_accepted_at(counts.accepted_at[i]);
   }
+  ToProto(counts.draft_reads, *out.mutable_draft_read_bytes());
+  ToProto(counts.verify_reads, *out.mutable_verify_read_bytes());
 }
 
 void ToProto(const engine::Usage& usage, v1::Usage& out) {
@@ -172,6 +180,7 @@ absl::Status Generation::SubmitChoices(CheckedGenerate checked) {
   n_ = checked.n;
   with_logprobs_ = checked.request.top_logprobs >= 0;
   policy_ = engine::ToString(checked.request.policy);
+  exactness_ = engine::ToString(engine::ExactnessOf(checked.request.policy));
   prompt_tokens_ = static_cast<int32_t>(checked.request.prompt.size());
   if (limits_.running_tokens > 0) {
     const int64_t tokens =
@@ -313,7 +322,10 @@ void Generation::AddEvent(engine::OutputEvent event, v1::GenerateResponse& respo
   if (event.finish == engine::FinishReason::kStopToken && !event.tokens.empty()) {
     finish.set_stop_token_id(event.tokens.back().token);
   }
-  ToProto(event.usage, *finish.mutable_usage());
+  v1::Usage& usage = *finish.mutable_usage();
+  ToProto(event.usage, usage);
+  usage.set_policy(policy_);
+  usage.set_exactness(exactness_);
 }
 
 void Generation::Report(const absl::Status& status) {

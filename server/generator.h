@@ -125,7 +125,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
   bool submitted_ ABSL_GUARDED_BY(mutex_) = false;
   bool reported_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
-  std::string policy_ ABSL_GUARDED_BY(mutex_);   // in its canonical text
+  std::string policy_ ABSL_GUARDED_BY(mutex_);  // in its canonical text
+  std::string exactness_ ABSL_GUARDED_BY(mutex_);
   engine::Usage usage_ ABSL_GUARDED_BY(mutex_);  // sums over choices; times of the slowest
   int32_t n_ ABSL_GUARDED_BY(mutex_) = 0;
   std::string finish_ ABSL_GUARDED_BY(mutex_);  // reasons, for the log

@@ -313,6 +313,18 @@ MetricFamilies ReadFamilies(const engine::EngineStats& stats, int64_t row_bytes)
   out.By("place", kCounter, "winnow_draft_accepted_at_total",
          "Of them, accepted: over winnow_draft_verified_at_total it falls with the place.",
          accepted_at);
+  const auto by_tier = [](const engine::KvReads& reads) {
+    return std::vector<std::pair<std::string, uint64_t>>{
+        {"fast", reads.fast}, {"host", reads.host}, {"disk", reads.disk}};
+  };
+  out.By("tier", kCounter, "winnow_draft_read_bytes_total",
+         "KV bytes that drafting read, of winnow_kv_read_bytes_total. Beside "
+         "winnow_verify_read_bytes_total: how much cheaper a drafted token is than a pass.",
+         by_tier(drafts.draft_reads));
+  out.By("tier", kCounter, "winnow_verify_read_bytes_total",
+         "KV bytes that passes of dense attention read to verify drafts, of "
+         "winnow_kv_read_bytes_total.",
+         by_tier(drafts.verify_reads));
   out.Counter("winnow_kv_row_cache_hits_total",
               "KV entries of slower tiers that were still in the row cache.",
               retrieval.rows_cached);

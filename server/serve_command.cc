@@ -167,10 +167,18 @@ absl::StatusOr<RequestLimits> LimitsOf(const ServeConfig& config,
   limits.check_policy = [&decoder = *model.decoder](const engine::AttentionPolicy& policy) {
     return decoder.CheckPolicy(policy);
   };
-  if (absl::Status status = limits.check_policy(limits.default_policy); !status.ok()) {
+  if (!config.exactness.empty()) {
+    WINNOW_ASSIGN_OR_RETURN(limits.default_exactness, engine::ParseExactness(config.exactness));
+  }
+  const absl::StatusOr<engine::AttentionPolicy> policy = DefaultPolicy(limits);
+  if (!policy.ok()) {
+    return absl::Status(policy.status().code(),
+                        Concat("--exactness, --policy: ", ToStd(policy.status().message())));
+  }
+  if (absl::Status status = limits.check_policy(*policy); !status.ok()) {
     return absl::Status(status.code(), Concat("--policy: ", ToStd(status.message())));
   }
-  if (limits.default_policy.IsVerified() && config.step_tokens <= config.max_running) {
+  if (policy->IsVerified() && config.step_tokens <= config.max_running) {
     return absl::InvalidArgumentError(
         Concat("--policy: verify needs --step-tokens above --max-running, ", config.max_running));
   }
@@ -245,7 +253,9 @@ v1::GetModelResponse DescribeModel(const std::string& name, const engine::Loaded
   out.mutable_eos_token_ids()->Assign(limits.eos_token_ids.begin(), limits.eos_token_ids.end());
   out.set_chat_template(std::string(model.chat_template.name()));
   for (const std::string& policy : AvailablePolicies(*model.decoder)) out.add_policies(policy);
-  out.set_default_policy(engine::ToString(limits.default_policy));
+  const engine::AttentionPolicy policy = *DefaultPolicy(limits);  // checked at start
+  out.set_default_policy(engine::ToString(policy));
+  out.set_default_exactness(engine::ToString(engine::ExactnessOf(policy)));
   v1::SamplingOptions& sampling = *out.mutable_default_sampling();
   sampling.set_temperature(limits.default_sampling.temperature);
   sampling.set_top_k(limits.default_sampling.top_k);

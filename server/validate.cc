@@ -313,6 +313,48 @@ void CheckStopping(Violations& violations, const v1::StoppingOptions& in,
   out.include_stop = in.include_stop();
 }
 
+// What the message asks for, and the server where it says nothing. Errors go to the field that the client can change.
+void CheckPolicy(Violations& violations, const v1::GenerateRequest& message,
+                 const RequestLimits& limits, engine::AttentionPolicy& out) {
+  absl::StatusOr<engine::AttentionPolicy> policy = limits.default_policy;
+  std::optional<engine::Exactness> exactness = limits.default_exactness;
+  const bool names_policy = !message.policy().empty();
+  const bool names_exactness = !message.exactness().empty();
+  if (names_exactness) {
+    absl::StatusOr<engine::Exactness> named = engine::ParseExactness(message.exactness());
+    if (!named.ok()) violations.Add("exactness", ToStd(named.status().message()));
+    exactness = named.ok() ? std::make_optional(*named) : std::nullopt;
+  }
+  if (message.policy().size() > kMaxPolicyBytes) {
+    violations.Add("policy", Concat("has ", message.policy().size(), " bytes, may have at most ",
+                                    kMaxPolicyBytes));
+    return;
+  }
+  absl::Status status;
+  if (names_policy) {
+    policy = engine::ParseAttentionPolicy(message.policy());
+    status = policy.status();
+    if (status.ok()) status = limits.check_policy(*policy);
+    if (!status.ok()) {
+      violations.Add("policy", ToStd(status.message()));
+      return;
+    }
+  }
+  if (exactness.has_value()) {
+    policy = engine::WithExactness(*policy, *exactness, /*policy_yields=*/!names_policy);
+    status = policy.status();
+    if (status.ok()) status = limits.check_policy(*policy);
+  }
+  if (status.ok()) {
+    out = *policy;
+  } else if (names_exactness) {
+    violations.Add("exactness", ToStd(status.message()));
+  } else {
+    violations.Add("policy", Concat(ToStd(status.message()),
+                                    "; the exactness is the server's, a request may name its own"));
+  }
+}
+
 // A conversation as templates read it. Arguments of calls are objects there, not texts of them.
 absl::StatusOr<Json> MessagesOf(const v1::ChatPrompt& chat) {
   Json messages = Json::array();
@@ -362,6 +404,12 @@ absl::StatusOr<Json> ToolsOf(const v1::ChatPrompt& chat) {
 }
 
 }  // namespace
+
+absl::StatusOr<engine::AttentionPolicy> DefaultPolicy(const RequestLimits& limits) {
+  if (!limits.default_exactness.has_value()) return limits.default_policy;
+  return engine::WithExactness(limits.default_policy, *limits.default_exactness,
+                               /*policy_yields=*/false);
+}
 
 int64_t DefaultMaxPromptBytes(int32_t max_context) {
   return std::max<int64_t>(int64_t{16} * max_context, 64 << 10);
@@ -417,20 +465,7 @@ absl::StatusOr<CheckedGenerate> Validator::CheckGenerate(const v1::GenerateReque
                std::min<int32_t>(kMaxTopLogprobs, limits_.vocab_size));
     checked.request.top_logprobs = message.top_logprobs();
   }
-  checked.request.policy = limits_.default_policy;
-  if (message.policy().size() > kMaxPolicyBytes) {
-    violations.Add("policy", Concat("has ", message.policy().size(), " bytes, may have at most ",
-                                    kMaxPolicyBytes));
-  } else if (!message.policy().empty()) {
-    absl::StatusOr<engine::AttentionPolicy> policy = engine::ParseAttentionPolicy(message.policy());
-    absl::Status status = policy.status();
-    if (status.ok()) status = limits_.check_policy(*policy);
-    if (status.ok()) {
-      checked.request.policy = *policy;
-    } else {
-      violations.Add("policy", ToStd(status.message()));
-    }
-  }
+  CheckPolicy(violations, message, limits_, checked.request.policy);
   checked.request.skip_special_tokens = !message.show_special_tokens();
   if (message.has_structured_output()) {
     CheckStructuredOutput(violations, message, limits_, checked.grammar);

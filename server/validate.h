@@ -20,6 +20,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "engine/retrieval/exactness.h"
 #include "engine/schedule/request.h"
 #include "engine/text/chat_template.h"
 #include "engine/text/tokenizer.h"
@@ -62,13 +63,17 @@ struct RequestLimits {
   int32_t max_context = 0;  // tokens that a sequence may hold, prompt and answer
   int64_t max_prompt_bytes = 0;
   int32_t default_max_tokens = 0;
-  engine::AttentionPolicy default_policy;
+  engine::AttentionPolicy default_policy;  // as configured: default_exactness is not in it yet
+  std::optional<engine::Exactness> default_exactness;  // of requests that name none
   // Whether the model can attend so: Model::CheckPolicy. Any thread. REQUIRES: set.
   std::function<absl::Status(const engine::AttentionPolicy&)> check_policy;
   engine::SamplingOptions default_sampling;
   bool structured_output = false;  // whether there is a compiler of grammars
   std::vector<int32_t> eos_token_ids;
 };
+
+// The policy of a request that names neither policy nor exactness. InvalidArgument: they contradict each other.
+absl::StatusOr<engine::AttentionPolicy> DefaultPolicy(const RequestLimits& limits);
 
 // The bytes that a prompt may have if the configuration does not say, and the message around it.
 int64_t DefaultMaxPromptBytes(int32_t max_context);

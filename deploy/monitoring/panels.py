@@ -149,6 +149,8 @@ READS = {
               [(INSTANCE, ratio(rate("winnow_draft_accepted_tokens_total"), rate("winnow_draft_verifications_total")))]),
         Panel("Accepted by place", "Share of the tokens at a place in their draft. Where it falls low, drafts are too long.", "percentunit",
               [("{{place}}", ratio(rate("winnow_draft_accepted_at_total", "place"), rate("winnow_draft_verified_at_total", "place")))], maximum=1),
+        Panel("KV read by drafts and verifications", "By tier. A verification reads everything once for all tokens of a draft.", "Bps",
+              [("draft {{tier}}", rate("winnow_draft_read_bytes_total", "tier")), ("verify {{tier}}", rate("winnow_verify_read_bytes_total", "tier"))]),
     ],
     "Slower tiers": [
         Panel("Row cache hits", "KV entries of slower tiers that were still at hand. Low: raise --row-cache-bytes.", "percentunit",

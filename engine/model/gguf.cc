@@ -140,7 +140,7 @@ std::string GgufTensorTypeName(uint32_t type) {
 std::optional<kernels::WeightType> WeightTypeOfGguf(uint32_t type) {
   const TensorType* known = FindTensorType(type);
   if (known == nullptr) return std::nullopt;
-  for (int i = 0; i < kernels::kNumWeightTypes; ++i) {
+  for (int i = 0; i < kernels::kNumGgufTypes; ++i) {
     const auto weight_type = static_cast<kernels::WeightType>(i);
     if (std::string_view(kernels::WeightTypeName(weight_type)) == known->name) return weight_type;
   }

@@ -20,7 +20,7 @@ std::string Place(const GgufFile& file, const GgufTensor& tensor) {
 
 std::string SupportedTypes() {
   std::vector<const char*> names;
-  for (int i = 0; i < kernels::kNumWeightTypes; ++i) {
+  for (int i = 0; i < kernels::kNumGgufTypes; ++i) {
     names.push_back(kernels::WeightTypeName(static_cast<kernels::WeightType>(i)));
   }
   return absl::StrJoin(names, ", ");

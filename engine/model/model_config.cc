@@ -183,18 +183,6 @@ void RefuseWhatIsLacking(JsonKeys& keys, const ModelConfig& config) {
     keys.Fail(kUnimplemented, "hidden_act",
               Concat(ShortDump(activation), " is not supported; winnow has \"silu\""));
   }
-  for (const std::string_view key : {"quantization_config", "compression_config"}) {
-    const Json* quantization = keys.Find(key);
-    if (quantization == nullptr) continue;
-    const auto method =
-        quantization->is_object() ? quantization->find("quant_method") : quantization->end();
-    keys.Fail(kUnimplemented, key,
-              Concat("quantised weights",
-                     quantization->is_object() && method != quantization->end()
-                         ? Concat(" (", ShortDump(*method), ")")
-                         : "",
-                     " are not supported; winnow reads bfloat16, float16 and float32"));
-  }
   if (keys.Find("dual_chunk_attention_config") != nullptr) {
     keys.Fail(kUnimplemented, "dual_chunk_attention_config",
               "dual chunk attention is not supported; remove the key to attend exactly");
@@ -507,6 +495,11 @@ absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view config_json,
   WINNOW_RETURN_IF_ERROR(keys.status());
   ReadBiases(keys, config);
   ReadDType(keys, config);
+  for (const std::string_view key : {"quantization_config", "compression_config"}) {
+    if (const auto scheme = ReadInt4Scheme(keys, key)) config.int4 = scheme;
+  }
+  // Types are mixed then, as in a GGUF file, and products of blocks need a type that every value fits.
+  if (config.int4.has_value()) config.dtype = kernels::DType::kBF16;
   RefuseWhatIsLacking(keys, config);
   ReadRope(keys, json, config_name, config);
   config.tie_word_embeddings = keys.Bool("tie_word_embeddings", false);

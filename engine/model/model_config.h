@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/model/grouped_int4.h"
 #include "engine/model/rope.h"
 #include "kernels/dtype.h"
 
@@ -49,6 +50,8 @@ struct ModelConfig {
   bool mlp_bias = false;
   bool qk_norm = false;  // Qwen3
   bool tie_word_embeddings = false;
+  std::optional<Int4Scheme> int4 =
+      {};  // how matrices of 4-bit groups lie in the files, where there are any
   kernels::DType dtype = kernels::DType::kBF16;  // torch_dtype or dtype, float32 where absent
   std::vector<int32_t> eos_token_ids;   // of config.json and generation_config.json, ascending
   std::optional<int32_t> bos_token_id;  // generation_config.json's, else config.json's

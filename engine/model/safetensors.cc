@@ -10,6 +10,7 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "engine/base/concat.h"
+#include "engine/base/json_file.h"
 #include "kernels/check.h"
 
 namespace winnow::engine {
@@ -63,6 +64,11 @@ std::span<const std::byte> SafetensorsFile::Data(const SafetensorsEntry& entry) 
 void SafetensorsFile::ReleasePages() const {
   // The mapping is private and never written, so nothing can be lost; a refusal costs memory only.
   (void)madvise(const_cast<std::byte*>(map_), size_bytes_, MADV_DONTNEED);
+}
+
+std::string TensorPlace(const SafetensorsFile& file, const SafetensorsEntry& entry) {
+  return Concat(file.path(), ": tensor ", ShortDump(entry.name), " at byte ",
+                file.header().data_offset() + entry.begin, ": ");
 }
 
 }  // namespace winnow::engine

@@ -100,6 +100,9 @@ class SafetensorsFile {
   uint64_t size_bytes_;
 };
 
+// "FILE: tensor "NAME" at byte N: ", for errors.
+std::string TensorPlace(const SafetensorsFile& file, const SafetensorsEntry& entry);
+
 }  // namespace winnow::engine
 
 #endif  // WINNOW_ENGINE_MODEL_SAFETENSORS_H_

@@ -119,23 +119,29 @@ absl::StatusOr<StoredParts> StoredPartsOf(WeightStorage storage,
   StoredParts stored;
   for (const WeightMatrix& matrix : parts) {
     kernels::StoredMatrix part{.type = matrix.type, .cols = matrix.cols, .rows = {}};
-    if (!Rounds(storage)) {
+    const bool rounds = Rounds(storage);
+    if (!rounds && matrix.grouped == nullptr) {
       for (int64_t row = 0; row < matrix.rows; ++row) part.rows.push_back(matrix.RowInFile(row));
       stored.parts.push_back(std::move(part));
       continue;
     }
-    part.type = RoundedType(storage, is_output);
+    if (rounds) part.type = RoundedType(storage, is_output);
     const int64_t row_bytes = kernels::WeightRowBytes(part.type, matrix.cols);
     std::unique_ptr<std::byte[]> copy(new (std::nothrow) std::byte[matrix.rows * row_bytes]);
     if (copy == nullptr) {
       return absl::ResourceExhaustedError(
-          Concat("no memory to round weights: ", matrix.rows * row_bytes, " bytes"));
+          Concat("no memory to round or reorder weights: ", matrix.rows * row_bytes, " bytes"));
     }
     std::vector<float> values(matrix.cols);
     for (int64_t row = 0; row < matrix.rows; ++row) {
-      matrix.WidenRow(row, values.data());
-      kernels::QuantizeRow(part.type, values.data(), matrix.cols, copy.get() + row * row_bytes);
-      part.rows.push_back(copy.get() + row * row_bytes);
+      std::byte* const to = copy.get() + row * row_bytes;
+      if (rounds) {
+        matrix.WidenRow(row, values.data());
+        kernels::QuantizeRow(part.type, values.data(), matrix.cols, to);
+      } else {
+        matrix.grouped->WriteBlocks(row, to);
+      }
+      part.rows.push_back(to);
     }
     stored.parts.push_back(std::move(part));
     stored.copies.push_back(std::move(copy));

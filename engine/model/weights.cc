@@ -14,6 +14,7 @@
 #include "engine/base/json_file.h"
 #include "engine/base/status_macros.h"
 #include "engine/model/gguf_weights.h"
+#include "engine/model/grouped_int4_tensors.h"
 
 namespace winnow::engine {
 namespace {
@@ -135,11 +136,6 @@ std::optional<DType> ToDType(std::string_view name) {
   return std::nullopt;
 }
 
-std::string Place(const SafetensorsFile& file, const SafetensorsEntry& entry) {
-  return Concat(file.path(), ": tensor ", ShortDump(entry.name), " at byte ",
-                file.header().data_offset() + entry.begin, ": ");
-}
-
 std::string ShapeText(const auto& shape) { return Concat("[", absl::StrJoin(shape, ", "), "]"); }
 
 absl::StatusOr<WeightMatrix> CheckTensor(const SafetensorsFile& file, const SafetensorsEntry& entry,
@@ -148,14 +144,14 @@ absl::StatusOr<WeightMatrix> CheckTensor(const SafetensorsFile& file, const Safe
   if (spec.rows != 0) expected.push_back(spec.rows);
   expected.push_back(spec.cols);
   if (!std::equal(expected.begin(), expected.end(), entry.shape.begin(), entry.shape.end())) {
-    return absl::InvalidArgumentError(Concat(Place(file, entry), "shape ", ShapeText(entry.shape),
-                                             ", expected ", ShapeText(expected),
-                                             " by config.json"));
+    return absl::InvalidArgumentError(Concat(TensorPlace(file, entry), "shape ",
+                                             ShapeText(entry.shape), ", expected ",
+                                             ShapeText(expected), " by config.json"));
   }
   const std::optional<DType> dtype = ToDType(entry.dtype);
   if (!dtype) {
     return absl::UnimplementedError(
-        Concat(Place(file, entry), "dtype ", entry.dtype, ", expected BF16, F16 or F32"));
+        Concat(TensorPlace(file, entry), "dtype ", entry.dtype, ", expected BF16, F16 or F32"));
   }
   return WeightMatrix{file.Data(entry).data(), kernels::WeightTypeOf(*dtype),
                       std::max<int64_t>(spec.rows, 1), spec.cols};
@@ -283,30 +279,46 @@ absl::StatusOr<Weights> LoadWeights(const std::string& model_path, const ModelCo
   if (IsGgufPath(model_path)) return LoadGgufWeights(model_path, config);
   Weights weights;
   WINNOW_ASSIGN_OR_RETURN(weights.files, OpenFiles(model_path));
-  struct Found {
-    const SafetensorsFile* file;
-    SafetensorsEntry entry;
-  };
-  absl::flat_hash_map<std::string_view, Found> tensors;
+  absl::flat_hash_map<std::string_view, FileTensor> tensors;
   for (const auto& file : weights.files) {
     for (size_t i = 0; i < file->header().num_tensors(); ++i) {
       const SafetensorsEntry entry = file->header().tensor(i);
       if (IsLeftover(entry.name, config)) continue;
-      tensors.emplace(entry.name, Found{file.get(), entry});
+      tensors.emplace(entry.name, FileTensor{file.get(), entry});
     }
   }
 
+  const auto take = [&](const std::string& name) -> std::optional<FileTensor> {
+    const auto found = tensors.find(name);
+    if (found == tensors.end()) return std::nullopt;
+    const FileTensor tensor = found->second;
+    tensors.erase(found);
+    return tensor;
+  };
   std::vector<TensorSpec> specs = ModelTensors(config, &weights);
   for (const TensorSpec& spec : specs) {
-    const auto found = tensors.find(spec.name);
-    if (found == tensors.end()) {
+    const std::optional<FileTensor> found = take(spec.name);
+    if (!found.has_value() && config.int4.has_value() && spec.rows != 0 &&
+        spec.role != TensorSpec::Role::kNorm && spec.matrix != &weights.embedding) {
+      const std::string_view base = std::string_view(spec.name).substr(0, spec.name.rfind('.'));
+      WINNOW_ASSIGN_OR_RETURN(std::unique_ptr<GroupedInt4> grouped,
+                              TakeGroupedInt4(*config.int4, base, spec.rows, spec.cols, take));
+      if (grouped != nullptr) {
+        *spec.matrix = {.data = grouped->integers,
+                        .type = grouped->block_type(),
+                        .rows = spec.rows,
+                        .cols = spec.cols,
+                        .grouped = grouped.get()};
+        weights.grouped.push_back(std::move(grouped));
+        continue;
+      }
+    }
+    if (!found.has_value()) {
       return absl::NotFoundError(
           Concat(weights.files.size() == 1 ? weights.files[0]->path() : model_path, ": tensor ",
                  ShortDump(spec.name), " is missing"));
     }
-    WINNOW_ASSIGN_OR_RETURN(*spec.matrix,
-                            CheckTensor(*found->second.file, found->second.entry, spec));
-    tensors.erase(found);
+    WINNOW_ASSIGN_OR_RETURN(*spec.matrix, CheckTensor(*found->file, found->entry, spec));
   }
   if (!tensors.empty()) {
     // The first in the files' order, so that the message does not depend on the hash.
@@ -316,7 +328,7 @@ absl::StatusOr<Weights> LoadWeights(const std::string& model_path, const ModelCo
                  std::pair(b.second.file->path(), b.second.entry.begin);
         });
     return absl::InvalidArgumentError(Concat(
-        Place(*first->second.file, first->second.entry), "no part of a ", config.architecture,
+        TensorPlace(*first->second.file, first->second.entry), "no part of a ", config.architecture,
         " with ", config.num_layers, " layers and the biases of config.json"));
   }
   if (config.tie_word_embeddings) weights.lm_head = weights.embedding;

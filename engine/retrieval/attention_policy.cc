@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "engine/base/did_you_mean.h"
+#include "engine/base/plain_number.h"
 #include "engine/base/status_macros.h"
 #include "fmt/format.h"
 
@@ -55,29 +56,9 @@ std::optional<int32_t> ParseCount(std::string_view text) {
   return count;
 }
 
-// The double nearest to text * 10^exponent: a share must not be rounded once as a percentage and
-// once more as a fraction.
-std::optional<double> ParseNumber(std::string_view text, int exponent = 0) {
-  if (text.empty() || text.find_first_not_of("0123456789.") != std::string_view::npos)
-    return std::nullopt;
-  const std::string scaled = fmt::format("{}e{}", text, exponent);
-  double number = 0;
-  const auto [end, error] = std::from_chars(scaled.data(), scaled.data() + scaled.size(), number);
-  if (error != std::errc() || end != scaled.data() + scaled.size()) return std::nullopt;
-  return number;
-}
-
-// The fewest digits that parse back to `number`, without an exponent.
-std::string NumberText(double number) {
-  std::array<char, 400> digits;  // the smallest double has 324 places and 17 digits
-  const auto [end, error] =
-      std::to_chars(digits.data(), digits.data() + digits.size(), number, std::chars_format::fixed);
-  return error == std::errc() ? std::string(digits.data(), end) : "";
-}
-
-// NumberText with the point two places on: a product with 100 would be rounded.
+// PlainNumberText with the point two places on: a product with 100 would be rounded.
 std::string PercentText(double share) {
-  std::string whole = NumberText(share);
+  std::string whole = PlainNumberText(share);
   std::string places;
   if (const size_t point = whole.find('.'); point != std::string::npos) {
     places = whole.substr(point + 1);
@@ -99,7 +80,7 @@ std::optional<std::string> SetCount(int32_t& field, std::string_view value, int3
 }
 
 std::optional<std::string> SetUpToOne(std::optional<double>& field, std::string_view value) {
-  const double number = ParseNumber(value).value_or(0);
+  const double number = ParsePlainNumber(value).value_or(0);
   if (number <= 0 || number > 1) return "a number above 0 and up to 1";
   field = number;
   return std::nullopt;
@@ -107,7 +88,7 @@ std::optional<std::string> SetUpToOne(std::optional<double>& field, std::string_
 
 std::optional<std::string> SetK(AttentionPolicy& policy, std::string_view value) {
   if (value.ends_with('%')) {
-    const double share = ParseNumber(value.substr(0, value.size() - 1), -2).value_or(0);
+    const double share = ParsePlainNumber(value.substr(0, value.size() - 1), -2).value_or(0);
     if (share <= 0 || share > 1) return "a share above 0% and up to 100%";
     policy.k = {.count = 0, .share = share};
     return std::nullopt;
@@ -346,7 +327,7 @@ std::string ToString(const AttentionPolicy& policy) {
       add("k", PercentText(policy.k.share));
     }
   }
-  if (policy.p) add("p", NumberText(*policy.p));
+  if (policy.p) add("p", PlainNumberText(*policy.p));
   if (policy.completion) add("completion", "on");
   if (!policy.tail) add("tail", "off");
   if (policy.sink != defaults.sink) add("sink", policy.sink);
@@ -355,7 +336,7 @@ std::string ToString(const AttentionPolicy& policy) {
   if (policy.bits != defaults.bits) add("bits", policy.bits);
   if (policy.suffix != defaults.suffix) add("suffix", policy.suffix);
   if (policy.from) add("from", *policy.from);
-  if (policy.floor) add("floor", NumberText(*policy.floor));
+  if (policy.floor) add("floor", PlainNumberText(*policy.floor));
   if (policy.lookup) add("lookup", "on");
   if (policy.verify == AttentionPolicy::kVerifyAuto) {
     add("verify", "auto");

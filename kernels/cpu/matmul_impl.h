@@ -1,33 +1,10 @@
 // See kernels/matmul.h. Compiled by matmul_{scalar,avx2,avx512}.cc.
 #include "kernels/cpu/ops.h"
+#include "kernels/cpu/store_tile_impl.h"
 #include "kernels/cpu/tile_impl.h"
 
 namespace winnow::kernels::WINNOW_ISA {
 namespace {
-
-template <int kRows, int kPanels>
-inline void StoreTile(const MatmulCall& call, int64_t row, int64_t panel,
-                      const TileSums<kRows, kPanels>& sums) {
-  for (int r = 0; r < kRows; ++r) {
-    float* y = call.y + (row + r) * call.y_stride;
-    for (int i = 0; i < kPanels * kRegsPerPanel; ++i) {
-      const int64_t first = panel * kPanelOutputs + i * Vec::kLanes;
-      const int64_t rest = call.out_features - first;
-      if (rest <= 0) break;
-      Vec::Reg sum = sums.reg[r][i];
-      if (rest >= Vec::kLanes) {
-        if (call.bias != nullptr) sum = Vec::Add(sum, Vec::Load(call.bias + first));
-        if (call.accumulate) sum = Vec::Add(sum, Vec::Load(y + first));
-        Vec::Store(y + first, sum);
-      } else {
-        const int lanes = static_cast<int>(rest);
-        if (call.bias != nullptr) sum = Vec::Add(sum, Vec::LoadFirst(call.bias + first, lanes));
-        if (call.accumulate) sum = Vec::Add(sum, Vec::LoadFirst(y + first, lanes));
-        Vec::StoreFirst(y + first, lanes, sum);
-      }
-    }
-  }
-}
 
 template <typename Panels, int kRows, int kPanels>
 void Tile(const MatmulCall& call, int64_t row, int64_t panel) {
@@ -42,7 +19,7 @@ void Tile(const MatmulCall& call, int64_t row, int64_t panel) {
                                          call.panels + static_cast<size_t>(panel) * panel_bytes,
                                          panel_bytes, PanelSteps(Panels::kDType, call.in_features),
                                          sums);
-  StoreTile<kRows, kPanels>(call, row, panel, sums);
+  StoreTile(call, row, panel, sums.reg);
 }
 
 // All rows against kPanels panels, which stay in the L2 cache from the first tile of rows to the

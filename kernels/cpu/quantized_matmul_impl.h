@@ -4,6 +4,7 @@
 
 #include "kernels/cpu/ops.h"
 #include "kernels/cpu/quantized_panel.h"
+#include "kernels/cpu/store_tile_impl.h"
 #include "kernels/quantized_matmul.h"
 
 namespace winnow::kernels::WINNOW_ISA {
@@ -26,7 +27,6 @@ struct Ints {
   static Reg Dot(Reg sum, Reg w, Reg x) {
     return _mm512_dpbusd_epi32(sum, w, x);
   }
-  static Reg Sub(Reg a, Reg b) { return _mm512_sub_epi32(a, b); }
   static Vec::Reg ToFloat(Reg x) { return _mm512_cvtepi32_ps(x); }
   static Vec::Reg SignedBytes(const std::byte* at) {
     return _mm512_cvtepi32_ps(
@@ -56,7 +56,6 @@ struct Ints {
     const Reg pairs = _mm256_maddubs_epi16(w, x);
     return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
   }
-  static Reg Sub(Reg a, Reg b) { return _mm256_sub_epi32(a, b); }
   static Vec::Reg ToFloat(Reg x) { return _mm256_cvtepi32_ps(x); }
   static Vec::Reg SignedBytes(const std::byte* at) {
     return _mm256_cvtepi32_ps(
@@ -84,7 +83,6 @@ struct Ints {
     }
     return sum;
   }
-  static Reg Sub(Reg a, Reg b) { return a - b; }
   static Vec::Reg ToFloat(Reg x) { return static_cast<float>(x); }
   static Vec::Reg SignedBytes(const std::byte* at) {
     return static_cast<float>(static_cast<int8_t>(std::to_integer<uint8_t>(*at)));
@@ -94,9 +92,16 @@ struct Ints {
 
 struct Row {
   const std::byte* integers;
-  const float* scales;
+  const float *scales, *scaled_sums;
   const int32_t* sums;
 };
+
+// Four inputs in every lane. From memory, as a broadcast out of a register costs a port that products need.
+inline Ints::Reg FourInputs(const std::byte* at) {
+  int32_t four;
+  std::memcpy(&four, at, sizeof four);
+  return Ints::Set1(four);
+}
 
 // A type's groups, as far as the inner loops ask.
 template <int kBitsOf, int kGroupOf, bool kCodesOf, bool kOffsetOf>
@@ -126,74 +131,55 @@ template <typename K, int kRows, int kPanels>
 inline void AddGroup(const Row* rows, int64_t at, int32_t bias, const std::byte* head,
                      const std::byte* group, int64_t panel_bytes,
                      Vec::Reg (&sums)[kRows][kPanels * kRegs]) {
+  // Integers begin at what is taken from them: types with offsets take nothing.
+  constexpr bool kTakes = !K::kOffset || (K::kBits == 8 && Ints::kTaken != 0);
+  const int32_t taken = bias - (K::kBits == 8 ? Ints::kTaken : 0);
   Ints::Reg products[kRows][kPanels * kRegs];
-  for (auto& row : products) {
-    for (Ints::Reg& product : row) product = Ints::Zero();
+  for (int r = 0; r < kRows; ++r) {
+    Ints::Reg first = Ints::Zero();
+    if constexpr (kTakes) {
+      int32_t sum = rows[r].sums[at / 16];
+      if constexpr (K::kGroup == 32) sum += rows[r].sums[at / 16 + 1];
+      first = Ints::Set1(-taken * sum);
+    }
+    for (Ints::Reg& product : products[r]) product = first;
   }
   constexpr int kStepInputs = K::kBits == 4 ? 8 : 4;
   for (int step = 0; step < K::kGroup / kStepInputs; ++step) {
-    Ints::Reg first[kRows], second[kRows];
-    for (int r = 0; r < kRows; ++r) {
-      int32_t four[2] = {};
-      std::memcpy(four, rows[r].integers + at + step * kStepInputs, kStepInputs);
-      first[r] = Ints::Set1(four[0]);
-      second[r] = Ints::Set1(four[1]);
-    }
+    Ints::Reg low[kPanels * kRegs];
+    [[maybe_unused]] Ints::Reg high[kPanels * kRegs];
     for (int i = 0; i < kPanels * kRegs; ++i) {
-      const Ints::Reg w =
-          Ints::Load(group + i / kRegs * panel_bytes + step * kStepBytes, i % kRegs);
+      low[i] = Ints::Load(group + i / kRegs * panel_bytes + step * kStepBytes, i % kRegs);
       if constexpr (K::kBits == 4) {
-        const Ints::Reg low = Ints::LowHalves(w), high = Ints::HighHalves(w);
-        for (int r = 0; r < kRows; ++r) {
-          products[r][i] =
-              Ints::Dot<4>(Ints::Dot<4>(products[r][i], low, first[r]), high, second[r]);
-        }
-      } else {
-        for (int r = 0; r < kRows; ++r) {
-          products[r][i] = Ints::Dot<8>(products[r][i], w, first[r]);
+        high[i] = Ints::HighHalves(low[i]);
+        low[i] = Ints::LowHalves(low[i]);
+      }
+    }
+    for (int r = 0; r < kRows; ++r) {
+      const std::byte* inputs = rows[r].integers + at + step * kStepInputs;
+      const Ints::Reg first = FourInputs(inputs);
+      for (int i = 0; i < kPanels * kRegs; ++i) {
+        products[r][i] = Ints::Dot<K::kBits>(products[r][i], low[i], first);
+      }
+      if constexpr (K::kBits == 4) {
+        const Ints::Reg second = FourInputs(inputs + 4);
+        for (int i = 0; i < kPanels * kRegs; ++i) {
+          products[r][i] = Ints::Dot<4>(products[r][i], high[i], second);
         }
       }
     }
   }
-  const int32_t taken = bias - (K::kBits == 8 ? Ints::kTaken : 0);
   for (int i = 0; i < kPanels * kRegs; ++i) {
     const int64_t panel = i / kRegs * panel_bytes;
     const Vec::Reg scale = GroupFactor<K>(head + panel, group + panel, 0, i % kRegs);
     [[maybe_unused]] Vec::Reg offset;
     if constexpr (K::kOffset) offset = GroupFactor<K>(head + panel, group + panel, 1, i % kRegs);
     for (int r = 0; r < kRows; ++r) {
-      const float t = rows[r].scales[at / 32];
-      int32_t sum = rows[r].sums[at / 16];
-      if constexpr (K::kGroup == 32) sum += rows[r].sums[at / 16 + 1];
-      const Ints::Reg product = Ints::Sub(products[r][i], Ints::Set1(taken * sum));
       Vec::Reg& to = sums[r][i];
-      to = Vec::MulAdd(Ints::ToFloat(product), Vec::Mul(scale, Vec::Set1(t)), to);
+      const Vec::Reg t = Vec::Set1(rows[r].scales[at / 32]);
+      to = Vec::MulAdd(Ints::ToFloat(products[r][i]), Vec::Mul(scale, t), to);
       if constexpr (K::kOffset) {
-        to = Vec::MulAdd(offset, Vec::Set1(t * static_cast<float>(sum)), to);
-      }
-    }
-  }
-}
-
-template <int kRows, int kPanels>
-inline void StoreSums(const QuantizedMatmulCall& call, int64_t row, int64_t panel,
-                      const Vec::Reg (&sums)[kRows][kPanels * kRegs]) {
-  for (int r = 0; r < kRows; ++r) {
-    float* y = call.y + (row + r) * call.y_stride;
-    for (int i = 0; i < kPanels * kRegs; ++i) {
-      const int64_t first = panel * kPanelOutputs + i * Vec::kLanes;
-      const int64_t rest = call.out_features - first;
-      if (rest <= 0) break;
-      Vec::Reg sum = sums[r][i];
-      if (rest >= Vec::kLanes) {
-        if (call.bias != nullptr) sum = Vec::Add(sum, Vec::Load(call.bias + first));
-        if (call.accumulate) sum = Vec::Add(sum, Vec::Load(y + first));
-        Vec::Store(y + first, sum);
-      } else {
-        const int lanes = static_cast<int>(rest);
-        if (call.bias != nullptr) sum = Vec::Add(sum, Vec::LoadFirst(call.bias + first, lanes));
-        if (call.accumulate) sum = Vec::Add(sum, Vec::LoadFirst(y + first, lanes));
-        Vec::StoreFirst(y + first, lanes, sum);
+        to = Vec::MulAdd(offset, Vec::Set1(rows[r].scaled_sums[at / 32]), to);
       }
     }
   }
@@ -208,6 +194,7 @@ void Tile(const QuantizedMatmulCall& call, int64_t row, int64_t panel) {
     const std::byte* at =
         static_cast<const std::byte*>(call.rows) + static_cast<size_t>(row + r) * call.row_bytes;
     rows[r] = {at, reinterpret_cast<const float*>(at + PreparedRow::ScalesAt(n)),
+               reinterpret_cast<const float*>(at + PreparedRow::ScaledSumsAt(n)),
                reinterpret_cast<const int32_t*>(at + PreparedRow::SumsAt(n))};
   }
   Vec::Reg sums[kRows][kPanels * kRegs];
@@ -225,7 +212,7 @@ void Tile(const QuantizedMatmulCall& call, int64_t row, int64_t panel) {
     }
     block = group;
   }
-  StoreSums<kRows, kPanels>(call, row, panel, sums);
+  StoreTile(call, row, panel, sums);
 }
 
 // All rows against kPanels panels, which stay in the cache from the first tile of rows to the last.
@@ -287,6 +274,7 @@ void PrepareRoundedRow(const float* x, int64_t n, void* out) {
   std::byte* to = static_cast<std::byte*>(out);
   float* scales = reinterpret_cast<float*>(to + PreparedRow::ScalesAt(n));
   int32_t* sums = reinterpret_cast<int32_t*>(to + PreparedRow::SumsAt(n));
+  float* scaled_sums = reinterpret_cast<float*>(to + PreparedRow::ScaledSumsAt(n));
   for (int64_t at = 0; at < n; at += kRoundedValues) {
     // The bits of magnitudes are in their order, and those that are not finite come last.
     uint32_t bits[kRoundedValues], largest_bits = 0;
@@ -315,6 +303,9 @@ void PrepareRoundedRow(const float* x, int64_t n, void* out) {
       for (int64_t i = 0; i < PreparedRow::kSumValues; ++i) sum += integers[half + i];
       sums[(at + half) / PreparedRow::kSumValues] = sum;
     }
+    const int64_t first = at / PreparedRow::kSumValues;
+    scaled_sums[at / kRoundedValues] =
+        scales[at / kRoundedValues] * static_cast<float>(sums[first] + sums[first + 1]);
   }
 }
 

@@ -40,12 +40,14 @@ constexpr int64_t QuantizedPanelBytes(const BlockShape& shape, int64_t inner) {
   return inner / shape.values * PanelBlockBytes(shape);
 }
 
-// A prepared row of n values: integers int8 [n], scales f32 [n / 32], sums of integers int32 [n / 16].
+// A prepared row of n values: integers int8 [n], scales f32 [n / 32], sums of integers int32 [n / 16], and f32 [n / 32]:
+// 32 values' scale times the sum of their integers.
 struct PreparedRow {
   static constexpr int64_t kSumValues = 16;
   static constexpr int64_t ScalesAt(int64_t n) { return n; }
   static constexpr int64_t SumsAt(int64_t n) { return n + n / 32 * 4; }
-  static constexpr int64_t Bytes(int64_t n) { return SumsAt(n) + n / kSumValues * 4; }
+  static constexpr int64_t ScaledSumsAt(int64_t n) { return SumsAt(n) + n / kSumValues * 4; }
+  static constexpr int64_t Bytes(int64_t n) { return ScaledSumsAt(n) + n / 32 * 4; }
 };
 
 }  // namespace winnow::kernels

@@ -352,14 +352,44 @@ std::string Dump(const Json& json) {
   return json.dump(-1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace);
 }
 
+namespace {
+
+void AddReads(const v1::KvReadBytes& reads, v1::KvReadBytes& sum) {
+  sum.set_fast(sum.fast() + reads.fast());
+  sum.set_host(sum.host() + reads.host());
+  sum.set_disk(sum.disk() + reads.disk());
+}
+
+void AddByPlace(const google::protobuf::RepeatedField<uint64_t>& counts,
+                google::protobuf::RepeatedField<uint64_t>& sum) {
+  if (sum.size() < counts.size()) sum.Resize(counts.size(), 0);
+  for (int i = 0; i < counts.size(); ++i) sum.Set(i, sum.Get(i) + counts.Get(i));
+}
+
+void AddDrafts(const v1::DraftUsage& drafts, v1::DraftUsage& sum) {
+  sum.set_drafted_tokens(sum.drafted_tokens() + drafts.drafted_tokens());
+  sum.set_verified_tokens(sum.verified_tokens() + drafts.verified_tokens());
+  sum.set_accepted_tokens(sum.accepted_tokens() + drafts.accepted_tokens());
+  sum.set_verifications(sum.verifications() + drafts.verifications());
+  AddByPlace(drafts.verified_at(), *sum.mutable_verified_at());
+  AddByPlace(drafts.accepted_at(), *sum.mutable_accepted_at());
+  AddReads(drafts.draft_read_bytes(), *sum.mutable_draft_read_bytes());
+  AddReads(drafts.verify_read_bytes(), *sum.mutable_verify_read_bytes());
+}
+
+Json ReadsJson(const v1::KvReadBytes& reads) {
+  return {{"fast", reads.fast()}, {"host", reads.host()}, {"disk", reads.disk()}};
+}
+
+}  // namespace
+
 void UsageSum::Add(const v1::Usage& usage) {
   prompt_tokens = usage.prompt_tokens();
   generated_tokens += usage.generated_tokens();
   cached_tokens = std::min(cached_tokens.value_or(usage.cached_tokens()), usage.cached_tokens());
-  v1::KvReadBytes& read = *winnow.mutable_kv_read_bytes();
-  read.set_fast(read.fast() + usage.kv_read_bytes().fast());
-  read.set_host(read.host() + usage.kv_read_bytes().host());
-  read.set_disk(read.disk() + usage.kv_read_bytes().disk());
+  AddReads(usage.kv_read_bytes(), *winnow.mutable_kv_read_bytes());
+  winnow.set_policy(usage.policy());
+  winnow.set_exactness(usage.exactness());
   winnow.set_kv_dense_bytes(winnow.kv_dense_bytes() + usage.kv_dense_bytes());
   winnow.set_selected_rows(winnow.selected_rows() + usage.selected_rows());
   winnow.set_dense_rows(winnow.dense_rows() + usage.dense_rows());
@@ -368,13 +398,7 @@ void UsageSum::Add(const v1::Usage& usage) {
   winnow.set_time_to_first_token_seconds(
       std::max(winnow.time_to_first_token_seconds(), usage.time_to_first_token_seconds()));
   winnow.set_total_seconds(std::max(winnow.total_seconds(), usage.total_seconds()));
-  if (usage.has_drafts()) {
-    v1::DraftUsage& drafts = *winnow.mutable_drafts();
-    drafts.set_drafted_tokens(drafts.drafted_tokens() + usage.drafts().drafted_tokens());
-    drafts.set_verified_tokens(drafts.verified_tokens() + usage.drafts().verified_tokens());
-    drafts.set_accepted_tokens(drafts.accepted_tokens() + usage.drafts().accepted_tokens());
-    drafts.set_verifications(drafts.verifications() + usage.drafts().verifications());
-  }
+  if (usage.has_drafts()) AddDrafts(usage.drafts(), *winnow.mutable_drafts());
   v1::RetrievalUsage& sum = *winnow.mutable_retrieval();
   const v1::RetrievalUsage& own = usage.retrieval();
   // Means over the probes of all choices.
@@ -394,10 +418,8 @@ void UsageSum::Add(const v1::Usage& usage) {
 
 Json WinnowUsage(const UsageSum& sum) {
   const v1::Usage& usage = sum.winnow;
-  Json out;
-  out["kv_read_bytes"] = {{"fast", usage.kv_read_bytes().fast()},
-                          {"host", usage.kv_read_bytes().host()},
-                          {"disk", usage.kv_read_bytes().disk()}};
+  Json out = {{"policy", usage.policy()}, {"exactness", usage.exactness()}};
+  out["kv_read_bytes"] = ReadsJson(usage.kv_read_bytes());
   out["kv_dense_bytes"] = usage.kv_dense_bytes();
   out["selected_rows"] = usage.selected_rows();
   out["dense_rows"] = usage.dense_rows();
@@ -406,6 +428,10 @@ Json WinnowUsage(const UsageSum& sum) {
     out["verified_draft_tokens"] = usage.drafts().verified_tokens();
     out["accepted_draft_tokens"] = usage.drafts().accepted_tokens();
     out["verifications"] = usage.drafts().verifications();
+    out["verified_at"] = Json(usage.drafts().verified_at());
+    out["accepted_at"] = Json(usage.drafts().accepted_at());
+    out["draft_read_bytes"] = ReadsJson(usage.drafts().draft_read_bytes());
+    out["verify_read_bytes"] = ReadsJson(usage.drafts().verify_read_bytes());
   }
   const v1::RetrievalUsage& retrieval = usage.retrieval();
   if (retrieval.mid_rows() > 0) {

@@ -330,7 +330,7 @@ void TakeTemplateOptions(JsonFields& fields, v1::ChatPrompt& chat) {
 void TakeWinnowOptions(JsonFields& fields, v1::GenerateRequest& out) {
   if (Json* const own = fields.Object("winnow")) {
     JsonFields options(*own, fields.violations(), "winnow.");
-    static const std::vector<std::string> kKnown = {"policy", "cache"};
+    static const std::vector<std::string> kKnown = {"policy", "exactness", "cache"};
     for (const auto& [key, value] : own->items()) {
       if (std::find(kKnown.begin(), kKnown.end(), key) == kKnown.end()) {
         options.Add(CleanUtf8(key, kMaxShownBytes),
@@ -338,16 +338,22 @@ void TakeWinnowOptions(JsonFields& fields, v1::GenerateRequest& out) {
       }
     }
     if (auto policy = options.String("policy")) out.set_policy(*std::move(policy));
+    if (auto exactness = options.String("exactness")) out.set_exactness(*std::move(exactness));
     options.Refuse("cache", "is not served by this version");
   }
   if (Json* const extra = fields.Object("vllm_xargs")) {
     JsonFields options(*extra, fields.violations(), "vllm_xargs.");
-    auto policy = options.String("winnow_policy");
-    if (policy.has_value() && !out.policy().empty() && *policy != out.policy()) {
-      options.Add("winnow_policy", "contradicts winnow.policy");
-    } else if (policy.has_value()) {
-      out.set_policy(*std::move(policy));
-    }
+    // One text under two names: both may be there if they are equal.
+    const auto take = [&](std::string_view name, std::string_view own, std::string& to) {
+      auto text = options.String(name);
+      if (text.has_value() && !to.empty() && *text != to) {
+        options.Add(name, Concat("contradicts ", own));
+      } else if (text.has_value()) {
+        to = *std::move(text);
+      }
+    };
+    take("winnow_policy", "winnow.policy", *out.mutable_policy());
+    take("winnow_exactness", "winnow.exactness", *out.mutable_exactness());
   }
 }
 
@@ -460,7 +466,7 @@ absl::StatusOr<RenderBody> ParseRenderBody(std::string_view body) {
 }
 
 std::string OpenAiField(std::string_view field, bool chat, std::string_view structured_field) {
-  static constexpr std::array<std::pair<std::string_view, std::string_view>, 10> kNames = {{
+  static constexpr std::array<std::pair<std::string_view, std::string_view>, 11> kNames = {{
       {"chat.template_options", "chat_template_kwargs"},
       {"chat.tools", "tools"},
       {"stopping.stop_strings", "stop"},
@@ -471,6 +477,7 @@ std::string OpenAiField(std::string_view field, bool chat, std::string_view stru
       {"tokens.ids", "prompt"},
       {"ids", "prompt"},
       {"policy", "winnow.policy"},
+      {"exactness", "winnow.exactness"},
   }};
   if (field == "structured_output") {
     return structured_field.empty() ? "response_format" : std::string(structured_field);

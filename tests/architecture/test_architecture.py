@@ -18,7 +18,8 @@ TOPS = ("kernels", "storage", "engine", "server", "bench")
 ROOMS = {
     "engine/base/mutex.h": "engine/mutex",
     # What a step is: plain data that retrieval and the scheduler read, and the interface between them.
-    "engine/retrieval/attention_policy.*": "engine/step", "engine/retrieval/retrieval_state.*": "engine/step", "engine/model.h": "engine/step",
+    "engine/retrieval/attention_policy.*": "engine/step", "engine/retrieval/exactness.*": "engine/step",
+    "engine/retrieval/retrieval_state.*": "engine/step", "engine/model.h": "engine/step",
     "kernels/bench*": "kernels/bench",
     "server/main.cc": "program",
     # They build every part of `serve`, and take it down.

@@ -173,6 +173,21 @@ class Bench(unittest.TestCase):
                     self.assertLess(row["matmul_ms"] + row["attention_ms"], row["ms_per_step"])
                 self.assertGreater(rows[1]["bytes_per_step"], rows[0]["bytes_per_step"])
 
+    def test_a_verification_reads_everything_once_for_all_its_rows(self):
+        with temporary_directory() as directory:
+            shape = directory / "config.json"
+            shape.write_text(json.dumps(SHAPE))
+            result = run("bench", "decode", "--like", shape, "--context", "1000", "--rows", "1,5", "--steps", "2", "--json", "-")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            one, five = json.loads(result.stdout)["decode"]
+            self.assertEqual((one["rows"], five["rows"]), (1, 5))
+            self.assertEqual(one["kv_bytes_per_step"], five["kv_bytes_per_step"])
+            for flags, part in ((["--rows", "5", "--policy", "window"], "without --policy"), (["--rows", "66"], "--rows"),
+                                (["--rows", "9", "--context", "8"], "more than a context")):
+                result = run("bench", "decode", "--like", shape, "--context", "1000", *flags)
+                self.assertEqual(result.returncode, 2, result.stderr)
+                self.assertIn(part, result.stderr)
+
     def test_a_shared_document_lies_in_memory_once(self):
         with temporary_directory() as directory:
             shape = directory / "config.json"

@@ -238,6 +238,13 @@ class Routes(unittest.TestCase):
         extra = post(self.server, "/v1/completions",
                      counting(prompt, 20, vllm_xargs={"winnow_policy": "window:from=0"}))[2]["usage"]
         self.assertEqual(extra["winnow"]["kv_read_bytes"], first["winnow"]["kv_read_bytes"])
+        self.assertEqual((first["winnow"]["policy"], first["winnow"]["exactness"]), ("window:from=0", "fast"))
+        for fields in ({"winnow": {"policy": "window:from=0", "exactness": "exact"}},
+                       {"vllm_xargs": {"winnow_policy": "window:from=0", "winnow_exactness": "exact"}}):
+            exact = post(self.server, "/v1/completions", counting(prompt, 20, **fields))[2]["usage"]["winnow"]
+            self.assertEqual((exact["policy"], exact["exactness"]), ("window:from=0,verify=auto", "exact"))
+            self.assertEqual(len(exact["verified_at"]), len(exact["accepted_at"]))
+            self.assertGreater(exact["draft_read_bytes"]["fast"] + exact["verify_read_bytes"]["fast"], 0)
 
     def test_what_is_not_served_is_refused_by_name(self):
         cases = [
@@ -255,6 +262,9 @@ class Routes(unittest.TestCase):
             ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
              "messages[0].content[0].type"),
             ({"winnow": {"policy": "quest:pages=3"}}, "winnow.policy"), ({"winnow": {"polcy": "dense"}}, "winnow.polcy"),
+            ({"winnow": {"exactness": "nearly"}}, "winnow.exactness"),
+            ({"winnow": {"policy": "window:verify=8", "exactness": "fast"}}, "winnow.exactness"),
+            ({"winnow": {"exactness": "exact"}, "vllm_xargs": {"winnow_exactness": "fast"}}, "vllm_xargs.winnow_exactness"),
             ({"winnow": {"cache": {"use": False}}}, "winnow.cache"), ({"stream_options": {"include_usage": True}}, "stream_options"),
             ({"echo": True}, "echo"), ({"cache_salt": "s"}, "cache_salt"), ({"max_tokens": 50000}, "max_tokens"),
             ({"logprobs": True, "top_logprobs": 20, "max_tokens": 30000, "n": 16}, "top_logprobs"),

@@ -130,6 +130,38 @@ class Policies(unittest.TestCase):
         self.assertRegex(result.stderr, r"^KV read: \d+\.\d % \(\d+ of \d+ bytes\)\n$")
         self.assertLess(float(result.stderr.split()[2]), 60)
 
+    def test_exactness_is_applied_and_told(self):
+        def ask(**words):
+            responses = list(self.api.generate(counting_request(self.prompt, 24, **words), timeout=PATIENCE))
+            return token_ids(responses), responses[-1].finish.usage
+        dense = ask(policy="dense")[0]
+        ids, usage = ask(policy="window:window=32,from=0", exactness="exact")
+        self.assertEqual(ids, dense)
+        self.assertEqual((usage.policy, usage.exactness), ("window:window=32,from=0,verify=auto", "exact"))
+        self.assertGreater(usage.drafts.verified_tokens, 0)
+        self.assertGreater(usage.drafts.draft_read_bytes.fast, 0)
+        self.assertGreater(usage.drafts.verify_read_bytes.fast, usage.drafts.draft_read_bytes.fast)
+        _, usage = ask(policy="lsh:k=1%,window=32,from=0", exactness="floor:1")
+        self.assertEqual((usage.policy, usage.exactness), ("lsh:k=1%,window=32,from=0,floor=1", "floor:1"))
+        self.assertGreater(usage.retrieval.widened_tokens, 0)
+        self.assertEqual(ask(policy="lsh:k=1%,from=0", exactness="fast")[1].exactness, "fast")
+        self.assertEqual(ask(exactness="fast")[1].exactness, "exact")  # the server's policy is dense
+        for words, field in (({"policy": "lsh:k=1%,verify=8", "exactness": "fast"}, "exactness"),
+                             ({"policy": "lsh:k=1%,floor=0.5", "exactness": "exact"}, "exactness"),
+                             ({"exactness": "nearly"}, "exactness")):
+            with self.assertRaises(grpc.RpcError) as caught:
+                ask(**words)
+            self.assertEqual(caught.exception.code(), grpc.StatusCode.INVALID_ARGUMENT)
+            self.assertEqual([v.field for v in details_of(caught.exception)["BadRequest"].field_violations], [field])
+        result = run("generate", "--server", self.server.address, "--prompt-file", "-", "--max-tokens", 8, "--ignore-eos",
+                     "--policy", "window:from=0", "--exactness", "exact", "--json", input=self.prompt)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(json.loads(result.stdout)["usage"]["exactness"], "exact")
+        talk = run("chat", "--server", self.server.address, "--max-tokens", 4, "--policy", "window:from=0",
+                   input="/exactness exact\nHello\n")
+        self.assertIn("exactness: exact", talk.stderr)
+        self.assertIn("window:from=0,verify=auto (exact) read", talk.stderr)
+
     def test_metrics_follow(self):
         count = lambda: self.server.metric("winnow_retrieval_kept_ratio_count")
         before, rows = count(), self.server.metric("winnow_retrieval_chosen_rows_total")
@@ -158,6 +190,20 @@ class Configuration(unittest.TestCase):
                     list(api.generate(counting_request("x", 1, policy=policy), timeout=PATIENCE))
                 self.assertIn(option, details_of(caught.exception)["BadRequest"].field_violations[0].description)
 
+    def test_exactness_of_the_server(self):
+        with Server("--retrieval-from", "0", "--policy", "lsh:k=3%,floor=0.5", "--exactness", "floor:0.5") as server:
+            api = Api(server.address)
+            model = api.get_model(inference.GetModelRequest())
+            self.assertEqual((model.default_policy, model.default_exactness), ("lsh:k=3%,floor=0.5", "floor:0.5"))
+            for words, applied in (({}, "floor:0.5"), ({"exactness": "exact"}, "exact"), ({"policy": "dense"}, "exact"),
+                                   ({"policy": "lsh:k=3%"}, "floor:0.5"), ({"exactness": "floor:0.7"}, "floor:0.7")):
+                responses = list(api.generate(counting_request(document(300), 2, **words), timeout=PATIENCE))
+                self.assertEqual(responses[-1].finish.usage.exactness, applied, words)
+            with self.assertRaises(grpc.RpcError) as caught:
+                list(api.generate(counting_request("x", 1, policy="lsh:k=3%,verify=4"), timeout=PATIENCE))
+            self.assertIn("the exactness is the server's",
+                          details_of(caught.exception)["BadRequest"].field_violations[0].description)
+
     def serve(self, *flags, model=MODEL):
         return run("serve", "--model", model, "--listen", "127.0.0.1:0", "--metrics", "off", "--http", "off", *flags)
 
@@ -172,6 +218,10 @@ class Configuration(unittest.TestCase):
                                       (["--index", "spotlite"], 2, "spotlite"),
                                       (["--artifact", "none", "--index", "spotlight"], 2, "spotlight"),
                                       (["--retrieval-from", "4k"], 2, "4k"),
+                                      (["--exactness", "nearly"], 2, "floor:C"),
+                                      (["--exactness", "fast", "--policy", "lsh:verify=8"], 78, "verify"),
+                                      (["--exactness", "floor:0.9", "--policy", "lsh", "--probe-interval", "0"], 78, "floor"),
+                                      (["--exactness", "exact", "--policy", "lsh", "--step-tokens", "64"], 78, "step-tokens"),
                                       (["--artifact", "none", "--policy", "spotlight"], 78, "artifact")):
                 with self.subTest(flags=flags):
                     result = self.serve(*flags)

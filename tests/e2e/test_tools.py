@@ -115,6 +115,30 @@ class ToolsTest(unittest.TestCase):
         text = self.chat(response_format={"type": "json_object"}, max_tokens=20)["choices"][0]["message"]["content"]
         self.assertTrue(text.startswith("{"), text)
 
+    def test_verified_answers_are_the_dense_ones(self):
+        drafted = accepted = 0
+        for seed in range(6):
+            def ask(policy):
+                request = inference.GenerateRequest(
+                    text=inference.TextPrompt(text="Once upon a time there was a fox. " * 8 + "A colour"), n=2, top_logprobs=2,
+                    sampling=inference.SamplingOptions(temperature=0.3 * seed, seed=seed),
+                    stopping=inference.StoppingOptions(max_tokens=60), policy=policy,
+                    structured_output=inference.StructuredOutput(json_schema=json.dumps(COLOURS)))
+                said = {}
+                for message in self.api.generate(request):
+                    said.setdefault(message.choice, []).extend(
+                        (token.id, token.logprob, [(top.id, top.logprob) for top in token.top]) for token in message.tokens)
+                    if message.HasField("finish"):
+                        drafts = message.finish.usage.drafts
+                return said, drafts
+            dense = ask("dense")[0]
+            for policy in ("window:sink=1,window=8,dense_layers=0,from=0,verify=4", "dense:lookup=on,verify=auto"):
+                said, drafts = ask(policy)
+                self.assertEqual(said, dense, (seed, policy))
+                drafted, accepted = drafted + drafts.verified_tokens, accepted + drafts.accepted_tokens
+        self.assertGreater(drafted, accepted)
+        self.assertGreater(accepted, 0)
+
     def test_grpc(self):
         request = inference.GenerateRequest(
             text=inference.TextPrompt(text="A colour"), sampling=inference.SamplingOptions(temperature=1, seed=3), n=3,

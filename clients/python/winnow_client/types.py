@@ -55,7 +55,7 @@ class Answer:
 
 _SAMPLING = {field.name for field in pb.SamplingOptions.DESCRIPTOR.fields}
 _STOPPING = {field.name for field in pb.StoppingOptions.DESCRIPTOR.fields}
-_OTHERS = {"n", "top_logprobs", "policy", "show_special_tokens"}
+_OTHERS = {"n", "top_logprobs", "policy", "exactness", "show_special_tokens"}
 
 
 def set_prompt(request: Any, prompt: Prompt, messages: Messages) -> None:

@@ -59,20 +59,24 @@ class DetokenizeResponse(_message.Message):
     def __init__(self, text: _Optional[str] = ...) -> None: ...
 
 class DraftUsage(_message.Message):
-    __slots__ = ["accepted_at", "accepted_tokens", "drafted_tokens", "verifications", "verified_at", "verified_tokens"]
+    __slots__ = ["accepted_at", "accepted_tokens", "draft_read_bytes", "drafted_tokens", "verifications", "verified_at", "verified_tokens", "verify_read_bytes"]
     ACCEPTED_AT_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_READ_BYTES_FIELD_NUMBER: _ClassVar[int]
     VERIFICATIONS_FIELD_NUMBER: _ClassVar[int]
     VERIFIED_AT_FIELD_NUMBER: _ClassVar[int]
     VERIFIED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_READ_BYTES_FIELD_NUMBER: _ClassVar[int]
     accepted_at: _containers.RepeatedScalarFieldContainer[int]
     accepted_tokens: int
+    draft_read_bytes: KvReadBytes
     drafted_tokens: int
     verifications: int
     verified_at: _containers.RepeatedScalarFieldContainer[int]
     verified_tokens: int
-    def __init__(self, drafted_tokens: _Optional[int] = ..., verified_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., verifications: _Optional[int] = ..., verified_at: _Optional[_Iterable[int]] = ..., accepted_at: _Optional[_Iterable[int]] = ...) -> None: ...
+    verify_read_bytes: KvReadBytes
+    def __init__(self, drafted_tokens: _Optional[int] = ..., verified_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., verifications: _Optional[int] = ..., verified_at: _Optional[_Iterable[int]] = ..., accepted_at: _Optional[_Iterable[int]] = ..., draft_read_bytes: _Optional[_Union[KvReadBytes, _Mapping]] = ..., verify_read_bytes: _Optional[_Union[KvReadBytes, _Mapping]] = ...) -> None: ...
 
 class Finish(_message.Message):
     __slots__ = ["reason", "stop_string", "stop_token_id", "usage"]
@@ -87,8 +91,9 @@ class Finish(_message.Message):
     def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_string: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ["chat", "n", "policy", "sampling", "show_special_tokens", "stopping", "structured_output", "text", "tokens", "top_logprobs"]
+    __slots__ = ["chat", "exactness", "n", "policy", "sampling", "show_special_tokens", "stopping", "structured_output", "text", "tokens", "top_logprobs"]
     CHAT_FIELD_NUMBER: _ClassVar[int]
+    EXACTNESS_FIELD_NUMBER: _ClassVar[int]
     N_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -99,6 +104,7 @@ class GenerateRequest(_message.Message):
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     chat: ChatPrompt
+    exactness: str
     n: int
     policy: str
     sampling: SamplingOptions
@@ -108,7 +114,7 @@ class GenerateRequest(_message.Message):
     text: TextPrompt
     tokens: TokenPrompt
     top_logprobs: int
-    def __init__(self, text: _Optional[_Union[TextPrompt, _Mapping]] = ..., tokens: _Optional[_Union[TokenPrompt, _Mapping]] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., stopping: _Optional[_Union[StoppingOptions, _Mapping]] = ..., n: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., policy: _Optional[str] = ..., show_special_tokens: bool = ..., structured_output: _Optional[_Union[StructuredOutput, _Mapping]] = ...) -> None: ...
+    def __init__(self, text: _Optional[_Union[TextPrompt, _Mapping]] = ..., tokens: _Optional[_Union[TokenPrompt, _Mapping]] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., stopping: _Optional[_Union[StoppingOptions, _Mapping]] = ..., n: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., policy: _Optional[str] = ..., show_special_tokens: bool = ..., structured_output: _Optional[_Union[StructuredOutput, _Mapping]] = ..., exactness: _Optional[str] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ["choice", "finish", "text", "tokens"]
@@ -127,9 +133,10 @@ class GetModelRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelResponse(_message.Message):
-    __slots__ = ["architecture", "chat_template", "default_max_tokens", "default_policy", "default_sampling", "dtype", "eos_token_ids", "kv_dtype", "max_context", "max_prompt_bytes", "name", "policies", "retrieval", "structured_output", "version", "vocab_size"]
+    __slots__ = ["architecture", "chat_template", "default_exactness", "default_max_tokens", "default_policy", "default_sampling", "dtype", "eos_token_ids", "kv_dtype", "max_context", "max_prompt_bytes", "name", "policies", "retrieval", "structured_output", "version", "vocab_size"]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_EXACTNESS_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_POLICY_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -146,6 +153,7 @@ class GetModelResponse(_message.Message):
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     architecture: str
     chat_template: str
+    default_exactness: str
     default_max_tokens: int
     default_policy: str
     default_sampling: SamplingOptions
@@ -160,7 +168,7 @@ class GetModelResponse(_message.Message):
     structured_output: bool
     version: str
     vocab_size: int
-    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context: _Optional[int] = ..., dtype: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., chat_template: _Optional[str] = ..., policies: _Optional[_Iterable[str]] = ..., default_policy: _Optional[str] = ..., default_sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., default_max_tokens: _Optional[int] = ..., max_prompt_bytes: _Optional[int] = ..., version: _Optional[str] = ..., retrieval: _Optional[_Union[RetrievalInfo, _Mapping]] = ..., structured_output: bool = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context: _Optional[int] = ..., dtype: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., chat_template: _Optional[str] = ..., policies: _Optional[_Iterable[str]] = ..., default_policy: _Optional[str] = ..., default_sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., default_max_tokens: _Optional[int] = ..., max_prompt_bytes: _Optional[int] = ..., version: _Optional[str] = ..., retrieval: _Optional[_Union[RetrievalInfo, _Mapping]] = ..., structured_output: bool = ..., default_exactness: _Optional[str] = ...) -> None: ...
 
 class KvReadBytes(_message.Message):
     __slots__ = ["disk", "fast", "host"]
@@ -348,13 +356,15 @@ class ToolCall(_message.Message):
     def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., arguments: _Optional[str] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ["cached_tokens", "dense_rows", "drafts", "generated_tokens", "kv_dense_bytes", "kv_read_bytes", "preemptions", "prompt_tokens", "queue_seconds", "retrieval", "selected_rows", "time_to_first_token_seconds", "total_seconds"]
+    __slots__ = ["cached_tokens", "dense_rows", "drafts", "exactness", "generated_tokens", "kv_dense_bytes", "kv_read_bytes", "policy", "preemptions", "prompt_tokens", "queue_seconds", "retrieval", "selected_rows", "time_to_first_token_seconds", "total_seconds"]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DENSE_ROWS_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    EXACTNESS_FIELD_NUMBER: _ClassVar[int]
     GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     KV_DENSE_BYTES_FIELD_NUMBER: _ClassVar[int]
     KV_READ_BYTES_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -365,9 +375,11 @@ class Usage(_message.Message):
     cached_tokens: int
     dense_rows: int
     drafts: DraftUsage
+    exactness: str
     generated_tokens: int
     kv_dense_bytes: int
     kv_read_bytes: KvReadBytes
+    policy: str
     preemptions: int
     prompt_tokens: int
     queue_seconds: float
@@ -375,7 +387,7 @@ class Usage(_message.Message):
     selected_rows: int
     time_to_first_token_seconds: float
     total_seconds: float
-    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., kv_read_bytes: _Optional[_Union[KvReadBytes, _Mapping]] = ..., kv_dense_bytes: _Optional[int] = ..., selected_rows: _Optional[int] = ..., queue_seconds: _Optional[float] = ..., time_to_first_token_seconds: _Optional[float] = ..., total_seconds: _Optional[float] = ..., dense_rows: _Optional[int] = ..., retrieval: _Optional[_Union[RetrievalUsage, _Mapping]] = ..., drafts: _Optional[_Union[DraftUsage, _Mapping]] = ...) -> None: ...
+    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., kv_read_bytes: _Optional[_Union[KvReadBytes, _Mapping]] = ..., kv_dense_bytes: _Optional[int] = ..., selected_rows: _Optional[int] = ..., queue_seconds: _Optional[float] = ..., time_to_first_token_seconds: _Optional[float] = ..., total_seconds: _Optional[float] = ..., dense_rows: _Optional[int] = ..., retrieval: _Optional[_Union[RetrievalUsage, _Mapping]] = ..., drafts: _Optional[_Union[DraftUsage, _Mapping]] = ..., policy: _Optional[str] = ..., exactness: _Optional[str] = ...) -> None: ...
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = []

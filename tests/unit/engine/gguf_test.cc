@@ -128,7 +128,7 @@ TEST(Gguf, TypesHaveTheFormatsNames) {
   EXPECT_EQ(WeightTypeOfGguf(10), std::nullopt);  // Q2_K
   int readable = 0;
   for (uint32_t type = 0; type < 64; ++type) readable += WeightTypeOfGguf(type).has_value() ? 1 : 0;
-  EXPECT_EQ(readable, kernels::kNumWeightTypes);
+  EXPECT_EQ(readable, kernels::kNumGgufTypes);
 }
 
 struct Hostile {

@@ -15,9 +15,10 @@
 namespace winnow::kernels {
 namespace {
 
-constexpr WeightType kBlocks[] = {WeightType::kQ4_0, WeightType::kQ4_1, WeightType::kQ5_0,
-                                  WeightType::kQ5_1, WeightType::kQ8_0, WeightType::kQ4K,
-                                  WeightType::kQ5K,  WeightType::kQ6K};
+constexpr WeightType kBlocks[] = {WeightType::kQ4_0,  WeightType::kQ4_1, WeightType::kQ5_0,
+                                  WeightType::kQ5_1,  WeightType::kQ8_0, WeightType::kQ4K,
+                                  WeightType::kQ5K,   WeightType::kQ6K,  WeightType::kI4x32,
+                                  WeightType::kI4x128};
 
 // Random blocks, at odd addresses, whose scales are those of weights.
 class BlockMatrix {
@@ -40,7 +41,12 @@ class BlockMatrix {
         };
         const BlockShape shape = BlockShapeOf(type);
         put(type == WeightType::kQ6K ? 208 : 0, shape.has_codes ? 0.002f : 0.1f);
-        if (shape.has_offset) put(2, shape.has_codes ? 0.03f : 1.0f);
+        if (type == WeightType::kI4x32 || type == WeightType::kI4x128) {
+          put(0, 0.1f);
+          bytes_[at + 2] = static_cast<std::byte>(random.Int(0, 16));  // a zero point
+        } else if (shape.has_offset) {
+          put(2, shape.has_codes ? 0.03f : 1.0f);
+        }
       }
     }
     for (int64_t i = 0; i < rows; ++i) rows_.push_back(bytes_.data() + 1 + i * row_bytes_);

@@ -38,8 +38,9 @@ std::vector<uint32_t> Bits(const std::vector<float>& values) {
 TEST(Quantized, EveryTypeDequantisesBitForBitAsPyPiGguf) {
   std::ifstream file(std::string(WINNOW_SOURCE_DIR) + "/tests/golden/gguf/blocks.json");
   const nlohmann::json goldens = nlohmann::json::parse(file);
-  ASSERT_EQ(goldens.size(), static_cast<size_t>(kNumWeightTypes));
+  ASSERT_EQ(goldens.size(), static_cast<size_t>(kNumGgufTypes));
   for (const WeightType type : AllTypes()) {
+    if (static_cast<int>(type) >= kNumGgufTypes) continue;
     SCOPED_TRACE(WeightTypeName(type));
     const auto golden = std::find_if(
         goldens.begin(), goldens.end(),

@@ -279,6 +279,76 @@ TEST_F(ValidateTest, ImpossiblePolicyNamesTheOption) {
   }
 }
 
+// What the request's word and the server's make together; "" where the request says nothing.
+TEST_F(ValidateTest, ExactnessOfTheRequestOrTheServer) {
+  struct Case {
+    const char *server_policy, *server_exactness, *policy, *exactness;
+    const char *applied, *bad_field;  // one of them
+  };
+  for (const Case& c : {
+           Case{"dense", "", "", "", "dense", ""},
+           {"lsh:k=5%", "", "", "", "lsh:k=5%", ""},
+           {"lsh:k=5%", "", "", "exact", "lsh:k=5%,verify=auto", ""},
+           {"lsh:k=5%", "exact", "", "", "lsh:k=5%,verify=auto", ""},
+           {"lsh:k=5%", "exact", "", "fast", "lsh:k=5%", ""},
+           {"lsh:k=5%", "exact", "", "floor:0.9", "lsh:k=5%,floor=0.9", ""},
+           {"lsh:k=5%", "exact", "quest:k=64", "", "quest:k=64,verify=auto", ""},
+           {"lsh:k=5%", "exact", "quest:k=64", "fast", "quest:k=64", ""},
+           {"lsh:k=5%", "exact", "dense", "", "dense", ""},
+           {"dense", "", "quest:k=64", "exact", "quest:k=64,verify=auto", ""},
+           {"dense", "", "quest:k=64", "floor:0.5", "quest:k=64,floor=0.5", ""},
+           {"dense", "exact", "dense", "fast", "dense", ""},
+           // The server's own options yield to the request's word.
+           {"lsh:k=5%,floor=0.5,suffix=4", "", "", "exact", "lsh:k=5%,verify=auto", ""},
+           {"lsh:k=5%,verify=8", "", "", "fast", "lsh:k=5%", ""},
+           {"lsh:k=5%,floor=0.5", "floor:0.5", "", "floor:0.9", "lsh:k=5%,floor=0.9", ""},
+           // The request's options do not, neither to its own word nor to the server's.
+           {"dense", "", "lsh:k=5%,floor=0.5", "exact", "", "exactness"},
+           {"dense", "", "lsh:k=5%,verify=8", "fast", "", "exactness"},
+           {"dense", "", "lsh:k=5%,verify=8", "floor:0.9", "", "exactness"},
+           {"dense", "exact", "lsh:k=5%,floor=0.5", "", "", "policy"},
+           {"dense", "fast", "lsh:k=5%,verify=8", "", "", "policy"},
+           {"dense", "fast", "lsh:k=5%,verify=8", "exact", "lsh:k=5%,verify=8", ""},
+           {"dense", "", "", "roughly", "", "exactness"},
+           {"dense", "", "", "floor:2", "", "exactness"},
+           {"dense", "", "lsh:bits=64", "exact", "", "policy"},
+       }) {
+    SCOPED_TRACE(std::string(c.server_policy) + " " + c.server_exactness + " | " + c.policy + " " +
+                 c.exactness);
+    RequestLimits limits = NeedleLimits();
+    limits.default_policy = *engine::ParseAttentionPolicy(c.server_policy);
+    if (*c.server_exactness != 0) {
+      limits.default_exactness = *engine::ParseExactness(c.server_exactness);
+    }
+    const Validator validator(limits, *Needle().tokenizer, Needle().chat_template);
+    text_.set_policy(std::string(c.policy));
+    text_.set_exactness(std::string(c.exactness));
+    const auto checked = validator.CheckGenerate(text_);
+    if (*c.bad_field != 0) {
+      EXPECT_THAT(Fields(checked.status()), ::testing::ElementsAre(c.bad_field));
+      continue;
+    }
+    ASSERT_TRUE(checked.ok()) << checked.status();
+    EXPECT_EQ(engine::ToString(checked->request.policy), c.applied);
+  }
+}
+
+// The exactness asks of the policy what the model cannot do.
+TEST_F(ValidateTest, AnExactnessThatTheModelCannotHonourIsRefused) {
+  RequestLimits limits = NeedleLimits();
+  limits.check_policy = [](const engine::AttentionPolicy& policy) {
+    return policy.floor.has_value() ? absl::InvalidArgumentError("no probes here")
+                                    : absl::OkStatus();
+  };
+  const Validator validator(limits, *Needle().tokenizer, Needle().chat_template);
+  text_.set_policy(std::string("lsh:k=5%"));
+  EXPECT_TRUE(validator.CheckGenerate(text_).ok());
+  text_.set_exactness(std::string("floor:0.9"));
+  const absl::Status status = validator.CheckGenerate(text_).status();
+  EXPECT_THAT(Fields(status), ::testing::ElementsAre("exactness"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("no probes here"));
+}
+
 TEST_F(ValidateTest, BoundsThemselvesAreAllowed) {
   v1::SamplingOptions& sampling = *text_.mutable_sampling();
   sampling.set_temperature(100);

@@ -1,0 +1,69 @@
+// Matrices of 4-bit integers in groups, as safetensors files of compressed-tensors ("pack-quantized"), GPTQ and AWQ have
+// them: several tensors a matrix, each in an order of its own. The value of output o for input i is
+//     scale[o][i / group] · (integer[o][i] - zero[o][i / group])
+// with integers and zero points as they are unsigned, from 0 to 15 (a zero point of GPTQ's may be 16).
+//
+//                 integers                        zero points                    scales
+//   kPacked       weight_packed [out][in / 8]     weight_zero_point              weight_scale [out][in / group]
+//                                                   [out / 8][in / group]
+//   kGptq         qweight [in / 8][out]           qzeros [in / group][out / 8]   scales [in / group][out]
+//   kAwq          qweight [in][out / 8]           qzeros [in / group][out / 8]   scales [in / group][out]
+// Eight integers share an int32, the lowest bits first; AWQ has them in the order 0, 2, 4, 6, 1, 3, 5, 7. kPacked has no
+// zero points where they are all 8. GPTQ's first format holds zero points less one.
+#ifndef WINNOW_ENGINE_MODEL_GROUPED_INT4_H_
+#define WINNOW_ENGINE_MODEL_GROUPED_INT4_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "engine/base/json_keys.h"
+#include "kernels/dtype.h"
+#include "kernels/quantized.h"
+
+namespace winnow::engine {
+
+// How a model's files hold such matrices, by its configuration. Plain data.
+struct Int4Scheme {
+  enum class Layout { kPacked, kGptq, kAwq };
+  Layout layout = Layout::kPacked;
+  int64_t group = 128;  // values of one scale; a multiple of 32
+  int32_t zero_less =
+      0;  // what the file's zero points are less than the real ones: 1 in GPTQ's first format
+  bool operator==(const Int4Scheme&) const = default;
+};
+
+// The scheme of config.json's object `key` (quantization_config), absent if there is none. Unimplemented, through
+// `keys`, names the key that asks for what winnow lacks.
+std::optional<Int4Scheme> ReadInt4Scheme(JsonKeys& keys, std::string_view key);
+
+// One matrix; views into a file.
+struct GroupedInt4 {
+  Int4Scheme scheme;
+  int64_t rows = 0, cols = 0;  // outputs, inputs
+  const std::byte* integers = nullptr;
+  const std::byte* zeros = nullptr;  // null: all are 8
+  const std::byte* scales = nullptr;
+  kernels::DType scale_type = kernels::DType::kBF16;  // or kF16
+
+  int64_t groups() const { return cols / scheme.group; }
+  uint8_t Integer(int64_t row, int64_t col) const;
+  uint8_t Zero(int64_t row, int64_t group) const;
+  float Scale(int64_t row, int64_t group) const;
+
+  // InvalidArgument says which row and group: a scale that is not finite, not positive or no float16. Reads all of them.
+  absl::Status CheckScales() const;
+
+  // Type of the blocks of a row: kQ4_0 where every zero point is 8, else kI4x32 or kI4x128. Blocks hold scales as
+  // float16, so that values are the file's own.
+  kernels::WeightType block_type() const;
+  // out [WeightRowBytes(block_type(), cols)]. REQUIRES: CheckScales is OK.
+  void WriteBlocks(int64_t row, std::byte* out) const;
+};
+
+}  // namespace winnow::engine
+
+#endif  // WINNOW_ENGINE_MODEL_GROUPED_INT4_H_
