@@ -1,4 +1,4 @@
-// What one run of `winnow eval --text` found at every scored token, kept in a file so that another run can be compared
+// The findings of one run of `winnow eval --text` at every scored token, kept in a file so that another run can be compared
 // with it token by token: other weights, another type of KV, another file of the same model. JSON lines:
 //   {"token": 17, "loss": 2.5, "likeliest": 3}
 #ifndef WINNOW_BENCH_EVAL_REFERENCE_H_

@@ -17,7 +17,7 @@
 
 namespace winnow::server {
 
-// What serves clients: gRPC always, HTTP unless it is off.
+// The front ends that serve clients: gRPC always, HTTP unless it is off.
 struct FrontEnds {
   GrpcServer& grpc;
   HttpApi& api;

@@ -37,7 +37,7 @@ absl::StatusOr<std::unique_ptr<KvEventPublisher>> StartKvEvents(const ServeConfi
                                                                 int http_port,
                                                                 const engine::KvEventLog* events);
 
-// What AdminService tells and does. All outlive the server that it gives; null where --admin-listen is off.
+// The answers and acts of AdminService. All outlive the server that it gives; null where --admin-listen is off.
 struct AdminSubjects {
   const std::string& model_name;
   const engine::Engine& engine;

@@ -313,7 +313,7 @@ void CheckStopping(Violations& violations, const v1::StoppingOptions& in,
   out.include_stop = in.include_stop();
 }
 
-// What the message asks for, and the server where it says nothing. Errors go to the field that the client can change.
+// The message's choice, and the server's where it says nothing. Errors go to the field that the client can change.
 void CheckPolicy(Violations& violations, const v1::GenerateRequest& message,
                  const RequestLimits& limits, engine::AttentionPolicy& out) {
   absl::StatusOr<engine::AttentionPolicy> policy = limits.default_policy;

@@ -29,7 +29,7 @@
 
 namespace winnow::engine {
 
-// What a kernel is to read: `table` has a block of `pool` for every logical block that was pinned.
+// The blocks that a kernel is to read: `table` has a block of `pool` for every logical block that was pinned.
 struct PinnedBlocks {
   std::byte* pool = nullptr;
   std::span<const int32_t> table;

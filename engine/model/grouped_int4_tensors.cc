@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -9,6 +10,8 @@
 #include "engine/base/concat.h"
 #include "engine/base/json_file.h"
 #include "engine/base/status_macros.h"
+#include "fmt/format.h"
+#include "fmt/ranges.h"
 
 namespace winnow::engine {
 namespace {
@@ -18,7 +21,7 @@ using Shape = std::vector<uint64_t>;
 
 constexpr int64_t kPerWord = 8;
 
-// What a matrix's tensors are called and how they are shaped.
+// The names of a matrix's tensors, and their shapes.
 struct Parts {
   std::string integers, scales, zeros, order;
   Shape integers_shape, scales_shape, zeros_shape;
@@ -58,8 +61,8 @@ absl::Status CheckForm(const FileTensor& tensor, const Shape& shape,
                        std::initializer_list<std::string_view> dtypes) {
   const SafetensorsEntry& entry = tensor.entry;
   if (std::find(dtypes.begin(), dtypes.end(), entry.dtype) == dtypes.end()) {
-    return Wrong(tensor,
-                 Concat("dtype ", entry.dtype, ", expected ", absl::StrJoin(dtypes, " or ")));
+    return Wrong(tensor, Concat("dtype ", entry.dtype, ", expected ",
+                                fmt::format("{}", fmt::join(dtypes, " or "))));
   }
   if (!std::equal(shape.begin(), shape.end(), entry.shape.begin(), entry.shape.end())) {
     return Wrong(tensor, Concat("shape [", absl::StrJoin(entry.shape, ", "), "], expected [",
@@ -76,7 +79,7 @@ T ValueOf(const FileTensor& tensor, int64_t i) {
   return value;
 }
 
-// Of a tensor that says which group each input is of.
+// Checks a tensor that says which group each input is of.
 absl::Status CheckOrder(const FileTensor& tensor, int64_t cols, int64_t group) {
   WINNOW_RETURN_IF_ERROR(CheckForm(tensor, {static_cast<uint64_t>(cols)}, {"I32"}));
   for (int64_t i = 0; i < cols; ++i) {
@@ -147,7 +150,7 @@ absl::StatusOr<std::unique_ptr<GroupedInt4>> TakeGroupedInt4(const Int4Scheme& s
       .scales = scales->file->Data(scales->entry).data(),
       .scale_type = scales->entry.dtype == "F16" ? kernels::DType::kF16 : kernels::DType::kBF16});
   if (const absl::Status status = matrix->CheckScales(); !status.ok()) {
-    return Wrong(*scales, status.message());
+    return Wrong(*scales, std::string(status.message()));
   }
   if (AllZerosAreEight(*matrix)) matrix->zeros = nullptr;
   return matrix;

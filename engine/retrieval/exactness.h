@@ -34,7 +34,7 @@ struct Exactness {
 absl::StatusOr<Exactness> ParseExactness(std::string_view text);
 std::string ToString(const Exactness& exactness);
 
-// What answers under `policy` have, wherever it came from.
+// The exactness of answers under `policy`, wherever it came from.
 Exactness ExactnessOf(const AttentionPolicy& policy);
 
 // `policy` with `exactness`. Where the policy's options contradict it they go if `policy_yields`; else InvalidArgument

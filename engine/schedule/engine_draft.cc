@@ -97,7 +97,7 @@ void Engine::BeginDraft(Sequence& sequence, int32_t verifying) {
   }
 }
 
-// Of a draft that was looked up: it ends before the first token that the grammar does not allow there, which no
+// A draft that was looked up ends before the first token that the grammar does not allow there, which no
 // verification could accept, and after a stop token.
 void Engine::CutToGrammar(Sequence& sequence) {
   if (sequence.grammar == nullptr) return;

@@ -445,7 +445,7 @@ TEST_F(EvaluatorTest, TextRetrievesFromAPositionOn) {
   EXPECT_THAT(std::string(none.message()), HasSubstr("--score-from"));
 }
 
-// What a run kept of dense attention gives the differences that dense attention gives in the same run.
+// The reference that a run kept of dense attention gives the differences that dense attention gives in the same run.
 TEST_F(EvaluatorTest, ATextIsComparedWithAnotherRun) {
   std::string text;
   for (int i = 0; i < 40; ++i) {

@@ -1,4 +1,4 @@
-// What winnow computes keeps its bits until kernels/arithmetic_version.h says otherwise: stored KV outlives the program
+// Results keep their bits until kernels/arithmetic_version.h says otherwise: stored KV outlives the program
 // that computed it. tests/golden/arithmetic.json has digests by instruction set. Where they differ and the change is
 // meant, raise kArithmeticVersion and put the digests that this prints into that file.
 #include <cstdint>

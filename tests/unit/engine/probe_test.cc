@@ -131,12 +131,17 @@ TEST_F(ReadCounterTest, AnchorsThatWereFetchedFirstCountWhereTheyCameFrom) {
   ReadCounter counter(scene_.shape, *scene_.memory, *scene_.backend);
   ASSERT_TRUE(counter.Allocate().ok());
   const Fetcher::TierRows all{.cached = 30, .stored = 12}, anchors{.cached = 1, .stored = 20};
-  counter.Count(made.call, SelectFirst(made, 7), {&all, 1}, {&anchors, 1});
+  using Entries = Fetcher::Entries;
+  counter.Count(made.call, SelectFirst(made, 7), {&all, 1}, {&anchors, 1}, Entries::kAll);
   EXPECT_EQ(state.counts().rows_cached, 10u);
   EXPECT_EQ(state.counts().rows_stored, 32u);
-  counter.Count(made.call, SelectFirst(made, 7), {&all, 1}, {});
+  counter.Count(made.call, SelectFirst(made, 7), {&all, 1}, {}, Entries::kAll);
   EXPECT_EQ(state.counts().rows_cached, 40u);
   EXPECT_EQ(state.counts().rows_stored, 44u);
+  // Chosen entries alone were fetched after the anchors: both were read.
+  counter.Count(made.call, SelectFirst(made, 7), {&all, 1}, {&anchors, 1}, Entries::kChosen);
+  EXPECT_EQ(state.counts().rows_cached, 71u);
+  EXPECT_EQ(state.counts().rows_stored, 76u);
 }
 
 // When all slots are taken they are counted before the pass ends.

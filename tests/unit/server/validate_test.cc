@@ -279,7 +279,7 @@ TEST_F(ValidateTest, ImpossiblePolicyNamesTheOption) {
   }
 }
 
-// What the request's word and the server's make together; "" where the request says nothing.
+// The request's word and the server's together; "" where the request says nothing.
 TEST_F(ValidateTest, ExactnessOfTheRequestOrTheServer) {
   struct Case {
     const char *server_policy, *server_exactness, *policy, *exactness;
