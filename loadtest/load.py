@@ -55,7 +55,8 @@ def usage_of(usage):
     """The server's usage as plain data, with every field that reports add up."""
     raw = json_format.MessageToDict(usage, preserving_proto_field_name=True, including_default_value_fields=True)
     numbers = lambda of: {key: int(value) if isinstance(value, str) else value for key, value in of.items()}
-    plain = numbers({key: value for key, value in raw.items() if not isinstance(value, dict)})
+    words = {key: raw.pop(key, "") for key in ("policy", "exactness")}  # all other strings are numbers of 64 bits
+    plain = {**words, **numbers({key: value for key, value in raw.items() if not isinstance(value, dict)})}
     plain["kv_read_bytes"] = {"fast": 0, "host": 0, "disk": 0, **numbers(raw.get("kv_read_bytes", {}))}
     plain["retrieval"] = {"coverage": None, "probes": 0, **numbers(raw.get("retrieval", {}))}
     drafts = raw.get("drafts", {})

@@ -555,9 +555,9 @@ class Limits(unittest.TestCase):
     def test_a_full_queue_refuses_without_reading_what_is_asked(self):
         with Server("--queue-requests", 1, "--max-running", 1) as server:
             streams = [connect(server) for _ in range(2)]
-            for stream in streams:
+            for stream, metric in zip(streams, ("winnow_requests_running", "winnow_requests_waiting")):
                 stream.request("POST", "/v1/completions", json.dumps(counting(tokens=8000, stream=True)))
-            eventually(lambda: server.metric("winnow_requests_waiting") == 1, "one runs and one waits")
+                eventually(lambda: server.metric(metric) == 1, metric)  # noqa: B023
             for path in ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses"):
                 status, headers, body = post(server, path, "{")
                 self.assertEqual((status, body["error"]["type"]), (429, "rate_limit_error"), path)

@@ -200,7 +200,7 @@ class ToolsTest(unittest.TestCase):
         usage = [[int(n) for n in re.findall(r"\d+", line)[:2]] for line in chat.stderr.splitlines() if " tokens, " in line]
         self.assertEqual(len(usage), 3, chat.stderr)
         self.assertGreater(usage[1][0], usage[0][0] + 8)  # the second prompt has the first question and its answer
-        self.assertIn("window read", chat.stderr)
+        self.assertRegex(chat.stderr, r"; window \(fast\) read ")
         self.assertIn("winnow chat: INVALID_ARGUMENT", chat.stderr)
         # One pair is forgotten, and what was refused never was part of it.
         self.assertIn("user: My name is Ann.", chat.stderr)

@@ -383,7 +383,7 @@ TEST(InferenceService, FullQueueIsResourceExhaustedWithRetryInfo) {
     stream->ReadTheRest();
   }
   EXPECT_TRUE(NothingIsLeft(server));
-  EXPECT_EQ(server.Metric("winnow_requests_total{outcome=\"rejected\"}"), 1);
+  EXPECT_EQ(server.Metric("winnow_requests_total{outcome=\"rejected\"}"), 2);
 }
 
 TEST(InferenceService, ChoicesAreTakenAllOrNone) {
