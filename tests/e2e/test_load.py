@@ -71,7 +71,7 @@ class Load(unittest.TestCase):
     def test_a_slow_server_does_not_slow_the_clock(self):
         """Conversations come when they are due, while earlier ones still wait."""
         with Server("--max-running", "1", "--prefix-cache", "off") as server:
-            records, laid_out = play(server, dict(CHAT, conversations=8, turns=1, answer_tokens=60, arrivals={"process": "constant", "per_second": 100}))
+            records, laid_out = play(server, dict(CHAT, conversations=8, turns=1, answer_tokens=250, arrivals={"process": "constant", "per_second": 100}))
         self.assertEqual([record.due for record in records], [one.arrival for one in laid_out])
         self.assertLess(max(record.sent for record in records), max(record.end for record in records) / 2)
         waits = [record.first_token_seconds for record in records]
