@@ -106,7 +106,14 @@ class VerifyTest : public KvTiersTest {
         request.stopping.min_tokens = std::min(3, request.stopping.max_tokens);
       }
       if (random_() % 3 == 0) request.stopping.stop_strings = {"e", "7 "};
-      if (random_() % 3 == 0) {
+      if (i == 1) {
+        // One answer that surely is long enough to be drafted, with a grammar.
+        request.policy = *ParseAttentionPolicy(draft + ",verify=8");
+        request.sampling.temperature = 0;
+        request.stopping = {};
+        request.stopping.max_tokens = 60;
+      }
+      if (i == 1 || random_() % 3 == 0) {
         request.grammar = std::make_shared<HashGrammar>(config_.vocab_size);
         request.stopping.min_tokens = 0;
         request.stopping.stop_token_ids.push_back(HashGrammar::kEndToken);
