@@ -75,7 +75,7 @@ struct EvalOptions {
   int32_t retrieve_from = 1024;  // position in a window of text
   int32_t score_from = 1024;     // the same
   bool mean_over_tasks = false;  // a further cell for each policy and length
-  // Of text: a second reference, one of the policies.
+  // A second reference for texts, one of the policies.
   std::optional<engine::AttentionPolicy> beside;
 };
 

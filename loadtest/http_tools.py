@@ -113,7 +113,7 @@ class Sweep:
             metrics, strategy = benchmark["metrics"], benchmark["config"]["strategy"]
             of = lambda name: metrics[name]["successful"]
             name = strategy["type_"] + (f" {strategy['rate']:.2f}/s" if strategy.get("rate") else "")
-            # Of no answer guidellm says that it took no time.
+            # Without an answer guidellm says that answers took no time.
             seconds = lambda name: [of(name)["percentiles"][p] / 1000 for p in ("p50", "p95")] if metrics["request_totals"]["successful"] else None
             yield {"strategy": name, "requests/s": of("requests_per_second")["mean"], "tokens/s": of("output_tokens_per_second")["mean"],
                    "first token p50 / p95": seconds("time_to_first_token_ms"), "between tokens p50 / p95": seconds("inter_token_latency_ms"),

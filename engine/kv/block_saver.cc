@@ -88,7 +88,7 @@ void BlockSaver::SaveByCopy() {
   SaveCopied();
   CopyNext();
   if (rooms_.backend.failure().empty()) return;
-  // What the device holds cannot be trusted.
+  // The device's content cannot be trusted.
   copied_.clear();
   by_copy_.clear();
 }

@@ -68,7 +68,7 @@ void KvMemory::Forget(int32_t block) {
   bool erased = false;
   for (int32_t layer = 0; layer < blocks_.num_layers(); ++layer) {
     const LayerBlock& layer_block = blocks_.at(layer, block);
-    // What is lost here may still be there: a read that was late, or that fails every time.
+    // A loss here is not one there: the read may have been late, or fail every time.
     if (erase && (layer_block.saved || layer_block.lost)) {
       store_.EraseLayer(blocks_[block].name, layer);
       erased = true;
@@ -86,7 +86,7 @@ void KvMemory::Load(std::span<const int32_t> blocks) {
   std::vector<int32_t> frames;
   PinnedBlocks pinned;
   for (int32_t layer = 0; layer < blocks_.num_layers(); ++layer) {
-    // What is lost is found out again by the pass that needs it.
+    // Losses are found again by the pass that needs the blocks.
     if (TryPin(PassTally::kNoChunk, layer, blocks, 0, static_cast<int32_t>(blocks.size()), &frames,
                &pinned) == PinResult::kFull) {
       return;

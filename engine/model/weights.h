@@ -28,7 +28,7 @@ struct WeightMatrix {
   // GGUF's "llama" has the rows of each head of Q and K so that those which rotate together are neighbours: row 2j of
   // a head is row j here, and row 2j + 1 is row j + d/2. The number of such heads; 0: rows are in order.
   int32_t interleaved_heads = 0;
-  // Of 4-bit groups in several tensors of a safetensors file: where they are. `type` is then that of the blocks that
+  // Places of 4-bit groups in several tensors of a safetensors file. `type` is then that of the blocks that
   // they are put into, and `data` their integers. Else null.
   const GroupedInt4* grouped = nullptr;
 

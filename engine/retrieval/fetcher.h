@@ -32,7 +32,7 @@ class Fetcher {
     uint64_t in_frames = 0;  // of `stored`, where frames are a slower tier themselves
   };
 
-  // Of which KV entries Address makes lists.
+  // The KV entries that Address makes lists of.
   enum class Entries {
     kAll,     // anchors and selected tokens, in the order of their positions
     kChosen,  // the selected tokens alone: the anchors were attended before

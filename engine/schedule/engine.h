@@ -140,7 +140,7 @@ class Engine {
   PlanInput View(TimePoint now);
   void Apply(const StepPlan& plan, TimePoint now);  // sequences change phase; batch_ is filled
   void PlanSampling();                              // how the batch's rows become tokens
-  // What may come next after `state`, which is the sequence's or its draft's.
+  // Tokens that may follow `state`, which is the sequence's or its draft's.
   std::span<const uint32_t> AllowedTokens(Sequence& sequence, GrammarState& state);
   void Advance(TimePoint now);  // sequences by what was computed and sampled
   void Fail(const absl::Status& status);

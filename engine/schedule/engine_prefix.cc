@@ -45,7 +45,7 @@ Digest Engine::NameOf(Sequence& sequence, int32_t i, bool* shareable) {
   return sequence.known_names.back();
 }
 
-// Whoever has something kept runs.
+// A tenant for whom the store keeps something new has a sequence that runs.
 int64_t Engine::StoreQuota(const Digest& tenant) const {
   for (const std::unique_ptr<Sequence>& sequence : sequences_) {
     if (sequence->tenant_digest == tenant) return sequence->request.tenant_store_bytes;

@@ -13,6 +13,7 @@ steps and streams). Before a server is measured it gets one short request. Model
 Needs Python only. Exit code 1: a server did not start, or refused.
 """
 import argparse
+import contextlib
 import http.client
 import json
 import os
@@ -63,7 +64,8 @@ class PeerServer:
                 text = pathlib.Path(self.log.name).read_text()[-2000:]
                 self.close()
                 raise Refused(f"{name} does not serve ({shlex.join(self.command)}):\n{text}")
-            time.sleep(0.1)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(0.1)  # its end is an answer, too
 
     def get(self, path):
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)

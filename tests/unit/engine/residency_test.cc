@@ -217,28 +217,34 @@ TEST_P(ResidencyTest, APinnedBlockHoldsWhatWasWrittenToIt) {
   EXPECT_FALSE(memory_->residency().has_work());
 }
 
-TEST_P(ResidencyTest, WhatTheStoreLosesIsLostAndNeverWrong) {
-  if (!HasStore()) GTEST_SKIP() << "there is no store";
+class ResidencyWithStoreTest : public ResidencyTest {};
+
+TEST_P(ResidencyWithStoreTest, WhatTheStoreLosesIsLostAndNeverWrong) {
   store_->faults = {.miss_share = 0.1, .lose_share = 0.1, .polls_max = 2, .reorder = true};
   Live(3000);
   EXPECT_GT(reads_, 200);
   EXPECT_GT(lost_, 10);
 }
 
+std::string KindName(const ::testing::TestParamInfo<ResidencyKind>& info) {
+  switch (info.param) {
+    case ResidencyKind::kInPlace:
+      return "InPlace";
+    case ResidencyKind::kMirrored:
+      return "Mirrored";
+    case ResidencyKind::kPaged:
+      break;
+  }
+  return "Paged";
+}
+
 INSTANTIATE_TEST_SUITE_P(Kinds, ResidencyTest,
                          ::testing::Values(ResidencyKind::kInPlace, ResidencyKind::kMirrored,
                                            ResidencyKind::kPaged),
-                         [](const auto& info) {
-                           switch (info.param) {
-                             case ResidencyKind::kInPlace:
-                               return std::string("InPlace");
-                             case ResidencyKind::kMirrored:
-                               return std::string("Mirrored");
-                             case ResidencyKind::kPaged:
-                               break;
-                           }
-                           return std::string("Paged");
-                         });
+                         KindName);
+INSTANTIATE_TEST_SUITE_P(Kinds, ResidencyWithStoreTest,
+                         ::testing::Values(ResidencyKind::kMirrored, ResidencyKind::kPaged),
+                         KindName);
 
 }  // namespace
 }  // namespace winnow::engine
