@@ -124,7 +124,7 @@ TEST_F(KvTiersTest, ADiskHoldsAllTheBlocksThatItIsCountedFor) {
       ModelOptions in_memory = Options();
       in_memory.max_context = kLongContext;
       in_memory.kv_dtype = "bf16";
-      expected_ = Answers(*Load(in_memory));
+      expected_[false] = Answers(*Load(in_memory));
       const std::vector<Reply> replies = Answers(*model, prefix_cache);
       ExpectNoLosses(*model);
       ExpectEqual(replies);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <memory>
 #include <random>
 #include <string>
@@ -18,6 +19,7 @@
 #include "tests/fault/faulty_store.h"
 #include "tests/unit/engine/engine_testing.h"
 #include "tests/unit/engine/model_files.h"
+#include "tests/unit/engine/pretended_device.h"
 #include "tests/unit/engine/sequence_runner.h"
 
 namespace winnow::engine::kv_tiers {
@@ -34,6 +36,7 @@ inline constexpr int kFewer = 3;
 inline constexpr int kFewer = 1;
 #endif
 inline constexpr int32_t kStepTokens = 64;
+inline constexpr int kThreads = 2;
 
 inline std::vector<AttentionPolicy> Policies() {
   std::vector<AttentionPolicy> policies;
@@ -52,7 +55,7 @@ inline std::vector<AttentionPolicy> Policies() {
 
 inline ModelOptions Options() {
   ModelOptions options;
-  options.num_threads = 2;
+  options.num_threads = kThreads;
   options.block_tokens = kBlockTokens;
   options.max_context = kContext;
   options.max_batch_tokens = kStepTokens;
@@ -149,24 +152,33 @@ class KvTiersTest : public ::testing::Test {
 
   std::vector<Reply> Answers(LoadedModel& model, bool prefix_cache = false) {
     const auto started = Start(model, prefix_cache);
-    StepUntilIdle(*started->engine);
+    const std::vector<Reply> replies = Finish(*started);
     const EngineStats stats = started->engine->stats();
     losses_ = stats.kv_losses;
     cached_tokens_ = stats.cached_tokens;
-    EXPECT_EQ(stats.blocks_used, 0);
-    std::vector<Reply> replies;
-    for (Client& client : started->clients) replies.push_back(client.Read());
+    answered_on_device_ = IsDevice(*model.backend);
     return replies;
   }
 
-  // Room for all KV in memory, one after the other: what every other way must give.
-  const std::vector<Reply>& Expected() {
-    if (!expected_.empty()) return expected_;
+  // Room for all KV in memory, one after the other: what every other way must give. A device has sums of its own: it adds a
+  // query's anchors and chosen rows in one list, and a CPU in two.
+  const std::vector<Reply>& Expected(bool on_device = false) {
+    std::vector<Reply>& expected = expected_[on_device];
+    if (!expected.empty()) return expected;
     ModelOptions options = Options();
     options.kv_dtype = "bf16";
     options.kv_bytes = FrameBytes(config_) * config_.num_layers * 8 * (kContext / kBlockTokens);
-    expected_ = Answers(*Load(options));
-    return expected_;
+    std::unique_ptr<kernels::Backend> backend;
+    if (on_device) {
+      options.device = "cuda";
+      options.num_threads = 0;
+      backend =
+          std::make_unique<PretendedDeviceOfItsOwn>(kernels::MakeCpuBackend("auto", kThreads));
+    }
+    const auto model = Load(options, kNeedle, std::move(backend));
+    EXPECT_EQ(IsDevice(*model->backend), on_device);
+    expected = Finish(*Start(*model, /*prefix_cache=*/false));
+    return expected;
   }
 
   // Else a test of tiers shows nothing.
@@ -189,12 +201,14 @@ class KvTiersTest : public ::testing::Test {
     }
   }
 
+  // What Answers() gave last.
   void ExpectEqual(const std::vector<Reply>& replies) {
+    const std::vector<Reply>& expected = Expected(answered_on_device_);
     for (size_t i = 0; i < replies.size(); ++i) {
       SCOPED_TRACE(ToString(requests_[i].policy) + ", prompt " +
                    std::to_string(requests_[i].prompt.size()) + ", seed " + std::to_string(seed_));
-      EXPECT_EQ(replies[i].last.finish, Expected()[i].last.finish) << replies[i].last.error;
-      EXPECT_EQ(replies[i].tokens, Expected()[i].tokens);
+      EXPECT_EQ(replies[i].last.finish, expected[i].last.finish) << replies[i].last.error;
+      EXPECT_EQ(replies[i].tokens, expected[i].tokens);
     }
   }
 
@@ -203,12 +217,23 @@ class KvTiersTest : public ::testing::Test {
   std::mt19937_64 random_;
   ModelConfig config_;
   std::vector<Request> requests_;
-  std::vector<Reply> expected_;
+  std::map<bool, std::vector<Reply>> expected_;  // of a device or not
+  bool answered_on_device_ = false;
   uint64_t losses_ = 0, cached_tokens_ = 0;
   double eager_share_ = 0;  // of EngineOptions
   int32_t step_tokens_ = kStepTokens;
   KvEventLog* kv_events_ = nullptr;  // of EngineOptions
   TempDir directory_;
+
+ private:
+  static bool IsDevice(const kernels::Backend& backend) { return backend.AvailableBytes() >= 0; }
+  static std::vector<Reply> Finish(Started& started) {
+    StepUntilIdle(*started.engine);
+    EXPECT_EQ(started.engine->stats().blocks_used, 0);
+    std::vector<Reply> replies;
+    for (Client& client : started.clients) replies.push_back(client.Read());
+    return replies;
+  }
 };
 
 // Questions about few texts, of two tenants.

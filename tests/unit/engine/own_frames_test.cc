@@ -47,11 +47,11 @@ class OwnFramesTest : public kv_tiers::PrefixTest {
     return options;
   }
   static std::unique_ptr<kernels::Backend> MakeDevice() {
-    return std::make_unique<PretendedDeviceOfItsOwn>(kernels::MakeCpuBackend("auto", 2));
+    return std::make_unique<PretendedDeviceOfItsOwn>(kernels::MakeCpuBackend("auto", kv_tiers::kThreads));
   }
   static std::unique_ptr<LoadedModel> LoadOnDevice(const ModelOptions& options,
                                                    bool finds_rows = true) {
-    return Load(options, kNeedle, finds_rows ? MakeDevice() : kernels::MakeCpuBackend("auto", 2));
+    return Load(options, kNeedle, finds_rows ? MakeDevice() : kernels::MakeCpuBackend("auto", kv_tiers::kThreads));
   }
 };
 
@@ -164,7 +164,7 @@ TEST_F(OwnFramesTest, WhoHasLostABlockLeavesNothingBehindForOthers) {
   ModelOptions options = OnDevice(true);
   options.retrieval.probe_interval = 0;
   requests_ = {whole, half};
-  Expected();
+  Expected(/*on_device=*/true);
   options.max_batch_tokens = step_tokens_ = 2 * kSuffix;
   storage::FaultyStore* faulty = nullptr;
   std::set<std::array<uint8_t, 40>> of_the_rest;  // KV of layer 3, of blocks that `half` has not
