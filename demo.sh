@@ -48,7 +48,7 @@ step "Dependencies"
 scripts/install-deps.sh
 
 step "Build"
-scripts/build.sh release winnow
+WINNOW_UNITY=${WINNOW_UNITY-ON} scripts/build.sh release winnow
 
 winnow=build/release/winnow
 model=models/needle-5m

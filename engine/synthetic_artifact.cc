@@ -19,13 +19,13 @@
 namespace winnow::engine {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 constexpr int64_t kFeatures = 64;
 
 // A safetensors file in the making: the header's entries, and the data behind it.
 struct File {
-  Json header = Json::object();
+  OrderedJson header = OrderedJson::object();
   std::string data;
 
   void Add(const std::string& name, const char* dtype, std::vector<int64_t> shape,
@@ -67,21 +67,21 @@ absl::StatusOr<SyntheticArtifact> MakeSyntheticArtifact(const ModelConfig& confi
   std::vector<int32_t> layers(config.num_layers);
   std::iota(layers.begin(), layers.end(), 0);
   std::mt19937_64 random(seed);
-  Json about = {{"format", 1},
-                {"model",
-                 {{"fingerprint", fingerprint},
-                  {"layers", config.num_layers},
-                  {"query_heads", config.num_heads},
-                  {"kv_heads", heads},
-                  {"head_dim", d}}},
-                {"dense_layers", 0},
-                {"kinds", Json::object()},
-                {"features",
-                 {{"features", kFeatures},
-                  {"layers", layers},
-                  {"training", Json::object()},
-                  {"helps", std::vector<bool>(layers.size() * heads, true)}}},
-                {"provenance", {{"tool", "random functions, for measurements of speed"}}}};
+  OrderedJson about = {{"format", 1},
+                       {"model",
+                        {{"fingerprint", fingerprint},
+                         {"layers", config.num_layers},
+                         {"query_heads", config.num_heads},
+                         {"kv_heads", heads},
+                         {"head_dim", d}}},
+                       {"dense_layers", 0},
+                       {"kinds", OrderedJson::object()},
+                       {"features",
+                        {{"features", kFeatures},
+                         {"layers", layers},
+                         {"training", OrderedJson::object()},
+                         {"helps", std::vector<bool>(layers.size() * heads, true)}}},
+                       {"provenance", {{"tool", "random functions, for measurements of speed"}}}};
   File file;
   for (const auto& [kind, widths] : Kinds(d)) {
     about["kinds"][kind] = {{"bits", widths.back()},

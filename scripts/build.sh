@@ -2,6 +2,7 @@
 # Configures and builds one preset: scripts/build.sh [release|check|tsan|cuda|timeline] [target ...]
 # Prints one line when there is nothing to do. JOBS sets the number of compile jobs (default: processors, at most
 # one per 3 GiB of memory, because a file that includes gRPC takes about that much under sanitizers).
+# WINNOW_UNITY=ON compiles files in groups where the preset was not configured before: half the time for a whole build.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -14,7 +15,11 @@ most=$((memory_gib / 3 > 0 ? memory_gib / 3 : 1))
 
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-cmake --preset "$preset" >"$log" 2>&1 || { cat "$log" >&2; exit 1; }
+configure=(--preset "$preset")
+if [ -n "${WINNOW_UNITY:-}" ] && [ ! -f "build/$preset/CMakeCache.txt" ]; then
+  configure+=("-DWINNOW_UNITY=$WINNOW_UNITY")
+fi
+cmake "${configure[@]}" >"$log" 2>&1 || { cat "$log" >&2; exit 1; }
 if [ -t 1 ]; then
   cmake --build "build/$preset" -j "$jobs" ${@:+--target "$@"}
 else

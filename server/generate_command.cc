@@ -21,7 +21,7 @@
 namespace winnow::server {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 // CLI11 sets what was given; the rest stays unset in the request, so that the server's defaults
 // hold.
@@ -69,14 +69,15 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
 
 absl::Status ReadChat(const std::string& path, v1::ChatPrompt& chat) {
   WINNOW_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
-  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  const Json& messages = json.is_object() && json.contains("messages") ? json.at("messages") : json;
+  const OrderedJson json = OrderedJson::parse(text, nullptr, /*allow_exceptions=*/false);
+  const OrderedJson& messages =
+      json.is_object() && json.contains("messages") ? json.at("messages") : json;
   absl::Status bad = absl::InvalidArgumentError(Concat(
       path,
       ": must be JSON: a list of {\"role\": ..., \"content\": ...}, or an object with such a "
       "list as \"messages\""));
   if (!messages.is_array()) return bad;
-  for (const Json& message : messages) {
+  for (const OrderedJson& message : messages) {
     if (!message.is_object()) return bad;
     for (const auto& [key, value] : message.items()) {
       if ((key != "role" && key != "content") || !value.is_string()) return bad;
@@ -171,8 +172,10 @@ absl::StatusOr<v1::GenerateRequest> MakeRequest(const Flags& flags) {
   return request;
 }
 
-Json RetrievalJson(const v1::RetrievalUsage& usage) {
-  const auto optional = [](bool there, double value) { return there ? Json(value) : Json(); };
+OrderedJson RetrievalJson(const v1::RetrievalUsage& usage) {
+  const auto optional = [](bool there, double value) {
+    return there ? OrderedJson(value) : OrderedJson();
+  };
   return {{"mid_rows", usage.mid_rows()},
           {"chosen_rows", usage.chosen_rows()},
           {"kept", optional(usage.has_kept(), usage.kept())},
@@ -185,22 +188,22 @@ Json RetrievalJson(const v1::RetrievalUsage& usage) {
           {"floor_dense_tokens", usage.floor_dense_tokens()}};
 }
 
-Json ReadsJson(const v1::KvReadBytes& reads) {
+OrderedJson ReadsJson(const v1::KvReadBytes& reads) {
   return {{"fast", reads.fast()}, {"host", reads.host()}, {"disk", reads.disk()}};
 }
 
-Json DraftsJson(const v1::DraftUsage& usage) {
+OrderedJson DraftsJson(const v1::DraftUsage& usage) {
   return {{"drafted_tokens", usage.drafted_tokens()},
           {"verified_tokens", usage.verified_tokens()},
           {"accepted_tokens", usage.accepted_tokens()},
           {"verifications", usage.verifications()},
-          {"verified_at", Json(usage.verified_at())},
-          {"accepted_at", Json(usage.accepted_at())},
+          {"verified_at", OrderedJson(usage.verified_at())},
+          {"accepted_at", OrderedJson(usage.accepted_at())},
           {"draft_read_bytes", ReadsJson(usage.draft_read_bytes())},
           {"verify_read_bytes", ReadsJson(usage.verify_read_bytes())}};
 }
 
-Json UsageJson(const v1::Usage& usage) {
+OrderedJson UsageJson(const v1::Usage& usage) {
   return {{"prompt_tokens", usage.prompt_tokens()},
           {"cached_tokens", usage.cached_tokens()},
           {"generated_tokens", usage.generated_tokens()},
@@ -210,7 +213,7 @@ Json UsageJson(const v1::Usage& usage) {
           {"selected_rows", usage.selected_rows()},
           {"dense_rows", usage.dense_rows()},
           {"retrieval", RetrievalJson(usage.retrieval())},
-          {"drafts", usage.has_drafts() ? DraftsJson(usage.drafts()) : Json()},
+          {"drafts", usage.has_drafts() ? DraftsJson(usage.drafts()) : OrderedJson()},
           {"policy", usage.policy()},
           {"exactness", usage.exactness()},
           {"queue_seconds", usage.queue_seconds()},
@@ -246,7 +249,7 @@ class ChoiceJson {
     for (const v1::Token& token : message.tokens()) {
       ids_.push_back(token.id());
       if (!logprobs) continue;
-      Json top = Json::array();
+      OrderedJson top = OrderedJson::array();
       for (const v1::TokenLogprob& likely : token.top()) {
         top.push_back(
             {{"id", likely.id()}, {"logprob", likely.logprob()}, {"text", likely.text()}});
@@ -256,8 +259,8 @@ class ChoiceJson {
     if (message.has_finish()) finish_ = message.finish();
   }
 
-  Json Print(bool logprobs) const {
-    Json out = {{"text", text_}, {"finish_reason", ReasonName(finish_.reason())}};
+  OrderedJson Print(bool logprobs) const {
+    OrderedJson out = {{"text", text_}, {"finish_reason", ReasonName(finish_.reason())}};
     if (!finish_.stop_string().empty()) out["stop_string"] = finish_.stop_string();
     if (finish_.has_stop_token_id()) out["stop_token_id"] = finish_.stop_token_id();
     out["token_ids"] = ids_;
@@ -269,7 +272,7 @@ class ChoiceJson {
  private:
   std::string text_;
   std::vector<int32_t> ids_;
-  Json logprobs_ = Json::array();
+  OrderedJson logprobs_ = OrderedJson::array();
   v1::Finish finish_;
 };
 
@@ -315,9 +318,9 @@ int Generate(const Flags& flags) {
     if (n == 1) {
       std::cout << choices[0].Print(logprobs).dump() << std::endl;
     } else {
-      Json all = Json::array();
+      OrderedJson all = OrderedJson::array();
       for (const ChoiceJson& choice : choices) all.push_back(choice.Print(logprobs));
-      std::cout << Json({{"choices", all}}).dump() << std::endl;
+      std::cout << OrderedJson({{"choices", all}}).dump() << std::endl;
     }
   } else if (n > 1) {
     for (size_t i = 0; i < n; ++i) {

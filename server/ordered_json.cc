@@ -8,7 +8,7 @@
 namespace winnow::server {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 size_t SkipSpace(std::string_view json, size_t at) {
   while (at < json.size() &&
@@ -50,17 +50,17 @@ size_t SkipValue(std::string_view json, size_t at) {
 
 }  // namespace
 
-absl::StatusOr<Json> ParseOrdered(std::string_view text) {
+absl::StatusOr<OrderedJson> ParseOrdered(std::string_view text) {
   std::vector<int> members = {0};  // by depth
   bool many = false, deep = false;
-  Json json = Json::parse(
+  OrderedJson json = OrderedJson::parse(
       text,
-      [&](int depth, Json::parse_event_t event, Json&) {
+      [&](int depth, OrderedJson::parse_event_t event, OrderedJson&) {
         if (depth > kMaxOrderedDepth) deep = true;
-        if (event == Json::parse_event_t::object_start) {
+        if (event == OrderedJson::parse_event_t::object_start) {
           members.resize(static_cast<size_t>(depth) + 2);
           members.back() = 0;
-        } else if (event == Json::parse_event_t::key) {
+        } else if (event == OrderedJson::parse_event_t::key) {
           members.resize(static_cast<size_t>(depth) + 1);
           many = many || ++members.back() > kMaxOrderedMembers;
         }
@@ -84,7 +84,8 @@ std::string_view TextOfMember(std::string_view json, std::string_view name) {
     if (at >= json.size() || json[at] != '"') return found;
     const size_t end = SkipString(json, at);
     // A name may be written with escapes.
-    const Json key = Json::parse(json.substr(at, end - at), nullptr, /*allow_exceptions=*/false);
+    const OrderedJson key =
+        OrderedJson::parse(json.substr(at, end - at), nullptr, /*allow_exceptions=*/false);
     const size_t value = SkipSpace(json, SkipSpace(json, end) + 1);  // behind the colon
     at = SkipValue(json, value);
     if (key.is_string() && key.get_ref<const std::string&>() == name) {

@@ -14,7 +14,7 @@
 namespace winnow::server {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 struct Flags {
   std::string dir;
@@ -45,7 +45,7 @@ void Line(const char* name, const std::string& text) {
   std::printf("%-12s %s\n", name, text.c_str());
 }
 
-void PrintJson(const Json& json) { std::cout << json.dump(2) << std::endl; }
+void PrintJson(const OrderedJson& json) { std::cout << json.dump(2) << std::endl; }
 
 const char* FoundName(storage::EraseLog::Found found) {
   switch (found) {
@@ -59,7 +59,7 @@ const char* FoundName(storage::EraseLog::Found found) {
   return "";
 }
 
-Json InspectionJson(const Flags& flags, const storage::StoreInspection& seen) {
+OrderedJson InspectionJson(const Flags& flags, const storage::StoreInspection& seen) {
   return {{"directory", flags.dir},
           {"owner", seen.owner},
           {"segments", seen.segments},
@@ -118,7 +118,7 @@ int Verify(const Flags& flags) {
   const auto seen = storage::VerifyStore(OptionsOf(flags), &clock);
   if (!seen.ok()) return Report(seen.status());
   if (flags.json) {
-    Json json = InspectionJson(flags, *seen);
+    OrderedJson json = InspectionJson(flags, *seen);
     json["checked_blocks"] = seen->checked_blocks;
     json["corrupt_blocks"] = seen->corrupt_blocks;
     json["unreadable_blocks"] = seen->unreadable_blocks;
@@ -141,7 +141,7 @@ int Verify(const Flags& flags) {
   return seen->sound() ? kExitOk : kExitFailure;
 }
 
-Json RecoveryJson(const storage::RecoveryReport& recovery) {
+OrderedJson RecoveryJson(const storage::RecoveryReport& recovery) {
   return {{"index_rebuilt", recovery.index_rebuilt},
           {"quarantined", recovery.quarantined},
           {"dropped_entries", recovery.dropped_entries},

@@ -23,7 +23,7 @@
 namespace winnow::server {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 // As many digits as tell the value from its neighbours: 100.00001 is not 100.
 template <typename T>
@@ -126,7 +126,7 @@ absl::StatusOr<engine::GrammarSource> GrammarSourceOf(const v1::StructuredOutput
                                                          kMaxGrammarChoices, " texts, has ",
                                                          in.choice().texts_size()));
       }
-      Json elements = Json::array();
+      OrderedJson elements = OrderedJson::array();
       for (const std::string& text : in.choice().texts()) {
         if (text.empty()) return absl::InvalidArgumentError("choice: a text is empty");
         if (InvalidUtf8At(text).has_value()) {
@@ -134,8 +134,8 @@ absl::StatusOr<engine::GrammarSource> GrammarSourceOf(const v1::StructuredOutput
         }
         elements.push_back({{"type", "const_string"}, {"value", text}});
       }
-      const Json tag = {{"type", "structural_tag"},
-                        {"format", {{"type", "or"}, {"elements", std::move(elements)}}}};
+      const OrderedJson tag = {{"type", "structural_tag"},
+                               {"format", {{"type", "or"}, {"elements", std::move(elements)}}}};
       return engine::GrammarSource{GrammarKind::kStructuralTag, tag.dump()};
     }
     case v1::StructuredOutput::kGrammar:
@@ -356,12 +356,12 @@ void CheckPolicy(Violations& violations, const v1::GenerateRequest& message,
 }
 
 // A conversation as templates read it. Arguments of calls are objects there, not texts of them.
-absl::StatusOr<Json> MessagesOf(const v1::ChatPrompt& chat) {
-  Json messages = Json::array();
+absl::StatusOr<OrderedJson> MessagesOf(const v1::ChatPrompt& chat) {
+  OrderedJson messages = OrderedJson::array();
   absl::flat_hash_map<std::string, std::string> names;  // of functions, by call
   for (int i = 0; i < chat.messages_size(); ++i) {
     const v1::ChatMessage& message = chat.messages(i);
-    Json out = {{"role", message.role()}, {"content", message.content()}};
+    OrderedJson out = {{"role", message.role()}, {"content", message.content()}};
     if (!message.reasoning().empty()) out["reasoning_content"] = message.reasoning();
     if (!message.tool_call_id().empty()) out["tool_call_id"] = message.tool_call_id();
     // Some templates want the function's name beside its result, which clients leave out.
@@ -373,8 +373,8 @@ absl::StatusOr<Json> MessagesOf(const v1::ChatPrompt& chat) {
     }
     for (int j = 0; j < message.tool_calls_size(); ++j) {
       const v1::ToolCall& call = message.tool_calls(j);
-      absl::StatusOr<Json> arguments =
-          call.arguments().empty() ? Json::object() : ParseOrdered(call.arguments());
+      absl::StatusOr<OrderedJson> arguments =
+          call.arguments().empty() ? OrderedJson::object() : ParseOrdered(call.arguments());
       if (!arguments.ok() || !arguments->is_object()) {
         return InvalidField(Concat("chat.messages[", i, "].tool_calls[", j, "].arguments"),
                             "must be a JSON object");
@@ -390,10 +390,10 @@ absl::StatusOr<Json> MessagesOf(const v1::ChatPrompt& chat) {
   return messages;
 }
 
-absl::StatusOr<Json> ToolsOf(const v1::ChatPrompt& chat) {
-  Json tools = Json::array();
+absl::StatusOr<OrderedJson> ToolsOf(const v1::ChatPrompt& chat) {
+  OrderedJson tools = OrderedJson::array();
   for (int i = 0; i < chat.tools_size(); ++i) {
-    absl::StatusOr<Json> tool = ParseOrdered(chat.tools(i));
+    absl::StatusOr<OrderedJson> tool = ParseOrdered(chat.tools(i));
     if (!tool.ok() || !tool->is_object()) {
       return InvalidField(Concat("chat.tools[", i, "]"),
                           tool.ok() ? "must be a JSON object" : ToStd(tool.status().message()));
@@ -567,14 +567,14 @@ absl::StatusOr<std::vector<int32_t>> Validator::TokenizeText(const v1::TextPromp
 }
 
 absl::StatusOr<std::vector<int32_t>> Validator::TokenizeChat(const v1::ChatPrompt& chat) const {
-  WINNOW_ASSIGN_OR_RETURN(const Json messages, MessagesOf(chat));
-  WINNOW_ASSIGN_OR_RETURN(const Json tools, ToolsOf(chat));
+  WINNOW_ASSIGN_OR_RETURN(const OrderedJson messages, MessagesOf(chat));
+  WINNOW_ASSIGN_OR_RETURN(const OrderedJson tools, ToolsOf(chat));
   engine::ChatRequest request;
   request.messages = &messages;
   if (!tools.empty()) request.tools = &tools;
-  Json options;
+  OrderedJson options;
   if (!chat.template_options().empty()) {
-    absl::StatusOr<Json> parsed = ParseOrdered(chat.template_options());
+    absl::StatusOr<OrderedJson> parsed = ParseOrdered(chat.template_options());
     if (!parsed.ok() || !parsed->is_object()) {
       return InvalidField("chat.template_options", "must be a JSON object");
     }
@@ -602,10 +602,10 @@ absl::StatusOr<std::vector<int32_t>> Validator::TokenizeChat(const v1::ChatPromp
 }
 
 bool Validator::OpensReasoning(const v1::ChatPrompt& chat) const {
-  const Json messages = Json::array({{{"role", "user"}, {"content", "x"}}});
+  const OrderedJson messages = OrderedJson::array({{{"role", "user"}, {"content", "x"}}});
   engine::ChatRequest request;
   request.messages = &messages;
-  const absl::StatusOr<Json> options = ParseOrdered(chat.template_options());
+  const absl::StatusOr<OrderedJson> options = ParseOrdered(chat.template_options());
   if (options.ok() && options->is_object()) request.kwargs = &*options;
   request.add_generation_prompt = !chat.has_add_generation_prompt() || chat.add_generation_prompt();
   request.now = absl::CivilSecond(2026, 1, 1);

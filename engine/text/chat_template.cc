@@ -16,7 +16,7 @@ namespace {
 
 using jinja::Interpreter;
 using jinja::Value;
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 constexpr int kDepthMax = 100;
 
@@ -124,43 +124,43 @@ class Converter {
  public:
   explicit Converter(Interpreter* interpreter) : interpreter_(interpreter) {}
 
-  absl::StatusOr<Value> Convert(const Json& json, const std::string& path, int depth = 0) {
+  absl::StatusOr<Value> Convert(const OrderedJson& json, const std::string& path, int depth = 0) {
     if (depth > kDepthMax)
       return absl::InvalidArgumentError(Concat(path, ": nested deeper than ", kDepthMax));
     switch (json.type()) {
-      case Json::value_t::null:
+      case OrderedJson::value_t::null:
         return Value::None();
-      case Json::value_t::boolean:
+      case OrderedJson::value_t::boolean:
         return Value::Bool(json.get<bool>());
-      case Json::value_t::number_integer:
+      case OrderedJson::value_t::number_integer:
         return Value::Int(json.get<int64_t>());
-      case Json::value_t::number_unsigned:
+      case OrderedJson::value_t::number_unsigned:
         if (json.get<uint64_t>() > INT64_MAX) {
           return absl::InvalidArgumentError(Concat(path, ": an integer beyond 64 bits"));
         }
         return Value::Int(json.get<int64_t>());
-      case Json::value_t::number_float:
+      case OrderedJson::value_t::number_float:
         return Value::Float(json.get<double>());
-      case Json::value_t::string:
+      case OrderedJson::value_t::string:
         return String(json.get_ref<const std::string&>(), path);
-      case Json::value_t::array: {
+      case OrderedJson::value_t::array: {
         std::vector<Value> items;
         items.reserve(json.size());
-        for (const Json& item : json) {
+        for (const OrderedJson& item : json) {
           WINNOW_ASSIGN_OR_RETURN(Value value,
                                   Convert(item, Concat(path, "[", items.size(), "]"), depth + 1));
           items.push_back(std::move(value));
         }
         return interpreter_->List(std::move(items));
       }
-      case Json::value_t::object:
+      case OrderedJson::value_t::object:
         return Object(json, path, depth);
       default:
         return absl::InvalidArgumentError(Concat(path, ": not a JSON value"));
     }
   }
 
-  absl::StatusOr<Value> Message(const Json& json, size_t index) {
+  absl::StatusOr<Value> Message(const OrderedJson& json, size_t index) {
     const std::string path = Concat("messages[", index, "]");
     if (!json.is_object()) return absl::InvalidArgumentError(Concat(path, ": must be an object"));
     const auto role = json.find("role");
@@ -170,7 +170,7 @@ class Converter {
     WINNOW_RETURN_IF_ERROR(CheckRole(role->get_ref<const std::string&>(), index));
     const Value out = interpreter_->NewDict();
     // One text for the reasoning under the names that templates know, as in transformers.
-    const Json* reasoning = nullptr;
+    const OrderedJson* reasoning = nullptr;
     for (const char* name : {"reasoning_content", "thinking", "reasoning"}) {
       const auto found = json.find(name);
       if (reasoning == nullptr && found != json.end() && !found->is_null()) reasoning = &*found;
@@ -224,7 +224,7 @@ class Converter {
                           std::move(value));
   }
 
-  absl::StatusOr<Value> Object(const Json& json, const std::string& path, int depth) {
+  absl::StatusOr<Value> Object(const OrderedJson& json, const std::string& path, int depth) {
     const Value out = interpreter_->NewDict();
     for (const auto& [key, value] : json.items()) {
       WINNOW_RETURN_IF_ERROR(CheckText(key, path));
@@ -244,7 +244,7 @@ absl::Status SetVariables(const ChatRequest& request, std::span<const ChatMessag
   if (request.messages != nullptr) {
     if (!request.messages->is_array())
       return absl::InvalidArgumentError("messages: must be an array");
-    for (const Json& message : *request.messages) {
+    for (const OrderedJson& message : *request.messages) {
       WINNOW_ASSIGN_OR_RETURN(Value value, converter.Message(message, messages.size()));
       messages.push_back(std::move(value));
     }

@@ -23,7 +23,7 @@
 namespace winnow::server {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 // Larger bodies are read by a tokenising thread: about a millisecond's worth of JSON.
 constexpr size_t kReadHereBytes = 32 << 10;
@@ -31,7 +31,7 @@ constexpr size_t kMaxRequestIdBytes = 128;
 constexpr std::string_view kModelPrefix = "/v1/models/";
 constexpr std::string_view kOnePrefix = "/v1/prefixes/NAME";
 
-std::unique_ptr<HttpExchange> AnswerJson(const Json& json, int status = 200) {
+std::unique_ptr<HttpExchange> AnswerJson(const OrderedJson& json, int status = 200) {
   return Answered(Whole(status, "application/json", Dump(json)));
 }
 
@@ -183,7 +183,7 @@ std::unique_ptr<HttpExchange> HttpApi::Handle(HttpRequest request, HttpWaker wak
 
 std::unique_ptr<HttpExchange> HttpApi::Health(HttpRequest&, const HttpWaker&) {
   const bool serving = serving_ && !draining_;
-  Json json;
+  OrderedJson json;
   json["status"] = serving ? "ok" : draining_ ? "draining" : "not serving";
   return AnswerJson(json, serving ? 200 : 503);
 }
@@ -205,7 +205,7 @@ std::unique_ptr<HttpExchange> HttpApi::Status(HttpRequest&, const HttpWaker&) {
 }
 
 std::unique_ptr<HttpExchange> HttpApi::Models(HttpRequest& request, const HttpWaker&) {
-  Json model;
+  OrderedJson model;
   model["id"] = model_.name();
   model["object"] = "model";
   model["created"] = created_;
@@ -218,14 +218,14 @@ std::unique_ptr<HttpExchange> HttpApi::Models(HttpRequest& request, const HttpWa
     if (!found.ok()) return Answered(ErrorPiece(ToHttpError(found, {})));
     return AnswerJson(model);
   }
-  Json list;
+  OrderedJson list;
   list["object"] = "list";
-  list["data"] = Json::array({model});
+  list["data"] = OrderedJson::array({model});
   // Codex looks here, and not at `data`.
-  Json own;
+  OrderedJson own;
   own["slug"] = own["id"] = own["display_name"] = model_.name();
   own["context_window"] = model_.max_context();
-  list["models"] = Json::array({own});
+  list["models"] = OrderedJson::array({own});
   return AnswerJson(list);
 }
 
@@ -305,13 +305,13 @@ std::unique_ptr<HttpExchange> HttpApi::Tokenize(HttpRequest& request, const Http
   const bool chat = body->prompt.has_chat();
   const absl::StatusOr<std::vector<int32_t>> ids = TokensOf(body->prompt);
   if (!ids.ok()) return AnswerError(ids.status(), chat);
-  Json answer;
+  OrderedJson answer;
   answer["count"] = ids->size();
   answer["max_model_len"] = model_.max_context();
   answer["tokens"] = *ids;
   answer["token_strs"] = nullptr;
   if (body->token_strs) {
-    Json texts = Json::array();
+    OrderedJson texts = OrderedJson::array();
     for (const int32_t id : *ids) texts.push_back(generator_.tokenizer().IdToToken(id));
     answer["token_strs"] = std::move(texts);
   }
@@ -329,7 +329,7 @@ std::unique_ptr<HttpExchange> HttpApi::Detokenize(HttpRequest& request, const Ht
     })));
   }
   const auto& ids = body->request.ids();
-  Json answer;
+  OrderedJson answer;
   answer["prompt"] = generator_.tokenizer().Decode({ids.data(), static_cast<size_t>(ids.size())},
                                                    !body->request.show_special_tokens());
   return AnswerJson(answer);
@@ -342,7 +342,7 @@ std::unique_ptr<HttpExchange> HttpApi::RenderChat(HttpRequest& request, const Ht
   if (!status.ok()) return AnswerError(status, true);
   const absl::StatusOr<std::vector<int32_t>> ids = TokensOf(body->generate);
   if (!ids.ok()) return AnswerError(ids.status(), true);
-  Json answer;
+  OrderedJson answer;
   answer["token_ids"] = *ids;
   answer["features"] = nullptr;
   return AnswerJson(answer);
@@ -353,7 +353,7 @@ std::unique_ptr<HttpExchange> HttpApi::RenderCompletion(HttpRequest& request, co
   absl::Status status = body.status();
   if (status.ok()) status = CheckModel(body->model);
   if (!status.ok()) return AnswerError(status, false);
-  Json answer = Json::array();
+  OrderedJson answer = OrderedJson::array();
   for (v1::GenerateRequest& prompt : body->prompts) {
     const absl::StatusOr<std::vector<int32_t>> ids = TokensOf(prompt);
     if (!ids.ok()) return AnswerError(ids.status(), false);

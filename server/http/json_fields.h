@@ -5,6 +5,7 @@
 #ifndef WINNOW_SERVER_HTTP_JSON_FIELDS_H_
 #define WINNOW_SERVER_HTTP_JSON_FIELDS_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -16,6 +17,9 @@
 #include "server/status.h"
 
 namespace winnow::server {
+
+// Bytes of a client's own text that an error repeats.
+inline constexpr size_t kMaxShownBytes = 40;
 
 // The body of a request as a JSON object. InvalidArgument (INVALID_ENCODING): it is none, is nested
 // too deep, or is not UTF-8.

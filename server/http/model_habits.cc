@@ -6,17 +6,17 @@
 namespace winnow::server {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 // The template's text for a prompt with a tool; "" if that is what it writes without.
 std::string TextWithTool(const engine::ChatTemplate& chat_template) {
-  const Json messages = Json::array({{{"role", "user"}, {"content", "x"}}});
-  const Json tools =
-      Json::array({{{"type", "function"},
-                    {"function",
-                     {{"name", "f"},
-                      {"description", "d"},
-                      {"parameters", {{"type", "object"}, {"properties", Json::object()}}}}}}});
+  const OrderedJson messages = OrderedJson::array({{{"role", "user"}, {"content", "x"}}});
+  const OrderedJson tools = OrderedJson::array(
+      {{{"type", "function"},
+        {"function",
+         {{"name", "f"},
+          {"description", "d"},
+          {"parameters", {{"type", "object"}, {"properties", OrderedJson::object()}}}}}}});
   engine::ChatRequest request;
   request.messages = &messages;
   const auto without = chat_template.Render(request);

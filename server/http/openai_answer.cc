@@ -12,18 +12,18 @@
 namespace winnow::server {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 // JSON has no infinity. OpenAI's servers give this for what is as good as impossible.
 constexpr float kLeastLogprob = -9999;
 constexpr std::string_view kReplacement = "\xef\xbf\xbd";  // U+FFFD
 
-Json Logprob(float value) { return std::max(value, kLeastLogprob); }
+OrderedJson Logprob(float value) { return std::max(value, kLeastLogprob); }
 
 // A token's bytes; null for half a character, whose text does not give them.
-Json BytesOf(std::string_view text) {
+OrderedJson BytesOf(std::string_view text) {
   if (text.find(kReplacement) != text.npos) return nullptr;
-  Json bytes = Json::array();
+  OrderedJson bytes = OrderedJson::array();
   for (const char c : text) bytes.push_back(static_cast<unsigned char>(c));
   return bytes;
 }
@@ -33,7 +33,7 @@ const char* FinishName(v1::FinishReason reason) {
 }
 
 // The stop string, or the token of stop_token_ids, that ended a choice; null for the model's own end.
-Json StopReason(const v1::Finish& finish, const std::vector<int32_t>& eos_token_ids) {
+OrderedJson StopReason(const v1::Finish& finish, const std::vector<int32_t>& eos_token_ids) {
   if (!finish.stop_string().empty()) return finish.stop_string();
   if (!finish.has_stop_token_id() || std::find(eos_token_ids.begin(), eos_token_ids.end(),
                                                finish.stop_token_id()) != eos_token_ids.end()) {
@@ -87,8 +87,8 @@ class OpenAiFormat final : public AnswerFormat {
       return;
     }
     if (options_.include_usage) {
-      Json chunk = Envelope();
-      chunk["choices"] = Json::array();
+      OrderedJson chunk = Envelope();
+      chunk["choices"] = OrderedJson::array();
       chunk["usage"] = Usage();
       Event(chunk, out);
     }
@@ -113,17 +113,17 @@ class OpenAiFormat final : public AnswerFormat {
     bool reasons = false;  // the last of what came was reasoning
     std::string text, reasoning;
     std::vector<Call> calls;  // streamed: names alone
-    Json logprobs;
+    OrderedJson logprobs;
     size_t characters = 0;  // of all tokens' texts so far
     v1::Finish finish;
   };
 
-  static void Event(const Json& json, std::string& out) {
+  static void Event(const OrderedJson& json, std::string& out) {
     Append(out, "data: ", Dump(json), "\n\n");
   }
 
-  Json Envelope() const {
-    Json json;
+  OrderedJson Envelope() const {
+    OrderedJson json;
     json["id"] = id_;
     json["object"] = options_.chat ? (options_.stream ? "chat.completion.chunk" : "chat.completion")
                                    : "text_completion";
@@ -134,14 +134,15 @@ class OpenAiFormat final : public AnswerFormat {
   }
 
   // A chunk with one choice. `delta`: chat's delta, or the text.
-  void Chunk(int32_t index, Json delta, Json logprobs, Json finish, Json stop, std::string& out) {
-    Json choice;
+  void Chunk(int32_t index, OrderedJson delta, OrderedJson logprobs, OrderedJson finish,
+             OrderedJson stop, std::string& out) {
+    OrderedJson choice;
     choice["index"] = index;
     choice[options_.chat ? "delta" : "text"] = std::move(delta);
     choice["logprobs"] = std::move(logprobs);
     choice["finish_reason"] = std::move(finish);
     if (!choice["finish_reason"].is_null()) choice["stop_reason"] = std::move(stop);
-    Json chunk = Envelope();
+    OrderedJson chunk = Envelope();
     chunk["choices"].push_back(std::move(choice));
     if (options_.continuous_usage) {
       chunk["usage"] = LiveUsage();
@@ -178,29 +179,30 @@ class OpenAiFormat final : public AnswerFormat {
     }
   }
 
-  Json CallJson(int32_t choice, size_t index, const std::string& name,
-                const std::string& arguments) const {
+  OrderedJson CallJson(int32_t choice, size_t index, const std::string& name,
+                       const std::string& arguments) const {
     return {{"id", CallId(id_, choice, index)},
             {"type", "function"},
             {"function", {{"name", name}, {"arguments", arguments}}}};
   }
 
   // Null: nothing to say. A call's name comes once, in its first delta: some clients join names as they do arguments.
-  Json DeltaOf(const AnswerPiece& piece, int32_t index, Choice& choice) {
+  OrderedJson DeltaOf(const AnswerPiece& piece, int32_t index, Choice& choice) {
     switch (piece.kind) {
       case AnswerPiece::Kind::kContent:
         return {{"content", piece.text}};
       case AnswerPiece::Kind::kReasoning:
         return {{"reasoning_content", piece.text}, {"reasoning", piece.text}};
       case AnswerPiece::Kind::kCallBegin: {
-        Json call = {{"index", choice.calls.size()}};
+        OrderedJson call = {{"index", choice.calls.size()}};
         call.update(CallJson(index, choice.calls.size(), piece.text, ""));
         choice.calls.push_back({piece.text, ""});
-        return {{"tool_calls", Json::array({std::move(call)})}};
+        return {{"tool_calls", OrderedJson::array({std::move(call)})}};
       }
       case AnswerPiece::Kind::kCallArguments: {
-        Json call = {{"index", choice.calls.size() - 1}, {"function", {{"arguments", piece.text}}}};
-        return {{"tool_calls", Json::array({std::move(call)})}};
+        OrderedJson call = {{"index", choice.calls.size() - 1},
+                            {"function", {{"arguments", piece.text}}}};
+        return {{"tool_calls", OrderedJson::array({std::move(call)})}};
       }
       case AnswerPiece::Kind::kCallEnd:
         break;
@@ -220,37 +222,37 @@ class OpenAiFormat final : public AnswerFormat {
     if (options_.chat && !std::exchange(choice.begun, true)) {
       Chunk(index, {{"role", "assistant"}, {"content", ""}}, nullptr, nullptr, nullptr, out);
     }
-    Json logprobs;
+    OrderedJson logprobs;
     if (options_.logprobs) AppendLogprobs(message, choice, logprobs);
     for (const AnswerPiece& piece : pieces) {
-      Json delta = piece.text;
+      OrderedJson delta = piece.text;
       if (options_.chat) delta = DeltaOf(piece, index, choice);
       if (delta.is_null()) continue;
       Chunk(index, std::move(delta), std::exchange(logprobs, nullptr), nullptr, nullptr, out);
     }
     if (!logprobs.is_null() && message.tokens_size() > 0) {
-      Json delta = "";
+      OrderedJson delta = "";
       if (options_.chat) delta = {{"content", ""}};
       Chunk(index, std::move(delta), std::move(logprobs), nullptr, nullptr, out);
     }
     // In a chunk of its own: some clients drop the text of the chunk that has the reason.
     if (message.has_finish()) {
-      Chunk(index, options_.chat ? Json::object() : Json(""), nullptr, FinishOf(choice),
-            StopReason(message.finish(), options_.eos_token_ids), out);
+      Chunk(index, options_.chat ? OrderedJson::object() : OrderedJson(""), nullptr,
+            FinishOf(choice), StopReason(message.finish(), options_.eos_token_ids), out);
     }
   }
 
   std::string TextOf(int32_t id) const { return tokenizer_.Decode({&id, 1}, false); }
 
-  void AppendLogprobs(const v1::GenerateResponse& message, Choice& choice, Json& out) {
+  void AppendLogprobs(const v1::GenerateResponse& message, Choice& choice, OrderedJson& out) {
     if (options_.chat) {
-      if (out.is_null()) out = {{"content", Json::array()}, {"refusal", nullptr}};
+      if (out.is_null()) out = {{"content", OrderedJson::array()}, {"refusal", nullptr}};
       for (const v1::Token& token : message.tokens()) out["content"].push_back(ChatLogprob(token));
       return;
     }
     if (out.is_null()) {
       for (const char* const key : {"tokens", "token_logprobs", "top_logprobs", "text_offset"}) {
-        out[key] = Json::array();
+        out[key] = OrderedJson::array();
       }
     }
     for (const v1::Token& token : message.tokens()) {
@@ -259,7 +261,7 @@ class OpenAiFormat final : public AnswerFormat {
       choice.characters += Characters(text);
       out["tokens"].push_back(text);
       out["token_logprobs"].push_back(Logprob(token.logprob()));
-      Json top = Json::object();
+      OrderedJson top = OrderedJson::object();
       for (const v1::TokenLogprob& likely : token.top()) {
         // Two tokens may have the same text; the likelier one is first.
         if (!top.contains(likely.text())) top[likely.text()] = Logprob(likely.logprob());
@@ -268,13 +270,13 @@ class OpenAiFormat final : public AnswerFormat {
     }
   }
 
-  Json ChatLogprob(const v1::Token& token) const {
-    Json out;
+  OrderedJson ChatLogprob(const v1::Token& token) const {
+    OrderedJson out;
     const std::string text = TextOf(token.id());
     out["token"] = text;
     out["logprob"] = Logprob(token.logprob());
     out["bytes"] = BytesOf(text);
-    Json top = Json::array();
+    OrderedJson top = OrderedJson::array();
     for (const v1::TokenLogprob& likely : token.top()) {
       top.push_back({{"token", likely.text()},
                      {"logprob", Logprob(likely.logprob())},
@@ -284,8 +286,8 @@ class OpenAiFormat final : public AnswerFormat {
     return out;
   }
 
-  Json Message(int32_t index, Choice& choice) const {
-    Json message = {
+  OrderedJson Message(int32_t index, Choice& choice) const {
+    OrderedJson message = {
         {"role", "assistant"}, {"content", std::move(choice.text)}, {"refusal", nullptr}};
     if (!choice.reasoning.empty()) {
       message["reasoning_content"] = choice.reasoning;
@@ -300,12 +302,12 @@ class OpenAiFormat final : public AnswerFormat {
     return message;
   }
 
-  Json WholeAnswer() {
-    Json answer = Envelope();
-    answer["choices"] = Json::array();
+  OrderedJson WholeAnswer() {
+    OrderedJson answer = Envelope();
+    answer["choices"] = OrderedJson::array();
     for (size_t i = 0; i < choices_.size(); ++i) {
       Choice& choice = choices_[i];
-      Json out;
+      OrderedJson out;
       out["index"] = i;
       if (options_.chat) {
         out["message"] = Message(static_cast<int32_t>(i), choice);
@@ -321,14 +323,14 @@ class OpenAiFormat final : public AnswerFormat {
     return answer;
   }
 
-  static Json Counts(int32_t prompt, int32_t generated) {
+  static OrderedJson Counts(int32_t prompt, int32_t generated) {
     return {{"prompt_tokens", prompt},
             {"completion_tokens", generated},
             {"total_tokens", int64_t{prompt} + generated}};
   }
-  Json LiveUsage() const { return Counts(prompt_tokens_, live_tokens_); }
-  Json Usage() const {
-    Json usage = Counts(usage_.prompt_tokens, usage_.generated_tokens);
+  OrderedJson LiveUsage() const { return Counts(prompt_tokens_, live_tokens_); }
+  OrderedJson Usage() const {
+    OrderedJson usage = Counts(usage_.prompt_tokens, usage_.generated_tokens);
     usage["prompt_tokens_details"] = {{"cached_tokens", usage_.cached_tokens.value_or(0)}};
     usage["completion_tokens_details"] = {{"reasoning_tokens", reasoning_tokens_}};
     usage["winnow"] = WinnowUsage(usage_);
@@ -348,8 +350,8 @@ class OpenAiFormat final : public AnswerFormat {
 
 }  // namespace
 
-std::string Dump(const Json& json) {
-  return json.dump(-1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace);
+std::string Dump(const OrderedJson& json) {
+  return json.dump(-1, ' ', /*ensure_ascii=*/false, OrderedJson::error_handler_t::replace);
 }
 
 namespace {
@@ -377,7 +379,7 @@ void AddDrafts(const v1::DraftUsage& drafts, v1::DraftUsage& sum) {
   AddReads(drafts.verify_read_bytes(), *sum.mutable_verify_read_bytes());
 }
 
-Json ReadsJson(const v1::KvReadBytes& reads) {
+OrderedJson ReadsJson(const v1::KvReadBytes& reads) {
   return {{"fast", reads.fast()}, {"host", reads.host()}, {"disk", reads.disk()}};
 }
 
@@ -416,9 +418,9 @@ void UsageSum::Add(const v1::Usage& usage) {
   sum.set_chosen_rows(sum.chosen_rows() + own.chosen_rows());
 }
 
-Json WinnowUsage(const UsageSum& sum) {
+OrderedJson WinnowUsage(const UsageSum& sum) {
   const v1::Usage& usage = sum.winnow;
-  Json out = {{"policy", usage.policy()}, {"exactness", usage.exactness()}};
+  OrderedJson out = {{"policy", usage.policy()}, {"exactness", usage.exactness()}};
   out["kv_read_bytes"] = ReadsJson(usage.kv_read_bytes());
   out["kv_dense_bytes"] = usage.kv_dense_bytes();
   out["selected_rows"] = usage.selected_rows();
@@ -428,8 +430,8 @@ Json WinnowUsage(const UsageSum& sum) {
     out["verified_draft_tokens"] = usage.drafts().verified_tokens();
     out["accepted_draft_tokens"] = usage.drafts().accepted_tokens();
     out["verifications"] = usage.drafts().verifications();
-    out["verified_at"] = Json(usage.drafts().verified_at());
-    out["accepted_at"] = Json(usage.drafts().accepted_at());
+    out["verified_at"] = OrderedJson(usage.drafts().verified_at());
+    out["accepted_at"] = OrderedJson(usage.drafts().accepted_at());
     out["draft_read_bytes"] = ReadsJson(usage.drafts().draft_read_bytes());
     out["verify_read_bytes"] = ReadsJson(usage.drafts().verify_read_bytes());
   }

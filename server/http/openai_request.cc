@@ -17,7 +17,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr size_t kMaxShownBytes = 40;
 constexpr size_t kMaxRenderPrompts = 1024;
 // Log-probabilities of one answer that is not streamed: it is put together in memory.
 constexpr int64_t kMaxWholeLogprobs = 1 << 20;

@@ -16,8 +16,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr size_t kMaxShownBytes = 40;
-
 void RefuseUnknown(const Json& json, const std::vector<std::string>& known, JsonFields& fields) {
   for (const auto& [key, value] : json.items()) {
     if (std::find(known.begin(), known.end(), key) != known.end()) continue;

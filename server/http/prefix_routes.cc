@@ -12,7 +12,7 @@
 namespace winnow::server {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 // "": the path names none, or an empty one.
 std::string NameOf(const HttpRequest& request) {
@@ -29,7 +29,7 @@ HttpPiece ErrorPiece(const absl::Status& status, bool chat = false) {
   return ErrorResponse(error, OpenAiErrorBody(error));
 }
 
-HttpPiece JsonPiece(const Json& json) { return Whole(200, "application/json", Dump(json)); }
+HttpPiece JsonPiece(const OrderedJson& json) { return Whole(200, "application/json", Dump(json)); }
 
 }  // namespace
 
@@ -69,9 +69,9 @@ std::unique_ptr<HttpExchange> ListPrefixesRoute(PrefixCalls& calls, const HttpRe
                  return piece->Give(ErrorPiece(PrefixNotFound()));
                }
                if (!all) return piece->Give(JsonPiece(PrefixJson(result->prefixes(0))));
-               Json list;
+               OrderedJson list;
                list["object"] = "list";
-               list["data"] = Json::array();
+               list["data"] = OrderedJson::array();
                for (const v1::Prefix& prefix : result->prefixes()) {
                  list["data"].push_back(PrefixJson(prefix));
                }

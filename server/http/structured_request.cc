@@ -11,12 +11,10 @@
 namespace winnow::server {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
-constexpr size_t kMaxShownBytes = 40;
+using OrderedJson = nlohmann::ordered_json;
 
 // A schema as an object, true or false, or as a text of one.
-bool TakeSchema(const Json& schema, std::string* out) {
+bool TakeSchema(const OrderedJson& schema, std::string* out) {
   if (schema.is_string()) {
     *out = schema.get<std::string>();
     return true;
@@ -40,7 +38,7 @@ class Taker {
     return out_.mutable_structured_output();
   }
 
-  void Text(const std::string& field, const Json& value,
+  void Text(const std::string& field, const OrderedJson& value,
             void (*set)(v1::StructuredOutput&, std::string)) {
     if (!value.is_string()) {
       fields_.Add(field, "must be a string");
@@ -49,7 +47,7 @@ class Taker {
     }
   }
 
-  void Schema(const std::string& field, const Json& value, bool open) {
+  void Schema(const std::string& field, const OrderedJson& value, bool open) {
     std::string schema;
     if (!TakeSchema(value, &schema)) {
       fields_.Add(field, "must be a JSON schema");
@@ -59,21 +57,22 @@ class Taker {
     }
   }
 
-  void Choice(const std::string& field, const Json& value) {
+  void Choice(const std::string& field, const OrderedJson& value) {
     bool good = value.is_array() && !value.empty();
-    for (const Json& text : value) good = good && text.is_string();
+    for (const OrderedJson& text : value) good = good && text.is_string();
     if (!good) {
       fields_.Add(field, "must be a list of strings");
     } else if (v1::StructuredOutput* const out = New(field)) {
-      for (const Json& text : value) out->mutable_choice()->add_texts(text.get<std::string>());
+      for (const OrderedJson& text : value)
+        out->mutable_choice()->add_texts(text.get<std::string>());
     }
   }
 
-  void Regex(const std::string& field, const Json& value) {
+  void Regex(const std::string& field, const OrderedJson& value) {
     Text(field, value,
          [](v1::StructuredOutput& out, std::string text) { out.set_regex(std::move(text)); });
   }
-  void Grammar(const std::string& field, const Json& value) {
+  void Grammar(const std::string& field, const OrderedJson& value) {
     Text(field, value,
          [](v1::StructuredOutput& out, std::string text) { out.set_grammar(std::move(text)); });
   }
@@ -87,36 +86,36 @@ class Taker {
 };
 
 // A member as ordered JSON; absent or null: null. `field`: for what is wrong with it.
-Json Ordered(std::string_view body, const std::string& name, JsonFields& fields,
-             const std::string& field) {
+OrderedJson Ordered(std::string_view body, const std::string& name, JsonFields& fields,
+                    const std::string& field) {
   const std::string_view text = TextOfMember(body, name);
   if (text.empty()) return nullptr;
-  absl::StatusOr<Json> json = ParseOrdered(text);
+  absl::StatusOr<OrderedJson> json = ParseOrdered(text);
   if (json.ok()) return *std::move(json);
   fields.Add(field, ToStd(json.status().message()));
   return nullptr;
 }
 
 // {"type": ...}. `nested`: chat's form, which has the schema one level deeper than the Responses'.
-void TakeFormat(const Json& format, const std::string& field, bool nested, JsonFields& fields,
-                Taker& taker) {
+void TakeFormat(const OrderedJson& format, const std::string& field, bool nested,
+                JsonFields& fields, Taker& taker) {
   if (format.is_null()) return;
   if (!format.is_object()) {
     fields.Add(field, "must be an object");
     return;
   }
-  const Json type = format.value("type", Json());
+  const OrderedJson type = format.value("type", OrderedJson());
   if (type == "text") return;
   if (type == "json_object") {
     if (v1::StructuredOutput* const out = taker.New(field)) out->set_json_object(true);
   } else if (type == "json_schema") {
-    const Json own = nested ? format.value("json_schema", Json()) : format;
+    const OrderedJson own = nested ? format.value("json_schema", OrderedJson()) : format;
     const std::string path = nested ? field + ".json_schema" : field;
     if (!own.is_object() || !own.contains("schema")) {
       fields.Add(path + ".schema", "must be set");
       return;
     }
-    const Json strict = own.value("strict", Json());
+    const OrderedJson strict = own.value("strict", OrderedJson());
     if (!strict.is_null() && !strict.is_boolean())
       fields.Add(path + ".strict", "must be true or false");
     taker.Schema(path + ".schema", own["schema"],
@@ -131,7 +130,7 @@ void TakeFormat(const Json& format, const std::string& field, bool nested, JsonF
 }
 
 // vLLM's object.
-void TakeStructuredOutputs(const Json& json, JsonFields& fields, Taker& taker) {
+void TakeStructuredOutputs(const OrderedJson& json, JsonFields& fields, Taker& taker) {
   const std::string name = "structured_outputs";
   if (json.is_null()) return;
   if (!json.is_object()) {
@@ -168,17 +167,18 @@ std::string TakeStructuredOutput(std::string_view body, JsonFields& fields,
                                  v1::GenerateRequest& out) {
   Taker taker(fields, out);
   const auto ordered = [&](const char* const name) {
-    return fields.Find(name) == nullptr ? Json() : Ordered(body, name, fields, name);
+    return fields.Find(name) == nullptr ? OrderedJson() : Ordered(body, name, fields, name);
   };
   TakeFormat(ordered("response_format"), "response_format", /*nested=*/true, fields, taker);
   TakeStructuredOutputs(ordered("structured_outputs"), fields, taker);
-  if (const Json json = ordered("guided_json"); !json.is_null()) {
+  if (const OrderedJson json = ordered("guided_json"); !json.is_null()) {
     taker.Schema("guided_json", json, /*open=*/false);
   }
-  if (const Json json = ordered("guided_regex"); !json.is_null()) taker.Regex("guided_regex", json);
-  if (const Json json = ordered("guided_choice"); !json.is_null())
+  if (const OrderedJson json = ordered("guided_regex"); !json.is_null())
+    taker.Regex("guided_regex", json);
+  if (const OrderedJson json = ordered("guided_choice"); !json.is_null())
     taker.Choice("guided_choice", json);
-  if (const Json json = ordered("guided_grammar"); !json.is_null()) {
+  if (const OrderedJson json = ordered("guided_grammar"); !json.is_null()) {
     taker.Grammar("guided_grammar", json);
   }
   return taker.taken();
@@ -187,9 +187,9 @@ std::string TakeStructuredOutput(std::string_view body, JsonFields& fields,
 std::string TakeTextFormat(std::string_view body, JsonFields& fields, v1::GenerateRequest& out) {
   Taker taker(fields, out);
   if (fields.Object("text") == nullptr) return "";
-  const Json text = Ordered(body, "text", fields, "text");
+  const OrderedJson text = Ordered(body, "text", fields, "text");
   if (text.is_object()) {
-    TakeFormat(text.value("format", Json()), "text.format", /*nested=*/false, fields, taker);
+    TakeFormat(text.value("format", OrderedJson()), "text.format", /*nested=*/false, fields, taker);
   }
   return taker.taken();
 }

@@ -15,10 +15,9 @@
 namespace winnow::server {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 using Choice = RequestedTools::Choice;
 
-constexpr size_t kMaxShownBytes = 40;
 constexpr size_t kMaxFunctionNameBytes = 64;  // OpenAI's
 
 bool IsFunctionName(std::string_view name) {
@@ -27,27 +26,27 @@ bool IsFunctionName(std::string_view name) {
              "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-") == name.npos;
 }
 
-Json StringOr(const Json& object, const char* name, const char* otherwise) {
+OrderedJson StringOr(const OrderedJson& object, const char* name, const char* otherwise) {
   const auto found = object.find(name);
-  return found != object.end() && found->is_string() ? *found : Json(otherwise);
+  return found != object.end() && found->is_string() ? *found : OrderedJson(otherwise);
 }
 
 // The list of `tools`, in order; empty if there is none.
-Json OrderedTools(std::string_view body, JsonFields& fields) {
+OrderedJson OrderedTools(std::string_view body, JsonFields& fields) {
   nlohmann::json* const tools = fields.Array("tools");
-  if (tools == nullptr || tools->empty()) return Json::array();
+  if (tools == nullptr || tools->empty()) return OrderedJson::array();
   if (tools->size() > kMaxTools) {
     fields.Add("tools", Concat("has ", tools->size(), " tools, may have at most ", kMaxTools));
-    return Json::array();
+    return OrderedJson::array();
   }
-  absl::StatusOr<Json> ordered = ParseOrdered(TextOfMember(body, "tools"));
+  absl::StatusOr<OrderedJson> ordered = ParseOrdered(TextOfMember(body, "tools"));
   if (ordered.ok()) return *std::move(ordered);
   fields.Add("tools", ToStd(ordered.status().message()));
-  return Json::array();
+  return OrderedJson::array();
 }
 
 // `function` has name, description, `schema_name` and strict.
-void AddTool(const Json& function, const char* schema_name, const std::string& path,
+void AddTool(const OrderedJson& function, const char* schema_name, const std::string& path,
              JsonFields& fields, RequestedTools& out) {
   RequestedTool tool;
   tool.name = StringOr(function, "name", "").get<std::string>();
@@ -61,21 +60,22 @@ void AddTool(const Json& function, const char* schema_name, const std::string& p
     fields.Add(path + ".name", Concat("\"", tool.name, "\" is there twice"));
     return;
   }
-  tool.parameters = function.value(schema_name, Json());
+  tool.parameters = function.value(schema_name, OrderedJson());
   if (tool.parameters.is_null()) {
-    tool.parameters = {{"type", "object"}, {"properties", Json::object()}};
+    tool.parameters = {{"type", "object"}, {"properties", OrderedJson::object()}};
   } else if (!tool.parameters.is_object()) {
     fields.Add(Concat(path, ".", schema_name), "must be a JSON schema");
     return;
   }
-  tool.strict = function.value("strict", Json()) == true;
+  tool.strict = function.value("strict", OrderedJson()) == true;
   out.tools.push_back(std::move(tool));
 }
 
 // As every template knows it.
-Json Shown(const Json& function, const RequestedTool& tool) {
-  Json shown = {{"name", tool.name}};
-  if (const Json description = function.value("description", Json()); description.is_string()) {
+OrderedJson Shown(const OrderedJson& function, const RequestedTool& tool) {
+  OrderedJson shown = {{"name", tool.name}};
+  if (const OrderedJson description = function.value("description", OrderedJson());
+      description.is_string()) {
     shown["description"] = description;
   }
   shown["parameters"] = tool.parameters;
@@ -108,21 +108,21 @@ void TakeNamed(const nlohmann::json& name, JsonFields& fields, RequestedTools& o
 
 // ---- grammars ----
 
-Json SchemaFormat(const RequestedTool& tool) {
+OrderedJson SchemaFormat(const RequestedTool& tool) {
   return {{"type", "json_schema"},
           {"json_schema", tool.parameters},
           {"max_whitespace_cnt", engine::kMaxJsonWhitespace}};
 }
-Json AnyObject() {
+OrderedJson AnyObject() {
   return {{"type", "json_schema"},
           {"json_schema", {{"type", "object"}, {"additionalProperties", true}}},
           {"max_whitespace_cnt", engine::kMaxJsonWhitespace}};
 }
 
 // A call as the model writes it. `any`: its arguments may be any object.
-Json CallTag(const RequestedTool& tool, const ModelHabits& habits, bool any) {
-  const std::string name = Json(tool.name).dump();
-  const Json content = any ? AnyObject() : SchemaFormat(tool);
+OrderedJson CallTag(const RequestedTool& tool, const ModelHabits& habits, bool any) {
+  const std::string name = OrderedJson(tool.name).dump();
+  const OrderedJson content = any ? AnyObject() : SchemaFormat(tool);
   switch (habits.tools) {
     case ToolFormat::kHermes:
       return {{"type", "tag"},
@@ -142,39 +142,39 @@ Json CallTag(const RequestedTool& tool, const ModelHabits& habits, bool any) {
   }
 }
 
-Json Token(int32_t id) { return {{"type", "token"}, {"token", id}}; }
-Json Text(std::string_view text) { return {{"type", "const_string"}, {"value", text}}; }
+OrderedJson Token(int32_t id) { return {{"type", "token"}, {"token", id}}; }
+OrderedJson Text(std::string_view text) { return {{"type", "const_string"}, {"value", text}}; }
 
 // One call or, where they may be parallel, several.
-Json Calls(const std::vector<const RequestedTool*>& tools, const ModelHabits& habits,
-           bool parallel) {
-  Json tags = Json::array();
+OrderedJson Calls(const std::vector<const RequestedTool*>& tools, const ModelHabits& habits,
+                  bool parallel) {
+  OrderedJson tags = OrderedJson::array();
   if (habits.tools == ToolFormat::kMistral && habits.arguments_token.has_value()) {
-    Json calls = Json::array();
+    OrderedJson calls = OrderedJson::array();
     for (const RequestedTool* const tool : tools) {
-      calls.push_back(
-          {{"type", "sequence"},
-           {"elements", Json::array({Token(*habits.calls_token), Text(tool->name),
-                                     Token(*habits.arguments_token), SchemaFormat(*tool)})}});
+      calls.push_back({{"type", "sequence"},
+                       {"elements", OrderedJson::array(
+                                        {Token(*habits.calls_token), Text(tool->name),
+                                         Token(*habits.arguments_token), SchemaFormat(*tool)})}});
     }
-    Json one = {{"type", "or"}, {"elements", std::move(calls)}};
-    return parallel ? Json{{"type", "plus"}, {"content", std::move(one)}} : one;
+    OrderedJson one = {{"type", "or"}, {"elements", std::move(calls)}};
+    return parallel ? OrderedJson{{"type", "plus"}, {"content", std::move(one)}} : one;
   }
   for (const RequestedTool* const tool : tools) tags.push_back(CallTag(*tool, habits, false));
   const bool mistral = habits.tools == ToolFormat::kMistral;
-  Json calls = {{"type", "tags_with_separator"},
-                {"tags", std::move(tags)},
-                {"separator", mistral ? ", " : "\n"},
-                {"at_least_one", true},
-                {"stop_after_first", !parallel || habits.tools == ToolFormat::kLlama3}};
+  OrderedJson calls = {{"type", "tags_with_separator"},
+                       {"tags", std::move(tags)},
+                       {"separator", mistral ? ", " : "\n"},
+                       {"at_least_one", true},
+                       {"stop_after_first", !parallel || habits.tools == ToolFormat::kLlama3}};
   if (!mistral) return calls;
   return {{"type", "sequence"},
-          {"elements",
-           Json::array({Token(*habits.calls_token), Text("["), std::move(calls), Text("]")})}};
+          {"elements", OrderedJson::array(
+                           {Token(*habits.calls_token), Text("["), std::move(calls), Text("]")})}};
 }
 
-void SetStructure(Json format, v1::GenerateRequest& out) {
-  const Json tag = {{"type", "structural_tag"}, {"format", std::move(format)}};
+void SetStructure(OrderedJson format, v1::GenerateRequest& out) {
+  const OrderedJson tag = {{"type", "structural_tag"}, {"format", std::move(format)}};
   out.mutable_structured_output()->set_structural_tag(Dump(tag));
 }
 
@@ -208,12 +208,12 @@ void ApplyGrammar(const RequestedTools& requested, const ModelHabits& habits, Js
                "strict needs tool_choice required with this model, or one function by name");
     return;
   }
-  Json tags = Json::array();
+  OrderedJson tags = OrderedJson::array();
   for (const RequestedTool& tool : requested.tools) {
     tags.push_back(CallTag(tool, habits, /*any=*/!tool.strict));
   }
   SetStructure({{"type", "triggered_tags"},
-                {"triggers", Json::array({"<tool_call>"})},
+                {"triggers", OrderedJson::array({"<tool_call>"})},
                 {"tags", std::move(tags)},
                 {"at_least_one", false},
                 {"stop_after_first", !requested.parallel}},
@@ -224,12 +224,12 @@ void ApplyGrammar(const RequestedTools& requested, const ModelHabits& habits, Js
 
 RequestedTools TakeChatTools(std::string_view body, JsonFields& fields) {
   RequestedTools out;
-  const Json tools = OrderedTools(body, fields);
+  const OrderedJson tools = OrderedTools(body, fields);
   for (size_t i = 0; i < tools.size(); ++i) {
     const std::string path = Concat("tools[", i, "]");
-    const Json& tool = tools[i];
+    const OrderedJson& tool = tools[i];
     if (!tool.is_object() || StringOr(tool, "type", "") != "function" ||
-        !tool.value("function", Json()).is_object()) {
+        !tool.value("function", OrderedJson()).is_object()) {
       fields.Add(path, "must be {\"type\": \"function\", \"function\": {...}}");
       continue;
     }
@@ -251,9 +251,9 @@ RequestedTools TakeChatTools(std::string_view body, JsonFields& fields) {
 
 RequestedTools TakeResponsesTools(std::string_view body, JsonFields& fields) {
   RequestedTools out;
-  const Json tools = OrderedTools(body, fields);
+  const OrderedJson tools = OrderedTools(body, fields);
   for (size_t i = 0; i < tools.size(); ++i) {
-    const Json& tool = tools[i];
+    const OrderedJson& tool = tools[i];
     const std::string path = Concat("tools[", i, "]");
     if (!tool.is_object()) {
       fields.Add(path, "must be an object");
@@ -277,16 +277,16 @@ RequestedTools TakeResponsesTools(std::string_view body, JsonFields& fields) {
 
 RequestedTools TakeAnthropicTools(std::string_view body, JsonFields& fields) {
   RequestedTools out;
-  const Json tools = OrderedTools(body, fields);
+  const OrderedJson tools = OrderedTools(body, fields);
   for (size_t i = 0; i < tools.size(); ++i) {
-    const Json& tool = tools[i];
+    const OrderedJson& tool = tools[i];
     const std::string path = Concat("tools[", i, "]");
     if (!tool.is_object()) {
       fields.Add(path, "must be an object");
       continue;
     }
     // Tools of Anthropic's own have a version as their type; a client's have none, or "custom".
-    if (const Json type = StringOr(tool, "type", "custom"); type != "custom") {
+    if (const OrderedJson type = StringOr(tool, "type", "custom"); type != "custom") {
       fields.Add(path + ".type", Concat(CleanUtf8(Dump(type), kMaxShownBytes), " is not served"));
       continue;
     }

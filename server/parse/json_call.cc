@@ -7,7 +7,7 @@
 namespace winnow::server {
 namespace {
 
-bool IsSpace(char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; }
+bool IsJsonSpace(char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; }
 
 // The string that JSON text stands for; false if it is none.
 bool DecodeString(const std::string& text, std::string* out) {
@@ -23,12 +23,12 @@ JsonCall::State JsonCall::Add(char c) {
   if (!has_name_) text_.push_back(c);
   switch (place_) {
     case Place::kBeforeObject:
-      if (IsSpace(c)) return State::kOpen;
+      if (IsJsonSpace(c)) return State::kOpen;
       if (c != '{') return State::kBroken;
       place_ = Place::kBeforeKey;
       return State::kOpen;
     case Place::kBeforeKey:
-      if (IsSpace(c)) return State::kOpen;
+      if (IsJsonSpace(c)) return State::kOpen;
       if (c == '}') return AddAfterValue(c);
       if (c != '"') return State::kBroken;
       key_.assign(1, '"');
@@ -38,12 +38,12 @@ JsonCall::State JsonCall::Add(char c) {
     case Place::kInKey:
       return AddKeyByte(c);
     case Place::kAfterKey:
-      if (IsSpace(c)) return State::kOpen;
+      if (IsJsonSpace(c)) return State::kOpen;
       if (c != ':') return State::kBroken;
       place_ = Place::kBeforeValue;
       return State::kOpen;
     case Place::kBeforeValue:
-      if (IsSpace(c)) return State::kOpen;
+      if (IsJsonSpace(c)) return State::kOpen;
       value_.clear();
       depth_ = 0;
       in_string_ = escaped_ = is_container_ = false;
@@ -76,7 +76,8 @@ JsonCall::State JsonCall::AddKeyByte(char c) {
 
 JsonCall::State JsonCall::AddValueByte(char c) {
   const bool top = depth_ == 0;
-  if (!in_string_ && top && !value_.empty() && (c == ',' || c == '}' || c == ']' || IsSpace(c))) {
+  if (!in_string_ && top && !value_.empty() &&
+      (c == ',' || c == '}' || c == ']' || IsJsonSpace(c))) {
     // Behind a number or a word, whose end is what follows.
     if (const State state = EndValue(); state != State::kOpen) return state;
     return AddAfterValue(c);
@@ -127,7 +128,7 @@ JsonCall::State JsonCall::EndValue() {
 }
 
 JsonCall::State JsonCall::AddAfterValue(char c) {
-  if (IsSpace(c)) return State::kOpen;
+  if (IsJsonSpace(c)) return State::kOpen;
   if (c == ',' && place_ == Place::kAfterValue) {
     place_ = Place::kBeforeKey;
     return State::kOpen;

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "kernels/backend.h"
+#include "tests/unit/kernels/guarded_array.h"
 
 namespace winnow::kernels {
 
@@ -48,13 +49,16 @@ class Random {
 };
 
 // A matrix that owns its values, with rows further apart than their width: a kernel that takes the
-// width for the stride fails, and what it writes between rows is seen.
+// width for the stride fails, and writes between rows are seen. Behind the last row nothing can be touched.
 class Matrix {
  public:
   static constexpr float kGuard = 12345.0f;
 
   Matrix(int64_t rows, int64_t cols, int64_t padding = 3)
-      : rows_(rows), cols_(cols), stride_(cols + padding), values_(rows * stride_, kGuard) {
+      : rows_(rows),
+        cols_(cols),
+        stride_(cols + padding),
+        values_(rows > 0 ? rows * stride_ - padding : 0, kGuard) {
     for (int64_t i = 0; i < rows; ++i) std::fill(row(i), row(i) + cols, 0.0f);
   }
   static Matrix Normal(Random& random, int64_t rows, int64_t cols, float deviation = 1.0f,
@@ -71,7 +75,7 @@ class Matrix {
   int64_t cols() const { return cols_; }
   Tensor tensor() { return {values_.data(), DType::kF32, rows_, cols_, stride_}; }
   bool GuardsIntact() const {
-    for (int64_t i = 0; i < rows_; ++i) {
+    for (int64_t i = 0; i + 1 < rows_; ++i) {
       for (int64_t j = cols_; j < stride_; ++j) {
         if (row(i)[j] != kGuard) return false;
       }
@@ -81,7 +85,7 @@ class Matrix {
 
  private:
   int64_t rows_, cols_, stride_;
-  std::vector<float> values_;
+  GuardedArray<float> values_;
 };
 
 // Weights as a file holds them: any dtype, at an odd address.
@@ -108,7 +112,7 @@ class FileMatrix {
  private:
   int64_t rows_, cols_;
   DType dtype_;
-  std::vector<std::byte> bytes_;
+  GuardedArray<std::byte> bytes_;
 };
 
 inline const std::vector<std::string>& AvailableIsas() {

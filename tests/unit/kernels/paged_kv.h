@@ -24,7 +24,8 @@ class PagedKv {
     const int32_t bt = layout.block_tokens;
     int32_t num_blocks = 2;  // that nobody owns
     for (const int32_t length : lengths_) num_blocks += (length + bt - 1) / bt;
-    pool_.assign(num_blocks * layout.BlockBytes(), std::byte{0xff});  // NaN in bf16 and f32
+    pool_ = GuardedArray<std::byte>(num_blocks * layout.BlockBytes(),
+                                    std::byte{0xff});  // NaN in bf16 and f32
     std::vector<int32_t> free(num_blocks);
     std::iota(free.begin(), free.end(), 0);
     random.Shuffle(free);
@@ -81,7 +82,7 @@ class PagedKv {
   KvLayout layout_;
   std::vector<int32_t> lengths_;
   std::vector<std::vector<int32_t>> tables_;
-  std::vector<std::byte> pool_;
+  GuardedArray<std::byte> pool_;
 };
 
 }  // namespace winnow::kernels
