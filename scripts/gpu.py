@@ -57,6 +57,8 @@ VERIFIED_POLICIES = ["pca:k=2%,verify=8", "pca:k=2%,verify=auto", "pca:k=2%,tail
 STORE_METRICS = re.compile(
     r"winnow_(prompt_tokens|cached_tokens|kv_losses|kv_layer_blocks|kv_read_bytes|kv_tier_wait|store_(state|blocks|device))")
 SANITIZERS = ["memcheck", "racecheck", "synccheck"]
+# With an artifact in the model's directory `--index auto` keeps what that has learned, and no transform codes.
+EVERY_INDEX = "quest,lsh,hata,spotlight,hashattention,int4,pca"
 GIVE_UP_S = 600  # for a server to be ready, or to end
 
 
@@ -135,10 +137,12 @@ class Servers:
     def start(self, name, *flags, environment=None):
         """Starts a server and waits until it is ready. Failure, with its log, where it ends before."""
         port_file = self.work / name
+        model = os.environ.get("WINNOW_MODEL", "models/needle-5m")
+        indexes = ["--index", EVERY_INDEX] if (ROOT / model / "winnow-artifact.safetensors").exists() else []
         with open(self.work / f"{name}.log", "w") as log:
             process = subprocess.Popen(
-                [str(self.winnow), "serve", "--model", os.environ.get("WINNOW_MODEL", "models/needle-5m"), "--listen",
-                 "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--http", "127.0.0.1:0", "--retrieval-from", "0",
+                [str(self.winnow), "serve", "--model", model, "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--http",
+                 "127.0.0.1:0", "--retrieval-from", "0", *indexes,
                  "--port-file", str(port_file), *map(str, flags)],
                 cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **(environment or {})})
         self._processes[name] = process

@@ -138,6 +138,15 @@ class GpuTest(unittest.TestCase):
         self.assertTrue(generated)
         self.assertIn("127.0.0.1:12345", generated[0])
 
+    def test_servers_keep_transform_codes_also_beside_an_artifact(self):
+        self.compare("graphs")
+        [first, _] = [call for call in self.calls("winnow") if call[0] == "serve"]
+        self.assertEqual(first[first.index("--index") + 1], gpu.EVERY_INDEX)
+        self.calls_file.unlink()
+        with tempfile.TemporaryDirectory() as without:
+            self.run_gpu("graphs", WINNOW_MODEL=without)
+        self.assertNotIn("--index", self.calls("winnow")[0])
+
     def test_graphs_and_rounding_compare_two_of_a_kind(self):
         self.assertEqual(self.compare("graphs"), [["--device", "cuda"], ["--device", "cuda", "--cuda-graphs", "off"]])
         self.calls_file.unlink()
