@@ -1,5 +1,5 @@
-#include "kernels/cuda/attention_ways.h"
 #include "kernels/cuda/dense_attention.h"
+#include "kernels/cuda/attention_ways.h"
 
 #include "kernels/attention.h"
 #include "tests/cuda/backend_testing.h"
@@ -168,7 +168,8 @@ TEST_F(CudaDenseAttentionTest, ALongContextHasTheSameBitsInTurnAndSideBySide) {
     const std::vector<AttentionChunk> joined = {kv.Chunk(0, 0, count, n - count)};
     const Matrix in_turn = Run(kv, pool, q, joined);
     std::vector<AttentionChunk> chunks;
-    for (int32_t i = count - last; i < count; ++i) chunks.push_back(kv.Chunk(0, i, 1, n - count + i));
+    for (int32_t i = count - last; i < count; ++i)
+      chunks.push_back(kv.Chunk(0, i, 1, n - count + i));
     const Matrix side_by_side = Run(kv, pool, q, chunks);
     for (int32_t i = count - last; i < count; ++i) {
       ASSERT_TRUE(SameBits(side_by_side, i, in_turn, i)) << "d " << d << " n " << n << " row " << i;
