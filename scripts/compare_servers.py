@@ -26,11 +26,11 @@ def ask(args, server, chat, policy):
 
 
 def ask_both(args, content, policy):
-    """The answers of both servers to one prompt."""
+    """The answers of both servers to one prompt, the second's under --against where that is given."""
     with tempfile.NamedTemporaryFile("w", suffix=".json") as chat:
         json.dump([{"role": "user", "content": content}], chat)
         chat.flush()
-        return [ask(args, server, chat.name, policy) for server in args.server]
+        return [ask(args, server, chat.name, asked) for server, asked in zip(args.server, (policy, args.against or policy))]
 
 
 def logprob_of(entry, token):
@@ -67,6 +67,8 @@ def main():
     parser.add_argument("--bytes", type=int, action="append", help="of the document; once for each length; all of it where absent")
     parser.add_argument("--question", action="append", required=True)
     parser.add_argument("--policy", action="append", required=True)
+    parser.add_argument("--against", help="the policy that the second server is asked under; absent: the same")
+    parser.add_argument("--digits", action="store_true", help="log-probabilities must be the same in all digits, too")
     parser.add_argument("--max-tokens", type=int, default=32)
     parser.add_argument("--gap", type=float, default=0.05, help="of log-probabilities that rounding may bridge")
     parser.add_argument("--parallel", type=int, default=1, help="prompts that are asked at a time")
@@ -84,7 +86,11 @@ def main():
         for (policy, _), (left, right) in zip(prompts, answers):
             at, gaps, distance = compare(left, right)
             end = ""
-            if at is None:
+            if at is None and args.digits and distance > 0:
+                parted += 1
+                worst = float("inf")
+                end = "log-probabilities differ"
+            elif at is None:
                 same += 1
             else:
                 parted += 1

@@ -12,6 +12,9 @@
   scripts/gpu.py rounding                       the same of --device cpu --isa avx2 against --isa avx512: how far answers part
                                                 where nothing but rounding differs, and no GPU has a hand in it
   scripts/gpu.py graphs [FLAG ...]              the same of `serve --device cuda FLAG...` with CUDA graphs against one without
+  scripts/gpu.py pinned --host-bytes BYTES [FLAG ...]   the same with KV in pinned memory against KV on the device
+  scripts/gpu.py exact [FLAG ...]               answers of `serve --device cuda FLAG...` under verify= against its dense ones: every
+                                                token and every digit of the log-probabilities
   scripts/gpu.py resume [FLAG ...]              the same of `serve --device cuda FLAG...` with a store on disk, that computes,
                                                 resumes lazily after a restart, and eagerly, against one without; and what
                                                 was read
@@ -43,12 +46,19 @@ import urllib.request
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SHAPE = "loadtest/shapes/llama-3.1-8b.json"
 EVERY_POLICY = ["dense", "window", "oracle:k=2%", "quest:k=2%", "lsh:k=2%", "hata:k=2%", "spotlight:k=2%",
-                "hashattention:k=2%", "spotlight:k=2%,p=0.95", "lsh:k=2%,completion=on", "spotlight:k=2%,completion=on"]
+                "hashattention:k=2%", "spotlight:k=2%,p=0.95", "lsh:k=2%,completion=on", "spotlight:k=2%,completion=on",
+                "pca:k=2%", "pca:k=2%,tail=off", "pca:k=2%,p=0.95"]
 # Those first that read least of what is stored: whatever has been read stays.
-RESUME_POLICIES = ["window:suffix=100", "lsh:k=2%,suffix=100", "spotlight:k=2%,suffix=100", *EVERY_POLICY[1:], "dense"]
+RESUME_POLICIES = ["window:suffix=100", "lsh:k=2%,suffix=100", "spotlight:k=2%,suffix=100", "pca:k=2%,suffix=100",
+                   *EVERY_POLICY[1:], "dense"]
+# Answers under these are those of dense attention, bit for bit.
+VERIFIED_POLICIES = ["pca:k=2%,verify=8", "pca:k=2%,verify=auto", "pca:k=2%,tail=off,verify=3", "lsh:k=2%,verify=8",
+                     "pca:k=2%,lookup=on,verify=auto", "dense:lookup=on,verify=8"]
 STORE_METRICS = re.compile(
     r"winnow_(prompt_tokens|cached_tokens|kv_losses|kv_layer_blocks|kv_read_bytes|kv_tier_wait|store_(state|blocks|device))")
 SANITIZERS = ["memcheck", "racecheck", "synccheck"]
+# With an artifact in the model's directory `--index auto` keeps what that has learned, and no transform codes.
+EVERY_INDEX = "quest,lsh,hata,spotlight,hashattention,int4,pca"
 GIVE_UP_S = 600  # for a server to be ready, or to end
 
 
@@ -127,10 +137,12 @@ class Servers:
     def start(self, name, *flags, environment=None):
         """Starts a server and waits until it is ready. Failure, with its log, where it ends before."""
         port_file = self.work / name
+        model = os.environ.get("WINNOW_MODEL", "models/needle-5m")
+        indexes = ["--index", EVERY_INDEX] if (ROOT / model / "winnow-artifact.safetensors").exists() else []
         with open(self.work / f"{name}.log", "w") as log:
             process = subprocess.Popen(
-                [str(self.winnow), "serve", "--model", os.environ.get("WINNOW_MODEL", "models/needle-5m"), "--listen",
-                 "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--http", "127.0.0.1:0", "--retrieval-from", "0",
+                [str(self.winnow), "serve", "--model", model, "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--http",
+                 "127.0.0.1:0", "--retrieval-from", "0", *indexes,
                  "--port-file", str(port_file), *map(str, flags)],
                 cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **(environment or {})})
         self._processes[name] = process
@@ -162,10 +174,11 @@ class Servers:
         port = re.search(r"metrics_port=(\d+)", self.log(name)).group(1)
         return urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
 
-    def compare(self, left, right, policies):
-        """The exit code of compare_servers.py: 0 where all greedy tokens are the same, 1 where some part at near ties, 2 else."""
+    def compare(self, left, right, policies, flags=()):
+        """The exit code of compare_servers.py, called with more `flags`: 0 where all greedy tokens are the same, 1 where some part
+        at near ties, 2 else."""
         command = [sys.executable, "scripts/compare_servers.py", "--winnow", self.winnow, "--server", self.address(left),
-                   "--server", self.address(right), "--document", self.work / "document.txt"]
+                   "--server", self.address(right), "--document", self.work / "document.txt", *flags]
         for size in (8000, 30000, 90000):
             command += ["--bytes", size]
         command += ["--question", self.question]
@@ -248,6 +261,22 @@ def command_graphs(arguments):
                        ("plain", ["--device", "cuda", "--cuda-graphs", "off", *arguments]))
 
 
+def command_pinned(arguments):
+    check_host_bytes("pinned", arguments)
+    return compare_two(("device", ["--device", "cuda"]), ("pinned", ["--device", "cuda", *arguments]))
+
+
+def command_exact(arguments):
+    with Servers() as servers:
+        servers.start("cuda", "--device", "cuda", *arguments)
+        return servers.compare("cuda", "cuda", VERIFIED_POLICIES, ["--against", "dense", "--digits"])
+
+
+def check_host_bytes(command, arguments):
+    if not any(word.split("=")[0] == "--host-bytes" for word in arguments):
+        raise Failure(f"{command}: --host-bytes says how much KV the host holds")
+
+
 def compare_with_store(memory_flags, store_flags):
     code = 0
     with Servers() as servers:
@@ -269,8 +298,7 @@ def command_resume(arguments):
 
 
 def command_spill(arguments):
-    if not any(word.split("=")[0] == "--host-bytes" for word in arguments):
-        raise Failure("spill: --host-bytes says how much KV the host holds")
+    check_host_bytes("spill", arguments)
     return compare_with_store([], ["--spill", "on", *arguments])
 
 

@@ -37,6 +37,7 @@
 #include <vector>
 
 #include "kernels/backend.h"
+#include "kernels/cuda/attention_ways.h"
 #include "kernels/cuda/completion.h"
 #include "kernels/cuda/device_types.h"
 #include "kernels/cuda/hash_encode.h"
@@ -264,6 +265,9 @@ class CudaBackend final : public Backend {
   void SendTokens();
   void SendSelections();
   void TakeCounts();
+  // Splits of keys side by side, queries of a chunk in as many pieces as the workspace's bound makes of them.
+  void AttendSideBySide(const Tensor& q, std::span<const AttentionChunk> chunks, const void* pool,
+                        const KvLayout& layout, float scale, const Tensor& out);
   void AttendChunks(const Tensor& q, std::span<const AttentionChunk> chunks, bool few,
                     const void* pool, const KvLayout& layout, float scale, const Tensor& out);
   bool Extend(std::span<const DeviceExtension> extensions, const void* pool, const KvLayout& layout,
@@ -347,7 +351,8 @@ class CudaBackend final : public Backend {
   std::vector<DeviceQuery> queries_;
   std::vector<DeviceKeySpan> spans_;
   std::vector<DeviceChunk> chunks_;
-  std::vector<AttentionChunk> few_, many_;
+  AttentionWays ways_;
+  std::vector<AttentionChunk> pieces_;
   std::vector<RowList> lists_;
   std::vector<DeviceExtension> extensions_;
   std::vector<int32_t> numbers_;

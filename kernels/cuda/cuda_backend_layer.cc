@@ -18,8 +18,7 @@ constexpr size_t kPackBytes = size_t{64} << 20;
 constexpr int64_t kEmbedRows = 512;
 // Tokens of a chunk that are a dimension of a grid.
 constexpr int32_t kMostGridTokens = 65535;
-// A chunk of so few queries leaves most of the device idle unless its keys are split.
-constexpr int32_t kFewQueries = 8;
+static_assert(kAttentionTileRows == kDenseTileRows);
 
 class CudaPackedMatrix final : public Packed<PackedMatrix, DeviceWeights> {
  public:
@@ -271,13 +270,18 @@ void CudaBackend::AttendDevice(const Tensor& q, std::span<const AttentionChunk> 
                                const void* pool, const KvLayout& layout, float scale,
                                const Tensor& out) {
   const int32_t group = GroupOf(q, layout);
-  few_.clear();
-  many_.clear();
+  ChooseWays(chunks, group, layout.kv_heads, ways_);
+  AttendSideBySide(q, ways_.few, pool, layout, scale, out);
+  AttendSideBySide(q, ways_.several, pool, layout, scale, out);
+  AttendChunks(q, ways_.many, /*few=*/false, pool, layout, scale, out);
+}
+
+void CudaBackend::AttendSideBySide(const Tensor& q, std::span<const AttentionChunk> chunks,
+                                   const void* pool, const KvLayout& layout, float scale,
+                                   const Tensor& out) {
+  const int32_t group = GroupOf(q, layout);
+  pieces_.clear();
   for (const AttentionChunk& chunk : chunks) {
-    if (chunk.num_tokens > kFewQueries) {
-      many_.push_back(chunk);
-      continue;
-    }
     // At a long context the splits of a few queries take much memory: they go one after the other
     // then, down to what a tile of rows has room for.
     int32_t each = chunk.num_tokens;
@@ -289,12 +293,11 @@ void CudaBackend::AttendDevice(const Tensor& q, std::span<const AttentionChunk> 
       each = (each + 1) / 2;
     }
     for (int32_t first = 0; first < chunk.num_tokens; first += each) {
-      few_.push_back({chunk.first_row + first, std::min(each, chunk.num_tokens - first),
-                      chunk.position + first, chunk.block_table});
+      pieces_.push_back({chunk.first_row + first, std::min(each, chunk.num_tokens - first),
+                         chunk.position + first, chunk.block_table});
     }
   }
-  AttendChunks(q, few_, /*few=*/true, pool, layout, scale, out);
-  AttendChunks(q, many_, /*few=*/false, pool, layout, scale, out);
+  AttendChunks(q, pieces_, /*few=*/true, pool, layout, scale, out);
 }
 
 void CudaBackend::AttendChunks(const Tensor& q, std::span<const AttentionChunk> chunks, bool few,

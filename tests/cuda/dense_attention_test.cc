@@ -1,4 +1,5 @@
 #include "kernels/cuda/dense_attention.h"
+#include "kernels/cuda/attention_ways.h"
 
 #include "kernels/attention.h"
 #include "tests/cuda/backend_testing.h"
@@ -158,15 +159,28 @@ TEST_F(CudaDenseAttentionTest, ALongContextHasTheSameBitsInTurnAndSideBySide) {
   SCOPED_TRACE(Seed());
   for (const int32_t d : {64, 128}) {
     const KvLayout layout{1, d, 64, DType::kBF16};
-    const auto n = static_cast<int32_t>(random_.Int(270000, 280000)), count = 12;
+    // The joined chunk has more tiles than are split (attention_ways.h); its last queries are asked again one by one.
+    const auto n = static_cast<int32_t>(random_.Int(270000, 280000)), count = 330, last = 12;
+    ASSERT_GT(AttentionTiles(count, 4, 1), kTilesOfAWave);
     PagedKv kv(random_, layout, {n});
     const auto pool = UploadPool(kv);
     Matrix q = Matrix::Normal(random_, count, 4 * d, 2.0f);
     const std::vector<AttentionChunk> joined = {kv.Chunk(0, 0, count, n - count)};
     const Matrix in_turn = Run(kv, pool, q, joined);
     std::vector<AttentionChunk> chunks;
-    for (int32_t i = 0; i < count; ++i) chunks.push_back(kv.Chunk(0, i, 1, n - count + i));
-    ASSERT_TRUE(SameBits(Run(kv, pool, q, chunks), in_turn)) << "d " << d << " n " << n;
+    for (int32_t i = count - last; i < count; ++i)
+      chunks.push_back(kv.Chunk(0, i, 1, n - count + i));
+    const Matrix side_by_side = Run(kv, pool, q, chunks);
+    for (int32_t i = count - last; i < count; ++i) {
+      ASSERT_TRUE(SameBits(side_by_side, i, in_turn, i)) << "d " << d << " n " << n << " row " << i;
+    }
+    // A draft's verification: more queries than few, fewer than fill the device.
+    ASSERT_LE(AttentionTiles(last, 4, 1), kTilesOfAWave);
+    const std::vector<AttentionChunk> several = {kv.Chunk(0, count - last, last, n - last)};
+    const Matrix verified = Run(kv, pool, q, several);
+    for (int32_t i = count - last; i < count; ++i) {
+      ASSERT_TRUE(SameBits(verified, i, in_turn, i)) << "d " << d << " n " << n << " row " << i;
+    }
   }
 }
 
@@ -195,7 +209,8 @@ TEST_F(CudaDenseAttentionTest, ALongContextInMoreLaunchesThanOne) {
 TEST_F(CudaDenseAttentionTest, FewQueriesOfAVeryLongContextInMoreLaunchesThanOne) {
   SCOPED_TRACE(Seed());
   const KvLayout layout{1, 128, 64, DType::kBF16};
-  const int32_t count = 16, few = 8, group = 16;
+  const int32_t count = 96, few = 8, group = 16;
+  ASSERT_GT(AttentionTiles(count, group, 1), kTilesOfAWave);  // together they go in turn
   PagedKv kv(random_, layout, {4096});
   const auto pool = UploadPool(kv);
   std::vector<int32_t> table(16400);
@@ -205,9 +220,9 @@ TEST_F(CudaDenseAttentionTest, FewQueriesOfAVeryLongContextInMoreLaunchesThanOne
             size_t{256} << 20);
   Matrix q = Matrix::Normal(random_, count, int64_t{group} * 128);
   const std::vector<AttentionChunk> in_turn = {{0, count, n - count, table}};
-  const std::vector<AttentionChunk> halves = {{0, few, n - count, table},
-                                              {few, few, n - few, table}};
-  ASSERT_TRUE(SameBits(Run(kv, pool, q, halves), Run(kv, pool, q, in_turn)));
+  std::vector<AttentionChunk> pieces;
+  for (int32_t i = 0; i < count; i += few) pieces.push_back({i, few, n - count + i, table});
+  ASSERT_TRUE(SameBits(Run(kv, pool, q, pieces), Run(kv, pool, q, in_turn)));
 }
 
 }  // namespace

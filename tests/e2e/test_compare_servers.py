@@ -17,6 +17,8 @@ option = lambda name: sys.argv[sys.argv.index(name) + 1]
 here = pathlib.Path(__file__).parent
 with open(here / "chats", "a") as chats:
     print(json.load(open(option("--chat-file")))[0]["content"], file=chats)
+with open(here / "policies", "a") as policies:
+    print(option("--policy"), file=policies)
 answer = json.load(open(here / option("--server")))
 if answer is None:
     sys.exit("no such server")
@@ -46,6 +48,7 @@ class CompareServers(unittest.TestCase):
                                      directory / "document", "--question", "Why?", "--policy", "dense", *flags],
                                     capture_output=True, text=True)
             self.chats = (directory / "chats").read_text()
+            self.policies = (directory / "policies").read_text().split()
             return result
 
     def test_the_same_answers(self):
@@ -77,6 +80,22 @@ class CompareServers(unittest.TestCase):
         result = self.compare(answer(token(1, -0.1)), None)
         self.assertEqual(result.returncode, 2)
         self.assertIn("no such server", result.stderr)
+
+    def test_the_second_server_is_asked_under_the_policy_that_is_to_be_compared_with(self):
+        given = answer(token(1, -0.1))
+        self.compare(given, given)
+        self.assertEqual(self.policies, ["dense", "dense"])
+        self.compare(given, given, "--against", "window")
+        self.assertEqual(self.policies, ["dense", "window"])
+
+    def test_digits_of_log_probabilities_count_where_they_are_asked_for(self):
+        left, right = answer(token(1, -0.1)), answer(token(1, -0.1000001))
+        self.assertEqual(self.compare(left, right).returncode, 0)
+        result = self.compare(left, right, "--digits")
+        self.assertEqual(result.returncode, 2, result.stdout)
+        self.assertIn("log-probabilities differ", result.stdout)
+        self.assertIn("0 answers are the same, 1 part", result.stdout)
+        self.assertEqual(self.compare(left, left, "--digits").returncode, 0)
 
     def test_lengths_are_bytes(self):
         given = answer(token(1, -0.1))

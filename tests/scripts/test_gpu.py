@@ -67,7 +67,7 @@ class GpuTest(unittest.TestCase):
     def test_every_command_is_in_the_usage(self):
         for command in gpu.COMMANDS:
             self.assertIn(f"scripts/gpu.py {command} ", gpu.__doc__.replace("\n", " "))
-        self.assertEqual(len(gpu.COMMANDS), 11)
+        self.assertEqual(len(gpu.COMMANDS), 13)
 
     def test_without_a_card_nothing_runs(self):
         result = self.run_gpu("test", FAIL="nvidia-smi")
@@ -114,10 +114,11 @@ class GpuTest(unittest.TestCase):
     def test_architectures(self):
         self.assertEqual(gpu.architectures("9.0\n9.0\n8.9\n"), "89;90a")
 
-    def test_spill_needs_the_hosts_bytes(self):
-        result = self.run_gpu("spill", "--kv-bytes", "1GiB")
-        self.assertEqual(result.returncode, 1)
-        self.assertIn("--host-bytes", result.stderr)
+    def test_spill_and_pinned_need_the_hosts_bytes(self):
+        for command in ("spill", "pinned"):
+            result = self.run_gpu(command, "--kv-bytes", "1GiB")
+            self.assertEqual(result.returncode, 1)
+            self.assertIn(f"{command}: --host-bytes", result.stderr)
 
     def served(self):
         """Flags of each server, but for what all have."""
@@ -137,11 +138,30 @@ class GpuTest(unittest.TestCase):
         self.assertTrue(generated)
         self.assertIn("127.0.0.1:12345", generated[0])
 
+    def test_servers_keep_transform_codes_also_beside_an_artifact(self):
+        self.compare("graphs")
+        [first, _] = [call for call in self.calls("winnow") if call[0] == "serve"]
+        self.assertEqual(first[first.index("--index") + 1], gpu.EVERY_INDEX)
+        self.calls_file.unlink()
+        with tempfile.TemporaryDirectory() as without:
+            self.run_gpu("graphs", WINNOW_MODEL=without)
+        self.assertNotIn("--index", self.calls("winnow")[0])
+
     def test_graphs_and_rounding_compare_two_of_a_kind(self):
         self.assertEqual(self.compare("graphs"), [["--device", "cuda"], ["--device", "cuda", "--cuda-graphs", "off"]])
         self.calls_file.unlink()
         self.assertEqual(self.compare("rounding"),
                          [["--device", "cpu", "--isa", "avx512"], ["--device", "cpu", "--isa", "avx2"]])
+
+    def test_pinned_compares_kv_on_the_device_with_kv_in_the_hosts_memory(self):
+        self.assertEqual(self.compare("pinned", "--host-bytes", "1GiB"),
+                         [["--device", "cuda"], ["--device", "cuda", "--host-bytes", "1GiB"]])
+
+    def test_exact_asks_one_server_under_a_verified_policy_and_under_dense(self):
+        self.assertEqual(self.compare("exact", "--max-running", "2"), [["--device", "cuda", "--max-running", "2"]])
+        [first, *_] = [call for call in self.calls("winnow") if call[0] == "generate"]
+        self.assertEqual(first[first.index("--policy") + 1], gpu.VERIFIED_POLICIES[0])
+        self.assertTrue(all("verify=" in policy for policy in gpu.VERIFIED_POLICIES))
 
     def test_a_server_that_does_not_start_shows_its_log(self):
         result = self.run_gpu("tokens", FAIL="serve")

@@ -1,0 +1,81 @@
+// Which chunks of dense attention a device takes side by side: sums of tiles, and what stands beside what.
+#include "kernels/cuda/attention_ways.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace winnow::kernels::cuda {
+namespace {
+
+constexpr int32_t kGroup = 4, kKvHeads = 8;
+
+AttentionWays WaysOf(const std::vector<int32_t>& tokens) {
+  std::vector<AttentionChunk> chunks;
+  int32_t row = 0;
+  for (const int32_t count : tokens) {
+    chunks.push_back({row, count, /*position=*/1000, {}});
+    row += count;
+  }
+  AttentionWays ways;
+  ways.many.push_back({});  // what is there before goes
+  ChooseWays(chunks, kGroup, kKvHeads, ways);
+  return ways;
+}
+
+std::vector<int32_t> Rows(const std::vector<AttentionChunk>& chunks) {
+  std::vector<int32_t> rows;
+  for (const AttentionChunk& chunk : chunks) rows.push_back(chunk.first_row);
+  return rows;
+}
+
+using RowList = std::vector<int32_t>;
+
+TEST(AttentionWaysTest, TilesAreOfSixteenRowsAndOfEveryHead) {
+  EXPECT_EQ(AttentionTiles(1, 4, 8), 8);
+  EXPECT_EQ(AttentionTiles(4, 4, 8), 8);
+  EXPECT_EQ(AttentionTiles(5, 4, 8), 16);
+  EXPECT_EQ(AttentionTiles(9, 4, 8), 24);
+  EXPECT_EQ(AttentionTiles(65, 16, 1), 65);
+}
+
+// One block for each KV head would verify it in turn, and the rest of the device would wait.
+TEST(AttentionWaysTest, AVerificationAloneIsSplit) {
+  for (const int32_t tokens : {9, 16, 33, 40}) {
+    const AttentionWays ways = WaysOf({tokens});
+    EXPECT_EQ(Rows(ways.several), RowList{0}) << tokens;
+    EXPECT_TRUE(ways.few.empty() && ways.many.empty()) << tokens;
+  }
+}
+
+TEST(AttentionWaysTest, DecodingIsSplitInACallOfItsOwn) {
+  const AttentionWays ways = WaysOf({1, 9, 1, 8});
+  EXPECT_EQ(Rows(ways.few), (RowList{0, 10, 11}));
+  EXPECT_EQ(Rows(ways.several), RowList{1});
+  EXPECT_TRUE(ways.many.empty());
+}
+
+TEST(AttentionWaysTest, PromptsGoInTurnAndDoNotTakeAVerificationAlong) {
+  const AttentionWays ways = WaysOf({512, 9, 41, 1});
+  EXPECT_EQ(Rows(ways.many), (RowList{0, 521}));  // 41 tokens: 88 tiles
+  EXPECT_EQ(Rows(ways.several), RowList{512});
+  EXPECT_EQ(Rows(ways.few), RowList{562});
+}
+
+// Eight verifications of nine rows are 192 tiles: their blocks in turn fill the device and read the keys once.
+TEST(AttentionWaysTest, ManyVerificationsGoInTurn) {
+  EXPECT_EQ(WaysOf({9, 9, 9}).several.size(), 3u);
+  const AttentionWays ways = WaysOf({9, 9, 9, 9, 1});
+  EXPECT_EQ(Rows(ways.many), (RowList{0, 9, 18, 27}));
+  EXPECT_EQ(Rows(ways.few), RowList{36});
+  EXPECT_TRUE(ways.several.empty());
+}
+
+TEST(AttentionWaysTest, NothingIsNothing) {
+  const AttentionWays ways = WaysOf({});
+  EXPECT_TRUE(ways.few.empty() && ways.several.empty() && ways.many.empty());
+}
+
+}  // namespace
+}  // namespace winnow::kernels::cuda
