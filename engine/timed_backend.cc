@@ -355,6 +355,14 @@ void TimedBackend::SelectByMass(const Tensor& q, std::span<const kernels::Retrie
                       tail);
 }
 
+void TimedBackend::TakeFromTail(const Tensor& q, std::span<const kernels::RetrievalQuery> queries,
+                                const kernels::PackedTransformCode& transform, float scale,
+                                const void* codes, const kernels::CodeLayout& code_layout,
+                                const kernels::Selection& read, const kernels::TailMasses& tail) {
+  const Timer timer = Time(select_);
+  inner_.TakeFromTail(q, queries, transform, scale, codes, code_layout, read, tail);
+}
+
 void TimedBackend::ExtendCellTables(std::span<const kernels::CellTableExtension> extensions,
                                     const void* pool, const KvLayout& layout,
                                     const kernels::PackedTransformCode& transform,

@@ -183,6 +183,10 @@ class TimedBackend : public kernels::Backend {
                     const float* anchor_masses, const kernels::PackedTransformCode& transform,
                     float scale, const void* codes, const kernels::CodeLayout& code_layout,
                     const kernels::Selection& chosen, const kernels::TailMasses* tail) override;
+  void TakeFromTail(const kernels::Tensor& q, std::span<const kernels::RetrievalQuery> queries,
+                    const kernels::PackedTransformCode& transform, float scale, const void* codes,
+                    const kernels::CodeLayout& code_layout, const kernels::Selection& read,
+                    const kernels::TailMasses& tail) override;
   void ExtendCellTables(std::span<const kernels::CellTableExtension> extensions, const void* pool,
                         const kernels::KvLayout& layout,
                         const kernels::PackedTransformCode& transform, const void* codes,

@@ -10,7 +10,7 @@
 
 namespace winnow::kernels {
 
-inline constexpr int kArithmeticVersion = 1;
+inline constexpr int kArithmeticVersion = 2;
 
 }  // namespace winnow::kernels
 

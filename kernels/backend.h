@@ -410,7 +410,7 @@ class Backend {
                             int32_t head_dim, const Tensor& out) = 0;
 
   // ---- transform codes (kernels/transform_code.h) ----
-  // The five operations go together: a backend has all of them, or says no to HasTransformCodes and none is called.
+  // The six operations go together: a backend has all of them, or says no to HasTransformCodes and none is called.
 
   virtual bool HasTransformCodes() const { return false; }
   // Null if the memory cannot be had. The sources may go afterwards.
@@ -429,6 +429,12 @@ class Backend {
                             const float* anchor_masses, const PackedTransformCode& transform,
                             float scale, const void* codes, const CodeLayout& code_layout,
                             const Selection& chosen, const TailMasses* tail);
+  // Subtracts the masses of the `read` tokens (of mid, ascending) from `tail`, which SelectByMass left `of_all` for the same
+  // queries: for selections that are pruned after they are made, as pruned tokens belong to the tail.
+  virtual void TakeFromTail(const Tensor& q, std::span<const RetrievalQuery> queries,
+                            const PackedTransformCode& transform, float scale, const void* codes,
+                            const CodeLayout& code_layout, const Selection& read,
+                            const TailMasses& tail);
   // Each table takes in the tokens up to its extension's `last`, whose codes are made.
   virtual void ExtendCellTables(std::span<const CellTableExtension> extensions, const void* pool,
                                 const KvLayout& layout, const PackedTransformCode& transform,

@@ -236,6 +236,8 @@ struct TailMasses {
   int64_t* masses = nullptr;    // [queries][H][kTransformCells] M_c
   float* references = nullptr;  // [queries][H] R
   float* deltas = nullptr;      // [queries][H] delta
+  // Masses of all of mid, selected or not: TakeFromTail subtracts those of the tokens that are read.
+  bool of_all = false;
 };
 
 // A sequence's table of one layer: sums and counts of V for each cell, and last of all cells together, of the tokens

@@ -145,6 +145,11 @@ void Backend::SelectByMass(const Tensor&, std::span<const RetrievalQuery>, const
                            const Selection&, const TailMasses*) {
   WINNOW_CHECK(HasTransformCodes());
 }
+void Backend::TakeFromTail(const Tensor&, std::span<const RetrievalQuery>,
+                           const PackedTransformCode&, float, const void*, const CodeLayout&,
+                           const Selection&, const TailMasses&) {
+  WINNOW_CHECK(HasTransformCodes());
+}
 void Backend::ExtendCellTables(std::span<const CellTableExtension>, const void*, const KvLayout&,
                                const PackedTransformCode&, const void*, const CodeLayout&) {
   WINNOW_CHECK(HasTransformCodes());

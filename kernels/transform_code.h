@@ -62,8 +62,10 @@
 //
 // ---- Tail ----
 //
-// A token's cell is the code's bits `cell_bits`, the highest first. Of the tokens of mid that are not selected,
-// M_c = sum of int(w_j * 2^30) over cell c, for each query head. The table of a sequence and KV head has for each cell
+// A token's cell is the code's bits `cell_bits`, the highest first. Of the tokens of mid that are not read,
+// M_c = sum of int(w_j * 2^30) over cell c, for each query head. Read is what is selected, less what is pruned from it
+// afterwards (top_p.h): then SelectByMass leaves the sums over all of mid, and TakeFromTail subtracts what is read. The
+// table of a sequence and KV head has for each cell
 // the sum of V and the count over the tokens [sink, T), T = the last multiple of 64 that the query sees (at least
 // sink), and a last row with those of all cells together:
 //
@@ -159,6 +161,9 @@ void SelectByMassRef(const Tensor& q, std::span<const RetrievalQuery> queries,
                      const float* anchor_masses, const TransformCodeWeights& weights, float scale,
                      const void* codes, const CodeLayout& code_layout, const Selection& chosen,
                      const TailMasses* tail);
+void TakeFromTailRef(const Tensor& q, std::span<const RetrievalQuery> queries,
+                     const TransformCodeWeights& weights, float scale, const void* codes,
+                     const CodeLayout& code_layout, const Selection& read, const TailMasses& tail);
 void ExtendCellTablesRef(std::span<const CellTableExtension> extensions, const void* pool,
                          const KvLayout& layout, const TransformCodeWeights& weights,
                          const void* codes, const CodeLayout& code_layout);

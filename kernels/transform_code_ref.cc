@@ -263,12 +263,42 @@ void SelectByMassRef(const Tensor& q, std::span<const RetrievalQuery> queries,
             tail->masses + (i * heads + int64_t{kv_head} * group + g) * kTransformCells;
         std::fill_n(of_cells, kTransformCells, 0);
         for (size_t j = 0, at = 0; j < sums.size(); ++j) {
-          if (at < order.size() && order[at] == static_cast<int32_t>(j)) {
+          if (!tail->of_all && at < order.size() && order[at] == static_cast<int32_t>(j)) {
             ++at;
             continue;
           }
           of_cells[cells[j]] += static_cast<int64_t>(masses[g].weights[j] * 0x1p30f);
         }
+      }
+    }
+  }
+}
+
+void TakeFromTailRef(const Tensor& q, std::span<const RetrievalQuery> queries,
+                     const TransformCodeWeights& weights, float scale, const void* codes,
+                     const CodeLayout& code_layout, const Selection& read, const TailMasses& tail) {
+  const int32_t d = weights.head_dim, bt = code_layout.block_tokens;
+  const auto heads = static_cast<int32_t>(q.cols / d);
+  const int32_t group = heads / code_layout.kv_heads;
+  for (int64_t i = 0; i < static_cast<int64_t>(queries.size()); ++i) {
+    const RetrievalQuery& query = queries[i];
+    for (int32_t head = 0; head < heads; ++head) {
+      const int32_t kv_head = head / group;
+      const TransformQuery prepared = PrepareTransformQueryRef(
+          q.f32(query.row) + int64_t{head} * d, weights, kv_head, scale * kTransformLog2E);
+      for (int32_t j = 0; j < read.count(i, kv_head); ++j) {
+        const int32_t token = read.chosen(i, kv_head)[j];
+        const uint32_t* of_head =
+            HeadCodes(codes, code_layout, query.block_table[token / bt], kv_head);
+        const std::vector<uint8_t> indexes =
+            TransformDecodeRef(of_head, token % bt, weights, kv_head);
+        int32_t dot = 0;
+        for (size_t c = 0; c < indexes.size(); ++c) dot += prepared.coef[c] * indexes[c];
+        const float logit = std::fmaf(prepared.a, static_cast<float>(dot), prepared.b);
+        const float weight = TransformExp2(logit - tail.references[i * heads + head]);
+        const int32_t cell = TransformCellRef(of_head, token % bt, weights, kv_head);
+        tail.masses[(i * heads + head) * kTransformCells + cell] -=
+            static_cast<int64_t>(weight * 0x1p30f);
       }
     }
   }

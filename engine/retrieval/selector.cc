@@ -42,11 +42,19 @@ Selection Selector::Select(const QueryCall& call, const Tensor& q, const MassInp
   for (size_t i = 0; i < call.size(); ++i) std::swap(call.queries[i].k, call.candidates[i]);
   SelectTokens(call, q, masses, selected);
   for (size_t i = 0; i < call.size(); ++i) std::swap(call.queries[i].k, call.candidates[i]);
-  if (call.policy->p.has_value()) {
-    backend_.PruneSelection(q, call.queries, indexes_.int4_keys(call.layer), shape_.layout,
-                            shape_.scale, static_cast<float>(*call.policy->p), selected, selected);
-  }
+  if (call.policy->p.has_value()) Prune(call, q, masses, selected);
   return selected;
+}
+
+void Selector::Prune(const QueryCall& call, const Tensor& q, const MassInputs& masses,
+                     const Selection& selected) {
+  backend_.PruneSelection(q, call.queries, indexes_.int4_keys(call.layer), shape_.layout,
+                          shape_.scale, static_cast<float>(*call.policy->p), selected, selected);
+  if (call.policy->kind != Kind::kPca || masses.tail == nullptr) return;
+  const Indexes::Codes& codes = *indexes_.CodesOf(*call.policy);
+  const Indexes::Codes::Layer& of_layer = codes.layers[call.layer];
+  backend_.TakeFromTail(q, call.queries, *of_layer.transform, shape_.scale, of_layer.pool.data(),
+                        codes.layout, selected, *masses.tail);
 }
 
 void Selector::SelectTokens(const QueryCall& call, const Tensor& q, const MassInputs& masses,
@@ -94,8 +102,14 @@ void Selector::SelectByMass(const QueryCall& call, const Tensor& q, const MassIn
     std::fill_n(masses.anchors, call.size() * static_cast<size_t>(shape_.num_heads),
                 -std::numeric_limits<float>::infinity());
   }
+  kernels::TailMasses tail;
+  if (masses.tail != nullptr) {
+    tail = *masses.tail;
+    tail.of_all = call.policy->p.has_value();
+  }
   backend_.SelectByMass(q, call.queries, masses.anchors, *of_layer.transform, shape_.scale,
-                        of_layer.pool.data(), codes.layout, selected, masses.tail);
+                        of_layer.pool.data(), codes.layout, selected,
+                        masses.tail != nullptr ? &tail : nullptr);
 }
 
 }  // namespace winnow::engine

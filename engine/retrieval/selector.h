@@ -48,6 +48,9 @@ class Selector {
                     const kernels::Selection& selected);
   void SelectByMass(const QueryCall& call, const kernels::Tensor& q, const MassInputs& masses,
                     const kernels::Selection& selected);
+  // With pruning, `masses` are left of all candidates: what is pruned belongs to the tail, what is kept is taken out of it.
+  void Prune(const QueryCall& call, const kernels::Tensor& q, const MassInputs& masses,
+             const kernels::Selection& selected);
 
   const RetrievalShape shape_;
   kernels::Backend& backend_;

@@ -127,6 +127,10 @@ class CpuBackend final : public Backend {
                     const float* anchor_masses, const PackedTransformCode& transform, float scale,
                     const void* codes, const CodeLayout& code_layout, const Selection& chosen,
                     const TailMasses* tail) override;
+  void TakeFromTail(const Tensor& q, std::span<const RetrievalQuery> queries,
+                    const PackedTransformCode& transform, float scale, const void* codes,
+                    const CodeLayout& code_layout, const Selection& read,
+                    const TailMasses& tail) override;
   void ExtendCellTables(std::span<const CellTableExtension> extensions, const void* pool,
                         const KvLayout& layout, const PackedTransformCode& transform,
                         const void* codes, const CodeLayout& code_layout) override;

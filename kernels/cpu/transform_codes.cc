@@ -6,7 +6,8 @@
 //   combine  for each unit its references and denominators
 //   weigh    for each range the dots again, which costs less than writing and reading them would: distances (keys from
 //            the other end) of all tokens, and masses of cells
-//   take     for each unit its selection, whose masses leave those of the cells
+//   take     for each unit its selection, whose masses leave those of the cells (TakeFromTail does that later, where the
+//            selection is pruned first)
 //
 // Ranges are cut at fixed positions and only integers cross them.
 #include <algorithm>
@@ -228,6 +229,20 @@ struct PieceScratch {
   uint8_t* cells = nullptr;
 };
 
+// Of all threads, one behind the other.
+struct MassScratchSizes {
+  explicit MassScratchSizes(int32_t group)
+      : dots_bytes(size_t{4} * FullGroups(group) * kMassAddQueries * kMassDotsStride),
+        thread_bytes((2 * dots_bytes + kMassDotsStride + 63) / 64 * 64) {}
+  PieceScratch Place(std::byte* scratch, int thread) const {
+    std::byte* const of_thread = scratch + thread_bytes * thread;
+    return {reinterpret_cast<int32_t*>(of_thread),
+            reinterpret_cast<int32_t*>(of_thread + dots_bytes),
+            reinterpret_cast<uint8_t*>(of_thread + 2 * dots_bytes)};
+  }
+  const size_t dots_bytes, thread_bytes;
+};
+
 void WeighRange(const CpuOps& ops, const std::vector<uint8_t>& cell_bits, const Unit& unit,
                 const Range& range, const PieceScratch& scratch) {
   const int32_t group = unit.call.group;
@@ -292,9 +307,8 @@ void Take(const CpuOps& ops, Unit& unit, int32_t* tokens) {
   std::sort(tokens, tokens + k);
 }
 
-// Selected tokens give their masses back.
-void LeaveTail(const CpuOps& ops, const std::vector<uint8_t>& cell_bits, const Unit& unit,
-               const int32_t* tokens, int64_t* masses, const PieceScratch& scratch) {
+// Adds up the masses of all of mid.
+void SumMasses(const Unit& unit, int64_t* masses) {
   const int32_t group = unit.call.group;
   std::fill_n(masses, int64_t{group} * kTransformCells, 0);
   for (const Range& range : unit.ranges) {
@@ -308,8 +322,14 @@ void LeaveTail(const CpuOps& ops, const std::vector<uint8_t>& cell_bits, const U
       }
     }
   }
+}
+
+// Subtracts those of the tokens that are read. `scratch`: as WeighRange leaves it.
+void TakeMasses(const CpuOps& ops, const std::vector<uint8_t>& cell_bits, const Unit& unit,
+                std::span<const int32_t> tokens, int64_t* masses, const PieceScratch& scratch) {
+  const int32_t group = unit.call.group;
   uint16_t unused[kCodeTileTokens];
-  for (int32_t i = 0; i < unit.query->k; ++i) {
+  for (size_t i = 0; i < tokens.size(); ++i) {
     const int32_t at = tokens[i] % kCodeTileTokens;
     ops.mass_dots(unit.call, tokens[i], tokens[i] + 1, scratch.dots);
     ops.mass_weights(unit.heads.data(), group, scratch.dots, kCodeTileTokens, unused,
@@ -444,19 +464,13 @@ void CpuBackend::SelectMassWave(const Tensor& q, std::span<const RetrievalQuery>
   const int32_t group = num_heads / code_layout.kv_heads;
   const float scale2 = scale * kTransformLog2E;
   // Queries that fill up the last four have weights of 0.
-  const size_t dots_bytes = size_t{4} * FullGroups(group) * kMassAddQueries * kMassDotsStride;
-  const size_t thread_bytes = (2 * dots_bytes + kMassDotsStride + 63) / 64 * 64;
-  std::byte* scratch = codes_scratch_.Get(wave_bytes + thread_bytes * num_threads());
-  const auto scratch_of = [&](int thread) {
-    std::byte* of_thread = scratch + wave_bytes + thread_bytes * thread;
-    return PieceScratch{reinterpret_cast<int32_t*>(of_thread),
-                        reinterpret_cast<int32_t*>(of_thread + dots_bytes),
-                        reinterpret_cast<uint8_t*>(of_thread + 2 * dots_bytes)};
-  };
+  const MassScratchSizes sizes(group);
+  std::byte* scratch = codes_scratch_.Get(wave_bytes + sizes.thread_bytes * num_threads());
+  const auto scratch_of = [&](int thread) { return sizes.Place(scratch + wave_bytes, thread); };
   for (int thread = 0; thread < num_threads(); ++thread) {
     const int64_t used_values = int64_t{group} * kMassDotsStride;
     std::fill(scratch_of(thread).fixed + used_values,
-              scratch_of(thread).fixed + dots_bytes / sizeof(int32_t), 0);
+              scratch_of(thread).fixed + sizes.dots_bytes / sizeof(int32_t), 0);
   }
   std::vector<Unit> units(wave.size());
   std::vector<std::pair<Unit*, Range*>> ranges;
@@ -530,8 +544,50 @@ void CpuBackend::SelectMassWave(const Tensor& q, std::span<const RetrievalQuery>
       tail->references[first + g] = unit.heads[g].reference;
       tail->deltas[first + g] = unit.deltas[g];
     }
-    LeaveTail(ops_, cell_bits(unit), unit, tokens, tail->masses + first * kTransformCells,
-              scratch_of(thread));
+    int64_t* const of_unit = tail->masses + first * kTransformCells;
+    SumMasses(unit, of_unit);
+    if (tail->of_all || !has_tail(unit)) return;
+    TakeMasses(ops_, cell_bits(unit), unit, {tokens, static_cast<size_t>(unit.query->k)}, of_unit,
+               scratch_of(thread));
+  });
+}
+
+void CpuBackend::TakeFromTail(const Tensor& q, std::span<const RetrievalQuery> queries,
+                              const PackedTransformCode& transform, float scale, const void* codes,
+                              const CodeLayout& code_layout, const Selection& read,
+                              const TailMasses& tail) {
+  const CpuTransformCode& packed = Packed(transform);
+  const int32_t d = packed.weights().head_dim, kv_heads = code_layout.kv_heads;
+  const auto heads = static_cast<int32_t>(q.cols / d);
+  const int32_t group = heads / kv_heads;
+  WINNOW_CHECK(read.kv_heads == kv_heads && heads == group * kv_heads && tail.heads == heads &&
+               code_layout.bits == packed.bits());
+  const MassScratchSizes sizes(group);
+  std::byte* const scratch = codes_scratch_.Get(sizes.thread_bytes * num_threads());
+  const auto num_units = static_cast<int64_t>(queries.size()) * kv_heads;
+  threads_.ParallelFor(num_units, [&](int64_t i, int thread) {
+    Unit unit;
+    unit.index = i / kv_heads;
+    unit.query = &queries[unit.index];
+    const auto kv_head = static_cast<int32_t>(i % kv_heads);
+    const TransformCodeHead& weights = packed.weights().heads[kv_head];
+    const int32_t count = read.count(unit.index, kv_head);
+    WINNOW_CHECK(count >= 0 && count <= read.capacity);
+    if (count == 0 || !weights.tail) return;
+    const auto& fields = packed.head(kv_head).fields;
+    unit.call = {codes,         code_layout,
+                 kv_head,       unit.query->block_table.data(),
+                 fields.data(), static_cast<int32_t>(fields.size()),
+                 group};
+    const int64_t first = unit.index * heads + int64_t{kv_head} * group;
+    PrepareUnit(ops_, packed, kv_head, q.f32(unit.query->row) + int64_t{kv_head} * group * d,
+                scale * kTransformLog2E, unit);
+    for (int32_t g = 0; g < group; ++g) unit.heads[g].reference = tail.references[first + g];
+    const std::span<const int32_t> tokens(read.chosen(unit.index, kv_head),
+                                          static_cast<size_t>(count));
+    WINNOW_CHECK(tokens.front() >= unit.query->mid.first && tokens.back() < unit.query->mid.last);
+    TakeMasses(ops_, weights.cell_bits, unit, tokens, tail.masses + first * kTransformCells,
+               sizes.Place(scratch, thread));
   });
 }
 

@@ -154,6 +154,10 @@ class CudaBackend final : public Backend {
                     const float* anchor_masses, const PackedTransformCode& transform, float scale,
                     const void* codes, const CodeLayout& code_layout, const Selection& chosen,
                     const TailMasses* tail) override;
+  void TakeFromTail(const Tensor& q, std::span<const RetrievalQuery> queries,
+                    const PackedTransformCode& transform, float scale, const void* codes,
+                    const CodeLayout& code_layout, const Selection& read,
+                    const TailMasses& tail) override;
   void ExtendCellTables(std::span<const CellTableExtension> extensions, const void* pool,
                         const KvLayout& layout, const PackedTransformCode& transform,
                         const void* codes, const CodeLayout& code_layout) override;
@@ -333,7 +337,7 @@ class CudaBackend final : public Backend {
   Workspace fetched_;                                      // lists and addresses of rows
 
   Workspace zeros_;  // nobody writes it
-  Workspace matmul_, dense_, codes_, transform_, bounds_, logits_, prune_, rows_, addresses_,
+  Workspace matmul_, dense_, codes_, transform_, bounds_, logits_, prune_, take_, rows_, addresses_,
       extend_, complete_, selection_, quality_, pack_, sample_;
   // Whose selection lies in selection_ (and its counts in counts_); tokens null: nobody's.
   Selection selected_, selected_on_device_;

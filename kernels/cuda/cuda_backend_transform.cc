@@ -82,9 +82,10 @@ void CudaBackend::SelectByMass(const Tensor& q, std::span<const RetrievalQuery> 
     }
     const auto before = static_cast<int64_t>(first) * heads;
     const TailMasses of_call =
-        tail == nullptr ? TailMasses{}
-                        : TailMasses{tail->heads, tail->masses + before * kTransformCells,
-                                     tail->references + before, tail->deltas + before};
+        tail == nullptr
+            ? TailMasses{}
+            : TailMasses{tail->heads, tail->masses + before * kTransformCells,
+                         tail->references + before, tail->deltas + before, tail->of_all};
     Good(cuda::SelectByMass(shape, of_layer, q.f32(), q.stride, on_device + first,
                             anchor_masses + before, scale, codes,
                             selection.From(static_cast<int64_t>(first)), of_call, transform_.data(),
@@ -92,6 +93,26 @@ void CudaBackend::SelectByMass(const Tensor& q, std::span<const RetrievalQuery> 
          "selection by mass");
   }
   if (!failed()) NoteSelection(selection, chosen, queries.size());
+}
+
+void CudaBackend::TakeFromTail(const Tensor& q, std::span<const RetrievalQuery> queries,
+                               const PackedTransformCode& transform, float scale, const void* codes,
+                               const CodeLayout& code_layout, const Selection& read,
+                               const TailMasses& tail) {
+  const DeviceTransform& of_layer = TransformOf(transform);
+  const auto heads = static_cast<int32_t>(q.cols / of_layer.head_dim);
+  const auto shape_of = [&](size_t num_queries) {
+    return MassSelectShape{static_cast<int32_t>(num_queries), heads / code_layout.kv_heads,
+                           code_layout, 0};
+  };
+  const DeviceQuery* on_device = StageQueries(queries, code_layout.block_tokens);
+  if (on_device == nullptr || !EndStaging()) return;
+  const Selection selection = SelectionToRead(read, queries.size());
+  const MassSelectShape shape = shape_of(queries.size());
+  if (failed() || !Grow(take_, TakeFromTailWorkspaceBytes(shape), "masses of what is read")) return;
+  Good(cuda::TakeFromTail(shape, of_layer, q.f32(), q.stride, on_device, scale, codes, selection,
+                          tail, take_.data(), stream()),
+       "masses of what is read");
 }
 
 void CudaBackend::ExtendCellTables(std::span<const CellTableExtension> extensions, const void* pool,

@@ -101,6 +101,14 @@ ZeroedPart MassSelectZeroedPart(const MassSelectShape& shape);
                                        const Selection& chosen, const TailMasses& tail,
                                        void* workspace, Stream stream);
 
+// Subtracts the masses of `read` from `tail`, which SelectByMass left `of_all`. Its workspace: coefficients of the queries.
+size_t TakeFromTailWorkspaceBytes(const MassSelectShape& shape);
+[[nodiscard]] cudaError_t TakeFromTail(const MassSelectShape& shape,
+                                       const DeviceTransform& transform, const float* q,
+                                       int64_t q_stride, const DeviceQuery* queries, float scale,
+                                       const void* codes, const Selection& read,
+                                       const TailMasses& tail, void* workspace, Stream stream);
+
 // retrieval.h's CellTableExtension: tokens that enter a table. With `clear` it is made that of no tokens first.
 struct DeviceTableExtension {
   const int32_t* block_table = nullptr;

@@ -112,10 +112,75 @@ __global__ void __launch_bounds__(kPrepareThreads)
     }
     args.tail_deltas[at] = delta;
   }
-  if (query.mid.first < query.mid.last) return;
+  if (query.mid.first < query.mid.last || args.chosen_counts == nullptr) return;
   // No block scans: what the last of them would leave.
   if (args.tail_masses != nullptr) args.tail_references[at] = AnchorsOf(args, at);
   if (g == 0) args.chosen_counts[int64_t{blockIdx.y} * args.kv_heads + kv_head] = 0;
+}
+
+// A block a row, a thread a token that was read.
+__global__ void __launch_bounds__(kThreads)
+    TakeFromTailKernel(const __grid_constant__ Args args, const Selection read) {
+  __shared__ uint32_t coefs[kTransformQuadsMax][kTransformGroupMax];
+  __shared__ Weighing heads[kTransformGroupMax];
+  LetNextStart();
+  WaitForEarlier();
+  const auto row = static_cast<int32_t>(blockIdx.x);
+  const int32_t kv_head = row % args.kv_heads, group = args.group;
+  const DeviceQuery query = args.queries[row / args.kv_heads];
+  const DeviceTransformHead& of_head = args.transform.heads[kv_head];
+  const int32_t words = args.transform.bits / 32;
+  const PreparedQuery* prepared = args.prepared + int64_t{row} * group;
+  const int64_t first_head = int64_t{row} / args.kv_heads * args.kv_heads * group + kv_head * group;
+  for (int32_t i = threadIdx.x; i < of_head.quads * group; i += kThreads) {
+    coefs[i / group][i % group] = prepared[i % group].coef[i / group];
+  }
+  if (threadIdx.x < group) {
+    const PreparedQuery& of_query = prepared[threadIdx.x];
+    heads[threadIdx.x] = {of_query.a, of_query.b, args.tail_references[first_head + threadIdx.x],
+                          0};
+  }
+  __syncthreads();
+  auto* masses =
+      reinterpret_cast<unsigned long long*>(args.tail_masses) + first_head * kTransformCells;
+  const int32_t count = read.counts[row];
+  for (int32_t j = threadIdx.x; j < count; j += kThreads) {
+    const int32_t token = read.tokens[row * read.capacity + j];
+    const int32_t block = args.block_tokens.Divide(token);
+    const int32_t at = token - block * args.block_tokens.divisor();
+    const uint32_t* code =
+        args.codes + query.block_table[block] * args.block_words + kv_head * args.head_words +
+        int64_t{at / kCodeTileTokens} * kCodeTileTokens * words + at % kCodeTileTokens;
+    int32_t dots[kTransformGroupMax] = {};
+    for (int32_t w = 0; w < words; ++w) {
+      const uint32_t word = code[w * kCodeTileTokens];
+      for (int32_t f = of_head.word_fields[w]; f < of_head.word_fields[w + 1]; ++f) {
+        const DeviceTransformHead::Field field = of_head.fields[f];
+        const uint32_t bytes = __funnelshift_r(word, word, field.rotate) & field.mask;
+#pragma unroll
+        for (int g = 0; g < kTransformGroupMax; ++g) {
+          if (g >= group) break;
+          asm("dp4a.u32.s32 %0, %1, %2, %0;"
+              : "+r"(dots[g])
+              : "r"(bytes), "r"(coefs[field.quad][g]));
+        }
+      }
+    }
+    uint32_t cell = 0;
+    for (int32_t i = 0; i < of_head.num_cell_bits; ++i) {
+      const int32_t bit = of_head.cell_bits[i];
+      cell = cell << 1 | (code[bit / 32 * kCodeTileTokens] >> bit % 32 & 1);
+    }
+#pragma unroll
+    for (int g = 0; g < kTransformGroupMax; ++g) {
+      if (g >= group) break;
+      const float logit = __fmaf_rn(heads[g].a, FloatOf(dots[g] + kIntegerBits), heads[g].b);
+      const float weight = Exp2(__fsub_rn(logit, heads[g].reference));
+      const unsigned long long mass = __float2uint_rz(__fmul_rn(weight, 0x1p30f));
+      // Two's complement: adding the negative subtracts.
+      if (mass != 0) atomicAdd(&masses[g * kTransformCells + cell], 0ull - mass);
+    }
+  }
 }
 
 // ---- launches ----
@@ -231,6 +296,7 @@ Args MakeArgs(const MassSelectShape& shape, const Plan& plan, const DeviceTransf
           tail.masses,
           tail.references,
           tail.deltas,
+          tail.of_all,
           chosen.counts,
           chosen.tokens,
           chosen.capacity};
@@ -315,7 +381,41 @@ bool IsRefused(const MassSelectShape& shape, const DeviceTransform& transform) {
          int64_t{shape.num_queries} * shape.layout.kv_heads > 65535;
 }
 
+cudaError_t LaunchPrepare(const MassSelectShape& shape, const Args& args, Stream stream) {
+  const dim3 grid(static_cast<unsigned>(shape.layout.kv_heads * shape.group),
+                  static_cast<unsigned>(shape.num_queries));
+  const bool one_each = int64_t{grid.x} * grid.y <= CurrentDevice().multiprocessors;
+  return one_each
+             ? Launch(PrepareKernel<kPrepareAhead>, grid, kPrepareThreads, 0, stream, false, args)
+             : Launch(PrepareKernel<0>, grid, kPrepareThreads, 0, stream, false, args);
+}
+
 }  // namespace
+
+size_t TakeFromTailWorkspaceBytes(const MassSelectShape& shape) {
+  return size_t{1} * shape.num_queries * shape.layout.kv_heads * shape.group *
+         sizeof(PreparedQuery);
+}
+
+cudaError_t TakeFromTail(const MassSelectShape& shape, const DeviceTransform& transform,
+                         const float* q, int64_t q_stride, const DeviceQuery* queries, float scale,
+                         const void* codes, const Selection& read, const TailMasses& tail,
+                         void* workspace, Stream stream) {
+  if (IsRefused(shape, transform) || tail.masses == nullptr) return cudaErrorInvalidValue;
+  const int32_t rows = shape.num_queries * shape.layout.kv_heads;
+  if (rows == 0) return cudaSuccess;
+  // Prepare makes nothing but coefficients: the tail is there, and what was selected.
+  Args args = MakeArgs(shape, Plan{}, transform, q, q_stride, queries, nullptr, scale, codes, {},
+                       {}, workspace);
+  args.prepared = static_cast<PreparedQuery*>(workspace);
+  if (const cudaError_t error = LaunchPrepare(shape, args, stream); error != cudaSuccess) {
+    return error;
+  }
+  args.tail_masses = tail.masses;
+  args.tail_references = tail.references;
+  return Launch(TakeFromTailKernel, dim3(static_cast<unsigned>(rows)), kThreads, 0, stream, false,
+                args, read);
+}
 
 size_t MassSelectWorkspaceBytes(const MassSelectShape& shape) { return MakePlan(shape).size_bytes; }
 ZeroedPart MassSelectZeroedPart(const MassSelectShape& shape) {
@@ -332,14 +432,7 @@ cudaError_t SelectByMass(const MassSelectShape& shape, const DeviceTransform& tr
   if (plan.rows == 0) return cudaSuccess;
   const Args args = MakeArgs(shape, plan, transform, q, q_stride, queries, anchor_masses, scale,
                              codes, chosen, tail, workspace);
-  const dim3 grid(static_cast<unsigned>(shape.layout.kv_heads * shape.group),
-                  static_cast<unsigned>(shape.num_queries));
-  const bool one_each = int64_t{grid.x} * grid.y <= CurrentDevice().multiprocessors;
-  if (const cudaError_t error =
-          one_each
-              ? Launch(PrepareKernel<kPrepareAhead>, grid, kPrepareThreads, 0, stream, false, args)
-              : Launch(PrepareKernel<0>, grid, kPrepareThreads, 0, stream, false, args);
-      error != cudaSuccess) {
+  if (const cudaError_t error = LaunchPrepare(shape, args, stream); error != cudaSuccess) {
     return error;
   }
   if (plan.tiles != 0) {

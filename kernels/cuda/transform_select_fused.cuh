@@ -645,7 +645,8 @@ class Fused {
         if ((selected >> i & 1) != 0) tokens[to++] = MineOf(i);
       }
     }
-    shared_.is_left[threadIdx.x] = static_cast<uint16_t>(inside & ~selected);
+    shared_.is_left[threadIdx.x] =
+        static_cast<uint16_t>(args_.tail_of_all ? inside : inside & ~selected);
   }
 
   // Adds the masses of tokens that are not selected to their cells.

@@ -65,6 +65,7 @@ struct Args {
   int64_t* tail_masses;  // null: no tail
   float* tail_references;
   float* tail_deltas;
+  bool tail_of_all;  // selected tokens, too
   int32_t* chosen_counts;
   int32_t* chosen_tokens;
   int64_t capacity;

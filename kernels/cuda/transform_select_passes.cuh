@@ -479,9 +479,10 @@ __global__ void __launch_bounds__(kThreads) CompactKernel(const __grid_constant_
   float weights[kTokens][kGroup];
   WeightsOf<kGroup>(args, at, heads, weights);
   const uint32_t of_cells = *reinterpret_cast<const uint32_t*>(&args.cells[at]);
+  const uint32_t left = args.tail_of_all ? inside : inside & ~selected;
 #pragma unroll
   for (int i = 0; i < kTokens; ++i) {
-    if (((inside & ~selected) >> i & 1) == 0) continue;
+    if ((left >> i & 1) == 0) continue;
     const uint32_t cell = of_cells >> 8 * i & 0xffu;
 #pragma unroll
     for (int g = 0; g < kGroup; ++g) {

@@ -166,6 +166,68 @@ TEST_F(CudaTransformCodeTest, SelectsTheReferencesTokensAndLeavesItsTail) {
   }
 }
 
+// A part of what is selected is read; the rest of it stays in the tail.
+TEST_F(CudaTransformCodeTest, TakesTheReferencesMassesFromTheTail) {
+  SCOPED_TRACE(Seed());
+  for (const int32_t group : {1, 3, 4, 8, 16}) {
+    const auto bits = static_cast<int32_t>(64 * random_.Int(1, 4));
+    const Scene scene(random_, 64, 2, group, bits, {900, 2500},
+                      static_cast<int32_t>(16 * random_.Int(1, 5)));
+    const std::vector<RetrievalQuery> queries = {
+        AnyQuery(scene, 0, 1, 900), AnyQuery(scene, 1, 0, 2500), AnyQuery(scene, 1, 2, 2400)};
+    Matrix q = Matrix::Normal(random_, 3, int64_t{scene.heads()} * 64);
+    const size_t states = queries.size() * scene.heads();
+    std::vector<float> anchors(states);
+    for (float& mass : anchors) mass = random_.Normal(3.0f);
+    int32_t capacity = 1;
+    for (const RetrievalQuery& query : queries) capacity = std::max(capacity, query.k);
+    OwnedSelection selected(queries.size(), 2, capacity), read(queries.size(), 2, capacity);
+    std::vector<int64_t> cells(states * kTransformCells, -1);
+    std::vector<float> references(states), deltas(states);
+    const TailMasses tail{scene.heads(), cells.data(), references.data(), deltas.data(),
+                          /*of_all=*/true};
+    SelectByMassRef(q.tensor(), queries, anchors.data(), scene.weights, kScale, scene.codes.data(),
+                    scene.layout, selected.view(), &tail);
+    std::vector<int32_t> counts, tokens(queries.size() * 2 * capacity);
+    for (size_t i = 0; i < queries.size(); ++i) {
+      for (int32_t head = 0; head < 2; ++head) {
+        std::vector<int32_t> some = selected.Of(static_cast<int64_t>(i), head);
+        std::erase_if(some, [&](int32_t) { return random_.Int(0, 1) == 0; });
+        read.Set(static_cast<int64_t>(i), head, some);
+        counts.push_back(static_cast<int32_t>(some.size()));
+        std::copy(some.begin(), some.end(), tokens.begin() + (i * 2 + head) * capacity);
+      }
+    }
+    MassSelectShape shape{static_cast<int32_t>(queries.size()), group, scene.layout, 2500};
+    const DeviceArray<float> on_device = Upload(q), masses(anchors);
+    const DeviceArray<std::byte> codes(scene.codes);
+    const DeviceQueries device_queries(queries);
+    const DeviceArray<int32_t> device_counts(counts), device_tokens(tokens);
+    const std::vector<int64_t> of_all = cells;
+    TakeFromTailRef(q.tensor(), queries, scene.weights, kScale, scene.codes.data(), scene.layout,
+                    read.view(), tail);
+    for (const bool fused : {true, false}) {
+      shape.fused = fused;
+      DeviceSelection selection(queries.size(), 2, capacity);
+      const DeviceArray<int64_t> device_cells(cells.size());
+      const DeviceArray<float> device_references(states), device_deltas(states);
+      const TailMasses device_tail{scene.heads(), device_cells.data(), device_references.data(),
+                                   device_deltas.data(), /*of_all=*/true};
+      Workspace workspace(MassSelectWorkspaceBytes(shape));
+      WINNOW_CUDA_OK(SelectByMass(shape, scene.transform, on_device.data(), q.tensor().stride,
+                                  device_queries.data(), masses.data(), kScale, codes.data(),
+                                  selection.view(), device_tail, workspace.data(), nullptr));
+      ASSERT_EQ(device_cells.Get(), of_all) << "G " << group << " fused " << fused;
+      Workspace of_queries(TakeFromTailWorkspaceBytes(shape));
+      WINNOW_CUDA_OK(TakeFromTail(
+          shape, scene.transform, on_device.data(), q.tensor().stride, device_queries.data(),
+          kScale, codes.data(), Selection{2, capacity, device_counts.data(), device_tokens.data()},
+          device_tail, of_queries.data(), nullptr));
+      ASSERT_EQ(device_cells.Get(), cells) << "G " << group << " fused " << fused;
+    }
+  }
+}
+
 TEST_F(CudaTransformCodeTest, LongRowsOfManyChunks) {
   SCOPED_TRACE(Seed());
   const Scene scene(random_, 128, 2, 4, 128, {30000});

@@ -45,7 +45,7 @@ inline std::vector<AttentionPolicy> Policies() {
         "lsh:k=5,window=9,suffix=30", "lsh:k=9,p=0.9,window=9,dense_layers=0", "hata:k=6,window=9",
         "spotlight:k=5%,window=9,completion=on,suffix=50", "spotlight:k=90%,window=9,suffix=99",
         "lsh:k=5,window=9,floor=0.5", "pca:k=5,window=9,suffix=70",
-        "pca:k=3%,window=20,sink=3,tail=off,suffix=40"}) {
+        "pca:k=5,p=0.8,window=9,suffix=70", "pca:k=3%,window=20,sink=3,tail=off,suffix=40"}) {
     auto policy = ParseAttentionPolicy(text);
     EXPECT_TRUE(policy.ok()) << policy.status();
     policies.push_back(*policy);

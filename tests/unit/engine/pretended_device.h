@@ -92,6 +92,12 @@ class PretendedDevice : public TimedBackend {
     const kernels::Selection made = Make(kept, queries.size());
     cpu_.PruneSelection(q, queries, int4_keys, layout, scale, p, of_device, made);
   }
+  void TakeFromTail(const kernels::Tensor& q, std::span<const kernels::RetrievalQuery> queries,
+                    const kernels::PackedTransformCode& transform, float scale, const void* codes,
+                    const kernels::CodeLayout& code_layout, const kernels::Selection& read,
+                    const kernels::TailMasses& tail) override {
+    cpu_.TakeFromTail(q, queries, transform, scale, codes, code_layout, Latest(read), tail);
+  }
   bool AttendChosen(const kernels::Tensor& q, std::span<const kernels::RetrievalQuery> queries,
                     const kernels::Selection& chosen, const void* pool,
                     const kernels::KvLayout& layout, float scale,

@@ -273,8 +273,10 @@ class RetrievalByMassTest : public RetrievalAttentionTest {
     return kernels::TransformCellRef(codes.data(), 0, weights(), kv_head);
   }
 
-  // `out` of a query: its selection by masses, and its tail where there is one.
-  void ExpectMassRow(const AttentionPolicy& policy, int32_t position, const float* out) {
+  // `out` of a query: its selection by masses, and its tail where there is one. `kept` [Hkv]: what pruning has left of the
+  // selection; null: not pruned.
+  void ExpectMassRow(const AttentionPolicy& policy, int32_t position, const float* out,
+                     const std::vector<std::vector<int32_t>>* kept = nullptr) {
     const QueryPlan plan = PlanQuery(policy, position, 0);
     ASSERT_FALSE(plan.dense);
     const float scale2 = 1 / std::sqrt(static_cast<float>(kDim)) * kernels::kTransformLog2E;
@@ -301,7 +303,8 @@ class RetrievalByMassTest : public RetrievalAttentionTest {
           mass[t] += std::exp(logits[g][t]) / sum;
         }
       }
-      const std::vector<int32_t> chosen = Best(plan, [&](int32_t t) { return mass[t]; });
+      const std::vector<int32_t> chosen =
+          kept != nullptr ? (*kept)[kv_head] : Best(plan, [&](int32_t t) { return mass[t]; });
       std::vector<bool> read(position + 1);
       for (int32_t t = 0; t <= position; ++t) read[t] = t < plan.mid.first || t >= plan.mid.last;
       for (const int32_t t : chosen) read[t] = true;
@@ -316,7 +319,7 @@ class RetrievalByMassTest : public RetrievalAttentionTest {
         }
       }
       ++heads_seen_;
-      if (most > least * 0.997) {
+      if (kept == nullptr && most > least * 0.997) {
         ++heads_in_doubt_;
         continue;
       }
@@ -376,6 +379,57 @@ TEST_F(RetrievalByMassTest, ReadsTheTokensOfTheLargestMassesAndAddsTheTail) {
     }
   }
   EXPECT_LT(4 * heads_in_doubt_, heads_seen_);
+}
+
+// Keeps what pruning leaves of a call's first query.
+class PruningBackend final : public TimedBackend {
+ public:
+  explicit PruningBackend(kernels::Backend& inner) : TimedBackend(inner, kernels::DType::kF32) {}
+  void PruneSelection(const kernels::Tensor& q, std::span<const kernels::RetrievalQuery> queries,
+                      const void* int4_keys, const kernels::KvLayout& layout, float scale, float p,
+                      const kernels::Selection& candidates,
+                      const kernels::Selection& pruned) override {
+    kept.clear();
+    for (int32_t head = 0; head < kKvHeads; ++head) before += candidates.count(0, head);
+    TimedBackend::PruneSelection(q, queries, int4_keys, layout, scale, p, candidates, pruned);
+    for (int32_t head = 0; head < kKvHeads; ++head) {
+      const int32_t* tokens = pruned.chosen(0, head);
+      kept.emplace_back(tokens, tokens + pruned.count(0, head));
+      after += pruned.count(0, head);
+    }
+  }
+  std::vector<std::vector<int32_t>> kept;  // [Hkv]
+  int64_t before = 0, after = 0;           // of all calls
+};
+
+// A candidate that is pruned has been selected and is not read: its mass belongs to the tail like any other's.
+TEST_F(RetrievalByMassTest, EveryTokenIsReadOrInTheTailAfterPruning) {
+  SCOPED_TRACE("WINNOW_TEST_SEED=" + std::to_string(seed_));
+  PruningBackend pruning(*backend_);
+  RetrievalOptions options;
+  options.indexes = {{AttentionPolicy::Kind::kPca, 128}};
+  options.transform = transform_;
+  options.four_bit_keys = true;
+  auto made = RetrievalAttention::Create(config_, *memory_, kTokens, pruning, options);
+  ASSERT_TRUE(made.ok()) << made.status();
+  retrieval_ = *std::move(made);
+  for (const char* text :
+       {"pca:k=20,p=0.5,sink=5,window=20", "pca:k=20,p=0.9,sink=5,window=20",
+        "pca:k=20,p=0.01,sink=5,window=20", "pca:k=20,p=0.5,sink=5,window=20,tail=off"}) {
+    const AttentionPolicy policy = Policy(text);
+    auto state = State(policy);
+    Pass(*state, 0, 300, 1000);
+    pruning.before = pruning.after = 0;
+    for (int32_t position = 300; position < 306; ++position) {
+      const std::vector<float> row = Pass(*state, position, position + 1, 300);
+      ASSERT_EQ(pruning.kept.size(), size_t{kKvHeads});
+      ExpectMassRow(policy, position, row.data(), &pruning.kept);
+    }
+    EXPECT_EQ(pruning.before, 6 * kKvHeads * 4 * 20);
+    EXPECT_LT(pruning.after, pruning.before) << text;
+    state.reset();
+  }
+  retrieval_.reset();  // before its backend
 }
 
 // Counts the rows of its lists.

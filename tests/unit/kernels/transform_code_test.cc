@@ -196,6 +196,48 @@ TEST(TransformCodeTest, SelectsTheLargestSumsOfMassesThatCountTheAnchors) {
   }
 }
 
+// Any tokens may be read: what is left is the mass of all others.
+TEST(TransformCodeTest, TheTailLosesTheMassesOfTheTokensThatAreRead) {
+  Random random;
+  SCOPED_TRACE(random.seed());
+  constexpr int32_t kGroup = 3, kHeads = 2 * kGroup;
+  Scene scene(random, 64, 2, kGroup, 128, {900}, DType::kF32);
+  Matrix q = Matrix::Normal(random, 1, kHeads * 64);
+  const RetrievalQuery query = scene.kv.Query(0, 0, 899, 16, 100, 80);
+  std::vector<float> anchors;
+  for (int32_t h = 0; h < kHeads; ++h) anchors.push_back(random.Normal(4.0f) + 6);
+  OwnedSelection selected(1, 2, 80), read(1, 2, 80);
+  OwnedTail tail(1, kHeads);
+  tail.view.of_all = true;
+  SelectByMassRef(q.tensor(), {&query, 1}, anchors.data(), scene.weights, kScale,
+                  scene.codes.data(), scene.layout, selected.view(), &tail.view);
+  for (int32_t kv_head = 0; kv_head < 2; ++kv_head) {
+    std::vector<int32_t> some = selected.Of(0, kv_head);
+    std::erase_if(some, [&](int32_t) { return random.Int(0, 2) == 0; });
+    read.Set(0, kv_head, some);
+  }
+  TakeFromTailRef(q.tensor(), {&query, 1}, scene.weights, kScale, scene.codes.data(), scene.layout,
+                  read.view(), tail.view);
+  for (int32_t head = 0; head < kHeads; ++head) {
+    const int32_t kv_head = head / kGroup;
+    const std::vector<double> logits = Logits(scene, q.row(0) + head * 64, query, kv_head);
+    std::vector<double> unread(kTransformCells);
+    const std::vector<int32_t> tokens = read.Of(0, kv_head);
+    for (size_t j = 0; j < logits.size(); ++j) {
+      const int32_t token = query.mid.first + static_cast<int32_t>(j);
+      if (std::binary_search(tokens.begin(), tokens.end(), token)) continue;
+      const int32_t cell = TransformCellRef(scene.HeadCodes(query.block_table[token / 64], kv_head),
+                                            token % 64, scene.weights, kv_head);
+      unread[cell] += std::exp2(logits[j] - tail.references[head]);
+    }
+    for (int32_t c = 0; c < kTransformCells; ++c) {
+      const double left = static_cast<double>(tail.masses[head * kTransformCells + c]) * 0x1p-30;
+      EXPECT_NEAR(left, unread[c], 1e-4 * unread[c] + query.mid.size() * 0x1p-30)
+          << "head " << head << " cell " << c;
+    }
+  }
+}
+
 TEST(TransformCodeTest, OfEqualMassesTheLaterTokensAreSelected) {
   Random random;
   Scene scene(random, 64, 1, 2, 128, {600}, DType::kF32);
@@ -337,6 +379,70 @@ TEST_P(TransformCodeBackendTest, SelectsAndLeavesTheTailAsTheReferenceDoes) {
         }
       }
     }
+  }
+}
+
+TEST_P(TransformCodeBackendTest, TakesWhatIsReadFromTheTailAsTheReferenceDoes) {
+  SCOPED_TRACE(Seed());
+  for (int round = 0; round < 6; ++round) {
+    const auto bits = static_cast<int32_t>(64 * random.Int(1, 4));
+    const auto group = static_cast<int32_t>(random.Int(1, 7));
+    Scene scene(random, 64, 2, group, bits, {1400, 300}, DType::kBF16);
+    if (round == 5) scene.weights.heads[1].tail = false;
+    const auto packed = backend->PackTransformCode(scene.weights);
+    Matrix q = Matrix::Normal(random, 4, scene.heads() * 64);
+    if (round == 3) q.row(2)[5] = std::nanf("");
+    const std::vector<RetrievalQuery> queries = {
+        scene.kv.Query(0, 0, 1399, 16, 128, static_cast<int32_t>(random.Int(1, 1200))),
+        scene.kv.Query(1, 1, 299, 16, 100, 30), scene.kv.Query(1, 2, 250, 3, 7, 20),
+        scene.kv.Query(1, 3, 50, 16, 100, 4)};
+    std::vector<float> anchors;
+    for (int32_t i = 0; i < 4 * scene.heads(); ++i) anchors.push_back(random.Normal(5.0f));
+    OwnedSelection chosen(4, 2, 1200);
+    OwnedTail without(4, scene.heads()), tail(4, scene.heads());
+    const auto select = [&](OwnedTail& of_call) {
+      backend->SelectByMass(q.tensor(), queries, anchors.data(), *packed, kScale,
+                            scene.codes.data(), scene.layout, chosen.view(), &of_call.view);
+    };
+    const auto take = [&](OwnedSelection& read) {
+      backend->TakeFromTail(q.tensor(), queries, *packed, kScale, scene.codes.data(), scene.layout,
+                            read.view(), tail.view);
+    };
+    const auto expect_masses = [&](const OwnedTail& expected) {
+      for (int32_t i = 0; i < 4; ++i) {
+        for (int32_t head = 0; head < scene.heads(); ++head) {
+          if (queries[i].mid.size() == 0 || !scene.weights.heads[head / group].tail) continue;
+          const auto first = (int64_t{i} * scene.heads() + head) * kTransformCells;
+          ASSERT_TRUE(std::equal(&tail.masses[first], &tail.masses[first] + kTransformCells,
+                                 &expected.masses[first]))
+              << "round " << round << " query " << i << " head " << head;
+        }
+      }
+    };
+    // All that is selected: what SelectByMass takes out itself.
+    select(without);
+    tail.view.of_all = true;
+    select(tail);
+    take(chosen);
+    expect_masses(without);
+    // A part of it.
+    OwnedSelection read(4, 2, 1200);
+    for (int32_t i = 0; i < 4; ++i) {
+      for (int32_t head = 0; head < 2; ++head) {
+        std::vector<int32_t> some = chosen.Of(i, head);
+        std::erase_if(some, [&](int32_t) { return random.Int(0, 1) == 0; });
+        read.Set(i, head, some);
+      }
+    }
+    OwnedTail expected(4, scene.heads());
+    expected.view.of_all = true;
+    SelectByMassRef(q.tensor(), queries, anchors.data(), scene.weights, kScale, scene.codes.data(),
+                    scene.layout, chosen.view(), &expected.view);
+    TakeFromTailRef(q.tensor(), queries, scene.weights, kScale, scene.codes.data(), scene.layout,
+                    read.view(), expected.view);
+    select(tail);
+    take(read);
+    expect_masses(expected);
   }
 }
 
