@@ -195,10 +195,11 @@ inline DeviceArray<std::byte> UploadPool(const PagedKv& kv) {
       static_cast<const std::byte*>(kv.pool()), kv.num_blocks() * kv.layout().BlockBytes()));
 }
 
-// A matrix with its rows' gaps.
+// A matrix with the gaps between its rows; behind the last there is none.
 inline DeviceArray<float> Upload(Matrix& matrix) {
   const Tensor tensor = matrix.tensor();
-  return DeviceArray<float>(std::span<const float>(tensor.f32(), tensor.rows * tensor.stride));
+  const int64_t size = tensor.rows > 0 ? (tensor.rows - 1) * tensor.stride + tensor.cols : 0;
+  return DeviceArray<float>(std::span<const float>(tensor.f32(), size));
 }
 inline void Download(const DeviceArray<float>& from, Matrix& to) {
   const std::vector<float> values = from.Get();
