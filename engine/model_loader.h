@@ -104,7 +104,8 @@ absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeBackend(const ModelOptions
 // memory for copies (PackingCopyBytes), before KV has its own. `weight_bytes`: StorageBytes; absent: WeightBytes. The host's is taken lazily by the system: without this
 // check a pool that does not fit would end the process in the middle of a request.
 absl::Status CheckMemory(const ModelConfig& config, const DecoderOptions& options,
-                         const kernels::Backend& backend, int64_t copy_bytes = 0,
+                         const KvPlan& plan, const kernels::Backend& backend,
+                         int64_t copy_bytes = 0,
                          std::optional<int64_t> weight_bytes = std::nullopt);
 
 // Of all tensors, in this type.

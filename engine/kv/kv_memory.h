@@ -41,9 +41,10 @@ class KvMemory {
  public:
   using PinResult = engine::PinResult;
 
-  // ResourceExhausted: no memory, with the bytes.
+  // ResourceExhausted: no memory, with the bytes. REQUIRES: a store, unless the plan keeps all in place.
   static absl::StatusOr<std::unique_ptr<KvMemory>> Create(kernels::Backend& backend,
-                                                          const KvMemoryOptions& options);
+                                                          const KvPlan& plan,
+                                                          const KvMemoryOptions& options = {});
   // Frames that a pass may need at one time: what is being written, in every layer that shares them,
   // and all that one sequence attends to in one layer. Fewer cannot work.
   static int64_t LeastFrames(int32_t num_layers, int32_t block_tokens, int32_t max_context,
@@ -138,7 +139,7 @@ class KvMemory {
   std::array<std::span<std::byte>, 2> pools() const { return pools_->all(); }
 
  private:
-  KvMemory(kernels::Backend& backend, const KvMemoryOptions& options,
+  KvMemory(kernels::Backend& backend, const KvPlan& plan, const KvMemoryOptions& options,
            std::unique_ptr<KvPools> pools);
 
   kernels::Backend& backend_;

@@ -11,8 +11,9 @@
 namespace winnow::engine {
 namespace {
 
-constexpr int32_t kLayers = 4, kBlocks = 8, kOwnLayers = 1;
-constexpr int32_t kOwn = kOwnLayers * kBlocks, kShared = 11;
+constexpr int32_t kLayers = 4, kBlocks = 8;
+constexpr int32_t kOwnLayers[] = {0};
+constexpr int32_t kOwn = kBlocks, kShared = 11;
 
 class FrameTableTest : public ::testing::Test {
  protected:

@@ -1,9 +1,10 @@
-#include "engine/kv_plan.h"
+#include "engine/kv/kv_plan.h"
 
 #include <algorithm>
 #include <memory>
 #include <string>
 
+#include "engine/kv_planning.h"
 #include "gtest/gtest.h"
 #include "tests/unit/engine/kv_tiers_testing.h"
 
@@ -16,7 +17,7 @@ class KvPlanTest : public kv_tiers::KvTiersTest {
  protected:
   static void ExpectSizesOf(const LoadedModel& model) {
     const Decoder& decoder = *model.decoder;
-    const KvPlan plan = PlanKv(model.config, model.decoder_options);
+    const KvPlan& plan = decoder.kv_plan();
     EXPECT_EQ(plan.num_blocks, decoder.num_blocks());
     EXPECT_EQ(plan.pool_bytes(), static_cast<int64_t>(decoder.kv_pool_bytes()));
     EXPECT_EQ(plan.host_bytes, static_cast<int64_t>(decoder.shared_kv_bytes()));
@@ -38,7 +39,12 @@ class KvPlanTest : public kv_tiers::KvTiersTest {
     options.tiers.spill = spill;
     const auto resolved = ResolveDecoderOptions(config_, options);
     EXPECT_TRUE(resolved.ok()) << resolved.status();
-    return PlanKv(config_, *resolved);
+    return Plan(*resolved);
+  }
+  KvPlan Plan(const DecoderOptions& options) const {
+    auto plan = PlanKv(config_, options);
+    EXPECT_TRUE(plan.ok()) << plan.status();
+    return *std::move(plan);
   }
   int64_t Layers(const KvPlan& plan, KvPlacement placement) const {
     return std::count_if(plan.layers.begin(), plan.layers.end(),
@@ -61,14 +67,14 @@ TEST_F(KvPlanTest, ResidencyAndPlacementFollowTheFlags) {
   ModelOptions options = kv_tiers::Options();
   const auto in_place = ResolveDecoderOptions(config_, options);
   ASSERT_TRUE(in_place.ok());
-  KvPlan plan = PlanKv(config_, *in_place);
+  KvPlan plan = Plan(*in_place);
   EXPECT_EQ(plan.residency, ResidencyKind::kInPlace);
   EXPECT_EQ(Layers(plan, KvPlacement::kFast), config_.num_layers);
 
   options.tiers.host_bytes = 64 << 20;
   const auto paged = ResolveDecoderOptions(config_, options);
   ASSERT_TRUE(paged.ok()) << paged.status();
-  plan = PlanKv(config_, *paged);
+  plan = Plan(*paged);
   EXPECT_EQ(plan.residency, ResidencyKind::kPaged);
   EXPECT_EQ(Layers(plan, KvPlacement::kFastFrames), config_.num_layers);
 
@@ -97,12 +103,11 @@ TEST_F(KvPlanTest, ResidencyAndPlacementFollowTheFlags) {
 TEST_F(KvPlanTest, ALineSaysWhereLayersLieAndWhatTheyAre) {
   KvPlan plan;
   plan.residency = ResidencyKind::kMirrored;
-  plan.indexes = {"lsh:128", "quest"};
   plan.layers.resize(6);
   for (int i = 2; i < 6; ++i) plan.layers[i].placement = KvPlacement::kHost;
-  for (int i = 2; i < 6; ++i) plan.layers[i].retrieves = true;
+  for (int i = 2; i < 6; ++i) plan.layers[i].indexes = {"lsh:128", "quest"};
   plan.layers[4].window = 4096;
-  plan.layers[4].retrieves = false;
+  plan.layers[4].indexes.clear();
   EXPECT_EQ(
       ToString(plan),
       "mirrored; layers 0-1: fast, bfloat16, dense; layers 2-3: host, bfloat16, retrieves "

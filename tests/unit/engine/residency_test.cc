@@ -47,20 +47,20 @@ class ResidencyTest : public ::testing::TestWithParam<ResidencyKind> {
     options.capacity_bytes = options.chunk_bytes = 64 << 20;
     store_ = std::make_unique<storage::FaultyStore>(
         std::make_unique<storage::HostStore>(options, &clock_), static_cast<uint32_t>(random_()));
-    const bool paged = GetParam() == ResidencyKind::kPaged;
     auto memory =
-        KvMemory::Create(*backend_, {.layout = kLayout,
-                                     .num_layers = kLayers,
-                                     .num_blocks = kBlocks,
-                                     .num_frames = paged ? kPagedFrames : kLayers * kBlocks,
-                                     .store = HasStore() ? store_.get() : nullptr,
-                                     .own_frames = !paged});
+        KvMemory::Create(*backend_, Plan(), {.store = HasStore() ? store_.get() : nullptr});
     EXPECT_TRUE(memory.ok()) << memory.status();
     memory_ = *std::move(memory);
     pool_ = std::make_unique<BlockPool>(kBlocks, memory_.get());
   }
   ~ResidencyTest() override {
     for (const Held& held : held_) pool_->Give(held.block);
+  }
+  static KvPlan Plan() {
+    const bool paged = GetParam() == ResidencyKind::kPaged;
+    return PlanPools(GetParam(), kLayout,
+                     std::vector(kLayers, paged ? KvPlacement::kFastFrames : KvPlacement::kFast),
+                     kBlocks, paged ? kPagedFrames : 0);
   }
   static bool HasStore() { return GetParam() != ResidencyKind::kInPlace; }
 

@@ -52,10 +52,9 @@ class RetrievalAttentionTest : public ::testing::Test {
     blocks_.resize(kBlocks);
     std::iota(blocks_.begin(), blocks_.end(), 0);
     std::shuffle(blocks_.begin(), blocks_.end(), random_);
-    auto memory = KvMemory::Create(*backend_, {.layout = layout_,
-                                               .num_layers = kLayers,
-                                               .num_blocks = kBlocks,
-                                               .num_frames = kLayers * kBlocks});
+    auto memory =
+        KvMemory::Create(*backend_, PlanPools(ResidencyKind::kInPlace, layout_,
+                                              std::vector(kLayers, KvPlacement::kFast), kBlocks));
     memory_ = *std::move(memory);
     k_ = Normal(kTokens * kKvHeads * kDim);
     v_ = Normal(kTokens * kKvHeads * kDim);

@@ -10,6 +10,7 @@
 
 #include "engine/decoder.h"
 #include "engine/kv/kv_memory.h"
+#include "engine/kv_planning.h"
 #include "engine/model_loader.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
