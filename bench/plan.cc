@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "absl/status/status.h"
+#include "engine/base/device.h"
 #include "engine/base/json_file.h"
 #include "engine/base/status_macros.h"
 #include "engine/decoder.h"
@@ -302,7 +303,7 @@ double StepReads::Seconds(const TierSpeeds& speeds) const {
 }
 
 bool Plan::memory_fits() const {
-  return memory_bytes == 0 || memory.fast_bytes(device == "cpu") <= memory_bytes;
+  return memory_bytes == 0 || memory.fast_bytes(on_host) <= memory_bytes;
 }
 
 absl::StatusOr<Plan> MakePlan(const PlanRequest& request, const TierSpeeds& speeds) {
@@ -313,6 +314,7 @@ absl::StatusOr<Plan> MakePlan(const PlanRequest& request, const TierSpeeds& spee
   plan.model = request.like.empty() ? request.config.model : request.like;
   plan.architecture = model.config.architecture;
   plan.device = request.config.device;
+  plan.on_host = !engine::DeviceOf(plan.device).own_memory;
   plan.dtype = kernels::DTypeName(options.compute);
   plan.kv_dtype = kernels::DTypeName(options.kv_dtype);
   plan.policy = ToString(model.policy);
@@ -333,7 +335,7 @@ absl::StatusOr<Plan> MakePlan(const PlanRequest& request, const TierSpeeds& spee
     // Indexes grow with the pool.
     const double beside = static_cast<double>(plan.memory.index_bytes()) /
                           static_cast<double>(plan.memory.kv_pool_bytes);
-    const int64_t rest = plan.memory_bytes - plan.memory.fast_bytes(plan.device == "cpu") +
+    const int64_t rest = plan.memory_bytes - plan.memory.fast_bytes(plan.on_host) +
                          plan.memory.kv_pool_bytes + plan.memory.index_bytes();
     plan.kv_bytes_that_fit =
         std::max<int64_t>(0, static_cast<int64_t>(static_cast<double>(rest) / (1 + beside)));
@@ -451,7 +453,7 @@ Json PlanJson(const Plan& plan) {
             {"staging_bytes", memory.staging_bytes},
             {"host_bytes", memory.host_bytes},
             {"disk_bytes", memory.disk_bytes},
-            {"fast_bytes", memory.fast_bytes(plan.device == "cpu")},
+            {"fast_bytes", memory.fast_bytes(plan.on_host)},
             {"memory_bytes", plan.memory_bytes == 0 ? Json() : Json(plan.memory_bytes)},
             {"fits", plan.memory_fits()},
             {"kv_bytes_that_fit",
@@ -475,7 +477,7 @@ Json PlanJson(const Plan& plan) {
 
 std::string PlanText(const Plan& plan) {
   const PlannedMemory& memory = plan.memory;
-  const bool on_host = plan.device == "cpu";
+  const bool on_host = plan.on_host;
   const std::string fast = on_host ? "memory" : "the GPU's memory";
   std::string out =
       fmt::format("{} ({}), weights {}, KV {}, --device {}\n\nWhat lies where\n", plan.model,

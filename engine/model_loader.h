@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
+#include "engine/base/device.h"
 #include "engine/decoder.h"
 #include "engine/kv/kv_store.h"
 #include "engine/model/model_config.h"
@@ -95,7 +96,9 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(
 absl::StatusOr<DecoderOptions> ResolveDecoderOptions(const ModelConfig& config,
                                                      const ModelOptions& options);
 // Whether the device computes in memory of its own, beside the host's.
-inline bool HasDeviceMemory(const ModelOptions& options) { return options.device == "cuda"; }
+inline bool HasDeviceMemory(const ModelOptions& options) {
+  return DeviceOf(options.device).own_memory;
+}
 // FailedPrecondition: there is no such device that can be used, why, and what can be.
 absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeBackend(const ModelOptions& options);
 

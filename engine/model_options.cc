@@ -52,14 +52,14 @@ absl::StatusOr<DType> ResolveKv(DType weights, const std::string& text) {
 
 // What a device cannot do is refused, by the flag's name: nothing runs elsewhere than was asked for.
 absl::Status CheckDevice(const ModelOptions& options, DType kv) {
-  if (options.device == "cpu") {
+  if (FindDevice(options.device) == nullptr) {
+    return absl::InvalidArgumentError(
+        fmt::format("device: '{}' is not one of cpu, cuda", options.device));
+  }
+  if (!HasDeviceMemory(options)) {
     if (!options.tiers.spill) return absl::OkStatus();
     return absl::InvalidArgumentError(
         "spill: is for --device cuda; with --device cpu KV always may be more than memory holds");
-  }
-  if (options.device != "cuda") {
-    return absl::InvalidArgumentError(
-        fmt::format("device: '{}' is not one of cpu, cuda", options.device));
   }
   const auto refuse = [](std::string_view flag, std::string_view why) {
     return absl::InvalidArgumentError(
@@ -200,7 +200,7 @@ absl::StatusOr<DecoderOptions> ResolveDecoderOptions(const ModelConfig& config,
   WINNOW_ASSIGN_OR_RETURN(resolved.kv_dtype, ResolveKv(weights, options.kv_dtype));
   WINNOW_RETURN_IF_ERROR(CheckDevice(options, resolved.kv_dtype));
   WINNOW_ASSIGN_OR_RETURN(resolved.weights, ParseWeightStorage(options.weights));
-  if (resolved.weights != WeightStorage::kWide && options.device != "cpu") {
+  if (resolved.weights != WeightStorage::kWide && !DeviceOf(options.device).quantised_weights) {
     return absl::InvalidArgumentError(fmt::format(
         "weights is {}: only --device cpu computes with quantised weights; {} takes wide",
         options.weights, options.device));
