@@ -290,9 +290,8 @@ absl::StatusOr<std::unique_ptr<StoreBench>> StoreBench::Make(
   const int64_t frames =
       dense_in_frames * blocks +
       (config.num_layers - own_layers - dense_in_frames) * std::min(resident + more + 8, blocks) +
-      engine::KvMemory::LeastFrames(config.num_layers - own_layers, plain.block_tokens,
-                                    options.max_context, options.max_batch_tokens,
-                                    options.max_batch_logits);
+      engine::LeastFrames(config.num_layers - own_layers, plain.block_tokens, options.max_context,
+                          options.max_batch_tokens, options.max_batch_logits);
   if (on_device) {
     options.tiers.spill = true;
     options.tiers.host_bytes = frames * block_bytes;

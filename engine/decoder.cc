@@ -320,7 +320,7 @@ void Decoder::Attend(int32_t index, std::span<const AttentionChunk> chunks, bool
                       &tables_[i], &pinned, flush)) {
       continue;
     }
-    if (memory_->IsShared(index)) {
+    if (memory_->places().IsShared(index)) {
       const int64_t blocks =
           (int64_t{chunk.position} + chunk.num_tokens - 1) / plan_.layout.block_tokens;
       memory_->CountRead(c, (blocks + 1) * plan_.layout.BlockBytes(), /*from_disk=*/false);
@@ -584,7 +584,7 @@ void Decoder::FillKvWithNoise(uint64_t seed) {
   // Values in [-1, 1): finite and not denormal, like what a model writes. Repeated only after so many
   // tokens of a layer that equal keys are no large part of what a policy chooses.
   const size_t value_bytes = kernels::DTypeBytes(plan_.layout.dtype);
-  const size_t values = std::min(kNoiseBytes, memory_->size_bytes()) / value_bytes;
+  const size_t values = std::min(kNoiseBytes, memory_->places().size_bytes()) / value_bytes;
   std::vector<std::byte> noise(values * value_bytes);
   uint64_t state = seed * 2862933555777941757u + 3037000493u;
   for (size_t i = 0; i < values; ++i) {
@@ -603,11 +603,11 @@ void Decoder::FillKvWithNoise(uint64_t seed) {
     }
   };
   if (memory_->tiered()) {
-    for (const std::span<std::byte> pool : memory_->pools()) fill(pool.data(), pool.size());
+    for (const std::span<std::byte> pool : memory_->places().all()) fill(pool.data(), pool.size());
     return;
   }
   for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
-    fill(memory_->LayerPool(layer), memory_->LayerPoolBytes());
+    fill(memory_->places().LayerPool(layer), memory_->places().LayerPoolBytes());
   }
 }
 

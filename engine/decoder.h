@@ -105,7 +105,7 @@ class Decoder final : public Model {
   size_t weight_bytes() const {
     return weight_bytes_;
   }  // packed weights: what a step reads of them
-  size_t kv_pool_bytes() const { return memory_->size_bytes(); }  // of all layers
+  size_t kv_pool_bytes() const { return memory_->places().size_bytes(); }  // of all layers
   // Of them in shared memory, with what they take on the device and how long making them took.
   size_t shared_kv_bytes() const { return memory_->places().shared_bytes(); }
   kernels::SharedKvSizes shared_kv_sizes() const {

@@ -24,7 +24,7 @@ struct DecoderOptions {
   kernels::DType kv_dtype = kernels::DType::kBF16;  // kBF16 or kF32
   int32_t block_tokens = 64;
   // Size of the KV pool: the frames of fast memory. REQUIRES: at least one block of every layer; with
-  // a store, KvMemory::LeastFrames.
+  // a store, LeastFrames.
   int64_t kv_bytes = 0;
   // Blocks beyond those that the frames hold, kept in `store`. REQUIRES: 0 without one.
   int32_t lower_blocks = 0;
@@ -33,7 +33,7 @@ struct DecoderOptions {
   StoreNames names = {};
   int64_t host_bytes = 0;       // memory of the store
   RowFetcherOptions rows = {};  // the same, or the row cache of shared KV
-  // Of KV in the backend's shared memory, in all layers from FirstSharedLayer on; 0: all KV lies in one
+  // Bytes of KV in the backend's shared memory, in all layers from FirstSharedLayer on; 0: all KV lies in one
   // memory. Unless it spills, what it holds is the number of blocks, kv_bytes is what the layers before
   // take on the device, and no store lies below. If it does, these are frames of those layers, as many as fit, and
   // kv_bytes, of the layers before, is the number of blocks.

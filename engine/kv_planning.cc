@@ -7,7 +7,6 @@
 
 #include "absl/status/status.h"
 #include "engine/base/status_macros.h"
-#include "engine/kv/kv_memory.h"
 #include "engine/kv/row_cache.h"
 #include "fmt/format.h"
 
@@ -31,7 +30,7 @@ KvPlacement PlacementOf(const DecoderOptions& options, int32_t layer) {
   return paged ? KvPlacement::kHostFrames : KvPlacement::kHost;
 }
 
-// Memory for a block at least. Of paged KV CheckFrames says more.
+// Refuses memory that holds no block. SharedFrames says what paged KV needs beside.
 absl::Status CheckBlocks(const ModelConfig& config, const DecoderOptions& options) {
   const auto layer_block_bytes = static_cast<int64_t>(LayoutOf(config, options).BlockBytes());
   if (options.shared_kv_bytes > 0) {
@@ -65,8 +64,8 @@ absl::StatusOr<int64_t> SharedFrames(const ModelConfig& config, const DecoderOpt
   const int32_t sequences =
       options.max_sequences > 0 ? options.max_sequences : options.max_batch_logits;
   const int32_t context = ContextOf(config, options);
-  const int64_t least = KvMemory::LeastFrames(sharing_layers, options.block_tokens, context,
-                                              options.max_batch_tokens, sequences);
+  const int64_t least = LeastFrames(sharing_layers, options.block_tokens, context,
+                                    options.max_batch_tokens, sequences);
   const int64_t frames = bytes / block_bytes;
   if (frames < least) {
     return Refuse(option, bytes,

@@ -25,14 +25,6 @@ absl::StatusOr<std::unique_ptr<KvMemory>> KvMemory::Create(kernels::Backend& bac
   return std::unique_ptr<KvMemory>(new KvMemory(backend, plan, options, std::move(pools)));
 }
 
-int64_t KvMemory::LeastFrames(int32_t num_layers, int32_t block_tokens, int32_t max_context,
-                              int32_t max_batch_tokens, int32_t max_sequences) {
-  // A chunk writes into the block that it finds begun, whole ones, and one that it leaves begun.
-  const int64_t written = max_batch_tokens / block_tokens + 2 * int64_t{max_sequences};
-  const int64_t attended = (int64_t{max_context} + block_tokens - 1) / block_tokens;
-  return num_layers * written + attended;
-}
-
 // ---- a pass ----
 
 void KvMemory::BeginPass(size_t num_chunks) {

@@ -81,6 +81,14 @@ KvPlan PlanPools(ResidencyKind residency, const kernels::KvLayout& layout,
   return plan;
 }
 
+int64_t LeastFrames(int32_t num_layers, int32_t block_tokens, int32_t max_context,
+                    int32_t max_batch_tokens, int32_t max_sequences) {
+  // A chunk writes into the block that it finds begun, whole ones, and one that it leaves begun.
+  const int64_t written = max_batch_tokens / block_tokens + 2 * int64_t{max_sequences};
+  const int64_t attended = (int64_t{max_context} + block_tokens - 1) / block_tokens;
+  return num_layers * written + attended;
+}
+
 std::string ToString(const KvPlan& plan) {
   std::string text(ResidencyName(plan.residency));
   for (size_t first = 0, last = 0; first < plan.layers.size(); first = last) {

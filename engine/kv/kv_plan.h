@@ -89,6 +89,11 @@ KvPlan PlanPools(ResidencyKind residency, const kernels::KvLayout& layout,
                  const std::vector<KvPlacement>& placements, int32_t num_blocks,
                  int64_t shared_frames = 0);
 
+// Frames that a pass may need at one time: what is being written, in every layer that shares them,
+// and all that one sequence attends to in one layer. Fewer cannot work.
+int64_t LeastFrames(int32_t num_layers, int32_t block_tokens, int32_t max_context,
+                    int32_t max_batch_tokens, int32_t max_sequences);
+
 // One line: the residency, then runs of equal layers.
 //   "mirrored; layers 0-1: fast, bfloat16, dense; layers 2-31: host, bfloat16, retrieves (lsh:128, quest)"
 std::string ToString(const KvPlan& plan);

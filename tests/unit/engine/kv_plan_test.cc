@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "engine/kv_planning.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/unit/engine/kv_tiers_testing.h"
 
@@ -98,6 +100,85 @@ TEST_F(KvPlanTest, ResidencyAndPlacementFollowTheFlags) {
   EXPECT_EQ(Layers(plan, KvPlacement::kHostFrames), shared);
   EXPECT_EQ(Layers(plan, KvPlacement::kFast), FirstSharedLayer());
   EXPECT_LE(plan.host_bytes, 64 << 20);
+}
+
+// As every second layer of a model with windows would be.
+TEST(KvPools, ArePlannedForLayersInAnyOrder) {
+  const kernels::KvLayout layout{2, 64, 16, kernels::DType::kBF16};
+  const auto block_bytes = static_cast<int64_t>(layout.BlockBytes());
+  constexpr KvPlacement kFast = KvPlacement::kFast, kHost = KvPlacement::kHost,
+                        kHostFrames = KvPlacement::kHostFrames;
+  const KvPlan places =
+      PlanPools(ResidencyKind::kMirrored, layout, {kHost, kFast, kHost, kFast, kHost}, 7);
+  EXPECT_EQ(places.NumFastLayers(), 2);
+  EXPECT_EQ(places.num_frames, 5 * 7);
+  EXPECT_EQ(places.fast_bytes, 2 * 7 * block_bytes);
+  EXPECT_EQ(places.host_bytes, 3 * 7 * block_bytes);
+  EXPECT_EQ(places.shared.num_pools, 3);
+  EXPECT_EQ(places.shared.num_blocks, 7);
+  EXPECT_FALSE(places.shared.of_frames);
+  const KvPlan frames =
+      PlanPools(ResidencyKind::kPaged, layout, {kHostFrames, kFast, kHostFrames}, 7, 9);
+  EXPECT_EQ(frames.num_frames, 7 + 9);
+  EXPECT_EQ(frames.fast_bytes, 7 * block_bytes);
+  EXPECT_EQ(frames.host_bytes, 9 * block_bytes);
+  EXPECT_EQ(frames.shared.num_pools, 1);
+  EXPECT_EQ(frames.shared.num_blocks, 9);
+  EXPECT_TRUE(frames.shared.of_frames);
+  EXPECT_EQ(ToString(frames),
+            "paged; layer 0: host frames, bfloat16, dense; layer 1: fast, bfloat16, dense; layer "
+            "2: host frames, bfloat16, dense");
+}
+
+TEST_F(KvPlanTest, LayersUnderTheDefaultPolicyHaveTheIndexesThatAreMade) {
+  ModelOptions flags = kv_tiers::Options();
+  flags.max_context = 256;
+  auto options = ResolveDecoderOptions(config_, flags);
+  ASSERT_TRUE(options.ok()) << options.status();
+  options->retrieval.indexes = {{AttentionPolicy::Kind::kLsh, 128},
+                                {AttentionPolicy::Kind::kQuest, 0}};
+  options->retrieval.four_bit_keys = true;
+  const KvPlan plan = Plan(*options);
+  ASSERT_EQ(plan.indexes.size(), 3u);
+  int64_t bytes = 0;
+  for (const IndexKvPlan& index : plan.indexes) {
+    EXPECT_GT(index.bytes, 0) << index.title;
+    EXPECT_FALSE(index.learned);
+    bytes += index.bytes;
+  }
+  EXPECT_EQ(plan.index_bytes, bytes);
+  for (int32_t i = 0; i < config_.num_layers; ++i) {
+    EXPECT_EQ(plan.layers[i].indexes, i < FirstSharedLayer()
+                                          ? std::vector<std::string>()
+                                          : std::vector<std::string>({"lsh:128", "quest", "int4"}));
+  }
+}
+
+// By the option's name, before anything is allocated.
+TEST_F(KvPlanTest, TooLittleMemoryIsRefused) {
+  ModelOptions flags = kv_tiers::Options();
+  flags.max_context = 256;
+  auto options = ResolveDecoderOptions(config_, flags);
+  ASSERT_TRUE(options.ok()) << options.status();
+  const int64_t block = FrameBytes(config_) * config_.num_layers;
+  options->kv_bytes = block;
+  EXPECT_EQ(Plan(*options).num_blocks, 1);
+  options->kv_bytes = block - 1;
+  EXPECT_THAT(std::string(PlanKv(config_, *options).status().message()),
+              ::testing::HasSubstr("kv_bytes is"));
+  options->residency = ResidencyKind::kPaged;
+  const int64_t least =
+      FrameBytes(config_) *
+      LeastFrames(config_.num_layers, options->block_tokens, 256, options->max_batch_tokens,
+                  options->max_sequences > 0 ? options->max_sequences : options->max_batch_logits);
+  options->kv_bytes = least;
+  EXPECT_EQ(Plan(*options).num_frames, least / FrameBytes(config_));
+  options->kv_bytes = least - 1;
+  EXPECT_THAT(std::string(PlanKv(config_, *options).status().message()),
+              ::testing::HasSubstr("with slower tiers"));
+  options->block_tokens = 17;
+  EXPECT_THAT(std::string(PlanKv(config_, *options).status().message()),
+              ::testing::HasSubstr("block_tokens is 17"));
 }
 
 TEST_F(KvPlanTest, ALineSaysWhereLayersLieAndWhatTheyAre) {

@@ -67,7 +67,7 @@ class RetrievalAttentionTest : public ::testing::Test {
   }
 
   // The same keys and values are in every layer.
-  std::byte* LayerPool(int32_t layer) { return memory_->LayerPool(layer); }
+  std::byte* LayerPool(int32_t layer) { return memory_->places().LayerPool(layer); }
   std::vector<float> Normal(size_t count) {
     std::normal_distribution<float> normal(0, 1.5f);
     std::vector<float> values(count);
