@@ -11,6 +11,7 @@
 #include "bench/model_commands.h"
 #include "bench/output.h"
 #include "bench/runs.h"
+#include "engine/base/device.h"
 #include "fmt/format.h"
 #include "kernels/backend.h"
 
@@ -54,7 +55,7 @@ absl::Status CheckFlags(DecodeFlags& flags) {
   if (flags.most_rows() > *std::min_element(flags.contexts.begin(), flags.contexts.end())) {
     return absl::InvalidArgumentError("--rows: are more than a context's tokens");
   }
-  if (!flags.without.empty() && flags.model.model.device != "cuda") {
+  if (!flags.without.empty() && !engine::DeviceOf(flags.model.model.device).launches_kernels) {
     return absl::InvalidArgumentError("--without: is for --device cuda");
   }
   return absl::OkStatus();

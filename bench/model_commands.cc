@@ -62,7 +62,7 @@ absl::Status SetHostKv(ModelBenchFlags& flags) {
       !status.ok()) {
     return status;
   }
-  if (options.device != "cuda" && options.tiers.host_bytes != 0) {
+  if (!engine::HasDeviceMemory(options) && options.tiers.host_bytes != 0) {
     return absl::InvalidArgumentError(
         "--host-bytes: is for --device cuda; bench tiers measures the slower tiers of a CPU");
   }

@@ -6,10 +6,11 @@
 #include <memory>
 
 #include "absl/status/status.h"
+#include "engine/base/device.h"
 #include "engine/base/json_file.h"
 #include "engine/base/status_macros.h"
 #include "engine/decoder.h"
-#include "engine/kv_plan.h"
+#include "engine/kv_planning.h"
 #include "engine/model_loader.h"
 #include "engine/model_retrieval.h"
 #include "engine/retrieval/exactness.h"
@@ -35,11 +36,10 @@ struct PlannedModel {
   engine::Weights weights;  // mapped and not read; empty for a shape alone
   engine::SyntheticArtifact synthetic;
   engine::DecoderOptions options;
+  engine::KvPlan kv;
   AttentionPolicy policy;
 
-  kernels::KvLayout layout() const {
-    return {config.num_kv_heads, config.head_dim, options.block_tokens, options.kv_dtype};
-  }
+  const kernels::KvLayout& layout() const { return kv.layout; }
 };
 
 // As ResolveRetrieval; a shape alone has the artifact that its policy needs, of the widths that calibrate chooses.
@@ -97,30 +97,26 @@ absl::StatusOr<std::unique_ptr<PlannedModel>> OpenModel(const PlanRequest& reque
       const int32_t bits,
       engine::WantedTransformBits(model->config, options.retrieval, model->options.retrieval));
   if (bits != 0) model->options.retrieval.indexes.push_back({Kind::kPca, bits});
+  WINNOW_ASSIGN_OR_RETURN(model->kv, engine::PlanKv(model->config, model->options));
   return model;
-}
-
-// A store lies below the pool, so that its frames are fewer than the layer blocks.
-bool IsPaged(const engine::DecoderOptions& options) {
-  return options.residency == engine::ResidencyKind::kPaged;
 }
 
 PlannedMemory SizeMemory(const PlannedModel& model, const server::ServeConfig& config) {
   const engine::DecoderOptions& options = model.options;
-  const engine::KvPlan kv = engine::PlanKv(model.config, options);
+  const engine::KvPlan& kv = model.kv;
   PlannedMemory memory;
   memory.weight_bytes = options.weights == engine::WeightStorage::kWide
                             ? engine::WeightBytes(model.config, options.compute)
                             : engine::StorageBytes(options.weights, model.weights, options.compute);
   memory.kv_pool_bytes = kv.pool_bytes();
   memory.kv_host_bytes = kv.host_bytes;
-  for (const engine::IndexPool& pool : engine::IndexPools(model.config, options)) {
-    memory.indexes.push_back({pool.name(), pool.title(), pool.bytes});
+  for (const engine::IndexKvPlan& index : kv.indexes) {
+    memory.indexes.push_back({index.name, index.title, index.bytes});
   }
   memory.summary_bytes = kv.summary_bytes;
   memory.row_cache_bytes = kv.row_cache_bytes;
   memory.staging_bytes = kv.staging_bytes;
-  memory.host_bytes = options.shared_kv_bytes > 0 ? 0 : config.host_bytes;
+  memory.host_bytes = kv.uses_host() ? 0 : config.host_bytes;
   memory.disk_bytes = config.disk_bytes;
   return memory;
 }
@@ -159,25 +155,24 @@ engine::QueryPlan QueryOf(const PlannedModel& model, const Plan& plan) {
 // Where the batch's KV lies. Layer blocks that are not resident are spread evenly over sequences and layers, because
 // nothing is known of which are used again.
 struct Residency {
-  double fast = 1, host = 0, disk = 0;  // shares of the layers from `first_layer` on
-  int32_t first_layer = 0;              // those before are in fast memory
+  double fast = 1, host = 0, disk = 0;  // shares of all layers but `fast_layers`
+  int32_t fast_layers = 0;  // which are in fast memory: the first, that policies leave dense
 };
 Residency ResidencyOf(const PlannedModel& model, const Plan& plan,
                       const server::ServeConfig& config) {
-  const engine::DecoderOptions& options = model.options;
   Residency out;
   const auto layer_block = static_cast<double>(model.layout().BlockBytes());
-  if (options.shared_kv_bytes > 0) {
-    out.first_layer = std::min(model.config.num_layers, engine::FirstSharedLayer());
+  if (model.kv.uses_host()) {
+    out.fast_layers = model.kv.NumFastLayers();
     const double needed = static_cast<double>(plan.kv_blocks_needed) * layer_block *
-                          (model.config.num_layers - out.first_layer);
+                          (model.config.num_layers - out.fast_layers);
     const double held = static_cast<double>(plan.memory.kv_host_bytes);
     out.fast = 0;
-    out.host = options.spills ? std::min(1.0, held / needed) : 1;
+    out.host = model.kv.is_paged() ? std::min(1.0, held / needed) : 1;
     out.disk = 1 - out.host;
     return out;
   }
-  if (!IsPaged(options)) return out;
+  if (!model.kv.is_paged()) return out;
   const double needed =
       static_cast<double>(plan.kv_blocks_needed) * layer_block * model.config.num_layers;
   out.fast = std::min(1.0, static_cast<double>(plan.memory.kv_pool_bytes) / needed);
@@ -220,12 +215,12 @@ StepReads ReadsOf(const PlannedModel& model, const Plan& plan, const Residency& 
   const double kv_heads = model.config.num_kv_heads;
   const double dense = !query.dense ? std::min<double>(model.policy.dense_layers, layers) : layers;
   // Layers that a GPU keeps are read from its memory.
-  const double kept = std::min<double>(dense, where.first_layer);
+  const double kept = std::min<double>(dense, where.fast_layers);
   AddKv(model, Residency(), batch * kept, context, false, 0, &step);
   AddKv(model, where, batch * (dense - kept), context, false, 0, &step);
   if (query.dense) return step;
   const double retrieving = layers - dense;
-  const double kept_retrieving = std::max(0.0, where.first_layer - dense);
+  const double kept_retrieving = std::max(0.0, where.fast_layers - dense);
   // All but the candidates are anchors.
   const double read = context - query.mid.size() + query.k;
   AddKv(model, Residency(), batch * kept_retrieving, read, true, cache_hits, &step);
@@ -280,7 +275,7 @@ void AddNotes(const PlanRequest& request, const PlannedModel& model, Plan* plan)
                     "(--row-cache-hits); docs/tiers.md has measured shares.",
                     100 * request.row_cache_hits));
   }
-  if (model.options.shared_kv_bytes > 0) {
+  if (model.kv.uses_host()) {
     plan->notes.push_back(
         "Not counted: the row cache's tables and staging on the GPU, which only a build for it "
         "knows (the log says).");
@@ -308,7 +303,7 @@ double StepReads::Seconds(const TierSpeeds& speeds) const {
 }
 
 bool Plan::memory_fits() const {
-  return memory_bytes == 0 || memory.fast_bytes(device == "cpu") <= memory_bytes;
+  return memory_bytes == 0 || memory.fast_bytes(on_host) <= memory_bytes;
 }
 
 absl::StatusOr<Plan> MakePlan(const PlanRequest& request, const TierSpeeds& speeds) {
@@ -319,11 +314,12 @@ absl::StatusOr<Plan> MakePlan(const PlanRequest& request, const TierSpeeds& spee
   plan.model = request.like.empty() ? request.config.model : request.like;
   plan.architecture = model.config.architecture;
   plan.device = request.config.device;
+  plan.on_host = !engine::DeviceOf(plan.device).own_memory;
   plan.dtype = kernels::DTypeName(options.compute);
   plan.kv_dtype = kernels::DTypeName(options.kv_dtype);
   plan.policy = ToString(model.policy);
   plan.block_tokens = options.block_tokens;
-  plan.kv_blocks = engine::NumKvBlocks(model.config, options);
+  plan.kv_blocks = model.kv.num_blocks;
   plan.max_context = std::min<int64_t>(options.max_context, plan.kv_blocks * options.block_tokens);
   plan.context = request.context == 0 ? plan.max_context : request.context;
   plan.batch = request.batch;
@@ -333,13 +329,13 @@ absl::StatusOr<Plan> MakePlan(const PlanRequest& request, const TierSpeeds& spee
   plan.kv_blocks_needed =
       plan.batch * ((plan.context + options.block_tokens - 1) / options.block_tokens);
   plan.memory_bytes = request.memory_bytes;
-  plan.kv_layers = ToString(engine::PlanKv(model.config, options));
+  plan.kv_layers = ToString(model.kv);
   plan.memory = SizeMemory(model, request.config);
-  if (plan.memory_bytes > 0 && options.shared_kv_bytes == 0 && !IsPaged(options)) {
+  if (plan.memory_bytes > 0 && !model.kv.uses_host() && !model.kv.is_paged()) {
     // Indexes grow with the pool.
     const double beside = static_cast<double>(plan.memory.index_bytes()) /
                           static_cast<double>(plan.memory.kv_pool_bytes);
-    const int64_t rest = plan.memory_bytes - plan.memory.fast_bytes(plan.device == "cpu") +
+    const int64_t rest = plan.memory_bytes - plan.memory.fast_bytes(plan.on_host) +
                          plan.memory.kv_pool_bytes + plan.memory.index_bytes();
     plan.kv_bytes_that_fit =
         std::max<int64_t>(0, static_cast<int64_t>(static_cast<double>(rest) / (1 + beside)));
@@ -457,7 +453,7 @@ Json PlanJson(const Plan& plan) {
             {"staging_bytes", memory.staging_bytes},
             {"host_bytes", memory.host_bytes},
             {"disk_bytes", memory.disk_bytes},
-            {"fast_bytes", memory.fast_bytes(plan.device == "cpu")},
+            {"fast_bytes", memory.fast_bytes(plan.on_host)},
             {"memory_bytes", plan.memory_bytes == 0 ? Json() : Json(plan.memory_bytes)},
             {"fits", plan.memory_fits()},
             {"kv_bytes_that_fit",
@@ -481,7 +477,7 @@ Json PlanJson(const Plan& plan) {
 
 std::string PlanText(const Plan& plan) {
   const PlannedMemory& memory = plan.memory;
-  const bool on_host = plan.device == "cpu";
+  const bool on_host = plan.on_host;
   const std::string fast = on_host ? "memory" : "the GPU's memory";
   std::string out =
       fmt::format("{} ({}), weights {}, KV {}, --device {}\n\nWhat lies where\n", plan.model,

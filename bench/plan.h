@@ -72,6 +72,7 @@ struct StepReads {
 
 struct Plan {
   std::string model, architecture, device, dtype, kv_dtype, policy;
+  bool on_host = true;  // the device has no memory of its own
   int64_t context = 0, batch = 0, max_context = 0, block_tokens = 0;
   int64_t kv_token_bytes = 0;    // of all layers
   int64_t kv_blocks = 0;         // that the pool and the tiers hold

@@ -13,6 +13,7 @@
 #include "bench/output.h"
 #include "bench/plan.h"
 #include "engine/base/concat.h"
+#include "engine/base/device.h"
 #include "kernels/bench.h"
 #include "server/config.h"
 
@@ -53,7 +54,7 @@ TierSpeeds SpeedsOfThisCpu(int num_threads) {
 }
 
 absl::StatusOr<TierSpeeds> SpeedsOf(const PlanFlags& flags) {
-  const bool on_gpu = flags.request.config.device == "cuda";
+  const bool on_gpu = engine::DeviceOf(flags.request.config.device).own_memory;
   const bool measures = flags.bandwidth.find("fast=") == std::string::npos;
   TierSpeeds speeds = on_gpu ? SpeedsOfGpu() : TierSpeeds();
   if (!on_gpu && (measures || flags.bandwidth.find("host=") == std::string::npos ||

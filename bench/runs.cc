@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "engine/base/json_file.h"
 #include "engine/base/status_macros.h"
+#include "engine/kv_planning.h"
 #include "engine/retrieval/attention_policy.h"
 #include "fmt/format.h"
 #include "kernels/bench.h"
@@ -207,14 +208,15 @@ absl::StatusOr<std::unique_ptr<BenchModel>> MakeBenchModel(
   }
   WINNOW_ASSIGN_OR_RETURN(made->backend, engine::MakeBackend(flags.model));
   made->available_bytes = made->backend->AvailableBytes();
-  WINNOW_RETURN_IF_ERROR(engine::CheckMemory(made->config, options, *made->backend));
+  WINNOW_ASSIGN_OR_RETURN(const engine::KvPlan plan, engine::PlanKv(made->config, options));
+  WINNOW_RETURN_IF_ERROR(engine::CheckMemory(made->config, options, plan, *made->backend));
   if (flags.model_dir.empty()) {
     WINNOW_ASSIGN_OR_RETURN(made->synthetic, engine::MakeSyntheticWeights(made->config, 1));
     weights = &made->synthetic.weights;
   }
   made->timed = std::make_unique<engine::TimedBackend>(*made->backend, options.compute);
-  WINNOW_ASSIGN_OR_RETURN(made->decoder,
-                          engine::Decoder::Create(made->config, *weights, *made->timed, options));
+  WINNOW_ASSIGN_OR_RETURN(
+      made->decoder, engine::Decoder::Create(made->config, *weights, *made->timed, options, plan));
   made->decoder->FillKvWithNoise(1);
   return made;
 }

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "engine/base/json_file.h"
 #include "engine/base/status_macros.h"
+#include "engine/kv_planning.h"
 #include "engine/model/vocabulary_fit.h"
 #include "engine/model_loader.h"
 #include "engine/model_retrieval.h"
@@ -289,9 +290,8 @@ absl::StatusOr<std::unique_ptr<StoreBench>> StoreBench::Make(
   const int64_t frames =
       dense_in_frames * blocks +
       (config.num_layers - own_layers - dense_in_frames) * std::min(resident + more + 8, blocks) +
-      engine::KvMemory::LeastFrames(config.num_layers - own_layers, plain.block_tokens,
-                                    options.max_context, options.max_batch_tokens,
-                                    options.max_batch_logits);
+      engine::LeastFrames(config.num_layers - own_layers, plain.block_tokens, options.max_context,
+                          options.max_batch_tokens, options.max_batch_logits);
   if (on_device) {
     options.tiers.spill = true;
     options.tiers.host_bytes = frames * block_bytes;
@@ -311,7 +311,8 @@ absl::StatusOr<std::unique_ptr<StoreBench>> StoreBench::Make(
         static_cast<int32_t>(std::max<int64_t>(0, blocks - frames / config.num_layers));
   }
   WINNOW_ASSIGN_OR_RETURN(bench->backend_, engine::MakeBackend(options));
-  WINNOW_RETURN_IF_ERROR(engine::CheckMemory(config, resolved, *bench->backend_));
+  WINNOW_ASSIGN_OR_RETURN(const engine::KvPlan plan, engine::PlanKv(config, resolved));
+  WINNOW_RETURN_IF_ERROR(engine::CheckMemory(config, resolved, plan, *bench->backend_));
 
   const engine::Weights* weights = &bench->weights_;
   if (!has_dir) {
@@ -326,8 +327,9 @@ absl::StatusOr<std::unique_ptr<StoreBench>> StoreBench::Make(
   resolved.write_through = true;
   resolved.names.model = engine::Sha256("winnow bench");
   bench->tenant_ = engine::Sha256("bench");
-  WINNOW_ASSIGN_OR_RETURN(bench->decoder_,
-                          engine::Decoder::Create(config, *weights, *bench->recorder_, resolved));
+  WINNOW_ASSIGN_OR_RETURN(
+      bench->decoder_,
+      engine::Decoder::Create(config, *weights, *bench->recorder_, resolved, plan));
   for (const engine::AttentionPolicy& policy : policies) {
     WINNOW_RETURN_IF_ERROR(bench->decoder_->CheckPolicy(policy));
   }

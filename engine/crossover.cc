@@ -11,6 +11,7 @@
 
 #include "engine/base/concat.h"
 #include "engine/base/status_macros.h"
+#include "engine/kv_planning.h"
 #include "fmt/format.h"
 #include "kernels/check.h"
 #include "kernels/dtype.h"
@@ -71,19 +72,11 @@ class BackendTimer final : public AttentionTimer {
     if (index.kind == Kind::kPca) retrieval.transform = options.retrieval.transform;
     retrieval.indexes = {index};
     retrieval.summaries = 0;
-    KvMemoryOptions of_memory;
-    of_memory.layout = timer->layout_;
-    of_memory.num_layers = layers.num_layers;
-    of_memory.num_blocks = blocks;
-    of_memory.num_frames = int64_t{layers.num_layers} * blocks;
-    of_memory.shared = timer->SharedOptions(config, options, blocks);
     // What spills lies in frames, where the host finds chosen rows. All have one here: nothing is put.
-    RowFetcherOptions rows;
-    if (options.spills) {
-      of_memory.store = options.store;
-      rows = options.rows;
-    }
-    WINNOW_ASSIGN_OR_RETURN(timer->memory_, KvMemory::Create(backend, of_memory));
+    const RowFetcherOptions rows = options.spills() ? options.rows : RowFetcherOptions();
+    WINNOW_ASSIGN_OR_RETURN(
+        timer->memory_, KvMemory::Create(backend, timer->PlanOf(config, options, blocks),
+                                         {.store = options.spills() ? options.store : nullptr}));
     WINNOW_ASSIGN_OR_RETURN(
         timer->retrieval_,
         RetrievalAttention::Create(layers, *timer->memory_, tokens, backend, retrieval, rows));
@@ -145,18 +138,20 @@ class BackendTimer final : public AttentionTimer {
         clock_(clock) {}
 
   // The measured layer lies where the model's layers under a policy do, and has its share of the cache.
-  KvMemoryOptions::Shared SharedOptions(const ModelConfig& config, const DecoderOptions& options,
-                                        int32_t blocks) const {
-    if (options.shared_kv_bytes == 0) return {};
+  KvPlan PlanOf(const ModelConfig& config, const DecoderOptions& options, int32_t blocks) const {
+    std::vector<KvPlacement> placements(static_cast<size_t>(layer_) + 1, KvPlacement::kFast);
+    if (options.shared_kv_bytes == 0) {
+      return PlanPools(ResidencyKind::kInPlace, layout_, placements, blocks);
+    }
+    placements.back() = options.spills() ? KvPlacement::kHostFrames : KvPlacement::kHost;
+    KvPlan plan = options.spills()
+                      ? PlanPools(ResidencyKind::kPaged, layout_, placements, blocks, blocks)
+                      : PlanPools(ResidencyKind::kInPlace, layout_, placements, blocks);
     const auto layers = static_cast<size_t>(config.num_layers - FirstSharedLayer());
-    return {.first_layer = layer_,
-            .shape = {.layout = layout_,
-                      .num_pools = 1,
-                      .num_blocks = blocks,
-                      .max_context = std::min(options.max_context, kCrossoverLast),
-                      .max_batch_tokens = 1,
-                      .cache_bytes = options.spills ? 0 : options.rows.cache_bytes / layers,
-                      .of_frames = options.spills}};
+    plan.shared.max_context = std::min(options.max_context, kCrossoverLast);
+    plan.shared.max_batch_tokens = 1;
+    plan.shared.cache_bytes = options.spills() ? 0 : options.rows.cache_bytes / layers;
+    return plan;
   }
 
   absl::Status Allocate(int32_t blocks) {
@@ -271,7 +266,7 @@ std::string CrossoverKey(const std::string& processor, const std::string& backen
                      processor, backend, config.num_heads, config.num_kv_heads, config.head_dim,
                      kernels::DTypeName(options.kv_dtype), options.block_tokens,
                      options.shared_kv_bytes == 0 ? ""
-                     : options.spills             ? " in the host's memory and on disk"
+                     : options.spills()           ? " in the host's memory and on disk"
                                                   : " in the host's memory",
                      ToString(index), kRevision);
 }

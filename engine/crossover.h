@@ -70,7 +70,7 @@ std::optional<IndexSpec> CheapestIndex(const std::vector<IndexSpec>& indexes);
 
 // Times the backend's own operations through RetrievalAttention, with the shapes of one layer and
 // pools of min(max_context, kCrossoverLast) tokens. KV lies where the model's will: with
-// options.spills in frames of options.store, all of it resident, so that the host finds the chosen
+// options.spills() in frames of options.store, all of it resident, so that the host finds the chosen
 // rows as it will then. Backend and store must outlive it. ResourceExhausted: no memory for the pools.
 absl::StatusOr<std::unique_ptr<AttentionTimer>> MakeAttentionTimer(const ModelConfig& config,
                                                                    const DecoderOptions& options,

@@ -11,6 +11,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/status/status.h"
 #include "engine/base/status_macros.h"
+#include "engine/kv_planning.h"
 #include "engine/model/finite_weights.h"
 #include "fmt/format.h"
 #include "kernels/check.h"
@@ -205,7 +206,7 @@ void Decoder::CheckBlocks(const SequenceChunk& chunk) {
   WINNOW_CHECK(static_cast<size_t>(last_block) < chunk.block_table.size());
   for (int32_t i = 0; i <= last_block; ++i) {
     const int32_t block = chunk.block_table[i];
-    WINNOW_CHECK(block >= 0 && block < num_blocks_);
+    WINNOW_CHECK(block >= 0 && block < plan_.num_blocks);
     if (i < chunk.position / options_.block_tokens) continue;
     WINNOW_CHECK(block_written_in_[block] != forward_count_);
     block_written_in_[block] = forward_count_;
@@ -273,7 +274,7 @@ void Decoder::RotateAndWriteKv(int32_t index, const Tensor& q, const Tensor& k, 
   const auto flush = [&] {
     if (!pinned_chunks_.empty()) {
       backend_.RopeAndWriteKv(q, k, v, FirstRows(cos_sin_, q.rows), pinned_chunks_, pool,
-                              kv_layout_);
+                              plan_.layout);
     }
     pinned_chunks_.clear();
   };
@@ -281,8 +282,8 @@ void Decoder::RotateAndWriteKv(int32_t index, const Tensor& q, const Tensor& k, 
     AttentionChunk chunk = chunks_[i];
     const auto c = static_cast<int32_t>(i);
     PinnedBlocks pinned;
-    if (!memory_->Pin(c, index, chunk.block_table, chunk.position / kv_layout_.block_tokens,
-                      (chunk.position + chunk.num_tokens - 1) / kv_layout_.block_tokens + 1,
+    if (!memory_->Pin(c, index, chunk.block_table, chunk.position / plan_.layout.block_tokens,
+                      (chunk.position + chunk.num_tokens - 1) / plan_.layout.block_tokens + 1,
                       &tables_[i], &pinned, flush)) {
       continue;
     }
@@ -304,7 +305,7 @@ void Decoder::Attend(int32_t index, std::span<const AttentionChunk> chunks, bool
   const void* pool = nullptr;
   const auto flush = [&] {
     if (!pinned_chunks_.empty()) {
-      backend_.Attend(q, pinned_chunks_, pool, kv_layout_, scale, attended_);
+      backend_.Attend(q, pinned_chunks_, pool, plan_.layout, scale, attended_);
     }
     pinned_chunks_.clear();
   };
@@ -315,14 +316,14 @@ void Decoder::Attend(int32_t index, std::span<const AttentionChunk> chunks, bool
     const int32_t c = chunk_of_row_[chunk.first_row];
     PinnedBlocks pinned;
     if (!memory_->Pin(c, index, chunk.block_table, 0,
-                      (chunk.position + chunk.num_tokens - 1) / kv_layout_.block_tokens + 1,
+                      (chunk.position + chunk.num_tokens - 1) / plan_.layout.block_tokens + 1,
                       &tables_[i], &pinned, flush)) {
       continue;
     }
-    if (memory_->IsShared(index)) {
+    if (memory_->places().IsShared(index)) {
       const int64_t blocks =
-          (int64_t{chunk.position} + chunk.num_tokens - 1) / kv_layout_.block_tokens;
-      memory_->CountRead(c, (blocks + 1) * kv_layout_.BlockBytes(), /*from_disk=*/false);
+          (int64_t{chunk.position} + chunk.num_tokens - 1) / plan_.layout.block_tokens;
+      memory_->CountRead(c, (blocks + 1) * plan_.layout.BlockBytes(), /*from_disk=*/false);
     }
     chunk.block_table = pinned.table;
     pool = pinned.pool;
@@ -357,47 +358,15 @@ void Decoder::AddMlp(const Layer& layer, RowRun rows) {
 
 // ---- set-up ----
 
-int32_t FirstSharedLayer() { return AttentionPolicy().dense_layers; }
-
-int64_t NumKvBlocks(const ModelConfig& config, const DecoderOptions& options) {
-  const kernels::KvLayout layout{config.num_kv_heads, config.head_dim, options.block_tokens,
-                                 options.kv_dtype};
-  const auto block_bytes = static_cast<int64_t>(layout.BlockBytes());
-  if (block_bytes <= 0 || config.num_layers <= 0) return 0;
-  if (options.shared_kv_bytes > 0) {
-    const int64_t layers = config.num_layers - FirstSharedLayer();
-    if (layers <= 0) return 0;
-    return options.spills ? options.kv_bytes / (block_bytes * FirstSharedLayer())
-                          : options.shared_kv_bytes / (block_bytes * layers);
-  }
-  return options.kv_bytes / (block_bytes * config.num_layers) + options.lower_blocks;
-}
-
-kernels::SharedKvShape ShapeOfSharedKv(const ModelConfig& config, const DecoderOptions& options) {
-  const kernels::KvLayout layout{config.num_kv_heads, config.head_dim, options.block_tokens,
-                                 options.kv_dtype};
-  const int64_t blocks = options.spills
-                             ? options.shared_kv_bytes / static_cast<int64_t>(layout.BlockBytes())
-                             : NumKvBlocks(config, options);
-  return {.layout = layout,
-          .num_pools = options.spills ? 1 : std::max(0, config.num_layers - FirstSharedLayer()),
-          .num_blocks = static_cast<int32_t>(std::min<int64_t>(blocks, INT32_MAX)),
-          .max_context = options.max_context,
-          .max_batch_tokens = options.max_batch_tokens,
-          .cache_bytes = options.spills ? 0 : options.rows.cache_bytes,
-          .of_frames = options.spills};
-}
-
 Decoder::Decoder(const ModelConfig& config, kernels::Backend& backend,
-                 const DecoderOptions& options)
+                 const DecoderOptions& options, const KvPlan& plan)
     : config_(config),
       backend_(backend),
       options_(options),
       rope_(ComputeRope(config)),
-      kv_layout_{.kv_heads = config.num_kv_heads,
-                 .head_dim = config.head_dim,
-                 .block_tokens = options.block_tokens,
-                 .dtype = options.kv_dtype} {}
+      plan_(plan) {
+  options_.max_context = ContextOf(config, options);
+}
 
 Decoder::~Decoder() = default;
 
@@ -405,84 +374,22 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(const ModelConfig& conf
                                                          const Weights& weights,
                                                          kernels::Backend& backend,
                                                          const DecoderOptions& options) {
-  const auto refuse = [](std::string_view option, int64_t value, std::string_view wanted) {
-    return absl::InvalidArgumentError(fmt::format("{} is {}: must be {}", option, value, wanted));
-  };
-  if (options.block_tokens < 16 || options.block_tokens > 1024 || options.block_tokens % 16 != 0) {
-    return refuse("block_tokens", options.block_tokens, "a multiple of 16 from 16 to 1024");
-  }
-  if (options.kv_dtype == DType::kF16) {
-    return absl::InvalidArgumentError("kv_dtype is float16: must be bfloat16 or float32");
-  }
-  if (options.max_batch_tokens < 1 || options.max_batch_tokens > 65536) {
-    return refuse("max_batch_tokens", options.max_batch_tokens, "from 1 to 65536");
-  }
-  if (options.max_batch_logits < 1 || options.max_batch_logits > options.max_batch_tokens) {
-    return refuse("max_batch_logits", options.max_batch_logits, "from 1 to max_batch_tokens");
-  }
-  if (options.max_context < 0 || options.max_context > config.max_position_embeddings) {
-    return refuse("max_context", options.max_context,
-                  fmt::format("at most the model's max_position_embeddings, {}",
-                              config.max_position_embeddings));
-  }
-  DecoderOptions resolved = options;
-  if (resolved.max_context == 0) resolved.max_context = config.max_position_embeddings;
+  WINNOW_ASSIGN_OR_RETURN(const KvPlan plan, PlanKv(config, options));
+  return Create(config, weights, backend, options, plan);
+}
 
-  std::unique_ptr<Decoder> decoder(new Decoder(config, backend, resolved));
-  if (const std::string refusal = backend.Refusal(decoder->kv_layout_, config.num_heads);
+absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(const ModelConfig& config,
+                                                         const Weights& weights,
+                                                         kernels::Backend& backend,
+                                                         const DecoderOptions& options,
+                                                         const KvPlan& plan) {
+  WINNOW_CHECK(plan.num_layers() == config.num_layers && plan.residency == options.residency);
+  if (const std::string refusal = backend.Refusal(plan.layout, config.num_heads);
       !refusal.empty()) {
     return absl::InvalidArgumentError(
         fmt::format("device: {} does not run {}; --device cpu does", backend.name(), refusal));
   }
-  const int64_t block_bytes =
-      static_cast<int64_t>(decoder->kv_layout_.BlockBytes()) * config.num_layers;
-  if (options.shared_kv_bytes > 0 && config.num_layers <= FirstSharedLayer()) {
-    return absl::InvalidArgumentError(fmt::format(
-        "host_bytes: KV of the first {} layers lies on the device, and this model has {}",
-        FirstSharedLayer(), config.num_layers));
-  }
-  if (options.shared_kv_bytes > 0 && NumKvBlocks(config, options) < 1) {
-    return refuse("host_bytes", options.shared_kv_bytes,
-                  fmt::format("at least {}, a block of {} tokens in {} layers",
-                              static_cast<int64_t>(decoder->kv_layout_.BlockBytes()) *
-                                  (config.num_layers - FirstSharedLayer()),
-                              options.block_tokens, config.num_layers - FirstSharedLayer()));
-  }
-  // With a store below, the bound is another, and says so below.
-  const bool tiered = options.store != nullptr && !options.own_frames;
-  if (options.kv_bytes < block_bytes && !tiered && options.shared_kv_bytes == 0) {
-    return refuse("kv_bytes", options.kv_bytes,
-                  fmt::format("at least {}, a block of {} tokens in every layer", block_bytes,
-                              options.block_tokens));
-  }
-  // Block numbers are int32; a larger pool than that could address is never asked for in earnest.
-  const int64_t blocks = std::min<int64_t>(NumKvBlocks(config, options) - options.lower_blocks,
-                                           INT32_MAX - options.lower_blocks);
-  decoder->num_blocks_ = static_cast<int32_t>(blocks) + options.lower_blocks;
-  decoder->num_frames_ = blocks * config.num_layers;
-  if (tiered) {
-    // Those of the first layers, where there are such, are one for each of their pieces.
-    const int64_t own_layers = options.spills ? FirstSharedLayer() : 0;
-    const int32_t sequences =
-        options.max_sequences > 0 ? options.max_sequences : options.max_batch_logits;
-    const int64_t least = KvMemory::LeastFrames(
-        static_cast<int32_t>(config.num_layers - own_layers), options.block_tokens,
-        resolved.max_context, options.max_batch_tokens, sequences);
-    const int64_t bytes = options.spills ? options.shared_kv_bytes : options.kv_bytes;
-    const int64_t frames = bytes / static_cast<int64_t>(decoder->kv_layout_.BlockBytes());
-    if (frames < least) {
-      return refuse(options.spills ? "host_bytes" : "kv_bytes", bytes,
-                    fmt::format("at least {}: with slower tiers, what {} sequences write in a step "
-                                "of {} tokens and one layer of {} tokens stay in fast memory",
-                                least * static_cast<int64_t>(decoder->kv_layout_.BlockBytes()),
-                                sequences, options.max_batch_tokens, resolved.max_context));
-    }
-    if (frames + own_layers * blocks > INT32_MAX) {
-      return refuse(options.spills ? "host_bytes" : "kv_bytes", bytes,
-                    fmt::format("fewer: {} frames are the most that are numbered", INT32_MAX));
-    }
-    decoder->num_frames_ = frames + own_layers * blocks;
-  }
+  std::unique_ptr<Decoder> decoder(new Decoder(config, backend, options, plan));
   WINNOW_RETURN_IF_ERROR(decoder->PackWeights(weights));
   WINNOW_RETURN_IF_ERROR(decoder->AllocatePools());
   WINNOW_RETURN_IF_ERROR(decoder->DeviceStatus());
@@ -631,21 +538,10 @@ absl::StatusOr<Tensor> Decoder::AllocateScratch(int64_t rows, int64_t cols, cons
 }
 
 absl::Status Decoder::AllocatePools() {
-  KvMemoryOptions::Shared shared;
-  if (options_.shared_kv_bytes > 0) {
-    shared = {.first_layer = FirstSharedLayer(), .shape = ShapeOfSharedKv(config_, options_)};
-  }
-  WINNOW_ASSIGN_OR_RETURN(memory_,
-                          KvMemory::Create(backend_, {.layout = kv_layout_,
-                                                      .num_layers = config_.num_layers,
-                                                      .num_blocks = num_blocks_,
-                                                      .num_frames = num_frames_,
-                                                      .store = options_.store,
-                                                      .own_frames = options_.own_frames,
-                                                      .write_through = options_.write_through,
-                                                      .names = options_.names,
-                                                      .shared = shared}));
-  kv_pool_bytes_ = memory_->size_bytes();
+  WINNOW_ASSIGN_OR_RETURN(memory_, KvMemory::Create(backend_, plan_,
+                                                    {.store = options_.store,
+                                                     .write_through = options_.write_through,
+                                                     .names = options_.names}));
   WINNOW_ASSIGN_OR_RETURN(
       retrieval_, RetrievalAttention::Create(config_, *memory_, options_.max_context, backend_,
                                              options_.retrieval, options_.rows));
@@ -680,21 +576,21 @@ absl::Status Decoder::AllocatePools() {
   chunk_of_row_.reserve(tokens);
   pinned_chunks_.reserve(2 * tokens);
   tables_.resize(2 * tokens);  // a chunk's dense rows are at most two runs
-  block_written_in_.assign(num_blocks_, 0);
+  block_written_in_.assign(plan_.num_blocks, 0);
   return absl::OkStatus();
 }
 
 void Decoder::FillKvWithNoise(uint64_t seed) {
   // Values in [-1, 1): finite and not denormal, like what a model writes. Repeated only after so many
   // tokens of a layer that equal keys are no large part of what a policy chooses.
-  const size_t value_bytes = kernels::DTypeBytes(kv_layout_.dtype);
-  const size_t values = std::min(kNoiseBytes, memory_->size_bytes()) / value_bytes;
+  const size_t value_bytes = kernels::DTypeBytes(plan_.layout.dtype);
+  const size_t values = std::min(kNoiseBytes, memory_->places().size_bytes()) / value_bytes;
   std::vector<std::byte> noise(values * value_bytes);
   uint64_t state = seed * 2862933555777941757u + 3037000493u;
   for (size_t i = 0; i < values; ++i) {
     state = state * 6364136223846793005u + 1442695040888963407u;
     const float value = static_cast<float>(static_cast<int32_t>(state >> 32)) * 0x1p-31f;
-    if (kv_layout_.dtype == DType::kF32) {
+    if (plan_.layout.dtype == DType::kF32) {
       std::memcpy(&noise[i * value_bytes], &value, value_bytes);
     } else {
       const kernels::BF16 rounded = kernels::ToBF16(value);
@@ -707,11 +603,11 @@ void Decoder::FillKvWithNoise(uint64_t seed) {
     }
   };
   if (memory_->tiered()) {
-    for (const std::span<std::byte> pool : memory_->pools()) fill(pool.data(), pool.size());
+    for (const std::span<std::byte> pool : memory_->places().all()) fill(pool.data(), pool.size());
     return;
   }
   for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
-    fill(memory_->LayerPool(layer), memory_->LayerPoolBytes());
+    fill(memory_->places().LayerPool(layer), memory_->places().LayerPoolBytes());
   }
 }
 

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/decoder_options.h"
 #include "engine/kv/kv_memory.h"
 #include "engine/model.h"
 #include "engine/model/model_config.h"
@@ -29,49 +30,6 @@
 
 namespace winnow::engine {
 
-struct DecoderOptions {
-  kernels::DType compute = kernels::DType::kBF16;  // of matrix products; kF32 is exact
-  // REQUIRES: other than kWide, that the backend ComputesStored, and CheckWeightStorage.
-  WeightStorage weights = WeightStorage::kWide;
-  kernels::DType kv_dtype = kernels::DType::kBF16;  // kBF16 or kF32
-  int32_t block_tokens = 64;
-  // Size of the KV pool: the frames of fast memory. REQUIRES: at least one block of every layer; with
-  // a store, KvMemory::LeastFrames.
-  int64_t kv_bytes = 0;
-  // Blocks beyond those that the frames hold, kept in `store`. REQUIRES: 0 without one.
-  int32_t lower_blocks = 0;
-  storage::BlockStore* store = nullptr;  // of slower tiers, outlives the decoder; null: none
-  bool own_frames = false;               // KvMemoryOptions::own_frames
-  bool write_through = false;            // KvMemoryOptions::write_through
-  StoreNames names = {};
-  int64_t host_bytes = 0;       // memory of the store
-  RowFetcherOptions rows = {};  // the same, or the row cache of shared KV
-  // Of KV in the backend's shared memory, in all layers from FirstSharedLayer on; 0: all KV lies in one
-  // memory. Unless it spills, what it holds is the number of blocks, kv_bytes is what the layers before
-  // take on the device, and no store lies below.
-  int64_t shared_kv_bytes = 0;
-  // With a store below and shared_kv_bytes: these are frames of the layers from FirstSharedLayer on,
-  // as many as fit, and kv_bytes, of the layers before, is the number of blocks.
-  bool spills = false;
-  int32_t max_batch_tokens = 512;   // tokens of one Forward
-  int32_t max_batch_logits = 64;    // logits rows of one Forward, at most max_batch_tokens
-  int32_t max_sequences = 0;        // of one Forward; 0: max_batch_logits
-  int32_t max_context = 0;          // 0: the model's max_position_embeddings
-  RetrievalOptions retrieval = {};  // indexes beside the KV pool, and the artifact
-  // Kind of residency that the flags ask for, with their store: what KvMemory has where `store` is of them.
-  ResidencyKind residency = ResidencyKind::kInPlace;
-  // Called before the weights of each layer are read and packed, from the thread that does so, with
-  // the number of layers done and of all. Empty: nobody asks.
-  std::function<void(size_t done, size_t total)> on_packing = {};
-};
-
-// Layers that the default policy leaves dense stay on the device.
-int32_t FirstSharedLayer();
-// Blocks that the pools hold, before any bound of numbers.
-int64_t NumKvBlocks(const ModelConfig& config, const DecoderOptions& options);
-
-kernels::SharedKvShape ShapeOfSharedKv(const ModelConfig& config, const DecoderOptions& options);
-
 class Decoder final : public Model {
  public:
   // `backend` must outlive the decoder, and so must the memory behind weights.embedding, whose rows
@@ -79,6 +37,13 @@ class Decoder final : public Model {
   // pages may be released afterwards. InvalidArgument: an option out of range. ResourceExhausted: with bytes asked for
   // and what for, or with those taken where a device's operations are left too few. Unavailable: the
   // device has failed. InvalidArgument, with the tensor's name: a weight that is NaN or infinite.
+  // REQUIRES: `plan` is what PlanKv makes of the options.
+  static absl::StatusOr<std::unique_ptr<Decoder>> Create(const ModelConfig& config,
+                                                         const Weights& weights,
+                                                         kernels::Backend& backend,
+                                                         const DecoderOptions& options,
+                                                         const KvPlan& plan);
+  // The same, planned here.
   static absl::StatusOr<std::unique_ptr<Decoder>> Create(const ModelConfig& config,
                                                          const Weights& weights,
                                                          kernels::Backend& backend,
@@ -88,11 +53,11 @@ class Decoder final : public Model {
   int32_t vocab_size() const override { return config_.vocab_size; }
   int32_t max_context() const override { return options_.max_context; }
   int32_t block_tokens() const override { return options_.block_tokens; }
-  int32_t num_blocks() const override { return num_blocks_; }
+  int32_t num_blocks() const override { return plan_.num_blocks; }
   int64_t kv_rows_per_token() const override {
     return int64_t{config_.num_layers} * config_.num_kv_heads;
   }
-  int64_t kv_row_bytes() const override { return static_cast<int64_t>(kv_layout_.RowBytes()); }
+  int64_t kv_row_bytes() const override { return static_cast<int64_t>(plan_.layout.RowBytes()); }
   int32_t max_batch_tokens() const override { return options_.max_batch_tokens; }
   int32_t max_batch_logits() const override { return options_.max_batch_logits; }
 
@@ -140,7 +105,7 @@ class Decoder final : public Model {
   size_t weight_bytes() const {
     return weight_bytes_;
   }  // packed weights: what a step reads of them
-  size_t kv_pool_bytes() const { return kv_pool_bytes_; }  // of all layers
+  size_t kv_pool_bytes() const { return memory_->places().size_bytes(); }  // of all layers
   // Of them in shared memory, with what they take on the device and how long making them took.
   size_t shared_kv_bytes() const { return memory_->places().shared_bytes(); }
   kernels::SharedKvSizes shared_kv_sizes() const {
@@ -159,7 +124,8 @@ class Decoder final : public Model {
   size_t scratch_bytes() const { return scratch_bytes_; }  // everything else that Create allocated
   const ModelConfig& config() const { return config_; }
   const DecoderOptions& options() const { return options_; }  // max_context resolved
-  const kernels::KvLayout& kv_layout() const { return kv_layout_; }
+  const KvPlan& kv_plan() const { return plan_; }
+  const kernels::KvLayout& kv_layout() const { return plan_.layout; }
 
   // Fills the whole KV pool with noise drawn from `seed`, so that bench can time a step at a long
   // context without computing that context. What sequences held before is lost.
@@ -173,7 +139,8 @@ class Decoder final : public Model {
     int32_t count = 0;
   };
 
-  Decoder(const ModelConfig& config, kernels::Backend& backend, const DecoderOptions& options);
+  Decoder(const ModelConfig& config, kernels::Backend& backend, const DecoderOptions& options,
+          const KvPlan& plan);
 
   absl::Status PackWeights(const Weights& weights);
   // InvalidArgument, with the tensor's name, if one of `values`, which come from the weights' view at
@@ -212,11 +179,8 @@ class Decoder final : public Model {
   kernels::Backend& backend_;
   DecoderOptions options_;
   const RopeParameters rope_;
-  const kernels::KvLayout kv_layout_;
-  int32_t num_blocks_ = 0;
-  int64_t num_frames_ = 0;
+  const KvPlan plan_;
   size_t weight_bytes_ = 0;
-  size_t kv_pool_bytes_ = 0;
   size_t scratch_bytes_ = 0;
 
   std::unique_ptr<KvMemory> memory_;

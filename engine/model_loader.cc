@@ -4,6 +4,7 @@
 
 #include "absl/status/status.h"
 #include "engine/base/status_macros.h"
+#include "engine/kv_planning.h"
 #include "engine/model/model_fingerprint.h"
 #include "engine/model/vocabulary_fit.h"
 #include "engine/model_text.h"
@@ -62,14 +63,13 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& model_
   WINNOW_ASSIGN_OR_RETURN(
       TransformReport transform,
       ResolveTransform(config, weights, *tokenizer, options.retrieval, *backend, decoder_options));
-  const kernels::KvLayout layout{config.num_kv_heads, config.head_dim, decoder_options.block_tokens,
-                                 decoder_options.kv_dtype};
+  WINNOW_ASSIGN_OR_RETURN(const KvPlan plan, PlanKv(config, decoder_options));
   WINNOW_RETURN_IF_ERROR(CheckMemory(
-      config, decoder_options, *backend, PackingCopyBytes(weights, decoder_options.compute),
+      config, decoder_options, plan, *backend, PackingCopyBytes(weights, decoder_options.compute),
       StorageBytes(decoder_options.weights, weights, decoder_options.compute)));
   TierFlags tiers = options.tiers;
-  if (decoder_options.shared_kv_bytes != 0) tiers.host_bytes = 0;  // a GPU reads that memory itself
-  WINNOW_ASSIGN_OR_RETURN(KvStore store, OpenKvStore(tiers, layout));
+  if (plan.uses_host()) tiers.host_bytes = 0;  // a GPU reads that memory itself
+  WINNOW_ASSIGN_OR_RETURN(KvStore store, OpenKvStore(tiers, plan.layout));
   if (store.store != nullptr) {
     if (options.decorate_store) store.store = options.decorate_store(std::move(store.store));
     decoder_options.store = store.store.get();
@@ -82,7 +82,7 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& model_
                           NamesOf(config, weights, *backend, decoder_options,
                                   /*outlives_process=*/options.tiers.disk_bytes != 0));
   WINNOW_ASSIGN_OR_RETURN(std::unique_ptr<Decoder> decoder,
-                          Decoder::Create(config, weights, *backend, decoder_options));
+                          Decoder::Create(config, weights, *backend, decoder_options, plan));
   // The packed copy is what runs; the mapped one need not stay in memory beside it.
   weights.ReleasePages();
   return std::unique_ptr<LoadedModel>(new LoadedModel{

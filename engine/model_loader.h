@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
+#include "engine/base/device.h"
 #include "engine/decoder.h"
 #include "engine/kv/kv_store.h"
 #include "engine/model/model_config.h"
@@ -95,7 +96,9 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(
 absl::StatusOr<DecoderOptions> ResolveDecoderOptions(const ModelConfig& config,
                                                      const ModelOptions& options);
 // Whether the device computes in memory of its own, beside the host's.
-inline bool HasDeviceMemory(const ModelOptions& options) { return options.device == "cuda"; }
+inline bool HasDeviceMemory(const ModelOptions& options) {
+  return DeviceOf(options.device).own_memory;
+}
 // FailedPrecondition: there is no such device that can be used, why, and what can be.
 absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeBackend(const ModelOptions& options);
 
@@ -104,7 +107,8 @@ absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeBackend(const ModelOptions
 // memory for copies (PackingCopyBytes), before KV has its own. `weight_bytes`: StorageBytes; absent: WeightBytes. The host's is taken lazily by the system: without this
 // check a pool that does not fit would end the process in the middle of a request.
 absl::Status CheckMemory(const ModelConfig& config, const DecoderOptions& options,
-                         const kernels::Backend& backend, int64_t copy_bytes = 0,
+                         const KvPlan& plan, const kernels::Backend& backend,
+                         int64_t copy_bytes = 0,
                          std::optional<int64_t> weight_bytes = std::nullopt);
 
 // Of all tensors, in this type.

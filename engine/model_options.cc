@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "engine/base/status_macros.h"
 #include "engine/kv/host_memory.h"
+#include "engine/kv_planning.h"
 #include "engine/model/weights.h"
 #include "engine/model_loader.h"
 #include "fmt/format.h"
@@ -51,14 +52,14 @@ absl::StatusOr<DType> ResolveKv(DType weights, const std::string& text) {
 
 // What a device cannot do is refused, by the flag's name: nothing runs elsewhere than was asked for.
 absl::Status CheckDevice(const ModelOptions& options, DType kv) {
-  if (options.device == "cpu") {
+  if (FindDevice(options.device) == nullptr) {
+    return absl::InvalidArgumentError(
+        fmt::format("device: '{}' is not one of cpu, cuda", options.device));
+  }
+  if (!HasDeviceMemory(options)) {
     if (!options.tiers.spill) return absl::OkStatus();
     return absl::InvalidArgumentError(
         "spill: is for --device cuda; with --device cpu KV always may be more than memory holds");
-  }
-  if (options.device != "cuda") {
-    return absl::InvalidArgumentError(
-        fmt::format("device: '{}' is not one of cpu, cuda", options.device));
   }
   const auto refuse = [](std::string_view flag, std::string_view why) {
     return absl::InvalidArgumentError(
@@ -115,7 +116,7 @@ int64_t WeightBytes(const ModelConfig& config, DType dtype) {
 }
 
 absl::Status CheckMemory(const ModelConfig& config, const DecoderOptions& options,
-                         const kernels::Backend& backend, int64_t copy_bytes,
+                         const KvPlan& plan, const kernels::Backend& backend, int64_t copy_bytes,
                          std::optional<int64_t> weight_bytes_or) {
   const int64_t of_device = backend.AvailableBytes();
   const bool on_host = of_device < 0;
@@ -123,26 +124,18 @@ absl::Status CheckMemory(const ModelConfig& config, const DecoderOptions& option
       on_host ? AvailableMemoryBytes() : std::optional(of_device);
   if (!available) return absl::OkStatus();
   const int64_t weight_bytes = weight_bytes_or.value_or(WeightBytes(config, options.compute));
-  const int64_t index_bytes = IndexBytes(config, options);
-  const int64_t summary_bytes =
-      SummaryBytes(config, options.retrieval) * options.retrieval.summaries;
-  const auto staging_bytes =
-      static_cast<int64_t>(options.rows.staging_bytes * (options.rows.prefetch ? 2 : 1));
-  int64_t tier_bytes =
-      options.host_bytes + static_cast<int64_t>(options.rows.cache_bytes) + staging_bytes;
-  if (options.shared_kv_bytes > 0) {
+  int64_t tier_bytes = options.host_bytes + plan.row_cache_bytes + plan.staging_bytes;
+  if (plan.uses_host()) {
     // What the device takes is not the KV itself.
-    tier_bytes =
-        static_cast<int64_t>(backend.SizeSharedKv(ShapeOfSharedKv(config, options)).total());
+    tier_bytes = static_cast<int64_t>(backend.SizeSharedKv(plan.shared).total());
     const std::optional<int64_t> of_host = AvailableMemoryBytes();
-    const int64_t row_bytes =
-        options.spills ? static_cast<int64_t>(options.rows.cache_bytes) + staging_bytes : 0;
+    const int64_t row_bytes = plan.is_paged() ? plan.row_cache_bytes + plan.staging_bytes : 0;
     if (!on_host && of_host && options.shared_kv_bytes + row_bytes > *of_host) {
       return absl::ResourceExhaustedError(fmt::format(
           "{} bytes of the host's memory are available; KV in it (host_bytes) takes {}{}", *of_host,
           options.shared_kv_bytes,
-          options.spills ? fmt::format(", and rows from the disk (row_cache_bytes) {}", row_bytes)
-                         : ""));
+          plan.is_paged() ? fmt::format(", and rows from the disk (row_cache_bytes) {}", row_bytes)
+                          : ""));
     }
   }
   const std::optional<int64_t> for_copies =
@@ -153,7 +146,8 @@ absl::Status CheckMemory(const ModelConfig& config, const DecoderOptions& option
         *for_copies, on_host ? fmt::format(" beside weights of {}", weight_bytes) : "",
         copy_bytes));
   }
-  if (weight_bytes + options.kv_bytes + index_bytes + summary_bytes + tier_bytes <= *available) {
+  if (weight_bytes + options.kv_bytes + plan.index_bytes + plan.summary_bytes + tier_bytes <=
+      *available) {
     return absl::OkStatus();
   }
   return absl::ResourceExhaustedError(fmt::format(
@@ -161,7 +155,7 @@ absl::Status CheckMemory(const ModelConfig& config, const DecoderOptions& option
       "indexes beside it (index) {}, the summaries of completion (max_running) {}, and tiers "
       "(host_bytes, row_cache_bytes) {}{}",
       *available, on_host ? "" : " on " + backend.name(), weight_bytes, options.kv_bytes,
-      index_bytes, summary_bytes, tier_bytes,
+      plan.index_bytes, plan.summary_bytes, tier_bytes,
       on_host ? "" : "; --device cpu uses the host's memory"));
 }
 
@@ -206,7 +200,7 @@ absl::StatusOr<DecoderOptions> ResolveDecoderOptions(const ModelConfig& config,
   WINNOW_ASSIGN_OR_RETURN(resolved.kv_dtype, ResolveKv(weights, options.kv_dtype));
   WINNOW_RETURN_IF_ERROR(CheckDevice(options, resolved.kv_dtype));
   WINNOW_ASSIGN_OR_RETURN(resolved.weights, ParseWeightStorage(options.weights));
-  if (resolved.weights != WeightStorage::kWide && options.device != "cpu") {
+  if (resolved.weights != WeightStorage::kWide && !DeviceOf(options.device).quantised_weights) {
     return absl::InvalidArgumentError(fmt::format(
         "weights is {}: only --device cpu computes with quantised weights; {} takes wide",
         options.weights, options.device));
@@ -223,9 +217,7 @@ absl::StatusOr<DecoderOptions> ResolveDecoderOptions(const ModelConfig& config,
   resolved.max_context =
       options.max_context != 0 ? options.max_context : config.max_position_embeddings;
   resolved.kv_bytes = options.kv_bytes;
-  resolved.spills = options.tiers.spill;
   resolved.residency = ResidencyOf(options);
-  resolved.own_frames = resolved.residency == ResidencyKind::kMirrored;
   if (HasDeviceMemory(options) && options.tiers.host_bytes != 0 && resolved.block_tokens > 0) {
     const kernels::KvLayout layout{config.num_kv_heads, config.head_dim, resolved.block_tokens,
                                    resolved.kv_dtype};
@@ -235,7 +227,7 @@ absl::StatusOr<DecoderOptions> ResolveDecoderOptions(const ModelConfig& config,
                                     : static_cast<size_t>(options.tiers.host_bytes) / 8;
     const int64_t first_layers_bytes =
         static_cast<int64_t>(layout.BlockBytes()) * std::min(config.num_layers, FirstSharedLayer());
-    if (!resolved.spills) {
+    if (!resolved.spills()) {
       resolved.kv_bytes = NumKvBlocks(config, resolved) * first_layers_bytes;
       return resolved;
     }

@@ -317,28 +317,4 @@ absl::StatusOr<CrossoverReport> ResolveFrom(const ModelConfig& config, const Ret
   return report;
 }
 
-std::vector<IndexPool> IndexPools(const ModelConfig& config, const DecoderOptions& options) {
-  const kernels::KvLayout layout{config.num_kv_heads, config.head_dim, options.block_tokens,
-                                 options.kv_dtype};
-  const int64_t blocks = NumKvBlocks(config, options);
-  std::vector<IndexPool> pools;
-  const auto add = [&](IndexPool pool) {
-    RetrievalOptions alone;
-    alone.artifact = options.retrieval.artifact;
-    alone.four_bit_keys = pool.four_bit_keys;
-    if (!pool.four_bit_keys) alone.indexes = {pool.spec};
-    pool.bytes = blocks * IndexBlockBytes(config, layout, alone);
-    pools.push_back(pool);
-  };
-  for (const IndexSpec& spec : options.retrieval.indexes) add({.spec = spec});
-  if (options.retrieval.four_bit_keys) add({.four_bit_keys = true});
-  return pools;
-}
-
-int64_t IndexBytes(const ModelConfig& config, const DecoderOptions& options) {
-  int64_t bytes = 0;
-  for (const IndexPool& pool : IndexPools(config, options)) bytes += pool.bytes;
-  return bytes;
-}
-
 }  // namespace winnow::engine

@@ -95,17 +95,6 @@ absl::StatusOr<TransformReport> ResolveTransform(const ModelConfig& config, cons
 absl::StatusOr<CrossoverReport> ResolveFrom(const ModelConfig& config, const RetrievalFlags& flags,
                                             kernels::Backend& backend, DecoderOptions& options);
 
-// One index and what its pool takes beside the KV pool.
-struct IndexPool {
-  IndexSpec spec = {};
-  bool four_bit_keys = false;  // these and no `spec`
-  int64_t bytes = 0;
-  std::string name() const { return four_bit_keys ? "int4" : std::string(KindName(spec.kind)); }
-  std::string title() const { return four_bit_keys ? "int4" : ToString(spec); }  // with the bits
-};
-std::vector<IndexPool> IndexPools(const ModelConfig& config, const DecoderOptions& options);
-int64_t IndexBytes(const ModelConfig& config, const DecoderOptions& options);  // of all
-
 }  // namespace winnow::engine
 
 #endif  // WINNOW_ENGINE_MODEL_RETRIEVAL_H_

@@ -173,7 +173,7 @@ class FitRun {
     const size_t block_bytes = decoder_->kv_layout().BlockBytes();
     const size_t blocks = size_t{1} * capture_.windows * capture_.window / options_.block_tokens;
     layer_kv_.resize(blocks * block_bytes);
-    backend_.CopyToHost(decoder_->kv_memory()->LayerPool(layer), layer_kv_.data(),
+    backend_.CopyToHost(decoder_->kv_memory()->places().LayerPool(layer), layer_kv_.data(),
                         layer_kv_.size());
   }
   void AddRow(int32_t kv_head, int32_t window, int32_t token, bool value,

@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
+#include "engine/base/device.h"
 #include "engine/base/json_file.h"
 #include "engine/base/status_macros.h"
 #include "engine/kv/kv_store.h"
@@ -285,11 +286,12 @@ absl::Status CheckConfig(const ServeConfig& config) {
     }
   }
   WINNOW_RETURN_IF_ERROR(CheckKvEvents(config));
-  if (config.cuda_graphs == "off" && config.device != "cuda") {
+  const engine::Device device = engine::DeviceOf(config.device);
+  if (config.cuda_graphs == "off" && !device.launches_kernels) {
     return fail("--cuda-graphs is for --device cuda");
   }
   const bool spills = config.spill == "on";
-  if (spills && config.device != "cuda") {
+  if (spills && !device.own_memory) {
     return fail(
         "--spill is for --device cuda; with --device cpu KV always may be more than memory "
         "holds");
@@ -298,15 +300,15 @@ absl::Status CheckConfig(const ServeConfig& config) {
     return fail(
         "--spill: KV goes from memory of the host to a disk: set --host-bytes and --disk-bytes");
   }
-  if (config.device == "cuda" && !spills && config.disk_bytes > 0 && config.prefix_cache == "off") {
+  if (device.own_memory && !spills && config.disk_bytes > 0 && config.prefix_cache == "off") {
     return fail(
         "--disk-bytes: with --device cuda and without --spill on a disk holds prefixes and nothing "
         "else, and --prefix-cache is off");
   }
-  if (config.device == "cuda" && !spills && config.prefetch == "on") {
+  if (device.own_memory && !spills && config.prefetch == "on") {
     return fail("--prefetch: with --device cuda rows are read ahead with --spill on only");
   }
-  if (config.device == "cuda" && !spills && config.host_bytes > 0 && config.kv_bytes > 0) {
+  if (device.own_memory && !spills && config.host_bytes > 0 && config.kv_bytes > 0) {
     return fail(
         "--kv-bytes: with --device cuda --host-bytes says how much KV there is, and the device "
         "holds the first layers of the same blocks: leave one of them out");
@@ -331,10 +333,10 @@ absl::Status CheckConfig(const ServeConfig& config) {
   if (config.disk_bytes == 0 && config.io != "auto") {
     return fail("--io: there are no files to read: set --disk-bytes");
   }
-  if (config.device == "cuda" && config.disk_bytes == 0 && config.resume != "auto") {
+  if (device.own_memory && config.disk_bytes == 0 && config.resume != "auto") {
     return fail("--resume: with --device cuda prefixes are stored on disk: set --disk-bytes");
   }
-  if (config.device == "cuda" && config.host_bytes == 0 && config.row_cache_bytes > 0) {
+  if (device.own_memory && config.host_bytes == 0 && config.row_cache_bytes > 0) {
     return fail(
         "--row-cache-bytes: with --device cuda the row cache is of KV in the host's memory: set "
         "--host-bytes");

@@ -24,7 +24,7 @@
 #include "absl/time/time.h"
 #include "engine/base/status_macros.h"
 #include "engine/kv/kv_event_log.h"
-#include "engine/kv_plan.h"
+#include "engine/kv/kv_plan.h"
 #include "engine/model_loader.h"
 #include "server/acceptor.h"
 #include "server/admin_server.h"
@@ -226,12 +226,12 @@ bool CanVerify(const engine::Decoder& decoder) {
 
 void DescribeRetrieval(const engine::LoadedModel& model, v1::RetrievalInfo& out) {
   const engine::RetrievalOptions& options = model.decoder_options.retrieval;
-  for (const engine::IndexPool& pool : engine::IndexPools(model.config, model.decoder_options)) {
+  for (const engine::IndexKvPlan& planned : model.decoder->kv_plan().indexes) {
     v1::RetrievalIndex& index = *out.add_indexes();
-    index.set_name(pool.name());
-    index.set_bits(pool.spec.bits);
-    index.set_learned(options.artifact != nullptr && options.artifact->HasKind(pool.spec.kind));
-    index.set_pool_bytes(pool.bytes);
+    index.set_name(planned.name);
+    index.set_bits(planned.bits);
+    index.set_learned(planned.learned);
+    index.set_pool_bytes(planned.bytes);
   }
   out.set_completion(CanComplete(*model.decoder));
   out.set_exact(CanVerify(*model.decoder));
@@ -309,8 +309,8 @@ MetricsInfo MetricsInfoOf(const std::string& name, const engine::LoadedModel& mo
   info.backend = model.backend->name();
   info.kv_block_bytes =
       decoder.kv_rows_per_token() * decoder.kv_row_bytes() * decoder.block_tokens();
-  for (const engine::IndexPool& pool : engine::IndexPools(model.config, model.decoder_options)) {
-    info.index_bytes.emplace_back(pool.title(), pool.bytes);
+  for (const engine::IndexKvPlan& index : decoder.kv_plan().indexes) {
+    info.index_bytes.emplace_back(index.title, index.bytes);
   }
   info.retrieval_from = model.decoder_options.retrieval.from;
   info.block_tokens = decoder.block_tokens();
@@ -322,8 +322,8 @@ MetricsInfo MetricsInfoOf(const std::string& name, const engine::LoadedModel& mo
 void LogRetrieval(Log& log, const engine::LoadedModel& model) {
   const engine::RetrievalOptions& options = model.decoder_options.retrieval;
   std::string indexes;
-  for (const engine::IndexPool& pool : engine::IndexPools(model.config, model.decoder_options)) {
-    Append(indexes, indexes.empty() ? "" : ", ", pool.title(), " ", pool.bytes);
+  for (const engine::IndexKvPlan& index : model.decoder->kv_plan().indexes) {
+    Append(indexes, indexes.empty() ? "" : ", ", index.title, " ", index.bytes);
   }
   const std::string artifact = options.artifact == nullptr ? "" : options.artifact->Description();
   log.Event(LogLevel::kInfo, "retrieval",
@@ -590,7 +590,7 @@ int RunServer(const ServeConfig& config) {
        {"scratch_bytes", uint64_t{decoder.scratch_bytes()}},
        {"kv_pool_bytes", uint64_t{decoder.kv_pool_bytes()}},
        {"kv_blocks", int64_t{decoder.num_blocks()}},
-       {"kv_layers", ToString(engine::PlanKv(model.config, model.decoder_options))},
+       {"kv_layers", ToString(decoder.kv_plan())},
        {"tiers", DescribeTiers(model)},
        {"row_cache_bytes", uint64_t{decoder.row_fetcher().cache_bytes() + shared.cache_bytes}},
        {"row_table_bytes", uint64_t{shared.table_bytes}},

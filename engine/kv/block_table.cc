@@ -75,6 +75,7 @@ void BlockTable::Forget(int32_t block) {
     WINNOW_CHECK(layer_block.frame < 0 && !layer_block.away);
     layer_block = {};
   }
+  for (std::vector<int32_t>& of_index : indexed_from_) of_index[block] = num_layers_;
   const uint32_t generation = records_[block].generation + 1;
   records_[block] = {};
   records_[block].generation = generation;
@@ -102,6 +103,11 @@ void BlockTable::CountComing(const Digest& tenant, int64_t count) {
   coming->second += count;
   WINNOW_CHECK(coming->second >= 0);
   if (coming->second == 0) coming_.erase(coming);
+}
+
+int32_t BlockTable::AddIndex() {
+  indexed_from_.emplace_back(num_blocks_, num_layers_);
+  return static_cast<int32_t>(indexed_from_.size()) - 1;
 }
 
 // ---- layer blocks ----

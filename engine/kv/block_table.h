@@ -1,5 +1,5 @@
-// One record for each block: its hash, who holds it, whether it is to be kept, and for each layer where
-// its KV is. Every other part of engine/kv reads and changes blocks here, so that a question about a
+// One record for each block: its hash, who holds it, whether it is to be kept, which layers are in which index, and for
+// each layer where its KV is. Every other part of engine/kv reads and changes blocks here, so that a question about a
 // block has one place to look.
 //
 //   empty ── Seal ───▶ sealed ── Forget ──▶ empty, with the next generation
@@ -105,6 +105,17 @@ class BlockTable {
   // False: it was lost before.
   bool MarkLost(int64_t index);
 
+  // ---- indexes ----
+
+  // Numbers one more index beside the KV, which has nothing yet.
+  int32_t AddIndex();
+  // The first layer that has all of the block in this index, as have those after it; num_layers(): none has.
+  int32_t IndexedFrom(int32_t index, int32_t block) const { return indexed_from_[index][block]; }
+  // The index has all of the block from the layer on, until the block is forgotten.
+  void SetIndexedFrom(int32_t index, int32_t block, int32_t layer) {
+    indexed_from_[index][block] = layer;
+  }
+
   // ---- allocation, for BlockPool ----
 
   BlockRecord& allocation(int32_t block) { return records_[block]; }
@@ -121,8 +132,9 @@ class BlockTable {
 
   const int32_t num_layers_, num_blocks_;
   std::vector<BlockRecord> records_;
-  std::vector<LayerBlock> layer_blocks_;  // [layers][blocks]
-  std::vector<int64_t> away_;             // [layers]
+  std::vector<LayerBlock> layer_blocks_;            // [layers][blocks]
+  std::vector<int64_t> away_;                       // [layers]
+  std::vector<std::vector<int32_t>> indexed_from_;  // [indexes][blocks]
   absl::flat_hash_map<Digest, Hash> hashes_;
   absl::flat_hash_map<Digest, int64_t> coming_;  // layer blocks by tenant; none is zero
 };

@@ -4,12 +4,25 @@
 
 namespace winnow::engine {
 
-FrameTable::FrameTable(BlockTable& blocks, int32_t own_layers, int64_t num_frames)
+FrameTable::FrameTable(BlockTable& blocks, std::span<const int32_t> own_layers, int64_t num_frames)
     : blocks_(blocks),
-      own_layers_(own_layers),
-      num_own_(own_layers * blocks.num_blocks()),
+      first_frame_(blocks.num_layers(), -1),
+      before_(blocks.num_layers(), -1),
       frames_(static_cast<size_t>(num_frames)) {
+  for (const int32_t layer : own_layers) {
+    first_frame_[layer] = num_own_;
+    num_own_ += blocks.num_blocks();
+  }
   WINNOW_CHECK(num_frames >= num_own_);
+  int32_t first = -1, last = -1;
+  for (int32_t layer = 0; layer < blocks.num_layers(); ++layer) {
+    if (HasOwnFrames(layer)) continue;
+    ++num_sharing_layers_;
+    if (first < 0) first = layer;
+    before_[layer] = last;
+    last = layer;
+  }
+  if (first >= 0) before_[first] = last;
   for (auto frame = static_cast<int32_t>(num_frames) - 1; frame >= num_own_; --frame) {
     free_.push_back(frame);
   }
@@ -43,7 +56,7 @@ bool FrameTable::Take(int64_t index) {
 // A frame for the layer block; -1: none.
 int32_t FrameTable::Find(int64_t index) {
   const int32_t layer = blocks_.LayerOf(index);
-  if (HasOwnFrames(layer)) return static_cast<int32_t>(index);
+  if (HasOwnFrames(layer)) return first_frame_[layer] + blocks_.BlockOf(index);
   if (!free_.empty()) {
     const int32_t frame = free_.back();
     free_.pop_back();
@@ -81,18 +94,17 @@ int32_t FrameTable::EvictUnused() {
 }
 
 int32_t FrameTable::EvictLatest(int32_t layer) {
-  const int32_t num_layers = blocks_.num_layers();
   if (latest_from_ != layer) {
     latest_from_ = latest_layer_ = layer;
     latest_block_ = 0;
   }
-  for (int32_t step = 0; step <= num_layers - own_layers_; ++step) {
+  for (int32_t step = 0; step <= num_sharing_layers_; ++step) {
     for (; latest_block_ < blocks_.num_blocks(); ++latest_block_) {
       const int32_t frame = blocks_.at(latest_layer_, latest_block_).frame;
       if (frame >= 0 && MayEvict(frames_[frame])) return Evict(frame);
     }
     latest_block_ = 0;
-    latest_layer_ = latest_layer_ > own_layers_ ? latest_layer_ - 1 : num_layers - 1;
+    latest_layer_ = before_[latest_layer_];
   }
   return -1;
 }

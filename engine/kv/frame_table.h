@@ -1,8 +1,8 @@
 // The frames of paged residency: which are free, which layer block each holds, and which is given to another
 // when none is free.
 //
-// Layers [0, own_layers) have a frame for each of their blocks: frame and layer block have one number there,
-// and it is never given to others. The other layers share the frames behind.
+// A layer of own_layers has a frame for each of its blocks, which is never given to others: the first frames, layer by
+// layer in their order. The other layers share the frames behind.
 //
 // Threads: the engine thread only.
 #ifndef WINNOW_ENGINE_KV_FRAME_TABLE_H_
@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "engine/kv/block_table.h"
@@ -18,13 +19,14 @@ namespace winnow::engine {
 
 class FrameTable {
  public:
-  // `blocks` outlives the table and has the frame of each layer block. REQUIRES: more frames than
-  // own_layers take, unless those are all layers.
-  FrameTable(BlockTable& blocks, int32_t own_layers, int64_t num_frames);
+  // `blocks` outlives the table and has the frame of each layer block. REQUIRES: own_layers ascend; more frames than
+  // they take, unless they are all layers.
+  FrameTable(BlockTable& blocks, std::span<const int32_t> own_layers, int64_t num_frames);
 
-  bool HasOwnFrames(int32_t layer) const { return layer < own_layers_; }
+  bool HasOwnFrames(int32_t layer) const { return first_frame_[layer] >= 0; }
   int32_t num_own() const { return num_own_; }
   int64_t num_shared() const { return static_cast<int64_t>(frames_.size()) - num_own_; }
+  int32_t num_sharing_layers() const { return num_sharing_layers_; }
   int64_t num_free() const { return static_cast<int64_t>(free_.size()); }
   // Shared frames whose layer block is saved: they can be given to others.
   int64_t num_clean() const { return num_clean_; }
@@ -60,8 +62,12 @@ class FrameTable {
   int32_t Evict(int32_t frame);
 
   BlockTable& blocks_;
-  const int32_t own_layers_;
-  const int32_t num_own_;
+  std::vector<int32_t>
+      first_frame_;  // [layers] of those with frames of their own; -1: it shares frames
+  std::vector<int32_t>
+      before_;  // [layers] the sharing layer before a sharing one; of the first, the last
+  int32_t num_own_ = 0;
+  int32_t num_sharing_layers_ = 0;
   std::vector<Frame> frames_;
   std::vector<int32_t> free_;
   int64_t num_clean_ = 0;

@@ -7,27 +7,22 @@
 
 namespace winnow::engine {
 
-KvMemory::KvMemory(kernels::Backend& backend, const KvMemoryOptions& options,
+KvMemory::KvMemory(kernels::Backend& backend, const KvPlan& plan, const KvMemoryOptions& options,
                    std::unique_ptr<KvPools> pools)
     : backend_(backend),
-      kind_(options.residency()),
+      kind_(plan.residency),
       pools_(std::move(pools)),
-      blocks_(options.num_layers, options.num_blocks),
-      store_(options.store, options.names, options.num_layers, options.layout.BlockBytes()),
-      residency_(Residency::Make(options, {backend, *pools_, blocks_, store_, tally_, stats_})) {}
+      blocks_(plan.num_layers(), plan.num_blocks),
+      store_(options.store, options.names, plan.num_layers(), plan.layout.BlockBytes()),
+      residency_(Residency::Make(plan.residency, options.write_through,
+                                 {backend, *pools_, blocks_, store_, tally_, stats_})) {}
 
 absl::StatusOr<std::unique_ptr<KvMemory>> KvMemory::Create(kernels::Backend& backend,
+                                                           const KvPlan& plan,
                                                            const KvMemoryOptions& options) {
-  WINNOW_ASSIGN_OR_RETURN(std::unique_ptr<KvPools> pools, KvPools::Create(backend, options));
-  return std::unique_ptr<KvMemory>(new KvMemory(backend, options, std::move(pools)));
-}
-
-int64_t KvMemory::LeastFrames(int32_t num_layers, int32_t block_tokens, int32_t max_context,
-                              int32_t max_batch_tokens, int32_t max_sequences) {
-  // A chunk writes into the block that it finds begun, whole ones, and one that it leaves begun.
-  const int64_t written = max_batch_tokens / block_tokens + 2 * int64_t{max_sequences};
-  const int64_t attended = (int64_t{max_context} + block_tokens - 1) / block_tokens;
-  return num_layers * written + attended;
+  WINNOW_CHECK((options.store == nullptr) == (plan.residency == ResidencyKind::kInPlace));
+  WINNOW_ASSIGN_OR_RETURN(std::unique_ptr<KvPools> pools, KvPools::Create(backend, plan));
+  return std::unique_ptr<KvMemory>(new KvMemory(backend, plan, options, std::move(pools)));
 }
 
 // ---- a pass ----

@@ -17,7 +17,6 @@
 #ifndef WINNOW_ENGINE_KV_KV_MEMORY_H_
 #define WINNOW_ENGINE_KV_KV_MEMORY_H_
 
-#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -41,13 +40,10 @@ class KvMemory {
  public:
   using PinResult = engine::PinResult;
 
-  // ResourceExhausted: no memory, with the bytes.
+  // ResourceExhausted: no memory, with the bytes. REQUIRES: a store, unless the plan keeps all in place.
   static absl::StatusOr<std::unique_ptr<KvMemory>> Create(kernels::Backend& backend,
-                                                          const KvMemoryOptions& options);
-  // Frames that a pass may need at one time: what is being written, in every layer that shares them,
-  // and all that one sequence attends to in one layer. Fewer cannot work.
-  static int64_t LeastFrames(int32_t num_layers, int32_t block_tokens, int32_t max_context,
-                             int32_t max_batch_tokens, int32_t max_sequences);
+                                                          const KvPlan& plan,
+                                                          const KvMemoryOptions& options = {});
 
   // ---- rooms ----
 
@@ -126,19 +122,11 @@ class KvMemory {
   void Flush(std::chrono::nanoseconds most);
   KvMemoryStats stats() const;
 
-  // ---- shape ----
-
   // More layer blocks than frames.
   bool tiered() const { return kind_ == ResidencyKind::kPaged; }
-  const kernels::KvLayout& layout() const { return pools_->layout(); }
-  bool IsShared(int32_t layer) const { return pools_->IsShared(layer); }
-  std::byte* LayerPool(int32_t layer) const { return pools_->LayerPool(layer); }
-  size_t LayerPoolBytes() const { return pools_->LayerPoolBytes(); }
-  size_t size_bytes() const { return pools_->size_bytes(); }
-  std::array<std::span<std::byte>, 2> pools() const { return pools_->all(); }
 
  private:
-  KvMemory(kernels::Backend& backend, const KvMemoryOptions& options,
+  KvMemory(kernels::Backend& backend, const KvPlan& plan, const KvMemoryOptions& options,
            std::unique_ptr<KvPools> pools);
 
   kernels::Backend& backend_;

@@ -14,77 +14,80 @@
 
 namespace winnow::engine {
 
-KvPools::KvPools(const KvMemoryOptions& options)
-    : layout_(options.layout),
-      num_layers_(options.num_layers),
-      num_blocks_(options.num_blocks),
-      num_frames_(options.num_frames),
-      first_shared_(options.shared.first_layer),
-      shared_batch_tokens_(options.shared.shape.max_batch_tokens),
-      paged_(options.residency() == ResidencyKind::kPaged) {}
+KvPools::KvPools(const KvPlan& plan)
+    : layout_(plan.layout),
+      num_blocks_(plan.num_blocks),
+      num_frames_(plan.num_frames),
+      shared_batch_tokens_(plan.shared.max_batch_tokens),
+      layers_(plan.layers.size()) {
+  for (int32_t layer = 0; layer < plan.num_layers(); ++layer) {
+    WINNOW_CHECK(plan.layers[layer].dtype == layout_.dtype);  // one layout for all, so far
+    const KvPlacement placement = plan.layers[layer].placement;
+    layers_[layer].shared = IsOnHost(placement);
+    if (engine::HasPlaces(placement)) layers_with_places_.push_back(layer);
+  }
+}
 
 absl::StatusOr<std::unique_ptr<KvPools>> KvPools::Create(kernels::Backend& backend,
-                                                         const KvMemoryOptions& options) {
-  const bool paged = options.residency() == ResidencyKind::kPaged;
-  WINNOW_CHECK(paged ? options.num_frames <= std::numeric_limits<int32_t>::max()
-                     : options.num_frames == int64_t{options.num_layers} * options.num_blocks);
-  std::unique_ptr<KvPools> pools(new KvPools(options));
-  const bool shares = pools->first_shared_ < options.num_layers;
-  WINNOW_RETURN_IF_ERROR(pools->AllocateDevice(backend, options));
-  if (shares) WINNOW_RETURN_IF_ERROR(pools->AllocateShared(backend, options));
-  if (options.store != nullptr && (!paged || shares)) {
+                                                         const KvPlan& plan) {
+  WINNOW_CHECK(!plan.is_paged() || plan.num_frames <= std::numeric_limits<int32_t>::max());
+  std::unique_ptr<KvPools> pools(new KvPools(plan));
+  WINNOW_RETURN_IF_ERROR(pools->AllocateDevice(backend, plan));
+  if (plan.uses_host()) WINNOW_RETURN_IF_ERROR(pools->AllocateShared(backend, plan));
+  // The store reads and writes frames of the host where they are.
+  const bool has_store = plan.residency != ResidencyKind::kInPlace;
+  if (has_store && (!plan.is_paged() || !pools->layers_with_places_.empty())) {
     WINNOW_RETURN_IF_ERROR(pools->AllocateTransit(backend));
   }
   return pools;
 }
 
-absl::Status KvPools::AllocateDevice(kernels::Backend& backend, const KvMemoryOptions& options) {
-  const int32_t device_layers = std::min(num_layers_, first_shared_);
-  const bool shares = device_layers < num_layers_;
-  const int64_t frames = shares ? int64_t{device_layers} * num_blocks_ : options.num_frames;
-  const size_t bytes = static_cast<size_t>(frames) * block_bytes();
+absl::Status KvPools::AllocateDevice(kernels::Backend& backend, const KvPlan& plan) {
+  const auto bytes = static_cast<size_t>(plan.fast_bytes);
   device_ = backend.Allocate(bytes);
   if (device_.data() == nullptr) {
-    return absl::ResourceExhaustedError(
-        fmt::format("no memory for the KV pool: {} bytes in {} layers", bytes, device_layers));
+    return absl::ResourceExhaustedError(fmt::format(
+        "no memory for the KV pool: {} bytes in {} layers", bytes, plan.NumFastLayers()));
   }
-  frame_pool_ = device();
-  if (!paged_) {
-    own_layers_ = num_layers_;
-  } else if (shares) {
-    own_layers_ = device_layers;
-    own_frames_ = static_cast<int32_t>(frames);
-    WINNOW_CHECK(options.num_frames > own_frames_);
+  std::byte* next = device();
+  for (const int32_t layer : layers_with_places_) {
+    if (IsShared(layer)) continue;
+    layers_[layer].places = next;
+    next += LayerPoolBytes();
+  }
+  frame_pool_ = next;  // unless frames lie in shared memory
+  if (plan.is_paged()) {
+    own_frames_ = plan.NumLayersAt(KvPlacement::kFast) * num_blocks_;
+    WINNOW_CHECK(plan.num_frames > own_frames_);
   }
   return absl::OkStatus();
 }
 
-absl::Status KvPools::AllocateShared(kernels::Backend& backend, const KvMemoryOptions& options) {
-  const kernels::SharedKvShape& shape = options.shared.shape;
-  const int32_t layers = num_layers_ - first_shared_;
-  WINNOW_CHECK(shape.of_frames == paged_ && shape.num_pools == (paged_ ? 1 : layers) &&
-               shape.num_blocks == (paged_ ? options.num_frames - own_frames_ : num_blocks_));
-  const size_t bytes = static_cast<size_t>(shape.num_pools) * shape.num_blocks * block_bytes();
+absl::Status KvPools::AllocateShared(kernels::Backend& backend, const KvPlan& plan) {
+  const auto bytes = static_cast<size_t>(plan.host_bytes);
   const auto begin = std::chrono::steady_clock::now();
   shared_ = backend.AllocateShared(bytes);
   if (shared_.data() == nullptr) {
     return absl::ResourceExhaustedError(fmt::format(
-        "no memory of the host that the device can read, for the KV of {} layers: {} bytes", layers,
-        bytes));
+        "no memory of the host that the device can read, for the KV of {} layers: {} bytes",
+        plan.num_layers() - plan.NumFastLayers(), bytes));
   }
   pin_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  std::byte* next = static_cast<std::byte*>(shared_.data());
   std::vector<std::byte*> pools;
-  if (paged_) {
+  if (plan.shared.of_frames) {
     // Frames of any layer, one pool: operations are told where a layer's blocks lie.
-    frame_pool_ = static_cast<std::byte*>(shared_.data());
-    pools.push_back(frame_pool_);
-  } else {
-    for (int32_t layer = first_shared_; layer < num_layers_; ++layer) {
-      pools.push_back(LayerPool(layer));
-    }
+    frame_pool_ = next;
+    pools.push_back(next);
+  }
+  for (const int32_t layer : layers_with_places_) {
+    if (!IsShared(layer)) continue;
+    layers_[layer].places = next;
+    pools.push_back(next);
+    next += LayerPoolBytes();
   }
   std::string why;
-  shared_kv_ = backend.ShareKv(shape, pools, &why);
+  shared_kv_ = backend.ShareKv(plan.shared, pools, &why);
   if (shared_kv_ != nullptr) return absl::OkStatus();
   return absl::ResourceExhaustedError(fmt::format("KV in the host's memory: {}", why));
 }

@@ -1,11 +1,12 @@
 // The memory that KV lies in, and its addresses: nothing here knows what lies where.
 //
-//   device pool   layers before the shared ones, or frames
-//   shared pool   the other layers, or frames that they share, in the backend's shared memory
+//   device pool   places of the layers in the backend's own memory, then frames that the others share
+//   shared pool   places of the other layers, or frames that they share, in the backend's shared memory
 //   transit       KV on its way between the store and memory that the host cannot reach
 //
 // A place is the memory that a layer block has to itself: the layer's pool at the block's number. A
-// frame holds the layer block that it was given last (paged residency, for layers from own_layers() on).
+// frame holds the layer block that it was given last (paged residency, in layers without places).
+// Which layer has which is the plan's matter: they may lie in any order.
 //
 // Threads: the engine thread only, but for construction.
 #ifndef WINNOW_ENGINE_KV_KV_POOLS_H_
@@ -16,9 +17,10 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "absl/status/statusor.h"
-#include "engine/kv/kv_memory_options.h"
+#include "engine/kv/kv_plan.h"
 #include "kernels/backend.h"
 
 namespace winnow::engine {
@@ -33,10 +35,10 @@ class KvPools {
 
   // ResourceExhausted: no memory, with the bytes. `backend` outlives the pools.
   static absl::StatusOr<std::unique_ptr<KvPools>> Create(kernels::Backend& backend,
-                                                         const KvMemoryOptions& options);
+                                                         const KvPlan& plan);
 
   const kernels::KvLayout& layout() const { return layout_; }
-  int32_t num_layers() const { return num_layers_; }
+  int32_t num_layers() const { return static_cast<int32_t>(layers_.size()); }
   int32_t num_blocks() const { return num_blocks_; }
   size_t block_bytes() const { return layout_.BlockBytes(); }  // of a layer block
   size_t size_bytes() const { return device_.size_bytes() + shared_.size_bytes(); }
@@ -50,27 +52,23 @@ class KvPools {
   }
 
   // Whether the layer lies in shared memory. Reading it counts as reading the host's tier.
-  bool IsShared(int32_t layer) const { return layer >= first_shared_; }
+  bool IsShared(int32_t layer) const { return layers_[layer].shared; }
   // Operations on KV in shared memory; null: no layer lies there.
   kernels::SharedKv* shared_kv() const { return shared_kv_.get(); }
   int32_t shared_batch_tokens() const { return shared_batch_tokens_; }
 
-  // Layers [0, own_layers()) have a place for each of their blocks: all layers unless paged.
-  int32_t own_layers() const { return own_layers_; }
-  bool HasPlaces(int32_t layer) const { return layer < own_layers_; }
+  // Whether the layer has a place for each of its blocks, as all have unless paged.
+  bool HasPlaces(int32_t layer) const { return layers_[layer].places != nullptr; }
   // The layer's places, one behind the other. REQUIRES: HasPlaces(layer).
-  std::byte* LayerPool(int32_t layer) const {
-    if (!IsShared(layer)) return device() + static_cast<size_t>(layer) * LayerPoolBytes();
-    return static_cast<std::byte*>(shared_.data()) +
-           static_cast<size_t>(layer - first_shared_) * LayerPoolBytes();
-  }
+  std::byte* LayerPool(int32_t layer) const { return layers_[layer].places; }
   size_t LayerPoolBytes() const { return block_bytes() * num_blocks_; }
   std::byte* Place(int32_t layer, int32_t block) const {
     return LayerPool(layer) + block * block_bytes();
   }
 
-  // Paged: frames [0, own_frames()) are the places of the first layers; the others are shared by the
-  // layers behind them.
+  // Paged: frames [0, own_frames()) are the places of those layers that have them, in their order; the others are
+  // shared by the layers that have none.
+  std::span<const int32_t> layers_with_places() const { return layers_with_places_; }
   int32_t own_frames() const { return own_frames_; }
   int64_t num_frames() const { return num_frames_; }
   std::byte* own_pool() const { return device(); }
@@ -86,9 +84,14 @@ class KvPools {
   std::span<std::byte> outgoing() const { return Bytes(outgoing_); }
 
  private:
-  explicit KvPools(const KvMemoryOptions& options);
-  absl::Status AllocateDevice(kernels::Backend& backend, const KvMemoryOptions& options);
-  absl::Status AllocateShared(kernels::Backend& backend, const KvMemoryOptions& options);
+  struct Layer {
+    std::byte* places = nullptr;  // null: it shares frames
+    bool shared = false;
+  };
+
+  explicit KvPools(const KvPlan& plan);
+  absl::Status AllocateDevice(kernels::Backend& backend, const KvPlan& plan);
+  absl::Status AllocateShared(kernels::Backend& backend, const KvPlan& plan);
   absl::Status AllocateTransit(kernels::Backend& backend);
   std::byte* device() const { return static_cast<std::byte*>(device_.data()); }
   static std::span<std::byte> Bytes(const kernels::Buffer& buffer) {
@@ -96,12 +99,12 @@ class KvPools {
   }
 
   const kernels::KvLayout layout_;
-  const int32_t num_layers_, num_blocks_;
+  const int32_t num_blocks_;
   const int64_t num_frames_;
-  const int32_t first_shared_;
   const int32_t shared_batch_tokens_;
-  const bool paged_;
-  int32_t own_layers_ = 0, own_frames_ = 0;
+  std::vector<Layer> layers_;
+  std::vector<int32_t> layers_with_places_;
+  int32_t own_frames_ = 0;
   kernels::Buffer device_, shared_, incoming_, outgoing_;
   std::unique_ptr<kernels::SharedKv> shared_kv_;
   std::byte* frame_pool_ = nullptr;

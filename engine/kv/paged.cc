@@ -9,7 +9,7 @@ using storage::TierState;
 
 Paged::Paged(const KvRooms& rooms, bool write_through)
     : Residency(rooms),
-      frames_(rooms.blocks, rooms.pools.own_layers(), rooms.pools.num_frames()),
+      frames_(rooms.blocks, rooms.pools.layers_with_places(), rooms.pools.num_frames()),
       loader_(rooms, *this),
       saver_(rooms, *this, write_through) {}
 
@@ -113,12 +113,13 @@ int32_t Paged::RoomForBlocks() const {
   if (state == TierState::kOk) return std::numeric_limits<int32_t>::max();
   int64_t frames = frames_.num_free();
   if (state == TierState::kDegraded) frames += frames_.num_clean();  // it still gives them back
-  return static_cast<int32_t>(frames / SharingLayers());
+  return static_cast<int32_t>(frames / frames_.num_sharing_layers());
 }
 
 bool Paged::HoldsFrames(int32_t block) const {
   const bool gives_back = rooms_.store.state() != TierState::kOff;
-  for (int32_t layer = rooms_.pools.own_layers(); layer < rooms_.blocks.num_layers(); ++layer) {
+  for (int32_t layer = 0; layer < rooms_.blocks.num_layers(); ++layer) {
+    if (frames_.HasOwnFrames(layer)) continue;
     const LayerBlock& layer_block = rooms_.blocks.at(layer, block);
     if (layer_block.frame >= 0 && !(layer_block.saved && gives_back)) return true;
   }
@@ -126,7 +127,8 @@ bool Paged::HoldsFrames(int32_t block) const {
 }
 
 double Paged::ShareOfFrames(int64_t blocks) const {
-  return static_cast<double>(blocks * SharingLayers()) / static_cast<double>(frames_.num_shared());
+  return static_cast<double>(blocks * frames_.num_sharing_layers()) /
+         static_cast<double>(frames_.num_shared());
 }
 
 }  // namespace winnow::engine

@@ -1,5 +1,5 @@
 // Residency with a store below the frames (residency.h): blocks may be more than frames hold. Where the frames
-// lie in the backend's shared memory (a GPU's host), the first layers have places on the device, and their
+// lie in the backend's shared memory (a GPU's host), some layers have places on the device, and their
 // layer blocks come to and leave those like Mirrored's, in whole layer blocks.
 //
 //   written ─ sealed, saved ─▶ frame given to others ─▶ loaded again, or read entry by entry
@@ -49,8 +49,6 @@ class Paged final : public Residency {
   void MarkLost(int64_t index) override;
 
  private:
-  // Layers whose blocks share frames.
-  int32_t SharingLayers() const { return rooms_.blocks.num_layers() - rooms_.pools.own_layers(); }
   bool PinResident(const PinRequest& request, std::vector<int32_t>* frames, int32_t* missing);
   PinResult LoadMissing(const PinRequest& request, std::vector<int32_t>* frames);
   bool TakeFrame(int64_t index);

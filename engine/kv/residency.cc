@@ -6,14 +6,15 @@
 
 namespace winnow::engine {
 
-std::unique_ptr<Residency> Residency::Make(const KvMemoryOptions& options, const KvRooms& rooms) {
-  switch (options.residency()) {
+std::unique_ptr<Residency> Residency::Make(ResidencyKind kind, bool write_through,
+                                           const KvRooms& rooms) {
+  switch (kind) {
     case ResidencyKind::kInPlace:
       return std::make_unique<InPlace>(rooms);
     case ResidencyKind::kMirrored:
       return std::make_unique<Mirrored>(rooms);
     case ResidencyKind::kPaged:
-      return std::make_unique<Paged>(rooms, options.write_through);
+      return std::make_unique<Paged>(rooms, write_through);
   }
   return nullptr;
 }

@@ -22,6 +22,7 @@
 
 #include "engine/kv/block_table.h"
 #include "engine/kv/kv_memory_options.h"
+#include "engine/kv/kv_plan.h"
 #include "engine/kv/kv_pools.h"
 #include "engine/kv/pass_tally.h"
 #include "engine/kv/store_client.h"
@@ -66,7 +67,9 @@ struct KvRooms {
 
 class Residency {
  public:
-  static std::unique_ptr<Residency> Make(const KvMemoryOptions& options, const KvRooms& rooms);
+  // `write_through`: KvMemoryOptions::write_through.
+  static std::unique_ptr<Residency> Make(ResidencyKind kind, bool write_through,
+                                         const KvRooms& rooms);
   virtual ~Residency() = default;
   Residency(const Residency&) = delete;
   Residency& operator=(const Residency&) = delete;

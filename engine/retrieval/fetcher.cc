@@ -158,7 +158,7 @@ bool Fetcher::AddressAll(const QueryCall& call, const Selection& selected, Entri
     const RowFetcherStats& after = rows_->stats();
     tier_rows_[i] = {after.cache_rows - before.cache_rows,
                      after.store_rows + after.asked_hits - before.store_rows - before.asked_hits};
-    if (memory_.IsShared(call.layer)) {
+    if (memory_.places().IsShared(call.layer)) {
       tier_rows_[i].in_frames = after.frame_rows - before.frame_rows;
       tier_rows_[i].stored += tier_rows_[i].in_frames;
     }

@@ -51,7 +51,7 @@ IndexKeeper::IndexKeeper(const RetrievalShape& shape, KvMemory& memory, kernels:
     index.digest = Sha256(fmt::format("index 2 {} {} ", part.title, functions) +
                           std::string(reinterpret_cast<const char*>(model.data()), model.size()));
     index.kind = KindOf(index.digest);
-    index.marks.resize(memory_.blocks().num_blocks());
+    index.number = memory_.blocks().AddIndex();
     index.part = std::move(part);
     keepables_.push_back(std::move(index));
   }
@@ -82,10 +82,11 @@ void IndexKeeper::Mark(const PassRows& rows, int32_t begin, int32_t end) {
     // A block that was begun before is complete now: the sequence indexed what is before `begin`.
     for (int32_t i = begin / block_tokens; i < end / block_tokens; ++i) {
       const int32_t block = rows.chunk->block_table[i];
-      Keepable::Mark& mark = index->marks[block];
-      const BlockRecord& record = memory_.blocks()[block];
-      if (mark.generation != record.generation) mark = {.generation = record.generation};
-      mark.first_layer = std::min(mark.first_layer, policy.dense_layers);
+      BlockTable& blocks = memory_.blocks();
+      const BlockRecord& record = blocks[block];
+      blocks.SetIndexedFrom(
+          index->number, block,
+          std::min(blocks.IndexedFrom(index->number, block), policy.dense_layers));
       // Others made the block and kept it, without this index.
       if (record.sealed && record.keep) SaveBlock(block, record.name);
     }
@@ -93,8 +94,7 @@ void IndexKeeper::Mark(const PassRows& rows, int32_t begin, int32_t end) {
 }
 
 bool IndexKeeper::Has(const Keepable& index, int32_t block, int32_t first_layer) const {
-  const Keepable::Mark& mark = index.marks[block];
-  return mark.generation == memory_.blocks()[block].generation && mark.first_layer <= first_layer;
+  return memory_.blocks().IndexedFrom(index.number, block) <= first_layer;
 }
 
 // The kept part begins there: layers that have none take no room before the first that has one.
@@ -115,7 +115,7 @@ void IndexKeeper::SaveBlock(int32_t block, const BlockName& name) {
   for (const Keepable& index : keepables_) {
     if (!Has(index, block, shape_.num_layers - 1)) continue;
     const size_t block_bytes = index.part.block_bytes;
-    const int32_t first = FirstKept(index, index.marks[block].first_layer);
+    const int32_t first = FirstKept(index, memory_.blocks().IndexedFrom(index.number, block));
     const size_t bytes = (shape_.num_layers - first) * block_bytes;
     const storage::BlockId id = IdOf(index, name);
     // An index kept under a policy with fewer dense layers serves this one, too.
@@ -197,7 +197,7 @@ size_t IndexKeeper::Load(Keepable& index, std::span<const int32_t> blocks,
         copies_.push_back(
             {read.into.data() + i * block_bytes, pool + block * block_bytes, block_bytes});
       }
-      index.marks[block] = {memory_.blocks()[block].generation, std::min(first, first_layer)};
+      memory_.blocks().SetIndexedFrom(index.number, block, std::min(first, first_layer));
       ++begin;
     }
     backend_.CopyAllToDevice(copies_);

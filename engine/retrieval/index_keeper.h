@@ -15,7 +15,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <span>
 #include <string>
 #include <vector>
@@ -50,14 +49,8 @@ class IndexKeeper {
  private:
   struct Keepable {
     Indexes::Part part;
-    // A block's generation at that time, and the first layer that has all of it, as have those
-    // after it.
-    struct Mark {
-      uint32_t generation = 0;
-      int32_t first_layer = std::numeric_limits<int32_t>::max();
-    };
-    std::vector<Mark> marks;
-    uint32_t kind = 0;  // of the store's keys
+    int32_t number = 0;  // in the block table, which knows the blocks that it has
+    uint32_t kind = 0;   // of the store's keys
     Digest digest = {};
   };
 

@@ -89,7 +89,7 @@ class Indexes {
   Indexes(const ModelConfig& config, KvMemory& memory, kernels::Backend& backend,
           const RetrievalOptions& options)
       : config_(config),
-        shape_(config, memory.layout()),
+        shape_(config, memory.places().layout()),
         memory_(memory),
         backend_(backend),
         options_(options) {}

@@ -63,7 +63,7 @@ void ReadCounter::Count(const QueryCall& call, const Selection& selected,
       rows.cached -= stored;
       rows.stored += stored;
     }
-    if (memory_.IsShared(call.layer)) {
+    if (memory_.places().IsShared(call.layer)) {
       shared_reads_.in_place += rows.in_frames;
       memory_.CountRead(call.rows[i]->index, rows.in_frames * shape_.layout.RowBytes(),
                         /*from_disk=*/false);

@@ -17,7 +17,7 @@
 
 namespace winnow::engine {
 
-// Rows of KV in shared memory (KvMemory::IsShared) that attention over chosen rows read.
+// Rows of KV in shared memory (KvPools::IsShared) that attention over chosen rows read.
 struct SharedReads {
   uint64_t cached = 0;    // lay in the row cache
   uint64_t fetched = 0;   // came over the bus into it

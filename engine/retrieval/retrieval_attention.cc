@@ -30,7 +30,7 @@ RetrievalAttention::RetrievalAttention(const ModelConfig& config, KvMemory& memo
                                        kernels::Backend& backend, int32_t from,
                                        std::unique_ptr<Indexes> indexes,
                                        std::unique_ptr<IndexKeeper> keeper, int32_t probe_interval)
-    : shape_(config, memory.layout()),
+    : shape_(config, memory.places().layout()),
       memory_(memory),
       backend_(backend),
       from_(from),
@@ -47,8 +47,8 @@ absl::StatusOr<std::unique_ptr<RetrievalAttention>> RetrievalAttention::Create(
     const RetrievalOptions& options, const RowFetcherOptions& rows) {
   WINNOW_ASSIGN_OR_RETURN(std::unique_ptr<Indexes> indexes,
                           Indexes::Create(config, memory, backend, options));
-  auto keeper = std::make_unique<IndexKeeper>(RetrievalShape(config, memory.layout()), memory,
-                                              backend, *indexes, options);
+  auto keeper = std::make_unique<IndexKeeper>(RetrievalShape(config, memory.places().layout()),
+                                              memory, backend, *indexes, options);
   std::unique_ptr<RetrievalAttention> retrieval(
       new RetrievalAttention(config, memory, backend, options.from, std::move(indexes),
                              std::move(keeper), options.probe_interval));
@@ -342,7 +342,7 @@ bool RetrievalAttention::MeasureAnchors(const QueryCall& call, const Tensor& q) 
   bool any_lost = false;
   for (const PassRows* rows : call.rows) any_lost |= memory_.chunk_lost(rows->index);
   if (memory_.tiered() || any_lost ||
-      !backend_.AttendChosenStates(q, call.queries, nothing, memory_.LayerPool(call.layer),
+      !backend_.AttendChosenStates(q, call.queries, nothing, memory_.places().LayerPool(call.layer),
                                    shape_.layout, shape_.scale, states)) {
     // The device may still read what an earlier call fetched.
     if (!backend_.Synchronize() || !fetcher_.Address(call, nothing, [] { return true; })) {
@@ -376,9 +376,9 @@ bool RetrievalAttention::AttendInPool(const QueryCall& call, const Selection& se
     end = begin + 1;
     if (is_lost(begin)) continue;
     while (end < call.size() && !is_lost(end)) ++end;
-    if (!backend_.AttendChosen(q, call.queries.subspan(begin, end - begin),
-                               selected.From(static_cast<int64_t>(begin)),
-                               memory_.LayerPool(call.layer), shape_.layout, shape_.scale, out)) {
+    if (!backend_.AttendChosen(
+            q, call.queries.subspan(begin, end - begin), selected.From(static_cast<int64_t>(begin)),
+            memory_.places().LayerPool(call.layer), shape_.layout, shape_.scale, out)) {
       return false;
     }
   }
@@ -389,11 +389,13 @@ bool RetrievalAttention::AttendStatesInPool(const QueryCall& call, const Selecti
                                             const Tensor& q, const Tensor& out) {
   float* const states = static_cast<float*>(states_.data());
   // Entries that a summary takes in have to be resident, and of KV in the host's memory entries have addresses.
-  if (call.policy->completion && (memory_.IsShared(call.layer) || !tail_.PinCompletion(call))) {
+  if (call.policy->completion &&
+      (memory_.places().IsShared(call.layer) || !tail_.PinCompletion(call))) {
     return false;
   }
-  if (!backend_.AttendChosenStates(q, call.queries, selected, memory_.LayerPool(call.layer),
-                                   shape_.layout, shape_.scale, states)) {
+  if (!backend_.AttendChosenStates(q, call.queries, selected,
+                                   memory_.places().LayerPool(call.layer), shape_.layout,
+                                   shape_.scale, states)) {
     return false;
   }
   if (call.policy->completion) tail_.CompleteSelected(call, q, selected, states);

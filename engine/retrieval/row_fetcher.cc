@@ -17,7 +17,7 @@ absl::StatusOr<std::unique_ptr<RowFetcher>> RowFetcher::Create(kernels::Backend&
                                                                const RowFetcherOptions& options) {
   std::unique_ptr<RowFetcher> fetcher(new RowFetcher(memory));
   if (!memory.tiered()) return fetcher;
-  const kernels::KvLayout& layout = memory.layout();
+  const kernels::KvLayout& layout = memory.places().layout();
   absl::StatusOr<RowCache> cache = RowCache::Create(
       backend, options.cache_bytes, num_layers * layout.kv_heads, layout.RowBytes());
   if (!cache.ok()) return cache.status();

@@ -123,7 +123,7 @@ class RowFetcher {
     std::vector<std::pair<uint64_t, StoreAnswer>> answers;  // by number of the read; not taken in
   };
 
-  explicit RowFetcher(KvMemory& memory) : memory_(memory), layout_(memory.layout()) {}
+  explicit RowFetcher(KvMemory& memory) : memory_(memory), layout_(memory.places().layout()) {}
   int64_t PlaceOf(int32_t block, int32_t head, int32_t token) const {
     return (int64_t{block} * layout_.kv_heads + head) * layout_.block_tokens + token;
   }

@@ -131,7 +131,7 @@ StateMasses TailEstimator::CompleteSelected(const QueryCall& call, const Tensor&
   const Indexes::FeatureMaps& maps = indexes_.feature_maps(call.layer);
   backend_.StateMasses(states, num_states, shape_.layout.head_dim, masses.before);
   backend_.CompleteChosenStates(q, pinned_queries_, groups_, selected,
-                                memory_.LayerPool(call.layer), shape_.layout, *maps.key,
+                                memory_.places().LayerPool(call.layer), shape_.layout, *maps.key,
                                 *maps.query, states);
   backend_.StateMasses(states, num_states, shape_.layout.head_dim, masses.after);
   return masses;

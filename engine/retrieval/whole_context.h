@@ -47,7 +47,7 @@ class WholeContext {
         begin = i + 1;
         continue;
       }
-      if (memory_.IsShared(call.layer)) {
+      if (memory_.places().IsShared(call.layer)) {
         // Keys, half of every row.
         const auto bytes = blocks * static_cast<int64_t>(shape_.layout.BlockBytes()) / 2;
         memory_.CountRead(chunk, bytes, /*from_disk=*/false);

@@ -10,7 +10,7 @@
 namespace winnow::engine {
 namespace {
 
-constexpr int32_t kLayers = 3, kBlocks = 10;
+constexpr int32_t kLayers = 3, kBlocks = 10, kIndexes = 2;
 
 BlockName NameOf(int number, int tenant = 0) {
   BlockName name;
@@ -27,6 +27,7 @@ struct PlainTable {
     bool sealed = false, keep = false, held = false, counted = false;
     bool saved[kLayers] = {}, lost[kLayers] = {}, away[kLayers] = {}, waits[kLayers] = {},
          saving[kLayers] = {};
+    int32_t indexed_from[kIndexes] = {kLayers, kLayers};
   };
   // A save that the store has not answered; its block may be gone.
   struct Save {
@@ -67,7 +68,9 @@ struct PlainTable {
 
 class BlockTableTest : public ::testing::Test {
  protected:
-  BlockTableTest() : random_(testing::TestSeed()) {}
+  BlockTableTest() : random_(testing::TestSeed()) {
+    for (int32_t index = 0; index < kIndexes; ++index) EXPECT_EQ(table_.AddIndex(), index);
+  }
 
   void Begin(int32_t block) {
     PlainTable::Block& plain = plain_.blocks[block];
@@ -130,6 +133,11 @@ class BlockTableTest : public ::testing::Test {
     EXPECT_EQ(table_.SetAway(table_.IndexOf(layer, block), away), plain != away);
     plain = away;
   }
+  void SetIndexedFrom(int32_t block, int32_t layer) {
+    const auto index = static_cast<int32_t>(random_() % kIndexes);
+    table_.SetIndexedFrom(index, block, layer);
+    plain_.blocks[block].indexed_from[index] = layer;
+  }
   void Forget(int32_t block) {
     PlainTable::Block& plain = plain_.blocks[block];
     SetHeld(block, false);
@@ -158,6 +166,9 @@ class BlockTableTest : public ::testing::Test {
         any_lost |= plain.lost[layer];
       }
       ASSERT_EQ(table_.AnyLost(i), any_lost);
+      for (int32_t index = 0; index < kIndexes; ++index) {
+        ASSERT_EQ(table_.IndexedFrom(index, i), plain.indexed_from[index]);
+      }
     }
     for (int number = 0; number < 6; ++number) {
       const Digest chain = NameOf(number).chain;
@@ -183,7 +194,10 @@ TEST_F(BlockTableTest, AnswersWhatCountingAnewWouldSay) {
     const auto block = static_cast<int32_t>(random_() % kBlocks);
     const auto layer = static_cast<int32_t>(random_() % kLayers);
     const bool sealed = plain_.blocks[block].sealed;
-    switch (random_() % 8) {
+    switch (random_() % 9) {
+      case 7:
+        SetIndexedFrom(block, layer);
+        break;
       case 0:
         if (!sealed) Begin(block);
         break;

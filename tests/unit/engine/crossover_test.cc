@@ -266,7 +266,7 @@ TEST(CrossoverKey, TellsApartWhatMatters) {
   DecoderOptions shared;
   shared.shared_kv_bytes = 1;
   DecoderOptions spills = shared;
-  spills.spills = true;
+  spills.residency = ResidencyKind::kPaged;
   EXPECT_NE(CrossoverKey("cpu", "backend", config, shared, lsh), key);
   EXPECT_NE(CrossoverKey("cpu", "backend", config, spills, lsh),
             CrossoverKey("cpu", "backend", config, shared, lsh));

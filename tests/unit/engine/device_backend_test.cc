@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "engine/decoder.h"
+#include "engine/kv_planning.h"
 #include "engine/model_loader.h"
 #include "engine/model_retrieval.h"
 #include "gmock/gmock.h"

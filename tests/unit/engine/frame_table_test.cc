@@ -11,8 +11,10 @@
 namespace winnow::engine {
 namespace {
 
-constexpr int32_t kLayers = 4, kBlocks = 8, kOwnLayers = 1;
-constexpr int32_t kOwn = kOwnLayers * kBlocks, kShared = 11;
+constexpr int32_t kLayers = 4, kBlocks = 8;
+constexpr int32_t kOwnLayers[] = {1};  // between layers that share frames
+constexpr int32_t kSharing[] = {0, 2, 3};
+constexpr int32_t kOwn = kBlocks, kShared = 11;
 
 class FrameTableTest : public ::testing::Test {
  protected:
@@ -52,7 +54,7 @@ class FrameTableTest : public ::testing::Test {
       if (layer_block.frame < 0) continue;
       ASSERT_TRUE(taken.insert(layer_block.frame).second) << "two layer blocks in one frame";
       if (frames_.HasOwnFrames(blocks_.LayerOf(index))) {
-        ASSERT_EQ(layer_block.frame, index);
+        ASSERT_EQ(layer_block.frame, blocks_.BlockOf(index));
       } else {
         ASSERT_GE(layer_block.frame, kOwn);
         ++shared;
@@ -123,7 +125,7 @@ TEST_F(FrameTableTest, EveryFrameHoldsWhatItsLayerBlockSays) {
 TEST_F(FrameTableTest, FramesThatTwoPassesDidNotUseGoFirst) {
   std::vector<int64_t> held;
   for (int32_t i = 0; i < kShared; ++i) {
-    held.push_back(blocks_.IndexOf(1 + i / kBlocks, i % kBlocks));
+    held.push_back(blocks_.IndexOf(kSharing[i / kBlocks], i % kBlocks));
     ASSERT_TRUE(frames_.Take(held.back()));
     Save(held.back());
   }
@@ -145,14 +147,27 @@ TEST_F(FrameTableTest, FramesThatTwoPassesDidNotUseGoFirst) {
 TEST_F(FrameTableTest, AmongFramesInUseThoseOfTheLayerBeforeGo) {
   std::vector<int64_t> held;
   for (int32_t i = 0; i < kShared; ++i) {
-    held.push_back(blocks_.IndexOf(1 + i / kBlocks, i % kBlocks));  // layer 1, and some of 2
+    held.push_back(blocks_.IndexOf(kSharing[i / kBlocks], i % kBlocks));  // layer 0, and some of 2
     ASSERT_TRUE(frames_.Take(held.back()));
     Save(held.back());
   }
   frames_.Unpin();
   ASSERT_TRUE(frames_.Take(blocks_.IndexOf(3, 0)));
   EXPECT_LT(blocks_.at(2, 0).frame, 0);
-  for (int32_t block = 0; block < kBlocks; ++block) EXPECT_GE(blocks_.at(1, block).frame, 0);
+  for (int32_t block = 0; block < kBlocks; ++block) EXPECT_GE(blocks_.at(0, block).frame, 0);
+}
+
+// The first layer follows the last, in the next step.
+TEST_F(FrameTableTest, BeforeTheFirstSharingLayerComesTheLast) {
+  for (int32_t i = 0; i < kShared; ++i) {
+    const int64_t index = blocks_.IndexOf(kSharing[2 - i / kBlocks], i % kBlocks);  // 3, some of 2
+    ASSERT_TRUE(frames_.Take(index));
+    Save(index);
+  }
+  frames_.Unpin();
+  ASSERT_TRUE(frames_.Take(blocks_.IndexOf(0, 0)));
+  EXPECT_LT(blocks_.at(3, 0).frame, 0);
+  for (int32_t i = kBlocks; i < kShared; ++i) EXPECT_GE(blocks_.at(2, i % kBlocks).frame, 0);
 }
 
 }  // namespace

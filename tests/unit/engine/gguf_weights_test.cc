@@ -1,5 +1,6 @@
 // A GGUF file's weights, by what a decoder computes from them.
 #include "engine/model/gguf_weights.h"
+#include "engine/kv_planning.h"
 
 #include <cmath>
 #include <functional>
@@ -417,8 +418,11 @@ TEST(GgufWeights, CopiesThatFindNoMemoryAreRefusedBeforeTheyAreMade) {
   const auto options = ResolveDecoderOptions(model.config(), {});
   ASSERT_TRUE(options.ok()) << options.status();
   const auto backend = kernels::MakeCpuBackend("auto", 1);
-  EXPECT_TRUE(CheckMemory(model.config(), *options, *backend, 1 << 20).ok());
-  const absl::Status status = CheckMemory(model.config(), *options, *backend, int64_t{1} << 60);
+  const auto plan = PlanKv(model.config(), *options);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_TRUE(CheckMemory(model.config(), *options, *plan, *backend, 1 << 20).ok());
+  const absl::Status status =
+      CheckMemory(model.config(), *options, *plan, *backend, int64_t{1} << 60);
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(status.message()),
               HasSubstr("widening quantised weights takes 1152921504606846976"));

@@ -346,7 +346,7 @@ TEST_F(KvEventsTest, TellWhatTheStoreEvicted) {
   // one.
   const int damaged = kv_tiers::DamageAllOver(directory_.File("store"));
   ASSERT_GT(damaged, 0);
-  std::vector<std::byte> bytes(memory.layout().BlockBytes());
+  std::vector<std::byte> bytes(memory.places().layout().BlockBytes());
   for (const BlockName& name : copies) {
     memory.store().GetSide(memory.store().names().Id(name, 0, 0), bytes);
   }

@@ -27,14 +27,13 @@ class KvMemoryTest : public ::testing::Test {
   KvMemoryTest()
       : backend_(kernels::MakeCpuBackend("auto", 1)),
         store_(std::make_unique<storage::HostStore>(StoreOptions(), &clock_), /*seed=*/1) {
-    auto memory = KvMemory::Create(*backend_, {.layout = {.kv_heads = 1,
-                                                          .head_dim = 64,
-                                                          .block_tokens = 16,
-                                                          .dtype = kernels::DType::kBF16},
-                                               .num_layers = kLayers,
-                                               .num_blocks = kBlocks,
-                                               .num_frames = kLayers * kBlocks,
-                                               .store = &store_});
+    const kernels::KvLayout layout{
+        .kv_heads = 1, .head_dim = 64, .block_tokens = 16, .dtype = kernels::DType::kBF16};
+    auto memory = KvMemory::Create(
+        *backend_,
+        PlanPools(ResidencyKind::kPaged, layout, std::vector(kLayers, KvPlacement::kFastFrames),
+                  kBlocks, /*shared_frames=*/kLayers * kBlocks),
+        {.store = &store_});
     EXPECT_TRUE(memory.ok()) << memory.status();
     memory_ = *std::move(memory);
   }

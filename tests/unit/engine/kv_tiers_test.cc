@@ -63,7 +63,7 @@ TEST_F(KvTiersTest, TokensAreThoseOfKvInMemory) {
     ExpectAllWaysTaken(*model, c.row_cache_bytes > 0, c.prefetch);
     const RowFetcherStats& rows = model->decoder->row_fetcher().stats();
     EXPECT_EQ(rows.payload_bytes, (rows.store_rows + rows.asked_rows) *
-                                      model->decoder->kv_memory()->layout().RowBytes());
+                                      model->decoder->kv_memory()->places().layout().RowBytes());
     // Nothing of requests that have ended is left behind.
     std::vector<storage::Completion> done;
     while (model->store.store->in_flight() > 0) {
@@ -105,9 +105,8 @@ TEST_F(KvTiersTest, ADiskHoldsAllTheBlocksThatItIsCountedFor) {
       SCOPED_TRACE(::testing::Message() << disk_bytes << " " << prefix_cache);
       ModelOptions options = Tiered();
       options.max_context = kLongContext;
-      options.kv_bytes =
-          FrameBytes(config_) * KvMemory::LeastFrames(config_.num_layers, kBlockTokens,
-                                                      kLongContext, kStepTokens, kRunning);
+      options.kv_bytes = FrameBytes(config_) * LeastFrames(config_.num_layers, kBlockTokens,
+                                                           kLongContext, kStepTokens, kRunning);
       options.tiers.disk_bytes = disk_bytes;
       options.tiers.store_dir =
           directory_.File(std::to_string(disk_bytes) + (prefix_cache ? " kept" : ""));

@@ -1,4 +1,5 @@
 #include "engine/model_loader.h"
+#include "engine/kv_planning.h"
 
 #include <cstdlib>
 #include <fstream>

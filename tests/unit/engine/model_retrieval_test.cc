@@ -1,4 +1,5 @@
 #include "engine/model_retrieval.h"
+#include "engine/kv_planning.h"
 
 #include <filesystem>
 #include <functional>
@@ -129,9 +130,7 @@ ModelOptions Small(const std::string& artifact, const std::string& index) {
 
 std::vector<std::string> Indexes(const LoadedModel& model) {
   std::vector<std::string> names;
-  for (const IndexPool& pool : IndexPools(model.config, model.decoder_options)) {
-    names.push_back(pool.title());
-  }
+  for (const IndexKvPlan& index : model.decoder->kv_plan().indexes) names.push_back(index.title);
   return names;
 }
 
@@ -267,7 +266,7 @@ TEST(ModelRetrieval, PoolsAreCountedAsTheyAreTaken) {
   for (const char* index : {"quest", "lsh", "lsh:64", "spotlight", "int4", "auto", "none"}) {
     const auto model = LoadModel(kNeedle, Small("", index));
     ASSERT_TRUE(model.ok()) << index << ": " << model.status();
-    EXPECT_EQ(IndexBytes((*model)->config, (*model)->decoder_options),
+    EXPECT_EQ((*model)->decoder->kv_plan().index_bytes,
               static_cast<int64_t>((*model)->decoder->index_bytes()))
         << index;
     // kv_bytes stays what it was: KV alone.
@@ -319,14 +318,15 @@ TEST(ModelRetrieval, IndexesThatDoNotFitAreRefusedWithTheirBytes) {
   // The KV alone fits; with lsh:1024, 128 bytes for each row of 256, it does not.
   options.kv_bytes = *available - *available / 5;
   const auto backend = kernels::MakeCpuBackend("scalar", 1);
-  EXPECT_TRUE(CheckMemory(config, options, *backend).ok());
+  EXPECT_TRUE(CheckMemory(config, options, *PlanKv(config, options), *backend).ok());
   options.retrieval.indexes = {{Kind::kLsh, 1024}};
-  const absl::Status status = CheckMemory(config, options, *backend);
+  const KvPlan plan = *PlanKv(config, options);
+  const absl::Status status = CheckMemory(config, options, plan, *backend);
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(Message(status), HasSubstr("indexes beside it (index) " +
-                                         std::to_string(IndexBytes(config, options))));
-  EXPECT_NEAR(static_cast<double>(IndexBytes(config, options)),
-              static_cast<double>(options.kv_bytes) / 2, 1e6);
+  EXPECT_THAT(Message(status),
+              HasSubstr("indexes beside it (index) " + std::to_string(plan.index_bytes)));
+  EXPECT_NEAR(static_cast<double>(plan.index_bytes), static_cast<double>(options.kv_bytes) / 2,
+              1e6);
 }
 
 TEST(ModelRetrieval, FromIsConfiguredOrMeasuredAndRemembered) {

@@ -1,4 +1,4 @@
-// KV whose every piece has its own place, with a store beside (KvMemory: own_frames): prefixes that come
+// KV whose every piece has its own place, with a store beside (ResidencyKind::kMirrored): prefixes that come
 // back from it whole or by pages, on a device that keeps what it has read.
 #include <array>
 #include <cstdint>
@@ -9,6 +9,7 @@
 
 #include "engine/decoder.h"
 #include "engine/kv/kv_memory.h"
+#include "engine/kv_planning.h"
 #include "engine/model_loader.h"
 #include "gtest/gtest.h"
 #include "tests/fault/faulty_store.h"
@@ -47,11 +48,13 @@ class OwnFramesTest : public kv_tiers::PrefixTest {
     return options;
   }
   static std::unique_ptr<kernels::Backend> MakeDevice() {
-    return std::make_unique<PretendedDeviceOfItsOwn>(kernels::MakeCpuBackend("auto", kv_tiers::kThreads));
+    return std::make_unique<PretendedDeviceOfItsOwn>(
+        kernels::MakeCpuBackend("auto", kv_tiers::kThreads));
   }
   static std::unique_ptr<LoadedModel> LoadOnDevice(const ModelOptions& options,
                                                    bool finds_rows = true) {
-    return Load(options, kNeedle, finds_rows ? MakeDevice() : kernels::MakeCpuBackend("auto", kv_tiers::kThreads));
+    return Load(options, kNeedle,
+                finds_rows ? MakeDevice() : kernels::MakeCpuBackend("auto", kv_tiers::kThreads));
   }
 };
 

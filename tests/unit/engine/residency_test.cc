@@ -1,5 +1,5 @@
 // The three kinds of residency, by random lives of blocks: whatever moves where, a block that is pinned holds
-// what was written to it.
+// what was written to it. Layers of several placements alternate in some of them.
 #include "engine/kv/residency.h"
 
 #include <algorithm>
@@ -35,7 +35,16 @@ std::byte ByteOf(int content, int32_t layer, size_t offset) {
   return static_cast<std::byte>((offset / 64 * 31 + offset) ^ (content * 7 + layer * 101));
 }
 
-class ResidencyTest : public ::testing::TestWithParam<ResidencyKind> {
+struct ResidencyCase {
+  const char* name = "";
+  ResidencyKind kind = ResidencyKind::kInPlace;
+  std::vector<KvPlacement> placements = {};  // [kLayers]
+};
+
+constexpr KvPlacement kFast = KvPlacement::kFast, kHost = KvPlacement::kHost,
+                      kFrames = KvPlacement::kFastFrames, kHostFrames = KvPlacement::kHostFrames;
+
+class ResidencyTest : public ::testing::TestWithParam<ResidencyCase> {
  protected:
   struct Held {
     int32_t block = 0;
@@ -47,14 +56,8 @@ class ResidencyTest : public ::testing::TestWithParam<ResidencyKind> {
     options.capacity_bytes = options.chunk_bytes = 64 << 20;
     store_ = std::make_unique<storage::FaultyStore>(
         std::make_unique<storage::HostStore>(options, &clock_), static_cast<uint32_t>(random_()));
-    const bool paged = GetParam() == ResidencyKind::kPaged;
     auto memory =
-        KvMemory::Create(*backend_, {.layout = kLayout,
-                                     .num_layers = kLayers,
-                                     .num_blocks = kBlocks,
-                                     .num_frames = paged ? kPagedFrames : kLayers * kBlocks,
-                                     .store = HasStore() ? store_.get() : nullptr,
-                                     .own_frames = !paged});
+        KvMemory::Create(*backend_, Plan(), {.store = HasStore() ? store_.get() : nullptr});
     EXPECT_TRUE(memory.ok()) << memory.status();
     memory_ = *std::move(memory);
     pool_ = std::make_unique<BlockPool>(kBlocks, memory_.get());
@@ -62,7 +65,14 @@ class ResidencyTest : public ::testing::TestWithParam<ResidencyKind> {
   ~ResidencyTest() override {
     for (const Held& held : held_) pool_->Give(held.block);
   }
-  static bool HasStore() { return GetParam() != ResidencyKind::kInPlace; }
+  static KvPlan Plan() {
+    KvPlan plan = PlanPools(GetParam().kind, kLayout, GetParam().placements, kBlocks,
+                            GetParam().kind == ResidencyKind::kPaged ? kPagedFrames : 0);
+    plan.shared.max_context = kBlocks * kLayout.block_tokens;
+    plan.shared.max_batch_tokens = 1;
+    return plan;
+  }
+  static bool HasStore() { return GetParam().kind != ResidencyKind::kInPlace; }
 
   bool Pin(int32_t layer, std::span<const int32_t> blocks, PinnedBlocks* pinned) {
     return memory_->Pin(0, layer, blocks, 0, static_cast<int32_t>(blocks.size()), &frames_, pinned,
@@ -101,7 +111,7 @@ class ResidencyTest : public ::testing::TestWithParam<ResidencyKind> {
     for (const Held& held : some) blocks.push_back(held.block);
     const auto layer = static_cast<int32_t>(random_() % kLayers);
     memory_->BeginPass(1);
-    if (GetParam() == ResidencyKind::kMirrored && random_() % 2 == 0) ReadEntries(layer, some);
+    if (GetParam().kind == ResidencyKind::kMirrored && random_() % 2 == 0) ReadEntries(layer, some);
     PinnedBlocks pinned;
     if (Pin(layer, blocks, &pinned)) {
       for (size_t i = 0; i < some.size(); ++i) {
@@ -210,7 +220,7 @@ TEST_P(ResidencyTest, APinnedBlockHoldsWhatWasWrittenToIt) {
   EXPECT_GT(adopted_, 50);
   EXPECT_GT(memory_->stats().saved_pieces, 100u);
   EXPECT_GT(memory_->stats().loaded_pieces, 100u);
-  if (GetParam() == ResidencyKind::kPaged) {
+  if (GetParam().kind == ResidencyKind::kPaged) {
     EXPECT_GT(memory_->stats().evicted_frames, 100u);
   }
   memory_->Flush(std::chrono::seconds(60));
@@ -226,25 +236,25 @@ TEST_P(ResidencyWithStoreTest, WhatTheStoreLosesIsLostAndNeverWrong) {
   EXPECT_GT(lost_, 10);
 }
 
-std::string KindName(const ::testing::TestParamInfo<ResidencyKind>& info) {
-  switch (info.param) {
-    case ResidencyKind::kInPlace:
-      return "InPlace";
-    case ResidencyKind::kMirrored:
-      return "Mirrored";
-    case ResidencyKind::kPaged:
-      break;
-  }
-  return "Paged";
+std::string CaseName(const ::testing::TestParamInfo<ResidencyCase>& info) {
+  return info.param.name;
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, ResidencyTest,
-                         ::testing::Values(ResidencyKind::kInPlace, ResidencyKind::kMirrored,
-                                           ResidencyKind::kPaged),
-                         KindName);
-INSTANTIATE_TEST_SUITE_P(Kinds, ResidencyWithStoreTest,
-                         ::testing::Values(ResidencyKind::kMirrored, ResidencyKind::kPaged),
-                         KindName);
+const std::vector<ResidencyCase> kWithStore = {
+    {"Mirrored", ResidencyKind::kMirrored, {kFast, kFast, kFast}},
+    {"MirroredOnHostBetween", ResidencyKind::kMirrored, {kFast, kHost, kFast}},
+    {"Paged", ResidencyKind::kPaged, {kFrames, kFrames, kFrames}},
+    {"PagedBesidePlaces", ResidencyKind::kPaged, {kFrames, kFast, kFrames}},
+    {"PagedOnHostBesidePlaces", ResidencyKind::kPaged, {kHostFrames, kFast, kHostFrames}},
+};
+const std::vector<ResidencyCase> kInPlace = {
+    {"InPlace", ResidencyKind::kInPlace, {kFast, kFast, kFast}},
+    {"InPlaceOnHostBetween", ResidencyKind::kInPlace, {kHost, kFast, kHost}},
+};
+
+INSTANTIATE_TEST_SUITE_P(InPlace, ResidencyTest, ::testing::ValuesIn(kInPlace), CaseName);
+INSTANTIATE_TEST_SUITE_P(Store, ResidencyTest, ::testing::ValuesIn(kWithStore), CaseName);
+INSTANTIATE_TEST_SUITE_P(Store, ResidencyWithStoreTest, ::testing::ValuesIn(kWithStore), CaseName);
 
 }  // namespace
 }  // namespace winnow::engine

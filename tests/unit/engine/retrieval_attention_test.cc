@@ -52,10 +52,9 @@ class RetrievalAttentionTest : public ::testing::Test {
     blocks_.resize(kBlocks);
     std::iota(blocks_.begin(), blocks_.end(), 0);
     std::shuffle(blocks_.begin(), blocks_.end(), random_);
-    auto memory = KvMemory::Create(*backend_, {.layout = layout_,
-                                               .num_layers = kLayers,
-                                               .num_blocks = kBlocks,
-                                               .num_frames = kLayers * kBlocks});
+    auto memory =
+        KvMemory::Create(*backend_, PlanPools(ResidencyKind::kInPlace, layout_,
+                                              std::vector(kLayers, KvPlacement::kFast), kBlocks));
     memory_ = *std::move(memory);
     k_ = Normal(kTokens * kKvHeads * kDim);
     v_ = Normal(kTokens * kKvHeads * kDim);
@@ -68,7 +67,7 @@ class RetrievalAttentionTest : public ::testing::Test {
   }
 
   // The same keys and values are in every layer.
-  std::byte* LayerPool(int32_t layer) { return memory_->LayerPool(layer); }
+  std::byte* LayerPool(int32_t layer) { return memory_->places().LayerPool(layer); }
   std::vector<float> Normal(size_t count) {
     std::normal_distribution<float> normal(0, 1.5f);
     std::vector<float> values(count);

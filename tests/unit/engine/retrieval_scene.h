@@ -37,11 +37,13 @@ struct RetrievalScene {
     config.num_heads = kHeads;
     config.num_kv_heads = kKvHeads;
     config.head_dim = kDim;
-    auto made = KvMemory::Create(*backend, {.layout = layout,
-                                            .num_layers = kLayers,
-                                            .num_blocks = kBlocks,
-                                            .num_frames = frames,
-                                            .store = store});
+    const bool paged = store != nullptr;
+    auto made = KvMemory::Create(
+        *backend,
+        PlanPools(paged ? ResidencyKind::kPaged : ResidencyKind::kInPlace, layout,
+                  std::vector(kLayers, paged ? KvPlacement::kFastFrames : KvPlacement::kFast),
+                  kBlocks, paged ? frames : 0),
+        {.store = store});
     EXPECT_TRUE(made.ok()) << made.status();
     memory = *std::move(made);
     blocks.resize(kUsed);

@@ -10,6 +10,7 @@
 
 #include "engine/decoder.h"
 #include "engine/kv/kv_memory.h"
+#include "engine/kv_planning.h"
 #include "engine/model_loader.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -202,9 +203,8 @@ class SpillTest : public kv_tiers::PrefixTest {
     options.num_threads = 0;
     options.tiers.spill = true;
     options.tiers.host_bytes = std::max<int64_t>(
-        1 << 20,
-        FrameBytes(config_) * KvMemory::LeastFrames(config_.num_layers - FirstSharedLayer(),
-                                                    kBlockTokens, kContext, kStepTokens, kRunning));
+        1 << 20, FrameBytes(config_) * LeastFrames(config_.num_layers - FirstSharedLayer(),
+                                                   kBlockTokens, kContext, kStepTokens, kRunning));
     options.tiers.disk_bytes = 256 << 20;
     options.tiers.store_dir = directory_.File("store");
     options.tiers.row_cache_bytes = 1 << 18;

@@ -1,0 +1,37 @@
+// The devices that a model runs on, by the name that --device has, and what each can do. Only this file knows their
+// names: everything above asks for a capability.
+#ifndef WINNOW_ENGINE_BASE_DEVICE_H_
+#define WINNOW_ENGINE_BASE_DEVICE_H_
+
+#include <string_view>
+
+namespace winnow::engine {
+
+struct Device {
+  std::string_view name;
+  bool own_memory = false;         // weights and KV lie in memory of its own, beside the host's
+  bool launches_kernels = false;   // singly or in graphs
+  bool quantised_weights = false;  // it computes with weights as they are stored
+};
+
+inline constexpr Device kDevices[] = {
+    {.name = "cpu", .own_memory = false, .launches_kernels = false, .quantised_weights = true},
+    {.name = "cuda", .own_memory = true, .launches_kernels = true, .quantised_weights = false},
+};
+
+// Null: there is none of that name.
+constexpr const Device* FindDevice(std::string_view name) {
+  for (const Device& device : kDevices) {
+    if (device.name == name) return &device;
+  }
+  return nullptr;
+}
+// The device of that name; of another name one that can do nothing, which whoever checks names refuses.
+constexpr Device DeviceOf(std::string_view name) {
+  const Device* const device = FindDevice(name);
+  return device == nullptr ? Device() : *device;
+}
+
+}  // namespace winnow::engine
+
+#endif  // WINNOW_ENGINE_BASE_DEVICE_H_
