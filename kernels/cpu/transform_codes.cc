@@ -229,7 +229,7 @@ struct PieceScratch {
   uint8_t* cells = nullptr;
 };
 
-// Of all threads, one behind the other.
+// Scratch memory of all threads, one behind the other.
 struct MassScratchSizes {
   explicit MassScratchSizes(int32_t group)
       : dots_bytes(size_t{4} * FullGroups(group) * kMassAddQueries * kMassDotsStride),
