@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what is missing, builds, and runs every test: those of the program as it is served, unit tests under ASan and
-# UBSan, those of the arithmetic and of what strangers may send both ways.
+# Installs what is missing, builds, and runs every test: first under ASan and UBSan, but for those with the label slow, then
+# as served, but for unit tests of storage, engine and server.
 # WINNOW_TEST_SANITIZERS=0 runs all of them as served instead. Ends with the runner's totals.
 set -euo pipefail
 cd "$(dirname "$0")"

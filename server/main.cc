@@ -7,12 +7,10 @@
 #include <vector>
 
 #include "CLI/CLI.hpp"
+#include "bench/commands.h"
 #include "server/commands.h"
 #include "server/suggest.h"
 #include "server/version.h"
-#ifdef WINNOW_HAS_BENCH
-#include "bench/commands.h"
-#endif
 
 namespace {
 
@@ -55,12 +53,10 @@ int main(int argc, char** argv) {
   winnow::server::AddChatCommand(app, &exit_code);
   winnow::server::AddHealthcheckCommand(app, &exit_code);
   winnow::server::AddTokenizeCommand(app, &exit_code);
-#ifdef WINNOW_HAS_BENCH
   winnow::bench::AddEvalCommand(app, &exit_code);
   winnow::bench::AddBenchCommand(app, &exit_code);
   winnow::bench::AddMakeModelCommand(app, &exit_code);
   winnow::bench::AddPlanCommand(app, &exit_code);
-#endif
   winnow::server::AddStoreCommand(app, &exit_code);
   winnow::server::AddGrammarWorkerCommand(app, &exit_code);
 
