@@ -15,7 +15,6 @@ import math
 import pathlib
 import random
 import shutil
-import socket
 import ssl
 import subprocess
 import sys
@@ -29,23 +28,18 @@ import urllib.request
 import yaml
 
 SOURCE = pathlib.Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(SOURCE / "tests/e2e"))
+sys.path[:0] = [str(SOURCE / "tests/e2e"), str(SOURCE / "loadtest")]
 import harness  # noqa: E402
+from ports import unused_port  # noqa: E402
 
 WINDOW = "20s"
 POLICIES = ["dense", "lsh:k=2%,from=0", "lsh:k=2%,p=0.9,from=0", "lsh:k=2%,completion=on,from=0", "lsh:k=4%,suffix=64,from=0",
             "lsh:k=1%,floor=0.99,from=0"]
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 class Prometheus:
     def __init__(self, program, directory, target):
-        self.port = free_port()
+        self.port = unused_port()
         rules = yaml.safe_load((SOURCE / "deploy/monitoring/alerts.yaml").read_text())
         (directory / "alerts.yaml").write_text(yaml.safe_dump(rules))
         (directory / "prometheus.yml").write_text(yaml.safe_dump({

@@ -21,7 +21,6 @@ import pathlib
 import random
 import shlex
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -31,23 +30,18 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import load_report  # noqa: E402
+from ports import unused_port  # noqa: E402
 
 
 class Refused(Exception):
     """A server that did not start, or did not answer as asked. The text says which, and what it said."""
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 class PeerServer:
     """A server for as long as the context lasts, with all processes that it starts."""
 
     def __init__(self, name, command, patience):
-        self.name, self.port, self.log = name, free_port(), tempfile.NamedTemporaryFile("w+", suffix=".log")
+        self.name, self.port, self.log = name, unused_port(), tempfile.NamedTemporaryFile("w+", suffix=".log")
         self.command = [word.replace("{port}", str(self.port)) for word in shlex.split(command)]
         try:
             self.process = subprocess.Popen(self.command, stdout=self.log, stderr=subprocess.STDOUT, start_new_session=True)

@@ -22,6 +22,9 @@ import urllib.request
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "e2e"))
 from harness import PATIENCE, SOURCE, Server, eventually, main  # noqa: E402
 
+sys.path.append(str(SOURCE / "loadtest"))
+from ports import unused_port  # noqa: E402
+
 FLAGS = ("--kv-events", "on", "--max-context", "8192", "--kv-bytes", "64MiB", "--max-running", "8", "--threads", "1",
          "--index", "none", "--retrieval-from", "0", "--model-name", "needle")
 WORDS = ("river mountain engine letter garden window station market harbor forest bridge castle village meadow island "
@@ -33,22 +36,16 @@ def find_smg():
     return found.stdout.splitlines()[-1] if found.returncode == 0 else None
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 class Router:
     """smg before `servers`. It cannot choose its ports itself."""
 
     def __init__(self, servers, policy="cache_aware"):
-        self.port = free_port()
+        self.port = unused_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.directory = tempfile.TemporaryDirectory(prefix="winnow-cluster-")
         self.log_path = os.path.join(self.directory.name, "log")
         command = [find_smg(), "launch", "--host", "127.0.0.1", "--port", self.port, "--policy", policy,
-                   "--prometheus-port", free_port(), "--health-check-interval-secs", 1, "--health-failure-threshold", 1,
+                   "--prometheus-port", unused_port(), "--health-check-interval-secs", 1, "--health-failure-threshold", 1,
                    "--health-success-threshold", 1, "--worker-urls", *(f"grpc://{s.address}" for s in servers)]
         environment = {k: v for k, v in os.environ.items() if "proxy" not in k.lower()}
         with open(self.log_path, "w") as log:

@@ -20,6 +20,9 @@ import grpc
 
 from harness import PATIENCE, SANITIZED, SOURCE, Api, Server, counting_request, eventually, inference, main, temporary_directory
 
+sys.path.append(str(SOURCE / "loadtest"))
+from ports import unused_port  # noqa: E402
+
 SECONDS = float(os.environ.get("WINNOW_ATTACK_SECONDS", "0.7"))
 
 
@@ -146,9 +149,7 @@ class Proxy(unittest.TestCase):
     def nginx(self, server, directory):
         program = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin")
         cert, key, credentials = certificate(directory)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = unused_port()
         text = (SOURCE / "deploy/proxy/nginx.conf").read_text()
         for old, new in (("listen 443 ssl", f"listen 127.0.0.1:{port} ssl"), ("127.0.0.1:50051", server.address),
                          ("127.0.0.1:8000", f"127.0.0.1:{server.http_port}"), ("/etc/nginx/winnow.crt", str(cert)),

@@ -10,10 +10,12 @@ import os
 import pathlib
 import random
 import re
+import socket
 import statistics
 import sys
 import tempfile
 import unittest
+import unittest.mock
 import xml.etree.ElementTree
 
 SOURCE = pathlib.Path(os.environ.get("WINNOW_SOURCE_DIR", pathlib.Path(__file__).resolve().parents[2]))
@@ -21,6 +23,7 @@ sys.path[:0] = [str(SOURCE / "loadtest"), str(SOURCE / "loadtest/peers")]
 import compare  # noqa: E402
 import http_tools  # noqa: E402
 import load_report  # noqa: E402
+import ports  # noqa: E402
 import workload  # noqa: E402
 from load_report import CANCELLED, OK, Record, Slo  # noqa: E402
 
@@ -329,6 +332,30 @@ class Peers(unittest.TestCase):
             compare.main(["--server", "a=sh -c 'echo no weights; exit 1 # {port}'"])
         with self.assertRaisesRegex(SystemExit, "a: .*absent-program"):
             compare.main(["--server", "a=absent-program {port}"])
+
+
+class Ports(unittest.TestCase):
+    def test_no_other_socket_gets_the_port(self):
+        """Neither sockets bound to port 0 nor connections: a peer's server was started on a port that one of those had taken meanwhile."""
+        self.assertLess(ports.first_ephemeral(), 65536)
+        for _ in range(20):
+            self.assertIn(ports.unused_port(), range(ports.LOWEST, ports.first_ephemeral()))
+
+    def test_a_taken_port_is_passed_over(self):
+        with contextlib.ExitStack() as taken, unittest.mock.patch.multiple(ports, LOWEST=20000, first_ephemeral=lambda: 20003):
+            held = set()
+            for port in range(20000, 20003):
+                with contextlib.suppress(OSError):  # somebody else's is taken as well
+                    taken.enter_context(socket.socket()).bind(("127.0.0.1", port))
+                held.add(port)
+                with contextlib.suppress(OSError):
+                    self.assertNotIn(ports.unused_port(), held)
+            with self.assertRaisesRegex(OSError, "no port from 20000 to 20002 is free"):
+                ports.unused_port()
+
+    def test_without_room_below_the_range_the_system_chooses(self):
+        with unittest.mock.patch.object(ports, "first_ephemeral", lambda: 1024), socket.socket() as server:
+            server.bind(("127.0.0.1", ports.unused_port()))
 
 
 class Page(unittest.TestCase):
