@@ -13,7 +13,9 @@ using ::testing::ElementsAre;
 std::vector<kernels::SampledToken> Drawn(std::initializer_list<int32_t> tokens) {
   std::vector<kernels::SampledToken> drawn;
   for (const int32_t token : tokens) {
-    drawn.push_back({.status = kernels::SampleStatus::kOk, .token = token});
+    kernels::SampledToken& last = drawn.emplace_back();
+    last.status = kernels::SampleStatus::kOk;
+    last.token = token;
   }
   return drawn;
 }
@@ -69,8 +71,12 @@ TEST(DraftTest, AcceptsUpToTheFirstTokenThatWasDraftedWrong) {
 
 TEST(DraftTest, RowsAreDrawnAsThoseOfTheirPlace) {
   Request request;
-  request.sampling = {.temperature = 1, .repetition_penalty = 1.5f, .seed = 9};
-  request.stopping = {.max_tokens = 20, .min_tokens = 7, .stop_token_ids = {2}};
+  request.sampling.temperature = 1;
+  request.sampling.repetition_penalty = 1.5f;
+  request.sampling.seed = 9;
+  request.stopping.max_tokens = 20;
+  request.stopping.min_tokens = 7;
+  request.stopping.stop_token_ids = {2};
   request.top_logprobs = 3;
   const std::vector<int32_t> prompt = {7};
   TokenHistory history(request.sampling, prompt);

@@ -106,7 +106,9 @@ TEST_F(KvPoolsTest, PlacesAreApartAndInTheMemoryThatThePlanNames) {
     }
     ASSERT_NO_FATAL_FAILURE(ExpectApart(places));
     EXPECT_EQ(pools->shared_kv() != nullptr, host > 0);
-    if (host > 0) EXPECT_EQ(backend_.pools, shared_pools);
+    if (host > 0) {
+      EXPECT_EQ(backend_.pools, shared_pools);
+    }
     EXPECT_EQ(pools->incoming().empty(), kind == ResidencyKind::kInPlace);
     EXPECT_EQ(pools->outgoing().empty(), kind == ResidencyKind::kInPlace);
   }
