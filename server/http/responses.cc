@@ -337,6 +337,7 @@ class ResponsesFormat final : public AnswerFormat {
     response["object"] = "response";
     response["created_at"] = created_;
     response["status"] = status;
+    response["background"] = false;
     response["error"] = nullptr;
     response["incomplete_details"] = nullptr;
     response["model"] = options_.model;

@@ -394,6 +394,7 @@ class Routes(unittest.TestCase):
         status, _, answer = post(self.server, "/v1/responses", body)
         self.assertEqual((status, answer["object"], answer["output"][0]["content"][0]["text"]), (200, "response", want))
         self.assertIn(answer["status"], ("completed", "incomplete"))
+        self.assertIs(answer["background"], False)
         data = [json.loads(line.partition("data: ")[2]) for line in events(self.server, "/v1/responses", body)]
         self.assertEqual([e["type"] for e in data if e["type"] != "response.output_text.delta"], [
             "response.created", "response.in_progress", "response.output_item.added", "response.content_part.added",
