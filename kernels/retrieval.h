@@ -48,6 +48,9 @@ struct RetrievalQuery {
   int32_t position = 0;  // sees the tokens [0, position]
   TokenRange mid;        // may be chosen; the rest of what it sees are anchors. May be empty
   int32_t k = 0;         // how many to choose, 0 <= k <= mid.size()
+  // SelectByMass chooses none whose mass has a smaller key, so that it may choose fewer than k: a
+  // multiple of kMassKeyStep (LeastMassKey, transform_code.h). Others do not read it.
+  int32_t least_key = 0;
 };
 
 // Chosen tokens of each query and KV head, in ascending order. A view; the caller owns the memory.

@@ -134,6 +134,10 @@ int32_t MassKey(float mass) {
   return key < 0 ? 0 : key >= kMassKeyBins ? kMassKeyBins - 1 : key;
 }
 
+int32_t LeastMassKey(double share, int32_t group) {
+  return MassKey(static_cast<float>(share * group)) / kMassKeyStep * kMassKeyStep;
+}
+
 // ---- of a backend without transform codes ----
 
 void Backend::EncodeTransformKeys(std::span<const KeySpan>, const void*, const KvLayout&,

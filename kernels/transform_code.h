@@ -54,7 +54,8 @@
 //
 // int() truncates; integers have 64 bits. The mass of token j, over the group's heads g ascending, begun with 0:
 // s_j = fma(w_gj, inv_g, s_j). Its key is bits(s_j) >> 13, less 68 << 10, held in [0, 65535]: 1024 steps for each power
-// of two from 2^-59 on. Selected are the k largest keys; of equals the later tokens.
+// of two from 2^-59 on. Selected are the k largest keys; of equals the later tokens. A query may have a least key: what has
+// a smaller one is not selected, even where fewer than k are left.
 //
 // The anchors' exact mass is the one input whose bits depend on the backend (an attention state's order of summation).
 // It is rounded to 1/256 of a power of two, which changes E by 0.14 % at most, so that backends agree but where a mass
@@ -104,6 +105,7 @@ inline constexpr int32_t kMassPieceTokens = 512;
 inline constexpr int32_t kMassKeyBins = 65536;
 inline constexpr int32_t kMassKeyShift = 13;
 inline constexpr int32_t kMassKeyBase = 68 << 10;
+inline constexpr int32_t kMassKeyStep = 128;  // of least keys: eight for each power of two
 inline constexpr float kTailClampLog2 = 20 * kTransformLog2E;
 
 // Nothing if `weights` can be used; else what is wrong with it, as the end of a sentence.
@@ -152,6 +154,10 @@ int32_t TransformCellRef(const uint32_t* head_codes, int32_t token_in_block,
                          const TransformCodeWeights& weights, int32_t head);
 // The 16-bit key of a mass.
 int32_t MassKey(float mass);
+// The least key of a query that selects no token with less than `share` of its attention, mean over the
+// group's heads: the key of that mass, rounded down to a multiple of kMassKeyStep, which takes up to 11 %
+// of it. 0 where `share` is 0.
+int32_t LeastMassKey(double share, int32_t group);
 
 // As the operations of Backend, one token after the other.
 void EncodeTransformKeysRef(std::span<const KeySpan> spans, const void* pool,

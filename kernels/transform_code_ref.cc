@@ -252,9 +252,10 @@ void SelectByMassRef(const Tensor& q, std::span<const RetrievalQuery> queries,
         return key_a != key_b ? key_a > key_b : a > b;
       });
       order.resize(query.k);
+      std::erase_if(order, [&](int32_t j) { return MassKey(sums[j]) < query.least_key; });
       std::sort(order.begin(), order.end());
-      chosen.count(i, kv_head) = query.k;
-      for (int32_t j = 0; j < query.k; ++j) {
+      chosen.count(i, kv_head) = static_cast<int32_t>(order.size());
+      for (size_t j = 0; j < order.size(); ++j) {
         chosen.chosen(i, kv_head)[j] = query.mid.first + order[j];
       }
       if (tail == nullptr) continue;

@@ -86,6 +86,13 @@ std::optional<std::string> SetUpToOne(std::optional<double>& field, std::string_
   return std::nullopt;
 }
 
+std::optional<std::string> SetMinMass(AttentionPolicy& policy, std::string_view value) {
+  const double number = ParsePlainNumber(value).value_or(0);
+  if (number <= 0 || number >= 1) return "a number above 0 and below 1";
+  policy.min_mass = number;
+  return std::nullopt;
+}
+
 std::optional<std::string> SetK(AttentionPolicy& policy, std::string_view value) {
   if (value.ends_with('%')) {
     const double share = ParsePlainNumber(value.substr(0, value.size() - 1), -2).value_or(0);
@@ -146,10 +153,11 @@ std::optional<std::string> SetLookup(AttentionPolicy& policy, std::string_view v
   return std::nullopt;
 }
 
-constexpr std::array<OptionRule, 13> kOptions = {{
+constexpr std::array<OptionRule, 14> kOptions = {{
     {"k", Needs::kBudget, SetK},
     {"p", Needs::kBudget,
      [](AttentionPolicy& a, std::string_view v) { return SetUpToOne(a.p, v); }},
+    {"min_mass", Needs::kTransform, SetMinMass},
     {"completion", Needs::kAnchors, SetCompletion},
     {"tail", Needs::kTransform, SetTail},
     {"sink", Needs::kAnchors,
@@ -309,6 +317,10 @@ absl::StatusOr<AttentionPolicy> ParseAttentionPolicy(std::string_view text) {
   }
   if (policy.lookup && !policy.IsVerified()) policy.verify = AttentionPolicy::kVerifyAuto;
   WINNOW_RETURN_IF_ERROR(CheckVerified(policy));
+  if (policy.p && policy.min_mass) {
+    return absl::InvalidArgumentError(
+        "policy options 'p' and 'min_mass' exclude each other: both end a selection before k");
+  }
   return policy;
 }
 
@@ -328,6 +340,7 @@ std::string ToString(const AttentionPolicy& policy) {
     }
   }
   if (policy.p) add("p", PlainNumberText(*policy.p));
+  if (policy.min_mass) add("min_mass", PlainNumberText(*policy.min_mass));
   if (policy.completion) add("completion", "on");
   if (!policy.tail) add("tail", "off");
   if (policy.sink != defaults.sink) add("sink", policy.sink);

@@ -6,6 +6,8 @@
 //   option  := "k=" (count | share "%")      tokens to choose; 2% where absent
 //            | "p=" number                   choose 4k, keep the fewest that have this share of
 //                                            their attention (0 < p <= 1)
+//            | "min_mass=" number            pca: choose none whose estimated share of the attention is
+//                                            smaller, of k at most (0 < min_mass < 1); none
 //            | "completion=" ("on" | "off")  the summary stands for what was not read; off
 //            | "sink=" count                 first tokens that are always read; 16
 //            | "window=" count               last tokens that are always read, at least 1; 128
@@ -29,7 +31,7 @@
 //   share   := decimal number above 0, at most 100
 //
 // Each option once, in any order. `dense` takes none but lookup, and verify beside it; `window` chooses nothing, so neither k nor p;
-// only policies with codes take bits. `verify` goes with neither completion nor suffix nor floor.
+// only policies with codes take bits. `min_mass` does not go with p. `verify` goes with neither completion nor suffix nor floor.
 #ifndef WINNOW_ENGINE_RETRIEVAL_ATTENTION_POLICY_H_
 #define WINNOW_ENGINE_RETRIEVAL_ATTENTION_POLICY_H_
 
@@ -79,6 +81,7 @@ struct AttentionPolicy {
   Kind kind = Kind::kDense;
   Budget k = {};
   std::optional<double> p = {};
+  std::optional<double> min_mass = {};  // of pca; mean over the query heads of a KV head
   bool completion = false;
   bool tail = true;  // of pca; others have none
   int32_t sink = 16;

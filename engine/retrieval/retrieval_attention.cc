@@ -7,6 +7,7 @@
 #include "engine/retrieval/scratch.h"
 #include "fmt/format.h"
 #include "kernels/attention_state.h"
+#include "kernels/transform_code.h"
 
 namespace winnow::engine {
 
@@ -207,7 +208,8 @@ void RetrievalAttention::PlanQueries(int32_t layer, const Method& method, bool l
          ++row) {
       const QueryPlan plan = rows->Plan(row, from_);
       queries_.push_back({rows->first_row + row, rows->chunk->block_table,
-                          rows->chunk->position + row, plan.mid, plan.k});
+                          rows->chunk->position + row, plan.mid, plan.k,
+                          kernels::LeastMassKey(plan.min_mass, shape_.group())});
       candidates_.push_back(plan.candidates);
       query_rows_.push_back(rows);
     }

@@ -48,6 +48,7 @@ QueryPlan PlanQuery(const AttentionPolicy& policy, int32_t position, int32_t fro
   };
   plan.k = widened(plan.k);
   plan.candidates = plan.k;
+  plan.min_mass = policy.min_mass.value_or(0) / widen;
   if (policy.p.has_value()) {
     plan.candidates = policy.CandidatesFor(visible);
     if (policy.kind == AttentionPolicy::Kind::kQuest) {

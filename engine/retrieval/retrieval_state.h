@@ -51,10 +51,11 @@ struct QueryPlan {
   kernels::TokenRange mid;
   int32_t k = 0;           // to choose of mid
   int32_t candidates = 0;  // to choose first, when they are pruned afterwards; else k
+  double min_mass = 0;     // share of the attention that a token of mid must have to be chosen
 };
 // Of the query at `position`, which sees position + 1 tokens. Dense where choosing would save
 // nothing: mid has no more tokens than k. `from` is the shortest context that retrieves, for
-// policies that leave it open. `widen` multiplies k, up to all candidates; whether the query is dense
+// policies that leave it open. `widen` multiplies k, up to all candidates, and divides min_mass; whether the query is dense
 // does not depend on it. Monotone: what retrieves at a position retrieves at all later ones.
 QueryPlan PlanQuery(const AttentionPolicy& policy, int32_t position, int32_t from,
                     int32_t widen = 1);

@@ -281,10 +281,11 @@ int32_t GuessBound(const Unit& unit) {
   return sample[rank];
 }
 
-void Take(const CpuOps& ops, Unit& unit, int32_t* tokens) {
+// Returns how many.
+int32_t Take(const CpuOps& ops, Unit& unit, int32_t* tokens) {
   const TokenRange mid = unit.query->mid;
   const int32_t k = unit.query->k;
-  if (k == 0) return;
+  if (k == 0) return 0;
   std::vector<uint64_t> found;  // distance, then the later token first
   for (int32_t bound = GuessBound(unit);; bound = kMassKeyBins - 1) {
     found.clear();
@@ -301,10 +302,14 @@ void Take(const CpuOps& ops, Unit& unit, int32_t* tokens) {
     WINNOW_CHECK(bound < kMassKeyBins - 1);
   }
   std::nth_element(found.begin(), found.begin() + (k - 1), found.end());
+  const auto farthest = static_cast<uint64_t>(kMassKeyBins - 1 - unit.query->least_key);
+  int32_t taken = 0;
   for (int32_t i = 0; i < k; ++i) {
-    tokens[i] = static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(found[i]));
+    if (found[i] >> 32 > farthest) continue;
+    tokens[taken++] = static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(found[i]));
   }
-  std::sort(tokens, tokens + k);
+  std::sort(tokens, tokens + taken);
+  return taken;
 }
 
 // Adds up the masses of all of mid.
@@ -429,7 +434,9 @@ void CpuBackend::SelectByMass(const Tensor& q, std::span<const RetrievalQuery> q
       WINNOW_CHECK(query.k >= 0 && query.k <= query.mid.size() && query.k <= chosen.capacity);
       WINNOW_CHECK(query.mid.last <=
                    static_cast<int64_t>(query.block_table.size()) * code_layout.block_tokens);
-      chosen.count(i, head) = query.k;
+      WINNOW_CHECK(query.least_key >= 0 && query.least_key < kMassKeyBins &&
+                   query.least_key % kMassKeyStep == 0);
+      chosen.count(i, head) = 0;
       if (query.mid.size() > 0) {
         units.emplace_back(i, head);
       } else if (tail != nullptr) {
@@ -537,7 +544,8 @@ void CpuBackend::SelectMassWave(const Tensor& q, std::span<const RetrievalQuery>
   threads_.ParallelFor(num_units, [&](int64_t i, int thread) {
     Unit& unit = units[i];
     int32_t* tokens = chosen.chosen(unit.index, unit.call.head);
-    Take(ops_, unit, tokens);
+    const int32_t taken = Take(ops_, unit, tokens);
+    chosen.count(unit.index, unit.call.head) = taken;
     if (tail == nullptr) return;
     const int64_t first = unit.index * num_heads + first_head(unit);
     for (int32_t g = 0; g < group; ++g) {
@@ -547,7 +555,7 @@ void CpuBackend::SelectMassWave(const Tensor& q, std::span<const RetrievalQuery>
     int64_t* const of_unit = tail->masses + first * kTransformCells;
     SumMasses(unit, of_unit);
     if (tail->of_all || !has_tail(unit)) return;
-    TakeMasses(ops_, cell_bits(unit), unit, {tokens, static_cast<size_t>(unit.query->k)}, of_unit,
+    TakeMasses(ops_, cell_bits(unit), unit, {tokens, static_cast<size_t>(taken)}, of_unit,
                scratch_of(thread));
   });
 }

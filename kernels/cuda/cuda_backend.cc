@@ -423,7 +423,7 @@ const DeviceQuery* CudaBackend::StageQueries(std::span<const RetrievalQuery> que
   for (const RetrievalQuery& query : queries) {
     queries_.push_back(
         {StageTable(query.block_table, BlocksOf(int64_t{query.position} + 1, block_tokens)),
-         query.row, query.position, query.mid, query.k, IsSettled(query) ? 1 : 0});
+         query.row, query.position, query.mid, query.k, query.least_key, IsSettled(query) ? 1 : 0});
   }
   return Stage(std::span<const DeviceQuery>(queries_));
 }

@@ -39,6 +39,7 @@ struct DeviceQuery {
   int32_t position = 0;
   TokenRange mid;
   int32_t k = 0;  // of candidates, where a selection is pruned; 0 <= k <= mid.size()
+  int32_t least_key = 0;
   // 1: no kernel of this pass writes an index of mid, so that it may be read before the kernels ahead
   // have ended (launch.cuh).
   int32_t settled = 0;

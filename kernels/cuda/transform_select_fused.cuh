@@ -529,7 +529,6 @@ class Fused {
 
   __device__ __forceinline__ MassCut FindCut() {
     MassCut cut = {kNoBin, 0, kMassKeyBins, 0};
-    const auto k = static_cast<uint32_t>(max(query_.k, 0));
     const bool whole = IsWhole();
     uint32_t keys[Shape::kMine / 2];
     TakeKeys(keys);
@@ -543,11 +542,12 @@ class Fused {
     for (int32_t bin = threadIdx.x; bin < kCoarseBins; bin += kThreads) {
       if (shared_.counts[bin] != 0) atomicAdd(&coarse[bin], shared_.counts[bin]);
     }
-    if (blockIdx.x == 0 && threadIdx.x == 0) args_.chosen_counts[row_] = static_cast<int32_t>(k);
     Meet(&Meetings()[1], blocks_);
     for (int32_t bin = threadIdx.x; bin < kCoarseBins; bin += kThreads)
       shared_.counts[bin] = __ldcg(&coarse[bin]);
     __syncthreads();
+    const uint32_t k = SelectedOf(query_, shared_.counts, shared_.scan);
+    if (blockIdx.x == 0 && threadIdx.x == 0) args_.chosen_counts[row_] = static_cast<int32_t>(k);
     if (k > 0) {
       const uint2 found = FindFromTop<kCoarseBins>(shared_.counts, k, shared_.scan, &shared_.found);
       cut.coarse = found.x;
@@ -625,7 +625,7 @@ class Fused {
       ties |= (key == cut.threshold ? 1u : 0u) << i;
     }
     uint32_t selected = higher;
-    if (query_.k > 0) {
+    if (cut.threshold < kMassKeyBins) {
       uint32_t higher_before = 0, my_ties = 0;
 #pragma unroll
       for (int w = 0; w < kWarps; ++w) {

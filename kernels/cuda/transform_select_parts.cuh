@@ -15,6 +15,7 @@ constexpr int32_t kFineBits = 7;
 constexpr int32_t kFineBins = 1 << kFineBits;
 constexpr int32_t kCoarseBins = kMassKeyBins >> kFineBits;
 constexpr int32_t kNoBin = kCoarseBins;  // nothing is selected
+static_assert(kFineBins == kMassKeyStep, "a least key is the beginning of a bin");
 
 // One query head as Prepare leaves it.
 struct PreparedQuery {
@@ -153,6 +154,20 @@ __device__ uint2 FindFromTop(const uint32_t* counts, uint32_t k, uint32_t* warp_
   }
   __syncthreads();
   return *found;
+}
+// How many tokens are selected: k, or as many as have the query's least key or more. All threads get it. `counts`: of
+// the row's tokens by coarse bin.
+__device__ __forceinline__ uint32_t SelectedOf(const DeviceQuery& query, const uint32_t* counts,
+                                               uint32_t* warp_sums) {
+  const auto k = static_cast<uint32_t>(max(query.k, 0));
+  if (query.least_key == 0) return k;
+  uint32_t sum = 0, total;
+  for (int32_t bin = (query.least_key >> kFineBits) + static_cast<int32_t>(threadIdx.x);
+       bin < kCoarseBins; bin += kThreads) {
+    sum += counts[bin];
+  }
+  BlockExclusiveScan<kWarps>(sum, warp_sums, &total);
+  return min(k, total);
 }
 __device__ __forceinline__ bool IsInside(const DeviceQuery& query, int32_t token) {
   return token >= query.mid.first && token < query.mid.last;

@@ -340,13 +340,12 @@ __global__ void __launch_bounds__(kThreads) MassKernel(const __grid_constant__ A
   }
   __syncthreads();
   uint2 cut = make_uint2(kNoBin, 0);
-  if (query.k > 0) {
-    cut = FindFromTop<kCoarseBins>(counts, static_cast<uint32_t>(query.k), warp_sums, &found);
-  }
+  const uint32_t selected = SelectedOf(query, counts, warp_sums);
+  if (selected > 0) cut = FindFromTop<kCoarseBins>(counts, selected, warp_sums, &found);
   if (threadIdx.x == 0) {
     args.cuts[chunk.row].coarse = cut.x;
     args.cuts[chunk.row].above = cut.y;
-    args.chosen_counts[chunk.row] = max(query.k, 0);
+    args.chosen_counts[chunk.row] = static_cast<int32_t>(selected);
   }
 }
 
@@ -396,7 +395,7 @@ __global__ void __launch_bounds__(kThreads) CountKernel(const __grid_constant__ 
     args.fine[row * kFineBins + bin] = 0;
   }
   __syncthreads();
-  const uint32_t k = static_cast<uint32_t>(max(query.k, 0));
+  const auto k = static_cast<uint32_t>(__ldcg(&args.chosen_counts[row]));
   uint32_t threshold = kMassKeyBins, skip = 0, least = 0;
   if (k > 0) {
     const uint32_t left = k - args.cuts[row].above;  // of the cut's bin

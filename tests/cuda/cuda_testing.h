@@ -89,8 +89,8 @@ class DeviceQueries {
     std::vector<DeviceQuery> on_device;
     for (const RetrievalQuery& query : queries) {
       tables_.emplace_back(query.block_table);
-      on_device.push_back(
-          {tables_.back().data(), query.row, query.position, query.mid, query.k, 0});
+      on_device.push_back({tables_.back().data(), query.row, query.position, query.mid, query.k,
+                           query.least_key, 0});
     }
     queries_.Set(on_device);
   }

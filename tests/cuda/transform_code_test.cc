@@ -53,6 +53,9 @@ class CudaTransformCodeTest : public CudaTest {
     query.mid.first = static_cast<int32_t>(random_.Int(0, query.mid.last));
     query.k = static_cast<int32_t>(random_.Int(0, query.mid.size()));
     if (random_.Int(0, 1) == 0) query.k = std::min(query.k, 20);
+    if (random_.Int(0, 1) == 0) {
+      query.least_key = LeastMassKey(std::exp2(-random_.Int(1, 16)), scene.group);
+    }
     return query;
   }
 
@@ -237,7 +240,10 @@ TEST_F(CudaTransformCodeTest, LongRowsOfManyChunks) {
   query.mid = {16, 29872};
   for (const int32_t k : {600, 1, 0, query.mid.size()}) {
     query.k = k;
-    for (const bool fused : {true, false}) ExpectSelects(scene, {query}, 1, false, fused);
+    for (const double least : {0.0, 1e-4, 3e-3, 0.9}) {
+      query.least_key = LeastMassKey(least, 4);
+      for (const bool fused : {true, false}) ExpectSelects(scene, {query}, 1, false, fused);
+    }
   }
 }
 

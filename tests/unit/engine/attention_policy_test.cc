@@ -65,6 +65,7 @@ TEST(AttentionPolicy, EveryOptionSetsItsField) {
   EXPECT_EQ(Parse("hata:k=256").k, (AttentionPolicy::Budget{.count = 256, .share = 0}));
   EXPECT_EQ(Parse("hata:k=7%").k, (AttentionPolicy::Budget{.count = 0, .share = 0.07}));
   EXPECT_EQ(Parse("quest:p=0.95").p, 0.95);
+  EXPECT_EQ(Parse("pca:min_mass=0.0005").min_mass, 0.0005);
   EXPECT_TRUE(Parse("window:completion=on").completion);
   EXPECT_FALSE(Parse("window:completion=off").completion);
   EXPECT_EQ(Parse("oracle:sink=0").sink, 0);
@@ -89,6 +90,8 @@ TEST(AttentionPolicy, CanonicalTextHasOneOrderAndNoDefaults) {
   EXPECT_EQ(ToString(Parse("window:window=128,completion=on")), "window:completion=on");
   EXPECT_EQ(ToString(Parse("window:sink=0016")), "window");
   EXPECT_EQ(ToString(Parse("oracle:k=0.50%,p=1.0")), "oracle:k=0.5%,p=1");
+  EXPECT_EQ(ToString(Parse("pca:tail=off,min_mass=0.00050,k=8%")),
+            "pca:k=8%,min_mass=0.0005,tail=off");
   // 128 is what lsh means by no bits; for learned codes it is a demand on the artifact.
   EXPECT_EQ(Parse("lsh:bits=128"), Parse("lsh"));
   EXPECT_EQ(ToString(Parse("hata:bits=128")), "hata:k=2%,bits=128");
@@ -136,6 +139,7 @@ TEST(AttentionPolicy, RandomPoliciesParseBack) {
       policy.bits = is_pca ? 64 * (1 + below(4)) : 32 << below(2);
     }
     if (is_pca) policy.tail = below(2) == 0;
+    if (is_pca && !policy.p && below(2) == 0) policy.min_mass = share() / 2;
     if (below(2) == 0) policy.suffix = below(1000);
     if (below(2) == 0) policy.from = below(100000);
     if (below(2) == 0) policy.floor = share();
@@ -232,6 +236,9 @@ TEST(AttentionPolicy, OptionsThatDoNotApplyAreNamed) {
   }
   ExpectInvalid("oracle:bits=128", "policy option 'bits' does not apply to 'oracle'");
   ExpectInvalid("quest:bits=128", "policy option 'bits' does not apply to 'quest'");
+  ExpectInvalid("lsh:min_mass=0.001", "policy option 'min_mass' does not apply to 'lsh'");
+  ExpectInvalid("pca:p=0.9,min_mass=0.001",
+                "policy options 'p' and 'min_mass' exclude each other: ");
 }
 
 TEST(AttentionPolicy, VerifyAndLookupHaveOneText) {
@@ -260,9 +267,10 @@ TEST(AttentionPolicy, WhatCannotBeVerifiedIsRefusedWithBothNames) {
 }
 
 TEST(AttentionPolicy, BadOptionsAreNamed) {
-  ExpectInvalid("hata:kk=2",
-                "policy option 'kk' is not known (did you mean 'k'?); options: k, p, completion, "
-                "tail, sink, window, dense_layers, bits, suffix, from, floor, verify, lookup");
+  ExpectInvalid(
+      "hata:kk=2",
+      "policy option 'kk' is not known (did you mean 'k'?); options: k, p, min_mass, completion, "
+      "tail, sink, window, dense_layers, bits, suffix, from, floor, verify, lookup");
   ExpectInvalid("hata:complition=on", "did you mean 'completion'?");
   ExpectInvalid("hata:k=2,k=3", "policy option 'k' is given twice");
   ExpectInvalid("hata:from=2,from=2", "policy option 'from' is given twice");
@@ -286,6 +294,8 @@ TEST(AttentionPolicy, BadValuesAreNamed) {
     for (const std::string value : {"", "0", "1.01", "nan", "inf", "-0.5", "1e-1", "0.9.5", "."})
       expect("hata", option, value, "a number above 0 and up to 1");
   }
+  for (const std::string value : {"", "0", "1", "1.5", "nan", "-0.5", "1e-4", "0.1%"})
+    expect("pca", "min_mass", value, "a number above 0 and below 1");
   for (const std::string value : {"", "true", "ON", "1"})
     expect("hata", "completion", value, "on or off");
   for (const char* option : {"sink", "dense_layers", "suffix", "from"}) {

@@ -45,6 +45,15 @@ TEST(PlanQuery, PruningSelectsMoreFirst) {
   EXPECT_EQ(PlanQuery(Policy("oracle:k=100,p=0.9"), 499, 0).candidates, 500 - 144);
 }
 
+TEST(PlanQuery, ALeastMassFallsAsKGrows) {
+  const AttentionPolicy policy = Policy("pca:k=100,min_mass=0.002");
+  EXPECT_EQ(PlanQuery(policy, 9999, 0).min_mass, 0.002);
+  const QueryPlan widened = PlanQuery(policy, 9999, 0, /*widen=*/4);
+  EXPECT_EQ(widened.k, 400);
+  EXPECT_EQ(widened.min_mass, 0.0005);
+  EXPECT_EQ(PlanQuery(Policy("pca:k=100"), 9999, 0).min_mass, 0);
+}
+
 TEST(PlanQuery, QuestTakesWholePages) {
   const QueryPlan plan = PlanQuery(Policy("quest:k=20,sink=4,window=100"), 999, 0);
   EXPECT_EQ(plan.mid, (kernels::TokenRange{16, 896}));  // 4 and 900, rounded inwards

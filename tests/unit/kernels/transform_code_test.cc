@@ -196,6 +196,74 @@ TEST(TransformCodeTest, SelectsTheLargestSumsOfMassesThatCountTheAnchors) {
   }
 }
 
+TEST(TransformCodeTest, LeastKeysAreOfTheMassOrLittleLess) {
+  Random random;
+  SCOPED_TRACE(random.seed());
+  EXPECT_EQ(LeastMassKey(0, 4), 0);
+  for (int round = 0; round < 1000; ++round) {
+    const double share = std::exp2(-random.Int(1, 20)) * (1 + random.Int(0, 999) / 1000.0);
+    const auto group = static_cast<int32_t>(random.Int(1, 16));
+    const int32_t key = LeastMassKey(share, group);
+    EXPECT_EQ(key % kMassKeyStep, 0);
+    EXPECT_LE(key, MassKey(static_cast<float>(share * group)));
+    EXPECT_GE(key, MassKey(static_cast<float>(share * group / 1.126)));
+  }
+}
+
+// The reference itself: of what it selects without a least mass, it keeps what has that mass, and the rest joins the tail.
+TEST(TransformCodeTest, TokensBelowTheLeastMassAreNotSelected) {
+  Random random;
+  SCOPED_TRACE(random.seed());
+  constexpr int32_t kGroup = 3;
+  Scene scene(random, 64, 1, kGroup, 128, {1300}, DType::kF32);
+  Matrix q = Matrix::Normal(random, 1, kGroup * 64);
+  RetrievalQuery query = scene.kv.Query(0, 0, 1299, 16, 100, 60);
+  const std::vector<float> anchors = {3, 5, 4};
+  const auto select = [&](OwnedTail& tail) {
+    OwnedSelection chosen(1, 1, 60);
+    SelectByMassRef(q.tensor(), {&query, 1}, anchors.data(), scene.weights, kScale,
+                    scene.codes.data(), scene.layout, chosen.view(), &tail.view);
+    return chosen.Of(0, 0);
+  };
+  std::vector<double> masses(query.mid.size());
+  std::vector<std::vector<double>> logits;
+  for (int32_t g = 0; g < kGroup; ++g) {
+    logits.push_back(Logits(scene, q.row(0) + g * 64, query, 0));
+    double denominator = std::exp(static_cast<double>(anchors[g]));
+    for (const double logit : logits[g]) denominator += std::exp2(logit);
+    for (size_t j = 0; j < masses.size(); ++j) masses[j] += std::exp2(logits[g][j]) / denominator;
+  }
+  OwnedTail tail_of_all(1, kGroup), tail(1, kGroup);
+  const std::vector<int32_t> all = select(tail_of_all);
+  ASSERT_EQ(all.size(), 60u);
+  std::vector<double> sorted;
+  for (const int32_t token : all) sorted.push_back(masses[token - query.mid.first]);
+  std::sort(sorted.begin(), sorted.end());
+  query.least_key = LeastMassKey(sorted[30] / kGroup, kGroup);
+  const std::vector<int32_t> kept = select(tail);
+  EXPECT_GE(kept.size(), 30u);
+  std::vector<double> moved(kGroup);
+  for (const int32_t token : all) {
+    const bool is_kept = std::binary_search(kept.begin(), kept.end(), token);
+    const double mass = masses[token - query.mid.first];
+    if (mass > 1.005 * sorted[30]) EXPECT_TRUE(is_kept) << mass;
+    if (mass < 0.995 * sorted[30] / 1.125) EXPECT_FALSE(is_kept) << mass;
+    for (int32_t g = 0; g < kGroup && !is_kept; ++g) {
+      moved[g] += std::exp2(logits[g][token - query.mid.first] - tail.references[g]);
+    }
+  }
+  for (int32_t g = 0; g < kGroup; ++g) {
+    double more = 0;
+    for (int32_t c = 0; c < kTransformCells; ++c) {
+      const int32_t at = g * kTransformCells + c;
+      more += static_cast<double>(tail.masses[at] - tail_of_all.masses[at]) * 0x1p-30;
+    }
+    EXPECT_NEAR(more, moved[g], 1e-4 * moved[g] + 60 * 0x1p-30);
+  }
+  query.least_key = LeastMassKey(0.99, kGroup);
+  EXPECT_TRUE(select(tail).empty());
+}
+
 // Any tokens may be read: what is left is the mass of all others.
 TEST(TransformCodeTest, TheTailLosesTheMassesOfTheTokensThatAreRead) {
   Random random;
@@ -354,6 +422,10 @@ TEST_P(TransformCodeBackendTest, SelectsAndLeavesTheTailAsTheReferenceDoes) {
         scene.kv.Query(0, 1, static_cast<int32_t>(random.Int(200, 1399)), 3, 1, 20),
         scene.kv.Query(1, 2, 299, 16, 100, 17), scene.kv.Query(1, 3, 250, 0, 7, 0),
         scene.kv.Query(1, 4, 50, 16, 100, 4)};
+    for (RetrievalQuery& query : queries) {
+      if (random.Int(0, 1) == 0) continue;
+      query.least_key = LeastMassKey(std::exp2(-random.Int(1, 16)), group);
+    }
     std::vector<float> anchors;
     for (int32_t i = 0; i < 5 * scene.heads(); ++i) anchors.push_back(random.Normal(5.0f));
     anchors[0] = -std::numeric_limits<float>::infinity();
@@ -459,15 +531,18 @@ TEST_P(TransformCodeBackendTest, SelectsLikeTheReferenceWhereMassesAreManyAndWhe
     }
     const auto packed = backend->PackTransformCode(scene.weights);
     Matrix q = Matrix::Normal(random, 1, 64);
-    const RetrievalQuery query =
+    RetrievalQuery query =
         scene.kv.Query(0, 0, 8999, 16, 128, static_cast<int32_t>(random.Int(1, 2500)));
     const std::vector<float> anchors = {2, 3};
-    OwnedSelection chosen(1, 1, 2500), expected(1, 1, 2500);
-    SelectByMassRef(q.tensor(), {&query, 1}, anchors.data(), scene.weights, kScale,
-                    scene.codes.data(), scene.layout, expected.view(), nullptr);
-    backend->SelectByMass(q.tensor(), {&query, 1}, anchors.data(), *packed, kScale,
-                          scene.codes.data(), scene.layout, chosen.view(), nullptr);
-    EXPECT_TRUE(chosen == expected);
+    for (const double least : {0.0, 1e-5, 1e-4, 1e-3}) {
+      query.least_key = LeastMassKey(least, 2);
+      OwnedSelection chosen(1, 1, 2500), expected(1, 1, 2500);
+      SelectByMassRef(q.tensor(), {&query, 1}, anchors.data(), scene.weights, kScale,
+                      scene.codes.data(), scene.layout, expected.view(), nullptr);
+      backend->SelectByMass(q.tensor(), {&query, 1}, anchors.data(), *packed, kScale,
+                            scene.codes.data(), scene.layout, chosen.view(), nullptr);
+      EXPECT_TRUE(chosen == expected) << least;
+    }
   }
 }
 
