@@ -25,7 +25,6 @@
 #include <string_view>
 
 #include "engine/text/unicode/unicode_text.h"
-#include "google/protobuf/stubs/logging.h"
 #include "kernels/check.h"
 #include "server/wire.h"
 #include "winnow/v1/inference.pb.h"
@@ -116,8 +115,6 @@ bool Parsed(std::string_view bytes, Message& message) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  // Protobuf's lines about bytes that are not UTF-8 go to the server's log, which is not part of this.
-  [[maybe_unused]] static auto* const silenced = google::protobuf::SetLogHandler(nullptr);
   if (size < 1) return 0;
   const std::string_view bytes(reinterpret_cast<const char*>(data + 1), size - 1);
   const server::Validator& validator = TheValidator();
