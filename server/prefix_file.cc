@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <limits>
 #include <optional>
 
 #include "absl/cleanup/cleanup.h"
@@ -67,7 +68,12 @@ std::optional<engine::SavedPrefix> Read(const json& entry, double now) {
   engine::SavedPrefix prefix;
   prefix.tenant = entry.at("tenant").get<std::string>();
   prefix.name = entry.at("name").get<std::string>();
-  prefix.tokens = entry.at("tokens").get<int32_t>();
+  const json& tokens = entry.at("tokens");
+  // The conversion to int32_t would wrap integers, and is undefined for numbers beyond them.
+  if (!tokens.is_number_integer() || tokens > std::numeric_limits<int32_t>::max() || tokens < 1) {
+    return std::nullopt;
+  }
+  prefix.tokens = tokens.get<int32_t>();
   prefix.pinned = entry.at("pinned").get<bool>();
   std::vector<engine::Digest> blocks;
   for (const json& text : entry.at("blocks")) {
@@ -75,7 +81,7 @@ std::optional<engine::SavedPrefix> Read(const json& entry, double now) {
     if (!digest.has_value()) return std::nullopt;
     blocks.push_back(*digest);
   }
-  if (blocks.empty() || prefix.tokens < 1) return std::nullopt;
+  if (blocks.empty()) return std::nullopt;
   prefix.blocks = std::make_shared<const std::vector<engine::Digest>>(std::move(blocks));
   if (entry.contains("expires")) {
     const double left =

@@ -2,7 +2,7 @@
 // smallest there can be, so that whole files are short.
 //
 // Sources: engine/retrieval/artifact.cc engine/retrieval/artifact_header.cc engine/retrieval/attention_policy.cc
-// Sources: engine/kv/block_name.cc engine/base/did_you_mean.cc engine/base/json_file.cc engine/base/json_keys.cc
+// Sources: engine/kv/block_name.cc engine/base/did_you_mean.cc engine/base/json_file.cc engine/base/json_keys.cc engine/base/plain_number.cc
 // Sources: engine/model/safetensors.cc engine/model/safetensors_header.cc kernels/check.cc
 #include <cmath>
 #include <cstddef>

@@ -6,7 +6,7 @@
 // Sources: engine/text/tokenizer.cc engine/text/tokenizer_encode.cc engine/text/tokenizer_json.cc
 // Sources: engine/text/tokenizer_normalizer.cc engine/text/tokenizer_regex.cc
 // Sources: engine/text/tokenizer_regex_syntax.cc engine/text/unicode_normalize.cc engine/text/unicode/unicode_tables.cc
-// Sources: engine/text/unicode/unicode_text.cc kernels/check.cc
+// Sources: engine/text/unicode/unicode_text.cc engine/base/json_file.cc kernels/check.cc
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>

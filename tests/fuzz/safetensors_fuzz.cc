@@ -1,6 +1,6 @@
 // Any bytes as a safetensors file: the parser refuses them, or what it says lies within the file.
 //
-// Sources: engine/model/safetensors.cc engine/model/safetensors_header.cc kernels/check.cc
+// Sources: engine/model/safetensors.cc engine/model/safetensors_header.cc engine/base/json_file.cc kernels/check.cc
 #include <cstddef>
 #include <cstdint>
 #include <span>

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "absl/strings/escaping.h"
 #include "tests/unit/temp_dir.h"
 
 namespace winnow::server {
@@ -100,6 +101,26 @@ TEST_F(PrefixFileTest, WhatIsOfAnotherModelIsPutAside) {
   ASSERT_TRUE(File().Save({Saved("x", true, std::nullopt)}).ok());
   EXPECT_TRUE(File(8).Load(&problem_).empty());
   EXPECT_NE(problem_.find("another model"), std::string::npos);
+}
+
+TEST_F(PrefixFileTest, CountsThatCannotBeArePutAsideUnderARightChecksum) {
+  ASSERT_TRUE(File().Save({Saved("x", true, std::nullopt)}).ok());
+  const std::string good = Text();
+  const std::string sum = "sha256 ";
+  // 4294967328 is 32 in 32 bits, and 1e300 is in no integer at all.
+  for (const char* const tokens : {"0", "-1", "4294967328", "1e300", "32.5", "true", "null"}) {
+    std::string bad = good.substr(0, good.rfind(sum));
+    const size_t at = bad.find("\"tokens\":32");
+    ASSERT_NE(at, std::string::npos);
+    bad.replace(at, std::string("\"tokens\":32").size(), std::string("\"tokens\":") + tokens);
+    const Digest digest = engine::Sha256(bad);
+    Write(bad + sum +
+          absl::BytesToHexString(
+              absl::string_view(reinterpret_cast<const char*>(digest.data()), digest.size())) +
+          "\n");
+    EXPECT_TRUE(File().Load(&problem_).empty()) << tokens;
+    EXPECT_NE(problem_, "") << tokens;
+  }
 }
 
 TEST_F(PrefixFileTest, AFileThatCannotBeWrittenLeavesTheOldOne) {
