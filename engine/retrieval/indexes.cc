@@ -67,7 +67,7 @@ absl::Status Indexes::Allocate() {
 absl::Status Indexes::AllocateLayers(size_t block_bytes, const char* what,
                                      std::vector<Buffer>* out) {
   const auto blocks = static_cast<size_t>(memory_.blocks().num_blocks());
-  for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
+  for (int32_t layer = 0; layer < config_.num_layers(); ++layer) {
     WINNOW_ASSIGN_OR_RETURN(Buffer pool, AllocatePool(backend_, block_bytes * blocks, what));
     pool_bytes_ += pool.size_bytes();
     out->push_back(std::move(pool));
@@ -79,8 +79,8 @@ absl::Status Indexes::MakeCodes(const IndexSpec& spec) {
   auto codes = std::make_unique<Codes>();
   codes->spec = spec;
   codes->layout = {shape_.kv_heads, shape_.layout.block_tokens, spec.bits};
-  codes->layers.resize(config_.num_layers);
-  for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
+  codes->layers.resize(config_.num_layers());
+  for (int32_t layer = 0; layer < config_.num_layers(); ++layer) {
     Codes::Layer& to = codes->layers[layer];
     const bool learned = spec.kind != Kind::kPca && spec.kind != Kind::kLsh;
     if (learned && !options_.artifact->HasLayer(spec.kind, layer)) continue;
@@ -126,8 +126,8 @@ absl::Status Indexes::MakeCodesOfLayer(const IndexSpec& spec, int32_t layer, Cod
 
 absl::Status Indexes::MakeFeatureMaps() {
   const Artifact& artifact = *options_.artifact;
-  feature_maps_.resize(config_.num_layers);
-  for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
+  feature_maps_.resize(config_.num_layers());
+  for (int32_t layer = 0; layer < config_.num_layers(); ++layer) {
     if (!artifact.HasFeatures(layer)) continue;
     FeatureMaps& maps = feature_maps_[layer];
     maps.key = backend_.PackFeatureMap(artifact.FeatureMap(layer, Artifact::Side::kKey));
@@ -239,7 +239,7 @@ absl::Status Indexes::CheckLearned(const AttentionPolicy& policy) const {
     return Refuse(policy, "bits",
                   fmt::format("the artifact's {} has {}", name, artifact.bits(policy.kind)));
   }
-  for (int32_t layer = policy.dense_layers; layer < config_.num_layers; ++layer) {
+  for (int32_t layer = policy.dense_layers; layer < config_.num_layers(); ++layer) {
     if (artifact.HasLayer(policy.kind, layer)) continue;
     return Refuse(policy, "dense_layers",
                   fmt::format("the artifact has no {} for layer {}", name, layer));
@@ -271,7 +271,7 @@ absl::Status Indexes::CheckCompletion(const AttentionPolicy& policy) const {
     return Refuse(policy, "completion", "there is no room for summaries here");
   }
   const Artifact& artifact = *options_.artifact;
-  for (int32_t layer = policy.dense_layers; layer < config_.num_layers; ++layer) {
+  for (int32_t layer = policy.dense_layers; layer < config_.num_layers(); ++layer) {
     if (!feature_maps_.empty() && feature_maps_[layer].key != nullptr) continue;
     return Refuse(policy, "completion",
                   artifact.header().features && !artifact.has_features()
@@ -299,7 +299,7 @@ absl::Status Indexes::GivePlace(RetrievalState& state) {
     free_places_.push_back(static_cast<std::byte*>(given_back));
   });
   auto* data = reinterpret_cast<float*>(place);
-  for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
+  for (int32_t layer = 0; layer < config_.num_layers(); ++layer) {
     if (tail) {
       state.layer(layer).summary.data = data;
       data += kernels::CellTableFloats(shape_.kv_heads, config_.head_dim);
