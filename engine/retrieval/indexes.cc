@@ -182,7 +182,7 @@ std::vector<Indexes::Part> Indexes::Parts() const {
 std::vector<std::string> Indexes::TitlesFor(const AttentionPolicy& policy) const {
   std::vector<std::string> titles;
   if (const Codes* codes = CodesOf(policy)) titles.push_back(ToString(codes->spec));
-  if (policy.kind == Kind::kQuest) titles.push_back("quest");
+  if (policy.select_by() == SelectBy::kBounds) titles.push_back("quest");
   if (policy.p.has_value()) titles.push_back("int4");
   return titles;
 }
@@ -191,7 +191,7 @@ double Indexes::RowBytes(const AttentionPolicy& policy) const {
   const double key_bytes = static_cast<double>(shape_.layout.RowBytes()) / 2;
   switch (policy.index_kind()) {
     case IndexKind::kNone:
-      return policy.kind == Kind::kOracle ? key_bytes : 0;
+      return policy.select_by() == SelectBy::kKeys ? key_bytes : 0;
     case IndexKind::kBounds:
       return static_cast<double>(kernels::BoundPageBytes(shape_.layout)) /
              kernels::kBoundPageTokens;
@@ -210,13 +210,13 @@ absl::Status Indexes::Check(const AttentionPolicy& policy) const {
                   "needs learned functions, and this server has no artifact of them");
   }
   if (policy.IsLearned()) WINNOW_RETURN_IF_ERROR(CheckLearned(policy));
-  if (policy.kind == Kind::kPca) WINNOW_RETURN_IF_ERROR(CheckPca(policy));
+  if (policy.select_by() == SelectBy::kMasses) WINNOW_RETURN_IF_ERROR(CheckPca(policy));
   if (policy.index_kind() == IndexKind::kCodes && CodesOf(policy) == nullptr) {
     const int32_t bits = CodeBits(policy, options_.artifact.get(), nullptr);
     return Refuse(policy, "name",
                   fmt::format("there is no index {} here", ToString(IndexSpec{policy.kind, bits})));
   }
-  if (policy.kind == Kind::kQuest && bounds_.empty()) {
+  if (policy.select_by() == SelectBy::kBounds && bounds_.empty()) {
     return Refuse(policy, "name", "there is no index quest here");
   }
   if (policy.p.has_value() && int4_keys_.empty()) {
@@ -371,7 +371,7 @@ void Indexes::Append(int32_t layer, const AttentionPolicy& policy,
 void Indexes::AppendSpans(int32_t layer, const AttentionPolicy& policy) {
   if (spans_.empty()) return;
   const kernels::KvLayout& layout = shape_.layout;
-  if (policy.kind == Kind::kQuest) {
+  if (policy.select_by() == SelectBy::kBounds) {
     backend_.BoundKeys(spans_, pool_, layout, bounds_[layer].data());
   } else if (const Codes* codes = CodesOf(policy)) {
     const Codes::Layer& of_layer = codes->layers[layer];
