@@ -1,7 +1,6 @@
 #include "engine/transform_fit_run.h"
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 #include <utility>
 
@@ -10,14 +9,13 @@
 #include "engine/retrieval/transform_fit_cache.h"
 #include "fmt/format.h"
 #include "kernels/check.h"
-#include "kernels/dtype.h"
+#include "kernels/host_matrix.h"
 #include "kernels/thread_pool.h"
 #include "kernels/transform_code.h"
 
 namespace winnow::engine {
 namespace {
 
-using kernels::DType;
 using kernels::Tensor;
 
 constexpr int32_t kSink = 16;
@@ -185,15 +183,7 @@ class FitRun {
         layout.RowOffset(at / layout.block_tokens, kv_head, at % layout.block_tokens) +
         (value ? layout.ValueOffsetInRow() : 0);
     for (int32_t c = 0; c < layout.head_dim; ++c) {
-      if (layout.dtype == DType::kF32) {
-        float number;
-        std::memcpy(&number, row + 4 * c, 4);
-        to.push_back(number);
-      } else {
-        kernels::BF16 number;
-        std::memcpy(&number, row + 2 * c, 2);
-        to.push_back(kernels::ToFloat(number));
-      }
+      to.push_back(kernels::ElementAt(row, layout.dtype, c));
     }
   }
   // Of query head `g` of the group at the sampled position `i` of a window.
