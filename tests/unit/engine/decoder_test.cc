@@ -285,12 +285,14 @@ std::vector<float> LogitsOf(const ModelConfig& config) {
 TEST(Decoder, EachLayerRotatesByTheSetThatItNames) {
   ModelConfig config = SmallConfig(DType::kF32);
   const std::vector<float> one_set = LogitsOf(config);
-  config.ropes = {{.theta = 500}, {.theta = 10000}};
+  config.ropes = {{.theta = 500, .scaling = {}}, {.theta = 10000, .scaling = {}}};
   std::set<std::vector<float>> distinct;
   for (int32_t sets = 0; sets < 8; ++sets) {
     for (int32_t i = 0; i < 3; ++i) config.layers[i].rope = (sets >> i) & 1;
     distinct.insert(LogitsOf(config));
-    if (sets == 7) EXPECT_TRUE(LogitsOf(config) == one_set);
+    if (sets == 7) {
+      EXPECT_TRUE(LogitsOf(config) == one_set);
+    }
   }
   EXPECT_EQ(distinct.size(), 8u);
 }

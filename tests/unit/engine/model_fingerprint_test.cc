@@ -113,7 +113,7 @@ TEST_F(ModelFingerprintOf, HoldsTheFirst64KiBOfEachTensor) {
 TEST_F(ModelFingerprintOf, KvHoldsEveryByteAndEveryNumberThatKvDependsOn) {
   config_.head_dim = 64;
   config_.layers.resize(2);
-  config_.ropes = {{.theta = 10000}, {.theta = 500}};
+  config_.ropes = {{.theta = 10000, .scaling = {}}, {.theta = 500, .scaling = {}}};
   config_.rms_norm_eps = 1e-5f;
   config_.ropes[0].scaling.kind = RopeScaling::Kind::kLlama3;
   config_.ropes[0].scaling.factor = 8;
