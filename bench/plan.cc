@@ -124,7 +124,7 @@ PlannedMemory SizeMemory(const PlannedModel& model, const server::ServeConfig& c
 // Bytes that `index` keeps of a token, per layer and KV head.
 double IndexTokenBytes(const PlannedModel& model, const engine::RetrievalOptions& index) {
   return static_cast<double>(engine::IndexBlockBytes(model.config, model.layout(), index)) /
-         model.options.block_tokens / model.config.num_layers / model.config.num_kv_heads;
+         model.options.block_tokens / model.config.num_layers() / model.config.num_kv_heads;
 }
 
 // NotFound where the server keeps no index that the policy could choose by.
@@ -165,7 +165,7 @@ Residency ResidencyOf(const PlannedModel& model, const Plan& plan,
   if (model.kv.uses_host()) {
     out.fast_layers = model.kv.NumFastLayers();
     const double needed = static_cast<double>(plan.kv_blocks_needed) * layer_block *
-                          (model.config.num_layers - out.fast_layers);
+                          (model.config.num_layers() - out.fast_layers);
     const double held = static_cast<double>(plan.memory.kv_host_bytes);
     out.fast = 0;
     out.host = model.kv.is_paged() ? std::min(1.0, held / needed) : 1;
@@ -174,7 +174,7 @@ Residency ResidencyOf(const PlannedModel& model, const Plan& plan,
   }
   if (!model.kv.is_paged()) return out;
   const double needed =
-      static_cast<double>(plan.kv_blocks_needed) * layer_block * model.config.num_layers;
+      static_cast<double>(plan.kv_blocks_needed) * layer_block * model.config.num_layers();
   out.fast = std::min(1.0, static_cast<double>(plan.memory.kv_pool_bytes) / needed);
   const double below = (1 - out.fast) * needed;
   if (below <= 0) return out;
@@ -211,7 +211,7 @@ StepReads ReadsOf(const PlannedModel& model, const Plan& plan, const Residency& 
   step.weight_bytes = static_cast<double>(plan.memory.weight_bytes - looked_up);
   const auto batch = static_cast<double>(plan.batch);
   const auto context = static_cast<double>(plan.context);
-  const double layers = model.config.num_layers;
+  const double layers = model.config.num_layers();
   const double kv_heads = model.config.num_kv_heads;
   const double dense = !query.dense ? std::min<double>(model.policy.dense_layers, layers) : layers;
   // Layers that a GPU keeps are read from its memory.
@@ -324,7 +324,7 @@ absl::StatusOr<Plan> MakePlan(const PlanRequest& request, const TierSpeeds& spee
   plan.context = request.context == 0 ? plan.max_context : request.context;
   plan.batch = request.batch;
   WINNOW_RETURN_IF_ERROR(CheckRequest(request, plan));
-  plan.kv_token_bytes = int64_t{model.config.num_layers} * model.config.num_kv_heads *
+  plan.kv_token_bytes = int64_t{model.config.num_layers()} * model.config.num_kv_heads *
                         static_cast<int64_t>(model.layout().RowBytes());
   plan.kv_blocks_needed =
       plan.batch * ((plan.context + options.block_tokens - 1) / options.block_tokens);

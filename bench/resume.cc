@@ -150,7 +150,7 @@ absl::StatusOr<ResumeResult> Resume::Ask(size_t policy, int64_t question, bool e
   decoder.AdoptIndex(*state, blocks, names, static_cast<int32_t>(document_));
   result.index_seconds = SecondsSince(start) - result.name_seconds;
   if (eager) {
-    for (int32_t layer = 0; layer < bench_.config().num_layers; ++layer) {
+    for (int32_t layer = 0; layer < bench_.config().num_layers(); ++layer) {
       WINNOW_RETURN_IF_ERROR(bench_.MakeResident(layer, blocks));
     }
   }
@@ -231,7 +231,7 @@ absl::StatusOr<ResumeRun> RunResume(const ResumeFlags& asked,
     WINNOW_ASSIGN_OR_RETURN(tokens, BenchTokens(flags.store, document + shape.more_tokens,
                                                 bench->decoder().vocab_size()));
     run.kv_bytes = bench->document_kv_bytes();
-    const int32_t layers = bench->config().num_layers;
+    const int32_t layers = bench->config().num_layers();
     for (const engine::AttentionPolicy& policy : flags.policies) {
       run.dense_bytes.push_back(run.kv_bytes / layers * std::min(policy.dense_layers, layers));
     }

@@ -181,8 +181,8 @@ absl::StatusOr<std::unique_ptr<BenchModel>> MakeBenchModel(
   const int64_t blocks = (kv_tokens + options.block_tokens - 1) / options.block_tokens;
   const auto block_bytes = static_cast<int64_t>(layout.BlockBytes());
   if (options.shared_kv_bytes > 0) {
-    const int32_t own_layers = std::min(made->config.num_layers, engine::FirstSharedLayer());
-    const int64_t needed = blocks * block_bytes * (made->config.num_layers - own_layers);
+    const int32_t own_layers = std::min(made->config.num_layers(), engine::FirstSharedLayer());
+    const int64_t needed = blocks * block_bytes * (made->config.num_layers() - own_layers);
     if (needed > options.shared_kv_bytes) {
       return absl::InvalidArgumentError(fmt::format("host-bytes is {}: {} tokens of KV take {}",
                                                     options.shared_kv_bytes, kv_tokens, needed));
@@ -190,7 +190,7 @@ absl::StatusOr<std::unique_ptr<BenchModel>> MakeBenchModel(
     options.shared_kv_bytes = std::max<int64_t>(needed, 1);
     options.kv_bytes = blocks * block_bytes * own_layers;
   } else {
-    options.kv_bytes = blocks * block_bytes * made->config.num_layers;
+    options.kv_bytes = blocks * block_bytes * made->config.num_layers();
   }
   WINNOW_ASSIGN_OR_RETURN(options.retrieval, BenchRetrieval(flags, made->config, made->weights,
                                                             policies, made->synthetic_artifact));

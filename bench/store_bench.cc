@@ -86,7 +86,7 @@ int64_t StoreBytes(int64_t blocks, const engine::ModelConfig& config,
   const int64_t index_bytes = engine::IndexBlockBytes(config, layout, retrieval) + 64;
   const int64_t stored =
       blocks *
-          (static_cast<int64_t>(storage::BlockBytesFor(layout.BlockBytes())) * config.num_layers +
+          (static_cast<int64_t>(storage::BlockBytesFor(layout.BlockBytes())) * config.num_layers() +
            static_cast<int64_t>(storage::BlockBytesFor(index_bytes)) + 2 * kPageBytes) +
       4 * engine::SummaryBytes(config, retrieval);
   const int64_t bytes =
@@ -280,17 +280,17 @@ absl::StatusOr<std::unique_ptr<StoreBench>> StoreBench::Make(
   // the host's memory, and all KV of the first layers on the device.
   const bool on_device = engine::HasDeviceMemory(options);
   const int32_t own_layers =
-      on_device ? std::min(config.num_layers, engine::FirstSharedLayer()) : 0;
+      on_device ? std::min(config.num_layers(), engine::FirstSharedLayer()) : 0;
   int64_t dense = 0;
   for (const engine::AttentionPolicy& policy : policies) {
-    dense = std::max<int64_t>(dense, std::min(policy.dense_layers, config.num_layers));
+    dense = std::max<int64_t>(dense, std::min(policy.dense_layers, config.num_layers()));
   }
   const auto resident = static_cast<int64_t>(static_cast<double>(document) * shape.resident_share);
   const int64_t dense_in_frames = std::max<int64_t>(0, dense - own_layers);
   const int64_t frames =
       dense_in_frames * blocks +
-      (config.num_layers - own_layers - dense_in_frames) * std::min(resident + more + 8, blocks) +
-      engine::LeastFrames(config.num_layers - own_layers, plain.block_tokens, options.max_context,
+      (config.num_layers() - own_layers - dense_in_frames) * std::min(resident + more + 8, blocks) +
+      engine::LeastFrames(config.num_layers() - own_layers, plain.block_tokens, options.max_context,
                           options.max_batch_tokens, options.max_batch_logits);
   if (on_device) {
     options.tiers.spill = true;
@@ -308,7 +308,7 @@ absl::StatusOr<std::unique_ptr<StoreBench>> StoreBench::Make(
   } else {
     resolved.kv_bytes = frames * block_bytes;
     resolved.lower_blocks =
-        static_cast<int32_t>(std::max<int64_t>(0, blocks - frames / config.num_layers));
+        static_cast<int32_t>(std::max<int64_t>(0, blocks - frames / config.num_layers()));
   }
   WINNOW_ASSIGN_OR_RETURN(bench->backend_, engine::MakeBackend(options));
   WINNOW_ASSIGN_OR_RETURN(const engine::KvPlan plan, engine::PlanKv(config, resolved));
@@ -368,7 +368,7 @@ absl::Status StoreBench::FillWithNoise(std::span<const engine::BlockName> names)
   const std::vector<int32_t> table = Table(document_blocks_);
   memory().BeginPass(1);
   for (int32_t i = 0; i < static_cast<int32_t>(table.size()); ++i) {
-    for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
+    for (int32_t layer = 0; layer < config_.num_layers(); ++layer) {
       for (uint64_t& word : noise) {
         state ^= state << 13;
         state ^= state >> 7;

@@ -187,7 +187,7 @@ class StoreBench {
   // KV bytes of the document, in all layers.
   uint64_t document_kv_bytes() const {
     return static_cast<uint64_t>(document_blocks_) * decoder_->kv_layout().BlockBytes() *
-           config_.num_layers;
+           config_.num_layers();
   }
   // The first `document` blocks of the document, and those that follow it.
   std::vector<int32_t> Table(int32_t document) const;

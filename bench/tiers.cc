@@ -26,7 +26,7 @@ absl::Status PlaceBlocks(StoreBench& bench, int32_t document, double share) {
   const int32_t last_sink = std::min(document, (policy.sink + block_tokens - 1) / block_tokens);
   const int32_t first_window =
       std::max(last_sink, (document * block_tokens - policy.window) / block_tokens);
-  for (int32_t layer = 0; layer < bench.config().num_layers; ++layer) {
+  for (int32_t layer = 0; layer < bench.config().num_layers(); ++layer) {
     std::vector<int32_t> resident = all;
     if (layer >= policy.dense_layers) {
       std::vector<int32_t> mid(all.begin() + last_sink, all.begin() + first_window);
@@ -59,7 +59,7 @@ std::vector<OverlapResult> Overlaps(std::vector<std::vector<RecordingBackend::Ch
                                     int64_t context, int32_t steps) {
   std::vector<OverlapResult> results;
   const int32_t first_layer = bench.policy().dense_layers;
-  const int32_t layers = bench.config().num_layers - first_layer;
+  const int32_t layers = bench.config().num_layers() - first_layer;
   const auto rows_per_page =
       static_cast<int32_t>(std::max<size_t>(1, storage::kPageBytes / layout.RowBytes()));
   // With prefetch a layer chooses twice: recording is for runs without it.

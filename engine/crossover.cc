@@ -58,7 +58,7 @@ class BackendTimer final : public AttentionTimer {
         options.retrieval.artifact != nullptr && options.retrieval.artifact->HasKind(index.kind);
     timer->layer_ = learned ? options.retrieval.artifact->layers(index.kind).front() : 0;
     ModelConfig layers = config;
-    layers.num_layers = timer->layer_ + 1;
+    layers.layers.resize(timer->layer_ + 1);
     AttentionPolicy policy;
     policy.kind = index.kind;
     policy.bits = index.kind == Kind::kLsh ? index.bits : 0;
@@ -147,7 +147,7 @@ class BackendTimer final : public AttentionTimer {
     KvPlan plan = options.spills()
                       ? PlanPools(ResidencyKind::kPaged, layout_, placements, blocks, blocks)
                       : PlanPools(ResidencyKind::kInPlace, layout_, placements, blocks);
-    const auto layers = static_cast<size_t>(config.num_layers - FirstSharedLayer());
+    const auto layers = static_cast<size_t>(config.num_layers() - FirstSharedLayer());
     plan.shared.max_context = std::min(options.max_context, kCrossoverLast);
     plan.shared.max_batch_tokens = 1;
     plan.shared.cache_bytes = options.spills() ? 0 : options.rows.cache_bytes / layers;

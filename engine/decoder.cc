@@ -95,10 +95,13 @@ void Decoder::Compute(const Batch& batch) {
 
   Embed(m);
 
-  // cos_sin [m][d], the same for every layer
-  backend_.RopeTable(positions_, rope_.inv_freq, rope_.attention_factor, FirstRows(cos_sin_, m));
+  // cos_sin [m][d] of each RoPE set, for all layers that rotate by it
+  for (size_t set = 0; set < ropes_.size(); ++set) {
+    backend_.RopeTable(positions_, ropes_[set].inv_freq, ropes_[set].attention_factor,
+                       FirstRows(cos_sin_[set], m));
+  }
 
-  const int32_t last_layer = config_.num_layers - 1;
+  const int32_t last_layer = config_.num_layers() - 1;
   for (int32_t i = 0; i <= last_layer; ++i) {
     ProjectAndWriteKv(i);
     if (i != last_layer) {
@@ -230,8 +233,8 @@ void Decoder::ProjectAndWriteKv(int32_t index) {
   backend_.NormMatmul(hidden, Floats(layer.attention_norm), config_.rms_norm_eps, *layer.qkv,
                       normed, qkv, {.bias = Floats(layer.qkv_bias)});
 
-  // q and k, per head: norm (Qwen3)
-  if (config_.qk_norm) {
+  // q and k, per head: norm, in layers that have it
+  if (config_.layers[index].qk_norm) {
     backend_.RmsNormHeads(q, config_.head_dim, Floats(layer.q_norm), config_.rms_norm_eps);
     backend_.RmsNormHeads(k, config_.head_dim, Floats(layer.k_norm), config_.rms_norm_eps);
   }
@@ -259,10 +262,11 @@ void Decoder::PredictQueries(int32_t index) {
   const Tensor q = qkv.ColRange(0, q_width);
   backend_.NormMatmul(FirstRows(hidden_, m), Floats(layer.attention_norm), config_.rms_norm_eps,
                       *layer.qkv, normed, qkv, {.bias = Floats(layer.qkv_bias)});
-  if (config_.qk_norm) {
+  const LayerSpec& spec = config_.layers[index];
+  if (spec.qk_norm) {
     backend_.RmsNormHeads(q, config_.head_dim, Floats(layer.q_norm), config_.rms_norm_eps);
   }
-  backend_.Rope(q, config_.head_dim, FirstRows(cos_sin_, m));
+  backend_.Rope(q, config_.head_dim, FirstRows(cos_sin_[spec.rope], m));
   retrieval_->Predict(index, q);
 }
 
@@ -271,10 +275,10 @@ void Decoder::RotateAndWriteKv(int32_t index, const Tensor& q, const Tensor& k, 
   memory_->Unpin();
   pinned_chunks_.clear();
   void* pool = nullptr;
+  const Tensor cos_sin = FirstRows(cos_sin_[config_.layers[index].rope], q.rows);
   const auto flush = [&] {
     if (!pinned_chunks_.empty()) {
-      backend_.RopeAndWriteKv(q, k, v, FirstRows(cos_sin_, q.rows), pinned_chunks_, pool,
-                              plan_.layout);
+      backend_.RopeAndWriteKv(q, k, v, cos_sin, pinned_chunks_, pool, plan_.layout);
     }
     pinned_chunks_.clear();
   };
@@ -360,11 +364,10 @@ void Decoder::AddMlp(const Layer& layer, RowRun rows) {
 
 Decoder::Decoder(const ModelConfig& config, kernels::Backend& backend,
                  const DecoderOptions& options, const KvPlan& plan)
-    : config_(config),
-      backend_(backend),
-      options_(options),
-      rope_(ComputeRope(config)),
-      plan_(plan) {
+    : config_(config), backend_(backend), options_(options), plan_(plan) {
+  for (int32_t set = 0; set < static_cast<int32_t>(config.ropes.size()); ++set) {
+    ropes_.push_back(ComputeRope(config, set));
+  }
   options_.max_context = ContextOf(config, options);
 }
 
@@ -383,7 +386,8 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(const ModelConfig& conf
                                                          kernels::Backend& backend,
                                                          const DecoderOptions& options,
                                                          const KvPlan& plan) {
-  WINNOW_CHECK(plan.num_layers() == config.num_layers && plan.residency == options.residency);
+  WINNOW_CHECK(plan.num_layers() == config.num_layers() && plan.residency == options.residency);
+  WINNOW_RETURN_IF_ERROR(CheckLayers(config.layers, static_cast<int32_t>(config.ropes.size())));
   if (const std::string refusal = backend.Refusal(plan.layout, config.num_heads);
       !refusal.empty()) {
     return absl::InvalidArgumentError(
@@ -486,7 +490,7 @@ absl::StatusOr<Buffer> Decoder::Widen(std::span<const WeightMatrix> parts, const
 }
 
 absl::Status Decoder::PackWeights(const Weights& weights) {
-  WINNOW_CHECK(static_cast<int32_t>(weights.layers.size()) == config_.num_layers);
+  WINNOW_CHECK(static_cast<int32_t>(weights.layers.size()) == config_.num_layers());
   packing_ = &weights;
   const absl::Cleanup done = [this] { packing_ = nullptr; };
   embedding_ = weights.embedding;
@@ -556,7 +560,10 @@ absl::Status Decoder::AllocatePools() {
   WINNOW_ASSIGN_OR_RETURN(hidden_, AllocateScratch(tokens, hidden, "hidden states"));
   WINNOW_ASSIGN_OR_RETURN(normed_, AllocateScratch(tokens, hidden, "normed states"));
   WINNOW_ASSIGN_OR_RETURN(qkv_, AllocateScratch(tokens, (heads + 2 * kv_heads) * d, "q, k and v"));
-  WINNOW_ASSIGN_OR_RETURN(cos_sin_, AllocateScratch(tokens, d, "the rotation table"));
+  cos_sin_.resize(ropes_.size());
+  for (Tensor& table : cos_sin_) {
+    WINNOW_ASSIGN_OR_RETURN(table, AllocateScratch(tokens, d, "the rotation table"));
+  }
   WINNOW_ASSIGN_OR_RETURN(attended_, AllocateScratch(tokens, heads * d, "attention's output"));
   WINNOW_ASSIGN_OR_RETURN(gate_up_, AllocateScratch(tokens, 2 * intermediate, "gate and up"));
   WINNOW_ASSIGN_OR_RETURN(activated_, AllocateScratch(tokens, intermediate, "activations"));
@@ -606,7 +613,7 @@ void Decoder::FillKvWithNoise(uint64_t seed) {
     for (const std::span<std::byte> pool : memory_->places().all()) fill(pool.data(), pool.size());
     return;
   }
-  for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
+  for (int32_t layer = 0; layer < config_.num_layers(); ++layer) {
     fill(memory_->places().LayerPool(layer), memory_->places().LayerPoolBytes());
   }
 }

@@ -37,6 +37,7 @@ class Decoder final : public Model {
   // pages may be released afterwards. InvalidArgument: an option out of range. ResourceExhausted: with bytes asked for
   // and what for, or with those taken where a device's operations are left too few. Unavailable: the
   // device has failed. InvalidArgument, with the tensor's name: a weight that is NaN or infinite.
+  // Unimplemented, with the layer: what CheckLayers refuses (engine/model/layer_spec.h).
   // REQUIRES: `plan` is what PlanKv makes of the options.
   static absl::StatusOr<std::unique_ptr<Decoder>> Create(const ModelConfig& config,
                                                          const Weights& weights,
@@ -55,7 +56,7 @@ class Decoder final : public Model {
   int32_t block_tokens() const override { return options_.block_tokens; }
   int32_t num_blocks() const override { return plan_.num_blocks; }
   int64_t kv_rows_per_token() const override {
-    return int64_t{config_.num_layers} * config_.num_kv_heads;
+    return int64_t{config_.num_layers()} * config_.num_kv_heads;
   }
   int64_t kv_row_bytes() const override { return static_cast<int64_t>(plan_.layout.RowBytes()); }
   int32_t max_batch_tokens() const override { return options_.max_batch_tokens; }
@@ -178,7 +179,7 @@ class Decoder final : public Model {
   const ModelConfig config_;
   kernels::Backend& backend_;
   DecoderOptions options_;
-  const RopeParameters rope_;
+  std::vector<RopeParameters> ropes_;  // of config_.ropes
   const KvPlan plan_;
   size_t weight_bytes_ = 0;
   size_t scratch_bytes_ = 0;
@@ -198,10 +199,11 @@ class Decoder final : public Model {
 
   // Scratch, for up to T = max_batch_tokens rows.
   std::vector<kernels::Buffer> scratch_;
+  std::vector<kernels::Tensor> cos_sin_;  // [T][d] of each RoPE set
+
   kernels::Tensor hidden_;     // [T][hidden] the residual stream
   kernels::Tensor normed_;     // [T][hidden]
   kernels::Tensor qkv_;        // [T][(H + 2*Hkv)*d]
-  kernels::Tensor cos_sin_;    // [T][d]
   kernels::Tensor attended_;   // [T][H*d]
   kernels::Tensor gate_up_;    // [T][2*intermediate]
   kernels::Tensor activated_;  // [T][intermediate]

@@ -34,11 +34,11 @@ KvPlacement PlacementOf(const DecoderOptions& options, int32_t layer) {
 absl::Status CheckBlocks(const ModelConfig& config, const DecoderOptions& options) {
   const auto layer_block_bytes = static_cast<int64_t>(LayoutOf(config, options).BlockBytes());
   if (options.shared_kv_bytes > 0) {
-    const int32_t shared_layers = config.num_layers - FirstSharedLayer();
+    const int32_t shared_layers = config.num_layers() - FirstSharedLayer();
     if (shared_layers <= 0) {
       return absl::InvalidArgumentError(fmt::format(
           "host_bytes: KV of the first {} layers lies on the device, and this model has {}",
-          FirstSharedLayer(), config.num_layers));
+          FirstSharedLayer(), config.num_layers()));
     }
     if (NumKvBlocks(config, options) >= 1) return absl::OkStatus();
     return Refuse(
@@ -46,7 +46,7 @@ absl::Status CheckBlocks(const ModelConfig& config, const DecoderOptions& option
         fmt::format("at least {}, a block of {} tokens in {} layers",
                     layer_block_bytes * shared_layers, options.block_tokens, shared_layers));
   }
-  const int64_t block_bytes = layer_block_bytes * config.num_layers;
+  const int64_t block_bytes = layer_block_bytes * config.num_layers();
   if (options.residency == ResidencyKind::kPaged || options.kv_bytes >= block_bytes) {
     return absl::OkStatus();
   }
@@ -86,7 +86,7 @@ void PlanIndexes(const ModelConfig& config, const DecoderOptions& options, KvPla
   const auto add = [&](IndexKvPlan index, const RetrievalOptions& alone, Kind kind) {
     index.bytes = plan->num_blocks * IndexBlockBytes(config, plan->layout, alone);
     plan->index_bytes += index.bytes;
-    for (int32_t i = AttentionPolicy().dense_layers; i < config.num_layers; ++i) {
+    for (int32_t i = AttentionPolicy().dense_layers; i < config.num_layers(); ++i) {
       if (index.learned && !artifact->HasLayer(kind, i)) continue;
       plan->layers[i].indexes.push_back(index.title);
     }
@@ -114,21 +114,21 @@ int32_t FirstSharedLayer() { return AttentionPolicy().dense_layers; }
 
 int64_t NumKvBlocks(const ModelConfig& config, const DecoderOptions& options) {
   const auto block_bytes = static_cast<int64_t>(LayoutOf(config, options).BlockBytes());
-  if (block_bytes <= 0 || config.num_layers <= 0) return 0;
+  if (block_bytes <= 0 || config.num_layers() <= 0) return 0;
   if (options.shared_kv_bytes > 0) {
-    const int64_t layers = config.num_layers - FirstSharedLayer();
+    const int64_t layers = config.num_layers() - FirstSharedLayer();
     if (layers <= 0) return 0;
     return options.spills() ? options.kv_bytes / (block_bytes * FirstSharedLayer())
                             : options.shared_kv_bytes / (block_bytes * layers);
   }
-  return options.kv_bytes / (block_bytes * config.num_layers) + options.lower_blocks;
+  return options.kv_bytes / (block_bytes * config.num_layers()) + options.lower_blocks;
 }
 
 absl::StatusOr<KvPlan> PlanKv(const ModelConfig& config, const DecoderOptions& options) {
   WINNOW_RETURN_IF_ERROR(CheckDecoderOptions(config, options));
   WINNOW_RETURN_IF_ERROR(CheckBlocks(config, options));
   std::vector<KvPlacement> placements;
-  for (int32_t i = 0; i < config.num_layers; ++i) placements.push_back(PlacementOf(options, i));
+  for (int32_t i = 0; i < config.num_layers(); ++i) placements.push_back(PlacementOf(options, i));
   // Block numbers are int32; a larger pool than that could address is never asked for in earnest.
   const auto num_blocks =
       static_cast<int32_t>(std::min<int64_t>(NumKvBlocks(config, options), INT32_MAX));
@@ -138,11 +138,12 @@ absl::StatusOr<KvPlan> PlanKv(const ModelConfig& config, const DecoderOptions& o
         std::count_if(placements.begin(), placements.end(),
                       [](KvPlacement placement) { return HasPlaces(placement); }));
     WINNOW_ASSIGN_OR_RETURN(shared_frames,
-                            SharedFrames(config, options, config.num_layers - own_layers,
+                            SharedFrames(config, options, config.num_layers() - own_layers,
                                          int64_t{own_layers} * num_blocks));
   }
   const kernels::KvLayout layout = LayoutOf(config, options);
   KvPlan plan = PlanPools(options.residency, layout, placements, num_blocks, shared_frames);
+  for (int32_t i = 0; i < config.num_layers(); ++i) plan.layers[i].window = config.layers[i].window;
   plan.shared.max_context = ContextOf(config, options);
   plan.shared.max_batch_tokens = options.max_batch_tokens;
   plan.shared.cache_bytes = options.spills() ? 0 : options.rows.cache_bytes;
@@ -153,7 +154,7 @@ absl::StatusOr<KvPlan> PlanKv(const ModelConfig& config, const DecoderOptions& o
       plan.uses_host()
           ? options.rows.cache_bytes
           : RowCache::SizeBytesFor(options.rows.cache_bytes,
-                                   config.num_layers * config.num_kv_heads, layout.RowBytes()));
+                                   config.num_layers() * config.num_kv_heads, layout.RowBytes()));
   plan.staging_bytes =
       static_cast<int64_t>(options.rows.staging_bytes * (options.rows.prefetch ? 2 : 1));
   return plan;

@@ -165,16 +165,16 @@ absl::StatusOr<int64_t> BlocksOfSpill(const ModelConfig& config, const ModelOpti
                                       const DecoderOptions& resolved,
                                       const kernels::KvLayout& layout) {
   const auto block_bytes = static_cast<int64_t>(layout.BlockBytes());
-  const int64_t shared_layers = config.num_layers - FirstSharedLayer();
+  const int64_t shared_layers = config.num_layers() - FirstSharedLayer();
   if (shared_layers <= 0) return 0;  // refused with the decoder's options
   TierFlags disk = options.tiers;
   disk.host_bytes = 0;
-  const int64_t on_disk = LowerBlocks(disk, layout, config.num_layers, 0);
+  const int64_t on_disk = LowerBlocks(disk, layout, config.num_layers(), 0);
   if (on_disk < 1) {
     return absl::InvalidArgumentError(fmt::format(
         "disk_bytes is {}: with spill all KV must find room there, and it has none for a "
         "block of {} tokens, {} bytes",
-        options.tiers.disk_bytes, resolved.block_tokens, block_bytes * config.num_layers));
+        options.tiers.disk_bytes, resolved.block_tokens, block_bytes * config.num_layers()));
   }
   if (options.kv_bytes != 0) {
     const int64_t blocks = options.kv_bytes / (block_bytes * FirstSharedLayer());
@@ -225,8 +225,8 @@ absl::StatusOr<DecoderOptions> ResolveDecoderOptions(const ModelConfig& config,
     resolved.rows.cache_bytes = options.tiers.row_cache_bytes >= 0
                                     ? static_cast<size_t>(options.tiers.row_cache_bytes)
                                     : static_cast<size_t>(options.tiers.host_bytes) / 8;
-    const int64_t first_layers_bytes =
-        static_cast<int64_t>(layout.BlockBytes()) * std::min(config.num_layers, FirstSharedLayer());
+    const int64_t first_layers_bytes = static_cast<int64_t>(layout.BlockBytes()) *
+                                       std::min(config.num_layers(), FirstSharedLayer());
     if (!resolved.spills()) {
       resolved.kv_bytes = NumKvBlocks(config, resolved) * first_layers_bytes;
       return resolved;
@@ -242,13 +242,13 @@ absl::StatusOr<DecoderOptions> ResolveDecoderOptions(const ModelConfig& config,
                                    resolved.kv_dtype};
     const int64_t blocks =
         (int64_t{resolved.max_context} + resolved.block_tokens - 1) / resolved.block_tokens;
-    resolved.kv_bytes = blocks * static_cast<int64_t>(layout.BlockBytes()) * config.num_layers;
+    resolved.kv_bytes = blocks * static_cast<int64_t>(layout.BlockBytes()) * config.num_layers();
   }
   if (resolved.residency == ResidencyKind::kPaged && resolved.block_tokens > 0) {
     const kernels::KvLayout layout{config.num_kv_heads, config.head_dim, resolved.block_tokens,
                                    resolved.kv_dtype};
     resolved.lower_blocks = static_cast<int32_t>(std::min<int64_t>(
-        LowerBlocks(options.tiers, layout, config.num_layers, resolved.kv_bytes), INT32_MAX / 2));
+        LowerBlocks(options.tiers, layout, config.num_layers(), resolved.kv_bytes), INT32_MAX / 2));
     if (options.tiers.disk_bytes == 0 && resolved.lower_blocks == 0) {
       return absl::InvalidArgumentError(
           fmt::format("host_bytes is {}: without a disk it holds all KV, also what fast memory "

@@ -64,13 +64,13 @@ std::vector<std::pair<const char*, std::vector<int64_t>>> Kinds(int64_t head_dim
 absl::StatusOr<SyntheticArtifact> MakeSyntheticArtifact(const ModelConfig& config, uint64_t seed) {
   const int64_t heads = config.num_kv_heads, d = config.head_dim;
   const std::string fingerprint(64, '0');
-  std::vector<int32_t> layers(config.num_layers);
+  std::vector<int32_t> layers(config.num_layers());
   std::iota(layers.begin(), layers.end(), 0);
   std::mt19937_64 random(seed);
   OrderedJson about = {{"format", 1},
                        {"model",
                         {{"fingerprint", fingerprint},
-                         {"layers", config.num_layers},
+                         {"layers", config.num_layers()},
                          {"query_heads", config.num_heads},
                          {"kv_heads", heads},
                          {"head_dim", d}}},
@@ -145,7 +145,7 @@ absl::StatusOr<std::shared_ptr<const TransformFit>> MakeSyntheticTransform(
   auto fit = std::make_shared<TransformFit>();
   fit->bits = bits;
   fit->sample_tokens = kRows;
-  fit->layers.assign(config.num_layers,
+  fit->layers.assign(config.num_layers(),
                      {config.head_dim, bits,
                       std::vector<kernels::TransformCodeHead>(config.num_kv_heads, head.head)});
   fit->id = "synthetic";

@@ -1,7 +1,6 @@
 #include "engine/transform_fit_run.h"
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 #include <utility>
 
@@ -10,14 +9,13 @@
 #include "engine/retrieval/transform_fit_cache.h"
 #include "fmt/format.h"
 #include "kernels/check.h"
-#include "kernels/dtype.h"
+#include "kernels/host_matrix.h"
 #include "kernels/thread_pool.h"
 #include "kernels/transform_code.h"
 
 namespace winnow::engine {
 namespace {
 
-using kernels::DType;
 using kernels::Tensor;
 
 constexpr int32_t kSink = 16;
@@ -62,9 +60,9 @@ class FitRun {
                                    options_.kv_dtype};
     options_.max_context = capture_.window;
     options_.kv_bytes = int64_t{1} * whole * capture_.window / options_.block_tokens *
-                        static_cast<int64_t>(layout.BlockBytes()) * config_.num_layers;
+                        static_cast<int64_t>(layout.BlockBytes()) * config_.num_layers();
     WINNOW_ASSIGN_OR_RETURN(decoder_, Decoder::Create(config_, weights, backend_, options_));
-    capture_.queries.resize(config_.num_layers);
+    capture_.queries.resize(config_.num_layers());
     decoder_->ObserveQueries([this](int32_t layer, const Tensor& q) { Keep(layer, q); });
     const TimePoint start = clock.Now();
     for (; capture_.windows < whole; ++capture_.windows) {
@@ -84,14 +82,14 @@ class FitRun {
     TransformFitOptions options;
     options.head_dim = config_.head_dim;
     options.bits = bits;
-    options.inv_freq = ComputeRope(config_).inv_freq;
     options.served_context = served_context_;
     const int32_t kv_heads = config_.num_kv_heads;
     std::vector<std::vector<TransformHeadFit>> fits;
     TailErrors all;
     kernels::ThreadPool threads(kernels::UsableProcessors());
-    for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
+    for (int32_t layer = 0; layer < config_.num_layers(); ++layer) {
       ReadLayer(layer);
+      options.inv_freq = ComputeRope(config_, config_.layers[layer].rope).inv_freq;
       std::vector<absl::StatusOr<TransformHeadFit>> made(
           kv_heads, absl::StatusOr<TransformHeadFit>(absl::UnknownError("")));
       std::vector<TailErrors> errors(kv_heads);
@@ -116,7 +114,7 @@ class FitRun {
         tails_.push_back(errors[head]);
         all += errors[head];
       }
-      if (progress) progress(0.7 + 0.3 * (layer + 1) / config_.num_layers);
+      if (progress) progress(0.7 + 0.3 * (layer + 1) / config_.num_layers());
     }
     // Whether delta helps is the model's matter, whether a tail does each head's.
     const bool with_delta = all.delta < all.tail;
@@ -185,15 +183,7 @@ class FitRun {
         layout.RowOffset(at / layout.block_tokens, kv_head, at % layout.block_tokens) +
         (value ? layout.ValueOffsetInRow() : 0);
     for (int32_t c = 0; c < layout.head_dim; ++c) {
-      if (layout.dtype == DType::kF32) {
-        float number;
-        std::memcpy(&number, row + 4 * c, 4);
-        to.push_back(number);
-      } else {
-        kernels::BF16 number;
-        std::memcpy(&number, row + 2 * c, 2);
-        to.push_back(kernels::ToFloat(number));
-      }
+      to.push_back(kernels::ElementAt(row, layout.dtype, c));
     }
   }
   // Of query head `g` of the group at the sampled position `i` of a window.

@@ -336,7 +336,7 @@ int Main(const Options& options) {
   model_options.retrieval.summaries = model_options.max_batch_logits;
   // Two values of two bytes for each dimension of each row.
   model_options.kv_bytes = int64_t{4} * config->head_dim * config->num_kv_heads *
-                           config->num_layers * options.block_tokens * options.kv_blocks;
+                           config->num_layers() * options.block_tokens * options.kv_blocks;
   auto model = engine::LoadModel(options.model_dir, model_options);
   if (!model.ok()) {
     std::fprintf(stderr, "%s\n", model.status().ToString().c_str());

@@ -7,6 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
+#include "engine/base/device.h"
 #include "engine/model_retrieval.h"
 #include "engine/retrieval/attention_policy.h"
 #include "engine/retrieval/exactness.h"
@@ -185,7 +186,7 @@ std::vector<ServeOption> MakeServeOptions() {
            "Hugging Face model directory, or GGUF file (required)"),
       Text("model-name", "NAME", &C::model_name,
            "what clients see as the model's name; empty: the directory's or file's name"),
-      Choice("device", &C::device, {"cpu", "cuda"},
+      Choice("device", &C::device, engine::DeviceNames(),
              "where the model runs; cuda: the first GPU, with all KV in its memory or in "
              "--host-bytes"),
       Choice("cuda-graphs", &C::cuda_graphs, {"on", "off"},

@@ -20,7 +20,7 @@ void LogModel(Log& log, const engine::ModelConfig& config, const engine::Weights
   log.Event(LogLevel::kInfo, "model",
             {{"family", config.architecture},
              {"parameters", summary.parameters},
-             {"layers", int64_t{config.num_layers}},
+             {"layers", int64_t{config.num_layers()}},
              {"context", int64_t{config.max_position_embeddings}},
              {"vocabulary", int64_t{config.vocab_size}},
              {"bytes", summary.bytes},

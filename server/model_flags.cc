@@ -7,6 +7,7 @@
 #include <system_error>
 
 #include "CLI/CLI.hpp"
+#include "engine/base/device.h"
 #include "server/commands.h"
 #include "server/strings.h"
 
@@ -22,7 +23,7 @@ int Report(const char* command, const absl::Status& status, int exit_code) {
 
 void AddModelFlags(CLI::App& command, engine::ModelOptions& options) {
   command.add_option("--device", options.device, "Where the model runs")
-      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->check(CLI::IsMember(engine::DeviceNames()))
       ->capture_default_str();
   command
       .add_option("--weights", options.weights,

@@ -3,7 +3,9 @@
 #ifndef WINNOW_ENGINE_BASE_DEVICE_H_
 #define WINNOW_ENGINE_BASE_DEVICE_H_
 
+#include <string>
 #include <string_view>
+#include <vector>
 
 namespace winnow::engine {
 
@@ -19,6 +21,12 @@ inline constexpr Device kDevices[] = {
     {.name = "cuda", .own_memory = true, .launches_kernels = true, .quantised_weights = false},
 };
 
+// All of them, as options list them.
+inline std::vector<std::string> DeviceNames() {
+  std::vector<std::string> names;
+  for (const Device& device : kDevices) names.emplace_back(device.name);
+  return names;
+}
 // Null: there is none of that name.
 constexpr const Device* FindDevice(std::string_view name) {
   for (const Device& device : kDevices) {

@@ -10,27 +10,17 @@
 #include "engine/base/json_file.h"
 #include "engine/base/status_macros.h"
 #include "engine/model/gguf_keys.h"
+#include "engine/model/model_family.h"
 #include "engine/model/model_limits.h"
 #include "kernels/host_matrix.h"
 
 namespace winnow::engine {
 namespace {
 
-using Family = ModelConfig::Family;
 using kernels::DType;
 
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 constexpr auto kUnimplemented = absl::StatusCode::kUnimplemented;
-
-struct Architecture {
-  std::string_view name, architecture;
-  Family family;
-};
-constexpr std::array<Architecture, 3> kArchitectures = {{
-    {"llama", "LlamaForCausalLM", Family::kLlama},
-    {"qwen2", "Qwen2ForCausalLM", Family::kQwen2},
-    {"qwen3", "Qwen3ForCausalLM", Family::kQwen3},
-}};
 
 // Keys of an architecture that are read below, or that say nothing about what is computed.
 constexpr std::string_view kKnownKeys[] = {
@@ -81,7 +71,7 @@ class ArchitectureKeys {
   std::string prefix_;
 };
 
-const Architecture* FindArchitecture(GgufKeys& keys) {
+const ModelFamily* FindFamilyInGguf(GgufKeys& keys) {
   const std::string type = keys.String("general.type", "model");
   if (type != "model") {
     keys.Fail(kUnimplemented, "general.type",
@@ -93,20 +83,21 @@ const Architecture* FindArchitecture(GgufKeys& keys) {
   }
   const std::string name = keys.String("general.architecture", {});
   if (!keys.status().ok()) return nullptr;
-  for (const Architecture& architecture : kArchitectures) {
-    if (architecture.name == name) return &architecture;
+  std::string names;
+  for (const ModelFamily& family : ModelFamilies()) {
+    if (family.gguf_name.empty()) continue;
+    if (family.gguf_name == name) return &family;
+    names += Concat(names.empty() ? "" : ", ", family.gguf_name);
   }
   keys.Fail(kUnimplemented, "general.architecture",
-            Concat(ShortDump(name), " is not supported; winnow runs ",
-                   absl::StrJoin(kArchitectures, ", ",
-                                 [](std::string* out, const Architecture& a) { *out += a.name; })));
+            Concat(ShortDump(name), " is not supported; winnow runs ", names));
   return nullptr;
 }
 
-void ReadShape(const ArchitectureKeys& of, ModelConfig& config) {
+void ReadShape(const ArchitectureKeys& of, const ModelFamily& family, ModelConfig& config) {
   GgufKeys& keys = of.keys();
   config.hidden_size = keys.Int(of("embedding_length"), {}, 1, kHiddenMax);
-  config.num_layers = keys.Int(of("block_count"), {}, 1, kLayersMax);
+  config.layers.assign(keys.Int(of("block_count"), {}, 1, kLayersMax), family.layer);
   config.intermediate_size = keys.IntOfLayers(of("feed_forward_length"), {}, 1, kIntermediateMax);
   config.num_heads = keys.IntOfLayers(of("attention.head_count"), {}, 1, kHeadsMax);
   config.num_kv_heads =
@@ -179,7 +170,7 @@ void RefuseWhatIsLacking(const ArchitectureKeys& of, const GgufContents& content
 
 void ReadRopeScaling(const ArchitectureKeys& of, ModelConfig& config) {
   GgufKeys& keys = of.keys();
-  RopeScaling& scaling = config.rope_scaling;
+  RopeScaling& scaling = config.ropes[0].scaling;
   // The older key means linear scaling.
   const double linear = keys.Number(of("rope.scale_linear"), 1.0, 1.0, kRopeFactorMax);
   const std::string kind = keys.String(of("rope.scaling.type"), linear != 1.0 ? "linear" : "none");
@@ -230,24 +221,24 @@ absl::Status ReadRopeFactors(const GgufContents& contents, std::string_view name
       tensor->dims[0] != static_cast<uint64_t>(count)) {
     return TensorError(name, *tensor, Concat("must be ", count, " values of type F32"));
   }
-  if (config.rope_scaling.kind != RopeScaling::Kind::kNone) {
+  if (config.ropes[0].scaling.kind != RopeScaling::Kind::kNone) {
     return TensorError(name, *tensor, "comes together with rope.scaling.type");
   }
-  config.rope_scaling.kind = RopeScaling::Kind::kFactors;
+  config.ropes[0].scaling.kind = RopeScaling::Kind::kFactors;
   for (int64_t i = 0; i < count; ++i) {
     const float factor = kernels::ElementAt(contents.Data(*tensor).data(), DType::kF32, i);
     if (!(factor >= 1e-6 && factor <= kRopeFactorMax)) {
       return TensorError(name, *tensor,
                          Concat("value ", i, " is ", factor, ", which divides nothing"));
     }
-    config.rope_scaling.factors.push_back(factor);
+    config.ropes[0].scaling.factors.push_back(factor);
   }
   return absl::OkStatus();
 }
 
 // Reads what only the tensors show: how large the vocabulary is, which biases there are, what type most of them have.
-absl::Status ReadTensors(const ArchitectureKeys& of, const GgufContents& contents,
-                         std::string_view name, ModelConfig& config) {
+absl::Status ReadTensors(const ArchitectureKeys& of, const ModelFamily& family,
+                         const GgufContents& contents, std::string_view name, ModelConfig& config) {
   const GgufTensor* embedding = contents.FindTensor("token_embd.weight");
   if (embedding == nullptr) {
     return absl::NotFoundError(Concat(name, ": tensor \"token_embd.weight\" is missing"));
@@ -264,11 +255,18 @@ absl::Status ReadTensors(const ArchitectureKeys& of, const GgufContents& content
   }
   config.tie_word_embeddings = contents.FindTensor("output.weight") == nullptr;
 
-  const auto has = [&](std::string_view tensor) { return contents.FindTensor(tensor) != nullptr; };
-  config.qkv_bias = config.family == Family::kQwen2 || has("blk.0.attn_q.bias");
-  config.o_bias = has("blk.0.attn_output.bias");
-  config.mlp_bias = has("blk.0.ffn_gate.bias");
-  config.qk_norm = config.family == Family::kQwen3;
+  // Layers are alike: the first shows which biases there are beside those that the family always has.
+  const auto has_bias = [&](const TensorName& of_first) {
+    return contents.FindTensor(Concat("blk.0.", of_first.gguf, ".bias")) != nullptr;
+  };
+  const bool qkv_bias = has_bias(family.tensors->q);
+  const bool o_bias = has_bias(family.tensors->o);
+  const bool mlp_bias = has_bias(family.tensors->gate);
+  for (LayerSpec& layer : config.layers) {
+    layer.qkv_bias |= qkv_bias;
+    layer.o_bias |= o_bias;
+    layer.mlp_bias |= mlp_bias;
+  }
 
   std::optional<uint32_t> type;
   bool mixed = false;
@@ -317,19 +315,19 @@ void ReadTokens(GgufKeys& keys, ModelConfig& config) {
 absl::StatusOr<ModelConfig> GgufModelConfig(const GgufContents& contents, std::string_view name) {
   GgufKeys keys(contents, name);
   ModelConfig config;
-  const Architecture* architecture = FindArchitecture(keys);
-  if (architecture == nullptr) return keys.status();
-  config.family = architecture->family;
-  config.architecture = architecture->architecture;
-  const ArchitectureKeys of(keys, architecture->name);
-  ReadShape(of, config);
+  const ModelFamily* const family = FindFamilyInGguf(keys);
+  if (family == nullptr) return keys.status();
+  config.family = family->family;
+  config.architecture = family->architecture;
+  const ArchitectureKeys of(keys, family->gguf_name);
+  ReadShape(of, *family, config);
   WINNOW_RETURN_IF_ERROR(keys.status());
   RefuseWhatIsLacking(of, contents, config);
-  config.rope_theta = keys.Number(of("rope.freq_base"), 10000.0, kRopeThetaMin, kRopeThetaMax);
+  config.ropes[0].theta = keys.Number(of("rope.freq_base"), 10000.0, kRopeThetaMin, kRopeThetaMax);
   ReadRopeScaling(of, config);
   WINNOW_RETURN_IF_ERROR(keys.status());
   WINNOW_RETURN_IF_ERROR(ReadRopeFactors(contents, name, config));
-  WINNOW_RETURN_IF_ERROR(ReadTensors(of, contents, name, config));
+  WINNOW_RETURN_IF_ERROR(ReadTensors(of, *family, contents, name, config));
   ReadTokens(keys, config);
   WINNOW_RETURN_IF_ERROR(keys.status());
   return config;

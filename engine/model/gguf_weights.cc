@@ -9,6 +9,7 @@
 #include "engine/base/concat.h"
 #include "engine/base/json_file.h"
 #include "engine/base/status_macros.h"
+#include "engine/model/model_family.h"
 
 namespace winnow::engine {
 namespace {
@@ -63,8 +64,7 @@ absl::StatusOr<Weights> LoadGgufWeights(const std::string& path, const ModelConf
   Weights weights;
   WINNOW_ASSIGN_OR_RETURN(weights.gguf, GgufFile::Open(path));
   const GgufFile& file = *weights.gguf;
-  // The writer of "llama" files permutes Q and K for its own way to rotate; that of the others does not.
-  const bool interleaved = config.family == ModelConfig::Family::kLlama;
+  const bool interleaved = FamilyOf(config.family).gguf_interleaves;
   std::set<std::string_view> known = {"rope_freqs.weight"};  // read by GgufModelConfig
   const std::vector<TensorSpec> specs = ModelTensors(config, &weights);
   for (const TensorSpec& spec : specs) {
@@ -79,7 +79,7 @@ absl::StatusOr<Weights> LoadGgufWeights(const std::string& path, const ModelConf
   for (const GgufTensor& tensor : file.contents().tensors()) {
     if (known.contains(tensor.name)) continue;
     return absl::InvalidArgumentError(Concat(Place(file, tensor), "no part of a ",
-                                             config.architecture, " with ", config.num_layers,
+                                             config.architecture, " with ", config.num_layers(),
                                              " layers and the biases of its first"));
   }
   if (config.tie_word_embeddings) weights.lm_head = weights.embedding;

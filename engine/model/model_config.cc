@@ -11,41 +11,27 @@
 #include "engine/base/json_keys.h"
 #include "engine/base/status_macros.h"
 #include "engine/model/gguf_config.h"
+#include "engine/model/model_family.h"
 #include "engine/model/model_limits.h"
 
 namespace winnow::engine {
 namespace {
 
 using Json = nlohmann::json;
-using Family = ModelConfig::Family;
 
 constexpr size_t kConfigBytesMax = 1 << 20;
-
-// What transformers takes where a family's config.json is silent.
-struct FamilyTraits {
-  Family family;
-  std::string_view architecture, model_type;
-  int64_t kv_heads_absent;  // 0: as many as query heads
-  int64_t head_dim_absent;  // 0: hidden_size / num_attention_heads
-};
-constexpr std::array<FamilyTraits, 4> kFamilies = {{
-    {Family::kLlama, "LlamaForCausalLM", "llama", 0, 0},
-    {Family::kMistral, "MistralForCausalLM", "mistral", 8, 0},
-    {Family::kQwen2, "Qwen2ForCausalLM", "qwen2", 32, 0},
-    {Family::kQwen3, "Qwen3ForCausalLM", "qwen3", 32, 128},
-}};
 
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 constexpr auto kUnimplemented = absl::StatusCode::kUnimplemented;
 
 std::string SupportedArchitectures() {
-  return absl::StrJoin(kFamilies, ", ", [](std::string* out, const FamilyTraits& traits) {
-    *out += traits.architecture;
+  return absl::StrJoin(ModelFamilies(), ", ", [](std::string* out, const ModelFamily& family) {
+    *out += family.architecture;
   });
 }
 
 // The family by "architectures", or by "model_type" where there is none; both must agree.
-const FamilyTraits* FindFamily(JsonKeys& keys) {
+const ModelFamily* FindFamily(JsonKeys& keys) {
   std::string architecture;
   if (const Json* list = keys.Find("architectures"); list != nullptr) {
     if (!list->is_array() || list->size() != 1 || !(*list)[0].is_string()) {
@@ -57,16 +43,16 @@ const FamilyTraits* FindFamily(JsonKeys& keys) {
   }
   const std::string model_type = keys.String("model_type", "");
   if (!keys.status().ok()) return nullptr;
-  for (const FamilyTraits& traits : kFamilies) {
-    if (architecture.empty() ? model_type != traits.model_type
-                             : architecture != traits.architecture)
+  for (const ModelFamily& family : ModelFamilies()) {
+    if (architecture.empty() ? model_type != family.model_type
+                             : architecture != family.architecture)
       continue;
-    if (!model_type.empty() && model_type != traits.model_type) {
+    if (!model_type.empty() && model_type != family.model_type) {
       keys.Fail(kInvalid, "model_type",
                 Concat("\"", model_type, "\" does not belong to architecture ", architecture));
       return nullptr;
     }
-    return &traits;
+    return &family;
   }
   if (architecture.empty() && model_type.empty()) {
     keys.Fail(kInvalid, "architectures", "missing");
@@ -78,10 +64,10 @@ const FamilyTraits* FindFamily(JsonKeys& keys) {
   return nullptr;
 }
 
-void ReadShape(JsonKeys& keys, const FamilyTraits& traits, ModelConfig& config) {
+void ReadShape(JsonKeys& keys, const ModelFamily& family, ModelConfig& config) {
   config.hidden_size = keys.Int("hidden_size", {}, 1, kHiddenMax);
   config.intermediate_size = keys.Int("intermediate_size", {}, 1, kIntermediateMax);
-  config.num_layers = keys.Int("num_hidden_layers", {}, 1, kLayersMax);
+  config.layers.assign(keys.Int("num_hidden_layers", {}, 1, kLayersMax), family.layer);
   config.num_heads = keys.Int("num_attention_heads", {}, 1, kHeadsMax);
   config.vocab_size = keys.Int("vocab_size", {}, 1, kVocabMax);
   config.max_position_embeddings = keys.Int("max_position_embeddings", {}, 1, kPositionsMax);
@@ -91,7 +77,7 @@ void ReadShape(JsonKeys& keys, const FamilyTraits& traits, ModelConfig& config) 
   // An absent key has the family's default; a null means as many as query heads, in every family.
   const bool kv_heads_null = keys.IsNull("num_key_value_heads");
   const int64_t kv_heads_absent =
-      traits.kv_heads_absent == 0 || kv_heads_null ? config.num_heads : traits.kv_heads_absent;
+      family.kv_heads_absent == 0 || kv_heads_null ? config.num_heads : family.kv_heads_absent;
   config.num_kv_heads = keys.Int("num_key_value_heads", kv_heads_absent, 1, kHeadsMax);
   if (config.num_heads % config.num_kv_heads != 0) {
     keys.Fail(
@@ -101,8 +87,8 @@ void ReadShape(JsonKeys& keys, const FamilyTraits& traits, ModelConfig& config) 
 
   if (keys.Find("head_dim") != nullptr) {
     config.head_dim = keys.Int("head_dim", {}, 1, 1 << 16);
-  } else if (traits.head_dim_absent != 0 && !keys.IsNull("head_dim")) {
-    config.head_dim = traits.head_dim_absent;
+  } else if (family.head_dim_absent != 0 && !keys.IsNull("head_dim")) {
+    config.head_dim = family.head_dim_absent;
   } else {
     if (config.hidden_size % config.num_heads != 0) {
       keys.Fail(kInvalid, "num_attention_heads",
@@ -120,32 +106,35 @@ void ReadShape(JsonKeys& keys, const FamilyTraits& traits, ModelConfig& config) 
   }
 }
 
-void ReadBiases(JsonKeys& keys, ModelConfig& config) {
+// The names of the families whose layers may have biases in the MLP.
+std::string FamiliesWithMlpBias() {
+  std::string names;
+  for (const ModelFamily& family : ModelFamilies()) {
+    if (family.mlp_bias != ModelFamily::Key::kHonoured) continue;
+    names += Concat(names.empty() ? "" : ", ", family.name);
+  }
+  return names;
+}
+
+void ReadBiases(JsonKeys& keys, const ModelFamily& family, ModelConfig& config) {
+  using Key = ModelFamily::Key;
   const bool attention_bias = keys.Bool("attention_bias", false);
   const bool mlp_bias = keys.Bool("mlp_bias", false);
-  switch (config.family) {
-    case Family::kLlama:
-      config.qkv_bias = config.o_bias = attention_bias;
-      config.mlp_bias = mlp_bias;
-      break;
-    case Family::kMistral:
-      if (attention_bias) keys.Fail(kUnimplemented, "attention_bias", "Mistral models have none");
-      break;
-    case Family::kQwen2:  // whatever attention_bias says: the reference does not read it here
-      config.qkv_bias = true;
-      break;
-    case Family::kQwen3:
-      config.qkv_bias = config.o_bias = attention_bias;
-      config.qk_norm = true;
-      break;
+  if (attention_bias && family.attention_bias == Key::kRefused) {
+    keys.Fail(kUnimplemented, "attention_bias", Concat(family.name, " models have none"));
   }
-  if (mlp_bias && config.family != Family::kLlama) {
-    keys.Fail(kUnimplemented, "mlp_bias", "only Llama models have biases in the MLP");
+  if (mlp_bias && family.mlp_bias == Key::kRefused) {
+    keys.Fail(kUnimplemented, "mlp_bias",
+              Concat("only ", FamiliesWithMlpBias(), " models have biases in the MLP"));
+  }
+  for (LayerSpec& layer : config.layers) {
+    if (family.attention_bias == Key::kHonoured) layer.qkv_bias = layer.o_bias = attention_bias;
+    if (family.mlp_bias == Key::kHonoured) layer.mlp_bias = mlp_bias;
   }
 }
 
 // The header says when a window is off.
-void RefuseSlidingWindow(JsonKeys& keys, const ModelConfig& config) {
+void RefuseSlidingWindow(JsonKeys& keys, const ModelFamily& family, const ModelConfig& config) {
   if (const Json* types = keys.Find("layer_types"); types != nullptr) {
     if (!types->is_array()) {
       keys.Fail(kInvalid, "layer_types", Concat("must be a list, is ", ShortDump(*types)));
@@ -158,15 +147,14 @@ void RefuseSlidingWindow(JsonKeys& keys, const ModelConfig& config) {
       return;
     }
   }
-  const bool is_qwen = config.family == Family::kQwen2 || config.family == Family::kQwen3;
-  if (is_qwen) {  // other families do not have these two keys
+  using WindowKeys = ModelFamily::WindowKeys;
+  if (family.window == WindowKeys::kSwitched) {
     if (!keys.Bool("use_sliding_window", false)) return;
-    if (keys.Int("max_window_layers", 28, 0, INT32_MAX) >= config.num_layers) return;
+    if (keys.Int("max_window_layers", 28, 0, INT32_MAX) >= config.num_layers()) return;
   }
 
-  const bool defaults_to_on = is_qwen || config.family == Family::kMistral;
   const bool absent = keys.Find("sliding_window") == nullptr && !keys.IsNull("sliding_window");
-  if (absent && !defaults_to_on) return;
+  if (absent && family.window == WindowKeys::kWhereGiven) return;
   if (keys.IsNull("sliding_window")) return;
   const int64_t window = keys.Int("sliding_window", 4096, 1, INT32_MAX);
   if (!keys.status().ok() || window >= config.max_position_embeddings) return;
@@ -177,7 +165,7 @@ void RefuseSlidingWindow(JsonKeys& keys, const ModelConfig& config) {
                    config.max_position_embeddings, ")"));
 }
 
-void RefuseWhatIsLacking(JsonKeys& keys, const ModelConfig& config) {
+void RefuseWhatIsLacking(JsonKeys& keys, const ModelFamily& family, const ModelConfig& config) {
   const std::string activation = keys.String("hidden_act", "silu");
   if (activation != "silu" && activation != "swish") {
     keys.Fail(kUnimplemented, "hidden_act",
@@ -191,7 +179,7 @@ void RefuseWhatIsLacking(JsonKeys& keys, const ModelConfig& config) {
     keys.Fail(kUnimplemented, "partial_rotary_factor",
               "only 1 is supported: heads are rotated whole");
   }
-  RefuseSlidingWindow(keys, config);
+  RefuseSlidingWindow(keys, family, config);
 }
 
 void ReadDType(JsonKeys& keys, ModelConfig& config) {
@@ -222,7 +210,7 @@ constexpr std::array<std::string_view, 16> kRopeKeys = {
     "mscale_all_dim",   "truncate"};
 
 void ReadRopeScaling(JsonKeys& keys, double original_positions, ModelConfig& config) {
-  RopeScaling& scaling = config.rope_scaling;
+  RopeScaling& scaling = config.ropes[0].scaling;
   const std::string kind = keys.String("rope_type", keys.String("type", "default"));
   if (keys.Number("partial_rotary_factor", 1.0, 0.0, 1.0) != 1.0) {
     keys.Fail(kUnimplemented, "partial_rotary_factor",
@@ -272,7 +260,7 @@ void ReadRopeScaling(JsonKeys& keys, double original_positions, ModelConfig& con
 }
 
 void ReadRope(JsonKeys& keys, const Json& json, std::string_view name, ModelConfig& config) {
-  config.rope_theta = keys.Number("rope_theta", 10000.0, kRopeThetaMin, kRopeThetaMax);
+  config.ropes[0].theta = keys.Number("rope_theta", 10000.0, kRopeThetaMin, kRopeThetaMax);
   // transformers 5 moved the length to the top for some models and prefers it there.
   const double original_positions =
       keys.OptionalNumber("original_max_position_embeddings", 1.0, kPositionsMax).value_or(0);
@@ -293,8 +281,8 @@ void ReadRope(JsonKeys& keys, const Json& json, std::string_view name, ModelConf
     if (std::find(kRopeKeys.begin(), kRopeKeys.end(), rope_key) != kRopeKeys.end()) continue;
     rope_keys.Fail(kUnimplemented, ShortDump(rope_key), "winnow does not know this key");
   }
-  config.rope_theta =
-      rope_keys.Number("rope_theta", config.rope_theta, kRopeThetaMin, kRopeThetaMax);
+  config.ropes[0].theta =
+      rope_keys.Number("rope_theta", config.ropes[0].theta, kRopeThetaMin, kRopeThetaMax);
   ReadRopeScaling(rope_keys, original_positions, config);
   if (!rope_keys.status().ok()) keys.Adopt(rope_keys.status());
 }
@@ -487,20 +475,20 @@ absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view config_json,
   WINNOW_ASSIGN_OR_RETURN(const Json json, ParseJsonObject(config_json, config_name));
   JsonKeys keys(json, config_name);
   ModelConfig config;
-  const FamilyTraits* traits = FindFamily(keys);
-  if (traits == nullptr) return keys.status();
-  config.family = traits->family;
-  config.architecture = traits->architecture;
-  ReadShape(keys, *traits, config);
+  const ModelFamily* const family = FindFamily(keys);
+  if (family == nullptr) return keys.status();
+  config.family = family->family;
+  config.architecture = family->architecture;
+  ReadShape(keys, *family, config);
   WINNOW_RETURN_IF_ERROR(keys.status());
-  ReadBiases(keys, config);
+  ReadBiases(keys, *family, config);
   ReadDType(keys, config);
   for (const std::string_view key : {"quantization_config", "compression_config"}) {
     if (const auto scheme = ReadInt4Scheme(keys, key)) config.int4 = scheme;
   }
   // Types are mixed then, as in a GGUF file, and products of blocks need a type that every value fits.
   if (config.int4.has_value()) config.dtype = kernels::DType::kBF16;
-  RefuseWhatIsLacking(keys, config);
+  RefuseWhatIsLacking(keys, *family, config);
   ReadRope(keys, json, config_name, config);
   config.tie_word_embeddings = keys.Bool("tie_word_embeddings", false);
   ReadTokens(keys, config);
@@ -542,8 +530,8 @@ absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& model_path) {
                           generation_path);
 }
 
-RopeParameters ComputeRope(const ModelConfig& config) {
-  return ComputeRope(config.head_dim, config.rope_theta, config.rope_scaling);
+RopeParameters ComputeRope(const ModelConfig& config, int32_t set) {
+  return ComputeRope(config.head_dim, config.ropes[set].theta, config.ropes[set].scaling);
 }
 
 }  // namespace winnow::engine

@@ -25,10 +25,17 @@
 
 #include "absl/status/statusor.h"
 #include "engine/model/grouped_int4.h"
+#include "engine/model/layer_spec.h"
 #include "engine/model/rope.h"
 #include "kernels/dtype.h"
 
 namespace winnow::engine {
+
+// One way to rotate Q and K, which layers name by its number.
+struct RopeSet {
+  double theta = 0;
+  RopeScaling scaling;
+};
 
 struct ModelConfig {
   enum class Family { kLlama, kMistral, kQwen2, kQwen3 };
@@ -36,19 +43,14 @@ struct ModelConfig {
   std::string architecture;  // "LlamaForCausalLM"
   int32_t hidden_size = 0;
   int32_t intermediate_size = 0;
-  int32_t num_layers = 0;
   int32_t num_heads = 0;     // H
   int32_t num_kv_heads = 0;  // Hkv, divides H
   int32_t head_dim = 0;      // d: 64, 80, 96 or 128; H*d need not be hidden_size
   int32_t vocab_size = 0;
   int32_t max_position_embeddings = 0;
   float rms_norm_eps = 0;
-  double rope_theta = 0;
-  RopeScaling rope_scaling;
-  bool qkv_bias = false;  // Qwen2; Llama and Qwen3 with attention_bias, which have o_bias too
-  bool o_bias = false;
-  bool mlp_bias = false;
-  bool qk_norm = false;  // Qwen3
+  std::vector<RopeSet> ropes = std::vector<RopeSet>(1);
+  std::vector<LayerSpec> layers;
   bool tie_word_embeddings = false;
   std::optional<Int4Scheme> int4 =
       {};  // how matrices of 4-bit groups lie in the files, where there are any
@@ -58,6 +60,8 @@ struct ModelConfig {
   // Keys of config.json that winnow does not know, that are set, and that are not among those known
   // to leave the computation alone; ascending. Whoever loads a model says that they are not applied.
   std::vector<std::string> unknown_keys;
+
+  int32_t num_layers() const { return static_cast<int32_t>(layers.size()); }
 };
 
 // `model_path` is a directory: reads DIR/config.json and, if it is there, DIR/generation_config.json. Or it is a GGUF
@@ -75,7 +79,8 @@ absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view config_json,
                                              std::string_view generation_json,
                                              std::string_view generation_name);
 
-RopeParameters ComputeRope(const ModelConfig& config);
+// Of set `set` of config.ropes.
+RopeParameters ComputeRope(const ModelConfig& config, int32_t set = 0);
 
 }  // namespace winnow::engine
 

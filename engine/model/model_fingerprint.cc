@@ -111,14 +111,38 @@ void AddTensor(const Tensor& tensor, uint64_t most_bytes, Sha256* digest) {
   digest->Add(tensor.data.data(), std::min<uint64_t>(tensor.data.size(), most_bytes));
 }
 
+LayerSpec FirstLayer(const ModelConfig& config) {
+  return config.layers.empty() ? LayerSpec() : config.layers[0];
+}
+
+// Adds the properties of a layer that no tensor shows, and its RoPE set. A layer adds nothing if the rest of KvDigest
+// implies it: normed like the first, rotated by set 0, attending to everything. So stored KV of such models keeps its name.
+void AddUnlikeLayers(const ModelConfig& config, Sha256* digest) {
+  for (size_t i = 0; i < config.layers.size(); ++i) {
+    const LayerSpec& layer = config.layers[i];
+    if (layer.window == 0 && layer.rope == 0 && layer.norms == LayerSpec::Norms::kBefore &&
+        layer.mlp == LayerSpec::Mlp::kGatedSilu && layer.qk_norm == FirstLayer(config).qk_norm) {
+      continue;
+    }
+    digest->Add(fmt::format("layer {} window {} rope {} norms {} mlp {} qk_norm {}\n", i,
+                            layer.window, layer.rope, static_cast<int>(layer.norms),
+                            static_cast<int>(layer.mlp), layer.qk_norm));
+    if (layer.rope <= 0) continue;
+    const RopeParameters rope = ComputeRope(config, layer.rope);
+    digest->Add(rope.inv_freq.data(), rope.inv_freq.size() * sizeof(float));
+    digest->Add(&rope.attention_factor, sizeof rope.attention_factor);
+  }
+}
+
 absl::StatusOr<std::string> ModelDigest(const ModelConfig& config,
                                         const std::vector<Tensor>& tensors) {
   Sha256 digest;
   digest.Add(fmt::format(
       "winnow-model-fingerprint 1\nlayers={}\nquery_heads={}\nkv_heads={}\nhead_dim={}\n"
       "rope_theta={:.17g}\nrope_type={}\nrope_factor={:.17g}\n",
-      config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim, config.rope_theta,
-      RopeType(config.rope_scaling.kind), config.rope_scaling.factor));
+      config.num_layers(), config.num_heads, config.num_kv_heads, config.head_dim,
+      config.ropes[0].theta, RopeType(config.ropes[0].scaling.kind),
+      config.ropes[0].scaling.factor));
   for (const Tensor& tensor : tensors) AddTensor(tensor, kBytesPerTensor, &digest);
   return digest.Hex();
 }
@@ -145,11 +169,12 @@ absl::StatusOr<std::string> KvDigest(const ModelConfig& config,
   Sha256 digest;
   digest.Add(fmt::format("winnow-kv-fingerprint 1\n{} heads {} {} of {} eps {:.9g} qk_norm {}\n",
                          config.architecture, config.num_heads, config.num_kv_heads,
-                         config.head_dim, config.rms_norm_eps, config.qk_norm));
+                         config.head_dim, config.rms_norm_eps, FirstLayer(config).qk_norm));
   // What comes of all the keys that a rotary embedding may have.
   const RopeParameters rope = ComputeRope(config);
   digest.Add(rope.inv_freq.data(), rope.inv_freq.size() * sizeof(float));
   digest.Add(&rope.attention_factor, sizeof rope.attention_factor);
+  AddUnlikeLayers(config, &digest);
   for (const absl::StatusOr<std::string>& of_tensor : digests) {
     WINNOW_RETURN_IF_ERROR(of_tensor.status());
     digest.Add(*of_tensor);

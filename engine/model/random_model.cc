@@ -85,8 +85,9 @@ Distribution DistributionOf(const TensorSpec& spec, const ModelConfig& config) {
     case Role::kMatrix: {
       const bool writes_residual =
           spec.name.ends_with("o_proj.weight") || spec.name.ends_with("down_proj.weight");
-      const float inputs = static_cast<float>(spec.cols) *
-                           (writes_residual ? 2.0f * static_cast<float>(config.num_layers) : 1.0f);
+      const float inputs =
+          static_cast<float>(spec.cols) *
+          (writes_residual ? 2.0f * static_cast<float>(config.num_layers()) : 1.0f);
       return {0.0f, 1.0f / std::sqrt(inputs)};
     }
   }

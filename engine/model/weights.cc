@@ -15,6 +15,7 @@
 #include "engine/base/status_macros.h"
 #include "engine/model/gguf_weights.h"
 #include "engine/model/grouped_int4_tensors.h"
+#include "engine/model/model_family.h"
 
 namespace winnow::engine {
 namespace {
@@ -165,22 +166,20 @@ class LayerTensors {
         gguf_prefix_(Concat("blk.", layer, ".")),
         specs_(specs) {}
 
-  void Norm(std::string_view name, std::string_view gguf_name, int64_t size, WeightMatrix* matrix) {
-    Add(name, gguf_name, ".weight", 0, size, TensorSpec::Role::kNorm, 0, matrix);
+  void Norm(const TensorName& name, int64_t size, WeightMatrix* matrix) {
+    Add(name, ".weight", 0, size, TensorSpec::Role::kNorm, 0, matrix);
   }
-  void Linear(std::string_view name, std::string_view gguf_name, int64_t rows, int64_t cols,
-              bool has_bias, WeightMatrix* matrix, WeightMatrix* bias, int32_t rotary_heads = 0) {
-    Add(name, gguf_name, ".weight", rows, cols, TensorSpec::Role::kMatrix, rotary_heads, matrix);
-    if (has_bias) {
-      Add(name, gguf_name, ".bias", 0, rows, TensorSpec::Role::kBias, rotary_heads, bias);
-    }
+  void Linear(const TensorName& name, int64_t rows, int64_t cols, bool has_bias,
+              WeightMatrix* matrix, WeightMatrix* bias, int32_t rotary_heads = 0) {
+    Add(name, ".weight", rows, cols, TensorSpec::Role::kMatrix, rotary_heads, matrix);
+    if (has_bias) Add(name, ".bias", 0, rows, TensorSpec::Role::kBias, rotary_heads, bias);
   }
 
  private:
-  void Add(std::string_view name, std::string_view gguf_name, std::string_view suffix, int64_t rows,
-           int64_t cols, TensorSpec::Role role, int32_t rotary_heads, WeightMatrix* matrix) {
-    specs_->push_back({.name = Concat(prefix_, name, suffix),
-                       .gguf_name = Concat(gguf_prefix_, gguf_name, suffix),
+  void Add(const TensorName& name, std::string_view suffix, int64_t rows, int64_t cols,
+           TensorSpec::Role role, int32_t rotary_heads, WeightMatrix* matrix) {
+    specs_->push_back({.name = Concat(prefix_, name.safetensors, suffix),
+                       .gguf_name = Concat(gguf_prefix_, name.gguf, suffix),
                        .rows = rows,
                        .cols = cols,
                        .role = role,
@@ -198,7 +197,7 @@ std::vector<TensorSpec> ModelTensors(const ModelConfig& config, Weights* weights
   std::vector<TensorSpec> specs;
   Weights unused;  // so that the code below need not ask whether there are weights
   Weights& to = weights != nullptr ? *weights : unused;
-  to.layers.resize(config.num_layers);
+  to.layers.resize(config.num_layers());
 
   const int64_t hidden = config.hidden_size, intermediate = config.intermediate_size,
                 d = config.head_dim;
@@ -209,29 +208,28 @@ std::vector<TensorSpec> ModelTensors(const ModelConfig& config, Weights* weights
                    .cols = hidden,
                    .role = Role::kEmbedding,
                    .matrix = &to.embedding});
-  for (int32_t i = 0; i < config.num_layers; ++i) {
-    LayerWeights& layer = to.layers[i];
+  const LayerTensorNames& names = *FamilyOf(config.family).tensors;
+  for (int32_t i = 0; i < config.num_layers(); ++i) {
+    const LayerSpec& spec = config.layers[i];
+    LayerWeights& to_layer = to.layers[i];
     LayerTensors tensors(i, &specs);
-    tensors.Norm("input_layernorm", "attn_norm", hidden, &layer.attention_norm);
-    tensors.Linear("self_attn.q_proj", "attn_q", q_rows, hidden, config.qkv_bias, &layer.q,
-                   &layer.q_bias, config.num_heads);
-    tensors.Linear("self_attn.k_proj", "attn_k", kv_rows, hidden, config.qkv_bias, &layer.k,
-                   &layer.k_bias, config.num_kv_heads);
-    tensors.Linear("self_attn.v_proj", "attn_v", kv_rows, hidden, config.qkv_bias, &layer.v,
-                   &layer.v_bias);
-    if (config.qk_norm) {
-      tensors.Norm("self_attn.q_norm", "attn_q_norm", d, &layer.q_norm);
-      tensors.Norm("self_attn.k_norm", "attn_k_norm", d, &layer.k_norm);
+    tensors.Norm(names.attention_norm, hidden, &to_layer.attention_norm);
+    tensors.Linear(names.q, q_rows, hidden, spec.qkv_bias, &to_layer.q, &to_layer.q_bias,
+                   config.num_heads);
+    tensors.Linear(names.k, kv_rows, hidden, spec.qkv_bias, &to_layer.k, &to_layer.k_bias,
+                   config.num_kv_heads);
+    tensors.Linear(names.v, kv_rows, hidden, spec.qkv_bias, &to_layer.v, &to_layer.v_bias);
+    if (spec.qk_norm) {
+      tensors.Norm(names.q_norm, d, &to_layer.q_norm);
+      tensors.Norm(names.k_norm, d, &to_layer.k_norm);
     }
-    tensors.Linear("self_attn.o_proj", "attn_output", hidden, q_rows, config.o_bias, &layer.o,
-                   &layer.o_bias);
-    tensors.Norm("post_attention_layernorm", "ffn_norm", hidden, &layer.mlp_norm);
-    tensors.Linear("mlp.gate_proj", "ffn_gate", intermediate, hidden, config.mlp_bias, &layer.gate,
-                   &layer.gate_bias);
-    tensors.Linear("mlp.up_proj", "ffn_up", intermediate, hidden, config.mlp_bias, &layer.up,
-                   &layer.up_bias);
-    tensors.Linear("mlp.down_proj", "ffn_down", hidden, intermediate, config.mlp_bias, &layer.down,
-                   &layer.down_bias);
+    tensors.Linear(names.o, hidden, q_rows, spec.o_bias, &to_layer.o, &to_layer.o_bias);
+    tensors.Norm(names.mlp_norm, hidden, &to_layer.mlp_norm);
+    tensors.Linear(names.gate, intermediate, hidden, spec.mlp_bias, &to_layer.gate,
+                   &to_layer.gate_bias);
+    tensors.Linear(names.up, intermediate, hidden, spec.mlp_bias, &to_layer.up, &to_layer.up_bias);
+    tensors.Linear(names.down, hidden, intermediate, spec.mlp_bias, &to_layer.down,
+                   &to_layer.down_bias);
   }
   specs.push_back({.name = "model.norm.weight",
                    .gguf_name = "output_norm.weight",
@@ -329,7 +327,7 @@ absl::StatusOr<Weights> LoadWeights(const std::string& model_path, const ModelCo
         });
     return absl::InvalidArgumentError(Concat(
         TensorPlace(*first->second.file, first->second.entry), "no part of a ", config.architecture,
-        " with ", config.num_layers, " layers and the biases of config.json"));
+        " with ", config.num_layers(), " layers and the biases of config.json"));
   }
   if (config.tie_word_embeddings) weights.lm_head = weights.embedding;
   return weights;

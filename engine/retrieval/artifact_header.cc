@@ -88,7 +88,7 @@ void CheckModel(JsonKeys& keys, const ModelConfig& config, const std::string& mo
     if (!keys.status().ok() || made_for == value) return;
     keys.Fail(kInvalid, key, Concat("made for a model with ", made_for, ", this one has ", value));
   };
-  check("layers", config.num_layers);
+  check("layers", config.num_layers());
   check("query_heads", config.num_heads);
   check("kv_heads", config.num_kv_heads);
   check("head_dim", config.head_dim);
@@ -174,8 +174,8 @@ absl::StatusOr<ArtifactHeader> ParseArtifactHeader(std::string_view text, std::s
     const Json* functions = Object(kinds_keys, kind_name);
     if (functions == nullptr) break;
     JsonKeys function_keys(*functions, place, Concat("kinds.", kind_name, "."));
-    header.kinds.emplace(rule->kind,
-                         ReadFunctions(function_keys, *functions, rule->stages, config.num_layers));
+    header.kinds.emplace(
+        rule->kind, ReadFunctions(function_keys, *functions, rule->stages, config.num_layers()));
     WINNOW_RETURN_IF_ERROR(function_keys.status());
   }
   WINNOW_RETURN_IF_ERROR(kinds_keys.status());
@@ -186,7 +186,7 @@ absl::StatusOr<ArtifactHeader> ParseArtifactHeader(std::string_view text, std::s
     JsonKeys feature_keys(*features, place, "features.");
     ArtifactFeatures& to = header.features.emplace();
     to.features = feature_keys.Int("features", {}, 1, kArtifactWidthMax);
-    to.layers = Layers(feature_keys, config.num_layers);
+    to.layers = Layers(feature_keys, config.num_layers());
     to.recipe = Recipe(*features);
     to.helps = Verdict(feature_keys, to.layers.size() * config.num_kv_heads);
     WINNOW_RETURN_IF_ERROR(feature_keys.status());

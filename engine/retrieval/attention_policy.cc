@@ -25,6 +25,7 @@ enum class Needs { kNothing, kAnchors, kBudget, kCodes, kTransform };
 struct NameRule {
   std::string_view name;
   Kind kind;
+  SelectBy select_by;
 };
 
 struct OptionRule {
@@ -35,16 +36,21 @@ struct OptionRule {
 };
 
 constexpr std::array<NameRule, 9> kNames = {{
-    {"dense", Kind::kDense},
-    {"window", Kind::kWindow},
-    {"oracle", Kind::kOracle},
-    {"quest", Kind::kQuest},
-    {"lsh", Kind::kLsh},
-    {"pca", Kind::kPca},
-    {"hata", Kind::kHata},
-    {"spotlight", Kind::kSpotlight},
-    {"hashattention", Kind::kHashAttention},
+    {"dense", Kind::kDense, SelectBy::kNothing},
+    {"window", Kind::kWindow, SelectBy::kNothing},
+    {"oracle", Kind::kOracle, SelectBy::kKeys},
+    {"quest", Kind::kQuest, SelectBy::kBounds},
+    {"lsh", Kind::kLsh, SelectBy::kCodes},
+    {"pca", Kind::kPca, SelectBy::kMasses},
+    {"hata", Kind::kHata, SelectBy::kCodes},
+    {"spotlight", Kind::kSpotlight, SelectBy::kCodes},
+    {"hashattention", Kind::kHashAttention, SelectBy::kCodes},
 }};
+
+const NameRule& RuleOf(Kind kind) {
+  return *std::find_if(kNames.begin(), kNames.end(),
+                       [&](const NameRule& rule) { return rule.kind == kind; });
+}
 
 // Digits alone, so that a policy has one text: no sign, no exponent, no "nan".
 std::optional<int32_t> ParseCount(std::string_view text) {
@@ -274,10 +280,20 @@ absl::Status CheckVerified(const AttentionPolicy& policy) {
 
 }  // namespace
 
+SelectBy AttentionPolicy::select_by() const { return RuleOf(kind).select_by; }
+
 IndexKind AttentionPolicy::index_kind() const {
-  if (kind == Kind::kQuest) return IndexKind::kBounds;
-  return kind == Kind::kLsh || kind == Kind::kPca || IsLearned() ? IndexKind::kCodes
-                                                                 : IndexKind::kNone;
+  switch (select_by()) {
+    case SelectBy::kNothing:
+    case SelectBy::kKeys:
+      return IndexKind::kNone;
+    case SelectBy::kBounds:
+      return IndexKind::kBounds;
+    case SelectBy::kCodes:
+    case SelectBy::kMasses:
+      return IndexKind::kCodes;
+  }
+  return IndexKind::kNone;
 }
 
 int32_t AttentionPolicy::KFor(int32_t visible) const {
@@ -292,11 +308,7 @@ int32_t AttentionPolicy::CandidatesFor(int32_t visible) const {
   return static_cast<int32_t>(std::min<int64_t>(candidates, std::numeric_limits<int32_t>::max()));
 }
 
-std::string_view KindName(AttentionPolicy::Kind kind) {
-  return std::find_if(kNames.begin(), kNames.end(),
-                      [&](const NameRule& rule) { return rule.kind == kind; })
-      ->name;
-}
+std::string_view KindName(AttentionPolicy::Kind kind) { return RuleOf(kind).name; }
 
 absl::StatusOr<AttentionPolicy> ParseAttentionPolicy(std::string_view text) {
   const size_t colon = text.find(':');

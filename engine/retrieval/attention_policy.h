@@ -51,6 +51,16 @@ enum class IndexKind {
   kCodes,   // a hash code of each key
 };
 
+// The data by which a policy finds the tokens that matter. The steps of a layer read this instead of the policy's name,
+// so that a policy which selects like another is a line in attention_policy.cc's table.
+enum class SelectBy {
+  kNothing,  // dense, window
+  kKeys,     // oracle: the logits of the keys themselves
+  kBounds,   // quest: bounds of whole pages
+  kCodes,    // lsh and the learned functions: the nearest codes
+  kMasses,   // pca: the attention masses that transform codes estimate, beside those of the anchors
+};
+
 // Plain data. A default one is `dense`; one with only `kind` set is what the name alone parses to.
 struct AttentionPolicy {
   enum class Kind {
@@ -105,6 +115,7 @@ struct AttentionPolicy {
   }
   // The kind's functions, or the feature maps.
   bool NeedsArtifact() const { return IsLearned() || completion; }
+  SelectBy select_by() const;
   IndexKind index_kind() const;
   // Whether its queries may have a tail, as far as the policy goes.
   bool HasTail() const { return kind == Kind::kPca && tail; }

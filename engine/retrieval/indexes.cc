@@ -67,7 +67,7 @@ absl::Status Indexes::Allocate() {
 absl::Status Indexes::AllocateLayers(size_t block_bytes, const char* what,
                                      std::vector<Buffer>* out) {
   const auto blocks = static_cast<size_t>(memory_.blocks().num_blocks());
-  for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
+  for (int32_t layer = 0; layer < config_.num_layers(); ++layer) {
     WINNOW_ASSIGN_OR_RETURN(Buffer pool, AllocatePool(backend_, block_bytes * blocks, what));
     pool_bytes_ += pool.size_bytes();
     out->push_back(std::move(pool));
@@ -79,8 +79,8 @@ absl::Status Indexes::MakeCodes(const IndexSpec& spec) {
   auto codes = std::make_unique<Codes>();
   codes->spec = spec;
   codes->layout = {shape_.kv_heads, shape_.layout.block_tokens, spec.bits};
-  codes->layers.resize(config_.num_layers);
-  for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
+  codes->layers.resize(config_.num_layers());
+  for (int32_t layer = 0; layer < config_.num_layers(); ++layer) {
     Codes::Layer& to = codes->layers[layer];
     const bool learned = spec.kind != Kind::kPca && spec.kind != Kind::kLsh;
     if (learned && !options_.artifact->HasLayer(spec.kind, layer)) continue;
@@ -126,8 +126,8 @@ absl::Status Indexes::MakeCodesOfLayer(const IndexSpec& spec, int32_t layer, Cod
 
 absl::Status Indexes::MakeFeatureMaps() {
   const Artifact& artifact = *options_.artifact;
-  feature_maps_.resize(config_.num_layers);
-  for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
+  feature_maps_.resize(config_.num_layers());
+  for (int32_t layer = 0; layer < config_.num_layers(); ++layer) {
     if (!artifact.HasFeatures(layer)) continue;
     FeatureMaps& maps = feature_maps_[layer];
     maps.key = backend_.PackFeatureMap(artifact.FeatureMap(layer, Artifact::Side::kKey));
@@ -182,7 +182,7 @@ std::vector<Indexes::Part> Indexes::Parts() const {
 std::vector<std::string> Indexes::TitlesFor(const AttentionPolicy& policy) const {
   std::vector<std::string> titles;
   if (const Codes* codes = CodesOf(policy)) titles.push_back(ToString(codes->spec));
-  if (policy.kind == Kind::kQuest) titles.push_back("quest");
+  if (policy.select_by() == SelectBy::kBounds) titles.push_back("quest");
   if (policy.p.has_value()) titles.push_back("int4");
   return titles;
 }
@@ -191,7 +191,7 @@ double Indexes::RowBytes(const AttentionPolicy& policy) const {
   const double key_bytes = static_cast<double>(shape_.layout.RowBytes()) / 2;
   switch (policy.index_kind()) {
     case IndexKind::kNone:
-      return policy.kind == Kind::kOracle ? key_bytes : 0;
+      return policy.select_by() == SelectBy::kKeys ? key_bytes : 0;
     case IndexKind::kBounds:
       return static_cast<double>(kernels::BoundPageBytes(shape_.layout)) /
              kernels::kBoundPageTokens;
@@ -210,13 +210,13 @@ absl::Status Indexes::Check(const AttentionPolicy& policy) const {
                   "needs learned functions, and this server has no artifact of them");
   }
   if (policy.IsLearned()) WINNOW_RETURN_IF_ERROR(CheckLearned(policy));
-  if (policy.kind == Kind::kPca) WINNOW_RETURN_IF_ERROR(CheckPca(policy));
+  if (policy.select_by() == SelectBy::kMasses) WINNOW_RETURN_IF_ERROR(CheckPca(policy));
   if (policy.index_kind() == IndexKind::kCodes && CodesOf(policy) == nullptr) {
     const int32_t bits = CodeBits(policy, options_.artifact.get(), nullptr);
     return Refuse(policy, "name",
                   fmt::format("there is no index {} here", ToString(IndexSpec{policy.kind, bits})));
   }
-  if (policy.kind == Kind::kQuest && bounds_.empty()) {
+  if (policy.select_by() == SelectBy::kBounds && bounds_.empty()) {
     return Refuse(policy, "name", "there is no index quest here");
   }
   if (policy.p.has_value() && int4_keys_.empty()) {
@@ -239,7 +239,7 @@ absl::Status Indexes::CheckLearned(const AttentionPolicy& policy) const {
     return Refuse(policy, "bits",
                   fmt::format("the artifact's {} has {}", name, artifact.bits(policy.kind)));
   }
-  for (int32_t layer = policy.dense_layers; layer < config_.num_layers; ++layer) {
+  for (int32_t layer = policy.dense_layers; layer < config_.num_layers(); ++layer) {
     if (artifact.HasLayer(policy.kind, layer)) continue;
     return Refuse(policy, "dense_layers",
                   fmt::format("the artifact has no {} for layer {}", name, layer));
@@ -271,7 +271,7 @@ absl::Status Indexes::CheckCompletion(const AttentionPolicy& policy) const {
     return Refuse(policy, "completion", "there is no room for summaries here");
   }
   const Artifact& artifact = *options_.artifact;
-  for (int32_t layer = policy.dense_layers; layer < config_.num_layers; ++layer) {
+  for (int32_t layer = policy.dense_layers; layer < config_.num_layers(); ++layer) {
     if (!feature_maps_.empty() && feature_maps_[layer].key != nullptr) continue;
     return Refuse(policy, "completion",
                   artifact.header().features && !artifact.has_features()
@@ -299,7 +299,7 @@ absl::Status Indexes::GivePlace(RetrievalState& state) {
     free_places_.push_back(static_cast<std::byte*>(given_back));
   });
   auto* data = reinterpret_cast<float*>(place);
-  for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
+  for (int32_t layer = 0; layer < config_.num_layers(); ++layer) {
     if (tail) {
       state.layer(layer).summary.data = data;
       data += kernels::CellTableFloats(shape_.kv_heads, config_.head_dim);
@@ -371,7 +371,7 @@ void Indexes::Append(int32_t layer, const AttentionPolicy& policy,
 void Indexes::AppendSpans(int32_t layer, const AttentionPolicy& policy) {
   if (spans_.empty()) return;
   const kernels::KvLayout& layout = shape_.layout;
-  if (policy.kind == Kind::kQuest) {
+  if (policy.select_by() == SelectBy::kBounds) {
     backend_.BoundKeys(spans_, pool_, layout, bounds_[layer].data());
   } else if (const Codes* codes = CodesOf(policy)) {
     const Codes::Layer& of_layer = codes->layers[layer];

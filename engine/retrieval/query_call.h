@@ -19,7 +19,7 @@ namespace winnow::engine {
 // Facts of the model that the steps need.
 struct RetrievalShape {
   RetrievalShape(const ModelConfig& config, const kernels::KvLayout& kv)
-      : num_layers(config.num_layers),
+      : num_layers(config.num_layers()),
         num_heads(config.num_heads),
         kv_heads(kv.kv_heads),
         head_dim(config.head_dim),

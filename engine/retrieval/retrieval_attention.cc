@@ -18,8 +18,6 @@ using kernels::Tensor;
 
 namespace {
 
-using Kind = AttentionPolicy::Kind;
-
 // Tokens and entries of a call for many queries with small budgets.
 constexpr int64_t kMinEntries = int64_t{1} << 18;
 
@@ -289,7 +287,7 @@ void RetrievalAttention::Predict(int32_t layer, const Tensor& q) {
 void RetrievalAttention::RunCall(QueryCall call, const Tensor& q, const Tensor& out) {
   call.slot = counter_.slot();
   anchor_rows_.clear();
-  if (call.policy->kind == Kind::kPca) {
+  if (call.policy->select_by() == SelectBy::kMasses) {
     if (!backend_.failure().empty()) return;
     if (!MeasureAnchors(call, q) || !tail_.ExtendTables(call)) {
       if (backend_.failure().empty()) RunHalves(call, q, out);
@@ -330,7 +328,7 @@ void RetrievalAttention::RunHalves(const QueryCall& call, const Tensor& q, const
 
 // Whether MeasureAnchors leaves states that the chosen rows are merged into, in that order wherever the rows lie.
 bool RetrievalAttention::AnchorsApart(const AttentionPolicy& policy) const {
-  return policy.kind == Kind::kPca && anchor_states_.data() != nullptr;
+  return policy.select_by() == SelectBy::kMasses && anchor_states_.data() != nullptr;
 }
 
 // anchor_masses_ of the queries, because selection by masses needs the anchors' exact logits in its denominators; with

@@ -16,7 +16,8 @@ using Kind = AttentionPolicy::Kind;
 int64_t CellTableBytes(const ModelConfig& config, const RetrievalOptions& options) {
   const bool has = std::any_of(options.indexes.begin(), options.indexes.end(),
                                [](const IndexSpec& spec) { return spec.kind == Kind::kPca; });
-  return has ? config.num_layers * kernels::CellTableFloats(config.num_kv_heads, config.head_dim) *
+  return has ? config.num_layers() *
+                   kernels::CellTableFloats(config.num_kv_heads, config.head_dim) *
                    static_cast<int64_t>(sizeof(float))
              : 0;
 }
@@ -72,7 +73,7 @@ int64_t SummaryBytes(const ModelConfig& config, const RetrievalOptions& options)
   const int64_t tables = CellTableBytes(config, options);
   if (options.artifact == nullptr) return tables;
   int64_t floats = 0;
-  for (int32_t layer = 0; layer < config.num_layers; ++layer) {
+  for (int32_t layer = 0; layer < config.num_layers(); ++layer) {
     if (!options.artifact->HasFeatures(layer)) continue;
     const int32_t features = options.artifact->FeatureMap(layer, Artifact::Side::kKey).out.out;
     floats += config.num_kv_heads * kernels::SummaryFloats(features, config.head_dim);
@@ -85,18 +86,18 @@ int64_t IndexBlockBytes(const ModelConfig& config, const kernels::KvLayout& layo
   int64_t bytes = 0;
   for (const IndexSpec& spec : options.indexes) {
     if (spec.kind == Kind::kQuest) {
-      bytes += static_cast<int64_t>(kernels::BoundBlockBytes(layout)) * config.num_layers;
+      bytes += static_cast<int64_t>(kernels::BoundBlockBytes(layout)) * config.num_layers();
       continue;
     }
     const kernels::CodeLayout codes{layout.kv_heads, layout.block_tokens, spec.bits};
     const int64_t layers =
         spec.kind == Kind::kLsh || spec.kind == Kind::kPca || options.artifact == nullptr
-            ? config.num_layers
+            ? config.num_layers()
             : static_cast<int64_t>(options.artifact->layers(spec.kind).size());
     bytes += static_cast<int64_t>(codes.BlockBytes()) * layers;
   }
   if (options.four_bit_keys) {
-    bytes += static_cast<int64_t>(kernels::Int4BlockBytes(layout)) * config.num_layers;
+    bytes += static_cast<int64_t>(kernels::Int4BlockBytes(layout)) * config.num_layers();
   }
   return bytes;
 }

@@ -33,14 +33,14 @@ QueryPlan PlanQuery(const AttentionPolicy& policy, int32_t position, int32_t fro
   const int32_t visible = position + 1;
   QueryPlan plan;
   plan.mid = {policy.sink, std::max(policy.sink, visible - policy.window)};
-  if (policy.kind == AttentionPolicy::Kind::kQuest) {
+  if (policy.select_by() == SelectBy::kBounds) {
     // Whole pages: what is left over at either end joins the anchors.
     plan.mid.first = RoundUpToPage(plan.mid.first);
     plan.mid.last = std::max(plan.mid.first, plan.mid.last / kPage * kPage);
   }
   if (policy.IsDense()) return plan;
   plan.k = policy.KFor(visible);
-  if (policy.kind == AttentionPolicy::Kind::kQuest) plan.k = RoundUpToPage(plan.k);
+  if (policy.select_by() == SelectBy::kBounds) plan.k = RoundUpToPage(plan.k);
   if (plan.mid.size() <= plan.k || visible < policy.from.value_or(from)) return plan;
   plan.dense = false;
   const auto widened = [&](int32_t count) {
@@ -51,7 +51,7 @@ QueryPlan PlanQuery(const AttentionPolicy& policy, int32_t position, int32_t fro
   plan.min_mass = policy.min_mass.value_or(0) / widen;
   if (policy.p.has_value()) {
     plan.candidates = policy.CandidatesFor(visible);
-    if (policy.kind == AttentionPolicy::Kind::kQuest) {
+    if (policy.select_by() == SelectBy::kBounds) {
       plan.candidates = RoundUpToPage(plan.candidates);
     }
     plan.candidates = widened(plan.candidates);

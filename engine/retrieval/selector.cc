@@ -12,7 +12,6 @@ namespace winnow::engine {
 using kernels::RetrievalQuery;
 using kernels::Selection;
 using kernels::Tensor;
-using Kind = AttentionPolicy::Kind;
 
 absl::Status Selector::Allocate(int64_t max_entries, ScratchAllocator& scratch) {
   const size_t counts = size_t{kMaxCallQueries} * shape_.kv_heads * sizeof(int32_t);
@@ -50,7 +49,7 @@ void Selector::Prune(const QueryCall& call, const Tensor& q, const MassInputs& m
                      const Selection& selected) {
   backend_.PruneSelection(q, call.queries, indexes_.int4_keys(call.layer), shape_.layout,
                           shape_.scale, static_cast<float>(*call.policy->p), selected, selected);
-  if (call.policy->kind != Kind::kPca || masses.tail == nullptr) return;
+  if (call.policy->select_by() != SelectBy::kMasses || masses.tail == nullptr) return;
   const Indexes::Codes& codes = *indexes_.CodesOf(*call.policy);
   const Indexes::Codes::Layer& of_layer = codes.layers[call.layer];
   backend_.TakeFromTail(q, call.queries, *of_layer.transform, shape_.scale, of_layer.pool.data(),
@@ -59,12 +58,11 @@ void Selector::Prune(const QueryCall& call, const Tensor& q, const MassInputs& m
 
 void Selector::SelectTokens(const QueryCall& call, const Tensor& q, const MassInputs& masses,
                             const Selection& selected) {
-  switch (call.policy->kind) {
-    case Kind::kDense:
-    case Kind::kWindow:
+  switch (call.policy->select_by()) {
+    case SelectBy::kNothing:
       std::fill_n(selected.counts, call.size() * shape_.kv_heads, 0);
       return;
-    case Kind::kOracle:
+    case SelectBy::kKeys:
       std::fill_n(selected.counts, call.size() * shape_.kv_heads, 0);
       whole_.ForEach(call,
                      [&](size_t begin, std::span<const RetrievalQuery> queries, const void* pool) {
@@ -72,17 +70,14 @@ void Selector::SelectTokens(const QueryCall& call, const Tensor& q, const MassIn
                                                selected.From(static_cast<int64_t>(begin)));
                      });
       return;
-    case Kind::kQuest:
+    case SelectBy::kBounds:
       backend_.SelectByBounds(q, call.queries, indexes_.bounds(call.layer), shape_.layout,
                               shape_.scale, selected);
       return;
-    case Kind::kPca:
+    case SelectBy::kMasses:
       SelectByMass(call, q, masses, selected);
       return;
-    case Kind::kLsh:
-    case Kind::kHata:
-    case Kind::kSpotlight:
-    case Kind::kHashAttention: {
+    case SelectBy::kCodes: {
       const Indexes::Codes& codes = *indexes_.CodesOf(*call.policy);
       const Indexes::Codes::Layer& of_layer = codes.layers[call.layer];
       backend_.EncodeQueries(q, call.queries, *of_layer.query, query_codes_.data());

@@ -167,7 +167,7 @@ std::optional<TransformFit> ParseTransformFit(std::string_view text, std::string
   fit.bits = static_cast<int32_t>(in.U32());
   fit.sample_tokens = static_cast<int32_t>(in.U32());
   const uint32_t layers = in.U32(), heads = in.U32(), d = in.U32();
-  if (!in.ok() || layers != static_cast<uint32_t>(config.num_layers) ||
+  if (!in.ok() || layers != static_cast<uint32_t>(config.num_layers()) ||
       heads != static_cast<uint32_t>(config.num_kv_heads) ||
       d != static_cast<uint32_t>(config.head_dim)) {
     return std::nullopt;

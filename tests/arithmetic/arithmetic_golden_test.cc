@@ -38,14 +38,14 @@ ModelConfig Shape(int32_t head_dim, DType dtype) {
   ModelConfig config;
   config.hidden_size = 128;
   config.intermediate_size = 192;
-  config.num_layers = 4;
+  config.layers.resize(4);
   config.num_heads = 4;
   config.num_kv_heads = 2;
   config.head_dim = head_dim;
   config.vocab_size = 211;
   config.max_position_embeddings = 512;
   config.rms_norm_eps = 1e-5f;
-  config.rope_theta = 10000;
+  config.ropes[0].theta = 10000;
   config.dtype = dtype;
   return config;
 }
@@ -103,7 +103,7 @@ std::shared_ptr<const TransformFit> MakeFit(const ModelConfig& config) {
     fitted->head.tail = true;
     heads.push_back(fitted->head);
   }
-  fit->layers.assign(config.num_layers, {d, 128, heads});
+  fit->layers.assign(config.num_layers(), {d, 128, heads});
   return fit;
 }
 
@@ -112,7 +112,7 @@ std::shared_ptr<const TransformFit> MakeFit(const ModelConfig& config) {
 std::vector<float> Logits(kernels::Backend& backend, const GoldenCase& golden) {
   constexpr int32_t kTokens = 200, kPrompt = 192, kChunk = 96;
   ModelConfig config = Shape(golden.head_dim, golden.compute);
-  config.qkv_bias = config.qk_norm = golden.biases_and_norms;
+  for (LayerSpec& layer : config.layers) layer.qkv_bias = layer.qk_norm = golden.biases_and_norms;
   const auto weights = MakeSyntheticWeights(config, 20);
   DecoderOptions options;
   options.compute = golden.compute;

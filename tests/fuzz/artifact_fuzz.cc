@@ -32,7 +32,8 @@ void CheckStage(const AffineStage& stage) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   ModelConfig config;
-  config.num_layers = config.num_heads = config.num_kv_heads = config.head_dim = 1;
+  config.layers.resize(1);
+  config.num_heads = config.num_kv_heads = config.head_dim = 1;
   const auto artifact =
       Artifact::Parse(std::as_bytes(std::span(data, size)), "file", config, std::string(64, '0'));
   if (!artifact.ok()) {

@@ -74,9 +74,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto config = GgufModelConfig(*contents, "fuzz.gguf");
   if (config.ok()) {
     for (const int32_t id : config->eos_token_ids) WINNOW_CHECK(id >= 0 && id < config->vocab_size);
-    WINNOW_CHECK(
-        ComputeRope(config->head_dim, config->rope_theta, config->rope_scaling).inv_freq.size() ==
-        static_cast<size_t>(config->head_dim / 2));
+    WINNOW_CHECK(ComputeRope(config->head_dim, config->ropes[0].theta, config->ropes[0].scaling)
+                     .inv_freq.size() == static_cast<size_t>(config->head_dim / 2));
   } else {
     CheckCode(config.status());
   }

@@ -36,7 +36,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   WINNOW_CHECK(rope.inv_freq.size() == static_cast<size_t>(config->head_dim) / 2);
   for (const float frequency : rope.inv_freq) WINNOW_CHECK(std::isfinite(frequency));
   WINNOW_CHECK(std::isfinite(rope.attention_factor));
-  if (config->num_layers <= 8) {
+  if (config->num_layers() <= 8) {
     for (const TensorSpec& spec : ModelTensors(*config, nullptr))
       WINNOW_CHECK(spec.rows >= 0 && spec.cols > 0);
   }

@@ -93,7 +93,7 @@ TEST_F(RealModelTest, SaysWhatItIs) {
   const auto config = LoadModelConfig(path_);
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->architecture, "LlamaForCausalLM");
-  EXPECT_EQ(config->num_layers, 30);
+  EXPECT_EQ(config->num_layers(), 30);
   EXPECT_EQ(config->vocab_size, 49152);
   EXPECT_EQ(config->max_position_embeddings, 8192);
   EXPECT_TRUE(config->tie_word_embeddings);

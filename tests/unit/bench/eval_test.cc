@@ -76,14 +76,14 @@ class SequenceKvTest : public ::testing::Test {
   SequenceKvTest() {
     config_.hidden_size = 64;
     config_.intermediate_size = 96;
-    config_.num_layers = 2;
+    config_.layers.resize(2);
     config_.num_heads = 2;
     config_.num_kv_heads = 1;
     config_.head_dim = 64;
     config_.vocab_size = 99;
     config_.max_position_embeddings = 256;
     config_.rms_norm_eps = 1e-5f;
-    config_.rope_theta = 10000;
+    config_.ropes[0].theta = 10000;
     config_.dtype = kernels::DType::kF32;
     weights_ = *MakeSyntheticWeights(config_, 3);
     backend_ = kernels::MakeCpuBackend("auto", 2);

@@ -21,7 +21,7 @@ inline const std::string kFingerprint =
 // Of no size that is a power of two, so that no shape fits by chance.
 inline ModelConfig ArtifactModel() {
   ModelConfig config;
-  config.num_layers = 5;
+  config.layers.resize(5);
   config.num_heads = 9;
   config.num_kv_heads = 3;
   config.head_dim = 6;
@@ -144,7 +144,7 @@ inline TestArtifact GoodArtifact(const ModelConfig& config, std::mt19937_64& ran
   artifact.header = {{"format", 1},
                      {"model",
                       {{"fingerprint", kFingerprint},
-                       {"layers", config.num_layers},
+                       {"layers", config.num_layers()},
                        {"query_heads", config.num_heads},
                        {"kv_heads", config.num_kv_heads},
                        {"head_dim", config.head_dim}}},

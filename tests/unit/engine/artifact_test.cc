@@ -76,7 +76,7 @@ void ExpectHolds(const Artifact& artifact, TestArtifact& file, const ModelConfig
     if (!artifact.HasKind(kind)) continue;
     EXPECT_EQ(artifact.bits(kind), kind_json->at("bits"));
     EXPECT_EQ(Json(artifact.layers(kind)), kind_json->at("layers"));
-    for (int32_t layer = -1; layer <= config.num_layers; ++layer) {
+    for (int32_t layer = -1; layer <= config.num_layers(); ++layer) {
       const auto& layers = artifact.layers(kind);
       const bool has = std::find(layers.begin(), layers.end(), layer) != layers.end();
       ASSERT_EQ(artifact.HasLayer(kind, layer), has) << name << " " << layer;
@@ -97,7 +97,7 @@ void ExpectHolds(const Artifact& artifact, TestArtifact& file, const ModelConfig
     }
   }
   ASSERT_EQ(artifact.has_features(), file.header.contains("features"));
-  for (int32_t layer = -1; layer <= config.num_layers; ++layer) {
+  for (int32_t layer = -1; layer <= config.num_layers(); ++layer) {
     if (!artifact.HasFeatures(layer)) continue;
     for (const Side side : kSides) {
       const FeatureMapWeights map = artifact.FeatureMap(layer, side);
@@ -449,7 +449,7 @@ uint64_t Sum(const Artifact& artifact, const ModelConfig& config) {
     for (const uint16_t bits : stage.weight) sum += bits;
     for (const float value : stage.bias) sum += std::isfinite(value) ? 1 : 1000000;
   };
-  for (int32_t layer = 0; layer < config.num_layers; ++layer) {
+  for (int32_t layer = 0; layer < config.num_layers(); ++layer) {
     for (const Side side : kSides) {
       for (const Kind kind : kKinds) {
         if (!artifact.HasLayer(kind, layer)) continue;
@@ -503,7 +503,8 @@ TEST_F(ArtifactTest, AFileWithAFlippedBitIsRefusedOrWholeAllTheSame) {
 
 TEST(ArtifactCorpus, ParsesOrIsRefused) {
   ModelConfig config;
-  config.num_layers = config.num_heads = config.num_kv_heads = config.head_dim = 1;
+  config.layers.resize(1);
+  config.num_heads = config.num_kv_heads = config.head_dim = 1;
   int files = 0, good = 0;
   for (const auto& entry :
        std::filesystem::directory_iterator(SourcePath("tests/fuzz/corpus/artifact"))) {

@@ -193,6 +193,14 @@ TEST(AttentionPolicy, TheTailIsPcasAndOnUnlessSaidOtherwise) {
 }
 
 TEST(AttentionPolicy, SaysWhatItNeeds) {
+  EXPECT_EQ(Parse("dense").select_by(), SelectBy::kNothing);
+  EXPECT_EQ(Parse("window").select_by(), SelectBy::kNothing);
+  EXPECT_EQ(Parse("oracle").select_by(), SelectBy::kKeys);
+  EXPECT_EQ(Parse("quest").select_by(), SelectBy::kBounds);
+  EXPECT_EQ(Parse("pca").select_by(), SelectBy::kMasses);
+  for (const char* name : {"lsh", "hata", "spotlight", "hashattention"}) {
+    EXPECT_EQ(Parse(name).select_by(), SelectBy::kCodes) << name;
+  }
   EXPECT_EQ(Parse("dense").index_kind(), IndexKind::kNone);
   EXPECT_EQ(Parse("window").index_kind(), IndexKind::kNone);
   EXPECT_EQ(Parse("oracle").index_kind(), IndexKind::kNone);

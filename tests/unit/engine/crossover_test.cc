@@ -287,7 +287,7 @@ class WorkClock final : public Clock {
 // The real measurement, on a small shape: what it times must be what it says.
 TEST(AttentionTimer, TimesBothWaysOnEveryIndexThatNeedsNoTraining) {
   ModelConfig config;
-  config.num_layers = 3;
+  config.layers.resize(3);
   config.num_heads = 4;
   config.num_kv_heads = 2;
   config.head_dim = 64;

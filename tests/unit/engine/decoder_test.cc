@@ -6,6 +6,8 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <random>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -140,15 +142,14 @@ ModelConfig SmallConfig(DType dtype) {
   ModelConfig config;
   config.hidden_size = 96;
   config.intermediate_size = 160;
-  config.num_layers = 3;
+  config.layers.assign(3, {.qk_norm = true, .qkv_bias = true});
   config.num_heads = 4;
   config.num_kv_heads = 2;
   config.head_dim = 64;
   config.vocab_size = 301;
   config.max_position_embeddings = 512;
   config.rms_norm_eps = 1e-5f;
-  config.rope_theta = 10000;
-  config.qkv_bias = config.qk_norm = true;
+  config.ropes[0].theta = 10000;
   config.dtype = dtype;
   return config;
 }
@@ -268,6 +269,34 @@ TEST(Decoder, LogitsDependOnEveryEarlierToken) {
   }
 }
 
+// ---- layers that are not alike ----
+
+std::vector<float> LogitsOf(const ModelConfig& config) {
+  const SyntheticWeights weights = *MakeSyntheticWeights(config, 7);
+  const auto backend = kernels::MakeCpuBackend("auto", 2);
+  const auto decoder = *Decoder::Create(
+      config, weights.weights, *backend,
+      {.compute = DType::kF32, .kv_dtype = DType::kF32, .block_tokens = 16, .kv_bytes = 1 << 20});
+  std::mt19937_64 random(5);
+  const std::vector<int32_t> tokens = RandomTokens(random, 40, config.vocab_size);
+  return testing::Run(*decoder, tokens, 0, testing::ShuffledBlocks(*decoder, random), 40, 40);
+}
+
+TEST(Decoder, EachLayerRotatesByTheSetThatItNames) {
+  ModelConfig config = SmallConfig(DType::kF32);
+  const std::vector<float> one_set = LogitsOf(config);
+  config.ropes = {{.theta = 500, .scaling = {}}, {.theta = 10000, .scaling = {}}};
+  std::set<std::vector<float>> distinct;
+  for (int32_t sets = 0; sets < 8; ++sets) {
+    for (int32_t i = 0; i < 3; ++i) config.layers[i].rope = (sets >> i) & 1;
+    distinct.insert(LogitsOf(config));
+    if (sets == 7) {
+      EXPECT_TRUE(LogitsOf(config) == one_set);
+    }
+  }
+  EXPECT_EQ(distinct.size(), 8u);
+}
+
 TEST(Decoder, NoiseInTheKvPoolIsFiniteAndReachesTheLogits) {
   SmallModel model = MakeSmallModel("auto", 2, DType::kBF16);
   std::mt19937_64 random(5);
@@ -310,6 +339,18 @@ TEST(Decoder, OptionsOutOfRangeAreRefusedByName) {
   expect_refused([](DecoderOptions& o) { o.max_batch_logits = 513; }, "max_batch_logits is 513");
   expect_refused([](DecoderOptions& o) { o.max_context = 513; }, "max_position_embeddings, 512");
   expect_refused([](DecoderOptions& o) { o.kv_dtype = DType::kF16; }, "kv_dtype is float16");
+}
+
+TEST(Decoder, LayersThatAreNotComputedAreRefusedByName) {
+  ModelConfig config = SmallConfig(DType::kF32);
+  const SyntheticWeights weights = *MakeSyntheticWeights(config, 7);
+  config.layers[1].window = 128;
+  const auto backend = kernels::MakeCpuBackend("scalar", 1);
+  const absl::Status status = Decoder::Create(config, weights.weights, *backend,
+                                              {.compute = DType::kF32, .kv_bytes = 1 << 20})
+                                  .status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("layer 1: a sliding window of 128 tokens"));
 }
 
 TEST(Decoder, MemoryThatCannotBeHadIsAnErrorWithItsSize) {

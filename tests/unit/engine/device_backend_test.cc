@@ -57,7 +57,7 @@ class DeviceBackendTest : public ::testing::Test {
       const auto block_bytes = static_cast<int64_t>(
           KvLayout{config_.num_kv_heads, config_.head_dim, options->block_tokens, options->kv_dtype}
               .BlockBytes());
-      const int32_t layers = config_.num_layers - FirstSharedLayer();
+      const int32_t layers = config_.num_layers() - FirstSharedLayer();
       options->shared_kv_bytes = std::max<int64_t>(shared_blocks * layers * block_bytes, 1);
       options->kv_bytes = shared_blocks * FirstSharedLayer() * block_bytes;
     }
@@ -223,7 +223,7 @@ TEST_F(DeviceBackendTest, KvInSharedMemoryGivesTheSameAnswersAndIsCounted) {
   const auto on_device = MakeDecoder(device, blocks);
   EXPECT_EQ(shared->num_blocks(), blocks);
   EXPECT_EQ(shared->kv_pool_bytes(), own->kv_pool_bytes());
-  const auto layers = static_cast<size_t>(config_.num_layers);
+  const auto layers = static_cast<size_t>(config_.num_layers());
   EXPECT_EQ(shared->shared_kv_bytes(), own->kv_pool_bytes() / layers * (layers - 2));
   for (const char* text :
        {"dense", "window:window=32,from=0", "oracle:k=20,window=32,from=0",
@@ -260,7 +260,7 @@ TEST_F(DeviceBackendTest, SharedMemoryThatHoldsNoBlockIsRefused) {
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()),
               ::testing::HasSubstr("host_bytes is 1: must be at least"));
-  config_.num_layers = 2;
+  config_.layers.resize(2);
   DecoderOptions options{.kv_bytes = 1 << 20, .max_context = kTokens};
   options.shared_kv_bytes = 1 << 20;
   EXPECT_THAT(std::string(Decoder::Create(config_, weights_, *cpu_, options).status().message()),

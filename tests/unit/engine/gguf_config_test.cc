@@ -57,16 +57,17 @@ TEST(GgufConfig, ReadsWhatConfigJsonWouldSay) {
   EXPECT_EQ(config->architecture, "LlamaForCausalLM");
   EXPECT_EQ(config->hidden_size, 2048);
   EXPECT_EQ(config->intermediate_size, 8192);
-  EXPECT_EQ(config->num_layers, 16);
+  EXPECT_EQ(config->num_layers(), 16);
   EXPECT_EQ(config->num_heads, 32);
   EXPECT_EQ(config->num_kv_heads, 8);
   EXPECT_EQ(config->head_dim, 64);
   EXPECT_EQ(config->vocab_size, 8);
   EXPECT_EQ(config->max_position_embeddings, 131072);
   EXPECT_EQ(config->rms_norm_eps, 1e-5f);
-  EXPECT_EQ(config->rope_theta, 500000.0);
-  EXPECT_EQ(config->rope_scaling, RopeScaling());
-  EXPECT_FALSE(config->qkv_bias || config->o_bias || config->mlp_bias || config->qk_norm);
+  EXPECT_EQ(config->ropes[0].theta, 500000.0);
+  EXPECT_EQ(config->ropes[0].scaling, RopeScaling());
+  EXPECT_FALSE(config->layers[0].qkv_bias || config->layers[0].o_bias ||
+               config->layers[0].mlp_bias || config->layers[0].qk_norm);
   EXPECT_TRUE(config->tie_word_embeddings);
   EXPECT_EQ(config->dtype, kernels::DType::kF16);
   EXPECT_EQ(config->bos_token_id, 2);
@@ -81,8 +82,8 @@ TEST(GgufConfig, WhatTensorsThereAreIsPartOfIt) {
   const auto config = Read(file);
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_FALSE(config->tie_word_embeddings);
-  EXPECT_TRUE(config->qkv_bias);
-  EXPECT_FALSE(config->o_bias);
+  EXPECT_TRUE(config->layers[0].qkv_bias);
+  EXPECT_FALSE(config->layers[0].o_bias);
   EXPECT_EQ(config->dtype, kernels::DType::kBF16);  // of two types
 }
 
@@ -104,9 +105,9 @@ TEST(GgufConfig, FamiliesDifferInWhatTheyHave) {
     EXPECT_EQ(config->family, family);
     EXPECT_EQ(config->num_kv_heads, 4);  // as many as query heads where the key is not there
     EXPECT_EQ(config->head_dim, 64);
-    EXPECT_EQ(config->rope_theta, 10000.0);
-    EXPECT_EQ(config->qkv_bias, family == ModelConfig::Family::kQwen2);
-    EXPECT_EQ(config->qk_norm, family == ModelConfig::Family::kQwen3);
+    EXPECT_EQ(config->ropes[0].theta, 10000.0);
+    EXPECT_EQ(config->layers[0].qkv_bias, family == ModelConfig::Family::kQwen2);
+    EXPECT_EQ(config->layers[0].qk_norm, family == ModelConfig::Family::kQwen3);
     EXPECT_EQ(config->bos_token_id, std::nullopt);
     EXPECT_THAT(config->eos_token_ids, IsEmpty());
   }
@@ -129,13 +130,13 @@ TEST(GgufConfig, RopeScalingIsThatOfTheKeys) {
   GgufBuilder linear = Llama();
   linear.Set("llama.rope.scaling.type", "linear");
   linear.Set("llama.rope.scaling.factor", 4.0f);
-  EXPECT_EQ(Read(linear)->rope_scaling.kind, RopeScaling::Kind::kLinear);
-  EXPECT_EQ(Read(linear)->rope_scaling.factor, 4.0);
+  EXPECT_EQ(Read(linear)->ropes[0].scaling.kind, RopeScaling::Kind::kLinear);
+  EXPECT_EQ(Read(linear)->ropes[0].scaling.factor, 4.0);
 
   GgufBuilder older = Llama();
   older.Set("llama.rope.scale_linear", 2.0f);
-  EXPECT_EQ(Read(older)->rope_scaling.kind, RopeScaling::Kind::kLinear);
-  EXPECT_EQ(Read(older)->rope_scaling.factor, 2.0);
+  EXPECT_EQ(Read(older)->ropes[0].scaling.kind, RopeScaling::Kind::kLinear);
+  EXPECT_EQ(Read(older)->ropes[0].scaling.factor, 2.0);
 
   GgufBuilder yarn = Llama();
   yarn.Set("llama.rope.scaling.type", "yarn");
@@ -143,9 +144,9 @@ TEST(GgufConfig, RopeScalingIsThatOfTheKeys) {
   yarn.Set("llama.rope.scaling.original_context_length", uint32_t{32768});
   const auto config = Read(yarn);
   ASSERT_TRUE(config.ok()) << config.status();
-  EXPECT_EQ(config->rope_scaling.kind, RopeScaling::Kind::kYarn);
-  EXPECT_EQ(config->rope_scaling.original_max_position_embeddings, 32768);
-  EXPECT_EQ(config->rope_scaling.attention_factor, std::nullopt);
+  EXPECT_EQ(config->ropes[0].scaling.kind, RopeScaling::Kind::kYarn);
+  EXPECT_EQ(config->ropes[0].scaling.original_max_position_embeddings, 32768);
+  EXPECT_EQ(config->ropes[0].scaling.attention_factor, std::nullopt);
   EXPECT_NEAR(ComputeRope(*config).attention_factor, 0.1 * std::log(4.0) + 1, 1e-6);
   yarn.Set("llama.rope.scaling.attn_factor", 2.0f);
   EXPECT_NEAR(ComputeRope(*Read(yarn)).attention_factor, 2 * (0.1 * std::log(4.0) + 1), 1e-6);
@@ -154,9 +155,9 @@ TEST(GgufConfig, RopeScalingIsThatOfTheKeys) {
 // A writer has the outcome of Llama 3's scaling in a tensor: what each frequency is divided by.
 TEST(GgufConfig, RopeFactorsAreLlama3sScaling) {
   ModelConfig llama3 = *Read(Llama());
-  llama3.rope_scaling.kind = RopeScaling::Kind::kLlama3;
-  llama3.rope_scaling.factor = 32;
-  llama3.rope_scaling.original_max_position_embeddings = 8192;
+  llama3.ropes[0].scaling.kind = RopeScaling::Kind::kLlama3;
+  llama3.ropes[0].scaling.factor = 32;
+  llama3.ropes[0].scaling.original_max_position_embeddings = 8192;
   const std::vector<float> scaled = ComputeRope(llama3).inv_freq;
   const std::vector<float> plain = ComputeRope(*Read(Llama())).inv_freq;
   std::string factors;
@@ -165,7 +166,7 @@ TEST(GgufConfig, RopeFactorsAreLlama3sScaling) {
   file.Tensor("rope_freqs.weight", {32}, kGgufF32, factors);
   const auto config = Read(file);
   ASSERT_TRUE(config.ok()) << config.status();
-  EXPECT_EQ(config->rope_scaling.kind, RopeScaling::Kind::kFactors);
+  EXPECT_EQ(config->ropes[0].scaling.kind, RopeScaling::Kind::kFactors);
   const std::vector<float> computed = ComputeRope(*config).inv_freq;
   ASSERT_EQ(computed.size(), scaled.size());
   EXPECT_NE(computed, plain);

@@ -59,14 +59,14 @@ GgufBuilder KeysOf(const ModelConfig& config) {
   file.Set("general.architecture", name);
   set("embedding_length", static_cast<uint32_t>(config.hidden_size));
   set("feed_forward_length", static_cast<uint32_t>(config.intermediate_size));
-  set("block_count", static_cast<uint32_t>(config.num_layers));
+  set("block_count", static_cast<uint32_t>(config.num_layers()));
   set("attention.head_count", static_cast<uint32_t>(config.num_heads));
   set("attention.head_count_kv", static_cast<uint32_t>(config.num_kv_heads));
   set("attention.key_length", static_cast<uint32_t>(config.head_dim));
   set("attention.value_length", static_cast<uint32_t>(config.head_dim));
   set("context_length", static_cast<uint32_t>(config.max_position_embeddings));
   set("attention.layer_norm_rms_epsilon", config.rms_norm_eps);
-  set("rope.freq_base", static_cast<float>(config.rope_theta));
+  set("rope.freq_base", static_cast<float>(config.ropes[0].theta));
   return file;
 }
 

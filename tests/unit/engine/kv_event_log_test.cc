@@ -268,7 +268,7 @@ TEST_F(KvEventsTest, SayWhatTheNextRequestWillFind) {
   ModelOptions options = kv_tiers::Options();
   options.kv_dtype = "bf16";
   // Room for one sequence and a half: idle blocks are forgotten all the time.
-  options.kv_bytes = kv_tiers::FrameBytes(config_) * config_.num_layers *
+  options.kv_bytes = kv_tiers::FrameBytes(config_) * config_.num_layers() *
                      (kv_tiers::kContext / kv_tiers::kBlockTokens) * 3 / 2;
   ExpectPredicted(*kv_tiers::Load(options));
   EXPECT_GT(mirror_.removals(), 0);

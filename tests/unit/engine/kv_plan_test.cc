@@ -27,7 +27,7 @@ class KvPlanTest : public kv_tiers::KvTiersTest {
     EXPECT_EQ(plan.summary_bytes, static_cast<int64_t>(decoder.summary_bytes()));
     EXPECT_EQ(plan.row_cache_bytes, static_cast<int64_t>(decoder.row_fetcher().cache_bytes()));
     EXPECT_EQ(plan.layout.BlockBytes(), decoder.kv_layout().BlockBytes());
-    EXPECT_EQ(plan.layers.size(), static_cast<size_t>(model.config.num_layers));
+    EXPECT_EQ(plan.layers.size(), static_cast<size_t>(model.config.num_layers()));
   }
   // As a GPU's options are resolved; none is needed for that.
   KvPlan OnDevice(int64_t host_bytes, int64_t disk_bytes, bool spill) const {
@@ -57,7 +57,7 @@ class KvPlanTest : public kv_tiers::KvTiersTest {
 TEST_F(KvPlanTest, SizesAreThoseThatAreAllocated) {
   ModelOptions options = kv_tiers::Options();
   options.kv_bytes =
-      FrameBytes(config_) * config_.num_layers * static_cast<int64_t>(40 + random_() % 50);
+      FrameBytes(config_) * config_.num_layers() * static_cast<int64_t>(40 + random_() % 50);
   ExpectSizesOf(*kv_tiers::Load(options));
   options = Tiered();
   options.kv_bytes += FrameBytes(config_) * static_cast<int64_t>(random_() % 50);
@@ -71,21 +71,21 @@ TEST_F(KvPlanTest, ResidencyAndPlacementFollowTheFlags) {
   ASSERT_TRUE(in_place.ok());
   KvPlan plan = Plan(*in_place);
   EXPECT_EQ(plan.residency, ResidencyKind::kInPlace);
-  EXPECT_EQ(Layers(plan, KvPlacement::kFast), config_.num_layers);
+  EXPECT_EQ(Layers(plan, KvPlacement::kFast), config_.num_layers());
 
   options.tiers.host_bytes = 64 << 20;
   const auto paged = ResolveDecoderOptions(config_, options);
   ASSERT_TRUE(paged.ok()) << paged.status();
   plan = Plan(*paged);
   EXPECT_EQ(plan.residency, ResidencyKind::kPaged);
-  EXPECT_EQ(Layers(plan, KvPlacement::kFastFrames), config_.num_layers);
+  EXPECT_EQ(Layers(plan, KvPlacement::kFastFrames), config_.num_layers());
 
-  const int64_t shared = config_.num_layers - FirstSharedLayer();
+  const int64_t shared = config_.num_layers() - FirstSharedLayer();
   plan = OnDevice(0, 0, false);
   EXPECT_EQ(plan.residency, ResidencyKind::kInPlace);
   plan = OnDevice(0, 64 << 20, false);
   EXPECT_EQ(plan.residency, ResidencyKind::kMirrored);
-  EXPECT_EQ(Layers(plan, KvPlacement::kFast), config_.num_layers);
+  EXPECT_EQ(Layers(plan, KvPlacement::kFast), config_.num_layers());
   EXPECT_EQ(plan.host_bytes, 0);
   plan = OnDevice(64 << 20, 0, false);
   EXPECT_EQ(plan.residency, ResidencyKind::kInPlace);
@@ -147,7 +147,7 @@ TEST_F(KvPlanTest, LayersUnderTheDefaultPolicyHaveTheIndexesThatAreMade) {
     bytes += index.bytes;
   }
   EXPECT_EQ(plan.index_bytes, bytes);
-  for (int32_t i = 0; i < config_.num_layers; ++i) {
+  for (int32_t i = 0; i < config_.num_layers(); ++i) {
     EXPECT_EQ(plan.layers[i].indexes, i < FirstSharedLayer()
                                           ? std::vector<std::string>()
                                           : std::vector<std::string>({"lsh:128", "quest", "int4"}));
@@ -160,7 +160,7 @@ TEST_F(KvPlanTest, TooLittleMemoryIsRefused) {
   flags.max_context = 256;
   auto options = ResolveDecoderOptions(config_, flags);
   ASSERT_TRUE(options.ok()) << options.status();
-  const int64_t block = FrameBytes(config_) * config_.num_layers;
+  const int64_t block = FrameBytes(config_) * config_.num_layers();
   options->kv_bytes = block;
   EXPECT_EQ(Plan(*options).num_blocks, 1);
   options->kv_bytes = block - 1;
@@ -169,7 +169,7 @@ TEST_F(KvPlanTest, TooLittleMemoryIsRefused) {
   options->residency = ResidencyKind::kPaged;
   const int64_t least =
       FrameBytes(config_) *
-      LeastFrames(config_.num_layers, options->block_tokens, 256, options->max_batch_tokens,
+      LeastFrames(config_.num_layers(), options->block_tokens, 256, options->max_batch_tokens,
                   options->max_sequences > 0 ? options->max_sequences : options->max_batch_logits);
   options->kv_bytes = least;
   EXPECT_EQ(Plan(*options).num_frames, least / FrameBytes(config_));

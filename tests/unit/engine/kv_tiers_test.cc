@@ -105,7 +105,7 @@ TEST_F(KvTiersTest, ADiskHoldsAllTheBlocksThatItIsCountedFor) {
       SCOPED_TRACE(::testing::Message() << disk_bytes << " " << prefix_cache);
       ModelOptions options = Tiered();
       options.max_context = kLongContext;
-      options.kv_bytes = FrameBytes(config_) * LeastFrames(config_.num_layers, kBlockTokens,
+      options.kv_bytes = FrameBytes(config_) * LeastFrames(config_.num_layers(), kBlockTokens,
                                                            kLongContext, kStepTokens, kRunning);
       options.tiers.disk_bytes = disk_bytes;
       options.tiers.store_dir =
@@ -179,7 +179,7 @@ TEST_F(KvTiersTest, APromptThatFramesAreTooFewForReadsTheRest) {
   requests_[0].stopping.max_tokens = 1;
   ModelOptions options = Tiered();
   options.tiers.host_bytes = 64 << 20;
-  const int64_t blocks = kContext / kBlockTokens - 2, pieces = blocks * config_.num_layers;
+  const int64_t blocks = kContext / kBlockTokens - 2, pieces = blocks * config_.num_layers();
   const int64_t frames = pieces * 3 / 4;
   options.kv_bytes = FrameBytes(config_) * frames;
   const auto model = Load(options);
@@ -188,7 +188,7 @@ TEST_F(KvTiersTest, APromptThatFramesAreTooFewForReadsTheRest) {
   int64_t rest = 0;
   for (int64_t end = kStepTokens; end - kStepTokens < blocks * kBlockTokens; end += kStepTokens) {
     const int64_t of_pass =
-        std::min(end / kBlockTokens, blocks) * static_cast<int64_t>(config_.num_layers);
+        std::min(end / kBlockTokens, blocks) * static_cast<int64_t>(config_.num_layers());
     rest += std::max<int64_t>(0, of_pass - frames);
   }
   const auto loaded = static_cast<int64_t>(model->decoder->kv_memory()->stats().loaded_pieces);
@@ -210,7 +210,7 @@ TEST_F(KvTiersTest, FramesOfAnIdlePrefixGoBeforeThoseOfWhatRuns) {
   ModelOptions options = Tiered();
   options.tiers.host_bytes = 64 << 20;
   // Of two of them, and what a pass writes.
-  options.kv_bytes = FrameBytes(config_) * config_.num_layers * (2 * kContext / kBlockTokens);
+  options.kv_bytes = FrameBytes(config_) * config_.num_layers() * (2 * kContext / kBlockTokens);
   const auto model = Load(options);
   const auto started = Start(*model, /*prefix_cache=*/true, /*max_running=*/2);
   StepUntilIdle(*started->engine);
@@ -229,7 +229,7 @@ TEST_F(KvTiersTest, WhatAFloorDoesIsTheSameHoweverAPromptIsCut) {
   for (const int32_t step_tokens : {kStepTokens / 2, 5}) {
     ModelOptions options = Options();
     options.kv_dtype = "bf16";
-    options.kv_bytes = FrameBytes(config_) * config_.num_layers * 8 * (kContext / kBlockTokens);
+    options.kv_bytes = FrameBytes(config_) * config_.num_layers() * 8 * (kContext / kBlockTokens);
     step_tokens_ = step_tokens;
     const std::vector<Reply> replies = Answers(*Load(options));
     step_tokens_ = kStepTokens;

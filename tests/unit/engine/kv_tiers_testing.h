@@ -101,8 +101,8 @@ class KvTiersTest : public ::testing::Test {
   ModelOptions Tiered() const {
     ModelOptions options = Options();
     options.kv_dtype = "bf16";
-    options.kv_bytes = FrameBytes(config_) * LeastFrames(config_.num_layers, kBlockTokens, kContext,
-                                                         kStepTokens, kRunning);
+    options.kv_bytes = FrameBytes(config_) * LeastFrames(config_.num_layers(), kBlockTokens,
+                                                         kContext, kStepTokens, kRunning);
     options.tiers.row_cache_bytes = 1 << 18;
     return options;
   }
@@ -167,7 +167,7 @@ class KvTiersTest : public ::testing::Test {
     if (!expected.empty()) return expected;
     ModelOptions options = Options();
     options.kv_dtype = "bf16";
-    options.kv_bytes = FrameBytes(config_) * config_.num_layers * 8 * (kContext / kBlockTokens);
+    options.kv_bytes = FrameBytes(config_) * config_.num_layers() * 8 * (kContext / kBlockTokens);
     std::unique_ptr<kernels::Backend> backend;
     if (on_device) {
       options.device = "cuda";

@@ -50,16 +50,17 @@ TEST(ModelConfigTest, KeysOfATrainedModelAreRead) {
   EXPECT_EQ(config->architecture, "LlamaForCausalLM");
   EXPECT_EQ(config->hidden_size, 256);
   EXPECT_EQ(config->intermediate_size, 704);
-  EXPECT_EQ(config->num_layers, 6);
+  EXPECT_EQ(config->num_layers(), 6);
   EXPECT_EQ(config->num_heads, 4);
   EXPECT_EQ(config->num_kv_heads, 2);
   EXPECT_EQ(config->head_dim, 64);
   EXPECT_EQ(config->vocab_size, 4096);
   EXPECT_EQ(config->max_position_embeddings, 32768);
   EXPECT_EQ(config->rms_norm_eps, 1e-5f);
-  EXPECT_EQ(config->rope_theta, 500000.0);
-  EXPECT_EQ(config->rope_scaling, RopeScaling());
-  EXPECT_FALSE(config->qkv_bias || config->o_bias || config->mlp_bias || config->qk_norm);
+  EXPECT_EQ(config->ropes[0].theta, 500000.0);
+  EXPECT_EQ(config->ropes[0].scaling, RopeScaling());
+  EXPECT_FALSE(config->layers[0].qkv_bias || config->layers[0].o_bias ||
+               config->layers[0].mlp_bias || config->layers[0].qk_norm);
   EXPECT_TRUE(config->tie_word_embeddings);
   EXPECT_EQ(config->dtype, kernels::DType::kBF16);
   EXPECT_THAT(config->eos_token_ids, ElementsAre(1, 2));
@@ -76,24 +77,28 @@ TEST(ModelConfigTest, ShapesForMeasurementAreSupported) {
 
 TEST(ModelConfigTest, FamiliesDifferInBiasesNormsAndDefaults) {
   const ModelConfig llama = ParseGood(With({{"attention_bias", true}, {"mlp_bias", true}}));
-  EXPECT_TRUE(llama.qkv_bias && llama.o_bias && llama.mlp_bias && !llama.qk_norm);
+  EXPECT_TRUE(llama.layers[0].qkv_bias && llama.layers[0].o_bias && llama.layers[0].mlp_bias &&
+              !llama.layers[0].qk_norm);
 
   json mistral_json = OfFamily("MistralForCausalLM", "mistral");
   mistral_json["sliding_window"] = nullptr;
   const ModelConfig mistral = ParseGood(mistral_json);
   EXPECT_EQ(mistral.family, Family::kMistral);
-  EXPECT_FALSE(mistral.qkv_bias || mistral.o_bias || mistral.mlp_bias || mistral.qk_norm);
+  EXPECT_FALSE(mistral.layers[0].qkv_bias || mistral.layers[0].o_bias ||
+               mistral.layers[0].mlp_bias || mistral.layers[0].qk_norm);
 
   const ModelConfig qwen2 = ParseGood(OfFamily("Qwen2ForCausalLM", "qwen2"));
   EXPECT_EQ(qwen2.family, Family::kQwen2);
-  EXPECT_TRUE(qwen2.qkv_bias && !qwen2.o_bias && !qwen2.mlp_bias && !qwen2.qk_norm);
+  EXPECT_TRUE(qwen2.layers[0].qkv_bias && !qwen2.layers[0].o_bias && !qwen2.layers[0].mlp_bias &&
+              !qwen2.layers[0].qk_norm);
 
   json qwen3_json = OfFamily("Qwen3ForCausalLM", "qwen3");
   const ModelConfig qwen3 = ParseGood(qwen3_json);
-  EXPECT_TRUE(!qwen3.qkv_bias && !qwen3.o_bias && qwen3.qk_norm);
+  EXPECT_TRUE(!qwen3.layers[0].qkv_bias && !qwen3.layers[0].o_bias && qwen3.layers[0].qk_norm);
   qwen3_json["attention_bias"] = true;
   const ModelConfig qwen3_bias = ParseGood(qwen3_json);
-  EXPECT_TRUE(qwen3_bias.qkv_bias && qwen3_bias.o_bias && qwen3_bias.qk_norm);
+  EXPECT_TRUE(qwen3_bias.layers[0].qkv_bias && qwen3_bias.layers[0].o_bias &&
+              qwen3_bias.layers[0].qk_norm);
   qwen3_json.erase("head_dim");
   EXPECT_EQ(ParseGood(qwen3_json).head_dim, 128);
 }
@@ -111,7 +116,7 @@ TEST(ModelConfigTest, AbsentKeysHaveTheReferencesDefaults) {
   EXPECT_EQ(parsed.head_dim, 64);
   EXPECT_EQ(parsed.num_kv_heads, 2);
   EXPECT_EQ(parsed.rms_norm_eps, 1e-6f);
-  EXPECT_EQ(parsed.rope_theta, 10000.0);
+  EXPECT_EQ(parsed.ropes[0].theta, 10000.0);
   EXPECT_FALSE(parsed.tie_word_embeddings);
   EXPECT_EQ(parsed.dtype, kernels::DType::kF32);
   EXPECT_THAT(parsed.eos_token_ids, IsEmpty());
@@ -152,29 +157,29 @@ TEST(ModelConfigTest, RopeScalingIsReadInBothSpellings) {
                        {"original_max_position_embeddings", 64}};
   const ModelConfig old_style =
       ParseGood(With({{"rope_scaling", llama3}, {"rope_theta", 500000.0}}));
-  EXPECT_EQ(old_style.rope_scaling.kind, RopeScaling::Kind::kLlama3);
-  EXPECT_EQ(old_style.rope_scaling.factor, 8.0);
-  EXPECT_EQ(old_style.rope_scaling.original_max_position_embeddings, 64);
-  EXPECT_EQ(old_style.rope_theta, 500000.0);
+  EXPECT_EQ(old_style.ropes[0].scaling.kind, RopeScaling::Kind::kLlama3);
+  EXPECT_EQ(old_style.ropes[0].scaling.factor, 8.0);
+  EXPECT_EQ(old_style.ropes[0].scaling.original_max_position_embeddings, 64);
+  EXPECT_EQ(old_style.ropes[0].theta, 500000.0);
 
   json inner = llama3;
   inner["rope_theta"] = 500000.0;
   const ModelConfig new_style = ParseGood(With({{"rope_parameters", inner}, {"rope_theta", 3.0}}));
-  EXPECT_EQ(new_style.rope_scaling, old_style.rope_scaling);
-  EXPECT_EQ(new_style.rope_theta, 500000.0);  // the inner one
+  EXPECT_EQ(new_style.ropes[0].scaling, old_style.ropes[0].scaling);
+  EXPECT_EQ(new_style.ropes[0].theta, 500000.0);  // the inner one
 }
 
 TEST(ModelConfigTest, YarnTakesItsLengthsFromTheModelWhereItHasNone) {
   const ModelConfig config = ParseGood(
       With({{"rope_scaling", {{"type", "yarn"}, {"original_max_position_embeddings", 64}}}}));
-  EXPECT_EQ(config.rope_scaling.factor, 4.0);  // 256 / 64
+  EXPECT_EQ(config.ropes[0].scaling.factor, 4.0);  // 256 / 64
   const ModelConfig plain =
       ParseGood(With({{"rope_scaling", {{"type", "yarn"}, {"factor", 2.0}}}}));
-  EXPECT_EQ(plain.rope_scaling.original_max_position_embeddings, 256);
+  EXPECT_EQ(plain.ropes[0].scaling.original_max_position_embeddings, 256);
   const ModelConfig top = ParseGood(
       With({{"original_max_position_embeddings", 128},
             {"rope_scaling", {{"type", "yarn"}, {"original_max_position_embeddings", 64}}}}));
-  EXPECT_EQ(top.rope_scaling.original_max_position_embeddings, 128);
+  EXPECT_EQ(top.ropes[0].scaling.original_max_position_embeddings, 128);
 }
 
 TEST(ModelConfigTest, WindowsThatCannotBiteAreOff) {

@@ -112,11 +112,12 @@ TEST_F(ModelFingerprintOf, HoldsTheFirst64KiBOfEachTensor) {
 // Stored KV is of these weights and no others.
 TEST_F(ModelFingerprintOf, KvHoldsEveryByteAndEveryNumberThatKvDependsOn) {
   config_.head_dim = 64;
-  config_.rope_theta = 10000;
+  config_.layers.resize(2);
+  config_.ropes = {{.theta = 10000, .scaling = {}}, {.theta = 500, .scaling = {}}};
   config_.rms_norm_eps = 1e-5f;
-  config_.rope_scaling.kind = RopeScaling::Kind::kLlama3;
-  config_.rope_scaling.factor = 8;
-  config_.rope_scaling.original_max_position_embeddings = 8192;
+  config_.ropes[0].scaling.kind = RopeScaling::Kind::kLlama3;
+  config_.ropes[0].scaling.factor = 8;
+  config_.ropes[0].scaling.original_max_position_embeddings = 8192;
   const auto of = [&](const ModelConfig& config, size_t changed_byte = SIZE_MAX,
                       const std::string& b = "b") {
     std::string data(70000, '\1');
@@ -139,12 +140,19 @@ TEST_F(ModelFingerprintOf, KvHoldsEveryByteAndEveryNumberThatKvDependsOn) {
   };
   differs([](ModelConfig& c) { c.rms_norm_eps = 1e-6f; });
   differs([](ModelConfig& c) { c.num_heads = 3; });
-  differs([](ModelConfig& c) { c.qk_norm = true; });
-  differs([](ModelConfig& c) { c.rope_theta = 20000; });
-  differs([](ModelConfig& c) { c.rope_scaling.low_freq_factor = 2; });
-  differs([](ModelConfig& c) { c.rope_scaling.high_freq_factor = 8; });
-  differs([](ModelConfig& c) { c.rope_scaling.original_max_position_embeddings = 4096; });
-  differs([](ModelConfig& c) { c.rope_scaling.kind = RopeScaling::Kind::kYarn; });
+  for (const int layer : {0, 1}) {
+    differs([&](ModelConfig& c) { c.layers[layer].qk_norm = true; });
+    differs([&](ModelConfig& c) { c.layers[layer].window = 128; });
+    differs([&](ModelConfig& c) { c.layers[layer].rope = 1; });
+    differs([&](ModelConfig& c) { c.layers[layer].rope = LayerSpec::kNoRope; });
+    differs([&](ModelConfig& c) { c.layers[layer].norms = LayerSpec::Norms::kAfter; });
+    differs([&](ModelConfig& c) { c.layers[layer].mlp = LayerSpec::Mlp::kExperts; });
+  }
+  differs([](ModelConfig& c) { c.ropes[0].theta = 20000; });
+  differs([](ModelConfig& c) { c.ropes[0].scaling.low_freq_factor = 2; });
+  differs([](ModelConfig& c) { c.ropes[0].scaling.high_freq_factor = 8; });
+  differs([](ModelConfig& c) { c.ropes[0].scaling.original_max_position_embeddings = 4096; });
+  differs([](ModelConfig& c) { c.ropes[0].scaling.kind = RopeScaling::Kind::kYarn; });
 }
 
 TEST_F(ModelFingerprintOf, HoldsNamesTypesAndShapes) {
@@ -173,13 +181,14 @@ TEST_F(ModelFingerprintOf, HoldsShapeAndRotaryEmbeddingAndNothingElseOfTheConfig
     change(config);
     return OneFile(config);
   };
-  EXPECT_NE(with([](ModelConfig& c) { c.num_layers = 7; }), base);
+  EXPECT_NE(with([](ModelConfig& c) { c.layers.resize(7); }), base);
   EXPECT_NE(with([](ModelConfig& c) { c.num_heads = 7; }), base);
   EXPECT_NE(with([](ModelConfig& c) { c.num_kv_heads = 7; }), base);
   EXPECT_NE(with([](ModelConfig& c) { c.head_dim = 7; }), base);
-  EXPECT_NE(with([](ModelConfig& c) { c.rope_theta = 7; }), base);
-  EXPECT_NE(with([](ModelConfig& c) { c.rope_scaling.kind = RopeScaling::Kind::kLinear; }), base);
-  EXPECT_NE(with([](ModelConfig& c) { c.rope_scaling.factor = 7; }), base);
+  EXPECT_NE(with([](ModelConfig& c) { c.ropes[0].theta = 7; }), base);
+  EXPECT_NE(with([](ModelConfig& c) { c.ropes[0].scaling.kind = RopeScaling::Kind::kLinear; }),
+            base);
+  EXPECT_NE(with([](ModelConfig& c) { c.ropes[0].scaling.factor = 7; }), base);
   EXPECT_EQ(with([](ModelConfig& c) {
               c.max_position_embeddings = 7;
               c.eos_token_ids = {7};

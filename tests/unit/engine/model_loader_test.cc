@@ -21,7 +21,7 @@ ModelConfig Config(DType dtype, int32_t hidden_size) {
   ModelConfig config;
   config.hidden_size = hidden_size;
   config.intermediate_size = 4 * hidden_size;
-  config.num_layers = 2;
+  config.layers.resize(2);
   config.num_heads = 4;
   config.num_kv_heads = 2;
   config.head_dim = 64;
@@ -148,7 +148,7 @@ TEST(ModelLoader, WhatADeviceCannotDoIsRefusedByTheFlagsName) {
 // On a device host_bytes is pinned memory that holds the KV of all layers but the first two.
 TEST(ModelLoader, HostBytesOfADeviceSayHowManyBlocksThereAre) {
   ModelConfig config = Config(DType::kBF16, 256);
-  config.num_layers = 6;
+  config.layers.resize(6);
   ModelOptions options;
   options.device = "cuda";
   options.max_context = 4096;

@@ -308,7 +308,7 @@ TEST(ModelRetrieval, IndexesThatDoNotFitAreRefusedWithTheirBytes) {
   ModelConfig config;
   config.hidden_size = 64;
   config.intermediate_size = 64;
-  config.num_layers = 1;
+  config.layers.resize(1);
   config.num_heads = config.num_kv_heads = 1;
   config.head_dim = 64;
   config.vocab_size = 64;

@@ -39,9 +39,9 @@ class OwnFramesTest : public kv_tiers::PrefixTest {
     const int64_t blocks = 8 * (kContext / kBlockTokens);
     if (shared) {
       options.tiers.host_bytes =
-          FrameBytes(config_) * (config_.num_layers - FirstSharedLayer()) * blocks;
+          FrameBytes(config_) * (config_.num_layers() - FirstSharedLayer()) * blocks;
     } else {
-      options.kv_bytes = FrameBytes(config_) * config_.num_layers * blocks;
+      options.kv_bytes = FrameBytes(config_) * config_.num_layers() * blocks;
     }
     options.tiers.disk_bytes = 256 << 20;
     options.tiers.store_dir = directory_.File(shared ? "shared" : "own");
@@ -111,7 +111,7 @@ TEST_F(OwnFramesTest, AQuestionAboutAStoredTextReadsLittleOfIt) {
   }
   // Two of its layers are dense, and 19 queries choose 19 of some 600 tokens of a head at most.
   EXPECT_LT(bytes[0], bytes[1] * 3 / 4);
-  EXPECT_GT(bytes[0], bytes[1] * 2 / (static_cast<uint64_t>(config_.num_layers) + 1));
+  EXPECT_GT(bytes[0], bytes[1] * 2 / (static_cast<uint64_t>(config_.num_layers()) + 1));
 }
 
 TEST_F(OwnFramesTest, ADamagedStoreCostsComputationAndNoToken) {

@@ -30,7 +30,7 @@ class PrefixTableTest : public kv_tiers::KvTiersTest {
     ModelOptions options = Options();
     options.kv_dtype = "bf16";
     options.retrieval.index = "lsh";
-    options.kv_bytes = FrameBytes(config_) * config_.num_layers * blocks;
+    options.kv_bytes = FrameBytes(config_) * config_.num_layers() * blocks;
     return options;
   }
   ModelOptions OnDisk() const {
@@ -360,7 +360,7 @@ TEST_F(PrefixTableTest, DeletingErasesCodesAndSummariesAlsoAfterARestart) {
 
 TEST_F(PrefixTableTest, TheStoreKeepsNoMoreOfATenantThanItsQuota) {
   const ModelOptions options = OnDisk();
-  const int64_t block = FrameBytes(config_) * config_.num_layers;
+  const int64_t block = FrameBytes(config_) * config_.num_layers();
   const auto ask = [&](const std::string& tenant, int32_t salt, int64_t quota) {
     Client client;
     Request request = MakeRequest(++id_, Prompt(kTokens, salt), 1);
@@ -416,7 +416,7 @@ TEST_F(PrefixTableTest, NoStoreExceedsAQuotaWhateverIsOnItsWay) {
       storage::FaultyStore* faulty = nullptr;
       const auto model = LoadOver(&faulty, options);
       const auto stop = Run(*model);
-      const int64_t quota = 12 * FrameBytes(config_) * config_.num_layers;
+      const int64_t quota = 12 * FrameBytes(config_) * config_.num_layers();
       const Digest tenant = Sha256("small");
       // Some of it is answered late, and some requests end before all of theirs is saved.
       for (int i = 0; i < 12; ++i) {

@@ -35,7 +35,7 @@ TEST_F(PrefixTest, SharedKvGivesTheTokensOfOnesOwn) {
   options.kv_dtype = "bf16";
   // Not even room for the running ones: some are preempted, and find their own blocks again.
   for (const int64_t blocks : {3 * (kContext / kBlockTokens), 8 * (kContext / kBlockTokens)}) {
-    options.kv_bytes = FrameBytes(config_) * config_.num_layers * blocks;
+    options.kv_bytes = FrameBytes(config_) * config_.num_layers() * blocks;
     const auto model = Load(options);
     const std::vector<Reply> replies = Answers(*model, /*prefix_cache=*/true);
     EXPECT_GT(cached_tokens_, 300u / kFewer);
@@ -126,7 +126,7 @@ TEST_F(PrefixTest, ATenantFindsNothingOfAnothers) {
   requests_[0].tenant = "a";
   requests_[1].tenant = "b";
   ModelOptions options = Options();
-  options.kv_bytes = FrameBytes(config_) * config_.num_layers * 8 * (kContext / kBlockTokens);
+  options.kv_bytes = FrameBytes(config_) * config_.num_layers() * 8 * (kContext / kBlockTokens);
   const auto model = Load(options);
   Answers(*model, true);
   EXPECT_EQ(cached_tokens_, 0u);
@@ -313,7 +313,7 @@ TEST_F(PrefixTest, AnIndexOfWhatABlockHeldBeforeIsNotUsed) {
   }
   ModelOptions options = Options();
   options.kv_dtype = "bf16";
-  options.kv_bytes = FrameBytes(config_) * config_.num_layers * (kContext / kBlockTokens);
+  options.kv_bytes = FrameBytes(config_) * config_.num_layers() * (kContext / kBlockTokens);
   const std::vector<Reply> replies = Answers(*Load(options), /*prefix_cache=*/true);
   EXPECT_GT(cached_tokens_, length / 2) << "the last takes over what the one before computed";
   ExpectEqual(replies);

@@ -43,7 +43,7 @@ constexpr int32_t kBlockTokens = 16, kTokens = 400, kBlocks = 30;
 class RetrievalAttentionTest : public ::testing::Test {
  protected:
   RetrievalAttentionTest() : seed_(testing::TestSeed()), random_(seed_) {
-    config_.num_layers = kLayers;
+    config_.layers.resize(kLayers);
     config_.num_heads = kHeads;
     config_.num_kv_heads = kKvHeads;
     config_.head_dim = kDim;
@@ -751,7 +751,7 @@ std::shared_ptr<const Artifact> ArtifactWithVerdict(const ModelConfig& config,
   std::string& text = file["__metadata__"]["winnow_artifact"].get_ref<std::string&>();
   auto header = nlohmann::json::parse(text);
   std::vector<bool> all;
-  for (int32_t layer = 0; layer < config.num_layers; ++layer) {
+  for (int32_t layer = 0; layer < config.num_layers(); ++layer) {
     all.insert(all.end(), helps.begin(), helps.end());
   }
   header["features"]["helps"] = all;

@@ -33,7 +33,7 @@ struct RetrievalScene {
   explicit RetrievalScene(uint64_t seed, storage::BlockStore* store = nullptr,
                           int64_t frames = kLayers * kBlocks)
       : random(seed), backend(kernels::MakeCpuBackend("auto", 2)) {
-    config.num_layers = kLayers;
+    config.layers.resize(kLayers);
     config.num_heads = kHeads;
     config.num_kv_heads = kKvHeads;
     config.head_dim = kDim;
@@ -128,7 +128,7 @@ struct RetrievalScene {
  private:
   static ModelConfig Config() {
     ModelConfig config;
-    config.num_layers = kLayers;
+    config.layers.resize(kLayers);
     config.num_heads = kHeads;
     config.num_kv_heads = kKvHeads;
     config.head_dim = kDim;

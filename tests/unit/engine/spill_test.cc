@@ -203,7 +203,7 @@ class SpillTest : public kv_tiers::PrefixTest {
     options.num_threads = 0;
     options.tiers.spill = true;
     options.tiers.host_bytes = std::max<int64_t>(
-        1 << 20, FrameBytes(config_) * LeastFrames(config_.num_layers - FirstSharedLayer(),
+        1 << 20, FrameBytes(config_) * LeastFrames(config_.num_layers() - FirstSharedLayer(),
                                                    kBlockTokens, kContext, kStepTokens, kRunning));
     options.tiers.disk_bytes = 256 << 20;
     options.tiers.store_dir = directory_.File("store");
@@ -349,7 +349,8 @@ TEST_F(SpillTest, SizesThatCannotWorkAreRefusedByName) {
   options.kv_bytes = 0;
   EXPECT_EQ(NumKvBlocks(config_, *ResolveDecoderOptions(config_, options)),
             kContext / kBlockTokens);
-  options.tiers.host_bytes = 8 * (FrameBytes(config_) * (config_.num_layers - FirstSharedLayer())) *
+  options.tiers.host_bytes = 8 *
+                             (FrameBytes(config_) * (config_.num_layers() - FirstSharedLayer())) *
                              (kContext / kBlockTokens);
   EXPECT_EQ(NumKvBlocks(config_, *ResolveDecoderOptions(config_, options)),
             8 * (kContext / kBlockTokens));

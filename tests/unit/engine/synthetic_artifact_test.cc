@@ -9,7 +9,7 @@ using Kind = AttentionPolicy::Kind;
 
 ModelConfig Shape(int32_t layers, int32_t heads, int32_t kv_heads, int32_t head_dim) {
   ModelConfig config;
-  config.num_layers = layers;
+  config.layers.resize(layers);
   config.num_heads = heads;
   config.num_kv_heads = kv_heads;
   config.head_dim = head_dim;
@@ -25,7 +25,7 @@ TEST(SyntheticArtifact, HasEveryKindAndTheFeatureMapsInEveryLayer) {
     EXPECT_EQ(artifact.bits(Kind::kHata), 128);
     EXPECT_EQ(artifact.bits(Kind::kSpotlight), 128);
     EXPECT_EQ(artifact.bits(Kind::kHashAttention), 32);
-    for (int32_t layer = 0; layer < config.num_layers; ++layer) {
+    for (int32_t layer = 0; layer < config.num_layers(); ++layer) {
       EXPECT_TRUE(artifact.HasLayer(Kind::kHata, layer));
       EXPECT_TRUE(artifact.HasLayer(Kind::kSpotlight, layer));
       EXPECT_TRUE(artifact.HasLayer(Kind::kHashAttention, layer));

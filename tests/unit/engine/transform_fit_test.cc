@@ -274,7 +274,7 @@ struct Stored {
     const Golden golden;
     auto head = FitTransformHead(golden.sample, golden.options);
     head->head.tail = true;
-    config.num_layers = 2;
+    config.layers.resize(2);
     config.num_kv_heads = 1;
     config.head_dim = kDim;
     fit.bits = kBits;
@@ -309,7 +309,7 @@ TEST(TransformFitCacheTest, TakesNothingOfAnotherKeyOrModelOrThatIsDamaged) {
   EXPECT_TRUE(ParseTransformFit(stored.text, "key", stored.config).has_value());
   EXPECT_FALSE(ParseTransformFit(stored.text, "another", stored.config).has_value());
   ModelConfig other = stored.config;
-  other.num_layers = 3;
+  other.layers.resize(3);
   EXPECT_FALSE(ParseTransformFit(stored.text, "key", other).has_value());
   for (size_t at = 0; at < stored.text.size(); at += 1 + stored.text.size() / 300) {
     std::string damaged = stored.text;

@@ -135,7 +135,7 @@ class VerifyTest : public KvTiersTest {
     for (Request& request : requests_) request.policy = {};
     ModelOptions options = kv_tiers::Options();
     options.kv_dtype = "bf16";
-    options.kv_bytes = FrameBytes(config_) * config_.num_layers * 8 * (kContext / kBlockTokens);
+    options.kv_bytes = FrameBytes(config_) * config_.num_layers() * 8 * (kContext / kBlockTokens);
     dense_ = Answers(*Load(options));
     requests_ = verified;
     return dense_;
@@ -196,7 +196,7 @@ class VerifyTest : public KvTiersTest {
 TEST_F(VerifyTest, AnswersAreThoseOfDenseAttention) {
   ModelOptions options = WithRowsToVerify(kv_tiers::Options());
   options.kv_dtype = "bf16";
-  options.kv_bytes = FrameBytes(config_) * config_.num_layers * 8 * (kContext / kBlockTokens);
+  options.kv_bytes = FrameBytes(config_) * config_.num_layers() * 8 * (kContext / kBlockTokens);
   const auto model = Load(options);
   ExpectDense(Answers(*model));
   ExpectDraftsOfBothKinds();
@@ -230,7 +230,7 @@ TEST_F(VerifyTest, TiersDoNotShow) {
 TEST_F(VerifyTest, NothingOfADraftIsLeftInAnIndex) {
   ModelOptions options = WithRowsToVerify(kv_tiers::Options());
   options.kv_dtype = "bf16";
-  options.kv_bytes = FrameBytes(config_) * config_.num_layers * 2 * (kContext / kBlockTokens);
+  options.kv_bytes = FrameBytes(config_) * config_.num_layers() * 2 * (kContext / kBlockTokens);
   const auto model = Load(options);
   Decoder& decoder = *model->decoder;
   constexpr int32_t kDrafted = 30;
@@ -299,7 +299,7 @@ TEST_F(VerifyTest, ReadsOfDraftsAndVerificationsAddUp) {
       options.tiers.host_bytes = 64 << 20;
     } else {
       options.kv_dtype = "bf16";
-      options.kv_bytes = FrameBytes(config_) * config_.num_layers * 8 * (kContext / kBlockTokens);
+      options.kv_bytes = FrameBytes(config_) * config_.num_layers() * 8 * (kContext / kBlockTokens);
     }
     const auto model = Load(options);
     const uint64_t token_bytes =
@@ -334,7 +334,7 @@ TEST_F(VerifyTest, ReadsOfDraftsAndVerificationsAddUp) {
 
 TEST_F(VerifyTest, WithoutRowsToVerifyItIsRefusedByName) {
   ModelOptions options = kv_tiers::Options();
-  options.kv_bytes = FrameBytes(config_) * config_.num_layers * 2 * (kContext / kBlockTokens);
+  options.kv_bytes = FrameBytes(config_) * config_.num_layers() * 2 * (kContext / kBlockTokens);
   const auto model = Load(options);
   FakeClock clock;
   const auto engine =

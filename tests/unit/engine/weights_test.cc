@@ -126,11 +126,11 @@ TEST(WeightsTest, EveryFamilyGoldenLoadsWithItsOptionalTensors) {
     const auto weights = LoadWeights(dir, *config);
     ASSERT_TRUE(weights.ok()) << weights.status();
     const LayerWeights& layer = weights->layers[1];
-    EXPECT_EQ(layer.q_bias.data != nullptr, config->qkv_bias);
-    EXPECT_EQ(layer.v_bias.data != nullptr, config->qkv_bias);
-    EXPECT_EQ(layer.o_bias.data != nullptr, config->o_bias);
-    EXPECT_EQ(layer.down_bias.data != nullptr, config->mlp_bias);
-    EXPECT_EQ(layer.k_norm.data != nullptr, config->qk_norm);
+    EXPECT_EQ(layer.q_bias.data != nullptr, config->layers[0].qkv_bias);
+    EXPECT_EQ(layer.v_bias.data != nullptr, config->layers[0].qkv_bias);
+    EXPECT_EQ(layer.o_bias.data != nullptr, config->layers[0].o_bias);
+    EXPECT_EQ(layer.down_bias.data != nullptr, config->layers[0].mlp_bias);
+    EXPECT_EQ(layer.k_norm.data != nullptr, config->layers[0].qk_norm);
     EXPECT_EQ(layer.q.type, kernels::WeightTypeOf(config->dtype));
     EXPECT_EQ(weights->lm_head.data == weights->embedding.data, config->tie_word_embeddings);
   }

@@ -1,0 +1,46 @@
+// One layer of a model, described by data: all that the forward pass and the tensors of a layer depend on besides the
+// model's sizes. A family's entry (model_family.h) has the layer that its models are made of, and the readers of
+// config.json and of GGUF files add what a file says.
+//
+// More can be said here than is computed: CheckLayers refuses the rest by name, so that it is never computed as
+// something else.
+#ifndef WINNOW_ENGINE_MODEL_LAYER_SPEC_H_
+#define WINNOW_ENGINE_MODEL_LAYER_SPEC_H_
+
+#include <cstdint>
+#include <span>
+
+#include "absl/status/status.h"
+
+namespace winnow::engine {
+
+struct LayerSpec {
+  enum class Norms : uint8_t {
+    kBefore,  // attention and MLP read normed input
+    kAfter,   // their output is normed instead
+  };
+  enum class Mlp : uint8_t {
+    kGatedSilu,  // down(silu(gate(x)) * up(x))
+    kExperts,    // several of them, of which a router chooses for each token
+  };
+  static constexpr int32_t kNoRope = -1;
+
+  int32_t window = 0;  // tokens that attention sees, the query's own included; 0: all before it
+  int32_t rope = 0;    // set of ModelConfig::ropes, or kNoRope
+  Norms norms = Norms::kBefore;
+  Mlp mlp = Mlp::kGatedSilu;
+  bool qk_norm = false;  // each head of Q and K is normed before it is rotated
+  bool qkv_bias = false;
+  bool o_bias = false;
+  bool mlp_bias = false;
+
+  bool operator==(const LayerSpec&) const = default;
+};
+
+// Unimplemented, with the layer and the property: one that the forward pass does not compute. InvalidArgument: a RoPE set
+// that is not there. `num_ropes`: sets that the model has.
+absl::Status CheckLayers(std::span<const LayerSpec> layers, int32_t num_ropes);
+
+}  // namespace winnow::engine
+
+#endif  // WINNOW_ENGINE_MODEL_LAYER_SPEC_H_

@@ -1,0 +1,61 @@
+// The families of models that winnow runs, one table entry each: by which names files call a family, its layer, which keys
+// change that layer, the defaults of absent keys, and the names of its tensors. The readers of config.json and of GGUF
+// files, and the list of a model's tensors, read the entry and ask for no family.
+#ifndef WINNOW_ENGINE_MODEL_MODEL_FAMILY_H_
+#define WINNOW_ENGINE_MODEL_MODEL_FAMILY_H_
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "engine/model/layer_spec.h"
+#include "engine/model/model_config.h"
+
+namespace winnow::engine {
+
+// A tensor without its prefix and suffix: "self_attn.q_proj" of "model.layers.0.self_attn.q_proj.weight", and "attn_q" of
+// "blk.0.attn_q.weight".
+struct TensorName {
+  std::string_view safetensors, gguf;
+};
+
+struct LayerTensorNames {
+  TensorName attention_norm, q, k, v, q_norm, k_norm, o, mlp_norm, gate, up, down;
+};
+
+struct ModelFamily {
+  // A boolean key of config.json.
+  enum class Key : uint8_t {
+    kHonoured,  // it says whether the layer has such biases
+    kIgnored,   // transformers does not read it in this family
+    kRefused,   // true is an error: models of this family have none
+  };
+  // The keys of config.json that say whether there is a sliding window.
+  enum class WindowKeys : uint8_t {
+    kWhereGiven,  // sliding_window; absent: none
+    kDefaultOn,   // sliding_window; absent: 4096
+    kSwitched,    // use_sliding_window and max_window_layers first; then as kDefaultOn
+  };
+
+  ModelConfig::Family family;
+  std::string_view name;          // in errors
+  std::string_view architecture;  // of config.json
+  std::string_view model_type;    // of config.json
+  std::string_view gguf_name;  // general.architecture; "": GGUF files call it by another family's
+  // Whether writers of GGUF files interleave the rows of Q and K for their own way to rotate.
+  bool gguf_interleaves = false;
+  int64_t kv_heads_absent = 0;  // 0: as many as query heads
+  int64_t head_dim_absent = 0;  // 0: hidden_size / num_attention_heads
+  Key attention_bias = Key::kHonoured;
+  Key mlp_bias = Key::kRefused;
+  WindowKeys window = WindowKeys::kWhereGiven;
+  LayerSpec layer = {};  // before any key is read
+  const LayerTensorNames* tensors = nullptr;
+};
+
+std::span<const ModelFamily> ModelFamilies();
+const ModelFamily& FamilyOf(ModelConfig::Family family);
+
+}  // namespace winnow::engine
+
+#endif  // WINNOW_ENGINE_MODEL_MODEL_FAMILY_H_

@@ -1,0 +1,124 @@
+// Layers are data: the entry of a family gives the layers of its models and the names of their tensors, and what the
+// forward pass does not compute is refused by name.
+#include "engine/model/layer_spec.h"
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "engine/model/model_config.h"
+#include "engine/model/model_family.h"
+#include "engine/model/weights.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/unit/engine/model_files.h"
+
+namespace winnow::engine {
+namespace {
+
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
+
+// config.json of the family with these keys.
+absl::StatusOr<ModelConfig> Parse(const ModelFamily& family, const nlohmann::json& keys) {
+  nlohmann::json config = TinyConfig();
+  config["architectures"] = {family.architecture};
+  config["model_type"] = family.model_type;
+  config["sliding_window"] = nullptr;
+  config.update(keys);
+  return ParseModelConfig(config.dump(), "config.json", "", "");
+}
+
+TEST(ModelFamilyTest, EntryGivesTheLayersOfItsModels) {
+  for (const ModelFamily& family : ModelFamilies()) {
+    EXPECT_EQ(&FamilyOf(family.family), &family);
+    const auto config = Parse(family, {{"num_hidden_layers", 5}});
+    ASSERT_TRUE(config.ok()) << config.status();
+    EXPECT_EQ(config->family, family.family);
+    EXPECT_THAT(config->layers, SizeIs(5));
+    EXPECT_THAT(config->layers, Each(family.layer)) << family.name;
+    EXPECT_TRUE(CheckLayers(config->layers, static_cast<int32_t>(config->ropes.size())).ok());
+  }
+  EXPECT_EQ(FamilyOf(ModelConfig::Family::kLlama).layer, LayerSpec());
+  EXPECT_EQ(FamilyOf(ModelConfig::Family::kMistral).layer, LayerSpec());
+  EXPECT_EQ(FamilyOf(ModelConfig::Family::kQwen2).layer, LayerSpec{.qkv_bias = true});
+  EXPECT_EQ(FamilyOf(ModelConfig::Family::kQwen3).layer, LayerSpec{.qk_norm = true});
+}
+
+// Keys that an entry does not honour leave its layers alone or are refused: never half of each.
+TEST(ModelFamilyTest, EntrySaysWhichBiasesKeysGive) {
+  for (const ModelFamily& family : ModelFamilies()) {
+    for (const auto& [key, rule] :
+         {std::pair("attention_bias", family.attention_bias), {"mlp_bias", family.mlp_bias}}) {
+      const auto config = Parse(family, {{key, true}});
+      LayerSpec expected = family.layer;
+      switch (rule) {
+        case ModelFamily::Key::kRefused:
+          EXPECT_EQ(config.status().code(), absl::StatusCode::kUnimplemented) << family.name;
+          EXPECT_THAT(std::string(config.status().message()), HasSubstr(key));
+          continue;
+        case ModelFamily::Key::kHonoured:
+          (key == std::string("mlp_bias") ? expected.mlp_bias : expected.qkv_bias) = true;
+          expected.o_bias = key == std::string("attention_bias");
+          break;
+        case ModelFamily::Key::kIgnored:
+          break;
+      }
+      ASSERT_TRUE(config.ok()) << family.name << ": " << config.status();
+      EXPECT_THAT(config->layers, Each(expected)) << family.name << ", " << key;
+    }
+  }
+}
+
+// Layers that are not alike: each has the tensors of its own description.
+TEST(ModelFamilyTest, TensorsFollowEachLayersDescription) {
+  auto config = Parse(FamilyOf(ModelConfig::Family::kLlama), {{"num_hidden_layers", 3}});
+  ASSERT_TRUE(config.ok());
+  config->layers[1] = {.qk_norm = true, .qkv_bias = true};
+  config->layers[2] = {.o_bias = true, .mlp_bias = true};
+  std::set<std::string> optional;
+  for (const TensorSpec& spec : ModelTensors(*config, nullptr)) {
+    if (spec.name.ends_with(".bias") || spec.name.ends_with("_norm.weight")) {
+      optional.insert(spec.name);
+      EXPECT_TRUE(spec.gguf_name.starts_with("blk.")) << spec.gguf_name;
+    }
+  }
+  const std::set<std::string> expected = {
+      "model.layers.1.self_attn.q_proj.bias",   "model.layers.1.self_attn.k_proj.bias",
+      "model.layers.1.self_attn.v_proj.bias",   "model.layers.1.self_attn.q_norm.weight",
+      "model.layers.1.self_attn.k_norm.weight", "model.layers.2.self_attn.o_proj.bias",
+      "model.layers.2.mlp.gate_proj.bias",      "model.layers.2.mlp.up_proj.bias",
+      "model.layers.2.mlp.down_proj.bias"};
+  EXPECT_EQ(optional, expected);
+}
+
+TEST(LayerSpecTest, WhatIsNotComputedIsRefusedByLayerAndName) {
+  const struct {
+    LayerSpec layer;
+    absl::StatusCode code;
+    const char* property;
+  } kCases[] = {
+      {{.window = 4096}, absl::StatusCode::kUnimplemented, "a sliding window of 4096 tokens"},
+      {{.rope = LayerSpec::kNoRope}, absl::StatusCode::kUnimplemented, "without rotary embedding"},
+      {{.norms = LayerSpec::Norms::kAfter}, absl::StatusCode::kUnimplemented, "norms after"},
+      {{.mlp = LayerSpec::Mlp::kExperts}, absl::StatusCode::kUnimplemented, "experts"},
+      {{.rope = 2}, absl::StatusCode::kInvalidArgument, "no RoPE set 2; the model has 2"},
+      {{.rope = -2}, absl::StatusCode::kInvalidArgument, "no RoPE set -2; the model has 2"},
+  };
+  const LayerSpec all_that_is_computed = {
+      .rope = 1, .qk_norm = true, .qkv_bias = true, .o_bias = true, .mlp_bias = true};
+  EXPECT_TRUE(CheckLayers(std::vector<LayerSpec>(4, all_that_is_computed), 2).ok());
+  for (const auto& refused : kCases) {
+    std::vector<LayerSpec> layers(4, all_that_is_computed);
+    layers[2] = refused.layer;
+    const absl::Status status = CheckLayers(layers, 2);
+    EXPECT_EQ(status.code(), refused.code) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("layer 2: "));
+    EXPECT_THAT(std::string(status.message()), HasSubstr(refused.property));
+  }
+}
+
+}  // namespace
+}  // namespace winnow::engine
