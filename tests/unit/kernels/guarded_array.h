@@ -1,5 +1,5 @@
-// Memory that a kernel cannot read or write past without a fault, in every build: a sanitizer sees vector code only
-// where that was compiled for it, and the products are not (CMakeLists.txt).
+// Memory that a kernel cannot read or write past without a fault, in every build: a sanitizer sees only code that was
+// compiled for it.
 #ifndef WINNOW_TESTS_UNIT_KERNELS_GUARDED_ARRAY_H_
 #define WINNOW_TESTS_UNIT_KERNELS_GUARDED_ARRAY_H_
 
