@@ -108,6 +108,15 @@ class Commands(unittest.TestCase):
                     checked += 1
         self.assertGreater(checked, 25)
 
+    def test_the_start_pages_commands_are_those_that_are_tried(self):
+        """deploy/try_start.py runs them; here only that it finds each block of the page, and would run no other."""
+        done = subprocess.run([sys.executable, SOURCE / "deploy/try_start.py", "--list"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        page = (SOURCE / "docs/start.md").read_text().partition("## On a GPU")[0]
+        on_page = [line[4:] for line in page.splitlines() if line.startswith("    ")]
+        self.assertEqual([re.sub(r"^[A-Z][a-z ]*: ", "", line) for line in done.stdout.splitlines()], on_page)
+        self.assertGreater(len(on_page), 8)
+
     def test_scripts_that_are_named_are_there(self):
         checked = 0
         for path in PAGES + OTHERS:
