@@ -314,6 +314,8 @@ class Peers(unittest.TestCase):
         self.assertEqual(result, {"prompt_tokens_per_s": 50, "ms_per_step": 500, "tokens_per_s": 4})
         # Two tokens in each chunk but the first: half the time each.
         self.assertEqual(compare.reduce(0, [[1, 2, 3]], 5, 100)["ms_per_step"], 500)
+        # One slow step is not the usual one.
+        self.assertEqual(compare.reduce(0, [[1, 2, 3, 13]], 4, 100)["ms_per_step"], 1000)
         self.assertEqual(compare.reduce(0, [[1, 2], [3, 4]], 2, 100)["tokens_per_s"], 2)
         self.assertIsNone(compare.reduce(0, [[1, 2], [9]], 2, 100)["ms_per_step"])
 
