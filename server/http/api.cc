@@ -221,11 +221,10 @@ std::unique_ptr<HttpExchange> HttpApi::Models(HttpRequest& request, const HttpWa
   OrderedJson list;
   list["object"] = "list";
   list["data"] = OrderedJson::array({model});
-  // Codex looks here, and not at `data`.
-  OrderedJson own;
-  own["slug"] = own["id"] = own["display_name"] = model_.name();
-  own["context_window"] = model_.max_context();
-  list["models"] = OrderedJson::array({own});
+  // Codex decodes this list, in place of `data`, and refuses the answer without it. Its entries have more than a dozen
+  // required fields, the agent's instructions among them: an entry of a server that has none would take the
+  // agent's own away. With no entry it keeps them.
+  list["models"] = OrderedJson::array();
   return AnswerJson(list);
 }
 

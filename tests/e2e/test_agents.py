@@ -98,7 +98,8 @@ class AgentsTest(unittest.TestCase):
         models = json.loads(connection.getresponse().read())
         connection.close()
         self.assertEqual(len(models["data"]), 1)
-        self.assertEqual([m["slug"] if "slug" in m else m["id"] for m in models["models"]], [models["data"][0]["id"]])
+        # Codex (codex-rs, ModelsResponse) fails without the list, and on entries that lack one of their required fields.
+        self.assertEqual(models["models"], [])
         probe = self.codex("codex_1_probe")
         self.assertEqual(probe["usage"]["output_tokens"], 1)
         before = self.codex("codex_2_question")["usage"]
