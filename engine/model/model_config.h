@@ -79,7 +79,7 @@ absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view config_json,
                                              std::string_view generation_json,
                                              std::string_view generation_name);
 
-// Of set `set` of config.ropes.
+// The parameters of config.ropes[set].
 RopeParameters ComputeRope(const ModelConfig& config, int32_t set = 0);
 
 }  // namespace winnow::engine

@@ -1,5 +1,5 @@
 // One line of text to everything that reads such lines of a client: traceparent, a policy, an exactness, a name for the log.
-// What is taken, written again, reads back as the same; a traceparent has the form that the specification gives it.
+// A line that is taken and written again reads back as the same; a traceparent has the form that the specification gives it.
 //
 // Sources: server/trace_context.cc server/utf8.cc engine/retrieval/attention_policy.cc engine/retrieval/exactness.cc
 // Sources: engine/base/did_you_mean.cc engine/base/plain_number.cc kernels/check.cc
