@@ -25,6 +25,8 @@ MODEL = str(SOURCE / "models/needle-5m")
 PATIENCE = 120
 # Bounds of time and memory, and shares of work within seconds, mean nothing there.
 SANITIZED = any(f"/build/{preset}/" in BIN for preset in ("check", "tsan"))
+# Some tests hold more connections than a user's usual soft limit of 1,024 descriptors.
+resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
 # Where servers remember what they measured at start: one for all of a test program, and gone with it.
 CACHE = tempfile.TemporaryDirectory(prefix="winnow-e2e-cache-")
 
