@@ -5,7 +5,7 @@ set -euo pipefail
 
 packages=(
   # tools
-  build-essential cmake ninja-build ccache mold pkg-config git ca-certificates clang-format
+  build-essential cmake ninja-build ccache mold pkg-config git ca-certificates clang-format file
   # RPC, data formats, logs, metrics
   libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc libabsl-dev
   libspdlog-dev prometheus-cpp-dev nlohmann-json3-dev libcli11-dev libyaml-cpp-dev zlib1g-dev libssl-dev
