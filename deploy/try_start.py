@@ -14,7 +14,7 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
+import threading
 import time
 
 SOURCE = pathlib.Path(__file__).resolve().parents[1]
@@ -37,20 +37,23 @@ def commands():
 
 
 class Server:
-    """What a command serves, with all its processes, until it is closed."""
+    """A command that serves, with all its processes, from its line "listening" until it is closed."""
 
     def __init__(self, command):
-        self.log = tempfile.NamedTemporaryFile("w+", suffix=".log")
-        self.process = subprocess.Popen(["bash", "-euc", command], cwd=SOURCE, stdout=self.log, stderr=subprocess.STDOUT, start_new_session=True)
-        end = time.monotonic() + PATIENCE
-        while "event=listening" not in self.text():
-            if self.process.poll() is not None or time.monotonic() > end:
-                self.close()
-                sys.exit(f"try_start.py: the server did not start:\n{self.text()[-2000:]}")
-            time.sleep(0.2)
-
-    def text(self):
-        return pathlib.Path(self.log.name).read_text(errors="replace")
+        self.process = subprocess.Popen(["bash", "-euc", command], cwd=SOURCE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                        errors="replace", start_new_session=True)
+        impatient = threading.Timer(PATIENCE, self.close)
+        impatient.start()
+        log = []
+        for line in self.process.stdout:  # ends with the server
+            log.append(line)
+            if "event=listening" in line:
+                break
+        impatient.cancel()
+        if not log or "event=listening" not in log[-1]:
+            sys.exit("try_start.py: the server did not start:\n" + "".join(log[-20:]))
+        # The rest of its log is nobody's, but must not stand in its way.
+        threading.Thread(target=self.process.stdout.read, daemon=True).start()
 
     def close(self):
         if self.process.poll() is None:

@@ -89,12 +89,14 @@ void PrefixCalls::Ask(Order order, Done done, bool changes) {
     return done(generator_.Busy());
   }
   const bool posted =
-      engine_.Post([this, order = std::move(order), done, changes](engine::PrefixTable* table) {
-        if (table == nullptr) return Finish(Stopped(), std::nullopt, done);
-        PrefixResult result = order(*table);
+      engine_.Post([this, order = std::move(order), done,
+                    changes](engine::PrefixTable* table) -> engine::EngineMailbox::Answer {
+        PrefixResult result = table == nullptr ? PrefixResult(Stopped()) : order(*table);
         std::optional<std::vector<engine::SavedPrefix>> all;
         if (result.ok() && changes && file_.has_value()) all = table->Save();
-        Finish(std::move(result), std::move(all), done);
+        return [this, result = std::move(result), all = std::move(all), done] {
+          Finish(result, all, done);
+        };
       });
   if (posted) return;
   --orders_;

@@ -193,7 +193,7 @@ bool Has(const AttentionPolicy& policy, Needs needs) {
     case Needs::kBudget:
       return policy.HasBudget();
     case Needs::kTransform:
-      return policy.kind == Kind::kPca;
+      return policy.select_by() == SelectBy::kMasses;
     case Needs::kCodes:
       return policy.index_kind() == IndexKind::kCodes;
   }

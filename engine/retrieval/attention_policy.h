@@ -118,7 +118,7 @@ struct AttentionPolicy {
   SelectBy select_by() const;
   IndexKind index_kind() const;
   // Whether its queries may have a tail, as far as the policy goes.
-  bool HasTail() const { return kind == Kind::kPca && tail; }
+  bool HasTail() const { return select_by() == SelectBy::kMasses && tail; }
   // Whether dense attention has the last word on every token: answers and KV are those of `dense`.
   bool IsVerified() const { return verify != 0; }
 

@@ -212,7 +212,10 @@ bool Engine::Step() {
   const TimePoint now = clock_.Now();
   heartbeat_.store(now.time_since_epoch().count(), std::memory_order_relaxed);
   TakeOver();
-  mailbox_.Run(prefixes_);
+  if (const auto answers = mailbox_.Run(prefixes_); !answers.empty()) {
+    Publish();
+    for (const EngineMailbox::Answer& answer : answers) answer();
+  }
   EndOverdue(now);
   const StepPlan* plan = &scheduler_.Plan(View(now));
   // What nobody holds must not take frames from those who need them.

@@ -99,7 +99,7 @@ class Engine {
   void Cancel(RequestId id);
 
   // Calls the task on the engine thread, between steps, with the named prefixes; with null if the engine has stopped
-  // before. False: too many wait, or it has stopped; the task is not called.
+  // before. Then its answer, when stats() shows what it did. False: too many wait, or it has stopped; the task is not called.
   [[nodiscard]] bool Post(EngineMailbox::Task task);
 
   // What an earlier process had named. Before Run. REQUIRES: a prefix cache.

@@ -11,14 +11,17 @@ bool EngineMailbox::Post(Task task) {
   return true;
 }
 
-bool EngineMailbox::Run(PrefixTable& prefixes) {
+std::vector<EngineMailbox::Answer> EngineMailbox::Run(PrefixTable& prefixes) {
   std::vector<Task> tasks;
   {
     const MutexLock lock(mutex_);
     tasks.swap(tasks_);
   }
-  for (const Task& task : tasks) task(&prefixes);
-  return !tasks.empty();
+  std::vector<Answer> answers;
+  for (const Task& task : tasks) {
+    if (Answer answer = task(&prefixes)) answers.push_back(std::move(answer));
+  }
+  return answers;
 }
 
 void EngineMailbox::Close() {
@@ -28,7 +31,9 @@ void EngineMailbox::Close() {
     closed_ = true;
     tasks.swap(tasks_);
   }
-  for (const Task& task : tasks) task(nullptr);
+  for (const Task& task : tasks) {
+    if (const Answer answer = task(nullptr)) answer();
+  }
 }
 
 }  // namespace winnow::engine
