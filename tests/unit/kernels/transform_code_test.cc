@@ -246,8 +246,12 @@ TEST(TransformCodeTest, TokensBelowTheLeastMassAreNotSelected) {
   for (const int32_t token : all) {
     const bool is_kept = std::binary_search(kept.begin(), kept.end(), token);
     const double mass = masses[token - query.mid.first];
-    if (mass > 1.005 * sorted[30]) EXPECT_TRUE(is_kept) << mass;
-    if (mass < 0.995 * sorted[30] / 1.125) EXPECT_FALSE(is_kept) << mass;
+    if (mass > 1.005 * sorted[30]) {
+      EXPECT_TRUE(is_kept) << mass;
+    }
+    if (mass < 0.995 * sorted[30] / 1.125) {
+      EXPECT_FALSE(is_kept) << mass;
+    }
     for (int32_t g = 0; g < kGroup && !is_kept; ++g) {
       moved[g] += std::exp2(logits[g][token - query.mid.first] - tail.references[g]);
     }
