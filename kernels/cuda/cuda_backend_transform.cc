@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/attention_state.h"
 #include "kernels/check.h"
 #include "kernels/cuda/cuda_backend_impl.h"
 #include "kernels/cuda/transform_code.h"
@@ -14,16 +15,6 @@ namespace {
 
 // Shapes grow in such steps, so that a sequence's next token does not make a new one.
 constexpr int32_t kShapeTokens = 8192;
-
-class CudaPackedTransformCode final : public Packed<PackedTransformCode, DeviceTransform> {
- public:
-  using Packed::Packed;
-  int32_t bits() const override { return device().bits; }
-};
-
-const DeviceTransform& TransformOf(const PackedTransformCode& transform) {
-  return static_cast<const CudaPackedTransformCode&>(transform).device();
-}
 
 }  // namespace
 
@@ -58,6 +49,8 @@ void CudaBackend::SelectByMass(const Tensor& q, std::span<const RetrievalQuery> 
   const DeviceTransform& of_layer = TransformOf(transform);
   const auto heads = static_cast<int32_t>(q.cols / of_layer.head_dim);
   const int32_t group = heads / code_layout.kv_heads;
+  const float* const anchor_states = TakeHeldMasses(
+      anchor_masses, static_cast<int64_t>(queries.size()) * heads, of_layer.head_dim);
   int32_t longest = 0;
   for (const RetrievalQuery& query : queries) longest = std::max(longest, query.mid.size());
   longest = RoundUp(longest, kShapeTokens);
@@ -67,7 +60,7 @@ void CudaBackend::SelectByMass(const Tensor& q, std::span<const RetrievalQuery> 
   const DeviceQuery* on_device = StageQueries(queries, code_layout.block_tokens);
   if (on_device == nullptr || !EndStaging()) return;
   const Selection selection = NewSelection(chosen, queries.size());
-  // Dots of all tokens lie in the workspace: of one query of 8 heads, G = 4, at 1M tokens 128 MiB.
+  // Keys of all tokens lie in the workspace: of one query of 8 heads at 1M tokens 16 MiB.
   const size_t at_once = QueriesAtOnce(queries.size(), [&](int32_t num_queries) {
     return MassSelectWorkspaceBytes(shape_of(num_queries));
   });
@@ -86,8 +79,13 @@ void CudaBackend::SelectByMass(const Tensor& q, std::span<const RetrievalQuery> 
             ? TailMasses{}
             : TailMasses{tail->heads, tail->masses + before * kTransformCells,
                          tail->references + before, tail->deltas + before, tail->of_all};
-    Good(cuda::SelectByMass(shape, of_layer, q.f32(), q.stride, on_device + first,
-                            anchor_masses + before, scale, codes,
+    const AnchorMasses anchors =
+        anchor_states == nullptr
+            ? AnchorMasses(anchor_masses + before)
+            : AnchorMasses(anchor_states + before * AttentionStateFloats(of_layer.head_dim),
+                           held_masses_.masses + before);
+    Good(cuda::SelectByMass(shape, of_layer, q.f32(), q.stride, on_device + first, anchors, scale,
+                            codes,
                             selection.From(static_cast<int64_t>(first)), of_call, transform_.data(),
                             stream()),
          "selection by mass");
@@ -147,19 +145,6 @@ void CudaBackend::ExtendCellTables(std::span<const CellTableExtension> extension
   for (const CellTableExtension& extension : extensions) {
     extension.table->tokens.last = extension.last;
   }
-}
-
-void CudaBackend::MergeTails(std::span<const RetrievalQuery> queries,
-                             std::span<const float* const> tables,
-                             const PackedTransformCode& transform, const TailMasses& tail,
-                             int32_t head_dim, float* states) {
-  WINNOW_CHECK(tables.size() == queries.size());
-  if (failed()) return;
-  Good(cuda::MergeTails(TransformOf(transform), tables, tail, states, stream()), "tails");
-}
-
-void CudaBackend::MergeStates(const float* parts, int64_t count, int32_t head_dim, float* states) {
-  Good(cuda::MergeStates(parts, count, head_dim, states, stream()), "merging states");
 }
 
 }  // namespace winnow::kernels::cuda
