@@ -23,9 +23,7 @@ namespace {
 constexpr int64_t kMinEntries = int64_t{1} << 18;
 
 // Whether MeasureAnchors leaves states that what is selected is merged into.
-bool AnchorsApart(const AttentionPolicy& policy) {
-  return policy.select_by() == SelectBy::kMasses;
-}
+bool AnchorsApart(const AttentionPolicy& policy) { return policy.select_by() == SelectBy::kMasses; }
 
 }  // namespace
 

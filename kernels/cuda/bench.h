@@ -108,8 +108,8 @@ struct Sequences {
     std::vector<DeviceQuery> host;
     for (int32_t i = 0; i < batch; ++i) {
       const TokenRange mid{16, n - 128};
-      host.push_back(
-          {table.data() + (shared ? 0 : int64_t{i} * blocks_each), i, n - 1, mid, std::min(k, mid.size()), 1});
+      host.push_back({table.data() + (shared ? 0 : int64_t{i} * blocks_each), i, n - 1, mid,
+                      std::min(k, mid.size()), 1});
     }
     CHECK_CUDA(cudaMemcpy(queries.data(), host.data(), host.size() * sizeof(DeviceQuery),
                           cudaMemcpyDefault));

@@ -327,11 +327,10 @@ void CudaBackend::FinishStates(std::span<const RetrievalQuery> queries, const fl
                                int32_t head_dim, const Tensor& out) {
   const auto heads = static_cast<int32_t>(out.cols / head_dim);
   StateEnd end = held_merges_;
-  const bool merges = held_back_ == HeldBack::kMerges && end.states == states &&
-                      end.head_dim == head_dim &&
-                      int64_t{end.num_queries} * end.heads ==
-                          static_cast<int64_t>(queries.size()) * heads &&
-                      (end.tables.empty() || end.heads == heads);
+  const bool merges =
+      held_back_ == HeldBack::kMerges && end.states == states && end.head_dim == head_dim &&
+      int64_t{end.num_queries} * end.heads == static_cast<int64_t>(queries.size()) * heads &&
+      (end.tables.empty() || end.heads == heads);
   if (merges) held_back_ = HeldBack::kNothing;
   const DeviceQuery* on_device = StageQueries(queries, kNoTables);
   if (on_device == nullptr || !EndStaging()) return;

@@ -85,9 +85,8 @@ void CudaBackend::SelectByMass(const Tensor& q, std::span<const RetrievalQuery> 
             : AnchorMasses(anchor_states + before * AttentionStateFloats(of_layer.head_dim),
                            held_masses_.masses + before);
     Good(cuda::SelectByMass(shape, of_layer, q.f32(), q.stride, on_device + first, anchors, scale,
-                            codes,
-                            selection.From(static_cast<int64_t>(first)), of_call, transform_.data(),
-                            stream()),
+                            codes, selection.From(static_cast<int64_t>(first)), of_call,
+                            transform_.data(), stream()),
          "selection by mass");
   }
   if (!failed()) NoteSelection(selection, chosen, queries.size());

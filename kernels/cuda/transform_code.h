@@ -88,7 +88,8 @@ struct MassSelectShape {
 // Masses [num_queries][H] of anchors. With `states` [num_queries][H][d + 2] they are made of these first.
 struct AnchorMasses {
   AnchorMasses() = default;
-  AnchorMasses(const float* of_heads) : masses(of_heads) {}  // NOLINT: masses are what it stands for
+  AnchorMasses(const float* of_heads)
+      : masses(of_heads) {}  // NOLINT: masses are what it stands for
   AnchorMasses(const float* of_states, float* to) : masses(to), states(of_states), made(to) {}
 
   const float* masses = nullptr;

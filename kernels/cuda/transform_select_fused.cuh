@@ -100,8 +100,7 @@ class Fused {
         query_(args.queries[row_ / args.kv_heads]),
         base_(BaseOf(query_)),
         begin_(base_ + static_cast<int32_t>(blockIdx.x) * kBlockTokens),
-        blocks_(
-            static_cast<uint32_t>((query_.mid.last - base_ + kBlockTokens - 1) / kBlockTokens)),
+        blocks_(static_cast<uint32_t>((query_.mid.last - base_ + kBlockTokens - 1) / kBlockTokens)),
         lane_(static_cast<int32_t>(threadIdx.x) % 32),
         warp_(static_cast<int32_t>(threadIdx.x) / 32),
         class_(lane_ % 4),
@@ -590,8 +589,7 @@ class Fused {
     for (int u = 0; u < Shape::kUnits; ++u) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        if (whole || IsInside(query_, TokenOf(u, h)))
-          AddToCell(u, h, cells_[u] >> 8 * h & 0xffu);
+        if (whole || IsInside(query_, TokenOf(u, h))) AddToCell(u, h, cells_[u] >> 8 * h & 0xffu);
       }
     }
   }

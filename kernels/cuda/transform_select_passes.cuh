@@ -20,9 +20,9 @@ namespace winnow::kernels::cuda::masses {
 
 constexpr int kTokens = 4;  // of a thread
 constexpr int32_t kChunkTokens = kThreads * kTokens;
-constexpr int kMassTiles = 8;    // of a warp, at a time
-constexpr int kMassChunks = 8;   // of a block
-constexpr int kMassBlocks = 3;   // of a multiprocessor
+constexpr int kMassTiles = 8;   // of a warp, at a time
+constexpr int kMassChunks = 8;  // of a block
+constexpr int kMassBlocks = 3;  // of a multiprocessor
 
 // ---- pieces, masses ----
 
