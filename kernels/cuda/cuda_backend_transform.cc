@@ -15,6 +15,8 @@ namespace {
 
 // Shapes grow in such steps, so that a sequence's next token does not make a new one.
 constexpr int32_t kShapeTokens = 8192;
+// Candidates of short sequences: a block can have all of them (transform_select.cu).
+constexpr int32_t kShortTokens = 4096 - (kMassPieceTokens - 1);
 
 }  // namespace
 
@@ -53,7 +55,7 @@ void CudaBackend::SelectByMass(const Tensor& q, std::span<const RetrievalQuery> 
       anchor_masses, static_cast<int64_t>(queries.size()) * heads, of_layer.head_dim);
   int32_t longest = 0;
   for (const RetrievalQuery& query : queries) longest = std::max(longest, query.mid.size());
-  longest = RoundUp(longest, kShapeTokens);
+  longest = longest <= kShortTokens ? kShortTokens : RoundUp(longest, kShapeTokens);
   const auto shape_of = [&](int32_t num_queries) {
     return MassSelectShape{num_queries, group, code_layout, longest};
   };

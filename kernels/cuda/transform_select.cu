@@ -205,15 +205,16 @@ struct Plan {
   size_t coarse, fine, tickets, prepared, peaks, sums, counts, places, cuts, keys, size_bytes;
 };
 
-// Chunks, and how many rows' run at once. In one launch only where that is enough for all rows; then the shortest chunks.
+// Chunks, in one launch where there is room for the blocks of all rows; the shortest with which they have it.
 void PlanChunks(const MassSelectShape& shape, int64_t tokens, Plan& plan) {
   plan.tiles = 0;
   const int64_t slots = int64_t{CurrentDevice().multiprocessors} * kFusedBlocksPerMultiprocessor;
   const int32_t group = std::max(2, PaddedGroup(shape.group));
   const auto chunk_of = [](int32_t tiles) { return int64_t{kWarps} * kCodeTileTokens * tiles; };
   plan.group = group;
-  const int64_t most_rows = slots / CeilDiv(tokens, chunk_of(MostTiles(group)));
-  if (!shape.fused || plan.rows > most_rows) {
+  const int64_t fewest = CeilDiv(tokens, chunk_of(MostTiles(group)));
+  // Blocks of rows of one block meet nobody: there may be any number of them.
+  if (!shape.fused || (fewest > 1 && fewest * plan.rows > slots)) {
     plan.chunks = static_cast<int32_t>(CeilDiv(tokens, kChunkTokens));
     plan.row_tokens = int64_t{plan.chunks} * kChunkTokens;
     return;
@@ -353,7 +354,7 @@ template <int kSlots, int kGroup, int kTiles>
 cudaError_t LaunchRows(const Plan& plan, const Args& args, Stream stream) {
   const dim3 grid(static_cast<unsigned>(plan.chunks), static_cast<unsigned>(plan.rows));
   return Launch(FusedKernel<kSlots, kGroup, kTiles>, grid, kThreads, 0, stream,
-                /*cooperative=*/true, args);
+                /*cooperative=*/plan.chunks > 1, args);
 }
 template <int kSlots, int kGroup>
 cudaError_t LaunchFused(const Plan& plan, const Args& args, Stream stream) {

@@ -475,7 +475,7 @@ TEST_F(RetrievalByMassTest, EveryRowIsAttendedOnce) {
   for (const char* text : {"pca:k=11,sink=5,window=20", "pca:k=11,sink=5,window=20,tail=off"}) {
     std::vector<float> by_address;
     for (const bool on_device : {false, true}) {
-      SCOPED_TRACE(testing::Message() << text << ", on a device: " << on_device);
+      SCOPED_TRACE(::testing::Message() << text << ", on a device: " << on_device);
       CountingBackend counting(*backend_);
       PretendedDevice device(counting);
       RetrievalOptions options;
