@@ -63,8 +63,9 @@ struct FusedShared {
   uint16_t cells[Shape::kChunkTokens / 2];  // two tokens each
   uint16_t is_left[kThreads];    // bits: of a thread's tokens those inside mid and not selected
   uint32_t counts[kCoarseBins];  // of the chunk, then of the row
-  uint32_t masses[kGroup][kTransformCells]
-                 [2];  // 2^30 times the mass: its lower 15 bits, and what is above them
+  // 2^30 times the mass: its lower 15 bits, and what is above them. Cells side by side and in an order of the head's own
+  // (PlaceOf), because a warp adds to 16 tokens' cells at a time.
+  uint32_t masses[kGroup][2][kTransformCells];
   uint32_t scan[kWarps];
   uint32_t places[kWarps][2];
   uint32_t above, is_last;
@@ -593,6 +594,10 @@ class Fused {
       }
     }
   }
+  // The heads of a token, which lanes side by side add at once, take different banks.
+  static __device__ __forceinline__ int32_t PlaceOf(int32_t g, uint32_t cell) {
+    return static_cast<int32_t>(cell) ^ (g >> 1 & 3) << 3;
+  }
   // The lane's weights of its token `h` of a unit.
   __device__ __forceinline__ void AddToCell(int u, int h, uint32_t cell) {
 #pragma unroll
@@ -603,8 +608,9 @@ class Fused {
         if (g >= args_.group) continue;
         const float weight = __int_as_float(dots_[u * Shape::kColumnHalves + c][2 * h + j]);
         const uint32_t mass = __float2uint_rz(__fmul_rn(weight, 0x1p30f));
-        if ((mass & 0x7fffu) != 0) atomicAdd(&shared_.masses[g][cell][0], mass & 0x7fffu);
-        if (mass >> 15 != 0) atomicAdd(&shared_.masses[g][cell][1], mass >> 15);
+        if ((mass & 0x7fffu) != 0)
+          atomicAdd(&shared_.masses[g][0][PlaceOf(g, cell)], mass & 0x7fffu);
+        if (mass >> 15 != 0) atomicAdd(&shared_.masses[g][1][PlaceOf(g, cell)], mass >> 15);
       }
     }
   }
@@ -612,9 +618,10 @@ class Fused {
     auto* masses = reinterpret_cast<unsigned long long*>(args_.tail_masses) +
                    int64_t{row_} * args_.group * kTransformCells;
     for (int32_t i = threadIdx.x; i < args_.group * kTransformCells; i += kThreads) {
-      const uint32_t* of_cell = shared_.masses[i / kTransformCells][i % kTransformCells];
+      const int32_t g = i / kTransformCells, at = PlaceOf(g, i % kTransformCells);
       const unsigned long long mass =
-          of_cell[0] + (static_cast<unsigned long long>(of_cell[1]) << 15);
+          shared_.masses[g][0][at] +
+          (static_cast<unsigned long long>(shared_.masses[g][1][at]) << 15);
       if (mass != 0) atomicAdd(&masses[i], mass);
     }
   }
