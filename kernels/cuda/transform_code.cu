@@ -20,6 +20,7 @@
 #include <cstring>
 
 #include "kernels/attention_state.h"
+#include "kernels/cuda/ask_into_l2.cuh"
 #include "kernels/cuda/attention_states.cuh"
 #include "kernels/cuda/device_math.cuh"
 #include "kernels/cuda/launch.cuh"
@@ -30,6 +31,7 @@ namespace {
 
 constexpr int kEncodeTokens = 16;
 constexpr int kEncodeThreads = 256;  // the most dimensions
+constexpr int kEncodeAhead = 128;    // of a column, in registers
 constexpr int kTableDims = 32;
 constexpr int kTableParts = 16;  // a power of two
 constexpr int kTableThreads = kTableDims * (kTableParts + 1);
@@ -150,31 +152,46 @@ struct EncodeArgs {
   int32_t unused = 0;
 };
 
+// kAhead: of each column, in registers before the keys are there, for blocks of one token: a layer's weights come from HBM,
+// and a chain that waits for them a few at a time takes longer than the step's rotation and KV.
+template <int kAhead>
 __global__ void __launch_bounds__(kEncodeThreads)
     EncodeKernel(const __grid_constant__ EncodeArgs args) {
   __shared__ float keys[kEncodeTokens * 256];
   __shared__ uint8_t indexes[kEncodeTokens][256];
+  const int32_t head = blockIdx.y, d = args.transform.head_dim, n = 4 * args.transform.quads;
+  const DeviceTransformHead& of_head = args.transform.heads[head];
+  const int32_t i = threadIdx.x;
+  const bool has_column = i < 4 * of_head.quads;  // blocks have a thread for each
+  const float* const weight = args.transform.key_weight + int64_t{head} * d * n + i;
+  float ahead[kAhead > 0 ? kAhead : 1];
+#pragma unroll
+  for (int c = 0; c < kAhead; ++c) ahead[c] = has_column && c < d ? weight[int64_t{c} * n] : 0;
   LetNextStart();
   WaitForEarlier();
   const DeviceKeySpan span = args.spans[blockIdx.z];
   const int32_t first = span.tokens.first + static_cast<int32_t>(blockIdx.x) * kEncodeTokens;
   const int32_t count = min(kEncodeTokens, span.tokens.last - first);
   if (count <= 0) return;
-  const int32_t head = blockIdx.y, d = args.transform.head_dim, n = 4 * args.transform.quads;
   for (int32_t at = threadIdx.x; at < count * d; at += blockDim.x) {
     keys[at] = WidenBf16(args.rows.Row(args.pool, span.block_table, head, first + at / d)[at % d]);
   }
   __syncthreads();
-  const DeviceTransformHead& of_head = args.transform.heads[head];
-  for (int32_t i = threadIdx.x; i < 4 * of_head.quads; i += blockDim.x) {
-    const float* weight = args.transform.key_weight + int64_t{head} * d * n + i;
+  if (has_column) {
     const float bias = args.transform.key_bias[head * n + i];
     const auto most = static_cast<float>((1 << of_head.widths[i / 4]) - 1);
     float acc[kEncodeTokens];
 #pragma unroll
     for (int t = 0; t < kEncodeTokens; ++t) acc[t] = bias;
     if (count == 1) {
-      for (int32_t c = 0; c < d; ++c) acc[0] = __fmaf_rn(keys[c], weight[int64_t{c} * n], acc[0]);
+#pragma unroll
+      for (int c = 0; c < kAhead; ++c) {
+        if (c < d) acc[0] = __fmaf_rn(keys[c], ahead[c], acc[0]);
+      }
+#pragma unroll 32
+      for (int32_t c = kAhead; c < d; ++c) {
+        acc[0] = __fmaf_rn(keys[c], weight[int64_t{c} * n], acc[0]);
+      }
     } else {
       for (int32_t c = 0; c < d; ++c) {
         const float w = weight[int64_t{c} * n];
@@ -386,12 +403,8 @@ __global__ void __launch_bounds__(1024) EndKernel(const __grid_constant__ EndArg
   const float* const sums = table + kv_head * kTableRows * d;
   if (has_tail) {
     // The group's blocks ask for their table while the rows are attended: from HBM it takes longer than all else here.
-    constexpr int32_t kLineFloats = 32;
-    const auto threads = static_cast<int32_t>(blockDim.x);
-    for (int32_t line = head % group * threads + static_cast<int32_t>(threadIdx.x);
-         line * kLineFloats < kTableRows * d; line += group * threads) {
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(sums + line * kLineFloats));
-    }
+    const int64_t share = CeilDiv(kTableRows * d, group), first = head % group * share;
+    AskIntoL2(sums + first, min(share, kTableRows * d - first));
   }
   WaitForEarlier();
   const int64_t at = int64_t{blockIdx.y} * args.query_heads + head;
@@ -528,7 +541,12 @@ cudaError_t EncodeTransformKeys(const DeviceTransform& transform, const DeviceKe
                         code_layout};
   const dim3 grid(static_cast<unsigned>(CeilDiv(max_span_tokens, kEncodeTokens)),
                   static_cast<unsigned>(transform.kv_heads), static_cast<unsigned>(num_spans));
-  return Launch(EncodeKernel, grid, ThreadsFor(4 * transform.quads), 0, stream, false, args);
+  const unsigned threads = ThreadsFor(4 * transform.quads);
+  // Of more blocks a multiprocessor has room for few of so many registers.
+  const bool one_each =
+      max_span_tokens == 1 && int64_t{grid.y} * grid.z <= CurrentDevice().multiprocessors;
+  return one_each ? Launch(EncodeKernel<kEncodeAhead>, grid, threads, 0, stream, false, args)
+                  : Launch(EncodeKernel<0>, grid, threads, 0, stream, false, args);
 }
 
 cudaError_t ExtendCellTables(const DeviceTransform& transform,

@@ -8,6 +8,7 @@
 // the 512 are not zero. Ties cost nothing: additions to one address are merged within a warp.
 #include <algorithm>
 
+#include "kernels/cuda/ask_into_l2.cuh"
 #include "kernels/cuda/attention_states.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/transform_select_fused.cuh"
@@ -49,6 +50,9 @@ __global__ void __launch_bounds__(kPrepareThreads)
   float ahead[kAhead > 0 ? kAhead : 1];
 #pragma unroll
   for (int c = 0; c < kAhead; ++c) ahead[c] = has_column && c < d ? column[c * stride] : 0;
+  const float* const of_delta =
+      args.transform.delta_weight + int64_t{kv_head} * args.transform.delta_rows * d;
+  if (args.tail_masses != nullptr) AskIntoL2(of_delta, of_head.delta_rows * d);
   WaitForEarlier();
   for (int32_t c = i; c < d; c += kPrepareThreads) {
     q[c] = args.q[query.row * args.q_stride + int64_t{head} * d + c];
@@ -73,8 +77,7 @@ __global__ void __launch_bounds__(kPrepareThreads)
     not_finite = 1;
   }
   if (args.tail_masses != nullptr && i < of_head.delta_rows) {
-    const float* weight =
-        args.transform.delta_weight + (int64_t{kv_head} * args.transform.delta_rows + i) * d;
+    const float* weight = of_delta + int64_t{i} * d;
     float acc = 0;
 #pragma unroll 32
     for (int32_t c = 0; c < d; ++c) acc = __fmaf_rn(q[c], weight[c], acc);
