@@ -321,12 +321,11 @@ cudaError_t LaunchTake(int32_t rows, const Args& args, const Selection& read, St
 template <int kSlots, int kGroup>
 cudaError_t LaunchPasses(const Plan& plan, const Args& args, const Selection& chosen,
                          Stream stream) {
-  constexpr int32_t kTiles = MostTiles(kGroup);
-  using Pieces = FusedShape<kSlots, kGroup, kTiles>;
+  using Pieces = FusedShape<kSlots, kGroup, kPieceTiles<kGroup>>;
   using Masses = FusedShape<kSlots, kGroup, kMassTiles>;
-  static_assert(Masses::kChunkTokens == kChunkTokens);
-  if (const cudaError_t error = LaunchOver(PiecesKernel<kSlots, kGroup, kTiles>, plan,
-                                           Pieces::kChunkTokens, args, stream);
+  static_assert(kChunkTokens % Masses::kChunkTokens == 0);
+  if (const cudaError_t error =
+          LaunchOver(PiecesKernel<kSlots, kGroup>, plan, Pieces::kChunkTokens, args, stream);
       error != cudaSuccess) {
     return error;
   }

@@ -379,8 +379,15 @@ class Fused {
 
   // Peaks and sums of the chunk's pieces.
   __device__ __forceinline__ void LeavePieces() {
-    inside_ = ~0u;
-    if (!IsWhole()) {
+    if (IsWhole()) {
+      LeavePiecesOf<true>();
+    } else {
+      LeavePiecesOf<false>();
+    }
+  }
+  template <bool kWhole>
+  __device__ __forceinline__ void LeavePiecesOf() {
+    if constexpr (!kWhole) {
       inside_ = 0;
 #pragma unroll
       for (int u = 0; u < Shape::kUnits; ++u) {
@@ -400,7 +407,8 @@ class Fused {
         for (int u = 0; u < Shape::kUnits; ++u) {
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
-            if (Has(u, h)) peak = max(peak, dots_[u * Shape::kColumnHalves + c][2 * h + j]);
+            if (kWhole || Has(u, h))
+              peak = max(peak, dots_[u * Shape::kColumnHalves + c][2 * h + j]);
           }
         }
 #pragma unroll
@@ -428,7 +436,7 @@ class Fused {
                 __fsub_rn(__int_as_float(dots_[u * Shape::kColumnHalves + c][2 * h + j]), peak);
             const uint32_t share =
                 __float2uint_rz(__fmul_rn(Exp2(__fmul_rn(scale, below)), 0x1p26f));
-            if (Has(u, h)) sum += share;
+            if (kWhole || Has(u, h)) sum += share;
           }
         }
         long long all = sum;

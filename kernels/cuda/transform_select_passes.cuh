@@ -5,7 +5,7 @@
 // both make the dots: they cost less again than 4 bytes a token and query head cost through memory. A block of Masses
 // takes several chunks in turn, so that it adds its cells' masses to the row's once for all of them. They are of all
 // tokens: those of what was selected are subtracted at the end (TakeFromTailKernel). Count and Compact: a block of 256
-// threads a chunk of 1024 tokens, a thread four neighbours, so that what it reads is asked for at once.
+// threads a chunk of 4096 tokens, a thread 16 neighbours, so that what it reads is asked for at once.
 //
 // The last block of a row to finish does what needs the whole row (a ticket, as in hamming_select.cu): no launch of its
 // own.
@@ -18,24 +18,28 @@
 
 namespace winnow::kernels::cuda::masses {
 
-constexpr int kTokens = 4;  // of a thread
+constexpr int kTokens = 16;  // of a thread
 constexpr int32_t kChunkTokens = kThreads * kTokens;
 constexpr int kMassTiles = 8;   // of a warp, at a time
 constexpr int kMassChunks = 8;  // of a block
-constexpr int kMassBlocks = 3;  // of a multiprocessor
+constexpr int kPassBlocks = 3;  // of a multiprocessor
+// Of a warp: half of what a block that keeps its dots has, so that more blocks have room.
+template <int kGroup>
+constexpr int kPieceTiles = kGroup <= 4 ? 16 : 128 / kGroup;
 
 // ---- pieces, masses ----
 
-template <int kSlots, int kGroup, int kTiles>
-__global__ void __launch_bounds__(kThreads, kFusedBlocksPerMultiprocessor)
+template <int kSlots, int kGroup>
+__global__ void __launch_bounds__(kThreads, kGroup <= 4 ? kPassBlocks : 2)
     PiecesKernel(const __grid_constant__ Args args) {
-  __shared__ typename Fused<kSlots, kGroup, kTiles>::Shared shared;
+  using Blocks = Fused<kSlots, kGroup, kPieceTiles<kGroup>>;
+  __shared__ typename Blocks::Shared shared;
   LetNextStart();
-  Fused<kSlots, kGroup, kTiles>(args, shared).RunPieces();
+  Blocks(args, shared).RunPieces();
 }
 
 template <int kSlots, int kGroup>
-__global__ void __launch_bounds__(kThreads, kGroup <= 4 ? kMassBlocks : 2)
+__global__ void __launch_bounds__(kThreads, kGroup <= 4 ? kPassBlocks : 2)
     MassesKernel(const __grid_constant__ Args args) {
   using Blocks = Fused<kSlots, kGroup, kMassTiles, kMassChunks>;
   __shared__ typename Blocks::Shared shared;
@@ -53,7 +57,7 @@ __device__ __forceinline__ uint32_t ChunksOf(const DeviceQuery& query) {
 struct Chunk {
   DeviceQuery query;
   int32_t row, base, mine;  // `mine`: the thread's first token
-  bool has_tokens;
+  bool has_tokens, whole;   // `whole`: all of them lie in mid
 };
 __device__ __forceinline__ Chunk ChunkOf(const Args& args) {
   Chunk chunk;
@@ -62,9 +66,26 @@ __device__ __forceinline__ Chunk ChunkOf(const Args& args) {
   chunk.base = BaseOf(chunk.query);
   const int32_t begin = chunk.base + static_cast<int32_t>(blockIdx.x) * kChunkTokens;
   chunk.mine = begin + static_cast<int32_t>(threadIdx.x) * kTokens;
+  chunk.whole = begin >= chunk.query.mid.first && begin + kChunkTokens <= chunk.query.mid.last;
   chunk.has_tokens = begin < chunk.query.mid.last && chunk.query.mid.first < chunk.query.mid.last;
   return chunk;
 }
+
+// The keys of a thread's tokens.
+struct Keys {
+  __device__ __forceinline__ Keys(const Args& args, const Chunk& chunk) {
+    const auto* from = reinterpret_cast<const uint4*>(
+        &args.keys[chunk.row * args.row_tokens + (chunk.mine - chunk.base)]);
+#pragma unroll
+    for (int i = 0; i < kTokens / 8; ++i) eight[i] = from[i];
+  }
+  __device__ __forceinline__ uint32_t Of(int i) const {
+    const uint4& four_words = eight[i / 8];
+    const uint32_t words[4] = {four_words.x, four_words.y, four_words.z, four_words.w};
+    return words[i % 8 / 2] >> i % 2 * 16 & 0xffffu;
+  }
+  uint4 eight[kTokens / 8];
+};
 
 __global__ void __launch_bounds__(kThreads) CountKernel(const __grid_constant__ Args args) {
   __shared__ uint32_t counts[kFineBins];  // in the cut's bin
@@ -82,13 +103,12 @@ __global__ void __launch_bounds__(kThreads) CountKernel(const __grid_constant__ 
   if (threadIdx.x == 0) above_shared = 0;
   __syncthreads();
   const uint32_t coarse = args.cuts[row].coarse;
-  const uint2 packed = *reinterpret_cast<const uint2*>(
-      &args.keys[row * args.row_tokens + (chunk.mine - chunk.base)]);
+  const Keys keys(args, chunk);
   uint32_t above = 0;
 #pragma unroll
   for (int i = 0; i < kTokens; ++i) {
-    const uint32_t key = (i < 2 ? packed.x : packed.y) >> i % 2 * 16 & 0xffffu;
-    if (!IsInside(query, chunk.mine + i)) continue;
+    const uint32_t key = keys.Of(i);
+    if (!chunk.whole && !IsInside(query, chunk.mine + i)) continue;
     above += key >> kFineBits > coarse ? 1 : 0;
     if (key >> kFineBits == coarse) atomicAdd(&counts[key & (kFineBins - 1)], 1u);
   }
@@ -157,13 +177,12 @@ __global__ void __launch_bounds__(kThreads) CompactKernel(const __grid_constant_
   const MassCut cut = args.cuts[row];
   const int64_t place = int64_t{row} * args.chunks + blockIdx.x;
   const uint32_t higher_before = args.places[2 * place], ties_before = args.places[2 * place + 1];
-  const int64_t at = row * args.row_tokens + (chunk.mine - chunk.base);
-  const uint2 packed = *reinterpret_cast<const uint2*>(&args.keys[at]);
+  const Keys keys(args, chunk);
   uint32_t higher = 0, ties = 0;  // bit i is the thread's token i
 #pragma unroll
   for (int i = 0; i < kTokens; ++i) {
-    const uint32_t key = (i < 2 ? packed.x : packed.y) >> i % 2 * 16 & 0xffffu;
-    if (!IsInside(query, chunk.mine + i)) continue;
+    const uint32_t key = keys.Of(i);
+    if (!chunk.whole && !IsInside(query, chunk.mine + i)) continue;
     higher |= (key > cut.threshold ? 1u : 0u) << i;
     ties |= (key == cut.threshold ? 1u : 0u) << i;
   }

@@ -60,6 +60,26 @@ class CudaTransformCodeTest : public CudaTest {
     return query;
   }
 
+  // The spans' codes on the device are the reference's.
+  static void ExpectCodes(const Scene& scene, const DeviceArray<std::byte>& codes,
+                          const std::vector<KeySpan>& spans) {
+    const int32_t words = scene.layout.bits / 32;
+    const std::vector<std::byte> made = codes.Get();
+    for (const KeySpan& span : spans) {
+      for (int32_t token = 0; token < span.tokens.last; ++token) {
+        for (int32_t head = 0; head < scene.layout.kv_heads; ++head) {
+          for (int32_t word = 0; word < words; ++word) {
+            const size_t at = span.block_table[token / 64] * scene.layout.BlockBytes() +
+                              head * scene.layout.HeadBytes() +
+                              4 * TransformWordOffset(words, token % 64, word);
+            ASSERT_EQ(std::memcmp(&made[at], &scene.codes[at], 4), 0)
+                << words << " words, token " << token << " head " << head;
+          }
+        }
+      }
+    }
+  }
+
   // SelectByMass of `queries` twice, against the reference, to the bit.
   void ExpectSelects(const Scene& scene, const std::vector<RetrievalQuery>& queries, int32_t rows,
                      bool flat, bool fused = true) {
@@ -133,19 +153,21 @@ TEST_F(CudaTransformCodeTest, CodesAreTheReferencesToTheBit) {
                                            on_device.max_tokens(), pool.data(), scene.kv.layout(),
                                            codes.data(), scene.layout, nullptr));
       }
-      const std::vector<std::byte> made = codes.Get();
-      for (const KeySpan& span : scene.spans) {
-        for (int32_t token = 0; token < span.tokens.last; ++token) {
-          for (int32_t head = 0; head < 3; ++head) {
-            for (int32_t word = 0; word < bits / 32; ++word) {
-              const size_t at = span.block_table[token / 64] * scene.layout.BlockBytes() +
-                                head * scene.layout.HeadBytes() +
-                                4 * TransformWordOffset(bits / 32, token % 64, word);
-              ASSERT_EQ(std::memcmp(&made[at], &scene.codes[at], 4), 0)
-                  << "d " << d << " bits " << bits << " token " << token << " head " << head;
-            }
-          }
+      ASSERT_NO_FATAL_FAILURE(ExpectCodes(scene, codes, scene.spans)) << "d " << d;
+      // As decoding adds them: a token of one sequence, and of many at once.
+      std::vector<KeySpan> tokens;
+      for (int32_t t = 0; t < 70; ++t) tokens.push_back({scene.spans[0].block_table, {t, t + 1}});
+      const size_t at_once[] = {1, tokens.size()};
+      for (const size_t count : at_once) {
+        const DeviceArray<std::byte> one_by_one(scene.codes.size());
+        for (size_t begin = 0; begin < tokens.size(); begin += count) {
+          const DeviceSpans on_device({tokens.begin() + begin, tokens.begin() + begin + count});
+          WINNOW_CUDA_OK(EncodeTransformKeys(scene.transform, on_device.data(), on_device.size(), 1,
+                                             pool.data(), scene.kv.layout(), one_by_one.data(),
+                                             scene.layout, nullptr));
         }
+        ASSERT_NO_FATAL_FAILURE(ExpectCodes(scene, one_by_one, {scene.spans[0]}))
+            << "d " << d << ", " << count << " at once";
       }
     }
   }
