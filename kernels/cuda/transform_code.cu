@@ -69,20 +69,20 @@ Offsets OffsetsOf(const TransformCodeWeights& weights) {
   return at;
 }
 
-// Fields and bits of cells by slot and class. Class c has word c and word 4 + c; of two words, classes c and c + 2 share
-// one, and take every second field.
+// Fields and bits of cells by slot and class. Class c has word c and word 4 + c; where a slot has two words (of 64 bits, and
+// the last two of 192), classes c and c + 2 share one, and take every second field.
 void AddClasses(int32_t words, DeviceTransformHead& to) {
-  const int32_t stride = words == 2 ? 2 : 1;
   for (int32_t slot = 0; slot < kTransformWordsMax / 4; ++slot) {
+    const bool is_shared = words - 4 * slot == 2;
     for (int32_t c = 0; c < 4; ++c) {
       DeviceTransformHead::Class& of_class = to.classes[slot][c];
       std::fill_n(of_class.cell_bits, 8, 31 << 8);
-      const int32_t word = words == 2 && slot == 0 ? c % 2 : 4 * slot + c;
+      const int32_t word = 4 * slot + (is_shared ? c % 2 : c);
       if (word >= words) continue;
-      const bool is_second = words == 2 && c >= 2;
+      const bool is_second = is_shared && c >= 2;
       int32_t count = 0;
       for (int32_t f = to.word_fields[word] + (is_second ? 1 : 0); f < to.word_fields[word + 1];
-           f += stride) {
+           f += is_shared ? 2 : 1) {
         of_class.fields[count / 2][count % 2] = to.fields[f];
         ++count;
       }

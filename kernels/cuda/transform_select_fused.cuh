@@ -5,7 +5,7 @@
 // int8 matrix products: A is 16 tokens by 32 unpacked dimensions, B those dimensions' coefficients by 8 query heads. What
 // stands at which place of the sum is free, so a *class* of lanes (lane % 4, whose registers of A hold the same columns)
 // unpacks the fields of its own word, and reads no other: word `class`, and word 4 + class of codes of more than 128 bits;
-// of codes of 64 bits two classes share a word and take every second field. A's rows r and r + 8 are tokens 2r and 2r + 1,
+// of two words of a slot, two classes share one and take every second field. A's rows r and r + 8 are tokens 2r and 2r + 1,
 // so that a lane's two words lie side by side.
 //
 // A product has 8 columns. With fewer heads (kGroup) it takes 8 / kGroup tiles: the coefficients stand at the columns of
@@ -111,7 +111,7 @@ class Fused {
   __device__ __forceinline__ void Run() {
     if (!Begin()) return;
     MakeDots(args_.tail_masses != nullptr);
-    LeavePieces();
+    LeavePieces<false>();  // code for both would take its registers
     Meet(&Meetings()[0], blocks_);
     FinishRow();
     if (blockIdx.x == 0) LeaveReferences();
@@ -127,7 +127,11 @@ class Fused {
   __device__ __forceinline__ void RunPieces() {
     if (!Begin()) return;
     MakeDots(/*cells=*/false);
-    LeavePieces();
+    if (IsWhole()) {
+      LeavePieces<true>();
+    } else {
+      LeavePieces<false>();
+    }
     if (!IsLast(&args_.tickets[4 * row_], blocks_, &shared_.is_last)) return;
     FinishRow();
     LeaveReferences();
@@ -199,7 +203,8 @@ class Fused {
   __device__ uint32_t* Meetings() const { return &args_.tickets[4 * row_]; }
 
   __device__ int32_t WordOf(int32_t slot, int32_t of_class) const {
-    return args_.transform.bits == 64 ? of_class % 2 : 4 * slot + of_class;
+    const bool is_shared = args_.transform.bits / 32 - 4 * slot == 2;
+    return 4 * slot + (is_shared ? of_class % 2 : of_class);
   }
   __device__ bool IsWhole() const {
     return begin_ >= query_.mid.first && begin_ + Shape::kChunkTokens <= query_.mid.last;
@@ -377,23 +382,19 @@ class Fused {
     return (inside_ >> (2 * unit + half) & 1) != 0;
   }
 
-  // Peaks and sums of the chunk's pieces.
-  __device__ __forceinline__ void LeavePieces() {
-    if (IsWhole()) {
-      LeavePiecesOf<true>();
-    } else {
-      LeavePiecesOf<false>();
-    }
-  }
+  // Peaks and sums of the chunk's pieces. kWhole: all its tokens lie in mid.
   template <bool kWhole>
-  __device__ __forceinline__ void LeavePiecesOf() {
+  __device__ __forceinline__ void LeavePieces() {
     if constexpr (!kWhole) {
-      inside_ = 0;
+      inside_ = ~0u;
+      if (!IsWhole()) {
+        inside_ = 0;
 #pragma unroll
-      for (int u = 0; u < Shape::kUnits; ++u) {
+        for (int u = 0; u < Shape::kUnits; ++u) {
 #pragma unroll
-        for (int h = 0; h < 2; ++h)
-          inside_ |= (IsInside(query_, TokenOf(u, h)) ? 1u : 0u) << (2 * u + h);
+          for (int h = 0; h < 2; ++h)
+            inside_ |= (IsInside(query_, TokenOf(u, h)) ? 1u : 0u) << (2 * u + h);
+        }
       }
     }
     // Lanes with the same heads differ in these bits.
