@@ -104,7 +104,7 @@ struct MatmulEpilogue {
 // ---- KV in shared memory ----
 
 // KV of some layers that lies in shared memory, because the device has no room for it. Operations take
-// such a pool as any other. Two of them are meant for it: AttendChosen keeps rows that it has read in a
+// such a pool as any other. Three are meant for it: AttendChosen and AttendChosenStates keep rows that they read in a
 // cache on the device, and Attend brings a layer of a sequence to a staging area before it computes; the
 // others read over the bus what they need. Where a row came from never shows in a result.
 struct SharedKvShape {
@@ -128,7 +128,7 @@ struct SharedKvSizes {
   size_t total() const { return cache_bytes + table_bytes + staging_bytes; }
 };
 
-// Rows that AttendChosen read of such pools.
+// Rows that AttendChosen and AttendChosenStates read of such pools.
 struct SharedKvReads {
   uint32_t cached = 0;    // in the cache
   uint32_t fetched = 0;   // brought into it
@@ -374,7 +374,7 @@ class Backend {
                                           const KvLayout& layout, float scale,
                                           const Tensor& out) = 0;
 
-  // As AttendChosen, as far as states [queries][H][AttentionStateFloats(d)]: for those who complete them.
+  // As AttendChosen, as far as states [queries][H][AttentionStateFloats(d)]. Whose mid is all that it sees has no anchors.
   [[nodiscard]] virtual bool AttendChosenStates(const Tensor& q,
                                                 std::span<const RetrievalQuery> queries,
                                                 const Selection& chosen, const void* pool,

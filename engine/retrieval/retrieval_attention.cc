@@ -1,6 +1,7 @@
 #include "engine/retrieval/retrieval_attention.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "engine/base/status_macros.h"
@@ -20,6 +21,9 @@ namespace {
 
 // Tokens and entries of a call for many queries with small budgets.
 constexpr int64_t kMinEntries = int64_t{1} << 18;
+
+// Whether MeasureAnchors leaves states that what is selected is merged into.
+bool AnchorsApart(const AttentionPolicy& policy) { return policy.select_by() == SelectBy::kMasses; }
 
 }  // namespace
 
@@ -73,12 +77,14 @@ absl::Status RetrievalAttention::Allocate(int32_t max_context, const RetrievalOp
       scratch.Allocate(states_bytes, "attention states", /*shared=*/false, &states_));
   if (by_mass) {
     WINNOW_RETURN_IF_ERROR(scratch.Allocate(num_states * sizeof(float), "masses of anchors",
-                                            /*shared=*/true, &anchor_masses_));
-    // A backend whose memory is the host's always attends by address, so one order of merging serves everywhere. A device also
-    // attends a selection where it lies (AttendChosenStates), and the two ways agree to the bit only over one list.
-    if (backend_.AvailableBytes() < 0) {
-      WINNOW_RETURN_IF_ERROR(scratch.Allocate(states_bytes, "attention states of anchors",
-                                              /*shared=*/false, &anchor_states_));
+                                            /*shared=*/false, &anchor_masses_));
+    WINNOW_RETURN_IF_ERROR(scratch.Allocate(states_bytes, "attention states of anchors",
+                                            /*shared=*/false, &anchor_states_));
+    if (memory_.tiered()) {
+      WINNOW_RETURN_IF_ERROR(scratch.Allocate(num_states * sizeof(float), "no masses of anchors",
+                                              /*shared=*/true, &no_anchor_masses_));
+      std::fill_n(static_cast<float*>(no_anchor_masses_.data()), num_states,
+                  -std::numeric_limits<float>::infinity());
     }
   }
   scratch_bytes_ = scratch.size_bytes();
@@ -272,7 +278,7 @@ void RetrievalAttention::Predict(int32_t layer, const Tensor& q) {
     PlanQueries(layer, method, /*logits_only=*/false, /*decoding_only=*/true);
     for (int32_t first = 0; first < static_cast<int32_t>(queries_.size());) {
       const QueryCall call = NextCall(layer, method, first);
-      const MassInputs masses{static_cast<float*>(anchor_masses_.data()), /*anchors_known=*/false};
+      const MassInputs masses{static_cast<float*>(no_anchor_masses_.data())};
       const Selection selected = selector_.Select(call, q, masses);
       if (!backend_.Synchronize()) return;
       fetcher_.Expect(call, selected);
@@ -294,7 +300,7 @@ void RetrievalAttention::RunCall(QueryCall call, const Tensor& q, const Tensor& 
       return;
     }
   }
-  const MassInputs masses{static_cast<float*>(anchor_masses_.data()), /*anchors_known=*/true,
+  const MassInputs masses{static_cast<float*>(anchor_masses_.data()),
                           tail_.MassesFor(*call.policy)};
   const Selection selected = selector_.Select(call, q, masses);
   if (!fetcher_.LoadPages(call, selected)) return;
@@ -326,16 +332,10 @@ void RetrievalAttention::RunHalves(const QueryCall& call, const Tensor& q, const
   RunCall(call.Part(half, call.size() - half), q, out);
 }
 
-// Whether MeasureAnchors leaves states that the chosen rows are merged into, in that order wherever the rows lie.
-bool RetrievalAttention::AnchorsApart(const AttentionPolicy& policy) const {
-  return policy.select_by() == SelectBy::kMasses && anchor_states_.data() != nullptr;
-}
-
-// anchor_masses_ of the queries, because selection by masses needs the anchors' exact logits in its denominators; with
-// AnchorsApart also anchor_states_. False: they do not fit in one call, or the device has failed.
+// anchor_states_ and anchor_masses_ of the queries, because selection by masses needs the anchors' exact logits in its
+// denominators. False: they do not fit in one call, or the device has failed.
 bool RetrievalAttention::MeasureAnchors(const QueryCall& call, const Tensor& q) {
-  float* const states =
-      static_cast<float*>((AnchorsApart(*call.policy) ? anchor_states_ : states_).data());
+  float* const states = static_cast<float*>(anchor_states_.data());
   const auto num_states = static_cast<int64_t>(call.size()) * shape_.num_heads;
   const Selection nothing = selector_.Nothing();
   if (!fetcher_.LoadPages(call, nothing)) return false;
@@ -367,7 +367,7 @@ bool RetrievalAttention::AttendInPool(const QueryCall& call, const Selection& se
   const auto is_lost = [&](size_t i) { return memory_.chunk_lost(call.rows[i]->index); };
   bool any_lost = false;
   for (size_t i = 0; i < call.size() && !any_lost; ++i) any_lost = is_lost(i);
-  if (call.policy->completion || call.policy->HasTail()) {
+  if (call.policy->completion || AnchorsApart(*call.policy)) {
     return !any_lost && AttendStatesInPool(call, selected, q, out);
   }
   // A part of a selection is known to the host only.
@@ -393,15 +393,35 @@ bool RetrievalAttention::AttendStatesInPool(const QueryCall& call, const Selecti
       (memory_.places().IsShared(call.layer) || !tail_.PinCompletion(call))) {
     return false;
   }
-  if (!backend_.AttendChosenStates(q, call.queries, selected,
+  if (!backend_.AttendChosenStates(q, ChosenAlone(call), selected,
                                    memory_.places().LayerPool(call.layer), shape_.layout,
                                    shape_.scale, states)) {
     return false;
   }
   if (call.policy->completion) tail_.CompleteSelected(call, q, selected, states);
+  Finish(call, states, out);
+  return true;
+}
+
+// The call's queries for a backend that finds their rows itself: without anchors where those were attended before.
+std::span<const RetrievalQuery> RetrievalAttention::ChosenAlone(const QueryCall& call) {
+  if (!AnchorsApart(*call.policy)) return call.queries;
+  chosen_alone_.assign(call.queries.begin(), call.queries.end());
+  for (RetrievalQuery& query : chosen_alone_) query.mid = {0, query.position + 1};
+  return chosen_alone_;
+}
+
+// The states of what each query attended to become its result: anchors first, then what was selected, then the tail,
+// in that order wherever the entries lie.
+void RetrievalAttention::Finish(const QueryCall& call, float* states, const Tensor& out) {
+  if (AnchorsApart(*call.policy)) {
+    float* const anchors = static_cast<float*>(anchor_states_.data());
+    backend_.MergeStates(states, static_cast<int64_t>(call.size()) * shape_.num_heads,
+                         shape_.head_dim, anchors);
+    states = anchors;
+  }
   if (call.policy->HasTail()) tail_.MergeTables(call, states);
   backend_.FinishStates(call.queries, states, shape_.layout.head_dim, out);
-  return true;
 }
 
 // ATTEND: states [queries][H][d + 2] over the entries whose addresses fetcher_ has, and the anchors that were attended before.
@@ -414,14 +434,7 @@ void RetrievalAttention::AttendByAddress(const QueryCall& call, const Selection&
     const StateMasses masses = tail_.CompleteRows(call, q, fetcher_.lists(), states);
     if (backend_.Synchronize()) counter_.CountCompletions(call, masses);
   }
-  if (AnchorsApart(*call.policy)) {
-    float* const anchors = static_cast<float*>(anchor_states_.data());
-    backend_.MergeStates(states, static_cast<int64_t>(call.size()) * shape_.num_heads,
-                         shape_.head_dim, anchors);
-    states = anchors;
-  }
-  if (call.policy->HasTail()) tail_.MergeTables(call, states);
-  backend_.FinishStates(call.queries, states, shape_.layout.head_dim, out);
+  Finish(call, states, out);
   if (fetcher_.keeps() && !backend_.Synchronize()) return;
   fetcher_.EndCall();
   probe_.Measure(call, selected, q);

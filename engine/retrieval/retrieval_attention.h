@@ -106,12 +106,13 @@ class RetrievalAttention {
   int32_t CallSize(int32_t first) const;
   void RunCall(QueryCall call, const kernels::Tensor& q, const kernels::Tensor& out);
   void RunHalves(const QueryCall& call, const kernels::Tensor& q, const kernels::Tensor& out);
-  bool AnchorsApart(const AttentionPolicy& policy) const;
   bool MeasureAnchors(const QueryCall& call, const kernels::Tensor& q);
   bool AttendInPool(const QueryCall& call, const kernels::Selection& selected,
                     const kernels::Tensor& q, const kernels::Tensor& out);
   bool AttendStatesInPool(const QueryCall& call, const kernels::Selection& selected,
                           const kernels::Tensor& q, const kernels::Tensor& out);
+  std::span<const kernels::RetrievalQuery> ChosenAlone(const QueryCall& call);
+  void Finish(const QueryCall& call, float* states, const kernels::Tensor& out);
   void AttendByAddress(const QueryCall& call, const kernels::Selection& selected,
                        const kernels::Tensor& q, const kernels::Tensor& out);
 
@@ -140,8 +141,10 @@ class RetrievalAttention {
   std::vector<kernels::AttentionChunk> dense_chunks_;
   std::vector<Fetcher::TierRows> anchor_rows_;  // [queries] what reading the anchors first took
   kernels::Buffer states_;                      // the device's
-  kernels::Buffer anchor_masses_;               // of pca: [kMaxCallQueries][H], shared
-  kernels::Buffer anchor_states_;               // of AnchorsApart: as states_
+  // Of selection by masses: the anchors' [kMaxCallQueries][H], and those of none, in shared memory, where layers are
+  // predicted; and the anchors' states, as states_.
+  kernels::Buffer anchor_masses_, no_anchor_masses_, anchor_states_;
+  std::vector<kernels::RetrievalQuery> chosen_alone_;  // of a call
   size_t scratch_bytes_ = 0;
 };
 

@@ -1,7 +1,6 @@
 #include "engine/retrieval/selector.h"
 
 #include <algorithm>
-#include <limits>
 #include <span>
 #include <utility>
 
@@ -92,11 +91,6 @@ void Selector::SelectByMass(const QueryCall& call, const Tensor& q, const MassIn
                             const Selection& selected) {
   const Indexes::Codes& codes = *indexes_.CodesOf(*call.policy);
   const Indexes::Codes::Layer& of_layer = codes.layers[call.layer];
-  if (!masses.anchors_known) {
-    if (!backend_.Synchronize()) return;
-    std::fill_n(masses.anchors, call.size() * static_cast<size_t>(shape_.num_heads),
-                -std::numeric_limits<float>::infinity());
-  }
   kernels::TailMasses tail;
   if (masses.tail != nullptr) {
     tail = *masses.tail;

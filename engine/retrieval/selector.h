@@ -22,9 +22,9 @@ namespace winnow::engine {
 
 // The masses against which pca's estimates are measured.
 struct MassInputs {
-  float* anchors = nullptr;  // [queries][H] log masses of the anchors, in shared memory
-  // Whether they are known; if not, `anchors` is set to nothing, and masses are over the candidates alone.
-  bool anchors_known = true;
+  // [queries][H] log masses of the anchors, in shared memory or the device's. Minus infinity: not known, and masses are
+  // over the candidates alone.
+  const float* anchors = nullptr;
   const kernels::TailMasses* tail = nullptr;  // what is left for the tail; null: nothing
 };
 

@@ -97,19 +97,19 @@ inline std::string Text(const char* format, auto... values) {
 
 inline constexpr int32_t kKvHeads = 8, kGroup = 4, kBlock = 64;
 
-// Queries of `batch` sequences of n tokens in one pool of shuffled blocks.
+// Queries of `batch` sequences of n tokens in one pool of shuffled blocks, their own or the same.
 struct Sequences {
-  Sequences(int32_t batch, int32_t n, int32_t k)
+  Sequences(int32_t batch, int32_t n, int32_t k, bool shared = false)
       : blocks_each((n + kBlock - 1) / kBlock),
-        num_blocks(batch * blocks_each),
+        num_blocks(shared ? blocks_each : batch * blocks_each),
         table_host(ShuffledBlocks(num_blocks)),
         table(table_host),
         queries(batch) {
     std::vector<DeviceQuery> host;
     for (int32_t i = 0; i < batch; ++i) {
       const TokenRange mid{16, n - 128};
-      host.push_back(
-          {table.data() + int64_t{i} * blocks_each, i, n - 1, mid, std::min(k, mid.size()), 1});
+      host.push_back({table.data() + (shared ? 0 : int64_t{i} * blocks_each), i, n - 1, mid,
+                      std::min(k, mid.size()), 1});
     }
     CHECK_CUDA(cudaMemcpy(queries.data(), host.data(), host.size() * sizeof(DeviceQuery),
                           cudaMemcpyDefault));

@@ -106,20 +106,26 @@ void BenchMasses(Bench& bench) {
   constexpr int32_t d = 128, heads = kKvHeads * kGroup;
   struct Case {
     int32_t batch, n, k, bits;
+    bool shared = false;  // all sequences have the first one's blocks
   };
   for (const Case c : {Case{1, 8192, 512, 128},
                        {1, 32768, 512, 128},
                        {1, 131072, 2048, 128},
+                       {1, 131072, 2048, 192},
                        {1, 524288, 2048, 128},
                        {1, 1 << 20, 2048, 128},
                        {1, 131072, 2048, 256},
                        {8, 32768, 512, 128},
-                       {24, 32768, 512, 128}}) {
-    const std::string text =
-        Text("batch %d, n %dK, k %d, %d bits", c.batch, c.n >> 10, c.k, c.bits);
+                       {24, 32768, 512, 128},
+                       {24, 122880, 2048, 128},
+                       {24, 122880, 2048, 128, true},
+                       {24, 122880, 2048, 192, true},
+                       {64, 2048, 41, 192}}) {
+    const std::string text = Text("batch %d, n %dK, k %d, %d bits%s", c.batch, c.n >> 10, c.k,
+                                  c.bits, c.shared ? ", shared" : "");
     if (!bench.WantsShape(text)) continue;
     const DeviceTransformMemory transform(BenchTransform(d, c.bits));
-    const Sequences sequences(c.batch, c.n, c.k);
+    const Sequences sequences(c.batch, c.n, c.k, c.shared);
     const CodeLayout layout{kKvHeads, kBlock, c.bits};
     MassSelectShape shape{c.batch, kGroup, layout, c.n};
     MassSelectShape in_passes = shape;

@@ -46,6 +46,7 @@
 #include "kernels/cuda/matmul.h"
 #include "kernels/cuda/row_attention.h"
 #include "kernels/cuda/sample.h"
+#include "kernels/cuda/transform_code.h"
 
 namespace winnow::kernels::cuda {
 
@@ -245,8 +246,12 @@ class CudaBackend final : public Backend {
   Stream bare_stream() { return Stream(*launches_); }
   // A decode step's rotation and the encoding of its keys wait for the encoding of its queries, which
   // follows at once: the three are one launch. Anything else that comes in between lets them go alone.
-  enum class HeldBack : uint8_t { kNothing, kRotation, kRotationAndKeys };
+  // Masses of states wait for a selection that takes them, and what is merged into states for their end.
+  enum class HeldBack : uint8_t { kNothing, kRotation, kRotationAndKeys, kMasses, kMerges };
   void ReleaseHeldBack();
+  void ReleaseHeldTokens(HeldBack held_back);
+  // The states of which these masses are to be made, and whoever asks makes them; null: they are made.
+  const float* TakeHeldMasses(const float* masses, int64_t count, int32_t head_dim);
 
   // Makes a product's left operand, in order, at `ordered`.
   template <typename Order>
@@ -296,7 +301,7 @@ class CudaBackend final : public Backend {
   class AttendStreams;
   void AttendHostChosen(HostPool& pool, const Tensor& q, std::span<const RetrievalQuery> queries,
                         const Selection& chosen, const KvLayout& layout, float scale,
-                        const Tensor& out);
+                        const AttentionOutput& output);
   // False: it is no such pool.
   bool CopyIntoHostPool(const void* host, void* pool, size_t size_bytes);
   void Forget(HostPool& pool);
@@ -309,6 +314,15 @@ class CudaBackend final : public Backend {
   };
   std::vector<HeldRow> held_rows_;  // of the chunks
   int32_t held_most_ = 0;           // tokens of a chunk
+  struct HeldMasses {
+    const float* states = nullptr;
+    int64_t count = 0;
+    int32_t head_dim = 0;
+    float* masses = nullptr;
+  };
+  HeldMasses held_masses_;
+  StateEnd held_merges_;
+  std::vector<const float*> held_tables_;  // of held_merges_
 
   std::string name_, arithmetic_, failure_;
   int device_ = 0;

@@ -228,7 +228,8 @@ void CudaBackend::WriteHostKv(HostPool& pool, const Tensor& k, const Tensor& v,
 // that are there cannot go ahead of the others without showing in the bits.
 void CudaBackend::AttendHostChosen(HostPool& pool, const Tensor& q,
                                    std::span<const RetrievalQuery> queries, const Selection& chosen,
-                                   const KvLayout& layout, float scale, const Tensor& out) {
+                                   const KvLayout& layout, float scale,
+                                   const AttentionOutput& output) {
   pool.used = true;
   const DeviceQuery* on_device = StageQueries(queries, layout.block_tokens);
   if (on_device == nullptr || !EndStaging()) return;
@@ -246,8 +247,8 @@ void CudaBackend::AttendHostChosen(HostPool& pool, const Tensor& q,
                      reinterpret_cast<const std::byte**>(fetched_.data() + lists_bytes), of_lists,
                      pool.kv->reads(), stream()),
            "rows from the host")) {
-    Good(cuda::AttendRows(shape, q.f32(), q.stride, on_device, of_lists, scale,
-                          {.out = out.f32(), .out_stride = out.stride}, rows_.data(), stream()),
+    Good(cuda::AttendRows(shape, q.f32(), q.stride, on_device, of_lists, scale, output,
+                          rows_.data(), stream()),
          "attention over rows");
   }
 }

@@ -60,6 +60,15 @@ class Packed : public Interface {
   Buffer memory_;
 };
 
+class CudaPackedTransformCode final : public Packed<PackedTransformCode, DeviceTransform> {
+ public:
+  using Packed::Packed;
+  int32_t bits() const override { return device().bits; }
+};
+inline const DeviceTransform& TransformOf(const PackedTransformCode& transform) {
+  return static_cast<const CudaPackedTransformCode&>(transform).device();
+}
+
 inline int32_t GroupOf(const Tensor& q, const KvLayout& layout) {
   const int64_t heads = q.cols / layout.head_dim;
   WINNOW_CHECK(heads * layout.head_dim == q.cols && heads % layout.kv_heads == 0);

@@ -237,6 +237,18 @@ void CudaBackend::RopeAndWriteKv(const Tensor& q, const Tensor& k, const Tensor&
 void CudaBackend::ReleaseHeldBack() {
   const HeldBack held_back = std::exchange(held_back_, HeldBack::kNothing);
   if (failed()) return;
+  if (held_back == HeldBack::kMasses) {
+    const HeldMasses& held = held_masses_;
+    Good(cuda::StateMasses(held.states, held.count, held.head_dim, held.masses, bare_stream()),
+         "masses");
+  } else if (held_back == HeldBack::kMerges) {
+    Good(EndStates(held_merges_, bare_stream()), "merging states");
+  } else {
+    ReleaseHeldTokens(held_back);
+  }
+}
+
+void CudaBackend::ReleaseHeldTokens(HeldBack held_back) {
   const TokenArgs& held = held_tokens_;
   if (held.cache != nullptr) {
     for (const DeviceMatrix& x : {held.q, held.k}) {

@@ -7,6 +7,7 @@
 #include "kernels/cuda/completion.h"
 #include "kernels/cuda/cuda_backend_impl.h"
 #include "kernels/cuda/row_attention.h"
+#include "kernels/cuda/transform_code.h"
 
 namespace winnow::kernels::cuda {
 namespace {
@@ -58,7 +59,8 @@ bool CudaBackend::AttendChosen(const Tensor& q, std::span<const RetrievalQuery> 
                                float scale, const Tensor& out) {
   if (HostPool* host = HostPoolOf(pool)) {
     if (host->kv->shape().of_frames) return false;
-    AttendHostChosen(*host, q, queries, chosen, layout, scale, out);
+    AttendHostChosen(*host, q, queries, chosen, layout, scale,
+                     {.out = out.f32(), .out_stride = out.stride});
     return true;
   }
   AttendChosenTo(q, queries, chosen, pool, layout, scale,
@@ -69,7 +71,11 @@ bool CudaBackend::AttendChosen(const Tensor& q, std::span<const RetrievalQuery> 
 bool CudaBackend::AttendChosenStates(const Tensor& q, std::span<const RetrievalQuery> queries,
                                      const Selection& chosen, const void* pool,
                                      const KvLayout& layout, float scale, float* states) {
-  if (HostPoolOf(pool) != nullptr) return false;
+  if (HostPool* host = HostPoolOf(pool)) {
+    if (host->kv->shape().of_frames) return false;
+    AttendHostChosen(*host, q, queries, chosen, layout, scale, {.states = states});
+    return true;
+  }
   AttendChosenTo(q, queries, chosen, pool, layout, scale, {.states = states});
   return true;
 }
@@ -261,19 +267,85 @@ void CudaBackend::Complete(const Tensor& q, std::span<const RetrievalQuery> quer
   }
 }
 
+// ---- states ----
+
 void CudaBackend::StateMasses(const float* states, int64_t count, int32_t head_dim, float* masses) {
-  // The kernel writes pinned memory as it writes the device's, where SelectByMass reads them next.
-  Good(cuda::StateMasses(states, count, head_dim, masses, stream()), "masses");
+  if (failed()) return;
+  static_cast<void>(stream());
+  held_masses_ = {states, count, head_dim, masses};
+  held_back_ = HeldBack::kMasses;
+}
+
+const float* CudaBackend::TakeHeldMasses(const float* masses, int64_t count, int32_t head_dim) {
+  const HeldMasses& held = held_masses_;
+  if (held_back_ != HeldBack::kMasses || held.masses != masses || held.count != count ||
+      held.head_dim != head_dim) {
+    return nullptr;
+  }
+  held_back_ = HeldBack::kNothing;
+  return held.states;
+}
+
+void CudaBackend::MergeStates(const float* parts, int64_t count, int32_t head_dim, float* states) {
+  if (failed() || count == 0) return;
+  WINNOW_CHECK(count <= INT32_MAX);
+  static_cast<void>(stream());
+  // As of one query, until somebody says of how many.
+  held_merges_ = {.states = states,
+                  .num_queries = 1,
+                  .heads = static_cast<int32_t>(count),
+                  .head_dim = head_dim,
+                  .parts = parts};
+  held_back_ = HeldBack::kMerges;
+}
+
+void CudaBackend::MergeTails(std::span<const RetrievalQuery> queries,
+                             std::span<const float* const> tables,
+                             const PackedTransformCode& transform, const TailMasses& tail,
+                             int32_t head_dim, float* states) {
+  WINNOW_CHECK(tables.size() == queries.size());
+  if (failed() || queries.empty()) return;
+  const int64_t count = static_cast<int64_t>(queries.size()) * tail.heads;
+  const StateEnd& held = held_merges_;
+  const bool goes_on = held_back_ == HeldBack::kMerges && held.states == states &&
+                       held.head_dim == head_dim && held.tables.empty() &&
+                       int64_t{held.num_queries} * held.heads == count;
+  if (!goes_on) {
+    static_cast<void>(stream());
+    held_merges_ = {.states = states, .head_dim = head_dim};
+  }
+  held_tables_.assign(tables.begin(), tables.end());
+  held_merges_.num_queries = static_cast<int32_t>(queries.size());
+  held_merges_.heads = tail.heads;
+  held_merges_.transform = &TransformOf(transform);
+  held_merges_.tables = held_tables_;
+  held_merges_.tail = tail;
+  held_back_ = HeldBack::kMerges;
 }
 
 void CudaBackend::FinishStates(std::span<const RetrievalQuery> queries, const float* states,
                                int32_t head_dim, const Tensor& out) {
+  const auto heads = static_cast<int32_t>(out.cols / head_dim);
+  StateEnd end = held_merges_;
+  const bool merges =
+      held_back_ == HeldBack::kMerges && end.states == states && end.head_dim == head_dim &&
+      int64_t{end.num_queries} * end.heads == static_cast<int64_t>(queries.size()) * heads &&
+      (end.tables.empty() || end.heads == heads);
+  if (merges) held_back_ = HeldBack::kNothing;
   const DeviceQuery* on_device = StageQueries(queries, kNoTables);
   if (on_device == nullptr || !EndStaging()) return;
-  Good(cuda::FinishStates(states, on_device, static_cast<int32_t>(queries.size()),
-                          static_cast<int32_t>(out.cols / head_dim), head_dim, out.f32(),
-                          out.stride, stream()),
-       "attention over rows");
+  if (!merges) {
+    Good(cuda::FinishStates(states, on_device, static_cast<int32_t>(queries.size()), heads,
+                            head_dim, out.f32(), out.stride, stream()),
+         "attention over rows");
+    return;
+  }
+  end.num_queries = static_cast<int32_t>(queries.size());
+  end.heads = heads;
+  end.queries = on_device;
+  end.out = out.f32();
+  end.out_stride = out.stride;
+  Good(EndStates(end, stream()), "attention over rows");
 }
 
 }  // namespace winnow::kernels::cuda

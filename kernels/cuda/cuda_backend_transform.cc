@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/attention_state.h"
 #include "kernels/check.h"
 #include "kernels/cuda/cuda_backend_impl.h"
 #include "kernels/cuda/transform_code.h"
@@ -14,16 +15,8 @@ namespace {
 
 // Shapes grow in such steps, so that a sequence's next token does not make a new one.
 constexpr int32_t kShapeTokens = 8192;
-
-class CudaPackedTransformCode final : public Packed<PackedTransformCode, DeviceTransform> {
- public:
-  using Packed::Packed;
-  int32_t bits() const override { return device().bits; }
-};
-
-const DeviceTransform& TransformOf(const PackedTransformCode& transform) {
-  return static_cast<const CudaPackedTransformCode&>(transform).device();
-}
+// Candidates of short sequences: a block can have all of them (transform_select.cu).
+constexpr int32_t kShortTokens = 4096 - (kMassPieceTokens - 1);
 
 }  // namespace
 
@@ -58,16 +51,18 @@ void CudaBackend::SelectByMass(const Tensor& q, std::span<const RetrievalQuery> 
   const DeviceTransform& of_layer = TransformOf(transform);
   const auto heads = static_cast<int32_t>(q.cols / of_layer.head_dim);
   const int32_t group = heads / code_layout.kv_heads;
+  const float* const anchor_states = TakeHeldMasses(
+      anchor_masses, static_cast<int64_t>(queries.size()) * heads, of_layer.head_dim);
   int32_t longest = 0;
   for (const RetrievalQuery& query : queries) longest = std::max(longest, query.mid.size());
-  longest = RoundUp(longest, kShapeTokens);
+  longest = longest <= kShortTokens ? kShortTokens : RoundUp(longest, kShapeTokens);
   const auto shape_of = [&](int32_t num_queries) {
     return MassSelectShape{num_queries, group, code_layout, longest};
   };
   const DeviceQuery* on_device = StageQueries(queries, code_layout.block_tokens);
   if (on_device == nullptr || !EndStaging()) return;
   const Selection selection = NewSelection(chosen, queries.size());
-  // Dots of all tokens lie in the workspace: of one query of 8 heads, G = 4, at 1M tokens 128 MiB.
+  // Keys of all tokens lie in the workspace: of one query of 8 heads at 1M tokens 16 MiB.
   const size_t at_once = QueriesAtOnce(queries.size(), [&](int32_t num_queries) {
     return MassSelectWorkspaceBytes(shape_of(num_queries));
   });
@@ -86,10 +81,14 @@ void CudaBackend::SelectByMass(const Tensor& q, std::span<const RetrievalQuery> 
             ? TailMasses{}
             : TailMasses{tail->heads, tail->masses + before * kTransformCells,
                          tail->references + before, tail->deltas + before, tail->of_all};
-    Good(cuda::SelectByMass(shape, of_layer, q.f32(), q.stride, on_device + first,
-                            anchor_masses + before, scale, codes,
-                            selection.From(static_cast<int64_t>(first)), of_call, transform_.data(),
-                            stream()),
+    const AnchorMasses anchors =
+        anchor_states == nullptr
+            ? AnchorMasses(anchor_masses + before)
+            : AnchorMasses(anchor_states + before * AttentionStateFloats(of_layer.head_dim),
+                           held_masses_.masses + before);
+    Good(cuda::SelectByMass(shape, of_layer, q.f32(), q.stride, on_device + first, anchors, scale,
+                            codes, selection.From(static_cast<int64_t>(first)), of_call,
+                            transform_.data(), stream()),
          "selection by mass");
   }
   if (!failed()) NoteSelection(selection, chosen, queries.size());
@@ -147,19 +146,6 @@ void CudaBackend::ExtendCellTables(std::span<const CellTableExtension> extension
   for (const CellTableExtension& extension : extensions) {
     extension.table->tokens.last = extension.last;
   }
-}
-
-void CudaBackend::MergeTails(std::span<const RetrievalQuery> queries,
-                             std::span<const float* const> tables,
-                             const PackedTransformCode& transform, const TailMasses& tail,
-                             int32_t head_dim, float* states) {
-  WINNOW_CHECK(tables.size() == queries.size());
-  if (failed()) return;
-  Good(cuda::MergeTails(TransformOf(transform), tables, tail, states, stream()), "tails");
-}
-
-void CudaBackend::MergeStates(const float* parts, int64_t count, int32_t head_dim, float* states) {
-  Good(cuda::MergeStates(parts, count, head_dim, states, stream()), "merging states");
 }
 
 }  // namespace winnow::kernels::cuda

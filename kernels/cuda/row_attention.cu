@@ -27,6 +27,7 @@
 #include <algorithm>
 
 #include "kernels/attention_state.h"
+#include "kernels/cuda/attention_states.cuh"
 #include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/device_math.cuh"
 #include "kernels/cuda/launch.cuh"
@@ -421,10 +422,9 @@ __global__ void FinishStatesKernel(const float* states, const DeviceQuery* queri
   WaitForEarlier();
   const int64_t heads = gridDim.x, query = blockIdx.y, head = blockIdx.x;
   const float* state = states + (query * heads + head) * (head_dim + 2);
-  const float sum = state[head_dim + 1];
   float* to = out + queries[query].row * out_stride + head * head_dim;
   for (int c = threadIdx.x; c < head_dim; c += blockDim.x) {
-    to[c] = sum == 0.0f ? 0.0f : state[c] / sum;
+    to[c] = AttentionOf({state[c], state[head_dim], state[head_dim + 1]});
   }
 }
 
@@ -432,9 +432,7 @@ __global__ void StateMassesKernel(const float* states, int64_t count, int32_t he
                                   float* masses) {
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (i >= count) return;
-  const float* end = states + i * (head_dim + 2) + head_dim;
-  constexpr float kLn2 = 0.6931471805599453f;
-  masses[i] = end[1] == 0.0f ? -INFINITY : (end[0] + log2f(end[1])) * kLn2;
+  masses[i] = MassOf(states, i, head_dim);
 }
 
 // Offsets in the workspace.

@@ -10,7 +10,7 @@
 // of 8 heads on an H100: one group for all cells, 3.3 ms; eight groups that look at every token's cell, without loads
 // ahead, 64 dimensions a block, 1.0 ms.
 //
-// MergeTails: a block a query head; kTailParts groups of threads take a slice of the cells each, a thread a dimension of
+// EndStates: a block a query head; of a tail kTailParts groups of threads take a slice of the cells each, a thread a dimension of
 // V, and the slices' sums are added in ascending order. One group for all cells waits for each cell's row in turn: 126 us
 // for the 32 heads of a layer on an H100. Tables are parameters of the launch and not descriptors in memory, so that no
 // copy stands between a layer's kernels, and a step's kernels remain the same and go as graphs.
@@ -20,6 +20,8 @@
 #include <cstring>
 
 #include "kernels/attention_state.h"
+#include "kernels/cuda/ask_into_l2.cuh"
+#include "kernels/cuda/attention_states.cuh"
 #include "kernels/cuda/device_math.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/transform_code.h"
@@ -29,6 +31,7 @@ namespace {
 
 constexpr int kEncodeTokens = 16;
 constexpr int kEncodeThreads = 256;  // the most dimensions
+constexpr int kEncodeAhead = 128;    // of a column, in registers
 constexpr int kTableDims = 32;
 constexpr int kTableParts = 16;  // a power of two
 constexpr int kTableThreads = kTableDims * (kTableParts + 1);
@@ -66,20 +69,20 @@ Offsets OffsetsOf(const TransformCodeWeights& weights) {
   return at;
 }
 
-// Fields and bits of cells by slot and class. Class c has word c and word 4 + c; of two words, classes c and c + 2 share
-// one, and take every second field.
+// Fields and bits of cells by slot and class. Class c has word c and word 4 + c; where a slot has two words (of 64 bits, and
+// the last two of 192), classes c and c + 2 share one, and take every second field.
 void AddClasses(int32_t words, DeviceTransformHead& to) {
-  const int32_t stride = words == 2 ? 2 : 1;
   for (int32_t slot = 0; slot < kTransformWordsMax / 4; ++slot) {
+    const bool is_shared = words - 4 * slot == 2;
     for (int32_t c = 0; c < 4; ++c) {
       DeviceTransformHead::Class& of_class = to.classes[slot][c];
       std::fill_n(of_class.cell_bits, 8, 31 << 8);
-      const int32_t word = words == 2 && slot == 0 ? c % 2 : 4 * slot + c;
+      const int32_t word = 4 * slot + (is_shared ? c % 2 : c);
       if (word >= words) continue;
-      const bool is_second = words == 2 && c >= 2;
+      const bool is_second = is_shared && c >= 2;
       int32_t count = 0;
       for (int32_t f = to.word_fields[word] + (is_second ? 1 : 0); f < to.word_fields[word + 1];
-           f += stride) {
+           f += is_shared ? 2 : 1) {
         of_class.fields[count / 2][count % 2] = to.fields[f];
         ++count;
       }
@@ -149,31 +152,46 @@ struct EncodeArgs {
   int32_t unused = 0;
 };
 
+// kAhead: of each column, in registers before the keys are there, for blocks of one token: a layer's weights come from HBM,
+// and a chain that waits for them a few at a time takes longer than the step's rotation and KV.
+template <int kAhead>
 __global__ void __launch_bounds__(kEncodeThreads)
     EncodeKernel(const __grid_constant__ EncodeArgs args) {
   __shared__ float keys[kEncodeTokens * 256];
   __shared__ uint8_t indexes[kEncodeTokens][256];
+  const int32_t head = blockIdx.y, d = args.transform.head_dim, n = 4 * args.transform.quads;
+  const DeviceTransformHead& of_head = args.transform.heads[head];
+  const int32_t i = threadIdx.x;
+  const bool has_column = i < 4 * of_head.quads;  // blocks have a thread for each
+  const float* const weight = args.transform.key_weight + int64_t{head} * d * n + i;
+  float ahead[kAhead > 0 ? kAhead : 1];
+#pragma unroll
+  for (int c = 0; c < kAhead; ++c) ahead[c] = has_column && c < d ? weight[int64_t{c} * n] : 0;
   LetNextStart();
   WaitForEarlier();
   const DeviceKeySpan span = args.spans[blockIdx.z];
   const int32_t first = span.tokens.first + static_cast<int32_t>(blockIdx.x) * kEncodeTokens;
   const int32_t count = min(kEncodeTokens, span.tokens.last - first);
   if (count <= 0) return;
-  const int32_t head = blockIdx.y, d = args.transform.head_dim, n = 4 * args.transform.quads;
   for (int32_t at = threadIdx.x; at < count * d; at += blockDim.x) {
     keys[at] = WidenBf16(args.rows.Row(args.pool, span.block_table, head, first + at / d)[at % d]);
   }
   __syncthreads();
-  const DeviceTransformHead& of_head = args.transform.heads[head];
-  for (int32_t i = threadIdx.x; i < 4 * of_head.quads; i += blockDim.x) {
-    const float* weight = args.transform.key_weight + int64_t{head} * d * n + i;
+  if (has_column) {
     const float bias = args.transform.key_bias[head * n + i];
     const auto most = static_cast<float>((1 << of_head.widths[i / 4]) - 1);
     float acc[kEncodeTokens];
 #pragma unroll
     for (int t = 0; t < kEncodeTokens; ++t) acc[t] = bias;
     if (count == 1) {
-      for (int32_t c = 0; c < d; ++c) acc[0] = __fmaf_rn(keys[c], weight[int64_t{c} * n], acc[0]);
+#pragma unroll
+      for (int c = 0; c < kAhead; ++c) {
+        if (c < d) acc[0] = __fmaf_rn(keys[c], ahead[c], acc[0]);
+      }
+#pragma unroll 32
+      for (int32_t c = kAhead; c < d; ++c) {
+        acc[0] = __fmaf_rn(keys[c], weight[int64_t{c} * n], acc[0]);
+      }
     } else {
       for (int32_t c = 0; c < d; ++c) {
         const float w = weight[int64_t{c} * n];
@@ -354,109 +372,114 @@ __global__ void __launch_bounds__(kTableThreads)
 
 // ---- tail ----
 
-// state becomes that of both; one thread a dimension, all threads of the block call it.
-__device__ __forceinline__ void MergeState(float* state, float part, float part_max, float part_sum,
-                                           int32_t d) {
-  const float max = state[d], sum = state[d + 1];
-  __syncthreads();
-  if (part_sum == 0) return;
-  const int32_t c = threadIdx.x;
-  const float new_max = sum == 0 ? part_max : fmaxf(max, part_max);
-  const float keep = sum == 0 ? 0.0f : exp2f(max - new_max);
-  const float add = sum == 0 ? 1.0f : exp2f(part_max - new_max);
-  if (c < d) state[c] = sum == 0 ? part : state[c] * keep + part * add;
-  if (c == 0) {
-    state[d] = new_max;
-    state[d + 1] = sum == 0 ? part_sum : sum * keep + part_sum * add;
-  }
-}
-
 constexpr int kTailParts = 4;
 constexpr int kPartCells = kTransformCells / kTailParts;
 constexpr int kTailQueries = 32;  // of a launch
 constexpr int kTailAtOnce = 16;   // rows of the table in flight
 
-struct TailArgs {
+struct EndArgs {
   const float* tables[kTailQueries];
-  const DeviceTransformHead* heads;
+  const DeviceTransformHead* heads;  // null: no tails
   const int64_t* masses;
   const float* references;
   const float* deltas;
   float* states;
+  const float* parts;          // null: none
+  const DeviceQuery* queries;  // where there is `out`
+  float* out;                  // null: states alone
+  int64_t out_stride;
   int32_t query_heads, kv_heads, head_dim, unused;
 };
 
-__global__ void __launch_bounds__(1024) TailKernel(const __grid_constant__ TailArgs args) {
+// A block a query head. For a tail four slices of cells, a thread a dimension of each; else one.
+__global__ void __launch_bounds__(1024) EndKernel(const __grid_constant__ EndArgs args) {
   __shared__ float masses[kTransformCells], divisors[kTransformCells];
   __shared__ float slices[kTailParts][256];
   __shared__ long long total_shared;
-  LetNextStart();
-  WaitForEarlier();
   const int32_t head = blockIdx.x, d = args.head_dim;
-  const int32_t kv_head = head / (args.query_heads / args.kv_heads);
-  if (args.heads[kv_head].tail == 0) return;
+  const int32_t group = args.query_heads / args.kv_heads, kv_head = head / group;
+  const bool has_tail = args.heads != nullptr && args.heads[kv_head].tail != 0;
+  const float* const table = args.tables[blockIdx.y];
+  const float* const sums = table + kv_head * kTableRows * d;
+  if (has_tail) {
+    // The group's blocks ask for their table while the rows are attended: from HBM it takes longer than all else here.
+    const int64_t share = CeilDiv(kTableRows * d, group), first = head % group * share;
+    AskIntoL2(sums + first, min(share, kTableRows * d - first));
+  }
+  WaitForEarlier();
   const int64_t at = int64_t{blockIdx.y} * args.query_heads + head;
-  const auto* of_cells = reinterpret_cast<const long long*>(args.masses) + at * kTransformCells;
-  const float* sums = args.tables[blockIdx.y] + kv_head * kTableRows * d;
-  const float* counts =
-      args.tables[blockIdx.y] + args.kv_heads * kTableRows * d + kv_head * kTableRows;
-  if (threadIdx.x == 0) total_shared = 0;
-  __syncthreads();
-  long long mine = 0;
-  for (int32_t cell = threadIdx.x; cell < kTransformCells; cell += blockDim.x) {
-    const long long mass = of_cells[cell];
-    mine += mass;
-    masses[cell] = __fmul_rn(__ll2float_rn(mass), 0x1p-30f);
-    divisors[cell] = counts[cell] + 1;
-  }
-  mine = WarpSum(mine);
-  if (threadIdx.x % 32 == 0 && mine != 0) {
-    atomicAdd(reinterpret_cast<unsigned long long*>(&total_shared),
-              static_cast<unsigned long long>(mine));
-  }
-  __syncthreads();
-  const long long total = total_shared;
-  if (total == 0) return;
-  const auto threads = static_cast<int32_t>(blockDim.x) / kTailParts;  // of a slice
+  const auto threads = has_tail ? static_cast<int32_t>(blockDim.x) / kTailParts
+                                : static_cast<int32_t>(blockDim.x);  // of a slice
   const int32_t slice = static_cast<int32_t>(threadIdx.x) / threads;
   const int32_t c = static_cast<int32_t>(threadIdx.x) % threads;
-  if (c < d) {
-    const float common =
-        __fdiv_rn(sums[int64_t{kTransformCells} * d + c], fmaxf(1.0f, counts[kTransformCells]));
-    float part = 0;
-    for (int32_t first = slice * kPartCells; first < (slice + 1) * kPartCells;
-         first += kTailAtOnce) {
-      float rows[kTailAtOnce];
-#pragma unroll
-      for (int i = 0; i < kTailAtOnce; ++i) rows[i] = sums[int64_t{first + i} * d + c];
-#pragma unroll
-      for (int i = 0; i < kTailAtOnce; ++i) {
-        const float mean = __fdiv_rn(__fadd_rn(rows[i], common), divisors[first + i]);
-        if (masses[first + i] != 0) part = __fmaf_rn(masses[first + i], mean, part);
-      }
+  const auto load = [&](const float* states) {
+    const float* from = states + at * AttentionStateFloats(d);
+    return StateValue{c < d ? from[c] : 0, from[d], from[d + 1]};
+  };
+  StateValue state = load(args.states);
+  if (args.parts != nullptr) state = MergeValues(state, load(args.parts));
+  if (threadIdx.x == 0) total_shared = 0;
+  __syncthreads();  // all have read the state's end
+  if (has_tail) {
+    const auto* of_cells = reinterpret_cast<const long long*>(args.masses) + at * kTransformCells;
+    const float* counts = table + args.kv_heads * kTableRows * d + kv_head * kTableRows;
+    long long mine = 0;
+    for (int32_t cell = threadIdx.x; cell < kTransformCells; cell += blockDim.x) {
+      const long long mass = of_cells[cell];
+      mine += mass;
+      masses[cell] = __fmul_rn(__ll2float_rn(mass), 0x1p-30f);
+      divisors[cell] = counts[cell] + 1;
     }
-    slices[slice][c] = part;
-  }
-  __syncthreads();
-  float part = 0;
-  if (slice == 0 && c < d) {
+    mine = WarpSum(mine);
+    if (threadIdx.x % 32 == 0 && mine != 0) {
+      atomicAdd(reinterpret_cast<unsigned long long*>(&total_shared),
+                static_cast<unsigned long long>(mine));
+    }
+    __syncthreads();
+    if (c < d && total_shared != 0) {
+      const float common =
+          __fdiv_rn(sums[int64_t{kTransformCells} * d + c], fmaxf(1.0f, counts[kTransformCells]));
+      float part = 0;
+      for (int32_t first = slice * kPartCells; first < (slice + 1) * kPartCells;
+           first += kTailAtOnce) {
+        float rows[kTailAtOnce];
 #pragma unroll
-    for (int i = 0; i < kTailParts; ++i) part = __fadd_rn(part, slices[i][c]);
+        for (int i = 0; i < kTailAtOnce; ++i) rows[i] = sums[int64_t{first + i} * d + c];
+#pragma unroll
+        for (int i = 0; i < kTailAtOnce; ++i) {
+          const float mean = __fdiv_rn(__fadd_rn(rows[i], common), divisors[first + i]);
+          if (masses[first + i] != 0) part = __fmaf_rn(masses[first + i], mean, part);
+        }
+      }
+      slices[slice][c] = part;
+    }
   }
-  float* state = args.states + at * AttentionStateFloats(d);
-  float part_max = args.references[at] + args.deltas[at];
-  if (state[d + 1] > 0) {
-    part_max = fminf(part_max, state[d] + log2f(state[d + 1]) + kTailClampLog2);
-  }
-  MergeState(state, part, part_max, __fmul_rn(__ll2float_rn(total), 0x1p-30f), d);
-}
-
-__global__ void MergeKernel(const float* parts, float* states, int32_t d) {
+  // Not earlier: the next product's weights come after what is read here.
   LetNextStart();
-  WaitForEarlier();
-  const int64_t at = int64_t{blockIdx.x} * AttentionStateFloats(d);
-  const int32_t c = threadIdx.x;
-  MergeState(states + at, c < d ? parts[at + c] : 0, parts[at + d], parts[at + d + 1], d);
+  if (has_tail) {
+    __syncthreads();
+    const long long total = total_shared;
+    if (total != 0) {
+      float part = 0;
+      if (c < d) {
+#pragma unroll
+        for (int i = 0; i < kTailParts; ++i) part = __fadd_rn(part, slices[i][c]);
+      }
+      float max = args.references[at] + args.deltas[at];
+      if (state.sum > 0) max = fminf(max, state.max + log2f(state.sum) + kTailClampLog2);
+      state = MergeValues(state, {part, max, __fmul_rn(__ll2float_rn(total), 0x1p-30f)});
+    }
+  }
+  if (slice != 0) return;
+  float* to = args.states + at * AttentionStateFloats(d);
+  if (c < d) to[c] = state.o;
+  if (c == 0) {
+    to[d] = state.max;
+    to[d + 1] = state.sum;
+  }
+  if (args.out == nullptr || c >= d) return;
+  args.out[args.queries[blockIdx.y].row * args.out_stride + int64_t{head} * d + c] =
+      AttentionOf(state);
 }
 
 unsigned ThreadsFor(int32_t d) { return static_cast<unsigned>((d + 31) / 32 * 32); }
@@ -518,7 +541,12 @@ cudaError_t EncodeTransformKeys(const DeviceTransform& transform, const DeviceKe
                         code_layout};
   const dim3 grid(static_cast<unsigned>(CeilDiv(max_span_tokens, kEncodeTokens)),
                   static_cast<unsigned>(transform.kv_heads), static_cast<unsigned>(num_spans));
-  return Launch(EncodeKernel, grid, ThreadsFor(4 * transform.quads), 0, stream, false, args);
+  const unsigned threads = ThreadsFor(4 * transform.quads);
+  // Of more blocks a multiprocessor has room for few of so many registers.
+  const bool one_each =
+      max_span_tokens == 1 && int64_t{grid.y} * grid.z <= CurrentDevice().multiprocessors;
+  return one_each ? Launch(EncodeKernel<kEncodeAhead>, grid, threads, 0, stream, false, args)
+                  : Launch(EncodeKernel<0>, grid, threads, 0, stream, false, args);
 }
 
 cudaError_t ExtendCellTables(const DeviceTransform& transform,
@@ -541,26 +569,36 @@ cudaError_t ExtendCellTables(const DeviceTransform& transform,
   return Launch(ExtendKernel, grid, kTableThreads, shared_bytes, stream, false, args);
 }
 
-cudaError_t MergeTails(const DeviceTransform& transform, std::span<const float* const> tables,
-                       const TailMasses& tail, float* states, Stream stream) {
-  const int64_t heads = tail.heads;
-  const auto num_queries = static_cast<int64_t>(tables.size());
-  for (int64_t first = 0; first < num_queries; first += kTailQueries) {
-    const int64_t count = std::min<int64_t>(kTailQueries, num_queries - first),
-                  before = first * heads;
-    TailArgs args{};
-    std::copy_n(tables.begin() + first, count, args.tables);
-    args.heads = transform.heads;
-    args.masses = tail.masses + before * kTransformCells;
-    args.references = tail.references + before;
-    args.deltas = tail.deltas + before;
-    args.states = states + before * AttentionStateFloats(transform.head_dim);
-    args.query_heads = tail.heads;
-    args.kv_heads = transform.kv_heads;
-    args.head_dim = transform.head_dim;
+cudaError_t EndStates(const StateEnd& end, Stream stream) {
+  const int64_t heads = end.heads;
+  const bool tails = !end.tables.empty();
+  if (tails && static_cast<int64_t>(end.tables.size()) != end.num_queries) {
+    return cudaErrorInvalidValue;
+  }
+  for (int64_t first = 0; first < end.num_queries; first += kTailQueries) {
+    const int64_t count = std::min<int64_t>(kTailQueries, end.num_queries - first),
+                  before = first * heads,
+                  floats_before = before * AttentionStateFloats(end.head_dim);
+    EndArgs args{};
+    args.states = end.states + floats_before;
+    if (end.parts != nullptr) args.parts = end.parts + floats_before;
+    if (tails) {
+      std::copy_n(end.tables.begin() + first, count, args.tables);
+      args.heads = end.transform->heads;
+      args.masses = end.tail.masses + before * kTransformCells;
+      args.references = end.tail.references + before;
+      args.deltas = end.tail.deltas + before;
+    }
+    if (end.out != nullptr) args.queries = end.queries + first;
+    args.out = end.out;
+    args.out_stride = end.out_stride;
+    args.query_heads = end.heads;
+    args.kv_heads = tails ? end.transform->kv_heads : end.heads;
+    args.head_dim = end.head_dim;
+    const unsigned threads = (tails ? kTailParts : 1) * ThreadsFor(end.head_dim);
     if (const cudaError_t error =
-            Launch(TailKernel, dim3(static_cast<unsigned>(heads), static_cast<unsigned>(count)),
-                   kTailParts * ThreadsFor(transform.head_dim), 0, stream, false, args);
+            Launch(EndKernel, dim3(static_cast<unsigned>(heads), static_cast<unsigned>(count)),
+                   threads, 0, stream, false, args);
         error != cudaSuccess) {
       return error;
     }
@@ -568,11 +606,29 @@ cudaError_t MergeTails(const DeviceTransform& transform, std::span<const float* 
   return cudaSuccess;
 }
 
+cudaError_t MergeTails(const DeviceTransform& transform, std::span<const float* const> tables,
+                       const TailMasses& tail, float* states, Stream stream) {
+  if (tables.empty()) return cudaSuccess;
+  return EndStates({.states = states,
+                    .num_queries = static_cast<int32_t>(tables.size()),
+                    .heads = tail.heads,
+                    .head_dim = transform.head_dim,
+                    .transform = &transform,
+                    .tables = tables,
+                    .tail = tail},
+                   stream);
+}
+
 cudaError_t MergeStates(const float* parts, int64_t count, int32_t head_dim, float* states,
                         Stream stream) {
-  if (count <= 0) return cudaSuccess;
-  return Launch(MergeKernel, dim3(static_cast<unsigned>(count)), ThreadsFor(head_dim), 0, stream,
-                false, parts, states, head_dim);
+  if (count > INT32_MAX) return cudaErrorInvalidValue;
+  // As of one query: a launch has all of them.
+  return EndStates({.states = states,
+                    .num_queries = count > 0 ? 1 : 0,
+                    .heads = static_cast<int32_t>(count),
+                    .head_dim = head_dim,
+                    .parts = parts},
+                   stream);
 }
 
 }  // namespace winnow::kernels::cuda

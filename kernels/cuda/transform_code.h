@@ -81,15 +81,27 @@ struct MassSelectShape {
   int32_t group = 0;           // G, 1 to 16
   CodeLayout layout;           // bits 64, 128, 192 or 256
   int32_t max_mid_tokens = 0;  // no query's mid is longer
-  // In one launch, where all blocks of a row run at once. False: in passes, whatever the row's length.
+  // In one launch, where the blocks of all rows run at once. False: in passes, however few they are.
   bool fused = true;
 };
 
-// Prepare makes coefficients of the queries; then one launch for as many rows as there is room for, whose blocks meet; or
-// four: Scan (integer dots, each piece's peak and sum; the row's last block makes R and the sum of masses), Mass (each
-// token's key, counted by its upper 9 bits), Count (the lower 7 bits of those in the cut's bin, and where each chunk's
-// tokens go), Compact (tokens, and cells of the rest). Then dots (4 bytes a token and query head) and keys (2 bytes a
-// token) go through the workspace.
+// Masses [num_queries][H] of anchors. With `states` [num_queries][H][d + 2] they are made of these first.
+struct AnchorMasses {
+  AnchorMasses() = default;
+  AnchorMasses(const float* of_heads)
+      : masses(of_heads) {}  // NOLINT: masses are what it stands for
+  AnchorMasses(const float* of_states, float* to) : masses(to), states(of_states), made(to) {}
+
+  const float* masses = nullptr;
+  const float* states = nullptr;
+  float* made = nullptr;  // masses, where they are made
+};
+
+// Prepare makes coefficients of the queries; then, where there is room for the blocks of all rows, one launch whose blocks
+// meet; or five: Pieces (integer dots, each piece's peak and sum; the row's last block makes R and the sum of masses),
+// Masses (the dots again, each token's key, counted by its upper 9 bits, and the masses of cells), Count (the lower 7 bits
+// of those in the cut's bin, and where each chunk's tokens go), Compact (tokens), and for a tail Take (the masses of what
+// was selected leave their cells). Then codes are read twice, and keys (2 bytes a token) go through the workspace.
 size_t MassSelectWorkspaceBytes(const MassSelectShape& shape);
 ZeroedPart MassSelectZeroedPart(const MassSelectShape& shape);
 
@@ -97,7 +109,7 @@ ZeroedPart MassSelectZeroedPart(const MassSelectShape& shape);
 [[nodiscard]] cudaError_t SelectByMass(const MassSelectShape& shape,
                                        const DeviceTransform& transform, const float* q,
                                        int64_t q_stride, const DeviceQuery* queries,
-                                       const float* anchor_masses, float scale, const void* codes,
+                                       const AnchorMasses& anchors, float scale, const void* codes,
                                        const Selection& chosen, const TailMasses& tail,
                                        void* workspace, Stream stream);
 
@@ -132,6 +144,22 @@ struct DeviceTableExtension {
 // states [count][d + 2] become those of both parts.
 [[nodiscard]] cudaError_t MergeStates(const float* parts, int64_t count, int32_t head_dim,
                                       float* states, Stream stream);
+
+// What states [num_queries][H][d + 2] become, in this order: merged with `parts`, then with the tails of `tables` (of each
+// query, in device memory), then attention, as FinishStates (row_attention.h) has it. What is null is left out.
+struct StateEnd {
+  float* states = nullptr;
+  int32_t num_queries = 0, heads = 0, head_dim = 0;
+  const float* parts = nullptr;
+  const DeviceTransform* transform = nullptr;  // of `tables`
+  std::span<const float* const> tables = {};
+  TailMasses tail = {};
+  const DeviceQuery* queries = nullptr;
+  float* out = nullptr;  // row queries[i].row
+  int64_t out_stride = 0;
+};
+// The bits of its steps one by one.
+[[nodiscard]] cudaError_t EndStates(const StateEnd& end, Stream stream);
 
 }  // namespace winnow::kernels::cuda
 

@@ -1,14 +1,15 @@
 // Selection by estimated mass. The header of transform_code.h has the launches; the arithmetic is that of
 // kernels/transform_code.h, rounding by rounding.
 //
-// A row is one query and KV head. Prepare: a block a query head, a thread a dimension. Then, where all blocks of a row
-// run at once, one launch whose blocks meet, of as many rows as there is room for (transform_select_fused.cuh); else
-// four (transform_select_passes.cuh).
+// A row is one query and KV head. Prepare: a block a query head, a thread a dimension. Then, where the blocks of all rows
+// run at once, one launch whose blocks meet (transform_select_fused.cuh); else five (transform_select_passes.cuh).
 //
 // Keys are counted in two levels, 512 bins and then 128, because 65,536 counts do not fit into shared memory and few of
 // the 512 are not zero. Ties cost nothing: additions to one address are merged within a warp.
 #include <algorithm>
 
+#include "kernels/cuda/ask_into_l2.cuh"
+#include "kernels/cuda/attention_states.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/transform_select_fused.cuh"
 #include "kernels/cuda/transform_select_parts.cuh"
@@ -49,6 +50,9 @@ __global__ void __launch_bounds__(kPrepareThreads)
   float ahead[kAhead > 0 ? kAhead : 1];
 #pragma unroll
   for (int c = 0; c < kAhead; ++c) ahead[c] = has_column && c < d ? column[c * stride] : 0;
+  const float* const of_delta =
+      args.transform.delta_weight + int64_t{kv_head} * args.transform.delta_rows * d;
+  if (args.tail_masses != nullptr) AskIntoL2(of_delta, of_head.delta_rows * d);
   WaitForEarlier();
   for (int32_t c = i; c < d; c += kPrepareThreads) {
     q[c] = args.q[query.row * args.q_stride + int64_t{head} * d + c];
@@ -73,8 +77,7 @@ __global__ void __launch_bounds__(kPrepareThreads)
     not_finite = 1;
   }
   if (args.tail_masses != nullptr && i < of_head.delta_rows) {
-    const float* weight =
-        args.transform.delta_weight + (int64_t{kv_head} * args.transform.delta_rows + i) * d;
+    const float* weight = of_delta + int64_t{i} * d;
     float acc = 0;
 #pragma unroll 32
     for (int32_t c = 0; c < d; ++c) acc = __fmaf_rn(q[c], weight[c], acc);
@@ -105,6 +108,9 @@ __global__ void __launch_bounds__(kPrepareThreads)
   to.a = usable ? a : 0;
   to.b = usable ? b : 0;
   const int64_t at = int64_t{blockIdx.y} * heads + head;
+  const AnchorMasses& of_anchors = args.anchors;
+  if (of_anchors.states != nullptr) of_anchors.made[at] = MassOf(of_anchors.states, at, d);
+  if (of_anchors.masses != nullptr) to.anchors = AnchorsOf(of_anchors.masses[at]);
   if (args.tail_masses != nullptr) {
     float delta = 0;
     for (int32_t row = 0; usable && row < of_head.delta_rows; ++row) {
@@ -114,11 +120,11 @@ __global__ void __launch_bounds__(kPrepareThreads)
   }
   if (query.mid.first < query.mid.last || args.chosen_counts == nullptr) return;
   // No block scans: what the last of them would leave.
-  if (args.tail_masses != nullptr) args.tail_references[at] = AnchorsOf(args, at);
+  if (args.tail_masses != nullptr) args.tail_references[at] = to.anchors;
   if (g == 0) args.chosen_counts[int64_t{blockIdx.y} * args.kv_heads + kv_head] = 0;
 }
 
-// A block a row, a thread a token that was read.
+// Some blocks a row, a thread a token that was read.
 __global__ void __launch_bounds__(kThreads)
     TakeFromTailKernel(const __grid_constant__ Args args, const Selection read) {
   __shared__ uint32_t coefs[kTransformQuadsMax][kTransformGroupMax];
@@ -144,7 +150,8 @@ __global__ void __launch_bounds__(kThreads)
   auto* masses =
       reinterpret_cast<unsigned long long*>(args.tail_masses) + first_head * kTransformCells;
   const int32_t count = read.counts[row];
-  for (int32_t j = threadIdx.x; j < count; j += kThreads) {
+  for (int32_t j = static_cast<int32_t>(blockIdx.y) * kThreads + threadIdx.x; j < count;
+       j += static_cast<int32_t>(gridDim.y) * kThreads) {
     const int32_t token = read.tokens[row * read.capacity + j];
     const int32_t block = args.block_tokens.Divide(token);
     const int32_t at = token - block * args.block_tokens.divisor();
@@ -195,34 +202,30 @@ constexpr int32_t MostTiles(int32_t group) { return group <= 4 ? 32 : 128 / grou
 
 struct Plan {
   int32_t rows, pieces, chunks, group;
-  int32_t tiles;         // of a warp of the fused kernel; 0: in passes
-  int32_t rows_at_once;  // of a fused launch
+  int32_t tiles;  // of a warp of the fused kernel; 0: in passes
   int64_t row_tokens;
   size_t zeroed_bytes;  // from the beginning
-  size_t coarse, fine, tickets, prepared, peaks, sums, counts, places, cuts, keys, cells, dots,
-      size_bytes;
+  size_t coarse, fine, tickets, prepared, peaks, sums, counts, places, cuts, keys, size_bytes;
 };
 
-// Chunks, and how many rows' run at once. The fewest launches, and then the shortest chunks.
+// Chunks, in one launch where there is room for the blocks of all rows; the shortest with which they have it.
 void PlanChunks(const MassSelectShape& shape, int64_t tokens, Plan& plan) {
   plan.tiles = 0;
   const int64_t slots = int64_t{CurrentDevice().multiprocessors} * kFusedBlocksPerMultiprocessor;
   const int32_t group = std::max(2, PaddedGroup(shape.group));
   const auto chunk_of = [](int32_t tiles) { return int64_t{kWarps} * kCodeTileTokens * tiles; };
-  const int64_t most_rows = slots / CeilDiv(tokens, chunk_of(MostTiles(group)));
-  if (!shape.fused || most_rows == 0 || plan.rows == 0) {
-    plan.group = PaddedGroup(shape.group);
+  plan.group = group;
+  const int64_t fewest = CeilDiv(tokens, chunk_of(MostTiles(group)));
+  // Blocks of rows of one block meet nobody: there may be any number of them.
+  if (!shape.fused || (fewest > 1 && fewest * plan.rows > slots)) {
     plan.chunks = static_cast<int32_t>(CeilDiv(tokens, kChunkTokens));
     plan.row_tokens = int64_t{plan.chunks} * kChunkTokens;
     return;
   }
-  const int64_t launches = CeilDiv(plan.rows, most_rows);
-  plan.group = group;
-  plan.rows_at_once = static_cast<int32_t>(CeilDiv(plan.rows, launches));
   for (const int32_t tiles : kFusedTiles) {
     plan.tiles = tiles;
     plan.chunks = static_cast<int32_t>(CeilDiv(tokens, chunk_of(tiles)));
-    if (int64_t{plan.chunks} * plan.rows_at_once <= slots) break;
+    if (int64_t{plan.chunks} * plan.rows <= slots) break;
   }
 }
 
@@ -253,8 +256,6 @@ Plan MakePlan(const MassSelectShape& shape) {
     plan.places = take(rows * plan.chunks * 2 * 4);
     plan.cuts = take(rows * sizeof(MassCut));
     plan.keys = take(rows * plan.row_tokens * 2);
-    plan.cells = take(rows * plan.row_tokens);
-    plan.dots = take(rows * plan.row_tokens * group * 4);
   }
   plan.size_bytes = end;
   return plan;
@@ -262,14 +263,14 @@ Plan MakePlan(const MassSelectShape& shape) {
 
 Args MakeArgs(const MassSelectShape& shape, const Plan& plan, const DeviceTransform& transform,
               const float* q, int64_t q_stride, const DeviceQuery* queries,
-              const float* anchor_masses, float scale, const void* codes, const Selection& chosen,
+              const AnchorMasses& anchors, float scale, const void* codes, const Selection& chosen,
               const TailMasses& tail, void* workspace) {
   auto* const memory = static_cast<std::byte*>(workspace);
   return {transform,
           q,
           q_stride,
           queries,
-          anchor_masses,
+          anchors,
           static_cast<const uint32_t*>(codes),
           static_cast<int64_t>(shape.layout.BlockBytes() / 4),
           static_cast<int64_t>(shape.layout.HeadBytes() / 4),
@@ -280,15 +281,13 @@ Args MakeArgs(const MassSelectShape& shape, const Plan& plan, const DeviceTransf
           shape.layout.kv_heads,
           shape.group,
           scale * kTransformLog2E,
-          /*first_row=*/0,
+          tail.of_all ? 1 : 0,
           reinterpret_cast<PreparedQuery*>(memory + plan.prepared),
-          reinterpret_cast<int32_t*>(memory + plan.dots),
           reinterpret_cast<int32_t*>(memory + plan.peaks),
           reinterpret_cast<int64_t*>(memory + plan.sums),
           reinterpret_cast<uint16_t*>(memory + plan.keys),
           reinterpret_cast<uint32_t*>(memory + plan.coarse),
           reinterpret_cast<uint32_t*>(memory + plan.fine),
-          reinterpret_cast<uint8_t*>(memory + plan.cells),
           reinterpret_cast<uint32_t*>(memory + plan.counts),
           reinterpret_cast<uint32_t*>(memory + plan.places),
           reinterpret_cast<MassCut*>(memory + plan.cuts),
@@ -296,58 +295,68 @@ Args MakeArgs(const MassSelectShape& shape, const Plan& plan, const DeviceTransf
           tail.masses,
           tail.references,
           tail.deltas,
-          tail.of_all,
           chosen.counts,
           chosen.tokens,
           chosen.capacity};
 }
 
-template <int kGroup>
-cudaError_t LaunchScan(const Plan& plan, const Args& args, Stream stream) {
-  const dim3 grid(static_cast<unsigned>(plan.pieces), static_cast<unsigned>(plan.rows));
-  switch (args.transform.bits) {
-    case 64:
-      return Launch(ScanKernel<2, kGroup>, grid, kScanThreads, 0, stream, false, args);
-    case 128:
-      return Launch(ScanKernel<4, kGroup>, grid, kScanThreads, 0, stream, false, args);
-    case 192:
-      return Launch(ScanKernel<6, kGroup>, grid, kScanThreads, 0, stream, false, args);
-    default:
-      return Launch(ScanKernel<8, kGroup>, grid, kScanThreads, 0, stream, false, args);
-  }
+// A block has so many tokens of a row.
+template <typename Kernel>
+cudaError_t LaunchOver(Kernel kernel, const Plan& plan, int64_t block_tokens, const Args& args,
+                       Stream stream) {
+  const dim3 grid(static_cast<unsigned>(CeilDiv(plan.row_tokens, block_tokens)),
+                  static_cast<unsigned>(plan.rows));
+  return Launch(kernel, grid, kThreads, 0, stream, false, args);
 }
 
-template <int kGroup>
-cudaError_t LaunchPasses(const Plan& plan, const Args& args, Stream stream) {
-  const dim3 chunks(static_cast<unsigned>(plan.chunks), static_cast<unsigned>(plan.rows));
-  if (const cudaError_t error = LaunchScan<kGroup>(plan, args, stream); error != cudaSuccess) {
+// Of what is read; few rows have more blocks each.
+cudaError_t LaunchTake(int32_t rows, const Args& args, const Selection& read, Stream stream) {
+  const int64_t spare = CeilDiv(2 * int64_t{CurrentDevice().multiprocessors}, rows);
+  const auto blocks =
+      static_cast<unsigned>(std::min(spare, CeilDiv(std::max(read.capacity, 1), kThreads)));
+  return Launch(TakeFromTailKernel, dim3(static_cast<unsigned>(rows), blocks), kThreads, 0, stream,
+                false, args, read);
+}
+
+template <int kSlots, int kGroup>
+cudaError_t LaunchPasses(const Plan& plan, const Args& args, const Selection& chosen,
+                         Stream stream) {
+  using Pieces = FusedShape<kSlots, kGroup, kPieceTiles<kGroup>>;
+  using Masses = FusedShape<kSlots, kGroup, kMassTiles>;
+  static_assert(kChunkTokens % Masses::kChunkTokens == 0);
+  if (const cudaError_t error =
+          LaunchOver(PiecesKernel<kSlots, kGroup>, plan, Pieces::kChunkTokens, args, stream);
+      error != cudaSuccess) {
     return error;
   }
   if (const cudaError_t error =
-          Launch(MassKernel<kGroup>, chunks, kThreads, 0, stream, false, args);
+          LaunchOver(MassesKernel<kSlots, kGroup>, plan,
+                     int64_t{kMassChunks} * Masses::kChunkTokens, args, stream);
       error != cudaSuccess) {
     return error;
   }
-  if (const cudaError_t error = Launch(CountKernel, chunks, kThreads, 0, stream, false, args);
+  if (const cudaError_t error = LaunchOver(CountKernel, plan, kChunkTokens, args, stream);
       error != cudaSuccess) {
     return error;
   }
-  return Launch(CompactKernel<kGroup>, chunks, kThreads, 0, stream, false, args);
+  if (const cudaError_t error = LaunchOver(CompactKernel, plan, kChunkTokens, args, stream);
+      error != cudaSuccess || args.tail_masses == nullptr || args.tail_of_all != 0) {
+    return error;
+  }
+  return LaunchTake(plan.rows, args, chosen, stream);
+}
+template <int kGroup>
+cudaError_t LaunchPasses(const Plan& plan, const Args& args, const Selection& chosen,
+                         Stream stream) {
+  if (args.transform.bits <= 128) return LaunchPasses<1, kGroup>(plan, args, chosen, stream);
+  return LaunchPasses<2, kGroup>(plan, args, chosen, stream);
 }
 
 template <int kSlots, int kGroup, int kTiles>
-cudaError_t LaunchRows(const Plan& plan, Args args, Stream stream) {
-  for (int32_t first = 0; first < plan.rows; first += plan.rows_at_once) {
-    args.first_row = first;
-    const dim3 grid(static_cast<unsigned>(plan.chunks),
-                    static_cast<unsigned>(std::min(plan.rows_at_once, plan.rows - first)));
-    if (const cudaError_t error = Launch(FusedKernel<kSlots, kGroup, kTiles>, grid, kThreads, 0,
-                                         stream, /*cooperative=*/true, args);
-        error != cudaSuccess) {
-      return error;
-    }
-  }
-  return cudaSuccess;
+cudaError_t LaunchRows(const Plan& plan, const Args& args, Stream stream) {
+  const dim3 grid(static_cast<unsigned>(plan.chunks), static_cast<unsigned>(plan.rows));
+  return Launch(FusedKernel<kSlots, kGroup, kTiles>, grid, kThreads, 0, stream,
+                /*cooperative=*/plan.chunks > 1, args);
 }
 template <int kSlots, int kGroup>
 cudaError_t LaunchFused(const Plan& plan, const Args& args, Stream stream) {
@@ -405,16 +414,15 @@ cudaError_t TakeFromTail(const MassSelectShape& shape, const DeviceTransform& tr
   const int32_t rows = shape.num_queries * shape.layout.kv_heads;
   if (rows == 0) return cudaSuccess;
   // Prepare makes nothing but coefficients: the tail is there, and what was selected.
-  Args args = MakeArgs(shape, Plan{}, transform, q, q_stride, queries, nullptr, scale, codes, {},
-                       {}, workspace);
+  Args args =
+      MakeArgs(shape, Plan{}, transform, q, q_stride, queries, {}, scale, codes, {}, {}, workspace);
   args.prepared = static_cast<PreparedQuery*>(workspace);
   if (const cudaError_t error = LaunchPrepare(shape, args, stream); error != cudaSuccess) {
     return error;
   }
   args.tail_masses = tail.masses;
   args.tail_references = tail.references;
-  return Launch(TakeFromTailKernel, dim3(static_cast<unsigned>(rows)), kThreads, 0, stream, false,
-                args, read);
+  return LaunchTake(rows, args, read, stream);
 }
 
 size_t MassSelectWorkspaceBytes(const MassSelectShape& shape) { return MakePlan(shape).size_bytes; }
@@ -424,14 +432,14 @@ ZeroedPart MassSelectZeroedPart(const MassSelectShape& shape) {
 
 cudaError_t SelectByMass(const MassSelectShape& shape, const DeviceTransform& transform,
                          const float* q, int64_t q_stride, const DeviceQuery* queries,
-                         const float* anchor_masses, float scale, const void* codes,
+                         const AnchorMasses& anchors, float scale, const void* codes,
                          const Selection& chosen, const TailMasses& tail, void* workspace,
                          Stream stream) {
   if (IsRefused(shape, transform)) return cudaErrorInvalidValue;
   const Plan plan = MakePlan(shape);
   if (plan.rows == 0) return cudaSuccess;
-  const Args args = MakeArgs(shape, plan, transform, q, q_stride, queries, anchor_masses, scale,
-                             codes, chosen, tail, workspace);
+  const Args args = MakeArgs(shape, plan, transform, q, q_stride, queries, anchors, scale, codes,
+                             chosen, tail, workspace);
   if (const cudaError_t error = LaunchPrepare(shape, args, stream); error != cudaSuccess) {
     return error;
   }
@@ -448,16 +456,14 @@ cudaError_t SelectByMass(const MassSelectShape& shape, const DeviceTransform& tr
     }
   }
   switch (plan.group) {
-    case 1:
-      return LaunchPasses<1>(plan, args, stream);
     case 2:
-      return LaunchPasses<2>(plan, args, stream);
+      return LaunchPasses<2>(plan, args, chosen, stream);
     case 4:
-      return LaunchPasses<4>(plan, args, stream);
+      return LaunchPasses<4>(plan, args, chosen, stream);
     case 8:
-      return LaunchPasses<8>(plan, args, stream);
+      return LaunchPasses<8>(plan, args, chosen, stream);
     default:
-      return LaunchPasses<16>(plan, args, stream);
+      return LaunchPasses<16>(plan, args, chosen, stream);
   }
 }
 

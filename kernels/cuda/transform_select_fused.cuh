@@ -1,11 +1,11 @@
-// Selection by estimated mass in one launch whose blocks meet (transform_select.cu says when): dots stay in registers, and
-// keys in shared memory.
+// The blocks of selection by estimated mass, and selection in one launch whose blocks meet (transform_select.cu says when):
+// dots stay in registers, and keys in shared memory.
 //
 // Mapping. A block of 256 threads has a chunk of a row, a warp 16 * kTiles tokens of it, which lie in one piece. Dots are
 // int8 matrix products: A is 16 tokens by 32 unpacked dimensions, B those dimensions' coefficients by 8 query heads. What
 // stands at which place of the sum is free, so a *class* of lanes (lane % 4, whose registers of A hold the same columns)
 // unpacks the fields of its own word, and reads no other: word `class`, and word 4 + class of codes of more than 128 bits;
-// of codes of 64 bits two classes share a word and take every second field. A's rows r and r + 8 are tokens 2r and 2r + 1,
+// of two words of a slot, two classes share one and take every second field. A's rows r and r + 8 are tokens 2r and 2r + 1,
 // so that a lane's two words lie side by side.
 //
 // A product has 8 columns. With fewer heads (kGroup) it takes 8 / kGroup tiles: the coefficients stand at the columns of
@@ -45,7 +45,8 @@ struct FusedShape {
   static_assert(kWarpTokens <= kMassPieceTokens && 2 * kUnits <= 32);
 };
 
-template <int kSlots, int kGroup, int kTiles>
+// kChunks: that a block has one after the other.
+template <int kSlots, int kGroup, int kTiles, int kChunks>
 struct FusedShared {
   using Shape = FusedShape<kSlots, kGroup, kTiles>;
   uint4 fields[kSlots][kTransformFusedSteps][4];  // by class: rotate and mask of two fields
@@ -53,7 +54,7 @@ struct FusedShared {
   int32_t steps[kSlots];
   uint2 cell_bits[kSlots][4][8];  // by class: rotate of the word, and mask of the cell
   int32_t num_cell_bits[kSlots];  // the most of any class
-  uint32_t tiles[Shape::kChunkTokens / kCodeTileTokens];  // where they begin, in tiles
+  uint32_t tiles[kChunks * Shape::kChunkTokens / kCodeTileTokens];  // where they begin, in tiles
   int32_t warp_peaks[kWarps][kGroup];
   long long warp_sums[kWarps][kGroup];
   float warp_references[kWarps][kGroup];
@@ -62,8 +63,9 @@ struct FusedShared {
   uint16_t cells[Shape::kChunkTokens / 2];  // two tokens each
   uint16_t is_left[kThreads];    // bits: of a thread's tokens those inside mid and not selected
   uint32_t counts[kCoarseBins];  // of the chunk, then of the row
-  uint32_t masses[kGroup][kTransformCells]
-                 [2];  // 2^30 times the mass: its lower 15 bits, and what is above them
+  // 2^30 times the mass: its lower 15 bits, and what is above them. Cells side by side and in an order of the head's own
+  // (PlaceOf), because a warp adds to 16 tokens' cells at a time.
+  uint32_t masses[kGroup][2][kTransformCells];
   uint32_t scan[kWarps];
   uint32_t places[kWarps][2];
   uint32_t above, is_last;
@@ -85,39 +87,34 @@ __device__ __forceinline__ void Meet(uint32_t* meeting, uint32_t blocks) {
   __syncthreads();
 }
 
-template <int kSlots, int kGroup, int kTiles>
+template <int kSlots, int kGroup, int kTiles, int kChunks = 1>
 class Fused {
  public:
   using Shape = FusedShape<kSlots, kGroup, kTiles>;
-  using Shared = FusedShared<kSlots, kGroup, kTiles>;
+  using Shared = FusedShared<kSlots, kGroup, kTiles, kChunks>;
 
   __device__ Fused(const Args& args, Shared& shared)
       : args_(args),
         shared_(shared),
-        row_(args.first_row + static_cast<int32_t>(blockIdx.y)),
+        row_(static_cast<int32_t>(blockIdx.y)),
         kv_head_(row_ % args.kv_heads),
         query_(args.queries[row_ / args.kv_heads]),
         base_(BaseOf(query_)),
-        begin_(base_ + static_cast<int32_t>(blockIdx.x) * Shape::kChunkTokens),
-        blocks_(static_cast<uint32_t>((query_.mid.last - base_ + Shape::kChunkTokens - 1) /
-                                      Shape::kChunkTokens)),
+        begin_(base_ + static_cast<int32_t>(blockIdx.x) * kBlockTokens),
+        blocks_(static_cast<uint32_t>((query_.mid.last - base_ + kBlockTokens - 1) / kBlockTokens)),
         lane_(static_cast<int32_t>(threadIdx.x) % 32),
         warp_(static_cast<int32_t>(threadIdx.x) / 32),
         class_(lane_ % 4),
         part_(2 * class_ / kGroup % Shape::kParts) {}
 
+  // All of it, in one launch.
   __device__ __forceinline__ void Run() {
-    const bool has_tokens = begin_ < query_.mid.last && query_.mid.first < query_.mid.last;
-    uint2 quads[kCoefsOfThread];
-    if (has_tokens) PrepareTables(quads);
-    WaitForEarlier();
-    if (!has_tokens) return;
-    PrepareQueries(quads);
-    __syncthreads();
-    MakeDots();
-    LeavePieces();
+    if (!Begin()) return;
+    MakeDots(args_.tail_masses != nullptr);
+    LeavePieces<false>();  // code for both would take its registers
     Meet(&Meetings()[0], blocks_);
     FinishRow();
+    if (blockIdx.x == 0) LeaveReferences();
     MakeKeys();
     __syncthreads();
     const MassCut cut = FindCut();
@@ -126,7 +123,68 @@ class Fused {
     if (IsLast(&args_.tickets[4 * row_ + 3], blocks_, &shared_.is_last)) MakeReadyForNextCall();
   }
 
+  // The first of the passes: peaks and sums of pieces; the row's last block leaves R and inv.
+  __device__ __forceinline__ void RunPieces() {
+    if (!Begin()) return;
+    MakeDots(/*cells=*/false);
+    if (IsWhole()) {
+      LeavePieces<true>();
+    } else {
+      LeavePieces<false>();
+    }
+    if (!IsLast(&args_.tickets[4 * row_], blocks_, &shared_.is_last)) return;
+    FinishRow();
+    LeaveReferences();
+    if (threadIdx.x < args_.group) {
+      PreparedQuery& to = args_.prepared[int64_t{row_} * args_.group + threadIdx.x];
+      to.reference = shared_.heads[threadIdx.x].reference;
+      to.inverse = shared_.heads[threadIdx.x].inverse;
+    }
+  }
+
+  // The second: keys go to the workspace, and are counted by their upper 9 bits; all masses are added to their cells,
+  // those of the tokens that will be selected, too. The row's last block finds the cut's bin.
+  __device__ __forceinline__ void RunMasses() {
+    if (!Begin()) return;
+    if (threadIdx.x < args_.group) {
+      const PreparedQuery& from = args_.prepared[int64_t{row_} * args_.group + threadIdx.x];
+      shared_.heads[threadIdx.x].reference = from.reference;
+      shared_.heads[threadIdx.x].inverse = from.inverse;
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int chunk = 0; chunk < kChunks && begin_ < query_.mid.last; ++chunk) {
+      first_tile_ = chunk * (Shape::kChunkTokens / kCodeTileTokens);
+      MakeDots(args_.tail_masses != nullptr);
+      MakeWeights();
+      LeaveKeys();
+      if (args_.tail_masses != nullptr) AddMasses();
+      begin_ += Shape::kChunkTokens;
+    }
+    __syncthreads();
+    if (args_.tail_masses != nullptr) LeaveMasses();
+    uint32_t* coarse = args_.coarse + int64_t{row_} * kCoarseBins;
+    for (int32_t bin = threadIdx.x; bin < kCoarseBins; bin += kThreads) {
+      if (shared_.counts[bin] != 0) atomicAdd(&coarse[bin], shared_.counts[bin]);
+    }
+    if (IsLast(&args_.tickets[4 * row_ + 1], blocks_, &shared_.is_last)) LeaveCut();
+  }
+
  private:
+  static constexpr int32_t kBlockTokens = kChunks * Shape::kChunkTokens;
+
+  // False: the block has no tokens.
+  __device__ __forceinline__ bool Begin() {
+    const bool has_tokens = begin_ < query_.mid.last && query_.mid.first < query_.mid.last;
+    uint2 quads[kCoefsOfThread];
+    if (has_tokens) PrepareTables(quads);
+    WaitForEarlier();
+    if (!has_tokens) return false;
+    PrepareQueries(quads);
+    __syncthreads();
+    return true;
+  }
+
   // Which coefficient a thread brings to shared memory.
   static constexpr int32_t kCoefs = kSlots * kTransformFusedSteps * Shape::kColumnHalves * 4 * 8;
   static constexpr int kCoefsOfThread = (kCoefs + kThreads - 1) / kThreads;
@@ -145,7 +203,8 @@ class Fused {
   __device__ uint32_t* Meetings() const { return &args_.tickets[4 * row_]; }
 
   __device__ int32_t WordOf(int32_t slot, int32_t of_class) const {
-    return args_.transform.bits == 64 ? of_class % 2 : 4 * slot + of_class;
+    const bool is_shared = args_.transform.bits / 32 - 4 * slot == 2;
+    return 4 * slot + (is_shared ? of_class % 2 : of_class);
   }
   __device__ bool IsWhole() const {
     return begin_ >= query_.mid.first && begin_ + Shape::kChunkTokens <= query_.mid.last;
@@ -190,8 +249,8 @@ class Fused {
           make_uint2(static_cast<uint32_t>((bit & 0xff) - to) & 31, to < 8 ? 1u << to : 0);
     }
     const int32_t words = args_.transform.bits / 32;
-    for (int32_t t = threadIdx.x; t < Shape::kChunkTokens / kCodeTileTokens; t += kThreads) {
-      // Tiles past mid stand for the chunk's first, whose codes are read again and not used.
+    for (int32_t t = threadIdx.x; t < kBlockTokens / kCodeTileTokens; t += kThreads) {
+      // Tiles past mid stand for the block's first, whose codes are read again and not used.
       const int32_t token =
           begin_ + t * kCodeTileTokens < query_.mid.last ? begin_ + t * kCodeTileTokens : begin_;
       const int32_t block = args_.block_tokens.Divide(token);
@@ -222,7 +281,9 @@ class Fused {
     if (threadIdx.x >= kThreads - kGroup) {
       const int32_t g = threadIdx.x - (kThreads - kGroup);
       shared_.heads[g] = {};
-      if (g < args_.group) shared_.heads[g] = {prepared[g].a, prepared[g].b, 0, 0};
+      // R takes the place of e.
+      if (g < args_.group)
+        shared_.heads[g] = {prepared[g].a, prepared[g].b, prepared[g].anchors, 0};
     }
   }
 
@@ -233,8 +294,9 @@ class Fused {
     const uint32_t* head_codes = args_.codes + kv_head_ * args_.head_words + lane_ / 4 * 2;
 #pragma unroll
     for (int t = 0; t < kTilesAtOnce; ++t) {
-      const uint32_t* tile = head_codes + uint64_t{shared_.tiles[warp_ * kTiles + first_tile + t]} *
-                                              static_cast<uint32_t>(kCodeTileTokens * count);
+      const uint32_t* tile =
+          head_codes + uint64_t{shared_.tiles[first_tile_ + warp_ * kTiles + first_tile + t]} *
+                           static_cast<uint32_t>(kCodeTileTokens * count);
 #pragma unroll
       for (int s = 0; s < kSlots; ++s) {
         const int32_t word = WordOf(s, class_);
@@ -245,7 +307,7 @@ class Fused {
     }
   }
 
-  __device__ __forceinline__ void MakeDots() {
+  __device__ __forceinline__ void MakeDots(bool cells) {
 #pragma unroll
     for (int p = 0; p < Shape::kProducts; ++p) {
 #pragma unroll
@@ -258,7 +320,7 @@ class Fused {
       uint2(&now)[kTilesAtOnce][kSlots] = words[first / kTilesAtOnce % 2];
       if (first + kTilesAtOnce < kTiles)
         LoadWords(first + kTilesAtOnce, words[1 - first / kTilesAtOnce % 2]);
-      if (args_.tail_masses != nullptr) MakeCells(first, now);
+      if (cells) MakeCells(first, now);
 #pragma unroll
       for (int s = 0; s < kSlots; ++s) {
         for (int step = 0; step < shared_.steps[s]; ++step) {
@@ -305,7 +367,10 @@ class Fused {
       cells[t] |= of_second[t] << 8;
       cells[t] |= __shfl_xor_sync(kFullMask, cells[t], 1);
       cells[t] |= __shfl_xor_sync(kFullMask, cells[t], 2);
-      if (class_ == t) {
+      if constexpr (kChunks > 1) {
+        // The lane needs those of its part alone.
+        if (part_ == t % Shape::kParts) cells_[(first + t) / Shape::kParts] = cells[t];
+      } else if (class_ == t) {
         shared_.cells[(warp_ * kTiles + first + t) * (kCodeTileTokens / 2) + lane_ / 4] =
             static_cast<uint16_t>(cells[t]);
       }
@@ -317,16 +382,19 @@ class Fused {
     return (inside_ >> (2 * unit + half) & 1) != 0;
   }
 
-  // Peaks and sums of the chunk's pieces.
+  // Peaks and sums of the chunk's pieces. kWhole: all its tokens lie in mid.
+  template <bool kWhole>
   __device__ __forceinline__ void LeavePieces() {
-    inside_ = ~0u;
-    if (!IsWhole()) {
-      inside_ = 0;
+    if constexpr (!kWhole) {
+      inside_ = ~0u;
+      if (!IsWhole()) {
+        inside_ = 0;
 #pragma unroll
-      for (int u = 0; u < Shape::kUnits; ++u) {
+        for (int u = 0; u < Shape::kUnits; ++u) {
 #pragma unroll
-        for (int h = 0; h < 2; ++h)
-          inside_ |= (IsInside(query_, TokenOf(u, h)) ? 1u : 0u) << (2 * u + h);
+          for (int h = 0; h < 2; ++h)
+            inside_ |= (IsInside(query_, TokenOf(u, h)) ? 1u : 0u) << (2 * u + h);
+        }
       }
     }
     // Lanes with the same heads differ in these bits.
@@ -340,7 +408,8 @@ class Fused {
         for (int u = 0; u < Shape::kUnits; ++u) {
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
-            if (Has(u, h)) peak = max(peak, dots_[u * Shape::kColumnHalves + c][2 * h + j]);
+            if (kWhole || Has(u, h))
+              peak = max(peak, dots_[u * Shape::kColumnHalves + c][2 * h + j]);
           }
         }
 #pragma unroll
@@ -368,7 +437,7 @@ class Fused {
                 __fsub_rn(__int_as_float(dots_[u * Shape::kColumnHalves + c][2 * h + j]), peak);
             const uint32_t share =
                 __float2uint_rz(__fmul_rn(Exp2(__fmul_rn(scale, below)), 0x1p26f));
-            if (Has(u, h)) sum += share;
+            if (kWhole || Has(u, h)) sum += share;
           }
         }
         long long all = sum;
@@ -399,20 +468,16 @@ class Fused {
     return peak;
   }
 
-  // R and inv of the row's heads, from all its pieces. Every block makes them.
+  // R and inv of the row's heads, from all its pieces.
   __device__ __forceinline__ void FinishRow() {
     const int32_t pieces = (query_.mid.last - 1) / kMassPieceTokens - FirstPiece(query_) + 1;
     const int32_t g = threadIdx.x % kGroup;
     const int64_t of_row = int64_t{row_} * args_.pieces * kGroup;
-    const int64_t heads = int64_t{args_.kv_heads} * args_.group;
     const float a = shared_.heads[g].a, b = shared_.heads[g].b;
     const auto logit = [&](int32_t i) {
       return __fmaf_rn(a, FloatOf(__ldcg(&args_.peaks[of_row + i]) + kIntegerBits), b);
     };
-    const float e =
-        g < args_.group
-            ? AnchorsOf(args_, row_ / args_.kv_heads * heads + kv_head_ * args_.group + g)
-            : 0;
+    const float e = shared_.heads[g].reference;
     float reference = e;
 #pragma unroll 4
     for (int32_t i = threadIdx.x; i < pieces * kGroup; i += kThreads)
@@ -444,16 +509,17 @@ class Fused {
       for (int w = 0; w < kWarps; ++w) sum += shared_.warp_sums[w][g];
       shared_.heads[g].reference = reference;
       shared_.heads[g].inverse = __fdiv_rn(0x1p26f, __ll2float_rn(sum));
-      if (args_.tail_masses != nullptr && blockIdx.x == 0) {
-        args_.tail_references[row_ / args_.kv_heads * heads + kv_head_ * args_.group + g] =
-            reference;
-      }
     }
     __syncthreads();
   }
+  __device__ __forceinline__ void LeaveReferences() {
+    if (args_.tail_masses == nullptr || threadIdx.x >= args_.group) return;
+    args_.tail_references[int64_t{row_} * args_.group + threadIdx.x] =
+        shared_.heads[threadIdx.x].reference;
+  }
 
-  // Weights relative to R take the dots' place; keys go to shared memory.
-  __device__ __forceinline__ void MakeKeys() {
+  // Weights relative to R take the dots' place.
+  __device__ __forceinline__ void MakeWeights() {
 #pragma unroll
     for (int c = 0; c < Shape::kColumnHalves; ++c) {
 #pragma unroll
@@ -470,34 +536,120 @@ class Fused {
         }
       }
     }
+  }
+  // Keys of the lane's two tokens of a unit, where it is the last of their holders.
+  __device__ __forceinline__ void KeysOf(int u, uint32_t (&keys)[2]) const {
     // The sum over the heads goes from one holder of a token to the next: heads ascend.
     const int32_t before = (lane_ & ~(Shape::kHolders - 1)) | ((lane_ - 1) & (Shape::kHolders - 1));
 #pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float mass = 0;
+#pragma unroll
+      for (int c = 0; c < Shape::kColumnHalves; ++c) {
+        const int32_t(&weights)[4] = dots_[u * Shape::kColumnHalves + c];
+        const float first = shared_.heads[HeadOf(c, 0)].inverse,
+                    second = shared_.heads[HeadOf(c, 1)].inverse;
+#pragma unroll
+        for (int holder = 0; holder < Shape::kHolders; ++holder) {
+          if (holder > 0 || c > 0) mass = __shfl_sync(kFullMask, mass, before);
+          mass = __fmaf_rn(__int_as_float(weights[2 * h]), first, mass);
+          mass = __fmaf_rn(__int_as_float(weights[2 * h + 1]), second, mass);
+        }
+      }
+      const int32_t key =
+          static_cast<int32_t>(__float_as_uint(mass) >> kMassKeyShift) - kMassKeyBase;
+      keys[h] = static_cast<uint32_t>(min(max(key, 0), kMassKeyBins - 1));
+    }
+  }
+  __device__ __forceinline__ bool HasKeys() const {
+    return class_ % Shape::kHolders == Shape::kHolders - 1;
+  }
+  // To shared memory.
+  __device__ __forceinline__ void MakeKeys() {
+    MakeWeights();
+#pragma unroll
     for (int u = 0; u < Shape::kUnits; ++u) {
       uint32_t keys[2];
+      KeysOf(u, keys);
+      if (HasKeys()) shared_.keys[(TokenOf(u, 0) - begin_) / 2] = keys[0] | keys[1] << 16;
+    }
+  }
+  // To the workspace, and into the counts.
+  __device__ __forceinline__ void LeaveKeys() {
+    const bool whole = IsWhole();
+#pragma unroll
+    for (int u = 0; u < Shape::kUnits; ++u) {
+      uint32_t keys[2];
+      KeysOf(u, keys);
+      if (!HasKeys()) continue;
+      const int32_t token = TokenOf(u, 0);
+      *reinterpret_cast<uint32_t*>(&args_.keys[row_ * args_.row_tokens + (token - base_)]) =
+          keys[0] | keys[1] << 16;
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        float mass = 0;
-#pragma unroll
-        for (int c = 0; c < Shape::kColumnHalves; ++c) {
-          const int32_t(&weights)[4] = dots_[u * Shape::kColumnHalves + c];
-          const float first = shared_.heads[HeadOf(c, 0)].inverse,
-                      second = shared_.heads[HeadOf(c, 1)].inverse;
-#pragma unroll
-          for (int holder = 0; holder < Shape::kHolders; ++holder) {
-            if (holder > 0 || c > 0) mass = __shfl_sync(kFullMask, mass, before);
-            mass = __fmaf_rn(__int_as_float(weights[2 * h]), first, mass);
-            mass = __fmaf_rn(__int_as_float(weights[2 * h + 1]), second, mass);
-          }
-        }
-        const int32_t key =
-            static_cast<int32_t>(__float_as_uint(mass) >> kMassKeyShift) - kMassKeyBase;
-        keys[h] = static_cast<uint32_t>(min(max(key, 0), kMassKeyBins - 1));
-      }
-      if (class_ % Shape::kHolders == Shape::kHolders - 1) {
-        shared_.keys[(TokenOf(u, 0) - begin_) / 2] = keys[0] | keys[1] << 16;
+        if (whole || IsInside(query_, token + h))
+          atomicAdd(&shared_.counts[keys[h] >> kFineBits], 1u);
       }
     }
+  }
+  // Of the chunk's tokens to their cells.
+  __device__ __forceinline__ void AddMasses() {
+    const bool whole = IsWhole();
+#pragma unroll
+    for (int u = 0; u < Shape::kUnits; ++u) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        if (whole || IsInside(query_, TokenOf(u, h))) AddToCell(u, h, cells_[u] >> 8 * h & 0xffu);
+      }
+    }
+  }
+  // The heads of a token, which lanes side by side add at once, take different banks.
+  static __device__ __forceinline__ int32_t PlaceOf(int32_t g, uint32_t cell) {
+    return static_cast<int32_t>(cell) ^ (g >> 1 & 3) << 3;
+  }
+  // The lane's weights of its token `h` of a unit.
+  __device__ __forceinline__ void AddToCell(int u, int h, uint32_t cell) {
+#pragma unroll
+    for (int c = 0; c < Shape::kColumnHalves; ++c) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const int32_t g = HeadOf(c, j);
+        if (g >= args_.group) continue;
+        const float weight = __int_as_float(dots_[u * Shape::kColumnHalves + c][2 * h + j]);
+        const uint32_t mass = __float2uint_rz(__fmul_rn(weight, 0x1p30f));
+        if ((mass & 0x7fffu) != 0)
+          atomicAdd(&shared_.masses[g][0][PlaceOf(g, cell)], mass & 0x7fffu);
+        if (mass >> 15 != 0) atomicAdd(&shared_.masses[g][1][PlaceOf(g, cell)], mass >> 15);
+      }
+    }
+  }
+  __device__ __forceinline__ void LeaveMasses() {
+    auto* masses = reinterpret_cast<unsigned long long*>(args_.tail_masses) +
+                   int64_t{row_} * args_.group * kTransformCells;
+    for (int32_t i = threadIdx.x; i < args_.group * kTransformCells; i += kThreads) {
+      const int32_t g = i / kTransformCells, at = PlaceOf(g, i % kTransformCells);
+      const unsigned long long mass =
+          shared_.masses[g][0][at] +
+          (static_cast<unsigned long long>(shared_.masses[g][1][at]) << 15);
+      if (mass != 0) atomicAdd(&masses[i], mass);
+    }
+  }
+  // By the row's last block: the cut's bin.
+  __device__ __forceinline__ void LeaveCut() {
+    uint32_t* coarse = args_.coarse + int64_t{row_} * kCoarseBins;
+    for (int32_t bin = threadIdx.x; bin < kCoarseBins; bin += kThreads) {
+      shared_.counts[bin] = __ldcg(&coarse[bin]);
+      coarse[bin] = 0;
+    }
+    __syncthreads();
+    uint2 cut = make_uint2(kNoBin, 0);
+    const uint32_t selected = SelectedOf(query_, shared_.counts, shared_.scan);
+    if (selected > 0)
+      cut = FindFromTop<kCoarseBins>(shared_.counts, selected, shared_.scan, &shared_.found);
+    if (threadIdx.x != 0) return;
+    args_.cuts[row_].coarse = cut.x;
+    args_.cuts[row_].above = cut.y;
+    args_.chosen_counts[row_] = static_cast<int32_t>(selected);
   }
 
   // ---- from here on a thread has kMine tokens, side by side ----
@@ -646,7 +798,7 @@ class Fused {
       }
     }
     shared_.is_left[threadIdx.x] =
-        static_cast<uint16_t>(args_.tail_of_all ? inside : inside & ~selected);
+        static_cast<uint16_t>(args_.tail_of_all != 0 ? inside : inside & ~selected);
   }
 
   // Adds the masses of tokens that are not selected to their cells.
@@ -660,31 +812,11 @@ class Fused {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         if ((left >> h & 1) == 0) continue;
-        const uint32_t cell = both >> 8 * h & 0xffu;
-#pragma unroll
-        for (int c = 0; c < Shape::kColumnHalves; ++c) {
-#pragma unroll
-          for (int j = 0; j < 2; ++j) {
-            const int32_t g = HeadOf(c, j);
-            if (g >= args_.group) continue;
-            const float weight = __int_as_float(dots_[u * Shape::kColumnHalves + c][2 * h + j]);
-            const uint32_t mass = __float2uint_rz(__fmul_rn(weight, 0x1p30f));
-            if ((mass & 0x7fffu) != 0) atomicAdd(&shared_.masses[g][cell][0], mass & 0x7fffu);
-            if (mass >> 15 != 0) atomicAdd(&shared_.masses[g][cell][1], mass >> 15);
-          }
-        }
+        AddToCell(u, h, both >> 8 * h & 0xffu);
       }
     }
     __syncthreads();
-    const int64_t heads = int64_t{args_.kv_heads} * args_.group;
-    auto* masses = reinterpret_cast<unsigned long long*>(args_.tail_masses) +
-                   (row_ / args_.kv_heads * heads + kv_head_ * args_.group) * kTransformCells;
-    for (int32_t i = threadIdx.x; i < args_.group * kTransformCells; i += kThreads) {
-      const uint32_t* of_cell = shared_.masses[i / kTransformCells][i % kTransformCells];
-      const unsigned long long mass =
-          of_cell[0] + (static_cast<unsigned long long>(of_cell[1]) << 15);
-      if (mass != 0) atomicAdd(&masses[i], mass);
-    }
+    LeaveMasses();
   }
 
   // By the last of the row's blocks: nobody reads these any more.
@@ -699,17 +831,20 @@ class Fused {
   Shared& shared_;
   const int32_t row_, kv_head_;
   const DeviceQuery query_;
-  const int32_t base_, begin_;
+  const int32_t base_;
+  int32_t begin_;  // of the chunk
   const uint32_t blocks_;
   const int32_t lane_, warp_, class_, part_;
+  int32_t first_tile_ = 0;  // of the chunk, in the block's
   uint32_t inside_;
+  uint32_t cells_[kChunks > 1 ? Shape::kUnits : 1];  // of the lane's tokens, two each
   int32_t dots_[Shape::kProducts][4];  // rows r, columns 2c and 2c + 1; rows r + 8, the same
 };
 
 template <int kSlots, int kGroup, int kTiles>
 __global__ void __launch_bounds__(kThreads, kFusedBlocksPerMultiprocessor)
     FusedKernel(const __grid_constant__ Args args) {
-  __shared__ FusedShared<kSlots, kGroup, kTiles> shared;
+  __shared__ typename Fused<kSlots, kGroup, kTiles>::Shared shared;
   LetNextStart();
   Fused<kSlots, kGroup, kTiles>(args, shared).Run();
 }

@@ -21,6 +21,7 @@ static_assert(kFineBins == kMassKeyStep, "a least key is the beginning of a bin"
 struct PreparedQuery {
   uint32_t coef[kTransformQuadsMax];
   float a, b;
+  float anchors;             // e
   float reference, inverse;  // R and inv, by the scan's last block
 };
 
@@ -42,22 +43,20 @@ struct Args {
   const float* q;
   int64_t q_stride;
   const DeviceQuery* queries;
-  const float* anchor_masses;
+  AnchorMasses anchors;
   const uint32_t* codes;
   int64_t block_words, head_words;
   FastDivider block_tokens;
-  int64_t row_tokens;  // room of a row, a multiple of kChunkTokens
+  int64_t row_tokens;  // room of a row in `keys`, a multiple of kChunkTokens
   int32_t pieces, chunks, kv_heads, group;
   float scale2;
-  int32_t first_row;        // of the launch
+  int32_t tail_of_all;      // selected tokens, too
   PreparedQuery* prepared;  // [rows][group]
-  int32_t* dots;            // [rows][row_tokens][padded_group]
   int32_t* peaks;           // [rows][pieces][padded_group]
   int64_t* sums;            // [rows][pieces][padded_group]
   uint16_t* keys;           // [rows][row_tokens]
   uint32_t* coarse;         // [rows][kCoarseBins], zero between calls
   uint32_t* fine;           // [rows][kFineBins], zero between calls
-  uint8_t* cells;           // [rows][row_tokens]
   uint32_t*
       counts;  // [rows][chunks][kFineBins], of the cut's bin: tokens there, and 2^16 times those above
   uint32_t* places;      // [rows][chunks][2]: selected before the chunk, and ties before it
@@ -66,7 +65,6 @@ struct Args {
   int64_t* tail_masses;  // null: no tail
   float* tail_references;
   float* tail_deltas;
-  bool tail_of_all;  // selected tokens, too
   int32_t* chosen_counts;
   int32_t* chosen_tokens;
   int64_t capacity;
@@ -97,12 +95,8 @@ __device__ __forceinline__ float Exp2(float x) {
   return __uint_as_float(__float_as_uint(y) +
                          (__float_as_uint(shifted) << 23));  // y is near 1: no exponent overflows
 }
-__device__ __forceinline__ float Logit(const PreparedQuery& query, int32_t dot) {
-  return __fmaf_rn(query.a, FloatOf(dot + kIntegerBits), query.b);
-}
-// e of query head `at`.
-__device__ __forceinline__ float AnchorsOf(const Args& args, int64_t at) {
-  const float mass = args.anchor_masses[at];
+// e of a query head whose anchors have this mass.
+__device__ __forceinline__ float AnchorsOf(float mass) {
   if (!isfinite(mass)) return -INFINITY;
   return __fmul_rn(rintf(__fmul_rn(__fmul_rn(mass, kTransformLog2E), 256.0f)), 1.0f / 256.0f);
 }

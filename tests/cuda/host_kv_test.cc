@@ -3,8 +3,11 @@
 #include <cstring>
 #include <numeric>
 
+#include "kernels/attention_state.h"
+#include "kernels/transform_code.h"
 #include "tests/cuda/backend_testing.h"
 #include "tests/cuda/random_encoder.h"
+#include "tests/unit/kernels/random_transform.h"
 
 namespace winnow::kernels::cuda {
 namespace {
@@ -271,6 +274,136 @@ TEST_F(CudaHostKvTest, AStepByCodesHasTheBitsOfKvOnTheDeviceHoweverItCame) {
                                 cudaMemcpyDeviceToHost));
       EXPECT_EQ(std::memcmp(on_device.data(), pools.Host(layer), on_device.size()), 0);
       EXPECT_NE(on_device, content);
+    }
+  }
+}
+
+// A decode step by masses: anchors, their masses, a selection, what was selected alone, and the states' end. Masses and
+// merges may wait for what follows and go in one launch with it, or alone where the host waits in between.
+TEST_F(CudaHostKvTest, AStepByMassHasTheBitsOfKvOnTheDeviceHoweverItCame) {
+  SCOPED_TRACE(Seed());
+  for (int round = 0; round < 10; ++round) {
+    const int32_t d = AnyHeadDim(random_), kv_heads = static_cast<int32_t>(random_.Int(1, 3));
+    const auto group = static_cast<int32_t>(random_.Int(1, 8)), heads = kv_heads * group;
+    const auto bits = static_cast<int32_t>(64 * random_.Int(1, d == 64 ? 2 : 4));
+    const KvLayout layout{kv_heads, d, 64, DType::kBF16};
+    const CodeLayout code_layout{kv_heads, 64, bits};
+    const auto n = static_cast<int32_t>(random_.Int(700, 3000)), num_queries = round % 2 * 40 + 3;
+    const int64_t some[] = {0, 3, 300, 1 << 20};
+    const int64_t cache_rows = some[round % 4];
+    SCOPED_TRACE(testing::Message() << "round " << round << ", rows cached " << cache_rows);
+    PagedKv kv(random_, layout, {n});
+    const Pools pools(*backend_, layout, kv.num_blocks(), n, cache_rows, 1);
+    ASSERT_NE(pools.kv, nullptr);
+    for (std::byte* pool : {pools.Host(0), pools.Device(0)}) {
+      backend_->CopyToDevice(kv.pool(), pool, pools.layer_bytes);
+    }
+    TransformCodeWeights weights = RandomTransform(random_, d, kv_heads, bits, /*delta=*/true);
+    for (TransformCodeHead& head : weights.heads) head.tail = random_.Int(0, 2) != 0;
+    const auto transform = backend_->PackTransformCode(weights);
+    std::vector<std::byte> codes(kv.num_blocks() * code_layout.BlockBytes());
+    const std::vector<KeySpan> span = {{kv.table(0), {0, n}}};
+    EncodeTransformKeysRef(span, kv.pool(), layout, weights, codes.data(), code_layout);
+    const DeviceArray<std::byte> codes_on_device(codes);
+    std::vector<float> table(CellTableFloats(kv_heads, d));
+    for (float& value : table) value = random_.Normal(2.0f);
+    std::fill(table.end() - int64_t{kv_heads} * (kTransformCells + 1), table.end(), 7.0f);
+    const DeviceArray<float> table_on_device(table);
+    const std::vector<const float*> tables(num_queries, table_on_device.data());
+    std::vector<RetrievalQuery> queries, alone;
+    int64_t anchors = 0;
+    for (int32_t i = 0; i < num_queries; ++i) {
+      queries.push_back(kv.Query(0, i, n - 1 - 7 * i, 4, 32, static_cast<int32_t>(90 - i)));
+      anchors += queries.back().position + 1 - queries.back().mid.size();
+      alone.push_back(queries.back());
+      alone.back().mid = {0, queries.back().position + 1};
+    }
+    Matrix q = Matrix::Normal(random_, num_queries, int64_t{heads} * d);
+    const auto of_q = Put(q);
+    const auto num_states = int64_t{num_queries} * heads;
+    const size_t state_floats = num_states * AttentionStateFloats(d);
+    const Buffer masses = backend_->AllocateShared(num_states * 4);
+    const Buffer counts = backend_->AllocateShared(int64_t{num_queries} * kv_heads * 4);
+    const Buffer tokens = backend_->AllocateShared(int64_t{num_queries} * kv_heads * 90 * 4);
+    const Selection chosen{kv_heads, 90, static_cast<int32_t*>(counts.data()),
+                           static_cast<int32_t*>(tokens.data())};
+    OwnedSelection nothing(num_queries, kv_heads, 1);
+    for (int32_t i = 0; i < num_queries * kv_heads; ++i)
+      nothing.Set(i / kv_heads, i % kv_heads, {});
+
+    struct Results {
+      std::vector<float> masses, states, out;
+      std::vector<int32_t> counts;
+      bool operator==(const Results&) const = default;
+    };
+    const bool has_tail = random_.Int(0, 3) != 0;
+    // Bit i of `waits`: the host waits after step i.
+    const auto run = [&](bool host, int64_t waits) {
+      const std::byte* const pool = host ? pools.Host(0) : pools.Device(0);
+      const DeviceArray<float> states(state_floats), of_chosen(state_floats);
+      const DeviceArray<float> references(num_states), deltas(num_states);
+      const DeviceArray<int64_t> cells(num_states * kTransformCells);
+      const TailMasses tail{heads, cells.data(), references.data(), deltas.data()};
+      Matrix out(num_queries, int64_t{heads} * d);
+      auto of_out = Put(out);
+      const auto wait = [&](int step) {
+        if ((waits >> step & 1) != 0) {
+          EXPECT_TRUE(backend_->Synchronize());
+        }
+      };
+      backend_->BeginPass();
+      if (host) static_cast<void>(pools.Read(*backend_));
+      EXPECT_TRUE(backend_->AttendChosenStates(of_q.tensor, queries, nothing.view(), pool, layout,
+                                               0.2f, states.data()));
+      wait(0);
+      backend_->StateMasses(states.data(), num_states, d, static_cast<float*>(masses.data()));
+      wait(1);
+      backend_->SelectByMass(of_q.tensor, queries, static_cast<float*>(masses.data()), *transform,
+                             0.2f, codes_on_device.data(), code_layout, chosen,
+                             has_tail ? &tail : nullptr);
+      wait(2);
+      EXPECT_TRUE(backend_->AttendChosenStates(of_q.tensor, alone, chosen, pool, layout, 0.2f,
+                                               of_chosen.data()));
+      wait(3);
+      backend_->MergeStates(of_chosen.data(), num_states, d, states.data());
+      wait(4);
+      if (has_tail) backend_->MergeTails(queries, tables, *transform, tail, d, states.data());
+      wait(5);
+      backend_->FinishStates(queries, states.data(), d, of_out.tensor);
+      int64_t read = 0;
+      if (host) {
+        const SharedKvReads reads = pools.Read(*backend_);
+        read = int64_t{reads.cached} + reads.fetched + reads.in_place;
+      }
+      of_out.Fetch();
+      const auto* of_masses = static_cast<const float*>(masses.data());
+      Results results{{of_masses, of_masses + num_states},
+                      states.Get(),
+                      {},
+                      {chosen.counts, chosen.counts + int64_t{num_queries} * kv_heads}};
+      for (int32_t row = 0; row < num_queries; ++row) {
+        results.out.insert(results.out.end(), out.row(row), out.row(row) + int64_t{heads} * d);
+      }
+      if (host) {
+        EXPECT_EQ(read, anchors * kv_heads + std::accumulate(results.counts.begin(),
+                                                             results.counts.end(), int64_t{0}));
+      }
+      return results;
+    };
+    const Results expected = run(false, 0x3f);
+    EXPECT_TRUE(std::ranges::all_of(expected.out, [](float x) { return std::isfinite(x); }));
+    EXPECT_GT(std::accumulate(expected.counts.begin(), expected.counts.end(), 0), num_queries);
+    // What was selected is in the result.
+    std::vector<float> of_masses(num_states);
+    for (int64_t i = 0; i < num_states; ++i) {
+      of_masses[i] = AttentionStateLogSumExp(&expected.states[i * AttentionStateFloats(d)], d);
+      ASSERT_GT(of_masses[i], expected.masses[i] - 1e-4f);
+    }
+    EXPECT_NE(of_masses, expected.masses);
+    for (const bool host : {false, true}) {
+      for (const int64_t waits : {int64_t{0}, random_.Int(0, 0x3f), random_.Int(0, 0x3f)}) {
+        ASSERT_EQ(run(host, waits), expected) << "in host memory " << host << ", waits " << waits;
+      }
     }
   }
 }

@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "kernels/attention_state.h"
+#include "kernels/cuda/row_attention.h"
 #include "kernels/transform_code.h"
 #include "tests/cuda/cuda_testing.h"
 #include "tests/unit/kernels/random_transform.h"
@@ -57,6 +58,26 @@ class CudaTransformCodeTest : public CudaTest {
       query.least_key = LeastMassKey(std::exp2(-random_.Int(1, 16)), scene.group);
     }
     return query;
+  }
+
+  // The spans' codes on the device are the reference's.
+  static void ExpectCodes(const Scene& scene, const DeviceArray<std::byte>& codes,
+                          const std::vector<KeySpan>& spans) {
+    const int32_t words = scene.layout.bits / 32;
+    const std::vector<std::byte> made = codes.Get();
+    for (const KeySpan& span : spans) {
+      for (int32_t token = 0; token < span.tokens.last; ++token) {
+        for (int32_t head = 0; head < scene.layout.kv_heads; ++head) {
+          for (int32_t word = 0; word < words; ++word) {
+            const size_t at = span.block_table[token / 64] * scene.layout.BlockBytes() +
+                              head * scene.layout.HeadBytes() +
+                              4 * TransformWordOffset(words, token % 64, word);
+            ASSERT_EQ(std::memcmp(&made[at], &scene.codes[at], 4), 0)
+                << words << " words, token " << token << " head " << head;
+          }
+        }
+      }
+    }
   }
 
   // SelectByMass of `queries` twice, against the reference, to the bit.
@@ -132,19 +153,21 @@ TEST_F(CudaTransformCodeTest, CodesAreTheReferencesToTheBit) {
                                            on_device.max_tokens(), pool.data(), scene.kv.layout(),
                                            codes.data(), scene.layout, nullptr));
       }
-      const std::vector<std::byte> made = codes.Get();
-      for (const KeySpan& span : scene.spans) {
-        for (int32_t token = 0; token < span.tokens.last; ++token) {
-          for (int32_t head = 0; head < 3; ++head) {
-            for (int32_t word = 0; word < bits / 32; ++word) {
-              const size_t at = span.block_table[token / 64] * scene.layout.BlockBytes() +
-                                head * scene.layout.HeadBytes() +
-                                4 * TransformWordOffset(bits / 32, token % 64, word);
-              ASSERT_EQ(std::memcmp(&made[at], &scene.codes[at], 4), 0)
-                  << "d " << d << " bits " << bits << " token " << token << " head " << head;
-            }
-          }
+      ASSERT_NO_FATAL_FAILURE(ExpectCodes(scene, codes, scene.spans)) << "d " << d;
+      // As decoding adds them: a token of one sequence, and of many at once.
+      std::vector<KeySpan> tokens;
+      for (int32_t t = 0; t < 70; ++t) tokens.push_back({scene.spans[0].block_table, {t, t + 1}});
+      const size_t at_once[] = {1, tokens.size()};
+      for (const size_t count : at_once) {
+        const DeviceArray<std::byte> one_by_one(scene.codes.size());
+        for (size_t begin = 0; begin < tokens.size(); begin += count) {
+          const DeviceSpans on_device({tokens.begin() + begin, tokens.begin() + begin + count});
+          WINNOW_CUDA_OK(EncodeTransformKeys(scene.transform, on_device.data(), on_device.size(), 1,
+                                             pool.data(), scene.kv.layout(), one_by_one.data(),
+                                             scene.layout, nullptr));
         }
+        ASSERT_NO_FATAL_FAILURE(ExpectCodes(scene, one_by_one, {scene.spans[0]}))
+            << "d " << d << ", " << count << " at once";
       }
     }
   }
@@ -247,8 +270,8 @@ TEST_F(CudaTransformCodeTest, LongRowsOfManyChunks) {
   }
 }
 
-// The fused kernel's chunks grow with the number of rows, and then there are several launches.
-TEST_F(CudaTransformCodeTest, ManyRowsTakeLongerChunksAndSeveralLaunches) {
+// The fused kernel's chunks grow with the number of rows, until there is no room for all of them at once.
+TEST_F(CudaTransformCodeTest, ManyRowsTakeLongerChunksOrPasses) {
   SCOPED_TRACE(Seed());
   for (const int32_t group : {2, 4, 8, 16}) {
     const int32_t bits = random_.Int(0, 1) == 0 ? 128 : 256;
@@ -343,6 +366,144 @@ TEST_F(CudaTransformCodeTest, TailsAreMergedAsTheReferenceMergesThem) {
       ASSERT_NEAR(merged[i], expected[i], 1e-4 * (1 + std::abs(expected[i])))
           << "d " << d << " " << i;
     }
+  }
+}
+
+// What the backend asks for in one launch has the bits of its steps.
+TEST_F(CudaTransformCodeTest, StatesEndAsStepByStep) {
+  SCOPED_TRACE(Seed());
+  for (const int32_t d : {64, 80, 96, 128}) {
+    Scene scene(random_, d, 3, static_cast<int32_t>(random_.Int(1, 5)), 128, {100});
+    for (TransformCodeHead& head : scene.weights.heads) head.tail = random_.Int(0, 1) == 0;
+    std::vector<std::byte> packed(scene.packed_memory.size());
+    const DeviceTransform transform =
+        PackTransform(scene.weights, packed.data(), scene.packed_memory.data());
+    scene.packed_memory.Set(packed);
+    const int32_t heads = scene.heads(), num_queries = d == 64 ? 70 : 3;  // several launches
+    const auto states = static_cast<size_t>(num_queries) * heads;
+    const auto any_states = [&] {
+      std::vector<float> values;
+      for (size_t i = 0; i < states * AttentionStateFloats(d); ++i) {
+        values.push_back(random_.Normal(3.0f));
+      }
+      for (size_t i = 0; i < states; ++i) {
+        float* const state = &values[i * AttentionStateFloats(d)];
+        state[d + 1] = std::abs(state[d + 1]) + 0.1f;
+        if (random_.Int(0, 4) == 0) ResetAttentionState(state, d);
+      }
+      return values;
+    };
+    const std::vector<float> before = any_states(), of_parts = any_states();
+    std::vector<float> table(CellTableFloats(3, d));
+    for (float& value : table) value = std::abs(random_.Normal(2.0f));
+    std::vector<int64_t> masses(states * kTransformCells);
+    for (int64_t& mass : masses) mass = random_.Int(0, 2) == 0 ? random_.Int(0, 1 << 30) : 0;
+    std::fill_n(masses.begin(), kTransformCells, 0);  // of nothing
+    std::vector<float> references(states), deltas(states);
+    for (float& value : references) value = random_.Normal(10.0f);
+    for (float& value : deltas) value = random_.Normal(0.1f);
+    std::vector<RetrievalQuery> of_queries(num_queries);
+    for (int32_t i = 0; i < num_queries; ++i) of_queries[i].row = num_queries - 1 - i;
+    const DeviceArray<float> parts(of_parts), device_table(table), device_references(references),
+        device_deltas(deltas);
+    const DeviceArray<int64_t> device_masses(masses);
+    const DeviceQueries queries(of_queries);
+    const std::vector<const float*> tables(num_queries, device_table.data());
+    const TailMasses tail{heads, device_masses.data(), device_references.data(),
+                          device_deltas.data()};
+    const int64_t stride = int64_t{heads} * d + 3;
+    for (const bool merges : {false, true}) {
+      for (const bool has_tail : {false, true}) {
+        const DeviceArray<float> stepwise(before), at_once(before);
+        const DeviceArray<float> out_stepwise(num_queries * stride),
+            out_at_once(num_queries * stride);
+        if (merges) {
+          WINNOW_CUDA_OK(
+              MergeStates(parts.data(), static_cast<int64_t>(states), d, stepwise.data(), nullptr));
+        }
+        if (has_tail) {
+          WINNOW_CUDA_OK(MergeTails(transform, tables, tail, stepwise.data(), nullptr));
+        }
+        WINNOW_CUDA_OK(FinishStates(stepwise.data(), queries.data(), num_queries, heads, d,
+                                    out_stepwise.data(), stride, nullptr));
+        StateEnd end{.states = at_once.data(),
+                     .num_queries = num_queries,
+                     .heads = heads,
+                     .head_dim = d,
+                     .queries = queries.data(),
+                     .out = out_at_once.data(),
+                     .out_stride = stride};
+        if (merges) end.parts = parts.data();
+        if (has_tail) {
+          end.transform = &transform;
+          end.tables = tables;
+          end.tail = tail;
+        }
+        WINNOW_CUDA_OK(EndStates(end, nullptr));
+        const auto same = [](const DeviceArray<float>& a, const DeviceArray<float>& b) {
+          const std::vector<float> of_a = a.Get(), of_b = b.Get();
+          return std::memcmp(of_a.data(), of_b.data(), 4 * of_a.size()) == 0;
+        };
+        ASSERT_TRUE(same(at_once, stepwise)) << "d " << d << " " << merges << has_tail;
+        ASSERT_TRUE(same(out_at_once, out_stepwise)) << "d " << d << " " << merges << has_tail;
+      }
+    }
+  }
+}
+
+// Selection makes the anchors' masses where it is given their states: the bits of StateMasses, also where mid is empty.
+TEST_F(CudaTransformCodeTest, MassesOfAnchorsAreMadeOfTheirStates) {
+  SCOPED_TRACE(Seed());
+  const int32_t d = 64, group = 4;
+  const Scene scene(random_, d, 2, group, 128, {3000});
+  std::vector<RetrievalQuery> queries;
+  for (int32_t i = 0; i < 9; ++i) queries.push_back(AnyQuery(scene, 0, i, 3000 - i));
+  queries[4].mid.last = queries[4].mid.first;
+  queries[4].k = 0;
+  int32_t capacity = 1;
+  for (const RetrievalQuery& query : queries) capacity = std::max(capacity, query.k);
+  const size_t states = queries.size() * scene.heads();
+  std::vector<float> of_anchors;
+  for (size_t i = 0; i < states * AttentionStateFloats(d); ++i) {
+    of_anchors.push_back(random_.Normal(3.0f));
+  }
+  for (size_t i = 0; i < states; ++i) {
+    float& sum = of_anchors[i * AttentionStateFloats(d) + d + 1];
+    sum = std::abs(sum) + 0.1f;
+    if (i == 5) ResetAttentionState(&of_anchors[i * AttentionStateFloats(d)], d);
+  }
+  Matrix q = Matrix::Normal(random_, 9, int64_t{scene.heads()} * d);
+  const DeviceArray<float> on_device = Upload(q), anchor_states(of_anchors);
+  const DeviceArray<std::byte> codes(scene.codes);
+  const DeviceQueries device_queries(queries);
+  const MassSelectShape shape{9, group, scene.layout, 3000};
+  Workspace workspace(MassSelectWorkspaceBytes(shape));
+  std::vector<float> expected_masses, expected_references;
+  std::vector<std::vector<int32_t>> expected;
+  for (const bool makes : {false, true}) {
+    const DeviceArray<float> masses(states), references(states), deltas(states);
+    const DeviceArray<int64_t> cells(states * kTransformCells);
+    DeviceSelection selection(queries.size(), 2, capacity);
+    AnchorMasses anchors(anchor_states.data(), masses.data());
+    if (!makes) {
+      WINNOW_CUDA_OK(StateMasses(anchor_states.data(), static_cast<int64_t>(states), d,
+                                 masses.data(), nullptr));
+      anchors = AnchorMasses(masses.data());
+    }
+    WINNOW_CUDA_OK(SelectByMass(shape, scene.transform, on_device.data(), q.tensor().stride,
+                                device_queries.data(), anchors, kScale, codes.data(),
+                                selection.view(),
+                                {scene.heads(), cells.data(), references.data(), deltas.data()},
+                                workspace.data(), nullptr));
+    if (!makes) {
+      expected_masses = masses.Get();
+      expected_references = references.Get();
+      expected = selection.Chosen();
+      continue;
+    }
+    EXPECT_EQ(masses.Get(), expected_masses);
+    EXPECT_EQ(references.Get(), expected_references);
+    EXPECT_EQ(selection.Chosen(), expected);
   }
 }
 

@@ -24,6 +24,7 @@
 #include "kernels/dtype.h"
 #include "kernels/transform_code.h"
 #include "nlohmann/json.hpp"
+#include "tests/unit/engine/pretended_device.h"
 #include "tests/unit/engine/sequence_runner.h"
 
 namespace winnow::engine {
@@ -467,23 +468,38 @@ class CountingBackend final : public TimedBackend {
   int64_t rows = 0;
 };
 
-// Selection needs the anchors' masses before it knows the rest, and they are not read a second time for it.
+// Selection needs the anchors' masses before it knows the rest, and they are not read a second time for it; nor on a device,
+// which finds what was selected itself. In both cases the anchors come first, and the bits are the same.
 TEST_F(RetrievalByMassTest, EveryRowIsAttendedOnce) {
-  CountingBackend counting(*backend_);
-  RetrievalOptions options;
-  options.indexes = {{AttentionPolicy::Kind::kPca, 128}};
-  options.transform = transform_;
-  auto made = RetrievalAttention::Create(config_, *memory_, kTokens, counting, options);
-  ASSERT_TRUE(made.ok()) << made.status();
-  retrieval_ = *std::move(made);
-  auto state = State(Policy("pca:k=11,sink=5,window=20"));
-  Pass(*state, 0, 300, 1000);
-  counting.rows = 0;
-  Pass(*state, 300, 303, 300);
-  EXPECT_EQ(counting.rows, 3 * kKvHeads * (5 + 20 + 11));
-  EXPECT_EQ(state->counts().chosen_rows, 3u * kKvHeads * 11);
-  state.reset();
-  retrieval_.reset();  // before its backend
+  SCOPED_TRACE("WINNOW_TEST_SEED=" + std::to_string(seed_));
+  for (const char* text : {"pca:k=11,sink=5,window=20", "pca:k=11,sink=5,window=20,tail=off"}) {
+    std::vector<float> by_address;
+    for (const bool on_device : {false, true}) {
+      SCOPED_TRACE(::testing::Message() << text << ", on a device: " << on_device);
+      CountingBackend counting(*backend_);
+      PretendedDevice device(counting);
+      RetrievalOptions options;
+      options.indexes = {{AttentionPolicy::Kind::kPca, 128}};
+      options.transform = transform_;
+      kernels::Backend& backend = on_device ? static_cast<kernels::Backend&>(device) : counting;
+      auto made = RetrievalAttention::Create(config_, *memory_, kTokens, backend, options);
+      ASSERT_TRUE(made.ok()) << made.status();
+      retrieval_ = *std::move(made);
+      auto state = State(Policy(text));
+      Pass(*state, 0, 300, 1000);
+      counting.rows = 0;
+      const std::vector<float> out = Pass(*state, 300, 303, 300);
+      EXPECT_EQ(counting.rows, 3 * kKvHeads * (5 + 20 + 11));
+      EXPECT_EQ(state->counts().chosen_rows, 3u * kKvHeads * 11);
+      if (!on_device) {
+        by_address = out;
+      } else {
+        EXPECT_TRUE(std::ranges::equal(out, by_address));
+      }
+      state.reset();
+      retrieval_.reset();  // before its backend
+    }
+  }
 }
 
 // Computed again from an earlier token, in other chunks: the same bits.

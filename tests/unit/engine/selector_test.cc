@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -100,15 +101,23 @@ TEST_F(SelectorTest, KindsThatScoreKeysSelectTheOneThatStandsOut) {
   }
 }
 
-// A query whose anchors have nearly all mass still selects k; the order is by share, not by logit.
-TEST_F(SelectorTest, AnchorsThatAreNotKnownAreSetToNothing) {
+// A query whose anchors have nearly all mass still selects k, and so does one whose anchors are not known: as if they had
+// next to none.
+TEST_F(SelectorTest, AnchorsThatAreNotKnownHaveNoMass) {
   const auto state = Indexed("pca:k=4,window=9,tail=off,dense_layers=0");
   SceneCall made(scene_, state.get(), kPosition, kPosition + 1);
-  std::vector<float> anchors(RetrievalScene::kHeads, 50.0f);
-  const Selection selected =
-      selector_->Select(made.call, scene_.Queries(), {anchors.data(), /*anchors_known=*/false});
-  for (const float mass : anchors) EXPECT_TRUE(std::isinf(mass) && mass < 0);
-  EXPECT_EQ(selected.count(0, 0), 4);
+  const auto select = [&](float mass) {
+    const std::vector<float> anchors(RetrievalScene::kHeads, mass);
+    const Selection selected = selector_->Select(made.call, scene_.Queries(), {anchors.data()});
+    std::vector<int32_t> tokens;
+    for (int32_t head = 0; head < RetrievalScene::kKvHeads; ++head) {
+      EXPECT_EQ(selected.count(0, head), 4);
+      tokens.insert(tokens.end(), selected.chosen(0, head), selected.chosen(0, head) + 4);
+    }
+    return tokens;
+  };
+  EXPECT_EQ(select(-std::numeric_limits<float>::infinity()), select(-100));
+  select(50);
 }
 
 TEST_F(SelectorTest, AWindowSelectsNothing) {

@@ -90,8 +90,8 @@ TEST_F(TailEstimatorTest, TheTailIsOneMoreState) {
   ASSERT_TRUE(tail_->ExtendTables(made.call));
   std::vector<float> anchors(RetrievalScene::kHeads, -std::numeric_limits<float>::infinity());
   ASSERT_NE(tail_->MassesFor(made.policy), nullptr);
-  const Selection selected = selector_->Select(
-      made.call, scene_.Queries(), {anchors.data(), true, tail_->MassesFor(made.policy)});
+  const Selection selected = selector_->Select(made.call, scene_.Queries(),
+                                               {anchors.data(), tail_->MassesFor(made.policy)});
   constexpr int32_t kDim = RetrievalScene::kDim, kHeads = RetrievalScene::kHeads;
   const int64_t stride = kernels::AttentionStateFloats(kDim);
   // The exact state of the selected tokens alone.
