@@ -246,7 +246,7 @@ TEST(Float8MatrixTest, DamagedTensorsAreRefusedByName) {
        "expected [352, 256]"},
       {Form::kOneScale, "up_proj.weight",
        [&](Float8Model& m) { m.tensors[base + "weight"].dtype = "F8_E5M2"; }, "dtype F8_E5M2"},
-      {Form::kOneScale, "up_proj.weight",
+      {Form::kOneScale, "q_proj.weight",
        [&](Float8Model& m) { m.config.erase("quantization_config"); }, "quantization_config"},
       {Form::kOneScale, "up_proj.weight", [&](Float8Model& m) { m.tensors.erase(base + "weight"); },
        "missing"},
