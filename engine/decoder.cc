@@ -412,10 +412,12 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(const ModelConfig& conf
   return decoder;
 }
 
-absl::Status Decoder::CheckFinite(const HostMatrix& values, const void* tensor) {
+absl::Status Decoder::CheckFinite(const HostMatrix& values, const void* tensor, int64_t first_row) {
   const std::optional<int64_t> index = FindNonFinite(values);
   if (!index.has_value()) return absl::OkStatus();
-  return NonFiniteError(config_, *packing_, tensor, values, *index);
+  const int64_t row = *index / values.cols, col = *index % values.cols;
+  return NonFiniteError(config_, *packing_, tensor, first_row + row, col,
+                        kernels::ElementOf(values, row, col));
 }
 
 absl::Status Decoder::CheckFiniteRows(const WeightMatrix& matrix) {
@@ -423,7 +425,7 @@ absl::Status Decoder::CheckFiniteRows(const WeightMatrix& matrix) {
   std::vector<float> row(matrix.cols);
   for (int64_t i = 0; i < matrix.rows; ++i) {
     matrix.WidenRow(i, row.data());
-    WINNOW_RETURN_IF_ERROR(CheckFinite({row.data(), DType::kF32, 1, matrix.cols}, matrix.data));
+    WINNOW_RETURN_IF_ERROR(CheckFinite({row.data(), DType::kF32, 1, matrix.cols}, matrix.data, i));
   }
   return absl::OkStatus();
 }

@@ -145,8 +145,9 @@ class Decoder final : public Model {
 
   absl::Status PackWeights(const Weights& weights);
   // InvalidArgument, with the tensor's name, if one of `values`, which come from the weights' view at
-  // `tensor`, is NaN or infinite. REQUIRES: packing_.
-  absl::Status CheckFinite(const kernels::HostMatrix& values, const void* tensor);
+  // `tensor` from row `first_row` on, is NaN or infinite. REQUIRES: packing_.
+  absl::Status CheckFinite(const kernels::HostMatrix& values, const void* tensor,
+                           int64_t first_row = 0);
   // The same of a matrix where it lies, quantised or not.
   absl::Status CheckFiniteRows(const WeightMatrix& matrix);
   absl::Status AllocatePools();

@@ -42,7 +42,7 @@ struct ModelOptions {
   // (exact). With "bf16", what is multiplied with the weights is rounded to bf16 too if the model
   // is large, as that doubles the speed of prompts; small models (kExactModelBytes) keep it in f32.
   std::string dtype = "auto";
-  // "wide", "stored", "int8", "int4": WeightStorage says what they are. Others than "wide" are of the CPU.
+  // A name of WeightStorage, which says what it is. Others than "wide" are of the CPU.
   std::string weights = "wide";
   std::string kv_dtype =
       "auto";                // "auto" (f32 if `dtype` comes out as f32, else bf16), "bf16", "f32"

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "kernels/check.h"
+#include "kernels/float8.h"
 #include "kernels/host_matrix.h"
 
 namespace winnow::kernels {
@@ -29,6 +30,8 @@ constexpr std::array<Traits, kNumWeightTypes> kTraits = {{
     {"Q6_K", {256, 210}},
     {"I4x32", {32, 20}},
     {"I4x128", {128, 68}},
+    {"F8x32", {32, 36}},
+    {"F8x128", {128, 132}},
 }};
 
 uint8_t U8(const std::byte* at) { return std::to_integer<uint8_t>(*at); }
@@ -152,6 +155,13 @@ void BlockI4(const std::byte* block, float* out) {
   }
 }
 
+// F8 := scale[4] values
+template <int kValues>
+void BlockF8(const std::byte* block, float* out) {
+  const float scale = ElementAt(block, DType::kF32, 0);
+  for (int i = 0; i < kValues; ++i) out[i] = scale * ToFloat(F8E4M3{U8(block + 4 + i)});
+}
+
 using DequantizeBlock = void (*)(const std::byte* block, float* out);
 DequantizeBlock DequantizerOf(WeightType type) {
   switch (type) {
@@ -175,6 +185,10 @@ DequantizeBlock DequantizerOf(WeightType type) {
       return BlockI4<32>;
     case WeightType::kI4x128:
       return BlockI4<128>;
+    case WeightType::kF8x32:
+      return BlockF8<32>;
+    case WeightType::kF8x128:
+      return BlockF8<128>;
     case WeightType::kF32:
     case WeightType::kF16:
     case WeightType::kBF16:
@@ -187,6 +201,13 @@ DequantizeBlock DequantizerOf(WeightType type) {
 
 BlockSize BlockSizeOf(WeightType type) { return kTraits[static_cast<size_t>(type)].block; }
 const char* WeightTypeName(WeightType type) { return kTraits[static_cast<size_t>(type)].name; }
+
+bool IsFloat8(WeightType type) { return type == WeightType::kF8x32 || type == WeightType::kF8x128; }
+
+WeightType Float8TypeFor(int64_t cols) {
+  WINNOW_CHECK(cols % 32 == 0);
+  return cols % 128 == 0 ? WeightType::kF8x128 : WeightType::kF8x32;
+}
 
 std::optional<DType> PlainType(WeightType type) {
   switch (type) {
@@ -230,6 +251,8 @@ BlockShape BlockShapeOf(WeightType type) {
       return {.values = 32, .group = 32, .bits = 4, .has_offset = true, .has_codes = true};
     case WeightType::kI4x128:
       return {.values = 128, .group = 32, .bits = 4, .has_offset = true, .has_codes = true};
+    case WeightType::kF8x32:
+    case WeightType::kF8x128:
     case WeightType::kF32:
     case WeightType::kF16:
     case WeightType::kBF16:
@@ -296,6 +319,8 @@ void SplitBlock(WeightType type, const std::byte* block, BlockParts* parts) {
         parts->offset_codes[i / 32] = U8(block + 2);
       }
       return;
+    case WeightType::kF8x32:
+    case WeightType::kF8x128:
     case WeightType::kF32:
     case WeightType::kF16:
     case WeightType::kBF16:
@@ -304,9 +329,26 @@ void SplitBlock(WeightType type, const std::byte* block, BlockParts* parts) {
   WINNOW_CHECK(false);
 }
 
+namespace {
+
+void RoundToFloat8(BlockSize block, const float* row, int64_t cols, std::byte* out) {
+  for (int64_t at = 0; at < cols; at += block.values, out += block.bytes) {
+    float largest = 0;
+    for (int64_t i = 0; i < block.values; ++i) largest = std::max(largest, std::abs(row[at + i]));
+    const float scale = largest / kLargestF8;
+    std::memcpy(out, &scale, sizeof scale);
+    for (int64_t i = 0; i < block.values; ++i) {
+      out[4 + i] = std::byte{scale == 0 ? uint8_t{0} : ToF8E4M3(row[at + i] / scale).bits};
+    }
+  }
+}
+
+}  // namespace
+
 void QuantizeRow(WeightType type, const float* row, int64_t cols, std::byte* out) {
+  WINNOW_CHECK(cols % BlockSizeOf(type).values == 0);
+  if (IsFloat8(type)) return RoundToFloat8(BlockSizeOf(type), row, cols, out);
   WINNOW_CHECK(type == WeightType::kQ8_0 || type == WeightType::kQ4_1);
-  WINNOW_CHECK(cols % 32 == 0);
   const auto put_half = [](std::byte* to, F16 value) { std::memcpy(to, &value.bits, 2); };
   const auto nearest = [](float x, float least, float most) {
     return static_cast<int>(std::nearbyint(std::clamp(x, least, most)));

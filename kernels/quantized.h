@@ -1,8 +1,9 @@
-// Types of weights as files have them: plain values, and the quantised blocks of GGUF files. Two further types hold the
-// 4-bit groups of safetensors files, which lie in several tensors there and are put into blocks while they are loaded.
+// Types of weights as files have them: plain values, and the quantised blocks of GGUF files. Four further types hold the
+// 4-bit groups and the 8-bit floats of safetensors files, which lie in several tensors there and are put into blocks while
+// they are loaded.
 //
-// A quantised row is a sequence of blocks of 32 or 256 values. A block holds small integers, the scales that turn
-// them into values, and for some types an offset. Numbers are little-endian; blocks lie at any address.
+// A quantised row is a sequence of blocks of 32, 128 or 256 values. A block holds small integers or small floats, the
+// scales that turn them into values, and for some types an offset. Numbers are little-endian; blocks lie at any address.
 // Dequantisation is plain arithmetic in float32, one rounding per operation, in the order that the PyPI package
 // `gguf` has: results are equal bit for bit (NaN payloads aside).
 #ifndef WINNOW_KERNELS_QUANTIZED_H_
@@ -30,8 +31,10 @@ enum class WeightType : uint8_t {
   kQ6K,     // blocks of 256: 16 groups of 16, each with an 8-bit signed scale; 6 bits - 32
   kI4x32,   // scale · (4 bits - zero point), blocks of 32; in no file
   kI4x128,  // the same, blocks of 128
+  kF8x32,   // scale (float32) · 8-bit float (float8.h), blocks of 32; in no file
+  kF8x128,  // the same, blocks of 128
 };
-inline constexpr int kNumWeightTypes = 13;
+inline constexpr int kNumWeightTypes = 15;
 inline constexpr int kNumGgufTypes = 11;  // the first ones
 
 // Size of one block: how many values it holds, in how many bytes. A plain type has blocks of one value.
@@ -42,6 +45,9 @@ struct BlockSize {
 BlockSize BlockSizeOf(WeightType type);
 
 const char* WeightTypeName(WeightType type);  // as GGUF spells it: "Q4_K"
+
+// Whether its blocks hold 8-bit floats, and no integers.
+bool IsFloat8(WeightType type);
 
 // The plain type; absent for a quantised one.
 std::optional<DType> PlainType(WeightType type);
@@ -66,7 +72,7 @@ struct BlockShape {
       false;  // s = scale · scale_code[group], o = -offset · offset_code[group]; else s = scale, o = offset
   constexpr int64_t groups() const { return values / group; }
 };
-// REQUIRES: a quantised type.
+// REQUIRES: a quantised type, not IsFloat8.
 BlockShape BlockShapeOf(WeightType type);
 
 struct BlockParts {
@@ -75,12 +81,16 @@ struct BlockParts {
   int8_t scale_codes[16];          // with has_codes: of each group
   uint8_t offset_codes[16];
 };
-// REQUIRES: a quantised type.
+// REQUIRES: a quantised type, not IsFloat8.
 void SplitBlock(WeightType type, const std::byte* block, BlockParts* parts);
 
-// Rounds a row to Q8_0 or Q4_1, each block by itself: Q8_0's scale is max |x| / 127, Q4_1 spans from the block's
+// The type of 8-bit floats with the largest blocks that rows of `cols` values consist of. REQUIRES: a multiple of 32.
+WeightType Float8TypeFor(int64_t cols);
+
+// Rounds a row to Q8_0, Q4_1 or a type of 8-bit floats, each block by itself: Q8_0's scale is max |x| / 127, Q4_1 spans from the block's
 // smallest value to its largest in 15 steps. Scales and offsets are rounded to f16 before integers are chosen, so that
-// each integer is the nearest (ties to even). Values must be finite. REQUIRES: cols is a multiple of 32.
+// each integer is the nearest (ties to even). The scale of 8-bit floats is max |x| / 448, a float32. Values must be finite.
+// REQUIRES: cols is a multiple of the block's values.
 void QuantizeRow(WeightType type, const float* row, int64_t cols, std::byte* out);
 
 }  // namespace winnow::kernels

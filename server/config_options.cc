@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "engine/base/device.h"
+#include "engine/model/weight_storage.h"
 #include "engine/model_retrieval.h"
 #include "engine/retrieval/attention_policy.h"
 #include "engine/retrieval/exactness.h"
@@ -192,10 +193,9 @@ std::vector<ServeOption> MakeServeOptions() {
       Choice("cuda-graphs", &C::cuda_graphs, {"on", "off"},
              "with --device cuda: launches of kernels that repeat the last step's go as one CUDA "
              "graph; the same bits either way"),
-      Choice("weights", &C::weights, {"wide", "stored", "int8", "int4"},
-             "how matrices are kept: wide: as plain values; stored: a GGUF file's quantised blocks "
-             "as they are; int8, "
-             "int4: rounded while loading. With --device cpu"),
+      Choice("weights", &C::weights, engine::WeightStorageNames(),
+             "how matrices are kept: wide: as plain values; stored: a file's quantised weights as "
+             "they are; int8, int4, fp8: rounded while loading. With --device cpu"),
       Choice("dtype", &C::dtype, {"auto", "bf16", "f16", "f32"},
              "of matrix products; auto: as config.json says"),
       Choice("kv-dtype", &C::kv_dtype, {"auto", "bf16", "f32"},

@@ -8,6 +8,7 @@
 
 #include "CLI/CLI.hpp"
 #include "engine/base/device.h"
+#include "engine/model/weight_storage.h"
 #include "server/commands.h"
 #include "server/strings.h"
 
@@ -26,11 +27,11 @@ void AddModelFlags(CLI::App& command, engine::ModelOptions& options) {
       ->check(CLI::IsMember(engine::DeviceNames()))
       ->capture_default_str();
   command
-      .add_option("--weights", options.weights,
-                  "How weights are kept: wide (plain values), stored (a GGUF file's quantised "
-                  "blocks as they are), int8, "
-                  "int4 (rounded while loading); others than wide on a CPU")
-      ->check(CLI::IsMember({"wide", "stored", "int8", "int4"}))
+      .add_option(
+          "--weights", options.weights,
+          "How weights are kept: wide (plain values), stored (a file's quantised weights as "
+          "they are), int8, int4, fp8 (rounded while loading); others than wide on a CPU")
+      ->check(CLI::IsMember(engine::WeightStorageNames()))
       ->capture_default_str();
   command
       .add_option("--dtype", options.dtype, "Type of the weights in matrix products; f32 is exact")

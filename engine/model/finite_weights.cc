@@ -9,7 +9,6 @@
 #include "engine/base/concat.h"
 #include "engine/base/json_file.h"
 #include "kernels/check.h"
-#include "kernels/host_matrix.h"
 
 namespace winnow::engine {
 namespace {
@@ -88,7 +87,7 @@ std::optional<int64_t> FindNonFinite(const HostMatrix& matrix) {
 }
 
 absl::Status NonFiniteError(const ModelConfig& config, const Weights& weights, const void* tensor,
-                            const HostMatrix& values, int64_t index) {
+                            int64_t row, int64_t col, float value) {
   std::string name = "a tensor";
   std::string file;
   // ModelTensors takes the addresses of the views and changes nothing: the layers have their number.
@@ -100,10 +99,9 @@ absl::Status NonFiniteError(const ModelConfig& config, const Weights& weights, c
     }
     break;
   }
-  const float value = kernels::ElementAt(values.data, values.dtype, index);
-  return absl::InvalidArgumentError(Concat(
-      file, name, " has ", std::isnan(value) ? "NaN" : "infinity", " at [", index / values.cols,
-      ", ", index % values.cols, "]: the file is damaged, or was written wrongly"));
+  return absl::InvalidArgumentError(
+      Concat(file, name, " has ", std::isnan(value) ? "NaN" : "infinity", " at [", row, ", ", col,
+             "]: the file is damaged, or was written wrongly"));
 }
 
 }  // namespace winnow::engine

@@ -19,10 +19,10 @@ namespace winnow::engine {
 // with several threads: about as fast as memory is read, a small part of what packing takes.
 std::optional<int64_t> FindNonFinite(const kernels::HostMatrix& matrix);
 
-// The InvalidArgument error for value `index` of `values`: names the file, the tensor and the place.
-// `tensor`: the data of that view of `weights` that the values come from.
+// The InvalidArgument error for `value` at [row, col]: names the file, the tensor and the place.
+// `tensor`: the data of that view of `weights` that the value comes from.
 absl::Status NonFiniteError(const ModelConfig& config, const Weights& weights, const void* tensor,
-                            const kernels::HostMatrix& values, int64_t index);
+                            int64_t row, int64_t col, float value);
 
 }  // namespace winnow::engine
 

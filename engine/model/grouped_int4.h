@@ -15,33 +15,17 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
-#include <string>
-#include <string_view>
 
 #include "absl/status/status.h"
-#include "engine/base/json_keys.h"
+#include "engine/model/block_source.h"
+#include "engine/model/weight_scheme.h"
 #include "kernels/dtype.h"
 #include "kernels/quantized.h"
 
 namespace winnow::engine {
 
-// How a model's files hold such matrices, by its configuration. Plain data.
-struct Int4Scheme {
-  enum class Layout { kPacked, kGptq, kAwq };
-  Layout layout = Layout::kPacked;
-  int64_t group = 128;  // values of one scale; a multiple of 32
-  int32_t zero_less =
-      0;  // what the file's zero points are less than the real ones: 1 in GPTQ's first format
-  bool operator==(const Int4Scheme&) const = default;
-};
-
-// The scheme of config.json's object `key` (quantization_config), absent if there is none. Unimplemented, through
-// `keys`, names the key that asks for what winnow lacks.
-std::optional<Int4Scheme> ReadInt4Scheme(JsonKeys& keys, std::string_view key);
-
 // One matrix; views into a file.
-struct GroupedInt4 {
+struct GroupedInt4 final : BlockSource {
   Int4Scheme scheme;
   int64_t rows = 0, cols = 0;  // outputs, inputs
   const std::byte* integers = nullptr;
@@ -57,11 +41,11 @@ struct GroupedInt4 {
   // InvalidArgument says which row and group: a scale that is not finite, not positive or no float16. Reads all of them.
   absl::Status CheckScales() const;
 
-  // Type of the blocks of a row: kQ4_0 where every zero point is 8, else kI4x32 or kI4x128. Blocks hold scales as
-  // float16, so that values are the file's own.
-  kernels::WeightType block_type() const;
-  // out [WeightRowBytes(block_type(), cols)]. REQUIRES: CheckScales is OK.
-  void WriteBlocks(int64_t row, std::byte* out) const;
+  // kQ4_0 where every zero point is 8, else kI4x32 or kI4x128. Blocks hold scales as float16, so that values are the
+  // file's own.
+  kernels::WeightType block_type() const override;
+  // REQUIRES: CheckScales is OK.
+  void WriteBlocks(int64_t row, std::byte* out) const override;
 };
 
 }  // namespace winnow::engine

@@ -1,17 +1,12 @@
 #include "engine/model/grouped_int4_tensors.h"
 
-#include <algorithm>
 #include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_join.h"
 #include "engine/base/concat.h"
-#include "engine/base/json_file.h"
 #include "engine/base/status_macros.h"
-#include "fmt/format.h"
-#include "fmt/ranges.h"
 
 namespace winnow::engine {
 namespace {
@@ -53,29 +48,10 @@ Parts PartsOf(const Int4Scheme& scheme, std::string_view base, int64_t rows, int
   return parts;
 }
 
-absl::Status Wrong(const FileTensor& tensor, std::string_view what) {
-  return absl::InvalidArgumentError(Concat(TensorPlace(*tensor.file, tensor.entry), what));
-}
-
-absl::Status CheckForm(const FileTensor& tensor, const Shape& shape,
-                       std::initializer_list<std::string_view> dtypes) {
-  const SafetensorsEntry& entry = tensor.entry;
-  if (std::find(dtypes.begin(), dtypes.end(), entry.dtype) == dtypes.end()) {
-    return Wrong(tensor, Concat("dtype ", entry.dtype, ", expected ",
-                                fmt::format("{}", fmt::join(dtypes, " or "))));
-  }
-  if (!std::equal(shape.begin(), shape.end(), entry.shape.begin(), entry.shape.end())) {
-    return Wrong(tensor, Concat("shape [", absl::StrJoin(entry.shape, ", "), "], expected [",
-                                absl::StrJoin(shape, ", "), "] by config.json"));
-  }
-  return absl::OkStatus();
-}
-
 template <typename T>
 T ValueOf(const FileTensor& tensor, int64_t i) {
   T value;
-  std::memcpy(&value, tensor.file->Data(tensor.entry).data() + i * static_cast<int64_t>(sizeof(T)),
-              sizeof(T));
+  std::memcpy(&value, tensor.data() + i * static_cast<int64_t>(sizeof(T)), sizeof(T));
   return value;
 }
 
@@ -110,16 +86,15 @@ absl::StatusOr<std::unique_ptr<GroupedInt4>> TakeGroupedInt4(const Int4Scheme& s
   const std::optional<FileTensor> integers = take(parts.integers);
   if (!integers.has_value()) return nullptr;
   if (cols % scheme.group != 0) {
-    return Wrong(*integers,
-                 Concat("group_size ", scheme.group, " does not divide its ", cols, " inputs"));
+    return WrongTensor(
+        *integers, Concat("group_size ", scheme.group, " does not divide its ", cols, " inputs"));
   }
   if (rows % kPerWord != 0 && scheme.layout != Layout::kPacked) {
-    return Wrong(*integers, Concat(rows, " outputs are no multiple of 8"));
+    return WrongTensor(*integers, Concat(rows, " outputs are no multiple of 8"));
   }
   WINNOW_RETURN_IF_ERROR(CheckForm(*integers, parts.integers_shape, {"I32"}));
   const auto missing = [&](const std::string& name) {
-    return absl::NotFoundError(
-        Concat(integers->file->path(), ": tensor ", ShortDump(name), " is missing"));
+    return MissingTensor(*integers->file, name);
   };
   const std::optional<FileTensor> scales = take(parts.scales);
   if (!scales.has_value()) return missing(parts.scales);
@@ -137,20 +112,21 @@ absl::StatusOr<std::unique_ptr<GroupedInt4>> TakeGroupedInt4(const Int4Scheme& s
       shape.has_value()) {
     WINNOW_RETURN_IF_ERROR(CheckForm(*shape, {2}, {"I64"}));
     if (ValueOf<int64_t>(*shape, 0) != rows || ValueOf<int64_t>(*shape, 1) != cols) {
-      return Wrong(*shape, Concat("says ", ValueOf<int64_t>(*shape, 0), " x ",
-                                  ValueOf<int64_t>(*shape, 1), ", expected ", rows, " x ", cols));
+      return WrongTensor(
+          *shape, Concat("says ", ValueOf<int64_t>(*shape, 0), " x ", ValueOf<int64_t>(*shape, 1),
+                         ", expected ", rows, " x ", cols));
     }
   }
-  auto matrix = std::make_unique<GroupedInt4>(GroupedInt4{
-      .scheme = scheme,
-      .rows = rows,
-      .cols = cols,
-      .integers = integers->file->Data(integers->entry).data(),
-      .zeros = zeros.has_value() ? zeros->file->Data(zeros->entry).data() : nullptr,
-      .scales = scales->file->Data(scales->entry).data(),
-      .scale_type = scales->entry.dtype == "F16" ? kernels::DType::kF16 : kernels::DType::kBF16});
+  auto matrix = std::make_unique<GroupedInt4>();
+  matrix->scheme = scheme;
+  matrix->rows = rows;
+  matrix->cols = cols;
+  matrix->integers = integers->data();
+  if (zeros.has_value()) matrix->zeros = zeros->data();
+  matrix->scales = scales->data();
+  matrix->scale_type = scales->entry.dtype == "F16" ? kernels::DType::kF16 : kernels::DType::kBF16;
   if (const absl::Status status = matrix->CheckScales(); !status.ok()) {
-    return Wrong(*scales, std::string(status.message()));
+    return WrongTensor(*scales, std::string(status.message()));
   }
   if (AllZerosAreEight(*matrix)) matrix->zeros = nullptr;
   return matrix;

@@ -2,24 +2,16 @@
 #ifndef WINNOW_ENGINE_MODEL_GROUPED_INT4_TENSORS_H_
 #define WINNOW_ENGINE_MODEL_GROUPED_INT4_TENSORS_H_
 
-#include <functional>
+#include <cstdint>
 #include <memory>
-#include <optional>
-#include <string>
 #include <string_view>
 
 #include "absl/status/statusor.h"
+#include "engine/model/file_tensor.h"
 #include "engine/model/grouped_int4.h"
-#include "engine/model/safetensors.h"
+#include "engine/model/weight_scheme.h"
 
 namespace winnow::engine {
-
-struct FileTensor {
-  const SafetensorsFile* file = nullptr;
-  SafetensorsEntry entry;
-};
-// A tensor by its name, which is then known to be part of the model; absent if there is none.
-using TakeTensor = std::function<std::optional<FileTensor>(const std::string& name)>;
 
 // The matrix of `rows` outputs and `cols` inputs whose plain form would be called `base`.weight; null if its integers are
 // not there. Zero points that are all 8 are left out. Errors name file and tensor: InvalidArgument for shapes, types,

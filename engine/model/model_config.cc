@@ -484,10 +484,10 @@ absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view config_json,
   ReadBiases(keys, *family, config);
   ReadDType(keys, config);
   for (const std::string_view key : {"quantization_config", "compression_config"}) {
-    if (const auto scheme = ReadInt4Scheme(keys, key)) config.int4 = scheme;
+    if (const auto scheme = ReadWeightScheme(keys, key)) config.weight_scheme = scheme;
   }
   // Types are mixed then, as in a GGUF file, and products of blocks need a type that every value fits.
-  if (config.int4.has_value()) config.dtype = kernels::DType::kBF16;
+  if (config.weight_scheme.has_value()) config.dtype = kernels::DType::kBF16;
   RefuseWhatIsLacking(keys, *family, config);
   ReadRope(keys, json, config_name, config);
   config.tie_word_embeddings = keys.Bool("tie_word_embeddings", false);

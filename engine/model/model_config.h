@@ -24,9 +24,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "engine/model/grouped_int4.h"
 #include "engine/model/layer_spec.h"
 #include "engine/model/rope.h"
+#include "engine/model/weight_scheme.h"
 #include "kernels/dtype.h"
 
 namespace winnow::engine {
@@ -52,8 +52,8 @@ struct ModelConfig {
   std::vector<RopeSet> ropes = std::vector<RopeSet>(1);
   std::vector<LayerSpec> layers;
   bool tie_word_embeddings = false;
-  std::optional<Int4Scheme> int4 =
-      {};  // how matrices of 4-bit groups lie in the files, where there are any
+  // How quantised matrices lie in the files of a directory, where there are any.
+  std::optional<WeightScheme> weight_scheme = {};
   kernels::DType dtype = kernels::DType::kBF16;  // torch_dtype or dtype, float32 where absent
   std::vector<int32_t> eos_token_ids;   // of config.json and generation_config.json, ascending
   std::optional<int32_t> bos_token_id;  // generation_config.json's, else config.json's

@@ -52,7 +52,7 @@ HostMatrix WeightMatrix::host() const {
 }
 
 const std::byte* WeightMatrix::RowInFile(int64_t row) const {
-  WINNOW_CHECK(row >= 0 && row < rows && grouped == nullptr);
+  WINNOW_CHECK(row >= 0 && row < rows && source == nullptr);
   if (interleaved_heads > 0) {
     const int64_t d = rows / interleaved_heads, in_head = row % d;
     const int64_t there = in_head < d / 2 ? 2 * in_head : 2 * (in_head - d / 2) + 1;
@@ -62,9 +62,9 @@ const std::byte* WeightMatrix::RowInFile(int64_t row) const {
 }
 
 void WeightMatrix::WidenRow(int64_t row, float* out) const {
-  if (grouped == nullptr) return kernels::DequantizeRow(type, RowInFile(row), cols, out);
+  if (source == nullptr) return kernels::DequantizeRow(type, RowInFile(row), cols, out);
   std::vector<std::byte> blocks(static_cast<size_t>(kernels::WeightRowBytes(type, cols)));
-  grouped->WriteBlocks(row, blocks.data());
+  source->WriteBlocks(row, blocks.data());
   kernels::DequantizeRow(type, blocks.data(), cols, out);
 }
 

@@ -6,6 +6,7 @@
 #include <new>
 #include <optional>
 
+#include "absl/strings/str_join.h"
 #include "engine/base/concat.h"
 #include "kernels/check.h"
 #include "kernels/quantized.h"
@@ -14,6 +15,10 @@ namespace winnow::engine {
 namespace {
 
 using kernels::WeightType;
+
+constexpr WeightStorage kStorages[] = {WeightStorage::kWide, WeightStorage::kStored,
+                                       WeightStorage::kInt8, WeightStorage::kInt4,
+                                       WeightStorage::kFloat8};
 
 bool IsQuantized(const WeightMatrix& matrix) {
   return matrix.data != nullptr && !kernels::PlainType(matrix.type).has_value();
@@ -31,12 +36,14 @@ void ForEachMatrix(const Weights& weights,
   visit(weights.lm_head, true);
 }
 
-WeightType RoundedType(WeightStorage storage, bool is_output) {
+WeightType RoundedType(WeightStorage storage, int64_t cols, bool is_output) {
+  if (storage == WeightStorage::kFloat8) return kernels::Float8TypeFor(cols);
   return storage == WeightStorage::kInt4 && !is_output ? WeightType::kQ4_1 : WeightType::kQ8_0;
 }
 
 bool Rounds(WeightStorage storage) {
-  return storage == WeightStorage::kInt8 || storage == WeightStorage::kInt4;
+  return storage == WeightStorage::kInt8 || storage == WeightStorage::kInt4 ||
+         storage == WeightStorage::kFloat8;
 }
 
 }  // namespace
@@ -51,17 +58,24 @@ const char* WeightStorageName(WeightStorage storage) {
       return "int8";
     case WeightStorage::kInt4:
       return "int4";
+    case WeightStorage::kFloat8:
+      return "fp8";
   }
   return "";
 }
 
+std::vector<std::string> WeightStorageNames() {
+  std::vector<std::string> names;
+  for (const WeightStorage storage : kStorages) names.emplace_back(WeightStorageName(storage));
+  return names;
+}
+
 absl::StatusOr<WeightStorage> ParseWeightStorage(std::string_view text) {
-  for (const WeightStorage storage :
-       {WeightStorage::kWide, WeightStorage::kStored, WeightStorage::kInt8, WeightStorage::kInt4}) {
+  for (const WeightStorage storage : kStorages) {
     if (text == WeightStorageName(storage)) return storage;
   }
   return absl::InvalidArgumentError(
-      Concat("weights: '", text, "' is not one of wide, stored, int8, int4"));
+      Concat("weights: '", text, "' is not one of ", absl::StrJoin(WeightStorageNames(), ", ")));
 }
 
 absl::Status CheckWeightStorage(WeightStorage storage, const Weights& weights) {
@@ -75,7 +89,8 @@ absl::Status CheckWeightStorage(WeightStorage storage, const Weights& weights) {
   if (storage == WeightStorage::kStored) {
     if (quantized != nullptr) return absl::OkStatus();
     return absl::InvalidArgumentError(
-        "weights is stored: this model's file has no quantised weights; int8 and int4 round them");
+        "weights is stored: this model's file has no quantised weights; int8, int4 and "
+        "fp8 round them");
   }
   if (quantized != nullptr) {
     return absl::InvalidArgumentError(
@@ -94,7 +109,10 @@ int64_t StorageBytes(WeightStorage storage, const Weights& weights, kernels::DTy
   int64_t bytes = 0;
   ForEachMatrix(weights, [&](const WeightMatrix& matrix, bool is_output) {
     if (Rounds(storage)) {
-      bytes += matrix.rows * kernels::WeightRowBytes(RoundedType(storage, is_output), matrix.cols);
+      bytes += matrix.rows *
+               kernels::WeightRowBytes(RoundedType(storage, matrix.cols, is_output), matrix.cols);
+    } else if (storage == WeightStorage::kStored && kernels::IsFloat8(matrix.type)) {
+      bytes += matrix.rows * kernels::WeightRowBytes(matrix.type, matrix.cols);
     } else if (storage == WeightStorage::kStored && IsQuantized(matrix)) {
       // As it is packed: integers of 5 and 6 bits take 8, scales stay as they are.
       const kernels::BlockShape shape = kernels::BlockShapeOf(matrix.type);
@@ -120,12 +138,12 @@ absl::StatusOr<StoredParts> StoredPartsOf(WeightStorage storage,
   for (const WeightMatrix& matrix : parts) {
     kernels::StoredMatrix part{.type = matrix.type, .cols = matrix.cols, .rows = {}};
     const bool rounds = Rounds(storage);
-    if (!rounds && matrix.grouped == nullptr) {
+    if (!rounds && matrix.source == nullptr) {
       for (int64_t row = 0; row < matrix.rows; ++row) part.rows.push_back(matrix.RowInFile(row));
       stored.parts.push_back(std::move(part));
       continue;
     }
-    if (rounds) part.type = RoundedType(storage, is_output);
+    if (rounds) part.type = RoundedType(storage, matrix.cols, is_output);
     const int64_t row_bytes = kernels::WeightRowBytes(part.type, matrix.cols);
     std::unique_ptr<std::byte[]> copy(new (std::nothrow) std::byte[matrix.rows * row_bytes]);
     if (copy == nullptr) {
@@ -139,7 +157,7 @@ absl::StatusOr<StoredParts> StoredPartsOf(WeightStorage storage,
         matrix.WidenRow(row, values.data());
         kernels::QuantizeRow(part.type, values.data(), matrix.cols, to);
       } else {
-        matrix.grouped->WriteBlocks(row, to);
+        matrix.source->WriteBlocks(row, to);
       }
       part.rows.push_back(to);
     }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -17,13 +18,15 @@
 namespace winnow::engine {
 
 enum class WeightStorage : uint8_t {
-  kWide,  // plain values of the computing type; quantised blocks are widened while a model loads
-  kStored,  // quantised blocks as the file has them, computed with their integers; plain values as kWide
-  kInt8,  // plain values rounded to blocks of 8 bits (Q8_0) while a model loads
-  kInt4,  // the same to 4 bits (Q4_1), but for the output embedding, which has 8
+  kWide,    // plain values of the computing type; quantised blocks are widened while a model loads
+  kStored,  // quantised blocks as the file has them, computed as they are; plain values as kWide
+  kInt8,    // plain values rounded to blocks of 8 bits (Q8_0) while a model loads
+  kInt4,    // the same to 4 bits (Q4_1), but for the output embedding, which has 8
+  kFloat8,  // the same to 8-bit floats (F8x128, or F8x32)
 };
 
-const char* WeightStorageName(WeightStorage storage);  // "wide", "stored", "int8", "int4"
+const char* WeightStorageName(WeightStorage storage);  // "wide", "stored", "int8", "int4", "fp8"
+std::vector<std::string> WeightStorageNames();         // all of them, the default first
 
 // InvalidArgument, by the option's name ("weights"), for another word.
 absl::StatusOr<WeightStorage> ParseWeightStorage(std::string_view text);

@@ -13,6 +13,7 @@
 #include "engine/base/concat.h"
 #include "engine/base/json_file.h"
 #include "engine/base/status_macros.h"
+#include "engine/model/float8_matrix.h"
 #include "engine/model/gguf_weights.h"
 #include "engine/model/grouped_int4_tensors.h"
 #include "engine/model/model_family.h"
@@ -137,6 +138,8 @@ std::optional<DType> ToDType(std::string_view name) {
   return std::nullopt;
 }
 
+constexpr std::string_view kFloat8 = "F8_E4M3";
+
 std::string ShapeText(const auto& shape) { return Concat("[", absl::StrJoin(shape, ", "), "]"); }
 
 absl::StatusOr<WeightMatrix> CheckTensor(const SafetensorsFile& file, const SafetensorsEntry& entry,
@@ -152,10 +155,40 @@ absl::StatusOr<WeightMatrix> CheckTensor(const SafetensorsFile& file, const Safe
   const std::optional<DType> dtype = ToDType(entry.dtype);
   if (!dtype) {
     return absl::UnimplementedError(
-        Concat(TensorPlace(file, entry), "dtype ", entry.dtype, ", expected BF16, F16 or F32"));
+        Concat(TensorPlace(file, entry), "dtype ", entry.dtype, ", expected BF16, F16 or F32",
+               entry.dtype == kFloat8 ? " (8-bit floats need a quantization_config)" : ""));
   }
   return WeightMatrix{file.Data(entry).data(), kernels::WeightTypeOf(*dtype),
                       std::max<int64_t>(spec.rows, 1), spec.cols};
+}
+
+// Takes a matrix whose values are no plain ones, by the scheme; `found`: the tensor of its plain name, if there is one.
+// False: it is plain, or is not there.
+absl::StatusOr<bool> TakeQuantized(const WeightScheme& scheme, const TensorSpec& spec,
+                                   const std::optional<FileTensor>& found, const TakeTensor& take,
+                                   std::vector<std::unique_ptr<BlockSource>>* sources) {
+  const std::string_view base = std::string_view(spec.name).substr(0, spec.name.rfind('.'));
+  std::unique_ptr<BlockSource> source;
+  const void* values = nullptr;
+  if (const auto* int4 = std::get_if<Int4Scheme>(&scheme)) {
+    if (found.has_value()) return false;
+    WINNOW_ASSIGN_OR_RETURN(auto matrix, TakeGroupedInt4(*int4, base, spec.rows, spec.cols, take));
+    if (matrix == nullptr) return false;
+    values = matrix->integers;
+    source = std::move(matrix);
+  } else {
+    if (!found.has_value() || found->entry.dtype != kFloat8) return false;
+    WINNOW_ASSIGN_OR_RETURN(source, Float8Matrix::Take(std::get<Float8Scheme>(scheme), base, *found,
+                                                       spec.rows, spec.cols, take));
+    values = found->data();
+  }
+  *spec.matrix = {.data = values,
+                  .type = source->block_type(),
+                  .rows = spec.rows,
+                  .cols = spec.cols,
+                  .source = source.get()};
+  sources->push_back(std::move(source));
+  return true;
 }
 
 // The tensors of one layer.
@@ -296,20 +329,11 @@ absl::StatusOr<Weights> LoadWeights(const std::string& model_path, const ModelCo
   std::vector<TensorSpec> specs = ModelTensors(config, &weights);
   for (const TensorSpec& spec : specs) {
     const std::optional<FileTensor> found = take(spec.name);
-    if (!found.has_value() && config.int4.has_value() && spec.rows != 0 &&
-        spec.role != TensorSpec::Role::kNorm && spec.matrix != &weights.embedding) {
-      const std::string_view base = std::string_view(spec.name).substr(0, spec.name.rfind('.'));
-      WINNOW_ASSIGN_OR_RETURN(std::unique_ptr<GroupedInt4> grouped,
-                              TakeGroupedInt4(*config.int4, base, spec.rows, spec.cols, take));
-      if (grouped != nullptr) {
-        *spec.matrix = {.data = grouped->integers,
-                        .type = grouped->block_type(),
-                        .rows = spec.rows,
-                        .cols = spec.cols,
-                        .grouped = grouped.get()};
-        weights.grouped.push_back(std::move(grouped));
-        continue;
-      }
+    // Rows of the embedding are looked up one by one, where the file has them.
+    if (config.weight_scheme.has_value() && spec.rows != 0 && spec.matrix != &weights.embedding) {
+      WINNOW_ASSIGN_OR_RETURN(const bool taken, TakeQuantized(*config.weight_scheme, spec, found,
+                                                              take, &weights.sources));
+      if (taken) continue;
     }
     if (!found.has_value()) {
       return absl::NotFoundError(

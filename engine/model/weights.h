@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/model/block_source.h"
 #include "engine/model/gguf.h"
-#include "engine/model/grouped_int4.h"
 #include "engine/model/model_config.h"
 #include "engine/model/safetensors.h"
 #include "kernels/backend.h"
@@ -28,9 +28,9 @@ struct WeightMatrix {
   // GGUF's "llama" has the rows of each head of Q and K so that those which rotate together are neighbours: row 2j of
   // a head is row j here, and row 2j + 1 is row j + d/2. The number of such heads; 0: rows are in order.
   int32_t interleaved_heads = 0;
-  // Places of 4-bit groups in several tensors of a safetensors file. `type` is then that of the blocks that
-  // they are put into, and `data` their integers. Else null.
-  const GroupedInt4* grouped = nullptr;
+  // A matrix in several tensors of a safetensors file. `type` is then its blocks', and `data` the tensor of its values. Else
+  // null.
+  const BlockSource* source = nullptr;
 
   // Whether a backend can take it where it lies: plain values, rows in order.
   bool IsPlain() const { return kernels::PlainType(type).has_value() && interleaved_heads == 0; }
@@ -38,7 +38,7 @@ struct WeightMatrix {
   kernels::HostMatrix host() const;
   // Row `row` of those that winnow counts, as float32: out [cols].
   void WidenRow(int64_t row, float* out) const;
-  // Where that row lies in the file: WeightRowBytes(type, cols) bytes. REQUIRES: not grouped.
+  // Where that row lies in the file: WeightRowBytes(type, cols) bytes. REQUIRES: no source.
   const std::byte* RowInFile(int64_t row) const;
 };
 
@@ -66,7 +66,7 @@ struct Weights {
   WeightMatrix lm_head;                                 // [vocab][hidden]; the embedding when tied
   std::vector<std::unique_ptr<SafetensorsFile>> files;  // of a directory
   std::unique_ptr<GgufFile> gguf;                       // or this
-  std::vector<std::unique_ptr<GroupedInt4>> grouped;    // what matrices of 4-bit groups point to
+  std::vector<std::unique_ptr<BlockSource>> sources;    // matrices' own
 
   // Gives the pages that were read back to the system, for when the tensors have been copied: a process need not hold
   // its weights twice.
@@ -78,7 +78,7 @@ struct Weights {
 // F32, in a GGUF file also those of kernels/quantized.h; types may be mixed). Tensors it does not know are refused
 // unless they are known leftovers (rotary inv_freq, a tied lm_head, GGUF's rope_freqs). The index and the shards must
 // agree tensor by tensor.
-// Where the configuration has an Int4Scheme a matrix may be in its tensors instead; scales and the order of groups are
+// Where the configuration has a WeightScheme a matrix may be in its tensors instead; scales and the order of groups are
 // checked. Errors name file, tensor and offset. NotFound: no weights, a shard or a tensor that is not there.
 // Unimplemented: another type. InvalidArgument: everything else. Before all tensors are checked
 // nothing is read but headers, and nothing is allocated but their contents.

@@ -30,7 +30,9 @@ void CheckQuery(const Tensor& q, const RetrievalQuery& query, const KvLayout& la
 void CheckSelection(std::span<const RetrievalQuery> queries, const KvLayout& layout,
                     const Selection& chosen);
 
-struct MatrixPart;  // packed_matrix.h
+struct PlainPanels;  // packed_matrix.h
+struct Float8Blocks;
+struct PartProduct;  // matmul.cc
 
 class CpuBackend final : public Backend {
  public:
@@ -166,11 +168,15 @@ class CpuBackend final : public Backend {
     });
   }
 
-  // One part of a product (matmul.cc): y and the epilogue are the part's.
-  void MultiplyPlain(const Tensor& x, int64_t in, const MatrixPart& part, const Tensor& y,
-                     const MatmulEpilogue& epilogue);
-  void MultiplyQuantized(const Tensor& x, int64_t in, const MatrixPart& part, const Tensor& y,
-                         const MatmulEpilogue& epilogue);
+  // Part of a product, by the kind of its panels (matmul.cc).
+  void Multiply(const PartProduct& product, PlainPanels plain);
+  void Multiply(const PartProduct& product, const BlockShape& shape);
+  void Multiply(const PartProduct& product, Float8Blocks float8);
+  template <typename Call>
+  void RunTiles(const PartProduct& product, const Call& call, auto* tiles);
+  // Rows of x, each prepared, `row_bytes` apart; valid until the next call.
+  std::byte* PrepareRows(const Tensor& x, size_t row_bytes,
+                         void (*prepare)(const float*, int64_t, void*));
 
   // One tile of queries of an attention call.
   struct AttentionWork {

@@ -1,13 +1,15 @@
 // Pack, PackStored and Matmul of the CPU backend: memory and the split over threads. The orders of summation are
-// in matmul_impl.h and quantized_matmul_impl.h; nothing here can change them.
+// in matmul_impl.h, quantized_matmul_impl.h and float8_matmul_impl.h; nothing here can change them.
 #include <algorithm>
 #include <cstring>
 #include <optional>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "kernels/check.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/float8_panel.h"
 #include "kernels/cpu/packed_matrix.h"
 #include "kernels/cpu/panel.h"
 #include "kernels/cpu/quantized_panel.h"
@@ -84,6 +86,20 @@ void PackBlocks(WeightType type, const std::byte* row, int64_t in, std::byte* pa
   }
 }
 
+// Blocks of 8-bit floats of one output into its lane of a panel, which is zeroed.
+void PackFloat8Blocks(BlockSize block, const std::byte* row, int64_t in, std::byte* panel,
+                      int64_t lane) {
+  for (int64_t at = 0; at < in; at += block.values, row += block.bytes) {
+    const float scale = 256 * ElementAt(row, DType::kF32, 0);
+    std::memcpy(panel + 4 * lane, &scale, sizeof scale);
+    std::byte* const steps = panel + kFloat8ScaleBytes + kFloat8StepInputs * lane;
+    for (int64_t i = 0; i < block.values; ++i) {
+      steps[i / kFloat8StepInputs * kFloat8StepBytes + i % kFloat8StepInputs] = row[4 + i];
+    }
+    panel += Float8BlockBytes(block.values);
+  }
+}
+
 // Makes a part's panels; pack(output, panel, lane) writes an output's weights into its lane. False: no memory.
 template <typename Pack>
 bool FillPart(ThreadPool& threads, Pack pack, MatrixPart* part) {
@@ -102,7 +118,7 @@ bool FillPart(ThreadPool& threads, Pack pack, MatrixPart* part) {
 bool FillPlainPart(ThreadPool& threads, std::span<const PlainRow> rows, DType compute, int64_t in,
                    MatrixPart* part) {
   part->outputs = static_cast<int64_t>(rows.size());
-  part->compute = compute;
+  part->kind = PlainPanels{compute};
   part->panel_bytes = PanelBytes(compute, in);
   return FillPart(
       threads,
@@ -175,11 +191,20 @@ std::unique_ptr<PackedMatrix> CpuBackend::PackStored(std::span<const StoredMatri
       for (const std::byte* row : stored.rows) rows.push_back({row, *plain});
       if (!FillPlainPart(threads_, rows, compute, in, &part)) return nullptr;
     } else {
-      WINNOW_CHECK(in % BlockSizeOf(stored.type).values == 0);
+      const BlockSize block = BlockSizeOf(stored.type);
+      const bool float8 = IsFloat8(stored.type);
+      WINNOW_CHECK(in % block.values == 0);
       part.outputs = static_cast<int64_t>(stored.rows.size());
-      part.blocks = BlockShapeOf(stored.type);
-      part.panel_bytes = static_cast<size_t>(QuantizedPanelBytes(*part.blocks, in));
+      if (float8) {
+        part.kind = Float8Blocks{block.values};
+        part.panel_bytes = static_cast<size_t>(Float8PanelBytes(block.values, in));
+      } else {
+        const BlockShape shape = BlockShapeOf(stored.type);
+        part.kind = shape;
+        part.panel_bytes = static_cast<size_t>(QuantizedPanelBytes(shape, in));
+      }
       const auto pack = [&](int64_t output, std::byte* panel, int64_t lane) {
+        if (float8) return PackFloat8Blocks(block, stored.rows[output], in, panel, lane);
         PackBlocks(stored.type, stored.rows[output], in, panel, lane);
       };
       if (!FillPart(threads_, pack, &part)) return nullptr;
@@ -189,58 +214,77 @@ std::unique_ptr<PackedMatrix> CpuBackend::PackStored(std::span<const StoredMatri
   return packed;
 }
 
-void CpuBackend::MultiplyPlain(const Tensor& x, int64_t in, const MatrixPart& part, const Tensor& y,
-                               const MatmulEpilogue& epilogue) {
-  const int64_t m = x.rows;
-  MatmulCall call;
-  call.compute = part.compute;
-  call.panels = part.panel(0);
-  call.in_features = in;
-  call.out_features = part.outputs;
-  call.y = y.f32();
-  call.y_stride = y.stride;
-  call.bias = epilogue.bias;
-  call.accumulate = epilogue.accumulate;
-  if (call.compute == DType::kBF16) {
+// One part of a product: y and the epilogue are the part's.
+struct PartProduct {
+  const Tensor& x;
+  const MatrixPart& part;
+  const Tensor& y;
+  const MatmulEpilogue& epilogue;
+};
+
+namespace {
+
+template <typename Call>
+Call CallOf(const PartProduct& product) {
+  Call call;
+  call.panels = product.part.panel(0);
+  call.in_features = product.x.cols;
+  call.out_features = product.part.outputs;
+  call.y = product.y.f32();
+  call.y_stride = product.y.stride;
+  call.bias = product.epilogue.bias;
+  call.accumulate = product.epilogue.accumulate;
+  return call;
+}
+
+}  // namespace
+
+template <typename Call>
+void CpuBackend::RunTiles(const PartProduct& product, const Call& call, auto* tiles) {
+  const MatrixPart& part = product.part;
+  ForEachItem(threads_, product.x.rows, NumPanels(part.outputs), part.panel_bytes, num_threads(),
+              [&](int64_t first_row, int64_t last_row, int64_t first_panel, int64_t last_panel) {
+                tiles(call, first_row, last_row, first_panel, last_panel);
+              });
+}
+
+std::byte* CpuBackend::PrepareRows(const Tensor& x, size_t row_bytes,
+                                   void (*prepare)(const float*, int64_t, void*)) {
+  std::byte* const prepared = rows_scratch_.Get(static_cast<size_t>(x.rows) * row_bytes);
+  ForEachRow(x.rows, x.cols,
+             [&](int64_t i) { prepare(x.f32(i), x.cols, prepared + i * row_bytes); });
+  return prepared;
+}
+
+void CpuBackend::Multiply(const PartProduct& product, PlainPanels plain) {
+  const Tensor& x = product.x;
+  auto call = CallOf<MatmulCall>(product);
+  call.compute = plain.compute;
+  if (plain.compute == DType::kBF16) {
     call.row_bytes =
-        PaddedRowBytes(static_cast<size_t>(in + in % 2) * ops_.prepared_bf16_value_bytes);
-    std::byte* prepared = rows_scratch_.Get(static_cast<size_t>(m) * call.row_bytes);
-    ForEachRow(m, in, [&](int64_t i) {
-      ops_.prepare_bf16_row(x.f32(i), in, prepared + i * call.row_bytes);
-    });
-    call.rows = prepared;
+        PaddedRowBytes(static_cast<size_t>(x.cols + x.cols % 2) * ops_.prepared_bf16_value_bytes);
+    call.rows = PrepareRows(x, call.row_bytes, ops_.prepare_bf16_row);
   } else {
     call.row_bytes = static_cast<size_t>(x.stride) * sizeof(float);
     call.rows = x.data;
   }
-  ForEachItem(threads_, m, NumPanels(part.outputs), part.panel_bytes, num_threads(),
-              [&](int64_t first_row, int64_t last_row, int64_t first_panel, int64_t last_panel) {
-                ops_.matmul_tiles(call, first_row, last_row, first_panel, last_panel);
-              });
+  RunTiles(product, call, ops_.matmul_tiles);
 }
 
-void CpuBackend::MultiplyQuantized(const Tensor& x, int64_t in, const MatrixPart& part,
-                                   const Tensor& y, const MatmulEpilogue& epilogue) {
-  const int64_t m = x.rows;
-  QuantizedMatmulCall call;
-  call.shape = *part.blocks;
-  call.panels = part.panel(0);
-  call.in_features = in;
-  call.out_features = part.outputs;
-  call.y = y.f32();
-  call.y_stride = y.stride;
-  call.bias = epilogue.bias;
-  call.accumulate = epilogue.accumulate;
-  call.row_bytes = PaddedRowBytes(static_cast<size_t>(PreparedRow::Bytes(in)));
-  std::byte* prepared = rows_scratch_.Get(static_cast<size_t>(m) * call.row_bytes);
-  ForEachRow(m, in, [&](int64_t i) {
-    ops_.prepare_rounded_row(x.f32(i), in, prepared + i * call.row_bytes);
-  });
-  call.rows = prepared;
-  ForEachItem(threads_, m, NumPanels(part.outputs), part.panel_bytes, num_threads(),
-              [&](int64_t first_row, int64_t last_row, int64_t first_panel, int64_t last_panel) {
-                ops_.quantized_matmul_tiles(call, first_row, last_row, first_panel, last_panel);
-              });
+void CpuBackend::Multiply(const PartProduct& product, const BlockShape& shape) {
+  auto call = CallOf<QuantizedMatmulCall>(product);
+  call.shape = shape;
+  call.row_bytes = PaddedRowBytes(static_cast<size_t>(PreparedRow::Bytes(product.x.cols)));
+  call.rows = PrepareRows(product.x, call.row_bytes, ops_.prepare_rounded_row);
+  RunTiles(product, call, ops_.quantized_matmul_tiles);
+}
+
+void CpuBackend::Multiply(const PartProduct& product, Float8Blocks float8) {
+  auto call = CallOf<Float8MatmulCall>(product);
+  call.block_values = float8.block_values;
+  call.row_bytes = static_cast<size_t>(product.x.stride) * sizeof(float);
+  call.rows = product.x.data;
+  RunTiles(product, call, ops_.float8_matmul_tiles);
 }
 
 void CpuBackend::Matmul(const Tensor& x, const PackedMatrix& w, const Tensor& y,
@@ -254,11 +298,8 @@ void CpuBackend::Matmul(const Tensor& x, const PackedMatrix& w, const Tensor& y,
     const Tensor to = y.ColRange(part.first_output, part.outputs);
     MatmulEpilogue of_part = epilogue;
     if (epilogue.bias != nullptr) of_part.bias += part.first_output;
-    if (part.blocks) {
-      MultiplyQuantized(x, in, part, to, of_part);
-    } else {
-      MultiplyPlain(x, in, part, to, of_part);
-    }
+    const PartProduct product{x, part, to, of_part};
+    std::visit([&](const auto& kind) { Multiply(product, kind); }, part.kind);
   }
 }
 

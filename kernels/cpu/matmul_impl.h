@@ -2,78 +2,48 @@
 #include "kernels/cpu/ops.h"
 #include "kernels/cpu/store_tile_impl.h"
 #include "kernels/cpu/tile_impl.h"
+#include "kernels/cpu/tile_loops_impl.h"
 
 namespace winnow::kernels::WINNOW_ISA {
 namespace {
 
-template <typename Panels, int kRows, int kPanels>
-void Tile(const MatmulCall& call, int64_t row, int64_t panel) {
-  const size_t panel_bytes = PanelBytes(Panels::kDType, call.in_features);
-  TileSums<kRows, kPanels> sums;
-  for (auto& row_sums : sums.reg) {
-    for (Vec::Reg& sum : row_sums) sum = Vec::Zero();
-  }
-  const auto* rows = reinterpret_cast<const typename Panels::Row*>(
-      static_cast<const std::byte*>(call.rows) + static_cast<size_t>(row) * call.row_bytes);
-  AccumulateTile<Panels, kRows, kPanels>(rows, static_cast<int64_t>(call.row_bytes / sizeof(*rows)),
-                                         call.panels + static_cast<size_t>(panel) * panel_bytes,
-                                         panel_bytes, PanelSteps(Panels::kDType, call.in_features),
-                                         sums);
-  StoreTile(call, row, panel, sums.reg);
-}
-
-// All rows against kPanels panels, which stay in the L2 cache from the first tile of rows to the
-// last.
-template <typename Panels, int kPanels, int kRows = kTileRows>
-void RowTiles(const MatmulCall& call, int64_t row, int64_t last_row, int64_t panel) {
-  for (; row + kRows <= last_row; row += kRows) Tile<Panels, kRows, kPanels>(call, row, panel);
-  if constexpr (kRows > 1) {
-    if (row < last_row) RowTiles<Panels, kPanels, kRows - 1>(call, row, last_row, panel);
-  }
-}
-
-template <typename Panels, int kPanels = kTilePanels>
-void PanelGroups(const MatmulCall& call, int64_t first_row, int64_t last_row, int64_t panel,
-                 int64_t last_panel) {
-  for (; panel + kPanels <= last_panel; panel += kPanels) {
-    RowTiles<Panels, kPanels>(call, first_row, last_row, panel);
-  }
-  if constexpr (kPanels > 1) {
-    if (panel < last_panel)
-      PanelGroups<Panels, kPanels / 2>(call, first_row, last_row, panel, last_panel);
-  }
-}
-
-template <typename Panels, int kPanels = kOneRowPanels>
-void OneRow(const MatmulCall& call, int64_t row, int64_t panel, int64_t last_panel) {
-  for (; panel + kPanels <= last_panel; panel += kPanels)
-    Tile<Panels, 1, kPanels>(call, row, panel);
-  if constexpr (kPanels > 1) {
-    if (panel < last_panel) OneRow<Panels, kPanels / 2>(call, row, panel, last_panel);
-  }
-}
-
 template <typename Panels>
-void Tiles(const MatmulCall& call, int64_t first_row, int64_t last_row, int64_t first_panel,
-           int64_t last_panel) {
-  if (last_row - first_row == 1) {
-    OneRow<Panels>(call, first_row, first_panel, last_panel);
-  } else {
-    PanelGroups<Panels>(call, first_row, last_row, first_panel, last_panel);
+struct PlainKernel {
+  static constexpr int kMostRows = kTileRows, kMostPanels = kTilePanels,
+                       kOneRowPanels = kernels::kOneRowPanels;
+
+  template <int kRows, int kPanels>
+  static void Tile(const MatmulCall& call, int64_t row, int64_t panel) {
+    const size_t panel_bytes = PanelBytes(Panels::kDType, call.in_features);
+    TileSums<kRows, kPanels> sums;
+    for (auto& row_sums : sums.reg) {
+      for (Vec::Reg& sum : row_sums) sum = Vec::Zero();
+    }
+    const auto* rows = reinterpret_cast<const typename Panels::Row*>(
+        static_cast<const std::byte*>(call.rows) + static_cast<size_t>(row) * call.row_bytes);
+    AccumulateTile<Panels, kRows, kPanels>(
+        rows, static_cast<int64_t>(call.row_bytes / sizeof(*rows)),
+        call.panels + static_cast<size_t>(panel) * panel_bytes, panel_bytes,
+        PanelSteps(Panels::kDType, call.in_features), sums);
+    StoreTile(call, row, panel, sums.reg);
   }
-}
+};
 
 }  // namespace
 
 void MatmulTiles(const MatmulCall& call, int64_t first_row, int64_t last_row, int64_t first_panel,
                  int64_t last_panel) {
+  const auto run = [&](auto kernel) {
+    TileLoops<decltype(kernel), MatmulCall>::Run(call, first_row, last_row, first_panel,
+                                                 last_panel);
+  };
   switch (call.compute) {
     case DType::kF32:
-      return Tiles<F32Panels>(call, first_row, last_row, first_panel, last_panel);
+      return run(PlainKernel<F32Panels>());
     case DType::kF16:
-      return Tiles<F16Panels>(call, first_row, last_row, first_panel, last_panel);
+      return run(PlainKernel<F16Panels>());
     case DType::kBF16:
-      return Tiles<BF16Panels>(call, first_row, last_row, first_panel, last_panel);
+      return run(PlainKernel<BF16Panels>());
   }
 }
 

@@ -14,18 +14,19 @@ namespace {
     .silu_mul_row = isa::SiluMulRow, .widen_row = isa::WidenRow, .narrow_row = isa::NarrowRow,    \
     .prepare_bf16_row = isa::PrepareBF16Row, .prepared_bf16_value_bytes = bf16_value_bytes,       \
     .matmul_tiles = isa::MatmulTiles, .quantized_matmul_tiles = isa::QuantizedMatmulTiles,        \
-    .prepare_rounded_row = isa::PrepareRoundedRow, .attend_splits = isa::AttendSplits,            \
-    .encode_rows = isa::EncodeRows, .scan_codes = isa::ScanCodes,                                 \
-    .find_candidates = isa::FindCandidates, .read_loop = isa::ReadLoop,                           \
-    .split_row_queries = isa::SplitRowQueries, .row_scores = isa::RowScores,                      \
-    .attend_parts = isa::AttendParts, .score_max_sum = isa::ScoreMaxSum,                          \
-    .weigh_scores = isa::WeighScores, .add_masses = isa::AddMasses, .bound_page = isa::BoundPage, \
-    .quantize_key = isa::QuantizeKey, .prepare_int4_queries = isa::PrepareInt4Queries,            \
-    .int4_scores = isa::Int4Scores, .gelu_mul_row = isa::GeluMulRow,                              \
-    .summary_weights = isa::SummaryWeights, .add_outer = isa::AddOuter,                           \
-    .transform_rows = isa::TransformRows, .mass_dots = isa::MassDots, .mass_sum = isa::MassSum,   \
-    .mass_weights = isa::MassWeights, .mass_cells = isa::MassCells, .mass_add = isa::MassAdd,     \
-    .examine_logits = isa::ExamineLogits, .weigh_logits = isa::WeighLogits,                       \
+    .prepare_rounded_row = isa::PrepareRoundedRow, .float8_matmul_tiles = isa::Float8MatmulTiles, \
+    .attend_splits = isa::AttendSplits, .encode_rows = isa::EncodeRows,                           \
+    .scan_codes = isa::ScanCodes, .find_candidates = isa::FindCandidates,                         \
+    .read_loop = isa::ReadLoop, .split_row_queries = isa::SplitRowQueries,                        \
+    .row_scores = isa::RowScores, .attend_parts = isa::AttendParts,                               \
+    .score_max_sum = isa::ScoreMaxSum, .weigh_scores = isa::WeighScores,                          \
+    .add_masses = isa::AddMasses, .bound_page = isa::BoundPage, .quantize_key = isa::QuantizeKey, \
+    .prepare_int4_queries = isa::PrepareInt4Queries, .int4_scores = isa::Int4Scores,              \
+    .gelu_mul_row = isa::GeluMulRow, .summary_weights = isa::SummaryWeights,                      \
+    .add_outer = isa::AddOuter, .transform_rows = isa::TransformRows, .mass_dots = isa::MassDots, \
+    .mass_sum = isa::MassSum, .mass_weights = isa::MassWeights, .mass_cells = isa::MassCells,     \
+    .mass_add = isa::MassAdd, .examine_logits = isa::ExamineLogits,                               \
+    .weigh_logits = isa::WeighLogits,                                                             \
   }
 constexpr CpuOps kScalar = WINNOW_CPU_OPS(scalar, "scalar", 4);
 constexpr CpuOps kAvx2 = WINNOW_CPU_OPS(avx2, "avx2", 4);

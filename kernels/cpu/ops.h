@@ -61,6 +61,22 @@ using QuantizedMatmulTilesFn = void(const QuantizedMatmulCall& call, int64_t fir
 // Rounds a row of x: PreparedRow (quantized_panel.h) says where its parts lie.
 using PrepareRoundedRowFn = void(const float* x, int64_t n, void* out);
 
+// ---- matmul with weights of 8-bit floats (kernels/float8_matmul.h) ----
+struct Float8MatmulCall {
+  int64_t block_values = 0;           // of one scale
+  const void* rows = nullptr;         // f32
+  size_t row_bytes = 0;               // distance of rows
+  const std::byte* panels = nullptr;  // float8_panel.h
+  int64_t in_features = 0;
+  int64_t out_features = 0;
+  float* y = nullptr;
+  int64_t y_stride = 0;
+  const float* bias = nullptr;
+  bool accumulate = false;
+};
+using Float8MatmulTilesFn = void(const Float8MatmulCall& call, int64_t first_row, int64_t last_row,
+                                 int64_t first_panel, int64_t last_panel);
+
 // ---- attention ----
 struct AttentionCall {
   KvLayout layout;
@@ -269,6 +285,7 @@ struct CpuOps {
   MatmulTilesFn* matmul_tiles;
   QuantizedMatmulTilesFn* quantized_matmul_tiles;
   PrepareRoundedRowFn* prepare_rounded_row;
+  Float8MatmulTilesFn* float8_matmul_tiles;
   AttendSplitsFn* attend_splits;
   EncodeRowsFn* encode_rows;
   ScanCodesFn* scan_codes;
@@ -308,6 +325,7 @@ struct CpuOps {
   MatmulTilesFn MatmulTiles;                   \
   QuantizedMatmulTilesFn QuantizedMatmulTiles; \
   PrepareRoundedRowFn PrepareRoundedRow;       \
+  Float8MatmulTilesFn Float8MatmulTiles;       \
   AttendSplitsFn AttendSplits;                 \
   EncodeRowsFn EncodeRows;                     \
   ScanCodesFn ScanCodes;                       \

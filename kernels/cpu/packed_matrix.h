@@ -4,8 +4,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "kernels/backend.h"
@@ -14,12 +14,22 @@
 
 namespace winnow::kernels {
 
+// Panels of plain values (panel.h), of the type that is multiplied.
+struct PlainPanels {
+  DType compute = DType::kF32;
+};
+// Panels of 8-bit floats (float8_panel.h).
+struct Float8Blocks {
+  int64_t block_values = 0;
+};
+// BlockShape: panels of integers (quantized_panel.h).
+using PanelKind = std::variant<PlainPanels, BlockShape, Float8Blocks>;
+
 // Outputs [first_output, first_output + outputs) of a matrix.
 struct MatrixPart {
   int64_t first_output = 0;
   int64_t outputs = 0;
-  std::optional<BlockShape> blocks;  // quantised (quantized_panel.h); else plain (panel.h)
-  DType compute = DType::kF32;       // of plain panels
+  PanelKind kind;
   size_t panel_bytes = 0;
   Buffer panels;
 

@@ -5,6 +5,7 @@
 #include "kernels/cpu/ops.h"
 #include "kernels/cpu/quantized_panel.h"
 #include "kernels/cpu/store_tile_impl.h"
+#include "kernels/cpu/tile_loops_impl.h"
 #include "kernels/quantized_matmul.h"
 
 namespace winnow::kernels::WINNOW_ISA {
@@ -185,72 +186,42 @@ inline void AddGroup(const Row* rows, int64_t at, int32_t bias, const std::byte*
   }
 }
 
-template <typename K, int kRows, int kPanels>
-void Tile(const QuantizedMatmulCall& call, int64_t row, int64_t panel) {
-  const int64_t n = call.in_features;
-  const int64_t panel_bytes = QuantizedPanelBytes(call.shape, n);
-  Row rows[kRows];
-  for (int r = 0; r < kRows; ++r) {
-    const std::byte* at =
-        static_cast<const std::byte*>(call.rows) + static_cast<size_t>(row + r) * call.row_bytes;
-    rows[r] = {at, reinterpret_cast<const float*>(at + PreparedRow::ScalesAt(n)),
-               reinterpret_cast<const float*>(at + PreparedRow::ScaledSumsAt(n)),
-               reinterpret_cast<const int32_t*>(at + PreparedRow::SumsAt(n))};
-  }
-  Vec::Reg sums[kRows][kPanels * kRegs];
-  for (auto& row_sums : sums) {
-    for (Vec::Reg& sum : row_sums) sum = Vec::Zero();
-  }
-  const std::byte* block = call.panels + panel * panel_bytes;
-  const int64_t head_bytes = PanelHeadBytes(call.shape);
-  const int64_t group_bytes = PanelGroupBytes(call.shape);
-  const int64_t groups = call.shape.groups();
-  for (int64_t at = 0; at < n;) {
-    const std::byte* group = block + head_bytes;
-    for (int64_t g = 0; g < groups; ++g, at += K::kGroup, group += group_bytes) {
-      AddGroup<K, kRows, kPanels>(rows, at, call.shape.bias, block, group, panel_bytes, sums);
-    }
-    block = group;
-  }
-  StoreTile(call, row, panel, sums);
-}
-
-// All rows against kPanels panels, which stay in the cache from the first tile of rows to the last.
-template <typename K, int kPanels, int kRows>
-void RowTiles(const QuantizedMatmulCall& call, int64_t row, int64_t last_row, int64_t panel) {
-  for (; row + kRows <= last_row; row += kRows) Tile<K, kRows, kPanels>(call, row, panel);
-  if constexpr (kRows > 1) {
-    if (row < last_row) RowTiles<K, kPanels, kRows - 1>(call, row, last_row, panel);
-  }
-}
-
-template <typename K, int kPanels, int kRows>
-void Panels(const QuantizedMatmulCall& call, int64_t first_row, int64_t last_row, int64_t panel,
-            int64_t last_panel) {
-  for (; panel + kPanels <= last_panel; panel += kPanels) {
-    RowTiles<K, kPanels, kRows>(call, first_row, last_row, panel);
-  }
-  if constexpr (kPanels > 1) {
-    if (panel < last_panel) {
-      Panels<K, kPanels / 2, kRows>(call, first_row, last_row, panel, last_panel);
-    }
-  }
-}
-
 // One row takes more panels at a time, because each product waits for the one before it on the same output.
-constexpr int kOneRowPanels = kRegs == 1 ? 4 : kRegs == 2 ? 2 : 1;
-constexpr int kManyRows = kRegs == 16 ? 2 : 4;
-constexpr int kManyPanels = kRegs == 1 ? 2 : 1;
-
 template <typename K>
-void Tiles(const QuantizedMatmulCall& call, int64_t first_row, int64_t last_row,
-           int64_t first_panel, int64_t last_panel) {
-  if (last_row - first_row == 1) {
-    Panels<K, kOneRowPanels, 1>(call, first_row, last_row, first_panel, last_panel);
-  } else {
-    Panels<K, kManyPanels, kManyRows>(call, first_row, last_row, first_panel, last_panel);
+struct QuantizedKernel {
+  static constexpr int kMostRows = kRegs == 16 ? 2 : 4, kMostPanels = kRegs == 1 ? 2 : 1;
+  static constexpr int kOneRowPanels = kRegs == 1 ? 4 : kRegs == 2 ? 2 : 1;
+
+  template <int kRows, int kPanels>
+  static void Tile(const QuantizedMatmulCall& call, int64_t row, int64_t panel) {
+    const int64_t n = call.in_features;
+    const int64_t panel_bytes = QuantizedPanelBytes(call.shape, n);
+    Row rows[kRows];
+    for (int r = 0; r < kRows; ++r) {
+      const std::byte* at =
+          static_cast<const std::byte*>(call.rows) + static_cast<size_t>(row + r) * call.row_bytes;
+      rows[r] = {at, reinterpret_cast<const float*>(at + PreparedRow::ScalesAt(n)),
+                 reinterpret_cast<const float*>(at + PreparedRow::ScaledSumsAt(n)),
+                 reinterpret_cast<const int32_t*>(at + PreparedRow::SumsAt(n))};
+    }
+    Vec::Reg sums[kRows][kPanels * kRegs];
+    for (auto& row_sums : sums) {
+      for (Vec::Reg& sum : row_sums) sum = Vec::Zero();
+    }
+    const std::byte* block = call.panels + panel * panel_bytes;
+    const int64_t head_bytes = PanelHeadBytes(call.shape);
+    const int64_t group_bytes = PanelGroupBytes(call.shape);
+    const int64_t groups = call.shape.groups();
+    for (int64_t at = 0; at < n;) {
+      const std::byte* group = block + head_bytes;
+      for (int64_t g = 0; g < groups; ++g, at += K::kGroup, group += group_bytes) {
+        AddGroup<K, kRows, kPanels>(rows, at, call.shape.bias, block, group, panel_bytes, sums);
+      }
+      block = group;
+    }
+    StoreTile(call, row, panel, sums);
   }
-}
+};
 
 }  // namespace
 
@@ -258,7 +229,8 @@ void QuantizedMatmulTiles(const QuantizedMatmulCall& call, int64_t first_row, in
                           int64_t first_panel, int64_t last_panel) {
   const BlockShape& shape = call.shape;
   const auto run = [&](auto kind) {
-    Tiles<decltype(kind)>(call, first_row, last_row, first_panel, last_panel);
+    TileLoops<QuantizedKernel<decltype(kind)>, QuantizedMatmulCall>::Run(call, first_row, last_row,
+                                                                         first_panel, last_panel);
   };
   if (shape.group == 16) return run(Kind<8, 16, true, false>());
   if (shape.has_codes) {

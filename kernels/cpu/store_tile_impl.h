@@ -11,7 +11,7 @@ namespace winnow::kernels {
 namespace {
 
 // y[row + r] = sums[r] (+ bias) (+ y) for the outputs of `panel` and those after it, as far as there are any. `Call` is
-// MatmulCall or QuantizedMatmulCall.
+// MatmulCall, QuantizedMatmulCall or Float8MatmulCall.
 template <typename Call, int kRows, int kRegs>
 inline void StoreTile(const Call& call, int64_t row, int64_t panel,
                       const Vec::Reg (&sums)[kRows][kRegs]) {

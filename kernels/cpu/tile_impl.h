@@ -4,8 +4,9 @@
 // Each element of the result is one chain of multiply-adds over the inner dimension in ascending
 // order, whatever the tile's shape: that is what makes products batch invariant.
 //
-// The types below say how panels of one dtype meet prepared rows:
-//   Row           what a prepared row is made of
+// The types below, and those of other kinds of weights, say how panels meet prepared rows:
+//   kStepBytes    bytes of one step of a panel
+//   Row           element of a prepared row
 //   kRowPerStep   values of a prepared row in one step
 //   Weights       one register's worth of outputs of one step; LoadWeights(step, i) reads the i-th
 //   Input         one row's values of one step, in every lane
@@ -24,6 +25,7 @@ constexpr int kRegsPerPanel = static_cast<int>(kPanelOutputs) / Vec::kLanes;
 
 struct F32Panels {
   static constexpr DType kDType = DType::kF32;
+  static constexpr size_t kStepBytes = PanelStepBytes(kDType);
   using Row = float;
   static constexpr int kRowPerStep = 1;
   using Weights = Vec::Reg;
@@ -37,6 +39,7 @@ struct F32Panels {
 
 struct F16Panels : F32Panels {
   static constexpr DType kDType = DType::kF16;
+  static constexpr size_t kStepBytes = PanelStepBytes(kDType);
   static Weights LoadWeights(const std::byte* step, int i) {
     return Vec::LoadF16(reinterpret_cast<const uint16_t*>(step) + i * Vec::kLanes);
   }
@@ -45,6 +48,7 @@ struct F16Panels : F32Panels {
 #if defined(__AVX512BF16__)
 struct BF16Panels {
   static constexpr DType kDType = DType::kBF16;
+  static constexpr size_t kStepBytes = PanelStepBytes(kDType);
   using Row = uint32_t;  // two bf16
   static constexpr int kRowPerStep = 1;
   using Weights = __m512bh;
@@ -62,6 +66,7 @@ struct BF16Panels {
 // taken apart by a shift and a mask.
 struct BF16Panels {
   static constexpr DType kDType = DType::kBF16;
+  static constexpr size_t kStepBytes = PanelStepBytes(kDType);
   using Row = float;
   static constexpr int kRowPerStep = 2;
   struct Weights {
@@ -114,7 +119,7 @@ inline __attribute__((always_inline)) void AccumulateTile(const typename Panels:
                                                           size_t panel_bytes, int64_t steps,
                                                           TileSums<kRows, kPanels>& sums) {
   constexpr int kRegs = kPanels * kRegsPerPanel;
-  constexpr size_t kStepBytes = PanelStepBytes(Panels::kDType);
+  constexpr size_t kStepBytes = Panels::kStepBytes;
   Vec::Reg sum[kRows][kRegs];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {

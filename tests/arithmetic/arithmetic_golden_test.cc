@@ -65,6 +65,7 @@ constexpr GoldenCase kCases[] = {
     {.name = "f32 d 80", .head_dim = 80, .compute = DType::kF32},
     {.name = "int8 weights", .weights = WeightStorage::kInt8},
     {.name = "int4 weights", .weights = WeightStorage::kInt4},
+    {.name = "fp8 weights", .weights = WeightStorage::kFloat8},
     {.name = "bf16 quest", .policy = "quest:k=48,window=16,sink=4,dense_layers=1"},
     {.name = "bf16 lsh", .policy = "lsh:k=40,window=16,sink=4,dense_layers=1"},
     {.name = "bf16 pca, tail", .policy = "pca:k=40,window=16,sink=4,dense_layers=1"},

@@ -1,6 +1,8 @@
 // What the scripts beside it compare with references:
 //
 //   winnow_model_tool tensors FILE.gguf OUT_DIR     writes each tensor's values as OUT_DIR/<number>.f32, in the file's order
+//   winnow_model_tool matrices DIR OUT_DIR          writes each matrix of a model directory, widened, as OUT_DIR/<its plain
+//                                                   tensor's name>.f32
 //   winnow_model_tool greedy MODEL DTYPE COUNT      reads token ids, one prompt a line, from stdin; prints a line of JSON for
 //                                                   each: COUNT greedy tokens, the logits after the prompt, and for each
 //                                                   token by how much it led
@@ -37,6 +39,23 @@ absl::Status WriteTensors(const std::string& path, const std::string& out_dir) {
       kernels::DequantizeRow(*type, data.data() + at, cols, row.data());
       out.write(reinterpret_cast<const char*>(row.data()),
                 static_cast<std::streamsize>(cols * sizeof(float)));
+    }
+    if (!out.good()) return absl::InternalError(Concat("could not write to ", out_dir));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status WriteMatrices(const std::string& path, const std::string& out_dir) {
+  WINNOW_ASSIGN_OR_RETURN(const ModelConfig config, LoadModelConfig(path));
+  WINNOW_ASSIGN_OR_RETURN(Weights weights, LoadWeights(path, config));
+  for (const TensorSpec& spec : ModelTensors(config, &weights)) {
+    if (spec.rows == 0) continue;
+    std::vector<float> row(spec.matrix->cols);
+    std::ofstream out(Concat(out_dir, "/", spec.name, ".f32"), std::ios::binary);
+    for (int64_t i = 0; i < spec.matrix->rows; ++i) {
+      spec.matrix->WidenRow(i, row.data());
+      out.write(reinterpret_cast<const char*>(row.data()),
+                static_cast<std::streamsize>(row.size() * sizeof(float)));
     }
     if (!out.good()) return absl::InternalError(Concat("could not write to ", out_dir));
   }
@@ -82,6 +101,8 @@ int Main(int argc, char** argv) {
   absl::Status status = absl::InvalidArgumentError("see the comment at the top of model_tool.cc");
   if (arguments.size() == 3 && arguments[0] == "tensors") {
     status = WriteTensors(arguments[1], arguments[2]);
+  } else if (arguments.size() == 3 && arguments[0] == "matrices") {
+    status = WriteMatrices(arguments[1], arguments[2]);
   } else if (arguments.size() == 4 && arguments[0] == "greedy") {
     status = PrintGreedy(arguments[1], arguments[2], std::stoul(arguments[3]));
   }

@@ -57,11 +57,12 @@ class Eval(unittest.TestCase):
             self.assertIsNone(reference["against_dense"])
             again = measure("--reference", wide)["against_dense"]
             self.assertEqual((again["percent"], again["top1"]), (0, 1))
-            eight, four = (measure("--weights", form, "--reference", wide) for form in ("int8", "int4"))
-            for rounded in (eight, four):
+            eight, four, floats = (measure("--weights", form, "--reference", wide) for form in ("int8", "int4", "fp8"))
+            for rounded in (eight, four, floats):
                 self.assertAlmostEqual(rounded["against_dense"]["percent"],
                                        100 * (rounded["perplexity"] / reference["perplexity"] - 1), 2)
             self.assertNotEqual(eight["perplexity"], reference["perplexity"])
+            self.assertNotEqual(floats["perplexity"], reference["perplexity"])
             self.assertGreaterEqual(eight["against_dense"]["top1"], four["against_dense"]["top1"])
 
     def test_text_gives_perplexity(self):

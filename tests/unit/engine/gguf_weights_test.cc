@@ -19,6 +19,7 @@
 #include "kernels/host_matrix.h"
 #include "tests/unit/engine/gguf_files.h"
 #include "tests/unit/engine/model_files.h"
+#include "tests/unit/engine/model_logits.h"
 #include "tests/unit/engine/sequence_runner.h"
 
 namespace winnow::engine {
@@ -141,32 +142,6 @@ double RelativeError(const std::vector<float>& values, const std::vector<float>&
   return std::sqrt(difference / total);
 }
 
-std::vector<float> Logits(const std::string& path, DType compute,
-                          WeightStorage storage = WeightStorage::kWide) {
-  const auto config = LoadModelConfig(path);
-  EXPECT_TRUE(config.ok()) << config.status();
-  if (!config.ok()) return {};
-  const auto weights = LoadWeights(path, *config);
-  EXPECT_TRUE(weights.ok()) << weights.status();
-  if (!weights.ok()) return {};
-  const auto backend = kernels::MakeCpuBackend("auto", 2);
-  const auto decoder = Decoder::Create(*config, *weights, *backend,
-                                       {.compute = compute,
-                                        .weights = storage,
-                                        .kv_dtype = DType::kF32,
-                                        .block_tokens = 16,
-                                        .kv_bytes = 1 << 20,
-                                        .max_batch_tokens = 16,
-                                        .max_batch_logits = 16});
-  EXPECT_TRUE(decoder.ok()) << decoder.status();
-  if (!decoder.ok()) return {};
-  weights->ReleasePages();  // what was not copied must come back by itself
-  std::vector<int32_t> ids;
-  for (int32_t i = 0; i < 30; ++i) ids.push_back(i * 7 % config->vocab_size);
-  const std::vector<int32_t> blocks = {1, 0};
-  return testing::Run(**decoder, ids, 0, blocks, 30, 16);
-}
-
 TEST(GgufWeights, AFileAndADirectoryOfTheSameModelGiveTheSameLogits) {
   for (const char* model_type : {"llama", "qwen2", "qwen3"}) {
     for (const bool tied : {false, true}) {
@@ -256,7 +231,10 @@ TEST(GgufWeights, RoundedWhileLoadingWeightsComputeWhatTheirBlocksCompute) {
   const std::vector<float> exact = Logits(model.directory(), DType::kF32);
   const std::vector<float> int8 = Logits(model.directory(), DType::kF32, WeightStorage::kInt8);
   const std::vector<float> int4 = Logits(model.directory(), DType::kF32, WeightStorage::kInt4);
+  const std::vector<float> float8 = Logits(model.directory(), DType::kF32, WeightStorage::kFloat8);
   EXPECT_LT(RelativeError(int8, exact), 0.03);
+  EXPECT_LT(RelativeError(float8, exact), 0.1);
+  EXPECT_GT(RelativeError(float8, exact), RelativeError(int8, exact));
   EXPECT_LT(RelativeError(int4, exact), 0.3);
   EXPECT_GT(RelativeError(int4, exact), RelativeError(int8, exact));
   // A plain file has nothing to compute as stored: its products stay as they are.
@@ -270,6 +248,7 @@ TEST(GgufWeights, AStorageThatTheFileDoesNotFitIsRefused) {
   EXPECT_TRUE(CheckWeightStorage(WeightStorage::kWide, *plain).ok());
   EXPECT_TRUE(CheckWeightStorage(WeightStorage::kInt8, *plain).ok());
   EXPECT_TRUE(CheckWeightStorage(WeightStorage::kInt4, *plain).ok());
+  EXPECT_TRUE(CheckWeightStorage(WeightStorage::kFloat8, *plain).ok());
   EXPECT_THAT(
       std::string(CheckWeightStorage(WeightStorage::kStored, *plain).message()),
       ::testing::StartsWith("weights is stored: this model's file has no quantised weights"));
@@ -283,13 +262,15 @@ TEST(GgufWeights, AStorageThatTheFileDoesNotFitIsRefused) {
   const auto blocks = LoadWeights(model.Write(file, "q8_0.gguf"), model.config());
   ASSERT_TRUE(blocks.ok()) << blocks.status();
   EXPECT_TRUE(CheckWeightStorage(WeightStorage::kStored, *blocks).ok());
-  for (const WeightStorage storage : {WeightStorage::kInt8, WeightStorage::kInt4}) {
+  for (const WeightStorage storage :
+       {WeightStorage::kInt8, WeightStorage::kInt4, WeightStorage::kFloat8}) {
     EXPECT_THAT(std::string(CheckWeightStorage(storage, *blocks).message()),
                 ::testing::HasSubstr("this model's file is quantised (Q8_0): say stored or wide"));
   }
   EXPECT_EQ(ParseWeightStorage("int4").value(), WeightStorage::kInt4);
-  EXPECT_EQ(ParseWeightStorage("fp8").status().message(),
-            "weights: 'fp8' is not one of wide, stored, int8, int4");
+  EXPECT_EQ(ParseWeightStorage("fp8").value(), WeightStorage::kFloat8);
+  EXPECT_EQ(ParseWeightStorage("int3").status().message(),
+            "weights: 'int3' is not one of wide, stored, int8, int4, fp8");
   ModelOptions options;
   options.weights = "int8";
   options.kv_dtype = "bf16";
@@ -303,7 +284,7 @@ TEST(GgufWeights, MemoryOfWeightsIsCountedAsTheyAreKept) {
   const auto weights = LoadWeights(model.directory(), model.config());
   ASSERT_TRUE(weights.ok());
   for (const WeightStorage storage :
-       {WeightStorage::kWide, WeightStorage::kInt8, WeightStorage::kInt4}) {
+       {WeightStorage::kWide, WeightStorage::kInt8, WeightStorage::kInt4, WeightStorage::kFloat8}) {
     const auto backend = kernels::MakeCpuBackend("auto", 1);
     DecoderOptions options;
     options.compute = DType::kBF16;

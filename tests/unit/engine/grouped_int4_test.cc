@@ -15,6 +15,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/unit/engine/model_files.h"
+#include "tests/unit/engine/tensor_files.h"
 
 namespace winnow::engine {
 namespace {
@@ -22,19 +23,6 @@ namespace {
 using ::testing::HasSubstr;
 using Layout = Int4Scheme::Layout;
 using nlohmann::json;
-
-struct Tensor {
-  std::string dtype;
-  std::vector<int64_t> shape;
-  std::string bytes;
-};
-using Tensors = std::map<std::string, Tensor>;
-
-template <typename T>
-Tensor TensorOf(const char* dtype, std::vector<int64_t> shape, const std::vector<T>& values) {
-  return {dtype, std::move(shape),
-          std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T))};
-}
 
 // A matrix as a quantiser sees it.
 struct Matrix {
@@ -74,7 +62,7 @@ struct Matrix {
 constexpr int kAwqOrder[8] = {0, 2, 4, 6, 1, 3, 5, 7};
 
 void Write(const Matrix& m, Layout layout, int32_t zero_less, const std::string& base,
-           Tensors& into) {
+           TensorBytes& into) {
   const int64_t groups = m.cols / m.group, words = (m.rows + 7) / 8;
   if (layout == Layout::kPacked) {
     std::vector<uint32_t> packed(m.rows * m.cols / 8), zeros(words * groups);
@@ -160,7 +148,7 @@ json SchemeJson(Layout layout, int64_t group) {
 // A model directory whose matrices are of one layout; tests spoil single tensors of it.
 struct Int4Model {
   json config = TinyConfig();
-  Tensors tensors;
+  TensorBytes tensors;
   std::map<std::string, Matrix> matrices;  // by base name
 
   Int4Model(std::mt19937_64& random, Layout layout, int64_t group, bool symmetric) {
@@ -170,7 +158,7 @@ struct Int4Model {
     const auto parsed = ParseModelConfig(config.dump(), "config.json", "", "");
     EXPECT_TRUE(parsed.ok()) << parsed.status();
     plain_config = *parsed;
-    const int32_t less = plain_config.int4->zero_less;
+    const int32_t less = std::get<Int4Scheme>(*plain_config.weight_scheme).zero_less;
     for (const TensorSpec& spec : ModelTensors(plain_config, nullptr)) {
       const std::string base = spec.name.substr(0, spec.name.rfind('.'));
       if (spec.role == TensorSpec::Role::kMatrix) {
@@ -187,18 +175,7 @@ struct Int4Model {
   }
 
   absl::StatusOr<Weights> Load(const TempDir& dir) const {
-    json header = json::object();
-    std::string data;
-    for (const auto& [name, tensor] : tensors) {
-      header[name] = {{"dtype", tensor.dtype},
-                      {"shape", tensor.shape},
-                      {"data_offsets", {data.size(), data.size() + tensor.bytes.size()}}};
-      data += tensor.bytes;
-    }
-    const auto parsed = ParseModelConfig(config.dump(), "config.json", "", "");
-    if (!parsed.ok()) return parsed.status();
-    WriteText(dir.File("model.safetensors"), SafetensorsBytes(header.dump(), 0) + data);
-    return LoadWeights(dir.path(), *parsed);
+    return WriteAndLoad(dir, config, tensors);
   }
 };
 
@@ -329,7 +306,7 @@ TEST(GroupedInt4Test, ConfigurationsThatAskForMoreAreRefusedByKey) {
            {with(Layout::kAwq, "/bits", 3), "quantization_config.bits"},
            {with(Layout::kAwq, "/version", "gemv"), "version"},
            {with(Layout::kAwq, "/zero_point", false), "zero_point"},
-           {with(Layout::kPacked, "/format", "float-quantized"), "format"},
+           {with(Layout::kPacked, "/format", "int-quantized"), "format"},
            {with(Layout::kPacked, "/kv_cache_scheme", {{"num_bits", 8}}), "kv_cache_scheme"},
            {with(Layout::kPacked, "/config_groups/group_1", json::object()), "config_groups"},
            {with(Layout::kPacked, "/config_groups/group_0/input_activations", {{"num_bits", 8}}),
@@ -347,7 +324,8 @@ TEST(GroupedInt4Test, ConfigurationsThatAskForMoreAreRefusedByKey) {
   }
   json config = TinyConfig();
   config["quantization_config"] = with(Layout::kGptq, "/checkpoint_format", "gptq_v2");
-  EXPECT_EQ(ParseModelConfig(config.dump(), "config.json", "", "")->int4->zero_less, 0);
+  const auto parsed = ParseModelConfig(config.dump(), "config.json", "", "");
+  EXPECT_EQ(std::get<Int4Scheme>(*parsed->weight_scheme).zero_less, 0);
 }
 
 }  // namespace

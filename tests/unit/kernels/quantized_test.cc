@@ -95,7 +95,7 @@ TEST(Quantized, PlainTypesAreThoseOfBackends) {
 TEST(Quantized, PartsOfABlockGiveItsValues) {
   std::mt19937_64 random(std::random_device{}());
   for (const WeightType type : AllTypes()) {
-    if (PlainType(type)) continue;
+    if (PlainType(type) || IsFloat8(type)) continue;
     SCOPED_TRACE(WeightTypeName(type));
     const BlockSize size = BlockSizeOf(type);
     const BlockShape shape = BlockShapeOf(type);
@@ -148,6 +148,50 @@ TEST(Quantized, RoundedRowsAreAsNearAsTheirStepsAllow) {
         ASSERT_NEAR(back[i], row[i], 0.5f * step + 16e-4f * largest) << "value " << i;
       }
     }
+  }
+}
+
+TEST(Quantized, RowsRoundedToFloatsOfEightBitsAreAsNearAsTheirMantissas) {
+  std::mt19937_64 random(std::random_device{}());
+  std::normal_distribution<float> normal;
+  for (const int64_t cols : {32 * 39, 128 * 10}) {
+    const WeightType type = Float8TypeFor(cols);
+    EXPECT_EQ(type, cols % 128 == 0 ? WeightType::kF8x128 : WeightType::kF8x32);
+    const int64_t block = BlockSizeOf(type).values;
+    std::vector<float> row(cols), back(cols);
+    for (float& x : row) x = normal(random) * std::exp(normal(random));
+    std::fill_n(row.begin(), block, 0.0f);
+    std::fill_n(row.begin() + block, block, -3.25f);
+    std::vector<std::byte> packed(WeightRowBytes(type, cols));
+    QuantizeRow(type, row.data(), cols, packed.data());
+    DequantizeRow(type, packed.data(), cols, back.data());
+    for (int64_t at = 0; at < cols; at += block) {
+      float largest = 0;
+      for (int64_t i = at; i < at + block; ++i) largest = std::max(largest, std::abs(row[i]));
+      // Half a step: a sixteenth of the value, or of the smallest normal one. And what float32 rounds.
+      for (int64_t i = at; i < at + block; ++i) {
+        const float step = std::max(std::abs(row[i]) / 16, largest / 448 * 0x1p-10f);
+        ASSERT_LE(std::abs(back[i] - row[i]), step * (1 + 1e-5f)) << "value " << i;
+      }
+    }
+  }
+}
+
+// scale[4], little-endian, then the values.
+TEST(Quantized, BlocksOfFloatsOfEightBitsAreTheirScaleAndTheirValues) {
+  for (const WeightType type : {WeightType::kF8x32, WeightType::kF8x128}) {
+    std::vector<std::byte> block(BlockSizeOf(type).bytes, std::byte{0x38});  // 1
+    const float scale = 0.3f;
+    std::memcpy(block.data(), &scale, sizeof scale);
+    block[4 + 1] = std::byte{0xc4};  // -3
+    block[4 + 2] = std::byte{0x01};  // 2^-9
+    block.back() = std::byte{0x7e};  // 448
+    std::vector<float> values(BlockSizeOf(type).values);
+    DequantizeRow(type, block.data(), BlockSizeOf(type).values, values.data());
+    EXPECT_EQ(values[0], 0.3f);
+    EXPECT_EQ(values[1], -3 * 0.3f);
+    EXPECT_EQ(values[2], 0x1p-9f * 0.3f);
+    EXPECT_EQ(values.back(), 448 * 0.3f);
   }
 }
 

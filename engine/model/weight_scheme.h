@@ -1,0 +1,40 @@
+// How a model directory's files hold quantised matrices: quantization_config (or compression_config) of config.json.
+#ifndef WINNOW_ENGINE_MODEL_WEIGHT_SCHEME_H_
+#define WINNOW_ENGINE_MODEL_WEIGHT_SCHEME_H_
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <variant>
+
+#include "engine/base/json_keys.h"
+
+namespace winnow::engine {
+
+// 4-bit integers in groups (grouped_int4.h). Plain data.
+struct Int4Scheme {
+  enum class Layout { kPacked, kGptq, kAwq };
+  Layout layout = Layout::kPacked;
+  int64_t group = 128;  // values of one scale; a multiple of 32
+  // Difference between the real zero points and the file's: 1 in GPTQ's first format.
+  int32_t zero_less = 0;
+  bool operator==(const Int4Scheme&) const = default;
+};
+
+// 8-bit floats (float8_matrix.h). Plain data.
+struct Float8Scheme {
+  // Outputs and inputs of one scale; 0: one for a matrix, or one for each output.
+  int64_t scale_rows = 0, scale_cols = 0;
+  bool has_blocks() const { return scale_rows != 0; }
+  bool operator==(const Float8Scheme&) const = default;
+};
+
+using WeightScheme = std::variant<Int4Scheme, Float8Scheme>;
+
+// The scheme of config.json's object `key`, absent if there is none. Unimplemented, through `keys`, names the key that asks
+// for a lacking feature. Read are compressed-tensors (pack-quantized, float-quantized), gptq, awq and fp8.
+std::optional<WeightScheme> ReadWeightScheme(JsonKeys& keys, std::string_view key);
+
+}  // namespace winnow::engine
+
+#endif  // WINNOW_ENGINE_MODEL_WEIGHT_SCHEME_H_

@@ -1,0 +1,57 @@
+// Model directories of given tensors, for the tests of matrices that lie in several of them.
+#ifndef WINNOW_TESTS_UNIT_ENGINE_TENSOR_FILES_H_
+#define WINNOW_TESTS_UNIT_ENGINE_TENSOR_FILES_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/model/weights.h"
+#include "nlohmann/json.hpp"
+#include "tests/unit/engine/model_files.h"
+#include "tests/unit/temp_dir.h"
+
+namespace winnow::engine {
+
+struct Tensor {
+  std::string dtype;
+  std::vector<int64_t> shape;
+  std::string bytes;
+};
+using TensorBytes = std::map<std::string, Tensor>;  // by name
+
+template <typename T>
+Tensor TensorOf(const char* dtype, std::vector<int64_t> shape, const std::vector<T>& values) {
+  return {dtype, std::move(shape),
+          std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T))};
+}
+
+// Writes config.json and model.safetensors.
+inline void WriteModel(const TempDir& dir, const nlohmann::json& config,
+                       const TensorBytes& tensors) {
+  nlohmann::json header = nlohmann::json::object();
+  std::string data;
+  for (const auto& [name, tensor] : tensors) {
+    header[name] = {{"dtype", tensor.dtype},
+                    {"shape", tensor.shape},
+                    {"data_offsets", {data.size(), data.size() + tensor.bytes.size()}}};
+    data += tensor.bytes;
+  }
+  WriteText(dir.File("config.json"), config.dump());
+  WriteText(dir.File("model.safetensors"), SafetensorsBytes(header.dump(), 0) + data);
+}
+
+inline absl::StatusOr<Weights> WriteAndLoad(const TempDir& dir, const nlohmann::json& config,
+                                            const TensorBytes& tensors) {
+  const auto parsed = ParseModelConfig(config.dump(), "config.json", "", "");
+  if (!parsed.ok()) return parsed.status();
+  WriteModel(dir, config, tensors);
+  return LoadWeights(dir.path(), *parsed);
+}
+
+}  // namespace winnow::engine
+
+#endif  // WINNOW_TESTS_UNIT_ENGINE_TENSOR_FILES_H_
