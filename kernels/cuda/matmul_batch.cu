@@ -49,7 +49,7 @@ namespace {
 
 constexpr int kGroupThreads = 128;
 constexpr int kBlockThreads = 2 * kGroupThreads;
-constexpr int kBlockWarps = kBlockThreads / kLanes;
+[[maybe_unused]] constexpr int kBlockWarps = kBlockThreads / kLanes;
 constexpr int kGroupOutputs = 64;
 constexpr int kGroupRowTiles = kPanelRows / 8;
 constexpr int kTileBytes = 2 * kLanes * 16;  // of W, a slice
@@ -63,11 +63,11 @@ struct Tile {
   static constexpr int kRowGroups = 2 / kOutputGroups;
   static constexpr int kOutputs = kOutputGroups * kGroupOutputs;
   static constexpr int kWTiles = kOutputs / 16;
-  static constexpr bool kOwnW = kRowGroups == 1;  // what a warp copies of W no other reads
   static constexpr uint32_t kWBytes = kStageSlices * kTileBytes;
   static constexpr uint32_t kWStageBytes = kWTiles * kWBytes;
   static constexpr uint32_t kXStageBytes = kRowGroups * kPanelBytes;
-  // Behind panels, which are aligned, the segments' sums find room: 16 bytes a thread, for each tile of rows of its share.
+  // Panels are aligned. The segments' sums find room where stages were: 16 bytes a thread for each tile of rows of a
+  // block's share.
   static constexpr size_t kSharedBytes = size_t{1024} + kStages * (kXStageBytes + kWStageBytes);
   static_assert(kMatmulSegments * (kGroupRowTiles / kClusterBlocks) * kBlockThreads * 16 <=
                 kStages * (kXStageBytes + kTileBytes * kWTiles));
@@ -81,6 +81,7 @@ __global__ void __launch_bounds__(kBlockThreads, kResident)
 #ifdef WINNOW_WGMMA
   using T = Tile<kOutputGroups, kStageSlices>;
   constexpr int kSegments = kMatmulSegments / kSplit;  // of a block
+  constexpr bool kOwnW = T::kRowGroups == 1;           // what a warp copies of W no other reads
   extern __shared__ uint4 dynamic[];
   __shared__ uint64_t filled[kStages], emptied[kStages];
   const uint32_t x_at = (SharedAddress(dynamic) + 1023) / 1024 * 1024;  // [kStages] of panels
@@ -103,7 +104,7 @@ __global__ void __launch_bounds__(kBlockThreads, kResident)
 
   // A warp's piece of W, of the last tile that exists where its own does not, and one of x: rows that exist.
   const bool copies_w = warp < T::kWTiles;
-  const int panel = T::kOwnW ? warp : warp - T::kWTiles;
+  const int panel = kOwnW ? warp : warp - T::kWTiles;
   const int32_t rows = min(args.m - panel * kPanelRows, kPanelRows);
   const bool copies_x = panel >= 0 && panel < T::kRowGroups && rows > 0;
   const uint32_t x_bytes = (rows + 7) / 8 * (kPanelBytes / kGroupRowTiles);
@@ -171,15 +172,15 @@ __global__ void __launch_bounds__(kBlockThreads, kResident)
       __syncwarp();  // all lanes have read the stage
       if (lane == 0) Arrive(SharedAddress(emptied + stage));
       const int32_t ahead = slice + kStages * kStageSlices;
-      if constexpr (T::kOwnW) {
+      if constexpr (kOwnW) {
         if (ahead < last) copy_w(stage, ahead);
       }
       // What other warps read, too: by now they have done so with the stage before.
       if (const int32_t next = ahead - kStageSlices;
-          slice > first && next < last && (copies_x || !T::kOwnW)) {
+          slice > first && next < last && (copies_x || !kOwnW)) {
         const int before = stage == 0 ? kStages - 1 : stage - 1;
         WaitForPhase(SharedAddress(emptied + before), stage == 0 ? parity ^ 1 : parity);
-        if constexpr (!T::kOwnW) copy_w(before, next);
+        if constexpr (!kOwnW) copy_w(before, next);
         copy_x(before, next);
       }
       if (++stage == kStages) {
@@ -216,8 +217,8 @@ __global__ void __launch_bounds__(kBlockThreads, kResident)
 #pragma unroll
     for (int j = 0; j < kGroupRowTiles; ++j) finish(totals[j], j);
   } else {
-    constexpr int kShare =
-        kGroupRowTiles / kSplit;  // tiles of rows of a warpgroup that a block ends up with
+    // Of a warpgroup's tiles of rows, what a block ends up with.
+    constexpr int kShare = kGroupRowTiles / kSplit;
     float sums[kSegments][kGroupRowTiles][4];
 #pragma unroll
     for (int s = 0; s < kSegments; ++s) {
