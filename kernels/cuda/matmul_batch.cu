@@ -1,5 +1,5 @@
-// Mapping, kTensor for the rows of a batch on Hopper, 33 to kMatmulBatchRows: W comes from HBM once and as fast as a plain
-// read has it, so all multiprocessors read at any time, with much of it on its way.
+// Mapping, kTensor for the rows of a batch on Hopper, 33 to kMatmulBatchRows: W comes from HBM once, and all
+// multiprocessors read it at any time, with much of it on its way.
 //
 // As in matmul_wgmma.cu W is the left operand of a warpgroup's matrix instructions and comes from registers, x the right
 // one and comes from shared memory as panels. A tile is 128 outputs by 64 rows, or 64 by 128; a block is two warpgroups
@@ -10,19 +10,21 @@
 //   whole   a block takes all inner values of a tile and adds segments up in registers: many tiles
 //   split   a cluster of four takes a tile, two segments a block, so that 32 tiles are enough for the device. At the end each
 //           block gets, of all eight segments, the sums of a quarter of the rows, in the memory of its stages, and adds
-//           them from left to right. This costs 3 us: between multiprocessors go some 25 GB/s for each
+//           them from left to right. This costs 3 us: 64 KB a block, and a multiprocessor sends some 25 GB/s to others
 //
 // Split is what fits the device at once when it is split. A cluster's blocks are placed by load
 // (cudaClusterSchedulingPolicyLoadBalancing): otherwise 128 of them lie on 84 of 132 multiprocessors, which take in no more than
 // 60 GB/s each.
 //
-// What was tried and lost (H100, Llama-3.1-8B's shapes; qkv, o, gate_up, down in us; a plain read of W: 17.7, 12.5, 76.3, 39.1):
+// What was tried and lost (H100, Llama-3.1-8B's shapes; qkv, o, gate_up, down in us; a plain read of W: 17.7, 12.5, 76.3, 39.1;
+// as it is: 64 rows 24.4, 18.9, 85.5, 48.4 to 52.5, 128 rows 28.9, 19.4, 86.8, 49.0 to 50.3):
 //   64 rows   any device's kernel                                   51.3, 52.1, 106.9, 170.8
 //             split                                                 24.5, 19.3, 103.0,  48.4
 //             whole                                                 31.2, 31.0,  85.3,  99.8
-//             a warp that copies and does nothing else: split       25.8, 21.8, 106.4,  54.8; whole 43.2, 44.0, 87.4, 144.4
+//             the first warp copies all pieces of a stage: split    25.8, 21.8, 106.4,  54.8; whole 43.2, 44.0, 87.4, 144.4
 //             split, where the driver puts blocks by default        25.9, 21.7, 100.7,  54.7
 //             split, sums sent by st.async                          26.1, 19.8, 105.3,  49.4
+//             split, a block's own share not sent                   24.4, 19.2,     -,  49.1
 //             split, 256 outputs, one block                         24.7, 20.2,  97.8,  50.5
 //             split, 128 rows of which half exist                   34.5, 19.2, 126.7,  48.8
 //   128 rows  matmul_wgmma.cu                                       34.0, 34.6,  90.9, 104.3
