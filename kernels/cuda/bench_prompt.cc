@@ -11,12 +11,15 @@ void BenchProducts(Bench& bench) {
   struct Case {
     int64_t out, in;
   };
-  for (const Case c : {Case{6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}}) {
+  for (const Case c :
+       {Case{6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}, {128256, 4096}}) {
     DeviceWeights w{nullptr, c.out, c.in, DeviceWeights::Way::kTensor, DType::kBF16};
-    const auto weights =
-        RandomBf16(static_cast<int64_t>(PackedMatrixBytes(c.out, c.in, w.way, w.storage)), 0.02f);
+    const auto bytes = static_cast<int64_t>(PackedMatrixBytes(c.out, c.in, w.way, w.storage));
+    const int copies = Bench::Copies(static_cast<double>(bytes));
+    const auto weights = RandomBf16(bytes * copies, 0.02f);
     w.data = weights.data();
-    for (const int64_t m : {1, 8, 16, 24, 32, 128, 512, 2048, 8192}) {
+    for (const int64_t m : {1, 8, 16, 24, 32, 33, 64, 96, 128, 192, 256, 512, 1024, 2048, 8192}) {
+      if (c.out > 100000 && m > 512) continue;  // nobody asks for so many logits
       const auto x = RandomFloats(m * c.in);
       Memory<float> y(m * c.out);
       Memory<std::byte> workspace(static_cast<int64_t>(MatmulWorkspaceBytes(m, w)));
@@ -28,8 +31,10 @@ void BenchProducts(Bench& bench) {
                  static_cast<int>(c.in), portable ? ", any device's kernel" : "");
         if (!bench.WantsShape(text)) continue;
         args.portable = portable;
-        const double seconds = bench.Seconds(1, 10, [&](int, cudaStream_t stream) {
-          return MatmulOrdered(args, w, workspace.data(), stream);
+        const double seconds = bench.Seconds(copies, 10, [&](int i, cudaStream_t stream) {
+          DeviceWeights copy = w;
+          copy.data = weights.data() + i * bytes;
+          return MatmulOrdered(args, copy, workspace.data(), stream);
         });
         const double read = 2.0 * static_cast<double>(c.out * c.in + m * c.in);
         bench.Report("product", text, seconds, read + 4.0 * static_cast<double>(m * c.out), false,

@@ -17,7 +17,7 @@
 //
 // Many rows: a block is 128 outputs by 64 or 128 rows, a warp 64 by 16 or 32. Slices of 32 inner
 // values of both operands are copied four stages ahead. Two sets of sums: the segment's, and those of
-// the segments before. On Hopper more than 64 rows are matmul_wgmma.cu's.
+// the segments before. On Hopper matmul_batch.cu and matmul_wgmma.cu have them instead (matmul.h says which).
 //
 // What was tried and lost (H200, Llama-3.1-8B's shapes, m = 1; qkv, o, gate_up, down, logits in us, and
 // a plain read of the same bytes: 12.9, 10.2, 52.6, 27.2, 227.7):
@@ -477,6 +477,7 @@ cudaError_t Tensor(const Operands& operands, bool portable, Stream stream) {
     return tiles > slots && tiles <= slots / 2 * 3 ? FewRows<4, 2, 3>(operands, stream)
                                                    : FewRows<4, 3, 2>(operands, stream);
   }
+  if (!portable && TakesBatchMatmul(m, operands.out)) return MatmulOfBatch(operands, stream);
   if (m <= 64) return ManyRows<64>(operands, stream);
   if (!portable && HasGroupMatmul()) return MatmulManyRowsByGroups(operands, stream);
   return ManyRows<128>(operands, stream);

@@ -13,14 +13,21 @@
 // Batch invariance, by construction. kTensor: the inner dimension is cut into kMatmulSegments
 // segments, which follow from `in` alone; a segment's sum is one chain of matrix instructions of 16
 // inner values each, in ascending order, in which W is always the left operand and x always the
-// right one; segments are added from left to right. The kernels for few and for many rows differ in
-// which chains run side by side and in nothing else. (That an element of a matrix instruction does
+// right one; segments are added from left to right. The kernels for few rows, for a batch's and for many
+// differ in which chains run side by side and in nothing else. (That an element of a matrix instruction does
 // not depend on its place in the tile, nor on whether a warp or a warpgroup executes it, is what the
 // hardware does: wgmma.cuh says what was compared, tests/cuda/matmul_test.cc checks it.) There is no
 // cuBLAS here for that reason: its kernel and its split of the inner dimension may change with m.
 //
-// Cost: matmul.h's. Few rows (up to kMatmulFewRows) read W once, from HBM; more rows read it once per
-// 128 rows (Hopper: 256), and x once per 128 outputs, from L2.
+// Rows, and the kernels of kTensor that take them:
+//
+//   1 to 8                        StreamKernel (matmul.cu; Hopper)
+//   to kMatmulFewRows             FewRowsKernel (matmul.cu)
+//   to kMatmulBatchRows           matmul_batch.cu (Hopper; from 65 rows on only up to 512 outputs a multiprocessor)
+//   more, and what is left over   matmul_wgmma.cu (Hopper, from 65 rows on), ManyRowsKernel (matmul.cu)
+//
+// Cost: matmul.h's. Few rows and a batch's read W once, from HBM; more rows read it once per 128 rows
+// (Hopper: 256), and x once per 128 outputs, a batch of more than 64 per 64 outputs, from L2.
 #ifndef WINNOW_KERNELS_CUDA_MATMUL_H_
 #define WINNOW_KERNELS_CUDA_MATMUL_H_
 
@@ -30,6 +37,7 @@ namespace winnow::kernels::cuda {
 
 inline constexpr int32_t kMatmulSegments = 8;
 inline constexpr int32_t kMatmulFewRows = 32;
+inline constexpr int32_t kMatmulBatchRows = 128;
 
 struct DeviceWeights {
   enum class Way : uint8_t { kTensor, kExact };

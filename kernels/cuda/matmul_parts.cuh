@@ -1,6 +1,7 @@
 // What the files of the matrix product share; no one else includes it.
 //
 //   matmul.cu        kTensor: few rows, many rows
+//   matmul_batch.cu  kTensor: the rows of a batch on Hopper
 //   matmul_wgmma.cu  kTensor: many rows on Hopper
 //   matmul_exact.cu  kExact, and W on its way into either order
 #ifndef WINNOW_KERNELS_CUDA_MATMUL_PARTS_CUH_
@@ -44,6 +45,11 @@ struct Operands {
     return (slices + slices_per_segment - 1) / slices_per_segment < kMatmulSegments;
   }
 };
+
+// Whether m rows are a batch's, where the code that runs on the current device has what those need.
+bool TakesBatchMatmul(int64_t m, int64_t out);
+// REQUIRES: TakesBatchMatmul(), and x in panels.
+[[nodiscard]] cudaError_t MatmulOfBatch(const Operands& operands, Stream stream);
 
 // Whether the code that runs on the current device has the matrix instructions of Hopper.
 bool HasGroupMatmul();

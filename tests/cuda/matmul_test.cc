@@ -55,7 +55,7 @@ class CudaMatmulTest : public CudaBackendFixture {
 
 TEST_F(CudaMatmulTest, TensorCoresEqualTheReference) {
   SCOPED_TRACE(Seed());
-  for (const int64_t m : {1, 3, 8, 9, 16, 31, 32, 33, 64, 65, 129, 300}) {
+  for (const int64_t m : {1, 3, 8, 9, 16, 31, 32, 33, 63, 64, 65, 127, 128, 129, 300}) {
     for (int round = 0; round < 3; ++round) {
       const int64_t in = round == 0 ? random_.Int(1, 70) : random_.Int(71, 1500);
       const std::vector<int64_t> outs = {random_.Int(1, 200), random_.Int(1, 100)};
@@ -134,7 +134,8 @@ TEST_F(CudaMatmulTest, ARowHasTheSameBitsAmongAnyNumberOfRows) {
       const auto w = backend_->Pack(product.hosts, exact ? DType::kF32 : DType::kBF16);
       ASSERT_NE(w, nullptr);
       const Matrix whole = Run(product, *w, 0, m);
-      for (const int64_t rows : {1, 2, 7, 8, 9, 16, 17, 32, 33, 60, 64, 65, 128, 200, 513}) {
+      for (const int64_t rows :
+           {1, 2, 7, 8, 9, 16, 17, 32, 33, 60, 64, 65, 100, 128, 129, 200, 257, 513}) {
         const int64_t first = random_.Int(0, m - rows);
         const Matrix part = Run(product, *w, first, rows);
         for (int64_t i = first; i < first + rows; ++i) {
@@ -207,6 +208,63 @@ TEST_F(CudaMatmulTest, TheDevicesOwnKernelsGiveTheBitsOfThoseThatAnyHas) {
           ASSERT_TRUE(SameBits(part, i, own, i)) << "row " << i << " of " << count;
         }
       }
+    }
+  }
+}
+
+// The kernels of a batch's rows, at the borders between ways: the bits of the kernels that any device has, and of
+// each row alone. Outputs are few enough for a cluster's blocks to share a tile, and too many for that.
+TEST_F(CudaMatmulTest, ABatchHasTheBitsOfAnyDevicesKernelAndOfEachRowAlone) {
+  SCOPED_TRACE(Seed());
+  struct Size {
+    int64_t in, out;
+  };
+  for (const int64_t m : {33, 40, 63, 64, 65, 96, 127, 128, 129, 192, 255, 256, 257}) {
+    // Segments of one slice, and some without any; of an odd number; of an even one; of unequal length; of more stages
+    // than there are at once.
+    for (const Size size : {Size{32 * random_.Int(1, 7), random_.Int(1, 70)},
+                            {256 * (2 * random_.Int(0, 2) + 1), 16 * random_.Int(1, 40)},
+                            {512 * random_.Int(1, 4), random_.Int(100, 900)},
+                            {random_.Int(300, 1500), random_.Int(1, 300)},
+                            {4096 + 512 * random_.Int(0, 2), 64 * random_.Int(1, 4)},
+                            {random_.Int(64, 600), random_.Int(8700, 9000)}}) {
+      SCOPED_TRACE(testing::Message() << "m " << m << " in " << size.in << " out " << size.out);
+      const float deviation = 1.0f / std::sqrt(static_cast<float>(size.in));
+      Matrix x = Matrix::Normal(random_, m, size.in, 1.0f, random_.Int(0, 5));
+      Matrix y = Matrix::Normal(random_, m, size.out, 1.0f, random_.Int(0, 5));
+      DeviceWeights w{nullptr, size.out, size.in, DeviceWeights::Way::kTensor, DType::kBF16};
+      DeviceArray<std::byte> packed(PackedMatrixBytes(size.out, size.in, w.way, w.storage));
+      packed.Zero();
+      w.data = packed.data();
+      std::vector<float> source(size.out * size.in);
+      for (float& value : source) value = random_.Normal(deviation);
+      const DeviceArray<float> of_source(source);
+      WINNOW_CUDA_OK(PackRows(of_source.data(), DType::kF32, 0, size.out, w, nullptr));
+      const bool accumulate = random_.Int(0, 1) == 1;
+      std::vector<float> bias;
+      if (random_.Int(0, 1) == 1) {
+        for (int64_t o = 0; o < size.out; ++o) bias.push_back(random_.Normal());
+      }
+      const DeviceArray<float> of_bias(bias);
+      const auto on_device = Upload(x);
+      const auto run = [&](int64_t rows_at_once, bool portable) {
+        Matrix result = y;
+        const DeviceArray<float> of_y = Upload(result);
+        const DeviceArray<std::byte> workspace(MatmulWorkspaceBytes(rows_at_once, w));
+        const int64_t stride = x.tensor().stride, y_stride = y.tensor().stride;
+        for (int64_t i = 0; i < m; i += rows_at_once) {
+          WINNOW_CUDA_OK(cuda::Matmul(
+              {on_device.data() + i * stride, stride, rows_at_once, of_y.data() + i * y_stride,
+               y_stride, bias.empty() ? nullptr : of_bias.data(), accumulate, portable},
+              w, workspace.data(), nullptr));
+        }
+        Download(of_y, result);
+        return result;
+      };
+      const Matrix own = run(m, false);
+      EXPECT_TRUE(own.GuardsIntact());
+      ASSERT_TRUE(SameBits(own, run(m, true)));
+      ASSERT_TRUE(SameBits(own, run(1, false)));
     }
   }
 }
