@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """Overload: what a server still gives when it is asked for several times what it can do.
 
-    loadtest/overload.py [--transport http|grpc] [--times 5,10] [--seconds 20] [--tenants 5 --flood 4] [--cores 0/1] [-- SERVE FLAGS]
+    loadtest/overload.py [--transport http|grpc] [--times 5,10] [--seconds 20] [--peak-seconds 20] [--tenants 5 --flood 4] [--cores 0/1] [-- SERVE FLAGS]
 
 First the peak: as many requests at once as run, each followed by the next. Then an open loop: requests come at random
 times at a multiple of that rate, whether or not others were answered, as from clients that know nothing of each other.
@@ -140,7 +140,8 @@ async def measure(server, args):
     make = {"http": Http, "grpc": Grpc}[args.transport]
     client = make(server, args.tokens)
     await Phase(client).closed_loop(args.running, 2)  # warm
-    peak = await Phase(client).closed_loop(args.running, args.seconds)
+    peak_seconds = args.peak_seconds or args.seconds
+    peak = await Phase(client).closed_loop(args.running, peak_seconds)
     for times in args.times:
         rate = times * peak / args.tokens
         phase = Phase(client)
@@ -148,7 +149,8 @@ async def measure(server, args):
         own, theirs = time.process_time(), cpu_seconds(server.process.pid)
         goodput, late = await phase.open_loop(rate, args.seconds, args.tenants, args.flood)
         own, theirs = time.process_time() - own, cpu_seconds(server.process.pid) - theirs
-        after = await Phase(client).closed_loop(args.running, args.seconds)
+        after_mib = rss_mib(server.process.pid)
+        after = await Phase(client).closed_loop(args.running, peak_seconds)
         by_tenant = {f"t{i}": 0 for i in range(args.tenants)}
         for tenant, tokens, _ in phase.answered:
             by_tenant[tenant] += tokens
@@ -163,7 +165,8 @@ async def measure(server, args):
             "refused_p99_ms": round(1e3 * percentile(phase.refused, 0.99), 2),
             "answered_p99_s": round(percentile([s for _, _, s in phase.answered], 0.99), 2),
             "driver_cpu_s": round(own, 2), "server_cpu_s": round(theirs, 2), "driver_late_s": round(late, 2),
-            "server_rss_mib": [before_mib, rss_mib(server.process.pid)], "load_average": round(os.getloadavg()[0], 1)}
+            "seconds": args.seconds, "server_rss_mib": [before_mib, after_mib],
+            "rss_growth": round(after_mib / before_mib - 1, 4), "load_average": round(os.getloadavg()[0], 1)}
         if args.tenants > 1:
             result["tokens_by_tenant"] = by_tenant
             result["light_tenant_p99_s"] = round(percentile(light, 0.99), 2)
@@ -178,6 +181,7 @@ def main():
     parser.add_argument("--transport", choices=["http", "grpc"], default="http")
     parser.add_argument("--times", type=lambda text: [float(t) for t in text.split(",")], default=[5, 10])
     parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--peak-seconds", type=float, help="of each measurement of the peak; as --seconds, if absent")
     parser.add_argument("--tokens", type=int, default=64, help="of each answer")
     parser.add_argument("--running", type=int, default=16, help="--max-running of the server, and requests at once at the peak")
     parser.add_argument("--tenants", type=int, default=1)

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <sstream>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
@@ -15,6 +16,7 @@
 #include "engine/kv/kv_store.h"
 #include "server/strings.h"
 #include "server/suggest.h"
+#include "yaml-cpp/eventhandler.h"
 #include "yaml-cpp/yaml.h"
 
 namespace winnow::server {
@@ -28,6 +30,35 @@ struct FileValue {
   int line = 0;
 };
 
+// Where documents begin, of a text's first two. YAML::LoadAll asks for more until there are none, and at a comma that stands
+// where no list is the parser has always one more.
+class DocumentStarts final : public YAML::EventHandler {
+ public:
+  static std::vector<YAML::Mark> FirstTwo(const std::string& text) {
+    std::istringstream stream(text);
+    YAML::Parser parser(stream);
+    DocumentStarts starts;
+    while (starts.marks_.size() < 2 && parser.HandleNextDocument(starts)) continue;
+    return std::move(starts.marks_);
+  }
+
+  void OnDocumentStart(const YAML::Mark& mark) override { marks_.push_back(mark); }
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnAlias(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnScalar(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                const std::string&) override {}
+  void OnSequenceStart(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                       YAML::EmitterStyle::value) override {}
+  void OnSequenceEnd() override {}
+  void OnMapStart(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                  YAML::EmitterStyle::value) override {}
+  void OnMapEnd() override {}
+
+ private:
+  std::vector<YAML::Mark> marks_;
+};
+
 // The file as option name -> value. Everything in it must be known and a scalar.
 absl::StatusOr<std::map<std::string, FileValue>> ReadConfigFile(const std::string& path) {
   const auto fail = [&](const YAML::Mark& mark, std::string_view what) {
@@ -37,19 +68,17 @@ absl::StatusOr<std::map<std::string, FileValue>> ReadConfigFile(const std::strin
   const absl::StatusOr<std::string> text = engine::ReadSmallFile(path, kConfigFileBytesMax);
   if (absl::IsInvalidArgument(text.status())) return text.status();
   if (!text.ok()) return absl::InvalidArgumentError(Concat(path, ": cannot be read"));
-  std::vector<YAML::Node> documents;
+  YAML::Node root;
+  std::vector<YAML::Mark> documents;
   try {
-    documents = YAML::LoadAll(*text);
+    documents = DocumentStarts::FirstTwo(*text);
+    root = YAML::Load(*text);
   } catch (const YAML::Exception& error) {
     return fail(error.mark, error.msg);
   }
   std::map<std::string, FileValue> values;
-  if (documents.empty()) return values;  // an empty file
-  if (documents.size() > 1) {
-    return fail(documents[1].Mark(), "holds more than one document");
-  }
-  const YAML::Node& root = documents[0];
-  if (root.IsNull()) return values;  // comments alone
+  if (documents.size() > 1) return fail(documents[1], "holds more than one document");
+  if (root.IsNull()) return values;  // empty, or comments alone
   if (!root.IsMap()) return fail(root.Mark(), "must be a map of options");
 
   std::map<std::string, std::string> names;  // key in the file -> option name

@@ -1,7 +1,7 @@
 // Any bytes as a GGUF file: refused, or what it says lies within the file; and its configuration, its tokenizer as
 // tokenizer.json and its chat template are refused, or well-formed.
 //
-// Sources: engine/model/gguf.cc engine/model/gguf_keys.cc engine/model/gguf_config.cc engine/model/rope.cc
+// Sources: engine/model/gguf.cc engine/model/gguf_keys.cc engine/model/gguf_config.cc engine/model/model_family.cc engine/model/rope.cc
 // Sources: engine/gguf_tokenizer.cc engine/base/json_file.cc engine/text/pre_tokenizer_kinds.cc engine/text/unicode/unicode_text.cc
 // Sources: engine/text/unicode/unicode_tables.cc kernels/check.cc kernels/quantized.cc
 #include <cstddef>

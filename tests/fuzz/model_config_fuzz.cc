@@ -1,7 +1,7 @@
 // Any bytes as config.json, and after a NUL as generation_config.json: refused, or a configuration
 // that keeps the header's promises and whose frequencies and tensors can be listed.
 //
-// Sources: engine/base/json_file.cc engine/base/json_keys.cc engine/model/model_config.cc engine/model/rope.cc
+// Sources: engine/base/json_file.cc engine/base/json_keys.cc engine/model/model_config.cc engine/model/model_family.cc engine/model/rope.cc
 // Sources: engine/model/safetensors.cc engine/model/safetensors_header.cc engine/model/weights.cc engine/model/gguf.cc engine/model/gguf_keys.cc engine/model/gguf_config.cc
 // Sources: engine/model/gguf_weights.cc engine/model/grouped_int4.cc engine/model/grouped_int4_tensors.cc kernels/check.cc kernels/quantized.cc
 #include <cmath>

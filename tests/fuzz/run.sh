@@ -6,45 +6,44 @@ name=$1
 seconds=$2
 executions=${3:--1}
 cd "$(dirname "$0")/../.."
-work=${WINNOW_FUZZ_DIR:-build/fuzz}/$name
+folder=${WINNOW_FUZZ_DIR:-build/fuzz}
+work=$folder/$name
 compiler=
-for candidate in clang++-19 clang++-18 clang++-17 clang++-16 clang++; do
+for candidate in clang++-19 clang++-18 clang++-17 clang++-16 clang++-15 clang++-14 clang++; do
   if command -v "$candidate" > /dev/null; then compiler=$candidate; break; fi
 done
 [ -n "$compiler" ] || { echo "run.sh: no clang++ found" >&2; exit 1; }
-
-# Targets share most of their sources.
 launcher=$(command -v ccache || true)
 
-mkdir -p "$work/found"
-packages="absl_status absl_statusor absl_strings absl_flat_hash_set absl_flat_hash_map absl_synchronization absl_time fmt spdlog libpcre2-8 libutf8proc libcrypto libssl libxxhash"
-# Beyond these, the packages that a target names in `Packages:` lines.
-packages="$packages $(sed -n 's|^// Packages: ||p' "tests/fuzz/${name}_fuzz.cc" | tr '\n' ' ')"
-# Messages are generated anew for a target that names their files in `Protos:` lines.
+mkdir -p "$work/found" "$folder/objects" "$folder/proto"
+packages="absl_status absl_statusor absl_strings absl_flat_hash_set absl_flat_hash_map absl_synchronization absl_time fmt spdlog libpcre2-8 libutf8proc libcrypto libssl libxxhash yaml-cpp protobuf grpc++"
+# Messages are generated for a target that names their files in `Protos:` lines.
 protos=$(sed -n 's|^// Protos: ||p' "tests/fuzz/${name}_fuzz.cc" | tr '\n' ' ')
 generated=
-if [ -n "$protos" ]; then
-  packages="$packages protobuf grpc++"
-  # One folder for all targets, so that ccache compiles a message once.
-  generated_dir=${WINNOW_FUZZ_DIR:-build/fuzz}/proto
-  mkdir -p "$generated_dir"
-  protoc -I proto --cpp_out="$generated_dir" $protos
-  for proto in $protos; do generated="$generated $generated_dir/${proto%.proto}.pb.cc"; done
-fi
-flags="-std=c++20 -DWINNOW_VERSION=\"fuzz\" -O1 -g -ffunction-sections -I. -I${WINNOW_FUZZ_DIR:-build/fuzz}/proto -DFMT_SHARED -DSPDLOG_COMPILED_LIB -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all $(pkg-config --cflags $packages)"
-# Only what the target says that it reaches, so that a run starts within a minute.
+for proto in $protos; do
+  source=$folder/proto/${proto%.proto}.pb.cc
+  [ "$source" -nt "proto/$proto" ] || protoc -I proto --cpp_out="$folder/proto" "$proto"
+  generated="$generated $source"
+done
+flags="-std=c++20 -DWINNOW_VERSION=\"fuzz\" -O1 -gline-tables-only -ffunction-sections -fdata-sections -I. -I$folder/proto -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all $(pkg-config --cflags $packages) -DFMT_SHARED"
+# Only what the target says that it reaches, so that a run starts within a minute. Objects are shared among targets.
 sources="tests/fuzz/${name}_fuzz.cc $(sed -n 's|^// Sources: ||p' "tests/fuzz/${name}_fuzz.cc" | tr '\n' ' ') $generated"
 objects=
 for source in $sources; do
-  object=$work/$(echo "$source" | tr / _).o
-  if [ ! -e "$object" ] || [ -n "$(find engine kernels server storage tests/fuzz -newer "$object" \( -name '*.h' -o -path "$source" \) | head -1)" ]; then
+  object=$folder/objects/$(echo "$source" | tr / _).o
+  if [ ! -e "$object" ] || [ -n "$(find engine kernels server storage tests/fuzz "$folder/proto" -newer "$object" \( -name '*.h' -o -path "$source" \) | head -1)" ]; then
     echo "$source"
-    $launcher "$compiler" $flags -fsanitize=fuzzer-no-link -c "$source" -o "$object"
+    # Before clang 17 a coroutine has no room for what -fsanitize=function puts before functions.
+    more=
+    if grep -q co_await "$source"; then more=-fno-sanitize=function; fi
+    $launcher "$compiler" $flags $more -fsanitize=fuzzer-no-link -c "$source" -o "$object.$$"
+    mv "$object.$$" "$object"
   fi
   objects="$objects $object"
 done
-# Functions that are not reached need no sources.
-"$compiler" $flags -fsanitize=fuzzer -Wl,--gc-sections $objects $(pkg-config --libs $packages) -o "$work/fuzz"
+# Functions that are not reached need no sources. Libraries beside the program come first (bundle.sh puts them there).
+"$compiler" $flags -fsanitize=fuzzer -Wl,--gc-sections,-z,start-stop-gc,--as-needed,--disable-new-dtags '-Wl,-rpath,$ORIGIN/lib' $objects \
+  $(pkg-config --libs $packages) -o "$work/fuzz"
 
 if [ "$seconds" = build ]; then
   :

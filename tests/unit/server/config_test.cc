@@ -85,6 +85,8 @@ TEST_F(ConfigTest, FileThatIsNotAFlatMapIsAnError) {
               HasSubstr("bytes, more than the 1048576 allowed"));
   EXPECT_THAT(Error(Resolve({}, {}, File("threads: 1\n---\nmax_running: 2\n"))),
               HasSubstr("more than one document"));
+  // At a stray comma yaml-cpp finds documents without an end.
+  EXPECT_THAT(Error(Resolve({}, {}, File(", a"))), HasSubstr(":1: holds more than one document"));
   for (const char* empty : {"", "~", "null"}) {
     EXPECT_THAT(Error(Resolve({}, {}, File(std::string("threads: 1\nstore_dir: ") + empty + "\n"))),
                 HasSubstr(":2: store_dir: has no value"));

@@ -1,0 +1,92 @@
+#include "server/tenant_limits.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <spdlog/sinks/null_sink.h>
+
+#include <fstream>
+
+#include "tests/unit/server/movable_clock.h"
+#include "tests/unit/temp_dir.h"
+
+namespace winnow::server {
+namespace {
+
+using ::testing::HasSubstr;
+
+class TenantLimitsTest : public ::testing::Test {
+ protected:
+  void Write(const std::string& text) const { std::ofstream(path_) << text; }
+  absl::StatusOr<std::unique_ptr<TenantTable>> Load(const std::string& text) {
+    Write(text);
+    return TenantTable::Load(path_, log_, clock_);
+  }
+  void ExpectRefused(const std::string& text, const std::string& message) {
+    const auto table = Load(text);
+    EXPECT_EQ(table.status().code(), absl::StatusCode::kInvalidArgument) << text;
+    EXPECT_THAT(std::string(table.status().message()), HasSubstr(path_ + message)) << text;
+  }
+
+  const TempDir dir_;
+  const std::string path_ = dir_.File("tenants.yaml");
+  Log log_{"debug", "json", std::make_shared<spdlog::sinks::null_sink_mt>()};
+  MovableClock clock_;
+};
+
+TEST_F(TenantLimitsTest, ATenantHasItsOwnLimitsAndOthersTheDefault) {
+  const auto table = Load(
+      "default: {weight: 0.5, requests: 8}\n"
+      "tenants:\n"
+      "  a: {weight: 2, waiting_tokens: 3, running_tokens: 4, store_bytes: 5}\n"
+      "  b: {}\n");
+  ASSERT_TRUE(table.ok()) << table.status();
+  const TenantLimits a = (*table)->Of("a");
+  EXPECT_EQ(a.weight, 2);
+  EXPECT_EQ(a.requests, 0);  // the default's are not inherited
+  EXPECT_EQ(a.waiting_tokens, 3);
+  EXPECT_EQ(a.running_tokens, 4);
+  EXPECT_EQ(a.store_bytes, 5);
+  EXPECT_EQ((*table)->Of("b").weight, 1);
+  EXPECT_EQ((*table)->Of("nobody").weight, 0.5);
+  EXPECT_EQ((*table)->Of("nobody").requests, 8);
+}
+
+TEST_F(TenantLimitsTest, AnEmptyFileBoundsNobody) {
+  for (const char* text : {"", "# nothing\n", "{}\n"}) {
+    const auto table = Load(text);
+    ASSERT_TRUE(table.ok()) << table.status();
+    EXPECT_EQ((*table)->Of("a").weight, 1);
+    EXPECT_EQ((*table)->Of("a").requests, 0);
+  }
+}
+
+TEST_F(TenantLimitsTest, WhatIsWrongIsNamedWithItsLine) {
+  ExpectRefused("- a\n", ":1: must be a map with default and tenants");
+  ExpectRefused("\ntenents: {}\n", ":2: unknown key tenents: did you mean tenants?");
+  ExpectRefused("[a]: {}\n", ":1: unknown key");
+  ExpectRefused("tenants: [a]\n", ":1: tenants: must be a map");
+  ExpectRefused("tenants:\n  a: 3\n", ":2: must be a map of limits");
+  ExpectRefused("default: 3\n", ":1: must be a map of limits");
+  ExpectRefused("tenants:\n  a/b: {}\n", ":2: a tenant's name must be");
+  ExpectRefused("tenants:\n  a: {}\n  a: {}\n", ":3: a: is there twice");
+  ExpectRefused("default: {reqests: 1}\n", ":1: unknown key reqests: did you mean requests?");
+  for (const char* weight : {"0", "0.009", "1001", "-1", "nan", "inf", "x", "[1]"})
+    ExpectRefused("default: {weight: " + std::string(weight) + "}\n", ":1: weight: must be");
+  for (const char* quota : {"0", "-1", "1.5", "x", "9223372036854775807", "{}"})
+    ExpectRefused("default: {store_bytes: " + std::string(quota) + "}\n", ":1: store_bytes: must");
+  ExpectRefused("tenants: [", ":");
+}
+
+TEST_F(TenantLimitsTest, AChangedFileIsReadAgainAndABadOneLeavesWhatThereWas) {
+  const auto table = Load("tenants: {a: {requests: 1}}\n");
+  ASSERT_TRUE(table.ok()) << table.status();
+  Write("tenants: {a: {requests: 22}}\n");
+  clock_.Advance(std::chrono::seconds(2));
+  EXPECT_EQ((*table)->Of("a").requests, 22);
+  Write("tenants: {a: {requests: -33}}\n");
+  clock_.Advance(std::chrono::seconds(2));
+  EXPECT_EQ((*table)->Of("a").requests, 22);
+}
+
+}  // namespace
+}  // namespace winnow::server
