@@ -374,7 +374,7 @@ class Backend {
                                           const KvLayout& layout, float scale,
                                           const Tensor& out) = 0;
 
-  // As AttendChosen, as far as states [queries][H][AttentionStateFloats(d)]. Whose mid is all that it sees has no anchors.
+  // As AttendChosen, as far as states [queries][H][AttentionStateFloats(d)]. A query whose mid is all it sees has no anchors.
   [[nodiscard]] virtual bool AttendChosenStates(const Tensor& q,
                                                 std::span<const RetrievalQuery> queries,
                                                 const Selection& chosen, const void* pool,

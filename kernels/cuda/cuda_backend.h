@@ -250,7 +250,7 @@ class CudaBackend final : public Backend {
   enum class HeldBack : uint8_t { kNothing, kRotation, kRotationAndKeys, kMasses, kMerges };
   void ReleaseHeldBack();
   void ReleaseHeldTokens(HeldBack held_back);
-  // The states of which these masses are to be made, and whoever asks makes them; null: they are made.
+  // The states of masses that are held back, which the caller makes then; null: they are made.
   const float* TakeHeldMasses(const float* masses, int64_t count, int32_t head_dim);
 
   // Makes a product's left operand, in order, at `ordered`.

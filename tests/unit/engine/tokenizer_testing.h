@@ -14,12 +14,9 @@
 #include "engine/text/tokenizer_normalizer.h"
 #include "engine/text/unicode/unicode_text.h"
 #include "gtest/gtest.h"
+#include "tests/unit/engine/model_files.h"
 
 namespace winnow::engine {
-
-inline std::string SourcePath(const std::string& path) {
-  return std::string(WINNOW_SOURCE_DIR) + "/" + path;
-}
 
 // Data shared beside the project; tests that need it are skipped where it is missing.
 inline std::string SharedPath(const std::string& path) {
