@@ -38,13 +38,29 @@ class Http:
 
     def __init__(self, server, tokens):
         self.port, self.idle = server.http_port, []
+        self.closed_idle = 0  # requests that met a connection which the server was closing, and were sent again on a new one
         self.body = json.dumps({"prompt": PROMPT, "max_tokens": tokens, "ignore_eos": True}).encode()
 
-    async def ask(self, tenant):
-        reader, writer = self.idle.pop() if self.idle else await asyncio.open_connection("127.0.0.1", self.port)
+    async def send(self, tenant, reader, writer):
+        """The answer's head."""
         writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nx-winnow-tenant: %s\r\nContent-Length: %d\r\n\r\n%s" % (
             tenant.encode(), len(self.body), self.body))
-        head = await reader.readuntil(b"\r\n\r\n")
+        return await reader.readuntil(b"\r\n\r\n")
+
+    async def ask(self, tenant):
+        head = None
+        while head is None and self.idle:
+            reader, writer = self.idle.pop()
+            try:
+                head = await self.send(tenant, reader, writer)
+            except (asyncio.IncompleteReadError, ConnectionError) as error:
+                if getattr(error, "partial", b""):
+                    raise
+                self.closed_idle += 1
+                writer.close()
+        if head is None:
+            reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+            head = await self.send(tenant, reader, writer)
         length = next(int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
         body = await reader.readexactly(length)
         self.idle.append((reader, writer))
@@ -59,6 +75,8 @@ class Http:
 
 
 class Grpc:
+    closed_idle = 0  # a channel sees to that itself
+
     def __init__(self, server, tokens):
         self.channels = [grpc.aio.insecure_channel(server.address, [("grpc.use_local_subchannel_pool", 1)]) for _ in range(4)]
         self.methods = [channel.unary_stream("/winnow.v1.InferenceService/Generate") for channel in self.channels]
@@ -165,7 +183,7 @@ async def measure(server, args):
             "refused_p99_ms": round(1e3 * percentile(phase.refused, 0.99), 2),
             "answered_p99_s": round(percentile([s for _, _, s in phase.answered], 0.99), 2),
             "driver_cpu_s": round(own, 2), "server_cpu_s": round(theirs, 2), "driver_late_s": round(late, 2),
-            "seconds": args.seconds, "server_rss_mib": [before_mib, after_mib],
+            "closed_idle": client.closed_idle, "seconds": args.seconds, "server_rss_mib": [before_mib, after_mib],
             "rss_growth": round(after_mib / before_mib - 1, 4), "load_average": round(os.getloadavg()[0], 1)}
         if args.tenants > 1:
             result["tokens_by_tenant"] = by_tenant

@@ -4,8 +4,9 @@
 //
 //   fuzz_test NAME EXECUTIONS SECONDS     ends after so many executions, or seconds
 //
-// WINNOW_TEST_SEED repeats a run. What fails leaves its input in fuzz-crash-NAME, which the target under libFuzzer takes
-// as an argument.
+// Mutations are the same in every run, so that a failure belongs to a change; campaign.py looks for what nobody knows yet.
+// WINNOW_TEST_SEED gives others. A failure leaves its input in fuzz-crash-NAME, which the target under libFuzzer takes as
+// an argument.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -28,7 +29,7 @@
 using Bytes = std::string;
 using Target = int (*)(const uint8_t* data, size_t size);
 
-// Each X_fuzz.cc is compiled with its LLVMFuzzerTestOneInput called FuzzX.
+// Each X_fuzz.cc is compiled with its LLVMFuzzerTestOneInput called Fuzz_X.
 #define WINNOW_FUZZ_TARGET(name) extern "C" int Fuzz_##name(const uint8_t* data, size_t size);
 #include "fuzz_targets.inc"
 #undef WINNOW_FUZZ_TARGET
@@ -186,7 +187,7 @@ int main(int argc, char** argv) {
   const uint64_t most = std::strtoull(argv[2], nullptr, 10);
   const std::chrono::seconds limit(std::strtoull(argv[3], nullptr, 10));
   const char* const fixed = std::getenv("WINNOW_TEST_SEED");
-  const uint64_t seed = fixed ? std::strtoull(fixed, nullptr, 10) : std::random_device{}();
+  const uint64_t seed = fixed != nullptr ? std::strtoull(fixed, nullptr, 10) : 1;
   const std::vector<Bytes> corpus =
       ReadCorpus(std::filesystem::path(WINNOW_SOURCE_DIR) / "tests/fuzz/corpus" / name);
   if (corpus.empty()) {
