@@ -16,7 +16,7 @@
 // (cudaClusterSchedulingPolicyLoadBalancing): otherwise 128 of them lie on 84 of 132 multiprocessors, which take in no more than
 // 60 GB/s each.
 //
-// What was tried and lost (H100, Llama-3.1-8B's shapes; qkv, o, gate_up, down in us; a plain read of W: 17.7, 12.5, 76.3, 39.1;
+// Tried and lost (H100, Llama-3.1-8B's shapes; qkv, o, gate_up, down in us; a plain read of W: 17.7, 12.5, 76.3, 39.1;
 // as it is: 64 rows 24.4, 18.9, 85.5, 48.4 to 52.5, 128 rows 28.9, 19.4, 86.8, 49.0 to 50.3):
 //   64 rows   any device's kernel                                   51.3, 52.1, 106.9, 170.8
 //             split                                                 24.5, 19.3, 103.0,  48.4

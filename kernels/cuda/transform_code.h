@@ -145,8 +145,8 @@ struct DeviceTableExtension {
 [[nodiscard]] cudaError_t MergeStates(const float* parts, int64_t count, int32_t head_dim,
                                       float* states, Stream stream);
 
-// What states [num_queries][H][d + 2] become, in this order: merged with `parts`, then with the tails of `tables` (of each
-// query, in device memory), then attention, as FinishStates (row_attention.h) has it. What is null is left out.
+// The last steps of states [num_queries][H][d + 2], in this order: merged with `parts`, then with the tails of `tables` (of
+// each query, in device memory), then attention, as FinishStates (row_attention.h) has it. Null steps are left out.
 struct StateEnd {
   float* states = nullptr;
   int32_t num_queries = 0, heads = 0, head_dim = 0;

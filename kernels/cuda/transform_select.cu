@@ -309,7 +309,7 @@ cudaError_t LaunchOver(Kernel kernel, const Plan& plan, int64_t block_tokens, co
   return Launch(kernel, grid, kThreads, 0, stream, false, args);
 }
 
-// Of what is read; few rows have more blocks each.
+// Takes the selection's tokens; few rows have more blocks each.
 cudaError_t LaunchTake(int32_t rows, const Args& args, const Selection& read, Stream stream) {
   const int64_t spare = CeilDiv(2 * int64_t{CurrentDevice().multiprocessors}, rows);
   const auto blocks =

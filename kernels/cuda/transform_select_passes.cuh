@@ -23,7 +23,7 @@ constexpr int32_t kChunkTokens = kThreads * kTokens;
 constexpr int kMassTiles = 8;   // of a warp, at a time
 constexpr int kMassChunks = 8;  // of a block
 constexpr int kPassBlocks = 3;  // of a multiprocessor
-// Of a warp: half of what a block that keeps its dots has, so that more blocks have room.
+// Tiles of a warp: half as many as in a block that keeps its dots, so that more blocks have room.
 template <int kGroup>
 constexpr int kPieceTiles = kGroup <= 4 ? 16 : 128 / kGroup;
 

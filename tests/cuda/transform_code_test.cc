@@ -369,7 +369,7 @@ TEST_F(CudaTransformCodeTest, TailsAreMergedAsTheReferenceMergesThem) {
   }
 }
 
-// What the backend asks for in one launch has the bits of its steps.
+// One launch for all steps has the bits of the steps.
 TEST_F(CudaTransformCodeTest, StatesEndAsStepByStep) {
   SCOPED_TRACE(Seed());
   for (const int32_t d : {64, 80, 96, 128}) {
