@@ -52,7 +52,7 @@ const std::map<std::string, Target, std::less<>>& Targets() {
   return targets;
 }
 
-// What is being tried, for the hooks below.
+// The input that is being tried, for the hooks below.
 std::string crash_file;
 const Bytes* current = nullptr;
 

@@ -15,7 +15,7 @@
 
 namespace winnow::engine {
 
-// Of 30 tokens, one after the other.
+// The logits after each of 30 tokens.
 inline std::vector<float> Logits(const std::string& path, kernels::DType compute,
                                  WeightStorage storage = WeightStorage::kWide) {
   const auto config = LoadModelConfig(path);
