@@ -283,7 +283,9 @@ TEST_F(KvTiersTest, AStoreThatTakesNothingLeavesWhatFastMemoryHolds) {
     if (reply.last.finish == FinishReason::kError) {
       EXPECT_EQ(reply.last.error_code, absl::StatusCode::kUnavailable);
     } else {
-      EXPECT_EQ(reply.tokens, Expected()[i].tokens) << ToString(requests_[i].policy);
+      EXPECT_EQ(reply.tokens, Expected()[i].tokens)
+          << ToString(requests_[i].policy) << ", prompt " << requests_[i].prompt.size() << ", seed "
+          << seed_;
     }
     ++i;
   }
