@@ -141,8 +141,8 @@ class RetrievalAttention {
   std::vector<kernels::AttentionChunk> dense_chunks_;
   std::vector<Fetcher::TierRows> anchor_rows_;  // [queries] what reading the anchors first took
   kernels::Buffer states_;                      // the device's
-  // Of selection by masses: the anchors' [kMaxCallQueries][H], and those of none, in shared memory, where layers are
-  // predicted; and the anchors' states, as states_.
+  // Selection by masses alone has these: the anchors' masses [kMaxCallQueries][H]; masses of no keys, in shared memory, for
+  // the prediction of a layer; and the anchors' states, as states_.
   kernels::Buffer anchor_masses_, no_anchor_masses_, anchor_states_;
   std::vector<kernels::RetrievalQuery> chosen_alone_;  // of a call
   size_t scratch_bytes_ = 0;

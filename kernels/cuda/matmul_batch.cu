@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(kBlockThreads, kResident)
       if constexpr (kOwnW) {
         if (ahead < last) copy_w(stage, ahead);
       }
-      // What other warps read, too: by now they have done so with the stage before.
+      // Pieces that other warps read, too: those warps are done with the stage before by now.
       if (const int32_t next = ahead - kStageSlices;
           slice > first && next < last && (copies_x || !kOwnW)) {
         const int before = stage == 0 ? kStages - 1 : stage - 1;
@@ -219,7 +219,7 @@ __global__ void __launch_bounds__(kBlockThreads, kResident)
 #pragma unroll
     for (int j = 0; j < kGroupRowTiles; ++j) finish(totals[j], j);
   } else {
-    // Of a warpgroup's tiles of rows, what a block ends up with.
+    // A block's share of a warpgroup's tiles of rows.
     constexpr int kShare = kGroupRowTiles / kSplit;
     float sums[kSegments][kGroupRowTiles][4];
 #pragma unroll

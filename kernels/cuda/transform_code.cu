@@ -542,7 +542,7 @@ cudaError_t EncodeTransformKeys(const DeviceTransform& transform, const DeviceKe
   const dim3 grid(static_cast<unsigned>(CeilDiv(max_span_tokens, kEncodeTokens)),
                   static_cast<unsigned>(transform.kv_heads), static_cast<unsigned>(num_spans));
   const unsigned threads = ThreadsFor(4 * transform.quads);
-  // Of more blocks a multiprocessor has room for few of so many registers.
+  // Reading ahead takes registers, which leave a multiprocessor room for few blocks.
   const bool one_each =
       max_span_tokens == 1 && int64_t{grid.y} * grid.z <= CurrentDevice().multiprocessors;
   return one_each ? Launch(EncodeKernel<kEncodeAhead>, grid, threads, 0, stream, false, args)

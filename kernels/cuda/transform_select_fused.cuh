@@ -592,7 +592,7 @@ class Fused {
       }
     }
   }
-  // Of the chunk's tokens to their cells.
+  // Adds the masses of the chunk's tokens to their cells.
   __device__ __forceinline__ void AddMasses() {
     const bool whole = IsWhole();
 #pragma unroll

@@ -393,7 +393,7 @@ TEST_F(CudaHostKvTest, AStepByMassHasTheBitsOfKvOnTheDeviceHoweverItCame) {
     const Results expected = run(false, 0x3f);
     EXPECT_TRUE(std::ranges::all_of(expected.out, [](float x) { return std::isfinite(x); }));
     EXPECT_GT(std::accumulate(expected.counts.begin(), expected.counts.end(), 0), num_queries);
-    // What was selected is in the result.
+    // The selected rows are in the result.
     std::vector<float> of_masses(num_states);
     for (int64_t i = 0; i < num_states; ++i) {
       of_masses[i] = AttentionStateLogSumExp(&expected.states[i * AttentionStateFloats(d)], d);
