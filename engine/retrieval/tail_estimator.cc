@@ -24,6 +24,10 @@ absl::Status TailEstimator::Allocate(bool completes, bool has_tables, ScratchAll
                                           /*shared=*/false, &tail_references_));
   WINNOW_RETURN_IF_ERROR(
       scratch.Allocate(states * sizeof(float), "deltas", /*shared=*/false, &tail_deltas_));
+  const auto table_floats =
+      static_cast<size_t>(kernels::CellTableFloats(shape_.kv_heads, shape_.layout.head_dim));
+  WINNOW_RETURN_IF_ERROR(scratch.Allocate(table_floats * sizeof(float), "a table without tokens",
+                                          /*shared=*/false, &empty_table_));
   tail_ = {shape_.num_heads, static_cast<int64_t*>(tail_masses_.data()),
            static_cast<float*>(tail_references_.data()), static_cast<float*>(tail_deltas_.data())};
   return absl::OkStatus();
@@ -69,7 +73,10 @@ void TailEstimator::MergeTables(const QueryCall& call, float* states) {
   const Indexes::Codes& codes = *indexes_.CodesOf(*call.policy);
   cell_tables_.clear();
   for (const PassRows* rows : call.rows) {
-    cell_tables_.push_back(rows->state().layer(call.layer).summary.data);
+    const kernels::Summary& table = rows->state().layer(call.layer).summary;
+    // The place of a table without tokens may hold another sequence's.
+    cell_tables_.push_back(table.tokens.size() > 0 ? table.data
+                                                   : static_cast<float*>(empty_table_.data()));
   }
   backend_.MergeTails(call.queries, cell_tables_, *codes.layers[call.layer].transform, tail_,
                       shape_.layout.head_dim, states);

@@ -64,6 +64,7 @@ class TailEstimator {
 
   kernels::Buffer masses_;  // [kCallSlots][before, after completion][kMaxCallQueries][H]; shared
   kernels::Buffer tail_masses_, tail_references_, tail_deltas_;  // the device's
+  kernels::Buffer empty_table_;                                  // zeros; the device's
   kernels::TailMasses tail_;
   std::vector<std::vector<int32_t>> tables_;  // [queries] of pinned blocks
   std::vector<const float*> cell_tables_;     // [queries]
