@@ -81,6 +81,31 @@ TEST_F(TailEstimatorTest, ATableReachesTheLastBorderThatTheQuerySees) {
             0);
 }
 
+// A query that sees no border has a table without tokens, in a place that was another sequence's.
+TEST_F(TailEstimatorTest, ATableWithoutTokensIsTheSameWhateverItsPlaceHeld) {
+  const auto states_over = [&](float held) {
+    const auto state = State("pca:k=4,window=9,sink=5,dense_layers=0");
+    Append(*state, 60);
+    std::fill_n(state->layer(kLast).summary.data,
+                kernels::CellTableFloats(RetrievalScene::kKvHeads, RetrievalScene::kDim), held);
+    SceneCall made(scene_, state.get(), 58, 59);
+    EXPECT_TRUE(tail_->ExtendTables(made.call));
+    EXPECT_EQ(state->layer(kLast).summary.tokens.size(), 0);
+    std::vector<float> anchors(RetrievalScene::kHeads, 0.0f);
+    selector_->Select(made.call, scene_.Queries(), {anchors.data(), tail_->MassesFor(made.policy)});
+    std::vector<float> states(RetrievalScene::kHeads *
+                              kernels::AttentionStateFloats(RetrievalScene::kDim));
+    for (int32_t head = 0; head < RetrievalScene::kHeads; ++head) {
+      kernels::ResetAttentionState(
+          &states[head * kernels::AttentionStateFloats(RetrievalScene::kDim)],
+          RetrievalScene::kDim);
+    }
+    tail_->MergeTables(made.call, states.data());
+    return states;
+  };
+  EXPECT_EQ(states_over(0), states_over(3));
+}
+
 // With no key read and the tail's masses over all candidates, a state is the masses' weighted mean of cells' means: its
 // attention lies among the values, and its mass is the estimated one.
 TEST_F(TailEstimatorTest, TheTailIsOneMoreState) {
