@@ -33,7 +33,7 @@ uint32_t KindOf(const Digest& digest) {
 
 }  // namespace
 
-IndexKeeper::IndexKeeper(const RetrievalShape& shape, KvMemory& memory, kernels::Backend& backend,
+IndexKeeper::IndexKeeper(const RetrievalShape& shape, KvMemory& memory, kernels::DeviceOps& backend,
                          const Indexes& indexes, const RetrievalOptions& options)
     : shape_(shape),
       memory_(memory),

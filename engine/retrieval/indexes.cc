@@ -105,10 +105,6 @@ absl::Status Indexes::MakeCodesOfLayer(const IndexSpec& spec, int32_t layer, Cod
   };
   if (spec.kind == Kind::kPca) {
     WINNOW_CHECK(options_.transform != nullptr && options_.transform->bits == spec.bits);
-    if (!backend_.HasTransformCodes()) {
-      return absl::UnimplementedError(
-          fmt::format("index: {} has no transform codes ({})", backend_.name(), ToString(spec)));
-    }
     to->transform = backend_.PackTransformCode(options_.transform->layers[layer]);
     if (to->transform != nullptr) return absl::OkStatus();
     return absl::ResourceExhaustedError(

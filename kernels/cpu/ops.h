@@ -12,8 +12,10 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/backend.h"
+#include "kernels/dtype.h"
+#include "kernels/kv_layout.h"
 #include "kernels/quantized.h"
+#include "kernels/retrieval.h"
 
 namespace winnow::kernels {
 
