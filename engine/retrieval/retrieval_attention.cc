@@ -185,7 +185,7 @@ std::span<const AttentionChunk> RetrievalAttention::DenseChunks(
   for (const AttentionChunk& chunk : all) {
     while (rows != rows_.end() && rows->first_row + rows->size() <= chunk.first_row) ++rows;
     const bool covered = rows != rows_.end() && rows->first_row <= chunk.first_row &&
-                         layer >= rows->policy().dense_layers;
+                         rows->policy().RetrievesIn(layer);
     if (!covered) {
       dense_chunks_.push_back(chunk);
       continue;
@@ -203,7 +203,7 @@ void RetrievalAttention::PlanQueries(int32_t layer, const Method& method, bool l
   candidates_.clear();
   query_rows_.clear();
   for (const PassRows* rows : method.rows) {
-    if (layer < rows->policy().dense_layers || memory_.chunk_lost(rows->index) ||
+    if (!rows->policy().RetrievesIn(layer) || memory_.chunk_lost(rows->index) ||
         (decoding_only && rows->size() > 1)) {
       continue;
     }
