@@ -175,21 +175,14 @@ void RecordingBackend::SelectByLogits(const kernels::Tensor& q,
   Add(chosen, /*replace=*/false);
 }
 
-void RecordingBackend::PruneSelection(const kernels::Tensor& q,
-                                      std::span<const kernels::RetrievalQuery> queries,
-                                      const void* int4_keys, const kernels::KvLayout& layout,
-                                      float scale, float p, const kernels::Selection& candidates,
-                                      const kernels::Selection& kept) {
-  TimedBackend::PruneSelection(q, queries, int4_keys, layout, scale, p, candidates, kept);
-  Add(kept, /*replace=*/true);
+void RecordingBackend::PruneSelection(const kernels::PruneSelectionArgs& args) {
+  TimedBackend::PruneSelection(args);
+  Add(args.kept, /*replace=*/true);
 }
 
-void RecordingBackend::AttendRows(const kernels::Tensor& q,
-                                  std::span<const kernels::RetrievalQuery> queries,
-                                  std::span<const kernels::RowList> lists,
-                                  const kernels::KvLayout& layout, float scale, float* states) {
+void RecordingBackend::AttendRows(const kernels::AttendRowsArgs& args) {
   const double before = attention().seconds;
-  TimedBackend::AttendRows(q, queries, lists, layout, scale, states);
+  TimedBackend::AttendRows(args);
   row_attention_seconds_ += attention().seconds - before;
 }
 

@@ -118,13 +118,8 @@ class RecordingBackend final : public engine::TimedBackend {
   void SelectByLogits(const kernels::Tensor& q, std::span<const kernels::RetrievalQuery> queries,
                       const void* pool, const kernels::KvLayout& layout, float scale,
                       const kernels::Selection& chosen) override;
-  void PruneSelection(const kernels::Tensor& q, std::span<const kernels::RetrievalQuery> queries,
-                      const void* int4_keys, const kernels::KvLayout& layout, float scale, float p,
-                      const kernels::Selection& candidates,
-                      const kernels::Selection& kept) override;
-  void AttendRows(const kernels::Tensor& q, std::span<const kernels::RetrievalQuery> queries,
-                  std::span<const kernels::RowList> lists, const kernels::KvLayout& layout,
-                  float scale, float* states) override;
+  void PruneSelection(const kernels::PruneSelectionArgs& args) override;
+  void AttendRows(const kernels::AttendRowsArgs& args) override;
   // Since the start, in AttendRows: attention() without dense layers.
   double row_attention_seconds() const { return row_attention_seconds_; }
 

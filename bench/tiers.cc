@@ -28,7 +28,7 @@ absl::Status PlaceBlocks(StoreBench& bench, int32_t document, double share) {
       std::max(last_sink, (document * block_tokens - policy.window) / block_tokens);
   for (int32_t layer = 0; layer < bench.config().num_layers(); ++layer) {
     std::vector<int32_t> resident = all;
-    if (layer >= policy.dense_layers) {
+    if (policy.RetrievesIn(layer)) {
       std::vector<int32_t> mid(all.begin() + last_sink, all.begin() + first_window);
       std::shuffle(mid.begin(), mid.end(), random);
       mid.resize(std::lround(static_cast<double>(mid.size()) * share));

@@ -141,9 +141,12 @@ void Decoder::ComputeLogits(int64_t num_logits) {
     // logits [num_logits][vocab] = norm(hidden) · lm_headᵀ
     const RowRun run = logit_runs_[0];
     WINNOW_CHECK(run.count == num_logits);
-    backend_.NormMatmul(hidden_.RowRange(run.first, run.count), Floats(final_norm_),
-                        config_.rms_norm_eps, *lm_head_, FirstRows(last_, num_logits), of_logits,
-                        {});
+    backend_.NormMatmul({.x = hidden_.RowRange(run.first, run.count),
+                         .weight = Floats(final_norm_),
+                         .eps = config_.rms_norm_eps,
+                         .w = *lm_head_,
+                         .normed = FirstRows(last_, num_logits),
+                         .y = of_logits});
   } else {
     // last [num_logits][hidden] = norm(hidden), of the rows whose logits are wanted
     int64_t row = 0;
@@ -230,8 +233,13 @@ void Decoder::ProjectAndWriteKv(int32_t index) {
   const Tensor v = qkv.ColRange(q_width + kv_width, kv_width);
 
   // qkv [m][(H + 2*Hkv)*d] = norm(hidden) · Wᵀ + bias
-  backend_.NormMatmul(hidden, Floats(layer.attention_norm), config_.rms_norm_eps, *layer.qkv,
-                      normed, qkv, {.bias = Floats(layer.qkv_bias)});
+  backend_.NormMatmul({.x = hidden,
+                       .weight = Floats(layer.attention_norm),
+                       .eps = config_.rms_norm_eps,
+                       .w = *layer.qkv,
+                       .normed = normed,
+                       .y = qkv,
+                       .epilogue = {.bias = Floats(layer.qkv_bias)}});
 
   // q and k, per head: norm, in layers that have it
   if (config_.layers[index].qk_norm) {
@@ -260,8 +268,13 @@ void Decoder::PredictQueries(int32_t index) {
   const Tensor normed = FirstRows(normed_, m);
   const Tensor qkv = FirstRows(gate_up_, m).ColRange(0, qkv_width);
   const Tensor q = qkv.ColRange(0, q_width);
-  backend_.NormMatmul(FirstRows(hidden_, m), Floats(layer.attention_norm), config_.rms_norm_eps,
-                      *layer.qkv, normed, qkv, {.bias = Floats(layer.qkv_bias)});
+  backend_.NormMatmul({.x = FirstRows(hidden_, m),
+                       .weight = Floats(layer.attention_norm),
+                       .eps = config_.rms_norm_eps,
+                       .w = *layer.qkv,
+                       .normed = normed,
+                       .y = qkv,
+                       .epilogue = {.bias = Floats(layer.qkv_bias)}});
   const LayerSpec& spec = config_.layers[index];
   if (spec.qk_norm) {
     backend_.RmsNormHeads(q, config_.head_dim, Floats(layer.q_norm), config_.rms_norm_eps);
@@ -278,7 +291,13 @@ void Decoder::RotateAndWriteKv(int32_t index, const Tensor& q, const Tensor& k, 
   const Tensor cos_sin = FirstRows(cos_sin_[config_.layers[index].rope], q.rows);
   const auto flush = [&] {
     if (!pinned_chunks_.empty()) {
-      backend_.RopeAndWriteKv(q, k, v, cos_sin, pinned_chunks_, pool, plan_.layout);
+      backend_.RopeAndWriteKv({.q = q,
+                               .k = k,
+                               .v = v,
+                               .cos_sin = cos_sin,
+                               .chunks = pinned_chunks_,
+                               .pool = pool,
+                               .layout = plan_.layout});
     }
     pinned_chunks_.clear();
   };
@@ -352,8 +371,13 @@ void Decoder::AddMlp(const Layer& layer, RowRun rows) {
   const Tensor activated = activated_.RowRange(rows.first, rows.count);
 
   // gate_up [rows][2*intermediate] = norm(hidden) · Wᵀ + bias
-  backend_.NormMatmul(hidden, Floats(layer.mlp_norm), config_.rms_norm_eps, *layer.gate_up, normed,
-                      gate_up, {.bias = Floats(layer.gate_up_bias)});
+  backend_.NormMatmul({.x = hidden,
+                       .weight = Floats(layer.mlp_norm),
+                       .eps = config_.rms_norm_eps,
+                       .w = *layer.gate_up,
+                       .normed = normed,
+                       .y = gate_up,
+                       .epilogue = {.bias = Floats(layer.gate_up_bias)}});
 
   // hidden += (silu(gate) * up) · Wdownᵀ + bias
   backend_.SiluMatmul(gate_up, *layer.down, activated, hidden,

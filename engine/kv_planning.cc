@@ -86,7 +86,8 @@ void PlanIndexes(const ModelConfig& config, const DecoderOptions& options, KvPla
   const auto add = [&](IndexKvPlan index, const RetrievalOptions& alone, Kind kind) {
     index.bytes = plan->num_blocks * IndexBlockBytes(config, plan->layout, alone);
     plan->index_bytes += index.bytes;
-    for (int32_t i = AttentionPolicy().dense_layers; i < config.num_layers(); ++i) {
+    for (int32_t i = 0; i < config.num_layers(); ++i) {
+      if (!AttentionPolicy().RetrievesIn(i)) continue;
       if (index.learned && !artifact->HasLayer(kind, i)) continue;
       plan->layers[i].indexes.push_back(index.title);
     }

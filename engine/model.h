@@ -15,7 +15,8 @@
 #include "engine/kv/block_name.h"
 #include "engine/retrieval/attention_policy.h"
 #include "engine/retrieval/retrieval_state.h"
-#include "kernels/backend.h"
+#include "kernels/device_ops.h"
+#include "kernels/sample.h"
 
 namespace winnow::engine {
 

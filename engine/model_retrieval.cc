@@ -242,10 +242,6 @@ absl::StatusOr<TransformReport> ResolveTransform(const ModelConfig& config, cons
     report.problem = options.retrieval.no_transform;
     return report;
   };
-  if (!backend.HasTransformCodes()) {
-    return without(absl::UnimplementedError(
-        fmt::format("index: pca: {} has no transform codes yet", backend.name())));
-  }
   WINNOW_ASSIGN_OR_RETURN(const std::string fingerprint, ModelFingerprint(config, weights));
   const std::string_view text = flags.fit_text.empty() ? TransformFitText() : flags.fit_text;
   const std::string key =

@@ -55,17 +55,13 @@ void TimedBackend::Matmul(const Tensor& x, const PackedMatrix& w, const Tensor& 
   CountProduct(x.rows, w);
 }
 
-void TimedBackend::NormMatmul(const Tensor& x, const float* weight, float eps,
-                              const PackedMatrix& w, const Tensor& normed, const Tensor& y,
-                              const MatmulEpilogue& epilogue) {
-  if (!on_device() || !joins_) {
-    return Backend::NormMatmul(x, weight, eps, w, normed, y, epilogue);
-  }
+void TimedBackend::NormMatmul(const kernels::NormMatmulArgs& args) {
+  if (!on_device() || !joins_) return Backend::NormMatmul(args);
   {
     const Timer timer = Time(matmul_);
-    inner_.NormMatmul(x, weight, eps, w, normed, y, epilogue);
+    inner_.NormMatmul(args);
   }
-  CountProduct(x.rows, w);
+  CountProduct(args.x.rows, args.w);
 }
 
 void TimedBackend::SiluMatmul(const Tensor& gate_up, const PackedMatrix& w, const Tensor& activated,
@@ -80,12 +76,10 @@ void TimedBackend::SiluMatmul(const Tensor& gate_up, const PackedMatrix& w, cons
   CountProduct(gate_up.rows, w);
 }
 
-void TimedBackend::RopeAndWriteKv(const Tensor& q, const Tensor& k, const Tensor& v,
-                                  const Tensor& cos_sin, std::span<const AttentionChunk> chunks,
-                                  void* pool, const KvLayout& layout) {
-  if (!joins_) return Backend::RopeAndWriteKv(q, k, v, cos_sin, chunks, pool, layout);
+void TimedBackend::RopeAndWriteKv(const kernels::RopeAndWriteKvArgs& args) {
+  if (!joins_) return Backend::RopeAndWriteKv(args);
   const Timer timer = Time(other_);
-  inner_.RopeAndWriteKv(q, k, v, cos_sin, chunks, pool, layout);
+  inner_.RopeAndWriteKv(args);
 }
 
 void TimedBackend::CountProduct(int64_t m, const PackedMatrix& w) {
@@ -243,37 +237,14 @@ void TimedBackend::SelectByLogits(const kernels::Tensor& q,
   inner_.SelectByLogits(q, queries, pool, layout, scale, chosen);
 }
 
-void TimedBackend::PruneSelection(const kernels::Tensor& q,
-                                  std::span<const kernels::RetrievalQuery> queries,
-                                  const void* int4_keys, const kernels::KvLayout& layout,
-                                  float scale, float p, const kernels::Selection& candidates,
-                                  const kernels::Selection& kept) {
+void TimedBackend::PruneSelection(const kernels::PruneSelectionArgs& args) {
   const Timer timer = Time(select_);
-  inner_.PruneSelection(q, queries, int4_keys, layout, scale, p, candidates, kept);
+  inner_.PruneSelection(args);
 }
 
-void TimedBackend::AttendRows(const kernels::Tensor& q,
-                              std::span<const kernels::RetrievalQuery> queries,
-                              std::span<const kernels::RowList> lists,
-                              const kernels::KvLayout& layout, float scale, float* states) {
+void TimedBackend::AttendRows(const kernels::AttendRowsArgs& args) {
   const Timer timer = Time(attention_);
-  inner_.AttendRows(q, queries, lists, layout, scale, states);
-}
-
-bool TimedBackend::AttendChosen(const kernels::Tensor& q,
-                                std::span<const kernels::RetrievalQuery> queries,
-                                const kernels::Selection& chosen, const void* pool,
-                                const kernels::KvLayout& layout, float scale, const Tensor& out) {
-  const Timer timer = Time(attention_);
-  return inner_.AttendChosen(q, queries, chosen, pool, layout, scale, out);
-}
-
-bool TimedBackend::AttendChosenStates(const kernels::Tensor& q,
-                                      std::span<const kernels::RetrievalQuery> queries,
-                                      const kernels::Selection& chosen, const void* pool,
-                                      const kernels::KvLayout& layout, float scale, float* states) {
-  const Timer timer = Time(attention_);
-  return inner_.AttendChosenStates(q, queries, chosen, pool, layout, scale, states);
+  inner_.AttendRows(args);
 }
 
 void TimedBackend::ExtendSummaries(std::span<const kernels::SummaryExtension> extensions,
@@ -283,26 +254,9 @@ void TimedBackend::ExtendSummaries(std::span<const kernels::SummaryExtension> ex
   inner_.ExtendSummaries(extensions, pool, layout, key_map);
 }
 
-void TimedBackend::CompleteStates(const kernels::Tensor& q,
-                                  std::span<const kernels::RetrievalQuery> queries,
-                                  std::span<const kernels::CompletionGroup> groups,
-                                  std::span<const kernels::RowList> lists, const void* pool,
-                                  const kernels::KvLayout& layout,
-                                  const kernels::PackedFeatureMap& key_map,
-                                  const kernels::PackedFeatureMap& query_map, float* states) {
+void TimedBackend::CompleteStates(const kernels::CompleteStatesArgs& args) {
   const Timer timer = Time(complete_);
-  inner_.CompleteStates(q, queries, groups, lists, pool, layout, key_map, query_map, states);
-}
-
-void TimedBackend::CompleteChosenStates(const kernels::Tensor& q,
-                                        std::span<const kernels::RetrievalQuery> queries,
-                                        std::span<const kernels::CompletionGroup> groups,
-                                        const kernels::Selection& chosen, const void* pool,
-                                        const kernels::KvLayout& layout,
-                                        const kernels::PackedFeatureMap& key_map,
-                                        const kernels::PackedFeatureMap& query_map, float* states) {
-  const Timer timer = Time(complete_);
-  inner_.CompleteChosenStates(q, queries, groups, chosen, pool, layout, key_map, query_map, states);
+  inner_.CompleteStates(args);
 }
 
 void TimedBackend::StateMasses(const float* states, int64_t count, int32_t head_dim,
@@ -317,13 +271,9 @@ void TimedBackend::FinishStates(std::span<const kernels::RetrievalQuery> queries
   inner_.FinishStates(queries, states, head_dim, out);
 }
 
-void TimedBackend::MeasureSelection(const kernels::Tensor& q,
-                                    std::span<const kernels::RetrievalQuery> queries,
-                                    const void* pool, const kernels::KvLayout& layout, float scale,
-                                    const kernels::Selection& chosen,
-                                    kernels::SelectionQuality* quality) {
+void TimedBackend::MeasureSelection(const kernels::MeasureSelectionArgs& args) {
   const Timer timer = Time(other_);
-  inner_.MeasureSelection(q, queries, pool, layout, scale, chosen, quality);
+  inner_.MeasureSelection(args);
 }
 
 void TimedBackend::Sample(const Tensor& logits, std::span<const kernels::SampleRow> rows,
@@ -345,22 +295,14 @@ void TimedBackend::EncodeTransformKeys(std::span<const kernels::KeySpan> spans, 
   inner_.EncodeTransformKeys(spans, pool, layout, transform, codes, code_layout);
 }
 
-void TimedBackend::SelectByMass(const Tensor& q, std::span<const kernels::RetrievalQuery> queries,
-                                const float* anchor_masses,
-                                const kernels::PackedTransformCode& transform, float scale,
-                                const void* codes, const kernels::CodeLayout& code_layout,
-                                const kernels::Selection& chosen, const kernels::TailMasses* tail) {
+void TimedBackend::SelectByMass(const kernels::SelectByMassArgs& args) {
   const Timer timer = Time(select_);
-  inner_.SelectByMass(q, queries, anchor_masses, transform, scale, codes, code_layout, chosen,
-                      tail);
+  inner_.SelectByMass(args);
 }
 
-void TimedBackend::TakeFromTail(const Tensor& q, std::span<const kernels::RetrievalQuery> queries,
-                                const kernels::PackedTransformCode& transform, float scale,
-                                const void* codes, const kernels::CodeLayout& code_layout,
-                                const kernels::Selection& read, const kernels::TailMasses& tail) {
+void TimedBackend::TakeFromTail(const kernels::TakeFromTailArgs& args) {
   const Timer timer = Time(select_);
-  inner_.TakeFromTail(q, queries, transform, scale, codes, code_layout, read, tail);
+  inner_.TakeFromTail(args);
 }
 
 void TimedBackend::ExtendCellTables(std::span<const kernels::CellTableExtension> extensions,

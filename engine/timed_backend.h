@@ -103,16 +103,11 @@ class TimedBackend : public kernels::Backend {
               const kernels::Tensor& out) override;
   void SiluMul(const kernels::Tensor& gate_up, const kernels::Tensor& out) override;
   // On a device, joined, these count as products and as other; else their parts as what they are.
-  void NormMatmul(const kernels::Tensor& x, const float* weight, float eps,
-                  const kernels::PackedMatrix& w, const kernels::Tensor& normed,
-                  const kernels::Tensor& y, const kernels::MatmulEpilogue& epilogue) override;
+  void NormMatmul(const kernels::NormMatmulArgs& args) override;
   void SiluMatmul(const kernels::Tensor& gate_up, const kernels::PackedMatrix& w,
                   const kernels::Tensor& activated, const kernels::Tensor& y,
                   const kernels::MatmulEpilogue& epilogue) override;
-  void RopeAndWriteKv(const kernels::Tensor& q, const kernels::Tensor& k, const kernels::Tensor& v,
-                      const kernels::Tensor& cos_sin,
-                      std::span<const kernels::AttentionChunk> chunks, void* pool,
-                      const kernels::KvLayout& layout) override;
+  void RopeAndWriteKv(const kernels::RopeAndWriteKvArgs& args) override;
   std::unique_ptr<kernels::PackedEncoder> PackEncoder(
       const kernels::EncoderWeights& weights) override;
   std::unique_ptr<kernels::PackedFeatureMap> PackFeatureMap(
@@ -135,58 +130,25 @@ class TimedBackend : public kernels::Backend {
   void SelectByLogits(const kernels::Tensor& q, std::span<const kernels::RetrievalQuery> queries,
                       const void* pool, const kernels::KvLayout& layout, float scale,
                       const kernels::Selection& chosen) override;
-  void PruneSelection(const kernels::Tensor& q, std::span<const kernels::RetrievalQuery> queries,
-                      const void* int4_keys, const kernels::KvLayout& layout, float scale, float p,
-                      const kernels::Selection& candidates,
-                      const kernels::Selection& kept) override;
-  void AttendRows(const kernels::Tensor& q, std::span<const kernels::RetrievalQuery> queries,
-                  std::span<const kernels::RowList> lists, const kernels::KvLayout& layout,
-                  float scale, float* states) override;
-  bool AttendChosen(const kernels::Tensor& q, std::span<const kernels::RetrievalQuery> queries,
-                    const kernels::Selection& chosen, const void* pool,
-                    const kernels::KvLayout& layout, float scale,
-                    const kernels::Tensor& out) override;
-  bool AttendChosenStates(const kernels::Tensor& q,
-                          std::span<const kernels::RetrievalQuery> queries,
-                          const kernels::Selection& chosen, const void* pool,
-                          const kernels::KvLayout& layout, float scale, float* states) override;
+  void PruneSelection(const kernels::PruneSelectionArgs& args) override;
+  bool FindsRows(const void* pool) const override { return inner_.FindsRows(pool); }
+  void AttendRows(const kernels::AttendRowsArgs& args) override;
   void ExtendSummaries(std::span<const kernels::SummaryExtension> extensions, const void* pool,
                        const kernels::KvLayout& layout,
                        const kernels::PackedFeatureMap& key_map) override;
-  void CompleteStates(const kernels::Tensor& q, std::span<const kernels::RetrievalQuery> queries,
-                      std::span<const kernels::CompletionGroup> groups,
-                      std::span<const kernels::RowList> lists, const void* pool,
-                      const kernels::KvLayout& layout, const kernels::PackedFeatureMap& key_map,
-                      const kernels::PackedFeatureMap& query_map, float* states) override;
-  void CompleteChosenStates(const kernels::Tensor& q,
-                            std::span<const kernels::RetrievalQuery> queries,
-                            std::span<const kernels::CompletionGroup> groups,
-                            const kernels::Selection& chosen, const void* pool,
-                            const kernels::KvLayout& layout,
-                            const kernels::PackedFeatureMap& key_map,
-                            const kernels::PackedFeatureMap& query_map, float* states) override;
+  void CompleteStates(const kernels::CompleteStatesArgs& args) override;
   void StateMasses(const float* states, int64_t count, int32_t head_dim, float* masses) override;
   void FinishStates(std::span<const kernels::RetrievalQuery> queries, const float* states,
                     int32_t head_dim, const kernels::Tensor& out) override;
-  void MeasureSelection(const kernels::Tensor& q, std::span<const kernels::RetrievalQuery> queries,
-                        const void* pool, const kernels::KvLayout& layout, float scale,
-                        const kernels::Selection& chosen,
-                        kernels::SelectionQuality* quality) override;
-  bool HasTransformCodes() const override { return inner_.HasTransformCodes(); }
+  void MeasureSelection(const kernels::MeasureSelectionArgs& args) override;
   std::unique_ptr<kernels::PackedTransformCode> PackTransformCode(
       const kernels::TransformCodeWeights& weights) override;
   void EncodeTransformKeys(std::span<const kernels::KeySpan> spans, const void* pool,
                            const kernels::KvLayout& layout,
                            const kernels::PackedTransformCode& transform, void* codes,
                            const kernels::CodeLayout& code_layout) override;
-  void SelectByMass(const kernels::Tensor& q, std::span<const kernels::RetrievalQuery> queries,
-                    const float* anchor_masses, const kernels::PackedTransformCode& transform,
-                    float scale, const void* codes, const kernels::CodeLayout& code_layout,
-                    const kernels::Selection& chosen, const kernels::TailMasses* tail) override;
-  void TakeFromTail(const kernels::Tensor& q, std::span<const kernels::RetrievalQuery> queries,
-                    const kernels::PackedTransformCode& transform, float scale, const void* codes,
-                    const kernels::CodeLayout& code_layout, const kernels::Selection& read,
-                    const kernels::TailMasses& tail) override;
+  void SelectByMass(const kernels::SelectByMassArgs& args) override;
+  void TakeFromTail(const kernels::TakeFromTailArgs& args) override;
   void ExtendCellTables(std::span<const kernels::CellTableExtension> extensions, const void* pool,
                         const kernels::KvLayout& layout,
                         const kernels::PackedTransformCode& transform, const void* codes,

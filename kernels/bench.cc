@@ -265,8 +265,13 @@ class Bench {
     std::vector<float> states(layout.kv_heads * group * AttentionStateFloats(d));
     const CompletionGroup one{0, 1, &summary};
     complete.seconds = Time([&] {
-      backend_->CompleteStates(q.tensor, {&query, 1}, {&one, 1}, lists, pool.data(), layout, *map,
-                               *map, states.data());
+      backend_->CompleteStates({.q = q.tensor,
+                                .queries = {&query, 1},
+                                .groups = {&one, 1},
+                                .rows = {.layout = layout, .pool = pool.data(), .lists = lists},
+                                .key_map = *map,
+                                .query_map = *map,
+                                .states = states.data()});
     });
     Add(std::move(complete));
   }
@@ -318,7 +323,11 @@ class Bench {
         states(*backend_, kHeads, layout.head_dim + 2);
     const RetrievalQuery query{0, table, kContext - 1, {}, 0};
     const double seconds = Time([&] {
-      backend_->AttendRows(q.tensor, {&query, 1}, lists, layout, 0.125f, states.tensor.f32());
+      backend_->AttendRows({.q = q.tensor,
+                            .queries = {&query, 1},
+                            .rows = {.layout = layout, .lists = lists},
+                            .scale = 0.125f,
+                            .states = states.tensor.f32()});
     });
     const int64_t all = int64_t{rows} * layout.kv_heads;
     AddBesideRead({"attend_rows", "rows " + std::to_string(rows) + ", " + RetrievalShape(layout),
@@ -397,8 +406,14 @@ class Bench {
         }
       }
       const double seconds = Time([&] {
-        backend_->PruneSelection(q.tensor, {&query, 1}, index.data(), layout, 0.125f, 0.9f, chosen,
-                                 kept);
+        backend_->PruneSelection({.q = q.tensor,
+                                  .queries = {&query, 1},
+                                  .int4_keys = index.data(),
+                                  .layout = layout,
+                                  .scale = 0.125f,
+                                  .p = 0.9f,
+                                  .candidates = chosen,
+                                  .kept = kept});
       });
       const int64_t keys = int64_t{kCandidates} * layout.kv_heads;
       AddBesideRead({"prune_selection", "candidates 10484, " + RetrievalShape(layout), seconds,
@@ -576,8 +591,15 @@ class Bench {
     const double flops = SelectByMassFlops(8.0 * query.mid.size(), group, head.quads);
     for (const bool with_tail : {false, true}) {
       const double seconds = Time([&] {
-        backend_->SelectByMass(q, {&query, 1}, anchors.data(), *transform, 0.1f, codes, layout,
-                               chosen, with_tail ? &tail : nullptr);
+        backend_->SelectByMass({.q = q,
+                                .queries = {&query, 1},
+                                .anchor_masses = anchors.data(),
+                                .transform = *transform,
+                                .codes = codes,
+                                .code_layout = layout,
+                                .scale = 0.1f,
+                                .chosen = chosen,
+                                .tail = with_tail ? &tail : nullptr});
       });
       AddBesideRead({"select by masses", shape + ", k 2 %" + (with_tail ? ", tail" : ""), seconds,
                      bytes, flops, "", 0});

@@ -41,9 +41,10 @@
 #include <cstdint>
 #include <span>
 
-#include "kernels/backend.h"
 #include "kernels/feature_map.h"
+#include "kernels/kv_layout.h"
 #include "kernels/retrieval.h"
+#include "kernels/tensor.h"
 
 namespace winnow::kernels {
 

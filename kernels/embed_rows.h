@@ -9,7 +9,9 @@
 #include <cstdint>
 #include <span>
 
-#include "kernels/backend.h"
+#include "kernels/dtype.h"
+#include "kernels/model_ops.h"
+#include "kernels/tensor.h"
 
 namespace winnow::kernels {
 

@@ -18,7 +18,8 @@
 
 #include <span>
 
-#include "kernels/backend.h"
+#include "kernels/model_ops.h"
+#include "kernels/tensor.h"
 
 namespace winnow::kernels {
 

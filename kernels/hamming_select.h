@@ -27,7 +27,7 @@
 #include <cstdint>
 #include <span>
 
-#include "kernels/backend.h"
+#include "kernels/retrieval.h"
 
 namespace winnow::kernels {
 

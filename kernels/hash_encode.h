@@ -17,7 +17,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/backend.h"
+#include "kernels/retrieval.h"
 
 namespace winnow::kernels {
 

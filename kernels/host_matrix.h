@@ -6,7 +6,8 @@
 #include <cstdint>
 #include <cstring>
 
-#include "kernels/backend.h"
+#include "kernels/dtype.h"
+#include "kernels/model_ops.h"
 
 namespace winnow::kernels {
 

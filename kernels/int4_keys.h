@@ -18,7 +18,8 @@
 #include <cstdint>
 #include <span>
 
-#include "kernels/backend.h"
+#include "kernels/kv_layout.h"
+#include "kernels/retrieval.h"
 
 namespace winnow::kernels {
 

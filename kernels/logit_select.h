@@ -21,7 +21,9 @@
 #include <span>
 #include <vector>
 
-#include "kernels/backend.h"
+#include "kernels/kv_layout.h"
+#include "kernels/retrieval.h"
+#include "kernels/tensor.h"
 
 namespace winnow::kernels {
 

@@ -21,7 +21,9 @@
 #include <cstdint>
 #include <span>
 
-#include "kernels/backend.h"
+#include "kernels/model_ops.h"
+#include "kernels/quantized.h"
+#include "kernels/tensor.h"
 
 namespace winnow::kernels {
 

@@ -1,9 +1,9 @@
-// What the retrieval operations of Backend take and give. One layer of one step (DESIGN, section 3):
+// What the retrieval operations of a backend take and give. One layer of one step:
 //
-//   index   EncodeKeys, BoundKeys, QuantizeKeys: what finds keys, made from rows of the KV pool
-//   SELECT  EncodeQueries + SelectByCodes | SelectByBounds | SelectByLogits; then PruneSelection
-//   FETCH   the caller's: tokens to addresses of rows
-//   ATTEND  AttendRows, CompleteStates, FinishStates
+//   index   index_ops.h      EncodeKeys, BoundKeys, QuantizeKeys: what finds keys, made from rows of the KV pool
+//   SELECT  selection_ops.h  EncodeQueries + SelectByCodes | SelectByMass | SelectByBounds | SelectByLogits; then PruneSelection
+//   FETCH                    the caller's: tokens to addresses of rows, where the backend does not find them itself
+//   ATTEND  row_ops.h        AttendRows, CompleteStates or MergeTails, FinishStates
 //
 // An index is a function of the KV rows alone: made in one go or token by token, at the prompt or
 // later, it has the same bits.
@@ -101,7 +101,7 @@ struct EncoderWeights {
       stages;  // the first has in = queries_per_input * d, the last out = queries_per_input * bits
 };
 
-// The same in the backend's own order. Made by Backend::PackEncoder.
+// The same in the backend's own order. Made by IndexOps::PackEncoder.
 class PackedEncoder {
  public:
   virtual ~PackedEncoder() = default;
@@ -134,6 +134,22 @@ struct RowList {
   const std::byte* const* rows = nullptr;
   int32_t count = 0;
   int32_t chosen_first = 0, chosen_last = 0;
+};
+
+// Where the rows lie that queries read: at addresses, or among the blocks of a pool. This is all in which attention over
+// selected rows differs from place to place.
+struct RowSource {
+  KvLayout layout;
+  const void* pool =
+      nullptr;  // the layer's, which the queries' block tables are about; addresses alone may do without
+
+  // Addresses: [queries][Hkv] lists, as the FETCH step made them. They lie in shared memory.
+  std::span<const RowList> lists = {};
+
+  // Tokens: what each query sees outside mid, and these of mid. A query whose mid is all it sees has no anchors.
+  Selection chosen = {};
+
+  bool are_tokens() const { return chosen.counts != nullptr; }
 };
 
 // Rows of a part: the state of a list is that of its parts of so many rows, merged from left to
@@ -225,7 +241,7 @@ struct TransformCodeWeights {
   std::vector<TransformCodeHead> heads;  // [Hkv]
 };
 
-// The same in the backend's own order. Made by Backend::PackTransformCode.
+// The same in the backend's own order. Made by IndexOps::PackTransformCode.
 class PackedTransformCode {
  public:
   virtual ~PackedTransformCode() = default;

@@ -10,7 +10,7 @@
 
 #include <cstdint>
 
-#include "kernels/backend.h"
+#include "kernels/tensor.h"
 
 namespace winnow::kernels {
 

@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <span>
 
-#include "kernels/backend.h"
+#include "kernels/tensor.h"
 
 namespace winnow::kernels {
 

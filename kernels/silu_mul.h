@@ -9,7 +9,7 @@
 
 #include <cstdint>
 
-#include "kernels/backend.h"
+#include "kernels/tensor.h"
 
 namespace winnow::kernels {
 

@@ -138,32 +138,4 @@ int32_t LeastMassKey(double share, int32_t group) {
   return MassKey(static_cast<float>(share * group)) / kMassKeyStep * kMassKeyStep;
 }
 
-// ---- of a backend without transform codes ----
-
-void Backend::EncodeTransformKeys(std::span<const KeySpan>, const void*, const KvLayout&,
-                                  const PackedTransformCode&, void*, const CodeLayout&) {
-  WINNOW_CHECK(HasTransformCodes());
-}
-void Backend::SelectByMass(const Tensor&, std::span<const RetrievalQuery>, const float*,
-                           const PackedTransformCode&, float, const void*, const CodeLayout&,
-                           const Selection&, const TailMasses*) {
-  WINNOW_CHECK(HasTransformCodes());
-}
-void Backend::TakeFromTail(const Tensor&, std::span<const RetrievalQuery>,
-                           const PackedTransformCode&, float, const void*, const CodeLayout&,
-                           const Selection&, const TailMasses&) {
-  WINNOW_CHECK(HasTransformCodes());
-}
-void Backend::ExtendCellTables(std::span<const CellTableExtension>, const void*, const KvLayout&,
-                               const PackedTransformCode&, const void*, const CodeLayout&) {
-  WINNOW_CHECK(HasTransformCodes());
-}
-void Backend::MergeTails(std::span<const RetrievalQuery>, std::span<const float* const>,
-                         const PackedTransformCode&, const TailMasses&, int32_t, float*) {
-  WINNOW_CHECK(HasTransformCodes());
-}
-void Backend::MergeStates(const float*, int64_t, int32_t, float*) {
-  WINNOW_CHECK(HasTransformCodes());
-}
-
 }  // namespace winnow::kernels

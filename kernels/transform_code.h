@@ -90,8 +90,9 @@
 #include <string>
 #include <vector>
 
-#include "kernels/backend.h"
+#include "kernels/kv_layout.h"
 #include "kernels/retrieval.h"
+#include "kernels/tensor.h"
 
 namespace winnow::kernels {
 

@@ -10,7 +10,9 @@
 #include <cstdint>
 #include <span>
 
-#include "kernels/backend.h"
+#include "kernels/kv_layout.h"
+#include "kernels/kv_ops.h"
+#include "kernels/tensor.h"
 
 namespace winnow::kernels {
 

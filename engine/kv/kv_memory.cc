@@ -7,7 +7,7 @@
 
 namespace winnow::engine {
 
-KvMemory::KvMemory(kernels::Backend& backend, const KvPlan& plan, const KvMemoryOptions& options,
+KvMemory::KvMemory(kernels::DeviceOps& backend, const KvPlan& plan, const KvMemoryOptions& options,
                    std::unique_ptr<KvPools> pools)
     : backend_(backend),
       kind_(plan.residency),

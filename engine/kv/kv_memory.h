@@ -126,10 +126,10 @@ class KvMemory {
   bool tiered() const { return kind_ == ResidencyKind::kPaged; }
 
  private:
-  KvMemory(kernels::Backend& backend, const KvPlan& plan, const KvMemoryOptions& options,
+  KvMemory(kernels::DeviceOps& backend, const KvPlan& plan, const KvMemoryOptions& options,
            std::unique_ptr<KvPools> pools);
 
-  kernels::Backend& backend_;
+  kernels::DeviceOps& backend_;
   const ResidencyKind kind_;
   const std::unique_ptr<KvPools> pools_;
   BlockTable blocks_;

@@ -11,9 +11,9 @@
 #include <string_view>
 #include <vector>
 
-#include "kernels/backend.h"
 #include "kernels/dtype.h"
 #include "kernels/kv_layout.h"
+#include "kernels/kv_ops.h"
 
 namespace winnow::engine {
 

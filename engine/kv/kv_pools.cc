@@ -42,7 +42,7 @@ absl::StatusOr<std::unique_ptr<KvPools>> KvPools::Create(kernels::Backend& backe
   return pools;
 }
 
-absl::Status KvPools::AllocateDevice(kernels::Backend& backend, const KvPlan& plan) {
+absl::Status KvPools::AllocateDevice(kernels::DeviceOps& backend, const KvPlan& plan) {
   const auto bytes = static_cast<size_t>(plan.fast_bytes);
   device_ = backend.Allocate(bytes);
   if (device_.data() == nullptr) {
@@ -92,7 +92,7 @@ absl::Status KvPools::AllocateShared(kernels::Backend& backend, const KvPlan& pl
   return absl::ResourceExhaustedError(fmt::format("KV in the host's memory: {}", why));
 }
 
-absl::Status KvPools::AllocateTransit(kernels::Backend& backend) {
+absl::Status KvPools::AllocateTransit(kernels::DeviceOps& backend) {
   const size_t block_pages = (block_bytes() + storage::kPageBytes - 1) / storage::kPageBytes;
   const size_t bytes = std::max({kLoadBytesInFlight, block_pages * storage::kPageBytes,
                                  kPagesInFlight * storage::kPageBytes});

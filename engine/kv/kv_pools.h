@@ -90,9 +90,9 @@ class KvPools {
   };
 
   explicit KvPools(const KvPlan& plan);
-  absl::Status AllocateDevice(kernels::Backend& backend, const KvPlan& plan);
+  absl::Status AllocateDevice(kernels::DeviceOps& backend, const KvPlan& plan);
   absl::Status AllocateShared(kernels::Backend& backend, const KvPlan& plan);
-  absl::Status AllocateTransit(kernels::Backend& backend);
+  absl::Status AllocateTransit(kernels::DeviceOps& backend);
   std::byte* device() const { return static_cast<std::byte*>(device_.data()); }
   static std::span<std::byte> Bytes(const kernels::Buffer& buffer) {
     return {static_cast<std::byte*>(buffer.data()), buffer.size_bytes()};

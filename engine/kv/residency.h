@@ -26,7 +26,7 @@
 #include "engine/kv/kv_pools.h"
 #include "engine/kv/pass_tally.h"
 #include "engine/kv/store_client.h"
-#include "kernels/backend.h"
+#include "kernels/device_ops.h"
 
 namespace winnow::engine {
 
@@ -57,7 +57,7 @@ struct PinRequest {
 
 // The rooms that a residency works with. KvMemory owns them, and they outlive it.
 struct KvRooms {
-  kernels::Backend& backend;
+  kernels::DeviceOps& backend;
   KvPools& pools;
   BlockTable& blocks;
   StoreClient& store;

@@ -5,7 +5,7 @@
 
 namespace winnow::engine {
 
-absl::StatusOr<RowCache> RowCache::Create(kernels::Backend& backend, size_t size_bytes,
+absl::StatusOr<RowCache> RowCache::Create(kernels::DeviceOps& backend, size_t size_bytes,
                                           int32_t parts, size_t row_bytes) {
   RowCache cache;
   cache.parts_ = parts;

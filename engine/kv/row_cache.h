@@ -13,7 +13,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kernels/backend.h"
+#include "kernels/device_ops.h"
+#include "kernels/tensor.h"
 
 namespace winnow::engine {
 
@@ -27,7 +28,7 @@ class RowCache {
 
   // As many rows as fit into `size_bytes`, their tags included; none are held if that is less than
   // eight for each part. ResourceExhausted: no memory.
-  static absl::StatusOr<RowCache> Create(kernels::Backend& backend, size_t size_bytes,
+  static absl::StatusOr<RowCache> Create(kernels::DeviceOps& backend, size_t size_bytes,
                                          int32_t parts, size_t row_bytes);
   RowCache() = default;
   // size_bytes() of the cache that Create would make.

@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "engine/model/model_config.h"
 #include "engine/model/weights.h"
-#include "kernels/backend.h"
+#include "kernels/model_ops.h"
 
 namespace winnow::engine {
 

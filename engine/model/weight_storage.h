@@ -12,8 +12,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "engine/model/weights.h"
-#include "kernels/backend.h"
 #include "kernels/dtype.h"
+#include "kernels/model_ops.h"
 
 namespace winnow::engine {
 

@@ -13,7 +13,8 @@
 #include "engine/model/gguf.h"
 #include "engine/model/model_config.h"
 #include "engine/model/safetensors.h"
-#include "kernels/backend.h"
+#include "kernels/dtype.h"
+#include "kernels/model_ops.h"
 #include "kernels/quantized.h"
 
 namespace winnow::engine {

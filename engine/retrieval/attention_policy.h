@@ -109,6 +109,8 @@ struct AttentionPolicy {
   bool operator==(const AttentionPolicy&) const = default;
 
   bool IsDense() const { return kind == Kind::kDense; }
+  // Whether queries retrieve in this layer, under a policy that is not dense. All that asks asks here.
+  bool RetrievesIn(int32_t layer) const { return layer >= dense_layers; }
   bool HasBudget() const { return kind != Kind::kDense && kind != Kind::kWindow; }
   bool IsLearned() const {
     return kind == Kind::kHata || kind == Kind::kSpotlight || kind == Kind::kHashAttention;

@@ -20,7 +20,9 @@
 #include "engine/retrieval/query_call.h"
 #include "engine/retrieval/row_fetcher.h"
 #include "engine/retrieval/scratch.h"
-#include "kernels/backend.h"
+#include "kernels/device_ops.h"
+#include "kernels/retrieval.h"
+#include "kernels/tensor.h"
 
 namespace winnow::engine {
 
@@ -39,7 +41,7 @@ class Fetcher {
   };
 
   // `memory` and `backend` must outlive it.
-  Fetcher(const RetrievalShape& shape, KvMemory& memory, kernels::Backend& backend)
+  Fetcher(const RetrievalShape& shape, KvMemory& memory, kernels::DeviceOps& backend)
       : shape_(shape), memory_(memory), backend_(backend) {}
   // `max_entries`: addresses of a call. Before anything else; the errors of RowFetcher::Create are its own.
   absl::Status Allocate(int64_t max_entries, const RowFetcherOptions& rows,
@@ -84,7 +86,7 @@ class Fetcher {
 
   const RetrievalShape shape_;
   KvMemory& memory_;
-  kernels::Backend& backend_;
+  kernels::DeviceOps& backend_;
   std::unique_ptr<RowFetcher> rows_;
   kernels::Buffer addresses_;  // shared memory
   std::vector<kernels::RowList> lists_;

@@ -33,7 +33,7 @@ uint32_t KindOf(const Digest& digest) {
 
 }  // namespace
 
-IndexKeeper::IndexKeeper(const RetrievalShape& shape, KvMemory& memory, kernels::Backend& backend,
+IndexKeeper::IndexKeeper(const RetrievalShape& shape, KvMemory& memory, kernels::DeviceOps& backend,
                          const Indexes& indexes, const RetrievalOptions& options)
     : shape_(shape),
       memory_(memory),
@@ -214,8 +214,8 @@ void IndexKeeper::Adopt(RetrievalState& state, std::span<const int32_t> blocks,
     has = Load(*index, blocks.first(has), names.first(has), policy.dense_layers);
   }
   const auto tokens = static_cast<int32_t>(has) * shape_.layout.block_tokens;
-  for (int32_t layer = policy.dense_layers; layer < shape_.num_layers; ++layer) {
-    state.layer(layer).indexed = tokens;
+  for (int32_t layer = 0; layer < shape_.num_layers; ++layer) {
+    if (policy.RetrievesIn(layer)) state.layer(layer).indexed = tokens;
   }
   if (policy.completion || policy.HasTail()) LoadSummary(state, names, retrieve_from);
 }
@@ -233,8 +233,8 @@ void IndexKeeper::SaveSummary(const RetrievalState& state, const BlockName& name
   const kernels::Buffer& place = state.summaries();
   if (!memory_.store().exists() || place.data() == nullptr) return;
   const kernels::TokenRange tokens = state.layer(state.num_layers() - 1).summary.tokens;
-  for (int32_t layer = state.policy().dense_layers; layer < shape_.num_layers; ++layer) {
-    if (state.layer(layer).summary.tokens != tokens) return;
+  for (int32_t layer = 0; layer < shape_.num_layers; ++layer) {
+    if (state.policy().RetrievesIn(layer) && state.layer(layer).summary.tokens != tokens) return;
   }
   // Only of tokens that the name covers.
   if (tokens.size() <= 0 || tokens.last > (name.index + 1) * shape_.layout.block_tokens) return;
@@ -274,8 +274,9 @@ bool IndexKeeper::LoadSummary(RetrievalState& state, std::span<const BlockName> 
       continue;
     }
     backend_.CopyToDevice(payload.data() + sizeof header, place.data(), place.size_bytes());
-    for (int32_t layer = policy.dense_layers; layer < shape_.num_layers; ++layer) {
-      state.layer(layer).summary.tokens = {header.first, header.last};
+    for (int32_t layer = 0; layer < shape_.num_layers; ++layer) {
+      if (policy.RetrievesIn(layer))
+        state.layer(layer).summary.tokens = {header.first, header.last};
     }
     return true;
   }

@@ -23,14 +23,15 @@
 #include "engine/kv/kv_memory.h"
 #include "engine/retrieval/indexes.h"
 #include "engine/retrieval/query_call.h"
-#include "kernels/backend.h"
+#include "kernels/device_ops.h"
+#include "kernels/tensor.h"
 
 namespace winnow::engine {
 
 class IndexKeeper {
  public:
   // All must outlive it.
-  IndexKeeper(const RetrievalShape& shape, KvMemory& memory, kernels::Backend& backend,
+  IndexKeeper(const RetrievalShape& shape, KvMemory& memory, kernels::DeviceOps& backend,
               const Indexes& indexes, const RetrievalOptions& options);
 
   // Tokens [begin, end) of the sequence are in the index of every layer under its policy. Blocks that others made and kept
@@ -70,7 +71,7 @@ class IndexKeeper {
 
   const RetrievalShape shape_;
   KvMemory& memory_;
-  kernels::Backend& backend_;
+  kernels::DeviceOps& backend_;
   const Indexes& indexes_;
   const int32_t from_;  // shortest context that retrieves, for policies that leave it open
   std::string artifact_id_, fit_id_;

@@ -105,10 +105,6 @@ absl::Status Indexes::MakeCodesOfLayer(const IndexSpec& spec, int32_t layer, Cod
   };
   if (spec.kind == Kind::kPca) {
     WINNOW_CHECK(options_.transform != nullptr && options_.transform->bits == spec.bits);
-    if (!backend_.HasTransformCodes()) {
-      return absl::UnimplementedError(
-          fmt::format("index: {} has no transform codes ({})", backend_.name(), ToString(spec)));
-    }
     to->transform = backend_.PackTransformCode(options_.transform->layers[layer]);
     if (to->transform != nullptr) return absl::OkStatus();
     return absl::ResourceExhaustedError(
@@ -239,8 +235,8 @@ absl::Status Indexes::CheckLearned(const AttentionPolicy& policy) const {
     return Refuse(policy, "bits",
                   fmt::format("the artifact's {} has {}", name, artifact.bits(policy.kind)));
   }
-  for (int32_t layer = policy.dense_layers; layer < config_.num_layers(); ++layer) {
-    if (artifact.HasLayer(policy.kind, layer)) continue;
+  for (int32_t layer = 0; layer < config_.num_layers(); ++layer) {
+    if (!policy.RetrievesIn(layer) || artifact.HasLayer(policy.kind, layer)) continue;
     return Refuse(policy, "dense_layers",
                   fmt::format("the artifact has no {} for layer {}", name, layer));
   }
@@ -271,7 +267,8 @@ absl::Status Indexes::CheckCompletion(const AttentionPolicy& policy) const {
     return Refuse(policy, "completion", "there is no room for summaries here");
   }
   const Artifact& artifact = *options_.artifact;
-  for (int32_t layer = policy.dense_layers; layer < config_.num_layers(); ++layer) {
+  for (int32_t layer = 0; layer < config_.num_layers(); ++layer) {
+    if (!policy.RetrievesIn(layer)) continue;
     if (!feature_maps_.empty() && feature_maps_[layer].key != nullptr) continue;
     return Refuse(policy, "completion",
                   artifact.header().features && !artifact.has_features()
@@ -327,7 +324,7 @@ void Indexes::Append(int32_t layer, const AttentionPolicy& policy,
   for (size_t at = 0; at < of_method.size(); ++at) {
     PassRows& rows = *of_method[at];
     const SequenceChunk& chunk = *rows.chunk;
-    if (layer < rows.policy().dense_layers || memory_.chunk_lost(rows.index)) continue;
+    if (!rows.policy().RetrievesIn(layer) || memory_.chunk_lost(rows.index)) continue;
     RetrievalState::Layer& of_layer = rows.state().layer(layer);
     const int32_t end = chunk.position + rows.size();
     // Rows of this chunk were just written: what an index said of them is of other tokens.

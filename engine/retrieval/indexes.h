@@ -52,8 +52,7 @@ class Indexes {
     std::vector<std::byte*> pools;  // by layer; null: the layer has none
   };
 
-  // `memory` and `backend` must outlive it. ResourceExhausted: with the bytes. Unimplemented: a backend without transform
-  // codes.
+  // `memory` and `backend` must outlive it. ResourceExhausted: with the bytes.
   static absl::StatusOr<std::unique_ptr<Indexes>> Create(const ModelConfig& config,
                                                          KvMemory& memory,
                                                          kernels::Backend& backend,

@@ -34,12 +34,17 @@ void Probe::Measure(const QueryCall& call, const Selection& selected, const Tens
 bool Probe::MeasureQuery(const QueryCall& call, size_t i, const Selection& selected,
                          const Tensor& q) {
   bool measured = false;
-  whole_.ForEach(
-      call.Part(i, 1), [&](size_t, std::span<const RetrievalQuery> queries, const void* pool) {
-        backend_.MeasureSelection(q, queries, pool, shape_.layout, shape_.scale,
-                                  selected.From(static_cast<int64_t>(i)), quality_.data());
-        measured = true;
-      });
+  whole_.ForEach(call.Part(i, 1),
+                 [&](size_t, std::span<const RetrievalQuery> queries, const void* pool) {
+                   backend_.MeasureSelection({.q = q,
+                                              .queries = queries,
+                                              .pool = pool,
+                                              .layout = shape_.layout,
+                                              .scale = shape_.scale,
+                                              .chosen = selected.From(static_cast<int64_t>(i)),
+                                              .quality = quality_.data()});
+                   measured = true;
+                 });
   return measured;
 }
 

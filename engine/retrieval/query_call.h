@@ -12,7 +12,8 @@
 #include "engine/model/model_config.h"
 #include "engine/retrieval/attention_policy.h"
 #include "engine/retrieval/retrieval_state.h"
-#include "kernels/backend.h"
+#include "kernels/kv_layout.h"
+#include "kernels/retrieval.h"
 
 namespace winnow::engine {
 

@@ -13,7 +13,9 @@
 #include "engine/kv/kv_memory.h"
 #include "engine/retrieval/fetcher.h"
 #include "engine/retrieval/query_call.h"
-#include "kernels/backend.h"
+#include "kernels/device_ops.h"
+#include "kernels/retrieval.h"
+#include "kernels/tensor.h"
 
 namespace winnow::engine {
 
@@ -27,7 +29,7 @@ struct SharedReads {
 class ReadCounter {
  public:
   // Both must outlive it.
-  ReadCounter(const RetrievalShape& shape, KvMemory& memory, kernels::Backend& backend)
+  ReadCounter(const RetrievalShape& shape, KvMemory& memory, kernels::DeviceOps& backend)
       : shape_(shape), memory_(memory), backend_(backend) {}
   absl::Status Allocate();  // before anything else
 
@@ -65,7 +67,7 @@ class ReadCounter {
 
   const RetrievalShape shape_;
   KvMemory& memory_;
-  kernels::Backend& backend_;
+  kernels::DeviceOps& backend_;
   std::vector<Pending> pending_;
   int32_t slot_ = 0;
   SharedReads shared_reads_;

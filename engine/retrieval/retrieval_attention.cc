@@ -185,7 +185,7 @@ std::span<const AttentionChunk> RetrievalAttention::DenseChunks(
   for (const AttentionChunk& chunk : all) {
     while (rows != rows_.end() && rows->first_row + rows->size() <= chunk.first_row) ++rows;
     const bool covered = rows != rows_.end() && rows->first_row <= chunk.first_row &&
-                         layer >= rows->policy().dense_layers;
+                         rows->policy().RetrievesIn(layer);
     if (!covered) {
       dense_chunks_.push_back(chunk);
       continue;
@@ -203,7 +203,7 @@ void RetrievalAttention::PlanQueries(int32_t layer, const Method& method, bool l
   candidates_.clear();
   query_rows_.clear();
   for (const PassRows* rows : method.rows) {
-    if (layer < rows->policy().dense_layers || memory_.chunk_lost(rows->index) ||
+    if (!rows->policy().RetrievesIn(layer) || memory_.chunk_lost(rows->index) ||
         (decoding_only && rows->size() > 1)) {
       continue;
     }
@@ -305,7 +305,7 @@ void RetrievalAttention::RunCall(QueryCall call, const Tensor& q, const Tensor& 
   const Selection selected = selector_.Select(call, q, masses);
   if (!fetcher_.LoadPages(call, selected)) return;
 
-  if (!memory_.tiered() && AttendInPool(call, selected, q, out)) {
+  if (FindsRows(call.layer) && AttendInPool(call, selected, q, out)) {
     counter_.Defer(call, selected,
                    call.policy->completion ? tail_.MassesOf(call.slot) : StateMasses{});
     probe_.Measure(call, selected, q);
@@ -341,14 +341,22 @@ bool RetrievalAttention::MeasureAnchors(const QueryCall& call, const Tensor& q) 
   if (!fetcher_.LoadPages(call, nothing)) return false;
   bool any_lost = false;
   for (const PassRows* rows : call.rows) any_lost |= memory_.chunk_lost(rows->index);
-  if (memory_.tiered() || any_lost ||
-      !backend_.AttendChosenStates(q, call.queries, nothing, memory_.places().LayerPool(call.layer),
-                                   shape_.layout, shape_.scale, states)) {
+  if (FindsRows(call.layer) && !any_lost) {
+    backend_.AttendRows({.q = q,
+                         .queries = call.queries,
+                         .rows = RowsInPool(call.layer, nothing),
+                         .scale = shape_.scale,
+                         .states = states});
+  } else {
     // The device may still read what an earlier call fetched.
     if (!backend_.Synchronize() || !fetcher_.Address(call, nothing, [] { return true; })) {
       return false;
     }
-    backend_.AttendRows(q, call.queries, fetcher_.lists(), shape_.layout, shape_.scale, states);
+    backend_.AttendRows({.q = q,
+                         .queries = call.queries,
+                         .rows = RowsAtAddresses(),
+                         .scale = shape_.scale,
+                         .states = states});
     // The fetch of what is selected takes the same addresses and frames again.
     if (!backend_.Synchronize()) return false;
     fetcher_.EndCall();
@@ -360,7 +368,20 @@ bool RetrievalAttention::MeasureAnchors(const QueryCall& call, const Tensor& q) 
   return memory_.blocks().num_away(call.layer) == 0 || backend_.Synchronize();
 }
 
-// ATTEND where all entries are resident and the backend finds them itself. False: it needs addresses. The queries of lost
+// Whether all entries of the layer are resident where the backend finds them itself.
+bool RetrievalAttention::FindsRows(int32_t layer) const {
+  return !memory_.tiered() && backend_.FindsRows(memory_.places().LayerPool(layer));
+}
+
+kernels::RowSource RetrievalAttention::RowsInPool(int32_t layer, const Selection& selected) const {
+  return {.layout = shape_.layout, .pool = memory_.places().LayerPool(layer), .chosen = selected};
+}
+
+kernels::RowSource RetrievalAttention::RowsAtAddresses() const {
+  return {.layout = shape_.layout, .lists = fetcher_.lists()};
+}
+
+// ATTEND where FindsRows says so. False: a loss or completion needs addresses after all. The queries of lost
 // chunks are left out: their entries may be nowhere yet, and a device keeps what it has read.
 bool RetrievalAttention::AttendInPool(const QueryCall& call, const Selection& selected,
                                       const Tensor& q, const Tensor& out) {
@@ -376,11 +397,11 @@ bool RetrievalAttention::AttendInPool(const QueryCall& call, const Selection& se
     end = begin + 1;
     if (is_lost(begin)) continue;
     while (end < call.size() && !is_lost(end)) ++end;
-    if (!backend_.AttendChosen(
-            q, call.queries.subspan(begin, end - begin), selected.From(static_cast<int64_t>(begin)),
-            memory_.places().LayerPool(call.layer), shape_.layout, shape_.scale, out)) {
-      return false;
-    }
+    backend_.AttendRows({.q = q,
+                         .queries = call.queries.subspan(begin, end - begin),
+                         .rows = RowsInPool(call.layer, selected.From(static_cast<int64_t>(begin))),
+                         .scale = shape_.scale,
+                         .out = out});
   }
   return true;
 }
@@ -393,12 +414,12 @@ bool RetrievalAttention::AttendStatesInPool(const QueryCall& call, const Selecti
       (memory_.places().IsShared(call.layer) || !tail_.PinCompletion(call))) {
     return false;
   }
-  if (!backend_.AttendChosenStates(q, ChosenAlone(call), selected,
-                                   memory_.places().LayerPool(call.layer), shape_.layout,
-                                   shape_.scale, states)) {
-    return false;
-  }
-  if (call.policy->completion) tail_.CompleteSelected(call, q, selected, states);
+  backend_.AttendRows({.q = q,
+                       .queries = ChosenAlone(call),
+                       .rows = RowsInPool(call.layer, selected),
+                       .scale = shape_.scale,
+                       .states = states});
+  if (call.policy->completion) tail_.Complete(call, q, RowsInPool(call.layer, selected), states);
   Finish(call, states, out);
   return true;
 }
@@ -428,10 +449,14 @@ void RetrievalAttention::Finish(const QueryCall& call, float* states, const Tens
 void RetrievalAttention::AttendByAddress(const QueryCall& call, const Selection& selected,
                                          const Tensor& q, const Tensor& out) {
   float* states = static_cast<float*>(states_.data());
-  backend_.AttendRows(q, call.queries, fetcher_.lists(), shape_.layout, shape_.scale, states);
+  backend_.AttendRows({.q = q,
+                       .queries = call.queries,
+                       .rows = RowsAtAddresses(),
+                       .scale = shape_.scale,
+                       .states = states});
   const bool lost = memory_.chunk_lost(call.rows[0]->index) && call.size() == 1;
   if (call.policy->completion && !lost) {
-    const StateMasses masses = tail_.CompleteRows(call, q, fetcher_.lists(), states);
+    const StateMasses masses = tail_.Complete(call, q, RowsAtAddresses(), states);
     if (backend_.Synchronize()) counter_.CountCompletions(call, masses);
   }
   Finish(call, states, out);

@@ -107,6 +107,9 @@ class RetrievalAttention {
   void RunCall(QueryCall call, const kernels::Tensor& q, const kernels::Tensor& out);
   void RunHalves(const QueryCall& call, const kernels::Tensor& q, const kernels::Tensor& out);
   bool MeasureAnchors(const QueryCall& call, const kernels::Tensor& q);
+  bool FindsRows(int32_t layer) const;
+  kernels::RowSource RowsInPool(int32_t layer, const kernels::Selection& selected) const;
+  kernels::RowSource RowsAtAddresses() const;
   bool AttendInPool(const QueryCall& call, const kernels::Selection& selected,
                     const kernels::Tensor& q, const kernels::Tensor& out);
   bool AttendStatesInPool(const QueryCall& call, const kernels::Selection& selected,

@@ -15,7 +15,8 @@
 #include <vector>
 
 #include "engine/retrieval/attention_policy.h"
-#include "kernels/backend.h"
+#include "kernels/retrieval.h"
+#include "kernels/tensor.h"
 
 namespace winnow::engine {
 

@@ -12,7 +12,7 @@ namespace winnow::engine {
 
 using storage::kPageBytes;
 
-absl::StatusOr<std::unique_ptr<RowFetcher>> RowFetcher::Create(kernels::Backend& backend,
+absl::StatusOr<std::unique_ptr<RowFetcher>> RowFetcher::Create(kernels::DeviceOps& backend,
                                                                KvMemory& memory, int32_t num_layers,
                                                                const RowFetcherOptions& options) {
   std::unique_ptr<RowFetcher> fetcher(new RowFetcher(memory));

@@ -21,7 +21,9 @@
 #include "absl/status/statusor.h"
 #include "engine/kv/kv_memory.h"
 #include "engine/kv/row_cache.h"
-#include "kernels/backend.h"
+#include "kernels/device_ops.h"
+#include "kernels/kv_layout.h"
+#include "kernels/tensor.h"
 
 namespace winnow::engine {
 
@@ -46,7 +48,7 @@ struct RowFetcherStats {
 
 class RowFetcher {
  public:
-  static absl::StatusOr<std::unique_ptr<RowFetcher>> Create(kernels::Backend& backend,
+  static absl::StatusOr<std::unique_ptr<RowFetcher>> Create(kernels::DeviceOps& backend,
                                                             KvMemory& memory, int32_t num_layers,
                                                             const RowFetcherOptions& options);
 

@@ -9,7 +9,7 @@ namespace winnow::engine {
 
 using kernels::Buffer;
 
-absl::StatusOr<Buffer> AllocatePool(kernels::Backend& backend, size_t size_bytes,
+absl::StatusOr<Buffer> AllocatePool(kernels::DeviceOps& backend, size_t size_bytes,
                                     const std::string& what, bool shared) {
   Buffer buffer = shared ? backend.AllocateShared(size_bytes) : backend.Allocate(size_bytes);
   if (buffer.data() == nullptr) {

@@ -46,13 +46,25 @@ Selection Selector::Select(const QueryCall& call, const Tensor& q, const MassInp
 
 void Selector::Prune(const QueryCall& call, const Tensor& q, const MassInputs& masses,
                      const Selection& selected) {
-  backend_.PruneSelection(q, call.queries, indexes_.int4_keys(call.layer), shape_.layout,
-                          shape_.scale, static_cast<float>(*call.policy->p), selected, selected);
+  backend_.PruneSelection({.q = q,
+                           .queries = call.queries,
+                           .int4_keys = indexes_.int4_keys(call.layer),
+                           .layout = shape_.layout,
+                           .scale = shape_.scale,
+                           .p = static_cast<float>(*call.policy->p),
+                           .candidates = selected,
+                           .kept = selected});
   if (call.policy->select_by() != SelectBy::kMasses || masses.tail == nullptr) return;
   const Indexes::Codes& codes = *indexes_.CodesOf(*call.policy);
   const Indexes::Codes::Layer& of_layer = codes.layers[call.layer];
-  backend_.TakeFromTail(q, call.queries, *of_layer.transform, shape_.scale, of_layer.pool.data(),
-                        codes.layout, selected, *masses.tail);
+  backend_.TakeFromTail({.q = q,
+                         .queries = call.queries,
+                         .transform = *of_layer.transform,
+                         .codes = of_layer.pool.data(),
+                         .code_layout = codes.layout,
+                         .scale = shape_.scale,
+                         .read = selected,
+                         .tail = *masses.tail});
 }
 
 void Selector::SelectTokens(const QueryCall& call, const Tensor& q, const MassInputs& masses,
@@ -96,9 +108,15 @@ void Selector::SelectByMass(const QueryCall& call, const Tensor& q, const MassIn
     tail = *masses.tail;
     tail.of_all = call.policy->p.has_value();
   }
-  backend_.SelectByMass(q, call.queries, masses.anchors, *of_layer.transform, shape_.scale,
-                        of_layer.pool.data(), codes.layout, selected,
-                        masses.tail != nullptr ? &tail : nullptr);
+  backend_.SelectByMass({.q = q,
+                         .queries = call.queries,
+                         .anchor_masses = masses.anchors,
+                         .transform = *of_layer.transform,
+                         .codes = of_layer.pool.data(),
+                         .code_layout = codes.layout,
+                         .scale = shape_.scale,
+                         .chosen = selected,
+                         .tail = masses.tail != nullptr ? &tail : nullptr});
 }
 
 }  // namespace winnow::engine

@@ -16,7 +16,9 @@
 #include "engine/retrieval/query_call.h"
 #include "engine/retrieval/scratch.h"
 #include "engine/retrieval/whole_context.h"
-#include "kernels/backend.h"
+#include "kernels/retrieval.h"
+#include "kernels/selection_ops.h"
+#include "kernels/tensor.h"
 
 namespace winnow::engine {
 
@@ -31,7 +33,7 @@ struct MassInputs {
 class Selector {
  public:
   // All must outlive it.
-  Selector(const RetrievalShape& shape, kernels::Backend& backend, KvMemory& memory,
+  Selector(const RetrievalShape& shape, kernels::SelectionOps& backend, KvMemory& memory,
            const Indexes& indexes)
       : shape_(shape), backend_(backend), indexes_(indexes), whole_(shape, memory) {}
   // `max_entries`: tokens of a call, over queries and KV heads. Before anything else.
@@ -53,7 +55,7 @@ class Selector {
              const kernels::Selection& selected);
 
   const RetrievalShape shape_;
-  kernels::Backend& backend_;
+  kernels::SelectionOps& backend_;
   const Indexes& indexes_;
   WholeContext whole_;  // for the oracle
   // Shared memory.

@@ -10,7 +10,6 @@
 namespace winnow::engine {
 
 using kernels::RetrievalQuery;
-using kernels::Selection;
 using kernels::Tensor;
 
 absl::Status TailEstimator::Allocate(bool completes, bool has_tables, ScratchAllocator& scratch) {
@@ -119,27 +118,20 @@ StateMasses TailEstimator::MassesOf(int32_t slot) const {
   return {before, before + states};
 }
 
-StateMasses TailEstimator::CompleteRows(const QueryCall& call, const Tensor& q,
-                                        std::span<const kernels::RowList> lists, float* states) {
+StateMasses TailEstimator::Complete(const QueryCall& call, const Tensor& q, kernels::RowSource rows,
+                                    float* states) {
   const auto num_states = static_cast<int64_t>(call.size()) * shape_.num_heads;
   const StateMasses masses = MassesOf(call.slot);
   const Indexes::FeatureMaps& maps = indexes_.feature_maps(call.layer);
+  if (!rows.are_tokens()) rows.pool = pool_;
   backend_.StateMasses(states, num_states, shape_.layout.head_dim, masses.before);
-  backend_.CompleteStates(q, pinned_queries_, groups_, lists, pool_, shape_.layout, *maps.key,
-                          *maps.query, states);
-  backend_.StateMasses(states, num_states, shape_.layout.head_dim, masses.after);
-  return masses;
-}
-
-StateMasses TailEstimator::CompleteSelected(const QueryCall& call, const Tensor& q,
-                                            const Selection& selected, float* states) {
-  const auto num_states = static_cast<int64_t>(call.size()) * shape_.num_heads;
-  const StateMasses masses = MassesOf(call.slot);
-  const Indexes::FeatureMaps& maps = indexes_.feature_maps(call.layer);
-  backend_.StateMasses(states, num_states, shape_.layout.head_dim, masses.before);
-  backend_.CompleteChosenStates(q, pinned_queries_, groups_, selected,
-                                memory_.places().LayerPool(call.layer), shape_.layout, *maps.key,
-                                *maps.query, states);
+  backend_.CompleteStates({.q = q,
+                           .queries = pinned_queries_,
+                           .groups = groups_,
+                           .rows = rows,
+                           .key_map = *maps.key,
+                           .query_map = *maps.query,
+                           .states = states});
   backend_.StateMasses(states, num_states, shape_.layout.head_dim, masses.after);
   return masses;
 }

@@ -1,7 +1,7 @@
 // The estimate for the candidates that were not read: one more partial state, merged into each query's. Two kinds:
 //
 //   tables of cells   pca's: mean values of cells of codes, weighted by the masses that the selection left (MergeTables)
-//   completion        the papers': sums of learned features of keys and values (CompleteRows, CompleteSelected)
+//   completion        the papers': sums of learned features of keys and values (Complete)
 //
 // Both keep sums in the sequence's state, which must reach what the query leaves to them before it is completed.
 //
@@ -48,12 +48,9 @@ class TailEstimator {
   // Makes resident the blocks that the call's summaries have yet to take in: one group for the queries of each sequence.
   // True at once if its policy does not complete. False: they do not fit, or one is lost.
   bool PinCompletion(const QueryCall& call);
-  // Adds the summaries to `states`, after PinCompletion: with the selected rows at the addresses of `lists`; or as tokens of
-  // the layer's pool, after AttendChosenStates. Masses are of the call's slot.
-  StateMasses CompleteRows(const QueryCall& call, const kernels::Tensor& q,
-                           std::span<const kernels::RowList> lists, float* states);
-  StateMasses CompleteSelected(const QueryCall& call, const kernels::Tensor& q,
-                               const kernels::Selection& selected, float* states);
+  // Adds the summaries to `states`, after PinCompletion and after the `rows` were attended to. Masses are of the call's slot.
+  StateMasses Complete(const QueryCall& call, const kernels::Tensor& q, kernels::RowSource rows,
+                       float* states);
   StateMasses MassesOf(int32_t slot) const;
 
  private:

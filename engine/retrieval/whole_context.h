@@ -10,7 +10,7 @@
 
 #include "engine/kv/kv_memory.h"
 #include "engine/retrieval/query_call.h"
-#include "kernels/backend.h"
+#include "kernels/retrieval.h"
 
 namespace winnow::engine {
 

@@ -40,7 +40,7 @@
 #include "engine/schedule/sequence.h"
 #include "engine/schedule/tenant_shares.h"
 #include "engine/text/tokenizer.h"
-#include "kernels/backend.h"
+#include "kernels/sample.h"
 
 namespace winnow::engine {
 

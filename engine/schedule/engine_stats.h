@@ -10,7 +10,7 @@
 #include "engine/base/clock.h"
 #include "engine/kv/kv_memory.h"
 #include "engine/schedule/request.h"
-#include "kernels/backend.h"
+#include "kernels/device_ops.h"
 
 namespace winnow::engine {
 

@@ -335,13 +335,15 @@ void CpuBackend::ExtendSummaries(std::span<const SummaryExtension> extensions, c
   }
 }
 
-void CpuBackend::CompleteStates(const Tensor& q, std::span<const RetrievalQuery> queries,
-                                std::span<const CompletionGroup> groups,
-                                std::span<const RowList> lists, const void* pool,
-                                const KvLayout& layout, const PackedFeatureMap& key_map,
-                                const PackedFeatureMap& query_map, float* states) {
-  const auto& keys = static_cast<const CpuFeatureMap&>(key_map);
-  const auto& query_features = static_cast<const CpuFeatureMap&>(query_map);
+void CpuBackend::CompleteStates(const CompleteStatesArgs& args) {
+  WINNOW_CHECK(!args.rows.are_tokens());
+  const Tensor& q = args.q;
+  const std::span<const RetrievalQuery> queries = args.queries;
+  const std::span<const CompletionGroup> groups = args.groups;
+  const std::span<const RowList> lists = args.rows.lists;
+  const KvLayout& layout = args.rows.layout;
+  const auto& keys = static_cast<const CpuFeatureMap&>(args.key_map);
+  const auto& query_features = static_cast<const CpuFeatureMap&>(args.query_map);
   const int32_t d = layout.head_dim, kv_heads = layout.kv_heads;
   WINNOW_CHECK(layout.dtype == DType::kBF16 || layout.dtype == DType::kF32);
   WINNOW_CHECK(d > 0 && d % 16 == 0 && q.cols % (int64_t{kv_heads} * d) == 0);
@@ -349,10 +351,17 @@ void CpuBackend::CompleteStates(const Tensor& q, std::span<const RetrievalQuery>
   WINNOW_CHECK(keys.kv_heads() == kv_heads && query_features.kv_heads() == kv_heads);
   WINNOW_CHECK(keys.features() == query_features.features());
   WINNOW_CHECK(lists.size() == queries.size() * kv_heads);
-  const CompletionCall call{
-      ops_,           q,    queries,        lists,  static_cast<const std::byte*>(pool),
-      layout,         keys, query_features, states, static_cast<int32_t>(q.cols / d / kv_heads),
-      keys.features()};
+  const CompletionCall call{ops_,
+                            q,
+                            queries,
+                            lists,
+                            static_cast<const std::byte*>(args.rows.pool),
+                            layout,
+                            keys,
+                            query_features,
+                            args.states,
+                            static_cast<int32_t>(q.cols / d / kv_heads),
+                            keys.features()};
   WINNOW_CHECK(call.group <= kTileRows);
   for (const CompletionGroup& group : groups) {
     WINNOW_CHECK(group.first_query >= 0 && group.num_queries >= 0 &&
@@ -397,13 +406,6 @@ void CpuBackend::CompleteStates(const Tensor& q, std::span<const RetrievalQuery>
       if (query.mid.size() > 0) group.summary->tokens = query.mid;
     }
   }
-}
-
-void CpuBackend::CompleteChosenStates(const Tensor&, std::span<const RetrievalQuery>,
-                                      std::span<const CompletionGroup>, const Selection&,
-                                      const void*, const KvLayout&, const PackedFeatureMap&,
-                                      const PackedFeatureMap&, float*) {
-  WINNOW_CHECK(false);  // AttendChosenStates is never true here
 }
 
 }  // namespace winnow::kernels

@@ -88,51 +88,22 @@ class CpuBackend final : public Backend {
                       const KvLayout& layout, float scale, const Selection& chosen) override;
   void SelectByLogits(const Tensor& q, std::span<const RetrievalQuery> queries, const void* pool,
                       const KvLayout& layout, float scale, const Selection& chosen) override;
-  void PruneSelection(const Tensor& q, std::span<const RetrievalQuery> queries,
-                      const void* int4_keys, const KvLayout& layout, float scale, float p,
-                      const Selection& candidates, const Selection& kept) override;
-  void AttendRows(const Tensor& q, std::span<const RetrievalQuery> queries,
-                  std::span<const RowList> lists, const KvLayout& layout, float scale,
-                  float* states) override;
-  bool AttendChosen(const Tensor&, std::span<const RetrievalQuery>, const Selection&, const void*,
-                    const KvLayout&, float, const Tensor&) override {
-    return false;
-  }
-  bool AttendChosenStates(const Tensor&, std::span<const RetrievalQuery>, const Selection&,
-                          const void*, const KvLayout&, float, float*) override {
-    return false;
-  }
+  void PruneSelection(const PruneSelectionArgs& args) override;
+  void AttendRows(const AttendRowsArgs& args) override;
   void ExtendSummaries(std::span<const SummaryExtension> extensions, const void* pool,
                        const KvLayout& layout, const PackedFeatureMap& key_map) override;
-  void CompleteStates(const Tensor& q, std::span<const RetrievalQuery> queries,
-                      std::span<const CompletionGroup> groups, std::span<const RowList> lists,
-                      const void* pool, const KvLayout& layout, const PackedFeatureMap& key_map,
-                      const PackedFeatureMap& query_map, float* states) override;
-  void CompleteChosenStates(const Tensor& q, std::span<const RetrievalQuery> queries,
-                            std::span<const CompletionGroup> groups, const Selection& chosen,
-                            const void* pool, const KvLayout& layout,
-                            const PackedFeatureMap& key_map, const PackedFeatureMap& query_map,
-                            float* states) override;
+  void CompleteStates(const CompleteStatesArgs& args) override;
   void StateMasses(const float* states, int64_t count, int32_t head_dim, float* masses) override;
   void FinishStates(std::span<const RetrievalQuery> queries, const float* states, int32_t head_dim,
                     const Tensor& out) override;
-  void MeasureSelection(const Tensor& q, std::span<const RetrievalQuery> queries, const void* pool,
-                        const KvLayout& layout, float scale, const Selection& chosen,
-                        SelectionQuality* quality) override;
-  bool HasTransformCodes() const override { return true; }
+  void MeasureSelection(const MeasureSelectionArgs& args) override;
   std::unique_ptr<PackedTransformCode> PackTransformCode(
       const TransformCodeWeights& weights) override;
   void EncodeTransformKeys(std::span<const KeySpan> spans, const void* pool, const KvLayout& layout,
                            const PackedTransformCode& transform, void* codes,
                            const CodeLayout& code_layout) override;
-  void SelectByMass(const Tensor& q, std::span<const RetrievalQuery> queries,
-                    const float* anchor_masses, const PackedTransformCode& transform, float scale,
-                    const void* codes, const CodeLayout& code_layout, const Selection& chosen,
-                    const TailMasses* tail) override;
-  void TakeFromTail(const Tensor& q, std::span<const RetrievalQuery> queries,
-                    const PackedTransformCode& transform, float scale, const void* codes,
-                    const CodeLayout& code_layout, const Selection& read,
-                    const TailMasses& tail) override;
+  void SelectByMass(const SelectByMassArgs& args) override;
+  void TakeFromTail(const TakeFromTailArgs& args) override;
   void ExtendCellTables(std::span<const CellTableExtension> extensions, const void* pool,
                         const KvLayout& layout, const PackedTransformCode& transform,
                         const void* codes, const CodeLayout& code_layout) override;
@@ -200,11 +171,8 @@ class CpuBackend final : public Backend {
                   const void* query_codes, int32_t group, const void* codes,
                   const CodeLayout& code_layout, const Selection& chosen);
   // The same by masses (transform_codes.cc).
-  void SelectMassWave(const Tensor& q, std::span<const RetrievalQuery> queries,
-                      std::span<const std::pair<int64_t, int32_t>> wave, size_t wave_bytes,
-                      const float* anchor_masses, const PackedTransformCode& transform, float scale,
-                      const void* codes, const CodeLayout& code_layout, const Selection& chosen,
-                      const TailMasses* tail);
+  void SelectMassWave(const SelectByMassArgs& args,
+                      std::span<const std::pair<int64_t, int32_t>> wave, size_t wave_bytes);
   // Retrieval: pieces [first, last) of the work of one unit (a query and KV head).
   struct RetrievalItem {
     int64_t unit;

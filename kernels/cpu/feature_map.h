@@ -5,8 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/backend.h"
 #include "kernels/cpu/ops.h"
+#include "kernels/retrieval.h"
+#include "kernels/tensor.h"
 
 namespace winnow::kernels {
 

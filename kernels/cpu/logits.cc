@@ -127,46 +127,50 @@ void CpuBackend::SelectByLogits(const Tensor& q, std::span<const RetrievalQuery>
                 });
 }
 
-void CpuBackend::MeasureSelection(const Tensor& q, std::span<const RetrievalQuery> queries,
-                                  const void* pool, const KvLayout& layout, float scale,
-                                  const Selection& chosen, SelectionQuality* quality) {
+void CpuBackend::MeasureSelection(const MeasureSelectionArgs& args) {
+  const Tensor& q = args.q;
+  const std::span<const RetrievalQuery> queries = args.queries;
+  const KvLayout& layout = args.layout;
+  const Selection& chosen = args.chosen;
   WINNOW_CHECK(chosen.kv_heads == layout.kv_heads);
   const int64_t heads = q.cols / layout.head_dim;
   const auto group = static_cast<double>(heads / layout.kv_heads);
-  ForEachScored(
-      q, queries, pool, layout, scale, [&](int64_t i, int32_t head, std::span<const float> scores) {
-        const RetrievalQuery& query = queries[i];
-        const int32_t count = chosen.count(i, head);
-        const int32_t* tokens = chosen.chosen(i, head);
-        WINNOW_CHECK(count >= 0 && count <= std::max(0, query.mid.size()));
-        SelectionQuality& result = quality[i * layout.kv_heads + head];
-        const int32_t mid_first = query.mid.size() > 0 ? query.mid.first : 0;
-        const int32_t mid_last = query.mid.size() > 0 ? query.mid.last : 0;
-        double covered = 0;
-        for (int32_t t = 0; t < mid_first; ++t) covered += static_cast<double>(scores[t]);
-        for (int32_t t = mid_last; t <= query.position; ++t) {
-          covered += static_cast<double>(scores[t]);
-        }
-        for (int32_t j = 0; j < count; ++j) covered += static_cast<double>(scores[tokens[j]]);
-        result.coverage = static_cast<float>(std::min(1.0, covered / group));
-        result.iou = 1;
-        if (count == 0) return;
-        // A token is wanted if it is above the threshold, or among the last of those that equal it.
-        const std::span<const float> of_mid = scores.subspan(mid_first, query.mid.size());
-        const TopThreshold top = FindTop(of_mid, count, [](size_t) { return 1; });
-        int64_t both = 0, equal = top.of_equal;
-        int32_t j = count - 1;
-        for (int32_t t = mid_last - 1; t >= mid_first && j >= 0; --t) {
-          const uint32_t bits = OrderedBits(scores[t]);
-          const bool wanted = bits > top.threshold || (bits == top.threshold && equal-- > 0);
-          if (tokens[j] != t) continue;
-          both += wanted ? 1 : 0;
-          --j;
-        }
-        WINNOW_CHECK(j < 0);  // chosen tokens ascend and are of mid
-        result.iou = static_cast<float>(static_cast<double>(both) /
-                                        static_cast<double>(2 * int64_t{count} - both));
-      });
+  ForEachScored(q, queries, args.pool, layout, args.scale,
+                [&](int64_t i, int32_t head, std::span<const float> scores) {
+                  const RetrievalQuery& query = queries[i];
+                  const int32_t count = chosen.count(i, head);
+                  const int32_t* tokens = chosen.chosen(i, head);
+                  WINNOW_CHECK(count >= 0 && count <= std::max(0, query.mid.size()));
+                  SelectionQuality& result = args.quality[i * layout.kv_heads + head];
+                  const int32_t mid_first = query.mid.size() > 0 ? query.mid.first : 0;
+                  const int32_t mid_last = query.mid.size() > 0 ? query.mid.last : 0;
+                  double covered = 0;
+                  for (int32_t t = 0; t < mid_first; ++t) covered += static_cast<double>(scores[t]);
+                  for (int32_t t = mid_last; t <= query.position; ++t) {
+                    covered += static_cast<double>(scores[t]);
+                  }
+                  for (int32_t j = 0; j < count; ++j)
+                    covered += static_cast<double>(scores[tokens[j]]);
+                  result.coverage = static_cast<float>(std::min(1.0, covered / group));
+                  result.iou = 1;
+                  if (count == 0) return;
+                  // A token is wanted if it is above the threshold, or among the last of those that equal it.
+                  const std::span<const float> of_mid = scores.subspan(mid_first, query.mid.size());
+                  const TopThreshold top = FindTop(of_mid, count, [](size_t) { return 1; });
+                  int64_t both = 0, equal = top.of_equal;
+                  int32_t j = count - 1;
+                  for (int32_t t = mid_last - 1; t >= mid_first && j >= 0; --t) {
+                    const uint32_t bits = OrderedBits(scores[t]);
+                    const bool wanted =
+                        bits > top.threshold || (bits == top.threshold && equal-- > 0);
+                    if (tokens[j] != t) continue;
+                    both += wanted ? 1 : 0;
+                    --j;
+                  }
+                  WINNOW_CHECK(j < 0);  // chosen tokens ascend and are of mid
+                  result.iou = static_cast<float>(static_cast<double>(both) /
+                                                  static_cast<double>(2 * int64_t{count} - both));
+                });
 }
 
 }  // namespace winnow::kernels

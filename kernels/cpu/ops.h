@@ -12,8 +12,10 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/backend.h"
+#include "kernels/dtype.h"
+#include "kernels/kv_layout.h"
 #include "kernels/quantized.h"
+#include "kernels/retrieval.h"
 
 namespace winnow::kernels {
 
@@ -27,11 +29,11 @@ using NarrowRowFn = void(const float* values, int64_t n, DType dtype, void* out)
 using PrepareBF16RowFn = void(const float* x, int64_t n, void* out);
 
 // ---- matmul ----
-struct MatmulCall {
-  DType compute = DType::kF32;
-  const void* rows = nullptr;         // f32, or prepared for kBF16
-  size_t row_bytes = 0;               // distance of rows
-  const std::byte* panels = nullptr;  // panel.h
+// Operands of a product, whatever its weights are.
+struct MatmulOperands {
+  const void* rows = nullptr;  // of x, as the kind of weights reads them
+  size_t row_bytes = 0;        // distance of rows
+  const std::byte* panels = nullptr;
   int64_t in_features = 0;
   int64_t out_features = 0;
   float* y = nullptr;
@@ -39,22 +41,18 @@ struct MatmulCall {
   const float* bias = nullptr;
   bool accumulate = false;
 };
+// Rows are f32, or prepared for kBF16; panel.h has the panels.
+struct MatmulCall : MatmulOperands {
+  DType compute = DType::kF32;
+};
 // Rows [first_row, last_row) times panels [first_panel, last_panel).
 using MatmulTilesFn = void(const MatmulCall& call, int64_t first_row, int64_t last_row,
                            int64_t first_panel, int64_t last_panel);
 
 // ---- matmul with quantised weights (kernels/quantized_matmul.h) ----
-struct QuantizedMatmulCall {
+// Rows are prepared; quantized_panel.h has the panels.
+struct QuantizedMatmulCall : MatmulOperands {
   BlockShape shape;
-  const void* rows = nullptr;         // prepared
-  size_t row_bytes = 0;               // distance of rows
-  const std::byte* panels = nullptr;  // quantized_panel.h
-  int64_t in_features = 0;
-  int64_t out_features = 0;
-  float* y = nullptr;
-  int64_t y_stride = 0;
-  const float* bias = nullptr;
-  bool accumulate = false;
 };
 using QuantizedMatmulTilesFn = void(const QuantizedMatmulCall& call, int64_t first_row,
                                     int64_t last_row, int64_t first_panel, int64_t last_panel);
@@ -62,17 +60,9 @@ using QuantizedMatmulTilesFn = void(const QuantizedMatmulCall& call, int64_t fir
 using PrepareRoundedRowFn = void(const float* x, int64_t n, void* out);
 
 // ---- matmul with weights of 8-bit floats (kernels/float8_matmul.h) ----
-struct Float8MatmulCall {
-  int64_t block_values = 0;           // of one scale
-  const void* rows = nullptr;         // f32
-  size_t row_bytes = 0;               // distance of rows
-  const std::byte* panels = nullptr;  // float8_panel.h
-  int64_t in_features = 0;
-  int64_t out_features = 0;
-  float* y = nullptr;
-  int64_t y_stride = 0;
-  const float* bias = nullptr;
-  bool accumulate = false;
+// Rows are f32; float8_panel.h has the panels.
+struct Float8MatmulCall : MatmulOperands {
+  int64_t block_values = 0;  // of one scale
 };
 using Float8MatmulTilesFn = void(const Float8MatmulCall& call, int64_t first_row, int64_t last_row,
                                  int64_t first_panel, int64_t last_panel);

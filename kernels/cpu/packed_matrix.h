@@ -8,9 +8,11 @@
 #include <variant>
 #include <vector>
 
-#include "kernels/backend.h"
 #include "kernels/cpu/panel.h"
+#include "kernels/dtype.h"
+#include "kernels/model_ops.h"
 #include "kernels/quantized.h"
+#include "kernels/tensor.h"
 
 namespace winnow::kernels {
 

@@ -97,11 +97,13 @@ void CpuBackend::QuantizeKeys(std::span<const KeySpan> spans, const void* pool,
   }
 }
 
-void CpuBackend::PruneSelection(const Tensor& q, std::span<const RetrievalQuery> queries,
-                                const void* int4_keys, const KvLayout& layout, float scale, float p,
-                                const Selection& candidates, const Selection& kept) {
-  const RowsCall call = MakeRowsCall(q, layout, scale);
-  WINNOW_CHECK(p >= 0);
+void CpuBackend::PruneSelection(const PruneSelectionArgs& args) {
+  const Tensor& q = args.q;
+  const std::span<const RetrievalQuery> queries = args.queries;
+  const KvLayout& layout = args.layout;
+  const Selection &candidates = args.candidates, &kept = args.kept;
+  const RowsCall call = MakeRowsCall(q, layout, args.scale);
+  WINNOW_CHECK(args.p >= 0);
   WINNOW_CHECK(candidates.kv_heads == layout.kv_heads && kept.kv_heads == layout.kv_heads);
   // Anchors of a query, in order: [0, mid.first), [mid.last, position].
   const auto before = [&](int64_t i) {
@@ -152,7 +154,7 @@ void CpuBackend::PruneSelection(const Tensor& q, std::span<const RetrievalQuery>
       const int32_t token = key < before(i) ? key
                             : key < anchors ? after(i) + key - before(i)
                                             : candidates.chosen(i, head)[key - anchors];
-      keys[key - item.first] = static_cast<const std::byte*>(int4_keys) +
+      keys[key - item.first] = static_cast<const std::byte*>(args.int4_keys) +
                                Int4KeyOffset(layout, query.block_table[token / layout.block_tokens],
                                              head, token % layout.block_tokens);
     }
@@ -176,7 +178,7 @@ void CpuBackend::PruneSelection(const Tensor& q, std::span<const RetrievalQuery>
       double of_anchors = 0;
       for (int32_t j = 0; j < anchors; ++j) of_anchors += static_cast<double>(weights[j]);
       const std::span<const float> of_mid(weights + anchors, static_cast<size_t>(count));
-      const TopP top = FindTopP(of_mid, of_anchors, p, left);
+      const TopP top = FindTopP(of_mid, of_anchors, args.p, left);
       for (int32_t j = 0; j < count; ++j) wanted[j] |= of_mid[j] > top.threshold ? 1 : 0;
       int64_t equal = top.of_equal;
       for (int32_t j = count - 1; j >= 0 && equal > 0; --j) {

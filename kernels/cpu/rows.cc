@@ -59,10 +59,14 @@ void CheckSelection(std::span<const RetrievalQuery> queries, const KvLayout& lay
   }
 }
 
-void CpuBackend::AttendRows(const Tensor& q, std::span<const RetrievalQuery> queries,
-                            std::span<const RowList> lists, const KvLayout& layout, float scale,
-                            float* states) {
-  const RowsCall call = MakeRowsCall(q, layout, scale);
+void CpuBackend::AttendRows(const AttendRowsArgs& args) {
+  WINNOW_CHECK(!args.rows.are_tokens() && args.states != nullptr);
+  const Tensor& q = args.q;
+  const std::span<const RetrievalQuery> queries = args.queries;
+  const std::span<const RowList> lists = args.rows.lists;
+  const KvLayout& layout = args.rows.layout;
+  float* const states = args.states;
+  const RowsCall call = MakeRowsCall(q, layout, args.scale);
   const int64_t num_lists = static_cast<int64_t>(queries.size()) * layout.kv_heads;
   WINNOW_CHECK(static_cast<int64_t>(lists.size()) == num_lists);
   for (const RetrievalQuery& query : queries) WINNOW_CHECK(query.row >= 0 && query.row < q.rows);

@@ -415,13 +415,14 @@ void CpuBackend::EncodeTransformKeys(std::span<const KeySpan> spans, const void*
   });
 }
 
-void CpuBackend::SelectByMass(const Tensor& q, std::span<const RetrievalQuery> queries,
-                              const float* anchor_masses, const PackedTransformCode& transform,
-                              float scale, const void* codes, const CodeLayout& code_layout,
-                              const Selection& chosen, const TailMasses* tail) {
-  const CpuTransformCode& packed = Packed(transform);
+void CpuBackend::SelectByMass(const SelectByMassArgs& args) {
+  const std::span<const RetrievalQuery> queries = args.queries;
+  const CodeLayout& code_layout = args.code_layout;
+  const Selection& chosen = args.chosen;
+  const TailMasses* const tail = args.tail;
+  const CpuTransformCode& packed = Packed(args.transform);
   const int32_t d = packed.weights().head_dim, kv_heads = code_layout.kv_heads;
-  const auto heads = static_cast<int32_t>(q.cols / d);
+  const auto heads = static_cast<int32_t>(args.q.cols / d);
   const int32_t group = heads / kv_heads;
   WINNOW_CHECK(chosen.kv_heads == kv_heads && heads == group * kv_heads &&
                code_layout.bits == packed.bits());
@@ -454,22 +455,20 @@ void CpuBackend::SelectByMass(const Tensor& q, std::span<const RetrievalQuery> q
       if (last > first && wave_bytes + unit_bytes > kWaveBytes) break;
       wave_bytes += unit_bytes;
     }
-    SelectMassWave(q, queries, {units.data() + first, last - first}, wave_bytes, anchor_masses,
-                   transform, scale, codes, code_layout, chosen, tail);
+    SelectMassWave(args, {units.data() + first, last - first}, wave_bytes);
   }
 }
 
-void CpuBackend::SelectMassWave(const Tensor& q, std::span<const RetrievalQuery> queries,
+void CpuBackend::SelectMassWave(const SelectByMassArgs& args,
                                 std::span<const std::pair<int64_t, int32_t>> wave,
-                                size_t wave_bytes, const float* anchor_masses,
-                                const PackedTransformCode& transform, float scale,
-                                const void* codes, const CodeLayout& code_layout,
-                                const Selection& chosen, const TailMasses* tail) {
-  const CpuTransformCode& packed = Packed(transform);
+                                size_t wave_bytes) {
+  const Tensor& q = args.q;
+  const TailMasses* const tail = args.tail;
+  const CpuTransformCode& packed = Packed(args.transform);
   const int32_t d = packed.weights().head_dim;
   const auto num_heads = static_cast<int32_t>(q.cols / d);
-  const int32_t group = num_heads / code_layout.kv_heads;
-  const float scale2 = scale * kTransformLog2E;
+  const int32_t group = num_heads / args.code_layout.kv_heads;
+  const float scale2 = args.scale * kTransformLog2E;
   // Queries that fill up the last four have weights of 0.
   const MassScratchSizes sizes(group);
   std::byte* scratch = codes_scratch_.Get(wave_bytes + sizes.thread_bytes * num_threads());
@@ -485,10 +484,10 @@ void CpuBackend::SelectMassWave(const Tensor& q, std::span<const RetrievalQuery>
   for (size_t i = 0; i < units.size(); ++i) {
     Unit& unit = units[i];
     unit.index = wave[i].first;
-    unit.query = &queries[unit.index];
+    unit.query = &args.queries[unit.index];
     const TokenRange mid = unit.query->mid;
     const auto& fields = packed.head(wave[i].second).fields;
-    unit.call = {codes,          code_layout,
+    unit.call = {args.codes,     args.code_layout,
                  wave[i].second, unit.query->block_table.data(),
                  fields.data(),  static_cast<int32_t>(fields.size()),
                  group};
@@ -532,7 +531,7 @@ void CpuBackend::SelectMassWave(const Tensor& q, std::span<const RetrievalQuery>
     SumRange(ops_, *ranges[i].first, *ranges[i].second, scratch_of(thread).dots);
   });
   threads_.ParallelFor(num_units, [&](int64_t i, int) {
-    Combine(anchor_masses + units[i].index * num_heads + first_head(units[i]), units[i]);
+    Combine(args.anchor_masses + units[i].index * num_heads + first_head(units[i]), units[i]);
   });
   const auto cell_bits = [&](const Unit& unit) -> const std::vector<uint8_t>& {
     return packed.weights().heads[unit.call.head].cell_bits;
@@ -543,9 +542,9 @@ void CpuBackend::SelectMassWave(const Tensor& q, std::span<const RetrievalQuery>
   });
   threads_.ParallelFor(num_units, [&](int64_t i, int thread) {
     Unit& unit = units[i];
-    int32_t* tokens = chosen.chosen(unit.index, unit.call.head);
+    int32_t* tokens = args.chosen.chosen(unit.index, unit.call.head);
     const int32_t taken = Take(ops_, unit, tokens);
-    chosen.count(unit.index, unit.call.head) = taken;
+    args.chosen.count(unit.index, unit.call.head) = taken;
     if (tail == nullptr) return;
     const int64_t first = unit.index * num_heads + first_head(unit);
     for (int32_t g = 0; g < group; ++g) {
@@ -560,11 +559,13 @@ void CpuBackend::SelectMassWave(const Tensor& q, std::span<const RetrievalQuery>
   });
 }
 
-void CpuBackend::TakeFromTail(const Tensor& q, std::span<const RetrievalQuery> queries,
-                              const PackedTransformCode& transform, float scale, const void* codes,
-                              const CodeLayout& code_layout, const Selection& read,
-                              const TailMasses& tail) {
-  const CpuTransformCode& packed = Packed(transform);
+void CpuBackend::TakeFromTail(const TakeFromTailArgs& args) {
+  const Tensor& q = args.q;
+  const std::span<const RetrievalQuery> queries = args.queries;
+  const CodeLayout& code_layout = args.code_layout;
+  const Selection& read = args.read;
+  const TailMasses& tail = args.tail;
+  const CpuTransformCode& packed = Packed(args.transform);
   const int32_t d = packed.weights().head_dim, kv_heads = code_layout.kv_heads;
   const auto heads = static_cast<int32_t>(q.cols / d);
   const int32_t group = heads / kv_heads;
@@ -583,13 +584,13 @@ void CpuBackend::TakeFromTail(const Tensor& q, std::span<const RetrievalQuery> q
     WINNOW_CHECK(count >= 0 && count <= read.capacity);
     if (count == 0 || !weights.tail) return;
     const auto& fields = packed.head(kv_head).fields;
-    unit.call = {codes,         code_layout,
+    unit.call = {args.codes,    code_layout,
                  kv_head,       unit.query->block_table.data(),
                  fields.data(), static_cast<int32_t>(fields.size()),
                  group};
     const int64_t first = unit.index * heads + int64_t{kv_head} * group;
     PrepareUnit(ops_, packed, kv_head, q.f32(unit.query->row) + int64_t{kv_head} * group * d,
-                scale * kTransformLog2E, unit);
+                args.scale * kTransformLog2E, unit);
     for (int32_t g = 0; g < group; ++g) unit.heads[g].reference = tail.references[first + g];
     const std::span<const int32_t> tokens(read.chosen(unit.index, kv_head),
                                           static_cast<size_t>(count));

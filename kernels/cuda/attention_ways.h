@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "kernels/backend.h"
+#include "kernels/kv_ops.h"
 
 namespace winnow::kernels::cuda {
 

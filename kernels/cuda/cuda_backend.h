@@ -94,13 +94,10 @@ class CudaBackend final : public Backend {
   void Attend(const Tensor& q, std::span<const AttentionChunk> chunks, const void* pool,
               const KvLayout& layout, float scale, const Tensor& out) override;
   void SiluMul(const Tensor& gate_up, const Tensor& out) override;
-  void NormMatmul(const Tensor& x, const float* weight, float eps, const PackedMatrix& w,
-                  const Tensor& normed, const Tensor& y, const MatmulEpilogue& epilogue) override;
+  void NormMatmul(const NormMatmulArgs& args) override;
   void SiluMatmul(const Tensor& gate_up, const PackedMatrix& w, const Tensor& activated,
                   const Tensor& y, const MatmulEpilogue& epilogue) override;
-  void RopeAndWriteKv(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cos_sin,
-                      std::span<const AttentionChunk> chunks, void* pool,
-                      const KvLayout& layout) override;
+  void RopeAndWriteKv(const RopeAndWriteKvArgs& args) override;
   std::unique_ptr<PackedEncoder> PackEncoder(const EncoderWeights& weights) override;
   std::unique_ptr<PackedFeatureMap> PackFeatureMap(const FeatureMapWeights& weights) override;
   void EncodeKeys(std::span<const KeySpan> spans, const void* pool, const KvLayout& layout,
@@ -119,46 +116,22 @@ class CudaBackend final : public Backend {
                       const KvLayout& layout, float scale, const Selection& chosen) override;
   void SelectByLogits(const Tensor& q, std::span<const RetrievalQuery> queries, const void* pool,
                       const KvLayout& layout, float scale, const Selection& chosen) override;
-  void PruneSelection(const Tensor& q, std::span<const RetrievalQuery> queries,
-                      const void* int4_keys, const KvLayout& layout, float scale, float p,
-                      const Selection& candidates, const Selection& kept) override;
-  void AttendRows(const Tensor& q, std::span<const RetrievalQuery> queries,
-                  std::span<const RowList> lists, const KvLayout& layout, float scale,
-                  float* states) override;
-  bool AttendChosen(const Tensor& q, std::span<const RetrievalQuery> queries,
-                    const Selection& chosen, const void* pool, const KvLayout& layout, float scale,
-                    const Tensor& out) override;
-  bool AttendChosenStates(const Tensor& q, std::span<const RetrievalQuery> queries,
-                          const Selection& chosen, const void* pool, const KvLayout& layout,
-                          float scale, float* states) override;
+  void PruneSelection(const PruneSelectionArgs& args) override;
+  bool FindsRows(const void* pool) const override;
+  void AttendRows(const AttendRowsArgs& args) override;
   void ExtendSummaries(std::span<const SummaryExtension> extensions, const void* pool,
                        const KvLayout& layout, const PackedFeatureMap& key_map) override;
-  void CompleteStates(const Tensor& q, std::span<const RetrievalQuery> queries,
-                      std::span<const CompletionGroup> groups, std::span<const RowList> lists,
-                      const void* pool, const KvLayout& layout, const PackedFeatureMap& key_map,
-                      const PackedFeatureMap& query_map, float* states) override;
-  void CompleteChosenStates(const Tensor& q, std::span<const RetrievalQuery> queries,
-                            std::span<const CompletionGroup> groups, const Selection& chosen,
-                            const void* pool, const KvLayout& layout,
-                            const PackedFeatureMap& key_map, const PackedFeatureMap& query_map,
-                            float* states) override;
+  void CompleteStates(const CompleteStatesArgs& args) override;
   void StateMasses(const float* states, int64_t count, int32_t head_dim, float* masses) override;
   void FinishStates(std::span<const RetrievalQuery> queries, const float* states, int32_t head_dim,
                     const Tensor& out) override;
-  bool HasTransformCodes() const override { return true; }
   std::unique_ptr<PackedTransformCode> PackTransformCode(
       const TransformCodeWeights& weights) override;
   void EncodeTransformKeys(std::span<const KeySpan> spans, const void* pool, const KvLayout& layout,
                            const PackedTransformCode& transform, void* codes,
                            const CodeLayout& code_layout) override;
-  void SelectByMass(const Tensor& q, std::span<const RetrievalQuery> queries,
-                    const float* anchor_masses, const PackedTransformCode& transform, float scale,
-                    const void* codes, const CodeLayout& code_layout, const Selection& chosen,
-                    const TailMasses* tail) override;
-  void TakeFromTail(const Tensor& q, std::span<const RetrievalQuery> queries,
-                    const PackedTransformCode& transform, float scale, const void* codes,
-                    const CodeLayout& code_layout, const Selection& read,
-                    const TailMasses& tail) override;
+  void SelectByMass(const SelectByMassArgs& args) override;
+  void TakeFromTail(const TakeFromTailArgs& args) override;
   void ExtendCellTables(std::span<const CellTableExtension> extensions, const void* pool,
                         const KvLayout& layout, const PackedTransformCode& transform,
                         const void* codes, const CodeLayout& code_layout) override;
@@ -166,9 +139,7 @@ class CudaBackend final : public Backend {
                   const PackedTransformCode& transform, const TailMasses& tail, int32_t head_dim,
                   float* states) override;
   void MergeStates(const float* parts, int64_t count, int32_t head_dim, float* states) override;
-  void MeasureSelection(const Tensor& q, std::span<const RetrievalQuery> queries, const void* pool,
-                        const KvLayout& layout, float scale, const Selection& chosen,
-                        SelectionQuality* quality) override;
+  void MeasureSelection(const MeasureSelectionArgs& args) override;
   void Sample(const Tensor& logits, std::span<const SampleRow> rows,
               SampledToken* sampled) override;
 
@@ -281,15 +252,10 @@ class CudaBackend final : public Backend {
                     const void* pool, const KvLayout& layout, float scale, const Tensor& out);
   bool Extend(std::span<const DeviceExtension> extensions, const void* pool, const KvLayout& layout,
               const DeviceFeatureMap& key_map);
-  // Of the chosen rows of `lists`, or where those are empty of `chosen`.
-  void Complete(const Tensor& q, std::span<const RetrievalQuery> queries,
-                std::span<const CompletionGroup> groups, std::span<const RowList> lists,
-                const Selection& chosen, const void* pool, const KvLayout& layout,
-                const PackedFeatureMap& key_map, const PackedFeatureMap& query_map, float* states);
-  // Over rows of a pool on the device.
-  void AttendChosenTo(const Tensor& q, std::span<const RetrievalQuery> queries,
-                      const Selection& chosen, const void* pool, const KvLayout& layout,
-                      float scale, const AttentionOutput& output);
+  // AttendRows by where the rows lie: at addresses, in a pool on the device, in a pool in pinned host memory.
+  void AttendAddresses(const AttendRowsArgs& args, const AttentionOutput& output);
+  void AttendInPool(const AttendRowsArgs& args, const AttentionOutput& output);
+  void AttendInHostPool(HostPool& pool, const AttendRowsArgs& args, const AttentionOutput& output);
 
   // ---- KV in pinned host memory (cuda_backend_host_kv.cc) ----
   // The layer whose KV begins at this address; null: it lies on the device.
@@ -299,9 +265,6 @@ class CudaBackend final : public Backend {
   void AttendHost(const HostPool& pool, const Tensor& q, std::span<const AttentionChunk> chunks,
                   const KvLayout& layout, float scale, const Tensor& out);
   class AttendStreams;
-  void AttendHostChosen(HostPool& pool, const Tensor& q, std::span<const RetrievalQuery> queries,
-                        const Selection& chosen, const KvLayout& layout, float scale,
-                        const AttentionOutput& output);
   // False: it is no such pool.
   bool CopyIntoHostPool(const void* host, void* pool, size_t size_bytes);
   void Forget(HostPool& pool);

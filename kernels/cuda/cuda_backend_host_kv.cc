@@ -226,15 +226,18 @@ void CudaBackend::WriteHostKv(HostPool& pool, const Tensor& k, const Tensor& v,
 
 // Rows that are missing are fetched first: the order of summation is the list's, so attention over those
 // that are there cannot go ahead of the others without showing in the bits.
-void CudaBackend::AttendHostChosen(HostPool& pool, const Tensor& q,
-                                   std::span<const RetrievalQuery> queries, const Selection& chosen,
-                                   const KvLayout& layout, float scale,
+void CudaBackend::AttendInHostPool(HostPool& pool, const AttendRowsArgs& args,
                                    const AttentionOutput& output) {
+  WINNOW_CHECK(!pool.kv->shape().of_frames);
+  const std::span<const RetrievalQuery> queries = args.queries;
+  const KvLayout& layout = args.rows.layout;
+  const Selection& chosen = args.rows.chosen;
   pool.used = true;
   const DeviceQuery* on_device = StageQueries(queries, layout.block_tokens);
   if (on_device == nullptr || !EndStaging()) return;
   const Selection selection = SelectionToRead(chosen, queries.size());
-  const RowAttentionShape shape{static_cast<int32_t>(queries.size()), GroupOf(q, layout), layout};
+  const RowAttentionShape shape{static_cast<int32_t>(queries.size()), GroupOf(args.q, layout),
+                                layout};
   const int32_t max_rows = RoundUp(MostAnchors(queries) + chosen.capacity, 128);  // of a list
   const size_t lists = queries.size() * layout.kv_heads;
   const size_t lists_bytes = AlignUp(lists * sizeof(RowList), 256);
@@ -247,8 +250,8 @@ void CudaBackend::AttendHostChosen(HostPool& pool, const Tensor& q,
                      reinterpret_cast<const std::byte**>(fetched_.data() + lists_bytes), of_lists,
                      pool.kv->reads(), stream()),
            "rows from the host")) {
-    Good(cuda::AttendRows(shape, q.f32(), q.stride, on_device, of_lists, scale, output,
-                          rows_.data(), stream()),
+    Good(cuda::AttendRows(shape, args.q.f32(), args.q.stride, on_device, of_lists, args.scale,
+                          output, rows_.data(), stream()),
          "attention over rows");
   }
 }

@@ -100,15 +100,13 @@ bool CudaBackend::MatmulOf(int64_t m, const DeviceWeights& weights, const Tensor
   return true;
 }
 
-void CudaBackend::NormMatmul(const Tensor& x, const float* weight, float eps, const PackedMatrix& w,
-                             const Tensor& normed, const Tensor& y,
-                             const MatmulEpilogue& epilogue) {
-  const DeviceWeights& weights = static_cast<const CudaPackedMatrix&>(w).device();
-  WINNOW_CHECK(x.cols == weights.in);
-  if (!MatmulOf(x.rows, weights, y, epilogue, [&](void* ordered) {
-        return RmsNormOrdered(MatrixOf(x), weight, eps, ordered, stream());
+void CudaBackend::NormMatmul(const NormMatmulArgs& args) {
+  const DeviceWeights& weights = static_cast<const CudaPackedMatrix&>(args.w).device();
+  WINNOW_CHECK(args.x.cols == weights.in);
+  if (!MatmulOf(args.x.rows, weights, args.y, args.epilogue, [&](void* ordered) {
+        return RmsNormOrdered(MatrixOf(args.x), args.weight, args.eps, ordered, stream());
       })) {
-    Backend::NormMatmul(x, weight, eps, w, normed, y, epilogue);
+    Backend::NormMatmul(args);
   }
 }
 
@@ -207,25 +205,27 @@ void CudaBackend::WriteKv(const Tensor& k, const Tensor& v, std::span<const Atte
        "writing KV");
 }
 
-void CudaBackend::RopeAndWriteKv(const Tensor& q, const Tensor& k, const Tensor& v,
-                                 const Tensor& cos_sin, std::span<const AttentionChunk> chunks,
-                                 void* pool, const KvLayout& layout) {
+void CudaBackend::RopeAndWriteKv(const RopeAndWriteKvArgs& args) {
+  const std::span<const AttentionChunk> chunks = args.chunks;
   int32_t most = 0;
   for (const AttentionChunk& chunk : chunks) most = std::max(most, chunk.num_tokens);
-  HostPool* const host = HostPoolOf(pool);
+  HostPool* const host = HostPoolOf(args.pool);
   const bool through = host != nullptr && !host->kv->shape().of_frames;  // a row cache
   if ((through && most > 1) || most > kMostGridTokens) {
-    return Backend::RopeAndWriteKv(q, k, v, cos_sin, chunks, pool, layout);
+    return Backend::RopeAndWriteKv(args);
   }
   if (host != nullptr) host->kv->staging().Written(host->index, chunks);
   if (through) host->used = true;
-  const DeviceChunk* on_device = StageChunks(chunks, layout);
+  const DeviceChunk* on_device = StageChunks(chunks, args.layout);
   if (on_device == nullptr) return;
   const auto count = static_cast<int32_t>(chunks.size());
   static_cast<void>(stream());  // nothing is held back twice
-  held_tokens_ = {MatrixOf(q), MatrixOf(k), MatrixOf(v), MatrixOf(cos_sin),
-                  on_device,   count,       pool,        layout,
-                  nullptr,     {},          nullptr,     through ? &host->cache : nullptr};
+  held_tokens_ = {MatrixOf(args.q), MatrixOf(args.k),
+                  MatrixOf(args.v), MatrixOf(args.cos_sin),
+                  on_device,        count,
+                  args.pool,        args.layout,
+                  nullptr,          {},
+                  nullptr,          through ? &host->cache : nullptr};
   held_rows_.clear();
   for (const AttentionChunk& chunk : chunks)
     held_rows_.push_back({chunk.first_row, chunk.position});

@@ -38,58 +38,53 @@ int32_t ExtendTokens(int32_t count, const DeviceFeatureMap& map) {
 
 // ---- attention over what was chosen ----
 
-void CudaBackend::AttendRows(const Tensor& q, std::span<const RetrievalQuery> queries,
-                             std::span<const RowList> lists, const KvLayout& layout, float scale,
-                             float* states) {
-  WINNOW_CHECK(lists.size() == queries.size() * layout.kv_heads);
+bool CudaBackend::FindsRows(const void* pool) const {
+  const HostPool* const host = HostPoolOf(pool);
+  return host == nullptr || !host->kv->shape().of_frames;
+}
+
+void CudaBackend::AttendRows(const AttendRowsArgs& args) {
+  const AttentionOutput output =
+      args.states != nullptr
+          ? AttentionOutput{.states = args.states}
+          : AttentionOutput{.out = args.out.f32(), .out_stride = args.out.stride};
+  if (!args.rows.are_tokens()) {
+    WINNOW_CHECK(args.states != nullptr);
+    AttendAddresses(args, output);
+  } else if (HostPool* host = HostPoolOf(args.rows.pool)) {
+    AttendInHostPool(*host, args, output);
+  } else {
+    AttendInPool(args, output);
+  }
+}
+
+void CudaBackend::AttendAddresses(const AttendRowsArgs& args, const AttentionOutput& output) {
+  const KvLayout& layout = args.rows.layout;
+  const std::span<const RowList> lists = args.rows.lists;
+  WINNOW_CHECK(lists.size() == args.queries.size() * layout.kv_heads);
   // Nothing reads the tables here: the rows have their addresses.
-  const DeviceQuery* on_device = StageQueries(queries, kNoTables, lists.size_bytes() + 64);
+  const DeviceQuery* on_device = StageQueries(args.queries, kNoTables, lists.size_bytes() + 64);
   if (on_device == nullptr) return;
   const RowList* of_lists = StageLists(lists);
   if (of_lists == nullptr || !EndStaging()) return;
-  const RowAttentionShape shape{static_cast<int32_t>(queries.size()), GroupOf(q, layout), layout};
+  const RowAttentionShape shape{static_cast<int32_t>(args.queries.size()), GroupOf(args.q, layout),
+                                layout};
   if (!PrepareRows(shape)) return;
-  Good(cuda::AttendRows(shape, q.f32(), q.stride, on_device, of_lists, scale, {.states = states},
+  Good(cuda::AttendRows(shape, args.q.f32(), args.q.stride, on_device, of_lists, args.scale, output,
                         rows_.data(), stream()),
        "attention over rows");
 }
 
-bool CudaBackend::AttendChosen(const Tensor& q, std::span<const RetrievalQuery> queries,
-                               const Selection& chosen, const void* pool, const KvLayout& layout,
-                               float scale, const Tensor& out) {
-  if (HostPool* host = HostPoolOf(pool)) {
-    if (host->kv->shape().of_frames) return false;
-    AttendHostChosen(*host, q, queries, chosen, layout, scale,
-                     {.out = out.f32(), .out_stride = out.stride});
-    return true;
-  }
-  AttendChosenTo(q, queries, chosen, pool, layout, scale,
-                 {.out = out.f32(), .out_stride = out.stride});
-  return true;
-}
-
-bool CudaBackend::AttendChosenStates(const Tensor& q, std::span<const RetrievalQuery> queries,
-                                     const Selection& chosen, const void* pool,
-                                     const KvLayout& layout, float scale, float* states) {
-  if (HostPool* host = HostPoolOf(pool)) {
-    if (host->kv->shape().of_frames) return false;
-    AttendHostChosen(*host, q, queries, chosen, layout, scale, {.states = states});
-    return true;
-  }
-  AttendChosenTo(q, queries, chosen, pool, layout, scale, {.states = states});
-  return true;
-}
-
-void CudaBackend::AttendChosenTo(const Tensor& q, std::span<const RetrievalQuery> queries,
-                                 const Selection& chosen, const void* pool, const KvLayout& layout,
-                                 float scale, const AttentionOutput& output) {
-  const DeviceQuery* on_device = StageQueries(queries, layout.block_tokens);
+void CudaBackend::AttendInPool(const AttendRowsArgs& args, const AttentionOutput& output) {
+  const KvLayout& layout = args.rows.layout;
+  const DeviceQuery* on_device = StageQueries(args.queries, layout.block_tokens);
   if (on_device == nullptr || !EndStaging()) return;
-  const Selection selection = SelectionToRead(chosen, queries.size());
-  const RowAttentionShape shape{static_cast<int32_t>(queries.size()), GroupOf(q, layout), layout};
+  const Selection selection = SelectionToRead(args.rows.chosen, args.queries.size());
+  const RowAttentionShape shape{static_cast<int32_t>(args.queries.size()), GroupOf(args.q, layout),
+                                layout};
   if (!PrepareRows(shape)) return;
-  Good(cuda::AttendChosen(shape, q.f32(), q.stride, on_device, selection, pool, scale, output,
-                          rows_.data(), stream()),
+  Good(cuda::AttendChosen(shape, args.q.f32(), args.q.stride, on_device, selection, args.rows.pool,
+                          args.scale, output, rows_.data(), stream()),
        "attention over rows");
 }
 
@@ -177,29 +172,15 @@ void CudaBackend::ExtendSummaries(std::span<const SummaryExtension> extensions, 
   }
 }
 
-void CudaBackend::CompleteStates(const Tensor& q, std::span<const RetrievalQuery> queries,
-                                 std::span<const CompletionGroup> groups,
-                                 std::span<const RowList> lists, const void* pool,
-                                 const KvLayout& layout, const PackedFeatureMap& key_map,
-                                 const PackedFeatureMap& query_map, float* states) {
-  WINNOW_CHECK(lists.size() == queries.size() * layout.kv_heads);
-  Complete(q, queries, groups, lists, {}, pool, layout, key_map, query_map, states);
-}
-
-void CudaBackend::CompleteChosenStates(const Tensor& q, std::span<const RetrievalQuery> queries,
-                                       std::span<const CompletionGroup> groups,
-                                       const Selection& chosen, const void* pool,
-                                       const KvLayout& layout, const PackedFeatureMap& key_map,
-                                       const PackedFeatureMap& query_map, float* states) {
-  Complete(q, queries, groups, {}, chosen, pool, layout, key_map, query_map, states);
-}
-
-void CudaBackend::Complete(const Tensor& q, std::span<const RetrievalQuery> queries,
-                           std::span<const CompletionGroup> groups, std::span<const RowList> lists,
-                           const Selection& chosen, const void* pool, const KvLayout& layout,
-                           const PackedFeatureMap& key_map, const PackedFeatureMap& query_map,
-                           float* states) {
-  const DeviceFeatureMap& keys = MapOf(key_map);
+void CudaBackend::CompleteStates(const CompleteStatesArgs& args) {
+  const Tensor& q = args.q;
+  const std::span<const RetrievalQuery> queries = args.queries;
+  const std::span<const CompletionGroup> groups = args.groups;
+  const std::span<const RowList> lists = args.rows.lists;
+  const KvLayout& layout = args.rows.layout;
+  const bool are_tokens = args.rows.are_tokens();
+  WINNOW_CHECK(lists.size() == (are_tokens ? 0 : queries.size() * layout.kv_heads));
+  const DeviceFeatureMap& keys = MapOf(args.key_map);
   const int32_t group = GroupOf(q, layout);
   const int64_t state_floats = int64_t{layout.kv_heads} * group * (layout.head_dim + 2);
   // Queries of one sequence complete one after the other, as its summary goes on between them; the
@@ -211,7 +192,8 @@ void CudaBackend::Complete(const Tensor& q, std::span<const RetrievalQuery> quer
   const size_t at_once = longest != 1 ? 1 : QueriesAtOnce(queries.size(), [&](int32_t num_queries) {
     return CompleteStatesWorkspaceBytes({num_queries, group, layout, 0}, keys);
   });
-  const Selection selection = lists.empty() ? SelectionToRead(chosen, queries.size()) : Selection{};
+  const Selection selection =
+      are_tokens ? SelectionToRead(args.rows.chosen, queries.size()) : Selection{};
   for (size_t first = 0; first < queries.size() && !failed();) {
     const size_t count = std::min(at_once, queries.size() - first);
     std::vector<SummaryExtension> extensions;
@@ -231,17 +213,17 @@ void CudaBackend::Complete(const Tensor& q, std::span<const RetrievalQuery> quer
       }
     }
     WINNOW_CHECK(summaries.size() == count);
-    if (!extensions.empty()) ExtendSummaries(extensions, pool, layout, key_map);
+    if (!extensions.empty()) ExtendSummaries(extensions, args.rows.pool, layout, args.key_map);
     const auto of_call = queries.subspan(first, count);
     const auto lists_of_call =
-        lists.empty() ? lists : lists.subspan(first * layout.kv_heads, count * layout.kv_heads);
+        are_tokens ? lists : lists.subspan(first * layout.kv_heads, count * layout.kv_heads);
     const DeviceQuery* on_device =
-        StageQueries(of_call, lists.empty() ? layout.block_tokens : kNoTables,
+        StageQueries(of_call, are_tokens ? layout.block_tokens : kNoTables,
                      lists_of_call.size_bytes() + summaries.size() * sizeof(float*) + 256);
     if (on_device == nullptr) return;
     CompletionShape shape{static_cast<int32_t>(count), group, layout, 0};
-    ChosenRows rows{.pool = pool};
-    if (lists.empty()) {
+    ChosenRows rows{.pool = args.rows.pool};
+    if (are_tokens) {
       shape.max_chosen = selection.capacity;
       rows.chosen = selection.From(static_cast<int64_t>(first));
     } else {
@@ -259,9 +241,9 @@ void CudaBackend::Complete(const Tensor& q, std::span<const RetrievalQuery> quer
                  "completion")) {
       return;
     }
-    Good(cuda::CompleteStates(shape, q.f32(), q.stride, on_device, rows, of_summaries, keys,
-                              MapOf(query_map), states + static_cast<int64_t>(first) * state_floats,
-                              complete_.data(), stream()),
+    Good(cuda::CompleteStates(
+             shape, q.f32(), q.stride, on_device, rows, of_summaries, keys, MapOf(args.query_map),
+             args.states + static_cast<int64_t>(first) * state_floats, complete_.data(), stream()),
          "completion");
     first += count;
   }

@@ -305,9 +305,11 @@ void CudaBackend::SelectByLogits(const Tensor& q, std::span<const RetrievalQuery
   if (!failed()) NoteSelection(selection, chosen, queries.size());
 }
 
-void CudaBackend::PruneSelection(const Tensor& q, std::span<const RetrievalQuery> queries,
-                                 const void* int4_keys, const KvLayout& layout, float scale,
-                                 float p, const Selection& candidates, const Selection& kept) {
+void CudaBackend::PruneSelection(const PruneSelectionArgs& args) {
+  const Tensor& q = args.q;
+  const std::span<const RetrievalQuery> queries = args.queries;
+  const KvLayout& layout = args.layout;
+  const Selection &candidates = args.candidates, &kept = args.kept;
   WINNOW_CHECK(candidates.capacity == kept.capacity && candidates.kv_heads == kept.kv_heads);
   const int32_t anchors = RoundUp(MostAnchors(queries), 1024);
   const int32_t most = RoundUp(candidates.capacity, 1024), group = GroupOf(q, layout);
@@ -328,16 +330,18 @@ void CudaBackend::PruneSelection(const Tensor& q, std::span<const RetrievalQuery
         shape_of(static_cast<int32_t>(std::min(at_once, queries.size() - first)));
     if (!Grow(prune_, TopPWorkspaceBytes(shape), "pruning")) return;
     const Selection part = selection.From(static_cast<int64_t>(first));
-    Good(cuda::PruneSelection(shape, q.f32(), q.stride, on_device + first, int4_keys, scale, p,
-                              part, part, prune_.data(), stream()),
+    Good(cuda::PruneSelection(shape, q.f32(), q.stride, on_device + first, args.int4_keys,
+                              args.scale, args.p, part, part, prune_.data(), stream()),
          "pruning");
   }
   if (!failed()) NoteSelection(selection, kept, queries.size());
 }
 
-void CudaBackend::MeasureSelection(const Tensor& q, std::span<const RetrievalQuery> queries,
-                                   const void* pool, const KvLayout& layout, float scale,
-                                   const Selection& chosen, SelectionQuality* quality) {
+void CudaBackend::MeasureSelection(const MeasureSelectionArgs& args) {
+  const Tensor& q = args.q;
+  const std::span<const RetrievalQuery> queries = args.queries;
+  const KvLayout& layout = args.layout;
+  const Selection& chosen = args.chosen;
   if (!Synchronize()) return;  // the host reads what was chosen
   const size_t lists = queries.size() * layout.kv_heads;
   int32_t most = 1;
@@ -361,10 +365,10 @@ void CudaBackend::MeasureSelection(const Tensor& q, std::span<const RetrievalQue
     return;
   }
   auto* results = reinterpret_cast<SelectionQuality*>(quality_.data());
-  if (Good(cuda::MeasureSelection(shape, most, q.f32(), q.stride, on_device, pool, scale, measured,
-                                  results, logits_.data(), stream()),
+  if (Good(cuda::MeasureSelection(shape, most, q.f32(), q.stride, on_device, args.pool, args.scale,
+                                  measured, results, logits_.data(), stream()),
            "measuring")) {
-    CopyToHost(results, quality, lists * sizeof(SelectionQuality));
+    CopyToHost(results, args.quality, lists * sizeof(SelectionQuality));
   }
 }
 

@@ -44,15 +44,16 @@ void CudaBackend::EncodeTransformKeys(std::span<const KeySpan> spans, const void
        "transform codes of keys");
 }
 
-void CudaBackend::SelectByMass(const Tensor& q, std::span<const RetrievalQuery> queries,
-                               const float* anchor_masses, const PackedTransformCode& transform,
-                               float scale, const void* codes, const CodeLayout& code_layout,
-                               const Selection& chosen, const TailMasses* tail) {
-  const DeviceTransform& of_layer = TransformOf(transform);
+void CudaBackend::SelectByMass(const SelectByMassArgs& args) {
+  const Tensor& q = args.q;
+  const std::span<const RetrievalQuery> queries = args.queries;
+  const CodeLayout& code_layout = args.code_layout;
+  const TailMasses* const tail = args.tail;
+  const DeviceTransform& of_layer = TransformOf(args.transform);
   const auto heads = static_cast<int32_t>(q.cols / of_layer.head_dim);
   const int32_t group = heads / code_layout.kv_heads;
   const float* const anchor_states = TakeHeldMasses(
-      anchor_masses, static_cast<int64_t>(queries.size()) * heads, of_layer.head_dim);
+      args.anchor_masses, static_cast<int64_t>(queries.size()) * heads, of_layer.head_dim);
   int32_t longest = 0;
   for (const RetrievalQuery& query : queries) longest = std::max(longest, query.mid.size());
   longest = longest <= kShortTokens ? kShortTokens : RoundUp(longest, kShapeTokens);
@@ -61,7 +62,7 @@ void CudaBackend::SelectByMass(const Tensor& q, std::span<const RetrievalQuery> 
   };
   const DeviceQuery* on_device = StageQueries(queries, code_layout.block_tokens);
   if (on_device == nullptr || !EndStaging()) return;
-  const Selection selection = NewSelection(chosen, queries.size());
+  const Selection selection = NewSelection(args.chosen, queries.size());
   // Keys of all tokens lie in the workspace: of one query of 8 heads at 1M tokens 16 MiB.
   const size_t at_once = QueriesAtOnce(queries.size(), [&](int32_t num_queries) {
     return MassSelectWorkspaceBytes(shape_of(num_queries));
@@ -83,22 +84,22 @@ void CudaBackend::SelectByMass(const Tensor& q, std::span<const RetrievalQuery> 
                          tail->references + before, tail->deltas + before, tail->of_all};
     const AnchorMasses anchors =
         anchor_states == nullptr
-            ? AnchorMasses(anchor_masses + before)
+            ? AnchorMasses(args.anchor_masses + before)
             : AnchorMasses(anchor_states + before * AttentionStateFloats(of_layer.head_dim),
                            held_masses_.masses + before);
-    Good(cuda::SelectByMass(shape, of_layer, q.f32(), q.stride, on_device + first, anchors, scale,
-                            codes, selection.From(static_cast<int64_t>(first)), of_call,
-                            transform_.data(), stream()),
+    Good(cuda::SelectByMass(shape, of_layer, q.f32(), q.stride, on_device + first, anchors,
+                            args.scale, args.codes, selection.From(static_cast<int64_t>(first)),
+                            of_call, transform_.data(), stream()),
          "selection by mass");
   }
-  if (!failed()) NoteSelection(selection, chosen, queries.size());
+  if (!failed()) NoteSelection(selection, args.chosen, queries.size());
 }
 
-void CudaBackend::TakeFromTail(const Tensor& q, std::span<const RetrievalQuery> queries,
-                               const PackedTransformCode& transform, float scale, const void* codes,
-                               const CodeLayout& code_layout, const Selection& read,
-                               const TailMasses& tail) {
-  const DeviceTransform& of_layer = TransformOf(transform);
+void CudaBackend::TakeFromTail(const TakeFromTailArgs& args) {
+  const Tensor& q = args.q;
+  const std::span<const RetrievalQuery> queries = args.queries;
+  const CodeLayout& code_layout = args.code_layout;
+  const DeviceTransform& of_layer = TransformOf(args.transform);
   const auto heads = static_cast<int32_t>(q.cols / of_layer.head_dim);
   const auto shape_of = [&](size_t num_queries) {
     return MassSelectShape{static_cast<int32_t>(num_queries), heads / code_layout.kv_heads,
@@ -106,11 +107,11 @@ void CudaBackend::TakeFromTail(const Tensor& q, std::span<const RetrievalQuery> 
   };
   const DeviceQuery* on_device = StageQueries(queries, code_layout.block_tokens);
   if (on_device == nullptr || !EndStaging()) return;
-  const Selection selection = SelectionToRead(read, queries.size());
+  const Selection selection = SelectionToRead(args.read, queries.size());
   const MassSelectShape shape = shape_of(queries.size());
   if (failed() || !Grow(take_, TakeFromTailWorkspaceBytes(shape), "masses of what is read")) return;
-  Good(cuda::TakeFromTail(shape, of_layer, q.f32(), q.stride, on_device, scale, codes, selection,
-                          tail, take_.data(), stream()),
+  Good(cuda::TakeFromTail(shape, of_layer, q.f32(), q.stride, on_device, args.scale, args.codes,
+                          selection, args.tail, take_.data(), stream()),
        "masses of what is read");
 }
 

@@ -8,9 +8,10 @@
 #include <span>
 #include <vector>
 
-#include "kernels/backend.h"
 #include "kernels/cuda/row_cache.h"
 #include "kernels/cuda/staging.h"
+#include "kernels/kv_ops.h"
+#include "kernels/tensor.h"
 
 namespace winnow::kernels::cuda {
 

@@ -17,7 +17,7 @@
 #include <span>
 #include <vector>
 
-#include "kernels/backend.h"
+#include "kernels/device_ops.h"
 
 namespace winnow::kernels::cuda {
 

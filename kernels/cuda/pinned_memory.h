@@ -13,7 +13,7 @@
 
 #include <cstddef>
 
-#include "kernels/backend.h"
+#include "kernels/tensor.h"
 
 namespace winnow::kernels::cuda {
 

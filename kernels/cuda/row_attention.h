@@ -1,5 +1,5 @@
-// Exact attention of few queries over keys that lie in rows: gathered (AttendRows of backend.h) or chosen
-// (AttendChosen). Split over the keys, with the heads of a group packed into one matrix product.
+// Exact attention of few queries over keys that lie in rows (AttendRows of row_ops.h): at addresses (AttendRows) or in a
+// pool, as tokens (AttendChosen). Split over the keys, with the heads of a group packed into one matrix product.
 //
 //   q        [rows][H*d] f32, rows `q_stride` floats apart; query i reads row queries[i].row
 //   lists    [num_queries][Hkv] RowList in device memory. Rows are bf16, K then V (kv_layout.h),

@@ -16,10 +16,12 @@
 #ifndef WINNOW_KERNELS_CUDA_ROW_CACHE_H_
 #define WINNOW_KERNELS_CUDA_ROW_CACHE_H_
 
-#include "kernels/backend.h"
 #include "kernels/cuda/device_types.h"
 #include "kernels/cuda/layer_ops.h"
 #include "kernels/cuda/staging.h"
+#include "kernels/kv_layout.h"
+#include "kernels/kv_ops.h"
+#include "kernels/retrieval.h"
 
 namespace winnow::kernels::cuda {
 

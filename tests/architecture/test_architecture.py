@@ -146,6 +146,20 @@ def trespassers(files):
             if name.startswith(library) and not any(fnmatch.fnmatchcase(path, owner) for owner in owners)]
 
 
+def operations(text):
+    """The virtual functions of a header, but for destructors: name -> number of parameters."""
+    code = re.sub(r"//.*", "", text)
+    found = {}
+    for match in re.finditer(r"\bvirtual\s[^;{}()~]*?\b(\w+)\(", code):
+        depth, commas, end = 1, 0, match.end()
+        while depth > 0:
+            depth += (code[end] in "(<") - (code[end] in ")>")
+            commas += code[end] == "," and depth == 1
+            end += 1
+        found[match.group(1)] = commas + 1 if code[match.end():end - 1].strip() else 0
+    return found
+
+
 class Architecture(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -188,6 +202,29 @@ class Libraries(unittest.TestCase):
         self.assertEqual(edges, seen)
 
 
+class Groups(unittest.TestCase):
+    """The operations of a backend, in groups that can be learned one at a time."""
+
+    def setUp(self):
+        self.groups = {path.name: operations(path.read_text()) for path in sorted((SOURCE / "kernels").glob("*_ops.h"))}
+
+    def test_backend_lists_every_group_and_adds_nothing(self):
+        text = (SOURCE / "kernels/backend.h").read_text()
+        bases = set(re.findall(r"public (\w+Ops)\b", text))
+        self.assertEqual({name[:-2].replace("_", "") for name in self.groups}, {base.lower() for base in bases})
+        for name in self.groups:
+            self.assertRegex(text, rf"//   \w+Ops +{re.escape(name)} ")
+        self.assertEqual(operations(text), {})
+
+    def test_an_operation_is_in_one_group(self):
+        names = [name for group in self.groups.values() for name in group]
+        self.assertGreater(len(names), 40)
+        self.assertEqual(len(names), len(set(names)))
+
+    def test_parameters_are_few(self):
+        self.assertEqual([f"{group}: {name} has {count}" for group, found in self.groups.items() for name, count in found.items() if count > 6], [])
+
+
 class Page(unittest.TestCase):
     """docs/architecture.md names files that are there."""
 
@@ -216,6 +253,10 @@ class TheTestItself(unittest.TestCase):
     def test_a_library_is_seen(self):
         self.assertEqual(engine_edges("engine_room(a engine/a winnow_kernels absl::x)\nengine_room(b engine winnow_a)\n"),
                          {"engine/a": {"kernels"}, "engine": {"engine/a"}})
+
+    def test_operations_are_seen(self):
+        self.assertEqual(operations("virtual ~A() = default;\nvirtual bool b() const { return c(1, 2); }  // virtual int d(int)\n"
+                                    "virtual std::unique_ptr<E<int, int>> f(std::span<const G<int, int>> g,\n int* h) = 0;"), {"b": 0, "f": 2})
 
     def test_a_cycle_is_seen(self):
         self.assertEqual(find_cycle({"a": ["b"], "b": ["c"], "c": ["b"]}), ["b", "c", "b"])

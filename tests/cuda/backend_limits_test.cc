@@ -82,12 +82,24 @@ TEST_F(CudaBackendLimitsTest, ManyCandidatesArePrunedInSeveralLaunches) {
   const SharedSelection alone(*backend_, 1, kv_heads, candidates);
   backend_->BeginPass();
   backend_->QuantizeKeys(span, pool.data(), layout, int4.data());
-  backend_->PruneSelection(of_q.tensor, queries, int4.data(), layout, 0.3f, 0.9f, all.view(),
-                           together.view());
+  backend_->PruneSelection({.q = of_q.tensor,
+                            .queries = queries,
+                            .int4_keys = int4.data(),
+                            .layout = layout,
+                            .scale = 0.3f,
+                            .p = 0.9f,
+                            .candidates = all.view(),
+                            .kept = together.view()});
   ASSERT_TRUE(backend_->Synchronize()) << backend_->failure();
   for (int32_t i = 0; i < num_queries; ++i) {
-    backend_->PruneSelection(of_q.tensor, std::span(queries).subspan(i, 1), int4.data(), layout,
-                             0.3f, 0.9f, all.view().From(i), alone.view());
+    backend_->PruneSelection({.q = of_q.tensor,
+                              .queries = std::span(queries).subspan(i, 1),
+                              .int4_keys = int4.data(),
+                              .layout = layout,
+                              .scale = 0.3f,
+                              .p = 0.9f,
+                              .candidates = all.view().From(i),
+                              .kept = alone.view()});
     ASSERT_TRUE(backend_->Synchronize()) << backend_->failure();
     ASSERT_EQ(together.Of(i, 0), alone.Of(0, 0)) << "query " << i;
     EXPECT_FALSE(alone.Of(0, 0).empty());
@@ -124,8 +136,14 @@ TEST_F(CudaBackendLimitsTest, CandidatesOutliveTheirPruning) {
   backend_->BeginPass();
   backend_->SelectByCodes(queries, query_codes_on_device.data(), group, codes_on_device.data(),
                           code_layout, chosen.view());
-  backend_->PruneSelection(of_q.tensor, queries, int4_on_device.data(), layout, 0.5f, 0.8f,
-                           chosen.view(), kept.view());
+  backend_->PruneSelection({.q = of_q.tensor,
+                            .queries = queries,
+                            .int4_keys = int4_on_device.data(),
+                            .layout = layout,
+                            .scale = 0.5f,
+                            .p = 0.8f,
+                            .candidates = chosen.view(),
+                            .kept = kept.view()});
   ASSERT_TRUE(backend_->Synchronize()) << backend_->failure();
   size_t fewer = 0;
   for (int32_t i = 0; i < num_queries; ++i) {
@@ -205,8 +223,13 @@ TEST_F(CudaBackendLimitsTest, AChunkOfMoreTokensThanAGridHasIsRotatedAndWritten)
   auto of_q = Put(q), of_k = Put(k), of_v = Put(v), of_table = Put(table);
   auto of_expected_q = Put(expected_q), of_expected_k = Put(expected_k);
   backend_->BeginPass();
-  backend_->RopeAndWriteKv(of_q.tensor, of_k.tensor, of_v.tensor, of_table.tensor, chunks,
-                           pool.data(), layout);
+  backend_->RopeAndWriteKv({.q = of_q.tensor,
+                            .k = of_k.tensor,
+                            .v = of_v.tensor,
+                            .cos_sin = of_table.tensor,
+                            .chunks = chunks,
+                            .pool = pool.data(),
+                            .layout = layout});
   backend_->Rope(of_expected_q.tensor, d, of_table.tensor);
   backend_->Rope(of_expected_k.tensor, d, of_table.tensor);
   backend_->WriteKv(of_expected_k.tensor, of_v.tensor, chunks, expected_pool.data(), layout);

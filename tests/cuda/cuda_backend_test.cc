@@ -121,8 +121,14 @@ TEST_F(CudaBackendTest, WhatIsChosenIsPrunedAndAttendedTo) {
     OwnedSelection expected(num_queries, kv_heads, 110);
     SelectByCodesRef(queries, query_codes.data(), group, codes.data(), code_layout,
                      expected.view());
-    backend_->PruneSelection(of_q.tensor, queries, int4_on_device.data(), layout, scale, p,
-                             chosen.view(), chosen.view());
+    backend_->PruneSelection({.q = of_q.tensor,
+                              .queries = queries,
+                              .int4_keys = int4_on_device.data(),
+                              .layout = layout,
+                              .scale = scale,
+                              .p = p,
+                              .candidates = chosen.view(),
+                              .kept = chosen.view()});
     ASSERT_TRUE(backend_->Synchronize());
     ASSERT_TRUE(int4_on_device.Get() == int4);
     PruneSelectionRef(q.tensor(), queries, int4.data(), layout, scale, p, expected.view(),
@@ -158,13 +164,21 @@ TEST_F(CudaBackendTest, WhatIsChosenIsPrunedAndAttendedTo) {
     auto* states_on_device = static_cast<float*>(on_device.data());
     Matrix out(num_queries, q.cols());
     auto of_out = Put(out);
-    backend_->AttendRows(of_q.tensor, queries, lists, layout, scale, states_on_device);
+    backend_->AttendRows({.q = of_q.tensor,
+                          .queries = queries,
+                          .rows = {.layout = layout, .lists = lists},
+                          .scale = scale,
+                          .states = states_on_device});
     backend_->StateMasses(states_on_device, num_states, d, static_cast<float*>(masses.data()));
     if (round % 2 == 0) {  // the device finds the rows itself
       std::vector<RetrievalQuery> without_anchors = queries;
       for (RetrievalQuery& query : without_anchors) query.mid = {0, query.position + 1};
-      ASSERT_TRUE(backend_->AttendChosen(of_q.tensor, without_anchors, chosen.view(), pool.data(),
-                                         layout, scale, of_out.tensor));
+      backend_->AttendRows(
+          {.q = of_q.tensor,
+           .queries = without_anchors,
+           .rows = {.layout = layout, .pool = pool.data(), .chosen = chosen.view()},
+           .scale = scale,
+           .out = of_out.tensor});
     } else {
       backend_->FinishStates(queries, states_on_device, d, of_out.tensor);
     }
@@ -202,11 +216,20 @@ TEST_F(CudaBackendTest, RotatesAndWritesAsOneAfterTheOther) {
     auto of_q = Put(q), of_k = Put(k), of_v = Put(v), of_table = Put(table);
     auto of_expected_q = Put(expected_q), of_expected_k = Put(expected_k);
     backend_->BeginPass();
-    backend_->RopeAndWriteKv(of_q.tensor, of_k.tensor, of_v.tensor, of_table.tensor, chunks,
-                             pool.data(), layout);
-    static_cast<Backend&>(*backend_).Backend::RopeAndWriteKv(
-        of_expected_q.tensor, of_expected_k.tensor, of_v.tensor, of_table.tensor, chunks,
-        expected_pool.data(), layout);
+    backend_->RopeAndWriteKv({.q = of_q.tensor,
+                              .k = of_k.tensor,
+                              .v = of_v.tensor,
+                              .cos_sin = of_table.tensor,
+                              .chunks = chunks,
+                              .pool = pool.data(),
+                              .layout = layout});
+    static_cast<Backend&>(*backend_).Backend::RopeAndWriteKv({.q = of_expected_q.tensor,
+                                                              .k = of_expected_k.tensor,
+                                                              .v = of_v.tensor,
+                                                              .cos_sin = of_table.tensor,
+                                                              .chunks = chunks,
+                                                              .pool = expected_pool.data(),
+                                                              .layout = layout});
     of_q.Fetch();
     of_expected_q.Fetch();
     EXPECT_TRUE(SameBits(q, expected_q));
@@ -290,8 +313,11 @@ TEST_F(CudaBackendTest, ASelectionOfTheHostIsReadAsItIs) {
     Matrix out(1, q.cols());
     auto of_out = Put(out);
     backend_->BeginPass();
-    EXPECT_TRUE(backend_->AttendChosen(of_q.tensor, {&query, 1}, chosen.view(), pool.data(), layout,
-                                       1.0f, of_out.tensor));
+    backend_->AttendRows({.q = of_q.tensor,
+                          .queries = {&query, 1},
+                          .rows = {.layout = layout, .pool = pool.data(), .chosen = chosen.view()},
+                          .scale = 1.0f,
+                          .out = of_out.tensor});
     of_out.Fetch();
     return out;
   };
@@ -366,8 +392,12 @@ TEST_F(CudaBackendTest, ManyDescriptorsBetweenASelectionAndAttentionToIt) {
         EXPECT_TRUE(backend_->Synchronize());
       }
       query.block_table = tables[i];
-      EXPECT_TRUE(backend_->AttendChosen(of_q.tensor, {&query, 1}, chosen.view(), pool.data(),
-                                         layout, 0.1f, of_out.tensor));
+      backend_->AttendRows(
+          {.q = of_q.tensor,
+           .queries = {&query, 1},
+           .rows = {.layout = layout, .pool = pool.data(), .chosen = chosen.view()},
+           .scale = 0.1f,
+           .out = of_out.tensor});
     }
     of_out.Fetch();
     return out;

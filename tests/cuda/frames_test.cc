@@ -140,6 +140,7 @@ TEST_F(CudaFramesTest, LayersThatShareFramesHaveTheBitsOfLayersWithPlaces) {
                                             : static_cast<std::byte*>(places.data()) +
                                                   size_t{kPlaces} * layer * layout.BlockBytes();
           backend_->ForgetTables();
+          EXPECT_EQ(backend_->FindsRows(pool), !in_frames);
           std::vector<AttentionChunk> of_layer = chunks;
           std::vector<KeySpan> spans;
           for (int32_t s = 0; s < kSequences; ++s) {
@@ -153,9 +154,13 @@ TEST_F(CudaFramesTest, LayersThatShareFramesHaveTheBitsOfLayersWithPlaces) {
           }
           const Tensor& x = of_values[layer].tensor;
           const Tensor q = x.ColRange(0, q_width);
-          backend_->RopeAndWriteKv(q, x.ColRange(q_width, kv_width),
-                                   x.ColRange(q_width + kv_width, kv_width), of_cos_sin.tensor,
-                                   of_layer, pool, layout);
+          backend_->RopeAndWriteKv({.q = q,
+                                    .k = x.ColRange(q_width, kv_width),
+                                    .v = x.ColRange(q_width + kv_width, kv_width),
+                                    .cos_sin = of_cos_sin.tensor,
+                                    .chunks = of_layer,
+                                    .pool = pool,
+                                    .layout = layout});
           uint8_t* const codes =
               (in_frames ? frame_codes : place_codes).data() + layer * code_bytes;
           backend_->EncodeKeys(spans, pool, layout, *keys, codes, code_layout);
@@ -174,7 +179,11 @@ TEST_F(CudaFramesTest, LayersThatShareFramesHaveTheBitsOfLayersWithPlaces) {
               lists.push_back(list);
             }
           }
-          backend_->AttendRows(q, queries, lists, layout, scale, states.data());
+          backend_->AttendRows({.q = q,
+                                .queries = queries,
+                                .rows = {.layout = layout, .lists = lists},
+                                .scale = scale,
+                                .states = states.data()});
           backend_->FinishStates(queries, states.data(), d, of_chosen[layer].tensor);
         }
         ASSERT_TRUE(backend_->Synchronize()) << backend_->failure();

@@ -247,9 +247,13 @@ class CudaEncodeStepTest : public CudaBackendFixture {
         codes.Poison();
         query_codes.Poison();
       }
-      backend_->RopeAndWriteKv(q, qkv.tensor.ColRange(q_width, kv_width),
-                               qkv.tensor.ColRange(q_width + kv_width, kv_width), table.tensor,
-                               step.chunks, pool.data(), step.layout);
+      backend_->RopeAndWriteKv({.q = q,
+                                .k = qkv.tensor.ColRange(q_width, kv_width),
+                                .v = qkv.tensor.ColRange(q_width + kv_width, kv_width),
+                                .cos_sin = table.tensor,
+                                .chunks = step.chunks,
+                                .pool = pool.data(),
+                                .layout = step.layout});
       if (between == Between::kAfterRotation) {
         EXPECT_TRUE(backend_->Synchronize());
       }

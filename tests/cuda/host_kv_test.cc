@@ -152,10 +152,20 @@ TEST_F(CudaHostKvTest, StepsHaveTheBitsOfKvOnTheDevice) {
         Matrix of_host_rows(rows, width * group), of_device_rows(rows, width * group);
         auto from_host = Put(of_host_rows), from_device = Put(of_device_rows);
         static_cast<void>(pools.Read(*backend_));
-        ASSERT_TRUE(backend_->AttendChosen(of_q.tensor, queries, chosen.view(), pools.Host(layer),
-                                           layout, scale, from_host.tensor));
-        ASSERT_TRUE(backend_->AttendChosen(of_q.tensor, queries, chosen.view(), pools.Device(layer),
-                                           layout, scale, from_device.tensor));
+        ASSERT_TRUE(backend_->FindsRows(pools.Host(layer)));
+        ASSERT_TRUE(backend_->FindsRows(pools.Device(layer)));
+        backend_->AttendRows(
+            {.q = of_q.tensor,
+             .queries = queries,
+             .rows = {.layout = layout, .pool = pools.Host(layer), .chosen = chosen.view()},
+             .scale = scale,
+             .out = from_host.tensor});
+        backend_->AttendRows(
+            {.q = of_q.tensor,
+             .queries = queries,
+             .rows = {.layout = layout, .pool = pools.Device(layer), .chosen = chosen.view()},
+             .scale = scale,
+             .out = from_device.tensor});
         const SharedKvReads reads = pools.Read(*backend_);
         ASSERT_EQ(int64_t{reads.cached} + reads.fetched + reads.in_place, wanted);
         ASSERT_TRUE(backend_->Synchronize()) << backend_->failure();
@@ -233,9 +243,13 @@ TEST_F(CudaHostKvTest, AStepByCodesHasTheBitsOfKvOnTheDeviceHoweverItCame) {
           DeviceArray<uint8_t> made(num_blocks * code_layout.BlockBytes());
           DeviceArray<uint8_t> of_q(size_t{1} * rows * kv_heads * group * code_layout.CodeBytes());
           const Tensor q = of_values.tensor.ColRange(0, q_width);
-          backend_->RopeAndWriteKv(q, of_values.tensor.ColRange(q_width, kv_width),
-                                   of_values.tensor.ColRange(q_width + kv_width, kv_width),
-                                   of_table.tensor, chunks, pool, layout);
+          backend_->RopeAndWriteKv({.q = q,
+                                    .k = of_values.tensor.ColRange(q_width, kv_width),
+                                    .v = of_values.tensor.ColRange(q_width + kv_width, kv_width),
+                                    .cos_sin = of_table.tensor,
+                                    .chunks = chunks,
+                                    .pool = pool,
+                                    .layout = layout});
           if (between == 1) {
             EXPECT_TRUE(backend_->Synchronize());
           }
@@ -247,8 +261,11 @@ TEST_F(CudaHostKvTest, AStepByCodesHasTheBitsOfKvOnTheDeviceHoweverItCame) {
           OwnedSelection nothing(queries.size(), kv_heads, 1);
           for (int32_t i = 0; i < rows * kv_heads; ++i) nothing.Set(i / kv_heads, i % kv_heads, {});
           static_cast<void>(pools.Read(*backend_));
-          ASSERT_TRUE(backend_->AttendChosen(q, queries, nothing.view(), pool, layout, 0.1f,
-                                             of_result.tensor));
+          backend_->AttendRows({.q = q,
+                                .queries = queries,
+                                .rows = {.layout = layout, .pool = pool, .chosen = nothing.view()},
+                                .scale = 0.1f,
+                                .out = of_result.tensor});
           const SharedKvReads reads = pools.Read(*backend_);
           ASSERT_TRUE(backend_->Synchronize()) << backend_->failure();
           if (host) {
@@ -353,17 +370,29 @@ TEST_F(CudaHostKvTest, AStepByMassHasTheBitsOfKvOnTheDeviceHoweverItCame) {
       };
       backend_->BeginPass();
       if (host) static_cast<void>(pools.Read(*backend_));
-      EXPECT_TRUE(backend_->AttendChosenStates(of_q.tensor, queries, nothing.view(), pool, layout,
-                                               0.2f, states.data()));
+      backend_->AttendRows({.q = of_q.tensor,
+                            .queries = queries,
+                            .rows = {.layout = layout, .pool = pool, .chosen = nothing.view()},
+                            .scale = 0.2f,
+                            .states = states.data()});
       wait(0);
       backend_->StateMasses(states.data(), num_states, d, static_cast<float*>(masses.data()));
       wait(1);
-      backend_->SelectByMass(of_q.tensor, queries, static_cast<float*>(masses.data()), *transform,
-                             0.2f, codes_on_device.data(), code_layout, chosen,
-                             has_tail ? &tail : nullptr);
+      backend_->SelectByMass({.q = of_q.tensor,
+                              .queries = queries,
+                              .anchor_masses = static_cast<float*>(masses.data()),
+                              .transform = *transform,
+                              .codes = codes_on_device.data(),
+                              .code_layout = code_layout,
+                              .scale = 0.2f,
+                              .chosen = chosen,
+                              .tail = has_tail ? &tail : nullptr});
       wait(2);
-      EXPECT_TRUE(backend_->AttendChosenStates(of_q.tensor, alone, chosen, pool, layout, 0.2f,
-                                               of_chosen.data()));
+      backend_->AttendRows({.q = of_q.tensor,
+                            .queries = alone,
+                            .rows = {.layout = layout, .pool = pool, .chosen = chosen},
+                            .scale = 0.2f,
+                            .states = of_chosen.data()});
       wait(3);
       backend_->MergeStates(of_chosen.data(), num_states, d, states.data());
       wait(4);
@@ -542,11 +571,19 @@ TEST_F(CudaHostKvTest, WhatIsCopiedIntoAPoolIsReadFromThenOn) {
     Matrix of_host(1, q.cols()), of_device(1, q.cols());
     auto from_host = Put(of_host), from_device = Put(of_device);
     for (int again = 0; again < 2; ++again) {
-      ASSERT_TRUE(backend_->AttendChosen(of_q.tensor, queries, chosen.view(), pools.Host(1), layout,
-                                         0.1f, from_host.tensor));
+      backend_->AttendRows(
+          {.q = of_q.tensor,
+           .queries = queries,
+           .rows = {.layout = layout, .pool = pools.Host(1), .chosen = chosen.view()},
+           .scale = 0.1f,
+           .out = from_host.tensor});
     }
-    ASSERT_TRUE(backend_->AttendChosen(of_q.tensor, queries, chosen.view(), pools.Device(1), layout,
-                                       0.1f, from_device.tensor));
+    backend_->AttendRows(
+        {.q = of_q.tensor,
+         .queries = queries,
+         .rows = {.layout = layout, .pool = pools.Device(1), .chosen = chosen.view()},
+         .scale = 0.1f,
+         .out = from_device.tensor});
     ASSERT_NO_FATAL_FAILURE(ExpectSame(from_host, of_host, from_device, of_device));
     const SharedKvReads reads = pools.Read(*backend_);
     EXPECT_EQ(reads.fetched, 1024u);  // once
@@ -612,11 +649,18 @@ TEST_F(CudaHostKvTest, WhatTheHostReadsIntoBlocksIsAttendedFromThenOn) {
                          from_device.tensor);
         ASSERT_NO_FATAL_FAILURE(ExpectSame(from_host, of_host, from_device, of_device));
         for (int again = 0; again < 2; ++again) {
-          ASSERT_TRUE(backend_->AttendChosen(of_q.tensor, queries, chosen.view(), pools.Host(layer),
-                                             layout, 0.1f, from_host.tensor));
-          ASSERT_TRUE(backend_->AttendChosen(of_q.tensor, queries, chosen.view(),
-                                             pools.Device(layer), layout, 0.1f,
-                                             from_device.tensor));
+          backend_->AttendRows(
+              {.q = of_q.tensor,
+               .queries = queries,
+               .rows = {.layout = layout, .pool = pools.Host(layer), .chosen = chosen.view()},
+               .scale = 0.1f,
+               .out = from_host.tensor});
+          backend_->AttendRows(
+              {.q = of_q.tensor,
+               .queries = queries,
+               .rows = {.layout = layout, .pool = pools.Device(layer), .chosen = chosen.view()},
+               .scale = 0.1f,
+               .out = from_device.tensor});
           ASSERT_NO_FATAL_FAILURE(ExpectSame(from_host, of_host, from_device, of_device));
         }
       }

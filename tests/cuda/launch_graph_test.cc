@@ -95,19 +95,38 @@ class Model {
       std::byte* const pool = kv_.data() + layer * kNumBlocks * kLayout.BlockBytes();
       std::byte* const codes = codes_.data() + layer * kNumBlocks * kCodes.BlockBytes();
       const auto of_layer = [&](int i) -> PackedMatrix& { return *matrices_[4 * layer + i]; };
-      backend_.NormMatmul(hidden, norm_.data(), 1e-5f, of_layer(0), scratch, qkv, {});
-      backend_.RopeAndWriteKv(q, k, v, cos_sin, rows.chunks, pool, kLayout);
+      backend_.NormMatmul({.x = hidden,
+                           .weight = norm_.data(),
+                           .eps = 1e-5f,
+                           .w = of_layer(0),
+                           .normed = scratch,
+                           .y = qkv});
+      backend_.RopeAndWriteKv({.q = q,
+                               .k = k,
+                               .v = v,
+                               .cos_sin = cos_sin,
+                               .chunks = rows.chunks,
+                               .pool = pool,
+                               .layout = kLayout});
       if (layer == 0) {
         backend_.Attend(q, rows.chunks, pool, kLayout, 0.125f, attended);
       } else {
         backend_.EncodeKeys(rows.spans, pool, kLayout, *keys_, codes, kCodes);
         backend_.EncodeQueries(q, rows.queries, *queries_, query_codes_.data());
         backend_.SelectByCodes(rows.queries, query_codes_.data(), kGroup, codes, kCodes, chosen_);
-        EXPECT_TRUE(
-            backend_.AttendChosen(q, rows.queries, chosen_, pool, kLayout, 0.125f, attended));
+        backend_.AttendRows({.q = q,
+                             .queries = rows.queries,
+                             .rows = {.layout = kLayout, .pool = pool, .chosen = chosen_},
+                             .scale = 0.125f,
+                             .out = attended});
       }
       backend_.Matmul(attended, of_layer(1), hidden, {.accumulate = true});
-      backend_.NormMatmul(hidden, norm_.data(), 1e-5f, of_layer(2), scratch, gate_up, {});
+      backend_.NormMatmul({.x = hidden,
+                           .weight = norm_.data(),
+                           .eps = 1e-5f,
+                           .w = of_layer(2),
+                           .normed = scratch,
+                           .y = gate_up});
       backend_.SiluMatmul(gate_up, of_layer(3), inner, hidden, {.accumulate = true});
     }
     std::vector<float> result(count * kHidden);

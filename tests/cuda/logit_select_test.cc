@@ -107,8 +107,13 @@ TEST_F(CudaLogitSelectTest, MeasuresWhatASelectionCovers) {
                         expected.data());
     auto of_q = Put(q);
     backend_->BeginPass();
-    backend_->MeasureSelection(of_q.tensor, queries, pool.data(), layout, scale, shared.view(),
-                               actual.data());
+    backend_->MeasureSelection({.q = of_q.tensor,
+                                .queries = queries,
+                                .pool = pool.data(),
+                                .layout = layout,
+                                .scale = scale,
+                                .chosen = shared.view(),
+                                .quality = actual.data()});
     for (int i = 0; i < 4; ++i) {
       EXPECT_NEAR(actual[i].coverage, expected[i].coverage, 1e-4) << "round " << round;
       // A token or two of nearly the same mass may come in another order.

@@ -297,8 +297,13 @@ TEST_F(CudaMatmulTest, NormedAndGatedOperandsAreThoseThatWereMadeBefore) {
         } else {
           backend_->RmsNorm(x.tensor, weights.data(), 1e-5f, of_scratch.tensor);
           backend_->Matmul(of_scratch.tensor, *w, of_expected.tensor, epilogue);
-          backend_->NormMatmul(x.tensor, weights.data(), 1e-5f, *w, of_scratch.tensor,
-                               of_actual.tensor, epilogue);
+          backend_->NormMatmul({.x = x.tensor,
+                                .weight = weights.data(),
+                                .eps = 1e-5f,
+                                .w = *w,
+                                .normed = of_scratch.tensor,
+                                .y = of_actual.tensor,
+                                .epilogue = epilogue});
         }
         of_expected.Fetch();
         of_actual.Fetch();

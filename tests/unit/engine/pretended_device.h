@@ -71,62 +71,51 @@ class PretendedDevice : public TimedBackend {
                       const kernels::Selection& chosen) override {
     cpu_.SelectByLogits(q, queries, pool, layout, scale, Make(chosen, queries.size()));
   }
-  void SelectByMass(const kernels::Tensor& q, std::span<const kernels::RetrievalQuery> queries,
-                    const float* anchor_masses, const kernels::PackedTransformCode& transform,
-                    float scale, const void* codes, const kernels::CodeLayout& code_layout,
-                    const kernels::Selection& chosen, const kernels::TailMasses* tail) override {
+  void SelectByMass(const kernels::SelectByMassArgs& args) override {
+    kernels::SelectByMassArgs of_device = args;
     // A device reads what its own kernels wrote, before the host sees it.
     for (auto made = masses_.rbegin(); made != masses_.rend(); ++made) {
-      if (made->second != anchor_masses) continue;
-      anchor_masses = made->first.data();
+      if (made->second != args.anchor_masses) continue;
+      of_device.anchor_masses = made->first.data();
       break;
     }
-    cpu_.SelectByMass(q, queries, anchor_masses, transform, scale, codes, code_layout,
-                      Make(chosen, queries.size()), tail);
+    of_device.chosen = Make(args.chosen, args.queries.size());
+    cpu_.SelectByMass(of_device);
   }
-  void PruneSelection(const kernels::Tensor& q, std::span<const kernels::RetrievalQuery> queries,
-                      const void* int4_keys, const kernels::KvLayout& layout, float scale, float p,
-                      const kernels::Selection& candidates,
-                      const kernels::Selection& kept) override {
-    const kernels::Selection of_device = Latest(candidates);
-    const kernels::Selection made = Make(kept, queries.size());
-    cpu_.PruneSelection(q, queries, int4_keys, layout, scale, p, of_device, made);
+  void PruneSelection(const kernels::PruneSelectionArgs& args) override {
+    kernels::PruneSelectionArgs of_device = args;
+    // Before Make: what is made for `kept` may be about the same place.
+    const kernels::Selection candidates = Latest(args.candidates);
+    of_device.kept = Make(args.kept, args.queries.size());
+    of_device.candidates = candidates;
+    cpu_.PruneSelection(of_device);
   }
-  void TakeFromTail(const kernels::Tensor& q, std::span<const kernels::RetrievalQuery> queries,
-                    const kernels::PackedTransformCode& transform, float scale, const void* codes,
-                    const kernels::CodeLayout& code_layout, const kernels::Selection& read,
-                    const kernels::TailMasses& tail) override {
-    cpu_.TakeFromTail(q, queries, transform, scale, codes, code_layout, Latest(read), tail);
+  void TakeFromTail(const kernels::TakeFromTailArgs& args) override {
+    kernels::TakeFromTailArgs of_device = args;
+    of_device.read = Latest(args.read);
+    cpu_.TakeFromTail(of_device);
   }
-  bool AttendChosen(const kernels::Tensor& q, std::span<const kernels::RetrievalQuery> queries,
-                    const kernels::Selection& chosen, const void* pool,
-                    const kernels::KvLayout& layout, float scale,
-                    const kernels::Tensor& out) override {
-    std::vector<float> states(queries.size() * (q.cols / layout.head_dim) *
-                              kernels::AttentionStateFloats(layout.head_dim));
-    const ChosenLists chosen_lists(*this, queries, chosen, pool, layout);
-    cpu_.AttendRows(q, queries, chosen_lists.lists, layout, scale, states.data());
-    cpu_.FinishStates(queries, states.data(), layout.head_dim, out);
-    return true;
+  bool FindsRows(const void*) const override { return true; }
+  void AttendRows(const kernels::AttendRowsArgs& args) override {
+    if (!args.rows.are_tokens()) return TimedBackend::AttendRows(args);
+    const int32_t d = args.rows.layout.head_dim;
+    std::vector<float> states;
+    const ChosenLists found(*this, args.queries, args.rows);
+    kernels::AttendRowsArgs of_lists = args;
+    of_lists.rows = {.layout = args.rows.layout, .lists = found.lists};
+    if (args.states == nullptr) {
+      states.resize(args.queries.size() * (args.q.cols / d) * kernels::AttentionStateFloats(d));
+      of_lists.states = states.data();
+    }
+    cpu_.AttendRows(of_lists);
+    if (args.states == nullptr) cpu_.FinishStates(args.queries, states.data(), d, args.out);
   }
-  bool AttendChosenStates(const kernels::Tensor& q,
-                          std::span<const kernels::RetrievalQuery> queries,
-                          const kernels::Selection& chosen, const void* pool,
-                          const kernels::KvLayout& layout, float scale, float* states) override {
-    const ChosenLists chosen_lists(*this, queries, chosen, pool, layout);
-    cpu_.AttendRows(q, queries, chosen_lists.lists, layout, scale, states);
-    return true;
-  }
-  void CompleteChosenStates(const kernels::Tensor& q,
-                            std::span<const kernels::RetrievalQuery> queries,
-                            std::span<const kernels::CompletionGroup> groups,
-                            const kernels::Selection& chosen, const void* pool,
-                            const kernels::KvLayout& layout,
-                            const kernels::PackedFeatureMap& key_map,
-                            const kernels::PackedFeatureMap& query_map, float* states) override {
-    const ChosenLists chosen_lists(*this, queries, chosen, pool, layout);
-    cpu_.CompleteStates(q, queries, groups, chosen_lists.lists, pool, layout, key_map, query_map,
-                        states);
+  void CompleteStates(const kernels::CompleteStatesArgs& args) override {
+    if (!args.rows.are_tokens()) return TimedBackend::CompleteStates(args);
+    const ChosenLists found(*this, args.queries, args.rows);
+    kernels::CompleteStatesArgs of_lists = args;
+    of_lists.rows = {.layout = args.rows.layout, .pool = args.rows.pool, .lists = found.lists};
+    cpu_.CompleteStates(of_lists);
   }
   void StateMasses(const float* states, int64_t count, int32_t head_dim, float* masses) override {
     std::vector<float> values(count);
@@ -139,12 +128,9 @@ class PretendedDevice : public TimedBackend {
     cpu_.Sample(logits, rows, tokens.data());
     sampled_.emplace_back(std::move(tokens), sampled);
   }
-  void MeasureSelection(const kernels::Tensor& q, std::span<const kernels::RetrievalQuery> queries,
-                        const void* pool, const kernels::KvLayout& layout, float scale,
-                        const kernels::Selection& chosen,
-                        kernels::SelectionQuality* quality) override {
+  void MeasureSelection(const kernels::MeasureSelectionArgs& args) override {
     if (!Synchronize()) return;
-    cpu_.MeasureSelection(q, queries, pool, layout, scale, chosen, quality);
+    cpu_.MeasureSelection(args);
   }
 
   // ---- KV in shared memory ----
@@ -169,12 +155,9 @@ class PretendedDevice : public TimedBackend {
     if (shared_ != nullptr) shared_->Attended(pool, chunks);
     TimedBackend::Attend(q, chunks, pool, layout, scale, out);
   }
-  void RopeAndWriteKv(const kernels::Tensor& q, const kernels::Tensor& k, const kernels::Tensor& v,
-                      const kernels::Tensor& cos_sin,
-                      std::span<const kernels::AttentionChunk> chunks, void* pool,
-                      const kernels::KvLayout& layout) override {
-    TimedBackend::RopeAndWriteKv(q, k, v, cos_sin, chunks, pool, layout);
-    if (shared_ != nullptr) shared_->Written(pool, chunks);
+  void RopeAndWriteKv(const kernels::RopeAndWriteKvArgs& args) override {
+    TimedBackend::RopeAndWriteKv(args);
+    if (shared_ != nullptr) shared_->Written(args.pool, args.chunks);
   }
 
  private:
@@ -269,15 +252,15 @@ class PretendedDevice : public TimedBackend {
   // The rows of what was chosen, in order.
   struct ChosenLists {
     ChosenLists(PretendedDevice& device, std::span<const kernels::RetrievalQuery> queries,
-                const kernels::Selection& chosen, const void* pool,
-                const kernels::KvLayout& layout) {
-      const kernels::Selection of_device = device.Latest(chosen);
+                const kernels::RowSource& source) {
+      const kernels::KvLayout& layout = source.layout;
+      const kernels::Selection of_device = device.Latest(source.chosen);
       for (size_t i = 0; i < queries.size(); ++i) {
         const kernels::RetrievalQuery& query = queries[i];
         for (int32_t head = 0; head < layout.kv_heads; ++head) {
           auto& of_list = rows.emplace_back();
           const auto add = [&](int32_t token) {
-            const auto* row = static_cast<const std::byte*>(pool) +
+            const auto* row = static_cast<const std::byte*>(source.pool) +
                               layout.RowOffset(query.block_table[token / layout.block_tokens], head,
                                                token % layout.block_tokens);
             of_list.push_back(device.shared_ == nullptr ? row : device.shared_->Read(row));

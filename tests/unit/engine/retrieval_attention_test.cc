@@ -408,17 +408,14 @@ TEST_F(RetrievalByMassTest, ReadsTheTokensOfTheLargestMassesAndAddsTheTail) {
 class PruningBackend final : public TimedBackend {
  public:
   explicit PruningBackend(kernels::Backend& inner) : TimedBackend(inner, kernels::DType::kF32) {}
-  void PruneSelection(const kernels::Tensor& q, std::span<const kernels::RetrievalQuery> queries,
-                      const void* int4_keys, const kernels::KvLayout& layout, float scale, float p,
-                      const kernels::Selection& candidates,
-                      const kernels::Selection& pruned) override {
+  void PruneSelection(const kernels::PruneSelectionArgs& args) override {
     kept.clear();
-    for (int32_t head = 0; head < kKvHeads; ++head) before += candidates.count(0, head);
-    TimedBackend::PruneSelection(q, queries, int4_keys, layout, scale, p, candidates, pruned);
+    for (int32_t head = 0; head < kKvHeads; ++head) before += args.candidates.count(0, head);
+    TimedBackend::PruneSelection(args);
     for (int32_t head = 0; head < kKvHeads; ++head) {
-      const int32_t* tokens = pruned.chosen(0, head);
-      kept.emplace_back(tokens, tokens + pruned.count(0, head));
-      after += pruned.count(0, head);
+      const int32_t* tokens = args.kept.chosen(0, head);
+      kept.emplace_back(tokens, tokens + args.kept.count(0, head));
+      after += args.kept.count(0, head);
     }
   }
   std::vector<std::vector<int32_t>> kept;  // [Hkv]
@@ -459,11 +456,9 @@ TEST_F(RetrievalByMassTest, EveryTokenIsReadOrInTheTailAfterPruning) {
 class CountingBackend final : public TimedBackend {
  public:
   explicit CountingBackend(kernels::Backend& inner) : TimedBackend(inner, kernels::DType::kF32) {}
-  void AttendRows(const kernels::Tensor& q, std::span<const kernels::RetrievalQuery> queries,
-                  std::span<const kernels::RowList> lists, const kernels::KvLayout& layout,
-                  float scale, float* states) override {
-    for (const kernels::RowList& list : lists) rows += list.count;
-    TimedBackend::AttendRows(q, queries, lists, layout, scale, states);
+  void AttendRows(const kernels::AttendRowsArgs& args) override {
+    for (const kernels::RowList& list : args.rows.lists) rows += list.count;
+    TimedBackend::AttendRows(args);
   }
   int64_t rows = 0;
 };

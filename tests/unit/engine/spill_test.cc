@@ -81,11 +81,9 @@ class WatchfulDevice final : private std::unique_ptr<kernels::Backend>, public P
     Writes(chunks, pool, layout);
     PretendedDevice::WriteKv(k, v, chunks, pool, layout);
   }
-  void RopeAndWriteKv(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cos_sin,
-                      std::span<const AttentionChunk> chunks, void* pool,
-                      const KvLayout& layout) override {
-    Writes(chunks, pool, layout);
-    PretendedDevice::RopeAndWriteKv(q, k, v, cos_sin, chunks, pool, layout);
+  void RopeAndWriteKv(const kernels::RopeAndWriteKvArgs& args) override {
+    Writes(args.chunks, args.pool, args.layout);
+    PretendedDevice::RopeAndWriteKv(args);
   }
   void Attend(const Tensor& q, std::span<const AttentionChunk> chunks, const void* pool,
               const KvLayout& layout, float scale, const Tensor& out) override {
@@ -125,21 +123,14 @@ class WatchfulDevice final : private std::unique_ptr<kernels::Backend>, public P
     }
     PretendedDevice::SelectByLogits(q, queries, pool, layout, scale, chosen);
   }
-  void AttendRows(const Tensor& q, std::span<const kernels::RetrievalQuery> queries,
-                  std::span<const kernels::RowList> lists, const KvLayout& layout, float scale,
-                  float* states) override {
-    ++calls_by_address;
-    ReadsRows(lists, layout);
-    PretendedDevice::AttendRows(q, queries, lists, layout, scale, states);
+  void AttendRows(const kernels::AttendRowsArgs& args) override {
+    if (!args.rows.are_tokens()) ++calls_by_address;
+    ReadsRows(args.rows.lists, args.rows.layout);
+    PretendedDevice::AttendRows(args);
   }
-  void CompleteStates(const Tensor& q, std::span<const kernels::RetrievalQuery> queries,
-                      std::span<const kernels::CompletionGroup> groups,
-                      std::span<const kernels::RowList> lists, const void* pool,
-                      const KvLayout& layout, const kernels::PackedFeatureMap& key_map,
-                      const kernels::PackedFeatureMap& query_map, float* states) override {
-    ReadsRows(lists, layout);
-    PretendedDevice::CompleteStates(q, queries, groups, lists, pool, layout, key_map, query_map,
-                                    states);
+  void CompleteStates(const kernels::CompleteStatesArgs& args) override {
+    ReadsRows(args.rows.lists, args.rows.layout);
+    PretendedDevice::CompleteStates(args);
   }
 
  private:

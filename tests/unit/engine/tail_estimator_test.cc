@@ -135,8 +135,11 @@ TEST_F(TailEstimatorTest, TheTailIsOneMoreState) {
     rows += selected.count(0, head);
   }
   std::vector<float> states(kHeads * stride), before(kHeads), after(kHeads);
-  scene_.backend->AttendRows(scene_.Queries(), made.queries, lists, scene_.layout,
-                             scene_.shape.scale, states.data());
+  scene_.backend->AttendRows({.q = scene_.Queries(),
+                              .queries = made.queries,
+                              .rows = {.layout = scene_.layout, .lists = lists},
+                              .scale = scene_.shape.scale,
+                              .states = states.data()});
   scene_.backend->StateMasses(states.data(), kHeads, kDim, before.data());
   tail_->MergeTables(made.call, states.data());
   scene_.backend->StateMasses(states.data(), kHeads, kDim, after.data());

@@ -10,6 +10,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/attention_state.h"
+#include "kernels/backend.h"
 #include "kernels/transform_code.h"
 #include "nlohmann/json.hpp"
 
@@ -133,8 +134,15 @@ TEST(TransformFitTest, SelectsAndEstimatesAsTheGoldenDoes) {
   std::vector<float> references(kGroup), deltas(kGroup);
   const kernels::TailMasses tail{kGroup, masses.data(), references.data(), deltas.data()};
   const float scale = 1 / std::sqrt(static_cast<float>(kDim));
-  backend->SelectByMass(q, {&query, 1}, anchors.data(), *packed, scale, codes.data(), codes_layout,
-                        {1, k, counts.data(), tokens.data()}, &tail);
+  backend->SelectByMass({.q = q,
+                         .queries = {&query, 1},
+                         .anchor_masses = anchors.data(),
+                         .transform = *packed,
+                         .codes = codes.data(),
+                         .code_layout = codes_layout,
+                         .scale = scale,
+                         .chosen = {1, k, counts.data(), tokens.data()},
+                         .tail = &tail});
   const auto selected = golden.expected.at("selected").get<std::vector<int32_t>>();
   std::vector<int32_t> both;
   std::set_intersection(tokens.begin(), tokens.end(), selected.begin(), selected.end(),
@@ -157,7 +165,11 @@ TEST(TransformFitTest, SelectsAndEstimatesAsTheGoldenDoes) {
   for (int32_t t = kTokens - kWindow; t < kTokens; ++t) add(t);
   const kernels::RowList list{rows.data(), static_cast<int32_t>(rows.size()), kSink, kSink + k};
   std::vector<float> states(kGroup * kernels::AttentionStateFloats(kDim));
-  backend->AttendRows(q, {&query, 1}, {&list, 1}, layout, scale, states.data());
+  backend->AttendRows({.q = q,
+                       .queries = {&query, 1},
+                       .rows = {.layout = layout, .lists = {&list, 1}},
+                       .scale = scale,
+                       .states = states.data()});
   std::vector<float> none(kGroup * kDim), with(kGroup * kDim);
   backend->FinishStates({&query, 1}, states.data(), kDim,
                         {none.data(), kernels::DType::kF32, 1, kGroup * kDim, kGroup * kDim});

@@ -123,9 +123,14 @@ class Step {
     const int64_t of_query = scene_.heads() * scene_.state_floats();
     std::vector<float> states(states_.begin() + first * of_query,
                               states_.begin() + last * of_query);
-    backend.CompleteStates(q_.tensor(), std::span(queries_).subspan(first, last - first), groups,
-                           lists, scene_.pool(), scene_.layout(), scene_.packed_keys(),
-                           scene_.packed_queries(), states.data());
+    backend.CompleteStates(
+        {.q = q_.tensor(),
+         .queries = std::span(queries_).subspan(first, last - first),
+         .groups = groups,
+         .rows = {.layout = scene_.layout(), .pool = scene_.pool(), .lists = lists},
+         .key_map = scene_.packed_keys(),
+         .query_map = scene_.packed_queries(),
+         .states = states.data()});
     return states;
   }
 
@@ -264,9 +269,13 @@ TEST_P(CompletionTest, EqualsWhatCalibrateComputes) {
   std::vector<float> states(kv_heads * group * floats);
   for (int32_t i = 0; i < kv_heads * group; ++i) ResetAttentionState(&states[i * floats], d);
   const auto backend = Make(2);
-  backend->CompleteStates(q, {&query, 1}, {&one, 1}, lists, pool.data(), layout,
-                          *backend->PackFeatureMap(key_map), *backend->PackFeatureMap(query_map),
-                          states.data());
+  backend->CompleteStates({.q = q,
+                           .queries = {&query, 1},
+                           .groups = {&one, 1},
+                           .rows = {.layout = layout, .pool = pool.data(), .lists = lists},
+                           .key_map = *backend->PackFeatureMap(key_map),
+                           .query_map = *backend->PackFeatureMap(query_map),
+                           .states = states.data()});
   const auto lse = recorded.values<float>("lse"), out = recorded.values<float>("out");
   std::vector<float> actual(d);
   for (int32_t i = 0; i < kv_heads * group; ++i) {
@@ -445,8 +454,14 @@ TEST_P(CompletionTest, WhatSubtractionLeavesOfFeaturesThatTheChosenCarryIsNothin
   const RetrievalQuery query{0, scene.table(), 505, {16, 500}, 2};
   std::vector<float> states = step.states();
   // Log-features of +-100 and more on both sides: sums of exponentials up to e^250.
-  backend->CompleteStates(step.q().tensor(), {&query, 1}, {&group, 1}, {&list, 1}, scene.pool(),
-                          scene.layout(), *packed, scene.packed_queries(), states.data());
+  backend->CompleteStates(
+      {.q = step.q().tensor(),
+       .queries = {&query, 1},
+       .groups = {&group, 1},
+       .rows = {.layout = scene.layout(), .pool = scene.pool(), .lists = {&list, 1}},
+       .key_map = *packed,
+       .query_map = scene.packed_queries(),
+       .states = states.data()});
   EXPECT_EQ(states, step.states());  // every feature is dropped
   for (const float value : summary.data) EXPECT_TRUE(std::isfinite(value));
 
@@ -455,8 +470,14 @@ TEST_P(CompletionTest, WhatSubtractionLeavesOfFeaturesThatTheChosenCarryIsNothin
   OwnedSummary again(shape);
   const CompletionGroup second{0, 1, &again.summary};
   states = step.states();
-  backend->CompleteStates(step.q().tensor(), {&query, 1}, {&second, 1}, {&one, 1}, scene.pool(),
-                          scene.layout(), *packed, scene.packed_queries(), states.data());
+  backend->CompleteStates(
+      {.q = step.q().tensor(),
+       .queries = {&query, 1},
+       .groups = {&second, 1},
+       .rows = {.layout = scene.layout(), .pool = scene.pool(), .lists = {&one, 1}},
+       .key_map = *packed,
+       .query_map = scene.packed_queries(),
+       .states = states.data()});
   std::vector<double> a(64), b(64);
   std::vector<float> key(64);
   for (int i = 0; i < 64; ++i) {

@@ -135,8 +135,13 @@ TEST_P(LogitSelectTest, TheSameOnAnyNumberOfThreadsAloneAndAmongOthers) {
   std::vector<SelectionQuality> expected_quality(10);
   const auto one = Make(1);
   one->SelectByLogits(q.tensor(), queries, kv.pool(), layout, 0.125f, expected.view());
-  one->MeasureSelection(q.tensor(), queries, kv.pool(), layout, 0.125f, expected.view(),
-                        expected_quality.data());
+  one->MeasureSelection({.q = q.tensor(),
+                         .queries = queries,
+                         .pool = kv.pool(),
+                         .layout = layout,
+                         .scale = 0.125f,
+                         .chosen = expected.view(),
+                         .quality = expected_quality.data()});
   for (int threads = 2; threads <= 4; ++threads) {
     const auto backend = Make(threads);
     OwnedSelection chosen(5, 2, 60);
@@ -147,8 +152,13 @@ TEST_P(LogitSelectTest, TheSameOnAnyNumberOfThreadsAloneAndAmongOthers) {
       SelectionQuality quality[2];
       const std::span<const RetrievalQuery> query(&queries[i], 1);
       backend->SelectByLogits(q.tensor(), query, kv.pool(), layout, 0.125f, alone.view());
-      backend->MeasureSelection(q.tensor(), query, kv.pool(), layout, 0.125f, alone.view(),
-                                quality);
+      backend->MeasureSelection({.q = q.tensor(),
+                                 .queries = query,
+                                 .pool = kv.pool(),
+                                 .layout = layout,
+                                 .scale = 0.125f,
+                                 .chosen = alone.view(),
+                                 .quality = quality});
       for (int32_t head = 0; head < 2; ++head) {
         EXPECT_EQ(alone.Of(0, head), expected.Of(i, head));
         EXPECT_EQ(quality[head].coverage, expected_quality[2 * i + head].coverage);
@@ -205,8 +215,13 @@ TEST_P(LogitSelectTest, MeasuresWhatTheReferenceMeasures) {
     std::vector<SelectionQuality> expected(6), actual(6);
     MeasureSelectionRef(q.tensor(), queries, kv.pool(), layout, 0.125f, chosen.view(),
                         expected.data());
-    Make(2)->MeasureSelection(q.tensor(), queries, kv.pool(), layout, 0.125f, chosen.view(),
-                              actual.data());
+    Make(2)->MeasureSelection({.q = q.tensor(),
+                               .queries = queries,
+                               .pool = kv.pool(),
+                               .layout = layout,
+                               .scale = 0.125f,
+                               .chosen = chosen.view(),
+                               .quality = actual.data()});
     for (int unit = 0; unit < 6; ++unit) {
       EXPECT_NEAR(actual[unit].coverage, expected[unit].coverage, 1e-5);
       EXPECT_NEAR(actual[unit].iou, expected[unit].iou, 1e-6);
@@ -227,13 +242,23 @@ TEST_P(LogitSelectTest, EverythingCoversAllAndNothingCoversTheAnchors) {
   std::vector<int32_t> all(mid.size());
   std::iota(all.begin(), all.end(), mid.first);
   chosen.Set(0, 0, all);
-  backend->MeasureSelection(q.tensor(), queries, kv.pool(), layout, 0.125f, chosen.view(),
-                            &quality);
+  backend->MeasureSelection({.q = q.tensor(),
+                             .queries = queries,
+                             .pool = kv.pool(),
+                             .layout = layout,
+                             .scale = 0.125f,
+                             .chosen = chosen.view(),
+                             .quality = &quality});
   EXPECT_NEAR(quality.coverage, 1.0, 1e-5);
   EXPECT_EQ(quality.iou, 1.0f);
   chosen.Set(0, 0, {});
-  backend->MeasureSelection(q.tensor(), queries, kv.pool(), layout, 0.125f, chosen.view(),
-                            &quality);
+  backend->MeasureSelection({.q = q.tensor(),
+                             .queries = queries,
+                             .pool = kv.pool(),
+                             .layout = layout,
+                             .scale = 0.125f,
+                             .chosen = chosen.view(),
+                             .quality = &quality});
   const auto scores = LogitScoresRef(q.tensor(), queries[0], kv.pool(), layout, 0.125f, 0);
   const double of_mid =
       std::accumulate(scores.begin() + mid.first, scores.begin() + mid.last, 0.0) / 4;

@@ -9,7 +9,10 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/backend.h"
+#include "kernels/dtype.h"
+#include "kernels/kv_layout.h"
+#include "kernels/kv_ops.h"
+#include "kernels/retrieval.h"
 #include "kernels/write_kv.h"
 #include "tests/unit/kernels/kernel_testing.h"
 

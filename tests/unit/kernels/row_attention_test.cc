@@ -35,7 +35,11 @@ class RowAttentionTest : public EachIsa {
                             const std::vector<Rows>& rows) {
     std::vector<float> states(
         queries.size() * (q.cols() / layout.head_dim) * AttentionStateFloats(layout.head_dim), NAN);
-    backend.AttendRows(q.tensor(), queries, Lists(rows), layout, scale, states.data());
+    backend.AttendRows({.q = q.tensor(),
+                        .queries = queries,
+                        .rows = {.layout = layout, .lists = Lists(rows)},
+                        .scale = scale,
+                        .states = states.data()});
     return states;
   }
   // The attention and the log-sum-exp of states are those of others.
@@ -290,6 +294,25 @@ TEST_P(RowAttentionTest, NotANumberInOneQueryDisturbsNoOther) {
       EXPECT_EQ(std::bit_cast<uint32_t>(a[i]), std::bit_cast<uint32_t>(b[i])) << "head " << head;
     }
   }
+}
+
+// A CPU is told where every row lies: nothing is gained by naming tokens to it.
+TEST_P(RowAttentionTest, RowsHaveAddresses) {
+  const KvLayout layout{1, 64, 32, DType::kBF16};
+  PagedKv kv(random_, layout, {64});
+  Matrix q = Matrix::Normal(random_, 1, 64);
+  const auto backend = Make(1);
+  EXPECT_FALSE(backend->FindsRows(kv.pool()));
+  int32_t count = 0, token = 0;
+  std::vector<float> states(66);
+  const std::vector<RetrievalQuery> queries = Queries(1);
+  EXPECT_DEATH(backend->AttendRows(
+                   {.q = q.tensor(),
+                    .queries = queries,
+                    .rows = {.layout = layout, .pool = kv.pool(), .chosen = {1, 1, &count, &token}},
+                    .scale = 1,
+                    .states = states.data()}),
+               "");
 }
 
 }  // namespace

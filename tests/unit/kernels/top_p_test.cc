@@ -62,8 +62,14 @@ TEST_P(TopPTest, KeepsWhatSortingAndCuttingKeeps) {
       }
     }
     Make(static_cast<int>(random_.Int(1, 3)))
-        ->PruneSelection(q.tensor(), queries, keys.data(), layout, scale, p, candidates.view(),
-                         kept.view());
+        ->PruneSelection({.q = q.tensor(),
+                          .queries = queries,
+                          .int4_keys = keys.data(),
+                          .layout = layout,
+                          .scale = scale,
+                          .p = p,
+                          .candidates = candidates.view(),
+                          .kept = kept.view()});
     EXPECT_TRUE(kept.GuardsIntact());
     for (int32_t i = 0; i < 3; ++i) {
       const std::vector<int32_t> anchors = AnchorsOf(queries[i]);
@@ -129,8 +135,14 @@ TEST_P(TopPTest, CutsExactlyWhereTheWeightIsReached) {
   const auto backend = Make(1);
   const auto keep = [&](float p) {
     OwnedSelection kept(1, 1, 8);
-    backend->PruneSelection(q.tensor(), queries, keys.data(), layout, std::log(2.0f), p,
-                            candidates.view(), kept.view());
+    backend->PruneSelection({.q = q.tensor(),
+                             .queries = queries,
+                             .int4_keys = keys.data(),
+                             .layout = layout,
+                             .scale = std::log(2.0f),
+                             .p = p,
+                             .candidates = candidates.view(),
+                             .kept = kept.view()});
     return kept.Of(0, 0);
   };
   using Tokens = std::vector<int32_t>;
@@ -160,8 +172,14 @@ TEST_P(TopPTest, OfEqualWeightsTheLaterAreKept) {
   candidates.Set(0, 0, tokens);
   // 50 anchors and 150 candidates of equal weight: 0.7 of 200 is 140, 90 of them candidates.
   // (0.7f is a little less than 0.7.)
-  Make(2)->PruneSelection(q.tensor(), queries, keys.data(), layout, 0.125f, 0.7f, candidates.view(),
-                          kept.view());
+  Make(2)->PruneSelection({.q = q.tensor(),
+                           .queries = queries,
+                           .int4_keys = keys.data(),
+                           .layout = layout,
+                           .scale = 0.125f,
+                           .p = 0.7f,
+                           .candidates = candidates.view(),
+                           .kept = kept.view()});
   EXPECT_EQ(kept.Of(0, 0), std::vector<int32_t>(tokens.end() - 90, tokens.end()));
 }
 
@@ -174,15 +192,27 @@ TEST_P(TopPTest, POfOneKeepsEveryWeightThatIsNotZero) {
   OwnedSelection candidates(1, 1, 400), kept(1, 1, 400);
   candidates.Set(0, 0, AnyOfMid(queries[0], 400));
   const auto backend = Make(2);
-  backend->PruneSelection(q.tensor(), queries, Quantize(kv, 1).data(), layout, 0.125f, 1.0f,
-                          candidates.view(), kept.view());
+  backend->PruneSelection({.q = q.tensor(),
+                           .queries = queries,
+                           .int4_keys = Quantize(kv, 1).data(),
+                           .layout = layout,
+                           .scale = 0.125f,
+                           .p = 1.0f,
+                           .candidates = candidates.view(),
+                           .kept = kept.view()});
   EXPECT_EQ(kept.Of(0, 0), candidates.Of(0, 0));
   // With logits of some thousands most weights are zero in float32.
   PagedKv far(random_, layout, {600}, 300.0f);
   const auto keys = Quantize(far, 1);
   const std::vector<RetrievalQuery> far_queries = {far.Query(0, 0, 599, 16, 64, 0)};
-  backend->PruneSelection(q.tensor(), far_queries, keys.data(), layout, 1.0f, 1.0f,
-                          candidates.view(), kept.view());
+  backend->PruneSelection({.q = q.tensor(),
+                           .queries = far_queries,
+                           .int4_keys = keys.data(),
+                           .layout = layout,
+                           .scale = 1.0f,
+                           .p = 1.0f,
+                           .candidates = candidates.view(),
+                           .kept = kept.view()});
   std::vector<int32_t> all = AnchorsOf(far_queries[0]);
   const size_t anchors = all.size();
   const std::vector<int32_t> tokens = candidates.Of(0, 0), result = kept.Of(0, 0);
@@ -223,8 +253,14 @@ TEST_P(TopPTest, WeightsBelowTheLeastNormalNumberAreZero) {
   const std::vector<RetrievalQuery> queries = {kv.Query(0, 0, 63, 1, 5, 0)};
   OwnedSelection candidates(1, 1, 8), kept(1, 1, 8);
   candidates.Set(0, 0, {10, 20, 25, 30, 35, 40});
-  Make(1)->PruneSelection(q.tensor(), queries, keys.data(), layout, std::log(2.0f), 1.0f,
-                          candidates.view(), kept.view());
+  Make(1)->PruneSelection({.q = q.tensor(),
+                           .queries = queries,
+                           .int4_keys = keys.data(),
+                           .layout = layout,
+                           .scale = std::log(2.0f),
+                           .p = 1.0f,
+                           .candidates = candidates.view(),
+                           .kept = kept.view()});
   EXPECT_EQ(kept.Of(0, 0), std::vector<int32_t>({10, 40}));
 }
 
@@ -246,8 +282,14 @@ TEST_P(TopPTest, MorePKeepsMoreAndInPlaceIsTheSame) {
   }
   for (const float p : {0.3f, 0.6f, 0.8f, 0.9f, 0.95f, 0.99f, 1.0f}) {
     OwnedSelection kept(2, 2, 1000);
-    Make(1)->PruneSelection(q.tensor(), queries, keys.data(), layout, 0.125f, p, candidates.view(),
-                            kept.view());
+    Make(1)->PruneSelection({.q = q.tensor(),
+                             .queries = queries,
+                             .int4_keys = keys.data(),
+                             .layout = layout,
+                             .scale = 0.125f,
+                             .p = p,
+                             .candidates = candidates.view(),
+                             .kept = kept.view()});
     for (int i = 0; i < 2; ++i) {
       for (int32_t head = 0; head < 2; ++head) {
         const auto more = kept.Of(i, head), less = before.Of(i, head);
@@ -256,13 +298,25 @@ TEST_P(TopPTest, MorePKeepsMoreAndInPlaceIsTheSame) {
     }
     for (int threads = 2; threads <= 4; ++threads) {
       OwnedSelection in_place = candidates;
-      Make(threads)->PruneSelection(q.tensor(), queries, keys.data(), layout, 0.125f, p,
-                                    in_place.view(), in_place.view());
+      Make(threads)->PruneSelection({.q = q.tensor(),
+                                     .queries = queries,
+                                     .int4_keys = keys.data(),
+                                     .layout = layout,
+                                     .scale = 0.125f,
+                                     .p = p,
+                                     .candidates = in_place.view(),
+                                     .kept = in_place.view()});
       OwnedSelection alone(1, 2, 1000);
       const std::vector<int32_t> of_1[2] = {candidates.Of(1, 0), candidates.Of(1, 1)};
       for (int32_t head = 0; head < 2; ++head) alone.Set(0, head, of_1[head]);
-      Make(threads)->PruneSelection(q.tensor(), {&queries[1], 1}, keys.data(), layout, 0.125f, p,
-                                    alone.view(), alone.view());
+      Make(threads)->PruneSelection({.q = q.tensor(),
+                                     .queries = {&queries[1], 1},
+                                     .int4_keys = keys.data(),
+                                     .layout = layout,
+                                     .scale = 0.125f,
+                                     .p = p,
+                                     .candidates = alone.view(),
+                                     .kept = alone.view()});
       for (int32_t head = 0; head < 2; ++head) {
         EXPECT_EQ(in_place.Of(0, head), kept.Of(0, head)) << threads << " threads";
         EXPECT_EQ(in_place.Of(1, head), kept.Of(1, head)) << threads << " threads";

@@ -438,9 +438,15 @@ TEST_P(TransformCodeBackendTest, SelectsAndLeavesTheTailAsTheReferenceDoes) {
     SelectByMassRef(q.tensor(), queries, anchors.data(), scene.weights, kScale, scene.codes.data(),
                     scene.layout, expected.view(), &expected_tail.view);
     for (const bool with_tail : {true, false}) {
-      backend->SelectByMass(q.tensor(), queries, anchors.data(), *packed, kScale,
-                            scene.codes.data(), scene.layout, chosen.view(),
-                            with_tail ? &tail.view : nullptr);
+      backend->SelectByMass({.q = q.tensor(),
+                             .queries = queries,
+                             .anchor_masses = anchors.data(),
+                             .transform = *packed,
+                             .codes = scene.codes.data(),
+                             .code_layout = scene.layout,
+                             .scale = kScale,
+                             .chosen = chosen.view(),
+                             .tail = with_tail ? &tail.view : nullptr});
       ASSERT_TRUE(chosen == expected) << "round " << round;
     }
     for (int32_t i = 0; i < 5; ++i) {
@@ -477,12 +483,25 @@ TEST_P(TransformCodeBackendTest, TakesWhatIsReadFromTheTailAsTheReferenceDoes) {
     OwnedSelection chosen(4, 2, 1200);
     OwnedTail without(4, scene.heads()), tail(4, scene.heads());
     const auto select = [&](OwnedTail& of_call) {
-      backend->SelectByMass(q.tensor(), queries, anchors.data(), *packed, kScale,
-                            scene.codes.data(), scene.layout, chosen.view(), &of_call.view);
+      backend->SelectByMass({.q = q.tensor(),
+                             .queries = queries,
+                             .anchor_masses = anchors.data(),
+                             .transform = *packed,
+                             .codes = scene.codes.data(),
+                             .code_layout = scene.layout,
+                             .scale = kScale,
+                             .chosen = chosen.view(),
+                             .tail = &of_call.view});
     };
     const auto take = [&](OwnedSelection& read) {
-      backend->TakeFromTail(q.tensor(), queries, *packed, kScale, scene.codes.data(), scene.layout,
-                            read.view(), tail.view);
+      backend->TakeFromTail({.q = q.tensor(),
+                             .queries = queries,
+                             .transform = *packed,
+                             .codes = scene.codes.data(),
+                             .code_layout = scene.layout,
+                             .scale = kScale,
+                             .read = read.view(),
+                             .tail = tail.view});
     };
     const auto expect_masses = [&](const OwnedTail& expected) {
       for (int32_t i = 0; i < 4; ++i) {
@@ -543,8 +562,14 @@ TEST_P(TransformCodeBackendTest, SelectsLikeTheReferenceWhereMassesAreManyAndWhe
       OwnedSelection chosen(1, 1, 2500), expected(1, 1, 2500);
       SelectByMassRef(q.tensor(), {&query, 1}, anchors.data(), scene.weights, kScale,
                       scene.codes.data(), scene.layout, expected.view(), nullptr);
-      backend->SelectByMass(q.tensor(), {&query, 1}, anchors.data(), *packed, kScale,
-                            scene.codes.data(), scene.layout, chosen.view(), nullptr);
+      backend->SelectByMass({.q = q.tensor(),
+                             .queries = {&query, 1},
+                             .anchor_masses = anchors.data(),
+                             .transform = *packed,
+                             .codes = scene.codes.data(),
+                             .code_layout = scene.layout,
+                             .scale = kScale,
+                             .chosen = chosen.view()});
       EXPECT_TRUE(chosen == expected) << least;
     }
   }

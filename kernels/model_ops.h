@@ -1,0 +1,123 @@
+// The operations of a model's layers that know of no other token: weights are packed once, and each row of activations is
+// embedded, normed and multiplied. A token's keys and values are the next group's matter (kv_ops.h).
+//
+// Shapes: m tokens in the batch, H query heads, Hkv KV heads, d head dimension.
+#ifndef WINNOW_KERNELS_MODEL_OPS_H_
+#define WINNOW_KERNELS_MODEL_OPS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "kernels/dtype.h"
+#include "kernels/quantized.h"
+#include "kernels/tensor.h"
+
+namespace winnow::kernels {
+
+// ---- weights ----
+
+// A weight matrix W [out_features][in_features] in the backend's own order.
+class PackedMatrix {
+ public:
+  virtual ~PackedMatrix() = default;
+  virtual int64_t out_features() const = 0;
+  virtual int64_t in_features() const = 0;
+  virtual size_t size_bytes() const = 0;  // what one product reads of it
+};
+
+// The weights as they lie in the file (host memory, row-major), to be packed or looked up.
+struct HostMatrix {
+  const void* data = nullptr;
+  DType dtype = DType::kF32;
+  int64_t rows = 0;
+  int64_t cols = 0;
+};
+
+// Weights as they lie in the file, of any type. The rows are multiples of the type's blocks and may lie anywhere in host
+// memory: their order is that of the outputs.
+struct StoredMatrix {
+  WeightType type = WeightType::kF32;
+  int64_t cols = 0;
+  std::vector<const std::byte*> rows;
+};
+
+// What a matrix product does after the sum: y = x Wᵀ (+ bias) (+ y).
+struct MatmulEpilogue {
+  const float* bias = nullptr;  // [out_features], device memory; null for none
+  bool accumulate = false;      // add to what y holds (the residual)
+};
+
+struct NormMatmulArgs {
+  Tensor x;                       // [m][in]
+  const float* weight = nullptr;  // [in], of the norm
+  float eps = 0;
+  const PackedMatrix& w;
+  Tensor normed;  // [m][in], scratch: what it holds afterwards is undefined
+  Tensor y;       // [m][out]
+  MatmulEpilogue epilogue = {};
+};
+
+class ModelOps {
+ public:
+  // ---- weights ----
+
+  // Stacks `parts` (equal cols) along the rows and packs them for Matmul. `compute` is kF32
+  // (weights widened, exact) or kBF16 (activations rounded to bf16, f32 sums) or kF16 (f16 weights,
+  // f32 activations). The sources may be unmapped afterwards.
+  // Null if the memory cannot be had. REQUIRES: for kF16, f16 sources.
+  virtual std::unique_ptr<PackedMatrix> Pack(std::span<const HostMatrix> parts, DType compute) = 0;
+
+  // Whether PackStored takes blocks as they are.
+  virtual bool ComputesStored() const { return false; }
+  // As Pack, for products that compute with quantised blocks as they are (quantized_matmul.h); parts of plain types are
+  // packed for `compute`, as Pack does. REQUIRES: ComputesStored(), and cols a multiple of kRoundedValues where blocks
+  // are quantised.
+  virtual std::unique_ptr<PackedMatrix> PackStored(std::span<const StoredMatrix> parts,
+                                                   DType compute) {
+    return nullptr;
+  }
+
+  // ---- rows of activations ----
+
+  // out[i] = table[ids[i]] widened to f32. REQUIRES: 0 <= ids[i] < table.rows.
+  virtual void EmbedRows(const HostMatrix& table, std::span<const int32_t> ids,
+                         const Tensor& out) = 0;
+
+  // y[m][out] = x[m][in] Wᵀ, then the epilogue.
+  virtual void Matmul(const Tensor& x, const PackedMatrix& w, const Tensor& y,
+                      const MatmulEpilogue& epilogue) = 0;
+
+  // out[i] = x[i] / sqrt(mean(x[i]^2) + eps) * weight. out may be x.
+  virtual void RmsNorm(const Tensor& x, const float* weight, float eps, const Tensor& out) = 0;
+
+  // The same per head, in place: x [m][heads*d], weight [d] (Qwen3's QK norm).
+  virtual void RmsNormHeads(const Tensor& x, int32_t head_dim, const float* weight, float eps) = 0;
+
+  // out[m][n] = silu(gate) * up, where gate_up [m][2n] holds gate, then up.
+  virtual void SiluMul(const Tensor& gate_up, const Tensor& out) = 0;
+
+  // ---- two of these in one: the sum of its parts, to the bit; a backend may save what lies between them ----
+
+  // RmsNorm of x, then Matmul.
+  virtual void NormMatmul(const NormMatmulArgs& args) {
+    RmsNorm(args.x, args.weight, args.eps, args.normed);
+    Matmul(args.normed, args.w, args.y, args.epilogue);
+  }
+
+  // SiluMul, then Matmul. `activated` [m][in] is scratch: what it holds afterwards is undefined.
+  virtual void SiluMatmul(const Tensor& gate_up, const PackedMatrix& w, const Tensor& activated,
+                          const Tensor& y, const MatmulEpilogue& epilogue) {
+    SiluMul(gate_up, activated);
+    Matmul(activated, w, y, epilogue);
+  }
+
+ protected:
+  ~ModelOps() = default;
+};
+
+}  // namespace winnow::kernels
+
+#endif  // WINNOW_KERNELS_MODEL_OPS_H_
