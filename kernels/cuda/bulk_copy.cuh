@@ -87,6 +87,25 @@ __device__ __forceinline__ void BulkCopyTile(uint32_t to, const void* map, int32
       : "memory");
 }
 
+// The box of tiles from tile y of slice z on (MakeTilesMap() of tensor_map.h); the same to every block of the cluster
+// that has a bit in `ranks`.
+__device__ __forceinline__ void BulkCopyTiles(uint32_t to, const void* map, int32_t y, int32_t z,
+                                              uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
+      "l"(map), "r"(0), "r"(y), "r"(z), "r"(barrier)
+      : "memory");
+}
+__device__ __forceinline__ void BulkCopyTilesToAll(uint32_t to, const void* map, int32_t y,
+                                                   int32_t z, uint32_t barrier, uint16_t ranks) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
+      "l"(map), "r"(0), "r"(y), "r"(z), "r"(barrier), "h"(ranks)
+      : "memory");
+}
+
 // All threads of a cluster; what they wrote before is seen after.
 __device__ __forceinline__ void SynchronizeCluster() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::

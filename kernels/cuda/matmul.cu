@@ -1,14 +1,12 @@
-// Mapping, kTensor. W, and x of few rows, lie in the order in which the matrix instruction m16n8k16
-// wants its fragments, so that a lane's share is 16 bytes and a warp's 512 bytes in a row: no ldmatrix,
-// no bank conflicts, no padding.
+// Mapping, kTensor. W lies in tiles (matmul_order.cuh), x of few rows in the order in which the matrix instruction
+// m16n8k16 wants its fragments, so that a lane's share is 16 bytes and a warp's 512 bytes in a row.
 //
-//   W  [out / 16][in / 32] tiles of two fragments of 16x16: [2][32 lanes] of 16 bytes
 //   x  up to 32 rows: [m / 8][in / 32] tiles, [32 lanes] of 16 bytes, two fragments of 8x16 each; more:
 //      panels (matmul_order.cuh), from which ldmatrix makes the same fragments
 //
 // Few rows: a block takes tiles of 16 outputs, its eight warps are the eight segments of the inner
 // dimension. x, small, comes from L2. The warps' sums meet in shared memory. There are two such kernels:
-//   FewRowsKernel  a block is one tile; W goes from HBM to registers
+//   FewRowsKernel  a block is one tile; each warp copies its W through a small ring of its own
 //   StreamKernel   up to 8 rows, Hopper: two blocks stay on each multiprocessor and take tile after tile.
 //                  A warp's share of a tile's W is one piece of memory, which the bulk copy engine brings
 //                  through a ring of six times 2 KiB: 25 MB are on their way at any time; that many, one
@@ -39,7 +37,7 @@
 //     done 4 us earlier and its last one when it was: HBM is busy with the ring meanwhile. With 8 KiB more of shared memory
 //     for that 5.30: where blocks of two products are not of one size, the second of a multiprocessor finds holes but no room
 //   for o a ring of four and three blocks, which find room beside attention's: 4.85 where it was 4.81; of three 4.90
-// and of FewRowsKernel for 32 rows (qkv, o, gate_up, down in us, m = 32):
+// and of FewRowsKernel for 32 rows, when W lay in fragments and went to registers (qkv, o, gate_up, down in us, m = 32):
 //   four slices of both operands read, then used      18.6, 13.5, 71.8, 54.3
 //   three ahead, two blocks (as it is)                16.8,  8.0, 63.0, 30.9
 //   two ahead, three blocks (as it is where it helps) 16.0, 10.1, 62.8, 37.1
@@ -62,14 +60,11 @@ namespace {
 constexpr int kSlice = kOrderedSlice;  // inner values of a tile
 constexpr int kThreads = 256;
 
-__device__ __forceinline__ void MultiplyAddTile(float (&sums)[4], const uint4& low,
-                                                const uint4& high, const uint4& x) {
-  const uint32_t first[4] = {low.x, low.y, low.z, low.w};
-  const uint32_t second[4] = {high.x, high.y, high.z, high.w};
-  MultiplyAdd16x8x16(sums, first, x.x, x.y);
-  MultiplyAdd16x8x16(sums, second, x.z, x.w);
+__device__ __forceinline__ void MultiplyAddTile(float (&sums)[4], const WFragments& w,
+                                                const uint4& x) {
+  MultiplyAdd16x8x16(sums, w.of[0], x.x, x.y);
+  MultiplyAdd16x8x16(sums, w.of[1], x.z, x.w);
 }
-
 // The segments' sums of a tile, from left to right, and what becomes of them. A warp takes every
 // eighth tile of rows, beginning with its own number.
 template <int kRowTiles>
@@ -98,51 +93,80 @@ __device__ __forceinline__ void AddSegments(
   }
 }
 
-// kAhead: slices of both operands that are in registers, or on their way to them, when one is used; of W, which nobody
-// writes, the first before the kernel ahead has ended. kBlocks: of a multiprocessor.
-template <int kRowTiles, int kAhead, int kBlocks>
+// Two slices at a time. kAhead: such steps of W, in shared memory, that are there or on their way when one is used, which
+// nobody writes: the first before the kernel ahead has ended; kXAhead: the same of x, in registers. kBlocks: of a
+// multiprocessor.
+template <int kRowTiles, int kAhead, int kXAhead, int kBlocks>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     FewRowsKernel(const __grid_constant__ Operands args) {
+  static_assert(kAhead % kXAhead == 0);
   LetNextStart();
   const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   const auto tile = static_cast<int32_t>(blockIdx.x);
   const int32_t first = min(warp * args.slices_per_segment, args.slices);
   const int32_t last = min(first + args.slices_per_segment, args.slices);
-  const uint4* of_w = args.w + int64_t{tile} * args.slices * 2 * kLanes + lane;
+  const uint4* of_w = args.w + int64_t{tile} * args.slices * kWTilePieces + lane;
   const uint4* of_x = args.x + lane;
   const int32_t next_tile = args.slices * kLanes;  // 32 rows: offsets have 32 bits
   // Of tiles of rows that do not exist nothing is read, and rows past the last of one that does are nobody's.
   const int32_t row_tiles = (args.m + 7) / 8;
-  uint4 w[kAhead][2], x[kAhead][kRowTiles] = {};
-  const auto load_w = [&](int32_t slice, uint4(&to)[2]) {
-    if (slice >= last) return;
-    to[0] = LoadStreamed(of_w + slice * 2 * kLanes);
-    to[1] = LoadStreamed(of_w + slice * 2 * kLanes + kLanes);
-  };
-  const auto load_x = [&](int32_t slice, uint4(&to)[kRowTiles]) {
-    if (slice >= last) return;
+
+  extern __shared__ uint4 dynamic[];  // rings [warps][kAhead][2 * kWTilePieces]; then parts
+  const uint32_t ring_at =
+      SharedAddress(dynamic) + warp * (kAhead * 2 * kWTilePieces) * static_cast<int>(sizeof(uint4));
+
+  const auto load_w = [&](int32_t slice, int slot) {
 #pragma unroll
-    for (int i = 0; i < kRowTiles; ++i) {
-      if (i < row_tiles) to[i] = of_x[i * next_tile + slice * kLanes];
+    for (int i = 0; i < 2 * kWTilePieces; i += kLanes) {
+      if (slice + i / kWTilePieces < last) {
+        CopyAsync16(ring_at + ((slot * 2 * kWTilePieces + i) + lane) * 16,
+                    of_w + int64_t{slice} * kWTilePieces + i, true);
+      }
+    }
+    CommitCopies();
+  };
+  uint4 x[kXAhead][2][kRowTiles] = {};
+  const auto load_x = [&](int32_t slice, uint4(&to)[2][kRowTiles]) {
+#pragma unroll
+    for (int s = 0; s < 2; ++s) {
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i) {
+        if (i < row_tiles && slice + s < last) {
+          to[s][i] = of_x[i * next_tile + (slice + s) * kLanes];
+        }
+      }
     }
   };
 #pragma unroll
-  for (int a = 0; a < kAhead; ++a) load_w(first + a, w[a]);
+  for (int a = 0; a < kAhead; ++a) load_w(first + 2 * a, a);
   WaitForEarlier();
 #pragma unroll
-  for (int a = 0; a < kAhead; ++a) load_x(first + a, x[a]);
+  for (int a = 0; a < kXAhead; ++a) load_x(first + 2 * a, x[a]);
   float sums[kRowTiles][4] = {};
-  for (int32_t slice = first; slice < last; slice += kAhead) {
+  for (int32_t slice = first; slice < last; slice += 2 * kAhead) {
 #pragma unroll
     for (int a = 0; a < kAhead; ++a) {
-      if (slice + a >= last) break;
+      const int32_t here = slice + 2 * a;
+      if (here >= last) break;
+      WaitForCopies<kAhead - 1>();
+      __syncwarp();
+      WFragments w[2];  // of what is not there none are used
 #pragma unroll
-      for (int i = 0; i < kRowTiles; ++i) MultiplyAddTile(sums[i], w[a][0], w[a][1], x[a][i]);
-      load_w(slice + a + kAhead, w[a]);
-      load_x(slice + a + kAhead, x[a]);
+      for (int s = 0; s < 2; ++s) w[s] = LoadWFragments(ring_at + (a * 2 + s) * kWTileBytes, lane);
+#pragma unroll
+      for (int s = 0; s < 2; ++s) {
+        if (here + s >= last) continue;
+
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) MultiplyAddTile(sums[i], w[s], x[a % kXAhead][s][i]);
+      }
+      __syncwarp();  // all have read the step
+      load_w(here + 2 * kAhead, a);
+      load_x(here + 2 * kXAhead, x[a % kXAhead]);
     }
   }
-  __shared__ float4 parts[kMatmulSegments][kRowTiles][kLanes];
+  using Parts = float4[kMatmulSegments][kRowTiles][kLanes];
+  auto& parts = *reinterpret_cast<Parts*>(dynamic + kMatmulSegments * kAhead * 2 * kWTilePieces);
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
     parts[warp][i][lane] = make_float4(sums[i][0], sums[i][1], sums[i][2], sums[i][3]);
@@ -151,11 +175,29 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   AddSegments(parts, args, tile, warp, lane);
 }
 
-template <int kRowTiles, int kAhead, int kBlocks>
+template <int kRowTiles, int kAhead, int kXAhead, int kBlocks>
+cudaError_t LaunchFewRows(const Operands& operands, size_t shared_bytes, Stream stream) {
+  return Launch(FewRowsKernel<kRowTiles, kAhead, kXAhead, kBlocks>,
+                static_cast<unsigned>(CeilDiv(operands.out, 16)), kThreads, shared_bytes, stream,
+                false, operands);
+}
+
+// Four steps of W ahead where a multiprocessor has room for them, or else two.
+template <int kRowTiles, int kXAhead, int kBlocks>
 cudaError_t FewRows(const Operands& operands, Stream stream) {
-  return Launch(FewRowsKernel<kRowTiles, kAhead, kBlocks>,
-                static_cast<unsigned>(CeilDiv(operands.out, 16)), kThreads, 0, stream, false,
-                operands);
+  constexpr size_t kStepBytes = kMatmulSegments * 2 * kWTileBytes;
+  constexpr size_t kPartsBytes = sizeof(float4) * kMatmulSegments * kRowTiles * kLanes;
+  // So much that no more blocks fit: those of the next kernel come early, and would be many on a few multiprocessors.
+  const DeviceTraits& device = CurrentDevice();
+  const size_t least = device.shared_bytes / (kBlocks + 1) + 1024;
+  const auto bytes = [&](int ahead) {
+    return std::max(ahead * kStepBytes + kPartsBytes, std::min(least, device.block_shared_bytes));
+  };
+  constexpr size_t kOfBlock = 1024;  // that the driver takes
+  if ((bytes(4) + kOfBlock) * kBlocks <= device.shared_bytes) {
+    return LaunchFewRows<kRowTiles, 4, kXAhead, kBlocks>(operands, bytes(4), stream);
+  }
+  return LaunchFewRows<kRowTiles, 2, kXAhead, kBlocks>(operands, bytes(2), stream);
 }
 
 // ---- the few rows of a decode step, on Hopper ----
@@ -165,14 +207,14 @@ constexpr int kDirectRows = 2;    // whose x is read as it is
 constexpr int kStreamBlocks = 2;  // of a multiprocessor
 constexpr int kRing = 6;          // stages of a warp
 constexpr int kStageSlices = 2;
-constexpr int kSliceBytes = 2 * kLanes * 16;  // of W
-constexpr size_t kStreamSharedBytes = size_t{kMatmulSegments} * kRing * kStageSlices * kSliceBytes;
+constexpr int kStageBytes = kStageSlices * kWTileBytes;
+constexpr size_t kStreamSharedBytes = size_t{kMatmulSegments} * kRing * kStageBytes;
 
 template <bool kDirect>
 __global__ void __launch_bounds__(kThreads, kStreamBlocks)
     StreamKernel(const __grid_constant__ Operands args) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  extern __shared__ uint4 rings[];  // [warps][kRing][kStageSlices][2][32]
+  extern __shared__ uint4 rings[];  // [warps][kRing] of kStageBytes
   __shared__ uint64_t barriers[kMatmulSegments][kRing];
   __shared__ float4 parts[2][kMatmulSegments][1][kLanes];  // of this tile and of the one before
   const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
@@ -181,8 +223,9 @@ __global__ void __launch_bounds__(kThreads, kStreamBlocks)
   const int32_t last = min(first + args.slices_per_segment, args.slices);
   const int32_t my_tiles = (tiles - static_cast<int32_t>(blockIdx.x) + blocks - 1) / blocks;
   const int32_t stages = my_tiles * ((last - first + kStageSlices - 1) / kStageSlices);
-  const uint4* ring = rings + warp * (kRing * kStageSlices * 2 * kLanes);
-  const uint32_t ring_at = SharedAddress(ring), barriers_at = SharedAddress(barriers[warp]);
+  const uint32_t ring_at = SharedAddress(rings) + warp * (kRing * kStageBytes);
+  const uint32_t barriers_at = SharedAddress(barriers[warp]);
+
   if (lane == 0) {
     for (int i = 0; i < kRing; ++i) InitBarrier(barriers_at + 8 * i);
     FenceBarriers();
@@ -192,21 +235,20 @@ __global__ void __launch_bounds__(kThreads, kStreamBlocks)
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(read_once));
   // Stages are asked for in the order in which they are used, over the borders of tiles.
   int32_t asked = 0, asked_slice = first, asked_slot = 0;
-  const uint4* asked_tile = args.w + int64_t{blockIdx.x} * args.slices * 2 * kLanes;
+  const uint4* asked_tile = args.w + int64_t{blockIdx.x} * args.slices * kWTilePieces;
   const auto ask = [&] {
     if (asked == stages) return;
     ++asked;
     if (lane == 0) {
-      const int32_t bytes = min(kStageSlices, last - asked_slice) * kSliceBytes;
+      const int32_t bytes = min(kStageSlices, last - asked_slice) * kWTileBytes;
       ArriveExpecting(barriers_at + 8 * asked_slot, bytes);
-      BulkCopy(ring_at + asked_slot * (kStageSlices * kSliceBytes),
-               asked_tile + int64_t{asked_slice} * 2 * kLanes, bytes, barriers_at + 8 * asked_slot,
-               read_once);
+      BulkCopy(ring_at + asked_slot * kStageBytes, asked_tile + int64_t{asked_slice} * kWTilePieces,
+               bytes, barriers_at + 8 * asked_slot, read_once);
     }
     asked_slice += kStageSlices;
     if (asked_slice >= last) {
       asked_slice = first;
-      asked_tile += int64_t{blocks} * args.slices * 2 * kLanes;
+      asked_tile += int64_t{blocks} * args.slices * kWTilePieces;
     }
     asked_slot = asked_slot + 1 == kRing ? 0 : asked_slot + 1;
   };
@@ -253,7 +295,10 @@ __global__ void __launch_bounds__(kThreads, kStreamBlocks)
                          Inputs(&next)[kStageSlices]) {
       load(next, slice + kStageSlices);
       WaitForPhase(barriers_at + 8 * slot, parity);
-      const uint4* stage = ring + slot * (kStageSlices * 2 * kLanes) + lane;
+      const uint32_t stage = ring_at + slot * kStageBytes;
+      WFragments w[kStageSlices];  // of what is not there none are used
+#pragma unroll
+      for (int s = 0; s < kStageSlices; ++s) w[s] = LoadWFragments(stage + s * kWTileBytes, lane);
 #pragma unroll
       for (int s = 0; s < kStageSlices; ++s) {
         if (slice + s >= last) continue;
@@ -263,7 +308,7 @@ __global__ void __launch_bounds__(kThreads, kStreamBlocks)
           of_x = make_uint4(PackBf16(pairs[0].x, pairs[0].y), PackBf16(pairs[1].x, pairs[1].y),
                             PackBf16(pairs[2].x, pairs[2].y), PackBf16(pairs[3].x, pairs[3].y));
         }
-        MultiplyAddTile(sums, stage[s * 2 * kLanes], stage[(s * 2 + 1) * kLanes], of_x);
+        MultiplyAddTile(sums, w[s], of_x);
       }
       __syncwarp();  // all have read the stage: it may be filled again
       ask();
@@ -300,8 +345,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     ManyRowsKernel(const __grid_constant__ Operands args) {
   constexpr int kWTiles = kBlockOutputs / 16;  // of the block
   constexpr int kXTiles = kBlockRows / 8;
-  constexpr int kMyXTiles = kXTiles / 4;          // of the warp: 4 warps share the rows
-  constexpr int kWPieces = kWTiles * 2 * kLanes;  // of 16 bytes in a stage
+  constexpr int kMyXTiles = kXTiles / 4;            // of the warp: 4 warps share the rows
+  constexpr int kWPieces = kWTiles * kWTilePieces;  // of 16 bytes in a stage
   constexpr int kXPieces = kBlockRows * 4;
   extern __shared__ uint4 shared[];  // [kStages][kWPieces + kXPieces]
   const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
@@ -316,11 +361,11 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
       for (int i = 0; i < kWPieces / kThreads; ++i) {
         const int piece = i * kThreads + static_cast<int>(threadIdx.x);
-        const int32_t tile = first_w + piece / (2 * kLanes);
+        const int32_t tile = first_w + piece / kWTilePieces;
         const bool exists = tile < w_tiles;
         CopyAsync16(SharedAddress(stage + piece),
-                    args.w + (int64_t{exists ? tile : 0} * args.slices + slice) * 2 * kLanes +
-                        piece % (2 * kLanes),
+                    args.w + (int64_t{exists ? tile : 0} * args.slices + slice) * kWTilePieces +
+                        piece % kWTilePieces,
                     exists);
       }
 #pragma unroll
@@ -364,9 +409,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     WaitForCopies<kStages - 2>();
     __syncthreads();
     start(slice + kStages - 1);
-    const uint4* of_w = shared + slice % kStages * (kWPieces + kXPieces);
+    const uint32_t of_w = SharedAddress(shared + slice % kStages * (kWPieces + kXPieces));
     const uint32_t of_x =
-        SharedAddress(of_w + kWPieces) +
+        of_w + kWPieces * static_cast<int>(sizeof(uint4)) +
         (lane % 8 * 4 + (lane / 8 ^ lane % 8 / 2)) * static_cast<int>(sizeof(uint4));
     uint4 x[kMyXTiles];
 #pragma unroll
@@ -377,10 +422,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const uint4 low = of_w[(my_w + i) * 2 * kLanes + lane];
-      const uint4 high = of_w[((my_w + i) * 2 + 1) * kLanes + lane];
+      const WFragments w = LoadWFragments(of_w + (my_w + i) * kWTileBytes, lane);
 #pragma unroll
-      for (int j = 0; j < kMyXTiles; ++j) MultiplyAddTile(sums[i][j], low, high, x[j]);
+      for (int j = 0; j < kMyXTiles; ++j) MultiplyAddTile(sums[i][j], w, x[j]);
     }
     if (slice + 1 == segment_end) {
       end_segment();
@@ -469,13 +513,13 @@ cudaError_t Tensor(const Operands& operands, bool portable, Stream stream) {
     return Launch(kernel, std::min(tiles, most), kThreads, kStreamSharedBytes, stream, false,
                   operands);
   }
-  if (m <= 8) return FewRows<1, 4, 2>(operands, stream);
-  if (m <= 16) return FewRows<2, 4, 2>(operands, stream);
+  if (m <= 8) return FewRows<1, 2, 2>(operands, stream);
+  if (m <= 16) return FewRows<2, 2, 2>(operands, stream);
   if (m <= kMatmulFewRows) {
     // What takes three blocks to run at once has no second wave then.
     const unsigned slots = static_cast<unsigned>(CurrentDevice().multiprocessors) * 2;
-    return tiles > slots && tiles <= slots / 2 * 3 ? FewRows<4, 2, 3>(operands, stream)
-                                                   : FewRows<4, 3, 2>(operands, stream);
+    return tiles > slots && tiles <= slots / 2 * 3 ? FewRows<4, 1, 3>(operands, stream)
+                                                   : FewRows<4, 2, 2>(operands, stream);
   }
   if (!portable && TakesBatchMatmul(m, operands.out)) return MatmulOfBatch(operands, stream);
   if (m <= 64) return ManyRows<64>(operands, stream);

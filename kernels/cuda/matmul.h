@@ -27,7 +27,7 @@
 //   more, and what is left over   matmul_wgmma.cu (Hopper, from 65 rows on), ManyRowsKernel (matmul.cu)
 //
 // Cost: matmul.h's. Few rows and a batch's read W once, from HBM; more rows read it once per 128 rows
-// (Hopper: 256), and x once per 128 outputs, a batch of more than 64 per 64 outputs, from L2.
+// (Hopper: 256, 352 or 384), and x once per 128 outputs, a batch of more than 64 per 64 outputs, from L2.
 #ifndef WINNOW_KERNELS_CUDA_MATMUL_H_
 #define WINNOW_KERNELS_CUDA_MATMUL_H_
 

@@ -1,8 +1,8 @@
 // Mapping, kTensor for the rows of a batch on Hopper, 33 to kMatmulBatchRows: W comes from HBM once, and all
 // multiprocessors read it at any time, with much of it on its way.
 //
-// As in matmul_wgmma.cu W is the left operand of a warpgroup's matrix instructions and comes from registers, x the right
-// one and comes from shared memory as panels. A tile is 128 outputs by 64 rows, or 64 by 128; a block is two warpgroups
+// W is the left operand of a warpgroup's matrix instructions and comes from registers, x the right one and comes from
+// shared memory as panels. A tile is 128 outputs by 64 rows, or 64 by 128; a block is two warpgroups
 // of 64 by 64 each, and two blocks stay on a multiprocessor. Each warp copies a piece of each stage of 64 inner values,
 // four stages ahead: its own 16 outputs of W, as soon as it has read those before, or one of W or x that others read too,
 // one stage later.
@@ -54,7 +54,6 @@ constexpr int kBlockThreads = 2 * kGroupThreads;
 [[maybe_unused]] constexpr int kBlockWarps = kBlockThreads / kLanes;
 constexpr int kGroupOutputs = 64;
 constexpr int kGroupRowTiles = kPanelRows / 8;
-constexpr int kTileBytes = 2 * kLanes * 16;  // of W, a slice
 constexpr int kStages = 4;
 constexpr int kResident = 2;       // blocks of a multiprocessor
 constexpr int kClusterBlocks = 4;  // of a split tile
@@ -65,14 +64,14 @@ struct Tile {
   static constexpr int kRowGroups = 2 / kOutputGroups;
   static constexpr int kOutputs = kOutputGroups * kGroupOutputs;
   static constexpr int kWTiles = kOutputs / 16;
-  static constexpr uint32_t kWBytes = kStageSlices * kTileBytes;
+  static constexpr uint32_t kWBytes = kStageSlices * kWTileBytes;
   static constexpr uint32_t kWStageBytes = kWTiles * kWBytes;
   static constexpr uint32_t kXStageBytes = kRowGroups * kPanelBytes;
   // Panels are aligned. The segments' sums find room where stages were: 16 bytes a thread for each tile of rows of a
   // block's share.
   static constexpr size_t kSharedBytes = size_t{1024} + kStages * (kXStageBytes + kWStageBytes);
   static_assert(kMatmulSegments * (kGroupRowTiles / kClusterBlocks) * kBlockThreads * 16 <=
-                kStages * (kXStageBytes + kTileBytes * kWTiles));
+                kStages * (kXStageBytes + kWTileBytes * kWTiles));
 };
 
 // kStageSlices: 2, or 1 where a segment is an odd number of slices; then a panel is copied for either half. kSplit:
@@ -87,8 +86,7 @@ __global__ void __launch_bounds__(kBlockThreads, kResident)
   extern __shared__ uint4 dynamic[];
   __shared__ uint64_t filled[kStages], emptied[kStages];
   const uint32_t x_at = (SharedAddress(dynamic) + 1023) / 1024 * 1024;  // [kStages] of panels
-  const uint32_t w_at =
-      x_at + kStages * T::kXStageBytes;  // [kStages][kWTiles][kStageSlices][2][32]
+  const uint32_t w_at = x_at + kStages * T::kXStageBytes;  // [kStages][kWTiles][kStageSlices] tiles
   const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   const int rank = static_cast<int>(blockIdx.x) % kSplit;
   const int32_t tile = static_cast<int32_t>(blockIdx.x) / kSplit;
@@ -111,7 +109,7 @@ __global__ void __launch_bounds__(kBlockThreads, kResident)
   const bool copies_x = panel >= 0 && panel < T::kRowGroups && rows > 0;
   const uint32_t x_bytes = (rows + 7) / 8 * (kPanelBytes / kGroupRowTiles);
   const uint4* of_w = args.w + int64_t{min(tile * T::kWTiles + warp, (args.out + 15) / 16 - 1)} *
-                                   args.slices * 2 * kLanes;
+                                   args.slices * kWTilePieces;
   const uint4* of_x = args.x + int64_t{panel} * ((args.slices + 1) / 2) * (kPanelBytes / 16);
   uint64_t read_once;
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(read_once));
@@ -119,8 +117,8 @@ __global__ void __launch_bounds__(kBlockThreads, kResident)
     if (!copies_w || lane != 0) return;
     const uint32_t barrier = SharedAddress(filled + stage);
     ArriveExpecting(barrier, T::kWBytes);
-    BulkCopy(w_at + stage * T::kWStageBytes + warp * T::kWBytes, of_w + int64_t{slice} * 2 * kLanes,
-             T::kWBytes, barrier, read_once);
+    BulkCopy(w_at + stage * T::kWStageBytes + warp * T::kWBytes,
+             of_w + int64_t{slice} * kWTilePieces, T::kWBytes, barrier, read_once);
   };
   const auto copy_x = [&](int stage, int32_t slice) {
     if (!copies_x || lane != 0) return;
@@ -141,7 +139,8 @@ __global__ void __launch_bounds__(kBlockThreads, kResident)
 
   const int group = warp / 4;
   const int output_group = group % kOutputGroups, row_group = group / kOutputGroups;
-  const uint32_t my_w = w_at + (output_group * 4 + warp % 4) * T::kWBytes + lane * 16;
+  const uint32_t my_w = w_at + (output_group * 4 + warp % 4) * T::kWBytes;
+
   const uint32_t my_x = x_at + row_group * kPanelBytes;
   int stage = 0;
   uint32_t parity = 0;
@@ -157,10 +156,8 @@ __global__ void __launch_bounds__(kBlockThreads, kResident)
       uint32_t w[kStageSlices * 2][4];
 #pragma unroll
       for (int i = 0; i < kStageSlices * 2; ++i) {
-        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(w[i][0]), "=r"(w[i][1]), "=r"(w[i][2]), "=r"(w[i][3])
-                     : "r"(my_w + stage * T::kWStageBytes + i * (kLanes * 16))
-                     : "memory");
+        LoadMatrix4(my_w + stage * T::kWStageBytes + i / 2 * kWTileBytes + WFragmentAt(lane, i % 2),
+                    w[i]);
       }
       const uint64_t x = SharedMatrix(
           my_x + stage * T::kXStageBytes + (kStageSlices == 1 ? slice % 2 * 64 : 0), 1024);

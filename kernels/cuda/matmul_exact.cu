@@ -24,13 +24,10 @@ __global__ void __launch_bounds__(kThreads)
        i += int64_t{gridDim.x} * kThreads) {
     const int64_t output = first_row + i / in;
     const auto column = static_cast<int32_t>(i % in);
-    // Fragment of A: registers are (row, k), (row + 8, k), (row, k + 8), (row + 8, k + 8).
-    const int row = static_cast<int>(output % 16), k = column % 16;
-    const int lane = row % 8 * 4 + k % 8 / 2;
-    const int reg = row / 8 + k / 8 * 2;
-    const int64_t tile =
-        (output / 16 * slices + column / kOrderedSlice) * 2 + column % kOrderedSlice / 16;
-    to[((tile * kLanes + lane) * 4 + reg) * 2 + k % 2] = RoundBf16(ValueAt(source, dtype, i));
+    const int64_t tile = output / 16 * slices + column / kOrderedSlice;
+    const int64_t piece =
+        tile * kWTilePieces + WPiece(static_cast<int>(output % 16), column % kOrderedSlice / 8);
+    to[piece * 8 + column % 8] = RoundBf16(ValueAt(source, dtype, i));
   }
 }
 
@@ -159,7 +156,7 @@ cudaError_t Exact(const MatmulArgs& args, const DeviceWeights& w, Stream stream)
 
 size_t PackedMatrixBytes(int64_t out, int64_t in, DeviceWeights::Way way, DType storage) {
   if (way == DeviceWeights::Way::kTensor) {
-    return static_cast<size_t>(CeilDiv(out, 16) * 16 * SlicesOf(in) * kOrderedSlice * 2);
+    return static_cast<size_t>(CeilDiv(out, 16) * SlicesOf(in)) * kWTileBytes;
   }
   return static_cast<size_t>(CeilDiv(in, 4) * 4 * out) * DTypeBytes(storage);
 }

@@ -28,7 +28,7 @@ __device__ __forceinline__ void Finish(float sum, int32_t output, int32_t row, c
 
 // A product of way kTensor.
 struct Operands {
-  const uint4* w;       // [out / 16][slices][2][32]
+  const uint4* w;       // [out / 16][slices] tiles (matmul_order.cuh)
   const uint4* x;       // in order; or null, and
   const float* x_rows;  // [m][in], as they are
   int64_t x_stride;

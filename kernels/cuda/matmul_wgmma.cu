@@ -1,37 +1,47 @@
 // Mapping, kTensor for many rows on Hopper: matrix instructions of a warpgroup (wgmma.cuh), which round as
 // those of a warp do, so the chains are those of matmul.cu.
 //
-// W is the left operand and comes from registers: its packed fragments are what those instructions take, as
-// they are. x is the right one and comes from shared memory: a panel of the order (matmul_order.cuh) is what they
-// read, as it is. So a stage of either is a few bulk copies of whole pieces of memory.
+// Both operands come from shared memory, as they lie: W is the left one, in tiles, x the right one, a panel of
+// the order (matmul_order.cuh). So a stage of either is a few bulk copies of whole pieces of memory; 64 outputs of W are one
+// box of a tensor map (tensor_map.h).
 //
-// A block is two warpgroups of 64 outputs each by 128 rows, with two sets of sums in registers (the segment's,
-// and those of the segments before), and a warp that copies: six stages of 64 inner values ahead, over the borders
+// A block is two warpgroups of 64 outputs each by 128, 176 or 192 rows, with two sets of sums in registers (the segment's,
+// and those of the segments before), and a warp that copies: up to six stages of 64 inner values ahead, over the borders
 // of the tiles that the block takes one after the other. Two blocks are a cluster that shares outputs: each copies
-// half of their weights to both.
+// half of their weights to both. The number of rows is the one that leaves the fewest multiprocessors without work at the end.
 //
-// What L2 gives is what bounds it: alone, a block of 128 x 128 needs 6 TB/s of it for 400 TFLOP/s.
+// A bulk copy that both blocks hear of takes 50 cycles, whatever its size. In cycles of the kernel, at 1.4 GHz (H100, 2048 rows,
+// 4096 x 14336, of which the matrix instructions themselves take 459,000):
+//   W from registers, copies of 2 KiB, 128 rows           674,000; without copies at all 559,000
+//   the same, 192 rows                                    599,000; without copies 578,000
+//   W from shared memory, copies of 1, 2, 4 and 8 KiB     805,000; 635,000; 543,000; 544,000
+//   the same, 192 rows                                    684,000; 592,000; - ; 596,000
+//   one chain for all inner values, 256 rows, 2 KiB       521,000 (other bits than the kernels for few rows have)
+// With many rows it is power that bounds: the card, at its 700 W, runs at 1.3 to 1.6 GHz.
 //
-// What was tried and lost (H200; TFLOP/s at 2048 rows, 4096 x 4096 and 4096 x 14336, where it reaches 561 and 606):
-//   any device's kernel (matmul.cu)                            229, 245
-//   blocks alone, W and x from L2 for each                     495, 511
-//   clusters that share rows and not outputs                   499, 546
-//   clusters of four that share both                           488, 545; 30 of them find room, so 12 of 132
-//                                                              multiprocessors idle
+// What was tried and lost:
+//   any device's kernel (matmul.cu), H200, TFLOP/s at 2048 rows, 4096 x 4096 and 4096 x 14336   229, 245
+//   blocks alone, W and x from L2 for each, and W from registers                                495, 511; 561, 606 with clusters
+//   clusters that share rows and not outputs              499, 546; with large copies within 2 %
+//   clusters of four that share both                      488, 545; 30 of them find room, so 12 of 132
+//                                                         multiprocessors idle
 //   telling others of a free stage with release at cluster     238, 239, of four: each waits for all its reads
 //   the same and a wait with acquire at cluster, of two         a prompt's products: 239 instead of 438
 //   bands of 3, 4, 6 or 16 tiles of rows in place of 8         within 3 % at 2048 rows, no better at 8192
+//   the second warpgroup two stages behind the first           2 to 8 % slower
+//   W in pieces of 64 outputs by 64 inner values, one behind the other: as fast here, but streaming 16 outputs (matmul.cu) up to
+//     9 % slower
 //
-// compute-sanitizer's racecheck reports copies into a stage against the reads of W from it by the warps that used it
-// before, of blocks alone and of clusters, with and without __syncwarp before the arrival and with arrivals at cluster scope.
-// Those reads are over by then: a warp arrives after it has waited for the matrix instructions that took what its
-// lanes had read. Why the tool does not follow that is not known.
+// compute-sanitizer's racecheck reported copies into a stage against the reads of W from it by the warps that used it
+// before, when W came from registers. Those reads were over by then: a warp arrives after it has waited for the matrix
+// instructions that took what its lanes had read. Why the tool does not follow that is not known.
 #include <algorithm>
 
 #include "kernels/cuda/bulk_copy.cuh"
 #include "kernels/cuda/device_math.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/matmul_parts.cuh"
+#include "kernels/cuda/tensor_map.h"
 #include "kernels/cuda/wgmma.cuh"
 
 namespace winnow::kernels::cuda {
@@ -41,21 +51,21 @@ constexpr int kGroupThreads = 128;
 constexpr int kGroups = 2;  // that multiply
 constexpr int kBlockThreads = (kGroups + 1) * kGroupThreads;
 constexpr int kBlockOutputs = kGroups * 64;
-constexpr int kBlockRows = 128;
 constexpr int kWTiles = kBlockOutputs / 16;
-constexpr int kXPanels = kBlockRows / kPanelRows;
-constexpr int kTileBytes = 2 * kLanes * 16;  // of W, a slice
-constexpr int kStages = 6;
+constexpr int kGroupTiles = kWTiles / kGroups;
+constexpr int kMostBlockRows = 192;
+constexpr int kSharedBytes = 226 * 1024;       // of a block, but for its barriers
 [[maybe_unused]] constexpr int kBandRows = 8;  // tiles of a cluster side by side
 
-template <int kStageSlices>
-constexpr uint32_t StageBytes() {
-  return kXPanels * kPanelBytes + kWTiles * kStageSlices * kTileBytes;
-}
-template <int kStageSlices>
-constexpr size_t SharedBytes() {
-  return size_t{1024} + kStages * StageBytes<kStageSlices>();
-}
+// kStageSlices: 2, or 1 where a segment is an odd number of slices; then a panel is copied for either half.
+template <int kStageSlices, int kBlockRows>
+struct Stage {
+  static constexpr uint32_t kXBytes = kBlockRows * (kPanelBytes / kPanelRows);
+  static constexpr uint32_t kWBytes = kStageSlices * kWTiles * kWTileBytes;
+  static constexpr int kCount =
+      std::min(6, static_cast<int>((kSharedBytes - 1024) / (kXBytes + kWBytes)));
+  static constexpr size_t kAllBytes = size_t{1024} + kCount * (kXBytes + kWBytes);
+};
 
 // Tiles of clusters: `kBandRows` of the rows side by side, then the next outputs, so that what runs at once
 // reads little of either operand.
@@ -76,20 +86,22 @@ struct Raster {
 
 // A thread's values of a tile to y; kWhole: all of them exist. What is added to is read sixteen at a time, so that
 // they do not wait for one another.
-template <bool kWhole>
+template <bool kWhole, int kRowTiles>
 __device__ __forceinline__ void WriteTile(const Operands& args, int32_t output, int32_t row,
-                                          float (&values)[kBlockRows / 8][4]) {
+                                          float (&values)[kRowTiles][4]) {
+  constexpr int kAtOnce = 4;
   float* y = args.y + row * args.y_stride + output;
   const auto exists = [&](int j, int e) {
-    return kWhole || (row + j * 8 + e % 2 < args.m && output + e / 2 * 8 < args.out);
+    return j < kRowTiles &&
+           (kWhole || (row + j * 8 + e % 2 < args.m && output + e / 2 * 8 < args.out));
   };
 #pragma unroll
-  for (int first = 0; first < kBlockRows / 8; first += 4) {
+  for (int first = 0; first < kRowTiles; first += kAtOnce) {
     float* const at[2] = {y + first * 8 * args.y_stride, y + (first * 8 + 1) * args.y_stride};
     if (args.accumulate) {
-      float before[4][4];
+      float before[kAtOnce][4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
+      for (int i = 0; i < kAtOnce; ++i) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           before[i][e] = 0.0f;
@@ -97,15 +109,17 @@ __device__ __forceinline__ void WriteTile(const Operands& args, int32_t output, 
         }
       }
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
+      for (int i = 0; i < kAtOnce; ++i) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          values[first + i][e] = __fadd_rn(values[first + i][e], before[i][e]);
+          if (first + i < kRowTiles) {
+            values[first + i][e] = __fadd_rn(values[first + i][e], before[i][e]);
+          }
         }
       }
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < kAtOnce; ++i) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         if (exists(first + i, e)) {
@@ -116,21 +130,21 @@ __device__ __forceinline__ void WriteTile(const Operands& args, int32_t output, 
   }
 }
 
-// kStageSlices: 2, or 1 where a segment is an odd number of slices; then a panel is copied for either half.
-template <int kStageSlices, int kClusterBlocks>
+template <int kStageSlices, int kBlockRows, int kClusterBlocks>
 __global__ void __launch_bounds__(kBlockThreads, 1)
-    GroupsKernel(const __grid_constant__ Operands args, const Raster raster) {
+    GroupsKernel(const __grid_constant__ Operands args, const __grid_constant__ CUtensorMap of_w,
+                 const Raster raster) {
 #ifdef WINNOW_WGMMA
-  constexpr uint32_t kWBytes = kStageSlices * kTileBytes;
-  constexpr uint32_t kXBytes = kXPanels * kPanelBytes;
+  using S = Stage<kStageSlices, kBlockRows>;
+  constexpr int kRowTiles = kBlockRows / 8;
   extern __shared__ uint4 dynamic[];
-  __shared__ uint64_t filled[kStages], emptied[kStages];
-  const uint32_t x_at = (SharedAddress(dynamic) + 1023) / 1024 * 1024;  // [kStages] of panels
-  const uint32_t w_at = x_at + kStages * kXBytes;  // [kStages][kWTiles][kStageSlices][2][32]
+  __shared__ uint64_t filled[S::kCount], emptied[S::kCount];
+  const uint32_t x_at = (SharedAddress(dynamic) + 1023) / 1024 * 1024;  // [kCount] rows of panels
+  const uint32_t w_at = x_at + S::kCount * S::kXBytes;  // [kCount][kGroups][kStageSlices][4] tiles
   const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   const int rank = kClusterBlocks == 1 ? 0 : static_cast<int>(RankInCluster());
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kStages; ++i) {
+    for (int i = 0; i < S::kCount; ++i) {
       InitBarrier(SharedAddress(filled + i));
       InitBarrier(SharedAddress(emptied + i), kClusterBlocks * kGroups * (kGroupThreads / kLanes));
     }
@@ -143,130 +157,128 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   }
   const auto first_tile = static_cast<int32_t>(blockIdx.x) / kClusterBlocks;
   const auto clusters = static_cast<int32_t>(gridDim.x) / kClusterBlocks;
+  const auto place = [&](int32_t tile, int32_t& first_row, int32_t& first_output) {
+    int32_t row_tile, output_tile;
+    raster.Place(tile, row_tile, output_tile);
+    first_row = (row_tile * kClusterBlocks + rank) * kBlockRows;
+    first_output = output_tile * kBlockOutputs;
+  };
   int stage = 0;
   uint32_t parity = 0;
   const auto next_stage = [&] {
-    if (++stage == kStages) {
+    if (++stage == S::kCount) {
       stage = 0;
       parity ^= 1;
     }
   };
   if (warp >= kGroups * kGroupThreads / kLanes) {
-    GiveUpRegisters<40>();
-    // Copies. Of what does not exist, the last that does in its place: so all stages have the same size.
-    const int32_t w_tiles = (args.out + 15) / 16, panels = (args.m + kPanelRows - 1) / kPanelRows;
+    GiveUpRegisters<24>();
+    // Copies: the first lanes W for a warpgroup each, others the rows of a panel. Of W what does not exist is zero, of x
+    // the last that does: so all stages have the same size.
+    constexpr int kRowPieces = kPanelBytes / kPanelRows / 16;
+    constexpr uint32_t kGroupBytes = S::kWBytes / kGroups;
+    static_assert(kBlockRows / kPanelRows + 2 <= kLanes - kGroups);
+    static_assert(kTensorTileBytes == kWTileBytes);
+    static_assert(kClusterBlocks == 1 || kClusterBlocks == kGroups);
+    const int32_t panels = (args.m + kPanelRows - 1) / kPanelRows;
     const int32_t panel_slices = (args.slices + 1) / 2;
     const int32_t tiles = warp == kGroups * kGroupThreads / kLanes ? raster.count() : 0;
     for (int32_t tile = first_tile; tile < tiles; tile += clusters) {
-      int32_t row_tile, output_tile;
-      raster.Place(tile, row_tile, output_tile);
-      const int32_t first_w = output_tile * kWTiles;
-      const int32_t first_panel = (row_tile * kClusterBlocks + rank) * kXPanels;
-      const bool is_w = lane < kWTiles;
-      const int piece = is_w ? lane : lane - kWTiles;
-      const bool mine = is_w ? piece % kClusterBlocks == rank : piece < kXPanels;
-      const uint4* from =
-          is_w ? args.w + int64_t{min(first_w + piece, w_tiles - 1)} * args.slices * 2 * kLanes
-               : args.x + int64_t{min(first_panel + piece, panels - 1)} * panel_slices *
-                              (kPanelBytes / 16);
-      const uint32_t to = is_w ? w_at + piece * kWBytes : x_at + piece * kPanelBytes;
+      int32_t first_row, first_output;
+      place(tile, first_row, first_output);
+      const int32_t w_tile = first_output / 16 + lane * kGroupTiles;
+      const int32_t panel = first_row / kPanelRows + lane - kGroups;
+      const int32_t row = max(first_row, panel * kPanelRows);
+      const int32_t end = min(first_row + kBlockRows, (panel + 1) * kPanelRows);
+      const int32_t x_bytes = lane < kGroups ? 0 : (end - row) * kRowPieces * 16;
+      const uint4* of_x = args.x +
+                          int64_t{min(panel, panels - 1)} * panel_slices * (kPanelBytes / 16) +
+                          (row - panel * kPanelRows) * kRowPieces;
+      const uint32_t to_x = x_at + (row - first_row) * kRowPieces * 16;
       for (int32_t slice = 0; slice < args.slices; slice += kStageSlices) {
         const uint32_t barrier = SharedAddress(filled + stage);
         WaitForPhase(SharedAddress(emptied + stage), parity ^ 1);
-        if (lane == 0) ArriveExpecting(barrier, StageBytes<kStageSlices>());
+        if (lane == 0) ArriveExpecting(barrier, S::kXBytes + S::kWBytes);
         __syncwarp();
-        if (mine) {
-          const uint4* at = from + (is_w ? slice * 2 * kLanes : slice / 2 * (kPanelBytes / 16));
-          const uint32_t there = to + stage * (is_w ? kWTiles * kWBytes : kXBytes);
-          const uint32_t bytes = is_w ? kWBytes : kPanelBytes;
-          if (is_w && kClusterBlocks > 1) {
-            BulkCopyToAll(there, at, bytes, barrier, (1 << kClusterBlocks) - 1);
-          } else {
-            BulkCopy(there, at, bytes, barrier);
+        if (x_bytes > 0) {
+          BulkCopy(to_x + stage * S::kXBytes, of_x + slice / 2 * (kPanelBytes / 16), x_bytes,
+                   barrier);
+        } else if (lane < kGroups) {
+          const uint32_t to = w_at + stage * S::kWBytes + lane * kGroupBytes;
+          if (kClusterBlocks == 1) {
+            BulkCopyTiles(to, &of_w, w_tile, slice, barrier);
+          } else if (lane == rank) {
+            BulkCopyTilesToAll(to, &of_w, w_tile, slice, barrier, (1 << kClusterBlocks) - 1);
           }
         }
         next_stage();
       }
     }
   } else {
-    TakeRegisters<232>();
-    const uint32_t my_w = w_at + warp * kWBytes + lane * 16;
+    TakeRegisters<240>();
+    // The same in all threads of a warp, which the compiler cannot know.
+    const uint32_t my_w = __shfl_sync(kFullMask, w_at + warp / 4 * (S::kWBytes / kGroups), 0);
+    const uint32_t my_x = __shfl_sync(kFullMask, x_at, 0);
     // All who write here hear that a stage may be filled again.
     const auto release = [&](int of_stage) {
-      __syncwarp();  // all lanes have read it
+      __syncwarp();  // all lanes have waited for what reads it
       if constexpr (kClusterBlocks == 1) {
         if (lane == 0) Arrive(SharedAddress(emptied + of_stage));
       } else {
         if (lane < kClusterBlocks) ArriveAt(SharedAddress(emptied + of_stage), lane);
       }
     };
-    float sums[kBlockRows / 8][4], totals[kBlockRows / 8][4];
-    uint32_t w[2][kStageSlices * 2][4];
-    bool add = false;
-    // Multiplies a stage; those before have ended when it returns.
-    const auto use = [&](int32_t slice, uint32_t(&of_w)[kStageSlices * 2][4]) {
+    const auto before = [&] { return stage == 0 ? S::kCount - 1 : stage - 1; };
+    float sums[kRowTiles][4], totals[kRowTiles][4];
+    // Starts to multiply a stage; kBegins: the first of a segment. That is known when this is compiled, or else the
+    // compiler lets each instruction wait for the one before.
+    const auto start = [&]<bool kBegins>(int32_t slice) {
       WaitForPhase(SharedAddress(filled + stage), parity);
-      const uint32_t w_stage = my_w + stage * (kWTiles * kWBytes);
-#pragma unroll
-      for (int i = 0; i < kStageSlices * 2; ++i) {
-        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(of_w[i][0]), "=r"(of_w[i][1]), "=r"(of_w[i][2]), "=r"(of_w[i][3])
-                     : "r"(w_stage + i * (kLanes * 16))
-                     : "memory");
-      }
-      const uint32_t x_stage = x_at + stage * kXBytes + (kStageSlices == 1 ? slice % 2 * 64 : 0);
-      const uint64_t of_x = SharedMatrix(x_stage, 1024);
+      const uint64_t x =
+          SharedMatrix(my_x + stage * S::kXBytes + (kStageSlices == 1 ? slice % 2 * 64 : 0), 1024);
+      const uint32_t w_stage = my_w + stage * S::kWBytes;
+      const uint64_t w = SharedMatrixOf64(w_stage);
       FenceGroup();
 #pragma unroll
       for (int i = 0; i < kStageSlices * 2; ++i) {
-        GroupMultiplyAdd(sums, of_w[i], Further(of_x, i * 32), add);
-        add = true;
+        GroupMultiplyAdd(sums, Further(w, i / 2 * (kGroupTiles * kWTileBytes) + i % 2 * 32),
+                         Further(x, i * 32), !kBegins || i > 0);
       }
       CommitGroup();
-      WaitForGroups<1>();
-      next_stage();
     };
-    const auto before = [&] { return stage == 0 ? kStages - 1 : stage - 1; };
-    const auto before_that = [&] { return stage < 2 ? stage + kStages - 2 : stage - 2; };
     for (int32_t tile = first_tile; tile < raster.count(); tile += clusters) {
+#pragma unroll
+      for (int j = 0; j < kRowTiles; ++j) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          totals[j][e] = -0.0f;  // which changes no sum, not even one of -0
+      }
       for (int32_t slice = 0; slice < args.slices;) {
-        const bool is_first = slice == 0;
         const int32_t end = min(slice + args.slices_per_segment, args.slices);
-        add = false;
-        use(slice, w[0]);
-        slice += kStageSlices;
-        while (slice + kStageSlices < end) {
-          use(slice, w[1]);
-          release(before_that());
-          use(slice + kStageSlices, w[0]);
-          release(before_that());
-          slice += 2 * kStageSlices;
-        }
-        if (slice < end) {
-          use(slice, w[1]);
-          release(before_that());
-          slice += kStageSlices;
+        start.template operator()<true>(slice);
+        next_stage();
+        for (slice += kStageSlices; slice < end; slice += kStageSlices) {
+          start.template operator()<false>(slice);
+          WaitForGroups<1>();
+          release(before());
+          next_stage();
         }
         WaitForGroups<0>();
         release(before());
 #pragma unroll
-        for (int j = 0; j < kBlockRows / 8; ++j) {
+        for (int j = 0; j < kRowTiles; ++j) {
 #pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            totals[j][e] = is_first ? sums[j][e] : __fadd_rn(totals[j][e], sums[j][e]);
-          }
+          for (int e = 0; e < 4; ++e) totals[j][e] = __fadd_rn(totals[j][e], sums[j][e]);
         }
       }
-      int32_t row_tile, output_tile;
-      raster.Place(tile, row_tile, output_tile);
-      const int32_t first_output = output_tile * kBlockOutputs;
-      const int32_t first_row = (row_tile * kClusterBlocks + rank) * kBlockRows;
+      int32_t first_row, first_output;
+      place(tile, first_row, first_output);
       const int32_t output = first_output + warp * 16 + lane / 4;
       const int32_t row = first_row + lane % 4 * 2;
       // What Finish() does, one step for all values after the other.
       const auto for_all = [&](const auto& change) {
 #pragma unroll
-        for (int j = 0; j < kBlockRows / 8; ++j) {
+        for (int j = 0; j < kRowTiles; ++j) {
 #pragma unroll
           for (int e = 0; e < 4; ++e) change(totals[j][e], e / 2);
         }
@@ -290,12 +302,23 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
 #endif
 }
 
-template <int kStageSlices, int kClusterBlocks>
+template <int kBlockRows, int kClusterBlocks>
+Raster RasterOf(const Operands& operands) {
+  return {static_cast<int32_t>(CeilDiv(operands.m, kBlockRows * kClusterBlocks)),
+          static_cast<int32_t>(CeilDiv(operands.out, kBlockOutputs))};
+}
+
+template <int kStageSlices, int kBlockRows, int kClusterBlocks>
 cudaError_t LaunchGroups(const Operands& operands, Stream stream) {
-  const auto kernel = GroupsKernel<kStageSlices, kClusterBlocks>;
-  const Raster raster{static_cast<int32_t>(CeilDiv(operands.m, kBlockRows * kClusterBlocks)),
-                      static_cast<int32_t>(CeilDiv(operands.out, kBlockOutputs))};
+  constexpr size_t kBytes = Stage<kStageSlices, kBlockRows>::kAllBytes;
+  const auto kernel = GroupsKernel<kStageSlices, kBlockRows, kClusterBlocks>;
+  const Raster raster = RasterOf<kBlockRows, kClusterBlocks>(operands);
   const int64_t tiles = int64_t{raster.row_tiles} * raster.output_tiles;
+  CUtensorMap of_w;
+  if (!MakeTilesMap(operands.w, (operands.out + 15) / 16, operands.slices, kGroupTiles,
+                    kStageSlices, &of_w)) {
+    return cudaErrorNotSupported;
+  }
   if (tiles > 0x7fffffff / 64) return cudaErrorInvalidValue;
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeClusterDimension;
@@ -303,14 +326,13 @@ cudaError_t LaunchGroups(const Operands& operands, Stream stream) {
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(kClusterBlocks);
   config.blockDim = dim3(kBlockThreads);
-  config.dynamicSmemBytes = SharedBytes<kStageSlices>();
+  config.dynamicSmemBytes = kBytes;
   config.attrs = &attribute;
   config.numAttrs = 1;
   // How many clusters run at once; asked of the driver once per thread and device.
   thread_local int device = -1, clusters = 0;
   if (const int current = CurrentDevice().device; current != device || clusters == 0) {
-    if (const cudaError_t error =
-            AllowShared(reinterpret_cast<const void*>(kernel), config.dynamicSmemBytes);
+    if (const cudaError_t error = AllowShared(reinterpret_cast<const void*>(kernel), kBytes);
         error != cudaSuccess) {
       return error;
     }
@@ -322,28 +344,39 @@ cudaError_t LaunchGroups(const Operands& operands, Stream stream) {
     device = current;
   }
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(tiles, clusters)) * kClusterBlocks;
-  return LaunchAs({.cluster_blocks = kClusterBlocks}, kernel, dim3(blocks), kBlockThreads,
-                  config.dynamicSmemBytes, stream, operands, raster);
+  return LaunchAs({.cluster_blocks = kClusterBlocks}, kernel, dim3(blocks), kBlockThreads, kBytes,
+                  stream, operands, of_w, raster);
 }
 
-template <int kClusterBlocks>
-cudaError_t LaunchGroups(const Operands& operands, Stream stream) {
-  if (operands.slices % 2 == 0 && operands.slices_per_segment % 2 == 0) {
-    return LaunchGroups<2, kClusterBlocks>(operands, stream);
-  }
-  return LaunchGroups<1, kClusterBlocks>(operands, stream);
+// Time of a product in tiles of pairs of blocks of `kBlockRows` rows, in no unit. A tile's is that of its rows and a share
+// that all have; pairs of multiprocessors take one after the other.
+template <int kBlockRows>
+int64_t CostOf(const Operands& operands) {
+  constexpr int64_t kTileRows = 24;
+  const Raster raster = RasterOf<kBlockRows, 2>(operands);
+  const int64_t at_once = std::max(CurrentDevice().multiprocessors / 2, 1);
+  return CeilDiv(int64_t{raster.row_tiles} * raster.output_tiles, at_once) *
+         (kBlockRows + kTileRows);
 }
 
 }  // namespace
 
 bool HasGroupMatmul() {
   thread_local CodeHere code;
-  return code.Has(GroupsKernel<2, 2>, SharedBytes<2>());
+  return code.Has(GroupsKernel<2, kMostBlockRows, 2>, Stage<2, kMostBlockRows>::kAllBytes);
 }
 
 cudaError_t MatmulManyRowsByGroups(const Operands& operands, Stream stream) {
-  return operands.m <= kBlockRows ? LaunchGroups<1>(operands, stream)
-                                  : LaunchGroups<2>(operands, stream);
+  if (operands.slices % 2 != 0 || operands.slices_per_segment % 2 != 0) {
+    return operands.m <= 128 ? LaunchGroups<1, 128, 1>(operands, stream)
+                             : LaunchGroups<1, 128, 2>(operands, stream);
+  }
+  if (operands.m <= 128) return LaunchGroups<2, 128, 1>(operands, stream);
+  const int64_t small = CostOf<128>(operands), middle = CostOf<176>(operands),
+                large = CostOf<kMostBlockRows>(operands);
+  if (small <= std::min(middle, large)) return LaunchGroups<2, 128, 2>(operands, stream);
+  if (middle < large) return LaunchGroups<2, 176, 2>(operands, stream);
+  return LaunchGroups<2, kMostBlockRows, 2>(operands, stream);
 }
 
 }  // namespace winnow::kernels::cuda

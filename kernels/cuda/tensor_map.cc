@@ -20,10 +20,34 @@ PFN_cuTensorMapEncodeTiled_v12000 FindEncode() {
   return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(found);
 }
 
+PFN_cuTensorMapEncodeTiled_v12000 Encode() {
+  static const PFN_cuTensorMapEncodeTiled_v12000 encode = FindEncode();
+  return encode;
+}
+
 }  // namespace
 
+bool MakeTilesMap(const void* base, int32_t tiles, int32_t slices, int32_t box_tiles,
+                  int32_t box_slices, CUtensorMap* map) {
+  const PFN_cuTensorMapEncodeTiled_v12000 encode = Encode();
+  if (encode == nullptr) return false;
+  // A tile is a row of values of 8 bytes, because a box has 256 of a row at most.
+  constexpr cuuint32_t kValues = kTensorTileBytes / 8;
+  const cuuint64_t size[3] = {kValues, static_cast<cuuint64_t>(tiles),
+                              static_cast<cuuint64_t>(slices)};
+  const cuuint64_t bytes[2] = {static_cast<cuuint64_t>(slices) * kTensorTileBytes,
+                               kTensorTileBytes};
+  const cuuint32_t box[3] = {kValues, static_cast<cuuint32_t>(box_tiles),
+                             static_cast<cuuint32_t>(box_slices)};
+  const cuuint32_t every[3] = {1, 1, 1};
+  return encode(map, CU_TENSOR_MAP_DATA_TYPE_INT64, 3, const_cast<void*>(base), size, bytes, box,
+                every, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
+                CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
 bool MakeTensorMap(const void* base, int32_t row_values, int32_t tile_rows, CUtensorMap* map) {
-  static const PFN_cuTensorMapEncodeTiled_v12000 encode = FindEncode();
+  const PFN_cuTensorMapEncodeTiled_v12000 encode = Encode();
   if (encode == nullptr) return false;
   constexpr cuuint64_t kRows = 0x7fffffff;  // as far as a place counts
   const cuuint64_t size[2] = {static_cast<cuuint64_t>(row_values), kRows};

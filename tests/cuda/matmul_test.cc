@@ -151,11 +151,20 @@ TEST_F(CudaMatmulTest, ARowHasTheSameBitsAmongAnyNumberOfRows) {
 // of which nearly nothing is left.
 TEST_F(CudaMatmulTest, TheDevicesOwnKernelsGiveTheBitsOfThoseThatAnyHas) {
   SCOPED_TRACE(Seed());
-  for (int round = 0; round < 24; ++round) {
+  int multiprocessors = 0;
+  WINNOW_CUDA_OK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, 0));
+  // From round `kLarge` on so many outputs that tiles of 176 rows and of 192 leave the fewest multiprocessors idle.
+  constexpr int kRounds = 30, kLarge = 24;
+  for (int round = 0; round < kRounds; ++round) {
     const int kind = round % 3;  // of values
-    const int64_t m = round < 3 ? random_.Int(1, 64) : random_.Int(65, 900);
-    const int64_t in = round < 12 ? 64 * random_.Int(1, 80) : random_.Int(1, 3000);
-    const int64_t out = random_.Int(1, round % 2 == 0 ? 300 : 3000);
+    int64_t m = round < 3 ? random_.Int(1, 64) : random_.Int(65, 900);
+    int64_t in = round < 12 ? 64 * random_.Int(1, 80) : random_.Int(1, 3000);
+    int64_t out = random_.Int(1, round % 2 == 0 ? 300 : 3000);
+    if (round >= kLarge) {
+      m = round % 2 == 0 ? random_.Int(1000, 1056) : random_.Int(1060, 1152);
+      in = 512 * random_.Int(1, 2);
+      out = multiprocessors / 2 * 128 - random_.Int(0, 100);
+    }
     SCOPED_TRACE(testing::Message() << "m " << m << " in " << in << " out " << out);
     Matrix x = Matrix::Normal(random_, m, in), of_w = Matrix::Normal(random_, out, in);
     Matrix y = Matrix::Normal(random_, m, out);
