@@ -314,7 +314,7 @@ cudaError_t LaunchGroups(const Operands& operands, Stream stream) {
   const auto kernel = GroupsKernel<kStageSlices, kBlockRows, kClusterBlocks>;
   const Raster raster = RasterOf<kBlockRows, kClusterBlocks>(operands);
   const int64_t tiles = int64_t{raster.row_tiles} * raster.output_tiles;
-  CUtensorMap of_w;
+  CUtensorMap of_w = {};
   if (!MakeTilesMap(operands.w, (operands.out + 15) / 16, operands.slices, kGroupTiles,
                     kStageSlices, &of_w)) {
     return cudaErrorNotSupported;
