@@ -114,6 +114,28 @@ class AgentsTest(unittest.TestCase):
             self.assertGreater(usage["input_tokens_details"]["cached_tokens"], before["input_tokens"] - 80, name)
             before = usage
 
+    def test_what_codex_0_163_sends(self):
+        """No `instructions` but developers' messages, items with ids, functions in a namespace, and metadata that are new with each turn."""
+        said = lambda role, text, name: {"type": "message", "id": f"msg_{name}", "role": role, "content": [{"type": "input_text", "text": text}]}
+        command = {"type": "function", "name": "exec_command", "description": "Runs a command.", "strict": False, "parameters": {
+            "type": "object", "properties": {"cmd": {"type": "string"}}, "required": ["cmd"], "additionalProperties": False}}
+        request = {
+            "model": "coder", "stream": True, "store": False, "tool_choice": "auto", "parallel_tool_calls": True, "reasoning": {"summary": "auto"},
+            "include": ["reasoning.encrypted_content"], "prompt_cache_key": "01a2",
+            "tools": [command, {"type": "namespace", "name": "agents", "description": "Others.", "tools": [{**command, "name": "ask"}]},
+                      {"type": "web_search", "external_web_access": False}],
+            "input": [said("developer", "You work in a terminal, with care. " * 20, "1"), said("developer", "<permissions>none</permissions>", "2"),
+                      said("user", "<environment>\n  <cwd>/work</cwd>\n</environment>", "3"), said("user", "Which files are here?", "4")]}
+        usages = []
+        for turn in range(2):
+            metadata = {"turn": json.dumps({"turn_id": f"t{turn}", "started_at": 1795635470249 + turn}), "turn_id": f"t{turn}"}
+            last = self.stream("/v1/responses", {**request, "client_metadata": metadata}, CODEX_HEADERS)[-1]
+            self.assertIn(last[0], ("response.completed", "response.incomplete"))
+            usages.append(last[1]["response"]["usage"])
+            request["input"] += [*last[1]["response"]["output"], said("user", "And now?", "5")]
+        self.assertEqual(usages[0]["input_tokens_details"]["cached_tokens"], 0)
+        self.assertGreater(usages[1]["input_tokens_details"]["cached_tokens"], usages[0]["input_tokens"] - 80)
+
     def test_codex_learns_from_the_stream_that_its_context_is_full(self):
         # Codex shows a status 400 as it is, and makes room only after this event.
         request = {"model": "coder", "input": "word " * 2 * SMALL}
@@ -175,6 +197,43 @@ class AgentsTest(unittest.TestCase):
         self.assertEqual(status, 400)
         # OpenAI's clients are refused, as by others.
         self.assertEqual(post(self.small, "/v1/chat/completions", {**request, "max_tokens": SMALL - 1})[0], 400)
+
+    def test_what_claude_code_2_1_332_sends(self):
+        """A system message behind the user's, thinking as the model likes, and options of what Anthropic keeps of a conversation."""
+        request = {
+            "model": "coder", "max_tokens": 32000, "stream": True, "thinking": {"type": "adaptive", "display": "updates"},
+            "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}, "output_config": {"effort": "high"},
+            "metadata": {"user_id": json.dumps({"device_id": "d", "session_id": "s"})},
+            "system": [{"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.332.1c9; cc_entrypoint=sdk-cli;"},
+                       {"type": "text", "text": "You work in a terminal, with care. " * 20, "cache_control": {"type": "ephemeral"}}],
+            "messages": [{"role": "user", "content": [{"type": "text", "text": "<system-reminder>\nNothing.\n</system-reminder>\n"},
+                                                      {"type": "text", "text": "Say a colour."}]},
+                         {"role": "system", "content": [{"type": "text", "text": "# Environment\nA folder.", "cache_control": {"type": "ephemeral"}}]}],
+            "stop_sequences": ["e"]}
+        before = None
+        for turn in range(2):
+            request["system"][0]["text"] = f"x-anthropic-billing-header: cc_version=2.1.332.{turn}; cc_entrypoint=sdk-cli;"
+            events = self.stream("/v1/messages?beta=true", request, CLAUDE_HEADERS)
+            usage = events[-2][1]["usage"]
+            size = usage["input_tokens"] + usage["cache_read_input_tokens"]
+            if before is not None:
+                self.assertGreater(usage["cache_read_input_tokens"], before - 80)
+            before = size
+            text = "".join(data["delta"]["text"] for kind, data in events if kind == "content_block_delta")
+            request["messages"][1]["content"] = "# Environment\nA folder."  # a text from the second turn on
+            request["messages"] += [{"role": "assistant", "content": [{"type": "text", "text": text or "Red."}]}, {"role": "user", "content": "Another."}]
+
+    def test_claude_code_fills_a_form(self):
+        form = {"type": "json_schema", "schema": {"type": "object", "properties": {"title": {"enum": ["a", "b"]}}, "required": ["title"], "additionalProperties": False}}
+        request = {"model": "coder", "max_tokens": 100, "messages": [{"role": "user", "content": "A title."}]}
+        for field in ({"output_config": {"effort": "low", "format": form}}, {"output_format": form}):
+            status, _, answer = post(self.server, "/v1/messages", {**request, **field})
+            self.assertEqual((status, answer["stop_reason"]), (200, "end_turn"), answer)
+            self.assertIn(json.loads(answer["content"][0]["text"]), ({"title": "a"}, {"title": "b"}))
+        form["schema"]["properties"]["title"] = {"not": {}}
+        status, _, answer = post(self.server, "/v1/messages", {**request, "output_config": {"format": form}})
+        self.assertEqual(status, 400)
+        self.assertIn("output_config.format.schema", answer["error"]["message"])
 
     def test_claude_code_searches_for_tools(self):
         """Tools that are held back until the model asks for them: their definitions are part of the search's result, so that the
