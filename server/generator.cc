@@ -446,7 +446,8 @@ std::shared_ptr<Generation> Generator::Start(v1::GenerateRequest message, CallIn
   if (status.ok() && too_many) status = Busy();
   if (status.ok()) status = CheckRoom(generation->info_.tenant);
   if (status.ok()) {
-    absl::StatusOr<CheckedGenerate> checked = validator_.CheckGenerate(message);
+    absl::StatusOr<CheckedGenerate> checked =
+        validator_.CheckGenerate(message, generation->info_.max_tokens_yields);
     status = checked.status();
     if (status.ok() && checked->n > 1) {
       status = FromEngine(engine_.CheckRoom(generation->info_.tenant, checked->n));

@@ -52,6 +52,7 @@ struct CallInfo {
   // What the client calls the request, for the log alone; checked by the transport.
   std::string client_request_id;
   std::string traceparent;  // the caller's trace context (trace_context.h); "" without a valid one
+  bool max_tokens_yields = false;  // as for Validator::CheckGenerate
   // The transport's own verdict: not OK ends the generation before it starts, but counted and
   // logged like every other.
   absl::Status refused;

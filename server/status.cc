@@ -59,10 +59,12 @@ const char* DefaultReason(absl::StatusCode code) {
 
 }  // namespace
 
-void Violations::Add(std::string_view field, std::string_view description) {
+void Violations::Add(std::string_view field, std::string_view description,
+                     std::string_view reason) {
   ++total_;
   if (kept_.size() < kMaxViolations) {
-    kept_.push_back({std::string(field), CleanUtf8(description, kMaxViolationBytes)});
+    kept_.push_back(
+        {std::string(field), CleanUtf8(description, kMaxViolationBytes), std::string(reason)});
   }
 }
 
@@ -70,7 +72,7 @@ absl::Status Violations::ToStatus() const {
   if (empty()) return absl::OkStatus();
   std::string text = Concat(kept_[0].field, ": ", kept_[0].description);
   if (total_ > 1) Append(text, " (and ", total_ - 1, " more)");
-  absl::Status status = ErrorWithReason(absl::StatusCode::kInvalidArgument, "INVALID_FIELD", text);
+  absl::Status status = ErrorWithReason(absl::StatusCode::kInvalidArgument, kept_[0].reason, text);
   google::rpc::BadRequest details;
   size_t bytes = 0;
   for (const Violation& violation : kept_) {
@@ -84,9 +86,10 @@ absl::Status Violations::ToStatus() const {
   return status;
 }
 
-absl::Status InvalidField(std::string_view field, std::string_view description) {
+absl::Status InvalidField(std::string_view field, std::string_view description,
+                          std::string_view reason) {
   Violations violations;
-  violations.Add(field, description);
+  violations.Add(field, description, reason);
   return violations.ToStatus();
 }
 

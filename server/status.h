@@ -27,24 +27,30 @@ class Status;
 
 namespace winnow::server {
 
+// Reasons of what is wrong with a request.
+inline constexpr std::string_view kInvalidField = "INVALID_FIELD";
+inline constexpr std::string_view kContextLengthExceeded = "CONTEXT_LENGTH_EXCEEDED";
+
 // Collects what is wrong with a request. Keeps the first 16 violations: a hostile request must not
 // decide how long the answer is.
 class Violations {
  public:
-  void Add(std::string_view field, std::string_view description);
+  void Add(std::string_view field, std::string_view description,
+           std::string_view reason = kInvalidField);
   bool empty() const { return total_ == 0; }
-  // OK if there are none, else InvalidArgument with all of them in message and details.
+  // OK if there are none, else InvalidArgument with all of them in message and details, and the first one's reason.
   absl::Status ToStatus() const;
 
  private:
   struct Violation {
-    std::string field, description;
+    std::string field, description, reason;
   };
   std::vector<Violation> kept_;
   size_t total_ = 0;
 };
 
-absl::Status InvalidField(std::string_view field, std::string_view description);
+absl::Status InvalidField(std::string_view field, std::string_view description,
+                          std::string_view reason = kInvalidField);
 
 // `reason` is UPPER_SNAKE_CASE, as in inference.proto.
 absl::Status ErrorWithReason(absl::StatusCode code, std::string_view reason,

@@ -60,13 +60,28 @@ void CheckIds(Violations& violations, std::string_view field, const Ids& ids, in
   }
 }
 
+// Routers and agents know these words, read the numbers, and make room.
+std::string TooManyTokens(int64_t tokens, int32_t max_context) {
+  return Concat("prompt is too long: ", tokens, " tokens > ", max_context - 1,
+                " maximum (the model's maximum context length is ", max_context,
+                " tokens, one of them the answer's)");
+}
+
+// Whatever the bytes say, they are more tokens than the context holds.
+void AddTooManyBytes(Violations& violations, std::string_view field, int64_t bytes,
+                     const RequestLimits& limits) {
+  violations.Add(
+      field,
+      Concat("prompt is too long: ", bytes, " bytes > ", limits.max_prompt_bytes, " maximum"),
+      kContextLengthExceeded);
+}
+
 void CheckText(Violations& violations, const v1::TextPrompt& text, const RequestLimits& limits) {
   const auto size = static_cast<int64_t>(text.text().size());
   if (size == 0) {
     violations.Add("text.text", "must not be empty");
   } else if (size > limits.max_prompt_bytes) {
-    violations.Add("text.text",
-                   Concat("has ", size, " bytes, may have at most ", limits.max_prompt_bytes));
+    AddTooManyBytes(violations, "text.text", size, limits);
   } else {
     CheckUtf8(violations, "text.text", text.text());
   }
@@ -77,8 +92,8 @@ void CheckTokens(Violations& violations, const v1::TokenPrompt& tokens,
   if (tokens.ids_size() == 0) {
     violations.Add("tokens.ids", "must not be empty");
   } else if (tokens.ids_size() >= limits.max_context) {
-    violations.Add("tokens.ids", Concat("has ", tokens.ids_size(), " tokens; the context holds ",
-                                        limits.max_context, " with at least one of the answer"));
+    violations.Add("tokens.ids", TooManyTokens(tokens.ids_size(), limits.max_context),
+                   kContextLengthExceeded);
   } else {
     CheckIds(violations, "tokens.ids", tokens.ids(), limits.vocab_size);
   }
@@ -168,8 +183,7 @@ void CheckChat(Violations& violations, const v1::ChatPrompt& chat, const Request
   }
   for (const std::string& tool : chat.tools()) bytes += static_cast<int64_t>(tool.size());
   if (bytes > limits.max_prompt_bytes) {
-    violations.Add("chat.messages",
-                   Concat("have ", bytes, " bytes, may have at most ", limits.max_prompt_bytes));
+    AddTooManyBytes(violations, "chat.messages", bytes, limits);
     return;
   }
   for (int i = 0; i < chat.messages_size(); ++i) {
@@ -272,10 +286,13 @@ void CheckSampling(Violations& violations, const v1::SamplingOptions& in,
 }
 
 void CheckStopping(Violations& violations, const v1::StoppingOptions& in,
-                   const RequestLimits& limits, engine::StoppingOptions& out) {
+                   const RequestLimits& limits, bool max_tokens_yields,
+                   engine::StoppingOptions& out) {
   if (in.has_max_tokens()) {
     // The prompt takes at least one token of the context.
-    CheckRange(violations, "stopping.max_tokens", in.max_tokens(), 1, limits.max_context - 1);
+    const int32_t most =
+        max_tokens_yields ? std::numeric_limits<int32_t>::max() : limits.max_context - 1;
+    CheckRange(violations, "stopping.max_tokens", in.max_tokens(), 1, most);
     out.max_tokens = in.max_tokens();
   }
   if (in.has_min_tokens()) {
@@ -434,7 +451,8 @@ Validator::Validator(RequestLimits limits, const engine::Tokenizer& tokenizer,
   WINNOW_CHECK(limits_.check_policy != nullptr);
 }
 
-absl::StatusOr<CheckedGenerate> Validator::CheckGenerate(const v1::GenerateRequest& message) const {
+absl::StatusOr<CheckedGenerate> Validator::CheckGenerate(const v1::GenerateRequest& message,
+                                                         bool max_tokens_yields) const {
   Violations violations;
   CheckedGenerate checked;
   switch (message.prompt_case()) {
@@ -453,7 +471,9 @@ absl::StatusOr<CheckedGenerate> Validator::CheckGenerate(const v1::GenerateReque
   }
   checked.request.sampling = limits_.default_sampling;
   CheckSampling(violations, message.sampling(), limits_, checked.request.sampling);
-  CheckStopping(violations, message.stopping(), limits_, checked.request.stopping);
+  CheckStopping(violations, message.stopping(), limits_, max_tokens_yields,
+                checked.request.stopping);
+  checked.max_tokens_yields = max_tokens_yields;
   checked.seed_unset = !message.sampling().has_seed();
   checked.max_tokens_unset = !message.stopping().has_max_tokens();
   if (message.has_n()) {
@@ -530,8 +550,7 @@ absl::Status Validator::TokenizePrompt(const v1::GenerateRequest& message,
   }
   const int64_t room = limits_.max_context - tokens;
   if (room < 1) {
-    return InvalidField(field, Concat("makes ", tokens, " tokens; the context holds ",
-                                      limits_.max_context, " with at least one of the answer"));
+    return InvalidField(field, TooManyTokens(tokens, limits_.max_context), kContextLengthExceeded);
   }
   engine::StoppingOptions& stopping = checked.request.stopping;
   if (checked.max_tokens_unset) {
@@ -539,6 +558,9 @@ absl::Status Validator::TokenizePrompt(const v1::GenerateRequest& message,
     // The default gives way to what the client did say.
     stopping.max_tokens = std::max(
         stopping.max_tokens, static_cast<int32_t>(std::min<int64_t>(stopping.min_tokens, room)));
+  }
+  if (checked.max_tokens_yields) {
+    stopping.max_tokens = static_cast<int32_t>(std::min<int64_t>(stopping.max_tokens, room));
   }
   if (stopping.max_tokens > room) {
     return InvalidField(

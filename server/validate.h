@@ -85,6 +85,7 @@ struct CheckedGenerate {
   engine::Request request;
   int32_t n = 1;
   bool max_tokens_unset = false;
+  bool max_tokens_yields = false;
   bool seed_unset = false;
   // To be compiled into request.grammar.
   std::optional<engine::GrammarSource> grammar;
@@ -98,7 +99,9 @@ class Validator {
 
   const RequestLimits& limits() const { return limits_; }
 
-  absl::StatusOr<CheckedGenerate> CheckGenerate(const v1::GenerateRequest& message) const;
+  // `max_tokens_yields`: it may be more than the context has room for, and is then that room.
+  absl::StatusOr<CheckedGenerate> CheckGenerate(const v1::GenerateRequest& message,
+                                                bool max_tokens_yields = false) const;
   absl::Status CheckTokenize(const v1::TokenizeRequest& message) const;
   absl::Status CheckDetokenize(const v1::DetokenizeRequest& message) const;
 

@@ -27,6 +27,8 @@ class AnswerFormat {
 
   // Streamed: an error after the beginning.
   virtual void Break(const HttpError& error, std::string& out) = 0;
+  // Streamed: whether an error before the beginning is told so, too, and not by the status.
+  virtual bool BreaksAtOnce(const HttpError&) const { return false; }
   // Streamed: something that means nothing. A comment, in Server-Sent Events.
   virtual void Ping(std::string& out) { out += ": \n\n"; }
 

@@ -10,9 +10,11 @@
 #include "server/http/json_fields.h"
 #include "server/http/openai_answer.h"
 #include "server/http/openai_request.h"
+#include "server/http/structured_request.h"
 #include "server/http/tools_request.h"
 #include "server/ordered_json.h"
 #include "server/strings.h"
+#include "server/utf8.h"
 #include "server/validate.h"
 
 namespace winnow::server {
@@ -94,9 +96,9 @@ Inputs InputsOf(std::string_view body, JsonFields& fields) {
 // The messages of one turn: the results of tools each have one of their own, before what the user says.
 class TurnTaker {
  public:
-  TurnTaker(const std::string& path, const Inputs& inputs, JsonFields& fields,
-            AnthropicRequest& out)
-      : path_(path), inputs_(inputs), violations_(fields.violations()), out_(out) {}
+  TurnTaker(const std::string& path, const Inputs& inputs, RequestedTools& tools,
+            JsonFields& fields, AnthropicRequest& out)
+      : path_(path), inputs_(inputs), tools_(tools), violations_(fields.violations()), out_(out) {}
 
   void Take(JsonFields& message) {
     turn_.set_role(message.String("role").value_or(""));
@@ -154,20 +156,42 @@ class TurnTaker {
     result.set_role("tool");
     result.set_tool_call_id(fields.String("tool_use_id").value_or(""));
     if (Json* const content = fields.Find("content")) {
+      if (content->is_array()) TakeReferences(*content, fields.Path("content"));
       result.set_content(TakeContent(*content, fields.Path("content"), violations_));
     }
     Add(std::move(result));
   }
 
+  // Tools that a search found, each put as text where it was found first; after that its name does.
+  void TakeReferences(Json& content, const std::string& path) {
+    for (size_t i = 0; i < content.size(); ++i) {
+      Json& block = content[i];
+      if (!block.is_object() || block.value("type", Json()) != "tool_reference") continue;
+      JsonFields fields(block, violations_, Concat(path, "[", i, "]."));
+      const std::string name = fields.String("tool_name").value_or("");
+      const auto tool = std::find_if(tools_.tools.begin(), tools_.tools.end(),
+                                     [&](const RequestedTool& t) { return t.name == name; });
+      if (tool == tools_.tools.end()) {
+        fields.Add("tool_name", Concat("names \"", CleanUtf8(name, kMaxShownBytes),
+                                       "\", which is not among the tools"));
+      }
+      const bool first =
+          tool != tools_.tools.end() && tool->deferred && !std::exchange(tool->found, true);
+      block = {{"type", "text"}, {"text", first ? Dump(tool->shown) : name}};
+    }
+  }
+
   const std::string& path_;
   const Inputs& inputs_;
+  RequestedTools& tools_;
   Violations& violations_;
   AnthropicRequest& out_;
   v1::ChatMessage turn_;
   int results_ = 0;
 };
 
-void TakeMessages(std::string_view body, JsonFields& fields, AnthropicRequest& out) {
+void TakeMessages(std::string_view body, JsonFields& fields, RequestedTools& tools,
+                  AnthropicRequest& out) {
   Json* const messages = fields.Array("messages");
   if (messages == nullptr) return;
   const Inputs inputs = InputsOf(body, fields);
@@ -178,7 +202,7 @@ void TakeMessages(std::string_view body, JsonFields& fields, AnthropicRequest& o
       continue;
     }
     JsonFields message((*messages)[i], fields.violations(), path + ".");
-    TurnTaker(path, inputs, fields, out).Take(message);
+    TurnTaker(path, inputs, tools, fields, out).Take(message);
   }
 }
 
@@ -209,10 +233,11 @@ void TakeStops(JsonFields& fields, v1::StoppingOptions& out) {
   }
 }
 
-const char* StopReasonName(v1::FinishReason reason, bool called) {
+// `full`: fewer tokens than the client asked for were all that the context had room for.
+const char* StopReasonName(v1::FinishReason reason, bool called, bool full) {
   switch (reason) {
     case v1::FINISH_REASON_MAX_TOKENS:
-      return "max_tokens";
+      return full ? "model_context_window_exceeded" : "max_tokens";
     case v1::FINISH_REASON_STOP_STRING:
       return "stop_sequence";
     default:
@@ -254,7 +279,8 @@ class AnthropicFormat final : public AnswerFormat {
     const bool called = std::any_of(blocks_.begin(), blocks_.end(), [](const Block& block) {
       return block.kind == Block::Kind::kCall;
     });
-    const char* const reason = StopReasonName(finish_.reason(), called);
+    const char* const reason =
+        StopReasonName(finish_.reason(), called, usage_.generated_tokens < options_.max_tokens);
     OutJson sequence = nullptr;
     if (!finish_.stop_string().empty()) sequence = finish_.stop_string();
     if (!options_.stream) {
@@ -278,7 +304,7 @@ class AnthropicFormat final : public AnswerFormat {
   void Ping(std::string& out) override { Event("ping", OutJson::object(), out); }
   std::string ErrorBody(const HttpError& error) const override { return AnthropicErrorBody(error); }
   std::string Field(std::string_view field) const override {
-    return AnthropicField(field, options_.paths);
+    return AnthropicField(field, options_.paths, options_.structured_field);
   }
 
  private:
@@ -425,9 +451,11 @@ absl::StatusOr<AnthropicRequest> ParseAnthropicRequest(std::string_view body, bo
   fields.Refuse("container", "is not served");
   TakeSystem(fields, *out.generate.mutable_chat());
   if (out.generate.chat().messages_size() > 0) out.paths.emplace_back("system");
-  TakeMessages(body, fields, out);
+  RequestedTools tools = TakeAnthropicTools(body, fields);
+  TakeMessages(body, fields, tools, out);
   TakeThinking(fields, habits, out);
-  out.parser = ApplyTools(TakeAnthropicTools(body, fields), habits, fields, out.generate);
+  out.structured_field = TakeOutputFormat(body, fields, out.generate);
+  out.parser = ApplyTools(tools, habits, fields, out.generate);
   out.parser.reasoning = habits.reasoning;
   if (!counting) {
     out.stream = fields.Bool("stream").value_or(false);
@@ -460,7 +488,8 @@ std::string AnthropicErrorBody(const HttpError& error) {
   return Dump(body);
 }
 
-std::string AnthropicField(std::string_view field, const std::vector<std::string>& paths) {
+std::string AnthropicField(std::string_view field, const std::vector<std::string>& paths,
+                           const std::string& structured_field) {
   constexpr std::string_view kMessages = "chat.messages[";
   if (field.starts_with(kMessages)) {
     const size_t end = field.find(']');
@@ -474,7 +503,7 @@ std::string AnthropicField(std::string_view field, const std::vector<std::string
   }
   constexpr std::string_view kStops = "stopping.stop_strings";
   if (field.starts_with(kStops)) return Concat("stop_sequences", field.substr(kStops.size()));
-  return OpenAiField(field, /*chat=*/true, "tools");
+  return OpenAiField(field, /*chat=*/true, structured_field.empty() ? "tools" : structured_field);
 }
 
 }  // namespace winnow::server

@@ -23,6 +23,7 @@ struct AnthropicRequest {
   std::vector<std::string> paths;
   AnswerParserOptions parser;  // of the answer; in_reasoning is not known here
   bool shows_reasoning = false;
+  std::string structured_field;  // the client's name of what asks for a form of the answer
 };
 
 // `counting`: a body of count_tokens, which needs no max_tokens. What clients put at the head of
@@ -38,13 +39,17 @@ struct AnthropicAnswerOptions {
   AnswerParserOptions parser;
   bool shows_reasoning =
       false;  // else it is left out: a client that did not ask knows no such blocks
+  std::string structured_field;
+  // Of the request: fewer at the answer's end are all that the context had room for.
+  int32_t max_tokens = 0;
 };
 std::unique_ptr<AnswerFormat> MakeAnthropicFormat(AnthropicAnswerOptions options);
 
 // {"type": "error", "error": {...}}
 std::string AnthropicErrorBody(const HttpError& error);
 // The client's name for a field that the validator names.
-std::string AnthropicField(std::string_view field, const std::vector<std::string>& paths);
+std::string AnthropicField(std::string_view field, const std::vector<std::string>& paths,
+                           const std::string& structured_field);
 
 }  // namespace winnow::server
 

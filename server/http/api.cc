@@ -411,6 +411,9 @@ std::unique_ptr<HttpExchange> HttpApi::Messages(HttpRequest& request, const Http
     options.parser = std::move(parsed->parser);
     SetInReasoning(parsed->generate, options.parser);
     options.shows_reasoning = parsed->shows_reasoning;
+    options.structured_field = std::move(parsed->structured_field);
+    options.max_tokens = parsed->generate.stopping().max_tokens();
+    info.max_tokens_yields = true;  // Anthropic's clients ask for what the largest models can do
     generate = std::move(parsed->generate);
   }
   return StartGeneration(generator_, std::move(generate), std::move(info),
@@ -429,7 +432,7 @@ std::unique_ptr<HttpExchange> HttpApi::CountTokens(HttpRequest& request, const H
   }
   const std::vector<std::string> paths = parsed.ok() ? parsed->paths : std::vector<std::string>();
   return Answered(ErrorPiece(
-      ToHttpError(status, [&](std::string_view field) { return AnthropicField(field, paths); }),
+      ToHttpError(status, [&](std::string_view field) { return AnthropicField(field, paths, ""); }),
       request.path));
 }
 

@@ -79,11 +79,11 @@ class GenerateExchange final : public HttpExchange {
   HttpPiece Fail(const absl::Status& status, HttpPiece piece) {
     const HttpError error =
         ToHttpError(status, [this](std::string_view field) { return format_->Field(field); });
-    if (begun_) {
+    if (begun_ || (format_->streamed() && format_->BreaksAtOnce(error))) {
       format_->Break(error, piece.body);
       piece.last = true;
       piece.close = true;
-      return piece;
+      return WithHead(std::move(piece));
     }
     HttpPiece response = ErrorResponse(error, format_->ErrorBody(error));
     AddIds(*response.head);

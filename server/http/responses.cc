@@ -163,7 +163,15 @@ class ResponsesFormat final : public AnswerFormat {
     Event(Concat("response.", status), {{"response", std::move(response)}}, out);
   }
 
+  // Clients look for this one in the stream, where OpenAI's server tells it, and make room.
+  bool BreaksAtOnce(const HttpError& error) const override {
+    return error.code == "context_length_exceeded";
+  }
+
   void Break(const HttpError& error, std::string& out) override {
+    if (!std::exchange(begun_, true)) {
+      Event("response.created", {{"response", Response("in_progress")}}, out);
+    }
     OutJson response = Response("failed");
     response["error"] = {{"code", error.code}, {"message", error.message}};
     Event("response.failed", {{"response", std::move(response)}}, out);

@@ -194,4 +194,17 @@ std::string TakeTextFormat(std::string_view body, JsonFields& fields, v1::Genera
   return taker.taken();
 }
 
+std::string TakeOutputFormat(std::string_view body, JsonFields& fields, v1::GenerateRequest& out) {
+  Taker taker(fields, out);
+  if (fields.Object("output_config") != nullptr) {
+    const OrderedJson config = Ordered(body, "output_config", fields, "output_config");
+    if (config.is_object())
+      TakeFormat(config.value("format", OrderedJson()), "output_config.format", /*nested=*/false,
+                 fields, taker);
+  }
+  TakeFormat(Ordered(body, "output_format", fields, "output_format"), "output_format",
+             /*nested=*/false, fields, taker);
+  return taker.taken();
+}
+
 }  // namespace winnow::server

@@ -19,6 +19,9 @@ std::string TakeStructuredOutput(std::string_view body, JsonFields& fields,
 // The same from the Responses' `text`.
 std::string TakeTextFormat(std::string_view body, JsonFields& fields, v1::GenerateRequest& out);
 
+// The same from the Messages' `output_config.format`, or `output_format` as it was called before.
+std::string TakeOutputFormat(std::string_view body, JsonFields& fields, v1::GenerateRequest& out);
+
 }  // namespace winnow::server
 
 #endif  // WINNOW_SERVER_HTTP_STRUCTURED_REQUEST_H_

@@ -142,6 +142,12 @@ OrderedJson CallTag(const RequestedTool& tool, const ModelHabits& habits, bool a
   }
 }
 
+// Whether the model may call it: a client that names a tool has its way.
+bool IsThere(const RequestedTool& tool, const RequestedTools& requested) {
+  return !tool.deferred || tool.found ||
+         (requested.choice == Choice::kNamed && tool.name == requested.named);
+}
+
 OrderedJson Token(int32_t id) { return {{"type", "token"}, {"token", id}}; }
 OrderedJson Text(std::string_view text) { return {{"type", "const_string"}, {"value", text}}; }
 
@@ -182,8 +188,9 @@ void SetStructure(OrderedJson format, v1::GenerateRequest& out) {
 void ApplyGrammar(const RequestedTools& requested, const ModelHabits& habits, JsonFields& fields,
                   v1::GenerateRequest& out) {
   const bool must = requested.choice == Choice::kRequired || requested.choice == Choice::kNamed;
-  const bool strict = std::any_of(requested.tools.begin(), requested.tools.end(),
-                                  [](const RequestedTool& tool) { return tool.strict; });
+  const bool strict = std::any_of(
+      requested.tools.begin(), requested.tools.end(),
+      [&](const RequestedTool& tool) { return tool.strict && IsThere(tool, requested); });
   if (!must && !strict) return;
   if (out.has_structured_output()) {
     fields.Add("tool_choice", "beside a format of the answer is not served: one or the other");
@@ -196,8 +203,13 @@ void ApplyGrammar(const RequestedTools& requested, const ModelHabits& habits, Js
     }
     std::vector<const RequestedTool*> tools;
     for (const RequestedTool& tool : requested.tools) {
-      if (requested.choice == Choice::kRequired || tool.name == requested.named)
+      if (requested.choice == Choice::kRequired ? IsThere(tool, requested)
+                                                : tool.name == requested.named)
         tools.push_back(&tool);
+    }
+    if (tools.empty()) {
+      fields.Add("tool_choice", "needs tools that are not held back");
+      return;
     }
     SetStructure(Calls(tools, habits, requested.parallel && requested.choice != Choice::kNamed),
                  out);
@@ -210,7 +222,7 @@ void ApplyGrammar(const RequestedTools& requested, const ModelHabits& habits, Js
   }
   OrderedJson tags = OrderedJson::array();
   for (const RequestedTool& tool : requested.tools) {
-    tags.push_back(CallTag(tool, habits, /*any=*/!tool.strict));
+    if (IsThere(tool, requested)) tags.push_back(CallTag(tool, habits, /*any=*/!tool.strict));
   }
   SetStructure({{"type", "triggered_tags"},
                 {"triggers", OrderedJson::array({"<tool_call>"})},
@@ -292,7 +304,9 @@ RequestedTools TakeAnthropicTools(std::string_view body, JsonFields& fields) {
     }
     const size_t before = out.tools.size();
     AddTool(tool, "input_schema", path, fields, out);
-    if (out.tools.size() > before) out.tools.back().shown = Shown(tool, out.tools.back());
+    if (out.tools.size() == before) continue;
+    out.tools.back().shown = Shown(tool, out.tools.back());
+    out.tools.back().deferred = tool.value("defer_loading", OrderedJson()) == true;
   }
   nlohmann::json* const object = fields.Object("tool_choice");
   if (object == nullptr) return out;
@@ -329,8 +343,8 @@ AnswerParserOptions ApplyTools(const RequestedTools& requested, const ModelHabit
   // The model is not shown what it must not call.
   if (requested.choice == Choice::kNone) return parser;
   for (const RequestedTool& tool : requested.tools) {
-    out.mutable_chat()->add_tools(Dump(tool.shown));
-    parser.names.push_back(tool.name);
+    if (!tool.deferred) out.mutable_chat()->add_tools(Dump(tool.shown));
+    if (IsThere(tool, requested)) parser.names.push_back(tool.name);
   }
   parser.tools = habits.tools;
   parser.one_call = !requested.parallel;

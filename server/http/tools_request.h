@@ -22,6 +22,9 @@ struct RequestedTool {
   nlohmann::ordered_json parameters;  // a JSON schema
   bool strict = false;
   nlohmann::ordered_json shown;  // to the model: {"type": "function", "function": {...}}
+  // Held back: not shown at the head of the prompt, and not there for the model until a search found it.
+  bool deferred = false;
+  bool found = false;
 };
 
 struct RequestedTools {
@@ -38,7 +41,7 @@ RequestedTools TakeChatTools(std::string_view body, JsonFields& fields);
 // The Responses: {"type": "function", "name", ...}. Tools of other types are passed over, as a server that runs them
 // itself would be another.
 RequestedTools TakeResponsesTools(std::string_view body, JsonFields& fields);
-// Anthropic's: {"name", "input_schema"}.
+// Anthropic's: {"name", "input_schema", "defer_loading"}. Messages say what was found.
 RequestedTools TakeAnthropicTools(std::string_view body, JsonFields& fields);
 
 // Puts the tools into the chat, and where the answer has to call one, or its arguments have to be of a schema, that

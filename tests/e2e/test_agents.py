@@ -10,9 +10,11 @@ import tempfile
 import unittest
 
 from harness import MODEL, PATIENCE, SOURCE, Server, main
+from test_http import post
 from test_tools import TEMPLATE
 
 AGENTS = SOURCE / "tests/e2e/agents"
+SMALL = 512  # tokens of a context that agents run out of
 CODEX_HEADERS = {"content-type": "application/json", "accept": "text/event-stream", "originator": "codex_cli_rs", "user-agent": "codex_cli_rs/0.1",
                  "authorization": "Bearer none", "conversation_id": "019a", "session_id": "019a"}
 CLAUDE_HEADERS = {"content-type": "application/json", "accept": "application/json", "x-api-key": "none", "anthropic-version": "2023-06-01",
@@ -34,10 +36,12 @@ class AgentsTest(unittest.TestCase):
             file.write(TEMPLATE)
         cls.server = Server("--default-max-tokens", 24, "--model-name", "coder", model=model)
         cls.addClassCleanup(cls.server.close)
+        cls.small = Server("--max-context", SMALL, "--model-name", "coder", model=model)
+        cls.addClassCleanup(cls.small.close)
 
-    def stream(self, path, request, headers):
-        """(event, data) of each event, and how many comments came between."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.server.http_port, timeout=PATIENCE)
+    def stream(self, path, request, headers, server=None):
+        """(event, data) of each event; comments are left out."""
+        connection = http.client.HTTPConnection("127.0.0.1", (server or self.server).http_port, timeout=PATIENCE)
         self.addCleanup(connection.close)
         connection.request("POST", path, json.dumps(request), headers)
         response = connection.getresponse()
@@ -110,7 +114,163 @@ class AgentsTest(unittest.TestCase):
             self.assertGreater(usage["input_tokens_details"]["cached_tokens"], before["input_tokens"] - 80, name)
             before = usage
 
+    def test_what_codex_0_163_sends(self):
+        """No `instructions` but developers' messages, items with ids, functions in a namespace, and metadata that are new with each turn."""
+        said = lambda role, text, name: {"type": "message", "id": f"msg_{name}", "role": role, "content": [{"type": "input_text", "text": text}]}
+        command = {"type": "function", "name": "exec_command", "description": "Runs a command.", "strict": False, "parameters": {
+            "type": "object", "properties": {"cmd": {"type": "string"}}, "required": ["cmd"], "additionalProperties": False}}
+        request = {
+            "model": "coder", "stream": True, "store": False, "tool_choice": "auto", "parallel_tool_calls": True, "reasoning": {"summary": "auto"},
+            "include": ["reasoning.encrypted_content"], "prompt_cache_key": "01a2",
+            "tools": [command, {"type": "namespace", "name": "agents", "description": "Others.", "tools": [{**command, "name": "ask"}]},
+                      {"type": "web_search", "external_web_access": False}],
+            "input": [said("developer", "You work in a terminal, with care. " * 20, "1"), said("developer", "<permissions>none</permissions>", "2"),
+                      said("user", "<environment>\n  <cwd>/work</cwd>\n</environment>", "3"), said("user", "Which files are here?", "4")]}
+        usages = []
+        for turn in range(2):
+            metadata = {"turn": json.dumps({"turn_id": f"t{turn}", "started_at": 1795635470249 + turn}), "turn_id": f"t{turn}"}
+            last = self.stream("/v1/responses", {**request, "client_metadata": metadata}, CODEX_HEADERS)[-1]
+            self.assertIn(last[0], ("response.completed", "response.incomplete"))
+            usages.append(last[1]["response"]["usage"])
+            request["input"] += [*last[1]["response"]["output"], said("user", "And now?", "5")]
+        self.assertEqual(usages[0]["input_tokens_details"]["cached_tokens"], 0)
+        self.assertGreater(usages[1]["input_tokens_details"]["cached_tokens"], usages[0]["input_tokens"] - 80)
+
+    def test_codex_learns_from_the_stream_that_its_context_is_full(self):
+        # Codex shows a status 400 as it is, and makes room only after this event.
+        request = {"model": "coder", "input": "word " * 2 * SMALL}
+        events = self.stream("/v1/responses", {**request, "stream": True}, CODEX_HEADERS, self.small)
+        self.assertEqual([kind for kind, _ in events], ["response.created", "response.failed"])
+        self.assertEqual([data["sequence_number"] for _, data in events], [0, 1])
+        self.assertEqual((events[0][1]["response"]["status"], events[0][1]["response"]["error"]), ("in_progress", None))
+        failed = events[1][1]["response"]
+        self.assertEqual((failed["status"], failed["error"]["code"]), ("failed", "context_length_exceeded"))
+        self.assertRegex(failed["error"]["message"], f"^input: prompt is too long: [0-9]+ tokens > {SMALL - 1} maximum")
+        self.assertEqual(failed["id"], events[0][1]["response"]["id"])
+        # What is no stream has the status, and so has what is wrong in another way.
+        status, _, answer = post(self.small, "/v1/responses", request)
+        self.assertEqual((status, answer["error"]["code"], answer["error"]["param"]), (400, "context_length_exceeded", "input"))
+        for wrong in ({"temperature": -1}, {"max_output_tokens": SMALL}):
+            status, _, answer = post(self.small, "/v1/responses", {"input": "word", "stream": True, **wrong})
+            self.assertEqual((status, answer["error"]["code"]), (400, "invalid_field"), wrong)
+
     # ---- Claude Code ----
+
+    def test_a_prompt_that_is_too_long_is_called_so(self):
+        # Words that Claude Code reads numbers from, and OpenAI's code and words for the same.
+        said = f"prompt is too long: [0-9]+ tokens > {SMALL - 1} maximum \\(the model's maximum context length is {SMALL} tokens, one of them the answer's\\)"
+        chat = [{"role": "user", "content": "word " * 2 * SMALL}]
+        for stream in (False, True):
+            status, _, answer = post(self.small, "/v1/messages", {"model": "coder", "max_tokens": 4, "messages": chat, "stream": stream})
+            self.assertEqual((status, answer["error"]["type"]), (400, "invalid_request_error"))
+            self.assertRegex(answer["error"]["message"], said)
+            for path, prompt in (("/v1/chat/completions", {"messages": chat}), ("/v1/completions", {"prompt": chat[0]["content"]})):
+                status, _, answer = post(self.small, path, {**prompt, "stream": stream})
+                self.assertEqual((status, answer["error"]["code"]), (400, "context_length_exceeded"))
+                self.assertRegex(answer["error"]["message"], said)
+        # So many bytes that nobody counts their tokens.
+        chat[0]["content"] *= 100
+        status, _, answer = post(self.small, "/v1/messages", {"model": "coder", "max_tokens": 4, "messages": chat})
+        self.assertEqual((status, answer["error"]["type"]), (400, "invalid_request_error"))
+        self.assertIn("prompt is too long: 5", answer["error"]["message"])
+        status, _, answer = post(self.small, "/v1/chat/completions", {"messages": chat})
+        self.assertEqual((status, answer["error"]["code"], answer["error"]["param"]), (400, "context_length_exceeded", "messages"))
+
+    def test_claude_code_asks_for_more_tokens_than_the_context_has(self):
+        # It always asks for 32,000 or more.
+        request = {"model": "coder", "messages": [{"role": "user", "content": "word " * (SMALL // 2)}]}
+        for room in (32000, SMALL, SMALL - 1):
+            status, _, answer = post(self.small, "/v1/messages", {**request, "max_tokens": room})
+            self.assertEqual(status, 200, answer)
+            usage = answer["usage"]
+            tokens = sum(usage[kind] for kind in ("input_tokens", "cache_read_input_tokens", "output_tokens"))
+            if answer["stop_reason"] == "end_turn":
+                self.assertLess(tokens, SMALL)
+            else:
+                self.assertEqual((answer["stop_reason"], tokens), ("model_context_window_exceeded", SMALL))
+        events = self.stream("/v1/messages", {**request, "max_tokens": 32000, "stream": True}, CLAUDE_HEADERS, self.small)
+        self.assertEqual(events[-2][1]["delta"]["stop_reason"], answer["stop_reason"])
+        # A bound that came before the context's end is the client's own.
+        status, _, answer = post(self.small, "/v1/messages", {**request, "max_tokens": 2})
+        self.assertEqual((status, answer["stop_reason"]), (200, "max_tokens"))
+        status, _, answer = post(self.small, "/v1/messages", {**request, "max_tokens": 0})
+        self.assertEqual(status, 400)
+        # OpenAI's clients are refused, as by others.
+        self.assertEqual(post(self.small, "/v1/chat/completions", {**request, "max_tokens": SMALL - 1})[0], 400)
+
+    def test_what_claude_code_2_1_332_sends(self):
+        """A system message behind the user's, thinking as the model likes, and options of what Anthropic keeps of a conversation."""
+        request = {
+            "model": "coder", "max_tokens": 32000, "stream": True, "thinking": {"type": "adaptive", "display": "updates"},
+            "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}, "output_config": {"effort": "high"},
+            "metadata": {"user_id": json.dumps({"device_id": "d", "session_id": "s"})},
+            "system": [{"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.332.1c9; cc_entrypoint=sdk-cli;"},
+                       {"type": "text", "text": "You work in a terminal, with care. " * 20, "cache_control": {"type": "ephemeral"}}],
+            "messages": [{"role": "user", "content": [{"type": "text", "text": "<system-reminder>\nNothing.\n</system-reminder>\n"},
+                                                      {"type": "text", "text": "Say a colour."}]},
+                         {"role": "system", "content": [{"type": "text", "text": "# Environment\nA folder.", "cache_control": {"type": "ephemeral"}}]}],
+            "stop_sequences": ["e"]}
+        before = None
+        for turn in range(2):
+            request["system"][0]["text"] = f"x-anthropic-billing-header: cc_version=2.1.332.{turn}; cc_entrypoint=sdk-cli;"
+            events = self.stream("/v1/messages?beta=true", request, CLAUDE_HEADERS)
+            usage = events[-2][1]["usage"]
+            size = usage["input_tokens"] + usage["cache_read_input_tokens"]
+            if before is not None:
+                self.assertGreater(usage["cache_read_input_tokens"], before - 80)
+            before = size
+            text = "".join(data["delta"]["text"] for kind, data in events if kind == "content_block_delta")
+            request["messages"][1]["content"] = "# Environment\nA folder."  # a text from the second turn on
+            request["messages"] += [{"role": "assistant", "content": [{"type": "text", "text": text or "Red."}]}, {"role": "user", "content": "Another."}]
+
+    def test_claude_code_fills_a_form(self):
+        form = {"type": "json_schema", "schema": {"type": "object", "properties": {"title": {"enum": ["a", "b"]}}, "required": ["title"], "additionalProperties": False}}
+        request = {"model": "coder", "max_tokens": 100, "messages": [{"role": "user", "content": "A title."}]}
+        for field in ({"output_config": {"effort": "low", "format": form}}, {"output_format": form}):
+            status, _, answer = post(self.server, "/v1/messages", {**request, **field})
+            self.assertEqual((status, answer["stop_reason"]), (200, "end_turn"), answer)
+            self.assertIn(json.loads(answer["content"][0]["text"]), ({"title": "a"}, {"title": "b"}))
+        form["schema"]["properties"]["title"] = {"not": {}}
+        status, _, answer = post(self.server, "/v1/messages", {**request, "output_config": {"format": form}})
+        self.assertEqual(status, 400)
+        self.assertIn("output_config.format.schema", answer["error"]["message"])
+
+    def test_claude_code_searches_for_tools(self):
+        """Tools that are held back until the model asks for them: their definitions are part of the search's result, so that the
+        prompt begins as before."""
+        search = {"name": "ToolSearch", "description": "Finds tools by name.", "input_schema": {
+            "type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}}
+        fetch = {"name": "WebFetch", "description": "Reads a page.", "defer_loading": True, "input_schema": {
+            "type": "object", "properties": {"url": {"type": "string"}}, "required": ["url"]}}
+        reserved = {"name": "Reserved", "description": "Never call this.", "defer_loading": True, "input_schema": {"type": "object"}}
+        question = [{"role": "user", "content": [{"type": "text", "text": "Read the page of the project. " * 30}]}]
+        request = {"model": "coder", "max_tokens": 24, "tools": [search, reserved], "messages": question}
+        count = lambda body: post(self.server, "/v1/messages/count_tokens", {k: v for k, v in body.items() if k != "max_tokens"})[2]["input_tokens"]
+        self.assertEqual(count(request), count({**request, "tools": [search]}))
+        self.assertEqual(count(request), count({**request, "tools": [search, fetch, reserved]}))
+        self.assertEqual(post(self.server, "/v1/messages", request)[0], 200)
+        result = lambda content: [*question, {"role": "assistant", "content": [
+            {"type": "tool_use", "id": "call1", "name": "ToolSearch", "input": {"query": "select:WebFetch"}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "call1", "content": content}]}]
+        found = {**request, "tools": [search, fetch, reserved], "messages": result([{"type": "tool_reference", "tool_name": "WebFetch"}])}
+        status, _, answer = post(self.server, "/v1/messages", found)
+        self.assertEqual(status, 200, answer)
+        self.assertGreater(answer["usage"]["cache_read_input_tokens"], count(request) - 80)
+        shown = '{"type":"function","function":{"name":"WebFetch","description":"Reads a page.","parameters":{"type":"object","properties":{"url":{"type":"string"}},"required":["url"]}}}'
+        self.assertEqual(count(found), count({**found, "messages": result(shown)}))
+        # It can be called from then on, and what was not found cannot.
+        found["tool_choice"] = {"type": "any"}
+        for seed in range(4):
+            status, _, answer = post(self.server, "/v1/messages", {**found, "max_tokens": 400, "temperature": 1.0, "seed": seed})
+            self.assertEqual(status, 200, answer)
+            self.assertIn(answer["content"][0].get("name"), ("ToolSearch", "WebFetch"))
+        found["tool_choice"] = {"type": "tool", "name": "WebFetch"}
+        status, _, answer = post(self.server, "/v1/messages", {**found, "max_tokens": 400})
+        self.assertEqual((status, answer["content"][0].get("name")), (200, "WebFetch"), answer)
+        found["messages"] = result([{"type": "tool_reference", "tool_name": "Other"}])
+        status, _, answer = post(self.server, "/v1/messages", found)
+        self.assertEqual((status, answer["error"]["message"]),
+                         (400, 'messages[2].content[0].content[0].tool_name: names "Other", which is not among the tools'))
 
     def claude(self, name):
         """The usage of all events together; they are checked on the way."""

@@ -5,7 +5,7 @@
 // Sources: server/config.cc server/config_options.cc server/tenant_limits.cc server/api_keys.cc server/prefix_file.cc server/suggest.cc
 // Sources: server/log.cc server/line_queue.cc server/utf8.cc server/status.cc server/validate.cc server/wire.cc engine/model_retrieval.cc
 // Sources: engine/retrieval/attention_policy.cc engine/retrieval/exactness.cc engine/kv/kv_store.cc engine/kv/block_name.cc
-// Sources: engine/base/did_you_mean.cc engine/base/plain_number.cc engine/base/json_file.cc engine/text/unicode/unicode_text.cc kernels/check.cc
+// Sources: engine/base/did_you_mean.cc engine/base/plain_number.cc engine/base/json_file.cc engine/text/unicode/unicode_text.cc engine/model/weight_storage.cc kernels/check.cc
 #include <spdlog/sinks/null_sink.h>
 #include <sys/mman.h>
 #include <unistd.h>

@@ -1,4 +1,5 @@
 // Answers with reasoning and calls, as each API words them.
+#include <algorithm>
 #include <memory>
 
 #include "engine/text/tokenizer.h"
@@ -144,6 +145,48 @@ TEST(AnswerFormatsTest, MessagesShowReasoningToThoseWhoAsked) {
     EXPECT_EQ(Json::parse(input), Json({{"a", 1}}));
     EXPECT_EQ(open, -1);
   }
+}
+
+TEST(AnswerFormatsTest, MessagesSayWhetherTheContextWasFull) {
+  const auto reason = [](int32_t max_tokens, v1::FinishReason finish) {
+    AnthropicAnswerOptions options;
+    options.max_tokens = max_tokens;
+    const auto format = MakeAnthropicFormat(options);
+    return Json::parse(Body(*format, Messages(finish)))["stop_reason"].get<std::string>();
+  };
+  const auto tokens = static_cast<int32_t>(Messages(v1::FINISH_REASON_MAX_TOKENS).size());
+  EXPECT_EQ(reason(tokens, v1::FINISH_REASON_MAX_TOKENS), "max_tokens");
+  EXPECT_EQ(reason(tokens + 1, v1::FINISH_REASON_MAX_TOKENS), "model_context_window_exceeded");
+  EXPECT_EQ(reason(tokens + 1, v1::FINISH_REASON_STOP_TOKEN), "end_turn");
+}
+
+TEST(AnswerFormatsTest, ResponsesTellInTheStreamThatThePromptIsTooLong) {
+  ResponsesAnswerOptions options;
+  options.stream = true;
+  options.echoed = Json::object();
+  const auto format = MakeResponsesFormat(options);
+  EXPECT_FALSE(format->BreaksAtOnce(ToHttpError(400, "invalid_field", "m")));
+  const HttpError error = ToHttpError(400, "context_length_exceeded", "m");
+  ASSERT_TRUE(format->BreaksAtOnce(error));
+  std::string out;
+  format->Begin("n-1", 7);
+  format->Break(error, out);
+  const std::vector<Json> events = Events(out);
+  ASSERT_EQ(events.size(), 2u) << out;
+  EXPECT_EQ(events[0]["type"], "response.created");
+  EXPECT_EQ(events[1]["type"], "response.failed");
+  EXPECT_EQ(events[1]["sequence_number"], 1);
+  EXPECT_EQ(events[1]["response"]["error"]["code"], "context_length_exceeded");
+  // Not a second time in the middle.
+  const auto begun = MakeResponsesFormat(options);
+  out.clear();
+  begun->Begin("n-1", 7);
+  begun->Add(Messages(v1::FINISH_REASON_STOP_TOKEN)[0], 3, out);
+  begun->Break(error, out);
+  const std::vector<Json> later = Events(out);
+  EXPECT_EQ(std::count_if(later.begin(), later.end(),
+                          [](const Json& event) { return event["type"] == "response.created"; }),
+            1);
 }
 
 TEST(AnswerFormatsTest, ResponsesHaveAnItemForEach) {

@@ -134,6 +134,105 @@ TEST(HttpRequestTest, WhatChangesWithEveryRequestIsDropped) {
   EXPECT_TRUE(ParseAnthropicRequest(R"({"messages":[]})", true).ok());
 }
 
+// A request with two tools that are held back, and what the search for them gave.
+absl::StatusOr<AnthropicRequest> Searched(const std::string& found,
+                                          const std::string& more = R"("max_tokens":4)") {
+  ModelHabits habits;
+  habits.tools = ToolFormat::kHermes;
+  return ParseAnthropicRequest(
+      R"({"tools":[{"name":"search","input_schema":{"type":"object"}},
+          {"name":"fetch","description":"Reads.","defer_loading":true,"input_schema":{"type":"object"}},
+          {"name":"spare","defer_loading":true,"strict":true,"input_schema":{"type":"object"}}],
+          "messages":[{"role":"user","content":"u"},
+          {"role":"assistant","content":[{"type":"tool_use","id":"1","name":"search","input":{}}]},
+          {"role":"user","content":[{"type":"tool_result","tool_use_id":"1","content":)" +
+          found + "}]}]," + more + "}",
+      false, habits);
+}
+
+TEST(HttpRequestTest, ToolsThatAreHeldBackAreShownWhereTheyWereFound) {
+  const auto none = Searched(R"("Nothing.")");
+  ASSERT_TRUE(none.ok()) << none.status();
+  ASSERT_EQ(none->generate.chat().tools_size(), 1);
+  EXPECT_EQ(none->parser.names, std::vector<std::string>{"search"});
+  EXPECT_FALSE(none->generate.has_structured_output()) << "a strict tool that is not there";
+
+  const std::string reference = R"({"type":"tool_reference","tool_name":"fetch"})";
+  const auto found =
+      Searched(R"([{"type":"text","text":"See:"},)" + reference + "," + reference + "]");
+  ASSERT_TRUE(found.ok()) << found.status();
+  // The head of the prompt stays as it was.
+  ASSERT_EQ(found->generate.chat().tools_size(), 1);
+  EXPECT_EQ(found->generate.chat().tools(0), none->generate.chat().tools(0));
+  EXPECT_EQ(found->parser.names, (std::vector<std::string>{"search", "fetch"}));
+  const std::string shown =
+      R"({"type":"function","function":{"name":"fetch","description":"Reads.","parameters":{"type":"object"}}})";
+  // The definition once: as many references as a body holds must not make a prompt of many times its size.
+  EXPECT_THAT(Turns(found->generate.chat()),
+              ElementsAre(Pair("user", "u"), Pair("assistant", ""),
+                          Pair("tool", "See:\n" + shown + "\nfetch")));
+  // One that is shown anyway has only its name.
+  const auto known = Searched(R"([{"type":"tool_reference","tool_name":"search"}])");
+  ASSERT_TRUE(known.ok()) << known.status();
+  EXPECT_EQ(known->generate.chat().messages(2).content(), "search");
+
+  for (const char* bad : {R"([{"type":"tool_reference","tool_name":"other"}])",
+                          R"([{"type":"tool_reference","tool_name":7}])",
+                          R"([{"type":"tool_reference"}])", R"([{"type":"image"}])"}) {
+    EXPECT_FALSE(Searched(bad).ok()) << bad;
+  }
+}
+
+TEST(HttpRequestTest, WhatMustBeCalledIsNotHeldBack) {
+  const std::string found = R"([{"type":"tool_reference","tool_name":"fetch"}])";
+  const auto any = Searched(found, R"("max_tokens":4,"tool_choice":{"type":"any"})");
+  ASSERT_TRUE(any.ok()) << any.status();
+  const std::string& grammar = any->generate.structured_output().structural_tag();
+  EXPECT_THAT(grammar, HasSubstr("search"));
+  EXPECT_THAT(grammar, HasSubstr("fetch"));
+  EXPECT_EQ(grammar.find("spare"), grammar.npos);
+  const auto named =
+      Searched(found, R"("max_tokens":4,"tool_choice":{"type":"tool","name":"spare"})");
+  ASSERT_TRUE(named.ok()) << named.status();
+  EXPECT_EQ(named->parser.names, (std::vector<std::string>{"search", "fetch", "spare"}));
+  EXPECT_THAT(named->generate.structured_output().structural_tag(), HasSubstr("spare"));
+  ModelHabits habits;
+  habits.tools = ToolFormat::kHermes;
+  EXPECT_FALSE(
+      ParseAnthropicRequest(
+          R"({"tools":[{"name":"spare","defer_loading":true,"input_schema":{"type":"object"}}],
+                       "messages":[{"role":"user","content":"u"}],"max_tokens":4,"tool_choice":{"type":"any"}})",
+          false, habits)
+          .ok());
+}
+
+TEST(HttpRequestTest, MessagesHaveAForm) {
+  const std::string schema =
+      R"({"type":"object","properties":{"z":{"type":"null"},"a":{"type":"null"}}})";
+  for (const std::string field :
+       {R"("output_config":{"effort":"low","format":)", R"("output_format":)"}) {
+    const std::string end = field.find("config") == field.npos ? "" : "}";
+    const auto request = ParseAnthropicRequest(
+        R"({"max_tokens":4,"messages":[{"role":"user","content":"u"}],)" + field +
+            R"({"type":"json_schema","schema":)" + schema + "}" + end + "}",
+        false);
+    ASSERT_TRUE(request.ok()) << request.status();
+    EXPECT_EQ(request->generate.structured_output().json_schema(), schema);
+    EXPECT_EQ(AnthropicField("structured_output", {}, request->structured_field),
+              end.empty() ? "output_format.schema" : "output_config.format.schema");
+    const auto bad =
+        ParseAnthropicRequest(R"({"max_tokens":4,"messages":[{"role":"user","content":"u"}],)" +
+                                  field + R"({"type":"yaml"})" + end + "}",
+                              false);
+    EXPECT_THAT(std::string(bad.status().message()), HasSubstr("yaml"));
+  }
+  const auto without = ParseAnthropicRequest(
+      R"({"max_tokens":4,"messages":[{"role":"user","content":"u"}],"output_config":{"effort":"high"}})",
+      false);
+  ASSERT_TRUE(without.ok()) << without.status();
+  EXPECT_FALSE(without->generate.has_structured_output());
+}
+
 TEST(HttpRequestTest, ResponsesTakeAConversationAndNoState) {
   const auto request = ParseResponsesRequest(
       R"({"instructions":"Be brief.","input":[

@@ -383,6 +383,42 @@ TEST_F(ValidateTest, PromptLongerThanTheContextIsRefused) {
   EXPECT_EQ(checked.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(Fields(checked.status()), Contains("text.text"));
   EXPECT_THAT(std::string(checked.status().message()), HasSubstr("1024"));
+  EXPECT_EQ(ReasonOf(checked.status()), "CONTEXT_LENGTH_EXCEEDED");
+  // By its bytes, and by its tokens where the client counted them.
+  text_.mutable_text()->set_text(std::string(20000, 'a'));
+  EXPECT_EQ(ReasonOf(Check(text_)), "CONTEXT_LENGTH_EXCEEDED");
+  v1::GenerateRequest chat;
+  chat.mutable_chat()->add_messages()->set_role("user");
+  chat.mutable_chat()->mutable_messages(0)->set_content(std::string(20000, 'a'));
+  EXPECT_EQ(ReasonOf(Check(chat)), "CONTEXT_LENGTH_EXCEEDED");
+  v1::GenerateRequest ids;
+  for (int i = 0; i < kNeedleContext; ++i) ids.mutable_tokens()->add_ids(100);
+  EXPECT_EQ(ReasonOf(Check(ids)), "CONTEXT_LENGTH_EXCEEDED");
+  // What else is wrong has the other reason.
+  text_.mutable_text()->set_text("");
+  EXPECT_EQ(ReasonOf(Check(text_)), "INVALID_FIELD");
+}
+
+TEST_F(ValidateTest, MaxTokensYieldWhereTheTransportSaysSo) {
+  v1::GenerateRequest message;
+  for (int i = 0; i < kNeedleContext - 10; ++i) message.mutable_tokens()->add_ids(100);
+  const auto room = [&](int32_t max_tokens, int32_t min_tokens) {
+    message.mutable_stopping()->set_max_tokens(max_tokens);
+    message.mutable_stopping()->set_min_tokens(min_tokens);
+    absl::StatusOr<CheckedGenerate> checked =
+        validator_.CheckGenerate(message, /*max_tokens_yields=*/true);
+    if (!checked.ok()) return -1;
+    if (!validator_.TokenizePrompt(message, *checked).ok()) return -2;
+    return checked->request.stopping.max_tokens;
+  };
+  EXPECT_EQ(room(3, 0), 3);
+  EXPECT_EQ(room(10, 0), 10);
+  for (const int32_t more : {11, kNeedleContext, std::numeric_limits<int32_t>::max()}) {
+    EXPECT_EQ(room(more, 10), 10) << more;
+    EXPECT_EQ(room(more, 11), -2) << more;
+    EXPECT_FALSE(Validate(message).ok()) << more;
+  }
+  EXPECT_EQ(room(0, 0), -1);
 }
 
 TEST_F(ValidateTest, PromptThatFillsTheContextIsRefused) {
