@@ -226,7 +226,7 @@ class OverHttp(unittest.TestCase):
         for body in ({"prompt": words}, {"messages": [{"role": "user", "content": words}]}):
             self.assertGreater(self.ask("PUT", "/long", body, tenant="large")["tokens"], 7000)
         for body, param in (({"prompt": words * 10}, "prompt"), ({"messages": [{"role": "user", "content": words * 10}]}, "messages")):
-            self.assertEqual(self.error("PUT", "/longer", body, tenant="large", status=400), ("invalid_field", param))
+            self.assertEqual(self.error("PUT", "/longer", body, tenant="large", status=400), ("context_length_exceeded", param))
         self.assertEqual(self.names("large"), ["long"])
 
     def test_names_end_in_time(self):
