@@ -176,28 +176,16 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 }
 
 template <int kRowTiles, int kAhead, int kXAhead, int kBlocks>
-cudaError_t LaunchFewRows(const Operands& operands, size_t shared_bytes, Stream stream) {
-  return Launch(FewRowsKernel<kRowTiles, kAhead, kXAhead, kBlocks>,
-                static_cast<unsigned>(CeilDiv(operands.out, 16)), kThreads, shared_bytes, stream,
-                false, operands);
-}
-
-// Four steps of W ahead where a multiprocessor has room for them, or else two.
-template <int kRowTiles, int kXAhead, int kBlocks>
 cudaError_t FewRows(const Operands& operands, Stream stream) {
-  constexpr size_t kStepBytes = kMatmulSegments * 2 * kWTileBytes;
-  constexpr size_t kPartsBytes = sizeof(float4) * kMatmulSegments * kRowTiles * kLanes;
+  constexpr size_t kUsed =
+      sizeof(uint4) * kMatmulSegments * (kAhead * 2 * kWTilePieces + kRowTiles * kLanes);
   // So much that no more blocks fit: those of the next kernel come early, and would be many on a few multiprocessors.
   const DeviceTraits& device = CurrentDevice();
-  const size_t least = device.shared_bytes / (kBlocks + 1) + 1024;
-  const auto bytes = [&](int ahead) {
-    return std::max(ahead * kStepBytes + kPartsBytes, std::min(least, device.block_shared_bytes));
-  };
-  constexpr size_t kOfBlock = 1024;  // that the driver takes
-  if ((bytes(4) + kOfBlock) * kBlocks <= device.shared_bytes) {
-    return LaunchFewRows<kRowTiles, 4, kXAhead, kBlocks>(operands, bytes(4), stream);
-  }
-  return LaunchFewRows<kRowTiles, 2, kXAhead, kBlocks>(operands, bytes(2), stream);
+  const size_t bytes = std::max(
+      kUsed, std::min(device.shared_bytes / (kBlocks + 1) + 1024, device.block_shared_bytes));
+  return Launch(FewRowsKernel<kRowTiles, kAhead, kXAhead, kBlocks>,
+                static_cast<unsigned>(CeilDiv(operands.out, 16)), kThreads, bytes, stream, false,
+                operands);
 }
 
 // ---- the few rows of a decode step, on Hopper ----
@@ -513,13 +501,13 @@ cudaError_t Tensor(const Operands& operands, bool portable, Stream stream) {
     return Launch(kernel, std::min(tiles, most), kThreads, kStreamSharedBytes, stream, false,
                   operands);
   }
-  if (m <= 8) return FewRows<1, 2, 2>(operands, stream);
-  if (m <= 16) return FewRows<2, 2, 2>(operands, stream);
+  if (m <= 8) return FewRows<1, 2, 2, 2>(operands, stream);
+  if (m <= 16) return FewRows<2, 2, 2, 2>(operands, stream);
   if (m <= kMatmulFewRows) {
     // What takes three blocks to run at once has no second wave then.
     const unsigned slots = static_cast<unsigned>(CurrentDevice().multiprocessors) * 2;
-    return tiles > slots && tiles <= slots / 2 * 3 ? FewRows<4, 1, 3>(operands, stream)
-                                                   : FewRows<4, 2, 2>(operands, stream);
+    return tiles > slots && tiles <= slots / 2 * 3 ? FewRows<4, 2, 1, 3>(operands, stream)
+                                                   : FewRows<4, 2, 2, 2>(operands, stream);
   }
   if (!portable && TakesBatchMatmul(m, operands.out)) return MatmulOfBatch(operands, stream);
   if (m <= 64) return ManyRows<64>(operands, stream);
