@@ -46,6 +46,12 @@
 //   W four ahead, x one, two blocks                   22.5,  9.7, 81.2, 38.2: x comes from L2 late
 //   two tiles a block, two ahead, two blocks          16.3,  9.3, 60.4, 33.6
 //   two tiles a block, three ahead, one block         17.7,  8.4, 65.1, 30.8
+// and since it lies in tiles (H100; m = 16, m = 32; a plain read of the same bytes: 17.7, 12.5, 76.3, 39.1):
+//   fragments, to registers (as it was)               18.0, 13.5, 76.6, 41.4; 19.2, 13.8, 79.9, 42.6
+//   tiles, to registers, words exchanged between four lanes   19.6, 14.0, 77.9, 42.6; 25.9, 13.9, 81.2, 43.8
+//   rings of the warps, a slice at a time, where tiles of 64 outputs lay in one piece   18.6, 15.9, 84.3, 50.5; 19.3, 16.0, 88.1, 47.1
+//   two slices at a time, four ahead (as it is)       19.0, 13.9, 79.3, 42.5; 19.8, 14.6, 83.0, 44.3
+//   two slices at a time, eight ahead                 19.6, 14.4, 79.8, 42.1; 19.7, 15.9, 86.6, 44.9
 #include <algorithm>
 
 #include "kernels/cuda/bulk_copy.cuh"

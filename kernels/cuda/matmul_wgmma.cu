@@ -31,10 +31,6 @@
 //   the second warpgroup two stages behind the first           2 to 8 % slower
 //   W in pieces of 64 outputs by 64 inner values, one behind the other: as fast here, but streaming 16 outputs (matmul.cu) up to
 //     9 % slower
-//
-// compute-sanitizer's racecheck reported copies into a stage against the reads of W from it by the warps that used it
-// before, when W came from registers. Those reads were over by then: a warp arrives after it has waited for the matrix
-// instructions that took what its lanes had read. Why the tool does not follow that is not known.
 #include <algorithm>
 
 #include "kernels/cuda/bulk_copy.cuh"
