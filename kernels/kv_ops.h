@@ -55,7 +55,7 @@ struct SharedKvShape {
   bool of_frames = false;
 };
 
-// What it takes of the device's memory.
+// Bytes that it takes of the device's memory.
 struct SharedKvSizes {
   size_t cache_bytes = 0;    // rows, and whose they are
   size_t table_bytes = 0;    // where in the cache each row of the pools lies

@@ -44,7 +44,7 @@ struct StoredMatrix {
   std::vector<const std::byte*> rows;
 };
 
-// What a matrix product does after the sum: y = x Wᵀ (+ bias) (+ y).
+// The end of a matrix product, after the sum: y = x Wᵀ (+ bias) (+ y).
 struct MatmulEpilogue {
   const float* bias = nullptr;  // [out_features], device memory; null for none
   bool accumulate = false;      // add to what y holds (the residual)

@@ -1,4 +1,4 @@
-// What the retrieval operations of a backend take and give. One layer of one step:
+// Operands and results of a backend's retrieval operations. One layer of one step:
 //
 //   index   index_ops.h      EncodeKeys, BoundKeys, QuantizeKeys: what finds keys, made from rows of the KV pool
 //   SELECT  selection_ops.h  EncodeQueries + SelectByCodes | SelectByMass | SelectByBounds | SelectByLogits; then PruneSelection

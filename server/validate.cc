@@ -67,7 +67,7 @@ std::string TooManyTokens(int64_t tokens, int32_t max_context) {
                 " tokens, one of them the answer's)");
 }
 
-// Whatever the bytes say, they are more tokens than the context holds.
+// So many bytes are more tokens than the context holds, whatever they say.
 void AddTooManyBytes(Violations& violations, std::string_view field, int64_t bytes,
                      const RequestLimits& limits) {
   violations.Add(

@@ -109,7 +109,7 @@ struct AttentionPolicy {
   bool operator==(const AttentionPolicy&) const = default;
 
   bool IsDense() const { return kind == Kind::kDense; }
-  // Whether queries retrieve in this layer, under a policy that is not dense. All that asks asks here.
+  // Whether queries retrieve in this layer, under a policy that is not dense. The one place that decides it.
   bool RetrievesIn(int32_t layer) const { return layer >= dense_layers; }
   bool HasBudget() const { return kind != Kind::kDense && kind != Kind::kWindow; }
   bool IsLearned() const {

@@ -19,7 +19,7 @@
 //   one chain for all inner values, 256 rows, 2 KiB       521,000 (other bits than the kernels for few rows have)
 // With many rows it is power that bounds: the card, at its 700 W, runs at 1.3 to 1.6 GHz.
 //
-// What was tried and lost:
+// Tried and lost:
 //   any device's kernel (matmul.cu), H200, TFLOP/s at 2048 rows, 4096 x 4096 and 4096 x 14336   229, 245
 //   blocks alone, W and x from L2 for each, and W from registers                                495, 511; 561, 606 with clusters
 //   clusters that share rows and not outputs              499, 546; with large copies within 2 %

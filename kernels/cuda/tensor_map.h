@@ -18,7 +18,7 @@ inline constexpr int32_t kTensorSwizzleRows = 8;
 [[nodiscard]] bool MakeTensorMap(const void* base, int32_t row_values, int32_t tile_rows,
                                  CUtensorMap* map);
 
-// Of a matrix in tiles [tiles][slices] of `kTensorTileBytes`, boxes of some of both: [box_slices][box_tiles] in shared
+// Boxes of a matrix in tiles [tiles][slices] of `kTensorTileBytes`, some of both: [box_slices][box_tiles] in shared
 // memory, one behind the other as they are. A box's place is {0, tile, slice}; of tiles that do not exist it has zeros.
 inline constexpr int32_t kTensorTileBytes = 1024;
 [[nodiscard]] bool MakeTilesMap(const void* base, int32_t tiles, int32_t slices, int32_t box_tiles,

@@ -74,7 +74,7 @@ int StartServer() {
   return serving.port();
 }
 
-// What comes back until the server closes. `ends`: nothing more is sent; a client that says so may find that its request
+// The answers until the server closes. `ends`: nothing more is sent; a client that says so may find that its request
 // counts as given up.
 std::string Exchange(int port, std::string_view bytes, size_t piece, bool ends) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
