@@ -41,7 +41,7 @@ class DeviceOps {
 
   // ---- memory ----
 
-  // What Allocate can give beside what calls need; 0: not even that is left; -1: as the host has.
+  // Bytes that Allocate can still give, less a reserve for calls; 0: the reserve is short; -1: no limit but the host's.
   virtual int64_t AvailableBytes() const = 0;
   // Zeroed memory, aligned to 64 bytes at least; null data() if it cannot be had.
   virtual Buffer Allocate(size_t size_bytes) = 0;

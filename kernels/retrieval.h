@@ -136,8 +136,8 @@ struct RowList {
   int32_t chosen_first = 0, chosen_last = 0;
 };
 
-// Where the rows lie that queries read: at addresses, or among the blocks of a pool. This is all in which attention over
-// selected rows differs from place to place.
+// The place of the rows that queries read: addresses, or tokens among the blocks of a pool. Attention over selected rows
+// differs from place to place in this alone.
 struct RowSource {
   KvLayout layout;
   const void* pool =

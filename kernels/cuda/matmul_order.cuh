@@ -1,4 +1,4 @@
-// Where the operands of a product lie. x in its orders (matmul.h), for those who write it: matmul.cu, layer_ops.cu. W, for
+// Layout of a product's operands. x in its orders (matmul.h), for those who write it: matmul.cu, layer_ops.cu. W, for
 // all kernels of kTensor:
 //
 //   [ceil(out / 16)][slices] tiles of 1 KiB, 16 outputs by 32 inner values: a row of 64 bytes is an output; its i-th 16
@@ -43,7 +43,7 @@ __device__ __forceinline__ int WPiece(int row, int piece) {
 struct WFragments {
   uint32_t of[2][4];
 };
-// Where a lane reads them, in bytes: a half's.
+// Byte offset in a tile of the row that a lane names to ldmatrix, for the first half (0) or the second (1).
 __device__ __forceinline__ uint32_t WFragmentAt(int lane, int half) {
   return WPiece(lane % 16, half * 2 + lane / 16) * 16;
 }

@@ -40,7 +40,7 @@ struct AnthropicAnswerOptions {
   bool shows_reasoning =
       false;  // else it is left out: a client that did not ask knows no such blocks
   std::string structured_field;
-  // Of the request: fewer at the answer's end are all that the context had room for.
+  // The request's. An answer that ends at its limit with fewer has filled the context.
   int32_t max_tokens = 0;
 };
 std::unique_ptr<AnswerFormat> MakeAnthropicFormat(AnthropicAnswerOptions options);

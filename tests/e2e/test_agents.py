@@ -147,7 +147,7 @@ class AgentsTest(unittest.TestCase):
         self.assertEqual((failed["status"], failed["error"]["code"]), ("failed", "context_length_exceeded"))
         self.assertRegex(failed["error"]["message"], f"^input: prompt is too long: [0-9]+ tokens > {SMALL - 1} maximum")
         self.assertEqual(failed["id"], events[0][1]["response"]["id"])
-        # What is no stream has the status, and so has what is wrong in another way.
+        # An answer that is not streamed has the status 400; so has a stream with any other error.
         status, _, answer = post(self.small, "/v1/responses", request)
         self.assertEqual((status, answer["error"]["code"], answer["error"]["param"]), (400, "context_length_exceeded", "input"))
         for wrong in ({"temperature": -1}, {"max_output_tokens": SMALL}):

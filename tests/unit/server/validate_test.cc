@@ -394,7 +394,7 @@ TEST_F(ValidateTest, PromptLongerThanTheContextIsRefused) {
   v1::GenerateRequest ids;
   for (int i = 0; i < kNeedleContext; ++i) ids.mutable_tokens()->add_ids(100);
   EXPECT_EQ(ReasonOf(Check(ids)), "CONTEXT_LENGTH_EXCEEDED");
-  // What else is wrong has the other reason.
+  // Any other violation keeps the general reason.
   text_.mutable_text()->set_text("");
   EXPECT_EQ(ReasonOf(Check(text_)), "INVALID_FIELD");
 }
