@@ -49,7 +49,7 @@ QueryPlan PlanQuery(const AttentionPolicy& policy, int32_t position, int32_t fro
   plan.k = widened(plan.k);
   plan.candidates = plan.k;
   plan.min_mass = policy.min_mass.value_or(0) / widen;
-  if (policy.p.has_value()) {
+  if (policy.p.has_value() || policy.rerank) {
     plan.candidates = policy.CandidatesFor(visible);
     if (policy.select_by() == SelectBy::kBounds) {
       plan.candidates = RoundUpToPage(plan.candidates);

@@ -245,8 +245,10 @@ class RetrievalByMassTest : public RetrievalAttentionTest {
       EXPECT_TRUE(fit.ok()) << fit.status();
       fit->head.tail = true;
       heads_.push_back(fit->head);
+      residuals_.push_back(fit->residual);
     }
     transform_->layers.assign(kLayers, {kDim, 128, heads_});
+    transform_->residuals.assign(kLayers, {kDim, 128, residuals_});
   }
 
   const kernels::TransformCodeWeights& weights() const { return transform_->layers[0]; }
@@ -271,6 +273,26 @@ class RetrievalByMassTest : public RetrievalAttentionTest {
       }
     }
     return kernels::TransformCellRef(codes.data(), 0, weights(), kv_head);
+  }
+
+  // The k of the largest masses by the first code alone, with exact anchors.
+  std::vector<int32_t> FirstChoice(const QueryPlan& plan, int32_t position, int32_t kv_head) const {
+    std::vector<double> mass(position + 1);
+    for (int32_t g = 0; g < kGroup; ++g) {
+      const int32_t head = kv_head * kGroup + g;
+      const kernels::TransformQuery query = kernels::PrepareTransformQueryRef(
+          &q_[(position * kHeads + head) * kDim], weights(), kv_head,
+          1 / std::sqrt(static_cast<float>(kDim)) * kernels::kTransformLog2E);
+      std::vector<double> share(position + 1);
+      double sum = 0;
+      for (int32_t t = 0; t <= position; ++t) {
+        const bool is_mid = t >= plan.mid.first && t < plan.mid.last;
+        share[t] = std::exp(is_mid ? Estimate(query, Index(kv_head, t)) : Logit(head, position, t));
+        sum += share[t];
+      }
+      for (int32_t t = 0; t <= position; ++t) mass[t] += share[t] / sum;
+    }
+    return Best(plan, [&](int32_t token) { return mass[token]; });
   }
 
   // The least mass, summed over a group, with which a token is chosen: its key's.
@@ -372,7 +394,7 @@ class RetrievalByMassTest : public RetrievalAttentionTest {
       }
     }
   }
-  std::vector<kernels::TransformCodeHead> heads_;
+  std::vector<kernels::TransformCodeHead> heads_, residuals_;
   int heads_seen_ = 0, heads_in_doubt_ = 0;
 };
 
@@ -450,6 +472,92 @@ TEST_F(RetrievalByMassTest, EveryTokenIsReadOrInTheTailAfterPruning) {
     state.reset();
   }
   retrieval_.reset();  // before its backend
+}
+
+// Keeps a call's candidates, and what re-ranking leaves of its first query.
+class ReRankingBackend final : public TimedBackend {
+ public:
+  explicit ReRankingBackend(kernels::Backend& inner) : TimedBackend(inner, kernels::DType::kF32) {}
+  void RerankByMass(const kernels::RerankByMassArgs& args) override {
+    const auto of_first = [](const kernels::Selection& selection) {
+      std::vector<std::vector<int32_t>> tokens;
+      for (int32_t head = 0; head < kKvHeads; ++head) {
+        const int32_t* begin = selection.chosen(0, head);
+        tokens.emplace_back(begin, begin + selection.count(0, head));
+      }
+      return tokens;
+    };
+    candidates = of_first(args.candidates);
+    least_key = args.queries[0].least_key;
+    TimedBackend::RerankByMass(args);
+    kept = of_first(args.kept);
+  }
+  std::vector<std::vector<int32_t>> candidates, kept;  // [Hkv]
+  int32_t least_key = -1;
+};
+
+// The best k of 2k candidates are read, and every other token is in the tail by the first code's estimate. The selection is
+// nearer to the oracle's than without.
+TEST_F(RetrievalByMassTest, ReRankingReadsTheBetterHalfAndLeavesTheRestInTheTail) {
+  SCOPED_TRACE("WINNOW_TEST_SEED=" + std::to_string(seed_));
+  ReRankingBackend reranking(*backend_);
+  RetrievalOptions options;
+  options.indexes = {{AttentionPolicy::Kind::kPca, 128}};
+  options.transform = transform_;
+  options.residual_codes = true;
+  auto made = RetrievalAttention::Create(config_, *memory_, kTokens, reranking, options);
+  ASSERT_TRUE(made.ok()) << made.status();
+  retrieval_ = *std::move(made);
+  int64_t found = 0, found_first = 0;
+  for (const char* text :
+       {"pca:k=20,rerank=on,sink=5,window=20", "pca:k=20,rerank=on,sink=5,window=20,tail=off",
+        "pca:k=60,min_mass=0.004,rerank=on,sink=5,window=20"}) {
+    const AttentionPolicy policy = Policy(text);
+    auto state = State(policy);
+    Pass(*state, 0, 300, 1000);
+    size_t kept = 0;
+    for (int32_t position = 300; position < 316; ++position) {
+      reranking.kept.clear();
+      const std::vector<float> row = Pass(*state, position, position + 1, 300);
+      const QueryPlan plan = PlanQuery(policy, position, 0);
+      ASSERT_EQ(plan.candidates, 2 * plan.k);
+      ASSERT_EQ(reranking.kept.size(), size_t{kKvHeads});
+      ExpectMassRow(policy, position, row.data(), &reranking.kept);
+      EXPECT_EQ(reranking.least_key, kernels::LeastMassKey(plan.min_mass, kGroup));
+      for (int32_t head = 0; head < kKvHeads; ++head) {
+        // A least mass is the second code's matter: candidates are as many as without.
+        ASSERT_EQ(reranking.candidates[head].size(), size_t{2} * plan.k);
+        kept += reranking.kept[head].size();
+        if (policy.min_mass.has_value()) continue;
+        ASSERT_EQ(reranking.kept[head].size(), static_cast<size_t>(plan.k));
+        std::vector<int32_t> best = Oracle(plan, position, head);
+        const std::vector<int32_t> first = FirstChoice(plan, position, head);
+        for (const int32_t token : best) {
+          const auto has = [&](const std::vector<int32_t>& tokens) {
+            return std::find(tokens.begin(), tokens.end(), token) != tokens.end() ? 1 : 0;
+          };
+          found += has(reranking.kept[head]);
+          found_first += has(first);
+        }
+      }
+    }
+    if (policy.min_mass.has_value()) {
+      EXPECT_GT(kept, 0u);
+      EXPECT_LT(kept, size_t{16} * kKvHeads * 60);
+    }
+    state.reset();
+  }
+  EXPECT_GT(found, found_first);
+  retrieval_.reset();  // before its backend
+}
+
+TEST_F(RetrievalByMassTest, ReRankingWithoutResidualCodesIsRefused) {
+  Make({{AttentionPolicy::Kind::kPca, 128}});
+  const absl::Status status = retrieval_->CheckPolicy(Policy("pca:k=20,rerank=on"));
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()),
+              ::testing::HasSubstr("rerank: there are no residual codes here; --index pca,residual"));
+  EXPECT_TRUE(retrieval_->CheckPolicy(Policy("pca:k=20")).ok());
 }
 
 // Counts the rows of its lists.
