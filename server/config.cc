@@ -411,7 +411,8 @@ std::string PrintConfig(const ResolvedConfig& resolved) {
   std::string out;
   for (const ServeOption& option : ServeOptions()) {
     std::string value = option.get(resolved.config);
-    if (value.empty() || absl::EqualsIgnoreCase(value, "null") ||
+    // A dash alone begins a list.
+    if (value.empty() || value == "-" || absl::EqualsIgnoreCase(value, "null") ||
         value.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
                                 "./_-") != value.npos) {
       value = QuoteYaml(value);

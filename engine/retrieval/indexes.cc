@@ -344,6 +344,14 @@ absl::Status Indexes::GivePlace(RetrievalState& state) {
 
 // Indexes are made as a prompt is read, and not when it first retrieves: 100,000 keys at once would
 // hold up every other sequence of the batch.
+// A token that is decoded densely waits for its block's end, or for the next query that selects: they are taken in together,
+// so that dense steps of a policy (below its `from`, or verified without drafts) cost what those of `dense` do. In tiers
+// keys are taken in while they are there.
+bool Indexes::Waits(const PassRows& rows, int32_t end) const {
+  return rows.size() == 1 && rows.first_retrieving == rows.size() &&
+         end % shape_.layout.block_tokens != 0 && !memory_.tiered();
+}
+
 void Indexes::Append(int32_t layer, const AttentionPolicy& policy,
                      std::span<PassRows* const> of_method) {
   memory_.Unpin();
@@ -357,6 +365,10 @@ void Indexes::Append(int32_t layer, const AttentionPolicy& policy,
     if (!rows.policy().RetrievesIn(layer) || memory_.chunk_lost(rows.index)) continue;
     RetrievalState::Layer& of_layer = rows.state().layer(layer);
     const int32_t end = chunk.position + rows.size();
+    if (Waits(rows, end)) {
+      of_layer.indexed = std::min(of_layer.indexed, chunk.position);  // it was written anew
+      continue;
+    }
     // Rows of this chunk were just written: what an index said of them is of other tokens.
     const int32_t begin = std::min(of_layer.indexed, chunk.position);
     int32_t first = begin;

@@ -68,7 +68,7 @@ class Indexes {
   absl::Status GivePlace(RetrievalState& state);
 
   // Takes the pass's rows into the layer's index: codes, bounds, four-bit keys and, as far as their next query allows,
-  // summaries. `rows` are of one method.
+  // summaries. `rows` are of one method. A token that was decoded densely may wait for those after it.
   void Append(int32_t layer, const AttentionPolicy& policy, std::span<PassRows* const> rows);
 
   // Null: the policy needs no codes, or they are not here.
@@ -107,6 +107,7 @@ class Indexes {
   absl::Status CheckLearned(const AttentionPolicy& policy) const;
   absl::Status CheckPca(const AttentionPolicy& policy) const;
   absl::Status CheckCompletion(const AttentionPolicy& policy) const;
+  bool Waits(const PassRows& rows, int32_t end) const;
   void AppendSpans(int32_t layer, const AttentionPolicy& policy);
 
   const ModelConfig config_;

@@ -380,10 +380,19 @@ TEST_F(CudaTransformCodeTest, KeepsTheReferencesCandidates) {
                                     on_device.data(), q.tensor().stride, device_queries.data(),
                                     kScale, device_scales, selection.view(), of_candidates.data(),
                                     nullptr));
-        const auto chosen = selection.Chosen();
+        // In place: candidates that are not kept stay behind the end.
+        const std::vector<int32_t> counts = selection.Counts();
+        std::vector<int32_t> tokens(counts.size() * capacity);
+        WINNOW_CUDA_OK(cudaMemcpy(tokens.data(), selection.view().tokens,
+                                  tokens.size() * sizeof(int32_t), cudaMemcpyDeviceToHost));
         for (size_t i = 0; i < queries.size(); ++i) {
           for (int32_t head = 0; head < 2; ++head) {
-            ASSERT_EQ(chosen[i * 2 + head], kept.Of(static_cast<int64_t>(i), head))
+            const size_t list = i * 2 + head;
+            ASSERT_GE(counts[list], 0);
+            ASSERT_LE(counts[list], capacity);
+            const auto first = tokens.begin() + static_cast<int64_t>(list) * capacity;
+            ASSERT_EQ(std::vector<int32_t>(first, first + counts[list]),
+                      kept.Of(static_cast<int64_t>(i), head))
                 << "G " << group << " query " << i << " head " << head << " flat " << flat;
           }
         }

@@ -75,7 +75,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       check(server::ParseCompletionRequest(body), generate);
       break;
     case 2:
-      check(server::ParseAnthropicRequest(body, /*counting=*/(data[0] & 0x80) != 0, habits), generate);
+      check(server::ParseAnthropicRequest(body, /*counting=*/(data[0] & 0x80) != 0, habits),
+            generate);
       break;
     case 3:
       check(server::ParseResponsesRequest(body, habits), generate);

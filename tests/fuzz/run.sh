@@ -25,7 +25,8 @@ for proto in $protos; do
   [ "$source" -nt "proto/$proto" ] || protoc -I proto --cpp_out="$folder/proto" "$proto"
   generated="$generated $source"
 done
-flags="-std=c++20 -DWINNOW_VERSION=\"fuzz\" -O1 -gline-tables-only -ffunction-sections -fdata-sections -I. -I$folder/proto -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all -fsanitize-ignorelist=tests/fuzz/ignore.txt $(pkg-config --cflags $packages) -DFMT_SHARED"
+# BOOST_DISABLE_ASSERTS: as CMakeLists.txt has it for what is served.
+flags="-std=c++20 -DBOOST_DISABLE_ASSERTS -DWINNOW_VERSION=\"fuzz\" -O1 -gline-tables-only -ffunction-sections -fdata-sections -I. -I$folder/proto -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all -fsanitize-ignorelist=tests/fuzz/ignore.txt $(pkg-config --cflags $packages) -DFMT_SHARED"
 # Only what the target says that it reaches, so that a run starts within a minute. Objects are shared among targets.
 sources="tests/fuzz/${name}_fuzz.cc $(sed -n 's|^// Sources: ||p' "tests/fuzz/${name}_fuzz.cc" | tr '\n' ' ') $generated"
 objects=

@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "storage/clock.h"
+#include "storage/host_store.h"
 #include "tests/unit/engine/retrieval_scene.h"
 
 namespace winnow::engine {
@@ -29,18 +31,21 @@ class IndexesTest : public ::testing::Test {
     EXPECT_TRUE(made.ok()) << made.status();
     return *std::move(made);
   }
-  // Appends tokens [first, last) of the scene's sequence.
-  void Append(Indexes& indexes, RetrievalState& state, int32_t first, int32_t last) {
+  // Appends tokens [first, last) of the scene's sequence, the last of which selects or not. The first token that was taken
+  // in, -1: none.
+  int32_t Append(Indexes& indexes, RetrievalState& state, int32_t first, int32_t last,
+                 bool selects = true) {
     const std::vector<int32_t> tokens(last - first);
     const SequenceChunk chunk{tokens, first, scene_.blocks, 1, &state, 0};
     PassRows rows;
     rows.chunk = &chunk;
-    rows.first_retrieving = rows.last_retrieving = rows.size();
+    rows.last_retrieving = rows.size();
+    rows.first_retrieving = rows.size() - (selects ? 1 : 0);
     scene_.memory->BeginPass(1);
     PassRows* of_method = &rows;
     indexes.Append(kLast, state.policy(), {&of_method, 1});
-    EXPECT_EQ(rows.indexed_from, first);
     scene_.memory->EndPass();
+    return rows.indexed_from;
   }
   static std::vector<std::byte> Bytes(const Indexes::Part& part) {
     const std::byte* pool = part.pools[kLast];
@@ -65,7 +70,7 @@ TEST_F(IndexesTest, ChunksDoNotShow) {
     Append(*whole, at_once, 0, RetrievalScene::kTokens);
     for (const auto& [first, last] : std::vector<std::pair<int32_t, int32_t>>{
              {0, 7}, {7, 100}, {100, 101}, {101, 256}, {256, RetrievalScene::kTokens}}) {
-      Append(*cut, by_parts, first, last);
+      EXPECT_EQ(Append(*cut, by_parts, first, last), first);
     }
     EXPECT_EQ(by_parts.layer(kLast).indexed, RetrievalScene::kTokens);
     const std::vector<std::string> titles = whole->TitlesFor(policy);
@@ -88,6 +93,82 @@ TEST_F(IndexesTest, ChunksDoNotShow) {
                               sizeof(float)),
               0);
   }
+}
+
+// Tokens that are decoded densely, one by one, are taken in with the last of their block, or with the next that selects, and
+// the indexes have the same bits.
+TEST_F(IndexesTest, DenseTokensWaitForTheirBlockOrForAQuery) {
+  constexpr int32_t kPrompt = 37, kSelects = 91;
+  static_assert(kPrompt % RetrievalScene::kBlockTokens != 0 &&
+                (kSelects + 1) % RetrievalScene::kBlockTokens != 0);
+  for (const char* text :
+       {"lsh:k=4,p=0.9,dense_layers=0", "quest:k=16,dense_layers=0",
+        "pca:k=4,sink=3,rerank=on,dense_layers=0", "pca:k=4,sink=3,verify=4,dense_layers=0"}) {
+    const AttentionPolicy policy = RetrievalScene::Policy(text);
+    const std::unique_ptr<Indexes> whole = Make(), waiting = Make();
+    RetrievalState at_once(policy, RetrievalScene::kLayers),
+        one_by_one(policy, RetrievalScene::kLayers);
+    ASSERT_TRUE(whole->GivePlace(at_once).ok());
+    ASSERT_TRUE(waiting->GivePlace(one_by_one).ok());
+    EXPECT_EQ(Append(*waiting, one_by_one, 0, kPrompt, /*selects=*/false), 0);
+    int32_t from = kPrompt;
+    for (int32_t token = kPrompt; token < kSelects; ++token) {
+      const bool is_last = (token + 1) % RetrievalScene::kBlockTokens == 0;
+      EXPECT_EQ(Append(*waiting, one_by_one, token, token + 1, /*selects=*/false),
+                is_last ? from : -1);
+      if (is_last) from = token + 1;
+      EXPECT_EQ(one_by_one.layer(kLast).indexed, from);
+    }
+    EXPECT_LT(from, kSelects);
+    EXPECT_EQ(Append(*waiting, one_by_one, kSelects, kSelects + 1), from);
+    EXPECT_EQ(one_by_one.layer(kLast).indexed, kSelects + 1);
+    Append(*whole, at_once, 0, kSelects + 1);
+    const std::vector<Indexes::Part> a = whole->Parts(), b = waiting->Parts();
+    for (size_t i = 0; i < a.size(); ++i) {
+      EXPECT_TRUE(Bytes(a[i]) == Bytes(b[i])) << text << " " << a[i].title;
+    }
+    EXPECT_EQ(at_once.layer(kLast).summary.tokens, one_by_one.layer(kLast).summary.tokens);
+  }
+}
+
+// A token that replaces a refused one and waits is not the one that was taken in at its place.
+TEST_F(IndexesTest, ADenseTokenThatWaitsDropsWhatStoodInItsPlace) {
+  const std::unique_ptr<Indexes> refused = Make(), plain = Make();
+  const AttentionPolicy policy = RetrievalScene::Policy("lsh:k=4,dense_layers=0");
+  RetrievalState state(policy, RetrievalScene::kLayers), other(policy, RetrievalScene::kLayers);
+  Append(*refused, state, 0, 105);  // from 100 on a draft
+  Append(*plain, other, 0, 100);
+  for (float& value : scene_.k) value = -value;  // other tokens
+  scene_.WriteKv();
+  EXPECT_EQ(Append(*refused, state, 100, 101, /*selects=*/false), -1);
+  EXPECT_EQ(state.layer(kLast).indexed, 100);
+  EXPECT_EQ(Append(*refused, state, 101, 111), 100);
+  Append(*plain, other, 100, 111);
+  EXPECT_TRUE(Bytes(refused->Parts()[0]) == Bytes(plain->Parts()[0]));
+}
+
+// In tiers a block may be gone when its last token comes.
+TEST_F(IndexesTest, InTiersNothingWaits) {
+  storage::SystemClock clock;
+  storage::HostStoreOptions of_store;
+  of_store.capacity_bytes = of_store.chunk_bytes = 8 << 20;
+  storage::HostStore store(of_store, &clock);
+  RetrievalScene paged(testing::TestSeed(), &store);
+  paged.WriteKv();
+  options_.transform = paged.Fit();
+  auto indexes = Indexes::Create(paged.config, *paged.memory, *paged.backend, options_);
+  ASSERT_TRUE(indexes.ok()) << indexes.status();
+  RetrievalState state(RetrievalScene::Policy("lsh:k=4,dense_layers=0"), RetrievalScene::kLayers);
+  const std::vector<int32_t> tokens(1);
+  const SequenceChunk chunk{tokens, 0, paged.blocks, 1, &state, 0};
+  PassRows rows;
+  rows.chunk = &chunk;
+  rows.first_retrieving = rows.last_retrieving = 1;
+  PassRows* of_method = &rows;
+  paged.memory->BeginPass(1);
+  (*indexes)->Append(kLast, state.policy(), {&of_method, 1});
+  EXPECT_EQ(rows.indexed_from, 0);
+  paged.memory->EndPass();
 }
 
 // Tokens that are written again after a rollback are encoded again.

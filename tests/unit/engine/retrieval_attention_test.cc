@@ -555,8 +555,9 @@ TEST_F(RetrievalByMassTest, ReRankingWithoutResidualCodesIsRefused) {
   Make({{AttentionPolicy::Kind::kPca, 128}});
   const absl::Status status = retrieval_->CheckPolicy(Policy("pca:k=20,rerank=on"));
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()),
-              ::testing::HasSubstr("rerank: there are no residual codes here; --index pca,residual"));
+  EXPECT_THAT(
+      std::string(status.message()),
+      ::testing::HasSubstr("rerank: there are no residual codes here; --index pca,residual"));
   EXPECT_TRUE(retrieval_->CheckPolicy(Policy("pca:k=20")).ok());
 }
 

@@ -172,6 +172,7 @@ TEST_F(ConfigTest, GoodValuesOfEachKindAreTaken) {
 TEST_F(ConfigTest, PrintedConfigurationIsAFileThatGivesTheSame) {
   const auto first = Resolve({{"model", "/models/it's \"mine\": \\ #1"},
                               {"model-name", "null"},
+                              {"artifact", "-"},
                               {"threads", "3"},
                               {"listen", "[::1]:1234"},
                               {"reflection", "true"}},
