@@ -302,8 +302,8 @@ class RetrievalByMassTest : public RetrievalAttentionTest {
     return std::bit_cast<float>((key + kernels::kMassKeyBase) << kernels::kMassKeyShift);
   }
 
-  // `out` of a query: its selection by masses, and its tail where there is one. `kept` [Hkv]: what pruning has left of the
-  // selection; null: not pruned.
+  // `out` of a query: its selection by masses, and its tail where there is one. `kept` [Hkv]: what pruning or re-ranking has
+  // left of the selection; null: neither.
   void ExpectMassRow(const AttentionPolicy& policy, int32_t position, const float* out,
                      const std::vector<std::vector<int32_t>>* kept = nullptr) {
     const QueryPlan plan = PlanQuery(policy, position, 0);
@@ -335,7 +335,7 @@ class RetrievalByMassTest : public RetrievalAttentionTest {
       std::vector<int32_t> chosen =
           kept != nullptr ? (*kept)[kv_head] : Best(plan, [&](int32_t t) { return mass[t]; });
       // Here as well a mass may lie too near to the least one for its key to be certain.
-      const double edge = LeastMass(plan);
+      const double edge = kept != nullptr ? 0 : LeastMass(plan);
       if (std::any_of(chosen.begin(), chosen.end(),
                       [&](int32_t t) { return std::fabs(mass[t] / edge - 1) < 0.003; })) {
         ++heads_seen_, ++heads_in_doubt_;
@@ -555,8 +555,9 @@ TEST_F(RetrievalByMassTest, ReRankingWithoutResidualCodesIsRefused) {
   Make({{AttentionPolicy::Kind::kPca, 128}});
   const absl::Status status = retrieval_->CheckPolicy(Policy("pca:k=20,rerank=on"));
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()),
-              ::testing::HasSubstr("rerank: there are no residual codes here; --index pca,residual"));
+  EXPECT_THAT(
+      std::string(status.message()),
+      ::testing::HasSubstr("rerank: there are no residual codes here; --index pca,residual"));
   EXPECT_TRUE(retrieval_->CheckPolicy(Policy("pca:k=20")).ok());
 }
 
