@@ -89,6 +89,7 @@ HttpApi::HttpApi(Generator& generator, PrefixCalls& prefixes, v1::GetModelRespon
 const std::vector<HttpApi::Route>& HttpApi::Routes() {
   static const std::vector<Route>& routes = *new std::vector<Route>{
       {"GET", "/health", &HttpApi::Health, false, true, true},
+      {"GET", "/ping", &HttpApi::Health, false, true},
       {"GET", "/version", &HttpApi::Version, false, true},
       {"GET", "/metrics", &HttpApi::MetricsPage, false, true},
       {"GET", "/status", &HttpApi::Status, false, true, true},
@@ -98,6 +99,8 @@ const std::vector<HttpApi::Route>& HttpApi::Routes() {
       {"POST", "/v1/messages", &HttpApi::Messages},
       {"POST", "/v1/messages/count_tokens", &HttpApi::CountTokens, true},
       {"POST", "/v1/responses", &HttpApi::Responses},
+      {"POST", "/v1/chat/completions/input_tokens", &HttpApi::CountChatTokens, true},
+      {"POST", "/v1/responses/input_tokens", &HttpApi::CountResponsesTokens, true},
       {"POST", "/v1/chat/completions/render", &HttpApi::RenderChat, true},
       {"POST", "/v1/completions/render", &HttpApi::RenderCompletion, true},
       {"POST", "/tokenize", &HttpApi::Tokenize, true},
@@ -347,6 +350,16 @@ std::unique_ptr<HttpExchange> HttpApi::RenderChat(HttpRequest& request, const Ht
   return AnswerJson(answer);
 }
 
+std::unique_ptr<HttpExchange> HttpApi::CountChatTokens(HttpRequest& request, const HttpWaker&) {
+  absl::StatusOr<OpenAiRequest> body = ParseChatRequest(request.body, habits_);
+  absl::Status status = body.status();
+  if (status.ok()) status = CheckModel(body->model);
+  if (!status.ok()) return AnswerError(status, true);
+  const absl::StatusOr<std::vector<int32_t>> ids = TokensOf(body->generate);
+  if (!ids.ok()) return AnswerError(ids.status(), true);
+  return AnswerJson({{"input_tokens", ids->size()}});
+}
+
 std::unique_ptr<HttpExchange> HttpApi::RenderCompletion(HttpRequest& request, const HttpWaker&) {
   absl::StatusOr<RenderBody> body = ParseRenderBody(request.body);
   absl::Status status = body.status();
@@ -456,6 +469,23 @@ std::unique_ptr<HttpExchange> HttpApi::Responses(HttpRequest& request, const Htt
   }
   return StartGeneration(generator_, std::move(generate), std::move(info),
                          MakeResponsesFormat(std::move(options)), wake);
+}
+
+std::unique_ptr<HttpExchange> HttpApi::CountResponsesTokens(HttpRequest& request,
+                                                            const HttpWaker&) {
+  absl::StatusOr<ResponsesRequest> body = ParseResponsesRequest(request.body, habits_);
+  absl::Status status = body.status();
+  if (status.ok()) status = CheckModel(body->model);
+  if (status.ok()) {
+    const absl::StatusOr<std::vector<int32_t>> ids = TokensOf(body->generate);
+    status = ids.status();
+    if (ids.ok()) {
+      return AnswerJson({{"object", "response.input_tokens"}, {"input_tokens", ids->size()}});
+    }
+  }
+  return Answered(ErrorPiece(
+      ToHttpError(status, [](std::string_view field) { return ResponsesField(field, ""); }),
+      request.path));
 }
 
 std::unique_ptr<HttpExchange> HttpApi::Generate(HttpRequest& request, const HttpWaker& wake,

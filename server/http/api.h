@@ -1,8 +1,9 @@
 // The routes of the HTTP port: which requests are answered, by whom, and who may ask.
 //
-//   GET  /health   /version   /metrics   /status   /v1/models   /v1/models/NAME
+//   GET  /health   /ping   /version   /metrics   /status   /v1/models   /v1/models/NAME
 //   POST /v1/chat/completions          /v1/completions
 //        /v1/chat/completions/render   /v1/completions/render
+//        /v1/chat/completions/input_tokens   /v1/responses/input_tokens
 //        /v1/messages   /v1/messages/count_tokens   /v1/responses
 //        /tokenize   /detokenize
 //   GET  /v1/prefixes   GET, PUT, PATCH, DELETE  /v1/prefixes/NAME
@@ -40,7 +41,7 @@ class HttpApi final : public HttpHandler, public std::enable_shared_from_this<Ht
 
   // What /health says. After BeginDrain always no.
   void SetServing(bool serving) { serving_ = serving; }
-  // From now on only /health, /metrics, /status and /version are answered, the first with 503.
+  // From now on only /health, /ping, /metrics, /status and /version are answered, the first with 503.
   void BeginDrain() { draining_ = true; }
 
   std::optional<HttpPiece> Refuse(const HttpRequest& head) override;
@@ -77,6 +78,8 @@ class HttpApi final : public HttpHandler, public std::enable_shared_from_this<Ht
   std::unique_ptr<HttpExchange> ListPrefixes(HttpRequest& request, const HttpWaker& wake);
   std::unique_ptr<HttpExchange> PinPrefix(HttpRequest& request, const HttpWaker& wake);
   std::unique_ptr<HttpExchange> DeletePrefix(HttpRequest& request, const HttpWaker& wake);
+  std::unique_ptr<HttpExchange> CountChatTokens(HttpRequest& request, const HttpWaker& wake);
+  std::unique_ptr<HttpExchange> CountResponsesTokens(HttpRequest& request, const HttpWaker& wake);
   std::unique_ptr<HttpExchange> RenderChat(HttpRequest& request, const HttpWaker& wake);
   std::unique_ptr<HttpExchange> RenderCompletion(HttpRequest& request, const HttpWaker& wake);
 

@@ -22,7 +22,7 @@ constexpr size_t kMaxRenderPrompts = 1024;
 constexpr int64_t kMaxWholeLogprobs = 1 << 20;
 
 // What would change the answer and is not done here.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 14> kRefused = {{
+constexpr std::array<std::pair<std::string_view, std::string_view>, 17> kRefused = {{
     {"chat_template", "is not taken from requests: the model's own is used"},
     {"documents", "is not served"},
     {"continue_final_message", "is not served"},
@@ -37,6 +37,9 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 14> kRefused
     {"use_beam_search", "is not served"},
     {"cache_salt", "is not served: what is shared is shared within a tenant"},
     {"return_tokens_as_token_ids", "is not served"},
+    {"thinking_token_budget", "is not served: max_tokens bounds thoughts and answer together"},
+    {"logprob_token_ids", "is not served"},
+    {"kv_transfer_params", "is not served: KV stays with the server that computed it"},
 }};
 
 std::string Quoted(std::string_view text) {

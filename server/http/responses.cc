@@ -178,10 +178,7 @@ class ResponsesFormat final : public AnswerFormat {
   }
 
   std::string Field(std::string_view field) const override {
-    if (field == "stopping.max_tokens") return "max_output_tokens";
-    // Which item a message came from is not known any more.
-    if (field.starts_with("chat.messages")) return "input";
-    return OpenAiField(field, /*chat=*/true, options_.structured_field);
+    return ResponsesField(field, options_.structured_field);
   }
 
  private:
@@ -442,6 +439,13 @@ absl::StatusOr<ResponsesRequest> ParseResponsesRequest(std::string_view body,
 
 std::unique_ptr<AnswerFormat> MakeResponsesFormat(ResponsesAnswerOptions options) {
   return std::make_unique<ResponsesFormat>(std::move(options));
+}
+
+std::string ResponsesField(std::string_view field, const std::string& structured_field) {
+  if (field == "stopping.max_tokens") return "max_output_tokens";
+  // Which item a message came from is not known any more.
+  if (field.starts_with("chat.messages")) return "input";
+  return OpenAiField(field, /*chat=*/true, structured_field);
 }
 
 }  // namespace winnow::server

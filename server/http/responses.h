@@ -40,6 +40,9 @@ struct ResponsesAnswerOptions {
 };
 std::unique_ptr<AnswerFormat> MakeResponsesFormat(ResponsesAnswerOptions options);
 
+// The client's name for a field that the validator names.
+std::string ResponsesField(std::string_view field, const std::string& structured_field);
+
 }  // namespace winnow::server
 
 #endif  // WINNOW_SERVER_HTTP_RESPONSES_H_

@@ -1,6 +1,7 @@
 #include "server/http/tools_request.h"
 
 #include <algorithm>
+#include <array>
 #include <set>
 #include <utility>
 
@@ -287,6 +288,16 @@ RequestedTools TakeResponsesTools(std::string_view body, JsonFields& fields) {
   return out;
 }
 
+namespace {
+
+bool RunByAnthropic(std::string_view type) {
+  return std::ranges::any_of(
+      std::array{"web_search_", "web_fetch_", "code_execution_", "tool_search_tool_"},
+      [&](std::string_view prefix) { return type.starts_with(prefix); });
+}
+
+}  // namespace
+
 RequestedTools TakeAnthropicTools(std::string_view body, JsonFields& fields) {
   RequestedTools out;
   const OrderedJson tools = OrderedTools(body, fields);
@@ -297,8 +308,12 @@ RequestedTools TakeAnthropicTools(std::string_view body, JsonFields& fields) {
       fields.Add(path, "must be an object");
       continue;
     }
-    // Tools of Anthropic's own have a version as their type; a client's have none, or "custom".
-    if (const OrderedJson type = StringOr(tool, "type", "custom"); type != "custom") {
+    // Tools of Anthropic's own have a version as their type; a client's have none, or "custom". Those that Anthropic's
+    // servers run are passed over, as with Responses: clients offer the web search with every request. Those that
+    // the client runs (bash, an editor) are refused, because it relies on them.
+    const OrderedJson type = StringOr(tool, "type", "custom");
+    if (RunByAnthropic(type.get<std::string>())) continue;
+    if (type != "custom") {
       fields.Add(path + ".type", Concat(CleanUtf8(Dump(type), kMaxShownBytes), " is not served"));
       continue;
     }

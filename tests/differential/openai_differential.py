@@ -11,6 +11,7 @@ import argparse
 import json
 import subprocess
 import tempfile
+import time
 
 import openai
 
@@ -39,9 +40,10 @@ def chat(client, options):
     check("chat: gRPC's text", answer.choices[0].message.content == want, (answer, want))
     check("chat: finish and usage", answer.choices[0].finish_reason == "length" and answer.usage.completion_tokens == 24)
     check("chat: request id", bool(answer._request_id))
-    again = client.chat.completions.create(**ask)
-    check("chat: cached tokens", again.usage.prompt_tokens_details.cached_tokens >= 0, again.usage)
-    check("chat: winnow's usage", again.usage.model_extra["winnow"]["kv_dense_bytes"] > 0, again.usage)
+    long = {**ask, "messages": [{"role": "user", "content": "one two three four " * 100 + str(time.time_ns())}]}
+    first, again = [client.chat.completions.create(**long).usage for _ in range(2)]
+    check("chat: cached tokens", again.prompt_tokens_details.cached_tokens > first.prompt_tokens_details.cached_tokens, (first, again))
+    check("chat: winnow's usage", again.model_extra["winnow"]["kv_dense_bytes"] > 0, again)
     text, finish, usage = "", None, None
     for chunk in client.chat.completions.create(**ask, stream=True, stream_options={"include_usage": True}):
         for choice in chunk.choices:

@@ -99,6 +99,7 @@ class Routes(unittest.TestCase):
     def test_health_version_models_and_metrics(self):
         status, headers, body = ask(self.server, "GET", "/health")
         self.assertEqual((status, body), (200, {"status": "ok"}))
+        self.assertEqual(ask(self.server, "GET", "/ping")[::2], (200, {"status": "ok"}))
         self.assertEqual(headers["Content-Length"], str(len('{"status":"ok"}')))
         self.assertRegex(ask(self.server, "GET", "/version")[2]["version"], r"^\d+\.\d+\.\d+$")
         models = ask(self.server, "GET", "/v1/models")[2]
@@ -266,7 +267,8 @@ class Routes(unittest.TestCase):
             ({"winnow": {"policy": "window:verify=8", "exactness": "fast"}}, "winnow.exactness"),
             ({"winnow": {"exactness": "exact"}, "vllm_xargs": {"winnow_exactness": "fast"}}, "vllm_xargs.winnow_exactness"),
             ({"winnow": {"cache": {"use": False}}}, "winnow.cache"), ({"stream_options": {"include_usage": True}}, "stream_options"),
-            ({"echo": True}, "echo"), ({"cache_salt": "s"}, "cache_salt"), ({"max_tokens": 50000}, "max_tokens"),
+            ({"echo": True}, "echo"), ({"cache_salt": "s"}, "cache_salt"), ({"thinking_token_budget": 8}, "thinking_token_budget"),
+            ({"logprob_token_ids": [1]}, "logprob_token_ids"), ({"kv_transfer_params": {"do_remote_decode": True}}, "kv_transfer_params"), ({"max_tokens": 50000}, "max_tokens"),
             ({"logprobs": True, "top_logprobs": 20, "max_tokens": 30000, "n": 16}, "top_logprobs"),
         ]
         for fields, param in cases:
@@ -344,6 +346,16 @@ class Routes(unittest.TestCase):
         self.assertEqual(post(self.server, "/detokenize", {"tokens": bare})[2], {"prompt": "A story"})
         chat = list(self.api.tokenize(inference.TokenizeRequest(chat=self.grpc_chat().chat)).ids)
         self.assertEqual(post(self.server, "/tokenize", {"messages": CHAT})[2]["tokens"], chat)
+        counted = {"model": "needle", "messages": CHAT, "max_tokens": 1}
+        self.assertEqual(post(self.server, "/v1/chat/completions/input_tokens", counted)[2],
+                         {"input_tokens": post(self.server, "/v1/chat/completions", counted)[2]["usage"]["prompt_tokens"]})
+        asked = {"model": "needle", "input": "How many?", "instructions": "Count."}
+        self.assertEqual(post(self.server, "/v1/responses/input_tokens", asked)[2],
+                         {"object": "response.input_tokens", "input_tokens": post(self.server, "/v1/responses", asked)[2]["usage"]["input_tokens"]})
+        for path, body, field in (("/v1/chat/completions/input_tokens", {"messages": []}, "messages"),
+                                  ("/v1/responses/input_tokens", {"input": 3}, "input")):
+            status, _, error = post(self.server, path, body)
+            self.assertEqual((status, error["error"]["param"]), (400, field))
         self.assertEqual(post(self.server, "/v1/chat/completions/render", {"model": "needle", "messages": CHAT})[2],
                          {"token_ids": chat, "features": None})
         self.assertEqual(post(self.server, "/v1/completions/render", {"prompt": ["A story", want, "x"]})[2][:2],
@@ -417,7 +429,7 @@ class Keys(unittest.TestCase):
                                     for name, key in (("alice", "a-key"), ("bob", "b-key"))))
             with Server("--api-keys", path) as server:
                 self.assertEqual(ask(server, "GET", "/health")[0], 200)
-                for method, route in (("GET", "/v1/models"), ("GET", "/metrics"), ("GET", "/version"), ("GET", "/none"),
+                for method, route in (("GET", "/v1/models"), ("GET", "/metrics"), ("GET", "/version"), ("GET", "/ping"), ("GET", "/none"),
                                       ("POST", "/v1/completions"), ("POST", "/tokenize"), ("POST", "/v1/messages")):
                     for headers in ({}, {"Authorization": "Bearer c-key"}, {"Authorization": "a-key"}, {"X-Api-Key": ""}):
                         status, _, body = ask(server, method, route, "{}" if method == "POST" else None, headers)

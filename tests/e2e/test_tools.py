@@ -321,6 +321,10 @@ class ToolsTest(unittest.TestCase):
         self.assertTrue(good_weather(json.loads(text)))
         self.assertEqual(got[-2]["delta"]["stop_reason"], "tool_use")
         self.refused("/v1/messages", {**body, "tools": [{"type": "bash_20250124", "name": "bash"}]}, "bash_20250124")
+        # One that Anthropic's servers would run is passed over: the others stay.
+        searching = {**body, "tools": [*body["tools"], {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}]}
+        count = lambda asked: post(self.server, "/v1/messages/count_tokens", asked)[2]["input_tokens"]
+        self.assertEqual(count(searching), count(body))
 
 
 if __name__ == "__main__":

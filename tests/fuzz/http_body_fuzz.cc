@@ -1,5 +1,6 @@
-// Bodies of the HTTP routes that take JSON. The first byte chooses the route. A body that is taken makes a message
-// that Protobuf writes and reads back; one that is not has a status with a message that is UTF-8.
+// Bodies of the HTTP routes that take JSON. The first byte chooses the route and the served model's habits: how it calls
+// functions, and whether it thinks. A body that is taken makes a message that Protobuf writes and reads back; one that
+// is not has a status with a message that is UTF-8.
 //
 // Protos: winnow/v1/inference.proto winnow/v1/prefix.proto google/rpc/status.proto google/rpc/error_details.proto
 // Sources: server/http/anthropic.cc server/http/http_error.cc server/http/http_exchange.cc server/http/json_fields.cc
@@ -21,6 +22,7 @@
 #include "kernels/check.h"
 #include "server/http/anthropic.h"
 #include "server/http/http_error.h"
+#include "server/http/model_habits.h"
 #include "server/http/openai_request.h"
 #include "server/http/prefix_request.h"
 #include "server/http/responses.h"
@@ -48,6 +50,13 @@ void CheckMessage(const google::protobuf::Message& message) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < 1) return 0;
   const std::string_view body(reinterpret_cast<const char*>(data + 1), size - 1);
+  const int kind = data[0] / 9;
+  server::ModelHabits habits{.tools = static_cast<server::ToolFormat>(kind % 4),
+                             .reasoning = (kind & 4) != 0};
+  if (habits.tools == server::ToolFormat::kMistral) {
+    habits.calls_token = 5;
+    if ((kind & 8) != 0) habits.arguments_token = 6;
+  }
   const auto check = [](const auto& parsed, const auto& message) {
     if (parsed.ok()) {
       CheckMessage(message(*parsed));
@@ -60,19 +69,19 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   };
   switch (data[0] % 9) {
     case 0:
-      check(server::ParseChatRequest(body), generate);
+      check(server::ParseChatRequest(body, habits), generate);
       break;
     case 1:
       check(server::ParseCompletionRequest(body), generate);
       break;
     case 2:
-      check(server::ParseAnthropicRequest(body, /*counting=*/(data[0] & 0x80) != 0), generate);
+      check(server::ParseAnthropicRequest(body, /*counting=*/(data[0] & 0x80) != 0, habits), generate);
       break;
     case 3:
-      check(server::ParseResponsesRequest(body), generate);
+      check(server::ParseResponsesRequest(body, habits), generate);
       break;
     case 4:
-      check(server::ParseTokenizeBody(body),
+      check(server::ParseTokenizeBody(body, habits),
             [](const auto& parsed) -> const google::protobuf::Message& { return parsed.prompt; });
       break;
     case 5:
@@ -80,7 +89,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
             [](const auto& parsed) -> const google::protobuf::Message& { return parsed.request; });
       break;
     case 7:
-      check(server::ParsePutPrefixBody(body),
+      check(server::ParsePutPrefixBody(body, habits),
             [](const auto& parsed) -> const google::protobuf::Message& { return parsed.request; });
       break;
     case 8:

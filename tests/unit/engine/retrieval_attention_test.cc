@@ -417,10 +417,10 @@ TEST_F(RetrievalByMassTest, ReadsTheTokensOfTheLargestMassesAndAddsTheTail) {
     }
     const uint64_t most = uint64_t{150} * kKvHeads * policy.k.count;
     if (policy.min_mass) {
-      EXPECT_LT(state->counts().chosen_rows, most);
-      EXPECT_GT(state->counts().chosen_rows, most / 50);
+      EXPECT_LT(state->counts().selected_rows, most);
+      EXPECT_GT(state->counts().selected_rows, most / 50);
     } else {
-      EXPECT_EQ(state->counts().chosen_rows, most);
+      EXPECT_EQ(state->counts().selected_rows, most);
     }
   }
   EXPECT_LT(4 * heads_in_doubt_, heads_seen_);
@@ -594,7 +594,7 @@ TEST_F(RetrievalByMassTest, EveryRowIsAttendedOnce) {
       counting.rows = 0;
       const std::vector<float> out = Pass(*state, 300, 303, 300);
       EXPECT_EQ(counting.rows, 3 * kKvHeads * (5 + 20 + 11));
-      EXPECT_EQ(state->counts().chosen_rows, 3u * kKvHeads * 11);
+      EXPECT_EQ(state->counts().selected_rows, 3u * kKvHeads * 11);
       if (!on_device) {
         by_address = out;
       } else {
@@ -705,7 +705,7 @@ TEST_F(RetrievalAttentionTest, ChunksDoNotShow) {
       ASSERT_EQ(std::bit_cast<uint32_t>(got[i]), std::bit_cast<uint32_t>(expected[i])) << i;
     }
     EXPECT_EQ(whole->counts().rows_read, pieces->counts().rows_read);
-    EXPECT_EQ(whole->counts().chosen_rows, pieces->counts().chosen_rows);
+    EXPECT_EQ(whole->counts().selected_rows, pieces->counts().selected_rows);
   }
 }
 
@@ -735,8 +735,8 @@ TEST_F(RetrievalAttentionTest, CountsAreWhatWasRead) {
   for (int32_t position = 190; position < 200; ++position) visible += position + 1;
   EXPECT_EQ(state->counts().rows_dense, visible * 3 * kKvHeads);
   EXPECT_EQ(state->counts().rows_read, visible * 2 * kKvHeads + 10 * 34 * kKvHeads);
-  EXPECT_EQ(state->counts().chosen_rows, 10u * 10 * kKvHeads);
-  EXPECT_EQ(state->counts().mid_rows, (visible - 10 * 24) * kKvHeads);
+  EXPECT_EQ(state->counts().selected_rows, 10u * 10 * kKvHeads);
+  EXPECT_EQ(state->counts().candidate_rows, (visible - 10 * 24) * kKvHeads);
 }
 
 TEST_F(RetrievalAttentionTest, DenseLayersAndTokensBeforeAreLeftToDenseAttention) {
@@ -768,9 +768,9 @@ TEST_F(RetrievalAttentionTest, PruningKeepsFewerAndAlwaysSome) {
   const auto tight = State(Policy("lsh:k=20,p=0.5,sink=1,window=4"));
   Pass(*loose, 0, 300, 250);
   Pass(*tight, 0, 300, 250);
-  EXPECT_LT(tight->counts().chosen_rows, loose->counts().chosen_rows);
-  EXPECT_LE(loose->counts().chosen_rows, 50u * 80 * kKvHeads);
-  EXPECT_GT(tight->counts().chosen_rows, 0u);
+  EXPECT_LT(tight->counts().selected_rows, loose->counts().selected_rows);
+  EXPECT_LE(loose->counts().selected_rows, 50u * 80 * kKvHeads);
+  EXPECT_GT(tight->counts().selected_rows, 0u);
 }
 
 TEST_F(RetrievalAttentionTest, ProbesMeasureWhatTheSetCovers) {
@@ -809,9 +809,9 @@ TEST_F(RetrievalAttentionTest, BelowTheFloorASequenceReadsMoreBeforeItGoesDense)
   const auto state = State(Policy("oracle:k=10,sink=1,window=4,floor=1"));
   Pass(*state, 0, 290, 290);
   const auto chosen_of_next = [&](int32_t position) {
-    const uint64_t before = state->counts().chosen_rows;
+    const uint64_t before = state->counts().selected_rows;
     const bool dense = std::isnan(Pass(*state, position, position + 1, 290)[0]);
-    const uint64_t chosen = (state->counts().chosen_rows - before) / kKvHeads;
+    const uint64_t chosen = (state->counts().selected_rows - before) / kKvHeads;
     return dense ? -1 : static_cast<int>(chosen);
   };
   EXPECT_EQ(chosen_of_next(290), 10);
@@ -831,9 +831,9 @@ TEST_F(RetrievalAttentionTest, BelowTheFloorASequenceReadsMoreBeforeItGoesDense)
   const auto chunk = State(Policy("oracle:k=10,sink=1,window=4,floor=1"));
   Pass(*chunk, 0, 290, 290);
   Pass(*chunk, 290, 295, 290);
-  const uint64_t before_chunk = chunk->counts().chosen_rows;
+  const uint64_t before_chunk = chunk->counts().selected_rows;
   Pass(*chunk, 295, 296, 290);
-  EXPECT_EQ(chunk->counts().chosen_rows - before_chunk, 20u * kKvHeads);
+  EXPECT_EQ(chunk->counts().selected_rows - before_chunk, 20u * kKvHeads);
 
   // Other tokens from here on: what their probes find is not known yet.
   state->Rewind(291);
