@@ -576,7 +576,9 @@ class CountingBackend final : public TimedBackend {
 // which finds what was selected itself. In both cases the anchors come first, and the bits are the same.
 TEST_F(RetrievalByMassTest, EveryRowIsAttendedOnce) {
   SCOPED_TRACE("WINNOW_TEST_SEED=" + std::to_string(seed_));
-  for (const char* text : {"pca:k=11,sink=5,window=20", "pca:k=11,sink=5,window=20,tail=off"}) {
+  for (const char* text :
+       {"pca:k=11,sink=5,window=20", "pca:k=11,sink=5,window=20,tail=off",
+        "pca:k=11,rerank=on,sink=5,window=20", "pca:k=11,rerank=on,sink=5,window=20,tail=off"}) {
     std::vector<float> by_address;
     for (const bool on_device : {false, true}) {
       SCOPED_TRACE(::testing::Message() << text << ", on a device: " << on_device);
@@ -585,6 +587,7 @@ TEST_F(RetrievalByMassTest, EveryRowIsAttendedOnce) {
       RetrievalOptions options;
       options.indexes = {{AttentionPolicy::Kind::kPca, 128}};
       options.transform = transform_;
+      options.residual_codes = true;
       kernels::Backend& backend = on_device ? static_cast<kernels::Backend&>(device) : counting;
       auto made = RetrievalAttention::Create(config_, *memory_, kTokens, backend, options);
       ASSERT_TRUE(made.ok()) << made.status();
