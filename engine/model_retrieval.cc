@@ -200,7 +200,7 @@ absl::StatusOr<RetrievalOptions> ResolveRetrieval(const std::string& model_path,
   } else {
     options.artifact = artifact;
     options.four_bit_keys = list.automatic || list.four_bit_keys;
-    options.residual_codes = list.residual_codes;
+    options.residual_codes = list.residual_codes || (list.automatic && flags.residual_codes);
     if (list.automatic) {
       options.indexes = AllIndexes(artifact.get());
     } else {

@@ -35,6 +35,8 @@ struct RetrievalFlags {
   // With `index` "auto": if there are any, only what they need is made. Else everything that can
   // be.
   std::vector<AttentionPolicy> policies;
+  // With `index` "auto" and without policies: pca's residual codes, too, which policies with rerank need.
+  bool residual_codes = false;
   // Shortest context that retrieves, for policies that leave it open: "auto" is measured
   // (crossover.h), or a number of tokens. 0 by default, so that offline work never depends on the
   // machine.

@@ -482,7 +482,7 @@ class Bench {
     const std::string shape =
         "context " + std::to_string(context) + ", H 32, Hkv 8, d 64, bits 128, block 64";
     if (!Wanted("encode keys") && !Wanted("encode queries") && !Wanted("scan codes") &&
-        !Wanted("select by codes")) {
+        !Wanted("select by codes") && !Wanted("select by masses") && !Wanted("re-rank by masses")) {
       return;
     }
     const int32_t num_blocks = context / kv.block_tokens;
@@ -557,7 +557,7 @@ class Bench {
       });
       AddBesideRead({"select by codes", shape + ", k 2 %", seconds, bytes, 0, "", 0});
     }
-    if (Wanted("select by masses")) {
+    if (Wanted("select by masses") || Wanted("re-rank by masses")) {
       SelectByMasses(q.tensor, kGroup, query, codes.data(), layout, shape);
     }
   }

@@ -160,7 +160,8 @@ ServeOption Index() {
   ServeOption option = Text(
       "index", "LIST", &ServeConfig::index,
       "indexes to keep beside the KV cache, as lsh:128,quest,spotlight,int4 (int4: for policies "
-      "with p); auto: all that can be had; none: dense, window and oracle only");
+      "with p; residual, beside pca: for policies with rerank=on); auto: all that can be had, "
+      "residual where --policy asks for it; none: dense, window and oracle only");
   option.set = [set = option.set](ServeConfig& config, std::string_view text) -> absl::Status {
     if (auto list = engine::ParseIndexList(text); !list.ok()) return list.status();
     return set(config, text);

@@ -34,6 +34,9 @@ engine::ModelOptions ModelOptionsOf(const ServeConfig& config) {
   options.retrieval.artifact = config.artifact;
   options.retrieval.index = config.index;
   options.retrieval.from = config.retrieval_from;
+  if (const auto policy = engine::ParseAttentionPolicy(config.policy); policy.ok()) {
+    options.retrieval.residual_codes = policy->rerank;
+  }
   options.retrieval.probe_interval = static_cast<int32_t>(config.probe_interval);
   options.retrieval.summaries = static_cast<int32_t>(config.max_running);
   options.retrieval.crossover_cache = config.crossover_cache;

@@ -99,6 +99,51 @@ struct DeviceTransformMemory {
   DeviceTransform transform;
 };
 
+// Twice as many candidates as are read, spread over the context. All are kept, so that every call finds as many; what
+// re-ranking does for a candidate is the same.
+void BenchRerank(Bench& bench) {
+  constexpr int32_t d = 128, heads = kKvHeads * kGroup;
+  struct Case {
+    int32_t batch, n, k;
+  };
+  for (const Case c : {Case{1, 8192, 164},
+                       {1, 131072, 2048},
+                       {1, 131072, 2621},
+                       {8, 32768, 512},
+                       {24, 122880, 2048}}) {
+    const std::string text = Text("batch %d, n %dK, k %d", c.batch, c.n >> 10, c.k);
+    if (!bench.WantsShape(text)) continue;
+    const DeviceTransformMemory transform(BenchTransform(d, 128)), residual(BenchTransform(d, 128));
+    const int32_t candidates = 2 * c.k, rows = c.batch * kKvHeads;
+    const Sequences sequences(c.batch, c.n, candidates);
+    const CodeLayout layout{kKvHeads, kBlock, 128};
+    const auto bytes = static_cast<int64_t>(sequences.num_blocks * layout.BlockBytes());
+    const auto codes = RandomBytes(bytes), residual_codes = RandomBytes(bytes);
+    const auto q = RandomFloats(int64_t{c.batch} * heads * d);
+    const std::vector<int32_t> of_rows(rows, candidates);
+    std::vector<int32_t> of_all;
+    for (int32_t row = 0; row < rows; ++row) {
+      for (int64_t j = 0; j < candidates; ++j) {
+        of_all.push_back(static_cast<int32_t>(j * (c.n - 256) / candidates) + 16);
+      }
+    }
+    Memory<int32_t> counts(of_rows), tokens(of_all);
+    Memory<float> references(std::vector<float>(c.batch * heads, 8.0f)),
+        inverses(std::vector<float>(c.batch * heads, 0.01f));
+    Memory<std::byte> workspace(
+        static_cast<int64_t>(RerankWorkspaceBytes(c.batch, kKvHeads, kGroup, candidates)));
+    const double seconds = bench.Seconds(1, 20, [&](int, cudaStream_t stream) {
+      return RerankByMass(
+          c.batch, kGroup, {&transform.transform, codes.data(), layout},
+          {&residual.transform, residual_codes.data(), layout}, q.data(), int64_t{heads} * d,
+          sequences.queries.data(), 0.1f, {references.data(), inverses.data()},
+          {kKvHeads, candidates, counts.data(), tokens.data()}, workspace.data(), stream);
+    });
+    bench.Report("masses: re-rank", text, seconds,
+                 RerankByMassBytes(double{1} * rows * candidates, layout, layout));
+  }
+}
+
 }  // namespace
 
 void BenchMasses(Bench& bench) {
@@ -157,6 +202,7 @@ void BenchMasses(Bench& bench) {
           seconds, bytes);
     }
   }
+  BenchRerank(bench);
   const KvLayout kv{kKvHeads, d, kBlock, DType::kBF16};
   const CodeLayout layout{kKvHeads, kBlock, 128};
   const DeviceTransformMemory transform(BenchTransform(d, 128));

@@ -117,6 +117,10 @@ TEST_F(IndexKeeperTest, ResidualCodesComeBackToTheByteUnderTheirOwnFit) {
       ASSERT_EQ(std::memcmp(of_block, b.pools[layer] + block * b.block_bytes, a.block_bytes), 0);
     }
   }
+  // It has first codes of its own fit, and nothing of its own in the store that refines them.
+  const auto plain = third.State(kPolicy);
+  third.Append(*plain);
+  third.Save(*plain);
   const auto other = third.State(kReRanked);
   EXPECT_EQ(third.Adopt(*other), 0);
 }

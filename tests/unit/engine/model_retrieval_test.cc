@@ -200,6 +200,30 @@ TEST(ModelRetrieval, IndexesAreWhatIsAskedFor) {
               HasSubstr("index: the artifact's spotlight has 128 bits, not 32"));
 }
 
+TEST(ModelRetrieval, ResidualCodesAreKeptWhereTheyAreAskedFor) {
+  const ModelDirectory directory;
+  const AttentionPolicy reranked = *ParseAttentionPolicy("pca:rerank=on");
+  const auto expect = [&](const ModelOptions& options, const std::vector<std::string>& titles,
+                          bool accepts) {
+    const auto model = LoadModel(directory.path(), options);
+    ASSERT_TRUE(model.ok()) << model.status();
+    EXPECT_EQ(Indexes(**model), titles);
+    const absl::Status status = (*model)->decoder->CheckPolicy(reranked);
+    EXPECT_EQ(status.ok(), accepts) << status;
+    if (accepts) return;
+    EXPECT_THAT(Message(status), HasSubstr("rerank: there are no residual codes"));
+  };
+  expect(Small("", "pca"), {"pca:128"}, false);
+  expect(Small("", "pca,residual"), {"pca:128", "residual"}, true);
+  ModelOptions automatic = Small("", "auto");
+  expect(automatic, {"quest", "lsh:128", "pca:128", "int4"}, false);
+  automatic.retrieval.residual_codes = true;
+  expect(automatic, {"quest", "lsh:128", "pca:128", "residual", "int4"}, true);
+  automatic.retrieval.residual_codes = false;
+  automatic.retrieval.policies = {reranked};
+  expect(automatic, {"pca:128", "residual"}, true);
+}
+
 TEST(ModelRetrieval, TransformCodesAreFittedOnceAndRemembered) {
   const ModelDirectory directory;
   const TempDir cache;

@@ -302,8 +302,8 @@ class RetrievalByMassTest : public RetrievalAttentionTest {
     return std::bit_cast<float>((key + kernels::kMassKeyBase) << kernels::kMassKeyShift);
   }
 
-  // `out` of a query: its selection by masses, and its tail where there is one. `kept` [Hkv]: what pruning has left of the
-  // selection; null: not pruned.
+  // `out` of a query: its selection by masses, and its tail where there is one. `kept` [Hkv]: what pruning or re-ranking has
+  // left of the selection; null: neither.
   void ExpectMassRow(const AttentionPolicy& policy, int32_t position, const float* out,
                      const std::vector<std::vector<int32_t>>* kept = nullptr) {
     const QueryPlan plan = PlanQuery(policy, position, 0);
@@ -335,7 +335,7 @@ class RetrievalByMassTest : public RetrievalAttentionTest {
       std::vector<int32_t> chosen =
           kept != nullptr ? (*kept)[kv_head] : Best(plan, [&](int32_t t) { return mass[t]; });
       // Here as well a mass may lie too near to the least one for its key to be certain.
-      const double edge = LeastMass(plan);
+      const double edge = kept != nullptr ? 0 : LeastMass(plan);
       if (std::any_of(chosen.begin(), chosen.end(),
                       [&](int32_t t) { return std::fabs(mass[t] / edge - 1) < 0.003; })) {
         ++heads_seen_, ++heads_in_doubt_;
@@ -576,7 +576,9 @@ class CountingBackend final : public TimedBackend {
 // which finds what was selected itself. In both cases the anchors come first, and the bits are the same.
 TEST_F(RetrievalByMassTest, EveryRowIsAttendedOnce) {
   SCOPED_TRACE("WINNOW_TEST_SEED=" + std::to_string(seed_));
-  for (const char* text : {"pca:k=11,sink=5,window=20", "pca:k=11,sink=5,window=20,tail=off"}) {
+  for (const char* text :
+       {"pca:k=11,sink=5,window=20", "pca:k=11,sink=5,window=20,tail=off",
+        "pca:k=11,rerank=on,sink=5,window=20", "pca:k=11,rerank=on,sink=5,window=20,tail=off"}) {
     std::vector<float> by_address;
     for (const bool on_device : {false, true}) {
       SCOPED_TRACE(::testing::Message() << text << ", on a device: " << on_device);
@@ -585,6 +587,7 @@ TEST_F(RetrievalByMassTest, EveryRowIsAttendedOnce) {
       RetrievalOptions options;
       options.indexes = {{AttentionPolicy::Kind::kPca, 128}};
       options.transform = transform_;
+      options.residual_codes = true;
       kernels::Backend& backend = on_device ? static_cast<kernels::Backend&>(device) : counting;
       auto made = RetrievalAttention::Create(config_, *memory_, kTokens, backend, options);
       ASSERT_TRUE(made.ok()) << made.status();

@@ -5,6 +5,7 @@
 
 #include <fstream>
 
+#include "server/model_options.h"
 #include "tests/unit/temp_dir.h"
 
 namespace winnow::server {
@@ -64,6 +65,15 @@ TEST_F(ConfigTest, EveryDefaultPassesItsOwnCheck) {
     EXPECT_EQ(option.get(config), value) << option.name;
     EXPECT_FALSE(option.help.empty()) << option.name;
   }
+}
+
+TEST_F(ConfigTest, APolicyThatReRanksKeepsResidualCodes) {
+  ServeConfig config;
+  EXPECT_FALSE(ModelOptionsOf(config).retrieval.residual_codes);
+  config.policy = "pca:k=2%";
+  EXPECT_FALSE(ModelOptionsOf(config).retrieval.residual_codes);
+  config.policy = "pca:k=2%,rerank=on";
+  EXPECT_TRUE(ModelOptionsOf(config).retrieval.residual_codes);
 }
 
 TEST_F(ConfigTest, UnknownKeyIsAnErrorThatSuggests) {
