@@ -3,18 +3,28 @@
 
     deploy/live.py [--seconds 60] [--prometheus FILE] [--json FILE]
 
-Each must succeed and return data that is finite. Then two faults are injected, and the panels and alerts that are for them must move:
-bits of the store's files are flipped (Reads: Trouble; WinnowStoreCorrupt), and more comes in than the queue takes (Overview: Refused for
-want of room). Prometheus is Debian's package prometheus, or --prometheus. The model is models/needle-5m, with TLS, KV over a disk tier,
-prefetch, and six policies. Exit code 1 where something did not return data or did not move.
+Each must succeed and return data that is finite. Then faults are injected, and the panels and alerts that are for them must move from zero:
+
+    bits of the store's files are flipped     Reads: Trouble, and the alert WinnowStoreCorrupt
+    the store's files are cut off             Reads: State, and the alert WinnowStoreErrors
+    more comes in than the queue takes        Overview: Refused for want of room
+    requests of which only half is sent       Overview: HTTP trouble
+    a gRPC header of 1 GiB                    Overview: gRPC trouble
+    SIGTERM while clients go on asking        Overview: Draining or failed, Failed by the server
+
+Prometheus is Debian's package prometheus, or --prometheus. The model is models/needle-5m, with TLS, KV over a disk tier, prefetch, and
+policies of every kind. Exit code 1 where something did not return data or did not move.
 """
 import argparse
 import contextlib
 import json
 import math
+import os
 import pathlib
 import random
 import shutil
+import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -33,8 +43,10 @@ import harness  # noqa: E402
 from ports import unused_port  # noqa: E402
 
 WINDOW = "20s"
+READ_TIMEOUT = "5s"  # of the server's HTTP port
+REFUSED_PAUSE = 0.1  # seconds until a client that was refused asks again
 POLICIES = ["dense", "lsh:k=2%,from=0", "lsh:k=2%,p=0.9,from=0", "lsh:k=2%,completion=on,from=0", "lsh:k=4%,suffix=64,from=0",
-            "lsh:k=1%,floor=0.99,from=0"]
+            "lsh:k=1%,floor=0.99,from=0", "lsh:k=2%,from=0,verify=4"]
 
 
 class Prometheus:
@@ -114,8 +126,10 @@ class Load:
                 self.answers += 1
             except urllib.error.HTTPError as error:
                 self.errors.append(f"{error.code} {error.read()[:200]}")
+                self.stop.wait(REFUSED_PAUSE)
             except OSError as error:
                 self.errors.append(repr(error))
+                self.stop.wait(REFUSED_PAUSE)
 
     def end(self):
         self.stop.set()
@@ -146,18 +160,21 @@ def check_panels(prometheus):
     return failures, rows
 
 
-def value_of(prometheus, dashboard, title, target=0):
+def value_of(prometheus, dashboard, title):
+    """The highest of a panel's latest values."""
     panels = json.loads((SOURCE / f"deploy/monitoring/dashboards/{dashboard}.json").read_text())["panels"]
-    expr = next(p for p in panels if p["title"] == title)["targets"][target]["expr"]
-    return max((series[-1] for series in prometheus.points(expr).values()), default=0)
+    panel = next(p for p in panels if p["title"] == title)
+    return max((series[-1] for target in panel["targets"] for series in prometheus.points(target["expr"]).values()), default=0)
+
+
+def segments(store):
+    return [path for path in store.rglob("*") if path.is_file() and "index" not in path.relative_to(store).parts and path.stat().st_size >= 65536]
 
 
 def flip_bits(store):
     """In every second page of the store's segments, so that records of other pages are still found."""
     flipped = 0
-    for path in store.rglob("*"):
-        if not path.is_file() or "index" in path.relative_to(store).parts or path.stat().st_size < 65536:
-            continue
+    for path in segments(store):
         with open(path, "r+b") as file:
             for offset in range(8192 + 100, path.stat().st_size, 8192):
                 file.seek(offset)
@@ -181,25 +198,51 @@ def inject(prometheus, server, load, store):
             time.sleep(0.5)
         print(f"    moved: {what}")
 
-    print("Bits of the store's files are flipped")
-    assert value_of(prometheus, "reads", "Trouble") == 0
-    assert flip_bits(store) > 0
-    moves("Reads: Trouble (damaged)", lambda: value_of(prometheus, "reads", "Trouble") > 0)
+    @contextlib.contextmanager
+    def fault(what, *panels):
+        """Injected within the `with`: then the panels move, which showed nothing before."""
+        print(what)
+        for dashboard, title in panels:
+            if value_of(prometheus, dashboard, title) != 0:
+                failures.append(f"{dashboard}: {title} was not zero before its fault")
+        yield
+        for dashboard, title in panels:
+            moves(f"{dashboard}: {title}", lambda: value_of(prometheus, dashboard, title) > 0)
+
+    with fault("Bits of the store's files are flipped", ("reads", "Trouble")):
+        assert flip_bits(store) > 0
     moves("alert WinnowStoreCorrupt", lambda: "WinnowStoreCorrupt" in prometheus.firing())
-    print("More comes in than the queue takes")
-    assert value_of(prometheus, "overview", "Refused for want of room") == 0
-    flood = [threading.Thread(target=quiet, args=(load,)) for _ in range(40)]
-    for thread in flood:
-        thread.start()
-    moves("Overview: Refused for want of room", lambda: value_of(prometheus, "overview", "Refused for want of room") > 0)
+    with fault("The store's files are cut off", ("reads", "State")):
+        for path in segments(store):
+            os.truncate(path, 0)
+    moves("alert WinnowStoreErrors", lambda: "WinnowStoreErrors" in prometheus.firing())
+    with fault("More comes in than the queue takes", ("overview", "Refused for want of room")):
+        flood = [threading.Thread(target=quiet, args=(load, {"prompt": load.documents[0], "max_tokens": 8})) for _ in range(40)]
+        for thread in flood:
+            thread.start()
     for thread in flood:
         thread.join()
+    with contextlib.ExitStack() as held, fault("Requests of which only half is sent", ("overview", "HTTP trouble")):
+        for _ in range(8):
+            plain = held.enter_context(socket.create_connection(("127.0.0.1", server.http_port)))
+            held.enter_context(load.context.wrap_socket(plain)).sendall(b"POST /v1/completions HTTP/1.1\r\nHost: ")
+    with fault("A gRPC header of 1 GiB", ("overview", "gRPC trouble")):
+        subprocess.run([sys.executable, SOURCE / "tests/e2e/http2_attacks.py", "announced_header", "--port", str(server.port), "--seconds", "2",
+                        "--connections", "1", "--tls"], check=True, capture_output=True)
+    # A long answer keeps the server going for its grace, while it refuses what comes in.
+    long = threading.Thread(target=quiet, args=(load, {"prompt": "Once", "max_tokens": 6000, "ignore_eos": True}))
+    with fault("SIGTERM while clients go on asking", ("overview", "Draining or failed"), ("overview", "Failed by the server")):
+        long.start()
+        harness.eventually(lambda: server.metric("winnow_requests_running") > 0, "the long answer runs")
+        server.signal(signal.SIGTERM)
+    server.signal(signal.SIGTERM)  # a second one ends it
+    long.join()
     return failures
 
 
-def quiet(load):
+def quiet(load, body):
     try:
-        load.ask({"prompt": load.documents[0], "max_tokens": 8})
+        load.ask(body)
     except OSError:
         pass
 
@@ -220,7 +263,7 @@ def main():
         server = stack.enter_context(harness.Server(
             "--tls-cert", directory / "cert.pem", "--tls-key", directory / "key.pem", "--index", "lsh:128,int4", "--probe-interval", "4", "--kv-bytes",
             "24MiB", "--disk-bytes", "256MiB", "--store-dir", store, "--prefetch", "on", "--row-cache-bytes", "1MiB", "--max-running", "4", "--max-context", "6144",
-            "--queue-requests", "8"))
+            "--queue-requests", "8", "--http-read-timeout", READ_TIMEOUT, "--drain-grace", "60s"))
         prometheus = Prometheus(args.prometheus, directory, f"127.0.0.1:{server.metrics_port}")
         stack.callback(prometheus.close)
         load = Load(server, 3, args.seed)
