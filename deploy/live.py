@@ -17,6 +17,7 @@ policies of every kind. Exit code 1 where something did not return data or did n
 """
 import argparse
 import contextlib
+import http.client
 import json
 import math
 import os
@@ -35,6 +36,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 
+import grpc
 import yaml
 
 SOURCE = pathlib.Path(__file__).resolve().parents[1]
@@ -111,9 +113,12 @@ class Load:
         for thread in self.threads:
             thread.start()
 
-    def ask(self, body):
+    def open(self, body):
         request = urllib.request.Request(f"https://127.0.0.1:{self.server.http_port}/v1/completions", json.dumps(body).encode())
-        with urllib.request.urlopen(request, timeout=120, context=self.context) as answer:
+        return urllib.request.urlopen(request, timeout=120, context=self.context)
+
+    def ask(self, body):
+        with self.open(body) as answer:
             return json.load(answer)
 
     def run(self, client):
@@ -139,7 +144,7 @@ class Load:
 
 def make_certificate(directory):
     subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", directory / "key.pem", "-out", directory / "cert.pem", "-days",
-                    "90", "-subj", "/CN=localhost"], check=True, capture_output=True)
+                    "90", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"], check=True, capture_output=True)
 
 
 def check_panels(prometheus):
@@ -160,11 +165,12 @@ def check_panels(prometheus):
     return failures, rows
 
 
-def value_of(prometheus, dashboard, title):
-    """The highest of a panel's latest values."""
+def value_of(prometheus, dashboard, title, line):
+    """The highest of the latest values of a panel's line."""
     panels = json.loads((SOURCE / f"deploy/monitoring/dashboards/{dashboard}.json").read_text())["panels"]
-    panel = next(p for p in panels if p["title"] == title)
-    return max((series[-1] for target in panel["targets"] for series in prometheus.points(target["expr"]).values()), default=0)
+    targets = next(p for p in panels if p["title"] == title)["targets"]
+    expr = next(target["expr"] for target in targets if target["legendFormat"].startswith(line))
+    return max((series[-1] for series in prometheus.points(expr).values()), default=0)
 
 
 def segments(store):
@@ -185,7 +191,7 @@ def flip_bits(store):
     return flipped
 
 
-def inject(prometheus, server, load, store):
+def inject(prometheus, server, load, store, certificate):
     failures = []
 
     def moves(what, condition):
@@ -199,41 +205,43 @@ def inject(prometheus, server, load, store):
         print(f"    moved: {what}")
 
     @contextlib.contextmanager
-    def fault(what, *panels):
-        """Injected within the `with`: then the panels move, which showed nothing before."""
+    def fault(what, *lines):
+        """Injected within the `with`: then these lines of panels move, which were at zero before. (dashboard, panel, legend's beginning)"""
         print(what)
-        for dashboard, title in panels:
-            if value_of(prometheus, dashboard, title) != 0:
-                failures.append(f"{dashboard}: {title} was not zero before its fault")
+        for line in lines:
+            if value_of(prometheus, *line) != 0:
+                failures.append(f"not at zero before its fault: {', '.join(line)}")
         yield
-        for dashboard, title in panels:
-            moves(f"{dashboard}: {title}", lambda: value_of(prometheus, dashboard, title) > 0)
+        for line in lines:
+            moves(", ".join(line), lambda: value_of(prometheus, *line) > 0)
 
-    with fault("Bits of the store's files are flipped", ("reads", "Trouble")):
+    with fault("Bits of the store's files are flipped", ("reads", "Trouble", "damaged")):
         assert flip_bits(store) > 0
     moves("alert WinnowStoreCorrupt", lambda: "WinnowStoreCorrupt" in prometheus.firing())
-    with fault("The store's files are cut off", ("reads", "State")):
+    with fault("The store's files are cut off", ("reads", "State", "")):
         for path in segments(store):
             os.truncate(path, 0)
     moves("alert WinnowStoreErrors", lambda: "WinnowStoreErrors" in prometheus.firing())
-    with fault("More comes in than the queue takes", ("overview", "Refused for want of room")):
+    with fault("More comes in than the queue takes", ("overview", "Refused for want of room", "")):
         flood = [threading.Thread(target=quiet, args=(load, {"prompt": load.documents[0], "max_tokens": 8})) for _ in range(40)]
         for thread in flood:
             thread.start()
     for thread in flood:
         thread.join()
-    with contextlib.ExitStack() as held, fault("Requests of which only half is sent", ("overview", "HTTP trouble")):
+    with contextlib.ExitStack() as held, fault("Requests of which only half is sent", ("overview", "HTTP trouble", "too slow")):
         for _ in range(8):
             plain = held.enter_context(socket.create_connection(("127.0.0.1", server.http_port)))
             held.enter_context(load.context.wrap_socket(plain)).sendall(b"POST /v1/completions HTTP/1.1\r\nHost: ")
-    with fault("A gRPC header of 1 GiB", ("overview", "gRPC trouble")):
+    with fault("A gRPC header of 1 GiB", ("overview", "gRPC trouble", "closed")):
         subprocess.run([sys.executable, SOURCE / "tests/e2e/http2_attacks.py", "announced_header", "--port", str(server.port), "--seconds", "2",
                         "--connections", "1", "--tls"], check=True, capture_output=True)
-    # A long answer keeps the server going for its grace, while it refuses what comes in.
-    long = threading.Thread(target=quiet, args=(load, {"prompt": "Once", "max_tokens": 6000, "ignore_eos": True}))
-    with fault("SIGTERM while clients go on asking", ("overview", "Draining or failed"), ("overview", "Failed by the server")):
-        long.start()
-        harness.eventually(lambda: server.metric("winnow_requests_running") > 0, "the long answer runs")
+    # A long answer that has begun keeps the server going for its grace, while it refuses what comes in.
+    begun = threading.Event()
+    long = threading.Thread(target=long_answer, args=(load, begun))
+    long.start()
+    assert begun.wait(harness.PATIENCE)
+    with asking_over_grpc(server, certificate), fault("SIGTERM while clients go on asking", ("overview", "Draining or failed", "draining"),
+                                                      ("overview", "Failed by the server", "")):
         server.signal(signal.SIGTERM)
     server.signal(signal.SIGTERM)  # a second one ends it
     long.join()
@@ -245,6 +253,37 @@ def quiet(load, body):
         load.ask(body)
     except OSError:
         pass
+
+
+@contextlib.contextmanager
+def asking_over_grpc(server, certificate):
+    """Small calls on one connection. What a server that drains refuses over gRPC is counted; what its HTTP port refuses then is not."""
+    api = harness.Api(f"localhost:{server.port}", grpc.ssl_channel_credentials(certificate.read_bytes()))
+    assert api.serving()
+    stop = threading.Event()
+
+    def ask():
+        while not stop.wait(REFUSED_PAUSE):
+            with contextlib.suppress(grpc.RpcError):
+                list(api.generate(harness.counting_request("Still there?", 1), timeout=10))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        api.channel.close()
+
+
+def long_answer(load, begun):
+    try:
+        with load.open({"prompt": "Once", "max_tokens": 6000, "ignore_eos": True, "stream": True}) as answer:
+            for _ in answer:
+                begun.set()
+    except (OSError, http.client.HTTPException):
+        pass  # the server ended before it
 
 
 def main():
@@ -276,7 +315,7 @@ def main():
             shown = ", ".join(f"{value:.4g}" for value in row["last"][:4])
             print(f"    {row['dashboard']:9} {row['panel']:{width}} {sum(row['series']):3} series  {shown}")
         before = load.errors[:]
-        failures += inject(prometheus, server, load, store)
+        failures += inject(prometheus, server, load, store, directory / "cert.pem")
         load.end()
         print(f"{load.answers} answers, {len(before)} errors before the faults; {len(rows)} panels, {sum(len(r['series']) for r in rows)} queries")
         failures += [f"error: {error}" for error in before[:5]]

@@ -72,8 +72,9 @@ def panel_json(number, panel, x, y, limits):
 
 
 def variable(name, label, query):
+    """No allValue: Grafana makes All of the values that the query finds. As .*, All replicas would be those of all models."""
     return {"name": name, "label": label, "type": "query", "datasource": DATASOURCE, "query": {"query": query, "refId": name}, "definition": query,
-            "refresh": 2, "includeAll": True, "multi": True, "allValue": ".*", "current": {"text": "All", "value": "$__all"}, "sort": 1}
+            "refresh": 2, "includeAll": True, "multi": True, "current": {"text": "All", "value": "$__all"}, "sort": 1}
 
 
 def dashboard(uid, title, description, rows, limits):

@@ -118,6 +118,17 @@ class Dashboards(unittest.TestCase):
                     for counter in re.findall(r"(\S*_total)\{", target["expr"]):
                         self.assertRegex(target["expr"], rf"(rate|increase)\({re.escape(counter.lstrip('('). split('(')[-1])}")
 
+    def test_each_variable_chooses_what_panels_show(self):
+        for name, dashboard in dashboards().items():
+            variables = {v["name"]: v for v in dashboard["templating"]["list"] if v["type"] == "query"}
+            expressions = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
+            for chosen in variables:
+                # Variables that have this one's choice in the list of their values; a wider All would undo it.
+                narrowed = {chosen} | {other for other, v in variables.items() if f'=~"${chosen}"' in v["definition"] and "allValue" not in v}
+                for expression in expressions:
+                    with self.subTest(dashboard=name, variable=chosen, query=expression):
+                        self.assertTrue(any(f'=~"${one}"' in expression for one in narrowed))
+
     def test_panels_do_not_overlap(self):
         for dashboard in dashboards().values():
             taken = set()
