@@ -10,9 +10,9 @@
 namespace winnow::bench {
 
 inline double KeptShare(const engine::RetrievalCounts& counts) {
-  return counts.mid_rows == 0
-             ? 1
-             : static_cast<double>(counts.chosen_rows) / static_cast<double>(counts.mid_rows);
+  return counts.candidate_rows == 0 ? 1
+                                    : static_cast<double>(counts.selected_rows) /
+                                          static_cast<double>(counts.candidate_rows);
 }
 
 inline double MeanCoverage(const engine::RetrievalCounts& counts) {

@@ -232,6 +232,10 @@ StepReads ReadsOf(const PlannedModel& model, const Plan& plan, const Residency& 
     step.index_bytes +=
         batch * retrieving * kv_heads * query.candidates * IndexTokenBytes(model, four_bit);
   }
+  if (model.policy.rerank) {
+    // Both codes of the candidates.
+    step.index_bytes += 2 * batch * retrieving * kv_heads * query.candidates * choosing_bytes;
+  }
   if (model.policy.completion || model.policy.HasTail()) {
     step.summary_bytes =
         batch * static_cast<double>(engine::SummaryBytes(model.config, model.options.retrieval)) *

@@ -277,7 +277,8 @@ absl::StatusOr<DecodeResult> RunDecode(BenchModel& model, const DecodeCase& what
     for (const auto& state : states) {
       const engine::RetrievalCounts counts = state->TakeCounts();
       result.kv_bytes += static_cast<double>(counts.rows_read) * decoder.kv_row_bytes();
-      result.index_bytes += static_cast<double>(counts.mid_rows) * decoder.IndexRowBytes(policy);
+      result.index_bytes +=
+          static_cast<double>(counts.candidate_rows) * decoder.IndexRowBytes(policy);
     }
   }
   result.bytes = model.timed->matmul().bytes + result.kv_bytes + result.index_bytes;

@@ -115,11 +115,11 @@ void SetMeans(const Counters& start, const Counters& end, const engine::Retrieva
   result->wait_seconds = mean(end.memory.wait_ns, start.memory.wait_ns) * 1e-9;
   result->attend_seconds = on_device ? std::nan("")  // there calls return before they are done
                                      : (end.attend_seconds - start.attend_seconds) / steps;
-  result->chosen_rows = mean(counts.chosen_rows, 0);
+  result->selected_rows = mean(counts.selected_rows, 0);
   result->stored_rows = mean(end.rows.store_rows + end.rows.asked_hits,
                              start.rows.store_rows + start.rows.asked_hits);
   result->cached_rows = mean(end.rows.cache_rows, start.rows.cache_rows);
-  result->share_measured = 1 - result->stored_rows / result->chosen_rows;
+  result->share_measured = 1 - result->stored_rows / result->selected_rows;
   result->payload_bytes = mean(end.rows.payload_bytes, start.rows.payload_bytes);
   result->page_bytes = mean(end.rows.page_bytes, start.rows.page_bytes);
   result->pages = mean(end.rows.pages, start.rows.pages);

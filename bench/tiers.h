@@ -38,7 +38,7 @@ struct TiersResult {
   // In it, attention over chosen rows and anchors: the most that attending to rows that have come,
   // while others are on their way, could save. NaN: not measured, on a device.
   double attend_seconds = 0;
-  double chosen_rows = 0;
+  double selected_rows = 0;
   double stored_rows = 0;    // of them: came from disk
   double cached_rows = 0;    // of them: from the row cache
   double payload_bytes = 0;  // of rows that were read, also in vain

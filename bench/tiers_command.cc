@@ -80,7 +80,7 @@ int BenchTiers(TierBenchFlags flags) {
                  "%8.0f %8.0f %8.0f %6.1f%% %6.1f%%\n",
                  static_cast<long long>(r.context), 100 * r.share_asked, 100 * r.share_measured,
                  r.seconds_median / kMilli, r.seconds_min / kMilli, r.wait_seconds / kMilli,
-                 r.attend_seconds / kMilli, r.chosen_rows, r.cached_rows, r.stored_rows,
+                 r.attend_seconds / kMilli, r.selected_rows, r.cached_rows, r.stored_rows,
                  r.payload_bytes / kMega, r.device_bytes / kMega, r.pages, r.reads,
                  r.ReadsPerSecond(), r.DeviceRate(), 100 * r.ReadsPerSecond() / r.DeviceRate(),
                  100 * r.ReadsPerWaitingSecond() / r.DeviceRate());
@@ -114,7 +114,7 @@ int BenchTiers(TierBenchFlags flags) {
          {"ms_per_token_mean", Round(r.seconds_mean / kMilli)},
          {"ms_waiting", Round(r.wait_seconds / kMilli)},
          {"ms_attending", Round(r.attend_seconds / kMilli)},
-         {"chosen_rows", Round(r.chosen_rows)},
+         {"selected_rows", Round(r.selected_rows)},
          {"stored_rows", Round(r.stored_rows)},
          {"cached_rows", Round(r.cached_rows)},
          {"asked_ahead_rows", Round(r.asked_rows)},

@@ -83,8 +83,8 @@ absl::StatusOr<int64_t> SharedFrames(const ModelConfig& config, const DecoderOpt
 // Indexes, by what they are, and the layers that have them.
 void PlanIndexes(const ModelConfig& config, const DecoderOptions& options, KvPlan* plan) {
   const Artifact* const artifact = options.retrieval.artifact.get();
-  const auto add = [&](IndexKvPlan index, const RetrievalOptions& alone, Kind kind) {
-    index.bytes = plan->num_blocks * IndexBlockBytes(config, plan->layout, alone);
+  const auto add = [&](IndexKvPlan index, int64_t block_bytes, Kind kind) {
+    index.bytes = plan->num_blocks * block_bytes;
     plan->index_bytes += index.bytes;
     for (int32_t i = 0; i < config.num_layers(); ++i) {
       if (!AttentionPolicy().RetrievesIn(i)) continue;
@@ -101,12 +101,16 @@ void PlanIndexes(const ModelConfig& config, const DecoderOptions& options, KvPla
          .title = ToString(spec),
          .bits = spec.bits,
          .learned = artifact != nullptr && artifact->HasKind(spec.kind)},
-        alone, spec.kind);
+        IndexBlockBytes(config, plan->layout, alone), spec.kind);
+    if (spec.kind != Kind::kPca || !options.retrieval.residual_codes) continue;
+    add({.name = "residual", .title = "residual", .bits = spec.bits},
+        ResidualBlockBytes(config, plan->layout, spec.bits), Kind::kDense);
   }
   if (!options.retrieval.four_bit_keys) return;
   RetrievalOptions alone;
   alone.four_bit_keys = true;
-  add({.name = "int4", .title = "int4"}, alone, Kind::kDense);
+  add({.name = "int4", .title = "int4"}, IndexBlockBytes(config, plan->layout, alone),
+      Kind::kDense);
 }
 
 }  // namespace

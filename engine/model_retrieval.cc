@@ -25,6 +25,7 @@ using Kind = AttentionPolicy::Kind;
 constexpr Kind kIndexKinds[] = {Kind::kQuest, Kind::kLsh,       Kind::kPca,
                                 Kind::kHata,  Kind::kSpotlight, Kind::kHashAttention};
 constexpr char kFourBitKeys[] = "int4";
+constexpr char kResidualCodes[] = "residual";
 // No window of text is begun later than this; the first is run whatever it takes.
 constexpr Duration kFitBudget = std::chrono::seconds(20);
 
@@ -46,7 +47,8 @@ std::optional<int32_t> ParseNumber(std::string_view text) {
 absl::Status BadEntry(std::string_view entry, std::string_view why) {
   return absl::InvalidArgumentError(fmt::format(
       "index: '{}' {}; there are auto, none, or a list of quest, lsh, pca, hata, spotlight, "
-      "hashattention (each but quest with bits, as lsh:128, or its own), int4",
+      "hashattention (each but quest with bits, as lsh:128, or its own), residual (beside pca), "
+      "int4",
       entry.substr(0, 64), why));
 }
 
@@ -141,6 +143,11 @@ absl::StatusOr<IndexList> ParseIndexList(std::string_view text) {
       list.four_bit_keys = true;
       continue;
     }
+    if (entry == kResidualCodes) {
+      if (list.residual_codes) return BadEntry(entry, "is there twice");
+      list.residual_codes = true;
+      continue;
+    }
     WINNOW_ASSIGN_OR_RETURN(const IndexSpec spec, ParseIndex(entry));
     // lsh may be there with several numbers of bits: it costs nothing but memory to compare them.
     const bool twice = std::any_of(list.specs.begin(), list.specs.end(), [&](const IndexSpec& s) {
@@ -148,6 +155,11 @@ absl::StatusOr<IndexList> ParseIndexList(std::string_view text) {
     });
     if (twice) return BadEntry(entry, "is there twice");
     list.specs.push_back(spec);
+  }
+  const bool has_pca = std::any_of(list.specs.begin(), list.specs.end(),
+                                   [](const IndexSpec& s) { return s.kind == Kind::kPca; });
+  if (list.residual_codes && !has_pca) {
+    return BadEntry(kResidualCodes, "refines the codes of pca, which is not in the list");
   }
   return list;
 }
@@ -188,6 +200,7 @@ absl::StatusOr<RetrievalOptions> ResolveRetrieval(const std::string& model_path,
   } else {
     options.artifact = artifact;
     options.four_bit_keys = list.automatic || list.four_bit_keys;
+    options.residual_codes = list.residual_codes;
     if (list.automatic) {
       options.indexes = AllIndexes(artifact.get());
     } else {

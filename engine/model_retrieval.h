@@ -29,8 +29,9 @@ namespace winnow::engine {
 inline constexpr char kArtifactFile[] = "winnow-artifact.safetensors";
 
 struct RetrievalFlags {
-  std::string artifact;        // "": kArtifactFile; "none"; or a path
-  std::string index = "auto";  // "auto", "none", or as in "lsh:128,quest,spotlight,int4"
+  std::string artifact;  // "": kArtifactFile; "none"; or a path
+  std::string index =
+      "auto";  // "auto", "none", or as in "lsh:128,quest,spotlight,int4", "pca,residual"
   // With `index` "auto": if there are any, only what they need is made. Else everything that can
   // be.
   std::vector<AttentionPolicy> policies;
@@ -52,6 +53,7 @@ struct IndexList {
   bool automatic = false;
   std::vector<IndexSpec> specs;
   bool four_bit_keys = false;
+  bool residual_codes = false;  // beside pca
 };
 // InvalidArgument names the entry that is wrong.
 absl::StatusOr<IndexList> ParseIndexList(std::string_view text);

@@ -148,6 +148,9 @@ absl::StatusOr<std::shared_ptr<const TransformFit>> MakeSyntheticTransform(
   fit->layers.assign(config.num_layers(),
                      {config.head_dim, bits,
                       std::vector<kernels::TransformCodeHead>(config.num_kv_heads, head.head)});
+  fit->residuals.assign(config.num_layers(), {config.head_dim, bits,
+                                              std::vector<kernels::TransformCodeHead>(
+                                                  config.num_kv_heads, head.residual)});
   fit->id = "synthetic";
   return std::shared_ptr<const TransformFit>(std::move(fit));
 }

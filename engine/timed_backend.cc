@@ -300,6 +300,16 @@ void TimedBackend::SelectByMass(const kernels::SelectByMassArgs& args) {
   inner_.SelectByMass(args);
 }
 
+void TimedBackend::EncodeResiduals(const kernels::EncodeResidualsArgs& args) {
+  const Timer timer = Time(index_);
+  inner_.EncodeResiduals(args);
+}
+
+void TimedBackend::RerankByMass(const kernels::RerankByMassArgs& args) {
+  const Timer timer = Time(select_);
+  inner_.RerankByMass(args);
+}
+
 void TimedBackend::TakeFromTail(const kernels::TakeFromTailArgs& args) {
   const Timer timer = Time(select_);
   inner_.TakeFromTail(args);

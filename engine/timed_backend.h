@@ -148,6 +148,8 @@ class TimedBackend : public kernels::Backend {
                            const kernels::PackedTransformCode& transform, void* codes,
                            const kernels::CodeLayout& code_layout) override;
   void SelectByMass(const kernels::SelectByMassArgs& args) override;
+  void EncodeResiduals(const kernels::EncodeResidualsArgs& args) override;
+  void RerankByMass(const kernels::RerankByMassArgs& args) override;
   void TakeFromTail(const kernels::TakeFromTailArgs& args) override;
   void ExtendCellTables(std::span<const kernels::CellTableExtension> extensions, const void* pool,
                         const kernels::KvLayout& layout,

@@ -122,6 +122,9 @@ class FitRun {
       kernels::TransformCodeWeights& weights = fit.layers.emplace_back();
       weights.head_dim = config_.head_dim;
       weights.bits = bits;
+      kernels::TransformCodeWeights& residual = fit.residuals.emplace_back();
+      residual.head_dim = config_.head_dim;
+      residual.bits = bits;
       for (size_t head = 0; head < fits[layer].size(); ++head) {
         const TailErrors& errors = tails_[layer * kv_heads + head];
         TransformHeadFit& of_head = fits[layer][head];
@@ -129,8 +132,10 @@ class FitRun {
             errors.outputs > 0 && (with_delta ? errors.delta : errors.tail) < errors.none;
         if (with_delta) of_head.head.delta_weight = std::move(of_head.delta_weight);
         weights.heads.push_back(std::move(of_head.head));
+        residual.heads.push_back(std::move(of_head.residual));
       }
-      const std::string wrong = kernels::CheckTransformCode(weights);
+      std::string wrong = kernels::CheckTransformCode(weights);
+      if (wrong.empty()) wrong = kernels::CheckResidualCode(weights, residual);
       if (!wrong.empty()) {
         return absl::InvalidArgumentError(
             fmt::format("transform codes cannot be fitted to layer {}: the code {}", layer, wrong));

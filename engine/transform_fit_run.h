@@ -24,7 +24,7 @@ namespace winnow::engine {
 std::string_view TransformFitText();
 
 // Raise it when a fit comes out otherwise: what was remembered is then fitted anew.
-inline constexpr int32_t kTransformFitVersion = 1;
+inline constexpr int32_t kTransformFitVersion = 2;
 
 // At most so many tokens of text, in windows; at least one window is run, and no further one is begun later than
 // `budget` after the first.

@@ -604,6 +604,54 @@ class Bench {
       AddBesideRead({"select by masses", shape + ", k 2 %" + (with_tail ? ", tail" : ""), seconds,
                      bytes, flops, "", 0});
     }
+    RerankMasses(q, group, query, *transform, weights, codes, layout, shape);
+  }
+
+  // The better half of twice as many candidates. The residual code has the first one's bytes and widths.
+  void RerankMasses(const Tensor& q, int32_t group, const RetrievalQuery& query,
+                    const PackedTransformCode& transform, TransformCodeWeights weights,
+                    const void* codes, const CodeLayout& layout, const std::string& shape) {
+    for (TransformCodeHead& head : weights.heads) {
+      head.mean.assign(weights.head_dim, 0);
+      head.cell_bits.clear();
+      head.tail = false;
+      head.first_dims.assign(size_t{4} * head.quads, -1);
+      head.first_steps.assign(size_t{4} * head.quads, 0);
+    }
+    const auto residual = backend_->PackTransformCode(weights);
+    const std::vector<float> anchors(size_t{8} * group, 3.0f);
+    std::vector<float> references(anchors.size()), inverses(anchors.size());
+    const MassScales scales{references.data(), inverses.data()};
+    RetrievalQuery wide = query;
+    wide.k = std::min(2 * query.k, query.mid.size());
+    std::vector<int32_t> counts(8), kept_counts(8), tokens(size_t{8} * wide.k), kept(tokens.size());
+    const Selection candidates{8, wide.k, counts.data(), tokens.data()};
+    backend_->SelectByMass({.q = q,
+                            .queries = {&wide, 1},
+                            .anchor_masses = anchors.data(),
+                            .transform = transform,
+                            .codes = codes,
+                            .code_layout = layout,
+                            .scale = 0.1f,
+                            .chosen = candidates,
+                            .scales = &scales});
+    const double seconds = Time([&] {
+      backend_->RerankByMass({.q = q,
+                              .queries = {&query, 1},
+                              .transform = transform,
+                              .codes = codes,
+                              .code_layout = layout,
+                              .residual = *residual,
+                              .residual_codes = codes,
+                              .residual_layout = layout,
+                              .scale = 0.1f,
+                              .scales = scales,
+                              .candidates = candidates,
+                              .kept = {8, wide.k, kept_counts.data(), kept.data()}});
+    });
+    AddBesideRead({"re-rank by masses", shape + ", 4 % to 2 %", seconds,
+                   RerankByMassBytes(8.0 * wide.k, layout, layout),
+                   SelectByMassFlops(8.0 * wide.k, group, 2 * weights.heads[0].quads), "", 0});
   }
 
   // Llama 3's vocabulary, nearly normal logits of deviation 2: flatter than what models give.

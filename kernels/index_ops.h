@@ -14,6 +14,18 @@
 
 namespace winnow::kernels {
 
+struct EncodeResidualsArgs {
+  std::span<const KeySpan> spans;
+  const void* pool = nullptr;  // the layer's KV
+  KvLayout layout;
+  const PackedTransformCode& transform;
+  const void* codes = nullptr;  // the layer's pool of them: those of the spans are made
+  CodeLayout code_layout;
+  const PackedTransformCode& residual;
+  void* residual_codes = nullptr;
+  CodeLayout residual_layout;
+};
+
 class IndexOps {
  public:
   // ---- learned functions ----
@@ -36,6 +48,9 @@ class IndexOps {
   virtual void EncodeTransformKeys(std::span<const KeySpan> spans, const void* pool,
                                    const KvLayout& layout, const PackedTransformCode& transform,
                                    void* codes, const CodeLayout& code_layout) = 0;
+
+  // Residual codes of the spans' keys, from the keys and their first codes.
+  virtual void EncodeResiduals(const EncodeResidualsArgs& args) = 0;
 
   // Bounds of every page that the spans touch, over the page's tokens below the span's last: a span
   // that begins inside a page reads the page from its beginning.

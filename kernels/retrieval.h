@@ -2,6 +2,7 @@
 //
 //   index   index_ops.h      EncodeKeys, BoundKeys, QuantizeKeys: what finds keys, made from rows of the KV pool
 //   SELECT  selection_ops.h  EncodeQueries + SelectByCodes | SelectByMass | SelectByBounds | SelectByLogits; then PruneSelection
+//                            or RerankByMass
 //   FETCH                    the caller's: tokens to addresses of rows, where the backend does not find them itself
 //   ATTEND  row_ops.h        AttendRows, CompleteStates or MergeTails, FinishStates
 //
@@ -232,6 +233,10 @@ struct TransformCodeHead {
   std::vector<uint8_t>
       cell_bits;      // bits of the code (32 * word + bit), the highest first; at most 8
   bool tail = false;  // whether the tail estimate is merged for this head's queries
+  // Of a residual code alone; empty otherwise. For each of its dimensions the first code's dimension that it refines (-1:
+  // one that the first code does not keep), and that dimension's step, in steps of this one (0 where there is none).
+  std::vector<int16_t> first_dims;  // [n]
+  std::vector<float> first_steps;   // [n]
 };
 
 // Of one layer.
@@ -257,6 +262,12 @@ struct TailMasses {
   float* deltas = nullptr;      // [queries][H] delta
   // Masses of all of mid, selected or not: TakeFromTail subtracts those of the tokens that are read.
   bool of_all = false;
+};
+
+// The denominators that SelectByMass leaves for RerankByMass, for each query head. Device memory.
+struct MassScales {
+  float* references = nullptr;  // [queries][H] R
+  float* inverses = nullptr;    // [queries][H] inv
 };
 
 // A sequence's table of one layer: sums and counts of V for each cell, and last of all cells together, of the tokens

@@ -25,7 +25,23 @@ struct SelectByMassArgs {
   CodeLayout code_layout;
   float scale = 0;
   Selection chosen;
-  const TailMasses* tail = nullptr;  // what is left for MergeTails; null: nothing
+  const TailMasses* tail = nullptr;    // what is left for MergeTails; null: nothing
+  const MassScales* scales = nullptr;  // what is left for RerankByMass; null: nothing
+};
+
+struct RerankByMassArgs {
+  Tensor q;
+  std::span<const RetrievalQuery> queries;  // with the k to keep
+  const PackedTransformCode& transform;
+  const void* codes = nullptr;  // the layer's pool of them
+  CodeLayout code_layout;
+  const PackedTransformCode& residual;
+  const void* residual_codes = nullptr;
+  CodeLayout residual_layout;
+  float scale = 0;
+  MassScales scales;     // as SelectByMass left them, for the same queries
+  Selection candidates;  // tokens of mid, ascending
+  Selection kept;        // may be `candidates`
 };
 
 struct TakeFromTailArgs {
@@ -96,8 +112,11 @@ class SelectionOps {
   // keys, which anchors must have too.
   virtual void PruneSelection(const PruneSelectionArgs& args) = 0;
 
-  // Subtracts the masses of the tokens that are read from the tail: for selections that are pruned after they are made, as
-  // pruned tokens belong to the tail.
+  // Keeps the k candidates of the largest mass that both codes estimate together; of equals the later.
+  virtual void RerankByMass(const RerankByMassArgs& args) = 0;
+
+  // Subtracts the masses of the tokens that are read from the tail: for selections that are pruned or re-ranked after they
+  // are made, as tokens that are not kept belong to the tail.
   virtual void TakeFromTail(const TakeFromTailArgs& args) = 0;
 
   // Measures what a selection covers; done when this returns. Reads all keys.

@@ -62,6 +62,10 @@ std::string CheckHead(const TransformCodeHead& head, int32_t d, int32_t bits) {
       !AllFinite(head.mean) || !AllFinite(head.delta_weight)) {
     return "has weights that are not finite";
   }
+  if (head.first_dims.size() != head.first_steps.size() ||
+      (!head.first_dims.empty() && head.first_dims.size() != n) || !AllFinite(head.first_steps)) {
+    return "has steps of a first code that do not fit its dimensions";
+  }
   if (head.cell_bits.size() > 8) return "has more than 256 cells";
   for (const uint8_t bit : head.cell_bits) {
     if (bit >= bits) return "has a cell bit outside the code";
@@ -82,6 +86,32 @@ std::string CheckTransformCode(const TransformCodeWeights& weights) {
   for (size_t head = 0; head < weights.heads.size(); ++head) {
     const std::string wrong = CheckHead(weights.heads[head], d, weights.bits);
     if (!wrong.empty()) return wrong + " (KV head " + std::to_string(head) + ")";
+  }
+  return {};
+}
+
+std::string CheckResidualCode(const TransformCodeWeights& first,
+                              const TransformCodeWeights& residual) {
+  const std::string wrong = CheckTransformCode(residual);
+  if (!wrong.empty()) return wrong;
+  if (residual.head_dim != first.head_dim || residual.heads.size() != first.heads.size()) {
+    return "has other heads than the code that it refines";
+  }
+  for (size_t head = 0; head < residual.heads.size(); ++head) {
+    const TransformCodeHead& of_head = residual.heads[head];
+    if (of_head.first_dims.empty()) return "does not say which dimensions it refines";
+    for (const int16_t dim : of_head.first_dims) {
+      if (dim < -1 || dim >= 4 * first.heads[head].quads) {
+        return "refines a dimension that the first code lacks (KV head " + std::to_string(head) +
+               ")";
+      }
+    }
+    const bool is_centred =
+        std::all_of(of_head.mean.begin(), of_head.mean.end(), [](float mean) { return mean == 0; });
+    if (!is_centred || of_head.tail || !of_head.cell_bits.empty() ||
+        !of_head.delta_weight.empty()) {
+      return "has what belongs to a first code (KV head " + std::to_string(head) + ")";
+    }
   }
   return {};
 }

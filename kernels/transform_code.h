@@ -61,6 +61,27 @@
 // It is rounded to 1/256 of a power of two, which changes E by 0.14 % at most, so that backends agree but where a mass
 // lies within a few float32 roundings of the middle of two multiples.
 //
+// ---- Re-ranking ----
+//
+// A residual code is a second code of the same keys: of what the first one leaves. It is a code as above, of dimensions in
+// an order of its own, without cells, tail and delta, and with a mean of zeros. Only its indexes differ: dimension i refines
+// dimension f = first_dims[i] of the first code, whose index is known, so
+//
+//   t_i      = fma(-first_steps[i], float(index of dimension f in the first code), the chain above); the chain where f < 0
+//
+// Of a query's candidates, tokens of mid that SelectByMass selected, RerankByMass keeps k. a, b, L_j, R and inv are those of
+// that selection; a', b' and D'_j are made of the residual code as a, b and D_j are of the first:
+//
+//   L'_j = fma(a, float(D_j), b) + fma(a', float(D'_j), b')
+//   R'   = max(R, the largest L'_j of the candidates)
+//   rest = int(2^26 / inv) less the sum of int(E2(L_j - R) * 2^26) over the candidates; 0 where that is negative
+//   T'   = int(double(rest) * double(E2(R - R'))) + sum of int(E2(L'_j - R') * 2^26) over the candidates; at least 1
+//   inv' = 2^26 / float(T'),   w'_j = E2(L'_j - R')
+//
+// So the denominator is the selection's, in which the candidates' estimates are replaced by better ones. Masses, keys, ties
+// and the least key are as above. Where the rest of mid is in the tail, it stays there by the first code's estimate, and so do
+// the candidates that are not kept: TakeFromTail subtracts what the first code added for those that are.
+//
 // ---- Tail ----
 //
 // A token's cell is the code's bits `cell_bits`, the highest first. Of the tokens of mid that are not read,
@@ -81,7 +102,8 @@
 // queries without mass, keep their states to the bit.
 //
 // Cost per query and KV head: reads bits / 8 bytes a token once, and does for each query head one dot of `quads` * 4
-// bytes and two E2 a token; the tail reads 2 * 256 * d floats and adds one integer a token and head.
+// bytes and two E2 a token; the tail reads 2 * 256 * d floats and adds one integer a token and head. Re-ranking reads both
+// codes of each candidate.
 #ifndef WINNOW_KERNELS_TRANSFORM_CODE_H_
 #define WINNOW_KERNELS_TRANSFORM_CODE_H_
 
@@ -112,6 +134,10 @@ inline constexpr float kTailClampLog2 = 20 * kTransformLog2E;
 // Nothing if `weights` can be used; else what is wrong with it, as the end of a sentence.
 std::string CheckTransformCode(const TransformCodeWeights& weights);
 
+// The same of a code and its residual code: heads of one shape, and dimensions that the first code has.
+std::string CheckResidualCode(const TransformCodeWeights& first,
+                              const TransformCodeWeights& residual);
+
 // Fields that hold quads of these widths in a code of so many words, few of them split. REQUIRES: the widths add up to
 // 8 * words.
 std::vector<CodeField> LayCodeFields(std::span<const uint8_t> widths, int32_t words);
@@ -125,6 +151,12 @@ inline double SelectByMassBytes(std::span<const RetrievalQuery> queries, const C
 // Integer multiply-adds count as two.
 constexpr double SelectByMassFlops(double tokens, int32_t group, int32_t quads) {
   return 8.0 * tokens * group * quads;
+}
+// Bytes that re-ranking has to read of both codes. Its multiply-adds are those of SelectByMass for the quads of both.
+// `candidates`: over queries and KV heads.
+inline double RerankByMassBytes(double candidates, const CodeLayout& first,
+                                const CodeLayout& residual) {
+  return candidates * static_cast<double>(first.CodeBytes() + residual.CodeBytes());
 }
 
 // Where word `word` of a token's code lies, in words from the beginning of its block and head.
@@ -146,9 +178,10 @@ struct TransformQuery {
 // Of one query head [d] of KV head `head`. `scale2`: scale * kLog2E.
 TransformQuery PrepareTransformQueryRef(const float* q, const TransformCodeWeights& weights,
                                         int32_t head, float scale2);
-// Level indexes [4 * quads] of a key, and of a code in a block and head's codes.
+// Level indexes [4 * quads] of a key, and of a code in a block and head's codes. `first`: the key's indexes in the first
+// code, for those of a residual code.
 std::vector<uint8_t> TransformIndexesRef(const float* key, const TransformCodeWeights& weights,
-                                         int32_t head);
+                                         int32_t head, const std::vector<uint8_t>& first = {});
 std::vector<uint8_t> TransformDecodeRef(const uint32_t* head_codes, int32_t token_in_block,
                                         const TransformCodeWeights& weights, int32_t head);
 int32_t TransformCellRef(const uint32_t* head_codes, int32_t token_in_block,
@@ -164,10 +197,28 @@ int32_t LeastMassKey(double share, int32_t group);
 void EncodeTransformKeysRef(std::span<const KeySpan> spans, const void* pool,
                             const KvLayout& layout, const TransformCodeWeights& weights,
                             void* codes, const CodeLayout& code_layout);
+void EncodeResidualsRef(std::span<const KeySpan> spans, const void* pool, const KvLayout& layout,
+                        const TransformCodeWeights& weights, const void* codes,
+                        const CodeLayout& code_layout, const TransformCodeWeights& residual,
+                        void* residual_codes, const CodeLayout& residual_layout);
 void SelectByMassRef(const Tensor& q, std::span<const RetrievalQuery> queries,
                      const float* anchor_masses, const TransformCodeWeights& weights, float scale,
                      const void* codes, const CodeLayout& code_layout, const Selection& chosen,
-                     const TailMasses* tail);
+                     const TailMasses* tail, const MassScales* scales = nullptr);
+struct RerankByMassRefArgs {
+  Tensor q;
+  std::span<const RetrievalQuery> queries;
+  const TransformCodeWeights& weights;
+  const void* codes = nullptr;
+  CodeLayout code_layout;
+  const TransformCodeWeights& residual;
+  const void* residual_codes = nullptr;
+  CodeLayout residual_layout;
+  float scale = 0;
+  MassScales scales;
+  Selection candidates, kept;
+};
+void RerankByMassRef(const RerankByMassRefArgs& args);
 void TakeFromTailRef(const Tensor& q, std::span<const RetrievalQuery> queries,
                      const TransformCodeWeights& weights, float scale, const void* codes,
                      const CodeLayout& code_layout, const Selection& read, const TailMasses& tail);

@@ -144,12 +144,15 @@ TransformQuery PrepareTransformQueryRef(const float* q, const TransformCodeWeigh
 }
 
 std::vector<uint8_t> TransformIndexesRef(const float* key, const TransformCodeWeights& weights,
-                                         int32_t head) {
+                                         int32_t head, const std::vector<uint8_t>& first) {
   const TransformCodeHead& of_head = weights.heads[head];
   const int32_t n = 4 * of_head.quads;
   std::vector<uint8_t> indexes(n);
   for (int32_t i = 0; i < n; ++i) {
-    const float t = Chain(key, of_head.key_weight, weights.head_dim, n, i, of_head.key_bias[i]);
+    float t = Chain(key, of_head.key_weight, weights.head_dim, n, i, of_head.key_bias[i]);
+    if (!of_head.first_dims.empty() && of_head.first_dims[i] >= 0) {
+      t = std::fmaf(-of_head.first_steps[i], static_cast<float>(first[of_head.first_dims[i]]), t);
+    }
     const auto most = static_cast<float>((1 << of_head.widths[i / 4]) - 1);
     if (t > 0) indexes[i] = static_cast<uint8_t>(std::min(t, most));
   }
@@ -182,9 +185,13 @@ int32_t TransformCellRef(const uint32_t* head_codes, int32_t token_in_block,
   return cell;
 }
 
-void EncodeTransformKeysRef(std::span<const KeySpan> spans, const void* pool,
-                            const KvLayout& layout, const TransformCodeWeights& weights,
-                            void* codes, const CodeLayout& code_layout) {
+namespace {
+
+// The spans' codes; where `first` is not null, residual codes beside its codes.
+void EncodeRef(std::span<const KeySpan> spans, const void* pool, const KvLayout& layout,
+               const TransformCodeWeights& weights, void* codes, const CodeLayout& code_layout,
+               const TransformCodeWeights* first, const void* first_codes,
+               const CodeLayout& first_layout) {
   const int32_t words = weights.bits / 32;
   for (const KeySpan& span : spans) {
     for (int32_t token = span.tokens.first; token < span.tokens.last; ++token) {
@@ -194,7 +201,14 @@ void EncodeTransformKeysRef(std::span<const KeySpan> spans, const void* pool,
             ReadValues(static_cast<const std::byte*>(pool) +
                            layout.RowOffset(span.block_table[logical], head, at),
                        layout.head_dim, layout.dtype);
-        const std::vector<uint8_t> indexes = TransformIndexesRef(key.data(), weights, head);
+        std::vector<uint8_t> of_first;
+        if (first != nullptr) {
+          of_first = TransformDecodeRef(
+              HeadCodes(first_codes, first_layout, span.IndexBlock(logical), head), at, *first,
+              head);
+        }
+        const std::vector<uint8_t> indexes =
+            TransformIndexesRef(key.data(), weights, head, of_first);
         auto* to =
             const_cast<uint32_t*>(HeadCodes(codes, code_layout, span.IndexBlock(logical), head));
         for (int32_t word = 0; word < words; ++word) to[TransformWordOffset(words, at, word)] = 0;
@@ -211,10 +225,26 @@ void EncodeTransformKeysRef(std::span<const KeySpan> spans, const void* pool,
   }
 }
 
+}  // namespace
+
+void EncodeTransformKeysRef(std::span<const KeySpan> spans, const void* pool,
+                            const KvLayout& layout, const TransformCodeWeights& weights,
+                            void* codes, const CodeLayout& code_layout) {
+  EncodeRef(spans, pool, layout, weights, codes, code_layout, nullptr, nullptr, {});
+}
+
+void EncodeResidualsRef(std::span<const KeySpan> spans, const void* pool, const KvLayout& layout,
+                        const TransformCodeWeights& weights, const void* codes,
+                        const CodeLayout& code_layout, const TransformCodeWeights& residual,
+                        void* residual_codes, const CodeLayout& residual_layout) {
+  EncodeRef(spans, pool, layout, residual, residual_codes, residual_layout, &weights, codes,
+            code_layout);
+}
+
 void SelectByMassRef(const Tensor& q, std::span<const RetrievalQuery> queries,
                      const float* anchor_masses, const TransformCodeWeights& weights, float scale,
                      const void* codes, const CodeLayout& code_layout, const Selection& chosen,
-                     const TailMasses* tail) {
+                     const TailMasses* tail, const MassScales* scales) {
   const int32_t d = weights.head_dim, kv_heads = code_layout.kv_heads;
   const auto heads = static_cast<int32_t>(q.cols / d);
   const int32_t group = heads / kv_heads;
@@ -240,6 +270,10 @@ void SelectByMassRef(const Tensor& q, std::span<const RetrievalQuery> queries,
         masses.push_back(MassesOf(prepared, indexes, query.mid, anchor_masses[i * heads + head]));
         for (size_t j = 0; j < sums.size(); ++j) {
           sums[j] = std::fmaf(masses[g].weights[j], masses[g].inverse, sums[j]);
+        }
+        if (scales != nullptr) {
+          scales->references[i * heads + head] = masses[g].reference;
+          scales->inverses[i * heads + head] = masses[g].inverse;
         }
         if (tail == nullptr) continue;
         tail->references[i * heads + head] = masses[g].reference;
@@ -271,6 +305,74 @@ void SelectByMassRef(const Tensor& q, std::span<const RetrievalQuery> queries,
           of_cells[cells[j]] += static_cast<int64_t>(masses[g].weights[j] * 0x1p30f);
         }
       }
+    }
+  }
+}
+
+void RerankByMassRef(const RerankByMassRefArgs& args) {
+  const int32_t d = args.weights.head_dim, kv_heads = args.code_layout.kv_heads;
+  const auto heads = static_cast<int32_t>(args.q.cols / d);
+  const int32_t group = heads / kv_heads, bt = args.code_layout.block_tokens;
+  const float scale2 = args.scale * kTransformLog2E;
+  const auto dot_of = [](const TransformQuery& query, const std::vector<uint8_t>& indexes) {
+    int32_t dot = 0;
+    for (size_t i = 0; i < indexes.size(); ++i) dot += query.coef[i] * indexes[i];
+    return static_cast<float>(dot);
+  };
+  for (int64_t i = 0; i < static_cast<int64_t>(args.queries.size()); ++i) {
+    const RetrievalQuery& query = args.queries[i];
+    for (int32_t kv_head = 0; kv_head < kv_heads; ++kv_head) {
+      const int32_t* tokens = args.candidates.chosen(i, kv_head);
+      const auto count = static_cast<size_t>(args.candidates.count(i, kv_head));
+      std::vector<std::vector<uint8_t>> first, second;
+      for (size_t j = 0; j < count; ++j) {
+        const int32_t block = query.block_table[tokens[j] / bt], at = tokens[j] % bt;
+        first.push_back(TransformDecodeRef(HeadCodes(args.codes, args.code_layout, block, kv_head),
+                                           at, args.weights, kv_head));
+        second.push_back(
+            TransformDecodeRef(HeadCodes(args.residual_codes, args.residual_layout, block, kv_head),
+                               at, args.residual, kv_head));
+      }
+      std::vector<float> sums(count);
+      for (int32_t g = 0; g < group; ++g) {
+        const int64_t head = int64_t{kv_head} * group + g;
+        const float* q = args.q.f32(query.row) + head * d;
+        const TransformQuery a = PrepareTransformQueryRef(q, args.weights, kv_head, scale2);
+        const TransformQuery b = PrepareTransformQueryRef(q, args.residual, kv_head, scale2);
+        const float reference = args.scales.references[i * heads + head];
+        std::vector<float> logits(count);
+        float most = reference;
+        auto rest = static_cast<int64_t>(0x1p26f / args.scales.inverses[i * heads + head]);
+        for (size_t j = 0; j < count; ++j) {
+          const float logit = std::fmaf(a.a, dot_of(a, first[j]), a.b);
+          rest -= static_cast<int64_t>(TransformExp2(logit - reference) * 0x1p26f);
+          logits[j] = logit + std::fmaf(b.a, dot_of(b, second[j]), b.b);
+          most = std::max(most, logits[j]);
+        }
+        auto total = static_cast<int64_t>(static_cast<double>(std::max<int64_t>(rest, 0)) *
+                                          static_cast<double>(TransformExp2(reference - most)));
+        for (const float logit : logits) {
+          total += static_cast<int64_t>(TransformExp2(logit - most) * 0x1p26f);
+        }
+        const float inverse = 0x1p26f / static_cast<float>(std::max<int64_t>(total, 1));
+        for (size_t j = 0; j < count; ++j) {
+          sums[j] = std::fmaf(TransformExp2(logits[j] - most), inverse, sums[j]);
+        }
+      }
+      std::vector<int32_t> order(count);
+      std::iota(order.begin(), order.end(), 0);
+      std::sort(order.begin(), order.end(), [&](int32_t x, int32_t y) {
+        const int32_t key_x = MassKey(sums[x]), key_y = MassKey(sums[y]);
+        return key_x != key_y ? key_x > key_y : x > y;
+      });
+      order.resize(std::min(order.size(), static_cast<size_t>(query.k)));
+      std::erase_if(order, [&](int32_t j) { return MassKey(sums[j]) < query.least_key; });
+      std::sort(order.begin(), order.end());
+      for (size_t j = 0; j < order.size(); ++j) {
+        args.kept.chosen(i, kv_head)[j] =
+            tokens[order[j]];  // never before what is still to be read
+      }
+      args.kept.count(i, kv_head) = static_cast<int32_t>(order.size());
     }
   }
 }

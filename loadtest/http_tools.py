@@ -5,6 +5,8 @@ cache, one after the other in one run.
     loadtest/http_tools.py sweep  --model FILE --out DIR [--seconds 20] [--steps 5]      guidellm finds the rates from one client to saturation
     loadtest/http_tools.py agents --model FILE --out DIR [--seconds 60] [--scale 1/25]   aiperf's agentic coding sessions
 
+Words behind -- are flags of the servers: `… -- --threads 8`.
+
 Each configuration has its server. Beside what the tool measured stands what the server counted meanwhile: prompt tokens from the cache, and KV bytes
 read of what dense attention reads. DIR gets the tools' own reports, and results.json with the commands and the machine's load;
 stdout gets a table in Markdown. Prompts and answers are made of random words by the tools. The model is a GGUF file or a Hugging Face
@@ -223,8 +225,11 @@ def main():
     parser.add_argument("--answer", type=int, default=32, help="of a sweep: tokens of each answer (default %(default)s)")
     parser.add_argument("--sessions", type=int, default=6, help="of agents (default %(default)s)")
     parser.add_argument("--scale", type=fractions.Fraction, default=fractions.Fraction(1, 25), help="of agents: times each length (default %(default)s)")
-    parser.add_argument("flags", nargs="*", help="of the servers, behind --")
-    args = parser.parse_args()
+    # argparse gives no word to a second positional once options stood between the two.
+    own, flags = sys.argv[1:], []
+    if "--" in own:
+        own, flags = own[:own.index("--")], own[own.index("--") + 1:]
+    args = parser.parse_args(own, argparse.Namespace(flags=flags))
     args.out.mkdir(parents=True, exist_ok=True)
     report = {"command": shlex.join(["loadtest/http_tools.py", *sys.argv[1:]]), "machine": load_report.machine(), "model": pathlib.Path(args.model).name}
     driver, report["results"] = measure(args)

@@ -101,7 +101,7 @@ def _reads(usages):
     covered = math.fsum(usage["retrieval"]["coverage"] * usage["retrieval"]["probes"] for usage in usages if usage["retrieval"]["coverage"] is not None)
     drafts = {name: sum(usage["drafts"][name] for usage in usages) for name in ("drafted_tokens", "verified_tokens", "accepted_tokens")}
     return {"kv_read_bytes": read, "kv_dense_bytes": dense, "read_share": _share(read["fast"], dense),
-            "selected_rows": sum(usage["selected_rows"] for usage in usages), "dense_rows": sum(usage["dense_rows"] for usage in usages),
+            "attended_rows": sum(usage["attended_rows"] for usage in usages), "dense_rows": sum(usage["dense_rows"] for usage in usages),
             "probes": probes, "coverage": _share(covered, probes),
             **drafts, "accepted_share": _share(drafts["accepted_tokens"], drafts["verified_tokens"])}
 

@@ -176,14 +176,14 @@ OrderedJson RetrievalJson(const v1::RetrievalUsage& usage) {
   const auto optional = [](bool there, double value) {
     return there ? OrderedJson(value) : OrderedJson();
   };
-  return {{"mid_rows", usage.mid_rows()},
-          {"chosen_rows", usage.chosen_rows()},
+  return {{"candidate_rows", usage.candidate_rows()},
+          {"selected_rows", usage.selected_rows()},
           {"kept", optional(usage.has_kept(), usage.kept())},
           {"probes", usage.probes()},
           {"coverage", optional(usage.has_coverage(), usage.coverage())},
           {"iou", optional(usage.has_iou(), usage.iou())},
-          {"completions", usage.completions()},
-          {"completed", optional(usage.has_completed(), usage.completed())},
+          {"tail_estimates", usage.tail_estimates()},
+          {"tail_mass", optional(usage.has_tail_mass(), usage.tail_mass())},
           {"widened_tokens", usage.widened_tokens()},
           {"floor_dense_tokens", usage.floor_dense_tokens()}};
 }
@@ -210,7 +210,7 @@ OrderedJson UsageJson(const v1::Usage& usage) {
           {"preemptions", usage.preemptions()},
           {"kv_read_bytes", ReadsJson(usage.kv_read_bytes())},
           {"kv_dense_bytes", usage.kv_dense_bytes()},
-          {"selected_rows", usage.selected_rows()},
+          {"attended_rows", usage.attended_rows()},
           {"dense_rows", usage.dense_rows()},
           {"retrieval", RetrievalJson(usage.retrieval())},
           {"drafts", usage.has_drafts() ? DraftsJson(usage.drafts()) : OrderedJson()},

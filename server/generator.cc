@@ -40,21 +40,22 @@ v1::FinishReason ToProto(engine::FinishReason reason) {
 }
 
 void ToProto(const engine::RetrievalCounts& counts, v1::RetrievalUsage& out) {
-  out.set_mid_rows(counts.mid_rows);
-  out.set_chosen_rows(counts.chosen_rows);
+  out.set_candidate_rows(counts.candidate_rows);
+  out.set_selected_rows(counts.selected_rows);
   out.set_probes(counts.probes);
-  out.set_completions(counts.completions);
+  out.set_tail_estimates(counts.tail_estimates);
   out.set_widened_tokens(counts.widened_tokens);
   out.set_floor_dense_tokens(counts.floor_dense_tokens);
-  if (counts.mid_rows > 0) {
-    out.set_kept(static_cast<double>(counts.chosen_rows) / static_cast<double>(counts.mid_rows));
+  if (counts.candidate_rows > 0) {
+    out.set_kept(static_cast<double>(counts.selected_rows) /
+                 static_cast<double>(counts.candidate_rows));
   }
   if (counts.probes > 0) {
     out.set_coverage(counts.coverage / static_cast<double>(counts.probes));
     out.set_iou(counts.iou / static_cast<double>(counts.probes));
   }
-  if (counts.completions > 0) {
-    out.set_completed(counts.completed / static_cast<double>(counts.completions));
+  if (counts.tail_estimates > 0) {
+    out.set_tail_mass(counts.tail_mass / static_cast<double>(counts.tail_estimates));
   }
 }
 
@@ -86,7 +87,7 @@ void ToProto(const engine::Usage& usage, v1::Usage& out) {
   out.mutable_kv_read_bytes()->set_host(usage.kv_read_bytes_host);
   out.mutable_kv_read_bytes()->set_disk(usage.kv_read_bytes_disk);
   out.set_kv_dense_bytes(usage.kv_dense_bytes);
-  out.set_selected_rows(usage.selected_rows);
+  out.set_attended_rows(usage.attended_rows);
   out.set_dense_rows(usage.retrieval.rows_dense);
   ToProto(usage.retrieval, *out.mutable_retrieval());
   if (usage.drafts.drafted > 0) ToProto(usage.drafts, *out.mutable_drafts());

@@ -144,7 +144,7 @@ class Metrics::Impl final : public prometheus::Collectable {
     step_tokens_ = Add("winnow_step_tokens",
                        "Tokens that one step computed. Near 1 under load: batches do not form.",
                        kStepTokenBuckets);
-    step_rows_ = Add("winnow_step_selected_rows",
+    step_rows_ = Add("winnow_step_attended_rows",
                      "KV rows attended in one engine step that decoded.", kStepRowBuckets);
     kept_ = Add("winnow_retrieval_kept_ratio",
                 "Share of the rows to choose from that a policy chose; mean of a sequence.",
@@ -328,9 +328,9 @@ void Metrics::OnFinished(const engine::Request&, engine::FinishReason reason,
                          const engine::Usage& usage) {
   impl_->queue_->Observe(Seconds(usage.queue_time));
   const engine::RetrievalCounts& retrieval = usage.retrieval;
-  if (retrieval.mid_rows > 0) {
-    impl_->kept_->Observe(static_cast<double>(retrieval.chosen_rows) /
-                          static_cast<double>(retrieval.mid_rows));
+  if (retrieval.candidate_rows > 0) {
+    impl_->kept_->Observe(static_cast<double>(retrieval.selected_rows) /
+                          static_cast<double>(retrieval.candidate_rows));
   }
   const bool complete = reason == engine::FinishReason::kStopToken ||
                         reason == engine::FinishReason::kStopString ||
@@ -351,8 +351,8 @@ void Metrics::OnStep(const engine::StepObservation& step) {
   impl_->step_->Observe(Seconds(step.duration));
   impl_->step_tokens_->Observe(step.tokens);
   // A step of prompts alone selects nothing.
-  if (step.selected_rows > 0) {
-    impl_->step_rows_->Observe(static_cast<double>(step.selected_rows));
+  if (step.attended_rows > 0) {
+    impl_->step_rows_->Observe(static_cast<double>(step.attended_rows));
   }
 }
 

@@ -258,20 +258,20 @@ MetricFamilies ReadFamilies(const engine::EngineStats& stats, int64_t row_bytes)
       "KV entries that attention read while decoding (fast), and that were brought from slower "
       "tiers for it (host, disk), those of whole blocks included. host and disk over fast is the "
       "share of reads that memory has no room for: a larger --row-cache-bytes or --kv-bytes.",
-      {{"fast", stats.selected_rows},
+      {{"fast", stats.attended_rows},
        {"host", rows(stats.kv_read_bytes_host)},
        {"disk", rows(stats.kv_read_bytes_disk)}});
   out.Counter("winnow_kv_dense_bytes_total",
               "KV bytes that dense attention would have read while decoding: "
               "winnow_kv_read_bytes_total{tier=\"fast\"} over this is what retrieval costs.",
               stats.kv_dense_bytes);
-  out.Counter("winnow_kv_selected_rows_total", "KV entries attended while decoding.",
-              stats.selected_rows);
-  out.Counter("winnow_retrieval_mid_rows_total",
+  out.Counter("winnow_kv_attended_rows_total", "KV entries attended while decoding.",
+              stats.attended_rows);
+  out.Counter("winnow_retrieval_candidate_rows_total",
               "KV entries that retrieving policies could choose from, while decoding.",
-              retrieval.mid_rows);
-  out.Counter("winnow_retrieval_chosen_rows_total", "Candidates that they chose.",
-              retrieval.chosen_rows);
+              retrieval.candidate_rows);
+  out.Counter("winnow_retrieval_selected_rows_total", "Candidates that they chose.",
+              retrieval.selected_rows);
   out.Counter("winnow_retrieval_widened_tokens_total",
               "Tokens that chose more KV entries because a measure fell below their policy's "
               "floor. Many: raise k, or take a better index.",
@@ -288,9 +288,9 @@ MetricFamilies ReadFamilies(const engine::EngineStats& stats, int64_t row_bytes)
            "Overlap of the chosen set with the best one of its size, of sampled choices. Low "
            "beside a good coverage is no harm.",
            retrieval.iou, retrieval.probes);
-  out.Mean("winnow_retrieval_completed_ratio",
-           "Share of the attention's mass that the tail estimate stood for.", retrieval.completed,
-           retrieval.completions);
+  out.Mean("winnow_retrieval_tail_mass_ratio",
+           "Share of the attention's mass that the tail estimate stood for.", retrieval.tail_mass,
+           retrieval.tail_estimates);
   const engine::DraftCounts& drafts = stats.drafts;
   out.Counter("winnow_draft_tokens_total", "Tokens drafted under policies with verify.",
               drafts.drafted);

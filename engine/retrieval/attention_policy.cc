@@ -124,6 +124,12 @@ std::optional<std::string> SetTail(AttentionPolicy& policy, std::string_view val
   return std::nullopt;
 }
 
+std::optional<std::string> SetRerank(AttentionPolicy& policy, std::string_view value) {
+  if (value != "on" && value != "off") return "on or off";
+  policy.rerank = value == "on";
+  return std::nullopt;
+}
+
 std::optional<std::string> SetBits(AttentionPolicy& policy, std::string_view value) {
   const int32_t bits = ParseCount(value).value_or(0);
   if (policy.kind == Kind::kPca) {
@@ -159,13 +165,14 @@ std::optional<std::string> SetLookup(AttentionPolicy& policy, std::string_view v
   return std::nullopt;
 }
 
-constexpr std::array<OptionRule, 14> kOptions = {{
+constexpr std::array<OptionRule, 15> kOptions = {{
     {"k", Needs::kBudget, SetK},
     {"p", Needs::kBudget,
      [](AttentionPolicy& a, std::string_view v) { return SetUpToOne(a.p, v); }},
     {"min_mass", Needs::kTransform, SetMinMass},
     {"completion", Needs::kAnchors, SetCompletion},
     {"tail", Needs::kTransform, SetTail},
+    {"rerank", Needs::kTransform, SetRerank},
     {"sink", Needs::kAnchors,
      [](AttentionPolicy& a, std::string_view v) { return SetCount(a.sink, v, 0); }},
     // A query always sees itself, so there is no window of none.
@@ -304,7 +311,7 @@ int32_t AttentionPolicy::KFor(int32_t visible) const {
 
 int32_t AttentionPolicy::CandidatesFor(int32_t visible) const {
   const int64_t chosen = KFor(visible);
-  const int64_t candidates = p ? 4 * chosen : chosen;
+  const int64_t candidates = p ? 4 * chosen : rerank ? 2 * chosen : chosen;
   return static_cast<int32_t>(std::min<int64_t>(candidates, std::numeric_limits<int32_t>::max()));
 }
 
@@ -333,6 +340,11 @@ absl::StatusOr<AttentionPolicy> ParseAttentionPolicy(std::string_view text) {
     return absl::InvalidArgumentError(
         "policy options 'p' and 'min_mass' exclude each other: both end a selection before k");
   }
+  if (policy.p && policy.rerank) {
+    return absl::InvalidArgumentError(
+        "policy options 'p' and 'rerank' exclude each other: both choose among candidates by an "
+        "index of their own");
+  }
   return policy;
 }
 
@@ -355,6 +367,7 @@ std::string ToString(const AttentionPolicy& policy) {
   if (policy.min_mass) add("min_mass", PlainNumberText(*policy.min_mass));
   if (policy.completion) add("completion", "on");
   if (!policy.tail) add("tail", "off");
+  if (policy.rerank) add("rerank", "on");
   if (policy.sink != defaults.sink) add("sink", policy.sink);
   if (policy.window != defaults.window) add("window", policy.window);
   if (policy.dense_layers != defaults.dense_layers) add("dense_layers", policy.dense_layers);

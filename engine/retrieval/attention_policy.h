@@ -14,6 +14,7 @@
 //            | "dense_layers=" count         first layers that always read everything; 2
 //            | "tail=" ("on" | "off")        pca: mean values stand for what was not read, at heads
 //                                            where the fit found that they help; on
+//            | "rerank=" ("on" | "off")      pca: choose 2k, keep the k best of them by a second, finer code; off
 //            | "bits=" (32 | 64 | 128 | 256) of a code; the artifact's, 128 for lsh. lsh: 512, 1024;
 //                                            pca: 64, 128, 192, 256, by the head dimension
 //            | "suffix=" count               so many last prompt tokens retrieve, too, and those
@@ -31,7 +32,7 @@
 //   share   := decimal number above 0, at most 100
 //
 // Each option once, in any order. `dense` takes none but lookup, and verify beside it; `window` chooses nothing, so neither k nor p;
-// only policies with codes take bits. `min_mass` does not go with p. `verify` goes with neither completion nor suffix nor floor.
+// only policies with codes take bits. `min_mass` and `rerank` do not go with p. `verify` goes with neither completion nor suffix nor floor.
 #ifndef WINNOW_ENGINE_RETRIEVAL_ATTENTION_POLICY_H_
 #define WINNOW_ENGINE_RETRIEVAL_ATTENTION_POLICY_H_
 
@@ -93,7 +94,8 @@ struct AttentionPolicy {
   std::optional<double> p = {};
   std::optional<double> min_mass = {};  // of pca; mean over the query heads of a KV head
   bool completion = false;
-  bool tail = true;  // of pca; others have none
+  bool tail = true;     // of pca; others have none
+  bool rerank = false;  // of pca: the residual codes have the last word on 2k candidates
   int32_t sink = 16;
   int32_t window = 128;  // with the query's own token, so at least 1
   int32_t dense_layers = 2;
@@ -128,7 +130,7 @@ struct AttentionPolicy {
   // share, rounded to the nearest (docs/calibration.md). 0 without a budget. May exceed mid: the
   // caller takes all of mid then.
   int32_t KFor(int32_t visible) const;
-  // Tokens to select first: KFor, or four times as many where p prunes them.
+  // Tokens to select first: KFor, four times as many where p prunes them, twice where they are re-ranked.
   int32_t CandidatesFor(int32_t visible) const;
 };
 

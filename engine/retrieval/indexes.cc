@@ -18,6 +18,8 @@ namespace {
 
 using Kind = AttentionPolicy::Kind;
 
+constexpr char kResidual[] = "residual";
+
 absl::Status Refuse(const AttentionPolicy& policy, std::string_view option,
                     const std::string& why) {
   return absl::InvalidArgumentError(
@@ -89,8 +91,25 @@ absl::Status Indexes::MakeCodes(const IndexSpec& spec) {
         to.pool, AllocatePool(backend_, codes->layout.BlockBytes() * memory_.blocks().num_blocks(),
                               fmt::format("the codes of {}", ToString(spec))));
     pool_bytes_ += to.pool.size_bytes();
+    if (spec.kind == Kind::kPca && options_.residual_codes) {
+      WINNOW_RETURN_IF_ERROR(MakeResiduals(*codes, layer, &to));
+    }
   }
   codes_.push_back(std::move(codes));
+  return absl::OkStatus();
+}
+
+absl::Status Indexes::MakeResiduals(const Codes& codes, int32_t layer, Codes::Layer* to) {
+  WINNOW_CHECK(options_.transform->residuals.size() == codes.layers.size());
+  to->residual = backend_.PackTransformCode(options_.transform->residuals[layer]);
+  if (to->residual == nullptr) {
+    return absl::ResourceExhaustedError("no memory for the transforms of residual codes");
+  }
+  WINNOW_ASSIGN_OR_RETURN(
+      to->residual_pool,
+      AllocatePool(backend_, codes.layout.BlockBytes() * memory_.blocks().num_blocks(),
+                   "residual codes"));
+  pool_bytes_ += to->residual_pool.size_bytes();
   return absl::OkStatus();
 }
 
@@ -163,6 +182,12 @@ std::vector<Indexes::Part> Indexes::Parts() const {
       part.pools.push_back(static_cast<std::byte*>(layer.pool.data()));
     }
     parts.push_back(std::move(part));
+    if (codes->spec.kind != Kind::kPca || !options_.residual_codes) continue;
+    Part residual{kResidual, true, codes->layout.BlockBytes(), {}};
+    for (const Codes::Layer& layer : codes->layers) {
+      residual.pools.push_back(static_cast<std::byte*>(layer.residual_pool.data()));
+    }
+    parts.push_back(std::move(residual));
   }
   const auto add = [&](const char* title, size_t block_bytes, const std::vector<Buffer>& pools) {
     if (pools.empty()) return;
@@ -179,6 +204,7 @@ std::vector<std::string> Indexes::TitlesFor(const AttentionPolicy& policy) const
   std::vector<std::string> titles;
   if (const Codes* codes = CodesOf(policy)) titles.push_back(ToString(codes->spec));
   if (policy.select_by() == SelectBy::kBounds) titles.push_back("quest");
+  if (policy.rerank) titles.push_back(kResidual);
   if (policy.p.has_value()) titles.push_back("int4");
   return titles;
 }
@@ -255,6 +281,10 @@ absl::Status Indexes::CheckPca(const AttentionPolicy& policy) const {
     return Refuse(
         policy, "name",
         options_.no_transform.empty() ? "there is no index pca here" : options_.no_transform);
+  }
+  if (policy.rerank && !options_.residual_codes) {
+    return Refuse(policy, "rerank",
+                  "there are no residual codes here; --index pca,residual keeps them");
   }
   if (policy.tail && options_.summaries == 0) {
     return Refuse(policy, "tail", "there is no room for tables of cells here; say tail=off");
@@ -375,6 +405,17 @@ void Indexes::AppendSpans(int32_t layer, const AttentionPolicy& policy) {
     if (of_layer.transform != nullptr) {
       backend_.EncodeTransformKeys(spans_, pool_, layout, *of_layer.transform, of_layer.pool.data(),
                                    codes->layout);
+      if (policy.rerank) {
+        backend_.EncodeResiduals({.spans = spans_,
+                                  .pool = pool_,
+                                  .layout = layout,
+                                  .transform = *of_layer.transform,
+                                  .codes = of_layer.pool.data(),
+                                  .code_layout = codes->layout,
+                                  .residual = *of_layer.residual,
+                                  .residual_codes = of_layer.residual_pool.data(),
+                                  .residual_layout = codes->layout});
+      }
       if (!table_extensions_.empty()) {
         backend_.ExtendCellTables(table_extensions_, pool_, layout, *of_layer.transform,
                                   of_layer.pool.data(), codes->layout);

@@ -2,10 +2,11 @@
 //
 //   codes      of a kind of functions, for each key
 //   bounds     of quest, for each page of keys
+//   residual   of each key, what pca's codes leave, for re-ranking
 //   int4       four-bit keys, for pruning
 //   summaries  of a sequence: features of completion, or tables of cells
 //
-// Codes, bounds and four-bit keys lie in pools with the block numbers of the KV; each is a function of the KV alone, so
+// Codes, residual codes, bounds and four-bit keys lie in pools with the block numbers of the KV; each is a function of the KV alone, so
 // lost ones are made again. IndexKeeper keeps them in the store. Pools are allocated at Create.
 //
 // Threads: the engine thread; Check from any thread.
@@ -36,6 +37,9 @@ class Indexes {
       std::unique_ptr<kernels::PackedEncoder> key, query;       // null: the layer has none
       std::unique_ptr<kernels::PackedTransformCode> transform;  // of pca, in place of both
       kernels::Buffer pool;
+      // Of pca's second code, which has the layout of the first; null where it is not kept.
+      std::unique_ptr<kernels::PackedTransformCode> residual;
+      kernels::Buffer residual_pool;
     };
     IndexSpec spec;
     kernels::CodeLayout layout;
@@ -46,7 +50,7 @@ class Indexes {
   };
   // A pool with something of each block: `block_bytes` in every layer that has it.
   struct Part {
-    std::string title;    // "lsh:128", "quest", "int4"
+    std::string title;    // "lsh:128", "quest", "residual", "int4"
     bool fitted = false;  // by the transform fit; else the artifact's functions, or nobody's
     size_t block_bytes = 0;
     std::vector<std::byte*> pools;  // by layer; null: the layer has none
@@ -74,6 +78,7 @@ class Indexes {
   const void* int4_keys(int32_t layer) const { return int4_keys_[layer].data(); }
   const FeatureMaps& feature_maps(int32_t layer) const { return feature_maps_[layer]; }
   bool has_feature_maps() const { return !feature_maps_.empty(); }
+  bool has_residuals() const { return options_.residual_codes; }
   size_t max_code_bytes() const;  // of one key
   // All of them, and those that the policy reads.
   std::vector<Part> Parts() const;
@@ -97,6 +102,7 @@ class Indexes {
                               std::vector<kernels::Buffer>* out);
   absl::Status MakeCodes(const IndexSpec& spec);
   absl::Status MakeCodesOfLayer(const IndexSpec& spec, int32_t layer, Codes::Layer* to);
+  absl::Status MakeResiduals(const Codes& codes, int32_t layer, Codes::Layer* to);
   absl::Status MakeFeatureMaps();
   absl::Status CheckLearned(const AttentionPolicy& policy) const;
   absl::Status CheckPca(const AttentionPolicy& policy) const;

@@ -22,17 +22,17 @@ absl::Status ReadCounter::Allocate() {
 }
 
 void ReadCounter::AddSelected(RetrievalCounts& tally, uint64_t kept, int32_t candidates) const {
-  const uint64_t mid_rows = uint64_t{1} * shape_.kv_heads * candidates;
-  tally.chosen_rows += kept;
-  tally.mid_rows += mid_rows;
+  const uint64_t candidate_rows = uint64_t{1} * shape_.kv_heads * candidates;
+  tally.selected_rows += kept;
+  tally.candidate_rows += candidate_rows;
   // CountRows takes this row for a dense one.
-  tally.rows_read -= mid_rows - kept;
+  tally.rows_read -= candidate_rows - kept;
 }
 
 void ReadCounter::AddCompletions(RetrievalCounts& tally, const StateMasses& masses) const {
   for (int32_t head = 0; head < shape_.num_heads; ++head) {
-    ++tally.completions;
-    tally.completed += -std::expm1(masses.before[head] - masses.after[head]);
+    ++tally.tail_estimates;
+    tally.tail_mass += -std::expm1(masses.before[head] - masses.after[head]);
   }
 }
 

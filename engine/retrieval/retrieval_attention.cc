@@ -153,7 +153,8 @@ void RetrievalAttention::GroupByMethod() {
     for (; method != methods_.end() && !method->rows.empty(); ++method) {
       const AttentionPolicy& other = *method->policy;
       if (policy.kind == other.kind && policy.bits == other.bits && policy.p == other.p &&
-          policy.completion == other.completion && policy.HasTail() == other.HasTail()) {
+          policy.completion == other.completion && policy.HasTail() == other.HasTail() &&
+          policy.rerank == other.rerank) {
         break;
       }
     }

@@ -53,6 +53,7 @@ RetrievalOptions OptionsFor(std::span<const AttentionPolicy> policies,
   options.artifact = std::move(artifact);
   for (const AttentionPolicy& policy : policies) {
     options.four_bit_keys |= policy.p.has_value();
+    options.residual_codes |= policy.rerank;
     if (policy.index_kind() == IndexKind::kNone) continue;
     if (policy.kind == Kind::kPca) continue;  // needs a fit: model_retrieval.h
     const IndexSpec spec{policy.kind, CodeBits(policy, options.artifact.get(), nullptr)};
@@ -81,6 +82,12 @@ int64_t SummaryBytes(const ModelConfig& config, const RetrievalOptions& options)
   return std::max(tables, floats * static_cast<int64_t>(sizeof(float)));
 }
 
+int64_t ResidualBlockBytes(const ModelConfig& config, const kernels::KvLayout& layout,
+                           int32_t bits) {
+  const kernels::CodeLayout codes{layout.kv_heads, layout.block_tokens, bits};
+  return static_cast<int64_t>(codes.BlockBytes()) * config.num_layers();
+}
+
 int64_t IndexBlockBytes(const ModelConfig& config, const kernels::KvLayout& layout,
                         const RetrievalOptions& options) {
   int64_t bytes = 0;
@@ -95,6 +102,9 @@ int64_t IndexBlockBytes(const ModelConfig& config, const kernels::KvLayout& layo
             ? config.num_layers()
             : static_cast<int64_t>(options.artifact->layers(spec.kind).size());
     bytes += static_cast<int64_t>(codes.BlockBytes()) * layers;
+    if (spec.kind == Kind::kPca && options.residual_codes) {
+      bytes += ResidualBlockBytes(config, layout, spec.bits);
+    }
   }
   if (options.four_bit_keys) {
     bytes += static_cast<int64_t>(kernels::Int4BlockBytes(layout)) * config.num_layers();

@@ -31,8 +31,9 @@ struct RetrievalOptions {
   std::shared_ptr<const TransformFit> transform;  // null: pca is refused
   std::string no_transform;                       // why there is none, where one was tried
   std::vector<IndexSpec> indexes;
-  bool four_bit_keys = false;  // for policies with p
-  int32_t from = 0;            // shortest context that retrieves, for policies that leave it open
+  bool four_bit_keys = false;   // for policies with p
+  bool residual_codes = false;  // for policies with rerank; beside the index pca, of its bits
+  int32_t from = 0;             // shortest context that retrieves, for policies that leave it open
   // Sequences that may complete at a time: each has a place for its summaries. 0: none may.
   int32_t summaries = 1;
   // One in so many (query, layer) is measured: its coverage and IoU with the oracle, which reads
@@ -51,6 +52,9 @@ int32_t CodeBits(const AttentionPolicy& policy, const Artifact* artifact,
                  const TransformFit* transform);
 // Bytes of the summaries of one sequence; 0 without feature maps and tables of cells.
 int64_t SummaryBytes(const ModelConfig& config, const RetrievalOptions& options);
+// Bytes of the residual codes of `bits` beside one block of KV of every layer.
+int64_t ResidualBlockBytes(const ModelConfig& config, const kernels::KvLayout& layout,
+                           int32_t bits);
 // Bytes of the index pools beside one block of KV of every layer.
 int64_t IndexBlockBytes(const ModelConfig& config, const kernels::KvLayout& layout,
                         const RetrievalOptions& options);

@@ -17,13 +17,13 @@ RetrievalCounts& RetrievalCounts::operator+=(const RetrievalCounts& other) {
   rows_dense += other.rows_dense;
   rows_cached += other.rows_cached;
   rows_stored += other.rows_stored;
-  mid_rows += other.mid_rows;
-  chosen_rows += other.chosen_rows;
+  candidate_rows += other.candidate_rows;
+  selected_rows += other.selected_rows;
   probes += other.probes;
   coverage += other.coverage;
   iou += other.iou;
-  completions += other.completions;
-  completed += other.completed;
+  tail_estimates += other.tail_estimates;
+  tail_mass += other.tail_mass;
   widened_tokens += other.widened_tokens;
   floor_dense_tokens += other.floor_dense_tokens;
   return *this;
@@ -49,7 +49,7 @@ QueryPlan PlanQuery(const AttentionPolicy& policy, int32_t position, int32_t fro
   plan.k = widened(plan.k);
   plan.candidates = plan.k;
   plan.min_mass = policy.min_mass.value_or(0) / widen;
-  if (policy.p.has_value()) {
+  if (policy.p.has_value() || policy.rerank) {
     plan.candidates = policy.CandidatesFor(visible);
     if (policy.select_by() == SelectBy::kBounds) {
       plan.candidates = RoundUpToPage(plan.candidates);

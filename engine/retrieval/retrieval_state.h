@@ -27,13 +27,13 @@ struct RetrievalCounts {
   uint64_t rows_dense = 0;      // what dense attention would have read
   uint64_t rows_cached = 0;     // of rows_read: lay in the row cache
   uint64_t rows_stored = 0;     // of rows_read: came from a slower tier for it
-  uint64_t mid_rows = 0;        // of layers under the policy: mid tokens, over KV heads
-  uint64_t chosen_rows = 0;     // of those, read
+  uint64_t candidate_rows = 0;  // of layers under the policy: mid tokens, over KV heads
+  uint64_t selected_rows = 0;   // of those, read
   uint64_t probes = 0;          // (query, layer, KV head) whose selection was measured
   double coverage = 0;          // sum over probes (kernels::SelectionQuality)
   double iou = 0;               // the same
-  uint64_t completions = 0;     // (query, layer, query head) that completion added to
-  double completed = 0;         // sum over completions: the share of the mass that it stands for
+  uint64_t tail_estimates = 0;  // (query, layer, query head) that completion added to
+  double tail_mass = 0;         // sum over tail_estimates: the share of the mass that it stands for
   uint64_t widened_tokens = 0;  // query tokens that selected more because of the policy's floor
   uint64_t floor_dense_tokens = 0;  // query tokens that were dense because of it
 

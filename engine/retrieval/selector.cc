@@ -19,6 +19,12 @@ absl::Status Selector::Allocate(int64_t max_entries, ScratchAllocator& scratch) 
   WINNOW_RETURN_IF_ERROR(scratch.Allocate(max_entries * sizeof(int32_t), "chosen tokens",
                                           /*shared=*/true, &tokens_));
   WINNOW_RETURN_IF_ERROR(scratch.Allocate(counts, "no counts", /*shared=*/true, &no_counts_));
+  const size_t scales =
+      indexes_.has_residuals() ? size_t{kMaxCallQueries} * shape_.num_heads * sizeof(float) : 0;
+  WINNOW_RETURN_IF_ERROR(
+      scratch.Allocate(scales, "references of candidates", /*shared=*/false, &references_));
+  WINNOW_RETURN_IF_ERROR(
+      scratch.Allocate(scales, "denominators of masses", /*shared=*/false, &inverses_));
   return scratch.Allocate(size_t{kMaxCallQueries} * shape_.num_heads * indexes_.max_code_bytes(),
                           "codes of queries",
                           /*shared=*/false, &query_codes_);
@@ -36,16 +42,29 @@ Selection Selector::Select(const QueryCall& call, const Tensor& q, const MassInp
                           int64_t{call.slot} * kMaxCallQueries * shape_.kv_heads;
   const Selection selected{shape_.kv_heads, capacity, counts,
                            static_cast<int32_t*>(tokens_.data())};
-  // Wider first where the selection is pruned afterwards.
-  for (size_t i = 0; i < call.size(); ++i) std::swap(call.queries[i].k, call.candidates[i]);
+  // Wider first where the selection is pruned or re-ranked afterwards. A least mass is the second code's matter then.
+  least_keys_.assign(call.size(), 0);
+  const auto swap_plans = [&] {
+    for (size_t i = 0; i < call.size(); ++i) {
+      std::swap(call.queries[i].k, call.candidates[i]);
+      if (call.policy->rerank) std::swap(call.queries[i].least_key, least_keys_[i]);
+    }
+  };
+  swap_plans();
   SelectTokens(call, q, masses, selected);
-  for (size_t i = 0; i < call.size(); ++i) std::swap(call.queries[i].k, call.candidates[i]);
-  if (call.policy->p.has_value()) Prune(call, q, masses, selected);
+  swap_plans();
+  if (call.policy->p.has_value()) {
+    Prune(call, q, selected);
+  } else if (call.policy->rerank) {
+    Rerank(call, q, selected);
+  } else {
+    return selected;
+  }
+  TakeFromTail(call, q, masses, selected);
   return selected;
 }
 
-void Selector::Prune(const QueryCall& call, const Tensor& q, const MassInputs& masses,
-                     const Selection& selected) {
+void Selector::Prune(const QueryCall& call, const Tensor& q, const Selection& selected) {
   backend_.PruneSelection({.q = q,
                            .queries = call.queries,
                            .int4_keys = indexes_.int4_keys(call.layer),
@@ -54,6 +73,27 @@ void Selector::Prune(const QueryCall& call, const Tensor& q, const MassInputs& m
                            .p = static_cast<float>(*call.policy->p),
                            .candidates = selected,
                            .kept = selected});
+}
+
+void Selector::Rerank(const QueryCall& call, const Tensor& q, const Selection& selected) {
+  const Indexes::Codes& codes = *indexes_.CodesOf(*call.policy);
+  const Indexes::Codes::Layer& of_layer = codes.layers[call.layer];
+  backend_.RerankByMass({.q = q,
+                         .queries = call.queries,
+                         .transform = *of_layer.transform,
+                         .codes = of_layer.pool.data(),
+                         .code_layout = codes.layout,
+                         .residual = *of_layer.residual,
+                         .residual_codes = of_layer.residual_pool.data(),
+                         .residual_layout = codes.layout,
+                         .scale = shape_.scale,
+                         .scales = scales(),
+                         .candidates = selected,
+                         .kept = selected});
+}
+
+void Selector::TakeFromTail(const QueryCall& call, const Tensor& q, const MassInputs& masses,
+                            const Selection& selected) {
   if (call.policy->select_by() != SelectBy::kMasses || masses.tail == nullptr) return;
   const Indexes::Codes& codes = *indexes_.CodesOf(*call.policy);
   const Indexes::Codes::Layer& of_layer = codes.layers[call.layer];
@@ -106,8 +146,9 @@ void Selector::SelectByMass(const QueryCall& call, const Tensor& q, const MassIn
   kernels::TailMasses tail;
   if (masses.tail != nullptr) {
     tail = *masses.tail;
-    tail.of_all = call.policy->p.has_value();
+    tail.of_all = call.policy->p.has_value() || call.policy->rerank;
   }
+  const kernels::MassScales of_call = scales();
   backend_.SelectByMass({.q = q,
                          .queries = call.queries,
                          .anchor_masses = masses.anchors,
@@ -116,7 +157,8 @@ void Selector::SelectByMass(const QueryCall& call, const Tensor& q, const MassIn
                          .code_layout = codes.layout,
                          .scale = shape_.scale,
                          .chosen = selected,
-                         .tail = masses.tail != nullptr ? &tail : nullptr});
+                         .tail = masses.tail != nullptr ? &tail : nullptr,
+                         .scales = call.policy->rerank ? &of_call : nullptr});
 }
 
 }  // namespace winnow::engine

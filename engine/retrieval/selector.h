@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "engine/kv/kv_memory.h"
@@ -50,9 +51,15 @@ class Selector {
                     const kernels::Selection& selected);
   void SelectByMass(const QueryCall& call, const kernels::Tensor& q, const MassInputs& masses,
                     const kernels::Selection& selected);
-  // With pruning, `masses` are left of all candidates: what is pruned belongs to the tail, what is kept is taken out of it.
-  void Prune(const QueryCall& call, const kernels::Tensor& q, const MassInputs& masses,
-             const kernels::Selection& selected);
+  void Prune(const QueryCall& call, const kernels::Tensor& q, const kernels::Selection& selected);
+  void Rerank(const QueryCall& call, const kernels::Tensor& q, const kernels::Selection& selected);
+  // Of selections that were pruned or re-ranked, `masses` are left of all candidates: what is not kept belongs to the tail,
+  // what is kept is taken out of it.
+  void TakeFromTail(const QueryCall& call, const kernels::Tensor& q, const MassInputs& masses,
+                    const kernels::Selection& selected);
+  kernels::MassScales scales() const {
+    return {static_cast<float*>(references_.data()), static_cast<float*>(inverses_.data())};
+  }
 
   const RetrievalShape shape_;
   kernels::SelectionOps& backend_;
@@ -63,6 +70,9 @@ class Selector {
   kernels::Buffer tokens_;       // of a selection
   kernels::Buffer no_counts_;    // [kMaxCallQueries][Hkv] zeros
   kernels::Buffer query_codes_;  // the device's
+  // Denominators of masses, for re-ranking [kMaxCallQueries][H]; the device's.
+  kernels::Buffer references_, inverses_;
+  std::vector<int32_t> least_keys_;  // of a call, while its candidates are selected
 };
 
 }  // namespace winnow::engine

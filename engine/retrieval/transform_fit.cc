@@ -222,6 +222,54 @@ absl::StatusOr<Transform> MakeTransform(const TransformSample& sample,
   return transform;
 }
 
+// Of the width of dimension i. A dimension without variance has steps of any size: its index is the middle one.
+double StepOf(const Doubles& variance, const std::vector<uint8_t>& widths, size_t i, double least) {
+  return kSteps[widths[i / 4]] * std::sqrt(std::max(variance[i], least));
+}
+
+// The second code, by the same rule: of the dimensions with the largest error first, in quads of like errors.
+TransformCodeHead FitResidual(const Transform& transform, const TransformCodeHead& first,
+                              const Doubles& distortion, int32_t bits) {
+  const size_t size = distortion.size();
+  std::vector<size_t> order(size);
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return distortion[a] > distortion[b]; });
+  Doubles errors;
+  for (const size_t i : order) errors.push_back(distortion[i]);
+  TransformCodeHead head;
+  head.widths = AllocateQuads(errors, bits);
+  while (!head.widths.empty() && head.widths.back() == 0) head.widths.pop_back();
+  head.quads = static_cast<int32_t>(head.widths.size());
+  head.fields = kernels::LayCodeFields(head.widths, bits / 32);
+  head.mean.assign(size, 0);
+  const auto n = size_t{4} * head.quads, of_first = size_t{4} * first.quads;
+  const double least = 1e-12 * transform.variance[0];
+  head.key_weight.resize(size * n);
+  head.query_weight.resize(size * n);
+  for (size_t i = 0; i < n; ++i) {
+    const size_t dim = order[i];
+    const double step = StepOf(errors, head.widths, i, least);
+    double bias = std::ldexp(1.0, head.widths[i / 4] - 1);
+    double steps = 0;
+    if (dim < of_first) {
+      // The first code's level: its index from the middle of its range, half a step on.
+      steps = StepOf(transform.variance, first.widths, dim, least) / step;
+      bias += steps * (std::ldexp(1.0, first.widths[dim / 4] - 1) - 0.5);
+    }
+    for (size_t c = 0; c < size; ++c) {
+      const double a = transform.a[c * size + dim] / step;
+      bias -= transform.mean[c] * a;
+      head.key_weight[c * n + i] = static_cast<float>(a);
+      head.query_weight[c * n + i] = static_cast<float>(transform.b[c * size + dim] * step);
+    }
+    head.key_bias.push_back(static_cast<float>(bias));
+    head.first_dims.push_back(dim < of_first ? static_cast<int16_t>(dim) : int16_t{-1});
+    head.first_steps.push_back(static_cast<float>(steps));
+  }
+  return head;
+}
+
 }  // namespace
 
 bool SymmetricEigen(std::vector<double> m, int32_t n, std::vector<double>* values,
@@ -300,9 +348,7 @@ absl::StatusOr<TransformHeadFit> FitTransformHead(const TransformSample& sample,
   head.fields = kernels::LayCodeFields(head.widths, options.bits / 32);
   const int32_t n = 4 * head.quads;
   const auto step_of = [&](int32_t i) {
-    // A dimension without variance has steps of any size: its index is the middle one.
-    return kSteps[head.widths[i / 4]] *
-           std::sqrt(std::max(transform->variance[i], 1e-12 * transform->variance[0]));
+    return StepOf(transform->variance, head.widths, i, 1e-12 * transform->variance[0]);
   };
   head.key_weight.resize(size * n);
   head.query_weight.resize(size * n);
@@ -325,6 +371,7 @@ absl::StatusOr<TransformHeadFit> FitTransformHead(const TransformSample& sample,
     const int32_t width = i < n ? head.widths[i / 4] : 0;
     fit.distortion.push_back(transform->variance[i] * kErrors[width]);
   }
+  fit.residual = FitResidual(*transform, head, fit.distortion, options.bits);
   // delta = 1/2 sum of (Bᵀq)_i² D_i / d nats, in base 2.
   for (int32_t i = 0; i < d; ++i) {
     const double root =
@@ -333,8 +380,11 @@ absl::StatusOr<TransformHeadFit> FitTransformHead(const TransformSample& sample,
       fit.delta_weight.push_back(static_cast<float>(transform->b[c * size + i] * root));
     }
   }
-  if (!AllFinite(head.key_weight) || !AllFinite(head.query_weight) || !AllFinite(head.key_bias)) {
-    return absl::InvalidArgumentError("its transform is not finite");
+  for (const TransformCodeHead* made : {&fit.head, &fit.residual}) {
+    if (!AllFinite(made->key_weight) || !AllFinite(made->query_weight) ||
+        !AllFinite(made->key_bias)) {
+      return absl::InvalidArgumentError("its transform is not finite");
+    }
   }
   return fit;
 }

@@ -43,6 +43,7 @@ constexpr int32_t DefaultTransformBits(int32_t head_dim) {
 // A head's transform, and what the error of its tail is judged with.
 struct TransformHeadFit {
   kernels::TransformCodeHead head;
+  kernels::TransformCodeHead residual;  // a second code, of as many bits, of what the first leaves
   std::vector<double>
       distortion;  // [d] of each dimension of the transform, at the sample's variance
   std::vector<float> delta_weight;  // [d][d] (TransformCodeHead::delta_weight, if it is to be used)
@@ -77,6 +78,7 @@ struct TransformFit {
   int32_t bits = 0;
   int32_t sample_tokens = 0;  // of the text that it was fitted on
   std::vector<kernels::TransformCodeWeights> layers;
+  std::vector<kernels::TransformCodeWeights> residuals;  // of each layer, of `bits`, too
   std::string id;  // digest of all the above: codes of one fit are of no use under another
 };
 

@@ -23,7 +23,7 @@ using kernels::CodeField;
 using kernels::TransformCodeHead;
 using kernels::TransformCodeWeights;
 
-constexpr std::string_view kMagic = "WNWTFIT1";
+constexpr std::string_view kMagic = "WNWTFIT2";
 constexpr size_t kFileBytesMax = size_t{1} << 31;
 
 void AddBytes(const void* bytes, size_t size, std::string& out) {
@@ -50,6 +50,11 @@ class Reader {
     Take(&value, sizeof value);
     return value;
   }
+  int16_t I16() {
+    int16_t value = 0;
+    Take(&value, sizeof value);
+    return value;
+  }
   std::vector<float> Floats(size_t count) {
     if (!ok_ || text_.size() / sizeof(float) < count) {
       ok_ = false;
@@ -71,6 +76,28 @@ class Reader {
   bool ok_ = true;
 };
 
+void AddHead(const TransformCodeHead& head, size_t d, std::string& out) {
+  AddU32(static_cast<uint32_t>(head.quads), out);
+  AddBytes(head.widths.data(), head.widths.size(), out);
+  AddU32(static_cast<uint32_t>(head.fields.size()), out);
+  for (const CodeField& field : head.fields) {
+    for (const uint8_t value : {field.word, field.shift, field.width, field.low, field.quad}) {
+      out.push_back(static_cast<char>(value));
+    }
+  }
+  AddU32(static_cast<uint32_t>(head.cell_bits.size()), out);
+  AddBytes(head.cell_bits.data(), head.cell_bits.size(), out);
+  out.push_back(head.tail ? 1 : 0);
+  AddU32(static_cast<uint32_t>(head.delta_weight.size() / d), out);
+  AddFloats(head.key_weight, out);
+  AddFloats(head.key_bias, out);
+  AddFloats(head.query_weight, out);
+  AddFloats(head.mean, out);
+  AddFloats(head.delta_weight, out);
+  AddBytes(head.first_dims.data(), head.first_dims.size() * sizeof(int16_t), out);
+  AddFloats(head.first_steps, out);
+}
+
 std::string Body(const TransformFit& fit) {
   std::string out;
   AddU32(static_cast<uint32_t>(fit.bits), out);
@@ -79,31 +106,15 @@ std::string Body(const TransformFit& fit) {
   const bool any = !fit.layers.empty();
   AddU32(any ? static_cast<uint32_t>(fit.layers[0].heads.size()) : 0, out);
   AddU32(any ? static_cast<uint32_t>(fit.layers[0].head_dim) : 0, out);
-  for (const TransformCodeWeights& layer : fit.layers) {
-    for (const TransformCodeHead& head : layer.heads) {
-      AddU32(static_cast<uint32_t>(head.quads), out);
-      AddBytes(head.widths.data(), head.widths.size(), out);
-      AddU32(static_cast<uint32_t>(head.fields.size()), out);
-      for (const CodeField& field : head.fields) {
-        for (const uint8_t value : {field.word, field.shift, field.width, field.low, field.quad}) {
-          out.push_back(static_cast<char>(value));
-        }
-      }
-      AddU32(static_cast<uint32_t>(head.cell_bits.size()), out);
-      AddBytes(head.cell_bits.data(), head.cell_bits.size(), out);
-      out.push_back(head.tail ? 1 : 0);
-      AddU32(static_cast<uint32_t>(head.delta_weight.size() / layer.head_dim), out);
-      AddFloats(head.key_weight, out);
-      AddFloats(head.key_bias, out);
-      AddFloats(head.query_weight, out);
-      AddFloats(head.mean, out);
-      AddFloats(head.delta_weight, out);
+  for (size_t layer = 0; layer < fit.layers.size(); ++layer) {
+    for (const TransformCodeWeights* code : {&fit.layers[layer], &fit.residuals[layer]}) {
+      for (const TransformCodeHead& head : code->heads) AddHead(head, code->head_dim, out);
     }
   }
   return out;
 }
 
-bool ReadHead(Reader& in, size_t d, TransformCodeHead& head) {
+bool ReadHead(Reader& in, size_t d, bool is_residual, TransformCodeHead& head) {
   const uint32_t quads = in.U32();
   if (!in.ok() || quads < 1 || 4 * size_t{quads} > d) return false;
   head.quads = static_cast<int32_t>(quads);
@@ -130,6 +141,10 @@ bool ReadHead(Reader& in, size_t d, TransformCodeHead& head) {
   head.query_weight = in.Floats(d * n);
   head.mean = in.Floats(d);
   head.delta_weight = in.Floats(delta_rows * d);
+  if (is_residual) {
+    for (size_t i = 0; i < n; ++i) head.first_dims.push_back(in.I16());
+    head.first_steps = in.Floats(n);
+  }
   return in.ok();
 }
 
@@ -173,13 +188,20 @@ std::optional<TransformFit> ParseTransformFit(std::string_view text, std::string
     return std::nullopt;
   }
   for (uint32_t layer = 0; layer < layers; ++layer) {
-    TransformCodeWeights& weights = fit.layers.emplace_back();
-    weights.head_dim = static_cast<int32_t>(d);
-    weights.bits = fit.bits;
-    for (uint32_t head = 0; head < heads; ++head) {
-      if (!ReadHead(in, d, weights.heads.emplace_back())) return std::nullopt;
+    for (std::vector<TransformCodeWeights>* codes : {&fit.layers, &fit.residuals}) {
+      TransformCodeWeights& weights = codes->emplace_back();
+      weights.head_dim = static_cast<int32_t>(d);
+      weights.bits = fit.bits;
+      for (uint32_t head = 0; head < heads; ++head) {
+        if (!ReadHead(in, d, codes == &fit.residuals, weights.heads.emplace_back())) {
+          return std::nullopt;
+        }
+      }
     }
-    if (!kernels::CheckTransformCode(weights).empty()) return std::nullopt;
+    if (!kernels::CheckTransformCode(fit.layers.back()).empty() ||
+        !kernels::CheckResidualCode(fit.layers.back(), fit.residuals.back()).empty()) {
+      return std::nullopt;
+    }
   }
   if (!in.at_end()) return std::nullopt;
   fit.id = TransformFitId(fit);

@@ -1,9 +1,11 @@
 // The file that remembers a model's fit of transform codes, beside the crossover cache.
 //
-//   file  := "WNWTFIT1" key digest[32] body digest[32] body          little endian
-//   body  := u32 bits, sample tokens, layers, KV heads, head dimension; then of each layer and head
+//   file  := "WNWTFIT2" key digest[32] body digest[32] body          little endian
+//   body  := u32 bits, sample tokens, layers, KV heads, head dimension; then of each layer the heads of its code and
+//            those of its residual code:
 //            u32 quads, widths[quads] u8, u32 fields, fields of 5 u8 each, u32 cell bits, cell bits u8, u8 tail,
-//            u32 rows of delta, then float32 key_weight, key_bias, query_weight, mean, delta_weight
+//            u32 rows of delta, then float32 key_weight, key_bias, query_weight, mean, delta_weight; of a residual code
+//            also i16 first_dims and float32 first_steps
 //
 // The key says what a fit depends on: model, how KV is computed, text, bits, served context, version of the fit. A file
 // of another key, damaged or cut short, counts as none and is written anew. Nothing in it is trusted: sizes are

@@ -575,11 +575,11 @@ void Engine::CountRetrieval(Sequence& sequence) {
 
 void Engine::Count(Sequence& sequence, const RetrievalCounts& counts) {
   const uint64_t row_bytes = model_.kv_row_bytes();
-  sequence.usage.selected_rows += counts.rows_read;
+  sequence.usage.attended_rows += counts.rows_read;
   sequence.usage.kv_read_bytes_fast += counts.rows_read * row_bytes;
   sequence.usage.kv_dense_bytes += counts.rows_dense * row_bytes;
   sequence.usage.retrieval += counts;
-  stats_.selected_rows += counts.rows_read;
+  stats_.attended_rows += counts.rows_read;
   stats_.kv_read_bytes_fast += counts.rows_read * row_bytes;
   stats_.kv_dense_bytes += counts.rows_dense * row_bytes;
   stats_.retrieval += counts;
@@ -685,11 +685,11 @@ void Engine::ChangeWaiting(int32_t requests, const Sequence& sequence) {
 
 void Engine::Observe(Duration duration) {
   const int64_t tokens = batch_.num_tokens();
-  const uint64_t rows = stats_.selected_rows - observed_rows_;
-  observed_rows_ = stats_.selected_rows;
+  const uint64_t rows = stats_.attended_rows - observed_rows_;
+  observed_rows_ = stats_.attended_rows;
   observer_.OnStep({.sequences = static_cast<int32_t>(batch_.chunks.size()),
                     .tokens = static_cast<int32_t>(tokens),
-                    .selected_rows = rows,
+                    .attended_rows = rows,
                     .duration = duration});
   const double seconds = std::chrono::duration<double>(duration).count();
   if (seconds <= 0) return;

@@ -219,7 +219,7 @@ class Engine {
   bool stopped_ = false;  // Shutdown was here
   absl::Status failure_;  // not yet told to the observer
   EngineStats stats_;
-  uint64_t observed_rows_ = 0;  // of stats_.selected_rows
+  uint64_t observed_rows_ = 0;  // of stats_.attended_rows
   // Requests that began or ceased to wait, not yet told to the queue: of all, and by tenant with their
   // prompt tokens.
   int32_t waiting_change_ = 0;

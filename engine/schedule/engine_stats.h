@@ -61,7 +61,7 @@ struct EngineStats {
   uint64_t kv_read_bytes_host = 0;
   uint64_t kv_read_bytes_disk = 0;
   uint64_t kv_dense_bytes = 0;
-  uint64_t selected_rows = 0;
+  uint64_t attended_rows = 0;
   RetrievalCounts retrieval;
   DraftCounts drafts;
   PrefetchCounts prefetch;
@@ -77,7 +77,7 @@ struct EngineStats {
 struct StepObservation {
   int32_t sequences = 0;
   int32_t tokens = 0;          // computed
-  uint64_t selected_rows = 0;  // KV rows attended while decoding, as in Usage
+  uint64_t attended_rows = 0;  // KV rows attended while decoding, as in Usage
   Duration duration{};         // of the whole Step
 };
 

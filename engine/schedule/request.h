@@ -118,7 +118,7 @@ struct Usage {
   uint64_t kv_read_bytes_host = 0;
   uint64_t kv_read_bytes_disk = 0;
   uint64_t kv_dense_bytes = 0;     // what dense attention would have read for the same steps
-  uint64_t selected_rows = 0;      // rows that were attended, over layers and KV heads
+  uint64_t attended_rows = 0;      // rows that were attended, over layers and KV heads
   RetrievalCounts retrieval;       // the same and more, in rows
   DraftCounts drafts;              // of policies with verify
   Duration queue_time{};           // arrival until first planned

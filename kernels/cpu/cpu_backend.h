@@ -102,7 +102,9 @@ class CpuBackend final : public Backend {
   void EncodeTransformKeys(std::span<const KeySpan> spans, const void* pool, const KvLayout& layout,
                            const PackedTransformCode& transform, void* codes,
                            const CodeLayout& code_layout) override;
+  void EncodeResiduals(const EncodeResidualsArgs& args) override;
   void SelectByMass(const SelectByMassArgs& args) override;
+  void RerankByMass(const RerankByMassArgs& args) override;
   void TakeFromTail(const TakeFromTailArgs& args) override;
   void ExtendCellTables(std::span<const CellTableExtension> extensions, const void* pool,
                         const KvLayout& layout, const PackedTransformCode& transform,
@@ -170,6 +172,9 @@ class CpuBackend final : public Backend {
                   std::span<const std::pair<int64_t, int32_t>> wave, size_t wave_bytes,
                   const void* query_codes, int32_t group, const void* codes,
                   const CodeLayout& code_layout, const Selection& chosen);
+  void EncodeTransform(std::span<const KeySpan> spans, const void* pool, const KvLayout& layout,
+                       const PackedTransformCode& transform, void* codes,
+                       const CodeLayout& code_layout, const EncodeResidualsArgs* first_codes);
   // The same by masses (transform_codes.cc).
   void SelectMassWave(const SelectByMassArgs& args,
                       std::span<const std::pair<int64_t, int32_t>> wave, size_t wave_bytes);

@@ -25,8 +25,9 @@ namespace {
     .gelu_mul_row = isa::GeluMulRow, .summary_weights = isa::SummaryWeights,                      \
     .add_outer = isa::AddOuter, .transform_rows = isa::TransformRows, .mass_dots = isa::MassDots, \
     .mass_sum = isa::MassSum, .mass_weights = isa::MassWeights, .mass_cells = isa::MassCells,     \
-    .mass_add = isa::MassAdd, .examine_logits = isa::ExamineLogits,                               \
-    .weigh_logits = isa::WeighLogits,                                                             \
+    .mass_add = isa::MassAdd, .rerank_logits = isa::RerankLogits,                                 \
+    .rerank_weights = isa::RerankWeights, .rerank_distances = isa::RerankDistances,               \
+    .examine_logits = isa::ExamineLogits, .weigh_logits = isa::WeighLogits,                       \
   }
 constexpr CpuOps kScalar = WINNOW_CPU_OPS(scalar, "scalar", 4);
 constexpr CpuOps kAvx2 = WINNOW_CPU_OPS(avx2, "avx2", 4);

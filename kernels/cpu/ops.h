@@ -245,6 +245,22 @@ using MassCellsFn = void(const MassCall& call, const uint8_t* cell_bits, int32_t
 using MassAddFn = void(const int32_t* fixed, const uint8_t* cells, int32_t begin, int32_t end,
                        int64_t* masses);
 
+// Re-ranking of one query head, in three passes over its candidates. Each reads and writes whole vectors past `count`.
+struct RerankHead {
+  float a = 0, b = 0;  // of the first code
+  float reference = 0;
+  float residual_a = 0, residual_b = 0;
+};
+// logits = L'_j of dots and residual dots; `most` rises to the largest. Returns the sum of int(E2(L_j - R) * 2^26).
+using RerankLogitsFn = int64_t(const RerankHead& head, const int32_t* dots,
+                               const int32_t* residual_dots, int32_t count, float* logits,
+                               float* most);
+// weights = w'_j, in the place of the logits. Returns the sum of int(w'_j * 2^26).
+using RerankWeightsFn = int64_t(float most, int32_t count, float* logits);
+// distances = 65535 - key of weights [group][stride].
+using RerankDistancesFn = void(const float* weights, int64_t stride, const float* inverses,
+                               int32_t group, int32_t count, uint16_t* distances);
+
 // ---- sampling (kernels/sample.h) ----
 struct LogitFacts {
   float max;  // of those that are no NaN
@@ -300,6 +316,9 @@ struct CpuOps {
   MassWeightsFn* mass_weights;
   MassCellsFn* mass_cells;
   MassAddFn* mass_add;
+  RerankLogitsFn* rerank_logits;
+  RerankWeightsFn* rerank_weights;
+  RerankDistancesFn* rerank_distances;
   ExamineLogitsFn* examine_logits;
   WeighLogitsFn* weigh_logits;
 };
@@ -340,6 +359,9 @@ struct CpuOps {
   MassWeightsFn MassWeights;                   \
   MassCellsFn MassCells;                       \
   MassAddFn MassAdd;                           \
+  RerankLogitsFn RerankLogits;                 \
+  RerankWeightsFn RerankWeights;               \
+  RerankDistancesFn RerankDistances;           \
   ExamineLogitsFn ExamineLogits;               \
   WeighLogitsFn WeighLogits;                   \
   }

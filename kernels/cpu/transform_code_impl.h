@@ -391,4 +391,57 @@ void MassAdd(const int32_t* fixed, const uint8_t* cells, int32_t begin, int32_t 
   for (; j < end; ++j) add_one(j);
 }
 
+int64_t RerankLogits(const RerankHead& head, const int32_t* dots, const int32_t* residual_dots,
+                     int32_t count, float* logits, float* most) {
+  const Vec::Reg top = Vec::Set1(0x1p26f), reference = Vec::Set1(head.reference);
+  alignas(64) int32_t terms[kLanes];
+  alignas(64) float lanes[kLanes];
+  int64_t sum = 0;
+  Vec::Reg largest = Vec::Set1(*most);
+  for (int32_t i = 0; i < count; i += kLanes) {
+    const Vec::Reg logit = Fma(Vec::Set1(head.a), FromInts(dots + i), Vec::Set1(head.b));
+    const Vec::Reg rest =
+        Fma(Vec::Set1(head.residual_a), FromInts(residual_dots + i), Vec::Set1(head.residual_b));
+    const Vec::Reg both = Vec::Add(logit, rest);
+    Vec::Store(logits + i, both);
+    StoreInts(terms, Vec::Mul(MassExp2(Vec::Sub(logit, reference)), top));
+    if (i + kLanes <= count) {
+      largest = Vec::Max(largest, both);
+      for (int lane = 0; lane < kLanes; ++lane) sum += terms[lane];
+      continue;
+    }
+    for (int lane = 0; i + lane < count; ++lane) {
+      sum += terms[lane];
+      *most = logits[i + lane] > *most ? logits[i + lane] : *most;
+    }
+  }
+  Vec::Store(lanes, largest);
+  for (int lane = 0; lane < kLanes; ++lane) *most = lanes[lane] > *most ? lanes[lane] : *most;
+  return sum;
+}
+
+int64_t RerankWeights(float most, int32_t count, float* logits) {
+  const Vec::Reg top = Vec::Set1(0x1p26f);
+  alignas(64) int32_t terms[kLanes];
+  int64_t sum = 0;
+  for (int32_t i = 0; i < count; i += kLanes) {
+    const Vec::Reg weight = MassExp2(Vec::Sub(Vec::Load(logits + i), Vec::Set1(most)));
+    Vec::Store(logits + i, weight);
+    StoreInts(terms, Vec::Mul(weight, top));
+    for (int lane = 0; lane < kLanes && i + lane < count; ++lane) sum += terms[lane];
+  }
+  return sum;
+}
+
+void RerankDistances(const float* weights, int64_t stride, const float* inverses, int32_t group,
+                     int32_t count, uint16_t* distances) {
+  for (int32_t i = 0; i < count; i += kLanes) {
+    Vec::Reg mass = Vec::Zero();
+    for (int32_t g = 0; g < group; ++g) {
+      mass = Fma(Vec::Load(weights + g * stride + i), Vec::Set1(inverses[g]), mass);
+    }
+    StoreDistances(distances + i, mass);
+  }
+}
+
 }  // namespace winnow::kernels::WINNOW_ISA

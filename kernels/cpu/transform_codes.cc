@@ -7,9 +7,10 @@
 //   weigh    for each range the dots again, which costs less than writing and reading them would: distances (keys from
 //            the other end) of all tokens, and masses of cells
 //   take     for each unit its selection, whose masses leave those of the cells (TakeFromTail does that later, where the
-//            selection is pruned first)
+//            selection is pruned or re-ranked first)
 //
-// Ranges are cut at fixed positions and only integers cross them.
+// Ranges are cut at fixed positions and only integers cross them. RerankByMass gathers the codes of a unit's candidates
+// into tiles of their own, so that the same vector code makes their dots.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -348,6 +349,138 @@ void TakeMasses(const CpuOps& ops, const std::vector<uint8_t>& cell_bits, const 
   }
 }
 
+// Indexes [4 * quads] of a token in the first code.
+void UnpackFirst(const EncodeResidualsArgs& args, int32_t block, int32_t head, int32_t at,
+                 uint8_t* indexes) {
+  const TransformCodeHead& weights = Packed(args.transform).weights().heads[head];
+  const auto* of_head = reinterpret_cast<const uint32_t*>(
+      static_cast<const std::byte*>(args.codes) + block * args.code_layout.BlockBytes() +
+      head * args.code_layout.HeadBytes());
+  std::fill_n(indexes, 4 * weights.quads, uint8_t{0});
+  for (const CodeField& field : weights.fields) {
+    const uint32_t word = of_head[TransformWordOffset(args.code_layout.bits / 32, at, field.word)];
+    const uint32_t bytes = word >> field.shift & ((1u << field.width) - 1) * 0x01010101u;
+    uint32_t of_quad;
+    std::memcpy(&of_quad, indexes + 4 * field.quad, 4);
+    of_quad |= bytes << field.low;
+    std::memcpy(indexes + 4 * field.quad, &of_quad, 4);
+  }
+}
+
+// ---- re-ranking ----
+
+// Scratch memory of a thread, for up to `most` candidates.
+struct RerankScratch {
+  RerankScratch(int32_t most, int32_t group, int32_t words, int32_t residual_words)
+      : places((size_t{1} * most + kCodeTileTokens - 1) / kCodeTileTokens * kCodeTileTokens +
+               kPadding),
+        dots_values(size_t{1} * group * kMassDotsStride) {
+    size_t end = 0;
+    const auto take = [&end](size_t bytes) {
+      const size_t begin = end;
+      end = (end + bytes + 63) / 64 * 64;
+      return begin;
+    };
+    tiles = take(places * words * 4);
+    residual_tiles = take(places * residual_words * 4);
+    dots = take(dots_values * 4);
+    residual_dots = take(dots_values * 4);
+    logits = take(places * group * 4);
+    distances = take(places * 2);
+    thread_bytes = end;
+  }
+  size_t places, dots_values;
+  size_t tiles = 0, residual_tiles = 0, dots = 0, residual_dots = 0, logits = 0, distances = 0;
+  size_t thread_bytes = 0;
+};
+
+constexpr int32_t kNoTable[1] = {0};
+
+// The codes of the candidates as tiles of one block, and the call that reads them there.
+MassCall GatherCodes(const MassCall& call, std::span<const int32_t> tokens, uint32_t* tiles) {
+  const int32_t words = call.layout.bits / 32, bt = call.layout.block_tokens;
+  for (size_t j = 0; j < tokens.size(); ++j) {
+    const auto* of_head = reinterpret_cast<const uint32_t*>(
+        static_cast<const std::byte*>(call.codes) +
+        call.block_table[tokens[j] / bt] * call.layout.BlockBytes() +
+        call.head * call.layout.HeadBytes());
+    for (int32_t word = 0; word < words; ++word) {
+      tiles[TransformWordOffset(words, static_cast<int32_t>(j), word)] =
+          of_head[TransformWordOffset(words, tokens[j] % bt, word)];
+    }
+  }
+  MassCall gathered = call;
+  gathered.codes = tiles;
+  gathered.layout = {1, 1 << 30, call.layout.bits};
+  gathered.head = 0;
+  gathered.block_table = kNoTable;
+  return gathered;
+}
+
+// Keeps the k nearest of the candidates, of equals the later, and none with a smaller key than the query's least.
+int32_t KeepNearest(const RetrievalQuery& query, const uint16_t* distances,
+                    std::span<const int32_t> candidates, int32_t* tokens) {
+  const auto k = std::min<size_t>(candidates.size(), query.k);
+  if (k == 0) return 0;
+  std::vector<uint64_t> found;  // distance, then the later token first
+  for (size_t j = 0; j < candidates.size(); ++j) {
+    found.push_back(uint64_t{distances[j]} << 32 |
+                    (0xffffffffu - static_cast<uint32_t>(candidates[j])));
+  }
+  std::nth_element(found.begin(), found.begin() + static_cast<int64_t>(k - 1), found.end());
+  const auto farthest = static_cast<uint64_t>(kMassKeyBins - 1 - query.least_key);
+  int32_t kept = 0;
+  for (size_t i = 0; i < k; ++i) {
+    if (found[i] >> 32 > farthest) continue;
+    tokens[kept++] = static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(found[i]));
+  }
+  std::sort(tokens, tokens + kept);
+  return kept;
+}
+
+// Distances of a unit's candidates by both codes. `heads` have the references and inverses of the selection.
+void RerankUnit(const CpuOps& ops, const Unit& first, const Unit& residual,
+                std::span<const MassHead> scales, std::span<const int32_t> candidates,
+                const RerankScratch& sizes, std::byte* scratch) {
+  const int32_t group = first.call.group, count = static_cast<int32_t>(candidates.size());
+  const auto at = [&](size_t offset) { return scratch + offset; };
+  const MassCall call =
+      GatherCodes(first.call, candidates, reinterpret_cast<uint32_t*>(at(sizes.tiles)));
+  const MassCall residual_call =
+      GatherCodes(residual.call, candidates, reinterpret_cast<uint32_t*>(at(sizes.residual_tiles)));
+  auto* const dots = reinterpret_cast<int32_t*>(at(sizes.dots));
+  auto* const residual_dots = reinterpret_cast<int32_t*>(at(sizes.residual_dots));
+  auto* const logits = reinterpret_cast<float*>(at(sizes.logits));
+  const auto stride = static_cast<int64_t>(sizes.places);
+  std::vector<float> most(group), inverses(group);
+  std::vector<int64_t> rest(group);
+  for (int32_t g = 0; g < group; ++g) {
+    most[g] = scales[g].reference;
+    rest[g] = static_cast<int64_t>(0x1p26f / scales[g].inverse);
+  }
+  for (int32_t begin = 0; begin < count; begin += kMassPieceTokens) {
+    const int32_t end = std::min(count, begin + kMassPieceTokens);
+    ops.mass_dots(call, begin, end, dots);
+    ops.mass_dots(residual_call, begin, end, residual_dots);
+    for (int32_t g = 0; g < group; ++g) {
+      const RerankHead head = {first.heads[g].a, first.heads[g].b, scales[g].reference,
+                               residual.heads[g].a, residual.heads[g].b};
+      rest[g] -= ops.rerank_logits(head, dots + int64_t{g} * kMassDotsStride,
+                                   residual_dots + int64_t{g} * kMassDotsStride, end - begin,
+                                   logits + g * stride + begin, &most[g]);
+    }
+  }
+  for (int32_t g = 0; g < group; ++g) {
+    auto total =
+        static_cast<int64_t>(static_cast<double>(std::max<int64_t>(rest[g], 0)) *
+                             static_cast<double>(TransformExp2(scales[g].reference - most[g])));
+    total += ops.rerank_weights(most[g], count, logits + g * stride);
+    inverses[g] = 0x1p26f / static_cast<float>(std::max<int64_t>(total, 1));
+  }
+  ops.rerank_distances(logits, stride, inverses.data(), group, count,
+                       reinterpret_cast<uint16_t*>(at(sizes.distances)));
+}
+
 }  // namespace
 
 std::unique_ptr<PackedTransformCode> CpuBackend::PackTransformCode(
@@ -359,6 +492,22 @@ std::unique_ptr<PackedTransformCode> CpuBackend::PackTransformCode(
 void CpuBackend::EncodeTransformKeys(std::span<const KeySpan> spans, const void* pool,
                                      const KvLayout& layout, const PackedTransformCode& transform,
                                      void* codes, const CodeLayout& code_layout) {
+  EncodeTransform(spans, pool, layout, transform, codes, code_layout, nullptr);
+}
+
+void CpuBackend::EncodeResiduals(const EncodeResidualsArgs& args) {
+  WINNOW_CHECK(args.code_layout.bits == args.transform.bits());
+  WINNOW_CHECK(
+      CheckResidualCode(Packed(args.transform).weights(), Packed(args.residual).weights()).empty());
+  EncodeTransform(args.spans, args.pool, args.layout, args.residual, args.residual_codes,
+                  args.residual_layout, &args);
+}
+
+// `first`: the codes that these refine; null: these are first codes.
+void CpuBackend::EncodeTransform(std::span<const KeySpan> spans, const void* pool,
+                                 const KvLayout& layout, const PackedTransformCode& transform,
+                                 void* codes, const CodeLayout& code_layout,
+                                 const EncodeResidualsArgs* first_codes) {
   const CpuTransformCode& packed = Packed(transform);
   const int32_t d = layout.head_dim, words = code_layout.bits / 32;
   WINNOW_CHECK(packed.weights().head_dim == d && code_layout.bits == packed.bits());
@@ -392,17 +541,25 @@ void CpuBackend::EncodeTransformKeys(std::span<const KeySpan> spans, const void*
     }
     ops_.transform_rows(keys, tile.tokens.size(), d, of_head.key_weight.data(), of_head.padded,
                         of_head.key_bias.data(), y);
-    auto* to = reinterpret_cast<uint32_t*>(
-        static_cast<std::byte*>(codes) + tile.span->IndexBlock(logical) * code_layout.BlockBytes() +
-        head * code_layout.HeadBytes());
+    const int32_t index_block = tile.span->IndexBlock(logical);
+    auto* to = reinterpret_cast<uint32_t*>(static_cast<std::byte*>(codes) +
+                                           index_block * code_layout.BlockBytes() +
+                                           head * code_layout.HeadBytes());
+    const TransformCodeHead& weights = packed.weights().heads[head];
+    uint8_t refined[256];
     for (int32_t t = 0; t < tile.tokens.size(); ++t) {
+      if (first_codes != nullptr) UnpackFirst(*first_codes, index_block, head, at + t, refined);
       for (int32_t k = 0; k < of_head.n; ++k) {
-        const float value = y[t * of_head.padded + k];
+        float value = y[t * of_head.padded + k];
+        if (first_codes != nullptr && weights.first_dims[k] >= 0) {
+          value = std::fma(-weights.first_steps[k],
+                           static_cast<float>(refined[weights.first_dims[k]]), value);
+        }
         const float held = value > 0 ? std::min(value, of_head.most[k]) : 0;
         indexes[k] = static_cast<uint8_t>(held);
       }
       uint32_t code[8] = {};
-      for (const CodeField& field : packed.weights().heads[head].fields) {
+      for (const CodeField& field : weights.fields) {
         uint32_t bytes;
         std::memcpy(&bytes, indexes + 4 * field.quad, 4);
         const uint32_t mask = ((1u << field.width) - 1) * 0x01010101u;
@@ -545,8 +702,12 @@ void CpuBackend::SelectMassWave(const SelectByMassArgs& args,
     int32_t* tokens = args.chosen.chosen(unit.index, unit.call.head);
     const int32_t taken = Take(ops_, unit, tokens);
     args.chosen.count(unit.index, unit.call.head) = taken;
-    if (tail == nullptr) return;
     const int64_t first = unit.index * num_heads + first_head(unit);
+    for (int32_t g = 0; g < group && args.scales != nullptr; ++g) {
+      args.scales->references[first + g] = unit.heads[g].reference;
+      args.scales->inverses[first + g] = unit.heads[g].inverse;
+    }
+    if (tail == nullptr) return;
     for (int32_t g = 0; g < group; ++g) {
       tail->references[first + g] = unit.heads[g].reference;
       tail->deltas[first + g] = unit.deltas[g];
@@ -556,6 +717,67 @@ void CpuBackend::SelectMassWave(const SelectByMassArgs& args,
     if (tail->of_all || !has_tail(unit)) return;
     TakeMasses(ops_, cell_bits(unit), unit, {tokens, static_cast<size_t>(taken)}, of_unit,
                scratch_of(thread));
+  });
+}
+
+void CpuBackend::RerankByMass(const RerankByMassArgs& args) {
+  const Tensor& q = args.q;
+  const CpuTransformCode &packed = Packed(args.transform), &residual = Packed(args.residual);
+  const int32_t d = packed.weights().head_dim, kv_heads = args.code_layout.kv_heads;
+  const auto heads = static_cast<int32_t>(q.cols / d);
+  const int32_t group = heads / kv_heads;
+  WINNOW_CHECK(args.candidates.kv_heads == kv_heads && args.kept.kv_heads == kv_heads &&
+               heads == group * kv_heads);
+  WINNOW_CHECK(args.code_layout.bits == packed.bits() &&
+               args.residual_layout.bits == residual.bits() &&
+               args.residual_layout.kv_heads == kv_heads &&
+               args.residual_layout.block_tokens == args.code_layout.block_tokens);
+  const auto num_units = static_cast<int64_t>(args.queries.size()) * kv_heads;
+  int32_t most = 0;
+  for (int64_t i = 0; i < num_units; ++i) {
+    const int32_t count = args.candidates.count(i / kv_heads, static_cast<int32_t>(i % kv_heads));
+    WINNOW_CHECK(count >= 0 && count <= args.candidates.capacity);
+    most = std::max(most, count);
+  }
+  const RerankScratch sizes(most, group, packed.bits() / 32, residual.bits() / 32);
+  std::byte* const scratch = codes_scratch_.Get(sizes.thread_bytes * num_threads());
+  threads_.ParallelFor(num_units, [&](int64_t i, int thread) {
+    const int64_t index = i / kv_heads;
+    const auto kv_head = static_cast<int32_t>(i % kv_heads);
+    const RetrievalQuery& query = args.queries[index];
+    const std::span<const int32_t> candidates(
+        args.candidates.chosen(index, kv_head),
+        static_cast<size_t>(args.candidates.count(index, kv_head)));
+    if (candidates.empty()) {
+      args.kept.count(index, kv_head) = 0;
+      return;
+    }
+    WINNOW_CHECK(candidates.front() >= query.mid.first && candidates.back() < query.mid.last);
+    const int64_t first_head = int64_t{kv_head} * group;
+    const auto prepare = [&](const CpuTransformCode& code, const void* codes,
+                             const CodeLayout& layout) {
+      Unit unit;
+      const auto& fields = code.head(kv_head).fields;
+      unit.call = {codes,         layout,
+                   kv_head,       query.block_table.data(),
+                   fields.data(), static_cast<int32_t>(fields.size()),
+                   group};
+      PrepareUnit(ops_, code, kv_head, q.f32(query.row) + first_head * d,
+                  args.scale * kTransformLog2E, unit);
+      return unit;
+    };
+    const Unit first = prepare(packed, args.codes, args.code_layout);
+    const Unit second = prepare(residual, args.residual_codes, args.residual_layout);
+    std::vector<MassHead> scales(group);
+    for (int32_t g = 0; g < group; ++g) {
+      scales[g].reference = args.scales.references[index * heads + first_head + g];
+      scales[g].inverse = args.scales.inverses[index * heads + first_head + g];
+    }
+    std::byte* const of_thread = scratch + sizes.thread_bytes * thread;
+    RerankUnit(ops_, first, second, scales, candidates, sizes, of_thread);
+    args.kept.count(index, kv_head) =
+        KeepNearest(query, reinterpret_cast<const uint16_t*>(of_thread + sizes.distances),
+                    candidates, args.kept.chosen(index, kv_head));
   });
 }
 

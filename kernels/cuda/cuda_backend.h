@@ -130,7 +130,9 @@ class CudaBackend final : public Backend {
   void EncodeTransformKeys(std::span<const KeySpan> spans, const void* pool, const KvLayout& layout,
                            const PackedTransformCode& transform, void* codes,
                            const CodeLayout& code_layout) override;
+  void EncodeResiduals(const EncodeResidualsArgs& args) override;
   void SelectByMass(const SelectByMassArgs& args) override;
+  void RerankByMass(const RerankByMassArgs& args) override;
   void TakeFromTail(const TakeFromTailArgs& args) override;
   void ExtendCellTables(std::span<const CellTableExtension> extensions, const void* pool,
                         const KvLayout& layout, const PackedTransformCode& transform,
@@ -314,8 +316,8 @@ class CudaBackend final : public Backend {
   Workspace fetched_;                                      // lists and addresses of rows
 
   Workspace zeros_;  // nobody writes it
-  Workspace matmul_, dense_, codes_, transform_, bounds_, logits_, prune_, take_, rows_, addresses_,
-      extend_, complete_, selection_, quality_, pack_, sample_;
+  Workspace matmul_, dense_, codes_, transform_, bounds_, logits_, prune_, take_, rerank_, rows_,
+      addresses_, extend_, complete_, selection_, quality_, pack_, sample_;
   // Whose selection lies in selection_ (and its counts in counts_); tokens null: nobody's.
   Selection selected_, selected_on_device_;
   size_t selected_queries_ = 0;

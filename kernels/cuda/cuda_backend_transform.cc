@@ -44,6 +44,17 @@ void CudaBackend::EncodeTransformKeys(std::span<const KeySpan> spans, const void
        "transform codes of keys");
 }
 
+void CudaBackend::EncodeResiduals(const EncodeResidualsArgs& args) {
+  int32_t most = 0;
+  const DeviceKeySpan* on_device = StageSpans(args.spans, args.layout, &most);
+  if (on_device == nullptr) return;
+  Good(cuda::EncodeResiduals(TransformOf(args.residual),
+                             {TransformOf(args.transform).heads, args.codes, args.code_layout},
+                             on_device, static_cast<int32_t>(args.spans.size()), most, args.pool,
+                             args.layout, args.residual_codes, args.residual_layout, stream()),
+       "residual codes of keys");
+}
+
 void CudaBackend::SelectByMass(const SelectByMassArgs& args) {
   const Tensor& q = args.q;
   const std::span<const RetrievalQuery> queries = args.queries;
@@ -87,12 +98,48 @@ void CudaBackend::SelectByMass(const SelectByMassArgs& args) {
             ? AnchorMasses(args.anchor_masses + before)
             : AnchorMasses(anchor_states + before * AttentionStateFloats(of_layer.head_dim),
                            held_masses_.masses + before);
-    Good(cuda::SelectByMass(shape, of_layer, q.f32(), q.stride, on_device + first, anchors,
-                            args.scale, args.codes, selection.From(static_cast<int64_t>(first)),
-                            of_call, transform_.data(), stream()),
+    Good(cuda::SelectByMass(
+             shape, of_layer, q.f32(), q.stride, on_device + first, anchors, args.scale, args.codes,
+             selection.From(static_cast<int64_t>(first)), of_call, transform_.data(), stream(),
+             args.scales == nullptr
+                 ? MassScales{}
+                 : MassScales{args.scales->references + before, args.scales->inverses + before}),
          "selection by mass");
   }
   if (!failed()) NoteSelection(selection, args.chosen, queries.size());
+}
+
+void CudaBackend::RerankByMass(const RerankByMassArgs& args) {
+  const Tensor& q = args.q;
+  const std::span<const RetrievalQuery> queries = args.queries;
+  const Selection &candidates = args.candidates, &kept = args.kept;
+  WINNOW_CHECK(candidates.capacity == kept.capacity && candidates.kv_heads == kept.kv_heads);
+  const DeviceTransform& of_layer = TransformOf(args.transform);
+  const DeviceTransform& residual = TransformOf(args.residual);
+  const auto heads = static_cast<int32_t>(q.cols / of_layer.head_dim);
+  const int32_t kv_heads = args.code_layout.kv_heads, group = heads / kv_heads;
+  const DeviceQuery* on_device = StageQueries(queries, args.code_layout.block_tokens);
+  if (on_device == nullptr || !EndStaging()) return;
+  // The device re-ranks in place. Where the host keeps both, its candidates travel first, and back.
+  const bool in_place = kept.counts == candidates.counts && kept.tokens == candidates.tokens;
+  if (!in_place && !Synchronize()) return;
+  const Selection selection = SelectionToChange(candidates, queries.size());
+  const auto bytes_of = [&](int32_t num_queries) {
+    return RerankWorkspaceBytes(num_queries, kv_heads, group, selection.capacity);
+  };
+  const size_t at_once = QueriesAtOnce(queries.size(), bytes_of);
+  for (size_t first = 0; first < queries.size() && !failed(); first += at_once) {
+    const auto count = static_cast<int32_t>(std::min(at_once, queries.size() - first));
+    const auto before = static_cast<int64_t>(first) * heads;
+    if (!Grow(rerank_, bytes_of(count), "re-ranking")) return;
+    Good(cuda::RerankByMass(count, group, {&of_layer, args.codes, args.code_layout},
+                            {&residual, args.residual_codes, args.residual_layout}, q.f32(),
+                            q.stride, on_device + first, args.scale,
+                            {args.scales.references + before, args.scales.inverses + before},
+                            selection.From(static_cast<int64_t>(first)), rerank_.data(), stream()),
+         "re-ranking");
+  }
+  if (!failed()) NoteSelection(selection, kept, queries.size());
 }
 
 void CudaBackend::TakeFromTail(const TakeFromTailArgs& args) {

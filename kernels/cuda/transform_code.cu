@@ -41,7 +41,8 @@ constexpr int64_t kTableRows = kTransformCells + 1;
 // ---- packing ----
 
 struct Offsets {
-  size_t heads, key_weight, key_bias, query_weight, mean, delta_weight, size_bytes;
+  size_t heads, key_weight, key_bias, query_weight, mean, delta_weight, first_dims, first_steps,
+      size_bytes;
   int32_t quads, delta_rows;
 };
 
@@ -65,6 +66,9 @@ Offsets OffsetsOf(const TransformCodeWeights& weights) {
   at.query_weight = take(heads * d * n * 4);
   at.mean = take(heads * d * 4);
   at.delta_weight = take(heads * at.delta_rows * d * 4);
+  const bool is_residual = !weights.heads[0].first_dims.empty();
+  at.first_dims = take(is_residual ? heads * n * 4 : 0);
+  at.first_steps = take(is_residual ? heads * n * 4 : 0);
   at.size_bytes = end;
   return at;
 }
@@ -150,15 +154,41 @@ struct EncodeArgs {
   uint32_t* codes;
   CodeLayout code_layout;
   int32_t unused = 0;
+  FirstCodes first = {};  // of residual codes
 };
+
+// Indexes of the first codes of `count` tokens from `first` on. Fields of one quad are in several threads' hands.
+__device__ __forceinline__ void UnpackFirst(const EncodeArgs& args, const DeviceKeySpan& span,
+                                            int32_t head, int32_t first, int32_t count,
+                                            uint32_t (*indexes)[kTransformQuadsMax]) {
+  for (int32_t at = threadIdx.x; at < count * kTransformQuadsMax; at += blockDim.x) {
+    indexes[at / kTransformQuadsMax][at % kTransformQuadsMax] = 0;
+  }
+  __syncthreads();
+  const DeviceTransformHead& of_head = args.first.heads[head];
+  const int32_t words = args.first.layout.bits / 32, bt = args.first.layout.block_tokens;
+  const auto* const codes = static_cast<const uint32_t*>(args.first.codes);
+  for (int32_t at = threadIdx.x; at < count * words; at += blockDim.x) {
+    const int32_t t = at / words, word = at % words, token = first + t;
+    const int32_t block = span.index_table[token / bt];
+    const uint32_t* of_codes =
+        codes + (block * args.first.layout.BlockBytes() + head * args.first.layout.HeadBytes()) / 4;
+    const uint32_t value = of_codes[TransformWordOffset(words, token % bt, word)];
+    for (int32_t f = of_head.word_fields[word]; f < of_head.word_fields[word + 1]; ++f) {
+      const DeviceTransformHead::Field field = of_head.fields[f];
+      atomicOr(&indexes[t][field.quad], __funnelshift_r(value, value, field.rotate) & field.mask);
+    }
+  }
+}
 
 // kAhead: of each column, in registers before the keys are there, for blocks of one token: a layer's weights come from HBM,
 // and a chain that waits for them a few at a time takes longer than the step's rotation and KV.
-template <int kAhead>
+template <int kAhead, bool kResidual>
 __global__ void __launch_bounds__(kEncodeThreads)
     EncodeKernel(const __grid_constant__ EncodeArgs args) {
   __shared__ float keys[kEncodeTokens * 256];
   __shared__ uint8_t indexes[kEncodeTokens][256];
+  __shared__ uint32_t refined[kResidual ? kEncodeTokens : 1][kTransformQuadsMax];
   const int32_t head = blockIdx.y, d = args.transform.head_dim, n = 4 * args.transform.quads;
   const DeviceTransformHead& of_head = args.transform.heads[head];
   const int32_t i = threadIdx.x;
@@ -176,6 +206,7 @@ __global__ void __launch_bounds__(kEncodeThreads)
   for (int32_t at = threadIdx.x; at < count * d; at += blockDim.x) {
     keys[at] = WidenBf16(args.rows.Row(args.pool, span.block_table, head, first + at / d)[at % d]);
   }
+  if constexpr (kResidual) UnpackFirst(args, span, head, first, count, refined);
   __syncthreads();
   if (has_column) {
     const float bias = args.transform.key_bias[head * n + i];
@@ -199,6 +230,16 @@ __global__ void __launch_bounds__(kEncodeThreads)
         for (int t = 0; t < kEncodeTokens; ++t) {
           if (t < count) acc[t] = __fmaf_rn(keys[t * d + c], w, acc[t]);
         }
+      }
+    }
+    if constexpr (kResidual) {
+      const int32_t dim = args.transform.first_dims[head * n + i];
+      const float step = -args.transform.first_steps[head * n + i];
+#pragma unroll
+      for (int t = 0; t < kEncodeTokens; ++t) {
+        if (t >= count || dim < 0) break;
+        const uint32_t index = refined[t][dim / 4] >> dim % 4 * 8 & 0xffu;
+        acc[t] = __fmaf_rn(step, static_cast<float>(index), acc[t]);
       }
     }
 #pragma unroll
@@ -511,6 +552,9 @@ DeviceTransform PackTransform(const TransformCodeWeights& weights, void* host, v
     std::copy_n(head.mean.data(), d, floats(at.mean) + h * d);
     std::copy(head.delta_weight.begin(), head.delta_weight.end(),
               floats(at.delta_weight) + h * at.delta_rows * d);
+    std::copy(head.first_dims.begin(), head.first_dims.end(),
+              reinterpret_cast<int32_t*>(to + at.first_dims) + h * n);
+    std::copy(head.first_steps.begin(), head.first_steps.end(), floats(at.first_steps) + h * n);
   }
   const auto floats = [&](size_t offset) { return reinterpret_cast<const float*>(there + offset); };
   DeviceTransform transform;
@@ -520,6 +564,8 @@ DeviceTransform PackTransform(const TransformCodeWeights& weights, void* host, v
   transform.query_weight = floats(at.query_weight);
   transform.mean = floats(at.mean);
   transform.delta_weight = floats(at.delta_weight);
+  transform.first_dims = reinterpret_cast<const int32_t*>(there + at.first_dims);
+  transform.first_steps = floats(at.first_steps);
   transform.kv_heads = static_cast<int32_t>(weights.heads.size());
   transform.head_dim = d;
   transform.bits = weights.bits;
@@ -528,25 +574,50 @@ DeviceTransform PackTransform(const TransformCodeWeights& weights, void* host, v
   return transform;
 }
 
+namespace {
+
+template <bool kResidual>
+cudaError_t LaunchEncode(const EncodeArgs& args, int32_t num_spans, int32_t max_span_tokens,
+                         Stream stream) {
+  if (num_spans <= 0 || max_span_tokens <= 0) return cudaSuccess;
+  const dim3 grid(static_cast<unsigned>(CeilDiv(max_span_tokens, kEncodeTokens)),
+                  static_cast<unsigned>(args.transform.kv_heads), static_cast<unsigned>(num_spans));
+  const unsigned threads = ThreadsFor(4 * args.transform.quads);
+  // Reading ahead takes registers, which leave a multiprocessor room for few blocks.
+  const bool one_each =
+      max_span_tokens == 1 && int64_t{grid.y} * grid.z <= CurrentDevice().multiprocessors;
+  return one_each
+             ? Launch(EncodeKernel<kEncodeAhead, kResidual>, grid, threads, 0, stream, false, args)
+             : Launch(EncodeKernel<0, kResidual>, grid, threads, 0, stream, false, args);
+}
+
+}  // namespace
+
 cudaError_t EncodeTransformKeys(const DeviceTransform& transform, const DeviceKeySpan* spans,
                                 int32_t num_spans, int32_t max_span_tokens, const void* pool,
                                 const KvLayout& layout, void* codes, const CodeLayout& code_layout,
                                 Stream stream) {
-  if (num_spans <= 0 || max_span_tokens <= 0) return cudaSuccess;
   const EncodeArgs args{transform,
                         spans,
                         static_cast<const uint16_t*>(pool),
                         KvRows(layout),
                         static_cast<uint32_t*>(codes),
                         code_layout};
-  const dim3 grid(static_cast<unsigned>(CeilDiv(max_span_tokens, kEncodeTokens)),
-                  static_cast<unsigned>(transform.kv_heads), static_cast<unsigned>(num_spans));
-  const unsigned threads = ThreadsFor(4 * transform.quads);
-  // Reading ahead takes registers, which leave a multiprocessor room for few blocks.
-  const bool one_each =
-      max_span_tokens == 1 && int64_t{grid.y} * grid.z <= CurrentDevice().multiprocessors;
-  return one_each ? Launch(EncodeKernel<kEncodeAhead>, grid, threads, 0, stream, false, args)
-                  : Launch(EncodeKernel<0>, grid, threads, 0, stream, false, args);
+  return LaunchEncode<false>(args, num_spans, max_span_tokens, stream);
+}
+
+cudaError_t EncodeResiduals(const DeviceTransform& residual, const FirstCodes& first,
+                            const DeviceKeySpan* spans, int32_t num_spans, int32_t max_span_tokens,
+                            const void* pool, const KvLayout& layout, void* codes,
+                            const CodeLayout& code_layout, Stream stream) {
+  EncodeArgs args{residual,
+                  spans,
+                  static_cast<const uint16_t*>(pool),
+                  KvRows(layout),
+                  static_cast<uint32_t*>(codes),
+                  code_layout};
+  args.first = first;
+  return LaunchEncode<true>(args, num_spans, max_span_tokens, stream);
 }
 
 cudaError_t ExtendCellTables(const DeviceTransform& transform,

@@ -62,6 +62,8 @@ struct DeviceTransform {
   const float* query_weight = nullptr;         // [kv_heads][d][n]
   const float* mean = nullptr;                 // [kv_heads][d]
   const float* delta_weight = nullptr;         // [kv_heads][delta_rows][d]
+  const int32_t* first_dims = nullptr;         // [kv_heads][n], of a residual code
+  const float* first_steps = nullptr;          // [kv_heads][n], of a residual code
   int32_t kv_heads = 0, head_dim = 0, bits = 0, quads = 0, delta_rows = 0;
   int32_t unused = 0;
 };
@@ -75,6 +77,19 @@ DeviceTransform PackTransform(const TransformCodeWeights& weights, void* host, v
                                               int32_t max_span_tokens, const void* pool,
                                               const KvLayout& layout, void* codes,
                                               const CodeLayout& code_layout, Stream stream);
+
+// Codes of a key that are made, which a residual code refines.
+struct FirstCodes {
+  const DeviceTransformHead* heads = nullptr;
+  const void* codes = nullptr;
+  CodeLayout layout;
+  int32_t unused = 0;
+};
+[[nodiscard]] cudaError_t EncodeResiduals(const DeviceTransform& residual, const FirstCodes& first,
+                                          const DeviceKeySpan* spans, int32_t num_spans,
+                                          int32_t max_span_tokens, const void* pool,
+                                          const KvLayout& layout, void* codes,
+                                          const CodeLayout& code_layout, Stream stream);
 
 struct MassSelectShape {
   int32_t num_queries = 0;
@@ -105,12 +120,27 @@ struct AnchorMasses {
 size_t MassSelectWorkspaceBytes(const MassSelectShape& shape);
 ZeroedPart MassSelectZeroedPart(const MassSelectShape& shape);
 
-// `tail.masses` null: nothing is left for a tail.
+// `tail.masses` null: nothing is left for a tail. `scales.references` null: nothing is left for re-ranking.
 [[nodiscard]] cudaError_t SelectByMass(const MassSelectShape& shape,
                                        const DeviceTransform& transform, const float* q,
                                        int64_t q_stride, const DeviceQuery* queries,
                                        const AnchorMasses& anchors, float scale, const void* codes,
                                        const Selection& chosen, const TailMasses& tail,
+                                       void* workspace, Stream stream,
+                                       const MassScales& scales = {});
+
+// Re-ranking (transform_rerank.cu): Prepare for both codes, then a block a row. `selection` has the candidates, of which
+// queries[i].k are kept in their place.
+struct RerankCodes {
+  const DeviceTransform* transform = nullptr;
+  const void* codes = nullptr;
+  CodeLayout layout;
+};
+size_t RerankWorkspaceBytes(int32_t num_queries, int32_t kv_heads, int32_t group, int32_t capacity);
+[[nodiscard]] cudaError_t RerankByMass(int32_t num_queries, int32_t group, const RerankCodes& first,
+                                       const RerankCodes& residual, const float* q,
+                                       int64_t q_stride, const DeviceQuery* queries, float scale,
+                                       const MassScales& scales, const Selection& selection,
                                        void* workspace, Stream stream);
 
 // Subtracts the masses of `read` from `tail`, which SelectByMass left `of_all`. Its workspace: coefficients of the queries.

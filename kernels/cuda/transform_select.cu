@@ -264,7 +264,7 @@ Plan MakePlan(const MassSelectShape& shape) {
 Args MakeArgs(const MassSelectShape& shape, const Plan& plan, const DeviceTransform& transform,
               const float* q, int64_t q_stride, const DeviceQuery* queries,
               const AnchorMasses& anchors, float scale, const void* codes, const Selection& chosen,
-              const TailMasses& tail, void* workspace) {
+              const TailMasses& tail, const MassScales& scales, void* workspace) {
   auto* const memory = static_cast<std::byte*>(workspace);
   return {transform,
           q,
@@ -295,6 +295,7 @@ Args MakeArgs(const MassSelectShape& shape, const Plan& plan, const DeviceTransf
           tail.masses,
           tail.references,
           tail.deltas,
+          scales,
           chosen.counts,
           chosen.tokens,
           chosen.capacity};
@@ -401,6 +402,20 @@ cudaError_t LaunchPrepare(const MassSelectShape& shape, const Args& args, Stream
 
 }  // namespace
 
+namespace masses {
+
+cudaError_t PrepareQueries(const MassSelectShape& shape, const DeviceTransform& transform,
+                           const float* q, int64_t q_stride, const DeviceQuery* queries,
+                           float scale, PreparedQuery* prepared, Stream stream) {
+  if (IsRefused(shape, transform)) return cudaErrorInvalidValue;
+  Args args = MakeArgs(shape, Plan{}, transform, q, q_stride, queries, {}, scale, nullptr, {}, {},
+                       {}, nullptr);
+  args.prepared = prepared;
+  return LaunchPrepare(shape, args, stream);
+}
+
+}  // namespace masses
+
 size_t TakeFromTailWorkspaceBytes(const MassSelectShape& shape) {
   return size_t{1} * shape.num_queries * shape.layout.kv_heads * shape.group *
          sizeof(PreparedQuery);
@@ -414,8 +429,8 @@ cudaError_t TakeFromTail(const MassSelectShape& shape, const DeviceTransform& tr
   const int32_t rows = shape.num_queries * shape.layout.kv_heads;
   if (rows == 0) return cudaSuccess;
   // Prepare makes nothing but coefficients: the tail is there, and what was selected.
-  Args args =
-      MakeArgs(shape, Plan{}, transform, q, q_stride, queries, {}, scale, codes, {}, {}, workspace);
+  Args args = MakeArgs(shape, Plan{}, transform, q, q_stride, queries, {}, scale, codes, {}, {}, {},
+                       workspace);
   args.prepared = static_cast<PreparedQuery*>(workspace);
   if (const cudaError_t error = LaunchPrepare(shape, args, stream); error != cudaSuccess) {
     return error;
@@ -434,12 +449,12 @@ cudaError_t SelectByMass(const MassSelectShape& shape, const DeviceTransform& tr
                          const float* q, int64_t q_stride, const DeviceQuery* queries,
                          const AnchorMasses& anchors, float scale, const void* codes,
                          const Selection& chosen, const TailMasses& tail, void* workspace,
-                         Stream stream) {
+                         Stream stream, const MassScales& scales) {
   if (IsRefused(shape, transform)) return cudaErrorInvalidValue;
   const Plan plan = MakePlan(shape);
   if (plan.rows == 0) return cudaSuccess;
   const Args args = MakeArgs(shape, plan, transform, q, q_stride, queries, anchors, scale, codes,
-                             chosen, tail, workspace);
+                             chosen, tail, scales, workspace);
   if (const cudaError_t error = LaunchPrepare(shape, args, stream); error != cudaSuccess) {
     return error;
   }

@@ -513,9 +513,15 @@ class Fused {
     __syncthreads();
   }
   __device__ __forceinline__ void LeaveReferences() {
-    if (args_.tail_masses == nullptr || threadIdx.x >= args_.group) return;
-    args_.tail_references[int64_t{row_} * args_.group + threadIdx.x] =
-        shared_.heads[threadIdx.x].reference;
+    if (threadIdx.x >= args_.group) return;
+    const int64_t at = int64_t{row_} * args_.group + threadIdx.x;
+    if (args_.tail_masses != nullptr) {
+      args_.tail_references[at] = shared_.heads[threadIdx.x].reference;
+    }
+    if (args_.scales.references != nullptr) {
+      args_.scales.references[at] = shared_.heads[threadIdx.x].reference;
+      args_.scales.inverses[at] = shared_.heads[threadIdx.x].inverse;
+    }
   }
 
   // Weights relative to R take the dots' place.

@@ -65,10 +65,17 @@ struct Args {
   int64_t* tail_masses;  // null: no tail
   float* tail_references;
   float* tail_deltas;
+  MassScales scales;  // null: nothing is left for re-ranking
   int32_t* chosen_counts;
   int32_t* chosen_tokens;
   int64_t capacity;
 };
+
+// Coefficients of the queries' heads alone: [num_queries][kv_heads][group] (transform_select.cu).
+[[nodiscard]] cudaError_t PrepareQueries(const MassSelectShape& shape,
+                                         const DeviceTransform& transform, const float* q,
+                                         int64_t q_stride, const DeviceQuery* queries, float scale,
+                                         PreparedQuery* prepared, Stream stream);
 
 // Integers and floats in [-2^22, 2^22] become each other by an addition, because 1.5 * 2^23 plus one of them is a float
 // whose lower bits are the integer. Conversions have a sixteenth of an addition's rate on a multiprocessor, and dots of a

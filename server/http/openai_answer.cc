@@ -393,7 +393,7 @@ void UsageSum::Add(const v1::Usage& usage) {
   winnow.set_policy(usage.policy());
   winnow.set_exactness(usage.exactness());
   winnow.set_kv_dense_bytes(winnow.kv_dense_bytes() + usage.kv_dense_bytes());
-  winnow.set_selected_rows(winnow.selected_rows() + usage.selected_rows());
+  winnow.set_attended_rows(winnow.attended_rows() + usage.attended_rows());
   winnow.set_dense_rows(winnow.dense_rows() + usage.dense_rows());
   winnow.set_preemptions(winnow.preemptions() + usage.preemptions());
   winnow.set_queue_seconds(std::max(winnow.queue_seconds(), usage.queue_seconds()));
@@ -414,8 +414,8 @@ void UsageSum::Add(const v1::Usage& usage) {
     sum.set_iou(mean(sum.iou(), own.iou()));
     sum.set_probes(sum.probes() + own.probes());
   }
-  sum.set_mid_rows(sum.mid_rows() + own.mid_rows());
-  sum.set_chosen_rows(sum.chosen_rows() + own.chosen_rows());
+  sum.set_candidate_rows(sum.candidate_rows() + own.candidate_rows());
+  sum.set_selected_rows(sum.selected_rows() + own.selected_rows());
 }
 
 OrderedJson WinnowUsage(const UsageSum& sum) {
@@ -423,7 +423,7 @@ OrderedJson WinnowUsage(const UsageSum& sum) {
   OrderedJson out = {{"policy", usage.policy()}, {"exactness", usage.exactness()}};
   out["kv_read_bytes"] = ReadsJson(usage.kv_read_bytes());
   out["kv_dense_bytes"] = usage.kv_dense_bytes();
-  out["selected_rows"] = usage.selected_rows();
+  out["attended_rows"] = usage.attended_rows();
   out["dense_rows"] = usage.dense_rows();
   if (usage.has_drafts()) {
     out["drafted_tokens"] = usage.drafts().drafted_tokens();
@@ -436,9 +436,9 @@ OrderedJson WinnowUsage(const UsageSum& sum) {
     out["verify_read_bytes"] = ReadsJson(usage.drafts().verify_read_bytes());
   }
   const v1::RetrievalUsage& retrieval = usage.retrieval();
-  if (retrieval.mid_rows() > 0) {
-    out["kept"] =
-        static_cast<double>(retrieval.chosen_rows()) / static_cast<double>(retrieval.mid_rows());
+  if (retrieval.candidate_rows() > 0) {
+    out["kept"] = static_cast<double>(retrieval.selected_rows()) /
+                  static_cast<double>(retrieval.candidate_rows());
   }
   if (retrieval.probes() > 0) {
     out["probes"] = retrieval.probes();

@@ -41,6 +41,26 @@ struct Scene {
   DeviceTransform transform;
 };
 
+// A residual code of a scene's keys, as Scene.
+struct Residual {
+  Residual(Random& random, const Scene& scene, int32_t bits)
+      : weights(RandomResidual(random, scene.weights, bits)),
+        layout{scene.layout.kv_heads, scene.layout.block_tokens, bits},
+        codes(scene.kv.num_blocks() * layout.BlockBytes()),
+        packed_memory(PackedTransformBytes(weights)) {
+    EncodeResidualsRef(scene.spans, scene.kv.pool(), scene.kv.layout(), scene.weights,
+                       scene.codes.data(), scene.layout, weights, codes.data(), layout);
+    std::vector<std::byte> host(packed_memory.size());
+    transform = PackTransform(weights, host.data(), packed_memory.data());
+    packed_memory.Set(host);
+  }
+  TransformCodeWeights weights;
+  CodeLayout layout;
+  std::vector<std::byte> codes;
+  DeviceArray<std::byte> packed_memory;
+  DeviceTransform transform;
+};
+
 constexpr float kScale = 0.3f;
 
 class CudaTransformCodeTest : public CudaTest {
@@ -250,6 +270,124 @@ TEST_F(CudaTransformCodeTest, TakesTheReferencesMassesFromTheTail) {
           kScale, codes.data(), Selection{2, capacity, device_counts.data(), device_tokens.data()},
           device_tail, of_queries.data(), nullptr));
       ASSERT_EQ(device_cells.Get(), cells) << "G " << group << " fused " << fused;
+    }
+  }
+}
+
+TEST_F(CudaTransformCodeTest, ResidualCodesAreTheReferencesToTheBit) {
+  SCOPED_TRACE(Seed());
+  for (const int32_t d : {64, 80, 128, 256}) {
+    for (const int32_t bits : {64, 128, 192, 256}) {
+      const Scene scene(random_, d, 3, 1, static_cast<int32_t>(64 * random_.Int(1, 4)),
+                        {70, 1, 333});
+      const Residual residual(random_, scene, bits);
+      const DeviceArray<std::byte> pool = UploadPool(scene.kv), first(scene.codes),
+                                   codes(residual.codes.size());
+      const FirstCodes of_first{scene.transform.heads, first.data(), scene.layout};
+      const auto encode = [&](const std::vector<KeySpan>& spans) {
+        const DeviceSpans on_device(spans);
+        WINNOW_CUDA_OK(EncodeResiduals(residual.transform, of_first, on_device.data(),
+                                       on_device.size(), on_device.max_tokens(), pool.data(),
+                                       scene.kv.layout(), codes.data(), residual.layout, nullptr));
+      };
+      // In two parts, so that a span begins within a tile; and the first sequence token by token.
+      std::vector<KeySpan> spans = scene.spans;
+      std::vector<KeySpan> rest = {spans[2]};
+      spans[2].tokens.last = rest[0].tokens.first = static_cast<int32_t>(random_.Int(1, 332));
+      spans.erase(spans.begin());
+      encode(spans);
+      encode(rest);
+      for (int32_t t = 0; t < 70; ++t) encode({{scene.spans[0].block_table, {t, t + 1}}});
+      const std::vector<std::byte> made = codes.Get();
+      const int32_t words = bits / 32;
+      for (const KeySpan& span : scene.spans) {
+        for (int32_t token = 0; token < span.tokens.last; ++token) {
+          for (int32_t head = 0; head < 3; ++head) {
+            for (int32_t word = 0; word < words; ++word) {
+              const size_t at = span.block_table[token / 64] * residual.layout.BlockBytes() +
+                                head * residual.layout.HeadBytes() +
+                                4 * TransformWordOffset(words, token % 64, word);
+              ASSERT_EQ(std::memcmp(&made[at], &residual.codes[at], 4), 0)
+                  << "d " << d << ", " << bits << " bits, token " << token << " head " << head;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// The selection's denominators and what re-ranking keeps, to the bit: few candidates and many, of odd numbers, with ties,
+// with a least key and where everything is a candidate.
+TEST_F(CudaTransformCodeTest, KeepsTheReferencesCandidates) {
+  SCOPED_TRACE(Seed());
+  for (const int32_t group : {1, 2, 3, 4, 7, 8, 16}) {
+    const auto bits = static_cast<int32_t>(64 * random_.Int(1, 4));
+    Scene scene(random_, bits == 256 ? 128 : 64, 2, group, bits, {900, 6000},
+                static_cast<int32_t>(16 * random_.Int(1, 5)));
+    const Residual residual(random_, scene, static_cast<int32_t>(64 * random_.Int(1, 4)));
+    const int32_t d = scene.weights.head_dim, heads = scene.heads();
+    std::vector<RetrievalQuery> queries = {AnyQuery(scene, 0, 1, 900), AnyQuery(scene, 1, 0, 6000),
+                                           AnyQuery(scene, 1, 2, 5800)};
+    queries[1].mid = {16, 5872};  // more candidates than a block has threads
+    queries[1].k = static_cast<int32_t>(random_.Int(600, 5000));
+    std::vector<RetrievalQuery> wide = queries;
+    int32_t capacity = 1;
+    for (RetrievalQuery& query : wide) {
+      query.k = std::min(2 * query.k, query.mid.size());
+      query.least_key = 0;
+      capacity = std::max(capacity, query.k);
+    }
+    for (const bool flat : {false, true}) {  // queries of zeros: all masses are equal
+      Matrix q =
+          flat ? Matrix(3, int64_t{heads} * d) : Matrix::Normal(random_, 3, int64_t{heads} * d);
+      const size_t states = queries.size() * heads;
+      std::vector<float> anchors(states);
+      for (float& mass : anchors) mass = random_.Normal(3.0f);
+      anchors[0] = -std::numeric_limits<float>::infinity();
+      OwnedSelection selected(queries.size(), 2, capacity), kept(queries.size(), 2, capacity);
+      std::vector<float> references(states), inverses(states);
+      const MassScales scales{references.data(), inverses.data()};
+      SelectByMassRef(q.tensor(), wide, anchors.data(), scene.weights, kScale, scene.codes.data(),
+                      scene.layout, selected.view(), nullptr, &scales);
+      RerankByMassRef({q.tensor(), queries, scene.weights, scene.codes.data(), scene.layout,
+                       residual.weights, residual.codes.data(), residual.layout, kScale, scales,
+                       selected.view(), kept.view()});
+      MassSelectShape shape{3, group, scene.layout, 6000};
+      const DeviceArray<float> on_device = Upload(q), masses(anchors);
+      const DeviceArray<std::byte> codes(scene.codes), residual_codes(residual.codes);
+      const DeviceQueries device_queries(queries), device_wide(wide);
+      for (const bool fused : {true, false}) {
+        shape.fused = fused;
+        DeviceSelection selection(queries.size(), 2, capacity);
+        const DeviceArray<float> device_references(states), device_inverses(states);
+        const MassScales device_scales{device_references.data(), device_inverses.data()};
+        Workspace workspace(MassSelectWorkspaceBytes(shape));
+        WINNOW_CUDA_OK(SelectByMass(shape, scene.transform, on_device.data(), q.tensor().stride,
+                                    device_wide.data(), masses.data(), kScale, codes.data(),
+                                    selection.view(), {}, workspace.data(), nullptr,
+                                    device_scales));
+        const std::vector<float> made_references = device_references.Get();
+        const std::vector<float> made_inverses = device_inverses.Get();
+        for (size_t i = 0; i < states; ++i) {
+          if (wide[i / heads].mid.size() == 0) continue;
+          ASSERT_EQ(made_references[i], references[i]) << "G " << group << " fused " << fused;
+          ASSERT_EQ(made_inverses[i], inverses[i]) << "G " << group << " fused " << fused;
+        }
+        Workspace of_candidates(RerankWorkspaceBytes(3, 2, group, capacity));
+        WINNOW_CUDA_OK(RerankByMass(3, group, {&scene.transform, codes.data(), scene.layout},
+                                    {&residual.transform, residual_codes.data(), residual.layout},
+                                    on_device.data(), q.tensor().stride, device_queries.data(),
+                                    kScale, device_scales, selection.view(), of_candidates.data(),
+                                    nullptr));
+        const auto chosen = selection.Chosen();
+        for (size_t i = 0; i < queries.size(); ++i) {
+          for (int32_t head = 0; head < 2; ++head) {
+            ASSERT_EQ(chosen[i * 2 + head], kept.Of(static_cast<int64_t>(i), head))
+                << "G " << group << " query " << i << " head " << head << " flat " << flat;
+          }
+        }
+      }
     }
   }
 }

@@ -27,7 +27,7 @@ class BenchTiers(unittest.TestCase):
         self.assertEqual([(row["context"] // 1000, row["share_asked"]) for row in rows],
                          [(c, s) for c in (1, 3) for s in (0, 0.5, 1)])
         for row in rows:
-            self.assertAlmostEqual(row["share_in_memory"], 1 - row["stored_rows"] / row["chosen_rows"], 4)
+            self.assertAlmostEqual(row["share_in_memory"], 1 - row["stored_rows"] / row["selected_rows"], 4)
             self.assertAlmostEqual(row["share_in_memory"], row["share_asked"], delta=0.25)
             self.assertAlmostEqual(row["payload_bytes"], row["stored_rows"] * row_bytes,
                                    delta=row["payload_bytes"] / 1e4)
@@ -75,7 +75,7 @@ class BenchTiers(unittest.TestCase):
                              "--kv-dtype", "bf16", "--json", "-", *flags)
                 self.assertEqual(result.returncode, 0, result.stderr)
                 ways[name], = json.loads(result.stdout)["tiers"]
-            self.assertEqual(len({way["chosen_rows"] for way in ways.values()}), 1)
+            self.assertEqual(len({way["selected_rows"] for way in ways.values()}), 1)
             self.assertGreater(ways["cache"]["cached_rows"], 0)
             self.assertLess(ways["cache"]["stored_rows"], ways["plain"]["stored_rows"])
             self.assertLess(ways["cache"]["device_bytes"], ways["plain"]["device_bytes"])

@@ -54,7 +54,7 @@ class PlanAndServe(unittest.TestCase):
             stopping=inference.StoppingOptions(max_tokens=2, ignore_eos=True))
         answers = list(Api(server.address).generate(request, timeout=harness.PATIENCE))
         usage = answers[-1].finish.usage
-        self.assertEqual(usage.selected_rows, planned["step"]["kv_rows"], policy)
+        self.assertEqual(usage.attended_rows, planned["step"]["kv_rows"], policy)
         self.assertEqual(usage.dense_rows, planned["dense_step"]["kv_rows"], policy)
         self.assertEqual(usage.kv_read_bytes.fast, planned["step"]["kv_bytes"]["fast"], policy)
         self.assertEqual(usage.kv_dense_bytes, planned["dense_step"]["kv_bytes"]["fast"], policy)

@@ -44,21 +44,21 @@ class Policies(unittest.TestCase):
             self.assertEqual(usage.kv_dense_bytes, dense.kv_dense_bytes)
             self.assertEqual(usage.dense_rows, dense.dense_rows)
             self.assertLess(read.fast, usage.kv_dense_bytes)
-            self.assertEqual(usage.dense_rows - usage.selected_rows,
-                             usage.retrieval.mid_rows - usage.retrieval.chosen_rows)
-            self.assertEqual(read.fast * usage.dense_rows, usage.kv_dense_bytes * usage.selected_rows)
-            self.assertAlmostEqual(usage.retrieval.kept, usage.retrieval.chosen_rows / usage.retrieval.mid_rows)
+            self.assertEqual(usage.dense_rows - usage.attended_rows,
+                             usage.retrieval.candidate_rows - usage.retrieval.selected_rows)
+            self.assertEqual(read.fast * usage.dense_rows, usage.kv_dense_bytes * usage.attended_rows)
+            self.assertAlmostEqual(usage.retrieval.kept, usage.retrieval.selected_rows / usage.retrieval.candidate_rows)
             self.assertLess(usage.retrieval.kept, 0.2)
             self.assertGreater(usage.retrieval.probes, 0)
             self.assertTrue(0 < usage.retrieval.coverage < 1.0001, usage.retrieval.coverage)
             self.assertTrue(0 <= usage.retrieval.iou <= 1, usage.retrieval.iou)
             completes = "completion=on" in policy
-            self.assertEqual(usage.retrieval.completions > 0, completes)
+            self.assertEqual(usage.retrieval.tail_estimates > 0, completes)
             self.assertEqual(usage.retrieval.HasField("completed"), completes)
 
     def test_dense_reads_everything(self):
         self.assertEqual(self.dense.kv_read_bytes.fast, self.dense.kv_dense_bytes)
-        self.assertEqual(self.dense.selected_rows, self.dense.dense_rows)
+        self.assertEqual(self.dense.attended_rows, self.dense.dense_rows)
         self.assertEqual(self.dense.retrieval, inference.RetrievalUsage())
 
     def test_training_free_policies_answer_and_read_less(self):
@@ -79,19 +79,19 @@ class Policies(unittest.TestCase):
     def test_a_suffix_retrieves_too(self):
         with_suffix = self.ask("lsh:k=2%,suffix=32,from=0")[1]
         without = self.ask("lsh:k=2%,from=0")[1]
-        self.assertGreater(with_suffix.retrieval.mid_rows, without.retrieval.mid_rows)
+        self.assertGreater(with_suffix.retrieval.candidate_rows, without.retrieval.candidate_rows)
         self.assertGreater(with_suffix.kv_dense_bytes, without.kv_dense_bytes)
 
     def test_below_from_a_policy_is_dense(self):
         ids, usage = self.ask("lsh:k=2%,from=30000")
         self.assertEqual(ids, self.ask("dense")[0])
         self.assertEqual(usage.kv_read_bytes.fast, self.dense.kv_dense_bytes)
-        self.assertEqual(usage.retrieval.mid_rows, 0)
+        self.assertEqual(usage.retrieval.candidate_rows, 0)
 
     def test_a_policy_that_chooses_everything_is_dense(self):
         ids, usage = self.ask("lsh:k=100%,from=0")
         self.assertEqual(ids, self.ask("dense")[0])
-        self.assertEqual(usage.selected_rows, usage.dense_rows)
+        self.assertEqual(usage.attended_rows, usage.dense_rows)
 
     def test_impossible_policies_name_the_option(self):
         for policy, option in (("lsh:bits=64", "lsh:64"), ("spotlight:bits=32", "bits"), ("quest:k=0", "k"),
@@ -169,10 +169,10 @@ class Policies(unittest.TestCase):
 
     def test_metrics_follow(self):
         count = lambda: self.server.metric("winnow_retrieval_kept_ratio_count")
-        before, rows = count(), self.server.metric("winnow_retrieval_chosen_rows_total")
+        before, rows = count(), self.server.metric("winnow_retrieval_selected_rows_total")
         usage = self.ask("lsh:k=2%,from=0")[1]
         self.assertEqual(count(), before + 1)
-        self.assertEqual(self.server.metric("winnow_retrieval_chosen_rows_total"), rows + usage.retrieval.chosen_rows)
+        self.assertEqual(self.server.metric("winnow_retrieval_selected_rows_total"), rows + usage.retrieval.selected_rows)
 
 
 class Configuration(unittest.TestCase):
@@ -187,7 +187,7 @@ class Configuration(unittest.TestCase):
             self.assertEqual((model.retrieval.retrieve_from, model.retrieval.retrieve_from_measured), (0, False))
             responses = list(api.generate(counting_request(document(800), 8), timeout=PATIENCE))
             usage = responses[-1].finish.usage
-            self.assertLess(usage.selected_rows, usage.dense_rows)  # the server's policy
+            self.assertLess(usage.attended_rows, usage.dense_rows)  # the server's policy
             self.assertEqual(usage.retrieval.probes, 0)
             for policy, option in (("spotlight", "artifact"), ("window:completion=on", "completion"),
                                    ("lsh:bits=64,floor=0.5", "floor"), ("lsh:bits=64,p=0.9", "p"), ("quest", "quest")):

@@ -43,10 +43,10 @@ class Answers(unittest.TestCase):
         self.assertGreater(usage["prompt_tokens"], 0)
         self.assertEqual(usage["cached_tokens"], 0)
         self.assertEqual(usage["kv_read_bytes"], {"fast": usage["kv_dense_bytes"], "host": 0, "disk": 0})
-        self.assertGreater(usage["selected_rows"], 0)
-        self.assertEqual(usage["selected_rows"], usage["dense_rows"])
-        self.assertEqual(usage["retrieval"], {"mid_rows": 0, "chosen_rows": 0, "kept": None, "probes": 0, "coverage": None,
-                                              "iou": None, "completions": 0, "completed": None, "widened_tokens": 0,
+        self.assertGreater(usage["attended_rows"], 0)
+        self.assertEqual(usage["attended_rows"], usage["dense_rows"])
+        self.assertEqual(usage["retrieval"], {"candidate_rows": 0, "selected_rows": 0, "kept": None, "probes": 0, "coverage": None,
+                                              "iou": None, "tail_estimates": 0, "tail_mass": None, "widened_tokens": 0,
                                               "floor_dense_tokens": 0})
         self.assertGreater(usage["time_to_first_token_seconds"], 0)
         self.assertGreaterEqual(usage["total_seconds"], usage["time_to_first_token_seconds"])

@@ -205,7 +205,7 @@ class Validation(unittest.TestCase):
 
 
 def usage(**fields):
-    return {"prompt_tokens": 100, "cached_tokens": 0, "preemptions": 0, "queue_seconds": 0.5, "kv_dense_bytes": 1000, "selected_rows": 1, "dense_rows": 2,
+    return {"prompt_tokens": 100, "cached_tokens": 0, "preemptions": 0, "queue_seconds": 0.5, "kv_dense_bytes": 1000, "attended_rows": 1, "dense_rows": 2,
             "kv_read_bytes": {"fast": 100, "host": 0, "disk": 0}, "retrieval": {"coverage": None, "probes": 0},
             "drafts": {"drafted_tokens": 0, "verified_tokens": 0, "accepted_tokens": 0}, **fields}
 

@@ -211,28 +211,28 @@ class RetrievalInfo(_message.Message):
     def __init__(self, indexes: _Optional[_Iterable[_Union[RetrievalIndex, _Mapping]]] = ..., completion: bool = ..., artifact: _Optional[str] = ..., retrieve_from: _Optional[int] = ..., retrieve_from_measured: bool = ..., probe_interval: _Optional[int] = ..., exact: bool = ...) -> None: ...
 
 class RetrievalUsage(_message.Message):
-    __slots__ = ["chosen_rows", "completed", "completions", "coverage", "floor_dense_tokens", "iou", "kept", "mid_rows", "probes", "widened_tokens"]
-    CHOSEN_ROWS_FIELD_NUMBER: _ClassVar[int]
-    COMPLETED_FIELD_NUMBER: _ClassVar[int]
-    COMPLETIONS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ["candidate_rows", "coverage", "floor_dense_tokens", "iou", "kept", "probes", "selected_rows", "tail_estimates", "tail_mass", "widened_tokens"]
+    CANDIDATE_ROWS_FIELD_NUMBER: _ClassVar[int]
     COVERAGE_FIELD_NUMBER: _ClassVar[int]
     FLOOR_DENSE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     IOU_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
-    MID_ROWS_FIELD_NUMBER: _ClassVar[int]
     PROBES_FIELD_NUMBER: _ClassVar[int]
+    SELECTED_ROWS_FIELD_NUMBER: _ClassVar[int]
+    TAIL_ESTIMATES_FIELD_NUMBER: _ClassVar[int]
+    TAIL_MASS_FIELD_NUMBER: _ClassVar[int]
     WIDENED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    chosen_rows: int
-    completed: float
-    completions: int
+    candidate_rows: int
     coverage: float
     floor_dense_tokens: int
     iou: float
     kept: float
-    mid_rows: int
     probes: int
+    selected_rows: int
+    tail_estimates: int
+    tail_mass: float
     widened_tokens: int
-    def __init__(self, mid_rows: _Optional[int] = ..., chosen_rows: _Optional[int] = ..., kept: _Optional[float] = ..., probes: _Optional[int] = ..., coverage: _Optional[float] = ..., iou: _Optional[float] = ..., completions: _Optional[int] = ..., completed: _Optional[float] = ..., widened_tokens: _Optional[int] = ..., floor_dense_tokens: _Optional[int] = ...) -> None: ...
+    def __init__(self, candidate_rows: _Optional[int] = ..., selected_rows: _Optional[int] = ..., kept: _Optional[float] = ..., probes: _Optional[int] = ..., coverage: _Optional[float] = ..., iou: _Optional[float] = ..., tail_estimates: _Optional[int] = ..., tail_mass: _Optional[float] = ..., widened_tokens: _Optional[int] = ..., floor_dense_tokens: _Optional[int] = ...) -> None: ...
 
 class SamplingOptions(_message.Message):
     __slots__ = ["frequency_penalty", "logit_bias", "min_p", "presence_penalty", "repetition_penalty", "seed", "temperature", "top_k", "top_p"]
@@ -356,7 +356,8 @@ class ToolCall(_message.Message):
     def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., arguments: _Optional[str] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ["cached_tokens", "dense_rows", "drafts", "exactness", "generated_tokens", "kv_dense_bytes", "kv_read_bytes", "policy", "preemptions", "prompt_tokens", "queue_seconds", "retrieval", "selected_rows", "time_to_first_token_seconds", "total_seconds"]
+    __slots__ = ["attended_rows", "cached_tokens", "dense_rows", "drafts", "exactness", "generated_tokens", "kv_dense_bytes", "kv_read_bytes", "policy", "preemptions", "prompt_tokens", "queue_seconds", "retrieval", "time_to_first_token_seconds", "total_seconds"]
+    ATTENDED_ROWS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DENSE_ROWS_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
@@ -369,9 +370,9 @@ class Usage(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
-    SELECTED_ROWS_FIELD_NUMBER: _ClassVar[int]
     TIME_TO_FIRST_TOKEN_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    attended_rows: int
     cached_tokens: int
     dense_rows: int
     drafts: DraftUsage
@@ -384,10 +385,9 @@ class Usage(_message.Message):
     prompt_tokens: int
     queue_seconds: float
     retrieval: RetrievalUsage
-    selected_rows: int
     time_to_first_token_seconds: float
     total_seconds: float
-    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., kv_read_bytes: _Optional[_Union[KvReadBytes, _Mapping]] = ..., kv_dense_bytes: _Optional[int] = ..., selected_rows: _Optional[int] = ..., queue_seconds: _Optional[float] = ..., time_to_first_token_seconds: _Optional[float] = ..., total_seconds: _Optional[float] = ..., dense_rows: _Optional[int] = ..., retrieval: _Optional[_Union[RetrievalUsage, _Mapping]] = ..., drafts: _Optional[_Union[DraftUsage, _Mapping]] = ..., policy: _Optional[str] = ..., exactness: _Optional[str] = ...) -> None: ...
+    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., kv_read_bytes: _Optional[_Union[KvReadBytes, _Mapping]] = ..., kv_dense_bytes: _Optional[int] = ..., attended_rows: _Optional[int] = ..., queue_seconds: _Optional[float] = ..., time_to_first_token_seconds: _Optional[float] = ..., total_seconds: _Optional[float] = ..., dense_rows: _Optional[int] = ..., retrieval: _Optional[_Union[RetrievalUsage, _Mapping]] = ..., drafts: _Optional[_Union[DraftUsage, _Mapping]] = ..., policy: _Optional[str] = ..., exactness: _Optional[str] = ...) -> None: ...
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = []

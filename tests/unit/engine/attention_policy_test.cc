@@ -140,6 +140,7 @@ TEST(AttentionPolicy, RandomPoliciesParseBack) {
     }
     if (is_pca) policy.tail = below(2) == 0;
     if (is_pca && !policy.p && below(2) == 0) policy.min_mass = share() / 2;
+    if (is_pca && !policy.p) policy.rerank = below(2) == 0;
     if (below(2) == 0) policy.suffix = below(1000);
     if (below(2) == 0) policy.from = below(100000);
     if (below(2) == 0) policy.floor = share();
@@ -189,7 +190,22 @@ TEST(AttentionPolicy, TheTailIsPcasAndOnUnlessSaidOtherwise) {
   ExpectInvalid("lsh:tail=on", "policy option 'tail' does not apply to 'lsh'");
   ExpectInvalid("pca:tail=maybe", "policy option 'tail': 'maybe' is not on or off");
   ExpectInvalid("pca:bits=32", "policy option 'bits': '32' is not one of 64, 128, 192, 256");
-  ExpectInvalid("pca:rerank=on", "policy option 'rerank' is not known");
+}
+
+TEST(AttentionPolicy, ReRankingIsPcasAndChoosesTwiceAsManyFirst) {
+  EXPECT_FALSE(Parse("pca").rerank);
+  EXPECT_EQ(Parse("pca:rerank=off"), Parse("pca"));
+  EXPECT_TRUE(Parse("pca:rerank=on").rerank);
+  EXPECT_EQ(ToString(Parse("pca:rerank=on,tail=off,k=2%")), "pca:k=2%,tail=off,rerank=on");
+  EXPECT_EQ(Parse("pca:k=100,rerank=on").CandidatesFor(1000), 200);
+  EXPECT_EQ(Parse("pca:k=1%,rerank=on").CandidatesFor(1000), 20);
+  EXPECT_EQ(Parse("pca:k=1%,rerank=on").KFor(1000), 10);
+  EXPECT_EQ(Parse("pca:k=100%,rerank=on").CandidatesFor(std::numeric_limits<int32_t>::max()),
+            std::numeric_limits<int32_t>::max());
+  EXPECT_EQ(Parse("pca:k=8%,min_mass=0.001,rerank=on").min_mass, 0.001);
+  ExpectInvalid("lsh:rerank=on", "policy option 'rerank' does not apply to 'lsh'");
+  ExpectInvalid("pca:rerank=1", "policy option 'rerank': '1' is not on or off");
+  ExpectInvalid("pca:p=0.9,rerank=on", "policy options 'p' and 'rerank' exclude each other: ");
 }
 
 TEST(AttentionPolicy, SaysWhatItNeeds) {
@@ -278,7 +294,7 @@ TEST(AttentionPolicy, BadOptionsAreNamed) {
   ExpectInvalid(
       "hata:kk=2",
       "policy option 'kk' is not known (did you mean 'k'?); options: k, p, min_mass, completion, "
-      "tail, sink, window, dense_layers, bits, suffix, from, floor, verify, lookup");
+      "tail, rerank, sink, window, dense_layers, bits, suffix, from, floor, verify, lookup");
   ExpectInvalid("hata:complition=on", "did you mean 'completion'?");
   ExpectInvalid("hata:k=2,k=3", "policy option 'k' is given twice");
   ExpectInvalid("hata:from=2,from=2", "policy option 'from' is given twice");

@@ -125,12 +125,12 @@ TEST_F(DeviceBackendTest, AnswersAndCountsAreThoseOfTheCpu) {
               0);
     EXPECT_EQ(actual.counts.rows_read, expected.counts.rows_read);
     EXPECT_EQ(actual.counts.rows_dense, expected.counts.rows_dense);
-    EXPECT_EQ(actual.counts.mid_rows, expected.counts.mid_rows);
-    EXPECT_EQ(actual.counts.chosen_rows, expected.counts.chosen_rows);
+    EXPECT_EQ(actual.counts.candidate_rows, expected.counts.candidate_rows);
+    EXPECT_EQ(actual.counts.selected_rows, expected.counts.selected_rows);
     EXPECT_EQ(actual.counts.probes, expected.counts.probes);
     EXPECT_EQ(actual.counts.coverage, expected.counts.coverage);
-    EXPECT_EQ(actual.counts.completions, expected.counts.completions);
-    EXPECT_EQ(actual.counts.completed, expected.counts.completed);
+    EXPECT_EQ(actual.counts.tail_estimates, expected.counts.tail_estimates);
+    EXPECT_EQ(actual.counts.tail_mass, expected.counts.tail_mass);
   }
   EXPECT_GT(device.passes, 0);
 }

@@ -209,7 +209,7 @@ TEST_F(EngineTest, UsageCountsWhatDenseDecodingReads) {
   const Reply reply = RunAlone(MakeRequest(1, Prompt(10), 4));
   // Tokens 2, 3 and 4 attend to 11, 12 and 13 tokens; the model has 6 rows of 256 bytes for each.
   const uint64_t rows = (11 + 12 + 13) * 6;
-  EXPECT_EQ(reply.last.usage.selected_rows, rows);
+  EXPECT_EQ(reply.last.usage.attended_rows, rows);
   EXPECT_EQ(reply.last.usage.kv_read_bytes_fast, rows * 256);
   EXPECT_EQ(reply.last.usage.kv_dense_bytes, rows * 256);
   EXPECT_EQ(reply.last.usage.prompt_tokens, 10);

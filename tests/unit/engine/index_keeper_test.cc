@@ -31,6 +31,7 @@ struct Process {
     fit->id = fit_id;
     options.indexes = {{Kind::kPca, 128}, {Kind::kLsh, 128}};
     options.transform = fit;
+    options.residual_codes = true;
     options.summaries = 2;
     auto made = Indexes::Create(scene.config, *scene.memory, *scene.backend, options);
     EXPECT_TRUE(made.ok()) << made.status();
@@ -98,6 +99,39 @@ class IndexKeeperTest : public ::testing::Test {
 };
 
 constexpr char kPolicy[] = "pca:k=4,dense_layers=0";
+constexpr char kReRanked[] = "pca:k=4,rerank=on,dense_layers=0";
+
+TEST_F(IndexKeeperTest, ResidualCodesComeBackToTheByteUnderTheirOwnFit) {
+  Process first(seed_, &store_, "a fit"), second(seed_, &store_, "a fit"),
+      third(seed_, &store_, "another fit");
+  const auto saved = first.State(kReRanked);
+  first.Append(*saved);
+  first.Save(*saved);
+  const auto adopted = second.State(kReRanked);
+  ASSERT_EQ(second.Adopt(*adopted), RetrievalScene::kTokens);
+  const Indexes::Part a = first.indexes->Parts()[1], b = second.indexes->Parts()[1];
+  ASSERT_EQ(a.title, "residual");
+  for (int32_t layer = 0; layer < RetrievalScene::kLayers; ++layer) {
+    for (const int32_t block : first.scene.blocks) {
+      const std::byte* of_block = a.pools[layer] + block * a.block_bytes;
+      ASSERT_EQ(std::memcmp(of_block, b.pools[layer] + block * b.block_bytes, a.block_bytes), 0);
+    }
+  }
+  const auto other = third.State(kReRanked);
+  EXPECT_EQ(third.Adopt(*other), 0);
+}
+
+// A prefix that was read without re-ranking has the first codes alone: under rerank they are made anew from its KV.
+TEST_F(IndexKeeperTest, FirstCodesAloneAreNotEnoughForReRanking) {
+  Process first(seed_, &store_, "a fit"), second(seed_, &store_, "a fit");
+  const auto saved = first.State(kPolicy);
+  first.Append(*saved);
+  first.Save(*saved);
+  const auto plain = second.State(kPolicy);
+  EXPECT_EQ(second.Adopt(*plain), RetrievalScene::kTokens);
+  const auto reranked = second.State(kReRanked);
+  EXPECT_EQ(second.Adopt(*reranked), 0);
+}
 
 TEST_F(IndexKeeperTest, WhatWasSavedComesBackToTheByte) {
   Process first(seed_, &store_, "a fit"), second(seed_, &store_, "a fit");

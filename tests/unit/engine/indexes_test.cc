@@ -21,7 +21,7 @@ class IndexesTest : public ::testing::Test {
   IndexesTest() : scene_(testing::TestSeed()) {
     scene_.WriteKv();
     options_.indexes = {{Kind::kLsh, 128}, {Kind::kQuest, 0}, {Kind::kPca, 128}};
-    options_.four_bit_keys = true;
+    options_.four_bit_keys = options_.residual_codes = true;
     options_.transform = scene_.Fit();
   }
   std::unique_ptr<Indexes> Make() {
@@ -51,10 +51,11 @@ class IndexesTest : public ::testing::Test {
   RetrievalOptions options_;
 };
 
-// However a prompt is cut, codes, bounds, four-bit keys and tables of cells have the same bits, and there are some.
+// However a prompt is cut, codes, residual codes, bounds, four-bit keys and tables of cells have the same bits, and there are some.
 TEST_F(IndexesTest, ChunksDoNotShow) {
-  for (const char* text : {"lsh:k=4,dense_layers=0", "quest:k=16,dense_layers=0",
-                           "lsh:k=4,p=0.9,dense_layers=0", "pca:k=4,sink=3,dense_layers=0"}) {
+  for (const char* text :
+       {"lsh:k=4,dense_layers=0", "quest:k=16,dense_layers=0", "lsh:k=4,p=0.9,dense_layers=0",
+        "pca:k=4,sink=3,dense_layers=0", "pca:k=4,sink=3,rerank=on,dense_layers=0"}) {
     const AttentionPolicy policy = RetrievalScene::Policy(text);
     const std::unique_ptr<Indexes> whole = Make(), cut = Make();
     RetrievalState at_once(policy, RetrievalScene::kLayers),
@@ -68,9 +69,9 @@ TEST_F(IndexesTest, ChunksDoNotShow) {
     }
     EXPECT_EQ(by_parts.layer(kLast).indexed, RetrievalScene::kTokens);
     const std::vector<std::string> titles = whole->TitlesFor(policy);
-    EXPECT_EQ(titles.size(), policy.p.has_value() ? 2u : 1u);
+    EXPECT_EQ(titles.size(), policy.p.has_value() || policy.rerank ? 2u : 1u);
     const std::vector<Indexes::Part> a = whole->Parts(), b = cut->Parts();
-    ASSERT_EQ(a.size(), 4u);
+    ASSERT_EQ(a.size(), 5u);
     for (size_t i = 0; i < a.size(); ++i) {
       const bool used = std::find(titles.begin(), titles.end(), a[i].title) != titles.end();
       const std::vector<std::byte> bytes = Bytes(a[i]);

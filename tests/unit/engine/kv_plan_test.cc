@@ -154,6 +154,24 @@ TEST_F(KvPlanTest, LayersUnderTheDefaultPolicyHaveTheIndexesThatAreMade) {
   }
 }
 
+// Residual codes have the bytes of the codes that they refine.
+TEST_F(KvPlanTest, ResidualCodesAreCountedBesidePcas) {
+  ModelOptions flags = kv_tiers::Options();
+  flags.max_context = 256;
+  auto options = ResolveDecoderOptions(config_, flags);
+  ASSERT_TRUE(options.ok()) << options.status();
+  options->retrieval.indexes = {{AttentionPolicy::Kind::kPca, 128}};
+  const int64_t without = Plan(*options).index_bytes;
+  options->retrieval.residual_codes = true;
+  const KvPlan plan = Plan(*options);
+  ASSERT_EQ(plan.indexes.size(), 2u);
+  EXPECT_EQ(plan.indexes[1].title, "residual");
+  EXPECT_EQ(plan.indexes[0].bytes, plan.indexes[1].bytes);
+  EXPECT_EQ(plan.index_bytes, 2 * without);
+  EXPECT_EQ(IndexBlockBytes(config_, plan.layout, options->retrieval) * plan.num_blocks,
+            plan.index_bytes);
+}
+
 // By the option's name, before anything is allocated.
 TEST_F(KvPlanTest, TooLittleMemoryIsRefused) {
   ModelOptions flags = kv_tiers::Options();

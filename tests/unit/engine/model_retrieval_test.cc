@@ -42,10 +42,18 @@ TEST(ParseIndexList, ReadsWordsAndLists) {
                                       IndexSpec{Kind::kHashAttention, 32}));
   EXPECT_THAT(Parse("lsh:1024").specs, ElementsAre(IndexSpec{Kind::kLsh, 1024}));
   EXPECT_TRUE(Parse("int4").specs.empty());
+  EXPECT_FALSE(Parse("auto").residual_codes);
+  EXPECT_FALSE(Parse("pca").residual_codes);
+  EXPECT_TRUE(Parse("residual,pca:192").residual_codes);
+  EXPECT_THAT(Parse("residual,pca:192").specs, ElementsAre(IndexSpec{Kind::kPca, 192}));
 }
 
 TEST(ParseIndexList, NamesTheEntryThatIsWrong) {
   for (const char* text : {"",
+                           "residual",
+                           "lsh,residual",
+                           "pca,residual,residual",
+                           "pca,residual:128",
                            "lsh,",
                            ",lsh",
                            "lsh,,quest",

@@ -90,6 +90,14 @@ class PretendedDevice : public TimedBackend {
     of_device.candidates = candidates;
     cpu_.PruneSelection(of_device);
   }
+  void RerankByMass(const kernels::RerankByMassArgs& args) override {
+    kernels::RerankByMassArgs of_device = args;
+    // Before Make, as in PruneSelection.
+    const kernels::Selection candidates = Latest(args.candidates);
+    of_device.kept = Make(args.kept, args.queries.size());
+    of_device.candidates = candidates;
+    cpu_.RerankByMass(of_device);
+  }
   void TakeFromTail(const kernels::TakeFromTailArgs& args) override {
     kernels::TakeFromTailArgs of_device = args;
     of_device.read = Latest(args.read);

@@ -118,8 +118,8 @@ TEST_F(ReadCounterTest, APositionCountsOnceHoweverOftenItIsComputed) {
     const uint64_t dense = (301 + 302) * uint64_t{RetrievalScene::kLayers} * kKvHeads;
     const auto mid = static_cast<uint64_t>(made.queries[0].mid.size() + made.queries[1].mid.size());
     EXPECT_EQ(state.counts().rows_dense, dense);
-    EXPECT_EQ(state.counts().chosen_rows, 2u * 7 * kKvHeads);
-    EXPECT_EQ(state.counts().mid_rows, mid * kKvHeads);
+    EXPECT_EQ(state.counts().selected_rows, 2u * 7 * kKvHeads);
+    EXPECT_EQ(state.counts().candidate_rows, mid * kKvHeads);
     EXPECT_EQ(state.counts().rows_read, dense - (mid - 2 * 7) * kKvHeads);
   }
 }
@@ -154,9 +154,9 @@ TEST_F(ReadCounterTest, SlotsAreNeverMoreThanThereAre) {
     ASSERT_LT(counter.slot(), kCallSlots);
     counter.Defer(made.call, SelectFirst(made, 7), {});
   }
-  EXPECT_EQ(state.counts().chosen_rows, uint64_t{kCallSlots} * 7 * kKvHeads);
+  EXPECT_EQ(state.counts().selected_rows, uint64_t{kCallSlots} * 7 * kKvHeads);
   counter.EndPass({&made.rows, 1}, true);
-  EXPECT_EQ(state.counts().chosen_rows, uint64_t{kCallSlots + 3} * 7 * kKvHeads);
+  EXPECT_EQ(state.counts().selected_rows, uint64_t{kCallSlots + 3} * 7 * kKvHeads);
 }
 
 }  // namespace

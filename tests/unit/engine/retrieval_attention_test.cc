@@ -245,8 +245,10 @@ class RetrievalByMassTest : public RetrievalAttentionTest {
       EXPECT_TRUE(fit.ok()) << fit.status();
       fit->head.tail = true;
       heads_.push_back(fit->head);
+      residuals_.push_back(fit->residual);
     }
     transform_->layers.assign(kLayers, {kDim, 128, heads_});
+    transform_->residuals.assign(kLayers, {kDim, 128, residuals_});
   }
 
   const kernels::TransformCodeWeights& weights() const { return transform_->layers[0]; }
@@ -271,6 +273,26 @@ class RetrievalByMassTest : public RetrievalAttentionTest {
       }
     }
     return kernels::TransformCellRef(codes.data(), 0, weights(), kv_head);
+  }
+
+  // The k of the largest masses by the first code alone, with exact anchors.
+  std::vector<int32_t> FirstChoice(const QueryPlan& plan, int32_t position, int32_t kv_head) const {
+    std::vector<double> mass(position + 1);
+    for (int32_t g = 0; g < kGroup; ++g) {
+      const int32_t head = kv_head * kGroup + g;
+      const kernels::TransformQuery query = kernels::PrepareTransformQueryRef(
+          &q_[(position * kHeads + head) * kDim], weights(), kv_head,
+          1 / std::sqrt(static_cast<float>(kDim)) * kernels::kTransformLog2E);
+      std::vector<double> share(position + 1);
+      double sum = 0;
+      for (int32_t t = 0; t <= position; ++t) {
+        const bool is_mid = t >= plan.mid.first && t < plan.mid.last;
+        share[t] = std::exp(is_mid ? Estimate(query, Index(kv_head, t)) : Logit(head, position, t));
+        sum += share[t];
+      }
+      for (int32_t t = 0; t <= position; ++t) mass[t] += share[t] / sum;
+    }
+    return Best(plan, [&](int32_t token) { return mass[token]; });
   }
 
   // The least mass, summed over a group, with which a token is chosen: its key's.
@@ -372,7 +394,7 @@ class RetrievalByMassTest : public RetrievalAttentionTest {
       }
     }
   }
-  std::vector<kernels::TransformCodeHead> heads_;
+  std::vector<kernels::TransformCodeHead> heads_, residuals_;
   int heads_seen_ = 0, heads_in_doubt_ = 0;
 };
 
@@ -395,10 +417,10 @@ TEST_F(RetrievalByMassTest, ReadsTheTokensOfTheLargestMassesAndAddsTheTail) {
     }
     const uint64_t most = uint64_t{150} * kKvHeads * policy.k.count;
     if (policy.min_mass) {
-      EXPECT_LT(state->counts().chosen_rows, most);
-      EXPECT_GT(state->counts().chosen_rows, most / 50);
+      EXPECT_LT(state->counts().selected_rows, most);
+      EXPECT_GT(state->counts().selected_rows, most / 50);
     } else {
-      EXPECT_EQ(state->counts().chosen_rows, most);
+      EXPECT_EQ(state->counts().selected_rows, most);
     }
   }
   EXPECT_LT(4 * heads_in_doubt_, heads_seen_);
@@ -452,6 +474,92 @@ TEST_F(RetrievalByMassTest, EveryTokenIsReadOrInTheTailAfterPruning) {
   retrieval_.reset();  // before its backend
 }
 
+// Keeps a call's candidates, and what re-ranking leaves of its first query.
+class ReRankingBackend final : public TimedBackend {
+ public:
+  explicit ReRankingBackend(kernels::Backend& inner) : TimedBackend(inner, kernels::DType::kF32) {}
+  void RerankByMass(const kernels::RerankByMassArgs& args) override {
+    const auto of_first = [](const kernels::Selection& selection) {
+      std::vector<std::vector<int32_t>> tokens;
+      for (int32_t head = 0; head < kKvHeads; ++head) {
+        const int32_t* begin = selection.chosen(0, head);
+        tokens.emplace_back(begin, begin + selection.count(0, head));
+      }
+      return tokens;
+    };
+    candidates = of_first(args.candidates);
+    least_key = args.queries[0].least_key;
+    TimedBackend::RerankByMass(args);
+    kept = of_first(args.kept);
+  }
+  std::vector<std::vector<int32_t>> candidates, kept;  // [Hkv]
+  int32_t least_key = -1;
+};
+
+// The best k of 2k candidates are read, and every other token is in the tail by the first code's estimate. The selection is
+// nearer to the oracle's than without.
+TEST_F(RetrievalByMassTest, ReRankingReadsTheBetterHalfAndLeavesTheRestInTheTail) {
+  SCOPED_TRACE("WINNOW_TEST_SEED=" + std::to_string(seed_));
+  ReRankingBackend reranking(*backend_);
+  RetrievalOptions options;
+  options.indexes = {{AttentionPolicy::Kind::kPca, 128}};
+  options.transform = transform_;
+  options.residual_codes = true;
+  auto made = RetrievalAttention::Create(config_, *memory_, kTokens, reranking, options);
+  ASSERT_TRUE(made.ok()) << made.status();
+  retrieval_ = *std::move(made);
+  int64_t found = 0, found_first = 0;
+  for (const char* text :
+       {"pca:k=20,rerank=on,sink=5,window=20", "pca:k=20,rerank=on,sink=5,window=20,tail=off",
+        "pca:k=60,min_mass=0.004,rerank=on,sink=5,window=20"}) {
+    const AttentionPolicy policy = Policy(text);
+    auto state = State(policy);
+    Pass(*state, 0, 300, 1000);
+    size_t kept = 0;
+    for (int32_t position = 300; position < 316; ++position) {
+      reranking.kept.clear();
+      const std::vector<float> row = Pass(*state, position, position + 1, 300);
+      const QueryPlan plan = PlanQuery(policy, position, 0);
+      ASSERT_EQ(plan.candidates, 2 * plan.k);
+      ASSERT_EQ(reranking.kept.size(), size_t{kKvHeads});
+      ExpectMassRow(policy, position, row.data(), &reranking.kept);
+      EXPECT_EQ(reranking.least_key, kernels::LeastMassKey(plan.min_mass, kGroup));
+      for (int32_t head = 0; head < kKvHeads; ++head) {
+        // A least mass is the second code's matter: candidates are as many as without.
+        ASSERT_EQ(reranking.candidates[head].size(), size_t{2} * plan.k);
+        kept += reranking.kept[head].size();
+        if (policy.min_mass.has_value()) continue;
+        ASSERT_EQ(reranking.kept[head].size(), static_cast<size_t>(plan.k));
+        std::vector<int32_t> best = Oracle(plan, position, head);
+        const std::vector<int32_t> first = FirstChoice(plan, position, head);
+        for (const int32_t token : best) {
+          const auto has = [&](const std::vector<int32_t>& tokens) {
+            return std::find(tokens.begin(), tokens.end(), token) != tokens.end() ? 1 : 0;
+          };
+          found += has(reranking.kept[head]);
+          found_first += has(first);
+        }
+      }
+    }
+    if (policy.min_mass.has_value()) {
+      EXPECT_GT(kept, 0u);
+      EXPECT_LT(kept, size_t{16} * kKvHeads * 60);
+    }
+    state.reset();
+  }
+  EXPECT_GT(found, found_first);
+  retrieval_.reset();  // before its backend
+}
+
+TEST_F(RetrievalByMassTest, ReRankingWithoutResidualCodesIsRefused) {
+  Make({{AttentionPolicy::Kind::kPca, 128}});
+  const absl::Status status = retrieval_->CheckPolicy(Policy("pca:k=20,rerank=on"));
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()),
+              ::testing::HasSubstr("rerank: there are no residual codes here; --index pca,residual"));
+  EXPECT_TRUE(retrieval_->CheckPolicy(Policy("pca:k=20")).ok());
+}
+
 // Counts the rows of its lists.
 class CountingBackend final : public TimedBackend {
  public:
@@ -485,7 +593,7 @@ TEST_F(RetrievalByMassTest, EveryRowIsAttendedOnce) {
       counting.rows = 0;
       const std::vector<float> out = Pass(*state, 300, 303, 300);
       EXPECT_EQ(counting.rows, 3 * kKvHeads * (5 + 20 + 11));
-      EXPECT_EQ(state->counts().chosen_rows, 3u * kKvHeads * 11);
+      EXPECT_EQ(state->counts().selected_rows, 3u * kKvHeads * 11);
       if (!on_device) {
         by_address = out;
       } else {
@@ -596,7 +704,7 @@ TEST_F(RetrievalAttentionTest, ChunksDoNotShow) {
       ASSERT_EQ(std::bit_cast<uint32_t>(got[i]), std::bit_cast<uint32_t>(expected[i])) << i;
     }
     EXPECT_EQ(whole->counts().rows_read, pieces->counts().rows_read);
-    EXPECT_EQ(whole->counts().chosen_rows, pieces->counts().chosen_rows);
+    EXPECT_EQ(whole->counts().selected_rows, pieces->counts().selected_rows);
   }
 }
 
@@ -626,8 +734,8 @@ TEST_F(RetrievalAttentionTest, CountsAreWhatWasRead) {
   for (int32_t position = 190; position < 200; ++position) visible += position + 1;
   EXPECT_EQ(state->counts().rows_dense, visible * 3 * kKvHeads);
   EXPECT_EQ(state->counts().rows_read, visible * 2 * kKvHeads + 10 * 34 * kKvHeads);
-  EXPECT_EQ(state->counts().chosen_rows, 10u * 10 * kKvHeads);
-  EXPECT_EQ(state->counts().mid_rows, (visible - 10 * 24) * kKvHeads);
+  EXPECT_EQ(state->counts().selected_rows, 10u * 10 * kKvHeads);
+  EXPECT_EQ(state->counts().candidate_rows, (visible - 10 * 24) * kKvHeads);
 }
 
 TEST_F(RetrievalAttentionTest, DenseLayersAndTokensBeforeAreLeftToDenseAttention) {
@@ -659,9 +767,9 @@ TEST_F(RetrievalAttentionTest, PruningKeepsFewerAndAlwaysSome) {
   const auto tight = State(Policy("lsh:k=20,p=0.5,sink=1,window=4"));
   Pass(*loose, 0, 300, 250);
   Pass(*tight, 0, 300, 250);
-  EXPECT_LT(tight->counts().chosen_rows, loose->counts().chosen_rows);
-  EXPECT_LE(loose->counts().chosen_rows, 50u * 80 * kKvHeads);
-  EXPECT_GT(tight->counts().chosen_rows, 0u);
+  EXPECT_LT(tight->counts().selected_rows, loose->counts().selected_rows);
+  EXPECT_LE(loose->counts().selected_rows, 50u * 80 * kKvHeads);
+  EXPECT_GT(tight->counts().selected_rows, 0u);
 }
 
 TEST_F(RetrievalAttentionTest, ProbesMeasureWhatTheSetCovers) {
@@ -700,9 +808,9 @@ TEST_F(RetrievalAttentionTest, BelowTheFloorASequenceReadsMoreBeforeItGoesDense)
   const auto state = State(Policy("oracle:k=10,sink=1,window=4,floor=1"));
   Pass(*state, 0, 290, 290);
   const auto chosen_of_next = [&](int32_t position) {
-    const uint64_t before = state->counts().chosen_rows;
+    const uint64_t before = state->counts().selected_rows;
     const bool dense = std::isnan(Pass(*state, position, position + 1, 290)[0]);
-    const uint64_t chosen = (state->counts().chosen_rows - before) / kKvHeads;
+    const uint64_t chosen = (state->counts().selected_rows - before) / kKvHeads;
     return dense ? -1 : static_cast<int>(chosen);
   };
   EXPECT_EQ(chosen_of_next(290), 10);
@@ -722,9 +830,9 @@ TEST_F(RetrievalAttentionTest, BelowTheFloorASequenceReadsMoreBeforeItGoesDense)
   const auto chunk = State(Policy("oracle:k=10,sink=1,window=4,floor=1"));
   Pass(*chunk, 0, 290, 290);
   Pass(*chunk, 290, 295, 290);
-  const uint64_t before_chunk = chunk->counts().chosen_rows;
+  const uint64_t before_chunk = chunk->counts().selected_rows;
   Pass(*chunk, 295, 296, 290);
-  EXPECT_EQ(chunk->counts().chosen_rows - before_chunk, 20u * kKvHeads);
+  EXPECT_EQ(chunk->counts().selected_rows - before_chunk, 20u * kKvHeads);
 
   // Other tokens from here on: what their probes find is not known yet.
   state->Rewind(291);

@@ -91,7 +91,7 @@ struct RetrievalScene {
     auto fit = std::make_shared<TransformFit>();
     fit->bits = 128;
     fit->id = "of a scene";
-    std::vector<kernels::TransformCodeHead> heads;
+    std::vector<kernels::TransformCodeHead> heads, residuals;
     for (int32_t kv_head = 0; kv_head < kKvHeads; ++kv_head) {
       TransformSample sample;
       for (int32_t t = 0; t < kTokens; ++t) {
@@ -111,8 +111,10 @@ struct RetrievalScene {
       EXPECT_TRUE(head.ok()) << head.status();
       head->head.tail = true;
       heads.push_back(head->head);
+      residuals.push_back(head->residual);
     }
     fit->layers.assign(kLayers, {kDim, 128, heads});
+    fit->residuals.assign(kLayers, {kDim, 128, residuals});
     return fit;
   }
 

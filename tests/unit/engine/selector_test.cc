@@ -35,7 +35,7 @@ class SelectorTest : public ::testing::Test {
     }
     scene_.WriteKv();
     options_.indexes = {{Kind::kLsh, 128}, {Kind::kQuest, 0}, {Kind::kPca, 128}};
-    options_.four_bit_keys = true;
+    options_.four_bit_keys = options_.residual_codes = true;
     options_.transform = scene_.Fit();
     auto made = Indexes::Create(scene_.config, *scene_.memory, *scene_.backend, options_);
     EXPECT_TRUE(made.ok()) << made.status();
@@ -74,7 +74,8 @@ class SelectorTest : public ::testing::Test {
 TEST_F(SelectorTest, KindsThatScoreKeysSelectTheOneThatStandsOut) {
   for (const char* text :
        {"oracle:k=4,window=9,dense_layers=0", "lsh:k=4,window=9,dense_layers=0",
-        "lsh:k=4,p=0.5,window=9,dense_layers=0", "pca:k=4,window=9,tail=off,dense_layers=0"}) {
+        "lsh:k=4,p=0.5,window=9,dense_layers=0", "pca:k=4,window=9,tail=off,dense_layers=0",
+        "pca:k=4,rerank=on,window=9,tail=off,dense_layers=0"}) {
     const auto state = Indexed(text);
     SceneCall made(scene_, state.get(), kPosition, kPosition + 2);
     std::vector<float> anchors(2 * RetrievalScene::kHeads, -1e30f);
@@ -98,6 +99,7 @@ TEST_F(SelectorTest, KindsThatScoreKeysSelectTheOneThatStandsOut) {
     }
     // Select leaves the plan as it was.
     EXPECT_EQ(made.queries[0].k, PlanQuery(made.policy, kPosition, 0).k);
+    EXPECT_EQ(made.candidates[0], PlanQuery(made.policy, kPosition, 0).candidates);
   }
 }
 

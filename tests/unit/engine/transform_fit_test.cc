@@ -279,6 +279,49 @@ TEST(SymmetricEigenTest, TakesAMatrixApart) {
   EXPECT_FALSE(SymmetricEigen(m, kN, &values, &vectors));
 }
 
+// Every dimension is kept by one code or the other, or by neither because it has next to no error; and logits are estimated
+// far better by both than by the first.
+TEST(TransformFitTest, ResidualCodesSharpenTheEstimates) {
+  const Golden golden;
+  const auto fit = FitTransformHead(golden.sample, golden.options);
+  ASSERT_TRUE(fit.ok()) << fit.status();
+  const kernels::TransformCodeWeights first{kDim, kBits, {fit->head}};
+  const kernels::TransformCodeWeights residual{kDim, kBits, {fit->residual}};
+  ASSERT_EQ(kernels::CheckResidualCode(first, residual), "");
+  const auto& dims = fit->residual.first_dims;
+  EXPECT_GT(std::count(dims.begin(), dims.end(), -1), 0);
+  EXPECT_GT(std::count_if(dims.begin(), dims.end(), [](int dim) { return dim >= 0; }), 0);
+  const auto estimate = [](const float* q, const kernels::TransformCodeHead& head,
+                           const std::vector<uint8_t>& index) {
+    double sum = 0;
+    const int32_t n = 4 * head.quads;
+    for (int32_t c = 0; c < kDim; ++c) {
+      double value = head.mean[c];
+      for (int32_t i = 0; i < n; ++i) {
+        value += head.query_weight[c * n + i] * (index[i] - ((1 << head.widths[i / 4]) - 1) / 2.0);
+      }
+      sum += q[c] * value;
+    }
+    return sum;
+  };
+  double of_first = 0, of_both = 0;
+  for (int32_t t = 0; t < kTokens; t += 3) {
+    const float* key = &golden.keys[t * kDim];
+    const std::vector<uint8_t> index = kernels::TransformIndexesRef(key, first, 0);
+    const std::vector<uint8_t> fine = kernels::TransformIndexesRef(key, residual, 0, index);
+    for (int32_t i = 0; i < 300; i += 10) {
+      const float* q = &golden.queries[i * kDim];
+      double logit = 0;
+      for (int32_t c = 0; c < kDim; ++c) logit += double{q[c]} * key[c];
+      const double error = estimate(q, fit->head, index) - logit;
+      of_first += error * error;
+      const double left = error + estimate(q, fit->residual, fine);
+      of_both += left * left;
+    }
+  }
+  EXPECT_LT(of_both, 0.2 * of_first) << of_first << " " << of_both;
+}
+
 // ---- the file ----
 
 struct Stored {
@@ -291,7 +334,10 @@ struct Stored {
     config.head_dim = kDim;
     fit.bits = kBits;
     fit.sample_tokens = 900;
-    for (int32_t layer = 0; layer < 2; ++layer) fit.layers.push_back({kDim, kBits, {head->head}});
+    for (int32_t layer = 0; layer < 2; ++layer) {
+      fit.layers.push_back({kDim, kBits, {head->head}});
+      fit.residuals.push_back({kDim, kBits, {head->residual}});
+    }
     fit.layers[1].heads[0].tail = false;
     fit.layers[1].heads[0].delta_weight = head->delta_weight;
     fit.id = TransformFitId(fit);
@@ -311,6 +357,11 @@ TEST(TransformFitCacheTest, GivesBackWhatWasWritten) {
   EXPECT_EQ((*found)->id, stored.fit.id);
   EXPECT_EQ(SerialiseTransformFit(**found, "key"), stored.text);
   EXPECT_FALSE((*found)->layers[1].heads[0].tail);
+  EXPECT_EQ((*found)->residuals[1].heads[0].first_dims,
+            stored.fit.residuals[1].heads[0].first_dims);
+  TransformFit other = stored.fit;
+  other.residuals[0].heads[0].first_steps[0] += 1;
+  EXPECT_NE(TransformFitId(other), stored.fit.id);
   std::filesystem::remove_all(testing::TempDir() + "/winnow-fit");
   const auto gone = ReadTransformFit(path, "key", stored.config);
   EXPECT_TRUE(gone.ok() && !gone->has_value());
@@ -334,9 +385,12 @@ TEST(TransformFitCacheTest, TakesNothingOfAnotherKeyOrModelOrThatIsDamaged) {
 // Digests that are right say nothing about what they are of.
 TEST(TransformFitCacheTest, ChecksWhatAWriterOfDigestsMayHavePut) {
   const Stored stored;
-  for (int round = 0; round < 3; ++round) {
+  for (int round = 0; round < 5; ++round) {
     TransformFit wrong = stored.fit;
     kernels::TransformCodeHead& head = wrong.layers[0].heads[0];
+    kernels::TransformCodeHead& residual = wrong.residuals[1].heads[0];
+    if (round == 3) residual.first_dims[2] = static_cast<int16_t>(4 * head.quads);
+    if (round == 4) residual.first_steps[1] = std::numeric_limits<float>::quiet_NaN();
     if (round == 0) head.key_weight[3] = std::numeric_limits<float>::infinity();
     if (round == 1) head.fields[0].word = 200;
     if (round == 2) head.cell_bits[0] = 255;

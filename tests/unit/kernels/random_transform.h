@@ -59,6 +59,26 @@ inline TransformCodeWeights RandomTransform(Random& random, int32_t d, int32_t k
   return weights;
 }
 
+// A residual code of random widths, which refines random dimensions of the first; some it refines none.
+inline TransformCodeWeights RandomResidual(Random& random, const TransformCodeWeights& first,
+                                           int32_t bits) {
+  TransformCodeWeights residual =
+      RandomTransform(random, first.head_dim, static_cast<int32_t>(first.heads.size()), bits);
+  for (size_t h = 0; h < first.heads.size(); ++h) {
+    TransformCodeHead& head = residual.heads[h];
+    head.mean.assign(first.head_dim, 0);
+    head.cell_bits.clear();
+    head.tail = false;
+    for (int32_t i = 0; i < 4 * head.quads; ++i) {
+      const int32_t of_first = 4 * first.heads[h].quads;
+      const auto dim = static_cast<int16_t>(random.Int(-1, of_first - 1));
+      head.first_dims.push_back(dim);
+      head.first_steps.push_back(dim < 0 ? 0 : random.Normal(1));
+    }
+  }
+  return residual;
+}
+
 }  // namespace winnow::kernels
 
 #endif  // WINNOW_TESTS_UNIT_KERNELS_RANDOM_TRANSFORM_H_

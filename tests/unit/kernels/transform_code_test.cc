@@ -41,6 +41,28 @@ struct Scene {
   std::vector<KeySpan> spans;
 };
 
+// A residual code of a scene's keys by the reference.
+struct Residual {
+  Residual(Random& random, const Scene& scene, int32_t bits)
+      : weights(RandomResidual(random, scene.weights, bits)),
+        layout{scene.layout.kv_heads, scene.layout.block_tokens, bits},
+        codes(scene.kv.num_blocks() * layout.BlockBytes()) {
+    EncodeResidualsRef(scene.spans, scene.kv.pool(), scene.kv.layout(), scene.weights,
+                       scene.codes.data(), scene.layout, weights, codes.data(), layout);
+  }
+  TransformCodeWeights weights;
+  CodeLayout layout;
+  std::vector<std::byte> codes;
+};
+
+struct OwnedScales {
+  OwnedScales(size_t queries, int32_t heads) : references(queries * heads), inverses(references) {
+    view = {references.data(), inverses.data()};
+  }
+  std::vector<float> references, inverses;
+  MassScales view;
+};
+
 struct OwnedTail {
   OwnedTail(size_t queries, int32_t heads)
       : masses(queries * heads * kTransformCells, -1),
@@ -310,6 +332,136 @@ TEST(TransformCodeTest, TheTailLosesTheMassesOfTheTokensThatAreRead) {
   }
 }
 
+TEST(TransformCodeTest, RefusesResidualCodesThatDoNotFitTheFirst) {
+  Random random;
+  SCOPED_TRACE(random.seed());
+  const TransformCodeWeights first = RandomTransform(random, 64, 2, 128);
+  const TransformCodeWeights good = RandomResidual(random, first, 128);
+  ASSERT_EQ(CheckResidualCode(first, good), "");
+  const auto refused = [&](auto change) {
+    TransformCodeWeights wrong = good;
+    change(wrong, wrong.heads[1]);
+    return !CheckResidualCode(first, wrong).empty();
+  };
+  using Head = TransformCodeHead;
+  using Weights = TransformCodeWeights;
+  EXPECT_FALSE(refused([](Weights&, Head&) {}));
+  EXPECT_TRUE(refused([&](Weights&, Head& head) {
+    head.first_dims[3] = static_cast<int16_t>(4 * first.heads[1].quads);
+  }));
+  EXPECT_TRUE(refused([](Weights&, Head& head) { head.first_dims[3] = -2; }));
+  EXPECT_TRUE(refused([](Weights&, Head& head) { head.first_steps.pop_back(); }));
+  EXPECT_TRUE(refused([](Weights&, Head& head) { head.first_steps[0] = std::nanf(""); }));
+  EXPECT_TRUE(refused([](Weights&, Head& head) {
+    head.first_dims.clear();
+    head.first_steps.clear();
+  }));
+  EXPECT_TRUE(refused([](Weights&, Head& head) { head.mean[7] = 0.5f; }));
+  EXPECT_TRUE(refused([](Weights&, Head& head) { head.tail = true; }));
+  EXPECT_TRUE(refused([](Weights&, Head& head) { head.cell_bits = {3}; }));
+  EXPECT_TRUE(refused([](Weights& weights, Head&) { weights.heads.pop_back(); }));
+  EXPECT_NE(CheckResidualCode(RandomTransform(random, 96, 2, 128), good), "");
+}
+
+// The reference itself, against the definition in double: of the candidates those of the largest masses by both codes, under
+// the denominators of the selection in which the candidates' estimates are replaced.
+TEST(TransformCodeTest, ReRankingKeepsTheLargestMassesByBothCodes) {
+  Random random;
+  SCOPED_TRACE(random.seed());
+  for (int round = 0; round < 8; ++round) {
+    const auto bits = static_cast<int32_t>(64 * random.Int(1, 4));
+    const auto group = static_cast<int32_t>(random.Int(1, 5));
+    Scene scene(random, 64, 2, group, bits, {1300}, DType::kF32);
+    const Residual residual(random, scene, static_cast<int32_t>(64 * random.Int(1, 4)));
+    Matrix q = Matrix::Normal(random, 1, scene.heads() * 64);
+    RetrievalQuery query = scene.kv.Query(0, 0, 1299, 16, 100, 80);
+    std::vector<float> anchors;
+    for (int32_t h = 0; h < scene.heads(); ++h) anchors.push_back(random.Normal(4.0f));
+    OwnedSelection candidates(1, 2, 80), kept(1, 2, 80);
+    OwnedScales scales(1, scene.heads());
+    SelectByMassRef(q.tensor(), {&query, 1}, anchors.data(), scene.weights, kScale,
+                    scene.codes.data(), scene.layout, candidates.view(), nullptr, &scales.view);
+    query.k = 40;
+    RerankByMassRef({q.tensor(),
+                     {&query, 1},
+                     scene.weights,
+                     scene.codes.data(),
+                     scene.layout,
+                     residual.weights,
+                     residual.codes.data(),
+                     residual.layout,
+                     kScale,
+                     scales.view,
+                     candidates.view(),
+                     kept.view()});
+    for (int32_t kv_head = 0; kv_head < 2; ++kv_head) {
+      const std::vector<int32_t> tokens = candidates.Of(0, kv_head);
+      ASSERT_EQ(tokens.size(), 80u);
+      std::vector<double> sums(80);
+      for (int32_t g = 0; g < group; ++g) {
+        const int32_t head = kv_head * group + g;
+        const std::vector<double> logits = Logits(scene, q.row(0) + head * 64, query, kv_head);
+        const TransformQuery fine = PrepareTransformQueryRef(q.row(0) + head * 64, residual.weights,
+                                                             kv_head, kScale * kTransformLog2E);
+        double denominator = std::exp(static_cast<double>(anchors[head]));
+        for (const double logit : logits) denominator += std::exp2(logit);
+        std::vector<double> better;
+        for (const int32_t token : tokens) {
+          const auto* of_head = reinterpret_cast<const uint32_t*>(
+              residual.codes.data() + query.block_table[token / 64] * residual.layout.BlockBytes() +
+              kv_head * residual.layout.HeadBytes());
+          const std::vector<uint8_t> index =
+              TransformDecodeRef(of_head, token % 64, residual.weights, kv_head);
+          double logit = logits[token - query.mid.first];
+          denominator -= std::exp2(logit);
+          for (size_t i = 0; i < index.size(); ++i) {
+            logit += double{fine.a} * fine.coef[i] * index[i];
+          }
+          better.push_back(logit + fine.b);
+          denominator += std::exp2(better.back());
+        }
+        for (size_t j = 0; j < 80; ++j) sums[j] += std::exp2(better[j]) / denominator;
+      }
+      // ExpectTopK speaks of places.
+      std::vector<int32_t> places;
+      for (const int32_t token : kept.Of(0, kv_head)) {
+        const auto found = std::lower_bound(tokens.begin(), tokens.end(), token);
+        ASSERT_TRUE(found != tokens.end() && *found == token);
+        places.push_back(static_cast<int32_t>(found - tokens.begin()));
+      }
+      ExpectTopK(places, sums, 0, 40, 0.004);  // keys have 10 bits
+    }
+  }
+}
+
+// A key's residual index follows from what the first code left of it.
+TEST(TransformCodeTest, ResidualCodesRefineTheFirst) {
+  Random random;
+  SCOPED_TRACE(random.seed());
+  Scene scene(random, 64, 1, 1, 128, {200}, DType::kF32);
+  const Residual residual(random, scene, 192);
+  const TransformCodeHead& head = residual.weights.heads[0];
+  const int32_t n = 4 * head.quads;
+  for (int32_t token = 0; token < 200; ++token) {
+    std::vector<float> key(64);
+    std::memcpy(key.data(), scene.kv.Row(0, 0, token), 64 * sizeof(float));
+    const int32_t block = scene.kv.table(0)[token / 64];
+    const std::vector<uint8_t> first =
+        TransformDecodeRef(scene.HeadCodes(block, 0), token % 64, scene.weights, 0);
+    const std::vector<uint8_t> index =
+        TransformDecodeRef(reinterpret_cast<const uint32_t*>(residual.codes.data() +
+                                                             block * residual.layout.BlockBytes()),
+                           token % 64, residual.weights, 0);
+    for (int32_t i = 0; i < n; ++i) {
+      double t = head.key_bias[i];
+      for (int32_t c = 0; c < 64; ++c) t += double{key[c]} * head.key_weight[c * n + i];
+      if (head.first_dims[i] >= 0) t -= double{head.first_steps[i]} * first[head.first_dims[i]];
+      const double held = std::clamp(t, 0.0, std::ldexp(1.0, head.widths[i / 4]) - 1);
+      EXPECT_NEAR(index[i] + 0.5, held, 0.5 + 1e-3) << "token " << token << " dimension " << i;
+    }
+  }
+}
+
 TEST(TransformCodeTest, OfEqualMassesTheLaterTokensAreSelected) {
   Random random;
   Scene scene(random, 64, 1, 2, 128, {600}, DType::kF32);
@@ -538,6 +690,121 @@ TEST_P(TransformCodeBackendTest, TakesWhatIsReadFromTheTailAsTheReferenceDoes) {
     select(tail);
     take(read);
     expect_masses(expected);
+  }
+}
+
+TEST_P(TransformCodeBackendTest, EncodesResidualsAsTheReferenceDoes) {
+  SCOPED_TRACE(Seed());
+  for (const int32_t bits : {64, 128, 192, 256}) {
+    const DType dtype = random.Int(0, 1) == 0 ? DType::kBF16 : DType::kF32;
+    const int32_t d = bits == 128 ? 96 : 64;
+    Scene scene(random, d, 2, 1, static_cast<int32_t>(64 * random.Int(1, 4)), {150, 37}, dtype);
+    const Residual residual(random, scene, bits);
+    const auto packed = backend->PackTransformCode(scene.weights);
+    const auto packed_residual = backend->PackTransformCode(residual.weights);
+    std::vector<std::byte> codes(residual.codes.size(), std::byte{0});
+    const auto encode = [&](const KeySpan& span) {
+      backend->EncodeResiduals({.spans = {&span, 1},
+                                .pool = scene.kv.pool(),
+                                .layout = scene.kv.layout(),
+                                .transform = *packed,
+                                .codes = scene.codes.data(),
+                                .code_layout = scene.layout,
+                                .residual = *packed_residual,
+                                .residual_codes = codes.data(),
+                                .residual_layout = residual.layout});
+    };
+    for (int32_t first = 0, last = 0; first < 150; first = last) {
+      last = static_cast<int32_t>(std::min<int64_t>(150, first + random.Int(1, 40)));
+      encode({scene.kv.table(0), {first, last}});
+    }
+    encode(scene.spans[1]);
+    EXPECT_TRUE(codes == residual.codes) << bits;
+  }
+}
+
+TEST_P(TransformCodeBackendTest, ReRanksAsTheReferenceDoes) {
+  SCOPED_TRACE(Seed());
+  for (int round = 0; round < 12; ++round) {
+    const auto bits = static_cast<int32_t>(64 * random.Int(1, 4));
+    const auto group = static_cast<int32_t>(random.Int(1, 7));
+    const auto block_tokens = static_cast<int32_t>(16 * random.Int(1, 5));
+    Scene scene(random, 64, 2, group, bits, {2600, 300}, DType::kBF16, block_tokens);
+    if (round % 3 == 0) {  // ties
+      for (int32_t token = 0; token < 2600; ++token) {
+        if (token % 5 != 0) scene.kv.CopyKey(0, 0, 0, token);
+      }
+      EncodeTransformKeysRef(scene.spans, scene.kv.pool(), scene.kv.layout(), scene.weights,
+                             scene.codes.data(), scene.layout);
+    }
+    const Residual residual(random, scene, static_cast<int32_t>(64 * random.Int(1, 4)));
+    const auto packed = backend->PackTransformCode(scene.weights);
+    const auto packed_residual = backend->PackTransformCode(residual.weights);
+    Matrix q = Matrix::Normal(random, 5, scene.heads() * 64);
+    if (round == 4) q.row(2)[5] = std::nanf("");
+    // The first has more candidates than a piece has tokens.
+    std::vector<RetrievalQuery> queries = {
+        scene.kv.Query(0, 0, 2599, 16, 128, static_cast<int32_t>(random.Int(0, 1200))),
+        scene.kv.Query(0, 1, static_cast<int32_t>(random.Int(200, 2599)), 3, 1, 20),
+        scene.kv.Query(1, 2, 299, 16, 100, 17), scene.kv.Query(1, 3, 250, 0, 7, 0),
+        scene.kv.Query(1, 4, 50, 16, 100, 4)};
+    std::vector<float> anchors;
+    for (int32_t i = 0; i < 5 * scene.heads(); ++i) anchors.push_back(random.Normal(5.0f));
+    anchors[0] = -std::numeric_limits<float>::infinity();
+    std::vector<RetrievalQuery> wide = queries;
+    for (size_t i = 0; i < queries.size(); ++i) {
+      wide[i].k = std::min(2 * queries[i].k, queries[i].mid.size());
+      if (random.Int(0, 1) == 0) continue;
+      queries[i].least_key = LeastMassKey(std::exp2(-random.Int(1, 16)), group);
+    }
+    OwnedSelection candidates(5, 2, 2400), wide_expected(5, 2, 2400);
+    OwnedSelection kept(5, 2, 2400), expected(5, 2, 2400);
+    OwnedScales scales(5, scene.heads()), expected_scales(5, scene.heads());
+    SelectByMassRef(q.tensor(), wide, anchors.data(), scene.weights, kScale, scene.codes.data(),
+                    scene.layout, wide_expected.view(), nullptr, &expected_scales.view);
+    backend->SelectByMass({.q = q.tensor(),
+                           .queries = wide,
+                           .anchor_masses = anchors.data(),
+                           .transform = *packed,
+                           .codes = scene.codes.data(),
+                           .code_layout = scene.layout,
+                           .scale = kScale,
+                           .chosen = candidates.view(),
+                           .scales = &scales.view});
+    ASSERT_TRUE(candidates == wide_expected) << "round " << round;
+    for (int32_t i = 0; i < 5; ++i) {
+      if (queries[i].mid.size() == 0) continue;
+      for (int32_t head = 0; head < scene.heads(); ++head) {
+        const int32_t at = i * scene.heads() + head;
+        ASSERT_EQ(scales.references[at], expected_scales.references[at]);
+        ASSERT_EQ(scales.inverses[at], expected_scales.inverses[at]);
+      }
+    }
+    RerankByMassRef({q.tensor(), queries, scene.weights, scene.codes.data(), scene.layout,
+                     residual.weights, residual.codes.data(), residual.layout, kScale,
+                     expected_scales.view, candidates.view(), expected.view()});
+    const auto rerank = [&](OwnedSelection& to) {
+      backend->RerankByMass({.q = q.tensor(),
+                             .queries = queries,
+                             .transform = *packed,
+                             .codes = scene.codes.data(),
+                             .code_layout = scene.layout,
+                             .residual = *packed_residual,
+                             .residual_codes = residual.codes.data(),
+                             .residual_layout = residual.layout,
+                             .scale = kScale,
+                             .scales = scales.view,
+                             .candidates = candidates.view(),
+                             .kept = to.view()});
+    };
+    rerank(kept);
+    ASSERT_TRUE(kept == expected) << "round " << round;
+    rerank(candidates);  // in place
+    for (int32_t i = 0; i < 5; ++i) {
+      for (int32_t head = 0; head < 2; ++head) {
+        ASSERT_EQ(candidates.Of(i, head), expected.Of(i, head)) << "round " << round;
+      }
+    }
   }
 }
 

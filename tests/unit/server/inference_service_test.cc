@@ -109,8 +109,8 @@ TEST(InferenceService, UsageSaysWhatRetrievalReadAndAddsUp) {
   v1::GenerateRequest request = CountingRequest(words, 20);
   const v1::Usage dense = Generate(*stub, request).finish.at(0).usage();
   EXPECT_EQ(dense.kv_read_bytes().fast(), dense.kv_dense_bytes());
-  EXPECT_EQ(dense.selected_rows(), dense.dense_rows());
-  EXPECT_EQ(dense.retrieval().mid_rows(), 0u);
+  EXPECT_EQ(dense.attended_rows(), dense.dense_rows());
+  EXPECT_EQ(dense.retrieval().candidate_rows(), 0u);
   EXPECT_FALSE(dense.retrieval().has_kept());
   EXPECT_FALSE(dense.retrieval().has_coverage());
   for (const char* policy :
@@ -127,11 +127,11 @@ TEST(InferenceService, UsageSaysWhatRetrievalReadAndAddsUp) {
     EXPECT_EQ(usage.dense_rows(), dense.dense_rows());
     EXPECT_LT(usage.kv_read_bytes().fast(), usage.kv_dense_bytes());
     EXPECT_EQ(usage.kv_read_bytes().fast() * usage.dense_rows(),
-              usage.kv_dense_bytes() * usage.selected_rows());
+              usage.kv_dense_bytes() * usage.attended_rows());
     // Read is what dense reads, less the mid tokens that were not chosen.
-    EXPECT_EQ(usage.dense_rows() - usage.selected_rows(),
-              retrieval.mid_rows() - retrieval.chosen_rows());
-    EXPECT_NEAR(retrieval.kept() * retrieval.mid_rows(), retrieval.chosen_rows(), 0.5);
+    EXPECT_EQ(usage.dense_rows() - usage.attended_rows(),
+              retrieval.candidate_rows() - retrieval.selected_rows());
+    EXPECT_NEAR(retrieval.kept() * retrieval.candidate_rows(), retrieval.selected_rows(), 0.5);
     EXPECT_GT(retrieval.probes(), 0u);
     EXPECT_GT(retrieval.coverage(), 0);
     EXPECT_LE(retrieval.coverage(), 1.0001);
@@ -140,12 +140,12 @@ TEST(InferenceService, UsageSaysWhatRetrievalReadAndAddsUp) {
     if (policy[0] == 'o') {
       EXPECT_NEAR(retrieval.iou(), 1, 1e-3);
     }
-    EXPECT_EQ(retrieval.completions(), 0u);
+    EXPECT_EQ(retrieval.tail_estimates(), 0u);
   }
-  EXPECT_GT(server.Metric("winnow_retrieval_mid_rows_total"), 0);
+  EXPECT_GT(server.Metric("winnow_retrieval_candidate_rows_total"), 0);
   EXPECT_EQ(server.Metric("winnow_retrieval_kept_ratio_count"), 4);
   EXPECT_GT(server.Metric("winnow_retrieval_coverage_ratio_count"), 0);
-  EXPECT_GT(server.Metric("winnow_step_selected_rows_count"), 0);
+  EXPECT_GT(server.Metric("winnow_step_attended_rows_count"), 0);
 }
 
 TEST(InferenceService, AContextBelowFromIsDense) {

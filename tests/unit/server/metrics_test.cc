@@ -61,17 +61,17 @@ TEST_F(MetricsTest, EverySeriesIsThereAtZeroFromTheStart) {
                            "winnow_device_launches_total{how=\"alone\"} 0",
                            "winnow_device_launches_total{how=\"graph\"} 0",
                            "winnow_kv_dense_bytes_total 0",
-                           "winnow_kv_selected_rows_total 0",
-                           "winnow_step_selected_rows_count 0",
-                           "winnow_retrieval_mid_rows_total 0",
-                           "winnow_retrieval_chosen_rows_total 0",
+                           "winnow_kv_attended_rows_total 0",
+                           "winnow_step_attended_rows_count 0",
+                           "winnow_retrieval_candidate_rows_total 0",
+                           "winnow_retrieval_selected_rows_total 0",
                            "winnow_retrieval_widened_tokens_total 0",
                            "winnow_retrieval_floor_dense_tokens_total 0",
                            "winnow_retrieval_kept_ratio_count 0",
                            "winnow_retrieval_coverage_ratio_count 0",
                            "winnow_retrieval_coverage_ratio_sum 0",
                            "winnow_retrieval_iou_ratio_count 0",
-                           "winnow_retrieval_completed_ratio_count 0",
+                           "winnow_retrieval_tail_mass_ratio_count 0",
                            "winnow_retrieval_from_tokens 2560",
                            "winnow_index_bytes{index=\"lsh:128\"} 640",
                            "winnow_index_bytes{index=\"int4\"} 99",
@@ -144,7 +144,7 @@ TEST_F(MetricsTest, WhatTheStoreAndPrefixesCountIsShown) {
   stats.prefix_tokens_pool = 128;
   stats.prefix_tokens_store = 64;
   stats.prefetch = {10, 4};
-  stats.selected_rows = 7;
+  stats.attended_rows = 7;
   stats.kv_read_bytes_host = 3 * 512;
   stats.kv_read_bytes_disk = 5 * 512;
   stats.launches = {.alone = 11, .in_graphs = 600};
@@ -240,15 +240,15 @@ TEST_F(MetricsTest, SharesAreOfSequencesThatRetrievedAndRowsOfStepsThatDecoded) 
   metrics_.OnFinished({}, engine::FinishReason::kMaxTokens, {});
   metrics_.OnStep({.sequences = 1, .tokens = 512});
   EXPECT_THAT(metrics_.Text(), HasSubstr("\nwinnow_retrieval_kept_ratio_count 0"));
-  EXPECT_THAT(metrics_.Text(), HasSubstr("\nwinnow_step_selected_rows_count 0"));
+  EXPECT_THAT(metrics_.Text(), HasSubstr("\nwinnow_step_attended_rows_count 0"));
   engine::Usage usage;
-  usage.retrieval.mid_rows = 1000;
-  usage.retrieval.chosen_rows = 25;
+  usage.retrieval.candidate_rows = 1000;
+  usage.retrieval.selected_rows = 25;
   metrics_.OnFinished({}, engine::FinishReason::kMaxTokens, usage);
-  metrics_.OnStep({.sequences = 1, .tokens = 1, .selected_rows = 5000});
+  metrics_.OnStep({.sequences = 1, .tokens = 1, .attended_rows = 5000});
   const std::string text = metrics_.Text();
   EXPECT_THAT(text, HasSubstr("\nwinnow_retrieval_kept_ratio_sum 0.025"));
-  EXPECT_THAT(text, HasSubstr("\nwinnow_step_selected_rows_sum 5000"));
+  EXPECT_THAT(text, HasSubstr("\nwinnow_step_attended_rows_sum 5000"));
 }
 
 TEST_F(MetricsTest, SaysHowManyLinesTheLogDropped) {
