@@ -50,6 +50,10 @@ POLICIES = ["dense", "lsh:k=2%,from=0", "lsh:k=2%,p=0.9,from=0", "lsh:k=2%,compl
             "lsh:k=1%,floor=0.99,from=0", "lsh:k=2%,from=0,verify=4"]
 
 
+# Of some requests: forms that their answers keep.
+FORMS = [{}, {}, {"structured_outputs": {"regex": "[a-z]{3}-[0-9]{2}"}}, {"structured_outputs": {"choice": ["red", "blue"]}}]
+
+
 class Prometheus:
     def __init__(self, program, directory, target):
         self.port = unused_port()
@@ -126,7 +130,7 @@ class Load:
             turn += 1
             try:
                 self.ask({"prompt": self.random.choice(self.documents) + f" Question {self.random.randrange(50)}?", "max_tokens": 24,
-                          "winnow": {"policy": POLICIES[turn % len(POLICIES)]}})
+                          "winnow": {"policy": POLICIES[turn % len(POLICIES)]}, **self.random.choice(FORMS)})
                 self.answers += 1
             except urllib.error.HTTPError as error:
                 self.errors.append(f"{error.code} {error.read()[:200]}")
@@ -147,15 +151,18 @@ def make_certificate(directory):
 
 
 def check_panels(prometheus):
-    """(failures, rows) of all panels of both dashboards."""
+    """(failures, rows) of all panels of both dashboards. What counts only some requests has data within a minute of them."""
     failures, rows = [], []
+    end = time.monotonic() + 60
     for path in sorted((SOURCE / "deploy/monitoring/dashboards").glob("*.json")):
         for panel in json.loads(path.read_text())["panels"]:
             if panel["type"] == "row":
                 continue
             counts, values = [], []
             for target in panel["targets"]:
-                points = prometheus.points(target["expr"], None if target["instant"] else 20)
+                range_s = None if target["instant"] else 20
+                while not (points := prometheus.points(target["expr"], range_s)) and time.monotonic() < end:
+                    time.sleep(1)  # a scrape
                 counts.append(len(points))
                 values += [series[-1] for series in points.values()]
                 if not points:
