@@ -127,6 +127,8 @@ class Dashboards(unittest.TestCase):
         for name, dashboard in dashboards().items():
             variables = {v["name"]: v for v in dashboard["templating"]["list"] if v["type"] == "query"}
             expressions = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
+            for one in variables.values():
+                self.assertEqual(one["definition"], one["query"]["query"])
             for chosen in variables:
                 # Variables that have this one's choice in the list of their values; a wider All would undo it.
                 narrowed = {chosen} | {other for other, v in variables.items() if f'=~"${chosen}"' in v["definition"] and "allValue" not in v}
