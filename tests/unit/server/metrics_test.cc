@@ -232,8 +232,9 @@ TEST_F(MetricsTest, OutcomesAreCountedByWhatAnOperatorTreatsAlike) {
 TEST_F(MetricsTest, SequencesAreCountedInVllmsWordsToo) {
   engine::EngineStats stats;
   for (int i = 1; i < engine::kNumFinishReasons; ++i) stats.finished[i] = uint64_t{1} << i;
-  const std::string text =
-      prometheus::TextSerializer().Serialize(VllmFamilies(stats, {.model = "needle"}));
+  MetricsInfo info;
+  info.model = "needle";
+  const std::string text = prometheus::TextSerializer().Serialize(VllmFamilies(stats, info));
   using engine::FinishReason;
   const auto bit = [](FinishReason reason) { return 1 << static_cast<int>(reason); };
   for (const auto& [reason, count] :
