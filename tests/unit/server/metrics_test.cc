@@ -272,6 +272,7 @@ TEST_F(MetricsTest, OnlyCompleteSequencesHaveADuration) {
   const std::string text = metrics_.Text();
   EXPECT_THAT(text, HasSubstr("\nwinnow_request_duration_seconds_count 1"));
   EXPECT_THAT(text, HasSubstr("\nwinnow_queue_seconds_count 2"));
+  EXPECT_THAT(text, HasSubstr("\nvllm:request_queue_time_seconds_count{model_name=\"needle\"} 2"));
   EXPECT_THAT(text, ::testing::ContainsRegex(
                         "gen_ai_server_time_per_output_token_seconds_sum\\{[^}]*\\} 0\\.01"));
 }
