@@ -3,18 +3,28 @@
 
     deploy/live.py [--seconds 60] [--prometheus FILE] [--json FILE]
 
-Each must succeed and return data that is finite. Then two faults are injected, and the panels and alerts that are for them must move:
-bits of the store's files are flipped (Reads: Trouble; WinnowStoreCorrupt), and more comes in than the queue takes (Overview: Refused for
-want of room). Prometheus is Debian's package prometheus, or --prometheus. The model is models/needle-5m, with TLS, KV over a disk tier,
-prefetch, and six policies. Exit code 1 where something did not return data or did not move.
+Each must succeed and return data that is finite. Then faults are injected, and the panels and alerts that are for them must move from zero:
+
+    bits of the store's files are flipped     Reads: Trouble, and the alert WinnowStoreCorrupt
+    the store's files are cut off             Reads: State, and the alert WinnowStoreErrors
+    more comes in than the queue takes        Overview: Refused for want of room
+    requests of which only half is sent       Overview: HTTP trouble
+    a gRPC header of 1 GiB                    Overview: gRPC trouble
+    SIGTERM while clients go on asking        Overview: Draining or failed, Failed by the server
+
+Prometheus is Debian's package prometheus, or --prometheus. The model is models/needle-5m, with TLS, KV over a disk tier, prefetch, and
+policies of every kind. Exit code 1 where something did not return data or did not move.
 """
 import argparse
 import contextlib
+import http.client
 import json
 import math
 import pathlib
 import random
 import shutil
+import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -25,6 +35,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 
+import grpc
 import yaml
 
 SOURCE = pathlib.Path(__file__).resolve().parents[1]
@@ -33,8 +44,14 @@ import harness  # noqa: E402
 from ports import unused_port  # noqa: E402
 
 WINDOW = "20s"
+READ_TIMEOUT = "5s"  # of the server's HTTP port
+REFUSED_PAUSE = 0.1  # seconds until a client that was refused asks again
 POLICIES = ["dense", "lsh:k=2%,from=0", "lsh:k=2%,p=0.9,from=0", "lsh:k=2%,completion=on,from=0", "lsh:k=4%,suffix=64,from=0",
-            "lsh:k=1%,floor=0.99,from=0"]
+            "lsh:k=1%,floor=0.99,from=0", "lsh:k=2%,from=0,verify=4"]
+
+
+# Of some requests: forms that their answers keep.
+FORMS = [{}, {}, {"structured_outputs": {"regex": "[a-z]{3}-[0-9]{2}"}}, {"structured_outputs": {"choice": ["red", "blue"]}}]
 
 
 class Prometheus:
@@ -99,9 +116,12 @@ class Load:
         for thread in self.threads:
             thread.start()
 
-    def ask(self, body):
+    def open(self, body):
         request = urllib.request.Request(f"https://127.0.0.1:{self.server.http_port}/v1/completions", json.dumps(body).encode())
-        with urllib.request.urlopen(request, timeout=120, context=self.context) as answer:
+        return urllib.request.urlopen(request, timeout=120, context=self.context)
+
+    def ask(self, body):
+        with self.open(body) as answer:
             return json.load(answer)
 
     def run(self, client):
@@ -110,12 +130,14 @@ class Load:
             turn += 1
             try:
                 self.ask({"prompt": self.random.choice(self.documents) + f" Question {self.random.randrange(50)}?", "max_tokens": 24,
-                          "winnow": {"policy": POLICIES[turn % len(POLICIES)]}})
+                          "winnow": {"policy": POLICIES[turn % len(POLICIES)]}, **self.random.choice(FORMS)})
                 self.answers += 1
             except urllib.error.HTTPError as error:
                 self.errors.append(f"{error.code} {error.read()[:200]}")
+                self.stop.wait(REFUSED_PAUSE)
             except OSError as error:
                 self.errors.append(repr(error))
+                self.stop.wait(REFUSED_PAUSE)
 
     def end(self):
         self.stop.set()
@@ -125,19 +147,22 @@ class Load:
 
 def make_certificate(directory):
     subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", directory / "key.pem", "-out", directory / "cert.pem", "-days",
-                    "90", "-subj", "/CN=localhost"], check=True, capture_output=True)
+                    "90", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"], check=True, capture_output=True)
 
 
 def check_panels(prometheus):
-    """(failures, rows) of all panels of both dashboards."""
+    """(failures, rows) of all panels of both dashboards. What counts only some requests has data within a minute of them."""
     failures, rows = [], []
+    end = time.monotonic() + 60
     for path in sorted((SOURCE / "deploy/monitoring/dashboards").glob("*.json")):
         for panel in json.loads(path.read_text())["panels"]:
             if panel["type"] == "row":
                 continue
             counts, values = [], []
             for target in panel["targets"]:
-                points = prometheus.points(target["expr"], None if target["instant"] else 20)
+                range_s = None if target["instant"] else 20
+                while not (points := prometheus.points(target["expr"], range_s)) and time.monotonic() < end:
+                    time.sleep(1)  # a scrape
                 counts.append(len(points))
                 values += [series[-1] for series in points.values()]
                 if not points:
@@ -146,29 +171,41 @@ def check_panels(prometheus):
     return failures, rows
 
 
-def value_of(prometheus, dashboard, title, target=0):
+def value_of(prometheus, dashboard, title, line):
+    """The highest of the latest values of a panel's line."""
     panels = json.loads((SOURCE / f"deploy/monitoring/dashboards/{dashboard}.json").read_text())["panels"]
-    expr = next(p for p in panels if p["title"] == title)["targets"][target]["expr"]
+    targets = next(p for p in panels if p["title"] == title)["targets"]
+    expr = next(target["expr"] for target in targets if target["legendFormat"].startswith(line))
     return max((series[-1] for series in prometheus.points(expr).values()), default=0)
 
 
-def flip_bits(store):
-    """In every second page of the store's segments, so that records of other pages are still found."""
-    flipped = 0
+def damage(store, how):
+    """Whether `how(path)` was done to any of the store's segments, which come and go meanwhile."""
+    done = 0
     for path in store.rglob("*"):
-        if not path.is_file() or "index" in path.relative_to(store).parts or path.stat().st_size < 65536:
-            continue
-        with open(path, "r+b") as file:
-            for offset in range(8192 + 100, path.stat().st_size, 8192):
-                file.seek(offset)
-                byte = file.read(1)
-                file.seek(offset)
-                file.write(bytes([byte[0] ^ 0x40]))
-                flipped += 1
-    return flipped
+        with contextlib.suppress(FileNotFoundError):
+            if path.is_file() and "index" not in path.relative_to(store).parts and path.stat().st_size >= 65536:
+                how(path)
+                done += 1
+    return done > 0
 
 
-def inject(prometheus, server, load, store):
+def flip_bits(path):
+    """In every second page, so that records of other pages are still found."""
+    with open(path, "r+b") as file:
+        for offset in range(8192 + 100, path.stat().st_size, 8192):
+            file.seek(offset)
+            byte = file.read(1)
+            file.seek(offset)
+            file.write(bytes([byte[0] ^ 0x40]))
+
+
+def cut_off(path):
+    with open(path, "r+b") as file:
+        file.truncate(0)
+
+
+def inject(prometheus, server, load, store, certificate):
     failures = []
 
     def moves(what, condition):
@@ -181,27 +218,85 @@ def inject(prometheus, server, load, store):
             time.sleep(0.5)
         print(f"    moved: {what}")
 
-    print("Bits of the store's files are flipped")
-    assert value_of(prometheus, "reads", "Trouble") == 0
-    assert flip_bits(store) > 0
-    moves("Reads: Trouble (damaged)", lambda: value_of(prometheus, "reads", "Trouble") > 0)
+    @contextlib.contextmanager
+    def fault(what, *lines):
+        """Injected within the `with`: then these lines of panels move, which were at zero before. (dashboard, panel, legend's beginning)"""
+        print(what)
+        for line in lines:
+            if value_of(prometheus, *line) != 0:
+                failures.append(f"not at zero before its fault: {', '.join(line)}")
+        yield
+        for line in lines:
+            moves(", ".join(line), lambda: value_of(prometheus, *line) > 0)
+
+    with fault("Bits of the store's files are flipped", ("reads", "Trouble", "damaged")):
+        assert damage(store, flip_bits)
     moves("alert WinnowStoreCorrupt", lambda: "WinnowStoreCorrupt" in prometheus.firing())
-    print("More comes in than the queue takes")
-    assert value_of(prometheus, "overview", "Refused for want of room") == 0
-    flood = [threading.Thread(target=quiet, args=(load,)) for _ in range(40)]
-    for thread in flood:
-        thread.start()
-    moves("Overview: Refused for want of room", lambda: value_of(prometheus, "overview", "Refused for want of room") > 0)
+    with fault("The store's files are cut off", ("reads", "State", "")):
+        assert damage(store, cut_off)
+    moves("alert WinnowStoreErrors", lambda: "WinnowStoreErrors" in prometheus.firing())
+    with fault("More comes in than the queue takes", ("overview", "Refused for want of room", "")):
+        flood = [threading.Thread(target=quiet, args=(load, {"prompt": load.documents[0], "max_tokens": 8})) for _ in range(40)]
+        for thread in flood:
+            thread.start()
     for thread in flood:
         thread.join()
+    with contextlib.ExitStack() as held, fault("Requests of which only half is sent", ("overview", "HTTP trouble", "too slow")):
+        for _ in range(8):
+            plain = held.enter_context(socket.create_connection(("127.0.0.1", server.http_port)))
+            held.enter_context(load.context.wrap_socket(plain)).sendall(b"POST /v1/completions HTTP/1.1\r\nHost: ")
+    with fault("A gRPC header of 1 GiB", ("overview", "gRPC trouble", "closed")):
+        subprocess.run([sys.executable, SOURCE / "tests/e2e/http2_attacks.py", "announced_header", "--port", str(server.port), "--seconds", "2",
+                        "--connections", "1", "--tls"], check=True, capture_output=True)
+    # A long answer that has begun keeps the server going for its grace, while it refuses what comes in.
+    begun = threading.Event()
+    long = threading.Thread(target=long_answer, args=(load, begun))
+    long.start()
+    assert begun.wait(harness.PATIENCE)
+    with asking_over_grpc(server, certificate), fault("SIGTERM while clients go on asking", ("overview", "Draining or failed", "draining"),
+                                                      ("overview", "Failed by the server", "")):
+        server.signal(signal.SIGTERM)
+    server.signal(signal.SIGTERM)  # a second one ends it
+    long.join()
     return failures
 
 
-def quiet(load):
+def quiet(load, body):
     try:
-        load.ask({"prompt": load.documents[0], "max_tokens": 8})
+        load.ask(body)
     except OSError:
         pass
+
+
+@contextlib.contextmanager
+def asking_over_grpc(server, certificate):
+    """Small calls on one connection. What a server that drains refuses over gRPC is counted; what its HTTP port refuses then is not."""
+    api = harness.Api(f"localhost:{server.port}", grpc.ssl_channel_credentials(certificate.read_bytes()))
+    assert api.serving()
+    stop = threading.Event()
+
+    def ask():
+        while not stop.wait(REFUSED_PAUSE):
+            with contextlib.suppress(grpc.RpcError):
+                list(api.generate(harness.counting_request("Still there?", 1), timeout=10))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        api.channel.close()
+
+
+def long_answer(load, begun):
+    try:
+        with load.open({"prompt": "Once", "max_tokens": 6000, "ignore_eos": True, "stream": True}) as answer:
+            for _ in answer:
+                begun.set()
+    except (OSError, http.client.HTTPException):
+        pass  # the server ended before it
 
 
 def main():
@@ -220,7 +315,7 @@ def main():
         server = stack.enter_context(harness.Server(
             "--tls-cert", directory / "cert.pem", "--tls-key", directory / "key.pem", "--index", "lsh:128,int4", "--probe-interval", "4", "--kv-bytes",
             "24MiB", "--disk-bytes", "256MiB", "--store-dir", store, "--prefetch", "on", "--row-cache-bytes", "1MiB", "--max-running", "4", "--max-context", "6144",
-            "--queue-requests", "8"))
+            "--queue-requests", "8", "--http-read-timeout", READ_TIMEOUT, "--drain-grace", "60s"))
         prometheus = Prometheus(args.prometheus, directory, f"127.0.0.1:{server.metrics_port}")
         stack.callback(prometheus.close)
         load = Load(server, 3, args.seed)
@@ -233,7 +328,7 @@ def main():
             shown = ", ".join(f"{value:.4g}" for value in row["last"][:4])
             print(f"    {row['dashboard']:9} {row['panel']:{width}} {sum(row['series']):3} series  {shown}")
         before = load.errors[:]
-        failures += inject(prometheus, server, load, store)
+        failures += inject(prometheus, server, load, store, directory / "cert.pem")
         load.end()
         print(f"{load.answers} answers, {len(before)} errors before the faults; {len(rows)} panels, {sum(len(r['series']) for r in rows)} queries")
         failures += [f"error: {error}" for error in before[:5]]

@@ -19,9 +19,12 @@ GROUPS = [
     ("Time", r"winnow_(time_to|inter_token|request_duration|queue_seconds|step_)"),
     ("Tokens and prefixes", r"winnow_(prompt|cached|generated|computed|prefix|preemptions)"),
     ("Engine and KV", r"winnow_(engine|device|kv_block|build_info)"),
+    ("Answers that keep a form", r"winnow_structured_"),
+    ("Drafts of policies with verify", r"winnow_(draft|verify)_"),
     ("What attention reads", r"winnow_(kv_read_bytes|kv_read_rows|kv_dense|kv_selected|retrieval|index|kv_row_cache|kv_prefetch)"),
+    ("KV events", r"winnow_kv_event_"),
     ("Slower tiers", r"winnow_(kv_|store_|resume_)"),
-    ("HTTP, log, TLS", r"winnow_"),
+    ("HTTP and gRPC ports, log, TLS", r"winnow_(http|grpc|log|tls)_"),
     ("The process", r"process_"),
     ("Scrapes of the metrics port", r"exposer_"),  # prometheus-cpp's own
     ("OpenTelemetry's names", r"gen_ai_"),

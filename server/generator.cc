@@ -115,6 +115,24 @@ std::string RandomPrefix() {
   return absl::StrFormat("%08x", random());
 }
 
+// REQUIRES: one is set.
+Constraint ConstraintOf(const v1::StructuredOutput& output) {
+  switch (output.kind_case()) {
+    case v1::StructuredOutput::kJsonSchema:
+      return Constraint::kJsonSchema;
+    case v1::StructuredOutput::kJsonObject:
+      return Constraint::kJsonObject;
+    case v1::StructuredOutput::kRegex:
+      return Constraint::kRegex;
+    case v1::StructuredOutput::kChoice:
+      return Constraint::kChoice;
+    case v1::StructuredOutput::kGrammar:
+      return Constraint::kGrammar;
+    default:
+      return Constraint::kStructuralTag;
+  }
+}
+
 }  // namespace
 
 Generation::Generation(Generator& owner, CallInfo info, std::function<void()> on_ready)
@@ -152,8 +170,11 @@ void Generation::Tokenize(const v1::GenerateRequest& message, CheckedGenerate ch
   if (status.ok() && checked.grammar.has_value()) {
     // std::function must be copyable, so the request travels behind a pointer.
     auto work = std::make_shared<CheckedGenerate>(std::move(checked));
-    if (owner_.compile_.Post([self = shared_from_this(), work] {
+    const Constraint kind = ConstraintOf(message.structured_output());
+    if (owner_.compile_.Post([self = shared_from_this(), work, kind] {
+          const engine::TimePoint begin = self->owner_.clock_.Now();
           auto grammar = self->owner_.grammars_->Compile(*work->grammar);
+          self->owner_.metrics_.CountConstraint(kind, self->owner_.clock_.Now() - begin);
           absl::Status compiled = grammar.status();
           if (compiled.ok()) work->request.grammar = *std::move(grammar);
           if (absl::IsInvalidArgument(compiled)) {

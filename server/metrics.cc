@@ -47,6 +47,10 @@ const Histogram::BucketBoundaries kStepTokenBuckets = {1,   2,   4,   8,    16, 
 constexpr std::array<const char*, 8> kOutcomes = {
     "ok", "invalid", "rejected", "cancelled", "deadline", "unavailable", "slow_reader", "error"};
 
+// By Constraint.
+constexpr std::array<const char*, kNumConstraints> kConstraintNames = {
+    "json_schema", "json_object", "regex", "choice", "grammar", "structural_tag"};
+
 size_t OutcomeOf(const absl::Status& status) {
   if (ReasonOf(status) == "SLOW_READER") return 6;
   switch (status.code()) {
@@ -118,6 +122,22 @@ class Metrics::Impl final : public prometheus::Collectable {
     for (size_t i = 0; i < kOutcomes.size(); ++i) {
       requests_[i] = &requests.Add({{"outcome", kOutcomes[i]}});
     }
+    auto& constraints =
+        prometheus::BuildCounter()
+            .Name("winnow_structured_requests_total")
+            .Help(
+                "Valid requests whose answer must keep a form, by how they say it; structural_tag "
+                "has calls of functions, too. Those that could not be compiled are also "
+                "winnow_requests_total{outcome=\"invalid\"}.")
+            .Register(registry_);
+    for (size_t i = 0; i < kConstraintNames.size(); ++i) {
+      constraints_[i] = &constraints.Add({{"kind", kConstraintNames[i]}});
+    }
+    compile_ = Add("winnow_structured_compile_seconds",
+                   "Time to compile the form of an answer, before the request queues; near zero "
+                   "where it was kept from an earlier one. Long: clients send large or ever new "
+                   "schemas.",
+                   kQueueBuckets);
     serving_ = &prometheus::BuildGauge()
                     .Name("winnow_serving")
                     .Help("1 while the health service says SERVING; 0 for long: the log says why.")
@@ -154,6 +174,8 @@ class Metrics::Impl final : public prometheus::Collectable {
                             "As winnow_time_to_first_token_seconds.", kFirstTokenBuckets, vllm);
     vllm_inter_token_ = Add("vllm:inter_token_latency_seconds", "As winnow_inter_token_seconds.",
                             kInterTokenBuckets, vllm);
+    vllm_queue_ =
+        Add("vllm:request_queue_time_seconds", "As winnow_queue_seconds.", kQueueBuckets, vllm);
     vllm_request_ = Add("vllm:e2e_request_latency_seconds", "As winnow_request_duration_seconds.",
                         kRequestBuckets, vllm);
     const prometheus::Labels gen_ai = {{"gen_ai_operation_name", "text_completion"},
@@ -243,13 +265,15 @@ class Metrics::Impl final : public prometheus::Collectable {
   const engine::Clock& clock_;
   prometheus::Registry registry_;
   std::array<prometheus::Counter*, kOutcomes.size()> requests_ = {};
+  std::array<prometheus::Counter*, kNumConstraints> constraints_ = {};
   prometheus::Gauge* serving_ = nullptr;
   Histogram *first_token_ = nullptr, *inter_token_ = nullptr, *request_ = nullptr,
             *queue_ = nullptr, *step_ = nullptr, *step_tokens_ = nullptr, *step_rows_ = nullptr,
-            *kept_ = nullptr;
+            *kept_ = nullptr, *compile_ = nullptr;
   Histogram *gen_ai_first_token_ = nullptr, *gen_ai_per_token_ = nullptr,
             *gen_ai_request_ = nullptr;
-  Histogram *vllm_first_token_ = nullptr, *vllm_inter_token_ = nullptr, *vllm_request_ = nullptr;
+  Histogram *vllm_first_token_ = nullptr, *vllm_inter_token_ = nullptr, *vllm_request_ = nullptr,
+            *vllm_queue_ = nullptr;
 
   std::function<uint64_t()> dropped_lines_;
   std::function<int64_t()> certificate_expiry_;
@@ -303,6 +327,11 @@ void Metrics::CountRequest(const absl::Status& status) {
   impl_->requests_[OutcomeOf(status)]->Increment();
 }
 
+void Metrics::CountConstraint(Constraint kind, engine::Duration compiled_in) {
+  impl_->constraints_[static_cast<size_t>(kind)]->Increment();
+  impl_->compile_->Observe(Seconds(compiled_in));
+}
+
 void Metrics::SetDroppedLines(std::function<uint64_t()> dropped_lines) {
   impl_->dropped_lines_ = std::move(dropped_lines);
 }
@@ -327,6 +356,7 @@ void Metrics::OnNextToken(const engine::Request&, engine::Duration since_previou
 void Metrics::OnFinished(const engine::Request&, engine::FinishReason reason,
                          const engine::Usage& usage) {
   impl_->queue_->Observe(Seconds(usage.queue_time));
+  impl_->vllm_queue_->Observe(Seconds(usage.queue_time));
   const engine::RetrievalCounts& retrieval = usage.retrieval;
   if (retrieval.candidate_rows > 0) {
     impl_->kept_->Observe(static_cast<double>(retrieval.selected_rows) /

@@ -41,6 +41,17 @@ struct HttpCounts {
   uint64_t accepted = 0, refused = 0, evicted = 0, timed_out = 0, accept_errors = 0;
 };
 
+// Kinds of structured_output, as the API names them.
+enum class Constraint : uint8_t {
+  kJsonSchema,
+  kJsonObject,
+  kRegex,
+  kChoice,
+  kGrammar,
+  kStructuralTag,  // calls of functions, too
+};
+inline constexpr int kNumConstraints = 6;
+
 class Metrics : public engine::EngineObserver {
  public:
   // `clock` must outlive the metrics.
@@ -59,6 +70,8 @@ class Metrics : public engine::EngineObserver {
 
   // A generation ended with this, whichever entry point it came through.
   void CountRequest(const absl::Status& status);
+  // The constraint of a valid request was compiled, or could not be, in this time.
+  void CountConstraint(Constraint kind, engine::Duration compiled_in);
   // Where the number of lines that the log dropped comes from; before Listen.
   void SetDroppedLines(std::function<uint64_t()> dropped_lines);
   // When the first of the server's certificates expires, in Unix seconds; before Listen. Called at scrapes,

@@ -440,6 +440,23 @@ MetricFamilies VllmFamilies(const engine::EngineStats& stats, const MetricsInfo&
                stats.prompt_tokens, {model});
   out.Labelled(kCounter, "vllm:prefix_cache_hits_total", "As winnow_cached_tokens_total.",
                stats.cached_tokens, {model});
+  const auto finished = [&stats](auto... reasons) {
+    return static_cast<double>((stats.finished[static_cast<size_t>(reasons)] + ...));
+  };
+  using engine::FinishReason;
+  MetricFamily success{"vllm:request_success_total",
+                       "As winnow_sequences_finished_total, in vLLM's words: abort has cancelled "
+                       "sequences and those whose deadline passed.",
+                       kCounter,
+                       {}};
+  for (const auto& [reason, count] :
+       {std::pair("stop", finished(FinishReason::kStopToken, FinishReason::kStopString)),
+        std::pair("length", finished(FinishReason::kMaxTokens)),
+        std::pair("abort", finished(FinishReason::kCancelled, FinishReason::kDeadline)),
+        std::pair("error", finished(FinishReason::kError))}) {
+    success.metric.push_back(Value(kCounter, count, {{"finished_reason", reason}, model}));
+  }
+  out.Add(std::move(success));
   return out.Take();
 }
 

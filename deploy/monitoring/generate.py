@@ -7,6 +7,7 @@
 Needs PyYAML (Debian's python3-yaml).
 """
 import json
+import math
 import pathlib
 import re
 import sys
@@ -30,13 +31,13 @@ def with_selection(query):
 
 
 def thresholds():
-    """Sign and limit of each alert whose expression ends with a comparison to a number."""
+    """Sign and limit of each alert whose expression ends with a comparison to a number, or a product of numbers."""
     found = {}
     for group in yaml.safe_load((HERE / "alerts.yaml").read_text())["groups"]:
         for rule in group["rules"]:
-            end = re.search(r"([<>])=?\s*([0-9.]+)\s*$", rule["expr"])
+            end = re.search(r"([<>])=?\s*([0-9.]+(?:\s*\*\s*[0-9.]+)*)\s*$", rule["expr"])
             if end:
-                found[rule["alert"]] = (end.group(1), float(end.group(2)))
+                found[rule["alert"]] = (end.group(1), math.prod(float(factor) for factor in end.group(2).split("*")))
     return found
 
 
@@ -72,8 +73,9 @@ def panel_json(number, panel, x, y, limits):
 
 
 def variable(name, label, query):
+    """No allValue: Grafana makes All of the values that the query finds. As .*, All replicas would be those of all models."""
     return {"name": name, "label": label, "type": "query", "datasource": DATASOURCE, "query": {"query": query, "refId": name}, "definition": query,
-            "refresh": 2, "includeAll": True, "multi": True, "allValue": ".*", "current": {"text": "All", "value": "$__all"}, "sort": 1}
+            "refresh": 2, "includeAll": True, "multi": True, "current": {"text": "All", "value": "$__all"}, "sort": 1}
 
 
 def dashboard(uid, title, description, rows, limits):

@@ -73,6 +73,12 @@ OVERVIEW = {
         Panel("How sequences end", "By reason. error and deadline are worth a look.", "short",
               [("{{reason}}", rate("winnow_sequences_finished_total", "reason"))], stack=True),
     ],
+    "Answers that keep a form": [
+        Panel("Forms asked for", "Valid requests with a schema, an expression or a grammar, by kind; structural_tag has calls of functions, too.", "reqps",
+              [("{{kind}}", rate("winnow_structured_requests_total", "kind"))], stack=True, width=12),
+        Panel("Compiling a form", "Before the request queues. Long tails: clients send large or ever new schemas, and each is compiled once.", "s",
+              quantiles("winnow_structured_compile_seconds", .5, .95), width=12),
+    ],
     "Is there room?": [
         Panel("Running, waiting, paused", "Sequences. Waiting for long: more comes in than is computed. Paused: their readers are slow.", "short",
               [("running " + INSTANCE, "winnow_requests_running@"), ("waiting " + INSTANCE, "winnow_requests_waiting@"),
@@ -104,7 +110,7 @@ OVERVIEW = {
               [("closed", rate("winnow_grpc_connections_broken_total")), ("made to wait", rate("winnow_grpc_delays_total")),
                ("KV event batches missed", rate("winnow_kv_event_batches_missed_total"))]),
         Panel("Certificate", "Until the first certificate expires; empty without TLS.", "s",
-              [(INSTANCE, "(winnow_tls_certificate_expiry_timestamp_seconds@ > 0) - time()")], "stat"),
+              [(INSTANCE, "(winnow_tls_certificate_expiry_timestamp_seconds@ > 0) - time()")], "stat", limit="WinnowCertificateExpires"),
         Panel("Draining or failed", "1 while a replica goes, or after its model failed.", "short",
               [("draining " + INSTANCE, "winnow_engine_draining@"), ("failed " + INSTANCE, "winnow_engine_failed@")], limit="WinnowEngineFailed"),
     ],

@@ -52,8 +52,29 @@ def seconds(text):
     return total
 
 
+POD_IP = "10.1.2.3"  # of each pod, here
+
+
 def env_of(container):
-    return {entry["name"]: entry["value"] for entry in container.get("env", [])}
+    """As a kubelet resolves it: $(NAME) stands for a variable of an earlier line."""
+    found = {}
+    for entry in container.get("env", []):
+        if "valueFrom" in entry:
+            assert entry["valueFrom"] == {"fieldRef": {"fieldPath": "status.podIP"}}, entry
+            found[entry["name"]] = POD_IP
+        else:
+            found[entry["name"]] = re.sub(r"\$\((\w+)\)", lambda match: found.get(match.group(1), match.group(0)), entry["value"])
+    return found
+
+
+def picker():
+    """Values of the endpoint picker's chart, and its plugins."""
+    values = yaml.safe_load((manifests.DEPLOY / "kubernetes/overlays/llm-d/picker-values.yaml").read_text())["router"]
+    return values, yaml.safe_load(values["epp"]["pluginsCustomConfig"][values["epp"]["pluginsConfigFile"]])
+
+
+def parameters_of(plugins, kind):
+    return next(plugin for plugin in plugins["plugins"] if plugin["type"] == kind)["parameters"]
 
 
 class Options(unittest.TestCase):
@@ -145,13 +166,22 @@ class Plain(unittest.TestCase):
                 self.assertTrue((path.parent / name).exists(), f"{path}: {name}")
 
     def test_the_endpoint_pickers_values(self):
-        values = yaml.safe_load((manifests.DEPLOY / "kubernetes/overlays/llm-d/picker-values.yaml").read_text())["inferenceExtension"]
-        plugins = yaml.safe_load(values["pluginsCustomConfig"][values["pluginsConfigFile"]])
+        _, plugins = picker()
         known = {plugin["type"] for plugin in plugins["plugins"]}
+        self.assertEqual(len(known), len(plugins["plugins"]))
         for profile in plugins["schedulingProfiles"]:
             self.assertLessEqual({plugin["pluginRef"] for plugin in profile["plugins"]}, known)
-        prefix = next(p for p in plugins["plugins"] if p["type"] == "prefix-cache-scorer")
-        self.assertEqual(prefix["parameters"]["blockSize"], resolved_config(["serve"], {}, "")["block_tokens"])
+        sources = {source["pluginRef"]: [one["pluginRef"] for one in source["extractors"]] for source in plugins["dataLayer"]["sources"]}
+        self.assertLessEqual({*sources, *sum(sources.values(), [])}, known)
+        # Without these three the picker would match prefixes by what it has routed, or nothing.
+        precise = "precise-prefix-cache-producer"
+        self.assertEqual(parameters_of(plugins, "prefix-cache-scorer")["prefixMatchInfoProducerName"], precise)
+        self.assertIn(precise, sources["endpoint-notification-source"])
+        self.assertIn("vllm", parameters_of(plugins, "token-producer"))
+        block = parameters_of(plugins, precise)["tokenProcessorConfig"]["blockSizeTokens"]
+        self.assertEqual(block, resolved_config(["serve"], {}, "")["block_tokens"])
+        tiers = [tier["weight"] for tier in parameters_of(plugins, precise)["indexerConfig"]["kvCacheBackendConfigs"]]
+        self.assertEqual(tiers, sorted(tiers, reverse=True))
 
 
 class Rendered(unittest.TestCase):
@@ -186,6 +216,8 @@ class Rendered(unittest.TestCase):
         for _, _, container, options in self.each_server():
             ports = {port["name"]: port["containerPort"] for port in container["ports"]}
             listening = {"grpc": options["listen"], "http": options["http"], "metrics": options["metrics"]}
+            listening |= {name: options[option] for name, option in (("kv-events", "kv_events_zmq"), ("kv-replay", "kv_events_replay"))
+                          if options[option]}  # YAML's off is false
             self.assertEqual(ports, {name: int(address.rpartition(":")[2]) for name, address in listening.items()})
             for address in listening.values():
                 self.assertTrue(address.startswith("0.0.0.0:"), address)  # or no probe would reach it
@@ -294,12 +326,59 @@ class Rendered(unittest.TestCase):
         name, _, value = flags["selector"].partition("=")
         self.assertEqual(replica["metadata"]["labels"][name], value)
         self.assertEqual(flags["service-discovery-namespace"], manifests.find(documents, "StatefulSet", "winnow")["metadata"]["namespace"])
-        self.assertIn(int(flags["service-discovery-port"]), [p["containerPort"] for p in replica["spec"]["containers"][0]["ports"]])
+        # gRPC, on which it hears of KV events: tests/cluster shows that it finds out by itself that this port speaks gRPC.
+        ports = {p["name"]: p["containerPort"] for p in replica["spec"]["containers"][0]["ports"]}
+        self.assertEqual(int(flags["service-discovery-port"]), ports["grpc"])
         policy = manifests.find(documents, "NetworkPolicy", "winnow")
         allowed = [f["podSelector"]["matchLabels"] for rule in policy["spec"]["ingress"] for f in rule["from"] if "podSelector" in f]
         self.assertTrue(any(labels.items() <= gateway["metadata"]["labels"].items() for labels in allowed))
         role = manifests.find(documents, "Role", "winnow-gateway")
         self.assertEqual(role["rules"], [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}])
+
+    def test_replicas_behind_a_router_tell_it_of_kv_events_and_others_nobody(self):
+        told = {}
+        for documents, _, container, options in self.each_server():
+            name = next(name for name, those in self.overlays.items() if those is documents)
+            told[name] = [bool(options[option]) for option in ("kv_events", "kv_events_zmq", "kv_events_replay")]  # YAML's off is false
+        nobody = [False, False, False]
+        self.assertEqual(told, {"cpu": nobody, "cuda": nobody, "io-uring": nobody, "smg": [True, False, False], "llm-d": [True, True, True]})
+
+    def test_the_picker_hears_of_the_replicas_kv_events(self):
+        documents = self.overlays["llm-d"]
+        container = manifests.find(documents, "StatefulSet", "winnow")["spec"]["template"]["spec"]["containers"][0]
+        config = next(d for d in documents if d["kind"] == "ConfigMap" and d["metadata"]["name"].startswith("winnow-config"))["data"]["winnow.yaml"]
+        options = resolved_config(container["args"], env_of(container), config)
+        values, plugins = picker()
+        events = parameters_of(plugins, "precise-prefix-cache-producer")["kvEventsConfig"]
+        port = lambda option: int(options[option].rpartition(":")[2])
+        self.assertTrue(events["discoverPods"])
+        self.assertEqual(events["podDiscoveryConfig"], {"socketPort": port("kv_events_zmq"), "replaySocketPort": port("kv_events_replay")})
+        model = options["model_name"] or pathlib.PurePath(options["model"]).name
+        self.assertEqual(options["kv_events_topic"], f"kv@{POD_IP}:{port('http')}@{model}")
+        self.assertTrue(options["kv_events_topic"].startswith(events["topicFilter"]))
+        # Token ids come from the replicas themselves, by their Service.
+        tokens = parameters_of(plugins, "token-producer")
+        self.assertEqual(tokens["modelName"], model)
+        service = manifests.find(documents, "Service", "winnow")
+        namespace = service["metadata"]["namespace"]
+        http = next(p["port"] for p in service["spec"]["ports"] if p["name"] == "http")
+        self.assertEqual(tokens["vllm"]["url"], f"http://winnow.{namespace}.svc:{http}")
+        # The chart makes the picker's names of the release's.
+        text = (manifests.DEPLOY / "kubernetes/overlays/llm-d/kustomization.yaml").read_text()
+        release = re.search(r"helm install (\S+) ", text).group(1)
+        pool = manifests.find(documents, "InferencePool", "winnow")["spec"]
+        self.assertEqual(pool["endpointPickerRef"]["name"], f"{release}-epp")
+        self.assertFalse(values["inferencePool"]["create"])
+        self.assertEqual(values["modelServers"]["matchLabels"], pool["selector"]["matchLabels"])
+        self.assertEqual(values["modelServers"]["targetPorts"], pool["targetPorts"])
+        # The picker, and nobody else, reaches the ports that tell the tokens of prompts.
+        policy = manifests.find(documents, "NetworkPolicy", "winnow")["spec"]
+        who = {port: [f for rule in policy["ingress"] if port in {p["port"] for p in rule["ports"]} for f in rule["from"]]
+               for port in ("kv-events", "kv-replay", "http")}
+        itself = {"podSelector": {"matchLabels": {"llm-d-router-standalone": f"{release}-epp"}}}
+        self.assertEqual(who["kv-events"], [itself])
+        self.assertEqual(who["kv-replay"], [itself])
+        self.assertIn(itself, who["http"])
 
     def test_io_uring_asks_for_it_and_for_the_profile(self):
         pod = manifests.find(self.overlays["io-uring"], "StatefulSet", "winnow")["spec"]["template"]["spec"]

@@ -161,6 +161,29 @@ class ToolsTest(unittest.TestCase):
             list(self.api.generate(request))
         self.assertIn("ignore_eos", caught.exception.details())
 
+    def test_constraints_are_counted_by_kind(self):
+        asked = {
+            "json_schema": {"structured_outputs": {"json": COLOURS}},
+            "json_object": {"response_format": {"type": "json_object"}},
+            "regex": {"structured_outputs": {"regex": "[ab]{3}"}},
+            "choice": {"structured_outputs": {"choice": ["left", "right"]}},
+            "grammar": {"structured_outputs": {"grammar": "root ::= \"a\""}},
+            "structural_tag": {"structured_outputs": {"structural_tag": {"type": "structural_tag", "format": {"type": "const_string", "value": "it"}}}}}
+
+        def counted():
+            of = {kind: self.server.metric(f'winnow_structured_requests_total{{kind="{kind}"}}') for kind in asked}
+            return of, self.server.metric("winnow_structured_compile_seconds_count")
+
+        for kind, fields in {"": {"max_tokens": 1}, **asked}.items():
+            with self.subTest(kind=kind):
+                (before, compiled), _ = counted(), self.chat(**fields)
+                after, compiled_now = counted()
+                self.assertEqual({name: after[name] - before[name] for name in asked}, {name: float(name == kind) for name in asked})
+                self.assertEqual(compiled_now - compiled, float(kind != ""))
+        before, _ = counted()
+        self.chat(tools=[WEATHER], tool_choice="required")
+        self.assertEqual(counted()[0]["structural_tag"] - before["structural_tag"], 1)
+
     def test_stop_strings_and_max_tokens_end_a_structured_answer_as_any_other(self):
         answer = self.chat(structured_outputs={"regex": "(abc ){20}"}, stop=["c "])
         self.assertEqual((answer["choices"][0]["message"]["content"], answer["choices"][0]["finish_reason"],

@@ -101,6 +101,14 @@ TEST_F(MetricsTest, EverySeriesIsThereAtZeroFromTheStart) {
                            "winnow_tls_certificate_expiry_timestamp_seconds 0",
                            "vllm:prefix_cache_hits_total{model_name=\"needle\"} 0",
                            "vllm:time_to_first_token_seconds_count{model_name=\"needle\"} 0",
+                           "vllm:request_queue_time_seconds_count{model_name=\"needle\"} 0",
+                           "winnow_structured_requests_total{kind=\"json_schema\"} 0",
+                           "winnow_structured_requests_total{kind=\"json_object\"} 0",
+                           "winnow_structured_requests_total{kind=\"regex\"} 0",
+                           "winnow_structured_requests_total{kind=\"choice\"} 0",
+                           "winnow_structured_requests_total{kind=\"grammar\"} 0",
+                           "winnow_structured_requests_total{kind=\"structural_tag\"} 0",
+                           "winnow_structured_compile_seconds_count 0",
                            "winnow_serving 0"}) {
     EXPECT_THAT(text, HasSubstr(std::string("\n") + line)) << line;
   }
@@ -221,6 +229,38 @@ TEST_F(MetricsTest, OutcomesAreCountedByWhatAnOperatorTreatsAlike) {
   }
 }
 
+TEST_F(MetricsTest, SequencesAreCountedInVllmsWordsToo) {
+  engine::EngineStats stats;
+  for (int i = 1; i < engine::kNumFinishReasons; ++i) stats.finished[i] = uint64_t{1} << i;
+  MetricsInfo info;
+  info.model = "needle";
+  const std::string text = prometheus::TextSerializer().Serialize(VllmFamilies(stats, info));
+  using engine::FinishReason;
+  const auto bit = [](FinishReason reason) { return 1 << static_cast<int>(reason); };
+  for (const auto& [reason, count] :
+       {std::pair{"stop", bit(FinishReason::kStopToken) + bit(FinishReason::kStopString)},
+        {"length", bit(FinishReason::kMaxTokens)},
+        {"abort", bit(FinishReason::kCancelled) + bit(FinishReason::kDeadline)},
+        {"error", bit(FinishReason::kError)}}) {
+    EXPECT_THAT(text, HasSubstr(std::string("\nvllm:request_success_total{finished_reason=\"") +
+                                reason + "\",model_name=\"needle\"} " + std::to_string(count)));
+  }
+}
+
+TEST_F(MetricsTest, ConstraintsAreCountedByKindWithTheTimeToCompileThem) {
+  metrics_.CountConstraint(Constraint::kRegex, std::chrono::milliseconds(250));
+  metrics_.CountConstraint(Constraint::kStructuralTag, {});
+  metrics_.CountConstraint(Constraint::kStructuralTag, {});
+  const std::string text = metrics_.Text();
+  for (const auto& [kind, count] :
+       {std::pair{"json_schema", 0}, {"regex", 1}, {"structural_tag", 2}}) {
+    EXPECT_THAT(text, HasSubstr(std::string("\nwinnow_structured_requests_total{kind=\"") + kind +
+                                "\"} " + std::to_string(count)));
+  }
+  EXPECT_THAT(text, HasSubstr("\nwinnow_structured_compile_seconds_count 3"));
+  EXPECT_THAT(text, HasSubstr("\nwinnow_structured_compile_seconds_sum 0.25"));
+}
+
 TEST_F(MetricsTest, OnlyCompleteSequencesHaveADuration) {
   engine::Usage usage;
   usage.generated_tokens = 11;
@@ -232,6 +272,7 @@ TEST_F(MetricsTest, OnlyCompleteSequencesHaveADuration) {
   const std::string text = metrics_.Text();
   EXPECT_THAT(text, HasSubstr("\nwinnow_request_duration_seconds_count 1"));
   EXPECT_THAT(text, HasSubstr("\nwinnow_queue_seconds_count 2"));
+  EXPECT_THAT(text, HasSubstr("\nvllm:request_queue_time_seconds_count{model_name=\"needle\"} 2"));
   EXPECT_THAT(text, ::testing::ContainsRegex(
                         "gen_ai_server_time_per_output_token_seconds_sum\\{[^}]*\\} 0\\.01"));
 }
