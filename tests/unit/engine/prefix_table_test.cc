@@ -359,6 +359,33 @@ TEST_F(PrefixTableTest, DeletingErasesCodesAndSummariesAlsoAfterARestart) {
   EXPECT_EQ(until(0), 0u);
 }
 
+// One after the other: of prompts that begin together none finds the others' blocks.
+TEST_F(PrefixTableTest, RequestsShareWithinASaltAndNowhereElse) {
+  const auto model = Load(InMemory(4 * (kContext / kBlockTokens)));
+  const auto stop = Run(*model);
+  const auto ask = [&](const std::string& tenant, std::optional<Digest> salt, bool keeps = true) {
+    Client client;
+    Request request = MakeRequest(++id_, Prompt(kTokens), 1);
+    request.tenant = tenant;
+    request.salt = salt;
+    request.keeps_prefix = keeps;
+    EXPECT_TRUE(engine_->Submit(std::move(request), client.output).ok());
+    StepUntilIdle(*engine_);
+    return client.Read().last.usage.cached_tokens;
+  };
+  constexpr int32_t kAll = 10 * kBlockTokens;
+  EXPECT_EQ(ask("a", std::nullopt), 0);
+  EXPECT_EQ(ask("a", std::nullopt), kAll);
+  EXPECT_EQ(ask("b", std::nullopt), 0);
+  EXPECT_EQ(ask("a", DomainSalt("team")), 0);
+  EXPECT_EQ(ask("b", DomainSalt("team")), kAll);
+  EXPECT_EQ(ask("b", DomainSalt("others")), 0);
+  EXPECT_EQ(ask("", CallSalt(1), false), 0);
+  EXPECT_EQ(ask("", CallSalt(2), false), 0);
+  EXPECT_EQ(ask("", CallSalt(1), false), kAll) << "another choice of the same call";
+  EXPECT_EQ(ask("", std::nullopt), 0);
+}
+
 TEST_F(PrefixTableTest, WhatTwoTenantsOfADomainHaveNamedStaysUntilBothForgetIt) {
   const auto model = Load(InMemory(2 * (kContext / kBlockTokens)));
   const auto stop = Run(*model);

@@ -120,45 +120,6 @@ TEST_F(PrefixTest, AStoreOfAnotherModelOrOfOtherSettingsHasNothing) {
   }
 }
 
-TEST_F(PrefixTest, ATenantFindsNothingOfAnothers) {
-  requests_.resize(2);
-  requests_[1].prompt = requests_[0].prompt;
-  requests_[0].tenant = "a";
-  requests_[1].tenant = "b";
-  ModelOptions options = Options();
-  options.kv_bytes = FrameBytes(config_) * config_.num_layers() * 8 * (kContext / kBlockTokens);
-  const auto model = Load(options);
-  Answers(*model, true);
-  EXPECT_EQ(cached_tokens_, 0u);
-}
-
-TEST_F(PrefixTest, TenantsOfOneSaltShareAndACallsOwnIsForItselfAlone) {
-  requests_.resize(3);
-  for (Request& request : requests_) {
-    request.prompt = requests_[0].prompt;
-    request.policy = requests_[0].policy;
-  }
-  requests_[0].tenant = "a";
-  requests_[1].tenant = "b";
-  requests_[2].tenant = "c";
-  ModelOptions options = Options();
-  options.kv_bytes = FrameBytes(config_) * config_.num_layers() * 8 * (kContext / kBlockTokens);
-  requests_[0].salt = requests_[1].salt = DomainSalt("team");
-  Answers(*Load(options), true);
-  const uint64_t shared = cached_tokens_;
-  EXPECT_GT(shared, 0u) << "b found what a had asked, and c nothing";
-  requests_[2].salt = DomainSalt("team");
-  Answers(*Load(options), true);
-  EXPECT_GT(cached_tokens_, shared);
-  for (size_t i = 0; i < 3; ++i) {
-    requests_[i].tenant = "";
-    requests_[i].salt = CallSalt(i);
-    requests_[i].keeps_prefix = false;
-  }
-  Answers(*Load(options), true);
-  EXPECT_EQ(cached_tokens_, 0u);
-}
-
 TEST_F(PrefixTest, WhatIsNotToBeKeptIsNotInTheStore) {
   ModelOptions options = Tiered();
   options.tiers.disk_bytes = 256 << 20;

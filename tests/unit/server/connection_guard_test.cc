@@ -652,7 +652,7 @@ TEST_F(GuardTlsTest, ChangedFilesAreServedAfterTheIntervalOrAtOnceWhenAsked) {
                   ::testing::HasSubstr(untimely == &expired ? "has expired" : "not valid yet"));
       EXPECT_EQ(ServedName(**files), "alice");
     }
-    EXPECT_EQ(problems.size(), waits ? 0u : 6u);
+    EXPECT_EQ(problems.size(), waits ? 0u : 5u);
     put(server_, server_);
     EXPECT_TRUE((*files)->Reload().ok());
     EXPECT_EQ(ServedName(**files), "server");
