@@ -37,6 +37,9 @@ class ApiKeys {
   // of them are compared, each in constant time.
   std::optional<std::string> NameOf(std::string_view key);
 
+  // Reads the file now. InvalidArgument leaves the keys as they were.
+  absl::Status Reload() { return file_->Reload(); }
+
  private:
   struct Entry {
     std::string name;

@@ -256,6 +256,16 @@ absl::Status CheckKvEvents(const ServeConfig& config) {
 
 }  // namespace
 
+bool MayHaveSeveralCallers(const ServeConfig& config) {
+  const auto reached = [](const std::string& address) {
+    if (address == "off") return false;
+    const auto parsed = ParseHostPort(address);
+    return !parsed.ok() || !parsed->loopback;
+  };
+  return !config.api_keys.empty() || !config.tenants.empty() || !config.tls_client_ca.empty() ||
+         config.kv_events == "on" || reached(config.listen) || reached(config.http);
+}
+
 absl::Status CheckConfig(const ServeConfig& config) {
   const auto fail = [](auto&&... parts) { return absl::InvalidArgumentError(Concat(parts...)); };
   if (config.model.empty()) return fail("--model is required");

@@ -80,8 +80,9 @@ struct ServeConfig {
   absl::Duration http_idle_timeout = absl::Seconds(75);
   absl::Duration http_read_timeout = absl::Seconds(20);
   absl::Duration http_ping_interval = absl::Seconds(15);
-  std::string api_keys;   // "": nobody is asked for one
-  std::string tenants;    // "": no quotas
+  std::string api_keys;  // "": nobody is asked for one
+  std::string tenants;   // "": no quotas
+  std::string anonymous_prefixes = "auto";
   std::string port_file;  // "": none
   bool insecure = false;
   std::string tls_cert;
@@ -147,6 +148,10 @@ absl::StatusOr<ResolvedConfig> ResolveConfig(const std::map<std::string, std::st
 // What single values cannot show: half-configured TLS, a plaintext port that the network can reach,
 // bounds that contradict each other. InvalidArgument names the flags. Touches no file.
 absl::Status CheckConfig(const ServeConfig& config);
+
+// Whether anything says that callers without a name are several: keys, client certificates or tenants, a router, or an
+// address that the network reaches. --anonymous-prefixes auto asks.
+bool MayHaveSeveralCallers(const ServeConfig& config);
 
 // The lines of --print-config: a YAML file that gives the same configuration, with origins as
 // comments.

@@ -237,9 +237,9 @@ std::vector<ServeOption> MakeServeOptions() {
           "refuse a --store-dir that other users can write or own; without it that is a warning"),
       Choice("prefetch", &C::prefetch, {"on", "off"},
              "read rows that the next layer may choose from slower tiers while this one computes"),
-      Choice(
-          "prefix-cache", &C::prefix_cache, {"on", "off"},
-          "requests of a tenant that begin alike share KV, with --disk-bytes after a restart too"),
+      Choice("prefix-cache", &C::prefix_cache, {"on", "off"},
+             "requests of a tenant, or of its trust domain, that begin alike share KV, with "
+             "--disk-bytes after a restart too"),
       Integer("max-context", &C::max_context, 0, kInt32Max,
               "tokens of prompt and answer together; 0: the model's own limit"),
       Integer("block-tokens", &C::block_tokens, 16, 1024, "tokens of a KV block, a power of two"),
@@ -308,7 +308,11 @@ std::vector<ServeOption> MakeServeOptions() {
            "file of names and SHA-256 hashes of keys, one of which every request must show but for "
            "health; the key's name is the tenant"),
       Text("tenants", "FILE", &C::tenants,
-           "YAML file of tenants' weights and quotas, read again when it changes"),
+           "YAML file of tenants' weights, quotas and trust domains, read again when it changes"),
+      Choice("anonymous-prefixes", &C::anonymous_prefixes, {"auto", "shared", "none"},
+             "whether requests without a key, a certificate or x-winnow-tenant share KV with each "
+             "other; auto: only where no proxy forwards them, every address is of loopback, and "
+             "--api-keys, --tenants, --tls-client-ca and --kv-events are not set"),
       Text("port-file", "FILE", &C::port_file, "write the gRPC port here once it listens"),
       Switch(
           "insecure", &C::insecure,

@@ -20,11 +20,12 @@ namespace {
 // The time in which routers learn that this server goes: health says NOT_SERVING, and calls that are
 // on their way are served as ever. Ends early when the engine fails; a second signal exits.
 void ServeWhileLeaving(const ServeConfig& config, Log& log, Signals& signals,
-                       const engine::Engine& engine) {
+                       const engine::Engine& engine, const std::function<void()>& reload) {
   const auto deadline =
       std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(config.drain_delay);
   while (!engine.stats().failed && std::chrono::steady_clock::now() < deadline) {
     const Signals::Event event = signals.Wait(deadline);
+    if (event.signal == SIGHUP) reload();
     if (event.signal == SIGTERM || event.signal == SIGINT) ExitAtOnce(log, event.signal);
   }
 }
@@ -34,12 +35,11 @@ void ServeWhileLeaving(const ServeConfig& config, Log& log, Signals& signals,
 int WaitAndDrain(const ServeConfig& config, Log& log, Signals& signals, engine::Engine& engine,
                  std::jthread& engine_thread, Generator& generator, FrontEnds& front_ends,
                  const std::atomic<bool>& listener_failed, const std::atomic<bool>& drain_asked,
-                 std::atomic<bool>& leaving) {
+                 std::atomic<bool>& leaving, const std::function<void()>& reload) {
   for (;;) {
     const Signals::Event event = signals.Wait();
     if (event.signal == SIGHUP) {
-      log.Event(LogLevel::kInfo, "sighup",
-                {{"text", "nothing to do: certificates are read again every minute"}});
+      reload();
     } else if (event.signal != 0 || (event.notified && drain_asked)) {
       log.Event(LogLevel::kInfo, "drain_begins",
                 {{"by", event.signal != 0 ? "signal" : "admin"},
@@ -48,7 +48,7 @@ int WaitAndDrain(const ServeConfig& config, Log& log, Signals& signals, engine::
                  {"delay_seconds", absl::ToDoubleSeconds(config.drain_delay)},
                  {"grace_seconds", absl::ToDoubleSeconds(config.drain_grace)}});
       leaving = true;
-      ServeWhileLeaving(config, log, signals, engine);
+      ServeWhileLeaving(config, log, signals, engine, reload);
       break;
     } else if (event.notified && (engine.stats().failed || listener_failed)) {
       break;

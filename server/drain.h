@@ -3,6 +3,7 @@
 #define WINNOW_SERVER_DRAIN_H_
 
 #include <atomic>
+#include <functional>
 #include <thread>
 
 #include "engine/schedule/engine.h"
@@ -41,11 +42,11 @@ struct FrontEnds {
 
 // Waits for a signal or the engine's failure, then drains: health says NOT_SERVING at once, new
 // calls are refused after the delay, running ones may end within the grace, the rest is cut. A second
-// signal exits without ceremony. `leaving`: set when the drain begins. Returns the exit code.
+// signal exits without ceremony. SIGHUP calls `reload`. `leaving`: set when the drain begins. Returns the exit code.
 int WaitAndDrain(const ServeConfig& config, Log& log, Signals& signals, engine::Engine& engine,
                  std::jthread& engine_thread, Generator& generator, FrontEnds& front_ends,
                  const std::atomic<bool>& listener_failed, const std::atomic<bool>& drain_asked,
-                 std::atomic<bool>& leaving);
+                 std::atomic<bool>& leaving, const std::function<void()>& reload);
 
 }  // namespace winnow::server
 

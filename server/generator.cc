@@ -212,6 +212,9 @@ absl::Status Generation::SubmitChoices(CheckedGenerate checked) {
       return status;
     }
   }
+  const bool shares = owner_.SharesPrefixes(info_);
+  const engine::Digest salt = shares ? owner_.SaltOf(info_.tenant)
+                                     : engine::CallSalt(owner_.next_private_call_.fetch_add(1));
   std::vector<engine::Submission> group;
   std::vector<Choice> choices;
   for (int32_t i = 0; i < checked.n; ++i) {
@@ -222,6 +225,8 @@ absl::Status Generation::SubmitChoices(CheckedGenerate checked) {
     request.tenant_weight = limits_.weight;
     request.tenant_waiting_tokens = limits_.waiting_tokens;
     request.tenant_store_bytes = limits_.store_bytes;
+    request.salt = salt;
+    request.keeps_prefix = shares;
     request.arrival = arrival_;
     request.deadline = info_.deadline;
     request.sampling.seed = SeedOfChoice(seed, i);
@@ -493,6 +498,27 @@ std::shared_ptr<Generation> Generator::Start(v1::GenerateRequest message, CallIn
   }
   if (!status.ok()) generation->Refuse(std::move(status));
   return generation;
+}
+
+engine::Digest Generator::SaltOf(const std::string& tenant) const {
+  if (options_.tenants != nullptr) {
+    const TenantLimits limits = options_.tenants->Of(tenant);
+    if (!limits.trust_domain.empty()) return engine::DomainSalt(limits.trust_domain);
+  }
+  return engine::TenantSalt(tenant);
+}
+
+bool Generator::SharesPrefixes(const CallInfo& info) const {
+  if (!info.tenant.empty()) return true;
+  switch (options_.anonymous_prefixes) {
+    case AnonymousPrefixes::kShared:
+      return true;
+    case AnonymousPrefixes::kSharedDirectly:
+      return !info.by_proxy;
+    case AnonymousPrefixes::kNone:
+      return false;
+  }
+  return false;
 }
 
 absl::Status Generator::CheckRoom(const std::string& tenant) const {

@@ -52,10 +52,19 @@ struct CallInfo {
   // What the client calls the request, for the log alone; checked by the transport.
   std::string client_request_id;
   std::string traceparent;  // the caller's trace context (trace_context.h); "" without a valid one
+  bool by_proxy =
+      false;  // the client is behind a proxy or a router, which may have dropped its name
   bool max_tokens_yields = false;  // as for Validator::CheckGenerate
   // The transport's own verdict: not OK ends the generation before it starts, but counted and
   // logged like every other.
   absl::Status refused;
+};
+
+// With whom callers without a name (no key, certificate or x-winnow-tenant) share KV: with each other, or with nobody.
+enum class AnonymousPrefixes {
+  kShared,
+  kSharedDirectly,  // those that no proxy stands before
+  kNone,
 };
 
 class Generator;
@@ -147,6 +156,7 @@ class Generator {
     // A transport whose client does not take a message for this long gives up. The engine's own
     // timeout does not cover it: it has nothing to do any more with a sequence that is finished.
     engine::Duration slow_reader_timeout = std::chrono::seconds(30);
+    AnonymousPrefixes anonymous_prefixes = AnonymousPrefixes::kShared;
     std::shared_ptr<TenantTable> tenants;  // null: no tenant has a quota, all weigh the same
   };
 
@@ -167,6 +177,11 @@ class Generator {
   // Whether Start would refuse whatever the tenant asks now, because the queue is full: for transports, before they read a
   // message, as most of what comes in an overload comes to nothing.
   absl::Status CheckRoom(const std::string& tenant) const;
+
+  // With whom a tenant's requests share KV: its trust domain's, or its own.
+  engine::Digest SaltOf(const std::string& tenant) const;
+  // False: the KV of the call is found by nobody else, not by the same caller either.
+  bool SharesPrefixes(const CallInfo& info) const;
 
   // A call that ended before there was a generation: counted, and logged as refusals are.
   void CountUnstarted(std::string_view transport, const absl::Status& status);
@@ -209,6 +224,7 @@ class Generator {
   const std::string name_prefix_;  // tells processes apart in logs
   std::atomic<uint64_t> next_name_ = 1;
   std::atomic<engine::RequestId> next_request_ = 1;
+  std::atomic<uint64_t> next_private_call_ = 1;
 
   mutable engine::Mutex mutex_;
   engine::CondVar idle_;

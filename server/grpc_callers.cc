@@ -71,4 +71,13 @@ absl::StatusOr<std::string> GrpcCallers::TenantOf(
   return identity;
 }
 
+absl::Status GrpcCallers::Identify(const grpc::CallbackServerContext& context,
+                                   CallInfo& info) const {
+  WINNOW_ASSIGN_OR_RETURN(info.tenant, TenantOf(context));
+  for (const char* const header : kProxyHeaders) {
+    info.by_proxy |= context.client_metadata().contains(header);
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace winnow::server

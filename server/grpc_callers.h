@@ -15,6 +15,7 @@
 
 #include "absl/status/statusor.h"
 #include "server/api_keys.h"
+#include "server/generator.h"
 
 namespace grpc {
 class CallbackServerContext;
@@ -27,6 +28,9 @@ std::string_view BearerKey(std::string_view authorization);
 
 // UNAUTHENTICATED, as both front ends say it.
 absl::Status NoApiKey();
+
+// Headers that proxies add, in lower case: the client is not the one that connected.
+inline constexpr const char* kProxyHeaders[] = {"forwarded", "x-forwarded-for", "x-real-ip", "via"};
 
 class GrpcCallers {
  public:
@@ -41,6 +45,8 @@ class GrpcCallers {
   // Unauthenticated: no key that is known. InvalidArgument: metadata that cannot be a tenant.
   // PermissionDenied: the metadata names another tenant than the key or the certificate.
   absl::StatusOr<std::string> TenantOf(const grpc::CallbackServerContext& context) const;
+  // The same into a call's description, with whether it came through a proxy.
+  absl::Status Identify(const grpc::CallbackServerContext& context, CallInfo& info) const;
 
  private:
   absl::StatusOr<std::string> IdentityOf(const grpc::CallbackServerContext& context) const;

@@ -73,6 +73,10 @@ GrpcServer::GrpcServer(std::unique_ptr<Impl> impl, int port)
 
 GrpcServer::~GrpcServer() { Shutdown(absl::ZeroDuration()); }
 
+absl::Status GrpcServer::ReloadTls() {
+  return impl_->tls == nullptr ? absl::OkStatus() : impl_->tls->Reload();
+}
+
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const ServeConfig& config,
                                                               int64_t max_message_bytes,
                                                               InferenceService& inference,

@@ -55,6 +55,10 @@ class GrpcServer {
   int port() const { return port_; }
   GuardStats stats() const;
 
+  // Reads the TLS files now, for connections that come from now on. InvalidArgument leaves what there was; OK where there
+  // are none.
+  absl::Status ReloadTls();
+
   // What the health service says for "" and the inference service; after BeginDrain always
   // NOT_SERVING.
   void SetServing(bool serving);

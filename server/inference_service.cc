@@ -109,9 +109,7 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
     info.traceparent = TraceParentOf(context);
     if (!info.traceparent.empty()) context.AddInitialMetadata("traceparent", info.traceparent);
     v1::GenerateRequest message;
-    absl::StatusOr<std::string> caller = callers.TenantOf(context);
-    info.refused = caller.status();
-    if (caller.ok()) info.tenant = *std::move(caller);
+    info.refused = callers.Identify(context, info);
     const std::string tenant = info.tenant;
     if (info.refused.ok()) info.refused = reactor->codec_->Read(request, message, info);
     std::shared_ptr<Generation> generation =

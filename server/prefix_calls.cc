@@ -78,9 +78,13 @@ PrefixCalls::~PrefixCalls() {
   while (puts_ > 0) gone_.Wait(mutex_);
 }
 
-absl::Status PrefixCalls::CheckCache() const {
-  return engine_.prefix_model().has_value() ? absl::OkStatus()
-                                            : FromTable(absl::FailedPreconditionError(""));
+absl::Status PrefixCalls::CheckCaller(const CallInfo& info) const {
+  if (!engine_.prefix_model().has_value()) return FromTable(absl::FailedPreconditionError(""));
+  if (generator_.SharesPrefixes(info)) return absl::OkStatus();
+  return ErrorWithReason(
+      absl::StatusCode::kPermissionDenied, "TENANT_REQUIRED",
+      "a named prefix belongs to a tenant, and this call has none: show a key or a certificate, or "
+      "send x-winnow-tenant (--anonymous-prefixes)");
 }
 
 void PrefixCalls::Ask(Order order, Done done, bool changes) {
@@ -122,9 +126,9 @@ void PrefixCalls::Finish(PrefixResult result, std::optional<std::vector<engine::
   WINNOW_CHECK(posted);  // orders_ bounds them
 }
 
-void PrefixCalls::List(const std::string& tenant, const v1::ListPrefixesRequest& request,
+void PrefixCalls::List(const CallInfo& info, const v1::ListPrefixesRequest& request,
                        Answer<v1::ListPrefixesResponse> answer) {
-  absl::Status status = CheckCache();
+  absl::Status status = CheckCaller(info);
   if (status.ok() && !request.name().empty()) {
     Violations violations;
     CheckName(request.name(), violations);
@@ -133,7 +137,7 @@ void PrefixCalls::List(const std::string& tenant, const v1::ListPrefixesRequest&
   if (!status.ok()) return answer(status);
   auto found = std::make_shared<std::vector<engine::PrefixInfo>>();
   Ask(
-      [found, tenant](engine::PrefixTable& table) -> PrefixResult {
+      [found, tenant = info.tenant](engine::PrefixTable& table) -> PrefixResult {
         *found = table.List(tenant);
         return engine::PrefixInfo();
       },
@@ -148,9 +152,9 @@ void PrefixCalls::List(const std::string& tenant, const v1::ListPrefixesRequest&
       /*changes=*/false);
 }
 
-void PrefixCalls::Pin(const std::string& tenant, const v1::PinPrefixRequest& request,
+void PrefixCalls::Pin(const CallInfo& info, const v1::PinPrefixRequest& request,
                       Answer<v1::PinPrefixResponse> answer) {
-  absl::Status status = CheckCache();
+  absl::Status status = CheckCaller(info);
   if (status.ok()) {
     Violations violations;
     CheckName(request.name(), violations);
@@ -159,7 +163,7 @@ void PrefixCalls::Pin(const std::string& tenant, const v1::PinPrefixRequest& req
   }
   if (!status.ok()) return answer(status);
   Ask(
-      [request, tenant](engine::PrefixTable& table) {
+      [request, tenant = info.tenant](engine::PrefixTable& table) {
         std::optional<bool> pinned;
         if (request.has_pinned()) pinned = request.pinned();
         std::optional<engine::Duration> ttl;
@@ -175,9 +179,9 @@ void PrefixCalls::Pin(const std::string& tenant, const v1::PinPrefixRequest& req
       /*changes=*/true);
 }
 
-void PrefixCalls::Delete(const std::string& tenant, const v1::DeletePrefixRequest& request,
+void PrefixCalls::Delete(const CallInfo& info, const v1::DeletePrefixRequest& request,
                          Answer<v1::DeletePrefixResponse> answer) {
-  absl::Status status = CheckCache();
+  absl::Status status = CheckCaller(info);
   if (status.ok()) {
     Violations violations;
     CheckName(request.name(), violations);
@@ -185,7 +189,7 @@ void PrefixCalls::Delete(const std::string& tenant, const v1::DeletePrefixReques
   }
   if (!status.ok()) return answer(status);
   Ask(
-      [request, tenant](engine::PrefixTable& table) -> PrefixResult {
+      [request, tenant = info.tenant](engine::PrefixTable& table) -> PrefixResult {
         const absl::Status deleted = table.Delete(tenant, request.name());
         return deleted.ok() ? PrefixResult(engine::PrefixInfo()) : PrefixResult(deleted);
       },
@@ -244,7 +248,7 @@ void PrefixCalls::Put::Close() {
 
 absl::Status PrefixCalls::Put::Begin(size_t bytes) {
   if (!info_->refused.ok()) return info_->refused;
-  if (absl::Status status = calls_.CheckCache(); !status.ok()) return status;
+  if (absl::Status status = calls_.CheckCaller(*info_); !status.ok()) return status;
   Violations violations;
   CheckName(request_.name(), violations);
   CheckTtl(request_.ttl_seconds(), violations);
@@ -336,7 +340,8 @@ void PrefixCalls::Put::Name() {
             request.pinned(),
             request.ttl_seconds() == 0
                 ? std::nullopt
-                : std::optional<engine::Duration>(std::chrono::seconds(request.ttl_seconds())));
+                : std::optional<engine::Duration>(std::chrono::seconds(request.ttl_seconds())),
+            self->calls_.generator_.SaltOf(self->tenant_));
       },
       [self = shared_from_this()](const PrefixResult& result) {
         if (!result.ok()) return self->End(result.status());

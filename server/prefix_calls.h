@@ -48,11 +48,11 @@ class PrefixCalls {
   std::shared_ptr<Put> StartPut(v1::PutPrefixRequest request, CallInfo info, size_t bytes,
                                 Answer<v1::PutPrefixResponse> answer);
 
-  void List(const std::string& tenant, const v1::ListPrefixesRequest& request,
+  void List(const CallInfo& info, const v1::ListPrefixesRequest& request,
             Answer<v1::ListPrefixesResponse> answer);
-  void Pin(const std::string& tenant, const v1::PinPrefixRequest& request,
+  void Pin(const CallInfo& info, const v1::PinPrefixRequest& request,
            Answer<v1::PinPrefixResponse> answer);
-  void Delete(const std::string& tenant, const v1::DeletePrefixRequest& request,
+  void Delete(const CallInfo& info, const v1::DeletePrefixRequest& request,
               Answer<v1::DeletePrefixResponse> answer);
 
   Generator& generator() { return generator_; }
@@ -64,7 +64,8 @@ class PrefixCalls {
   // Answers of the engine thread that are not written down yet, and orders on their way to it.
   static constexpr int kMaxOrders = 512;
 
-  absl::Status CheckCache() const;
+  // FailedPrecondition: there is no prefix cache. PermissionDenied: an anonymous caller, whose KV nobody finds again.
+  absl::Status CheckCaller(const CallInfo& info) const;
   // Lets the engine thread do it, writes down what there is then if it `changes` something, and says so.
   void Ask(Order order, Done done, bool changes);
   void Finish(PrefixResult result, std::optional<std::vector<engine::SavedPrefix>> all,

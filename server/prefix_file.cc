@@ -68,6 +68,13 @@ std::optional<engine::SavedPrefix> Read(const json& entry, double now) {
   engine::SavedPrefix prefix;
   prefix.tenant = entry.at("tenant").get<std::string>();
   prefix.name = entry.at("name").get<std::string>();
+  // Earlier versions wrote none: there were no trust domains.
+  prefix.salt = engine::TenantSalt(prefix.tenant);
+  if (entry.contains("salt")) {
+    const auto salt = FromHex(entry.at("salt").get<std::string>());
+    if (!salt.has_value()) return std::nullopt;
+    prefix.salt = *salt;
+  }
   const json& tokens = entry.at("tokens");
   // The conversion to int32_t would wrap integers, and is undefined for numbers beyond them.
   if (!tokens.is_number_integer() || tokens > std::numeric_limits<int32_t>::max() || tokens < 1) {
@@ -105,6 +112,7 @@ absl::Status PrefixFile::Save(const std::vector<engine::SavedPrefix>& prefixes) 
                   {"tokens", prefix.tokens},
                   {"pinned", prefix.pinned},
                   {"blocks", std::move(blocks)}};
+    if (prefix.salt != engine::TenantSalt(prefix.tenant)) entry["salt"] = Hex(prefix.salt);
     if (prefix.left.has_value()) {
       const double left = std::chrono::duration<double>(*prefix.left).count();
       entry["left"] = left;

@@ -50,9 +50,7 @@ class PrefixService::Impl final : public RawService {
                                       grpc::ByteBuffer* response) override {
     CallInfo info;
     info.transport = "grpc";
-    absl::StatusOr<std::string> tenant = callers_.TenantOf(*context);
-    info.refused = tenant.status();
-    if (tenant.ok()) info.tenant = *std::move(tenant);
+    info.refused = callers_.Identify(*context, info);
     info.deadline = DeadlineOf(*context, calls_.generator().clock());
     info.traceparent = TraceParentOf(*context);
     v1::PutPrefixRequest request;
@@ -84,18 +82,18 @@ class PrefixService::Impl final : public RawService {
   template <typename Request, typename Response>
   grpc::ServerUnaryReactor* Call(grpc::CallbackServerContext* context,
                                  const grpc::ByteBuffer& bytes, grpc::ByteBuffer* response,
-                                 void (PrefixCalls::*call)(const std::string&, const Request&,
+                                 void (PrefixCalls::*call)(const CallInfo&, const Request&,
                                                            PrefixCalls::Answer<Response>)) {
     grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
-    const absl::StatusOr<std::string> tenant = callers_.TenantOf(*context);
+    CallInfo info;
+    absl::Status status = callers_.Identify(*context, info);
     Request request;
-    absl::Status status = tenant.status();
     if (status.ok()) status = ParseBuffer(bytes, request);
     if (!status.ok()) {
       reactor->Finish(ToGrpcStatus(status));
       return reactor;
     }
-    (calls_.*call)(*tenant, request, [reactor, response](absl::StatusOr<Response> result) {
+    (calls_.*call)(info, request, [reactor, response](absl::StatusOr<Response> result) {
       if (result.ok()) *response = SerializeBuffer(*result);
       reactor->Finish(ToGrpcStatus(result.status()));
     });

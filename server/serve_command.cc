@@ -87,6 +87,12 @@ class WhileLoading {
               log.Flush(std::chrono::milliseconds(200));
               _exit(128 + event.signal);
             }
+            if (event.signal == SIGHUP) {
+              log.Event(LogLevel::kInfo, "reload",
+                        {{"text",
+                          "nothing is served yet: files that change while the model is "
+                          "loaded are read when it is there"}});
+            }
             if (is_over_) return;
           }
         }) {}
@@ -373,6 +379,45 @@ absl::StatusOr<std::shared_ptr<ApiKeys>> LoadKeys(const ServeConfig& config, Log
   return ApiKeys::Load(config.api_keys, log, clock);
 }
 
+absl::StatusOr<std::shared_ptr<TenantTable>> LoadTenants(const ServeConfig& config, Log& log,
+                                                         const engine::Clock& clock) {
+  if (config.tenants.empty()) return nullptr;
+  return TenantTable::Load(config.tenants, log, clock);
+}
+
+AnonymousPrefixes AnonymousPrefixesOf(const ServeConfig& config) {
+  if (config.anonymous_prefixes == "shared") return AnonymousPrefixes::kShared;
+  if (config.anonymous_prefixes == "none" || MayHaveSeveralCallers(config)) {
+    return AnonymousPrefixes::kNone;
+  }
+  return AnonymousPrefixes::kSharedDirectly;
+}
+
+// SIGHUP: reads what may change while it is served now, and says of each file whether it holds.
+void Reload(const ServeConfig& config, Log& log, FrontEnds& front_ends, ApiKeys* keys,
+            TenantTable* tenants) {
+  const auto tell = [&log](const char* what, const absl::Status& status) {
+    if (status.ok()) {
+      log.Event(LogLevel::kInfo, "reload", {{"what", what}, {"text", "read again"}});
+    } else {
+      log.Event(LogLevel::kWarn, "reload",
+                {{"what", what},
+                 {"text", "what was read before holds"},
+                 {"message", ToStd(status.message())}});
+    }
+  };
+  if (!config.tls_cert.empty()) {
+    tell("certificates of gRPC", front_ends.grpc.ReloadTls());
+    if (front_ends.http != nullptr) tell("certificates of HTTP", front_ends.http->ReloadTls());
+  }
+  if (keys != nullptr) tell("--api-keys", keys->Reload());
+  if (tenants != nullptr) tell("--tenants", tenants->Reload());
+  if (config.tls_cert.empty() && keys == nullptr && tenants == nullptr) {
+    log.Event(LogLevel::kInfo, "reload",
+              {{"text", "nothing to read: there are no --tls-cert, --api-keys and --tenants"}});
+  }
+}
+
 // Whether an error of loading is an option's fault and not the model's: these begin with the option's
 // name, the others with a file's.
 bool NamesAnOption(const absl::Status& status) {
@@ -412,12 +457,8 @@ int RunServer(const ServeConfig& config) {
   }
   auto keys = LoadKeys(config, log, clock);
   if (!keys.ok()) return Fail(log, "config_error", keys.status(), kExitUsage);
-  std::shared_ptr<TenantTable> tenants;
-  if (!config.tenants.empty()) {
-    auto table = TenantTable::Load(config.tenants, log, clock);
-    if (!table.ok()) return Fail(log, "config_error", table.status(), kExitUsage);
-    tenants = *std::move(table);
-  }
+  auto tenants = LoadTenants(config, log, clock);
+  if (!tenants.ok()) return Fail(log, "config_error", tenants.status(), kExitUsage);
   std::optional<WhileLoading> loading(std::in_place, log, signals);
   engine::ModelOptions options = LoggedModelOptions(config, log);
   options.on_opened = [&log](const engine::ModelConfig& model_config,
@@ -468,7 +509,8 @@ int RunServer(const ServeConfig& config) {
   generator_options.max_tokenizing = static_cast<size_t>(config.queue_requests);
   generator_options.max_calls = static_cast<size_t>(config.queue_requests + config.max_running) * 2;
   generator_options.slow_reader_timeout = absl::ToChronoNanoseconds(config.slow_reader_timeout);
-  generator_options.tenants = tenants;
+  generator_options.tenants = *tenants;
+  generator_options.anonymous_prefixes = AnonymousPrefixesOf(config);
   std::optional<engine::GrammarCompiler> grammars;
   if (limits->structured_output) {
     grammars.emplace(
@@ -616,6 +658,8 @@ int RunServer(const ServeConfig& config) {
        {"http_port", int64_t{front_ends.http_port()}},
        {"admin", config.admin_listen},
        {"admin_port", int64_t{admin == nullptr ? 0 : admin->port()}},
+       {"anonymous_prefixes",
+        generator_options.anonymous_prefixes == AnonymousPrefixes::kNone ? "none" : "shared"},
        {"kv_events", config.kv_events},
        {"kv_events_port", int64_t{*publisher == nullptr ? 0 : (*publisher)->port()}},
        {"kv_events_replay_port", int64_t{*publisher == nullptr ? 0 : (*publisher)->replay_port()}},
@@ -631,7 +675,8 @@ int RunServer(const ServeConfig& config) {
     }
   }
   return WaitAndDrain(config, log, signals, engine, engine_thread, generator, front_ends,
-                      listener_failed, drain_asked, leaving);
+                      listener_failed, drain_asked, leaving,
+                      [&] { Reload(config, log, front_ends, keys->get(), tenants->get()); });
 }
 
 struct Flags {
@@ -652,6 +697,11 @@ int Serve(const Flags& flags) {
   absl::Status status = resolved.status();
   if (status.ok() && flags.print) std::cout << PrintConfig(*resolved) << std::flush;
   if (status.ok() && (flags.check || !flags.print)) status = CheckConfig(resolved->config);
+  if (status.ok() && flags.check) {
+    Log log(resolved->config.log_level, resolved->config.log_format);
+    const engine::SteadyClock clock;
+    status = LoadTenants(resolved->config, log, clock).status();
+  }
   if (!status.ok()) {
     std::cerr << "winnow serve: " << status.message() << std::endl;
     return kExitUsage;
@@ -673,7 +723,8 @@ void AddServeCommand(CLI::App& app, int* exit_code) {
   auto flags = std::make_shared<Flags>();
   serve->add_option("--config", flags->config_file,
                     "YAML file with options, by their names with underscores [WINNOW_CONFIG]");
-  serve->add_flag("--check-config", flags->check, "check the configuration and exit: 0 or 2");
+  serve->add_flag("--check-config", flags->check,
+                  "check the configuration, with the file of --tenants, and exit: 0 or 2");
   serve->add_flag("--print-config", flags->print,
                   "print every option with its value and where it came from, and exit");
   const ServeConfig defaults;

@@ -1,5 +1,6 @@
 #include "server/tenant_limits.h"
 
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -16,8 +17,8 @@ namespace {
 constexpr double kMinWeight = 0.01, kMaxWeight = 1000;
 constexpr int64_t kMaxQuota = int64_t{1} << 50;
 const std::string kFileKeys[] = {"default", "tenants"};
-const std::string kLimitKeys[] = {"weight", "requests", "waiting_tokens", "running_tokens",
-                                  "store_bytes"};
+const std::string kLimitKeys[] = {"weight",         "requests",    "waiting_tokens",
+                                  "running_tokens", "store_bytes", "trust_domain"};
 
 // Messages continue what names the file: ":LINE: what is wrong".
 absl::Status Invalid(const YAML::Mark& mark, std::string_view what) {
@@ -32,6 +33,14 @@ absl::Status ReadLimit(const std::string& key, const YAML::Node& value, TenantLi
         !(limits.weight <= kMaxWeight)) {
       return Invalid(value.Mark(), "weight: must be a number in [0.01, 1000]");
     }
+    return absl::OkStatus();
+  }
+  if (key == "trust_domain") {
+    if (!Validator::CheckTenant(text).ok()) {
+      return Invalid(value.Mark(),
+                     Concat("trust_domain: must be 1 to ", kMaxTenantBytes, " of [A-Za-z0-9._-]"));
+    }
+    limits.trust_domain = text;
     return absl::OkStatus();
   }
   int64_t* const quota = key == "requests"         ? &limits.requests
@@ -75,12 +84,18 @@ absl::StatusOr<TenantTable::Limits> TenantTable::Parse(const std::string& text) 
     return Invalid(error.mark, error.msg);
   }
   Limits limits;
+  std::map<std::string, std::pair<std::string, int64_t>>
+      domains;  // to a member and its store_bytes
   if (root.IsNull()) return limits;
   if (!root.IsMap()) return Invalid(root.Mark(), "must be a map with default and tenants");
   for (const auto& entry : root) {
     const std::string key = entry.first.IsScalar() ? entry.first.Scalar() : "";
     if (key == "default") {
       WINNOW_ASSIGN_OR_RETURN(limits.others, ReadLimits(entry.second));
+      // Anybody can be a tenant without a line: trust is said by name.
+      if (!limits.others.trust_domain.empty()) {
+        return Invalid(entry.second.Mark(), "trust_domain: only of a tenant that is named");
+      }
       continue;
     }
     if (key != "tenants") {
@@ -96,6 +111,15 @@ absl::StatusOr<TenantTable::Limits> TenantTable::Parse(const std::string& text) 
       WINNOW_ASSIGN_OR_RETURN(TenantLimits own, ReadLimits(tenant.second));
       if (!limits.named.emplace(name, own).second) {
         return Invalid(tenant.first.Mark(), Concat(name, ": is there twice"));
+      }
+      if (own.trust_domain.empty()) continue;
+      const auto domain =
+          domains.try_emplace(own.trust_domain, name, own.store_bytes).first->second;
+      if (domain.second != own.store_bytes) {
+        return Invalid(tenant.first.Mark(),
+                       Concat(name, ": store_bytes must be that of ", domain.first,
+                              ", with whom it shares what the store keeps (trust_domain ",
+                              own.trust_domain, ")"));
       }
     }
   }

@@ -4,12 +4,16 @@
 //   tenants:
 //     alice: {weight: 4, requests: 64, waiting_tokens: 200000, running_tokens: 1000000}
 //     batch: {weight: 0.5}
+//     carol: {trust_domain: research}
+//     david: {trust_domain: research, requests: 8}
 //
 //   weight          its share of the model against others that wait; 1 unless it is given
 //   requests        calls that are open
 //   waiting_tokens  prompt tokens of its requests that wait
 //   running_tokens  prompt and max_tokens of its requests, waiting or running
 //   store_bytes     of its KV that the store of slower tiers keeps; what comes beyond is not kept
+//   trust_domain    tenants of the same domain share KV of prompts that begin alike, and the store's bytes with it: their
+//                   store_bytes must be the same. Everything else is each tenant's own. Without one a tenant shares with nobody
 //
 // A quota that is not given does not bound. A tenant that is named has what its line says and nothing of the
 // default's. Threads: any.
@@ -34,6 +38,7 @@ struct TenantLimits {
   int64_t waiting_tokens = 0;
   int64_t running_tokens = 0;
   int64_t store_bytes = 0;
+  std::string trust_domain;  // "": none
 };
 
 class TenantTable {
@@ -43,6 +48,8 @@ class TenantTable {
                                                            const engine::Clock& clock);
 
   TenantLimits Of(const std::string& tenant) const;
+  // Reads the file now. InvalidArgument leaves the limits as they were.
+  absl::Status Reload() { return file_->Reload(); }
 
  private:
   struct Limits {

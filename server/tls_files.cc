@@ -12,14 +12,45 @@
 namespace winnow::server {
 namespace {
 
-constexpr std::chrono::seconds kReadAgain{60};
-
 absl::Status Invalid(std::string_view flag, const std::string& path) {
   const unsigned long code = ERR_get_error();
   const char* const reason = code == 0 ? nullptr : ERR_reason_error_string(code);
   ERR_clear_error();
   return absl::InvalidArgumentError(
       Concat(flag, " ", path, ": ", reason == nullptr ? "cannot be used" : reason));
+}
+
+// Of one certificate: expired, or not valid yet; null: neither.
+const char* Untimely(const X509* certificate) {
+  if (X509_cmp_current_time(X509_get0_notAfter(certificate)) < 0) {
+    return "a certificate has expired";
+  }
+  if (X509_cmp_current_time(X509_get0_notBefore(certificate)) > 0) {
+    return "a certificate is not valid yet";
+  }
+  return nullptr;
+}
+
+// Every certificate of the context, ours and those of authorities, must be valid now.
+absl::Status CheckTimes(SSL_CTX* context, const TlsPaths& paths) {
+  const auto refuse = [](std::string_view flag, const std::string& path, std::string_view what) {
+    return absl::InvalidArgumentError(Concat(flag, " ", path, ": ", what));
+  };
+  STACK_OF(X509)* chain = nullptr;
+  SSL_CTX_get0_chain_certs(context, &chain);
+  const char* problem = Untimely(SSL_CTX_get0_certificate(context));
+  for (int i = 0; problem == nullptr && chain != nullptr && i < sk_X509_num(chain); ++i) {
+    problem = Untimely(sk_X509_value(chain, i));
+  }
+  if (problem != nullptr) return refuse("--tls-cert", paths.cert, problem);
+  const STACK_OF(X509_OBJECT)* const authorities =
+      X509_STORE_get0_objects(SSL_CTX_get_cert_store(context));
+  for (int i = 0; i < sk_X509_OBJECT_num(authorities); ++i) {
+    const X509* const authority = X509_OBJECT_get0_X509(sk_X509_OBJECT_value(authorities, i));
+    problem = authority == nullptr ? nullptr : Untimely(authority);
+    if (problem != nullptr) return refuse("--tls-client-ca", paths.client_ca, problem);
+  }
+  return absl::OkStatus();
 }
 
 // HTTP/2 if the client offers it, and else no handshake.
@@ -37,13 +68,19 @@ int ChooseHttp2(SSL*, const unsigned char** out, unsigned char* out_size,
 
 }  // namespace
 
-TlsFiles::TlsFiles(TlsPaths paths, Protocol protocol, Problem on_problem)
-    : paths_(std::move(paths)), protocol_(protocol), on_problem_(std::move(on_problem)) {}
+TlsFiles::TlsFiles(TlsPaths paths, Protocol protocol, Problem on_problem,
+                   std::chrono::nanoseconds read_again)
+    : paths_(std::move(paths)),
+      protocol_(protocol),
+      on_problem_(std::move(on_problem)),
+      read_again_(read_again) {}
 
 absl::StatusOr<std::unique_ptr<TlsFiles>> TlsFiles::Load(TlsPaths paths, Protocol protocol,
-                                                         Problem on_problem) {
+                                                         Problem on_problem,
+                                                         std::chrono::nanoseconds read_again) {
   if (paths.cert.empty()) return nullptr;
-  std::unique_ptr<TlsFiles> files(new TlsFiles(std::move(paths), protocol, std::move(on_problem)));
+  std::unique_ptr<TlsFiles> files(
+      new TlsFiles(std::move(paths), protocol, std::move(on_problem), read_again));
   auto context = files->Read();
   if (!context.ok()) return context.status();
   absl::MutexLock lock(&files->mutex_);
@@ -75,6 +112,7 @@ absl::StatusOr<std::shared_ptr<SSL_CTX>> TlsFiles::Read() const {
     SSL_CTX_set_session_cache_mode(context.get(), SSL_SESS_CACHE_OFF);
     SSL_CTX_set_options(context.get(), SSL_OP_NO_TICKET);
   }
+  if (absl::Status times = CheckTimes(context.get(), paths_); !times.ok()) return times;
   if (protocol_ == Protocol::kHttp2) {
     SSL_CTX_set_alpn_select_cb(context.get(), ChooseHttp2, nullptr);
   }
@@ -84,7 +122,7 @@ absl::StatusOr<std::shared_ptr<SSL_CTX>> TlsFiles::Read() const {
 std::shared_ptr<SSL_CTX> TlsFiles::Context() {
   absl::MutexLock lock(&mutex_);
   const auto now = std::chrono::steady_clock::now();
-  if (now - read_at_ < kReadAgain) return context_;
+  if (now - read_at_ < read_again_) return context_;
   read_at_ = now;
   auto context = Read();
   if (context.ok()) {
@@ -93,6 +131,15 @@ std::shared_ptr<SSL_CTX> TlsFiles::Context() {
     on_problem_(context.status());
   }
   return context_;
+}
+
+absl::Status TlsFiles::Reload() {
+  absl::MutexLock lock(&mutex_);
+  read_at_ = std::chrono::steady_clock::now();
+  auto context = Read();
+  if (!context.ok()) return context.status();
+  context_ = *std::move(context);
+  return absl::OkStatus();
 }
 
 std::string ClientName(SSL* tls) {

@@ -29,21 +29,28 @@ class TlsFiles {
   // Files that are not good any more, when they are read again.
   using Problem = std::function<void(const absl::Status&)>;
 
-  // InvalidArgument: the files. Null where there are none.
-  static absl::StatusOr<std::unique_ptr<TlsFiles>> Load(TlsPaths paths, Protocol protocol,
-                                                        Problem on_problem);
+  // InvalidArgument: the files cannot be used, do not belong together, or hold a certificate that is not valid now. Null
+  // where there are none. `read_again`: how long a connection may find files that have changed since.
+  static absl::StatusOr<std::unique_ptr<TlsFiles>> Load(
+      TlsPaths paths, Protocol protocol, Problem on_problem,
+      std::chrono::nanoseconds read_again = std::chrono::minutes(1));
 
-  // For a new connection. The files are read again after a minute; files that are not good leave what there
+  // For a new connection. The files are read again after `read_again`; files that are not good leave what there
   // was, and are told.
   std::shared_ptr<SSL_CTX> Context();
 
+  // Reads the files now. InvalidArgument leaves what there was.
+  absl::Status Reload();
+
  private:
-  TlsFiles(TlsPaths paths, Protocol protocol, Problem on_problem);
+  TlsFiles(TlsPaths paths, Protocol protocol, Problem on_problem,
+           std::chrono::nanoseconds read_again);
   absl::StatusOr<std::shared_ptr<SSL_CTX>> Read() const;
 
   const TlsPaths paths_;
   const Protocol protocol_;
   const Problem on_problem_;
+  const std::chrono::nanoseconds read_again_;
   absl::Mutex mutex_;
   std::shared_ptr<SSL_CTX> context_ ABSL_GUARDED_BY(mutex_);
   std::chrono::steady_clock::time_point read_at_ ABSL_GUARDED_BY(mutex_);

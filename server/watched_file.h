@@ -1,7 +1,7 @@
 // A small text file of the operator's, read again when it changes, so that no restart is needed.
 //
-// The file is looked at once a second at most, by whoever asks. One that is not good is logged and leaves what
-// there was. Threads: any.
+// The file is looked at once a second at most, by whoever asks, and at once by Reload. One that is not good leaves what
+// there was; it is logged, or told to whoever reloads. Threads: any.
 #ifndef WINNOW_SERVER_WATCHED_FILE_H_
 #define WINNOW_SERVER_WATCHED_FILE_H_
 
@@ -50,6 +50,14 @@ class WatchedFile {
     return value_;
   }
 
+  // Reads the file now, whether it looks changed or not. InvalidArgument as for Load.
+  absl::Status Reload() {
+    absl::MutexLock lock(&mutex_);
+    looked_ = clock_.Now();
+    stamp_ = Stamp();
+    return ReadAgain();
+  }
+
  private:
   static constexpr size_t kMaxBytes = 4 << 20;
 
@@ -85,13 +93,19 @@ class WatchedFile {
     std::string stamp = Stamp();
     if (stamp == stamp_) return;
     stamp_ = std::move(stamp);
-    absl::StatusOr<T> value = Read();
-    if (value.ok()) {
-      value_ = std::make_shared<const T>(*std::move(value));
+    const absl::Status status = ReadAgain();
+    if (status.ok()) {
       log_.Event(LogLevel::kInfo, event_, {{"text", "read again"}});
     } else {
-      log_.Event(LogLevel::kWarn, event_, {{"message", ToStd(value.status().message())}});
+      log_.Event(LogLevel::kWarn, event_, {{"message", ToStd(status.message())}});
     }
+  }
+
+  absl::Status ReadAgain() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    absl::StatusOr<T> value = Read();
+    if (!value.ok()) return value.status();
+    value_ = std::make_shared<const T>(*std::move(value));
+    return absl::OkStatus();
   }
 
   const std::string flag_;

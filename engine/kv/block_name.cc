@@ -10,8 +10,8 @@ namespace {
 // Parts are hashed with their lengths: no two lists of parts give the same bytes.
 class Hasher {
  public:
-  Hasher() : context_(EVP_MD_CTX_new()) {
-    WINNOW_CHECK(context_ != nullptr && EVP_DigestInit_ex(context_, EVP_sha256(), nullptr) == 1);
+  explicit Hasher(const EVP_MD* function = EVP_sha256()) : context_(EVP_MD_CTX_new()) {
+    WINNOW_CHECK(context_ != nullptr && EVP_DigestInit_ex(context_, function, nullptr) == 1);
   }
   ~Hasher() { EVP_MD_CTX_free(context_); }
   Hasher(const Hasher&) = delete;
@@ -42,11 +42,28 @@ Digest Sha256(std::string_view bytes) {
   return hasher.Finish();
 }
 
-Digest ChainRoot(const Digest& model, const Digest& tenant) {
+Digest TenantSalt(std::string_view tenant) { return Sha256(tenant); }
+
+// Another function than tenants' names go through: a name of any bytes cannot be made to give the same digest.
+Digest DomainSalt(std::string_view domain) {
+  Hasher hasher(EVP_sha512_256());
+  hasher.Add("domain", 6);
+  hasher.Add(domain.data(), domain.size());
+  return hasher.Finish();
+}
+
+Digest CallSalt(uint64_t call) {
+  Hasher hasher(EVP_sha512_256());
+  hasher.Add("call", 4);
+  hasher.Add(&call, sizeof call);
+  return hasher.Finish();
+}
+
+Digest ChainRoot(const Digest& model, const Digest& salt) {
   Hasher hasher;
   hasher.Add("winnow prefix 1", 15);
   hasher.Add(model.data(), model.size());
-  hasher.Add(tenant.data(), tenant.size());
+  hasher.Add(salt.data(), salt.size());
   return hasher.Finish();
 }
 

@@ -18,7 +18,7 @@ using Digest = std::array<uint8_t, 32>;
 
 struct BlockName {
   Digest chain = {};   // of the block and all before it
-  Digest tenant = {};  // of the tenant's salt
+  Digest tenant = {};  // the salt of those who share it
   int32_t index = 0;   // of the block in its sequence
 };
 
@@ -42,8 +42,14 @@ struct StoreNames {
 
 Digest Sha256(std::string_view bytes);
 
-// Beginning of a chain: model and tenant's salt.
-Digest ChainRoot(const Digest& model, const Digest& tenant);
+// Salts: requests of the same one share KV. A tenant's name, whatever its bytes, gives no other kind's salt, because
+// the three are made by different functions or of different words.
+Digest TenantSalt(std::string_view tenant);
+Digest DomainSalt(std::string_view domain);  // of a trust domain's tenants
+Digest CallSalt(uint64_t call);              // of the choices of one call, and of nobody else
+
+// Beginning of a chain: model and salt.
+Digest ChainRoot(const Digest& model, const Digest& salt);
 // One block more. `how` is empty where all of the block's tokens attended densely, as those of the
 // blocks before; else it says how they attended (policy, from which position).
 Digest ChainNext(const Digest& parent, std::span<const int32_t> tokens, std::string_view how);

@@ -171,7 +171,7 @@ class Engine {
   Digest NameOf(Sequence& sequence, int32_t i, bool* shareable);
   // The name of a full block that the sequence has. REQUIRES: i < named_blocks.
   const BlockName& BlockNameOf(const Sequence& sequence, int32_t i) const;
-  int64_t StoreQuota(const Digest& tenant) const;
+  int64_t StoreQuota(const Digest& salt) const;
   bool MayKeep(const Sequence& sequence);
   void NameBlocks(Sequence& sequence);
   bool AdoptPrefix(Sequence& sequence);

@@ -38,17 +38,17 @@ Digest Engine::NameOf(Sequence& sequence, int32_t i, bool* shareable) {
   }
   if (i < std::ssize(sequence.known_names)) return sequence.known_names[i];
   WINNOW_CHECK(i == std::ssize(sequence.known_names) && i == sequence.named_blocks);
-  const Digest parent = i == 0 ? ChainRoot(memory_->store().names().model, sequence.tenant_digest)
+  const Digest parent = i == 0 ? ChainRoot(memory_->store().names().model, sequence.salt)
                                : BlockNameOf(sequence, i - 1).chain;
   sequence.known_names.push_back(ChainNext(
       parent, std::span(sequence.tokens).subspan(int64_t{i} * block_tokens, block_tokens), how_));
   return sequence.known_names.back();
 }
 
-// A tenant for whom the store keeps something new has a sequence that runs.
-int64_t Engine::StoreQuota(const Digest& tenant) const {
+// Those for whom the store keeps something new have a sequence that runs; tenants that share have the same quota.
+int64_t Engine::StoreQuota(const Digest& salt) const {
   for (const std::unique_ptr<Sequence>& sequence : sequences_) {
-    if (sequence->tenant_digest == tenant) return sequence->request.tenant_store_bytes;
+    if (sequence->salt == salt) return sequence->request.tenant_store_bytes;
   }
   return 0;
 }
@@ -58,8 +58,7 @@ int64_t Engine::StoreQuota(const Digest& tenant) const {
 bool Engine::MayKeep(const Sequence& sequence) {
   const int64_t most = sequence.request.tenant_store_bytes;
   if (most == 0 || !memory_->store().exists()) return true;
-  const uint64_t bytes =
-      memory_->KeptBytes(sequence.tenant_digest) + memory_->store().StoredBlockBytes();
+  const uint64_t bytes = memory_->KeptBytes(sequence.salt) + memory_->store().StoredBlockBytes();
   if (bytes <= static_cast<uint64_t>(most)) return true;
   ++stats_.blocks_over_store_quota;
   return false;
@@ -70,10 +69,11 @@ void Engine::NameBlocks(Sequence& sequence) {
   const int32_t full = sequence.cache.num_tokens() / model_.block_tokens();
   for (int32_t i = sequence.named_blocks; i < full; ++i) {
     bool shareable = false;
-    const BlockName name{NameOf(sequence, i, &shareable), sequence.tenant_digest, i};
+    const BlockName name{NameOf(sequence, i, &shareable), sequence.salt, i};
     const int32_t block = sequence.cache.block_table()[i];
     // Prompts come again; what was generated, and under a policy, is for this process at most.
-    const bool keep = options_.prefix_cache && how_.empty() && MayKeep(sequence);
+    const bool keep =
+        options_.prefix_cache && how_.empty() && sequence.request.keeps_prefix && MayKeep(sequence);
     memory_->Seal(block, name, keep);
     ++sequence.named_blocks;
     if (options_.prefix_cache && shareable && pool_.Publish(block, name.chain)) {
@@ -81,7 +81,10 @@ void Engine::NameBlocks(Sequence& sequence) {
     }
     if (keep) model_.SaveIndex(block, name);
   }
-  if (sequence.retrieval == nullptr || !options_.prefix_cache || sequence.alone) return;
+  if (sequence.retrieval == nullptr || !options_.prefix_cache || sequence.alone ||
+      !sequence.request.keeps_prefix) {
+    return;
+  }
   // The summary as it is before the step in which the sequence begins to complete: from then on it
   // is ahead of what another question about the same text begins with.
   const int32_t left = sequence.decode_from() - sequence.cache.num_tokens();
@@ -95,10 +98,10 @@ void Engine::NameBlocks(Sequence& sequence) {
 // is not told: a router knows requests by their tokens, and only some requests with these tokens
 // find it.
 void Engine::TellStored(const Sequence& sequence, int32_t i) {
-  if (options_.kv_events == nullptr || !how_.empty()) return;
+  if (options_.kv_events == nullptr || !how_.empty() || !sequence.request.keeps_prefix) return;
   const int32_t block_tokens = model_.block_tokens();
   options_.kv_events->Stored(
-      KvTier::kFast, {sequence.known_names[i], sequence.tenant_digest, i},
+      KvTier::kFast, {sequence.known_names[i], sequence.salt, i},
       i == 0 ? std::nullopt : std::optional<Digest>(sequence.known_names[i - 1]),
       std::span(sequence.tokens).subspan(int64_t{i} * block_tokens, block_tokens));
 }
@@ -136,7 +139,7 @@ bool Engine::AdoptPrefix(Sequence& sequence) {
   const int32_t most = (sequence.num_known_tokens() - 1) / model_.block_tokens();
   for (int32_t i = 0; i < most; ++i) {
     bool shareable = false;
-    const BlockName name{NameOf(sequence, i, &shareable), sequence.tenant_digest, i};
+    const BlockName name{NameOf(sequence, i, &shareable), sequence.salt, i};
     if (!shareable) break;
     int32_t block = 0;
     if (const std::optional<int32_t> found = pool_.Find(name.chain)) {

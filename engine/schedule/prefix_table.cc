@@ -31,7 +31,8 @@ size_t PrefixTable::pinned() const {
 
 absl::StatusOr<PrefixInfo> PrefixTable::Put(const std::string& tenant, const std::string& name,
                                             std::span<const int32_t> tokens, bool pinned,
-                                            std::optional<Duration> ttl) {
+                                            std::optional<Duration> ttl,
+                                            std::optional<Digest> salt) {
   if (memory_ == nullptr) return absl::FailedPreconditionError("there is no prefix cache");
   DropExpired();
   const size_t count = tokens.size() / static_cast<size_t>(block_tokens_);
@@ -56,12 +57,12 @@ absl::StatusOr<PrefixInfo> PrefixTable::Put(const std::string& tenant, const std
     return absl::ResourceExhaustedError("the named prefixes of all tenants have too many blocks");
   }
   Prefix prefix;
-  prefix.tenant = Sha256(tenant);
+  prefix.salt = salt.value_or(TenantSalt(tenant));
   prefix.tokens = static_cast<int32_t>(count) * block_tokens_;
   prefix.pinned = pinned;
   if (ttl.has_value()) prefix.expires = clock_.Now() + *ttl;
   auto blocks = std::make_shared<std::vector<Digest>>();
-  Digest chain = ChainRoot(model(), prefix.tenant);
+  Digest chain = ChainRoot(model(), prefix.salt);
   for (size_t i = 0; i < count; ++i) {
     chain = ChainNext(
         chain,
@@ -114,13 +115,12 @@ absl::Status PrefixTable::Delete(const std::string& tenant, const std::string& n
   const Prefix gone = at->second;
   Remove(at);
   absl::flat_hash_set<Digest> kept;
-  for (auto other = prefixes_.lower_bound({tenant, ""});
-       other != prefixes_.end() && other->first.first == tenant; ++other) {
-    kept.insert(other->second.blocks->begin(), other->second.blocks->end());
+  for (const auto& [key, other] : prefixes_) {
+    if (other.salt == gone.salt) kept.insert(other.blocks->begin(), other.blocks->end());
   }
   // From the end: what is left of a prefix can be found at any moment.
   for (int32_t i = static_cast<int32_t>(gone.blocks->size()) - 1; i >= 0; --i) {
-    const BlockName block{(*gone.blocks)[static_cast<size_t>(i)], gone.tenant, i};
+    const BlockName block{(*gone.blocks)[static_cast<size_t>(i)], gone.salt, i};
     if (kept.contains(block.chain)) continue;
     pool_.Drop(block.chain);
     memory_->store().Erase(block);
@@ -136,6 +136,7 @@ std::vector<SavedPrefix> PrefixTable::Save() {
   for (const auto& [key, prefix] : prefixes_) {
     out.push_back({.tenant = key.first,
                    .name = key.second,
+                   .salt = prefix.salt,
                    .tokens = prefix.tokens,
                    .blocks = prefix.blocks,
                    .pinned = prefix.pinned,
@@ -152,7 +153,7 @@ void PrefixTable::Restore(std::vector<SavedPrefix> saved) {
     if (entry.left.has_value() && *entry.left <= Duration::zero()) continue;
     if (entry.pinned) pinned.insert(entry.blocks->begin(), entry.blocks->end());
     Prefix prefix;
-    prefix.tenant = Sha256(entry.tenant);
+    prefix.salt = entry.salt;
     prefix.tokens = entry.tokens;
     prefix.blocks = std::move(entry.blocks);
     prefix.pinned = entry.pinned;
@@ -205,7 +206,7 @@ void PrefixTable::Sweep(size_t blocks) {
 }
 
 void PrefixTable::Look(Prefix& prefix, int32_t i) {
-  const BlockName block{(*prefix.blocks)[static_cast<size_t>(i)], prefix.tenant, i};
+  const BlockName block{(*prefix.blocks)[static_cast<size_t>(i)], prefix.salt, i};
   counting_.fast_blocks += pool_.Find(block.chain).has_value();
   const bool stored = memory_->store().Stored(block);
   counting_.stored_blocks += stored;
@@ -256,16 +257,14 @@ void PrefixTable::Remove(Prefixes::iterator at) {
 
 void PrefixTable::Unpin(const Key& key, const Prefix& prefix) {
   absl::flat_hash_set<Digest> others;
-  for (auto other = prefixes_.lower_bound({key.first, ""});
-       other != prefixes_.end() && other->first.first == key.first; ++other) {
-    if (other->first == key || !other->second.pinned) continue;
-    others.insert(other->second.blocks->begin(), other->second.blocks->end());
+  for (const auto& [other_key, other] : prefixes_) {
+    if (other_key == key || !other.pinned || other.salt != prefix.salt) continue;
+    others.insert(other.blocks->begin(), other.blocks->end());
   }
   for (size_t i = 0; i < prefix.blocks->size(); ++i) {
     if (others.contains((*prefix.blocks)[i])) continue;
     pool_.SetPinned((*prefix.blocks)[i], false);
-    memory_->store().SetPinned({(*prefix.blocks)[i], prefix.tenant, static_cast<int32_t>(i)},
-                               false);
+    memory_->store().SetPinned({(*prefix.blocks)[i], prefix.salt, static_cast<int32_t>(i)}, false);
   }
 }
 

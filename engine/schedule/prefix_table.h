@@ -33,6 +33,7 @@ class KvMemory;
 // A name as it is written down beside the store.
 struct SavedPrefix {
   std::string tenant, name;
+  Digest salt = {};    // of its blocks
   int32_t tokens = 0;  // of whole blocks
   std::shared_ptr<const std::vector<Digest>> blocks;
   bool pinned = false;
@@ -62,17 +63,20 @@ class PrefixTable {
   PrefixTable(KvMemory* memory, BlockPool& pool, int32_t block_tokens, const Clock& clock)
       : memory_(memory), pool_(pool), block_tokens_(block_tokens), clock_(clock) {}
 
-  // Names the prompt's whole blocks, in place of what had the name. `ttl`: none is for good.
+  // Names the prompt's whole blocks, in place of what had the name. `ttl`: none is for good. `salt`: of the requests
+  // that computed them; unset: the tenant's own.
   // InvalidArgument: not one whole block. ResourceExhausted: too many names. FailedPrecondition: no prefix cache.
   absl::StatusOr<PrefixInfo> Put(const std::string& tenant, const std::string& name,
                                  std::span<const int32_t> tokens, bool pinned,
-                                 std::optional<Duration> ttl);
+                                 std::optional<Duration> ttl,
+                                 std::optional<Digest> salt = std::nullopt);
   // A tenant's names in alphabetical order.
   std::vector<PrefixInfo> List(const std::string& tenant);
   // Changes what is given; a `ttl` counts from now, zero is for good. NotFound.
   absl::StatusOr<PrefixInfo> Change(const std::string& tenant, const std::string& name,
                                     std::optional<bool> pinned, std::optional<Duration> ttl);
-  // Forgets the name and its KV, but for blocks that other names of the tenant have. What runs with it goes on.
+  // Forgets the name and its KV, but for blocks that other names have, of the tenant or of whom it shares KV with. What
+  // runs with it goes on.
   // NotFound.
   absl::Status Delete(const std::string& tenant, const std::string& name);
 
@@ -91,7 +95,7 @@ class PrefixTable {
 
  private:
   struct Prefix {
-    Digest tenant = {};
+    Digest salt = {};
     int32_t tokens = 0;
     std::shared_ptr<const std::vector<Digest>> blocks;  // shared with what Save gave
     bool pinned = false;

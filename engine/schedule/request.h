@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "engine/base/clock.h"
 #include "engine/grammar/grammar.h"
+#include "engine/kv/block_name.h"
 #include "engine/retrieval/attention_policy.h"
 #include "engine/retrieval/retrieval_state.h"
 
@@ -49,8 +50,12 @@ struct Request {
   double tenant_weight = 1;  // its share against other tenants'. REQUIRES: > 0
   // The most prompt tokens of its tenant that may wait, with this request's; 0: no bound but the queue's.
   int64_t tenant_waiting_tokens = 0;
-  // The most bytes that the store may keep of its tenant's KV; what this request adds beyond is not kept. 0: no bound.
+  // The most bytes that the store may keep of KV under its salt; what this request adds beyond is not kept. 0: no bound.
   int64_t tenant_store_bytes = 0;
+  // With whom it shares KV: requests of the same salt. Unset: with its tenant's.
+  std::optional<Digest> salt;
+  // False: nothing outside its call is to find its KV. The store does not keep it, and no router is told.
+  bool keeps_prefix = true;
   std::vector<int32_t> prompt;  // token ids, at least one, validated
   SamplingOptions sampling;
   StoppingOptions stopping;

@@ -37,7 +37,7 @@ struct Sequence {
         answer(request, tokenizer),
         history(request.sampling, request.prompt),
         grammar(request.grammar == nullptr ? nullptr : request.grammar->NewState()),
-        tenant_digest(Sha256(request.tenant)) {
+        salt(request.salt.value_or(TenantSalt(request.tenant))) {
     usage.prompt_tokens = num_prompt_tokens();
   }
   Sequence(const Sequence&) = delete;  // answer refers to request
@@ -83,7 +83,7 @@ struct Sequence {
   PromptLookup lookup;                          // of policies that look up; else empty
   int32_t lookups_left_out = 0;                 // since one was tried
   const std::unique_ptr<GrammarState> grammar;  // null: the answer may be anything
-  const Digest tenant_digest;
+  const Digest salt;
   std::string grammar_fault;  // not empty: it ends for this
   Usage usage;
 

@@ -272,6 +272,9 @@ CallInfo HttpApi::InfoOf(const HttpRequest& request) const {
   absl::StatusOr<std::string> tenant = TenantOf(request);
   info.refused = tenant.status();
   if (tenant.ok()) info.tenant = *std::move(tenant);
+  for (const char* const header : kProxyHeaders) {
+    info.by_proxy |= request.Find(header) != nullptr;
+  }
   return info;
 }
 

@@ -653,6 +653,11 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(
   return std::unique_ptr<HttpServer>(new HttpServer(std::move(impl)));
 }
 
+absl::Status HttpServer::ReloadTls() {
+  TlsFiles* const tls = impl_->shared().tls.get();
+  return tls == nullptr ? absl::OkStatus() : tls->Reload();
+}
+
 int HttpServer::port() const { return impl_->port(); }
 
 HttpServerStats HttpServer::stats() const {

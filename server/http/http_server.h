@@ -68,6 +68,9 @@ class HttpServer {
   int port() const;
   HttpServerStats stats() const;
 
+  // As GrpcServer's.
+  absl::Status ReloadTls();
+
   // From now on each response ends its connection.
   void BeginDrain();
 

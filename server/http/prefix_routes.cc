@@ -62,21 +62,20 @@ std::unique_ptr<HttpExchange> ListPrefixesRoute(PrefixCalls& calls, const HttpRe
   message.set_name(NameOf(request));
   if (!all && message.name().empty()) return Answered(ErrorPiece(PrefixNotFound()));
   const auto piece = std::make_shared<AwaitedPiece>(wake);
-  calls.List(info.tenant, message,
-             [piece, all](const absl::StatusOr<v1::ListPrefixesResponse>& result) {
-               if (!result.ok()) return piece->Give(ErrorPiece(result.status()));
-               if (!all && result->prefixes().empty()) {
-                 return piece->Give(ErrorPiece(PrefixNotFound()));
-               }
-               if (!all) return piece->Give(JsonPiece(PrefixJson(result->prefixes(0))));
-               OrderedJson list;
-               list["object"] = "list";
-               list["data"] = OrderedJson::array();
-               for (const v1::Prefix& prefix : result->prefixes()) {
-                 list["data"].push_back(PrefixJson(prefix));
-               }
-               piece->Give(JsonPiece(list));
-             });
+  calls.List(info, message, [piece, all](const absl::StatusOr<v1::ListPrefixesResponse>& result) {
+    if (!result.ok()) return piece->Give(ErrorPiece(result.status()));
+    if (!all && result->prefixes().empty()) {
+      return piece->Give(ErrorPiece(PrefixNotFound()));
+    }
+    if (!all) return piece->Give(JsonPiece(PrefixJson(result->prefixes(0))));
+    OrderedJson list;
+    list["object"] = "list";
+    list["data"] = OrderedJson::array();
+    for (const v1::Prefix& prefix : result->prefixes()) {
+      list["data"].push_back(PrefixJson(prefix));
+    }
+    piece->Give(JsonPiece(list));
+  });
   return AwaitPiece(piece, nullptr, nullptr);
 }
 
@@ -87,7 +86,7 @@ std::unique_ptr<HttpExchange> PinPrefixRoute(PrefixCalls& calls, const HttpReque
   if (!refused.ok()) return Answered(ErrorPiece(refused));
   message->set_name(NameOf(request));
   const auto piece = std::make_shared<AwaitedPiece>(wake);
-  calls.Pin(info.tenant, *message, [piece](const absl::StatusOr<v1::PinPrefixResponse>& result) {
+  calls.Pin(info, *message, [piece](const absl::StatusOr<v1::PinPrefixResponse>& result) {
     piece->Give(result.ok() ? JsonPiece(PrefixJson(result->prefix()))
                             : ErrorPiece(result.status()));
   });
@@ -101,7 +100,7 @@ std::unique_ptr<HttpExchange> DeletePrefixRoute(PrefixCalls& calls, const HttpRe
   message.set_name(NameOf(request));
   const auto piece = std::make_shared<AwaitedPiece>(wake);
   calls.Delete(
-      info.tenant, message,
+      info, message,
       [piece, name = message.name()](const absl::StatusOr<v1::DeletePrefixResponse>& result) {
         piece->Give(
             result.ok()

@@ -144,6 +144,7 @@ class Codec final : public GenerateCodec {
 
   absl::Status Read(const grpc::ByteBuffer& bytes, v1::GenerateRequest& message,
                     CallInfo& info) override {
+    info.by_proxy = true;  // routers speak this service
     pb::GenerateRequest in;
     if (absl::Status status = ParseBuffer(bytes, in); !status.ok()) return status;
     Violations violations;

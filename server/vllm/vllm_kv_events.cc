@@ -170,8 +170,8 @@ class EventStream final : public ::grpc::ServerWriteReactor<pb::KvEventBatch>,
                           public std::enable_shared_from_this<EventStream> {
  public:
   EventStream(KvEventStreams::Impl& owner, ::grpc::CallbackServerContext& context,
-              const std::string& tenant)
-      : owner_(owner), context_(context), tenant_(engine::Sha256(tenant)) {}
+              const engine::Digest& salt)
+      : owner_(owner), context_(context), salt_(salt) {}
 
   // False: `from` is not kept. 0: from a snapshot on.
   bool Begin(uint64_t from) {
@@ -249,7 +249,7 @@ class EventStream final : public ::grpc::ServerWriteReactor<pb::KvEventBatch>,
   void AddSnapshot() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     engine::KvEventLog::Snapshot snapshot = owner_.log.Take();
     std::erase_if(snapshot.stored, [this](const engine::KvEvent& event) {
-      return event.block->name.tenant != tenant_;
+      return event.block->name.tenant != salt_;
     });
     const size_t blocks = snapshot.stored.size();
     // Chunks take the numbers up to the state's, so there are no more of them than batches.
@@ -284,7 +284,7 @@ class EventStream final : public ::grpc::ServerWriteReactor<pb::KvEventBatch>,
       out.set_timestamp(batch.unix_seconds);
       out.set_dp_rank(0);
       uint64_t event_id = batch.sequence << 20;
-      for (const KvEventRun& run : RunsOf(batch.events, &tenant_)) AddRun(run, ++event_id, out);
+      for (const KvEventRun& run : RunsOf(batch.events, &salt_)) AddRun(run, ++event_id, out);
       AddLoadTo(out, /*alone=*/false);
       next_ = batch.sequence + 1;
       return true;
@@ -309,7 +309,7 @@ class EventStream final : public ::grpc::ServerWriteReactor<pb::KvEventBatch>,
 
   KvEventStreams::Impl& owner_;
   ::grpc::CallbackServerContext& context_;
-  const engine::Digest tenant_;
+  const engine::Digest salt_;
   absl::Mutex mutex_;
   uint64_t next_ ABSL_GUARDED_BY(mutex_) = 0;  // batch
   uint64_t samples_ ABSL_GUARDED_BY(mutex_) = 0;
@@ -355,9 +355,9 @@ KvEventStreams::~KvEventStreams() = default;
 }
 
 ::grpc::ServerWriteReactor<pb::KvEventBatch>* KvEventStreams::Start(
-    ::grpc::CallbackServerContext& context, const std::string& tenant,
+    ::grpc::CallbackServerContext& context, const engine::Digest& salt,
     const pb::SubscribeKvEventsRequest& request) {
-  auto stream = std::make_shared<EventStream>(*impl_, context, tenant);
+  auto stream = std::make_shared<EventStream>(*impl_, context, salt);
   if (!stream->Begin(request.start_sequence_number())) {
     return RefuseKvEvents(ErrorWithReason(absl::StatusCode::kOutOfRange, "NOT_KEPT",
                                           "batches from start_sequence_number on are not kept: "

@@ -1,8 +1,8 @@
 // KV events over gRPC: SubscribeKvEvents of vllm.grpc.engine.
 //
-// A subscriber hears of its own tenant's blocks alone, as if there were no others: events have no
-// salt, because a router knows a request by its tokens, and what it asks for under this tenant will
-// find them. Batches that are about others are empty, and keep the numbers without gaps.
+// A subscriber hears of blocks of its own salt alone (its tenant's or its trust domain's), as if there were no others:
+// events have none, because a router knows a request by its tokens, and what it asks for under this tenant will find
+// them. Batches that are about others are empty, and keep the numbers without gaps.
 //
 // Start 0 gives a snapshot of what is stored (nothing, before the first block) and then every
 // batch; another start resumes, and is OutOfRange where batches from there on are not kept any
@@ -49,7 +49,7 @@ class KvEventStreams {
 
   // ResourceExhausted: too many are open. OutOfRange: `request` resumes from what is not kept.
   ::grpc::ServerWriteReactor<smg::grpc::common::KvEventBatch>* Start(
-      ::grpc::CallbackServerContext& context, const std::string& tenant,
+      ::grpc::CallbackServerContext& context, const engine::Digest& salt,
       const smg::grpc::common::SubscribeKvEventsRequest& request);
 
  private:

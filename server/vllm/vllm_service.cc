@@ -232,7 +232,7 @@ class Service final : public Base {
     }
     const absl::StatusOr<std::string> tenant = inference_.callers().TenantOf(*context);
     if (!tenant.ok()) return RefuseKvEvents(tenant.status());
-    return streams_->Start(*context, *tenant, *request);
+    return streams_->Start(*context, generator_.SaltOf(*tenant), *request);
   }
 
   // ---- what winnow lacks ----

@@ -31,7 +31,7 @@ from harness import PATIENCE, SOURCE, Server, eventually, main  # noqa: E402
 sys.path.append(str(SOURCE / "loadtest"))
 from ports import unused_port  # noqa: E402
 
-FLAGS = ("--kv-events", "on", "--max-context", "8192", "--kv-bytes", "64MiB", "--max-running", "8", "--threads", "1",
+FLAGS = ("--kv-events", "on", "--anonymous-prefixes", "shared", "--max-context", "8192", "--kv-bytes", "64MiB", "--max-running", "8", "--threads", "1",
          "--index", "none", "--retrieval-from", "0", "--model-name", "needle")
 BLOCK = 64  # tokens, as --block-tokens
 ANSWER = 8  # tokens

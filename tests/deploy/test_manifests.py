@@ -340,8 +340,9 @@ class Rendered(unittest.TestCase):
         for documents, _, container, options in self.each_server():
             name = next(name for name, those in self.overlays.items() if those is documents)
             told[name] = [bool(options[option]) for option in ("kv_events", "kv_events_zmq", "kv_events_replay")]  # YAML's off is false
-        nobody = [False, False, False]
-        self.assertEqual(told, {"cpu": nobody, "cuda": nobody, "io-uring": nobody, "smg": [True, False, False], "llm-d": [True, True, True]})
+            told[name].append(options["anonymous_prefixes"] == "shared")  # of what is not shared nothing is told
+        nobody = [False, False, False, False]
+        self.assertEqual(told, {"cpu": nobody, "cuda": nobody, "io-uring": nobody, "smg": [True, False, False, True], "llm-d": [True, True, True, True]})
 
     def test_the_picker_hears_of_the_replicas_kv_events(self):
         documents = self.overlays["llm-d"]

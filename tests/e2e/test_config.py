@@ -4,11 +4,14 @@ import json
 import os
 import pathlib
 import shutil
+import signal
+import socket
+import ssl
 import struct
 import subprocess
 import unittest
 
-from harness import BIN, MODEL, PATIENCE, Api, Server, counting_request, main, run, temporary_directory
+from harness import BIN, MODEL, PATIENCE, Api, Server, counting_request, eventually, main, run, temporary_directory
 
 
 class Configuration(unittest.TestCase):
@@ -273,6 +276,54 @@ class Tls(unittest.TestCase):
             self.assertEqual(good.returncode, 0, good.stderr)
             self.assertNotEqual(run(*ask, "--tls-ca", self.path("other_ca.pem")).returncode, 0)
             self.assertNotEqual(run(*ask).returncode, 0)
+            self.assertEqual(server.terminate(), 0)
+
+    def served(self, port, protocols):
+        """The certificate that a new connection is shown."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context.set_alpn_protocols(protocols)
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as plain, context.wrap_socket(plain) as tls:
+            return ssl.DER_cert_to_PEM_cert(tls.getpeercert(binary_form=True))
+
+    def test_sighup_serves_new_certificates_at_once_and_bad_ones_never(self):
+        self.sign("renewed", "ca", "127.0.0.1", days=20)
+        pem = lambda name: (self.directory / f"{name}.pem").read_text()
+
+        def put(cert, key=None):
+            (self.directory / "live.pem").write_text(pem(cert))
+            (self.directory / "live.key").write_text((self.directory / f"{key or cert}.key").read_text())
+
+        put("server")
+        with Server(*self.server_flags("live")) as server:
+            def hang_up(level):
+                """The lines that the signal made: of both ports."""
+                before = len([e for e in server.events() if e["event"] == "reload"])
+                server.signal(signal.SIGHUP)
+                lines = lambda: [e for e in server.events() if e["event"] == "reload"][before:]
+                eventually(lambda: len(lines()) == 2, "a line for each port")
+                self.assertEqual([(line["what"], line["level"]) for line in lines()],
+                                 [("certificates of gRPC", level), ("certificates of HTTP", level)])
+                return lines()
+
+            def shown():
+                both = {self.served(server.port, ["h2"]), self.served(server.http_port, ["http/1.1"])}
+                self.assertEqual(len(both), 1)
+                return both.pop()
+
+            self.assertEqual(shown(), pem("server"))
+            put("renewed")
+            self.assertEqual(shown(), pem("server"))  # not yet: its minute is not over
+            hang_up("info")
+            self.assertEqual(shown(), pem("renewed"))
+            for bad, text in ((("expired",), "has expired"), (("server", "client"), "--tls-key"), (("server", "ca"), "--tls-key")):
+                put(*bad)
+                for line in hang_up("warn"):
+                    self.assertIn(text, line["message"])
+                self.assertEqual(shown(), pem("renewed"), bad)
+            put("server")
+            hang_up("info")
+            self.assertEqual(shown(), pem("server"))
             self.assertEqual(server.terminate(), 0)
 
     def test_client_certificates_are_asked_for_and_name_the_tenant(self):

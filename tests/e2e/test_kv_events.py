@@ -61,7 +61,7 @@ class KvEvents(unittest.TestCase):
 
     def test_a_prompt_is_told_and_the_end_is(self):
         with Server("--kv-events", "on", "--kv-events-zmq", "127.0.0.1:0", "--kv-events-replay", "127.0.0.1:0",
-                    "--max-context", "2048", "--model-name", "needle") as server:
+                    "--anonymous-prefixes", "shared", "--max-context", "2048", "--model-name", "needle") as server:
             listening = next(e for e in server.events() if e["event"] == "listening")
             reader = Socket(self.context, SUB, listening["kv_events_port"], b"kv@")
             self.assertIn(b"AllBlocksCleared", self.replay(server)[0][2])

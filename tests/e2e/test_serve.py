@@ -372,7 +372,7 @@ class Signals(unittest.TestCase):
             api = Api(server.address)
             server.signal(signal.SIGPIPE)
             server.signal(signal.SIGHUP)
-            eventually(lambda: any(e["event"] == "sighup" for e in server.events()), "SIGHUP in the log")
+            eventually(lambda: any(e["event"] == "reload" and "nothing to read" in e["text"] for e in server.events()), "SIGHUP in the log")
             list(api.generate(counting_request("Still there", 3), timeout=PATIENCE))
             self.assertEqual(server.terminate(), 0)
 

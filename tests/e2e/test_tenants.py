@@ -3,6 +3,7 @@
 import hashlib
 import http.client
 import json
+import signal
 import threading
 import time
 import unittest
@@ -75,14 +76,24 @@ class Keys(unittest.TestCase):
                     return any(e["event"] == "api_keys" and e["level"] == "warn" for e in server.events())
                 eventually(refused_and_serves_on, "the broken file is read and left")
                 keys.write_text(hashed(carol="c-key"))
+                server.signal(signal.SIGHUP)
+                eventually(lambda: any(e["event"] == "reload" for e in server.events()), "SIGHUP reads the keys, though nobody asks")
+                line, = [e for e in server.events() if e["event"] == "reload"]
+                self.assertEqual((line["what"], line["level"]), ("--api-keys", "info"))
+
                 def known(key):
                     try:
                         generate(api, x_api_key=key)
                     except grpc.RpcError:
                         return False
                     return True
-                eventually(lambda: known("c-key"), "the new key")
+                self.assertTrue(known("c-key"))
                 self.assertFalse(known("a-key"))
+                keys.write_text("still no line of keys\n")
+                server.signal(signal.SIGHUP)
+                eventually(lambda: any(e["event"] == "reload" and e["level"] == "warn" and ":1: must be a name" in e["message"]
+                                       for e in server.events()), "SIGHUP says what is wrong")
+                self.assertTrue(known("c-key"))
 
 
 class Quotas(unittest.TestCase):
@@ -174,6 +185,41 @@ tenants:
                 self.assertIn(f"t{message}", str(caught.exception).replace("\\\\", ""))
 
 
+CACHED = {"/v1/completions": lambda a: a["usage"]["prompt_tokens_details"]["cached_tokens"],
+          "/v1/chat/completions": lambda a: a["usage"]["prompt_tokens_details"]["cached_tokens"],
+          "/v1/responses": lambda a: a["usage"]["input_tokens_details"]["cached_tokens"],
+          "/v1/messages": lambda a: a["usage"]["cache_read_input_tokens"]}
+
+
+def bodies_of(text):
+    """A request of each route that generates."""
+    chat = [{"role": "user", "content": text}]
+    return {"/v1/completions": {"prompt": text, "max_tokens": 1}, "/v1/chat/completions": {"messages": chat, "max_tokens": 1},
+            "/v1/responses": {"input": text, "max_output_tokens": 1}, "/v1/messages": {"messages": chat, "max_tokens": 1}}
+
+
+def ask(server, method, path, body=None, expected=200, **headers):
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=harness.PATIENCE)
+    connection.request(method, path, body and json.dumps(body), {k.replace("_", "-"): v for k, v in headers.items()})
+    response = connection.getresponse()
+    text = response.read().decode()
+    connection.close()
+    if response.status != expected:
+        raise AssertionError(f"{method} {path}: {response.status} {text}")
+    return json.loads(text) if "json" in response.getheader("content-type", "") else text
+
+
+def cached_everywhere(server, text, **headers):
+    """Tokens that were found, by way in: gRPC's Generate and every route. Each way has a text of its own,
+    because chats of two routes are the same prompt."""
+    api = Api(server.address)
+    found = {"Generate": generate(api, text=f"Generate {text}", **headers)[-1].finish.usage.cached_tokens}
+    for path, body in bodies_of("%s").items():
+        body = json.loads(json.dumps(body).replace("%s", f"{path} {text}"))
+        found[path] = CACHED[path](ask(server, "POST", path, body, **headers))
+    return found
+
+
 class Isolation(unittest.TestCase):
     """A tenant's prompts and names are invisible to another in everything that the server answers."""
 
@@ -185,34 +231,173 @@ class Isolation(unittest.TestCase):
             self.assertGreater(generate(api, text=marker, x_winnow_tenant="a")[-1].finish.usage.cached_tokens, 0)
             for tenant in ({"x_winnow_tenant": "b"}, {}):
                 self.assertEqual(generate(api, text=marker, **tenant)[-1].finish.usage.cached_tokens, 0, tenant)
-            chat = [{"role": "user", "content": marker}]
-            bodies = {"/v1/completions": {"prompt": marker, "max_tokens": 1}, "/v1/chat/completions": {"messages": chat, "max_tokens": 1},
-                      "/v1/responses": {"input": marker, "max_output_tokens": 1}, "/v1/messages": {"messages": chat, "max_tokens": 1}}
-            found = {"/v1/completions": lambda a: a["usage"]["prompt_tokens_details"]["cached_tokens"],
-                     "/v1/chat/completions": lambda a: a["usage"]["prompt_tokens_details"]["cached_tokens"],
-                     "/v1/responses": lambda a: a["usage"]["input_tokens_details"]["cached_tokens"],
-                     "/v1/messages": lambda a: a["usage"]["cache_read_input_tokens"]}
-            ask = lambda method, path, body=None, tenant=None: self.ask(server, method, path, body, tenant)
+            bodies = bodies_of(marker)
+            ask_as = lambda method, path, body=None, tenant=None: ask(server, method, path, body, **({"x_winnow_tenant": tenant} if tenant else {}))
             for path, body in bodies.items():
                 for tenant in ("c", "c"):  # and then its own is found
-                    ask("POST", path, body, tenant)
-                self.assertGreater(found[path](ask("POST", path, body, "c")), 0, path)
+                    ask_as("POST", path, body, tenant)
+                self.assertGreater(CACHED[path](ask_as("POST", path, body, "c")), 0, path)
             for n, (path, body) in enumerate(bodies.items()):
                 # A tenant of its own for each route: chats of two routes are the same prompt.
-                self.assertEqual(found[path](ask("POST", path, body, f"d{n}")), 0, path)
+                self.assertEqual(CACHED[path](ask_as("POST", path, body, f"d{n}")), 0, path)
             # Nor does a page have what it said.
             for path in ("/metrics", "/version", "/health", "/v1/models", "/status"):
-                self.assertNotIn("4711", json.dumps(ask("GET", path, tenant="b")), path)
+                self.assertNotIn("4711", json.dumps(ask_as("GET", path, tenant="b")), path)
             self.assertNotIn("4711", server.log())
 
-    def ask(self, server, method, path, body, tenant):
-        connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=harness.PATIENCE)
-        connection.request(method, path, body and json.dumps(body), {"x-winnow-tenant": tenant} if tenant else {})
-        response = connection.getresponse()
-        text = response.read().decode()
-        connection.close()
-        self.assertEqual(response.status, 200, text)
-        return json.loads(text) if "json" in response.getheader("content-type", "") else text
+
+class TrustDomains(unittest.TestCase):
+    """Tenants that name the same domain share KV and nothing else; everybody else shares with nobody."""
+    FILE = """
+tenants:
+  alice: {trust_domain: team}
+  bob: {trust_domain: team, requests: 1}
+  carol: {trust_domain: others}
+  dave: {requests: 50}
+"""
+    NAMES = ("alice", "bob", "carol", "dave", "erin")
+
+    def setUp(self):
+        self.directory = self.enterContext(temporary_directory())
+        self.tenants, self.keys = self.directory / "tenants", self.directory / "keys"
+        self.tenants.write_text(self.FILE)
+        self.keys.write_text(hashed(**{name: f"{name}-key" for name in self.NAMES}))
+
+    def enterContext(self, context):  # of unittest from Python 3.11 on
+        value = context.__enter__()
+        self.addCleanup(context.__exit__, None, None, None)
+        return value
+
+    def flags(self):
+        return "--api-keys", self.keys, "--tenants", self.tenants
+
+    def test_a_domain_shares_in_every_way_and_others_in_none(self):
+        text = "The vault of the third floor opens with 8215. " * 40
+        key = lambda name: {"x_api_key": f"{name}-key"}
+        with Server(*self.flags()) as server:
+            self.assertEqual(set(cached_everywhere(server, text, **key("alice")).values()), {0})
+            for name in ("carol", "dave", "erin"):
+                self.assertEqual(set(cached_everywhere(server, text, **key(name)).values()), {0}, name)
+            for way, found in cached_everywhere(server, text, **key("bob")).items():
+                self.assertGreater(found, 0, way)
+            # Names stay each tenant's own; the KV behind them is the domain's.
+            put = ask(server, "PUT", "/v1/prefixes/vault", {"prompt": "Named. " + text}, **key("alice"))
+            names = lambda name: [p["name"] for p in ask(server, "GET", "/v1/prefixes", **key(name))["data"]]
+            self.assertEqual([names(name) for name in self.NAMES], [["vault"], [], [], [], []])
+            for method in ("GET", "DELETE"):
+                ask(server, method, "/v1/prefixes/vault", expected=404, **key("bob"))
+            cached = lambda name: CACHED["/v1/completions"](
+                ask(server, "POST", "/v1/completions", {"prompt": "Named. " + text + "And then?", "max_tokens": 1}, **key(name)))
+            self.assertGreaterEqual(cached("bob"), put["tokens"] - 64)
+            self.assertEqual(cached("carol"), 0)
+            ask(server, "PUT", "/v1/prefixes/mine", {"prompt": "Named. " + text}, **key("bob"))
+            ask(server, "DELETE", "/v1/prefixes/vault", **key("alice"))
+            self.assertGreater(cached("alice"), 0)  # bob's name has it
+            # So do quotas and usage.
+            api = Api(server.address)
+            held = api.generate(counting_request("x", 20000), metadata=[("x-api-key", "bob-key")])
+            next(iter(held))
+            with self.assertRaises(grpc.RpcError) as caught:
+                generate(api, **key("bob"))
+            self.assertIn("quota of requests", caught.exception.details())
+            generate(api, **key("alice"))
+            held.cancel()
+            self.assertEqual({e["tenant"] for e in server.events() if e["event"] == "request"}, set(self.NAMES))
+
+    def test_a_domain_holds_over_a_restart_and_who_leaves_it_finds_nothing(self):
+        text = "The vault of the fourth floor opens with 8216. " * 40
+        cached = lambda server, name: generate(Api(server.address), text=text, x_api_key=f"{name}-key")[-1].finish.usage.cached_tokens
+        store = ("--disk-bytes", "256MiB", "--store-dir", self.directory / "store")
+        with Server(*self.flags(), *store) as server:
+            self.assertEqual(cached(server, "alice"), 0)
+            self.assertEqual(server.terminate(), 0)
+        with Server(*self.flags(), *store) as server:
+            self.assertEqual([cached(server, name) for name in ("carol", "dave", "erin")], [0, 0, 0])
+            self.assertGreater(cached(server, "bob"), 0)
+            self.tenants.write_text(self.FILE.replace("alice: {trust_domain: team}", "alice: {}"))
+            server.signal(signal.SIGHUP)
+            eventually(lambda: any(e["event"] == "reload" and e["what"] == "--tenants" for e in server.events()), "the file is read again")
+            self.assertEqual(cached(server, "alice"), 0)
+            self.assertGreater(cached(server, "bob"), 0)
+            self.assertEqual(server.terminate(), 0)
+
+    def test_check_config_refuses_what_cannot_be(self):
+        for domain, text in (("a/b", "trust_domain: must be 1 to 64"), ("''", "trust_domain: must be"), ("x" * 65, "trust_domain: must be")):
+            self.tenants.write_text(f"tenants:\n  alice: {{trust_domain: {domain}}}\n")
+            result = run("serve", "--model", "x", "--check-config", "--tenants", self.tenants)
+            self.assertEqual(result.returncode, 2, result.stderr)
+            self.assertIn(f"tenants:2: {text}", result.stderr)
+        self.tenants.write_text(self.FILE)
+        good = run("serve", "--model", "x", "--check-config", "--tenants", self.tenants)
+        self.assertEqual(good.returncode, 0, good.stderr)
+        self.assertTrue(good.stderr.endswith("The configuration is good.\n"), good.stderr)
+        missing = run("serve", "--model", "x", "--check-config", "--tenants", self.directory / "missing")
+        self.assertEqual(missing.returncode, 2)
+        wrong = run("serve", "--model", "x", "--check-config", "--anonymous-prefixes", "some")
+        self.assertEqual(wrong.returncode, 2)
+        self.assertIn("must be one of auto|shared|none", wrong.stderr)
+
+
+class Anonymous(unittest.TestCase):
+    """Callers without a key, a certificate or x-winnow-tenant, as they are behind a gateway that drops tenants."""
+    TEXT = "The vault of the second floor opens with 8214. " * 40
+
+    def shared(self, server, **headers):
+        """Whether a repeated prompt is found; in every way or in none."""
+        mark = f"{headers} {self.id()} "
+        self.assertEqual(set(cached_everywhere(server, mark + self.TEXT, **headers).values()), {0})
+        found = cached_everywhere(server, mark + self.TEXT, **headers)
+        some = {way: tokens > 0 for way, tokens in found.items()}
+        self.assertEqual(len(set(some.values())), 1, found)
+        return all(some.values())
+
+    def test_one_user_on_one_machine_shares_unless_a_proxy_stands_between(self):
+        with Server() as server:
+            self.assertTrue(self.shared(server))
+            for header in ("forwarded", "x_forwarded_for", "x_real_ip", "via"):
+                self.assertFalse(self.shared(server, **{header: "198.51.100.7"}), header)
+            ask(server, "PUT", "/v1/prefixes/p", {"prompt": self.TEXT})
+            self.assertEqual(ask(server, "PUT", "/v1/prefixes/q", {"prompt": self.TEXT}, expected=403, via="1.1 gateway")["error"]["code"],
+                             "tenant_required")
+        with Server("--anonymous-prefixes", "shared") as server:
+            self.assertTrue(self.shared(server, via="1.1 gateway"))
+
+    def test_where_several_may_ask_nothing_is_shared(self):
+        with temporary_directory() as directory:
+            (directory / "tenants").write_text("tenants: {a: {}}\n")
+            for flags in (("--tenants", directory / "tenants"), ("--kv-events", "on"), ("--anonymous-prefixes", "none")):
+                with Server(*flags) as server:
+                    self.assertFalse(self.shared(server), flags)
+                    self.assertTrue(self.shared(server, x_winnow_tenant="a"), flags)
+            with Server("--tenants", directory / "tenants", "--anonymous-prefixes", "shared") as server:
+                self.assertTrue(self.shared(server))
+
+    def test_nothing_is_kept_and_answers_are_the_same(self):
+        """Neither in the store, nor under a name; a request's own choices share their prompt."""
+        with temporary_directory() as directory:
+            store = ("--disk-bytes", "256MiB", "--store-dir", directory / "store")
+            with Server(*store) as server:
+                expected = "".join(r.text for r in generate(Api(server.address), 8, self.TEXT))
+                self.assertEqual(server.terminate(), 0)
+            # One at a time: the second choice begins when the first has ended.
+            with Server(*store, "--anonymous-prefixes", "none", "--max-running", "1") as server:
+                api = Api(server.address)
+                for _ in range(2):
+                    answer = generate(api, 8, self.TEXT)
+                    self.assertEqual(("".join(r.text for r in answer), answer[-1].finish.usage.cached_tokens), (expected, 0))
+                both = list(api.generate(counting_request("Twice. " + self.TEXT, 1, n=2), timeout=harness.PATIENCE))
+                self.assertGreater(max(r.finish.usage.cached_tokens for r in both if r.HasField("finish")), 0)
+                for method, body in (("PUT", {"prompt": self.TEXT}), ("GET", None), ("PATCH", {"pinned": True}), ("DELETE", None)):
+                    said = ask(server, method, "/v1/prefixes/p", body, expected=403)
+                    self.assertEqual(said["error"]["code"], "tenant_required")
+                ask(server, "GET", "/v1/prefixes", expected=403)
+                ask(server, "PUT", "/v1/prefixes/p", {"prompt": "Named. " + self.TEXT}, x_winnow_tenant="a")
+                self.assertEqual(server.terminate(), 0)
+            with Server(*store, "--anonymous-prefixes", "shared") as server:
+                api = Api(server.address)
+                # The first server's, which shared, and nothing of the second's.
+                self.assertGreater(generate(api, text=self.TEXT)[-1].finish.usage.cached_tokens, 0)
+                self.assertEqual(generate(api, text="Twice. " + self.TEXT)[-1].finish.usage.cached_tokens, 0)
 
 
 class Shares(unittest.TestCase):

@@ -101,7 +101,7 @@ class Blocks:
 class VllmEngine(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.server = Server("--kv-events", "on", "--max-context", "4096", "--max-running", "8", "--max-streams", "64")
+        cls.server = Server("--kv-events", "on", "--anonymous-prefixes", "shared", "--max-context", "4096", "--max-running", "8", "--max-streams", "64")
         cls.api = VllmApi(cls.server.address)
         cls.own = harness.Api(cls.server.address)
         cls.ids = list(cls.own.tokenize(harness.inference.TokenizeRequest(
@@ -321,11 +321,32 @@ class VllmEngine(unittest.TestCase):
         self.assertEqual(raised.exception.code(), grpc.StatusCode.OUT_OF_RANGE)
 
 
+class Anonymous(unittest.TestCase):
+    """Clients of a router that sends no tenant share nothing, and the router hears of nothing that it could not use."""
+
+    def test_without_being_told_so_nothing_is_shared(self):
+        ids = [5 + i % 97 for i in range(500)]
+        for flags in (("--kv-events", "on"), ("--kv-events", "off")):
+            with Server(*flags, "--max-context", "2048") as server:
+                api = VllmApi(server.address)
+                named = (("x-winnow-tenant", "named"),)
+                ask = lambda metadata=(): list(api.Generate(request(ids, 4), timeout=PATIENCE, metadata=metadata))[0].complete
+                first = ask()
+                self.assertEqual([ask().cached_tokens for _ in range(3)], [0, 0, 0], flags)
+                self.assertEqual(ask().output_ids, first.output_ids)
+                self.assertEqual(ask(named).cached_tokens, 0)
+                self.assertEqual(ask(named).cached_tokens, 448)
+                if "on" in flags:
+                    stream = api.SubscribeKvEvents(common.SubscribeKvEventsRequest(), timeout=PATIENCE)
+                    self.assertEqual(next(stream).snapshot.blocks, 0)
+                    stream.cancel()
+
+
 class Others(unittest.TestCase):
     def test_tiers_and_the_end(self):
         """A pool that is full and a disk: what memory forgets the disk still has, and events say so."""
         with harness.temporary_directory() as store, Server(
-                "--kv-events", "on", "--max-context", "2048", "--kv-bytes", "12MiB", "--disk-bytes", "256MiB", "--max-running", "4", "--step-tokens", "128",
+                "--kv-events", "on", "--anonymous-prefixes", "shared", "--max-context", "2048", "--kv-bytes", "12MiB", "--disk-bytes", "256MiB", "--max-running", "4", "--step-tokens", "128",
                 "--store-dir", store) as server:
             api = VllmApi(server.address)
             blocks = Blocks()

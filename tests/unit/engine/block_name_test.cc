@@ -37,6 +37,15 @@ TEST(BlockNameTest, WhateverDecidesTheBytesDecidesTheName) {
   EXPECT_EQ(ChainNext(root, tokens, ""), ChainNext(ChainRoot(model, tenant), tokens, ""));
 }
 
+TEST(BlockNameTest, SaltsOfEachKindAreApartAndATenantsIsAsItEverWas) {
+  // KV that earlier versions stored is found under this.
+  EXPECT_EQ(TenantSalt("abc"), Sha256("abc"));
+  const std::set<Digest> salts = {TenantSalt(""),  TenantSalt("a"), TenantSalt("b"),
+                                  DomainSalt("a"), DomainSalt("b"), CallSalt(1),
+                                  CallSalt(2)};
+  EXPECT_EQ(salts.size(), 7u);
+}
+
 TEST(BlockNameTest, AnIdSaysWhatTheBlockIsOf) {
   const StoreNames names{.model = Sha256("model"), .retrieval = ""};
   const BlockName name{Sha256("chain"), Sha256("tenant"), 7};

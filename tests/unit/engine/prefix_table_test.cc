@@ -359,6 +359,64 @@ TEST_F(PrefixTableTest, DeletingErasesCodesAndSummariesAlsoAfterARestart) {
   EXPECT_EQ(until(0), 0u);
 }
 
+// One after the other: of prompts that begin together none finds the others' blocks.
+TEST_F(PrefixTableTest, RequestsShareWithinASaltAndNowhereElse) {
+  const auto model = Load(InMemory(4 * (kContext / kBlockTokens)));
+  const auto stop = Run(*model);
+  const auto ask = [&](const std::string& tenant, std::optional<Digest> salt, bool keeps = true) {
+    Client client;
+    Request request = MakeRequest(++id_, Prompt(kTokens), 1);
+    request.tenant = tenant;
+    request.salt = salt;
+    request.keeps_prefix = keeps;
+    EXPECT_TRUE(engine_->Submit(std::move(request), client.output).ok());
+    StepUntilIdle(*engine_);
+    return client.Read().last.usage.cached_tokens;
+  };
+  constexpr int32_t kAll = 10 * kBlockTokens;
+  EXPECT_EQ(ask("a", std::nullopt), 0);
+  EXPECT_EQ(ask("a", std::nullopt), kAll);
+  EXPECT_EQ(ask("b", std::nullopt), 0);
+  EXPECT_EQ(ask("a", DomainSalt("team")), 0);
+  EXPECT_EQ(ask("b", DomainSalt("team")), kAll);
+  EXPECT_EQ(ask("b", DomainSalt("others")), 0);
+  EXPECT_EQ(ask("", CallSalt(1), false), 0);
+  EXPECT_EQ(ask("", CallSalt(2), false), 0);
+  EXPECT_EQ(ask("", CallSalt(1), false), kAll) << "another choice of the same call";
+  EXPECT_EQ(ask("", std::nullopt), 0);
+}
+
+TEST_F(PrefixTableTest, WhatTwoTenantsOfADomainHaveNamedStaysUntilBothForgetIt) {
+  const auto model = Load(InMemory(2 * (kContext / kBlockTokens)));
+  const auto stop = Run(*model);
+  const std::vector<int32_t> tokens = Prompt(kTokens);
+  const Digest team = DomainSalt("team");
+  const auto ask = [&](const std::string& tenant, std::optional<Digest> salt) {
+    Client client;
+    Request request = MakeRequest(++id_, tokens, 1);
+    request.tenant = tenant;
+    request.salt = salt;
+    EXPECT_TRUE(engine_->Submit(std::move(request), client.output).ok());
+    StepUntilIdle(*engine_);
+    return client.Read().last.usage.cached_tokens;
+  };
+  EXPECT_EQ(ask("a", team), 0);
+  for (const char* tenant : {"a", "b"}) {
+    InEngine([&](PrefixTable& table) {
+      EXPECT_TRUE(table.Put(tenant, "x", tokens, true, std::nullopt, team).ok());
+    });
+  }
+  InEngine([](PrefixTable& table) {
+    EXPECT_TRUE(table.Delete("a", "x").ok());
+    EXPECT_TRUE(table.List("a").empty());
+    EXPECT_EQ(table.List("b").size(), 1u);
+  });
+  EXPECT_EQ(ask("a", team), 10 * kBlockTokens) << "b's name keeps it";
+  EXPECT_EQ(ask("a", std::nullopt), 0) << "outside the domain nothing is found";
+  InEngine([](PrefixTable& table) { EXPECT_TRUE(table.Delete("b", "x").ok()); });
+  EXPECT_EQ(ask("b", team), 0);
+}
+
 TEST_F(PrefixTableTest, TheStoreKeepsNoMoreOfATenantThanItsQuota) {
   const ModelOptions options = OnDisk();
   const int64_t block = FrameBytes(config_) * config_.num_layers();

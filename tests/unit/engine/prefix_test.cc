@@ -120,16 +120,18 @@ TEST_F(PrefixTest, AStoreOfAnotherModelOrOfOtherSettingsHasNothing) {
   }
 }
 
-TEST_F(PrefixTest, ATenantFindsNothingOfAnothers) {
-  requests_.resize(2);
-  requests_[1].prompt = requests_[0].prompt;
-  requests_[0].tenant = "a";
-  requests_[1].tenant = "b";
-  ModelOptions options = Options();
-  options.kv_bytes = FrameBytes(config_) * config_.num_layers() * 8 * (kContext / kBlockTokens);
+TEST_F(PrefixTest, WhatIsNotToBeKeptIsNotInTheStore) {
+  ModelOptions options = Tiered();
+  options.tiers.disk_bytes = 256 << 20;
+  options.tiers.store_dir = directory_.File("private");
+  for (Request& request : requests_) {
+    request.salt = CallSalt(1);
+    request.keeps_prefix = false;
+  }
+  ExpectEqual(Answers(*Load(options), true));
   const auto model = Load(options);
+  EXPECT_EQ(model->store.store->TenantBytes(CallSalt(1)), 0u);
   Answers(*model, true);
-  EXPECT_EQ(cached_tokens_, 0u);
 }
 
 TEST_F(PrefixTest, APrefixOutlivesTheProcessAndGivesTheSameTokens) {

@@ -300,6 +300,25 @@ TEST_F(CheckConfigTest, WhatSpillsNeedsAGpuAndBothTiers) {
   EXPECT_THAT(Error(), HasSubstr("--spill: KV goes from memory of the host to a disk"));
 }
 
+TEST_F(CheckConfigTest, WhateverBringsSeveralCallersIsSeen) {
+  EXPECT_FALSE(MayHaveSeveralCallers(config_)) << "one user on one machine";
+  const auto with = [this](const std::function<void(ServeConfig&)>& change) {
+    ServeConfig config = config_;
+    change(config);
+    return MayHaveSeveralCallers(config);
+  };
+  EXPECT_FALSE(with([](ServeConfig& c) { c.http = "off"; }));
+  EXPECT_FALSE(with([](ServeConfig& c) { c.listen = "[::1]:1"; }));
+  EXPECT_FALSE(with([](ServeConfig& c) { c.metrics = "0.0.0.0:9464"; })) << "asks nothing";
+  EXPECT_TRUE(with([](ServeConfig& c) { c.listen = "0.0.0.0:50051"; }));
+  EXPECT_TRUE(with([](ServeConfig& c) { c.http = "10.0.0.1:8000"; }));
+  EXPECT_TRUE(with([](ServeConfig& c) { c.http = "[::]:8000"; }));
+  EXPECT_TRUE(with([](ServeConfig& c) { c.api_keys = "keys"; }));
+  EXPECT_TRUE(with([](ServeConfig& c) { c.tenants = "tenants"; }));
+  EXPECT_TRUE(with([](ServeConfig& c) { c.tls_client_ca = "ca"; }));
+  EXPECT_TRUE(with([](ServeConfig& c) { c.kv_events = "on"; }));
+}
+
 TEST_F(CheckConfigTest, MetricsHaveNoIpv6) {
   config_.listen = "[::1]:1";
   EXPECT_TRUE(CheckConfig(config_).ok());

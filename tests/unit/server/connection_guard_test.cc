@@ -4,6 +4,7 @@
 #include "server/connection_guard.h"
 
 #include <arpa/inet.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <openssl/pem.h>
@@ -15,8 +16,10 @@
 #include <unistd.h>
 
 #include <array>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <filesystem>
 #include <functional>
 #include <mutex>
 #include <optional>
@@ -499,14 +502,15 @@ using Key = std::shared_ptr<EVP_PKEY>;
 
 // A certificate for `name`, signed with its own key, and both as PEM files.
 struct Identity {
-  Identity(const std::filesystem::path& folder, const std::string& name)
+  // `shift`: seconds that its day of validity lies later.
+  Identity(const std::filesystem::path& folder, const std::string& name, long shift = 0)
       : cert(folder / (name + ".crt")), key(folder / (name + ".key")) {
     const Key pair(EVP_EC_gen("P-256"), EVP_PKEY_free);
     const std::shared_ptr<X509> x509(X509_new(), X509_free);
     X509_set_version(x509.get(), 2);
     ASN1_INTEGER_set(X509_get_serialNumber(x509.get()), 1);
-    X509_gmtime_adj(X509_getm_notBefore(x509.get()), -3600);
-    X509_gmtime_adj(X509_getm_notAfter(x509.get()), 86400);
+    X509_gmtime_adj(X509_getm_notBefore(x509.get()), shift - 3600);
+    X509_gmtime_adj(X509_getm_notAfter(x509.get()), shift + 82800);
     X509_set_pubkey(x509.get(), pair.get());
     X509_NAME* const subject = X509_get_subject_name(x509.get());
     X509_NAME_add_entry_by_txt(subject, "CN", MBSTRING_ASC,
@@ -603,6 +607,64 @@ TEST_F(GuardTlsTest, TlsEndsInTheGuardAndGRpcSeesPlainFrames) {
   client.Send(Times(4, Frame(kReset, 0, 4)));
   EXPECT_EQ(grpc.Read(3 * 13 + 8).size(), 3 * 13u + 8);
   EXPECT_TRUE(Eventually([&] { return door.stats().delayed == 1; }));
+}
+
+std::string ServedName(TlsFiles& files) {
+  std::array<char, 64> name{};
+  X509_NAME_get_text_by_NID(X509_get_subject_name(SSL_CTX_get0_certificate(files.Context().get())),
+                            NID_commonName, name.data(), static_cast<int>(name.size()));
+  return name.data();
+}
+
+TEST_F(GuardTlsTest, ChangedFilesAreServedAfterTheIntervalOrAtOnceWhenAsked) {
+  for (const auto read_again :
+       {std::chrono::nanoseconds(0), std::chrono::nanoseconds(std::chrono::hours(1))}) {
+    SCOPED_TRACE(read_again.count());
+    const Identity live(folder_.path(), "live");
+    std::vector<std::string> problems;
+    auto files = TlsFiles::Load(
+        {live.cert, live.key, ""}, TlsFiles::Protocol::kHttp2,
+        [&](const absl::Status& status) { problems.push_back(std::string(status.message())); },
+        read_again);
+    ASSERT_TRUE(files.ok()) << files.status();
+    EXPECT_EQ(ServedName(**files), "live");
+    const auto put = [&](const Identity& cert, const Identity& key) {
+      std::filesystem::copy_file(cert.cert, live.cert,
+                                 std::filesystem::copy_options::overwrite_existing);
+      std::filesystem::copy_file(key.key, live.key,
+                                 std::filesystem::copy_options::overwrite_existing);
+    };
+    const bool waits = read_again.count() > 0;
+    put(client_, client_);
+    EXPECT_EQ(ServedName(**files), waits ? "live" : "alice");
+    EXPECT_TRUE((*files)->Reload().ok());
+    EXPECT_EQ(ServedName(**files), "alice");
+    // Neither files that do not belong together nor times that are over replace what is good.
+    put(server_, client_);
+    EXPECT_EQ(ServedName(**files), "alice");
+    EXPECT_EQ((*files)->Reload().code(), absl::StatusCode::kInvalidArgument);
+    const Identity expired(folder_.path(), "expired", -86400), early(folder_.path(), "early", 7200);
+    for (const Identity* const untimely : {&expired, &early}) {
+      put(*untimely, *untimely);
+      EXPECT_EQ(ServedName(**files), "alice");
+      const absl::Status status = (*files)->Reload();
+      EXPECT_THAT(std::string(status.message()),
+                  ::testing::HasSubstr(untimely == &expired ? "has expired" : "not valid yet"));
+      EXPECT_EQ(ServedName(**files), "alice");
+    }
+    EXPECT_EQ(problems.size(), waits ? 0u : 5u);
+    put(server_, server_);
+    EXPECT_TRUE((*files)->Reload().ok());
+    EXPECT_EQ(ServedName(**files), "server");
+  }
+}
+
+TEST_F(GuardTlsTest, AnAuthorityThatHasExpiredIsRefused) {
+  const Identity old(folder_.path(), "old", -86400);
+  const auto files = TlsFiles::Load({server_.cert, server_.key, old.cert},
+                                    TlsFiles::Protocol::kHttp2, [](const absl::Status&) {});
+  EXPECT_THAT(std::string(files.status().message()),
+              ::testing::HasSubstr("--tls-client-ca " + old.cert + ": a certificate has expired"));
 }
 
 TEST_F(GuardTlsTest, TheCertificateNamesTheClientForAsLongAsItIsThere) {

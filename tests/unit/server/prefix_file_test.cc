@@ -24,6 +24,7 @@ Digest DigestOf(uint8_t value) {
 SavedPrefix Saved(const std::string& name, bool pinned, std::optional<engine::Duration> left) {
   return {.tenant = "a",
           .name = name,
+          .salt = engine::TenantSalt("a"),
           .tokens = 32,
           .blocks = std::make_shared<const std::vector<Digest>>(
               std::vector<Digest>{DigestOf(1), DigestOf(0xab)}),
@@ -68,6 +69,20 @@ TEST_F(PrefixFileTest, GivesBackWhatItWasGiven) {
   EXPECT_FALSE(read[0].left.has_value());
   EXPECT_FALSE(read[1].pinned);
   EXPECT_EQ(std::chrono::round<std::chrono::seconds>(*read[1].left), std::chrono::seconds(70));
+}
+
+TEST_F(PrefixFileTest, TheSaltIsTheTenantsUnlessItIsWritten) {
+  SavedPrefix own = Saved("own", true, std::nullopt), domain = Saved("shared", true, std::nullopt);
+  own.salt = engine::TenantSalt("a");
+  domain.salt = engine::DomainSalt("team");
+  ASSERT_TRUE(File().Save({own, domain}).ok());
+  const std::string text = Text();
+  EXPECT_EQ(text.find("\"salt\""), text.rfind("\"salt\"")) << "as earlier versions wrote it";
+  const std::vector<SavedPrefix> read = File().Load(&problem_);
+  EXPECT_EQ(problem_, "");
+  ASSERT_EQ(read.size(), 2u);
+  EXPECT_EQ(read[0].salt, engine::TenantSalt("a"));
+  EXPECT_EQ(read[1].salt, engine::DomainSalt("team"));
 }
 
 TEST_F(PrefixFileTest, ClocksThatJumpGiveNoMoreTimeThanThereWas) {

@@ -77,6 +77,48 @@ TEST_F(TenantLimitsTest, WhatIsWrongIsNamedWithItsLine) {
   ExpectRefused("tenants: [", ":");
 }
 
+TEST_F(TenantLimitsTest, TrustIsSaidByNameAndSharesOneStoreQuota) {
+  const auto table = Load(
+      "tenants:\n"
+      "  a: {trust_domain: team.1, store_bytes: 5, requests: 2}\n"
+      "  b: {trust_domain: team.1, store_bytes: 5}\n"
+      "  c: {trust_domain: other}\n"
+      "  d: {}\n");
+  ASSERT_TRUE(table.ok()) << table.status();
+  EXPECT_EQ((*table)->Of("a").trust_domain, "team.1");
+  EXPECT_EQ((*table)->Of("a").requests, 2);
+  EXPECT_EQ((*table)->Of("b").trust_domain, "team.1");
+  EXPECT_EQ((*table)->Of("b").requests, 0) << "quotas are each tenant's own";
+  EXPECT_EQ((*table)->Of("c").trust_domain, "other");
+  EXPECT_EQ((*table)->Of("d").trust_domain, "");
+  EXPECT_EQ((*table)->Of("nobody").trust_domain, "");
+  const std::string too_long(65, 'x');
+  for (const std::string& name :
+       {std::string("''"), std::string("a/b"), std::string("'a b'"), std::string("[a]"), too_long})
+    ExpectRefused("tenants:\n  a: {trust_domain: " + name + "}\n", ":2: trust_domain: must be");
+  ExpectRefused("tenants:\n  a: {trust_domian: x}\n", ":2: unknown key trust_domian: did you mean");
+  ExpectRefused("default: {trust_domain: x}\n", ":1: trust_domain: only of a tenant that is named");
+  ExpectRefused(
+      "tenants:\n  a: {trust_domain: x, store_bytes: 5}\n  b: {trust_domain: x, store_bytes: 6}\n",
+      ":3: b: store_bytes must be that of a");
+  ExpectRefused("tenants:\n  a: {trust_domain: x}\n  b: {trust_domain: x, store_bytes: 6}\n",
+                ":3: b: store_bytes must be that of a");
+}
+
+TEST_F(TenantLimitsTest, ReloadReadsAtOnceAndABadFileLeavesWhatThereWas) {
+  const auto table = Load("tenants: {a: {requests: 1}}\n");
+  ASSERT_TRUE(table.ok()) << table.status();
+  Write("tenants: {a: {requests: 22}}\n");
+  EXPECT_EQ((*table)->Of("a").requests, 1) << "the clock stands";
+  EXPECT_TRUE((*table)->Reload().ok());
+  EXPECT_EQ((*table)->Of("a").requests, 22);
+  Write("tenants: {a: {requests: -33}}\n");
+  const absl::Status status = (*table)->Reload();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr(path_ + ":1: requests: must be"));
+  EXPECT_EQ((*table)->Of("a").requests, 22);
+}
+
 TEST_F(TenantLimitsTest, AChangedFileIsReadAgainAndABadOneLeavesWhatThereWas) {
   const auto table = Load("tenants: {a: {requests: 1}}\n");
   ASSERT_TRUE(table.ok()) << table.status();
