@@ -38,7 +38,7 @@ def parse_bits(text: str, kinds) -> dict[str, int]:
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m calibrate", description=__doc__)
-    parser.add_argument("--model", required=True, help="Hugging Face model directory")
+    parser.add_argument("--model", required=True, help="Hugging Face model directory, or GGUF file")
     parser.add_argument("--text", required=True, help="text to calibrate on, plain or gzip")
     parser.add_argument("--out", required=True, help="artifact to write (.safetensors)")
     parser.add_argument("--kinds", default=",".join(KINDS), help="comma-separated: %(default)s")
@@ -57,16 +57,18 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--candidates", type=int, default=3072, help="keys ranked per step")
     parser.add_argument("--share", default="0.02",
                         help="shares of the context that training aims at, comma-separated: one for each step")
-    parser.add_argument("--moved", type=float, default=0.5,
-                        help="share of the steps that move their document to later positions")
+    parser.add_argument("--moved", type=float,
+                        help="share of the steps that move their document to later positions (default 0.5; 0 with "
+                             "--recipe paper)")
     parser.add_argument("--feature-noise", default="1",
                         help="how far from the oracle's the sets are that feature maps complete, comma-separated")
     parser.add_argument("--learning-rate", type=float, default=2e-3, help="of encoders, with --recipe winnow")
     parser.add_argument("--hidden", type=int, help="hidden units of spotlight and hashattention")
     parser.add_argument("--recipe", choices=("winnow", "paper"), default="winnow")
-    parser.add_argument("--query", choices=("group", "head", "shared"),
-                        help="query functions: of a group's queries together, of each, or the keys' own "
-                             "(default group; with --recipe paper as the papers have it)")
+    parser.add_argument("--query", choices=("group", "head", "each", "shared"),
+                        help="query functions: one of a group's queries together, one for every query of a KV head, one "
+                             "for each query head, or the keys' own (default group; with --recipe paper as the papers "
+                             "have it)")
     parser.add_argument("--heads-per-pass", type=int, default=32, help="KV heads trained at once: bounds memory")
     parser.add_argument("--resume", help="directory that keeps the capture and training state; an interrupted "
                                          "run given the same directory continues")
@@ -83,7 +85,7 @@ def query_kind(asked: str | None, recipe: str, kind: str) -> str:
         return asked
     if recipe == "winnow":
         return "group"
-    return "head" if kind == "hashattention" else "shared"
+    return "each" if kind == "hashattention" else "shared"
 
 
 def parse_layers(text: str | None, dense_layers: int, total: int) -> tuple[int, ...]:
@@ -135,7 +137,7 @@ def run(args, kinds: list[str], bits: dict[str, int], state: Path) -> int:
     region = Region(args.sink, args.window)
     shape = {"layers": model.layers, "query_heads": model.query_heads, "kv_heads": model.kv_heads,
              "head_dim": model.head_dim}
-    frequencies, positions = model.model.model.rotary_emb.inv_freq.float().cpu(), model.config.max_position_embeddings
+    frequencies, positions = model.rotary.inv_freq.float().cpu(), model.config.max_position_embeddings
     kv_heads, group, head_dim, scaling = model.kv_heads, model.group, model.head_dim, model.scaling
     del model
 
@@ -144,20 +146,22 @@ def run(args, kinds: list[str], bits: dict[str, int], state: Path) -> int:
     artifact = Artifact(fingerprint(args.model), shape, args.dense_layers,
                         provenance={"tool": "calibrate", "text": Path(args.text).name})
     shares = tuple(float(x) for x in args.share.split(","))
+    moved = args.moved if args.moved is not None else 0.0 if args.recipe == "paper" else 0.5
     encoder_settings = {kind: EncoderSettings(kind=kind, bits=bits[kind],
                                               hidden=args.hidden or default_hidden(kind, head_dim),
                                               recipe=args.recipe, query=query_kind(args.query, args.recipe, kind),
                                               steps=args.steps, queries=args.queries,
-                                              candidates=args.candidates, shares=shares, moved=args.moved,
+                                              candidates=args.candidates, shares=shares, moved=moved,
                                               learning_rate=args.learning_rate, seed=args.seed)
                         for kind in kinds if kind != "features"}
     feature_settings = FeatureSettings(features=args.features, inner=head_dim // 2, steps=args.feature_steps,
                                        queries=max(8, args.queries // 2), noise=tuple(float(x) for x in args.feature_noise.split(",")),
                                        seed=args.seed)
     for kind, s in encoder_settings.items():
-        artifact.functions[kind] = Functions(kind, s.bits, "group" if s.query == "group" else "head",
+        artifact.functions[kind] = Functions(kind, s.bits, "group" if s.query in ("group", "each") else "head",
                                              training={**common, "steps": s.steps, "queries": s.queries,
-                                                       "hidden": s.hidden, "shares": list(s.shares), "moved": s.moved})
+                                                       "hidden": s.hidden, "shares": list(s.shares), "moved": s.moved,
+                                                       "query": s.query})
     if "features" in kinds:
         artifact.features = Features(args.features, training={**common, "steps": feature_settings.steps})
 

@@ -10,12 +10,16 @@ import hashlib
 import json
 import os
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+
+from .weights import is_gguf
 
 FORMAT = 1
 METADATA_KEY = "winnow_artifact"
@@ -61,8 +65,38 @@ def _rope(config: dict) -> tuple[float, str, float]:
     return float(theta), kind, float(factor)
 
 
-def model_shape(directory: str | Path) -> dict[str, int]:
-    config = json.loads((Path(directory) / "config.json").read_text())
+def _gguf_fields(path: Path) -> tuple[object, Callable]:
+    """The reader of a GGUF file, and its architecture's keys: get(key, default)."""
+    from gguf import GGUFReader
+
+    reader = GGUFReader(path)
+    architecture = reader.fields["general.architecture"].contents()
+
+    def get(key: str, default=None):
+        field_ = reader.fields.get(f"{architecture}.{key}")
+        return default if field_ is None else field_.contents()
+
+    return reader, get
+
+
+def _gguf_shape(get: Callable) -> dict[str, int]:
+    heads = get("attention.head_count")
+    return {"layers": get("block_count"), "query_heads": heads, "kv_heads": get("attention.head_count_kv", heads),
+            "head_dim": get("attention.key_length") or get("embedding_length") // heads}
+
+
+def _gguf_rope(get: Callable) -> tuple[float, str, float]:
+    """As engine/model/gguf_config.cc resolves them."""
+    linear = get("rope.scale_linear", 1.0)
+    kind = get("rope.scaling.type", "linear" if linear != 1.0 else "none")
+    factor = (get("rope.scaling.factor", linear) or 1.0) if kind != "none" else 1.0
+    return float(get("rope.freq_base", 10000.0)), "default" if kind == "none" else kind, float(factor)
+
+
+def model_shape(path: str | Path) -> dict[str, int]:
+    if is_gguf(path):
+        return _gguf_shape(_gguf_fields(Path(path))[1])
+    config = json.loads((Path(path) / "config.json").read_text())
     family = config.get("model_type")
     heads = config["num_attention_heads"]
     kv_heads = config.get("num_key_value_heads", KV_HEADS_ABSENT.get(family))
@@ -71,32 +105,45 @@ def model_shape(directory: str | Path) -> dict[str, int]:
             "head_dim": head_dim or config["hidden_size"] // heads}
 
 
-def fingerprint(directory: str | Path) -> str:
+def _gguf_tensors(reader) -> list[tuple[str, str, list[int], bytes]]:
+    """(name, type, dimensions, first bytes); dimensions as the file has them, the fastest first."""
+    return [(t.name, t.tensor_type.name, [int(x) for x in t.shape],
+             t.data.view(np.uint8).reshape(-1)[:FINGERPRINT_BYTES_PER_TENSOR].tobytes()) for t in reader.tensors]
+
+
+def _directory_tensors(directory: Path) -> list[tuple[str, str, list[int], bytes]]:
+    entries = []
+    for path in _safetensors_files(directory):
+        with open(path, "rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            for name, entry in json.loads(file.read(length)).items():
+                if name != "__metadata__":
+                    begin, end = entry["data_offsets"]
+                    file.seek(8 + length + begin)
+                    entries.append((name, entry["dtype"], entry["shape"],
+                                    file.read(min(end - begin, FINGERPRINT_BYTES_PER_TENSOR))))
+    return entries
+
+
+def fingerprint(path: str | Path) -> str:
     """SHA-256 over what keys and queries depend on: see docs/artifact-format.md, "Fingerprint"."""
-    directory = Path(directory)
-    config = json.loads((directory / "config.json").read_text())
-    shape = model_shape(directory)
-    theta, kind, factor = _rope(config)
+    path = Path(path)
+    if is_gguf(path):
+        reader, get = _gguf_fields(path)
+        shape, rope, tensors = _gguf_shape(get), _gguf_rope(get), _gguf_tensors(reader)
+    else:
+        config = json.loads((path / "config.json").read_text())
+        shape, rope, tensors = model_shape(path), _rope(config), _directory_tensors(path)
+    theta, kind, factor = rope
     digest = hashlib.sha256()
     digest.update(b"winnow-model-fingerprint 1\n")
     for key, value in (("layers", shape["layers"]), ("query_heads", shape["query_heads"]),
                        ("kv_heads", shape["kv_heads"]), ("head_dim", shape["head_dim"]),
                        ("rope_theta", "%.17g" % theta), ("rope_type", kind), ("rope_factor", "%.17g" % factor)):
         digest.update(f"{key}={value}\n".encode())
-    entries = []
-    for path in _safetensors_files(directory):
-        with open(path, "rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(length))
-        for name, entry in header.items():
-            if name != "__metadata__":
-                begin, end = entry["data_offsets"]
-                entries.append((name.encode(), entry["dtype"], entry["shape"], path, 8 + length + begin, end - begin))
-    for name, dtype, dims, path, offset, size in sorted(entries, key=lambda e: e[0]):
-        digest.update(name + f" {dtype} {'x'.join(map(str, dims))}\n".encode())
-        with open(path, "rb") as file:
-            file.seek(offset)
-            digest.update(file.read(min(size, FINGERPRINT_BYTES_PER_TENSOR)))
+    for name, dtype, dims, data in sorted(tensors, key=lambda t: t[0].encode()):
+        digest.update(name.encode() + f" {dtype} {'x'.join(map(str, dims))}\n".encode())
+        digest.update(data)
     return digest.hexdigest()
 
 

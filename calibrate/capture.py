@@ -1,4 +1,4 @@
-"""Runs a Hugging Face model and records, per layer, keys, values and a sample of queries.
+"""Runs a model and records, per layer, keys, values and a sample of queries.
 
 Everything is recorded after RoPE (and after a model's QK norm), i.e. exactly what the server's KV
 cache holds, and rounded to bfloat16 as that cache is. One safetensors file ("shard") per document,
@@ -22,15 +22,38 @@ from tqdm import tqdm
 
 from .documents import Document, Text, needle_document, text_document
 from .region import Region
+from .weights import open_weights, pretrained_arguments
 
 ATTENTION_NAME = "winnow_calibrate"
+RESIDENT_BYTES = 1 << 30  # float32 layers up to this size are read once and stay on the device
+
+
+class KvCache:
+    """Keys and values of the tokens that a call continues, of the layers that ran so far."""
+
+    def __init__(self):
+        self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def extend(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if layer in self._layers:
+            key, value = (torch.cat([old, new], 2) for old, new in zip(self._layers[layer], (key, value)))
+        self._layers[layer] = key, value
+        return key, value
+
+    def length(self) -> int:
+        return next(iter(self._layers.values()))[0].shape[2] if self._layers else 0
+
+    def drop(self, count: int) -> None:
+        """Forgets the last `count` tokens."""
+        self._layers = {i: (k[:, :, :-count], v[:, :, :-count]) for i, (k, v) in self._layers.items()}
 
 
 def _attention(module, query, key, value, attention_mask, scaling=None, **_):
     """Dense causal attention that first offers its inputs to the module's hook."""
-    hook = getattr(module, "winnow_hook", None)
-    if hook is not None:
-        out = hook(module.layer_idx, query, key, value, scaling)
+    if module.winnow_cache is not None:
+        key, value = module.winnow_cache.extend(module.layer_idx, key, value)
+    if module.winnow_hook is not None:
+        out = module.winnow_hook(module.layer_idx, query, key, value, scaling)
         if out is not None:
             return out, None
     return dense_attention(query, key, value, scaling), None
@@ -51,16 +74,21 @@ def dense_attention(query, key, value, scaling):
 
 
 class Model:
-    """A causal model of the Llama, Mistral, Qwen2 or Qwen3 family whose attention can be watched."""
+    """A causal model of the Llama, Mistral, Qwen2 or Qwen3 family whose attention can be watched.
 
-    def __init__(self, directory: str | Path, device: str = "cpu"):
+    It computes in float32. Weights stay on the device if they take at most RESIDENT_BYTES there; those of a larger
+    model are read a layer at a time, whenever that layer runs.
+    """
+
+    def __init__(self, path: str | Path, device: str = "cpu", resident_bytes: int = RESIDENT_BYTES):
+        """path: a Hugging Face directory or a GGUF file."""
         from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
         AttentionInterface.register(ATTENTION_NAME, _attention)
-        self.directory = Path(directory)
-        config = AutoConfig.from_pretrained(directory)
+        name, arguments = pretrained_arguments(path)
+        config = AutoConfig.from_pretrained(name, **arguments)
         if config.model_type not in ("llama", "mistral", "qwen2", "qwen3"):
-            raise ValueError(f"{directory}: model_type {config.model_type!r} is not one that winnow serves")
+            raise ValueError(f"{path}: model_type {config.model_type!r} is not one that winnow serves")
         self.config = config
         self.layers = config.num_hidden_layers
         self.query_heads = config.num_attention_heads
@@ -69,28 +97,81 @@ class Model:
         self.group = self.query_heads // self.kv_heads
         self.scaling = 1.0 / math.sqrt(self.head_dim)
         self.device = torch.device(device)
-        self.tokenizer = AutoTokenizer.from_pretrained(directory)
-        self.model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32,
-                                                          attn_implementation=ATTENTION_NAME)
-        self.model.to(self.device).eval()
-        self._attentions = [layer.self_attn for layer in self.model.model.layers]
-
-    def set_hook(self, hook) -> None:
-        for attention in self._attentions:
-            attention.winnow_hook = hook
+        self.tokenizer = AutoTokenizer.from_pretrained(name, **arguments)
+        self._weights = open_weights(path)
+        with torch.device("meta"):
+            whole = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=ATTENTION_NAME)
+        whole.eval()
+        self._resident = 4 * sum(p.numel() for p in whole.model.layers.parameters()) <= resident_bytes
+        # Layers are alike: where they do not stay, the first one's memory takes the weights of whichever runs.
+        self._layers = [layer.to_empty(device=self.device) for layer in whole.model.layers[:None if self._resident else 1]]
+        self._norm, self._head = whole.model.norm.to_empty(device=self.device), None
+        # Its buffers are computed and not stored.
+        self.rotary = type(whole.model.rotary_emb)(config=config).to(self.device)
+        self.set_hook(None)
+        for i, layer in enumerate(self._layers):
+            layer.self_attn.winnow_cache = None
+            if self._resident:
+                self._load(layer, f"model.layers.{i}")
+        self._load(self._norm, "model.norm")
 
     @torch.no_grad()
-    def run(self, ids: list[int], cache=None, hidden_only: bool = True):
-        """Feeds `ids` after what `cache` holds; returns (last hidden states or logits, cache)."""
-        from transformers import DynamicCache
+    def _load(self, module, prefix: str) -> None:
+        parameters = {f"{prefix}.{name}": parameter for name, parameter in module.named_parameters()}
+        missing = [name for name in parameters if name not in self._weights]
+        if missing:
+            raise ValueError(f"the model's files have no tensor {missing[0]}")
+        for name, tensor in self._weights.tensors(list(parameters)):
+            if tensor.shape != parameters[name].shape:
+                raise ValueError(f"tensor {name} has shape {list(tensor.shape)}, expected {list(parameters[name].shape)}")
+            parameters[name].copy_(tensor)
 
-        cache = cache if cache is not None else DynamicCache(config=self.config)
-        tokens = torch.tensor([ids], device=self.device)
-        if hidden_only:
-            self.model.model(input_ids=tokens, past_key_values=cache, use_cache=True)
-            return None, cache
-        out = self.model(input_ids=tokens, past_key_values=cache, use_cache=True)
-        return out.logits[0], cache
+    def set_hook(self, hook) -> None:
+        for layer in self._layers:
+            layer.self_attn.winnow_hook = hook
+
+    def embed(self, ids: list[int]) -> torch.Tensor:
+        """[1, T, width]"""
+        return self._weights.rows("model.embed_tokens.weight", ids).unsqueeze(0).to(self.device)
+
+    def layer(self, index: int):
+        """Gives layer `index` as a function of hidden states, their first position and a KvCache or None.
+
+        It may run until the next layer is asked for.
+        """
+        module = self._layers[index if self._resident else 0]
+        if not self._resident:
+            self._load(module, f"model.layers.{index}")
+        attention = module.self_attn
+        attention.layer_idx = index
+
+        @torch.no_grad()
+        def run(hidden: torch.Tensor, first: int, cache: KvCache | None) -> torch.Tensor:
+            positions = torch.arange(first, first + hidden.shape[1], device=self.device).unsqueeze(0)
+            attention.winnow_cache = cache
+            hidden = module(hidden, attention_mask=None, position_ids=positions,
+                            position_embeddings=self.rotary(hidden, positions))
+            attention.winnow_cache = None
+            return hidden
+
+        return run
+
+    @torch.no_grad()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[1, T, width] -> [T, vocabulary]"""
+        if self._head is None:
+            name = "lm_head.weight" if "lm_head.weight" in self._weights else "model.embed_tokens.weight"
+            _, weight = next(self._weights.tensors([name]))
+            self._head = weight.to(self.device).to(torch.float32, copy=True)
+        return F.linear(self._norm(hidden), self._head)[0]
+
+    def run(self, ids: list[int], cache: KvCache | None = None, hidden_only: bool = True):
+        """Feeds `ids` after what `cache` holds; returns (None or logits, cache)."""
+        cache = cache if cache is not None else KvCache()
+        first, hidden = cache.length(), self.embed(ids)
+        for index in range(self.layers):
+            hidden = self.layer(index)(hidden, first, cache)
+        return (None if hidden_only else self.logits(hidden)), cache
 
 
 @dataclass(frozen=True)
@@ -154,34 +235,42 @@ class _Recorder:
             self._put(f"anchor.{layer}", anchor)
 
 
+@dataclass
+class _Segment:
+    """Consecutive tokens of a document that are computed together, and the queries that are kept of them."""
+
+    ids: list[int]
+    first: int        # position of the first token
+    rows: list[int]   # kept queries, as indices into ids
+
+
 def _capture_document(model: Model, document: Document, settings: CaptureSettings, rng: random.Random,
                       path: Path, kind: str) -> None:
-    recorder = _Recorder(settings, model.group)
-    model.set_hook(recorder)
+    """Computes a layer of all segments before the next layer, because a layer's weights may have to be read for it."""
     n = len(document.prefix)
-    positions, answers = [], []
     first = min(settings.first_position, n // 2)
     count = settings.text_queries if not document.suffixes else settings.text_queries // 4
-    sampled = sorted(rng.sample(range(first, n), min(count, n - first)))
-    recorder.rows, recorder.keep_kv = torch.tensor(sampled), True
-    positions += sampled
-    answers += [0] * len(sampled)
-    _, cache = model.run(document.prefix)
-    recorder.keep_kv = False
+    segments = [_Segment(document.prefix, 0, sorted(rng.sample(range(first, n), min(count, n - first))))]
+    answers = [0] * len(segments[0].rows)
     for suffix, start in zip(document.suffixes, document.answer_starts):
         suffix = suffix[:settings.window]  # later ones would see suffix tokens as mid, which are not kept
         begin = max(0, start - 8)          # the question's last tokens retrieve too
-        rows = list(range(begin, len(suffix)))
-        recorder.rows, recorder.base = torch.tensor(rows), n
-        positions += [n + r for r in rows]
-        answers += [1 if r >= start - 1 else 2 for r in rows]
-        model.run(suffix, cache)
-        cache.crop(-len(suffix))
+        segments.append(_Segment(suffix, n, list(range(begin, len(suffix)))))
+        answers += [1 if r >= start - 1 else 2 for r in segments[-1].rows]
+
+    recorder = _Recorder(settings, model.group)
+    model.set_hook(recorder)
+    hidden = [model.embed(s.ids) for s in segments]
+    for index in range(max(settings.layers, default=-1) + 1):
+        cache, run = KvCache(), model.layer(index)
+        for i, segment in enumerate(segments):
+            recorder.rows, recorder.base, recorder.keep_kv = torch.tensor(segment.rows), segment.first, i == 0
+            hidden[i] = run(hidden[i], segment.first, cache)
+            if i > 0:
+                cache.drop(len(segment.ids))
     model.set_hook(None)
-    tensors = {}
-    for name, parts in recorder.tensors.items():
-        tensors[name] = torch.cat(parts, dim=1).contiguous()
-    tensors["positions"] = torch.tensor(positions, dtype=torch.int32)
+    tensors = {name: torch.cat(parts, dim=1).contiguous() for name, parts in recorder.tensors.items()}
+    tensors["positions"] = torch.tensor([s.first + r for s in segments for r in s.rows], dtype=torch.int32)
     tensors["answers"] = torch.tensor(answers, dtype=torch.uint8)
     temporary = path.with_suffix(".part")
     save_file(tensors, temporary, metadata={"kind": kind, "length": str(n)})

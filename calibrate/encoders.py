@@ -5,8 +5,9 @@
     hashattention  three stages
 
 Keys and queries have their own chains. A query chain of kind `head` maps each query of a group on its
-own to one code; one of kind `group` maps all G queries, side by side, to G codes. Heads of all layers
-are trained at once, stacked in the first dimension: N = layers * KV heads.
+own to one code, all by the same function; of kind `each`, by a function of its own for each query head; one of kind
+`group` maps all G queries, side by side, to G codes. Heads of all layers are trained at once, stacked in the first
+dimension: N = layers * KV heads.
 """
 
 from __future__ import annotations
@@ -63,10 +64,11 @@ class Balance:
 class Chain(nn.Module):
     """One side's functions for all heads. Input [B, t, d] -> pre-activations [B, t, bits]."""
 
-    def __init__(self, weights: list[torch.Tensor]):
+    def __init__(self, weights: list[torch.Tensor], last_bias: bool = True):
         super().__init__()
         self.weights = nn.ParameterList([nn.Parameter(w.clone()) for w in weights])
         self.biases = nn.ParameterList([nn.Parameter(torch.zeros_like(w[:, :, 0])) for w in weights])
+        self.biases[-1].requires_grad_(last_bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         last = len(self.weights) - 1
@@ -122,6 +124,12 @@ def initial_weights(kind: str, bits: int, hidden: int, balance: Balance,
     return weights
 
 
+def random_weights(kind: str, bits: int, hidden: int, heads: int, head_dim: int, device, generator) -> list[torch.Tensor]:
+    """Weights [N, out, in] as the papers start: independent normal values of variance 1 / in."""
+    widths = [head_dim, *[hidden] * (STAGES[kind] - 1), bits]
+    return [(torch.randn(heads, b, a, generator=generator) / math.sqrt(a)).to(device) for a, b in zip(widths, widths[1:])]
+
+
 def block_diagonal(w: torch.Tensor, copies: int) -> torch.Tensor:
     """[N, out, in] -> [N, copies * out, copies * in]: every copy sees its own part of the input."""
     n, out, width = w.shape
@@ -132,34 +140,33 @@ def block_diagonal(w: torch.Tensor, copies: int) -> torch.Tensor:
 class Encoder(nn.Module):
     """Both chains, trained in balanced coordinates; `folded` gives them in the model's own.
 
-    query: "shared", one chain for keys and queries, as the papers' hata and spotlight have it; "head";
-    or "group" (see the top of this file).
+    query: "shared", one chain for keys and queries, as the papers' hata and spotlight have it; "head", "each" or
+    "group" (see the top of this file).
     """
 
-    def __init__(self, kind: str, bits: int, hidden: int, balance: Balance, group: int, query: str, alpha: float,
-                 seed: int):
+    def __init__(self, kind: str, bits: int, weights: list[torch.Tensor], balance: Balance, group: int, query: str,
+                 alpha: float, last_bias: bool = True):
         super().__init__()
-        self.kind, self.bits, self.group, self.joint = kind, bits, group, query == "group"
-        generator = torch.Generator().manual_seed(seed)
-        weights = initial_weights(kind, bits, hidden, balance, generator)
-        self.key = Chain(weights)
+        self.kind, self.bits, self.group, self.query_kind = kind, bits, group, query
+        self.key = Chain(weights, last_bias)
         if query == "shared":
             self.query = self.key
         elif query == "group":
-            self.query = Chain([block_diagonal(w, group) for w in weights])
+            self.query = Chain([block_diagonal(w, group) for w in weights], last_bias)
+        elif query == "each":
+            self.query = Chain([w.repeat_interleave(group, 0) for w in weights], last_bias)
         elif query == "head":
-            self.query = Chain(weights)
+            self.query = Chain(weights, last_bias)
         else:
-            raise ValueError(f"query functions are of kind shared, head or group, not {query!r}")
+            raise ValueError(f"query functions are of kind shared, head, each or group, not {query!r}")
         n = balance.mean.shape[0]
         device = balance.mean.device
         self.register_buffer("mean", balance.mean)
         self.register_buffer("key_map", balance.key_map)
         self.register_buffer("query_map", balance.query_map)
         self.register_buffer("scale", torch.ones(n, 1, 1, device=device))
-        # How much one agreeing bit is worth in logits, and a threshold: of the losses, not stored.
+        # How much one agreeing bit is worth in logits: of the loss soft_top_k, not stored.
         self.log_alpha = nn.Parameter(torch.full((n,), math.log(alpha), device=device))
-        self.offset = nn.Parameter(torch.zeros(n, device=device))
 
     @torch.no_grad()
     def set_scale(self, keys: torch.Tensor) -> None:
@@ -178,32 +185,45 @@ class Encoder(nn.Module):
         """[N, G, m, d] -> [N, G, m, bits]"""
         n, g, m, d = q.shape
         x = q.reshape(n, g * m, d) @ self.query_map.transpose(1, 2) * self.scale
-        if not self.joint:
-            return self.query(x).view(n, g, m, self.bits)
-        x = self.query(x.view(n, g, m, d).transpose(1, 2).reshape(n, m, g * d))
-        return x.view(n, m, g, self.bits).transpose(1, 2)
-
-    def clip_gradients(self, limit: float) -> None:
-        """Per head, so that one head's outliers do not slow the others."""
-        gradients = [p.grad for p in self.parameters() if p.grad is not None]
-        norm = torch.stack([g.flatten(1).pow(2).sum(1) if g.dim() > 1 else g.pow(2) for g in gradients]).sum(0).sqrt()
-        factor = (limit / norm.clamp(min=1e-12)).clamp(max=1.0)
-        for g in gradients:
-            g.mul_(factor.view(-1, *[1] * (g.dim() - 1)))
+        if self.query_kind == "group":
+            x = self.query(x.view(n, g, m, d).transpose(1, 2).reshape(n, m, g * d))
+            return x.view(n, m, g, self.bits).transpose(1, 2)
+        x = self.query(x.view(n * g, m, d)) if self.query_kind == "each" else self.query(x)
+        return x.view(n, g, m, self.bits)
 
     @torch.no_grad()
     def folded(self) -> dict[str, tuple[list[torch.Tensor], list[torch.Tensor]]]:
-        """{"key" | "query": (weights [N, out, in], biases [N, out])} in the coordinates of the KV cache."""
+        """{"key" | "query": (weights [N, out, in], biases [N, out])} in the coordinates of the KV cache.
+
+        Functions of kind `each` become one of the group, whose weights are zero between different query heads.
+        """
         out = {}
-        query_map = block_diagonal(self.query_map, self.group) if self.joint else self.query_map
-        for side, chain, linear in (("key", self.key, self.key_map), ("query", self.query, query_map)):
+        n, g = self.mean.shape[0], self.group
+        for side, chain in (("key", self.key), ("query", self.query)):
             weights = [w.detach().clone() for w in chain.weights]
             biases = [b.detach().clone() for b in chain.biases]
+            linear = self.key_map if side == "key" else self.query_map
+            if side == "query" and self.query_kind == "each":
+                eye = torch.eye(g, device=self.mean.device)
+                weights = [torch.einsum("ngoi,gh->ngohi", w.view(n, g, *w.shape[1:]), eye)
+                           .reshape(n, g * w.shape[1], g * w.shape[2]) for w in weights]
+                biases = [b.view(n, -1) for b in biases]
+            if side == "query" and self.query_kind in ("each", "group"):
+                linear = block_diagonal(linear, g)
             weights[0] = weights[0] @ (linear * self.scale)
             if side == "key":
                 biases[0] = biases[0] - (weights[0] @ self.mean.unsqueeze(-1)).squeeze(-1)
             out[side] = (weights, biases)
         return out
+
+
+def clip_gradients(module: nn.Module, heads: int, limit: float) -> None:
+    """Per head, so that one head's outliers do not slow the others. Every parameter's first dimension counts heads."""
+    gradients = [p.grad for p in module.parameters() if p.grad is not None]
+    norm = torch.stack([g.reshape(heads, -1).pow(2).sum(1) for g in gradients]).sum(0).sqrt()
+    factor = (limit / norm.clamp(min=1e-12)).clamp(max=1.0)
+    for g in gradients:
+        g.mul_(factor.repeat_interleave(g.shape[0] // heads).view(-1, *[1] * (g.dim() - 1)))
 
 
 def soft_sign(x: torch.Tensor, sharpness: float) -> torch.Tensor:

@@ -70,7 +70,7 @@ def measure_shard(shard: Shard, rows: torch.Tensor, policy: Policy, selector: Se
 
 def measure(shards: list[Shard], policies: list[Policy], artifact: Artifact | None, layers, region: Region,
             scaling: float, rows_per_shard: int = 96, answers: int | None = None, progress: bool = True):
-    """{policy: {figure: tensor [layers * KV heads]}}: the mean over shards. answers: only queries of that kind."""
+    """{policy: {figure: tensor [shards, layers * KV heads]}}. answers: only queries of that kind."""
     out = {}
     device = shards[0].k.device
     for policy in tqdm(policies, desc="measure", unit="policy", disable=not progress):
@@ -85,7 +85,7 @@ def measure(shards: list[Shard], policies: list[Policy], artifact: Artifact | No
             rows = rows[:: max(1, -(-len(rows) // rows_per_shard))]
             gathered.append(measure_shard(shard, rows, policy, selector, features, region, scaling))
         if gathered:
-            out[policy] = {key: torch.stack([g[key] for g in gathered]).mean(0).cpu() for key in gathered[0]}
+            out[policy] = {key: torch.stack([g[key] for g in gathered]).cpu() for key in gathered[0]}
     return out
 
 
@@ -179,7 +179,7 @@ def run_tasks(model: Model, path: str, policies: list[Policy], artifact, dense_l
                 attention.figures = {key: [] for key in attention.figures}
                 model.set_hook(attention)
                 logits, _ = model.run(head + answer, cache, hidden_only=False)
-                cache.crop(-(len(head) + len(answer)))
+                cache.drop(len(head) + len(answer))
                 said = logits[len(head) - 1:-1].argmax(-1).tolist()
                 right = [a == b for a, b in zip(said, answer)]
                 totals.setdefault((policy, item["task"], item["target_tokens"]), []).append(
@@ -277,6 +277,7 @@ def main(argv=None) -> int:
         for kind, answers in (("all", None), ("answers", 1)):
             for policy, figures in measure(shards, policies, artifact, layers, region, model.scaling,
                                            answers=answers).items():
+                figures = {key: x.mean(0) for key, x in figures.items()}
                 diffuse = figures["entropy"] >= figures["entropy"].median()
                 rows.append({"policy": describe(policy), "queries": kind,
                              **{key: float(figures[key].mean()) for key in ("iou", "recall", "coverage", "mid_coverage", "error")},

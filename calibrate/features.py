@@ -6,6 +6,10 @@ keys need only per-feature sums of exp(a_j(k)) and exp(a_j(k)) v. Per layer and 
     h = stem(x);  h = h + down(gelu(gate(h)) * up(h));  log-features = out(h)
 
 with GELU(x) = x Phi(x). The scalar of a ReZero block is folded into `down`, which starts at zero.
+
+The maps start as cells of the keys (`FeatureMaps`). Real keys lie far from the origin, so that q.k of the mid tokens
+is 10 to 20 below that of the sink, and differs from query to query by a term that is common to all keys. Maps that
+start at random have to learn that term first, with weights of 10^5 times too much mass; they did not get there.
 """
 
 from __future__ import annotations
@@ -49,6 +53,12 @@ class Maps(nn.Module):
         return self._affine("out", h)
 
     @torch.no_grad()
+    def set_linear(self, weight: torch.Tensor, bias: torch.Tensor) -> None:
+        """Makes the log-features weight x + bias [B, F, d], [B, F], as far as the block between is zero."""
+        self.weights["out"].copy_((weight * self.spread) @ self.weights["stem"].transpose(1, 2))
+        self.biases["out"].copy_(bias + (weight @ self.mean.transpose(1, 2)).squeeze(-1))
+
+    @torch.no_grad()
     def folded(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         out = {role: (w.detach().clone(), self.biases[role].detach().clone()) for role, w in self.weights.items()}
         weight, bias = out["stem"]
@@ -65,11 +75,32 @@ def apply_folded(roles: dict[str, tuple[torch.Tensor, torch.Tensor]], x: torch.T
     return affine("out", h)
 
 
+def cells(x: torch.Tensor, count: int, rounds: int = 15) -> torch.Tensor:
+    """k-means: centres [B, count, d] of x [B, t, d]."""
+    generator = torch.Generator().manual_seed(0)
+    if x.shape[1] < count:
+        raise ValueError(f"{x.shape[1]} sampled keys are fewer than {count} features")
+    centres = x[:, torch.randperm(x.shape[1], generator=generator)[:count].to(x.device)].clone()
+    for _ in range(rounds):
+        member = F.one_hot(torch.cdist(x, centres).argmin(-1), count).to(x.dtype)
+        size = member.sum(1).unsqueeze(-1)
+        centres = torch.where(size > 0, member.transpose(1, 2) @ x / size.clamp(min=1.0), centres)
+    return centres
+
+
 class FeatureMaps(nn.Module):
-    """Keys' and queries' maps, one of each per KV head."""
+    """Keys' and queries' maps, one of each per KV head.
+
+    Feature j starts as a cell of the keys with centre c_j: b_j(q) = q.c_j / sqrt(d), the logit of the centre, and
+    a_j(k) = t (y.y_j - |y_j|^2 / 2), a soft membership, where y are the keys less their mean, as queries weigh their
+    directions. t is the SHARPNESS with which the head's sample is matched best, and a bias makes the mass that of the
+    sample. Training starts from there.
+    """
+
+    SHARPNESS = (0.05, 0.1, 0.2, 0.4)
 
     def __init__(self, keys: torch.Tensor, queries: torch.Tensor, features: int, inner: int, seed: int):
-        """keys [N, t, d] and queries [N, G, u, d] are samples, for the scale of the inputs."""
+        """keys [N, t, d], of mid tokens, and queries [N, G, u, d] are samples."""
         super().__init__()
         self.features = features
         generator = torch.Generator().manual_seed(seed)
@@ -77,6 +108,43 @@ class FeatureMaps(nn.Module):
         spread = lambda x: x.std(1).clamp(min=1e-3)
         self.key = Maps(keys.mean(1), spread(keys), features, inner, generator)
         self.query = Maps(flat.mean(1), spread(flat), features, inner, generator)
+        self._start_as_cells(keys, queries)
+
+    @torch.no_grad()
+    def _start_as_cells(self, keys: torch.Tensor, queries: torch.Tensor) -> None:
+        flat, d = queries.flatten(1, 2), keys.shape[2]
+        scaling, mean = 1.0 / math.sqrt(d), keys.mean(1, keepdim=True)
+        moment = flat.transpose(1, 2) @ flat / flat.shape[1]
+        moment = moment + 1e-4 * moment.diagonal(dim1=1, dim2=2).mean(-1).view(-1, 1, 1) * torch.eye(d, device=keys.device)
+        values, vectors = torch.linalg.eigh(moment)
+        root = (vectors * values.sqrt().unsqueeze(1)) @ vectors.transpose(1, 2) * scaling
+        centres = cells((keys - mean) @ root, self.features)
+        inverse = (vectors / values.sqrt().unsqueeze(1)) @ vectors.transpose(1, 2) / scaling
+        self.query.set_linear((centres @ inverse + mean) * scaling, torch.zeros(centres.shape[:2], device=keys.device))
+
+        weight = centres @ root
+        bias = -0.5 * centres.pow(2).sum(-1) - (weight @ mean.transpose(1, 2)).squeeze(-1)
+        sharpness = torch.tensor(self.SHARPNESS, device=keys.device)
+        fits, shifts = zip(*(self._fit_of(keys, queries, t, weight, bias) for t in self.SHARPNESS))
+        best = torch.stack(fits).argmin(0)
+        t = sharpness[best].view(-1, 1)
+        self.key.set_linear(weight * t.unsqueeze(-1), bias * t)
+        self.query.biases["out"].add_(torch.stack(shifts).gather(0, best.unsqueeze(0)).view(-1, 1))
+
+    def _fit_of(self, keys: torch.Tensor, queries: torch.Tensor, t: float, weight: torch.Tensor, bias: torch.Tensor,
+                most: int = 48) -> tuple[torch.Tensor, torch.Tensor]:
+        """Per head: divergence of the sample's attention from the maps' with sharpness t, and what their mass lacks."""
+        self.key.set_linear(weight * t, bias * t)
+        q = queries[:, :, ::max(1, queries.shape[2] // most)]
+        logits = torch.einsum("ngmd,nld->ngml", q, keys) / math.sqrt(keys.shape[2])
+        teacher = torch.log_softmax(logits, -1)
+        w, shift = kernel(self.key_features(keys), self.query_features(q),
+                          torch.ones(keys.shape[1], dtype=torch.bool, device=keys.device))
+        mass = torch.log(w.sum(-1).clamp(min=1e-30))
+        student = torch.log(w.clamp(min=1e-30)) - mass.unsqueeze(-1)
+        lacks = torch.logsumexp(logits, -1) - mass - shift
+        divergence = (teacher.exp() * (teacher - student)).sum(-1)
+        return divergence.mean((1, 2)) + lacks.std((1, 2)), lacks.mean((1, 2))
 
     def key_features(self, k: torch.Tensor) -> torch.Tensor:
         return self.key(k)
@@ -151,16 +219,18 @@ def losses(maps: FeatureMaps, shard: Shard, rows: torch.Tensor, share: float, re
         live = (mid & ~chosen)
     w, shift = kernel(maps.key_features(k), maps.query_features(q), mid.any(0))
     w = w * live
+    total = w.sum(-1, keepdim=True)
+    log_mass = torch.log(total.clamp(min=1e-30)) + (shift - lse).unsqueeze(-1)
     scale = torch.exp((shift - lse).clamp(max=30.0)).unsqueeze(-1)
-    mass = w.sum(-1, keepdim=True) * scale
+    mass = total * scale
     estimate = (exact + (w @ v.unsqueeze(1)) * scale) / (exact_mass + mass)
     error = ((estimate - dense) ** 2).sum(-1)
     output = error.mean((1, 2)) / without.mean((1, 2)).clamp(min=1e-12)
     teacher = rest / rest_mass.clamp(min=1e-20)
-    student = torch.log(w.clamp(min=1e-30)) - torch.log(w.sum(-1, keepdim=True).clamp(min=1e-30))
+    student = torch.log(w.clamp(min=1e-30)) - torch.log(total.clamp(min=1e-30))
     divergence = (teacher * (torch.log(teacher.clamp(min=1e-20)) - student)).sum(-1).mean((1, 2))
-    off = torch.log(mass.clamp(min=1e-20)) - torch.log(rest_mass.clamp(min=1e-20))
-    off = off.squeeze(-1)
+    # Of the logarithm itself: the clamped exponent above has no gradient where the mass is far too large.
+    off = (log_mass - torch.log(rest_mass.clamp(min=1e-20))).squeeze(-1)
     # Overestimates hurt more: they dilute tokens that were read exactly.
     partition = (F.huber_loss(off, torch.zeros_like(off), reduction="none") * torch.where(off > 0, 2.0, 1.0)).mean((1, 2))
     return output, divergence, partition

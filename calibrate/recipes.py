@@ -28,6 +28,7 @@ class Batch:
     mid: torch.Tensor         # [N, B, C] bool
     weights: torch.Tensor     # [N, C]
     k: torch.Tensor           # [B]
+    logits: torch.Tensor      # [N, G, B, C] of each query head, -inf where not mid: the papers choose for each alone
 
 
 def soft_top_k(scores: torch.Tensor, alpha: torch.Tensor, batch: Batch) -> torch.Tensor:
@@ -58,41 +59,58 @@ def soft_top_k(scores: torch.Tensor, alpha: torch.Tensor, batch: Batch) -> torch
 
 
 def spotlight_ranking(scores: torch.Tensor, batch: Batch, generator: torch.Generator, beta=1.0, alpha=3.0):
-    """Bradley-Terry over sampled pairs of a wanted and an unwanted key (the paper takes all pairs)."""
-    n, b, c = scores.shape
-    draw = lambda mask, count: torch.multinomial(mask.float().flatten(0, 1) + 1e-20, count, True,
-                                                 generator=generator).view(n, b, count)
-    inside = scores.gather(-1, draw(batch.wanted, 32)).unsqueeze(-1)
-    outside = scores.gather(-1, draw((batch.mid & ~batch.wanted) * batch.weights.unsqueeze(1), 256)).unsqueeze(-2)
-    return F.softplus(alpha - beta * (inside - outside)).mean((1, 2, 3))
+    """Bradley-Terry: every key among a query head's k best is to score above every other, by a margin.
+
+    scores [N, G, B, C]. Sampled pairs stand for all, as in the paper's appendix A.3.
+    """
+    n, g, b, c = scores.shape
+    cut = batch.logits.topk(int(batch.k.max()), -1).values.gather(-1, (batch.k - 1).view(1, 1, -1, 1).expand(n, g, -1, 1))
+    wanted = batch.logits >= cut
+    others = (batch.mid.unsqueeze(1) & ~wanted) * batch.weights[:, None, None, :]
+
+    def draw(weights, count):
+        """Indices [N, G, B, count], each with a probability proportional to its weight."""
+        total = torch.cumsum(weights.float(), -1)
+        at = torch.rand(n, g, b, count, generator=generator).to(scores.device) * total[..., -1:]
+        return torch.searchsorted(total, at, right=True).clamp(max=c - 1)
+
+    inside = scores.gather(-1, draw(wanted, 32)).unsqueeze(-1)
+    outside = scores.gather(-1, draw(others, 256)).unsqueeze(-2)
+    return F.softplus(alpha - beta * (inside - outside)).mean((1, 2, 3, 4))
 
 
 def hata_similarity(query_codes: torch.Tensor, key_codes: torch.Tensor, weight: torch.Tensor, batch: Batch,
                     epsilon=0.01, eta=2.0, lam=1.0):
-    """Labels 20..1 for the best tenth of a query's keys and -1 for the rest; decorrelated, balanced bits."""
-    counts = batch.weights.unsqueeze(1) * batch.mid
-    ranked = batch.importance.argsort(-1, descending=True)
-    seen = torch.cumsum(counts.gather(-1, ranked), -1)
-    share = torch.empty_like(seen).scatter_(-1, ranked, seen) / counts.sum(-1, keepdim=True)
+    """Labels 20..1 for the best tenth of a query head's keys and -1 for the rest; balanced, uncorrelated bits.
+
+    The first two terms are means over the keys, where the paper has sums: a sum of its balance term grows with the
+    square of the document's length. weight [N, bits, d].
+    """
+    counts = batch.weights[:, None, None, :] * batch.mid.unsqueeze(1)
+    ranked = batch.logits.argsort(-1, descending=True)
+    seen = torch.cumsum(counts.expand_as(batch.logits).gather(-1, ranked), -1)
+    total = counts.sum(-1, keepdim=True)
+    share = torch.empty_like(seen).scatter_(-1, ranked, seen) / total
     labels = torch.where(share <= 0.1, 20.0 - 19.0 * share / 0.1, -1.0) * counts
-    total = counts.sum(-1, keepdim=True).unsqueeze(1)
-    squared = query_codes.pow(2).sum(-1, keepdim=True) + key_codes.pow(2).sum(-1).unsqueeze(1).unsqueeze(1) \
+    squared = query_codes.pow(2).sum(-1, keepdim=True) + key_codes.pow(2).sum(-1)[:, None, None, :] \
         - 2.0 * torch.einsum("ngbr,ncr->ngbc", query_codes, key_codes)
-    similar = (labels.unsqueeze(1) * squared / total).sum(-1).mean((1, 2))
+    similar = (labels * squared / total).sum(-1).mean((1, 2))
     balance = (key_codes * batch.weights.unsqueeze(-1)).sum(1) / batch.weights.sum(-1, keepdim=True)
-    gram = weight @ weight.transpose(1, 2) if weight.shape[1] <= weight.shape[2] else weight.transpose(1, 2) @ weight
-    orthogonal = (gram - torch.eye(gram.shape[-1], device=gram.device)).pow(2).sum((1, 2)).sqrt()
-    return epsilon * similar + eta * balance.pow(2).sum(-1) + lam * orthogonal
+    gram = weight @ weight.transpose(1, 2)
+    uncorrelated = (gram - torch.eye(gram.shape[-1], device=gram.device)).pow(2).sum((1, 2)).sqrt()
+    return epsilon * similar + eta * balance.pow(2).sum(-1) + lam * uncorrelated
 
 
-def hashattention_membership(scores: torch.Tensor, alpha: torch.Tensor, offset: torch.Tensor, batch: Batch):
-    """Binary cross entropy of being among the 64 keys of largest a_i |v_i|; positives weigh as the rest does."""
-    counts = batch.weights.unsqueeze(1) * batch.mid
-    value = batch.importance * batch.values.norm(dim=-1).unsqueeze(1)
-    top = min(64, value.shape[-1])
-    cut = value.topk(top, -1).values[..., -1:]
-    wanted = ((value >= cut) & batch.mid).float()
-    class_weight = counts.sum(-1, keepdim=True) / 64.0
-    z = scores * alpha - offset.view(-1, 1, 1)
-    loss = (F.softplus(-z) * wanted * class_weight + F.softplus(z) * (1.0 - wanted)) * counts
-    return (loss.sum(-1) / counts.sum(-1).clamp(min=1)).mean(-1)
+def hashattention_membership(scores: torch.Tensor, batch: Batch, top=64, alpha=20.0, beta=0.0):
+    """Binary cross entropy of being among the `top` keys of largest a_i |v_i| of a query head; scores [N, G, B, C].
+
+    Those weigh alpha + beta n: the values of the authors' program.
+    """
+    mid = batch.mid.unsqueeze(1)
+    counts = batch.weights[:, None, None, :] * mid
+    value = batch.logits + torch.log(batch.values.norm(dim=-1).clamp(min=1e-20))[:, None, None, :]
+    cut = value.topk(min(top, value.shape[-1]), -1).values[..., -1:]
+    wanted = ((value >= cut) & mid).float()
+    length = counts.sum(-1, keepdim=True)
+    loss = (F.softplus(-scores) * wanted * (alpha + beta * length) + F.softplus(scores) * (1.0 - wanted)) * counts
+    return (loss.sum(-1) / length.squeeze(-1).clamp(min=1)).mean((1, 2))

@@ -15,7 +15,7 @@ SHARES = (0.01, 0.02, 0.05, 0.10)
 
 
 def build(artifact: Artifact, shards, layers, kv_heads: int, region: Region, scaling: float, rows: int = 64) -> dict:
-    """Figures of every kind at every share, per head, on validation documents."""
+    """Figures of every kind at every share on validation documents: per head ("policies") and per document."""
     kinds = [k for k in LEARNED if k in artifact.functions]
     policies = [Policy("oracle", share=s) for s in SHARES]
     policies += [Policy("lsh", share=0.02, bits=b) for b in (128, 1024)]
@@ -23,9 +23,10 @@ def build(artifact: Artifact, shards, layers, kv_heads: int, region: Region, sca
     if artifact.features is not None:
         policies += [Policy(kind, share=s, completion=True) for kind in ["oracle", *kinds] for s in (0.01, 0.02)]
     heads = [(layer, head) for layer in layers for head in range(kv_heads)]
-    out = {"heads": [{"layer": l, "kv_head": h} for l, h in heads], "policies": {}}
+    out = {"heads": [{"layer": l, "kv_head": h} for l, h in heads], "policies": {}, "documents": {}}
     for policy, figures in measure(shards, policies, artifact, layers, region, scaling, rows).items():
-        out["policies"][describe(policy)] = {key: [round(float(x), 4) for x in values] for key, values in figures.items()}
+        out["policies"][describe(policy)] = {key: [round(float(x), 4) for x in values.mean(0)] for key, values in figures.items()}
+        out["documents"][describe(policy)] = {key: [round(float(x), 5) for x in values.mean(1)] for key, values in figures.items()}
     return out
 
 
@@ -55,6 +56,21 @@ def table(report: dict) -> str:
     for i, head in enumerate(report["heads"]):
         lines.append(f"{head['layer']:5d} {head['kv_head']:4d}  {entropies[i]:7.3f} " +
                      "".join(f"{policies[n]['iou'][i]:15.3f}" for n in kinds))
+    return "\n".join(lines)
+
+
+def markdown(report: dict) -> str:
+    """The means at k = 2 %, with standard errors over the validation documents."""
+    lines = ["| policy | IoU | recall | coverage | error |", "|---|---|---|---|---|"]
+    for name, figures in report["documents"].items():
+        if ":k=2%" in name:
+            cells = []
+            for key in ("iou", "recall", "coverage", "error"):
+                x = figures[key]
+                mean = sum(x) / len(x)
+                deviation = (sum((y - mean) ** 2 for y in x) / max(1, len(x) - 1)) ** 0.5
+                cells.append(f"{mean:.4f} ± {deviation / len(x) ** 0.5:.4f}")
+            lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -97,6 +113,7 @@ def write(report: dict, directory: Path) -> str:
     directory.mkdir(parents=True, exist_ok=True)
     text = table(report)
     (directory / "report.txt").write_text(text + "\n")
+    (directory / "report.md").write_text(markdown(report) + "\n")
     (directory / "report.json").write_text(json.dumps(report))
     plot(report, directory / "report.png")
     return text

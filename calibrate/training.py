@@ -19,7 +19,8 @@ from tqdm import tqdm
 from . import recipes
 from .artifact import Functions, storable_weight
 from .capture import Shard, load_shard
-from .encoders import DEFAULT_BITS, Balance, Encoder, soft_sign, straight_through
+from .encoders import (DEFAULT_BITS, Balance, Encoder, clip_gradients, initial_weights, random_weights, soft_sign,
+                       straight_through)
 from .features import FeatureMaps, losses
 from .recipes import Batch
 from .region import Region, budget, group_importance
@@ -33,7 +34,7 @@ class EncoderSettings:
     bits: int
     hidden: int
     recipe: str = "winnow"       # or "paper"
-    query: str = "group"         # functions of queries: "group", "head" or "shared" (encoders.py)
+    query: str = "group"         # functions of queries: "group", "head", "each" or "shared" (encoders.py)
     steps: int = 1500
     queries: int = 64            # per step
     candidates: int = 3072       # keys ranked per step and head; the rest is represented by a sample
@@ -96,6 +97,15 @@ class Corpus:
         queries = torch.cat([s.q for s in self.shards], 2).float()
         return keys, queries
 
+    def mid_sample(self, rows: int = 4000) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `sample`, `rows` keys of all documents together and none of a sink, whose weight is that of thousands."""
+        generator = torch.Generator().manual_seed(0)
+        each = -(-rows // len(self.shards))
+        pick = lambda s: (torch.randperm(s.length - self.region.sink, generator=generator)[:each]
+                          + self.region.sink).to(s.k.device)
+        keys = torch.cat([s.k[:, pick(s)] for s in self.shards], 1).float()
+        return keys, torch.cat([s.q for s in self.shards], 2).float()
+
     def pick(self, rng: random.Random, queries: int) -> tuple[Shard, torch.Tensor]:
         """A document and `queries` of its queries; half are those of answers where it has any."""
         shard = self.shards[rng.randrange(len(self.shards))]
@@ -115,6 +125,7 @@ class Corpus:
         mid = self.region.mid_mask(positions, length)
         logits = torch.einsum("ngmd,nld->ngml", q, keys) * self.scaling
         importance = group_importance(logits, shard.lse[:, :, rows]).masked_fill(~mid, -1.0)
+        logits = logits.masked_fill(~mid, -math.inf)
         k = torch.minimum(budget(share, positions), mid.sum(-1)).clamp(min=1)
         top = importance.topk(int(k.max()), -1).values
         cut = top.gather(-1, (k - 1).view(1, -1, 1).expand(n, -1, 1))
@@ -135,7 +146,8 @@ class Corpus:
             keys, values = keys.gather(1, rows_of), values.gather(1, rows_of)
             columns = chosen.unsqueeze(1).expand(-1, b, -1)
             importance, wanted, mid = (x.gather(2, columns) for x in (importance, wanted, mid))
-        return Batch(keys, values.float(), q, importance, wanted, mid, weights, k)
+            logits = logits.gather(3, columns.unsqueeze(1).expand(-1, logits.shape[1], -1, -1))
+        return Batch(keys, values.float(), q, importance, wanted, mid, weights, k, logits)
 
 
 def _save(path: Path, state: dict) -> None:
@@ -157,21 +169,27 @@ def _resume(path: Path | None, settings, module, optimizer) -> int:
     return state["step"]
 
 
-def _schedule(optimizer, rate: float, step: int, steps: int) -> None:
-    warm = min(1.0, (step + 1) / 50)
+def _schedule(optimizer, rate: float, step: int, steps: int, warm_up: int = 50, floor: float = 0.01) -> None:
+    warm = min(1.0, (step + 1) / warm_up)
     for group in optimizer.param_groups:
-        group["lr"] = rate * warm * (0.5 * (1.0 + math.cos(math.pi * step / steps)) + 0.01)
+        group["lr"] = rate * warm * (0.5 * (1.0 + math.cos(math.pi * step / steps)) + floor)
 
 
 def build_encoder(corpus: Corpus, settings: EncoderSettings, group: int) -> Encoder:
     keys, queries = corpus.sample()
-    if settings.recipe == "paper":
+    generator = torch.Generator().manual_seed(settings.seed)
+    heads, _, head_dim = keys.shape
+    if settings.recipe == "paper":  # raw coordinates
         balance = Balance.identity(keys)
+        weights = random_weights(settings.kind, settings.bits, settings.hidden, heads, head_dim, keys.device, generator)
     else:
         balance = Balance.fit(keys, queries.flatten(1, 2))
-    encoder = Encoder(settings.kind, settings.bits, settings.hidden, balance, group, settings.query, settings.alpha,
-                      settings.seed)
-    encoder.set_scale(keys)
+        weights = initial_weights(settings.kind, settings.bits, settings.hidden, balance, generator)
+    # The papers' hata and spotlight have no bias in their last stage.
+    last_bias = settings.recipe == "winnow" or settings.kind == "hashattention"
+    encoder = Encoder(settings.kind, settings.bits, weights, balance, group, settings.query, settings.alpha, last_bias)
+    if settings.recipe == "winnow":
+        encoder.set_scale(keys)
     return encoder.to(keys.device)
 
 
@@ -179,32 +197,56 @@ def encoder_loss(encoder: Encoder, batch: Batch, settings: EncoderSettings, gene
     """Per head [N]."""
     key = encoder.key_activations(batch.keys)
     query = encoder.query_activations(batch.queries)
-    alpha = encoder.log_alpha.exp().view(-1, 1, 1)
     if settings.recipe == "winnow":
         key, query = straight_through(key, settings.sharpness), straight_through(query, settings.sharpness)
+        alpha = encoder.log_alpha.exp().view(-1, 1, 1)
         return recipes.soft_top_k(query.sum(1) @ key.transpose(1, 2), alpha, batch)
+    agreement = lambda query, key: query @ key.unsqueeze(1).transpose(2, 3)  # [N, G, B, C]
     if settings.kind == "hata":
         key, query = 2.0 * torch.sigmoid(0.1 * key) - 1.0, 2.0 * torch.sigmoid(0.1 * query) - 1.0
         return recipes.hata_similarity(query, key, encoder.key.weights[0], batch)
     if settings.kind == "spotlight":
-        key, query = soft_sign(key, 64.0), soft_sign(query, 64.0)
-        return recipes.spotlight_ranking(query.sum(1) @ key.transpose(1, 2), batch, generator)
-    key, query = torch.tanh(key), torch.tanh(query)
-    return recipes.hashattention_membership(query.sum(1) @ key.transpose(1, 2), alpha, encoder.offset, batch)
+        return recipes.spotlight_ranking(agreement(soft_sign(query, 64.0), soft_sign(key, 64.0)), batch, generator)
+    return recipes.hashattention_membership(agreement(torch.tanh(query), torch.tanh(key)), batch)
+
+
+class _Optimizer:
+    """The optimiser, rate and clipping of a recipe; the papers' as their appendices give them."""
+
+    def __init__(self, settings: EncoderSettings, encoder: Encoder):
+        parameters = [p for p in encoder.parameters() if p.requires_grad]
+        self._settings, self._encoder = settings, encoder
+        if settings.recipe == "winnow":
+            self._rate, self._clip = settings.learning_rate, 1.0
+            self.state = torch.optim.AdamW(parameters, lr=self._rate, betas=(0.9, 0.98), weight_decay=0.0)
+        elif settings.kind == "hata":
+            self._rate, self._clip = 0.1, None
+            self.state = torch.optim.SGD(parameters, lr=self._rate, momentum=0.9, weight_decay=1e-6)
+        elif settings.kind == "spotlight":
+            self._rate, self._clip = 1e-3, 1.0
+            self.state = torch.optim.AdamW(parameters, lr=self._rate, betas=(0.9, 0.98), weight_decay=0.1)
+        else:
+            self._rate, self._clip = 1e-3, None
+            self.state = torch.optim.Adam(parameters, lr=self._rate)
+
+    def step(self, loss: torch.Tensor, step: int) -> None:
+        if self._settings.recipe == "winnow":
+            _schedule(self.state, self._rate, step, self._settings.steps)
+        elif self._settings.kind == "spotlight":
+            _schedule(self.state, self._rate, step, self._settings.steps, max(1, self._settings.steps // 100), 0.0)
+        self.state.zero_grad()
+        loss.backward()
+        if self._clip is not None:
+            clip_gradients(self._encoder, self._encoder.mean.shape[0], self._clip)
+        self.state.step()
 
 
 def train_encoder(corpus: Corpus, settings: EncoderSettings, group: int, tag: str,
                   state_path: Path | None = None, stop_after: int | None = None) -> tuple[Encoder, list[float]]:
     """Trains all heads of the corpus. `stop_after` ends early with the state saved, as a kill would."""
     encoder = build_encoder(corpus, settings, group)
-    parameters = list(encoder.parameters())
-    if settings.recipe == "paper" and settings.kind == "hata":
-        rate = 0.1
-        optimizer = torch.optim.SGD(parameters, lr=rate, momentum=0.9, weight_decay=1e-6)
-    else:
-        rate = 1e-3 if settings.recipe == "paper" else settings.learning_rate
-        optimizer = torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.98), weight_decay=0.0)
-    first = _resume(state_path, settings, encoder, optimizer)
+    optimizer = _Optimizer(settings, encoder)
+    first = _resume(state_path, settings, encoder, optimizer.state)
     history = []
     progress = tqdm(range(first, settings.steps), desc=f"{settings.kind} {tag}", initial=first, total=settings.steps,
                     unit="step", mininterval=1.0)
@@ -213,19 +255,15 @@ def train_encoder(corpus: Corpus, settings: EncoderSettings, group: int, tag: st
         generator = torch.Generator().manual_seed(rng.getrandbits(60))
         share = settings.shares[step % len(settings.shares)]
         batch = corpus.batch(rng, generator, settings.queries, settings.candidates, share, settings.moved)
-        _schedule(optimizer, rate, step, settings.steps)
         per_head = encoder_loss(encoder, batch, settings, generator)
-        optimizer.zero_grad()
-        per_head.sum().backward()  # heads share no parameter: the sum trains each on its own loss
-        encoder.clip_gradients(1.0)
-        optimizer.step()
+        optimizer.step(per_head.sum(), step)  # heads share no parameter: the sum trains each on its own loss
         history.append(float(per_head.detach().mean()))
         if step % 20 == 0:
             progress.set_postfix(loss=f"{history[-1]:.3f}")
         done = step + 1
         if state_path is not None and (done % SAVE_EVERY == 0 or done == settings.steps or done == stop_after):
             _save(state_path, {"settings": json.dumps(asdict(settings)), "step": done,
-                               "module": encoder.state_dict(), "optimizer": optimizer.state_dict()})
+                               "module": encoder.state_dict(), "optimizer": optimizer.state.state_dict()})
         if done == stop_after:
             break
     return encoder, history
@@ -245,7 +283,7 @@ def export_encoder(encoder: Encoder, layers: tuple[int, ...], kv_heads: int, fun
 
 def train_features(corpus: Corpus, settings: FeatureSettings, tag: str,
                    state_path: Path | None = None) -> tuple[FeatureMaps, list[float]]:
-    keys, queries = corpus.sample()
+    keys, queries = corpus.mid_sample()
     maps = FeatureMaps(keys, queries, settings.features, settings.inner, settings.seed).to(keys.device)
     optimizer = torch.optim.AdamW(maps.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.0)
     first = _resume(state_path, settings, maps, optimizer)
@@ -262,7 +300,7 @@ def train_features(corpus: Corpus, settings: FeatureSettings, tag: str,
         total = output + 0.1 * divergence + 0.1 * partition
         optimizer.zero_grad()
         total.sum().backward()
-        torch.nn.utils.clip_grad_norm_(maps.parameters(), math.sqrt(len(total)))
+        clip_gradients(maps, len(total), 1.0)
         optimizer.step()
         history.append(float(total.detach().mean()))
         if not math.isfinite(history[-1]):

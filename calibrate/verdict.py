@@ -35,7 +35,7 @@ def judge(artifact: Artifact, shards, layers, kv_heads: int, region: Region, sca
     figures = measure(shards, [p for pair in pairs for p in pair], artifact, layers, region, scaling, rows)
     helps = [True] * (len(layers) * kv_heads)
     for without, completed in pairs:
-        before, after = figures[without]["error"], figures[completed]["error"]
+        before, after = figures[without]["error"].mean(0), figures[completed]["error"].mean(0)
         # A NaN is not below anything, so maps that overflow are refused, too.
         helps = [h and bool(b < a) for h, a, b in zip(helps, before, after)]
     return helps
