@@ -94,10 +94,11 @@ class FeatureMaps(nn.Module):
     Feature j starts as a cell of the keys with centre c_j: b_j(q) = q.c_j / sqrt(d), the logit of the centre, and
     a_j(k) = t (y.y_j - |y_j|^2 / 2), a soft membership, where y are the keys less their mean, as queries weigh their
     directions. t is the SHARPNESS with which the head's sample is matched best, and a bias makes the mass that of the
-    sample. Training starts from there.
+    sample, in both cases less the tokens of largest mass, which are READ and not completed. Training starts from there.
     """
 
     SHARPNESS = (0.05, 0.1, 0.2, 0.4)
+    READ = 0.02
 
     def __init__(self, keys: torch.Tensor, queries: torch.Tensor, features: int, inner: int, seed: int):
         """keys [N, t, d], of mid tokens, and queries [N, G, u, d] are samples."""
@@ -133,13 +134,19 @@ class FeatureMaps(nn.Module):
 
     def _fit_of(self, keys: torch.Tensor, queries: torch.Tensor, t: float, weight: torch.Tensor, bias: torch.Tensor,
                 most: int = 48) -> tuple[torch.Tensor, torch.Tensor]:
-        """Per head: divergence of the sample's attention from the maps' with sharpness t, and what their mass lacks."""
+        """Per head, of what is not read: divergence of the sample's attention from the maps' with sharpness t, and what their
+        mass lacks."""
         self.key.set_linear(weight * t, bias * t)
         q = queries[:, :, ::max(1, queries.shape[2] // most)]
         logits = torch.einsum("ngmd,nld->ngml", q, keys) / math.sqrt(keys.shape[2])
+        importance = group_importance(logits, torch.logsumexp(logits, -1))
+        read = importance.topk(max(1, round(self.READ * keys.shape[1])), -1).indices
+        rest = torch.ones_like(importance, dtype=torch.bool).scatter_(-1, read, False).unsqueeze(1)
+        logits = logits.masked_fill(~rest, -1e9)
         teacher = torch.log_softmax(logits, -1)
         w, shift = kernel(self.key_features(keys), self.query_features(q),
                           torch.ones(keys.shape[1], dtype=torch.bool, device=keys.device))
+        w = w * rest
         mass = torch.log(w.sum(-1).clamp(min=1e-30))
         student = torch.log(w.clamp(min=1e-30)) - mass.unsqueeze(-1)
         lacks = torch.logsumexp(logits, -1) - mass - shift

@@ -52,6 +52,33 @@ def test_writes_artifact_and_report_and_resumes(tiny_model, text_file, tmp_path,
     assert {r["policy"] for r in rows} == {"dense", "spotlight:k=2%,completion=on"}
 
 
+def test_recipe_paper_has_the_functions_of_the_papers(tiny_model, text_file, tmp_path, capsys):
+    out = tmp_path / "a.safetensors"
+    assert command(tiny_model, text_file, out, "--recipe", "paper", "--kinds", "hata,spotlight,hashattention", "--report",
+                   str(tmp_path / "report")) == 0
+    artifact = read(out, tiny_model)
+    assert artifact.features is None
+    for kind, functions in artifact.functions.items():
+        assert functions.training["recipe"] == "paper" and functions.training["moved"] == 0.0
+        for sides in functions.layers.values():
+            if kind == "hashattention":  # of each of the two query heads its own: nothing between them
+                assert functions.query == "group" and functions.training["query"] == "each"
+                for weight, _ in sides["query"]:
+                    rows, columns = weight.shape[1] // 2, weight.shape[2] // 2
+                    assert weight[:, :rows, columns:].abs().max() == 0 and weight[:, rows:, :columns].abs().max() == 0
+                    assert not torch.equal(weight[:, :rows, :columns], weight[:, rows:, columns:])
+            else:  # the keys' own, without a bias at the end
+                assert functions.query == "head" and functions.training["query"] == "shared"
+                for (w, b), (w2, b2) in zip(sides["key"], sides["query"], strict=True):
+                    assert torch.equal(w, w2) and torch.equal(b, b2)
+                assert sides["key"][-1][1].abs().max() == 0
+    rows = (tmp_path / "report" / "report.md").read_text().splitlines()
+    assert rows[0] == "| policy | IoU | recall | coverage | error |"
+    assert {r.split("`")[1] for r in rows[2:]} >= {"hata:k=2%", "spotlight:k=2%", "hashattention:k=2%", "oracle:k=2%"}
+    report = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert len(report["documents"]["hata:k=2%"]["iou"]) == 2 and report["documents"]["oracle:k=2%"]["iou"] == [1.0, 1.0]
+
+
 def test_other_settings_in_the_same_state_are_refused(tiny_model, text_file, tmp_path):
     state = str(tmp_path / "state")
     kinds = ["--kinds", "hata"]
