@@ -22,14 +22,15 @@ HEADS = KV_HEADS * len(LAYERS)
 
 
 class FarKeys:
-    """Heads whose keys are a mean of 8 to 14 a channel and topics about it; queries look away from the mean, by more or by
-    less, and towards a topic. Values follow the topics."""
+    """Heads whose keys are a mean, of norm 12 to 20 and most of it in two channels, and topics about it. Queries look away
+    from the mean, by more or by less, and towards a topic. Values follow the topics."""
 
     def __init__(self, generator: torch.Generator):
         self._generator = generator
         normal = lambda *shape: torch.randn(*shape, generator=generator)
-        signs = torch.where(normal(HEADS, DIM) >= 0, 1.0, -1.0)
-        self._mean = signs * (8.0 + 6.0 * torch.rand(HEADS, DIM, generator=generator))
+        far = torch.rand(HEADS, DIM, generator=generator).topk(2, -1).indices
+        self._mean = normal(HEADS, DIM)
+        self._mean.scatter_add_(1, far, self._mean.gather(1, far).sign() * (8.0 + 4.0 * torch.rand(HEADS, 2, generator=generator)))
         self._topics, self._meanings = normal(HEADS, 12, DIM) * 2.0, normal(HEADS, 12, DIM)
 
     def save(self, path) -> None:
