@@ -92,12 +92,13 @@ class GgufWeights:
     def __contains__(self, name: str) -> bool:
         return self._gguf_name(name) in self._tensors
 
-    def _values(self, name: str, rows: list[int] | slice = slice(None)) -> torch.Tensor:
+    def _values(self, name: str, rows: list[int] | None = None) -> torch.Tensor:
         import gguf
 
         own = self._gguf_name(name)
         offset, dtype, shape, kind = self._tensors[own]
-        data = np.memmap(self._path, dtype, "r", offset, shape)[rows]
+        data = np.memmap(self._path, dtype, "r", offset, shape)
+        data = data if rows is None else data[rows]
         values = torch.from_numpy(gguf.dequantize(data, kind).astype(np.float32, copy=True))
         role = own.split(".")[2] if own.startswith("blk.") else ""
         if self._interleaved and role in self._heads:
