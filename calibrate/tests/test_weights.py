@@ -111,21 +111,22 @@ from calibrate.documents import Text
 def peak():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM:")) * 1024
 
-model = Model(sys.argv[2])
+Model(sys.argv[4])  # a small one, for what every model takes once
 text = Text(sys.argv[3])
 print(peak())
+model = Model(sys.argv[2])
 for layers in (2, 12):
     settings = CaptureSettings(lengths=(250,), documents=1, validation_documents=0, text_queries=8, questions=2,
                                first_position=100, layers=tuple(range(layers)), sink=4, window=64)
-    capture(model, text, settings, Path(sys.argv[4]) / str(layers))
+    capture(model, text, settings, Path(sys.argv[5]) / str(layers))
     print(peak())
 """
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
-def test_a_model_larger_than_memory_is_read_a_layer_at_a_time(large_model, text_file, tmp_path):
+def test_a_model_larger_than_memory_is_read_a_layer_at_a_time(large_model, tiny_model, text_file, tmp_path):
     parameters = 2 * 2048 * WIDTH + 2 * 512 * WIDTH + 3 * INNER * WIDTH
-    result = subprocess.run([sys.executable, "-c", PEAK, str(ROOT), str(large_model), str(text_file), str(tmp_path / "c")],
+    result = subprocess.run([sys.executable, "-c", PEAK, *map(str, (ROOT, large_model, text_file, tiny_model, tmp_path / "c"))],
                             capture_output=True, text=True, check=True)
     before, two, twelve = map(int, result.stdout.split())
     # Ten more layers take what is recorded of them, 5 MB each, and not their weights: less than one layer has in the file.
