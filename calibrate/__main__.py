@@ -11,9 +11,10 @@ import torch
 
 from . import report as reporting
 from .artifact import Artifact, Features, Functions, fingerprint, write
-from .capture import CaptureSettings, Model, capture, load_shard
+from .capture import CaptureSettings, Model, capture
 from .documents import Text
 from .encoders import DEFAULT_BITS
+from .evaluate import Validation, passes_of
 from .region import Region
 from .training import (Corpus, EncoderSettings, FeatureSettings, default_hidden, export_encoder, train_encoder,
                        train_features)
@@ -69,7 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
                         help="query functions: one of a group's queries together, one for every query of a KV head, one "
                              "for each query head, or the keys' own (default group; with --recipe paper as the papers "
                              "have it)")
-    parser.add_argument("--heads-per-pass", type=int, default=32, help="KV heads trained at once: bounds memory")
+    parser.add_argument("--heads-per-pass", type=int, default=32, help="KV heads trained and measured at once: bounds memory")
     parser.add_argument("--resume", help="directory that keeps the capture and training state; an interrupted "
                                          "run given the same directory continues")
     parser.add_argument("--report", help="directory for report.txt, report.json and report.png")
@@ -165,8 +166,7 @@ def run(args, kinds: list[str], bits: dict[str, int], state: Path) -> int:
     if "features" in kinds:
         artifact.features = Features(args.features, training={**common, "steps": feature_settings.steps})
 
-    per_pass = max(1, args.heads_per_pass // kv_heads)
-    passes = [layers[i:i + per_pass] for i in range(0, len(layers), per_pass)]
+    passes = passes_of(layers, args.heads_per_pass, kv_heads)
     for some in passes:
         tag = f"layers {some[0]}-{some[-1]}"
         corpus = Corpus(training, some, group, head_dim, region, args.device, frequencies, positions)
@@ -185,13 +185,13 @@ def run(args, kinds: list[str], bits: dict[str, int], state: Path) -> int:
 
     diverged = False
     if validation:
-        shards = [load_shard(p, layers, group, args.device) for p in validation]
+        measuring = Validation(validation, passes, kv_heads, group, region, scaling, args.device)
         if artifact.features is not None:
-            helps = judge(artifact, shards, layers, kv_heads, region, scaling)
+            helps = judge(artifact, measuring)
             print(describe(helps, layers, kv_heads), file=sys.stderr)
             diverged = not any(helps)
             artifact.features.helps = helps
-        measured = reporting.build(artifact, shards, layers, kv_heads, region, scaling)
+        measured = reporting.build(artifact, measuring)
         for kind in encoder_settings:
             artifact.functions[kind].measured = reporting.measured_of(kind, measured)
         if args.report:

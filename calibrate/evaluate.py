@@ -89,6 +89,34 @@ def measure(shards: list[Shard], policies: list[Policy], artifact: Artifact | No
     return out
 
 
+class Validation:
+    """Captured documents that training did not see, of which some layers at a time are in memory."""
+
+    def __init__(self, paths: list[Path], passes: list[tuple[int, ...]], kv_heads: int, group: int, region: Region,
+                 scaling: float, device: str):
+        """passes: ascending layers; those of one are held, and measured, together."""
+        self.layers, self.kv_heads = tuple(layer for some in passes for layer in some), kv_heads
+        self._paths, self._passes, self._group = paths, passes, group
+        self._region, self._scaling, self._device = region, scaling, device
+
+    def measure(self, policies: list[Policy], artifact: Artifact | None, rows: int = 96,
+                answers: int | None = None) -> dict[Policy, dict[str, torch.Tensor]]:
+        """As `measure`, of all layers."""
+        parts = []
+        for some in self._passes:
+            shards = [load_shard(path, some, self._group, self._device) for path in self._paths]
+            parts.append(measure(shards, policies, artifact, some, self._region, self._scaling, rows, answers))
+            del shards
+        return {policy: {key: torch.cat([part[policy][key] for part in parts], 1) for key in figures}
+                for policy, figures in parts[0].items()}
+
+
+def passes_of(layers: tuple[int, ...], heads: int, kv_heads: int) -> list[tuple[int, ...]]:
+    """`layers` in parts of at most `heads` KV heads, or of one layer."""
+    some = max(1, heads // kv_heads)
+    return [layers[i:i + some] for i in range(0, len(layers), some)]
+
+
 # --- the whole model -------------------------------------------------------------------------------
 
 class PolicyAttention:
@@ -259,6 +287,7 @@ def main(argv=None) -> int:
     parser.add_argument("--dense-layers", type=int, default=2)
     parser.add_argument("--sink", type=int, default=16)
     parser.add_argument("--window", type=int, default=128)
+    parser.add_argument("--heads-per-pass", type=int, default=32, help="KV heads measured at once: bounds memory")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--json")
     args = parser.parse_args(argv)
@@ -272,11 +301,11 @@ def main(argv=None) -> int:
         paths = sorted(Path(args.captured).glob("validation-*.safetensors"))
         if not paths:
             parser.error(f"{args.captured} holds no validation documents")
-        shards = [load_shard(p, layers, model.group, args.device) for p in paths]
+        validation = Validation(paths, passes_of(layers, args.heads_per_pass, model.kv_heads), model.kv_heads, model.group,
+                                region, model.scaling, args.device)
         rows = []
         for kind, answers in (("all", None), ("answers", 1)):
-            for policy, figures in measure(shards, policies, artifact, layers, region, model.scaling,
-                                           answers=answers).items():
+            for policy, figures in validation.measure(policies, artifact, answers=answers).items():
                 figures = {key: x.mean(0) for key, x in figures.items()}
                 diffuse = figures["entropy"] >= figures["entropy"].median()
                 rows.append({"policy": describe(policy), "queries": kind,

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-
 from .artifact import Artifact
-from .evaluate import LEARNED, describe, measure
+from .evaluate import LEARNED, Validation, describe
 from .policies import Policy
-from .region import Region
 
 SHARES = (0.01, 0.02, 0.05, 0.10)
 
 
-def build(artifact: Artifact, shards, layers, kv_heads: int, region: Region, scaling: float, rows: int = 64) -> dict:
+def build(artifact: Artifact, validation: Validation, rows: int = 64) -> dict:
     """Figures of every kind at every share on validation documents: per head ("policies") and per document."""
     kinds = [k for k in LEARNED if k in artifact.functions]
     policies = [Policy("oracle", share=s) for s in SHARES]
@@ -22,9 +20,9 @@ def build(artifact: Artifact, shards, layers, kv_heads: int, region: Region, sca
     policies += [Policy(kind, share=s) for kind in kinds for s in SHARES]
     if artifact.features is not None:
         policies += [Policy(kind, share=s, completion=True) for kind in ["oracle", *kinds] for s in (0.01, 0.02)]
-    heads = [(layer, head) for layer in layers for head in range(kv_heads)]
+    heads = [(layer, head) for layer in validation.layers for head in range(validation.kv_heads)]
     out = {"heads": [{"layer": l, "kv_head": h} for l, h in heads], "policies": {}, "documents": {}}
-    for policy, figures in measure(shards, policies, artifact, layers, region, scaling, rows).items():
+    for policy, figures in validation.measure(policies, artifact, rows).items():
         out["policies"][describe(policy)] = {key: [round(float(x), 4) for x in values.mean(0)] for key, values in figures.items()}
         out["documents"][describe(policy)] = {key: [round(float(x), 5) for x in values.mean(1)] for key, values in figures.items()}
     return out

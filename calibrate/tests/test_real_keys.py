@@ -9,12 +9,12 @@ from safetensors.torch import save_file
 from calibrate.artifact import Artifact, Features
 from calibrate.capture import CaptureSettings, _Recorder, load_shard
 from calibrate.encoders import clip_gradients
+from calibrate.evaluate import Validation, passes_of
 from calibrate.features import FeatureMaps, losses
 from calibrate.policies import Policy
 from calibrate.region import Region
 from calibrate.training import Corpus, FeatureSettings, train_features
 from calibrate.verdict import judge
-from calibrate.evaluate import measure
 
 KV_HEADS, GROUP, DIM, LENGTH = 3, 2, 32, 900
 LAYERS, REGION = (2, 3), Region(4, 48)
@@ -58,12 +58,16 @@ class FarKeys:
 
 @pytest.fixture(scope="module")
 def far(tmp_path_factory):
-    """(corpus, validation shards)"""
+    """(corpus, paths of validation documents)"""
     directory, keys = tmp_path_factory.mktemp("far"), FarKeys(torch.Generator().manual_seed(11))
     paths = [directory / f"{i}.safetensors" for i in range(5)]
     for path in paths:
         keys.save(path)
-    return Corpus(paths[:3], LAYERS, GROUP, DIM, REGION, "cpu"), [load_shard(p, LAYERS, GROUP) for p in paths[3:]]
+    return Corpus(paths[:3], LAYERS, GROUP, DIM, REGION, "cpu"), paths[3:]
+
+
+def validation(corpus: Corpus, paths, passes) -> Validation:
+    return Validation(paths, passes, KV_HEADS, GROUP, REGION, corpus.scaling, "cpu")
 
 
 def artifact_of(maps: FeatureMaps) -> Artifact:
@@ -91,33 +95,49 @@ def test_the_keys_are_those_that_are_hard(far):
 
 
 def test_maps_on_keys_far_from_the_origin_complete_at_every_head(far):
-    corpus, shards = far
+    corpus, paths = far
     maps, history = train_features(corpus, FeatureSettings(features=16, inner=16, steps=60, queries=16), "t")
     assert history[-1] < history[0] and max(history) < 10.0
     artifact = artifact_of(maps)
-    assert judge(artifact, shards, LAYERS, KV_HEADS, REGION, corpus.scaling) == [True] * HEADS
+    documents = validation(corpus, paths, [LAYERS])
+    assert judge(artifact, documents) == [True] * HEADS
     pair = [Policy("oracle", share=0.02), Policy("oracle", share=0.02, completion=True)]
-    without, completed = measure(shards, pair, artifact, LAYERS, REGION, corpus.scaling).values()
+    without, completed = documents.measure(pair, artifact).values()
     ratio = completed["error"].mean(0) / without["error"].mean(0)
     assert ratio.max() < 0.9
 
 
+def test_layers_measured_in_passes_have_the_figures_of_all_at_once(far):
+    corpus, paths = far
+    artifact = artifact_of(FeatureMaps(*corpus.mid_sample(), 16, 16, seed=1))
+    artifact.features.helps = [True, False, True, True, True, False]
+    policies = [Policy("oracle", share=0.02, completion=True), Policy("quest", share=0.05)]
+    assert passes_of(LAYERS, KV_HEADS, KV_HEADS) == passes_of(LAYERS, 1, KV_HEADS) == [(2,), (3,)]
+    assert passes_of((2, 3, 5), 8, KV_HEADS) == [(2, 3), (5,)]
+    whole, parts = (validation(corpus, paths, passes).measure(policies, artifact) for passes in ([LAYERS], [(2,), (3,)]))
+    assert list(whole) == policies
+    for policy, figures in whole.items():
+        for key, x in figures.items():
+            assert x.shape == (2, HEADS) and torch.allclose(parts[policy][key], x, rtol=1e-4, atol=1e-6)
+
+
 def test_maps_start_with_the_mass_of_the_sample(far):
-    corpus, shards = far
-    keys, queries = corpus.mid_sample()
-    maps = FeatureMaps(keys, queries, 16, 16, seed=1)
-    rows = torch.arange(0, len(shards[0].positions), 3)
-    output, _, mass = losses(maps, shards[0], rows, 0.02, REGION, corpus.scaling, 0.0)
+    corpus, paths = far
+    shard = load_shard(paths[0], LAYERS, GROUP)
+    maps = FeatureMaps(*corpus.mid_sample(), 16, 16, seed=1)
+    rows = torch.arange(0, len(shard.positions), 3)
+    output, _, mass = losses(maps, shard, rows, 0.02, REGION, corpus.scaling, 0.0)
     assert mass.max() < 3.0 and output.max() < 100.0
 
 
 def test_mass_that_is_too_large_by_any_factor_has_a_gradient(far):
     """e^100 times too much: the exponent that the output is computed with is cut off far below."""
-    corpus, shards = far
+    corpus, paths = far
+    shard = load_shard(paths[0], LAYERS, GROUP)
     maps = FeatureMaps(*corpus.mid_sample(), 16, 16, seed=1)
     with torch.no_grad():
         maps.query.biases["out"].add_(100.0)
-    _, _, mass = losses(maps, shards[0], torch.arange(8), 0.02, REGION, corpus.scaling, 0.0)
+    _, _, mass = losses(maps, shard, torch.arange(8), 0.02, REGION, corpus.scaling, 0.0)
     assert 150.0 < mass.min()
     mass.sum().backward()
     slope = maps.query.biases["out"].grad.sum(1)
