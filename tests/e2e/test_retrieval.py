@@ -54,7 +54,7 @@ class Policies(unittest.TestCase):
             self.assertTrue(0 <= usage.retrieval.iou <= 1, usage.retrieval.iou)
             completes = "completion=on" in policy
             self.assertEqual(usage.retrieval.tail_estimates > 0, completes)
-            self.assertEqual(usage.retrieval.HasField("completed"), completes)
+            self.assertEqual(usage.retrieval.HasField("tail_mass"), completes)
 
     def test_dense_reads_everything(self):
         self.assertEqual(self.dense.kv_read_bytes.fast, self.dense.kv_dense_bytes)
