@@ -154,12 +154,16 @@ class Cancelled(unittest.TestCase):
                 for call in calls:
                     call.cancel()
             outcome = lambda name: server.metric(f'winnow_requests_total{{outcome="{name}"}}')
-            # All 300 and the one before them have an outcome: cancelled, or refused before the cancellation came.
-            eventually(lambda: outcome("cancelled") + outcome("rejected") + outcome("ok") == 301, "the end of all")
+            # How many of the 300 had left the client when it cancelled them is not known. Each that came has an outcome; lines of
+            # those that are refused are sampled.
+            eventually(lambda: server.metric("winnow_requests_running") + server.metric("winnow_requests_waiting") == 0, "the end of all")
+            time.sleep(0.5)
+            requests = [e for e in server.events() if e["event"] == "request"]
+            ended = outcome("cancelled") + outcome("rejected") + outcome("ok")
+            self.assertTrue(len(requests) <= ended <= 301, (len(requests), ended))
             self.assertEqual(outcome("invalid"), 0)
             self.assertEqual(outcome("ok"), 1)
             self.assertGreater(outcome("cancelled"), 0)
-            requests = [e for e in server.events() if e["event"] == "request"]
             self.assertEqual({e["reason"] for e in requests} - {"", "CANCELLED", "QUEUE_FULL"}, set())
             self.assertEqual(server.terminate(), 0)
 
