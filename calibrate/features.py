@@ -236,7 +236,7 @@ def losses(maps: FeatureMaps, shard: Shard, rows: torch.Tensor, share: float, re
     teacher = rest / rest_mass.clamp(min=1e-20)
     student = torch.log(w.clamp(min=1e-30)) - torch.log(total.clamp(min=1e-30))
     divergence = (teacher * (torch.log(teacher.clamp(min=1e-20)) - student)).sum(-1).mean((1, 2))
-    # Of the logarithm itself: the clamped exponent above has no gradient where the mass is far too large.
+    # The logarithm itself counts: the clamped exponent above has no gradient where the mass is far too large.
     off = (log_mass - torch.log(rest_mass.clamp(min=1e-20))).squeeze(-1)
     # Overestimates hurt more: they dilute tokens that were read exactly.
     partition = (F.huber_loss(off, torch.zeros_like(off), reduction="none") * torch.where(off > 0, 2.0, 1.0)).mean((1, 2))

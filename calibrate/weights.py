@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
-# What a Hugging Face directory calls the tensors of a GGUF file.
+# Names in a Hugging Face directory of the tensors of a GGUF file.
 GGUF_LAYER = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
               "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
               "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate",

@@ -50,7 +50,7 @@ POLICIES = ["dense", "lsh:k=2%,from=0", "lsh:k=2%,p=0.9,from=0", "lsh:k=2%,compl
             "lsh:k=1%,floor=0.99,from=0", "lsh:k=2%,from=0,verify=4"]
 
 
-# Of some requests: forms that their answers keep.
+# Forms that the answers of some requests keep.
 FORMS = [{}, {}, {"structured_outputs": {"regex": "[a-z]{3}-[0-9]{2}"}}, {"structured_outputs": {"choice": ["red", "blue"]}}]
 
 

@@ -233,7 +233,7 @@ struct TransformCodeHead {
   std::vector<uint8_t>
       cell_bits;      // bits of the code (32 * word + bit), the highest first; at most 8
   bool tail = false;  // whether the tail estimate is merged for this head's queries
-  // Of a residual code alone; empty otherwise. For each of its dimensions the first code's dimension that it refines (-1:
+  // Only a residual code has these. For each of its dimensions the first code's dimension that it refines (-1:
   // one that the first code does not keep), and that dimension's step, in steps of this one (0 where there is none).
   std::vector<int16_t> first_dims;  // [n]
   std::vector<float> first_steps;   // [n]

@@ -69,7 +69,7 @@
 //
 //   t_i      = fma(-first_steps[i], float(index of dimension f in the first code), the chain above); the chain where f < 0
 //
-// Of a query's candidates, tokens of mid that SelectByMass selected, RerankByMass keeps k. a, b, L_j, R and inv are those of
+// RerankByMass keeps k of a query's candidates, tokens of mid that SelectByMass selected. a, b, L_j, R and inv are those of
 // that selection; a', b' and D'_j are made of the residual code as a, b and D_j are of the first:
 //
 //   L'_j = fma(a, float(D_j), b) + fma(a', float(D'_j), b')

@@ -20,7 +20,7 @@ absl::Status Invalid(std::string_view flag, const std::string& path) {
       Concat(flag, " ", path, ": ", reason == nullptr ? "cannot be used" : reason));
 }
 
-// Of one certificate: expired, or not valid yet; null: neither.
+// A certificate that is expired, or not valid yet; null: neither.
 const char* Untimely(const X509* certificate) {
   if (X509_cmp_current_time(X509_get0_notAfter(certificate)) < 0) {
     return "a certificate has expired";

@@ -37,7 +37,7 @@ class Indexes {
       std::unique_ptr<kernels::PackedEncoder> key, query;       // null: the layer has none
       std::unique_ptr<kernels::PackedTransformCode> transform;  // of pca, in place of both
       kernels::Buffer pool;
-      // Of pca's second code, which has the layout of the first; null where it is not kept.
+      // pca's second code, which has the layout of the first; null where it is not kept.
       std::unique_ptr<kernels::PackedTransformCode> residual;
       kernels::Buffer residual_pool;
     };

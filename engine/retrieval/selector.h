@@ -53,7 +53,7 @@ class Selector {
                     const kernels::Selection& selected);
   void Prune(const QueryCall& call, const kernels::Tensor& q, const kernels::Selection& selected);
   void Rerank(const QueryCall& call, const kernels::Tensor& q, const kernels::Selection& selected);
-  // Of selections that were pruned or re-ranked, `masses` are left of all candidates: what is not kept belongs to the tail,
+  // After pruning or re-ranking `masses` are left of all candidates: what is not kept belongs to the tail,
   // what is kept is taken out of it.
   void TakeFromTail(const QueryCall& call, const kernels::Tensor& q, const MassInputs& masses,
                     const kernels::Selection& selected);

@@ -222,7 +222,7 @@ absl::StatusOr<Transform> MakeTransform(const TransformSample& sample,
   return transform;
 }
 
-// Of the width of dimension i. A dimension without variance has steps of any size: its index is the middle one.
+// The step of dimension i, of its width. A dimension without variance has steps of any size: its index is the middle one.
 double StepOf(const Doubles& variance, const std::vector<uint8_t>& widths, size_t i, double least) {
   return kSteps[widths[i / 4]] * std::sqrt(std::max(variance[i], least));
 }

@@ -73,7 +73,7 @@ __device__ __forceinline__ void AddDots(const CodePool& pool, int32_t head, int3
   }
 }
 
-// Where the k-th largest of the counts lies, counted from the top: the bin, and how many lie above it. A thread has a bin
+// The place of the k-th largest of the counts, counted from the top: the bin, and how many lie above it. A thread has a bin
 // at most. REQUIRES: the counts add up to k or more, k > 0. All threads get it.
 template <int kBins>
 __device__ uint2 FindCut(const uint32_t* counts, uint32_t k, uint32_t* warp_sums, uint2* found) {

@@ -335,7 +335,7 @@ class OverHttp(unittest.TestCase):
                     router.post("/v1/chat/completions", body, "mallory")
                 self.assertEqual(raised.exception.code, 401)
                 served = [(event["tenant"], event["cached_tokens"] > 0) for event in server.events() if event["event"] == "request"]
-        # What bob asks as alice did is not found; what alice asks again is. A client without a key is the gateway's own tenant.
+        # Bob, who asks as alice did, finds nothing; alice, who asks again, does. A client without a key is the gateway's own tenant.
         self.assertEqual(served[-4:], [("alice", False), ("bob", False), ("alice", True), ("gateway", False)])
         self.assertEqual({tenant for tenant, _ in served[:-4]}, {"gateway"})
 
