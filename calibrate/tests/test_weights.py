@@ -123,7 +123,6 @@ for layers in (2, 12):
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
 def test_a_model_larger_than_memory_is_read_a_layer_at_a_time(large_model, tiny_model, text_file, tmp_path):
     parameters = 2 * 2048 * WIDTH + 2 * 512 * WIDTH + 3 * INNER * WIDTH
     result = subprocess.run([sys.executable, "-c", PEAK, *map(str, (ROOT, large_model, text_file, tiny_model, tmp_path / "c"))],
