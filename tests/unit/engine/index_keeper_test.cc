@@ -70,6 +70,13 @@ struct Process {
     keeper->SaveSummary(state, names.back());
     Finish();
   }
+  // A sequence whose tokens are all in the indexes, and whose indexes are in the store.
+  std::unique_ptr<RetrievalState> Keep(const std::string& policy) {
+    auto state = State(policy);
+    Append(*state);
+    Save(*state);
+    return state;
+  }
   // The store has one queue of completions: each process takes its own.
   void Finish() {
     while (store->in_flight() > 0) scene.memory->Idle();
@@ -104,9 +111,7 @@ constexpr char kReRanked[] = "pca:k=4,rerank=on,dense_layers=0";
 TEST_F(IndexKeeperTest, ResidualCodesComeBackToTheByteUnderTheirOwnFit) {
   Process first(seed_, &store_, "a fit"), second(seed_, &store_, "a fit"),
       third(seed_, &store_, "another fit");
-  const auto saved = first.State(kReRanked);
-  first.Append(*saved);
-  first.Save(*saved);
+  const auto saved = first.Keep(kReRanked);
   const auto adopted = second.State(kReRanked);
   ASSERT_EQ(second.Adopt(*adopted), RetrievalScene::kTokens);
   const Indexes::Part a = first.indexes->Parts()[1], b = second.indexes->Parts()[1];
@@ -118,9 +123,7 @@ TEST_F(IndexKeeperTest, ResidualCodesComeBackToTheByteUnderTheirOwnFit) {
     }
   }
   // It has first codes of its own fit, and nothing of its own in the store that refines them.
-  const auto plain = third.State(kPolicy);
-  third.Append(*plain);
-  third.Save(*plain);
+  const auto plain = third.Keep(kPolicy);
   const auto other = third.State(kReRanked);
   EXPECT_EQ(third.Adopt(*other), 0);
 }
@@ -128,9 +131,7 @@ TEST_F(IndexKeeperTest, ResidualCodesComeBackToTheByteUnderTheirOwnFit) {
 // A prefix that was read without re-ranking has the first codes alone: under rerank they are made anew from its KV.
 TEST_F(IndexKeeperTest, FirstCodesAloneAreNotEnoughForReRanking) {
   Process first(seed_, &store_, "a fit"), second(seed_, &store_, "a fit");
-  const auto saved = first.State(kPolicy);
-  first.Append(*saved);
-  first.Save(*saved);
+  const auto saved = first.Keep(kPolicy);
   const auto plain = second.State(kPolicy);
   EXPECT_EQ(second.Adopt(*plain), RetrievalScene::kTokens);
   const auto reranked = second.State(kReRanked);
@@ -139,9 +140,7 @@ TEST_F(IndexKeeperTest, FirstCodesAloneAreNotEnoughForReRanking) {
 
 TEST_F(IndexKeeperTest, WhatWasSavedComesBackToTheByte) {
   Process first(seed_, &store_, "a fit"), second(seed_, &store_, "a fit");
-  const auto saved = first.State(kPolicy);
-  first.Append(*saved);
-  first.Save(*saved);
+  const auto saved = first.Keep(kPolicy);
   const auto adopted = second.State(kPolicy);
   ASSERT_EQ(second.Adopt(*adopted), RetrievalScene::kTokens);
   const Indexes::Part a = first.indexes->Parts()[0], b = second.indexes->Parts()[0];
@@ -165,9 +164,7 @@ TEST_F(IndexKeeperTest, WhatWasSavedComesBackToTheByte) {
 
 TEST_F(IndexKeeperTest, AnotherFitsCodesAndTablesAreNotTaken) {
   Process first(seed_, &store_, "a fit"), second(seed_, &store_, "another");
-  const auto saved = first.State(kPolicy);
-  first.Append(*saved);
-  first.Save(*saved);
+  const auto saved = first.Keep(kPolicy);
   const auto adopted = second.State(kPolicy);
   EXPECT_EQ(second.Adopt(*adopted), 0);
   EXPECT_EQ(adopted->layer(0).summary.tokens.size(), 0);
