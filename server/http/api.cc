@@ -340,12 +340,16 @@ std::unique_ptr<HttpExchange> HttpApi::Detokenize(HttpRequest& request, const Ht
   return AnswerJson(answer);
 }
 
-std::unique_ptr<HttpExchange> HttpApi::RenderChat(HttpRequest& request, const HttpWaker&) {
+absl::StatusOr<std::vector<int32_t>> HttpApi::TokensOfChat(const HttpRequest& request) const {
   absl::StatusOr<OpenAiRequest> body = ParseChatRequest(request.body, habits_);
   absl::Status status = body.status();
   if (status.ok()) status = CheckModel(body->model);
-  if (!status.ok()) return AnswerError(status, true);
-  const absl::StatusOr<std::vector<int32_t>> ids = TokensOf(body->generate);
+  if (!status.ok()) return status;
+  return TokensOf(body->generate);
+}
+
+std::unique_ptr<HttpExchange> HttpApi::RenderChat(HttpRequest& request, const HttpWaker&) {
+  const absl::StatusOr<std::vector<int32_t>> ids = TokensOfChat(request);
   if (!ids.ok()) return AnswerError(ids.status(), true);
   OrderedJson answer;
   answer["token_ids"] = *ids;
@@ -354,11 +358,7 @@ std::unique_ptr<HttpExchange> HttpApi::RenderChat(HttpRequest& request, const Ht
 }
 
 std::unique_ptr<HttpExchange> HttpApi::CountChatTokens(HttpRequest& request, const HttpWaker&) {
-  absl::StatusOr<OpenAiRequest> body = ParseChatRequest(request.body, habits_);
-  absl::Status status = body.status();
-  if (status.ok()) status = CheckModel(body->model);
-  if (!status.ok()) return AnswerError(status, true);
-  const absl::StatusOr<std::vector<int32_t>> ids = TokensOf(body->generate);
+  const absl::StatusOr<std::vector<int32_t>> ids = TokensOfChat(request);
   if (!ids.ok()) return AnswerError(ids.status(), true);
   return AnswerJson({{"input_tokens", ids->size()}});
 }
