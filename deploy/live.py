@@ -150,6 +150,19 @@ def make_certificate(directory):
                     "90", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"], check=True, capture_output=True)
 
 
+def came(condition, seconds):
+    """The condition's last value: a true one as soon as there is one, or what it is after so many seconds."""
+    end, value = time.monotonic() + seconds, None
+
+    def look():
+        nonlocal value
+        value = condition()
+        return value or time.monotonic() > end
+
+    harness.eventually(look, "the condition, or its end")
+    return value
+
+
 def check_panels(prometheus):
     """(failures, rows) of all panels of both dashboards. What counts only some requests has data within a minute of them."""
     failures, rows = [], []
@@ -161,8 +174,7 @@ def check_panels(prometheus):
             counts, values = [], []
             for target in panel["targets"]:
                 range_s = None if target["instant"] else 20
-                while not (points := prometheus.points(target["expr"], range_s)) and time.monotonic() < end:
-                    time.sleep(1)  # a scrape
+                points = came(lambda: prometheus.points(target["expr"], range_s), end - time.monotonic())
                 counts.append(len(points))
                 values += [series[-1] for series in points.values()]
                 if not points:
@@ -209,14 +221,11 @@ def inject(prometheus, server, load, store, certificate):
     failures = []
 
     def moves(what, condition):
-        end = time.monotonic() + 90
-        while not condition():
-            if time.monotonic() > end:
-                failures.append(f"did not move: {what}")
-                print(f"    did NOT move: {what}")
-                return
-            time.sleep(0.5)
-        print(f"    moved: {what}")
+        if came(condition, 90):
+            print(f"    moved: {what}")
+        else:
+            failures.append(f"did not move: {what}")
+            print(f"    did NOT move: {what}")
 
     @contextlib.contextmanager
     def fault(what, *lines):
@@ -321,7 +330,7 @@ def main():
         load = Load(server, 3, args.seed)
         stack.callback(load.end)
         print(f"Load for {args.seconds} s")
-        time.sleep(args.seconds)
+        load.stop.wait(args.seconds)
         failures, rows = check_panels(prometheus)
         width = max(len(row["panel"]) for row in rows)
         for row in rows:
