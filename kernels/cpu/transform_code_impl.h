@@ -63,6 +63,45 @@ inline void TileDots(const MassCall& call, const uint32_t* tile, int32_t first_q
   }
 }
 
+// Cells of a tile's 16 codes: their bits `cell_bits`, the first on top.
+inline void TileCells(const uint32_t* tile, const uint8_t* cell_bits, int32_t num_bits,
+                      uint8_t* cells) {
+  const __m512i one = _mm512_set1_epi32(1);
+  __m512i of_tile = _mm512_setzero_si512();
+  for (int32_t bit = 0; bit < num_bits; ++bit) {
+    const __m512i word = _mm512_loadu_si512(tile + cell_bits[bit] / 32 * kTile);
+    const __m512i moved = _mm512_srl_epi32(word, _mm_cvtsi32_si128(cell_bits[bit] % 32));
+    of_tile = _mm512_or_si512(_mm512_add_epi32(of_tile, of_tile), _mm512_and_si512(moved, one));
+  }
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(cells), _mm512_cvtepi32_epi8(of_tile));
+}
+
+// Adds up terms of up to 2^26, kLanes at a time: 32 of them fit into a lane.
+class TermSum {
+ public:
+  void Add(Vec::Reg terms) {
+    part_ = _mm512_add_epi32(part_, _mm512_cvttps_epi32(terms));
+    if (++count_ == 32) Widen();
+  }
+  int64_t Total() {
+    Widen();
+    return _mm512_reduce_add_epi64(wide_);
+  }
+
+ private:
+  void Widen() {
+    wide_ = _mm512_add_epi64(wide_, _mm512_cvtepu32_epi64(_mm512_castsi512_si256(part_)));
+    wide_ = _mm512_add_epi64(wide_, _mm512_cvtepu32_epi64(_mm512_extracti64x4_epi64(part_, 1)));
+    part_ = _mm512_setzero_si512();
+    count_ = 0;
+  }
+  __m512i wide_ = _mm512_setzero_si512(), part_ = _mm512_setzero_si512();
+  int count_ = 0;
+};
+inline Vec::Reg BelowPeak(const int32_t* dots, int32_t peak) {
+  return _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_loadu_si512(dots), _mm512_set1_epi32(peak)));
+}
+
 #elif defined(__AVX2__)
 
 inline Vec::Reg Fma(Vec::Reg a, Vec::Reg b, Vec::Reg c) { return _mm256_fmadd_ps(a, b, c); }
@@ -131,6 +170,54 @@ inline void OneTileDots(const MassCall& call, const uint32_t* tile, int32_t firs
   }
 }
 
+inline void TileCells(const uint32_t* tile, const uint8_t* cell_bits, int32_t num_bits,
+                      uint8_t* cells) {
+  const __m256i one = _mm256_set1_epi32(1);
+  __m256i of_half[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+  for (int32_t bit = 0; bit < num_bits; ++bit) {
+    const auto* words = reinterpret_cast<const __m256i*>(tile + cell_bits[bit] / 32 * kTile);
+    const __m128i shift = _mm_cvtsi32_si128(cell_bits[bit] % 32);
+    for (int half = 0; half < 2; ++half) {
+      const __m256i moved = _mm256_srl_epi32(_mm256_loadu_si256(words + half), shift);
+      of_half[half] = _mm256_or_si256(_mm256_add_epi32(of_half[half], of_half[half]),
+                                      _mm256_and_si256(moved, one));
+    }
+  }
+  const __m256i packed =
+      _mm256_permute4x64_epi64(_mm256_packus_epi32(of_half[0], of_half[1]), 0b11011000);
+  _mm_storeu_si128(
+      reinterpret_cast<__m128i*>(cells),
+      _mm_packus_epi16(_mm256_castsi256_si128(packed), _mm256_extracti128_si256(packed, 1)));
+}
+
+class TermSum {
+ public:
+  void Add(Vec::Reg terms) {
+    part_ = _mm256_add_epi32(part_, _mm256_cvttps_epi32(terms));
+    if (++count_ == 32) Widen();
+  }
+  int64_t Total() {
+    Widen();
+    alignas(32) int64_t lanes[4];
+    _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), wide_);
+    return lanes[0] + lanes[1] + lanes[2] + lanes[3];
+  }
+
+ private:
+  void Widen() {
+    wide_ = _mm256_add_epi64(wide_, _mm256_cvtepu32_epi64(_mm256_castsi256_si128(part_)));
+    wide_ = _mm256_add_epi64(wide_, _mm256_cvtepu32_epi64(_mm256_extracti128_si256(part_, 1)));
+    part_ = _mm256_setzero_si256();
+    count_ = 0;
+  }
+  __m256i wide_ = _mm256_setzero_si256(), part_ = _mm256_setzero_si256();
+  int count_ = 0;
+};
+inline Vec::Reg BelowPeak(const int32_t* dots, int32_t peak) {
+  return _mm256_cvtepi32_ps(_mm256_sub_epi32(
+      _mm256_loadu_si256(reinterpret_cast<const __m256i*>(dots)), _mm256_set1_epi32(peak)));
+}
+
 #else
 
 inline Vec::Reg Fma(Vec::Reg a, Vec::Reg b, Vec::Reg c) { return std::fma(a, b, c); }
@@ -144,6 +231,29 @@ inline void StoreDistances(uint16_t* p, Vec::Reg mass) {
   int32_t key = static_cast<int32_t>(bits >> kMassKeyShift) - kMassKeyBase;
   key = key < 0 ? 0 : key >= kMassKeyBins ? kMassKeyBins - 1 : key;
   *p = static_cast<uint16_t>(kMassKeyBins - 1 - key);
+}
+
+inline void TileCells(const uint32_t* tile, const uint8_t* cell_bits, int32_t num_bits,
+                      uint8_t* cells) {
+  for (int32_t t = 0; t < kTile; ++t) {
+    uint32_t cell = 0;
+    for (int32_t bit = 0; bit < num_bits; ++bit) {
+      cell = cell << 1 | (tile[cell_bits[bit] / 32 * kTile + t] >> cell_bits[bit] % 32 & 1);
+    }
+    cells[t] = static_cast<uint8_t>(cell);
+  }
+}
+
+class TermSum {
+ public:
+  void Add(Vec::Reg term) { total_ += static_cast<int32_t>(term); }
+  int64_t Total() const { return total_; }
+
+ private:
+  int64_t total_ = 0;
+};
+inline Vec::Reg BelowPeak(const int32_t* dots, int32_t peak) {
+  return static_cast<float>(*dots - peak);
 }
 
 template <int kGroup>
@@ -292,39 +402,20 @@ int64_t MassSum(const int32_t* dots, int32_t count, float a, int32_t* peak_of) {
 #endif
   for (; seen < count; ++seen) peak = dots[seen] > peak ? dots[seen] : peak;
   *peak_of = peak;
-  alignas(64) int32_t terms[kLanes];
-  int64_t sum = 0;
   const Vec::Reg scale = Vec::Set1(a), top = Vec::Set1(0x1p26f);
+  TermSum terms;
   int32_t i = 0;
-  alignas(64) int32_t below[kLanes];
-#if defined(__AVX512F__)
-  // 32 terms of 2^26 fit into 32 bits.
-  __m512i wide = _mm512_setzero_si512(), part = wide;
-  for (int32_t n = 0; i + kLanes <= count; i += kLanes) {
-    const __m512i difference =
-        _mm512_sub_epi32(_mm512_loadu_si512(dots + i), _mm512_set1_epi32(peak));
-    const Vec::Reg e = MassExp2(Vec::Mul(scale, _mm512_cvtepi32_ps(difference)));
-    part = _mm512_add_epi32(part, _mm512_cvttps_epi32(Vec::Mul(e, top)));
-    if (++n < 32 && i + 2 * kLanes <= count) continue;
-    wide = _mm512_add_epi64(wide, _mm512_cvtepu32_epi64(_mm512_castsi512_si256(part)));
-    wide = _mm512_add_epi64(wide, _mm512_cvtepu32_epi64(_mm512_extracti64x4_epi64(part, 1)));
-    part = _mm512_setzero_si512();
-    n = 0;
-  }
-  sum = _mm512_reduce_add_epi64(wide);
-#else
   for (; i + kLanes <= count; i += kLanes) {
-    for (int lane = 0; lane < kLanes; ++lane) below[lane] = dots[i + lane] - peak;
-    StoreInts(terms, Vec::Mul(MassExp2(Vec::Mul(scale, FromInts(below))), top));
-    for (int lane = 0; lane < kLanes; ++lane) sum += terms[lane];
+    terms.Add(Vec::Mul(MassExp2(Vec::Mul(scale, BelowPeak(dots + i, peak))), top));
   }
-#endif
+  int64_t sum = terms.Total();
   if (i < count) {
+    alignas(64) int32_t below[kLanes], last[kLanes];
     for (int lane = 0; lane < kLanes; ++lane) {
       below[lane] = i + lane < count ? dots[i + lane] - peak : 0;
     }
-    StoreInts(terms, Vec::Mul(MassExp2(Vec::Mul(scale, FromInts(below))), top));
-    for (int lane = 0; i + lane < count; ++lane) sum += terms[lane];
+    StoreInts(last, Vec::Mul(MassExp2(Vec::Mul(scale, FromInts(below))), top));
+    for (int lane = 0; i + lane < count; ++lane) sum += last[lane];
   }
   return sum;
 }
@@ -349,16 +440,7 @@ void MassWeights(const MassHead* heads, int32_t group, const int32_t* dots, int3
 void MassCells(const MassCall& call, const uint8_t* cell_bits, int32_t num_bits, int32_t first,
                int32_t last, uint8_t* cells) {
   for (int32_t token = first / kTile * kTile; token < last; token += kTile, cells += kTile) {
-    const uint32_t* tile = TileOf(call, token);
-    uint32_t of_tile[kTile] = {};
-    for (int32_t bit = 0; bit < num_bits; ++bit) {
-      const uint32_t* word = tile + cell_bits[bit] / 32 * kTile;
-      const int shift = cell_bits[bit] % 32;
-      for (int32_t t = 0; t < kTile; ++t) {
-        of_tile[t] = of_tile[t] << 1 | (word[t] >> shift & 1);
-      }
-    }
-    for (int32_t t = 0; t < kTile; ++t) cells[t] = static_cast<uint8_t>(of_tile[t]);
+    TileCells(TileOf(call, token), cell_bits, num_bits, cells);
   }
 }
 

@@ -26,8 +26,8 @@
 namespace winnow::kernels {
 namespace {
 
-constexpr int32_t kRangePieces = 16;
-constexpr int32_t kRangeTokens = kRangePieces * kMassPieceTokens;
+constexpr int32_t kMostRangePieces = 16;
+constexpr int32_t kRangesOfThread = 4;       // at least, where there are as many pieces
 constexpr int32_t kCandidateTokens = 16384;  // whose slots fit in the upper half of a candidate
 constexpr size_t kWaveBytes = size_t{64} << 20;
 constexpr int32_t kSampleTokens = 1024;
@@ -91,7 +91,6 @@ const CpuTransformCode& Packed(const PackedTransformCode& transform) {
 
 struct Range {
   TokenRange tokens;  // of mid
-  int32_t first_piece = 0;
   // [group / kMassAddQueries, rounded up][kTransformCells][kMassAddQueries] of the range; null: no tail
   int64_t* masses = nullptr;
 };
@@ -123,6 +122,22 @@ int32_t PieceOf(const Unit& unit, int32_t token) {
 size_t UnitBytes(TokenRange mid) {
   const size_t places = size_t{1} * mid.size() + kCodeTileTokens + kPadding;
   return (places * (sizeof(uint16_t) + sizeof(uint32_t)) + 63) / 64 * 64;
+}
+
+size_t NumRanges(TokenRange mid, int32_t range_tokens) {
+  return static_cast<size_t>((mid.last - 1) / range_tokens - mid.first / range_tokens + 1);
+}
+
+// A range is whole pieces: many, because each has masses of its own to be added up, but so few that no thread waits long for
+// another's.
+int32_t RangeTokens(std::span<const RetrievalQuery> queries,
+                    std::span<const std::pair<int64_t, int32_t>> wave, int threads) {
+  int64_t pieces = 0;
+  for (const auto& [index, kv_head] : wave) {
+    pieces += static_cast<int64_t>(NumRanges(queries[index].mid, kMassPieceTokens));
+  }
+  const int64_t each = pieces / (int64_t{kRangesOfThread} * threads);
+  return static_cast<int32_t>(std::clamp<int64_t>(each, 1, kMostRangePieces)) * kMassPieceTokens;
 }
 
 // Calls body(tokens, first token of the first tile) for each piece of a range.
@@ -223,30 +238,36 @@ void Combine(const float* anchor_masses, Unit& unit) {
   }
 }
 
-// Of a thread: dots, the same as fixed-point weights, cells.
+// Of a thread, for a piece's tokens: dots, the same as fixed-point weights, distances, cells, gathered codes.
 struct PieceScratch {
   int32_t* dots = nullptr;
   int32_t* fixed = nullptr;
+  uint32_t* tiles = nullptr;
+  uint16_t* distances = nullptr;
   uint8_t* cells = nullptr;
 };
 
 // Scratch memory of all threads, one behind the other.
 struct MassScratchSizes {
-  explicit MassScratchSizes(int32_t group)
+  MassScratchSizes(int32_t group, int32_t bits)
       : dots_bytes(size_t{4} * FullGroups(group) * kMassAddQueries * kMassDotsStride),
-        thread_bytes((2 * dots_bytes + kMassDotsStride + 63) / 64 * 64) {}
+        tiles_bytes(size_t{kMassPieceTokens} * bits / 8),
+        thread_bytes((2 * dots_bytes + tiles_bytes + 3 * kMassDotsStride + 63) / 64 * 64) {}
   PieceScratch Place(std::byte* scratch, int thread) const {
     std::byte* const of_thread = scratch + thread_bytes * thread;
+    std::byte* const tiles = of_thread + 2 * dots_bytes;
     return {reinterpret_cast<int32_t*>(of_thread),
-            reinterpret_cast<int32_t*>(of_thread + dots_bytes),
-            reinterpret_cast<uint8_t*>(of_thread + 2 * dots_bytes)};
+            reinterpret_cast<int32_t*>(of_thread + dots_bytes), reinterpret_cast<uint32_t*>(tiles),
+            reinterpret_cast<uint16_t*>(tiles + tiles_bytes),
+            reinterpret_cast<uint8_t*>(tiles + tiles_bytes + 2 * kMassDotsStride)};
   }
-  const size_t dots_bytes, thread_bytes;
+  const size_t dots_bytes, tiles_bytes, thread_bytes;
 };
 
 void WeighRange(const CpuOps& ops, const std::vector<uint8_t>& cell_bits, const Unit& unit,
                 const Range& range, const PieceScratch& scratch) {
   const int32_t group = unit.call.group;
+  if (range.masses != nullptr) std::fill_n(range.masses, RangeMasses(group), 0);
   ForPieces(range.tokens, [&](TokenRange tokens, int32_t tile) {
     ops.mass_dots(unit.call, tokens.first, tokens.last, scratch.dots);
     ops.mass_weights(unit.heads.data(), group, scratch.dots, tokens.last - tile,
@@ -330,21 +351,50 @@ void SumMasses(const Unit& unit, int64_t* masses) {
   }
 }
 
+constexpr int32_t kNoTable[1] = {0};
+
+// The codes of the tokens as tiles of one block, and the call that reads them there. The last tile is filled up with the
+// last token's.
+MassCall GatherCodes(const MassCall& call, std::span<const int32_t> tokens, uint32_t* tiles) {
+  const int32_t words = call.layout.bits / 32, bt = call.layout.block_tokens;
+  const size_t places = (tokens.size() + kCodeTileTokens - 1) / kCodeTileTokens * kCodeTileTokens;
+  for (size_t j = 0; j < places; ++j) {
+    const int32_t token = tokens[std::min(j, tokens.size() - 1)];
+    const auto* of_head =
+        reinterpret_cast<const uint32_t*>(static_cast<const std::byte*>(call.codes) +
+                                          call.block_table[token / bt] * call.layout.BlockBytes() +
+                                          call.head * call.layout.HeadBytes());
+    for (int32_t word = 0; word < words; ++word) {
+      tiles[TransformWordOffset(words, static_cast<int32_t>(j), word)] =
+          of_head[TransformWordOffset(words, token % bt, word)];
+    }
+  }
+  MassCall gathered = call;
+  gathered.codes = tiles;
+  gathered.layout = {1, 1 << 30, call.layout.bits};
+  gathered.head = 0;
+  gathered.block_table = kNoTable;
+  return gathered;
+}
+
 // Subtracts those of the tokens that are read. `scratch`: as WeighRange leaves it.
 void TakeMasses(const CpuOps& ops, const std::vector<uint8_t>& cell_bits, const Unit& unit,
                 std::span<const int32_t> tokens, int64_t* masses, const PieceScratch& scratch) {
   const int32_t group = unit.call.group;
-  uint16_t unused[kCodeTileTokens];
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    const int32_t at = tokens[i] % kCodeTileTokens;
-    ops.mass_dots(unit.call, tokens[i], tokens[i] + 1, scratch.dots);
-    ops.mass_weights(unit.heads.data(), group, scratch.dots, kCodeTileTokens, unused,
+  for (size_t begin = 0; begin < tokens.size(); begin += kMassPieceTokens) {
+    const std::span<const int32_t> part =
+        tokens.subspan(begin, std::min<size_t>(kMassPieceTokens, tokens.size() - begin));
+    const auto count = static_cast<int32_t>(part.size());
+    const MassCall call = GatherCodes(unit.call, part, scratch.tiles);
+    ops.mass_dots(call, 0, count, scratch.dots);
+    ops.mass_weights(unit.heads.data(), group, scratch.dots, count, scratch.distances,
                      scratch.fixed);
-    ops.mass_cells(unit.call, cell_bits.data(), static_cast<int32_t>(cell_bits.size()), tokens[i],
-                   tokens[i] + 1, scratch.cells);
+    ops.mass_cells(call, cell_bits.data(), static_cast<int32_t>(cell_bits.size()), 0, count,
+                   scratch.cells);
     for (int32_t g = 0; g < group; ++g) {
-      masses[int64_t{g} * kTransformCells + scratch.cells[at]] -=
-          scratch.fixed[int64_t{g} * kMassDotsStride + at];
+      int64_t* const of_query = masses + int64_t{g} * kTransformCells;
+      const int32_t* const fixed = scratch.fixed + int64_t{g} * kMassDotsStride;
+      for (int32_t j = 0; j < count; ++j) of_query[scratch.cells[j]] -= fixed[j];
     }
   }
 }
@@ -393,29 +443,6 @@ struct RerankScratch {
   size_t tiles = 0, residual_tiles = 0, dots = 0, residual_dots = 0, logits = 0, distances = 0;
   size_t thread_bytes = 0;
 };
-
-constexpr int32_t kNoTable[1] = {0};
-
-// The codes of the candidates as tiles of one block, and the call that reads them there.
-MassCall GatherCodes(const MassCall& call, std::span<const int32_t> tokens, uint32_t* tiles) {
-  const int32_t words = call.layout.bits / 32, bt = call.layout.block_tokens;
-  for (size_t j = 0; j < tokens.size(); ++j) {
-    const auto* of_head = reinterpret_cast<const uint32_t*>(
-        static_cast<const std::byte*>(call.codes) +
-        call.block_table[tokens[j] / bt] * call.layout.BlockBytes() +
-        call.head * call.layout.HeadBytes());
-    for (int32_t word = 0; word < words; ++word) {
-      tiles[TransformWordOffset(words, static_cast<int32_t>(j), word)] =
-          of_head[TransformWordOffset(words, tokens[j] % bt, word)];
-    }
-  }
-  MassCall gathered = call;
-  gathered.codes = tiles;
-  gathered.layout = {1, 1 << 30, call.layout.bits};
-  gathered.head = 0;
-  gathered.block_table = kNoTable;
-  return gathered;
-}
 
 // Keeps the k nearest of the candidates, of equals the later, and none with a smaller key than the query's least.
 int32_t KeepNearest(const RetrievalQuery& query, const uint16_t* distances,
@@ -627,9 +654,22 @@ void CpuBackend::SelectMassWave(const SelectByMassArgs& args,
   const int32_t group = num_heads / args.code_layout.kv_heads;
   const float scale2 = args.scale * kTransformLog2E;
   // Queries that fill up the last four have weights of 0.
-  const MassScratchSizes sizes(group);
-  std::byte* scratch = codes_scratch_.Get(wave_bytes + sizes.thread_bytes * num_threads());
-  const auto scratch_of = [&](int thread) { return sizes.Place(scratch + wave_bytes, thread); };
+  const MassScratchSizes sizes(group, args.code_layout.bits);
+  const auto has_tail = [&](int32_t kv_head) {
+    return tail != nullptr && packed.weights().heads[kv_head].tail;
+  };
+  const int32_t range_tokens = RangeTokens(args.queries, wave, num_threads());
+  size_t with_tail = 0;
+  for (const auto& [index, kv_head] : wave) {
+    if (has_tail(kv_head)) with_tail += NumRanges(args.queries[index].mid, range_tokens);
+  }
+  const size_t masses_bytes = with_tail * RangeMasses(group) * sizeof(int64_t);
+  std::byte* const scratch =
+      codes_scratch_.Get(wave_bytes + masses_bytes + sizes.thread_bytes * num_threads());
+  auto* masses = reinterpret_cast<int64_t*>(scratch + wave_bytes);
+  const auto scratch_of = [&](int thread) {
+    return sizes.Place(scratch + wave_bytes + masses_bytes, thread);
+  };
   for (int thread = 0; thread < num_threads(); ++thread) {
     const int64_t used_values = int64_t{group} * kMassDotsStride;
     std::fill(scratch_of(thread).fixed + used_values,
@@ -656,25 +696,17 @@ void CpuBackend::SelectMassWave(const SelectByMassArgs& args,
     const int32_t pieces = PieceOf(unit, mid.last - 1) + 1;
     unit.peaks.resize(size_t{1} * pieces * group);
     unit.sums.resize(size_t{1} * pieces * group);
+    unit.ranges.reserve(NumRanges(mid, range_tokens));
     for (int32_t first = mid.first, last = first; first < mid.last; first = last) {
       last = static_cast<int32_t>(
-          std::min<int64_t>(mid.last, (int64_t{first} / kRangeTokens + 1) * kRangeTokens));
+          std::min<int64_t>(mid.last, (int64_t{first} / range_tokens + 1) * range_tokens));
       unit.ranges.push_back({{first, last}});
+      if (has_tail(unit.call.head)) {
+        unit.ranges.back().masses = masses;
+        masses += RangeMasses(group);
+      }
     }
-  }
-  std::vector<int64_t> masses;  // of ranges
-  size_t with_tail = 0;
-  const auto has_tail = [&](const Unit& unit) {
-    return tail != nullptr && packed.weights().heads[unit.call.head].tail;
-  };
-  for (const Unit& unit : units) with_tail += has_tail(unit) ? unit.ranges.size() : 0;
-  masses.resize(with_tail * RangeMasses(group));
-  size_t used = 0;
-  for (Unit& unit : units) {
-    for (Range& range : unit.ranges) {
-      if (has_tail(unit)) range.masses = &masses[used++ * RangeMasses(group)];
-      ranges.emplace_back(&unit, &range);
-    }
+    for (Range& range : unit.ranges) ranges.emplace_back(&unit, &range);
   }
   const auto num_units = static_cast<int64_t>(units.size());
   const auto num_ranges = static_cast<int64_t>(ranges.size());
@@ -714,7 +746,7 @@ void CpuBackend::SelectMassWave(const SelectByMassArgs& args,
     }
     int64_t* const of_unit = tail->masses + first * kTransformCells;
     SumMasses(unit, of_unit);
-    if (tail->of_all || !has_tail(unit)) return;
+    if (tail->of_all || !has_tail(unit.call.head)) return;
     TakeMasses(ops_, cell_bits(unit), unit, {tokens, static_cast<size_t>(taken)}, of_unit,
                scratch_of(thread));
   });
@@ -793,7 +825,7 @@ void CpuBackend::TakeFromTail(const TakeFromTailArgs& args) {
   const int32_t group = heads / kv_heads;
   WINNOW_CHECK(read.kv_heads == kv_heads && heads == group * kv_heads && tail.heads == heads &&
                code_layout.bits == packed.bits());
-  const MassScratchSizes sizes(group);
+  const MassScratchSizes sizes(group, code_layout.bits);
   std::byte* const scratch = codes_scratch_.Get(sizes.thread_bytes * num_threads());
   const auto num_units = static_cast<int64_t>(queries.size()) * kv_heads;
   threads_.ParallelFor(num_units, [&](int64_t i, int thread) {
