@@ -20,6 +20,7 @@ import os
 import pathlib
 import random
 import shlex
+import shutil
 import signal
 import statistics
 import subprocess
@@ -166,12 +167,18 @@ def named_command(text):
     name, equals, command = text.partition("=")
     if not equals or not name or "{port}" not in command:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=COMMAND with {{port}} in it")
+    try:
+        program = shlex.split(command)[0]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{command!r}: {error}") from error
+    if shutil.which(program) is None:
+        raise argparse.ArgumentTypeError(f"{program!r} is no program that can be run; a NAME has no = in it")
     return name, command
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--server", required=True, action="append", type=named_command, help="NAME=COMMAND; may be repeated")
+    parser.add_argument("--server", required=True, action="append", type=named_command, help="NAME=COMMAND, a name without =; may be repeated")
     parser.add_argument("--shape", action="append", type=shape, help="BATCHxCONTEXT; may be repeated (default 1x512, 1x4096, 4x2048)")
     parser.add_argument("--tokens", type=int, default=64, help="of each answer, at least 2 (default %(default)s)")
     parser.add_argument("--patience", type=float, default=600, help="seconds until a server must serve (default %(default)s)")

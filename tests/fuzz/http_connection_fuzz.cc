@@ -13,8 +13,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <string>
 #include <string_view>
 
@@ -74,26 +76,37 @@ int StartServer() {
   return serving.port();
 }
 
+int Connect(int port) {
+  for (int attempt = 0;; ++attempt) {
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    WINNOW_CHECK(fd >= 0);
+    // Without this the client's port would be kept for a minute: there are fewer than a minute's executions. The server's end
+    // is kept where the server closes first, so every connection comes from another address of loopback.
+    const linger at_once{.l_onoff = 1, .l_linger = 0};
+    setsockopt(fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
+    const int on = 1;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    static uint32_t connections = static_cast<uint32_t>(getpid()) << 10;
+    address.sin_addr.s_addr = htonl(0x7f000001 + (++connections & 0xfffff));
+    setsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof(on));
+    WINNOW_CHECK(bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0);
+    address.sin_port = htons(static_cast<uint16_t>(port));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    if (connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0) return fd;
+    // A machine may count all its connections' ports together: the next address may have one. A server that is gone refuses.
+    const bool none_left = errno == EADDRNOTAVAIL || errno == EADDRINUSE || errno == ENOBUFS;
+    if (!none_left || attempt == 100) std::perror("connect");
+    WINNOW_CHECK(none_left && attempt < 100);
+    close(fd);
+  }
+}
+
 // The answers until the server closes. `ends`: nothing more is sent; a client that says so may find that its request
 // counts as given up.
 std::string Exchange(int port, std::string_view bytes, size_t piece, bool ends) {
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  WINNOW_CHECK(fd >= 0);
-  // Without this the client's port would be kept for a minute: there are fewer than a minute's executions. The server's end
-  // is kept where the server closes first, so every connection comes from another address of loopback.
-  const linger at_once{.l_onoff = 1, .l_linger = 0};
-  setsockopt(fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
-  const int on = 1;
-  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  static uint32_t connections = static_cast<uint32_t>(getpid()) << 10;
-  address.sin_addr.s_addr = htonl(0x7f000001 + (++connections & 0xfffff));
-  setsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof(on));
-  WINNOW_CHECK(bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0);
-  address.sin_port = htons(static_cast<uint16_t>(port));
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  WINNOW_CHECK(connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0);
+  const int fd = Connect(port);
   while (!bytes.empty()) {
     const ssize_t sent = send(fd, bytes.data(), std::min(piece, bytes.size()), MSG_NOSIGNAL);
     if (sent <= 0) break;  // the server has closed

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """Workloads and the arithmetic of load reports, without a server. The client itself: tests/e2e/test_load.py."""
+import argparse
 import contextlib
 import copy
 import gzip
@@ -323,6 +324,13 @@ class Peers(unittest.TestCase):
         results = {"a": {"1x2048": {"ms_per_step": 4.5, "tokens_per_s": 222.2, "prompt_tokens_per_s": 30000.0}},
                    "b": {"1x2048": {"ms_per_step": None, "tokens_per_s": None, "prompt_tokens_per_s": 1.0}}}
         self.assertEqual(compare.table([(1, 2048)], ["a", "b"], results).splitlines()[2], "| 1 x 2,048 | 4.50; 222.2; 30,000 | –; –; 1 |")
+
+    def test_a_server_has_a_name_without_an_equals_sign_and_a_program_that_is_there(self):
+        command = f"{sys.executable} -m http.server {{port}}"
+        self.assertEqual(compare.named_command(f"one, twice={command}"), ("one, twice", command))
+        for text in ("one", f"={command}", "one=true", f"pca:k=2%={command}", "one=nothing-of-this-name {port}", "one={port} '"):
+            with self.assertRaises(argparse.ArgumentTypeError, msg=text):
+                compare.named_command(text)
 
     def test_what_cannot_be_is_said(self):
         for args, message in ((["--server", "a=true"], "NAME=COMMAND"), (["--server", "a=true {port}", "--shape", "0x5"], "BATCHxCONTEXT"),
