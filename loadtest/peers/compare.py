@@ -20,7 +20,6 @@ import os
 import pathlib
 import random
 import shlex
-import shutil
 import signal
 import statistics
 import subprocess
@@ -47,7 +46,7 @@ class PeerServer:
         try:
             self.process = subprocess.Popen(self.command, stdout=self.log, stderr=subprocess.STDOUT, start_new_session=True)
         except OSError as error:
-            raise Refused(f"{name}: {error}") from error
+            raise Refused(f"{name}: {error} (a name ends at the first =)") from error
         end = time.monotonic() + patience
         while True:
             try:
@@ -167,12 +166,6 @@ def named_command(text):
     name, equals, command = text.partition("=")
     if not equals or not name or "{port}" not in command:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=COMMAND with {{port}} in it")
-    try:
-        program = shlex.split(command)[0]
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{command!r}: {error}") from error
-    if shutil.which(program) is None:
-        raise argparse.ArgumentTypeError(f"{program!r} is no program that can be run; a NAME has no = in it")
     return name, command
 
 

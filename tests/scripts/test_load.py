@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
 """Workloads and the arithmetic of load reports, without a server. The client itself: tests/e2e/test_load.py."""
-import argparse
 import contextlib
 import copy
 import gzip
@@ -325,13 +324,6 @@ class Peers(unittest.TestCase):
                    "b": {"1x2048": {"ms_per_step": None, "tokens_per_s": None, "prompt_tokens_per_s": 1.0}}}
         self.assertEqual(compare.table([(1, 2048)], ["a", "b"], results).splitlines()[2], "| 1 x 2,048 | 4.50; 222.2; 30,000 | –; –; 1 |")
 
-    def test_a_server_has_a_name_without_an_equals_sign_and_a_program_that_is_there(self):
-        command = f"{sys.executable} -m http.server {{port}}"
-        self.assertEqual(compare.named_command(f"one, twice={command}"), ("one, twice", command))
-        for text in ("one", f"={command}", "one=true", f"pca:k=2%={command}", "one=nothing-of-this-name {port}", "one={port} '"):
-            with self.assertRaises(argparse.ArgumentTypeError, msg=text):
-                compare.named_command(text)
-
     def test_what_cannot_be_is_said(self):
         for args, message in ((["--server", "a=true"], "NAME=COMMAND"), (["--server", "a=true {port}", "--shape", "0x5"], "BATCHxCONTEXT"),
                               (["--server", "a=true {port}", "--server", "a=true {port}"], "differ"), (["--server", "a=true {port}", "--tokens", "1"], "at least 2")):
@@ -340,8 +332,8 @@ class Peers(unittest.TestCase):
             self.assertIn(message, said.getvalue())
         with self.assertRaisesRegex(SystemExit, "(?s)a does not serve .*no weights"):
             compare.main(["--server", "a=sh -c 'echo no weights; exit 1 # {port}'"])
-        with self.assertRaisesRegex(SystemExit, "a: .*absent-program"):
-            compare.main(["--server", "a=absent-program {port}"])
+        with self.assertRaisesRegex(SystemExit, "a: .*absent-program.*name ends at the first ="):
+            compare.main(["--server", "a=absent-program=true {port}"])
 
 
 class Ports(unittest.TestCase):
