@@ -111,6 +111,14 @@ void RetrievalState::Suspend() {
   summaries_ = {};
 }
 
+int32_t RetrievalState::NotIndexed(int32_t tokens) const {
+  int32_t most = 0;
+  for (int32_t i = 0; i < num_layers(); ++i) {
+    if (policy_.RetrievesIn(i)) most = std::max(most, tokens - layers_[i].indexed);
+  }
+  return most;
+}
+
 RetrievalCounts RetrievalState::TakeCounts() { return std::exchange(counts_, {}); }
 
 }  // namespace winnow::engine

@@ -32,7 +32,7 @@ struct RetrievalCounts {
   uint64_t probes = 0;          // (query, layer, KV head) whose selection was measured
   double coverage = 0;          // sum over probes (kernels::SelectionQuality)
   double iou = 0;               // the same
-  uint64_t tail_estimates = 0;  // (query, layer, query head) that completion added to
+  uint64_t tail_estimates = 0;  // (query, layer, query head) whose tail's mass was measured
   double tail_mass = 0;         // sum over tail_estimates: the share of the mass that it stands for
   uint64_t widened_tokens = 0;  // query tokens that selected more because of the policy's floor
   uint64_t floor_dense_tokens = 0;  // query tokens that were dense because of it
@@ -106,6 +106,8 @@ class RetrievalState {
   // Model::ResumeRetrieval must find it one.
   void Suspend();
   RetrievalCounts TakeCounts();
+  // Of the first `tokens` those that the index of some layer lacks: the next query that selects takes them in first.
+  int32_t NotIndexed(int32_t tokens) const;
 
   // ---- for engine/retrieval/ alone ----
 

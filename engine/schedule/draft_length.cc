@@ -1,6 +1,7 @@
 #include "engine/schedule/draft_length.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 namespace winnow::engine {
@@ -19,11 +20,45 @@ constexpr double kCreditShare = 0.01;
 constexpr double kMostCredit =
     8;  // dense tokens: what was won long ago does not pay for a bad stretch
 
+constexpr int32_t kFirstSteps = 3;
+constexpr int32_t kDenseKnown = 2;  // dense tokens before the first draft
+constexpr int32_t kSharedSamples =
+    3;  // a sequence's own first drafts weigh as much as others' after so many
+
 }  // namespace
+
+void DraftCosts::Add(double of_dense) { latest_[added_++ % kLatest] = of_dense; }
+
+std::optional<double> DraftCosts::median() const {
+  if (added_ < kEnough) return std::nullopt;
+  std::array<double, kLatest> sorted = latest_;
+  const size_t count = std::min(added_, kLatest);
+  std::nth_element(sorted.begin(), sorted.begin() + count / 2, sorted.begin() + count);
+  return sorted[count / 2];
+}
+
+DraftCostTable::Place DraftCostTable::PlaceOf(int32_t context, int32_t sequences) {
+  return {static_cast<int>(std::bit_width(static_cast<uint32_t>(context))),
+          static_cast<int>(std::bit_width(static_cast<uint32_t>(sequences)))};
+}
+
+std::shared_ptr<DraftCosts> DraftCostTable::Of(const std::string& policy, Place place) {
+  // Policies come from clients. Sequences keep the costs that they have.
+  if (entries_.size() >= kMostEntries) entries_.clear();
+  std::shared_ptr<DraftCosts>& entry = entries_[{policy, place}];
+  if (entry == nullptr) entry = std::make_shared<DraftCosts>();
+  return entry;
+}
 
 void DraftLength::Average::Add(double sample) {
   ++samples;
   value += std::max(kNewest, 1.0 / samples) * (sample - value);
+}
+
+void DraftLength::Average::AddStep(double seconds) {
+  if (samples == 0 || samples >= kFirstSteps) return Add(seconds);
+  ++samples;
+  value = std::min(value, seconds);
 }
 
 double DraftLength::acceptance(DraftSource source) const {
@@ -35,11 +70,17 @@ double DraftLength::RowSeconds() const {
   return row_.samples > 0 ? std::max(0.0, row_.value) : kRowOfDense * dense_.value;
 }
 
+// Absent: nobody has measured one.
+std::optional<double> DraftLength::DraftSeconds() const {
+  if (draft_.samples > 0) return draft_.value;
+  const std::optional<double> of_dense = shared_ != nullptr ? shared_->median() : std::nullopt;
+  if (!of_dense.has_value()) return std::nullopt;
+  return *of_dense * dense_.value;
+}
+
 double DraftLength::Speed(DraftSource source, int32_t drafted) const {
   // Before a draft step was measured it is taken for a dense one.
-  const double step = source == DraftSource::kLookup ? 0
-                      : draft_.samples > 0           ? draft_.value
-                                                     : dense_.value;
+  const double step = source == DraftSource::kLookup ? 0 : DraftSeconds().value_or(dense_.value);
   const double a = acceptance(source);
   const double tokens =
       a < 1 ? (1 - std::pow(a, drafted + 1)) / (1 - a) : static_cast<double>(drafted + 1);
@@ -50,6 +91,7 @@ int32_t DraftLength::Next(DraftSource source, int32_t most) const {
   if (most <= 0) return 0;
   if (dense_.samples == 0) return 0;
   if (!measured_) return std::min(most, kUnmeasured);
+  if (dense_.samples < kDenseKnown) return 0;
   const double dense_speed = 1 / dense_.value;
   int32_t best = 0;
   double best_speed = dense_speed * kWorthwhile;
@@ -62,10 +104,11 @@ int32_t DraftLength::Next(DraftSource source, int32_t most) const {
   }
   // What a draft that fails from its first token on would lose must be there. So the first draft, of which
   // nothing is known, is short, and one that nothing speaks for is tried when there is credit for it.
-  const bool unknown = source == DraftSource::kPolicy && draft_.samples == 0;
-  const double step = source == DraftSource::kLookup ? 0
-                      : unknown                      ? dense_.value * kFirstDraftOfDense
-                                                     : draft_.value;
+  const std::optional<double> draft_seconds = DraftSeconds();
+  const bool unknown = source == DraftSource::kPolicy && !draft_seconds.has_value();
+  const double step = source == DraftSource::kLookup
+                          ? 0
+                          : draft_seconds.value_or(dense_.value * kFirstDraftOfDense);
   const double each = step + RowSeconds();
   const bool tries = best == 0 || unknown;
   const double credit =
@@ -84,13 +127,16 @@ void DraftLength::Earn(double seconds) {
 
 void DraftLength::OnDense(double seconds) {
   if (seconds > 0) measured_ = true;
-  const bool first = dense_.samples == 0;
-  dense_.Add(seconds);
-  Earn((first ? kFirstCredit : kCreditShare) * dense_.value);
+  dense_.AddStep(seconds);
+  Earn((dense_.samples == kDenseKnown ? kFirstCredit : kCreditShare) * dense_.value);
 }
 
 void DraftLength::OnDraftStep(double seconds) {
-  draft_.Add(seconds);
+  if (const std::optional<double> known = DraftSeconds(); draft_.samples == 0 && known) {
+    draft_ = {*known, kSharedSamples};
+  }
+  draft_.AddStep(seconds);
+  if (shared_ != nullptr && dense_.value > 0) shared_->Add(seconds / dense_.value);
   spent_drafting_ += seconds;
 }
 

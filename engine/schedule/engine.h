@@ -210,6 +210,7 @@ class Engine {
   PrefixTable prefixes_;
   Scheduler scheduler_;
   TenantShares tenants_;
+  DraftCostTable draft_costs_;
   std::vector<std::unique_ptr<Sequence>> sequences_;  // by phase, then order
   absl::flat_hash_map<RequestId, Sequence*> by_id_;
   uint64_t next_order_ = 0;

@@ -91,8 +91,14 @@ void Engine::BeginDraft(Sequence& sequence, int32_t verifying) {
     }
   }
   if (!retrieves) return;
+  if (const DraftCostTable::Place place = DraftCostTable::PlaceOf(known, verifying);
+      is_auto && place != sequence.draft_costs_place) {
+    sequence.draft_length.Share(draft_costs_.Of(ToString(policy), place));
+    sequence.draft_costs_place = place;
+  }
   if (const int32_t length = wanted(DraftSource::kPolicy); length > 0) {
     sequence.draft.Begin(known - 1, sequence.tokens.back(), length);
+    sequence.draft_catches_up = sequence.retrieval->NotIndexed(known - 1) >= model_.block_tokens();
     if (sequence.grammar != nullptr) sequence.draft.SetGrammar(sequence.grammar->Clone());
   }
 }
@@ -151,7 +157,11 @@ void Engine::AdvanceDraft(Sequence& sequence, std::span<const kernels::SampledTo
     }
     draft.Add(next.token);
     CountDrafted(sequence, 1);
-    if (decode_seconds_.has_value()) sequence.draft_length.OnDraftStep(*decode_seconds_);
+    // Taking in a prefix that was computed under another policy is work for a prompt, as its tokens are.
+    if (decode_seconds_.has_value() && !sequence.draft_catches_up) {
+      sequence.draft_length.OnDraftStep(*decode_seconds_);
+    }
+    sequence.draft_catches_up = false;
     if (IsStopToken(sequence.request, next.token)) {
       draft.EndDrafting();
     } else if (draft.grammar() != nullptr && !draft.grammar()->Accept(next.token)) {

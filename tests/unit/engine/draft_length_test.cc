@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <memory>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -139,6 +142,7 @@ TEST(DraftLengthTest, FollowsAWorldThatChanges) {
 TEST(DraftLengthTest, ASourceThatFailsIsTriedSeldomBesideOneThatPays) {
   DraftLength length;
   length.OnDense(1);
+  length.OnDense(1);
   int32_t tried = 0;
   for (int i = 0; i < 200; ++i) {
     for (int j = 0; j < 8; ++j) length.OnDraftStep(0.1);
@@ -162,6 +166,108 @@ TEST(DraftLengthTest, SourcesAreToldApart) {
   }
   EXPECT_LT(length.acceptance(DraftSource::kLookup), 0.1);
   EXPECT_GT(length.acceptance(DraftSource::kPolicy), 0.9);
+}
+
+// Answers too short to find out for themselves: the first ones try, the others know.
+TEST(DraftLengthTest, ShortAnswersKnowWhatDraftsCostOthers) {
+  const auto costs = std::make_shared<DraftCosts>();
+  int64_t drafted = 0;
+  for (uint32_t answer = 0; answer < 40; ++answer) {
+    Simulation simulation({.draft = 0.025, .acceptance = 1}, answer);
+    DraftLength length;
+    length.Share(costs);
+    const double seconds = simulation.Run(&length, DraftSource::kPolicy, 100);
+    if (answer < 2 * DraftCosts::kEnough) {
+      drafted += simulation.drafted();
+      continue;
+    }
+    EXPECT_EQ(simulation.drafted(), 0);
+    EXPECT_LT(seconds, 1.01 * simulation.Fixed(0, DraftSource::kPolicy, 100));
+  }
+  EXPECT_GE(drafted, static_cast<int64_t>(DraftCosts::kEnough));
+}
+
+// And where drafts pay, the first of an answer is as long as that of one that has drafted.
+TEST(DraftLengthTest, TheFirstDraftIsAsLongAsPaysWhereCostsAreKnown) {
+  const auto costs = std::make_shared<DraftCosts>();
+  for (size_t i = 0; i < DraftCosts::kEnough; ++i) costs->Add(0.2);
+  DraftLength alone, knows;
+  knows.Share(costs);
+  for (DraftLength* length : {&alone, &knows}) {
+    length->OnDense(1);
+    length->OnDense(1);
+  }
+  EXPECT_EQ(alone.Next(DraftSource::kPolicy, 64), 1);
+  EXPECT_GT(knows.Next(DraftSource::kPolicy, 64), 1);
+}
+
+TEST(DraftLengthTest, OneSlowDraftOfOthersOrOfItsOwnDoesNotEndDrafting) {
+  const auto costs = std::make_shared<DraftCosts>();
+  costs->Add(30);
+  EXPECT_FALSE(costs->median().has_value());
+  costs->Add(0.2);
+  costs->Add(0.25);
+  EXPECT_EQ(costs->median(), 0.25);
+  DraftLength length;
+  length.Share(costs);
+  length.OnDense(1);
+  length.OnDense(1);
+  EXPECT_GT(length.Next(DraftSource::kPolicy, 64), 1);
+  // The sequence's own first draft weighs as one of four.
+  length.OnDraftStep(1);
+  EXPECT_GT(length.Next(DraftSource::kPolicy, 64), 0);
+}
+
+// On a GPU the first step of a kind makes the graph that the next ones launch: by its time alone drafts seemed to pay where
+// they took twice a dense token's.
+TEST(DraftLengthTest, ASlowFirstTokenDoesNotMakeDraftsLookCheap) {
+  for (const double first : {1.0, 3.0, 20.0}) {
+    DraftLength length;
+    length.OnDense(first);
+    length.OnDense(1);
+    int32_t drafted = 0;
+    for (int i = 0; i < 100; ++i) {
+      const int32_t next = length.Next(DraftSource::kPolicy, 8);
+      drafted += next;
+      for (int32_t j = 0; j < next; ++j) length.OnDraftStep(2);
+      if (next == 0) {
+        length.OnDense(1);
+      } else {
+        length.OnVerification(DraftSource::kPolicy, next, next, 1 + 0.05 * next);
+      }
+    }
+    EXPECT_LE(drafted, 2) << first;
+  }
+}
+
+// What a long answer finds of a world that has changed reaches those after it.
+TEST(DraftLengthTest, SharedCostsFollowAWorldThatChanges) {
+  const auto costs = std::make_shared<DraftCosts>();
+  for (int i = 0; i < 20; ++i) costs->Add(3);
+  Simulation simulation({.draft = 0.002, .acceptance = 0.95}, 9);
+  DraftLength length;
+  length.Share(costs);
+  simulation.Run(&length, DraftSource::kPolicy, 4000);
+  EXPECT_GT(simulation.drafted(), 100);
+  EXPECT_NEAR(costs->median().value(), 0.2, 0.05);
+}
+
+TEST(DraftCostTableTest, PoliciesContextsAndBatchesAreToldApart) {
+  DraftCostTable table;
+  const auto of = [&](const char* policy, int32_t context, int32_t sequences) {
+    return table.Of(policy, DraftCostTable::PlaceOf(context, sequences));
+  };
+  const std::shared_ptr<DraftCosts> costs = of("pca", 5000, 1);
+  EXPECT_EQ(of("pca", 8000, 1), costs);
+  EXPECT_NE(of("lsh", 5000, 1), costs);
+  EXPECT_NE(of("pca", 9000, 1), costs);
+  EXPECT_NE(of("pca", 5000, 2), costs);
+  // Whatever clients send: the table is bounded, and who has costs keeps them.
+  for (size_t i = 0; i < 3 * DraftCostTable::kMostEntries; ++i) {
+    of(std::to_string(i).c_str(), 5000, 1)->Add(1);
+  }
+  costs->Add(2);
+  EXPECT_NE(of("pca", 5000, 1), costs);
 }
 
 TEST(DraftLengthTest, WhereTimeStandsStillItDraftsAllTheSame) {

@@ -82,6 +82,15 @@ TEST(PlanQuery, WhatRetrievesGoesOnRetrieving) {
 }
 
 // Layers whose number shares a factor with the interval were never measured once.
+TEST(RetrievalState, TheLayerWhoseIndexLacksMostCountsIfItRetrieves) {
+  RetrievalState state(Policy("pca:k=2%,dense_layers=1"), 4);
+  state.layer(1).indexed = state.layer(2).indexed = 500;
+  state.layer(3).indexed = 448;
+  EXPECT_EQ(state.NotIndexed(500), 52);
+  EXPECT_EQ(state.NotIndexed(448), 0);
+  EXPECT_EQ(state.NotIndexed(100), 0);
+}
+
 TEST(IsProbed, MeasuresOneInTheIntervalOfEveryLayer) {
   constexpr int32_t kPositions = 64 * 400;
   for (const int32_t layers : {6, 16, 28, 30, 32}) {
