@@ -323,14 +323,15 @@ int32_t Take(const CpuOps& ops, Unit& unit, int32_t* tokens) {
     if (static_cast<int64_t>(found.size()) >= k) break;
     WINNOW_CHECK(bound < kMassKeyBins - 1);
   }
-  std::nth_element(found.begin(), found.begin() + (k - 1), found.end());
+  std::vector<uint64_t> ordered = found;
+  std::nth_element(ordered.begin(), ordered.begin() + (k - 1), ordered.end());
+  const uint64_t last = ordered[k - 1];  // no two are equal
   const auto farthest = static_cast<uint64_t>(kMassKeyBins - 1 - unit.query->least_key);
   int32_t taken = 0;
-  for (int32_t i = 0; i < k; ++i) {
-    if (found[i] >> 32 > farthest) continue;
-    tokens[taken++] = static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(found[i]));
+  for (const uint64_t one : found) {  // by token
+    if (one > last || one >> 32 > farthest) continue;
+    tokens[taken++] = static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(one));
   }
-  std::sort(tokens, tokens + taken);
   return taken;
 }
 
