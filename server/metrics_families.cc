@@ -289,8 +289,10 @@ MetricFamilies ReadFamilies(const engine::EngineStats& stats, int64_t row_bytes)
            "beside a good coverage is no harm.",
            retrieval.iou, retrieval.probes);
   out.Mean("winnow_retrieval_tail_mass_ratio",
-           "Share of the attention's mass that the tail estimate stood for.", retrieval.tail_mass,
-           retrieval.tail_estimates);
+           "Share of the attention's mass that the tail estimate stood for: of all of "
+           "completion=on, of tail=on in sampled choices "
+           "(--probe-interval). What was read has the rest.",
+           retrieval.tail_mass, retrieval.tail_estimates);
   const engine::DraftCounts& drafts = stats.drafts;
   out.Counter("winnow_draft_tokens_total", "Tokens drafted under policies with verify.",
               drafts.drafted);

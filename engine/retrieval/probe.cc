@@ -30,6 +30,13 @@ void Probe::Measure(const QueryCall& call, const Selection& selected, const Tens
   }
 }
 
+bool Probe::IsDue(const QueryCall& call) const {
+  return interval_ > 0 &&
+         std::any_of(call.queries.begin(), call.queries.end(), [&](const RetrievalQuery& query) {
+           return IsProbed(query.position, call.layer, interval_);
+         });
+}
+
 // quality_ of the query. False: its chunk is lost.
 bool Probe::MeasureQuery(const QueryCall& call, size_t i, const Selection& selected,
                          const Tensor& q) {

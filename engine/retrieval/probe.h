@@ -25,6 +25,8 @@ class Probe {
         whole_(shape, memory),
         quality_(shape.kv_heads) {}
 
+  // Whether one of the call's queries is measured: then its tail is, too (TailEstimator::MergeTables).
+  bool IsDue(const QueryCall& call) const;
   // Counts coverage and IoU of the call's queries that are due, in their states, and takes a step of their floor where they
   // fell below it. Queries of lost chunks are measured when they are computed again.
   void Measure(const QueryCall& call, const kernels::Selection& selected, const kernels::Tensor& q);

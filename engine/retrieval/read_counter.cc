@@ -29,7 +29,7 @@ void ReadCounter::AddSelected(RetrievalCounts& tally, uint64_t kept, int32_t can
   tally.rows_read -= candidate_rows - kept;
 }
 
-void ReadCounter::AddCompletions(RetrievalCounts& tally, const StateMasses& masses) const {
+void ReadCounter::AddTails(RetrievalCounts& tally, const StateMasses& masses) const {
   for (int32_t head = 0; head < shape_.num_heads; ++head) {
     ++tally.tail_estimates;
     tally.tail_mass += -std::expm1(masses.before[head] - masses.after[head]);
@@ -81,11 +81,11 @@ void ReadCounter::Count(const QueryCall& call, const Selection& selected,
   }
 }
 
-void ReadCounter::CountCompletions(const QueryCall& call, const StateMasses& masses) {
+void ReadCounter::CountTails(const QueryCall& call, const StateMasses& masses) {
   for (size_t i = 0; i < call.size(); ++i) {
     RetrievalState& state = call.rows[i]->state();
     if (call.queries[i].position < state.counted()) continue;
-    AddCompletions(state.tally(), masses.From(static_cast<int64_t>(i) * shape_.num_heads));
+    AddTails(state.tally(), masses.From(static_cast<int64_t>(i) * shape_.num_heads));
   }
 }
 
@@ -98,7 +98,7 @@ void ReadCounter::CountPending() {
     uint64_t kept = 0;
     for (int32_t head = 0; head < shape_.kv_heads; ++head) kept += pending.counts[head];
     AddSelected(state.tally(), kept, pending.candidates);
-    if (pending.masses.before != nullptr) AddCompletions(state.tally(), pending.masses);
+    if (pending.masses.before != nullptr) AddTails(state.tally(), pending.masses);
   }
   pending_.clear();
   slot_ = 0;

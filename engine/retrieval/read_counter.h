@@ -36,7 +36,7 @@ class ReadCounter {
   // The slot of the next call: Defer keeps its data there until the slots are counted.
   int32_t slot() const { return slot_; }
   // Counts the call at the end of the pass, because the device may not have selected yet. `masses.before` is null unless
-  // its states were completed.
+  // its estimates were measured.
   void Defer(const QueryCall& call, const kernels::Selection& selected, const StateMasses& masses);
   // Counts a call whose selection the host has seen; `tier_rows` of its queries. `anchors` of pca's anchors, which were read
   // before; empty: they were not, or without addresses. `entries`: whether `tier_rows` has the anchors again.
@@ -44,7 +44,7 @@ class ReadCounter {
              std::span<const Fetcher::TierRows> tier_rows,
              std::span<const Fetcher::TierRows> anchors, Fetcher::Entries entries);
   // REQUIRES: the device is done with the masses.
-  void CountCompletions(const QueryCall& call, const StateMasses& masses);
+  void CountTails(const QueryCall& call, const StateMasses& masses);
 
   // The pass is over: counts what was deferred, and all of its rows.
   void EndPass(std::span<const PassRows> rows, bool any_retrieves);
@@ -63,7 +63,7 @@ class ReadCounter {
   void CountSharedReads(std::span<const PassRows> rows);
   void CountRows(const PassRows& rows);
   void AddSelected(RetrievalCounts& tally, uint64_t kept, int32_t candidates) const;
-  void AddCompletions(RetrievalCounts& tally, const StateMasses& masses) const;
+  void AddTails(RetrievalCounts& tally, const StateMasses& masses) const;
 
   const RetrievalShape shape_;
   KvMemory& memory_;

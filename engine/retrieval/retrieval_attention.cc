@@ -307,8 +307,9 @@ void RetrievalAttention::RunCall(QueryCall call, const Tensor& q, const Tensor& 
   if (!fetcher_.LoadPages(call, selected)) return;
 
   if (FindsRows(call.layer) && AttendInPool(call, selected, q, out)) {
-    counter_.Defer(call, selected,
-                   call.policy->completion ? tail_.MassesOf(call.slot) : StateMasses{});
+    counter_.Defer(
+        call, selected,
+        call.policy->completion || MeasuresTail(call) ? tail_.MassesOf(call.slot) : StateMasses{});
     probe_.Measure(call, selected, q);
     return;
   }
@@ -433,6 +434,11 @@ std::span<const RetrievalQuery> RetrievalAttention::ChosenAlone(const QueryCall&
   return chosen_alone_;
 }
 
+// Measuring takes two launches a layer, so tails are measured where the choice is. (Completion always is: it is dear.)
+bool RetrievalAttention::MeasuresTail(const QueryCall& call) const {
+  return call.policy->HasTail() && probe_.IsDue(call);
+}
+
 // The states of what each query attended to become its result: anchors first, then what was selected, then the tail,
 // in that order wherever the entries lie.
 void RetrievalAttention::Finish(const QueryCall& call, float* states, const Tensor& out) {
@@ -442,7 +448,7 @@ void RetrievalAttention::Finish(const QueryCall& call, float* states, const Tens
                          shape_.head_dim, anchors);
     states = anchors;
   }
-  if (call.policy->HasTail()) tail_.MergeTables(call, states);
+  if (call.policy->HasTail()) tail_.MergeTables(call, states, MeasuresTail(call));
   backend_.FinishStates(call.queries, states, shape_.layout.head_dim, out);
 }
 
@@ -458,9 +464,12 @@ void RetrievalAttention::AttendByAddress(const QueryCall& call, const Selection&
   const bool lost = memory_.chunk_lost(call.rows[0]->index) && call.size() == 1;
   if (call.policy->completion && !lost) {
     const StateMasses masses = tail_.Complete(call, q, RowsAtAddresses(), states);
-    if (backend_.Synchronize()) counter_.CountCompletions(call, masses);
+    if (backend_.Synchronize()) counter_.CountTails(call, masses);
   }
   Finish(call, states, out);
+  if (MeasuresTail(call) && !lost && backend_.Synchronize()) {
+    counter_.CountTails(call, tail_.MassesOf(call.slot));
+  }
   if (fetcher_.keeps() && !backend_.Synchronize()) return;
   fetcher_.EndCall();
   probe_.Measure(call, selected, q);

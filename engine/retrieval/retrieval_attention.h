@@ -115,6 +115,7 @@ class RetrievalAttention {
   bool AttendStatesInPool(const QueryCall& call, const kernels::Selection& selected,
                           const kernels::Tensor& q, const kernels::Tensor& out);
   std::span<const kernels::RetrievalQuery> ChosenAlone(const QueryCall& call);
+  bool MeasuresTail(const QueryCall& call) const;
   void Finish(const QueryCall& call, float* states, const kernels::Tensor& out);
   void AttendByAddress(const QueryCall& call, const kernels::Selection& selected,
                        const kernels::Tensor& q, const kernels::Tensor& out);

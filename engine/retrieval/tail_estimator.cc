@@ -14,7 +14,8 @@ using kernels::Tensor;
 
 absl::Status TailEstimator::Allocate(bool completes, bool has_tables, ScratchAllocator& scratch) {
   const size_t states = size_t{kMaxCallQueries} * shape_.num_heads;
-  WINNOW_RETURN_IF_ERROR(scratch.Allocate(completes ? kCallSlots * 2 * states * sizeof(float) : 0,
+  const bool estimates = completes || has_tables;
+  WINNOW_RETURN_IF_ERROR(scratch.Allocate(estimates ? kCallSlots * 2 * states * sizeof(float) : 0,
                                           "masses of states", /*shared=*/true, &masses_));
   if (!has_tables) return absl::OkStatus();
   WINNOW_RETURN_IF_ERROR(scratch.Allocate(states * kernels::kTransformCells * sizeof(int64_t),
@@ -68,7 +69,7 @@ bool TailEstimator::ExtendTables(const QueryCall& call) {
   return true;
 }
 
-void TailEstimator::MergeTables(const QueryCall& call, float* states) {
+void TailEstimator::MergeTables(const QueryCall& call, float* states, bool measured) {
   const Indexes::Codes& codes = *indexes_.CodesOf(*call.policy);
   cell_tables_.clear();
   for (const PassRows* rows : call.rows) {
@@ -77,8 +78,12 @@ void TailEstimator::MergeTables(const QueryCall& call, float* states) {
     cell_tables_.push_back(table.tokens.size() > 0 ? table.data
                                                    : static_cast<float*>(empty_table_.data()));
   }
+  const auto num_states = static_cast<int64_t>(call.size()) * shape_.num_heads;
+  const StateMasses masses = MassesOf(call.slot);
+  if (measured) backend_.StateMasses(states, num_states, shape_.layout.head_dim, masses.before);
   backend_.MergeTails(call.queries, cell_tables_, *codes.layers[call.layer].transform, tail_,
                       shape_.layout.head_dim, states);
+  if (measured) backend_.StateMasses(states, num_states, shape_.layout.head_dim, masses.after);
 }
 
 // ---- completion ----

@@ -40,8 +40,9 @@ class TailEstimator {
   const kernels::TailMasses* MassesFor(const AttentionPolicy& policy) const {
     return policy.HasTail() ? &tail_ : nullptr;
   }
-  // Adds the tail to `states` [queries][H], after ExtendTables and a selection that left its masses.
-  void MergeTables(const QueryCall& call, float* states);
+  // Adds the tail to `states` [queries][H], after ExtendTables and a selection that left its masses. `measured`: their masses,
+  // which are of the call's slot, too.
+  void MergeTables(const QueryCall& call, float* states, bool measured);
 
   // ---- completion ----
 
@@ -59,7 +60,7 @@ class TailEstimator {
   kernels::Backend& backend_;
   const Indexes& indexes_;
 
-  kernels::Buffer masses_;  // [kCallSlots][before, after completion][kMaxCallQueries][H]; shared
+  kernels::Buffer masses_;  // [kCallSlots][before, after an estimate][kMaxCallQueries][H]; shared
   kernels::Buffer tail_masses_, tail_references_, tail_deltas_;  // the device's
   kernels::Buffer empty_table_;                                  // zeros; the device's
   kernels::TailMasses tail_;

@@ -195,6 +195,33 @@ class Configuration(unittest.TestCase):
                     list(api.generate(counting_request("x", 1, policy=policy), timeout=PATIENCE))
                 self.assertIn(option, details_of(caught.exception)["BadRequest"].field_violations[0].description)
 
+    def test_transform_codes_and_the_finer_code_that_re_ranks(self):
+        """Without an artifact: pca as it is, and with residual codes where the server keeps them."""
+        def ask(server, policy):
+            finish = list(Api(server.address).generate(counting_request(document(1500), 24, policy=policy), timeout=PATIENCE))
+            return token_ids(finish), finish[-1].finish.usage
+
+        with Server("--artifact", "none", "--index", "pca,residual", "--retrieval-from", "0", "--probe-interval", "1") as server:
+            dense, _ = ask(server, "dense")
+            usages = {}
+            for policy in ("pca:k=2%", "pca:k=2%,rerank=on", "pca:k=2%,rerank=on,min_mass=0.001"):
+                ids, usages[policy] = ask(server, policy)
+                self.assertEqual(ids, ask(server, policy)[0])
+                self.assertGreater(usages[policy].retrieval.tail_estimates, 0)
+                self.assertTrue(0 < usages[policy].retrieval.tail_mass < 1, usages[policy].retrieval.tail_mass)
+            first, both, least = usages.values()
+            self.assertEqual(both.retrieval.candidate_rows, first.retrieval.candidate_rows)
+            self.assertEqual(both.retrieval.selected_rows, first.retrieval.selected_rows)
+            self.assertLess(least.retrieval.selected_rows, both.retrieval.selected_rows)
+            # The second code is there to be nearer to the true choice.
+            self.assertGreater(both.retrieval.iou, first.retrieval.iou + 0.05)
+            self.assertEqual(ask(server, "pca:k=2%,rerank=on,verify=4")[0], dense)
+        with Server("--artifact", "none", "--index", "pca", "--retrieval-from", "0") as server:
+            with self.assertRaises(grpc.RpcError) as caught:
+                ask(server, "pca:k=2%,rerank=on")
+            self.assertEqual(caught.exception.code(), grpc.StatusCode.INVALID_ARGUMENT)
+            self.assertIn("rerank", details_of(caught.exception)["BadRequest"].field_violations[0].description)
+
     def test_exactness_of_the_server(self):
         with Server("--retrieval-from", "0", "--policy", "lsh:k=3%,floor=0.5", "--exactness", "floor:0.5") as server:
             api = Api(server.address)

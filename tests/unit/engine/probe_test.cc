@@ -76,6 +76,7 @@ TEST_F(ProbeTest, OnlyQueriesThatAreDueAreMeasuredAndNoneTwice) {
   Probe never(scene_.shape, *scene_.memory, *scene_.backend, /*interval=*/0);
   never.Measure(made.call, SelectFirst(made, 40), scene_.Queries());
   EXPECT_EQ(state.counts().probes, 0u);
+  EXPECT_FALSE(never.IsDue(made.call));
   Probe some(scene_.shape, *scene_.memory, *scene_.backend, /*interval=*/3);
   uint64_t due = 0;
   for (const kernels::RetrievalQuery& query : made.queries) {
@@ -83,6 +84,10 @@ TEST_F(ProbeTest, OnlyQueriesThatAreDueAreMeasuredAndNoneTwice) {
   }
   ASSERT_GT(due, 0u);
   ASSERT_LT(due, made.queries.size());
+  EXPECT_TRUE(some.IsDue(made.call));
+  for (size_t i = 0; i < made.queries.size(); ++i) {
+    EXPECT_EQ(some.IsDue(made.call.Part(i, 1)), IsProbed(made.queries[i].position, kLast, 3));
+  }
   some.Measure(made.call, SelectFirst(made, 40), scene_.Queries());
   EXPECT_EQ(state.counts().probes, due * kKvHeads);
   state.CountedUpTo(kPosition);

@@ -100,7 +100,7 @@ TEST_F(TailEstimatorTest, ATableWithoutTokensIsTheSameWhateverItsPlaceHeld) {
           &states[head * kernels::AttentionStateFloats(RetrievalScene::kDim)],
           RetrievalScene::kDim);
     }
-    tail_->MergeTables(made.call, states.data());
+    tail_->MergeTables(made.call, states.data(), /*measured=*/false);
     return states;
   };
   EXPECT_EQ(states_over(0), states_over(3));
@@ -141,8 +141,14 @@ TEST_F(TailEstimatorTest, TheTailIsOneMoreState) {
                               .scale = scene_.shape.scale,
                               .states = states.data()});
   scene_.backend->StateMasses(states.data(), kHeads, kDim, before.data());
-  tail_->MergeTables(made.call, states.data());
+  std::vector<float> unmeasured = states;
+  tail_->MergeTables(made.call, unmeasured.data(), /*measured=*/false);
+  tail_->MergeTables(made.call, states.data(), /*measured=*/true);
+  EXPECT_EQ(states, unmeasured);
   scene_.backend->StateMasses(states.data(), kHeads, kDim, after.data());
+  const StateMasses measured = tail_->MassesOf(made.call.slot);
+  EXPECT_EQ(std::vector(measured.before, measured.before + kHeads), before);
+  EXPECT_EQ(std::vector(measured.after, measured.after + kHeads), after);
   const kernels::TransformCodeWeights& weights = options_.transform->layers[kLast];
   for (int32_t head = 0; head < kHeads; ++head) {
     const int32_t kv_head = head / scene_.shape.group();
