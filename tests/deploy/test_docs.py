@@ -200,6 +200,22 @@ class Http(unittest.TestCase):
         self.assertEqual([field for field in sorted(read | refused) if not re.search(rf"(?<![A-Za-z_]){field}(?![A-Za-z_])", pages)], [])
 
 
+class Metrics(unittest.TestCase):
+    # What else begins so: programs, Python's module, HTTP's extras, the artifact's key.
+    OTHERS = {"winnow_baselines", "winnow_cuda_bench", "winnow_client", "winnow_policy", "winnow_exactness", "winnow_artifact"}
+
+    def test_metrics_that_are_named_are_published(self):
+        metrics, checked = json.loads((SOURCE / "tests/published/published.json").read_text())["metrics"], 0
+        for path in [path for path in PAGES + OTHERS if path.name != "metrics.md"]:
+            for name, star in re.findall(r"`(winnow_[a-z_]+)(\*?)(?:\{[^`]*\})?`", path.read_text()):
+                if name in self.OTHERS:
+                    continue
+                with self.subTest(page=str(path.relative_to(SOURCE)), metric=name):
+                    self.assertTrue(any(metric.startswith(name) for metric in metrics) if star else name in metrics)
+                    checked += 1
+        self.assertGreater(checked, 40)
+
+
 class Policies(unittest.TestCase):
     def test_each_policy_and_option_is_on_the_page(self):
         page = (DOCS / "policies.md").read_text()
