@@ -113,6 +113,81 @@ def peers_plot():
     return load_report.figure(draw, (6.4, 3.4)) + "\n"
 
 
+def results(name, kind):
+    return json.loads((SOURCE / f"docs/results/{name}.json").read_text())[kind]
+
+
+def context_axis(axes, contexts):
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(contexts, [f"{round(context / 1024)}K" for context in contexts])
+    axes.minorticks_off()
+
+
+def attention_plot():
+    """Milliseconds of attention in a step by context, for each policy of one run on a CPU."""
+    rows = results("retrieval-decode-1b", "decode")
+    contexts = sorted({row["context"] for row in rows})
+    styles = {"dense": ("#5c6bc0", "s-"), "lsh:k=2%,p=0.95,from=0": ("#f9a825", "v-"), "quest:k=2%,from=0": ("#8d6e63", "^--"), "lsh:k=2%,from=0": (ROWS, "o-"), "window": ("#78909c", "D--")}
+
+    def draw(axes):
+        for policy, (colour, style) in styles.items():
+            times = [next(row["attention_ms"] for row in rows if (row["policy"], row["context"]) == (policy, context)) for context in contexts]
+            axes.plot(contexts, times, style, color=colour, label=policy.removesuffix(",from=0"), linewidth=1.6, markersize=5)
+            axes.annotate(f"{times[-1]:.3g}", (contexts[-1], times[-1]), textcoords="offset points", xytext=(8, 3 if policy.startswith("quest") else -8), color=colour)
+        context_axis(axes, contexts)
+        axes.set_yscale("log")
+        axes.set_yticks([1, 10, 100], ["1", "10", "100"])
+        axes.minorticks_off()
+        axes.set(xlabel="tokens of context", ylabel="ms of attention a decode step", xlim=(7000, 850000), title="Llama-3.2-1B shape, 16 threads, two of 16 layers dense")
+        axes.legend(frameon=False)
+    return load_report.figure(draw, (6.4, 3.8)) + "\n"
+
+
+def quality_points():
+    """(policy, share of the candidates that were read, share of positions whose likeliest token is not dense attention's)."""
+    rows = {row["policy"]: row for name in ("smollm2-8k-gpu", "smollm2-rerank-8k") for row in results(name, "text")}
+    shown = ("pca:k=2%", "pca:k=1%", "pca:k=2%,rerank=on", "pca:k=1%,rerank=on", "pca:k=2%,tail=off", "oracle:k=2%", "lsh:k=2%", "lsh:k=10%", "lsh:k=2%,p=0.95", "quest:k=2%")
+    return [(policy, rows[policy]["kept"], 1 - rows[policy]["against_dense"]["top1"]) for policy in shown]
+
+
+def quality_plot():
+    colours = {"pca": ROWS, "oracle": "#37474f", "lsh": "#f9a825", "quest": "#8d6e63"}
+    beside = {"pca:k=2%,rerank=on": (7, -9), "pca:k=2%": (7, 1), "pca:k=2%,tail=off": (7, 1), "oracle:k=2%": (-64, -3)}
+
+    def draw(axes):
+        for policy, read, differs in quality_points():
+            colour = colours[policy.partition(":")[0]]
+            axes.plot(100 * read, 100 * differs, "o", color=colour, markersize=6)
+            axes.annotate(policy, (100 * read, 100 * differs), textcoords="offset points", xytext=beside.get(policy, (7, -3)), color=colour)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xticks([1, 2, 5, 10], ["1 %", "2 %", "5 %", "10 %"])
+        axes.set_yticks([2, 5, 10, 20], ["2 %", "5 %", "10 %", "20 %"])
+        axes.minorticks_off()
+        axes.set(xlabel="candidates that were read", ylabel="another likeliest token than dense", xlim=(0.8, 20), ylim=(2, 26),
+                 title="SmolLM2-135M-Instruct, 14,334 positions in windows of 8,192 tokens")
+    return load_report.figure(draw, (6.4, 3.8)) + "\n"
+
+
+def tiers_plot():
+    """Milliseconds of a step by the share of the document's blocks that is in memory; the rest is on a disk."""
+    series = (("8B shape on a GPU, lsh:k=256, 128K", "tiers-8b-cuda-256", 131011, "#37474f", "s-"), ("1B shape, lsh:k=256, 128K", "tiers-1b", 131016, "#5c6bc0", "^-"),
+              ("needle-26m, lsh:k=2%, 32K", "tiers-needle-26m", 32720, "#f9a825", "v-"), ("needle-5m, hata:k=2%, 32K", "tiers-needle-5m", 32720, ROWS, "o-"))
+
+    def draw(axes):
+        for label, name, context, colour, style in series:
+            rows = sorted((row["share_asked"], row["ms_per_token"]) for row in results(name, "tiers") if row["context"] == context)
+            axes.plot([100 * share for share, _ in rows], [ms for _, ms in rows], style, color=colour, label=label, linewidth=1.6, markersize=5)
+            axes.annotate(f"{rows[0][1]:.3g}", rows[0], textcoords="offset points", xytext=(0, 6), ha="center", color=colour)
+            axes.annotate(f"{rows[-1][1]:.3g}", (100, rows[-1][1]), textcoords="offset points", xytext=(8, -3), color=colour)
+        axes.set_yscale("log")
+        axes.set_yticks([1, 10, 100, 1000], ["1", "10", "100", "1000"])
+        axes.minorticks_off()
+        axes.set(xlabel="blocks in memory, %", ylabel="ms a decode step, median", xlim=(-4, 112), ylim=(0.6, 3000), title="A disk of 87,000 to 122,000 random reads a second has the rest")
+        axes.legend(frameon=False, ncols=2, loc="upper right")
+    return load_report.figure(draw, (6.4, 3.8)) + "\n"
+
+
 def peers_table():
     """Markdown: a line for each measured shape, with the command that measures winnow's part of it."""
     measured = json.loads((SOURCE / "docs/results/peers-h200.json").read_text())
@@ -139,7 +214,7 @@ def peers_table():
     return "\n".join(lines)
 
 
-FIGURES = {"step.svg": step_picture, "peers.svg": peers_plot}
+FIGURES = {"step.svg": step_picture, "peers.svg": peers_plot, "attention.svg": attention_plot, "quality.svg": quality_plot, "tiers.svg": tiers_plot}
 
 
 def current():

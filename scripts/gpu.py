@@ -5,8 +5,8 @@
   scripts/gpu.py sanitize [TOOL ...] [--gtest_filter=...]   the same under compute-sanitizer: memcheck, racecheck and
                                                 synccheck, or those named
   scripts/gpu.py bench [--filter NAME] [...]    each kernel's time, and its share of the card's limit measured in the same run
-  scripts/gpu.py steps                          the table of decode steps in kernels/README.md
-  scripts/gpu.py timeline [FLAG ...]            where a layer of a decode step spends its time (kernels/README.md), with the
+  scripts/gpu.py steps                          the table of decode steps in docs/results/kernels.md
+  scripts/gpu.py timeline [FLAG ...]            where a layer of a decode step spends its time (docs/results/kernels.md), with the
                                                 program of scripts/build.sh timeline, or WINNOW_BIN
   scripts/gpu.py tokens [FLAG ...]              greedy tokens of `serve --device cuda FLAG...` against those of --device cpu
   scripts/gpu.py rounding                       the same of --device cpu --isa avx2 against --isa avx512: how far answers part

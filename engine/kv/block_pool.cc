@@ -130,6 +130,15 @@ std::optional<int32_t> BlockPool::Find(const Digest& name) const {
   return found->second;
 }
 
+std::optional<int32_t> BlockPool::FindWhole(const Digest& name) {
+  const std::optional<int32_t> found = Find(name);
+  if (!found.has_value() || memory_ == nullptr) return found;
+  if (At(*found).holders > 0 || memory_->IsWhole(*found)) return found;
+  Unlink(*found);
+  Free(*found);
+  return std::nullopt;
+}
+
 void BlockPool::Withdraw(int32_t index) {
   BlockRecord& block = At(index);
   if (!block.cached) return;

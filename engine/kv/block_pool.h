@@ -53,6 +53,9 @@ class BlockPool {
   // one stays. Whether this block is the one that is found. REQUIRES: held.
   bool Publish(int32_t block, const Digest& name);
   std::optional<int32_t> Find(const Digest& name) const;
+  // The same for a sequence that is to read the block's content. An idle block whose content `memory` has no more is free
+  // from now on, and not found.
+  std::optional<int32_t> FindWhole(const Digest& name);
   // It can no longer be found: its content is gone.
   void Withdraw(int32_t block);
   // The same by name, for content that is to go: an idle block is free at once, one that is held when its last holder

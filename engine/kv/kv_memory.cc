@@ -74,6 +74,15 @@ void KvMemory::Forget(int32_t block) {
   blocks_.Forget(block);
 }
 
+bool KvMemory::IsWhole(int32_t block) const {
+  for (int32_t layer = 0; layer < blocks_.num_layers(); ++layer) {
+    if (!residency_->IsResident(layer, block) && !store_.StoredLayer(blocks_[block].name, layer)) {
+      return false;
+    }
+  }
+  return true;
+}
+
 void KvMemory::Load(std::span<const int32_t> blocks) {
   if (!store_.exists()) return;
   residency_->ForgetStale();

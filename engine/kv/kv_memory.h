@@ -105,6 +105,9 @@ class KvMemory {
   void SetHeld(int32_t block, bool held);
   // Nobody needs the block's content any more.
   void Forget(int32_t block);
+  // Whether each layer of the block is resident, or seems to be in the store: known without I/O. The store evicts blocks
+  // that are not held.
+  bool IsWhole(int32_t block) const;
   // Makes what is stored of the blocks resident, as far as frames can be had; between passes.
   void Load(std::span<const int32_t> blocks);
   // Bytes that the store keeps of the tenant, or is going to.

@@ -50,7 +50,7 @@ void StoreClient::EraseLayer(const BlockName& name, int32_t layer) {
 bool StoreClient::Stored(const BlockName& name) const {
   if (!exists()) return false;
   for (int32_t layer = 0; layer < num_layers_; ++layer) {
-    if (!store_->Find(IdOf(name, layer)).has_value()) return false;
+    if (!StoredLayer(name, layer)) return false;
   }
   return true;
 }

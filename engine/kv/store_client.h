@@ -113,6 +113,11 @@ class StoreClient {
     return names_.Id(name, kKindKv, layer);
   }
 
+  // Whether the store seems to have it: known without I/O.
+  bool StoredLayer(const BlockName& name, int32_t layer) const {
+    return exists() && store_->Find(IdOf(name, layer)).has_value();
+  }
+
   // ---- a block, in all layers ----
 
   // Whether the store seems to have all of it: known without I/O.

@@ -142,7 +142,7 @@ bool Engine::AdoptPrefix(Sequence& sequence) {
     const BlockName name{NameOf(sequence, i, &shareable), sequence.salt, i};
     if (!shareable) break;
     int32_t block = 0;
-    if (const std::optional<int32_t> found = pool_.Find(name.chain)) {
+    if (const std::optional<int32_t> found = pool_.FindWhole(name.chain)) {
       block = *found;
       pool_.Share(block);
       stats_.prefix_tokens_pool += model_.block_tokens();

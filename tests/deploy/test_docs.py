@@ -3,6 +3,8 @@
 site's menu; generated pages are current. WINNOW_BIN is the program. Needs PyYAML. The site itself: deploy/check.sh.
 """
 import functools
+import html
+import json
 import os
 import re
 import subprocess
@@ -161,7 +163,96 @@ class Commands(unittest.TestCase):
                 self.assertIn(name, options, path)
 
 
+class Http(unittest.TestCase):
+    """docs/http.md is written by hand; routes and fields are those of the code."""
+
+    def setUp(self):
+        self.page = (DOCS / "http.md").read_text()
+
+    def test_each_route_is_on_the_page(self):
+        source = (SOURCE / "server/http/api.cc").read_text()
+        named = {"kPrefixesPath": "/v1/prefixes", "kOnePrefix": "/v1/prefixes/NAME"}
+        routes = {(method, named.get(path, path.strip('"'))) for method, path in re.findall(r'\{"([A-Z]+)", ("/[^"]*"|k\w+), &HttpApi::', source)}
+        self.assertGreater(len(routes), 20)
+        shown = set()
+        for cell in re.findall(r"(?m)^\| (`(?:GET|POST|PUT)[^|]*) \|", self.page):
+            methods = []
+            for words in re.findall(r"`([^`]*)`", cell):
+                *own, path = re.split(r",? ", words) if "/" in words else (words, "")
+                methods += own if own else []
+                if path:
+                    shown |= {(method, path) for method in methods}
+                    methods = methods if own == [] else own
+        shown.discard(("GET", "/v1/models/NAME"))  # the code takes the name off before it looks
+        self.assertEqual(routes, shown)
+
+    def test_each_field_is_on_the_page(self):
+        read, refused = set(), set()
+        for name in ("openai_request", "responses", "prefix_request", "tools_request", "anthropic"):
+            source = (SOURCE / f"server/http/{name}.cc").read_text()
+            read |= set(re.findall(r'\bfields\.(?:Find|Bool|Int32|Seed|Number|String|Object|Array)\("(\w+)"\)', source))
+            refused |= set(re.findall(r'\bfields\.Refuse\("(\w+)"', source))
+            table = re.search(r"(?s) kRefused = \{\{(.*?)\}\};", source)
+            refused |= set(re.findall(r'\{"(\w+)",', table.group(1))) if table else set()
+        self.assertGreater(len(read), 50)
+        self.assertGreater(len(refused), 20)
+        pages = self.page + (DOCS / "prefixes.md").read_text()
+        self.assertEqual([field for field in sorted(read | refused) if not re.search(rf"(?<![A-Za-z_]){field}(?![A-Za-z_])", pages)], [])
+
+
+class Metrics(unittest.TestCase):
+    # What else begins so: programs, Python's module, HTTP's extras, the artifact's key.
+    OTHERS = {"winnow_baselines", "winnow_cuda_bench", "winnow_client", "winnow_policy", "winnow_exactness", "winnow_artifact"}
+
+    def test_metrics_that_are_named_are_published(self):
+        metrics, checked = json.loads((SOURCE / "tests/published/published.json").read_text())["metrics"], 0
+        for path in [path for path in PAGES + OTHERS if path.name != "metrics.md"]:
+            for name, star in re.findall(r"`(winnow_[a-z_]+)(\*?)(?:\{[^`]*\})?`", path.read_text()):
+                if name in self.OTHERS:
+                    continue
+                with self.subTest(page=str(path.relative_to(SOURCE)), metric=name):
+                    self.assertTrue(any(metric.startswith(name) for metric in metrics) if star else name in metrics)
+                    checked += 1
+        self.assertGreater(checked, 40)
+
+
+class Policies(unittest.TestCase):
+    def test_each_policy_and_option_is_on_the_page(self):
+        page = (DOCS / "policies.md").read_text()
+        named = json.loads((SOURCE / "tests/published/published.json").read_text())["policy"]
+        for name in [*named["policies"], *named["options"]]:
+            self.assertIn(f"`{name}`", page)
+
+
 class Generated(unittest.TestCase):
+    def test_the_page_of_the_api_is_current(self):
+        sys.path.insert(0, str(SOURCE / "scripts"))
+        import reference_pages
+        self.assertEqual((DOCS / "api.md").read_text(), reference_pages.api_page(reference_pages.protos()), "run scripts/reference_pages.py --write")
+
+    def test_the_page_of_the_api_has_all_of_it(self):
+        """Found in the protos' text, where the page is made of what protoc makes of it."""
+        def words_of(text):
+            return " ".join(re.sub(r"[`|\\]|---", "", html.unescape(text.replace("<br>", " "))).split())
+
+        page, checked, missing = (DOCS / "api.md").read_text(), 0, []
+        plain = words_of(page)
+        for path in (SOURCE / "proto/winnow").rglob("*.proto"):
+            text = path.read_text()
+            source = re.sub(r"//.*", "", text)
+            wanted = [f"\n#### {name}\n" for name in re.findall(r"\b(?:message|enum) (\w+)", source)]
+            wanted += [f".{name}\n\n" for name in re.findall(r"\brpc (\w+)", source)]
+            wanted += [f"| `{name}` = {number} |" for name, number in re.findall(r"(\w+) = (\d+);", source)]
+            missing += [mark for mark in wanted if mark not in page]
+            for comment in re.findall(r"(?m)(?:^ *//.*\n)+", text):
+                words = words_of(re.sub(r"(?m)^ *//", "", comment))
+                if not words.startswith("Reserved for"):
+                    wanted.append(words)
+                    missing += [] if words in plain else [words]
+            checked += len(wanted)
+        self.assertEqual(missing, [])
+        self.assertGreater(checked, 300)
+
     def test_the_page_of_options_is_current(self):
         sys.path.insert(0, str(SOURCE / "scripts"))
         import reference_pages

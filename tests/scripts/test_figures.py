@@ -14,6 +14,12 @@ import figures  # noqa: E402
 
 
 class Figures(unittest.TestCase):
+    def need_matplotlib(self):
+        try:
+            import matplotlib  # noqa: F401
+        except ImportError:
+            self.skipTest("Debian's python3-matplotlib is not there")
+
     def test_bytes_of_a_step_are_by_hand(self):
         shape = {"hidden_size": 8, "intermediate_size": 10, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 3, "vocab_size": 5}
         read = figures.step_bytes(shape, 100, 7, dense_layers=1, code_bytes=2)
@@ -38,11 +44,24 @@ class Figures(unittest.TestCase):
         self.assertIn("| prompt of 8K, tokens/s | 27,600 |  | **38,500** | 25,100 |", "".join(lines))
         self.assertTrue(all(line.count("**") == 2 for line in lines[1:]))
 
+    def test_the_points_of_quality_are_those_of_the_tables_beside_them(self):
+        rows = [[cell.strip(" *`") for cell in line.split("|")[1:-1]] for line in (SOURCE / "docs/quality.md").read_text().splitlines() if line.startswith("| ")]
+        for policy, read, differs in figures.quality_points():
+            shown = [(float(row[5]), float(row[3].partition(" ")[0].strip("*"))) for row in rows if row[0] == policy and " ± " in row[3]]
+            self.assertTrue(any(abs(read - a) < 0.0006 and abs(100 * (1 - differs) - b) < 0.06 for a, b in shown), (policy, read, differs, shown))
+
+    def test_the_plots_say_numbers_of_the_tables_beside_them(self):
+        self.need_matplotlib()
+        for plot, page in ((figures.attention_plot, "docs/retrieval.md"), (figures.tiers_plot, "docs/results/tiers.md")):
+            tables = [cell for line in (SOURCE / page).read_text().splitlines() if line.startswith("| ") for cell in re.findall(r"[\d.]+", line)]
+            shown = re.findall(r">([\d.]+)</text>", plot())
+            labels = [number for number in shown if not re.fullmatch(r"10*|[2468]0", number)]
+            self.assertGreater(len(labels), 4)
+            for number in labels:
+                self.assertTrue(any(f"{float(cell):.2g}" == f"{float(number):.2g}" for cell in tables if re.fullmatch(r"\d+(\.\d+)?", cell)), (page, number))
+
     def test_they_are_current(self):
-        try:
-            import matplotlib  # noqa: F401
-        except ImportError:
-            self.skipTest("Debian's python3-matplotlib is not there")
+        self.need_matplotlib()
         self.assertEqual(figures.stale(), [], "run scripts/figures.py --write")
 
 

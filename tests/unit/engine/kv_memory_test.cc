@@ -27,15 +27,19 @@ class KvMemoryTest : public ::testing::Test {
   KvMemoryTest()
       : backend_(kernels::MakeCpuBackend("auto", 1)),
         store_(std::make_unique<storage::HostStore>(StoreOptions(), &clock_), /*seed=*/1) {
+    memory_ = MakeMemory(/*shared_frames=*/kLayers * kBlocks);
+  }
+
+  std::unique_ptr<KvMemory> MakeMemory(int32_t shared_frames) {
     const kernels::KvLayout layout{
         .kv_heads = 1, .head_dim = 64, .block_tokens = 16, .dtype = kernels::DType::kBF16};
     auto memory = KvMemory::Create(
         *backend_,
         PlanPools(ResidencyKind::kPaged, layout, std::vector(kLayers, KvPlacement::kFastFrames),
-                  kBlocks, /*shared_frames=*/kLayers * kBlocks),
+                  kBlocks, shared_frames),
         {.store = &store_});
     EXPECT_TRUE(memory.ok()) << memory.status();
-    memory_ = *std::move(memory);
+    return *std::move(memory);
   }
 
   // A block that a pass filled, under a name of its own or the given one.
@@ -112,6 +116,38 @@ TEST_F(KvMemoryTest, ABlockThatEndsWhileItIsSavedLeavesWhatAnotherOfItsNameHasIn
   pool.Give(stays);
   while (store_.in_flight() > 0) memory_->Idle();
   EXPECT_EQ(store_.stats().blocks, 0u);
+}
+
+// A store evicts KV that nobody runs on, and tells nobody. A name whose KV has gone finds nothing.
+TEST_F(KvMemoryTest, ABlockThatTheStoreHasEvictedIsNotFound) {
+  memory_ = MakeMemory(/*shared_frames=*/2 * kLayers);
+  BlockPool pool(kBlocks, memory_.get());
+  const auto name_of = [&](int32_t block) { return memory_->blocks()[block].name.chain; };
+  const int32_t stored = MakeBlock(pool, 0, true), evicted = MakeBlock(pool, 0, true);
+  std::vector<int32_t> held = FillUp(pool);  // in their frames
+  const int32_t resident = held.back();
+  held.pop_back();
+  for (const int32_t block : {stored, evicted, resident}) {
+    ASSERT_TRUE(pool.Publish(block, name_of(block)));
+    ASSERT_EQ(memory_->residency().IsResident(1, block), block == resident);
+    pool.Give(block);
+    ASSERT_EQ(pool.FindWhole(name_of(block)), block);
+  }
+  const Digest gone = name_of(evicted);
+  constexpr uint64_t kTag = 1 << 20;  // none of the client's
+  for (const int32_t block : {evicted, resident}) store_.Erase(kTag, IdOf(1, block).key);
+  memory_->Idle();
+  EXPECT_EQ(pool.FindWhole(name_of(stored)), stored);
+  EXPECT_EQ(pool.FindWhole(name_of(resident)), resident);
+  pool.Share(evicted);
+  EXPECT_EQ(pool.FindWhole(gone), evicted) << "a sequence runs on it";
+  pool.Give(evicted);
+  const int32_t free = pool.num_free(), idle = pool.num_idle();
+  EXPECT_EQ(pool.FindWhole(gone), std::nullopt);
+  EXPECT_EQ(pool.Find(gone), std::nullopt);
+  EXPECT_EQ(pool.num_free(), free);
+  EXPECT_EQ(pool.num_idle(), idle - 1);
+  for (const int32_t block : held) pool.Give(block);
 }
 
 // What the store is told: who runs on a block, and whether it is for later processes.

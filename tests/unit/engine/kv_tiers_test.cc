@@ -21,6 +21,7 @@ namespace {
 using kv_tiers::FrameBytes;
 using kv_tiers::kBlockTokens;
 using kv_tiers::kContext;
+using kv_tiers::kFewer;
 using kv_tiers::kNeedle;
 using kv_tiers::kRunning;
 using kv_tiers::kStepTokens;
@@ -163,6 +164,33 @@ TEST_F(KvTiersTest, WhatRunsIsNotPushedOutByPrefixesThatAreKept) {
     }
     ExpectEqual(replies);
   }
+}
+
+// Fast memory finds a prefix by its name while the frames are others' and the store has evicted its KV: it is computed like
+// one that was never seen, and nothing counts as lost.
+TEST_F(KvTiersTest, APrefixThatTheStoreHasEvictedIsComputedAndNotLost) {
+  ModelOptions options = Tiered();
+  options.tiers.disk_bytes = 8 << 20;
+  options.tiers.store_dir = directory_.File("small");
+  const auto model = Load(options);
+  std::vector<std::vector<int32_t>> texts(12);
+  for (std::vector<int32_t>& text : texts) {
+    text.resize(60 + random_() % 60);
+    for (int32_t& token : text) token = static_cast<int32_t>(random_() % config_.vocab_size);
+  }
+  requests_.clear();
+  for (int i = 0; i < 200 / kFewer; ++i) {
+    std::vector<int32_t> prompt = texts[random_() % texts.size()];
+    prompt.push_back(static_cast<int32_t>(random_() % config_.vocab_size));
+    Request request = MakeRequest(i + 1, std::move(prompt), 2);
+    request.policy = *ParseAttentionPolicy(i % 3 == 0 ? "lsh:k=5,window=9,suffix=30" : "dense");
+    requests_.push_back(std::move(request));
+  }
+  const std::vector<Reply> replies = Answers(*model, /*prefix_cache=*/true);
+  EXPECT_GT(model->store.store->stats().evicted_blocks, 0u);  // else the test shows nothing
+  EXPECT_GT(cached_tokens_, 0u);
+  ExpectNoLosses(*model);
+  ExpectEqual(replies);
 }
 
 // A floor looks at what the prompt's own questions cover, however the prompt is cut: a sequence that is
