@@ -16,7 +16,7 @@ targets=()
 if [ "${WINNOW_TEST_SANITIZERS:-1}" != 0 ]; then
   # Unit tests of storage, engine and server are built under sanitizers alone.
   left_out="|^unit$"
-  targets=(winnow winnow_baselines winnow_make_store winnow_soak arithmetic_test bench_test kernels_test real_test)
+  targets=(winnow winnow_baselines winnow_make_store winnow_dying_device winnow_soak arithmetic_test bench_test kernels_test real_test)
 fi
 step "Build (release)"
 scripts/build.sh release "${targets[@]}"

@@ -68,6 +68,7 @@ class CountingStore final : public storage::BlockStore {
   std::optional<storage::BlockInfo> Find(const storage::BlockId& id) const override {
     return inner_->Find(id);
   }
+  bool Contains(const storage::BlockKey& key) const override { return inner_->Contains(key); }
   void ForEach(const Visit& visit) const override { inner_->ForEach(visit); }
   std::vector<storage::BlockKey> AsidesOf(const std::array<uint8_t, 32>& chain) const override {
     return inner_->AsidesOf(chain);
@@ -77,6 +78,9 @@ class CountingStore final : public storage::BlockStore {
   }
   bool SetPinned(const storage::BlockKey& key, bool pinned) override {
     return inner_->SetPinned(key, pinned);
+  }
+  void Raise(const storage::BlockKey& key, uint8_t priority, uint32_t ttl_s) override {
+    inner_->Raise(key, priority, ttl_s);
   }
   void SetInUse(const storage::BlockKey& key, bool in_use) override {
     inner_->SetInUse(key, in_use);

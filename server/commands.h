@@ -3,11 +3,26 @@
 #ifndef WINNOW_SERVER_COMMANDS_H_
 #define WINNOW_SERVER_COMMANDS_H_
 
+#include <functional>
+#include <memory>
+
+#include "absl/status/statusor.h"
+
 namespace CLI {
 class App;
 }
+namespace winnow::engine {
+struct ModelOptions;
+}
+namespace winnow::kernels {
+class Backend;
+}
 
 namespace winnow::server {
+
+// Makes the device that a model is loaded onto, as engine::MakeBackend does.
+using BackendMaker = std::function<absl::StatusOr<std::unique_ptr<kernels::Backend>>(
+    const engine::ModelOptions& options)>;
 
 // What `winnow` exits with, whichever the command.
 inline constexpr int kExitOk = 0;
@@ -19,6 +34,8 @@ inline constexpr int kExitSoftware = 70;    // serve: the engine failed while it
 inline constexpr int kExitModel = 78;       // the model directory cannot be used (EX_CONFIG)
 
 void AddServeCommand(CLI::App& app, int* exit_code);
+// The same on another device: a test's, which dies when it is told to.
+void AddServeCommand(CLI::App& app, int* exit_code, BackendMaker make_backend);
 void AddGenerateCommand(CLI::App& app, int* exit_code);
 void AddChatCommand(CLI::App& app, int* exit_code);
 void AddHealthcheckCommand(CLI::App& app, int* exit_code);

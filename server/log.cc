@@ -7,12 +7,17 @@
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
+#include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "engine/base/mutex.h"
 #include "google/protobuf/stubs/logging.h"
 #include "kernels/check.h"
 #include "server/line_queue.h"
@@ -155,14 +160,46 @@ class QueueSink final : public spdlog::sinks::base_sink<std::mutex> {
 // gRPC and Protobuf take a plain function, so the log they write to is the process's.
 std::atomic<Log*> process_log = nullptr;
 
+// Lines of gRPC's that are written: so many at once, and in a second. It has one for each compressed message that it
+// refuses, and a flood of them must not fill a disk.
+class GrpcLines {
+ public:
+  // Nothing: this one is not written. Else how many before it were not.
+  std::optional<uint64_t> Take() {
+    const engine::MutexLock lock(mutex_);
+    const auto now = std::chrono::steady_clock::now();
+    left_ =
+        std::min(kAtOnce, left_ + std::chrono::duration<double>(now - at_).count() * kInASecond);
+    at_ = now;
+    if (left_ < 1) {
+      ++not_logged_;
+      return std::nullopt;
+    }
+    left_ -= 1;
+    return std::exchange(not_logged_, 0);
+  }
+
+ private:
+  static constexpr double kAtOnce = 50, kInASecond = 5;
+  engine::Mutex mutex_;
+  double left_ ABSL_GUARDED_BY(mutex_) = kAtOnce;
+  std::chrono::steady_clock::time_point at_ ABSL_GUARDED_BY(mutex_) =
+      std::chrono::steady_clock::now();
+  uint64_t not_logged_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
 void LogGrpc(gpr_log_func_args* args) {
+  static GrpcLines& lines = *new GrpcLines();
   Log* log = process_log.load();
   if (log == nullptr) return;
   // gRPC calls expected things errors (a client that goes away): what matters to an operator comes
   // back to us as a status.
   const LogLevel level =
       args->severity == GPR_LOG_SEVERITY_ERROR ? LogLevel::kWarn : LogLevel::kDebug;
-  log->Event(level, "grpc", {{"text", args->message}});
+  if (level == LogLevel::kDebug) return log->Event(level, "grpc", {{"text", args->message}});
+  if (const std::optional<uint64_t> not_logged = lines.Take()) {
+    log->Event(level, "grpc", {{"text", args->message}, {"not_logged", *not_logged}});
+  }
 }
 
 void LogProtobuf(google::protobuf::LogLevel, const char*, int, const std::string& message) {

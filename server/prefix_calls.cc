@@ -6,12 +6,12 @@
 #include "kernels/check.h"
 #include "server/status.h"
 #include "server/strings.h"
+#include "server/validate.h"
 
 namespace winnow::server {
 namespace {
 
 constexpr size_t kMaxPrefixNameBytes = 128;
-constexpr int64_t kMaxTtlSeconds = 31536000;
 
 bool IsPrefixName(std::string_view name) {
   return !name.empty() && name.size() <= kMaxPrefixNameBytes &&

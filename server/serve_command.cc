@@ -393,9 +393,56 @@ AnonymousPrefixes AnonymousPrefixesOf(const ServeConfig& config) {
   return AnonymousPrefixes::kSharedDirectly;
 }
 
+// Resolves the configuration anew, from the file as it is now.
+using Reread = std::function<absl::StatusOr<ResolvedConfig>()>;
+
+// The log level of the configuration file. One that AdminService set holds until the file says another.
+class LevelOfFile {
+ public:
+  // `reread`: null where there is no file.
+  LevelOfFile(std::string level, Reread reread)
+      : level_(std::move(level)), reread_(std::move(reread)) {}
+
+  bool exists() const { return reread_ != nullptr; }
+  // Whatever else the file says now is not looked at, but it must be sound. Nothing: the level is as it was.
+  absl::StatusOr<std::optional<std::string>> Changed() {
+    const absl::StatusOr<ResolvedConfig> resolved = reread_();
+    if (!resolved.ok()) return resolved.status();
+    if (resolved->config.log_level == level_) return std::nullopt;
+    level_ = resolved->config.log_level;
+    return level_;
+  }
+
+ private:
+  std::string level_;
+  const Reread reread_;
+};
+
+void ReloadLevel(LevelOfFile& file, Log& log) {
+  const auto level = file.Changed();
+  if (!level.ok()) {
+    log.Event(LogLevel::kWarn, "reload",
+              {{"what", "log_level"},
+               {"text", "what was read before holds"},
+               {"message", ToStd(level.status().message())}});
+    return;
+  }
+  const auto tell = [&log, &level] {
+    log.Event(LogLevel::kInfo, "reload",
+              {{"what", "log_level"},
+               {"text", "read again"},
+               {"log_level", level->has_value() ? **level : log.level()}});
+  };
+  // While lines of this level are written, before or after.
+  const bool quiet = log.level() == "warn" || log.level() == "error";
+  if (!quiet) tell();
+  if (level->has_value()) log.SetLevel(**level);
+  if (quiet) tell();
+}
+
 // SIGHUP: reads what may change while it is served now, and says of each file whether it holds.
 void Reload(const ServeConfig& config, Log& log, FrontEnds& front_ends, ApiKeys* keys,
-            TenantTable* tenants) {
+            TenantTable* tenants, LevelOfFile& level) {
   const auto tell = [&log](const char* what, const absl::Status& status) {
     if (status.ok()) {
       log.Event(LogLevel::kInfo, "reload", {{"what", what}, {"text", "read again"}});
@@ -412,9 +459,11 @@ void Reload(const ServeConfig& config, Log& log, FrontEnds& front_ends, ApiKeys*
   }
   if (keys != nullptr) tell("--api-keys", keys->Reload());
   if (tenants != nullptr) tell("--tenants", tenants->Reload());
-  if (config.tls_cert.empty() && keys == nullptr && tenants == nullptr) {
-    log.Event(LogLevel::kInfo, "reload",
-              {{"text", "nothing to read: there are no --tls-cert, --api-keys and --tenants"}});
+  if (level.exists()) ReloadLevel(level, log);
+  if (config.tls_cert.empty() && keys == nullptr && tenants == nullptr && !level.exists()) {
+    log.Event(
+        LogLevel::kInfo, "reload",
+        {{"text", "nothing to read: there are no --config, --tls-cert, --api-keys and --tenants"}});
   }
 }
 
@@ -436,7 +485,8 @@ int Fail(Log& log, std::string_view event, const absl::Status& status, int exit_
   return exit_code;
 }
 
-int RunServer(const ServeConfig& config) {
+int RunServer(const ServeConfig& config, const BackendMaker& make_backend, Reread reread) {
+  LevelOfFile level(config.log_level, std::move(reread));
   Signals signals;
   Log log(config.log_level, config.log_format);
   log.TakeOverLibraries();
@@ -467,7 +517,7 @@ int RunServer(const ServeConfig& config) {
   };
   LoadingProgress progress(log, clock, isatty(STDERR_FILENO) != 0);
   options.on_packing = [&progress](size_t done, size_t total) { progress.Update(done, total); };
-  auto backend_or = engine::MakeBackend(options);
+  auto backend_or = make_backend(options);
   if (!backend_or.ok()) return Fail(log, "device_error", backend_or.status(), kExitUsage);
   auto model_or = engine::LoadModel(config.model, options, *std::move(backend_or));
   loading.reset();
@@ -676,7 +726,7 @@ int RunServer(const ServeConfig& config) {
   }
   return WaitAndDrain(config, log, signals, engine, engine_thread, generator, front_ends,
                       listener_failed, drain_asked, leaving,
-                      [&] { Reload(config, log, front_ends, keys->get(), tenants->get()); });
+                      [&] { Reload(config, log, front_ends, keys->get(), tenants->get(), level); });
 }
 
 struct Flags {
@@ -686,14 +736,17 @@ struct Flags {
   bool print = false;
 };
 
-int Serve(const Flags& flags) {
+int Serve(const Flags& flags, const BackendMaker& make_backend) {
   const auto environment = [](const std::string& name) -> std::optional<std::string> {
     const char* value = std::getenv(name.c_str());
     return value == nullptr ? std::nullopt : std::optional<std::string>(value);
   };
   std::string config_file = flags.config_file;
   if (config_file.empty()) config_file = environment("WINNOW_CONFIG").value_or("");
-  const auto resolved = ResolveConfig(flags.values, environment, config_file);
+  const Reread reread = [flags, environment, config_file] {
+    return ResolveConfig(flags.values, environment, config_file);
+  };
+  const auto resolved = reread();
   absl::Status status = resolved.status();
   if (status.ok() && flags.print) std::cout << PrintConfig(*resolved) << std::flush;
   if (status.ok() && (flags.check || !flags.print)) status = CheckConfig(resolved->config);
@@ -713,12 +766,16 @@ int Serve(const Flags& flags) {
     std::cerr << "The configuration is good." << std::endl;
   }
   if (flags.check || flags.print) return kExitOk;
-  return RunServer(resolved->config);
+  return RunServer(resolved->config, make_backend, config_file.empty() ? nullptr : reread);
 }
 
 }  // namespace
 
 void AddServeCommand(CLI::App& app, int* exit_code) {
+  AddServeCommand(app, exit_code, engine::MakeBackend);
+}
+
+void AddServeCommand(CLI::App& app, int* exit_code, BackendMaker make_backend) {
   CLI::App* serve = app.add_subcommand("serve", "Serve a model over gRPC and HTTP");
   auto flags = std::make_shared<Flags>();
   serve->add_option("--config", flags->config_file,
@@ -752,7 +809,9 @@ void AddServeCommand(CLI::App& app, int* exit_code) {
       "any more; 2 "
       "configuration; 70 the model failed while serving; 78 the model directory cannot be used; "
       "130, 143 a second signal, or one while the model is loaded.");
-  serve->callback([flags, exit_code] { *exit_code = Serve(*flags); });
+  serve->callback([flags, exit_code, make_backend = std::move(make_backend)] {
+    *exit_code = Serve(*flags, make_backend);
+  });
 }
 
 }  // namespace winnow::server

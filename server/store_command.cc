@@ -93,9 +93,11 @@ void PrintInspection(const Flags& flags, const storage::StoreInspection& seen) {
                              Size(seen.payload_bytes), Size(seen.live_bytes), share));
   Line("pinned", fmt::format("{}, {}", seen.pinned_blocks, Size(seen.pinned_bytes)));
   Line("expiring", fmt::format("{}", seen.expiring_blocks));
-  Line("priority", fmt::format("{} at 0, {} at 1, {} at 2, {} at 3", seen.blocks_by_priority[0],
-                               seen.blocks_by_priority[1], seen.blocks_by_priority[2],
-                               seen.blocks_by_priority[3]));
+  std::string priorities;
+  for (size_t i = 0; i < seen.blocks_by_priority.size(); ++i) {
+    priorities += fmt::format("{}{} at {}", i == 0 ? "" : ", ", seen.blocks_by_priority[i], i);
+  }
+  Line("priority", priorities);
   Line("index", seen.index_error.empty()
                     ? fmt::format("readable, {} entries without a block", seen.dangling_entries)
                     : seen.index_error);

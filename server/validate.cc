@@ -372,6 +372,27 @@ void CheckPolicy(Violations& violations, const v1::GenerateRequest& message,
   }
 }
 
+void CheckCache(Violations& violations, const v1::CacheOptions& in, engine::CacheOptions& out) {
+  if (in.has_use()) out.use = in.use();
+  if (in.has_store()) out.store = in.store();
+  if (in.has_priority()) {
+    CheckRange(violations, "cache.priority", in.priority(), 0, int32_t{engine::kPriorityMax});
+    out.priority =
+        static_cast<uint8_t>(std::clamp<int32_t>(in.priority(), 0, engine::kPriorityMax));
+  }
+  CheckRange(violations, "cache.ttl_seconds", in.ttl_seconds(), int64_t{0}, kMaxTtlSeconds);
+  out.ttl = std::chrono::seconds(std::clamp<int64_t>(in.ttl_seconds(), 0, kMaxTtlSeconds));
+  if (!out.store && (in.has_priority() || in.ttl_seconds() != 0)) {
+    violations.Add("cache.store",
+                   "is false: then nothing is kept that could have a priority or a time");
+  }
+  if (in.salt().size() > kMaxCacheSaltBytes) {
+    violations.Add("cache.salt", Concat("has ", in.salt().size(), " bytes, may have at most ",
+                                        kMaxCacheSaltBytes));
+  }
+  out.salt = in.salt();
+}
+
 // A conversation as templates read it. Arguments of calls are objects there, not texts of them.
 absl::StatusOr<OrderedJson> MessagesOf(const v1::ChatPrompt& chat) {
   OrderedJson messages = OrderedJson::array();
@@ -486,6 +507,7 @@ absl::StatusOr<CheckedGenerate> Validator::CheckGenerate(const v1::GenerateReque
     checked.request.top_logprobs = message.top_logprobs();
   }
   CheckPolicy(violations, message, limits_, checked.request.policy);
+  CheckCache(violations, message.cache(), checked.request.cache);
   checked.request.skip_special_tokens = !message.show_special_tokens();
   if (message.has_structured_output()) {
     CheckStructuredOutput(violations, message, limits_, checked.grammar);

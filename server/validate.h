@@ -56,6 +56,8 @@ inline constexpr int kMaxNameBytes = 128;  // of tools, and ids of calls
 inline constexpr int kMaxTemplateOptionsBytes = 4096;
 inline constexpr int kMaxGrammarChoices = 1024;
 inline constexpr int kMaxTenantBytes = 64;
+inline constexpr int64_t kMaxTtlSeconds = 31536000;  // of cached KV and of named prefixes
+inline constexpr int kMaxCacheSaltBytes = 1024;
 
 // Bounds and defaults that follow from the model and the configuration.
 struct RequestLimits {

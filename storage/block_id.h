@@ -52,7 +52,8 @@ struct BlockId {
   std::array<uint8_t, 32> model = {};  // fingerprint: weights, dtype, KV layout, RoPE configuration
   std::array<uint8_t, 32> tenant = {};  // hash of the tenant's salt
   uint32_t layer = 0;
-  uint64_t token_block = 0;  // index of the token block in its text
+  // The token block's index in its text, and whatever else about its tokens the caller wants compared on a hit.
+  uint64_t token_block = 0;
 
   friend bool operator==(const BlockId&, const BlockId&) = default;
 };

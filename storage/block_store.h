@@ -19,6 +19,7 @@
 #ifndef WINNOW_STORAGE_BLOCK_STORE_H_
 #define WINNOW_STORAGE_BLOCK_STORE_H_
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstddef>
@@ -56,7 +57,7 @@ enum class Reason : uint8_t {
 inline constexpr size_t kReasons = 9;
 std::string_view ReasonName(Reason reason);
 
-inline constexpr uint8_t kPriorityMax = 3;  // 0 is evicted first
+inline constexpr uint8_t kPriorityMax = 6;  // 0 is evicted first
 
 struct PutOptions {
   uint8_t priority = 1;  // 0 to kPriorityMax
@@ -84,6 +85,12 @@ struct BlockInfo {
   bool in_use = false;
   bool transient = false;
 };
+
+// Of two expiries, the one that keeps a block longer. 0: never.
+template <typename Time>
+constexpr Time LaterExpiry(Time a, Time b) {
+  return a == 0 || b == 0 ? 0 : std::max(a, b);
+}
 
 enum class TierState : uint8_t {
   kOk,
@@ -129,7 +136,7 @@ class BlockStore {
   virtual ~BlockStore() = default;
 
   // Stores a payload. A block that is there already keeps its bytes (keys name content) and takes
-  // the larger priority, the pin, the new expiry and the use; one in flight is joined. A transient one
+  // the larger priority, the pin, the later expiry and the use; one in flight is joined. A transient one
   // that is put to stay is written again.
   // Misses: kOff, kBusy, kFull, kIoError, kLate. REQUIRES: payload not empty.
   virtual void Put(uint64_t tag, const BlockId& id, std::span<const std::byte> payload,
@@ -159,6 +166,9 @@ class BlockStore {
   // Looks the block up in memory, without I/O. A block that is found may still turn out a miss.
   virtual std::optional<BlockInfo> Find(const BlockId& id) const = 0;
 
+  // Whether there is a block under the key, whoever's it is; as Find.
+  virtual bool Contains(const BlockKey& key) const = 0;
+
   // Every block that Find would find, once, in any order; without I/O, and in time linear in their number: for a start, not
   // for a step. `visit` must not call the store.
   using Visit = std::function<void(const BlockKey&, const BlockInfo&)>;
@@ -169,6 +179,10 @@ class BlockStore {
 
   // False: no such block, or pins would take more than half of the store.
   virtual bool SetPinned(const BlockKey& key, bool pinned) = 0;
+
+  // Gives the block the larger priority and the later expiry, as a Put of it would; also one whose Put is in flight.
+  // Where there is neither, nothing happens.
+  virtual void Raise(const BlockKey& key, uint8_t priority, uint32_t ttl_s) = 0;
 
   // Somebody works with the block, or nobody does any more: a block in use leaves only where nothing
   // else can make room, whatever the priorities. For this process alone: nothing is written down, and

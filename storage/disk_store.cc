@@ -274,6 +274,10 @@ bool DiskStore::Expired(const Entry& entry) const {
   return entry.expires_at_s != 0 && env_.StoreSeconds() >= entry.expires_at_s;
 }
 
+uint64_t DiskStore::ExpirySeconds(uint32_t ttl_s) const {
+  return ttl_s == 0 ? 0 : env_.StoreSeconds() + ttl_s;
+}
+
 void DiskStore::Put(uint64_t tag, const BlockId& id, std::span<const std::byte> payload,
                     const PutOptions& options) {
   WINNOW_CHECK(!payload.empty());
@@ -302,7 +306,7 @@ void DiskStore::Put(uint64_t tag, const BlockId& id, std::span<const std::byte> 
   op.payload_bytes = static_cast<uint32_t>(payload.size());
   op.options = options;
   op.options.priority = std::min(options.priority, kPriorityMax);
-  op.expires_at_s = options.ttl_s == 0 ? 0 : env_.StoreSeconds() + options.ttl_s;
+  op.expires_at_s = ExpirySeconds(options.ttl_s);
   op.deadline_ns = env_.WriteDeadline();
   std::memcpy(ops_.Staged(op).data() + HeaderPagesFor(payload.size()) * kPageBytes, payload.data(),
               payload.size());
@@ -320,7 +324,7 @@ bool DiskStore::RefreshStored(const BlockId& id, size_t payload_bytes, const Put
     return false;
   }
   entry->priority = std::max(entry->priority, std::min(options.priority, kPriorityMax));
-  entry->expires_at_s = options.ttl_s == 0 ? 0 : env_.StoreSeconds() + options.ttl_s;
+  entry->expires_at_s = LaterExpiry(entry->expires_at_s, ExpirySeconds(options.ttl_s));
   entry->in_use |= options.in_use;
   table_.Reorder(*entry);
   if (!options.pinned || entry->pinned || !SetPinned(id.key, true)) committer_.Save(id.key, entry);
@@ -339,6 +343,7 @@ bool DiskStore::JoinPut(uint64_t tag, const BlockId& id, size_t payload_bytes,
   op.joined.push_back(tag);
   op.options.in_use |= options.in_use;
   op.options.transient &= options.transient;
+  RaisePut(op, options.priority, options.ttl_s);
   ++in_flight_;
   return true;
 }
@@ -410,6 +415,11 @@ std::optional<BlockInfo> DiskStore::Find(const BlockId& id) const {
   return InfoOf(*entry);
 }
 
+bool DiskStore::Contains(const BlockKey& key) const {
+  const Entry* entry = table_.Find(key);
+  return entry != nullptr && !Expired(*entry);
+}
+
 void DiskStore::ForEach(const Visit& visit) const {
   table_.ForEach([&](const BlockKey& key, const Entry& entry) {
     if (!Expired(entry)) visit(key, InfoOf(entry));
@@ -437,6 +447,27 @@ bool DiskStore::SetPinned(const BlockKey& key, bool pinned) {
   if (!table_.SetPinned(entry, pinned)) return false;
   committer_.Save(key, entry);
   return true;
+}
+
+// Publish sees that a header on its way says otherwise.
+void DiskStore::RaisePut(Op& op, uint8_t priority, uint32_t ttl_s) {
+  op.options.priority = std::max(op.options.priority, std::min(priority, kPriorityMax));
+  op.expires_at_s = LaterExpiry(op.expires_at_s, ExpirySeconds(ttl_s));
+}
+
+void DiskStore::Raise(const BlockKey& key, uint8_t priority, uint32_t ttl_s) {
+  if (const auto put = putting_.find(key); put != putting_.end()) {
+    RaisePut(ops_[put->second], priority, ttl_s);
+  }
+  Entry* entry = table_.Find(key);
+  if (entry == nullptr || Expired(*entry)) return;
+  const uint8_t raised = std::max(entry->priority, std::min(priority, kPriorityMax));
+  const uint64_t expires_at_s = LaterExpiry(entry->expires_at_s, ExpirySeconds(ttl_s));
+  if (raised == entry->priority && expires_at_s == entry->expires_at_s) return;
+  entry->priority = raised;
+  entry->expires_at_s = expires_at_s;
+  table_.Reorder(*entry);
+  committer_.Save(key, entry);
 }
 
 void DiskStore::SetInUse(const BlockKey& key, bool in_use) {

@@ -92,10 +92,12 @@ class DiskStore final : public BlockStore,
   void Erase(uint64_t tag, const BlockKey& key) override;
   void Poll(std::chrono::nanoseconds wait, std::vector<Completion>* completions) override;
   std::optional<BlockInfo> Find(const BlockId& id) const override;
+  bool Contains(const BlockKey& key) const override;
   void ForEach(const Visit& visit) const override;
   std::vector<BlockKey> AsidesOf(const std::array<uint8_t, 32>& chain) const override;
   uint64_t TenantBytes(const std::array<uint8_t, 32>& tenant) const override;
   bool SetPinned(const BlockKey& key, bool pinned) override;
+  void Raise(const BlockKey& key, uint8_t priority, uint32_t ttl_s) override;
   void SetInUse(const BlockKey& key, bool in_use) override;
   size_t in_flight() const override { return in_flight_ + done_.size(); }
   StoreStats stats() const override;
@@ -136,6 +138,8 @@ class DiskStore final : public BlockStore,
   void Answer(Op* op, Reason reason);
   void CountLatency(const Op& op);
   void FreeOp(uint32_t index);
+  uint64_t ExpirySeconds(uint32_t ttl_s) const;  // in the store's time; 0: never
+  void RaisePut(Op& op, uint8_t priority, uint32_t ttl_s);
   bool Expired(const Entry& entry) const;
   BlockInfo InfoOf(const Entry& entry) const;
   Entry* FindSound(const BlockId& id, Reason* reason);

@@ -49,7 +49,7 @@ EvictionOrder::Handle EvictionOrder::Add(const BlockKey& key, uint64_t segment_i
     items_.emplace_back().slot = kNone;
   }
   const uint32_t index = free_item_;
-  Item& item = items_[index];
+  Item& item = At(index);
   free_item_ = item.slot;
   ++blocks_;
   item = Item();
@@ -68,14 +68,14 @@ EvictionOrder::Handle EvictionOrder::Add(const BlockKey& key, uint64_t segment_i
 void EvictionOrder::Remove(Handle handle) {
   if (handle == kNone) return;
   Extract(handle);
-  items_[handle].slot = std::exchange(free_item_, handle);
+  At(handle).slot = std::exchange(free_item_, handle);
   --blocks_;
 }
 
 void EvictionOrder::Update(Handle handle, const Standing& standing) {
   if (handle == kNone) return;
   Extract(handle);
-  Item& item = items_[handle];
+  Item& item = At(handle);
   item.last_use = standing.last_use;
   item.expires_at_s = standing.expires_at_s;
   item.priority = standing.priority;
@@ -85,7 +85,7 @@ void EvictionOrder::Update(Handle handle, const Standing& standing) {
 }
 
 void EvictionOrder::Insert(uint32_t index) {
-  Item& item = items_[index];
+  Item& item = At(index);
   item.rank = RankOf(item);
   if (item.expires_at_s > now_s_) expiring_.insert({item.expires_at_s, index});
   Tally& tally = tallies_[item.slot];
@@ -94,7 +94,7 @@ void EvictionOrder::Insert(uint32_t index) {
 }
 
 void EvictionOrder::List(uint32_t index) {
-  Item& item = items_[index];
+  Item& item = At(index);
   Tally& tally = tallies_[item.slot];
   item.listed = true;
   listed_.insert(KeyOf(index));
@@ -107,7 +107,7 @@ void EvictionOrder::List(uint32_t index) {
 }
 
 void EvictionOrder::Extract(uint32_t index) {
-  Item& item = items_[index];
+  Item& item = At(index);
   Tally& tally = tallies_[item.slot];
   if (item.expires_at_s != 0) expiring_.erase({item.expires_at_s, index});
   tally.blocks.erase(KeyOf(index));
@@ -144,11 +144,11 @@ bool EvictionOrder::Balance() {
       return true;
     }
     warm_ = {it->last_use, it->item + 1, it->rank};
-    CountCold(items_[it->item], true);
+    CountCold(At(it->item), true);
     return false;
   }
   --it;  // there is one, because the cold ones have bytes
-  const Item& last = items_[it->item];
+  const Item& last = At(it->item);
   if (cold_bytes_ - last.bytes < target_bytes) return true;
   warm_ = *it;
   CountCold(last, false);
@@ -191,7 +191,7 @@ void EvictionOrder::Advance(uint64_t now_s, size_t steps) {
     auto it = tally.blocks.lower_bound(tally.joined);
     for (; steps > 0 && it != tally.blocks.end(); ++it, --steps) {
       tally.joined = *it;
-      if (!items_[it->item].listed) List(it->item);
+      if (!At(it->item).listed) List(it->item);
     }
     if (it != tally.blocks.end()) return;
     tally.joining = false;
@@ -241,7 +241,7 @@ std::optional<uint64_t> EvictionOrder::Choose(
 std::optional<EvictionOrder::Verdict> EvictionOrder::TakeNext() {
   if (victim_ == kNone || tallies_[victim_].blocks.empty()) return std::nullopt;
   const Key key = *std::prev(tallies_[victim_].blocks.end());
-  const Item& item = items_[key.item];
+  const Item& item = At(key.item);
   Verdict verdict;
   verdict.key = item.key;
   verdict.expired = item.rank < kUnusedRank;

@@ -26,6 +26,7 @@
 #include "absl/container/btree_set.h"
 #include "absl/container/flat_hash_map.h"
 #include "storage/block_id.h"
+#include "storage/block_store.h"
 
 namespace winnow::storage {
 
@@ -81,10 +82,13 @@ class EvictionOrder {
 
   bool cold(Handle handle) const { return Cold(handle); }
   size_t blocks() const { return blocks_; }
+  // Looks at single blocks since the start: the cost of a call, whatever else the machine does.
+  uint64_t looks() const { return looks_; }
 
  private:
-  // Expired blocks have ranks 0 to 3, by priority; unused ones 4 to 7; those in use 8 to 11.
-  static constexpr uint8_t kUnusedRank = 4, kInUseRank = 8, kPinnedRank = 12;
+  // Ranks of expired blocks begin at 0, by priority; then those of unused blocks, and of blocks in use.
+  static constexpr uint8_t kUnusedRank = kPriorityMax + 1, kInUseRank = 2 * kUnusedRank,
+                           kPinnedRank = 3 * kUnusedRank;
 
   struct Key {
     uint64_t last_use;
@@ -121,9 +125,20 @@ class EvictionOrder {
     absl::btree_set<Key> blocks;  // all that it has
   };
 
-  Key KeyOf(uint32_t index) const { return {items_[index].last_use, index, items_[index].rank}; }
+  Item& At(uint32_t index) {
+    ++looks_;
+    return items_[index];
+  }
+  const Item& At(uint32_t index) const {
+    ++looks_;
+    return items_[index];
+  }
+  Key KeyOf(uint32_t index) const {
+    const Item& item = At(index);
+    return {item.last_use, index, item.rank};
+  }
   uint8_t RankOf(const Item& item) const;
-  bool Cold(uint32_t index) const { return items_[index].listed && KeyOf(index) < warm_; }
+  bool Cold(uint32_t index) const { return At(index).listed && KeyOf(index) < warm_; }
   uint32_t SlotOf(uint64_t segment_id);
   void Insert(uint32_t index);
   void Extract(uint32_t index);
@@ -133,7 +148,8 @@ class EvictionOrder {
   void BalanceSoon();
 
   const uint64_t segment_bytes_;
-  std::deque<Item> items_;      // grows without copying
+  std::deque<Item> items_;  // grows without copying; read through At
+  mutable uint64_t looks_ = 0;
   uint32_t free_item_ = kNone;  // the first; each names the next in `slot`
   size_t blocks_ = 0;
   std::vector<Tally> tallies_;

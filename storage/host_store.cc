@@ -91,7 +91,7 @@ HostStore::Entry* HostStore::Lookup(const BlockId& id, Reason* reason) {
     return nullptr;
   }
   Entry* entry = it->second.get();
-  if (entry->expires_at_ns != 0 && clock_->NowNs() >= entry->expires_at_ns) {
+  if (Expired(*entry)) {
     ++stats_.expired_blocks;
     Remove(entry);
     *reason = Reason::kAbsent;
@@ -186,8 +186,7 @@ void HostStore::Put(uint64_t tag, const BlockId& id, std::span<const std::byte> 
                     const PutOptions& options) {
   WINNOW_CHECK(!payload.empty());
   const uint8_t priority = std::min(options.priority, kPriorityMax);
-  const int64_t expires_at_ns =
-      options.ttl_s == 0 ? 0 : clock_->NowNs() + int64_t{options.ttl_s} * 1'000'000'000;
+  const int64_t expires_at_ns = ExpiryNs(options.ttl_s);
   Reason reason;
   if (Entry* entry = Lookup(id, &reason)) {
     if (entry->payload_bytes == payload.size()) {
@@ -198,7 +197,7 @@ void HostStore::Put(uint64_t tag, const BlockId& id, std::span<const std::byte> 
       entry->transient &= options.transient;
       CountTenant(*entry, true);
       Link(entry);
-      entry->expires_at_ns = expires_at_ns;
+      entry->expires_at_ns = LaterExpiry(entry->expires_at_ns, expires_at_ns);
       if (options.pinned) SetPinned(id.key, true);
       return Done(tag, Operation::kPut, Reason::kNone);
     }
@@ -288,12 +287,17 @@ std::optional<BlockInfo> HostStore::Find(const BlockId& id) const {
   if (it == entries_.end()) return std::nullopt;
   const Entry& entry = *it->second;
   if (!(entry.id == id)) return std::nullopt;
-  if (entry.expires_at_ns != 0 && clock_->NowNs() >= entry.expires_at_ns) return std::nullopt;
+  if (Expired(entry)) return std::nullopt;
   const int64_t left_ns = entry.expires_at_ns == 0 ? 0 : entry.expires_at_ns - clock_->NowNs();
   return BlockInfo{
       entry.payload_bytes, entry.priority,
       entry.pinned,        static_cast<uint32_t>((left_ns + 999'999'999) / 1'000'000'000),
       entry.in_use,        entry.transient};
+}
+
+bool HostStore::Contains(const BlockKey& key) const {
+  const auto it = entries_.find(key);
+  return it != entries_.end() && !Expired(*it->second);
 }
 
 void HostStore::ForEach(const Visit& visit) const {
@@ -332,6 +336,25 @@ bool HostStore::SetPinned(const BlockKey& key, bool pinned) {
   Link(entry);
   stats_.pinned_bytes = pinned ? stats_.pinned_bytes + bytes : stats_.pinned_bytes - bytes;
   return true;
+}
+
+bool HostStore::Expired(const Entry& entry) const {
+  return entry.expires_at_ns != 0 && clock_->NowNs() >= entry.expires_at_ns;
+}
+
+int64_t HostStore::ExpiryNs(uint32_t ttl_s) const {
+  return ttl_s == 0 ? 0 : clock_->NowNs() + int64_t{ttl_s} * 1'000'000'000;
+}
+
+void HostStore::Raise(const BlockKey& key, uint8_t priority, uint32_t ttl_s) {
+  const auto it = entries_.find(key);
+  if (it == entries_.end()) return;
+  Entry* entry = it->second.get();
+  if (Expired(*entry)) return;
+  Unlink(entry);
+  entry->priority = std::max(entry->priority, std::min(priority, kPriorityMax));
+  Link(entry);
+  entry->expires_at_ns = LaterExpiry(entry->expires_at_ns, ExpiryNs(ttl_s));
 }
 
 void HostStore::SetInUse(const BlockKey& key, bool in_use) {

@@ -123,6 +123,10 @@ std::optional<BlockInfo> LateStore::Find(const BlockId& id) const {
   return store_ == nullptr ? std::nullopt : store_->Find(id);
 }
 
+bool LateStore::Contains(const BlockKey& key) const {
+  return store_ != nullptr && store_->Contains(key);
+}
+
 void LateStore::ForEach(const Visit& visit) const {
   if (store_ != nullptr) store_->ForEach(visit);
 }
@@ -137,6 +141,10 @@ uint64_t LateStore::TenantBytes(const std::array<uint8_t, 32>& tenant) const {
 
 bool LateStore::SetPinned(const BlockKey& key, bool pinned) {
   return store_ != nullptr && store_->SetPinned(key, pinned);
+}
+
+void LateStore::Raise(const BlockKey& key, uint8_t priority, uint32_t ttl_s) {
+  if (store_ != nullptr) store_->Raise(key, priority, ttl_s);
 }
 
 void LateStore::SetInUse(const BlockKey& key, bool in_use) {

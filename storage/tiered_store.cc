@@ -298,6 +298,10 @@ std::optional<BlockInfo> TieredStore::Find(const BlockId& id) const {
   return on_disk ? on_disk : host_->Find(id);
 }
 
+bool TieredStore::Contains(const BlockKey& key) const {
+  return disk_->Contains(key) || host_->Contains(key);
+}
+
 void TieredStore::ForEach(const Visit& visit) const {
   absl::flat_hash_set<BlockKey> on_disk;
   disk_->ForEach([&](const BlockKey& key, const BlockInfo& info) {
@@ -325,6 +329,11 @@ bool TieredStore::SetPinned(const BlockKey& key, bool pinned) {
   const bool on_disk = disk_->SetPinned(key, pinned);
   if (on_disk && pinned) return true;
   return host_->SetPinned(key, pinned) || on_disk;
+}
+
+void TieredStore::Raise(const BlockKey& key, uint8_t priority, uint32_t ttl_s) {
+  host_->Raise(key, priority, ttl_s);
+  disk_->Raise(key, priority, ttl_s);
 }
 
 void TieredStore::SetInUse(const BlockKey& key, bool in_use) {

@@ -2,6 +2,8 @@
 
 #include <openssl/evp.h>
 
+#include <cstring>
+
 #include "kernels/check.h"
 
 namespace winnow::engine {
@@ -73,6 +75,17 @@ Digest ChainNext(const Digest& parent, std::span<const int32_t> tokens, std::str
   hasher.Add(tokens.data(), tokens.size_bytes());
   hasher.Add(how.data(), how.size());
   return hasher.Finish();
+}
+
+uint32_t CheckNext(uint32_t parent, std::span<const int32_t> tokens, std::string_view how) {
+  Hasher hasher(EVP_sha512_256());
+  hasher.Add(&parent, sizeof parent);
+  hasher.Add(tokens.data(), tokens.size_bytes());
+  hasher.Add(how.data(), how.size());
+  const Digest digest = hasher.Finish();
+  uint32_t check = 0;
+  std::memcpy(&check, digest.data(), sizeof check);
+  return check;
 }
 
 }  // namespace winnow::engine

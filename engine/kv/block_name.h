@@ -20,7 +20,16 @@ struct BlockName {
   Digest chain = {};   // of the block and all before it
   Digest tenant = {};  // the salt of those who share it
   int32_t index = 0;   // of the block in its sequence
+  // Sum of the same tokens and `how` as the chain, by another function: what is found under a chain is used only where
+  // this agrees, too.
+  uint32_t check = 0;
+
+  friend bool operator==(const BlockName&, const BlockName&) = default;
 };
+
+// The next link of a chain: ChainNext, but in tests that want collisions.
+using ChainFunction = Digest (*)(const Digest& parent, std::span<const int32_t> tokens,
+                                 std::string_view how);
 
 // What all blocks of a process have in common.
 struct StoreNames {
@@ -36,7 +45,7 @@ struct StoreNames {
             .model = model,
             .tenant = name.tenant,
             .layer = static_cast<uint32_t>(layer),
-            .token_block = static_cast<uint64_t>(name.index)};
+            .token_block = static_cast<uint64_t>(name.index) | uint64_t{name.check} << 32};
   }
 };
 
@@ -53,6 +62,9 @@ Digest ChainRoot(const Digest& model, const Digest& salt);
 // One block more. `how` is empty where all of the block's tokens attended densely, as those of the
 // blocks before; else it says how they attended (policy, from which position).
 Digest ChainNext(const Digest& parent, std::span<const int32_t> tokens, std::string_view how);
+
+// BlockName::check of a block whose parent has `parent`, or 0 where there is none.
+uint32_t CheckNext(uint32_t parent, std::span<const int32_t> tokens, std::string_view how);
 
 }  // namespace winnow::engine
 

@@ -1,5 +1,7 @@
 #include "engine/kv/block_pool.h"
 
+#include <algorithm>
+
 #include "engine/kv/kv_event_log.h"
 #include "engine/kv/kv_memory.h"
 #include "kernels/check.h"
@@ -18,8 +20,8 @@ BlockPool::BlockPool(int32_t num_blocks, KvMemory* memory, KvEventLog* events)
 }
 
 BlockPool::~BlockPool() {
-  for (const IdleList* list : {&idle_, &pinned_idle_}) {
-    for (int32_t block = list->oldest; block >= 0;) {
+  for (const IdleList& list : idle_) {
+    for (int32_t block = list.oldest; block >= 0;) {
       const int32_t after = At(block).after;
       Forget(block);
       block = after;
@@ -30,7 +32,8 @@ BlockPool::~BlockPool() {
 int32_t BlockPool::Take() {
   WINNOW_CHECK(num_free() > 0);
   if (free_.empty()) {
-    const int32_t idle = idle_.oldest >= 0 ? idle_.oldest : pinned_idle_.oldest;
+    int32_t idle = -1;
+    for (auto list = idle_.begin(); idle < 0; ++list) idle = list->oldest;
     Unlink(idle);
     Free(idle);
   }
@@ -40,7 +43,10 @@ int32_t BlockPool::Take() {
   return block;
 }
 
-bool BlockPool::ForgetUnsaved() { return ForgetUnsaved(idle_) || ForgetUnsaved(pinned_idle_); }
+bool BlockPool::ForgetUnsaved() {
+  return std::any_of(idle_.begin(), idle_.end(),
+                     [this](const IdleList& list) { return ForgetUnsaved(list); });
+}
 
 bool BlockPool::ForgetUnsaved(const IdleList& list) {
   const size_t free = free_.size();
@@ -144,6 +150,7 @@ void BlockPool::Withdraw(int32_t index) {
   if (!block.cached) return;
   by_name_.erase(block.name.chain);
   block.cached = block.pinned = false;
+  block.priority = kPriorityNormal;
   if (events_ != nullptr) events_->Removed(KvTier::kFast, block.name.chain);
 }
 
@@ -158,6 +165,19 @@ bool BlockPool::Drop(const Digest& name) {
   }
   Unlink(index);
   Free(index);
+  return true;
+}
+
+bool BlockPool::SetPriority(const Digest& name, uint8_t priority) {
+  WINNOW_CHECK(priority <= kPriorityMax);
+  const std::optional<int32_t> found = Find(name);
+  if (!found.has_value()) return false;
+  BlockRecord& block = At(*found);
+  if (block.priority == priority) return true;
+  const bool idle = block.holders == 0;
+  if (idle) Unlink(*found);
+  block.priority = priority;
+  if (idle) Link(*found);
   return true;
 }
 

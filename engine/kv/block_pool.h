@@ -5,13 +5,14 @@
 //   free ── Take ──▶ held ── Give by the last holder ──▶ idle, if it can be found; else free
 //                     ▲                                    │
 //                     └────────────── Share ───────────────┘    idle blocks go, oldest first, when
-//                                                                Take finds none free; pinned ones
-//                                                                after all others
+//                                                                Take finds none free: those of lower
+//                                                                priority first, pinned ones last
 //
 // Only full blocks can be found, and nobody writes to a full block: sharing needs no copies.
 #ifndef WINNOW_ENGINE_KV_BLOCK_POOL_H_
 #define WINNOW_ENGINE_KV_BLOCK_POOL_H_
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -61,6 +62,8 @@ class BlockPool {
   // The same by name, for content that is to go: an idle block is free at once, one that is held when its last holder
   // gives it, and `memory` keeps no copy. False: there is none.
   bool Drop(const Digest& name);
+  // Idle blocks of a lower priority leave first. With its name it loses it. False: there is none.
+  bool SetPriority(const Digest& name, uint8_t priority);
   // A pinned block leaves after all others that are idle, and its pin with its name. False: there is none.
   bool SetPinned(const Digest& name, bool pinned);
 
@@ -69,7 +72,9 @@ class BlockPool {
     int32_t oldest = -1, newest = -1;
   };
   BlockRecord& At(int32_t block) { return table_.allocation(block); }
-  IdleList& ListOf(const BlockRecord& block) { return block.pinned ? pinned_idle_ : idle_; }
+  IdleList& ListOf(const BlockRecord& block) {
+    return idle_[block.pinned ? kPriorityMax + 1 : block.priority];
+  }
   void Link(int32_t block);
   void Unlink(int32_t block);
   // Nobody holds the block, and it is in no list: it is free from now on.
@@ -83,8 +88,8 @@ class BlockPool {
   const int32_t num_blocks_;
   std::unique_ptr<BlockTable> own_table_;  // without a memory
   BlockTable& table_;
-  std::vector<int32_t> free_;  // a stack: the block freed last is the warmest
-  IdleList idle_, pinned_idle_;
+  std::vector<int32_t> free_;                    // a stack: the block freed last is the warmest
+  std::array<IdleList, kPriorityMax + 2> idle_;  // by priority, and behind them the pinned ones
   int32_t num_idle_ = 0;
   absl::flat_hash_map<Digest, int32_t> by_name_;
 };

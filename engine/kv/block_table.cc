@@ -20,20 +20,29 @@ bool BlockTable::AnyLost(int32_t block) const {
 
 // ---- lives ----
 
-void BlockTable::Seal(int32_t block, const BlockName& name, bool keep) {
+void BlockTable::Seal(int32_t block, const BlockName& name, bool keep, const Retention& retention) {
   BlockRecord& record = records_[block];
   WINNOW_CHECK(!record.sealed);
   record.name = name;
   record.sealed = true;
   record.keep = keep;
-  ++hashes_[name.chain].blocks;
+  const auto [hash, is_new] = hashes_.try_emplace(name.chain);
+  if (is_new) {
+    hash->second.retention = retention;
+    hash->second.name = name;
+    num_expiring_ += retention.expires.has_value();
+  } else {
+    WINNOW_CHECK(hash->second.name == name);
+    Raise(name.chain, retention);
+  }
+  ++hash->second.blocks;
   if (!keep) return;
   record.unsaved = num_layers_;
   CountComing(name.tenant, record.unsaved);
 }
 
-void BlockTable::Adopt(int32_t block, const BlockName& name) {
-  Seal(block, name, /*keep=*/true);
+void BlockTable::Adopt(int32_t block, const BlockName& name, const Retention& retention) {
+  Seal(block, name, /*keep=*/true, retention);
   DropUnsaved(block);
   for (int32_t layer = 0; layer < num_layers_; ++layer) {
     LayerBlock& layer_block = layer_blocks_[IndexOf(layer, block)];
@@ -65,6 +74,7 @@ bool BlockTable::Leave(int32_t block) {
   const auto hash = hashes_.find(record.name.chain);
   WINNOW_CHECK(hash != hashes_.end());
   if (--hash->second.blocks > 0) return false;
+  num_expiring_ -= hash->second.retention.expires.has_value();
   hashes_.erase(hash);
   return !record.keep;
 }
@@ -84,6 +94,26 @@ void BlockTable::Forget(int32_t block) {
 bool BlockTable::InUse(const Digest& chain) const {
   const auto hash = hashes_.find(chain);
   return hash != hashes_.end() && hash->second.held > 0;
+}
+
+bool BlockTable::Collides(const BlockName& name) const {
+  const auto hash = hashes_.find(name.chain);
+  return hash != hashes_.end() && hash->second.name != name;
+}
+
+bool BlockTable::Raise(const Digest& chain, const Retention& retention) {
+  const auto hash = hashes_.find(chain);
+  if (hash == hashes_.end()) return false;
+  Retention& current = hash->second.retention;
+  num_expiring_ -= current.expires.has_value();
+  const bool changed = current.Raise(retention);
+  num_expiring_ += current.expires.has_value();
+  return changed;
+}
+
+const Retention* BlockTable::RetentionOf(const Digest& chain) const {
+  const auto hash = hashes_.find(chain);
+  return hash == hashes_.end() ? nullptr : &hash->second.retention;
 }
 
 int64_t BlockTable::NumComing(const Digest& tenant) const {

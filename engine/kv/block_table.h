@@ -15,6 +15,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "engine/kv/block_name.h"
+#include "engine/kv/retention.h"
 
 namespace winnow::engine {
 
@@ -36,9 +37,11 @@ struct BlockRecord {
   int32_t unsaved = 0;  // layer blocks that are to be kept and not given to the store yet
 
   // The allocation, which BlockPool decides.
-  int32_t holders = 0;              // sequences that have it in their tables
-  bool cached = false;              // it can be found by its hash
-  bool pinned = false;              // of those that are cached, it leaves last
+  int32_t holders = 0;  // sequences that have it in their tables
+  bool cached = false;  // it can be found by its hash
+  bool pinned = false;  // of those that are cached, it leaves last
+  uint8_t priority =
+      kPriorityNormal;  // of those that are cached and not pinned, lower ones leave first
   int32_t before = -1, after = -1;  // neighbours in its list of idle blocks
 };
 
@@ -68,11 +71,11 @@ class BlockTable {
 
   // ---- lives ----
 
-  // The block is full: it is held, and with `keep` the store is to have it for later requests.
-  // REQUIRES: not sealed.
-  void Seal(int32_t block, const BlockName& name, bool keep);
+  // The block is full: it is held, and with `keep` the store is to have it for later requests. Blocks with its hash are
+  // kept as Raise has it. REQUIRES: not sealed, and no collision.
+  void Seal(int32_t block, const BlockName& name, bool keep, const Retention& retention = {});
   // The block's content is what the store has under the name. REQUIRES: not sealed.
-  void Adopt(int32_t block, const BlockName& name);
+  void Adopt(int32_t block, const BlockName& name, const Retention& retention = {});
   // Says whether a sequence has the block in its table. True: it is sealed, and with it the blocks of its
   // hash became held, or the last of them is held no more.
   bool SetHeld(int32_t block, bool held);
@@ -86,6 +89,15 @@ class BlockTable {
   // Whether a block with this hash is sealed, and whether one is held.
   bool Knows(const Digest& chain) const { return hashes_.contains(chain); }
   bool InUse(const Digest& chain) const;
+  // Whether what is sealed under the name's hash has another name.
+  bool Collides(const BlockName& name) const;
+  // What is cached under the hash is kept as long as this says, too. True: that is longer than before. False also where
+  // no block with the hash is sealed.
+  bool Raise(const Digest& chain, const Retention& retention);
+  // Null: no block with the hash is sealed. Valid until the next change of the table.
+  const Retention* RetentionOf(const Digest& chain) const;
+  // Whether any block expires.
+  bool any_expires() const { return num_expiring_ > 0; }
   // Layer blocks of the tenant that are to be kept and that the store does not have yet, those of forgotten blocks whose
   // save has no answer included.
   int64_t NumComing(const Digest& tenant) const;
@@ -125,6 +137,8 @@ class BlockTable {
  private:
   struct Hash {
     int32_t blocks = 0, held = 0;
+    BlockName name;  // of them all
+    Retention retention;
   };
   // The layer blocks of the block that the store was not given are no longer on their way to be kept.
   void DropUnsaved(int32_t block);
@@ -136,6 +150,7 @@ class BlockTable {
   std::vector<int64_t> away_;                       // [layers]
   std::vector<std::vector<int32_t>> indexed_from_;  // [indexes][blocks]
   absl::flat_hash_map<Digest, Hash> hashes_;
+  int64_t num_expiring_ = 0;                     // of them
   absl::flat_hash_map<Digest, int64_t> coming_;  // layer blocks by tenant; none is zero
 };
 

@@ -15,7 +15,9 @@ KvMemory::KvMemory(kernels::DeviceOps& backend, const KvPlan& plan, const KvMemo
       blocks_(plan.num_layers(), plan.num_blocks),
       store_(options.store, options.names, plan.num_layers(), plan.layout.BlockBytes()),
       residency_(Residency::Make(plan.residency, options.write_through,
-                                 {backend, *pools_, blocks_, store_, tally_, stats_})) {}
+                                 {backend, *pools_, blocks_, store_, tally_, stats_})) {
+  store_.SetRetentions([this](const Digest& chain) { return blocks_.RetentionOf(chain); });
+}
 
 absl::StatusOr<std::unique_ptr<KvMemory>> KvMemory::Create(kernels::Backend& backend,
                                                            const KvPlan& plan,
@@ -40,17 +42,24 @@ void KvMemory::EndPass() {
 
 // ---- lives of blocks ----
 
-void KvMemory::Seal(int32_t block, const BlockName& name, bool keep) {
-  blocks_.Seal(block, name, keep);
+void KvMemory::Seal(int32_t block, const BlockName& name, bool keep, const Retention& retention) {
+  if (blocks_.Knows(name.chain)) Raise(name, retention);
+  blocks_.Seal(block, name, keep, retention);
   SetHeld(block, true);
   residency_->OnSealed(block);
 }
 
 void KvMemory::Adopt(int32_t block, const BlockName& name) {
   WINNOW_CHECK(store_.exists());
-  blocks_.Adopt(block, name);
+  blocks_.Adopt(block, name, store_.KeptAs(name).value_or(Retention()));
   SetHeld(block, true);
   residency_->OnAdopted(block);
+}
+
+void KvMemory::Raise(const BlockName& name, const Retention& retention) {
+  if (blocks_.Raise(name.chain, retention)) {
+    store_.Raise(name, *blocks_.RetentionOf(name.chain));
+  }
 }
 
 void KvMemory::SetHeld(int32_t block, bool held) {

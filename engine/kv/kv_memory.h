@@ -97,9 +97,11 @@ class KvMemory {
 
   // The block is full and will not be written again. From now on its layer blocks can be saved; `keep`
   // leaves what the store has of them there when the block is forgotten.
-  void Seal(int32_t block, const BlockName& name, bool keep);
+  void Seal(int32_t block, const BlockName& name, bool keep, const Retention& retention = {});
   // Takes the block's content from the store, where it stays: nothing is resident. REQUIRES: a store.
   void Adopt(int32_t block, const BlockName& name);
+  // Keeps what is cached of the block, here and in the store, at least so long. REQUIRES: a block with the hash is sealed.
+  void Raise(const BlockName& name, const Retention& retention);
   // Says whether a sequence has the block in its table, as all have that are sealed or adopted until this
   // says otherwise: what the store has of it then leaves after all that nobody runs on.
   void SetHeld(int32_t block, bool held);

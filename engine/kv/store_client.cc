@@ -8,14 +8,20 @@
 
 namespace winnow::engine {
 
-namespace {
+// Blocks of running sequences are protected by their use, which is not persisted: the rest, and after a restart
+// everything, leaves by priority and recency. What lies beside a block is kept like the block.
+storage::PutOptions StoreClient::OptionsOf(const Digest& chain) const {
+  const Retention* const asked = retention_of_ != nullptr ? retention_of_(chain) : nullptr;
+  const Retention retention = asked != nullptr ? *asked : Retention();
+  return {.priority = retention.priority, .ttl_s = SecondsLeft(retention)};
+}
 
-// Every payload is stored with the same priority. Blocks of running sequences are protected by their use,
-// which is not persisted: the rest, and after a restart everything, leaves by recency, and an index not
-// before its block.
-constexpr uint8_t kPriority = storage::kPriorityMax;
-
-}  // namespace
+uint32_t StoreClient::SecondsLeft(const Retention& retention) const {
+  if (!retention.expires.has_value()) return 0;
+  const int64_t seconds =
+      std::chrono::ceil<std::chrono::seconds>(*retention.expires - now_).count();
+  return static_cast<uint32_t>(std::clamp<int64_t>(seconds, 1, UINT32_MAX));
+}
 
 uint64_t StoreClient::Begin(Ticket ticket, bool is_save) {
   const uint64_t tag = next_tag_++;
@@ -27,8 +33,10 @@ uint64_t StoreClient::Begin(Ticket ticket, bool is_save) {
 
 void StoreClient::Save(Ticket ticket, const BlockName& name, int32_t layer,
                        std::span<const std::byte> content, const SaveOptions& options) {
-  store_->Put(Begin(ticket, /*is_save=*/true), IdOf(name, layer), content,
-              {.priority = kPriority, .in_use = options.in_use, .transient = !options.keep});
+  storage::PutOptions put = OptionsOf(name.chain);
+  put.in_use = options.in_use;
+  put.transient = !options.keep;
+  store_->Put(Begin(ticket, /*is_save=*/true), IdOf(name, layer), content, put);
 }
 
 void StoreClient::Load(Ticket ticket, const BlockName& name, int32_t layer,
@@ -53,6 +61,43 @@ bool StoreClient::Stored(const BlockName& name) const {
     if (!StoredLayer(name, layer)) return false;
   }
   return true;
+}
+
+bool StoreClient::StoredUnder(const Digest& chain) const {
+  if (!exists()) return false;
+  for (int32_t layer = 0; layer < num_layers_; ++layer) {
+    if (!store_->Contains(IdOf({.chain = chain}, layer).key)) return false;
+  }
+  return true;
+}
+
+std::optional<Retention> StoreClient::KeptAs(const BlockName& name) const {
+  if (!exists()) return std::nullopt;
+  const std::optional<storage::BlockInfo> info = store_->Find(IdOf(name, 0));
+  if (!info.has_value()) return std::nullopt;
+  Retention retention{.priority = info->priority};
+  if (info->ttl_s > 0) retention.expires = now_ + std::chrono::seconds(info->ttl_s);
+  return retention;
+}
+
+void StoreClient::Raise(const BlockName& name, const Retention& retention) {
+  if (!exists()) return;
+  const uint32_t ttl_s = SecondsLeft(retention);
+  for (int32_t layer = 0; layer < num_layers_; ++layer) {
+    store_->Raise(IdOf(name, layer).key, retention.priority, ttl_s);
+  }
+  for (const storage::BlockKey& key : SidesOf(name.chain)) {
+    store_->Raise(key, retention.priority, ttl_s);
+  }
+}
+
+// Those on their way included.
+std::vector<storage::BlockKey> StoreClient::SidesOf(const Digest& chain) const {
+  std::vector<storage::BlockKey> sides = store_->AsidesOf(chain);
+  for (const auto& [tag, put] : side_puts_) {
+    if (put.key.chain() == chain) sides.push_back(put.key);
+  }
+  return sides;
 }
 
 bool StoreClient::SetPinned(const BlockName& name, bool pinned) {
@@ -83,18 +128,14 @@ void StoreClient::SetInUse(const BlockName& name, bool in_use) {
 void StoreClient::Erase(const BlockName& name) {
   if (!exists()) return;
   for (int32_t layer = 0; layer < num_layers_; ++layer) EraseLayer(name, layer);
-  std::vector<storage::BlockKey> side = store_->AsidesOf(name.chain);
-  for (const auto& [tag, put] : side_puts_) {
-    if (put.key.chain() == name.chain) side.push_back(put.key);
-  }
-  for (const storage::BlockKey& key : side) store_->Erase(next_tag_++, key);
+  for (const storage::BlockKey& key : SidesOf(name.chain)) store_->Erase(next_tag_++, key);
   TellRemoved(name.chain);
 }
 
 bool StoreClient::StoredInPart(const BlockName& name) const {
   if (!exists()) return false;
   for (int32_t layer = 0; layer < num_layers_; ++layer) {
-    if (store_->Find(IdOf(name, layer)).has_value()) return true;
+    if (store_->Contains(IdOf(name, layer).key)) return true;
   }
   return !store_->AsidesOf(name.chain).empty();
 }
@@ -123,7 +164,7 @@ void StoreClient::PutSide(const storage::BlockId& id, std::span<const std::byte>
   if (may_keep_ && !may_keep_(id.tenant, stored)) return;
   const uint64_t tag = next_tag_++;
   side_puts_.emplace(tag, SidePut{id.key, id.tenant, stored});
-  store_->Put(tag, id, bytes, {.priority = kPriority});
+  store_->Put(tag, id, bytes, OptionsOf(id.key.chain()));
 }
 
 uint64_t StoreClient::SideBytesInFlight(const Digest& tenant) const {

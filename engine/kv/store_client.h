@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -23,6 +24,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "engine/kv/block_name.h"
 #include "engine/kv/kv_event_log.h"
+#include "engine/kv/retention.h"
 #include "storage/block_store.h"
 
 namespace winnow::engine {
@@ -92,6 +94,13 @@ class StoreClient {
     tier_ = tier;
   }
 
+  // Is asked how each payload is to be kept, by its block's hash; null, and where it gives null: like any other.
+  void SetRetentions(std::function<const Retention*(const Digest& chain)> retention_of) {
+    retention_of_ = std::move(retention_of);
+  }
+  // The engine's time, from which what is put has left to stay.
+  void SetNow(TimePoint now) { now_ = now; }
+
   // ---- a layer block ----
 
   // How the store is to treat a layer block.
@@ -122,6 +131,12 @@ class StoreClient {
 
   // Whether the store seems to have all of it: known without I/O.
   bool Stored(const BlockName& name) const;
+  // The same of whatever is stored under the chain, for those who know no tokens.
+  bool StoredUnder(const Digest& chain) const;
+  // How the store keeps it; nullopt: it has nothing of it.
+  std::optional<Retention> KeptAs(const BlockName& name) const;
+  // Keeps what the store has of it, side payloads and what is on its way included, at least so long.
+  void Raise(const BlockName& name, const Retention& retention);
   // False: the store has not all of it, or its pins are used up.
   bool SetPinned(const BlockName& name, bool pinned);
   // Hashes of the blocks of which something is pinned. Looks at all that the store has.
@@ -190,6 +205,10 @@ class StoreClient {
     bool is_save = false;
   };
   uint64_t Begin(Ticket ticket, bool is_save);
+  // The rest of its time in whole seconds, at least one; 0: it never expires.
+  uint32_t SecondsLeft(const Retention& retention) const;
+  std::vector<storage::BlockKey> SidesOf(const Digest& chain) const;
+  storage::PutOptions OptionsOf(const Digest& chain) const;
 
   storage::BlockStore* const store_;
   const StoreNames names_;
@@ -206,6 +225,8 @@ class StoreClient {
   absl::flat_hash_map<uint64_t, InFlight> in_flight_;  // by tag, of operations that have a receiver
   absl::flat_hash_map<uint64_t, SidePut> side_puts_;   // by tag, in flight
   std::function<bool(const Digest&, uint64_t)> may_keep_;
+  std::function<const Retention*(const Digest&)> retention_of_;
+  TimePoint now_{};
   uint64_t next_tag_ = 1;
   int32_t failed_saves_in_a_row_ = 0;
   std::vector<storage::Completion> completions_;

@@ -211,6 +211,7 @@ void Engine::Run(const std::stop_token& stop) {
 bool Engine::Step() {
   const TimePoint now = clock_.Now();
   heartbeat_.store(now.time_since_epoch().count(), std::memory_order_relaxed);
+  if (memory_ != nullptr) memory_->store().SetNow(now);
   TakeOver();
   if (const auto answers = mailbox_.Run(prefixes_); !answers.empty()) {
     Publish();
@@ -244,6 +245,7 @@ bool Engine::Step() {
   }
   EndStarved(computes || adopted, now);
   prefixes_.Sweep(computes ? kSweptBlocks : kSweptBlocksIdle);
+  DropExpired(now, computes ? kSweptBlocks : kSweptBlocksIdle);
   Emit();
   if (options_.kv_events != nullptr) {
     TellEvictions();

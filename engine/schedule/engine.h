@@ -61,6 +61,7 @@ struct EngineOptions {
   // Is told what the prefix cache has; outlives the engine. Null: nobody. `store_tier`: of the model's store.
   KvEventLog* kv_events = nullptr;
   KvTier store_tier = KvTier::kDisk;
+  ChainFunction chain_next = ChainNext;
 };
 
 class Engine {
@@ -168,7 +169,10 @@ class Engine {
   void CountRetrieval(Sequence& sequence);
   void Count(Sequence& sequence, const RetrievalCounts& counts);
   // engine_prefix.cc
-  Digest NameOf(Sequence& sequence, int32_t i, bool* shareable);
+  BlockName NameOf(Sequence& sequence, int32_t i, bool alone, bool* shareable);
+  Retention RetentionFor(const Sequence& sequence) const;
+  void Keep(const BlockName& name, const Retention& retention);
+  void DropExpired(TimePoint now, size_t blocks);
   // The name of a full block that the sequence has. REQUIRES: i < named_blocks.
   const BlockName& BlockNameOf(const Sequence& sequence, int32_t i) const;
   int64_t StoreQuota(const Digest& salt) const;
@@ -176,6 +180,7 @@ class Engine {
   void NameBlocks(Sequence& sequence);
   bool AdoptPrefix(Sequence& sequence);
   uint64_t StoreBytesRead() const;
+  bool IsTold(const Sequence& sequence) const;
   void TellStored(const Sequence& sequence, int32_t i);
   void TellEvictions();
   void ChangeWaiting(int32_t requests, const Sequence& sequence);
@@ -215,6 +220,7 @@ class Engine {
   absl::flat_hash_map<RequestId, Sequence*> by_id_;
   uint64_t next_order_ = 0;
   uint64_t told_evictions_ = 0;  // of the store's, when TellEvictions last began to look
+  int32_t next_expiring_ = 0;    // block, that DropExpired looks at next
   size_t copies_to_check_ = 0;   // of the store's blocks, that it has not looked at since
   bool failed_ = false;
   bool stopped_ = false;  // Shutdown was here

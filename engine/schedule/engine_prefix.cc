@@ -19,8 +19,8 @@ const BlockName& Engine::BlockNameOf(const Sequence& sequence, int32_t i) const 
 }
 
 // Names the sequence's block `i`, when the blocks before it are named. Sets whether anyone may find
-// it: what a policy with a floor computed depends on more than its name says.
-Digest Engine::NameOf(Sequence& sequence, int32_t i, bool* shareable) {
+// it: what a policy with a floor computed depends on more than its name says. `alone`: the name is nobody else's.
+BlockName Engine::NameOf(Sequence& sequence, int32_t i, bool alone, bool* shareable) {
   const int32_t block_tokens = model_.block_tokens();
   const AttentionPolicy& policy = sequence.request.policy;
   // Tokens before retrieve_from attended densely whatever the policy says.
@@ -31,17 +31,32 @@ Digest Engine::NameOf(Sequence& sequence, int32_t i, bool* shareable) {
     how_ = absl::StrCat(ToString(policy), " from ", sequence.retrieve_from(), " ",
                         memory_->store().names().retrieval);
   }
-  *shareable = (dense || !policy.floor.has_value()) && !sequence.alone;
+  *shareable = (dense || !policy.floor.has_value()) && !alone;
   // Under a new name nothing meets what the store has of the old one.
-  if (sequence.alone) {
+  if (alone) {
     absl::StrAppend(&how_, " alone ", sequence.request.id, " ", sequence.losses_in_all);
   }
   if (i < std::ssize(sequence.known_names)) return sequence.known_names[i];
   WINNOW_CHECK(i == std::ssize(sequence.known_names) && i == sequence.named_blocks);
-  const Digest parent = i == 0 ? ChainRoot(memory_->store().names().model, sequence.salt)
-                               : BlockNameOf(sequence, i - 1).chain;
-  sequence.known_names.push_back(ChainNext(
-      parent, std::span(sequence.tokens).subspan(int64_t{i} * block_tokens, block_tokens), how_));
+  const std::string& salt = sequence.request.cache.salt;
+  BlockName parent;
+  if (i > 0) {
+    parent = BlockNameOf(sequence, i - 1);
+  } else {
+    parent.chain = ChainRoot(memory_->store().names().model, sequence.salt);
+    if (!salt.empty()) {
+      parent.chain = ChainNext(parent.chain, {}, salt);
+      parent.check = CheckNext(0, {}, salt);
+    }
+  }
+  const std::span<const int32_t> tokens =
+      std::span(sequence.tokens).subspan(int64_t{i} * block_tokens, block_tokens);
+  // A name that is nobody else's must not collide, whatever the option.
+  const ChainFunction chain_next = alone ? ChainNext : options_.chain_next;
+  sequence.known_names.push_back({.chain = chain_next(parent.chain, tokens, how_),
+                                  .tenant = sequence.salt,
+                                  .index = i,
+                                  .check = CheckNext(parent.check, tokens, how_)});
   return sequence.known_names.back();
 }
 
@@ -64,24 +79,58 @@ bool Engine::MayKeep(const Sequence& sequence) {
   return false;
 }
 
+Retention Engine::RetentionFor(const Sequence& sequence) const {
+  const CacheOptions& cache = sequence.request.cache;
+  Retention retention{.priority = cache.priority};
+  if (cache.ttl > Duration::zero()) retention.expires = clock_.Now() + cache.ttl;
+  return retention;
+}
+
+// What is cached of the block stays at least so long, in fast memory and in the store.
+void Engine::Keep(const BlockName& name, const Retention& retention) {
+  memory_->Raise(name, retention);
+  pool_.SetPriority(name.chain, memory_->blocks().RetentionOf(name.chain)->priority);
+}
+
+// Blocks whose time is over leave the pool, a few looks in a step; AdoptPrefix takes none of them in the meantime. The
+// store drops its copies by itself.
+void Engine::DropExpired(TimePoint now, size_t blocks) {
+  if (memory_ == nullptr || !memory_->blocks().any_expires()) return;
+  const size_t looks = std::min(blocks, static_cast<size_t>(pool_.num_blocks()));
+  for (size_t i = 0; i < looks; ++i) {
+    const BlockRecord& record = memory_->blocks()[next_expiring_];
+    next_expiring_ = (next_expiring_ + 1) % pool_.num_blocks();
+    if (!record.sealed || !record.cached) continue;
+    const Digest chain = record.name.chain;
+    if (memory_->blocks().RetentionOf(chain)->Expired(now)) pool_.Drop(chain);
+  }
+}
+
 // Blocks that became full can move and be shared from now on, under the name of their content.
 void Engine::NameBlocks(Sequence& sequence) {
   const int32_t full = sequence.cache.num_tokens() / model_.block_tokens();
+  const bool alone = sequence.alone || !sequence.request.cache.store;
   for (int32_t i = sequence.named_blocks; i < full; ++i) {
     bool shareable = false;
-    const BlockName name{NameOf(sequence, i, &shareable), sequence.salt, i};
+    BlockName name = NameOf(sequence, i, alone, &shareable);
+    if (memory_->blocks().Collides(name)) {
+      sequence.known_names.pop_back();
+      name = NameOf(sequence, i, /*alone=*/true, &shareable);
+    }
     const int32_t block = sequence.cache.block_table()[i];
     // Prompts come again; what was generated, and under a policy, is for this process at most.
     const bool keep =
         options_.prefix_cache && how_.empty() && sequence.request.keeps_prefix && MayKeep(sequence);
-    memory_->Seal(block, name, keep);
+    const Retention retention = alone ? Retention() : RetentionFor(sequence);
+    memory_->Seal(block, name, keep, retention);
     ++sequence.named_blocks;
-    if (options_.prefix_cache && shareable && pool_.Publish(block, name.chain)) {
-      TellStored(sequence, i);
+    if (options_.prefix_cache && shareable) {
+      if (pool_.Publish(block, name.chain)) TellStored(sequence, i);
+      Keep(name, retention);
     }
     if (keep) model_.SaveIndex(block, name);
   }
-  if (sequence.retrieval == nullptr || !options_.prefix_cache || sequence.alone ||
+  if (sequence.retrieval == nullptr || !options_.prefix_cache || alone ||
       !sequence.request.keeps_prefix) {
     return;
   }
@@ -94,15 +143,20 @@ void Engine::NameBlocks(Sequence& sequence) {
   }
 }
 
-// The sequence's block `i`, which NameOf named last, can be found. KV that was made under a policy
-// is not told: a router knows requests by their tokens, and only some requests with these tokens
-// find it.
+// Whether routers hear of the block that NameOf named last. Not of KV that was made under a policy or a salt: a router
+// knows requests by their tokens, and only some requests with these tokens find it.
+bool Engine::IsTold(const Sequence& sequence) const {
+  return options_.kv_events != nullptr && how_.empty() && sequence.request.keeps_prefix &&
+         sequence.request.cache.salt.empty();
+}
+
+// The sequence's block `i`, which NameOf named last, can be found.
 void Engine::TellStored(const Sequence& sequence, int32_t i) {
-  if (options_.kv_events == nullptr || !how_.empty() || !sequence.request.keeps_prefix) return;
+  if (!IsTold(sequence)) return;
   const int32_t block_tokens = model_.block_tokens();
   options_.kv_events->Stored(
-      KvTier::kFast, {sequence.known_names[i], sequence.salt, i},
-      i == 0 ? std::nullopt : std::optional<Digest>(sequence.known_names[i - 1]),
+      KvTier::kFast, sequence.known_names[i],
+      i == 0 ? std::nullopt : std::optional<Digest>(sequence.known_names[i - 1].chain),
       std::span(sequence.tokens).subspan(int64_t{i} * block_tokens, block_tokens));
 }
 
@@ -135,13 +189,18 @@ uint64_t Engine::StoreBytesRead() const { return memory_->store().stats().payloa
 // Takes over what is known of the sequence's tokens, from other sequences or from the store, as far
 // as it reaches from the first token on. The last token is always computed.
 bool Engine::AdoptPrefix(Sequence& sequence) {
-  if (memory_ == nullptr || !options_.prefix_cache) return false;
+  const CacheOptions& cache = sequence.request.cache;
+  if (memory_ == nullptr || !options_.prefix_cache || !cache.use) return false;
+  const TimePoint now = clock_.Now();
+  if (!cache.store) sequence.known_names.clear();  // it may have had names of its own
   const int32_t most = (sequence.num_known_tokens() - 1) / model_.block_tokens();
   for (int32_t i = 0; i < most; ++i) {
     bool shareable = false;
-    const BlockName name{NameOf(sequence, i, &shareable), sequence.salt, i};
-    if (!shareable) break;
+    const BlockName name = NameOf(sequence, i, sequence.alone, &shareable);
+    if (!shareable || memory_->blocks().Collides(name)) break;
     int32_t block = 0;
+    const Retention* const kept = memory_->blocks().RetentionOf(name.chain);
+    if (kept != nullptr && kept->Expired(now)) pool_.Drop(name.chain);
     if (const std::optional<int32_t> found = pool_.FindWhole(name.chain)) {
       block = *found;
       pool_.Share(block);
@@ -151,16 +210,20 @@ bool Engine::AdoptPrefix(Sequence& sequence) {
       memory_->Adopt(block, name);
       pool_.Publish(block, name.chain);
       TellStored(sequence, i);
-      if (options_.kv_events != nullptr) {
+      if (IsTold(sequence)) {
         options_.kv_events->Copied(options_.store_tier, name.chain);
       }
       stats_.prefix_tokens_store += model_.block_tokens();
     } else {
       break;
     }
+    // A request that leaves nothing behind does not keep others' blocks longer either.
+    if (cache.store) Keep(name, RetentionFor(sequence));
     sequence.cache.Adopt(block);
     ++sequence.named_blocks;
   }
+  // What comes now has names of its own.
+  if (!cache.store) sequence.known_names.resize(static_cast<size_t>(sequence.named_blocks));
   const int32_t adopted = sequence.cache.num_tokens();
   // What was taken over before, and is computed again now, was not cached after all.
   int32_t& cached = sequence.usage.cached_tokens;

@@ -208,7 +208,7 @@ void PrefixTable::Sweep(size_t blocks) {
 void PrefixTable::Look(Prefix& prefix, int32_t i) {
   const BlockName block{(*prefix.blocks)[static_cast<size_t>(i)], prefix.salt, i};
   counting_.fast_blocks += pool_.Find(block.chain).has_value();
-  const bool stored = memory_->store().Stored(block);
+  const bool stored = memory_->store().StoredUnder(block.chain);
   counting_.stored_blocks += stored;
   if (!prefix.pinned) return;
   pool_.SetPinned(block.chain, true);

@@ -14,6 +14,7 @@
 #include "engine/base/clock.h"
 #include "engine/grammar/grammar.h"
 #include "engine/kv/block_name.h"
+#include "engine/kv/retention.h"
 #include "engine/retrieval/attention_policy.h"
 #include "engine/retrieval/retrieval_state.h"
 
@@ -44,6 +45,16 @@ struct StoppingOptions {
   bool include_stop = false;
 };
 
+// How a request uses what is cached of prompts, and what becomes of its own.
+struct CacheOptions {
+  bool use = true;                     // false: everything is computed
+  bool store = true;                   // false: nobody finds its KV, and the store keeps none of it
+  uint8_t priority = kPriorityNormal;  // Retention::priority of its KV
+  Duration ttl{};  // from each block's last use by such a request; zero: for good
+  // Requests of the same salt alone share KV, among those of the tenant. "": one of its own.
+  std::string salt = {};
+};
+
 struct Request {
   RequestId id = 0;
   std::string tenant;        // for fairness; "" is a tenant like any other
@@ -56,6 +67,7 @@ struct Request {
   std::optional<Digest> salt;
   // False: nothing outside its call is to find its KV. The store does not keep it, and no router is told.
   bool keeps_prefix = true;
+  CacheOptions cache;
   std::vector<int32_t> prompt;  // token ids, at least one, validated
   SamplingOptions sampling;
   StoppingOptions stopping;

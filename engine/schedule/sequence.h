@@ -72,7 +72,7 @@ struct Sequence {
   const int32_t block_tokens;
   int32_t named_blocks = 0;  // full blocks in `cache`, whose names the block table has
   // Names of its first blocks, in `cache` or not: they are made once, however often it is admitted.
-  std::vector<Digest> known_names;
+  std::vector<BlockName> known_names;
   int32_t losses = 0;  // of KV, since the last token came
   int32_t losses_in_all = 0;
   std::unique_ptr<RetrievalState> retrieval;  // from admission on; null if the policy is dense

@@ -88,26 +88,26 @@ HttpApi::HttpApi(Generator& generator, PrefixCalls& prefixes, v1::GetModelRespon
 
 const std::vector<HttpApi::Route>& HttpApi::Routes() {
   static const std::vector<Route>& routes = *new std::vector<Route>{
-      {"GET", "/health", &HttpApi::Health, false, true, true},
-      {"GET", "/ping", &HttpApi::Health, false, true},
-      {"GET", "/version", &HttpApi::Version, false, true},
-      {"GET", "/metrics", &HttpApi::MetricsPage, false, true},
-      {"GET", "/status", &HttpApi::Status, false, true, true},
+      {"GET", "/health", &HttpApi::Health, kShort, true, true},
+      {"GET", "/ping", &HttpApi::Health, kShort, true},
+      {"GET", "/version", &HttpApi::Version, kShort, true},
+      {"GET", "/metrics", &HttpApi::MetricsPage, kShort, true},
+      {"GET", "/status", &HttpApi::Status, kShort, true, true},
       {"GET", "/v1/models", &HttpApi::Models},
-      {"POST", "/v1/chat/completions", &HttpApi::Chat},
-      {"POST", "/v1/completions", &HttpApi::Completion},
-      {"POST", "/v1/messages", &HttpApi::Messages},
-      {"POST", "/v1/messages/count_tokens", &HttpApi::CountTokens, true},
-      {"POST", "/v1/responses", &HttpApi::Responses},
-      {"POST", "/v1/chat/completions/input_tokens", &HttpApi::CountChatTokens, true},
-      {"POST", "/v1/responses/input_tokens", &HttpApi::CountResponsesTokens, true},
-      {"POST", "/v1/chat/completions/render", &HttpApi::RenderChat, true},
-      {"POST", "/v1/completions/render", &HttpApi::RenderCompletion, true},
-      {"POST", "/tokenize", &HttpApi::Tokenize, true},
-      {"POST", "/detokenize", &HttpApi::Detokenize, true},
+      {"POST", "/v1/chat/completions", &HttpApi::Chat, kGenerates},
+      {"POST", "/v1/completions", &HttpApi::Completion, kGenerates},
+      {"POST", "/v1/messages", &HttpApi::Messages, kGenerates},
+      {"POST", "/v1/messages/count_tokens", &HttpApi::CountTokens, kPosted},
+      {"POST", "/v1/responses", &HttpApi::Responses, kGenerates},
+      {"POST", "/v1/chat/completions/input_tokens", &HttpApi::CountChatTokens, kPosted},
+      {"POST", "/v1/responses/input_tokens", &HttpApi::CountResponsesTokens, kPosted},
+      {"POST", "/v1/chat/completions/render", &HttpApi::RenderChat, kPosted},
+      {"POST", "/v1/completions/render", &HttpApi::RenderCompletion, kPosted},
+      {"POST", "/tokenize", &HttpApi::Tokenize, kPosted},
+      {"POST", "/detokenize", &HttpApi::Detokenize, kPosted},
       {"GET", kPrefixesPath, &HttpApi::ListPrefixes},
       {"GET", kOnePrefix, &HttpApi::ListPrefixes},
-      {"PUT", kOnePrefix, &HttpApi::PutPrefix},
+      {"PUT", kOnePrefix, &HttpApi::PutPrefix, kGenerates},
       {"PATCH", kOnePrefix, &HttpApi::PinPrefix},
       {"DELETE", kOnePrefix, &HttpApi::DeletePrefix},
   };
@@ -141,7 +141,9 @@ std::optional<HttpPiece> HttpApi::Refuse(const HttpRequest& head) {
   // First, so that nobody without a key learns which routes there are.
   if (keys_ != nullptr && (route == nullptr || !route->without_key) &&
       !keys_->NameOf(KeyOf(head)).has_value()) {
-    return ErrorPiece(ToHttpError(NoApiKey(), {}), head.path);
+    const absl::Status status = NoApiKey();
+    if (route != nullptr && route->kind == kGenerates) generator_.CountUnstarted("http", status);
+    return ErrorPiece(ToHttpError(status, {}), head.path);
   }
   if (route == nullptr && path_known) {
     HttpPiece piece = ErrorPiece(
@@ -159,8 +161,12 @@ std::optional<HttpPiece> HttpApi::Refuse(const HttpRequest& head) {
     return ErrorPiece(ToHttpError(404, "unknown_route", "there is no such route"));
   }
   if (draining_ && !route->while_draining) {
-    return ErrorPiece(ToHttpError(503, "draining", "the server is going away: try another one"),
-                      head.path);
+    constexpr std::string_view kWhy = "the server is going away: try another one";
+    if (route->kind == kGenerates) {
+      generator_.CountUnstarted("http",
+                                ErrorWithReason(absl::StatusCode::kUnavailable, "DRAINING", kWhy));
+    }
+    return ErrorPiece(ToHttpError(503, "draining", kWhy), head.path);
   }
   return std::nullopt;
 }
@@ -168,7 +174,7 @@ std::optional<HttpPiece> HttpApi::Refuse(const HttpRequest& head) {
 std::unique_ptr<HttpExchange> HttpApi::Handle(HttpRequest request, HttpWaker wake) {
   bool path_known = false;
   const Route* const route = FindRoute(request, &path_known);  // Refuse has seen that it is there
-  if (!route->always_posted && request.body.size() <= kReadHereBytes) {
+  if (route->kind != kPosted && request.body.size() <= kReadHereBytes) {
     return (this->*route->work)(request, wake);
   }
   const size_t bytes = request.body.size();

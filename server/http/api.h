@@ -50,11 +50,16 @@ class HttpApi final : public HttpHandler, public std::enable_shared_from_this<Ht
 
  private:
   using Work = std::unique_ptr<HttpExchange> (HttpApi::*)(HttpRequest&, const HttpWaker&);
+  enum Kind {
+    kShort,
+    kPosted,     // to a tokenising thread, however small
+    kGenerates,  // counts as a request also where it comes to nothing, as over gRPC
+  };
   struct Route {
     std::string_view method;
     std::string_view path;
     Work work;
-    bool always_posted = false;  // to a tokenising thread, however small
+    Kind kind = kShort;
     bool while_draining = false;
     bool without_key = false;
   };

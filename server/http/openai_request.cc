@@ -22,7 +22,7 @@ constexpr size_t kMaxRenderPrompts = 1024;
 constexpr int64_t kMaxWholeLogprobs = 1 << 20;
 
 // What would change the answer and is not done here.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 17> kRefused = {{
+constexpr std::array<std::pair<std::string_view, std::string_view>, 16> kRefused = {{
     {"chat_template", "is not taken from requests: the model's own is used"},
     {"documents", "is not served"},
     {"continue_final_message", "is not served"},
@@ -35,7 +35,6 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 17> kRefused
     {"allowed_token_ids", "is not served"},
     {"truncate_prompt_tokens", "is not served: a prompt that is too long is refused"},
     {"use_beam_search", "is not served"},
-    {"cache_salt", "is not served: what is shared is shared within a tenant"},
     {"return_tokens_as_token_ids", "is not served"},
     {"thinking_token_budget", "is not served: max_tokens bounds thoughts and answer together"},
     {"logprob_token_ids", "is not served"},
@@ -329,19 +328,45 @@ void TakeTemplateOptions(JsonFields& fields, v1::ChatPrompt& chat) {
   }
 }
 
+namespace {
+
+void RefuseUnknown(JsonFields& fields, const Json& object, const std::vector<std::string>& known) {
+  for (const auto& [key, value] : object.items()) {
+    if (std::find(known.begin(), known.end(), key) == known.end()) {
+      fields.Add(CleanUtf8(key, kMaxShownBytes), Concat("is not known", DidYouMean(key, known)));
+    }
+  }
+}
+
+void TakeCache(JsonFields& options, v1::GenerateRequest& out) {
+  Json* const object = options.Object("cache");
+  if (object == nullptr) return;
+  JsonFields fields(*object, options.violations(), options.Path("cache."));
+  RefuseUnknown(fields, *object, {"use", "store", "priority", "ttl_seconds", "salt"});
+  v1::CacheOptions& cache = *out.mutable_cache();
+  if (const auto use = fields.Bool("use")) cache.set_use(*use);
+  if (const auto store = fields.Bool("store")) cache.set_store(*store);
+  if (const auto priority = fields.Int32("priority")) cache.set_priority(*priority);
+  if (const auto seconds = fields.Int32("ttl_seconds")) cache.set_ttl_seconds(*seconds);
+  if (auto salt = fields.String("salt")) cache.set_salt(*std::move(salt));
+}
+
+}  // namespace
+
 void TakeWinnowOptions(JsonFields& fields, v1::GenerateRequest& out) {
   if (Json* const own = fields.Object("winnow")) {
     JsonFields options(*own, fields.violations(), "winnow.");
-    static const std::vector<std::string> kKnown = {"policy", "exactness", "cache"};
-    for (const auto& [key, value] : own->items()) {
-      if (std::find(kKnown.begin(), kKnown.end(), key) == kKnown.end()) {
-        options.Add(CleanUtf8(key, kMaxShownBytes),
-                    Concat("is not known", DidYouMean(key, kKnown)));
-      }
-    }
+    RefuseUnknown(options, *own, {"policy", "exactness", "cache"});
     if (auto policy = options.String("policy")) out.set_policy(*std::move(policy));
     if (auto exactness = options.String("exactness")) out.set_exactness(*std::move(exactness));
-    options.Refuse("cache", "is not served by this version");
+    TakeCache(options, out);
+  }
+  // vLLM's name for it.
+  if (auto salt = fields.String("cache_salt"); salt.has_value() && !salt->empty()) {
+    if (!out.cache().salt().empty() && out.cache().salt() != *salt) {
+      fields.Add("cache_salt", "contradicts winnow.cache.salt");
+    }
+    out.mutable_cache()->set_salt(*std::move(salt));
   }
   if (Json* const extra = fields.Object("vllm_xargs")) {
     JsonFields options(*extra, fields.violations(), "vllm_xargs.");
@@ -468,7 +493,7 @@ absl::StatusOr<RenderBody> ParseRenderBody(std::string_view body) {
 }
 
 std::string OpenAiField(std::string_view field, bool chat, std::string_view structured_field) {
-  static constexpr std::array<std::pair<std::string_view, std::string_view>, 11> kNames = {{
+  static constexpr std::array<std::pair<std::string_view, std::string_view>, 12> kNames = {{
       {"chat.template_options", "chat_template_kwargs"},
       {"chat.tools", "tools"},
       {"stopping.stop_strings", "stop"},
@@ -480,6 +505,7 @@ std::string OpenAiField(std::string_view field, bool chat, std::string_view stru
       {"ids", "prompt"},
       {"policy", "winnow.policy"},
       {"exactness", "winnow.exactness"},
+      {"cache.", "winnow.cache."},
   }};
   if (field == "structured_output") {
     return structured_field.empty() ? "response_format" : std::string(structured_field);

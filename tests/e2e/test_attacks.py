@@ -1,7 +1,8 @@
 #!/usr/bin/python3
-"""Floods of HTTP/2 frames (http2_attacks.py) against the program: memory stays bounded, tiny requests of others are answered
+"""Floods and hindrances (http2_attacks.py, a log that nobody reads) against the program: memory stays bounded, tiny requests of others are answered
 meanwhile, and it is over when the attack is. WINNOW_ATTACK_SECONDS makes each longer."""
 import contextlib
+import fcntl
 import json
 import os
 import pathlib
@@ -38,8 +39,10 @@ PAUSE = 0.02
 class Attack:
     """The attacker as a process, the tiny requests that it should not disturb, and what came of both."""
 
-    def __init__(self, server, kind, seconds=SECONDS, connections=4, port=None, credentials=None, source="127.0.0.1"):
-        """`port`: of a proxy before the server; `credentials`: of TLS, for who asks and for the attacker."""
+    def __init__(self, server, kind, seconds=SECONDS, connections=4, port=None, credentials=None, source="127.0.0.1",
+                 target=None):
+        """`port`: of a proxy before the server; `target`: the attacker's, where it is another; `credentials`: of TLS, for who asks and
+        for the attacker."""
         self.server, self.kind = server, kind
         self.connect = lambda: Api(f"localhost:{port or server.port}", credentials,
                                    options=[("grpc.use_local_subchannel_pool", 1)])
@@ -47,7 +50,7 @@ class Attack:
         self.before = resident_mib(server.process.pid)
         self.latencies, self.failed = [], 0
         self.process = subprocess.Popen(
-            [sys.executable, str(SOURCE / "tests/e2e/http2_attacks.py"), kind, "--port", str(port or server.port),
+            [sys.executable, str(SOURCE / "tests/e2e/http2_attacks.py"), kind, "--port", str(target or port or server.port),
              "--seconds", str(seconds), "--connections", str(connections), "--source", source,
              *(["--tls"] if credentials else [])], stdout=subprocess.PIPE, text=True,
             stderr=subprocess.DEVNULL if seconds > SECONDS else None)
@@ -95,26 +98,83 @@ class Attack:
         return self
 
 
-class Floods(unittest.TestCase):
+class UnreadServer(Server):
+    """Its log is a pipe that nobody reads any more, and that is full."""
+
+    def __init__(self):
+        self.pipe = os.pipe()
+        fcntl.fcntl(self.pipe[1], fcntl.F_SETPIPE_SZ, 4096)
+        super().__init__(pipe=self.pipe)
+
+    def close(self):
+        super().close()
+        for end in self.pipe:
+            os.close(end)
+
+
+class Bounds(unittest.TestCase):
+    def hold(self, attack):
+        self.assertIsNone(attack.server.process.poll())
+        if not SANITIZED:
+            self.assertEqual(attack.failed, 0)
+            self.assertLess(attack.p99, 1)
+            self.assertLess(attack.recovered, 1)
+            self.assertLess(attack.grown, 150)
+        self.assertLess(os.path.getsize(attack.server.log_path), 1 << 20)
+
+
+class Floods(Bounds):
     @classmethod
     def setUpClass(cls):
         cls.server = Server()
         cls.addClassCleanup(cls.server.close)
 
     def flood(self, kind):
-        attack = Attack(self.server, kind).run()
-        self.assertIsNone(self.server.process.poll())
-        if not SANITIZED:
-            self.assertEqual(attack.failed, 0)
-            self.assertLess(attack.p99, 1)
-            self.assertLess(attack.recovered, 1)
-            self.assertLess(attack.grown, 150)
-        self.assertLess(os.path.getsize(self.server.log_path), 1 << 20)
+        self.hold(Attack(self.server, kind).run())
 
 
 for _kind in ("rapid_reset", "rapid_reset_body", "rapid_reset_whole", "announced_header", "continuations", "connections", "pings", "settings",
               "empty_data"):
     setattr(Floods, "test_" + _kind, lambda self, kind=_kind: self.flood(kind))
+
+
+class Others(Bounds):
+    """What is no flood of frames: messages that inflate, heads without an end, connections and scrapes that say nothing more, a log that
+    nobody reads."""
+
+    def test_compressed_messages(self):
+        with Server() as server:
+            self.hold(Attack(server, "compressed").run())
+            # gRPC has a line for each of thousands.
+            lines = [e for e in server.events() if e["event"] == "grpc"]
+            self.assertLess(len(lines), 200)
+            self.assertGreater(max(e["not_logged"] for e in lines), 0)
+
+    def test_endless_heads_over_http(self):
+        with Server() as server:
+            self.hold(Attack(server, "endless_head", target=server.http_port).run())
+
+    def test_1100_idle_connections(self):
+        """More than there are descriptors for, at the port of gRPC and at that of HTTP."""
+        for port in ("port", "http_port"):
+            with self.subTest(port=port), Server(descriptors=(1024, 1024)) as server:
+                attack = Attack(server, "idle", connections=1100, target=getattr(server, port)).run()
+                attack.kind += " at " + port
+                self.hold(attack)
+                self.assertLess(server.metric("process_open_fds"), 1024)
+
+    def test_30_half_sent_scrapes(self):
+        with Server() as server:
+            self.hold(Attack(server, "half_scrapes", connections=30, target=server.metrics_port).run())
+
+    def test_a_log_that_nobody_reads(self):
+        with UnreadServer() as server:
+            for _ in range(10):  # more lines than the pipe holds
+                list(Api(server.address).generate(counting_request("Hello", 1), timeout=PATIENCE))
+            attack = Attack(server, "idle", connections=0).run()
+            attack.kind = "unread log"
+            self.hold(attack)
+            self.assertEqual(server.terminate(), 0)
 
 
 def certificate(directory):

@@ -9,9 +9,13 @@ import socket
 import ssl
 import struct
 import subprocess
+import sys
 import unittest
 
-from harness import BIN, MODEL, PATIENCE, Api, Server, counting_request, eventually, main, run, temporary_directory
+from harness import BIN, MODEL, PATIENCE, SOURCE, Api, Server, counting_request, eventually, main, run, temporary_directory
+
+sys.path.insert(0, str(SOURCE / "clients/python"))
+from winnow_client import Admin  # noqa: E402
 
 
 class Configuration(unittest.TestCase):
@@ -97,6 +101,73 @@ class Configuration(unittest.TestCase):
                          f"127.0.0.1:{server.metrics_port}")
             self.assertEqual(result.returncode, 1)
             self.assertIn("metrics", result.stderr)
+
+
+class Hangup(unittest.TestCase):
+    """SIGHUP and the log level of the configuration file."""
+
+    def reloaded(self, server, lines):
+        """The lines about it, when there are so many."""
+        seen = lambda: [e for e in server.events() if e["event"] == "reload" and e.get("what") == "log_level"]
+        eventually(lambda: len(seen()) == lines, f"{lines} lines")
+        return seen()
+
+    def heard(self, server):
+        """Whether a request has a line: at level info."""
+        before = sum(e["event"] == "request" for e in server.events())
+        list(Api(server.address).generate(counting_request("Hello", 1), timeout=PATIENCE))
+        return sum(e["event"] == "request" for e in server.events()) > before
+
+    def test_the_level_of_the_file_is_read_again(self):
+        with temporary_directory() as directory:
+            file = directory / "winnow.yaml"
+            file.write_text("log_level: info\nmax_running: 3\n")
+            with Server("--config", file) as server:
+                self.assertTrue(self.heard(server))
+                file.write_text("log_level: warn\nmax_running: 5\n")
+                server.signal(signal.SIGHUP)
+                self.assertEqual(self.reloaded(server, 1)[-1]["log_level"], "warn")
+                self.assertFalse(self.heard(server))
+                file.write_text("log_level: loud\n")
+                server.signal(signal.SIGHUP)
+                bad = self.reloaded(server, 2)[-1]
+                self.assertEqual((bad["level"], bad["text"]), ("warn", "what was read before holds"))
+                self.assertIn("loud", bad["message"])
+                file.unlink()
+                server.signal(signal.SIGHUP)
+                self.assertEqual(self.reloaded(server, 3)[-1]["text"], "what was read before holds")
+                file.write_text("log_level: debug\n")
+                server.signal(signal.SIGHUP)
+                self.assertEqual(self.reloaded(server, 4)[-1]["log_level"], "debug")
+                self.assertTrue(self.heard(server))
+                self.assertEqual(server.terminate(), 0)
+
+    def test_a_flag_wins_and_the_administrators_level_stays_until_the_file_changes(self):
+        with temporary_directory() as directory:
+            file = directory / "winnow.yaml"
+            file.write_text("log_level: info\n")
+            with Server("--config", file, "--log-level", "info") as server:
+                file.write_text("log_level: error\n")
+                server.signal(signal.SIGHUP)
+                self.reloaded(server, 1)
+                self.assertTrue(self.heard(server))
+            file.write_text("log_level: info\n")
+            with Server("--config", file, "--admin-listen", "127.0.0.1:0") as server:
+                port = next(e for e in server.events() if e["event"] == "listening")["admin_port"]
+                with Admin(f"127.0.0.1:{port}") as admin:
+                    self.assertEqual(admin.set_log_level("debug"), "info")
+                    server.signal(signal.SIGHUP)
+                    self.reloaded(server, 1)
+                    self.assertEqual(admin.state().log_level, "debug")
+                    file.write_text("log_level: warn\n")
+                    server.signal(signal.SIGHUP)
+                    self.reloaded(server, 2)
+                    self.assertEqual(admin.state().log_level, "warn")
+
+    def test_without_a_file_there_is_nothing_to_read(self):
+        with Server() as server:
+            server.signal(signal.SIGHUP)
+            eventually(lambda: any(e["event"] == "reload" and "--config" in e["text"] for e in server.events()), "a line")
 
 
 class Models(unittest.TestCase):

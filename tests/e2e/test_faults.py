@@ -3,6 +3,7 @@ docs/faults.md has a row for each."""
 import contextlib
 import ctypes
 import fcntl
+import http.client
 import json
 import os
 import pathlib
@@ -17,9 +18,10 @@ import unittest
 import grpc
 
 import harness
-from harness import Api, Server, counting_request, eventually, main, run, temporary_directory
+from harness import Api, Server, counting_request, eventually, health, main, run, temporary_directory, token_ids
 
 MIB = 1 << 20
+DYING_DEVICE = os.environ.get("WINNOW_DYING_DEVICE", str(pathlib.Path(harness.BIN).parent / "winnow_dying_device"))
 
 
 def ask(api, tokens=1, timeout=harness.PATIENCE, **kwargs):
@@ -32,6 +34,25 @@ def varint(value):
         out.append(value & 127 | 128)
         value >>= 7
     return bytes(out + bytes([value]))
+
+
+def threaded_post(server, tokens):
+    """A request over HTTP that does not stream: the thread, whose `answer` is status and body, and its connection."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=harness.PATIENCE)
+    connection.request("POST", "/v1/completions", json.dumps({"prompt": "Count: one", "max_tokens": tokens, "ignore_eos": True}))
+    def read():
+        response = connection.getresponse()
+        thread.answer = response.status, response.read()
+        connection.close()
+    thread = threading.Thread(target=read)
+    thread.start()
+    return thread, connection
+
+
+def until_it_ends(stream):
+    """What still comes of a stream whose server goes."""
+    with contextlib.suppress(grpc.RpcError):
+        yield from stream
 
 
 def connect(port):
@@ -99,6 +120,83 @@ class Descriptors(unittest.TestCase):
                 listener.shutdown(socket.SHUT_RDWR)
             return
         self.fail("no listening socket")
+
+
+class Device(unittest.TestCase):
+    """A device that dies while it serves, seen from outside (dying_device.cc)."""
+
+    def stream_over_http(self, server, tokens):
+        connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=harness.PATIENCE)
+        connection.request("POST", "/v1/completions", json.dumps({"prompt": "Count: one", "max_tokens": tokens, "ignore_eos": True,
+                                                                  "stream": True}))
+        response = connection.getresponse()
+        self.assertEqual(response.status, 200)
+        self.assertTrue(response.readline().startswith(b"data: {"))
+        return connection, response
+
+    def test_a_server_whose_device_died_says_so_and_exits_with_70(self):
+        with Server("--drain-grace", "60s", "--max-running", 3, program=DYING_DEVICE) as server:
+            api = Api(server.address)
+            self.assertEqual(len(token_ids(ask(api, tokens=5))), 5)
+            healths = api.watch(health.HealthCheckRequest(), timeout=harness.PATIENCE)
+            self.assertEqual(next(healths).status, 1)
+            over_grpc = api.generate(counting_request("Count: one", 20000), timeout=harness.PATIENCE)
+            next(over_grpc)
+            (whole, _), (connection, over_http) = (threaded_post(server, 20000), self.stream_over_http(server, 20000))
+            eventually(lambda: server.metric("winnow_requests_running") == 3, "three run")
+            waiting = api.generate(counting_request("Count: two", 20000), timeout=harness.PATIENCE)
+            eventually(lambda: server.metric("winnow_requests_waiting") == 1, "one waits")
+            died = time.monotonic()
+            server.signal(signal.SIGUSR1)
+            # Answers in flight end with what it was, and what waits with them.
+            for stream in (over_grpc, waiting):
+                with self.assertRaises(grpc.RpcError) as failed:
+                    list(stream)
+                self.assertEqual(failed.exception.code(), grpc.StatusCode.UNAVAILABLE)
+                self.assertEqual(harness.details_of(failed.exception)["ErrorInfo"].reason, "ENGINE_FAILED")
+            rest = over_http.read()
+            connection.close()
+            self.assertIn(b'"error"', rest)
+            self.assertNotIn(b"[DONE]", rest)
+            whole.join()
+            self.assertEqual(whole.answer[0], 503, whole.answer)
+            self.assertEqual(json.loads(whole.answer[1])["error"]["code"], "engine_failed")
+            # Who watches hears of it before the server is gone.
+            self.assertEqual([answer.status for answer in until_it_ends(healths)][:1], [2])
+            self.assertEqual(server.wait(), 70)
+            self.assertLess(time.monotonic() - died, 10, "it waits for its grace, and nothing is left to wait for")
+            events = server.events()
+            self.assertEqual([e["level"] for e in events if e["event"] == "engine_failed"], ["error"])
+            self.assertEqual([e["serving"] for e in events if e["event"] == "health"][-1], False)
+
+    def test_between_two_requests(self):
+        """Nothing runs: the next request finds out, and its client is told."""
+        with Server(program=DYING_DEVICE) as server:
+            api = Api(server.address)
+            ask(api)
+            server.signal(signal.SIGUSR1)
+            with self.assertRaises(grpc.RpcError) as failed:
+                ask(api)
+            self.assertEqual(failed.exception.code(), grpc.StatusCode.UNAVAILABLE)
+            self.assertEqual(harness.details_of(failed.exception)["ErrorInfo"].reason, "ENGINE_FAILED")
+            self.assertEqual(server.wait(), 70)
+
+    def test_nothing_of_a_dead_device_is_kept(self):
+        with temporary_directory() as directory:
+            flags = ("--disk-bytes", "256MiB", "--store-dir", directory / "store")
+            text = "The keeper of the lighthouse wrote down every ship. " * 40
+            with Server(*flags, program=DYING_DEVICE) as server:
+                api = Api(server.address)
+                stream = api.generate(counting_request(text, 20000), timeout=harness.PATIENCE)
+                next(stream)
+                server.signal(signal.SIGUSR1)
+                with self.assertRaises(grpc.RpcError):
+                    list(stream)
+                self.assertEqual(server.wait(), 70)
+            with Server(*flags) as server, Server() as fresh:
+                request = counting_request(text, 40)
+                answers = [token_ids(Api(s.address).generate(request, timeout=harness.PATIENCE)) for s in (server, fresh)]
+                self.assertEqual(answers[0], answers[1])
 
 
 class LogReader(unittest.TestCase):

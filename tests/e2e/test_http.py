@@ -266,8 +266,12 @@ class Routes(unittest.TestCase):
             ({"winnow": {"exactness": "nearly"}}, "winnow.exactness"),
             ({"winnow": {"policy": "window:verify=8", "exactness": "fast"}}, "winnow.exactness"),
             ({"winnow": {"exactness": "exact"}, "vllm_xargs": {"winnow_exactness": "fast"}}, "vllm_xargs.winnow_exactness"),
-            ({"winnow": {"cache": {"use": False}}}, "winnow.cache"), ({"stream_options": {"include_usage": True}}, "stream_options"),
-            ({"echo": True}, "echo"), ({"cache_salt": "s"}, "cache_salt"), ({"thinking_token_budget": 8}, "thinking_token_budget"),
+            ({"winnow": {"cache": {"use": 1}}}, "winnow.cache.use"), ({"winnow": {"cache": {"priority": 7}}}, "winnow.cache.priority"),
+            ({"winnow": {"cache": {"ttl_seconds": -1}}}, "winnow.cache.ttl_seconds"), ({"winnow": {"cache": {"ttl": 1}}}, "winnow.cache.ttl"),
+            ({"winnow": {"cache": {"store": False, "priority": 3}}}, "winnow.cache.store"), ({"winnow": {"cache": True}}, "winnow.cache"),
+            ({"winnow": {"cache": {"salt": "x"}}, "cache_salt": "y"}, "cache_salt"),
+            ({"cache_salt": "s" * 1025}, "winnow.cache.salt"), ({"stream_options": {"include_usage": True}}, "stream_options"),
+            ({"echo": True}, "echo"), ({"thinking_token_budget": 8}, "thinking_token_budget"),
             ({"logprob_token_ids": [1]}, "logprob_token_ids"), ({"kv_transfer_params": {"do_remote_decode": True}}, "kv_transfer_params"), ({"max_tokens": 50000}, "max_tokens"),
             ({"logprobs": True, "top_logprobs": 20, "max_tokens": 30000, "n": 16}, "top_logprobs"),
         ]
@@ -594,6 +598,18 @@ class Limits(unittest.TestCase):
             status, headers, body = ask(server, "POST", "/v1/completions", counting(), connection=idle)
             self.assertEqual((status, body["error"]["code"], headers["Connection"]), (503, "draining", "close"))
             self.assertGreaterEqual(int(headers["Retry-After"]), 1)
+            # Counted as over gRPC, and nothing that would not be counted there.
+            refused = 'winnow_requests_total{outcome="unavailable"}'
+            self.assertEqual(server.metric(refused), 1)
+            for path in ("/v1/chat/completions", "/v1/messages", "/v1/responses"):
+                self.assertEqual(post(server, path, {})[0], 503, path)
+            self.assertEqual(ask(server, "PUT", "/v1/prefixes/x", {})[0], 503)
+            self.assertEqual(server.metric(refused), 5)
+            for method, path in (("GET", "/v1/models"), ("POST", "/tokenize"), ("GET", "/v1/prefixes")):
+                self.assertEqual(ask(server, method, path, {} if method == "POST" else None)[0], 503, path)
+            self.assertEqual(server.metric(refused), 5)
+            told = [e for e in server.events() if e["event"] == "request" and e.get("reason") == "DRAINING"]
+            self.assertEqual([e["transport"] for e in told], ["http"] * 5)
             self.assertEqual(ask(server, "GET", "/v1/models")[0], 503)
             self.assertTrue((first + response.read()).endswith(b"data: [DONE]\n\n"))
             self.assertEqual(server.wait(), 0)

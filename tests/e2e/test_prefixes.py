@@ -11,7 +11,7 @@ import unittest
 
 import grpc
 
-from harness import PATIENCE, SOURCE, Server, eventually, main, temporary_directory
+from harness import PATIENCE, SOURCE, Server, eventually, main, run, temporary_directory
 
 sys.path.insert(0, str(SOURCE / "clients/python"))
 from winnow_client import Admin, AsyncAdmin, AsyncClient, Client, RetryPolicy, WinnowError  # noqa: E402
@@ -310,6 +310,81 @@ class OverHttp(unittest.TestCase):
             with Server("--tenants", tenants) as server:
                 self.assertEqual(self.ask("PUT", "/x", {"prompt": TEXT}, tenant="small", server=server, status=429)["error"]["code"], "quota_exceeded")
                 self.ask("PUT", "/x", {"prompt": TEXT}, tenant="large", server=server)
+
+
+class CacheOptions(Refusals, unittest.TestCase):
+    """What a request says about the prefix cache, over gRPC and HTTP."""
+
+    def over_grpc(self, server, text, **cache):
+        with Client(server.address, tenant="t", retry=RetryPolicy(attempts=1)) as client:
+            return client.generate(text, max_tokens=1, **{f"cache_{name}": value for name, value in cache.items()}).usage.cached_tokens
+
+    def over_http(self, server, text, **cache):
+        own = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=PATIENCE)
+        own.request("POST", "/v1/completions", json.dumps({"prompt": text, "max_tokens": 1, "winnow": {"cache": cache}}),
+                    {"x-winnow-tenant": "t"})
+        response = own.getresponse()
+        answer = json.loads(response.read())
+        own.close()
+        self.assertEqual(response.status, 200, answer)
+        return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    def test_each_is_honoured(self):
+        for i, ask in enumerate((self.over_grpc, self.over_http)):
+            with self.subTest(transport=ask.__name__), Server() as server:
+                text, other, salted = TEXT, OTHER, TEXT + OTHER
+                self.assertEqual(ask(server, text, store=False), 0)
+                self.assertEqual(ask(server, text), 0, "it left nothing")
+                found = ask(server, text)
+                self.assertGreater(found, 0)
+                self.assertEqual(ask(server, text, use=False), 0)
+                self.assertEqual(ask(server, text, store=False), found)
+                self.assertEqual(ask(server, salted + "x", salt="a"), 0)
+                self.assertEqual(ask(server, salted + "x", salt="b"), 0)
+                self.assertGreater(ask(server, salted + "x", salt="a"), 0)
+                self.assertEqual(ask(server, other, ttl_seconds=1, priority=6), 0)
+                # Looks do not keep it: they leave nothing.
+                eventually(lambda: ask(server, other, store=False) == 0, "its time is over")  # noqa: B023
+                self.assertEqual(ask(server, text), found)
+
+    def test_what_contradicts_is_refused(self):
+        with Server() as server, Client(server.address, retry=RetryPolicy(attempts=1)) as client:
+            for options, field in (({"cache_priority": 7}, "cache.priority"), ({"cache_ttl_seconds": -1}, "cache.ttl_seconds"),
+                                   ({"cache_store": False, "cache_ttl_seconds": 5}, "cache.store"), ({"cache_salt": "s" * 1025}, "cache.salt")):
+                error = self.refused("INVALID_ARGUMENT", "INVALID_FIELD", lambda: client.generate("x", **options))  # noqa: B023
+                self.assertEqual(error.violations[0][0], field)
+            with self.assertRaises(TypeError):
+                client.generate("x", cache_prio=1)
+            result = run("generate", "--server", server.address, "--prompt", TEXT, "--max-tokens", 1, "--json", "--no-cache-store")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            for flags, cached in (((), False), ((), True), (("--no-cache-use",), False), (("--cache-salt", "x"), False), (("--cache-salt", "x"), True),
+                                  (("--cache-ttl", 60, "--cache-priority", 1), True)):
+                result = run("generate", "--server", server.address, "--prompt", TEXT, "--max-tokens", 1, "--json", *flags)
+                self.assertEqual(json.loads(result.stdout)["usage"]["cached_tokens"] > 0, cached, flags)
+            result = run("generate", "--server", server.address, "--prompt", TEXT, "--max-tokens", 1, "--no-cache-store", "--cache-ttl", 5)
+            self.assertNotEqual(result.returncode, 0)
+            self.assertIn("cache.store", result.stderr)
+
+    def test_they_hold_over_restarts(self):
+        with temporary_directory() as directory:
+            flags = ("--store-dir", directory / "store", "--disk-bytes", "256MiB")
+            brief, long, private = "Brief. " + TEXT, "Long. " + TEXT, "Private. " + OTHER
+            with Server(*flags) as server, Client(server.address, tenant="t") as client:
+                self.over_grpc(server, private, store=False)
+                self.over_grpc(server, brief, ttl_seconds=2)
+                self.over_grpc(server, long, ttl_seconds=1000, priority=5)
+                prefix = client.put_prefix("kept", TEXT).prefix
+                eventually(lambda: client.list_prefixes()[0].stored_blocks == prefix.blocks, "the store has it, and what came before")
+                self.assertEqual(server.terminate(), 0)
+            stat = json.loads(run("store", "stat", "--store", directory / "store", "--json").stdout)
+            self.assertGreater(stat["blocks_by_priority"][5], 0)
+            self.assertGreaterEqual(stat["expiring_blocks"], stat["blocks_by_priority"][5])
+            self.assertEqual(sum(stat["blocks_by_priority"]), stat["blocks"])
+            with Server(*flags) as server:
+                self.assertEqual(self.over_grpc(server, private), 0)
+                eventually(lambda: self.over_grpc(server, brief, store=False) == 0, "its time is over, which went on meanwhile")
+                self.assertGreater(self.over_grpc(server, long, store=False), 0)
+                self.assertGreater(self.over_grpc(server, TEXT), 0)
 
 
 class Off(Refusals, unittest.TestCase):

@@ -97,6 +97,7 @@ class FaultyStore final : public BlockStore {
     ++finds;
     return inner_->Find(id);
   }
+  bool Contains(const BlockKey& key) const override { return inner_->Contains(key); }
   void ForEach(const Visit& visit) const override { inner_->ForEach(visit); }
   std::vector<BlockKey> AsidesOf(const std::array<uint8_t, 32>& chain) const override {
     return inner_->AsidesOf(chain);
@@ -106,6 +107,10 @@ class FaultyStore final : public BlockStore {
   }
   bool SetPinned(const BlockKey& key, bool pinned) override {
     return inner_->SetPinned(key, pinned);
+  }
+  void Raise(const BlockKey& key, uint8_t priority, uint32_t ttl_s) override {
+    if (!faults.hold) return inner_->Raise(key, priority, ttl_s);
+    waiting_.push_back([this, key, priority, ttl_s] { inner_->Raise(key, priority, ttl_s); });
   }
   void SetInUse(const BlockKey& key, bool in_use) override {
     if (!faults.hold) return inner_->SetInUse(key, in_use);

@@ -56,6 +56,7 @@ class Answer:
 _SAMPLING = {field.name for field in pb.SamplingOptions.DESCRIPTOR.fields}
 _STOPPING = {field.name for field in pb.StoppingOptions.DESCRIPTOR.fields}
 _OTHERS = {"n", "top_logprobs", "policy", "exactness", "show_special_tokens"}
+_CACHE = {"cache_" + field.name: field.name for field in pb.CacheOptions.DESCRIPTOR.fields}
 
 
 def set_prompt(request: Any, prompt: Prompt, messages: Messages) -> None:
@@ -78,6 +79,9 @@ def make_request(prompt: Prompt, messages: Messages, options: dict) -> pb.Genera
     set_prompt(request, prompt, messages)
     for name, value in options.items():
         if value is None:
+            continue
+        if name in _CACHE:
+            setattr(request.cache, _CACHE[name], value)
             continue
         target = (request.sampling if name in _SAMPLING else request.stopping if name in _STOPPING else
                   request if name in _OTHERS else None)

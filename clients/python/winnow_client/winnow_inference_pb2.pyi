@@ -10,6 +10,20 @@ FINISH_REASON_STOP_STRING: FinishReason
 FINISH_REASON_STOP_TOKEN: FinishReason
 FINISH_REASON_UNSPECIFIED: FinishReason
 
+class CacheOptions(_message.Message):
+    __slots__ = ["priority", "salt", "store", "ttl_seconds", "use"]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    SALT_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    TTL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    USE_FIELD_NUMBER: _ClassVar[int]
+    priority: int
+    salt: str
+    store: bool
+    ttl_seconds: int
+    use: bool
+    def __init__(self, use: bool = ..., store: bool = ..., priority: _Optional[int] = ..., ttl_seconds: _Optional[int] = ..., salt: _Optional[str] = ...) -> None: ...
+
 class ChatMessage(_message.Message):
     __slots__ = ["content", "name", "reasoning", "role", "tool_call_id", "tool_calls"]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
@@ -91,7 +105,8 @@ class Finish(_message.Message):
     def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_string: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ["chat", "exactness", "n", "policy", "sampling", "show_special_tokens", "stopping", "structured_output", "text", "tokens", "top_logprobs"]
+    __slots__ = ["cache", "chat", "exactness", "n", "policy", "sampling", "show_special_tokens", "stopping", "structured_output", "text", "tokens", "top_logprobs"]
+    CACHE_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
     EXACTNESS_FIELD_NUMBER: _ClassVar[int]
     N_FIELD_NUMBER: _ClassVar[int]
@@ -103,6 +118,7 @@ class GenerateRequest(_message.Message):
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    cache: CacheOptions
     chat: ChatPrompt
     exactness: str
     n: int
@@ -114,7 +130,7 @@ class GenerateRequest(_message.Message):
     text: TextPrompt
     tokens: TokenPrompt
     top_logprobs: int
-    def __init__(self, text: _Optional[_Union[TextPrompt, _Mapping]] = ..., tokens: _Optional[_Union[TokenPrompt, _Mapping]] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., stopping: _Optional[_Union[StoppingOptions, _Mapping]] = ..., n: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., policy: _Optional[str] = ..., show_special_tokens: bool = ..., structured_output: _Optional[_Union[StructuredOutput, _Mapping]] = ..., exactness: _Optional[str] = ...) -> None: ...
+    def __init__(self, text: _Optional[_Union[TextPrompt, _Mapping]] = ..., tokens: _Optional[_Union[TokenPrompt, _Mapping]] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., stopping: _Optional[_Union[StoppingOptions, _Mapping]] = ..., n: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., policy: _Optional[str] = ..., show_special_tokens: bool = ..., structured_output: _Optional[_Union[StructuredOutput, _Mapping]] = ..., exactness: _Optional[str] = ..., cache: _Optional[_Union[CacheOptions, _Mapping]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ["choice", "finish", "text", "tokens"]

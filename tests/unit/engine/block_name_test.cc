@@ -1,5 +1,6 @@
 #include "engine/kv/block_name.h"
 
+#include <cstring>
 #include <set>
 #include <string>
 #include <vector>
@@ -46,14 +47,31 @@ TEST(BlockNameTest, SaltsOfEachKindAreApartAndATenantsIsAsItEverWas) {
   EXPECT_EQ(salts.size(), 7u);
 }
 
+// Another function than the chain's, of all that the chain is of.
+TEST(BlockNameTest, ACheckIsOfTokensAndHowAndWhatCameBefore) {
+  const std::vector<int32_t> tokens = {1, 2, 3};
+  const std::set<uint32_t> checks = {CheckNext(0, tokens, ""),
+                                     CheckNext(1, tokens, ""),
+                                     CheckNext(0, tokens, "x"),
+                                     CheckNext(0, std::vector<int32_t>{1, 2}, ""),
+                                     CheckNext(0, std::vector<int32_t>{1, 2, 4}, ""),
+                                     CheckNext(0, {}, "")};
+  EXPECT_EQ(checks.size(), 6u);
+  EXPECT_EQ(CheckNext(0, tokens, ""), CheckNext(0, tokens, ""));
+  uint32_t of_chain = 0;
+  const Digest chain = ChainNext({}, tokens, "");
+  std::memcpy(&of_chain, chain.data(), sizeof of_chain);
+  EXPECT_NE(CheckNext(0, tokens, ""), of_chain);
+}
+
 TEST(BlockNameTest, AnIdSaysWhatTheBlockIsOf) {
   const StoreNames names{.model = Sha256("model"), .retrieval = ""};
-  const BlockName name{Sha256("chain"), Sha256("tenant"), 7};
+  const BlockName name{Sha256("chain"), Sha256("tenant"), 7, 5};
   const storage::BlockId id = names.Id(name, 0, 3);
   EXPECT_EQ(id.model, names.model);
   EXPECT_EQ(id.tenant, name.tenant);
   EXPECT_EQ(id.layer, 3u);
-  EXPECT_EQ(id.token_block, 7u);
+  EXPECT_EQ(id.token_block, 7u + (uint64_t{5} << 32));
   EXPECT_FALSE(id.key == names.Id(name, 0, 2).key);
   EXPECT_FALSE(id.key == names.Id(name, 1, 3).key);
 }

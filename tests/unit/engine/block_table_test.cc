@@ -15,6 +15,7 @@ constexpr int32_t kLayers = 3, kBlocks = 10, kIndexes = 2;
 BlockName NameOf(int number, int tenant = 0) {
   BlockName name;
   name.chain[0] = static_cast<uint8_t>(number);
+  name.chain[1] = static_cast<uint8_t>(tenant);  // which a chain is of, too
   name.tenant[0] = static_cast<uint8_t>(tenant);
   return name;
 }
@@ -188,6 +189,58 @@ class BlockTableTest : public ::testing::Test {
   BlockTable table_{kLayers, kBlocks};
   PlainTable plain_;
 };
+
+TEST(CollisionTest, ANameThatSharesNothingButItsHashIsSeen) {
+  BlockTable table(2, 2);
+  BlockName name = NameOf(1);
+  name.index = 3;
+  name.check = 4;
+  EXPECT_FALSE(table.Collides(name));
+  table.Seal(0, name, /*keep=*/true);
+  EXPECT_FALSE(table.Collides(name));
+  EXPECT_FALSE(table.Collides(NameOf(2)));
+  BlockName others[3] = {name, name, name};
+  others[0].check = 5;
+  others[1].index = 4;
+  others[2].tenant[31] = 1;
+  for (const BlockName& other : others) {
+    EXPECT_TRUE(table.Collides(other));
+    EXPECT_DEATH(table.Seal(1, other, /*keep=*/true), "");
+  }
+  table.Leave(0);
+  table.Forget(0);
+  EXPECT_FALSE(table.Collides(others[0]));
+}
+
+TEST(RetentionTest, BlocksOfAHashAreKeptAsLongAsTheOneThatAskedForMost) {
+  BlockTable table(2, 4);
+  const auto at = [](int64_t seconds) { return TimePoint(std::chrono::seconds(seconds)); };
+  const Digest chain = NameOf(1).chain;
+  EXPECT_EQ(table.RetentionOf(chain), nullptr);
+  EXPECT_FALSE(table.Raise(chain, {.priority = 5}));
+  EXPECT_FALSE(table.any_expires());
+  table.Seal(0, NameOf(1), /*keep=*/true, {.priority = 2, .expires = at(10)});
+  EXPECT_TRUE(table.any_expires());
+  EXPECT_FALSE(table.Raise(chain, {.priority = 1, .expires = at(5)}));
+  EXPECT_EQ(table.RetentionOf(chain)->priority, 2);
+  EXPECT_FALSE(table.RetentionOf(chain)->Expired(at(9)));
+  EXPECT_TRUE(table.RetentionOf(chain)->Expired(at(10)));
+  table.Adopt(1, NameOf(1), {.priority = 4, .expires = at(20)});  // another of its hash
+  EXPECT_EQ(table.RetentionOf(chain)->priority, 4);
+  EXPECT_FALSE(table.RetentionOf(chain)->Expired(at(19)));
+  EXPECT_TRUE(table.Raise(chain, {.priority = 0}));  // for good
+  EXPECT_FALSE(table.any_expires());
+  EXPECT_FALSE(table.Raise(chain, {.priority = 0, .expires = at(1000)}));
+  EXPECT_FALSE(table.RetentionOf(chain)->Expired(at(100'000)));
+  table.Seal(2, NameOf(2), /*keep=*/true, {.expires = at(10)});
+  EXPECT_TRUE(table.any_expires());
+  for (const int32_t block : {0, 1, 2}) {
+    table.Leave(block);
+    table.Forget(block);
+  }
+  EXPECT_FALSE(table.any_expires());
+  EXPECT_EQ(table.RetentionOf(chain), nullptr);
+}
 
 TEST_F(BlockTableTest, AnswersWhatCountingAnewWouldSay) {
   for (int i = 0; i < 20'000; ++i) {

@@ -117,6 +117,35 @@ TEST(BlockPoolTest, TheFirstBlockOfANameStaysItsBlock) {
   EXPECT_EQ(pool.num_idle(), 1);
 }
 
+TEST(BlockPoolTest, IdleBlocksOfALowerPriorityGoFirst) {
+  constexpr int kBlocks = 5;
+  BlockPool pool(kBlocks);
+  const auto name = [](uint8_t value) {
+    Digest digest = {};
+    digest[0] = value;
+    return digest;
+  };
+  int32_t blocks[kBlocks];
+  for (int32_t& block : blocks) block = pool.Take();
+  for (uint8_t i = 0; i < kBlocks; ++i) EXPECT_TRUE(pool.Publish(blocks[i], name(i)));
+  EXPECT_TRUE(pool.SetPriority(name(0), 5));  // held
+  for (const int32_t block : blocks) pool.Give(block);
+  EXPECT_TRUE(pool.SetPinned(name(1), true));
+  EXPECT_TRUE(pool.SetPriority(name(1), 0));  // it stays pinned
+  EXPECT_TRUE(pool.SetPriority(name(3), 1));  // idle
+  EXPECT_FALSE(pool.SetPriority(name(9), 1));
+  EXPECT_EQ(pool.num_idle(), kBlocks);
+  for (const int i : {3, 2, 4, 0, 1}) EXPECT_EQ(pool.Take(), blocks[i]);
+  // With its name it loses its priority.
+  EXPECT_TRUE(pool.Publish(blocks[0], name(7)));
+  EXPECT_TRUE(pool.Publish(blocks[2], name(8)));
+  EXPECT_TRUE(pool.SetPriority(name(8), 4));
+  pool.Give(blocks[2]);
+  pool.Give(blocks[0]);
+  EXPECT_EQ(pool.Take(), blocks[0]);
+  for (const int i : {0, 1, 3, 4}) pool.Give(blocks[i]);
+}
+
 TEST(BlockPoolTest, PinnedIdleBlocksGoLastAndDroppedOnesAtOnce) {
   BlockPool pool(3);
   const auto name = [](uint8_t value) {

@@ -134,6 +134,7 @@ class KvTiersTest : public ::testing::Test {
     options.prefix_cache = prefix_cache;
     options.eager_share = eager_share_;
     options.kv_events = kv_events_;
+    options.chain_next = chain_next_;
     started->engine = MakeEngine(options, *model.decoder, started->clock);
     started->clients = std::vector<Client>(requests_.size());
     for (size_t i = 0; i < requests_.size(); ++i) {
@@ -222,7 +223,8 @@ class KvTiersTest : public ::testing::Test {
   uint64_t losses_ = 0, cached_tokens_ = 0;
   double eager_share_ = 0;  // of EngineOptions
   int32_t step_tokens_ = kStepTokens;
-  KvEventLog* kv_events_ = nullptr;  // of EngineOptions
+  KvEventLog* kv_events_ = nullptr;       // of EngineOptions
+  ChainFunction chain_next_ = ChainNext;  // the same
   TempDir directory_;
 
  private:

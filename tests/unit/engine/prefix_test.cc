@@ -120,6 +120,26 @@ TEST_F(PrefixTest, AStoreOfAnotherModelOrOfOtherSettingsHasNothing) {
   }
 }
 
+// SHA-256 does not collide; a function that has eight values does all the time, among tenants, policies, places in a text.
+TEST_F(PrefixTest, BlocksWhoseHashesCollideAreNotTakenForEachOther) {
+  chain_next_ = [](const Digest& parent, std::span<const int32_t> tokens, std::string_view how) {
+    Digest few = {};
+    few[0] = ChainNext(parent, tokens, how)[0] % 8;
+    return few;
+  };
+  ModelOptions in_memory = Options();
+  in_memory.kv_dtype = "bf16";
+  in_memory.kv_bytes = FrameBytes(config_) * config_.num_layers() * 8 * (kContext / kBlockTokens);
+  ModelOptions on_disk = Tiered();
+  on_disk.tiers.disk_bytes = 256 << 20;
+  on_disk.tiers.store_dir = directory_.File("collisions");
+  for (const ModelOptions& options : {in_memory, on_disk, on_disk}) {  // the last: after a restart
+    ExpectEqual(Answers(*Load(options), /*prefix_cache=*/true));
+  }
+  // And some are still found: those of the first text that came.
+  EXPECT_GT(cached_tokens_, 0u);
+}
+
 TEST_F(PrefixTest, WhatIsNotToBeKeptIsNotInTheStore) {
   ModelOptions options = Tiered();
   options.tiers.disk_bytes = 256 << 20;

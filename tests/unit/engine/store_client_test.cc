@@ -99,6 +99,52 @@ TEST_F(StoreClientTest, EveryAnswerGoesToItsReceiverUnderItsNumber) {
   EXPECT_GE(client_.waits(), 2u);
 }
 
+TEST_F(StoreClientTest, PayloadsAreKeptAsTheirBlockIs) {
+  const TimePoint now = TimePoint(std::chrono::hours(5));
+  client_.SetNow(now);
+  EXPECT_EQ(client_.KeptAs(NameOf(1)), std::nullopt);
+  Retention retention{.priority = 5, .expires = now + std::chrono::milliseconds(99'001)};
+  client_.SetRetentions(
+      [&](const Digest& chain) { return chain == NameOf(1).chain ? &retention : nullptr; });
+  const storage::BlockId side = client_.names().Id(NameOf(1), 100, 0);
+  const auto expect = [&](const storage::BlockId& id, uint8_t priority, uint32_t ttl_s) {
+    const auto info = store_.Find(id);
+    ASSERT_TRUE(info.has_value());
+    EXPECT_EQ(info->priority, priority);
+    EXPECT_NEAR(info->ttl_s, ttl_s, ttl_s == 0 ? 0 : 1);
+  };
+  for (const int number : {1, 2}) {
+    for (int32_t layer = 0; layer < kLayers; ++layer) Save(number, layer);
+  }
+  client_.PutSide(side, ContentOf(1, 0));
+  Finish();
+  expect(client_.IdOf(NameOf(1), 0), 5, 100);  // whole seconds, and none too few
+  expect(client_.IdOf(NameOf(2), 0), kPriorityNormal, 0);
+  expect(side, 5, 100);
+  ASSERT_TRUE(client_.KeptAs(NameOf(1)).has_value());
+  EXPECT_EQ(client_.KeptAs(NameOf(1))->priority, 5);
+  EXPECT_NEAR(std::chrono::duration<double>(*client_.KeptAs(NameOf(1))->expires - now).count(), 100,
+              1);
+  EXPECT_EQ(client_.KeptAs(NameOf(2))->expires, std::nullopt);
+  // Also what is on its way.
+  const storage::BlockId coming = client_.names().Id(NameOf(1), 101, 0);
+  store_.faults.hold = true;
+  client_.PutSide(coming, ContentOf(2, 0));
+  client_.Raise(NameOf(1), {.priority = 6});
+  store_.faults.hold = false;
+  Finish();
+  for (int32_t layer = 0; layer < kLayers; ++layer) expect(client_.IdOf(NameOf(1), layer), 6, 0);
+  expect(side, 6, 0);
+  expect(coming, 6, 0);
+  expect(client_.IdOf(NameOf(2), 0), kPriorityNormal, 0);
+  // What has no time left when it is saved is not kept for good.
+  retention.expires = now - std::chrono::seconds(1);
+  const storage::BlockId late = client_.names().Id(NameOf(1), 102, 0);
+  client_.PutSide(late, ContentOf(3, 0));
+  Finish();
+  if (const auto info = store_.Find(late)) EXPECT_EQ(info->ttl_s, 1u);
+}
+
 TEST_F(StoreClientTest, ABlockIsStoredWhenAllItsLayersAre) {
   Save(1, 0);
   Finish();

@@ -110,6 +110,37 @@ TEST(HttpRequestTest, TheValidatorsFieldsHaveTheClientsNames) {
   EXPECT_EQ(OpenAiField("top_logprobs", false), "logprobs");
 }
 
+TEST(HttpRequestTest, CacheOptionsOfEveryApi) {
+  const std::string own =
+      R"("winnow":{"cache":{"use":false,"store":true,"priority":5,"ttl_seconds":60,"salt":"x"}})";
+  const std::string messages = R"("messages":[{"role":"user","content":"a"}],)";
+  const auto chat = ParseChatRequest("{" + messages + own + "}");
+  const auto anthropic = ParseAnthropicRequest("{\"max_tokens\":4," + messages + own + "}", false);
+  const auto responses = ParseResponsesRequest("{\"input\":\"a\"," + own + "}");
+  ASSERT_TRUE(chat.ok() && anthropic.ok() && responses.ok());
+  for (const v1::GenerateRequest& request :
+       {chat.value().generate, anthropic.value().generate, responses.value().generate}) {
+    const v1::CacheOptions& cache = request.cache();
+    EXPECT_FALSE(cache.use());
+    EXPECT_TRUE(cache.has_store() && cache.store());
+    EXPECT_EQ(cache.priority(), 5);
+    EXPECT_EQ(cache.ttl_seconds(), 60);
+    EXPECT_EQ(cache.salt(), "x");
+  }
+  EXPECT_FALSE(ParseChatRequest("{" + messages + R"("n":1})")->generate.has_cache());
+  // vLLM's name for the salt.
+  EXPECT_EQ(ParseChatRequest("{" + messages + R"("cache_salt":"y"})")->generate.cache().salt(),
+            "y");
+  EXPECT_FALSE(ParseChatRequest("{" + messages + R"("cache_salt":""})")->generate.has_cache());
+  EXPECT_TRUE(ParseChatRequest("{" + messages + R"("cache_salt":"x",)" + own + "}").ok());
+  const auto refused = ParseChatRequest("{" + messages + R"("cache_salt":"y",)" + own + "}");
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("cache_salt"));
+  EXPECT_THAT(std::string(ParseChatRequest("{" + messages + R"("winnow":{"cache":{"prio":1}}})")
+                              .status()
+                              .message()),
+              HasSubstr("winnow.cache.prio"));
+}
+
 TEST(HttpRequestTest, WhatChangesWithEveryRequestIsDropped) {
   const auto request = ParseAnthropicRequest(
       R"({"max_tokens":4,"system":[{"type":"text","text":"x-anthropic-billing-header: v=1; id=9"},

@@ -1,6 +1,7 @@
 #include "server/log.h"
 
 #include <gmock/gmock.h>
+#include <grpc/support/log.h>
 #include <gtest/gtest.h>
 #include <spdlog/sinks/ostream_sink.h>
 #include <spdlog/spdlog.h>
@@ -90,6 +91,19 @@ TEST(Log, LevelsBelowTheConfiguredAreSilent) {
   const std::string lines = out.str();
   EXPECT_THAT(lines, Not(HasSubstr("event=no")));
   EXPECT_EQ(std::count(lines.begin(), lines.end(), '\n'), 2);
+}
+
+// As it says something of each message that it refuses.
+TEST(Log, AFloodOfGrpcsLinesIsNotWritten) {
+  std::ostringstream out;
+  {
+    Log log("info", "json", std::make_shared<spdlog::sinks::ostream_sink_mt>(out));
+    log.TakeOverLibraries();
+    for (int i = 0; i < 20'000; ++i) gpr_log(GPR_ERROR, "message %d is refused", i);
+  }
+  const std::string lines = out.str();
+  EXPECT_THAT(lines, HasSubstr("message 0 is refused"));
+  EXPECT_LT(std::count(lines.begin(), lines.end(), '\n'), 200);
 }
 
 TEST(Log, WhatLibrariesSayIsEscapedToo) {

@@ -333,6 +333,44 @@ TEST_F(ValidateTest, ExactnessOfTheRequestOrTheServer) {
   }
 }
 
+TEST_F(ValidateTest, CacheOptions) {
+  EXPECT_TRUE(Validate(text_)->request.cache.use);
+  EXPECT_TRUE(Validate(text_)->request.cache.store);
+  EXPECT_EQ(Validate(text_)->request.cache.priority, engine::kPriorityNormal);
+  EXPECT_EQ(Validate(text_)->request.cache.ttl, engine::Duration::zero());
+  v1::CacheOptions& cache = *text_.mutable_cache();
+  cache.set_use(false);
+  cache.set_priority(6);
+  cache.set_ttl_seconds(31536000);
+  cache.set_salt(std::string(1024, 's'));
+  const auto checked = Validate(text_);
+  ASSERT_TRUE(checked.ok()) << checked.status();
+  EXPECT_FALSE(checked->request.cache.use);
+  EXPECT_EQ(checked->request.cache.priority, 6);
+  EXPECT_EQ(checked->request.cache.ttl, std::chrono::hours(24 * 365));
+  EXPECT_EQ(checked->request.cache.salt.size(), 1024u);
+  using ::testing::ElementsAre;
+  for (const int priority : {-1, 7, 256 + 3}) {
+    cache.set_priority(priority);
+    EXPECT_THAT(Fields(Check(text_)), ElementsAre("cache.priority")) << priority;
+  }
+  cache.set_priority(0);
+  for (const int64_t seconds : {int64_t{-1}, int64_t{31536001}, int64_t{1} << 62}) {
+    cache.set_ttl_seconds(seconds);
+    EXPECT_THAT(Fields(Check(text_)), ElementsAre("cache.ttl_seconds")) << seconds;
+  }
+  cache.set_ttl_seconds(0);
+  cache.set_salt(std::string(1025, 's'));
+  EXPECT_THAT(Fields(Check(text_)), ElementsAre("cache.salt"));
+  cache.clear_salt();
+  cache.set_store(false);
+  EXPECT_THAT(Fields(Check(text_)), ElementsAre("cache.store")) << "and a priority";
+  cache.clear_priority();
+  EXPECT_FALSE(Validate(text_)->request.cache.store);
+  cache.set_ttl_seconds(1);
+  EXPECT_THAT(Fields(Check(text_)), ElementsAre("cache.store")) << "and a time";
+}
+
 // The exactness asks of the policy what the model cannot do.
 TEST_F(ValidateTest, AnExactnessThatTheModelCannotHonourIsRefused) {
   RequestLimits limits = NeedleLimits();

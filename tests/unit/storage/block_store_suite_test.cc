@@ -257,6 +257,12 @@ TEST_P(BlockStoreSuite, ForEachVisitsWhatFindFindsOnce) {
     EXPECT_EQ(found->second.payload_bytes, static_cast<uint32_t>(5000 + i));
     EXPECT_EQ(found->second.pinned, i == 3);
   }
+  for (int i = 0; i < 22; ++i) {
+    BlockId other = IdOf(i);
+    other.token_block ^= uint64_t{1} << 40;
+    EXPECT_EQ(store_->Contains(other.key), seen.contains(other.key.bytes)) << i;
+    EXPECT_FALSE(store_->Find(other).has_value()) << "of other tokens";
+  }
 }
 
 TEST_P(BlockStoreSuite, AsidesAreFoundByTheirChain) {
@@ -322,6 +328,75 @@ TEST_P(BlockStoreSuite, ExpiredBlockIsAMiss) {
   EXPECT_EQ(client_->GetAndCheck(IdOf(1), 5000), Reason::kAbsent);
   EXPECT_EQ(client_->GetAndCheck(IdOf(2), 5000), Reason::kNone);
   EXPECT_EQ(store_->stats().expired_blocks, 1u);
+}
+
+// Who puts or raises a block must not shorten what others asked for.
+TEST_P(BlockStoreSuite, ABlockTakesTheLaterExpiryAndTheLargerPriority) {
+  const auto left = [&](int block) -> int64_t {
+    const auto info = store_->Find(IdOf(block));
+    return info.has_value() ? int64_t{info->ttl_s} : -1;
+  };
+  const auto put = [&](int block, uint8_t priority, uint32_t ttl_s) {
+    ASSERT_EQ(client_->Put(IdOf(block), 5000, {.priority = priority, .ttl_s = ttl_s}),
+              Reason::kNone);
+  };
+  for (const bool raise : {false, true}) {
+    const int first = raise ? 10 : 0;
+    const auto again = [&](int block, uint8_t priority, uint32_t ttl_s) {
+      if (raise) return store_->Raise(IdOf(first + block).key, priority, ttl_s);
+      put(first + block, priority, ttl_s);
+    };
+    put(first + 1, 2, 10);
+    again(1, 1, 5);  // neither
+    EXPECT_EQ(left(first + 1), 10);
+    EXPECT_EQ(store_->Find(IdOf(first + 1))->priority, 2);
+    again(1, 5, 20);  // both
+    EXPECT_EQ(left(first + 1), 20);
+    EXPECT_EQ(store_->Find(IdOf(first + 1))->priority, 5);
+    put(first + 2, 2, 10);
+    again(2, 2, 0);  // for good
+    EXPECT_EQ(left(first + 2), 0);
+    put(first + 3, 2, 0);
+    again(3, 2, 10);
+    EXPECT_EQ(left(first + 3), 0) << "what was for good stays";
+    again(3, 255, 0);
+    EXPECT_EQ(store_->Find(IdOf(first + 3))->priority, kPriorityMax);
+  }
+  // On its way.
+  store_->Put(1, IdOf(20), BytesOf(IdOf(20), 5000), {.priority = 1, .ttl_s = 10});
+  store_->Raise(IdOf(20).key, 4, 30);
+  EXPECT_EQ(client_->Finish().at(1).reason, Reason::kNone);
+  EXPECT_EQ(left(20), 30);
+  EXPECT_EQ(store_->Find(IdOf(20))->priority, 4);
+  store_->Raise(IdOf(21).key, 4, 30);  // neither there nor on its way
+  EXPECT_EQ(left(21), -1);
+  clock_.AdvanceSeconds(21);
+  store_->Raise(IdOf(1).key, 4, 100);  // expired: it does not come back
+  EXPECT_EQ(left(1), -1);
+  EXPECT_EQ(left(2), 0);
+  EXPECT_EQ(left(20), 9);
+}
+
+// Two that put one block at once, and differ.
+TEST_P(BlockStoreSuite, JoinedPutsTakeTheLaterExpiryAndTheLargerPriority) {
+  store_->Put(1, IdOf(1), BytesOf(IdOf(1), 5000), {.priority = 1, .ttl_s = 30});
+  store_->Put(2, IdOf(1), BytesOf(IdOf(1), 5000), {.priority = 4, .ttl_s = 10});
+  client_->Finish();
+  EXPECT_EQ(store_->Find(IdOf(1))->ttl_s, 30u);
+  EXPECT_EQ(store_->Find(IdOf(1))->priority, 4);
+}
+
+TEST_P(BlockStoreSuite, RaisedBlocksLeaveLast) {
+  for (int i = 0; i < 20; ++i) {
+    ASSERT_EQ(client_->Put(IdOf(i), 65536, {.priority = 3}), Reason::kNone);
+    store_->Raise(IdOf(i).key, kPriorityMax, 0);
+  }
+  for (int i = 20; i < 300; ++i) {
+    ASSERT_EQ(client_->Put(IdOf(i), 65536, {.priority = kPriorityMax - 1}), Reason::kNone);
+  }
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_EQ(client_->GetAndCheck(IdOf(i), 65536), Reason::kNone) << i;
+  }
 }
 
 TEST_P(BlockStoreSuite, BlockThatCannotFitIsRefused) {

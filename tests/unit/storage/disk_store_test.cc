@@ -172,6 +172,28 @@ TEST_F(DiskStoreTest, TimeToLiveCountsWithinABootAndStandsStillBetweenBoots) {
   EXPECT_EQ(client_->GetAndCheck(IdOf(2), kSmall), Reason::kAbsent);
 }
 
+TEST_F(DiskStoreTest, WhatWasRaisedIsSoAfterARestart) {
+  Open();
+  ASSERT_EQ(client_->Put(IdOf(1), kSmall, {.priority = 1, .ttl_s = 10}), Reason::kNone);
+  ASSERT_EQ(client_->Put(IdOf(2), kSmall, {.priority = 1, .ttl_s = 10}), Reason::kNone);
+  store_->Raise(IdOf(1).key, 5, 100);
+  // While its header is on its way.
+  store_->Put(1, IdOf(3), BytesOf(IdOf(3), kSmall), {.priority = 1, .ttl_s = 10});
+  store_->Raise(IdOf(3).key, 4, 0);
+  client_->Finish();
+  Close();
+  Open();
+  clock_.AdvanceSeconds(11);
+  ASSERT_TRUE(store_->Find(IdOf(1)).has_value());
+  EXPECT_EQ(store_->Find(IdOf(1))->priority, 5);
+  EXPECT_FALSE(store_->Find(IdOf(2)).has_value());
+  ASSERT_TRUE(store_->Find(IdOf(3)).has_value());
+  EXPECT_EQ(store_->Find(IdOf(3))->priority, 4);
+  EXPECT_EQ(store_->Find(IdOf(3))->ttl_s, 0u);
+  clock_.AdvanceSeconds(100);
+  EXPECT_FALSE(store_->Find(IdOf(1)).has_value());
+}
+
 // ---- reads that fail ----
 
 TEST_F(DiskStoreTest, ReadErrorIsAMissAndTheBlockStays) {

@@ -73,7 +73,7 @@ TEST_F(Maintenance, StatCountsWhatTheStoreHoldsAndWritesNothing) {
   EXPECT_EQ(out->pinned_blocks, 2u);
   EXPECT_EQ(out->pinned_bytes, 2 * BlockBytesFor(kSmall));
   EXPECT_EQ(out->expiring_blocks, 5u);
-  EXPECT_EQ(out->blocks_by_priority, (std::array<uint64_t, 4>{10, 10, 9, 0}));
+  EXPECT_EQ(out->blocks_by_priority, (std::array<uint64_t, kPriorityMax + 1>{10, 10, 9}));
   EXPECT_EQ(out->erasures, 1u);
   EXPECT_TRUE(out->sound()) << out->findings[0];
 }
