@@ -235,16 +235,18 @@ bool CudaBackend::MatmulOf(int64_t m, const PackedMatrix& w, const Tensor& y,
     return true;
   }
   for (const PackedPart& part : packed.parts()) {
-    const auto multiply = [&](const DeviceWeights& weights, int64_t first_output) {
-      return Good(
-          cuda::MatmulOrdered({nullptr, 0, m, y.f32() + first_output, y.stride,
-                               epilogue.bias == nullptr ? nullptr : epilogue.bias + first_output,
-                               epilogue.accumulate},
-                              weights, matmul_.data(), stream()),
-          "a matrix product");
+    const auto multiply = [&](const DeviceWeights& weights, int64_t first_output, bool is_new) {
+      MatmulArgs args;
+      args.m = m;
+      args.y = y.f32() + first_output;
+      args.y_stride = y.stride;
+      args.bias = epilogue.bias == nullptr ? nullptr : epilogue.bias + first_output;
+      args.accumulate = epilogue.accumulate;
+      args.new_weights = is_new;
+      return Good(cuda::MatmulOrdered(args, weights, matmul_.data(), stream()), "a matrix product");
     };
     if (part.weights.way != DeviceWeights::Way::kBlocks || StreamsBlocks(m)) {
-      if (!multiply(part.weights, part.first_output)) return true;
+      if (!multiply(part.weights, part.first_output, /*is_new=*/false)) return true;
       continue;
     }
     const int64_t at_once = OutputsAtOnce(part.weights.out, part.weights.in);
@@ -255,7 +257,7 @@ bool CudaBackend::MatmulOf(int64_t m, const PackedMatrix& w, const Tensor& y,
       widened.out = std::min(at_once, part.weights.out - first);
       if (!Good(WidenBlocks(part.weights, first, widened.out, widened_.data(), stream()),
                 "widening weights") ||
-          !multiply(widened, part.first_output + first)) {
+          !multiply(widened, part.first_output + first, /*is_new=*/true)) {
         return true;
       }
     }

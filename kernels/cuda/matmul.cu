@@ -156,9 +156,9 @@ cudaError_t FewRows(const Operands& operands, Stream stream) {
   const DeviceTraits& device = CurrentDevice();
   const size_t bytes = std::max(
       kUsed, std::min(device.shared_bytes / (kBlocks + 1) + 1024, device.block_shared_bytes));
-  return Launch(FewRowsKernel<kRowTiles, kAhead, kXAhead, kBlocks>,
-                static_cast<unsigned>(CeilDiv(operands.out, 16)), kThreads, bytes, stream, false,
-                operands);
+  return LaunchAs(
+      {.starts_early = !operands.new_weights}, FewRowsKernel<kRowTiles, kAhead, kXAhead, kBlocks>,
+      static_cast<unsigned>(CeilDiv(operands.out, 16)), kThreads, bytes, stream, operands);
 }
 
 // ---- the few rows of a decode step, on Hopper ----
@@ -471,8 +471,8 @@ cudaError_t Tensor(const Operands& operands, bool portable, Stream stream) {
   if (!portable && Streams(m)) {
     const auto kernel = operands.x == nullptr ? StreamKernel<true> : StreamKernel<false>;
     const auto most = static_cast<unsigned>(CurrentDevice().multiprocessors * kStreamBlocks);
-    return Launch(kernel, std::min(tiles, most), kThreads, kStreamSharedBytes, stream, false,
-                  operands);
+    return LaunchAs({.starts_early = !operands.new_weights}, kernel, std::min(tiles, most),
+                    kThreads, kStreamSharedBytes, stream, operands);
   }
   if (m <= 8) return FewRows<1, 2, 2, 2>(operands, stream);
   if (m <= 16) return FewRows<2, 2, 2, 2>(operands, stream);
@@ -515,6 +515,7 @@ Operands OperandsOf(const MatmulArgs& args, const DeviceWeights& w) {
           args.y_stride,
           args.bias,
           args.accumulate,
+          args.new_weights,
           {}};
 }
 

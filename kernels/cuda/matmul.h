@@ -51,7 +51,7 @@ struct DeviceWeights {
   const void* data = nullptr;
   int64_t out = 0, in = 0;
   Way way = Way::kTensor;
-  DType storage = DType::kBF16;          // of `data`
+  DType storage = DType::kBF16;         // of `data`
   WeightType type = WeightType::kBF16;  // of kBlocks
 };
 
@@ -97,7 +97,9 @@ struct MatmulArgs {
   bool accumulate = false;
   // Only kernels that any device has, for tests and benchmarks: the same bits.
   bool portable = false;
-  bool unused[6] = {};
+  // W was written on the same stream, and not while a model was loaded: kernels read it when those before have ended.
+  bool new_weights = false;
+  bool unused[5] = {};
 };
 // REQUIRES, of both: for kBlocks StreamsBlocks(m), and not `portable`.
 [[nodiscard]] cudaError_t Matmul(const MatmulArgs& args, const DeviceWeights& w, void* workspace,

@@ -38,7 +38,10 @@ struct Operands {
   float* y;
   int64_t y_stride;
   const float* bias;
-  bool accumulate, unused[7];
+  bool accumulate;
+  bool
+      new_weights;  // the kernel before may have written W: nothing of it is read before that has ended
+  bool unused[6];
 
   // Segments at the end that have no slices. The kernels for few rows add their zeros, which changes
   // no sum but one of -0.
