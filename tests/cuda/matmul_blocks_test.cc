@@ -11,12 +11,6 @@
 namespace winnow::kernels::cuda {
 namespace {
 
-std::vector<WeightType> AllBlocks() {
-  std::vector<WeightType> types(std::begin(kIntegerBlocks), std::end(kIntegerBlocks));
-  types.insert(types.end(), std::begin(kFloatBlocks), std::end(kFloatBlocks));
-  return types;
-}
-
 // Rows of a stored matrix in bfloat16, as `--weights wide` has them.
 std::vector<uint16_t> Widened(const StoredMatrix& w) {
   std::vector<uint16_t> values;
@@ -48,7 +42,7 @@ class CudaMatmulBlocksTest : public CudaBackendFixture {
 // The promise of matmul.h: the bits of the widened matrix, for any number of rows.
 TEST_F(CudaMatmulBlocksTest, ProductsHaveTheBitsOfTheWidenedMatrix) {
   SCOPED_TRACE(Seed());
-  for (const WeightType type : AllBlocks()) {
+  for (const WeightType type : kBlockTypes) {
     const int64_t values = BlockSizeOf(type).values;
     for (const int64_t m : {1, 2, 3, 7, 8, 9, 15, 16, 17, 24, 25, 31, 32, 33, 64, 200}) {
       // Fewer slices than segments, segments of an odd number of slices, and of several records.
@@ -88,7 +82,7 @@ TEST_F(CudaMatmulBlocksTest, ProductsHaveTheBitsOfTheWidenedMatrix) {
 // Enough outputs for every block of the device to take several tiles, and more inner values than a ring holds.
 TEST_F(CudaMatmulBlocksTest, ManyTilesAndLongRowsHaveTheSameBits) {
   SCOPED_TRACE(Seed());
-  for (const WeightType type : AllBlocks()) {
+  for (const WeightType type : kBlockTypes) {
     for (const int64_t in : {int64_t{2048}, int64_t{14336}}) {
       const int64_t out = in == 2048 ? random_.Int(9000, 10000) : random_.Int(600, 1200);
       SCOPED_TRACE(testing::Message() << WeightTypeName(type) << ", in " << in << ", out " << out);
@@ -112,7 +106,7 @@ TEST_F(CudaMatmulBlocksTest, ManyTilesAndLongRowsHaveTheSameBits) {
 // The promise of backend.h: a row's bits do not depend on how many rows are in the call.
 TEST_F(CudaMatmulBlocksTest, ARowHasTheSameBitsAmongAnyNumberOfRows) {
   SCOPED_TRACE(Seed());
-  for (const WeightType type : AllBlocks()) {
+  for (const WeightType type : kBlockTypes) {
     const int64_t in = 256 * random_.Int(1, 12), out = random_.Int(100, 400), m = 300;
     SCOPED_TRACE(testing::Message() << WeightTypeName(type) << ", in " << in);
     const BlockMatrix w(random_, out, in, type);
@@ -205,7 +199,7 @@ TEST_F(CudaMatmulBlocksTest, NormedAndGatedOperandsAreThoseThatWereMadeBefore) {
 // Widening alone: the tiles that plain weights of the same values are packed into, whatever scales are.
 TEST_F(CudaMatmulBlocksTest, WidenedTilesAreThoseOfPlainWeights) {
   SCOPED_TRACE(Seed());
-  for (const WeightType type : AllBlocks()) {
+  for (const WeightType type : kBlockTypes) {
     const int64_t in = BlockSizeOf(type).values * random_.Int(1, 12), out = random_.Int(17, 200);
     SCOPED_TRACE(testing::Message() << WeightTypeName(type) << ", in " << in << ", out " << out);
     const BlockMatrix matrix(random_, out, in, type);

@@ -121,13 +121,7 @@ class BlockOrderTest : public testing::TestWithParam<WeightType> {
   std::string Seed() const { return "WINNOW_TEST_SEED=" + std::to_string(random_.seed()); }
   Random random_;
 };
-INSTANTIATE_TEST_SUITE_P(Types, BlockOrderTest, testing::ValuesIn([] {
-                           std::vector<WeightType> types(std::begin(kIntegerBlocks),
-                                                         std::end(kIntegerBlocks));
-                           types.insert(types.end(), std::begin(kFloatBlocks),
-                                        std::end(kFloatBlocks));
-                           return types;
-                         }()),
+INSTANTIATE_TEST_SUITE_P(Types, BlockOrderTest, testing::ValuesIn(kBlockTypes),
                          [](const auto& type) { return std::string(WeightTypeName(type.param)); });
 
 // Every value exactly once, with the bits of the widened one.

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <span>
 #include <vector>
 
 #include "kernels/model_ops.h"
@@ -12,12 +13,13 @@
 
 namespace winnow::kernels {
 
-// Types whose blocks hold integers.
-inline constexpr WeightType kIntegerBlocks[] = {
-    WeightType::kQ4_0,  WeightType::kQ4_1,  WeightType::kQ5_0, WeightType::kQ5_1,
-    WeightType::kQ8_0,  WeightType::kQ4K,   WeightType::kQ5K,  WeightType::kQ6K,
-    WeightType::kI4x32, WeightType::kI4x128};
-inline constexpr WeightType kFloatBlocks[] = {WeightType::kF8x32, WeightType::kF8x128};
+// Types of quantised blocks; the first ones hold integers, the others 8-bit floats.
+inline constexpr WeightType kBlockTypes[] = {
+    WeightType::kQ4_0,  WeightType::kQ4_1,   WeightType::kQ5_0,  WeightType::kQ5_1,
+    WeightType::kQ8_0,  WeightType::kQ4K,    WeightType::kQ5K,   WeightType::kQ6K,
+    WeightType::kI4x32, WeightType::kI4x128, WeightType::kF8x32, WeightType::kF8x128};
+inline constexpr std::span<const WeightType> kIntegerBlocks = std::span(kBlockTypes).first<10>();
+inline constexpr std::span<const WeightType> kFloatBlocks = std::span(kBlockTypes).last<2>();
 
 // Random blocks, at odd addresses, whose scales are those of weights; or bfloat16 values.
 class BlockMatrix {
