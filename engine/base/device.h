@@ -11,9 +11,10 @@ namespace winnow::engine {
 
 struct Device {
   std::string_view name;
-  bool own_memory = false;         // weights and KV lie in memory of its own, beside the host's
-  bool launches_kernels = false;   // singly or in graphs
-  bool bfloat16_blocks = false;    // products with quantised weights are computed in bfloat16 there, and in nothing else
+  bool own_memory = false;        // weights and KV lie in memory of its own, beside the host's
+  bool launches_kernels = false;  // singly or in graphs
+  bool bfloat16_blocks =
+      false;  // products with quantised weights are computed in bfloat16 there, and in nothing else
 };
 
 inline constexpr Device kDevices[] = {
