@@ -108,6 +108,9 @@ PlannedMemory SizeMemory(const PlannedModel& model, const server::ServeConfig& c
   memory.weight_bytes = options.weights == engine::WeightStorage::kWide
                             ? engine::WeightBytes(model.config, options.compute)
                             : engine::StorageBytes(options.weights, model.weights, options.compute);
+  if (engine::DeviceOf(config.device).bfloat16_blocks) {
+    memory.widening_bytes = engine::WideningBytes(options.weights, model.weights);
+  }
   memory.kv_pool_bytes = kv.pool_bytes();
   memory.kv_host_bytes = kv.host_bytes;
   for (const engine::IndexKvPlan& index : kv.indexes) {
@@ -202,9 +205,9 @@ void AddKv(const PlannedModel& model, const Residency& where, double layers, dou
 StepReads ReadsOf(const PlannedModel& model, const Plan& plan, const Residency& where,
                   double cache_hits, const engine::QueryPlan& query, double choosing_bytes) {
   StepReads step;
-  // The embedding is looked up, not read, unless it is the output embedding as well.
+  // The embedding is looked up, not read, unless it is the output embedding as well. Weights in fewer bits do not count it.
   const int64_t looked_up =
-      model.config.tie_word_embeddings
+      model.config.tie_word_embeddings || model.options.weights != engine::WeightStorage::kWide
           ? 0
           : int64_t{model.config.vocab_size} * model.config.hidden_size *
                 static_cast<int64_t>(kernels::DTypeBytes(model.options.compute));
@@ -297,7 +300,7 @@ int64_t PlannedMemory::index_bytes() const {
 int64_t PlannedMemory::fast_bytes(bool on_host) const {
   const int64_t pool = kv_pool_bytes - kv_host_bytes;
   const int64_t rows = row_cache_bytes + (on_host ? staging_bytes + host_bytes : 0);
-  return weight_bytes + pool + index_bytes() + summary_bytes + rows;
+  return weight_bytes + widening_bytes + pool + index_bytes() + summary_bytes + rows;
 }
 
 double StepReads::Seconds(const TierSpeeds& speeds) const {
@@ -452,6 +455,7 @@ Json PlanJson(const Plan& plan) {
             {"kv_host_bytes", memory.kv_host_bytes},
             {"indexes", indexes},
             {"index_bytes", memory.index_bytes()},
+            {"widening_bytes", memory.widening_bytes},
             {"summary_bytes", memory.summary_bytes},
             {"row_cache_bytes", memory.row_cache_bytes},
             {"staging_bytes", memory.staging_bytes},
@@ -487,6 +491,8 @@ std::string PlanText(const Plan& plan) {
       fmt::format("{} ({}), weights {}, KV {}, --device {}\n\nWhat lies where\n", plan.model,
                   plan.architecture, plan.dtype, plan.kv_dtype, plan.device);
   AddLine(out, "weights", Bytes(memory.weight_bytes), fast);
+  if (memory.widening_bytes > 0)
+    AddLine(out, "widened weights", Bytes(memory.widening_bytes), fast);
   AddLine(out, "KV pool", Bytes(memory.kv_pool_bytes - memory.kv_host_bytes), fast);
   for (const PlannedIndex& index : memory.indexes) {
     AddLine(out, "index " + index.title, Bytes(index.bytes), fast);

@@ -209,11 +209,14 @@ absl::StatusOr<std::unique_ptr<BenchModel>> MakeBenchModel(
   WINNOW_ASSIGN_OR_RETURN(made->backend, engine::MakeBackend(flags.model));
   made->available_bytes = made->backend->AvailableBytes();
   WINNOW_ASSIGN_OR_RETURN(const engine::KvPlan plan, engine::PlanKv(made->config, options));
-  WINNOW_RETURN_IF_ERROR(engine::CheckMemory(made->config, options, plan, *made->backend));
   if (flags.model_dir.empty()) {
     WINNOW_ASSIGN_OR_RETURN(made->synthetic, engine::MakeSyntheticWeights(made->config, 1));
     weights = &made->synthetic.weights;
   }
+  WINNOW_RETURN_IF_ERROR(engine::CheckWeightStorage(options.weights, *weights));
+  WINNOW_RETURN_IF_ERROR(
+      engine::CheckMemory(made->config, options, plan, *made->backend, /*copy_bytes=*/0,
+                          engine::KeptWeightBytes(flags.model, options, *weights)));
   made->timed = std::make_unique<engine::TimedBackend>(*made->backend, options.compute);
   WINNOW_ASSIGN_OR_RETURN(
       made->decoder, engine::Decoder::Create(made->config, *weights, *made->timed, options, plan));

@@ -64,9 +64,9 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& model_
       TransformReport transform,
       ResolveTransform(config, weights, *tokenizer, options.retrieval, *backend, decoder_options));
   WINNOW_ASSIGN_OR_RETURN(const KvPlan plan, PlanKv(config, decoder_options));
-  WINNOW_RETURN_IF_ERROR(CheckMemory(
-      config, decoder_options, plan, *backend, PackingCopyBytes(weights, decoder_options.compute),
-      StorageBytes(decoder_options.weights, weights, decoder_options.compute)));
+  WINNOW_RETURN_IF_ERROR(CheckMemory(config, decoder_options, plan, *backend,
+                                     PackingCopyBytes(weights, decoder_options.compute),
+                                     KeptWeightBytes(options, decoder_options, weights)));
   TierFlags tiers = options.tiers;
   if (plan.uses_host()) tiers.host_bytes = 0;  // a GPU reads that memory itself
   WINNOW_ASSIGN_OR_RETURN(KvStore store, OpenKvStore(tiers, plan.layout));

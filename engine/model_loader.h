@@ -104,12 +104,16 @@ absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeBackend(const ModelOptions
 
 // ResourceExhausted if the weights, the KV pool, the indexes and the summaries are more than the
 // memory that is available to the backend. `copy_bytes`: what packing the weights takes of the host's
-// memory for copies (PackingCopyBytes), before KV has its own. `weight_bytes`: StorageBytes; absent: WeightBytes. The host's is taken lazily by the system: without this
+// memory for copies (PackingCopyBytes), before KV has its own. `weight_bytes`: KeptWeightBytes; absent: WeightBytes. The host's is taken lazily by the system: without this
 // check a pool that does not fit would end the process in the middle of a request.
 absl::Status CheckMemory(const ModelConfig& config, const DecoderOptions& options,
                          const KvPlan& plan, const kernels::Backend& backend,
                          int64_t copy_bytes = 0,
                          std::optional<int64_t> weight_bytes = std::nullopt);
+
+// Memory that weights take in the form that the options say, with what the device needs beside them to multiply by them.
+int64_t KeptWeightBytes(const ModelOptions& options, const DecoderOptions& resolved,
+                        const Weights& weights);
 
 // Of all tensors, in this type.
 int64_t WeightBytes(const ModelConfig& config, kernels::DType dtype);

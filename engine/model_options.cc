@@ -115,6 +115,13 @@ int64_t WeightBytes(const ModelConfig& config, DType dtype) {
   return values * static_cast<int64_t>(kernels::DTypeBytes(dtype));
 }
 
+int64_t KeptWeightBytes(const ModelOptions& options, const DecoderOptions& resolved,
+                        const Weights& weights) {
+  const bool widens = DeviceOf(options.device).bfloat16_blocks;
+  return StorageBytes(resolved.weights, weights, resolved.compute) +
+         (widens ? WideningBytes(resolved.weights, weights) : 0);
+}
+
 absl::Status CheckMemory(const ModelConfig& config, const DecoderOptions& options,
                          const KvPlan& plan, const kernels::Backend& backend, int64_t copy_bytes,
                          std::optional<int64_t> weight_bytes_or) {
@@ -196,17 +203,21 @@ absl::StatusOr<DecoderOptions> ResolveDecoderOptions(const ModelConfig& config,
   DecoderOptions resolved;
   WINNOW_RETURN_IF_ERROR(CheckRetrievalFlags(options.retrieval));
   WINNOW_RETURN_IF_ERROR(CheckTierFlags(options.tiers));
-  WINNOW_ASSIGN_OR_RETURN(const DType weights, ResolveWeights(config, options.dtype));
+  WINNOW_ASSIGN_OR_RETURN(DType weights, ResolveWeights(config, options.dtype));
+  WINNOW_ASSIGN_OR_RETURN(resolved.weights, ParseWeightStorage(options.weights));
+  const bool bfloat16_blocks =
+      resolved.weights != WeightStorage::kWide && DeviceOf(options.device).bfloat16_blocks;
+  if (bfloat16_blocks && options.dtype == "auto") weights = DType::kBF16;
+  if (bfloat16_blocks && weights != DType::kBF16) {
+    return absl::InvalidArgumentError(
+        fmt::format("dtype: with --device {} products with quantised weights (weights is {}) are "
+                    "in bfloat16: say auto or bf16; --device cpu has {}",
+                    options.device, options.weights, options.dtype));
+  }
   WINNOW_ASSIGN_OR_RETURN(resolved.kv_dtype, ResolveKv(weights, options.kv_dtype));
   WINNOW_RETURN_IF_ERROR(CheckDevice(options, resolved.kv_dtype));
-  WINNOW_ASSIGN_OR_RETURN(resolved.weights, ParseWeightStorage(options.weights));
-  if (resolved.weights != WeightStorage::kWide && !DeviceOf(options.device).quantised_weights) {
-    return absl::InvalidArgumentError(fmt::format(
-        "weights is {}: only --device cpu computes with quantised weights; {} takes wide",
-        options.weights, options.device));
-  }
   resolved.compute = weights;
-  if (weights == DType::kBF16 && config.dtype == DType::kBF16 &&
+  if (weights == DType::kBF16 && config.dtype == DType::kBF16 && !bfloat16_blocks &&
       WeightBytes(config, DType::kF32) <= kExactModelBytes) {
     resolved.compute = DType::kF32;  // the weights are bf16 all the same: widening is exact
   }

@@ -72,8 +72,8 @@ class ModelOps {
 
   // Whether PackStored takes blocks as they are.
   virtual bool ComputesStored() const { return false; }
-  // As Pack, for products that compute with quantised blocks as they are (quantized_matmul.h); parts of plain types are
-  // packed for `compute`, as Pack does. REQUIRES: ComputesStored(), and cols a multiple of kRoundedValues where blocks
+  // As Pack, for products that compute with quantised blocks as they are (CPU: quantized_matmul.h; CUDA: cuda/block_order.h,
+  // compute kBF16 only); plain parts are packed for `compute`. REQUIRES: ComputesStored(), and cols a multiple of 32 where blocks
   // are quantised.
   virtual std::unique_ptr<PackedMatrix> PackStored(std::span<const StoredMatrix> parts,
                                                    DType compute) {

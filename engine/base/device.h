@@ -11,14 +11,15 @@ namespace winnow::engine {
 
 struct Device {
   std::string_view name;
-  bool own_memory = false;         // weights and KV lie in memory of its own, beside the host's
-  bool launches_kernels = false;   // singly or in graphs
-  bool quantised_weights = false;  // it computes with weights as they are stored
+  bool own_memory = false;        // weights and KV lie in memory of its own, beside the host's
+  bool launches_kernels = false;  // singly or in graphs
+  bool bfloat16_blocks =
+      false;  // products with quantised weights are computed in bfloat16 there, and in nothing else
 };
 
 inline constexpr Device kDevices[] = {
-    {.name = "cpu", .own_memory = false, .launches_kernels = false, .quantised_weights = true},
-    {.name = "cuda", .own_memory = true, .launches_kernels = true, .quantised_weights = false},
+    {.name = "cpu", .own_memory = false, .launches_kernels = false, .bfloat16_blocks = false},
+    {.name = "cuda", .own_memory = true, .launches_kernels = true, .bfloat16_blocks = true},
 };
 
 // All of them, as options list them.

@@ -2,11 +2,11 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
-#include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "engine/base/concat.h"
+#include "engine/model/row_ranges.h"
 #include "engine/model/weights.h"
 #include "kernels/check.h"
 #include "kernels/dtype.h"
@@ -79,23 +79,12 @@ absl::StatusOr<HostMatrix> HostMatrixOf(const WeightMatrix& from, DType dtype,
     return absl::ResourceExhaustedError(Concat("no memory to widen weights: ", bytes, " bytes"));
   }
   const int64_t row_bytes = bytes / from.rows;
-  // A core widens some 500 million values a second.
-  constexpr int64_t kValuesPerThread = 1 << 19, kThreadsMax = 16;
-  const int64_t threads = std::clamp<int64_t>(
-      from.rows * from.cols / kValuesPerThread, 1,
-      std::min<int64_t>(kThreadsMax, std::max(std::thread::hardware_concurrency(), 1u)));
-  const auto copy_rows = [&](int64_t first, int64_t last) {
+  ForEachRowRange(from.rows, from.cols, [&](int64_t first, int64_t last) {
     std::vector<float> values(from.cols);
     for (int64_t row = first; row < last; ++row) {
       CopyRow(from, row, to, values.data(), copy->get() + row * row_bytes);
     }
-  };
-  std::vector<std::jthread> workers;
-  for (int64_t i = 1; i < threads; ++i) {
-    workers.emplace_back(copy_rows, from.rows * i / threads, from.rows * (i + 1) / threads);
-  }
-  copy_rows(0, from.rows / threads);
-  workers.clear();  // joins them
+  });
   return HostMatrix{copy->get(), to, from.rows, from.cols};
 }
 

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_join.h"
 #include "engine/base/concat.h"
+#include "engine/model/row_ranges.h"
 #include "kernels/check.h"
 #include "kernels/quantized.h"
 
@@ -127,6 +128,18 @@ int64_t StorageBytes(WeightStorage storage, const Weights& weights, kernels::DTy
   return bytes;
 }
 
+int64_t WideningBytes(WeightStorage storage, const Weights& weights) {
+  if (storage == WeightStorage::kWide) return 0;
+  int64_t values = weights.lm_head.rows * weights.lm_head.cols;
+  for (const LayerWeights& layer : weights.layers) {
+    const int64_t qkv = (layer.q.rows + layer.k.rows + layer.v.rows) * layer.q.cols;
+    const int64_t gate_up = (layer.gate.rows + layer.up.rows) * layer.gate.cols;
+    values = std::max(
+        {values, qkv, layer.o.rows * layer.o.cols, gate_up, layer.down.rows * layer.down.cols});
+  }
+  return std::min(2 * values, kWidenedBytesMax);
+}
+
 bool IsStored(WeightStorage storage, std::span<const WeightMatrix> parts) {
   if (Rounds(storage)) return true;
   return storage == WeightStorage::kStored && std::any_of(parts.begin(), parts.end(), IsQuantized);
@@ -150,16 +163,20 @@ absl::StatusOr<StoredParts> StoredPartsOf(WeightStorage storage,
       return absl::ResourceExhaustedError(
           Concat("no memory to round or reorder weights: ", matrix.rows * row_bytes, " bytes"));
     }
-    std::vector<float> values(matrix.cols);
-    for (int64_t row = 0; row < matrix.rows; ++row) {
-      std::byte* const to = copy.get() + row * row_bytes;
-      if (rounds) {
-        matrix.WidenRow(row, values.data());
-        kernels::QuantizeRow(part.type, values.data(), matrix.cols, to);
-      } else {
-        matrix.source->WriteBlocks(row, to);
+    ForEachRowRange(matrix.rows, matrix.cols, [&](int64_t first, int64_t last) {
+      std::vector<float> values(matrix.cols);
+      for (int64_t row = first; row < last; ++row) {
+        std::byte* const to = copy.get() + row * row_bytes;
+        if (rounds) {
+          matrix.WidenRow(row, values.data());
+          kernels::QuantizeRow(part.type, values.data(), matrix.cols, to);
+        } else {
+          matrix.source->WriteBlocks(row, to);
+        }
       }
-      part.rows.push_back(to);
+    });
+    for (int64_t row = 0; row < matrix.rows; ++row) {
+      part.rows.push_back(copy.get() + row * row_bytes);
     }
     stored.parts.push_back(std::move(part));
     stored.copies.push_back(std::move(copy));

@@ -39,6 +39,12 @@ absl::Status CheckWeightStorage(WeightStorage storage, const Weights& weights);
 // embeddings are looked up in do not count.
 int64_t StorageBytes(WeightStorage storage, const Weights& weights, kernels::DType compute);
 
+// Memory beside that of StorageBytes where a device widens blocks for products of many rows (Device::bfloat16_blocks): of the
+// largest product's values in bfloat16, kWidenedBytesMax at most. 0 for kWide.
+inline constexpr int64_t kWidenedBytesMax = int64_t{128}
+                                            << 20;  // kernels/cuda/cuda_backend_layer.cc
+int64_t WideningBytes(WeightStorage storage, const Weights& weights);
+
 // Parts of one product for Backend::PackStored; they point into the file or into `copies`.
 struct StoredParts {
   std::vector<kernels::StoredMatrix> parts;

@@ -160,6 +160,7 @@ void BenchTopP(Bench& bench);        // top-p
 void BenchCompletion(Bench& bench);  // completion
 void BenchSample(Bench& bench);      // sample
 void BenchProducts(Bench& bench);    // products
+void BenchBlocks(Bench& bench);      // blocks
 void BenchPrompt(Bench& bench);      // prompt
 
 }  // namespace winnow::kernels::cuda

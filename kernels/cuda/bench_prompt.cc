@@ -1,6 +1,7 @@
 // What a prompt needs: matrix products of many rows and dense attention of many queries.
 #include "kernels/attention.h"
 #include "kernels/cuda/bench.h"
+#include "kernels/cuda/block_order.h"
 #include "kernels/cuda/dense_attention.h"
 #include "kernels/cuda/matmul.h"
 
@@ -40,6 +41,56 @@ void BenchProducts(Bench& bench) {
         bench.Report("product", text, seconds, read + 4.0 * static_cast<double>(m * c.out), false,
                      2.0 * static_cast<double>(m) * static_cast<double>(c.out * c.in));
       }
+    }
+  }
+}
+
+// Products with quantised blocks, and widening for those of many rows.
+void BenchBlocks(Bench& bench) {
+  if (!bench.Wants("blocks")) return;
+  struct Case {
+    int64_t out, in;
+  };
+  for (const WeightType type :
+       {WeightType::kF8x128, WeightType::kQ8_0, WeightType::kQ4_1, WeightType::kQ4_0,
+        WeightType::kI4x128, WeightType::kQ4K, WeightType::kQ6K}) {
+    for (const Case c :
+         {Case{6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}, {128256, 4096}}) {
+      DeviceWeights w{nullptr, c.out, c.in, DeviceWeights::Way::kBlocks, DType::kBF16, type};
+      const auto bytes = static_cast<int64_t>(BlockBytes(type, c.out, c.in));
+      const int copies = Bench::Copies(static_cast<double>(bytes));
+      const auto weights = RandomBytes(bytes * copies);
+      const auto copy_of = [&](int i) {
+        DeviceWeights copy = w;
+        copy.data = weights.data() + i * bytes;
+        return copy;
+      };
+      const std::string shape = Text("%s, out %d, in %d", WeightTypeName(type),
+                                     static_cast<int>(c.out), static_cast<int>(c.in));
+      for (const int64_t m : {1, 2, 4, 8, 16, 32}) {
+        const std::string text = Text("m %d, %s", static_cast<int>(m), shape.c_str());
+        if (!bench.WantsShape(text) || !StreamsBlocks(m)) continue;
+        const auto x = RandomFloats(m * c.in);
+        Memory<float> y(m * c.out);
+        Memory<std::byte> workspace(static_cast<int64_t>(MatmulWorkspaceBytes(m, w)));
+        const MatmulArgs args{x.data(), c.in, m, y.data(), c.out};
+        CHECK_CUDA(OrderRows(x.data(), c.in, m, c.in, workspace.data(), nullptr));
+        const double seconds = bench.Seconds(copies, 10, [&](int i, cudaStream_t stream) {
+          return MatmulOrdered(args, copy_of(i), workspace.data(), stream);
+        });
+        bench.Report("product", text, seconds,
+                     static_cast<double>(bytes) + 2.0 * static_cast<double>(m * c.in) +
+                         4.0 * static_cast<double>(m * c.out),
+                     false, 2.0 * static_cast<double>(m) * static_cast<double>(c.out * c.in));
+      }
+      if (c.out > 100000 || !bench.WantsShape("widen " + shape)) continue;
+      Memory<std::byte> plain(static_cast<int64_t>(
+          PackedMatrixBytes(c.out, c.in, DeviceWeights::Way::kTensor, DType::kBF16)));
+      const double seconds = bench.Seconds(copies, 10, [&](int i, cudaStream_t stream) {
+        return WidenBlocks(copy_of(i), 0, c.out, plain.data(), stream);
+      });
+      bench.Report("widen", shape, seconds,
+                   static_cast<double>(bytes) + static_cast<double>(plain.count()));
     }
   }
 }

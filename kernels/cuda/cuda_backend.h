@@ -53,6 +53,7 @@ namespace winnow::kernels::cuda {
 inline constexpr int32_t kMaxHeadsPerKvHead = 16;
 
 struct AttentionOutput;
+struct PackedPart;
 
 class CudaBackend final : public Backend {
  public:
@@ -83,6 +84,9 @@ class CudaBackend final : public Backend {
   std::unique_ptr<PackedMatrix> Pack(std::span<const HostMatrix> parts, DType compute) override;
   void Matmul(const Tensor& x, const PackedMatrix& w, const Tensor& y,
               const MatmulEpilogue& epilogue) override;
+  bool ComputesStored() const override { return true; }
+  std::unique_ptr<PackedMatrix> PackStored(std::span<const StoredMatrix> parts,
+                                           DType compute) override;
   void EmbedRows(const HostMatrix& table, std::span<const int32_t> ids, const Tensor& out) override;
   void RmsNorm(const Tensor& x, const float* weight, float eps, const Tensor& out) override;
   void RmsNormHeads(const Tensor& x, int32_t head_dim, const float* weight, float eps) override;
@@ -226,10 +230,12 @@ class CudaBackend final : public Backend {
   // The states of masses that are held back, which the caller makes then; null: they are made.
   const float* TakeHeldMasses(const float* masses, int64_t count, int32_t head_dim);
 
-  // Makes a product's left operand, in order, at `ordered`.
+  // Memory of its weights, or not.
+  bool AllocatePart(PackedPart& part);
+  // `order` makes a product's operand, in order, where it is told to.
   template <typename Order>
-  bool MatmulOf(int64_t m, const DeviceWeights& weights, const Tensor& y,
-                const MatmulEpilogue& epilogue, Order order);
+  bool MatmulOf(int64_t m, const PackedMatrix& w, const Tensor& y, const MatmulEpilogue& epilogue,
+                Order order);
 
   // A selection on the device; sent there if it is not, and for ToChange even if it is empty. counts null: the
   // device has failed.
@@ -316,6 +322,7 @@ class CudaBackend final : public Backend {
   Workspace fetched_;                                      // lists and addresses of rows
 
   Workspace zeros_;  // nobody writes it
+  Buffer widened_;   // outputs of quantised weights as plain ones, for a product of many rows
   Workspace matmul_, dense_, codes_, transform_, bounds_, logits_, prune_, take_, rerank_, rows_,
       addresses_, extend_, complete_, selection_, quality_, pack_, sample_;
   // Whose selection lies in selection_ (and its counts in counts_); tokens null: nobody's.

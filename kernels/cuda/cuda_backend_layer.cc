@@ -2,8 +2,10 @@
 #include <cstring>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "kernels/check.h"
+#include "kernels/cuda/block_order.h"
 #include "kernels/cuda/cuda_backend_impl.h"
 #include "kernels/cuda/dense_attention.h"
 #include "kernels/cuda/layer_ops.h"
@@ -11,21 +13,62 @@
 #include "kernels/host_matrix.h"
 
 namespace winnow::kernels::cuda {
+
+// Outputs of one kind, one behind the other.
+struct PackedPart {
+  int64_t first_output = 0;
+  DeviceWeights weights;
+  Buffer memory;
+};
+
 namespace {
 
 // Weights on their way to be packed, and rows of the embedding on theirs.
 constexpr size_t kPackBytes = size_t{64} << 20;
 constexpr int64_t kEmbedRows = 512;
+// Weights that are widened for a product of many rows, at a time: so few that memory for them is little, and so many that
+// their product has work for the whole device.
+constexpr size_t kWidenedBytes = size_t{128} << 20;
 // Tokens of a chunk that are a dimension of a grid.
 constexpr int32_t kMostGridTokens = 65535;
 static_assert(kAttentionTileRows == kDenseTileRows);
 
-class CudaPackedMatrix final : public Packed<PackedMatrix, DeviceWeights> {
+class CudaPackedMatrix final : public PackedMatrix {
  public:
-  using Packed::Packed;
-  int64_t out_features() const override { return device().out; }
-  int64_t in_features() const override { return device().in; }
+  explicit CudaPackedMatrix(std::vector<PackedPart> parts) : parts_(std::move(parts)) {}
+  int64_t out_features() const override {
+    return parts_.back().first_output + parts_.back().weights.out;
+  }
+  int64_t in_features() const override { return parts_[0].weights.in; }
+  size_t size_bytes() const override {
+    size_t bytes = 0;
+    for (const PackedPart& part : parts_) bytes += part.memory.size_bytes();
+    return bytes;
+  }
+  std::span<const PackedPart> parts() const { return parts_; }
+  // One part, then.
+  bool is_exact() const { return parts_[0].weights.way == DeviceWeights::Way::kExact; }
+
+ private:
+  std::vector<PackedPart> parts_;
 };
+
+const CudaPackedMatrix& PackedOf(const PackedMatrix& w) {
+  return static_cast<const CudaPackedMatrix&>(w);
+}
+
+// Outputs that are widened at a time, where rows have `in` values.
+int64_t OutputsAtOnce(int64_t out, int64_t in) {
+  constexpr int64_t kUnit = 128;  // of the products' tiles
+  const int64_t fit = static_cast<int64_t>(kWidenedBytes) / (2 * in) / kUnit * kUnit;
+  // Pieces of about one size.
+  const int64_t pieces = CeilDiv(out, std::max(fit, kUnit));
+  return CeilDiv(CeilDiv(out, pieces), kUnit) * kUnit;
+}
+size_t WidenedBytes(int64_t out, int64_t in) {
+  return PackedMatrixBytes(std::min(out, OutputsAtOnce(out, in)), in, DeviceWeights::Way::kTensor,
+                           DType::kBF16);
+}
 
 DeviceMatrix MatrixOf(const Tensor& tensor) {
   return {static_cast<float*>(tensor.data), tensor.rows, tensor.cols, tensor.stride};
@@ -51,11 +94,8 @@ std::unique_ptr<PackedMatrix> CudaBackend::Pack(std::span<const HostMatrix> part
     weights.way = DeviceWeights::Way::kExact;
     weights.storage = same ? parts[0].dtype : DType::kF32;
   }
-  if (failed()) return nullptr;
-  Buffer memory =
-      Allocate(PackedMatrixBytes(weights.out, weights.in, weights.way, weights.storage));
-  if (memory.data() == nullptr) return nullptr;
-  weights.data = memory.data();
+  PackedPart packed = {0, weights, {}};
+  if (!AllocatePart(packed)) return nullptr;
   int64_t row = 0;
   for (const HostMatrix& part : parts) {
     const auto row_bytes = static_cast<size_t>(part.cols) * DTypeBytes(part.dtype);
@@ -66,44 +106,168 @@ std::unique_ptr<PackedMatrix> CudaBackend::Pack(std::span<const HostMatrix> part
       Good(cudaMemcpyAsync(pack_.data(), RowOf(part, first), count * row_bytes,
                            cudaMemcpyHostToDevice, stream()),
            "weights");
-      Good(PackRows(pack_.data(), part.dtype, row, count, weights, stream()), "weights");
+      Good(PackRows(pack_.data(), part.dtype, row, count, packed.weights, stream()), "weights");
       row += count;
     }
   }
   if (!Synchronize()) return nullptr;
-  return std::make_unique<CudaPackedMatrix>(weights, std::move(memory));
+  std::vector<PackedPart> all;
+  all.push_back(std::move(packed));
+  return std::make_unique<CudaPackedMatrix>(std::move(all));
+}
+
+bool CudaBackend::AllocatePart(PackedPart& part) {
+  if (failed()) return false;
+  const DeviceWeights& w = part.weights;
+  part.memory = Allocate(w.way == DeviceWeights::Way::kBlocks
+                             ? BlockBytes(w.type, w.out, w.in)
+                             : PackedMatrixBytes(w.out, w.in, w.way, w.storage));
+  part.weights.data = part.memory.data();
+  return part.memory.data() != nullptr;
+}
+
+std::unique_ptr<PackedMatrix> CudaBackend::PackStored(std::span<const StoredMatrix> parts,
+                                                      DType compute) {
+  WINNOW_CHECK(!parts.empty() && compute == DType::kBF16);
+  // Neighbours of one type are one part: their products are one launch.
+  std::vector<PackedPart> packed;
+  std::vector<WeightType> types;
+  int64_t out = 0;
+  for (const StoredMatrix& part : parts) {
+    WINNOW_CHECK(part.cols == parts[0].cols && part.cols % BlockSizeOf(part.type).values == 0);
+    const auto rows = static_cast<int64_t>(part.rows.size());
+    if (types.empty() || types.back() != part.type) {
+      const bool plain = PlainType(part.type).has_value();
+      DeviceWeights weights;
+      weights.in = part.cols;
+      weights.way = plain ? DeviceWeights::Way::kTensor : DeviceWeights::Way::kBlocks;
+      if (!plain) weights.type = part.type;
+      packed.push_back({out, weights, {}});
+      types.push_back(part.type);
+    }
+    packed.back().weights.out += rows;
+    out += rows;
+  }
+  for (PackedPart& part : packed) {
+    if (!AllocatePart(part)) return nullptr;
+  }
+  size_t at = 0;
+  int64_t row = 0;
+  std::vector<std::byte> gathered;
+  for (const StoredMatrix& part : parts) {
+    const auto rows = static_cast<int64_t>(part.rows.size());
+    while (row >= packed[at].first_output + packed[at].weights.out) ++at;
+    const DeviceWeights& weights = packed[at].weights;
+    const auto row_bytes = static_cast<size_t>(WeightRowBytes(part.type, part.cols));
+    const int64_t at_once = std::max<int64_t>(1, static_cast<int64_t>(kPackBytes / row_bytes));
+    for (int64_t first = 0; first < rows; first += at_once) {
+      const int64_t count = std::min(at_once, rows - first);
+      if (!Grow(pack_, count * row_bytes, "weights on their way")) return nullptr;
+      // Rows may lie anywhere; most often they follow each other.
+      const std::byte* source = part.rows[first];
+      bool together = true;
+      for (int64_t i = 1; i < count && together; ++i) {
+        together = part.rows[first + i] == source + i * row_bytes;
+      }
+      if (!together) {
+        gathered.resize(count * row_bytes);
+        for (int64_t i = 0; i < count; ++i) {
+          std::memcpy(gathered.data() + i * row_bytes, part.rows[first + i], row_bytes);
+        }
+        source = gathered.data();
+      }
+      Good(cudaMemcpyAsync(pack_.data(), source, count * row_bytes, cudaMemcpyHostToDevice,
+                           stream()),
+           "weights");
+      const int64_t to = row - packed[at].first_output;
+      Good(weights.way == DeviceWeights::Way::kBlocks
+               ? PackBlocks(pack_.data(), to, count, weights, stream())
+               : PackRows(pack_.data(), *PlainType(part.type), to, count, weights, stream()),
+           "weights");
+      // `gathered` is written again, and memory of the host may be copied when the call has returned.
+      if (!Synchronize()) return nullptr;
+      row += count;
+    }
+  }
+  // Taken now, so that no step has to.
+  for (const PackedPart& part : packed) {
+    const DeviceWeights& weights = part.weights;
+    if (weights.way != DeviceWeights::Way::kBlocks) continue;
+    const size_t bytes = WidenedBytes(weights.out, weights.in);
+    if (bytes <= widened_.size_bytes()) continue;
+    widened_ = Buffer();
+    widened_ = Allocate(bytes);
+    if (widened_.data() == nullptr) return nullptr;
+  }
+  if (!Synchronize()) return nullptr;
+  return std::make_unique<CudaPackedMatrix>(std::move(packed));
 }
 
 void CudaBackend::Matmul(const Tensor& x, const PackedMatrix& w, const Tensor& y,
                          const MatmulEpilogue& epilogue) {
-  const DeviceWeights& weights = static_cast<const CudaPackedMatrix&>(w).device();
-  WINNOW_CHECK(x.cols == weights.in && y.cols == weights.out && y.rows >= x.rows);
-  if (!Grow(matmul_, MatmulWorkspaceBytes(x.rows, weights), "a matrix product")) return;
-  Good(cuda::Matmul(
-           {x.f32(), x.stride, x.rows, y.f32(), y.stride, epilogue.bias, epilogue.accumulate},
-           weights, matmul_.data(), stream()),
-       "a matrix product");
+  const CudaPackedMatrix& packed = PackedOf(w);
+  const DeviceWeights& first = packed.parts()[0].weights;
+  WINNOW_CHECK(x.cols == first.in && y.cols == packed.out_features() && y.rows >= x.rows);
+  if (packed.parts().size() == 1 &&
+      (first.way != DeviceWeights::Way::kBlocks || StreamsBlocks(x.rows))) {
+    if (!Grow(matmul_, MatmulWorkspaceBytes(x.rows, first), "a matrix product")) return;
+    Good(cuda::Matmul(
+             {x.f32(), x.stride, x.rows, y.f32(), y.stride, epilogue.bias, epilogue.accumulate},
+             first, matmul_.data(), stream()),
+         "a matrix product");
+    return;
+  }
+  static_cast<void>(MatmulOf(x.rows, w, y, epilogue, [&](void* ordered) {
+    return x.rows == 0 ? cudaSuccess
+                       : OrderRows(x.f32(), x.stride, x.rows, x.cols, ordered, stream());
+  }));
 }
 
 // Whether it did: products that are exact take no operand in order.
 template <typename Order>
-bool CudaBackend::MatmulOf(int64_t m, const DeviceWeights& weights, const Tensor& y,
+bool CudaBackend::MatmulOf(int64_t m, const PackedMatrix& w, const Tensor& y,
                            const MatmulEpilogue& epilogue, Order order) {
-  if (weights.way != DeviceWeights::Way::kTensor) return false;
-  WINNOW_CHECK(y.cols == weights.out && y.rows >= m);
-  if (Grow(matmul_, OrderedBytes(m, weights.in), "a matrix product") &&
-      Good(order(matmul_.data()), "a product's operand")) {
-    Good(cuda::MatmulOrdered({nullptr, 0, m, y.f32(), y.stride, epilogue.bias, epilogue.accumulate},
-                             weights, matmul_.data(), stream()),
-         "a matrix product");
+  const CudaPackedMatrix& packed = PackedOf(w);
+  if (packed.is_exact()) return false;
+  WINNOW_CHECK(y.cols == packed.out_features() && y.rows >= m);
+  if (!Grow(matmul_, OrderedBytes(m, packed.in_features()), "a matrix product") ||
+      !Good(order(matmul_.data()), "a product's operand")) {
+    return true;
+  }
+  for (const PackedPart& part : packed.parts()) {
+    const auto multiply = [&](const DeviceWeights& weights, int64_t first_output, bool is_new) {
+      MatmulArgs args;
+      args.m = m;
+      args.y = y.f32() + first_output;
+      args.y_stride = y.stride;
+      args.bias = epilogue.bias == nullptr ? nullptr : epilogue.bias + first_output;
+      args.accumulate = epilogue.accumulate;
+      args.new_weights = is_new;
+      return Good(cuda::MatmulOrdered(args, weights, matmul_.data(), stream()), "a matrix product");
+    };
+    if (part.weights.way != DeviceWeights::Way::kBlocks || StreamsBlocks(m)) {
+      if (!multiply(part.weights, part.first_output, /*is_new=*/false)) return true;
+      continue;
+    }
+    const int64_t at_once = OutputsAtOnce(part.weights.out, part.weights.in);
+    for (int64_t first = 0; first < part.weights.out && m > 0; first += at_once) {
+      DeviceWeights widened;
+      widened.data = widened_.data();
+      widened.in = part.weights.in;
+      widened.out = std::min(at_once, part.weights.out - first);
+      if (!Good(WidenBlocks(part.weights, first, widened.out, widened_.data(), stream()),
+                "widening weights") ||
+          !multiply(widened, part.first_output + first, /*is_new=*/true)) {
+        return true;
+      }
+    }
   }
   return true;
 }
 
 void CudaBackend::NormMatmul(const NormMatmulArgs& args) {
-  const DeviceWeights& weights = static_cast<const CudaPackedMatrix&>(args.w).device();
-  WINNOW_CHECK(args.x.cols == weights.in);
-  if (!MatmulOf(args.x.rows, weights, args.y, args.epilogue, [&](void* ordered) {
+  WINNOW_CHECK(args.x.cols == args.w.in_features());
+  if (!MatmulOf(args.x.rows, args.w, args.y, args.epilogue, [&](void* ordered) {
         return RmsNormOrdered(MatrixOf(args.x), args.weight, args.eps, ordered, stream());
       })) {
     Backend::NormMatmul(args);
@@ -112,9 +276,8 @@ void CudaBackend::NormMatmul(const NormMatmulArgs& args) {
 
 void CudaBackend::SiluMatmul(const Tensor& gate_up, const PackedMatrix& w, const Tensor& activated,
                              const Tensor& y, const MatmulEpilogue& epilogue) {
-  const DeviceWeights& weights = static_cast<const CudaPackedMatrix&>(w).device();
-  WINNOW_CHECK(gate_up.cols == 2 * weights.in);
-  if (!MatmulOf(gate_up.rows, weights, y, epilogue, [&](void* ordered) {
+  WINNOW_CHECK(gate_up.cols == 2 * w.in_features());
+  if (!MatmulOf(gate_up.rows, w, y, epilogue, [&](void* ordered) {
         return SiluMulOrdered(MatrixOf(gate_up), ordered, stream());
       })) {
     Backend::SiluMatmul(gate_up, w, activated, y, epilogue);

@@ -66,39 +66,6 @@ namespace {
 constexpr int kSlice = kOrderedSlice;  // inner values of a tile
 constexpr int kThreads = 256;
 
-__device__ __forceinline__ void MultiplyAddTile(float (&sums)[4], const WFragments& w,
-                                                const uint4& x) {
-  MultiplyAdd16x8x16(sums, w.of[0], x.x, x.y);
-  MultiplyAdd16x8x16(sums, w.of[1], x.z, x.w);
-}
-// The segments' sums of a tile, from left to right, and what becomes of them. A warp takes every
-// eighth tile of rows, beginning with its own number.
-template <int kRowTiles>
-__device__ __forceinline__ void AddSegments(
-    const float4 (&parts)[kMatmulSegments][kRowTiles][kLanes], const Operands& args, int32_t tile,
-    int warp, int lane) {
-  for (int i = warp; i < kRowTiles; i += kMatmulSegments) {
-    float4 total = parts[0][i][lane];
-#pragma unroll
-    for (int s = 1; s < kMatmulSegments; ++s) {
-      const float4 part = parts[s][i][lane];
-      total.x = __fadd_rn(total.x, part.x);
-      total.y = __fadd_rn(total.y, part.y);
-      total.z = __fadd_rn(total.z, part.z);
-      total.w = __fadd_rn(total.w, part.w);
-    }
-    const float values[4] = {total.x, total.y, total.z, total.w};
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int32_t output = tile * 16 + lane / 4 + j / 2 * 8;
-      const int32_t row = i * 8 + lane % 4 * 2 + j % 2;
-      if (output < args.out && row < args.m) {
-        Finish(values[j], output, row, args.bias, args.accumulate, args.y, args.y_stride);
-      }
-    }
-  }
-}
-
 // Two slices at a time. kAhead: such steps of W, in shared memory, that are there or on their way when one is used, which
 // nobody writes: the first before the kernel ahead has ended; kXAhead: the same of x, in registers. kBlocks: of a
 // multiprocessor.
@@ -189,9 +156,9 @@ cudaError_t FewRows(const Operands& operands, Stream stream) {
   const DeviceTraits& device = CurrentDevice();
   const size_t bytes = std::max(
       kUsed, std::min(device.shared_bytes / (kBlocks + 1) + 1024, device.block_shared_bytes));
-  return Launch(FewRowsKernel<kRowTiles, kAhead, kXAhead, kBlocks>,
-                static_cast<unsigned>(CeilDiv(operands.out, 16)), kThreads, bytes, stream, false,
-                operands);
+  return LaunchAs(
+      {.starts_early = !operands.new_weights}, FewRowsKernel<kRowTiles, kAhead, kXAhead, kBlocks>,
+      static_cast<unsigned>(CeilDiv(operands.out, 16)), kThreads, bytes, stream, operands);
 }
 
 // ---- the few rows of a decode step, on Hopper ----
@@ -504,8 +471,8 @@ cudaError_t Tensor(const Operands& operands, bool portable, Stream stream) {
   if (!portable && Streams(m)) {
     const auto kernel = operands.x == nullptr ? StreamKernel<true> : StreamKernel<false>;
     const auto most = static_cast<unsigned>(CurrentDevice().multiprocessors * kStreamBlocks);
-    return Launch(kernel, std::min(tiles, most), kThreads, kStreamSharedBytes, stream, false,
-                  operands);
+    return LaunchAs({.starts_early = !operands.new_weights}, kernel, std::min(tiles, most),
+                    kThreads, kStreamSharedBytes, stream, operands);
   }
   if (m <= 8) return FewRows<1, 2, 2, 2>(operands, stream);
   if (m <= 16) return FewRows<2, 2, 2, 2>(operands, stream);
@@ -521,8 +488,17 @@ cudaError_t Tensor(const Operands& operands, bool portable, Stream stream) {
   return ManyRows<128>(operands, stream);
 }
 
+constexpr int64_t kMostRows = 65535 * 8;  // of OrderRowsKernel's grid
+
 bool IsRefused(const MatmulArgs& args, const DeviceWeights& w) {
-  return args.m < 0 || args.m > 65535 * 8 || w.out < 1 || w.in < 1;
+  return args.m < 0 || args.m > kMostRows || w.out < 1 || w.in < 1;
+}
+
+// x in `operands`, one way or the other, and W of kTensor or kBlocks.
+cudaError_t Multiply(const Operands& operands, const DeviceWeights& w, bool portable,
+                     Stream stream) {
+  if (w.way == DeviceWeights::Way::kTensor) return Tensor(operands, portable, stream);
+  return portable ? cudaErrorInvalidValue : MatmulBlocks(operands, w, stream);
 }
 
 Operands OperandsOf(const MatmulArgs& args, const DeviceWeights& w) {
@@ -539,10 +515,22 @@ Operands OperandsOf(const MatmulArgs& args, const DeviceWeights& w) {
           args.y_stride,
           args.bias,
           args.accumulate,
+          args.new_weights,
           {}};
 }
 
 }  // namespace
+
+cudaError_t OrderRows(const float* x, int64_t stride, int64_t m, int64_t in, void* ordered,
+                      Stream stream) {
+  if (m < 1 || m > kMostRows || in < 1) return cudaErrorInvalidValue;
+  const int32_t slices = SlicesOf(in);
+  const dim3 grid(static_cast<unsigned>(CeilDiv(slices, kThreads / kLanes)),
+                  static_cast<unsigned>(CeilDiv(m, 8)));
+  return Launch(OrderRowsKernel, grid, kThreads, 0, stream, false, x, stride,
+                static_cast<int32_t>(m), static_cast<int32_t>(in), slices, OrderedInPanels(m),
+                static_cast<uint4*>(ordered));
+}
 
 cudaError_t Matmul(const MatmulArgs& args, const DeviceWeights& w, void* workspace, Stream stream) {
   if (IsRefused(args, w)) return cudaErrorInvalidValue;
@@ -552,28 +540,23 @@ cudaError_t Matmul(const MatmulArgs& args, const DeviceWeights& w, void* workspa
   const bool pairs = args.x_stride % 2 == 0 && reinterpret_cast<uintptr_t>(args.x) % 8 == 0;
   if (!args.portable && Streams(args.m) && args.m <= kDirectRows && w.in % kSlice == 0 && pairs) {
     operands.x_rows = args.x;
-    return Tensor(operands, args.portable, stream);
-  }
-  const dim3 order_grid(static_cast<unsigned>(CeilDiv(operands.slices, kThreads / kLanes)),
-                        static_cast<unsigned>(CeilDiv(operands.m, 8)));
-  if (const cudaError_t error =
-          Launch(OrderRowsKernel, order_grid, kThreads, 0, stream, false, args.x, args.x_stride,
-                 operands.m, static_cast<int32_t>(w.in), operands.slices, OrderedInPanels(args.m),
-                 static_cast<uint4*>(workspace));
-      error != cudaSuccess) {
+  } else if (const cudaError_t error =
+                 OrderRows(args.x, args.x_stride, args.m, w.in, workspace, stream);
+             error != cudaSuccess) {
     return error;
+  } else {
+    operands.x = static_cast<const uint4*>(workspace);
   }
-  operands.x = static_cast<const uint4*>(workspace);
-  return Tensor(operands, args.portable, stream);
+  return Multiply(operands, w, args.portable, stream);
 }
 
 cudaError_t MatmulOrdered(const MatmulArgs& args, const DeviceWeights& w, const void* ordered,
                           Stream stream) {
-  if (IsRefused(args, w) || w.way != DeviceWeights::Way::kTensor) return cudaErrorInvalidValue;
+  if (IsRefused(args, w) || w.way == DeviceWeights::Way::kExact) return cudaErrorInvalidValue;
   if (args.m == 0) return cudaSuccess;
   Operands operands = OperandsOf(args, w);
   operands.x = static_cast<const uint4*>(ordered);
-  return Tensor(operands, args.portable, stream);
+  return Multiply(operands, w, args.portable, stream);
 }
 
 }  // namespace winnow::kernels::cuda

@@ -3,12 +3,14 @@
 //   x [m][in] f32, y [m][out] f32, rows `stride` floats apart; bias [out]
 //   W packed by PackMatrix, in memory of the caller
 //
-// Two ways to compute, chosen when W is packed:
+// Three ways to compute, chosen when W is packed:
 //
 //   kTensor   x rounded to bfloat16, W bfloat16: tensor cores, float32 sums. Compute kBF16.
 //   kExact    x as it is, W in the type it has, widened: one chain of fused multiply-adds per element
 //             of y in ascending order of the inner dimension, as kernels/matmul.h says, so the same
 //             bits as the CPU's. Computes kF32 and kF16.
+//   kBlocks   x rounded to bfloat16, W in quantised blocks (block_order.h) whose values are widened to float32 and rounded
+//             to bfloat16: the bits of kTensor with that W, for any number of rows.
 //
 // Batch invariance, by construction. kTensor: the inner dimension is cut into kMatmulSegments
 // segments, which follow from `in` alone; a segment's sum is one chain of matrix instructions of 16
@@ -26,12 +28,17 @@
 //   to kMatmulBatchRows           matmul_batch.cu (Hopper; from 65 rows on only up to 512 outputs a multiprocessor)
 //   more, and what is left over   matmul_wgmma.cu (Hopper, from 65 rows on), ManyRowsKernel (matmul.cu)
 //
+// Of kBlocks up to kMatmulFewRows rows have a kernel of their own (matmul_blocks.cu; Hopper). For more, and on other
+// devices, the caller widens outputs by WidenBlocks and multiplies by those.
+//
 // Cost: matmul.h's. Few rows and a batch's read W once, from HBM; more rows read it once per 128 rows
-// (Hopper: 256, 352 or 384), and x once per 128 outputs, a batch of more than 64 per 64 outputs, from L2.
+// (Hopper: 256, 352 or 384), and x once per 128 outputs, a batch of more than 64 per 64 outputs, from L2. Few rows of
+// kBlocks read the blocks once (bytes: block_order.h); widening reads them and writes 2 bytes a weight.
 #ifndef WINNOW_KERNELS_CUDA_MATMUL_H_
 #define WINNOW_KERNELS_CUDA_MATMUL_H_
 
 #include "kernels/cuda/device_types.h"
+#include "kernels/quantized.h"
 
 namespace winnow::kernels::cuda {
 
@@ -40,14 +47,15 @@ inline constexpr int32_t kMatmulFewRows = 32;
 inline constexpr int32_t kMatmulBatchRows = 128;
 
 struct DeviceWeights {
-  enum class Way : uint8_t { kTensor, kExact };
+  enum class Way : uint8_t { kTensor, kExact, kBlocks };
   const void* data = nullptr;
   int64_t out = 0, in = 0;
   Way way = Way::kTensor;
-  DType storage = DType::kBF16;  // of `data`
+  DType storage = DType::kBF16;         // of `data`
+  WeightType type = WeightType::kBF16;  // of kBlocks
 };
 
-// kTensor stores bf16. kExact stores `storage` as it is.
+// kTensor stores bf16. kExact stores `storage` as it is. Of kBlocks BlockBytes (block_order.h) says it.
 size_t PackedMatrixBytes(int64_t out, int64_t in, DeviceWeights::Way way, DType storage);
 
 // Puts rows [first_row, first_row + rows) of W in place, from `source` [rows][in] of `dtype` in
@@ -55,7 +63,18 @@ size_t PackedMatrixBytes(int64_t out, int64_t in, DeviceWeights::Way way, DType 
 [[nodiscard]] cudaError_t PackRows(const void* source, DType dtype, int64_t first_row, int64_t rows,
                                    const DeviceWeights& packed, Stream stream);
 
-// x in the order in which kTensor reads it; none for kExact. Need not be zeroed.
+// The same of kBlocks; `source`: rows of blocks as a file has them, one behind the other, at any address. REQUIRES:
+// `packed` was zeroed once; no NaN among 8-bit floats.
+[[nodiscard]] cudaError_t PackBlocks(const std::byte* source, int64_t first_row, int64_t rows,
+                                     const DeviceWeights& packed, Stream stream);
+// Outputs [first_output, first_output + outputs) of kBlocks as a matrix of kTensor at `to`, PackedMatrixBytes of them; what
+// lies past the last output is undefined where outputs end before the matrix does. REQUIRES: first_output a multiple of 16.
+[[nodiscard]] cudaError_t WidenBlocks(const DeviceWeights& w, int64_t first_output, int64_t outputs,
+                                      void* to, Stream stream);
+// Whether products of m rows with kBlocks have a kernel on the current device.
+bool StreamsBlocks(int64_t m);
+
+// x in the order in which kTensor and kBlocks read it; none for kExact. Need not be zeroed.
 size_t MatmulWorkspaceBytes(int64_t m, const DeviceWeights& w);
 
 // That order: x rounded to bfloat16, zeros past the last column of a row up to a whole slice of 32; what
@@ -78,11 +97,17 @@ struct MatmulArgs {
   bool accumulate = false;
   // Only kernels that any device has, for tests and benchmarks: the same bits.
   bool portable = false;
-  bool unused[6] = {};
+  // W was written on the same stream, and not while a model was loaded: kernels read it when those before have ended.
+  bool new_weights = false;
+  bool unused[5] = {};
 };
+// REQUIRES, of both: for kBlocks StreamsBlocks(m), and not `portable`.
 [[nodiscard]] cudaError_t Matmul(const MatmulArgs& args, const DeviceWeights& w, void* workspace,
                                  Stream stream);
-// The same of an x that lies in order; args.x is not read. REQUIRES: kTensor.
+// x in order, for MatmulOrdered. REQUIRES: OrderedBytes at `ordered`.
+[[nodiscard]] cudaError_t OrderRows(const float* x, int64_t stride, int64_t m, int64_t in,
+                                    void* ordered, Stream stream);
+// The same product of an x that lies in order; args.x is not read. REQUIRES: kTensor or kBlocks.
 [[nodiscard]] cudaError_t MatmulOrdered(const MatmulArgs& args, const DeviceWeights& w,
                                         const void* ordered, Stream stream);
 

@@ -283,8 +283,9 @@ cudaError_t LaunchBatch(const Operands& operands, Stream stream) {
     }
     device = current;
   }
-  return LaunchClusters(kernel, static_cast<unsigned>(CeilDiv(operands.out, T::kOutputs)), kSplit,
-                        kBlockThreads, T::kSharedBytes, stream, operands);
+  const auto tiles = static_cast<unsigned>(CeilDiv(operands.out, T::kOutputs));
+  return LaunchAs({.starts_early = !operands.new_weights, .cluster_blocks = kSplit}, kernel,
+                  dim3(tiles * kSplit), kBlockThreads, T::kSharedBytes, stream, operands);
 }
 
 template <int kOutputGroups, int kSplit>

@@ -3,7 +3,8 @@
 //   matmul.cu        kTensor: few rows, many rows
 //   matmul_batch.cu  kTensor: the rows of a batch on Hopper
 //   matmul_wgmma.cu  kTensor: many rows on Hopper
-//   matmul_exact.cu  kExact, and W on its way into either order
+//   matmul_blocks.cu kBlocks: few rows, W on its way into that order and out of it
+//   matmul_exact.cu  kExact, and plain W on its way into either order
 #ifndef WINNOW_KERNELS_CUDA_MATMUL_PARTS_CUH_
 #define WINNOW_KERNELS_CUDA_MATMUL_PARTS_CUH_
 
@@ -26,9 +27,9 @@ __device__ __forceinline__ void Finish(float sum, int32_t output, int32_t row, c
   *to = accumulate ? __fadd_rn(sum, *to) : sum;
 }
 
-// A product of way kTensor.
+// A product of way kTensor, or kBlocks.
 struct Operands {
-  const uint4* w;       // [out / 16][slices] tiles (matmul_order.cuh)
+  const uint4* w;       // of kTensor: [out / 16][slices] tiles (matmul_order.cuh)
   const uint4* x;       // in order; or null, and
   const float* x_rows;  // [m][in], as they are
   int64_t x_stride;
@@ -37,7 +38,10 @@ struct Operands {
   float* y;
   int64_t y_stride;
   const float* bias;
-  bool accumulate, unused[7];
+  bool accumulate;
+  bool
+      new_weights;  // the kernel before may have written W: nothing of it is read before that has ended
+  bool unused[6];
 
   // Segments at the end that have no slices. The kernels for few rows add their zeros, which changes
   // no sum but one of -0.
@@ -45,6 +49,39 @@ struct Operands {
     return (slices + slices_per_segment - 1) / slices_per_segment < kMatmulSegments;
   }
 };
+
+__device__ __forceinline__ void MultiplyAddTile(float (&sums)[4], const WFragments& w,
+                                                const uint4& x) {
+  MultiplyAdd16x8x16(sums, w.of[0], x.x, x.y);
+  MultiplyAdd16x8x16(sums, w.of[1], x.z, x.w);
+}
+// The segments' sums of a tile, from left to right, and what becomes of them. A warp takes every
+// eighth tile of rows, beginning with its own number.
+template <int kRowTiles>
+__device__ __forceinline__ void AddSegments(
+    const float4 (&parts)[kMatmulSegments][kRowTiles][kLanes], const Operands& args, int32_t tile,
+    int warp, int lane) {
+  for (int i = warp; i < kRowTiles; i += kMatmulSegments) {
+    float4 total = parts[0][i][lane];
+#pragma unroll
+    for (int s = 1; s < kMatmulSegments; ++s) {
+      const float4 part = parts[s][i][lane];
+      total.x = __fadd_rn(total.x, part.x);
+      total.y = __fadd_rn(total.y, part.y);
+      total.z = __fadd_rn(total.z, part.z);
+      total.w = __fadd_rn(total.w, part.w);
+    }
+    const float values[4] = {total.x, total.y, total.z, total.w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int32_t output = tile * 16 + lane / 4 + j / 2 * 8;
+      const int32_t row = i * 8 + lane % 4 * 2 + j % 2;
+      if (output < args.out && row < args.m) {
+        Finish(values[j], output, row, args.bias, args.accumulate, args.y, args.y_stride);
+      }
+    }
+  }
+}
 
 // Whether m rows are a batch's, where the code that runs on the current device has what those need.
 bool TakesBatchMatmul(int64_t m, int64_t out);
@@ -55,6 +92,10 @@ bool TakesBatchMatmul(int64_t m, int64_t out);
 bool HasGroupMatmul();
 // REQUIRES: HasGroupMatmul(), and x in panels.
 [[nodiscard]] cudaError_t MatmulManyRowsByGroups(const Operands& operands, Stream stream);
+
+// REQUIRES: kBlocks, and StreamsBlocks(m). operands.w is not read.
+[[nodiscard]] cudaError_t MatmulBlocks(const Operands& operands, const DeviceWeights& w,
+                                       Stream stream);
 
 // REQUIRES: kExact, and m >= 1.
 [[nodiscard]] cudaError_t MatmulExact(const MatmulArgs& args, const DeviceWeights& w,

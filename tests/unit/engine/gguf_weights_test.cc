@@ -271,12 +271,34 @@ TEST(GgufWeights, AStorageThatTheFileDoesNotFitIsRefused) {
   EXPECT_EQ(ParseWeightStorage("fp8").value(), WeightStorage::kFloat8);
   EXPECT_EQ(ParseWeightStorage("int3").status().message(),
             "weights: 'int3' is not one of wide, stored, int8, int4, fp8");
+}
+
+// A GPU's products of quantised weights are in bfloat16, whatever the plain ones of the same model are in.
+TEST(GgufWeights, QuantisedWeightsOnAGpuAreComputedInBfloat16) {
+  const RandomModel model(SmallConfig("llama"));
   ModelOptions options;
-  options.weights = "int8";
-  options.kv_dtype = "bf16";
   options.device = "cuda";
-  EXPECT_THAT(std::string(ResolveDecoderOptions(model.config(), options).status().message()),
-              ::testing::StartsWith("weights is int8: only --device cpu"));
+  for (const char* storage : {"stored", "int8", "int4", "fp8"}) {
+    options.weights = storage;
+    for (const char* dtype : {"auto", "bf16"}) {
+      options.dtype = dtype;
+      const auto resolved = ResolveDecoderOptions(model.config(), options);
+      ASSERT_TRUE(resolved.ok()) << resolved.status();
+      EXPECT_EQ(resolved->compute, DType::kBF16) << storage << " " << dtype;
+      EXPECT_EQ(resolved->kv_dtype, DType::kBF16);
+    }
+    options.dtype = "f32";
+    EXPECT_EQ(ResolveDecoderOptions(model.config(), options).status().message(),
+              "dtype: with --device cuda products with quantised weights (weights is " +
+                  std::string(storage) +
+                  ") are in bfloat16: say auto or bf16; --device cpu has f32");
+  }
+  // A model of this size is computed exactly otherwise.
+  options.weights = "wide";
+  options.dtype = "bf16";
+  const auto wide = ResolveDecoderOptions(model.config(), options);
+  ASSERT_TRUE(wide.ok()) << wide.status();
+  EXPECT_EQ(wide->compute, DType::kF32);
 }
 
 TEST(GgufWeights, MemoryOfWeightsIsCountedAsTheyAreKept) {

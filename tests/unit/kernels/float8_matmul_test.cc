@@ -9,6 +9,7 @@
 #include "kernels/float8.h"
 #include "kernels/quantized.h"
 #include "tests/unit/kernels/kernel_testing.h"
+#include "tests/unit/kernels/random_blocks.h"
 
 namespace winnow::kernels {
 namespace {
@@ -52,36 +53,6 @@ TEST(Float8Test, RoundsToTheNearestAndOfTwoToTheEven) {
   }
 }
 
-// Random blocks at odd addresses, of every value but NaN.
-class Float8Matrix {
- public:
-  Float8Matrix(Random& random, int64_t rows, int64_t cols, WeightType type)
-      : type_(type), cols_(cols) {
-    const int64_t row_bytes = WeightRowBytes(type, cols);
-    bytes_.resize(1 + rows * row_bytes);
-    for (std::byte& byte : bytes_) {
-      do {
-        byte = static_cast<std::byte>(random.Int(0, 255));
-      } while ((byte & std::byte{0x7f}) == std::byte{0x7f});
-    }
-    for (int64_t at = 1; at < static_cast<int64_t>(bytes_.size()); at += BlockSizeOf(type).bytes) {
-      const float scale = 0.01f * std::exp(random.Normal());
-      std::memcpy(bytes_.data() + at, &scale, sizeof scale);
-    }
-    for (int64_t i = 0; i < rows; ++i) rows_.push_back(bytes_.data() + 1 + i * row_bytes);
-    random.Shuffle(rows_);
-  }
-  StoredMatrix stored() const { return {type_, cols_, rows_}; }
-
- private:
-  WeightType type_;
-  int64_t cols_;
-  std::vector<std::byte> bytes_;
-  std::vector<const std::byte*> rows_;
-};
-
-constexpr WeightType kTypes[] = {WeightType::kF8x32, WeightType::kF8x128};
-
 class Float8MatmulTest : public EachIsa {};
 WINNOW_FOR_EACH_ISA(Float8MatmulTest);
 
@@ -89,12 +60,12 @@ TEST_P(Float8MatmulTest, EqualsTheReferenceForOddShapes) {
   SCOPED_TRACE(Seed());
   for (int round = 0; round < 12; ++round) {
     const auto backend = Make(static_cast<int>(random_.Int(1, 3)));
-    for (const WeightType type : kTypes) {
+    for (const WeightType type : kFloatBlocks) {
       const int64_t in = BlockSizeOf(type).values * random_.Int(1, 5), m = random_.Int(1, 20);
       const int64_t out_a = random_.Int(1, 150), out_b = random_.Int(0, 70);
       SCOPED_TRACE(testing::Message() << WeightTypeName(type) << ", m " << m << ", in " << in
                                       << ", out " << out_a << "+" << out_b);
-      const Float8Matrix a(random_, out_a, in, type), b(random_, out_b, in, type);
+      const BlockMatrix a(random_, out_a, in, type), b(random_, out_b, in, type);
       const std::vector<StoredMatrix> parts = {a.stored(), b.stored()};
       Matrix x = Matrix::Normal(random_, m, in);
       Matrix bias = Matrix::Normal(random_, 1, out_a + out_b);
@@ -119,7 +90,7 @@ TEST_P(Float8MatmulTest, ValuesThatRoundingCannotTouchAreExact) {
   // Small whole numbers, powers of two as scales: every sum is exact, whatever its order.
   SCOPED_TRACE(Seed());
   const auto backend = Make(2);
-  for (const WeightType type : kTypes) {
+  for (const WeightType type : kFloatBlocks) {
     const BlockSize block = BlockSizeOf(type);
     const int64_t in = 3 * block.values, out = 37, m = 11;
     std::vector<std::byte> bytes(out * WeightRowBytes(type, in));
@@ -146,9 +117,9 @@ TEST_P(Float8MatmulTest, ValuesThatRoundingCannotTouchAreExact) {
 
 TEST_P(Float8MatmulTest, ARowIsTheSameBitsAloneAndInABatchOfAnySize) {
   SCOPED_TRACE(Seed());
-  for (const WeightType type : kTypes) {
+  for (const WeightType type : kFloatBlocks) {
     const int64_t in = 128 * random_.Int(1, 3), out = random_.Int(150, 300);
-    const Float8Matrix w(random_, out, in, type);
+    const BlockMatrix w(random_, out, in, type);
     const auto backend = Make(1);
     const auto packed = backend->PackStored({{w.stored()}}, DType::kF32);
     Matrix x = Matrix::Normal(random_, 64, in), alone(64, out);
@@ -172,7 +143,7 @@ TEST_P(Float8MatmulTest, ARowIsTheSameBitsAloneAndInABatchOfAnySize) {
 
 TEST_P(Float8MatmulTest, NotANumberStaysInItsRow) {
   const auto backend = Make(2);
-  const Float8Matrix w(random_, 40, 256, WeightType::kF8x128);
+  const BlockMatrix w(random_, 40, 256, WeightType::kF8x128);
   const auto packed = backend->PackStored({{w.stored()}}, DType::kBF16);
   Matrix x = Matrix::Normal(random_, 9, 256), clean(9, 40), dirty(9, 40);
   backend->Matmul(x.tensor(), *packed, clean.tensor(), {});
@@ -191,8 +162,8 @@ TEST(Float8MatmulVectorTest, Avx2AndAvx512GiveTheSameBits) {
   if (avx2 == nullptr || avx512 == nullptr) return;  // there is nothing to compare
   Random random;
   SCOPED_TRACE(random.seed());
-  for (const WeightType type : kTypes) {
-    const Float8Matrix w(random, 150, 768, type);
+  for (const WeightType type : kFloatBlocks) {
+    const BlockMatrix w(random, 150, 768, type);
     Matrix x = Matrix::Normal(random, 7, 768), a(7, 150), b(7, 150);
     avx2->Matmul(x.tensor(), *avx2->PackStored({{w.stored()}}, DType::kF32), a.tensor(), {});
     avx512->Matmul(x.tensor(), *avx512->PackStored({{w.stored()}}, DType::kF32), b.tensor(), {});

@@ -11,55 +11,10 @@
 #include "kernels/cpu/quantized_panel.h"
 #include "kernels/quantized.h"
 #include "tests/unit/kernels/kernel_testing.h"
+#include "tests/unit/kernels/random_blocks.h"
 
 namespace winnow::kernels {
 namespace {
-
-constexpr WeightType kBlocks[] = {WeightType::kQ4_0,  WeightType::kQ4_1, WeightType::kQ5_0,
-                                  WeightType::kQ5_1,  WeightType::kQ8_0, WeightType::kQ4K,
-                                  WeightType::kQ5K,   WeightType::kQ6K,  WeightType::kI4x32,
-                                  WeightType::kI4x128};
-
-// Random blocks, at odd addresses, whose scales are those of weights.
-class BlockMatrix {
- public:
-  BlockMatrix(Random& random, int64_t rows, int64_t cols, WeightType type)
-      : type_(type), cols_(cols), row_bytes_(WeightRowBytes(type, cols)) {
-    bytes_.resize(1 + rows * row_bytes_);
-    for (std::byte& byte : bytes_) byte = static_cast<std::byte>(random.Int(0, 255));
-    const BlockSize size = BlockSizeOf(type);
-    if (PlainType(type)) {
-      for (int64_t i = 0; i < rows * cols; ++i) {
-        const BF16 value = ToBF16(random.Normal());
-        std::memcpy(bytes_.data() + 1 + 2 * i, &value, 2);
-      }
-    } else {
-      for (int64_t at = 1; at < static_cast<int64_t>(bytes_.size()); at += size.bytes) {
-        const auto put = [&](int64_t where, float deviation) {
-          const F16 value = ToF16(random.Normal(deviation));
-          std::memcpy(bytes_.data() + at + where, &value, 2);
-        };
-        const BlockShape shape = BlockShapeOf(type);
-        put(type == WeightType::kQ6K ? 208 : 0, shape.has_codes ? 0.002f : 0.1f);
-        if (type == WeightType::kI4x32 || type == WeightType::kI4x128) {
-          put(0, 0.1f);
-          bytes_[at + 2] = static_cast<std::byte>(random.Int(0, 16));  // a zero point
-        } else if (shape.has_offset) {
-          put(2, shape.has_codes ? 0.03f : 1.0f);
-        }
-      }
-    }
-    for (int64_t i = 0; i < rows; ++i) rows_.push_back(bytes_.data() + 1 + i * row_bytes_);
-    random.Shuffle(rows_);  // rows may lie in any order
-  }
-  StoredMatrix stored() const { return {type_, cols_, rows_}; }
-
- private:
-  WeightType type_;
-  int64_t cols_, row_bytes_;
-  std::vector<std::byte> bytes_;
-  std::vector<const std::byte*> rows_;
-};
 
 class QuantizedMatmulTest : public EachIsa {};
 WINNOW_FOR_EACH_ISA(QuantizedMatmulTest);
@@ -69,7 +24,7 @@ TEST_P(QuantizedMatmulTest, EqualsTheReferenceForEveryTypeAndOddShapes) {
   for (int round = 0; round < 6; ++round) {
     const auto backend = Make(static_cast<int>(random_.Int(1, 3)));
     ASSERT_TRUE(backend->ComputesStored());
-    for (const WeightType type : kBlocks) {
+    for (const WeightType type : kIntegerBlocks) {
       const int64_t in = BlockSizeOf(type).values * random_.Int(1, 5), m = random_.Int(1, 20);
       const int64_t out_a = random_.Int(1, 150), out_b = random_.Int(0, 70);
       SCOPED_TRACE(testing::Message() << WeightTypeName(type) << ", m " << m << ", in " << in
@@ -122,7 +77,7 @@ TEST_P(QuantizedMatmulTest, PartsOfDifferentTypesAreEachTheirOwn) {
 
 TEST_P(QuantizedMatmulTest, ARowIsTheSameBitsAloneAndInABatchOfAnySize) {
   SCOPED_TRACE(Seed());
-  for (const WeightType type : kBlocks) {
+  for (const WeightType type : kIntegerBlocks) {
     const int64_t in = 256 * random_.Int(1, 3), out = random_.Int(150, 300);
     const BlockMatrix w(random_, out, in, type);
     const auto backend = Make(1);
@@ -189,7 +144,7 @@ TEST_P(QuantizedMatmulTest, RoundsRowsAsTheReferenceDoes) {
 
 TEST_P(QuantizedMatmulTest, NotANumberStaysInItsRow) {
   const auto backend = Make(2);
-  for (const WeightType type : kBlocks) {
+  for (const WeightType type : kIntegerBlocks) {
     const BlockMatrix w(random_, 40, 256, type);
     const auto packed = backend->PackStored({{w.stored()}}, DType::kBF16);
     Matrix x = Matrix::Normal(random_, 9, 256);
@@ -212,7 +167,7 @@ TEST(QuantizedMatmulVectorTest, Avx2AndAvx512GiveTheSameBits) {
   if (avx2 == nullptr || avx512 == nullptr) return;  // there is nothing to compare
   Random random;
   SCOPED_TRACE(random.seed());
-  for (const WeightType type : kBlocks) {
+  for (const WeightType type : kIntegerBlocks) {
     const BlockMatrix w(random, 150, 768, type);
     Matrix x = Matrix::Normal(random, 7, 768), a(7, 150), b(7, 150);
     avx2->Matmul(x.tensor(), *avx2->PackStored({{w.stored()}}, DType::kF32), a.tensor(), {});

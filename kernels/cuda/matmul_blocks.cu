@@ -1,0 +1,358 @@
+// Mapping, kBlocks. Up to kMatmulFewRows rows on Hopper BlockStreamKernel, StreamKernel of matmul.cu with fewer bytes: two
+// blocks stay on each multiprocessor and take tile after tile of 16 outputs; a block's eight warps are the eight segments
+// of the inner dimension; the bulk copy engine brings a warp's records (block_order.h) through a ring. Here a lane makes
+// its fragments itself: its integers are 8 or 16 bytes in a row, and widening them takes three to five instructions a
+// weight, about as long as HBM takes to bring 4 bits. The chains of matrix instructions are those of plain weights, and so
+// are the bits.
+//
+// More rows, and other devices: the matrix is widened into plain tiles, in pieces of outputs, and the kernels of kTensor
+// read those. WidenKernel is a warp a tile.
+#include <algorithm>
+
+#include "kernels/cuda/block_order.h"
+#include "kernels/cuda/bulk_copy.cuh"
+#include "kernels/cuda/device_math.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/matmul_parts.cuh"
+
+namespace winnow::kernels::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kBlocks = 2;  // of a multiprocessor
+static_assert(kBlockSegments == kMatmulSegments && kSliceValues == kOrderedSlice);
+
+struct BlockOperands {
+  Operands product;  // w: none
+  const std::byte* blocks;
+  int64_t tile_bytes;
+  int32_t segment_bytes, coarse;
+};
+
+// Shared memory that lets two blocks stay: less a KiB of the system's each.
+constexpr int kSharedBytes = 113 * 1024;
+
+template <WeightType kType, int kRowTiles>
+struct Ring {
+  static constexpr BlockFormat kFormat = BlockFormatOf(kType);
+  static constexpr int kSlotBytes = kFormat.most_record_bytes();
+  // The tile's sums, and those of the one before where there is room.
+  static constexpr int kPartBuffers = kRowTiles == 1 ? 2 : 1;
+  static constexpr int kPartBytes = kPartBuffers * kMatmulSegments * kRowTiles * kLanes * 16;
+  static constexpr int kOtherBytes = 512;  // barriers
+  static constexpr int kSlots =
+      std::min(6, (kSharedBytes - kPartBytes - kOtherBytes) / (kMatmulSegments * kSlotBytes));
+  static constexpr size_t kDynamicBytes = size_t{kMatmulSegments} * kSlots * kSlotBytes;
+  static_assert(kSlots >= 3 && kSlotBytes % 16 == 0);
+};
+
+// kDirect: x as it is, float32; one tile of rows.
+template <WeightType kType, int kRowTiles, bool kDirect>
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    BlockStreamKernel(const __grid_constant__ BlockOperands operands) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  using R = Ring<kType, kRowTiles>;
+  constexpr BlockFormat kFormat = BlockFormatOf(kType);
+  constexpr int kStageSlices = kFormat.stage_slices();
+  constexpr int kStep = kRowTiles == 1 ? 2 : 1;  // slices whose x is read at a time
+  static_assert(kStageSlices / kStep % 2 == 0);
+  const Operands& args = operands.product;
+  extern __shared__ uint4 rings[];  // [warps][kSlots] of kSlotBytes
+  __shared__ uint64_t barriers[kMatmulSegments][R::kSlots];
+  __shared__ float4 parts[R::kPartBuffers][kMatmulSegments][kRowTiles][kLanes];
+  const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
+  const int32_t tiles = (args.out + 15) / 16, blocks = static_cast<int32_t>(gridDim.x);
+  const int32_t first = min(warp * args.slices_per_segment, args.slices);
+  const int32_t last = min(first + args.slices_per_segment, args.slices);
+  const int32_t my_tiles = (tiles - static_cast<int32_t>(blockIdx.x) + blocks - 1) / blocks;
+  const int32_t stages = my_tiles * ((last - first + kStageSlices - 1) / kStageSlices);
+  std::byte* const ring = reinterpret_cast<std::byte*>(rings) + warp * (R::kSlots * R::kSlotBytes);
+  const uint32_t ring_at = SharedAddress(ring);
+  const uint32_t barriers_at = SharedAddress(barriers[warp]);
+
+  if (lane == 0) {
+    for (int i = 0; i < R::kSlots; ++i) InitBarrier(barriers_at + 8 * i);
+    FenceBarriers();
+  }
+  __syncwarp();
+  uint64_t read_once;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(read_once));
+  // Records are asked for in the order in which they are used, over the borders of tiles.
+  int32_t asked = 0, asked_slice = first, asked_slot = 0;
+  const std::byte* asked_tile = operands.blocks + int64_t{blockIdx.x} * operands.tile_bytes +
+                                int64_t{warp} * operands.segment_bytes;
+  const std::byte* asked_record = asked_tile;
+  const auto ask = [&] {
+    if (asked == stages) return;
+    ++asked;
+    const int32_t bytes =
+        RecordBytes(kFormat, operands.coarse, min(kStageSlices, last - asked_slice));
+    if (lane == 0) {
+      ArriveExpecting(barriers_at + 8 * asked_slot, bytes);
+      BulkCopy(ring_at + asked_slot * R::kSlotBytes, asked_record, bytes,
+               barriers_at + 8 * asked_slot, read_once);
+    }
+    asked_slice += kStageSlices;
+    asked_record += bytes;
+    if (asked_slice >= last) {
+      asked_slice = first;
+      asked_tile += int64_t{blocks} * operands.tile_bytes;
+      asked_record = asked_tile;
+    }
+    asked_slot = asked_slot + 1 == R::kSlots ? 0 : asked_slot + 1;
+  };
+  // One after the other while the kernel ahead still runs, as in StreamKernel.
+  for (int i = 0; i < R::kSlots; ++i) {
+    if (i > 0 && i <= stages) WaitForPhase(barriers_at + 8 * (i - 1), 0);
+    ask();
+  }
+  WaitForEarlier();
+  LetNextStart();
+
+  const uint4* ordered = kDirect ? nullptr : args.x + lane;
+  const float* row = kDirect ? args.x_rows + lane / 4 * args.x_stride + lane % 4 * 2 : nullptr;
+  struct Inputs {
+    uint4 ordered[kRowTiles];
+    float2 pairs[4];
+  };
+  const auto load = [&](Inputs(&to)[kStep], int32_t slice) {
+#pragma unroll
+    for (int s = 0; s < kStep; ++s) {
+      if constexpr (kDirect) {
+        const bool exists = lane / 4 < args.m && slice + s < last;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          to[s].pairs[i] = exists ? __ldcg(reinterpret_cast<const float2*>(
+                                        row + (slice + s) * kOrderedSlice + i * 8))
+                                  : make_float2(0.0f, 0.0f);
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) {
+          const uint4* from = ordered + (int64_t{i} * args.slices + slice + s) * kLanes;
+          const bool exists = i * 8 + lane / 4 < args.m && slice + s < last;
+          // Neighbours on the multiprocessor read the same rows.
+          to[s].ordered[i] = !exists          ? make_uint4(0, 0, 0, 0)
+                             : kRowTiles == 1 ? __ldcg(from)
+                                              : __ldca(from);
+        }
+      }
+    }
+  };
+  int32_t slot = 0;
+  uint32_t parity = 0;
+  for (int32_t t = 0; t < my_tiles; ++t) {
+    float sums[kRowTiles][4] = {};
+    Inputs x[2][kStep];
+    load(x[0], first);
+    for (int32_t slice = first; slice < last; slice += kStageSlices) {
+      const int32_t count = min(kStageSlices, last - slice);
+      const std::byte* const stage = ring + slot * R::kSlotBytes;
+      const std::byte* const fine = stage + count * (kLanes * kFormat.value_bytes);
+      const std::byte* const coarse = stage + count * kFormat.slice_bytes();
+      WaitForPhase(barriers_at + 8 * slot, parity);
+#pragma unroll
+      for (int k = 0; k < kStageSlices; k += kStep) {
+        if (k >= count) break;
+        load(x[(k / kStep + 1) % 2], slice + k + kStep);
+#pragma unroll
+        for (int s = 0; s < kStep; ++s) {
+          if (k + s >= count) continue;
+          const int32_t block = kFormat.block_slices == 1 ? 0
+                                                          : (slice + k + s) / kFormat.block_slices -
+                                                                slice / kFormat.block_slices;
+          WFragments w;
+          MakeFragments<kType>(stage + (k + s) * (kLanes * kFormat.value_bytes),
+                               fine + (k + s) * (kTileOutputs * kFormat.fine_bytes),
+                               coarse + block * (kTileOutputs * kFormat.coarse_bytes), lane, w.of);
+          const Inputs& here = x[k / kStep % 2][s];
+          if constexpr (kDirect) {
+            const float2* pairs = here.pairs;
+            MultiplyAddTile(
+                sums[0], w,
+                make_uint4(PackBf16(pairs[0].x, pairs[0].y), PackBf16(pairs[1].x, pairs[1].y),
+                           PackBf16(pairs[2].x, pairs[2].y), PackBf16(pairs[3].x, pairs[3].y)));
+          } else {
+#pragma unroll
+            for (int i = 0; i < kRowTiles; ++i) MultiplyAddTile(sums[i], w, here.ordered[i]);
+          }
+        }
+      }
+      __syncwarp();  // all have read the record: its slot may be filled again
+      ask();
+      if (++slot == R::kSlots) {
+        slot = 0;
+        parity ^= 1;
+      }
+    }
+    if (R::kPartBuffers == 1 && t > 0) __syncthreads();  // those of the tile before have been added
+    auto& of_tile = parts[t % R::kPartBuffers];
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+      of_tile[warp][i][lane] = make_float4(sums[i][0], sums[i][1], sums[i][2], sums[i][3]);
+    }
+    __syncthreads();
+    // Each tile other warps: what they add up here they do not stream.
+    AddSegments(of_tile, args, static_cast<int32_t>(blockIdx.x) + t * blocks,
+                (warp + t) % kMatmulSegments, lane);
+  }
+#endif
+}
+
+template <WeightType kType, int kRowTiles, bool kDirect>
+cudaError_t StreamBlocks(const BlockOperands& operands, const Stream& stream) {
+  const auto tiles = static_cast<unsigned>(CeilDiv(operands.product.out, kTileOutputs));
+  const auto most = static_cast<unsigned>(CurrentDevice().multiprocessors * kBlocks);
+  return Launch(BlockStreamKernel<kType, kRowTiles, kDirect>, std::min(tiles, most), kThreads,
+                Ring<kType, kRowTiles>::kDynamicBytes, stream, false, operands);
+}
+
+// ---- widening ----
+
+constexpr int kWarps = kThreads / kLanes;
+
+// Outputs [first, first + 16 * tiles) as plain tiles. A warp takes a tile of 16 outputs by 32 inner values at a time.
+template <WeightType kType>
+__global__ void __launch_bounds__(kThreads)
+    WidenKernel(const std::byte* blocks, const __grid_constant__ BlockOrder order,
+                int64_t first_tile, int64_t tiles, uint4* to) {
+  LetNextStart();
+  WaitForEarlier();
+  constexpr BlockFormat kFormat = BlockFormatOf(kType);
+  __shared__ uint4 plain[kWarps][kWTilePieces];
+  const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
+  auto* const words = reinterpret_cast<uint32_t*>(plain[warp]);
+  const int64_t count = tiles * order.slices;
+  for (int64_t i = int64_t{blockIdx.x} * kWarps + warp; i < count;
+       i += int64_t{gridDim.x} * kWarps) {
+    const int64_t tile = i / order.slices;
+    const auto slice = static_cast<int32_t>(i - tile * order.slices);
+    const BlockPlace place = PlaceOf(kFormat, order, first_tile + tile, slice);
+    const std::byte* const record = blocks + place.record;
+    WFragments w;
+    MakeFragments<kType>(record + place.slice * (kLanes * kFormat.value_bytes),
+                         record + place.slices * (kLanes * kFormat.value_bytes) +
+                             place.slice * (kTileOutputs * kFormat.fine_bytes),
+                         record + place.slices * kFormat.slice_bytes() +
+                             place.coarse * (kTileOutputs * kFormat.coarse_bytes),
+                         lane, w.of);
+    __syncwarp();  // the tile before has been read
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        words[WPiece(lane / 4 + j % 2 * 8, half * 2 + j / 2) * 4 + lane % 4] = w.of[half][j];
+      }
+    }
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < kWTilePieces; j += kLanes) {
+      to[i * kWTilePieces + j + lane] = plain[warp][j + lane];
+    }
+  }
+}
+
+template <WeightType kType>
+cudaError_t Widen(const DeviceWeights& w, const BlockOrder& order, int64_t first_tile,
+                  int64_t tiles, void* to, const Stream& stream) {
+  const auto most = static_cast<int64_t>(CurrentDevice().multiprocessors) * 16;
+  const int64_t wanted = CeilDiv(tiles * order.slices, kWarps);
+  return Launch(WidenKernel<kType>, static_cast<unsigned>(std::min(wanted, most)), kThreads, 0,
+                stream, false, static_cast<const std::byte*>(w.data), order, first_tile, tiles,
+                static_cast<uint4*>(to));
+}
+
+// ---- packing ----
+
+// A thread is a slice of a row.
+__global__ void __launch_bounds__(kThreads)
+    PackKernel(WeightType type, const uint8_t* rows, int64_t row_bytes, int64_t block_bytes,
+               int64_t first_row, int64_t count, const __grid_constant__ BlockOrder order,
+               uint8_t* to) {
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
+       i += int64_t{gridDim.x} * kThreads) {
+    const int64_t row = i / order.slices;
+    PutSlice(type, order, rows + row * row_bytes, block_bytes, first_row + row,
+             static_cast<int32_t>(i - row * order.slices), to);
+  }
+}
+
+// Calls f with the type whose kernels those of `type` are.
+template <typename F>
+cudaError_t WithType(WeightType type, F f) {
+  switch (type) {
+#define WINNOW_TYPE(name) \
+  case WeightType::name:  \
+    return f.template operator()<WeightType::name>();
+    WINNOW_TYPE(kQ4_0)
+    WINNOW_TYPE(kQ4_1)
+    WINNOW_TYPE(kQ5_1)
+    WINNOW_TYPE(kQ8_0)
+    WINNOW_TYPE(kQ4K)
+    WINNOW_TYPE(kQ5K)
+    WINNOW_TYPE(kQ6K)
+    WINNOW_TYPE(kI4x32)
+    WINNOW_TYPE(kI4x128)
+    WINNOW_TYPE(kF8x32)
+    WINNOW_TYPE(kF8x128)
+#undef WINNOW_TYPE
+    case WeightType::kQ5_0:  // lies as Q8_0
+      return f.template operator()<WeightType::kQ8_0>();
+    case WeightType::kF32:
+    case WeightType::kF16:
+    case WeightType::kBF16:
+      break;
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace
+
+cudaError_t PackBlocks(const std::byte* source, int64_t first_row, int64_t rows,
+                       const DeviceWeights& packed, Stream stream) {
+  if (packed.way != DeviceWeights::Way::kBlocks || PlainType(packed.type) || first_row < 0 ||
+      first_row + rows > packed.out) {
+    return cudaErrorInvalidValue;
+  }
+  if (rows <= 0) return cudaSuccess;
+  const BlockOrder order = BlockOrderOf(BlockFormatOf(packed.type), packed.in);
+  const int64_t count = rows * order.slices;
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>(CeilDiv(count, kThreads), 8192));
+  return LaunchBehind(PackKernel, blocks, kThreads, 0, stream, packed.type,
+                      reinterpret_cast<const uint8_t*>(source),
+                      WeightRowBytes(packed.type, packed.in), BlockSizeOf(packed.type).bytes,
+                      first_row, count, order,
+                      static_cast<uint8_t*>(const_cast<void*>(packed.data)));
+}
+
+cudaError_t WidenBlocks(const DeviceWeights& w, int64_t first_output, int64_t outputs, void* to,
+                        Stream stream) {
+  if (w.way != DeviceWeights::Way::kBlocks || first_output % kTileOutputs != 0 || outputs < 1 ||
+      first_output + outputs > w.out) {
+    return cudaErrorInvalidValue;
+  }
+  const BlockOrder order = BlockOrderOf(BlockFormatOf(w.type), w.in);
+  return WithType(w.type, [&]<WeightType kType>() {
+    return Widen<kType>(w, order, first_output / kTileOutputs, CeilDiv(outputs, kTileOutputs), to,
+                        stream);
+  });
+}
+
+bool StreamsBlocks(int64_t m) {
+  return m <= kMatmulFewRows && CurrentDevice().hopper &&
+         kSharedBytes <= CurrentDevice().block_shared_bytes;
+}
+
+cudaError_t MatmulBlocks(const Operands& operands, const DeviceWeights& w, Stream stream) {
+  if (!StreamsBlocks(operands.m)) return cudaErrorInvalidValue;
+  const BlockOrder order = BlockOrderOf(BlockFormatOf(w.type), w.in);
+  const BlockOperands all = {operands, static_cast<const std::byte*>(w.data), order.tile_bytes,
+                             order.segment_bytes, order.coarse};
+  return WithType(w.type, [&]<WeightType kType>() {
+    if (operands.x == nullptr) return StreamBlocks<kType, 1, true>(all, stream);
+    if (operands.m <= 8) return StreamBlocks<kType, 1, false>(all, stream);
+    return StreamBlocks<kType, 4, false>(all, stream);
+  });
+}
+
+}  // namespace winnow::kernels::cuda
