@@ -129,8 +129,8 @@ ZeroedPart MassSelectZeroedPart(const MassSelectShape& shape);
                                        void* workspace, Stream stream,
                                        const MassScales& scales = {});
 
-// Re-ranking (transform_rerank.cu): Prepare for both codes, then a block a row. `selection` has the candidates, of which
-// queries[i].k are kept in their place.
+// Re-ranking (transform_rerank.cu): Prepare for both codes, then a kernel whose blocks share a row's candidates, and one with
+// a block a row. `selection` has the candidates, of which queries[i].k are kept in their place.
 struct RerankCodes {
   const DeviceTransform* transform = nullptr;
   const void* codes = nullptr;

@@ -1,11 +1,11 @@
 // Re-ranking of candidates by both codes (kernels/transform_code.h), in the place where they lie.
 //
-// Prepare makes the coefficients of both codes. Then a block has a row, one query and KV head, a thread every 512th
-// candidate, in three passes: logits by both codes, with their peak and the sum of the first code's masses; weights and
-// their sum; keys, which are counted in shared memory by their upper 9 bits. The lower 7 bits of those in the cut's bin
-// follow, and candidates are compacted in order. Logits and keys lie in the workspace, because a row may have any number
-// of candidates; they are the block's own, so that nothing but barriers stands between passes. Codes of candidates are
-// scattered: a thread reads its words one by one.
+// Prepare makes the coefficients of both codes. Then a row, one query and KV head, has two kernels. In the first a block has
+// a part of its candidates: their logits by both codes, and the part's peak and sum of the first code's masses. Codes of
+// candidates are scattered, and a thread reads its words one by one, so that this takes nearly all of the time and as many
+// multiprocessors as there are. In the second a block has the row, a thread every 512th candidate: weights and their sum;
+// keys, which are counted in shared memory by their upper 9 bits. The lower 7 bits of those in the cut's bin follow, and
+// candidates are compacted in order. Logits and keys lie in the workspace, because a row may have any number of candidates.
 #include <cstddef>
 
 #include "kernels/cuda/block_scan.cuh"
@@ -26,8 +26,13 @@ using masses::kFineBits;
 using masses::kIntegerBits;
 using masses::PreparedQuery;
 
+constexpr int kLogitThreads = 128;  // of a part, which has as many candidates
+constexpr int kLogitWarps = kLogitThreads / 32;
 constexpr int kRerankThreads = 512;
 constexpr int kRerankWarps = kRerankThreads / 32;
+static_assert(kRerankWarps >= kTransformGroupMax);
+
+int32_t PartsOf(int32_t candidates) { return (candidates + kLogitThreads - 1) / kLogitThreads; }
 
 // Codes as a block reads them.
 struct CodePool {
@@ -44,9 +49,12 @@ struct RerankArgs {
   FastDivider block_tokens;
   MassScales scales;
   Selection selection;
-  float* logits;   // [rows][group][capacity]
-  uint16_t* keys;  // [rows][capacity]
+  float* logits;           // [rows][group][capacity]
+  uint16_t* keys;          // [rows][capacity]
+  float* part_peaks;       // [rows][parts][group]
+  long long* part_masses;  // the same
   int32_t kv_heads, group;
+  int32_t parts, unused = 0;  // of a row of `capacity` candidates
 };
 
 // Dots of a token's code with the queries of a row.
@@ -88,30 +96,22 @@ __device__ uint2 FindCut(const uint32_t* counts, uint32_t k, uint32_t* warp_sums
 }
 
 template <int kGroup>
-__global__ void __launch_bounds__(kRerankThreads)
-    RerankKernel(const __grid_constant__ RerankArgs args) {
+__global__ void __launch_bounds__(kLogitThreads)
+    LogitKernel(const __grid_constant__ RerankArgs args) {
   __shared__ uint32_t coefs[2][kTransformQuadsMax][kGroup];
-  __shared__ float a[2][kGroup], b[2][kGroup], references[kGroup], inverses[kGroup];
-  __shared__ float warp_peaks[kRerankWarps][kGroup];
-  __shared__ long long warp_masses[kRerankWarps][kGroup];
-  __shared__ long long rests[kGroup];
-  __shared__ uint32_t coarse[kCoarseBins], fine[kFineBins];
-  __shared__ uint32_t warp_sums[kRerankWarps];
-  __shared__ uint2 found;
-  static_assert(kCoarseBins <= kRerankThreads);
-  const auto row = static_cast<int32_t>(blockIdx.x), thread = static_cast<int32_t>(threadIdx.x);
+  __shared__ float a[2][kGroup], b[2][kGroup], references[kGroup];
+  __shared__ float warp_peaks[kLogitWarps][kGroup];
+  __shared__ long long warp_masses[kLogitWarps][kGroup];
+  const auto row = static_cast<int32_t>(blockIdx.x), part = static_cast<int32_t>(blockIdx.y);
+  const auto thread = static_cast<int32_t>(threadIdx.x);
   const int32_t head = row % args.kv_heads, group = args.group;
-  const int32_t lane = thread % 32, warp = thread / 32;
   LetNextStart();
   WaitForEarlier();
-  const DeviceQuery query = args.queries[row / args.kv_heads];
   const int32_t count = args.selection.counts[row];
-  int32_t* const tokens = args.selection.tokens + int64_t{row} * args.selection.capacity;
-  float* const logits = args.logits + int64_t{row} * group * args.selection.capacity;
-  uint16_t* const keys = args.keys + int64_t{row} * args.selection.capacity;
+  if (part * kLogitThreads >= count) return;
   const int64_t first_head = int64_t{row} * group;
   const CodePool* const pools[2] = {&args.first, &args.residual};
-  for (int32_t i = thread; i < 2 * kTransformQuadsMax * kGroup; i += kRerankThreads) {
+  for (int32_t i = thread; i < 2 * kTransformQuadsMax * kGroup; i += kLogitThreads) {
     const int32_t code = i / (kTransformQuadsMax * kGroup), g = i % kGroup;
     const int32_t quad = i / kGroup % kTransformQuadsMax;
     coefs[code][quad][g] = g < group ? pools[code]->prepared[first_head + g].coef[quad] : 0;
@@ -124,13 +124,8 @@ __global__ void __launch_bounds__(kRerankThreads)
   }
   if (thread < kGroup) {
     references[thread] = thread < group ? args.scales.references[first_head + thread] : 0;
-    inverses[thread] = thread < group ? args.scales.inverses[first_head + thread] : 1;
   }
-  if (thread < kCoarseBins) coarse[thread] = 0;
-  if (thread < kFineBins) fine[thread] = 0;
   __syncthreads();
-
-  // Logits.
   float peaks[kGroup];
   long long of_first[kGroup];
 #pragma unroll
@@ -138,53 +133,103 @@ __global__ void __launch_bounds__(kRerankThreads)
     peaks[g] = references[g];
     of_first[g] = 0;
   }
-  for (int32_t j = thread; j < count; j += kRerankThreads) {
-    const int32_t token = tokens[j];
+  if (const int32_t j = part * kLogitThreads + thread; j < count) {
+    const int64_t capacity = args.selection.capacity;
+    float* const logits = args.logits + int64_t{row} * group * capacity;
+    const int32_t token = args.selection.tokens[row * capacity + j];
     const int32_t in_table = args.block_tokens.Divide(token);
     const int32_t at = token - in_table * args.block_tokens.divisor();
-    const int32_t block = query.block_table[in_table];
+    const int32_t block = args.queries[row / args.kv_heads].block_table[in_table];
     int32_t dots[kGroup];
     float both[kGroup];
     AddDots<kGroup>(args.first, head, block, at, coefs[0], dots);
 #pragma unroll
     for (int g = 0; g < kGroup; ++g) {
       both[g] = __fmaf_rn(a[0][g], FloatOf(dots[g] + kIntegerBits), b[0][g]);
-      of_first[g] += __float2ll_rz(__fmul_rn(Exp2(__fsub_rn(both[g], references[g])), 0x1p26f));
+      of_first[g] = __float2ll_rz(__fmul_rn(Exp2(__fsub_rn(both[g], references[g])), 0x1p26f));
     }
     AddDots<kGroup>(args.residual, head, block, at, coefs[1], dots);
 #pragma unroll
     for (int g = 0; g < kGroup; ++g) {
       both[g] = __fadd_rn(both[g], __fmaf_rn(a[1][g], FloatOf(dots[g] + kIntegerBits), b[1][g]));
       peaks[g] = fmaxf(peaks[g], both[g]);
-      if (g < group) logits[int64_t{g} * args.selection.capacity + j] = both[g];
+      if (g < group) logits[g * capacity + j] = both[g];
     }
   }
 #pragma unroll
   for (int g = 0; g < kGroup; ++g) {
     const float peak = WarpMax(peaks[g]);
     const long long sum = WarpSum(of_first[g]);
-    if (lane == 0) {
-      warp_peaks[warp][g] = peak;
-      warp_masses[warp][g] = sum;
+    if (thread % 32 == 0) {
+      warp_peaks[thread / 32][g] = peak;
+      warp_masses[thread / 32][g] = sum;
     }
   }
   __syncthreads();
-  if (thread < kGroup) {
-    long long rest = __float2ll_rz(__fdiv_rn(0x1p26f, inverses[thread]));
-    float peak = references[thread];
+  if (thread < group) {
+    float peak = warp_peaks[0][thread];
+    long long sum = warp_masses[0][thread];
 #pragma unroll
-    for (int w = 0; w < kRerankWarps; ++w) {
+    for (int w = 1; w < kLogitWarps; ++w) {
       peak = fmaxf(peak, warp_peaks[w][thread]);
-      rest -= warp_masses[w][thread];
+      sum += warp_masses[w][thread];
     }
-    const float share = Exp2(__fsub_rn(references[thread], peak));
-    rests[thread] =
-        __double2ll_rz(__dmul_rn(__ll2double_rn(rest < 0 ? 0 : rest), static_cast<double>(share)));
-    references[thread] = peak;
+    const int64_t to = (int64_t{row} * args.parts + part) * group + thread;
+    args.part_peaks[to] = peak;
+    args.part_masses[to] = sum;
+  }
+}
+
+template <int kGroup>
+__global__ void __launch_bounds__(kRerankThreads)
+    RerankKernel(const __grid_constant__ RerankArgs args) {
+  __shared__ float references[kGroup], inverses[kGroup];
+  __shared__ long long warp_masses[kRerankWarps][kGroup];
+  __shared__ long long rests[kGroup];
+  __shared__ uint32_t coarse[kCoarseBins], fine[kFineBins];
+  __shared__ uint32_t warp_sums[kRerankWarps];
+  __shared__ uint2 found;
+  static_assert(kCoarseBins <= kRerankThreads);
+  const auto row = static_cast<int32_t>(blockIdx.x), thread = static_cast<int32_t>(threadIdx.x);
+  const int32_t group = args.group;
+  const int32_t lane = thread % 32, warp = thread / 32;
+  LetNextStart();
+  WaitForEarlier();
+  const DeviceQuery query = args.queries[row / args.kv_heads];
+  const int32_t count = args.selection.counts[row];
+  int32_t* const tokens = args.selection.tokens + int64_t{row} * args.selection.capacity;
+  float* const logits = args.logits + int64_t{row} * group * args.selection.capacity;
+  uint16_t* const keys = args.keys + int64_t{row} * args.selection.capacity;
+  const int64_t first_head = int64_t{row} * group;
+  if (thread < kCoarseBins) coarse[thread] = 0;
+  if (thread < kFineBins) fine[thread] = 0;
+  // A warp has a head: all parts' peaks, and what they leave of the selection's denominator.
+  if (warp < group) {
+    const float reference = args.scales.references[first_head + warp];
+    float peak = reference;
+    long long sum = 0;
+    const int64_t first_part = int64_t{row} * args.parts * group + warp;
+    for (int32_t part = lane; part * kLogitThreads < count; part += 32) {
+      peak = fmaxf(peak, args.part_peaks[first_part + int64_t{part} * group]);
+      sum += args.part_masses[first_part + int64_t{part} * group];
+    }
+    peak = WarpMax(peak);
+    sum = WarpSum(sum);
+    if (lane == 0) {
+      const long long rest =
+          __float2ll_rz(__fdiv_rn(0x1p26f, args.scales.inverses[first_head + warp])) - sum;
+      const float share = Exp2(__fsub_rn(reference, peak));
+      rests[warp] = __double2ll_rz(
+          __dmul_rn(__ll2double_rn(rest < 0 ? 0 : rest), static_cast<double>(share)));
+      references[warp] = peak;
+    }
+  } else if (warp < kGroup && lane == 0) {
+    rests[warp] = 0;
+    references[warp] = 0;
   }
   __syncthreads();
 
-  // Weights. A thread reads its own candidates again.
+  // Weights.
   long long sums[kGroup];
 #pragma unroll
   for (int g = 0; g < kGroup; ++g) sums[g] = 0;
@@ -266,7 +311,7 @@ __global__ void __launch_bounds__(kRerankThreads)
 }
 
 struct Places {
-  size_t prepared, residual_prepared, logits, keys, size_bytes;
+  size_t prepared, residual_prepared, logits, keys, part_peaks, part_masses, size_bytes;
 };
 Places PlacesOf(int32_t num_queries, int32_t kv_heads, int32_t group, int32_t capacity) {
   const size_t rows = size_t{1} * num_queries * kv_heads, heads = rows * group;
@@ -281,12 +326,22 @@ Places PlacesOf(int32_t num_queries, int32_t kv_heads, int32_t group, int32_t ca
   places.residual_prepared = take(heads * sizeof(PreparedQuery));
   places.logits = take(heads * capacity * sizeof(float));
   places.keys = take(rows * capacity * sizeof(uint16_t));
+  places.part_peaks = take(heads * PartsOf(capacity) * sizeof(float));
+  places.part_masses = take(heads * PartsOf(capacity) * sizeof(long long));
   places.size_bytes = end;
   return places;
 }
 
 template <int kGroup>
 cudaError_t LaunchRerank(int32_t rows, const RerankArgs& args, Stream stream) {
+  if (args.parts > 0) {
+    const dim3 grid(static_cast<unsigned>(rows), static_cast<unsigned>(args.parts));
+    if (const cudaError_t error =
+            Launch(LogitKernel<kGroup>, grid, kLogitThreads, 0, stream, false, args);
+        error != cudaSuccess) {
+      return error;
+    }
+  }
   return Launch(RerankKernel<kGroup>, dim3(static_cast<unsigned>(rows)), kRerankThreads, 0, stream,
                 false, args);
 }
@@ -319,8 +374,11 @@ cudaError_t RerankByMass(int32_t num_queries, int32_t group, const RerankCodes& 
                   selection,
                   reinterpret_cast<float*>(memory + places.logits),
                   reinterpret_cast<uint16_t*>(memory + places.keys),
+                  reinterpret_cast<float*>(memory + places.part_peaks),
+                  reinterpret_cast<long long*>(memory + places.part_masses),
                   kv_heads,
-                  group};
+                  group,
+                  PartsOf(selection.capacity)};
   const auto prepare = [&](const RerankCodes& code, size_t place, CodePool& pool) {
     auto* const prepared = reinterpret_cast<PreparedQuery*>(memory + place);
     pool = {code.transform->heads,

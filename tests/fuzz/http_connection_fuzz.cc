@@ -95,10 +95,12 @@ int Connect(int port) {
     address.sin_port = htons(static_cast<uint16_t>(port));
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     if (connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0) return fd;
-    // A machine may count all its connections' ports together: the next address may have one. A server that is gone refuses.
-    const bool none_left = errno == EADDRNOTAVAIL || errno == EADDRINUSE || errno == ENOBUFS;
-    if (!none_left || attempt == 100) std::perror("connect");
-    WINNOW_CHECK(none_left && attempt < 100);
+    // libFuzzer's alarm may interrupt it, and a machine may count all its connections' ports together: the next address may
+    // have one. A server that is gone refuses.
+    const bool again =
+        errno == EINTR || errno == EADDRNOTAVAIL || errno == EADDRINUSE || errno == ENOBUFS;
+    if (!again || attempt == 100) std::perror("connect");
+    WINNOW_CHECK(again && attempt < 100);
     close(fd);
   }
 }
@@ -108,7 +110,8 @@ int Connect(int port) {
 std::string Exchange(int port, std::string_view bytes, size_t piece, bool ends) {
   const int fd = Connect(port);
   while (!bytes.empty()) {
-    const ssize_t sent = send(fd, bytes.data(), std::min(piece, bytes.size()), MSG_NOSIGNAL);
+    const ssize_t sent =
+        TEMP_FAILURE_RETRY(send(fd, bytes.data(), std::min(piece, bytes.size()), MSG_NOSIGNAL));
     if (sent <= 0) break;  // the server has closed
     bytes.remove_prefix(static_cast<size_t>(sent));
   }
@@ -116,7 +119,7 @@ std::string Exchange(int port, std::string_view bytes, size_t piece, bool ends) 
   std::string got;
   char chunk[4096];
   ssize_t count;
-  while ((count = recv(fd, chunk, sizeof(chunk), 0)) > 0)
+  while ((count = TEMP_FAILURE_RETRY(recv(fd, chunk, sizeof(chunk), 0))) > 0)
     got.append(chunk, static_cast<size_t>(count));
   close(fd);
   return got;
