@@ -17,7 +17,7 @@ inline constexpr uint8_t kPriorityNormal = 3;
 static_assert(kPriorityNormal <= kPriorityMax);
 
 struct Retention {
-  uint8_t priority = kPriorityNormal;  // up to kPriorityMax; lower ones leave first
+  uint8_t priority = kPriorityNormal;               // up to kPriorityMax; lower ones leave first
   std::optional<TimePoint> expires = std::nullopt;  // unset: never
 
   bool Expired(TimePoint now) const { return expires.has_value() && *expires <= now; }

@@ -108,13 +108,13 @@ def run(*args, **kwargs):
 class Server:
     """`winnow serve` with the small model. Use as a context manager: whatever happens, it is stopped."""
 
-    def __init__(self, *flags, model=MODEL, env=None, descriptors=None, program=BIN, pipe=None):
+    def __init__(self, *flags, model=MODEL, env=None, descriptors=None, program=None, pipe=None):
         """`descriptors`: soft and hard limit of the process. `program`: another one that has the command. `pipe`: reader and writer of its
         log, which is read until it listens."""
         self.directory = tempfile.mkdtemp(prefix="winnow-e2e-")
         self.log_path = os.path.join(self.directory, "log")
         port_file = os.path.join(self.directory, "port")
-        self.command = [program, "serve", "--model", model, "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--http", "127.0.0.1:0",
+        self.command = [program or BIN, "serve", "--model", model, "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--http", "127.0.0.1:0",
                         "--port-file", port_file, "--log-format", "json", *map(str, flags)]
         # CTest sets TSAN_OPTIONS; by hand it is this. Without ThreadSanitizer it means nothing.
         environment = {"TSAN_OPTIONS": f"suppressions={SOURCE}/tests/tsan/suppressions.txt:exitcode=66", **os.environ,

@@ -142,7 +142,9 @@ TEST_F(StoreClientTest, PayloadsAreKeptAsTheirBlockIs) {
   const storage::BlockId late = client_.names().Id(NameOf(1), 102, 0);
   client_.PutSide(late, ContentOf(3, 0));
   Finish();
-  if (const auto info = store_.Find(late)) EXPECT_EQ(info->ttl_s, 1u);
+  if (const auto info = store_.Find(late)) {
+    EXPECT_EQ(info->ttl_s, 1u);
+  }
 }
 
 TEST_F(StoreClientTest, ABlockIsStoredWhenAllItsLayersAre) {

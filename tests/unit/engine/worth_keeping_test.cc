@@ -76,9 +76,8 @@ class WorthKeepingTest : public kv_tiers::KvTiersTest {
   // Of all that the store has, and how many of it there are.
   std::pair<int, std::vector<storage::BlockInfo>> InStore() const {
     std::vector<storage::BlockInfo> all;
-    store_->ForEach([&](const storage::BlockKey&, const storage::BlockInfo& info) {
-      all.push_back(info);
-    });
+    store_->ForEach(
+        [&](const storage::BlockKey&, const storage::BlockInfo& info) { all.push_back(info); });
     return {static_cast<int>(all.size()), all};
   }
   uint64_t BytesOfTenant() const { return store_->TenantBytes(TenantSalt("a")); }
