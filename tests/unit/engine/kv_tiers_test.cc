@@ -173,9 +173,9 @@ TEST_F(KvTiersTest, APrefixThatTheStoreHasEvictedIsComputedAndNotLost) {
   options.tiers.disk_bytes = 8 << 20;
   options.tiers.store_dir = directory_.File("small");
   const auto model = Load(options);
-  std::vector<std::vector<int32_t>> texts(12);
+  std::vector<std::vector<int32_t>> texts(16);  // together more than the disk takes
   for (std::vector<int32_t>& text : texts) {
-    text.resize(60 + random_() % 60);
+    text.resize(90 + random_() % 60);
     for (int32_t& token : text) token = static_cast<int32_t>(random_() % config_.vocab_size);
   }
   requests_.clear();
