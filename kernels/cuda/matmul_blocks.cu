@@ -1,7 +1,7 @@
 // Mapping, kBlocks. Up to kMatmulFewRows rows on Hopper BlockStreamKernel, StreamKernel of matmul.cu with fewer bytes: two
 // blocks stay on each multiprocessor and take tile after tile of 16 outputs; a block's eight warps are the eight segments
 // of the inner dimension; the bulk copy engine brings a warp's records (block_order.h) through a ring. Here a lane makes
-// its fragments itself: its integers are 8 or 16 bytes in a row, and widening them takes three to five instructions a
+// its fragments itself: its integers are 8 or 16 bytes in a row, and widening them takes two to five instructions a
 // weight, about as long as HBM takes to bring 4 bits. The chains of matrix instructions are those of plain weights, and so
 // are the bits.
 //
@@ -151,6 +151,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       const std::byte* const fine = stage + count * (kLanes * kFormat.value_bytes);
       const std::byte* const coarse = stage + count * kFormat.slice_bytes();
       WaitForPhase(barriers_at + 8 * slot, parity);
+      decltype(ScalesOfLane<kType>(fine, coarse, lane)) scales;
 #pragma unroll
       for (int k = 0; k < kStageSlices; k += kStep) {
         if (k >= count) break;
@@ -158,13 +159,19 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 #pragma unroll
         for (int s = 0; s < kStep; ++s) {
           if (k + s >= count) continue;
-          const int32_t block = kFormat.block_slices == 1 ? 0
-                                                          : (slice + k + s) / kFormat.block_slices -
-                                                                slice / kFormat.block_slices;
+          // A block's scales are made ready once in a record.
+          if (kFormat.fine_bytes > 0 || k + s == 0 || (slice + k + s) % kFormat.block_slices == 0) {
+            const int32_t block =
+                kFormat.block_slices == 1
+                    ? 0
+                    : (slice + k + s) / kFormat.block_slices - slice / kFormat.block_slices;
+            scales =
+                ScalesOfLane<kType>(fine + (k + s) * (kTileOutputs * kFormat.fine_bytes),
+                                    coarse + block * (kTileOutputs * kFormat.coarse_bytes), lane);
+          }
           WFragments w;
-          MakeFragments<kType>(stage + (k + s) * (kLanes * kFormat.value_bytes),
-                               fine + (k + s) * (kTileOutputs * kFormat.fine_bytes),
-                               coarse + block * (kTileOutputs * kFormat.coarse_bytes), lane, w.of);
+          MakeFragments<kType>(stage + (k + s) * (kLanes * kFormat.value_bytes), scales, lane,
+                               w.of);
           const Inputs& here = x[k / kStep % 2][s];
           if constexpr (kDirect) {
             const float2* pairs = here.pairs;
@@ -230,12 +237,14 @@ __global__ void __launch_bounds__(kThreads)
     const BlockPlace place = PlaceOf(kFormat, order, first_tile + tile, slice);
     const std::byte* const record = blocks + place.record;
     WFragments w;
-    MakeFragments<kType>(record + place.slice * (kLanes * kFormat.value_bytes),
-                         record + place.slices * (kLanes * kFormat.value_bytes) +
-                             place.slice * (kTileOutputs * kFormat.fine_bytes),
-                         record + place.slices * kFormat.slice_bytes() +
-                             place.coarse * (kTileOutputs * kFormat.coarse_bytes),
-                         lane, w.of);
+    MakeFragments<kType>(
+        record + place.slice * (kLanes * kFormat.value_bytes),
+        ScalesOfLane<kType>(record + place.slices * (kLanes * kFormat.value_bytes) +
+                                place.slice * (kTileOutputs * kFormat.fine_bytes),
+                            record + place.slices * kFormat.slice_bytes() +
+                                place.coarse * (kTileOutputs * kFormat.coarse_bytes),
+                            lane),
+        lane, w.of);
     __syncwarp();  // the tile before has been read
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
