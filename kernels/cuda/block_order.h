@@ -9,7 +9,8 @@
 //   matrix   [ceil(out / 16)][segments] records
 //   record   values [slices][lanes], then fine scales [slices][outputs], then coarse scales [blocks][outputs]
 //   values   of a lane: of output lane / 4, then of output lane / 4 + 8, the columns 2c, 2c + 1 of every eight (c = lane % 4),
-//            ascending: eight integers of 4 or 8 bits, or 8-bit floats
+//            ascending: eight integers of 8 bits, or 8-bit floats; eight of 4 bits lie as pairs, pair p in bits 4p to 4p + 3
+//            of a word's lower and its upper half
 //   scales   of outputs 0, 8, 1, 9, ...: two of a lane are neighbours
 //
 // A fine scale belongs to a slice of 32 values, a coarse one to a block of 128 or 256 of the file. A record has all coarse
@@ -18,6 +19,8 @@
 //
 // A value is s · (q - bias) + o in float32, rounded as DequantizeRow rounds, then rounded to bfloat16: the bits of the
 // matrix that is widened while it is loaded. One fused multiply-add gives them: s · (q - bias) is exact, or o is -0.
+// Integers of 4 bits less a bias or a zero point, without another offset, are made two at a time in bfloat16: s is the sum
+// of two bfloat16 numbers, of 8 and 3 bits, and only the last sum is rounded (MakePairs).
 //
 // Bytes a weight: Q4_0 0.56, Q4_1 0.63, Q4_K 0.58, Q5_0 and Q8_0 1.06, Q5_1 1.13, Q5_K 1.08, Q6_K 1.07, I4x32 0.63, I4x128
 // 0.53, F8x32 1.13, F8x128 1.03. Integers of 5 and 6 bits take 8.
@@ -284,17 +287,17 @@ WINNOW_BOTH void PutSlice(WeightType type, const BlockOrder& order, const uint8_
   for (int c = 0; c < 4; ++c) {
     uint8_t* values = record + (place.slice * 32 + lane_row * 4 + c) * format.value_bytes +
                       side * format.value_bytes / 2;
-    uint32_t low = 0;
+    uint32_t low[2] = {};
     for (int i = 0; i < 8; ++i) {
       const int column = i / 2 * 8 + 2 * c + i % 2;
       const uint32_t q = BlockInteger(type, block, in_block * kSliceValues + column) +
                          static_cast<uint32_t>(format.rebias);
       if (format.value_bytes == 16) {
         values[i] = static_cast<uint8_t>(q);
-      } else if (i % 2 == 0) {
-        low = q;
+      } else if (i / 2 % 2 == 0) {
+        low[i % 2] = q;
       } else {
-        values[i / 2] = static_cast<uint8_t>(low | q << 4);
+        values[i % 2 * 2 + i / 4] = static_cast<uint8_t>(low[i % 2] | q << 4);
       }
     }
   }
@@ -323,6 +326,17 @@ __device__ __forceinline__ uint32_t BlockPair(float low, float high) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
+// a · b + c of pairs of bfloat16, rounded once.
+__device__ __forceinline__ uint32_t BlockPairFma(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t sum;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
+  return sum;
+}
+// The upper half of a float32 twice.
+__device__ __forceinline__ uint32_t UpperTwice(float x) {
+  return __byte_perm(__float_as_uint(x), 0, 0x3232);
+}
+__device__ __forceinline__ uint32_t FloatBits(float x) { return __float_as_uint(x); }
 #else
 inline float BlockFma(float a, float b, float c) { return std::fma(a, b, c); }
 inline float BlockMul(float a, float b) { return a * b; }
@@ -331,6 +345,14 @@ inline float BlockFloat(uint32_t bits) { return std::bit_cast<float>(bits); }
 inline uint32_t BlockPair(float low, float high) {
   return ToBF16(low).bits | static_cast<uint32_t>(ToBF16(high).bits) << 16;
 }
+// For sums that are exact in float32.
+inline uint32_t BlockPairFma(uint32_t a, uint32_t b, uint32_t c) {
+  const auto high = [](uint32_t x) { return BlockFloat(x & 0xffff0000u); };
+  return BlockPair(std::fma(high(a << 16), high(b << 16), high(c << 16)),
+                   std::fma(high(a), high(b), high(c)));
+}
+inline uint32_t FloatBits(float x) { return std::bit_cast<uint32_t>(x); }
+inline uint32_t UpperTwice(float x) { return FloatBits(x) >> 16 | (FloatBits(x) & 0xffff0000u); }
 #endif
 
 // Words of memory that is aligned for all of them.
@@ -404,8 +426,8 @@ WINNOW_BOTH void WidenNibbles(uint32_t word, float (&to)[8]) {
   // A float of 2^23 + q · 16^k has the integer's bits as its own.
   WINNOW_UNROLL
   for (int i = 0; i < 8; ++i) {
-    const uint32_t bits = ((i < 4 ? word : word >> 16) & (15u << (i % 4 * 4))) | 0x4b000000u;
-    const float unit = 1.0f / static_cast<float>(1 << (i % 4 * 4));
+    const uint32_t bits = ((i % 2 == 0 ? word : word >> 16) & (15u << (i / 2 * 4))) | 0x4b000000u;
+    const float unit = 1.0f / static_cast<float>(1 << (i / 2 * 4));
     to[i] = BlockFma(BlockFloat(bits), unit, -8388608.0f * unit - static_cast<float>(kBias));
   }
 }
@@ -445,38 +467,107 @@ WINNOW_BOTH void WidenFloats(uint32_t word, float* to) {
 #endif
 }
 
-// A lane's fragments of both halves of a tile, as LoadWFragments gives them of plain weights. `values`: the slice's;
-// `fine`, `coarse`: the slice's and its block's scales, where the format has such.
+// Types whose values are s · (q - z), q of 4 bits.
+constexpr bool MadeInPairs(const BlockFormat& format) {
+  return format.value_bytes == 8 &&
+         (format.scales == BlockScales::kHalf || format.scales == BlockScales::kHalfZero);
+}
+
+// Scales of the two outputs of a lane for MakePairs; every word is a number twice.
+struct PairScales {
+  uint32_t high[2],
+      low[2];        // 64 s = high + low: bfloat16 numbers of 8 and 3 bits with the sign of s
+  uint32_t zero[2];  // -z / 64
+};
+template <BlockScales kScales, int kBias>
+WINNOW_BOTH PairScales LoadPairScales(const std::byte* at) {
+  constexpr bool kHasZero = kScales == BlockScales::kHalfZero;
+  PairScales lane;
+  const Words<kHasZero ? 2 : 1> words = WordsAt < kHasZero ? 2 : 1 > (at);
+  WINNOW_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    const uint32_t word = kHasZero ? words.of[kHasZero ? i : 0] : words.of[0] >> (16 * i);
+    const float scale = BlockMul(BlockHalf(word), 64.0f);
+    const uint32_t bits = FloatBits(scale);
+    const float rest = scale - BlockFloat(bits & 0xffff0000u);
+    lane.high[i] = UpperTwice(scale);
+    lane.low[i] = UpperTwice(BlockFloat(FloatBits(rest) | (bits & 0x80000000u)));
+    lane.zero[i] = UpperTwice(kHasZero ? BlockMul(BlockHalf(word >> 16), -1.0f / 64)
+                                       : static_cast<float>(-kBias) / 64);
+  }
+  return lane;
+}
+
+// Eight integers of a word as four pairs of s · (q - z). Four bits in a bfloat16's lowest eight are q · 2^-133 or
+// q · 2^-129: such numbers are evenly spaced. (q - z) / 64 and its product with the scale's low part, of 5 bits and 3 at
+// most, are exact.
+// REQUIRES: z up to 16, as files have it.
+template <bool kHasZero>
+WINNOW_BOTH void MakePairs(uint32_t word, uint32_t high, uint32_t low, uint32_t zero,
+                           uint32_t (&pairs)[4]) {
+  constexpr uint32_t kTwo127 = 0x7f007f00u, kTwo123 = 0x7d007d00u;
+  // Zeros have the sign of s · 0, those of types with a zero point none.
+  constexpr uint32_t kNothing = kHasZero ? 0 : 0x80008000u;
+  WINNOW_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t bits = (i < 2 ? word : word >> 8) & (i % 2 == 0 ? 0x000f000fu : 0x00f000f0u);
+    const uint32_t q = BlockPairFma(bits, i % 2 == 0 ? kTwo127 : kTwo123, zero);
+    pairs[i] = BlockPairFma(high, q, BlockPairFma(low, q, kNothing));
+  }
+}
+
+// A lane's scales of a slice, for MakeFragments. `fine`, `coarse`: the slice's and its block's scales, where the format
+// has such.
 template <WeightType kType>
-WINNOW_BOTH void MakeFragments(const std::byte* values, const std::byte* fine,
-                               const std::byte* coarse, int lane, uint32_t (&of)[2][4]) {
+WINNOW_BOTH auto ScalesOfLane(const std::byte* fine, const std::byte* coarse, int lane) {
+  constexpr BlockFormat kFormat = BlockFormatOf(kType);
+  const int pair = lane / 4;
+  const std::byte* const of_slice =
+      kFormat.fine_bytes == 0 ? nullptr : fine + pair * 2 * kFormat.fine_bytes;
+  const std::byte* const of_block = coarse + pair * 2 * kFormat.coarse_bytes;
+  if constexpr (MadeInPairs(kFormat)) {
+    return LoadPairScales<kFormat.scales, kFormat.bias>(kFormat.fine_bytes == 0 ? of_block
+                                                                                : of_slice);
+  } else {
+    return LoadScales<kFormat.scales>(of_slice, of_block);
+  }
+}
+
+// A lane's fragments of both halves of a tile, as LoadWFragments gives them of plain weights, of the slice's values.
+template <WeightType kType, typename Scales>
+WINNOW_BOTH void MakeFragments(const std::byte* values, const Scales& scales, int lane,
+                               uint32_t (&of)[2][4]) {
   constexpr BlockFormat kFormat = BlockFormatOf(kType);
   constexpr int kWords = kFormat.value_bytes / 4;  // of both outputs
   const Words<kWords> words = WordsAt<kWords>(values + lane * kFormat.value_bytes);
-  const int pair = lane / 4;
-  const LaneScales scales = LoadScales<kFormat.scales>(
-      kFormat.fine_bytes == 0 ? nullptr : fine + pair * 2 * kFormat.fine_bytes,
-      coarse + pair * 2 * kFormat.coarse_bytes);
   WINNOW_UNROLL
   for (int output = 0; output < 2; ++output) {
-    float q[8];
-    if constexpr (kWords == 2) {
-      WidenNibbles<kFormat.bias>(words.of[output], q);
-    } else {
+    if constexpr (MadeInPairs(kFormat)) {
+      uint32_t pairs[4];
+      MakePairs<kFormat.scales == BlockScales::kHalfZero>(
+          words.of[output], scales.high[output], scales.low[output], scales.zero[output], pairs);
       WINNOW_UNROLL
-      for (int i = 0; i < 2; ++i) {
-        if constexpr (kFormat.floats) {
-          WidenFloats(words.of[2 * output + i], q + 4 * i);
-        } else {
-          WidenBytes<kFormat.bias>(words.of[2 * output + i], q + 4 * i);
+      for (int i = 0; i < 4; ++i) of[i / 2][i % 2 * 2 + output] = pairs[i];
+    } else {
+      float q[8];
+      if constexpr (kWords == 2) {
+        WidenNibbles<kFormat.bias>(words.of[output], q);
+      } else {
+        WINNOW_UNROLL
+        for (int i = 0; i < 2; ++i) {
+          if constexpr (kFormat.floats) {
+            WidenFloats(words.of[2 * output + i], q + 4 * i);
+          } else {
+            WidenBytes<kFormat.bias>(words.of[2 * output + i], q + 4 * i);
+          }
         }
       }
-    }
-    WINNOW_UNROLL
-    for (int i = 0; i < 8; i += 2) {
-      const float scale = scales.scale[output][i / 4], offset = scales.offset[output];
-      of[i / 4][i / 2 % 2 * 2 + output] =
-          BlockPair(BlockFma(q[i], scale, offset), BlockFma(q[i + 1], scale, offset));
+      WINNOW_UNROLL
+      for (int i = 0; i < 8; i += 2) {
+        const float scale = scales.scale[output][i / 4], offset = scales.offset[output];
+        of[i / 4][i / 2 % 2 * 2 + output] =
+            BlockPair(BlockFma(q[i], scale, offset), BlockFma(q[i + 1], scale, offset));
+      }
     }
   }
 }

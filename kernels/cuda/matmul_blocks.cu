@@ -1,7 +1,7 @@
 // Mapping, kBlocks. Up to kMatmulFewRows rows on Hopper BlockStreamKernel, StreamKernel of matmul.cu with fewer bytes: two
 // blocks stay on each multiprocessor and take tile after tile of 16 outputs; a block's eight warps are the eight segments
 // of the inner dimension; the bulk copy engine brings a warp's records (block_order.h) through a ring. Here a lane makes
-// its fragments itself: its integers are 8 or 16 bytes in a row, and widening them takes three to five instructions a
+// its fragments itself: its integers are 8 or 16 bytes in a row, and widening them takes two to five instructions a
 // weight, about as long as HBM takes to bring 4 bits. The chains of matrix instructions are those of plain weights, and so
 // are the bits.
 //
@@ -109,32 +109,41 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   WaitForEarlier();
   LetNextStart();
 
-  const uint4* ordered = kDirect ? nullptr : args.x + lane;
-  const float* row = kDirect ? args.x_rows + lane / 4 * args.x_stride + lane % 4 * 2 : nullptr;
+  // With one tile of rows, those past the last one are read as the first: their sums are not used. Slices past a segment's
+  // last are not read, nor multiplied.
+  const bool has_row = lane / 4 < args.m;
+  const uint4* const ordered =
+      kDirect ? nullptr : args.x + (kRowTiles > 1 || has_row ? lane : lane % 4);
+  const float* const row =
+      kDirect ? args.x_rows + (has_row ? lane / 4 * args.x_stride : 0) + lane % 4 * 2 : nullptr;
   struct Inputs {
     uint4 ordered[kRowTiles];
     float2 pairs[4];
   };
-  const auto load = [&](Inputs(&to)[kStep], int32_t slice) {
+  // Of slices `slice` + `k` on; `sure`: they are in the segment.
+  const auto load = [&](Inputs(&to)[kStep], int32_t slice, int k, bool sure) {
 #pragma unroll
     for (int s = 0; s < kStep; ++s) {
+      const bool exists = sure || slice + k + s < last;
       if constexpr (kDirect) {
-        const bool exists = lane / 4 < args.m && slice + s < last;
+        const float* const from = row + slice * kOrderedSlice;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          to[s].pairs[i] = exists ? __ldcg(reinterpret_cast<const float2*>(
-                                        row + (slice + s) * kOrderedSlice + i * 8))
-                                  : make_float2(0.0f, 0.0f);
+          if (exists) {
+            to[s].pairs[i] =
+                __ldcg(reinterpret_cast<const float2*>(from + (k + s) * kOrderedSlice + i * 8));
+          }
         }
+      } else if constexpr (kRowTiles == 1) {
+        const uint4* const from = ordered + slice * kLanes;
+        if (exists) to[s].ordered[0] = __ldcg(from + (k + s) * kLanes);
       } else {
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i) {
-          const uint4* from = ordered + (int64_t{i} * args.slices + slice + s) * kLanes;
-          const bool exists = i * 8 + lane / 4 < args.m && slice + s < last;
           // Neighbours on the multiprocessor read the same rows.
-          to[s].ordered[i] = !exists          ? make_uint4(0, 0, 0, 0)
-                             : kRowTiles == 1 ? __ldcg(from)
-                                              : __ldca(from);
+          const uint4* const from = ordered + (int64_t{i} * args.slices + slice + k + s) * kLanes;
+          to[s].ordered[i] =
+              exists && i * 8 + lane / 4 < args.m ? __ldca(from) : make_uint4(0, 0, 0, 0);
         }
       }
     }
@@ -144,37 +153,60 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   for (int32_t t = 0; t < my_tiles; ++t) {
     float sums[kRowTiles][4] = {};
     Inputs x[2][kStep];
-    load(x[0], first);
+    load(x[0], first, 0, false);
     for (int32_t slice = first; slice < last; slice += kStageSlices) {
       const int32_t count = min(kStageSlices, last - slice);
       const std::byte* const stage = ring + slot * R::kSlotBytes;
       const std::byte* const fine = stage + count * (kLanes * kFormat.value_bytes);
       const std::byte* const coarse = stage + count * kFormat.slice_bytes();
       WaitForPhase(barriers_at + 8 * slot, parity);
-#pragma unroll
-      for (int k = 0; k < kStageSlices; k += kStep) {
-        if (k >= count) break;
-        load(x[(k / kStep + 1) % 2], slice + k + kStep);
-#pragma unroll
-        for (int s = 0; s < kStep; ++s) {
-          if (k + s >= count) continue;
+      decltype(ScalesOfLane<kType>(fine, coarse, lane)) scales;
+      const auto multiply = [&](int k, const Inputs& here) {
+        // A block's scales are made ready once in a record.
+        if (kFormat.fine_bytes > 0 || k == 0 || (slice + k) % kFormat.block_slices == 0) {
           const int32_t block = kFormat.block_slices == 1 ? 0
-                                                          : (slice + k + s) / kFormat.block_slices -
+                                                          : (slice + k) / kFormat.block_slices -
                                                                 slice / kFormat.block_slices;
-          WFragments w;
-          MakeFragments<kType>(stage + (k + s) * (kLanes * kFormat.value_bytes),
-                               fine + (k + s) * (kTileOutputs * kFormat.fine_bytes),
-                               coarse + block * (kTileOutputs * kFormat.coarse_bytes), lane, w.of);
-          const Inputs& here = x[k / kStep % 2][s];
-          if constexpr (kDirect) {
-            const float2* pairs = here.pairs;
-            MultiplyAddTile(
-                sums[0], w,
-                make_uint4(PackBf16(pairs[0].x, pairs[0].y), PackBf16(pairs[1].x, pairs[1].y),
-                           PackBf16(pairs[2].x, pairs[2].y), PackBf16(pairs[3].x, pairs[3].y)));
-          } else {
+          scales =
+              ScalesOfLane<kType>(fine + k * (kTileOutputs * kFormat.fine_bytes),
+                                  coarse + block * (kTileOutputs * kFormat.coarse_bytes), lane);
+        }
+        WFragments w;
+        MakeFragments<kType>(stage + k * (kLanes * kFormat.value_bytes), scales, lane, w.of);
+        if constexpr (kDirect) {
+          const float2* pairs = here.pairs;
+          MultiplyAddTile(
+              sums[0], w,
+              make_uint4(PackBf16(pairs[0].x, pairs[0].y), PackBf16(pairs[1].x, pairs[1].y),
+                         PackBf16(pairs[2].x, pairs[2].y), PackBf16(pairs[3].x, pairs[3].y)));
+        } else {
 #pragma unroll
-            for (int i = 0; i < kRowTiles; ++i) MultiplyAddTile(sums[i], w, here.ordered[i]);
+          for (int i = 0; i < kRowTiles; ++i) MultiplyAddTile(sums[i], w, here.ordered[i]);
+        }
+      };
+      if constexpr (kRowTiles > 1) {
+        static_assert(kStep == 1);
+#pragma unroll
+        for (int k = 0; k < kStageSlices; ++k) {
+          if (k >= count) break;
+          load(x[(k + 1) % 2], slice, k + 1, false);
+          multiply(k, x[k % 2][0]);
+        }
+      } else if (count == kStageSlices) {
+#pragma unroll
+        for (int k = 0; k < kStageSlices; k += kStep) {
+          load(x[(k / kStep + 1) % 2], slice, k + kStep, k + kStep < kStageSlices);
+#pragma unroll
+          for (int s = 0; s < kStep; ++s) multiply(k + s, x[k / kStep % 2][s]);
+        }
+      } else {
+#pragma unroll 1
+        for (int k = 0; k < count; k += kStep) {
+          load(x[1], slice, k + kStep, false);
+#pragma unroll
+          for (int s = 0; s < kStep; ++s) {
+            if (k + s < count) multiply(k + s, x[0][s]);
+            x[0][s] = x[1][s];
           }
         }
       }
@@ -230,12 +262,14 @@ __global__ void __launch_bounds__(kThreads)
     const BlockPlace place = PlaceOf(kFormat, order, first_tile + tile, slice);
     const std::byte* const record = blocks + place.record;
     WFragments w;
-    MakeFragments<kType>(record + place.slice * (kLanes * kFormat.value_bytes),
-                         record + place.slices * (kLanes * kFormat.value_bytes) +
-                             place.slice * (kTileOutputs * kFormat.fine_bytes),
-                         record + place.slices * kFormat.slice_bytes() +
-                             place.coarse * (kTileOutputs * kFormat.coarse_bytes),
-                         lane, w.of);
+    MakeFragments<kType>(
+        record + place.slice * (kLanes * kFormat.value_bytes),
+        ScalesOfLane<kType>(record + place.slices * (kLanes * kFormat.value_bytes) +
+                                place.slice * (kTileOutputs * kFormat.fine_bytes),
+                            record + place.slices * kFormat.slice_bytes() +
+                                place.coarse * (kTileOutputs * kFormat.coarse_bytes),
+                            lane),
+        lane, w.of);
     __syncwarp();  // the tile before has been read
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

@@ -134,6 +134,24 @@ class PlanAndServe(unittest.TestCase):
         self.assertAlmostEqual(planned["step"]["kv_bytes"]["fast"], 2 * 8 * 131072 * 512 + rows * 512 * 0.9, delta=1)
         self.assertEqual(planned["dense_step"]["kv_bytes"]["host"], 30 * 8 * 131072 * 512)
 
+    def test_a_gpu_keeps_weights_in_fewer_bits_and_room_to_widen_them(self):
+        down = 6 * 704 * 256
+        layers, output = 6 * (512 + 256 + 2 * 704) * 256 + down, 4096 * 256
+        # Rows of 704 values are no multiple of 128.
+        for weights, expected in (("int8", (layers + output) * 17 // 16), ("int4", layers * 5 // 8 + output * 17 // 16),
+                                  ("fp8", (layers - down + output) * 33 // 32 + down * 9 // 8)):
+            with self.subTest(weights):
+                planned = plan("--device", "cuda", "--max-context", 2048, "--weights", weights)
+                memory = planned["memory"]
+                self.assertEqual(memory["weight_bytes"], expected)
+                self.assertEqual(planned["step"]["weight_bytes"], expected)
+                self.assertEqual(memory["widening_bytes"], 2 * output)  # the largest product's
+                self.assertEqual(memory["fast_bytes"], sum(memory[name] for name in (
+                    "weight_bytes", "widening_bytes", "kv_pool_bytes", "index_bytes", "summary_bytes", "row_cache_bytes")))
+        self.assertEqual(plan("--device", "cuda", "--max-context", 2048)["memory"]["widening_bytes"], 0)
+        # On a CPU products read what is stored.
+        self.assertEqual(plan("--max-context", 2048, "--weights", "int8")["memory"]["widening_bytes"], 0)
+
     def test_what_does_not_fit_is_said_and_exits_with_one(self):
         planned = plan("--max-context", 2048, "--index", "none", "--memory", "16MiB", code=1)
         self.assertFalse(planned["memory"]["fits"])

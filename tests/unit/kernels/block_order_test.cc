@@ -7,6 +7,7 @@
 #include <cstring>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "kernels/quantized.h"
@@ -63,12 +64,12 @@ void WalkAs(const std::byte* packed, int64_t out, int64_t in, Take take) {
           EXPECT_TRUE(kFormat.coarse_bytes == 0 || block < order.coarse);
           for (int lane = 0; lane < 32; ++lane) {
             uint32_t of[2][4];
-            MakeFragments<kType>(
-                record + k * 32 * kFormat.value_bytes,
+            const auto scales = ScalesOfLane<kType>(
                 record + count * 32 * kFormat.value_bytes + k * kTileOutputs * kFormat.fine_bytes,
                 record + count * kFormat.slice_bytes() +
                     block * kTileOutputs * kFormat.coarse_bytes,
-                lane, of);
+                lane);
+            MakeFragments<kType>(record + k * 32 * kFormat.value_bytes, scales, lane, of);
             for (int half = 0; half < 2; ++half) {
               for (int j = 0; j < 4; ++j) {
                 for (int e = 0; e < 2; ++e) {
@@ -185,8 +186,9 @@ TEST_P(BlockOrderTest, ScalesOfAnySizeRoundAsDequantizationDoes) {
         continue;
       }
       std::memcpy(rows.data() + at + (type == WeightType::kQ6K ? 208 : 0), &first, 2);
-      if (BlockShapeOf(type).has_offset && type != WeightType::kI4x32 &&
-          type != WeightType::kI4x128) {
+      if (type == WeightType::kI4x32 || type == WeightType::kI4x128) {
+        rows[at + 2] = static_cast<std::byte>(random_.Int(0, 16));  // no file's is larger
+      } else if (BlockShapeOf(type).has_offset) {
         std::memcpy(rows.data() + at + 2, &second, 2);
       }
     }
@@ -208,6 +210,38 @@ TEST_P(BlockOrderTest, ScalesOfAnySizeRoundAsDequantizationDoes) {
     }
     EXPECT_EQ(wrong, 0);
   }
+}
+
+// All 63488 scales, all integers, all zero points.
+TEST(BlockPairsTest, EveryScaleAndIntegerRoundsOnce) {
+  int64_t wrong = 0;
+  for (int bits = 0; bits < 0x10000; ++bits) {
+    if ((bits & 0x7c00) == 0x7c00) continue;  // infinity, NaN
+    const float scale = ToFloat(F16{static_cast<uint16_t>(bits)});
+    const auto check = [&](auto has_zero, const PairScales& scales, int zero) {
+      for (uint32_t q = 0; q < 16; ++q) {
+        uint32_t pairs[4];
+        MakePairs<decltype(has_zero)::value>(q * 0x11111111u, scales.high[1], scales.low[1],
+                                             scales.zero[1], pairs);
+        const float number = static_cast<float>(q) - static_cast<float>(zero);
+        const float product =
+            has_zero ? scale * static_cast<float>(q) - scale * zero : scale * number;
+        const uint32_t expected = ToBF16(product).bits * 0x10001u;
+        wrong += std::count_if(pairs, pairs + 4, [&](uint32_t x) { return x != expected; });
+      }
+    };
+    const uint16_t pair[2] = {0x3c00, static_cast<uint16_t>(bits)};
+    alignas(8) std::byte memory[8];
+    std::memcpy(memory, pair, 4);
+    check(std::false_type(), LoadPairScales<BlockScales::kHalf, 8>(memory), 8);
+    for (int zero = 0; zero <= 16; ++zero) {
+      const uint16_t words[4] = {0x3c00, 0, static_cast<uint16_t>(bits),
+                                 ToF16(static_cast<float>(zero)).bits};
+      std::memcpy(memory, words, 8);
+      check(std::true_type(), LoadPairScales<BlockScales::kHalfZero, 0>(memory), zero);
+    }
+  }
+  EXPECT_EQ(wrong, 0);
 }
 
 TEST_P(BlockOrderTest, BytesAreWhatTheHeaderSays) {
