@@ -43,6 +43,7 @@ uint8_t GroupedInt4::Integer(int64_t row, int64_t col) const {
   return 0;
 }
 
+// 0 to 16, which products on a GPU count on (kernels/cuda/block_order.h): four bits, and at most one more.
 uint8_t GroupedInt4::Zero(int64_t row, int64_t group) const {
   if (zeros == nullptr) return 8;
   uint8_t zero = 0;
