@@ -367,12 +367,19 @@ HttpPiece Connection::BadRequest(error_code error) {
 // Nothing: the head is there (or the connection ended: in_ended_).
 Task<std::optional<HttpPiece>> Connection::ReadHead(Parser& parser, HttpRequest& request) {
   SetDeadline(shared_.options.read_timeout);
+  // The parser's limit is one of what it is given at once, and it takes whole lines as they come.
+  size_t head_bytes = 0;
   while (!parser.is_header_done()) {
     error_code error;
     const size_t used = parser.put(asio::buffer(in_), error);
     Consume(used);
-    if (parser.is_header_done()) break;
-    if (error && error != http::error::need_more) co_return BadRequest(error);
+    head_bytes += used;
+    const bool done = parser.is_header_done();
+    if (!done && error && error != http::error::need_more) co_return BadRequest(error);
+    if (head_bytes + (done ? 0 : in_.size()) > shared_.options.max_head_bytes) {
+      co_return BadRequest(http::error::header_limit);
+    }
+    if (done) break;
     const bool more = co_await More();
     if (!more) co_return std::nullopt;
   }

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <spdlog/sinks/null_sink.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -68,6 +69,11 @@ class Socket {
       got.append(chunk, static_cast<size_t>(count));
     }
     return got;
+  }
+  // Whether the server says something, or closes, now or within a millisecond.
+  bool CanRead() {
+    pollfd waiting = {fd_, POLLIN, 0};
+    return poll(&waiting, 1, 1) > 0;
   }
   std::string ReadAll() { return ReadUntil("\x01no such bytes"); }
 
@@ -184,6 +190,20 @@ TEST_F(HttpServerTest, ARequestSentByteByByteIsAnswered) {
   EXPECT_EQ(seen().requests[0].path, "/echo");
   ASSERT_NE(seen().requests[0].Find("x-name"), nullptr);
   EXPECT_EQ(*seen().requests[0].Find("x-name"), "a value");
+}
+
+// A parser that is given a line and the next one's first byte, again and again, has never much to look at.
+TEST_F(HttpServerTest, AHeadInPiecesHasTheSameBound) {
+  Start();
+  Socket client(port());
+  client.Send("GET / HTTP/1.1\r\nx");
+  int32_t pieces = 1;
+  for (; pieces < 200 && !client.CanRead(); ++pieces)
+    client.Send("-name: a value of a header\r\nx");
+  client.Send("-last: value\r\n\r\n");
+  EXPECT_THAT(client.ReadAll(), StartsWith("HTTP/1.1 431 ")) << pieces << " pieces";
+  absl::MutexLock lock(&seen().mutex);
+  EXPECT_TRUE(seen().requests.empty());
 }
 
 TEST_F(HttpServerTest, ChunkedBodiesArePutTogether) {
