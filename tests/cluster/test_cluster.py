@@ -334,7 +334,10 @@ class OverHttp(unittest.TestCase):
                 with self.assertRaises(urllib.error.HTTPError) as raised:
                     router.post("/v1/chat/completions", body, "mallory")
                 self.assertEqual(raised.exception.code, 401)
-                served = [(event["tenant"], event["cached_tokens"] > 0) for event in server.events() if event["event"] == "request"]
+                requests = [event for event in server.events() if event["event"] == "request"]
+        # Who is not known has a line, too, and is nobody's tenant.
+        self.assertEqual((requests[-1]["status"], requests[-1].get("tenant")), ("UNAUTHENTICATED", None))
+        served = [(event["tenant"], event["cached_tokens"] > 0) for event in requests[:-1]]
         # Bob, who asks as alice did, finds nothing; alice, who asks again, does. A client without a key is the gateway's own tenant.
         self.assertEqual(served[-4:], [("alice", False), ("bob", False), ("alice", True), ("gateway", False)])
         self.assertEqual({tenant for tenant, _ in served[:-4]}, {"gateway"})
