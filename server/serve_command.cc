@@ -404,7 +404,7 @@ class LevelOfFile {
       : level_(std::move(level)), reread_(std::move(reread)) {}
 
   bool exists() const { return reread_ != nullptr; }
-  // Whatever else the file says now is not looked at, but it must be sound. Nothing: the level is as it was.
+  // The rest of what the file says now is not looked at, but it must be sound. Nothing: the level is as it was.
   absl::StatusOr<std::optional<std::string>> Changed() {
     const absl::StatusOr<ResolvedConfig> resolved = reread_();
     if (!resolved.ok()) return resolved.status();

@@ -86,7 +86,7 @@ struct BlockInfo {
   bool transient = false;
 };
 
-// Of two expiries, the one that keeps a block longer. 0: never.
+// The later of two expiries. 0: never.
 template <typename Time>
 constexpr Time LaterExpiry(Time a, Time b) {
   return a == 0 || b == 0 ? 0 : std::max(a, b);
@@ -181,7 +181,7 @@ class BlockStore {
   virtual bool SetPinned(const BlockKey& key, bool pinned) = 0;
 
   // Gives the block the larger priority and the later expiry, as a Put of it would; also one whose Put is in flight.
-  // Where there is neither, nothing happens.
+  // Nothing happens if there is neither.
   virtual void Raise(const BlockKey& key, uint8_t priority, uint32_t ttl_s) = 0;
 
   // Somebody works with the block, or nobody does any more: a block in use leaves only where nothing

@@ -91,7 +91,7 @@ class BlockTable {
   bool InUse(const Digest& chain) const;
   // Whether what is sealed under the name's hash has another name.
   bool Collides(const BlockName& name) const;
-  // What is cached under the hash is kept as long as this says, too. True: that is longer than before. False also where
+  // Content that is cached under the hash is kept as long as this says, too. True: that is longer than before. False also where
   // no block with the hash is sealed.
   bool Raise(const Digest& chain, const Retention& retention);
   // Null: no block with the hash is sealed. Valid until the next change of the table.

@@ -106,7 +106,7 @@ class RetrievalState {
   // Model::ResumeRetrieval must find it one.
   void Suspend();
   RetrievalCounts TakeCounts();
-  // Of the first `tokens` those that the index of some layer lacks: the next query that selects takes them in first.
+  // Tokens among the first `tokens` that the index of some layer lacks: the next query that selects takes them in first.
   int32_t NotIndexed(int32_t tokens) const;
 
   // ---- for engine/retrieval/ alone ----

@@ -66,7 +66,7 @@ class DraftLength {
   // Where time stands still (a test's clock) nothing can be measured: so many are drafted.
   static constexpr int32_t kUnmeasured = 4;
 
-  // What others found, and hear from this sequence.
+  // The costs that other sequences found, and hear from this one.
   void Share(std::shared_ptr<DraftCosts> costs) { shared_ = std::move(costs); }
 
   // Tokens to draft next, 0 to `most`; 0: decode densely.
@@ -88,7 +88,7 @@ class DraftLength {
     double value = 0;
     int32_t samples = 0;
     void Add(double sample);
-    // Of a step's time: the first steps of a kind may wait for what the later ones find made (a graph of launches, memory), so
+    // A step's time: the first steps of a kind may wait for what the later ones find made (a graph of launches, memory), so
     // the least of them stands for them.
     void AddStep(double seconds);
   };

@@ -86,7 +86,7 @@ Retention Engine::RetentionFor(const Sequence& sequence) const {
   return retention;
 }
 
-// What is cached of the block stays at least so long, in fast memory and in the store.
+// The block's cached content stays at least so long, in fast memory and in the store.
 void Engine::Keep(const BlockName& name, const Retention& retention) {
   memory_->Raise(name, retention);
   pool_.SetPriority(name.chain, memory_->blocks().RetentionOf(name.chain)->priority);
@@ -222,7 +222,7 @@ bool Engine::AdoptPrefix(Sequence& sequence) {
     sequence.cache.Adopt(block);
     ++sequence.named_blocks;
   }
-  // What comes now has names of its own.
+  // Later blocks have names of their own.
   if (!cache.store) sequence.known_names.resize(static_cast<size_t>(sequence.named_blocks));
   const int32_t adopted = sequence.cache.num_tokens();
   // What was taken over before, and is computed again now, was not cached after all.

@@ -238,7 +238,7 @@ void Combine(const float* anchor_masses, Unit& unit) {
   }
 }
 
-// Of a thread, for a piece's tokens: dots, the same as fixed-point weights, distances, cells, gathered codes.
+// A thread's memory for a piece's tokens: dots, the same as fixed-point weights, distances, cells, gathered codes.
 struct PieceScratch {
   int32_t* dots = nullptr;
   int32_t* fixed = nullptr;

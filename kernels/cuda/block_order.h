@@ -114,7 +114,7 @@ WINNOW_BOTH constexpr BlockFormat BlockFormatOf(WeightType type) {
   }
 }
 
-// Where records of a matrix lie.
+// The places of a matrix's records.
 struct BlockOrder {
   int32_t slices = 0, segment_slices = 0;
   int32_t coarse = 0;         // coarse scales of a record, of an output

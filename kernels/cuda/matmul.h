@@ -28,7 +28,7 @@
 //   to kMatmulBatchRows           matmul_batch.cu (Hopper; from 65 rows on only up to 512 outputs a multiprocessor)
 //   more, and what is left over   matmul_wgmma.cu (Hopper, from 65 rows on), ManyRowsKernel (matmul.cu)
 //
-// Of kBlocks up to kMatmulFewRows rows have a kernel of their own (matmul_blocks.cu; Hopper). For more, and on other
+// Products of kBlocks with up to kMatmulFewRows rows have a kernel of their own (matmul_blocks.cu; Hopper). For more, and on other
 // devices, the caller widens outputs by WidenBlocks and multiplies by those.
 //
 // Cost: matmul.h's. Few rows and a batch's read W once, from HBM; more rows read it once per 128 rows

@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     uint4 ordered[kRowTiles];
     float2 pairs[4];
   };
-  // Of slices `slice` + `k` on; `sure`: they are in the segment.
+  // Slices from `slice` + `k` on; `sure`: they are in the segment.
   const auto load = [&](Inputs(&to)[kStep], int32_t slice, int k, bool sure) {
 #pragma unroll
     for (int s = 0; s < kStep; ++s) {

@@ -335,7 +335,7 @@ class OverHttp(unittest.TestCase):
                     router.post("/v1/chat/completions", body, "mallory")
                 self.assertEqual(raised.exception.code, 401)
                 requests = [event for event in server.events() if event["event"] == "request"]
-        # Who is not known has a line, too, and is nobody's tenant.
+        # A client that is not known has a line, too, and no tenant.
         self.assertEqual((requests[-1]["status"], requests[-1].get("tenant")), ("UNAUTHENTICATED", None))
         served = [(event["tenant"], event["cached_tokens"] > 0) for event in requests[:-1]]
         # Bob, who asks as alice did, finds nothing; alice, who asks again, does. A client without a key is the gateway's own tenant.

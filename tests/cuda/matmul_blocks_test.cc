@@ -152,7 +152,7 @@ TEST_F(CudaMatmulBlocksTest, PartsOfDifferentTypesAreEachTheirOwn) {
   }
 }
 
-// What backend.h says of operations that are several in one.
+// The promise of backend.h for operations that are several in one.
 TEST_F(CudaMatmulBlocksTest, NormedAndGatedOperandsAreThoseThatWereMadeBefore) {
   SCOPED_TRACE(Seed());
   for (const WeightType type : {WeightType::kQ8_0, WeightType::kQ4_1, WeightType::kF8x128}) {

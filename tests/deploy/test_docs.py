@@ -201,7 +201,7 @@ class Http(unittest.TestCase):
 
 
 class Metrics(unittest.TestCase):
-    # What else begins so: programs, Python's module, HTTP's extras, the artifact's key.
+    # Other words that begin so: programs, Python's module, HTTP's extras, the artifact's key.
     OTHERS = {"winnow_baselines", "winnow_cuda_bench", "winnow_client", "winnow_policy", "winnow_exactness", "winnow_artifact"}
 
     def test_metrics_that_are_named_are_published(self):

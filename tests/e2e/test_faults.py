@@ -161,7 +161,7 @@ class Device(unittest.TestCase):
             whole.join()
             self.assertEqual(whole.answer[0], 503, whole.answer)
             self.assertEqual(json.loads(whole.answer[1])["error"]["code"], "engine_failed")
-            # Who watches hears of it before the server is gone.
+            # A watcher hears of it before the server is gone.
             self.assertEqual([answer.status for answer in until_it_ends(healths)][:1], [2])
             self.assertEqual(server.wait(), 70)
             self.assertLess(time.monotonic() - died, 10, "it waits for its grace, and nothing is left to wait for")

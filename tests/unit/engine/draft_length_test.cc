@@ -240,7 +240,7 @@ TEST(DraftLengthTest, ASlowFirstTokenDoesNotMakeDraftsLookCheap) {
   }
 }
 
-// What a long answer finds of a world that has changed reaches those after it.
+// A long answer's findings of a world that has changed reach those after it.
 TEST(DraftLengthTest, SharedCostsFollowAWorldThatChanges) {
   const auto costs = std::make_shared<DraftCosts>();
   for (int i = 0; i < 20; ++i) costs->Add(3);
