@@ -17,6 +17,7 @@ constexpr double kRowOfDense = 0.1;          // a row more, before one was measu
 constexpr double kWorthwhile = 1.02;         // times dense decoding's speed, or drafts do not pay
 constexpr double kFirstCredit = 0.9;         // dense tokens
 constexpr double kCreditShare = 0.01;
+constexpr double kOneTry = 1.01;
 constexpr double kMostCredit =
     8;  // dense tokens: what was won long ago does not pay for a bad stretch
 
@@ -120,8 +121,10 @@ int32_t DraftLength::Next(DraftSource source, int32_t most) const {
 
 void DraftLength::Earn(double seconds) {
   credit_ = std::min(credit_ + seconds, kMostCredit * dense_.value);
+  // Enough for one try, however dear others found it: else nobody would notice that it has become cheap.
+  const double one = kOneTry * (DraftSeconds().value_or(0) + RowSeconds());
   for (Source& source : sources_) {
-    source.credit = std::min(source.credit + seconds, kFirstCredit * dense_.value);
+    source.credit = std::min(source.credit + seconds, std::max(kFirstCredit * dense_.value, one));
   }
 }
 

@@ -295,7 +295,8 @@ TEST(GgufWeights, QuantisedWeightsOnAGpuAreComputedInBfloat16) {
   }
   // A model of this size is computed exactly otherwise.
   options.weights = "wide";
-  options.dtype = "bf16";
+  options.dtype = "auto";
+  options.kv_dtype = "bf16";
   const auto wide = ResolveDecoderOptions(model.config(), options);
   ASSERT_TRUE(wide.ok()) << wide.status();
   EXPECT_EQ(wide->compute, DType::kF32);
