@@ -90,7 +90,7 @@ class HttpApi final : public HttpHandler, public std::enable_shared_from_this<Ht
 
   // The ids of a message's prompt, checked.
   absl::StatusOr<std::vector<int32_t>> TokensOf(v1::GenerateRequest& prompt) const;
-  // Of a chat's body that is checked and not run. The error is to be worded for chat.
+  // Checks a chat's body that is not run. The error is to be worded for chat.
   absl::StatusOr<std::vector<int32_t>> TokensOfChat(const HttpRequest& request) const;
   std::unique_ptr<HttpExchange> Generate(HttpRequest& request, const HttpWaker& wake, bool chat);
   absl::StatusOr<std::string> TenantOf(const HttpRequest& request) const;

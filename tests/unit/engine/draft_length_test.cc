@@ -262,7 +262,7 @@ TEST(DraftCostTableTest, PoliciesContextsAndBatchesAreToldApart) {
   EXPECT_NE(of("lsh", 5000, 1), costs);
   EXPECT_NE(of("pca", 9000, 1), costs);
   EXPECT_NE(of("pca", 5000, 2), costs);
-  // Whatever clients send: the table is bounded, and who has costs keeps them.
+  // The table is bounded, whatever clients send, and a sequence keeps the costs that it has.
   for (size_t i = 0; i < 3 * DraftCostTable::kMostEntries; ++i) {
     of(std::to_string(i).c_str(), 5000, 1)->Add(1);
   }

@@ -137,7 +137,7 @@ TEST_F(StoreClientTest, PayloadsAreKeptAsTheirBlockIs) {
   expect(side, 6, 0);
   expect(coming, 6, 0);
   expect(client_.IdOf(NameOf(2), 0), kPriorityNormal, 0);
-  // What has no time left when it is saved is not kept for good.
+  // A payload without time left when it is saved is not kept for good.
   retention.expires = now - std::chrono::seconds(1);
   const storage::BlockId late = client_.names().Id(NameOf(1), 102, 0);
   client_.PutSide(late, ContentOf(3, 0));

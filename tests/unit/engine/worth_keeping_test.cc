@@ -1,4 +1,4 @@
-// What is worth keeping of a request: whether it uses the prefix cache, what it leaves there, how dear that is and for how long.
+// Retention of a request's KV: whether it uses the prefix cache, what it leaves there, how dear that is and for how long.
 #include <algorithm>
 #include <chrono>
 #include <memory>
@@ -73,7 +73,7 @@ class WorthKeepingTest : public kv_tiers::KvTiersTest {
   }
   // Steps until what is to be saved is saved.
   void Save() { memory_->Flush(seconds(60)); }
-  // Of all that the store has, and how many of it there are.
+  // Retentions of all that the store has, and how many there are.
   std::pair<int, std::vector<storage::BlockInfo>> InStore() const {
     std::vector<storage::BlockInfo> all;
     store_->ForEach(
@@ -123,7 +123,7 @@ TEST_F(WorthKeepingTest, WithoutStoreNothingOfItIsFound) {
     EXPECT_EQ(BytesOfTenant(), 0u);
     EXPECT_EQ(InStore().first, 0);
     EXPECT_EQ(Ask(Prompt(kTokens)), 0);
-    // What others left is used, and what comes behind it stays out.
+    // Blocks that others left are used, and those behind them stay out.
     std::vector<int32_t> longer = Prompt(kTokens + 4 * kBlockTokens);
     EXPECT_EQ(Ask(longer, {.store = false}), kCached);
     EXPECT_EQ(Ask(longer), kCached);
@@ -188,14 +188,14 @@ TEST_F(WorthKeepingTest, TheStoreHasPriorityAndTimeOfEverything) {
   answer({.priority = 5, .ttl = seconds(1000)});
   Save();
   const auto [count, all] = InStore();
-  // Of the blocks before the suffix KV, and codes beside it.
+  // KV of the blocks before the suffix, and codes beside it.
   EXPECT_EQ(count, (kWholeBlocks - 2) * (config_.num_layers() + 1));
   for (const storage::BlockInfo& info : all) {
     EXPECT_EQ(info.priority, 5);
     EXPECT_GT(info.ttl_s, 900u);
     EXPECT_LE(info.ttl_s, 1000u);
   }
-  // Whoever uses it for longer keeps it longer, with what lies beside it.
+  // A request that uses it for longer keeps it longer, with what lies beside it.
   answer({.priority = 2, .ttl = seconds(2000)});
   for (const storage::BlockInfo& info : InStore().second) {
     EXPECT_EQ(info.priority, 5);
@@ -275,7 +275,7 @@ TEST_F(WorthKeepingTest, ASaltIsSharedWithItselfAlone) {
   EXPECT_EQ(Ask(Prompt(kTokens), {.salt = "x"}), kCached);
   EXPECT_EQ(Ask(Prompt(kTokens)), kCached);
   Save();
-  // Whatever the salts, the bytes are the tenant's.
+  // The bytes are the tenant's, whatever the salts.
   EXPECT_GE(BytesOfTenant(), 3 * kWholeBlocks * memory_->store().StoredBlockBytes());
 }
 

@@ -253,7 +253,7 @@ TEST_P(BlockOrderTest, BytesAreWhatTheHeaderSays) {
                           format.coarse_bytes / 32.0 / format.block_slices;
   EXPECT_DOUBLE_EQ(bytes, type == WeightType::kQ5K || type == WeightType::kQ6K ? bytes : expected);
   EXPECT_LE(bytes, expected * 1.02);
-  // What lies past the last output of a tile takes memory, too.
+  // Places past the last output of a tile take memory, too.
   EXPECT_EQ(BlockBytes(type, 49, 4096), BlockBytes(type, 64, 4096));
 }
 

@@ -330,7 +330,7 @@ TEST_P(BlockStoreSuite, ExpiredBlockIsAMiss) {
   EXPECT_EQ(store_->stats().expired_blocks, 1u);
 }
 
-// Who puts or raises a block must not shorten what others asked for.
+// A caller that puts or raises a block must not shorten what others asked for.
 TEST_P(BlockStoreSuite, ABlockTakesTheLaterExpiryAndTheLargerPriority) {
   const auto left = [&](int block) -> int64_t {
     const auto info = store_->Find(IdOf(block));
