@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "engine/base/concat.h"
+#include "kernels/check.h"
 #include "kernels/host_matrix.h"
 
 namespace winnow::engine {
@@ -58,6 +59,7 @@ uint8_t GroupedInt4::Zero(int64_t row, int64_t group) const {
       zero = InWord(zeros, (group * rows + row) / kPerWord, AwqPlace(row % kPerWord));
       break;
   }
+  WINNOW_CHECK(scheme.zero_less == 0 || scheme.zero_less == 1);
   return static_cast<uint8_t>(zero + scheme.zero_less);
 }
 
