@@ -315,7 +315,7 @@ TEST(GgufWeights, MemoryOfWeightsIsCountedAsTheyAreKept) {
     options.kv_bytes = 1 << 20;
     const auto decoder = Decoder::Create(model.config(), *weights, *backend, options);
     ASSERT_TRUE(decoder.ok()) << decoder.status();
-    // Vectors come on top, and panels are filled up to 16 outputs and to pages.
+    // Panels are filled up to 16 outputs and to pages.
     const auto counted = static_cast<double>(StorageBytes(storage, *weights, DType::kBF16));
     EXPECT_GE(static_cast<double>((*decoder)->weight_bytes()), counted);
     EXPECT_LE(static_cast<double>((*decoder)->weight_bytes()), 1.3 * counted + 65536);
