@@ -3,8 +3,8 @@
 
     deploy/look.py --out DIR [--site DIR] [--chromium FILE]
 
-Writes a PNG of the beginning of each page to DIR, for a person to look at, and fails where a page is wider than its window, says
-something in the browser's console, or asks another host. Chromium is Debian's package chromium, or --chromium. Without --site only the
+Writes a PNG of the beginning of each page to DIR, for a person to look at, and fails where a page is wider than its window, is
+bright for a reader who wants it dark, says something in the browser's console, or asks another host. Chromium is Debian's package chromium, or --chromium. Without --site only the
 status page: of a server with tiers, prefixes and a disk that answers while it is looked at. The site is what
 `mkdocs build` makes ("deploy/check.sh" has the command's environment).
 """
@@ -72,16 +72,18 @@ class Browser:
                 return message["result"]
             self.events.append(message)
 
-    def await_event(self, session, name):
-        while True:
-            for i, event in enumerate(self.events):
-                if event.get("sessionId") == session and event["method"] == name:
-                    return self.events.pop(i)
+    def await_load(self, session, loader):
+        """Until the document of that loader is loaded: the tab's blank one says so, too."""
+        def is_loaded(event):
+            return (event.get("sessionId") == session and event["method"] == "Page.lifecycleEvent" and event["params"]["name"] == "load" and
+                    event["params"]["loaderId"] == loader)
+
+        while not any(is_loaded(event) for event in self.events):
             self.events.append(self.receive())
 
     def close(self):
         os.close(self.write)
-        self.process.terminate()
+        self.process.kill()  # its profile goes, too
         self.process.wait()
         os.close(self.read)
 
@@ -103,17 +105,20 @@ def look(browser, url, window, dark, until, path):
     browser.call("Emulation.setDeviceMetricsOverride", session, width=width, height=height, deviceScaleFactor=2 if touch else 1, mobile=touch)
     browser.call("Emulation.setEmulatedMedia", session, features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"},
                                                                        {"name": "prefers-reduced-motion", "value": "reduce"}])
-    browser.call("Page.navigate", session, url=url)
-    browser.await_event(session, "Page.loadEventFired")
+    browser.call("Page.setLifecycleEventsEnabled", session, enabled=True)
+    browser.await_load(session, browser.call("Page.navigate", session, url=url)["loaderId"])
     if until:
         evaluate(browser, session, until)
     evaluate(browser, session, "document.fonts.ready.then(() => true)")
     widest, tall = evaluate(browser, session, "[document.documentElement.scrollWidth, document.documentElement.scrollHeight]")
+    paper = evaluate(browser, session, "getComputedStyle(document.body).backgroundColor.match(/[0-9.]+/g).slice(0, 3).map(Number)")
     shot = browser.call("Page.captureScreenshot", session, captureBeyondViewport=True,
                         clip={"x": 0, "y": 0, "width": width, "height": min(tall, TALLEST), "scale": 1})
     path.write_bytes(base64.b64decode(shot["data"]))
     browser.call("Target.closeTarget", targetId=target)
     wrong = [f"{widest} pixels wide in a window of {width}"] if widest > width else []
+    if (sum(paper) < 3 * 128) != dark:
+        wrong.append(f"its paper is {paper} where the reader wants {'dark' if dark else 'light'}")
     own = url.split("/")[2]
     for event in browser.events:
         if event.get("sessionId") != session:
