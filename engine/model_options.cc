@@ -111,9 +111,9 @@ int64_t WeightBytes(const ModelConfig& config, DType dtype) {
   int64_t bytes = 0;
   for (const TensorSpec& tensor : ModelTensors(config, nullptr)) {
     const bool is_vector = tensor.rows == 0;  // norms and biases are float32 (Decoder::Widen)
-    bytes += is_vector ? tensor.cols * static_cast<int64_t>(sizeof(float))
-                       : tensor.rows * tensor.cols *
-                             static_cast<int64_t>(kernels::DTypeBytes(dtype));
+    bytes += is_vector
+                 ? tensor.cols * static_cast<int64_t>(sizeof(float))
+                 : tensor.rows * tensor.cols * static_cast<int64_t>(kernels::DTypeBytes(dtype));
   }
   return bytes;
 }
