@@ -48,10 +48,11 @@ struct Evaluator::Tally {
 
   // Means, or with `dense` means of the differences to its outcomes of the same questions.
   EvalMeasures Measures(const Tally* dense) const {
+    const Outcome none;
     std::vector<BlockSum> exact, token_acc, contains, score;
     for (size_t i = 0; i < outcomes.size(); ++i) {
       const Outcome& of = outcomes[i];
-      const Outcome base = dense != nullptr ? dense->outcomes[i] : Outcome();
+      const Outcome& base = dense != nullptr ? dense->outcomes[i] : none;
       exact.push_back({of.exact - base.exact, 1});
       token_acc.push_back({static_cast<double>(of.right_tokens - base.right_tokens),
                            static_cast<double>(of.answer_tokens)});

@@ -108,11 +108,14 @@ ResidencyKind ResidencyOf(const ModelOptions& options) {
 }  // namespace
 
 int64_t WeightBytes(const ModelConfig& config, DType dtype) {
-  int64_t values = 0;
+  int64_t bytes = 0;
   for (const TensorSpec& tensor : ModelTensors(config, nullptr)) {
-    values += std::max<int64_t>(tensor.rows, 1) * tensor.cols;
+    const bool is_vector = tensor.rows == 0;  // norms and biases are float32 (Decoder::Widen)
+    bytes += is_vector
+                 ? tensor.cols * static_cast<int64_t>(sizeof(float))
+                 : tensor.rows * tensor.cols * static_cast<int64_t>(kernels::DTypeBytes(dtype));
   }
-  return values * static_cast<int64_t>(kernels::DTypeBytes(dtype));
+  return bytes;
 }
 
 int64_t KeptWeightBytes(const ModelOptions& options, const DecoderOptions& resolved,

@@ -1,5 +1,5 @@
 // Completion: what the mid tokens that were not read are estimated to give ("Top-K Retrieval with
-// Fixed-Size Linear-Attention Completion", section 4 and appendix C; DESIGN 3.7).
+// Fixed-Size Linear-Attention Completion", section 4 and appendix C).
 //
 //   exp(q.k / sqrt d) is taken to be sum_j exp(b_j(q) + a_j(k)), a and b from
 //   kernels/feature_map.h. For each KV head and query, with R the mid tokens without the chosen

@@ -1,4 +1,4 @@
-// The k tokens whose codes agree best with a group's query codes (DESIGN 3.2 and 3.3; the scores
+// The k tokens whose codes agree best with a group's query codes (docs/retrieval.md; the scores
 // are those of HATA and Spotlight Attention, summed over the group).
 //
 // A token's score is the sum over the G queries of bits - Hamming(k, q_g). With n_b the number of

@@ -1,4 +1,4 @@
-// Binary codes of keys and queries (HATA, Spotlight Attention, HashAttention, LSH: DESIGN 3.1),
+// Binary codes of keys and queries (HATA, Spotlight Attention, HashAttention, LSH: docs/retrieval.md),
 // exactly as docs/artifact-format.md says: any two implementations give the same bits.
 //
 //   input   [in] f32 or bfloat16; f32 is rounded to bfloat16

@@ -172,7 +172,7 @@ class PackedFeatureMap {
   virtual size_t size_bytes() const = 0;
 };
 
-// The summary of a set of keys of one layer and KV head (Linear-attention completion, DESIGN 3.7):
+// The summary of a set of keys of one layer and KV head (Linear-attention completion: completion.h):
 // m[F] largest log-feature, S[F] sum of exp(a - m), Z[F][d] sum of exp(a - m) v. float32. The sums
 // are kept in two parts of the same m, first that of the tokens before the last border of
 // kSummaryBlockTokens, then that of the tokens since: added one by one to a single sum, a million

@@ -1,5 +1,5 @@
 // Exact attention over rows that lie anywhere: what a query attends to after its tokens were chosen
-// (DESIGN 3.6; "gather attention" of HATA, section 4).
+// (docs/retrieval.md; "gather attention" of HATA, section 4).
 //
 //   q       [m][H*d] f32; query i of the call reads row queries[i].row
 //   lists   [queries][Hkv]: addresses of rows (kv_layout.h: K, then V), ascending by position

@@ -1,5 +1,5 @@
-// The name of a block's content: a SHA-256 chain over everything that decides its bytes (DESIGN,
-// section 5). Two blocks with one name have the same KV, bit for bit, in any process of the same
+// The name of a block's content: a SHA-256 chain over everything that decides its bytes
+// (docs/tiers.md). Two blocks with one name have the same KV, bit for bit, in any process of the same
 // model, settings, kernels and instruction set.
 #ifndef WINNOW_ENGINE_KV_BLOCK_NAME_H_
 #define WINNOW_ENGINE_KV_BLOCK_NAME_H_

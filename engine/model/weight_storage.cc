@@ -37,6 +37,23 @@ void ForEachMatrix(const Weights& weights,
   visit(weights.lm_head, true);
 }
 
+// Norms and biases: whatever the form of the matrices, they are float32 (Decoder::Widen).
+int64_t VectorBytes(const Weights& weights) {
+  const auto values = [](const WeightMatrix& vector) {
+    return vector.data != nullptr ? vector.rows * vector.cols : 0;
+  };
+  int64_t sum = values(weights.final_norm);
+  for (const LayerWeights& layer : weights.layers) {
+    for (const WeightMatrix* vector :
+         {&layer.attention_norm, &layer.q_bias, &layer.k_bias, &layer.v_bias, &layer.q_norm,
+          &layer.k_norm, &layer.o_bias, &layer.mlp_norm, &layer.gate_bias, &layer.up_bias,
+          &layer.down_bias}) {
+      sum += values(*vector);
+    }
+  }
+  return sum * static_cast<int64_t>(sizeof(float));
+}
+
 WeightType RoundedType(WeightStorage storage, int64_t cols, bool is_output) {
   if (storage == WeightStorage::kFloat8) return kernels::Float8TypeFor(cols);
   return storage == WeightStorage::kInt4 && !is_output ? WeightType::kQ4_1 : WeightType::kQ8_0;
@@ -107,7 +124,7 @@ absl::Status CheckWeightStorage(WeightStorage storage, const Weights& weights) {
 }
 
 int64_t StorageBytes(WeightStorage storage, const Weights& weights, kernels::DType compute) {
-  int64_t bytes = 0;
+  int64_t bytes = VectorBytes(weights);
   ForEachMatrix(weights, [&](const WeightMatrix& matrix, bool is_output) {
     if (Rounds(storage)) {
       bytes += matrix.rows *

@@ -1,5 +1,5 @@
-// How mid tokens are chosen and what is done about the rest (DESIGN: "Policy"). The same text in
-// the API, on the command line and in results:
+// The attention policy: how candidates are selected, and what stands for the rest (docs/policies.md). Its text is the
+// same in the API, on the command line and in results:
 //
 //   policy  := name [":" option {"," option}]
 //   name    := dense | window | oracle | quest | lsh | pca | hata | spotlight | hashattention

@@ -1,4 +1,4 @@
-// The FETCH step: from tokens to addresses of their KV rows, wherever they lie (DESIGN, section 4).
+// The FETCH step: from tokens to addresses of their KV rows, wherever they lie (docs/tiers.md).
 //
 //   frame   the row's block is resident: its place in the frame
 //   cache   the row was read before: its place in the row cache

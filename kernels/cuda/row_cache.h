@@ -1,5 +1,5 @@
 // The row cache: rows of a layer's KV that lies in pinned host memory, kept in device memory because
-// consecutive steps choose much the same ones (DESIGN 3.5, FETCH).
+// consecutive steps choose much the same ones (docs/tiers.md).
 //
 //   slot_of_row  [rows of the pool] where a row lies in the cache, or -1
 //   slots        [slots] whose row a slot holds, and when it was used last

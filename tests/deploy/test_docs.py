@@ -223,6 +223,22 @@ class Policies(unittest.TestCase):
         for name in [*named["policies"], *named["options"]]:
             self.assertIn(f"`{name}`", page)
 
+    def test_the_comments_of_the_api_name_each(self):
+        proto = (SOURCE / "proto/winnow/v1/inference.proto").read_text()
+
+        def comment_above(field, message):
+            return re.search(rf"((?: *//.*\n)+) *string {field} = ", proto[proto.index(f"message {message} {{"):]).group(1)
+
+        named = json.loads((SOURCE / "tests/published/published.json").read_text())["policy"]
+        comment = comment_above("policy", "GenerateRequest")
+        options = {option for words in re.findall(r"(?m)^ *//   (\w[\w, ]*?)  ", comment) for option in words.split(", ")}
+        self.assertEqual(options, set(named["options"]))
+        for name in named["policies"]:
+            self.assertRegex(comment, rf'"{name}[":]')
+        comment = comment_above("name", "RetrievalIndex")
+        for name in set(named["policies"]) - {"dense", "window", "oracle"} | {"int4", "residual"}:
+            self.assertIn(f'"{name}"', comment)
+
 
 class Generated(unittest.TestCase):
     def test_the_page_of_the_api_is_current(self):

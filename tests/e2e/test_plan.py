@@ -1,6 +1,8 @@
 """`winnow plan` against `winnow serve`: servers are started with the options that were planned for, and what they
 allocated and read is compared, byte for byte."""
 import json
+import pathlib
+import shutil
 import unittest
 
 import harness
@@ -18,6 +20,30 @@ def plan(*flags, model=harness.MODEL, code=0):
 
 def event(server, name):
     return next(e for e in server.events() if e["event"] == name)
+
+
+def changed_model(directory, **changes):
+    """The test model with another configuration: its output embedding a matrix of its own where that says so, and the
+    bits of its values taken for float16, which sizes do not depend on, where that is its type."""
+    source = pathlib.Path(harness.MODEL)
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        shutil.copy(source / name, directory)
+    config = json.loads((source / "config.json").read_text()) | changes
+    (directory / "config.json").write_text(json.dumps(config))
+    file = (source / "model.safetensors").read_bytes()
+    begin = 8 + int.from_bytes(file[:8], "little")
+    tensors, values = json.loads(file[8:begin]), file[begin:]
+    if not config["tie_word_embeddings"]:
+        embedding = tensors["model.embed_tokens.weight"]
+        first, last = embedding["data_offsets"]
+        tensors["lm_head.weight"] = {**embedding, "data_offsets": [len(values), len(values) + last - first]}
+        values += values[first:last]
+    if config["torch_dtype"] == "float16":
+        tensors = {name: {**tensor, "dtype": "F16"} if "dtype" in tensor else tensor for name, tensor in tensors.items()}
+    header = json.dumps(tensors).encode()
+    header += b" " * (-len(header) % 8)
+    (directory / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + values)
+    return str(directory)
 
 
 class PlanAndServe(unittest.TestCase):
@@ -137,20 +163,38 @@ class PlanAndServe(unittest.TestCase):
     def test_a_gpu_keeps_weights_in_fewer_bits_and_room_to_widen_them(self):
         down = 6 * 704 * 256
         layers, output = 6 * (512 + 256 + 2 * 704) * 256 + down, 4096 * 256
+        norms = 13 * 256 * 4
         # Rows of 704 values are no multiple of 128.
         for weights, expected in (("int8", (layers + output) * 17 // 16), ("int4", layers * 5 // 8 + output * 17 // 16),
                                   ("fp8", (layers - down + output) * 33 // 32 + down * 9 // 8)):
             with self.subTest(weights):
                 planned = plan("--device", "cuda", "--max-context", 2048, "--weights", weights)
                 memory = planned["memory"]
-                self.assertEqual(memory["weight_bytes"], expected)
-                self.assertEqual(planned["step"]["weight_bytes"], expected)
+                self.assertEqual(memory["weight_bytes"], expected + norms)
+                self.assertEqual(planned["step"]["weight_bytes"], expected + norms)
                 self.assertEqual(memory["widening_bytes"], 2 * output)  # the largest product's
                 self.assertEqual(memory["fast_bytes"], sum(memory[name] for name in (
                     "weight_bytes", "widening_bytes", "kv_pool_bytes", "index_bytes", "summary_bytes", "row_cache_bytes")))
         self.assertEqual(plan("--device", "cuda", "--max-context", 2048)["memory"]["widening_bytes"], 0)
         # On a CPU products read what is stored.
         self.assertEqual(plan("--max-context", 2048, "--weights", "int8")["memory"]["widening_bytes"], 0)
+
+    def test_sizes_of_weights_in_every_form(self):
+        for weights in ("wide", "int8", "int4", "fp8"):
+            with self.subTest(weights):
+                self.check_sizes("--max-context", 2048, "--weights", weights)
+
+    def test_sizes_of_other_models(self):
+        for changes in ({"tie_word_embeddings": False}, {"torch_dtype": "float16"},
+                        {"tie_word_embeddings": False, "torch_dtype": "float16"}):
+            with harness.temporary_directory() as directory:
+                model = changed_model(directory, **changes)
+                for weights in ("wide", "int8", "fp8"):
+                    with self.subTest(changes=changes, weights=weights):
+                        flags = ("--max-context", 2048, "--index", "none", "--weights", weights)
+                        planned = plan(*flags, model=model)
+                        with Server(*flags, model=model) as server:
+                            self.compare(planned, server)
 
     def test_what_does_not_fit_is_said_and_exits_with_one(self):
         planned = plan("--max-context", 2048, "--index", "none", "--memory", "16MiB", code=1)

@@ -315,10 +315,39 @@ TEST(GgufWeights, MemoryOfWeightsIsCountedAsTheyAreKept) {
     options.kv_bytes = 1 << 20;
     const auto decoder = Decoder::Create(model.config(), *weights, *backend, options);
     ASSERT_TRUE(decoder.ok()) << decoder.status();
-    // Vectors come on top, and panels are filled up to 16 outputs and to pages.
+    // Panels are filled up to 16 outputs and to pages.
     const auto counted = static_cast<double>(StorageBytes(storage, *weights, DType::kBF16));
     EXPECT_GE(static_cast<double>((*decoder)->weight_bytes()), counted);
     EXPECT_LE(static_cast<double>((*decoder)->weight_bytes()), 1.3 * counted + 65536);
+  }
+}
+
+TEST(GgufWeights, EveryNormAndBiasIsCountedAsFloat32) {
+  for (const char* model_type : {"llama", "qwen2", "qwen3"}) {
+    for (const bool tied : {false, true}) {
+      SCOPED_TRACE(std::string(model_type) + (tied ? ", tied" : ""));
+      json config = SmallConfig(model_type);
+      config["tie_word_embeddings"] = tied;
+      if (std::string(model_type) == "llama") {
+        config["attention_bias"] = config["mlp_bias"] = true;
+      }
+      const RandomModel model(config);
+      const auto weights = LoadWeights(model.directory(), model.config());
+      ASSERT_TRUE(weights.ok()) << weights.status();
+      for (const DType dtype : {DType::kF32, DType::kBF16}) {
+        const auto value_bytes = static_cast<int64_t>(kernels::DTypeBytes(dtype));
+        int64_t vectors = 0, matrices = 0;
+        for (const TensorSpec& spec : ModelTensors(model.config(), nullptr)) {
+          (spec.rows == 0 ? vectors : matrices) += std::max<int64_t>(spec.rows, 1) * spec.cols;
+        }
+        EXPECT_GT(vectors, 0);
+        EXPECT_EQ(WeightBytes(model.config(), dtype), 4 * vectors + value_bytes * matrices);
+        // Rows of the embedding are looked up in the file where the output has a matrix of its own.
+        const int64_t looked_up = tied ? 0 : weights->embedding.rows * weights->embedding.cols;
+        EXPECT_EQ(StorageBytes(WeightStorage::kWide, *weights, dtype),
+                  4 * vectors + value_bytes * (matrices - looked_up));
+      }
+    }
   }
 }
 

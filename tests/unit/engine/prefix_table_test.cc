@@ -6,12 +6,11 @@
 #include <map>
 #include <thread>
 
-#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "engine/decoder.h"
 #include "engine/kv/kv_memory.h"
 #include "gtest/gtest.h"
-#include "tests/unit/engine/kv_tiers_testing.h"
+#include "tests/unit/engine/prefix_engine_testing.h"
 
 namespace winnow::engine {
 namespace {
@@ -20,44 +19,16 @@ using kv_tiers::FrameBytes;
 using kv_tiers::kBlockTokens;
 using kv_tiers::kContext;
 using kv_tiers::Load;
-using kv_tiers::Options;
 
 constexpr int32_t kTokens = 10 * kBlockTokens + 3;
 
-class PrefixTableTest : public kv_tiers::KvTiersTest {
+class PrefixTableTest : public kv_tiers::PrefixEngineTest {
  protected:
-  ModelOptions InMemory(int64_t blocks) const {
-    ModelOptions options = Options();
-    options.kv_dtype = "bf16";
-    options.retrieval.index = "lsh";
-    options.kv_bytes = FrameBytes(config_) * config_.num_layers() * blocks;
-    return options;
-  }
-  ModelOptions OnDisk() const {
-    ModelOptions options = InMemory(2 * (kContext / kBlockTokens));
-    options.tiers.disk_bytes = 256 << 20;
-    options.tiers.store_dir = directory_.File("store");
-    options.tiers.io = "threads";
-    return options;
-  }
-
-  // The engine ends before the model does: with what this gives.
-  [[nodiscard]] auto Run(LoadedModel& model) {
-    EngineOptions options;
-    options.max_running = kv_tiers::kRunning;
-    options.step_tokens = kv_tiers::kStepTokens;
-    engine_ = MakeEngine(options, *model.decoder, clock_);
-    return absl::MakeCleanup([this] { engine_.reset(); });
-  }
-
   // Prompt tokens that were found.
   int32_t Ask(const std::string& tenant, std::vector<int32_t> prompt) {
-    Client client;
     Request request = MakeRequest(++id_, std::move(prompt), 1);
     request.tenant = tenant;
-    EXPECT_TRUE(engine_->Submit(std::move(request), client.output).ok());
-    StepUntilIdle(*engine_);
-    return client.Read().last.usage.cached_tokens;
+    return Send(std::move(request)).last.usage.cached_tokens;
   }
 
   template <typename Work>
@@ -102,10 +73,6 @@ class PrefixTableTest : public kv_tiers::KvTiersTest {
     }
     return false;
   }
-
-  FakeClock clock_;
-  std::unique_ptr<Engine> engine_;
-  RequestId id_ = 0;
 };
 
 TEST_F(PrefixTableTest, NamesAreOfATenant) {

@@ -6,66 +6,33 @@
 #include <utility>
 #include <vector>
 
-#include "absl/cleanup/cleanup.h"
 #include "engine/decoder.h"
 #include "engine/kv/kv_event_log.h"
 #include "engine/kv/kv_memory.h"
 #include "gtest/gtest.h"
-#include "tests/unit/engine/kv_tiers_testing.h"
+#include "tests/unit/engine/prefix_engine_testing.h"
 
 namespace winnow::engine {
 namespace {
 
-using kv_tiers::FrameBytes;
 using kv_tiers::kBlockTokens;
 using kv_tiers::kContext;
 using kv_tiers::Load;
-using kv_tiers::Options;
 using std::chrono::seconds;
 
 constexpr int32_t kWholeBlocks = 10;
 constexpr int32_t kCached = kWholeBlocks * kBlockTokens;
 constexpr int32_t kTokens = kCached + 3;
 
-class WorthKeepingTest : public kv_tiers::KvTiersTest {
+class WorthKeepingTest : public kv_tiers::PrefixEngineTest {
  protected:
-  ModelOptions InMemory(int64_t blocks) const {
-    ModelOptions options = Options();
-    options.kv_dtype = "bf16";
-    options.retrieval.index = "lsh";
-    options.kv_bytes = FrameBytes(config_) * config_.num_layers() * blocks;
-    return options;
-  }
-  ModelOptions OnDisk() const {
-    ModelOptions options = InMemory(2 * (kContext / kBlockTokens));
-    options.tiers.disk_bytes = 256 << 20;
-    options.tiers.store_dir = directory_.File("store");
-    options.tiers.io = "threads";
-    return options;
-  }
-
-  // The engine ends before the model does: with what this gives.
-  [[nodiscard]] auto Run(LoadedModel& model) {
-    EngineOptions options;
-    options.max_running = kv_tiers::kRunning;
-    options.step_tokens = kv_tiers::kStepTokens;
-    options.kv_events = kv_events_;
-    engine_ = MakeEngine(options, *model.decoder, clock_);
-    memory_ = model.decoder->kv_memory();
-    store_ = model.store.store.get();
-    return absl::MakeCleanup([this] { engine_.reset(); });
-  }
-
   Reply Answer(std::vector<int32_t> prompt, const CacheOptions& cache, const char* policy = "dense",
                int32_t max_tokens = 1) {
-    Client client;
     Request request = MakeRequest(++id_, std::move(prompt), max_tokens);
     request.tenant = "a";
     request.cache = cache;
     request.policy = *ParseAttentionPolicy(policy);
-    EXPECT_TRUE(engine_->Submit(std::move(request), client.output).ok());
-    StepUntilIdle(*engine_);
-    return client.Read();
+    return Send(std::move(request));
   }
   // Prompt tokens that were found.
   int32_t Ask(std::vector<int32_t> prompt, const CacheOptions& cache = {}) {
@@ -85,12 +52,6 @@ class WorthKeepingTest : public kv_tiers::KvTiersTest {
   void FillFastMemory() {
     for (int32_t i = 0; i < 6; ++i) Ask(Prompt(kContext - 20, 1000 + i));
   }
-
-  FakeClock clock_;
-  std::unique_ptr<Engine> engine_;
-  KvMemory* memory_ = nullptr;
-  const storage::BlockStore* store_ = nullptr;
-  RequestId id_ = 0;
 };
 
 TEST_F(WorthKeepingTest, WithoutUseAllIsComputedAndTheTokensAreTheSame) {
