@@ -28,6 +28,7 @@ struct Flags {
   std::optional<float> temperature, top_p;
   std::optional<int32_t> max_tokens;
   std::optional<uint64_t> seed;
+  CacheFlags cache;
 };
 
 constexpr std::string_view kHelp =
@@ -164,6 +165,7 @@ class Conversation {
     if (flags_.temperature) request.mutable_sampling()->set_temperature(*flags_.temperature);
     if (flags_.top_p) request.mutable_sampling()->set_top_p(*flags_.top_p);
     if (flags_.seed) request.mutable_sampling()->set_seed(*flags_.seed);
+    *request.mutable_cache() = ToProto(flags_.cache);
     if (flags_.max_tokens) request.mutable_stopping()->set_max_tokens(*flags_.max_tokens);
 
     std::string answer;
@@ -229,6 +231,7 @@ void AddChatCommand(CLI::App& app, int* exit_code) {
   command->add_option("--top-p", flags->top_p, "in (0, 1]");
   command->add_option("--seed", flags->seed, "the same seed repeats the answers");
   command->add_option("--max-tokens", flags->max_tokens, "tokens of an answer, at most");
+  AddCacheFlags(*command, &flags->cache);
   command->footer(std::string(kHelp) +
                   "Exit codes, of the last answer: 0 answered; 1 the server refused or failed; 2 "
                   "flags; 3 no server "

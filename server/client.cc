@@ -69,6 +69,26 @@ void AddClientFlags(CLI::App& command, ClientOptions* options) {
       ->type_name("TIME");
 }
 
+void AddCacheFlags(CLI::App& command, CacheFlags* flags) {
+  command.add_flag("--no-cache-use", flags->no_use, "compute all of the prompt");
+  command.add_flag("--no-cache-store", flags->no_store, "leave nothing that later requests find");
+  command.add_option("--cache-priority", flags->priority,
+                     "0 to 6: lower ones are evicted first; 3 where nothing is said");
+  command.add_option("--cache-ttl", flags->ttl_seconds, "seconds until its KV is dropped");
+  command.add_option("--cache-salt", flags->salt,
+                     "share KV only with requests that have the same salt");
+}
+
+v1::CacheOptions ToProto(const CacheFlags& flags) {
+  v1::CacheOptions cache;
+  if (flags.no_use) cache.set_use(false);
+  if (flags.no_store) cache.set_store(false);
+  if (flags.priority) cache.set_priority(*flags.priority);
+  if (flags.ttl_seconds) cache.set_ttl_seconds(*flags.ttl_seconds);
+  cache.set_salt(flags.salt);
+  return cache;
+}
+
 class Client::Impl {
  public:
   Impl(const ClientOptions& options, std::string api_key,

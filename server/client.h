@@ -2,8 +2,10 @@
 #ifndef WINNOW_SERVER_CLIENT_H_
 #define WINNOW_SERVER_CLIENT_H_
 
+#include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -37,6 +39,18 @@ struct ClientOptions {
 
 // Declares --server, --tls..., --tenant, --api-key-file and --timeout on a command.
 void AddClientFlags(CLI::App& command, ClientOptions* options);
+
+// A request's cache options. Those that were not given stay unset, so that the server's defaults hold.
+struct CacheFlags {
+  bool no_use = false, no_store = false;
+  std::optional<int32_t> priority;
+  std::optional<int64_t> ttl_seconds;
+  std::string salt;
+};
+
+// Declares --no-cache-use, --no-cache-store and --cache-... on a command.
+void AddCacheFlags(CLI::App& command, CacheFlags* flags);
+v1::CacheOptions ToProto(const CacheFlags& flags);
 
 class Client {
  public:

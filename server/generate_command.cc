@@ -37,10 +37,7 @@ struct Flags {
   std::vector<int32_t> stop_ids;
   bool ignore_eos = false, include_stop = false, show_special = false, json = false;
   std::string policy, exactness;
-  bool no_cache_use = false, no_cache_store = false;
-  std::optional<int32_t> cache_priority;
-  std::optional<int64_t> cache_ttl;
-  std::string cache_salt;
+  CacheFlags cache;
 };
 
 // Far more than the longest prompt: a file that does not end must not take all memory.
@@ -173,12 +170,7 @@ absl::StatusOr<v1::GenerateRequest> MakeRequest(const Flags& flags) {
   request.set_policy(flags.policy);
   request.set_exactness(flags.exactness);
   request.set_show_special_tokens(flags.show_special);
-  v1::CacheOptions& cache = *request.mutable_cache();
-  if (flags.no_cache_use) cache.set_use(false);
-  if (flags.no_cache_store) cache.set_store(false);
-  if (flags.cache_priority) cache.set_priority(*flags.cache_priority);
-  if (flags.cache_ttl) cache.set_ttl_seconds(*flags.cache_ttl);
-  cache.set_salt(flags.cache_salt);
+  *request.mutable_cache() = ToProto(flags.cache);
   return request;
 }
 
@@ -395,14 +387,7 @@ void AddGenerateCommand(CLI::App& app, int* exit_code) {
   command->add_option(
       "--exactness", flags->exactness,
       "exact, floor:C or fast: how near to dense; empty: as the server and the policy say");
-  command->add_flag("--no-cache-use", flags->no_cache_use, "compute all of the prompt");
-  command->add_flag("--no-cache-store", flags->no_cache_store,
-                    "leave nothing that later requests find");
-  command->add_option("--cache-priority", flags->cache_priority,
-                      "0 to 6: lower ones are evicted first; 3 where nothing is said");
-  command->add_option("--cache-ttl", flags->cache_ttl, "seconds until its KV is dropped");
-  command->add_option("--cache-salt", flags->cache_salt,
-                      "share KV only with requests that have the same salt");
+  AddCacheFlags(*command, &flags->cache);
   command->add_flag("--json", flags->json,
                     "print one object: text, finish_reason, token_ids, usage");
   // CLI11 takes an empty value of an optional for none at all: --seed "$SEED" with nothing in SEED

@@ -359,7 +359,7 @@ void Generation::Report(const absl::Status& status) {
   reported_ = true;
   owner_.metrics_.CountRequest(status);
   std::optional<uint64_t> not_logged = 0;
-  if (!status.ok() && usage_.generated_tokens == 0) not_logged = owner_.SampleRefusal();
+  if (!status.ok() && usage_.generated_tokens == 0) not_logged = owner_.refusal_lines_.Take();
   if (!not_logged.has_value()) return;
   const LogLevel level =
       status.code() == absl::StatusCode::kInternal ? LogLevel::kError : LogLevel::kInfo;
@@ -428,8 +428,7 @@ Generator::Generator(const Options& options, engine::Engine& engine, const Valid
       clock_(clock),
       grammars_(grammars),
       name_prefix_(RandomPrefix()),
-      refusal_lines_(kRefusalLines),
-      refusal_lines_at_(clock.Now()),
+      refusal_lines_(kRefusalLines, kRefusalLinesPerSecond, clock),
       // A closed generation may be posted once more while the engine ends its choices, so twice the
       // calls would do; what is refused at the door is posted too.
       deliver_(1, size_t{1} << 24),
@@ -546,23 +545,9 @@ absl::Status Generator::ReserveTokens(Generation& generation, int64_t tokens, in
   return absl::OkStatus();
 }
 
-std::optional<uint64_t> Generator::SampleRefusal() {
-  const engine::MutexLock lock(mutex_);
-  const engine::TimePoint now = clock_.Now();
-  refusal_lines_ = std::min(
-      kRefusalLines, refusal_lines_ + Seconds(now - refusal_lines_at_) * kRefusalLinesPerSecond);
-  refusal_lines_at_ = now;
-  if (refusal_lines_ < 1) {
-    ++refusals_not_logged_;
-    return std::nullopt;
-  }
-  refusal_lines_ -= 1;
-  return std::exchange(refusals_not_logged_, 0);
-}
-
 void Generator::CountUnstarted(std::string_view transport, const absl::Status& status) {
   metrics_.CountRequest(status);
-  const std::optional<uint64_t> not_logged = SampleRefusal();
+  const std::optional<uint64_t> not_logged = refusal_lines_.Take();
   if (!not_logged.has_value()) return;
   log_.Event(LogLevel::kInfo, "request",
              {{"transport", transport},

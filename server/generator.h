@@ -36,6 +36,7 @@
 #include "engine/schedule/output_queue.h"
 #include "engine/text/tokenizer.h"
 #include "server/executor.h"
+#include "server/line_sampler.h"
 #include "server/log.h"
 #include "server/metrics.h"
 #include "server/tenant_limits.h"
@@ -209,9 +210,6 @@ class Generator {
   absl::Status OverQuota(std::string_view quota, int64_t have, int64_t more, int64_t most) const;
   // Takes tokens of the tenant's quota for a generation, until it is closed.
   absl::Status ReserveTokens(Generation& generation, int64_t tokens, int64_t most);
-  // Whether a request that came to nothing has a line of its own in the log; if so, how many before it had
-  // none. A flood of them must not fill a disk.
-  std::optional<uint64_t> SampleRefusal();
 
   const Options options_;
   engine::Engine& engine_;
@@ -222,6 +220,7 @@ class Generator {
   const engine::Clock& clock_;
   engine::GrammarCompiler* const grammars_;
   const std::string name_prefix_;  // tells processes apart in logs
+  LineSampler refusal_lines_;      // requests that came to nothing
   std::atomic<uint64_t> next_name_ = 1;
   std::atomic<engine::RequestId> next_request_ = 1;
   std::atomic<uint64_t> next_private_call_ = 1;
@@ -235,9 +234,6 @@ class Generator {
   size_t tokenizing_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t tokenizing_ ABSL_GUARDED_BY(mutex_) = 0;  // calls
   absl::flat_hash_map<std::string, size_t> tenant_tokenizing_ ABSL_GUARDED_BY(mutex_);
-  double refusal_lines_ ABSL_GUARDED_BY(mutex_);  // that may be logged
-  engine::TimePoint refusal_lines_at_ ABSL_GUARDED_BY(mutex_);
-  uint64_t refusals_not_logged_ ABSL_GUARDED_BY(mutex_) = 0;
 
   // Last: joined first, while everything that tasks use is there.
   Executor deliver_;

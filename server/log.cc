@@ -7,20 +7,18 @@
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cmath>
 #include <utility>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "engine/base/mutex.h"
 #include "google/protobuf/stubs/logging.h"
 #include "kernels/check.h"
 #include "server/line_queue.h"
+#include "server/line_sampler.h"
 #include "server/strings.h"
 #include "server/utf8.h"
 
@@ -30,6 +28,9 @@ namespace {
 constexpr size_t kMaxValueBytes = 2048;
 // Some 2,000 lines: what a reader that comes back after a pause still gets.
 constexpr size_t kQueueBytes = size_t{1} << 20;
+// Lines of gRPC's above debug: so many at once, and in a second.
+constexpr double kGrpcLines = 50;
+constexpr double kGrpcLinesPerSecond = 5;
 
 spdlog::level::level_enum SpdlogLevel(LogLevel level) {
   switch (level) {
@@ -160,46 +161,14 @@ class QueueSink final : public spdlog::sinks::base_sink<std::mutex> {
 // gRPC and Protobuf take a plain function, so the log they write to is the process's.
 std::atomic<Log*> process_log = nullptr;
 
-// Lines of gRPC's that are written: so many at once, and in a second. It has one for each compressed message that it
-// refuses, and a flood of them must not fill a disk.
-class GrpcLines {
- public:
-  // Nothing: this one is not written. Else how many before it were not.
-  std::optional<uint64_t> Take() {
-    const engine::MutexLock lock(mutex_);
-    const auto now = std::chrono::steady_clock::now();
-    left_ =
-        std::min(kAtOnce, left_ + std::chrono::duration<double>(now - at_).count() * kInASecond);
-    at_ = now;
-    if (left_ < 1) {
-      ++not_logged_;
-      return std::nullopt;
-    }
-    left_ -= 1;
-    return std::exchange(not_logged_, 0);
-  }
-
- private:
-  static constexpr double kAtOnce = 50, kInASecond = 5;
-  engine::Mutex mutex_;
-  double left_ ABSL_GUARDED_BY(mutex_) = kAtOnce;
-  std::chrono::steady_clock::time_point at_ ABSL_GUARDED_BY(mutex_) =
-      std::chrono::steady_clock::now();
-  uint64_t not_logged_ ABSL_GUARDED_BY(mutex_) = 0;
-};
-
 void LogGrpc(gpr_log_func_args* args) {
-  static GrpcLines& lines = *new GrpcLines();
   Log* log = process_log.load();
   if (log == nullptr) return;
   // gRPC calls expected things errors (a client that goes away): what matters to an operator comes
   // back to us as a status.
   const LogLevel level =
       args->severity == GPR_LOG_SEVERITY_ERROR ? LogLevel::kWarn : LogLevel::kDebug;
-  if (level == LogLevel::kDebug) return log->Event(level, "grpc", {{"text", args->message}});
-  if (const std::optional<uint64_t> not_logged = lines.Take()) {
-    log->Event(level, "grpc", {{"text", args->message}, {"not_logged", *not_logged}});
-  }
+  log->GrpcEvent(level, args->message);
 }
 
 void LogProtobuf(google::protobuf::LogLevel, const char*, int, const std::string& message) {
@@ -210,7 +179,8 @@ void LogProtobuf(google::protobuf::LogLevel, const char*, int, const std::string
 }  // namespace
 
 Log::Log(std::string_view level, std::string_view format, std::shared_ptr<spdlog::sinks::sink> sink)
-    : json_(format == "json") {
+    : grpc_lines_(std::make_unique<LineSampler>(kGrpcLines, kGrpcLinesPerSecond, clock_)),
+      json_(format == "json") {
   if (sink == nullptr) {
     queue_ =
         std::make_shared<LineQueue>(STDERR_FILENO, kQueueBytes, [json = json_](uint64_t lines) {
@@ -268,6 +238,13 @@ void Log::Event(LogLevel level, std::string_view event, std::initializer_list<Lo
   if (!logger_->should_log(spdlog_level)) return;
   const std::string line = FormatLine(json_, level, event, fields);
   logger_->log(spdlog_level, spdlog::string_view_t(line.data(), line.size()));
+}
+
+void Log::GrpcEvent(LogLevel level, std::string_view text) {
+  if (level == LogLevel::kDebug) return Event(level, "grpc", {{"text", text}});
+  if (const std::optional<uint64_t> not_logged = grpc_lines_->Take()) {
+    Event(level, "grpc", {{"text", text}, {"not_logged", *not_logged}});
+  }
 }
 
 void Log::TakeOverLibraries() {

@@ -16,6 +16,8 @@
 #include <string_view>
 #include <variant>
 
+#include "engine/base/clock.h"
+
 namespace spdlog {
 class logger;
 namespace sinks {
@@ -26,6 +28,7 @@ class sink;
 namespace winnow::server {
 
 class LineQueue;
+class LineSampler;
 
 enum class LogLevel { kDebug, kInfo, kWarn, kError };
 
@@ -47,6 +50,9 @@ class Log {
   // `event` is a literal that names the kind of line.
   void Event(LogLevel level, std::string_view event, std::initializer_list<LogField> fields = {});
 
+  // Logs a line of gRPC's, which has one for each compressed message that it refuses: a flood of them is sampled.
+  void GrpcEvent(LogLevel level, std::string_view text);
+
   // As --log-level takes it; any thread. The level that it was; nothing: there is no such level, and it stays.
   std::optional<std::string> SetLevel(std::string_view level);
   std::string level() const;
@@ -62,6 +68,8 @@ class Log {
   void TakeOverLibraries();
 
  private:
+  const engine::SteadyClock clock_;
+  const std::unique_ptr<LineSampler> grpc_lines_;
   std::shared_ptr<LineQueue> queue_;  // null where another sink was given
   std::shared_ptr<spdlog::logger> logger_;
   const bool json_;

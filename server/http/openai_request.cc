@@ -351,6 +351,59 @@ void TakeCache(JsonFields& options, v1::GenerateRequest& out) {
   if (auto salt = fields.String("salt")) cache.set_salt(*std::move(salt));
 }
 
+// Takes an option under a second name, or refuses it if it differs from `first`, the value under the first name.
+template <typename T, typename Set>
+void TakeAgain(JsonFields& fields, std::string_view name, std::optional<T> value,
+               std::string_view first_name, const std::optional<T>& first, Set set) {
+  if (!value.has_value()) return;
+  if (first.has_value() && *first != *value) {
+    fields.Add(name, Concat("contradicts ", first_name));
+  } else {
+    set(*std::move(value));
+  }
+}
+
+std::optional<std::string> UnlessEmpty(std::optional<std::string> text) {
+  return text.has_value() && text->empty() ? std::nullopt : std::move(text);
+}
+
+void TakeSalt(JsonFields& fields, std::string_view name, v1::GenerateRequest& out) {
+  TakeAgain(fields, name, UnlessEmpty(fields.String(name)), "winnow.cache.salt",
+            UnlessEmpty(out.cache().salt()),
+            [&](std::string salt) { out.mutable_cache()->set_salt(std::move(salt)); });
+}
+
+// Takes the options from vLLM's object for arguments of its extensions, which is flat. For clients that can send nothing
+// else; other arguments would change the answer in vLLM, so they are refused.
+void TakeFlatOptions(JsonFields& fields, const Json& object, v1::GenerateRequest& out) {
+  RefuseUnknown(fields, object,
+                {"winnow_policy", "winnow_exactness", "winnow_cache_use", "winnow_cache_store",
+                 "winnow_cache_priority", "winnow_cache_ttl_seconds", "winnow_cache_salt"});
+  TakeAgain(fields, "winnow_policy", fields.String("winnow_policy"), "winnow.policy",
+            UnlessEmpty(out.policy()), [&](std::string text) { out.set_policy(std::move(text)); });
+  TakeAgain(fields, "winnow_exactness", fields.String("winnow_exactness"), "winnow.exactness",
+            UnlessEmpty(out.exactness()),
+            [&](std::string text) { out.set_exactness(std::move(text)); });
+  const v1::CacheOptions first = out.cache();
+  const auto if_set = [](bool set, auto value) {
+    return set ? std::optional(value) : std::nullopt;
+  };
+  TakeAgain(fields, "winnow_cache_use", fields.Bool("winnow_cache_use"), "winnow.cache.use",
+            if_set(first.has_use(), first.use()),
+            [&](bool use) { out.mutable_cache()->set_use(use); });
+  TakeAgain(fields, "winnow_cache_store", fields.Bool("winnow_cache_store"), "winnow.cache.store",
+            if_set(first.has_store(), first.store()),
+            [&](bool store) { out.mutable_cache()->set_store(store); });
+  TakeAgain(fields, "winnow_cache_priority", fields.Int32("winnow_cache_priority"),
+            "winnow.cache.priority", if_set(first.has_priority(), first.priority()),
+            [&](int32_t priority) { out.mutable_cache()->set_priority(priority); });
+  TakeAgain(fields, "winnow_cache_ttl_seconds", fields.Int32("winnow_cache_ttl_seconds"),
+            "winnow.cache.ttl_seconds",
+            if_set(first.has_ttl_seconds(), static_cast<int32_t>(first.ttl_seconds())),
+            [&](int32_t seconds) { out.mutable_cache()->set_ttl_seconds(seconds); });
+  TakeSalt(fields, "winnow_cache_salt", out);
+}
+
 }  // namespace
 
 void TakeWinnowOptions(JsonFields& fields, v1::GenerateRequest& out) {
@@ -361,26 +414,10 @@ void TakeWinnowOptions(JsonFields& fields, v1::GenerateRequest& out) {
     if (auto exactness = options.String("exactness")) out.set_exactness(*std::move(exactness));
     TakeCache(options, out);
   }
-  // vLLM's name for it.
-  if (auto salt = fields.String("cache_salt"); salt.has_value() && !salt->empty()) {
-    if (!out.cache().salt().empty() && out.cache().salt() != *salt) {
-      fields.Add("cache_salt", "contradicts winnow.cache.salt");
-    }
-    out.mutable_cache()->set_salt(*std::move(salt));
-  }
+  TakeSalt(fields, "cache_salt", out);  // vLLM's name for it
   if (Json* const extra = fields.Object("vllm_xargs")) {
     JsonFields options(*extra, fields.violations(), "vllm_xargs.");
-    // One text under two names: both may be there if they are equal.
-    const auto take = [&](std::string_view name, std::string_view own, std::string& to) {
-      auto text = options.String(name);
-      if (text.has_value() && !to.empty() && *text != to) {
-        options.Add(name, Concat("contradicts ", own));
-      } else if (text.has_value()) {
-        to = *std::move(text);
-      }
-    };
-    take("winnow_policy", "winnow.policy", *out.mutable_policy());
-    take("winnow_exactness", "winnow.exactness", *out.mutable_exactness());
+    TakeFlatOptions(options, *extra, out);
   }
 }
 

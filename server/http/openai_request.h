@@ -61,7 +61,7 @@ absl::StatusOr<RenderBody> ParseRenderBody(std::string_view body);
 std::string TakeContent(nlohmann::json& content, const std::string& path, Violations& violations);
 // `chat_template_kwargs`, and `reasoning_effort` "none", which is {"enable_thinking": false}.
 void TakeTemplateOptions(JsonFields& fields, v1::ChatPrompt& chat);
-// `winnow` and `vllm_xargs`.
+// `winnow`, `cache_salt` and `vllm_xargs`.
 void TakeWinnowOptions(JsonFields& fields, v1::GenerateRequest& out);
 void TakeSampling(JsonFields& fields, v1::SamplingOptions& out);
 // A prompt alone: `messages` with what belongs to them, or `prompt`. `body`: what `fields` are of.

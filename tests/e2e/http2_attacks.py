@@ -3,7 +3,8 @@
 
     http2_attacks.py KIND --port PORT --seconds 5 [--connections 4] [--tls] [--source 127.0.0.2]
 
-A connection that the server closes is opened anew at once. Those of IDLE stay open when they have said what they say. Prints one line of JSON: what was sent, and how often the
+A connection that the server closes is opened anew at once. Those of IDLE stay open when they have said what they say; those of UNREAD do, too, and
+nothing that the server sends is read. Prints one line of JSON: what was sent, and how often the
 server closed a connection. Run as a program of its own, so that it does not slow the client down that measures.
 """
 import argparse
@@ -24,6 +25,9 @@ GENERATE = b"/winnow.v1.InferenceService/Generate"
 # Streams for each connection before it is opened anew: their blocks are made once.
 STREAMS = 40_000
 IDLE = ("idle", "half_scrapes")
+UNREAD = ("unread_grpc", "unread_http")
+# What the kernel may hold for a reader of UNREAD.
+UNREAD_BYTES = 4096
 
 
 def frame(kind, flags, stream, payload=b""):
@@ -133,6 +137,20 @@ def endless_head():
         yield b"".join(b"x-%d-%d: %s\r\n" % (i, j, b"a" * 200) for j in range(64))
 
 
+def unread_grpc():
+    """A call for a long answer, whose stream may not get a byte: its window is empty."""
+    # text {text: "x"}, stopping {max_tokens: 4000, ignore_eos: true}, top_logprobs: 20
+    message = bytes.fromhex("0a030a0178" "2a0508a01f2801" "3814")
+    yield PREFACE + frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 0)) + frame(HEADERS, END_HEADERS, 1, call_headers())
+    yield frame(DATA, END_STREAM, 1, b"\x00" + struct.pack(">I", len(message)) + message)
+
+
+def unread_http():
+    body = json.dumps({"messages": [{"role": "user", "content": "x"}], "stream": True, "max_tokens": 4000, "ignore_eos": True, "logprobs": True,
+                       "top_logprobs": 20}).encode()
+    yield b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+
+
 def kinds():
     message = bytes.fromhex("0a030a0178")  # a GenerateRequest: text { text: "x" }
     return {
@@ -149,14 +167,16 @@ def kinds():
         "endless_head": endless_head,
         "idle": lambda: iter(()),
         "half_scrapes": lambda: iter([b"GET /metrics HTTP/1.1\r\nHost: x\r\n"]),
+        "unread_grpc": unread_grpc,
+        "unread_http": unread_http,
     }
 
 
 class Attacker:
-    """One connection at a time, and the blocks that are sent on it. What the server sends is read and dropped."""
+    """One connection at a time, and the blocks that are sent on it. What the server sends is read and dropped, unless `reads` is false."""
 
-    def __init__(self, connect, make_blocks, prepared, idles):
-        self.open, self.make_blocks, self.prepared, self.idles = connect, make_blocks, prepared, idles
+    def __init__(self, connect, make_blocks, prepared, idles, reads):
+        self.open, self.make_blocks, self.prepared, self.idles, self.reads = connect, make_blocks, prepared, idles, reads
         self.sent, self.closed = 0, 0
         self.connect()
 
@@ -182,10 +202,12 @@ class Attacker:
             if not self.idles:
                 self.closed += 1
                 return False
-            self.waits_for = selectors.EVENT_READ  # for its end
+            self.waits_for = selectors.EVENT_READ if self.reads else None  # for its end
         except OSError:
             self.closed += 1
             return False
+        if not self.reads:
+            return True
         try:
             while self.socket.recv(65536):
                 pass
@@ -199,9 +221,14 @@ class Attacker:
         return True
 
 
-def connector(port, tls, source):
+def connector(port, tls, source, receive_bytes=None):
     def connect():
-        plain = socket.create_connection(("127.0.0.1", port), timeout=5, source_address=(source, 0))
+        plain = socket.socket()
+        if receive_bytes:  # before it is connected, or the window that is announced is larger
+            plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        plain.settimeout(5)
+        plain.bind((source, 0))
+        plain.connect(("127.0.0.1", port))
         if not tls:
             return plain
         context = ssl.create_default_context()
@@ -221,7 +248,7 @@ def attack(kind, connect, seconds, connections):
     attackers, failed = [], 0
     for _ in range(connections):
         try:
-            attacker = Attacker(connect, make_blocks, prepared, kind in IDLE)
+            attacker = Attacker(connect, make_blocks, prepared, kind in IDLE + UNREAD, kind not in UNREAD)
         except OSError:  # as many as are let in
             failed += 1
             continue
@@ -231,7 +258,9 @@ def attack(kind, connect, seconds, connections):
         for key, _ in selector.select(0.05):
             attacker = key.data
             if attacker.step():
-                if key.events != attacker.waits_for:
+                if attacker.waits_for is None:
+                    selector.unregister(attacker.socket)
+                elif key.events != attacker.waits_for:
                     selector.modify(attacker.socket, attacker.waits_for, attacker)
                 continue
             selector.unregister(attacker.socket)
@@ -261,7 +290,7 @@ def main():
     parser.add_argument("--tls", action="store_true")
     parser.add_argument("--source", default="127.0.0.1", help="the address to come from")
     args = parser.parse_args()
-    attack(args.kind, connector(args.port, args.tls, args.source), args.seconds, args.connections)
+    attack(args.kind, connector(args.port, args.tls, args.source, UNREAD_BYTES if args.kind in UNREAD else None), args.seconds, args.connections)
 
 
 if __name__ == "__main__":

@@ -266,6 +266,8 @@ class Routes(unittest.TestCase):
             ({"winnow": {"exactness": "nearly"}}, "winnow.exactness"),
             ({"winnow": {"policy": "window:verify=8", "exactness": "fast"}}, "winnow.exactness"),
             ({"winnow": {"exactness": "exact"}, "vllm_xargs": {"winnow_exactness": "fast"}}, "vllm_xargs.winnow_exactness"),
+            ({"vllm_xargs": {"winnow_polcy": "dense"}}, "vllm_xargs.winnow_polcy"), ({"vllm_xargs": {"no_repeat_ngram": 3}}, "vllm_xargs.no_repeat_ngram"),
+            ({"vllm_xargs": {"winnow_cache_priority": 7}}, "winnow.cache.priority"),
             ({"winnow": {"cache": {"use": 1}}}, "winnow.cache.use"), ({"winnow": {"cache": {"priority": 7}}}, "winnow.cache.priority"),
             ({"winnow": {"cache": {"ttl_seconds": -1}}}, "winnow.cache.ttl_seconds"), ({"winnow": {"cache": {"ttl": 1}}}, "winnow.cache.ttl"),
             ({"winnow": {"cache": {"store": False, "priority": 3}}}, "winnow.cache.store"), ({"winnow": {"cache": True}}, "winnow.cache"),

@@ -5,6 +5,7 @@ import asyncio
 import hashlib
 import http.client
 import json
+import re
 import signal
 import sys
 import unittest
@@ -364,6 +365,24 @@ class CacheOptions(Refusals, unittest.TestCase):
             result = run("generate", "--server", server.address, "--prompt", TEXT, "--max-tokens", 1, "--no-cache-store", "--cache-ttl", 5)
             self.assertNotEqual(result.returncode, 0)
             self.assertIn("cache.store", result.stderr)
+
+    def test_chat_says_them_with_every_question(self):
+        with Server() as server:
+            def first_answer(*flags):
+                talk = run("chat", "--server", server.address, "--max-tokens", 1, "--system", TEXT, *flags, input="Hello\n")
+                self.assertEqual(talk.returncode, 0, talk.stderr)
+                return int(re.search(r"\[\d+ tokens, (\d+) of them cached", talk.stderr)[1])
+
+            self.assertEqual(first_answer("--no-cache-store"), 0)
+            self.assertEqual(first_answer(), 0, "it left nothing")
+            self.assertGreater(first_answer(), 0)
+            self.assertEqual(first_answer("--no-cache-use"), 0)
+            self.assertEqual(first_answer("--cache-salt", "x"), 0)
+            self.assertGreater(first_answer("--cache-salt", "x"), 0)
+            for flags, field in ((("--cache-priority", 7), "cache.priority"), (("--no-cache-store", "--cache-ttl", 5), "cache.store")):
+                talk = run("chat", "--server", server.address, *flags, input="Hello\n")
+                self.assertEqual(talk.returncode, 1, talk.stderr)
+                self.assertIn(field, talk.stderr)
 
     def test_they_hold_over_restarts(self):
         with temporary_directory() as directory:

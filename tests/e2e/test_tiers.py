@@ -6,7 +6,9 @@ import pathlib
 import random
 import re
 import signal
+import statistics
 import subprocess
+import threading
 import time
 import unittest
 
@@ -14,6 +16,7 @@ import grpc
 
 from harness import (BIN, MODEL, PATIENCE, SEED, Api, Server, counting_request, eventually, main, run,
                      temporary_directory, token_ids)
+from test_attacks import SECONDS, Bounds, Watched
 
 MIB = 1 << 20
 POLICIES = ["dense", "spotlight:k=3%,window=48,completion=on,suffix=40,from=0"]
@@ -42,7 +45,64 @@ def document(rng, words):
     return " ".join(rng.choice(few) for _ in range(words))
 
 
-class Tiers(unittest.TestCase):
+class Disks(unittest.TestCase):
+    """Directories for stores: on a file system of their own, on a disk that the kernel slows down."""
+
+    def setUp(self):
+        directory = temporary_directory()
+        self.directory = directory.__enter__()
+        self.addCleanup(directory.__exit__, None, None, None)
+        self.store = self.directory / "store"
+
+    def mount(self, *arguments):
+        """A small file system of its own, for the store. Its directory."""
+        room = self.directory / "room"
+        room.mkdir()
+        if subprocess.run(["mount", *arguments, room], capture_output=True).returncode:
+            self.skipTest("may not mount a small file system")
+        self.addCleanup(subprocess.run, ["umount", "-l", room])
+        self.store = room / "store"
+        return room
+
+    def mount_tmpfs(self, size):
+        return self.mount("-t", "tmpfs", "-o", f"size={size}", "none")
+
+    def mount_ext4(self, size_bytes):
+        """On a loop device: with extents, a block bitmap and O_DIRECT, as on a disk."""
+        image = self.directory / "image"
+        with open(image, "wb") as file:
+            file.truncate(size_bytes)
+        try:
+            made = subprocess.run(["mkfs.ext4", "-q", "-F", "-m", "0", "-O", "^has_journal", image], capture_output=True)
+        except FileNotFoundError:
+            self.skipTest("mkfs.ext4 is not installed")
+        self.assertEqual(made.returncode, 0, made.stderr)
+        return self.mount("-o", "loop", image)
+
+    def slow_down(self, server, reads_per_s):
+        """The kernel lets the server read so many times a second from the disk that its store is on. Undoes it."""
+        device = os.stat(self.directory).st_dev
+        device = f"{os.major(device)}:{os.minor(device)}"
+        v1, v2 = pathlib.Path("/sys/fs/cgroup/blkio"), pathlib.Path("/sys/fs/cgroup")
+        name = f"winnow-test-{server.process.pid}"
+        group, limit, line = v2 / name, "io.max", f"{device} riops={{}}"
+        if v1.is_dir():
+            group, limit, line = v1 / name, "blkio.throttle.read_iops_device", f"{device} {{}}"
+        unlimited = "0" if v1.is_dir() else "max"
+        try:
+            group.mkdir()
+            self.addCleanup(lambda: group.is_dir() and group.rmdir())
+            (group / limit).write_text(line.format(reads_per_s))
+            (group / "cgroup.procs").write_text(str(server.process.pid))
+        except OSError as error:
+            self.skipTest(f"may not slow down the disk: {error}")
+
+        def undo():
+            (group / limit).write_text(line.format(unlimited))
+        return undo
+
+
+class Tiers(Disks):
     @classmethod
     def setUpClass(cls):
         cls.rng = random.Random(SEED)
@@ -57,12 +117,6 @@ class Tiers(unittest.TestCase):
         # Else the frames hold everything and the tests show nothing.
         kv_bytes = sum(cls.prompt_tokens[::2]) * 6 * 2 * 2 * 64 * 2
         assert kv_bytes > 3 * cls.least, (kv_bytes, cls.least)
-
-    def setUp(self):
-        directory = temporary_directory()
-        self.directory = directory.__enter__()
-        self.addCleanup(directory.__exit__, None, None, None)
-        self.store = self.directory / "store"
 
     @classmethod
     def ask(cls, api, request, metadata=()):
@@ -239,31 +293,6 @@ class Tiers(unittest.TestCase):
             self.assertLessEqual(sum(p.stat().st_size for p in self.store.glob("seg-*")), 16 * MIB)
             self.finish(server)
 
-    def mount(self, *arguments):
-        """A small file system of its own, for the store. Its directory."""
-        room = self.directory / "room"
-        room.mkdir()
-        if subprocess.run(["mount", *arguments, room], capture_output=True).returncode:
-            self.skipTest("may not mount a small file system")
-        self.addCleanup(subprocess.run, ["umount", "-l", room])
-        self.store = room / "store"
-        return room
-
-    def mount_tmpfs(self, size):
-        return self.mount("-t", "tmpfs", "-o", f"size={size}", "none")
-
-    def mount_ext4(self, size_bytes):
-        """On a loop device: with extents, a block bitmap and O_DIRECT, as on a disk."""
-        image = self.directory / "image"
-        with open(image, "wb") as file:
-            file.truncate(size_bytes)
-        try:
-            made = subprocess.run(["mkfs.ext4", "-q", "-F", "-m", "0", "-O", "^has_journal", image], capture_output=True)
-        except FileNotFoundError:
-            self.skipTest("mkfs.ext4 is not installed")
-        self.assertEqual(made.returncode, 0, made.stderr)
-        return self.mount("-o", "loop", image)
-
     def test_a_full_file_system(self):
         self.mount_tmpfs("14m")
         # Frames for one text: what the store does not take must find room there.
@@ -344,28 +373,6 @@ class Tiers(unittest.TestCase):
 
     # ---- a slow disk ----
 
-    def slow_down(self, server, reads_per_s):
-        """The kernel lets the server read so many times a second from the disk that its store is on. Undoes it."""
-        device = os.stat(self.directory).st_dev
-        device = f"{os.major(device)}:{os.minor(device)}"
-        v1, v2 = pathlib.Path("/sys/fs/cgroup/blkio"), pathlib.Path("/sys/fs/cgroup")
-        name = f"winnow-test-{server.process.pid}"
-        group, limit, line = v2 / name, "io.max", f"{device} riops={{}}"
-        if v1.is_dir():
-            group, limit, line = v1 / name, "blkio.throttle.read_iops_device", f"{device} {{}}"
-        unlimited = "0" if v1.is_dir() else "max"
-        try:
-            group.mkdir()
-            self.addCleanup(lambda: group.is_dir() and group.rmdir())
-            (group / limit).write_text(line.format(reads_per_s))
-            (group / "cgroup.procs").write_text(str(server.process.pid))
-        except OSError as error:
-            self.skipTest(f"may not slow down the disk: {error}")
-
-        def undo():
-            (group / limit).write_text(line.format(unlimited))
-        return undo
-
     def test_a_slow_disk(self):
         with self.on_disk(kv_bytes="24MiB") as server:
             self.check(server)
@@ -427,6 +434,62 @@ class Tiers(unittest.TestCase):
         result = serve(*flags, self.store, **who)
         self.assertNotEqual(result.returncode, 0)
         self.assertIn(str(self.store), result.stderr)
+
+
+class Patient(Watched):
+    def ask(self, api=None, timeout=PATIENCE):
+        return super().ask(api, timeout=timeout)
+
+
+class Beside(Disks, Bounds):
+    """Tiny requests while the store is in trouble and others' long prompts want it."""
+
+    def hinder(self, kind, series, trouble=lambda server: None, p99_s=1):
+        texts = [document(random.Random(SEED + i), 900) for i in range(8)]
+        with Server("--max-context", 4096, "--max-running", 16, "--step-tokens", 192, "--block-tokens", 32, "--kv-bytes", "16MiB",
+                    "--disk-bytes", "256MiB", "--store-dir", self.store) as server, \
+                concurrent.futures.ThreadPoolExecutor(1) as threads:
+            api = Api(server.address)
+
+            def ask_each():
+                """Until the first token of each. More than the memory for KV holds, so that each is looked for in the store."""
+                for text in texts:
+                    begun = time.monotonic()
+                    list(api.generate(counting_request(text, 1), timeout=PATIENCE))
+                    yield time.monotonic() - begun
+
+            computed = list(ask_each())
+            trouble(server)
+            ended = threading.Event()
+
+            def load():
+                taken = []
+                while not ended.is_set():
+                    taken += ask_each()
+                return taken
+
+            loading = threads.submit(load)
+            attack = Patient(server, "idle", connections=0, seconds=max(SECONDS, 3), series=series)
+            attack.kind = kind
+            try:
+                attack.run()
+            finally:
+                ended.set()
+            taken = loading.result()
+            print(f"{kind}: first token of a long prompt after {1e3 * statistics.median(computed):.0f} ms when it is computed, beside it after "
+                  f"{1e3 * statistics.median(taken):.0f} ms in the median, {1e3 * max(taken):.0f} ms at most, of {len(taken)}", flush=True)
+            self.hold(attack, p99_s)
+            self.assertEqual(server.terminate(), 0, server.log())
+        return attack.seen
+
+    def test_a_full_file_system(self):
+        self.mount_tmpfs("6m")  # no segment fits
+        self.assertEqual(self.hinder("full file system", ["winnow_store_state"])["winnow_store_state"], 1)
+
+    def test_a_slow_disk(self):
+        # A step waits for its reads, layer by layer, each of which is given up after 2 s; whoever is in that step waits with it.
+        seen = self.hinder("slow disk", ["winnow_store_io_errors_total"], lambda server: self.slow_down(server, 5), p99_s=15)
+        self.assertGreater(seen["winnow_store_io_errors_total"], 0)  # late
 
 
 if __name__ == "__main__":

@@ -141,6 +141,67 @@ TEST(HttpRequestTest, CacheOptionsOfEveryApi) {
               HasSubstr("winnow.cache.prio"));
 }
 
+TEST(HttpRequestTest, FlatOptionsOfEveryApi) {
+  const std::string flat =
+      R"("vllm_xargs":{"winnow_policy":"dense","winnow_exactness":"exact","winnow_cache_use":false,
+         "winnow_cache_store":true,"winnow_cache_priority":5,"winnow_cache_ttl_seconds":60,"winnow_cache_salt":"x"})";
+  const std::string nested = R"("winnow":{"policy":"dense","exactness":"exact",
+      "cache":{"use":false,"store":true,"priority":5,"ttl_seconds":60,"salt":"x"}})";
+  const std::string messages = R"("messages":[{"role":"user","content":"a"}])";
+  const auto parsed = [&](const std::string& options) {
+    const auto chat = ParseChatRequest("{" + messages + options + "}");
+    const auto completion = ParseCompletionRequest("{\"prompt\":\"a\"" + options + "}");
+    const auto anthropic =
+        ParseAnthropicRequest("{\"max_tokens\":4," + messages + options + "}", false);
+    const auto responses = ParseResponsesRequest("{\"input\":\"a\"" + options + "}");
+    std::vector<std::string> requests;
+    for (const absl::Status& status :
+         {chat.status(), completion.status(), anthropic.status(), responses.status()}) {
+      EXPECT_TRUE(status.ok()) << options << status;
+    }
+    if (chat.ok()) requests.push_back(chat->generate.DebugString());
+    if (completion.ok()) requests.push_back(completion->generate.DebugString());
+    if (anthropic.ok()) requests.push_back(anthropic->generate.DebugString());
+    if (responses.ok()) requests.push_back(responses->generate.DebugString());
+    return requests;
+  };
+  const auto expected = parsed("," + nested);
+  EXPECT_EQ(parsed("," + flat), expected);
+  EXPECT_EQ(parsed("," + flat + "," + nested + R"(,"cache_salt":"x")"), expected);
+  EXPECT_EQ(parsed(R"(,"vllm_xargs":{})"), parsed(""));
+  EXPECT_EQ(parsed(R"(,"vllm_xargs":null)"), parsed(""));
+}
+
+TEST(HttpRequestTest, FlatOptionsThatAreUnknownOrContradictAreRefusedByName) {
+  const std::string begin = R"({"messages":[{"role":"user","content":"a"}],)";
+  const std::string nested = R"("winnow":{"policy":"dense","exactness":"exact",
+      "cache":{"use":false,"store":true,"priority":5,"ttl_seconds":60,"salt":"x"}},)";
+  for (const auto& [extra, named] : std::vector<std::pair<std::string, std::string>>{
+           {R"({"logits_processor":"x"})", "vllm_xargs.logits_processor"},
+           {R"({"winnow_polcy":"dense"})", "vllm_xargs.winnow_polcy"},
+           {R"({"winnow_policy":7})", "vllm_xargs.winnow_policy"},
+           {R"({"winnow_cache_use":"no"})", "vllm_xargs.winnow_cache_use"},
+           {R"({"winnow_cache_priority":1.5})", "vllm_xargs.winnow_cache_priority"},
+           {R"(["winnow_policy"])", "vllm_xargs"},
+           {R"({"winnow_policy":"window"})", "vllm_xargs.winnow_policy"},
+           {R"({"winnow_exactness":"fast"})", "vllm_xargs.winnow_exactness"},
+           {R"({"winnow_cache_use":true})", "vllm_xargs.winnow_cache_use"},
+           {R"({"winnow_cache_store":false})", "vllm_xargs.winnow_cache_store"},
+           {R"({"winnow_cache_priority":4})", "vllm_xargs.winnow_cache_priority"},
+           {R"({"winnow_cache_ttl_seconds":61})", "vllm_xargs.winnow_cache_ttl_seconds"},
+           {R"({"winnow_cache_salt":"y"})", "vllm_xargs.winnow_cache_salt"}}) {
+    const auto request = ParseChatRequest(begin + nested + "\"vllm_xargs\":" + extra + "}");
+    ASSERT_FALSE(request.ok()) << extra;
+    const std::string message(request.status().message());
+    EXPECT_THAT(message, HasSubstr(named + ": ")) << extra;
+  }
+  const auto salts =
+      ParseChatRequest(begin + R"("cache_salt":"x","vllm_xargs":{"winnow_cache_salt":"y"}})");
+  EXPECT_THAT(std::string(salts.status().message()), HasSubstr("vllm_xargs.winnow_cache_salt"));
+  const auto close = ParseChatRequest(begin + R"("vllm_xargs":{"winnow_polcy":"dense"}})");
+  EXPECT_THAT(std::string(close.status().message()), HasSubstr("winnow_policy"));
+}
+
 TEST(HttpRequestTest, WhatChangesWithEveryRequestIsDropped) {
   const auto request = ParseAnthropicRequest(
       R"({"max_tokens":4,"system":[{"type":"text","text":"x-anthropic-billing-header: v=1; id=9"},

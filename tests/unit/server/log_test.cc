@@ -93,18 +93,20 @@ TEST(Log, LevelsBelowTheConfiguredAreSilent) {
   EXPECT_EQ(std::count(lines.begin(), lines.end(), '\n'), 2);
 }
 
-// As it says something of each message that it refuses.
+// gRPC has a line for each message that it refuses. The second log is another server's: it has seen none of the first one's.
 TEST(Log, AFloodOfGrpcsLinesIsNotWritten) {
-  std::ostringstream out;
-  {
-    Log log("info", "json", std::make_shared<spdlog::sinks::ostream_sink_mt>(out));
-    log.TakeOverLibraries();
-    gpr_set_log_verbosity(GPR_LOG_SEVERITY_ERROR);  // as grpc_init does in a server
-    for (int i = 0; i < 20'000; ++i) gpr_log(GPR_ERROR, "message %d is refused", i);
+  for (int i = 0; i < 2; ++i) {
+    std::ostringstream out;
+    {
+      Log log("info", "json", std::make_shared<spdlog::sinks::ostream_sink_mt>(out));
+      log.TakeOverLibraries();
+      gpr_set_log_verbosity(GPR_LOG_SEVERITY_ERROR);  // as grpc_init does in a server
+      for (int line = 0; line < 20'000; ++line) gpr_log(GPR_ERROR, "message %d is refused", line);
+    }
+    const std::string lines = out.str();
+    EXPECT_THAT(lines, HasSubstr("message 0 is refused"));
+    EXPECT_LT(std::count(lines.begin(), lines.end(), '\n'), 200);
   }
-  const std::string lines = out.str();
-  EXPECT_THAT(lines, HasSubstr("message 0 is refused"));
-  EXPECT_LT(std::count(lines.begin(), lines.end(), '\n'), 200);
 }
 
 TEST(Log, WhatLibrariesSayIsEscapedToo) {

@@ -346,10 +346,15 @@ TEST_F(DiskStoreTest, FailedSyncPoisonsTheSegmentAndIsNotRepeated) {
   EXPECT_EQ(client_->GetAndCheck(IdOf(2), kSmall), Reason::kNone);
 }
 
-TEST_F(DiskStoreTest, NoSpaceMakesTheTierReadOnlyThenItMakesRoomAndGoesOn) {
+// ENOSPC, and EDQUOT, which is the same to a store: its own bytes are all that it may have.
+class DiskStoreNoSpaceTest : public DiskStoreTest, public ::testing::WithParamInterface<int> {};
+
+INSTANTIATE_TEST_SUITE_P(Errors, DiskStoreNoSpaceTest, ::testing::Values(ENOSPC, EDQUOT));
+
+TEST_P(DiskStoreNoSpaceTest, MakesTheTierReadOnlyThenItMakesRoomAndGoesOn) {
   Open();
   for (int i = 0; i < 40; ++i) ASSERT_EQ(client_->Put(IdOf(i), kSmall), Reason::kNone);
-  plan_->FailAll(Call::kAllocate, ENOSPC);
+  plan_->FailAll(Call::kAllocate, GetParam());
   int i = 40;
   while (client_->Put(IdOf(i), kSmall) == Reason::kNone) ++i;
   EXPECT_EQ(store_->stats().state, TierState::kDegraded);
