@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "kernels/host_matrix.h"
+#include "kernels/kv_row.h"
 #include "kernels/logit_select.h"
 
 namespace winnow::kernels {
@@ -14,6 +15,16 @@ std::byte* PageOf(void* bounds, const KvLayout& layout, int32_t block, int32_t h
   const int32_t pages = layout.block_tokens / kBoundPageTokens;
   return static_cast<std::byte*>(bounds) + block * BoundBlockBytes(layout) +
          (static_cast<size_t>(head) * pages + page) * BoundPageBytes(layout);
+}
+
+// Bounds are stored values, which rounding keeps.
+void PutBound(float bound, DType dtype, std::byte* to) {
+  const BF16 rounded = ToBF16(bound);
+  if (dtype == DType::kF32) {
+    std::memcpy(to, &bound, 4);
+  } else {
+    std::memcpy(to, &rounded, 2);
+  }
 }
 
 }  // namespace
@@ -32,16 +43,18 @@ void BoundKeysRef(std::span<const KeySpan> spans, const void* pool, const KvLayo
         std::byte* page = PageOf(bounds, layout, span.IndexBlock(first / layout.block_tokens), head,
                                  in_block / kBoundPageTokens);
         for (int32_t c = 0; c < layout.head_dim; ++c) {
-          const std::byte *low = nullptr, *high = nullptr;
-          for (int32_t t = 0; t < last - first; ++t) {
-            const std::byte* value = static_cast<const std::byte*>(pool) +
-                                     layout.RowOffset(block, head, in_block + t) + c * value_bytes;
-            auto number = [&](const std::byte* at) { return ElementAt(at, layout.dtype, 0); };
-            if (low == nullptr || number(value) < number(low)) low = value;
-            if (high == nullptr || number(value) > number(high)) high = value;
+          const auto value = [&](int32_t t) {
+            return KeyAt(
+                static_cast<const std::byte*>(pool) + layout.RowOffset(block, head, in_block + t),
+                layout, c);
+          };
+          float low = value(0), high = value(0);
+          for (int32_t t = 1; t < last - first; ++t) {
+            if (value(t) < low) low = value(t);
+            if (value(t) > high) high = value(t);
           }
-          std::memcpy(page + c * value_bytes, low, value_bytes);
-          std::memcpy(page + (layout.head_dim + c) * value_bytes, high, value_bytes);
+          PutBound(low, layout.dtype, page + c * value_bytes);
+          PutBound(high, layout.dtype, page + (layout.head_dim + c) * value_bytes);
         }
       }
     }

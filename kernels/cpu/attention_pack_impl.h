@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "kernels/cpu/panel.h"
+#include "kernels/cpu/row_pairs_impl.h"
 
 namespace winnow::kernels {
 namespace {
@@ -23,11 +24,10 @@ inline T Min(T a, T b) {
   return a < b ? a : b;
 }
 
-// Where the unit's keys or values lie: rows of d values of `dtype`, row_bytes apart.
+// Where the unit's keys or values lie: rows of d values, row_bytes apart.
 struct UnitRows {
   const std::byte* data;
   size_t row_bytes;
-  DType dtype;
   const std::byte* row(int64_t t) const { return data + static_cast<size_t>(t) * row_bytes; }
 };
 
@@ -61,8 +61,8 @@ inline __attribute__((always_inline)) void TransposeColumns4(const std::byte* ro
   columns[3] = _mm512_unpackhi_epi64(high01, high23);
 }
 
-// A step of a key panel is 32 bits of each of 16 tokens, whether that is one f32 or two bf16.
-template <typename Panels>
+// A step of a key panel is 32 bits of each of 16 tokens, whether that is one f32 or two bf16. Panels are of KV's type.
+template <typename Panels, DType kKv>
 inline void PackKeys(const UnitRows& keys, int32_t tokens, int64_t d, std::byte* panels) {
   const int64_t row_words = d * static_cast<int64_t>(DTypeBytes(Panels::kDType)) / 4;
   for (int32_t t = 0; t < tokens; t += 16) {
@@ -92,7 +92,7 @@ struct PairInterleaver {
   }
 };
 
-template <typename Panels>
+template <typename Panels, DType kKv>
 inline void PackValues(const UnitRows& values, int32_t tokens, int32_t valid, int64_t d,
                        std::byte* panels) {
   const size_t panel_bytes = PanelBytes(Panels::kDType, tokens);
@@ -127,10 +127,9 @@ inline void PackValues(const UnitRows& values, int32_t tokens, int32_t valid, in
 #else
 
 // Without a bf16 dot product panels are f32, whatever the KV is.
+template <DType kKv>
 inline Vec::Reg LoadWidened(const UnitRows& rows, int64_t t, int64_t column) {
-  if (rows.dtype == DType::kF32)
-    return Vec::Load(reinterpret_cast<const float*>(rows.row(t)) + column);
-  return Vec::LoadBF16(reinterpret_cast<const uint16_t*>(rows.row(t)) + column);
+  return LoadOne<kKv>(rows.row(t) + column * static_cast<int64_t>(DTypeBytes(kKv)));
 }
 
 #if defined(__AVX2__)
@@ -155,27 +154,27 @@ inline void Transpose8x8(__m256 (&r)[8]) {
 inline void Transpose8x8(Vec::Reg (&)[1]) {}  // one lane: nothing to transpose
 #endif
 
-template <typename Panels>
+template <typename Panels, DType kKv>
 inline void PackKeys(const UnitRows& keys, int32_t tokens, int64_t d, std::byte* panels) {
   constexpr int kLanes = Vec::kLanes;
   for (int32_t t = 0; t < tokens; t += kLanes) {
     float* to = reinterpret_cast<float*>(panels) + t / 16 * 16 * d + t % 16;
     for (int64_t column = 0; column < d; column += kLanes) {
       Vec::Reg square[kLanes];
-      for (int i = 0; i < kLanes; ++i) square[i] = LoadWidened(keys, t + i, column);
+      for (int i = 0; i < kLanes; ++i) square[i] = LoadWidened<kKv>(keys, t + i, column);
       Transpose8x8(square);
       for (int i = 0; i < kLanes; ++i) Vec::Store(to + (column + i) * 16, square[i]);
     }
   }
 }
 
-template <typename Panels>
+template <typename Panels, DType kKv>
 inline void PackValues(const UnitRows& values, int32_t tokens, int32_t valid, int64_t d,
                        std::byte* panels) {
   for (int32_t t = 0; t < tokens; ++t) {
     for (int64_t column = 0; column < d; column += Vec::kLanes) {
       float* to = reinterpret_cast<float*>(panels) + (column / 16 * tokens + t) * 16 + column % 16;
-      Vec::Store(to, t < valid ? LoadWidened(values, t, column) : Vec::Zero());
+      Vec::Store(to, t < valid ? LoadWidened<kKv>(values, t, column) : Vec::Zero());
     }
   }
 }

@@ -58,13 +58,11 @@ struct Int4Values {
 
 inline int64_t WholePairs(int64_t d) { return (d + kPairValues - 1) / kPairValues * kPairValues; }
 
-}  // namespace
-
-void QuantizeKey(const std::byte* key, DType dtype, int64_t d, std::byte* out) {
+template <DType kKv>
+void QuantizeKeyOf(const std::byte* key, int64_t d, std::byte* out) {
   constexpr int kLanes = Vec::kLanes;
   const auto load = [&](int64_t c) {
-    return dtype == DType::kF32 ? Vec::Load(reinterpret_cast<const float*>(key) + c)
-                                : Vec::LoadBF16(reinterpret_cast<const uint16_t*>(key) + c);
+    return LoadOne<kKv>(key + c * static_cast<int64_t>(DTypeBytes(kKv)));
   };
   Vec::Reg low = Vec::Sub(Vec::Zero(), load(0)), high = load(0);  // low: of the negated channels
   for (int64_t c = kLanes; c < d; c += kLanes) {
@@ -93,6 +91,12 @@ void QuantizeKey(const std::byte* key, DType dtype, int64_t d, std::byte* out) {
   }
   __builtin_memcpy(out + d / 2, &scale, 2);
   __builtin_memcpy(out + d / 2 + 2, &zero, 2);
+}
+
+}  // namespace
+
+void QuantizeKey(const std::byte* key, DType dtype, int64_t d, std::byte* out) {
+  ForKvType(dtype, [&]<DType kKv>(KvType<kKv>) { QuantizeKeyOf<kKv>(key, d, out); });
 }
 
 void PrepareInt4Queries(const RowsCall& call, const float* queries, float* prepared) {

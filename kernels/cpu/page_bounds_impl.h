@@ -1,5 +1,6 @@
 // See kernels/page_bounds.h. Compiled by page_bounds_{scalar,avx2,avx512}.cc.
 #include "kernels/cpu/ops.h"
+#include "kernels/cpu/row_pairs_impl.h"
 
 namespace winnow::kernels::WINNOW_ISA {
 namespace {
@@ -19,17 +20,14 @@ inline void StoreUpperHalves(uint16_t* to, Vec::Reg x) {
 #endif
 }
 
-}  // namespace
-
-void BoundPage(const std::byte* rows, size_t row_bytes, int32_t count, int64_t d, DType dtype,
-               std::byte* page) {
+template <DType kKv>
+void BoundPageOf(const std::byte* rows, size_t row_bytes, int32_t count, int64_t d,
+                 std::byte* page) {
   constexpr int kLanes = Vec::kLanes;
-  const size_t value_bytes = DTypeBytes(dtype);
+  constexpr size_t value_bytes = DTypeBytes(kKv);
   for (int64_t c = 0; c < d; c += kLanes) {
     const auto load = [&](int32_t t) {
-      const std::byte* at = rows + static_cast<size_t>(t) * row_bytes + c * value_bytes;
-      return dtype == DType::kF32 ? Vec::Load(reinterpret_cast<const float*>(at))
-                                  : Vec::LoadBF16(reinterpret_cast<const uint16_t*>(at));
+      return LoadOne<kKv>(rows + static_cast<size_t>(t) * row_bytes + c * value_bytes);
     };
     Vec::Reg low = load(0), high = low;
     for (int32_t t = 1; t < count; ++t) {
@@ -39,7 +37,7 @@ void BoundPage(const std::byte* rows, size_t row_bytes, int32_t count, int64_t d
     }
     std::byte* min = page + c * value_bytes;
     std::byte* max = page + (d + c) * value_bytes;
-    if (dtype == DType::kF32) {
+    if constexpr (kKv == DType::kF32) {
       Vec::Store(reinterpret_cast<float*>(min), low);
       Vec::Store(reinterpret_cast<float*>(max), high);
     } else {
@@ -47,6 +45,14 @@ void BoundPage(const std::byte* rows, size_t row_bytes, int32_t count, int64_t d
       StoreUpperHalves(reinterpret_cast<uint16_t*>(max), high);
     }
   }
+}
+
+}  // namespace
+
+void BoundPage(const std::byte* rows, size_t row_bytes, int32_t count, int64_t d, DType dtype,
+               std::byte* page) {
+  ForKvType(dtype,
+            [&]<DType kKv>(KvType<kKv>) { BoundPageOf<kKv>(rows, row_bytes, count, d, page); });
 }
 
 }  // namespace winnow::kernels::WINNOW_ISA

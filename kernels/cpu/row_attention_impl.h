@@ -193,35 +193,27 @@ void RunParts(const RowsCall& call, const float* queries, const RowList& list, i
 }  // namespace
 
 void SplitRowQueries(const RowsCall& call, const float* queries, float* split) {
-  for (int32_t g = 0; g < call.queries; ++g) {
-    const int64_t at = int64_t{g} * call.dim;
-    if (call.dtype == DType::kF32) {
-      SplitPairs<DType::kF32>(queries + at, call.dim, split + at);
-    } else {
-      SplitPairs<DType::kBF16>(queries + at, call.dim, split + at);
+  ForKvType(call.dtype, [&]<DType kKv>(KvType<kKv>) {
+    for (int32_t g = 0; g < call.queries; ++g) {
+      const int64_t at = int64_t{g} * call.dim;
+      SplitPairs<kKv>(queries + at, call.dim, split + at);
     }
-  }
+  });
 }
 
 void RowScores(const RowsCall& call, const float* queries, const std::byte* const* rows,
                int32_t count, float* scores, int64_t stride) {
-  const auto nothing = [](int32_t) {};
-  if (call.dtype == DType::kF32) {
-    ScoreRows(KvValues<DType::kF32>(), queries, call.queries, call.dim, rows, count, scores, stride,
-              nothing);
-  } else {
-    ScoreRows(KvValues<DType::kBF16>(), queries, call.queries, call.dim, rows, count, scores,
-              stride, nothing);
-  }
+  ForKvType(call.dtype, [&]<DType kKv>(KvType<kKv>) {
+    ScoreRows(KvValues<kKv>(), queries, call.queries, call.dim, rows, count, scores, stride,
+              [](int32_t) {});
+  });
 }
 
 void AttendParts(const RowsCall& call, const float* queries, const RowList& list,
                  int32_t first_part, int32_t last_part, bool merge, float* states, float* scratch) {
-  if (call.dtype == DType::kF32) {
-    RunParts<DType::kF32>(call, queries, list, first_part, last_part, merge, states, scratch);
-  } else {
-    RunParts<DType::kBF16>(call, queries, list, first_part, last_part, merge, states, scratch);
-  }
+  ForKvType(call.dtype, [&]<DType kKv>(KvType<kKv>) {
+    RunParts<kKv>(call, queries, list, first_part, last_part, merge, states, scratch);
+  });
 }
 
 }  // namespace winnow::kernels::WINNOW_ISA

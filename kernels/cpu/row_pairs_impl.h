@@ -1,7 +1,9 @@
-// Rows of K and V in registers, for kernels that read them where they lie. Included after one
+// Rows of K and V in registers, for every leaf that reads them. Included after one
 // vec_*.h; see there for why this is in an anonymous namespace.
 //
-// Two registers are loaded at a time. Of bf16 these are the even and the odd values of 2 * kLanes:
+// ForKvType turns the type of a call into a constant, once for each call of a leaf: no inner loop asks for it.
+//
+// Leaves that multiply rows with queries load two registers at a time. Of bf16 these are the even and the odd values of 2 * kLanes:
 // a shift and a mask of one load, where widening neighbours would take a shuffle each. What is
 // multiplied with them must be in the same order: SplitPairs puts it there, JoinPairs takes a
 // result back. f32 keeps its order. If d is an odd multiple of kLanes, the last register has the
@@ -23,6 +25,29 @@ struct RegPair {
   Vec::Reg first, second;
 };
 
+template <DType kType>
+struct KvType {
+  static constexpr DType kDType = kType;
+};
+
+// Calls f with the KvType of `dtype`. REQUIRES: CheckKvType holds of it (kernels/cpu/cpu_backend.h).
+template <typename F>
+inline __attribute__((always_inline)) auto ForKvType(DType dtype, F f) {
+  if (dtype == DType::kF32) return f(KvType<DType::kF32>());
+  return f(KvType<DType::kBF16>());
+}
+
+// One register of K or V in its natural order: the only place that knows how a type of KV lies in memory, but for the
+// pairs below.
+template <DType kDType>
+inline __attribute__((always_inline)) Vec::Reg LoadOne(const std::byte* p) {
+  if constexpr (kDType == DType::kF32) {
+    return Vec::Load(reinterpret_cast<const float*>(p));
+  } else {
+    return Vec::LoadBF16(reinterpret_cast<const uint16_t*>(p));
+  }
+}
+
 template <DType kDType>
 inline __attribute__((always_inline)) RegPair LoadPair(const std::byte* p) {
   if constexpr (kDType == DType::kF32) {
@@ -43,16 +68,6 @@ inline __attribute__((always_inline)) RegPair LoadPair(const std::byte* p) {
     const uint16_t* values = reinterpret_cast<const uint16_t*>(p);
     return {Vec::LoadBF16(values), Vec::LoadBF16(values + 1)};
 #endif
-  }
-}
-
-// One register in its natural order.
-template <DType kDType>
-inline __attribute__((always_inline)) Vec::Reg LoadOne(const std::byte* p) {
-  if constexpr (kDType == DType::kF32) {
-    return Vec::Load(reinterpret_cast<const float*>(p));
-  } else {
-    return Vec::LoadBF16(reinterpret_cast<const uint16_t*>(p));
   }
 }
 
