@@ -17,13 +17,11 @@ std::byte* PageOf(void* bounds, const KvLayout& layout, int32_t block, int32_t h
          (static_cast<size_t>(head) * pages + page) * BoundPageBytes(layout);
 }
 
-// Bounds are stored values, which rounding keeps.
-void PutBound(float bound, DType dtype, std::byte* to) {
-  const BF16 rounded = ToBF16(bound);
-  if (dtype == DType::kF32) {
+void PutBound(float bound, BF16 outward, const KvLayout& layout, std::byte* to) {
+  if (BoundType(layout) == DType::kF32) {
     std::memcpy(to, &bound, 4);
   } else {
-    std::memcpy(to, &rounded, 2);
+    std::memcpy(to, &outward, 2);
   }
 }
 
@@ -31,7 +29,7 @@ void PutBound(float bound, DType dtype, std::byte* to) {
 
 void BoundKeysRef(std::span<const KeySpan> spans, const void* pool, const KvLayout& layout,
                   void* bounds) {
-  const size_t value_bytes = DTypeBytes(layout.dtype);
+  const size_t value_bytes = DTypeBytes(BoundType(layout));
   for (const KeySpan& span : spans) {
     if (span.tokens.size() <= 0) continue;
     const int32_t begin = span.tokens.first / kBoundPageTokens * kBoundPageTokens;
@@ -53,8 +51,8 @@ void BoundKeysRef(std::span<const KeySpan> spans, const void* pool, const KvLayo
             if (value(t) < low) low = value(t);
             if (value(t) > high) high = value(t);
           }
-          PutBound(low, layout.dtype, page + c * value_bytes);
-          PutBound(high, layout.dtype, page + (layout.head_dim + c) * value_bytes);
+          PutBound(low, RoundDownToBF16(low), layout, page + c * value_bytes);
+          PutBound(high, RoundUpToBF16(high), layout, page + (layout.head_dim + c) * value_bytes);
         }
       }
     }
@@ -75,8 +73,8 @@ std::vector<double> BoundScoresRef(const Tensor& q, const RetrievalQuery& query,
       const float* of_head = q.f32(query.row) + (kv_head * group + g) * d;
       for (int32_t c = 0; c < d; ++c) {
         const double x = of_head[c];
-        score += std::max(x * ElementAt(page, layout.dtype, c),
-                          x * ElementAt(page, layout.dtype, d + c));
+        score += std::max(x * ElementAt(page, BoundType(layout), c),
+                          x * ElementAt(page, BoundType(layout), d + c));
       }
     }
     scores.push_back(score);

@@ -105,8 +105,10 @@ struct Worker {
   // `tokens` keys of a head from position `start`, of which the first `valid` have been written.
   void RunUnit(int32_t head, int32_t start, int32_t tokens, int32_t valid, Prefetcher ahead) const {
     const std::byte* rows = UnitData(head, start);
-    const UnitRows keys = {rows, call.layout.RowBytes()};
-    const UnitRows values = {rows + call.layout.ValueOffsetInRow(), call.layout.RowBytes()};
+    const std::byte* scales = rows + call.layout.ScaleOffsetInRow();
+    const UnitRows keys = {rows, scales, call.layout.RowBytes()};
+    const UnitRows values = {rows + call.layout.ValueOffsetInRow(), scales + kKvScaleBytes,
+                             call.layout.RowBytes()};
     const int32_t first_row = head * head_rows + FirstRowSeeing(start);
     const int32_t last_row = (head + 1) * head_rows;
 #if defined(__AVX512BF16__)

@@ -51,7 +51,7 @@ Buffer AllocateHostMemory(size_t size_bytes) {
 }
 
 void CheckKv(const KvLayout& layout) {
-  WINNOW_CHECK(layout.dtype == DType::kBF16 || layout.dtype == DType::kF32);
+  WINNOW_CHECK(layout.dtype != DType::kF16);
   WINNOW_CHECK(layout.head_dim > 0 && layout.head_dim % 16 == 0);
   WINNOW_CHECK(layout.head_dim <= kMaxKvHeadDim);
   WINNOW_CHECK(layout.block_tokens > 0 && layout.block_tokens % 16 == 0);

@@ -23,8 +23,9 @@ inline uint32_t RoundedToBF16(float x) {
 
 template <DType kKv>
 inline void LoadRow(const std::byte* row, int32_t n, float* x) {
+  const float scale = KeyScale<kKv>(row, n);
   for (int32_t j = 0; j < n; j += Vec::kLanes) {
-    Vec::Store(x + j, LoadOne<kKv>(row + j * static_cast<int64_t>(DTypeBytes(kKv))));
+    Vec::Store(x + j, LoadScaled<kKv>(row + j * static_cast<int64_t>(DTypeBytes(kKv)), scale));
   }
   if constexpr (kKv != DType::kBF16) {
     uint32_t* bits = reinterpret_cast<uint32_t*>(x);

@@ -58,6 +58,7 @@ void CpuBackend::SelectByBounds(const Tensor& q, std::span<const RetrievalQuery>
   // A page is a row of the smallest values, then the largest; a group one query of their factors.
   RowsCall call = group_call;
   call.dim = 2 * d;
+  call.dtype = BoundType(layout);
   call.queries = 1;
   retrieval_items_.clear();
   scored_units_.clear();
