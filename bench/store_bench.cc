@@ -350,14 +350,34 @@ std::vector<engine::BlockName> StoreBench::Names(std::span<const int32_t> tokens
 
 // ---- filling ----
 
+namespace {
+
+// Gives every row of a block the scales 1/128.
+void SetScales(const kernels::KvLayout& layout, std::vector<uint64_t>& block) {
+  const auto scale = kernels::ToBF16(1.0f / 128);
+  auto* const bytes = reinterpret_cast<std::byte*>(block.data());
+  for (size_t row = 0; row < layout.BlockBytes(); row += layout.RowBytes()) {
+    for (size_t i = 0; i < 2; ++i) {
+      std::memcpy(bytes + row + layout.ScaleOffsetInRow() + i * kernels::kKvScaleBytes, &scale,
+                  sizeof(scale));
+    }
+  }
+}
+
+}  // namespace
+
 absl::Status StoreBench::FillWithNoise(std::span<const engine::BlockName> names) {
   const kernels::KvLayout& layout = decoder_->kv_layout();
   std::vector<uint64_t> noise(layout.BlockBytes() / sizeof(uint64_t));
   uint64_t state = 88172645463325252u;
-  // Random signs and fractions of values in [0.5, 1): finite, and no two rows alike.
+  // Random signs and fractions of values in [0.5, 1): finite, and no two rows alike. Codes of 8 bits are random but for
+  // the highest of E4M3's exponent, which NaN needs.
   const bool is_f32 = layout.dtype == kernels::DType::kF32;
-  const uint64_t keep = is_f32 ? 0x807fffff807fffffu : 0x807f807f807f807fu;
-  const uint64_t exponent = is_f32 ? 0x3f0000003f000000u : 0x3f003f003f003f00u;
+  const bool scaled = kernels::HasScales(layout.dtype);
+  const uint64_t keep = is_f32   ? 0x807fffff807fffffu
+                        : scaled ? 0xbfbfbfbfbfbfbfbfu
+                                 : 0x807f807f807f807fu;
+  const uint64_t exponent = is_f32 ? 0x3f0000003f000000u : scaled ? 0 : 0x3f003f003f003f00u;
   const std::vector<int32_t> table = Table(document_blocks_);
   memory().BeginPass(1);
   for (int32_t i = 0; i < static_cast<int32_t>(table.size()); ++i) {
@@ -368,6 +388,7 @@ absl::Status StoreBench::FillWithNoise(std::span<const engine::BlockName> names)
         state ^= state << 17;
         word = (state & keep) | exponent;
       }
+      if (scaled) SetScales(layout, noise);
       engine::PinnedBlocks pinned;
       if (memory().TryPin(0, layer, table, i, i + 1, &frames_, &pinned) !=
           engine::KvMemory::PinResult::kOk) {

@@ -15,6 +15,7 @@
 #include "fmt/format.h"
 #include "kernels/check.h"
 #include "kernels/dtype.h"
+#include "kernels/kv_row.h"
 
 namespace winnow::engine {
 namespace {
@@ -172,16 +173,8 @@ class BackendTimer final : public AttentionTimer {
     backend_.CopyToDevice(q.data(), q_memory_.data(), row_bytes);
     // One block of noise, repeated: every block has memory of its own, and that is what counts.
     block_noise_.resize(layout_.BlockBytes());
-    const size_t value_bytes = kernels::DTypeBytes(layout_.dtype);
-    for (size_t at = 0; at < block_noise_.size(); at += value_bytes) {
-      const float value = noise.Next();
-      if (layout_.dtype == DType::kF32) {
-        std::memcpy(&block_noise_[at], &value, value_bytes);
-      } else {
-        const kernels::BF16 rounded = kernels::ToBF16(value);
-        std::memcpy(&block_noise_[at], &rounded.bits, value_bytes);
-      }
-    }
+    kernels::FillKvRows(layout_, block_noise_.data(), block_noise_.size(),
+                        [&] { return noise.Next(); });
     return absl::OkStatus();
   }
 

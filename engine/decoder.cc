@@ -17,6 +17,7 @@
 #include "kernels/check.h"
 #include "kernels/dtype.h"
 #include "kernels/host_matrix.h"
+#include "kernels/kv_row.h"
 
 namespace winnow::engine {
 
@@ -616,20 +617,14 @@ absl::Status Decoder::AllocatePools() {
 void Decoder::FillKvWithNoise(uint64_t seed) {
   // Values in [-1, 1): finite and not denormal, like what a model writes. Repeated only after so many
   // tokens of a layer that equal keys are no large part of what a policy chooses.
-  const size_t value_bytes = kernels::DTypeBytes(plan_.layout.dtype);
-  const size_t values = std::min(kNoiseBytes, memory_->places().size_bytes()) / value_bytes;
-  std::vector<std::byte> noise(values * value_bytes);
+  const size_t row_bytes = plan_.layout.RowBytes();
+  std::vector<std::byte> noise(std::min(kNoiseBytes, memory_->places().size_bytes()) / row_bytes *
+                               row_bytes);
   uint64_t state = seed * 2862933555777941757u + 3037000493u;
-  for (size_t i = 0; i < values; ++i) {
+  kernels::FillKvRows(plan_.layout, noise.data(), noise.size(), [&] {
     state = state * 6364136223846793005u + 1442695040888963407u;
-    const float value = static_cast<float>(static_cast<int32_t>(state >> 32)) * 0x1p-31f;
-    if (plan_.layout.dtype == DType::kF32) {
-      std::memcpy(&noise[i * value_bytes], &value, value_bytes);
-    } else {
-      const kernels::BF16 rounded = kernels::ToBF16(value);
-      std::memcpy(&noise[i * value_bytes], &rounded.bits, value_bytes);
-    }
-  }
+    return static_cast<float>(static_cast<int32_t>(state >> 32)) * 0x1p-31f;
+  });
   const auto fill = [&](std::byte* pool, size_t bytes) {
     for (size_t offset = 0; offset < bytes; offset += noise.size()) {
       backend_.CopyToDevice(noise.data(), pool + offset, std::min(noise.size(), bytes - offset));

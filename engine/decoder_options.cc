@@ -14,7 +14,8 @@ absl::Status CheckDecoderOptions(const ModelConfig& config, const DecoderOptions
     return refuse("block_tokens", options.block_tokens, "a multiple of 16 from 16 to 1024");
   }
   if (options.kv_dtype == kernels::DType::kF16) {
-    return absl::InvalidArgumentError("kv_dtype is float16: must be bfloat16 or float32");
+    return absl::InvalidArgumentError(
+        "kv_dtype is float16: must be bfloat16, float32, int8 or float8_e4m3");
   }
   if (options.max_batch_tokens < 1 || options.max_batch_tokens > 65536) {
     return refuse("max_batch_tokens", options.max_batch_tokens, "from 1 to 65536");

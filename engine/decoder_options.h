@@ -21,7 +21,7 @@ struct DecoderOptions {
   kernels::DType compute = kernels::DType::kBF16;  // of matrix products; kF32 is exact
   // REQUIRES: other than kWide, that the backend ComputesStored, and CheckWeightStorage.
   WeightStorage weights = WeightStorage::kWide;
-  kernels::DType kv_dtype = kernels::DType::kBF16;  // kBF16 or kF32
+  kernels::DType kv_dtype = kernels::DType::kBF16;  // not kF16
   int32_t block_tokens = 64;
   // Size of the KV pool: the frames of fast memory. REQUIRES: at least one block of every layer; with
   // a store, LeastFrames.

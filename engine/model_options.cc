@@ -46,8 +46,10 @@ absl::StatusOr<DType> ResolveKv(DType weights, const std::string& text) {
   if (text == "auto") return weights == DType::kF32 ? DType::kF32 : DType::kBF16;
   if (text == "bf16") return DType::kBF16;
   if (text == "f32") return DType::kF32;
+  if (text == "int8") return DType::kI8;
+  if (text == "fp8") return DType::kF8;
   return absl::InvalidArgumentError(
-      fmt::format("kv_dtype: '{}' is not one of auto, bf16, f32", text));
+      fmt::format("kv_dtype: '{}' is not one of auto, bf16, f32, int8, fp8", text));
 }
 
 // What a device cannot do is refused, by the flag's name: nothing runs elsewhere than was asked for.
@@ -87,6 +89,9 @@ absl::Status CheckDevice(const ModelOptions& options, DType kv) {
     return absl::InvalidArgumentError(
         "kv_bytes: with --device cuda host_bytes says how much KV there is, and the device holds "
         "the first layers of the same blocks: leave one of them out");
+  }
+  if (kernels::HasScales(kv)) {
+    return refuse("kv_dtype", fmt::format("{} is not yet on a GPU: say bf16", options.kv_dtype));
   }
   if (kv != DType::kBF16) {
     return refuse("kv_dtype", "KV is bfloat16: say bf16 (auto follows --dtype f32)");

@@ -9,7 +9,7 @@
 #include "engine/retrieval/transform_fit_cache.h"
 #include "fmt/format.h"
 #include "kernels/check.h"
-#include "kernels/host_matrix.h"
+#include "kernels/kv_row.h"
 #include "kernels/thread_pool.h"
 #include "kernels/transform_code.h"
 
@@ -183,12 +183,10 @@ class FitRun {
               std::vector<float>& to) const {
     const kernels::KvLayout& layout = decoder_->kv_layout();
     const int32_t at = window * capture_.window + token;
-    const std::byte* row =
-        layer_kv_.data() +
-        layout.RowOffset(at / layout.block_tokens, kv_head, at % layout.block_tokens) +
-        (value ? layout.ValueOffsetInRow() : 0);
+    const std::byte* row = layer_kv_.data() + layout.RowOffset(at / layout.block_tokens, kv_head,
+                                                               at % layout.block_tokens);
     for (int32_t c = 0; c < layout.head_dim; ++c) {
-      to.push_back(kernels::ElementAt(row, layout.dtype, c));
+      to.push_back(value ? kernels::ValueAt(row, layout, c) : kernels::KeyAt(row, layout, c));
     }
   }
   // Of query head `g` of the group at the sampled position `i` of a window.

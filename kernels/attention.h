@@ -16,7 +16,8 @@
 // same bits in decode and prefill, however the prompt was cut and however splits went to threads.
 //
 // Precision: kBF16 KV on AVX-512 rounds q and the weights to bf16 (the rounded weights are what is
-// summed, so that they add up to one); everything else is f32. kF32 KV is f32 throughout.
+// summed, so that they add up to one); everything else is f32. kF32 KV is f32 throughout, and so is that of
+// 8 bits, whose values are widened before they are multiplied.
 //
 // Decode reads 2*n*Hkv*d values per sequence and does 4*H*n*d FLOPs: G FLOP/B in bf16, bound by
 // memory. Prefill of T tokens reads each block once per tile of queries: bound by arithmetic.

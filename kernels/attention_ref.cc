@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "kernels/attention.h"
-#include "kernels/host_matrix.h"
+#include "kernels/kv_row.h"
 
 namespace winnow::kernels {
 
@@ -29,7 +29,7 @@ void AttendRef(const Tensor& q, std::span<const AttentionChunk> chunks, const vo
         for (int32_t t = 0; t < seen; ++t) {
           double score = 0;
           for (int32_t j = 0; j < d; ++j)
-            score += static_cast<double>(query[j]) * ElementAt(row(t), layout.dtype, j);
+            score += static_cast<double>(query[j]) * KeyAt(row(t), layout, j);
           weights[t] = score * scale;
           max = std::max(max, weights[t]);
         }
@@ -37,8 +37,7 @@ void AttendRef(const Tensor& q, std::span<const AttentionChunk> chunks, const vo
         for (double& weight : weights) sum += weight = std::exp(weight - max);
         for (int32_t j = 0; j < d; ++j) {
           double value = 0;
-          for (int32_t t = 0; t < seen; ++t)
-            value += weights[t] * ElementAt(row(t), layout.dtype, d + j);
+          for (int32_t t = 0; t < seen; ++t) value += weights[t] * ValueAt(row(t), layout, j);
           out.f32(chunk.first_row + i)[head * d + j] = static_cast<float>(value / sum);
         }
       }

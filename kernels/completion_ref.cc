@@ -6,22 +6,16 @@
 #include <vector>
 
 #include "kernels/attention_state.h"
+#include "kernels/kv_row.h"
 
 namespace winnow::kernels {
 namespace {
 
 // K and V of a row, widened.
 std::vector<float> ReadRow(const std::byte* row, const KvLayout& layout) {
-  std::vector<float> values(size_t{2} * layout.head_dim);
-  for (size_t i = 0; i < values.size(); ++i) {
-    if (layout.dtype == DType::kF32) {
-      std::memcpy(&values[i], row + 4 * i, 4);
-    } else {
-      BF16 value;
-      std::memcpy(&value, row + 2 * i, 2);
-      values[i] = ToFloat(value);
-    }
-  }
+  std::vector<float> values;
+  for (int32_t c = 0; c < layout.head_dim; ++c) values.push_back(KeyAt(row, layout, c));
+  for (int32_t c = 0; c < layout.head_dim; ++c) values.push_back(ValueAt(row, layout, c));
   return values;
 }
 

@@ -8,11 +8,28 @@
 
 namespace winnow::kernels {
 
-enum class DType : uint8_t { kF32, kF16, kBF16 };
+// kI8 and kF8 (E4M3, kernels/float8.h) are types of KV alone: a value is a scale times one of them (kv_layout.h).
+enum class DType : uint8_t { kF32, kF16, kBF16, kI8, kF8 };
 
-constexpr size_t DTypeBytes(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
+constexpr bool HasScales(DType dtype) { return dtype == DType::kI8 || dtype == DType::kF8; }
+
+constexpr size_t DTypeBytes(DType dtype) {
+  return dtype == DType::kF32 ? 4 : HasScales(dtype) ? 1 : 2;
+}
 constexpr const char* DTypeName(DType dtype) {
-  return dtype == DType::kF32 ? "float32" : dtype == DType::kF16 ? "float16" : "bfloat16";
+  switch (dtype) {
+    case DType::kF32:
+      return "float32";
+    case DType::kF16:
+      return "float16";
+    case DType::kBF16:
+      return "bfloat16";
+    case DType::kI8:
+      return "int8";
+    case DType::kF8:
+      return "float8_e4m3";
+  }
+  return "";
 }
 
 // A bfloat16 is the upper half of a float32.

@@ -1,42 +1,29 @@
 #include "kernels/int4_keys.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
 
 #include "kernels/host_matrix.h"
+#include "kernels/kv_row.h"
 
 namespace winnow::kernels {
 namespace {
 
-// The largest bf16 that is not above x, and the smallest that is not below it.
-BF16 RoundDown(float x) {
-  BF16 rounded = ToBF16(x);
-  if (ToFloat(rounded) > x) {
-    rounded = {static_cast<uint16_t>(std::bit_cast<uint32_t>(x) >> 16)};  // towards zero
-    if (x < 0) ++rounded.bits;                                            // away from it
-  }
-  return rounded;
-}
-BF16 RoundUp(float x) {
-  const BF16 down = RoundDown(-x);
-  return {static_cast<uint16_t>(down.bits ^ 0x8000)};
-}
-
-void QuantizeKeyRef(const std::byte* key, DType dtype, int32_t d, std::byte* out) {
-  float low = ElementAt(key, dtype, 0), high = low;
+void QuantizeKeyRef(const std::byte* row, const KvLayout& layout, std::byte* out) {
+  const int32_t d = layout.head_dim;
+  float low = KeyAt(row, layout, 0), high = low;
   for (int32_t c = 1; c < d; ++c) {
-    low = std::min(low, ElementAt(key, dtype, c));
-    high = std::max(high, ElementAt(key, dtype, c));
+    low = std::min(low, KeyAt(row, layout, c));
+    high = std::max(high, KeyAt(row, layout, c));
   }
-  const BF16 zero = RoundDown(low + 0.0f);  // 0 for -0
+  const BF16 zero = RoundDownToBF16(low + 0.0f);  // 0 for -0
   const float range = high - ToFloat(zero);
-  const BF16 scale = range > 0 ? RoundUp(std::max(range / 15.0f, 0x1p-100f)) : BF16{0};
+  const BF16 scale = range > 0 ? RoundUpToBF16(std::max(range / 15.0f, 0x1p-100f)) : BF16{0};
   const float inverse = range > 0 ? 1.0f / ToFloat(scale) : 0.0f;
   std::fill(out, out + d / 2, std::byte{0});
   for (int32_t c = 0; c < d; ++c) {
-    const float step = (ElementAt(key, dtype, c) - ToFloat(zero)) * inverse;
+    const float step = (KeyAt(row, layout, c) - ToFloat(zero)) * inverse;
     const int code = static_cast<int>(std::nearbyint(std::clamp(step, 0.0f, 15.0f)));
     out[c / 2] |= static_cast<std::byte>(c % 2 == 0 ? code : code << 4);
   }
@@ -54,7 +41,7 @@ void QuantizeKeysRef(std::span<const KeySpan> spans, const void* pool, const KvL
       for (int32_t head = 0; head < layout.kv_heads; ++head) {
         QuantizeKeyRef(static_cast<const std::byte*>(pool) +
                            layout.RowOffset(block, head, t % layout.block_tokens),
-                       layout.dtype, layout.head_dim,
+                       layout,
                        static_cast<std::byte*>(int4_keys) +
                            Int4KeyOffset(layout, span.IndexBlock(t / layout.block_tokens), head,
                                          t % layout.block_tokens));

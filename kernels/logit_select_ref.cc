@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "kernels/host_matrix.h"
+#include "kernels/kv_row.h"
 
 namespace winnow::kernels {
 
@@ -22,7 +22,7 @@ std::vector<double> LogitScoresRef(const Tensor& q, const RetrievalQuery& query,
                                               t % layout.block_tokens);
       logits[t] = 0;
       for (int32_t c = 0; c < d; ++c) {
-        logits[t] += static_cast<double>(of_head[c]) * ElementAt(row, layout.dtype, c);
+        logits[t] += static_cast<double>(of_head[c]) * KeyAt(row, layout, c);
       }
       logits[t] *= scale;
     }

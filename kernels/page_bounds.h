@@ -11,7 +11,7 @@
 //           the later. So the best pages are chosen whole and the last of them from its end.
 //           -0 and 0 are equal.
 //
-// Bounds are exact: min and max of stored values are stored values, so an index made page by page,
+// Bounds are exact: min and max of stored values are stored values (of KV in 8 bits, rounded outwards to bfloat16), so an index made page by page,
 // token by token or in one go has the same bits. A page that is not full is bound over the tokens
 // it has. (The simulation sees the whole document, so its page at the end of what a query sees is
 // bound by a few tokens of the future too; that page is of anchors, if the window is a page or

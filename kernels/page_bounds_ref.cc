@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "kernels/host_matrix.h"
+#include "kernels/kv_row.h"
 #include "kernels/logit_select.h"
 
 namespace winnow::kernels {
@@ -16,11 +17,19 @@ std::byte* PageOf(void* bounds, const KvLayout& layout, int32_t block, int32_t h
          (static_cast<size_t>(head) * pages + page) * BoundPageBytes(layout);
 }
 
+void PutBound(float bound, BF16 outward, const KvLayout& layout, std::byte* to) {
+  if (BoundType(layout) == DType::kF32) {
+    std::memcpy(to, &bound, 4);
+  } else {
+    std::memcpy(to, &outward, 2);
+  }
+}
+
 }  // namespace
 
 void BoundKeysRef(std::span<const KeySpan> spans, const void* pool, const KvLayout& layout,
                   void* bounds) {
-  const size_t value_bytes = DTypeBytes(layout.dtype);
+  const size_t value_bytes = DTypeBytes(BoundType(layout));
   for (const KeySpan& span : spans) {
     if (span.tokens.size() <= 0) continue;
     const int32_t begin = span.tokens.first / kBoundPageTokens * kBoundPageTokens;
@@ -32,16 +41,18 @@ void BoundKeysRef(std::span<const KeySpan> spans, const void* pool, const KvLayo
         std::byte* page = PageOf(bounds, layout, span.IndexBlock(first / layout.block_tokens), head,
                                  in_block / kBoundPageTokens);
         for (int32_t c = 0; c < layout.head_dim; ++c) {
-          const std::byte *low = nullptr, *high = nullptr;
-          for (int32_t t = 0; t < last - first; ++t) {
-            const std::byte* value = static_cast<const std::byte*>(pool) +
-                                     layout.RowOffset(block, head, in_block + t) + c * value_bytes;
-            auto number = [&](const std::byte* at) { return ElementAt(at, layout.dtype, 0); };
-            if (low == nullptr || number(value) < number(low)) low = value;
-            if (high == nullptr || number(value) > number(high)) high = value;
+          const auto value = [&](int32_t t) {
+            return KeyAt(
+                static_cast<const std::byte*>(pool) + layout.RowOffset(block, head, in_block + t),
+                layout, c);
+          };
+          float low = value(0), high = value(0);
+          for (int32_t t = 1; t < last - first; ++t) {
+            if (value(t) < low) low = value(t);
+            if (value(t) > high) high = value(t);
           }
-          std::memcpy(page + c * value_bytes, low, value_bytes);
-          std::memcpy(page + (layout.head_dim + c) * value_bytes, high, value_bytes);
+          PutBound(low, RoundDownToBF16(low), layout, page + c * value_bytes);
+          PutBound(high, RoundUpToBF16(high), layout, page + (layout.head_dim + c) * value_bytes);
         }
       }
     }
@@ -62,8 +73,8 @@ std::vector<double> BoundScoresRef(const Tensor& q, const RetrievalQuery& query,
       const float* of_head = q.f32(query.row) + (kv_head * group + g) * d;
       for (int32_t c = 0; c < d; ++c) {
         const double x = of_head[c];
-        score += std::max(x * ElementAt(page, layout.dtype, c),
-                          x * ElementAt(page, layout.dtype, d + c));
+        score += std::max(x * ElementAt(page, BoundType(layout), c),
+                          x * ElementAt(page, BoundType(layout), d + c));
       }
     }
     scores.push_back(score);

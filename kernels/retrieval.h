@@ -111,9 +111,15 @@ class PackedEncoder {
 };
 
 // Quest's index: of each page of 16 tokens the smallest and the largest value of each channel of K.
-// [num_blocks][Hkv][block_tokens / 16] pages of min[d], then max[d], in the KV's dtype (exact).
+// [num_blocks][Hkv][block_tokens / 16] pages of min[d], then max[d], in the KV's dtype (exact). Those of KV in 8 bits are
+// bfloat16, the smallest values rounded down and the largest up.
 inline constexpr int32_t kBoundPageTokens = 16;
-constexpr size_t BoundPageBytes(const KvLayout& kv) { return kv.RowBytes(); }
+constexpr DType BoundType(const KvLayout& kv) {
+  return HasScales(kv.dtype) ? DType::kBF16 : kv.dtype;
+}
+constexpr size_t BoundPageBytes(const KvLayout& kv) {
+  return size_t{2} * kv.head_dim * DTypeBytes(BoundType(kv));
+}
 constexpr size_t BoundBlockBytes(const KvLayout& kv) {
   return BoundPageBytes(kv) * (kv.block_tokens / kBoundPageTokens) * kv.kv_heads;
 }

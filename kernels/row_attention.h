@@ -11,6 +11,8 @@
 //   part    kRowsPerPart rows: their largest score is the part's maximum; weights 2^(score - max)
 //           are summed per lane; o adds weight * value in the order of the list
 //   list    states of parts are merged from left to right
+// KV of 8 bits: a score is the chain over codes, times K's scale; K's values are not made. Weights are multiplied by V's
+// scale after they were summed, and then by codes.
 // Everything is float32, bf16 rows are widened: unlike Attend (attention.h), which rounds q and the
 // weights to bf16 where that is faster, because here memory is the bound.
 //

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "kernels/attention_state.h"
-#include "kernels/host_matrix.h"
+#include "kernels/kv_row.h"
 
 namespace winnow::kernels {
 
@@ -27,8 +27,7 @@ void AttendRowsRef(const Tensor& q, std::span<const RetrievalQuery> queries,
       double max = -INFINITY;
       for (int32_t row = 0; row < list.count; ++row) {
         for (int32_t c = 0; c < d; ++c) {
-          weights[row] +=
-              static_cast<double>(query[c]) * ElementAt(list.rows[row], layout.dtype, c);
+          weights[row] += static_cast<double>(query[c]) * KeyAt(list.rows[row], layout, c);
         }
         weights[row] *= scale / std::log(2.0);
         max = std::max(max, weights[row]);
@@ -38,7 +37,7 @@ void AttendRowsRef(const Tensor& q, std::span<const RetrievalQuery> queries,
       for (int32_t c = 0; c < d; ++c) {
         double value = 0;
         for (int32_t row = 0; row < list.count; ++row) {
-          value += weights[row] * ElementAt(list.rows[row], layout.dtype, d + c);
+          value += weights[row] * ValueAt(list.rows[row], layout, c);
         }
         state[c] = static_cast<float>(value);
       }

@@ -7,22 +7,20 @@
 
 #include "kernels/attention_state.h"
 #include "kernels/check.h"
+#include "kernels/kv_row.h"
 #include "kernels/transform_code.h"
 
 namespace winnow::kernels {
 namespace {
 
-std::vector<float> ReadValues(const std::byte* from, int32_t count, DType dtype) {
-  std::vector<float> values(count);
-  for (int32_t i = 0; i < count; ++i) {
-    if (dtype == DType::kF32) {
-      std::memcpy(&values[i], from + 4 * i, 4);
-    } else {
-      BF16 value;
-      std::memcpy(&value, from + 2 * i, 2);
-      values[i] = ToFloat(value);
-    }
-  }
+std::vector<float> ReadKey(const std::byte* row, const KvLayout& layout) {
+  std::vector<float> values;
+  for (int32_t c = 0; c < layout.head_dim; ++c) values.push_back(KeyAt(row, layout, c));
+  return values;
+}
+std::vector<float> ReadValue(const std::byte* row, const KvLayout& layout) {
+  std::vector<float> values;
+  for (int32_t c = 0; c < layout.head_dim; ++c) values.push_back(ValueAt(row, layout, c));
   return values;
 }
 
@@ -198,9 +196,9 @@ void EncodeRef(std::span<const KeySpan> spans, const void* pool, const KvLayout&
       const int32_t logical = token / layout.block_tokens, at = token % layout.block_tokens;
       for (int32_t head = 0; head < layout.kv_heads; ++head) {
         const std::vector<float> key =
-            ReadValues(static_cast<const std::byte*>(pool) +
-                           layout.RowOffset(span.block_table[logical], head, at),
-                       layout.head_dim, layout.dtype);
+            ReadKey(static_cast<const std::byte*>(pool) +
+                        layout.RowOffset(span.block_table[logical], head, at),
+                    layout);
         std::vector<uint8_t> of_first;
         if (first != nullptr) {
           of_first = TransformDecodeRef(
@@ -425,10 +423,9 @@ void ExtendCellTablesRef(std::span<const CellTableExtension> extensions, const v
       for (int32_t token = table.tokens.last; token < extension.last; ++token) {
         const int32_t logical = token / layout.block_tokens, at = token % layout.block_tokens;
         const std::vector<float> value =
-            ReadValues(static_cast<const std::byte*>(pool) +
-                           layout.RowOffset(extension.block_table[logical], head, at) +
-                           layout.ValueOffsetInRow(),
-                       d, layout.dtype);
+            ReadValue(static_cast<const std::byte*>(pool) +
+                          layout.RowOffset(extension.block_table[logical], head, at),
+                      layout);
         const int32_t cell = TransformCellRef(
             HeadCodes(codes, code_layout, extension.index_table[logical], head), at, weights, head);
         for (int32_t c = 0; c < d; ++c) {

@@ -1,4 +1,5 @@
-// Writes keys and values of new tokens into their blocks, rounded (nearest even) to layout.dtype.
+// Writes keys and values of new tokens into their blocks, rounded (nearest even) to layout.dtype, with
+// scales where that has them.
 //
 //   k, v [m][Hkv*d] f32; token i of a chunk goes to the row of its position, K then V
 //   (kv_layout.h).

@@ -38,7 +38,7 @@ void AddModelFlags(CLI::App& command, engine::ModelOptions& options) {
       ->check(CLI::IsMember({"auto", "bf16", "f16", "f32"}))
       ->capture_default_str();
   command.add_option("--kv-dtype", options.kv_dtype, "Type of the KV cache")
-      ->check(CLI::IsMember({"auto", "bf16", "f32"}))
+      ->check(CLI::IsMember({"auto", "bf16", "f32", "int8", "fp8"}))
       ->capture_default_str();
   command.add_option("--isa", options.isa, "Instruction set")
       ->check(CLI::IsMember({"auto", "avx512", "avx2", "scalar"}))

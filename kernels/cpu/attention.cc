@@ -88,9 +88,8 @@ double CpuBackend::Cost(const AttentionWork& work) {
 void CpuBackend::Attend(const Tensor& q, std::span<const AttentionChunk> chunks, const void* pool,
                         const KvLayout& layout, float scale, const Tensor& out) {
   const int32_t d = layout.head_dim;
-  WINNOW_CHECK(layout.dtype == DType::kBF16 || layout.dtype == DType::kF32);
-  WINNOW_CHECK(d > 0 && d % 16 == 0 && d <= AttentionScratch::kMaxHeadDim);
-  WINNOW_CHECK(layout.block_tokens > 0 && layout.block_tokens % 16 == 0);
+  CheckKv(layout);
+  static_assert(AttentionScratch::kMaxHeadDim == kMaxKvHeadDim);
   WINNOW_CHECK(scale > 0);
   WINNOW_CHECK(q.cols % (int64_t{layout.kv_heads} * d) == 0 && out.cols == q.cols);
   AttentionCall call;

@@ -16,8 +16,8 @@
 namespace winnow::kernels::WINNOW_ISA {
 namespace {
 
-// One tile of queries at work on one split.
-template <typename Panels>
+// One tile of queries at work on one split of KV of type kKv.
+template <typename Panels, DType kKv>
 struct Worker {
   using Row = typename Panels::Row;
   static constexpr int kLanes = Vec::kLanes;
@@ -105,9 +105,10 @@ struct Worker {
   // `tokens` keys of a head from position `start`, of which the first `valid` have been written.
   void RunUnit(int32_t head, int32_t start, int32_t tokens, int32_t valid, Prefetcher ahead) const {
     const std::byte* rows = UnitData(head, start);
-    const UnitRows keys = {rows, call.layout.RowBytes(), call.layout.dtype};
-    const UnitRows values = {rows + call.layout.ValueOffsetInRow(), call.layout.RowBytes(),
-                             call.layout.dtype};
+    const std::byte* scales = rows + call.layout.ScaleOffsetInRow();
+    const UnitRows keys = {rows, scales, call.layout.RowBytes()};
+    const UnitRows values = {rows + call.layout.ValueOffsetInRow(), scales + kKvScaleBytes,
+                             call.layout.RowBytes()};
     const int32_t first_row = head * head_rows + FirstRowSeeing(start);
     const int32_t last_row = (head + 1) * head_rows;
 #if defined(__AVX512BF16__)
@@ -117,8 +118,8 @@ struct Worker {
       }
     }
 #endif
-    PackKeys<Panels>(keys, tokens, d, scratch.key_panels);
-    PackValues<Panels>(values, tokens, valid, d, scratch.value_panels);
+    PackKeys<Panels, kKv>(keys, tokens, d, scratch.key_panels);
+    PackValues<Panels, kKv>(values, tokens, valid, d, scratch.value_panels);
     const int64_t row_tiles = (last_row - first_row + kTileRows - 1) / kTileRows;
     RunRows<kTileRows>(first_row, last_row, start, tokens, ahead,
                        (ahead.LinesLeft() + row_tiles - 1) / row_tiles);
@@ -272,10 +273,10 @@ struct Worker {
   }
 };
 
-template <typename Panels>
+template <typename Panels, DType kKv>
 void Attend(const AttentionCall& call, const AttentionTile& tile, int32_t first_split,
             int32_t last_split, bool merge, float* states, std::byte* memory) {
-  const Worker<Panels> worker(call, tile, memory);
+  const Worker<Panels, kKv> worker(call, tile, memory);
   const int64_t d = worker.d;
   const int64_t state_floats = AttentionStateFloats(d);
   const int64_t split_tokens = AttentionSplitTokens(call.layout);
@@ -307,12 +308,14 @@ void Attend(const AttentionCall& call, const AttentionTile& tile, int32_t first_
 
 void AttendSplits(const AttentionCall& call, const AttentionTile& tile, int32_t first_split,
                   int32_t last_split, bool merge, float* states, std::byte* scratch) {
+  ForKvType(call.layout.dtype, [&]<DType kKv>(KvType<kKv>) {
 #if defined(__AVX512BF16__)
-  if (call.layout.dtype == DType::kBF16) {
-    return Attend<BF16Panels>(call, tile, first_split, last_split, merge, states, scratch);
-  }
+    if constexpr (kKv == DType::kBF16) {
+      return Attend<BF16Panels, kKv>(call, tile, first_split, last_split, merge, states, scratch);
+    }
 #endif
-  Attend<F32Panels>(call, tile, first_split, last_split, merge, states, scratch);
+    Attend<F32Panels, kKv>(call, tile, first_split, last_split, merge, states, scratch);
+  });
 }
 
 }  // namespace winnow::kernels::WINNOW_ISA

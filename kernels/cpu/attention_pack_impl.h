@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "kernels/cpu/panel.h"
+#include "kernels/cpu/row_pairs_impl.h"
 
 namespace winnow::kernels {
 namespace {
@@ -23,13 +24,22 @@ inline T Min(T a, T b) {
   return a < b ? a : b;
 }
 
-// Where the unit's keys or values lie: rows of d values of `dtype`, row_bytes apart.
+// Where the unit's keys or values lie: rows of d values, row_bytes apart, and of 8 bits the scales of those.
 struct UnitRows {
   const std::byte* data;
+  const std::byte* scales;
   size_t row_bytes;
-  DType dtype;
   const std::byte* row(int64_t t) const { return data + static_cast<size_t>(t) * row_bytes; }
 };
+
+template <DType kKv>
+inline float ScaleOf(const UnitRows& rows, int64_t t) {
+  return KvScale<kKv>(rows.scales + static_cast<size_t>(t) * rows.row_bytes);
+}
+template <DType kKv>
+inline Vec::Reg LoadWidened(const UnitRows& rows, int64_t t, int64_t column, float scale) {
+  return LoadScaled<kKv>(rows.row(t) + column * static_cast<int64_t>(DTypeBytes(kKv)), scale);
+}
 
 #if defined(__AVX512F__)
 
@@ -61,9 +71,28 @@ inline __attribute__((always_inline)) void TransposeColumns4(const std::byte* ro
   columns[3] = _mm512_unpackhi_epi64(high01, high23);
 }
 
-// A step of a key panel is 32 bits of each of 16 tokens, whether that is one f32 or two bf16.
-template <typename Panels>
+// A step of a key panel is 32 bits of each of 16 tokens, whether that is one f32 or two bf16. Panels are of KV's type, but f32 where
+// it has 8 bits: those are widened 16 x 16 at a time, and what is stored is loaded at once.
+template <typename Panels, DType kKv>
 inline void PackKeys(const UnitRows& keys, int32_t tokens, int64_t d, std::byte* panels) {
+  if constexpr (HasScales(kKv)) {
+    static_assert(Panels::kDType == DType::kF32);
+    alignas(64) float square[16][16];
+    for (int32_t t = 0; t < tokens; t += 16) {
+      for (int64_t column = 0; column < d; column += 16) {
+        for (int i = 0; i < 16; ++i) {
+          Vec::Store(square[i], LoadWidened<kKv>(keys, t + i, column, ScaleOf<kKv>(keys, t + i)));
+        }
+        for (int word = 0; word < 16; word += 4, panels += 256) {
+          __m512i columns[4];
+          TransposeColumns4(reinterpret_cast<const std::byte*>(square[0] + word), sizeof(square[0]),
+                            columns);
+          for (int i = 0; i < 4; ++i) _mm512_storeu_si512(panels + 64 * i, columns[i]);
+        }
+      }
+    }
+    return;
+  }
   const int64_t row_words = d * static_cast<int64_t>(DTypeBytes(Panels::kDType)) / 4;
   for (int32_t t = 0; t < tokens; t += 16) {
     for (int64_t word = 0; word < row_words; word += 4, panels += 256) {
@@ -92,16 +121,16 @@ struct PairInterleaver {
   }
 };
 
-template <typename Panels>
+template <typename Panels, DType kKv>
 inline void PackValues(const UnitRows& values, int32_t tokens, int32_t valid, int64_t d,
                        std::byte* panels) {
   const size_t panel_bytes = PanelBytes(Panels::kDType, tokens);
   if constexpr (Panels::kDType == DType::kF32) {
     for (int32_t t = 0; t < tokens; ++t) {
+      const float scale = t < valid ? ScaleOf<kKv>(values, t) : 0.0f;
       for (int64_t panel = 0; panel < d / 16; ++panel) {
         const Vec::Reg row =
-            t < valid ? Vec::Load(reinterpret_cast<const float*>(values.row(t)) + panel * 16)
-                      : Vec::Zero();
+            t < valid ? LoadWidened<kKv>(values, t, panel * 16, scale) : Vec::Zero();
         Vec::Store(
             reinterpret_cast<float*>(panels + static_cast<size_t>(panel) * panel_bytes) + t * 16,
             row);
@@ -127,12 +156,6 @@ inline void PackValues(const UnitRows& values, int32_t tokens, int32_t valid, in
 #else
 
 // Without a bf16 dot product panels are f32, whatever the KV is.
-inline Vec::Reg LoadWidened(const UnitRows& rows, int64_t t, int64_t column) {
-  if (rows.dtype == DType::kF32)
-    return Vec::Load(reinterpret_cast<const float*>(rows.row(t)) + column);
-  return Vec::LoadBF16(reinterpret_cast<const uint16_t*>(rows.row(t)) + column);
-}
-
 #if defined(__AVX2__)
 inline void Transpose8x8(__m256 (&r)[8]) {
   __m256 a[8], b[8];
@@ -155,27 +178,30 @@ inline void Transpose8x8(__m256 (&r)[8]) {
 inline void Transpose8x8(Vec::Reg (&)[1]) {}  // one lane: nothing to transpose
 #endif
 
-template <typename Panels>
+template <typename Panels, DType kKv>
 inline void PackKeys(const UnitRows& keys, int32_t tokens, int64_t d, std::byte* panels) {
   constexpr int kLanes = Vec::kLanes;
   for (int32_t t = 0; t < tokens; t += kLanes) {
     float* to = reinterpret_cast<float*>(panels) + t / 16 * 16 * d + t % 16;
+    float scales[kLanes];
+    for (int i = 0; i < kLanes; ++i) scales[i] = ScaleOf<kKv>(keys, t + i);
     for (int64_t column = 0; column < d; column += kLanes) {
       Vec::Reg square[kLanes];
-      for (int i = 0; i < kLanes; ++i) square[i] = LoadWidened(keys, t + i, column);
+      for (int i = 0; i < kLanes; ++i) square[i] = LoadWidened<kKv>(keys, t + i, column, scales[i]);
       Transpose8x8(square);
       for (int i = 0; i < kLanes; ++i) Vec::Store(to + (column + i) * 16, square[i]);
     }
   }
 }
 
-template <typename Panels>
+template <typename Panels, DType kKv>
 inline void PackValues(const UnitRows& values, int32_t tokens, int32_t valid, int64_t d,
                        std::byte* panels) {
   for (int32_t t = 0; t < tokens; ++t) {
+    const float scale = t < valid ? ScaleOf<kKv>(values, t) : 0.0f;
     for (int64_t column = 0; column < d; column += Vec::kLanes) {
       float* to = reinterpret_cast<float*>(panels) + (column / 16 * tokens + t) * 16 + column % 16;
-      Vec::Store(to, t < valid ? LoadWidened(values, t, column) : Vec::Zero());
+      Vec::Store(to, t < valid ? LoadWidened<kKv>(values, t, column, scale) : Vec::Zero());
     }
   }
 }

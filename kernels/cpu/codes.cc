@@ -115,7 +115,7 @@ void CpuBackend::EncodeKeys(std::span<const KeySpan> spans, const void* pool,
                             const KvLayout& layout, const PackedEncoder& encoder, void* codes,
                             const CodeLayout& code_layout) {
   const CpuEncoder& packed = static_cast<const CpuEncoder&>(encoder);
-  WINNOW_CHECK(layout.dtype == DType::kBF16 || layout.dtype == DType::kF32);
+  CheckKv(layout);
   WINNOW_CHECK(packed.kv_heads() == layout.kv_heads && packed.in() == layout.head_dim &&
                packed.queries_per_input() == 1);
   WINNOW_CHECK(code_layout.kv_heads == layout.kv_heads && code_layout.bits == packed.bits() &&

@@ -184,11 +184,9 @@ class HeadWorker {
   void LoadRow(const std::byte* row, int32_t i) const {
     float* key = work_.inputs + i * call_.key_map.InputStride();
     const DType dtype = call_.layout.dtype;
-    call_.ops.widen_row(row, dtype, d_, key);
-    if (dtype == DType::kF32) {
-      for (int64_t c = 0; c < d_; ++c) key[c] = ToFloat(ToBF16(key[c]));
-    }
-    call_.ops.widen_row(row + call_.layout.ValueOffsetInRow(), dtype, d_, work_.values + i * d_);
+    call_.ops.read_kv_row(row, d_, dtype, key, work_.values + i * d_);
+    if (dtype == DType::kBF16) return;
+    for (int64_t c = 0; c < d_; ++c) key[c] = ToFloat(ToBF16(key[c]));
   }
 
   void MapKeys(int32_t count) const {
@@ -309,7 +307,7 @@ void CpuBackend::ExtendSummaries(std::span<const SummaryExtension> extensions, c
                                  const KvLayout& layout, const PackedFeatureMap& key_map) {
   const auto& keys = static_cast<const CpuFeatureMap&>(key_map);
   const int32_t d = layout.head_dim, kv_heads = layout.kv_heads;
-  WINNOW_CHECK(layout.dtype == DType::kBF16 || layout.dtype == DType::kF32);
+  CheckKv(layout);
   WINNOW_CHECK(keys.head_dim() == d && keys.kv_heads() == kv_heads);
   for (const SummaryExtension& extension : extensions) {
     WINNOW_CHECK(extension.last >= extension.summary->tokens.last);
@@ -345,7 +343,7 @@ void CpuBackend::CompleteStates(const CompleteStatesArgs& args) {
   const auto& keys = static_cast<const CpuFeatureMap&>(args.key_map);
   const auto& query_features = static_cast<const CpuFeatureMap&>(args.query_map);
   const int32_t d = layout.head_dim, kv_heads = layout.kv_heads;
-  WINNOW_CHECK(layout.dtype == DType::kBF16 || layout.dtype == DType::kF32);
+  CheckKv(layout);
   WINNOW_CHECK(d > 0 && d % 16 == 0 && q.cols % (int64_t{kv_heads} * d) == 0);
   WINNOW_CHECK(keys.head_dim() == d && query_features.head_dim() == d);
   WINNOW_CHECK(keys.kv_heads() == kv_heads && query_features.kv_heads() == kv_heads);

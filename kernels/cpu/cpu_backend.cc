@@ -50,6 +50,13 @@ Buffer AllocateHostMemory(size_t size_bytes) {
   return Buffer(data, size_bytes, [base, mapped](void*) { munmap(base, mapped); });
 }
 
+void CheckKv(const KvLayout& layout) {
+  WINNOW_CHECK(layout.dtype != DType::kF16);
+  WINNOW_CHECK(layout.head_dim > 0 && layout.head_dim % 16 == 0);
+  WINNOW_CHECK(layout.head_dim <= kMaxKvHeadDim);
+  WINNOW_CHECK(layout.block_tokens > 0 && layout.block_tokens % 16 == 0);
+}
+
 std::byte* CpuBackend::Scratch::Get(size_t size_bytes) {
   if (size_bytes > buffer_.size_bytes()) {
     buffer_ = Buffer();
@@ -134,7 +141,7 @@ void CpuBackend::SiluMul(const Tensor& gate_up, const Tensor& out) {
 void CpuBackend::WriteKv(const Tensor& k, const Tensor& v, std::span<const AttentionChunk> chunks,
                          void* pool, const KvLayout& layout) {
   const int32_t d = layout.head_dim;
-  WINNOW_CHECK(layout.dtype == DType::kBF16 || layout.dtype == DType::kF32);
+  CheckKv(layout);
   WINNOW_CHECK(k.cols == int64_t{layout.kv_heads} * d && v.cols == k.cols);
   for (const AttentionChunk& chunk : chunks) {
     WINNOW_CHECK(chunk.first_row + chunk.num_tokens <= k.rows &&
@@ -148,9 +155,8 @@ void CpuBackend::WriteKv(const Tensor& k, const Tensor& v, std::span<const Atten
         std::byte* row = static_cast<std::byte*>(pool) +
                          layout.RowOffset(block, head, position % layout.block_tokens);
         const int64_t from = int64_t{head} * d;
-        ops_.narrow_row(k.f32(chunk.first_row + i) + from, d, layout.dtype, row);
-        ops_.narrow_row(v.f32(chunk.first_row + i) + from, d, layout.dtype,
-                        row + layout.ValueOffsetInRow());
+        ops_.write_kv_row(k.f32(chunk.first_row + i) + from, v.f32(chunk.first_row + i) + from, d,
+                          layout.dtype, row);
       }
     });
   }

@@ -24,6 +24,10 @@ namespace winnow::kernels {
 // if it cannot be had.
 Buffer AllocateHostMemory(size_t size_bytes);
 
+inline constexpr int32_t kMaxKvHeadDim = 128;
+// Stops where KV is of a type or shape that this backend's leaves do not read.
+void CheckKv(const KvLayout& layout);
+
 // What retrieval calls have in common (rows.cc): checked, and as leaf functions take it.
 RowsCall MakeRowsCall(const Tensor& q, const KvLayout& layout, float scale);
 void CheckQuery(const Tensor& q, const RetrievalQuery& query, const KvLayout& layout);

@@ -4,6 +4,7 @@
 // outputs i (lower half) and i + 16 (upper half). A shift and a mask make of a register of words
 // two registers of floats, and each serves every row of the tile.
 #include "kernels/cpu/ops.h"
+#include "kernels/cpu/row_pairs_impl.h"
 
 namespace winnow::kernels::WINNOW_ISA {
 namespace {
@@ -20,14 +21,15 @@ inline uint32_t RoundedToBF16(float x) {
   return (bits + 0x7fffu + ((bits >> 16) & 1)) & 0xffff0000u;
 }
 
-inline void LoadRow(const void* row, DType dtype, int32_t n, float* x) {
-  uint32_t* bits = reinterpret_cast<uint32_t*>(x);
-  if (dtype == DType::kBF16) {
-    const uint16_t* from = static_cast<const uint16_t*>(row);
-    for (int32_t j = 0; j < n; ++j) bits[j] = static_cast<uint32_t>(from[j]) << 16;
-  } else {
-    const float* from = static_cast<const float*>(row);
-    for (int32_t j = 0; j < n; ++j) bits[j] = RoundedToBF16(from[j]);
+template <DType kKv>
+inline void LoadRow(const std::byte* row, int32_t n, float* x) {
+  const float scale = KeyScale<kKv>(row, n);
+  for (int32_t j = 0; j < n; j += Vec::kLanes) {
+    Vec::Store(x + j, LoadScaled<kKv>(row + j * static_cast<int64_t>(DTypeBytes(kKv)), scale));
+  }
+  if constexpr (kKv != DType::kBF16) {
+    uint32_t* bits = reinterpret_cast<uint32_t*>(x);
+    for (int32_t j = 0; j < n; ++j) bits[j] = RoundedToBF16(x[j]);
   }
 }
 
@@ -102,9 +104,12 @@ void EncodeRows(const EncodeCall& call, int32_t head, const void* const* rows, D
                 int32_t num_rows, std::byte* const* codes, float* scratch) {
   float* x = scratch;
   float* y = scratch + int64_t{kEncodeTileRows} * call.width;
-  for (int32_t r = 0; r < num_rows; ++r) {
-    LoadRow(rows[r], dtype, call.stages[0].in, x + int64_t{r} * call.width);
-  }
+  ForKvType(dtype, [&]<DType kKv>(KvType<kKv>) {
+    for (int32_t r = 0; r < num_rows; ++r) {
+      LoadRow<kKv>(static_cast<const std::byte*>(rows[r]), call.stages[0].in,
+                   x + int64_t{r} * call.width);
+    }
+  });
   for (int32_t i = 0; i < call.num_stages; ++i) {
     const EncodeStage& stage = call.stages[i];
     const StageTask task = {stage.weights + int64_t{head} * stage.out / 2 * stage.in,

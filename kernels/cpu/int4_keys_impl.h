@@ -1,24 +1,12 @@
 // See kernels/int4_keys.h. Compiled by int4_keys_{scalar,avx2,avx512}.cc.
 #include "kernels/cpu/ops.h"
+#include "kernels/cpu/round_bf16_impl.h"
 #include "kernels/cpu/row_scores_impl.h"
 
 namespace winnow::kernels::WINNOW_ISA {
 namespace {
 
 constexpr int64_t kMaxDim = 256;
-
-// The largest bf16 that is not above x: towards zero where x > 0, away from it where x < 0.
-inline uint16_t RoundDownToBF16(float x) {
-  const uint32_t bits = __builtin_bit_cast(uint32_t, x);
-  const bool away = (bits >> 31) != 0 && (bits & 0xffffu) != 0;
-  return static_cast<uint16_t>((bits >> 16) + (away ? 1 : 0));
-}
-inline uint16_t RoundUpToBF16(float x) {
-  return static_cast<uint16_t>(RoundDownToBF16(-x) ^ 0x8000u);
-}
-inline float FloatOf(uint16_t bits) {
-  return __builtin_bit_cast(float, static_cast<uint32_t>(bits) << 16);
-}
 
 // Whole numbers 0..15, rounded to nearest even.
 inline void StoreCodes(int32_t* to, Vec::Reg steps) {
@@ -58,13 +46,12 @@ struct Int4Values {
 
 inline int64_t WholePairs(int64_t d) { return (d + kPairValues - 1) / kPairValues * kPairValues; }
 
-}  // namespace
-
-void QuantizeKey(const std::byte* key, DType dtype, int64_t d, std::byte* out) {
+template <DType kKv>
+void QuantizeKeyOf(const std::byte* key, int64_t d, std::byte* out) {
   constexpr int kLanes = Vec::kLanes;
+  const float scale_of_key = KeyScale<kKv>(key, d);
   const auto load = [&](int64_t c) {
-    return dtype == DType::kF32 ? Vec::Load(reinterpret_cast<const float*>(key) + c)
-                                : Vec::LoadBF16(reinterpret_cast<const uint16_t*>(key) + c);
+    return LoadScaled<kKv>(key + c * static_cast<int64_t>(DTypeBytes(kKv)), scale_of_key);
   };
   Vec::Reg low = Vec::Sub(Vec::Zero(), load(0)), high = load(0);  // low: of the negated channels
   for (int64_t c = kLanes; c < d; c += kLanes) {
@@ -93,6 +80,12 @@ void QuantizeKey(const std::byte* key, DType dtype, int64_t d, std::byte* out) {
   }
   __builtin_memcpy(out + d / 2, &scale, 2);
   __builtin_memcpy(out + d / 2 + 2, &zero, 2);
+}
+
+}  // namespace
+
+void QuantizeKey(const std::byte* key, DType dtype, int64_t d, std::byte* out) {
+  ForKvType(dtype, [&]<DType kKv>(KvType<kKv>) { QuantizeKeyOf<kKv>(key, d, out); });
 }
 
 void PrepareInt4Queries(const RowsCall& call, const float* queries, float* prepared) {

@@ -44,6 +44,9 @@ void MatmulTiles(const MatmulCall& call, int64_t first_row, int64_t last_row, in
       return run(PlainKernel<F16Panels>());
     case DType::kBF16:
       return run(PlainKernel<BF16Panels>());
+    case DType::kI8:
+    case DType::kF8:
+      break;  // types of KV alone
   }
 }
 

@@ -23,8 +23,12 @@ namespace winnow::kernels {
 using RmsNormRowFn = void(const float* x, int64_t n, const float* weight, float eps, float* out);
 using RopeRowFn = void(float* x, int64_t heads, int64_t head_dim, const float* cos_sin);
 using SiluMulRowFn = void(const float* gate_up, int64_t n, float* out);
-using WidenRowFn = void(const void* values, DType dtype, int64_t n, float* out);   // embed_rows
-using NarrowRowFn = void(const float* values, int64_t n, DType dtype, void* out);  // write_kv
+using WidenRowFn = void(const void* values, DType dtype, int64_t n, float* out);  // embed_rows
+// Writes a row of KV: `d` values of K, as many of V. REQUIRES: d a multiple of 16.
+using WriteKvRowFn = void(const float* key, const float* value, int64_t d, DType dtype,
+                          std::byte* row);
+// Reads what WriteKvRow wrote: K, V or both; null: not wanted.
+using ReadKvRowFn = void(const std::byte* row, int64_t d, DType dtype, float* key, float* value);
 // Makes of a row of x what products with kBF16 panels read; `n` is rounded up to even with a zero.
 using PrepareBF16RowFn = void(const float* x, int64_t n, void* out);
 
@@ -285,7 +289,8 @@ struct CpuOps {
   RopeRowFn* rope_row;
   SiluMulRowFn* silu_mul_row;
   WidenRowFn* widen_row;
-  NarrowRowFn* narrow_row;
+  WriteKvRowFn* write_kv_row;
+  ReadKvRowFn* read_kv_row;
   PrepareBF16RowFn* prepare_bf16_row;
   size_t prepared_bf16_value_bytes;  // of a value in a prepared row
   MatmulTilesFn* matmul_tiles;
@@ -329,7 +334,8 @@ struct CpuOps {
   RopeRowFn RopeRow;                           \
   SiluMulRowFn SiluMulRow;                     \
   WidenRowFn WidenRow;                         \
-  NarrowRowFn NarrowRow;                       \
+  WriteKvRowFn WriteKvRow;                     \
+  ReadKvRowFn ReadKvRow;                       \
   PrepareBF16RowFn PrepareBF16Row;             \
   MatmulTilesFn MatmulTiles;                   \
   QuantizedMatmulTilesFn QuantizedMatmulTiles; \

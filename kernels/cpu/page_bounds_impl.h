@@ -1,5 +1,7 @@
 // See kernels/page_bounds.h. Compiled by page_bounds_{scalar,avx2,avx512}.cc.
 #include "kernels/cpu/ops.h"
+#include "kernels/cpu/round_bf16_impl.h"
+#include "kernels/cpu/row_pairs_impl.h"
 
 namespace winnow::kernels::WINNOW_ISA {
 namespace {
@@ -19,17 +21,28 @@ inline void StoreUpperHalves(uint16_t* to, Vec::Reg x) {
 #endif
 }
 
-}  // namespace
+// The same of any values, rounded down or up.
+template <uint16_t (*kRound)(float)>
+inline void StoreRounded(uint16_t* to, Vec::Reg x) {
+  float values[Vec::kLanes];
+  Vec::Store(values, x);
+  for (int i = 0; i < Vec::kLanes; ++i) to[i] = kRound(values[i]);
+}
 
-void BoundPage(const std::byte* rows, size_t row_bytes, int32_t count, int64_t d, DType dtype,
-               std::byte* page) {
+template <DType kKv>
+void BoundPageOf(const std::byte* rows, size_t row_bytes, int32_t count, int64_t d,
+                 std::byte* page) {
   constexpr int kLanes = Vec::kLanes;
-  const size_t value_bytes = DTypeBytes(dtype);
+  constexpr size_t kValueBytes = DTypeBytes(kKv);
+  constexpr size_t kBoundBytes = kKv == DType::kF32 ? 4 : 2;
+  float scales[kBoundPageTokens];
+  for (int32_t t = 0; t < count; ++t) {
+    scales[t] = KeyScale<kKv>(rows + static_cast<size_t>(t) * row_bytes, d);
+  }
   for (int64_t c = 0; c < d; c += kLanes) {
     const auto load = [&](int32_t t) {
-      const std::byte* at = rows + static_cast<size_t>(t) * row_bytes + c * value_bytes;
-      return dtype == DType::kF32 ? Vec::Load(reinterpret_cast<const float*>(at))
-                                  : Vec::LoadBF16(reinterpret_cast<const uint16_t*>(at));
+      return LoadScaled<kKv>(rows + static_cast<size_t>(t) * row_bytes + c * kValueBytes,
+                             scales[t]);
     };
     Vec::Reg low = load(0), high = low;
     for (int32_t t = 1; t < count; ++t) {
@@ -37,16 +50,27 @@ void BoundPage(const std::byte* rows, size_t row_bytes, int32_t count, int64_t d
       low = Vec::Min(x, low);  // of a NaN and a number the second: one NaN is passed over
       high = Vec::Max(x, high);
     }
-    std::byte* min = page + c * value_bytes;
-    std::byte* max = page + (d + c) * value_bytes;
-    if (dtype == DType::kF32) {
+    std::byte* min = page + c * kBoundBytes;
+    std::byte* max = page + (d + c) * kBoundBytes;
+    if constexpr (kKv == DType::kF32) {
       Vec::Store(reinterpret_cast<float*>(min), low);
       Vec::Store(reinterpret_cast<float*>(max), high);
+    } else if constexpr (HasScales(kKv)) {
+      StoreRounded<RoundDownToBF16>(reinterpret_cast<uint16_t*>(min), low);
+      StoreRounded<RoundUpToBF16>(reinterpret_cast<uint16_t*>(max), high);
     } else {
       StoreUpperHalves(reinterpret_cast<uint16_t*>(min), low);
       StoreUpperHalves(reinterpret_cast<uint16_t*>(max), high);
     }
   }
+}
+
+}  // namespace
+
+void BoundPage(const std::byte* rows, size_t row_bytes, int32_t count, int64_t d, DType dtype,
+               std::byte* page) {
+  ForKvType(dtype,
+            [&]<DType kKv>(KvType<kKv>) { BoundPageOf<kKv>(rows, row_bytes, count, d, page); });
 }
 
 }  // namespace winnow::kernels::WINNOW_ISA

@@ -73,8 +73,7 @@ TopP FindTopP(std::span<const float> weights, double of_anchors, float p, float*
 
 void CpuBackend::QuantizeKeys(std::span<const KeySpan> spans, const void* pool,
                               const KvLayout& layout, void* int4_keys) {
-  WINNOW_CHECK(layout.dtype == DType::kBF16 || layout.dtype == DType::kF32);
-  WINNOW_CHECK(layout.head_dim > 0 && layout.head_dim % 16 == 0 && layout.head_dim <= 128);
+  CheckKv(layout);
   for (const KeySpan& span : spans) {
     WINNOW_CHECK(span.tokens.first >= 0 &&
                  span.tokens.last <=

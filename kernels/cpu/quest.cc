@@ -23,9 +23,8 @@ size_t PageOffset(const KvLayout& layout, int32_t block, int32_t head, int32_t p
 
 void CpuBackend::BoundKeys(std::span<const KeySpan> spans, const void* pool, const KvLayout& layout,
                            void* bounds) {
-  WINNOW_CHECK(layout.dtype == DType::kBF16 || layout.dtype == DType::kF32);
-  WINNOW_CHECK(layout.head_dim > 0 && layout.head_dim % 16 == 0 && layout.head_dim <= 128);
-  WINNOW_CHECK(layout.block_tokens > 0 && layout.block_tokens % kPage == 0);
+  CheckKv(layout);
+  static_assert(kPage == 16);  // so that blocks hold whole pages
   for (const KeySpan& span : spans) {
     WINNOW_CHECK(span.tokens.first >= 0 &&
                  span.tokens.last <=
@@ -59,6 +58,7 @@ void CpuBackend::SelectByBounds(const Tensor& q, std::span<const RetrievalQuery>
   // A page is a row of the smallest values, then the largest; a group one query of their factors.
   RowsCall call = group_call;
   call.dim = 2 * d;
+  call.dtype = BoundType(layout);
   call.queries = 1;
   retrieval_items_.clear();
   scored_units_.clear();

@@ -47,6 +47,14 @@ struct PartWorker {
     state[d + 1] = Vec::ReduceAdd(sum);
   }
 
+  // Multiplies the scale of a row's values into its weights, whose sums the states have by now.
+  void ScaleWeights(const std::byte* const* rows, int32_t count) const {
+    for (int32_t t = 0; t < count; ++t) {
+      const float scale = ValueScale<kDType>(rows[t], call.dim);
+      for (int32_t g = 0; g < call.queries; ++g) scores[int64_t{g} * kPart + t] *= scale;
+    }
+  }
+
   // Adds up kPairs pairs of registers of columns from `column` for kQueries queries from g; `ahead`
   // is called for each row.
   template <int kQueries, int kPairs, typename Ahead>
@@ -147,11 +155,16 @@ struct PartWorker {
     ScoreRows(
         KvValues<kDType>(), queries, call.queries, d, rows, count, scores,
         kPart, [=](int32_t t) __attribute__((always_inline)) {
-          if (t < next_count) Prefetch(next_rows[t], d * kValueBytes);
+          if (t < next_count) {
+            Prefetch(next_rows[t], d * kValueBytes);
+            if constexpr (HasScales(kDType)) __builtin_prefetch(next_rows[t] + 2 * d);
+          }
         });
+    ScaleScores<kDType>(rows, count, call.queries, d, scores, kPart);
     for (int32_t g = 0; g < call.queries; ++g) {
       Weigh(count, scores + int64_t{g} * kPart, states + g * AttentionStateFloats(d));
     }
+    if constexpr (HasScales(kDType)) ScaleWeights(rows, count);
     int32_t g = 0;
     for (; g + 4 <= call.queries; g += 4) {
       AddAllValues<4>(rows, count, g, states, next_rows, next_count);
@@ -174,6 +187,7 @@ void RunParts(const RowsCall& call, const float* queries, const RowList& list, i
   // Nobody has asked for the first part yet.
   for (int32_t row = first_part * kPart; row < last_row && row < (first_part + 1) * kPart; ++row) {
     Prefetch(list.rows[row], 2 * d * static_cast<int64_t>(DTypeBytes(kDType)));
+    if constexpr (HasScales(kDType)) __builtin_prefetch(list.rows[row] + 2 * d);
   }
   if (merge) {
     for (int32_t g = 0; g < call.queries; ++g) ResetAttentionState(states + g * state_floats, d);
@@ -193,35 +207,28 @@ void RunParts(const RowsCall& call, const float* queries, const RowList& list, i
 }  // namespace
 
 void SplitRowQueries(const RowsCall& call, const float* queries, float* split) {
-  for (int32_t g = 0; g < call.queries; ++g) {
-    const int64_t at = int64_t{g} * call.dim;
-    if (call.dtype == DType::kF32) {
-      SplitPairs<DType::kF32>(queries + at, call.dim, split + at);
-    } else {
-      SplitPairs<DType::kBF16>(queries + at, call.dim, split + at);
+  ForKvType(call.dtype, [&]<DType kKv>(KvType<kKv>) {
+    for (int32_t g = 0; g < call.queries; ++g) {
+      const int64_t at = int64_t{g} * call.dim;
+      SplitPairs<kKv>(queries + at, call.dim, split + at);
     }
-  }
+  });
 }
 
 void RowScores(const RowsCall& call, const float* queries, const std::byte* const* rows,
                int32_t count, float* scores, int64_t stride) {
-  const auto nothing = [](int32_t) {};
-  if (call.dtype == DType::kF32) {
-    ScoreRows(KvValues<DType::kF32>(), queries, call.queries, call.dim, rows, count, scores, stride,
-              nothing);
-  } else {
-    ScoreRows(KvValues<DType::kBF16>(), queries, call.queries, call.dim, rows, count, scores,
-              stride, nothing);
-  }
+  ForKvType(call.dtype, [&]<DType kKv>(KvType<kKv>) {
+    ScoreRows(KvValues<kKv>(), queries, call.queries, call.dim, rows, count, scores, stride,
+              [](int32_t) {});
+    ScaleScores<kKv>(rows, count, call.queries, call.dim, scores, stride);
+  });
 }
 
 void AttendParts(const RowsCall& call, const float* queries, const RowList& list,
                  int32_t first_part, int32_t last_part, bool merge, float* states, float* scratch) {
-  if (call.dtype == DType::kF32) {
-    RunParts<DType::kF32>(call, queries, list, first_part, last_part, merge, states, scratch);
-  } else {
-    RunParts<DType::kBF16>(call, queries, list, first_part, last_part, merge, states, scratch);
-  }
+  ForKvType(call.dtype, [&]<DType kKv>(KvType<kKv>) {
+    RunParts<kKv>(call, queries, list, first_part, last_part, merge, states, scratch);
+  });
 }
 
 }  // namespace winnow::kernels::WINNOW_ISA

@@ -69,6 +69,18 @@ struct KvValues {
   }
 };
 
+// Scores of codes become those of keys: the scale of a row is multiplied into its scores, not into its values.
+template <DType kDType>
+inline void ScaleScores(const std::byte* const* rows, int32_t count, int32_t num_queries, int64_t d,
+                        float* scores, int64_t stride) {
+  if constexpr (HasScales(kDType)) {
+    for (int32_t i = 0; i < count; ++i) {
+      const float scale = KeyScale<kDType>(rows[i], d);
+      for (int32_t g = 0; g < num_queries; ++g) scores[g * stride + i] *= scale;
+    }
+  }
+}
+
 // How many rows a tile of so many queries takes.
 template <int kQueries>
 constexpr int kScoreRows = kScoreSums / kQueries < 4 ? kScoreSums / kQueries : 4;

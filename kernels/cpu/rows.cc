@@ -29,9 +29,7 @@ size_t RoundUp16(int64_t floats) { return static_cast<size_t>((floats + 15) / 16
 
 RowsCall MakeRowsCall(const Tensor& q, const KvLayout& layout, float scale) {
   const int32_t d = layout.head_dim;
-  WINNOW_CHECK(layout.dtype == DType::kBF16 || layout.dtype == DType::kF32);
-  WINNOW_CHECK(d > 0 && d % 16 == 0 && d <= 128);
-  WINNOW_CHECK(layout.block_tokens > 0 && layout.block_tokens % 16 == 0);
+  CheckKv(layout);
   WINNOW_CHECK(scale > 0);
   WINNOW_CHECK(q.cols > 0 && q.cols % (int64_t{layout.kv_heads} * d) == 0);
   RowsCall call;

@@ -565,7 +565,7 @@ void CpuBackend::EncodeTransform(std::span<const KeySpan> spans, const void* poo
     const std::byte* row = static_cast<const std::byte*>(pool) +
                            layout.RowOffset(tile.span->block_table[logical], head, at);
     for (int32_t t = 0; t < tile.tokens.size(); ++t) {
-      ops_.widen_row(row + t * layout.RowBytes(), layout.dtype, d, keys + t * d);
+      ops_.read_kv_row(row + t * layout.RowBytes(), d, layout.dtype, keys + t * d, nullptr);
     }
     ops_.transform_rows(keys, tile.tokens.size(), d, of_head.key_weight.data(), of_head.padded,
                         of_head.key_bias.data(), y);
@@ -888,9 +888,8 @@ void CpuBackend::ExtendCellTables(std::span<const CellTableExtension> extensions
       const int32_t cell = cells[token % kCodeTileTokens];
       const std::byte* row = static_cast<const std::byte*>(pool) +
                              layout.RowOffset(extension.block_table[token / layout.block_tokens],
-                                              head, token % layout.block_tokens) +
-                             layout.ValueOffsetInRow();
-      ops_.widen_row(row, layout.dtype, d, value);
+                                              head, token % layout.block_tokens);
+      ops_.read_kv_row(row, d, layout.dtype, nullptr, value);
       float* of_cell = sums + int64_t{cell} * d;
       for (int32_t c = 0; c < d; ++c) {
         of_cell[c] += value[c];

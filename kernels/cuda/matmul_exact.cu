@@ -194,6 +194,9 @@ cudaError_t MatmulExact(const MatmulArgs& args, const DeviceWeights& w, Stream s
       return Exact<DType::kBF16>(args, w, stream);
     case DType::kF16:
       return Exact<DType::kF16>(args, w, stream);
+    case DType::kI8:
+    case DType::kF8:
+      break;  // types of KV alone
   }
   return cudaErrorInvalidValue;
 }

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -57,6 +58,7 @@ struct GoldenCase {
   DType compute = DType::kBF16;
   WeightStorage weights = WeightStorage::kWide;
   std::string_view policy = "dense";
+  std::optional<DType> kv = std::nullopt;  // nothing: as products
 };
 
 constexpr GoldenCase kCases[] = {
@@ -72,6 +74,21 @@ constexpr GoldenCase kCases[] = {
     {.name = "f32 lsh, nucleus",
      .compute = DType::kF32,
      .policy = "lsh:k=64,p=0.9,window=16,sink=4,dense_layers=1"},
+};
+
+// KV in 8 bits, held apart: digests of an instruction set may be missing.
+constexpr GoldenCase kScaledKvCases[] = {
+    {.name = "int8 KV", .kv = DType::kI8},
+    {.name = "fp8 KV, f32 d 80", .head_dim = 80, .compute = DType::kF32, .kv = DType::kF8},
+    {.name = "int8 KV, quest",
+     .policy = "quest:k=48,window=16,sink=4,dense_layers=1",
+     .kv = DType::kI8},
+    {.name = "fp8 KV, lsh, nucleus",
+     .policy = "lsh:k=64,p=0.9,window=16,sink=4,dense_layers=1",
+     .kv = DType::kF8},
+    {.name = "int8 KV, pca, tail",
+     .policy = "pca:k=40,window=16,sink=4,dense_layers=1",
+     .kv = DType::kI8},
 };
 
 // A fit to noise whose channels differ in size: the same in every process.
@@ -118,7 +135,7 @@ std::vector<float> Logits(kernels::Backend& backend, const GoldenCase& golden) {
   DecoderOptions options;
   options.compute = golden.compute;
   options.weights = golden.weights;
-  options.kv_dtype = golden.compute;
+  options.kv_dtype = golden.kv.value_or(golden.compute);
   options.block_tokens = 64;
   options.kv_bytes = 8 << 20;
   options.max_batch_tokens = options.max_batch_logits = kChunk;
@@ -151,10 +168,11 @@ std::vector<float> Logits(kernels::Backend& backend, const GoldenCase& golden) {
 
 class ArithmeticGolden : public ::testing::TestWithParam<std::string> {};
 
-TEST_P(ArithmeticGolden, BitsAreThoseOfTheVersion) {
-  const auto backend = kernels::MakeCpuBackend(GetParam(), 2);
+// Compares with the digests under `section`, if it has some of this instruction set.
+void ExpectDigests(const std::string& isa, const char* section, std::span<const GoldenCase> cases) {
+  const auto backend = kernels::MakeCpuBackend(isa, 2);
   json found;
-  for (const GoldenCase& golden : kCases) {
+  for (const GoldenCase& golden : cases) {
     const std::vector<float> logits = Logits(*backend, golden);
     found[std::string(golden.name)] = DigestOf(std::as_bytes(std::span(logits)));
   }
@@ -162,10 +180,41 @@ TEST_P(ArithmeticGolden, BitsAreThoseOfTheVersion) {
   const json goldens = json::parse(file);
   EXPECT_EQ(goldens.at("version"), kernels::kArithmeticVersion);
   const std::string arithmetic = backend->arithmetic();
-  if (!goldens.at("logits").contains(arithmetic)) {
+  if (!goldens.at(section).contains(arithmetic)) {
     GTEST_SKIP() << "no digests of \"" << arithmetic << "\"; here: " << found.dump(2);
   }
-  EXPECT_EQ(found, goldens.at("logits").at(arithmetic)) << found.dump(2);
+  EXPECT_EQ(found, goldens.at(section).at(arithmetic)) << found.dump(2);
+}
+
+TEST_P(ArithmeticGolden, BitsAreThoseOfTheVersion) { ExpectDigests(GetParam(), "logits", kCases); }
+
+TEST_P(ArithmeticGolden, BitsWithKvIn8BitsAreThoseOfTheVersion) {
+  ExpectDigests(GetParam(), "logits of KV in 8 bits", kScaledKvCases);
+}
+
+// Rows as they lie in a store: of 8 bits the same bytes on every instruction set.
+TEST_P(ArithmeticGolden, StoredRowsAreThoseOfTheVersion) {
+  constexpr int32_t kTokens = 48, kWidth = 3 * 80;
+  const auto backend = kernels::MakeCpuBackend(GetParam(), 1);
+  std::vector<float> k(kTokens * kWidth), v(k.size());
+  for (size_t i = 0; i < k.size(); ++i) {
+    k[i] = static_cast<float>(CounterRandom(41, i) - 0.5) * static_cast<float>(1 + i % 9);
+    v[i] = i % 7 == 0 ? 0.0f : static_cast<float>(CounterRandom(42, i) - 0.5) / 16;
+  }
+  const auto tensor = [&](std::vector<float>& values) {
+    return kernels::Tensor{values.data(), DType::kF32, kTokens, kWidth, kWidth};
+  };
+  const std::vector<int32_t> table = {2, 0, 1};
+  const std::vector<kernels::AttentionChunk> chunk = {{0, kTokens, 0, table}};
+  json found;
+  for (const DType dtype : {DType::kBF16, DType::kF32, DType::kI8, DType::kF8}) {
+    const kernels::KvLayout layout{3, 80, 16, dtype};
+    std::vector<std::byte> pool(3 * layout.BlockBytes());
+    backend->WriteKv(tensor(k), tensor(v), chunk, pool.data(), layout);
+    found[kernels::DTypeName(dtype)] = DigestOf(pool);
+  }
+  std::ifstream file(std::string(WINNOW_SOURCE_DIR) + "/tests/golden/arithmetic.json");
+  EXPECT_EQ(found, json::parse(file).at("rows of KV")) << found.dump(2);
 }
 
 INSTANTIATE_TEST_SUITE_P(Isa, ArithmeticGolden, ::testing::ValuesIn(testing::Isas()),

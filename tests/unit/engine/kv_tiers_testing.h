@@ -76,8 +76,9 @@ inline std::unique_ptr<LoadedModel> Load(const ModelOptions& options,
   return *std::move(model);
 }
 
-inline int64_t FrameBytes(const ModelConfig& config) {
-  return int64_t{2} * 2 * config.head_dim * config.num_kv_heads * kBlockTokens;
+inline int64_t FrameBytes(const ModelConfig& config, kernels::DType dtype = kernels::DType::kBF16) {
+  return static_cast<int64_t>(
+      kernels::KvLayout{config.num_kv_heads, config.head_dim, kBlockTokens, dtype}.BlockBytes());
 }
 
 class KvTiersTest : public ::testing::Test {
@@ -97,12 +98,18 @@ class KvTiersTest : public ::testing::Test {
     }
   }
 
+  int64_t LayerBlockBytes() const {
+    return kv_tiers::FrameBytes(config_, kv_dtype_ == "int8"  ? kernels::DType::kI8
+                                         : kv_dtype_ == "fp8" ? kernels::DType::kF8
+                                                              : kernels::DType::kBF16);
+  }
+
   // As few frames as the options allow, and a store for everything else.
   ModelOptions Tiered() const {
     ModelOptions options = Options();
-    options.kv_dtype = "bf16";
-    options.kv_bytes = FrameBytes(config_) * LeastFrames(config_.num_layers(), kBlockTokens,
-                                                         kContext, kStepTokens, kRunning);
+    options.kv_dtype = kv_dtype_;
+    options.kv_bytes = LayerBlockBytes() * LeastFrames(config_.num_layers(), kBlockTokens, kContext,
+                                                       kStepTokens, kRunning);
     options.tiers.row_cache_bytes = 1 << 18;
     return options;
   }
@@ -167,8 +174,8 @@ class KvTiersTest : public ::testing::Test {
     std::vector<Reply>& expected = expected_[on_device];
     if (!expected.empty()) return expected;
     ModelOptions options = Options();
-    options.kv_dtype = "bf16";
-    options.kv_bytes = FrameBytes(config_) * config_.num_layers() * 8 * (kContext / kBlockTokens);
+    options.kv_dtype = kv_dtype_;
+    options.kv_bytes = LayerBlockBytes() * config_.num_layers() * 8 * (kContext / kBlockTokens);
     std::unique_ptr<kernels::Backend> backend;
     if (on_device) {
       options.device = "cuda";
@@ -223,6 +230,7 @@ class KvTiersTest : public ::testing::Test {
   uint64_t losses_ = 0, cached_tokens_ = 0;
   double eager_share_ = 0;  // of EngineOptions
   int32_t step_tokens_ = kStepTokens;
+  std::string kv_dtype_ = "bf16";
   KvEventLog* kv_events_ = nullptr;       // of EngineOptions
   ChainFunction chain_next_ = ChainNext;  // the same
   TempDir directory_;

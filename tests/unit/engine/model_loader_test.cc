@@ -71,6 +71,8 @@ TEST(ModelOptions, WhatIsAskedForIsDone) {
   EXPECT_EQ(exact.kv_dtype, DType::kF32);
   EXPECT_EQ(Resolve(Config(DType::kBF16, 4096), Dtypes("f32", "bf16")).kv_dtype, DType::kBF16);
   EXPECT_EQ(Resolve(Config(DType::kBF16, 4096), Dtypes("auto", "f32")).kv_dtype, DType::kF32);
+  EXPECT_EQ(Resolve(Config(DType::kBF16, 4096), Dtypes("f32", "int8")).kv_dtype, DType::kI8);
+  EXPECT_EQ(Resolve(Config(DType::kBF16, 4096), Dtypes("auto", "fp8")).kv_dtype, DType::kF8);
 }
 
 TEST(ModelOptions, NoKvBytesMeansOneSequenceOfTheWholeContext) {
@@ -116,6 +118,10 @@ TEST(ModelLoader, WhatADeviceCannotDoIsRefusedByTheFlagsName) {
   expect_refused([](ModelOptions& o) { o.device = "tpu"; }, "device");
   expect_refused([](ModelOptions& o) { o.dtype = "f32"; }, "kv_dtype");
   expect_refused([](ModelOptions& o) { o.kv_dtype = "f32"; }, "kv_dtype");
+  expect_refused([](ModelOptions& o) { o.kv_dtype = "int8"; },
+                 "kv_dtype: with --device cuda int8 is not yet on a GPU");
+  expect_refused([](ModelOptions& o) { o.kv_dtype = "fp8"; },
+                 "kv_dtype: with --device cuda fp8 is not yet on a GPU");
   expect_refused(
       [](ModelOptions& o) {
         o.tiers.disk_bytes = 64 << 20;

@@ -101,6 +101,8 @@ TEST_F(PrefixTest, AStoreOfAnotherModelOrOfOtherSettingsHasNothing) {
                }},
         Change{"weight", [&](ModelOptions*) { change_weight(); }},
         Change{"KV type", [](ModelOptions* o) { o->kv_dtype = "f32"; }},
+        Change{"KV in int8", [](ModelOptions* o) { o->kv_dtype = "int8"; }},
+        Change{"KV in fp8, of the same size", [](ModelOptions* o) { o->kv_dtype = "fp8"; }},
         Change{"block", [](ModelOptions* o) { o->block_tokens = 32; }},
         Change{"instruction set", [](ModelOptions* o) { o->isa = "scalar"; }}}) {
     SCOPED_TRACE(change.what);

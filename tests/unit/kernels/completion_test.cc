@@ -4,6 +4,7 @@
 
 #include "kernels/attention_state.h"
 #include "tests/unit/kernels/feature_map_testing.h"
+#include "tests/unit/kernels/paged_kv.h"
 
 namespace winnow::kernels {
 namespace {
@@ -216,7 +217,7 @@ TEST_P(CompletionTest, EqualsTheReferenceForAnyShape) {
     shape.inner = static_cast<int32_t>(random_.Int(1, 80));
     shape.features = static_cast<int32_t>(random_.Int(16, 130));
     shape.block_tokens = random_.Int(0, 1) == 0 ? 64 : 16;
-    shape.dtype = random_.Int(0, 1) == 0 ? DType::kBF16 : DType::kF32;
+    shape.dtype = kKvTypes[random_.Int(0, 3)];
     const auto backend = Make(2);
     Scene scene(random_, *backend, shape, 400);
     // Three queries; the second sees some more tokens, the third none that are new.

@@ -6,6 +6,7 @@
 
 #include "tests/unit/kernels/golden_tensors.h"
 #include "tests/unit/kernels/kernel_testing.h"
+#include "tests/unit/kernels/paged_kv.h"
 #include "tests/unit/kernels/sha256.h"
 
 namespace winnow::kernels {
@@ -52,15 +53,12 @@ struct KeyPool {
     for (int32_t i = 0; i < num_blocks; ++i) table[i] = i;
     random.Shuffle(table);
   }
-  void Set(int32_t token, int32_t head, int32_t j, float value) {
-    std::byte* row = pool.data() + layout.RowOffset(table[token / layout.block_tokens], head,
-                                                    token % layout.block_tokens);
-    if (layout.dtype == DType::kF32) {
-      std::memcpy(row + 4 * j, &value, 4);
-    } else {
-      const BF16 rounded = ToBF16(value);
-      std::memcpy(row + 2 * j, &rounded, 2);
-    }
+  // `key` [d].
+  void Set(int32_t token, int32_t head, const float* key) {
+    const std::vector<float> values(layout.head_dim, NAN);
+    PutKvRow(key, values.data(), layout,
+             pool.data() + layout.RowOffset(table[token / layout.block_tokens], head,
+                                            token % layout.block_tokens));
   }
   KvLayout layout;
   std::vector<std::byte> pool;
@@ -120,7 +118,7 @@ TEST_P(HashEncodeTest, ReproducesTheRecordedCodesOfEveryKind) {
     for (const DType dtype : {DType::kBF16, DType::kF32}) {
       KeyPool keys(random_, {2, d, 16, dtype}, (rows + 15) / 16);
       for (int32_t t = 0; t < rows; ++t) {
-        for (int32_t j = 0; j < d; ++j) keys.Set(t, 1, j, input[t * d + j]);
+        keys.Set(t, 1, &input[t * d]);
       }
       const CodeLayout layout{2, 16, code_bytes * 8};
       std::vector<uint8_t> codes(keys.table.size() * layout.BlockBytes());
@@ -153,7 +151,7 @@ TEST_P(HashEncodeTest, ReproducesTheRecordedCodesOfEveryKind) {
 TEST_P(HashEncodeTest, KeysEqualTheReferenceAndNothingElseIsWritten) {
   SCOPED_TRACE(Seed());
   for (const int32_t d : {64, 80, 96, 128}) {
-    for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    for (const DType dtype : kKvTypes) {
       const int32_t bits = 32 << random_.Int(0, 5);
       std::vector<int32_t> widths = {d};
       for (int64_t i = random_.Int(0, 2); i > 0; --i) {
@@ -166,7 +164,9 @@ TEST_P(HashEncodeTest, KeysEqualTheReferenceAndNothingElseIsWritten) {
       const int32_t tokens = 4 * keys.layout.block_tokens;
       for (int32_t t = 0; t < tokens; ++t) {
         for (int32_t head = 0; head < heads; ++head) {
-          for (int32_t j = 0; j < d; ++j) keys.Set(t, head, j, random_.Normal());
+          std::vector<float> key(d);
+          for (float& value : key) value = random_.Normal();
+          keys.Set(t, head, key.data());
         }
       }
       const CodeLayout layout{heads, keys.layout.block_tokens, bits};
@@ -190,13 +190,7 @@ TEST_P(HashEncodeTest, KeysEqualTheReferenceAndNothingElseIsWritten) {
                                                          t % layout.block_tokens);
             std::vector<float> x(d);
             for (int32_t j = 0; j < d; ++j) {
-              BF16 rounded;
-              if (dtype == DType::kF32) {
-                std::memcpy(&x[j], row + 4 * j, 4);
-              } else {
-                std::memcpy(&rounded, row + 2 * j, 2);
-                x[j] = ToFloat(rounded);
-              }
+              x[j] = KeyAt(row, keys.layout, j);
             }
             HashEncodeRef(encoder.weights(), head, x.data(),
                           CodeAt(expected, layout, keys.table, t, head));
@@ -273,9 +267,11 @@ TEST_P(HashEncodeTest, SumsThatAreZeroAreSetBitsAndRoundingIsToEven) {
 TEST_P(HashEncodeTest, ThreadsAndCompanyDoNotShow) {
   SCOPED_TRACE(Seed());
   const Encoder encoder = Encoder::Random(random_, 2, 1, {128, 96, 128});
-  KeyPool keys(random_, {2, 128, 32, DType::kBF16}, 8);
+  KeyPool keys(random_, {2, 128, 32, kKvTypes[random_.Int(0, 3)]}, 8);
   for (int32_t t = 0; t < 256; ++t) {
-    for (int32_t j = 0; j < 256; ++j) keys.Set(t, j / 128, j % 128, random_.Normal());
+    std::vector<float> both(256);
+    for (float& value : both) value = random_.Normal();
+    for (int32_t head = 0; head < 2; ++head) keys.Set(t, head, &both[128 * head]);
   }
   const CodeLayout layout{2, 32, 128};
   std::vector<uint8_t> together(8 * layout.BlockBytes()), one_by_one = together;

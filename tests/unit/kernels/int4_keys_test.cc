@@ -18,7 +18,7 @@ WINNOW_FOR_EACH_ISA(Int4KeysTest);
 
 TEST_P(Int4KeysTest, AreTheReferencesBitForBit) {
   SCOPED_TRACE(Seed());
-  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+  for (const DType dtype : kKvTypes) {
     for (const int32_t d : {64, 80, 96, 128}) {
       for (const float deviation : {1e-38f, 1e-3f, 1.0f, 1e4f, 1e30f}) {
         const KvLayout layout{2, d, 32, dtype};
@@ -61,7 +61,7 @@ TEST_P(Int4KeysTest, TokenByTokenGivesTheBitsOfAllAtOnce) {
 
 TEST_P(Int4KeysTest, NoValueIsWrongByMoreThanHalfAStep) {
   SCOPED_TRACE(Seed());
-  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+  for (const DType dtype : kKvTypes) {
     const KvLayout layout{1, AnyHeadDim(random_), 32, dtype};
     PagedKv kv(random_, layout, {200}, 3.0f);
     for (int32_t t = 100; t < 200; ++t) kv.SetKey(0, 0, t, t % 64, 40.0f);  // as RoPE'd keys have
@@ -73,7 +73,7 @@ TEST_P(Int4KeysTest, NoValueIsWrongByMoreThanHalfAStep) {
       const float step = ElementAt(key + layout.head_dim / 2, DType::kBF16, 0);
       float low = 1e9f, high = -1e9f;
       for (int32_t c = 0; c < layout.head_dim; ++c) {
-        const float value = ElementAt(kv.Row(0, 0, t), dtype, c);
+        const float value = KeyAt(kv.Row(0, 0, t), layout, c);
         low = std::min(low, value);
         high = std::max(high, value);
         ASSERT_LE(std::abs(Int4KeyValueRef(key, layout.head_dim, c) - value), 0.5001f * step);

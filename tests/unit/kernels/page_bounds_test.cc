@@ -27,7 +27,7 @@ WINNOW_FOR_EACH_ISA(PageBoundsTest);
 
 TEST_P(PageBoundsTest, BoundsAreTheReferencesBitForBit) {
   SCOPED_TRACE(Seed());
-  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+  for (const DType dtype : kKvTypes) {
     for (const int32_t d : {64, 80, 96, 128}) {
       const KvLayout layout{2, d, static_cast<int32_t>(16 * random_.Int(1, 5)), dtype};
       const auto length = static_cast<int32_t>(random_.Int(40, 300));
@@ -65,7 +65,7 @@ TEST_P(PageBoundsTest, TokenByTokenGivesTheBitsOfAllAtOnce) {
 
 TEST_P(PageBoundsTest, NoTokenScoresAboveItsPagesBound) {
   SCOPED_TRACE(Seed());
-  const KvLayout layout{1, 64, 32, DType::kBF16};
+  const KvLayout layout{1, 64, 32, AnyKvType(random_)};
   PagedKv kv(random_, layout, {200});
   Matrix q = Matrix::Normal(random_, 1, 3 * 64);
   const auto bounds = BoundsOf(*Make(1), kv);
@@ -75,7 +75,7 @@ TEST_P(PageBoundsTest, NoTokenScoresAboveItsPagesBound) {
     double dot = 0;
     for (int32_t g = 0; g < 3; ++g) {
       for (int32_t c = 0; c < 64; ++c) {
-        dot += q.row(0)[g * 64 + c] * ElementAt(kv.Row(0, 0, t), layout.dtype, c);
+        dot += q.row(0)[g * 64 + c] * KeyAt(kv.Row(0, 0, t), layout, c);
       }
     }
     EXPECT_LE(dot, scores[t] + 1e-9);

@@ -12,11 +12,15 @@
 #include "kernels/dtype.h"
 #include "kernels/kv_layout.h"
 #include "kernels/kv_ops.h"
+#include "kernels/kv_row.h"
 #include "kernels/retrieval.h"
 #include "kernels/write_kv.h"
 #include "tests/unit/kernels/kernel_testing.h"
 
 namespace winnow::kernels {
+
+// Types that KV may have on a processor.
+inline constexpr DType kKvTypes[] = {DType::kBF16, DType::kF32, DType::kI8, DType::kF8};
 
 // Sequences with random keys and values in the shuffled blocks of a pool that holds NaN elsewhere.
 class PagedKv {
@@ -28,7 +32,7 @@ class PagedKv {
     int32_t num_blocks = 2;  // that nobody owns
     for (const int32_t length : lengths_) num_blocks += (length + bt - 1) / bt;
     pool_ = GuardedArray<std::byte>(num_blocks * layout.BlockBytes(),
-                                    std::byte{0xff});  // NaN in bf16 and f32
+                                    std::byte{0xff});  // NaN in bf16, in f32 and as a scale
     std::vector<int32_t> free(num_blocks);
     std::iota(free.begin(), free.end(), 0);
     random.Shuffle(free);
@@ -55,16 +59,21 @@ class PagedKv {
                                             token % layout_.block_tokens);
   }
   void CopyKey(int sequence, int32_t head, int32_t from, int32_t to) {
-    std::memcpy(Row(sequence, head, to), Row(sequence, head, from), layout_.ValueOffsetInRow());
+    std::byte *target = Row(sequence, head, to), *source = Row(sequence, head, from);
+    std::memcpy(target, source, layout_.ValueOffsetInRow());
+    if (!HasScales(layout_.dtype)) return;
+    const size_t scale = layout_.ScaleOffsetInRow();
+    std::memcpy(target + scale, source + scale, kKvScaleBytes);
   }
+  // In 8 bits the row's other channels are rounded once more.
   void SetKey(int sequence, int32_t head, int32_t token, int32_t channel, float value) {
-    std::byte* at = Row(sequence, head, token) + channel * DTypeBytes(layout_.dtype);
-    const BF16 rounded = ToBF16(value);
-    if (layout_.dtype == DType::kF32) {
-      std::memcpy(at, &value, 4);
-    } else {
-      std::memcpy(at, &rounded, 2);
+    std::byte* row = Row(sequence, head, token);
+    std::vector<float> key, values;
+    for (int32_t c = 0; c < layout_.head_dim; ++c) {
+      key.push_back(c == channel ? value : KeyAt(row, layout_, c));
+      values.push_back(ValueAt(row, layout_, c));
     }
+    PutKvRow(key.data(), values.data(), layout_, row);
   }
   // `num_tokens` queries of a sequence from `position`, at rows first_row...
   AttentionChunk Chunk(int sequence, int32_t first_row, int32_t num_tokens,

@@ -77,9 +77,9 @@ inline void ExpectTopK(const std::vector<int32_t>& chosen, std::span<const doubl
 inline int32_t AnyHeadDim(Random& random) {
   return std::vector<int32_t>{64, 80, 96, 128}[random.Int(0, 3)];
 }
-inline DType AnyKvType(Random& random) {
-  return random.Int(0, 1) == 0 ? DType::kBF16 : DType::kF32;
-}
+inline DType AnyKvType(Random& random) { return kKvTypes[random.Int(0, 3)]; }
+// One that holds small whole numbers exactly, whatever lies beside them.
+inline DType AnyWideKvType(Random& random) { return kKvTypes[random.Int(0, 1)]; }
 
 // 100 tokens whose logits are in base 2, of a query that is 1 in its first channel and 0 elsewhere. Half of the mass is
 // the first token's, half its equal's, the last one's: a weight of 2^-126 is half that. Of [4, 90) one token's mass is not

@@ -112,7 +112,7 @@ TEST_P(TopPTest, KeepsWhatSortingAndCuttingKeeps) {
 // Weights that are powers of two, so that every sum is exact and the cut is known.
 TEST_P(TopPTest, CutsExactlyWhereTheWeightIsReached) {
   SCOPED_TRACE(Seed());
-  const KvLayout layout{1, AnyHeadDim(random_), 16, AnyKvType(random_)};
+  const KvLayout layout{1, AnyHeadDim(random_), 16, AnyWideKvType(random_)};
   PagedKv kv(random_, layout, {64}, 0.0f);
   // Logits 0, -1, -2, ... in base 2 by one channel that four bits hold exactly: zero is the
   // channel's own value, all others 0, so the code is 0 for it and 15 for them.

@@ -545,7 +545,7 @@ WINNOW_FOR_EACH_ISA(TransformCodeBackendTest);
 TEST_P(TransformCodeBackendTest, EncodesKeysAsTheReferenceDoes) {
   SCOPED_TRACE(Seed());
   for (const int32_t bits : {64, 128, 256}) {
-    const DType dtype = random.Int(0, 1) == 0 ? DType::kBF16 : DType::kF32;
+    const DType dtype = AnyKvType(random);
     const int32_t d = bits == 128 ? 96 : 64;
     Scene scene(random, d, 2, 1, bits, {150, 37}, dtype);
     const auto packed = backend->PackTransformCode(scene.weights);
@@ -696,7 +696,7 @@ TEST_P(TransformCodeBackendTest, TakesWhatIsReadFromTheTailAsTheReferenceDoes) {
 TEST_P(TransformCodeBackendTest, EncodesResidualsAsTheReferenceDoes) {
   SCOPED_TRACE(Seed());
   for (const int32_t bits : {64, 128, 192, 256}) {
-    const DType dtype = random.Int(0, 1) == 0 ? DType::kBF16 : DType::kF32;
+    const DType dtype = AnyKvType(random);
     const int32_t d = bits == 128 ? 96 : 64;
     Scene scene(random, d, 2, 1, static_cast<int32_t>(64 * random.Int(1, 4)), {150, 37}, dtype);
     const Residual residual(random, scene, bits);
