@@ -217,8 +217,8 @@ def main():
                     continue
                 see(browser, f"{root}/{name}", str(name.with_suffix("")).replace("/", "-"), schemes=(False, True) if str(name) == "start.html" else (False,))
     print(f"{pictures} pictures in {args.out}")
-    print("\n".join(faults))
-    sys.exit(1 if faults else 0)
+    if faults:
+        sys.exit("\n".join(faults))
 
 
 if __name__ == "__main__":
