@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "kernels/dtype.h"
 #include "kernels/float8.h"
@@ -95,10 +96,10 @@ inline void PutKvRow(const float* key, const float* value, const KvLayout& layou
 // Fills whole rows with values that `next` gives, one after the other. REQUIRES: size_bytes is a multiple of a row's.
 template <typename Next>
 inline void FillKvRows(const KvLayout& layout, std::byte* rows, size_t size_bytes, Next next) {
-  float values[2 * 256];
+  std::vector<float> values(size_t{2} * layout.head_dim);
   for (size_t at = 0; at < size_bytes; at += layout.RowBytes()) {
-    for (int32_t c = 0; c < 2 * layout.head_dim; ++c) values[c] = next();
-    PutKvRow(values, values + layout.head_dim, layout, rows + at);
+    for (float& value : values) value = next();
+    PutKvRow(values.data(), values.data() + layout.head_dim, layout, rows + at);
   }
 }
 

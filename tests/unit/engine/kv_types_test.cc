@@ -45,8 +45,11 @@ TEST_P(KvTypesTest, ARowIsItsCodesAndTwoScales) {
   const kernels::KvLayout& layout = model->decoder->kv_layout();
   EXPECT_EQ(layout.RowBytes(), size_t{2} * config_.head_dim + 4);
   EXPECT_EQ(model->decoder->kv_row_bytes(), 2 * config_.head_dim + 4);
-  Answers(*model);
-  // It is no bf16 under another name.
+  // It is no bf16 under another name: of a thousand tokens some differ.
+  for (Request& request : requests_) {
+    request.prompt.resize(std::min<size_t>(request.prompt.size(), 500));
+    request.stopping.max_tokens = 60;
+  }
   const std::vector<Reply> rounded = Expected();
   expected_.clear();
   kv_dtype_ = "bf16";
