@@ -55,6 +55,56 @@ TEST(LateStoreTest, IsOffUntilItCanBeOpened) {
   EXPECT_EQ(store.state(), TierState::kOk);
 }
 
+// Answers about a block: it is there; blocks visited; blocks beside it; bytes of its tenant; it was pinned; its priority.
+std::vector<int64_t> AnswersAbout(BlockStore& store, const BlockId& id) {
+  int64_t visited = 0;
+  store.ForEach([&](const BlockKey&, const BlockInfo&) { ++visited; });
+  store.SetInUse(id.key, true);
+  store.SetInUse(id.key, false);
+  store.Raise(id.key, /*priority=*/5, /*ttl_s=*/0);
+  const std::optional<BlockInfo> info = store.Find(id);
+  return {store.Contains(id.key),
+          visited,
+          static_cast<int64_t>(store.AsidesOf(id.key.chain()).size()),
+          static_cast<int64_t>(store.TenantBytes(id.tenant)),
+          store.SetPinned(id.key, true),
+          info.has_value() ? info->priority : -1};
+}
+
+TEST(LateStoreTest, HasNothingBeforeItIsOpenedAndThenAnswersAsWhatItOpened) {
+  FakeClock clock;
+  HostStoreOptions host;
+  host.capacity_bytes = 1 << 20;
+  host.chunk_bytes = 1 << 20;
+  std::atomic<bool> room = false;
+  LateStoreOptions options;
+  options.open = [&]() -> absl::StatusOr<std::unique_ptr<BlockStore>> {
+    if (!room) return absl::ResourceExhaustedError("no room");
+    return std::make_unique<HostStore>(host, &clock);
+  };
+  options.pause = std::chrono::milliseconds(1);
+  LateStore store(options);
+  StoreClient client(&store);
+  EXPECT_EQ(AnswersAbout(store, IdOf(1)), (std::vector<int64_t>{0, 0, 0, 0, 0, -1}));
+  room = true;
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (!store.opened()) {
+    ASSERT_LT(std::chrono::steady_clock::now(), limit);
+    client.Finish();
+  }
+  HostStore direct(host, &clock);
+  StoreClient direct_client(&direct);
+  ASSERT_EQ(client.Put(IdOf(1), 5000), Reason::kNone);
+  ASSERT_EQ(direct_client.Put(IdOf(1), 5000), Reason::kNone);
+  EXPECT_EQ(client.GetPagesAndCheck(IdOf(1), 5000, {0}), Reason::kNone);
+  const std::vector<int64_t> answers = AnswersAbout(store, IdOf(1));
+  EXPECT_EQ(answers, AnswersAbout(direct, IdOf(1)));
+  EXPECT_EQ(answers.front(), 1);
+  EXPECT_EQ(answers.back(), 5);
+  EXPECT_EQ(client.Erase(IdOf(1).key), Reason::kNone);
+  EXPECT_FALSE(store.Contains(IdOf(1).key));
+}
+
 TEST(LateStoreTest, ItsEndStopsTheTries) {
   LateStoreOptions options;
   options.open = []() -> absl::StatusOr<std::unique_ptr<BlockStore>> {
