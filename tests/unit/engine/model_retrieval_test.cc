@@ -23,29 +23,29 @@ const std::string kArtifact = kNeedle + "/" + kArtifactFile;
 
 std::string Message(const absl::Status& status) { return std::string(status.message()); }
 
-IndexList Parse(std::string_view text) {
+IndexList ParsedList(std::string_view text) {
   const auto list = ParseIndexList(text);
   EXPECT_TRUE(list.ok()) << text << ": " << list.status();
   return list.value_or(IndexList());
 }
 
 TEST(ParseIndexList, ReadsWordsAndLists) {
-  EXPECT_TRUE(Parse("auto").automatic);
-  EXPECT_FALSE(Parse("none").automatic);
-  EXPECT_TRUE(Parse("none").specs.empty());
-  EXPECT_FALSE(Parse("none").four_bit_keys);
-  const IndexList list = Parse("lsh:64,quest,int4,lsh,spotlight,hashattention:32");
+  EXPECT_TRUE(ParsedList("auto").automatic);
+  EXPECT_FALSE(ParsedList("none").automatic);
+  EXPECT_TRUE(ParsedList("none").specs.empty());
+  EXPECT_FALSE(ParsedList("none").four_bit_keys);
+  const IndexList list = ParsedList("lsh:64,quest,int4,lsh,spotlight,hashattention:32");
   EXPECT_FALSE(list.automatic);
   EXPECT_TRUE(list.four_bit_keys);
   EXPECT_THAT(list.specs, ElementsAre(IndexSpec{Kind::kLsh, 64}, IndexSpec{Kind::kQuest, 0},
                                       IndexSpec{Kind::kLsh, 0}, IndexSpec{Kind::kSpotlight, 0},
                                       IndexSpec{Kind::kHashAttention, 32}));
-  EXPECT_THAT(Parse("lsh:1024").specs, ElementsAre(IndexSpec{Kind::kLsh, 1024}));
-  EXPECT_TRUE(Parse("int4").specs.empty());
-  EXPECT_FALSE(Parse("auto").residual_codes);
-  EXPECT_FALSE(Parse("pca").residual_codes);
-  EXPECT_TRUE(Parse("residual,pca:192").residual_codes);
-  EXPECT_THAT(Parse("residual,pca:192").specs, ElementsAre(IndexSpec{Kind::kPca, 192}));
+  EXPECT_THAT(ParsedList("lsh:1024").specs, ElementsAre(IndexSpec{Kind::kLsh, 1024}));
+  EXPECT_TRUE(ParsedList("int4").specs.empty());
+  EXPECT_FALSE(ParsedList("auto").residual_codes);
+  EXPECT_FALSE(ParsedList("pca").residual_codes);
+  EXPECT_TRUE(ParsedList("residual,pca:192").residual_codes);
+  EXPECT_THAT(ParsedList("residual,pca:192").specs, ElementsAre(IndexSpec{Kind::kPca, 192}));
 }
 
 TEST(ParseIndexList, NamesTheEntryThatIsWrong) {

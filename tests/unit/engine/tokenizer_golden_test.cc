@@ -26,7 +26,7 @@ TEST(TokenizerGolden, NeedleEqualsTheReferenceOnSharedStrings) {
   }
 }
 
-class TokenizerGoldenKind : public testing::TestWithParam<std::string> {};
+class TokenizerGoldenKind : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(TokenizerGoldenKind, CasesEqualTheReference) {
   const json golden = ReadJson(SourcePath("tests/golden/tokenizer/" + GetParam() + ".json"));
@@ -88,7 +88,7 @@ TEST_P(TokenizerGoldenKind, ThousandsOfStringsEqualTheReference) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(AllKinds, TokenizerGoldenKind, testing::ValuesIn(GoldenKinds()),
+INSTANTIATE_TEST_SUITE_P(AllKinds, TokenizerGoldenKind, ::testing::ValuesIn(GoldenKinds()),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

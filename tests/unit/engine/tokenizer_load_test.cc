@@ -137,7 +137,7 @@ std::vector<Damage> Damages() {
   };
 }
 
-class DamagedTokenizer : public testing::TestWithParam<Damage> {};
+class DamagedTokenizer : public ::testing::TestWithParam<Damage> {};
 
 TEST_P(DamagedTokenizer, IsRefusedByName) {
   const Damage& damage = GetParam();
@@ -158,7 +158,7 @@ TEST_P(DamagedTokenizer, IsRefusedByName) {
   EXPECT_TRUE(message.starts_with("dir/tokenizer.json: $")) << message;
 }
 
-INSTANTIATE_TEST_SUITE_P(Damages, DamagedTokenizer, testing::ValuesIn(Damages()),
+INSTANTIATE_TEST_SUITE_P(Damages, DamagedTokenizer, ::testing::ValuesIn(Damages()),
                          [](const auto& info) { return info.param.name; });
 
 TEST(TokenizerLoad, TextThatIsNoJsonIsRefused) {

@@ -8,7 +8,7 @@ namespace winnow::engine {
 namespace {
 
 using nlohmann::json;
-using testing::Test;
+using ::testing::Test;
 
 const json kControl =
     json::array({AddedTokenJson(259, "<|end|>"), AddedTokenJson(260, "<think>", false)});
