@@ -24,7 +24,7 @@ inline T Min(T a, T b) {
   return a < b ? a : b;
 }
 
-// Where the unit's keys or values lie: rows of d values, row_bytes apart, and of 8 bits the scales of those.
+// The place of a unit's keys or values: rows of d values, row_bytes apart, and of 8 bits the scales of those.
 struct UnitRows {
   const std::byte* data;
   const std::byte* scales;

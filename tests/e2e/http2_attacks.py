@@ -26,7 +26,7 @@ GENERATE = b"/winnow.v1.InferenceService/Generate"
 STREAMS = 40_000
 IDLE = ("idle", "half_scrapes")
 UNREAD = ("unread_grpc", "unread_http")
-# What the kernel may hold for a reader of UNREAD.
+# Bytes that the kernel may hold for a reader of UNREAD.
 UNREAD_BYTES = 4096
 
 
