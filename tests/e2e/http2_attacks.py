@@ -15,6 +15,7 @@ import selectors
 import socket
 import ssl
 import struct
+import sys
 import time
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -238,13 +239,15 @@ def connector(port, tls, source, receive_bytes=None):
     return connect
 
 
-def attack(kind, connect, seconds, connections):
+def attack(kind, connect, seconds, connections, until_eof):
     make_blocks = kinds()[kind]
     # Python makes a stream's bytes slower than the kernel sends them.
     prepared = list(make_blocks()) if kind.startswith("rapid") else None
     print("ready", flush=True)
     until = time.monotonic() + seconds
     selector = selectors.DefaultSelector()
+    if until_eof:
+        selector.register(sys.stdin, selectors.EVENT_READ)
     attackers, failed = [], 0
     for _ in range(connections):
         try:
@@ -257,6 +260,9 @@ def attack(kind, connect, seconds, connections):
     while time.monotonic() < until:
         for key, _ in selector.select(0.05):
             attacker = key.data
+            if attacker is None:
+                until = 0
+                continue
             if attacker.step():
                 if attacker.waits_for is None:
                     selector.unregister(attacker.socket)
@@ -287,10 +293,12 @@ def main():
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--seconds", type=float, default=5)
     parser.add_argument("--connections", type=int, default=4)
+    parser.add_argument("--until-eof", action="store_true", help="end when the input does, if that is earlier")
     parser.add_argument("--tls", action="store_true")
     parser.add_argument("--source", default="127.0.0.1", help="the address to come from")
     args = parser.parse_args()
-    attack(args.kind, connector(args.port, args.tls, args.source, UNREAD_BYTES if args.kind in UNREAD else None), args.seconds, args.connections)
+    attack(args.kind, connector(args.port, args.tls, args.source, UNREAD_BYTES if args.kind in UNREAD else None), args.seconds, args.connections,
+           args.until_eof)
 
 
 if __name__ == "__main__":

@@ -40,9 +40,9 @@ class Attack:
     """The attacker as a process, the tiny requests that it should not disturb, and what came of both."""
 
     def __init__(self, server, kind, seconds=SECONDS, connections=4, port=None, credentials=None, source="127.0.0.1",
-                 target=None):
+                 target=None, until_eof=False):
         """`port`: of a proxy before the server; `target`: the attacker's, where it is another; `credentials`: of TLS, for who asks and
-        for the attacker."""
+        for the attacker; `until_eof`: it ends when self.process.stdin does, if that is earlier."""
         self.server, self.kind = server, kind
         self.connect = lambda: Api(f"localhost:{port or server.port}", credentials,
                                    options=[("grpc.use_local_subchannel_pool", 1)])
@@ -52,7 +52,8 @@ class Attack:
         self.process = subprocess.Popen(
             [sys.executable, str(SOURCE / "tests/e2e/http2_attacks.py"), kind, "--port", str(target or port or server.port),
              "--seconds", str(seconds), "--connections", str(connections), "--source", source,
-             *(["--tls"] if credentials else [])], stdout=subprocess.PIPE, text=True,
+             *(["--tls"] if credentials else []), *(["--until-eof"] if until_eof else [])], stdout=subprocess.PIPE, text=True,
+            stdin=subprocess.PIPE if until_eof else None,
             stderr=subprocess.DEVNULL if seconds > SECONDS else None)
 
     def ask(self, api=None, timeout=10.0):
@@ -74,7 +75,9 @@ class Attack:
         result = []
 
         def wait():
-            result.append(self.process.communicate()[0].strip())
+            with self.process.stdout as said:  # communicate() would end its input
+                result.append(said.read().strip())
+            self.process.wait()
             done.set()
 
         waiter = threading.Thread(target=wait)
@@ -99,7 +102,7 @@ class Attack:
 
 
 class Watched(Attack):
-    """Keeps the largest value that each series had meanwhile."""
+    """Keeps the largest value that each series had meanwhile. With `until_eof` it ends when each had one."""
 
     def __init__(self, server, *arguments, series, **options):
         self.seen = dict.fromkeys(series, 0)
@@ -108,6 +111,8 @@ class Watched(Attack):
     def ask(self, *arguments, **options):
         for name, value in self.seen.items():
             self.seen[name] = max(value, self.server.metric(name))
+        if self.process.stdin and all(self.seen.values()):
+            self.process.stdin.close()
         return super().ask(*arguments, **options)
 
 
@@ -183,8 +188,8 @@ class Others(Bounds):
     def test_answers_that_nobody_reads(self):
         """What is kept for a reader fills, and its sequence pauses."""
         for kind, port in (("unread_grpc", "port"), ("unread_http", "http_port")):
-            with self.subTest(kind=kind), Server() as server:
-                attack = Watched(server, kind, seconds=max(SECONDS, 5), connections=16, target=getattr(server, port),
+            with self.subTest(kind=kind), Server("--slow-reader-timeout", f"{PATIENCE}s") as server:
+                attack = Watched(server, kind, seconds=PATIENCE, connections=16, target=getattr(server, port), until_eof=True,
                                  series=["winnow_requests_paused"]).run()
                 self.hold(attack)
                 self.assertGreater(attack.seen["winnow_requests_paused"], 0)
