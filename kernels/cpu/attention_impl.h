@@ -1,11 +1,11 @@
-// See kernels/attention.h for the order of summation. Compiled by
-// attention_{scalar,avx2,avx512}.cc.
+// See kernels/attention.h for the order of summation. Included by attention_{scalar,avx2,avx512,amx}.cc.
 //
 // A unit's keys and values are packed into panels (panel.h) in L1, once for all rows of the tile:
 // keys with tokens as outputs, values with d as outputs. Scores and outputs then are the tile
-// products of matmul, of at most kTileRows rows at a time.
+// products of matmul, of at most kTileRows rows at a time, or those of matrix tiles (amx_tiles_impl.h).
 #include "kernels/attention.h"
 #include "kernels/attention_state.h"
+#include "kernels/cpu/amx_tiles_impl.h"
 #include "kernels/cpu/attention_direct_impl.h"
 #include "kernels/cpu/attention_pack_impl.h"
 #include "kernels/cpu/attention_scratch.h"
@@ -15,6 +15,12 @@
 
 namespace winnow::kernels::WINNOW_ISA {
 namespace {
+
+// Panels that meet rows in matrix tiles name the class of those.
+template <typename Panels>
+concept InMatrixTiles = requires {
+  typename Panels::Tiles;
+};
 
 // One tile of queries at work on one split of KV of type kKv.
 template <typename Panels, DType kKv>
@@ -112,7 +118,7 @@ struct Worker {
     const int32_t first_row = head * head_rows + FirstRowSeeing(start);
     const int32_t last_row = (head + 1) * head_rows;
 #if defined(__AVX512BF16__)
-    if constexpr (Panels::kDType == DType::kBF16) {
+    if constexpr (Panels::kDType == DType::kBF16 && !InMatrixTiles<Panels>) {
       if (last_row - first_row <= kDirectRows && valid == tokens) {
         return RunDirect<kDirectRows>(first_row, last_row, start, tokens, keys, values, ahead);
       }
@@ -120,9 +126,80 @@ struct Worker {
 #endif
     PackKeys<Panels, kKv>(keys, tokens, d, scratch.key_panels);
     PackValues<Panels, kKv>(values, tokens, valid, d, scratch.value_panels);
+    if constexpr (InMatrixTiles<Panels>) {
+      return RunMatrixTiles<typename Panels::Tiles>(first_row, last_row, start, tokens, ahead);
+    }
     const int64_t row_tiles = (last_row - first_row + kTileRows - 1) / kTileRows;
     RunRows<kTileRows>(first_row, last_row, start, tokens, ahead,
                        (ahead.LinesLeft() + row_tiles - 1) / row_tiles);
+  }
+
+  template <typename Tiles>
+  void RunMatrixTiles(int32_t row, int32_t last_row, int32_t start, int32_t tokens,
+                      Prefetcher& ahead) const {
+    const int64_t blocks = (last_row - row + kTileHeight - 1) / kTileHeight;
+    const int64_t lines = (ahead.LinesLeft() + blocks - 1) / blocks;
+    for (int32_t configured = 0; row < last_row; row += kTileHeight) {
+      const int32_t rows = Min(kTileHeight, last_row - row);
+      if (rows != configured) TileProduct<Tiles, 1, 4>::Configure(configured = rows);
+      for (int64_t i = 0; i < lines; ++i) ahead.Lines(1);
+      TileScores<Tiles, 4>(row, rows, tokens);
+      for (int32_t r = 0; r < rows; ++r) Weigh<1>(row + r, start, tokens, r);
+      for (int32_t r = 0; r < rows; ++r) {
+        const Vec::Reg rescale = Vec::Load(scratch.rescale + r * kPanelOutputs);
+        float* output = Output(row + r);
+        for (int64_t i = 0; i < d; i += kLanes) {
+          Vec::Store(output + i, Vec::Mul(Vec::Load(output + i), rescale));
+        }
+      }
+      AddTileValues<Tiles, 4>(row, rows, tokens);
+    }
+  }
+  template <typename Tiles, int kPanels>
+  void TileScores(int32_t row, int32_t rows, int32_t tokens, int32_t panel = 0) const {
+    using Product = TileProduct<Tiles, 1, kPanels>;
+    const size_t panel_bytes = PanelBytes(Panels::kDType, d);
+    const int32_t panels = tokens / static_cast<int32_t>(kPanelOutputs);
+    for (; panel + kPanels <= panels; panel += kPanels) {
+      Product::ZeroSums();
+      Product::Accumulate(
+          {reinterpret_cast<const std::byte*>(Query(row)), query_stride * sizeof(Row),
+           scratch.key_panels + panel * panel_bytes, panel_bytes, PanelSteps(Panels::kDType, d)},
+          rows);
+      Product::ForEachSum([&]<int r, int p>() {
+        Tiles::template Store<Product::template kSum<r, p>>(
+            scratch.scores + (panel + p) * kPanelOutputs, kAttentionUnitTokens * sizeof(float));
+      });
+    }
+    if constexpr (kPanels > 1) {
+      if (panel < panels) TileScores<Tiles, kPanels / 2>(row, rows, tokens, panel);
+    }
+  }
+  // Outputs are multiplied by `rescale` before.
+  template <typename Tiles, int kPanels>
+  void AddTileValues(int32_t row, int32_t rows, int32_t tokens, int64_t panel = 0) const {
+    using Product = TileProduct<Tiles, 1, kPanels>;
+    const size_t panel_bytes = PanelBytes(Panels::kDType, tokens);
+    const size_t output_bytes = static_cast<size_t>(d) * sizeof(float);
+    for (; panel + kPanels <= d / kPanelOutputs; panel += kPanels) {
+      float* const outputs = Output(row) + panel * kPanelOutputs;
+      Product::ForEachSum([&]<int r, int p>() {
+        Tiles::template Load<Product::template kSum<r, p>>(outputs + p * kPanelOutputs,
+                                                           output_bytes);
+      });
+      Product::Accumulate(
+          {static_cast<const std::byte*>(scratch.weights), kWeightStride * sizeof(Row),
+           scratch.value_panels + static_cast<size_t>(panel) * panel_bytes, panel_bytes,
+           PanelSteps(Panels::kDType, tokens)},
+          rows);
+      Product::ForEachSum([&]<int r, int p>() {
+        Tiles::template Store<Product::template kSum<r, p>>(outputs + p * kPanelOutputs,
+                                                            output_bytes);
+      });
+    }
+    if constexpr (kPanels > 1) {
+      if (panel < d / kPanelOutputs) AddTileValues<Tiles, kPanels / 2>(row, rows, tokens, panel);
+    }
   }
 
 #if defined(__AVX512BF16__)
@@ -179,13 +256,13 @@ struct Worker {
   }
 
   // Scores become weights 2^(scale * score - max); rescale gets what the former outputs are to be
-  // multiplied by. REQUIRES: scale > 0.
+  // multiplied by. Those of `row` are the first-th in the scratch. REQUIRES: scale > 0.
   template <int kRows>
-  void Weigh(int32_t row, int32_t start, int32_t tokens) const {
+  void Weigh(int32_t row, int32_t start, int32_t tokens, int32_t first = 0) const {
     const bool causal_border =
         start + tokens > tile.position + 1;  // some row does not see the whole unit
     for (int r = 0; r < kRows; ++r) {
-      float* scores = scratch.scores + r * kAttentionUnitTokens;
+      float* scores = scratch.scores + (first + r) * kAttentionUnitTokens;
       if (causal_border) HideFuture(scores, tile.position + TokenOf(row + r) - start + 1, tokens);
       Vec::Reg max = Vec::Load(scores);
       for (int32_t t = kLanes; t < tokens; t += kLanes) max = Vec::Max(max, Vec::Load(scores + t));
@@ -194,8 +271,8 @@ struct Worker {
       const float new_max = unit_max > old_max ? unit_max : old_max;
       const Vec::Reg rescale = Exp2<kRoundWeights>(Vec::Set1(old_max - new_max));
       const Vec::Reg sum = Vec::Mul(Vec::Load(Sums(row + r)), rescale);
-      Row* weights = static_cast<Row*>(scratch.weights) + r * kWeightStride;
-      Vec::Store(scratch.rescale + r * kPanelOutputs, rescale);
+      Row* weights = static_cast<Row*>(scratch.weights) + (first + r) * kWeightStride;
+      Vec::Store(scratch.rescale + (first + r) * kPanelOutputs, rescale);
       Vec::Store(Sums(row + r), StoreWeights(scores, tokens, new_max, sum, weights));
       scratch.maxima[row + r] = new_max;
     }
@@ -305,17 +382,5 @@ void Attend(const AttentionCall& call, const AttentionTile& tile, int32_t first_
 }
 
 }  // namespace
-
-void AttendSplits(const AttentionCall& call, const AttentionTile& tile, int32_t first_split,
-                  int32_t last_split, bool merge, float* states, std::byte* scratch) {
-  ForKvType(call.layout.dtype, [&]<DType kKv>(KvType<kKv>) {
-#if defined(__AVX512BF16__)
-    if constexpr (kKv == DType::kBF16) {
-      return Attend<BF16Panels, kKv>(call, tile, first_split, last_split, merge, states, scratch);
-    }
-#endif
-    Attend<F32Panels, kKv>(call, tile, first_split, last_split, merge, states, scratch);
-  });
-}
 
 }  // namespace winnow::kernels::WINNOW_ISA

@@ -8,15 +8,15 @@
 namespace winnow::kernels {
 
 // Sized for the largest element of any instruction set (float32), so that one size fits all.
-// d at most 128; a unit has at most 64 tokens, a tile of rows at most 8 rows.
+// d at most 128; a unit has at most 64 tokens, a tile of rows at most 16 rows.
 struct AttentionScratch {
-  static constexpr int64_t kUnitTokens = 64, kMaxHeadDim = 128, kMaxTileRows = 8, kMaxLanes = 16;
+  static constexpr int64_t kUnitTokens = 64, kMaxHeadDim = 128, kMaxTileRows = 16, kMaxLanes = 16;
 
   std::byte* key_panels;
   std::byte* value_panels;
-  float* scores;   // [8][64]
-  void* weights;   // [8][64]
-  float* rescale;  // [8][16], a row's factor in every lane
+  float* scores;   // [16][64]
+  void* weights;   // [16][64]
+  float* rescale;  // [16][16], a row's factor in every lane
   float* part;     // one state
   float* maxima;   // [rows]
   float* sums;     // [rows][16], per lane
