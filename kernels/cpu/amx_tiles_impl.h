@@ -40,29 +40,30 @@ struct TileOperands {
   int64_t steps = 0;
 };
 
-// kRowTiles tiles of rows times kPanels panels. Two times two: each tile that is loaded meets two others. One times four: of
-// few rows, where panels are all that counts.
-template <typename Tiles, int kRowTiles, int kPanels>
+// kRowTiles tiles of rows times kPanels panels, in the tiles from kFirst on, which have been configured for kPanelsMax panels.
+// Two times two: each tile that is loaded meets two others. One times four: of few rows, where panels are all that counts.
+template <typename Tiles, int kRowTiles, int kPanels, int kFirst = 0,
+          int kPanelsMax = 4 / kRowTiles>
 class TileProduct {
-  static_assert((kRowTiles == 2 && kPanels <= 2) || (kRowTiles == 1 && kPanels <= 4));
-  // Sums are tiles 0 to 3, then come rows, then panels; three tiles for four panels take turns.
-  static constexpr int kPanelsMax = 4 / kRowTiles, kFirstRows = 4,
-                       kFirstPanel = kFirstRows + kRowTiles;
-  template <int p>
-  static constexpr int kPanelTile = kFirstPanel + p % (kNumTiles - kFirstPanel);
+  static_assert(kRowTiles <= 2 && kPanels <= kPanelsMax);
+  // Sums come first, then rows, then panels: four of these take turns in the three tiles that are left.
+  static constexpr int kFirstRows = kFirst + kRowTiles * kPanelsMax;
 
  public:
+  static constexpr int kFirstPanel = kFirstRows + kRowTiles;
+  template <int p>
+  static constexpr int kPanelTile = kFirstPanel + p % (kNumTiles - kFirstPanel);
   template <int r, int p>
-  static constexpr int kSum = r* kPanelsMax + p;
+  static constexpr int kSum = kFirst + r* kPanelsMax + p;
 
-  // For products of this many row tiles and any number of panels. `rows`: at most kRowTiles * kTileHeight, and more than
+  // For products of this many row tiles and up to kPanelsMax panels. `rows`: at most kRowTiles * kTileHeight, and more than
   // (kRowTiles - 1) * kTileHeight.
   static void Configure(int rows) {
     TileShape shapes[kNumTiles];
     for (TileShape& shape : shapes) shape = {kTileHeight, kTileBytesPerRow};
     for (int r = 0; r < kRowTiles; ++r) {
       const auto height = static_cast<uint8_t>(Height(rows, r));
-      for (int p = 0; p < kPanelsMax; ++p) shapes[r * kPanelsMax + p].rows = height;
+      for (int p = 0; p < kPanelsMax; ++p) shapes[kFirst + r * kPanelsMax + p].rows = height;
       shapes[kFirstRows + r].rows = height;
     }
     Tiles::Configure(shapes);

@@ -104,16 +104,17 @@ void CpuBackend::Attend(const Tensor& q, std::span<const AttentionChunk> chunks,
     return static_cast<size_t>(work.tile.num_tokens) * call.group * work.tile.num_kv_heads;
   };
   size_t max_rows = 0;
+  size_t leaf_bytes = 0;
   size_t split_state_floats = 0;
   for (AttentionWork& work : attention_work_) {
     const size_t rows = rows_of(work);
     max_rows = std::max(max_rows, rows);
+    const AttentionScratch leaf(nullptr, d, static_cast<int64_t>(rows), work.tile.num_kv_heads);
+    leaf_bytes = std::max(leaf_bytes, RoundUp64(leaf.size_bytes));
     work.states_offset = split_state_floats;
     if (work.split) split_state_floats += rows * work.num_splits * state_floats;
   }
   // Of a thread: the leaf's scratch, then the states of a tile that is run whole.
-  const size_t leaf_bytes =
-      RoundUp64(AttentionScratch(nullptr, d, static_cast<int64_t>(max_rows)).size_bytes);
   const size_t thread_bytes = leaf_bytes + RoundUp64(max_rows * state_floats * sizeof(float));
   std::byte* thread_scratch = attention_scratch_.Get(thread_bytes * num_threads());
   float* split_states =

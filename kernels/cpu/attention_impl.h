@@ -2,13 +2,13 @@
 //
 // A unit's keys and values are packed into panels (panel.h) in L1, once for all rows of the tile:
 // keys with tokens as outputs, values with d as outputs. Scores and outputs then are the tile
-// products of matmul, of at most kTileRows rows at a time, or those of matrix tiles (amx_tiles_impl.h).
+// products of matmul, of at most kTileRows rows at a time, or those of matrix tiles (attention_tiles_impl.h).
 #include "kernels/attention.h"
 #include "kernels/attention_state.h"
-#include "kernels/cpu/amx_tiles_impl.h"
 #include "kernels/cpu/attention_direct_impl.h"
 #include "kernels/cpu/attention_pack_impl.h"
 #include "kernels/cpu/attention_scratch.h"
+#include "kernels/cpu/attention_tiles_impl.h"
 #include "kernels/cpu/exp2_impl.h"
 #include "kernels/cpu/ops.h"
 #include "kernels/cpu/tile_impl.h"
@@ -37,6 +37,9 @@ struct Worker {
   const AttentionScratch scratch;
   // Row values of a query, and of a row of weights.
   const int64_t query_stride;
+  // Whether scores are those of TokenScores, which wants no panels of keys.
+  const bool from_tokens;
+  mutable int32_t configured_rows = 0;  // of this thread's tiles
   static constexpr int64_t kWeightStride =
       kAttentionUnitTokens / PanelStep(Panels::kDType) * Panels::kRowPerStep;
 
@@ -46,8 +49,16 @@ struct Worker {
         d(call.layout.head_dim),
         head_rows(call.group * tile.num_tokens),
         num_rows(head_rows * tile.num_kv_heads),
-        scratch(memory, d, num_rows),
-        query_stride(d / PanelStep(Panels::kDType) * Panels::kRowPerStep) {}
+        scratch(memory, d, num_rows, tile.num_kv_heads),
+        query_stride(d / PanelStep(Panels::kDType) * Panels::kRowPerStep),
+        from_tokens(TakesTokens(head_rows, d)) {}
+
+  static bool TakesTokens(int32_t rows, int64_t d) {
+    if constexpr (InMatrixTiles<Panels>) {
+      return AttentionTiles<typename Panels::Tiles>::TakesTokens(rows, d);
+    }
+    return false;
+  }
 
   const Row* Query(int32_t row) const {
     return static_cast<const Row*>(scratch.queries) + row * query_stride;
@@ -68,6 +79,9 @@ struct Worker {
       } else {
         __builtin_memcpy(to, from, static_cast<size_t>(d) * sizeof(float));
       }
+    }
+    if constexpr (InMatrixTiles<Panels>) {
+      if (from_tokens) PackQueries();
     }
   }
 
@@ -124,81 +138,75 @@ struct Worker {
       }
     }
 #endif
-    PackKeys<Panels, kKv>(keys, tokens, d, scratch.key_panels);
+    if (!from_tokens) PackKeys<Panels, kKv>(keys, tokens, d, scratch.key_panels);
     PackValues<Panels, kKv>(values, tokens, valid, d, scratch.value_panels);
     if constexpr (InMatrixTiles<Panels>) {
-      return RunMatrixTiles<typename Panels::Tiles>(first_row, last_row, start, tokens, ahead);
+      return RunMatrixTiles(head, first_row, start, tokens, keys, ahead);
     }
     const int64_t row_tiles = (last_row - first_row + kTileRows - 1) / kTileRows;
     RunRows<kTileRows>(first_row, last_row, start, tokens, ahead,
                        (ahead.LinesLeft() + row_tiles - 1) / row_tiles);
   }
 
-  template <typename Tiles>
-  void RunMatrixTiles(int32_t row, int32_t last_row, int32_t start, int32_t tokens,
-                      Prefetcher& ahead) const {
-    const int64_t blocks = (last_row - row + kTileHeight - 1) / kTileHeight;
+  // The head's rows from first_row on, in blocks of equal height where that is possible: each height needs a configuration.
+  void RunMatrixTiles(int32_t head, int32_t first_row, int32_t start, int32_t tokens,
+                      const UnitRows& keys, Prefetcher& ahead) const {
+    using Tiles = AttentionTiles<typename Panels::Tiles>;
+    const int32_t block_rows = BlockRows();
+    const int32_t end = (head + 1) * head_rows;
+    const int32_t blocks = (head_rows + block_rows - 1) / block_rows;
     const int64_t lines = (ahead.LinesLeft() + blocks - 1) / blocks;
-    for (int32_t configured = 0; row < last_row; row += kTileHeight) {
-      const int32_t rows = Min(kTileHeight, last_row - row);
-      if (rows != configured) TileProduct<Tiles, 1, 4>::Configure(configured = rows);
+    for (int32_t block = 0; block < blocks; ++block) {
+      const int32_t block_row = head * head_rows + block * block_rows;
+      const int32_t last_row = Min(block_row + block_rows, end);
+      const int32_t row = block_row > first_row ? block_row : first_row;
       for (int64_t i = 0; i < lines; ++i) ahead.Lines(1);
-      TileScores<Tiles, 4>(row, rows, tokens);
-      for (int32_t r = 0; r < rows; ++r) Weigh<1>(row + r, start, tokens, r);
-      for (int32_t r = 0; r < rows; ++r) {
+      if (row >= last_row) continue;
+      const int32_t rows = last_row - row;
+      if (rows != configured_rows) Tiles::Configure(configured_rows = rows);
+      // The block's rows are the first ones in the scratch, whether they see the unit or not.
+      const int32_t first = row - block_row;
+      if (from_tokens) {
+        Tiles::TokenScores(QueryPanel(head, block), last_row - block_row, keys, tokens, d,
+                           scratch.turned_scores, scratch.scores);
+      } else {
+        Tiles::TileScores(reinterpret_cast<const std::byte*>(Query(row)),
+                          query_stride * sizeof(Row), rows, scratch.key_panels, tokens, d,
+                          scratch.scores + first * kAttentionUnitTokens);
+      }
+      for (int32_t r = first; r < first + rows; ++r) {
+        Weigh<1>(block_row + r, start, tokens, r);
         const Vec::Reg rescale = Vec::Load(scratch.rescale + r * kPanelOutputs);
-        float* output = Output(row + r);
+        float* output = Output(block_row + r);
         for (int64_t i = 0; i < d; i += kLanes) {
           Vec::Store(output + i, Vec::Mul(Vec::Load(output + i), rescale));
         }
       }
-      AddTileValues<Tiles, 4>(row, rows, tokens);
+      Tiles::AddValues(static_cast<const std::byte*>(scratch.weights) +
+                           first * kWeightStride * static_cast<int64_t>(sizeof(Row)),
+                       kWeightStride * sizeof(Row), rows, scratch.value_panels, tokens, d,
+                       Output(row));
     }
   }
-  template <typename Tiles, int kPanels>
-  void TileScores(int32_t row, int32_t rows, int32_t tokens, int32_t panel = 0) const {
-    using Product = TileProduct<Tiles, 1, kPanels>;
-    const size_t panel_bytes = PanelBytes(Panels::kDType, d);
-    const int32_t panels = tokens / static_cast<int32_t>(kPanelOutputs);
-    for (; panel + kPanels <= panels; panel += kPanels) {
-      Product::ZeroSums();
-      Product::Accumulate(
-          {reinterpret_cast<const std::byte*>(Query(row)), query_stride * sizeof(Row),
-           scratch.key_panels + panel * panel_bytes, panel_bytes, PanelSteps(Panels::kDType, d)},
-          rows);
-      Product::ForEachSum([&]<int r, int p>() {
-        Tiles::template Store<Product::template kSum<r, p>>(
-            scratch.scores + (panel + p) * kPanelOutputs, kAttentionUnitTokens * sizeof(float));
-      });
-    }
-    if constexpr (kPanels > 1) {
-      if (panel < panels) TileScores<Tiles, kPanels / 2>(row, rows, tokens, panel);
-    }
+  int32_t BlockRows() const {
+    const int32_t blocks = (head_rows + kTileHeight - 1) / kTileHeight;
+    return (head_rows + blocks - 1) / blocks;
   }
-  // Outputs are multiplied by `rescale` before.
-  template <typename Tiles, int kPanels>
-  void AddTileValues(int32_t row, int32_t rows, int32_t tokens, int64_t panel = 0) const {
-    using Product = TileProduct<Tiles, 1, kPanels>;
-    const size_t panel_bytes = PanelBytes(Panels::kDType, tokens);
-    const size_t output_bytes = static_cast<size_t>(d) * sizeof(float);
-    for (; panel + kPanels <= d / kPanelOutputs; panel += kPanels) {
-      float* const outputs = Output(row) + panel * kPanelOutputs;
-      Product::ForEachSum([&]<int r, int p>() {
-        Tiles::template Load<Product::template kSum<r, p>>(outputs + p * kPanelOutputs,
-                                                           output_bytes);
-      });
-      Product::Accumulate(
-          {static_cast<const std::byte*>(scratch.weights), kWeightStride * sizeof(Row),
-           scratch.value_panels + static_cast<size_t>(panel) * panel_bytes, panel_bytes,
-           PanelSteps(Panels::kDType, tokens)},
-          rows);
-      Product::ForEachSum([&]<int r, int p>() {
-        Tiles::template Store<Product::template kSum<r, p>>(outputs + p * kPanelOutputs,
-                                                            output_bytes);
-      });
-    }
-    if constexpr (kPanels > 1) {
-      if (panel < d / kPanelOutputs) AddTileValues<Tiles, kPanels / 2>(row, rows, tokens, panel);
+  // Of a block of a head's rows: [d / 2][16] pairs.
+  std::byte* QueryPanel(int32_t head, int32_t block) const {
+    const int64_t blocks = (head_rows + kTileHeight - 1) / kTileHeight;
+    return scratch.query_panels +
+           (head * blocks + block) * static_cast<int64_t>(PanelBytes(DType::kBF16, d));
+  }
+  void PackQueries() const {
+    const int32_t block_rows = BlockRows();
+    for (int32_t row = 0; row < num_rows; ++row) {
+      const int32_t in_head = row % head_rows;
+      std::byte* const column = QueryPanel(row / head_rows, in_head / block_rows) +
+                                in_head % block_rows * static_cast<int64_t>(sizeof(Row));
+      for (int64_t pair = 0; pair < d / 2; ++pair) {
+        __builtin_memcpy(column + pair * kTileBytesPerRow, Query(row) + pair, sizeof(Row));
+      }
     }
   }
 

@@ -22,10 +22,13 @@ struct AttentionScratch {
   float* sums;     // [rows][16], per lane
   float* outputs;  // [rows][d]
   void* queries;   // [rows][d]
+  // Of matrix tiles, for a few rows of each KV head (attention_tiles_impl.h).
+  float* turned_scores;     // [64][16]
+  std::byte* query_panels;  // a panel of d / 2 steps for 16 rows of a head
   size_t size_bytes;
 
   inline __attribute__((always_inline))
-  AttentionScratch(std::byte* memory, int64_t head_dim, int64_t rows) {
+  AttentionScratch(std::byte* memory, int64_t head_dim, int64_t rows, int64_t kv_heads) {
     std::byte* next = memory;
     auto take = [&next](int64_t floats) __attribute__((always_inline)) {
       std::byte* taken = next;
@@ -42,6 +45,9 @@ struct AttentionScratch {
     sums = reinterpret_cast<float*>(take(rows * kMaxLanes));
     outputs = reinterpret_cast<float*>(take(rows * head_dim));
     queries = take(rows * head_dim);
+    turned_scores = reinterpret_cast<float*>(take(kUnitTokens * kMaxTileRows));
+    const int64_t panels = kv_heads * ((rows / kv_heads + kMaxTileRows - 1) / kMaxTileRows);
+    query_panels = take(panels * kMaxTileRows * head_dim / 2);
     size_bytes = static_cast<size_t>(next - memory);
   }
 };
