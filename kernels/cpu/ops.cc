@@ -16,8 +16,7 @@ namespace {
     .silu_mul_row = isa::SiluMulRow, .widen_row = isa::WidenRow, .write_kv_row = isa::WriteKvRow, \
     .read_kv_row = isa::ReadKvRow, .prepare_bf16_row = isa::PrepareBF16Row,                       \
     .prepared_bf16_value_bytes = bf16_value_bytes, .matmul_tiles = isa::MatmulTiles,              \
-    .product_split = {},                                                                          \
-    .quantized_matmul_tiles = isa::QuantizedMatmulTiles,                                          \
+    .product_split = {}, .quantized_matmul_tiles = isa::QuantizedMatmulTiles,                     \
     .prepare_rounded_row = isa::PrepareRoundedRow, .float8_matmul_tiles = isa::Float8MatmulTiles, \
     .attend_splits = isa::AttendSplits, .encode_rows = isa::EncodeRows,                           \
     .scan_codes = isa::ScanCodes, .find_candidates = isa::FindCandidates,                         \
