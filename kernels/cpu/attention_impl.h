@@ -139,7 +139,10 @@ struct Worker {
     }
 #endif
     if (!from_tokens) PackKeys<Panels, kKv>(keys, tokens, d, scratch.key_panels);
-    PackValues<Panels, kKv>(values, tokens, valid, d, scratch.value_panels);
+    // Few rows leave little else to do while the next unit comes.
+    const int64_t lines = from_tokens ? ahead.LinesLeft() / tokens : 0;
+    PackValues<Panels, kKv>(values, tokens, valid, d, scratch.value_panels, ahead,
+                            static_cast<int>(lines));
     if constexpr (InMatrixTiles<Panels>) {
       return RunMatrixTiles(head, first_row, start, tokens, keys, ahead);
     }
@@ -155,12 +158,11 @@ struct Worker {
     const int32_t block_rows = BlockRows();
     const int32_t end = (head + 1) * head_rows;
     const int32_t blocks = (head_rows + block_rows - 1) / block_rows;
-    const int64_t lines = (ahead.LinesLeft() + blocks - 1) / blocks;
+    const int64_t lines = (ahead.LinesLeft() + head_rows - 1) / head_rows;
     for (int32_t block = 0; block < blocks; ++block) {
       const int32_t block_row = head * head_rows + block * block_rows;
       const int32_t last_row = Min(block_row + block_rows, end);
       const int32_t row = block_row > first_row ? block_row : first_row;
-      for (int64_t i = 0; i < lines; ++i) ahead.Lines(1);
       if (row >= last_row) continue;
       const int32_t rows = last_row - row;
       if (rows != configured_rows) Tiles::Configure(configured_rows = rows);
@@ -175,7 +177,10 @@ struct Worker {
                           scratch.scores + first * kAttentionUnitTokens);
       }
       for (int32_t r = first; r < first + rows; ++r) {
+        for (int64_t i = 0; i < lines; ++i) ahead.Lines(1);
+        const float old_max = scratch.maxima[block_row + r];
         Weigh<1>(block_row + r, start, tokens, r);
+        if (scratch.maxima[block_row + r] == old_max) continue;
         const Vec::Reg rescale = Vec::Load(scratch.rescale + r * kPanelOutputs);
         float* output = Output(block_row + r);
         for (int64_t i = 0; i < d; i += kLanes) {
@@ -277,8 +282,11 @@ struct Worker {
       const float old_max = scratch.maxima[row + r];
       const float unit_max = Vec::ReduceMax(max) * call.scale_log2;
       const float new_max = unit_max > old_max ? unit_max : old_max;
-      const Vec::Reg rescale = Exp2<kRoundWeights>(Vec::Set1(old_max - new_max));
-      const Vec::Reg sum = Vec::Mul(Vec::Load(Sums(row + r)), rescale);
+      Vec::Reg rescale = Vec::Set1(1.0f), sum = Vec::Load(Sums(row + r));
+      if (new_max != old_max) {  // in most units they are the same, and 2^0 is exactly 1
+        rescale = Exp2<kRoundWeights>(Vec::Set1(old_max - new_max));
+        sum = Vec::Mul(sum, rescale);
+      }
       Row* weights = static_cast<Row*>(scratch.weights) + (first + r) * kWeightStride;
       Vec::Store(scratch.rescale + (first + r) * kPanelOutputs, rescale);
       Vec::Store(Sums(row + r), StoreWeights(scores, tokens, new_max, sum, weights));

@@ -134,9 +134,11 @@ bool FillPlainPart(ThreadPool& threads, std::span<const PlainRow> rows, DType co
 template <typename Tiles>
 void ForEachItem(ThreadPool& threads, int64_t rows, int64_t panels, size_t panel_bytes,
                  const ProductSplit& split, int num_threads, Tiles tiles) {
-  constexpr size_t kGroupBytes = 128 << 10;
+  const int64_t side_by_side = split.one_row_panels;
   const int64_t group =
-      rows == 1 ? std::max<int64_t>(8, kGroupBytes / panel_bytes / 8 * 8) : split.panels;
+      rows == 1 ? std::max(side_by_side, static_cast<int64_t>(split.one_row_bytes / panel_bytes) /
+                                             side_by_side * side_by_side)
+                : split.panels;
   const int64_t groups = (panels + group - 1) / group;
   const int64_t wanted = 8 * num_threads;
   int64_t rows_per_item = rows;
