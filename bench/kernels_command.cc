@@ -6,6 +6,7 @@
 #include "CLI/CLI.hpp"
 #include "bench/commands.h"
 #include "bench/output.h"
+#include "engine/base/device.h"
 #include "fmt/format.h"
 #include "kernels/bench.h"
 
@@ -54,7 +55,7 @@ void AddKernelsBench(CLI::App& bench, const kernels::ProductBaseline* baseline, 
   CLI::App* kernels = bench.add_subcommand("kernels", "Every kernel at model shapes");
   kernels->add_option("--filter", flags->kernels.filter, "Only kernels whose name contains this");
   kernels->add_option("--isa", flags->kernels.isa, "Instruction set")
-      ->check(CLI::IsMember({"auto", "avx512", "avx2", "scalar"}))
+      ->check(CLI::IsMember(engine::InstructionSetNames()))
       ->capture_default_str();
   kernels->add_option("--threads", flags->kernels.num_threads, "0: as many as there are processors")
       ->check(CLI::Range(0, 1024))

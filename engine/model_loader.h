@@ -46,7 +46,7 @@ struct ModelOptions {
   std::string weights = "wide";
   std::string kv_dtype =
       "auto";                // "auto" (f32 if `dtype` comes out as f32, else bf16), "bf16", "f32"
-  std::string isa = "auto";  // "auto", "avx512", "avx2", "scalar"
+  std::string isa = "auto";  // of InstructionSetNames()
   int num_threads = 0;       // 0: as many as the processors this process may use
   // Of KV alone, 0: enough for one sequence of max_context tokens. Indexes come on top.
   int64_t kv_bytes = 0;

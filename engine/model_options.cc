@@ -1,19 +1,21 @@
 // What the flags of a model mean: the part of model_loader.h that opens no file.
 #include <algorithm>
 #include <cstdint>
-#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "engine/base/device.h"
 #include "engine/base/status_macros.h"
 #include "engine/kv/host_memory.h"
 #include "engine/kv_planning.h"
 #include "engine/model/weights.h"
 #include "engine/model_loader.h"
 #include "fmt/format.h"
+#include "fmt/ranges.h"
 #include "kernels/dtype.h"
 #include "kernels/kv_layout.h"
 
@@ -290,10 +292,10 @@ absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeBackend(const ModelOptions
     return absl::InvalidArgumentError(
         fmt::format("threads: {} is not from 0 to 1024", options.num_threads));
   }
-  constexpr std::string_view kIsas[] = {"auto", "avx512", "avx2", "scalar"};
-  if (std::find(std::begin(kIsas), std::end(kIsas), options.isa) == std::end(kIsas)) {
+  const std::vector<std::string> isas = InstructionSetNames();
+  if (std::find(isas.begin(), isas.end(), options.isa) == isas.end()) {
     return absl::InvalidArgumentError(
-        fmt::format("isa: '{}' is not one of auto, avx512, avx2, scalar", options.isa));
+        fmt::format("isa: '{}' is not one of {}", options.isa, fmt::join(isas, ", ")));
   }
   if (HasDeviceMemory(options)) {
     std::string why;

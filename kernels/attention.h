@@ -15,7 +15,9 @@
 // A unit is always taken whole: keys past the query have weight zero. So one query's result is the
 // same bits in decode and prefill, however the prompt was cut and however splits went to threads.
 //
-// Precision: kBF16 KV on AVX-512 rounds q and the weights to bf16 (the rounded weights are what is
+// With AMX the chains of kBF16 KV are those of its tiles (cpu/amx_tiles_impl.h), from the unit's first token on.
+//
+// Precision: kBF16 KV on AVX-512 and AMX rounds q and the weights to bf16 (the rounded weights are what is
 // summed, so that they add up to one); everything else is f32. kF32 KV is f32 throughout, and so is that of
 // 8 bits, whose values are widened before they are multiplied.
 //

@@ -45,7 +45,7 @@ class Backend : public DeviceOps,
   virtual ~Backend() = default;
 };
 
-// The best CPU backend for this processor. `isa`: "auto", "avx512", "avx2", "scalar"; null if the
+// The best CPU backend for this processor. `isa`: "auto", "amx", "avx512", "avx2", "scalar"; null if the
 // processor lacks what was asked for. `num_threads` 0: as many as the processors this process may
 // use.
 std::unique_ptr<Backend> MakeCpuBackend(const std::string& isa, int num_threads);

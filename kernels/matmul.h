@@ -4,7 +4,8 @@
 //
 // Order: one sum per element of y, in ascending order of the inner dimension (bf16: of its pairs,
 // as vdpbf16ps adds them), then the bias, then what y held. It does not depend on m. compute kBF16
-// rounds x to bf16 (nearest even) and adds in f32; on AVX-512 the dot product flushes denormals.
+// rounds x to bf16 (nearest even) and adds in f32; on AVX-512 and AMX the dot product flushes denormals. AMX adds tile by
+// tile of 32 inner values (cpu/amx_tiles_impl.h).
 // kF32 and kF16 use x as it is and widen the weights, which is exact.
 //
 // Reads out*in weights once when they are more than the caches hold and m is small; 2*m*out*in

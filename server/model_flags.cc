@@ -41,7 +41,7 @@ void AddModelFlags(CLI::App& command, engine::ModelOptions& options) {
       ->check(CLI::IsMember({"auto", "bf16", "f32", "int8", "fp8"}))
       ->capture_default_str();
   command.add_option("--isa", options.isa, "Instruction set")
-      ->check(CLI::IsMember({"auto", "avx512", "avx2", "scalar"}))
+      ->check(CLI::IsMember(engine::InstructionSetNames()))
       ->capture_default_str();
   command.add_option("--threads", options.num_threads, "0: as many as there are processors")
       ->check(CLI::Range(0, 1024))

@@ -28,6 +28,10 @@ inline std::vector<std::string> DeviceNames() {
   for (const Device& device : kDevices) names.emplace_back(device.name);
   return names;
 }
+// The processor's instruction sets, as --isa has them; "auto" is the best of those that it has.
+inline std::vector<std::string> InstructionSetNames() {
+  return {"auto", "amx", "avx512", "avx2", "scalar"};
+}
 // Null: there is none of that name.
 constexpr const Device* FindDevice(std::string_view name) {
   for (const Device& device : kDevices) {

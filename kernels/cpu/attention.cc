@@ -17,6 +17,9 @@ namespace {
 // as much as 20 rows) and fewer stay in the L2 cache with their outputs.
 constexpr int32_t kTileQueryRows = 192;
 
+// So many pieces of work for each thread, where heads can be dealt out singly: the last ones to end keep the others waiting.
+constexpr int64_t kItemsPerThread = 16;
+
 constexpr double kLog2E = 1.4426950408889634;
 
 constexpr size_t RoundUp64(size_t size_bytes) { return (size_bytes + 63) / 64 * 64; }
@@ -33,7 +36,8 @@ void CpuBackend::PlanAttention(const Tensor& q, std::span<const AttentionChunk> 
   for (const AttentionChunk& chunk : chunks) {
     num_splits += (int64_t{chunk.position} + chunk.num_tokens + split_tokens - 1) / split_tokens;
   }
-  const int64_t pieces_per_split = (4 * num_threads() + num_splits) / (num_splits + 1);
+  const int64_t pieces_per_split =
+      (kItemsPerThread * num_threads() + num_splits) / (num_splits + 1);
   const int32_t heads_per_tile_max = std::max<int32_t>(
       1, num_threads() == 1 ? layout.kv_heads
                             : static_cast<int32_t>(layout.kv_heads / pieces_per_split));
@@ -104,16 +108,17 @@ void CpuBackend::Attend(const Tensor& q, std::span<const AttentionChunk> chunks,
     return static_cast<size_t>(work.tile.num_tokens) * call.group * work.tile.num_kv_heads;
   };
   size_t max_rows = 0;
+  size_t leaf_bytes = 0;
   size_t split_state_floats = 0;
   for (AttentionWork& work : attention_work_) {
     const size_t rows = rows_of(work);
     max_rows = std::max(max_rows, rows);
+    const AttentionScratch leaf(nullptr, d, static_cast<int64_t>(rows), work.tile.num_kv_heads);
+    leaf_bytes = std::max(leaf_bytes, RoundUp64(leaf.size_bytes));
     work.states_offset = split_state_floats;
     if (work.split) split_state_floats += rows * work.num_splits * state_floats;
   }
   // Of a thread: the leaf's scratch, then the states of a tile that is run whole.
-  const size_t leaf_bytes =
-      RoundUp64(AttentionScratch(nullptr, d, static_cast<int64_t>(max_rows)).size_bytes);
   const size_t thread_bytes = leaf_bytes + RoundUp64(max_rows * state_floats * sizeof(float));
   std::byte* thread_scratch = attention_scratch_.Get(thread_bytes * num_threads());
   float* split_states =

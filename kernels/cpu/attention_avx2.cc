@@ -1,3 +1,3 @@
 // clang-format off
 #include "kernels/cpu/vec_avx2.h"
-#include "kernels/cpu/attention_impl.h"
+#include "kernels/cpu/attention_splits_impl.h"

@@ -20,21 +20,6 @@
 namespace winnow::kernels {
 namespace {
 
-// Hands out addresses one cache line after the other, each to be asked for.
-struct Prefetcher {
-  const std::byte* next;
-  const std::byte* end;
-  int64_t LinesLeft() const { return (end - next + 63) / 64; }
-  // (Inlined by force: GCC 12 takes a function that only prefetches for one without effects, and
-  // drops the call.)
-  inline __attribute__((always_inline)) void Lines(int count) {
-    if (next >= end) return;
-#pragma GCC unroll 16
-    for (int i = 0; i < count; ++i) __builtin_prefetch(next + i * 64);
-    next += count * 64;
-  }
-};
-
 #if defined(__AVX512BF16__)
 
 // The largest number of rows that the functions below take: 16 sums, 8 weights and the rest fit 32

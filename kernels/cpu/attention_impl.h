@@ -1,20 +1,26 @@
-// See kernels/attention.h for the order of summation. Compiled by
-// attention_{scalar,avx2,avx512}.cc.
+// See kernels/attention.h for the order of summation. Included by attention_{scalar,avx2,avx512,amx}.cc.
 //
 // A unit's keys and values are packed into panels (panel.h) in L1, once for all rows of the tile:
 // keys with tokens as outputs, values with d as outputs. Scores and outputs then are the tile
-// products of matmul, of at most kTileRows rows at a time.
+// products of matmul, of at most kTileRows rows at a time, or those of matrix tiles (attention_tiles_impl.h).
 #include "kernels/attention.h"
 #include "kernels/attention_state.h"
 #include "kernels/cpu/attention_direct_impl.h"
 #include "kernels/cpu/attention_pack_impl.h"
 #include "kernels/cpu/attention_scratch.h"
+#include "kernels/cpu/attention_tiles_impl.h"
 #include "kernels/cpu/exp2_impl.h"
 #include "kernels/cpu/ops.h"
 #include "kernels/cpu/tile_impl.h"
 
 namespace winnow::kernels::WINNOW_ISA {
 namespace {
+
+// Panels that meet rows in matrix tiles name the class of those.
+template <typename Panels>
+concept InMatrixTiles = requires {
+  typename Panels::Tiles;
+};
 
 // One tile of queries at work on one split of KV of type kKv.
 template <typename Panels, DType kKv>
@@ -31,6 +37,9 @@ struct Worker {
   const AttentionScratch scratch;
   // Row values of a query, and of a row of weights.
   const int64_t query_stride;
+  // Whether scores are those of TokenScores, which wants no panels of keys.
+  const bool from_tokens;
+  mutable int32_t configured_rows = 0;  // of this thread's tiles
   static constexpr int64_t kWeightStride =
       kAttentionUnitTokens / PanelStep(Panels::kDType) * Panels::kRowPerStep;
 
@@ -40,8 +49,16 @@ struct Worker {
         d(call.layout.head_dim),
         head_rows(call.group * tile.num_tokens),
         num_rows(head_rows * tile.num_kv_heads),
-        scratch(memory, d, num_rows),
-        query_stride(d / PanelStep(Panels::kDType) * Panels::kRowPerStep) {}
+        scratch(memory, d, num_rows, tile.num_kv_heads),
+        query_stride(d / PanelStep(Panels::kDType) * Panels::kRowPerStep),
+        from_tokens(TakesTokens(head_rows, d)) {}
+
+  static bool TakesTokens(int32_t rows, int64_t d) {
+    if constexpr (InMatrixTiles<Panels>) {
+      return AttentionTiles<typename Panels::Tiles>::TakesTokens(rows, d);
+    }
+    return false;
+  }
 
   const Row* Query(int32_t row) const {
     return static_cast<const Row*>(scratch.queries) + row * query_stride;
@@ -62,6 +79,9 @@ struct Worker {
       } else {
         __builtin_memcpy(to, from, static_cast<size_t>(d) * sizeof(float));
       }
+    }
+    if constexpr (InMatrixTiles<Panels>) {
+      if (from_tokens) PackQueries();
     }
   }
 
@@ -112,17 +132,87 @@ struct Worker {
     const int32_t first_row = head * head_rows + FirstRowSeeing(start);
     const int32_t last_row = (head + 1) * head_rows;
 #if defined(__AVX512BF16__)
-    if constexpr (Panels::kDType == DType::kBF16) {
+    if constexpr (Panels::kDType == DType::kBF16 && !InMatrixTiles<Panels>) {
       if (last_row - first_row <= kDirectRows && valid == tokens) {
         return RunDirect<kDirectRows>(first_row, last_row, start, tokens, keys, values, ahead);
       }
     }
 #endif
-    PackKeys<Panels, kKv>(keys, tokens, d, scratch.key_panels);
-    PackValues<Panels, kKv>(values, tokens, valid, d, scratch.value_panels);
+    if (!from_tokens) PackKeys<Panels, kKv>(keys, tokens, d, scratch.key_panels);
+    // Few rows leave little else to do while the next unit comes.
+    const int64_t lines = from_tokens ? ahead.LinesLeft() / tokens : 0;
+    PackValues<Panels, kKv>(values, tokens, valid, d, scratch.value_panels, ahead,
+                            static_cast<int>(lines));
+    if constexpr (InMatrixTiles<Panels>) {
+      return RunMatrixTiles(head, first_row, start, tokens, keys, ahead);
+    }
     const int64_t row_tiles = (last_row - first_row + kTileRows - 1) / kTileRows;
     RunRows<kTileRows>(first_row, last_row, start, tokens, ahead,
                        (ahead.LinesLeft() + row_tiles - 1) / row_tiles);
+  }
+
+  // The head's rows from first_row on, in blocks of equal height where that is possible: each height needs a configuration.
+  void RunMatrixTiles(int32_t head, int32_t first_row, int32_t start, int32_t tokens,
+                      const UnitRows& keys, Prefetcher& ahead) const {
+    using Tiles = AttentionTiles<typename Panels::Tiles>;
+    const int32_t block_rows = BlockRows();
+    const int32_t end = (head + 1) * head_rows;
+    const int32_t blocks = (head_rows + block_rows - 1) / block_rows;
+    const int64_t lines = (ahead.LinesLeft() + head_rows - 1) / head_rows;
+    for (int32_t block = 0; block < blocks; ++block) {
+      const int32_t block_row = head * head_rows + block * block_rows;
+      const int32_t last_row = Min(block_row + block_rows, end);
+      const int32_t row = block_row > first_row ? block_row : first_row;
+      if (row >= last_row) continue;
+      const int32_t rows = last_row - row;
+      if (rows != configured_rows) Tiles::Configure(configured_rows = rows);
+      // The block's rows are the first ones in the scratch, whether they see the unit or not.
+      const int32_t first = row - block_row;
+      if (from_tokens) {
+        Tiles::TokenScores(QueryPanel(head, block), last_row - block_row, keys, tokens, d,
+                           scratch.turned_scores, scratch.scores);
+      } else {
+        Tiles::TileScores(reinterpret_cast<const std::byte*>(Query(row)),
+                          query_stride * sizeof(Row), rows, scratch.key_panels, tokens, d,
+                          scratch.scores + first * kAttentionUnitTokens);
+      }
+      for (int32_t r = first; r < first + rows; ++r) {
+        for (int64_t i = 0; i < lines; ++i) ahead.Lines(1);
+        const float old_max = scratch.maxima[block_row + r];
+        Weigh<1>(block_row + r, start, tokens, r);
+        if (scratch.maxima[block_row + r] == old_max) continue;
+        const Vec::Reg rescale = Vec::Load(scratch.rescale + r * kPanelOutputs);
+        float* output = Output(block_row + r);
+        for (int64_t i = 0; i < d; i += kLanes) {
+          Vec::Store(output + i, Vec::Mul(Vec::Load(output + i), rescale));
+        }
+      }
+      Tiles::AddValues(static_cast<const std::byte*>(scratch.weights) +
+                           first * kWeightStride * static_cast<int64_t>(sizeof(Row)),
+                       kWeightStride * sizeof(Row), rows, scratch.value_panels, tokens, d,
+                       Output(row));
+    }
+  }
+  int32_t BlockRows() const {
+    const int32_t blocks = (head_rows + kTileHeight - 1) / kTileHeight;
+    return (head_rows + blocks - 1) / blocks;
+  }
+  // Of a block of a head's rows: [d / 2][16] pairs.
+  std::byte* QueryPanel(int32_t head, int32_t block) const {
+    const int64_t blocks = (head_rows + kTileHeight - 1) / kTileHeight;
+    return scratch.query_panels +
+           (head * blocks + block) * static_cast<int64_t>(PanelBytes(DType::kBF16, d));
+  }
+  void PackQueries() const {
+    const int32_t block_rows = BlockRows();
+    for (int32_t row = 0; row < num_rows; ++row) {
+      const int32_t in_head = row % head_rows;
+      std::byte* const column = QueryPanel(row / head_rows, in_head / block_rows) +
+                                in_head % block_rows * static_cast<int64_t>(sizeof(Row));
+      for (int64_t pair = 0; pair < d / 2; ++pair) {
+        __builtin_memcpy(column + pair * kTileBytesPerRow, Query(row) + pair, sizeof(Row));
+      }
+    }
   }
 
 #if defined(__AVX512BF16__)
@@ -179,23 +269,26 @@ struct Worker {
   }
 
   // Scores become weights 2^(scale * score - max); rescale gets what the former outputs are to be
-  // multiplied by. REQUIRES: scale > 0.
+  // multiplied by. Those of `row` are the first-th in the scratch. REQUIRES: scale > 0.
   template <int kRows>
-  void Weigh(int32_t row, int32_t start, int32_t tokens) const {
+  void Weigh(int32_t row, int32_t start, int32_t tokens, int32_t first = 0) const {
     const bool causal_border =
         start + tokens > tile.position + 1;  // some row does not see the whole unit
     for (int r = 0; r < kRows; ++r) {
-      float* scores = scratch.scores + r * kAttentionUnitTokens;
+      float* scores = scratch.scores + (first + r) * kAttentionUnitTokens;
       if (causal_border) HideFuture(scores, tile.position + TokenOf(row + r) - start + 1, tokens);
       Vec::Reg max = Vec::Load(scores);
       for (int32_t t = kLanes; t < tokens; t += kLanes) max = Vec::Max(max, Vec::Load(scores + t));
       const float old_max = scratch.maxima[row + r];
       const float unit_max = Vec::ReduceMax(max) * call.scale_log2;
       const float new_max = unit_max > old_max ? unit_max : old_max;
-      const Vec::Reg rescale = Exp2<kRoundWeights>(Vec::Set1(old_max - new_max));
-      const Vec::Reg sum = Vec::Mul(Vec::Load(Sums(row + r)), rescale);
-      Row* weights = static_cast<Row*>(scratch.weights) + r * kWeightStride;
-      Vec::Store(scratch.rescale + r * kPanelOutputs, rescale);
+      Vec::Reg rescale = Vec::Set1(1.0f), sum = Vec::Load(Sums(row + r));
+      if (new_max != old_max) {  // in most units they are the same, and 2^0 is exactly 1
+        rescale = Exp2<kRoundWeights>(Vec::Set1(old_max - new_max));
+        sum = Vec::Mul(sum, rescale);
+      }
+      Row* weights = static_cast<Row*>(scratch.weights) + (first + r) * kWeightStride;
+      Vec::Store(scratch.rescale + (first + r) * kPanelOutputs, rescale);
       Vec::Store(Sums(row + r), StoreWeights(scores, tokens, new_max, sum, weights));
       scratch.maxima[row + r] = new_max;
     }
@@ -305,17 +398,5 @@ void Attend(const AttentionCall& call, const AttentionTile& tile, int32_t first_
 }
 
 }  // namespace
-
-void AttendSplits(const AttentionCall& call, const AttentionTile& tile, int32_t first_split,
-                  int32_t last_split, bool merge, float* states, std::byte* scratch) {
-  ForKvType(call.layout.dtype, [&]<DType kKv>(KvType<kKv>) {
-#if defined(__AVX512BF16__)
-    if constexpr (kKv == DType::kBF16) {
-      return Attend<BF16Panels, kKv>(call, tile, first_split, last_split, merge, states, scratch);
-    }
-#endif
-    Attend<F32Panels, kKv>(call, tile, first_split, last_split, merge, states, scratch);
-  });
-}
 
 }  // namespace winnow::kernels::WINNOW_ISA

@@ -6,7 +6,8 @@
 //   values  outputs are d, the inner dimension is tokens: for bf16, tokens are interleaved in pairs
 //
 // Value rows past `valid` are packed as zeros: nobody has written them, and a weight of zero times
-// what may lie there is NaN. Keys need no such care, their scores are replaced before use.
+// what may lie there is NaN. Keys need no such care, their scores are replaced before use. With each two values `lines`
+// lines are asked for.
 #ifndef WINNOW_KERNELS_CPU_ATTENTION_PACK_IMPL_H_
 #define WINNOW_KERNELS_CPU_ATTENTION_PACK_IMPL_H_
 
@@ -23,6 +24,21 @@ template <typename T>
 inline T Min(T a, T b) {
   return a < b ? a : b;
 }
+
+// Hands out addresses one cache line after the other, each to be asked for.
+struct Prefetcher {
+  const std::byte* next;
+  const std::byte* end;
+  int64_t LinesLeft() const { return (end - next + 63) / 64; }
+  // (Inlined by force: GCC 12 takes a function that only prefetches for one without effects, and
+  // drops the call.)
+  inline __attribute__((always_inline)) void Lines(int count) {
+    if (next >= end) return;
+#pragma GCC unroll 16
+    for (int i = 0; i < count; ++i) __builtin_prefetch(next + i * 64);
+    next += count * 64;
+  }
+};
 
 // The place of a unit's keys or values: rows of d values, row_bytes apart, and of 8 bits the scales of those.
 struct UnitRows {
@@ -123,10 +139,13 @@ struct PairInterleaver {
 
 template <typename Panels, DType kKv>
 inline void PackValues(const UnitRows& values, int32_t tokens, int32_t valid, int64_t d,
-                       std::byte* panels) {
+                       std::byte* panels, Prefetcher& prefetch, int lines) {
   const size_t panel_bytes = PanelBytes(Panels::kDType, tokens);
   if constexpr (Panels::kDType == DType::kF32) {
     for (int32_t t = 0; t < tokens; ++t) {
+      if (t % 2 == 0) {
+        for (int i = 0; i < lines; ++i) prefetch.Lines(1);
+      }
       const float scale = t < valid ? ScaleOf<kKv>(values, t) : 0.0f;
       for (int64_t panel = 0; panel < d / 16; ++panel) {
         const Vec::Reg row =
@@ -139,6 +158,7 @@ inline void PackValues(const UnitRows& values, int32_t tokens, int32_t valid, in
   } else {
     const PairInterleaver interleave;
     for (int32_t t = 0; t < tokens; t += 2) {
+      for (int i = 0; i < lines; ++i) prefetch.Lines(1);
       for (int64_t i = 0; i < d; i += 32) {  // two panels, or the last one
         const __mmask32 there = i + 32 <= d ? 0xffffffffu : 0xffffu;
         const __m512i even = _mm512_maskz_loadu_epi16(t < valid ? there : 0, values.row(t) + 2 * i);
@@ -196,8 +216,11 @@ inline void PackKeys(const UnitRows& keys, int32_t tokens, int64_t d, std::byte*
 
 template <typename Panels, DType kKv>
 inline void PackValues(const UnitRows& values, int32_t tokens, int32_t valid, int64_t d,
-                       std::byte* panels) {
+                       std::byte* panels, Prefetcher& prefetch, int lines) {
   for (int32_t t = 0; t < tokens; ++t) {
+    if (t % 2 == 0) {
+      for (int i = 0; i < lines; ++i) prefetch.Lines(1);
+    }
     const float scale = t < valid ? ScaleOf<kKv>(values, t) : 0.0f;
     for (int64_t column = 0; column < d; column += Vec::kLanes) {
       float* to = reinterpret_cast<float*>(panels) + (column / 16 * tokens + t) * 16 + column % 16;

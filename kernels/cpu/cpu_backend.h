@@ -150,7 +150,8 @@ class CpuBackend final : public Backend {
   void Multiply(const PartProduct& product, const BlockShape& shape);
   void Multiply(const PartProduct& product, Float8Blocks float8);
   template <typename Call>
-  void RunTiles(const PartProduct& product, const Call& call, auto* tiles);
+  void RunTiles(const PartProduct& product, const Call& call, auto* tiles,
+                const ProductSplit& split = {});
   // Rows of x, each prepared, `row_bytes` apart; valid until the next call.
   std::byte* PrepareRows(const Tensor& x, size_t row_bytes,
                          void (*prepare)(const float*, int64_t, void*));

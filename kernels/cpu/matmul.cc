@@ -129,23 +129,24 @@ bool FillPlainPart(ThreadPool& threads, std::span<const PlainRow> rows, DType co
 }
 
 // Calls tiles(first_row, last_row, first_panel, last_panel) so that all rows meet all panels, on all threads. An item is
-// a group of panels and a range of rows. Panels: as many as make it worth a hand-over; rows: all, unless there are too
-// few groups to keep the threads evenly busy.
+// a group of panels and a range of rows. Panels: as many as make it worth a hand-over; rows: as many as `split` allows,
+// unless there are too few groups to keep the threads evenly busy.
 template <typename Tiles>
 void ForEachItem(ThreadPool& threads, int64_t rows, int64_t panels, size_t panel_bytes,
-                 int num_threads, Tiles tiles) {
-  constexpr int64_t kPanelsPerGroup = 4;
-  constexpr size_t kGroupBytes = 128 << 10;
+                 const ProductSplit& split, int num_threads, Tiles tiles) {
+  const int64_t side_by_side = split.one_row_panels;
   const int64_t group =
-      rows == 1 ? std::max<int64_t>(8, kGroupBytes / panel_bytes / 8 * 8) : kPanelsPerGroup;
+      rows == 1 ? std::max(side_by_side, static_cast<int64_t>(split.one_row_bytes / panel_bytes) /
+                                             side_by_side * side_by_side)
+                : split.panels;
   const int64_t groups = (panels + group - 1) / group;
-  constexpr int64_t kRowsPerItemMin = 48;  // a multiple of every kTileRows
   const int64_t wanted = 8 * num_threads;
   int64_t rows_per_item = rows;
   if (groups < wanted) {
-    rows_per_item = std::max<int64_t>(kRowsPerItemMin,
-                                      rows * groups / wanted / kRowsPerItemMin * kRowsPerItemMin);
+    rows_per_item =
+        std::max(split.least_rows, rows * groups / wanted / split.least_rows * split.least_rows);
   }
+  if (split.most_rows > 0) rows_per_item = std::min(rows_per_item, split.most_rows);
   const int64_t row_items = (rows + rows_per_item - 1) / rows_per_item;
   threads.ParallelFor(groups * row_items, [&](int64_t item, int) {
     const int64_t first_panel = item / row_items * group;
@@ -240,9 +241,11 @@ Call CallOf(const PartProduct& product) {
 }  // namespace
 
 template <typename Call>
-void CpuBackend::RunTiles(const PartProduct& product, const Call& call, auto* tiles) {
+void CpuBackend::RunTiles(const PartProduct& product, const Call& call, auto* tiles,
+                          const ProductSplit& split) {
   const MatrixPart& part = product.part;
-  ForEachItem(threads_, product.x.rows, NumPanels(part.outputs), part.panel_bytes, num_threads(),
+  ForEachItem(threads_, product.x.rows, NumPanels(part.outputs), part.panel_bytes, split,
+              num_threads(),
               [&](int64_t first_row, int64_t last_row, int64_t first_panel, int64_t last_panel) {
                 tiles(call, first_row, last_row, first_panel, last_panel);
               });
@@ -268,7 +271,7 @@ void CpuBackend::Multiply(const PartProduct& product, PlainPanels plain) {
     call.row_bytes = static_cast<size_t>(x.stride) * sizeof(float);
     call.rows = x.data;
   }
-  RunTiles(product, call, ops_.matmul_tiles);
+  RunTiles(product, call, ops_.matmul_tiles, ops_.product_split);
 }
 
 void CpuBackend::Multiply(const PartProduct& product, const BlockShape& shape) {

@@ -49,6 +49,15 @@ struct MatmulOperands {
 struct MatmulCall : MatmulOperands {
   DType compute = DType::kF32;
 };
+// How the rows and panels of a product are dealt out to threads: no influence on its bits.
+struct ProductSplit {
+  int64_t panels = 4;       // of an item, where there are several rows
+  int64_t least_rows = 48;  // of an item; a multiple of every tile's
+  int64_t most_rows = 0;    // the same; 0: all
+  // Of a single row: an item has as many panels as fit into so many bytes, in multiples of those that are read side by side.
+  int64_t one_row_panels = 8;
+  size_t one_row_bytes = 128 << 10;
+};
 // Rows [first_row, last_row) times panels [first_panel, last_panel).
 using MatmulTilesFn = void(const MatmulCall& call, int64_t first_row, int64_t last_row,
                            int64_t first_panel, int64_t last_panel);
@@ -294,6 +303,7 @@ struct CpuOps {
   PrepareBF16RowFn* prepare_bf16_row;
   size_t prepared_bf16_value_bytes;  // of a value in a prepared row
   MatmulTilesFn* matmul_tiles;
+  ProductSplit product_split;  // for matmul_tiles
   QuantizedMatmulTilesFn* quantized_matmul_tiles;
   PrepareRoundedRowFn* prepare_rounded_row;
   Float8MatmulTilesFn* float8_matmul_tiles;
@@ -375,8 +385,13 @@ WINNOW_DECLARE_CPU_OPS(scalar)
 WINNOW_DECLARE_CPU_OPS(avx2)
 WINNOW_DECLARE_CPU_OPS(avx512)
 #undef WINNOW_DECLARE_CPU_OPS
+// AMX has the rest of avx512.
+namespace amx {
+MatmulTilesFn MatmulTiles;
+AttendSplitsFn AttendSplits;
+}  // namespace amx
 
-// The functions for `isa` ("auto", "avx512", "avx2", "scalar"); null if the processor or the system
+// The functions for `isa` ("auto", "amx", "avx512", "avx2", "scalar"); null if the processor or the system
 // lacks it, or the name is unknown.
 const CpuOps* FindCpuOps(const char* isa);
 

@@ -18,8 +18,9 @@
 #include "kernels/quantized.h"
 
 namespace winnow::kernels {
+namespace {  // of each file that includes this: kernels/README.md, "Instruction sets"
 
-inline constexpr int64_t kStepBytes = 4 * kPanelOutputs;
+constexpr int64_t kStepBytes = 4 * kPanelOutputs;
 
 constexpr int64_t GroupIntegerBytes(const BlockShape& shape) {
   return shape.group * kPanelOutputs * shape.bits / 8;
@@ -50,6 +51,7 @@ struct PreparedRow {
   static constexpr int64_t Bytes(int64_t n) { return ScaledSumsAt(n) + n / 32 * 4; }
 };
 
+}  // namespace
 }  // namespace winnow::kernels
 
 #endif  // WINNOW_KERNELS_CPU_QUANTIZED_PANEL_H_

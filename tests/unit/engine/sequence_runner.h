@@ -24,7 +24,7 @@ inline const AttentionPolicy kDense;
 // The instruction sets this processor has.
 inline std::vector<std::string> Isas() {
   std::vector<std::string> isas;
-  for (const char* isa : {"scalar", "avx2", "avx512"}) {
+  for (const char* isa : {"scalar", "avx2", "avx512", "amx"}) {
     if (kernels::MakeCpuBackend(isa, 1) != nullptr) isas.push_back(isa);
   }
   return isas;

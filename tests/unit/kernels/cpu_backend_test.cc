@@ -35,6 +35,7 @@ TEST(CpuBackendTest, TheInstructionSetsAreThoseThatTheSystemReports) {
                       has("avx512_vpopcntdq");
   EXPECT_EQ(MakeCpuBackend("avx2", 1) != nullptr, avx2);
   EXPECT_EQ(MakeCpuBackend("avx512", 1) != nullptr, avx512);
+  EXPECT_EQ(MakeCpuBackend("amx", 1) != nullptr, avx512 && has("amx_tile") && has("amx_bf16"));
 }
 
 TEST(CpuBackendTest, ItsNameSaysInstructionSetAndThreads) {

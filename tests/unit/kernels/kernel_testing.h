@@ -118,7 +118,7 @@ class FileMatrix {
 inline const std::vector<std::string>& AvailableIsas() {
   static const std::vector<std::string> isas = [] {
     std::vector<std::string> found;
-    for (const char* isa : {"scalar", "avx2", "avx512"}) {
+    for (const char* isa : {"scalar", "avx2", "avx512", "amx"}) {
       if (MakeCpuBackend(isa, 1) != nullptr) found.push_back(isa);
     }
     return found;

@@ -1,0 +1,84 @@
+// The bfloat16 product of kernels/matmul.h by matrix tiles (amx_tiles_impl.h has the order of its sums). Included after one
+// vec_*.h.
+#ifndef WINNOW_KERNELS_CPU_MATMUL_AMX_IMPL_H_
+#define WINNOW_KERNELS_CPU_MATMUL_AMX_IMPL_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cpu/amx_tiles_impl.h"
+#include "kernels/cpu/ops.h"
+#include "kernels/cpu/store_tile_impl.h"
+#include "kernels/cpu/tile_impl.h"
+
+namespace winnow::kernels {
+namespace {
+
+template <typename Tiles>
+class TiledMatmul {
+ public:
+  // All rows of [first_row, last_row) meet all panels of [first_panel, last_panel). Tiles are configured once for blocks of
+  // 32 rows and once for the rest. A group of panels meets all rows before the next one comes, so that it stays in the cache.
+  static void Run(const MatmulCall& call, int64_t first_row, int64_t last_row, int64_t first_panel,
+                  int64_t last_panel) {
+    constexpr int64_t kBlockRows = 2 * kTileHeight;
+    const int64_t whole = first_row + (last_row - first_row) / kBlockRows * kBlockRows;
+    const int rest = static_cast<int>(last_row - whole);
+    if (whole > first_row) {
+      TileProduct<Tiles, 2, 2>::Configure(kBlockRows);
+      Panels<2, 2>(call, first_row, whole, kBlockRows, first_panel, last_panel);
+    }
+    if (rest > kTileHeight) {
+      TileProduct<Tiles, 2, 2>::Configure(rest);
+      Panels<2, 2>(call, whole, last_row, rest, first_panel, last_panel);
+    } else if (rest > 0) {
+      TileProduct<Tiles, 1, 4>::Configure(rest);
+      Panels<1, 4>(call, whole, last_row, rest, first_panel, last_panel);
+    }
+    Tiles::Release();
+  }
+
+ private:
+  template <int kRowTiles, int kPanels>
+  static void Panels(const MatmulCall& call, int64_t first_row, int64_t last_row, int rows,
+                     int64_t panel, int64_t last_panel) {
+    for (; panel + kPanels <= last_panel; panel += kPanels) {
+      for (int64_t row = first_row; row < last_row; row += rows) {
+        Block<kRowTiles, kPanels>(call, row, rows, panel);
+      }
+    }
+    if constexpr (kPanels > 1) {
+      if (panel < last_panel) {
+        Panels<kRowTiles, kPanels / 2>(call, first_row, last_row, rows, panel, last_panel);
+      }
+    }
+  }
+
+  template <int kRowTiles, int kPanels>
+  static void Block(const MatmulCall& call, int64_t row, int rows, int64_t panel) {
+    using Product = TileProduct<Tiles, kRowTiles, kPanels>;
+    const size_t panel_bytes = PanelBytes(DType::kBF16, call.in_features);
+    Product::ZeroSums();
+    Product::Accumulate(
+        {static_cast<const std::byte*>(call.rows) + static_cast<size_t>(row) * call.row_bytes,
+         call.row_bytes, call.panels + static_cast<size_t>(panel) * panel_bytes, panel_bytes,
+         PanelSteps(DType::kBF16, call.in_features)},
+        rows);
+    Product::ForEachSum([&]<int r, int p>() {
+      alignas(64) float sums[kTileHeight * kPanelOutputs];
+      Tiles::template Store<Product::template kSum<r, p>>(sums, kTileBytesPerRow);
+      for (int i = 0; i < Product::Height(rows, r); ++i) {
+        Vec::Reg reg[1][kRegsPerPanel];
+        for (int l = 0; l < kRegsPerPanel; ++l) {
+          reg[0][l] = Vec::Load(sums + i * kPanelOutputs + l * Vec::kLanes);
+        }
+        StoreTile(call, row + r * kTileHeight + i, panel + p, reg);
+      }
+    });
+  }
+};
+
+}  // namespace
+}  // namespace winnow::kernels
+
+#endif  // WINNOW_KERNELS_CPU_MATMUL_AMX_IMPL_H_
