@@ -25,6 +25,7 @@ class FaultyStore final : public BlockStore {
     double lose_share = 0;  // of Puts: answered kOk and forgotten, as after an eviction
     int polls_max = 0;      // completions are held for up to this many Polls
     bool hold = false;      // operations do not start until this is false again
+    int hold_polls = 0;     // then `hold` ends by itself; 0: it does not
     bool reorder = false;
     std::optional<TierState> state = {};  // that it says it is in; what is not kOk takes no Puts
   };
@@ -72,11 +73,13 @@ class FaultyStore final : public BlockStore {
   }
 
   void Poll(std::chrono::nanoseconds wait, std::vector<Completion>* completions) override {
+    if (faults.hold_polls > 0 && --faults.hold_polls == 0) faults.hold = false;
     if (!faults.hold) {
       for (const auto& start : std::exchange(waiting_, {})) start();
     }
     std::vector<Completion> done;
-    inner_->Poll(held_.empty() ? wait : std::chrono::nanoseconds(0), &done);
+    const bool waits = held_.empty() && !faults.hold;
+    inner_->Poll(waits ? wait : std::chrono::nanoseconds(0), &done);
     for (const Completion& completion : done) Answer(completion);
     const size_t before = completions->size();
     for (auto it = held_.begin(); it != held_.end();) {
