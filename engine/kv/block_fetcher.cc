@@ -40,7 +40,8 @@ uint64_t BlockFetcher::Begin(std::span<const int32_t> blocks,
       }
     }
   }
-  if (fetch.missing.empty() || held_ + fetch.held > residency_.MostHeld()) return kNone;
+  if (fetch.missing.empty() || fetch.held > residency_.MostHeld()) return kNone;
+  if (held_ + fetch.held > residency_.MostHeld()) return kLater;
   const uint64_t number = ++last_;
   residency_.BeginHold(number);
   for (const int64_t index : present) residency_.Hold(index, number);

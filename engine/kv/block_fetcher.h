@@ -28,16 +28,16 @@ namespace winnow::engine {
 
 class BlockFetcher final : public StoreClient::Receiver {
  public:
-  static constexpr uint64_t kNone = 0;
+  static constexpr uint64_t kNone = 0, kLater = ~uint64_t{0};
 
   // `residency` outlives the fetcher.
   BlockFetcher(const KvRooms& rooms, Residency& residency);
   // Waits for reads in flight, because the store owns their memory until it has answered.
   ~BlockFetcher() override;
 
-  // Begins to read the layer blocks of `blocks` that the store alone has, in layers that `wanted` names. Its number; kNone
-  // where nothing is to be fetched: all are in fast memory, one is lost, or together they are too many to be held beside
-  // those of other fetches.
+  // Begins to read the layer blocks of `blocks` that the store alone has, in layers that `wanted` names. Its number. kNone:
+  // nothing is to be fetched, because all are in fast memory, one is lost, or together they are too many to be held.
+  // kLater: too many beside those of other fetches, which have to end first.
   uint64_t Begin(std::span<const int32_t> blocks, absl::FunctionRef<bool(int32_t layer)> wanted);
   // Whether there is nothing to wait for any more. REQUIRES: begun, and not ended.
   bool done(uint64_t fetch) const { return IsDone(fetches_.at(fetch)); }

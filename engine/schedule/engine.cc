@@ -226,11 +226,11 @@ bool Engine::Step() {
   }
   EndOverdue(now);
   TakeInFetched(now);
-  const StepPlan* plan = &scheduler_.Plan(View(now));
+  const StepPlan* plan = &Plan(now);
   // What nobody holds must not take frames from those who need them.
   if (memory_ != nullptr && memory_->residency().scarce() &&
       plan->chunks.size() < sequences_.size() && pool_.ForgetUnsaved()) {
-    plan = &scheduler_.Plan(View(now));
+    plan = &Plan(now);
   }
   Apply(*plan, now);
   const bool computes = !batch_.chunks.empty();
@@ -239,12 +239,10 @@ bool Engine::Step() {
     ++stats_.steps;
     PlanSampling();
     const TimePoint begun = clock_.Now();
-    const auto waited = memory_ == nullptr ? Duration() : memory_->store().wait_time();
+    const Duration waited = StoreWaitTime();
     const absl::Status status = model_.Sample(batch_, sample_rows_, sampled_);
     const TimePoint done = clock_.Now();
-    if (memory_ != nullptr && memory_->store().wait_time() - waited > kSlowReads) {
-      slow_until_ = done + kSlowTime;
-    }
+    RestReaders(done, StoreWaitTime() - waited);
     decode_seconds_.reset();
     if (batch_.num_tokens() == batch_.num_logits()) {
       decode_seconds_ = std::chrono::duration<double>(done - begun).count();
@@ -330,6 +328,12 @@ void Engine::TakeInFetched(TimePoint now) {
   if (memory_ == nullptr) return;
   memory_->fetcher().Pump();
   for (const std::unique_ptr<Sequence>& sequence : sequences_) {
+    if (sequence->paused_since.has_value() && sequence->fetch != BlockFetcher::kNone) {
+      // Others may hold what it does not step with, and it begins again afterwards.
+      EndFetch(*sequence);
+      sequence->takes_over = true;
+      continue;
+    }
     if (IsFetching(*sequence) && now - sequence->fetch_begun > kSlowReads) {
       slow_until_ = now + kSlowTime;
     }
@@ -340,15 +344,23 @@ void Engine::TakeInFetched(TimePoint now) {
 // missing then, so that sequences that take each other's frames go on all the same.
 bool Engine::FetchesFirst(Sequence& sequence, int32_t tokens, TimePoint now) {
   if (memory_ == nullptr || !memory_->store().exists()) return false;
-  if (sequence.fetch == BlockFetcher::kNone && !BeginFetch(sequence, tokens, now)) return false;
+  if (sequence.fetch == BlockFetcher::kNone) {
+    sequence.fetch = BeginFetch(sequence, tokens, now);
+    if (sequence.fetch == BlockFetcher::kNone) return false;
+    if (sequence.fetch == BlockFetcher::kLater) {
+      sequence.fetch = BlockFetcher::kNone;
+      return true;
+    }
+    memory_->fetcher().Pump();
+  }
   if (IsFetching(sequence)) return true;
   if (sequence.eager) stats_.resume_time += clock_.Now() - sequence.fetch_begun;
   return false;
 }
 
-// False: there is nothing to wait for.
-bool Engine::BeginFetch(Sequence& sequence, int32_t tokens, TimePoint now) {
-  if (!sequence.takes_over && now >= slow_until_) return false;
+// As BlockFetcher::Begin.
+uint64_t Engine::BeginFetch(Sequence& sequence, int32_t tokens, TimePoint now) {
+  if (!sequence.takes_over && now >= slow_until_) return BlockFetcher::kNone;
   const int32_t position = sequence.planned_computed_tokens();
   const AttentionPolicy& policy = sequence.request.policy;
   // The first of the tokens is the last to become one that retrieves.
@@ -358,13 +370,10 @@ bool Engine::BeginFetch(Sequence& sequence, int32_t tokens, TimePoint now) {
                      !model_.Retrieves(policy, position);
   const std::span<const int32_t> blocks = sequence.cache.block_table();
   const int32_t last = BlocksFor(int64_t{position} + tokens, model_.block_tokens());
-  sequence.fetch = memory_->fetcher().Begin(
+  sequence.fetch_begun = now;
+  return memory_->fetcher().Begin(
       blocks.first(std::min(blocks.size(), static_cast<size_t>(last))),
       [&](int32_t layer) { return dense || !policy.RetrievesIn(layer); });
-  if (sequence.fetch == BlockFetcher::kNone) return false;
-  sequence.fetch_begun = now;
-  memory_->fetcher().Pump();
-  return true;
 }
 
 // Its bytes for usage; those of a prefix that came whole are a resume's instead.
@@ -378,6 +387,29 @@ TierBytes Engine::EndFetch(Sequence& sequence) {
   if (!eager) return bytes;
   stats_.resume_bytes += bytes.host + bytes.disk;
   return {};
+}
+
+Duration Engine::StoreWaitTime() const {
+  return memory_ == nullptr ? Duration() : memory_->store().wait_time();
+}
+
+// Those that made a step wait for reads rest for as long as it waited: half of the time is for who reads nothing.
+void Engine::RestReaders(TimePoint now, Duration waited) {
+  if (waited <= kSlowReads) return;
+  slow_until_ = now + kSlowTime;
+  for (size_t i = 0; i < batch_sequences_.size(); ++i) {
+    const TierBytes& bytes = memory_->chunk_bytes(static_cast<int32_t>(i));
+    if (bytes.host + bytes.disk > 0) batch_sequences_[i]->rests_until = now + waited;
+  }
+}
+
+const StepPlan& Engine::Plan(TimePoint now) {
+  const StepPlan& plan = scheduler_.Plan(View(now));
+  const auto rests = [now](const auto& sequence) { return sequence->rests_until > now; };
+  if (!plan.chunks.empty() || std::none_of(sequences_.begin(), sequences_.end(), rests)) return plan;
+  // Nobody else has anything to do.
+  for (const std::unique_ptr<Sequence>& sequence : sequences_) sequence->rests_until = now;
+  return scheduler_.Plan(View(now));
 }
 
 PlanInput Engine::View(TimePoint now) {
@@ -396,7 +428,7 @@ PlanInput Engine::View(TimePoint now) {
                       .verifies = sequence->draft.verifies(),
                       .paused = paused.has_value(),
                       .yields = paused.has_value() && now - *paused >= options_.pause_grace,
-                      .fetches = IsFetching(*sequence)});
+                      .fetches = IsFetching(*sequence) || sequence->rests_until > now});
   }
   return {.step_tokens = options_.step_tokens,
           .step_logits = model_.max_batch_logits(),

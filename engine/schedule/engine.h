@@ -139,6 +139,7 @@ class Engine {
   void TakeOver();                 // requests and cancellations out of the queue
   void EndOverdue(TimePoint now);  // deadlines and slow readers
   void TakeInFetched(TimePoint now);
+  const StepPlan& Plan(TimePoint now);
   PlanInput View(TimePoint now);
   void Apply(const StepPlan& plan, TimePoint now);  // sequences change phase; batch_ is filled
   void PlanSampling();                              // how the batch's rows become tokens
@@ -162,8 +163,10 @@ class Engine {
   void CountDraftReads(Sequence& sequence, int32_t rows, const KvReads& reads);
   bool IsFetching(const Sequence& sequence) const;
   bool FetchesFirst(Sequence& sequence, int32_t tokens, TimePoint now);
-  bool BeginFetch(Sequence& sequence, int32_t tokens, TimePoint now);
+  uint64_t BeginFetch(Sequence& sequence, int32_t tokens, TimePoint now);
   TierBytes EndFetch(Sequence& sequence);
+  Duration StoreWaitTime() const;  // since the start
+  void RestReaders(TimePoint now, Duration waited);
   void SortSequences();
   void Preempt(Sequence& sequence);
   void EndStarved(bool progress, TimePoint now);

@@ -100,6 +100,7 @@ struct Sequence {
   TimePoint fetch_begun{};
   bool takes_over = false;  // a prefix, since its last step
   bool eager = false;       // all of the prefix is fetched, whatever the next step reads
+  TimePoint rests_until{};  // its last step waited for reads: until then others step without it
 
   std::optional<TimePoint> paused_since;  // its output queue is full
   std::optional<TimePoint> first_planned;

@@ -35,10 +35,7 @@ class FetchTest : public KvTiersTest {
     options_.tiers.store_dir = directory_.File("store");
     options_.tiers.io = "threads";
   }
-  ~FetchTest() override {
-    if (faulty_ != nullptr) faulty_->faults.hold = false;  // who waits for an answer gets it
-    engine_.reset();
-  }
+  ~FetchTest() override { Stop(); }
 
   Request Question(int text, int32_t max_tokens = kAnswer) {
     Request request = MakeRequest(++id_, Prompt(kLong, text), max_tokens);
@@ -63,6 +60,7 @@ class FetchTest : public KvTiersTest {
   }
   // Answers without a store's help, then a process that begins with the store alone.
   void StoreAndRestart() {
+    Stop();
     {
       const auto model = Load(options_);
       const auto engine = Make(*model);
@@ -75,6 +73,12 @@ class FetchTest : public KvTiersTest {
     engine_ = Make(*model_);
     // A step that waits for reads would end the hold before its answer: it asks for nothing but answers.
     faulty_->faults = {.hold = true, .hold_polls = 20'000};
+  }
+  void Stop() {
+    if (faulty_ != nullptr) Release();  // who waits for an answer gets it
+    engine_.reset();
+    model_.reset();
+    faulty_ = nullptr;
   }
   bool Held() const { return faulty_->faults.hold; }
   void Release() { faulty_->faults = {}; }
@@ -108,7 +112,6 @@ TEST_F(FetchTest, OthersStepWhileAPrefixIsReadSlowly) {
   for (const double eager : {0, 1}) {
     SCOPED_TRACE(eager);
     eager_share_ = eager;
-    engine_.reset();
     StoreAndRestart();
     Client slow;
     Submit(Question(0), slow);
@@ -155,11 +158,17 @@ TEST_F(FetchTest, PrefixesOfSeveralAreReadTogether) {
 TEST_F(FetchTest, FetchedBytesAreCountedForTheSequence) {
   policy_ = *ParseAttentionPolicy("window:sink=2,window=20,suffix=30,dense_layers=2,from=0");
   StoreAndRestart();
+  Client client;
+  Submit(Question(0), client);
+  Step(5);
+  // Layers that retrieve read what they select.
+  EXPECT_EQ(faulty_->started, 2u * ((kLong - 30) / kBlockTokens));
+  EXPECT_TRUE(Held());
   Release();
-  const Reply reply = Answer(*engine_, Question(0));
+  StepUntilIdle(*engine_);
+  const Reply& reply = client.Read();
   EXPECT_EQ(reply.tokens, expected_[0]);
   const EngineStats stats = engine_->stats();
-  EXPECT_EQ(stats.kv.loaded_pieces, 2u * ((kLong - 30) / kBlockTokens));
   const uint64_t entries = stats.retrieval.rows_stored * LayerBlockBytes() /
                            (kBlockTokens * static_cast<uint64_t>(config_.num_kv_heads));
   EXPECT_EQ(reply.last.usage.kv_read_bytes_disk, stats.kv.loaded_bytes + entries);
@@ -172,8 +181,12 @@ TEST_F(FetchTest, WhatCannotBeReadIsComputedWhileOthersStep) {
   Step(5);
   ExpectTinyAnswers(1);
   EXPECT_TRUE(Held());
+  std::vector<storage::BlockKey> keys;
+  faulty_->inner().ForEach([&](const storage::BlockKey& key, const storage::BlockInfo&) {
+    keys.push_back(key);
+  });
+  for (const storage::BlockKey& key : keys) faulty_->inner().Erase(0, key);
   Release();
-  faulty_->faults.miss_share = 1;
   StepUntilIdle(*engine_);
   EXPECT_EQ(slow.Read().tokens, expected_[0]);
   EXPECT_GT(engine_->stats().kv_losses, 0u);
@@ -204,6 +217,30 @@ TEST_F(FetchTest, AFetchEndsWithItsRequest) {
   StepUntilIdle(*engine_);
   EXPECT_EQ(again.Read().tokens, expected_[0]);
   EXPECT_EQ(engine_->stats().kv_losses, 0u);
+}
+
+// What a policy selects is known within the step alone. Who makes steps wait for it takes half of the time.
+TEST_F(FetchTest, WhoseStepsWaitForReadsRestsWhileOthersStep) {
+  options_.kv_bytes = Tiered().kv_bytes;
+  options_.tiers.row_cache_bytes = 0;
+  policy_ = *ParseAttentionPolicy("quest:k=16,window=9,dense_layers=0,from=0");
+  StoreAndRestart();
+  Release();
+  Client slow, tiny;
+  Submit(Question(0, 4 * kAnswer), slow);
+  for (int i = 0; i < 1000 && slow.Read().tokens.empty(); ++i) engine_->Step();
+  faulty_->faults.read_time = std::chrono::milliseconds(60);  // for each layer
+  Submit(Tiny(), tiny);
+  const size_t before = slow.reply.tokens.size();
+  for (int i = 0; i < 1000 && !tiny.Read().ended(); ++i) engine_->Step();
+  EXPECT_EQ(tiny.reply.tokens, expected_tiny_);
+  // No time has passed for the engine, so it rests until nobody else has anything to do.
+  EXPECT_LE(slow.Read().tokens.size(), before + 2);
+  faulty_->faults.read_time = {};
+  StepUntilIdle(*engine_);
+  std::vector<int32_t> tokens = slow.Read().tokens;
+  tokens.resize(std::min(tokens.size(), expected_[0].size()));
+  EXPECT_EQ(tokens, expected_[0]);
 }
 
 // More than fetches may hold is read within the step, as ever.
