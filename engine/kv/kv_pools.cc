@@ -108,8 +108,7 @@ absl::Status KvPools::AllocateFetched(kernels::DeviceOps& backend) {
   const size_t bytes = std::max(kFetchedBytes, block_bytes());
   fetched_ = backend.AllocateShared(bytes);
   if (fetched_.data() != nullptr) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      fmt::format("no memory for KV on its way: {} bytes", bytes));
+  return absl::ResourceExhaustedError(fmt::format("no memory for KV on its way: {} bytes", bytes));
 }
 
 }  // namespace winnow::engine

@@ -253,9 +253,9 @@ bool Engine::Step() {
       Fail(status);
     }
   }
-  const bool fetching = std::any_of(sequences_.begin(), sequences_.end(), [&](const auto& sequence) {
-    return !sequence->ended && IsFetching(*sequence);
-  });
+  const bool fetching =
+      std::any_of(sequences_.begin(), sequences_.end(),
+                  [&](const auto& sequence) { return !sequence->ended && IsFetching(*sequence); });
   EndStarved(computes || adopted || fetching, now);
   prefixes_.Sweep(computes ? kSweptBlocks : kSweptBlocksIdle);
   DropExpired(now, computes ? kSweptBlocks : kSweptBlocksIdle);
@@ -364,10 +364,10 @@ uint64_t Engine::BeginFetch(Sequence& sequence, int32_t tokens, TimePoint now) {
   const int32_t position = sequence.planned_computed_tokens();
   const AttentionPolicy& policy = sequence.request.policy;
   // The first of the tokens is the last to become one that retrieves.
-  const bool dense = sequence.eager || sequence.retrieval == nullptr ||
-                     (sequence.draft.active() ? sequence.draft.verifies()
-                                              : position < sequence.retrieve_from()) ||
-                     !model_.Retrieves(policy, position);
+  const bool dense =
+      sequence.eager || sequence.retrieval == nullptr ||
+      (sequence.draft.active() ? sequence.draft.verifies() : position < sequence.retrieve_from()) ||
+      !model_.Retrieves(policy, position);
   const std::span<const int32_t> blocks = sequence.cache.block_table();
   const int32_t last = BlocksFor(int64_t{position} + tokens, model_.block_tokens());
   sequence.fetch_begun = now;
@@ -406,7 +406,8 @@ void Engine::RestReaders(TimePoint now, Duration waited) {
 const StepPlan& Engine::Plan(TimePoint now) {
   const StepPlan& plan = scheduler_.Plan(View(now));
   const auto rests = [now](const auto& sequence) { return sequence->rests_until > now; };
-  if (!plan.chunks.empty() || std::none_of(sequences_.begin(), sequences_.end(), rests)) return plan;
+  if (!plan.chunks.empty() || std::none_of(sequences_.begin(), sequences_.end(), rests))
+    return plan;
   // Nobody else has anything to do.
   for (const std::unique_ptr<Sequence>& sequence : sequences_) sequence->rests_until = now;
   return scheduler_.Plan(View(now));

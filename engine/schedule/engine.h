@@ -245,7 +245,7 @@ class Engine {
   std::vector<RequestId> cancellations_;
   std::string how_;  // how a block's tokens attended; set by NameOf
   std::vector<BlockName> adopted_names_;
-  bool adopted_ = false;  // a prefix, in this step
+  bool adopted_ = false;    // a prefix, in this step
   TimePoint slow_until_{};  // the store's reads were slow
   std::optional<TimePoint> starved_since_;
   // That the step's pass took, if every row of it was decoded or verified: what a draft's length depends on.

@@ -36,7 +36,8 @@ struct SequenceView {
   bool verifies = false;  // what it lacks is its last token and a draft, wanted in one step
   bool paused = false;    // its reader is slow: must not run
   bool yields = false;    // paused for so long that it may lose its blocks to any that waits
-  bool fetches = false;   // its KV is on its way from a slower tier: no tokens, but it keeps its blocks
+  bool fetches =
+      false;  // its KV is on its way from a slower tier: no tokens, but it keeps its blocks
 };
 
 struct PlanInput {

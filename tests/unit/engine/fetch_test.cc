@@ -182,9 +182,8 @@ TEST_F(FetchTest, WhatCannotBeReadIsComputedWhileOthersStep) {
   ExpectTinyAnswers(1);
   EXPECT_TRUE(Held());
   std::vector<storage::BlockKey> keys;
-  faulty_->inner().ForEach([&](const storage::BlockKey& key, const storage::BlockInfo&) {
-    keys.push_back(key);
-  });
+  faulty_->inner().ForEach(
+      [&](const storage::BlockKey& key, const storage::BlockInfo&) { keys.push_back(key); });
   for (const storage::BlockKey& key : keys) faulty_->inner().Erase(0, key);
   Release();
   StepUntilIdle(*engine_);
