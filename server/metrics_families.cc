@@ -364,7 +364,7 @@ MetricFamilies StoreFamilies(const engine::EngineStats& stats) {
               "faster disk, a larger --row-cache-bytes or a smaller k would save.",
               static_cast<double>(stats.kv.wait_ns) * 1e-9);
   out.Mean("winnow_resume_seconds",
-           "Time that the step loop took to take over found prefixes: their indexes and summaries, "
+           "Time that it took to take over found prefixes: their indexes and summaries, "
            "and, resumed eagerly, their KV. Long beside short answers: --resume lazy, or a faster "
            "disk.",
            Seconds(stats.resume_time), stats.resumes);

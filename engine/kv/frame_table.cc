@@ -44,6 +44,19 @@ void FrameTable::Pin(int64_t index) {
   frame.used_in = pass_;
 }
 
+void FrameTable::Hold(int64_t index, uint64_t holder) {
+  if (const int32_t frame = blocks_.at(index).frame; frame >= 0) frames_[frame].held_by = holder;
+}
+
+bool FrameTable::DropHolds() {
+  const bool held = !holders_.empty();
+  holders_.clear();
+  // Those that were looked at and held may go now.
+  unused_seen_ = 0;
+  latest_from_ = -1;
+  return held;
+}
+
 bool FrameTable::Take(int64_t index) {
   const int32_t frame = Find(index);
   if (frame < 0) return false;

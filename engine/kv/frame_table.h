@@ -13,6 +13,7 @@
 #include <span>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "engine/kv/block_table.h"
 
 namespace winnow::engine {
@@ -39,7 +40,13 @@ class FrameTable {
   void Pin(int64_t index);
   // The frame was read in this pass.
   void Use(int32_t frame) { frames_[frame].used_in = pass_; }
-  // Gives the layer block a frame, pinned. False: none is free, and none that is not pinned is clean.
+  // Keeps frames over passes: of each layer block the one that held it last, between BeginHold and EndHold or DropHolds.
+  void BeginHold(uint64_t holder) { holders_.insert(holder); }
+  void Hold(int64_t index, uint64_t holder);
+  void EndHold(uint64_t holder) { holders_.erase(holder); }
+  // Nothing is held any more. False: nobody held anything.
+  bool DropHolds();
+  // Gives the layer block a frame, pinned. False: none is free, and none that is neither pinned nor held is clean.
   // REQUIRES: it has none.
   bool Take(int64_t index);
   // Takes the layer block's frame back, if it has one. Precedes changes of LayerBlock::saved.
@@ -52,12 +59,14 @@ class FrameTable {
     int64_t holds = -1;  // layer block
     uint32_t pin_group = 0;
     uint32_t used_in = 0;  // the last pass that did; 0: none
+    uint64_t held_by = 0;  // 0: nobody
   };
   int32_t Find(int64_t index);
   int32_t EvictUnused();
   int32_t EvictLatest(int32_t layer);
   bool MayEvict(const Frame& frame) const {
-    return frame.holds >= 0 && frame.pin_group != pin_group_ && blocks_.at(frame.holds).saved;
+    return frame.holds >= 0 && frame.pin_group != pin_group_ && blocks_.at(frame.holds).saved &&
+           !holders_.contains(frame.held_by);
   }
   int32_t Evict(int32_t frame);
 
@@ -69,6 +78,7 @@ class FrameTable {
   int32_t num_own_ = 0;
   int32_t num_sharing_layers_ = 0;
   std::vector<Frame> frames_;
+  absl::flat_hash_set<uint64_t> holders_;
   std::vector<int32_t> free_;
   int64_t num_clean_ = 0;
   uint64_t num_evicted_ = 0;

@@ -15,7 +15,8 @@ KvMemory::KvMemory(kernels::DeviceOps& backend, const KvPlan& plan, const KvMemo
       blocks_(plan.num_layers(), plan.num_blocks),
       store_(options.store, options.names, plan.num_layers(), plan.layout.BlockBytes()),
       residency_(Residency::Make(plan.residency, options.write_through,
-                                 {backend, *pools_, blocks_, store_, tally_, stats_})) {
+                                 {backend, *pools_, blocks_, store_, tally_, stats_})),
+      fetcher_({backend, *pools_, blocks_, store_, tally_, stats_}, *residency_) {
   store_.SetRetentions([this](const Digest& chain) { return blocks_.RetentionOf(chain); });
 }
 
@@ -90,21 +91,6 @@ bool KvMemory::IsWhole(int32_t block) const {
     }
   }
   return true;
-}
-
-void KvMemory::Load(std::span<const int32_t> blocks) {
-  if (!store_.exists()) return;
-  residency_->ForgetStale();
-  Unpin();
-  std::vector<int32_t> frames;
-  PinnedBlocks pinned;
-  for (int32_t layer = 0; layer < blocks_.num_layers(); ++layer) {
-    // Losses are found again by the pass that needs the blocks.
-    if (TryPin(PassTally::kNoChunk, layer, blocks, 0, static_cast<int32_t>(blocks.size()), &frames,
-               &pinned) == PinResult::kFull) {
-      return;
-    }
-  }
 }
 
 uint64_t KvMemory::KeptBytes(const Digest& tenant) const {

@@ -4,6 +4,7 @@
 //   block_table.h    one record for each block: hash, holders, where each layer block is
 //   kv_pools.h       the memory, and its addresses
 //   residency.h      what is in fast memory, and how it gets there: in place, mirrored or paged
+//   block_fetcher.h  what comes from the store between passes, for sequences that wait for it
 //   store_client.h   the store of slower tiers
 //   pass_tally.h     losses and reads of a pass, by chunk
 //
@@ -26,6 +27,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/kv/block_fetcher.h"
 #include "engine/kv/block_table.h"
 #include "engine/kv/kv_memory_options.h"
 #include "engine/kv/kv_pools.h"
@@ -54,6 +56,7 @@ class KvMemory {
   Residency& residency() { return *residency_; }
   const Residency& residency() const { return *residency_; }
   const KvPools& places() const { return *pools_; }
+  BlockFetcher& fetcher() { return fetcher_; }
 
   // ---- a pass ----
 
@@ -110,8 +113,6 @@ class KvMemory {
   // Whether each layer of the block is resident, or seems to be in the store: known without I/O. The store evicts blocks
   // that are not held.
   bool IsWhole(int32_t block) const;
-  // Makes what is stored of the blocks resident, as far as frames can be had; between passes.
-  void Load(std::span<const int32_t> blocks);
   // Bytes that the store keeps of the tenant, or is going to.
   uint64_t KeptBytes(const Digest& tenant) const;
   // `quota_of`: how many bytes the store may keep of the tenant; 0: no bound. Side payloads keep to it; of blocks whoever
@@ -142,6 +143,7 @@ class KvMemory {
   PassTally tally_;
   KvMemoryStats stats_;
   const std::unique_ptr<Residency> residency_;
+  BlockFetcher fetcher_;
 };
 
 }  // namespace winnow::engine

@@ -39,6 +39,7 @@ absl::StatusOr<std::unique_ptr<KvPools>> KvPools::Create(kernels::Backend& backe
   if (has_store && (!plan.is_paged() || !pools->layers_with_places_.empty())) {
     WINNOW_RETURN_IF_ERROR(pools->AllocateTransit(backend));
   }
+  if (has_store) WINNOW_RETURN_IF_ERROR(pools->AllocateFetched(backend));
   return pools;
 }
 
@@ -101,6 +102,13 @@ absl::Status KvPools::AllocateTransit(kernels::DeviceOps& backend) {
   if (incoming_.data() != nullptr && outgoing_.data() != nullptr) return absl::OkStatus();
   return absl::ResourceExhaustedError(
       fmt::format("no memory for KV on its way: {} bytes", 2 * bytes));
+}
+
+absl::Status KvPools::AllocateFetched(kernels::DeviceOps& backend) {
+  const size_t bytes = std::max(kFetchedBytes, block_bytes());
+  fetched_ = backend.AllocateShared(bytes);
+  if (fetched_.data() != nullptr) return absl::OkStatus();
+  return absl::ResourceExhaustedError(fmt::format("no memory for KV on its way: {} bytes", bytes));
 }
 
 }  // namespace winnow::engine

@@ -32,6 +32,8 @@ class KvPools {
   static constexpr size_t kLoadBytesInFlight = size_t{32} << 20;
   // Single pages that are read together. Their bytes are fewer, because each is a read of its own at worst.
   static constexpr size_t kPagesInFlight = 2048;
+  // Bytes of whole layer blocks that are read between passes.
+  static constexpr size_t kFetchedBytes = size_t{8} << 20;
 
   // ResourceExhausted: no memory, with the bytes. `backend` outlives the pools.
   static absl::StatusOr<std::unique_ptr<KvPools>> Create(kernels::Backend& backend,
@@ -82,6 +84,8 @@ class KvPools {
   // Transit, in shared memory; empty where the store reads and writes all KV where it lies.
   std::span<std::byte> incoming() const { return Bytes(incoming_); }
   std::span<std::byte> outgoing() const { return Bytes(outgoing_); }
+  // Whole layer blocks that are fetched between passes, of any layer; empty without a store.
+  std::span<std::byte> fetched() const { return Bytes(fetched_); }
 
  private:
   struct Layer {
@@ -93,6 +97,7 @@ class KvPools {
   absl::Status AllocateDevice(kernels::DeviceOps& backend, const KvPlan& plan);
   absl::Status AllocateShared(kernels::Backend& backend, const KvPlan& plan);
   absl::Status AllocateTransit(kernels::DeviceOps& backend);
+  absl::Status AllocateFetched(kernels::DeviceOps& backend);
   std::byte* device() const { return static_cast<std::byte*>(device_.data()); }
   static std::span<std::byte> Bytes(const kernels::Buffer& buffer) {
     return {static_cast<std::byte*>(buffer.data()), buffer.size_bytes()};
@@ -105,7 +110,7 @@ class KvPools {
   std::vector<Layer> layers_;
   std::vector<int32_t> layers_with_places_;
   int32_t own_frames_ = 0;
-  kernels::Buffer device_, shared_, incoming_, outgoing_;
+  kernels::Buffer device_, shared_, incoming_, outgoing_, fetched_;
   std::unique_ptr<kernels::SharedKv> shared_kv_;
   std::byte* frame_pool_ = nullptr;
   double pin_seconds_ = 0;

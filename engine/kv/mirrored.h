@@ -36,6 +36,12 @@ class Mirrored final : public Residency {
   }
   void Want(int32_t chunk, int32_t layer, int32_t block, size_t offset) override;
   void LoadWanted(int32_t layer) override;
+  bool IsStoredOnly(int64_t index) const override {
+    return rooms_.blocks.at(index).away && !rooms_.blocks.at(index).lost;
+  }
+  std::byte* TakePlace(int64_t index, uint64_t /*fetch*/) override {
+    return rooms_.pools.Place(rooms_.blocks.LayerOf(index), rooms_.blocks.BlockOf(index));
+  }
   bool has_work() const override { return saver_.has_work(); }
   size_t num_queued() const override { return saver_.num_queued(); }
   void OnSealed(int32_t block) override { saver_.EnqueueBlock(block); }

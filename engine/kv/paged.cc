@@ -95,10 +95,17 @@ PinResult Paged::LoadMissing(const PinRequest& request, std::vector<int32_t>* fr
 // False: none can be had while the pins hold.
 bool Paged::TakeFrame(int64_t index) {
   while (!frames_.Take(index)) {
-    if (!saver_.SaveSome()) return false;
+    if (!frames_.DropHolds() && !saver_.SaveSome()) return false;
   }
   rooms_.stats.evicted_frames = frames_.num_evicted();
   return true;
+}
+
+std::byte* Paged::TakePlace(int64_t index, uint64_t fetch) {
+  if (!frames_.Take(index)) return nullptr;
+  rooms_.stats.evicted_frames = frames_.num_evicted();
+  frames_.Hold(index, fetch);
+  return rooms_.pools.Frame(rooms_.blocks.at(index).frame);
 }
 
 void Paged::MarkLost(int64_t index) {

@@ -41,6 +41,16 @@ class Paged final : public Residency {
   bool HoldsFrames(int32_t block) const override;
   int64_t SpareFrames() const override { return frames_.num_free() + frames_.num_clean() / 4; }
   double ShareOfFrames(int64_t blocks) const override;
+  bool IsStoredOnly(int64_t index) const override {
+    const LayerBlock& layer_block = rooms_.blocks.at(index);
+    return layer_block.frame < 0 && layer_block.saved && !layer_block.lost;
+  }
+  std::byte* TakePlace(int64_t index, uint64_t fetch) override;
+  void BeginHold(uint64_t fetch) override { frames_.BeginHold(fetch); }
+  void Hold(int64_t index, uint64_t fetch) override { frames_.Hold(index, fetch); }
+  void EndHold(uint64_t fetch) override { frames_.EndHold(fetch); }
+  // The other half is for those who step.
+  int64_t MostHeld() const override { return frames_.num_shared() / 2; }
   bool has_work() const override { return saver_.has_work(); }
   size_t num_queued() const override { return saver_.num_queued(); }
   void OnSealed(int32_t block) override { saver_.EnqueueBlock(block); }

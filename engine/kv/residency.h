@@ -115,6 +115,20 @@ class Residency {
   virtual double ShareOfFrames(int64_t blocks) const {
     return static_cast<double>(blocks) / static_cast<double>(rooms_.blocks.num_blocks());
   }
+  // ---- fetches of whole layer blocks, between passes (block_fetcher.h) ----
+
+  // Whether all of the layer block's content has to come from the store, which has not lost it yet.
+  virtual bool IsStoredOnly(int64_t /*index*/) const { return false; }
+  // Where the layer block is to lie from now on, held for the fetch; OnLoaded follows when its content is there. Null: no
+  // memory can be had without waiting. REQUIRES: IsStoredOnly(index), nothing is pinned, the device has nothing to do.
+  virtual std::byte* TakePlace(int64_t /*index*/, uint64_t /*fetch*/) { return nullptr; }
+  // The fetch's layer blocks keep their frames until EndHold, or until a pass has no other frame to take.
+  virtual void BeginHold(uint64_t /*fetch*/) {}
+  virtual void Hold(int64_t /*index*/, uint64_t /*fetch*/) {}
+  virtual void EndHold(uint64_t /*fetch*/) {}
+  // Layer blocks without a place that fetches may hold, all together.
+  virtual int64_t MostHeld() const { return std::numeric_limits<int64_t>::max(); }
+
   // Something is to be saved although no pass needs it: EndPass goes on with it.
   virtual bool has_work() const { return false; }
   // Layer blocks in line to be saved, some of them of blocks that are gone.

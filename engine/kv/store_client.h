@@ -193,6 +193,13 @@ class StoreClient {
     ++waits_;
     wait_time_ += std::chrono::steady_clock::now() - begin;
   }
+  // Waits for an answer, at most so long.
+  void WaitForSome(std::chrono::nanoseconds most) {
+    const auto begin = std::chrono::steady_clock::now();
+    Poll(most);
+    ++waits_;
+    wait_time_ += std::chrono::steady_clock::now() - begin;
+  }
   uint64_t waits() const { return waits_; }
   std::chrono::nanoseconds wait_time() const { return wait_time_; }
 

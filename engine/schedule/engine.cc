@@ -27,6 +27,13 @@ constexpr int32_t kLossesMax = 24;
 constexpr int32_t kLossesShared = 2;
 // For one sequence's grammar to say which tokens may come next.
 constexpr Duration kGrammarStepMax = std::chrono::milliseconds(500);
+// Reads of the store that take longer are slow. Then every sequence that needs some is left out of the steps until they
+// have come, for so long. Else only those are that have taken over a prefix: of the others few blocks are missing, and
+// one step for all of them costs less than one each.
+constexpr Duration kSlowReads = std::chrono::milliseconds(50);
+constexpr Duration kSlowTime = std::chrono::seconds(10);
+// While nothing can run until reads have come, the engine looks for new requests this often.
+constexpr Duration kFetchWait = std::chrono::milliseconds(1);
 // A request that fast memory is too small for waits so long for a store that takes nothing. It tries
 // again by itself, first after seconds.
 constexpr Duration kStarvedMax = std::chrono::seconds(30);
@@ -218,11 +225,12 @@ bool Engine::Step() {
     for (const EngineMailbox::Answer& answer : answers) answer();
   }
   EndOverdue(now);
-  const StepPlan* plan = &scheduler_.Plan(View(now));
+  TakeInFetched(now);
+  const StepPlan* plan = &Plan(now);
   // What nobody holds must not take frames from those who need them.
   if (memory_ != nullptr && memory_->residency().scarce() &&
       plan->chunks.size() < sequences_.size() && pool_.ForgetUnsaved()) {
-    plan = &scheduler_.Plan(View(now));
+    plan = &Plan(now);
   }
   Apply(*plan, now);
   const bool computes = !batch_.chunks.empty();
@@ -231,8 +239,10 @@ bool Engine::Step() {
     ++stats_.steps;
     PlanSampling();
     const TimePoint begun = clock_.Now();
+    const Duration waited = StoreWaitTime();
     const absl::Status status = model_.Sample(batch_, sample_rows_, sampled_);
     const TimePoint done = clock_.Now();
+    RestReaders(done, StoreWaitTime() - waited);
     decode_seconds_.reset();
     if (batch_.num_tokens() == batch_.num_logits()) {
       decode_seconds_ = std::chrono::duration<double>(done - begun).count();
@@ -243,7 +253,10 @@ bool Engine::Step() {
       Fail(status);
     }
   }
-  EndStarved(computes || adopted, now);
+  const bool fetching =
+      std::any_of(sequences_.begin(), sequences_.end(),
+                  [&](const auto& sequence) { return !sequence->ended && IsFetching(*sequence); });
+  EndStarved(computes || adopted || fetching, now);
   prefixes_.Sweep(computes ? kSweptBlocks : kSweptBlocksIdle);
   DropExpired(now, computes ? kSweptBlocks : kSweptBlocksIdle);
   Emit();
@@ -261,7 +274,8 @@ bool Engine::Step() {
        memory_->store().in_flight() > 0)) {
     memory_->Idle();
   }
-  return computes || adopted;
+  if (fetching && !computes && !adopted) memory_->fetcher().Wait(kFetchWait);
+  return computes || adopted || fetching;
 }
 
 void Engine::TakeOver() {
@@ -304,6 +318,101 @@ void Engine::EndOverdue(TimePoint now) {
   std::erase_if(sequences_, [](const auto& sequence) { return sequence->ended; });
 }
 
+// ---- KV on its way ----
+
+bool Engine::IsFetching(const Sequence& sequence) const {
+  return sequence.fetch != BlockFetcher::kNone && !memory_->fetcher().done(sequence.fetch);
+}
+
+void Engine::TakeInFetched(TimePoint now) {
+  if (memory_ == nullptr) return;
+  memory_->fetcher().Pump();
+  for (const std::unique_ptr<Sequence>& sequence : sequences_) {
+    if (sequence->paused_since.has_value() && sequence->fetch != BlockFetcher::kNone) {
+      // Others may hold what it does not step with, and it begins again afterwards.
+      EndFetch(*sequence);
+      sequence->takes_over = true;
+      continue;
+    }
+    if (IsFetching(*sequence) && now - sequence->fetch_begun > kSlowReads) {
+      slow_until_ = now + kSlowTime;
+    }
+  }
+}
+
+// Whether the sequence has to wait for whole blocks that its next `tokens` read. After each fetch it steps, whatever is
+// missing then, so that sequences that take each other's frames go on all the same.
+bool Engine::FetchesFirst(Sequence& sequence, int32_t tokens, TimePoint now) {
+  if (memory_ == nullptr || !memory_->store().exists()) return false;
+  if (sequence.fetch == BlockFetcher::kNone) {
+    sequence.fetch = BeginFetch(sequence, tokens, now);
+    if (sequence.fetch == BlockFetcher::kNone) return false;
+    if (sequence.fetch == BlockFetcher::kLater) {
+      sequence.fetch = BlockFetcher::kNone;
+      return true;
+    }
+    memory_->fetcher().Pump();
+  }
+  if (IsFetching(sequence)) return true;
+  if (sequence.eager) stats_.resume_time += clock_.Now() - sequence.fetch_begun;
+  return false;
+}
+
+// As BlockFetcher::Begin.
+uint64_t Engine::BeginFetch(Sequence& sequence, int32_t tokens, TimePoint now) {
+  if (!sequence.takes_over && now >= slow_until_) return BlockFetcher::kNone;
+  const int32_t position = sequence.planned_computed_tokens();
+  const AttentionPolicy& policy = sequence.request.policy;
+  // The first of the tokens is the last to become one that retrieves.
+  const bool dense =
+      sequence.eager || sequence.retrieval == nullptr ||
+      (sequence.draft.active() ? sequence.draft.verifies() : position < sequence.retrieve_from()) ||
+      !model_.Retrieves(policy, position);
+  const std::span<const int32_t> blocks = sequence.cache.block_table();
+  const int32_t last = BlocksFor(int64_t{position} + tokens, model_.block_tokens());
+  sequence.fetch_begun = now;
+  return memory_->fetcher().Begin(
+      blocks.first(std::min(blocks.size(), static_cast<size_t>(last))),
+      [&](int32_t layer) { return dense || !policy.RetrievesIn(layer); });
+}
+
+// Its bytes for usage; those of a prefix that came whole are a resume's instead.
+TierBytes Engine::EndFetch(Sequence& sequence) {
+  if (memory_ == nullptr) return {};
+  sequence.takes_over = false;
+  const bool eager = std::exchange(sequence.eager, false);
+  if (sequence.fetch == BlockFetcher::kNone) return {};
+  const TierBytes bytes =
+      memory_->fetcher().End(std::exchange(sequence.fetch, BlockFetcher::kNone));
+  if (!eager) return bytes;
+  stats_.resume_bytes += bytes.host + bytes.disk;
+  return {};
+}
+
+Duration Engine::StoreWaitTime() const {
+  return memory_ == nullptr ? Duration() : memory_->store().wait_time();
+}
+
+// Those that made a step wait for reads rest for as long as it waited: half of the time is for who reads nothing.
+void Engine::RestReaders(TimePoint now, Duration waited) {
+  if (waited <= kSlowReads) return;
+  slow_until_ = now + kSlowTime;
+  for (size_t i = 0; i < batch_sequences_.size(); ++i) {
+    const TierBytes& bytes = memory_->chunk_bytes(static_cast<int32_t>(i));
+    if (bytes.host + bytes.disk > 0) batch_sequences_[i]->rests_until = now + waited;
+  }
+}
+
+const StepPlan& Engine::Plan(TimePoint now) {
+  const StepPlan& plan = scheduler_.Plan(View(now));
+  const auto rests = [now](const auto& sequence) { return sequence->rests_until > now; };
+  if (!plan.chunks.empty() || std::none_of(sequences_.begin(), sequences_.end(), rests))
+    return plan;
+  // Nobody else has anything to do.
+  for (const std::unique_ptr<Sequence>& sequence : sequences_) sequence->rests_until = now;
+  return scheduler_.Plan(View(now));
+}
+
 PlanInput Engine::View(TimePoint now) {
   views_.clear();
   const int32_t free_blocks =
@@ -319,7 +428,8 @@ PlanInput Engine::View(TimePoint now) {
                       .tenant = sequence->tenant,
                       .verifies = sequence->draft.verifies(),
                       .paused = paused.has_value(),
-                      .yields = paused.has_value() && now - *paused >= options_.pause_grace});
+                      .yields = paused.has_value() && now - *paused >= options_.pause_grace,
+                      .fetches = IsFetching(*sequence) || sequence->rests_until > now});
   }
   return {.step_tokens = options_.step_tokens,
           .step_logits = model_.max_batch_logits(),
@@ -356,6 +466,7 @@ void Engine::Apply(const StepPlan& plan, TimePoint now) {
     if (sequence.ended) continue;
     // It adopted a prefix after the plan was made: the next plan knows where it goes on.
     if (sequence.planned_computed_tokens() != views_[chunk.sequence].computed_tokens) continue;
+    if (FetchesFirst(sequence, chunk.tokens, now)) continue;
     sequence.cache.Grow(chunk.new_blocks);
     batch_sequences_.push_back(&sequence);
     if (sequence.draft.active()) {
@@ -407,6 +518,7 @@ void Engine::Preempt(Sequence& sequence) {
     }
   }
   DropDraft(sequence);
+  EndFetch(sequence);
   sequence.cache.Release();
   sequence.named_blocks = 0;
   if (sequence.retrieval != nullptr) sequence.retrieval->Suspend();
@@ -488,6 +600,7 @@ void Engine::Advance(TimePoint now) {
     const SequenceChunk& chunk = batch_.chunks[i];
     Sequence& sequence = *batch_sequences_[i];
     stats_.computed_tokens += chunk.tokens.size();
+    const TierBytes fetched = EndFetch(sequence);
     if (memory_ != nullptr && memory_->chunk_lost(static_cast<int32_t>(i))) {
       if (sequence.retrieval != nullptr) CountRetrieval(sequence);
       row += chunk.num_logits;
@@ -495,7 +608,7 @@ void Engine::Advance(TimePoint now) {
       lost = true;
       continue;
     }
-    CountTiers(sequence, static_cast<int32_t>(i));
+    CountTiers(sequence, static_cast<int32_t>(i), fetched);
     if (sequence.draft.active()) {
       AdvanceDraft(sequence, std::span(sampled_).subspan(row, chunk.num_logits), now);
       row += chunk.num_logits;
@@ -552,9 +665,11 @@ void Engine::Take(Sequence& sequence, const kernels::SampledToken& sampled, Time
 }
 
 // Bytes brought from slower tiers for a chunk that decodes.
-void Engine::CountTiers(Sequence& sequence, int32_t chunk) {
+void Engine::CountTiers(Sequence& sequence, int32_t chunk, const TierBytes& fetched) {
   if (memory_ == nullptr || batch_.chunks[chunk].position < sequence.decode_from()) return;
-  const TierBytes& bytes = memory_->chunk_bytes(chunk);
+  TierBytes bytes = memory_->chunk_bytes(chunk);
+  bytes.host += fetched.host;
+  bytes.disk += fetched.disk;
   sequence.usage.kv_read_bytes_host += bytes.host;
   sequence.usage.kv_read_bytes_disk += bytes.disk;
   stats_.kv_read_bytes_host += bytes.host;
@@ -601,6 +716,7 @@ void Engine::End(Sequence& sequence, FinishReason reason, std::string error,
                  absl::StatusCode code) {
   if (sequence.ended) return;
   sequence.ended = true;  // removed in this Step, and its blocks with it
+  EndFetch(sequence);
   tenants_.Leave(sequence.tenant);
   by_id_.erase(sequence.request.id);
   if (sequence.phase != Phase::kRunning) ChangeWaiting(-1, sequence);

@@ -138,6 +138,8 @@ class Engine {
   // The parts of Step, in its order.
   void TakeOver();                 // requests and cancellations out of the queue
   void EndOverdue(TimePoint now);  // deadlines and slow readers
+  void TakeInFetched(TimePoint now);
+  const StepPlan& Plan(TimePoint now);
   PlanInput View(TimePoint now);
   void Apply(const StepPlan& plan, TimePoint now);  // sequences change phase; batch_ is filled
   void PlanSampling();                              // how the batch's rows become tokens
@@ -159,12 +161,18 @@ class Engine {
   void AllowNextDrafted(Sequence& sequence);
   void CountDrafted(Sequence& sequence, int32_t tokens);
   void CountDraftReads(Sequence& sequence, int32_t rows, const KvReads& reads);
+  bool IsFetching(const Sequence& sequence) const;
+  bool FetchesFirst(Sequence& sequence, int32_t tokens, TimePoint now);
+  uint64_t BeginFetch(Sequence& sequence, int32_t tokens, TimePoint now);
+  TierBytes EndFetch(Sequence& sequence);
+  Duration StoreWaitTime() const;  // since the start
+  void RestReaders(TimePoint now, Duration waited);
   void SortSequences();
   void Preempt(Sequence& sequence);
   void EndStarved(bool progress, TimePoint now);
   void Recompute(Sequence& sequence);
   void StartRetrieval(Sequence& sequence);
-  void CountTiers(Sequence& sequence, int32_t chunk);
+  void CountTiers(Sequence& sequence, int32_t chunk, const TierBytes& fetched);
   void CountDenseDecode(Sequence& sequence);
   void CountRetrieval(Sequence& sequence);
   void Count(Sequence& sequence, const RetrievalCounts& counts);
@@ -237,7 +245,8 @@ class Engine {
   std::vector<RequestId> cancellations_;
   std::string how_;  // how a block's tokens attended; set by NameOf
   std::vector<BlockName> adopted_names_;
-  bool adopted_ = false;  // a prefix, in this step
+  bool adopted_ = false;    // a prefix, in this step
+  TimePoint slow_until_{};  // the store's reads were slow
   std::optional<TimePoint> starved_since_;
   // That the step's pass took, if every row of it was decoded or verified: what a draft's length depends on.
   std::optional<double> decode_seconds_;

@@ -231,9 +231,9 @@ bool Engine::AdoptPrefix(Sequence& sequence) {
   if (adopted == 0) return false;
   const TimePoint begun = clock_.Now();
   const uint64_t read_before = StoreBytesRead();
-  if (memory_->residency().ShareOfFrames(sequence.cache.num_blocks()) <= options_.eager_share) {
-    memory_->Load(sequence.cache.block_table());
-  }
+  sequence.takes_over = true;
+  sequence.eager =
+      memory_->residency().ShareOfFrames(sequence.cache.num_blocks()) <= options_.eager_share;
   if (sequence.retrieval != nullptr) {
     adopted_names_.clear();
     for (int32_t i = 0; i < sequence.named_blocks; ++i) {

@@ -38,6 +38,10 @@ bool Scheduler::IsActive(int32_t index) const {
   return states_[index].running && !input_->sequences[index].paused;
 }
 
+bool Scheduler::MayStep(int32_t index) const {
+  return IsActive(index) && !input_->sequences[index].fetches;
+}
+
 int32_t Scheduler::Pending(int32_t index) const {
   const SequenceView& view = input_->sequences[index];
   return view.known_tokens - view.computed_tokens;
@@ -56,8 +60,10 @@ void Scheduler::PlanDecodes() {
   const auto count = static_cast<int32_t>(states_.size());
   int32_t oldest = -1;
   int32_t decodes = 0;
+  bool older_fetches = false;  // than the oldest that may step: it keeps its blocks
   for (int32_t i = 0; i < count; ++i) {
-    if (!IsActive(i)) continue;
+    older_fetches |= oldest < 0 && IsActive(i) && !MayStep(i);
+    if (!MayStep(i)) continue;
     if (oldest < 0) oldest = i;
     decodes += Decodes(i);
   }
@@ -65,7 +71,7 @@ void Scheduler::PlanDecodes() {
   int32_t spare =
       std::min(input_->step_tokens - decodes, input_->step_logits - input_->max_running);
   for (int32_t i = 0; i < count; ++i) {
-    if (!IsActive(i)) continue;
+    if (!MayStep(i)) continue;
     const bool decode = Decodes(i);
     if (!decode && i != oldest) continue;
     // The oldest may be inside its prompt: its blocks are secured here too, whatever its share of
@@ -81,7 +87,7 @@ void Scheduler::PlanDecodes() {
     }
     if (free_ < blocks) {
       // It waits with what it holds: older ones will give blocks back when they end, or take these.
-      WINNOW_CHECK(i != oldest || input_->scarce);
+      WINNOW_CHECK(i != oldest || input_->scarce || older_fetches);
       continue;
     }
     free_ -= blocks;
@@ -188,7 +194,7 @@ void Scheduler::PlanPrompts() {
   const auto count = static_cast<int32_t>(states_.size());
   for (int32_t i = 0; i < count; ++i) {
     left -= states_[i].tokens;
-    if (IsActive(i) && states_[i].tokens == 0 && !input_->sequences[i].verifies)
+    if (MayStep(i) && states_[i].tokens == 0 && !input_->sequences[i].verifies)
       prompts_.push_back(i);
   }
   if (prompts_.empty()) return;

@@ -6,7 +6,8 @@
 //      sequence admitted last gives its blocks up (paused ones before all others), never an older
 //      one for a younger: so the oldest that can run always runs, and everything ends. A draft that is
 //      to be verified counts as one token, too, and gets the rows that are left over for all of it, the
-//      oldest first; where blocks are short it takes none for more than its first token.
+//      oldest first; where blocks are short it takes none for more than its first token. A sequence whose KV is on its
+//      way from a slower tier gets nothing, and is in nobody's way but for what it holds.
 //   2. Admission, while there are slots, blocks for all known tokens, and one spare block for each
 //      running sequence to grow into: first those preempted, in order of admission; then those that
 //      wait, the tenant that was served least first, each tenant's in order of arrival. Who does
@@ -35,6 +36,8 @@ struct SequenceView {
   bool verifies = false;  // what it lacks is its last token and a draft, wanted in one step
   bool paused = false;    // its reader is slow: must not run
   bool yields = false;    // paused for so long that it may lose its blocks to any that waits
+  bool fetches =
+      false;  // its KV is on its way from a slower tier: no tokens, but it keeps its blocks
 };
 
 struct PlanInput {
@@ -83,6 +86,7 @@ class Scheduler {
   void Write();
 
   bool IsActive(int32_t index) const;  // runs and is not paused
+  bool MayStep(int32_t index) const;   // is active, and its KV is there
   int32_t Pending(int32_t index) const;
   bool Decodes(int32_t index) const;  // lacks one token, and a draft after it at most
   int32_t NeededBlocks(int32_t index, int32_t tokens) const;  // beyond those held

@@ -95,6 +95,12 @@ struct Sequence {
   bool summary_saved = false;
   bool alone = false;  // lost KV too often: takes over nothing any more, and shares nothing
   bool ended = false;  // its last event is made; to be removed
+  // Its KV on the way from a slower tier, and what has come of it since its last step (BlockFetcher).
+  uint64_t fetch = 0;
+  TimePoint fetch_begun{};
+  bool takes_over = false;  // a prefix, since its last step
+  bool eager = false;       // all of the prefix is fetched, whatever the next step reads
+  TimePoint rests_until{};  // its last step waited for reads: until then others step without it
 
   std::optional<TimePoint> paused_since;  // its output queue is full
   std::optional<TimePoint> first_planned;

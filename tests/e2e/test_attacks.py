@@ -96,7 +96,7 @@ class Attack:
         ordered = sorted(self.latencies)
         self.p99 = ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
         print(f"{self.kind}: {len(ordered)} tiny requests, {self.failed} failed, median {1e3 * statistics.median(ordered):.1f} ms, "
-              f"p99 {1e3 * self.p99:.1f} ms; answer {self.recovered:.2f} s after it; RSS grew by {self.grown:.0f} MiB; "
+              f"p99 {1e3 * self.p99:.1f} ms, longest {1e3 * ordered[-1]:.1f} ms; answer {self.recovered:.2f} s after it; RSS grew by {self.grown:.0f} MiB; "
               f"attacker {result[0]}", flush=True)
         return self
 

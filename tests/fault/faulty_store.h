@@ -11,6 +11,7 @@
 #include <optional>
 #include <random>
 #include <set>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -25,6 +26,8 @@ class FaultyStore final : public BlockStore {
     double lose_share = 0;  // of Puts: answered kOk and forgotten, as after an eviction
     int polls_max = 0;      // completions are held for up to this many Polls
     bool hold = false;      // operations do not start until this is false again
+    int hold_polls = 0;     // then `hold` ends by itself; 0: it does not
+    std::chrono::milliseconds read_time{0};  // that a Poll takes which hands out answers
     bool reorder = false;
     std::optional<TierState> state = {};  // that it says it is in; what is not kOk takes no Puts
   };
@@ -72,11 +75,13 @@ class FaultyStore final : public BlockStore {
   }
 
   void Poll(std::chrono::nanoseconds wait, std::vector<Completion>* completions) override {
+    if (faults.hold_polls > 0 && --faults.hold_polls == 0) faults.hold = false;
     if (!faults.hold) {
       for (const auto& start : std::exchange(waiting_, {})) start();
     }
     std::vector<Completion> done;
-    inner_->Poll(held_.empty() ? wait : std::chrono::nanoseconds(0), &done);
+    const bool waits = held_.empty() && !faults.hold;
+    inner_->Poll(waits ? wait : std::chrono::nanoseconds(0), &done);
     for (const Completion& completion : done) Answer(completion);
     const size_t before = completions->size();
     for (auto it = held_.begin(); it != held_.end();) {
@@ -87,6 +92,7 @@ class FaultyStore final : public BlockStore {
       completions->push_back(it->first);
       it = held_.erase(it);
     }
+    if (completions->size() > before) std::this_thread::sleep_for(faults.read_time);
     if (faults.reorder) {
       std::shuffle(completions->begin() + static_cast<ptrdiff_t>(before), completions->end(),
                    random_);

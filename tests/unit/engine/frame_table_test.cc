@@ -1,5 +1,7 @@
 #include "engine/kv/frame_table.h"
 
+#include <algorithm>
+#include <map>
 #include <random>
 #include <set>
 #include <vector>
@@ -33,6 +35,7 @@ class FrameTableTest : public ::testing::Test {
     }
     for (int32_t layer = 0; layer < kLayers; ++layer) {
       frames_.Release(blocks_.IndexOf(layer, block));
+      held_.erase(blocks_.IndexOf(layer, block));
     }
     blocks_.Leave(block);
     blocks_.Forget(block);
@@ -43,7 +46,34 @@ class FrameTableTest : public ::testing::Test {
     blocks_.MarkSaved(index);
   }
   bool MayGo(int64_t index) const {
-    return blocks_.at(index).frame >= kOwn && blocks_.at(index).saved && !pinned_.contains(index);
+    return blocks_.at(index).frame >= kOwn && blocks_.at(index).saved && !pinned_.contains(index) &&
+           !IsHeld(index);
+  }
+  bool IsHeld(int64_t index) const {
+    const auto held = held_.find(index);
+    return held != held_.end() && holders_.contains(held->second);
+  }
+  void ChangeHolds(int64_t index) {
+    switch (random_() % 8) {
+      case 0:
+        frames_.BeginHold(++last_holder_);
+        holders_.insert(last_holder_);
+        break;
+      case 1:
+        if (holders_.empty()) break;
+        frames_.EndHold(*holders_.begin());
+        holders_.erase(holders_.begin());
+        break;
+      case 2:
+        if (random_() % 8 != 0) break;
+        ASSERT_EQ(frames_.DropHolds(), !holders_.empty());
+        holders_.clear();
+        break;
+      default:
+        if (holders_.empty()) break;
+        frames_.Hold(index, last_holder_);
+        if (blocks_.at(index).frame >= 0) held_[index] = last_holder_;
+    }
   }
   // Compares with what the frames of all layer blocks say.
   void ExpectSound() {
@@ -61,6 +91,9 @@ class FrameTableTest : public ::testing::Test {
         clean += layer_block.saved;
       }
     }
+    for (const auto& [index, holder] : held_) {
+      ASSERT_TRUE(!IsHeld(index) || blocks_.at(index).frame >= 0) << "a hold is gone";
+    }
     for (const int64_t index : pinned_) ASSERT_GE(blocks_.at(index).frame, 0) << "a pin is gone";
     ASSERT_EQ(frames_.num_free(), kShared - shared);
     ASSERT_EQ(frames_.num_clean(), clean);
@@ -70,10 +103,13 @@ class FrameTableTest : public ::testing::Test {
   BlockTable blocks_{kLayers, kBlocks};
   FrameTable frames_{blocks_, kOwnLayers, kOwn + kShared};
   std::set<int64_t> pinned_;
+  std::map<int64_t, uint64_t> held_;  // layer blocks with a frame, by the last who held it
+  std::set<uint64_t> holders_;
+  uint64_t last_holder_ = 0;
 };
 
 TEST_F(FrameTableTest, EveryFrameHoldsWhatItsLayerBlockSays) {
-  int taken = 0, refused = 0;
+  int taken = 0, refused = 0, kept_by_holds = 0;
   for (int i = 0; i < 50'000; ++i) {
     const auto index = static_cast<int64_t>(random_() % (kLayers * kBlocks));
     const bool resident = blocks_.at(index).frame >= 0;
@@ -95,7 +131,9 @@ TEST_F(FrameTableTest, EveryFrameHoldsWhatItsLayerBlockSays) {
         }
         break;
       case 4:
-        if (!pinned_.contains(index)) frames_.Release(index);
+        if (pinned_.contains(index)) break;
+        frames_.Release(index);
+        held_.erase(index);
         break;
       case 5:
         BeginAnew(blocks_.BlockOf(index));
@@ -103,6 +141,9 @@ TEST_F(FrameTableTest, EveryFrameHoldsWhatItsLayerBlockSays) {
       case 6:
       case 7:
         if (!blocks_.at(index).saved) Save(index);
+        break;
+      case 8:
+        ChangeHolds(index);
         break;
       default: {
         if (resident) break;
@@ -112,6 +153,10 @@ TEST_F(FrameTableTest, EveryFrameHoldsWhatItsLayerBlockSays) {
         }
         ASSERT_EQ(frames_.Take(index), possible);
         if (possible) pinned_.insert(index);
+        if (possible) held_.erase(index);
+        kept_by_holds += std::any_of(held_.begin(), held_.end(), [&](const auto& held) {
+          return !possible && IsHeld(held.first) && blocks_.at(held.first).saved;
+        });
         ++(possible ? taken : refused);
       }
     }
@@ -119,6 +164,7 @@ TEST_F(FrameTableTest, EveryFrameHoldsWhatItsLayerBlockSays) {
   }
   EXPECT_GT(taken, 1000);
   EXPECT_GT(refused, 10);
+  EXPECT_GT(kept_by_holds, 10);
   EXPECT_GT(frames_.num_evicted(), 100u);
 }
 

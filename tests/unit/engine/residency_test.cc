@@ -172,11 +172,35 @@ class ResidencyTest : public ::testing::TestWithParam<ResidencyCase> {
     memory_->Adopt(made.block, NameOf(content));
     held_.push_back(made);
     ++adopted_;
-    if (random_() % 3 == 0) memory_->Load({&made.block, 1});
+  }
+  // Some of what is held comes between passes, in one layer or all; others do what they like meanwhile.
+  void BeginFetch() {
+    std::vector<Held> some;
+    std::sample(held_.begin(), held_.end(), std::back_inserter(some), 1 + random_() % 2, random_);
+    std::vector<int32_t> blocks;
+    for (const Held& held : some) blocks.push_back(held.block);
+    const auto only = static_cast<int32_t>(random_() % (2 * kLayers));
+    const uint64_t fetch = memory_->fetcher().Begin(
+        blocks, [&](int32_t layer) { return only >= kLayers || layer == only; });
+    postponed_ += fetch == BlockFetcher::kLater;
+    if (fetch != BlockFetcher::kNone && fetch != BlockFetcher::kLater) fetches_.push_back(fetch);
+  }
+  void Fetch() {
+    memory_->fetcher().Pump();
+    for (auto fetch = fetches_.begin(); fetch != fetches_.end();) {
+      const bool done = memory_->fetcher().done(*fetch);
+      if (!done && random_() % 8 != 0) {
+        ++fetch;
+        continue;
+      }
+      const TierBytes bytes = memory_->fetcher().End(*fetch);
+      fetched_ += done && bytes.host > 0;
+      fetch = fetches_.erase(fetch);
+    }
   }
   void Live(int steps) {
     for (int i = 0; i < steps && !HasFatalFailure(); ++i) {
-      switch (random_() % 10) {
+      switch (random_() % 12) {
         case 0:
         case 1:
           Write();
@@ -191,6 +215,12 @@ class ResidencyTest : public ::testing::TestWithParam<ResidencyCase> {
           break;
         case 6:
           memory_->Idle();
+          break;
+        case 7:
+          BeginFetch();
+          break;
+        case 8:
+          Fetch();
           break;
         default:
           Read();
@@ -207,7 +237,8 @@ class ResidencyTest : public ::testing::TestWithParam<ResidencyCase> {
   std::vector<Held> held_;
   std::vector<int> kept_;
   std::vector<int32_t> frames_;
-  int next_content_ = 1, adopted_ = 0, reads_ = 0, lost_ = 0;
+  std::vector<uint64_t> fetches_;
+  int next_content_ = 1, adopted_ = 0, reads_ = 0, lost_ = 0, fetched_ = 0, postponed_ = 0;
 };
 
 TEST_P(ResidencyTest, APinnedBlockHoldsWhatWasWrittenToIt) {
@@ -218,10 +249,12 @@ TEST_P(ResidencyTest, APinnedBlockHoldsWhatWasWrittenToIt) {
   EXPECT_EQ(memory_->stats().lost_pieces, 0u);
   if (!HasStore()) return;
   EXPECT_GT(adopted_, 50);
+  EXPECT_GT(fetched_, 0);
   EXPECT_GT(memory_->stats().saved_pieces, 100u);
   EXPECT_GT(memory_->stats().loaded_pieces, 100u);
   if (GetParam().kind == ResidencyKind::kPaged) {
     EXPECT_GT(memory_->stats().evicted_frames, 100u);
+    EXPECT_GT(postponed_, 0);
   }
   memory_->Flush(std::chrono::seconds(60));
   EXPECT_FALSE(memory_->residency().has_work());
@@ -234,6 +267,7 @@ TEST_P(ResidencyWithStoreTest, WhatTheStoreLosesIsLostAndNeverWrong) {
   Live(3000);
   EXPECT_GT(reads_, 200);
   EXPECT_GT(lost_, 10);
+  EXPECT_GT(fetched_, 0);
 }
 
 std::string CaseName(const ::testing::TestParamInfo<ResidencyCase>& info) {

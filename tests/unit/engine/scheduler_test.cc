@@ -238,6 +238,40 @@ TEST(SchedulerTest, AYoungerOneWaitsForBlocksInsteadOfTakingThemFromAnOlder) {
   EXPECT_EQ(TokensOf(plan, 1), 0);
 }
 
+TEST(SchedulerTest, WhoseKvIsOnItsWayGetsNothingAndKeepsItsBlocks) {
+  Scene scene{.step_tokens = 16, .num_blocks = 12};
+  scene.Running(30, 8);
+  scene.Running(9, 8);   // decodes, and needs a block
+  scene.Running(20, 4);  // a prompt
+  scene.sequences[0].fetches = true;
+  const StepPlan plan = scene.Plan();
+  EXPECT_TRUE(plan.preempt.empty());
+  EXPECT_EQ(TokensOf(plan, 0), 0);
+  EXPECT_EQ(TokensOf(plan, 1), 1);
+  EXPECT_EQ(TokensOf(plan, 2), 15);
+}
+
+// Nobody is younger than the one that needs a block.
+TEST(SchedulerTest, ForBlocksOfAnOlderOneWhoseKvIsOnItsWayAYoungerOneWaits) {
+  Scene scene{.num_blocks = 4};
+  scene.Running(9, 8);
+  scene.Running(9, 8);
+  scene.sequences[0].fetches = true;
+  const StepPlan plan = scene.Plan();
+  EXPECT_TRUE(plan.preempt.empty());
+  EXPECT_TRUE(plan.chunks.empty());
+}
+
+TEST(SchedulerTest, AYoungerOneWhoseKvIsOnItsWayLosesItsBlocksToAnOlder) {
+  Scene scene{.num_blocks = 4};
+  scene.Running(9, 8);
+  scene.Running(9, 8);
+  scene.sequences[1].fetches = true;
+  const StepPlan plan = scene.Plan();
+  EXPECT_EQ(plan.preempt, std::vector<int32_t>{1});
+  EXPECT_EQ(TokensOf(plan, 0), 1);
+}
+
 TEST(SchedulerTest, TheOldestPromptTakesBlocksFromTheYounger) {
   Scene scene{.step_tokens = 16, .num_blocks = 6};
   scene.Running(20, 4);
