@@ -23,9 +23,9 @@ class CudaCompletionTest : public CudaTest {
   // A sequence, its maps and its summary.
   struct Scene {
     Scene(Random& random, int32_t d, int32_t group_size, int32_t tokens, float spread,
-          int32_t num_features = 64)
+          int32_t num_features = 64, DType dtype = DType::kBF16)
         : features(num_features),
-          layout{2, d, static_cast<int32_t>(16 * random.Int(1, 5)), DType::kBF16},
+          layout{2, d, static_cast<int32_t>(16 * random.Int(1, 5)), dtype},
           group(group_size),
           kv(random, layout, {tokens}),
           key_map(random, {2, d, d, static_cast<int32_t>(random.Int(20, 128)), features}, spread),
@@ -262,9 +262,11 @@ TEST_F(CudaCompletionTest, WhereAllOfMidIsChosenStatesKeepTheirBits) {
 TEST_F(CudaCompletionTest, ASummaryHasTheSameBitsHoweverTokensEntered) {
   SCOPED_TRACE(Seed());
   // Tokens are mapped 16, 32 or 64 at a time, by how many there are.
-  for (const int32_t end : {650, 4600}) {
-    SCOPED_TRACE(end);
-    Scene scene(random_, AnyHeadDim(random_), 1, end + 50, 3.0f);
+  for (int round = 0; round < 6; ++round) {
+    const int32_t end = round % 2 == 0 ? 650 : 4600;
+    const DType dtype = kCudaKvTypes[round / 2];
+    SCOPED_TRACE(testing::Message() << end << " of " << DTypeName(dtype));
+    Scene scene(random_, AnyHeadDim(random_), 1, end + 50, 3.0f, 64, dtype);
     scene.Extend({5, end}, true);
     const auto at_once = scene.summary.Get();
     for (const float value : at_once) ASSERT_FALSE(std::isnan(value));

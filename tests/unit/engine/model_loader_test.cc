@@ -118,10 +118,6 @@ TEST(ModelLoader, WhatADeviceCannotDoIsRefusedByTheFlagsName) {
   expect_refused([](ModelOptions& o) { o.device = "tpu"; }, "device");
   expect_refused([](ModelOptions& o) { o.dtype = "f32"; }, "kv_dtype");
   expect_refused([](ModelOptions& o) { o.kv_dtype = "f32"; }, "kv_dtype");
-  expect_refused([](ModelOptions& o) { o.kv_dtype = "int8"; },
-                 "kv_dtype: with --device cuda int8 is not yet on a GPU");
-  expect_refused([](ModelOptions& o) { o.kv_dtype = "fp8"; },
-                 "kv_dtype: with --device cuda fp8 is not yet on a GPU");
   expect_refused(
       [](ModelOptions& o) {
         o.tiers.disk_bytes = 64 << 20;
