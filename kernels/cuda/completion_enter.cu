@@ -135,9 +135,9 @@ __global__ void __launch_bounds__(kThreads) EnterKernel(const __grid_constant__ 
       const bool inside = first + t < extension.tokens.last;
       loaded[t] = inside ? *reinterpret_cast<const float4*>(a + int64_t{t} * features)
                          : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      values[t] = inside && c < d
-                      ? ValueAt<kKv>(args.pool.Row(extension.block_table, head, first + t), d, c)
-                      : 0.0f;
+      values[t] = inside && c < d ? RoundedValueAt<kKv>(
+                                        args.pool.Row(extension.block_table, head, first + t), d, c)
+                                  : 0.0f;
     }
     a += int64_t{kAhead} * features;
 #pragma unroll
@@ -304,8 +304,8 @@ __global__ void __launch_bounds__(kThreads) BlockKernel(const __grid_constant__ 
     for (int t = 0; t < kAhead; ++t) {
       values[t] =
           first + t < count && c < d
-              ? ValueAt<kKv>(args.pool.Row(extension.block_table, head, tokens.first + first + t),
-                             d, c)
+              ? RoundedValueAt<kKv>(
+                    args.pool.Row(extension.block_table, head, tokens.first + first + t), d, c)
               : 0.0f;
     }
 #pragma unroll

@@ -130,6 +130,13 @@ __device__ __forceinline__ float ValueAt(const uint8_t* row, int32_t head_dim, i
   }
 }
 
+// The same as tensor cores take it.
+template <DType kKv>
+__device__ __forceinline__ float RoundedValueAt(const uint8_t* row, int32_t head_dim, int32_t c) {
+  const float value = ValueAt<kKv>(row, head_dim, c);
+  return HasScales(kKv) ? WidenBf16(RoundBf16(value)) : value;
+}
+
 // Channels c to c + 7 of the row's K; c is a multiple of 8.
 template <DType kKv>
 __device__ __forceinline__ void LoadKeys8(const uint8_t* row, int32_t head_dim, int32_t c,
