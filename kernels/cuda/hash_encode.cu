@@ -59,6 +59,12 @@ __device__ __forceinline__ void PrefetchStages(const DeviceEncoder& encoder, int
   }
 }
 
+// A key's value as the first stage takes it: rounded to bfloat16 (docs/artifact-format.md). scale * code has more bits.
+template <DType kKv>
+__device__ __forceinline__ float InputOf(float value) {
+  return HasScales(kKv) ? WidenBf16(RoundBf16(value)) : value;
+}
+
 struct KeySource {
   const DeviceKeySpan* spans;
   const uint8_t* pool;
@@ -223,7 +229,7 @@ __global__ void __launch_bounds__(kThreads)
                      in, chunk * 8, values);
     }
 #pragma unroll
-    for (int c = 0; c < 8; ++c) shared[(chunk * 8 + c) * kTile + t] = values[c];
+    for (int c = 0; c < 8; ++c) shared[(chunk * 8 + c) * kTile + t] = InputOf<kKv>(values[c]);
   }
   __syncthreads();
   RunStages<kTile, kOuts>(
@@ -407,10 +413,10 @@ __global__ void __launch_bounds__(kThreads)
       const auto c = static_cast<int32_t>(threadIdx.x) * 4;
       if (c < d) {
         const float4 values = FloatsOf<kKv>(four.codes, WidenBf16(four.scale));
-        shared[c * kTile] = values.x;
-        shared[(c + 1) * kTile] = values.y;
-        shared[(c + 2) * kTile] = values.z;
-        shared[(c + 3) * kTile] = values.w;
+        shared[c * kTile] = InputOf<kKv>(values.x);
+        shared[(c + 1) * kTile] = InputOf<kKv>(values.y);
+        shared[(c + 2) * kTile] = InputOf<kKv>(values.z);
+        shared[(c + 3) * kTile] = InputOf<kKv>(values.w);
       }
     } else if (!kThrough && is_key && warp == 1) {
       WriteCodes<kKv>(of_pool, d, 1, [&](int32_t c) { return of_v[c]; });

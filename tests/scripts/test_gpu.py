@@ -157,6 +157,26 @@ class GpuTest(unittest.TestCase):
         self.assertEqual(self.compare("pinned", "--host-bytes", "1GiB"),
                          [["--device", "cuda"], ["--device", "cuda", "--host-bytes", "1GiB"]])
 
+    def test_servers_that_are_compared_keep_kv_of_the_same_type(self):
+        for words in (["--kv-dtype", "int8"], ["--kv-dtype=fp8"]):
+            expected = {
+                "tokens": [["--device", "cpu", *words], ["--device", "cuda", *words]],
+                "graphs": [["--device", "cuda", *words], ["--device", "cuda", "--cuda-graphs", "off", *words]],
+                "pinned": [["--device", "cuda", *words], ["--device", "cuda", "--host-bytes", "1GiB", *words]],
+                "resume": [["--device", "cuda", *words]] * 2,
+                "spill": [["--device", "cuda", *words], ["--device", "cuda", "--spill", "on", "--host-bytes", "1GiB", *words]],
+            }
+            for command, servers in expected.items():
+                host = ["--host-bytes", "1GiB"] if command in ("pinned", "spill") else []
+                self.run_gpu(command, *host, *words)  # those with a store end at the fake's metrics
+                served = self.served()
+                self.assertEqual(len(served), len(servers), command)
+                for flags, of_it in zip(served, servers, strict=True):
+                    self.assertEqual(flags[:len(of_it)], of_it, command)
+                for flags in served:
+                    self.assertEqual(sum(flag.split("=")[0] == "--kv-dtype" for flag in flags), 1, command)
+                self.calls_file.unlink()
+
     def test_exact_asks_one_server_under_a_verified_policy_and_under_dense(self):
         self.assertEqual(self.compare("exact", "--max-running", "2"), [["--device", "cuda", "--max-running", "2"]])
         [first, *_] = [call for call in self.calls("winnow") if call[0] == "generate"]
