@@ -92,11 +92,8 @@ absl::Status CheckDevice(const ModelOptions& options, DType kv) {
         "kv_bytes: with --device cuda host_bytes says how much KV there is, and the device holds "
         "the first layers of the same blocks: leave one of them out");
   }
-  if (kernels::HasScales(kv)) {
-    return refuse("kv_dtype", fmt::format("{} is not yet on a GPU: say bf16", options.kv_dtype));
-  }
-  if (kv != DType::kBF16) {
-    return refuse("kv_dtype", "KV is bfloat16: say bf16 (auto follows --dtype f32)");
+  if (kv != DType::kBF16 && !kernels::HasScales(kv)) {
+    return refuse("kv_dtype", "KV is bf16, int8 or fp8: say which (auto follows --dtype f32)");
   }
   if (options.isa != "auto") return refuse("isa", "there is no instruction set to choose");
   if (options.num_threads != 0) return refuse("threads", "no threads of the host compute");

@@ -27,8 +27,9 @@
 The first three need nvcc and GoogleTest and no more (build/cuda-alone); the others the whole program: `scripts/build.sh
 cuda`, or WINNOW_BIN. WINNOW_CUDA_BIN is a folder with winnow_cuda_test, winnow_cuda_bench and libwinnow_cuda_fault.so that
 were built elsewhere: nothing is built then. WINNOW_MODEL is the model that servers serve (default models/needle-5m),
-WINNOW_SEED the seed of the document that they are asked about, a new one where it is not set. Exits with 0 where all is well, with
-1 where something fails, with 2 for wrong arguments; after a comparison as compare_servers.py.
+WINNOW_SEED the seed of the document that they are asked about, a new one where it is not set. A FLAG --kv-dtype is given to both
+servers of a comparison. Exits with 0 where all is well, with 1 where something fails, with 2 for wrong arguments; after a
+comparison as compare_servers.py.
 """
 import datetime
 import json
@@ -239,6 +240,14 @@ def command_timeline(arguments):
     return 0
 
 
+def kv_type(arguments):
+    """--kv-dtype and its word, where they are among the flags of one server: the other, to be its equal, keeps the same."""
+    for at, word in enumerate(arguments):
+        if word.split("=")[0] == "--kv-dtype":
+            return [word] if "=" in word else arguments[at:at + 2]
+    return []
+
+
 def compare_two(left, right):
     """Two servers, each (name, flags), under every policy."""
     with Servers() as servers:
@@ -248,7 +257,7 @@ def compare_two(left, right):
 
 
 def command_tokens(arguments):
-    return compare_two(("cpu", ["--device", "cpu"]), ("cuda", ["--device", "cuda", *arguments]))
+    return compare_two(("cpu", ["--device", "cpu", *kv_type(arguments)]), ("cuda", ["--device", "cuda", *arguments]))
 
 
 def command_rounding(arguments):
@@ -263,7 +272,7 @@ def command_graphs(arguments):
 
 def command_pinned(arguments):
     check_host_bytes("pinned", arguments)
-    return compare_two(("device", ["--device", "cuda"]), ("pinned", ["--device", "cuda", *arguments]))
+    return compare_two(("device", ["--device", "cuda", *kv_type(arguments)]), ("pinned", ["--device", "cuda", *arguments]))
 
 
 def command_exact(arguments):
@@ -299,7 +308,7 @@ def command_resume(arguments):
 
 def command_spill(arguments):
     check_host_bytes("spill", arguments)
-    return compare_with_store([], ["--spill", "on", *arguments])
+    return compare_with_store(kv_type(arguments), ["--spill", "on", *arguments])
 
 
 class Faults:

@@ -201,7 +201,7 @@ std::vector<ServeOption> MakeServeOptions() {
              "of matrix products; auto: as config.json says"),
       Choice("kv-dtype", &C::kv_dtype, {"auto", "bf16", "f32", "int8", "fp8"},
              "of the KV cache; auto: f32 with --dtype f32, else bf16; int8, fp8: half of bf16's "
-             "bytes, not yet with --device cuda"),
+             "bytes"),
       Choice("isa", &C::isa, engine::InstructionSetNames(),
              "instruction set; auto: the best that the processor has"),
       Integer("threads", &C::threads, 0, 1024, "compute threads; 0: as many as processors"),

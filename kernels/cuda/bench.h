@@ -89,6 +89,10 @@ class Bench {
   double read_ = 1, bus_ = 1;
 };
 
+// Behind a shape: the type of KV that is not bfloat16.
+inline const char* KvText(DType dtype) {
+  return dtype == DType::kI8 ? ", int8" : dtype == DType::kF8 ? ", fp8" : "";
+}
 inline std::string Text(const char* format, auto... values) {
   char text[200];
   std::snprintf(text, sizeof(text), format, values...);

@@ -99,14 +99,18 @@ void BenchPrompt(Bench& bench) {
   if (!bench.Wants("prompt")) return;
   struct Case {
     int32_t n, chunk, d;
+    DType dtype = DType::kBF16;
   };
   for (const Case c : {Case{512, 512, 128},
                        {8192, 512, 128},
                        {8192, 8192, 128},
+                       {8192, 8192, 128, DType::kI8},
+                       {8192, 8192, 128, DType::kF8},
                        {131072, 512, 128},
                        {131072, 2048, 128},
-                       {8192, 8192, 64}}) {
-    const KvLayout kv{kKvHeads, c.d, kBlock, DType::kBF16};
+                       {8192, 8192, 64},
+                       {8192, 8192, 64, DType::kI8}}) {
+    const KvLayout kv{kKvHeads, c.d, kBlock, c.dtype};
     const Sequences sequences(1, c.n, 0);
     const auto pool = RandomBf16(static_cast<int64_t>(sequences.num_blocks * kv.BlockBytes()), 1);
     const int64_t width = int64_t{kKvHeads} * kGroup * c.d;
@@ -115,8 +119,8 @@ void BenchPrompt(Bench& bench) {
     const Memory<DeviceChunk> chunks(
         std::vector<DeviceChunk>{{sequences.table.data(), 0, c.chunk, c.n - c.chunk}});
     for (const bool portable : {false, true}) {
-      const std::string text = Text("%d tokens before position %d, d %d%s", c.chunk, c.n, c.d,
-                                    portable ? ", any device's kernel" : "");
+      const std::string text = Text("%d tokens before position %d, d %d%s%s", c.chunk, c.n, c.d,
+                                    KvText(c.dtype), portable ? ", any device's kernel" : "");
       if (!bench.WantsShape(text)) continue;
       const DenseAttentionShape shape{1, c.chunk, c.n, kGroup, kv, DenseWay::kInTurn, portable};
       const double seconds = bench.Seconds(1, 3, [&](int, cudaStream_t stream) {

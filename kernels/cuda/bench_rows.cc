@@ -15,18 +15,22 @@ void BenchAttention(Bench& bench) {
   if (!bench.Wants("attend")) return;
   struct Case {
     int32_t batch, n, rows, d;
+    DType dtype = DType::kBF16;
   };
   for (const Case c : {Case{1, 131072, 656, 128},
                        {1, 131072, 2192, 128},
+                       {1, 131072, 2192, 128, DType::kI8},
+                       {1, 131072, 2192, 128, DType::kF8},
                        {1, 131072, 16528, 128},
                        {1, 131072, 2192, 64},
                        {1, 131072, 2192, 96},
                        {24, 32768, 656, 128},
-                       {24, 32768, 2192, 128}}) {
-    const std::string text =
-        Text("batch %d, %d rows a head of %dK, d %d", c.batch, c.rows, c.n >> 10, c.d);
+                       {24, 32768, 2192, 128},
+                       {24, 32768, 2192, 128, DType::kI8}}) {
+    const std::string text = Text("batch %d, %d rows a head of %dK, d %d%s", c.batch, c.rows,
+                                  c.n >> 10, c.d, KvText(c.dtype));
     if (!bench.WantsShape(text)) continue;
-    const KvLayout kv{kKvHeads, c.d, kBlock, DType::kBF16};
+    const KvLayout kv{kKvHeads, c.d, kBlock, c.dtype};
     const Sequences sequences(c.batch, c.n, 0);
     const double bytes =
         AttendRowsBytes(int64_t{c.batch} * kKvHeads * c.rows, c.batch * kKvHeads * kGroup, kv);
@@ -53,12 +57,18 @@ void BenchAttention(Bench& bench) {
   for (const Case c : {Case{1, 8192, 0, 128},
                        {1, 32768, 0, 128},
                        {1, 131072, 0, 128},
+                       {1, 131072, 0, 128, DType::kI8},
+                       {1, 131072, 0, 128, DType::kF8},
                        {1, 1 << 20, 0, 128},
+                       {1, 1 << 20, 0, 128, DType::kI8},
                        {1, 131072, 0, 64},
-                       {24, 32768, 0, 128}}) {
-    const std::string text = Text("batch %d, n %dK, d %d", c.batch, c.n >> 10, c.d);
+                       {1, 131072, 0, 64, DType::kI8},
+                       {24, 32768, 0, 128},
+                       {24, 32768, 0, 128, DType::kI8}}) {
+    const std::string text =
+        Text("batch %d, n %dK, d %d%s", c.batch, c.n >> 10, c.d, KvText(c.dtype));
     if (!bench.WantsShape(text)) continue;
-    const KvLayout kv{kKvHeads, c.d, kBlock, DType::kBF16};
+    const KvLayout kv{kKvHeads, c.d, kBlock, c.dtype};
     const Sequences sequences(c.batch, c.n, 0);
     const double bytes = static_cast<double>(sequences.num_blocks) * kv.BlockBytes();
     const int copies = Bench::Copies(bytes, 16);

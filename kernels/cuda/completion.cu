@@ -99,7 +99,7 @@ __device__ void MapQueries(const Args& args, const DeviceFeatureMap& map, const 
 }
 
 // kPairs: of 16 features and 16 channels that a warp sums, at most.
-template <int kPairs>
+template <DType kKv, int kPairs>
 __global__ void __launch_bounds__(kMapThreads, kPairs > 4 ? 1 : 2)
     SumChosenKernel(const __grid_constant__ Args args,
                     const __grid_constant__ DeviceFeatureMap key_map,
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(kMapThreads, kPairs > 4 ? 1 : 2)
       rows[t] = tile + t < last ? args.rows.Row(query, list, head, tile + t) : nullptr;
     }
     __syncthreads();
-    StartRows(rows, kTile, d, x, values);
+    StartRows<kKv>(rows, kTile, d, x, values);
     WaitForCopies<0>();
     __syncthreads();
     MapTile<kTile / 16>(key_map, head, x, z, [&](int32_t f, const float(&a)[kTile / 16][4]) {
@@ -390,12 +390,12 @@ struct Plan {
   }
 };
 
-template <int kPairs>
+template <DType kKv, int kPairs>
 cudaError_t SumChosen(const Args& args, const DeviceFeatureMap& key_map,
                       const DeviceFeatureMap& query_map, dim3 grid, Stream stream) {
   const size_t bytes = std::max(SharedBytes(key_map), TileBytes(query_map, kMostGroup));
-  return Launch(SumChosenKernel<kPairs>, grid, kMapThreads, bytes, stream, false, args, key_map,
-                query_map);
+  return Launch(SumChosenKernel<kKv, kPairs>, grid, kMapThreads, bytes, stream, false, args,
+                key_map, query_map);
 }
 
 }  // namespace
@@ -441,9 +441,12 @@ cudaError_t CompleteStates(const CompletionShape& shape, const float* q, int64_t
   const auto splits =
       static_cast<unsigned>(std::min<int64_t>(CeilDiv(shape.max_chosen, kTile), kMaxSplits));
   const int32_t pairs = PaddedFeatures(key_map) / 16 * (layout.head_dim / 16);
-  const auto sum = pairs > 4 * kMapWarps ? SumChosen<8> : SumChosen<4>;
-  if (const cudaError_t error = sum(args, key_map, query_map, dim3(splits + 1, lists), stream);
-      error != cudaSuccess) {
+  const dim3 sum_grid(splits + 1, lists);
+  const auto sum = [&]<DType kKv>(KvType<kKv>) {
+    const auto of_type = pairs > 4 * kMapWarps ? SumChosen<kKv, 8> : SumChosen<kKv, 4>;
+    return of_type(args, key_map, query_map, sum_grid, stream);
+  };
+  if (const cudaError_t error = ForKvType(layout.dtype, sum); error != cudaSuccess) {
     return error;
   }
   const auto complete = shape.group > 8 ? CompleteKernel<kMostGroup> : CompleteKernel<8>;

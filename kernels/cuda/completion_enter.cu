@@ -64,7 +64,7 @@ struct BlockTokens {
 };
 
 // kRowTiles: of 16 tokens, of a block.
-template <int kRowTiles>
+template <DType kKv, int kRowTiles>
 __global__ void __launch_bounds__(kMapThreads, 2)
     MapKeysKernel(const __grid_constant__ Args args, const __grid_constant__ DeviceFeatureMap map) {
   constexpr int kTokens = kRowTiles * 16;
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(kMapThreads, 2)
     rows[t] = first + t < last ? args.pool.Row(extension.block_table, head, first + t) : nullptr;
   }
   __syncthreads();
-  StartRows(rows, kTokens, map.head_dim, x, nullptr);
+  StartRows<kKv>(rows, kTokens, map.head_dim, x, nullptr);
   WaitForCopies<0>();
   __syncthreads();
   float* to = args.log_features + (args.ListOf(head) * args.max_tokens + from) * map.features;
@@ -102,6 +102,7 @@ __global__ void __launch_bounds__(kMapThreads, 2)
 }
 
 // A few tokens. A thread is a channel of four features; all threads keep the same m and sums.
+template <DType kKv>
 __global__ void __launch_bounds__(kThreads) EnterKernel(const __grid_constant__ Args args) {
   LetNextStart();
   WaitForEarlier();
@@ -134,8 +135,8 @@ __global__ void __launch_bounds__(kThreads) EnterKernel(const __grid_constant__ 
       const bool inside = first + t < extension.tokens.last;
       loaded[t] = inside ? *reinterpret_cast<const float4*>(a + int64_t{t} * features)
                          : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      values[t] = inside && c < d ? WidenBf16(reinterpret_cast<const uint16_t*>(args.pool.Row(
-                                        extension.block_table, head, first + t))[d + c])
+      values[t] = inside && c < d ? RoundedValueAt<kKv>(
+                                        args.pool.Row(extension.block_table, head, first + t), d, c)
                                   : 0.0f;
     }
     a += int64_t{kAhead} * features;
@@ -204,6 +205,7 @@ __global__ void __launch_bounds__(kThreads) MaximaKernel(const __grid_constant__
 }
 
 // Each block's sums. A thread is a channel of 16 features.
+template <DType kKv>
 __global__ void __launch_bounds__(kThreads) BlockKernel(const __grid_constant__ Args args) {
   static_assert(kThreads / 32 * 4 == kBlockFeatures && kSummaryBlockTokens == 64);
   LetNextStart();
@@ -300,10 +302,11 @@ __global__ void __launch_bounds__(kThreads) BlockKernel(const __grid_constant__ 
     float values[kAhead];
 #pragma unroll
     for (int t = 0; t < kAhead; ++t) {
-      values[t] = first + t < count && c < d
-                      ? WidenBf16(reinterpret_cast<const uint16_t*>(args.pool.Row(
-                            extension.block_table, head, tokens.first + first + t))[d + c])
-                      : 0.0f;
+      values[t] =
+          first + t < count && c < d
+              ? RoundedValueAt<kKv>(
+                    args.pool.Row(extension.block_table, head, tokens.first + first + t), d, c)
+              : 0.0f;
     }
 #pragma unroll
     for (int t = 0; t < kAhead; ++t) {
@@ -497,14 +500,15 @@ cudaError_t ExtendSummaries(const DeviceExtension* extensions, int32_t num_exten
     const int32_t tokens = max_tokens <= 16                           ? 16
                            : blocks < CurrentDevice().multiprocessors ? kTile / 2
                                                                       : kTile;
-    const auto kernel = tokens == 16      ? MapKeysKernel<1>
-                        : tokens == kTile ? MapKeysKernel<kTile / 16>
-                                          : MapKeysKernel<kTile / 32>;
     const size_t bytes = TileBytes(key_map, tokens);
     const dim3 grid(static_cast<unsigned>(CeilDiv(max_tokens, tokens)), heads, count);
-    if (const cudaError_t error =
-            Launch(kernel, grid, kMapThreads, bytes, stream, false, args, key_map);
-        error != cudaSuccess) {
+    const auto launch = [&]<DType kKv>(KvType<kKv>) {
+      const auto kernel = tokens == 16      ? MapKeysKernel<kKv, 1>
+                          : tokens == kTile ? MapKeysKernel<kKv, kTile / 16>
+                                            : MapKeysKernel<kKv, kTile / 32>;
+      return Launch(kernel, grid, kMapThreads, bytes, stream, false, args, key_map);
+    };
+    if (const cudaError_t error = ForKvType(layout.dtype, launch); error != cudaSuccess) {
       return error;
     }
   }
@@ -512,11 +516,18 @@ cudaError_t ExtendSummaries(const DeviceExtension* extensions, int32_t num_exten
   const auto launch = [&](auto kernel, dim3 grid) {
     return Launch(kernel, grid, kThreads, 0, stream, false, args);
   };
-  if (plan.max_blocks == 0) return launch(EnterKernel, by_features);
+  if (plan.max_blocks == 0) {
+    return ForKvType(layout.dtype,
+                     [&]<DType kKv>(KvType<kKv>) { return launch(EnterKernel<kKv>, by_features); });
+  }
   const auto blocks = static_cast<unsigned>(plan.max_blocks);
   const auto groups = static_cast<unsigned>(CeilDiv(key_map.features, kBlockFeatures));
   cudaError_t error = launch(MaximaKernel, dim3(blocks, heads, count));
-  if (error == cudaSuccess) error = launch(BlockKernel, dim3(blocks, heads * groups, count));
+  if (error == cudaSuccess) {
+    error = ForKvType(layout.dtype, [&]<DType kKv>(KvType<kKv>) {
+      return launch(BlockKernel<kKv>, dim3(blocks, heads * groups, count));
+    });
+  }
   if (error == cudaSuccess) error = launch(CloseKernel, by_features);
   return error;
 }

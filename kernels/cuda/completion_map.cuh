@@ -9,6 +9,7 @@
 
 #include "kernels/cuda/completion.h"
 #include "kernels/cuda/device_math.cuh"
+#include "kernels/cuda/kv_rows.cuh"
 #include "kernels/cuda/launch.cuh"
 
 namespace winnow::kernels::cuda::completion {
@@ -149,17 +150,37 @@ struct Pool {
 };
 
 // The keys, and where `values` is not null the values, of `count` rows whose addresses are in shared memory (null: zeros),
-// each [count][d + kPadding]. Ends with what was asked for on its way: WaitForCopies and a barrier make it readable.
+// each [count][d + kPadding] of bfloat16. Ends with what was asked for on its way: WaitForCopies and a barrier make it readable.
+template <DType kKv>
 __device__ __forceinline__ void StartRows(const uint8_t* const* rows, int32_t count, int32_t d,
                                           uint16_t* keys, uint16_t* values) {
-  const int32_t of_half = d / 8, pieces = values != nullptr ? 2 * of_half : of_half;
-  for (int32_t i = threadIdx.x; i < count * pieces; i += kMapThreads) {
-    const int32_t t = i / pieces, piece = i - t * pieces;
-    const bool is_key = piece < of_half;
-    uint16_t* to =
-        (is_key ? keys : values) + t * (d + kPadding) + (is_key ? piece : piece - of_half) * 8;
-    const uint8_t* row = rows[t];
-    CopyAsync16(SharedAddress(to), row == nullptr ? rows[0] : row + piece * 16, row != nullptr);
+  if constexpr (kKv == DType::kBF16) {
+    const int32_t of_half = d / 8, pieces = values != nullptr ? 2 * of_half : of_half;
+    for (int32_t i = threadIdx.x; i < count * pieces; i += kMapThreads) {
+      const int32_t t = i / pieces, piece = i - t * pieces;
+      const bool is_key = piece < of_half;
+      uint16_t* to =
+          (is_key ? keys : values) + t * (d + kPadding) + (is_key ? piece : piece - of_half) * 8;
+      const uint8_t* row = rows[t];
+      CopyAsync16(SharedAddress(to), row == nullptr ? rows[0] : row + piece * 16, row != nullptr);
+    }
+  } else {
+    const int32_t of_half = d / 4, words = values != nullptr ? 2 * of_half : of_half;
+#pragma unroll 4
+    for (int32_t i = threadIdx.x; i < count * words; i += kMapThreads) {
+      const int32_t t = i / words, word = i - t * words;
+      const bool is_key = word < of_half;
+      uint16_t* to =
+          (is_key ? keys : values) + t * (d + kPadding) + (is_key ? word : word - of_half) * 4;
+      const uint8_t* row = rows[t];
+      uint2 pairs = make_uint2(0, 0);
+      if (row != nullptr) {
+        const uint32_t scales = ScalesOf<kKv>(row, d);
+        pairs = PairsOf<kKv>(reinterpret_cast<const uint32_t*>(row)[word],
+                             is_key ? TwiceKeyScale(scales) : TwiceValueScale(scales));
+      }
+      *reinterpret_cast<uint2*>(to) = pairs;
+    }
   }
   CommitCopies();
 }
@@ -185,7 +206,7 @@ inline bool IsRefused(const DeviceFeatureMap& map) {
 }
 inline bool IsRefused(const DeviceFeatureMap& map, const KvLayout& layout) {
   return IsRefused(map) || map.head_dim != layout.head_dim || map.kv_heads != layout.kv_heads ||
-         layout.dtype != DType::kBF16;
+         !HasKvRows(layout);
 }
 
 inline Pool MakePool(const void* pool, const KvLayout& layout) {

@@ -124,11 +124,16 @@ CudaBackend::~CudaBackend() {
 
 std::string CudaBackend::Refusal(const KvLayout& layout, int32_t num_heads) const {
   const int32_t d = layout.head_dim;
-  if (layout.dtype != DType::kBF16) {
-    return std::string("KV in ") + DTypeName(layout.dtype) + " (bfloat16 only)";
+  if (layout.dtype != DType::kBF16 && !HasScales(layout.dtype)) {
+    return std::string("KV in ") + DTypeName(layout.dtype) +
+           " (bfloat16, int8 and float8_e4m3 only)";
   }
   if (d != 64 && d != 80 && d != 96 && d != 128) {
     return "a head dimension of " + std::to_string(d) + " (64, 80, 96 and 128 only)";
+  }
+  if (!HasKvRows(layout)) {
+    return "blocks of " + std::to_string(layout.block_tokens) + " tokens with KV in " +
+           DTypeName(layout.dtype) + " (multiples of 4 only)";
   }
   const int32_t group = num_heads / layout.kv_heads;
   if (group > kMaxHeadsPerKvHead) {

@@ -18,9 +18,12 @@ namespace {
 int64_t RowsOf(const SharedKvShape& shape) {
   return int64_t{shape.num_blocks} * shape.layout.kv_heads * shape.layout.block_tokens;
 }
+size_t SlotBytes(const SharedKvShape& shape) {
+  return static_cast<size_t>(SlotRowBytes(static_cast<int64_t>(shape.layout.RowBytes())));
+}
 // Of one pool. More than it has rows would never be used.
 int64_t SlotsOf(const SharedKvShape& shape) {
-  const size_t each = shape.layout.RowBytes() + kRowCacheSlotBytes;
+  const size_t each = SlotBytes(shape) + kRowCacheSlotBytes;
   const size_t slots = shape.cache_bytes / static_cast<size_t>(shape.num_pools) / each;
   return std::min(static_cast<int64_t>(slots), RowsOf(shape));
 }
@@ -35,7 +38,7 @@ struct Plan {
     if (shape.of_frames) return;
     const auto pools = static_cast<size_t>(shape.num_pools);
     const auto slots = static_cast<size_t>(SlotsOf(shape));
-    row_part = AlignUp(slots * shape.layout.RowBytes(), 256);
+    row_part = AlignUp(slots * SlotBytes(shape), 256);
     slot_part = AlignUp(slots * sizeof(RowCacheSlot), 256);
     map_part = AlignUp(static_cast<size_t>(RowsOf(shape)) * 4, 256);
     slots_at = pools * row_part;

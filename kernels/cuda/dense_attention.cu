@@ -148,73 +148,14 @@ __device__ __forceinline__ void AddValues(const uint32_t (&weights)[kUnitTiles][
   }
 }
 
-template <int kHeadDim>
-__global__ void __launch_bounds__(kInTurnWarps* kLanes)
-    InTurnKernel(const __grid_constant__ Args args) {
-  extern __shared__ uint4 shared4[];
-  const uint32_t shared = SharedAddress(shared4);
-  using Rows = PaddedRows<kHeadDim>;
-  constexpr uint32_t kStageBytes = Rows::kUnitBytes;
-  const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
-  const auto kv_head = static_cast<int32_t>(blockIdx.y);
-  const auto tile = static_cast<int32_t>(gridDim.x - 1 - blockIdx.x);  // those with most keys first
-  const DeviceChunk chunk = args.chunks[blockIdx.z];
-  const int32_t num_rows = chunk.num_tokens * args.group.divisor();
-  const int32_t first_row = tile * kInTurnWarps * kWarpRows;
-  if (first_row >= num_rows) return;
-  const int32_t last_row = min(first_row + kInTurnWarps * kWarpRows, num_rows) - 1;
-  const int32_t visible = chunk.position + args.group.Divide(last_row) + 1;
-  const int32_t units = (visible + kDenseUnitTokens - 1) / kDenseUnitTokens;
-  const uint8_t* head = args.pool + kv_head * args.head_bytes;
-  StartUnit<kHeadDim, kInTurnWarps>(args, chunk.block_table, head, 0, visible, shared);
-  CommitCopies();
-  int32_t sees[2];
-  int64_t at[2];
-  uint32_t q[kHeadDim / 16][4];
-  LoadRows<kHeadDim>(args, chunk, kv_head, first_row + warp * kWarpRows, sees, at, q);
-
-  float o[kHeadDim / 8][4], total[kHeadDim / 8][4];  // of the split, and of those before it
-  RowSums sums, totals;
-  Clear(o);
-  Clear(total);
-  for (int32_t unit = 0; unit < units; ++unit) {
-    const uint32_t here = shared + unit % 2 * kStageBytes;
-    if (unit + 1 < units) {
-      StartUnit<kHeadDim, kInTurnWarps>(args, chunk.block_table, head, unit + 1, visible,
-                                        shared + (unit + 1) % 2 * kStageBytes);
-    }
-    CommitCopies();
-    WaitForCopies<1>();
-    __syncthreads();
-    float scores[2 * kUnitTiles][4] = {}, keep[2];
-    uint32_t weights[kUnitTiles][4];
-    const uint32_t keys_at = Rows::KeysAt(here, lane);
-#pragma unroll
-    for (int t = 0; t < kUnitTiles; ++t) {
-      ScoreTile<Rows>(q, keys_at + t * Rows::kTileBytes, scores[2 * t], scores[2 * t + 1]);
-    }
-    Weigh(scores, unit * kDenseUnitTokens, sees, sums, weights, keep);
-    const uint32_t values_at = Rows::ValuesAt(here, lane);
-#pragma unroll
-    for (int n = 0; n < kHeadDim / 8; n += 2) {
-      AddValues<Rows>(weights, keep, Rows::Channels(values_at, n / 2), o[n], o[n + 1]);
-    }
-    if (unit + 1 == units || (unit + 1) % kUnitsPerSplit == 0) {
-      AddSplit<kHeadDim>(sums, o, totals, total);
-      sums = RowSums();
-      Clear(o);
-    }
-    __syncthreads();
-  }
-  WriteRows<kHeadDim>(args, sees, at, totals, total);
-}
-
 // Units come to shared memory, the next while one is used. Begin() once, behind WaitForEarlier(), then for each unit
 // Next(), between which all threads meet when they have used what it gave. 16 bytes a thread:
 template <int kHeadDim>
 class PaddedRing {
  public:
   using Rows = PaddedRows<kHeadDim>;
+  static constexpr int kRowBytes = 4 * kHeadDim;
+  static constexpr size_t kSharedBytes = SharedBytes<Rows>();
   struct Source {
     int32_t unused = 0;
   };
@@ -268,6 +209,8 @@ template <int kHeadDim>
 class SwizzledRing {
  public:
   using Rows = SwizzledRows<kHeadDim>;
+  static constexpr int kRowBytes = 4 * kHeadDim;
+  static constexpr size_t kSharedBytes = SharedBytes<Rows>();
   using Source = CUtensorMap;
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -307,8 +250,6 @@ class SwizzledRing {
   }
 
  private:
-  static constexpr int64_t kRowBytes = 4 * kHeadDim;
-
   __device__ uint32_t Stage(int32_t unit) const {
     return shared_ + (unit - first_) % 2 * Rows::kUnitBytes;
   }
@@ -350,6 +291,167 @@ class SwizzledRing {
 #endif
 };
 
+// Of 8-bit types: codes come to shared memory, two units of them, and become the padded rows of bfloat16 of one unit there,
+// which all threads make when they meet. kBulk: by the copy engine, where a unit lies in one piece.
+template <DType kKv, int kHeadDim, int kThreads, bool kBulk>
+class CodesRing {
+ public:
+  using Rows = PaddedRows<kHeadDim>;
+  using Codes = CodeRows<kKv, kHeadDim>;
+  struct Source {
+    int32_t unused = 0;
+  };
+  static constexpr int kRowBytes = Codes::kRowBytes;
+  static constexpr size_t kSharedBytes = 2 * size_t{Codes::kUnitBytes} + Rows::kUnitBytes;
+
+  __device__ CodesRing(const Args& args, const Source&, const int32_t* table, int32_t kv_head,
+                       int32_t visible, uint32_t shared)
+      : args_(args),
+        table_(table),
+        head_(args.pool + kv_head * args.head_bytes),
+        visible_(visible),
+        shared_(shared) {
+    if constexpr (kBulk) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+      __shared__ alignas(8) uint64_t barriers[2];
+      barriers_ = SharedAddress(barriers);
+      if (threadIdx.x == 0) {
+        InitBarrier(barriers_);
+        InitBarrier(barriers_ + 8);
+        FenceBarriers();
+      }
+      __syncthreads();
+#endif
+    }
+  }
+
+  __device__ void Begin(int32_t first, int32_t units) {
+    first_ = first;
+    Start(first, units);
+    Start(first + 1, units);
+  }
+  __device__ uint32_t Next(int32_t unit, int32_t units) {
+    if constexpr (kBulk) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+      WaitForPhase(BarrierOf(unit), static_cast<uint32_t>(unit - first_) / 2 % 2);
+#endif
+    } else {
+      WaitForCopies<1>();
+      __syncthreads();
+    }
+    const uint32_t rows = shared_ + 2 * Codes::kUnitBytes;
+    Codes::template Widen<kThreads>(
+        Stage(unit), visible_ - unit * kDenseUnitTokens,
+        [&](int32_t row, bool is_value, int32_t word, uint2 pairs) {
+          PutPairs(rows + row * Rows::kRowBytes + (is_value ? 2 * kHeadDim : 0) + word * 8, pairs);
+        });
+    __syncthreads();
+    Start(unit + 2, units);
+    return rows;
+  }
+
+ private:
+  __device__ uint32_t Stage(int32_t unit) const {
+    return shared_ + (unit - first_) % 2 * Codes::kUnitBytes;
+  }
+  __device__ uint32_t BarrierOf(int32_t unit) const { return barriers_ + (unit - first_) % 2 * 8; }
+  __device__ void Start(int32_t unit, int32_t units) {
+    if constexpr (kBulk) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+      if (threadIdx.x != 0 || unit >= units) return;
+      const int32_t token = unit * kDenseUnitTokens, block = args_.block_tokens.Divide(token);
+      const uint8_t* from = head_ + table_[block] * args_.block_bytes +
+                            int64_t{token - block * args_.block_tokens.divisor()} * kRowBytes;
+      ArriveExpecting(BarrierOf(unit), Codes::kUnitBytes);
+      BulkCopy(Stage(unit), from, Codes::kUnitBytes, BarrierOf(unit));
+#endif
+    } else {
+      if (unit < units) {
+        Codes::template Start<kThreads>(Codes::Held(args_, table_, head_, unit, visible_), unit,
+                                        visible_, Stage(unit));
+      }
+      CommitCopies();
+    }
+  }
+
+  const Args& args_;
+  const int32_t* table_;
+  const uint8_t* head_;
+  int32_t visible_, first_ = 0;
+  uint32_t shared_, barriers_ = 0;
+};
+
+template <DType kKv, int kHeadDim>
+__global__ void __launch_bounds__(kInTurnWarps* kLanes)
+    InTurnKernel(const __grid_constant__ Args args) {
+  extern __shared__ uint4 shared4[];
+  const uint32_t shared = SharedAddress(shared4);
+  using Rows = PaddedRows<kHeadDim>;
+  constexpr uint32_t kStageBytes = Rows::kUnitBytes;
+  const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
+  const auto kv_head = static_cast<int32_t>(blockIdx.y);
+  const auto tile = static_cast<int32_t>(gridDim.x - 1 - blockIdx.x);  // those with most keys first
+  const DeviceChunk chunk = args.chunks[blockIdx.z];
+  const int32_t num_rows = chunk.num_tokens * args.group.divisor();
+  const int32_t first_row = tile * kInTurnWarps * kWarpRows;
+  if (first_row >= num_rows) return;
+  const int32_t last_row = min(first_row + kInTurnWarps * kWarpRows, num_rows) - 1;
+  const int32_t visible = chunk.position + args.group.Divide(last_row) + 1;
+  const int32_t units = (visible + kDenseUnitTokens - 1) / kDenseUnitTokens;
+  const uint8_t* head = args.pool + kv_head * args.head_bytes;
+  using Codes = CodesRing<kKv, kHeadDim, kInTurnWarps * kLanes, false>;
+  Codes codes(args, {}, chunk.block_table, kv_head, visible, shared);
+  if constexpr (HasScales(kKv)) {
+    codes.Begin(0, units);
+  } else {
+    StartUnit<kHeadDim, kInTurnWarps>(args, chunk.block_table, head, 0, visible, shared);
+    CommitCopies();
+  }
+  int32_t sees[2];
+  int64_t at[2];
+  uint32_t q[kHeadDim / 16][4];
+  LoadRows<kHeadDim>(args, chunk, kv_head, first_row + warp * kWarpRows, sees, at, q);
+
+  float o[kHeadDim / 8][4], total[kHeadDim / 8][4];  // of the split, and of those before it
+  RowSums sums, totals;
+  Clear(o);
+  Clear(total);
+  for (int32_t unit = 0; unit < units; ++unit) {
+    uint32_t here = shared + unit % 2 * kStageBytes;
+    if constexpr (HasScales(kKv)) {
+      here = codes.Next(unit, units);
+    } else {
+      if (unit + 1 < units) {
+        StartUnit<kHeadDim, kInTurnWarps>(args, chunk.block_table, head, unit + 1, visible,
+                                          shared + (unit + 1) % 2 * kStageBytes);
+      }
+      CommitCopies();
+      WaitForCopies<1>();
+      __syncthreads();
+    }
+    float scores[2 * kUnitTiles][4] = {}, keep[2];
+    uint32_t weights[kUnitTiles][4];
+    const uint32_t keys_at = Rows::KeysAt(here, lane);
+#pragma unroll
+    for (int t = 0; t < kUnitTiles; ++t) {
+      ScoreTile<Rows>(q, keys_at + t * Rows::kTileBytes, scores[2 * t], scores[2 * t + 1]);
+    }
+    Weigh(scores, unit * kDenseUnitTokens, sees, sums, weights, keep);
+    const uint32_t values_at = Rows::ValuesAt(here, lane);
+#pragma unroll
+    for (int n = 0; n < kHeadDim / 8; n += 2) {
+      AddValues<Rows>(weights, keep, Rows::Channels(values_at, n / 2), o[n], o[n + 1]);
+    }
+    if (unit + 1 == units || (unit + 1) % kUnitsPerSplit == 0) {
+      AddSplit<kHeadDim>(sums, o, totals, total);
+      sums = RowSums();
+      Clear(o);
+    }
+    __syncthreads();
+  }
+  WriteRows<kHeadDim>(args, sees, at, totals, total);
+}
+
 template <int kHeadDim, typename Ring>
 __global__ void __launch_bounds__(kSplitWarps* kLanes)
     SplitKernel(const __grid_constant__ Args args,
@@ -378,14 +480,14 @@ __global__ void __launch_bounds__(kSplitWarps* kLanes)
   const uint8_t* head = args.pool + kv_head * args.head_bytes;
   // Rows come nearer while the queries are still being made. They are not read yet: this step's are
   // among them.
-  constexpr int kLines = (4 * kHeadDim + 127) / 128;  // of a row
+  constexpr int kLines = (Ring::kRowBytes + 127) / 128;  // of a row
   const int32_t last_token = min(visible, first_unit * kDenseUnitTokens + kDenseSplitTokens);
   for (int32_t i = threadIdx.x; i < kDenseSplitTokens * kLines; i += kSplitWarps * kLanes) {
     const int32_t token = first_unit * kDenseUnitTokens + i / kLines;
     if (token >= last_token) break;
     const int32_t block = args.block_tokens.Divide(token);
     const uint8_t* row = head + chunk.block_table[block] * args.block_bytes +
-                         int64_t{token - block * args.block_tokens.divisor()} * (4 * kHeadDim);
+                         int64_t{token - block * args.block_tokens.divisor()} * Ring::kRowBytes;
     PrefetchLine(row + i % kLines * 128);
   }
   Ring ring(args, source, chunk.block_table, kv_head, visible, SharedAddress(shared4));
@@ -594,7 +696,7 @@ size_t NumParts(const DenseAttentionShape& shape) {
 template <int kHeadDim, typename Ring>
 cudaError_t LaunchSideBySide(const DenseAttentionShape& shape, Args& args,
                              const typename Ring::Source& source, Stream stream) {
-  constexpr size_t kBytes = SharedBytes<typename Ring::Rows>();
+  constexpr size_t kBytes = Ring::kSharedBytes;
   args.part_ends = reinterpret_cast<float2*>(args.parts + NumParts(shape) * kHeadDim);
   const auto kernel = SplitKernel<kHeadDim, Ring>;
   const dim3 grid(args.splits, shape.layout.kv_heads, shape.num_chunks * args.tiles);
@@ -624,28 +726,40 @@ cudaError_t LaunchSideBySide(const DenseAttentionShape& shape, Args& args,
                 false, args, kHeadDim);
 }
 
-template <int kHeadDim>
+template <DType kKv, int kHeadDim>
 cudaError_t LaunchOf(const DenseAttentionShape& shape, Args& args, Stream stream) {
+  constexpr int kInTurnThreads = kInTurnWarps * kLanes, kSplitThreads = kSplitWarps * kLanes;
   if (shape.way == DenseWay::kInTurn) {
     if (!shape.portable && HasGroupAttention(kHeadDim)) {
       return AttendInTurnByGroups(shape, args, stream);
     }
-    const auto kernel = InTurnKernel<kHeadDim>;
+    const auto kernel = InTurnKernel<kKv, kHeadDim>;
     const dim3 grid(static_cast<unsigned>(CeilDiv(int64_t{shape.max_chunk_tokens} * shape.group,
                                                   kInTurnWarps * kWarpRows)),
                     shape.layout.kv_heads, shape.num_chunks);
-    return LaunchBehind(kernel, grid, kInTurnWarps * kLanes, SharedBytes<PaddedRows<kHeadDim>>(),
-                        stream, args);
+    constexpr size_t kBytes = HasScales(kKv)
+                                  ? CodesRing<kKv, kHeadDim, kInTurnThreads, false>::kSharedBytes
+                                  : SharedBytes<PaddedRows<kHeadDim>>();
+    return LaunchBehind(kernel, grid, kInTurnThreads, kBytes, stream, args);
   }
-  if constexpr (2 * kHeadDim % kTensorTileRowBytes == 0) {
-    CUtensorMap map;
-    if (!shape.portable && CurrentDevice().hopper &&
-        shape.layout.block_tokens % kDenseUnitTokens == 0 &&
-        MakeTensorMap(args.pool, 2 * kHeadDim, kDenseUnitTokens, &map)) {
-      return LaunchSideBySide<kHeadDim, SwizzledRing<kHeadDim>>(shape, args, map, stream);
+  const bool whole_units = !shape.portable && CurrentDevice().hopper &&
+                           shape.layout.block_tokens % kDenseUnitTokens == 0;
+  if constexpr (HasScales(kKv)) {
+    if (whole_units) {
+      return LaunchSideBySide<kHeadDim, CodesRing<kKv, kHeadDim, kSplitThreads, true>>(shape, args,
+                                                                                       {}, stream);
     }
+    return LaunchSideBySide<kHeadDim, CodesRing<kKv, kHeadDim, kSplitThreads, false>>(shape, args,
+                                                                                      {}, stream);
+  } else {
+    if constexpr (2 * kHeadDim % kTensorTileRowBytes == 0) {
+      CUtensorMap map;
+      if (whole_units && MakeTensorMap(args.pool, 2 * kHeadDim, kDenseUnitTokens, &map)) {
+        return LaunchSideBySide<kHeadDim, SwizzledRing<kHeadDim>>(shape, args, map, stream);
+      }
+    }
+    return LaunchSideBySide<kHeadDim, PaddedRing<kHeadDim>>(shape, args, {}, stream);
   }
-  return LaunchSideBySide<kHeadDim, PaddedRing<kHeadDim>>(shape, args, {}, stream);
 }
 
 }  // namespace
@@ -659,8 +773,8 @@ cudaError_t AttendDense(const DenseAttentionShape& shape, const float* q, int64_
                         const DeviceChunk* chunks, const void* pool, float scale, float* out,
                         int64_t out_stride, void* workspace, Stream stream) {
   const KvLayout& layout = shape.layout;
-  if (layout.dtype != DType::kBF16 || shape.group < 1 || layout.kv_heads < 1 ||
-      layout.kv_heads > 65535 || shape.num_chunks < 0 || layout.block_tokens < 1 ||
+  if (!HasKvRows(layout) || shape.group < 1 || layout.kv_heads < 1 || layout.kv_heads > 65535 ||
+      shape.num_chunks < 0 || layout.block_tokens < 1 ||
       int64_t{shape.max_chunk_tokens} * shape.group > 0x7fffffff ||
       int64_t{shape.num_chunks} *
               (shape.way == DenseWay::kInTurn ? 1 : std::max(TilesOf(shape), 1)) >
@@ -686,18 +800,20 @@ cudaError_t AttendDense(const DenseAttentionShape& shape, const float* q, int64_
             SplitsOf(shape),
             1,
             0};
-  switch (layout.head_dim) {
-    case 64:
-      return LaunchOf<64>(shape, args, stream);
-    case 80:
-      return LaunchOf<80>(shape, args, stream);
-    case 96:
-      return LaunchOf<96>(shape, args, stream);
-    case 128:
-      return LaunchOf<128>(shape, args, stream);
-    default:
-      return cudaErrorInvalidValue;
-  }
+  return ForKvType(layout.dtype, [&]<DType kKv>(KvType<kKv>) {
+    switch (layout.head_dim) {
+      case 64:
+        return LaunchOf<kKv, 64>(shape, args, stream);
+      case 80:
+        return LaunchOf<kKv, 80>(shape, args, stream);
+      case 96:
+        return LaunchOf<kKv, 96>(shape, args, stream);
+      case 128:
+        return LaunchOf<kKv, 128>(shape, args, stream);
+      default:
+        return cudaErrorInvalidValue;
+    }
+  });
 }
 
 }  // namespace winnow::kernels::cuda

@@ -7,6 +7,7 @@
 
 #include "kernels/cuda/dense_attention.h"
 #include "kernels/cuda/device_math.cuh"
+#include "kernels/cuda/kv_rows.cuh"
 
 namespace winnow::kernels::cuda::dense {
 
@@ -59,6 +60,71 @@ struct UnitRows {
     }
   }
 };
+
+// A unit's rows of an 8-bit type as they lie in the pool, one behind the other, on their way to bfloat16.
+template <DType kKv, int kHeadDim>
+struct CodeRows {
+  static constexpr int kRowBytes = KvRowBytes<kKv>(kHeadDim);
+  static constexpr uint32_t kUnitBytes = kDenseUnitTokens * kRowBytes;
+  static constexpr int kTogether = 4;  // rows that are a multiple of 16 bytes, and lie in one block
+  static constexpr int kPieces = kTogether * kRowBytes / 16;  // of so many rows
+  static constexpr int kGroups = kDenseUnitTokens / kTogether;
+  static_assert(kTogether * kRowBytes % 16 == 0 && kGroups <= kLanes);
+
+  // Where rows 4 * (lane % kGroups) of a unit lie, or others where those are not visible.
+  static __device__ __forceinline__ uint64_t Held(const Args& args, const int32_t* table,
+                                                  const uint8_t* head, int32_t unit,
+                                                  int32_t visible) {
+    const auto group = static_cast<int32_t>(threadIdx.x) % kLanes % kGroups;
+    const int32_t last = (visible - 1) / kTogether * kTogether;
+    const int32_t token = min(unit * kDenseUnitTokens + group * kTogether, last);
+    const int32_t block = args.block_tokens.Divide(token);
+    return reinterpret_cast<uint64_t>(head + table[block] * args.block_bytes +
+                                      int64_t{token - block * args.block_tokens.divisor()} *
+                                          kRowBytes);
+  }
+  // `kThreads` threads start copying a unit; groups of rows that are not visible become zeros.
+  template <int kThreads>
+  static __device__ __forceinline__ void Start(uint64_t held, int32_t unit, int32_t visible,
+                                               uint32_t to) {
+    const auto thread = static_cast<int32_t>(threadIdx.x) % kThreads;
+#pragma unroll 4
+    for (int32_t first = 0; first < kGroups * kPieces; first += kThreads) {
+      const int32_t i = first + thread, group = min(i / kPieces, kGroups - 1);
+      const uint64_t from = __shfl_sync(kFullMask, held, group);
+      if (i >= kGroups * kPieces) continue;
+      CopyAsync16(to + i * 16, reinterpret_cast<const uint8_t*>(from) + i % kPieces * 16,
+                  unit * kDenseUnitTokens + group * kTogether < visible);
+    }
+  }
+  // Threads put the unit's values, rounded to bfloat16: put(row, is_value, word, pairs) channels 4 * word to 4 * word + 3
+  // of a row's K or V. Rows from `seen` on, whatever lies there, are zeros.
+  template <int kThreads, typename Put>
+  static __device__ __forceinline__ void Widen(uint32_t unit, int32_t seen, Put put) {
+    constexpr int kWords = kHeadDim / 2, kKeyWords = kHeadDim / 4;  // of a row
+    static_assert(kDenseUnitTokens * kWords % kThreads == 0);
+    const auto thread = static_cast<int32_t>(threadIdx.x) % kThreads;
+#pragma unroll 8
+    for (int i = 0; i < kDenseUnitTokens * kWords / kThreads; ++i) {
+      const int32_t at = i * kThreads + thread, row = at / kWords, word = at % kWords;
+      const bool is_value = word >= kKeyWords;
+      const uint32_t of_row = unit + row * kRowBytes;
+      uint32_t codes, scales;
+      asm volatile("ld.shared.u32 %0, [%1];" : "=r"(codes) : "r"(of_row + word * 4) : "memory");
+      asm volatile("ld.shared.u32 %0, [%1];"
+                   : "=r"(scales)
+                   : "r"(of_row + 2 * kHeadDim)
+                   : "memory");
+      scales = row < seen ? scales : 0;
+      const uint32_t scale = is_value ? TwiceValueScale(scales) : TwiceKeyScale(scales);
+      put(row, is_value, is_value ? word - kKeyWords : word, PairsOf<kKv>(codes, scale));
+    }
+  }
+};
+__device__ __forceinline__ void PutPairs(uint32_t shared, uint2 pairs) {
+  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(shared), "r"(pairs.x), "r"(pairs.y)
+               : "memory");
+}
 
 // What weights are relative to, at most kSlack less than the largest score, and the sum of weights of a
 // thread's rows, lane / 4 and 8 more, over a part of the keys. The

@@ -36,25 +36,33 @@ constexpr int kPanelBytes = 64 * 128;  // 64 rows of 64 channels
     2;  // units on their way before the first of them is waited for
 static_assert(kBlockRows == kInTurnWarps * kWarpRows && kDenseUnitTokens == 64);
 
-template <int kHeadDim>
-constexpr int kStages = kHeadDim == 128 ? 5 : 8;
+template <DType kKv, int kHeadDim>
+constexpr int kStages = HasScales(kKv)    ? 3 * 128 / kHeadDim
+                        : kHeadDim == 128 ? 5
+                                          : 8;
+// Units of codes: one that becomes bfloat16 while another may still be read, and those ahead.
+[[maybe_unused]] constexpr int kCodeStages = kAhead + 2;
 template <int kHeadDim>
 constexpr int kOperandBytes =
     kHeadDim / 64 * kPanelBytes;  // queries of a warpgroup, or keys, or values
-template <int kHeadDim>
-constexpr size_t kSharedBytes = 1024 +
-                                size_t{kOperandBytes<kHeadDim>} * (kGroups + 2 * kStages<kHeadDim>);
+template <DType kKv, int kHeadDim>
+constexpr size_t kSharedBytes = 1024 + size_t{kOperandBytes<kHeadDim>} *
+                                           (kGroups + 2 * kStages<kKv, kHeadDim>)+(
+                                               HasScales(kKv)
+                                                   ? size_t{kCodeStages} *
+                                                         kDenseUnitTokens* KvRowBytes<kKv>(kHeadDim)
+                                                   : 0);
 
 // A place of 16 bytes: `piece` of row `row` of an operand.
 [[maybe_unused]] __device__ __forceinline__ uint32_t PieceAt(int row, int piece) {
   return piece / 8 * kPanelBytes + row * 128 + ((piece % 8) ^ (row % 8)) * 16;
 }
 
-template <int kHeadDim>
+template <DType kKv, int kHeadDim>
 __global__ void __launch_bounds__(kBlockThreads, 1)
     GroupsKernel(const __grid_constant__ Args args) {
 #ifdef WINNOW_WGMMA
-  constexpr int kRing = kStages<kHeadDim>;
+  constexpr int kRing = kStages<kKv, kHeadDim>;
   constexpr uint32_t kOperand = kOperandBytes<kHeadDim>;
   extern __shared__ uint4 dynamic[];
   __shared__ uint64_t filled[kRing], emptied[kRing];
@@ -88,59 +96,87 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   };
   if (warp < kGroupWarps) {
     GiveUpRegisters<40>();
-    constexpr int kRows = kDenseUnitTokens / kGroupWarps;
-    constexpr int kPieces = kHeadDim / 4;  // of 16 bytes in a row
-    constexpr int kRowBytes = 4 * kHeadDim;
     const uint8_t* head = args.pool + kv_head * args.head_bytes;
-    // Whether a warp's rows always lie in one block, one behind the other.
-    const bool together = args.block_tokens.divisor() % kRows == 0;
-    constexpr int kAtOnce = kLanes / kPieces;  // rows of a warp
-    const int my_row = lane / kPieces, my_piece = lane % (kPieces / 2);
-    const uint32_t my_place =
-        lane % kPieces / (kPieces / 2) * kOperand + PieceAt(warp * kRows + my_row, my_piece);
-    // Where a lane's i-th 16 bytes belong, of a unit from `my_place` on: PieceAt() of rows further on.
-    const auto place = [](uint32_t from, int i) {
-      return (from + i * kAtOnce * 128) ^ (i * kAtOnce % 8 * 16);
-    };
     int told = 0;  // stages before this one are known to be filled
     const auto tell = [&] {
       FenceSharedWrites();
       Arrive(SharedAddress(filled + told));
       if (++told == kRing) told = 0;
     };
-    for (int32_t unit = 0; unit < units; ++unit) {
-      const uint32_t to = units_at + stage * 2 * kOperand + my_place;
-      const int32_t first = unit * kDenseUnitTokens + warp * kRows;
-      if (together && first + kRows <= visible) {
-        const int32_t block = args.block_tokens.Divide(first);
-        const uint8_t* from = head + chunk.block_table[block] * args.block_bytes +
-                              int64_t{first - block * args.block_tokens.divisor()} * kRowBytes +
-                              lane * 16;
-        WaitForPhase(SharedAddress(emptied + stage), parity ^ 1);
-#pragma unroll
-        for (int i = 0; i < kRows * kPieces / kLanes; ++i) {
-          CopyAsync16(place(to, i), from + i * kLanes * 16, true);
+    if constexpr (HasScales(kKv)) {
+      using Codes = CodeRows<kKv, kHeadDim>;
+      const uint32_t codes_at = units_at + kRing * 2 * kOperand;  // [kCodeStages]
+      for (int32_t unit = 0; unit < units + kAhead; ++unit) {
+        if (unit < units) {
+          Codes::template Start<kGroupThreads>(
+              Codes::Held(args, chunk.block_table, head, unit, visible), unit, visible,
+              codes_at + unit % kCodeStages * Codes::kUnitBytes);
         }
-      } else {
-        const UnitRows<kHeadDim, kGroupWarps> rows(args, chunk.block_table, head, unit, visible);
-        WaitForPhase(SharedAddress(emptied + stage), parity ^ 1);
-#pragma unroll
-        for (int i = 0; i < kRows * kPieces / kLanes; ++i) {
-          const int row = i * kAtOnce + my_row;
-          const uint64_t from = __shfl_sync(kFullMask, rows.held[0], row);
-          CopyAsync16(place(to, i), reinterpret_cast<const uint8_t*>(from) + lane % kPieces * 16,
-                      first + row < visible);
-        }
-      }
-      CommitCopies();
-      next_stage();
-      if (unit >= kAhead) {
+        CommitCopies();
+        const int32_t ready = unit - kAhead;
+        if (ready < 0) continue;
         WaitForCopies<kAhead>();
+        // All have the unit's codes; and have made those of the unit before, whose place the next copy takes.
+        asm volatile("bar.sync 2, %0;" ::"n"(kGroupThreads) : "memory");
+        WaitForPhase(SharedAddress(emptied + stage), parity ^ 1);
+        const uint32_t to = units_at + stage * 2 * kOperand;
+        Codes::template Widen<kGroupThreads>(
+            codes_at + ready % kCodeStages * Codes::kUnitBytes, visible - ready * kDenseUnitTokens,
+            [&](int32_t row, bool is_value, int32_t word, uint2 pairs) {
+              PutPairs(to + (is_value ? kOperand : 0) + PieceAt(row, word / 2) + word % 2 * 8,
+                       pairs);
+            });
         tell();
+        next_stage();
       }
+    } else {
+      constexpr int kRows = kDenseUnitTokens / kGroupWarps;
+      constexpr int kPieces = kHeadDim / 4;  // of 16 bytes in a row
+      constexpr int kRowBytes = 4 * kHeadDim;
+      // Whether a warp's rows always lie in one block, one behind the other.
+      const bool together = args.block_tokens.divisor() % kRows == 0;
+      constexpr int kAtOnce = kLanes / kPieces;  // rows of a warp
+      const int my_row = lane / kPieces, my_piece = lane % (kPieces / 2);
+      const uint32_t my_place =
+          lane % kPieces / (kPieces / 2) * kOperand + PieceAt(warp * kRows + my_row, my_piece);
+      // Where a lane's i-th 16 bytes belong, of a unit from `my_place` on: PieceAt() of rows further on.
+      const auto place = [](uint32_t from, int i) {
+        return (from + i * kAtOnce * 128) ^ (i * kAtOnce % 8 * 16);
+      };
+      for (int32_t unit = 0; unit < units; ++unit) {
+        const uint32_t to = units_at + stage * 2 * kOperand + my_place;
+        const int32_t first = unit * kDenseUnitTokens + warp * kRows;
+        if (together && first + kRows <= visible) {
+          const int32_t block = args.block_tokens.Divide(first);
+          const uint8_t* from = head + chunk.block_table[block] * args.block_bytes +
+                                int64_t{first - block * args.block_tokens.divisor()} * kRowBytes +
+                                lane * 16;
+          WaitForPhase(SharedAddress(emptied + stage), parity ^ 1);
+#pragma unroll
+          for (int i = 0; i < kRows * kPieces / kLanes; ++i) {
+            CopyAsync16(place(to, i), from + i * kLanes * 16, true);
+          }
+        } else {
+          const UnitRows<kHeadDim, kGroupWarps> rows(args, chunk.block_table, head, unit, visible);
+          WaitForPhase(SharedAddress(emptied + stage), parity ^ 1);
+#pragma unroll
+          for (int i = 0; i < kRows * kPieces / kLanes; ++i) {
+            const int row = i * kAtOnce + my_row;
+            const uint64_t from = __shfl_sync(kFullMask, rows.held[0], row);
+            CopyAsync16(place(to, i), reinterpret_cast<const uint8_t*>(from) + lane % kPieces * 16,
+                        first + row < visible);
+          }
+        }
+        CommitCopies();
+        next_stage();
+        if (unit >= kAhead) {
+          WaitForCopies<kAhead>();
+          tell();
+        }
+      }
+      WaitForCopies<0>();
+      for (int32_t unit = max(units - kAhead, 0); unit < units; ++unit) tell();
     }
-    WaitForCopies<0>();
-    for (int32_t unit = max(units - kAhead, 0); unit < units; ++unit) tell();
   } else {
     TakeRegisters<232>();
     const int group = warp / kGroupWarps - 1;
@@ -231,13 +267,13 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
 #endif
 }
 
-template <int kHeadDim>
+template <DType kKv, int kHeadDim>
 cudaError_t LaunchOf(const DenseAttentionShape& shape, const Args& args, Stream stream) {
-  const auto kernel = GroupsKernel<kHeadDim>;
+  const auto kernel = GroupsKernel<kKv, kHeadDim>;
   const dim3 grid(
       static_cast<unsigned>(CeilDiv(int64_t{shape.max_chunk_tokens} * shape.group, kBlockRows)),
       shape.layout.kv_heads, shape.num_chunks);
-  return LaunchBehind(kernel, grid, kBlockThreads, kSharedBytes<kHeadDim>, stream, args);
+  return LaunchBehind(kernel, grid, kBlockThreads, kSharedBytes<kKv, kHeadDim>, stream, args);
 }
 
 }  // namespace
@@ -245,13 +281,19 @@ cudaError_t LaunchOf(const DenseAttentionShape& shape, const Args& args, Stream 
 bool HasGroupAttention(int32_t head_dim) {
   if (head_dim != 64 && head_dim != 128) return false;
   thread_local CodeHere code;
-  return code.Has(GroupsKernel<128>, std::max(kSharedBytes<64>, kSharedBytes<128>));
+  // The kernel that takes the most.
+  constexpr size_t kMost =
+      std::max({kSharedBytes<DType::kBF16, 64>, kSharedBytes<DType::kBF16, 128>,
+                kSharedBytes<DType::kI8, 64>, kSharedBytes<DType::kI8, 128>});
+  return code.Has(GroupsKernel<DType::kBF16, 128>, kMost);
 }
 
 cudaError_t AttendInTurnByGroups(const DenseAttentionShape& shape, const Args& args,
                                  Stream stream) {
-  return shape.layout.head_dim == 64 ? LaunchOf<64>(shape, args, stream)
-                                     : LaunchOf<128>(shape, args, stream);
+  return ForKvType(shape.layout.dtype, [&]<DType kKv>(KvType<kKv>) {
+    return shape.layout.head_dim == 64 ? LaunchOf<kKv, 64>(shape, args, stream)
+                                       : LaunchOf<kKv, 128>(shape, args, stream);
+  });
 }
 
 }  // namespace winnow::kernels::cuda::dense

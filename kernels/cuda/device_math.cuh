@@ -31,6 +31,19 @@ __device__ __forceinline__ uint16_t RoundBf16(float x) {
   return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
 }
 
+// The largest bfloat16 that is not above x, and the smallest that is not below it, as kv_row.h's.
+__device__ __forceinline__ uint16_t RoundBf16Down(float x) {
+  uint16_t rounded = RoundBf16(x);
+  if (WidenBf16(rounded) > x) {
+    rounded = static_cast<uint16_t>(__float_as_uint(x) >> 16);  // towards zero
+    if (x < 0) ++rounded;                                       // away from it
+  }
+  return rounded;
+}
+__device__ __forceinline__ uint16_t RoundBf16Up(float x) {
+  return static_cast<uint16_t>(RoundBf16Down(-x) ^ 0x8000);
+}
+
 // Two floats as a pair of bfloat16, `low` in the lower half; one instruction.
 __device__ __forceinline__ uint32_t PackBf16(float low, float high) {
   uint32_t pair;
@@ -46,6 +59,14 @@ __device__ __forceinline__ uint32_t PackBf16Rest(float low, float high, uint32_t
 __device__ __forceinline__ float2 Rotated(float a, float b, float cosine, float sine) {
   return make_float2(__fmaf_rn(a, cosine, -__fmul_rn(b, sine)),
                      __fmaf_rn(b, cosine, __fmul_rn(a, sine)));
+}
+
+// Channel c of a head `x`, whose pairs are `half` channels apart, rotated by its row of a table of cosines and sines.
+__device__ __forceinline__ float RotatedAt(const float* x, const float* table, int32_t half,
+                                           int32_t c) {
+  const int32_t j = c < half ? c : c - half;
+  const float2 rotated = Rotated(x[j], x[j + half], table[j], table[half + j]);
+  return c < half ? rotated.x : rotated.y;
 }
 
 __device__ __forceinline__ uint32_t SharedAddress(const void* pointer) {

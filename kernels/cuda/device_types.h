@@ -15,7 +15,7 @@
 // shapes vary, the caller zeroes the part that XZeroedPart() names before a call of another shape; a
 // workspace without such a function need not be zeroed. A workspace serves one call at a time.
 //
-// KV is bfloat16 here: CUDA has no float32 KV.
+// KV is bfloat16, int8 or float8 here (kv_rows.cuh); CUDA has no float32 KV.
 #ifndef WINNOW_KERNELS_CUDA_DEVICE_TYPES_H_
 #define WINNOW_KERNELS_CUDA_DEVICE_TYPES_H_
 
@@ -25,6 +25,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/stream.h"
+#include "kernels/kv_layout.h"
 #include "kernels/retrieval.h"
 
 namespace winnow::kernels::cuda {
@@ -59,6 +60,13 @@ struct DeviceChunk {
 };
 
 // RowList and Selection are used as they are, with device pointers inside.
+
+// Whether kernels have rows of this layout. Of 8-bit types four rows are copied together, because they are a multiple of 16
+// bytes; and a warp writes a row's K, and its V, four codes a lane.
+constexpr bool HasKvRows(const KvLayout& layout) {
+  return layout.dtype == DType::kBF16 || (HasScales(layout.dtype) && layout.head_dim % 4 == 0 &&
+                                          layout.head_dim <= 128 && layout.block_tokens % 4 == 0);
+}
 
 // The part of a workspace that must be zero when a call begins.
 struct ZeroedPart {

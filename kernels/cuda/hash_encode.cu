@@ -17,6 +17,7 @@
 
 #include "kernels/cuda/device_math.cuh"
 #include "kernels/cuda/hash_encode.h"
+#include "kernels/cuda/kv_rows.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/row_cache_slots.cuh"
 
@@ -56,6 +57,12 @@ __device__ __forceinline__ void PrefetchStages(const DeviceEncoder& encoder, int
       PrefetchLine(weight + at);
     }
   }
+}
+
+// A key's value as the first stage takes it: rounded to bfloat16 (docs/artifact-format.md). scale * code has more bits.
+template <DType kKv>
+__device__ __forceinline__ float InputOf(float value) {
+  return HasScales(kKv) ? WidenBf16(RoundBf16(value)) : value;
 }
 
 struct KeySource {
@@ -193,7 +200,7 @@ __device__ __forceinline__ void RunStages(const DeviceEncoder& encoder, int32_t 
   }
 }
 
-template <int kTile, int kOuts>
+template <DType kKv, int kTile, int kOuts>
 __global__ void __launch_bounds__(kThreads)
     EncodeKeysKernel(const __grid_constant__ DeviceEncoder encoder,
                      const __grid_constant__ KeySource keys, int32_t buffer_floats) {
@@ -213,19 +220,16 @@ __global__ void __launch_bounds__(kThreads)
   const int32_t in = encoder.stages[0].in, chunks = (in + 7) / 8;
   for (int32_t i = threadIdx.x; i < kTile * chunks; i += kThreads) {
     const int32_t t = i / chunks, chunk = i % chunks;
-    uint4 loaded = make_uint4(0, 0, 0, 0);
+    float values[8] = {};
     if (first + t < span.tokens.last) {
       const int32_t block = keys.block_tokens.Divide(first + t);
-      loaded = LoadStreamed(
-          keys.pool + span.block_table[block] * keys.block_bytes + head * keys.head_bytes +
-          (first + t - block * keys.block_tokens.divisor()) * keys.row_bytes + chunk * 16);
+      LoadKeys8<kKv>(keys.pool + span.block_table[block] * keys.block_bytes +
+                         head * keys.head_bytes +
+                         (first + t - block * keys.block_tokens.divisor()) * keys.row_bytes,
+                     in, chunk * 8, values);
     }
-    const uint32_t words[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
 #pragma unroll
-    for (int w = 0; w < 4; ++w) {
-      shared[(chunk * 8 + 2 * w) * kTile + t] = WidenLow(words[w]);
-      shared[(chunk * 8 + 2 * w + 1) * kTile + t] = WidenHigh(words[w]);
-    }
+    for (int c = 0; c < 8; ++c) shared[(chunk * 8 + c) * kTile + t] = InputOf<kKv>(values[c]);
   }
   __syncthreads();
   RunStages<kTile, kOuts>(
@@ -281,28 +285,32 @@ struct TokenSource {
   const float *k, *v, *cos_sin;
   int64_t q_stride, k_stride, v_stride, table_stride;
   const DeviceChunk* chunks;
-  uint16_t* pool;
+  uint8_t* pool;
   uint8_t *codes, *query_codes;
   FastDivider block_tokens;
-  int64_t block_values, head_values, code_block_bytes, code_head_bytes, code_bytes;
+  int64_t block_bytes, head_bytes, code_block_bytes, code_head_bytes, code_bytes;
   int32_t group, head_dim;
   DeviceRowCache cache;
 };
 
 // The block's key, rotated, and its value into the pool and the row cache, by way of `row`, shared memory for both.
 // `pool_row`: which one of the pool it is.
+template <DType kKv>
 __device__ void WriteTokenThrough(const TokenSource& source, int32_t pool_row, const float* of_k,
                                   const float* of_v, const float* table, uint4* row) {
+  // Rows of 8 bits are no multiple of 16 bytes, nor do they begin at one.
+  using Piece = std::conditional_t<HasScales(kKv), uint32_t, uint4>;
   __shared__ int32_t slot;
-  const int32_t d = source.head_dim, half = d / 2, pieces = d / 4;  // of 16 bytes
-  auto* values = reinterpret_cast<uint16_t*>(row);
+  const int32_t d = source.head_dim, half = d / 2;
+  const auto pieces = static_cast<int32_t>(KvRowBytes<kKv>(d) / sizeof(Piece));
   if (threadIdx.x == 0) {
     int32_t found = -1;
     const Found where =
         FindSlot(source.cache, source.cache.state->call, source.cache.state->hand_begin, pool_row,
                  /*may_take=*/true, &found);
     slot = where == Found::kNowhere ? -1 : found;
-  } else {
+  } else if constexpr (!HasScales(kKv)) {
+    auto* values = reinterpret_cast<uint16_t*>(row);
     for (int32_t j = threadIdx.x - 1; j < half; j += kThreads - 1) {
       const float2 rotated = Rotated(of_k[j], of_k[j + half], table[j], table[half + j]);
       values[j] = RoundBf16(rotated.x);
@@ -310,21 +318,31 @@ __device__ void WriteTokenThrough(const TokenSource& source, int32_t pool_row, c
     }
     for (int32_t j = threadIdx.x - 1; j < d; j += kThreads - 1) values[d + j] = RoundBf16(of_v[j]);
   }
+  if constexpr (HasScales(kKv)) {
+    // Whole warps, beside the one that finds a slot.
+    static_assert(kThreads >= 96);
+    auto* codes = reinterpret_cast<uint8_t*>(row);
+    if (threadIdx.x / 32 == 1) {
+      WriteCodes<kKv>(codes, d, 0, [&](int32_t c) { return RotatedAt(of_k, table, half, c); });
+    } else if (threadIdx.x / 32 == 2) {
+      WriteCodes<kKv>(codes, d, 1, [&](int32_t c) { return of_v[c]; });
+    }
+  }
   __syncthreads();
+  const auto* from = reinterpret_cast<const Piece*>(row);
   for (int32_t i = threadIdx.x; i < 2 * pieces; i += kThreads) {
-    const int32_t piece = i % pieces;
-    std::byte* to = source.cache.pool + int64_t{pool_row} * source.cache.row_bytes;
+    std::byte* to = RowInPool(source.cache, pool_row);
     if (i >= pieces) {
       if (slot < 0) break;
-      to = source.cache.rows + int64_t{slot} * source.cache.row_bytes;
+      to = RowInSlot(source.cache, slot, pool_row);
     }
-    *reinterpret_cast<uint4*>(to + piece * 16) = row[piece];
+    reinterpret_cast<Piece*>(to)[i % pieces] = from[i % pieces];
   }
   __syncthreads();
   EndCall(source.cache, gridDim.x * gridDim.y);
 }
 
-template <int kTile, bool kThrough>
+template <DType kKv, int kTile, bool kThrough>
 __global__ void __launch_bounds__(kThreads)
     EncodeTokenKernel(const __grid_constant__ DeviceEncoder key_encoder,
                       const __grid_constant__ DeviceEncoder query_encoder,
@@ -349,8 +367,8 @@ __global__ void __launch_bounds__(kThreads)
       WaitForEarlier();
       const auto pool_row = static_cast<int32_t>(
           (pool_block * gridDim.x + head) * source.block_tokens.divisor() + in_block);
-      return WriteTokenThrough(source, pool_row, of_k, of_v, table,
-                               reinterpret_cast<uint4*>(shared4));
+      return WriteTokenThrough<kKv>(source, pool_row, of_k, of_v, table,
+                                    reinterpret_cast<uint4*>(shared4));
     }
   }
   PrefetchStages(encoder, head);
@@ -363,10 +381,11 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   WaitForEarlier();
   // Pairs of heads, rotated, and where they go: to memory, and rounded to the encoder's input.
-  const int32_t pairs = is_key ? half : source.group * half;
+  const int32_t pairs = !is_key ? source.group * half : HasScales(kKv) ? 0 : half;
   float* of_q = source.q + row * source.q_stride + int64_t{head} * source.group * d;
-  uint16_t* to = source.pool + pool_block * source.block_values + head * source.head_values +
-                 int64_t{in_block} * 2 * d;
+  uint8_t* of_pool = source.pool + pool_block * source.block_bytes + head * source.head_bytes +
+                     int64_t{in_block} * KvRowBytes<kKv>(d);
+  auto* const to = reinterpret_cast<uint16_t*>(of_pool);
   for (int32_t i = threadIdx.x; i < pairs; i += kThreads) {
     const int32_t of_group = i / half, j = i - of_group * half;
     const float* from = is_key ? of_k : of_q + of_group * d;
@@ -385,7 +404,24 @@ __global__ void __launch_bounds__(kThreads)
     shared[at * kTile + t] = WidenBf16(low);
     shared[(at + half) * kTile + t] = WidenBf16(high);
   }
-  if (!kThrough && is_key) {
+  if constexpr (HasScales(kKv)) {
+    const auto warp = static_cast<int>(threadIdx.x) / 32;
+    if (is_key && warp == 0) {
+      const FourCodes four =
+          ToCodesOf<kKv>(d, [&](int32_t c) { return RotatedAt(of_k, table, half, c); });
+      if constexpr (!kThrough) PutCodes(of_pool, d, 0, four);
+      const auto c = static_cast<int32_t>(threadIdx.x) * 4;
+      if (c < d) {
+        const float4 values = FloatsOf<kKv>(four.codes, WidenBf16(four.scale));
+        shared[c * kTile] = InputOf<kKv>(values.x);
+        shared[(c + 1) * kTile] = InputOf<kKv>(values.y);
+        shared[(c + 2) * kTile] = InputOf<kKv>(values.z);
+        shared[(c + 3) * kTile] = InputOf<kKv>(values.w);
+      }
+    } else if (!kThrough && is_key && warp == 1) {
+      WriteCodes<kKv>(of_pool, d, 1, [&](int32_t c) { return of_v[c]; });
+    }
+  } else if (!kThrough && is_key) {
     for (int32_t j = threadIdx.x; j < d; j += kThreads) to[d + j] = RoundBf16(of_v[j]);
   }
   __syncthreads();
@@ -470,7 +506,7 @@ DeviceEncoder PackEncoder(const EncoderWeights& weights, void* host, void* devic
 cudaError_t EncodeKeys(const DeviceEncoder& encoder, const DeviceKeySpan* spans, int32_t num_spans,
                        int32_t max_span_tokens, const void* pool, const KvLayout& layout,
                        void* codes, const CodeLayout& code_layout, Stream stream) {
-  if (encoder.num_stages < 1 || encoder.queries_per_input != 1 || layout.dtype != DType::kBF16 ||
+  if (encoder.num_stages < 1 || encoder.queries_per_input != 1 || !HasKvRows(layout) ||
       encoder.stages[0].in != layout.head_dim || layout.head_dim % 8 != 0 ||
       encoder.kv_heads != layout.kv_heads || code_layout.kv_heads != layout.kv_heads ||
       encoder.bits() != code_layout.bits || num_spans < 0 || num_spans > 65535) {
@@ -499,11 +535,12 @@ cudaError_t EncodeKeys(const DeviceEncoder& encoder, const DeviceKeySpan* spans,
   // Tiles of 32 vectors read weights less often; where few of them leave multiprocessors with a warp or two
   // each, as a chunk of 512 tokens does, small ones are faster.
   const int64_t large = CeilDiv(max_span_tokens, 32) * layout.kv_heads * num_spans;
-  if (large < kLeastLargeTiles * int64_t{CurrentDevice().multiprocessors} ||
-      BufferFloats(encoder, 32) * size_t{8} > 64 * 1024) {
-    return launch(EncodeKeysKernel<8, 1>, 8);
-  }
-  return launch(EncodeKeysKernel<32, 1>, 32);
+  const bool small = large < kLeastLargeTiles * int64_t{CurrentDevice().multiprocessors} ||
+                     BufferFloats(encoder, 32) * size_t{8} > 64 * 1024;
+  return ForKvType(layout.dtype, [&]<DType kKv>(KvType<kKv>) {
+    return small ? launch(EncodeKeysKernel<kKv, 8, 1>, 8)
+                 : launch(EncodeKeysKernel<kKv, 32, 1>, 32);
+  });
 }
 
 cudaError_t EncodeQueries(const DeviceEncoder& encoder, const DeviceQuery* queries,
@@ -534,7 +571,7 @@ cudaError_t EncodeTokens(const TokenArgs& args, const DeviceEncoder& keys,
   const CodeLayout& code_layout = args.code_layout;
   const int32_t d = layout.head_dim;
   const int64_t kv_width = int64_t{layout.kv_heads} * d;
-  if (layout.dtype != DType::kBF16 || layout.kv_heads < 1 || d % 8 != 0 || args.num_tokens < 0 ||
+  if (!HasKvRows(layout) || layout.kv_heads < 1 || d % 8 != 0 || args.num_tokens < 0 ||
       args.num_tokens > 65535 || args.k.cols != kv_width || args.v.cols != kv_width ||
       args.q.cols % kv_width != 0 || args.cos_sin.cols != d ||
       code_layout.kv_heads != layout.kv_heads || code_layout.block_tokens != layout.block_tokens) {
@@ -561,12 +598,12 @@ cudaError_t EncodeTokens(const TokenArgs& args, const DeviceEncoder& keys,
                            args.v.stride,
                            args.cos_sin.stride,
                            args.chunks,
-                           static_cast<uint16_t*>(args.pool),
+                           static_cast<uint8_t*>(args.pool),
                            static_cast<uint8_t*>(args.codes),
                            static_cast<uint8_t*>(args.query_codes),
                            FastDivider(layout.block_tokens),
-                           static_cast<int64_t>(layout.BlockBytes() / 2),
-                           static_cast<int64_t>(layout.HeadBytes() / 2),
+                           static_cast<int64_t>(layout.BlockBytes()),
+                           static_cast<int64_t>(layout.HeadBytes()),
                            static_cast<int64_t>(code_layout.BlockBytes()),
                            static_cast<int64_t>(code_layout.HeadBytes()),
                            static_cast<int64_t>(code_layout.CodeBytes()),
@@ -583,10 +620,14 @@ cudaError_t EncodeTokens(const TokenArgs& args, const DeviceEncoder& keys,
                   floats);
   };
   const bool few = group / queries.queries_per_input <= 4;
-  if (args.cache != nullptr) {
-    return few ? launch(EncodeTokenKernel<4, true>, 4) : launch(EncodeTokenKernel<8, true>, 8);
-  }
-  return few ? launch(EncodeTokenKernel<4, false>, 4) : launch(EncodeTokenKernel<8, false>, 8);
+  return ForKvType(layout.dtype, [&]<DType kKv>(KvType<kKv>) {
+    if (args.cache != nullptr) {
+      return few ? launch(EncodeTokenKernel<kKv, 4, true>, 4)
+                 : launch(EncodeTokenKernel<kKv, 8, true>, 8);
+    }
+    return few ? launch(EncodeTokenKernel<kKv, 4, false>, 4)
+               : launch(EncodeTokenKernel<kKv, 8, false>, 8);
+  });
 }
 
 }  // namespace winnow::kernels::cuda

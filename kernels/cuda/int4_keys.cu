@@ -1,8 +1,9 @@
-// Mapping. Half a warp is one row: a lane holds eight channels (16 bytes), the smallest and the
+// Mapping. Half a warp is one row: a lane holds eight channels, the smallest and the
 // largest are found by exchanges within the half, and each lane writes its four bytes of codes. A
 // block takes 64 tokens of one head.
 #include "kernels/cuda/device_math.cuh"
 #include "kernels/cuda/int4_keys.h"
+#include "kernels/cuda/kv_rows.cuh"
 #include "kernels/cuda/launch.cuh"
 
 namespace winnow::kernels::cuda {
@@ -10,16 +11,6 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kTokensPerBlock = 64;
-
-// The largest bf16 that is not above x.
-__device__ uint16_t RoundDown(float x) {
-  uint16_t rounded = RoundBf16(x);
-  if (WidenBf16(rounded) > x) {
-    rounded = static_cast<uint16_t>(__float_as_uint(x) >> 16);  // towards zero
-    if (x < 0) ++rounded;                                       // away from it
-  }
-  return rounded;
-}
 
 struct Args {
   const DeviceKeySpan* spans;
@@ -30,6 +21,7 @@ struct Args {
   int32_t head_dim, kv_heads;
 };
 
+template <DType kKv>
 __global__ void __launch_bounds__(kThreads) QuantizeKernel(const Args args) {
   const DeviceKeySpan span = args.spans[blockIdx.z];
   const int32_t head = blockIdx.y;
@@ -41,18 +33,18 @@ __global__ void __launch_bounds__(kThreads) QuantizeKernel(const Args args) {
     const bool inside = token < span.tokens.last;
     const int32_t block = inside ? args.block_tokens.Divide(token) : 0;
     const int32_t in_block = token - block * args.block_tokens.divisor();
-    uint4 loaded = make_uint4(0, 0, 0, 0);
+    float values[8] = {};
     if (inside && holds) {
-      loaded = LoadStreamed(args.pool + span.block_table[block] * args.block_bytes +
-                            head * args.head_bytes + in_block * args.row_bytes + lane * 16);
+      LoadKeys8<kKv>(args.pool + span.block_table[block] * args.block_bytes +
+                         head * args.head_bytes + in_block * args.row_bytes,
+                     args.head_dim, lane * 8, values);
     }
-    const uint32_t words[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
     float low = INFINITY, high = -INFINITY;
     if (holds) {
 #pragma unroll
-      for (const uint32_t word : words) {
-        low = fminf(low, fminf(WidenLow(word), WidenHigh(word)));
-        high = fmaxf(high, fmaxf(WidenLow(word), WidenHigh(word)));
+      for (const float value : values) {
+        low = fminf(low, value);
+        high = fmaxf(high, value);
       }
     }
 #pragma unroll
@@ -60,19 +52,17 @@ __global__ void __launch_bounds__(kThreads) QuantizeKernel(const Args args) {
       low = fminf(low, __shfl_xor_sync(kFullMask, low, offset));
       high = fmaxf(high, __shfl_xor_sync(kFullMask, high, offset));
     }
-    const uint16_t zero_bits = RoundDown(__fadd_rn(low, 0.0f));  // 0 for -0
+    const uint16_t zero_bits = RoundBf16Down(__fadd_rn(low, 0.0f));  // 0 for -0
     const float zero = WidenBf16(zero_bits);
     const float range = __fsub_rn(high, zero);
     const bool varies = range > 0;
     const float least = __fdiv_rn(range, 15.0f);
-    const uint16_t scale_bits =
-        varies ? static_cast<uint16_t>(RoundDown(-fmaxf(least, 0x1p-100f)) ^ 0x8000) : 0;
+    const uint16_t scale_bits = varies ? RoundBf16Up(fmaxf(least, 0x1p-100f)) : 0;
     const float inverse = varies ? __fdiv_rn(1.0f, WidenBf16(scale_bits)) : 0.0f;
     uint32_t codes = 0;
 #pragma unroll
     for (int c = 0; c < 8; ++c) {
-      const float x = c % 2 == 0 ? WidenLow(words[c / 2]) : WidenHigh(words[c / 2]);
-      const float step = __fmul_rn(__fsub_rn(x, zero), inverse);
+      const float step = __fmul_rn(__fsub_rn(values[c], zero), inverse);
       codes |= static_cast<uint32_t>(rintf(fminf(fmaxf(step, 0.0f), 15.0f))) << (4 * c);
     }
     if (!inside) continue;
@@ -92,7 +82,7 @@ __global__ void __launch_bounds__(kThreads) QuantizeKernel(const Args args) {
 
 cudaError_t QuantizeKeys(const DeviceKeySpan* spans, int32_t num_spans, int32_t max_span_tokens,
                          const void* pool, const KvLayout& layout, void* int4_keys, Stream stream) {
-  if (layout.dtype != DType::kBF16 || layout.head_dim % 8 != 0 || layout.head_dim > 128 ||
+  if (!HasKvRows(layout) || layout.head_dim % 8 != 0 || layout.head_dim > 128 ||
       layout.head_dim < 8 || num_spans < 0 || num_spans > 65535) {
     return cudaErrorInvalidValue;
   }
@@ -109,7 +99,9 @@ cudaError_t QuantizeKeys(const DeviceKeySpan* spans, int32_t num_spans, int32_t 
                   layout.kv_heads};
   const dim3 grid(static_cast<unsigned>(CeilDiv(max_span_tokens, kTokensPerBlock)), layout.kv_heads,
                   num_spans);
-  return LaunchBehind(QuantizeKernel, grid, kThreads, 0, stream, args);
+  return ForKvType(layout.dtype, [&]<DType kKv>(KvType<kKv>) {
+    return LaunchBehind(QuantizeKernel<kKv>, grid, kThreads, 0, stream, args);
+  });
 }
 
 }  // namespace winnow::kernels::cuda

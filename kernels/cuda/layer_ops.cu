@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/device_math.cuh"
+#include "kernels/cuda/kv_rows.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/layer_ops.h"
 #include "kernels/cuda/matmul_order.cuh"
@@ -226,20 +227,41 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// Of 8-bit types. A warp is a token's row of one KV head.
+template <DType kKv>
+__global__ void __launch_bounds__(kThreads)
+    WriteCodesKernel(const float* k, int64_t k_stride, const float* v, int64_t v_stride,
+                     const DeviceChunk* chunks, uint8_t* pool, const FastDivider block_tokens,
+                     int64_t block_bytes, int64_t head_bytes, int32_t kv_heads, int32_t head_dim) {
+  const DeviceChunk chunk = chunks[blockIdx.y];
+  const int32_t of_chunk =
+      static_cast<int32_t>(blockIdx.x) * (kThreads / 32) + static_cast<int32_t>(threadIdx.x) / 32;
+  const int32_t i = of_chunk / kv_heads, head = of_chunk % kv_heads;
+  if (i >= chunk.num_tokens) return;
+  const int32_t position = chunk.position + i, block = block_tokens.Divide(position);
+  uint8_t* row = pool + chunk.block_table[block] * block_bytes + head * head_bytes +
+                 int64_t{position - block * block_tokens.divisor()} * KvRowBytes<kKv>(head_dim);
+  const float* from_k = k + (chunk.first_row + i) * k_stride + int64_t{head} * head_dim;
+  const float* from_v = v + (chunk.first_row + i) * v_stride + int64_t{head} * head_dim;
+  WriteCodes<kKv>(row, head_dim, 0, [&](int32_t c) { return from_k[c]; });
+  WriteCodes<kKv>(row, head_dim, 1, [&](int32_t c) { return from_v[c]; });
+}
+
 struct RopeAndWriteArgs {
   float* q;
   const float *k, *v, *cos_sin;
   int64_t q_stride, k_stride, v_stride, table_stride;
   const DeviceChunk* chunks;
-  uint16_t* pool;
+  uint8_t* pool;
   FastDivider block_tokens;
-  int64_t block_values, head_values;
+  int64_t block_bytes, head_bytes;
   int32_t group, head_dim;
 };
 
 // A block is a token and a KV head: its group's queries, its key, its value.
 constexpr int kRopeThreads = 128;
 
+template <DType kKv>
 __global__ void __launch_bounds__(kRopeThreads)
     RopeAndWriteKvKernel(const __grid_constant__ RopeAndWriteArgs args) {
   LetNextStart();
@@ -247,9 +269,9 @@ __global__ void __launch_bounds__(kRopeThreads)
   const auto i = static_cast<int32_t>(blockIdx.y), head = static_cast<int32_t>(blockIdx.x);
   if (i >= chunk.num_tokens) return WaitForEarlier();
   const int32_t position = chunk.position + i, block = args.block_tokens.Divide(position);
-  uint16_t* row = args.pool + chunk.block_table[block] * args.block_values +
-                  head * args.head_values +
-                  int64_t{position - block * args.block_tokens.divisor()} * 2 * args.head_dim;
+  uint8_t* of_row =
+      args.pool + chunk.block_table[block] * args.block_bytes + head * args.head_bytes +
+      int64_t{position - block * args.block_tokens.divisor()} * KvRowBytes<kKv>(args.head_dim);
   const int32_t half = args.head_dim / 2;
   const int64_t token = chunk.first_row + i;
   const float* table = args.cos_sin + token * args.table_stride;
@@ -257,7 +279,9 @@ __global__ void __launch_bounds__(kRopeThreads)
   const float* k = args.k + token * args.k_stride + int64_t{head} * args.head_dim;
   const float* v = args.v + token * args.v_stride + int64_t{head} * args.head_dim;
   WaitForEarlier();
-  for (int32_t at = threadIdx.x; at < (args.group + 1) * half; at += kRopeThreads) {
+  const int32_t heads = HasScales(kKv) ? args.group : args.group + 1;
+  auto* const row = reinterpret_cast<uint16_t*>(of_row);
+  for (int32_t at = threadIdx.x; at < heads * half; at += kRopeThreads) {
     const int32_t of_group = at / half, j = at - of_group * half;
     const float cosine = table[j], sine = table[half + j];
     if (of_group < args.group) {
@@ -271,8 +295,20 @@ __global__ void __launch_bounds__(kRopeThreads)
       row[j + half] = RoundBf16(rotated.y);
     }
   }
-  for (int32_t j = threadIdx.x; j < args.head_dim; j += kRopeThreads) {
-    row[args.head_dim + j] = RoundBf16(v[j]);
+  if constexpr (HasScales(kKv)) {
+    // The last two warps, which have the fewest queries.
+    static_assert(kRopeThreads >= 64);
+    const int part = kRopeThreads / 32 - 1 - static_cast<int>(threadIdx.x) / 32;
+    if (part == 0) {
+      WriteCodes<kKv>(of_row, args.head_dim, part,
+                      [&](int32_t c) { return RotatedAt(k, table, half, c); });
+    } else if (part == 1) {
+      WriteCodes<kKv>(of_row, args.head_dim, part, [&](int32_t c) { return v[c]; });
+    }
+  } else {
+    for (int32_t j = threadIdx.x; j < args.head_dim; j += kRopeThreads) {
+      row[args.head_dim + j] = RoundBf16(v[j]);
+    }
   }
 }
 
@@ -366,16 +402,25 @@ cudaError_t EmbedRows(const void* table, DType dtype, const int32_t* ids, const 
 cudaError_t WriteKv(const DeviceMatrix& k, const DeviceMatrix& v, const DeviceChunk* chunks,
                     int32_t num_chunks, int32_t max_chunk_tokens, void* pool,
                     const KvLayout& layout, Stream stream) {
-  if (layout.dtype != DType::kBF16 || num_chunks < 0 || num_chunks > 65535 ||
+  if (!HasKvRows(layout) || num_chunks < 0 || num_chunks > 65535 ||
       k.cols != int64_t{layout.kv_heads} * layout.head_dim || v.cols != k.cols) {
     return cudaErrorInvalidValue;
   }
   if (num_chunks == 0 || max_chunk_tokens <= 0) return cudaSuccess;
-  return LaunchBehind(
-      WriteKvKernel, dim3(max_chunk_tokens, num_chunks), kThreads, 0, stream, k.data, k.stride,
-      v.data, v.stride, chunks, static_cast<uint16_t*>(pool), FastDivider(layout.block_tokens),
-      static_cast<int64_t>(layout.BlockBytes() / 2), static_cast<int64_t>(layout.HeadBytes() / 2),
-      layout.kv_heads, layout.head_dim);
+  if (layout.dtype == DType::kBF16) {
+    return LaunchBehind(
+        WriteKvKernel, dim3(max_chunk_tokens, num_chunks), kThreads, 0, stream, k.data, k.stride,
+        v.data, v.stride, chunks, static_cast<uint16_t*>(pool), FastDivider(layout.block_tokens),
+        static_cast<int64_t>(layout.BlockBytes() / 2), static_cast<int64_t>(layout.HeadBytes() / 2),
+        layout.kv_heads, layout.head_dim);
+  }
+  const auto kernel =
+      layout.dtype == DType::kI8 ? WriteCodesKernel<DType::kI8> : WriteCodesKernel<DType::kF8>;
+  const int64_t blocks = CeilDiv(int64_t{max_chunk_tokens} * layout.kv_heads, kThreads / 32);
+  return LaunchBehind(kernel, dim3(static_cast<unsigned>(blocks), num_chunks), kThreads, 0, stream,
+                      k.data, k.stride, v.data, v.stride, chunks, static_cast<uint8_t*>(pool),
+                      FastDivider(layout.block_tokens), static_cast<int64_t>(layout.BlockBytes()),
+                      static_cast<int64_t>(layout.HeadBytes()), layout.kv_heads, layout.head_dim);
 }
 
 cudaError_t RopeAndWriteKv(const DeviceMatrix& q, const DeviceMatrix& k, const DeviceMatrix& v,
@@ -383,7 +428,7 @@ cudaError_t RopeAndWriteKv(const DeviceMatrix& q, const DeviceMatrix& k, const D
                            int32_t num_chunks, int32_t max_chunk_tokens, void* pool,
                            const KvLayout& layout, Stream stream) {
   const int64_t kv_width = int64_t{layout.kv_heads} * layout.head_dim;
-  if (layout.dtype != DType::kBF16 || num_chunks < 0 || num_chunks > 65535 || layout.kv_heads < 1 ||
+  if (!HasKvRows(layout) || num_chunks < 0 || num_chunks > 65535 || layout.kv_heads < 1 ||
       layout.head_dim % 2 != 0 || k.cols != kv_width || v.cols != kv_width ||
       q.cols % kv_width != 0 || cos_sin.cols != layout.head_dim) {
     return cudaErrorInvalidValue;
@@ -399,16 +444,18 @@ cudaError_t RopeAndWriteKv(const DeviceMatrix& q, const DeviceMatrix& k, const D
                               v.stride,
                               cos_sin.stride,
                               chunks,
-                              static_cast<uint16_t*>(pool),
+                              static_cast<uint8_t*>(pool),
                               FastDivider(layout.block_tokens),
-                              static_cast<int64_t>(layout.BlockBytes() / 2),
-                              static_cast<int64_t>(layout.HeadBytes() / 2),
+                              static_cast<int64_t>(layout.BlockBytes()),
+                              static_cast<int64_t>(layout.HeadBytes()),
                               static_cast<int32_t>(q.cols / kv_width),
                               layout.head_dim};
-  return Launch(RopeAndWriteKvKernel,
-                dim3(static_cast<unsigned>(layout.kv_heads),
-                     static_cast<unsigned>(max_chunk_tokens), static_cast<unsigned>(num_chunks)),
-                kRopeThreads, 0, stream, false, args);
+  return ForKvType(layout.dtype, [&]<DType kKv>(KvType<kKv>) {
+    return Launch(RopeAndWriteKvKernel<kKv>,
+                  dim3(static_cast<unsigned>(layout.kv_heads),
+                       static_cast<unsigned>(max_chunk_tokens), static_cast<unsigned>(num_chunks)),
+                  kRopeThreads, 0, stream, false, args);
+  });
 }
 
 }  // namespace winnow::kernels::cuda

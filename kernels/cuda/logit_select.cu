@@ -3,6 +3,7 @@
 // launch yields each split's maximum and sum, a second merges them, a third computes the logits again
 // and adds up the masses: 4 bytes a token instead of 4 G, and no second kernel to keep in step.
 #include "kernels/cuda/device_math.cuh"
+#include "kernels/cuda/kv_rows.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/logit_select.h"
 #include "kernels/cuda/top_k.h"
@@ -31,7 +32,33 @@ struct Args {
   int64_t stride;
 };
 
+// Channels 2 * (lane + 32 * j) and the next of the row's K.
+template <DType kKv>
+__device__ __forceinline__ void LoadPairs(const uint8_t* row, int32_t d, int lane,
+                                          float2 (&pairs)[kMaxPairs]) {
+  if constexpr (kKv == DType::kBF16) {
+    const auto* key = reinterpret_cast<const uint32_t*>(row);
+    uint32_t loaded[kMaxPairs];
+#pragma unroll
+    for (int j = 0; j < kMaxPairs; ++j) {
+      loaded[j] = lane + 32 * j < d / 2 ? key[lane + 32 * j] : 0;
+    }
+#pragma unroll
+    for (int j = 0; j < kMaxPairs; ++j) {
+      pairs[j] = make_float2(WidenLow(loaded[j]), WidenHigh(loaded[j]));
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < kMaxPairs; ++j) {
+      const int32_t c = 2 * (lane + 32 * j);
+      pairs[j] = c < d ? make_float2(KeyAt<kKv>(row, d, c), KeyAt<kKv>(row, d, c + 1))
+                       : make_float2(0.0f, 0.0f);
+    }
+  }
+}
+
 // logits [G][kLogitSplitTokens] of the block's tokens; the number of them.
+template <DType kKv>
 __device__ __forceinline__ int32_t ComputeLogits(const Args& args, const DeviceQuery& query,
                                                  int32_t head, int32_t first, float* logits) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -41,22 +68,19 @@ __device__ __forceinline__ int32_t ComputeLogits(const Args& args, const DeviceQ
   for (int32_t i = warp; i < count; i += kWarps) {
     const int32_t token = first + i;
     const int32_t logical = args.block_tokens.Divide(token);
-    const auto* key = reinterpret_cast<const uint32_t*>(
+    const uint8_t* row =
         args.pool + query.block_table[logical] * args.block_bytes + head * args.head_bytes +
-        int64_t{token - logical * args.block_tokens.divisor()} * 4 * d);
-    uint32_t pairs[kMaxPairs];
-#pragma unroll
-    for (int j = 0; j < kMaxPairs; ++j) {
-      pairs[j] = lane + 32 * j < d / 2 ? key[lane + 32 * j] : 0;
-    }
+        int64_t{token - logical * args.block_tokens.divisor()} * KvRowBytes<kKv>(d);
+    float2 pairs[kMaxPairs];
+    LoadPairs<kKv>(row, d, lane, pairs);
     for (int32_t g = 0; g < args.group; ++g) {
       float sum = 0.0f;
 #pragma unroll
       for (int j = 0; j < kMaxPairs; ++j) {
         const int32_t c = 2 * (lane + 32 * j);
         if (c >= d) continue;
-        sum = __fmaf_rn(q[int64_t{g} * d + c], WidenLow(pairs[j]), sum);
-        sum = __fmaf_rn(q[int64_t{g} * d + c + 1], WidenHigh(pairs[j]), sum);
+        sum = __fmaf_rn(q[int64_t{g} * d + c], pairs[j].x, sum);
+        sum = __fmaf_rn(q[int64_t{g} * d + c + 1], pairs[j].y, sum);
       }
       sum = WarpSum(sum);
       if (lane == 0) logits[g * kLogitSplitTokens + i] = __fmul_rn(sum, args.scale_log2);
@@ -66,6 +90,7 @@ __device__ __forceinline__ int32_t ComputeLogits(const Args& args, const DeviceQ
   return count;
 }
 
+template <DType kKv>
 __global__ void __launch_bounds__(kThreads) StatsKernel(const __grid_constant__ Args args) {
   extern __shared__ float logits[];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -73,7 +98,7 @@ __global__ void __launch_bounds__(kThreads) StatsKernel(const __grid_constant__ 
   const auto head = static_cast<int32_t>(blockIdx.y);
   const int32_t first = static_cast<int32_t>(blockIdx.x) * kLogitSplitTokens;
   if (first > query.position) return;
-  const int32_t count = ComputeLogits(args, query, head, first, logits);
+  const int32_t count = ComputeLogits<kKv>(args, query, head, first, logits);
   for (int32_t g = warp; g < args.group; g += kWarps) {
     const float* of_head = logits + g * kLogitSplitTokens;
     float max = -INFINITY, sum = 0.0f;
@@ -105,13 +130,14 @@ __global__ void MergeStatsKernel(const __grid_constant__ Args args) {
   args.totals[list * args.group + g] = total;
 }
 
+template <DType kKv>
 __global__ void __launch_bounds__(kThreads) MassKernel(const __grid_constant__ Args args) {
   extern __shared__ float logits[];
   const DeviceQuery query = args.queries[blockIdx.z];
   const auto head = static_cast<int32_t>(blockIdx.y);
   const int32_t first = static_cast<int32_t>(blockIdx.x) * kLogitSplitTokens;
   if (first > query.position) return;
-  const int32_t count = ComputeLogits(args, query, head, first, logits);
+  const int32_t count = ComputeLogits<kKv>(args, query, head, first, logits);
   const int64_t list = int64_t{blockIdx.z} * gridDim.y + head;
   for (int32_t i = threadIdx.x; i < count; i += kThreads) {
     float score = 0.0f;
@@ -196,7 +222,7 @@ Plan MakePlan(const LogitSelectShape& shape) {
 
 bool IsRefused(const LogitSelectShape& shape) {
   const KvLayout& layout = shape.layout;
-  return layout.dtype != DType::kBF16 || layout.head_dim < 2 || layout.head_dim > kMaxHeadDim ||
+  return !HasKvRows(layout) || layout.head_dim < 2 || layout.head_dim > kMaxHeadDim ||
          layout.head_dim % 2 != 0 || layout.kv_heads < 1 || layout.kv_heads > 65535 ||
          shape.num_queries < 0 || shape.num_queries > 65535 || shape.group < 1 ||
          shape.group > kMaxLogitGroup;
@@ -227,17 +253,19 @@ cudaError_t ComputeMasses(const LogitSelectShape& shape, const Plan& plan, const
                           Stream stream) {
   const size_t shared_bytes = size_t{4} * shape.group * kLogitSplitTokens;
   const dim3 grid(plan.splits, shape.layout.kv_heads, shape.num_queries);
-  if (const cudaError_t error =
-          LaunchBehind(StatsKernel, grid, kThreads, shared_bytes, stream, args);
-      error != cudaSuccess) {
-    return error;
-  }
-  if (const cudaError_t error =
-          LaunchBehind(MergeStatsKernel, dim3(grid.y, grid.z), 32, 0, stream, args);
-      error != cudaSuccess) {
-    return error;
-  }
-  return LaunchBehind(MassKernel, grid, kThreads, shared_bytes, stream, args);
+  return ForKvType(shape.layout.dtype, [&]<DType kKv>(KvType<kKv>) {
+    if (const cudaError_t error =
+            LaunchBehind(StatsKernel<kKv>, grid, kThreads, shared_bytes, stream, args);
+        error != cudaSuccess) {
+      return error;
+    }
+    if (const cudaError_t error =
+            LaunchBehind(MergeStatsKernel, dim3(grid.y, grid.z), 32, 0, stream, args);
+        error != cudaSuccess) {
+      return error;
+    }
+    return LaunchBehind(MassKernel<kKv>, grid, kThreads, shared_bytes, stream, args);
+  });
 }
 
 }  // namespace

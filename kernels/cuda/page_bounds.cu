@@ -2,6 +2,7 @@
 // 64 pages of one query and KV head, a warp a page at a time; the group's queries are added first
 // (page_bounds.h), into shared memory.
 #include "kernels/cuda/device_math.cuh"
+#include "kernels/cuda/kv_rows.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/page_bounds.h"
 #include "kernels/cuda/top_k.h"
@@ -13,8 +14,13 @@ constexpr int kThreads = 256;
 constexpr int kPagesPerBlock = 64;
 constexpr int kMaxHeadDim = 1024;
 
-__global__ void BoundKernel(const DeviceKeySpan* spans, const uint16_t* pool, int64_t block_values,
-                            int64_t head_values, const FastDivider block_tokens, int32_t head_dim,
+__device__ __forceinline__ uint16_t UpperHalf(float x) {
+  return static_cast<uint16_t>(__float_as_uint(x) >> 16);
+}
+
+template <DType kKv>
+__global__ void BoundKernel(const DeviceKeySpan* spans, const uint8_t* pool, int64_t block_bytes,
+                            int64_t head_bytes, const FastDivider block_tokens, int32_t head_dim,
                             int32_t pages_per_block, uint16_t* bounds) {
   const DeviceKeySpan span = spans[blockIdx.z];
   if (span.tokens.size() <= 0) return;
@@ -25,21 +31,23 @@ __global__ void BoundKernel(const DeviceKeySpan* spans, const uint16_t* pool, in
   const int32_t count = min(kBoundPageTokens, span.tokens.last - first);
   const int32_t logical = block_tokens.Divide(first);
   const int32_t in_block = first - logical * block_tokens.divisor();
-  const uint16_t* rows = pool + span.block_table[logical] * block_values + head * head_values +
-                         int64_t{in_block} * 2 * head_dim;
+  const int64_t row_bytes = KvRowBytes<kKv>(head_dim);
+  const uint8_t* rows =
+      pool + span.block_table[logical] * block_bytes + head * head_bytes + in_block * row_bytes;
   const int64_t heads = gridDim.y;
   uint16_t* page = bounds + ((span.index_table[logical] * heads + head) * pages_per_block +
                              in_block / kBoundPageTokens) *
                                 (2 * head_dim);
   for (int32_t c = threadIdx.x; c < head_dim; c += blockDim.x) {
-    uint16_t low = rows[c], high = low;
+    float low = KeyAt<kKv>(rows, head_dim, c), high = low;
     for (int32_t t = 1; t < count; ++t) {
-      const uint16_t value = rows[int64_t{t} * 2 * head_dim + c];
-      if (WidenBf16(value) < WidenBf16(low)) low = value;
-      if (WidenBf16(value) > WidenBf16(high)) high = value;
+      const float value = KeyAt<kKv>(rows + t * row_bytes, head_dim, c);
+      if (value < low) low = value;
+      if (value > high) high = value;
     }
-    page[c] = low;
-    page[head_dim + c] = high;
+    // A bfloat16 is its own bound.
+    page[c] = HasScales(kKv) ? RoundBf16Down(low) : UpperHalf(low);
+    page[head_dim + c] = HasScales(kKv) ? RoundBf16Up(high) : UpperHalf(high);
   }
 }
 
@@ -103,7 +111,7 @@ int64_t PagesOf(const BoundSelectShape& shape) {
 }
 
 bool IsRefused(const KvLayout& layout) {
-  return layout.dtype != DType::kBF16 || layout.head_dim < 2 || layout.head_dim > kMaxHeadDim ||
+  return !HasKvRows(layout) || layout.head_dim < 2 || layout.head_dim > kMaxHeadDim ||
          layout.head_dim % 2 != 0 || layout.block_tokens < kBoundPageTokens ||
          layout.block_tokens % kBoundPageTokens != 0 || layout.kv_heads < 1 ||
          layout.kv_heads > 65535;
@@ -117,11 +125,13 @@ cudaError_t BoundKeys(const DeviceKeySpan* spans, int32_t num_spans, int32_t max
   if (num_spans == 0 || max_span_tokens <= 0) return cudaSuccess;
   // A span that begins inside a page touches one page more.
   const auto pages = static_cast<unsigned>(CeilDiv(max_span_tokens, kBoundPageTokens) + 1);
-  return LaunchBehind(
-      BoundKernel, dim3(pages, layout.kv_heads, num_spans), 128, 0, stream, spans,
-      static_cast<const uint16_t*>(pool), static_cast<int64_t>(layout.BlockBytes() / 2),
-      static_cast<int64_t>(layout.HeadBytes() / 2), FastDivider(layout.block_tokens),
-      layout.head_dim, layout.block_tokens / kBoundPageTokens, static_cast<uint16_t*>(bounds));
+  return ForKvType(layout.dtype, [&]<DType kKv>(KvType<kKv>) {
+    return LaunchBehind(
+        BoundKernel<kKv>, dim3(pages, layout.kv_heads, num_spans), 128, 0, stream, spans,
+        static_cast<const uint8_t*>(pool), static_cast<int64_t>(layout.BlockBytes()),
+        static_cast<int64_t>(layout.HeadBytes()), FastDivider(layout.block_tokens), layout.head_dim,
+        layout.block_tokens / kBoundPageTokens, static_cast<uint16_t*>(bounds));
+  });
 }
 
 size_t BoundSelectWorkspaceBytes(const BoundSelectShape& shape) {

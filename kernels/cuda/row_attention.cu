@@ -30,6 +30,7 @@
 #include "kernels/cuda/attention_states.cuh"
 #include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/device_math.cuh"
+#include "kernels/cuda/kv_rows.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/row_attention.h"
 
@@ -84,7 +85,7 @@ struct GatheredRows {
   __device__ uint64_t Address(int32_t /*i*/, uint64_t address) const { return address; }
 };
 // The tokens before mid, those chosen, those after mid.
-template <int kHeadDim>
+template <int kRowBytes>
 struct ChosenRows {
   const int32_t* table;
   const uint8_t* head;  // of block 0
@@ -100,7 +101,7 @@ struct ChosenRows {
     if (i >= count) token = 0;
     const int32_t block = block_tokens.Divide(token);
     return reinterpret_cast<uint64_t>(head + table[block] * block_bytes +
-                                      (token - block * block_tokens.divisor()) * (4 * kHeadDim));
+                                      (token - block * block_tokens.divisor()) * kRowBytes);
   }
 };
 
@@ -119,13 +120,63 @@ __device__ __forceinline__ void StartTile(uint64_t address, int32_t first, int32
   }
 }
 
+// Of 8-bit types: the windows of 16 bytes that the tile's rows lie in (kv_rows.cuh), one behind the other.
+template <DType kKv, int kHeadDim>
+__device__ __forceinline__ void StartCodes(uint64_t address, int32_t first, int32_t last,
+                                           uint32_t shared, int lane) {
+  constexpr int kPieces = KvWindowBytes<kKv>(kHeadDim) / 16;
+#pragma unroll
+  for (int i = 0; i < (kTileRows * kPieces + 31) / 32; ++i) {
+    const int index = i * 32 + lane;
+    const int row = index / kPieces, piece = index % kPieces;
+    const uint64_t from = __shfl_sync(kFullMask, address, row % kTileRows) & ~uint64_t{15};
+    if (row < kTileRows) {
+      CopyAsync16(shared + index * 16, reinterpret_cast<const uint8_t*>(from) + piece * 16,
+                  first + row < last);
+    }
+  }
+}
+// Makes a tile of bfloat16 of them. The lane's row, as in StartCodes, begins `offset` bytes behind its window.
+template <DType kKv, int kHeadDim>
+__device__ __forceinline__ void WidenTile(uint32_t codes_at, uint32_t offset, uint32_t tile,
+                                          int lane) {
+  constexpr int kWords = kHeadDim / 2;  // of a row's codes, half of them K's
+#pragma unroll 4
+  for (int i = 0; i < kTileRows * kWords / 32; ++i) {
+    const int index = i * 32 + lane, row = index / kWords, word = index % kWords;
+    const uint32_t from =
+        codes_at + row * KvWindowBytes<kKv>(kHeadDim) + __shfl_sync(kFullMask, offset, row);
+    uint32_t codes, scales;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(codes) : "r"(from + word * 4) : "memory");
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(scales) : "r"(from + 2 * kHeadDim) : "memory");
+    const uint2 pairs =
+        PairsOf<kKv>(codes, word < kWords / 2 ? TwiceKeyScale(scales) : TwiceValueScale(scales));
+    asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(tile + row * PaddedRowBytes<kHeadDim>() +
+                                                          word * 8),
+                 "r"(pairs.x), "r"(pairs.y)
+                 : "memory");
+  }
+}
+
+// A warp's shared memory: what was copied of `stages` tiles, and of 8-bit types a tile of bfloat16 behind it.
+template <DType kKv, int kHeadDim>
+__host__ __device__ constexpr uint32_t StageBytes() {
+  return kTileRows * (HasScales(kKv) ? KvWindowBytes<kKv>(kHeadDim) : PaddedRowBytes<kHeadDim>());
+}
+template <DType kKv, int kHeadDim>
+__host__ __device__ constexpr uint32_t WarpBytes(int32_t stages) {
+  return stages * StageBytes<kKv, kHeadDim>() +
+         (HasScales(kKv) ? kTileRows * PaddedRowBytes<kHeadDim>() : 0);
+}
+
 // What a state of maximum `ends.x` and sum `ends.y` counts for beside one of maximum `max`.
 __device__ __forceinline__ float KeepOf(float2 ends, float max) {
   return ends.y == 0.0f ? 0.0f : exp2f(ends.x - max);  // 0: of no rows
 }
 
-template <int kHeadDim, Source kSource, bool kCluster>
-__global__ void __launch_bounds__(kThreads, 2) AttendKernel(const __grid_constant__ Args args) {
+template <DType kKv, int kHeadDim, Source kSource, bool kCluster>
+__global__ void __launch_bounds__(kThreads, kCluster&& HasScales(kKv) ? 1 : 2)
+    AttendKernel(const __grid_constant__ Args args) {
   if constexpr (kCluster) ArriveAtParts<kParts>();
   constexpr int kRowBytes = PaddedRowBytes<kHeadDim>();
   constexpr int kSteps = kHeadDim / 16;
@@ -167,16 +218,17 @@ __global__ void __launch_bounds__(kThreads, 2) AttendKernel(const __grid_constan
       const int32_t before = min(query.mid.first, query.position + 1);
       const int32_t after_first = max(query.mid.last, before);
       const int32_t chosen = args.chosen.counts[list_index];
-      return ChosenRows<kHeadDim>{query.block_table,
-                                  args.pool + kv_head * args.head_bytes,
-                                  args.block_tokens,
-                                  args.block_bytes,
-                                  args.chosen.tokens + int64_t{list_index} * args.chosen.capacity,
-                                  args.chosen.capacity,
-                                  before,
-                                  chosen,
-                                  after_first,
-                                  before + chosen + max(query.position + 1 - after_first, 0)};
+      return ChosenRows<KvRowBytes<kKv>(kHeadDim)>{
+          query.block_table,
+          args.pool + kv_head * args.head_bytes,
+          args.block_tokens,
+          args.block_bytes,
+          args.chosen.tokens + int64_t{list_index} * args.chosen.capacity,
+          args.chosen.capacity,
+          before,
+          chosen,
+          after_first,
+          before + chosen + max(query.position + 1 - after_first, 0)};
     }
   }();
   const int32_t count = rows.count;
@@ -187,7 +239,9 @@ __global__ void __launch_bounds__(kThreads, 2) AttendKernel(const __grid_constan
   };
 
   extern __shared__ uint4 shared4[];
-  const uint32_t mine = SharedAddress(shared4) + warp * args.stages * kTileRows * kRowBytes;
+  constexpr uint32_t kStageBytes = StageBytes<kKv, kHeadDim>();
+  const uint32_t mine = SharedAddress(shared4) + warp * WarpBytes<kKv, kHeadDim>(args.stages);
+  uint32_t offsets = 0;  // of the lane's row in each stage, four bits each
   // The tile that is started next; where its rows lie and those of the one after it, and what was asked for the
   // one after that: each load has the time of a tile.
   int32_t next = first;
@@ -197,7 +251,14 @@ __global__ void __launch_bounds__(kThreads, 2) AttendKernel(const __grid_constan
                            address_of(next + kRowsPerRound, second_asked)};
   const auto start_next = [&](int stage) {
     if (next < count) {
-      StartTile<kHeadDim>(addresses[0], next, count, mine + stage * kTileRows * kRowBytes, lane);
+      const uint32_t to = mine + stage * kStageBytes;
+      if constexpr (HasScales(kKv)) {
+        StartCodes<kKv, kHeadDim>(addresses[0], next, count, to, lane);
+        offsets = (offsets & ~(15u << 4 * stage)) | static_cast<uint32_t>(addresses[0] & 15)
+                                                        << 4 * stage;
+      } else {
+        StartTile<kHeadDim>(addresses[0], next, count, to, lane);
+      }
     }
     CommitCopies();
     addresses[0] = addresses[1];
@@ -236,7 +297,14 @@ __global__ void __launch_bounds__(kThreads, 2) AttendKernel(const __grid_constan
       WaitForCopies<0>();
     }
     __syncwarp();
-    const uint32_t here = mine + stage * kTileRows * kRowBytes;
+    uint32_t here = mine + stage * kStageBytes;
+    if constexpr (HasScales(kKv)) {
+      const uint32_t tile_at = mine + args.stages * kStageBytes;
+      WidenTile<kKv, kHeadDim>(here, offsets >> 4 * stage & 15, tile_at, lane);
+      here = tile_at;
+      __syncwarp();
+      start_next(stage);
+    }
     float scores[2][4] = {};
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -288,8 +356,10 @@ __global__ void __launch_bounds__(kThreads, 2) AttendKernel(const __grid_constan
       MultiplyAdd16x8x16(sums[n], w, values[0], values[1]);
       MultiplyAdd16x8x16(sums[n + 1], w, values[2], values[3]);
     }
-    __syncwarp();
-    start_next(stage);
+    if constexpr (!HasScales(kKv)) {
+      __syncwarp();
+      start_next(stage);
+    }
     stage = stage + 1 == args.stages ? 0 : stage + 1;
   }
   running_sum += __shfl_xor_sync(kFullMask, running_sum, 1);
@@ -450,14 +520,13 @@ Plan MakePlan(const RowAttentionShape& shape) {
   return plan;
 }
 
-template <int kHeadDim, Source kSource>
+template <DType kKv, int kHeadDim, Source kSource>
 cudaError_t LaunchOf(unsigned pieces, const Args& args, bool cluster, Stream stream) {
-  const size_t shared_bytes =
-      size_t{1} * kWarps * args.stages * kTileRows * PaddedRowBytes<kHeadDim>();
+  const size_t shared_bytes = size_t{kWarps} * WarpBytes<kKv, kHeadDim>(args.stages);
   static_assert(size_t{kTileRows} * PaddedRowBytes<kHeadDim>() >=
                 size_t{4} * kPackedHeads * (kHeadDim + 8));  // chains
-  const auto kernel =
-      cluster ? AttendKernel<kHeadDim, kSource, true> : AttendKernel<kHeadDim, kSource, false>;
+  const auto kernel = cluster ? AttendKernel<kKv, kHeadDim, kSource, true>
+                              : AttendKernel<kKv, kHeadDim, kSource, false>;
   if (cluster) {
     return LaunchClusters(kernel, pieces, kParts, kThreads, shared_bytes, stream, args);
   }
@@ -470,8 +539,8 @@ cudaError_t Attend(const RowAttentionShape& shape, const float* q, int64_t q_str
                    const void* pool, float scale, const AttentionOutput& output, void* workspace,
                    Stream stream) {
   const KvLayout& layout = shape.layout;
-  if (layout.dtype != DType::kBF16 || shape.group < 1 || layout.kv_heads < 1 ||
-      shape.num_queries < 0 || (output.states == nullptr) == (output.out == nullptr)) {
+  if (!HasKvRows(layout) || shape.group < 1 || layout.kv_heads < 1 || shape.num_queries < 0 ||
+      (output.states == nullptr) == (output.out == nullptr)) {
     return cudaErrorInvalidValue;
   }
   const int64_t num_lists = int64_t{shape.num_queries} * layout.kv_heads;
@@ -501,18 +570,20 @@ cudaError_t Attend(const RowAttentionShape& shape, const float* q, int64_t q_str
                   reinterpret_cast<uint32_t*>(memory + plan.tickets)};
   const auto pieces = static_cast<unsigned>(num_lists * head_sets);
   const bool cluster = num_lists <= kFewLists && !shape.portable && CurrentDevice().hopper;
-  switch (layout.head_dim) {
-    case 64:
-      return LaunchOf<64, kSource>(pieces, args, cluster, stream);
-    case 80:
-      return LaunchOf<80, kSource>(pieces, args, cluster, stream);
-    case 96:
-      return LaunchOf<96, kSource>(pieces, args, cluster, stream);
-    case 128:
-      return LaunchOf<128, kSource>(pieces, args, cluster, stream);
-    default:
-      return cudaErrorInvalidValue;
-  }
+  return ForKvType(layout.dtype, [&]<DType kKv>(KvType<kKv>) {
+    switch (layout.head_dim) {
+      case 64:
+        return LaunchOf<kKv, 64, kSource>(pieces, args, cluster, stream);
+      case 80:
+        return LaunchOf<kKv, 80, kSource>(pieces, args, cluster, stream);
+      case 96:
+        return LaunchOf<kKv, 96, kSource>(pieces, args, cluster, stream);
+      case 128:
+        return LaunchOf<kKv, 128, kSource>(pieces, args, cluster, stream);
+      default:
+        return cudaErrorInvalidValue;
+    }
+  });
 }
 
 }  // namespace

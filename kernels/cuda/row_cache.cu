@@ -9,6 +9,7 @@
 // 160 us where it is 2 GiB (512K) (winnow_cuda_bench --filter far).
 #include "kernels/cuda/copy_pieces.cuh"
 #include "kernels/cuda/device_math.cuh"
+#include "kernels/cuda/kv_rows.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/row_cache.h"
 #include "kernels/cuda/row_cache_slots.cuh"
@@ -51,7 +52,7 @@ __global__ void __launch_bounds__(kFetchThreads)
   const std::byte** rows = args.rows + int64_t{list} * args.capacity;
   const uint32_t call = cache.state->call, begin = cache.state->hand_begin;
   const int32_t block_tokens = args.block_tokens.divisor();
-  const int32_t row_pieces = cache.row_bytes / 16;
+  const auto row_pieces = static_cast<int32_t>(SlotRowBytes(cache.row_bytes) / 16);
 
   int32_t cached = 0, taken = 0, in_place = 0;
   const int32_t stride = static_cast<int32_t>(gridDim.x) * kFetchEntries;
@@ -70,8 +71,7 @@ __global__ void __launch_bounds__(kFetchThreads)
                           (token - block * block_tokens);
       int32_t slot = -1;
       const Found found = FindSlot(cache, call, begin, row, /*may_take=*/true, &slot);
-      rows[i] = found == Found::kNowhere ? cache.pool + int64_t{row} * cache.row_bytes
-                                         : cache.rows + int64_t{slot} * cache.row_bytes;
+      rows[i] = found == Found::kNowhere ? RowInPool(cache, row) : RowInSlot(cache, slot, row);
       if (found == Found::kTaken) moves[atomicAdd(&num_moves, 1)] = make_int2(row, slot);
       cached += found == Found::kCached;
       taken += found == Found::kTaken;
@@ -89,8 +89,8 @@ __global__ void __launch_bounds__(kFetchThreads)
         if (piece >= pieces) continue;
         const int2 move = moves[piece / row_pieces];
         const int32_t in_row = piece % row_pieces * 16;
-        to[p] = cache.rows + int64_t{move.y} * cache.row_bytes + in_row;
-        values[p] = LoadStreamed(cache.pool + int64_t{move.x} * cache.row_bytes + in_row);
+        to[p] = WindowInSlot(cache, move.y) + in_row;
+        values[p] = LoadStreamed(RowInPool(cache, move.x) - WindowOffset(cache, move.x) + in_row);
       }
 #pragma unroll
       for (int p = 0; p < kPiecesInFlight; ++p) {
@@ -114,6 +114,7 @@ __global__ void __launch_bounds__(kFetchThreads)
   EndCall(cache, gridDim.x * gridDim.y);
 }
 
+template <DType kKv>
 __global__ void __launch_bounds__(kWriteThreads)
     WriteThroughKernel(const float* k, int64_t k_stride, const float* v, int64_t v_stride,
                        const DeviceChunk* chunks, const DeviceRowCache cache,
@@ -137,19 +138,29 @@ __global__ void __launch_bounds__(kWriteThreads)
     slot = __shfl_sync(kFullMask, slot, 0);
     const float* from_k = k + (chunk.first_row + i) * k_stride + int64_t{head} * head_dim;
     const float* from_v = v + (chunk.first_row + i) * v_stride + int64_t{head} * head_dim;
-    std::byte* in_pool = cache.pool + int64_t{row} * cache.row_bytes;
-    std::byte* in_cache = cache.rows + int64_t{slot} * cache.row_bytes;
-    for (int32_t piece = lane; piece < cache.row_bytes / 16; piece += 32) {
-      const int32_t c = piece * 8;
-      const float* from = c < head_dim ? from_k + c : from_v + (c - head_dim);
-      uint32_t packed[4];
+    std::byte* in_pool = RowInPool(cache, row);
+    std::byte* in_cache = RowInSlot(cache, slot, row);
+    if constexpr (HasScales(kKv)) {
 #pragma unroll
-      for (int p = 0; p < 4; ++p) {
-        packed[p] = RoundBf16(from[2 * p]) | uint32_t{RoundBf16(from[2 * p + 1])} << 16;
+      for (int part = 0; part < 2; ++part) {
+        const float* from = part == 0 ? from_k : from_v;
+        const FourCodes four = WriteCodes<kKv>(reinterpret_cast<uint8_t*>(in_pool), head_dim, part,
+                                               [&](int32_t c) { return from[c]; });
+        if (slot >= 0) PutCodes(reinterpret_cast<uint8_t*>(in_cache), head_dim, part, four);
       }
-      const uint4 values = make_uint4(packed[0], packed[1], packed[2], packed[3]);
-      *reinterpret_cast<uint4*>(in_pool + piece * 16) = values;
-      if (slot >= 0) *reinterpret_cast<uint4*>(in_cache + piece * 16) = values;
+    } else {
+      for (int32_t piece = lane; piece < cache.row_bytes / 16; piece += 32) {
+        const int32_t c = piece * 8;
+        const float* from = c < head_dim ? from_k + c : from_v + (c - head_dim);
+        uint32_t packed[4];
+#pragma unroll
+        for (int p = 0; p < 4; ++p) {
+          packed[p] = RoundBf16(from[2 * p]) | uint32_t{RoundBf16(from[2 * p + 1])} << 16;
+        }
+        const uint4 values = make_uint4(packed[0], packed[1], packed[2], packed[3]);
+        *reinterpret_cast<uint4*>(in_pool + piece * 16) = values;
+        if (slot >= 0) *reinterpret_cast<uint4*>(in_cache + piece * 16) = values;
+      }
     }
   }
   __syncthreads();
@@ -186,7 +197,7 @@ cudaError_t FetchRows(const DeviceQuery* queries, int32_t num_queries, const Sel
                       const DeviceRowCache& cache, const KvLayout& layout, int32_t capacity,
                       const std::byte** rows, RowList* lists, SharedKvReads* reads, Stream stream) {
   const int64_t num_lists = int64_t{num_queries} * layout.kv_heads;
-  if (num_lists > 65535 || chosen.kv_heads != layout.kv_heads || cache.row_bytes % 16 != 0 ||
+  if (num_lists > 65535 || chosen.kv_heads != layout.kv_heads || cache.row_bytes % 4 != 0 ||
       cache.row_bytes != static_cast<int32_t>(layout.RowBytes())) {
     return cudaErrorInvalidValue;
   }
@@ -204,18 +215,19 @@ cudaError_t FetchRows(const DeviceQuery* queries, int32_t num_queries, const Sel
 cudaError_t WriteKvThrough(const DeviceMatrix& k, const DeviceMatrix& v, const DeviceChunk* chunks,
                            int32_t num_chunks, int32_t max_chunk_tokens,
                            const DeviceRowCache& cache, const KvLayout& layout, Stream stream) {
-  if (layout.dtype != DType::kBF16 || num_chunks < 0 || num_chunks > 65535 ||
-      layout.head_dim % 8 != 0 || k.cols != int64_t{layout.kv_heads} * layout.head_dim ||
-      v.cols != k.cols) {
+  if (!HasKvRows(layout) || num_chunks < 0 || num_chunks > 65535 || layout.head_dim % 8 != 0 ||
+      k.cols != int64_t{layout.kv_heads} * layout.head_dim || v.cols != k.cols) {
     return cudaErrorInvalidValue;
   }
   if (num_chunks == 0 || max_chunk_tokens <= 0) return cudaSuccess;
   const int64_t rows = int64_t{max_chunk_tokens} * layout.kv_heads;
   const dim3 grid(static_cast<unsigned>(CeilDiv(rows, kWriteThreads / 32)),
                   static_cast<unsigned>(num_chunks));
-  return LaunchBehind(WriteThroughKernel, grid, kWriteThreads, 0, stream, k.data, k.stride, v.data,
-                      v.stride, chunks, cache, FastDivider(layout.block_tokens), layout.kv_heads,
-                      layout.head_dim);
+  return ForKvType(layout.dtype, [&]<DType kKv>(KvType<kKv>) {
+    return LaunchBehind(WriteThroughKernel<kKv>, grid, kWriteThreads, 0, stream, k.data, k.stride,
+                        v.data, v.stride, chunks, cache, FastDivider(layout.block_tokens),
+                        layout.kv_heads, layout.head_dim);
+  });
 }
 
 cudaError_t ForgetRows(const int32_t* blocks, int32_t num_blocks, const DeviceRowCache& cache,

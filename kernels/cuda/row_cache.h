@@ -4,7 +4,7 @@
 //   slot_of_row  [rows of the pool] where a row lies in the cache, or -1
 //   slots        [slots] whose row a slot holds, and when it was used last
 //
-// A row of the pool is known by its place there: row r lies at pool + r * row_bytes (kv_layout.h:
+// A row of the pool, which begins at a multiple of 16 bytes, is known by its place there: row r lies at pool + r * row_bytes (kv_layout.h:
 // (block * Hkv + head) * block_tokens + token). Whoever writes to the pool does so with WriteKvThrough, or
 // EncodeTokens (hash_encode.h), which write to the cache what the cache has, or calls ForgetRows first, so that the two
 // never differ.
@@ -37,14 +37,20 @@ struct RowCacheState {
 using RowCacheSlot = unsigned long long;
 inline constexpr RowCacheSlot kFreeSlot = 0xffffffff00000000ull;
 
+// Memory of a slot's row: where rows are no multiple of 16 bytes, that of the window of 16 bytes that a row lies in, wherever
+// it begins. A row lies in its slot as far behind 16 bytes as in the pool, so that the window is copied as it is.
+constexpr int64_t SlotRowBytes(int64_t row_bytes) {
+  return row_bytes % 16 == 0 ? row_bytes : (row_bytes + 12 + 15) / 16 * 16;
+}
+
 struct DeviceRowCache {
   std::byte* pool = nullptr;       // pinned host memory
-  std::byte* rows = nullptr;       // [num_slots][row_bytes]
+  std::byte* rows = nullptr;       // [num_slots][SlotRowBytes]
   int32_t* slot_of_row = nullptr;  // all -1 at first
   RowCacheSlot* slots = nullptr;   // all kFreeSlot at first
   RowCacheState* state = nullptr;
   int32_t num_slots = 0;  // may be 0: everything is read in place
-  int32_t row_bytes = 0;  // a multiple of 16
+  int32_t row_bytes = 0;  // a multiple of 4
 };
 
 // Memory of a slot beside its row.
@@ -60,7 +66,7 @@ inline constexpr size_t kRowCacheSlotBytes = sizeof(RowCacheSlot);
 //   rows    [num_queries][Hkv][capacity] addresses; lists [num_queries][Hkv] point into it
 // REQUIRES: capacity >= the anchors and chosen tokens of each list; no query sees a row that was never
 // written.
-// Reads 4 + 4 + 8 bytes and writes 8 + 8 per row, and moves row_bytes over the bus per missing row.
+// Reads 4 + 4 + 8 bytes and writes 8 + 8 per row, and moves SlotRowBytes over the bus per missing row.
 [[nodiscard]] cudaError_t FetchRows(const DeviceQuery* queries, int32_t num_queries,
                                     const Selection& chosen, const DeviceRowCache& cache,
                                     const KvLayout& layout, int32_t capacity,

@@ -53,6 +53,21 @@ __device__ __forceinline__ int32_t TakeSlot(const DeviceRowCache& cache, uint32_
   }
 }
 
+// Where a row lies in the pool, how far behind 16 bytes, and where it and its window lie in a slot.
+__device__ __forceinline__ std::byte* RowInPool(const DeviceRowCache& cache, int32_t row) {
+  return cache.pool + int64_t{row} * cache.row_bytes;
+}
+__device__ __forceinline__ int64_t WindowOffset(const DeviceRowCache& cache, int32_t row) {
+  return int64_t{row} * cache.row_bytes & 15;
+}
+__device__ __forceinline__ std::byte* WindowInSlot(const DeviceRowCache& cache, int32_t slot) {
+  return cache.rows + slot * SlotRowBytes(cache.row_bytes);
+}
+__device__ __forceinline__ std::byte* RowInSlot(const DeviceRowCache& cache, int32_t slot,
+                                                int32_t row) {
+  return WindowInSlot(cache, slot) + WindowOffset(cache, row);
+}
+
 enum class Found : uint8_t { kCached, kTaken, kNowhere };
 
 // Where the row lies, or may be put (kTaken: by the caller). Stamps the slot.

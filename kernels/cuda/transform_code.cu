@@ -23,6 +23,7 @@
 #include "kernels/cuda/ask_into_l2.cuh"
 #include "kernels/cuda/attention_states.cuh"
 #include "kernels/cuda/device_math.cuh"
+#include "kernels/cuda/kv_rows.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/transform_code.h"
 
@@ -128,19 +129,20 @@ DeviceTransformHead HeadOf(const TransformCodeHead& head, int32_t words, int32_t
   return to;
 }
 
-// KvLayout of bfloat16, without padding.
+// KvLayout without padding.
 struct KvRows {
   explicit KvRows(const KvLayout& layout)
-      : block_values(static_cast<int64_t>(layout.BlockBytes() / 2)),
-        head_values(static_cast<int64_t>(layout.HeadBytes() / 2)),
+      : block_bytes(static_cast<int64_t>(layout.BlockBytes())),
+        head_bytes(static_cast<int64_t>(layout.HeadBytes())),
         head_dim(layout.head_dim),
         block_tokens(layout.block_tokens) {}
-  __device__ __forceinline__ const uint16_t* Row(const uint16_t* pool, const int32_t* table,
-                                                 int32_t head, int32_t token) const {
-    return pool + table[token / block_tokens] * block_values + head * head_values +
-           int64_t{token % block_tokens} * 2 * head_dim;
+  template <DType kKv>
+  __device__ __forceinline__ const uint8_t* Row(const uint8_t* pool, const int32_t* table,
+                                                int32_t head, int32_t token) const {
+    return pool + table[token / block_tokens] * block_bytes + head * head_bytes +
+           int64_t{token % block_tokens} * KvRowBytes<kKv>(head_dim);
   }
-  int64_t block_values, head_values;
+  int64_t block_bytes, head_bytes;
   int32_t head_dim, block_tokens;
 };
 
@@ -149,7 +151,7 @@ struct KvRows {
 struct EncodeArgs {
   DeviceTransform transform;
   const DeviceKeySpan* spans;
-  const uint16_t* pool;
+  const uint8_t* pool;
   KvRows rows;
   uint32_t* codes;
   CodeLayout code_layout;
@@ -183,7 +185,7 @@ __device__ __forceinline__ void UnpackFirst(const EncodeArgs& args, const Device
 
 // kAhead: of each column, in registers before the keys are there, for blocks of one token: a layer's weights come from HBM,
 // and a chain that waits for them a few at a time takes longer than the step's rotation and KV.
-template <int kAhead, bool kResidual>
+template <DType kKv, int kAhead, bool kResidual>
 __global__ void __launch_bounds__(kEncodeThreads)
     EncodeKernel(const __grid_constant__ EncodeArgs args) {
   __shared__ float keys[kEncodeTokens * 256];
@@ -204,7 +206,8 @@ __global__ void __launch_bounds__(kEncodeThreads)
   const int32_t count = min(kEncodeTokens, span.tokens.last - first);
   if (count <= 0) return;
   for (int32_t at = threadIdx.x; at < count * d; at += blockDim.x) {
-    keys[at] = WidenBf16(args.rows.Row(args.pool, span.block_table, head, first + at / d)[at % d]);
+    keys[at] = KeyAt<kKv>(args.rows.Row<kKv>(args.pool, span.block_table, head, first + at / d), d,
+                          at % d);
   }
   if constexpr (kResidual) UnpackFirst(args, span, head, first, count, refined);
   __syncthreads();
@@ -274,7 +277,7 @@ __global__ void __launch_bounds__(kEncodeThreads)
 struct ExtendArgs {
   const DeviceTransformHead* heads;
   const DeviceTableExtension* extensions;
-  const uint16_t* pool;
+  const uint8_t* pool;
   KvRows rows;
   const uint32_t* codes;
   CodeLayout code_layout;
@@ -285,10 +288,32 @@ struct ExtendArgs {
 struct TokensAhead {
   static constexpr int kPairs = kTableDims / 2;
   static constexpr int kMine = (kCellRefreshTokens * kPairs + kTableThreads - 1) / kTableThreads;
-  uint32_t values[kMine];
+  uint32_t values[kMine];  // PairAhead
   uint32_t cell;
 };
 
+// Channels c and c + 1 of a row's V in a register: two of bfloat16, or two codes and the scale.
+template <DType kKv>
+__device__ __forceinline__ uint32_t PairAhead(const uint8_t* row, int32_t d, int32_t c) {
+  if constexpr (kKv == DType::kBF16) {
+    return *reinterpret_cast<const uint32_t*>(reinterpret_cast<const uint16_t*>(row) + d + c);
+  } else {
+    const uint32_t codes = *reinterpret_cast<const uint16_t*>(row + d + c);
+    return __byte_perm(codes, ScalesOf<kKv>(row, d), 0x7610);
+  }
+}
+template <DType kKv>
+__device__ __forceinline__ float2 WidenAhead(uint32_t pair) {
+  if constexpr (kKv == DType::kBF16) {
+    return make_float2(WidenLow(pair), WidenHigh(pair));
+  } else {
+    const float scale = WidenHigh(pair);
+    return make_float2(__fmul_rn(CodeOf<kKv>(pair & 0xffu), scale),
+                       __fmul_rn(CodeOf<kKv>(pair >> 8 & 0xffu), scale));
+  }
+}
+
+template <DType kKv>
 __device__ __forceinline__ void LoadAhead(const ExtendArgs& args,
                                           const DeviceTableExtension& extension, int32_t head,
                                           int32_t first_dim, int32_t begin, int32_t count,
@@ -301,8 +326,8 @@ __device__ __forceinline__ void LoadAhead(const ExtendArgs& args,
     const int32_t pair = (thread + n * kTableThreads) % kPairs;
     ahead.values[n] = 0;
     if (i < count && first_dim + 2 * pair < d) {
-      const uint16_t* row = args.rows.Row(args.pool, extension.block_table, head, begin + i);
-      ahead.values[n] = *reinterpret_cast<const uint32_t*>(row + d + first_dim + 2 * pair);
+      const uint8_t* row = args.rows.Row<kKv>(args.pool, extension.block_table, head, begin + i);
+      ahead.values[n] = PairAhead<kKv>(row, d, first_dim + 2 * pair);
     }
   }
   if (thread >= count) return;
@@ -321,6 +346,7 @@ __device__ __forceinline__ void LoadAhead(const ExtendArgs& args,
   ahead.cell = cell;
 }
 
+template <DType kKv>
 __global__ void __launch_bounds__(kTableThreads)
     ExtendKernel(const __grid_constant__ ExtendArgs args) {
   extern __shared__ float slice[];  // [kTableRows][dims], where the table comes here
@@ -348,7 +374,7 @@ __global__ void __launch_bounds__(kTableThreads)
   TokensAhead ahead;
   int32_t begin = extension.tokens.first;
   if (begin < extension.tokens.last) {
-    LoadAhead(args, extension, head, first_dim, begin, end_of(begin) - begin, ahead);
+    LoadAhead<kKv>(args, extension, head, first_dim, begin, end_of(begin) - begin, ahead);
   }
   if (in_shared || extension.clear != 0) {
 #pragma unroll 8
@@ -370,8 +396,9 @@ __global__ void __launch_bounds__(kTableThreads)
       const int32_t at = thread + n * kTableThreads;
       if (at >= kCellRefreshTokens * TokensAhead::kPairs) break;
       float* to = &values[at / TokensAhead::kPairs][at % TokensAhead::kPairs * 2];
-      to[0] = WidenLow(ahead.values[n]);
-      to[1] = WidenHigh(ahead.values[n]);
+      const float2 pair = WidenAhead<kKv>(ahead.values[n]);
+      to[0] = pair.x;
+      to[1] = pair.y;
     }
     if (thread < count) {
       cells[thread] = static_cast<uint16_t>(ahead.cell);
@@ -380,7 +407,7 @@ __global__ void __launch_bounds__(kTableThreads)
     if (thread >= kTableThreads - kTableParts) of_part[1 - turn][thread % kTableParts] = 0;
     __syncthreads();
     if (end < extension.tokens.last) {
-      LoadAhead(args, extension, head, first_dim, end, end_of(end) - end, ahead);
+      LoadAhead<kKv>(args, extension, head, first_dim, end, end_of(end) - end, ahead);
     }
     if (part < kTableParts) {
       for (unsigned long long left = of_part[turn][part]; left != 0; left &= left - 1) {
@@ -577,8 +604,8 @@ DeviceTransform PackTransform(const TransformCodeWeights& weights, void* host, v
 namespace {
 
 template <bool kResidual>
-cudaError_t LaunchEncode(const EncodeArgs& args, int32_t num_spans, int32_t max_span_tokens,
-                         Stream stream) {
+cudaError_t LaunchEncode(const EncodeArgs& args, const KvLayout& layout, int32_t num_spans,
+                         int32_t max_span_tokens, Stream stream) {
   if (num_spans <= 0 || max_span_tokens <= 0) return cudaSuccess;
   const dim3 grid(static_cast<unsigned>(CeilDiv(max_span_tokens, kEncodeTokens)),
                   static_cast<unsigned>(args.transform.kv_heads), static_cast<unsigned>(num_spans));
@@ -586,9 +613,13 @@ cudaError_t LaunchEncode(const EncodeArgs& args, int32_t num_spans, int32_t max_
   // Reading ahead takes registers, which leave a multiprocessor room for few blocks.
   const bool one_each =
       max_span_tokens == 1 && int64_t{grid.y} * grid.z <= CurrentDevice().multiprocessors;
-  return one_each
-             ? Launch(EncodeKernel<kEncodeAhead, kResidual>, grid, threads, 0, stream, false, args)
-             : Launch(EncodeKernel<0, kResidual>, grid, threads, 0, stream, false, args);
+  if (!HasKvRows(layout)) return cudaErrorInvalidValue;
+  return ForKvType(layout.dtype, [&]<DType kKv>(KvType<kKv>) {
+    return one_each
+               ? Launch(EncodeKernel<kKv, kEncodeAhead, kResidual>, grid, threads, 0, stream, false,
+                        args)
+               : Launch(EncodeKernel<kKv, 0, kResidual>, grid, threads, 0, stream, false, args);
+  });
 }
 
 }  // namespace
@@ -599,11 +630,11 @@ cudaError_t EncodeTransformKeys(const DeviceTransform& transform, const DeviceKe
                                 Stream stream) {
   const EncodeArgs args{transform,
                         spans,
-                        static_cast<const uint16_t*>(pool),
+                        static_cast<const uint8_t*>(pool),
                         KvRows(layout),
                         static_cast<uint32_t*>(codes),
                         code_layout};
-  return LaunchEncode<false>(args, num_spans, max_span_tokens, stream);
+  return LaunchEncode<false>(args, layout, num_spans, max_span_tokens, stream);
 }
 
 cudaError_t EncodeResiduals(const DeviceTransform& residual, const FirstCodes& first,
@@ -612,12 +643,12 @@ cudaError_t EncodeResiduals(const DeviceTransform& residual, const FirstCodes& f
                             const CodeLayout& code_layout, Stream stream) {
   EncodeArgs args{residual,
                   spans,
-                  static_cast<const uint16_t*>(pool),
+                  static_cast<const uint8_t*>(pool),
                   KvRows(layout),
                   static_cast<uint32_t*>(codes),
                   code_layout};
   args.first = first;
-  return LaunchEncode<true>(args, num_spans, max_span_tokens, stream);
+  return LaunchEncode<true>(args, layout, num_spans, max_span_tokens, stream);
 }
 
 cudaError_t ExtendCellTables(const DeviceTransform& transform,
@@ -627,7 +658,7 @@ cudaError_t ExtendCellTables(const DeviceTransform& transform,
   if (num_extensions <= 0) return cudaSuccess;
   const ExtendArgs args{transform.heads,
                         extensions,
-                        static_cast<const uint16_t*>(pool),
+                        static_cast<const uint8_t*>(pool),
                         KvRows(layout),
                         static_cast<const uint32_t*>(codes),
                         code_layout,
@@ -637,7 +668,10 @@ cudaError_t ExtendCellTables(const DeviceTransform& transform,
       max_tokens >= kSharedTableTokens ? static_cast<size_t>(kTableRows) * dims * 4 : 0;
   const dim3 grid(static_cast<unsigned>(CeilDiv(layout.head_dim, kTableDims)),
                   static_cast<unsigned>(layout.kv_heads), static_cast<unsigned>(num_extensions));
-  return Launch(ExtendKernel, grid, kTableThreads, shared_bytes, stream, false, args);
+  if (!HasKvRows(layout)) return cudaErrorInvalidValue;
+  return ForKvType(layout.dtype, [&]<DType kKv>(KvType<kKv>) {
+    return Launch(ExtendKernel<kKv>, grid, kTableThreads, shared_bytes, stream, false, args);
+  });
 }
 
 cudaError_t EndStates(const StateEnd& end, Stream stream) {

@@ -19,7 +19,8 @@ class CachedPool {
       : layout_(layout),
         bytes_(num_blocks * layout.BlockBytes()),
         num_rows_(num_blocks * layout.kv_heads * layout.block_tokens),
-        rows_(std::max<size_t>(num_slots, 1) * layout.RowBytes()),
+        rows_(std::max<size_t>(num_slots, 1) *
+              SlotRowBytes(static_cast<int64_t>(layout.RowBytes()))),
         map_(num_rows_),
         slots_(std::max(num_slots, 1)),
         state_(1),
@@ -48,6 +49,11 @@ class CachedPool {
 
   const DeviceRowCache& cache() const { return cache_; }
   std::byte* pool() const { return pool_; }
+  // Where `row` lies if it is in `slot`.
+  const std::byte* InSlot(int32_t slot, int32_t row) const {
+    return cache_.rows + slot * SlotRowBytes(cache_.row_bytes) +
+           int64_t{row} * cache_.row_bytes % 16;
+  }
   int32_t RowOf(std::span<const int32_t> table, int32_t head, int32_t token) const {
     return (table[token / layout_.block_tokens] * layout_.kv_heads + head) * layout_.block_tokens +
            token % layout_.block_tokens;
@@ -65,7 +71,8 @@ class CachedPool {
     const std::byte* found = address;
     const auto at = address - cache_.rows;
     if (address >= cache_.rows && at < static_cast<int64_t>(cached.size())) {
-      ASSERT_EQ(at % cache_.row_bytes, 0);
+      const auto slot = static_cast<int32_t>(at / SlotRowBytes(cache_.row_bytes));
+      ASSERT_EQ(address, InSlot(slot, row));
       found = cached.data() + at;
     } else {
       ASSERT_EQ(address, pool_ + int64_t{row} * cache_.row_bytes) << "row " << row;
@@ -87,7 +94,7 @@ class CachedPool {
       const auto owner = static_cast<int32_t>(slots[slot] >> 32);
       if (owner < 0) continue;
       ASSERT_EQ(map[owner], slot);
-      ExpectRow(cached, cache_.rows + int64_t{slot} * cache_.row_bytes, owner);
+      ExpectRow(cached, InSlot(slot, owner), owner);
     }
     const RowCacheState state = state_.Get()[0];
     ASSERT_EQ(state.hand, state.hand_begin);

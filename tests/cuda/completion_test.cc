@@ -1,5 +1,7 @@
 #include "kernels/cuda/completion.h"
 
+#include <array>
+
 #include "kernels/attention_state.h"
 #include "kernels/completion.h"
 #include "tests/cuda/cuda_testing.h"
@@ -23,9 +25,9 @@ class CudaCompletionTest : public CudaTest {
   // A sequence, its maps and its summary.
   struct Scene {
     Scene(Random& random, int32_t d, int32_t group_size, int32_t tokens, float spread,
-          int32_t num_features = 64)
+          int32_t num_features = 64, DType dtype = DType::kBF16)
         : features(num_features),
-          layout{2, d, static_cast<int32_t>(16 * random.Int(1, 5)), DType::kBF16},
+          layout{2, d, static_cast<int32_t>(16 * random.Int(1, 5)), dtype},
           group(group_size),
           kv(random, layout, {tokens}),
           key_map(random, {2, d, d, static_cast<int32_t>(random.Int(20, 128)), features}, spread),
@@ -43,8 +45,8 @@ class CudaCompletionTest : public CudaTest {
       const int32_t spare = 7;
       DeviceArray<std::byte> workspace(
           ExtendSummariesWorkspaceBytes(1, tokens.size() + spare, keys.map));
-      WINNOW_CUDA_OK(ExtendSummaries(extension.data(), 1, tokens.size() + spare, pool.data(),
-                                     layout, keys.map, workspace.data(), nullptr));
+      WINNOW_CUDA_OK(ExtendSummaries(extension.data(), 1, tokens.size() + spare, rows, layout,
+                                     keys.map, workspace.data(), nullptr));
       WINNOW_CUDA_OK(cudaDeviceSynchronize());
     }
 
@@ -55,6 +57,7 @@ class CudaCompletionTest : public CudaTest {
     RandomFeatureMap key_map, query_map;
     MapOnDevice keys, queries;
     DeviceArray<std::byte> pool;
+    const std::byte* rows = pool.data();  // of `layout`
     DeviceArray<int32_t> table;
     DeviceArray<float> summary;
   };
@@ -262,9 +265,11 @@ TEST_F(CudaCompletionTest, WhereAllOfMidIsChosenStatesKeepTheirBits) {
 TEST_F(CudaCompletionTest, ASummaryHasTheSameBitsHoweverTokensEntered) {
   SCOPED_TRACE(Seed());
   // Tokens are mapped 16, 32 or 64 at a time, by how many there are.
-  for (const int32_t end : {650, 4600}) {
-    SCOPED_TRACE(end);
-    Scene scene(random_, AnyHeadDim(random_), 1, end + 50, 3.0f);
+  for (int round = 0; round < 6; ++round) {
+    const int32_t end = round % 2 == 0 ? 650 : 4600;
+    const DType dtype = kCudaKvTypes[round / 2];
+    SCOPED_TRACE(testing::Message() << end << " of " << DTypeName(dtype));
+    Scene scene(random_, AnyHeadDim(random_), 1, end + 50, 3.0f, 64, dtype);
     scene.Extend({5, end}, true);
     const auto at_once = scene.summary.Get();
     for (const float value : at_once) ASSERT_FALSE(std::isnan(value));
@@ -276,6 +281,53 @@ TEST_F(CudaCompletionTest, ASummaryHasTheSameBitsHoweverTokensEntered) {
     }
     const auto in_pieces = scene.summary.Get();
     EXPECT_EQ(std::memcmp(at_once.data(), in_pieces.data(), 4 * at_once.size()), 0);
+  }
+}
+
+// Of 8-bit types: the bits of summaries and estimates of their values, rounded to bfloat16, so that what is subtracted is what
+// entered.
+TEST_F(CudaCompletionTest, CodesGiveTheBitsOfTheirRoundedValues) {
+  SCOPED_TRACE(Seed());
+  for (int round = 0; round < 8; ++round) {
+    const int32_t d = std::array{64, 80, 96, 128}[round % 4];
+    const DType dtype = round < 4 ? DType::kI8 : DType::kF8;
+    const auto group = static_cast<int32_t>(random_.Int(1, 8)), heads = 2 * group;
+    Scene scene(random_, d, group, static_cast<int32_t>(random_.Int(300, 900)), 2.0f, 64, dtype);
+    SCOPED_TRACE(testing::Message() << DTypeName(dtype) << ", d " << d << ", G " << group);
+    const int32_t end = scene.kv.length(0) - 10, first = static_cast<int32_t>(random_.Int(2, 70));
+    const TokenRange mid{first, end};
+    Matrix q = Matrix::Normal(random_, 1, int64_t{heads} * d);
+    const auto q_on_device = Upload(q);
+    const DeviceQueries queries({{0, scene.kv.table(0), end + 3, mid, 0}});
+    DeviceSelection chosen(1, 2, mid.size());
+    const auto some = Some(mid, 0.2);
+    chosen.Set(some);
+    const auto most = static_cast<int32_t>(std::max(some[0].size(), some[1].size()));
+    std::vector<float> states(heads * (d + 2));
+    for (float& value : states) value = std::abs(random_.Normal()) + 0.1f;
+    const DeviceArray<const float*> summaries(std::vector<const float*>{scene.summary.data()});
+    const auto run = [&] {
+      scene.summary.Poison();
+      scene.Extend({first, first + 30}, true);  // token by token, and blocks side by side
+      scene.Extend({first + 30, end}, false);
+      const CompletionShape shape{1, group, scene.layout, most};
+      Workspace workspace(CompleteStatesWorkspaceBytes(shape, scene.keys.map));
+      const DeviceArray<float> on_device(states);
+      WINNOW_CUDA_OK(CompleteStates(shape, q_on_device.data(), q.tensor().stride, queries.data(),
+                                    {.chosen = chosen.view(), .pool = scene.rows}, summaries.data(),
+                                    scene.keys.map, scene.queries.map, on_device.data(),
+                                    workspace.data(), nullptr));
+      std::vector<float> result = on_device.Get();
+      const std::vector<float> summary = scene.summary.Get();
+      result.insert(result.end(), summary.begin(), summary.end());
+      return result;
+    };
+    const std::vector<float> actual = run();
+    const auto rounded = UploadRounded(scene.kv, &scene.layout);
+    scene.rows = rounded.data();
+    const std::vector<float> expected = run();
+    ASSERT_EQ(std::memcmp(actual.data(), expected.data(), 4 * expected.size()), 0);
+    ASSERT_NE(std::memcmp(actual.data(), states.data(), 4 * states.size()), 0);
   }
 }
 

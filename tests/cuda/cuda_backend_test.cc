@@ -2,6 +2,7 @@
 // many sizes, selections and addresses in shared memory. What each kernel computes has its own test.
 #include "kernels/cuda/cuda_backend.h"
 
+#include <array>
 #include <numeric>
 
 #include "kernels/attention_state.h"
@@ -23,7 +24,9 @@ TEST_F(CudaBackendTest, SaysWhatItIsAndWhatItRefuses) {
   EXPECT_GT(backend_->AvailableBytes(), 0);
   const KvLayout good{2, 64, 64, DType::kBF16};
   EXPECT_EQ(backend_->Refusal(good, 8), "");
+  for (const DType dtype : kCudaKvTypes) EXPECT_EQ(backend_->Refusal({2, 64, 64, dtype}, 8), "");
   EXPECT_NE(backend_->Refusal({2, 64, 64, DType::kF32}, 8).find("float32"), std::string::npos);
+  EXPECT_NE(backend_->Refusal({2, 64, 62, DType::kI8}, 8).find("62 tokens"), std::string::npos);
   EXPECT_NE(backend_->Refusal({2, 72, 64, DType::kBF16}, 8).find("72"), std::string::npos);
   EXPECT_NE(backend_->Refusal(good, 66).find("33 query heads"), std::string::npos);
 }
@@ -200,9 +203,11 @@ TEST_F(CudaBackendTest, WhatIsChosenIsPrunedAndAttendedTo) {
 
 TEST_F(CudaBackendTest, RotatesAndWritesAsOneAfterTheOther) {
   SCOPED_TRACE(Seed());
-  for (const int32_t d : {64, 80, 96, 128}) {
+  for (int round = 0; round < 12; ++round) {
+    const int32_t d = std::array{64, 80, 96, 128}[round % 4];
+    const DType dtype = kCudaKvTypes[round / 4];
     const int32_t kv_heads = 3, group = static_cast<int32_t>(random_.Int(1, 5));
-    const KvLayout layout{kv_heads, d, static_cast<int32_t>(16 * random_.Int(1, 5)), DType::kBF16};
+    const KvLayout layout{kv_heads, d, static_cast<int32_t>(16 * random_.Int(1, 5)), dtype};
     PagedKv kv(random_, layout, {300, 40, 100});
     // Rows 3, 4 and 59 belong to nobody.
     const std::vector<AttentionChunk> chunks = {kv.Chunk(2, 0, 3, 50), kv.Chunk(0, 5, 50, 201),

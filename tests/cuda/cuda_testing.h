@@ -174,6 +174,35 @@ class DeviceSelection {
   DeviceArray<int32_t> counts_, tokens_;
 };
 
+// Types that KV may have on a device.
+inline constexpr DType kCudaKvTypes[] = {DType::kBF16, DType::kI8, DType::kF8};
+inline DType AnyCudaKvType(Random& random) { return kCudaKvTypes[random.Int(0, 2)]; }
+
+// The pool of such a type with its values rounded to bfloat16, as a pool of that: same blocks, NaN where rows were never
+// written.
+inline DeviceArray<std::byte> UploadRounded(const PagedKv& kv, KvLayout* rounded_layout) {
+  const KvLayout& layout = kv.layout();
+  KvLayout rounded = layout;
+  rounded.dtype = DType::kBF16;
+  std::vector<std::byte> pool(kv.num_blocks() * rounded.BlockBytes());
+  std::vector<float> key(layout.head_dim), value(layout.head_dim);
+  for (int32_t block = 0; block < kv.num_blocks(); ++block) {
+    for (int32_t head = 0; head < layout.kv_heads; ++head) {
+      for (int32_t token = 0; token < layout.block_tokens; ++token) {
+        const std::byte* row =
+            static_cast<const std::byte*>(kv.pool()) + layout.RowOffset(block, head, token);
+        for (int32_t c = 0; c < layout.head_dim; ++c) {
+          key[c] = KeyAt(row, layout, c);
+          value[c] = ValueAt(row, layout, c);
+        }
+        PutKvRow(key.data(), value.data(), rounded, &pool[rounded.RowOffset(block, head, token)]);
+      }
+    }
+  }
+  *rounded_layout = rounded;
+  return DeviceArray<std::byte>(pool);
+}
+
 class CudaTest : public testing::Test {
  protected:
   void SetUp() override {

@@ -1,6 +1,8 @@
 #include "kernels/cuda/dense_attention.h"
 #include "kernels/cuda/attention_ways.h"
 
+#include <array>
+
 #include "kernels/attention.h"
 #include "tests/cuda/backend_testing.h"
 
@@ -31,10 +33,12 @@ class CudaDenseAttentionTest : public CudaBackendFixture {
 
 TEST_F(CudaDenseAttentionTest, EqualsTheReferenceForEveryHeadDimensionAndGroup) {
   SCOPED_TRACE(Seed());
+  int round = 0;
   for (const int32_t d : {64, 80, 96, 128}) {
     for (const int32_t group : {1, 2, 3, 4, 5, 7, 8, 16}) {
       const KvLayout layout{static_cast<int32_t>(random_.Int(1, 3)), d,
-                            static_cast<int32_t>(16 * random_.Int(1, 9)), DType::kBF16};
+                            static_cast<int32_t>(16 * random_.Int(1, 9)),
+                            kCudaKvTypes[round++ % 3]};
       const auto prompt = static_cast<int32_t>(random_.Int(1, group > 4 ? 250 : 600));
       PagedKv kv(random_, layout, {prompt, 333});
       const auto pool = UploadPool(kv);
@@ -59,7 +63,7 @@ TEST_F(CudaDenseAttentionTest, EqualsTheReferenceForEveryHeadDimensionAndGroup) 
 TEST_F(CudaDenseAttentionTest, AKeyThatTakesAllTheWeightGivesItsValue) {
   SCOPED_TRACE(Seed());
   const int32_t d = 64, n = 1000;
-  const KvLayout layout{1, d, 32, DType::kBF16};
+  const KvLayout layout{1, d, 32, AnyCudaKvType(random_)};
   PagedKv kv(random_, layout, {n}, 0.01f);
   const auto chosen = static_cast<int32_t>(random_.Int(0, n - 1));
   for (int32_t c = 0; c < d; ++c) kv.SetKey(0, 0, chosen, c, 40.0f);
@@ -68,10 +72,8 @@ TEST_F(CudaDenseAttentionTest, AKeyThatTakesAllTheWeightGivesItsValue) {
   std::fill(q.row(0), q.row(0) + d, 1.0f);
   const std::vector<AttentionChunk> chunks = {kv.Chunk(0, 0, 1, n - 1)};
   const Matrix out = Run(kv, pool, q, chunks);
-  const std::byte* value = kv.Row(0, 0, chosen) + layout.ValueOffsetInRow();
   for (int32_t c = 0; c < d; ++c) {
-    BF16 expected;
-    std::memcpy(&expected, value + 2 * c, 2);
+    const BF16 expected = ToBF16(ValueAt(kv.Row(0, 0, chosen), layout, c));
     ASSERT_EQ(out.row(0)[c], ToFloat(expected)) << "channel " << c;
   }
 }
@@ -80,9 +82,11 @@ TEST_F(CudaDenseAttentionTest, AKeyThatTakesAllTheWeightGivesItsValue) {
 // others, be its keys taken one after the other or side by side.
 TEST_F(CudaDenseAttentionTest, AQueryHasTheSameBitsHoweverThePromptIsCut) {
   SCOPED_TRACE(Seed());
-  for (const int32_t d : {64, 80, 96, 128}) {
+  for (int test = 0; test < 12; ++test) {
+    const int32_t d = std::array{64, 80, 96, 128}[test % 4];
     const auto group = static_cast<int32_t>(random_.Int(1, 8));
-    const KvLayout layout{2, d, static_cast<int32_t>(16 * random_.Int(1, 6)), DType::kBF16};
+    const auto block = static_cast<int32_t>(test % 2 == 0 ? 64 : 16 * random_.Int(1, 6));
+    const KvLayout layout{2, d, block, kCudaKvTypes[test / 4]};
     const auto n = static_cast<int32_t>(random_.Int(600, 1500));
     PagedKv kv(random_, layout, {n, 400});
     const auto pool = UploadPool(kv);
@@ -110,13 +114,14 @@ TEST_F(CudaDenseAttentionTest, AQueryHasTheSameBitsHoweverThePromptIsCut) {
 // rows that are not written yet.
 TEST_F(CudaDenseAttentionTest, TheDevicesOwnKernelsGiveTheBitsOfThoseThatAnyHas) {
   SCOPED_TRACE(Seed());
-  for (int round = 0; round < 64; ++round) {
+  for (int round = 0; round < 96; ++round) {
     const DenseWay way = round % 4 < 2 ? DenseWay::kInTurn : DenseWay::kSideBySide;
     const int32_t d = round % 2 == 0 ? 128 : 64;
     const auto group = static_cast<int32_t>(random_.Int(1, 9));
     const auto block = static_cast<int32_t>(random_.Int(0, 2) == 0 ? 16 * random_.Int(1, 6)
                                                                    : 64 * random_.Int(1, 3));
-    const KvLayout layout{static_cast<int32_t>(random_.Int(1, 3)), d, block, DType::kBF16};
+    const KvLayout layout{static_cast<int32_t>(random_.Int(1, 3)), d, block,
+                          kCudaKvTypes[round / 4 % 3]};
     const auto n = static_cast<int32_t>(random_.Int(1, 2000)),
                m = static_cast<int32_t>(random_.Int(1, 900));
     const int32_t most = way == DenseWay::kInTurn ? n : 20;
@@ -154,11 +159,58 @@ TEST_F(CudaDenseAttentionTest, TheDevicesOwnKernelsGiveTheBitsOfThoseThatAnyHas)
   }
 }
 
+// Of 8-bit types: the bits of attention over their values, rounded to bfloat16, either way and by either kind of kernel.
+TEST_F(CudaDenseAttentionTest, CodesGiveTheBitsOfTheirRoundedValues) {
+  SCOPED_TRACE(Seed());
+  for (int round = 0; round < 64; ++round) {
+    const DenseWay way = round % 2 == 0 ? DenseWay::kInTurn : DenseWay::kSideBySide;
+    const int32_t d = std::array{64, 80, 96, 128}[round / 2 % 4];
+    const DType dtype = round / 8 % 2 == 0 ? DType::kI8 : DType::kF8;
+    const auto group = static_cast<int32_t>(random_.Int(1, 9));
+    const auto block =
+        static_cast<int32_t>(round / 16 % 2 == 0 ? 64 * random_.Int(1, 3) : 16 * random_.Int(1, 6));
+    const KvLayout layout{static_cast<int32_t>(random_.Int(1, 3)), d, block, dtype};
+    const auto n = static_cast<int32_t>(random_.Int(1, 1500));
+    const auto count =
+        static_cast<int32_t>(random_.Int(1, way == DenseWay::kInTurn ? n : std::min(n, 20)));
+    SCOPED_TRACE(testing::Message()
+                 << DTypeName(dtype) << ", d " << d << " G " << group << " block " << block << ", "
+                 << count << " of " << n << ", way " << static_cast<int>(way));
+    PagedKv kv(random_, layout, {n}, round % 3 == 0 ? 8.0f : 1.0f);
+    KvLayout rounded_layout;
+    const auto pool = UploadPool(kv), rounded = UploadRounded(kv, &rounded_layout);
+    const DeviceArray<int32_t> table(kv.table(0));
+    const DeviceArray<DeviceChunk> chunks(
+        std::vector<DeviceChunk>{{table.data(), 0, count, n - count}});
+    Matrix q = Matrix::Normal(random_, count, int64_t{layout.kv_heads} * group * d);
+    const auto of_q = Upload(q);
+    const auto run = [&](const DeviceArray<std::byte>& of_pool, const KvLayout& of_layout,
+                         bool portable) {
+      const DenseAttentionShape shape{1, count, n, group, of_layout, way, portable};
+      Matrix result = q;
+      const auto out = Upload(result);
+      Workspace workspace(DenseAttentionWorkspaceBytes(shape));
+      WINNOW_CUDA_OK(AttendDense(shape, of_q.data(), q.tensor().stride, chunks.data(),
+                                 of_pool.data(), ScaleOf(d), out.data(), q.tensor().stride,
+                                 workspace.data(), nullptr));
+      Download(out, result);
+      EXPECT_TRUE(result.GuardsIntact());
+      return result;
+    };
+    const Matrix expected = run(rounded, rounded_layout, true);
+    for (int64_t i = 0; i < q.rows(); ++i) {
+      for (int64_t c = 0; c < q.cols(); ++c) ASSERT_TRUE(std::isfinite(expected.row(i)[c]));
+    }
+    ASSERT_TRUE(SameBits(run(pool, layout, true), expected)) << "any device's";
+    ASSERT_TRUE(SameBits(run(pool, layout, false), expected)) << "this device's";
+  }
+}
+
 // More splits than blocks run at once, and than are merged at a time.
 TEST_F(CudaDenseAttentionTest, ALongContextHasTheSameBitsInTurnAndSideBySide) {
   SCOPED_TRACE(Seed());
   for (const int32_t d : {64, 128}) {
-    const KvLayout layout{1, d, 64, DType::kBF16};
+    const KvLayout layout{1, d, 64, AnyCudaKvType(random_)};
     // The joined chunk has more tiles than are split (attention_ways.h); its last queries are asked again one by one.
     const auto n = static_cast<int32_t>(random_.Int(270000, 280000)), count = 330, last = 12;
     ASSERT_GT(AttentionTiles(count, 4, 1), kTilesOfAWave);
@@ -208,7 +260,7 @@ TEST_F(CudaDenseAttentionTest, ALongContextInMoreLaunchesThanOne) {
 // several. A million tokens of blocks that come again.
 TEST_F(CudaDenseAttentionTest, FewQueriesOfAVeryLongContextInMoreLaunchesThanOne) {
   SCOPED_TRACE(Seed());
-  const KvLayout layout{1, 128, 64, DType::kBF16};
+  const KvLayout layout{1, 128, 64, AnyCudaKvType(random_)};
   const int32_t count = 96, few = 8, group = 16;
   ASSERT_GT(AttentionTiles(count, group, 1), kTilesOfAWave);  // together they go in turn
   PagedKv kv(random_, layout, {4096});

@@ -60,7 +60,7 @@ TEST_F(CudaFramesTest, LayersThatShareFramesHaveTheBitsOfLayersWithPlaces) {
   for (int round = 0; round < 6; ++round) {
     const int32_t d = AnyHeadDim(random_), kv_heads = static_cast<int32_t>(random_.Int(1, 3));
     const auto group = static_cast<int32_t>(random_.Int(1, 5));
-    const KvLayout layout{kv_heads, d, kTokens, DType::kBF16};
+    const KvLayout layout{kv_heads, d, kTokens, kCudaKvTypes[round % 3]};
     const CodeLayout code_layout{kv_heads, kTokens, 128};
     const int64_t q_width = int64_t{kv_heads} * group * d, kv_width = int64_t{kv_heads} * d;
     const float scale = 1.0f / std::sqrt(static_cast<float>(d));

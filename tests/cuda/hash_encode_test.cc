@@ -1,5 +1,7 @@
 #include "kernels/cuda/hash_encode.h"
 
+#include <array>
+
 #include "kernels/hamming_select.h"
 #include "kernels/hash_encode.h"
 #include "tests/cuda/backend_testing.h"
@@ -29,8 +31,8 @@ class CudaHashEncodeTest : public CudaTest {
     widths.push_back(bits);
     return widths;
   }
-  void ExpectKeyCodes(int32_t d, const std::vector<int32_t>& widths, int32_t length) {
-    const KvLayout layout{2, d, static_cast<int32_t>(16 * random_.Int(1, 5)), DType::kBF16};
+  void ExpectKeyCodes(DType dtype, int32_t d, const std::vector<int32_t>& widths, int32_t length) {
+    const KvLayout layout{2, d, static_cast<int32_t>(16 * random_.Int(1, 5)), dtype};
     const CodeLayout code_layout{2, layout.block_tokens, widths.back()};
     RandomEncoder encoder(random_, 2, 1, widths);
     const PackedOnDevice packed(encoder.weights());
@@ -47,11 +49,7 @@ class CudaHashEncodeTest : public CudaTest {
       for (int32_t t = sequence == 0 ? first : 3; t < kv.length(sequence); ++t) {
         for (int32_t head = 0; head < 2; ++head) {
           std::vector<float> key(d);
-          for (int32_t c = 0; c < d; ++c) {
-            BF16 value;
-            std::memcpy(&value, kv.Row(sequence, head, t) + 2 * c, 2);
-            key[c] = ToFloat(value);
-          }
+          for (int32_t c = 0; c < d; ++c) key[c] = KeyAt(kv.Row(sequence, head, t), layout, c);
           HashEncodeRef(
               encoder.weights(), head, key.data(),
               &expected[kv.table(sequence)[t / layout.block_tokens] * code_layout.BlockBytes() +
@@ -61,21 +59,24 @@ class CudaHashEncodeTest : public CudaTest {
       }
     }
     ASSERT_EQ(actual, expected) << "d " << d << " stages " << widths.size() - 1 << " bits "
-                                << widths.back() << " length " << length;
+                                << widths.back() << " length " << length << " of "
+                                << DTypeName(dtype);
   }
 };
 
 TEST_F(CudaHashEncodeTest, CodesOfKeysAreTheReferencesBits) {
   SCOPED_TRACE(Seed());
-  for (const int32_t d : {64, 80, 96, 128}) {
+  for (int round = 0; round < 12; ++round) {
+    const int32_t d = std::array{64, 80, 96, 128}[round % 4];
+    const DType dtype = kCudaKvTypes[round / 4];
     for (const int32_t bits : {32, 64, 128, 256}) {
-      ExpectKeyCodes(d, AnyWidths(d, bits), static_cast<int32_t>(random_.Int(1, 8)));
-      ExpectKeyCodes(d, AnyWidths(d, bits), static_cast<int32_t>(random_.Int(9, 300)));
+      ExpectKeyCodes(dtype, d, AnyWidths(d, bits), static_cast<int32_t>(random_.Int(1, 8)));
+      ExpectKeyCodes(dtype, d, AnyWidths(d, bits), static_cast<int32_t>(random_.Int(9, 300)));
     }
-    ExpectKeyCodes(d, {d, 128}, 500);                // hata, lsh
-    ExpectKeyCodes(d, {d, 128, 128}, 200);           // spotlight
-    ExpectKeyCodes(d, {d, 128, 128, 128, 32}, 200);  // hashattention, and one stage more
-    ExpectKeyCodes(d, {d, 600, 1024}, 20);           // wide
+    ExpectKeyCodes(dtype, d, {d, 128}, 500);                // hata, lsh
+    ExpectKeyCodes(dtype, d, {d, 128, 128}, 200);           // spotlight
+    ExpectKeyCodes(dtype, d, {d, 128, 128, 128, 32}, 200);  // hashattention, and one stage more
+    ExpectKeyCodes(dtype, d, {d, 600, 1024}, 20);           // wide
   }
 }
 
@@ -163,7 +164,7 @@ TEST_F(CudaHashEncodeTest, SiluIsTheTablesForEveryBfloat16) {
 TEST_F(CudaHashEncodeTest, TokensIntoACachedPoolAreOneCallOfItsCache) {
   SCOPED_TRACE(Seed());
   const int32_t d = 64, kv_heads = 2, group = 2, bits = 32, tokens = 6;
-  const KvLayout layout{kv_heads, d, 16, DType::kBF16};
+  const KvLayout layout{kv_heads, d, 16, AnyCudaKvType(random_)};
   RandomEncoder encoder(random_, kv_heads, 1, {d, bits});
   const PackedOnDevice packed(encoder.weights());
   for (const int32_t slots : {0, 5, 12, 1000}) {
@@ -289,7 +290,8 @@ TEST_F(CudaEncodeStepTest, OneLaunchGivesWhatThreeGive) {
     const int32_t d = AnyHeadDim(random_), kv_heads = static_cast<int32_t>(random_.Int(1, 3));
     const auto group = static_cast<int32_t>(random_.Int(1, 9)), bits = 32 << random_.Int(0, 2);
     const bool together = random_.Int(0, 2) == 0;
-    const KvLayout layout{kv_heads, d, static_cast<int32_t>(16 * random_.Int(1, 5)), DType::kBF16};
+    const KvLayout layout{kv_heads, d, static_cast<int32_t>(16 * random_.Int(1, 5)),
+                          kCudaKvTypes[round % 3]};
     std::vector<int32_t> lengths;
     for (int64_t i = random_.Int(1, 5); i > 0; --i) {
       lengths.push_back(static_cast<int32_t>(random_.Int(1, 300)));

@@ -23,12 +23,14 @@ class CudaHostKvTest : public CudaBackendFixture {
           device(backend.Allocate(layers * layer_bytes)) {
       std::vector<std::byte*> of_layers;
       for (int32_t layer = 0; layer < layers; ++layer) of_layers.push_back(Host(layer));
-      const SharedKvShape shape{.layout = layout,
-                                .num_pools = layers,
-                                .num_blocks = num_blocks,
-                                .max_context = max_context,
-                                .max_batch_tokens = 64,
-                                .cache_bytes = layers * cache_rows * (layout.RowBytes() + 8)};
+      const SharedKvShape shape{
+          .layout = layout,
+          .num_pools = layers,
+          .num_blocks = num_blocks,
+          .max_context = max_context,
+          .max_batch_tokens = 64,
+          .cache_bytes = static_cast<size_t>(
+              layers * cache_rows * (SlotRowBytes(static_cast<int64_t>(layout.RowBytes())) + 8))};
       std::string why;
       kv = backend.ShareKv(shape, of_layers, &why);
       EXPECT_NE(kv, nullptr) << why;
@@ -70,10 +72,10 @@ class CudaHostKvTest : public CudaBackendFixture {
 
 TEST_F(CudaHostKvTest, StepsHaveTheBitsOfKvOnTheDevice) {
   SCOPED_TRACE(Seed());
-  for (int round = 0; round < 10; ++round) {
+  for (int round = 0; round < 15; ++round) {
     const int32_t d = AnyHeadDim(random_), kv_heads = static_cast<int32_t>(random_.Int(1, 4));
     const auto group = static_cast<int32_t>(random_.Int(1, 8));
-    const KvLayout layout{kv_heads, d, 64, DType::kBF16};
+    const KvLayout layout{kv_heads, d, 64, kCudaKvTypes[round / 5]};
     const int32_t max_context = 960;  // 15 blocks: chunks of two sequences do not fit together
     const int32_t num_blocks = 48;
     const int64_t cache_rows[] = {0, 3, 300, 2000, 1 << 20};
@@ -184,7 +186,8 @@ TEST_F(CudaHostKvTest, AStepByCodesHasTheBitsOfKvOnTheDeviceHoweverItCame) {
   for (int round = 0; round < 12; ++round) {
     const int32_t d = AnyHeadDim(random_), kv_heads = static_cast<int32_t>(random_.Int(1, 4));
     const auto group = static_cast<int32_t>(random_.Int(1, 8)), bits = 32 << random_.Int(0, 2);
-    const KvLayout layout{kv_heads, d, static_cast<int32_t>(16 * random_.Int(1, 4)), DType::kBF16};
+    const KvLayout layout{kv_heads, d, static_cast<int32_t>(16 * random_.Int(1, 4)),
+                          kCudaKvTypes[round / 4]};
     const CodeLayout code_layout{kv_heads, layout.block_tokens, bits};
     const int32_t sequences = 3, max_context = 480, each = 480 / layout.block_tokens;
     const int32_t num_blocks = sequences * each;
@@ -299,11 +302,11 @@ TEST_F(CudaHostKvTest, AStepByCodesHasTheBitsOfKvOnTheDeviceHoweverItCame) {
 // merges may wait for what follows and go in one launch with it, or alone where the host waits in between.
 TEST_F(CudaHostKvTest, AStepByMassHasTheBitsOfKvOnTheDeviceHoweverItCame) {
   SCOPED_TRACE(Seed());
-  for (int round = 0; round < 10; ++round) {
+  for (int round = 0; round < 12; ++round) {
     const int32_t d = AnyHeadDim(random_), kv_heads = static_cast<int32_t>(random_.Int(1, 3));
     const auto group = static_cast<int32_t>(random_.Int(1, 8)), heads = kv_heads * group;
     const auto bits = static_cast<int32_t>(64 * random_.Int(1, d == 64 ? 2 : 4));
-    const KvLayout layout{kv_heads, d, 64, DType::kBF16};
+    const KvLayout layout{kv_heads, d, 64, kCudaKvTypes[round / 4]};
     const CodeLayout code_layout{kv_heads, 64, bits};
     const auto n = static_cast<int32_t>(random_.Int(700, 3000)), num_queries = round % 2 * 40 + 3;
     const int64_t some[] = {0, 3, 300, 1 << 20};
@@ -442,7 +445,7 @@ TEST_F(CudaHostKvTest, AStepByMassHasTheBitsOfKvOnTheDeviceHoweverItCame) {
 TEST_F(CudaHostKvTest, LayersWithoutAWaitBetweenThemHaveTheBitsOfKvOnTheDevice) {
   SCOPED_TRACE(Seed());
   const int32_t layers = 6, kv_heads = 8, d = 128, group = 4;
-  const KvLayout layout{kv_heads, d, 64, DType::kBF16};
+  const KvLayout layout{kv_heads, d, 64, AnyCudaKvType(random_)};
   const int32_t max_context = 6400, num_blocks = 201;  // areas of 26 MB: long to bring
   const Pools pools(*backend_, layout, num_blocks, max_context, 500, layers);
   ASSERT_NE(pools.kv, nullptr);
@@ -509,7 +512,7 @@ TEST_F(CudaHostKvTest, LayersWithoutAWaitBetweenThemHaveTheBitsOfKvOnTheDevice) 
 TEST_F(CudaHostKvTest, WhatIsWrittenIntoBlocksThatCameAheadIsAttended) {
   SCOPED_TRACE(Seed());
   const int32_t kv_heads = 2, d = 64, tokens = 20 * 64;
-  const KvLayout layout{kv_heads, d, 64, DType::kBF16};
+  const KvLayout layout{kv_heads, d, 64, AnyCudaKvType(random_)};
   const Pools pools(*backend_, layout, 40, tokens, 100, 2);
   ASSERT_NE(pools.kv, nullptr);
   std::vector<int32_t> reader(40);
@@ -596,7 +599,7 @@ TEST_F(CudaHostKvTest, WhatIsCopiedIntoAPoolIsReadFromThenOn) {
 TEST_F(CudaHostKvTest, WhatTheHostReadsIntoBlocksIsAttendedFromThenOn) {
   SCOPED_TRACE(Seed());
   const int32_t layers = 3, kv_heads = 2, d = 64, tokens = 40 * 64;
-  const KvLayout layout{kv_heads, d, 64, DType::kBF16};
+  const KvLayout layout{kv_heads, d, 64, AnyCudaKvType(random_)};
   for (const int64_t cache_rows : {0, 500, 1 << 20}) {
     const Pools pools(*backend_, layout, 64, tokens, cache_rows, layers);
     ASSERT_NE(pools.kv, nullptr);

@@ -1,5 +1,7 @@
 #include "kernels/cuda/layer_ops.h"
 
+#include <array>
+
 #include "kernels/embed_rows.h"
 #include "kernels/rmsnorm.h"
 #include "kernels/rope.h"
@@ -119,10 +121,25 @@ TEST_F(CudaLayerOpsTest, EmbeddingIsExactForEveryType) {
 
 TEST_F(CudaLayerOpsTest, WrittenRowsAreTheReferencesBytes) {
   SCOPED_TRACE(Seed());
-  for (const int32_t d : {64, 80, 96, 128}) {
-    const KvLayout layout{3, d, static_cast<int32_t>(16 * random_.Int(1, 5)), DType::kBF16};
+  for (int round = 0; round < 12; ++round) {
+    const int32_t d = std::array{64, 80, 96, 128}[round % 4];
+    const KvLayout layout{3, d, static_cast<int32_t>(16 * random_.Int(1, 5)),
+                          kCudaKvTypes[round / 4]};
+    SCOPED_TRACE(DTypeName(layout.dtype));
     PagedKv kv(random_, layout, {300, 40});
     Matrix k = Matrix::Normal(random_, 60, 3 * d), v = Matrix::Normal(random_, 60, 3 * d);
+    // Rows of zeros, of nearly nothing, of values that cancel no scale, and of what is no number.
+    std::fill(k.row(5), k.row(5) + 3 * d, 0.0f);
+    std::fill(v.row(6), v.row(6) + d, -0.0f);
+    for (int64_t c = 0; c < 3 * d; ++c) {
+      k.row(7)[c] *= 1e-38f;
+      v.row(8)[c] *= 1e37f;
+      k.row(9)[c] = std::ldexp(k.row(9)[c], static_cast<int>(random_.Int(-90, 90)));
+      v.row(10)[c] = static_cast<float>(random_.Int(-448, 448)) / 8;
+    }
+    k.row(11)[random_.Int(0, d - 1)] = NAN;
+    v.row(12)[random_.Int(0, d - 1)] = INFINITY;
+    v.row(57)[d] = -INFINITY;
     const std::vector<AttentionChunk> chunks = {kv.Chunk(0, 5, 50, 201), kv.Chunk(1, 57, 1, 39)};
     const auto pool = UploadPool(kv);
     const DeviceArray<int32_t> table0(kv.table(0)), table1(kv.table(1));

@@ -10,9 +10,11 @@ class CudaLogitSelectTest : public CudaBackendFixture {};
 
 TEST_F(CudaLogitSelectTest, ChoosesTokensOfTheLargestMass) {
   SCOPED_TRACE(Seed());
+  int round = 0;
   for (const int32_t d : {64, 80, 96, 128}) {
     for (const int32_t group : {1, 3, 4, 8, 16}) {
-      const KvLayout layout{2, d, static_cast<int32_t>(16 * random_.Int(1, 5)), DType::kBF16};
+      const KvLayout layout{2, d, static_cast<int32_t>(16 * random_.Int(1, 5)),
+                            kCudaKvTypes[round++ % 3]};
       const auto n = static_cast<int32_t>(random_.Int(100, 2500));
       PagedKv kv(random_, layout, {n, 700});
       const auto pool = UploadPool(kv);
@@ -44,7 +46,7 @@ TEST_F(CudaLogitSelectTest, ChoosesTokensOfTheLargestMass) {
 
 TEST_F(CudaLogitSelectTest, OfTokensWithTheSameKeyTheLaterAreChosen) {
   SCOPED_TRACE(Seed());
-  const KvLayout layout{1, 64, 16, DType::kBF16};
+  const KvLayout layout{1, 64, 16, AnyCudaKvType(random_)};
   PagedKv kv(random_, layout, {1500});
   for (int32_t t = 1; t < 1500; ++t) kv.CopyKey(0, 0, 0, t);
   const auto pool = UploadPool(kv);
@@ -77,7 +79,7 @@ TEST_F(CudaLogitSelectTest, MeasuresWhatASelectionCovers) {
   for (int round = 0; round < 10; ++round) {
     const int32_t d = AnyHeadDim(random_);
     const auto group = static_cast<int32_t>(random_.Int(1, 8));
-    const KvLayout layout{2, d, 32, DType::kBF16};
+    const KvLayout layout{2, d, 32, kCudaKvTypes[round % 3]};
     const auto n = static_cast<int32_t>(random_.Int(100, 1500));
     PagedKv kv(random_, layout, {n});
     const auto pool = UploadPool(kv);

@@ -1,5 +1,7 @@
 #include "kernels/page_bounds.h"
 
+#include <array>
+
 #include "kernels/cuda/page_bounds.h"
 #include "kernels/logit_select.h"
 #include "tests/cuda/backend_testing.h"
@@ -23,8 +25,11 @@ class CudaPageBoundsTest : public CudaBackendFixture {
 
 TEST_F(CudaPageBoundsTest, BoundsAreTheReferencesToTheBitInAnyNumberOfSpans) {
   SCOPED_TRACE(Seed());
-  for (const int32_t d : {64, 80, 96, 128}) {
-    const KvLayout layout{2, d, static_cast<int32_t>(16 * random_.Int(1, 5)), DType::kBF16};
+  for (int round = 0; round < 12; ++round) {
+    const int32_t d = std::array{64, 80, 96, 128}[round % 4];
+    const KvLayout layout{2, d, static_cast<int32_t>(16 * random_.Int(1, 5)),
+                          kCudaKvTypes[round / 4]};
+    SCOPED_TRACE(DTypeName(layout.dtype));
     const auto n = static_cast<int32_t>(random_.Int(40, 700));
     // Behind the keys of a span lie others, which are nobody's yet.
     PagedKv kv(random_, layout, {n + 40, 77 + 40});
@@ -52,7 +57,7 @@ TEST_F(CudaPageBoundsTest, ChoosesTheReferencesTokensWithTiesToTheLater) {
   for (int round = 0; round < 12; ++round) {
     const int32_t d = AnyHeadDim(random_);
     const auto group = static_cast<int32_t>(random_.Int(1, 8));
-    const KvLayout layout{2, d, 64, DType::kBF16};
+    const KvLayout layout{2, d, 64, kCudaKvTypes[round % 3]};
     const auto n = static_cast<int32_t>(random_.Int(200, 3000));
     PagedKv kv(random_, layout, {n});
     MakeIntegers(kv, 0);

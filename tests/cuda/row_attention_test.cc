@@ -1,5 +1,7 @@
 #include "kernels/cuda/row_attention.h"
 
+#include <array>
+
 #include "kernels/attention_state.h"
 #include "kernels/cuda/row_gather.h"
 #include "kernels/row_attention.h"
@@ -75,15 +77,23 @@ class CudaRowAttentionTest : public CudaTest {
   // `pool` is where the device finds the rows. Two calls, of this device's kernel and of any device's, give the
   // same bits, and leave the workspace ready for another.
   static std::vector<float> States(Call& call, const std::byte* pool) {
-    const KvLayout& layout = call.kv.layout();
+    return States(call, pool, call.kv.layout());
+  }
+  // The same of a pool of another type.
+  static std::vector<float> States(Call& call, const std::byte* pool, const KvLayout& layout) {
+    const auto shape_of = [&](bool portable) {
+      RowAttentionShape shape = call.shape(portable);
+      shape.layout = layout;
+      return shape;
+    };
     std::vector<DeviceArray<const std::byte*>> addresses;
     std::vector<RowList> lists;
     for (size_t i = 0; i < call.rows.size(); ++i) {
       std::vector<const std::byte*> of_list;
       for (const int32_t token : call.rows[i]) {
-        of_list.push_back(pool + (const_cast<PagedKv&>(call.kv).Row(
-                                      0, static_cast<int32_t>(i) % layout.kv_heads, token) -
-                                  static_cast<const std::byte*>(call.kv.pool())));
+        of_list.push_back(pool + layout.RowOffset(call.kv.table(0)[token / layout.block_tokens],
+                                                  static_cast<int32_t>(i) % layout.kv_heads,
+                                                  token % layout.block_tokens));
       }
       addresses.emplace_back(of_list);
       lists.push_back({addresses.back().data(), static_cast<int32_t>(call.rows[i].size()), 0, 0});
@@ -91,11 +101,11 @@ class CudaRowAttentionTest : public CudaTest {
     const DeviceArray<RowList> lists_on_device(lists);
     const DeviceQueries queries(call.queries);
     const auto q = Upload(call.q);
-    Workspace workspace(RowAttentionWorkspaceBytes(call.shape()));
+    Workspace workspace(RowAttentionWorkspaceBytes(shape_of(false)));
     std::vector<float> result;
     for (const bool portable : {false, true, true}) {
       DeviceArray<float> states(call.state_values());
-      WINNOW_CUDA_OK(AttendRows(call.shape(portable), q.data(), call.q.tensor().stride,
+      WINNOW_CUDA_OK(AttendRows(shape_of(portable), q.data(), call.q.tensor().stride,
                                 queries.data(), lists_on_device.data(), call.scale,
                                 {.states = states.data()}, workspace.data(), nullptr));
       const std::vector<float> again = states.Get();
@@ -152,7 +162,7 @@ TEST_F(CudaRowAttentionTest, EveryLengthAroundTheBordersOfTilesAndRounds) {
 TEST_F(CudaRowAttentionTest, RowsInPinnedHostMemoryGiveTheSameBits) {
   SCOPED_TRACE(Seed());
   for (const int32_t d : {64, 80, 96, 128}) {
-    const KvLayout layout{2, d, 64, DType::kBF16};
+    const KvLayout layout{2, d, 64, AnyCudaKvType(random_)};
     PagedKv kv(random_, layout, {2000});
     const size_t bytes = kv.num_blocks() * layout.BlockBytes();
     std::byte* pinned = nullptr;
@@ -169,7 +179,7 @@ TEST_F(CudaRowAttentionTest, RowsInPinnedHostMemoryGiveTheSameBits) {
 
 TEST_F(CudaRowAttentionTest, TheSameBitsAloneAndAmongSixtyFour) {
   SCOPED_TRACE(Seed());
-  const KvLayout layout{2, AnyHeadDim(random_), 64, DType::kBF16};
+  const KvLayout layout{2, AnyHeadDim(random_), 64, AnyCudaKvType(random_)};
   const int32_t d = layout.head_dim;
   const auto group = random_.Int(1, 8);
   const int64_t state_floats = 2 * group * AttentionStateFloats(d);
@@ -362,7 +372,8 @@ TEST_F(CudaRowAttentionTest, ChosenTokensAreAttendedAsTheirRowsAre) {
   for (int round = 0; round < 12; ++round) {
     const int32_t d = AnyHeadDim(random_), kv_heads = static_cast<int32_t>(random_.Int(1, 3));
     const auto group = static_cast<int32_t>(random_.Int(1, 9));
-    const KvLayout layout{kv_heads, d, static_cast<int32_t>(16 * random_.Int(1, 5)), DType::kBF16};
+    const KvLayout layout{kv_heads, d, static_cast<int32_t>(16 * random_.Int(1, 5)),
+                          kCudaKvTypes[round % 3]};
     const auto n = static_cast<int32_t>(random_.Int(1, round < 6 ? 300 : 9000));
     PagedKv kv(random_, layout, {n});
     const auto pool = UploadPool(kv);
@@ -408,15 +419,41 @@ TEST_F(CudaRowAttentionTest, ChosenTokensAreAttendedAsTheirRowsAre) {
   }
 }
 
+// Of 8-bit types: the bits of attention over their values, rounded to bfloat16; few lists and many.
+TEST_F(CudaRowAttentionTest, CodesGiveTheBitsOfTheirRoundedValues) {
+  SCOPED_TRACE(Seed());
+  for (int round = 0; round < 24; ++round) {
+    const int32_t d = std::array{64, 80, 96, 128}[round % 4], kv_heads = 2;
+    const DType dtype = round / 4 % 2 == 0 ? DType::kI8 : DType::kF8;
+    const auto group = static_cast<int32_t>(random_.Int(1, 17));
+    const KvLayout layout{kv_heads, d, static_cast<int32_t>(16 * random_.Int(1, 5)), dtype};
+    PagedKv kv(random_, layout, {static_cast<int32_t>(random_.Int(50, 900))},
+               round % 3 == 0 ? 20.0f : 1.0f);
+    const auto num_queries = static_cast<int32_t>(round % 2 == 0 ? random_.Int(1, 4) : 40);
+    Matrix q = Matrix::Normal(random_, num_queries, int64_t{kv_heads} * group * d);
+    Call call{kv, q, 1.0f / std::sqrt(static_cast<float>(d)), Queries(num_queries), {}};
+    for (int32_t i = 0; i < num_queries * kv_heads; ++i) {
+      call.rows.push_back(AnyTokens(kv, 0, random_.Int(0, i == 0 ? 5000 : 300)));
+    }
+    SCOPED_TRACE(testing::Message() << DTypeName(dtype) << ", d " << d << ", G " << group);
+    KvLayout rounded_layout;
+    const auto pool = UploadPool(kv), rounded = UploadRounded(kv, &rounded_layout);
+    const auto actual = States(call, pool.data());
+    const auto expected = States(call, rounded.data(), rounded_layout);
+    ASSERT_EQ(std::memcmp(actual.data(), expected.data(), 4 * expected.size()), 0);
+  }
+}
+
 TEST_F(CudaRowAttentionTest, RefusesWhatItDoesNotHave) {
-  const auto refuses = [](int32_t d, DType dtype) {
-    const RowAttentionShape shape{1, 4, {1, d, 64, dtype}};
+  const auto refuses = [](int32_t d, DType dtype, int32_t block_tokens = 64) {
+    const RowAttentionShape shape{1, 4, {1, d, block_tokens, dtype}};
     float out;
     return AttendRows(shape, nullptr, 0, nullptr, nullptr, 1.0f, {.states = &out}, nullptr,
                       nullptr) == cudaErrorInvalidValue;
   };
   EXPECT_TRUE(refuses(72, DType::kBF16));
   EXPECT_TRUE(refuses(128, DType::kF32));
+  EXPECT_TRUE(refuses(128, DType::kI8, 62));
 }
 
 }  // namespace

@@ -80,7 +80,7 @@ class CudaRowCacheTest : public CudaTest {
         in_place += is_in_place;
         // What has an address in the cache stays there until the call is over.
         if (!is_in_place) {
-          ASSERT_EQ(address, pool.cache().rows + int64_t{map[row]} * pool.cache().row_bytes);
+          ASSERT_EQ(address, pool.InSlot(map[row], row));
         }
       }
     }
@@ -103,10 +103,10 @@ class CudaRowCacheTest : public CudaTest {
 
 TEST_F(CudaRowCacheTest, AnyTraceOfCallsAndWritesGivesTheRowsOfThePool) {
   SCOPED_TRACE(Seed());
-  for (int round = 0; round < 12; ++round) {
+  for (int round = 0; round < 18; ++round) {
     const int32_t d = AnyHeadDim(random_);
     const KvLayout layout{static_cast<int32_t>(random_.Int(1, 4)), d,
-                          static_cast<int32_t>(16 * random_.Int(1, 5)), DType::kBF16};
+                          static_cast<int32_t>(16 * random_.Int(1, 5)), kCudaKvTypes[round / 6]};
     const auto n = static_cast<int32_t>(random_.Int(300, 1500));
     const int32_t blocks = (n + layout.block_tokens - 1) / layout.block_tokens;
     const int32_t all = 2 * blocks * layout.kv_heads * layout.block_tokens;
@@ -179,7 +179,7 @@ TEST_F(CudaRowCacheTest, AnyTraceOfCallsAndWritesGivesTheRowsOfThePool) {
 // with a second chance.
 TEST_F(CudaRowCacheTest, OneRowAtATimeItIsAClockWithASecondChance) {
   SCOPED_TRACE(Seed());
-  const KvLayout layout{1, 64, 16, DType::kBF16};
+  const KvLayout layout{1, 64, 16, AnyCudaKvType(random_)};
   const int32_t blocks = 8, n = blocks * 16;
   for (const int32_t slots : {1, 2, 7, 30}) {
     SCOPED_TRACE(testing::Message() << slots << " slots");
@@ -225,7 +225,7 @@ TEST_F(CudaRowCacheTest, OneRowAtATimeItIsAClockWithASecondChance) {
 
 TEST_F(CudaRowCacheTest, WithRoomForAllNothingIsReadInPlaceAndNothingTwice) {
   SCOPED_TRACE(Seed());
-  const KvLayout layout{8, 128, 64, DType::kBF16};
+  const KvLayout layout{8, 128, 64, AnyCudaKvType(random_)};
   const int32_t blocks = 64, n = blocks * 64;
   CachedPool pool(random_, layout, blocks, blocks * 64 * 8);
   const std::vector<int32_t> table = Table(blocks);
@@ -255,7 +255,7 @@ TEST_F(CudaRowCacheTest, WithRoomForAllNothingIsReadInPlaceAndNothingTwice) {
 
 TEST_F(CudaRowCacheTest, BlocksAreBroughtInTheOrderOfTheTable) {
   SCOPED_TRACE(Seed());
-  const KvLayout layout{3, 80, 48, DType::kBF16};
+  const KvLayout layout{3, 80, 48, AnyCudaKvType(random_)};
   CachedPool pool(random_, layout, 40, 0);
   const auto block_bytes = static_cast<int64_t>(layout.BlockBytes());
   const std::vector<int32_t> table = Table(40);

@@ -1,5 +1,6 @@
 #include "kernels/cuda/transform_code.h"
 
+#include <array>
 #include <numeric>
 
 #include "kernels/attention_state.h"
@@ -14,8 +15,8 @@ namespace {
 // Sequences, a transform and the reference's codes of all their keys, on the host and on the device.
 struct Scene {
   Scene(Random& random, int32_t d, int32_t kv_heads, int32_t group_size, int32_t bits,
-        const std::vector<int32_t>& lengths, int32_t block_tokens = 64)
-      : kv(random, {kv_heads, d, block_tokens, DType::kBF16}, lengths),
+        const std::vector<int32_t>& lengths, int32_t block_tokens = 64, DType dtype = DType::kBF16)
+      : kv(random, {kv_heads, d, block_tokens, dtype}, lengths),
         weights(RandomTransform(random, d, kv_heads, bits, /*delta=*/true)),
         layout{kv_heads, block_tokens, bits},
         group(group_size),
@@ -159,9 +160,12 @@ class CudaTransformCodeTest : public CudaTest {
 
 TEST_F(CudaTransformCodeTest, CodesAreTheReferencesToTheBit) {
   SCOPED_TRACE(Seed());
+  int round = 0;
   for (const int32_t d : {64, 80, 96, 128, 256}) {
     for (const int32_t bits : {64, 128, 192, 256}) {
-      const Scene scene(random_, d, 3, 1, bits, {70, 1, 333});
+      const DType dtype = d > 128 ? DType::kBF16 : kCudaKvTypes[round++ % 3];
+      SCOPED_TRACE(DTypeName(dtype));
+      const Scene scene(random_, d, 3, 1, bits, {70, 1, 333}, 64, dtype);
       const DeviceArray<std::byte> pool = UploadPool(scene.kv), codes(scene.codes.size());
       std::vector<KeySpan> spans = scene.spans;
       // In two parts, so that a span begins within a tile.
@@ -276,10 +280,12 @@ TEST_F(CudaTransformCodeTest, TakesTheReferencesMassesFromTheTail) {
 
 TEST_F(CudaTransformCodeTest, ResidualCodesAreTheReferencesToTheBit) {
   SCOPED_TRACE(Seed());
+  int round = 0;
   for (const int32_t d : {64, 80, 128, 256}) {
     for (const int32_t bits : {64, 128, 192, 256}) {
+      const DType dtype = d > 128 ? DType::kBF16 : kCudaKvTypes[round++ % 3];
       const Scene scene(random_, d, 3, 1, static_cast<int32_t>(64 * random_.Int(1, 4)),
-                        {70, 1, 333});
+                        {70, 1, 333}, 64, dtype);
       const Residual residual(random_, scene, bits);
       const DeviceArray<std::byte> pool = UploadPool(scene.kv), first(scene.codes),
                                    codes(residual.codes.size());
@@ -438,8 +444,11 @@ TEST_F(CudaTransformCodeTest, ManyRowsTakeLongerChunksOrPasses) {
 
 TEST_F(CudaTransformCodeTest, TablesAreTheReferencesToTheBit) {
   SCOPED_TRACE(Seed());
-  for (const int32_t d : {64, 80, 128, 256}) {
-    const Scene scene(random_, d, 2, 1, 128, {900, 400});
+  for (int round = 0; round < 12; ++round) {
+    const int32_t d = std::array{64, 80, 128, 256}[round % 4];
+    const DType dtype = d > 128 ? DType::kBF16 : kCudaKvTypes[round / 4];
+    SCOPED_TRACE(DTypeName(dtype));
+    const Scene scene(random_, d, 2, 1, 128, {900, 400}, 64, dtype);
     const DeviceArray<std::byte> pool = UploadPool(scene.kv), codes(scene.codes);
     const auto floats = static_cast<size_t>(CellTableFloats(2, d));
     std::vector<float> expected(floats);

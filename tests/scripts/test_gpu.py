@@ -157,6 +157,23 @@ class GpuTest(unittest.TestCase):
         self.assertEqual(self.compare("pinned", "--host-bytes", "1GiB"),
                          [["--device", "cuda"], ["--device", "cuda", "--host-bytes", "1GiB"]])
 
+    def test_servers_that_are_compared_keep_kv_of_the_same_type(self):
+        for words in (["--kv-dtype", "int8"], ["--kv-dtype=fp8"]):
+            flags = [*words, "--host-bytes", "1GiB"]
+            left, right = ["--device", "cuda", *words], ["--device", "cuda", *flags]
+            expected = {
+                "tokens": [["--device", "cpu", *words], right],
+                "graphs": [right, ["--device", "cuda", "--cuda-graphs", "off", *flags]],
+                "pinned": [left, right],
+                "resume": [right, right],
+                "spill": [left, ["--device", "cuda", "--spill", "on", *flags]],
+            }
+            for command, servers in expected.items():
+                self.run_gpu(command, *flags)  # those with a store end at the fake's metrics
+                served = [call[:call.index("--disk-bytes")] if "--disk-bytes" in call else call for call in self.served()]
+                self.assertEqual(served, servers, command)
+                self.calls_file.unlink()
+
     def test_exact_asks_one_server_under_a_verified_policy_and_under_dense(self):
         self.assertEqual(self.compare("exact", "--max-running", "2"), [["--device", "cuda", "--max-running", "2"]])
         [first, *_] = [call for call in self.calls("winnow") if call[0] == "generate"]

@@ -118,10 +118,6 @@ TEST(ModelLoader, WhatADeviceCannotDoIsRefusedByTheFlagsName) {
   expect_refused([](ModelOptions& o) { o.device = "tpu"; }, "device");
   expect_refused([](ModelOptions& o) { o.dtype = "f32"; }, "kv_dtype");
   expect_refused([](ModelOptions& o) { o.kv_dtype = "f32"; }, "kv_dtype");
-  expect_refused([](ModelOptions& o) { o.kv_dtype = "int8"; },
-                 "kv_dtype: with --device cuda int8 is not yet on a GPU");
-  expect_refused([](ModelOptions& o) { o.kv_dtype = "fp8"; },
-                 "kv_dtype: with --device cuda fp8 is not yet on a GPU");
   expect_refused(
       [](ModelOptions& o) {
         o.tiers.disk_bytes = 64 << 20;
@@ -147,8 +143,13 @@ TEST(ModelLoader, WhatADeviceCannotDoIsRefusedByTheFlagsName) {
   ModelOptions options;
   options.device = "cuda";
   options.dtype = "f32";
-  options.kv_dtype = "bf16";
-  EXPECT_TRUE(ResolveDecoderOptions(config, options).ok());
+  for (const auto& [name, dtype] : {std::pair("bf16", DType::kBF16), std::pair("int8", DType::kI8),
+                                    std::pair("fp8", DType::kF8)}) {
+    options.kv_dtype = name;
+    const auto resolved = ResolveDecoderOptions(config, options);
+    ASSERT_TRUE(resolved.ok()) << resolved.status();
+    EXPECT_EQ(resolved->kv_dtype, dtype);
+  }
 }
 
 // On a device host_bytes is pinned memory that holds the KV of all layers but the first two.
