@@ -210,7 +210,7 @@ class PlanAndServe(unittest.TestCase):
 
     def test_what_serve_refuses_is_refused_in_the_same_words(self):
         for flags, words in [(("--kv-dtype", "f64"), "kv-dtype"), (("--device", "cuda", "--threads", "2"), "threads"),
-                             (("--device", "cuda", "--kv-dtype", "int8"), "--device cuda int8 is not yet on a GPU"),
+                             (("--device", "cuda", "--kv-dtype", "f32"), "--device cuda KV is bf16, int8 or fp8"),
                              (("--index", "wavelets"), "wavelets"), (("--policy", "dense:k=3"), "dense"),
                              (("--host-bytes", "1"), "host_bytes"), (("--context", "40000"), "--context"),
                              (("--batch", "65"), "--max-running"), (("--bandwidth", "fast=0"), "--bandwidth"),
