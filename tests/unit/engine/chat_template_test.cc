@@ -137,7 +137,7 @@ TEST(ChatTemplate, BadRolesAndNoMessagesAreRefusedByPath) {
 class ModelDir {
  public:
   explicit ModelDir(const std::string& config, const std::string& jinja = "") {
-    path_ = testing::TempDir() + "/chat_template_test_" + std::to_string(std::random_device()());
+    path_ = ::testing::TempDir() + "/chat_template_test_" + std::to_string(std::random_device()());
     std::filesystem::create_directories(path_);
     if (!config.empty()) std::ofstream(path_ + "/tokenizer_config.json") << config;
     if (!jinja.empty()) std::ofstream(path_ + "/chat_template.jinja") << jinja;

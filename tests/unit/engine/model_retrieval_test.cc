@@ -132,7 +132,7 @@ ModelOptions Small(const std::string& artifact, const std::string& index) {
   options.num_threads = 1;
   options.retrieval.artifact = artifact;
   options.retrieval.index = index;
-  options.retrieval.crossover_cache = testing::TempDir() + "/winnow-fits/crossover.json";
+  options.retrieval.crossover_cache = ::testing::TempDir() + "/winnow-fits/crossover.json";
   return options;
 }
 

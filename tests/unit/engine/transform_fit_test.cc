@@ -350,7 +350,7 @@ struct Stored {
 
 TEST(TransformFitCacheTest, GivesBackWhatWasWritten) {
   const Stored stored;
-  const std::string path = testing::TempDir() + "/winnow-fit/one/fit.bin";
+  const std::string path = ::testing::TempDir() + "/winnow-fit/one/fit.bin";
   ASSERT_TRUE(WriteTransformFit(path, "key", stored.fit).ok());
   const auto found = ReadTransformFit(path, "key", stored.config);
   ASSERT_TRUE(found.ok() && found->has_value());
@@ -362,7 +362,7 @@ TEST(TransformFitCacheTest, GivesBackWhatWasWritten) {
   TransformFit other = stored.fit;
   other.residuals[0].heads[0].first_steps[0] += 1;
   EXPECT_NE(TransformFitId(other), stored.fit.id);
-  std::filesystem::remove_all(testing::TempDir() + "/winnow-fit");
+  std::filesystem::remove_all(::testing::TempDir() + "/winnow-fit");
   const auto gone = ReadTransformFit(path, "key", stored.config);
   EXPECT_TRUE(gone.ok() && !gone->has_value());
 }
