@@ -32,6 +32,10 @@ constexpr Duration kGrammarStepMax = std::chrono::milliseconds(500);
 // one step for all of them costs less than one each.
 constexpr Duration kSlowReads = std::chrono::milliseconds(50);
 constexpr Duration kSlowTime = std::chrono::seconds(10);
+// A fetch may take a read's time, and what its bytes take at a pace that computing them beats anywhere. Then the sequence
+// computes them: a disk that hangs gives memory that it reads into back when it likes, and later fetches wait for that.
+constexpr Duration kFetchPatience = std::chrono::seconds(2);
+constexpr int64_t kLeastFetchBytesPerSecond = 4 << 20;
 // While nothing can run until reads have come, the engine looks for new requests this often.
 constexpr Duration kFetchWait = std::chrono::milliseconds(1);
 // A request that fast memory is too small for waits so long for a store that takes nothing. It tries
@@ -327,6 +331,7 @@ bool Engine::IsFetching(const Sequence& sequence) const {
 void Engine::TakeInFetched(TimePoint now) {
   if (memory_ == nullptr) return;
   memory_->fetcher().Pump();
+  bool given_up = false;
   for (const std::unique_ptr<Sequence>& sequence : sequences_) {
     if (sequence->paused_since.has_value() && sequence->fetch != BlockFetcher::kNone) {
       // Others may hold what it does not step with, and it begins again afterwards.
@@ -334,10 +339,26 @@ void Engine::TakeInFetched(TimePoint now) {
       sequence->takes_over = true;
       continue;
     }
-    if (IsFetching(*sequence) && now - sequence->fetch_begun > kSlowReads) {
-      slow_until_ = now + kSlowTime;
+    if (!IsFetching(*sequence)) continue;
+    const auto bytes = static_cast<int64_t>(memory_->places().block_bytes()) *
+                       sequence->cache.num_blocks() * memory_->blocks().num_layers();
+    const Duration fetched_for = now - sequence->fetch_begun;
+    if (fetched_for > kSlowReads) slow_until_ = now + kSlowTime;
+    if (fetched_for >
+        kFetchPatience + std::chrono::milliseconds(1000 * bytes / kLeastFetchBytesPerSecond)) {
+      ++stats_.kv_losses;
+      ComputeAlone(*sequence);
+      given_up = true;
     }
   }
+  if (given_up) SortSequences();
+}
+
+// From here on it takes over nothing, and shares nothing.
+void Engine::ComputeAlone(Sequence& sequence) {
+  sequence.alone = true;
+  sequence.known_names.clear();  // it goes on under others
+  Preempt(sequence);
 }
 
 // Whether the sequence has to wait for whole blocks that its next `tokens` read. After each fetch it steps, whatever is
@@ -537,10 +558,7 @@ void Engine::Recompute(Sequence& sequence) {
         absl::StatusCode::kUnavailable);
     return;
   }
-  if (++sequence.losses_in_all >= kLossesShared) {
-    sequence.alone = true;
-    sequence.known_names.clear();  // it goes on under others
-  }
+  if (++sequence.losses_in_all >= kLossesShared) return ComputeAlone(sequence);
   Preempt(sequence);
 }
 

@@ -171,6 +171,7 @@ class Engine {
   void Preempt(Sequence& sequence);
   void EndStarved(bool progress, TimePoint now);
   void Recompute(Sequence& sequence);
+  void ComputeAlone(Sequence& sequence);
   void StartRetrieval(Sequence& sequence);
   void CountTiers(Sequence& sequence, int32_t chunk, const TierBytes& fetched);
   void CountDenseDecode(Sequence& sequence);

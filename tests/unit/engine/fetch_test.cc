@@ -191,6 +191,22 @@ TEST_F(FetchTest, WhatCannotBeReadIsComputedWhileOthersStep) {
   EXPECT_GT(engine_->stats().kv_losses, 0u);
 }
 
+// Nothing comes, and the store has not given its reads up.
+TEST_F(FetchTest, WhatDoesNotComeInTimeIsComputed) {
+  StoreAndRestart();
+  Client slow;
+  Submit(Question(0), slow);
+  Step(5);
+  clock_.Advance(std::chrono::seconds(1));
+  Step(5);
+  EXPECT_EQ(engine_->stats().kv_losses, 0u);
+  clock_.Advance(std::chrono::seconds(60));
+  for (int step = 0; step < 200 && !slow.Read().ended(); ++step) engine_->Step();
+  EXPECT_TRUE(Held());
+  EXPECT_EQ(slow.reply.tokens, expected_[0]);
+  EXPECT_EQ(engine_->stats().kv_losses, 1u);
+}
+
 TEST_F(FetchTest, AFetchEndsWithItsRequest) {
   StoreAndRestart();
   Client cancelled, overdue;
