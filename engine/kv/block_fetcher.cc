@@ -145,7 +145,7 @@ void BlockFetcher::Place(const Answered& answered) {
   rooms_.stats.loaded_bytes += bytes;
 }
 
-// What is lost, or not theirs any more, is not waited for.
+// Layer blocks that are lost, or not theirs any more, are not waited for.
 void BlockFetcher::DropPresent() {
   for (auto& [number, fetch] : fetches_) {
     std::erase_if(fetch.missing, [&](const Wanted& what) {

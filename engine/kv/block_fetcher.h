@@ -52,7 +52,7 @@ class BlockFetcher final : public StoreClient::Receiver {
   void OnAnswer(uint64_t number, const StoreAnswer& answer) override;
 
  private:
-  // What was to be read: the block may be given to other content meanwhile.
+  // A layer block to be read: the block may be given to other content meanwhile.
   struct Wanted {
     int64_t index = 0;
     uint32_t generation = 0;

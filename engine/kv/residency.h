@@ -119,7 +119,7 @@ class Residency {
 
   // Whether all of the layer block's content has to come from the store, which has not lost it yet.
   virtual bool IsStoredOnly(int64_t /*index*/) const { return false; }
-  // Where the layer block is to lie from now on, held for the fetch; OnLoaded follows when its content is there. Null: no
+  // The layer block's place from now on, held for the fetch; OnLoaded follows when its content is there. Null: no
   // memory can be had without waiting. REQUIRES: IsStoredOnly(index), nothing is pinned, the device has nothing to do.
   virtual std::byte* TakePlace(int64_t /*index*/, uint64_t /*fetch*/) { return nullptr; }
   // The fetch's layer blocks keep their frames until EndHold, or until a pass has no other frame to take.

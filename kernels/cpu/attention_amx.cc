@@ -15,7 +15,7 @@ struct AmxPanels : BF16Panels {
 
 }  // namespace
 
-// Of bfloat16 KV; the rest is AVX-512's.
+// For bfloat16 KV; the rest is AVX-512's.
 void AttendSplits(const AttentionCall& call, const AttentionTile& tile, int32_t first_split,
                   int32_t last_split, bool merge, float* states, std::byte* scratch) {
   if (call.layout.dtype != DType::kBF16) {

@@ -197,7 +197,7 @@ struct Worker {
     const int32_t blocks = (head_rows + kTileHeight - 1) / kTileHeight;
     return (head_rows + blocks - 1) / blocks;
   }
-  // Of a block of a head's rows: [d / 2][16] pairs.
+  // Queries of a block of a head's rows: [d / 2][16] pairs.
   std::byte* QueryPanel(int32_t head, int32_t block) const {
     const int64_t blocks = (head_rows + kTileHeight - 1) / kTileHeight;
     return scratch.query_panels +

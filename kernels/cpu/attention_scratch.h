@@ -22,7 +22,7 @@ struct AttentionScratch {
   float* sums;     // [rows][16], per lane
   float* outputs;  // [rows][d]
   void* queries;   // [rows][d]
-  // Of matrix tiles, for a few rows of each KV head (attention_tiles_impl.h).
+  // For matrix tiles, a few rows of each KV head (attention_tiles_impl.h).
   float* turned_scores;     // [64][16]
   std::byte* query_panels;  // a panel of d / 2 steps for 16 rows of a head
   size_t size_bytes;

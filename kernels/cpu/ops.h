@@ -54,7 +54,7 @@ struct ProductSplit {
   int64_t panels = 4;       // of an item, where there are several rows
   int64_t least_rows = 48;  // of an item; a multiple of every tile's
   int64_t most_rows = 0;    // the same; 0: all
-  // Of a single row: an item has as many panels as fit into so many bytes, in multiples of those that are read side by side.
+  // For a single row an item has as many panels as fit into so many bytes, in multiples of those that are read side by side.
   int64_t one_row_panels = 8;
   size_t one_row_bytes = 128 << 10;
 };

@@ -291,7 +291,7 @@ class SwizzledRing {
 #endif
 };
 
-// Of 8-bit types: codes come to shared memory, two units of them, and become the padded rows of bfloat16 of one unit there,
+// For 8-bit types: codes come to shared memory, two units of them, and become the padded rows of bfloat16 of one unit there,
 // which all threads make when they meet. kBulk: by the copy engine, where a unit lies in one piece.
 template <DType kKv, int kHeadDim, int kThreads, bool kBulk>
 class CodesRing {

@@ -71,7 +71,7 @@ struct CodeRows {
   static constexpr int kGroups = kDenseUnitTokens / kTogether;
   static_assert(kTogether * kRowBytes % 16 == 0 && kGroups <= kLanes);
 
-  // Where rows 4 * (lane % kGroups) of a unit lie, or others where those are not visible.
+  // Places of rows 4 * (lane % kGroups) of a unit lie, or others where those are not visible.
   static __device__ __forceinline__ uint64_t Held(const Args& args, const int32_t* table,
                                                   const uint8_t* head, int32_t unit,
                                                   int32_t visible) {

@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
       const int my_row = lane / kPieces, my_piece = lane % (kPieces / 2);
       const uint32_t my_place =
           lane % kPieces / (kPieces / 2) * kOperand + PieceAt(warp * kRows + my_row, my_piece);
-      // Where a lane's i-th 16 bytes belong, of a unit from `my_place` on: PieceAt() of rows further on.
+      // Place of a lane's i-th 16 bytes, of a unit from `my_place` on: PieceAt() of rows further on.
       const auto place = [](uint32_t from, int i) {
         return (from + i * kAtOnce * 128) ^ (i * kAtOnce % 8 * 16);
       };

@@ -227,7 +227,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Of 8-bit types. A warp is a token's row of one KV head.
+// For 8-bit types. A warp is a token's row of one KV head.
 template <DType kKv>
 __global__ void __launch_bounds__(kThreads)
     WriteCodesKernel(const float* k, int64_t k_stride, const float* v, int64_t v_stride,

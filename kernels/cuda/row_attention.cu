@@ -120,7 +120,7 @@ __device__ __forceinline__ void StartTile(uint64_t address, int32_t first, int32
   }
 }
 
-// Of 8-bit types: the windows of 16 bytes that the tile's rows lie in (kv_rows.cuh), one behind the other.
+// For 8-bit types: the windows of 16 bytes that the tile's rows lie in (kv_rows.cuh), one behind the other.
 template <DType kKv, int kHeadDim>
 __device__ __forceinline__ void StartCodes(uint64_t address, int32_t first, int32_t last,
                                            uint32_t shared, int lane) {

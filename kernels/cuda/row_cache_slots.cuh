@@ -53,7 +53,7 @@ __device__ __forceinline__ int32_t TakeSlot(const DeviceRowCache& cache, uint32_
   }
 }
 
-// Where a row lies in the pool, how far behind 16 bytes, and where it and its window lie in a slot.
+// A row's place in the pool, how far behind 16 bytes that is, and its place and its window's in a slot.
 __device__ __forceinline__ std::byte* RowInPool(const DeviceRowCache& cache, int32_t row) {
   return cache.pool + int64_t{row} * cache.row_bytes;
 }

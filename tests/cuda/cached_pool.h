@@ -49,7 +49,7 @@ class CachedPool {
 
   const DeviceRowCache& cache() const { return cache_; }
   std::byte* pool() const { return pool_; }
-  // Where `row` lies if it is in `slot`.
+  // The place of `row` if it is in `slot`.
   const std::byte* InSlot(int32_t slot, int32_t row) const {
     return cache_.rows + slot * SlotRowBytes(cache_.row_bytes) +
            int64_t{row} * cache_.row_bytes % 16;

@@ -284,7 +284,7 @@ TEST_F(CudaCompletionTest, ASummaryHasTheSameBitsHoweverTokensEntered) {
   }
 }
 
-// Of 8-bit types: the bits of summaries and estimates of their values, rounded to bfloat16, so that what is subtracted is what
+// For 8-bit types: the bits of summaries and estimates of their values, rounded to bfloat16, so that what is subtracted is what
 // entered.
 TEST_F(CudaCompletionTest, CodesGiveTheBitsOfTheirRoundedValues) {
   SCOPED_TRACE(Seed());

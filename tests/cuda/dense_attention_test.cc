@@ -159,7 +159,7 @@ TEST_F(CudaDenseAttentionTest, TheDevicesOwnKernelsGiveTheBitsOfThoseThatAnyHas)
   }
 }
 
-// Of 8-bit types: the bits of attention over their values, rounded to bfloat16, either way and by either kind of kernel.
+// For 8-bit types: the bits of attention over their values, rounded to bfloat16, either way and by either kind of kernel.
 TEST_F(CudaDenseAttentionTest, CodesGiveTheBitsOfTheirRoundedValues) {
   SCOPED_TRACE(Seed());
   for (int round = 0; round < 64; ++round) {

@@ -419,7 +419,7 @@ TEST_F(CudaRowAttentionTest, ChosenTokensAreAttendedAsTheirRowsAre) {
   }
 }
 
-// Of 8-bit types: the bits of attention over their values, rounded to bfloat16; few lists and many.
+// For 8-bit types: the bits of attention over their values, rounded to bfloat16; few lists and many.
 TEST_F(CudaRowAttentionTest, CodesGiveTheBitsOfTheirRoundedValues) {
   SCOPED_TRACE(Seed());
   for (int round = 0; round < 24; ++round) {

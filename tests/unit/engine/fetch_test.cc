@@ -154,7 +154,7 @@ TEST_F(FetchTest, PrefixesOfSeveralAreReadTogether) {
   EXPECT_EQ(engine_->stats().kv.loaded_pieces, 2 * blocks * config_.num_layers());
 }
 
-// Of a sequence that decodes, what was fetched is read for its answer as much as what its step reads.
+// Bytes that were fetched for a sequence that decodes are read for its answer as much as what its step reads.
 TEST_F(FetchTest, FetchedBytesAreCountedForTheSequence) {
   policy_ = *ParseAttentionPolicy("window:sink=2,window=20,suffix=30,dense_layers=2,from=0");
   StoreAndRestart();
@@ -234,7 +234,7 @@ TEST_F(FetchTest, AFetchEndsWithItsRequest) {
   EXPECT_EQ(engine_->stats().kv_losses, 0u);
 }
 
-// What a policy selects is known within the step alone. Who makes steps wait for it takes half of the time.
+// A policy's selection is known within the step alone. Who makes steps wait for it takes half of the time.
 TEST_F(FetchTest, WhoseStepsWaitForReadsRestsWhileOthersStep) {
   options_.kv_bytes = Tiered().kv_bytes;
   options_.tiers.row_cache_bytes = 0;
