@@ -11,7 +11,6 @@
 #include <optional>
 #include <random>
 #include <set>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -27,7 +26,6 @@ class FaultyStore final : public BlockStore {
     int polls_max = 0;      // completions are held for up to this many Polls
     bool hold = false;      // operations do not start until this is false again
     int hold_polls = 0;     // then `hold` ends by itself; 0: it does not
-    std::chrono::milliseconds read_time{0};  // that a Poll takes which hands out answers
     bool reorder = false;
     std::optional<TierState> state = {};  // that it says it is in; what is not kOk takes no Puts
   };
@@ -92,7 +90,6 @@ class FaultyStore final : public BlockStore {
       completions->push_back(it->first);
       it = held_.erase(it);
     }
-    if (completions->size() > before) std::this_thread::sleep_for(faults.read_time);
     if (faults.reorder) {
       std::shuffle(completions->begin() + static_cast<ptrdiff_t>(before), completions->end(),
                    random_);

@@ -244,14 +244,15 @@ TEST_F(FetchTest, WhoseStepsWaitForReadsRestsWhileOthersStep) {
   Client slow, tiny;
   Submit(Question(0, 4 * kAnswer), slow);
   for (int i = 0; i < 1000 && slow.Read().tokens.empty(); ++i) engine_->Step();
-  faulty_->faults.read_time = std::chrono::milliseconds(60);  // for each layer
+  // The next step's reads come after so many calls that ask for them: longer than the time from which on reads are slow.
+  faulty_->faults = {.hold = true, .hold_polls = 3'000'000};
   Submit(Tiny(), tiny);
   const size_t before = slow.reply.tokens.size();
   for (int i = 0; i < 1000 && !tiny.Read().ended(); ++i) engine_->Step();
   EXPECT_EQ(tiny.reply.tokens, expected_tiny_);
   // No time has passed for the engine, so it rests until nobody else has anything to do.
   EXPECT_LE(slow.Read().tokens.size(), before + 2);
-  faulty_->faults.read_time = {};
+  EXPECT_FALSE(Held());
   StepUntilIdle(*engine_);
   std::vector<int32_t> tokens = slow.Read().tokens;
   tokens.resize(std::min(tokens.size(), expected_[0].size()));
