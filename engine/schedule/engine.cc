@@ -257,10 +257,8 @@ bool Engine::Step() {
       Fail(status);
     }
   }
-  const bool fetching =
-      std::any_of(sequences_.begin(), sequences_.end(),
-                  [&](const auto& sequence) { return !sequence->ended && IsFetching(*sequence); });
-  EndStarved(computes || adopted || fetching, now);
+  const bool awaits = AwaitsFetches(!plan->chunks.empty());
+  EndStarved(computes || adopted || awaits, now);
   prefixes_.Sweep(computes ? kSweptBlocks : kSweptBlocksIdle);
   DropExpired(now, computes ? kSweptBlocks : kSweptBlocksIdle);
   Emit();
@@ -278,8 +276,8 @@ bool Engine::Step() {
        memory_->store().in_flight() > 0)) {
     memory_->Idle();
   }
-  if (fetching && !computes && !adopted) memory_->fetcher().Wait(kFetchWait);
-  return computes || adopted || fetching;
+  if (awaits && !computes && !adopted) memory_->fetcher().Wait(kFetchWait);
+  return computes || adopted || awaits;
 }
 
 void Engine::TakeOver() {
@@ -354,6 +352,21 @@ void Engine::TakeInFetched(TimePoint now) {
   if (given_up) SortSequences();
 }
 
+// Whether some wait for their KV, or for room for it. `planned`: this step's plan had somebody to step.
+bool Engine::AwaitsFetches(bool planned) {
+  bool fetching = false, awaits_room = false;
+  for (const std::unique_ptr<Sequence>& sequence : sequences_) {
+    if (sequence->ended) continue;
+    fetching |= IsFetching(*sequence);
+    awaits_room |= sequence->awaits_room;
+  }
+  // Those whose KV has come cannot step either, for want of blocks that the others have: they read it once more.
+  if (awaits_room && !fetching && !planned) {
+    for (const std::unique_ptr<Sequence>& sequence : sequences_) EndFetch(*sequence);
+  }
+  return fetching || awaits_room;
+}
+
 // From here on it takes over nothing, and shares nothing.
 void Engine::ComputeAlone(Sequence& sequence) {
   sequence.alone = true;
@@ -370,6 +383,8 @@ bool Engine::FetchesFirst(Sequence& sequence, int32_t tokens, TimePoint now) {
     if (sequence.fetch == BlockFetcher::kNone) return false;
     if (sequence.fetch == BlockFetcher::kLater) {
       sequence.fetch = BlockFetcher::kNone;
+      // Plans leave it out from here on. Those whose KV has come need the tokens to step, and so to give room.
+      sequence.awaits_room = true;
       return true;
     }
     memory_->fetcher().Pump();
@@ -405,6 +420,7 @@ TierBytes Engine::EndFetch(Sequence& sequence) {
   if (sequence.fetch == BlockFetcher::kNone) return {};
   const TierBytes bytes =
       memory_->fetcher().End(std::exchange(sequence.fetch, BlockFetcher::kNone));
+  for (const std::unique_ptr<Sequence>& other : sequences_) other->awaits_room = false;
   if (!eager) return bytes;
   stats_.resume_bytes += bytes.host + bytes.disk;
   return {};
@@ -450,7 +466,8 @@ PlanInput Engine::View(TimePoint now) {
                       .verifies = sequence->draft.verifies(),
                       .paused = paused.has_value(),
                       .yields = paused.has_value() && now - *paused >= options_.pause_grace,
-                      .fetches = IsFetching(*sequence) || sequence->rests_until > now});
+                      .fetches = IsFetching(*sequence) || sequence->awaits_room ||
+                                 sequence->rests_until > now});
   }
   return {.step_tokens = options_.step_tokens,
           .step_logits = model_.max_batch_logits(),

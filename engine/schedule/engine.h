@@ -127,8 +127,8 @@ class Engine {
   // refuses new requests and ends those left with kCancelled.
   void Run(const std::stop_token& stop);
 
-  // Engine thread: one step. True if it computed anything; false if there was nothing that could
-  // run, so that the caller may wait.
+  // Engine thread: one step. True if it computed anything, or has waited a moment for KV that is on its way; false if
+  // there was nothing that could run, so that the caller may wait.
   bool Step();
 
  private:
@@ -139,6 +139,7 @@ class Engine {
   void TakeOver();                 // requests and cancellations out of the queue
   void EndOverdue(TimePoint now);  // deadlines and slow readers
   void TakeInFetched(TimePoint now);
+  bool AwaitsFetches(bool planned);
   const StepPlan& Plan(TimePoint now);
   PlanInput View(TimePoint now);
   void Apply(const StepPlan& plan, TimePoint now);  // sequences change phase; batch_ is filled

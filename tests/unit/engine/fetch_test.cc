@@ -53,8 +53,9 @@ class FetchTest : public KvTiersTest {
   }
   std::unique_ptr<Engine> Make(LoadedModel& model) {
     EngineOptions options;
-    options.max_running = kv_tiers::kRunning;
-    options.step_tokens = kv_tiers::kStepTokens;
+    options.max_running = max_running_;
+    options.step_tokens = step_tokens_;
+    options.pause_grace = kGrace;
     options.eager_share = eager_share_;
     return MakeEngine(options, *model.decoder, clock_);
   }
@@ -98,6 +99,8 @@ class FetchTest : public KvTiersTest {
   }
 
   static constexpr int64_t frames_of_contexts_ = 3;
+  static constexpr Duration kGrace = std::chrono::seconds(1);
+  int32_t max_running_ = kv_tiers::kRunning;
   FakeClock clock_;
   ModelOptions options_;
   AttentionPolicy policy_;
@@ -257,6 +260,51 @@ TEST_F(FetchTest, WhoseStepsWaitForReadsRestsWhileOthersStep) {
   std::vector<int32_t> tokens = slow.Read().tokens;
   tokens.resize(std::min(tokens.size(), expected_[0].size()));
   EXPECT_EQ(tokens, expected_[0]);
+}
+
+// Two that wait for the memory of a third's fetch are given every token of the plans, again and again: the third has to
+// step before they can.
+TEST_F(FetchTest, WhoHasFetchedStepsBeforeThoseThatWaitForItsMemory) {
+  max_running_ = 3;
+  step_tokens_ = 3;
+  options_.kv_bytes = LayerBlockBytes() * config_.num_layers() * 60;  // fetches may hold half
+  StoreAndRestart();
+  Release();
+  // The oldest is paused, and its blocks make room for another's.
+  Client oldest(1), large, other, third, last;
+  Submit(MakeRequest(++id_, Prompt(kLong + 5), kAnswer), oldest);
+  for (int i = 0; i < 1000 && engine_->stats().paused == 0; ++i) engine_->Step();
+  Submit(MakeRequest(++id_, Prompt(620, 5), 1), large);
+  StepUntilIdle(*engine_);
+  ASSERT_TRUE(large.Read().ended());
+  Client one;
+  for (Client* const client : {&one, &other}) Submit(Tiny(500), *client);
+  Step(10);
+  // It gives its place to one that fetches, and gets another back.
+  faulty_->faults = {.hold = true};
+  clock_.Advance(2 * kGrace);
+  std::vector<int32_t> prompt = Prompt(kLong, 1);
+  for (int32_t i = 0; i < 30; ++i) prompt.push_back(10 + i);
+  Submit(MakeRequest(++id_, prompt, kAnswer), third);
+  Step(5);
+  EXPECT_EQ(engine_->stats().preemptions, 1u);
+  for (const RequestId id : {id_ - 2, id_ - 1}) engine_->Cancel(id);
+  Step(1);
+  oldest.Read();
+  Submit(MakeRequest(++id_, Prompt(kLong + 10), kAnswer), last);
+  Step(5);
+  EXPECT_EQ(engine_->stats().running, 3);
+  EXPECT_TRUE(Held());
+  Release();
+  for (int i = 0; i < 10'000 && !oldest.Read().ended(); ++i) engine_->Step();
+  StepUntilIdle(*engine_);
+  EXPECT_EQ(engine_->stats().kv_losses, 0u);
+  for (Client* const client : {&oldest, &third, &last}) {
+    EXPECT_TRUE(client->Read().ended());
+    EXPECT_EQ(client->reply.tokens.size(), kAnswer);
+  }
+  EXPECT_EQ(oldest.reply.tokens, Answer(*engine_, MakeRequest(++id_, Prompt(kLong + 5), kAnswer)).tokens);
+  EXPECT_EQ(third.reply.tokens, Answer(*engine_, MakeRequest(++id_, prompt, kAnswer)).tokens);
 }
 
 // More than fetches may hold is read within the step, as ever.
