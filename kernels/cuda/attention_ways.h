@@ -11,21 +11,27 @@
 
 namespace winnow::kernels::cuda {
 
-// Rows (tokens times heads of a group) that share a tile, and with it one reading of the keys.
+// Rows (tokens times heads of a group) that share a tile.
 inline constexpr int32_t kAttentionTileRows = 16;
+// Tiles that are split together, and share one reading of the keys (dense_attention.cu).
+inline constexpr int32_t kAttentionTilesOfASet = 4;
 // Tokens of a chunk that is always split: decoding, and short drafts.
 inline constexpr int32_t kFewQueries = 8;
-// Tiles, over all KV heads, that are split in the time that one wave of blocks takes with its splits in turn. A block in
-// turn has 128 rows and walks all keys alone: where a call has few blocks most of the device waits. One H100, Hkv 8, G 4,
-// d 128, 128K keys: a wave takes 2.2 ms, a tile 0.027.
-inline constexpr int64_t kTilesOfAWave = 80;
+// Sets, over all KV heads, that are split in the time that one wave of blocks takes with its splits in turn. A block in
+// turn has 128 rows and walks all keys alone: where a call has few blocks most of the device waits.
+inline constexpr int64_t kSetsOfAWave = 64;
 
-inline int64_t AttentionTiles(int32_t num_tokens, int32_t group, int32_t kv_heads) {
-  return (int64_t{num_tokens} * group + kAttentionTileRows - 1) / kAttentionTileRows * kv_heads;
+inline int64_t AttentionTiles(int32_t num_tokens, int32_t group) {
+  return (int64_t{num_tokens} * group + kAttentionTileRows - 1) / kAttentionTileRows;
+}
+inline int64_t AttentionSets(int32_t num_tokens, int32_t group, int32_t kv_heads) {
+  return (AttentionTiles(num_tokens, group) + kAttentionTilesOfASet - 1) / kAttentionTilesOfASet *
+         kv_heads;
 }
 
 struct AttentionWays {
-  // Side by side, in calls of their own: tiles of a call are as many as its longest chunk needs.
+  // Side by side, in calls of their own: those of one tile, which has a kernel of its own, and those of more. Tiles of a
+  // call are as many as its longest chunk needs.
   std::vector<AttentionChunk> few, several;
   std::vector<AttentionChunk> many;  // in turn
 };
@@ -36,18 +42,19 @@ inline void ChooseWays(std::span<const AttentionChunk> chunks, int32_t group, in
   ways.few.clear();
   ways.several.clear();
   ways.many.clear();
-  const auto tiles = [&](const AttentionChunk& chunk) {
-    return AttentionTiles(chunk.num_tokens, group, kv_heads);
+  const auto sets = [&](const AttentionChunk& chunk) {
+    return AttentionSets(chunk.num_tokens, group, kv_heads);
   };
-  // Many chunks fill the device in turn, too, and read the keys less often.
+  // Many chunks fill the device in turn, too.
   int64_t sum = 0;
   for (const AttentionChunk& chunk : chunks) {
-    if (chunk.num_tokens > kFewQueries && tiles(chunk) <= kTilesOfAWave) sum += tiles(chunk);
+    if (chunk.num_tokens > kFewQueries && sets(chunk) <= kSetsOfAWave) sum += sets(chunk);
   }
   for (const AttentionChunk& chunk : chunks) {
-    if (chunk.num_tokens <= kFewQueries) {
+    if (AttentionTiles(chunk.num_tokens, group) == 1) {
       ways.few.push_back(chunk);
-    } else if (sum <= kTilesOfAWave && tiles(chunk) <= kTilesOfAWave) {
+    } else if (chunk.num_tokens <= kFewQueries ||
+               (sum <= kSetsOfAWave && sets(chunk) <= kSetsOfAWave)) {
       ways.several.push_back(chunk);
     } else {
       ways.many.push_back(chunk);

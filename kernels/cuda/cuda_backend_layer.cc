@@ -32,6 +32,7 @@ constexpr size_t kWidenedBytes = size_t{128} << 20;
 // Tokens of a chunk that are a dimension of a grid.
 constexpr int32_t kMostGridTokens = 65535;
 static_assert(kAttentionTileRows == kDenseTileRows);
+static_assert(kAttentionTilesOfASet == kDenseTilesTogether);
 
 class CudaPackedMatrix final : public PackedMatrix {
  public:

@@ -5,6 +5,9 @@
 // cease between them; of a unit each of its 4 warps scores 16 tokens, all hear of all scores through
 // shared memory and weigh them alike, and each adds up its own channels. On Hopper its units come as
 // tiles of a tensor map.
+// Where there are more than 16 rows, a block there takes up to 64 (SplitTilesKernel): a step of 8B's shape at 128K with 5, 9
+// and 33 rows of G 4 took 16.3, 18.6 and 41.6 ms on an H100 when tiles had blocks of their own, and takes 12.9, 15.1 and 35.7
+// (11.5 for one row). What is left is mostly the splits' states: 77 MB of a layer for 9 rows, beside 537 of keys and values.
 //
 // The two must agree to the bit, so everything that rounds is written with the rounding in its name
 // where the compiler could choose (a * b + c), and both weigh a unit by the same function.
@@ -452,6 +455,25 @@ __global__ void __launch_bounds__(kInTurnWarps* kLanes)
   WriteRows<kHeadDim>(args, sees, at, totals, total);
 }
 
+// Rows of a block's first split come nearer while the queries are still being made. They are not read yet: this step's are
+// among them.
+template <typename Ring>
+__device__ __forceinline__ void PrefetchSplit(const Args& args, const DeviceChunk& chunk,
+                                              int32_t kv_head, int32_t first_unit,
+                                              int32_t visible) {
+  constexpr int kLines = (Ring::kRowBytes + 127) / 128;  // of a row
+  const uint8_t* head = args.pool + kv_head * args.head_bytes;
+  const int32_t last_token = min(visible, first_unit * kDenseUnitTokens + kDenseSplitTokens);
+  for (int32_t i = threadIdx.x; i < kDenseSplitTokens * kLines; i += kSplitWarps * kLanes) {
+    const int32_t token = first_unit * kDenseUnitTokens + i / kLines;
+    if (token >= last_token) break;
+    const int32_t block = args.block_tokens.Divide(token);
+    const uint8_t* row = head + chunk.block_table[block] * args.block_bytes +
+                         int64_t{token - block * args.block_tokens.divisor()} * Ring::kRowBytes;
+    PrefetchLine(row + i % kLines * 128);
+  }
+}
+
 template <int kHeadDim, typename Ring>
 __global__ void __launch_bounds__(kSplitWarps* kLanes)
     SplitKernel(const __grid_constant__ Args args,
@@ -477,19 +499,7 @@ __global__ void __launch_bounds__(kSplitWarps* kLanes)
   const int32_t units =
       min((visible + kDenseUnitTokens - 1) / kDenseUnitTokens, first_unit + block_units);
   if (first_unit >= units) return WaitForEarlier();
-  const uint8_t* head = args.pool + kv_head * args.head_bytes;
-  // Rows come nearer while the queries are still being made. They are not read yet: this step's are
-  // among them.
-  constexpr int kLines = (Ring::kRowBytes + 127) / 128;  // of a row
-  const int32_t last_token = min(visible, first_unit * kDenseUnitTokens + kDenseSplitTokens);
-  for (int32_t i = threadIdx.x; i < kDenseSplitTokens * kLines; i += kSplitWarps * kLanes) {
-    const int32_t token = first_unit * kDenseUnitTokens + i / kLines;
-    if (token >= last_token) break;
-    const int32_t block = args.block_tokens.Divide(token);
-    const uint8_t* row = head + chunk.block_table[block] * args.block_bytes +
-                         int64_t{token - block * args.block_tokens.divisor()} * Ring::kRowBytes;
-    PrefetchLine(row + i % kLines * 128);
-  }
+  PrefetchSplit<Ring>(args, chunk, kv_head, first_unit, visible);
   Ring ring(args, source, chunk.block_table, kv_head, visible, SharedAddress(shared4));
   WaitForEarlier();
   ring.Begin(first_unit, units);
@@ -560,6 +570,247 @@ __global__ void __launch_bounds__(kSplitWarps* kLanes)
       AddValues<Rows>(weights, keep, Rows::Channels(values_at, channels), o[2 * i], o[2 * i + 1]);
     }
     if (unit + 1 == units || (unit + 1) % kUnitsPerSplit == 0) end_split(unit / kUnitsPerSplit);
+    __syncthreads();
+  }
+}
+
+// Several tiles of 16 rows over the same units, each of which is read once: a draft that is verified. Each warp scores its 16
+// tokens for all tiles; a tile's unit is weighed by one warp, which hears of its scores, and the others hear of the weights.
+template <int kHeadDim>
+struct TilesShared {
+  static constexpr uint32_t kQueryRowBytes =
+      2 * kHeadDim + 16;  // so that eight rows lie in different banks
+  static constexpr uint32_t kQueryBytes = kWarpRows * kQueryRowBytes;
+  static constexpr uint32_t kScoreBytes = kWarpRows * kScoreStride * 4;
+  static constexpr uint32_t kKeepBytes = kWarpRows * 4;
+  static constexpr uint32_t kTileBytes = kQueryBytes + kScoreBytes + kKeepBytes;
+
+  // Weights of a row take the place of its scores: eight tokens, 16 bytes, from token 8 * `eight` on. Rows are two times 16
+  // bytes apart as banks go, so every other four rows change places within pairs.
+  static __device__ __forceinline__ uint32_t WeightsAt(int row, int eight) {
+    return row * (kScoreStride * 4) + (eight ^ row / 4 % 2) * 16;
+  }
+};
+
+template <int kHeadDim, typename Ring>
+__global__ void __launch_bounds__(kSplitWarps* kLanes, 2)
+    SplitTilesKernel(const __grid_constant__ Args args,
+                     const __grid_constant__ typename Ring::Source source) {
+  static_assert(kSplitWarps == kUnitTiles);
+  constexpr int kPairs = kHeadDim / 16;  // of channel tiles
+  constexpr int kMine = (kPairs + kSplitWarps - 1) / kSplitWarps;
+  extern __shared__ uint4 shared4[];
+  using Rows = typename Ring::Rows;
+  using Shared = TilesShared<kHeadDim>;
+  const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes, pair = lane % 4 * 2;
+  const auto kv_head = static_cast<int32_t>(blockIdx.y);
+  const int32_t set = static_cast<int32_t>(blockIdx.z) % args.tile_sets;
+  const int32_t chunk_index = static_cast<int32_t>(blockIdx.z) / args.tile_sets;
+  const DeviceChunk chunk = args.chunks[chunk_index];
+  const int32_t num_rows = chunk.num_tokens * args.group.divisor();
+  const int32_t first_tile = set * args.tiles_per_set;
+  LetNextStart();
+  const int32_t tiles =
+      min(args.tiles_per_set, (num_rows + kWarpRows - 1) / kWarpRows - first_tile);
+  if (tiles <= 0) return WaitForEarlier();
+  // Keys that the last row of a tile sees.
+  const auto visible_to = [&](int32_t tile) {
+    const int32_t last_row = min((first_tile + tile + 1) * kWarpRows, num_rows) - 1;
+    return chunk.position + args.group.Divide(last_row) + 1;
+  };
+  const int32_t visible = visible_to(tiles - 1);
+  const int32_t block_units = args.splits_per_block * kUnitsPerSplit;
+  const int32_t first_unit = static_cast<int32_t>(blockIdx.x) * block_units;
+  const int32_t units =
+      min((visible + kDenseUnitTokens - 1) / kDenseUnitTokens, first_unit + block_units);
+  if (first_unit >= units) return WaitForEarlier();
+  PrefetchSplit<Ring>(args, chunk, kv_head, first_unit, visible);
+  Ring ring(args, source, chunk.block_table, kv_head, visible, SharedAddress(shared4));
+  WaitForEarlier();
+  ring.Begin(first_unit, units);
+
+  const auto queries_of = [&](int tile) {
+    return reinterpret_cast<uint8_t*>(shared4) + Ring::kSharedBytes + tile * Shared::kTileBytes;
+  };
+  const auto scores_of = [&](int tile) { return queries_of(tile) + Shared::kQueryBytes; };
+  const auto keep_of = [&](int tile) {
+    return reinterpret_cast<float*>(scores_of(tile) + Shared::kScoreBytes);
+  };
+  const auto score_of = [&](int tile, int row, int token) {
+    return reinterpret_cast<float2*>(scores_of(tile) + (row * kScoreStride + token) * 4);
+  };
+  int32_t sees[2] = {0, 0};  // of the tile that this warp weighs
+  if (warp < tiles) {
+    int64_t at[2];
+    uint32_t q[kHeadDim / 16][4];
+    LoadRows<kHeadDim>(args, chunk, kv_head, (first_tile + warp) * kWarpRows, sees, at, q);
+#pragma unroll
+    for (int step = 0; step < kHeadDim / 16; ++step) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int row = lane / 4 + i % 2 * 8, byte = step * 32 + i / 2 * 16 + lane % 4 * 4;
+        *reinterpret_cast<uint32_t*>(queries_of(warp) + row * Shared::kQueryRowBytes + byte) =
+            q[step][i];
+      }
+    }
+  }
+  __syncthreads();
+
+  float o[kTilesTogether][2 * kMine][4];
+#pragma unroll
+  for (int t = 0; t < kTilesTogether; ++t) Clear(o[t]);
+  RowSums sums;  // of the tile that this warp weighs
+  const int row_of_matrix = lane % 16,
+            half_of_matrix = lane / 16;  // where a lane reads 16 rows of 32 bytes
+  for (int32_t unit = first_unit; unit < units; ++unit) {
+    const uint32_t here = ring.Next(unit, units);
+    const int32_t first_token = unit * kDenseUnitTokens;
+    {
+      float mine[kTilesTogether][2][4] = {};
+      const uint32_t keys_at = Rows::KeysAt(here, lane) + warp * Rows::kTileBytes;
+#pragma unroll
+      for (int step = 0; step < kHeadDim / 16; ++step) {
+        uint32_t keys[4];
+        LoadMatrix4(Rows::Channels(keys_at, step), keys);
+#pragma unroll
+        for (int t = 0; t < kTilesTogether; ++t) {
+          if (t >= tiles) break;
+          uint32_t q[4];
+          LoadMatrix4(SharedAddress(queries_of(t)) + row_of_matrix * Shared::kQueryRowBytes +
+                          step * 32 + half_of_matrix * 16,
+                      q);
+          MultiplyAdd16x8x16(mine[t][0], q, keys[0], keys[1]);
+          MultiplyAdd16x8x16(mine[t][1], q, keys[2], keys[3]);
+        }
+      }
+#pragma unroll
+      for (int t = 0; t < kTilesTogether; ++t) {
+        if (t >= tiles) break;
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+#pragma unroll
+          for (int r = 0; r < 2; ++r) {
+            *score_of(t, lane / 4 + 8 * r, warp * 16 + n * 8 + pair) =
+                make_float2(mine[t][n][2 * r], mine[t][n][2 * r + 1]);
+          }
+        }
+      }
+    }
+    __syncthreads();
+    const auto ends_split = [&](int32_t tile_units) {
+      return unit + 1 == tile_units || (unit + 1) % kUnitsPerSplit == 0;
+    };
+    const auto units_of = [&](int32_t tile) {
+      return min((visible_to(tile) + kDenseUnitTokens - 1) / kDenseUnitTokens, units);
+    };
+    const int64_t place_of_chunk = int64_t{chunk_index} * args.tiles + first_tile;
+    // Where a row's part of this unit's split lies.
+    const auto part_of = [&](int32_t tile, int r) {
+      const int64_t place =
+          ((place_of_chunk + tile) * args.kv_heads + kv_head) * kWarpRows + lane / 4 + 8 * r;
+      return place * args.splits + unit / kUnitsPerSplit;
+    };
+    if (warp < tiles && first_token < visible_to(warp)) {
+      float scores[2 * kUnitTiles][4], keep[2];
+      uint32_t weights[kUnitTiles][4];
+#pragma unroll
+      for (int n = 0; n < 2 * kUnitTiles; ++n) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const float2 two = *score_of(warp, lane / 4 + 8 * r, n * 8 + pair);
+          scores[n][2 * r] = two.x;
+          scores[n][2 * r + 1] = two.y;
+        }
+      }
+      __syncwarp();  // weights take the place of scores
+      Weigh(scores, first_token, sees, sums, weights, keep);
+#pragma unroll
+      for (int n = 0; n < kUnitTiles; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const uint32_t at = Shared::WeightsAt(lane / 4 + i % 2 * 8, 2 * n + i / 2);
+          *reinterpret_cast<uint32_t*>(scores_of(warp) + at + lane % 4 * 4) = weights[n][i];
+        }
+      }
+      if (pair == 0) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          keep_of(warp)[lane / 4 + 8 * r] = keep[r];
+        }
+      }
+      if (ends_split(units_of(warp))) {
+        sums.Join();
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          if (sees[r] != 0 && pair == 0) {
+            args.part_ends[part_of(warp, r)] = make_float2(sums.max[r], sums.sum[r]);
+          }
+        }
+        sums = RowSums();
+      }
+    }
+    __syncthreads();
+    uint32_t weights[kTilesTogether][kUnitTiles][4];
+#pragma unroll
+    for (int t = 0; t < kTilesTogether; ++t) {
+      if (t >= tiles) break;
+      float keep[2];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) keep[r] = keep_of(t)[lane / 4 + 8 * r];
+#pragma unroll
+      for (int n = 0; n < kUnitTiles; ++n) {
+        LoadMatrix4(
+            SharedAddress(scores_of(t)) + Shared::WeightsAt(row_of_matrix, 2 * n + half_of_matrix),
+            weights[t][n]);
+      }
+      if (first_token >= visible_to(t)) continue;
+#pragma unroll
+      for (int i = 0; i < 2 * kMine; ++i) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) o[t][i][e] = __fmul_rn(o[t][i][e], keep[e / 2]);
+      }
+    }
+    const uint32_t values_at = Rows::ValuesAt(here, lane);
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) {
+      const int channels = warp + kSplitWarps * i;
+      if (channels >= kPairs) break;
+      const uint32_t at = Rows::Channels(values_at, channels);
+#pragma unroll
+      for (int n = 0; n < kUnitTiles; ++n) {
+        uint32_t values[4];
+        LoadMatrix4Transposed(at + n * Rows::kTileBytes, values);
+#pragma unroll
+        for (int t = 0; t < kTilesTogether; ++t) {
+          if (t >= tiles) break;
+          if (first_token >= visible_to(t)) continue;  // later tiles see more
+          MultiplyAdd16x8x16(o[t][2 * i], weights[t][n], values[0], values[1]);
+          MultiplyAdd16x8x16(o[t][2 * i + 1], weights[t][n], values[2], values[3]);
+        }
+      }
+    }
+#pragma unroll
+    for (int t = 0; t < kTilesTogether; ++t) {
+      if (t >= tiles) break;
+      const int32_t tile_units = units_of(t);
+      if (unit >= tile_units || !ends_split(tile_units)) continue;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        if ((first_tile + t) * kWarpRows + lane / 4 + 8 * r >= num_rows) continue;
+        float* const part = args.parts + part_of(t, r) * kHeadDim;
+#pragma unroll
+        for (int i = 0; i < kMine; ++i) {
+          const int channels = warp + kSplitWarps * i;
+          if (channels >= kPairs) break;
+#pragma unroll
+          for (int n = 0; n < 2; ++n) {
+            *reinterpret_cast<float2*>(part + channels * 16 + n * 8 + pair) =
+                make_float2(o[t][2 * i + n][2 * r], o[t][2 * i + n][2 * r + 1]);
+          }
+        }
+      }
+      Clear(o[t]);
+    }
     __syncthreads();
   }
 }
@@ -693,17 +944,15 @@ size_t NumParts(const DenseAttentionShape& shape) {
          SplitsOf(shape);
 }
 
-template <int kHeadDim, typename Ring>
-cudaError_t LaunchSideBySide(const DenseAttentionShape& shape, Args& args,
-                             const typename Ring::Source& source, Stream stream) {
-  constexpr size_t kBytes = Ring::kSharedBytes;
-  args.part_ends = reinterpret_cast<float2*>(args.parts + NumParts(shape) * kHeadDim);
-  const auto kernel = SplitKernel<kHeadDim, Ring>;
-  const dim3 grid(args.splits, shape.layout.kv_heads, shape.num_chunks * args.tiles);
+template <typename Source>
+cudaError_t LaunchSplits(void (*kernel)(Args, Source), size_t shared_bytes, unsigned sets,
+                         const DenseAttentionShape& shape, Args& args, const Source& source,
+                         Stream stream) {
+  const dim3 grid(args.splits, shape.layout.kv_heads, shape.num_chunks * sets);
   // As many blocks as run at once, if there are more splits.
   int at_once = 0;
   if (const cudaError_t error =
-          BlocksPerMultiprocessor(kernel, kSplitWarps * kLanes, kBytes, &at_once);
+          BlocksPerMultiprocessor(kernel, kSplitWarps * kLanes, shared_bytes, &at_once);
       error != cudaSuccess) {
     return error;
   }
@@ -713,17 +962,37 @@ cudaError_t LaunchSideBySide(const DenseAttentionShape& shape, Args& args,
       static_cast<int32_t>(CeilDiv(args.splits, std::max<int64_t>(slots / rows, 1)));
   const dim3 block_grid(static_cast<unsigned>(CeilDiv(args.splits, args.splits_per_block)), grid.y,
                         grid.z);
-  if (const cudaError_t error =
-          Launch(kernel, block_grid, kSplitWarps * kLanes, kBytes, stream, false, args, source);
-      error != cudaSuccess) {
-    return error;
+  return Launch(kernel, block_grid, kSplitWarps * kLanes, shared_bytes, stream, false, args,
+                source);
+}
+
+// kTogether: there is room in shared memory for several tiles' scores.
+template <int kHeadDim, typename Ring, bool kTogether>
+cudaError_t LaunchSideBySide(const DenseAttentionShape& shape, Args& args,
+                             const typename Ring::Source& source, Stream stream) {
+  args.part_ends = reinterpret_cast<float2*>(args.parts + NumParts(shape) * kHeadDim);
+  cudaError_t error = cudaSuccess;
+  if (kTogether && args.tiles > 1) {
+    if constexpr (kTogether) {
+      args.tile_sets = static_cast<int32_t>(CeilDiv(args.tiles, kTilesTogether));
+      args.tiles_per_set = static_cast<int32_t>(CeilDiv(args.tiles, args.tile_sets));
+      error = LaunchSplits(
+          SplitTilesKernel<kHeadDim, Ring>,
+          Ring::kSharedBytes + size_t{TilesShared<kHeadDim>::kTileBytes} * args.tiles_per_set,
+          args.tile_sets, shape, args, source, stream);
+    }
+  } else {
+    error = LaunchSplits(SplitKernel<kHeadDim, Ring>, Ring::kSharedBytes, args.tiles, shape, args,
+                         source, stream);
   }
+  if (error != cudaSuccess) return error;
   const int64_t tile_rows =
       std::min<int64_t>(int64_t{shape.max_chunk_tokens} * shape.group, kWarpRows);
   const size_t merge_bytes = size_t{2} * 4 * kMergeChannels * std::min(args.splits, kMergeSplits);
   const auto blocks = static_cast<unsigned>(tile_rows * CeilDiv(kHeadDim, kMergeChannels));
-  return Launch(MergeSplitsKernel, dim3(blocks, grid.y, grid.z), kMergeThreads, merge_bytes, stream,
-                false, args, kHeadDim);
+  return Launch(MergeSplitsKernel,
+                dim3(blocks, shape.layout.kv_heads, shape.num_chunks * args.tiles), kMergeThreads,
+                merge_bytes, stream, false, args, kHeadDim);
 }
 
 template <DType kKv, int kHeadDim>
@@ -746,19 +1015,19 @@ cudaError_t LaunchOf(const DenseAttentionShape& shape, Args& args, Stream stream
                            shape.layout.block_tokens % kDenseUnitTokens == 0;
   if constexpr (HasScales(kKv)) {
     if (whole_units) {
-      return LaunchSideBySide<kHeadDim, CodesRing<kKv, kHeadDim, kSplitThreads, true>>(shape, args,
-                                                                                       {}, stream);
+      return LaunchSideBySide<kHeadDim, CodesRing<kKv, kHeadDim, kSplitThreads, true>, true>(
+          shape, args, {}, stream);
     }
-    return LaunchSideBySide<kHeadDim, CodesRing<kKv, kHeadDim, kSplitThreads, false>>(shape, args,
-                                                                                      {}, stream);
+    return LaunchSideBySide<kHeadDim, CodesRing<kKv, kHeadDim, kSplitThreads, false>, false>(
+        shape, args, {}, stream);
   } else {
     if constexpr (2 * kHeadDim % kTensorTileRowBytes == 0) {
       CUtensorMap map;
       if (whole_units && MakeTensorMap(args.pool, 2 * kHeadDim, kDenseUnitTokens, &map)) {
-        return LaunchSideBySide<kHeadDim, SwizzledRing<kHeadDim>>(shape, args, map, stream);
+        return LaunchSideBySide<kHeadDim, SwizzledRing<kHeadDim>, true>(shape, args, map, stream);
       }
     }
-    return LaunchSideBySide<kHeadDim, PaddedRing<kHeadDim>>(shape, args, {}, stream);
+    return LaunchSideBySide<kHeadDim, PaddedRing<kHeadDim>, false>(shape, args, {}, stream);
   }
 }
 
@@ -798,6 +1067,8 @@ cudaError_t AttendDense(const DenseAttentionShape& shape, const float* q, int64_
             nullptr,
             TilesOf(shape),
             SplitsOf(shape),
+            1,
+            1,
             1,
             0};
   return ForKvType(layout.dtype, [&]<DType kKv>(KvType<kKv>) {

@@ -18,7 +18,8 @@
 // Precision: q, scaled, and the weights are rounded to bf16, sums are float32; the rounded weights
 // are what is summed. As the CPU's on AVX-512 (kernels/attention.h).
 //
-// Cost: attention.h's. kInTurn reads the keys once per 128 rows of queries times heads of a group.
+// Cost: attention.h's. kInTurn reads the keys once per 128 rows of queries times heads of a group, kSideBySide once per 64
+// (on Hopper, where blocks of the pool are whole units; else 16), and writes and reads the splits' states.
 #ifndef WINNOW_KERNELS_CUDA_DENSE_ATTENTION_H_
 #define WINNOW_KERNELS_CUDA_DENSE_ATTENTION_H_
 
@@ -29,6 +30,7 @@ namespace winnow::kernels::cuda {
 inline constexpr int32_t kDenseUnitTokens = 64;
 inline constexpr int32_t kDenseSplitTokens = 256;
 inline constexpr int32_t kDenseTileRows = 16;  // tokens times heads of a group that share a tile
+inline constexpr int32_t kDenseTilesTogether = 4;  // that share a reading of the keys, side by side
 
 enum class DenseWay : uint8_t { kInTurn, kSideBySide };
 

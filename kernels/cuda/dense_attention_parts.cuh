@@ -17,6 +17,8 @@ inline constexpr int kInTurnWarps = 8;  // of a block that takes splits in turn,
 inline constexpr int kSplitWarps = 4;
 inline constexpr int kUnitsPerSplit = kDenseSplitTokens / kDenseUnitTokens;
 inline constexpr int kUnitTiles = kDenseUnitTokens / 16;
+inline constexpr int kTilesTogether = kDenseTilesTogether;
+static_assert(kTilesTogether <= kSplitWarps);  // each is weighed by a warp
 
 struct Args {
   const float* q;
@@ -33,7 +35,9 @@ struct Args {
   float* parts;       // [chunks][tiles][Hkv][16][splits][d]
   float2* part_ends;  // max and sum [chunks][tiles][Hkv][16][splits]
   int32_t tiles, splits;
-  int32_t splits_per_block, unused;
+  int32_t splits_per_block;
+  int32_t tile_sets, tiles_per_set;  // of a chunk: tiles that a block takes together
+  int32_t unused;
 };
 
 // Where a warp's share of a unit's rows lies: a lane holds the address of every 32nd. Rows from

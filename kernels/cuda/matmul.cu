@@ -7,9 +7,9 @@
 // Few rows: a block takes tiles of 16 outputs, its eight warps are the eight segments of the inner
 // dimension. x, small, comes from L2. The warps' sums meet in shared memory. There are two such kernels:
 //   FewRowsKernel  a block is one tile; each warp copies its W through a small ring of its own
-//   StreamKernel   up to 8 rows, Hopper: two blocks stay on each multiprocessor and take tile after tile.
+//   StreamKernel   up to 16 rows, Hopper: two blocks stay on each multiprocessor and take tile after tile.
 //                  A warp's share of a tile's W is one piece of memory, which the bulk copy engine brings
-//                  through a ring of six times 2 KiB: 25 MB are on their way at any time; that many, one
+//                  through a ring of six times 2 KiB (five from nine rows on): 25 MB are on their way at any time; that many, one
 //                  stage after the other, also come while the kernel before, which makes x, still runs
 // Up to 2 rows StreamKernel takes x as it is, float32, and saves the launch that would order it.
 //
@@ -27,7 +27,8 @@
 //   with programmatic launch                           13.4,  9.2, 52.7, 27.0, 230
 //   a ring of 4, three blocks                          13.5, 10.1, 54.3, 28.4, 231; 36.8 for down when
 //   the next kernel stands ready: its blocks keep the third one out
-//   StreamKernel for 32 rows: 95 us for gate_up where FewRowsKernel takes 62
+//   StreamKernel for 32 rows: 95 us for gate_up where FewRowsKernel takes 62; for 16 (as it is) a step of 9 sequences at 2K
+//     takes 6.70 ms in place of 6.98 on an H100, of 16 7.75 in place of 7.98: it begins earlier
 // of StreamKernel in a step at 128K with `lsh:k=2048`:
 //   the ring filled at once while the kernel before runs   5.31 ms: its loads, and x, take 3 us in place of 0.8
 //   five of its stages one after the other                 5.03; four 5.05, three 5.17, five two by two 5.19
@@ -163,21 +164,28 @@ cudaError_t FewRows(const Operands& operands, Stream stream) {
 
 // ---- the few rows of a decode step, on Hopper ----
 
-constexpr int kStreamRows = 8;
+constexpr int kStreamRows = 16;
 constexpr int kDirectRows = 2;    // whose x is read as it is
 constexpr int kStreamBlocks = 2;  // of a multiprocessor
-constexpr int kRing = 6;          // stages of a warp
 constexpr int kStageSlices = 2;
 constexpr int kStageBytes = kStageSlices * kWTileBytes;
-constexpr size_t kStreamSharedBytes = size_t{kMatmulSegments} * kRing * kStageBytes;
 
-template <bool kDirect>
+// Stages of a warp. Sums of two tiles of rows take the room of one.
+constexpr int StreamRing(int row_tiles) { return row_tiles == 1 ? 6 : 5; }
+constexpr size_t StreamSharedBytes(int row_tiles) {
+  return size_t{kMatmulSegments} * StreamRing(row_tiles) * kStageBytes;
+}
+
+template <bool kDirect, int kRowTiles>
 __global__ void __launch_bounds__(kThreads, kStreamBlocks)
     StreamKernel(const __grid_constant__ Operands args) {
+  static_assert(!kDirect || kRowTiles == 1);
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  constexpr int kRing = StreamRing(kRowTiles);
   extern __shared__ uint4 rings[];  // [warps][kRing] of kStageBytes
   __shared__ uint64_t barriers[kMatmulSegments][kRing];
-  __shared__ float4 parts[2][kMatmulSegments][1][kLanes];  // of this tile and of the one before
+  __shared__ float4
+      parts[2][kMatmulSegments][kRowTiles][kLanes];  // of this tile and of the one before
   const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   const int32_t tiles = (args.out + 15) / 16, blocks = static_cast<int32_t>(gridDim.x);
   const int32_t first = min(warp * args.slices_per_segment, args.slices);
@@ -222,34 +230,40 @@ __global__ void __launch_bounds__(kThreads, kStreamBlocks)
   WaitForEarlier();
   LetNextStart();
 
-  const bool wanted = lane / 4 < args.m;
   const uint4* ordered = kDirect ? nullptr : args.x + lane;
+  const int32_t next_tile = args.slices * kLanes;
   const float* row = kDirect ? args.x_rows + lane / 4 * args.x_stride + lane % 4 * 2 : nullptr;
   struct Inputs {
-    uint4 ordered;
+    uint4 ordered[kRowTiles];
     float2 pairs[4];
   };
   const auto load = [&](Inputs(&to)[kStageSlices], int32_t slice) {
 #pragma unroll
     for (int s = 0; s < kStageSlices; ++s) {
-      const bool exists = wanted && slice + s < last;
+      const auto exists = [&](int tile) {
+        return tile * 8 + lane / 4 < args.m && slice + s < last;
+      };
       if constexpr (kDirect) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           to[s].pairs[i] =
-              exists ? __ldcg(reinterpret_cast<const float2*>(row + (slice + s) * kSlice + i * 8))
-                     : make_float2(0.0f, 0.0f);
+              exists(0)
+                  ? __ldcg(reinterpret_cast<const float2*>(row + (slice + s) * kSlice + i * 8))
+                  : make_float2(0.0f, 0.0f);
         }
       } else {
-        to[s].ordered =
-            exists ? __ldcg(ordered + int64_t{slice + s} * kLanes) : make_uint4(0, 0, 0, 0);
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) {
+          to[s].ordered[i] = exists(i) ? __ldcg(ordered + i * next_tile + (slice + s) * kLanes)
+                                       : make_uint4(0, 0, 0, 0);
+        }
       }
     }
   };
   int32_t slot = 0;
   uint32_t parity = 0;
   for (int32_t t = 0; t < my_tiles; ++t) {
-    float sums[4] = {};
+    float sums[kRowTiles][4] = {};
     Inputs x[2][kStageSlices];
     load(x[0], first);
     const auto use = [&](int32_t slice, const Inputs(&here)[kStageSlices],
@@ -263,13 +277,16 @@ __global__ void __launch_bounds__(kThreads, kStreamBlocks)
 #pragma unroll
       for (int s = 0; s < kStageSlices; ++s) {
         if (slice + s >= last) continue;
-        uint4 of_x = here[s].ordered;
         if constexpr (kDirect) {
           const float2* pairs = here[s].pairs;
-          of_x = make_uint4(PackBf16(pairs[0].x, pairs[0].y), PackBf16(pairs[1].x, pairs[1].y),
-                            PackBf16(pairs[2].x, pairs[2].y), PackBf16(pairs[3].x, pairs[3].y));
+          MultiplyAddTile(
+              sums[0], w[s],
+              make_uint4(PackBf16(pairs[0].x, pairs[0].y), PackBf16(pairs[1].x, pairs[1].y),
+                         PackBf16(pairs[2].x, pairs[2].y), PackBf16(pairs[3].x, pairs[3].y)));
+        } else {
+#pragma unroll
+          for (int i = 0; i < kRowTiles; ++i) MultiplyAddTile(sums[i], w[s], here[s].ordered[i]);
         }
-        MultiplyAddTile(sums, w[s], of_x);
       }
       __syncwarp();  // all have read the stage: it may be filled again
       ask();
@@ -282,7 +299,10 @@ __global__ void __launch_bounds__(kThreads, kStreamBlocks)
       use(slice, x[0], x[1]);
       if (slice + kStageSlices < last) use(slice + kStageSlices, x[1], x[0]);
     }
-    parts[t % 2][warp][0][lane] = make_float4(sums[0], sums[1], sums[2], sums[3]);
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+      parts[t % 2][warp][i][lane] = make_float4(sums[i][0], sums[i][1], sums[i][2], sums[i][3]);
+    }
     __syncthreads();
     // Each tile another warp: what it adds up here it does not stream.
     AddSegments(parts[t % 2], args, static_cast<int32_t>(blockIdx.x) + t * blocks,
@@ -459,9 +479,9 @@ namespace {
 
 // Whether StreamKernel takes m rows on this device: newer ones may have less shared memory.
 bool Streams(int64_t m) {
-  constexpr size_t kOtherSharedBytes = 10 * 1024;  // its variables, at most
+  constexpr size_t kOtherSharedBytes = 18 * 1024;  // its variables, at most
   return m <= kStreamRows && CurrentDevice().hopper &&
-         kStreamSharedBytes + kOtherSharedBytes <= CurrentDevice().block_shared_bytes;
+         StreamSharedBytes(1) + kOtherSharedBytes <= CurrentDevice().block_shared_bytes;
 }
 
 // x in `operands`, one way or the other.
@@ -469,10 +489,13 @@ cudaError_t Tensor(const Operands& operands, bool portable, Stream stream) {
   const auto tiles = static_cast<unsigned>(CeilDiv(operands.out, 16));
   const int32_t m = operands.m;
   if (!portable && Streams(m)) {
-    const auto kernel = operands.x == nullptr ? StreamKernel<true> : StreamKernel<false>;
+    const int row_tiles = m <= 8 ? 1 : 2;
+    const auto kernel = operands.x == nullptr ? StreamKernel<true, 1>
+                        : row_tiles == 1      ? StreamKernel<false, 1>
+                                              : StreamKernel<false, 2>;
     const auto most = static_cast<unsigned>(CurrentDevice().multiprocessors * kStreamBlocks);
     return LaunchAs({.starts_early = !operands.new_weights}, kernel, std::min(tiles, most),
-                    kThreads, kStreamSharedBytes, stream, operands);
+                    kThreads, StreamSharedBytes(row_tiles), stream, operands);
   }
   if (m <= 8) return FewRows<1, 2, 2, 2>(operands, stream);
   if (m <= 16) return FewRows<2, 2, 2, 2>(operands, stream);

@@ -23,7 +23,7 @@
 //
 // Rows, and the kernels of kTensor that take them:
 //
-//   1 to 8                        StreamKernel (matmul.cu; Hopper)
+//   1 to 16                       StreamKernel (matmul.cu; Hopper)
 //   to kMatmulFewRows             FewRowsKernel (matmul.cu)
 //   to kMatmulBatchRows           matmul_batch.cu (Hopper; from 65 rows on only up to 512 outputs a multiprocessor)
 //   more, and what is left over   matmul_wgmma.cu (Hopper, from 65 rows on), ManyRowsKernel (matmul.cu)

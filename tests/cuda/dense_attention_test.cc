@@ -211,9 +211,9 @@ TEST_F(CudaDenseAttentionTest, ALongContextHasTheSameBitsInTurnAndSideBySide) {
   SCOPED_TRACE(Seed());
   for (const int32_t d : {64, 128}) {
     const KvLayout layout{1, d, 64, AnyCudaKvType(random_)};
-    // The joined chunk has more tiles than are split (attention_ways.h); its last queries are asked again one by one.
-    const auto n = static_cast<int32_t>(random_.Int(270000, 280000)), count = 330, last = 12;
-    ASSERT_GT(AttentionTiles(count, 4, 1), kTilesOfAWave);
+    // The joined chunk has more than is split (attention_ways.h); its last queries are asked again one by one.
+    const auto n = static_cast<int32_t>(random_.Int(270000, 280000)), count = 1100, last = 12;
+    ASSERT_GT(AttentionSets(count, 4, 1), kSetsOfAWave);
     PagedKv kv(random_, layout, {n});
     const auto pool = UploadPool(kv);
     Matrix q = Matrix::Normal(random_, count, 4 * d, 2.0f);
@@ -227,7 +227,7 @@ TEST_F(CudaDenseAttentionTest, ALongContextHasTheSameBitsInTurnAndSideBySide) {
       ASSERT_TRUE(SameBits(side_by_side, i, in_turn, i)) << "d " << d << " n " << n << " row " << i;
     }
     // A draft's verification: more queries than few, fewer than fill the device.
-    ASSERT_LE(AttentionTiles(last, 4, 1), kTilesOfAWave);
+    ASSERT_LE(AttentionSets(last, 4, 1), kSetsOfAWave);
     const std::vector<AttentionChunk> several = {kv.Chunk(0, count - last, last, n - last)};
     const Matrix verified = Run(kv, pool, q, several);
     for (int32_t i = count - last; i < count; ++i) {
@@ -261,8 +261,8 @@ TEST_F(CudaDenseAttentionTest, ALongContextInMoreLaunchesThanOne) {
 TEST_F(CudaDenseAttentionTest, FewQueriesOfAVeryLongContextInMoreLaunchesThanOne) {
   SCOPED_TRACE(Seed());
   const KvLayout layout{1, 128, 64, AnyCudaKvType(random_)};
-  const int32_t count = 96, few = 8, group = 16;
-  ASSERT_GT(AttentionTiles(count, group, 1), kTilesOfAWave);  // together they go in turn
+  const int32_t count = 272, few = 8, group = 16;
+  ASSERT_GT(AttentionSets(count, group, 1), kSetsOfAWave);  // together they go in turn
   PagedKv kv(random_, layout, {4096});
   const auto pool = UploadPool(kv);
   std::vector<int32_t> table(16400);

@@ -32,44 +32,49 @@ std::vector<int32_t> Rows(const std::vector<AttentionChunk>& chunks) {
 
 using RowList = std::vector<int32_t>;
 
-TEST(AttentionWaysTest, TilesAreOfSixteenRowsAndOfEveryHead) {
-  EXPECT_EQ(AttentionTiles(1, 4, 8), 8);
-  EXPECT_EQ(AttentionTiles(4, 4, 8), 8);
-  EXPECT_EQ(AttentionTiles(5, 4, 8), 16);
-  EXPECT_EQ(AttentionTiles(9, 4, 8), 24);
-  EXPECT_EQ(AttentionTiles(65, 16, 1), 65);
+TEST(AttentionWaysTest, TilesAreOfSixteenRowsAndSetsOfFourTilesOfAHead) {
+  EXPECT_EQ(AttentionTiles(1, 4), 1);
+  EXPECT_EQ(AttentionTiles(4, 4), 1);
+  EXPECT_EQ(AttentionTiles(5, 4), 2);
+  EXPECT_EQ(AttentionTiles(65, 16), 65);
+  EXPECT_EQ(AttentionSets(1, 4, 8), 8);
+  EXPECT_EQ(AttentionSets(16, 4, 8), 8);
+  EXPECT_EQ(AttentionSets(17, 4, 8), 16);
+  EXPECT_EQ(AttentionSets(65, 16, 1), 17);
 }
 
 // One block for each KV head would verify it in turn, and the rest of the device would wait.
 TEST(AttentionWaysTest, AVerificationAloneIsSplit) {
-  for (const int32_t tokens : {9, 16, 33, 40}) {
+  for (const int32_t tokens : {5, 9, 16, 33, 65}) {
     const AttentionWays ways = WaysOf({tokens});
     EXPECT_EQ(Rows(ways.several), RowList{0}) << tokens;
     EXPECT_TRUE(ways.few.empty() && ways.many.empty()) << tokens;
   }
 }
 
-TEST(AttentionWaysTest, DecodingIsSplitInACallOfItsOwn) {
-  const AttentionWays ways = WaysOf({1, 9, 1, 8});
-  EXPECT_EQ(Rows(ways.few), (RowList{0, 10, 11}));
-  EXPECT_EQ(Rows(ways.several), RowList{1});
+TEST(AttentionWaysTest, OneTileIsSplitInACallOfItsOwn) {
+  const AttentionWays ways = WaysOf({1, 9, 4, 8, 5});
+  EXPECT_EQ(Rows(ways.few), (RowList{0, 10}));
+  EXPECT_EQ(Rows(ways.several), (RowList{1, 14, 22}));
   EXPECT_TRUE(ways.many.empty());
 }
 
 TEST(AttentionWaysTest, PromptsGoInTurnAndDoNotTakeAVerificationAlong) {
-  const AttentionWays ways = WaysOf({512, 9, 41, 1});
-  EXPECT_EQ(Rows(ways.many), (RowList{0, 521}));  // 41 tokens: 88 tiles
+  const AttentionWays ways = WaysOf({512, 9, 129, 1});
+  EXPECT_EQ(Rows(ways.many), (RowList{0, 521}));  // 129 tokens: 72 sets
   EXPECT_EQ(Rows(ways.several), RowList{512});
-  EXPECT_EQ(Rows(ways.few), RowList{562});
+  EXPECT_EQ(Rows(ways.few), RowList{650});
 }
 
-// Eight verifications of nine rows are 192 tiles: their blocks in turn fill the device and read the keys once.
+// Blocks in turn that fill the device read the keys no more often. Short drafts are split all the same.
 TEST(AttentionWaysTest, ManyVerificationsGoInTurn) {
-  EXPECT_EQ(WaysOf({9, 9, 9}).several.size(), 3u);
-  const AttentionWays ways = WaysOf({9, 9, 9, 9, 1});
-  EXPECT_EQ(Rows(ways.many), (RowList{0, 9, 18, 27}));
-  EXPECT_EQ(Rows(ways.few), RowList{36});
-  EXPECT_TRUE(ways.several.empty());
+  EXPECT_EQ(WaysOf(std::vector<int32_t>(8, 9)).several.size(), 8u);
+  std::vector<int32_t> tokens(9, 9);
+  tokens.insert(tokens.end(), {1, 5});
+  const AttentionWays ways = WaysOf(tokens);
+  EXPECT_EQ(ways.many.size(), 9u);
+  EXPECT_EQ(Rows(ways.few), RowList{81});
+  EXPECT_EQ(Rows(ways.several), RowList{82});
 }
 
 TEST(AttentionWaysTest, NothingIsNothing) {
