@@ -111,6 +111,15 @@ struct MatmulArgs {
 [[nodiscard]] cudaError_t MatmulOrdered(const MatmulArgs& args, const DeviceWeights& w,
                                         const void* ordered, Stream stream);
 
+// Whether products of m rows with W, the gates' outputs and then as many of ups, have a kernel on the current device that gates them:
+// more than kMatmulBatchRows rows of kTensor, on Hopper, whole slices of gates.
+bool GatesProducts(int64_t m, const DeviceWeights& w);
+// silu(gate) * up of the same sums (silu.cuh), OrderedBytes(m, w.out / 2) at `gated` in the order of the product that reads it:
+// the bits of MatmulOrdered() and SiluMulOrdered() after it, and gates and ups are never in memory. `args.x` and `args.y` are
+// not used. REQUIRES: GatesProducts(), neither `accumulate` nor `portable`, `gated` aligned to 16 bytes.
+[[nodiscard]] cudaError_t MatmulGated(const MatmulArgs& args, const DeviceWeights& w,
+                                      const void* ordered, void* gated, Stream stream);
+
 }  // namespace winnow::kernels::cuda
 
 #endif  // WINNOW_KERNELS_CUDA_MATMUL_H_
