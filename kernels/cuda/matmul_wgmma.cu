@@ -136,23 +136,29 @@ __device__ __forceinline__ uint32_t Transposed8x8(uint32_t pair) {
 }
 
 // A thread's gates (0, 1) and ups (2, 3) of a tile, to panels (matmul.h). A warp's are eight columns from `column` on, those of a tile
-// of rows one matrix, which is transposed so that a lane has neighbours of a row.
-template <bool kWhole, int kRowTiles>
-__device__ __forceinline__ void WriteGated(const Operands& args, int32_t column, int32_t first_row,
-                                           int lane, const float (&values)[kRowTiles][4]) {
-  const int32_t columns = args.out / 2;
-  if (!kWhole && column >= columns) return;
-  const int32_t panels = (columns + 63) / 64;  // side by side
-  const int32_t piece = column / 8 % 8;
+// of rows one matrix, which is transposed so that a lane has neighbours of a row. No branch surrounds that: what comes after one
+// in which lanes may part is not known to be the same in all of a warp, and the addresses of matrix instructions, with much
+// else of the loop above, would be computed by each lane.
+template <int kRowTiles>
+__device__ __forceinline__ void WriteGated(const Operands& args, uint32_t column,
+                                           uint32_t first_row, int lane,
+                                           const float (&values)[kRowTiles][4]) {
+  const uint32_t columns = args.out / 2, panels = (columns + 63) / 64;  // side by side
+  uint32_t pairs[kRowTiles];
 #pragma unroll
   for (int j = 0; j < kRowTiles; ++j) {
-    const uint32_t pair = Transposed8x8(
+    pairs[j] = Transposed8x8(
         PackBf16(SiluOf(values[j][0], values[j][2]), SiluOf(values[j][1], values[j][3])));
-    const int32_t row = first_row + j * 8 + lane / 4;
-    if (!kWhole && row >= args.m) continue;
-    const int64_t at =
-        (int64_t{row / kPanelRows} * panels + column / 64) * kPanelRows + row % kPanelRows;
-    args.gated[at * 32 + (piece ^ (row % 8)) * 4 + lane % 4] = pair;
+  }
+  // Now row lane / 4 of each tile of rows, and a pair of its columns.
+  const uint32_t word = lane / 4 * 32 + ((column / 8 % 8) ^ (lane / 4)) * 4 + lane % 4;
+#pragma unroll
+  for (int j = 0; j < kRowTiles; ++j) {
+    const uint32_t row = first_row + j * 8;
+    const uint64_t panel = uint64_t{row / kPanelRows} * panels + column / 64;
+    if (row + lane / 4 < args.m && column < columns) {
+      args.gated[(panel * kPanelRows + row % kPanelRows) * 32 + word] = pairs[j];
+    }
   }
 }
 #endif
@@ -305,8 +311,6 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
       }
       int32_t first_row, first_output;
       place(tile, first_row, first_output);
-      const bool whole =
-          first_output + kBlockOutputs <= args.out && first_row + kBlockRows <= args.m;
       // This thread's outputs: two of W, or a gate and its up.
       const int32_t output =
           kGated ? first_output / 2 + warp * 8 + lane / 4 : first_output + warp * 16 + lane / 4;
@@ -329,15 +333,10 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
         for_all([&](float& value, int half) { value = __fadd_rn(value, bias[half]); });
       }
       if constexpr (kGated) {
-        const int32_t column = output - lane / 4;
-        if (whole) {
-          WriteGated<true>(args, column, first_row, lane, totals);
-        } else {
-          WriteGated<false>(args, column, first_row, lane, totals);
-        }
+        WriteGated(args, output - lane / 4, first_row, lane, totals);
       } else {
         const int32_t row = first_row + lane % 4 * 2;
-        if (whole) {
+        if (first_output + kBlockOutputs <= args.out && first_row + kBlockRows <= args.m) {
           WriteTile<true>(args, output, row, totals);
         } else {
           WriteTile<false>(args, output, row, totals);
