@@ -320,7 +320,6 @@ TEST_F(CudaMatmulTest, GatedProductsHaveTheBitsOfTheirPartsAndTheReferencesValue
   };
   for (size_t round = 0; round < 2 * sizes.size(); ++round) {
     const Size size = sizes[round % sizes.size()];
-    const bool large = size.m * size.width > 400 * 640;
     // Gates of like size, and such as saturate; those have no reference within a bound.
     const bool wild = round >= sizes.size();
     SCOPED_TRACE(testing::Message() << "m " << size.m << " in " << size.in << " width "
@@ -362,7 +361,7 @@ TEST_F(CudaMatmulTest, GatedProductsHaveTheBitsOfTheirPartsAndTheReferencesValue
     WINNOW_CUDA_OK(MatmulGated(args, w, ordered.data(), gated.data(), nullptr));
     const std::vector<std::byte> actual = gated.Get();
     ASSERT_TRUE(actual == parts.Get());
-    if (large || wild) continue;
+    if (wild || size.m * out * size.in > 100'000'000) continue;  // the reference takes its time
     Matrix sums(size.m, out), expected(size.m, size.width);
     const std::vector<HostMatrix> hosts = {{source.data(), DType::kF32, out, size.in}};
     MatmulRef(x.tensor(), hosts, DType::kBF16, sums.tensor(),
