@@ -28,6 +28,8 @@
 //   to kMatmulBatchRows           matmul_batch.cu (Hopper; from 65 rows on only up to 512 outputs a multiprocessor)
 //   more, and what is left over   matmul_wgmma.cu (Hopper, from 65 rows on), ManyRowsKernel (matmul.cu)
 //
+// Gates and ups of more than kMatmulBatchRows rows can stay in registers: MatmulGated().
+//
 // Products of kBlocks with up to kMatmulFewRows rows have a kernel of their own (matmul_blocks.cu; Hopper). For more, and on other
 // devices, the caller widens outputs by WidenBlocks and multiplies by those.
 //
