@@ -12,7 +12,7 @@
 //
 // Gates and ups of an MLP (MatmulGated): a box of W is eight gates and the eight ups that belong to them by turns, which a tensor map of
 // five dimensions makes of W as it lies for every other kernel. So the accumulators of a thread are gates and their ups,
-// and what is written is 2 bytes an output pair in place of 8. The chains are the same.
+// and writes take 2 bytes a pair in place of 8. The chains are the same.
 //
 // A bulk copy that both blocks hear of takes 50 cycles, whatever its size. In cycles of the kernel, at 1.4 GHz (H100, 2048 rows,
 // 4096 x 14336, of which the matrix instructions themselves take 459,000):
