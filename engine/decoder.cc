@@ -372,17 +372,17 @@ void Decoder::AddMlp(const Layer& layer, RowRun rows) {
   const Tensor activated = activated_.RowRange(rows.first, rows.count);
 
   // gate_up [rows][2*intermediate] = norm(hidden) · Wᵀ + bias
-  backend_.NormMatmul({.x = hidden,
-                       .weight = Floats(layer.mlp_norm),
-                       .eps = config_.rms_norm_eps,
-                       .w = *layer.gate_up,
-                       .normed = normed,
-                       .y = gate_up,
-                       .epilogue = {.bias = Floats(layer.gate_up_bias)}});
-
   // hidden += (silu(gate) * up) · Wdownᵀ + bias
-  backend_.SiluMatmul(gate_up, *layer.down, activated, hidden,
-                      {.bias = Floats(layer.down_bias), .accumulate = true});
+  backend_.GatedMlp({.hidden = hidden,
+                     .norm_weight = Floats(layer.mlp_norm),
+                     .eps = config_.rms_norm_eps,
+                     .gate_up = *layer.gate_up,
+                     .gate_up_bias = Floats(layer.gate_up_bias),
+                     .down = *layer.down,
+                     .down_bias = Floats(layer.down_bias),
+                     .normed = normed,
+                     .gate_rows = gate_up,
+                     .activated = activated});
 }
 
 // ---- set-up ----

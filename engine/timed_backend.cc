@@ -76,6 +76,16 @@ void TimedBackend::SiluMatmul(const Tensor& gate_up, const PackedMatrix& w, cons
   CountProduct(gate_up.rows, w);
 }
 
+void TimedBackend::GatedMlp(const kernels::GatedMlpArgs& args) {
+  if (!on_device() || !joins_) return Backend::GatedMlp(args);
+  {
+    const Timer timer = Time(matmul_);
+    inner_.GatedMlp(args);
+  }
+  CountProduct(args.hidden.rows, args.gate_up);
+  CountProduct(args.hidden.rows, args.down);
+}
+
 void TimedBackend::RopeAndWriteKv(const kernels::RopeAndWriteKvArgs& args) {
   if (!joins_) return Backend::RopeAndWriteKv(args);
   const Timer timer = Time(other_);

@@ -36,7 +36,7 @@ class TimedBackend : public kernels::Backend {
   // Whether to wait after each call. If not, nothing is timed on a device: the host is to be no slower there than it
   // is in a server.
   void set_waits(bool waits) { waits_ = waits; }
-  // Whether operations that a backend can do in one go (NormMatmul, SiluMatmul, RopeAndWriteKv and, with it,
+  // Whether operations that a backend can do in one go (NormMatmul, SiluMatmul, GatedMlp, RopeAndWriteKv and, with it,
   // the encodings of a decode step) are asked for so. If not, their parts are, one after the other.
   void set_joins(bool joins) { joins_ = joins; }
   bool on_device() const { return on_device_; }
@@ -107,6 +107,7 @@ class TimedBackend : public kernels::Backend {
   void SiluMatmul(const kernels::Tensor& gate_up, const kernels::PackedMatrix& w,
                   const kernels::Tensor& activated, const kernels::Tensor& y,
                   const kernels::MatmulEpilogue& epilogue) override;
+  void GatedMlp(const kernels::GatedMlpArgs& args) override;
   void RopeAndWriteKv(const kernels::RopeAndWriteKvArgs& args) override;
   std::unique_ptr<kernels::PackedEncoder> PackEncoder(
       const kernels::EncoderWeights& weights) override;

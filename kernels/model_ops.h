@@ -60,6 +60,21 @@ struct NormMatmulArgs {
   MatmulEpilogue epilogue = {};
 };
 
+// A layer's gated MLP: hidden += (silu(gate) * up) Wdownᵀ (+ bias), where gate and up are norm(hidden) Wᵀ (+ bias).
+struct GatedMlpArgs {
+  Tensor hidden;                       // [m][hidden]
+  const float* norm_weight = nullptr;  // [hidden]
+  float eps = 0;
+  const PackedMatrix& gate_up;          // [2n][hidden]: gate, then up
+  const float* gate_up_bias = nullptr;  // [2n], or null
+  const PackedMatrix& down;             // [hidden][n]
+  const float* down_bias = nullptr;     // [hidden], or null
+  // Scratch: what it holds afterwards is undefined.
+  Tensor normed;     // [m][hidden]
+  Tensor gate_rows;  // [m][2n]
+  Tensor activated;  // [m][n]
+};
+
 class ModelOps {
  public:
   // ---- weights ----
@@ -99,7 +114,7 @@ class ModelOps {
   // out[m][n] = silu(gate) * up, where gate_up [m][2n] holds gate, then up.
   virtual void SiluMul(const Tensor& gate_up, const Tensor& out) = 0;
 
-  // ---- two of these in one: the sum of its parts, to the bit; a backend may save what lies between them ----
+  // ---- several of these in one: the sum of its parts, to the bit; a backend may save what lies between them ----
 
   // RmsNorm of x, then Matmul.
   virtual void NormMatmul(const NormMatmulArgs& args) {
@@ -112,6 +127,19 @@ class ModelOps {
                           const Tensor& y, const MatmulEpilogue& epilogue) {
     SiluMul(gate_up, activated);
     Matmul(activated, w, y, epilogue);
+  }
+
+  // NormMatmul, then SiluMatmul.
+  virtual void GatedMlp(const GatedMlpArgs& args) {
+    NormMatmul({.x = args.hidden,
+                .weight = args.norm_weight,
+                .eps = args.eps,
+                .w = args.gate_up,
+                .normed = args.normed,
+                .y = args.gate_rows,
+                .epilogue = {.bias = args.gate_up_bias}});
+    SiluMatmul(args.gate_rows, args.down, args.activated, args.hidden,
+               {.bias = args.down_bias, .accumulate = true});
   }
 
  protected:

@@ -210,7 +210,7 @@ int Main(int argc, char** argv) {
       std::fprintf(
           stderr,
           "usage: %s [--filter codes|masses|encode|attend|gather|fetch|far|pin|top-p|completion|"
-          "sample|products|blocks|prompt] [--shape TEXT]\n",
+          "sample|products|gated|blocks|prompt] [--shape TEXT]\n",
           argv[0]);
       return 2;
     }
@@ -230,6 +230,7 @@ int Main(int argc, char** argv) {
   BenchCompletion(bench);
   BenchSample(bench);
   BenchProducts(bench);
+  BenchGated(bench);
   BenchBlocks(bench);
   BenchPrompt(bench);
   return 0;

@@ -164,6 +164,7 @@ void BenchTopP(Bench& bench);        // top-p
 void BenchCompletion(Bench& bench);  // completion
 void BenchSample(Bench& bench);      // sample
 void BenchProducts(Bench& bench);    // products
+void BenchGated(Bench& bench);       // gated
 void BenchBlocks(Bench& bench);      // blocks
 void BenchPrompt(Bench& bench);      // prompt
 

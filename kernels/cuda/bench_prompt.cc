@@ -3,6 +3,7 @@
 #include "kernels/cuda/bench.h"
 #include "kernels/cuda/block_order.h"
 #include "kernels/cuda/dense_attention.h"
+#include "kernels/cuda/layer_ops.h"
 #include "kernels/cuda/matmul.h"
 
 namespace winnow::kernels::cuda {
@@ -41,6 +42,46 @@ void BenchProducts(Bench& bench) {
         bench.Report("product", text, seconds, read + 4.0 * static_cast<double>(m * c.out), false,
                      2.0 * static_cast<double>(m) * static_cast<double>(c.out * c.in));
       }
+    }
+  }
+}
+
+// Gate and up of a prompt's rows, and what becomes of them: in one kernel, and in two.
+void BenchGated(Bench& bench) {
+  if (!bench.Wants("gated")) return;
+  constexpr int64_t kWidth = 14336, kIn = 4096;
+  DeviceWeights w{nullptr, 2 * kWidth, kIn, DeviceWeights::Way::kTensor, DType::kBF16};
+  const auto bytes = static_cast<int64_t>(PackedMatrixBytes(w.out, w.in, w.way, w.storage));
+  const int copies = Bench::Copies(static_cast<double>(bytes));
+  const auto weights = RandomBf16(bytes * copies, 0.02f);
+  for (const int64_t m : {256, 512, 1024, 2048, 8192}) {
+    const std::string text = Text("m %d, width %d, in %d", static_cast<int>(m),
+                                  static_cast<int>(kWidth), static_cast<int>(kIn));
+    if (!bench.WantsShape(text) || !GatesProducts(m, w)) continue;
+    const auto x = RandomFloats(m * kIn);
+    Memory<float> y(m * w.out);
+    Memory<std::byte> ordered(static_cast<int64_t>(OrderedBytes(m, kIn)));
+    Memory<std::byte> to(static_cast<int64_t>(OrderedBytes(m, kWidth)));
+    CHECK_CUDA(OrderRows(x.data(), kIn, m, kIn, ordered.data(), nullptr));
+    MatmulArgs args;
+    args.m = m;
+    args.y = y.data();
+    args.y_stride = w.out;
+    const double operands = 2.0 * static_cast<double>(w.out * kIn + m * kIn + m * kWidth);
+    const double flops = 2.0 * static_cast<double>(m) * static_cast<double>(w.out * kIn);
+    for (const bool gated : {false, true}) {
+      const double seconds = bench.Seconds(copies, 10, [&](int i, cudaStream_t stream) {
+        DeviceWeights copy = w;
+        copy.data = weights.data() + i * bytes;
+        if (gated) return MatmulGated(args, copy, ordered.data(), to.data(), stream);
+        const cudaError_t error = MatmulOrdered(args, copy, ordered.data(), stream);
+        return error != cudaSuccess
+                   ? error
+                   : SiluMulOrdered({y.data(), m, w.out, w.out}, to.data(), stream);
+      });
+      const double between = gated ? 0.0 : 8.0 * static_cast<double>(m * w.out);
+      bench.Report(gated ? "gated product" : "product, gate", text, seconds, operands + between,
+                   false, flops);
     }
   }
 }

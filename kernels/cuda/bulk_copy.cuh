@@ -106,6 +106,17 @@ __device__ __forceinline__ void BulkCopyTilesToAll(uint32_t to, const void* map,
       : "memory");
 }
 
+// The same of gates and ups by turns (MakeGatedTilesMap()), from tile `tile` of the gates on.
+__device__ __forceinline__ void BulkCopyGatedTiles(uint32_t to, const void* map, int32_t tile,
+                                                   int32_t slice, uint32_t barrier,
+                                                   uint16_t ranks) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%2, %2, %2, %3, %4}], [%5], %6;" ::"r"(to),
+      "l"(map), "r"(0), "r"(tile), "r"(slice), "r"(barrier), "h"(ranks)
+      : "memory");
+}
+
 // All threads of a cluster; what they wrote before is seen after.
 __device__ __forceinline__ void SynchronizeCluster() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::

@@ -101,6 +101,7 @@ class CudaBackend final : public Backend {
   void NormMatmul(const NormMatmulArgs& args) override;
   void SiluMatmul(const Tensor& gate_up, const PackedMatrix& w, const Tensor& activated,
                   const Tensor& y, const MatmulEpilogue& epilogue) override;
+  void GatedMlp(const GatedMlpArgs& args) override;
   void RopeAndWriteKv(const RopeAndWriteKvArgs& args) override;
   std::unique_ptr<PackedEncoder> PackEncoder(const EncoderWeights& weights) override;
   std::unique_ptr<PackedFeatureMap> PackFeatureMap(const FeatureMapWeights& weights) override;
@@ -236,6 +237,9 @@ class CudaBackend final : public Backend {
   template <typename Order>
   bool MatmulOf(int64_t m, const PackedMatrix& w, const Tensor& y, const MatmulEpilogue& epilogue,
                 Order order);
+  // The product of an operand that lies in order. REQUIRES: w is not exact.
+  void MultiplyOrdered(int64_t m, const PackedMatrix& w, const Tensor& y,
+                       const MatmulEpilogue& epilogue, const void* ordered);
 
   // A selection on the device; sent there if it is not, and for ToChange even if it is empty. counts null: the
   // device has failed.

@@ -235,7 +235,13 @@ bool CudaBackend::MatmulOf(int64_t m, const PackedMatrix& w, const Tensor& y,
       !Good(order(matmul_.data()), "a product's operand")) {
     return true;
   }
-  for (const PackedPart& part : packed.parts()) {
+  MultiplyOrdered(m, w, y, epilogue, matmul_.data());
+  return true;
+}
+
+void CudaBackend::MultiplyOrdered(int64_t m, const PackedMatrix& w, const Tensor& y,
+                                  const MatmulEpilogue& epilogue, const void* ordered) {
+  for (const PackedPart& part : PackedOf(w).parts()) {
     const auto multiply = [&](const DeviceWeights& weights, int64_t first_output, bool is_new) {
       MatmulArgs args;
       args.m = m;
@@ -244,10 +250,10 @@ bool CudaBackend::MatmulOf(int64_t m, const PackedMatrix& w, const Tensor& y,
       args.bias = epilogue.bias == nullptr ? nullptr : epilogue.bias + first_output;
       args.accumulate = epilogue.accumulate;
       args.new_weights = is_new;
-      return Good(cuda::MatmulOrdered(args, weights, matmul_.data(), stream()), "a matrix product");
+      return Good(cuda::MatmulOrdered(args, weights, ordered, stream()), "a matrix product");
     };
     if (part.weights.way != DeviceWeights::Way::kBlocks || StreamsBlocks(m)) {
-      if (!multiply(part.weights, part.first_output, /*is_new=*/false)) return true;
+      if (!multiply(part.weights, part.first_output, /*is_new=*/false)) return;
       continue;
     }
     const int64_t at_once = OutputsAtOnce(part.weights.out, part.weights.in);
@@ -259,11 +265,10 @@ bool CudaBackend::MatmulOf(int64_t m, const PackedMatrix& w, const Tensor& y,
       if (!Good(WidenBlocks(part.weights, first, widened.out, widened_.data(), stream()),
                 "widening weights") ||
           !multiply(widened, part.first_output + first, /*is_new=*/true)) {
-        return true;
+        return;
       }
     }
   }
-  return true;
 }
 
 void CudaBackend::NormMatmul(const NormMatmulArgs& args) {
@@ -283,6 +288,38 @@ void CudaBackend::SiluMatmul(const Tensor& gate_up, const PackedMatrix& w, const
       })) {
     Backend::SiluMatmul(gate_up, w, activated, y, epilogue);
   }
+}
+
+// Many rows: gates and ups stay in registers, and what the second product reads lies where they would.
+void CudaBackend::GatedMlp(const GatedMlpArgs& args) {
+  const CudaPackedMatrix& packed = PackedOf(args.gate_up);
+  const DeviceWeights& weights = packed.parts()[0].weights;
+  const int64_t m = args.hidden.rows, width = args.down.in_features();
+  const Tensor& rows = args.gate_rows;
+  WINNOW_CHECK(packed.out_features() == 2 * width && packed.in_features() == args.hidden.cols);
+  WINNOW_CHECK(rows.rows >= m && rows.cols == 2 * width);
+  const bool has_room = rows.stride == rows.cols &&
+                        OrderedBytes(m, width) <= static_cast<size_t>(m * rows.cols) * 4 &&
+                        reinterpret_cast<uintptr_t>(rows.data) % 16 == 0;
+  if (!has_room || packed.parts().size() > 1 || PackedOf(args.down).is_exact() ||
+      !GatesProducts(m, weights)) {
+    Backend::GatedMlp(args);
+    return;
+  }
+  WINNOW_CHECK(args.down.out_features() == args.hidden.cols);
+  MatmulArgs product;
+  product.m = m;
+  product.bias = args.gate_up_bias;
+  if (!Grow(matmul_, OrderedBytes(m, weights.in), "a matrix product") ||
+      !Good(RmsNormOrdered(MatrixOf(args.hidden), args.norm_weight, args.eps, matmul_.data(),
+                           stream()),
+            "a norm") ||
+      !Good(MatmulGated(product, weights, matmul_.data(), rows.data, stream()),
+            "a gated matrix product")) {
+    return;
+  }
+  MultiplyOrdered(m, args.down, args.hidden, {.bias = args.down_bias, .accumulate = true},
+                  rows.data);
 }
 
 void CudaBackend::EmbedRows(const HostMatrix& table, std::span<const int32_t> ids,

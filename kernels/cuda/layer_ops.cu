@@ -10,6 +10,7 @@
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/layer_ops.h"
 #include "kernels/cuda/matmul_order.cuh"
+#include "kernels/cuda/silu.cuh"
 
 namespace winnow::kernels::cuda {
 namespace {
@@ -144,10 +145,6 @@ __global__ void __launch_bounds__(kThreads)
     pair[0] = rotated.x;
     pair[half] = rotated.y;
   }
-}
-
-__device__ __forceinline__ float SiluOf(float gate, float up) {
-  return gate / (1.0f + expf(-gate)) * up;
 }
 
 __global__ void __launch_bounds__(kThreads)

@@ -536,6 +536,7 @@ Operands OperandsOf(const MatmulArgs& args, const DeviceWeights& w) {
           static_cast<int32_t>(args.m),
           args.y,
           args.y_stride,
+          nullptr,
           args.bias,
           args.accumulate,
           args.new_weights,
@@ -580,6 +581,22 @@ cudaError_t MatmulOrdered(const MatmulArgs& args, const DeviceWeights& w, const 
   Operands operands = OperandsOf(args, w);
   operands.x = static_cast<const uint4*>(ordered);
   return Multiply(operands, w, args.portable, stream);
+}
+
+bool GatesProducts(int64_t m, const DeviceWeights& w) {
+  return w.way == DeviceWeights::Way::kTensor && w.out % (2 * kOrderedSlice) == 0 &&
+         m > kMatmulBatchRows && HasGroupMatmul();
+}
+
+cudaError_t MatmulGated(const MatmulArgs& args, const DeviceWeights& w, const void* ordered,
+                        void* gated, Stream stream) {
+  if (IsRefused(args, w) || args.portable || args.accumulate || !GatesProducts(args.m, w)) {
+    return cudaErrorInvalidValue;
+  }
+  Operands operands = OperandsOf(args, w);
+  operands.x = static_cast<const uint4*>(ordered);
+  operands.gated = static_cast<uint32_t*>(gated);
+  return MatmulManyRowsByGroups(operands, stream);
 }
 
 }  // namespace winnow::kernels::cuda

@@ -28,6 +28,8 @@
 //   to kMatmulBatchRows           matmul_batch.cu (Hopper; from 65 rows on only up to 512 outputs a multiprocessor)
 //   more, and what is left over   matmul_wgmma.cu (Hopper, from 65 rows on), ManyRowsKernel (matmul.cu)
 //
+// Gates and ups of more than kMatmulBatchRows rows can stay in registers: MatmulGated().
+//
 // Products of kBlocks with up to kMatmulFewRows rows have a kernel of their own (matmul_blocks.cu; Hopper). For more, and on other
 // devices, the caller widens outputs by WidenBlocks and multiplies by those.
 //
@@ -110,6 +112,15 @@ struct MatmulArgs {
 // The same product of an x that lies in order; args.x is not read. REQUIRES: kTensor or kBlocks.
 [[nodiscard]] cudaError_t MatmulOrdered(const MatmulArgs& args, const DeviceWeights& w,
                                         const void* ordered, Stream stream);
+
+// Whether products of m rows with W, the gates' outputs and then as many of ups, have a kernel on the current device that gates them:
+// more than kMatmulBatchRows rows of kTensor, on Hopper, whole slices of gates.
+bool GatesProducts(int64_t m, const DeviceWeights& w);
+// silu(gate) * up of the same sums (silu.cuh), OrderedBytes(m, w.out / 2) at `gated` in the order of the product that reads it:
+// the bits of MatmulOrdered() and SiluMulOrdered() after it, and gates and ups are never in memory. `args.x` and `args.y` are
+// not used. REQUIRES: GatesProducts(), neither `accumulate` nor `portable`, `gated` aligned to 16 bytes.
+[[nodiscard]] cudaError_t MatmulGated(const MatmulArgs& args, const DeviceWeights& w,
+                                      const void* ordered, void* gated, Stream stream);
 
 }  // namespace winnow::kernels::cuda
 

@@ -37,6 +37,8 @@ struct Operands {
   int32_t out, m;
   float* y;
   int64_t y_stride;
+  // In place of y, for MatmulManyRowsByGroups() alone; or null. W is gates, then ups: silu(gate) * up in panels.
+  uint32_t* gated;
   const float* bias;
   bool accumulate;
   bool
@@ -90,7 +92,7 @@ bool TakesBatchMatmul(int64_t m, int64_t out);
 
 // Whether the code that runs on the current device has the matrix instructions of Hopper.
 bool HasGroupMatmul();
-// REQUIRES: HasGroupMatmul(), and x in panels.
+// REQUIRES: HasGroupMatmul(), and x in panels; for `gated` what GatesProducts() says.
 [[nodiscard]] cudaError_t MatmulManyRowsByGroups(const Operands& operands, Stream stream);
 
 // REQUIRES: kBlocks, and StreamsBlocks(m). operands.w is not read.

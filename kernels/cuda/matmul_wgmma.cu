@@ -10,6 +10,10 @@
 // of the tiles that the block takes one after the other. Two blocks are a cluster that shares outputs: each copies
 // half of their weights to both. The number of rows is the one that leaves the fewest multiprocessors without work at the end.
 //
+// Gates and ups of an MLP (MatmulGated): a box of W is eight gates and the eight ups that belong to them by turns, which a tensor map of
+// five dimensions makes of W as it lies for every other kernel. So the accumulators of a thread are gates and their ups,
+// and writes take 2 bytes a pair in place of 8. The chains are the same.
+//
 // A bulk copy that both blocks hear of takes 50 cycles, whatever its size. In cycles of the kernel, at 1.4 GHz (H100, 2048 rows,
 // 4096 x 14336, of which the matrix instructions themselves take 459,000):
 //   W from registers, copies of 2 KiB, 128 rows           674,000; without copies at all 559,000
@@ -37,6 +41,7 @@
 #include "kernels/cuda/device_math.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/matmul_parts.cuh"
+#include "kernels/cuda/silu.cuh"
 #include "kernels/cuda/tensor_map.h"
 #include "kernels/cuda/wgmma.cuh"
 
@@ -126,7 +131,44 @@ __device__ __forceinline__ void WriteTile(const Operands& args, int32_t output, 
   }
 }
 
-template <int kStageSlices, int kBlockRows, int kClusterBlocks>
+#ifdef WINNOW_WGMMA
+// A matrix of 8 by 8 bfloat16, two neighbours of a row in each lane (row lane / 4), transposed.
+__device__ __forceinline__ uint32_t Transposed8x8(uint32_t pair) {
+  uint32_t transposed;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(pair));
+  return transposed;
+}
+
+// A thread's gates (0, 1) and ups (2, 3) of a tile, to panels (matmul.h). A warp's are eight columns from `column` on, those of a tile
+// of rows one matrix, which is transposed so that a lane has neighbours of a row. No branch surrounds that: what comes after one
+// in which lanes may part is not known to be the same in all of a warp, and the addresses of matrix instructions, with much
+// else of the loop above, would be computed by each lane.
+template <int kRowTiles>
+__device__ __forceinline__ void WriteGated(const Operands& args, uint32_t column,
+                                           uint32_t first_row, int lane,
+                                           const float (&values)[kRowTiles][4]) {
+  const uint32_t columns = args.out / 2, panels = (columns + 63) / 64;  // side by side
+  uint32_t pairs[kRowTiles];
+#pragma unroll
+  for (int j = 0; j < kRowTiles; ++j) {
+    pairs[j] = Transposed8x8(
+        PackBf16(SiluOf(values[j][0], values[j][2]), SiluOf(values[j][1], values[j][3])));
+  }
+  // Now row lane / 4 of each tile of rows, and a pair of its columns.
+  const uint32_t word = lane / 4 * 32 + ((column / 8 % 8) ^ (lane / 4)) * 4 + lane % 4;
+#pragma unroll
+  for (int j = 0; j < kRowTiles; ++j) {
+    const uint32_t row = first_row + j * 8;
+    const uint64_t panel = uint64_t{row / kPanelRows} * panels + column / 64;
+    if (row + lane / 4 < args.m && column < columns) {
+      args.gated[(panel * kPanelRows + row % kPanelRows) * 32 + word] = pairs[j];
+    }
+  }
+}
+#endif
+
+// kGated: `args.gated` is written; W comes eight gates and their eight ups by turns, so that a thread has both.
+template <int kStageSlices, int kBlockRows, int kClusterBlocks, bool kGated>
 __global__ void __launch_bounds__(kBlockThreads, 1)
     GroupsKernel(const __grid_constant__ Operands args, const __grid_constant__ CUtensorMap of_w,
                  const Raster raster) {
@@ -176,13 +218,14 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     static_assert(kBlockRows / kPanelRows + 2 <= kLanes - kGroups);
     static_assert(kTensorTileBytes == kWTileBytes);
     static_assert(kClusterBlocks == 1 || kClusterBlocks == kGroups);
+    static_assert(!kGated || kClusterBlocks > 1);
     const int32_t panels = (args.m + kPanelRows - 1) / kPanelRows;
     const int32_t panel_slices = (args.slices + 1) / 2;
     const int32_t tiles = warp == kGroups * kGroupThreads / kLanes ? raster.count() : 0;
     for (int32_t tile = first_tile; tile < tiles; tile += clusters) {
       int32_t first_row, first_output;
       place(tile, first_row, first_output);
-      const int32_t w_tile = first_output / 16 + lane * kGroupTiles;
+      const int32_t w_tile = (first_output / 16 + lane * kGroupTiles) / (kGated ? 2 : 1);
       const int32_t panel = first_row / kPanelRows + lane - kGroups;
       const int32_t row = max(first_row, panel * kPanelRows);
       const int32_t end = min(first_row + kBlockRows, (panel + 1) * kPanelRows);
@@ -203,7 +246,10 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
           const uint32_t to = w_at + stage * S::kWBytes + lane * kGroupBytes;
           if (kClusterBlocks == 1) {
             BulkCopyTiles(to, &of_w, w_tile, slice, barrier);
-          } else if (lane == rank) {
+          } else if (lane != rank) {
+          } else if constexpr (kGated) {
+            BulkCopyGatedTiles(to, &of_w, w_tile, slice, barrier, (1 << kClusterBlocks) - 1);
+          } else {
             BulkCopyTilesToAll(to, &of_w, w_tile, slice, barrier, (1 << kClusterBlocks) - 1);
           }
         }
@@ -269,8 +315,11 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
       }
       int32_t first_row, first_output;
       place(tile, first_row, first_output);
-      const int32_t output = first_output + warp * 16 + lane / 4;
-      const int32_t row = first_row + lane % 4 * 2;
+      // This thread's outputs: two of W, or a gate and its up.
+      const int32_t output =
+          kGated ? first_output / 2 + warp * 8 + lane / 4 : first_output + warp * 16 + lane / 4;
+      const int32_t outputs = kGated ? args.out / 2 : args.out;
+      const int32_t other = kGated ? outputs + output : output + 8;
       // What Finish() does, one step for all values after the other.
       const auto for_all = [&](const auto& change) {
 #pragma unroll
@@ -283,14 +332,19 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
         for_all([](float& value, int) { value = __fadd_rn(value, 0.0f); });
       }
       if (args.bias != nullptr) {
-        const float bias[2] = {output < args.out ? args.bias[output] : 0.0f,
-                               output + 8 < args.out ? args.bias[output + 8] : 0.0f};
+        const float bias[2] = {output < outputs ? args.bias[output] : 0.0f,
+                               other < args.out ? args.bias[other] : 0.0f};
         for_all([&](float& value, int half) { value = __fadd_rn(value, bias[half]); });
       }
-      if (first_output + kBlockOutputs <= args.out && first_row + kBlockRows <= args.m) {
-        WriteTile<true>(args, output, row, totals);
+      if constexpr (kGated) {
+        WriteGated(args, output - lane / 4, first_row, lane, totals);
       } else {
-        WriteTile<false>(args, output, row, totals);
+        const int32_t row = first_row + lane % 4 * 2;
+        if (first_output + kBlockOutputs <= args.out && first_row + kBlockRows <= args.m) {
+          WriteTile<true>(args, output, row, totals);
+        } else {
+          WriteTile<false>(args, output, row, totals);
+        }
       }
     }
   }
@@ -304,15 +358,17 @@ Raster RasterOf(const Operands& operands) {
           static_cast<int32_t>(CeilDiv(operands.out, kBlockOutputs))};
 }
 
-template <int kStageSlices, int kBlockRows, int kClusterBlocks>
+template <int kStageSlices, int kBlockRows, int kClusterBlocks, bool kGated>
 cudaError_t LaunchGroups(const Operands& operands, Stream stream) {
   constexpr size_t kBytes = Stage<kStageSlices, kBlockRows>::kAllBytes;
-  const auto kernel = GroupsKernel<kStageSlices, kBlockRows, kClusterBlocks>;
+  const auto kernel = GroupsKernel<kStageSlices, kBlockRows, kClusterBlocks, kGated>;
   const Raster raster = RasterOf<kBlockRows, kClusterBlocks>(operands);
   const int64_t tiles = int64_t{raster.row_tiles} * raster.output_tiles;
   CUtensorMap of_w = {};
-  if (!MakeTilesMap(operands.w, (operands.out + 15) / 16, operands.slices, kGroupTiles,
-                    kStageSlices, &of_w)) {
+  if (kGated ? !MakeGatedTilesMap(operands.w, operands.out / 32, operands.slices, kGroupTiles / 2,
+                                  kStageSlices, &of_w)
+             : !MakeTilesMap(operands.w, (operands.out + 15) / 16, operands.slices, kGroupTiles,
+                             kStageSlices, &of_w)) {
     return cudaErrorNotSupported;
   }
   if (tiles > 0x7fffffff / 64) return cudaErrorInvalidValue;
@@ -344,6 +400,13 @@ cudaError_t LaunchGroups(const Operands& operands, Stream stream) {
                   stream, operands, of_w, raster);
 }
 
+template <int kStageSlices, int kBlockRows>
+cudaError_t LaunchPairs(const Operands& operands, Stream stream) {
+  return operands.gated == nullptr
+             ? LaunchGroups<kStageSlices, kBlockRows, 2, false>(operands, stream)
+             : LaunchGroups<kStageSlices, kBlockRows, 2, true>(operands, stream);
+}
+
 // Time of a product in tiles of pairs of blocks of `kBlockRows` rows, in no unit. A tile's is that of its rows and a share
 // that all have; pairs of multiprocessors take one after the other.
 template <int kBlockRows>
@@ -359,20 +422,20 @@ int64_t CostOf(const Operands& operands) {
 
 bool HasGroupMatmul() {
   thread_local CodeHere code;
-  return code.Has(GroupsKernel<2, kMostBlockRows, 2>, Stage<2, kMostBlockRows>::kAllBytes);
+  return code.Has(GroupsKernel<2, kMostBlockRows, 2, false>, Stage<2, kMostBlockRows>::kAllBytes);
 }
 
 cudaError_t MatmulManyRowsByGroups(const Operands& operands, Stream stream) {
   if (operands.slices % 2 != 0 || operands.slices_per_segment % 2 != 0) {
-    return operands.m <= 128 ? LaunchGroups<1, 128, 1>(operands, stream)
-                             : LaunchGroups<1, 128, 2>(operands, stream);
+    return operands.m <= 128 ? LaunchGroups<1, 128, 1, false>(operands, stream)
+                             : LaunchPairs<1, 128>(operands, stream);
   }
-  if (operands.m <= 128) return LaunchGroups<2, 128, 1>(operands, stream);
+  if (operands.m <= 128) return LaunchGroups<2, 128, 1, false>(operands, stream);
   const int64_t small = CostOf<128>(operands), middle = CostOf<176>(operands),
                 large = CostOf<kMostBlockRows>(operands);
-  if (small <= std::min(middle, large)) return LaunchGroups<2, 128, 2>(operands, stream);
-  if (middle < large) return LaunchGroups<2, 176, 2>(operands, stream);
-  return LaunchGroups<2, kMostBlockRows, 2>(operands, stream);
+  if (small <= std::min(middle, large)) return LaunchPairs<2, 128>(operands, stream);
+  if (middle < large) return LaunchPairs<2, 176>(operands, stream);
+  return LaunchPairs<2, kMostBlockRows>(operands, stream);
 }
 
 }  // namespace winnow::kernels::cuda

@@ -46,6 +46,25 @@ bool MakeTilesMap(const void* base, int32_t tiles, int32_t slices, int32_t box_t
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
+bool MakeGatedTilesMap(const void* base, int32_t tiles, int32_t slices, int32_t box_tiles,
+                       int32_t box_slices, CUtensorMap* map) {
+  const PFN_cuTensorMapEncodeTiled_v12000 encode = Encode();
+  if (encode == nullptr) return false;
+  constexpr cuuint32_t kHalfBytes = kTensorTileBytes / 2, kValues = kHalfBytes / 8;
+  const cuuint64_t tile_row = static_cast<cuuint64_t>(slices) * kTensorTileBytes;
+  const cuuint64_t size[5] = {kValues, 2, 2, static_cast<cuuint64_t>(tiles),
+                              static_cast<cuuint64_t>(slices)};
+  const cuuint64_t bytes[4] = {static_cast<cuuint64_t>(tiles) * tile_row, kHalfBytes, tile_row,
+                               kTensorTileBytes};
+  const cuuint32_t box[5] = {kValues, 2, 2, static_cast<cuuint32_t>(box_tiles),
+                             static_cast<cuuint32_t>(box_slices)};
+  const cuuint32_t every[5] = {1, 1, 1, 1, 1};
+  return encode(map, CU_TENSOR_MAP_DATA_TYPE_INT64, 5, const_cast<void*>(base), size, bytes, box,
+                every, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
+                CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
 bool MakeTensorMap(const void* base, int32_t row_values, int32_t tile_rows, CUtensorMap* map) {
   const PFN_cuTensorMapEncodeTiled_v12000 encode = Encode();
   if (encode == nullptr) return false;

@@ -23,6 +23,11 @@ inline constexpr int32_t kTensorSwizzleRows = 8;
 inline constexpr int32_t kTensorTileBytes = 1024;
 [[nodiscard]] bool MakeTilesMap(const void* base, int32_t tiles, int32_t slices, int32_t box_tiles,
                                 int32_t box_slices, CUtensorMap* map);
+// The same of a matrix whose first half of tiles are gates and whose second half are ups, `tiles` of each. A box has `box_tiles` of
+// each, in halves of a tile (eight outputs) by turns: eight gates, then the eight ups that belong to them. Its place is
+// {0, 0, 0, tile, slice}, and its order [box_slices][box_tiles][halves][gate, up].
+[[nodiscard]] bool MakeGatedTilesMap(const void* base, int32_t tiles, int32_t slices,
+                                     int32_t box_tiles, int32_t box_slices, CUtensorMap* map);
 
 }  // namespace winnow::kernels::cuda
 

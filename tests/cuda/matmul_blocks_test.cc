@@ -196,6 +196,45 @@ TEST_F(CudaMatmulBlocksTest, NormedAndGatedOperandsAreThoseThatWereMadeBefore) {
   }
 }
 
+// A whole gated MLP of quantised weights, and of such beside plain ones: its parts to the bit, though no kernel gates them.
+TEST_F(CudaMatmulBlocksTest, AGatedMlpIsItsPartsForAnyNumberOfRows) {
+  SCOPED_TRACE(Seed());
+  for (const WeightType type : {WeightType::kQ8_0, WeightType::kQ4_1, WeightType::kBF16}) {
+    for (const int64_t m : {1, 20, 100, 129, 300}) {
+      const int64_t hidden = 128 * random_.Int(1, 4), width = 128 * random_.Int(1, 4);
+      SCOPED_TRACE(testing::Message() << WeightTypeName(type) << ", m " << m << ", hidden "
+                                      << hidden << ", width " << width);
+      const BlockMatrix gate(random_, width, hidden, type),
+          up(random_, width, hidden, WeightType::kQ8_0), down(random_, hidden, width, type);
+      const auto of_gate_up = backend_->PackStored({{gate.stored(), up.stored()}}, DType::kBF16);
+      const auto of_down = backend_->PackStored({{down.stored()}}, DType::kBF16);
+      ASSERT_NE(of_gate_up, nullptr);
+      ASSERT_NE(of_down, nullptr);
+      Matrix expected = Matrix::Normal(random_, m, hidden), actual = expected;
+      Matrix norm = Matrix::Normal(random_, 1, hidden), normed(m, hidden), activated(m, width);
+      Matrix gate_rows(m, 2 * width, 0);
+      const auto weight = Upload(norm);
+      auto scratch = Put(normed), of_activated = Put(activated), of_gate_rows = Put(gate_rows);
+      auto of_expected = Put(expected), of_actual = Put(actual);
+      backend_->RmsNorm(of_expected.tensor, weight.data(), 1e-5f, scratch.tensor);
+      backend_->Matmul(scratch.tensor, *of_gate_up, of_gate_rows.tensor, {});
+      backend_->SiluMul(of_gate_rows.tensor, of_activated.tensor);
+      backend_->Matmul(of_activated.tensor, *of_down, of_expected.tensor, {nullptr, true});
+      backend_->GatedMlp({.hidden = of_actual.tensor,
+                          .norm_weight = weight.data(),
+                          .eps = 1e-5f,
+                          .gate_up = *of_gate_up,
+                          .down = *of_down,
+                          .normed = scratch.tensor,
+                          .gate_rows = of_gate_rows.tensor,
+                          .activated = of_activated.tensor});
+      of_expected.Fetch();
+      of_actual.Fetch();
+      ASSERT_TRUE(SameBits(actual, expected));
+    }
+  }
+}
+
 // Widening alone: the tiles that plain weights of the same values are packed into, whatever scales are.
 TEST_F(CudaMatmulBlocksTest, WidenedTilesAreThoseOfPlainWeights) {
   SCOPED_TRACE(Seed());

@@ -1,7 +1,14 @@
 #include "kernels/matmul.h"
 
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "kernels/cuda/layer_ops.h"
 #include "kernels/cuda/matmul.h"
 #include "kernels/host_matrix.h"
+#include "kernels/silu_mul.h"
 #include "tests/cuda/backend_testing.h"
 
 namespace winnow::kernels::cuda {
@@ -274,6 +281,194 @@ TEST_F(CudaMatmulTest, ABatchHasTheBitsOfAnyDevicesKernelAndOfEachRowAlone) {
       EXPECT_TRUE(own.GuardsIntact());
       ASSERT_TRUE(SameBits(own, run(m, true)));
       ASSERT_TRUE(SameBits(own, run(1, false)));
+    }
+  }
+}
+
+// A value of a product's operand that lies in panels (matmul.h).
+float InPanels(const std::vector<std::byte>& panels, int64_t columns, int64_t row, int64_t column) {
+  const int64_t panel = row / 64 * ((columns + 63) / 64) + column / 64;
+  const int64_t piece = (column % 64 / 8) ^ (row % 8);
+  BF16 value;
+  std::memcpy(&value, &panels[panel * 8192 + row % 64 * 128 + piece * 16 + column % 8 * 2], 2);
+  return ToFloat(value);
+}
+
+// The kernel that gates: the reference's values rounded, the bits of the product and of the gate that come one after the other,
+// and nothing else written.
+TEST_F(CudaMatmulTest, GatedProductsHaveTheBitsOfTheirPartsAndTheReferencesValues) {
+  SCOPED_TRACE(Seed());
+  int multiprocessors = 0, major = 0;
+  WINNOW_CUDA_OK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, 0));
+  WINNOW_CUDA_OK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
+  struct Size {
+    int64_t m, in, width;
+  };
+  const int64_t all = multiprocessors / 2 * 64;
+  std::vector<Size> sizes = {
+      {129, 1, 32},    // half of a warpgroup's outputs, one inner value
+      {192, 256, 64},  // segments of one slice
+      {random_.Int(129, 400), 32 * random_.Int(1, 7),
+       32 * random_.Int(1, 9)},                                  // and some without any
+      {random_.Int(129, 400), 256 * 3, 32 * random_.Int(1, 9)},  // of an odd number of slices
+      {random_.Int(129, 400), random_.Int(300, 1500), 32 * random_.Int(1, 9)},
+      {random_.Int(129, 600), 512 * random_.Int(1, 4), 32 * random_.Int(1, 20)},
+      // Tiles of 176 rows, of 192, and more of them than run at once.
+      {random_.Int(1000, 1056), 512, all - 32 * random_.Int(0, 1)},
+      {random_.Int(1060, 1152), 512, all - 32 * random_.Int(0, 1)},
+      {random_.Int(1500, 2100), 512, all + 32 * random_.Int(1, 9)},
+  };
+  for (size_t round = 0; round < 2 * sizes.size(); ++round) {
+    const Size size = sizes[round % sizes.size()];
+    // Gates of like size, and such as saturate; those have no reference within a bound.
+    const bool wild = round >= sizes.size();
+    SCOPED_TRACE(testing::Message() << "m " << size.m << " in " << size.in << " width "
+                                    << size.width << (wild ? " wild" : ""));
+    const int64_t out = 2 * size.width;
+    const float deviation = (wild ? 40.0f : 1.0f) / std::sqrt(static_cast<float>(size.in));
+    Matrix x = Matrix::Normal(random_, size.m, size.in, 1.0f, random_.Int(0, 5));
+    std::vector<float> source(out * size.in), bias;
+    for (float& value : source) value = random_.Normal(deviation);
+    if (random_.Int(0, 1) == 1) {
+      for (int64_t o = 0; o < out; ++o) bias.push_back(random_.Normal());
+    }
+    DeviceWeights w{nullptr, out, size.in, DeviceWeights::Way::kTensor, DType::kBF16};
+    if (major != 9 && !GatesProducts(size.m, w)) GTEST_SKIP() << "no kernel on this device";
+    ASSERT_TRUE(GatesProducts(size.m, w));
+    ASSERT_FALSE(GatesProducts(kMatmulBatchRows, w));
+    DeviceArray<std::byte> packed(PackedMatrixBytes(out, size.in, w.way, w.storage));
+    packed.Zero();
+    w.data = packed.data();
+    const DeviceArray<float> of_source(source), of_bias(bias);
+    WINNOW_CUDA_OK(PackRows(of_source.data(), DType::kF32, 0, out, w, nullptr));
+    const auto on_device = Upload(x);
+    const DeviceArray<std::byte> ordered(OrderedBytes(size.m, size.in));
+    WINNOW_CUDA_OK(
+        OrderRows(on_device.data(), x.tensor().stride, size.m, size.in, ordered.data(), nullptr));
+    const DeviceArray<float> gate_up(size.m * out);
+    MatmulArgs args;
+    args.m = size.m;
+    args.y = gate_up.data();
+    args.y_stride = out;
+    args.bias = bias.empty() ? nullptr : of_bias.data();
+    // Poisoned: rows past the last one, a panel's half that no slice has, and what lies behind stay as they are.
+    constexpr size_t kBehind = 4096;
+    const size_t bytes = OrderedBytes(size.m, size.width);
+    const DeviceArray<std::byte> parts(bytes + kBehind), gated(bytes + kBehind);
+    WINNOW_CUDA_OK(MatmulOrdered(args, w, ordered.data(), nullptr));
+    WINNOW_CUDA_OK(SiluMulOrdered({gate_up.data(), size.m, out, out}, parts.data(), nullptr));
+    args.y = nullptr;
+    WINNOW_CUDA_OK(MatmulGated(args, w, ordered.data(), gated.data(), nullptr));
+    const std::vector<std::byte> actual = gated.Get();
+    ASSERT_TRUE(actual == parts.Get());
+    if (wild || size.m * out * size.in > 100'000'000) continue;  // the reference takes its time
+    Matrix sums(size.m, out), expected(size.m, size.width);
+    const std::vector<HostMatrix> hosts = {{source.data(), DType::kF32, out, size.in}};
+    MatmulRef(x.tensor(), hosts, DType::kBF16, sums.tensor(),
+              {bias.empty() ? nullptr : bias.data(), false});
+    SiluMulRef(sums.tensor(), expected.tensor());
+    for (int64_t i = 0; i < size.m; ++i) {
+      for (int64_t j = 0; j < size.width; ++j) {
+        const double value = expected.row(i)[j];
+        // Half of the last of bfloat16's eight bits, and what the sum may be off.
+        ASSERT_NEAR(InPanels(actual, size.width, i, j), value, 1e-3 + std::abs(value) / 256)
+            << "row " << i << " column " << j;
+      }
+    }
+  }
+}
+
+TEST_F(CudaMatmulTest, GatedProductsThatNoKernelHasAreRefused) {
+  for (const auto way : {DeviceWeights::Way::kExact, DeviceWeights::Way::kBlocks}) {
+    DeviceWeights w{nullptr, 128, 256, way, DType::kBF16, WeightType::kQ8_0};
+    EXPECT_FALSE(GatesProducts(500, w));
+  }
+  DeviceWeights w{nullptr, 128, 256, DeviceWeights::Way::kTensor, DType::kBF16};
+  MatmulArgs args;
+  args.m = 500;
+  args.accumulate = true;
+  EXPECT_EQ(MatmulGated(args, w, nullptr, nullptr, nullptr), cudaErrorInvalidValue);
+  args.accumulate = false;
+  args.portable = true;
+  EXPECT_EQ(MatmulGated(args, w, nullptr, nullptr, nullptr), cudaErrorInvalidValue);
+  args.portable = false;
+  for (const int64_t out : {32, 96, 128 + 16}) {  // 16, 48 and 72 gates
+    w.out = out;
+    EXPECT_EQ(MatmulGated(args, w, nullptr, nullptr, nullptr), cudaErrorInvalidValue);
+  }
+  w.out = 128;
+  args.m = kMatmulBatchRows;
+  EXPECT_EQ(MatmulGated(args, w, nullptr, nullptr, nullptr), cudaErrorInvalidValue);
+}
+
+// The promise of model_ops.h, for the rows of decoding, of a batch and of a prompt, and each of them alone: widths that the kernel
+// which gates has and such as it does not have, scratch whose rows follow each other and scratch with gaps.
+TEST_F(CudaMatmulTest, AGatedMlpIsItsPartsForAnyNumberOfRows) {
+  SCOPED_TRACE(Seed());
+  for (const DType compute : {DType::kBF16, DType::kF32}) {
+    for (int round = 0; round < 4; ++round) {
+      const int64_t m = random_.Int(200, 500), hidden = random_.Int(1, 600);
+      const int64_t width = round == 1 ? random_.Int(1, 400) : 32 * random_.Int(1, 12);
+      const int64_t gap = round == 2 ? 4 : 0;
+      SCOPED_TRACE(testing::Message() << "m " << m << " hidden " << hidden << " width " << width
+                                      << DTypeName(compute));
+      Product gate_up = Draw(m, hidden, {width, width}, DType::kBF16);
+      Product down = Draw(m, width, {hidden}, DType::kBF16);
+      const auto of_gate_up = backend_->Pack(gate_up.hosts, compute);
+      const auto of_down = backend_->Pack(down.hosts, compute);
+      ASSERT_NE(of_gate_up, nullptr);
+      ASSERT_NE(of_down, nullptr);
+      const DeviceArray<float> gate_up_bias(gate_up.bias), down_bias(down.bias);
+      const float* const biases[2] = {gate_up.bias.empty() ? nullptr : gate_up_bias.data(),
+                                      down.bias.empty() ? nullptr : down_bias.data()};
+      Matrix norm = Matrix::Normal(random_, 1, hidden);
+      const auto norm_weight = Upload(norm);
+      Matrix normed(m, hidden), activated(m, width), gate_rows(m, 2 * width, gap);
+      auto scratch = Put(normed), of_activated = Put(activated), of_gate_rows = Put(gate_rows);
+
+      Matrix expected = gate_up.x;
+      auto of_expected = Put(expected);
+      backend_->RmsNorm(of_expected.tensor, norm_weight.data(), 1e-5f, scratch.tensor);
+      backend_->Matmul(scratch.tensor, *of_gate_up, of_gate_rows.tensor, {.bias = biases[0]});
+      backend_->SiluMul(of_gate_rows.tensor, of_activated.tensor);
+      backend_->Matmul(of_activated.tensor, *of_down, of_expected.tensor,
+                       {.bias = biases[1], .accumulate = true});
+      of_expected.Fetch();
+      for (const int64_t rows : {m, int64_t{1}, int64_t{9}, int64_t{40}, int64_t{100}, int64_t{128},
+                                 int64_t{129}, int64_t{199}}) {
+        const int64_t first = random_.Int(0, m - rows);
+        Matrix actual = gate_up.x;
+        auto of_actual = Put(actual);
+        ASSERT_TRUE(backend_->Synchronize());
+        of_gate_rows.values.Poison();
+        backend_->GatedMlp({.hidden = of_actual.tensor.RowRange(first, rows),
+                            .norm_weight = norm_weight.data(),
+                            .eps = 1e-5f,
+                            .gate_up = *of_gate_up,
+                            .gate_up_bias = biases[0],
+                            .down = *of_down,
+                            .down_bias = biases[1],
+                            .normed = scratch.tensor.RowRange(first, rows),
+                            .gate_rows = of_gate_rows.tensor.RowRange(first, rows),
+                            .activated = of_activated.tensor.RowRange(first, rows)});
+        of_actual.Fetch();
+        EXPECT_TRUE(actual.GuardsIntact());
+        for (int64_t i = 0; i < m; ++i) {
+          const bool computed = i >= first && i < first + rows;
+          ASSERT_TRUE(SameBits(actual, i, computed ? expected : gate_up.x, i))
+              << "of " << rows << " rows from " << first;
+        }
+        // Scratch outside its rows, and the gaps between them.
+        const std::vector<float> left = of_gate_rows.values.Get();
+        const int64_t stride = 2 * width + gap;
+        for (size_t i = 0; i < left.size(); ++i) {
+          const auto row = static_cast<int64_t>(i) / stride;
+          if (row >= first && row < first + rows && static_cast<int64_t>(i) % stride < 2 * width) {
+            continue;
+          }
+          ASSERT_EQ(std::bit_cast<uint32_t>(left[i]), 0xffffffffu) << "scratch " << i;
+        }
+      }
     }
   }
 }

@@ -1,0 +1,26 @@
+// The gate of an MLP, for every kernel that computes it.
+#ifndef WINNOW_KERNELS_CUDA_SILU_CUH_
+#define WINNOW_KERNELS_CUDA_SILU_CUH_
+
+namespace winnow::kernels::cuda {
+
+// silu(gate) * up. The roundings are fixed, so that every kernel has the same.
+//
+// The division is __fdiv_rn's way for operands of usual size, and rounds as it does. Its branch for others is left out, because
+// the matrix product computes 48 values one after the other (matmul_wgmma.cu), and they overlap only where nothing branches.
+// So a denominator above 2^126, of gates under -87, counts as 2^126.
+__device__ __forceinline__ float SiluOf(float gate, float up) {
+  const float denominator = fminf(__fadd_rn(1.0f, expf(-gate)), 0x1p126f);
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(denominator));
+  inverse = __fmaf_rn(inverse, __fmaf_rn(-denominator, inverse, 1.0f), inverse);
+  const float first = __fmul_rn(gate, inverse);
+  float quotient = __fmaf_rn(inverse, __fmaf_rn(-denominator, first, gate), first);
+  quotient = __fmaf_rn(inverse, __fmaf_rn(-denominator, quotient, gate), quotient);
+  // An infinity's corrections are not numbers.
+  return __fmul_rn(isnan(quotient) ? first : quotient, up);
+}
+
+}  // namespace winnow::kernels::cuda
+
+#endif  // WINNOW_KERNELS_CUDA_SILU_CUH_
