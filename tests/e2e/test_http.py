@@ -225,7 +225,7 @@ class Routes(unittest.TestCase):
         drawn = [t for r in self.api.generate(request, timeout=PATIENCE) for t in r.tokens]
         start = ask(self.server, "POST", "/tokenize", {"prompt": "A story", "add_special_tokens": False})[2]["tokens"]
         ids = start + [t.id for t in drawn]
-        answer = self.complete(ids, echo=True, logprobs=3, max_tokens=0, presence_penalty=2, min_tokens=1)
+        answer = self.complete(ids, echo=True, logprobs=3, max_tokens=0, min_tokens=1)
         choice, scores = answer["choices"][0], answer["choices"][0]["logprobs"]
         self.assertEqual({len(scores[key]) for key in scores}, {len(ids)})
         self.assertEqual((scores["token_logprobs"][0], scores["top_logprobs"][0], scores["text_offset"][0]), (None, None, 0))
@@ -235,7 +235,8 @@ class Routes(unittest.TestCase):
         self.assertEqual((usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]), (len(ids), 0, len(ids)))
         # Of any place the same as of a prompt that ends there, and so of tokens that nobody drew.
         backwards = ids[::-1]
-        scores = self.complete(backwards, echo=True, logprobs=3, max_tokens=1)["choices"][0]["logprobs"]
+        # Penalties are for what was drawn before, which is nothing.
+        scores = self.complete(backwards, echo=True, logprobs=3, max_tokens=1, presence_penalty=50)["choices"][0]["logprobs"]
         self.assertEqual(len(scores["tokens"]), len(ids) + 1)
         for end in (1, 2, 7, len(ids)):
             one = self.complete(backwards[:end], logprobs=3, max_tokens=1)["choices"][0]["logprobs"]
@@ -244,7 +245,7 @@ class Routes(unittest.TestCase):
             self.assertIn(scores["tokens"][end], scores["top_logprobs"][end])
             self.assertEqual(scores["top_logprobs"][end][scores["tokens"][end]], scores["token_logprobs"][end])
             self.assertTrue(all(value <= 0 for value in scores["token_logprobs"][1:]))
-        self.assertEqual(one["token_logprobs"][0], scores["token_logprobs"][-1])
+        self.assertEqual((one["tokens"][0], one["token_logprobs"][0]), (scores["tokens"][-1], scores["token_logprobs"][-1]))
         # Under a policy that is verified, in two choices, and as a text.
         for policy in ("window:from=0,verify=4", "window:from=0,verify=auto,lookup=on"):
             checked = self.complete(backwards, echo=True, logprobs=3, max_tokens=1, n=2, winnow={"policy": policy})["choices"]
