@@ -11,6 +11,7 @@
 #include "server/end_status.h"
 #include "server/status.h"
 #include "server/strings.h"
+#include "server/token_forcing.h"
 #include "server/trace_context.h"
 
 namespace winnow::server {
@@ -198,6 +199,31 @@ void Generation::Submit(absl::Status status, CheckedGenerate checked) {
   if (!status.ok()) Fail(std::move(status));
 }
 
+// Leaves the engine the prompt's first token, and a grammar that makes it answer with the others.
+absl::Status Generation::ForcePrompt(CheckedGenerate& checked) {
+  engine::Request& request = checked.request;
+  const int64_t logprobs =
+      int64_t{prompt_tokens_} * (1 + std::max(0, request.top_logprobs)) * checked.n;
+  if (logprobs > info_.prompt_scores_max) {
+    return InvalidField("top_logprobs",
+                        Concat("asks for ", logprobs, " log-probabilities in one answer, at most ",
+                               info_.prompt_scores_max, " are given"));
+  }
+  scored_first_ = request.prompt.front();
+  scored_rest_ = prompt_tokens_ - 1;
+  request.grammar =
+      ForceTokens(std::vector<int32_t>(request.prompt.begin() + 1, request.prompt.end()),
+                  owner_.validator_.limits().vocab_size);
+  request.prompt.resize(1);
+  // The prompt may have end tokens, and is no answer that penalties should count.
+  request.stopping.max_tokens += scored_rest_;
+  request.stopping.min_tokens = 0;
+  request.stopping.stop_token_ids.clear();
+  request.sampling.presence_penalty = 0;
+  request.sampling.frequency_penalty = 0;
+  return absl::OkStatus();
+}
+
 absl::Status Generation::SubmitChoices(CheckedGenerate checked) {
   n_ = checked.n;
   with_logprobs_ = checked.request.top_logprobs >= 0;
@@ -211,6 +237,9 @@ absl::Status Generation::SubmitChoices(CheckedGenerate checked) {
         !status.ok()) {
       return status;
     }
+  }
+  if (info_.prompt_scores_max > 0) {
+    if (absl::Status status = ForcePrompt(checked); !status.ok()) return status;
   }
   const bool shares = owner_.SharesPrefixes(info_);
   const engine::Digest salt = shares ? owner_.SaltOf(info_.tenant)
@@ -308,6 +337,8 @@ std::optional<v1::GenerateResponse> Generation::TakeFrom(int32_t index) {
   std::optional<v1::GenerateResponse> response;
   while (std::optional<engine::OutputEvent> event = choice.events->Pop()) {
     if (event->finish != engine::FinishReason::kNone) {
+      event->usage.prompt_tokens += scored_rest_;
+      event->usage.generated_tokens = std::max(0, event->usage.generated_tokens - scored_rest_);
       choice.ended = true;
       --open_choices_;
       AddUsage(event->usage, usage_);
@@ -321,6 +352,9 @@ std::optional<v1::GenerateResponse> Generation::TakeFrom(int32_t index) {
     if (!response.has_value()) {
       response.emplace();
       response->set_choice(index);
+      if (!std::exchange(choice.begun, true) && scored_first_.has_value()) {
+        response->add_tokens()->set_id(*scored_first_);
+      }
     }
     AddEvent(*std::move(event), *response);
     if (choice.ended) break;

@@ -48,6 +48,8 @@ inline constexpr int kMaxStopStringBytes = 256;
 inline constexpr int kMaxStopTokenIds = 64;
 inline constexpr int kMaxChoices = 16;
 inline constexpr int kMaxTopLogprobs = 20;
+// Log-probabilities of one answer that is not streamed: it is put together in memory.
+inline constexpr int64_t kMaxWholeLogprobs = 1 << 20;
 inline constexpr int kMaxMessages = 1024;
 inline constexpr int kMaxRoleBytes = 32;
 inline constexpr int kMaxPolicyBytes = 256;

@@ -105,6 +105,7 @@ const std::vector<HttpApi::Route>& HttpApi::Routes() {
       {"POST", "/v1/completions/render", &HttpApi::RenderCompletion, kPosted},
       {"POST", "/tokenize", &HttpApi::Tokenize, kPosted},
       {"POST", "/detokenize", &HttpApi::Detokenize, kPosted},
+      {"GET", "/tokenizer_info", &HttpApi::TokenizerInfo},
       {"GET", kPrefixesPath, &HttpApi::ListPrefixes},
       {"GET", kOnePrefix, &HttpApi::ListPrefixes},
       {"PUT", kOnePrefix, &HttpApi::PutPrefix, kGenerates},
@@ -346,6 +347,19 @@ std::unique_ptr<HttpExchange> HttpApi::Detokenize(HttpRequest& request, const Ht
   return AnswerJson(answer);
 }
 
+std::unique_ptr<HttpExchange> HttpApi::TokenizerInfo(HttpRequest&, const HttpWaker&) {
+  const engine::Tokenizer& tokenizer = generator_.tokenizer();
+  const std::vector<int32_t>& ends = generator_.validator().limits().eos_token_ids;
+  OrderedJson answer = {{"bos_token", nullptr}, {"eos_token", nullptr}};
+  if (const auto ids = tokenizer.Encode("", /*add_special_tokens=*/true, /*parse_special=*/false);
+      ids.ok() && !ids->empty()) {
+    answer["bos_token"] = tokenizer.IdToToken(ids->front());
+  }
+  if (!ends.empty()) answer["eos_token"] = tokenizer.IdToToken(ends.front());
+  answer["model_max_length"] = model_.max_context();
+  return AnswerJson(answer);
+}
+
 absl::StatusOr<std::vector<int32_t>> HttpApi::TokensOfChat(const HttpRequest& request) const {
   absl::StatusOr<OpenAiRequest> body = ParseChatRequest(request.body, habits_);
   absl::Status status = body.status();
@@ -497,6 +511,13 @@ std::unique_ptr<HttpExchange> HttpApi::CountResponsesTokens(HttpRequest& request
       request.path));
 }
 
+std::string HttpApi::EchoOf(const v1::GenerateRequest& generate) const {
+  if (generate.has_text()) return generate.text().text();
+  const auto& ids = generate.tokens().ids();
+  return generator_.tokenizer().Decode({ids.data(), static_cast<size_t>(ids.size())},
+                                       /*skip_special_tokens=*/false);
+}
+
 std::unique_ptr<HttpExchange> HttpApi::Generate(HttpRequest& request, const HttpWaker& wake,
                                                 bool chat) {
   CallInfo info = InfoOfGeneration(request);
@@ -509,7 +530,7 @@ std::unique_ptr<HttpExchange> HttpApi::Generate(HttpRequest& request, const Http
   options.chat = chat;
   options.model = model_.name();
   options.eos_token_ids = generator_.validator().limits().eos_token_ids;
-  v1::GenerateRequest generate;
+  std::vector<v1::GenerateRequest> prompts;
   if (info.refused.ok()) {
     info.refused = CheckModel(parsed->model);
     options.stream = parsed->stream;
@@ -521,10 +542,19 @@ std::unique_ptr<HttpExchange> HttpApi::Generate(HttpRequest& request, const Http
     options.parser = std::move(parsed->parser);
     SetInReasoning(parsed->generate, options.parser);
     options.structured_field = std::move(parsed->structured_field);
-    generate = std::move(parsed->generate);
+    options.scores_prompt = parsed->scores_prompt;
+    options.drops_answer = parsed->drops_answer;
+    options.shows_special_tokens = parsed->generate.show_special_tokens();
+    prompts = std::move(parsed->more_prompts);
+    prompts.insert(prompts.begin(), std::move(parsed->generate));
+    options.prompts = static_cast<int32_t>(prompts.size());
+    if (parsed->scores_prompt) info.prompt_scores_max = kMaxWholeLogprobs / options.prompts;
+    for (size_t i = 0; parsed->echo && i < prompts.size(); ++i) {
+      options.echo.push_back(EchoOf(prompts[i]));
+    }
   }
-  return StartGeneration(generator_, std::move(generate), std::move(info),
-                         MakeOpenAiFormat(std::move(options), generator_.tokenizer()), wake);
+  return StartGenerations(generator_, std::move(prompts), std::move(info),
+                          MakeOpenAiFormat(std::move(options), generator_.tokenizer()), wake);
 }
 
 }  // namespace winnow::server

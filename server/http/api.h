@@ -6,6 +6,7 @@
 //        /v1/chat/completions/input_tokens   /v1/responses/input_tokens
 //        /v1/messages   /v1/messages/count_tokens   /v1/responses
 //        /tokenize   /detokenize
+//   GET  /tokenizer_info
 //   GET  /v1/prefixes   GET, PUT, PATCH, DELETE  /v1/prefixes/NAME
 //
 // docs/http.md describes them. Requests become winnow.v1 messages and go through the validator and
@@ -79,6 +80,7 @@ class HttpApi final : public HttpHandler, public std::enable_shared_from_this<Ht
   std::unique_ptr<HttpExchange> Responses(HttpRequest& request, const HttpWaker& wake);
   std::unique_ptr<HttpExchange> Tokenize(HttpRequest& request, const HttpWaker& wake);
   std::unique_ptr<HttpExchange> Detokenize(HttpRequest& request, const HttpWaker& wake);
+  std::unique_ptr<HttpExchange> TokenizerInfo(HttpRequest& request, const HttpWaker& wake);
   std::unique_ptr<HttpExchange> PutPrefix(HttpRequest& request, const HttpWaker& wake);
   std::unique_ptr<HttpExchange> ListPrefixes(HttpRequest& request, const HttpWaker& wake);
   std::unique_ptr<HttpExchange> PinPrefix(HttpRequest& request, const HttpWaker& wake);
@@ -93,6 +95,8 @@ class HttpApi final : public HttpHandler, public std::enable_shared_from_this<Ht
   // Checks a chat's body that is not run. The error is to be worded for chat.
   absl::StatusOr<std::vector<int32_t>> TokensOfChat(const HttpRequest& request) const;
   std::unique_ptr<HttpExchange> Generate(HttpRequest& request, const HttpWaker& wake, bool chat);
+  // A prompt's text, as `echo` gives it back.
+  std::string EchoOf(const v1::GenerateRequest& generate) const;
   absl::StatusOr<std::string> TenantOf(const HttpRequest& request) const;
   CallInfo InfoOf(const HttpRequest& request) const;
   // Of a generation: refused where the queue is full.

@@ -4,6 +4,7 @@
 #define WINNOW_SERVER_HTTP_GENERATE_EXCHANGE_H_
 
 #include <memory>
+#include <vector>
 
 #include "server/generator.h"
 #include "server/http/answer_format.h"
@@ -17,6 +18,13 @@ namespace winnow::server {
 std::unique_ptr<HttpExchange> StartGeneration(Generator& generator, v1::GenerateRequest request,
                                               CallInfo info, std::unique_ptr<AnswerFormat> format,
                                               HttpWaker wake);
+
+// The same of several prompts, which one answer is about: the choices of each come behind those of the prompts before it.
+// If one fails, the others are cancelled, and the answer is its error. Where `info.refused` is not OK, there may be none.
+std::unique_ptr<HttpExchange> StartGenerations(Generator& generator,
+                                               std::vector<v1::GenerateRequest> requests,
+                                               CallInfo info, std::unique_ptr<AnswerFormat> format,
+                                               HttpWaker wake);
 
 }  // namespace winnow::server
 

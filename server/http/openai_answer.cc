@@ -14,7 +14,8 @@ namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
-// JSON has no infinity. OpenAI's servers give this for what is as good as impossible.
+// JSON has no infinity. OpenAI's servers give this for what is as good as
+// impossible.
 constexpr float kLeastLogprob = -9999;
 constexpr std::string_view kReplacement = "\xef\xbf\xbd";  // U+FFFD
 
@@ -32,7 +33,8 @@ const char* FinishName(v1::FinishReason reason) {
   return reason == v1::FINISH_REASON_MAX_TOKENS ? "length" : "stop";
 }
 
-// The stop string, or the token of stop_token_ids, that ended a choice; null for the model's own end.
+// The stop string, or the token of stop_token_ids, that ended a choice; null
+// for the model's own end.
 OrderedJson StopReason(const v1::Finish& finish, const std::vector<int32_t>& eos_token_ids) {
   if (!finish.stop_string().empty()) return finish.stop_string();
   if (!finish.has_stop_token_id() || std::find(eos_token_ids.begin(), eos_token_ids.end(),
@@ -50,7 +52,10 @@ size_t Characters(std::string_view text) {
 class OpenAiFormat final : public AnswerFormat {
  public:
   OpenAiFormat(OpenAiAnswerOptions options, const engine::Tokenizer& tokenizer)
-      : options_(std::move(options)), tokenizer_(tokenizer), choices_(options_.n) {
+      : options_(std::move(options)),
+        tokenizer_(tokenizer),
+        choices_(size_t(options_.prompts) * options_.n),
+        prompts_(options_.prompts) {
     for (Choice& choice : choices_) choice.parser = MakeAnswerParser(options_.parser);
   }
 
@@ -63,15 +68,21 @@ class OpenAiFormat final : public AnswerFormat {
 
   void Add(const v1::GenerateResponse& message, int32_t prompt_tokens, std::string& out) override {
     Choice& choice = choices_[message.choice()];
-    prompt_tokens_ = prompt_tokens;
-    live_tokens_ += message.tokens_size();
+    Prompt& prompt = prompts_[PromptOf(message.choice())];
+    prompt.tokens = prompt_tokens;
+    if (!options_.drops_answer) live_tokens_ += message.tokens_size();
+    if (options_.scores_prompt) {
+      AddScored(message, prompt, choice);
+      return;
+    }
     std::vector<AnswerPiece> pieces;
     choice.parser->Add(message.text(), pieces);
     if (message.has_finish()) {
-      usage_.Add(message.finish().usage());
+      prompt.usage.Add(message.finish().usage());
       choice.finish = message.finish();
       choice.parser->Finish(pieces);
     }
+    if (options_.drops_answer) pieces.clear();
     CountReasoning(message, pieces, choice);
     if (options_.stream) {
       AddEvents(message, pieces, choice, out);
@@ -115,8 +126,17 @@ class OpenAiFormat final : public AnswerFormat {
     std::vector<Call> calls;  // streamed: names alone
     OrderedJson logprobs;
     size_t characters = 0;  // of all tokens' texts so far
+    int32_t scored = 0;     // tokens of the prompt
+    bool ends = false;      // the token after them is an end token
     v1::Finish finish;
   };
+
+  struct Prompt {
+    int32_t tokens = 0;
+    UsageSum usage;
+  };
+
+  size_t PromptOf(size_t choice) const { return choice / options_.n; }
 
   static void Event(const OrderedJson& json, std::string& out) {
     Append(out, "data: ", Dump(json), "\n\n");
@@ -186,7 +206,8 @@ class OpenAiFormat final : public AnswerFormat {
             {"function", {{"name", name}, {"arguments", arguments}}}};
   }
 
-  // Null: nothing to say. A call's name comes once, in its first delta: some clients join names as they do arguments.
+  // Null: nothing to say. A call's name comes once, in its first delta: some
+  // clients join names as they do arguments.
   OrderedJson DeltaOf(const AnswerPiece& piece, int32_t index, Choice& choice) {
     switch (piece.kind) {
       case AnswerPiece::Kind::kContent:
@@ -210,10 +231,39 @@ class OpenAiFormat final : public AnswerFormat {
     return nullptr;
   }
 
-  static const char* FinishOf(const Choice& choice) {
+  const char* FinishOf(const Choice& choice) const {
+    if (options_.drops_answer) return "length";
     const v1::FinishReason reason = choice.finish.reason();
     if (!choice.calls.empty() && reason != v1::FINISH_REASON_MAX_TOKENS) return "tool_calls";
     return FinishName(reason);
+  }
+
+  // The prompt's tokens, and then what was drawn after them, of whose end the
+  // engine was not told.
+  void AddScored(const v1::GenerateResponse& message, Prompt& prompt, Choice& choice) {
+    if (choice.logprobs.is_null()) BeginLogprobs(choice.logprobs);
+    for (const v1::Token& token : message.tokens()) {
+      const bool drawn = choice.scored == prompt.tokens;
+      if (drawn && options_.drops_answer) continue;
+      AppendLogprob(token, choice, choice.logprobs);
+      if (!drawn && choice.scored++ == 0) {
+        choice.logprobs["token_logprobs"][0] = nullptr;
+        choice.logprobs["top_logprobs"][0] = nullptr;
+      }
+      if (!drawn) continue;
+      const int32_t id = token.id();
+      choice.text += tokenizer_.Decode({&id, 1}, !options_.shows_special_tokens);
+      choice.ends = IsEnd(id);
+    }
+    if (!message.has_finish()) return;
+    prompt.usage.Add(message.finish().usage());
+    choice.finish = message.finish();
+    if (choice.ends) choice.finish.set_reason(v1::FINISH_REASON_STOP_TOKEN);
+  }
+
+  bool IsEnd(int32_t id) const {
+    const std::vector<int32_t>& ends = options_.eos_token_ids;
+    return std::find(ends.begin(), ends.end(), id) != ends.end();
   }
 
   void AddEvents(const v1::GenerateResponse& message, const std::vector<AnswerPiece>& pieces,
@@ -221,6 +271,9 @@ class OpenAiFormat final : public AnswerFormat {
     const int32_t index = message.choice();
     if (options_.chat && !std::exchange(choice.begun, true)) {
       Chunk(index, {{"role", "assistant"}, {"content", ""}}, nullptr, nullptr, nullptr, out);
+    }
+    if (!options_.echo.empty() && !std::exchange(choice.begun, true)) {
+      Chunk(index, options_.echo[PromptOf(index)], nullptr, nullptr, nullptr, out);
     }
     OrderedJson logprobs;
     if (options_.logprobs) AppendLogprobs(message, choice, logprobs);
@@ -235,7 +288,8 @@ class OpenAiFormat final : public AnswerFormat {
       if (options_.chat) delta = {{"content", ""}};
       Chunk(index, std::move(delta), std::move(logprobs), nullptr, nullptr, out);
     }
-    // In a chunk of its own: some clients drop the text of the chunk that has the reason.
+    // In a chunk of its own: some clients drop the text of the chunk that has
+    // the reason.
     if (message.has_finish()) {
       Chunk(index, options_.chat ? OrderedJson::object() : OrderedJson(""), nullptr,
             FinishOf(choice), StopReason(message.finish(), options_.eos_token_ids), out);
@@ -250,24 +304,30 @@ class OpenAiFormat final : public AnswerFormat {
       for (const v1::Token& token : message.tokens()) out["content"].push_back(ChatLogprob(token));
       return;
     }
-    if (out.is_null()) {
-      for (const char* const key : {"tokens", "token_logprobs", "top_logprobs", "text_offset"}) {
-        out[key] = OrderedJson::array();
-      }
+    if (out.is_null()) BeginLogprobs(out);
+    for (const v1::Token& token : message.tokens()) AppendLogprob(token, choice, out);
+  }
+
+  static void BeginLogprobs(OrderedJson& out) {
+    for (const char* const key : {"tokens", "token_logprobs", "top_logprobs", "text_offset"}) {
+      out[key] = OrderedJson::array();
     }
-    for (const v1::Token& token : message.tokens()) {
-      const std::string text = TextOf(token.id());
-      out["text_offset"].push_back(choice.characters);
-      choice.characters += Characters(text);
-      out["tokens"].push_back(text);
-      out["token_logprobs"].push_back(Logprob(token.logprob()));
-      OrderedJson top = OrderedJson::object();
-      for (const v1::TokenLogprob& likely : token.top()) {
-        // Two tokens may have the same text; the likelier one is first.
-        if (!top.contains(likely.text())) top[likely.text()] = Logprob(likely.logprob());
-      }
-      out["top_logprobs"].push_back(std::move(top));
+  }
+
+  void AppendLogprob(const v1::Token& token, Choice& choice, OrderedJson& out) const {
+    const std::string text = TextOf(token.id());
+    out["text_offset"].push_back(choice.characters);
+    choice.characters += Characters(text);
+    out["tokens"].push_back(text);
+    out["token_logprobs"].push_back(Logprob(token.logprob()));
+    OrderedJson top = OrderedJson::object();
+    for (const v1::TokenLogprob& likely : token.top()) {
+      // Two tokens may have the same text; the likelier one is first.
+      if (!top.contains(likely.text())) top[likely.text()] = Logprob(likely.logprob());
     }
+    // The token itself is among them in any case, as at OpenAI.
+    if (!top.empty() && !top.contains(text)) top[text] = Logprob(token.logprob());
+    out["top_logprobs"].push_back(std::move(top));
   }
 
   OrderedJson ChatLogprob(const v1::Token& token) const {
@@ -312,7 +372,8 @@ class OpenAiFormat final : public AnswerFormat {
       if (options_.chat) {
         out["message"] = Message(static_cast<int32_t>(i), choice);
       } else {
-        out["text"] = std::move(choice.text);
+        out["text"] = options_.echo.empty() ? std::move(choice.text)
+                                            : Concat(options_.echo[PromptOf(i)], choice.text);
       }
       out["logprobs"] = std::move(choice.logprobs);
       out["finish_reason"] = FinishOf(choice);
@@ -328,24 +389,29 @@ class OpenAiFormat final : public AnswerFormat {
             {"completion_tokens", generated},
             {"total_tokens", int64_t{prompt} + generated}};
   }
-  OrderedJson LiveUsage() const { return Counts(prompt_tokens_, live_tokens_); }
+  OrderedJson LiveUsage() const {
+    int32_t tokens = 0;
+    for (const Prompt& prompt : prompts_) tokens += prompt.tokens;
+    return Counts(tokens, live_tokens_);
+  }
   OrderedJson Usage() const {
-    OrderedJson usage = Counts(usage_.prompt_tokens, usage_.generated_tokens);
-    usage["prompt_tokens_details"] = {{"cached_tokens", usage_.cached_tokens.value_or(0)}};
+    UsageSum sum;
+    for (const Prompt& prompt : prompts_) sum.AddPrompt(prompt.usage);
+    OrderedJson usage = Counts(sum.prompt_tokens, options_.drops_answer ? 0 : sum.generated_tokens);
+    usage["prompt_tokens_details"] = {{"cached_tokens", sum.cached_tokens.value_or(0)}};
     usage["completion_tokens_details"] = {{"reasoning_tokens", reasoning_tokens_}};
-    usage["winnow"] = WinnowUsage(usage_);
+    usage["winnow"] = WinnowUsage(sum);
     return usage;
   }
 
   const OpenAiAnswerOptions options_;
   const engine::Tokenizer& tokenizer_;
-  std::vector<Choice> choices_;
+  std::vector<Choice> choices_;  // n of each prompt
+  std::vector<Prompt> prompts_;
   std::string id_;
   int64_t created_ = 0;
-  int32_t prompt_tokens_ = 0;
   int32_t live_tokens_ = 0;
   int32_t reasoning_tokens_ = 0;
-  UsageSum usage_;
 };
 
 }  // namespace
@@ -416,6 +482,15 @@ void UsageSum::Add(const v1::Usage& usage) {
   }
   sum.set_candidate_rows(sum.candidate_rows() + own.candidate_rows());
   sum.set_selected_rows(sum.selected_rows() + own.selected_rows());
+}
+
+void UsageSum::AddPrompt(const UsageSum& other) {
+  const int32_t prompts = prompt_tokens + other.prompt_tokens;
+  const int32_t cached = cached_tokens.value_or(0) + other.cached_tokens.value_or(0);
+  Add(other.winnow);
+  prompt_tokens = prompts;
+  generated_tokens += other.generated_tokens;
+  cached_tokens = cached;
 }
 
 OrderedJson WinnowUsage(const UsageSum& sum) {

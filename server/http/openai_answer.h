@@ -20,6 +20,13 @@ struct OpenAiAnswerOptions {
   bool include_usage = false;
   bool continuous_usage = false;
   bool logprobs = false;
+  // How many prompts it answers; each has n choices.
+  int32_t prompts = 1;
+  // The prompts' texts, to come before their answers; or empty.
+  std::vector<std::string> echo;
+  bool scores_prompt = false;         // CallInfo::prompt_scores_max; REQUIRES: logprobs, not stream
+  bool drops_answer = false;          // what follows the prompt is not told
+  bool shows_special_tokens = false;  // in the answer of a prompt that is scored
   int32_t n = 1;
   std::string model;
   std::vector<int32_t> eos_token_ids;
@@ -39,6 +46,8 @@ struct UsageSum {
   v1::Usage winnow;                      // reads summed, times of the slowest
 
   void Add(const v1::Usage& usage);
+  // Adds the sum of another prompt's choices.
+  void AddPrompt(const UsageSum& other);
 };
 // `usage.winnow`: what a request read, as winnow counts it.
 nlohmann::ordered_json WinnowUsage(const UsageSum& sum);

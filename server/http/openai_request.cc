@@ -18,17 +18,15 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr size_t kMaxRenderPrompts = 1024;
-// Log-probabilities of one answer that is not streamed: it is put together in memory.
-constexpr int64_t kMaxWholeLogprobs = 1 << 20;
+constexpr size_t kMaxPrompts = 128;  // of a request that generates
 
 // What would change the answer and is not done here.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 16> kRefused = {{
+constexpr std::array<std::pair<std::string_view, std::string_view>, 15> kRefused = {{
     {"chat_template", "is not taken from requests: the model's own is used"},
     {"documents", "is not served"},
     {"continue_final_message", "is not served"},
     {"functions", "is not served"},
     {"function_call", "is not served"},
-    {"echo", "is not served"},
     {"suffix", "is not served"},
     {"prompt_logprobs", "is not served"},
     {"bad_words", "is not served"},
@@ -144,7 +142,8 @@ void BoundWhole(JsonFields& fields, const OpenAiRequest& request) {
   if (request.stream || !generate.has_top_logprobs()) return;
   const int64_t n = generate.has_n() ? generate.n() : 1;
   const int64_t tokens = generate.stopping().max_tokens();
-  const int64_t all = n * tokens * (1 + generate.top_logprobs());
+  const auto prompts = static_cast<int64_t>(1 + request.more_prompts.size());
+  const int64_t all = prompts * n * tokens * (1 + generate.top_logprobs());
   if (n > 0 && tokens > 0 && all > kMaxWholeLogprobs) {
     fields.Add("top_logprobs",
                Concat("asks for ", all, " log-probabilities in one answer, at most ",
@@ -224,6 +223,28 @@ void TakeOnePrompt(JsonFields& fields, Json& prompt, std::optional<bool> special
   }
 }
 
+// The prompt before the answer. With log-probabilities the prompt is scored, and what would change or end an answer has no
+// meaning for it.
+void TakeEcho(JsonFields& fields, OpenAiRequest& out) {
+  if (!fields.Bool("echo").value_or(false)) return;
+  out.echo = true;
+  v1::StoppingOptions& stopping = *out.generate.mutable_stopping();
+  if (stopping.has_max_tokens() && stopping.max_tokens() == 0) {
+    out.drops_answer = true;
+    stopping.set_max_tokens(1);
+  }
+  if (!out.generate.has_top_logprobs()) return;
+  out.scores_prompt = true;
+  constexpr std::string_view kBeside =
+      "is not served beside echo and logprobs, which score a prompt";
+  if (!stopping.has_max_tokens() || stopping.max_tokens() != 1) {
+    fields.Add("max_tokens", "must be 0 or 1 beside echo and logprobs, which score a prompt");
+  }
+  if (out.stream) fields.Add("stream", kBeside);
+  if (stopping.stop_strings_size() > 0) fields.Add("stop", kBeside);
+  if (out.generate.has_structured_output()) fields.Add(out.structured_field, kBeside);
+}
+
 bool IsListOfPrompts(const Json& prompt) {
   return prompt.is_array() && !prompt.empty() && !prompt.front().is_number();
 }
@@ -244,6 +265,22 @@ void TakePrompt(JsonFields& fields, v1::GenerateRequest& out) {
     prompt = &prompt->front();
   }
   TakeOnePrompt(fields, *prompt, special, out);
+}
+
+// The same, or several of them.
+void TakePrompts(JsonFields& fields, OpenAiRequest& out) {
+  Json* const prompt = fields.Find("prompt");
+  if (prompt == nullptr || !IsListOfPrompts(*prompt)) return TakePrompt(fields, out.generate);
+  if (prompt->size() > kMaxPrompts) {
+    fields.Add("prompt",
+               Concat("has ", prompt->size(), " prompts, may have at most ", kMaxPrompts));
+    return;
+  }
+  const std::optional<bool> special = fields.Bool("add_special_tokens");
+  for (size_t i = 0; i < prompt->size(); ++i) {
+    TakeOnePrompt(fields, (*prompt)[i], special,
+                  i == 0 ? out.generate : out.more_prompts.emplace_back());
+  }
 }
 
 void TakeMessages(JsonFields& fields, v1::ChatPrompt& chat) {
@@ -444,6 +481,7 @@ absl::StatusOr<OpenAiRequest> ParseChatRequest(std::string_view body, const Mode
   if (out.structured_field.empty() && out.generate.has_structured_output()) {
     out.structured_field = "tools";
   }
+  fields.Refuse("echo", "is not served: it is for /v1/completions");
   if (fields.Bool("add_special_tokens").value_or(false)) {
     fields.Add("add_special_tokens", "the chat template writes those that the model expects");
   }
@@ -466,11 +504,15 @@ absl::StatusOr<OpenAiRequest> ParseCompletionRequest(std::string_view body) {
   OpenAiRequest out;
   TakeCommon(body, fields, out);
   fields.Refuse("tools", "is not served: they are for chats");
-  TakePrompt(fields, out.generate);
+  TakePrompts(fields, out);
   // A number here, where chat has a switch and a number.
   if (const auto top = fields.Int32("logprobs")) out.generate.set_top_logprobs(*top);
+  TakeEcho(fields, out);
   BoundWhole(fields, out);
   WINNOW_RETURN_IF_ERROR(violations.ToStatus());
+  v1::GenerateRequest common = out.generate;
+  common.clear_prompt();
+  for (v1::GenerateRequest& more : out.more_prompts) more.MergeFrom(common);
   return out;
 }
 

@@ -21,10 +21,15 @@ namespace winnow::server {
 
 struct OpenAiRequest {
   v1::GenerateRequest generate;
+  std::vector<v1::GenerateRequest>
+      more_prompts;   // the same of other prompts, whose answers come behind its own
   std::string model;  // "": the server's
   bool stream = false;
   bool include_usage = false;     // stream_options
   bool continuous_usage = false;  // stream_options.continuous_usage_stats
+  bool echo = false;              // the prompt comes before the answer
+  bool scores_prompt = false;     // and with its log-probabilities: CallInfo::prompt_scores_max
+  bool drops_answer = false;      // max_tokens 0, which is 1 in `generate`
   AnswerParserOptions parser;     // of the answer; in_reasoning is not known here
   std::string structured_field;   // the client's name of what became structured_output
 };

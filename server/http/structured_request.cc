@@ -171,15 +171,30 @@ std::string TakeStructuredOutput(std::string_view body, JsonFields& fields,
   };
   TakeFormat(ordered("response_format"), "response_format", /*nested=*/true, fields, taker);
   TakeStructuredOutputs(ordered("structured_outputs"), fields, taker);
-  if (const OrderedJson json = ordered("guided_json"); !json.is_null()) {
-    taker.Schema("guided_json", json, /*open=*/false);
-  }
-  if (const OrderedJson json = ordered("guided_regex"); !json.is_null())
-    taker.Regex("guided_regex", json);
-  if (const OrderedJson json = ordered("guided_choice"); !json.is_null())
-    taker.Choice("guided_choice", json);
-  if (const OrderedJson json = ordered("guided_grammar"); !json.is_null()) {
-    taker.Grammar("guided_grammar", json);
+  // vLLM's older names, SGLang's (regex, ebnf, json_schema) and llama.cpp's (grammar, json_schema).
+  using Take = void (*)(Taker & taker, const std::string& field, const OrderedJson& value);
+  constexpr Take kSchema = [](Taker& taker, const std::string& field, const OrderedJson& value) {
+    taker.Schema(field, value, /*open=*/false);
+  };
+  constexpr Take kRegex = [](Taker& taker, const std::string& field, const OrderedJson& value) {
+    taker.Regex(field, value);
+  };
+  constexpr Take kGrammar = [](Taker& taker, const std::string& field, const OrderedJson& value) {
+    taker.Grammar(field, value);
+  };
+  constexpr Take kChoice = [](Taker& taker, const std::string& field, const OrderedJson& value) {
+    taker.Choice(field, value);
+  };
+  for (const auto& [name, take] : {std::pair("guided_json", kSchema),
+                                   {"guided_regex", kRegex},
+                                   {"guided_choice", kChoice},
+                                   {"guided_grammar", kGrammar},
+                                   {"regex", kRegex},
+                                   {"ebnf", kGrammar},
+                                   {"grammar", kGrammar},
+                                   {"json_schema", kSchema}}) {
+    const OrderedJson json = ordered(name);
+    if (!json.is_null() && json != "") take(taker, name, json);
   }
   return taker.taken();
 }

@@ -107,6 +107,9 @@ class Routes(unittest.TestCase):
         self.assertEqual(ask(self.server, "GET", "/v1/models/needle")[2], models["data"][0])
         status, _, body = ask(self.server, "GET", "/v1/models/other")
         self.assertEqual((status, body["error"]["code"]), (404, "model_not_found"))
+        info = ask(self.server, "GET", "/tokenizer_info")[2]
+        self.assertEqual(info["model_max_length"], models["data"][0]["max_model_len"])
+        self.assertTrue(info["eos_token"])
         page = ask(self.server, "GET", "/metrics")[2]
         for series in ('vllm:num_requests_waiting{model_name="needle"} 0', 'vllm:num_requests_running{model_name="needle"} 0',
                        'vllm:kv_cache_usage_perc{model_name="needle"} 0', "vllm:lora_requests_info{", "winnow_serving 1",
@@ -211,6 +214,100 @@ class Routes(unittest.TestCase):
         none = post(self.server, "/v1/chat/completions", {"messages": CHAT, "max_tokens": 1, "logprobs": True})[2]
         self.assertEqual(none["choices"][0]["logprobs"]["content"][0]["top_logprobs"], [])
 
+    def complete(self, prompt, **fields):
+        status, _, answer = post(self.server, "/v1/completions", {"prompt": prompt, **fields})
+        self.assertEqual(status, 200, answer)
+        return answer
+
+    def test_a_prompt_that_is_echoed_is_scored(self):
+        request = counting_request("A story", 40, top_logprobs=3)
+        request.text.add_special_tokens = False
+        drawn = [t for r in self.api.generate(request, timeout=PATIENCE) for t in r.tokens]
+        start = ask(self.server, "POST", "/tokenize", {"prompt": "A story", "add_special_tokens": False})[2]["tokens"]
+        ids = start + [t.id for t in drawn]
+        answer = self.complete(ids, echo=True, logprobs=3, max_tokens=0, min_tokens=1)
+        choice, scores = answer["choices"][0], answer["choices"][0]["logprobs"]
+        self.assertEqual({len(scores[key]) for key in scores}, {len(ids)})
+        self.assertEqual((scores["token_logprobs"][0], scores["top_logprobs"][0], scores["text_offset"][0]), (None, None, 0))
+        self.assertEqual(scores["token_logprobs"][len(start):], [t.logprob for t in drawn])
+        self.assertEqual((choice["text"], choice["finish_reason"], choice["stop_reason"]), ("".join(scores["tokens"]), "length", None))
+        usage = answer["usage"]
+        self.assertEqual((usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]), (len(ids), 0, len(ids)))
+        # Of any place the same as of a prompt that ends there, and so of tokens that nobody drew.
+        backwards = ids[::-1]
+        # Penalties are for what was drawn before, which is nothing.
+        answer = self.complete(backwards, echo=True, logprobs=3, max_tokens=1, presence_penalty=50)
+        self.assertEqual((answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]), (len(ids), 1))
+        scores = answer["choices"][0]["logprobs"]
+        # The token itself is among the likely ones, though it seldom is one.
+        for token, value, top in list(zip(scores["tokens"], scores["token_logprobs"], scores["top_logprobs"], strict=True))[1:]:
+            self.assertEqual(top[token], value)
+        self.assertEqual({len(top) for top in scores["top_logprobs"][1:]}, {3, 4})
+        self.assertEqual(len(scores["tokens"]), len(ids) + 1)
+        for end in (1, 2, 7, len(ids)):
+            one = self.complete(backwards[:end], logprobs=3, max_tokens=1)["choices"][0]["logprobs"]
+            own = one["top_logprobs"][0]
+            self.assertEqual({token: value for token, value in scores["top_logprobs"][end].items() if token in own}, own)
+        self.assertEqual((one["tokens"][0], one["token_logprobs"][0]), (scores["tokens"][-1], scores["token_logprobs"][-1]))
+        # Under a policy that is verified, in two choices, and as a text.
+        for policy in ("window:from=0,verify=4", "window:from=0,verify=auto,lookup=on"):
+            checked = self.complete(backwards, echo=True, logprobs=3, max_tokens=1, n=2, winnow={"policy": policy})["choices"]
+            self.assertEqual([c["logprobs"] for c in checked], [scores] * 2, policy)
+        text = self.complete("A story about", echo=True, logprobs=0, max_tokens=1, add_special_tokens=False)["choices"][0]
+        self.assertEqual(text["text"], "".join(text["logprobs"]["tokens"]))
+        self.assertTrue(text["text"].startswith("A story about") and text["text"] != "A story about")
+
+    def test_a_scored_prompt_may_have_end_tokens(self):
+        ids = ask(self.server, "POST", "/v1/chat/completions/render", {"messages": CHAT * 2})[2]["token_ids"]
+        end = "<|end|>"  # of a turn
+        scores = self.complete(ids, echo=True, logprobs=1, max_tokens=0)["choices"][0]["logprobs"]
+        self.assertEqual(len(scores["tokens"]), len(ids))
+        self.assertIn(end, scores["tokens"][:-1])
+        # One token: nothing is forced. One that ends the answer ends it.
+        self.assertEqual(self.complete(ids[:1], echo=True, logprobs=1, max_tokens=0)["choices"][0]["logprobs"]["token_logprobs"], [None])
+        end_id = ids[scores["tokens"].index(end)]
+        ended = self.complete(ids, echo=True, logprobs=1, max_tokens=1, logit_bias={str(end_id): 100})["choices"][0]
+        self.assertEqual((ended["finish_reason"], ended["logprobs"]["tokens"][-1], ended["stop_reason"]), ("stop", end, None))
+        self.assertEqual(ended["text"], "".join(scores["tokens"]))
+
+    def test_echo_without_logprobs_repeats_the_prompt(self):
+        for prompt in ("A story", ask(self.server, "POST", "/tokenize", {"prompt": "A story", "add_special_tokens": False})[2]["tokens"]):
+            alone = self.complete(prompt, max_tokens=6, ignore_eos=True)["choices"][0]["text"]
+            body = {"max_tokens": 6, "ignore_eos": True, "echo": True, "n": 2}
+            self.assertEqual([c["text"] for c in self.complete(prompt, **body)["choices"]], ["A story" + alone] * 2)
+            streamed = ["", ""]
+            for chunk in chunks(self.server, "/v1/completions", {"prompt": prompt, **body}):
+                streamed[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
+            self.assertEqual(streamed, ["A story" + alone] * 2)
+        none = self.complete("A story", max_tokens=0, echo=True)
+        self.assertEqual((none["choices"][0]["text"], none["choices"][0]["logprobs"], none["usage"]["completion_tokens"]), ("A story", None, 0))
+
+    def test_several_prompts(self):
+        prompts = ["A story", "The code is", "Once upon a time there was", "x"]
+        body = {"max_tokens": 7, "ignore_eos": True, "logprobs": 2, "n": 2, "temperature": 1, "seed": 7}
+        alone = [self.complete(prompt, **body) for prompt in prompts]
+        answer = self.complete(prompts, **body)
+        want = [choice for one in alone for choice in one["choices"]]
+        self.assertEqual([c["index"] for c in answer["choices"]], list(range(8)))
+        for got, own in zip(answer["choices"], want, strict=True):
+            self.assertEqual({**got, "index": 0}, {**own, "index": 0})
+        for key in ("prompt_tokens", "completion_tokens", "total_tokens"):
+            self.assertEqual(answer["usage"][key], sum(one["usage"][key] for one in alone), key)
+        self.assertEqual(answer["usage"]["winnow"]["dense_rows"], sum(one["usage"]["winnow"]["dense_rows"] for one in alone))
+        streamed = [""] * 8
+        data = chunks(self.server, "/v1/completions", {"prompt": prompts, **body, "stream_options": {"include_usage": True}})
+        for chunk in data[:-1]:
+            streamed[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
+        self.assertEqual(streamed, [own["text"] for own in want])
+        self.assertEqual(data[-1]["usage"]["total_tokens"], answer["usage"]["total_tokens"])
+        scored = self.complete(prompts[:2], max_tokens=0, echo=True, logprobs=0)
+        self.assertEqual([c["text"] for c in scored["choices"]], prompts[:2])
+        self.assertEqual(scored["usage"]["total_tokens"], scored["usage"]["prompt_tokens"])
+        # One that is refused refuses all of them, and ends the others.
+        status, _, refused = post(self.server, "/v1/completions", {"prompt": ["A story", "word " * 100000], "max_tokens": 3000, "ignore_eos": True})
+        self.assertEqual((status, refused["error"]["code"]), (400, "context_length_exceeded"), refused)
+        eventually(lambda: "\nwinnow_requests_running 0\n" in self.server.metrics_text(), "the prompts that were good are not run")
+
     def test_stop_and_bias(self):
         text = post(self.server, "/v1/completions", counting("Once upon a time", 16))[2]["choices"][0]["text"]
         part = next(word for word in text.split() if word.isalpha())
@@ -288,7 +385,15 @@ class Routes(unittest.TestCase):
                    "parallel_tool_calls": True, "no_such_field": [1], "tools": [], "response_format": {"type": "text"}}
         self.assertEqual(post(self.server, "/v1/chat/completions", {"messages": CHAT, "max_tokens": 1, **ignored})[0], 200)
         self.assertEqual(post(self.server, "/v1/chat/completions", {"messages": CHAT, "model": "gpt"})[0], 404)
-        self.assertEqual(post(self.server, "/v1/completions", {"prompt": ["a", "b"]})[2]["error"]["param"], "prompt")
+        self.assertEqual(post(self.server, "/v1/completions", {"prompt": ["a"] * 129})[2]["error"]["param"], "prompt")
+        self.assertEqual(post(self.server, "/v1/completions", {"prompt": ["a", {}]})[2]["error"]["param"], "prompt")
+        for fields, param in (({"max_tokens": 2}, "max_tokens"), ({}, "max_tokens"), ({"max_tokens": 1, "stream": True}, "stream"),
+                              ({"max_tokens": 1, "stop": "x"}, "stop"),
+                              ({"max_tokens": 1, "prompt": [1, -4]}, "prompt[1]"),
+                              ({"max_tokens": 0, "logprobs": 20, "prompt": ["a"] * 127 + ["word " * 500]}, "logprobs"),
+                              ({"max_tokens": 0, "response_format": {"type": "json_object"}}, "response_format")):
+            status, _, answer = post(self.server, "/v1/completions", {"prompt": "a", "echo": True, "logprobs": 1, **fields})
+            self.assertEqual((status, answer["error"]["param"]), (400, param), (fields, answer))
         self.assertEqual(post(self.server, "/v1/completions", {"prompt": [1, -4]})[2]["error"]["param"], "prompt[1]")
         self.assertIn("did you mean policy",
                       post(self.server, "/v1/completions", counting(winnow={"polcy": "dense"}))[2]["error"]["message"])

@@ -99,10 +99,14 @@ class ToolsTest(unittest.TestCase):
                 ({"structured_outputs": {"choice": ["left, \"now\"", "right"]}}, "left, \"now\"|right"),
                 ({"guided_choice": ["one", "two"]}, "one|two"),
                 ({"structured_outputs": {"grammar": "root ::= \"a\" (\"b\" | \"c\") \"d\""}}, "a[bc]d"),
+                ({"regex": "(yes|no)!", "ebnf": "", "grammar": None}, "(yes|no)!"),
+                ({"ebnf": "root ::= \"a\" (\"b\" | \"c\") \"d\""}, "a[bc]d"),
+                ({"grammar": "root ::= [ab] \"-\" [0-9]"}, "[ab]-[0-9]"),
                 ({"structured_outputs": {"structural_tag": {"type": "structural_tag", "format": {"type": "const_string", "value": "it"}}}}, "it")):
             text = self.chat(**fields)["choices"][0]["message"]["content"]
             self.assertRegex(text, f"^({pattern})$", fields)
-        for fields in ({"structured_outputs": {"json": COLOURS}}, {"structured_outputs": {"json": json.dumps(COLOURS)}}, {"guided_json": COLOURS}):
+        for fields in ({"structured_outputs": {"json": COLOURS}}, {"structured_outputs": {"json": json.dumps(COLOURS)}}, {"guided_json": COLOURS},
+                       {"json_schema": COLOURS}, {"json_schema": json.dumps(COLOURS)}):
             self.assertTrue(good_colour(json.loads(self.chat(**fields)["choices"][0]["message"]["content"])), fields)
         # A text to complete, and the Responses.
         status, _, answer = post(self.server, "/v1/completions", {"prompt": "A colour:", "guided_choice": ["red", "blue"]})
@@ -203,6 +207,8 @@ class ToolsTest(unittest.TestCase):
         self.refused(path, schema({"type": "object", "properties": {f"p{i}": {} for i in range(600)}}), "members")
         self.refused(path, {"messages": CHAT, "guided_regex": "a" * 20000}, "guided_regex", "bytes")
         self.refused(path, {"messages": CHAT, "guided_regex": "a", "response_format": {"type": "json_object"}}, "contradicts")
+        self.refused(path, {"messages": CHAT, "regex": "a", "ebnf": "root ::= \"a\""}, "ebnf", "contradicts")
+        self.refused(path, {"messages": CHAT, "grammar": {"type": "regex", "value": "a"}}, "grammar", "must be a string")
         self.refused(path, {"messages": CHAT, "structured_outputs": {"regex": "a", "whitespace_pattern": "x"}}, "whitespace_pattern")
         self.refused(path, {"messages": CHAT, "guided_regex": "a", "min_tokens": 3}, "min_tokens")
         # One that takes long keeps nobody else from a plain answer.

@@ -67,6 +67,62 @@ OpenAiAnswerOptions Chat(bool stream) {
   return options;
 }
 
+// Two prompts of two and one tokens with their log-probabilities, and a token after each.
+Json Scored(bool drops_answer, int32_t end) {
+  OpenAiAnswerOptions options;
+  options.chat = false;
+  options.prompts = 2;
+  options.echo = {"ab", "c"};
+  options.logprobs = options.scores_prompt = true;
+  options.drops_answer = drops_answer;
+  options.eos_token_ids = {end};
+  const auto format = MakeOpenAiFormat(options, AnyTokenizer());
+  std::string out;
+  format->Begin("n-1", 7);
+  for (int32_t prompt = 0; prompt < 2; ++prompt) {
+    for (int32_t i = 0; i < 3 - prompt; ++i) {
+      v1::GenerateResponse message;
+      message.set_choice(prompt);
+      message.set_text("?");  // the engine's own text is of all that it was made to say
+      message.add_tokens()->set_id(40 + i);
+      message.mutable_tokens(0)->set_logprob(i == 0 ? 0.0f : -0.5f * static_cast<float>(i));
+      if (i == 2 - prompt) {
+        message.mutable_finish()->set_reason(v1::FINISH_REASON_MAX_TOKENS);
+        message.mutable_finish()->mutable_usage()->set_prompt_tokens(2 - prompt);
+        message.mutable_finish()->mutable_usage()->set_generated_tokens(1);
+        message.mutable_finish()->mutable_usage()->set_cached_tokens(prompt);
+      }
+      format->Add(message, 2 - prompt, out);
+    }
+  }
+  format->End(out);
+  return Json::parse(out);
+}
+
+TEST(AnswerFormatsTest, ScoresOfPromptsComeBeforeTheirAnswers) {
+  const int32_t id = 42;
+  const std::string drawn = AnyTokenizer().Decode({&id, 1}, true);
+  const Json answer = Scored(false, 41);
+  const Json& first = answer["choices"][0];
+  EXPECT_EQ(first["text"], "ab" + drawn);
+  EXPECT_EQ(first["logprobs"]["token_logprobs"], Json({nullptr, -0.5, -1.0}));
+  EXPECT_TRUE(first["logprobs"]["top_logprobs"][0].is_null());
+  EXPECT_EQ(first["finish_reason"], "length");
+  // The second one's token is an end token.
+  EXPECT_EQ(answer["choices"][1]["finish_reason"], "stop");
+  EXPECT_EQ(answer["choices"][1]["logprobs"]["token_logprobs"], Json({nullptr, -0.5}));
+  EXPECT_EQ(answer["usage"]["prompt_tokens"], 3);
+  EXPECT_EQ(answer["usage"]["completion_tokens"], 2);
+  EXPECT_EQ(answer["usage"]["prompt_tokens_details"]["cached_tokens"], 1);
+
+  const Json none = Scored(true, 41);
+  EXPECT_EQ(none["choices"][0]["text"], "ab");
+  EXPECT_EQ(none["choices"][0]["logprobs"]["token_logprobs"], Json({nullptr, -0.5}));
+  EXPECT_EQ(none["choices"][1]["finish_reason"], "length");
+  EXPECT_EQ(none["usage"]["completion_tokens"], 0);
+  EXPECT_EQ(none["usage"]["total_tokens"], 3);
+}
+
 TEST(AnswerFormatsTest, ChatHasReasoningAndCallsApart) {
   const auto whole = MakeOpenAiFormat(Chat(false), AnyTokenizer());
   const Json answer = Json::parse(Body(*whole, Messages(v1::FINISH_REASON_STOP_TOKEN)));

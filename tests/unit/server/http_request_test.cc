@@ -58,6 +58,50 @@ TEST(HttpRequestTest, NewerNamesWinAndNullIsAbsent) {
   EXPECT_TRUE(request->include_usage);
 }
 
+TEST(HttpRequestTest, SeveralPromptsHaveTheSameOptions) {
+  const auto request = ParseCompletionRequest(
+      R"({"prompt":["a",[1,2],"c"],"max_tokens":3,"seed":5,"add_special_tokens":false,"logprobs":2})");
+  ASSERT_TRUE(request.ok()) << request.status();
+  ASSERT_EQ(request->more_prompts.size(), 2);
+  EXPECT_EQ(request->generate.text().text(), "a");
+  EXPECT_THAT(request->more_prompts[0].tokens().ids(), ElementsAre(1, 2));
+  EXPECT_EQ(request->more_prompts[1].text().text(), "c");
+  EXPECT_FALSE(request->more_prompts[1].text().add_special_tokens());
+  for (const v1::GenerateRequest& more : request->more_prompts) {
+    EXPECT_EQ(more.stopping().max_tokens(), 3);
+    EXPECT_EQ(more.sampling().seed(), 5);
+    EXPECT_EQ(more.top_logprobs(), 2);
+  }
+  EXPECT_TRUE(ParseCompletionRequest(R"({"prompt":["a"]})")->more_prompts.empty());
+  EXPECT_TRUE(ParseCompletionRequest(R"({"prompt":[1,2]})")->more_prompts.empty());
+  // Together they are bounded, too.
+  const std::string many = R"("max_tokens":30000,"logprobs":20)";
+  EXPECT_TRUE(ParseCompletionRequest(R"({"prompt":["a"],)" + many + "}").ok());
+  EXPECT_FALSE(ParseCompletionRequest(R"({"prompt":["a","b"],)" + many + "}").ok());
+}
+
+TEST(HttpRequestTest, AnEchoScoresThePromptWhereLogprobsAreAskedFor) {
+  const auto scored =
+      ParseCompletionRequest(R"({"prompt":"a","echo":true,"logprobs":1,"max_tokens":0})");
+  ASSERT_TRUE(scored.ok()) << scored.status();
+  EXPECT_TRUE(scored->echo && scored->scores_prompt && scored->drops_answer);
+  EXPECT_EQ(scored->generate.stopping().max_tokens(), 1);
+  const auto one =
+      ParseCompletionRequest(R"({"prompt":"a","echo":true,"logprobs":0,"max_tokens":1})");
+  ASSERT_TRUE(one.ok()) << one.status();
+  EXPECT_TRUE(one->scores_prompt && !one->drops_answer);
+  const auto repeated =
+      ParseCompletionRequest(R"({"prompt":"a","echo":true,"stream":true,"stop":"x"})");
+  ASSERT_TRUE(repeated.ok()) << repeated.status();
+  EXPECT_TRUE(repeated->echo && !repeated->scores_prompt && !repeated->drops_answer);
+  const auto without = ParseCompletionRequest(R"({"prompt":"a","logprobs":1,"max_tokens":0})");
+  ASSERT_TRUE(without.ok()) << without.status();  // the validator refuses max_tokens
+  EXPECT_FALSE(without->echo || without->scores_prompt || without->drops_answer);
+  EXPECT_EQ(without->generate.stopping().max_tokens(), 0);
+  EXPECT_FALSE(
+      ParseChatRequest(R"({"messages":[{"role":"user","content":"a"}],"echo":true})").ok());
+}
+
 TEST(HttpRequestTest, PrefixesTakeATextIdsOrAChat) {
   const auto text = ParsePutPrefixBody(
       R"({"prompt":"a","add_special_tokens":false,"pinned":true,"ttl_seconds":5,"model":"m"})");
