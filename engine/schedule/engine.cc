@@ -463,16 +463,16 @@ PlanInput Engine::View(TimePoint now) {
   PlanDrafts(free_blocks);
   for (const std::unique_ptr<Sequence>& sequence : sequences_) {
     const std::optional<TimePoint>& paused = sequence->paused_since;
-    views_.push_back({.phase = sequence->phase,
-                      .known_tokens = sequence->planned_known_tokens(),
-                      .computed_tokens = sequence->planned_computed_tokens(),
-                      .blocks = sequence->cache.num_blocks(),
-                      .tenant = sequence->tenant,
-                      .verifies = sequence->draft.verifies(),
-                      .paused = paused.has_value(),
-                      .yields = paused.has_value() && now - *paused >= options_.pause_grace,
-                      .fetches = IsFetching(*sequence) || sequence->awaits_room ||
-                                 sequence->rests_until > now});
+    views_.push_back(
+        {.phase = sequence->phase,
+         .known_tokens = sequence->planned_known_tokens(),
+         .computed_tokens = sequence->planned_computed_tokens(),
+         .blocks = sequence->cache.num_blocks(),
+         .tenant = sequence->tenant,
+         .verifies = sequence->draft.verifies(),
+         .paused = paused.has_value(),
+         .yields = paused.has_value() && now - *paused >= options_.pause_grace,
+         .fetches = IsFetching(*sequence) || sequence->awaits_room || sequence->rests_until > now});
   }
   return {.step_tokens = options_.step_tokens,
           .step_logits = model_.max_batch_logits(),
