@@ -41,6 +41,9 @@ class BlockFetcher final : public StoreClient::Receiver {
   uint64_t Begin(std::span<const int32_t> blocks, absl::FunctionRef<bool(int32_t layer)> wanted);
   // Whether there is nothing to wait for any more. REQUIRES: begun, and not ended.
   bool done(uint64_t fetch) const { return IsDone(fetches_.at(fetch)); }
+  // Fetches that have not ended, and whether nothing of those that have is left either: reads, and answers to take in.
+  size_t num_open() const { return fetches_.size(); }
+  bool idle() const { return fetches_.empty() && reads_.empty() && answered_.empty(); }
   // Holds nothing in fast memory any more, and forgets the fetch. Bytes that it read. REQUIRES: begun, and not ended.
   TierBytes End(uint64_t fetch);
 

@@ -345,6 +345,7 @@ void Engine::TakeInFetched(TimePoint now) {
     if (fetched_for >
         kFetchPatience + std::chrono::milliseconds(1000 * bytes / kLeastFetchBytesPerSecond)) {
       ++stats_.kv_losses;
+      ++stats_.fetches.given_up;
       ComputeAlone(*sequence);
       given_up = true;
     }
@@ -385,8 +386,10 @@ bool Engine::FetchesFirst(Sequence& sequence, int32_t tokens, TimePoint now) {
       sequence.fetch = BlockFetcher::kNone;
       // Plans leave it out from here on. Those whose KV has come need the tokens to step, and so to give room.
       sequence.awaits_room = true;
+      ++stats_.fetches.room_waits;
       return true;
     }
+    ++stats_.fetches.begun;
     memory_->fetcher().Pump();
   }
   if (IsFetching(sequence)) return true;
@@ -436,7 +439,9 @@ void Engine::RestReaders(TimePoint now, Duration waited) {
   slow_until_ = now + kSlowTime;
   for (size_t i = 0; i < batch_sequences_.size(); ++i) {
     const TierBytes& bytes = memory_->chunk_bytes(static_cast<int32_t>(i));
-    if (bytes.host + bytes.disk > 0) batch_sequences_[i]->rests_until = now + waited;
+    if (bytes.host + bytes.disk == 0) continue;
+    batch_sequences_[i]->rests_until = now + waited;
+    ++stats_.fetches.rests;
   }
 }
 
@@ -458,16 +463,16 @@ PlanInput Engine::View(TimePoint now) {
   PlanDrafts(free_blocks);
   for (const std::unique_ptr<Sequence>& sequence : sequences_) {
     const std::optional<TimePoint>& paused = sequence->paused_since;
-    views_.push_back({.phase = sequence->phase,
-                      .known_tokens = sequence->planned_known_tokens(),
-                      .computed_tokens = sequence->planned_computed_tokens(),
-                      .blocks = sequence->cache.num_blocks(),
-                      .tenant = sequence->tenant,
-                      .verifies = sequence->draft.verifies(),
-                      .paused = paused.has_value(),
-                      .yields = paused.has_value() && now - *paused >= options_.pause_grace,
-                      .fetches = IsFetching(*sequence) || sequence->awaits_room ||
-                                 sequence->rests_until > now});
+    views_.push_back(
+        {.phase = sequence->phase,
+         .known_tokens = sequence->planned_known_tokens(),
+         .computed_tokens = sequence->planned_computed_tokens(),
+         .blocks = sequence->cache.num_blocks(),
+         .tenant = sequence->tenant,
+         .verifies = sequence->draft.verifies(),
+         .paused = paused.has_value(),
+         .yields = paused.has_value() && now - *paused >= options_.pause_grace,
+         .fetches = IsFetching(*sequence) || sequence->awaits_room || sequence->rests_until > now});
   }
   return {.step_tokens = options_.step_tokens,
           .step_logits = model_.max_batch_logits(),
@@ -808,6 +813,7 @@ void Engine::Publish() {
   if (memory_ != nullptr && memory_->store().exists()) {
     stats_.tiered = true;
     stats_.kv = memory_->stats();
+    stats_.fetches.open = static_cast<int32_t>(memory_->fetcher().num_open());
     stats_.store = memory_->store().stats();
   }
   stats_.prefetch = model_.prefetch_counts();

@@ -16,6 +16,15 @@ namespace winnow::engine {
 
 inline constexpr int kNumFinishReasons = static_cast<int>(FinishReason::kError) + 1;
 
+// Fetches of whole layer blocks between steps (engine/kv/block_fetcher.h).
+struct FetchCounts {
+  int32_t open = 0;         // now
+  uint64_t begun = 0;       // since the start, as the others
+  uint64_t given_up = 0;    // took too long: the sequence computed its KV
+  uint64_t room_waits = 0;  // times that a sequence had to wait until another fetch ends
+  uint64_t rests = 0;  // times that a sequence was left out for having made a step wait for reads
+};
+
 // State at the end of a Step, and totals since the start. What the engine thread counts belongs to
 // one moment; what the queue counts (waiting, accepted, rejected) is of now. A request that moves
 // between both is never missed: nothing waits and nothing runs only if nothing is there.
@@ -33,7 +42,8 @@ struct EngineStats {
   TimePoint heartbeat{};  // when the engine thread last began a Step; an idle engine beats too
 
   // Totals.
-  KvMemoryStats kv;             // moves of KV between tiers
+  KvMemoryStats kv;  // moves of KV between tiers
+  FetchCounts fetches;
   int32_t blocks_idle = 0;      // now: of no sequence, and kept for whoever begins with them
   int32_t named_prefixes = 0;   // now (prefix_table.h)
   int32_t pinned_prefixes = 0;  // of them

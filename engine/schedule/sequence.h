@@ -99,9 +99,9 @@ struct Sequence {
   uint64_t fetch = 0;
   TimePoint fetch_begun{};
   bool awaits_room = false;  // others' fetches hold what its own needs: one of them has to end
-  bool takes_over = false;  // a prefix, since its last step
-  bool eager = false;       // all of the prefix is fetched, whatever the next step reads
-  TimePoint rests_until{};  // its last step waited for reads: until then others step without it
+  bool takes_over = false;   // a prefix, since its last step
+  bool eager = false;        // all of the prefix is fetched, whatever the next step reads
+  TimePoint rests_until{};   // its last step waited for reads: until then others step without it
 
   std::optional<TimePoint> paused_since;  // its output queue is full
   std::optional<TimePoint> first_planned;

@@ -5,7 +5,6 @@
 #include <array>
 #include <map>
 #include <memory>
-#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -13,24 +12,13 @@
 #include "absl/base/thread_annotations.h"
 #include "engine/base/mutex.h"
 #include "gtest/gtest.h"
+#include "tests/unit/engine/dice.h"
 #include "tests/unit/engine/engine_testing.h"
 
 namespace winnow::engine {
 namespace {
 
 using std::chrono::milliseconds;
-
-class Dice {
- public:
-  explicit Dice(uint32_t seed) : random_(seed) {}
-  int32_t Pick(int32_t low, int32_t high) {
-    return std::uniform_int_distribution<int32_t>(low, high)(random_);
-  }
-  bool OneIn(int32_t n) { return Pick(1, n) == 1; }
-
- private:
-  std::mt19937 random_;
-};
 
 Request RandomRequest(Dice& dice, RequestId id, int32_t most_tokens) {
   const int32_t max_tokens = dice.Pick(1, std::min(30, most_tokens - 1));

@@ -303,7 +303,8 @@ TEST_F(FetchTest, WhoHasFetchedStepsBeforeThoseThatWaitForItsMemory) {
     EXPECT_TRUE(client->Read().ended());
     EXPECT_EQ(client->reply.tokens.size(), kAnswer);
   }
-  EXPECT_EQ(oldest.reply.tokens, Answer(*engine_, MakeRequest(++id_, Prompt(kLong + 5), kAnswer)).tokens);
+  EXPECT_EQ(oldest.reply.tokens,
+            Answer(*engine_, MakeRequest(++id_, Prompt(kLong + 5), kAnswer)).tokens);
   EXPECT_EQ(third.reply.tokens, Answer(*engine_, MakeRequest(++id_, prompt, kAnswer)).tokens);
 }
 
