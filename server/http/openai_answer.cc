@@ -14,8 +14,7 @@ namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
-// JSON has no infinity. OpenAI's servers give this for what is as good as
-// impossible.
+// JSON has no infinity. OpenAI's servers give this for what is as good as impossible.
 constexpr float kLeastLogprob = -9999;
 constexpr std::string_view kReplacement = "\xef\xbf\xbd";  // U+FFFD
 
@@ -33,8 +32,7 @@ const char* FinishName(v1::FinishReason reason) {
   return reason == v1::FINISH_REASON_MAX_TOKENS ? "length" : "stop";
 }
 
-// The stop string, or the token of stop_token_ids, that ended a choice; null
-// for the model's own end.
+// The stop string, or the token of stop_token_ids, that ended a choice; null for the model's own end.
 OrderedJson StopReason(const v1::Finish& finish, const std::vector<int32_t>& eos_token_ids) {
   if (!finish.stop_string().empty()) return finish.stop_string();
   if (!finish.has_stop_token_id() || std::find(eos_token_ids.begin(), eos_token_ids.end(),
@@ -206,8 +204,7 @@ class OpenAiFormat final : public AnswerFormat {
             {"function", {{"name", name}, {"arguments", arguments}}}};
   }
 
-  // Null: nothing to say. A call's name comes once, in its first delta: some
-  // clients join names as they do arguments.
+  // Null: nothing to say. A call's name comes once, in its first delta: some clients join names as they do arguments.
   OrderedJson DeltaOf(const AnswerPiece& piece, int32_t index, Choice& choice) {
     switch (piece.kind) {
       case AnswerPiece::Kind::kContent:
@@ -238,8 +235,7 @@ class OpenAiFormat final : public AnswerFormat {
     return FinishName(reason);
   }
 
-  // The prompt's tokens, and then what was drawn after them, of whose end the
-  // engine was not told.
+  // The prompt's tokens, and then what was drawn after them, of whose end the engine was not told.
   void AddScored(const v1::GenerateResponse& message, Prompt& prompt, Choice& choice) {
     if (choice.logprobs.is_null()) BeginLogprobs(choice.logprobs);
     for (const v1::Token& token : message.tokens()) {
@@ -288,8 +284,7 @@ class OpenAiFormat final : public AnswerFormat {
       if (options_.chat) delta = {{"content", ""}};
       Chunk(index, std::move(delta), std::move(logprobs), nullptr, nullptr, out);
     }
-    // In a chunk of its own: some clients drop the text of the chunk that has
-    // the reason.
+    // In a chunk of its own: some clients drop the text of the chunk that has the reason.
     if (message.has_finish()) {
       Chunk(index, options_.chat ? OrderedJson::object() : OrderedJson(""), nullptr,
             FinishOf(choice), StopReason(message.finish(), options_.eos_token_ids), out);
