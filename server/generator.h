@@ -139,7 +139,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   size_t next_choice_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t open_choices_ ABSL_GUARDED_BY(mutex_) = 0;
   bool with_logprobs_ ABSL_GUARDED_BY(mutex_) = false;
-  // Of prompt_scores_max: the prompt's first token, and the number of those after it, which the engine takes for an answer.
+  // Under prompt_scores_max: the prompt's first token, and the number of those after it, which the engine takes for an answer.
   std::optional<int32_t> scored_first_ ABSL_GUARDED_BY(mutex_);
   int32_t scored_rest_ ABSL_GUARDED_BY(mutex_) = 0;
   bool submitted_ ABSL_GUARDED_BY(mutex_) = false;

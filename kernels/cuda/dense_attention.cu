@@ -5,7 +5,7 @@
 // cease between them; of a unit each of its 4 warps scores 16 tokens, all hear of all scores through
 // shared memory and weigh them alike, and each adds up its own channels. On Hopper its units come as
 // tiles of a tensor map.
-// Where there are more than 16 rows, a block there takes up to 64 (SplitTilesKernel): a step of 8B's shape at 128K with 5, 9
+// There a block takes up to 64 rows, if there are more than 16 (SplitTilesKernel): a step of 8B's shape at 128K with 5, 9
 // and 33 rows of G 4 took 16.3, 18.6 and 41.6 ms on an H100 when tiles had blocks of their own, and takes 12.9, 15.1 and 35.7
 // (11.5 for one row). What is left is mostly the splits' states: 77 MB of a layer for 9 rows, beside 537 of keys and values.
 //
@@ -704,7 +704,7 @@ __global__ void __launch_bounds__(kSplitWarps* kLanes, 2)
       return min((visible_to(tile) + kDenseUnitTokens - 1) / kDenseUnitTokens, units);
     };
     const int64_t place_of_chunk = int64_t{chunk_index} * args.tiles + first_tile;
-    // Where a row's part of this unit's split lies.
+    // The place of a row's part of this unit's split.
     const auto part_of = [&](int32_t tile, int r) {
       const int64_t place =
           ((place_of_chunk + tile) * args.kv_heads + kv_head) * kWarpRows + lane / 4 + 8 * r;

@@ -233,7 +233,7 @@ class Routes(unittest.TestCase):
         self.assertEqual((choice["text"], choice["finish_reason"], choice["stop_reason"]), ("".join(scores["tokens"]), "length", None))
         usage = answer["usage"]
         self.assertEqual((usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]), (len(ids), 0, len(ids)))
-        # Of any place the same as of a prompt that ends there, and so of tokens that nobody drew.
+        # At any place they are those of a prompt that ends there, and so of tokens that nobody drew.
         backwards = ids[::-1]
         # Penalties are for what was drawn before, which is nothing.
         answer = self.complete(backwards, echo=True, logprobs=3, max_tokens=1, presence_penalty=50)

@@ -12,7 +12,6 @@
 #include <optional>
 #include <random>
 #include <set>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -28,8 +27,9 @@ class FaultyStore final : public BlockStore {
     int polls_max = 0;      // completions are held for up to this many Polls
     bool hold = false;      // operations do not start until this is false again
     int hold_polls = 0;     // then `hold` ends by itself; 0: it does not
-    // The first Poll during `hold` that may wait for longer takes so long, and ends it: a slow read that a step waits for.
-    std::chrono::nanoseconds stall{0};
+    // From the first Poll during `hold` that may wait for more than a millisecond on, it lasts for so many Polls: a slow read
+    // that a step waits for.
+    int stall_polls = 0;
     bool reorder = false;
     std::optional<TierState> state = {};  // that it says it is in; what is not kOk takes no Puts
   };
@@ -77,11 +77,10 @@ class FaultyStore final : public BlockStore {
   }
 
   void Poll(std::chrono::nanoseconds wait, std::vector<Completion>* completions) override {
-    if (faults.hold_polls > 0 && --faults.hold_polls == 0) faults.hold = false;
-    if (faults.hold && faults.stall.count() > 0 && wait > faults.stall) {
-      std::this_thread::sleep_for(faults.stall);
-      faults.hold = false;
+    if (faults.hold && faults.stall_polls > 0 && wait > std::chrono::milliseconds(1)) {
+      faults.hold_polls = std::exchange(faults.stall_polls, 0);
     }
+    if (faults.hold_polls > 0 && --faults.hold_polls == 0) faults.hold = false;
     if (!faults.hold) {
       for (const auto& start : std::exchange(waiting_, {})) start();
     }

@@ -330,7 +330,7 @@ TEST_F(FetchTest, WhoHasFetchedAndCannotStepGivesTheMemoryBack) {
   EXPECT_EQ(engine_->stats().running, 3);
   EXPECT_EQ(engine_->stats().fetches.open, 1);
   EXPECT_EQ(engine_->stats().fetches.room_waits, 1u);
-  // What was read comes, and no frame is to be had from a store that is off.
+  // The reads are answered, and no frame is to be had from a store that is off.
   faulty_->faults = {.state = storage::TierState::kOff};
   for (int i = 0; i < 1000 && engine_->stats().fetches.open > 0; ++i) engine_->Step();
   EXPECT_EQ(engine_->stats().fetches.open, 0);

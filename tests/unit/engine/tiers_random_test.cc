@@ -311,7 +311,7 @@ class Workload {
         faults = {.hold = true, .hold_polls = dice_.Pick(5, 1500)};
         break;
       case 6:  // a step that waits for reads waits long
-        faults = {.hold = true, .hold_polls = 1500, .stall = milliseconds(55)};
+        faults = {.hold = true, .hold_polls = 1500, .stall_polls = 300'000};
         break;
       case 7:
         faults = {.miss_share = dice_.Pick(1, 40) / 2000.0,
