@@ -308,43 +308,6 @@ TEST_F(FetchTest, WhoHasFetchedStepsBeforeThoseThatWaitForItsMemory) {
   EXPECT_EQ(third.reply.tokens, Answer(*engine_, MakeRequest(++id_, prompt, kAnswer)).tokens);
 }
 
-// One that has fetched lacks a block to step with, and another waits for the memory that it holds: neither may wait for the
-// other for ever.
-TEST_F(FetchTest, WhoHasFetchedAndCannotStepGivesTheMemoryBack) {
-  max_running_ = 3;
-  step_tokens_ = 3;
-  options_.kv_bytes = LayerBlockBytes() * config_.num_layers() * 60;  // fetches may hold half
-  StoreAndRestart();
-  // All frames but fewer than the fetch needs are of one that is paused, and nothing of it is saved.
-  faulty_->faults = {.hold = true};
-  Client fetching, paused(1), waiting;
-  std::vector<int32_t> prompt = Prompt(kLong, 1);
-  for (int32_t i = 0; i < 30; ++i) prompt.push_back(10 + i);
-  Submit(MakeRequest(++id_, prompt, kAnswer), fetching);
-  Step(3);
-  Submit(MakeRequest(++id_, Prompt(37 * kBlockTokens - 2, 9), kAnswer), paused);
-  for (int i = 0; i < 1000 && engine_->stats().paused == 0; ++i) engine_->Step();
-  ASSERT_EQ(engine_->stats().paused, 1);
-  Submit(Question(0), waiting);
-  Step(3);
-  EXPECT_EQ(engine_->stats().running, 3);
-  EXPECT_EQ(engine_->stats().fetches.open, 1);
-  EXPECT_EQ(engine_->stats().fetches.room_waits, 1u);
-  // The reads are answered, and no frame is to be had from a store that is off.
-  faulty_->faults = {.state = storage::TierState::kOff};
-  for (int i = 0; i < 1000 && engine_->stats().fetches.open > 0; ++i) engine_->Step();
-  EXPECT_EQ(engine_->stats().fetches.open, 0);
-  EXPECT_TRUE(fetching.Read().tokens.empty());
-  Release();
-  paused.Read();
-  for (int i = 0; i < 10'000 && !(fetching.Read().ended() && waiting.Read().ended()); ++i) {
-    paused.Read();
-    engine_->Step();
-  }
-  EXPECT_EQ(waiting.Read().tokens, expected_[0]);
-  EXPECT_EQ(fetching.Read().tokens.size(), kAnswer);
-}
-
 // More than fetches may hold is read within the step, as ever.
 TEST_F(FetchTest, WhatFitsNotBesideOthersIsReadByTheStep) {
   options_.kv_bytes = Tiered().kv_bytes;
