@@ -224,7 +224,8 @@ class Isolation(unittest.TestCase):
     """A tenant's prompts and names are invisible to another in everything that the server answers."""
 
     def test_what_one_tenant_asked_no_other_finds(self):
-        marker = "The safe behind the picture opens with 4711. " * 40
+        word = "tamarisk"  # no number: a port, a size or a time in the log may have any digits
+        marker = f"The safe behind the picture opens with {word}. " * 40
         with Server() as server:
             api = Api(server.address)
             self.assertEqual(generate(api, text=marker, x_winnow_tenant="a")[-1].finish.usage.cached_tokens, 0)
@@ -242,8 +243,8 @@ class Isolation(unittest.TestCase):
                 self.assertEqual(CACHED[path](ask_as("POST", path, body, f"d{n}")), 0, path)
             # Nor does a page have what it said.
             for path in ("/metrics", "/version", "/health", "/v1/models", "/status"):
-                self.assertNotIn("4711", json.dumps(ask_as("GET", path, tenant="b")), path)
-            self.assertNotIn("4711", server.log())
+                self.assertNotIn(word, json.dumps(ask_as("GET", path, tenant="b")), path)
+            self.assertNotIn(word, server.log())
 
 
 class TrustDomains(unittest.TestCase):
