@@ -38,12 +38,12 @@ inline void NarrowScaled(const float* values, int64_t d, std::byte* to, std::byt
     scale = RoundUpToBF16(step > kKvScaleFloor ? step : kKvScaleFloor);
   }
   __builtin_memcpy(scale_to, &scale, 2);
+  uint8_t* codes = reinterpret_cast<uint8_t*>(to);
   if (!finite || most == 0) {
-    __builtin_memset(to, 0, static_cast<size_t>(d));
+    for (int64_t i = 0; i < d; ++i) codes[i] = 0;
     return;
   }
   const float divisor = FloatOf(scale);
-  uint8_t* codes = reinterpret_cast<uint8_t*>(to);
   for (int64_t i = 0; i < d; ++i) {
     const float x = values[i] / divisor;
     codes[i] = kKv == DType::kI8 ? CodeI8(x) : CodeF8(x);
