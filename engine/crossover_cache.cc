@@ -1,15 +1,9 @@
 // The file that remembers crossovers: the part of crossover.h that touches the disk.
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <filesystem>
 #include <utility>
 
-#include "absl/cleanup/cleanup.h"
 #include "engine/base/concat.h"
 #include "engine/base/json_file.h"
+#include "engine/base/replace_file.h"
 #include "engine/base/status_macros.h"
 #include "engine/crossover.h"
 #include "nlohmann/json.hpp"
@@ -67,16 +61,6 @@ absl::StatusOr<Json> ReadEntries(const std::string& path) {
   return std::move(file->at("entries"));
 }
 
-absl::Status WriteWhole(int fd, const std::string& text, const std::string& path) {
-  for (size_t done = 0; done < text.size();) {
-    const ssize_t count = write(fd, text.data() + done, text.size() - done);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) return absl::ErrnoToStatus(errno, path);
-    done += count;
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 std::string DefaultCrossoverPath(
@@ -106,21 +90,7 @@ absl::Status WriteCrossover(const std::string& path, const std::string& key,
   Json all = entries.ok() ? *std::move(entries) : Json::object();
   all[key] = ToJson(crossover);
   const std::string text = Json({{"format", kFormat}, {"entries", std::move(all)}}).dump(1) + "\n";
-
-  const std::filesystem::path directory = std::filesystem::path(path).parent_path();
-  std::error_code error;
-  std::filesystem::create_directories(directory, error);
-  if (error) return absl::UnavailableError(Concat(directory.string(), ": ", error.message()));
-  std::string temporary = path + ".XXXXXX";
-  const int fd = mkstemp(temporary.data());
-  if (fd < 0) return absl::ErrnoToStatus(errno, temporary);
-  absl::Cleanup remove = [&] { unlink(temporary.c_str()); };
-  absl::Status status = WriteWhole(fd, text, temporary);
-  if (close(fd) != 0 && status.ok()) status = absl::ErrnoToStatus(errno, temporary);
-  WINNOW_RETURN_IF_ERROR(status);
-  if (rename(temporary.c_str(), path.c_str()) != 0) return absl::ErrnoToStatus(errno, path);
-  std::move(remove).Cancel();
-  return absl::OkStatus();
+  return ReplaceFile(path, text, Sync::kNo);
 }
 
 }  // namespace winnow::engine

@@ -1,10 +1,6 @@
 #include "server/prefix_file.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -12,9 +8,9 @@
 #include <limits>
 #include <optional>
 
-#include "absl/cleanup/cleanup.h"
 #include "absl/strings/escaping.h"
 #include "absl/time/clock.h"
+#include "engine/base/replace_file.h"
 #include "nlohmann/json.hpp"
 #include "server/strings.h"
 
@@ -43,24 +39,6 @@ std::optional<engine::Digest> FromHex(const std::string& text) {
 
 std::string SumLine(const std::string& text) {
   return "sha256 " + Hex(engine::Sha256(text)) + "\n";
-}
-
-absl::Status Failed(const std::string& path, const char* what) {
-  return absl::UnavailableError(Concat(path, ": ", what, ": ", std::strerror(errno)));
-}
-
-absl::Status WriteDurably(const std::string& path, const std::string& text) {
-  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-  if (fd < 0) return Failed(path, "open");
-  const absl::Cleanup close_it = [fd] { close(fd); };
-  for (size_t done = 0; done < text.size();) {
-    const ssize_t count = write(fd, text.data() + done, text.size() - done);
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) return Failed(path, "write");
-    done += static_cast<size_t>(count);
-  }
-  if (fsync(fd) != 0) return Failed(path, "fsync");
-  return absl::OkStatus();
 }
 
 // Throws what nlohmann does; nullopt: a value that cannot be.
@@ -121,17 +99,7 @@ absl::Status PrefixFile::Save(const std::vector<engine::SavedPrefix>& prefixes) 
     text += entry.dump() + "\n";
   }
   text += SumLine(text);
-  const std::string temporary = path_ + ".new";
-  if (absl::Status status = WriteDurably(temporary, text); !status.ok()) {
-    unlink(temporary.c_str());
-    return status;
-  }
-  if (rename(temporary.c_str(), path_.c_str()) != 0) return Failed(path_, "rename");
-  const std::string folder = std::filesystem::path(path_).parent_path().string();
-  const int fd = open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return Failed(folder, "open");
-  const absl::Cleanup close_it = [fd] { close(fd); };
-  return fsync(fd) == 0 ? absl::OkStatus() : Failed(folder, "fsync");
+  return engine::ReplaceFile(path_, text, engine::Sync::kYes);
 }
 
 std::vector<engine::SavedPrefix> PrefixFile::Load(std::string* problem) const {

@@ -1,16 +1,12 @@
 #include "engine/retrieval/transform_fit_cache.h"
 
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <utility>
 
-#include "absl/cleanup/cleanup.h"
 #include "engine/base/concat.h"
 #include "engine/base/json_file.h"
+#include "engine/base/replace_file.h"
 #include "engine/base/status_macros.h"
 #include "engine/kv/block_name.h"
 #include "fmt/format.h"
@@ -219,27 +215,7 @@ absl::StatusOr<std::optional<TransformFit>> ReadTransformFit(const std::string& 
 
 absl::Status WriteTransformFit(const std::string& path, std::string_view key,
                                const TransformFit& fit) {
-  const std::string text = SerialiseTransformFit(fit, key);
-  const std::filesystem::path directory = std::filesystem::path(path).parent_path();
-  std::error_code error;
-  std::filesystem::create_directories(directory, error);
-  if (error) return absl::UnavailableError(Concat(directory.string(), ": ", error.message()));
-  std::string temporary = path + ".XXXXXX";
-  const int fd = mkstemp(temporary.data());
-  if (fd < 0) return absl::ErrnoToStatus(errno, temporary);
-  absl::Cleanup remove = [&] { unlink(temporary.c_str()); };
-  absl::Status status;
-  for (size_t done = 0; done < text.size() && status.ok();) {
-    const ssize_t count = write(fd, text.data() + done, text.size() - done);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) status = absl::ErrnoToStatus(errno, path);
-    if (count > 0) done += static_cast<size_t>(count);
-  }
-  if (close(fd) != 0 && status.ok()) status = absl::ErrnoToStatus(errno, temporary);
-  WINNOW_RETURN_IF_ERROR(status);
-  if (rename(temporary.c_str(), path.c_str()) != 0) return absl::ErrnoToStatus(errno, path);
-  std::move(remove).Cancel();
-  return absl::OkStatus();
+  return ReplaceFile(path, SerialiseTransformFit(fit, key), Sync::kNo);
 }
 
 std::string TransformFitPath(const std::string& crossover_path, std::string_view key) {

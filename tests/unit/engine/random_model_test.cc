@@ -1,10 +1,7 @@
 #include "engine/model/random_model.h"
 
-#include <sys/resource.h>
-
 #include <algorithm>
 #include <cmath>
-#include <csignal>
 #include <cstring>
 #include <filesystem>
 #include <map>
@@ -16,6 +13,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/unit/engine/model_files.h"
+#include "tests/unit/file_size_limit.h"
 
 namespace winnow::engine {
 namespace {
@@ -233,18 +231,12 @@ TEST_F(RandomModelTest, AnErrorLeavesNothingBehind) {
 }
 
 TEST_F(RandomModelTest, AFullDiskIsReportedAndTheFilesSoFarAreRemoved) {
-  // A limit on the size of files stands for the disk: the third shard or so passes it.
-  rlimit before = {};
-  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
-  const auto old_handler = signal(SIGXFSZ, SIG_IGN);
-  rlimit limit = before;
-  limit.rlim_cur = 8000;
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
   RandomModelOptions options = Options("m");
   options.shard_bytes = 4000;  // one tensor per file; the largest takes 8192
-  const absl::Status status = WriteRandomModel(options).status();
-  setrlimit(RLIMIT_FSIZE, &before);
-  signal(SIGXFSZ, old_handler);
+  const absl::Status status = [&] {
+    const FileSizeLimit full(8000);  // the third shard or so passes it
+    return WriteRandomModel(options).status();
+  }();
   EXPECT_FALSE(status.ok());
   EXPECT_THAT(std::string(status.message()), HasSubstr(Out("m") + "/model-"));
   EXPECT_FALSE(std::filesystem::exists(Out("m")));

@@ -1,12 +1,12 @@
 #include "server/prefix_file.h"
 
 #include <gtest/gtest.h>
-#include <sys/stat.h>
 
 #include <fstream>
 #include <sstream>
 
 #include "absl/strings/escaping.h"
+#include "tests/unit/file_size_limit.h"
 #include "tests/unit/temp_dir.h"
 
 namespace winnow::server {
@@ -141,8 +141,10 @@ TEST_F(PrefixFileTest, CountsThatCannotBeArePutAsideUnderARightChecksum) {
 TEST_F(PrefixFileTest, AFileThatCannotBeWrittenLeavesTheOldOne) {
   ASSERT_TRUE(File().Save({Saved("x", true, std::nullopt)}).ok());
   const std::string good = Text();
-  ASSERT_EQ(mkdir(folder_.File("prefixes.new").c_str(), 0700), 0);  // in the way
-  EXPECT_FALSE(File().Save({Saved("y", true, std::nullopt)}).ok());
+  {
+    const FileSizeLimit full(16);
+    EXPECT_FALSE(File().Save({Saved("y", true, std::nullopt)}).ok());
+  }
   EXPECT_EQ(Text(), good);
 }
 
